@@ -13,9 +13,9 @@ pub(crate) fn run<R: 'static>(
     no_thread: fn() -> R,
     work: impl FnOnce() -> R + Send + 'static,
 ) {
-    let told = ReplyGuard { then: Some(then), no_thread };
-    // If no thread can be started, the closure is dropped, and the drop of `told` calls `then`.
-    let _ = thread::Builder::new().name(name.into()).spawn(move || told.tell(work()));
+    let guard = ReplyGuard { then: Some(then), no_thread };
+    // If no thread can be started, the closure is dropped, and the drop of `guard` calls `then`.
+    let _ = thread::Builder::new().name(name.into()).spawn(move || guard.reply(work()));
 }
 
 /// Calls `then` exactly once: with the result, or with `no_thread()` when dropped.
@@ -25,7 +25,7 @@ struct ReplyGuard<R> {
 }
 
 impl<R> ReplyGuard<R> {
-    fn tell(mut self, result: R) {
+    fn reply(mut self, result: R) {
         if let Some(then) = self.then.take() {
             then(result);
         }
@@ -47,11 +47,11 @@ mod tests {
 
     #[test]
     fn somebody_is_told_whatever_happens() {
-        let (told, answers) = channel();
+        let (tx, answers) = channel();
         let then = || {
             Box::new({
-                let told = told.clone();
-                move |n| told.send(n).unwrap()
+                let tx = tx.clone();
+                move |n| tx.send(n).unwrap()
             })
         };
         run("test", then(), || 0, || 1);

@@ -120,11 +120,12 @@ impl FaultInjector {
 
     /// Returns whether the fault happens this time (kernel `should_fail`, in its order).
     fn should_fail(&self, cx: &mut Cx<'_>) -> bool {
-        let less = |n: i64| (n > 0).then(|| n - 1);
+        let above = |least: i64| move |n: i64| (n > least).then(|| n - 1);
         if self.of.probability == 0 || self.times.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        if self.space.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
+        // The kernel skips while `space` is above the size of the chance, and null_blk's size is 1.
+        if self.space.fetch_update(Ordering::Relaxed, Ordering::Relaxed, above(1)).is_ok() {
             return false;
         }
         let skipped = self.of.interval > 1
@@ -132,7 +133,7 @@ impl FaultInjector {
         if skipped || self.of.probability <= u64::from(cx.rng().random_range(0..100u8)) {
             return false;
         }
-        self.of.times < 0 || self.times.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+        self.of.times < 0 || self.times.fetch_update(Ordering::Relaxed, Ordering::Relaxed, above(0)).is_ok()
     }
 }
 
@@ -272,8 +273,8 @@ impl Lane for FaultyLane {
         self.used -= back.len() - from;
     }
 
-    fn busy(&self) -> OwnWork {
-        self.below.busy()
+    fn own_work(&self) -> OwnWork {
+        self.below.own_work()
     }
 }
 

@@ -242,7 +242,7 @@ impl BioHandler for MemServer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{TestCore, bare, scattered};
+    use crate::testing::{TestCore, bio_without_data, scattered};
     use proptest::prelude::*;
     use udm_core::Sector;
 
@@ -284,7 +284,7 @@ mod tests {
             for (r, core) in requests {
                 let range = (r.sector * 512) as usize..((r.sector + r.sectors) * 512) as usize;
                 let data = if r.op.has_data() { scattered(range.len(), &r.cuts) } else { Default::default() };
-                let mut bio = bare(r.op, r.sector, r.sectors);
+                let mut bio = bio_without_data(r.op, r.sector, r.sectors);
                 bio.data = data;
                 if r.op == Op::Write {
                     let bytes: Vec<u8> = (0..range.len()).map(|i| (i / 3) as u8 ^ r.seed).collect();
@@ -316,7 +316,7 @@ mod tests {
         let beyond = core.run(Bio::read(last, Sectors(16), scattered(8192, &[])));
         assert_eq!(beyond.status, Status::IoErr);
         for op in [Op::Read, Op::Write] {
-            assert_eq!(core.run(bare(op, 0, 1)).status, Status::Inval, "without data");
+            assert_eq!(core.run(bio_without_data(op, 0, 1)).status, Status::Inval, "without data");
         }
     }
 
@@ -330,7 +330,8 @@ mod tests {
             data.fill(1);
             core.run(Bio::write(Sector(page * PAGE / 512), Sectors(1), data));
         }
-        let discards = (0..120).map(|i| bare(Op::Discard, i % 4 * MAX_ZERO.0, MAX_ZERO.0)).collect();
+        let discards =
+            (0..120).map(|i| bio_without_data(Op::Discard, i % 4 * MAX_ZERO.0, MAX_ZERO.0)).collect();
         core.submit(discards);
         assert_eq!(core.poll().0.len(), 0, "they take longer than a turn");
         core.submit(vec![Bio::read(Sector(0), Sectors(8), scattered(4096, &[]))]);
@@ -348,7 +349,7 @@ mod tests {
     #[test]
     fn discards_of_nothing_are_done_at_once() {
         let mut core = TestCore::over(&Mem::new(1 << 40).unwrap());
-        core.submit((0..100).map(|i| bare(Op::Discard, i * MAX_ZERO.0, MAX_ZERO.0)).collect());
+        core.submit((0..100).map(|i| bio_without_data(Op::Discard, i * MAX_ZERO.0, MAX_ZERO.0)).collect());
         assert_eq!(core.poll().0.len(), 100);
     }
 

@@ -103,7 +103,7 @@ fn fill(mut offset: u64, mut out: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{TestCore, bare, scattered};
+    use crate::testing::{TestCore, bio_without_data, scattered};
     use udm_core::Sector;
 
     #[test]
@@ -126,8 +126,8 @@ mod tests {
         let outside = core.run(Bio::read(Sector(1), Sectors(2), scattered(1024, &[])));
         assert_eq!(outside.status, Status::IoErr);
         for op in [Op::Write, Op::Discard, Op::WriteZeroes] {
-            assert_eq!(core.run(bare(op, 0, 1)).status, Status::ReadOnly);
+            assert_eq!(core.run(bio_without_data(op, 0, 1)).status, Status::ReadOnly);
         }
-        assert_eq!(core.run(bare(Op::Flush, 0, 0)).status, Status::Ok);
+        assert_eq!(core.run(bio_without_data(Op::Flush, 0, 0)).status, Status::Ok);
     }
 }

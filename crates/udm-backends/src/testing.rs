@@ -63,7 +63,7 @@ pub(crate) fn scattered(len: usize, cuts: &[usize]) -> Segments {
 }
 
 /// A bio without data.
-pub(crate) fn bare(op: Op, sector: u64, sectors: u64) -> Box<Bio> {
+pub(crate) fn bio_without_data(op: Op, sector: u64, sectors: u64) -> Box<Bio> {
     let mut bio = Bio::new();
     (bio.op, bio.sector, bio.sectors) = (op, Sector(sector), Sectors(sectors));
     bio

@@ -121,7 +121,7 @@ pub fn compare(options: &CompareOptions, stop: &AtomicBool) -> Result<Comparison
             until: StopCondition::Requests(options.requests),
             len: LEN,
         };
-        let scores = contest.run(|cluster| devices(cluster, options.paths), stop)?;
+        let scores = contest.run(|core_set| devices(core_set, options.paths), stop)?;
         for (&depth, scores) in options.depths.iter().zip(&scores) {
             rows.extend(comparison_rows(depth, cores, scores));
         }
@@ -157,16 +157,16 @@ fn mask(path: usize, paths: usize, cores: usize) -> u32 {
 }
 
 /// Makes the devices of [`NAMES`].
-fn devices(cluster: &Arc<CoreSet>, paths: usize) -> Result<Vec<Arc<dyn Device>>> {
+fn devices(core_set: &Arc<CoreSet>, paths: usize) -> Result<Vec<Arc<dyn Device>>> {
     let null = |n| -> Result<Arc<dyn Device>> { Ok(udm_backends::open(&uri::parse(&path(n))?)?) };
     let linear = (LINEAR, format!("0 {LEN} linear {} 0", path(0)));
-    let groups = SELECTORS.map(|name| (name, multipath(name, paths, cluster.len())));
+    let groups = SELECTORS.map(|name| (name, multipath(name, paths, core_set.len())));
     let tables: Vec<_> = std::iter::once(linear)
         .chain(groups)
         .map(|(name, text)| NamedTable { name: name.into(), text })
         .collect();
     let mut devices = vec![null(0)?];
-    devices.extend(make_mapped(cluster, &tables)?);
+    devices.extend(make_mapped(core_set, &tables)?);
     devices.push(Arc::new(OneLockMultipath::new(
         SelectorRule::QueueLength,
         (0..paths).map(null).collect::<Result<_>>()?,

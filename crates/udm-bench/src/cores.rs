@@ -18,10 +18,10 @@ impl<T: Clone> ClusterGate<T> {
         ClusterGate(OnceLock::new())
     }
 
-    pub fn open(&self, value: Option<T>, cluster: &CoreSet) {
+    pub fn open(&self, value: Option<T>, core_set: &CoreSet) {
         let _ = self.0.set(value);
         // The command names a device that nobody has. Its only effect is to wake sleeping cores.
-        cluster.broadcast(DeviceId::new(), LaneCommand::Kick);
+        core_set.broadcast(DeviceId::new(), LaneCommand::Kick);
     }
 
     pub fn wait(&self, core: &mut LocalCore) -> Option<T> {
@@ -45,23 +45,23 @@ pub fn run<T: Send>(
     make: impl FnOnce(&Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>>,
     work: impl Fn(&mut LocalCore, Vec<Box<dyn Lane>>) -> T + Sync,
 ) -> Result<Vec<T>> {
-    let cluster = CoreSet::new(options.len()).context("cores")?;
+    let core_set = CoreSet::new(options.len()).context("cores")?;
     let (devices, start) = (ClusterGate::<Vec<Arc<dyn Device>>>::new(), ClusterGate::<()>::new());
     thread::scope(|scope| {
-        let (said, answers) = mpsc::channel::<Result<()>>();
+        let (tx, answers) = mpsc::channel::<Result<()>>();
         let threads: Vec<_> = options
             .iter()
             .enumerate()
             .map(|(i, options)| {
-                let (cluster, said) = (&cluster, said.clone());
+                let (core_set, tx) = (&core_set, tx.clone());
                 let (devices, start, work) = (&devices, &start, &work);
                 scope.spawn(move || {
-                    let attached = LocalCore::attach(cluster, CoreId(i as u16), options.clone());
+                    let attached = LocalCore::attach(core_set, CoreId(i as u16), options.clone());
                     let mut core = match attached.with_context(|| format!("core {i}")) {
                         Ok(core) => core,
-                        Err(error) => return report_setup(&said, Err(error)),
+                        Err(error) => return report_setup(&tx, Err(error)),
                     };
-                    report_setup::<()>(&said, Ok(()));
+                    report_setup::<()>(&tx, Ok(()));
                     let devices = devices.wait(&mut core)?;
                     let lanes = devices.iter().map(|d| core.open(&**d)).collect::<Result<Vec<_>, _>>();
                     let lanes = match lanes {
@@ -69,30 +69,30 @@ pub fn run<T: Send>(
                         Err(error) => {
                             let error =
                                 core.ring_error().map_or(anyhow!("{error}"), |why| anyhow!("{error}: {why}"));
-                            return report_setup(&said, Err(error));
+                            return report_setup(&tx, Err(error));
                         }
                     };
-                    report_setup::<()>(&said, Ok(()));
+                    report_setup::<()>(&tx, Ok(()));
                     start.wait(&mut core)?;
                     Some(work(&mut core, lanes))
                 })
             })
             .collect();
-        drop(said);
+        drop(tx);
         let all =
             || -> Result<()> { options.iter().try_for_each(|_| answers.recv().context("a core ended")?) };
-        let made = all().and_then(|()| make(&cluster));
+        let made = all().and_then(|()| make(&core_set));
         let opened = match made {
             Ok(made) => {
-                devices.open(Some(made), &cluster);
+                devices.open(Some(made), &core_set);
                 all()
             }
             Err(error) => {
-                devices.open(None, &cluster);
+                devices.open(None, &core_set);
                 Err(error)
             }
         };
-        start.open(opened.is_ok().then_some(()), &cluster);
+        start.open(opened.is_ok().then_some(()), &core_set);
         let results: Vec<_> = threads.into_iter().map(|t| t.join()).collect();
         opened?;
         results
@@ -104,7 +104,7 @@ pub fn run<T: Send>(
 
 /// Reports the result of a step of the setup. If another core has failed, the receiver may already
 /// be dropped.
-fn report_setup<T>(said: &mpsc::Sender<Result<()>>, result: Result<()>) -> Option<T> {
-    let _ = said.send(result);
+fn report_setup<T>(tx: &mpsc::Sender<Result<()>>, result: Result<()>) -> Option<T> {
+    let _ = tx.send(result);
     None
 }

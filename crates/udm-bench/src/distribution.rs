@@ -98,12 +98,12 @@ impl FromStr for Zones {
             _ => Err(format!("{text}: a percentage is 1 to 100")),
         };
         let zones = zones(text, percent)?;
-        let said: u64 = zones.iter().filter_map(|zone| zone.1).sum();
+        let given: u64 = zones.iter().filter_map(|zone| zone.1).sum();
         let unsaid = zones.iter().filter(|zone| zone.1.is_none()).count() as u64;
-        if said > 100 {
-            return Err(format!("zones of {said} percent in all"));
+        if given > 100 {
+            return Err(format!("zones of {given} percent in all"));
         }
-        let share = (100 - said).checked_div(unsaid).unwrap_or(0);
+        let share = (100 - given).checked_div(unsaid).unwrap_or(0);
         Ok(Zones(zones.into_iter().map(|(access, size)| (access, size.unwrap_or(share))).collect()))
     }
 }

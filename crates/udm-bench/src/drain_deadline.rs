@@ -15,7 +15,7 @@ const LIMIT: Nanos = Nanos::from_millis(10_000);
 #[derive(Default)]
 pub struct DrainDeadline {
     since: Option<Nanos>,
-    said: bool,
+    reported: bool,
 }
 
 impl DrainDeadline {
@@ -29,8 +29,8 @@ impl DrainDeadline {
     pub fn is_due(&mut self, now: Nanos, in_flight: usize, job: &str) -> bool {
         let Some(since) = self.since.filter(|_| in_flight > 0) else { return false };
         let waited = now.since(since);
-        if waited >= QUIET && !self.said {
-            self.said = true;
+        if waited >= QUIET && !self.reported {
+            self.reported = true;
             let (waited, limit) = (waited.0 / 1_000_000_000, LIMIT.0 / 1_000_000_000);
             tracing::warn!(
                 "bench: {job}: {in_flight} requests are in flight {waited} s after the end of the load; \

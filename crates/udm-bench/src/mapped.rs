@@ -45,8 +45,8 @@ impl MappedDevices {
     ///
     /// # Errors
     /// As [`make_mapped`].
-    pub fn new(cluster: &Arc<CoreSet>, tables: &[NamedTable]) -> Result<MappedDevices> {
-        let registry = Registry::new(cluster.clone(), cluster.len());
+    pub fn new(core_set: &Arc<CoreSet>, tables: &[NamedTable]) -> Result<MappedDevices> {
+        let registry = Registry::new(core_set.clone(), core_set.len());
         let control_runtime = control_runtime()?;
         let make = |NamedTable { name, text }: &NamedTable| -> Result<Arc<dyn Device>> {
             let made = control_runtime.block_on(verbs::create(&registry, name, None, Some(text)));
@@ -83,11 +83,11 @@ fn control_runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().build().context("control")
 }
 
-/// Makes mapped devices: loads and resumes their tables on the cores of `cluster`. The cores must
+/// Makes mapped devices: loads and resumes their tables on the cores of `core_set`. The cores must
 /// be taking turns.
 ///
 /// # Errors
 /// An error in a table, with carets below the wrong word.
-pub fn make_mapped(cluster: &Arc<CoreSet>, tables: &[NamedTable]) -> Result<Vec<Arc<dyn Device>>> {
-    Ok(MappedDevices::new(cluster, tables)?.devices)
+pub fn make_mapped(core_set: &Arc<CoreSet>, tables: &[NamedTable]) -> Result<Vec<Arc<dyn Device>>> {
+    Ok(MappedDevices::new(core_set, tables)?.devices)
 }

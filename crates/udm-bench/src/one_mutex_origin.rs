@@ -140,12 +140,12 @@ impl Device for OneMutexOrigin {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        let bell = self.exceptions.copied.subscribe(cx);
+        let wait_handle = self.exceptions.copied.subscribe(cx);
         Ok(Box::new(OneMutexLane {
             below: self.origin.open(cx)?,
             exceptions: Arc::clone(&self.exceptions),
-            seen: bell.epoch(),
-            bell,
+            seen: wait_handle.epoch(),
+            wait_handle,
             down: Batch::new(),
             waiting: VecDeque::new(),
         }))
@@ -159,7 +159,7 @@ impl Device for OneMutexOrigin {
 struct OneMutexLane {
     below: Box<dyn Lane>,
     exceptions: Arc<ExceptionTable>,
-    bell: WaitHandle,
+    wait_handle: WaitHandle,
     seen: WakeEpoch,
     down: Batch,
     waiting: VecDeque<Box<Bio>>,
@@ -172,7 +172,7 @@ impl OneMutexLane {
             cx.wake_now();
         }
         if !self.waiting.is_empty() {
-            self.bell.wait(self.seen, cx);
+            self.wait_handle.wait(self.seen, cx);
         }
     }
 }
@@ -191,7 +191,7 @@ impl Lane for OneMutexLane {
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         self.below.poll(done, cx);
-        let now = self.bell.epoch();
+        let now = self.wait_handle.epoch();
         if std::mem::replace(&mut self.seen, now) != now {
             let state = self.exceptions.state();
             for _ in 0..self.waiting.len() {

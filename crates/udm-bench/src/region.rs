@@ -132,8 +132,8 @@ impl Load {
 
     /// The alignment of random requests of a direction.
     pub fn align(&self, direction: usize) -> u64 {
-        let said = self.blockalign.as_ref().and_then(|align| align.of[direction]);
-        said.map_or_else(|| self.sizes(direction).min, |one| one.0)
+        let align = self.blockalign.as_ref().and_then(|align| align.of[direction]);
+        align.map_or_else(|| self.sizes(direction).min, |one| one.0)
     }
 
     /// The generators of random offsets, by direction, in a region of `bytes` bytes.

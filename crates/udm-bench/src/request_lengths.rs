@@ -109,13 +109,13 @@ impl FromStr for LengthSplit {
         if sizes.len() > SPLIT_MAX {
             return Err(format!("more than {SPLIT_MAX} sizes"));
         }
-        let said: u32 = sizes.iter().filter_map(|(_, percent)| *percent).sum();
+        let given: u32 = sizes.iter().filter_map(|(_, percent)| *percent).sum();
         let unsaid = sizes.iter().filter(|(_, percent)| percent.is_none()).count() as u32;
-        if said > 100 {
-            return Err(format!("percentages of {said} in all"));
+        if given > 100 {
+            return Err(format!("percentages of {given} in all"));
         }
         // Sizes without a percentage share the rest of 100.
-        let share = (100 - said).checked_div(unsaid).unwrap_or(0);
+        let share = (100 - given).checked_div(unsaid).unwrap_or(0);
         let mut split: Vec<_> =
             sizes.into_iter().map(|(size, percent)| (size, percent.unwrap_or(share))).collect();
         split.sort_by_key(|(_, percent)| *percent);

@@ -41,7 +41,7 @@ impl RateSchedule {
             rate.filter(|rate| rate.0 > 0).map(|rate| 1e9 / rate.0 as f64)
         };
         let (each, byte) = (of(&load.rate_iops), of(&load.rate));
-        let said = each.is_some() || byte.is_some();
+        let has_rate = each.is_some() || byte.is_some();
         let (each, byte) = (each.unwrap_or(0.0), byte.unwrap_or(0.0));
         let step = each.max(byte * load.sizes(direction).min as f64);
         // The first request after the pause is due at once if its interval is not longer than the
@@ -51,7 +51,7 @@ impl RateSchedule {
             false => 0.0,
             true => think - if at_once { step } else { 0.0 },
         };
-        said.then_some(RateSchedule { each, byte, due: None, thought })
+        has_rate.then_some(RateSchedule { each, byte, due: None, thought })
     }
 }
 
@@ -119,44 +119,44 @@ mod tests {
     use super::*;
     use crate::jobs::parse_load;
 
-    fn pace(text: &str) -> RequestPacer {
+    fn new_pacer(text: &str) -> RequestPacer {
         RequestPacer::new(&parse_load(text), 1).unwrap()
     }
 
     /// Sends a request if it is due. Returns its due time, as an error if that is later than `now`.
-    fn send(pace: &mut RequestPacer, direction: usize, bytes: u64, now: Nanos) -> Result<Nanos, Nanos> {
-        let due = pace.due(direction, now);
+    fn send(pacer: &mut RequestPacer, direction: usize, bytes: u64, now: Nanos) -> Result<Nanos, Nanos> {
+        let due = pacer.due(direction, now);
         if due > now {
             return Err(due);
         }
-        pace.sent(direction, bytes);
+        pacer.sent(direction, bytes);
         Ok(due)
     }
 
     /// After a stall of a second, ten requests are late, each with its own due time.
     #[test]
     fn a_timetable_goes_on() {
-        let mut pace = pace("--rate_iops 10");
+        let mut pacer = new_pacer("--rate_iops 10");
         let ms = Nanos::from_millis;
-        assert_eq!(send(&mut pace, 0, 512, ms(1000)), Ok(ms(1000)));
-        assert_eq!(send(&mut pace, 0, 512, ms(1050)), Err(ms(1100)));
-        assert_eq!(send(&mut pace, 1, 512, ms(1050)), Ok(ms(1050)), "each kind has its own");
+        assert_eq!(send(&mut pacer, 0, 512, ms(1000)), Ok(ms(1000)));
+        assert_eq!(send(&mut pacer, 0, 512, ms(1050)), Err(ms(1100)));
+        assert_eq!(send(&mut pacer, 1, 512, ms(1050)), Ok(ms(1050)), "each kind has its own");
         for due in 11..=20 {
-            assert_eq!(send(&mut pace, 0, 512, ms(2050)), Ok(ms(due * 100)));
+            assert_eq!(send(&mut pacer, 0, 512, ms(2050)), Ok(ms(due * 100)));
         }
-        assert_eq!(send(&mut pace, 0, 512, ms(2050)), Err(ms(2100)));
+        assert_eq!(send(&mut pacer, 0, 512, ms(2050)), Err(ms(2100)));
     }
 
     #[test]
     fn directions_have_rates_of_their_own() {
         let ms = Nanos::from_millis;
         for text in ["--rate_iops 10,20,0", "--rate 5120,10240,0"] {
-            let mut pace = pace(text);
-            (0..3).for_each(|direction| pace.sent(direction, 512));
-            let due = [0, 1, 2].map(|direction| pace.due(direction, ms(7)));
+            let mut pacer = new_pacer(text);
+            (0..3).for_each(|direction| pacer.sent(direction, 512));
+            let due = [0, 1, 2].map(|direction| pacer.due(direction, ms(7)));
             assert_eq!(due, [ms(7); 3], "the first is due at once");
-            (0..3).for_each(|direction| pace.sent(direction, 512));
-            let due = [0, 1, 2].map(|direction| pace.due(direction, ms(7)));
+            (0..3).for_each(|direction| pacer.sent(direction, 512));
+            let due = [0, 1, 2].map(|direction| pacer.due(direction, ms(7)));
             assert_eq!(due, [ms(107), ms(57), ms(7)], "{text}");
         }
         let none = |text: &str| RequestPacer::new(&parse_load(text), 1).is_none();
@@ -166,18 +166,18 @@ mod tests {
 
     #[test]
     fn bytes_count() {
-        let mut pace = pace("--rate 1m");
-        assert_eq!(send(&mut pace, 0, 512 << 10, Nanos(0)), Ok(Nanos(0)));
-        assert_eq!(send(&mut pace, 0, 512 << 10, Nanos(0)), Err(Nanos::from_millis(500)));
+        let mut pacer = new_pacer("--rate 1m");
+        assert_eq!(send(&mut pacer, 0, 512 << 10, Nanos(0)), Ok(Nanos(0)));
+        assert_eq!(send(&mut pacer, 0, 512 << 10, Nanos(0)), Err(Nanos::from_millis(500)));
     }
 
     /// Intervals differ, and their average matches the rate.
     #[test]
     fn poisson_has_the_rate() {
-        let mut pace = pace("--rate_iops 1000 --rate_process poisson");
+        let mut pacer = new_pacer("--rate_iops 1000 --rate_process poisson");
         let now = Nanos::NEVER;
-        let _ = send(&mut pace, 0, 512, Nanos(0));
-        let times: Vec<u64> = (0..10_000).map(|_| send(&mut pace, 0, 512, now).unwrap().0).collect();
+        let _ = send(&mut pacer, 0, 512, Nanos(0));
+        let times: Vec<u64> = (0..10_000).map(|_| send(&mut pacer, 0, 512, now).unwrap().0).collect();
         let mean = *times.last().unwrap() as f64 / 1e4;
         assert!((0.9e6..1.1e6).contains(&mean), "{mean}");
         let long = times.windows(2).filter(|w| w[1] - w[0] > 2_000_000).count();
@@ -187,15 +187,16 @@ mod tests {
     #[test]
     fn thoughts_wait_for_what_is_in_flight() {
         for (more, next) in [("", 150), ("--rate_ignore_thinktime", 200)] {
-            let mut pace = pace(&format!("--thinktime 100000 --thinktime_blocks 2 --rate_iops 20 {more}"));
+            let mut pacer =
+                new_pacer(&format!("--thinktime 100000 --thinktime_blocks 2 --rate_iops 20 {more}"));
             let ms = Nanos::from_millis;
-            assert_eq!(pace.think_until(true, ms(50)), None);
-            let _ = (send(&mut pace, 0, 512, ms(50)), send(&mut pace, 0, 512, ms(100)));
-            assert_eq!(pace.think_until(false, ms(120)), Some(Nanos::NEVER));
-            assert_eq!(pace.think_until(true, ms(130)), Some(ms(230)));
-            assert_eq!(pace.think_until(true, ms(229)), Some(ms(230)));
-            assert_eq!(pace.think_until(true, ms(230)), None);
-            let sent = send(&mut pace, 0, 512, ms(1000));
+            assert_eq!(pacer.think_until(true, ms(50)), None);
+            let _ = (send(&mut pacer, 0, 512, ms(50)), send(&mut pacer, 0, 512, ms(100)));
+            assert_eq!(pacer.think_until(false, ms(120)), Some(Nanos::NEVER));
+            assert_eq!(pacer.think_until(true, ms(130)), Some(ms(230)));
+            assert_eq!(pacer.think_until(true, ms(229)), Some(ms(230)));
+            assert_eq!(pacer.think_until(true, ms(230)), None);
+            let sent = send(&mut pacer, 0, 512, ms(1000));
             assert_eq!(sent, Ok(ms(next)), "{more}");
         }
     }

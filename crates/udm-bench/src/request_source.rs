@@ -13,7 +13,7 @@ pub struct RequestSource {
     taken: u64,
     take_max: u64,
     /// The send times, if the job does not send as fast as it can.
-    pace: Option<RequestPacer>,
+    pacer: Option<RequestPacer>,
     /// The operation that was drawn for the next request, while this request waits.
     held: Option<Op>,
     /// If set, the other operation may be sent while one waits.
@@ -40,7 +40,7 @@ impl RequestSource {
             plan,
             taken: 0,
             take_max: most,
-            pace: RequestPacer::new(load, seed),
+            pacer: RequestPacer::new(load, seed),
             held: None,
             // With `verify`, the requests must follow the plan, because it is replayed later.
             switches: mixed && load.verify.is_none(),
@@ -56,13 +56,13 @@ impl RequestSource {
     /// Switches to reading back the writes so far, with a fresh copy of the plan.
     pub fn read_back(&mut self, plan: AccessPlan) {
         (self.plan, self.take_max, self.taken) = (plan, self.taken, 0);
-        (self.pace, self.held, self.reads_back) = (None, None, true);
+        (self.pacer, self.held, self.reads_back) = (None, None, true);
     }
 
     /// The next request. `all_back` is true if nothing is in flight.
     #[inline]
     pub fn next(&mut self, all_back: bool, now: Nanos) -> NextRequest {
-        if self.pace.is_some() || self.reads_back {
+        if self.pacer.is_some() || self.reads_back {
             return self.next_of_some(all_back, now);
         }
         if self.taken >= self.take_max {
@@ -82,19 +82,19 @@ impl RequestSource {
         if self.reads_back {
             return self.next_read(now);
         }
-        let Some(pace) = &mut self.pace else { return NextRequest::Over };
-        if let Some(until) = pace.think_until(all_back, now) {
+        let Some(pacer) = &mut self.pacer else { return NextRequest::Over };
+        if let Some(until) = pacer.think_until(all_back, now) {
             return NextRequest::Wait(until);
         }
         if self.taken >= self.take_max {
             return NextRequest::Over;
         }
         let mut op = *self.held.get_or_insert_with(|| self.plan.draw_op());
-        let mut due = pace.due(direction(op), now);
+        let mut due = pacer.due(direction(op), now);
         // As in fio, one direction does not wait for the other.
         if due > now && self.switches {
             let other = if op == Op::Read { Op::Write } else { Op::Read };
-            let others = pace.due(direction(other), now);
+            let others = pacer.due(direction(other), now);
             if others < due {
                 (op, due) = (other, others);
             }
@@ -104,7 +104,7 @@ impl RequestSource {
         }
         self.held = None;
         let Some(span) = self.plan.next_of(op) else { return NextRequest::Over };
-        pace.sent(direction(op), span.bytes());
+        pacer.sent(direction(op), span.bytes());
         self.taken += 1;
         NextRequest::Request(op, span, due)
     }

@@ -35,7 +35,7 @@ struct StageGate {
 
 /// The data that the threads get once the devices exist.
 struct StartSignal {
-    cluster: Arc<CoreSet>,
+    core_set: Arc<CoreSet>,
     /// Regions by job, then by thread.
     regions: Vec<Vec<Region>>,
 }
@@ -88,8 +88,8 @@ pub fn measure_jobs(
     let start = OnceLock::new();
     let outcomes = cores::run(
         &options,
-        |cluster| {
-            let devices = make(cluster)?;
+        |core_set| {
+            let devices = make(core_set)?;
             let regions = |job: &BenchJob| {
                 job.load.regions(&limits(&*devices[job.device])).with_context(|| error_prefix(jobs, job))
             };
@@ -98,13 +98,13 @@ pub fn measure_jobs(
                 let maps = of_stage(stage).map(|(at, job)| (&job.load, &regions[at][..]));
                 Load::check_maps(maps).context("bench: all jobs")?;
             }
-            let _ = start.set(StartSignal { cluster: Arc::clone(cluster), regions });
+            let _ = start.set(StartSignal { core_set: Arc::clone(core_set), regions });
             Ok(devices)
         },
         |core, lanes| {
             let thread = usize::from(core.id().0);
             let (at, n) = threads[thread];
-            let StartSignal { cluster, regions } = start.get().expect("set before the cores begin");
+            let StartSignal { core_set, regions } = start.get().expect("set before the cores begin");
             let BenchJob { load, device, stage, .. } = &jobs[at];
             let region = regions[at][n];
             let progress = progress.map(|p| p.counter(thread));
@@ -116,7 +116,7 @@ pub fn measure_jobs(
                 drop_cache(file);
             }
             let outcome = job::run(core, lane, &JobSpec { load, job: thread, region, progress, stop });
-            stages[*stage].one_is_over(cluster);
+            stages[*stage].one_is_over(core_set);
             outcome
         },
     )?;
@@ -156,9 +156,9 @@ impl StageGate {
         StageGate { left: AtomicUsize::new(0), over: ClusterGate::new() }
     }
 
-    fn one_is_over(&self, cluster: &CoreSet) {
+    fn one_is_over(&self, core_set: &CoreSet) {
         if self.left.fetch_sub(1, AcqRel) == 1 {
-            self.over.open(Some(()), cluster);
+            self.over.open(Some(()), core_set);
         }
     }
 }

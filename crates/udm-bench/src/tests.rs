@@ -40,10 +40,10 @@ fn with_table(table: &str, text: &str) -> LoadLine {
 fn measure(line: &LoadLine) -> Result<Vec<ReportEntry>> {
     let stop = AtomicBool::new(false);
     let run = BenchRun { load: &line.load, progress: None, stop: &stop };
-    let report = run.measure(|cluster| match line.device.strip_prefix("d=") {
+    let report = run.measure(|core_set| match line.device.strip_prefix("d=") {
         Some(text) => {
             let table = NamedTable { name: "d".into(), text: text.into() };
-            Ok(make_mapped(cluster, &[table])?.remove(0))
+            Ok(make_mapped(core_set, &[table])?.remove(0))
         }
         None => Ok(udm_backends::open(&uri::parse(&line.device)?)?),
     })?;
@@ -334,8 +334,8 @@ fn the_page_has_jobs_and_paths() {
     let mut watch = None;
     let run = BenchRun { load: &line.load, progress: None, stop: &stop };
     let table = NamedTable { name: "d".into(), text: line.device[2..].into() };
-    let report = run.measure(|cluster| {
-        let made = Arc::new(MappedDevices::new(cluster, &[table])?);
+    let report = run.measure(|core_set| {
+        let made = Arc::new(MappedDevices::new(core_set, &[table])?);
         watch = Some(PathSampler::start(Arc::clone(&made))?);
         Ok(Arc::clone(&made.devices[0]))
     });

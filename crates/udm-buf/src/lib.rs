@@ -37,13 +37,13 @@
 //! This crate is one of the few places in udm with `unsafe`. It does no I/O and knows no requests.
 //! It lies below `udm-core`, so `udm-core` can forbid `unsafe`.
 
-#[cfg(feature = "counted")]
-pub mod counted;
 mod partition;
 mod pool;
 mod segments;
 mod shared;
 mod shared_range;
+#[cfg(feature = "slab-count")]
+pub mod slab_count;
 
 pub use partition::{append_if_zero, partition};
 pub use pool::{BufPool, PIECE_MAX};
@@ -125,8 +125,8 @@ impl Buf {
             shared_range: None,
             borrowed: false,
         });
-        #[cfg(feature = "counted")]
-        counted::add(len as i64);
+        #[cfg(feature = "slab-count")]
+        slab_count::add(len as i64);
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len: len as u32 }
     }
 
@@ -332,8 +332,8 @@ impl Drop for Buf {
         // made.
         let slab = unsafe { Box::from_raw(self.slab.as_ptr()) };
         let (data, len) = (slab.data.as_ptr(), slab.len as usize);
-        #[cfg(feature = "counted")]
-        counted::add(if slab.shared_range.is_some() || slab.borrowed { 0 } else { -(len as i64) });
+        #[cfg(feature = "slab-count")]
+        slab_count::add(if slab.shared_range.is_some() || slab.borrowed { 0 } else { -(len as i64) });
         if slab.shared_range.is_some() || slab.borrowed {
             // The memory belongs to the map, whose last user unmaps it, or to the lender.
         } else if len >= MAP_MIN {

@@ -60,7 +60,8 @@ impl BufPool {
         pieces
     }
 
-    /// Bytes by which [`BufPool::held`] would grow with a [`BufPool::get_pieces`] of `len` bytes.
+    /// Bytes by which [`BufPool::total_bytes`] would grow with a [`BufPool::get_pieces`] of `len`
+    /// bytes.
     #[must_use]
     pub fn growth(&self, len: usize) -> usize {
         let free = |len| self.classes.get(BufPool::class(len)).map_or(0, Vec::len);
@@ -97,7 +98,7 @@ impl BufPool {
 
     /// Bytes of all slabs in use or free.
     #[must_use]
-    pub fn held(&self) -> usize {
+    pub fn total_bytes(&self) -> usize {
         self.out + self.free_bytes
     }
 
@@ -129,15 +130,15 @@ mod tests {
         let mut p = BufPool::new(4 << 20);
         for len in [1, 4096, PIECE_MAX, PIECE_MAX + 1, 3 * PIECE_MAX + 70_000] {
             let grows = p.growth(len);
-            let before = p.held();
+            let before = p.total_bytes();
             let pieces = p.get_pieces(len);
-            assert_eq!((pieces.len(), p.held() - before), (len, grows));
+            assert_eq!((pieces.len(), p.total_bytes() - before), (len, grows));
             assert!(pieces.iter().all(|b| b.addr() % crate::ALIGN == 0));
             pieces.into_iter().for_each(|b| p.put(b));
-            assert_eq!(p.held(), p.free_bytes());
+            assert_eq!(p.total_bytes(), p.free_bytes());
         }
         p.trim();
-        assert_eq!((p.held(), p.free_bytes()), (0, 0));
+        assert_eq!((p.total_bytes(), p.free_bytes()), (0, 0));
     }
 
     #[test]

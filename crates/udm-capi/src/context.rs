@@ -34,7 +34,7 @@ pub(crate) fn new_handle() -> i32 {
 }
 
 pub(crate) struct Context {
-    pub cluster: Arc<CoreSet>,
+    pub core_set: Arc<CoreSet>,
     pub registry: Arc<Registry>,
     /// True for each claimed slot; `None` once the context is being closed.
     core_slots: Mutex<Option<Vec<bool>>>,
@@ -89,14 +89,14 @@ fn core_error(error: &std::io::Error) -> Error {
 
 impl Context {
     fn new(cores: usize) -> Result<Context, Error> {
-        let cluster = CoreSet::with_task_core(cores).map_err(|e| core_error(&e))?;
+        let core_set = CoreSet::with_task_core(cores).map_err(|e| core_error(&e))?;
         let over = Arc::new(AtomicBool::new(false));
         let (tell, told) = sync_channel(1);
         let background_core = {
-            let (cluster, over) = (Arc::clone(&cluster), Arc::clone(&over));
+            let (core_set, over) = (Arc::clone(&core_set), Arc::clone(&over));
             let keep = move || {
                 let id = CoreId(cores as u16);
-                let attached = LocalCore::attach(&cluster, id, core_handle::options(None));
+                let attached = LocalCore::attach(&core_set, id, core_handle::options(None));
                 let mut core = match attached {
                     Ok(core) => core,
                     Err(error) => return drop(tell.send(Err(error))),
@@ -118,8 +118,8 @@ impl Context {
         let attached = told.recv().map_err(|_| Error::new(libc::EIO, "the background core ended"))?;
         attached.map_err(|e| core_error(&e))?;
         Ok(Context {
-            registry: Registry::new(cluster.clone(), cluster.len()),
-            cluster,
+            registry: Registry::new(core_set.clone(), core_set.len()),
+            core_set,
             core_slots: Mutex::new(Some(vec![false; cores])),
             background_core: Mutex::new(Some(background_core)),
             over,
@@ -206,7 +206,7 @@ impl Context {
         }
         self.over.store(true, Ordering::Relaxed);
         // A command for a device that does not exist only wakes the background core.
-        self.cluster.broadcast(DeviceId::new(), LaneCommand::Kick);
+        self.core_set.broadcast(DeviceId::new(), LaneCommand::Kick);
         let background_core = self.background_core.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ended = background_core.map_or(Ok(()), JoinHandle::join);
         ended.map_err(|_| Error::new(libc::EIO, "the background core panicked"))

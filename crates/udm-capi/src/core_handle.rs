@@ -80,7 +80,7 @@ fn with_thread_cores<T>(work: impl FnOnce(&mut ThreadCores) -> T) -> Result<T, E
 /// Makes the calling thread core `number` of a context, or any free one.
 pub(crate) fn open(context: Arc<Context>, number: Option<usize>, cpu: Option<usize>) -> Result<i32, Error> {
     let place = context.claim_slot(number)?;
-    let local = LocalCore::attach(&context.cluster, place, options(cpu)).map_err(|error| {
+    let local = LocalCore::attach(&context.core_set, place, options(cpu)).map_err(|error| {
         context.release_slot(place);
         Error::new(error.raw_os_error().unwrap_or(libc::EINVAL), error.to_string())
     })?;
@@ -224,7 +224,7 @@ impl CoreHandle {
             return Err(Error::new(libc::EBUSY, "requests of the lane are in flight: wait for them first"));
         }
         let end = self.local().clock() + PATIENCE;
-        while self.lane(lane)?.lane.busy() == OwnWork::Required {
+        while self.lane(lane)?.lane.own_work() == OwnWork::Required {
             if self.local().clock() >= end {
                 return Err(Error::new(libc::ETIMEDOUT, "the lane's own work does not complete"));
             }

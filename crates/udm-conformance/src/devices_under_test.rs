@@ -98,7 +98,7 @@ impl DeviceUnderTest {
     /// The reason why the device is not available on this machine or in this world; `None` if it
     /// is.
     #[must_use]
-    pub fn missing(&self, kind: WorldKind) -> Option<&'static str> {
+    pub fn unmet_requirement(&self, kind: WorldKind) -> Option<&'static str> {
         if self.ring && kind == WorldKind::Stepped {
             return Some("it needs a ring");
         }

@@ -62,7 +62,7 @@ impl LaneDriver {
     /// Whether the lane has required work of its own.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.lane.busy() == OwnWork::Required
+        self.lane.own_work() == OwnWork::Required
     }
 
     /// Adds requests to the next batch. Their tags count from 0 over the life of the driver.

@@ -96,7 +96,7 @@ impl TestRig {
         let answers = self.world.collect(handle);
         assert_eq!(answers.len(), requests.len(), "each request has one answer");
         for (request, answer) in requests.into_iter().zip(&answers) {
-            self.judge(&request, answer);
+            self.set_verdict(&request, answer);
         }
         answers
     }
@@ -121,13 +121,13 @@ impl TestRig {
                 assert_eq!(answer.errno, errno, "{request:?}");
                 self.model.may_have_written(request);
             } else {
-                self.judge(request, &answer);
+                self.set_verdict(request, &answer);
             }
         }
     }
 
     /// Checks an answer against the facts and the model, and updates the model.
-    pub fn judge(&mut self, request: &Request, answer: &Answer) {
+    pub fn set_verdict(&mut self, request: &Request, answer: &Answer) {
         let verdict = self.facts.verdict(request);
         let good = match &verdict {
             ExpectedResult::Served => answer.errno == 0,

@@ -24,7 +24,7 @@ impl TestServer {
         let exports = Arc::new(Exports::new());
         exports.add(Export::new("disk", "", false, device).expect("a name")).expect("the first export");
         let listen = [ListenAddress::Unix(path.to_owned())];
-        let server = NbdServer::start(runtime.cluster(), exports, ServerOptions::default(), &listen);
+        let server = NbdServer::start(runtime.core_set(), exports, ServerOptions::default(), &listen);
         let server = server.expect("a server");
         let address = NbdAddress::Unix(path.to_owned());
         (TestServer(Some((server, runtime))), NbdUri::new(address, "disk"))

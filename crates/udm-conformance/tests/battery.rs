@@ -24,14 +24,14 @@ fn main() {
     let mut trials = Vec::new();
     let mut absent = Vec::new();
     for subject in DEVICES_UNDER_TEST {
-        if let Some(why) = WorldKind::ALL.iter().try_fold("", |_, &kind| subject.missing(kind)) {
+        if let Some(why) = WorldKind::ALL.iter().try_fold("", |_, &kind| subject.unmet_requirement(kind)) {
             absent.push(format!("{} (skipped: {why})", subject.name));
             continue;
         }
         for kind in WorldKind::ALL.into_iter() {
             let made = subject.make(kind);
             for case in CASES {
-                let missing = subject.missing(kind).or_else(|| case.missing(&made, kind));
+                let missing = subject.unmet_requirement(kind).or_else(|| case.unmet_requirement(&made, kind));
                 let name = format!("{}.{}::{}", subject.name, kind.name(), case.name);
                 match missing {
                     Some(why) if list => {

@@ -214,7 +214,7 @@ fn full_file_system(kind: WorldKind) {
             rig.model.may_have_written(&write);
             failed.push(write);
         } else {
-            rig.judge(&write, &answer);
+            rig.set_verdict(&write, &answer);
         }
     }
     assert!(

@@ -35,10 +35,10 @@ fn open_now(before: (usize, usize)) -> (usize, usize) {
 fn nothing_is_left_open() {
     let mut before: Option<(usize, usize)> = None;
     for subject in DEVICES_UNDER_TEST {
-        for kind in WorldKind::ALL.into_iter().filter(|&kind| subject.missing(kind).is_none()) {
+        for kind in WorldKind::ALL.into_iter().filter(|&kind| subject.unmet_requirement(kind).is_none()) {
             let made = subject.make(kind);
             let cases = CASES.iter().filter(|case| CASES_RUN.contains(&case.name));
-            for case in cases.filter(|case| case.missing(&made, kind).is_none()) {
+            for case in cases.filter(|case| case.unmet_requirement(&made, kind).is_none()) {
                 let mut rig = TestRig::new(subject, kind);
                 (case.run)(&mut rig);
                 rig.end();

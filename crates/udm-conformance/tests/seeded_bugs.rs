@@ -42,9 +42,9 @@ fn every_bug_that_breaks_a_rule_is_found() {
 fn fails(bug: Bug, subject: &str, group: &str) -> bool {
     let subject = DEVICES_UNDER_TEST.iter().find(|s| s.name == subject).expect("a subject of the list");
     let made = subject.make(WorldKind::Stepped);
-    let mut cases = CASES
-        .iter()
-        .filter(|case| case.name.starts_with(group) && case.missing(&made, WorldKind::Stepped).is_none());
+    let mut cases = CASES.iter().filter(|case| {
+        case.name.starts_with(group) && case.unmet_requirement(&made, WorldKind::Stepped).is_none()
+    });
     cases.any(|case| {
         let run = |bug: Option<Bug>| {
             set(bug);

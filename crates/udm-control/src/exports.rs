@@ -102,7 +102,7 @@ impl Exporter {
 
     /// Fails all requests of a device's clients, see [`Exports::fail`].
     pub fn fail(&self, device: DeviceId) -> Option<FailRequestsGuard> {
-        self.by_device().get(&device).map(|export| self.exports.fail(export))
+        self.by_device().get(&device).map(|export| self.exports.fail_requests(export))
     }
 
     /// Forgets the export of a removed device.

@@ -18,7 +18,7 @@ pub struct CoreState {
     cores: usize,
     others: Arc<dyn Cores>,
     owners: u32,
-    ports: LaneInboxes,
+    inboxes: LaneInboxes,
     rng: SmallRng,
     io: Option<Rc<dyn Any>>,
 }
@@ -33,7 +33,7 @@ impl CoreState {
             cores,
             others: Arc::new(IsolatedCore),
             owners: 0,
-            ports: LaneInboxes::default(),
+            inboxes: LaneInboxes::default(),
             rng: SmallRng::seed_from_u64(seed),
             io,
         }
@@ -72,8 +72,8 @@ impl CoreState {
     }
 
     /// The lane inboxes of this core.
-    pub fn ports(&mut self) -> &mut LaneInboxes {
-        &mut self.ports
+    pub fn inboxes(&mut self) -> &mut LaneInboxes {
+        &mut self.inboxes
     }
 
     /// The id of this core.
@@ -137,20 +137,20 @@ impl Cx<'_> {
     }
 
     /// Sets the wake target that runs from now on and returns the previous one; see
-    /// [`LaneInboxes::visit`].
-    pub fn visit(&mut self, visit: Option<WakeTarget>) -> Option<WakeTarget> {
-        self.state.ports.visit(visit)
+    /// [`LaneInboxes::set_current_target`].
+    pub fn set_current_target(&mut self, target: Option<WakeTarget>) -> Option<WakeTarget> {
+        self.state.inboxes.set_current_target(target)
     }
 
     /// The wake target that runs now.
     #[must_use]
     pub fn current_target(&self) -> Option<WakeTarget> {
-        self.state.ports.current_target()
+        self.state.inboxes.current_target()
     }
 
     /// Takes a wake target that has a message and has not run since.
     pub fn take_woken(&mut self) -> Option<WakeTarget> {
-        self.state.ports.take_woken()
+        self.state.inboxes.take_woken()
     }
 
     /// Asks for a `poll` at `at` or soon after. Valid for this turn only: a lane that still waits
@@ -192,7 +192,7 @@ impl Cx<'_> {
 
     /// Opens a lane inbox for commands to `device` on this core.
     pub fn open_inbox(&mut self, device: DeviceId) -> Rc<LaneInbox> {
-        self.state.ports.open(device)
+        self.state.inboxes.open(device)
     }
 
     /// Random numbers from the core's seed.

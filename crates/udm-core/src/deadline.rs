@@ -98,19 +98,19 @@ mod tests {
     #[test]
     fn time_in_which_the_core_did_not_run_does_not_count() {
         let ms = Nanos::from_millis;
-        let mut patience = DeadlineTimer::new(ms(500));
+        let mut timer = DeadlineTimer::new(ms(500));
         let (sent, last_reply) = (ms(1000), ms(1000));
-        assert_eq!(patience.check(sent, last_reply, ms(1000)), DeadlineStatus::Pending(ms(1500)));
+        assert_eq!(timer.check(sent, last_reply, ms(1000)), DeadlineStatus::Pending(ms(1500)));
         let resumed = ms(11_000);
-        assert_eq!(patience.check(sent, last_reply, resumed), DeadlineStatus::Pending(ms(11_500)));
-        assert_eq!(patience.check(sent, last_reply, ms(11_499)), DeadlineStatus::Pending(ms(11_500)));
+        assert_eq!(timer.check(sent, last_reply, resumed), DeadlineStatus::Pending(ms(11_500)));
+        assert_eq!(timer.check(sent, last_reply, ms(11_499)), DeadlineStatus::Pending(ms(11_500)));
         assert!(
-            matches!(patience.check(sent, last_reply, ms(11_500)), DeadlineStatus::Pending(_)),
+            matches!(timer.check(sent, last_reply, ms(11_500)), DeadlineStatus::Pending(_)),
             "it looks once more"
         );
-        assert_eq!(patience.check(sent, last_reply, ms(11_501)), DeadlineStatus::Silent(ms(500)));
+        assert_eq!(timer.check(sent, last_reply, ms(11_501)), DeadlineStatus::Silent(ms(500)));
         assert_eq!(
-            patience.check(sent, last_reply, ms(11_501)),
+            timer.check(sent, last_reply, ms(11_501)),
             DeadlineStatus::Silent(ms(500)),
             "and so is the next"
         );
@@ -120,13 +120,13 @@ mod tests {
     #[test]
     fn nothing_is_overdue_at_the_first_look() {
         let ms = Nanos::from_millis;
-        let mut patience = DeadlineTimer::new(ms(500));
-        assert_eq!(patience.check(ms(0), ms(0), ms(0)), DeadlineStatus::Pending(ms(500)));
-        assert_eq!(patience.check(ms(0), ms(0), ms(510)), DeadlineStatus::Pending(ms(510) + Nanos(1)));
+        let mut timer = DeadlineTimer::new(ms(500));
+        assert_eq!(timer.check(ms(0), ms(0), ms(0)), DeadlineStatus::Pending(ms(500)));
+        assert_eq!(timer.check(ms(0), ms(0), ms(510)), DeadlineStatus::Pending(ms(510) + Nanos(1)));
         // A reply was there.
-        assert_eq!(patience.check(ms(0), ms(511), ms(511)), DeadlineStatus::Pending(ms(1011)));
-        assert_eq!(patience.check(ms(0), ms(511), ms(1011)), DeadlineStatus::Pending(ms(1011) + Nanos(1)));
-        assert_eq!(patience.check(ms(0), ms(511), ms(1012)), DeadlineStatus::Silent(ms(500)));
+        assert_eq!(timer.check(ms(0), ms(511), ms(511)), DeadlineStatus::Pending(ms(1011)));
+        assert_eq!(timer.check(ms(0), ms(511), ms(1011)), DeadlineStatus::Pending(ms(1011) + Nanos(1)));
+        assert_eq!(timer.check(ms(0), ms(511), ms(1012)), DeadlineStatus::Silent(ms(500)));
     }
 
     #[test]

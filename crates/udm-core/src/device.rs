@@ -37,7 +37,7 @@ pub trait Device: Send + Sync {
     }
 
     /// How the device grows when its user will soon need more space; `None` if it must not grow.
-    fn growth(&self) -> Option<Growth> {
+    fn growth(&self) -> Option<GrowthPolicy> {
         None
     }
 
@@ -94,13 +94,13 @@ pub trait Device: Send + Sync {
 
     /// The reason why requests wait that the device can neither serve nor fail, in one line; `None`
     /// if none waits. May be stale at once.
-    fn waits(&self) -> Option<String> {
+    fn stall_reason(&self) -> Option<String> {
         None
     }
 
     /// The reason why a reconnected server is rejected, in one line: it has become another disk.
     /// `None` if none is known.
-    fn refused(&self) -> Option<String> {
+    fn rejection_reason(&self) -> Option<String> {
         None
     }
 
@@ -144,7 +144,7 @@ pub struct Checkpoint {
 
 /// How a device grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Growth {
+pub struct GrowthPolicy {
     /// Growth per step, above 0.
     pub step: Sectors,
     /// Maximum size.
@@ -169,14 +169,14 @@ pub trait StackedDevice {
     fn name(&self) -> String;
 
     /// The devices directly below, one entry per lower lane that a lane of this device may open.
-    fn below(&self) -> Vec<Arc<dyn Device>>;
+    fn children(&self) -> Vec<Arc<dyn Device>>;
 
     /// The devices registered by [`StackedDevice::add_parent`], each once. Some may no longer use
     /// this device.
-    fn above(&self) -> Vec<Arc<dyn Device>>;
+    fn parents(&self) -> Vec<Arc<dyn Device>>;
 
-    /// Registers `above`, with the id `id`, as a device that may use this device.
-    fn add_parent(&self, id: DeviceId, above: Weak<dyn Device>);
+    /// Registers `parent`, with the id `id`, as a device that may use this device.
+    fn add_parent(&self, id: DeviceId, parent: Weak<dyn Device>);
 }
 
 /// Identity of a device, unique in the process.

@@ -77,7 +77,7 @@ pub struct DiskClaim {
 
 impl fmt::Debug for DiskClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Claim")
+        f.write_str("DiskClaim")
     }
 }
 
@@ -140,19 +140,17 @@ impl SharedDiskState {
             Exclusivity::With(key) => Some(key.clone()),
         };
         let user = Arc::new(Claimant { id, number, key });
+        // Declared before the guard, so dropped after it: the last reference to a claimant drops
+        // its key, and the drop of a key may take locks.
+        let mut known = Vec::new();
         let mut users = lock(&self.users);
-        // Dropping `known` after `users` is unlocked: the last reference may drop a key.
-        let mut known = Vec::with_capacity(users.len());
         users.retain(|user| user.upgrade().map(|user| known.push(user)).is_some());
         let other = known.iter().find(|other| !self.is_stateless && !user.is_compatible(other));
         if let Some(other) = other {
-            let taken = ClaimConflict::Device(other.number);
-            drop(users);
-            return Err(taken);
+            return Err(ClaimConflict::Device(other.number));
         }
         let lock = self.lock(disk)?;
         users.push(Arc::downgrade(&user));
-        drop(users);
         Ok(DiskClaim { _user: user, _lock: lock })
     }
 

@@ -151,8 +151,8 @@ mod tests {
     fn every_status_comes_back() {
         for &s in Status::ALL.iter().skip(1) {
             // The errno of `Requeue` is that of a broken transport.
-            let told = if s == Status::Requeue { Status::Transport } else { s };
-            assert_eq!(status(s.errno()), told);
+            let expected = if s == Status::Requeue { Status::Transport } else { s };
+            assert_eq!(status(s.errno()), expected);
             assert!(ALL.contains(&s.errno()), "{s}");
         }
         assert_eq!(status(9999), Status::IoErr);

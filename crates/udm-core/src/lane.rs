@@ -46,13 +46,13 @@ pub trait Lane {
     /// Number of submitted bios that are held writes: a server has not answered them and may still
     /// carry them out. They come back once their outcome is known. Counts of bios in flight exclude
     /// them.
-    fn held(&self) -> usize {
+    fn held_writes(&self) -> usize {
         0
     }
 
     /// Own work of the lane, which may exist with no bio from above in flight. A lane with lower
     /// lanes returns the maximum of theirs and its own.
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         OwnWork::Idle
     }
 }

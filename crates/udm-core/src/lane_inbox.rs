@@ -12,7 +12,7 @@ use std::rc::{Rc, Weak};
 /// The inbox of a lane. Its flag is a plain cell, since the lane's own core delivers the messages.
 #[derive(Default)]
 pub struct LaneInbox {
-    visit: Option<WakeTarget>,
+    target: Option<WakeTarget>,
     flag: Cell<bool>,
     queue: RefCell<VecDeque<LaneCommand>>,
 }
@@ -54,24 +54,24 @@ impl LaneInboxes {
         if self.map.len() == self.map.capacity() {
             // Nothing sends to a dropped wait queue, so its entry is only removed here. The reserve
             // doubles the capacity, so the scan is rare.
-            self.map.retain(|_, list| list.iter().any(|port| port.strong_count() > 0));
+            self.map.retain(|_, list| list.iter().any(|inbox| inbox.strong_count() > 0));
             self.map.reserve(self.map.len() + 1);
         }
-        let port = Rc::new(LaneInbox { visit: self.current_target, ..LaneInbox::default() });
+        let inbox = Rc::new(LaneInbox { target: self.current_target, ..LaneInbox::default() });
         let list = self.map.entry(device).or_default();
         if list.len() == list.capacity() {
             // Only if full: a device may have thousands of lanes on a core.
             list.retain(|p| p.strong_count() > 0);
         }
-        list.push(Rc::downgrade(&port));
-        port
+        list.push(Rc::downgrade(&inbox));
+        inbox
     }
 
     /// Puts `command` into each inbox of `device`, and marks the wake targets of these inboxes.
     pub fn deliver(&mut self, device: DeviceId, command: &LaneCommand) {
-        self.each(device, |port| {
-            port.queue.borrow_mut().push_back(command.clone());
-            port.flag.set(true);
+        self.each(device, |inbox| {
+            inbox.queue.borrow_mut().push_back(command.clone());
+            inbox.flag.set(true);
         });
     }
 
@@ -83,9 +83,9 @@ impl LaneInboxes {
     fn each(&mut self, device: DeviceId, put: impl Fn(&LaneInbox)) {
         let Some(list) = self.map.get_mut(&device) else { return };
         list.retain(|p| match p.upgrade() {
-            Some(port) => {
-                put(&port);
-                self.woken.extend(port.visit);
+            Some(inbox) => {
+                put(&inbox);
+                self.woken.extend(inbox.target);
                 true
             }
             None => false,
@@ -98,8 +98,8 @@ impl LaneInboxes {
     /// Sets the wake target that runs from now on, and returns the previous one. Inboxes opened
     /// from now on belong to it. A core that polls everything after each message need not call
     /// this.
-    pub fn visit(&mut self, visit: Option<WakeTarget>) -> Option<WakeTarget> {
-        std::mem::replace(&mut self.current_target, visit)
+    pub fn set_current_target(&mut self, target: Option<WakeTarget>) -> Option<WakeTarget> {
+        std::mem::replace(&mut self.current_target, target)
     }
 
     /// The wake target that runs now.
@@ -127,9 +127,9 @@ mod tests {
             DONE.fetch_add(1, Ordering::SeqCst);
         });
         let id = DeviceId::new();
-        let mut ports = LaneInboxes::default();
-        let (a, b) = (ports.open(id), ports.open(id));
-        ports.deliver(id, &LaneCommand::Suspend { how: Drain::Flush, ack: ack.clone() });
+        let mut inboxes = LaneInboxes::default();
+        let (a, b) = (inboxes.open(id), inboxes.open(id));
+        inboxes.deliver(id, &LaneCommand::Suspend { how: Drain::Flush, ack: ack.clone() });
         drop(ack);
         assert!(a.has_messages() && b.has_messages());
         drop(a.take());
@@ -145,50 +145,50 @@ mod tests {
         let ack = Ack::new(|| {
             DONE.fetch_add(1, Ordering::SeqCst);
         });
-        let mut ports = LaneInboxes::default();
+        let mut inboxes = LaneInboxes::default();
         let command = LaneCommand::Suspend { how: Drain::Flush, ack };
-        ports.deliver(DeviceId::new(), &command);
+        inboxes.deliver(DeviceId::new(), &command);
         drop(command);
         assert_eq!(DONE.load(Ordering::SeqCst), 1);
     }
 
     #[test]
     fn devices_that_come_and_go_leave_nothing() {
-        let mut ports = LaneInboxes::default();
-        let stays: Vec<_> = (0..10).map(|_| DeviceId::new()).map(|id| (id, ports.open(id))).collect();
+        let mut inboxes = LaneInboxes::default();
+        let stays: Vec<_> = (0..10).map(|_| DeviceId::new()).map(|id| (id, inboxes.open(id))).collect();
         for _ in 0..10_000 {
-            drop(ports.open(DeviceId::new()));
+            drop(inboxes.open(DeviceId::new()));
         }
-        assert!(ports.map.len() < 100, "{} are known", ports.map.len());
-        for (id, port) in stays {
-            ports.deliver(id, &LaneCommand::Kick);
-            assert!(port.has_messages());
+        assert!(inboxes.map.len() < 100, "{} are known", inboxes.map.len());
+        for (id, inbox) in stays {
+            inboxes.deliver(id, &LaneCommand::Kick);
+            assert!(inbox.has_messages());
         }
     }
 
     #[test]
     fn mail_marks_those_that_it_is_for() {
-        let mut ports = LaneInboxes::default();
+        let mut inboxes = LaneInboxes::default();
         let ids: Vec<DeviceId> = (0..100).map(|_| DeviceId::new()).collect();
         let shared = DeviceId::new();
         let mut held = Vec::new();
         for (n, id) in ids.iter().enumerate() {
-            ports.visit(Some(WakeTarget(n as u32)));
-            held.push(ports.open(*id));
+            inboxes.set_current_target(Some(WakeTarget(n as u32)));
+            held.push(inboxes.open(*id));
             if n % 50 == 7 {
-                held.push(ports.open(shared));
+                held.push(inboxes.open(shared));
             }
         }
-        ports.visit(None);
-        held.push(ports.open(shared));
-        ports.deliver(ids[3], &LaneCommand::Kick);
-        assert_eq!((ports.take_woken(), ports.take_woken()), (Some(WakeTarget(3)), None));
-        ports.wake_up(shared);
-        assert_eq!((ports.take_woken(), ports.take_woken()), (Some(WakeTarget(57)), Some(WakeTarget(7))));
-        assert_eq!(ports.take_woken(), None, "an inbox without a wake target marks nothing");
-        assert!(held.iter().filter(|port| port.has_messages()).count() == 1, "a wakeup is not a command");
+        inboxes.set_current_target(None);
+        held.push(inboxes.open(shared));
+        inboxes.deliver(ids[3], &LaneCommand::Kick);
+        assert_eq!((inboxes.take_woken(), inboxes.take_woken()), (Some(WakeTarget(3)), None));
+        inboxes.wake_up(shared);
+        assert_eq!((inboxes.take_woken(), inboxes.take_woken()), (Some(WakeTarget(57)), Some(WakeTarget(7))));
+        assert_eq!(inboxes.take_woken(), None, "an inbox without a wake target marks nothing");
+        assert!(held.iter().filter(|inbox| inbox.has_messages()).count() == 1, "a wakeup is not a command");
         held.clear();
-        ports.wake_up(shared);
-        assert_eq!(ports.take_woken(), None, "a dropped inbox marks nothing");
+        inboxes.wake_up(shared);
+        assert_eq!(inboxes.take_woken(), None, "a dropped inbox marks nothing");
     }
 }

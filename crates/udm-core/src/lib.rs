@@ -87,7 +87,7 @@ pub use cpu_budget::{BioHandler, BioProgress, BudgetedLane, BudgetedQueue, SLICE
 pub use cx::{CoreState, Cx};
 pub use deadline::{DeadlineStatus, DeadlineTimer, ReplyDeadline};
 pub use device::{
-    Checkpoint, Device, DeviceId, DiskBusy, DiskLock, GrowCallback, Growth, OpenError, PowerSwitch,
+    Checkpoint, Device, DeviceId, DiskBusy, DiskLock, GrowCallback, GrowthPolicy, OpenError, PowerSwitch,
     StackedDevice,
 };
 pub use disk_state::{ClaimConflict, ClaimKey, DiskClaim, Exclusivity, SharedDiskState};

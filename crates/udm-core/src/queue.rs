@@ -49,7 +49,7 @@ pub struct HwQueueReport {
     /// Number of tags in use.
     pub tags_in_use: u32,
     /// Number of waiters for a tag: lanes, and a change of settings.
-    pub in_line: u32,
+    pub waiting: u32,
     /// Shared tags, if the disk shares tags with others and a lane is open.
     pub shared: Option<SharedTags>,
 }

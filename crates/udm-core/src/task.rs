@@ -23,7 +23,7 @@ pub trait Task {
 
     /// Whether the program end waits for the task; constant for its whole life. A background task
     /// has lanes of its own, so its bios in flight delay nobody.
-    fn busy(&self) -> OwnWork;
+    fn own_work(&self) -> OwnWork;
 }
 
 /// The context of a task: everything outside itself that a task may touch.
@@ -51,8 +51,8 @@ pub trait TaskCx {
     /// All cores.
     fn all_cores(&self) -> Arc<dyn Cores>;
 
-    /// Creates a handle to wait for `bell`.
-    fn subscribe(&mut self, bell: &Arc<WaitQueue>) -> WaitHandle;
+    /// Creates a handle to wait for `queue`.
+    fn subscribe(&mut self, queue: &Arc<WaitQueue>) -> WaitHandle;
 }
 
 /// An open lane of a task, as numbered by its core.
@@ -73,11 +73,11 @@ impl TaskHandle {
         TaskHandle(Some(Box::new(stop)))
     }
 
-    /// Stops the task. `told` is dropped once [`Task::stop`] was called; bios in flight may take
+    /// Stops the task. `ack` is dropped once [`Task::stop`] was called; bios in flight may take
     /// longer.
-    pub fn stop(mut self, told: crate::Ack) {
+    pub fn stop(mut self, ack: crate::Ack) {
         if let Some(stop) = self.0.take() {
-            stop(Some(told));
+            stop(Some(ack));
         }
     }
 }

@@ -58,7 +58,7 @@ impl WaitQueue {
             cores: Arc::clone(cx.all_cores()),
             waiting: WaitFlags::new(cores),
         });
-        WaitHandle { bell: Arc::clone(self), core: cx.core(), _port: cx.open_inbox(self.id) }
+        WaitHandle { queue: Arc::clone(self), core: cx.core(), _inbox: cx.open_inbox(self.id) }
     }
 
     /// Wakes all waiters. Call it after the change that they wait for, from any thread.
@@ -72,17 +72,17 @@ impl WaitQueue {
 
 /// A subscription to a [`WaitQueue`], by which a lane waits.
 pub struct WaitHandle {
-    bell: Arc<WaitQueue>,
+    queue: Arc<WaitQueue>,
     core: CoreId,
     /// Lane inbox that marks its owner for a poll; the poll itself handles the message.
-    _port: Rc<LaneInbox>,
+    _inbox: Rc<LaneInbox>,
 }
 
 impl WaitHandle {
     /// The current epoch. Read it before you check the condition.
     #[must_use]
     pub fn epoch(&self) -> WakeEpoch {
-        self.bell.epoch.now()
+        self.queue.epoch.now()
     }
 
     /// Asks for one poll at the next wake, or at once if there was a wake since `seen`. A lane
@@ -98,8 +98,8 @@ impl WaitHandle {
     #[must_use]
     pub fn register_wait(&self, seen: WakeEpoch) -> bool {
         interleave::point();
-        let waiters = self.bell.waiters.get().expect("set by the first subscriber");
-        waiters.waiting.wait(self.core.index(), &self.bell.epoch, seen)
+        let waiters = self.queue.waiters.get().expect("set by the first subscriber");
+        waiters.waiting.wait(self.core.index(), &self.queue.epoch, seen)
     }
 }
 
@@ -161,14 +161,14 @@ mod loom_tests {
         done: AtomicUsize,
         epoch: EpochCounter,
         waiting: WaitFlags,
-        letters: AtomicUsize,
+        wakes: AtomicUsize,
     }
 
     fn wake_up(m: &WaitQueueModel) {
         m.done.fetch_add(1, Ordering::Relaxed);
         m.epoch.advance();
         m.waiting.take(|_| {
-            m.letters.fetch_add(1, Ordering::Release);
+            m.wakes.fetch_add(1, Ordering::Release);
         });
     }
 
@@ -183,7 +183,7 @@ mod loom_tests {
                 done: AtomicUsize::new(0),
                 epoch: EpochCounter::new(),
                 waiting: WaitFlags::new(1),
-                letters: AtomicUsize::new(0),
+                wakes: AtomicUsize::new(0),
             });
             let threads: Vec<_> = (0..rings)
                 .map(|_| {
@@ -191,16 +191,16 @@ mod loom_tests {
                     thread::spawn(move || wake_up(&m))
                 })
                 .collect();
-            let mut letters = 0;
+            let mut wakes = 0;
             let seen = m.epoch.now();
             let looked = m.done.load(Ordering::Relaxed);
             let asleep = looked < rings && m.waiting.wait(0, &m.epoch, seen);
             threads.into_iter().for_each(|t| t.join().unwrap());
             if asleep {
-                letters = m.letters.load(Ordering::Acquire);
-                assert!(letters > 0, "asleep before the last step, and no wakeup came");
+                wakes = m.wakes.load(Ordering::Acquire);
+                assert!(wakes > 0, "asleep before the last step, and no wakeup came");
             }
-            assert!(letters <= 1, "one wakeup for one wait");
+            assert!(wakes <= 1, "one wakeup for one wait");
             assert_eq!(m.done.load(Ordering::Relaxed), rings);
         });
     }
@@ -256,26 +256,25 @@ mod tests {
 
     #[test]
     fn who_waits_is_woken_once_and_nobody_else() {
-        let letters = Arc::new(RecordedWakes::default());
-        let bell = Arc::new(WaitQueue::new());
-        bell.wake_up();
-        let core =
-            |n| CoreState::new(CoreId(n), 3, 0, None).with_cores(Arc::clone(&letters) as Arc<dyn Cores>);
+        let wakes = Arc::new(RecordedWakes::default());
+        let queue = Arc::new(WaitQueue::new());
+        queue.wake_up();
+        let core = |n| CoreState::new(CoreId(n), 3, 0, None).with_cores(Arc::clone(&wakes) as Arc<dyn Cores>);
         let mut states = [core(0), core(1), core(2)];
         let handles: Vec<WaitHandle> =
-            states.iter_mut().map(|state| bell.subscribe(&mut state.cx(Nanos(5)))).collect();
+            states.iter_mut().map(|state| queue.subscribe(&mut state.cx(Nanos(5)))).collect();
         for n in [0, 2] {
             let mut cx = states[n].cx(Nanos(5));
             let seen = handles[n].epoch();
             handles[n].wait(seen, &mut cx);
             assert_eq!(cx.wake(), Nanos::NEVER, "nothing has happened");
         }
-        bell.wake_up();
-        bell.wake_up();
-        assert_eq!(*letters.0.lock().unwrap(), [0, 2]);
+        queue.wake_up();
+        queue.wake_up();
+        assert_eq!(*wakes.0.lock().unwrap(), [0, 2]);
         let mut cx = states[1].cx(Nanos(5));
         let seen = handles[1].epoch();
-        bell.wake_up();
+        queue.wake_up();
         handles[1].wait(seen, &mut cx);
         assert_eq!(cx.wake(), Nanos(5), "woken between the check and the wait");
     }

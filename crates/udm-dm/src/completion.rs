@@ -28,7 +28,7 @@ pub struct Completer(Arc<CompletionState>);
 
 /// Creates the two ends of work that is not done yet.
 #[must_use]
-pub fn pending() -> (Completer, CompletionHandle) {
+pub fn completion_pair() -> (Completer, CompletionHandle) {
     let shared = Arc::new(CompletionState::default());
     (Completer(Arc::clone(&shared)), CompletionHandle(shared))
 }
@@ -77,17 +77,17 @@ mod tests {
 
     #[test]
     fn an_end_is_seen_and_so_is_a_promise_that_is_dropped() {
-        let (promise, waits) = pending();
+        let (completer, waits) = completion_pair();
         assert_eq!(waits.wait(Duration::from_millis(1)), None);
         let thread = std::thread::spawn({
             let waits = waits.clone();
             move || waits.wait(Duration::from_secs(60))
         });
-        promise.end(Ok(()));
+        completer.end(Ok(()));
         assert_eq!(thread.join().unwrap(), Some(Ok(())));
         assert_eq!(waits.outcome(), Some(Ok(())));
-        let (promise, waits) = pending();
-        drop(promise);
+        let (completer, waits) = completion_pair();
+        drop(completer);
         assert_eq!(waits.wait(Duration::from_secs(60)).unwrap().unwrap_err().errno, EIO);
     }
 }

@@ -24,13 +24,13 @@
 //! each, and none holds more than a quarter of the pool. So a short bio does not wait for a long
 //! one. Every other turn belongs to flushes.
 //!
-//! **Legs.** While bios come back, only legs with bios in flight are polled. The other legs are
-//! polled when a poll brings nothing, and in every 64th poll.
+//! **Children.** While bios come back, only children with bios in flight are polled. The other
+//! children are polled when a poll brings nothing, and in every 64th poll.
 //!
-//! **The cost of a request** is counted in instructions (docs/internals/instructions.md), and a test checks
-//! the table there. A batch of one bio is passed on in the batch in which it came, down to the
-//! backend. This needs one branch per layer. The single bio and the loop over many call the same
-//! functions.
+//! **The cost of a request** is counted in instructions (docs/internals/instructions.md), and a
+//! test checks the table there. A batch of one bio is passed on in the batch in which it came, down
+//! to the backend. This needs one branch per layer. The single bio and the loop over many call the
+//! same functions.
 #![forbid(unsafe_code)]
 
 pub mod child_lanes;

@@ -36,13 +36,13 @@ const QUANTUM: usize = 8;
 /// One piece of a parent.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitPiece {
-    /// The leg that gets the piece.
-    pub leg: usize,
+    /// The child that gets the piece.
+    pub child: usize,
     /// The operation: that of the parent, or a flush before or after it.
     pub op: Op,
     /// Flags of the fragment.
     pub flags: BioFlags,
-    /// First sector, in the address space of the leg.
+    /// First sector, in the address space of the child.
     pub sector: Sector,
     /// Length. Pieces with data come in the order of the data, without gaps.
     pub sectors: Sectors,
@@ -51,7 +51,7 @@ pub struct SplitPiece {
 /// The next step of splitting a parent.
 pub enum SplitStep {
     /// Emit this piece now.
-    SplitPiece(SplitPiece),
+    Piece(SplitPiece),
     /// Wait until all pieces so far have completed. After an error, no more pieces follow.
     Wait,
     /// There are no more pieces.
@@ -196,7 +196,7 @@ impl Splitter {
         self.finished.push(bio);
     }
 
-    /// Emits the pieces that can go now: `emit(leg, fragment)`.
+    /// Emits the pieces that can go now: `emit(child, fragment)`.
     pub fn pump(&mut self, cut: &impl SplitBio, mut emit: impl FnMut(usize, Box<Bio>)) {
         while self.pool.available() > 0 {
             let Some(index) = self.next() else { return };
@@ -223,7 +223,7 @@ impl Splitter {
             let bio = parent.bio.as_deref_mut().expect("a parent that is ready has its bio");
             let piece = loop {
                 match cut.next(bio, &mut parent.cursor) {
-                    SplitStep::SplitPiece(piece) => break piece,
+                    SplitStep::Piece(piece) => break piece,
                     SplitStep::Wait if parent.in_flight == 0 && parent.status.is_ok() => {}
                     SplitStep::Wait => return ParentState::Waiting,
                     SplitStep::End => return ParentState::Ended,
@@ -237,7 +237,7 @@ impl Splitter {
                 return ParentState::Ended;
             }
             let fragment = self.pool.get().expect("one is available");
-            emit(piece.leg, parent.fragment(fragment, index, self.owner, &piece));
+            emit(piece.child, parent.fragment(fragment, index, self.owner, &piece));
         }
         ParentState::Issuing
     }

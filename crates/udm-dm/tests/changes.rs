@@ -5,7 +5,7 @@ mod mapped_fixture;
 use mapped_fixture::Fixture;
 use std::sync::Arc;
 use udm_core::{Device, Lane, Limits, Op, Sectors, Status};
-use udm_dm::testing::{TestDisk, bare, write};
+use udm_dm::testing::{TestDisk, bio_without_data, write};
 use udm_dm::{DeviceSetTransition, IndexedTargetError, MappedDevice, WakeFn};
 
 fn no_wake() -> WakeFn {
@@ -85,7 +85,7 @@ fn devices_come_to_rest_from_the_top() {
 
     let changes = resume(&[&side, &up, &low]).unwrap();
     assert_eq!(rig.all(changes, &mut [&mut a, &mut b]), Ok(()));
-    assert_eq!(rig.world.run(0, &mut *a, bare(Op::Read, 0, 8)).status, Status::Ok);
+    assert_eq!(rig.world.run(0, &mut *a, bio_without_data(Op::Read, 0, 8)).status, Status::Ok);
 }
 
 /// If one device fails, none changes: the live tables stay live and running.
@@ -107,7 +107,7 @@ fn one_that_cannot_keeps_the_others_as_they_were() {
     assert_eq!((place, error.errno), (1, 24), "{error}");
     for (device, lane) in devices.iter().zip(&mut lanes) {
         assert_eq!((device.is_suspended(), device.table_text(false)), (false, "0 8 linear 7:1 0".into()));
-        assert_eq!(rig.world.run(0, &mut ***lane, bare(Op::Read, 0, 8)).status, Status::Ok);
+        assert_eq!(rig.world.run(0, &mut ***lane, bio_without_data(Op::Read, 0, 8)).status, Status::Ok);
     }
     new.refuse(false);
     let changes = resume(&all).unwrap();
@@ -163,7 +163,10 @@ fn called_off_anywhere_it_is_all_or_none() {
             };
             assert_eq!((suspended, new), expected, "after {steps} steps");
             if resumes || done.is_err() {
-                assert_eq!(rig.world.run(0, &mut **lanes[0], bare(Op::Read, 0, 8)).status, Status::Ok);
+                assert_eq!(
+                    rig.world.run(0, &mut **lanes[0], bio_without_data(Op::Read, 0, 8)).status,
+                    Status::Ok
+                );
             }
             ends[usize::from(done.is_ok())] += 1;
         }
@@ -208,7 +211,7 @@ fn a_table_goes_by_the_limits_that_come_below_it() {
     assert_eq!(rig.all(changes, &mut []), Ok(()));
     assert_eq!((up.limits().size, up.limits().max_sectors), (Sectors(64), Sectors(4)));
     let mut lane = rig.open(&up);
-    assert_eq!(rig.world.run(0, &mut *lane, bare(Op::Read, 0, 8)).status, Status::Ok);
+    assert_eq!(rig.world.run(0, &mut *lane, bio_without_data(Op::Read, 0, 8)).status, Status::Ok);
 
     // A table that would not fit is refused, and both devices stay unchanged.
     rig.load(&low, "0 32 linear /d 0").unwrap();

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use udm_core::errno::{EINVAL, EIO, ENODATA, ENOMEM, EPERM, ETIMEDOUT};
 use udm_core::{Device, Limits, Nanos, Op, OpenError, SECTOR_SIZE, Sector, Sectors, Status};
 use udm_dm::control_io::{flush, read, read_all, write};
-use udm_dm::testing::{LoggedRequest, TestControlIo, TestDisk, TestResolver, TestWorld, bare, data};
+use udm_dm::testing::{
+    LoggedRequest, TestControlIo, TestDisk, TestResolver, TestWorld, bio_without_data, data,
+};
 use udm_dm::{ControlIo, DeviceTransition, MappedDevice, Table, TargetError, WakeFn};
 
 fn pattern(sectors: u64) -> Vec<u8> {
@@ -103,7 +105,7 @@ fn a_long_range_is_one() {
 #[test]
 fn each_bio_has_its_own_status_and_place() {
     let (disk, device) = disk(64);
-    disk.judge(|bio| if bio.sector.0 == 8 { Status::Medium } else { Status::Ok });
+    disk.set_verdict(|bio| if bio.sector.0 == 8 { Status::Medium } else { Status::Ok });
     disk.put(16, &[3; 512]);
     disk.reverse(true);
     let mut long = udm_dm::testing::read(0, 8);
@@ -112,7 +114,7 @@ fn each_bio_has_its_own_status_and_place() {
         udm_dm::testing::read(16, 1),
         udm_dm::testing::read(8, 1),
         udm_dm::testing::read(64, 1),
-        bare(Op::Flush, 0, 0),
+        bio_without_data(Op::Flush, 0, 0),
         long,
         udm_dm::testing::write(24, 2, 9),
     ];

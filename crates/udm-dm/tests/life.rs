@@ -11,7 +11,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use udm_core::errno::EMFILE;
 use udm_core::{Batch, BioFlags, Lane, Op, OpenError, Status};
-use udm_dm::testing::{TestDisk, bare};
+use udm_dm::testing::{TestDisk, bio_without_data};
 use udm_dm::{DeviceTransition, MappedDevice, TargetError, WakeFn};
 
 /// A device over disks `a` (its live table), `b` (its inactive one) and `c`, and a lane of it.
@@ -101,7 +101,7 @@ impl LifecycleTest {
 
     /// Reads a sector. Returns the outcome, or that the read waits.
     fn read(&mut self, flags: BioFlags) -> String {
-        let mut bio = bare(Op::Read, 0, 1);
+        let mut bio = bio_without_data(Op::Read, 0, 1);
         bio.flags = flags;
         self.rig.world.submit(0, &mut *self.lane, [bio]);
         for _ in 0..4 {
@@ -126,7 +126,7 @@ impl LifecycleTest {
     }
 
     /// Lets all waiting bios complete or fail before the test ends.
-    fn let_go(mut self) {
+    fn release(mut self) {
         self.b.refuse(None);
         self.change(MappedDevice::resume);
         for _ in 0..4 {
@@ -147,7 +147,7 @@ fn every_transition() {
             let after = life.state();
             let after = if after == before { "same" } else { &after };
             writeln!(text, "{before:<13} | {event:<27} | {after:<13} | {answer}").unwrap();
-            life.let_go();
+            life.release();
         }
     }
     insta::assert_snapshot!(text);

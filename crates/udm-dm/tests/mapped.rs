@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_core::errno::EINTR;
 use udm_core::{Batch, Bio, BioFlags, DevNo, Device, Lane, Limits, Op, OpenError, Sectors, Status};
-use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bare, data, read, write};
+use udm_dm::testing::{
+    TestControlIo, TestDisk, TestResolver, TestWorld, bio_without_data, data, read, write,
+};
 use udm_dm::{DeviceTransition, MappedDevice, Table, TargetError};
 
 struct Fixture {
@@ -127,7 +129,7 @@ fn a_device_without_a_table() {
     let mut rig = Fixture::new(1);
     assert_eq!((rig.device.limits().size, rig.device.table_text(false).as_str()), (Sectors(0), ""));
     let mut lanes = rig.lanes();
-    for bio in [read(0, 1), write(0, 1, 1), bare(Op::Flush, 0, 0)] {
+    for bio in [read(0, 1), write(0, 1, 1), bio_without_data(Op::Flush, 0, 0)] {
         assert_eq!(rig.world.run(0, &mut *lanes[0], bio).status, Status::IoErr);
     }
     rig.suspend(false, &mut lanes).unwrap();
@@ -258,7 +260,7 @@ fn held_bios_go_to_the_new_table() {
         let mut lanes = rig.lanes();
         rig.disks[0].hold(true);
         rig.disks[0].hand_back(true);
-        let mut bios = vec![write(20, 30, 1), read(0, 2), bare(Op::Flush, 0, 0)];
+        let mut bios = vec![write(20, 30, 1), read(0, 2), bio_without_data(Op::Flush, 0, 0)];
         bios[0].flags = BioFlags::PREFLUSH;
         rig.world.submit(0, &mut *lanes[0], bios);
         rig.load(new);
@@ -441,7 +443,7 @@ fn flushes_go_to_each_device_once() {
         rig.go(table);
         let mut lanes = rig.lanes();
         assert_eq!(
-            flush(&mut rig, &mut lanes[0], bare(Op::Flush, 0, 0)),
+            flush(&mut rig, &mut lanes[0], bio_without_data(Op::Flush, 0, 0)),
             (Status::Ok, counts.to_vec()),
             "{table}"
         );
@@ -449,7 +451,7 @@ fn flushes_go_to_each_device_once() {
     rig.go("0 8 linear /d0 0\n8 8 linear /d1 0");
     let mut lanes = rig.lanes();
     rig.disks[1].fail(Status::IoErr);
-    let result = flush(&mut rig, &mut lanes[0], bare(Op::Flush, 0, 0));
+    let result = flush(&mut rig, &mut lanes[0], bio_without_data(Op::Flush, 0, 0));
     assert_eq!(result, (Status::IoErr, vec![1, 1, 0]));
     // A write is not executed if the flush before it failed.
     let mut bio = write(0, 1, 3);
@@ -502,9 +504,9 @@ fn the_table_is_the_boundary() {
         (read(1, 8), Status::Inval),
         (read(0, 9), Status::Inval),
         (read_nothing(), Status::Inval),
-        (bare(Op::WriteZeroes, 0, 8), Status::NotSupp),
-        (bare(Op::Discard, 0, 8), Status::Ok),
-        (bare(Op::Discard, 56, 16), Status::IoErr),
+        (bio_without_data(Op::WriteZeroes, 0, 8), Status::NotSupp),
+        (bio_without_data(Op::Discard, 0, 8), Status::Ok),
+        (bio_without_data(Op::Discard, 56, 16), Status::IoErr),
     ] {
         let text = format!("{bio:?}");
         assert_eq!(rig.world.run(0, &mut *lanes[0], bio).status, status, "{text}");
@@ -516,7 +518,7 @@ fn the_table_is_the_boundary() {
 }
 
 fn read_nothing() -> Box<Bio> {
-    bare(Op::Read, 0, 0)
+    bio_without_data(Op::Read, 0, 0)
 }
 
 /// A device must not map itself: not directly, not through others, and not through an inactive

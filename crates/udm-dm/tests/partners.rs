@@ -45,8 +45,8 @@ fn a_partner_is_renewed_when_a_table_comes_and_when_it_goes() {
     rig.resume(&[&side], &mut lanes).unwrap();
     let log = shared.take_log();
     let at = |what: &str| log.iter().position(|entry| entry == what).unwrap();
-    assert!(at("gone s") < at("resume s") && at("postsuspend t") < at("gone s"), "{log:?}");
-    assert!(at("postsuspend s") < at("gone s") && at("resume s") < at("resume t"), "{log:?}");
+    assert!(at("retired s") < at("resume s") && at("postsuspend t") < at("retired s"), "{log:?}");
+    assert!(at("postsuspend s") < at("retired s") && at("resume s") < at("resume t"), "{log:?}");
     assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), ("s".into(), 2));
 
     // A suspend and a resume change nothing for others.
@@ -58,7 +58,7 @@ fn a_partner_is_renewed_when_a_table_comes_and_when_it_goes() {
     rig.load(&top, "0 64 error");
     rig.remove(&side, &mut lanes).unwrap();
     let log = shared.take_log();
-    assert!(log.ends_with(&["gone s".into(), "resume t".into()]) && log.len() == 5 + 1, "{log:?}");
+    assert!(log.ends_with(&["retired s".into(), "resume t".into()]) && log.len() == 5 + 1, "{log:?}");
     assert_eq!(sides_seen(&mut rig, &shared, lane, &mut lanes), (String::new(), 1));
     assert!(side.is_suspended() && top.table_text(true).contains("error"));
 }

@@ -5,7 +5,7 @@ mod mapped_fixture;
 use mapped_fixture::Fixture;
 use std::sync::Arc;
 use udm_core::{Batch, Lane, Op, Status};
-use udm_dm::testing::{TestResolver, bare};
+use udm_dm::testing::{TestResolver, bio_without_data};
 
 /// A lane stops retrying a request if each time one path fails it, the other path returns. In a
 /// no-flush suspend, the request waits for the resume. If it is a piece, the whole request waits,
@@ -23,14 +23,14 @@ fn a_piece_that_was_to_be_tried_again_is_handed_back() {
     let mut lane = rig.open(&up);
     for (i, disk) in disks.iter().enumerate() {
         let low = Arc::clone(&low);
-        disk.judge(move |_| {
+        disk.set_verdict(move |_| {
             let target = Arc::clone(&low.live().unwrap().targets()[0].target);
             let words = ["reinstate_path".to_owned(), format!("7:{}", 2 - i)];
             target.message(&words, &mut TestResolver::new()).unwrap();
             Status::IoErr
         });
     }
-    rig.world.submit(0, &mut *lane, [bare(Op::Read, 28, 8)]);
+    rig.world.submit(0, &mut *lane, [bio_without_data(Op::Read, 28, 8)]);
     assert!(rig.world.poll(0, &mut *lane).is_empty(), "every path fails it, and none stays failed");
 
     let mut home = Batch::new();
@@ -55,7 +55,7 @@ fn pieces_before(long: usize, late: Box<udm_core::Bio>) -> usize {
     let device = rig.live("d", &format!("0 {} striped 1 8 /disk 0", LONG * 16));
     let mut lane = rig.open(&device);
     disk.hold(true);
-    rig.world.submit(0, &mut *lane, (0..long as u64).map(|i| bare(Op::Read, i * LONG, LONG)));
+    rig.world.submit(0, &mut *lane, (0..long as u64).map(|i| bio_without_data(Op::Read, i * LONG, LONG)));
     // Far into the first read, not at its beginning.
     for _ in 0..2000 {
         disk.release(1);
@@ -88,7 +88,11 @@ fn drain(rig: &mut Fixture, lane: &mut Box<dyn Lane>, mut left: usize) {
 /// A short read or a flush after a long read waits only for pieces in flight, not for all 8192.
 #[test]
 fn a_short_request_does_not_wait_for_a_long_one() {
-    for late in [bare(Op::Read, 4, 8), bare(Op::Flush, 0, 0), bare(Op::Discard, 0, 64)] {
+    for late in [
+        bio_without_data(Op::Read, 4, 8),
+        bio_without_data(Op::Flush, 0, 0),
+        bio_without_data(Op::Discard, 0, 64),
+    ] {
         let op = late.op;
         let pieces = pieces_before(1, late);
         assert!(pieces <= 72, "{op:?} behind {pieces} pieces");
@@ -99,8 +103,8 @@ fn a_short_request_does_not_wait_for_a_long_one() {
 /// each long one. A flush waits for none of these turns.
 #[test]
 fn short_requests_take_turns_with_many_long_ones() {
-    let pieces = pieces_before(12, bare(Op::Read, 4, 8));
+    let pieces = pieces_before(12, bio_without_data(Op::Read, 4, 8));
     assert!(pieces <= 2 * 256 + 12 * 8, "{pieces} pieces");
-    let pieces = pieces_before(12, bare(Op::Flush, 0, 0));
+    let pieces = pieces_before(12, bio_without_data(Op::Flush, 0, 0));
     assert!(pieces <= 256 + 8, "{pieces} pieces");
 }

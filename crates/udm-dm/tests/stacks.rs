@@ -7,7 +7,7 @@ use std::sync::Arc;
 use udm_core::errno::{EINVAL, ELOOP, EMLINK};
 use udm_core::{Batch, BioFlags, Device, Op, Sectors, Status};
 use udm_dm::mapped::{DEPTH_MAX, LANES_MAX};
-use udm_dm::testing::{TestDisk, bare, write};
+use udm_dm::testing::{TestDisk, bio_without_data, write};
 
 /// A stack that grows from the top: each device is loaded over a device without a table, so nothing
 /// below it is deep.
@@ -32,7 +32,7 @@ fn a_stack_that_grows_at_its_bottom_has_an_end() {
         rig.resume(&devices[i], &mut []).unwrap();
     }
     let mut lane = rig.open(&devices[0]);
-    assert_eq!(rig.world.run(0, &mut *lane, bare(Op::Read, 0, 8)).status, Status::Ok);
+    assert_eq!(rig.world.run(0, &mut *lane, bio_without_data(Op::Read, 0, 8)).status, Status::Ok);
 }
 
 /// Tables that name the device below twice: the number of lanes doubles with each level, from the
@@ -62,7 +62,7 @@ fn lanes_cannot_double_without_end() {
     assert_eq!(from_the_bottom, Some((13, 31)));
     // The accepted stack opens at once and works.
     let mut lane = rig.open(&devices[12]);
-    assert_eq!(rig.world.run(0, &mut *lane, bare(Op::Read, 0, 8)).status, Status::Ok);
+    assert_eq!(rig.world.run(0, &mut *lane, bio_without_data(Op::Read, 0, 8)).status, Status::Ok);
     // The lowest device counts 4096 times, so a second table of the same width is too much.
     assert_eq!(rig.load(&devices[0], "0 4 linear /d 0\n4 4 linear /d 4").unwrap_err().errno, EMLINK);
     assert_eq!(rig.load(&devices[5], &twice(4)).unwrap_err().errno, EMLINK);
@@ -140,10 +140,10 @@ fn a_live_table_keeps_its_limits_and_the_one_below_checks() {
     assert_eq!((up.limits(), low.limits().logical_block), (before, 4096));
     for lane in [&mut early, &mut late] {
         let mut end = |bio| rig.world.run(0, &mut **lane, bio).status;
-        assert_eq!(end(bare(Op::Read, 0, 8)), Status::Ok);
-        assert_eq!(end(bare(Op::Read, 1, 8)), Status::Inval, "not a block of the lower one");
-        assert_eq!(end(bare(Op::Write, 0, 8)), Status::ReadOnly);
-        assert_eq!(end(bare(Op::Discard, 0, 8)), Status::ReadOnly);
+        assert_eq!(end(bio_without_data(Op::Read, 0, 8)), Status::Ok);
+        assert_eq!(end(bio_without_data(Op::Read, 1, 8)), Status::Inval, "not a block of the lower one");
+        assert_eq!(end(bio_without_data(Op::Write, 0, 8)), Status::ReadOnly);
+        assert_eq!(end(bio_without_data(Op::Discard, 0, 8)), Status::ReadOnly);
     }
     hard.set_limits(|limits| limits.read_only = false);
     let reloaded = "0 64 linear /hard 0";
@@ -151,12 +151,12 @@ fn a_live_table_keeps_its_limits_and_the_one_below_checks() {
     rig.resume(&low, &mut [&mut early, &mut late]).unwrap();
     drop(hard.take_log());
     // The write is durable, because the lower device knows of the cache.
-    let mut bio = bare(Op::Write, 0, 8);
+    let mut bio = bio_without_data(Op::Write, 0, 8);
     bio.flags = BioFlags::FUA;
     assert_eq!(rig.world.run(0, &mut *early, bio).status, Status::Ok);
     let ops: Vec<Op> = hard.take_log().iter().map(|seen| seen.op).collect();
     assert_eq!(ops, [Op::Write, Op::Flush]);
-    assert_eq!(rig.world.run(0, &mut *early, bare(Op::Discard, 0, 8)).status, Status::NotSupp);
+    assert_eq!(rig.world.run(0, &mut *early, bio_without_data(Op::Discard, 0, 8)).status, Status::NotSupp);
 
     rig.load(&up, "0 64 linear @low 0").unwrap();
     assert_eq!(up.limits(), before, "a table that waits changes nothing");
@@ -178,7 +178,7 @@ fn fua_is_kept_when_a_cache_comes_later() {
     let mut lane = rig.open(&up);
     rig.load(&low, "0 64 linear /cached 0").unwrap();
     rig.resume(&low, &mut [&mut lane]).unwrap();
-    let mut bio = bare(Op::Write, 0, 8);
+    let mut bio = bio_without_data(Op::Write, 0, 8);
     bio.flags = BioFlags::FUA;
     assert_eq!(rig.world.run(0, &mut *lane, bio).status, Status::Ok);
     let ops: Vec<Op> = cached.take_log().iter().map(|seen| seen.op).collect();

@@ -20,7 +20,7 @@ enum LineSpec {
     Error { len: u64 },
 }
 
-fn row() -> impl Strategy<Value = LineSpec> {
+fn any_line() -> impl Strategy<Value = LineSpec> {
     prop_oneof![
         4 => (0..DISKS, 1u64..80).prop_map(|(disk, len)| LineSpec::Linear { disk, len }),
         3 => (prop::collection::vec(0..DISKS, 1..4), 1u64..20, 1u64..5)
@@ -297,7 +297,7 @@ proptest! {
 
     #[test]
     fn any_table_is_its_address_map(
-        rows in prop::collection::vec(row(), 1..8),
+        rows in prop::collection::vec(any_line(), 1..8),
         max_sectors in prop_oneof![Just(1u64), 2u64..30, Just(1 << 20)],
         fua in any::<bool>(),
         reverse in any::<bool>(),

@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = udm_backends::open(&udm_wire::uri::parse(device)?)?;
     exports.add(Export::new("disk", "", false, device)?)?;
     let listen = [ListenAddress::Unix(socket.into())];
-    let server = NbdServer::start(runtime.cluster(), exports, ServerOptions::default(), &listen)?;
+    let server = NbdServer::start(runtime.core_set(), exports, ServerOptions::default(), &listen)?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
     server.stop();
     runtime.stop();

@@ -48,7 +48,7 @@ fn a_warm_connection_allocates_nothing() {
     let exports = Arc::new(Exports::new());
     let device = udm_backends::open(&udm_wire::uri::parse("mem:64M").unwrap()).unwrap();
     exports.add(Export::new("disk", "", false, device).unwrap()).unwrap();
-    let server = NbdServer::start(runtime.cluster(), exports, ServerOptions::default(), &[]).unwrap();
+    let server = NbdServer::start(runtime.core_set(), exports, ServerOptions::default(), &[]).unwrap();
     let (mut stream, socket) = UnixStream::pair().unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     server.adopt(socket.into()).unwrap();

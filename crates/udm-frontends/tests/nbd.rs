@@ -31,7 +31,7 @@ impl ServerFixture {
         let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None], poll: false, spin_max }).unwrap();
         let exports = Arc::new(Exports::new());
         exports.add(Export::new("", "", false, device).unwrap()).unwrap();
-        let server = NbdServer::start(runtime.cluster(), exports, options, &[]).unwrap();
+        let server = NbdServer::start(runtime.core_set(), exports, options, &[]).unwrap();
         let (mut stream, socket) = UnixStream::pair().unwrap();
         // A limit against hanging forever.
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();

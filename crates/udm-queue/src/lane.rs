@@ -158,7 +158,7 @@ impl QueueLane {
                 });
                 self.down.push(bio.expect("a request waits"));
             }
-            if !self.tags.settle(self.wanted(), cx) {
+            if !self.tags.update_wait(self.wanted(), cx) {
                 if self.wanted() == 0 || !self.tags.are_retired() {
                     break;
                 }
@@ -173,8 +173,8 @@ impl QueueLane {
     }
 
     /// Handles `n` requests completed by the disk: returns their tags, and the tags of held writes
-    /// ([`Lane::held`]). Otherwise, held writes of an abandoned path would block all waiters for a
-    /// tag.
+    /// ([`Lane::held_writes`]). Otherwise, held writes of an abandoned path would block all waiters
+    /// for a tag.
     #[inline]
     fn completed(&mut self, n: usize) {
         if self.released == 0 && n > 0 {
@@ -187,7 +187,7 @@ impl QueueLane {
     /// As [`QueueLane::completed`], if held writes exist or may exist.
     #[cold]
     fn release_abandoned(&mut self, n: usize) {
-        let before = std::mem::replace(&mut self.released, self.below.held());
+        let before = std::mem::replace(&mut self.released, self.below.held_writes());
         // Some of the completed requests have returned their tags before.
         let completed = n + self.released - before;
         if completed > 0 {
@@ -262,7 +262,7 @@ impl Lane for QueueLane {
         if how == Drain::NoFlush {
             self.waiting.hand_back(&mut self.merger, back);
             back.append(&mut self.retries);
-            self.tags.settle(0, cx);
+            self.tags.update_wait(0, cx);
         }
         if self.remote_lane.is_some() {
             self.drain_remote_lane(how, back, cx);
@@ -275,10 +275,10 @@ impl Lane for QueueLane {
         if self.merger.has_in_flight() {
             self.merger.back(back, from, true, &mut self.retries, &mut self.down);
         }
-        self.tags.settle(self.wanted(), cx);
+        self.tags.update_wait(self.wanted(), cx);
     }
 
-    fn busy(&self) -> OwnWork {
-        self.below.busy()
+    fn own_work(&self) -> OwnWork {
+        self.below.own_work()
     }
 }

@@ -62,8 +62,8 @@ use request_queue::{LaneUser, QueuePosition, RequestQueue};
 use std::sync::Arc;
 use udm_core::{
     CancelChange, ChangeStatus, Checkpoint, Cx, Device, DeviceId, DiskBusy, DiskLock, DiskQueue, Extents,
-    GrowCallback, Growth, Lane, Limits, OpenError, PowerSwitch, QueueChangeCallback, QueueReport, Sector,
-    Sectors, SharedDiskState, StackedDevice,
+    GrowCallback, GrowthPolicy, Lane, Limits, OpenError, PowerSwitch, QueueChangeCallback, QueueReport,
+    Sector, Sectors, SharedDiskState, StackedDevice,
 };
 use udm_wire::uri::QueueParams;
 
@@ -128,7 +128,7 @@ impl Device for QueuedDevice {
         self.0.disk().may_shrink()
     }
 
-    fn growth(&self) -> Option<Growth> {
+    fn growth(&self) -> Option<GrowthPolicy> {
         self.0.disk().growth()
     }
 
@@ -156,12 +156,12 @@ impl Device for QueuedDevice {
         self.0.disk().lock()
     }
 
-    fn waits(&self) -> Option<String> {
-        self.0.disk().waits()
+    fn stall_reason(&self) -> Option<String> {
+        self.0.disk().stall_reason()
     }
 
-    fn refused(&self) -> Option<String> {
-        self.0.disk().refused()
+    fn rejection_reason(&self) -> Option<String> {
+        self.0.disk().rejection_reason()
     }
 
     fn power(&self) -> Option<&dyn PowerSwitch> {

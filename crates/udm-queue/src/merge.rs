@@ -42,7 +42,7 @@ pub(crate) struct Merger {
     owner: OwnerId,
     /// Parts of the merged requests that are with the disk, by cookie.
     in_flight: Slab<Batch>,
-    spare: Batch,
+    free_bios: Batch,
     spare_parts: Vec<Batch>,
 }
 
@@ -56,7 +56,7 @@ impl Merger {
             front: params.front_merges > 0,
             owner,
             in_flight: Slab::new(),
-            spare: Batch::new(),
+            free_bios: Batch::new(),
             spare_parts: Vec::new(),
         }
     }
@@ -148,13 +148,13 @@ impl Merger {
         } else {
             request.parts.append(&mut parts);
             self.spare_parts.push(parts);
-            self.spare.push(bio);
+            self.free_bios.push(bio);
         }
     }
 
     /// Turns a request of one bio into a merged request.
     fn wrap(&mut self, request: &mut Request) {
-        let mut whole = self.spare.pop().unwrap_or_default();
+        let mut whole = self.free_bios.pop().unwrap_or_default();
         let first = &mut request.bio;
         (whole.op, whole.flags, whole.owner) = (first.op, first.flags, self.owner);
         (whole.sector, whole.sectors, whole.started) = (first.sector, first.sectors, first.started);
@@ -239,7 +239,7 @@ impl Merger {
         }
         debug_assert!(whole.data.is_empty(), "all data has been returned");
         self.spare_parts.push(parts);
-        self.spare.push(whole);
+        self.free_bios.push(whole);
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) struct RequestQueue {
     /// True while a change of settings is in progress.
     changing: AtomicBool,
     /// Forwards the requests of all cores to one core if they have one order.
-    funnel: SingleOwner,
+    owner: SingleOwner,
     place: QueuePosition,
     me: Weak<RequestQueue>,
 }
@@ -77,7 +77,7 @@ impl RequestQueue {
             max_sectors_kb: AtomicU32::new(params.max_sectors_kb),
             now: Mutex::new(Arc::new(QueueSettings::new(params))),
             changing: AtomicBool::new(false),
-            funnel: SingleOwner::default(),
+            owner: SingleOwner::default(),
             place,
             me: Weak::clone(me),
         })
@@ -118,7 +118,7 @@ impl RequestQueue {
     /// Opens this core's lane to the owner task.
     pub fn remote_lane(&self, cx: &mut Cx<'_>) -> Box<dyn Lane> {
         let me: Arc<dyn Device> = self.me.upgrade().expect("a lane holds it");
-        self.funnel.open(&me, cx)
+        self.owner.open(&me, cx)
     }
 
     /// The current limits of merging.
@@ -230,19 +230,19 @@ impl RequestQueue {
     }
 }
 
+/// The queue, its new and old settings, and the callback.
+type QueueChange = (Arc<RequestQueue>, Arc<QueueSettings>, Arc<QueueSettings>, QueueChangeCallback);
+
 /// A change that waits for the tags of the old settings.
 struct PendingChange {
     /// Number of hardware queues whose tags are not all taken.
     queues_left: AtomicUsize,
-    /// The queue, its new and old settings, and the callback. `None` when the change is complete or
-    /// cancelled.
-    change: Mutex<Option<(Arc<RequestQueue>, Arc<QueueSettings>, Arc<QueueSettings>, QueueChangeCallback)>>,
+    /// `None` when the change is complete or cancelled.
+    change: Mutex<Option<QueueChange>>,
 }
 
 impl PendingChange {
-    fn take(
-        &self,
-    ) -> Option<(Arc<RequestQueue>, Arc<QueueSettings>, Arc<QueueSettings>, QueueChangeCallback)> {
+    fn take(&self) -> Option<QueueChange> {
         self.change.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 

@@ -77,12 +77,12 @@ impl QueueSettings {
         numbers.push(("max_hw_sectors_kb", disk_max.0 / 2));
         let hw_queue = |set: usize| {
             let tags = self.tags.get().and_then(|all| all.get(set));
-            let (free, in_line) = tags.map_or((each, 0), |tags| tags.usage());
+            let (free, waiting) = tags.map_or((each, 0), |tags| tags.usage());
             HwQueueReport {
                 cores: (0..cores).filter(|core| queue_of(*core, cores, sets) == set).collect(),
                 tags: each,
                 tags_in_use: each.saturating_sub(free),
-                in_line,
+                waiting,
                 shared: None,
             }
         };

@@ -24,10 +24,10 @@ use crate::settings::queue_of;
 
 /// Time for which a disk stays active after its last request: the request timeout of null_blk, by
 /// which the kernel detects an idle disk.
-const IDLE: Nanos = Nanos::from_millis(5_000);
+const ACTIVE_TIME: Nanos = Nanos::from_millis(5_000);
 
 /// The minimum share of a disk.
-const LEAST: u32 = 4;
+const MIN_SHARE: u32 = 4;
 
 /// A set of tags shared by several disks.
 pub struct TagSet {
@@ -59,7 +59,7 @@ struct SharingDisk {
 
 /// A lane of a disk.
 struct SharedTagWaiter {
-    bell: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
     user: DeviceId,
     wanted: u32,
     /// Tags granted but not yet collected; its disk holds them.
@@ -102,16 +102,16 @@ impl TagSet {
         };
         let all = self.queues.get_or_init(|| (0..self.count(cores)).map(|_| made()).collect());
         let nth = queue_of(cx.core().index(), cores, all.len());
-        let bell = Arc::new(WaitQueue::new());
-        let listener = bell.subscribe(cx);
+        let wait_queue = Arc::new(WaitQueue::new());
+        let wait_handle = wait_queue.subscribe(cx);
         lock(&all[nth]).waiters.push(SharedTagWaiter {
-            bell: Arc::clone(&bell),
+            wait_queue: Arc::clone(&wait_queue),
             user,
             wanted: 0,
             granted: 0,
         });
         let (set, waiting, ended, down) = (Arc::clone(self), VecDeque::new(), Batch::new(), Batch::new());
-        Box::new(SharedTagLane { set, nth, bell, listener, below, waiting, out: 0, ended, down })
+        Box::new(SharedTagLane { set, nth, wait_queue, wait_handle, below, waiting, out: 0, ended, down })
     }
 
     /// Tags of the disk `user` in hardware queue `nth` of its own `of` queues. If the set has
@@ -142,13 +142,13 @@ fn lock(tags: &Mutex<SharedHwTags>) -> MutexGuard<'_, SharedHwTags> {
 impl SharedHwTags {
     /// Number of active disks.
     fn active(&self, now: Nanos) -> usize {
-        let wants = |id: DeviceId| self.waiters.iter().any(|seat| seat.user == id && seat.wanted > 0);
+        let wants = |id: DeviceId| self.waiters.iter().any(|waiter| waiter.user == id && waiter.wanted > 0);
         self.users.iter().filter(|one| one.held > 0 || one.until > now || wants(one.id)).count()
     }
 
     /// Maximum number of tags per disk if `disks` disks are active.
     fn share(&self, disks: u32) -> u32 {
-        if self.depth == 1 { 1 } else { self.depth.div_ceil(disks.max(1)).max(LEAST).min(self.depth) }
+        if self.depth == 1 { 1 } else { self.depth.div_ceil(disks.max(1)).max(MIN_SHARE).min(self.depth) }
     }
 
     fn user(&mut self, id: DeviceId) -> &mut SharingDisk {
@@ -159,36 +159,36 @@ impl SharedHwTags {
         &mut self.users[at]
     }
 
-    /// Returns `completed` tags of the lane with the wait queue `bell`, and sets its demand to
-    /// `wanted`. Returns the tags granted to the lane. Appends the wait queues of other lanes that
-    /// got tags to `tell`.
+    /// Returns `completed` tags of the lane with the wait queue `wait_queue`, and sets its demand
+    /// to `wanted`. Returns the tags granted to the lane. Appends the wait queues of other lanes
+    /// that got tags to `to_wake`.
     fn return_and_request(
         &mut self,
-        bell: &Arc<WaitQueue>,
+        wait_queue: &Arc<WaitQueue>,
         completed: u32,
         wanted: u32,
         now: Nanos,
-        tell: &mut Vec<Arc<WaitQueue>>,
+        to_wake: &mut Vec<Arc<WaitQueue>>,
     ) -> u32 {
         let at = self
             .waiters
             .iter()
-            .position(|seat| Arc::ptr_eq(&seat.bell, bell))
+            .position(|waiter| Arc::ptr_eq(&waiter.wait_queue, wait_queue))
             .expect("the lane has a waiter");
         let id = self.waiters[at].user;
         self.now = now;
         let user = self.user(id);
         user.held -= completed;
-        user.until = now + IDLE;
+        user.until = now + ACTIVE_TIME;
         self.free += completed + u32::from(completed > 0 && bugs::on(Bug::SharedTagTwice));
-        let seat = &mut self.waiters[at];
-        seat.wanted = wanted.saturating_sub(seat.granted);
-        self.grant_tags(Some(bell), tell);
+        let waiter = &mut self.waiters[at];
+        waiter.wanted = wanted.saturating_sub(waiter.granted);
+        self.grant_tags(Some(wait_queue), to_wake);
         std::mem::take(&mut self.waiters[at].granted)
     }
 
     /// Grants tags to waiters that may have more, one each in turn.
-    fn grant_tags(&mut self, me: Option<&Arc<WaitQueue>>, tell: &mut Vec<Arc<WaitQueue>>) {
+    fn grant_tags(&mut self, me: Option<&Arc<WaitQueue>>, to_wake: &mut Vec<Arc<WaitQueue>>) {
         let most = self.share(self.active(self.now) as u32);
         let mut passed = 0;
         while self.free > 0 && passed < self.waiters.len() {
@@ -202,25 +202,28 @@ impl SharedHwTags {
             passed = 0;
             self.free -= 1;
             self.user(id).held += 1;
-            let seat = &mut self.waiters[at];
-            (seat.wanted, seat.granted) = (wanted - 1, seat.granted + 1);
-            if seat.granted == 1 && me.is_none_or(|me| !Arc::ptr_eq(me, &seat.bell)) {
-                tell.push(Arc::clone(&seat.bell));
+            let waiter = &mut self.waiters[at];
+            (waiter.wanted, waiter.granted) = (wanted - 1, waiter.granted + 1);
+            if waiter.granted == 1 && me.is_none_or(|me| !Arc::ptr_eq(me, &waiter.wait_queue)) {
+                to_wake.push(Arc::clone(&waiter.wait_queue));
             }
         }
     }
 
     /// Removes the waiter of a closed lane that had `out` tags.
-    fn remove_waiter(&mut self, bell: &Arc<WaitQueue>, out: u32, tell: &mut Vec<Arc<WaitQueue>>) {
-        let Some(at) = self.waiters.iter().position(|seat| Arc::ptr_eq(&seat.bell, bell)) else { return };
-        let seat = self.waiters.swap_remove(at);
-        let back = out + seat.granted;
+    fn remove_waiter(&mut self, wait_queue: &Arc<WaitQueue>, out: u32, to_wake: &mut Vec<Arc<WaitQueue>>) {
+        let Some(at) = self.waiters.iter().position(|waiter| Arc::ptr_eq(&waiter.wait_queue, wait_queue))
+        else {
+            return;
+        };
+        let waiter = self.waiters.swap_remove(at);
+        let back = out + waiter.granted;
         self.free += back;
-        self.user(seat.user).held -= back;
-        if self.waiters.iter().all(|other| other.user != seat.user) {
-            self.users.retain(|one| one.id != seat.user);
+        self.user(waiter.user).held -= back;
+        if self.waiters.iter().all(|other| other.user != waiter.user) {
+            self.users.retain(|one| one.id != waiter.user);
         }
-        self.grant_tags(None, tell);
+        self.grant_tags(None, to_wake);
     }
 }
 
@@ -228,8 +231,8 @@ impl SharedHwTags {
 struct SharedTagLane {
     set: Arc<TagSet>,
     nth: usize,
-    bell: Arc<WaitQueue>,
-    listener: WaitHandle,
+    wait_queue: Arc<WaitQueue>,
+    wait_handle: WaitHandle,
     below: Box<dyn Lane>,
     /// Requests without a tag.
     waiting: VecDeque<Box<Bio>>,
@@ -243,11 +246,11 @@ struct SharedTagLane {
 impl SharedTagLane {
     /// Calls `f` under the lock. Wakes other lanes after the lock is released.
     fn with_tags<T>(&self, f: impl FnOnce(&mut SharedHwTags, &mut Vec<Arc<WaitQueue>>) -> T) -> T {
-        let mut tell = Vec::new();
+        let mut to_wake = Vec::new();
         let queues = self.set.queues.get().expect("a lane is open");
-        let result = f(&mut lock(&queues[self.nth]), &mut tell);
+        let result = f(&mut lock(&queues[self.nth]), &mut to_wake);
         if !bugs::on(Bug::SharedTagNotRung) {
-            tell.iter().for_each(|bell| bell.wake_up());
+            to_wake.iter().for_each(|wait_queue| wait_queue.wake_up());
         }
         result
     }
@@ -258,10 +261,11 @@ impl SharedTagLane {
         let now = cx.now();
         self.out -= completed;
         loop {
-            let seen = self.listener.epoch();
+            let seen = self.wait_handle.epoch();
             let wanted = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);
-            let got = self
-                .with_tags(|tags, tell| tags.return_and_request(&self.bell, completed, wanted, now, tell));
+            let got = self.with_tags(|tags, to_wake| {
+                tags.return_and_request(&self.wait_queue, completed, wanted, now, to_wake)
+            });
             let sent = got.min(wanted);
             self.out += sent;
             self.down.extend(self.waiting.drain(..sent as usize));
@@ -279,7 +283,7 @@ impl SharedTagLane {
             }
             if completed == 0 && self.waiting.len() == before {
                 if before > 0 {
-                    self.listener.wait(seen, cx);
+                    self.wait_handle.wait(seen, cx);
                 }
                 break;
             }
@@ -322,14 +326,14 @@ impl Lane for SharedTagLane {
         }
     }
 
-    fn busy(&self) -> OwnWork {
-        self.below.busy()
+    fn own_work(&self) -> OwnWork {
+        self.below.own_work()
     }
 }
 
 impl Drop for SharedTagLane {
     fn drop(&mut self) {
         debug_assert!(self.out == 0 || std::thread::panicking(), "closed with requests in flight");
-        self.with_tags(|tags, tell| tags.remove_waiter(&self.bell, self.out, tell));
+        self.with_tags(|tags, to_wake| tags.remove_waiter(&self.wait_queue, self.out, to_wake));
     }
 }

@@ -35,7 +35,7 @@ struct OwnerHandle {
 struct OwnerShared {
     forwarded: SegQueue<ForwardedRequest>,
     /// Woken when a request is queued.
-    bell: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
     /// True when the task is over and serves no more requests.
     over: AtomicBool,
     /// Number of lanes opened so far.
@@ -61,7 +61,7 @@ struct ReplyQueue {
     queue: SegQueue<(usize, Status, Segments)>,
     /// Requests that were not started and were handed back by a drain.
     handed_back: SegQueue<(usize, Segments)>,
-    bell: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
 }
 
 impl OwnerShared {
@@ -69,7 +69,7 @@ impl OwnerShared {
     fn refuse(&self) {
         while let Some(forwarded) = self.forwarded.pop() {
             forwarded.from.queue.push((forwarded.key, Status::Transport, forwarded.data));
-            forwarded.from.bell.wake_up();
+            forwarded.from.wait_queue.wake_up();
         }
     }
 }
@@ -80,9 +80,10 @@ impl SingleOwner {
     pub fn open(&self, device: &Arc<dyn Device>, cx: &mut Cx<'_>) -> Box<dyn Lane> {
         let mut kept = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let running = kept.upgrade().unwrap_or_else(|| {
-            let (forwarded, bell, drains) = (SegQueue::new(), Arc::new(WaitQueue::new()), Arc::default());
+            let (forwarded, wait_queue, drains) =
+                (SegQueue::new(), Arc::new(WaitQueue::new()), Arc::default());
             let (over, lanes) = (AtomicBool::new(false), AtomicU32::new(0));
-            let shared = Arc::new(OwnerShared { forwarded, bell, over, lanes, drains });
+            let shared = Arc::new(OwnerShared { forwarded, wait_queue, over, lanes, drains });
             let device = Arc::new(OwnerDevice::new(Arc::clone(device), Arc::clone(&shared.drains)));
             let of_task = Arc::clone(&shared);
             let make = move || Box::new(OwnerTask::new(device, of_task)) as Box<dyn Task>;
@@ -91,18 +92,18 @@ impl SingleOwner {
         });
         *kept = Arc::downgrade(&running);
         let lane = running.shared.lanes.fetch_add(1, Relaxed);
-        let (queue, handed_back, bell) = (SegQueue::new(), SegQueue::new(), Arc::new(WaitQueue::new()));
-        let replies = Arc::new(ReplyQueue { lane, queue, handed_back, bell });
-        let listener = replies.bell.subscribe(cx);
+        let (queue, handed_back, wait_queue) = (SegQueue::new(), SegQueue::new(), Arc::new(WaitQueue::new()));
+        let replies = Arc::new(ReplyQueue { lane, queue, handed_back, wait_queue });
+        let wait_handle = replies.wait_queue.subscribe(cx);
         let drain_requester = DrainRequester::new(lane, Arc::clone(&running.shared.drains));
-        Box::new(RemoteLane { running, replies, listener, waiting: Slab::new(), drain_requester })
+        Box::new(RemoteLane { running, replies, wait_handle, waiting: Slab::new(), drain_requester })
     }
 }
 
 struct RemoteLane {
     running: Arc<OwnerHandle>,
     replies: Arc<ReplyQueue>,
-    listener: WaitHandle,
+    wait_handle: WaitHandle,
     waiting: Slab<Box<Bio>>,
     drain_requester: DrainRequester,
 }
@@ -127,7 +128,7 @@ impl RemoteLane {
                 if !self.replies.handed_back.is_empty() {
                     cx.wake_now();
                 }
-                return self.drain_requester.settle(self.waiting.is_empty());
+                return self.drain_requester.clear_if_empty(self.waiting.is_empty());
             }
             // The suspend without flush was cancelled before this drain, and a drain with flush
             // hands back nothing.
@@ -149,14 +150,14 @@ impl RemoteLane {
             cx.wake_now();
             self.submit(&mut again, cx);
         }
-        self.drain_requester.settle(self.waiting.is_empty());
+        self.drain_requester.clear_if_empty(self.waiting.is_empty());
     }
 }
 
 impl Lane for RemoteLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let shared = &self.running.shared;
-        let seen = self.listener.epoch();
+        let seen = self.wait_handle.epoch();
         for mut bio in batch.drain(..) {
             let Bio { op, flags, sector, sectors, .. } = *bio;
             let (data, from) = (std::mem::take(&mut bio.data), Arc::clone(&self.replies));
@@ -167,15 +168,15 @@ impl Lane for RemoteLane {
         if shared.over.load(SeqCst) {
             shared.refuse();
         }
-        shared.bell.wake_up();
+        shared.wait_queue.wake_up();
         // The lane above may submit in its `poll`, after it has polled this lane.
         if !bugs::on(Bug::WayNotAwaited) {
-            self.listener.wait(seen, cx);
+            self.wait_handle.wait(seen, cx);
         }
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let seen = self.listener.epoch();
+        let seen = self.wait_handle.epoch();
         while let Some((key, status, data)) = self.replies.queue.pop() {
             let mut bio = self.waiting.remove(key);
             bio.data = data;
@@ -186,7 +187,7 @@ impl Lane for RemoteLane {
             self.poll_drained(cx);
         }
         if !self.waiting.is_empty() {
-            self.listener.wait(seen, cx);
+            self.wait_handle.wait(seen, cx);
         }
     }
 
@@ -204,17 +205,17 @@ struct OwnerTask {
     device: Arc<dyn Device>,
     shared: Arc<OwnerShared>,
     lane: Option<DeviceSlot>,
-    bell: Option<WaitHandle>,
+    wait_handle: Option<WaitHandle>,
     in_flight: Slab<(Arc<ReplyQueue>, usize)>,
     /// Completed bios, for reuse.
-    spare: Batch,
+    free_bios: Batch,
     stopping: bool,
 }
 
 impl OwnerTask {
     fn new(device: Arc<dyn Device>, shared: Arc<OwnerShared>) -> OwnerTask {
-        let (in_flight, spare) = (Slab::new(), Batch::new());
-        OwnerTask { device, shared, lane: None, bell: None, in_flight, spare, stopping: false }
+        let (in_flight, free_bios) = (Slab::new(), Batch::new());
+        OwnerTask { device, shared, lane: None, wait_handle: None, in_flight, free_bios, stopping: false }
     }
 
     fn take_requests(&mut self, cx: &mut dyn TaskCx) {
@@ -228,7 +229,7 @@ impl OwnerTask {
         while let Some(ForwardedRequest { op, flags, sector, sectors, data, from, key }) =
             self.shared.forwarded.pop()
         {
-            let mut bio = self.spare.pop().unwrap_or_default();
+            let mut bio = self.free_bios.pop().unwrap_or_default();
             (bio.op, bio.flags, bio.sector, bio.sectors, bio.data) = (op, flags, sector, sectors, data);
             let of_lane = from.lane;
             bio.cookie = drain::cookie(of_lane, self.in_flight.insert((from, key)));
@@ -239,15 +240,15 @@ impl OwnerTask {
 
 impl Task for OwnerTask {
     fn turn(&mut self, cx: &mut dyn TaskCx) {
-        let bell = self.bell.take().unwrap_or_else(|| cx.subscribe(&self.shared.bell));
+        let wait_handle = self.wait_handle.take().unwrap_or_else(|| cx.subscribe(&self.shared.wait_queue));
         loop {
-            let seen = bell.epoch();
+            let seen = wait_handle.epoch();
             self.take_requests(cx);
-            if self.stopping || bell.register_wait(seen) {
+            if self.stopping || wait_handle.register_wait(seen) {
                 break;
             }
         }
-        self.bell = Some(bell);
+        self.wait_handle = Some(wait_handle);
     }
 
     fn complete(&mut self, done: &mut Batch, cx: &mut dyn TaskCx) {
@@ -259,14 +260,14 @@ impl Task for OwnerTask {
                 false => to.queue.push((key, bio.status, data)),
                 true => to.handed_back.push((key, data)),
             }
-            self.spare.push(bio);
+            self.free_bios.push(bio);
             // One wake for consecutive replies to the same lane.
             if let Some(before) = last.replace(Arc::clone(&to)).filter(|before| !Arc::ptr_eq(before, &to)) {
-                before.bell.wake_up();
+                before.wait_queue.wake_up();
             }
         }
         if let Some(last) = last {
-            last.bell.wake_up();
+            last.wait_queue.wake_up();
         }
         match self.stopping {
             true => self.stop(cx),
@@ -276,7 +277,7 @@ impl Task for OwnerTask {
 
     fn stop(&mut self, cx: &mut dyn TaskCx) {
         self.stopping = true;
-        self.bell = None;
+        self.wait_handle = None;
         self.shared.over.store(true, SeqCst);
         self.shared.refuse();
         if self.in_flight.is_empty()
@@ -290,7 +291,7 @@ impl Task for OwnerTask {
         self.stopping && self.in_flight.is_empty()
     }
 
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         OwnWork::Background
     }
 }

@@ -46,7 +46,7 @@ pub(crate) struct Tags {
     free: AtomicU32,
     waiters: WaiterQueue<Arc<TagWaiter>>,
     /// Number of waiters in line or about to join it.
-    in_line: AtomicU32,
+    waiting: AtomicU32,
     depth: u32,
     retired: AtomicBool,
 }
@@ -56,7 +56,7 @@ pub(crate) struct TagWaiter {
     /// [`QUEUED`], then 31 bits for the number of wanted tags, then 32 bits for the number of
     /// granted tags.
     state: AtomicU64,
-    bell: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
     /// Called when the waiter has all tags that it wants.
     then: Option<Box<dyn Fn() + Send + Sync>>,
 }
@@ -70,7 +70,7 @@ fn wanted(state: u64) -> u32 {
 
 impl TagWaiter {
     fn new() -> TagWaiter {
-        TagWaiter { state: AtomicU64::new(0), bell: Arc::new(WaitQueue::new()), then: None }
+        TagWaiter { state: AtomicU64::new(0), wait_queue: Arc::new(WaitQueue::new()), then: None }
     }
 
     /// Changes the state and returns the previous one. Release and acquire: a lane that gets a tag
@@ -130,8 +130,8 @@ impl Tags {
     /// Creates `depth` tags, at least one.
     pub fn new(depth: u32) -> Tags {
         let depth = depth.max(1);
-        let (free, in_line, retired) = (AtomicU32::new(depth), AtomicU32::new(0), AtomicBool::new(false));
-        Tags { free, waiters: WaiterQueue::new(), in_line, depth, retired }
+        let (free, waiting, retired) = (AtomicU32::new(depth), AtomicU32::new(0), AtomicBool::new(false));
+        Tags { free, waiters: WaiterQueue::new(), waiting, depth, retired }
     }
 
     /// Takes all tags permanently. Calls `then` when all are taken, perhaps at once. Pass the
@@ -154,9 +154,9 @@ impl Tags {
         fence(Ordering::SeqCst);
         interleave::point();
         while let Some(first) = self.waiters.pop() {
-            self.in_line.fetch_sub(1, Ordering::Relaxed);
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
             if !bugs::on(Bug::RetiredNotRung) {
-                first.bell.wake_up();
+                first.wait_queue.wake_up();
             }
         }
     }
@@ -168,7 +168,7 @@ impl Tags {
 
     /// Current numbers of free tags and of waiters in line.
     pub fn usage(&self) -> (u32, u32) {
-        (self.free.load(Ordering::Relaxed), self.in_line.load(Ordering::Relaxed))
+        (self.free.load(Ordering::Relaxed), self.waiting.load(Ordering::Relaxed))
     }
 
     /// Takes up to `most` tags.
@@ -189,11 +189,11 @@ impl Tags {
     #[inline]
     fn give(&self, n: u32) {
         interleave::point();
-        if self.in_line.load(Ordering::Relaxed) == 0 {
+        if self.waiting.load(Ordering::Relaxed) == 0 {
             self.free.fetch_add(n, Ordering::Release);
             fence(Ordering::SeqCst);
             interleave::point();
-            if self.in_line.load(Ordering::Relaxed) == 0 {
+            if self.waiting.load(Ordering::Relaxed) == 0 {
                 return;
             }
             // A lane that took them meanwhile returns them later, and then sees the line.
@@ -212,14 +212,14 @@ impl Tags {
             {
                 let (handed, stays) = first.grant();
                 n -= u32::from(handed);
-                let bell = Arc::clone(&first.bell);
+                let wait_queue = Arc::clone(&first.wait_queue);
                 if stays {
                     self.waiters.push(first);
                 } else {
-                    self.in_line.fetch_sub(1, Ordering::Relaxed);
+                    self.waiting.fetch_sub(1, Ordering::Relaxed);
                 }
                 if handed && !bugs::on(Bug::TagNotRung) {
-                    bell.wake_up();
+                    wait_queue.wake_up();
                 }
             }
             // Also if `n` is 0: while a waiter was out of the line, a returner may have found the
@@ -240,7 +240,7 @@ impl Tags {
     fn enqueue(&self, waiter: &Arc<TagWaiter>, n: u32) -> u32 {
         interleave::point();
         if waiter.request(n) {
-            self.in_line.fetch_add(1, Ordering::Relaxed);
+            self.waiting.fetch_add(1, Ordering::Relaxed);
             self.waiters.push(Arc::clone(waiter));
         }
         fence(Ordering::SeqCst);
@@ -254,7 +254,7 @@ impl Tags {
 pub(crate) struct LaneTags {
     tags: Arc<Tags>,
     waiter: Arc<TagWaiter>,
-    listener: WaitHandle,
+    wait_handle: WaitHandle,
     /// Tags without a request.
     free: u32,
     /// Tags with a request.
@@ -266,8 +266,8 @@ impl LaneTags {
     /// Creates the state of a lane without tags.
     pub fn new(tags: Arc<Tags>, cx: &mut Cx<'_>) -> LaneTags {
         let waiter = Arc::new(TagWaiter::new());
-        let listener = waiter.bell.subscribe(cx);
-        LaneTags { tags, waiter, listener, free: 0, out: 0, waits: false }
+        let wait_handle = waiter.wait_queue.subscribe(cx);
+        LaneTags { tags, waiter, wait_handle, free: 0, out: 0, waits: false }
     }
 
     /// Takes a tag for each of `n` requests. Returns false, and takes none for them, if there are
@@ -323,7 +323,7 @@ impl LaneTags {
     pub fn completed(&mut self, n: usize) {
         let n = n as u32;
         self.out -= n;
-        if self.waits && self.tags.in_line.load(Ordering::Relaxed) <= 1 {
+        if self.waits && self.tags.waiting.load(Ordering::Relaxed) <= 1 {
             self.free += n;
         } else {
             self.tags.give(n);
@@ -332,7 +332,7 @@ impl LaneTags {
 
     /// If `wanted` requests lack a tag, joins the line for them, and returns true if more tags are
     /// available at once. If `wanted` is 0, leaves the line and returns excess tags.
-    pub fn settle(&mut self, wanted: usize, cx: &mut Cx<'_>) -> bool {
+    pub fn update_wait(&mut self, wanted: usize, cx: &mut Cx<'_>) -> bool {
         let wanted = u32::try_from(wanted).unwrap_or(u32::MAX).min(u32::MAX >> 1);
         if wanted == 0 {
             if self.waits {
@@ -345,12 +345,12 @@ impl LaneTags {
             }
             return false;
         }
-        let seen = self.listener.epoch();
+        let seen = self.wait_handle.epoch();
         self.waits = true;
         self.free += self.tags.enqueue(&self.waiter, wanted);
         self.collect();
         if self.free == 0 {
-            self.listener.wait(seen, cx);
+            self.wait_handle.wait(seen, cx);
         }
         self.free > 0
     }

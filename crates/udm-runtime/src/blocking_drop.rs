@@ -51,15 +51,15 @@ mod tests {
 
     #[test]
     fn a_core_drops_elsewhere_and_others_here() {
-        let (tell, told) = channel();
+        let (tx, rx) = channel();
         let here = thread::current().id();
-        drop_blocking(DropProbe(tell.clone()));
-        assert_eq!(told.recv().unwrap(), here);
+        drop_blocking(DropProbe(tx.clone()));
+        assert_eq!(rx.recv().unwrap(), here);
         let core = CoreThreadGuard::new();
-        drop_blocking(DropProbe(tell.clone()));
-        assert_ne!(told.recv().unwrap(), here);
+        drop_blocking(DropProbe(tx.clone()));
+        assert_ne!(rx.recv().unwrap(), here);
         drop(core);
-        drop_blocking(DropProbe(tell));
-        assert_eq!(told.recv().unwrap(), here);
+        drop_blocking(DropProbe(tx));
+        assert_eq!(rx.recv().unwrap(), here);
     }
 }

@@ -50,9 +50,9 @@ impl CoreLanes {
         }
         let place = self.slots.vacant_entry();
         let key = place.key();
-        let before = cx.visit(Some(WakeTarget(key as u32)));
+        let before = cx.set_current_target(Some(WakeTarget(key as u32)));
         let lane = device.open(cx);
-        cx.visit(before);
+        cx.set_current_target(before);
         let lane = lane?;
         place.insert(LaneSlot {
             id,
@@ -69,8 +69,8 @@ impl CoreLanes {
     }
 
     /// Marks a lane to be polled in this turn. Ignores a lane that is closed.
-    pub(crate) fn visit(&mut self, visit: WakeTarget) {
-        let key = visit.0 as usize;
+    pub(crate) fn run_target(&mut self, target: WakeTarget) {
+        let key = target.0 as usize;
         if let Some(s) = self.slots.get_mut(key) {
             s.has_messages = true;
             self.activate(key);
@@ -91,7 +91,7 @@ impl CoreLanes {
         if s.users > 0 || s.active {
             return;
         }
-        if s.lane.busy() == OwnWork::Required {
+        if s.lane.own_work() == OwnWork::Required {
             self.activate(slot.0);
         } else {
             self.slots.remove(slot.0);
@@ -108,7 +108,7 @@ impl CoreLanes {
         for s in self.active.iter().map(|&key| &self.slots[key]).filter(|s| !s.background) {
             if s.in_flight > 0 {
                 to.requests.insert(s.id, s.in_flight);
-            } else if s.lane.busy() == OwnWork::Required {
+            } else if s.lane.own_work() == OwnWork::Required {
                 to.busy.insert(s.id);
             }
         }
@@ -121,7 +121,7 @@ impl CoreLanes {
 
     /// True if a lane has bios from above in flight, or required own work.
     pub(crate) fn has_in_flight(&self) -> bool {
-        self.slots.iter().any(|(_, s)| s.in_flight > 0 || s.lane.busy() == OwnWork::Required)
+        self.slots.iter().any(|(_, s)| s.in_flight > 0 || s.lane.own_work() == OwnWork::Required)
     }
 
     /// True if nothing that must complete is in flight: no bios from above, no required own work.
@@ -130,7 +130,7 @@ impl CoreLanes {
         self.active
             .iter()
             .map(|&key| &self.slots[key])
-            .all(|s| s.background || (s.in_flight == 0 && s.lane.busy() < OwnWork::Required))
+            .all(|s| s.background || (s.in_flight == 0 && s.lane.own_work() < OwnWork::Required))
     }
 
     pub(crate) fn push(&mut self, slot: DeviceSlot, bio: Box<Bio>) {
@@ -147,7 +147,7 @@ impl CoreLanes {
         let mut i = 0;
         while let Some(&key) = self.active.get(i) {
             let s = &mut self.slots[key];
-            cx.visit(Some(WakeTarget(key as u32)));
+            cx.set_current_target(Some(WakeTarget(key as u32)));
             if !s.batch.is_empty() {
                 s.lane.submit(&mut s.batch, cx);
                 debug_assert!(s.batch.is_empty(), "a lane left bios in the batch");
@@ -160,9 +160,9 @@ impl CoreLanes {
             s.lane.poll(done, cx);
             s.in_flight -= done.len() - n;
             s.has_messages &= done.len() > n;
-            let busy = s.lane.busy();
-            let let_go = s.users == 0 && busy < OwnWork::Required;
-            if s.in_flight > 0 || s.has_messages || (busy > OwnWork::Idle && !let_go) {
+            let busy = s.lane.own_work();
+            let is_closed = s.users == 0 && busy < OwnWork::Required;
+            if s.in_flight > 0 || s.has_messages || (busy > OwnWork::Idle && !is_closed) {
                 i += 1;
                 continue;
             }
@@ -172,7 +172,7 @@ impl CoreLanes {
                 self.slots.remove(key);
             }
         }
-        cx.visit(None);
+        cx.set_current_target(None);
         moved || done.len() > before
     }
 }

@@ -3,7 +3,7 @@
 use crate::front_end::FrontEnd;
 use crate::in_flight_report::InFlightReport;
 use crate::inbox::MessageQueue;
-use crate::task_front_end::{Stop, TaskFrontEnd};
+use crate::task_front_end::{StopTask, TaskFrontEnd};
 use std::any::Any;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ pub(crate) enum CoreMessage {
     /// A command to the lanes of a device.
     Command(DeviceId, LaneCommand),
     /// A wakeup for the holders of lane inboxes with this id.
-    Ring(DeviceId),
+    Wake(DeviceId),
     /// A new front end, made on the core because it is not `Send`.
     Attach(Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>),
     /// A message to the front ends that subscribe to a device.
@@ -68,9 +68,9 @@ impl CoreSet {
     /// [`LocalCore::detach`]: crate::LocalCore::detach
     pub fn with_task_core(cores: usize) -> io::Result<Arc<CoreSet>> {
         let task_core = u16::try_from(cores).unwrap_or(u16::MAX);
-        let cluster = CoreSet::with(cores.saturating_add(1), Some(CoreId(task_core)))?;
-        cluster.inboxes.iter().for_each(Inbox::stop_receiving);
-        Ok(cluster)
+        let core_set = CoreSet::with(cores.saturating_add(1), Some(CoreId(task_core)))?;
+        core_set.inboxes.iter().for_each(Inbox::stop_receiving);
+        Ok(core_set)
     }
 
     fn with(cores: usize, task_core: Option<CoreId>) -> io::Result<Arc<CoreSet>> {
@@ -106,7 +106,7 @@ impl CoreSet {
     /// Collects the work in flight on all cores. Cores that have not replied within `timeout` are
     /// only counted.
     #[must_use]
-    pub fn under_way(&self, timeout: Duration) -> InFlightReport {
+    pub fn in_flight_report(&self, timeout: Duration) -> InFlightReport {
         let (tx, rx) = std::sync::mpsc::sync_channel(self.len());
         for inbox in &self.inboxes {
             inbox.send(CoreMessage::Report(tx.clone()));
@@ -127,8 +127,8 @@ impl CoreSet {
         &self.inboxes[core.index()]
     }
 
-    pub(crate) fn send(&self, core: CoreId, mail: CoreMessage) {
-        self.inbox(core).send(mail);
+    pub(crate) fn send(&self, core: CoreId, message: CoreMessage) {
+        self.inbox(core).send(message);
     }
 }
 
@@ -140,7 +140,7 @@ impl Cores for CoreSet {
     }
 
     fn wake_up(&self, core: CoreId, id: DeviceId) {
-        self.send(core, CoreMessage::Ring(id));
+        self.send(core, CoreMessage::Wake(id));
     }
 
     /// Uses the cores in turn. In library mode it uses the first core, which exists before any
@@ -151,9 +151,9 @@ impl Cores for CoreSet {
         let core = self.task_core.unwrap_or_else(next);
         let (topic, me) = (DeviceId::new(), self.me.clone());
         self.attach(core, Box::new(move || Box::new(TaskFrontEnd::new(make(), topic))));
-        TaskHandle::new(move |told| {
-            if let Some(cluster) = me.upgrade() {
-                cluster.send_message(core, topic, Box::new(Stop { _ack: told }));
+        TaskHandle::new(move |ack| {
+            if let Some(core_set) = me.upgrade() {
+                core_set.send_message(core, topic, Box::new(StopTask { _ack: ack }));
             }
         })
     }

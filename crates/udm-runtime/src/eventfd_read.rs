@@ -1,6 +1,6 @@
 //! The wakeup of a core that sleeps in its ring.
 
-use crate::ring::{Done, Ring, RingOp, RingUser};
+use crate::ring::{Ring, RingCompletion, RingOp, RingUser};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use udm_core::{Buf, Segments};
@@ -9,15 +9,15 @@ use udm_core::{Buf, Segments};
 pub(crate) struct EventFdRead {
     user: RingUser,
     fd: Arc<OwnedFd>,
-    done: Vec<Done>,
+    done: Vec<RingCompletion>,
 }
 
 impl EventFdRead {
     /// Submits the read of `fd`, the eventfd of an inbox.
     pub(crate) fn new(ring: &Ring, fd: Arc<OwnedFd>) -> EventFdRead {
-        let bell = EventFdRead { user: ring.user(), fd, done: Vec::new() };
-        bell.arm(Segments::from(Buf::zeroed(8)));
-        bell
+        let read = EventFdRead { user: ring.user(), fd, done: Vec::new() };
+        read.arm(Segments::from(Buf::zeroed(8)));
+        read
     }
 
     fn arm(&self, data: Segments) {

@@ -1,7 +1,7 @@
 //! The interface of front ends, and their context.
 
 use crate::core_lanes::CoreLanes;
-use crate::ring::{Done, RingOp, RingUser};
+use crate::ring::{RingCompletion, RingOp, RingUser};
 use crate::subscriptions::Subscriptions;
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ pub trait FrontEnd {
     fn is_closed(&self) -> bool;
 
     /// Whether the program end waits for the front end; constant for its whole life.
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         OwnWork::Required
     }
 }
@@ -66,8 +66,8 @@ pub struct FrontCx<'a, 'b> {
     pub(crate) all_scheduled: &'a mut bool,
     pub(crate) locals: &'a mut CoreLocals,
     /// CPU time of this core's thread, and its total spin time.
-    pub(crate) spent: fn() -> Nanos,
-    pub(crate) spun: Nanos,
+    pub(crate) cpu_time: fn() -> Nanos,
+    pub(crate) spin_time: Nanos,
     /// The subscriptions of the core, and the topics of this front end.
     pub(crate) topics: (&'a mut Subscriptions, &'a mut Vec<DeviceId>),
 }
@@ -107,14 +107,14 @@ impl FrontCx<'_, '_> {
     }
 
     /// Appends the completed ring operations of this front end.
-    pub fn take(&mut self, out: &mut Vec<Done>) {
+    pub fn take(&mut self, out: &mut Vec<RingCompletion>) {
         self.user.take(out);
     }
 
     /// Sets whether completions of sends may be reported late; see
     /// [`crate::RingUser::set_defer_sends`].
-    pub fn set_defer_sends(&mut self, patient: bool) {
-        self.user.set_defer_sends(patient);
+    pub fn set_defer_sends(&mut self, defers_sends: bool) {
+        self.user.set_defer_sends(defers_sends);
     }
 
     /// Number of ring operations of this front end in flight.
@@ -174,8 +174,8 @@ impl FrontCx<'_, '_> {
 
     /// CPU time of this core since its thread began, without spinning. Costs a system call.
     #[must_use]
-    pub fn spent(&self) -> Nanos {
-        (self.spent)().since(self.spun)
+    pub fn cpu_time(&self) -> Nanos {
+        (self.cpu_time)().since(self.spin_time)
     }
 
     /// The core that runs this turn.

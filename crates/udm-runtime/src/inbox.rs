@@ -13,28 +13,28 @@ use std::sync::Arc;
 /// A queue of messages with an eventfd; one per core.
 pub(crate) struct MessageQueue<T> {
     queue: SegQueue<T>,
-    parking: SleepState,
-    bell: Arc<OwnedFd>,
+    sleep_state: SleepState,
+    eventfd: Arc<OwnedFd>,
 }
 
 impl<T> MessageQueue<T> {
     pub(crate) fn new() -> io::Result<MessageQueue<T>> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(MessageQueue { queue: SegQueue::new(), parking: SleepState::new(), bell: Arc::new(bell) })
+        let fd = eventfd(0, EventfdFlags::CLOEXEC)?;
+        Ok(MessageQueue { queue: SegQueue::new(), sleep_state: SleepState::new(), eventfd: Arc::new(fd) })
     }
 
     /// Queues a message and wakes the core if it sleeps. Messages to a detached core are dropped.
     pub(crate) fn send(&self, message: T) {
         self.queue.push(message);
         loop {
-            match self.parking.after_send() {
+            match self.sleep_state.after_send() {
                 ReceiverState::Awake => return,
                 // The counter cannot overflow: it is written once per sleep of the core.
                 ReceiverState::Sleeping => {
-                    let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+                    let _ = rustix::io::write(&*self.eventfd, &1u64.to_ne_bytes());
                     return;
                 }
-                ReceiverState::Detached if self.parking.discard_if_detached(|| self.empty()) => return,
+                ReceiverState::Detached if self.sleep_state.discard_if_detached(|| self.empty()) => return,
                 ReceiverState::Detached => {}
             }
         }
@@ -42,13 +42,13 @@ impl<T> MessageQueue<T> {
 
     /// Detaches the core: drops all messages, queued and new.
     pub(crate) fn stop_receiving(&self) {
-        self.parking.stop_receiving();
+        self.sleep_state.stop_receiving();
         self.empty();
     }
 
     /// A new core attaches to the inbox of a detached one.
     pub(crate) fn join(&self) {
-        self.parking.join();
+        self.sleep_state.join();
     }
 
     fn empty(&self) {
@@ -68,16 +68,16 @@ impl<T> MessageQueue<T> {
     /// Announces that the core is about to sleep. Returns false if it must not, because a message
     /// is queued.
     pub(crate) fn try_sleep(&self) -> bool {
-        self.parking.try_sleep(|| self.has_messages())
+        self.sleep_state.try_sleep(|| self.has_messages())
     }
 
     /// The core is awake: senders need not wake it.
     pub(crate) fn set_awake(&self) {
-        self.parking.set_awake();
+        self.sleep_state.set_awake();
     }
 
     /// The eventfd that a sleeping core reads.
     pub(crate) fn eventfd(&self) -> Arc<OwnedFd> {
-        self.bell.clone()
+        self.eventfd.clone()
     }
 }

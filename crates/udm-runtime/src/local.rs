@@ -56,7 +56,7 @@ enum WakeSource {
 /// Commands (suspend, resume, ...) reach its lanes at the begin of a turn. So an attached core must
 /// run turns as long as others may suspend its devices. `park` returns when a command arrives.
 pub struct LocalCore {
-    cluster: Arc<CoreSet>,
+    core_set: Arc<CoreSet>,
     id: CoreId,
     state: CoreState,
     wake_source: WakeSource,
@@ -72,9 +72,9 @@ pub struct LocalCore {
     options: CoreOptions,
     time: CoreClock,
     spin: SpinPolicy,
-    spun: Nanos,
+    spin_time: Nanos,
     /// Begin of the current wait.
-    parked: Nanos,
+    wait_began: Nanos,
     _on_core: CoreThreadGuard,
 }
 
@@ -83,40 +83,40 @@ impl LocalCore {
     ///
     /// # Errors
     /// There is no such core or no io_uring, or the thread cannot be pinned to the CPUs.
-    pub fn attach(cluster: &Arc<CoreSet>, id: CoreId, options: CoreOptions) -> io::Result<LocalCore> {
-        if id.index() >= cluster.len() {
+    pub fn attach(core_set: &Arc<CoreSet>, id: CoreId, options: CoreOptions) -> io::Result<LocalCore> {
+        if id.index() >= core_set.len() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("no core {}", id.0)));
         }
         pin(&options.cpus)?;
-        let inbox = cluster.inbox(id);
+        let inbox = core_set.inbox(id);
         let wake_source = match Ring::new() {
             Ok(ring) => WakeSource::Ring(ring.clone(), EventFdRead::new(&ring, inbox.eventfd())),
             Err(error) if options.ring_optional => {
-                WakeSource::EventFd(inbox.eventfd(), unavailable::why(&error))
+                WakeSource::EventFd(inbox.eventfd(), unavailable::describe(&error))
             }
-            Err(error) => return Err(io::Error::new(error.kind(), unavailable::why(&error))),
+            Err(error) => return Err(io::Error::new(error.kind(), unavailable::describe(&error))),
         };
         inbox.join();
-        Ok(LocalCore::with_backend(cluster, id, options, wake_source, CoreClock::SYSTEM))
+        Ok(LocalCore::with_backend(core_set, id, options, wake_source, CoreClock::SYSTEM))
     }
 
     /// Creates core `id` of a simulated world: `kernel` executes its ring operations, and `time` is
     /// its clock.
     pub(crate) fn simulated(
-        cluster: &Arc<CoreSet>,
+        core_set: &Arc<CoreSet>,
         id: CoreId,
         kernel: Box<dyn SimulatedKernel>,
         room: usize,
         time: CoreClock,
     ) -> LocalCore {
         let ring = Ring::simulated(kernel, room);
-        let bell = EventFdRead::new(&ring, cluster.inbox(id).eventfd());
+        let eventfd_read = EventFdRead::new(&ring, core_set.inbox(id).eventfd());
         let options = CoreOptions { spin_max: Duration::ZERO, ..CoreOptions::default() };
-        LocalCore::with_backend(cluster, id, options, WakeSource::Ring(ring, bell), time)
+        LocalCore::with_backend(core_set, id, options, WakeSource::Ring(ring, eventfd_read), time)
     }
 
     fn with_backend(
-        cluster: &Arc<CoreSet>,
+        core_set: &Arc<CoreSet>,
         id: CoreId,
         options: CoreOptions,
         wake_source: WakeSource,
@@ -126,11 +126,11 @@ impl LocalCore {
             WakeSource::Ring(ring, _) => Some(Rc::new(ring.clone()) as Rc<dyn Any>),
             WakeSource::EventFd(..) => None,
         };
-        let others: Arc<dyn Cores> = Arc::<CoreSet>::clone(cluster);
+        let others: Arc<dyn Cores> = Arc::<CoreSet>::clone(core_set);
         let begun = (time.now)();
-        let state = CoreState::new(id, cluster.len(), u64::from(id.0) + 1, io).with_cores(others);
+        let state = CoreState::new(id, core_set.len(), u64::from(id.0) + 1, io).with_cores(others);
         LocalCore {
-            cluster: cluster.clone(),
+            core_set: core_set.clone(),
             id,
             state,
             wake_source,
@@ -142,8 +142,8 @@ impl LocalCore {
             spin: SpinPolicy::new(options.spin_max.as_nanos() as u64),
             options,
             time,
-            spun: Nanos(0),
-            parked: begun,
+            spin_time: Nanos(0),
+            wait_began: begun,
             _on_core: CoreThreadGuard::new(),
         }
     }
@@ -174,14 +174,14 @@ impl LocalCore {
     }
 
     /// Total time that this core has spun while it waited.
-    pub(crate) fn spun(&self) -> Nanos {
-        self.spun
+    pub(crate) fn spin_time(&self) -> Nanos {
+        self.spin_time
     }
 
     /// From now on a reactor handles messages that are not for lanes.
     pub(crate) fn serve(&mut self) {
         self.serves = true;
-        self.cluster.serving.fetch_add(1, Ordering::Relaxed);
+        self.core_set.serving.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn ring(&self) -> Option<&Ring> {
@@ -196,7 +196,7 @@ impl LocalCore {
     pub fn ring_error(&self) -> Option<&str> {
         match &self.wake_source {
             WakeSource::Ring(..) => None,
-            WakeSource::EventFd(_, why) => Some(why),
+            WakeSource::EventFd(_, reason) => Some(reason),
         }
     }
 
@@ -218,16 +218,16 @@ impl LocalCore {
             self.begun = self.clock();
         }
         self.take_progress();
-        let inbox = self.cluster.inbox(self.id);
+        let inbox = self.core_set.inbox(self.id);
         if inbox.has_messages() {
             // Bounded, so that a sender that never stops does not block the core.
             for _ in 0..1024 {
                 match inbox.take() {
                     Some(CoreMessage::Command(device, command)) => {
-                        self.state.ports().deliver(device, &command);
+                        self.state.inboxes().deliver(device, &command);
                     }
-                    Some(CoreMessage::Ring(id)) => self.state.ports().wake_up(id),
-                    Some(mail) => self.other.push(mail),
+                    Some(CoreMessage::Wake(id)) => self.state.inboxes().wake_up(id),
+                    Some(message) => self.other.push(message),
                     None => break,
                 }
             }
@@ -247,11 +247,11 @@ impl LocalCore {
 
     /// Submits to the ring and reaps completions, without waiting.
     pub(crate) fn submit_and_reap(&mut self) {
-        if let WakeSource::Ring(ring, bell) = &mut self.wake_source
+        if let WakeSource::Ring(ring, eventfd_read) = &mut self.wake_source
             && ring.has_work()
         {
             ring.enter();
-            bell.rearm();
+            eventfd_read.rearm();
         }
     }
 
@@ -263,12 +263,12 @@ impl LocalCore {
 
     /// Stops receiving messages.
     pub(crate) fn stop_receiving(&self) {
-        self.cluster.inbox(self.id).stop_receiving();
+        self.core_set.inbox(self.id).stop_receiving();
     }
 
     /// True if an event requires another turn.
     fn has_wakeup(&self) -> bool {
-        self.ring().is_some_and(Ring::has_completions) || self.cluster.inbox(self.id).has_messages()
+        self.ring().is_some_and(Ring::has_completions) || self.core_set.inbox(self.id).has_messages()
     }
 
     /// Waits for a reason for another turn: a completion, a command, or the earliest time that a
@@ -305,9 +305,9 @@ impl LocalCore {
             self.submit_and_reap();
             return false;
         }
-        self.parked = begin;
+        self.wait_began = begin;
         if (self.spin.length() == 0 || !self.spin_until_event(begin))
-            && self.cluster.inbox(self.id).try_sleep()
+            && self.core_set.inbox(self.id).try_sleep()
         {
             return true;
         }
@@ -317,11 +317,11 @@ impl LocalCore {
 
     /// The part of [`LocalCore::park`] after the sleep.
     pub(crate) fn finish_sleep(&mut self) {
-        self.cluster.inbox(self.id).set_awake();
-        if let WakeSource::Ring(_, bell) = &mut self.wake_source {
-            bell.rearm();
+        self.core_set.inbox(self.id).set_awake();
+        if let WakeSource::Ring(_, eventfd_read) = &mut self.wake_source {
+            eventfd_read.rearm();
         }
-        self.spin.waited(self.parked, self.clock());
+        self.spin.waited(self.wait_began, self.clock());
     }
 
     /// The earliest time that a lane or front end asked for in the last turn.
@@ -333,7 +333,7 @@ impl LocalCore {
     /// on a CPU.
     fn add_spin_time(&mut self, begin: Nanos, end: Nanos) {
         let most = self.options.spin_max.as_nanos() as u64;
-        self.spun = self.spun + Nanos(end.since(begin).0.min(most));
+        self.spin_time = self.spin_time + Nanos(end.since(begin).0.min(most));
     }
 
     /// Spins from `begin` on. Returns true if there is a reason for another turn.
@@ -363,13 +363,13 @@ impl LocalCore {
     fn wait(&mut self, timeout: Option<Duration>) {
         match &self.wake_source {
             WakeSource::Ring(ring, _) => ring.wait(timeout),
-            WakeSource::EventFd(bell, _) => {
+            WakeSource::EventFd(eventfd, _) => {
                 let timeout = timeout
                     .map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
-                let rung = poll(&mut [PollFd::new(bell, PollFlags::IN)], timeout.as_ref());
-                if rung.is_ok_and(|n| n > 0) {
+                let ready = poll(&mut [PollFd::new(eventfd, PollFlags::IN)], timeout.as_ref());
+                if ready.is_ok_and(|n| n > 0) {
                     // The eventfd is readable, so this does not wait.
-                    let _ = rustix::io::read(&**bell, &mut [0; 8]);
+                    let _ = rustix::io::read(&**eventfd, &mut [0; 8]);
                 }
             }
         }
@@ -382,12 +382,12 @@ pub struct CoreClock {
     /// Monotonic time, the same on all cores of a process.
     pub now: fn() -> Nanos,
     /// CPU time of the calling thread.
-    pub spent: fn() -> Nanos,
+    pub cpu_time: fn() -> Nanos,
 }
 
 impl CoreClock {
     /// The system's clocks.
-    pub(crate) const SYSTEM: CoreClock = CoreClock { now: clock, spent };
+    pub(crate) const SYSTEM: CoreClock = CoreClock { now: clock, cpu_time };
 }
 
 impl Default for CoreClock {
@@ -411,7 +411,7 @@ fn since(origin: Nanos, now: Nanos) -> Nanos {
     Nanos(now.since(origin).0 + 1)
 }
 
-fn spent() -> Nanos {
+fn cpu_time() -> Nanos {
     read(ClockId::ThreadCPUTime)
 }
 

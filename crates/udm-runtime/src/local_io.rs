@@ -28,13 +28,13 @@ impl<'a> LocalControlIo<'a> {
 impl ControlIo for LocalControlIo<'_> {
     fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
         let mut core = self.core.borrow_mut();
-        let mut errand = ControlTransfer::new(&**device, bios);
+        let mut transfer = ControlTransfer::new(&**device, bios);
         let mut lane = core.open(&**device)?;
         let (mut batch, mut done) = (Batch::new(), Batch::new());
         let timeout = Nanos(u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX));
         let until = core.clock() + timeout;
-        while !errand.is_over() || lane.busy() == OwnWork::Required {
-            while let Some(mut bio) = errand.next() {
+        while !transfer.is_over() || lane.own_work() == OwnWork::Required {
+            while let Some(mut bio) = transfer.next() {
                 bio.start();
                 batch.push(bio);
             }
@@ -50,18 +50,18 @@ impl ControlIo for LocalControlIo<'_> {
             } else if done.is_empty() {
                 // The lane keeps its bios in flight, so it is leaked.
                 Box::leak(lane);
-                return if errand.is_over() {
-                    Ok(errand.finish())
+                return if transfer.is_over() {
+                    Ok(transfer.finish())
                 } else {
                     Err(ControlTransfer::timeout_error())
                 };
             }
             for mut bio in done.drain(..) {
                 bio.finish();
-                errand.add_completed(bio);
+                transfer.add_completed(bio);
             }
         }
-        Ok(errand.finish())
+        Ok(transfer.finish())
     }
 }
 
@@ -73,7 +73,7 @@ pub struct TemporaryCoreIo;
 impl ControlIo for TemporaryCoreIo {
     fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
         let options = CoreOptions { ring_optional: true, ..CoreOptions::default() };
-        let attached = CoreSet::new(1).and_then(|cluster| LocalCore::attach(&cluster, CoreId(0), options));
+        let attached = CoreSet::new(1).and_then(|core_set| LocalCore::attach(&core_set, CoreId(0), options));
         let mut core = attached
             .map_err(|e| OpenError::new(e.raw_os_error().unwrap_or(errno::EIO), format!("a core: {e}")))?;
         let done = LocalControlIo::new(&mut core, RUN_TIMEOUT).run(device, bios);

@@ -43,7 +43,7 @@ pub(crate) enum NextStep {
     /// Run another turn at once.
     RunAgain,
     /// Nothing moved: the core may sleep.
-    Rest,
+    Sleep,
     /// The core exits.
     Exited,
 }
@@ -54,14 +54,14 @@ pub(crate) struct LibraryTasks(Option<Box<ReactorState>>);
 
 impl LibraryTasks {
     /// Runs one turn with the new messages. Costs one test if there is nothing to do.
-    pub(crate) fn turn(&mut self, mail: &mut Vec<CoreMessage>, ring: &crate::Ring, cx: &mut Cx<'_>) {
-        if self.0.is_none() && mail.is_empty() {
+    pub(crate) fn turn(&mut self, messages: &mut Vec<CoreMessage>, ring: &crate::Ring, cx: &mut Cx<'_>) {
+        if self.0.is_none() && messages.is_empty() {
             return;
         }
         let inner = self.0.get_or_insert_with(|| Box::new(ReactorState::new()));
         ring.take_ready(&mut inner.ready);
         // After a turn in which something moved, another turn follows.
-        if inner.turn(std::mem::take(mail), ring, cx) {
+        if inner.turn(std::mem::take(messages), ring, cx) {
             cx.wake_now();
         } else if inner.fronts.is_empty() && inner.devices.is_empty() {
             self.0 = None;
@@ -99,7 +99,7 @@ struct ReactorState {
     listeners: Vec<usize>,
     /// The clocks of the core, and its total spin time.
     time: CoreClock,
-    spun: Nanos,
+    spin_time: Nanos,
     /// The earliest time that a front end asked for.
     wake: Nanos,
     /// Front ends refuse new requests.
@@ -120,7 +120,7 @@ impl Reactor {
         loop {
             match self.step() {
                 NextStep::RunAgain => {}
-                NextStep::Rest => self.core.park(),
+                NextStep::Sleep => self.core.park(),
                 NextStep::Exited => return self.stop_receiving(),
             }
         }
@@ -131,9 +131,9 @@ impl Reactor {
         let ring = self.core.ring().expect("a reactor's core has a ring").clone();
         let inner = &mut self.inner;
         ring.take_ready(&mut inner.ready);
-        let mail = std::mem::take(&mut self.core.other);
-        inner.spun = self.core.spun();
-        let moved = self.core.turn_without_enter(|cx| inner.turn(mail, &ring, cx));
+        let messages = std::mem::take(&mut self.core.other);
+        inner.spin_time = self.core.spin_time();
+        let moved = self.core.turn_without_enter(|cx| inner.turn(messages, &ring, cx));
         // Messages that arrived in this turn are handled in the next turn, at once.
         if !self.core.other.is_empty() {
             self.core.submit_and_reap();
@@ -149,7 +149,7 @@ impl Reactor {
         // wait for the next turn, but no longer.
         self.held_back = moved && !self.held_back;
         if !moved {
-            return NextStep::Rest;
+            return NextStep::Sleep;
         }
         if !self.held_back {
             self.core.submit_and_reap();
@@ -180,10 +180,10 @@ impl ReactorState {
     }
 
     /// Runs one turn; returns true if something moved.
-    fn turn(&mut self, mail: Vec<CoreMessage>, ring: &crate::Ring, cx: &mut Cx<'_>) -> bool {
-        let mut moved = !self.ready.is_empty() || !mail.is_empty();
-        for mail in mail {
-            match mail {
+    fn turn(&mut self, messages: Vec<CoreMessage>, ring: &crate::Ring, cx: &mut Cx<'_>) -> bool {
+        let mut moved = !self.ready.is_empty() || !messages.is_empty();
+        for message in messages {
+            match message {
                 CoreMessage::Attach(make) => self.attach(make(), ring.user(), cx),
                 CoreMessage::Message(device, message) => self.message(device, &*message, cx),
                 CoreMessage::End => self.end(cx),
@@ -199,17 +199,17 @@ impl ReactorState {
                     // The receiver may have timed out.
                     let _ = to.try_send(report);
                 }
-                CoreMessage::Command(..) | CoreMessage::Ring(_) => {
+                CoreMessage::Command(..) | CoreMessage::Wake(_) => {
                     unreachable!("the core itself delivers these")
                 }
             }
         }
-        while let Some(visit) = cx.take_woken() {
+        while let Some(target) = cx.take_woken() {
             moved = true;
-            self.visit(visit, cx);
+            self.run_target(target, cx);
         }
-        while let Some(visit) = self.ready.pop() {
-            self.visit(visit, cx);
+        while let Some(target) = self.ready.pop() {
+            self.run_target(target, cx);
         }
         std::mem::swap(&mut self.scheduled, &mut self.running);
         if std::mem::take(&mut self.all_scheduled) {
@@ -237,15 +237,15 @@ impl ReactorState {
     }
 
     /// Marks a lane for a poll in this turn, or calls a front end.
-    fn visit(&mut self, visit: WakeTarget, cx: &mut Cx<'_>) {
-        match visit.0 & FRONT {
-            0 => self.devices.visit(visit),
-            _ => self.call((visit.0 & !FRONT) as usize, cx, |front, _, fcx| front.gather(fcx)),
+    fn run_target(&mut self, target: WakeTarget, cx: &mut Cx<'_>) {
+        match target.0 & FRONT {
+            0 => self.devices.run_target(target),
+            _ => self.call((target.0 & !FRONT) as usize, cx, |front, _, fcx| front.gather(fcx)),
         }
     }
 
     fn attach(&mut self, front: Box<dyn FrontEnd>, user: RingUser, cx: &mut Cx<'_>) {
-        let background = front.busy() < OwnWork::Required;
+        let background = front.own_work() < OwnWork::Required;
         let attached = AttachedFrontEnd {
             front: Some(front),
             background,
@@ -332,7 +332,7 @@ impl ReactorState {
         let Some(attached) = self.fronts.get_mut(key) else { return };
         let mut front = attached.front.take().expect("front ends do not call each other");
         let mut done = std::mem::take(&mut attached.done);
-        cx.visit(Some(WakeTarget(FRONT | key as u32)));
+        cx.set_current_target(Some(WakeTarget(FRONT | key as u32)));
         let mut fcx = FrontCx {
             background: attached.background,
             cx,
@@ -344,12 +344,12 @@ impl ReactorState {
             scheduled: &mut self.scheduled,
             all_scheduled: &mut self.all_scheduled,
             locals: &mut self.locals,
-            spent: self.time.spent,
-            spun: self.spun,
+            cpu_time: self.time.cpu_time,
+            spin_time: self.spin_time,
             topics: (&mut self.topics, &mut attached.topics),
         };
         f(&mut *front, &mut done, &mut fcx);
-        fcx.cx.visit(None);
+        fcx.cx.set_current_target(None);
         attached.done = done;
         self.wake = self.wake.min(attached.wake);
         if let Some(deadline) = self.stopping {

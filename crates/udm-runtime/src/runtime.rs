@@ -23,7 +23,7 @@ pub struct RuntimeOptions {
 
 /// Core threads that serve front ends.
 pub struct Runtime {
-    cluster: Arc<CoreSet>,
+    core_set: Arc<CoreSet>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -36,17 +36,17 @@ impl Runtime {
     /// # Errors
     /// A core cannot start (no io_uring, no such CPU). All threads are stopped then.
     pub fn start(options: &RuntimeOptions) -> io::Result<Runtime> {
-        let cluster = CoreSet::new(options.cpus.len())?;
-        let mut runtime = Runtime { cluster: cluster.clone(), threads: Vec::new() };
+        let core_set = CoreSet::new(options.cpus.len())?;
+        let mut runtime = Runtime { core_set: core_set.clone(), threads: Vec::new() };
         for (i, cpu) in options.cpus.iter().copied().enumerate() {
             let id = CoreId(i as u16);
             let cpus = cpu.into_iter().collect();
             let core =
                 CoreOptions { cpus, poll: options.poll, spin_max: options.spin_max, ring_optional: false };
             let (tx, rx) = std::sync::mpsc::sync_channel(1);
-            let cluster = cluster.clone();
+            let core_set = core_set.clone();
             let thread = std::thread::Builder::new().name(format!("udm-core{i}")).spawn(move || {
-                match LocalCore::attach(&cluster, id, core) {
+                match LocalCore::attach(&core_set, id, core) {
                     Ok(core) => {
                         let _ = tx.send(Ok(()));
                         let _abort = AbortOnPanic;
@@ -68,8 +68,8 @@ impl Runtime {
 
     /// The cores, for senders of messages.
     #[must_use]
-    pub fn cluster(&self) -> &Arc<CoreSet> {
-        &self.cluster
+    pub fn core_set(&self) -> &Arc<CoreSet> {
+        &self.core_set
     }
 
     /// Attaches a front end to `core`; `make` runs on that core.
@@ -77,13 +77,13 @@ impl Runtime {
     /// # Panics
     /// If there is no such core.
     pub fn attach(&self, core: CoreId, make: Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>) {
-        self.cluster.attach(core, make);
+        self.core_set.attach(core, make);
     }
 
     /// Makes all front ends refuse new requests, and makes lanes send or fail the bios that they
     /// hold back. The cores still run, so devices can be suspended and removed.
     pub fn end(&self) {
-        self.cluster.end();
+        self.core_set.end();
     }
 
     /// Ends, waits for bios in flight (at most 10 s) and for the threads.
@@ -100,7 +100,7 @@ impl Runtime {
     #[must_use = "it says when the threads are over"]
     pub fn stop_within(self, limit: Duration) -> ShutdownHandle {
         let limit = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX / 2));
-        self.cluster.stop(limit);
+        self.core_set.stop(limit);
         ShutdownHandle(self.threads)
     }
 }
@@ -134,8 +134,8 @@ impl CoreSet {
         self.send_to_all(|| CoreMessage::Stop(limit));
     }
 
-    fn send_to_all(&self, mail: impl Fn() -> CoreMessage) {
-        (0..self.len()).for_each(|core| self.send(CoreId(core as u16), mail()));
+    fn send_to_all(&self, message: impl Fn() -> CoreMessage) {
+        (0..self.len()).for_each(|core| self.send(CoreId(core as u16), message()));
     }
 }
 

@@ -121,14 +121,14 @@ mod loom_tests {
 
     /// An inbox with counters in place of the queue and the eventfd.
     struct InboxModel {
-        parking: SleepState,
-        letters: AtomicUsize,
+        sleep_state: SleepState,
+        messages: AtomicUsize,
         rings: AtomicUsize,
     }
 
     fn send(m: &InboxModel) {
-        m.letters.fetch_add(1, Ordering::Release);
-        if m.parking.after_send() == ReceiverState::Sleeping {
+        m.messages.fetch_add(1, Ordering::Release);
+        if m.sleep_state.after_send() == ReceiverState::Sleeping {
             m.rings.fetch_add(1, Ordering::Release);
         }
     }
@@ -138,8 +138,8 @@ mod loom_tests {
     fn check_no_lost_message(senders: usize) {
         loom::model(move || {
             let m = Arc::new(InboxModel {
-                parking: SleepState::new(),
-                letters: AtomicUsize::new(0),
+                sleep_state: SleepState::new(),
+                messages: AtomicUsize::new(0),
                 rings: AtomicUsize::new(0),
             });
             let threads: Vec<_> = (0..senders)
@@ -148,7 +148,7 @@ mod loom_tests {
                     thread::spawn(move || send(&m))
                 })
                 .collect();
-            let asleep = m.parking.try_sleep(|| m.letters.load(Ordering::Acquire) > 0);
+            let asleep = m.sleep_state.try_sleep(|| m.messages.load(Ordering::Acquire) > 0);
             for t in threads {
                 t.join().unwrap();
             }

@@ -9,11 +9,11 @@ use udm_core::{CoreId, Nanos};
 
 /// State of a core after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rest {
+pub enum StepOutcome {
     /// The core is ready for the next step.
     None,
     /// The core sleeps. Step it when its kernel has completed an operation, or at this time.
-    Until(Nanos),
+    SleepUntil(Nanos),
     /// The core has exited.
     Exited,
 }
@@ -26,23 +26,23 @@ pub struct SteppedCore {
 }
 
 impl SteppedCore {
-    /// Creates core `id` of `cluster`. `kernel` executes its ring operations; the submission queue
+    /// Creates core `id` of `core_set`. `kernel` executes its ring operations; the submission queue
     /// has `room` entries.
     #[must_use]
     pub fn new(
-        cluster: &Arc<CoreSet>,
+        core_set: &Arc<CoreSet>,
         id: CoreId,
         kernel: Box<dyn SimulatedKernel>,
         room: usize,
         time: CoreClock,
     ) -> SteppedCore {
-        let core = LocalCore::simulated(cluster, id, kernel, room, time);
+        let core = LocalCore::simulated(core_set, id, kernel, room, time);
         SteppedCore { reactor: Some(Reactor::new(core)), asleep: false }
     }
 
     /// Runs one turn and returns the state after it. A sleeping core wakes up first.
-    pub fn step(&mut self) -> Rest {
-        let Some(reactor) = &mut self.reactor else { return Rest::Exited };
+    pub fn step(&mut self) -> StepOutcome {
+        let Some(reactor) = &mut self.reactor else { return StepOutcome::Exited };
         if std::mem::take(&mut self.asleep) {
             let core = reactor.core();
             if let Some(ring) = core.ring() {
@@ -51,23 +51,23 @@ impl SteppedCore {
             core.finish_sleep();
         }
         match reactor.step() {
-            NextStep::RunAgain => Rest::None,
-            NextStep::Rest => {
+            NextStep::RunAgain => StepOutcome::None,
+            NextStep::Sleep => {
                 let core = reactor.core();
                 self.asleep = core.prepare_sleep();
                 if !self.asleep {
-                    return Rest::None;
+                    return StepOutcome::None;
                 }
                 if let Some(ring) = core.ring() {
                     ring.submit();
                 }
-                Rest::Until(core.wake())
+                StepOutcome::SleepUntil(core.wake())
             }
             NextStep::Exited => {
                 if let Some(reactor) = self.reactor.take() {
                     reactor.stop_receiving();
                 }
-                Rest::Exited
+                StepOutcome::Exited
             }
         }
     }

@@ -9,7 +9,7 @@ use udm_core::{
 };
 
 /// The message that stops a task.
-pub(crate) struct Stop {
+pub(crate) struct StopTask {
     /// Dropped with the message, after the task has handled it.
     pub(crate) _ack: Option<Ack>,
 }
@@ -38,7 +38,7 @@ impl FrontEnd for TaskFrontEnd {
     }
 
     fn message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
-        if message.is::<Stop>() {
+        if message.is::<StopTask>() {
             self.task.stop(cx);
         }
     }
@@ -46,7 +46,7 @@ impl FrontEnd for TaskFrontEnd {
     /// The program end stops background tasks. A required task is stopped by its creator, and the
     /// program end waits for it.
     fn stop(&mut self, cx: &mut FrontCx<'_, '_>) {
-        if self.task.busy() < OwnWork::Required {
+        if self.task.own_work() < OwnWork::Required {
             self.task.stop(cx);
         }
     }
@@ -55,8 +55,8 @@ impl FrontEnd for TaskFrontEnd {
         self.task.is_over()
     }
 
-    fn busy(&self) -> OwnWork {
-        self.task.busy()
+    fn own_work(&self) -> OwnWork {
+        self.task.own_work()
     }
 }
 
@@ -85,7 +85,7 @@ impl TaskCx for FrontCx<'_, '_> {
         Arc::clone(self.cx.all_cores())
     }
 
-    fn subscribe(&mut self, bell: &Arc<WaitQueue>) -> WaitHandle {
-        bell.subscribe(self.cx)
+    fn subscribe(&mut self, queue: &Arc<WaitQueue>) -> WaitHandle {
+        queue.subscribe(self.cx)
     }
 }

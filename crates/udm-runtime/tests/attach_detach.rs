@@ -26,11 +26,11 @@ fn suspend(ack: &Ack) -> LaneCommand {
 
 #[test]
 fn a_detached_core_acks_at_once() {
-    let cluster = CoreSet::with_task_core(3).unwrap();
+    let core_set = CoreSet::with_task_core(3).unwrap();
     let answered = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&answered);
-    let ack = Ack::new(move || told.store(true, Ordering::SeqCst));
-    cluster.broadcast(DeviceId::new(), suspend(&ack));
+    let flag = Arc::clone(&answered);
+    let ack = Ack::new(move || flag.store(true, Ordering::SeqCst));
+    core_set.broadcast(DeviceId::new(), suspend(&ack));
     drop(ack);
     assert!(answered.load(Ordering::SeqCst), "a detached core delays the ack");
 }
@@ -41,27 +41,27 @@ fn a_detached_core_acks_at_once() {
 fn cores_attach_and_detach_among_messages() {
     const CORES: usize = 3;
     const LETTERS: usize = 300_000;
-    let cluster = CoreSet::with_task_core(CORES).unwrap();
+    let core_set = CoreSet::with_task_core(CORES).unwrap();
     let (over, answered) = (AtomicBool::new(false), Arc::new(AtomicUsize::new(0)));
     thread::scope(|scope| {
         for core in 0..CORES {
-            let (cluster, over) = (&cluster, &over);
+            let (core_set, over) = (&core_set, &over);
             scope.spawn(move || {
                 let device = DeviceId::new();
                 while !over.load(Ordering::Relaxed) {
-                    let mut local = LocalCore::attach(cluster, CoreId(core as u16), options()).unwrap();
-                    let port = local.turn(|cx| cx.open_inbox(device));
+                    let mut local = LocalCore::attach(core_set, CoreId(core as u16), options()).unwrap();
+                    let inbox = local.turn(|cx| cx.open_inbox(device));
                     // A message of the new core arrives, though late senders may drop messages of
                     // the detached core.
-                    cluster.broadcast(device, LaneCommand::Kick);
+                    core_set.broadcast(device, LaneCommand::Kick);
                     // A turn handles a limited number of messages, and others may be queued before
                     // this one.
                     let taken = (0..1000).any(|_| {
                         local.turn(|_| ());
-                        port.has_messages()
+                        inbox.has_messages()
                     });
                     assert!(taken, "a message to an attached core was dropped");
-                    drop(port);
+                    drop(inbox);
                     local.detach();
                 }
             });
@@ -71,7 +71,7 @@ fn cores_attach_and_detach_among_messages() {
             let ack = Ack::new(move || {
                 answered.fetch_add(1, Ordering::Relaxed);
             });
-            cluster.broadcast(DeviceId::new(), suspend(&ack));
+            core_set.broadcast(DeviceId::new(), suspend(&ack));
         }
         over.store(true, Ordering::Relaxed);
     });

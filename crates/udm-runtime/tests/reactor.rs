@@ -14,7 +14,8 @@ use udm_core::{
     Limits, Nanos, OpenError, Sectors, Segments,
 };
 use udm_runtime::{
-    CoreOptions, CoreSet, DeviceSlot, Done, FrontCx, FrontEnd, LocalCore, RingOp, Runtime, RuntimeOptions,
+    CoreOptions, CoreSet, DeviceSlot, FrontCx, FrontEnd, LocalCore, RingCompletion, RingOp, Runtime,
+    RuntimeOptions,
 };
 
 /// Completes each bio after 100 µs; holds bios while suspended.
@@ -22,9 +23,9 @@ struct DelayedDevice(DeviceId);
 
 struct DelayedLane {
     queue: Vec<(Nanos, Box<Bio>)>,
-    port: Rc<LaneInbox>,
-    suspended: Option<Ack>,
-    parked: bool,
+    inbox: Rc<LaneInbox>,
+    ack: Option<Ack>,
+    suspended: bool,
 }
 
 impl Device for DelayedDevice {
@@ -34,9 +35,9 @@ impl Device for DelayedDevice {
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         Ok(Box::new(DelayedLane {
             queue: Vec::new(),
-            port: cx.open_inbox(self.0),
-            suspended: None,
-            parked: false,
+            inbox: cx.open_inbox(self.0),
+            ack: None,
+            suspended: false,
         }))
     }
     fn limits(&self) -> Limits {
@@ -45,18 +46,18 @@ impl Device for DelayedDevice {
 }
 
 impl DelayedLane {
-    fn mail(&mut self) {
-        while let Some(command) = self.port.take() {
+    fn messages(&mut self) {
+        while let Some(command) = self.inbox.take() {
             match command {
                 LaneCommand::Suspend { ack, .. } => {
-                    self.parked = true;
-                    self.suspended = Some(ack);
+                    self.suspended = true;
+                    self.ack = Some(ack);
                 }
-                LaneCommand::Resume { .. } => self.parked = false,
+                LaneCommand::Resume { .. } => self.suspended = false,
                 _ => {}
             }
         }
-        self.suspended = None;
+        self.ack = None;
     }
 }
 
@@ -65,8 +66,8 @@ impl Lane for DelayedLane {
         self.queue.extend(batch.drain(..).map(|b| (cx.now() + Nanos(100_000), b)));
     }
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        self.mail();
-        if self.parked {
+        self.messages();
+        if self.suspended {
             return;
         }
         let mut wait = Vec::new();
@@ -88,7 +89,7 @@ struct EchoFrontEnd {
     device: Arc<dyn Device>,
     slot: Option<DeviceSlot>,
     pool: BioPool,
-    done: Vec<Done>,
+    done: Vec<RingCompletion>,
     out: usize,
     sending: usize,
     closed: bool,
@@ -218,13 +219,13 @@ fn commands_reach_idle_and_busy_lanes() {
             s.read_exact(&mut byte).unwrap();
         }
         runtime
-            .cluster()
+            .core_set()
             .broadcast(device.id(), LaneCommand::Suspend { how: Drain::Flush, ack: ack("suspended") });
         assert_eq!(rx.recv_timeout(Duration::from_secs(10)), Ok("suspended"));
         for s in &mut socks {
             s.write_all(b"a").unwrap();
         }
-        runtime.cluster().broadcast(device.id(), LaneCommand::Resume { generation: 0, ack: ack("resumed") });
+        runtime.core_set().broadcast(device.id(), LaneCommand::Resume { generation: 0, ack: ack("resumed") });
         assert_eq!(rx.recv_timeout(Duration::from_secs(10)), Ok("resumed"));
         for s in &mut socks {
             s.read_exact(&mut byte).unwrap();
@@ -236,9 +237,9 @@ fn commands_reach_idle_and_busy_lanes() {
 
 #[test]
 fn a_local_core_sleeps_and_wakes() {
-    let cluster = CoreSet::new(1).unwrap();
+    let core_set = CoreSet::new(1).unwrap();
     let device = DelayedDevice(DeviceId::new());
-    let mut core = LocalCore::attach(&cluster, CoreId(0), CoreOptions::default()).unwrap();
+    let mut core = LocalCore::attach(&core_set, CoreId(0), CoreOptions::default()).unwrap();
     let mut lane = core.open(&device).unwrap();
     let (mut batch, mut done) = (Batch::new(), Batch::new());
     for _ in 0..100 {
@@ -257,7 +258,7 @@ fn a_local_core_sleeps_and_wakes() {
         }
         done.pop().expect("it came back").finish();
     }
-    let other = cluster.clone();
+    let other = core_set.clone();
     let (id, (tx, rx)) = (device.id(), mpsc::channel::<()>());
     let t = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(50));
@@ -272,5 +273,5 @@ fn a_local_core_sleeps_and_wakes() {
         core.turn(|cx| lane.poll(&mut done, cx));
     }
     t.join().unwrap();
-    assert!(LocalCore::attach(&cluster, CoreId(1), CoreOptions::default()).is_err());
+    assert!(LocalCore::attach(&core_set, CoreId(1), CoreOptions::default()).is_err());
 }

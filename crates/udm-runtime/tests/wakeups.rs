@@ -17,7 +17,7 @@ const LANES: usize = 5000;
 struct PollCounter {
     id: DeviceId,
     polls: AtomicUsize,
-    bell: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
     busy: OwnWork,
     /// The lane waits for its wait queue, from its first poll on.
     waits: bool,
@@ -25,8 +25,8 @@ struct PollCounter {
 
 struct CountingLane {
     device: Arc<PollCounter>,
-    _port: Rc<LaneInbox>,
-    bell: WaitHandle,
+    _inbox: Rc<LaneInbox>,
+    wait_handle: WaitHandle,
 }
 
 struct CountingDevice(Arc<PollCounter>);
@@ -37,8 +37,12 @@ impl Device for CountingDevice {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        let port = cx.open_inbox(self.0.id);
-        Ok(Box::new(CountingLane { device: self.0.clone(), _port: port, bell: self.0.bell.subscribe(cx) }))
+        let inbox = cx.open_inbox(self.0.id);
+        Ok(Box::new(CountingLane {
+            device: self.0.clone(),
+            _inbox: inbox,
+            wait_handle: self.0.wait_queue.subscribe(cx),
+        }))
     }
 
     fn limits(&self) -> Limits {
@@ -52,11 +56,11 @@ impl Lane for CountingLane {
     fn poll(&mut self, _: &mut Batch, cx: &mut Cx<'_>) {
         self.device.polls.fetch_add(1, Ordering::Relaxed);
         if self.device.waits {
-            self.bell.wait(self.bell.epoch(), cx);
+            self.wait_handle.wait(self.wait_handle.epoch(), cx);
         }
     }
 
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         self.device.busy
     }
 }
@@ -89,26 +93,26 @@ fn runtime() -> Runtime {
 }
 
 fn open(runtime: &Runtime, devices: &[Arc<PollCounter>]) {
-    let (tell, told) = mpsc::channel();
+    let (tx, rx) = mpsc::channel();
     let opened = devices.iter().map(|d| Arc::new(CountingDevice(d.clone())) as Arc<dyn Device>).collect();
-    runtime.attach(CoreId(0), Box::new(move || Box::new(OpeningFrontEnd(opened, tell, false))));
-    told.recv_timeout(Duration::from_secs(60)).unwrap();
+    runtime.attach(CoreId(0), Box::new(move || Box::new(OpeningFrontEnd(opened, tx, false))));
+    rx.recv_timeout(Duration::from_secs(60)).unwrap();
 }
 
 /// Messages are handled in order: when the core has reported its work in flight, it has polled for
 /// all earlier messages.
 fn polls(runtime: &Runtime, devices: &[Arc<PollCounter>]) -> Vec<usize> {
-    assert_eq!(runtime.cluster().under_way(Duration::from_secs(60)).unanswered, 0);
+    assert_eq!(runtime.core_set().in_flight_report(Duration::from_secs(60)).unanswered, 0);
     devices.iter().map(|d| d.polls.swap(0, Ordering::Relaxed)).collect()
 }
 
 #[test]
 fn messages_and_wakeups_run_only_their_lanes() {
-    let bells: Vec<Arc<WaitQueue>> = (0..LANES / 2).map(|_| Arc::new(WaitQueue::new())).collect();
+    let wait_queues: Vec<Arc<WaitQueue>> = (0..LANES / 2).map(|_| Arc::new(WaitQueue::new())).collect();
     let counted = |n: usize| {
-        let bell = bells[n / 2].clone();
+        let wait_queue = wait_queues[n / 2].clone();
         let (id, waits) = (DeviceId::new(), n / 2 != 1000);
-        Arc::new(PollCounter { id, polls: AtomicUsize::new(0), bell, busy: OwnWork::Idle, waits })
+        Arc::new(PollCounter { id, polls: AtomicUsize::new(0), wait_queue, busy: OwnWork::Idle, waits })
     };
     let devices: Vec<_> = (0..LANES).map(counted).collect();
     let runtime = runtime();
@@ -117,12 +121,12 @@ fn messages_and_wakeups_run_only_their_lanes() {
     let visited = |polls: Vec<usize>| -> Vec<(usize, usize)> {
         polls.into_iter().enumerate().filter(|(_, polls)| *polls > 0).collect()
     };
-    runtime.cluster().broadcast(devices[4321].id, LaneCommand::Kick);
+    runtime.core_set().broadcast(devices[4321].id, LaneCommand::Kick);
     assert_eq!(visited(polls(&runtime, &devices)), [(4321, 1)], "a command");
     // Both subscribers wait since they were opened.
-    bells[2160].wake_up();
+    wait_queues[2160].wake_up();
     assert_eq!(visited(polls(&runtime, &devices)), [(4320, 1), (4321, 1)], "a wakeup");
-    bells[1000].wake_up();
+    wait_queues[1000].wake_up();
     assert_eq!(visited(polls(&runtime, &devices)), [], "a wakeup without waiters");
     runtime.stop();
 }
@@ -130,19 +134,25 @@ fn messages_and_wakeups_run_only_their_lanes() {
 /// A lane with background work gets turns, and the stop does not wait for it.
 #[test]
 fn background_work_does_not_delay_stop() {
-    let bell = Arc::new(WaitQueue::new());
+    let wait_queue = Arc::new(WaitQueue::new());
     let counted = |busy| {
         let id = DeviceId::new();
-        Arc::new(PollCounter { id, polls: AtomicUsize::new(0), bell: bell.clone(), busy, waits: true })
+        Arc::new(PollCounter {
+            id,
+            polls: AtomicUsize::new(0),
+            wait_queue: wait_queue.clone(),
+            busy,
+            waits: true,
+        })
     };
     let devices = [counted(OwnWork::Background), counted(OwnWork::Idle)];
     let runtime = runtime();
     open(&runtime, &devices);
     for device in &devices {
-        runtime.cluster().broadcast(device.id, LaneCommand::Kick);
+        runtime.core_set().broadcast(device.id, LaneCommand::Kick);
     }
     polls(&runtime, &devices);
-    let under_way = runtime.cluster().under_way(Duration::from_secs(60));
+    let under_way = runtime.core_set().in_flight_report(Duration::from_secs(60));
     assert!(under_way.busy.is_empty() && under_way.requests.is_empty(), "{under_way:?}");
     let polls = polls(&runtime, &devices);
     assert!(polls[0] > 0 && polls[1] == 0, "background work runs in each turn: {polls:?}");

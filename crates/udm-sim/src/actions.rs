@@ -247,7 +247,7 @@ impl TargetWorld {
             at = busy;
         }
         if self.machine.cores[c].open[at].in_flight > 0
-            || self.machine.cores[c].open[at].lane.busy() == OwnWork::Required
+            || self.machine.cores[c].open[at].lane.own_work() == OwnWork::Required
         {
             return Ok(());
         }

@@ -223,7 +223,7 @@ impl TargetWorld {
         if let Some(new) = loaded.access {
             env.refresh(new);
         }
-        device.spare = std::mem::replace(&mut device.access, loaded.access).or(device.spare);
+        device.free_access = std::mem::replace(&mut device.access, loaded.access).or(device.free_access);
         device.maps = vec![loaded.map];
         device.spec = loaded.spec;
         device.dust = DustLine::of(&device.spec, self.blueprint.is_free(i));

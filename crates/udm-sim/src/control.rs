@@ -86,7 +86,7 @@ impl TargetWorld {
                 running: None,
                 before: None,
                 access: None,
-                spare: None,
+                free_access: None,
                 hot: 0,
                 dust: Vec::new(),
                 expected,
@@ -196,7 +196,7 @@ impl TargetWorld {
         }
         self.check_exclusive_claims(i, &words)?;
         let old = self.devices[i].loaded.take().and_then(|l| l.access);
-        let spare = old.or_else(|| self.devices[i].spare.take());
+        let free_access = old.or_else(|| self.devices[i].free_access.take());
         let settings = &self.devices[i].settings;
         let retries = settings.no_path_retry.is_some();
         let intervals = (settings.polling_interval, settings.max_polling_interval);
@@ -215,11 +215,11 @@ impl TargetWorld {
                 lost: 0,
             };
             let mut env = lock(&self.machine.env);
-            match spare {
+            match free_access {
                 Some(slot) => env.accesses[slot] = access,
                 None => env.accesses.push(access),
             }
-            spare.unwrap_or(env.accesses.len() - 1)
+            free_access.unwrap_or(env.accesses.len() - 1)
         });
         self.devices[i].loaded = Some(InactiveTable { spec, map, access, table: weak, expected: None });
         Ok(())

@@ -12,7 +12,7 @@ use udm_core::control_io::{RunHandle, RunResult};
 use udm_core::{Batch, ControlIo, ControlTransfer, Device, Nanos, OpenError, errno};
 
 /// Maximum duration of one operation, in simulated time.
-const PATIENCE: Nanos = Nanos::from_millis(30_000);
+const TIMEOUT: Nanos = Nanos::from_millis(30_000);
 
 /// Maximum number of steps of one operation.
 const STEPS_MAX: u64 = 20_000;
@@ -45,18 +45,18 @@ impl<'a, W: MachineWorld> SimControlIo<'a, W> {
         self.failed.get()
     }
 
-    fn wait(&self, told: &Mutex<Option<RunResult>>) -> RunResult {
+    fn wait(&self, result: &Mutex<Option<RunResult>>) -> RunResult {
         let mut world = self.world.borrow_mut();
         let machine = world.machine();
         let (from, first) = (lock(&machine.env).now, machine.step);
         let was = std::mem::replace(&mut machine.loading, true);
         let answer = loop {
-            if let Some(answer) = told.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            if let Some(answer) = result.lock().unwrap_or_else(PoisonError::into_inner).take() {
                 break answer;
             }
             let machine = world.machine();
             let now = lock(&machine.env).now;
-            if now.since(from) > PATIENCE || machine.step - first > STEPS_MAX {
+            if now.since(from) > TIMEOUT || machine.step - first > STEPS_MAX {
                 break Err(ControlTransfer::timeout_error());
             }
             if let Err(wrong) = world.step() {
@@ -73,13 +73,13 @@ impl<'a, W: MachineWorld> SimControlIo<'a, W> {
 
 impl<W: MachineWorld> ControlIo for SimControlIo<'_, W> {
     fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
-        let told = Arc::new(Mutex::new(None));
-        let tell = Arc::clone(&told);
-        let tell = move |answer| *tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        let result = Arc::new(Mutex::new(None));
+        let to_set = Arc::clone(&result);
+        let set = move |answer| *to_set.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
         let inboxes: Arc<SimCores> = Arc::clone(&self.world.borrow_mut().machine().inboxes);
-        let started = RunHandle::new(device, bios, tell, |task| inboxes.start_io(&**device, task));
+        let started = RunHandle::new(device, bios, set, |task| inboxes.start_io(&**device, task));
         let answer = match &started {
-            Ok(_) => self.wait(&told),
+            Ok(_) => self.wait(&result),
             Err(error) => Err(error.clone()),
         };
         let failed = answer.as_ref().map_or(true, |bios| bios.iter().any(|bio| !bio.status.is_ok()));

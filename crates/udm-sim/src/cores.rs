@@ -186,9 +186,9 @@ impl SimCores {
         let cores = post.inboxes.len() as u64;
         let core = post.chance.below(cores) as usize;
         post.send(core, topic, CoreMessage::Start(make, purpose));
-        TaskHandle::new(move |told| {
+        TaskHandle::new(move |ack| {
             if let Some(cores) = me.upgrade() {
-                cores.post().send(core, topic, CoreMessage::Stop(told));
+                cores.post().send(core, topic, CoreMessage::Stop(ack));
             }
         })
     }

@@ -77,18 +77,18 @@ pub(crate) fn uncovered<C: Into<Option<Disturbance>>>(
 }
 
 /// Formats a list of counts for a person.
-pub(crate) fn list<N: std::fmt::Display>(all: impl IntoIterator<Item = (N, u64)>) -> String {
-    all.into_iter().map(|(name, n)| format!("{} {name}", count(n))).collect::<Vec<_>>().join(", ")
+pub(crate) fn format_counts<N: std::fmt::Display>(all: impl IntoIterator<Item = (N, u64)>) -> String {
+    all.into_iter().map(|(name, n)| format!("{} {name}", format_count(n))).collect::<Vec<_>>().join(", ")
 }
 
 /// Formats counts of disturbances for a person.
 pub(crate) fn format_disturbance_counts<C>(all: impl IntoIterator<Item = (&'static str, C, u64)>) -> String {
-    list(all.into_iter().map(|(name, _, n)| (name, n)))
+    format_counts(all.into_iter().map(|(name, _, n)| (name, n)))
 }
 
 /// Formats a number for a person.
 #[must_use]
-pub fn count(n: u64) -> String {
+pub fn format_count(n: u64) -> String {
     match n {
         0..10_000 => n.to_string(),
         10_000..10_000_000 => format!("{:.1} k", n as f64 / 1e3),

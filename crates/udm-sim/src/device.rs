@@ -107,7 +107,7 @@ pub struct ModelledDevice {
     pub(crate) before: Option<Arc<TableMap>>,
     /// Index of its multipath target in [`crate::environment::Env::accesses`].
     pub access: Option<usize>,
-    pub(crate) spare: Option<usize>,
+    pub(crate) free_access: Option<usize>,
     pub(crate) hot: u64,
     /// The dust lines of the live table.
     pub(crate) dust: Vec<DustLine>,

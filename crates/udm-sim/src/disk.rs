@@ -214,7 +214,7 @@ impl SimDisk {
     /// Returns the stamp for the bytes of a sector: the repeated number, or a reference to stored
     /// bytes. Returns `None` if the disk does not store such bytes.
     pub fn stamp(&mut self, bytes: &[u8]) -> Option<u64> {
-        crate::stamp::of(bytes).or_else(|| {
+        crate::stamp::uniform_stamp(bytes).or_else(|| {
             let keep = self.log || (self.tainted && crate::stamp::almost_of(bytes).is_some());
             keep.then(|| {
                 self.aside.push(bytes.into());

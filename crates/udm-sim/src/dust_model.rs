@@ -113,8 +113,8 @@ impl TargetWorld {
             fine = false;
         }
         if answer.is_ok() != fine {
-            let said = answer.map_or_else(|e| e.to_string(), |(said, _)| said);
-            return Err(format!("d{i} answers {words} with {said:?}"));
+            let reply = answer.map_or_else(|e| e.to_string(), |(reply, _)| reply);
+            return Err(format!("d{i} answers {words} with {reply:?}"));
         }
         self.machine.totals.dust += 1;
         // A write in flight may arrive when the block is bad.

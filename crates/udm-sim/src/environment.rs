@@ -3,10 +3,10 @@
 //! Each world has one [`Env`], in a mutex that only one thread ever locks. The mutex is needed
 //! because paths are devices, and devices must be `Sync`.
 
-use crate::beside::{HelperRequest, StoreMarkRecord};
 use crate::cores::TaskPurpose;
 use crate::counts::counts;
 use crate::disk::SimDisk;
+use crate::helper_threads::{HelperRequest, StoreMarkRecord};
 use crate::plan::{Disturbance, ExcludedDisturbances};
 use crate::rng::{RngStream, SimRng};
 use crate::trace::Trace;
@@ -71,7 +71,7 @@ pub struct PathState {
     pub failed: bool,
     /// How often that target must have failed the path.
     pub fails: u64,
-    /// Number of the interrupted visit in which the path last failed.
+    /// Number of the interrupted poll in which the path last failed.
     pub failed_in: u64,
     /// True if the path answered a check that began after its last failure.
     pub answered: bool,
@@ -264,9 +264,9 @@ pub struct Env {
     pub task_stops: bool,
     /// Time that a target waits for the result of a check.
     pub check_timeout: Nanos,
-    /// Number of the visit in progress that other cores may interrupt. A path that fails meanwhile
-    /// is noticed after the visit.
-    pub visit: Option<u64>,
+    /// Number of the poll in progress that other cores may interrupt. A path that fails meanwhile
+    /// is noticed after the poll.
+    pub current_poll: Option<u64>,
     /// Requests that disks and paths failed.
     pub faults: u64,
     /// Counters of events, for the report.
@@ -322,7 +322,7 @@ impl Env {
             task: None,
             task_stops: false,
             check_timeout: Nanos::NEVER,
-            visit: None,
+            current_poll: None,
             faults: 0,
             seen: EnvCounters::default(),
             late: Vec::new(),
@@ -417,7 +417,7 @@ impl Env {
             return false;
         }
         state.failed = true;
-        state.failed_in = self.visit.unwrap_or(0);
+        state.failed_in = self.current_poll.unwrap_or(0);
         state.answered = false;
         (state.doubted, state.checked_at) = (false, None);
         state.forget_checks();

@@ -63,7 +63,7 @@ impl ExpectedLimits {
         for (_, kind) in &spec.lines {
             match kind {
                 LineKind::PassThrough(PassThrough::LogWrites(_), b, _) => {
-                    add(ExpectedLimits { most: None, ..of(b) })
+                    add(ExpectedLimits { most: None, ..of(b) });
                 }
                 LineKind::Linear(b, _) | LineKind::PassThrough(_, b, _) => add(of(b)),
                 LineKind::Striped { of: parts, .. } => parts.iter().for_each(|(b, _)| add(of(b))),
@@ -84,7 +84,7 @@ impl ExpectedLimits {
     /// # Errors
     /// If they differ. The text shows both.
     pub fn compare(&self, limits: &Limits) -> Result<(), Violation> {
-        let said = ExpectedLimits {
+        let reported = ExpectedLimits {
             size: limits.size.0,
             block: u64::from(limits.logical_block) / udm_core::SECTOR_SIZE,
             read_only: limits.read_only,
@@ -92,9 +92,9 @@ impl ExpectedLimits {
             fua: limits.fua,
             most: self.most.map(|_| limits.max_sectors.0),
         };
-        match said == *self {
+        match reported == *self {
             true => Ok(()),
-            false => Err(format!("reports {said:?}, but the devices below give {self:?}")),
+            false => Err(format!("reports {reported:?}, but the devices below give {self:?}")),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::tables::LowerDevice;
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_backends::Faults;
 use udm_core::{
-    Batch, Bio, Cx, Device, DeviceId, Drain, GrowCallback, Growth, Lane, Limits, Nanos, Op, OpenError,
+    Batch, Bio, Cx, Device, DeviceId, Drain, GrowCallback, GrowthPolicy, Lane, Limits, Nanos, Op, OpenError,
     OwnWork, Sectors, SharedDiskState, Status,
 };
 use udm_wire::uri::{FaultInjection, NullFaults};
@@ -113,7 +113,7 @@ impl Device for FaultyPath {
         self.path.may_shrink()
     }
 
-    fn growth(&self) -> Option<Growth> {
+    fn growth(&self) -> Option<GrowthPolicy> {
         self.path.growth()
     }
 
@@ -179,8 +179,8 @@ impl Lane for FaultUpperLane {
         self.faulty.drain(how, back, cx);
     }
 
-    fn busy(&self) -> OwnWork {
-        self.faulty.busy()
+    fn own_work(&self) -> OwnWork {
+        self.faulty.own_work()
     }
 }
 
@@ -205,7 +205,7 @@ impl Lane for FaultLowerLane {
         self.path.drain(how, back, cx);
     }
 
-    fn busy(&self) -> OwnWork {
-        self.path.busy()
+    fn own_work(&self) -> OwnWork {
+        self.path.own_work()
     }
 }

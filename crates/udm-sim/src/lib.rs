@@ -17,10 +17,10 @@
 //! * `plan`: the description of a run. `run`: executes a run and shrinks a failure.
 //! * `machine`, `turn`, `preemption`, `tasks`, `timers`, `front_end`, `control_io`: cores and their
 //!   turns, for every world.
-//! * `world`, `device`, `control`, `changes`, `actions`, `outside`, `quiescence`: a world of
+//! * `world`, `device`, `control`, `changes`, `actions`, `disk_events`, `quiescence`: a world of
 //!   targets and its actions.
 //! * `cores`, `environment`, `disk`, `path`, `path_faults`, `write_effects`, `faulty_path`,
-//!   `null_cache`, `beside`: the environment of the tested code.
+//!   `null_cache`, `helper_threads`: the environment of the tested code.
 //! * `blueprint`, `table_variants`, `tables`: random stacks. `table_map`, `expected_limits`: the
 //!   mapping and the limits of tables.
 //! * `snapshots`: worlds of origins and snapshots.
@@ -29,14 +29,13 @@
 //! * `verbs`: worlds of the registry and its verbs.
 //! * `lifecycle`: worlds of servers that run one after another over the same disks and state
 //!   folder.
-//! * `waiting`, `log_capture`: futures that a world resumes, and captured log lines.
+//! * `wakeable`, `log_capture`: futures that a world resumes, and captured log lines.
 //! * `model`, `read_check`, `allowed_errors`, `register_model`, `stamp`, `dust_model`,
 //!   `write_log_model`: the rules. `trace`: the history. `totals`: the counters.
 #![forbid(unsafe_code)]
 
 mod actions;
 mod allowed_errors;
-pub mod beside;
 pub mod blueprint;
 mod changes;
 mod control;
@@ -45,11 +44,13 @@ pub mod cores;
 pub mod counts;
 mod device;
 pub mod disk;
+mod disk_events;
 mod dust_model;
 pub mod environment;
 pub mod expected_limits;
 mod faulty_path;
 mod front_end;
+pub mod helper_threads;
 pub mod lifecycle;
 mod log_capture;
 pub mod machine;
@@ -57,7 +58,6 @@ pub mod model;
 pub mod nbd;
 pub mod nbd_client;
 mod null_cache;
-mod outside;
 pub mod path;
 mod path_faults;
 pub mod plan;
@@ -80,7 +80,7 @@ pub mod totals;
 pub mod trace;
 pub mod turn;
 pub mod verbs;
-mod waiting;
+mod wakeable;
 pub mod world;
 pub mod write_effects;
 pub mod write_log_model;

@@ -39,7 +39,7 @@ pub struct OpenLane {
     /// Time of the next poll that the lane asked for.
     pub wake: Nanos,
     /// True if a message has arrived.
-    pub mail: bool,
+    pub has_messages: bool,
     /// Owner of the front end's bios on this core.
     pub owner: OwnerId,
 }
@@ -47,7 +47,7 @@ pub struct OpenLane {
 impl OpenLane {
     /// Wake target of the lane on its core.
     #[must_use]
-    pub fn visit(&self) -> WakeTarget {
+    pub fn wake_target(&self) -> WakeTarget {
         WakeTarget(self.owner.0)
     }
 }
@@ -88,8 +88,8 @@ pub struct Machine {
     pub schedule: SimRng,
     /// Random choice of the core that preempts another, if preemption is on.
     pub(crate) between: Option<SimRng>,
-    /// Number of visits that could be preempted.
-    pub(crate) visits: u64,
+    /// Number of polls that could be preempted.
+    pub(crate) polls: u64,
     /// Random choices of the control side.
     pub control: SimRng,
     /// Timed events.
@@ -142,7 +142,7 @@ impl Machine {
             schedule: SimRng::new(plan.seed, RngStream::Schedule),
             between: (cfg!(feature = "interleave") && cores > 1 && !plan.without.has(Disturbance::Between))
                 .then(|| SimRng::new(plan.seed, RngStream::Between)),
-            visits: 0,
+            polls: 0,
             control: SimRng::new(plan.seed, RngStream::Control),
             timers: TimerQueue::default(),
             totals: RunTotals::default(),
@@ -201,7 +201,7 @@ impl Machine {
         let slot = &mut self.cores[core];
         let mut cx = slot.state.cx(now);
         let owner = cx.new_owner();
-        cx.visit(Some(WakeTarget(owner.0)));
+        cx.set_current_target(Some(WakeTarget(owner.0)));
         let opened = open(&mut cx);
         let wake = cx.wake();
         let opened = opened.map(|lane| {
@@ -211,7 +211,7 @@ impl Machine {
                 in_flight: 0,
                 completed: Batch::new(),
                 wake,
-                mail: false,
+                has_messages: false,
                 owner,
             });
         });
@@ -285,7 +285,7 @@ impl Machine {
     /// Describes the required own work of some lane, for a person.
     pub(crate) fn describe_own_work(&self) -> Option<String> {
         let busy = |c: &SimCore| {
-            c.open.iter().find(|o| o.lane.busy() == OwnWork::Required).map(|o| (c.state.id().0, o.device))
+            c.open.iter().find(|o| o.lane.own_work() == OwnWork::Required).map(|o| (c.state.id().0, o.device))
         };
         if let Some((core, device)) = self.cores.iter().find_map(busy) {
             return Some(format!("core {core} with its lane of d{device}, which has work of its own"));
@@ -315,7 +315,7 @@ impl Machine {
     }
 
     /// True if no message is in transit.
-    pub(crate) fn has_no_mail(&self) -> bool {
+    pub(crate) fn is_inbox_empty(&self) -> bool {
         (0..self.cores.len()).all(|c| self.inboxes.next(c) == Nanos::NEVER)
     }
 
@@ -341,7 +341,7 @@ impl Machine {
                         env.now
                     };
                     let mut cx = core.state.cx(now);
-                    cx.visit(Some(open.visit()));
+                    cx.set_current_target(Some(open.wake_target()));
                     open.lane.poll(&mut self.done, &mut cx);
                     open.wake = cx.wake();
                     if !self.done.is_empty() {

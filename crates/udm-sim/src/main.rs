@@ -4,7 +4,7 @@ use clap::Parser;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use udm_sim::counts::{Accumulate, count};
+use udm_sim::counts::{Accumulate, format_count};
 use udm_sim::{
     Disturbance, ExcludedDisturbances, RunFailure, RunPlan, RunTotals, lifecycle, nbd, nbd_client, run,
     shrink, verbs,
@@ -234,8 +234,8 @@ impl RunProgress {
         let seeds = if s == 1 { "1 seed".to_string() } else { format!("{s} seeds") };
         format!(
             "{seeds}, {} steps, {} requests, {hours:.1} simulated hours",
-            count(t.steps()),
-            count(t.requests())
+            format_count(t.steps()),
+            format_count(t.requests())
         )
     }
 
@@ -253,7 +253,7 @@ impl RunProgress {
         let speed = format!(
             "{:.1} seeds/s, {} requests/s",
             self.seeds as f64 / seconds,
-            count((self.covered.requests() as f64 / seconds) as u64)
+            format_count((self.covered.requests() as f64 / seconds) as u64)
         );
         let (start, end) = if terminal { ("\r\x1b[K", "") } else { ("", "\n") };
         print_to(&mut std::io::stderr(), format_args!("{start}{}, {speed}{end}", self.line()));
@@ -375,7 +375,12 @@ fn verdict(tally: &RunProgress, hash: Option<u64>, options: &Options) -> ExitCod
     let mut out = std::io::stdout();
     print_to(
         &mut out,
-        format_args!("{}: {verdict}\n{}{missed}{} requests/s\n", tally.line(), t.coverage(), count(rate)),
+        format_args!(
+            "{}: {verdict}\n{}{missed}{} requests/s\n",
+            tally.line(),
+            t.coverage(),
+            format_count(rate)
+        ),
     );
     if let (1, Some(hash)) = (tally.seeds, hash) {
         print_to(&mut out, format_args!("trace {hash:016x}\n"));

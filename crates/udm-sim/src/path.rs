@@ -6,9 +6,9 @@
 //! releases them. A request that fails may have taken effect wholly or partly. A lane may be full:
 //! it queues further requests, and hands them back to a suspend without flush.
 
-use crate::beside::{HelperRequest, HelperRequestKind, SimStoreMark};
 use crate::cores::TaskPurpose;
 use crate::environment::{Env, PathMode, SharedEnv, lock};
+use crate::helper_threads::{HelperRequest, HelperRequestKind, SimStoreMark};
 use crate::path_faults;
 use crate::stamp;
 use crate::trace::{EventKind, op_bits, range};
@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Device, DeviceId, Drain, GrowCallback, Growth, Lane, Limits, Nanos, Op,
+    Batch, Bio, BioFlags, Cx, Device, DeviceId, Drain, GrowCallback, GrowthPolicy, Lane, Limits, Nanos, Op,
     OpenError, Sectors, SharedDiskState, Status,
 };
 
@@ -91,10 +91,11 @@ impl Device for SimPath {
         Some(&self.shared_disk_state)
     }
 
-    fn growth(&self) -> Option<Growth> {
+    fn growth(&self) -> Option<GrowthPolicy> {
         let env = lock(&self.env);
         let disk = &env.disks[env.paths[self.index].disk];
-        (disk.growth > 0).then_some(Growth { step: Sectors(disk.growth), max: Sectors(disk.growth_max) })
+        (disk.growth > 0)
+            .then_some(GrowthPolicy { step: Sectors(disk.growth), max: Sectors(disk.growth_max) })
     }
 
     /// The callback may run within the call.
@@ -269,7 +270,7 @@ impl PathLane {
     }
 
     fn begin_one(&mut self, bio: Box<Bio>, crashes: u64, env: &mut Env) {
-        let (fate, due) = path_faults::of(env, self.index, &bio);
+        let (fate, due) = path_faults::draw_result(env, self.index, &bio);
         let disk = env.paths[self.index].disk;
         let (at, core) = (env.now, env.core);
         let args =
@@ -342,7 +343,7 @@ impl PathLane {
         if env.paths[p].suspended_users > 0 && !env.dead && !self.beside {
             env.violate(|| format!("path p{p} was given a {} while the device above is suspended", what()));
         }
-        let known = env.visit.is_none_or(|visit| visit != env.paths[p].failed_in);
+        let known = env.current_poll.is_none_or(|poll| poll != env.paths[p].failed_in);
         if env.paths[p].failed && known && env.is_exact(p) && !env.dead && !self.beside {
             env.violate(|| format!("path p{p} has failed, and was given a {}", what()));
         }
@@ -455,7 +456,7 @@ fn track_write(path: usize, beside: bool, bio: &Bio, env: &mut Env, now: bool) {
     }
     let mut first = [0; udm_core::SECTOR_SIZE as usize];
     bio.data.copy_to(&mut first);
-    let Some(stamp) = stamp::of(&first) else { return };
+    let Some(stamp) = stamp::uniform_stamp(&first) else { return };
     let key = (env.paths[path].disk, stamp);
     if !now {
         env.writing.remove(&key);

@@ -5,7 +5,7 @@ use udm_core::{Bio, Nanos, Op, Status};
 
 /// Draws the status and completion time of a request. The time is [`Nanos::NEVER`] on a path that
 /// hangs.
-pub(crate) fn of(env: &mut Env, index: usize, bio: &Bio) -> (Status, Nanos) {
+pub(crate) fn draw_result(env: &mut Env, index: usize, bio: &Bio) -> (Status, Nanos) {
     let state = &env.paths[index];
     let (mode, silent_timeout, latency, prompt) =
         (state.mode, state.silent_timeout, state.latency, state.prompt);

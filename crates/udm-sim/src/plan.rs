@@ -265,6 +265,9 @@ impl RunPlan {
         if self.snapshots {
             text += " --snapshots";
         }
+        if let Some(paths) = self.bench {
+            text += &format!(" --bench {paths}");
+        }
         if self.faulty {
             text += " --faulty";
         }

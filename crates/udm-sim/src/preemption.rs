@@ -81,10 +81,10 @@ impl PausedCores {
         let core = &mut self.cores[place];
         core.deliver(&self.inboxes, c, 4);
         let SimCore { open, state, tasks, .. } = core;
-        for open in open.iter_mut().filter(|open| open.mail || open.wake <= now) {
-            open.mail = false;
+        for open in open.iter_mut().filter(|open| open.has_messages || open.wake <= now) {
+            open.has_messages = false;
             let mut cx = state.cx(now);
-            cx.visit(Some(open.visit()));
+            cx.set_current_target(Some(open.wake_target()));
             open.lane.poll(&mut open.completed, &mut cx);
             open.wake = cx.wake();
         }

@@ -75,7 +75,7 @@ impl SimQueue {
 }
 
 /// Maximum number of requests that a queue may pass.
-fn most(report: &QueueReport) -> u64 {
+fn max_in_flight(report: &QueueReport) -> u64 {
     let number = |name| report.numbers.iter().find(|(known, _)| *known == name).map_or(0, |(_, n)| *n);
     number("nr_hw_queues") * number("queue_depth")
 }
@@ -98,7 +98,7 @@ impl Machine {
                 Some(set) => QueuedDevice::sharing(Arc::clone(front), params, true, Arc::clone(set)),
                 None => QueuedDevice::new(Arc::clone(front), params),
             });
-            lock(&self.env).paths[*path].most = most(&queued.report(cores));
+            lock(&self.env).paths[*path].most = max_in_flight(&queued.report(cores));
             *front = queued;
             self.queues.push(SimQueue::new(QueueOwner::Path(*path), Arc::clone(front)));
         }
@@ -154,7 +154,7 @@ impl TargetWorld {
         mapped.set_queue_factory(Box::new(move |bare| {
             let (inside, stands, env) = (Arc::clone(&inside), Arc::clone(&of_count), env.clone());
             // The queue does not exist yet, so the limit is read from one with the same settings.
-            let most = most(&QueuedDevice::new(Arc::clone(&bare), &params).report(cores));
+            let most = max_in_flight(&QueuedDevice::new(Arc::clone(&bare), &params).report(cores));
             let counted =
                 CountedDevice { bare, count: InFlightCounter { device: i, inside, stands, most, env } };
             Arc::new(QueuedDevice::of_device(Arc::new(counted), &params)) as Arc<dyn Device>
@@ -254,7 +254,7 @@ impl Lane for CountedLane {
         self.count.less(back.len() - from);
     }
 
-    fn busy(&self) -> OwnWork {
-        self.below.busy()
+    fn own_work(&self) -> OwnWork {
+        self.below.own_work()
     }
 }

@@ -167,7 +167,7 @@ impl TargetWorld {
         };
         requests == 0
             && self.devices.iter().enumerate().all(|(i, d)| still(i, d))
-            && self.machine.has_no_mail()
+            && self.machine.is_inbox_empty()
             && (self.hung.contains(&true)
                 || self.machine.cores.iter().flat_map(|c| &c.tasks).all(RunningTask::is_idle))
             && self
@@ -175,7 +175,7 @@ impl TargetWorld {
                 .cores
                 .iter()
                 .flat_map(|c| &c.open)
-                .all(|o| o.lane.busy() < OwnWork::Required || hangs(o.device))
+                .all(|o| o.lane.own_work() < OwnWork::Required || hangs(o.device))
             && (self.log.waiting.is_empty() || self.blueprint.logger.is_some_and(hangs))
             && self.no_path_failed()
     }
@@ -376,9 +376,12 @@ fn check_served(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Viol
     let reports = device.mapped().live().map(|t| t.path_reports()).unwrap_or_default();
     for report in reports.iter().filter(|_| access.is_some_and(|a| !a.has_unknown_paths)) {
         let served = env.paths[report.number.minor as usize].served;
-        let said = PathCounters { bios: report.bios, bytes: report.bytes, errors: report.errors };
-        if said != served {
-            return Err(format!("at rest, d{i} reports {said:?} for {}, expected {served:?}", report.name));
+        let reported = PathCounters { bios: report.bios, bytes: report.bytes, errors: report.errors };
+        if reported != served {
+            return Err(format!(
+                "at rest, d{i} reports {reported:?} for {}, expected {served:?}",
+                report.name
+            ));
         }
     }
     Ok(())
@@ -397,7 +400,7 @@ fn check_watch(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Viola
             ));
         }
         reads += report.ops[Op::Read as usize].0;
-        hedges += watch.hedges - watch.free;
+        hedges += watch.hedges - watch.free_hedges;
     }
     // A request that is handed back is sent once more than it completes. For paths that are mapped
     // devices this number is not known.

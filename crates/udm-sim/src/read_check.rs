@@ -35,7 +35,7 @@ pub(crate) fn check(
             *compared += 1;
             let sector = r.sector + i;
             let cell = map.cell(sector);
-            let got = stamp::of(bytes);
+            let got = stamp::uniform_stamp(bytes);
             let fine = match (cell, got) {
                 (ERROR, _) => false,
                 (_, None) if is_lossy(map, sector, cell, cells, env) => {

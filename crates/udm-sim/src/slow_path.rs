@@ -18,7 +18,7 @@ pub(crate) const READS: usize = 32;
 /// Maximum time until an ejection: three windows, and the one in progress.
 const VERDICT: Nanos = Nanos::from_millis(2_000);
 /// Maximum time during which requests sent to a path before still complete.
-const BEHIND: Nanos = Nanos::from_millis(200);
+const SLOW_TIME: Nanos = Nanos::from_millis(200);
 /// Minimum time for which a path stays ejected.
 const OUT: Nanos = Nanos::from_millis(10_000);
 /// Maximum duration of a trial.
@@ -80,7 +80,7 @@ impl TargetWorld {
         (self.machine.resting, self.machine.reads_of) = (false, Some(slow.device));
         self.check_ejection(&slow)?;
         self.drag(&slow, Nanos(0), Nanos(0));
-        self.read_for(BEHIND)?;
+        self.read_for(SLOW_TIME)?;
         (self.machine.resting, self.machine.reads_of) = (true, None);
         self.count_watch();
         let mut env = lock(&self.machine.env);
@@ -172,9 +172,9 @@ impl TargetWorld {
             (_, true) => {}
         }
         // Checks that an ejected path gets no reads.
-        self.read_for(BEHIND)?;
+        self.read_for(SLOW_TIME)?;
         let before = self.report(slow)?;
-        self.read_for(Nanos(5 * BEHIND.0))?;
+        self.read_for(Nanos(5 * SLOW_TIME.0))?;
         let after = self.report(slow)?;
         if before.ops[Op::Read as usize] != after.ops[Op::Read as usize] {
             return Err(format!("p{path} of d{device} is out of use, and was given reads"));
@@ -193,7 +193,7 @@ impl TargetWorld {
             self.message(slow.device, &format!("fail_path {word}"))?;
         }
         let last = self.machine.model.last();
-        self.read_for(BEHIND)?;
+        self.read_for(SLOW_TIME)?;
         if slow.alone && self.machine.model.has_older(last) {
             return Err(format!("{} waits, and the path that is slow could serve it", self.waiting()));
         }

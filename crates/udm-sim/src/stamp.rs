@@ -8,7 +8,7 @@ const SECTOR: usize = udm_core::SECTOR_SIZE as usize;
 
 /// Returns the number that fills `sector`, or `None` if the content differs.
 #[must_use]
-pub fn of(sector: &[u8]) -> Option<u64> {
+pub fn uniform_stamp(sector: &[u8]) -> Option<u64> {
     let word = |c: &[u8]| u64::from_le_bytes(c.try_into().unwrap_or_default());
     let first = word(&sector[..8]);
     let odd = sector.chunks_exact(8).fold(0, |odd, c| odd | (word(c) ^ first));
@@ -41,7 +41,7 @@ pub fn fill(sector: &mut [u8], stamp: u64) {
 /// Calls `each` with the index and stamp of every sector of `data`. A sector may span several
 /// buffers.
 pub fn read(data: &Segments, mut each: impl FnMut(u64, Option<u64>)) {
-    sectors(data, |i, bytes| each(i, of(bytes)));
+    sectors(data, |i, bytes| each(i, uniform_stamp(bytes)));
 }
 
 /// Calls `each` with the index and bytes of every sector of `data`.
@@ -127,7 +127,7 @@ mod tests {
         (bytes[0], bytes[511]) = (9, 9);
         put(&mut data, 1, &bytes);
         let mut seen = Vec::new();
-        sectors(&data, |_, got| seen.push((of(got), almost_of(got))));
+        sectors(&data, |_, got| seen.push((uniform_stamp(got), almost_of(got))));
         assert_eq!(seen, [(Some(0), Some(0)), (None, Some(0x0102_0304_0506_0708))]);
         bytes[77] = 1;
         assert_eq!(almost_of(&bytes), None);

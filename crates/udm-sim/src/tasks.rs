@@ -24,7 +24,7 @@ pub struct RunningTask {
     /// Earliest time of the next turn, unless a message arrives.
     late: Nanos,
     /// True if a message has arrived.
-    pub mail: bool,
+    pub has_messages: bool,
     /// Set if the task must stop; the `Ack` is dropped when the task knows.
     pub stop: Option<Option<Ack>>,
     /// True once the task has been asked to stop.
@@ -47,12 +47,23 @@ impl RunningTask {
     pub fn new(make: TaskFactory, topic: DeviceId, owner: OwnerId, purpose: TaskPurpose) -> RunningTask {
         let (task, lanes) = (make(), Slab::new());
         let (wake, late) = (Nanos(0), Nanos(0));
-        RunningTask { task, topic, owner, purpose, lanes, wake, late, mail: false, stop: None, stops: false }
+        RunningTask {
+            task,
+            topic,
+            owner,
+            purpose,
+            lanes,
+            wake,
+            late,
+            has_messages: false,
+            stop: None,
+            stops: false,
+        }
     }
 
     /// Wake target of the task on its core.
     #[must_use]
-    pub fn visit(&self) -> WakeTarget {
+    pub fn wake_target(&self) -> WakeTarget {
         WakeTarget(self.owner.0)
     }
 
@@ -65,7 +76,7 @@ impl RunningTask {
     /// Time of the next turn.
     #[must_use]
     pub fn reason(&self) -> Nanos {
-        match self.mail || self.stop.is_some() {
+        match self.has_messages || self.stop.is_some() {
             true => Nanos(0),
             false => self.lanes.iter().map(|(_, open)| open.wake).fold(self.wake, Nanos::min).max(self.late),
         }
@@ -85,7 +96,7 @@ impl RunningTask {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let idle =
-            |open: &TaskLane| open.in_flight == 0 && !open.closed && open.lane.busy() < OwnWork::Required;
+            |open: &TaskLane| open.in_flight == 0 && !open.closed && open.lane.own_work() < OwnWork::Required;
         self.lanes.iter().all(|(_, open)| idle(open))
     }
 
@@ -93,10 +104,10 @@ impl RunningTask {
     #[must_use]
     pub fn waits(&self) -> String {
         let waits =
-            |open: &TaskLane| open.in_flight > 0 || open.closed || open.lane.busy() == OwnWork::Required;
+            |open: &TaskLane| open.in_flight > 0 || open.closed || open.lane.own_work() == OwnWork::Required;
         let lanes = self.lanes.iter().filter(|(_, open)| waits(open));
         let lanes = lanes.map(|(key, open)| {
-            let (TaskLane { in_flight, closed, wake, .. }, busy) = (open, open.lane.busy());
+            let (TaskLane { in_flight, closed, wake, .. }, busy) = (open, open.lane.own_work());
             let next = wake.0 / 1000;
             format!("{in_flight} in flight in lane {key}, {busy:?}, closed: {closed}, next at {next} us")
         });
@@ -105,14 +116,14 @@ impl RunningTask {
 
     /// Runs one turn. Returns true if the task is over.
     pub(crate) fn turn(&mut self, state: &mut CoreState, now: Nanos) -> bool {
-        state.ports().visit(Some(self.visit()));
-        if std::mem::take(&mut self.mail) || self.wake <= now {
+        state.inboxes().set_current_target(Some(self.wake_target()));
+        if std::mem::take(&mut self.has_messages) || self.wake <= now {
             self.wake = Nanos::NEVER;
             self.call(state, now, |task, cx| task.turn(cx));
         }
-        if let Some(told) = self.stop.take() {
+        if let Some(ack) = self.stop.take() {
             self.call(state, now, |task, cx| task.stop(cx));
-            drop(told);
+            drop(ack);
         }
         let mut done = Batch::new();
         loop {
@@ -124,7 +135,7 @@ impl RunningTask {
             self.call(state, now, |task, cx| task.complete(&mut done, cx));
         }
         // A closed lane first completes its required own work, as on a real core.
-        self.lanes.retain(|_, open| !open.closed || open.lane.busy() == OwnWork::Required);
+        self.lanes.retain(|_, open| !open.closed || open.lane.own_work() == OwnWork::Required);
         self.task.is_over() && self.lanes.iter().all(|(_, open)| !open.closed && open.in_flight == 0)
     }
 
@@ -191,8 +202,8 @@ impl TaskCx for SimTaskCx<'_> {
         Arc::clone(self.state.others())
     }
 
-    fn subscribe(&mut self, bell: &Arc<WaitQueue>) -> WaitHandle {
-        bell.subscribe(&mut self.state.cx(self.now))
+    fn subscribe(&mut self, queue: &Arc<WaitQueue>) -> WaitHandle {
+        queue.subscribe(&mut self.state.cx(self.now))
     }
 }
 

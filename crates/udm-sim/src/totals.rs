@@ -1,6 +1,6 @@
 //! Counters of runs, as the coverage for the verdict.
 
-use crate::counts::{count, counts, format_disturbance_counts, list, uncovered};
+use crate::counts::{counts, format_count, format_counts, format_disturbance_counts, uncovered};
 use crate::environment::EnvCounters;
 use crate::plan::{Disturbance, ExcludedDisturbances};
 use crate::snapshots::SnapshotCounts;
@@ -195,27 +195,27 @@ impl RunTotals {
             let trouble = self.trouble().into_iter().filter(|(name, ..)| COMMON.contains(name));
             return format!(
                 "requests: {}\ntrouble: {}\nsnapshots: {}\nchecked: {} sectors read, {} rests, {} crowds\n",
-                list(ops),
+                format_counts(ops),
                 format_disturbance_counts(trouble),
                 self.snap.coverage(),
-                count(self.sectors),
-                count(self.rests),
-                count(self.crowds)
+                format_count(self.sectors),
+                format_count(self.rests),
+                format_count(self.crowds)
             );
         }
         let seen = TARGETS.into_iter().zip(self.targets).filter(|(_, n)| *n > 0);
         format!(
             "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} of them with a disk that hung, {} crowds, {} logs, {} paths back, {} out by a check\n",
-            list(ops),
+            format_counts(ops),
             format_disturbance_counts(self.trouble()),
-            list(seen),
-            count(self.sectors),
-            count(self.rests),
-            count(self.hung_rests),
-            count(self.crowds),
-            count(self.logs),
-            count(self.reinstated),
-            count(self.checked_out)
+            format_counts(seen),
+            format_count(self.sectors),
+            format_count(self.rests),
+            format_count(self.hung_rests),
+            format_count(self.crowds),
+            format_count(self.logs),
+            format_count(self.reinstated),
+            format_count(self.checked_out)
         )
     }
 }

@@ -35,31 +35,37 @@ impl SimCore {
         while count < most {
             let Some((to, what)) = inboxes.take(c) else { break };
             match what {
-                CoreMessage::Command(command) => self.state.ports().deliver(to, &command),
-                CoreMessage::Wake => self.state.ports().wake_up(to),
+                CoreMessage::Command(command) => self.state.inboxes().deliver(to, &command),
+                CoreMessage::Wake => self.state.inboxes().wake_up(to),
                 CoreMessage::Start(make, purpose) => {
                     let owner = self.state.new_owner();
                     self.tasks.push(RunningTask::new(make, to, owner, purpose));
                 }
-                CoreMessage::Stop(told) => {
+                CoreMessage::Stop(ack) => {
                     if let Some(task) = self.tasks.iter_mut().find(|task| task.topic == to) {
-                        task.stop = Some(told);
+                        task.stop = Some(ack);
                         task.stops = true;
                     }
                 }
             }
             count += 1;
         }
-        while let Some(visit) = self.state.ports().take_woken() {
-            self.open.iter_mut().filter(|open| open.visit() == visit).for_each(|open| open.mail = true);
-            self.tasks.iter_mut().filter(|task| task.visit() == visit).for_each(|task| task.mail = true);
+        while let Some(target) = self.state.inboxes().take_woken() {
+            self.open
+                .iter_mut()
+                .filter(|open| open.wake_target() == target)
+                .for_each(|open| open.has_messages = true);
+            self.tasks
+                .iter_mut()
+                .filter(|task| task.wake_target() == target)
+                .for_each(|task| task.has_messages = true);
         }
         count
     }
 }
 
 /// Submits the bios in `batch` to lane `i` of `core`, and polls the lane.
-pub(crate) fn visit(
+pub(crate) fn submit_and_poll(
     core: &mut SimCore,
     i: usize,
     now: Nanos,
@@ -68,7 +74,7 @@ pub(crate) fn visit(
 ) -> Result<(), Violation> {
     let open = &mut core.open[i];
     let mut cx = core.state.cx(now);
-    cx.visit(Some(open.visit()));
+    cx.set_current_target(Some(open.wake_target()));
     if !batch.is_empty() {
         open.lane.submit(batch, &mut cx);
         if !batch.is_empty() {
@@ -132,14 +138,14 @@ pub trait MachineWorld {
             }
             let machine = self.machine();
             let open = &mut machine.cores[c].open[i];
-            if !std::mem::take(&mut open.mail) && machine.batch.is_empty() && open.wake > now {
+            if !std::mem::take(&mut open.has_messages) && machine.batch.is_empty() && open.wake > now {
                 continue;
             }
             let others = machine.between.as_mut().is_some_and(|chance| chance.one_in(4));
             match machine.between.take_if(|_| others) {
-                Some(chance) => self.visit_between(c, i, now, chance)?,
+                Some(chance) => self.submit_and_poll_preempted(c, i, now, chance)?,
                 None => {
-                    visit(&mut machine.cores[c], i, now, &mut machine.batch, &mut machine.done)?;
+                    submit_and_poll(&mut machine.cores[c], i, now, &mut machine.batch, &mut machine.done)?;
                     self.take_back(c, i, now)?;
                 }
             }
@@ -163,14 +169,20 @@ pub trait MachineWorld {
     }
 
     /// Visits lane `i` of core `c` with preemption by other cores.
-    fn visit_between(&mut self, c: usize, i: usize, now: Nanos, chance: SimRng) -> Result<(), Violation> {
+    fn submit_and_poll_preempted(
+        &mut self,
+        c: usize,
+        i: usize,
+        now: Nanos,
+        chance: SimRng,
+    ) -> Result<(), Violation> {
         let machine = self.machine();
         let mut cores = std::mem::take(&mut machine.cores);
         // After a panic the core must not be dropped, because it has bios in flight.
         let mut core = ManuallyDrop::new(cores.remove(c));
         let (env, inboxes) = (machine.env.clone(), machine.inboxes.clone());
-        machine.visits += 1;
-        lock(&env).visit = Some(machine.visits);
+        machine.polls += 1;
+        lock(&env).current_poll = Some(machine.polls);
         preemption::begin(PausedCores {
             cores,
             turn: c,
@@ -180,13 +192,13 @@ pub trait MachineWorld {
             acted: 0,
             is_internal_io: Self::is_internal_io,
         });
-        let visited = visit(&mut core, i, now, &mut machine.batch, &mut machine.done);
+        let polled = submit_and_poll(&mut core, i, now, &mut machine.batch, &mut machine.done);
         let PausedCores { mut cores, chance, acted, .. } = preemption::end().expect("preemption was begun");
         cores.insert(c, ManuallyDrop::into_inner(core));
         (machine.cores, machine.between) = (cores, Some(chance));
         machine.totals.between += acted;
-        lock(&machine.env).visit = None;
-        visited?;
+        lock(&machine.env).current_poll = None;
+        polled?;
         self.take_back(c, i, now)?;
         for other in (0..self.machine().cores.len()).filter(|_| acted > 0) {
             for i in 0..self.machine().cores[other].open.len() {
@@ -331,10 +343,10 @@ impl MachineWorld for TargetWorld {
         let logger = self.blueprint.logger == Some(device);
         let logging = logger && self.is_logging(device);
         let mut promised = false;
-        let parked = self.devices[device].is_suspended() && !self.answers_travel(device);
+        let held = self.devices[device].is_suspended() && !self.answers_travel(device);
         let open = &mut self.machine.cores[c].open[i];
         let mut env = lock(&self.machine.env);
-        let parked = parked && !env.dead;
+        let held = held && !env.dead;
         // After an error, the remaining bios stay in the batch, because a bio in flight must not be
         // dropped.
         self.machine.done.reverse();
@@ -343,7 +355,7 @@ impl MachineWorld for TargetWorld {
             env.trace.add(now, c as u16, EventKind::Done, [id, bio.status as u64, 0, 0]);
             bio.finish();
             let impatient = bio.flags.intersects(BioFlags::RAHEAD | BioFlags::NOWAIT);
-            if parked && (bio.status.is_ok() || !impatient) {
+            if held && (bio.status.is_ok() || !impatient) {
                 return Err(format!("request {id} came back while d{} is suspended", open.device));
             }
             if open.in_flight == 0 {

@@ -31,7 +31,7 @@ pub(crate) fn schedule_late_write(env: &mut Env, disk: usize, slot: &PathRequest
     let due = env.now + Nanos(1 + env.chance.below(LATE_MAX));
     let mut sectors = Vec::new();
     stamp::sectors(&slot.bio.data, |i, bytes| {
-        if let Some(stamp) = stamp::of(bytes).filter(|_| i >= applied) {
+        if let Some(stamp) = stamp::uniform_stamp(bytes).filter(|_| i >= applied) {
             sectors.push((start + i, stamp));
         }
     });

@@ -167,8 +167,8 @@ impl WriteLogModel {
         let first = sector(0);
         let Ok(mut cursor) = LogCursor::new(&first, len * SECTOR_SIZE) else {
             // Before the first superblock the log is empty, so there can be no promise.
-            let promise = self.requests.iter().find(|r| r.is_promise(line));
-            return promise
+            let mark = self.requests.iter().find(|r| r.is_promise(line));
+            return mark
                 .map_or(Ok(()), |r| Err(format!("there is none, and request {} was acknowledged", r.id)));
         };
         let mut entries =
@@ -203,7 +203,8 @@ impl WriteLogModel {
         }
         for i in 0..entry.data_sectors() {
             let (s, bytes) = (entry.sector + i, sector(record.data.start / SECTOR_SIZE + i));
-            let request = stamp::of(&bytes[..SECTOR]).and_then(|stamp| self.writer_of(stamp, line.0 + s));
+            let request =
+                stamp::uniform_stamp(&bytes[..SECTOR]).and_then(|stamp| self.writer_of(stamp, line.0 + s));
             let Some((stamp, r)) = request else {
                 return Err(format!("entry {position} holds data that was never written to sector {s}"));
             };

@@ -9,29 +9,29 @@ fn sim(args: &[&str]) -> (String, bool) {
 }
 
 /// Returns the number before `what` in the verdict.
-fn number(said: &str, what: &str) -> f64 {
-    let words: Vec<&str> = said.split([' ', '\n', ',']).filter(|w| !w.is_empty()).collect();
-    let at = words.iter().position(|w| *w == what).unwrap_or_else(|| panic!("no {what} in {said}"));
+fn number(output: &str, what: &str) -> f64 {
+    let words: Vec<&str> = output.split([' ', '\n', ',']).filter(|w| !w.is_empty()).collect();
+    let at = words.iter().position(|w| *w == what).unwrap_or_else(|| panic!("no {what} in {output}"));
     words[..at].iter().rev().find_map(|w| w.parse().ok()).unwrap()
 }
 
 #[test]
 fn the_last_seed_is_run_too() {
-    let (said, ok) = sim(&["--seed", "18446744073709551615", "--steps", "2000"]);
-    assert!(ok && said.starts_with("1 seed, "), "{said}");
-    assert!(number(&said, "requests") > 0.0);
+    let (output, ok) = sim(&["--seed", "18446744073709551615", "--steps", "2000"]);
+    assert!(ok && output.starts_with("1 seed, "), "{output}");
+    assert!(number(&output, "requests") > 0.0);
 }
 
 #[test]
 fn a_verdict_says_what_it_covered() {
-    let (said, ok) = sim(&["--seeds", "1..9", "--steps", "3000"]);
-    let first = said.lines().next().unwrap();
-    assert!(ok && first.ends_with(": clean"), "{said}");
+    let (output, ok) = sim(&["--seeds", "1..9", "--steps", "3000"]);
+    let first = output.lines().next().unwrap();
+    assert!(ok && first.ends_with(": clean"), "{output}");
     for what in ["read", "write", "flush", "discard", "write-zeroes", "faults", "crashes", "suspends"] {
-        assert!(number(&said, what) > 0.0, "{what}: {said}");
+        assert!(number(&output, what) > 0.0, "{what}: {output}");
     }
     for what in ["multipath", "linear", "striped", "sectors", "rests", "reloads", "messages"] {
-        assert!(number(&said, what) > 0.0, "{what}: {said}");
+        assert!(number(&output, what) > 0.0, "{what}: {output}");
     }
 }
 
@@ -40,11 +40,11 @@ fn covering_nothing_is_a_failure() {
     let mut idle = 0;
     // The seeds that read nothing in one step change with the worlds.
     for seed in 1..2000 {
-        let (said, ok) = sim(&["--steps", "1", "--seed", &seed.to_string()]);
-        let nothing = number(&said, "requests") == 0.0 || number(&said, "sectors") == 0.0;
-        assert_eq!((ok, said.contains("nothing was tested: ")), (!nothing, nothing), "{said}");
+        let (output, ok) = sim(&["--steps", "1", "--seed", &seed.to_string()]);
+        let nothing = number(&output, "requests") == 0.0 || number(&output, "sectors") == 0.0;
+        assert_eq!((ok, output.contains("nothing was tested: ")), (!nothing, nothing), "{output}");
         idle += usize::from(nothing);
-        assert!(said.contains("never came: "), "a step is no test: {said}");
+        assert!(output.contains("never came: "), "a step is no test: {output}");
         if idle == 2 {
             return;
         }
@@ -54,9 +54,9 @@ fn covering_nothing_is_a_failure() {
 
 #[test]
 fn what_was_left_out_is_said() {
-    let (said, ok) = sim(&["--seed", "1", "--steps", "2000", "--without", "crash,flush"]);
-    assert!(ok && said.lines().next().unwrap().ends_with(": clean, without crash,flush"), "{said}");
-    assert_eq!((number(&said, "flush"), number(&said, "crashes")), (0.0, 0.0), "{said}");
-    let (said, ok) = sim(&["--seed", "1", "--steps", "500", "--bench", "2"]);
-    assert!(ok && said.contains(": measured, with all well") && !said.contains("clean"), "{said}");
+    let (output, ok) = sim(&["--seed", "1", "--steps", "2000", "--without", "crash,flush"]);
+    assert!(ok && output.lines().next().unwrap().ends_with(": clean, without crash,flush"), "{output}");
+    assert_eq!((number(&output, "flush"), number(&output, "crashes")), (0.0, 0.0), "{output}");
+    let (output, ok) = sim(&["--seed", "1", "--steps", "500", "--bench", "2"]);
+    assert!(ok && output.contains(": measured, with all well") && !output.contains("clean"), "{output}");
 }

@@ -171,7 +171,7 @@ impl StripeFailureObserver for StripedShared {
             {
                 let number = stripe.device.number;
                 let line = || format!("device {number} failed a request, {} in all", before + 1);
-                notify.tell(&|| StateChange {
+                notify.emit(&|| StateChange {
                     path: Some(number),
                     ..StateChange::new(EventKind::StripeFailed, line())
                 });

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::{
     Batch, Bio, CoreId, CoreState, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, Sectors,
 };
-use udm_dm::testing::{TestWorld, bare};
+use udm_dm::testing::{TestWorld, bio_without_data};
 use udm_dm::{MultipathTarget, Target};
 
 /// One step of the test.
@@ -70,7 +70,7 @@ proptest! {
             match step {
                 CoreAction::Submit { core, bios } => {
                     let bios: Vec<_> = (0..bios).map(|i| {
-                        let mut bio = bare(Op::Read, i, 1 + i % 7);
+                        let mut bio = bio_without_data(Op::Read, i, 1 + i % 7);
                         bio.cookie = back.len() as u64;
                         home.push(core);
                         back.push(0);
@@ -126,7 +126,7 @@ proptest! {
         let mut lanes: Vec<_> = (0..3).map(|core| world.turn(core, |cx| target.open(cx)).unwrap()).collect();
         let mut sent = 0;
         for (core, bios) in batches {
-            world.submit(core, &mut *lanes[core], (0..bios).map(|_| bare(Op::Read, 0, 8)));
+            world.submit(core, &mut *lanes[core], (0..bios).map(|_| bio_without_data(Op::Read, 0, 8)));
             sent += bios as usize;
             prop_assert_eq!(world.poll(core, &mut *lanes[core]).len(), bios as usize);
         }
@@ -146,11 +146,11 @@ fn cores_see_each_others_load() {
         let mut world = TestWorld::new(2);
         let mut lanes: Vec<_> = (0..2).map(|core| world.turn(core, |cx| target.open(cx)).unwrap()).collect();
         disks[0].hold(true);
-        world.submit(0, &mut *lanes[0], [bare(Op::Read, 0, 8)]);
+        world.submit(0, &mut *lanes[0], [bio_without_data(Op::Read, 0, 8)]);
         // A core publishes its load at the end of its turn.
         assert!(world.poll(0, &mut *lanes[0]).is_empty());
         for _ in 0..4 {
-            world.run(1, &mut *lanes[1], bare(Op::Read, 0, 8));
+            world.run(1, &mut *lanes[1], bio_without_data(Op::Read, 0, 8));
         }
         assert_eq!(disks[1].take_log().len(), 4, "{selector}");
         disks[0].hold(false);
@@ -169,7 +169,7 @@ fn no_core_uses_the_path_of_another_while_its_own_works() {
     let mut lanes: Vec<_> = (0..4).map(|core| world.turn(core, |cx| target.open(cx)).unwrap()).collect();
     let mut round = |world: &mut TestWorld, core: usize| {
         for bios in [1, 7, 32] {
-            let batch: Vec<_> = (0..bios).map(|n| bare(Op::Read, 8 * n, 8)).collect();
+            let batch: Vec<_> = (0..bios).map(|n| bio_without_data(Op::Read, 8 * n, 8)).collect();
             world.submit(core, &mut *lanes[core], batch);
             assert_eq!(world.poll(core, &mut *lanes[core]).len() as u64, bios);
         }
@@ -210,7 +210,7 @@ fn threads() {
                     let mut state = CoreState::new(CoreId(core), 2, 0, None);
                     let mut cx = state.cx(Nanos(0));
                     let mut lane = target.open(&mut cx).expect("disks open");
-                    let mut batch: Batch = (0..32).map(|_| bare(Op::Read, 0, 8)).collect();
+                    let mut batch: Batch = (0..32).map(|_| bio_without_data(Op::Read, 0, 8)).collect();
                     let mut done = Batch::new();
                     for _ in 0..2000 {
                         batch.iter_mut().for_each(|bio| bio.start());

@@ -7,7 +7,7 @@ use multipath_rig::disks;
 use std::cell::Cell;
 use std::sync::Arc;
 use udm_core::{Cores, DevNo, Lane, Nanos, Op, Sectors, Status};
-use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bare};
+use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bio_without_data};
 use udm_dm::{DeviceTransition, MappedDevice, PathCommand, PathMaintenanceReport, Table};
 use udm_targets::multipath::PathMaintenance;
 use udm_wire::multipath_conf::{Failback, MarginalPolicy, MultipathSettings, NoPathRetry, Prio};
@@ -92,7 +92,7 @@ impl CheckedDeviceRig {
     }
 
     fn read(&mut self) -> Vec<Status> {
-        self.world.submit(0, &mut *self.lane, [bare(Op::Read, 0, 8)]);
+        self.world.submit(0, &mut *self.lane, [bio_without_data(Op::Read, 0, 8)]);
         self.poll()
     }
 
@@ -196,7 +196,7 @@ fn a_path_whose_end_is_missing_stays_failed() {
     let shorten =
         |host: &CheckedDeviceRig, sectors| host.disks[1].set_limits(|limits| limits.size = Sectors(sectors));
     shorten(&host, 32760);
-    host.disks[1].judge(|bio| if bio.end().0 > 32760 { Status::Transport } else { Status::Ok });
+    host.disks[1].set_verdict(|bio| if bio.end().0 > 32760 { Status::Transport } else { Status::Ok });
     host.pass(60.0);
     assert_eq!(host.paths(), "AA", "checks of a path that works read its first block");
     host.tell("fail_path 253:1");
@@ -204,7 +204,7 @@ fn a_path_whose_end_is_missing_stays_failed() {
     assert_eq!(host.paths(), "AF");
     assert_eq!(host.held().as_deref(), Some("it is shorter than the 16777216 bytes of the table"));
     shorten(&host, 32768);
-    host.disks[1].judge(|bio| if bio.end().0 > 32760 { Status::Medium } else { Status::Ok });
+    host.disks[1].set_verdict(|bio| if bio.end().0 > 32760 { Status::Medium } else { Status::Ok });
     host.pass(6.0);
     assert_eq!((host.paths().as_str(), host.held()), ("AA", None));
     // A read beyond the end of the device may fail with any status.
@@ -357,7 +357,7 @@ fn failback(rule: Failback, seconds: &[f64]) -> Vec<String> {
         let passed = (host.world.now.0 - from) as f64 / 1e9;
         host.pass(seconds - passed);
         assert_eq!(
-            host.path_maintenance().back.is_some(),
+            host.path_maintenance().failback.is_some(),
             matches!(rule, Failback::After(_)) && host.group() == "2"
         );
         host.group()
@@ -383,7 +383,7 @@ fn a_group_that_a_person_chose_is_kept_while_it_works() {
         host.tell("switch_group 2");
         assert_eq!(host.read(), [Status::Ok]);
         host.pass(60.0);
-        assert_eq!((host.group().as_str(), host.path_maintenance().by_hand), ("2", Some(2)), "{rule:?}");
+        assert_eq!((host.group().as_str(), host.path_maintenance().manual_group), ("2", Some(2)), "{rule:?}");
         // One path of the group fails and returns.
         host.tell("fail_path 253:2");
         host.pass(60.0);
@@ -391,7 +391,7 @@ fn a_group_that_a_person_chose_is_kept_while_it_works() {
         host.disks[2..].iter().for_each(|disk| disk.fail(Status::Transport));
         host.pass(60.0);
         assert_eq!(host.read(), [Status::Ok]);
-        assert_eq!((host.group().as_str(), host.path_maintenance().by_hand), ("1", None), "{rule:?}");
+        assert_eq!((host.group().as_str(), host.path_maintenance().manual_group), ("1", None), "{rule:?}");
         host.disks[2..].iter().for_each(|disk| disk.fail(Status::Ok));
         host.pass(60.0);
         assert_eq!((host.group().as_str(), host.paths().as_str()), ("1", "AAAA"), "{rule:?}");
@@ -399,7 +399,7 @@ fn a_group_that_a_person_chose_is_kept_while_it_works() {
         host.tell("switch_group 2");
         host.tell("switch_group 1");
         host.pass(60.0);
-        assert_eq!((host.group().as_str(), host.path_maintenance().by_hand), ("1", None), "{rule:?}");
+        assert_eq!((host.group().as_str(), host.path_maintenance().manual_group), ("1", None), "{rule:?}");
     }
 }
 
@@ -442,7 +442,7 @@ fn d07_a_path_that_keeps_failing_is_held_back_until_it_has_shown_better() {
     host.reads[1].clear();
     // Of 600 reads every 50th fails, then none.
     let mut count = 0;
-    host.disks[1].judge(move |_| {
+    host.disks[1].set_verdict(move |_| {
         count += 1;
         if count < 700 && count % 50 == 0 { Status::Transport } else { Status::Ok }
     });

@@ -91,7 +91,7 @@ fn a_suspend_takes_a_read_that_was_given_up_off_its_path() {
     host.disks[2].hold(false);
     host.suspend(true);
     assert_eq!(host.disks[2].take_log().len(), 1, "nothing goes down while the suspend goes on");
-    assert_eq!((host.disks[1].waiting(), host.lane.busy()), (0, OwnWork::Idle));
+    assert_eq!((host.disks[1].waiting(), host.lane.own_work()), (0, OwnWork::Idle));
     host.resume();
     assert_eq!(host.read(), [Status::Ok]);
 }

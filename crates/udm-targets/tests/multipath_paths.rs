@@ -4,7 +4,7 @@ mod multipath_rig;
 
 use multipath_rig::{MultipathRig, bare_read, disks};
 use udm_core::{Drain, Nanos, Op, Status};
-use udm_dm::testing::{TestDisk, bare, data, read, write};
+use udm_dm::testing::{TestDisk, bio_without_data, data, read, write};
 use udm_dm::{MultipathTarget, Target};
 
 const TWO: &str = "0 0 1 1 round-robin 0 2 0 253:0 253:1";
@@ -38,7 +38,7 @@ fn error_classes() {
 fn what_is_to_be_sent_again_fails_no_path() {
     let mut rig = MultipathRig::new("0 0 1 1 round-robin 0 1 0 253:0");
     let mut first = true;
-    rig.disks[0].judge(move |_| if std::mem::take(&mut first) { Status::Requeue } else { Status::Ok });
+    rig.disks[0].set_verdict(move |_| if std::mem::take(&mut first) { Status::Requeue } else { Status::Ok });
     assert_eq!(rig.read(), Status::Ok);
     assert!(rig.status().contains("253:0 A 0"), "{}", rig.status());
     assert_eq!(rig.events.count(), 0);
@@ -227,8 +227,8 @@ fn paths_that_hold_bios_back() {
 fn a_flush_has_no_bytes() {
     let mut rig = MultipathRig::new("0 0 1 1 service-time 0 2 0 253:0 253:1");
     rig.disks.iter().for_each(|d| d.hold(true));
-    rig.start(bare(Op::Flush, 0, 0));
-    rig.start(bare(Op::Discard, 0, 16));
+    rig.start(bio_without_data(Op::Flush, 0, 0));
+    rig.start(bio_without_data(Op::Discard, 0, 16));
     assert!(rig.status().ends_with("253:0 A 0 0 1 253:1 A 0 8192 1 "), "{}", rig.status());
     rig.disks.iter().for_each(|d| d.hold(false));
     rig.poll();

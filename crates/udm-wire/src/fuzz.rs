@@ -59,9 +59,9 @@ pub fn message(data: &[u8]) {
     assert_eq!(words::words(&joined.join(" ")), split);
 }
 
-/// `multipath.conf`: [`multipath_conf::Conf`].
+/// `multipath.conf`: [`multipath_conf::MultipathConf`].
 pub fn multipath_conf(data: &[u8]) {
-    match multipath_conf::Conf::parse(&text(data)) {
+    match multipath_conf::MultipathConf::parse(&text(data)) {
         Err(error) => assert_one_line(&error),
         Ok(conf) => {
             conf.warnings.iter().for_each(assert_one_line);
@@ -73,10 +73,10 @@ pub fn multipath_conf(data: &[u8]) {
     }
 }
 
-/// `udm.toml`: [`udm_conf::Conf`]. Every error can be shown.
+/// `udm.toml`: [`udm_conf::UdmConf`]. Every error can be shown.
 pub fn udm_conf(data: &[u8]) {
     let text = text(data);
-    match udm_conf::Conf::parse(&text) {
+    match udm_conf::UdmConf::parse(&text) {
         Err(fault) => {
             assert_one_line(&fault);
             assert!(fault.with_source_line("f", &text).starts_with("f:"));
@@ -152,43 +152,43 @@ pub fn log_writes(data: &[u8]) {
 /// All messages that the parser returns for a client's bytes, passed in pieces of `step` bytes.
 fn run_handshake(data: &[u8], step: usize) -> (Vec<nbd::ClientMessage>, Option<nbd::HandshakeError>, usize) {
     let mut parser = nbd::HandshakeParser::new();
-    let mut said = Vec::new();
+    let mut events = Vec::new();
     let mut fed = 0;
     for piece in data.chunks(step) {
         let mut input = piece;
         loop {
             match parser.next(&mut input) {
-                Err(error) => return (said, Some(error), fed + piece.len() - input.len()),
+                Err(error) => return (events, Some(error), fed + piece.len() - input.len()),
                 Ok(None) => break,
                 Ok(Some(nbd::ClientMessage::Option(
                     option @ (nbd::ClientOption::Go(_) | nbd::ClientOption::ExportName(_)),
                 ))) => {
-                    said.push(nbd::ClientMessage::Option(option));
-                    return (said, None, fed + piece.len() - input.len());
+                    events.push(nbd::ClientMessage::Option(option));
+                    return (events, None, fed + piece.len() - input.len());
                 }
-                Ok(Some(message)) => said.push(message),
+                Ok(Some(message)) => events.push(message),
             }
         }
         assert!(input.is_empty(), "a parser that wants more leaves nothing");
         fed += piece.len();
     }
-    (said, None, fed)
+    (events, None, fed)
 }
 
 /// The client's half of the handshake: [`nbd::HandshakeParser`], [`nbd::ClientOption`]. The first
 /// byte is the length of the pieces.
 pub fn nbd_handshake(data: &[u8]) {
     let Some((step, data)) = data.split_first() else { return };
-    let (said, error, used) = run_handshake(data, data.len().max(1));
+    let (events, error, used) = run_handshake(data, data.len().max(1));
     assert_eq!(
         run_handshake(data, usize::from(*step).max(1)),
-        (said.clone(), error.clone(), used),
+        (events.clone(), error.clone(), used),
         "pieces do not matter"
     );
     if let Some(error) = &error {
         assert_one_line(error);
     }
-    for (i, message) in said.iter().enumerate() {
+    for (i, message) in events.iter().enumerate() {
         let nbd::ClientMessage::Option(option) = message else {
             assert_eq!(i, 0, "flags come first, and once");
             continue;
@@ -302,10 +302,10 @@ pub fn nbd_reply(data: &[u8]) {
     }
 }
 
-/// Snapshot stores: [`cow::Header`], [`cow::StoreWalk`]. All reads are within the store, and no
-/// chunk is read twice.
+/// Snapshot stores: [`cow::StoreHeader`], [`cow::StoreWalk`]. All reads are within the store, and
+/// no chunk is read twice.
 pub fn cow(data: &[u8]) {
-    let header = match cow::Header::decode(data) {
+    let header = match cow::StoreHeader::decode(data) {
         Err(error) => return assert_one_line(&error),
         Ok(None) => return,
         Ok(Some(header)) => header,
@@ -343,7 +343,7 @@ fn run_client(data: &[u8], step: usize) -> (Vec<String>, Vec<u8>) {
         contexts: vec![nbd::CONTEXT_ALLOCATION.into()],
     };
     let (mut shake, mut replies): (_, Option<ReplyParser>) = (ClientHandshake::new(wish), None);
-    let (mut said, mut content) = (Vec::new(), vec![0; 4096]);
+    let (mut events, mut content) = (Vec::new(), vec![0; 4096]);
     for mut input in data.chunks(step) {
         loop {
             let Some(replies) = &mut replies else {
@@ -354,7 +354,7 @@ fn run_client(data: &[u8], step: usize) -> (Vec<String>, Vec<u8>) {
                     }
                     Ok(None) => break assert!(input.is_empty()),
                     Ok(Some(export)) => {
-                        said.push(format!("{export:?}"));
+                        events.push(format!("{export:?}"));
                         let mut fresh = ReplyParser::new(&export);
                         for (tag, command) in
                             [nbd::Command::Read, nbd::Command::Write, nbd::Command::BlockStatus]
@@ -372,8 +372,8 @@ fn run_client(data: &[u8], step: usize) -> (Vec<String>, Vec<u8>) {
             match replies.take(&mut input) {
                 Err(error) => {
                     assert_one_line(&error);
-                    said.push(error.to_string());
-                    return (said, content);
+                    events.push(error.to_string());
+                    return (events, content);
                 }
                 Ok(None) => break assert!(input.is_empty()),
                 Ok(Some(ReplyEvent::Data { at, bytes, .. })) => {
@@ -382,11 +382,11 @@ fn run_client(data: &[u8], step: usize) -> (Vec<String>, Vec<u8>) {
                 Ok(Some(ReplyEvent::Zeroes { at, len, .. })) => {
                     content[at as usize..(at + len) as usize].fill(0);
                 }
-                Ok(Some(event)) => said.push(format!("{event:?}")),
+                Ok(Some(event)) => events.push(format!("{event:?}")),
             }
         }
     }
-    (said, content)
+    (events, content)
 }
 
 /// All messages of a server to a client: [`nbd::client::ClientHandshake`],
@@ -397,6 +397,6 @@ pub fn nbd_client(data: &[u8]) {
     let Some((step, data)) = data.split_first() else { return };
     let whole = run_client(data, data.len().max(1));
     assert_eq!(run_client(data, usize::from(*step).max(1)), whole, "pieces do not matter");
-    let ended = whole.0.iter().filter(|said| said.starts_with("Done")).count();
+    let ended = whole.0.iter().filter(|events| events.starts_with("Completed")).count();
     assert!(ended <= 3, "{:?}", whole.0);
 }

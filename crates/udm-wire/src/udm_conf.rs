@@ -27,7 +27,7 @@ pub const DEVICE_KEYS: [&str; 4] = ["table", "table-file", "uuid", "readonly"];
 
 /// A parsed file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Conf {
+pub struct UdmConf {
     /// `[serve]`, in the order of the file.
     pub serve: Vec<ServeOption>,
     /// `[devices]`, in the order of the file.
@@ -137,18 +137,18 @@ fn in_order<'t, 'i>(table: &'t DeTable<'i>) -> Vec<(&'t KeyName<'i>, &'t Spanned
     all
 }
 
-impl Conf {
+impl UdmConf {
     /// Parses a file.
     ///
     /// # Errors
     /// The first error of the file.
-    pub fn parse(text: &str) -> Result<Conf, ConfError> {
+    pub fn parse(text: &str) -> Result<UdmConf, ConfError> {
         if text.len() > TEXT_MAX {
             return Err(ConfError::new(format!("longer than {TEXT_MAX} bytes"), 0..0));
         }
         let root =
             DeTable::parse(text).map_err(|e| syntax_error(text, e.message(), e.span().unwrap_or(0..0)))?;
-        let mut conf = Conf::default();
+        let mut conf = UdmConf::default();
         for (key, value) in in_order(root.get_ref()) {
             let name = key.get_ref().as_ref();
             let table = || {
@@ -316,7 +316,7 @@ table = """
 
     #[test]
     fn a_good_file() {
-        let conf = Conf::parse(GOOD).unwrap();
+        let conf = UdmConf::parse(GOOD).unwrap();
         let serve: Vec<_> = conf.serve.iter().map(|key| (key.name.as_str(), key.value.clone())).collect();
         let text = |text: &str| OptionValue::Text(text.into());
         assert_eq!(
@@ -335,12 +335,12 @@ table = """
         assert_eq!(b.table, TableSource::File("tables/b.table".into()));
         assert_eq!((a.name.as_str(), a.uuid.as_deref(), a.read_only), ("a b", None, false));
         assert_eq!(a.table, TableSource::Text("0 8 linear mem:1M 0\n8 8 error\n".into()));
-        assert_eq!(Conf::parse(""), Ok(Conf::default()));
+        assert_eq!(UdmConf::parse(""), Ok(UdmConf::default()));
     }
 
     #[test]
     fn what_is_wrong_is_shown_where_it_is() {
-        let said = |text: &str| Conf::parse(text).unwrap_err().with_source_line("f", text);
+        let said = |text: &str| UdmConf::parse(text).unwrap_err().with_source_line("f", text);
         assert_eq!(
             said("[serve]\n\n[devices.a]\n  tabel = \"0 8 error\"\n"),
             "f:4:3: devices.a: tabel: unknown: there are table, table-file, uuid, readonly\n  tabel = \"0 8 error\"\n  ^^^^^"

@@ -9,7 +9,7 @@ use std::io::Read;
 use std::sync::OnceLock;
 use udm_core::Sectors;
 use udm_wire::cow::{
-    ChunkSize, ChunkSizeError, Exception, Header, RECORD_LEN, StoreError, StoreFault, StoreLayout,
+    ChunkSize, ChunkSizeError, Exception, RECORD_LEN, StoreError, StoreFault, StoreHeader, StoreLayout,
     StoreSummary, StoreWalk,
 };
 
@@ -33,8 +33,11 @@ fn recorded(name: &str) -> &'static [u8] {
 }
 
 /// Header, exceptions and summary of a store.
-fn load(store: &[u8], origin: Option<u64>) -> Result<(Header, HashMap<u64, u64>, StoreSummary), StoreError> {
-    let header = Header::decode(store)?.expect("a store that is not blank");
+fn load(
+    store: &[u8],
+    origin: Option<u64>,
+) -> Result<(StoreHeader, HashMap<u64, u64>, StoreSummary), StoreError> {
+    let header = StoreHeader::decode(store)?.expect("a store that is not blank");
     let layout = StoreLayout::new(header.chunk);
     let chunks = layout.chunks(Sectors::from_bytes(store.len() as u64));
     let (mut walk, mut found) = (StoreWalk::new(layout, chunks, origin), HashMap::new());
@@ -110,7 +113,7 @@ fn a_store_invalidated_by_the_kernel_is_invalid() {
 fn store(chunks: u64, records: &[(u64, u64)]) -> Vec<u8> {
     let chunk = ChunkSize::new(8).unwrap();
     let mut bytes = vec![0; (chunks * chunk.bytes()) as usize];
-    Header { valid: true, chunk }.encode(&mut bytes[..4096]);
+    StoreHeader { valid: true, chunk }.encode(&mut bytes[..4096]);
     let layout = StoreLayout::new(chunk);
     for (i, &(old, new)) in records.iter().enumerate() {
         let (area, index) = (i as u64 / layout.records(), i % layout.records() as usize);
@@ -130,7 +133,7 @@ fn records_and_header_byte_for_byte() {
         *b"\x05\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x06\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0"
     );
     let mut invalid = bytes;
-    Header { valid: false, chunk: ChunkSize::new(8).unwrap() }.encode(&mut invalid[..4096]);
+    StoreHeader { valid: false, chunk: ChunkSize::new(8).unwrap() }.encode(&mut invalid[..4096]);
     assert_eq!(invalid[..16], *b"SnAp\0\0\0\0\x01\0\0\0\x08\0\0\0");
 }
 
@@ -150,7 +153,7 @@ fn a_bad_header_is_refused_where_it_is_bad() {
         assert_eq!(refusal(&bytes, None), text);
     }
     assert_eq!(refusal(&bytes[..15], None), "at byte 0: the store ends inside its header");
-    assert_eq!(Header::decode(&[0; 16]), Ok(None));
+    assert_eq!(StoreHeader::decode(&[0; 16]), Ok(None));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use udm_wire::nbd::client::{
-    ClientError, ClientHandshake, Export, HandshakeOptions, ReplyEvent, ReplyParser, RequestParams,
+    ClientError, ClientHandshake, ExportInfo, HandshakeOptions, ReplyEvent, ReplyParser, RequestParams,
 };
 use udm_wire::nbd::*;
 
@@ -26,7 +26,7 @@ fn run_handshake(
     flags: HandshakeFlags,
     step: usize,
     answer: &mut dyn FnMut(&ClientOption, &mut Vec<u8>),
-) -> Result<Export, ClientError> {
+) -> Result<ExportInfo, ClientError> {
     let (mut client, mut parser) = (ClientHandshake::new(handshake_options), HandshakeParser::new());
     let mut to_client = greeting(flags).to_vec();
     loop {
@@ -77,7 +77,7 @@ fn a_server_with_everything() {
         let export =
             run_handshake(handshake_options(true, &["base:allocation"]), FIXED, step, &mut with_all).unwrap();
         let contexts = vec![(7, "base:allocation".to_owned())];
-        let want = Export { size: 1 << 30, flags: FLAGS, blocks: BLOCKS, structured: true, contexts };
+        let want = ExportInfo { size: 1 << 30, flags: FLAGS, blocks: BLOCKS, structured: true, contexts };
         assert_eq!(export, want);
         let export =
             run_handshake(handshake_options(false, &["base:allocation"]), FIXED, step, &mut with_all)
@@ -100,8 +100,8 @@ fn a_server_with_nothing() {
         };
         let export =
             run_handshake(handshake_options(true, &["base:allocation"]), flags, 3, &mut answer).unwrap();
-        let blocks = Export::BLOCKS_ASSUMED;
-        let want = Export { size: 4096, flags: FLAGS, blocks, structured: false, contexts: vec![] };
+        let blocks = ExportInfo::BLOCKS_ASSUMED;
+        let want = ExportInfo { size: 4096, flags: FLAGS, blocks, structured: false, contexts: vec![] };
         assert_eq!(export, want);
     }
 }
@@ -150,9 +150,9 @@ fn a_server_that_says_no_or_nonsense() {
     assert!(error.to_string().contains("bad greeting magic"), "{error}");
 }
 
-fn export(structured: bool) -> Export {
+fn export(structured: bool) -> ExportInfo {
     let contexts = vec![(7, "base:allocation".into())];
-    Export { size: 1 << 30, flags: FLAGS, blocks: BLOCKS, structured, contexts }
+    ExportInfo { size: 1 << 30, flags: FLAGS, blocks: BLOCKS, structured, contexts }
 }
 
 fn ask(replies: &mut ReplyParser, tag: u64, command: Command, offset: u64, len: u32) -> u64 {
@@ -201,7 +201,7 @@ fn feed(
                 Some(ReplyEvent::Status { tag, context, descriptors }) => {
                     log.status.push((tag, context, descriptors));
                 }
-                Some(ReplyEvent::Done { tag, error }) => log.done.push((tag, error)),
+                Some(ReplyEvent::Completed { tag, error }) => log.done.push((tag, error)),
             }
         }
     }

@@ -21,7 +21,7 @@ fn unix(socket: &str, export: &str) -> DeviceUri {
 
 fn silent(device: DeviceUri, deadline: u64, fence: Fence) -> DeviceUri {
     let DeviceUri::Nbd(uri) = device else { panic!("an NBD URI") };
-    let deadline = DeadlineSetting::For(Nanos::from_millis(deadline));
+    let deadline = DeadlineSetting::After(Nanos::from_millis(deadline));
     DeviceUri::Nbd(NbdUri { silence: SilencePolicy { deadline, fence }, ..uri })
 }
 

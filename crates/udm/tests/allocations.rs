@@ -70,9 +70,9 @@ fn a_million_requests_allocate_nothing() {
 }
 
 fn paths() {
-    let cluster = CoreSet::new(1).unwrap();
-    let registry = Registry::new(cluster.clone(), 1);
-    let mut core = LocalCore::attach(&cluster, CoreId(0), CoreOptions::default()).unwrap();
+    let core_set = CoreSet::new(1).unwrap();
+    let registry = Registry::new(core_set.clone(), 1);
+    let mut core = LocalCore::attach(&core_set, CoreId(0), CoreOptions::default()).unwrap();
     for selector in [
         "round-robin 0 2 1 null:size=1G 1 null:size=2G 1",
         "queue-length 0 2 1 null:size=1G 1 null:size=2G 1",
@@ -97,8 +97,8 @@ fn paths() {
 fn files() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(512 << 20).unwrap();
-    let cluster = CoreSet::new(1).unwrap();
-    let mut core = LocalCore::attach(&cluster, CoreId(0), CoreOptions::default()).unwrap();
+    let core_set = CoreSet::new(1).unwrap();
+    let mut core = LocalCore::attach(&core_set, CoreId(0), CoreOptions::default()).unwrap();
     for direct in ["off", "on"] {
         let uri = format!("file:{}?direct={direct}", file.path().display());
         let Ok(device) = udm_backends::open(&udm_wire::uri::parse(&uri).unwrap()) else { continue };

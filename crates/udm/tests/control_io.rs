@@ -18,7 +18,7 @@ use udm_runtime::{CoreOptions, CoreSet, LocalCore, Runtime, RuntimeOptions};
 /// The cores and devices of a server.
 struct Server {
     runtime: Option<Runtime>,
-    cluster: Arc<CoreSet>,
+    core_set: Arc<CoreSet>,
     registry: Arc<Registry>,
     folder: TempDir,
 }
@@ -28,13 +28,13 @@ impl Server {
         let options =
             RuntimeOptions { cpus: vec![None; cores], poll: false, spin_max: Duration::from_micros(50) };
         let runtime = Runtime::start(&options).unwrap();
-        let cluster = runtime.cluster().clone();
-        let registry = Registry::new(cluster.clone(), cores);
-        Server { runtime: Some(runtime), cluster, registry, folder: TempDir::new().unwrap() }
+        let core_set = runtime.core_set().clone();
+        let registry = Registry::new(core_set.clone(), cores);
+        Server { runtime: Some(runtime), core_set, registry, folder: TempDir::new().unwrap() }
     }
 
     fn io(&self) -> CoresIo<'_> {
-        CoresIo::new(&*self.cluster)
+        CoresIo::new(&*self.core_set)
     }
 
     fn file(&self, name: &str, bytes: u64) -> String {
@@ -194,10 +194,10 @@ fn the_end_ends_runs() {
     let disk = TestDisk::new(64);
     disk.hold(true);
     let device: Arc<dyn Device> = disk.clone();
-    let cluster = server.cluster.clone();
+    let core_set = server.core_set.clone();
     let runtime = server.runtime.take().unwrap();
     thread::scope(|scope| {
-        let waits = scope.spawn(|| read(&CoresIo::new(&*cluster), &device, Sector(0), Sectors(8)));
+        let waits = scope.spawn(|| read(&CoresIo::new(&*core_set), &device, Sector(0), Sectors(8)));
         until("the read has come", || disk.waiting() > 0);
         runtime.end();
         assert_eq!(waits.join().unwrap().unwrap_err().errno, ESHUTDOWN);
@@ -205,9 +205,9 @@ fn the_end_ends_runs() {
     disk.hold(false);
     let other = TestDisk::new(64);
     let device: Arc<dyn Device> = other.clone();
-    assert_eq!(write(&CoresIo::new(&*cluster), &device, Sector(0), &[0; 512]).unwrap_err().errno, ESHUTDOWN);
+    assert_eq!(write(&CoresIo::new(&*core_set), &device, Sector(0), &[0; 512]).unwrap_err().errno, ESHUTDOWN);
     runtime.stop();
-    assert_eq!(write(&CoresIo::new(&*cluster), &device, Sector(0), &[0; 512]).unwrap_err().errno, ESHUTDOWN);
+    assert_eq!(write(&CoresIo::new(&*core_set), &device, Sector(0), &[0; 512]).unwrap_err().errno, ESHUTDOWN);
 }
 
 /// In library mode, threads that drive their own lanes also perform the reads and writes of a load.
@@ -218,18 +218,18 @@ fn library_cores_do_it_beside_their_own_lanes() {
     std::fs::File::create(&path).unwrap().set_len(8 << 20).unwrap();
     let open = |word: &str| udm_backends::open(&udm_wire::uri::parse(word).unwrap()).unwrap();
     let (file, memory) = (open(&path.display().to_string()), open("mem:8M"));
-    let cluster = CoreSet::new(2).unwrap();
+    let core_set = CoreSet::new(2).unwrap();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for id in 0..2 {
-            let (cluster, stop, memory) = (&cluster, &stop, &memory);
+            let (core_set, stop, memory) = (&core_set, &stop, &memory);
             scope.spawn(move || {
-                let mut core = LocalCore::attach(cluster, CoreId(id), CoreOptions::default()).unwrap();
+                let mut core = LocalCore::attach(core_set, CoreId(id), CoreOptions::default()).unwrap();
                 drive(&mut core, &**memory, stop);
             });
         }
         for (device, sector) in [(&file, 5000), (&memory, 9000)] {
-            let io = CoresIo::new(&*cluster);
+            let io = CoresIo::new(&*core_set);
             let data = bytes(2 << 20);
             write(&io, device, Sector(sector), &data).unwrap();
             flush(&io, device).unwrap();
@@ -238,7 +238,7 @@ fn library_cores_do_it_beside_their_own_lanes() {
         stop.store(true, Ordering::Relaxed);
     });
     // The cores have ended, so nobody reads their messages.
-    let io = CoresIo::new(&*cluster).with_patience(Duration::from_millis(50));
+    let io = CoresIo::new(&*core_set).with_patience(Duration::from_millis(50));
     assert_eq!(read(&io, &memory, Sector(0), Sectors(8)).unwrap_err().errno, ETIMEDOUT);
 }
 

@@ -113,7 +113,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
     let at = |name: &str| folder.path().join(name).display().to_string();
     std::fs::write(folder.path().join("old.cow"), [b"SnAp".as_slice(), &[0; 1 << 20]].concat()).unwrap();
     let mut header = [0; 16];
-    udm_wire::cow::Header { valid: true, chunk: udm_wire::cow::ChunkSize::new(8).unwrap() }
+    udm_wire::cow::StoreHeader { valid: true, chunk: udm_wire::cow::ChunkSize::new(8).unwrap() }
         .encode(&mut header);
     let store = [header.as_slice(), &[0; 1 << 20]].concat();
     std::fs::write(folder.path().join("old.cow"), &store[..1 << 20]).unwrap();

@@ -1,7 +1,7 @@
 //! Tests of the cache against a model: contents, write-back and loss.
 
 use crate::null::Null;
-use crate::testing::{TestCore, bare, scattered};
+use crate::testing::{TestCore, bio_without_data, scattered};
 use proptest::prelude::*;
 use udm_core::{Bio, BioFlags, Device, ExtentKind, Extents, Op, Sector, Sectors, Status, TURN_BUDGET};
 use udm_wire::uri::{self, DeviceUri};
@@ -40,7 +40,7 @@ fn read(core: &mut TestCore, sector: u64, sectors: u64) -> Vec<u8> {
 }
 
 fn flush() -> Box<Bio> {
-    bare(Op::Flush, 0, 0)
+    bio_without_data(Op::Flush, 0, 0)
 }
 
 /// Runs one bio that may take several turns.
@@ -98,7 +98,7 @@ proptest! {
                 }
                 continue;
             };
-            let mut bio = bare(op, at, len);
+            let mut bio = bio_without_data(op, at, len);
             bio.flags = flags;
             if op.has_data() {
                 bio.data = scattered(len as usize * 512, &cuts);
@@ -167,7 +167,7 @@ fn without_power_nothing_is_served() {
     let mut core = TestCore::over(&device);
     turn(&device, false);
     assert!(!device.power().unwrap().is_on());
-    for bio in [write(0, 1, 1, BioFlags::FUA), bare(Op::Discard, 0, 8), flush()] {
+    for bio in [write(0, 1, 1, BioFlags::FUA), bio_without_data(Op::Discard, 0, 8), flush()] {
         assert_eq!(core.run(bio).status, Status::IoErr);
     }
     turn(&device, true);

@@ -226,12 +226,12 @@ impl OpenDisk {
 
     /// Returns true if a write must first check that its range still exists, because it would
     /// extend a truncated file.
-    pub(super) fn is_cut(&self) -> bool {
+    pub(super) fn is_truncated(&self) -> bool {
         self.cut.load(Relaxed)
     }
 
     /// Records that a request found the end of the disk at byte `end`, before its expected end.
-    pub(super) fn found_cut(&self, end: u64) {
+    pub(super) fn note_truncation(&self, end: u64) {
         self.size.fetch_min(Sectors::from_bytes(end / self.block * self.block).0, Relaxed);
         self.cut.store(true, Relaxed);
     }

@@ -79,7 +79,7 @@ impl FileLane {
                 None if slot.step == RequestStep::Flush && slot.bio.op != Op::Flush => NextAction::Synced,
                 None => NextAction::End(Status::Ok),
             };
-            self.follow(key, next);
+            self.apply(key, next);
         }
         // Start a flush for the requests that arrived meanwhile.
         if self.flushes.members.is_empty() {

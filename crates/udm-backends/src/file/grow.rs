@@ -77,7 +77,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use tempfile::NamedTempFile;
     use udm_core::errno::{EIO, EROFS};
-    use udm_core::{Device, Growth, OpenError, Sectors};
+    use udm_core::{Device, GrowthPolicy, OpenError, Sectors};
     use udm_wire::uri::FileUri;
 
     fn file(sectors: u64) -> NamedTempFile {
@@ -87,9 +87,9 @@ mod tests {
     }
 
     fn grow(device: &File, sectors: u64) -> Result<(), OpenError> {
-        let (tell, told) = channel();
-        device.grow(Sectors(sectors), Box::new(move |outcome| tell.send(outcome).unwrap()));
-        told.recv().unwrap()
+        let (tx, rx) = channel();
+        device.grow(Sectors(sectors), Box::new(move |outcome| tx.send(outcome).unwrap()));
+        rx.recv().unwrap()
     }
 
     #[test]
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(open(file.path(), false, false).unwrap().growth(), None);
         let grows = FileUri { grow: Some(1 << 20), grow_max: Some(1 << 30), ..uri(file.path()) };
         let growth = OpenDisks::default().open(&grows).unwrap().1.growth();
-        assert_eq!(growth, Some(Growth { step: Sectors(2048), max: Sectors(1 << 21) }));
+        assert_eq!(growth, Some(GrowthPolicy { step: Sectors(2048), max: Sectors(1 << 21) }));
         let error = grow(&open(file.path(), false, true).unwrap(), 16).unwrap_err();
         assert_eq!(error.errno, EROFS);
     }

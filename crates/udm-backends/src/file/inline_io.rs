@@ -19,7 +19,7 @@ use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use udm_core::{Cx, Segments};
-use udm_runtime::{Done, RingOp};
+use udm_runtime::{RingCompletion, RingOp};
 
 /// `f_type` of the memory file systems.
 const TMPFS: u64 = 0x0102_1994;
@@ -96,7 +96,7 @@ impl FileLane {
     pub(super) fn serve_inline(&mut self, cx: &mut Cx<'_>) {
         while let Some((tag, fd)) = self.inline_io.syncs.pop_front() {
             let result = fs::fdatasync(&fd).map(|()| 0).map_err(Errno::raw_os_error);
-            self.operation_done(Done { tag, result, data: Segments::new() }, cx);
+            self.operation_done(RingCompletion { tag, result, data: Segments::new() }, cx);
         }
         let mut left = cx.cpu_budget();
         let mut first = true;
@@ -105,7 +105,7 @@ impl FileLane {
             first = false;
             left = left.saturating_sub(transfer.data.len() as u64);
             let ended = loop {
-                if let Some(result) = transfer.go_on() {
+                if let Some(result) = transfer.advance() {
                     break result;
                 }
             };
@@ -116,7 +116,7 @@ impl FileLane {
             let Some(mut transfer) = self.inline_io.long.pop_front() else { break };
             first = false;
             left = left.saturating_sub(PIECE);
-            match transfer.go_on() {
+            match transfer.advance() {
                 Some(ended) => self.operation_done(transfer.end(ended), cx),
                 None => self.inline_io.long.push_back(transfer),
             }
@@ -130,7 +130,7 @@ impl FileLane {
 
 impl InlineTransfer {
     /// Moves up to one piece. Returns the result if the transfer is complete, was short, or failed.
-    fn go_on(&mut self) -> Option<Result<(), Errno>> {
+    fn advance(&mut self) -> Option<Result<(), Errno>> {
         let mut budget = PIECE as usize;
         let mut skip = self.done;
         for buf in self.data.iter_mut() {
@@ -165,12 +165,12 @@ impl InlineTransfer {
 
     /// Returns the completion. An error after some bytes is dropped: it occurs again when the rest
     /// is requested.
-    fn end(self, ended: Result<(), Errno>) -> Done {
+    fn end(self, ended: Result<(), Errno>) -> RingCompletion {
         let result = match ended {
             Err(errno) if self.done == 0 => Err(errno.raw_os_error()),
             _ => Ok(self.done as u32),
         };
-        Done { tag: self.tag, result, data: self.data }
+        RingCompletion { tag: self.tag, result, data: self.data }
     }
 }
 

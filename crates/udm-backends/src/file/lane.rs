@@ -16,7 +16,7 @@ use std::sync::Arc;
 use udm_core::{
     Batch, Bio, BioFlags, BufPool, Cx, Lane, Limits, Nanos, Op, Sectors, Segments, Status, move_batch,
 };
-use udm_runtime::{Done, RingOp, RingUser};
+use udm_runtime::{RingCompletion, RingOp, RingUser};
 
 /// Upper limit of requests in flight per lane: more than any disk works on at a time.
 const SLOTS: usize = 1024;
@@ -42,7 +42,7 @@ pub(super) struct FileLane {
     /// Operations that the core executes itself.
     pub(super) inline_io: InlineIo,
     ready: Batch,
-    finished: Vec<Done>,
+    finished: Vec<RingCompletion>,
 }
 
 impl FileLane {
@@ -105,11 +105,11 @@ impl FileLane {
         }
         debug_assert!(!bio.op.has_data() || bio.sectors <= MAX_SECTORS, "longer than announced: {bio:?}");
         let key = self.slots.insert(FileRequest::new(bio, &self.shared));
-        self.go_on(key, Segments::new());
+        self.issue(key, Segments::new());
     }
 
     /// Starts the operation of the request's current step.
-    pub(super) fn go_on(&mut self, key: usize, memory: Segments) {
+    pub(super) fn issue(&mut self, key: usize, memory: Segments) {
         let slot = &mut self.slots[key];
         if matches!(slot.step, RequestStep::Flush | RequestStep::FlushAfter) {
             return self.flush(key);
@@ -139,7 +139,7 @@ impl FileLane {
         }
     }
 
-    pub(super) fn operation_done(&mut self, done: Done, cx: &mut Cx<'_>) {
+    pub(super) fn operation_done(&mut self, done: RingCompletion, cx: &mut Cx<'_>) {
         if done.tag == FLUSH {
             return self.flushed(done.result);
         }
@@ -148,11 +148,11 @@ impl FileLane {
             Ok(bytes) => self.succeeded(key, u64::from(bytes), done.data, cx),
             Err(errno) => self.failed(key, errno, done.data, cx),
         };
-        self.follow(key, next);
+        self.apply(key, next);
     }
 
     /// Performs `next`, unless it depends on a sync that is not yet confirmed.
-    pub(super) fn follow(&mut self, key: usize, next: NextAction) {
+    pub(super) fn apply(&mut self, key: usize, next: NextAction) {
         let slot = &mut self.slots[key];
         let next = match (slot.barrier, &next) {
             (Some(barrier), NextAction::End(Status::Ok) | NextAction::Synced) => {
@@ -165,11 +165,11 @@ impl FileLane {
             _ => next,
         };
         match next {
-            NextAction::Again(memory) => self.go_on(key, memory),
+            NextAction::Again(memory) => self.issue(key, memory),
             NextAction::Synced => {
                 slot.barrier = None;
                 slot.step = slot.main_step(&self.shared);
-                self.go_on(key, Segments::new());
+                self.issue(key, Segments::new());
             }
             NextAction::End(status) => {
                 let mut bio = self.slots.remove(key).bio;
@@ -181,11 +181,11 @@ impl FileLane {
 
     /// Checks the requests in `held` again.
     #[cold]
-    fn follow_held(&mut self, cx: &mut Cx<'_>) {
+    fn recheck_held(&mut self, cx: &mut Cx<'_>) {
         let mut looked = std::mem::take(&mut self.looked);
         std::mem::swap(&mut looked, &mut self.held);
         for (key, next) in looked.drain(..) {
-            self.follow(key, next);
+            self.apply(key, next);
         }
         self.looked = looked;
         if !self.held.is_empty() {
@@ -195,16 +195,16 @@ impl FileLane {
 
     /// Reads the reach of the disk and whether it is truncated. Two loads per batch, of values that
     /// rarely change.
-    fn look(&mut self) {
+    fn refresh_reach(&mut self) {
         self.limits.size = self.shared.disk.reach();
         self.shared.reach = self.limits.size;
-        self.shared.cut = self.shared.disk.is_cut();
+        self.shared.cut = self.shared.disk.is_truncated();
     }
 }
 
 impl Lane for FileLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        self.look();
+        self.refresh_reach();
         self.waiting.extend(batch.drain(..));
         self.start_waiting();
         if !self.inline_io.is_idle() {
@@ -223,7 +223,7 @@ impl Lane for FileLane {
         }
         self.finished = finished;
         if !self.held.is_empty() {
-            self.follow_held(cx);
+            self.recheck_held(cx);
         }
         self.start_waiting();
         if !self.inline_io.is_idle() {

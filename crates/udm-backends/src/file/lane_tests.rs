@@ -5,12 +5,12 @@ use super::outcome::{NextAction, RETRIES};
 use super::request::{FileRequest, RequestStep};
 use super::tests::{core, file_of, has_direct, open, skipped, uri};
 use super::{File, OpenDisks};
-use crate::testing::{bare, scattered};
+use crate::testing::{bio_without_data, scattered};
 use std::path::Path;
 use tempfile::TempDir;
 use udm_core::errno::{EAGAIN, EIO, ENOSPC};
 use udm_core::{Batch, Bio, BioFlags, Device, Lane, Op, Sector, Sectors, Segments, Status};
-use udm_runtime::{Done, LocalCore, Ring};
+use udm_runtime::{LocalCore, Ring, RingCompletion};
 
 /// Returns an errno to inject, or `None` to keep the kernel's result. The argument is the request
 /// of the operation, or `None` for a flush.
@@ -57,7 +57,7 @@ impl<'a> FaultyRing<'a> {
             for op in finished {
                 let fault = (self.fault)(self.lane.slots.get(op.tag as usize));
                 let result = fault.map_or(op.result, Err);
-                self.lane.operation_done(Done { result, ..op }, cx);
+                self.lane.operation_done(RingCompletion { result, ..op }, cx);
             }
             self.lane.poll(&mut done, cx);
         });
@@ -76,7 +76,7 @@ impl<'a> FaultyRing<'a> {
     }
 
     fn run(&mut self, op: Op, flags: BioFlags, sector: u64) -> Status {
-        let mut bio = bare(op, sector, if op == Op::Flush { 0 } else { 8 });
+        let mut bio = bio_without_data(op, sector, if op == Op::Flush { 0 } else { 8 });
         bio.flags = flags;
         let len = if op.has_data() { 4096 } else { 0 };
         bio.data = if op.has_data() { scattered(4096, &[1024]) } else { Segments::new() };
@@ -152,7 +152,7 @@ fn eagain_is_tried_again_and_not_for_ever() {
     let file = file_of(65536, 0);
     let file = open(file.path(), false, false).unwrap();
     let mut disk = FaultyRing::over(&file, |_| None);
-    let mut bio = bare(Op::Read, 3, 2);
+    let mut bio = bio_without_data(Op::Read, 3, 2);
     bio.start();
     let lane = &mut disk.lane;
     let key = lane.slots.insert(FileRequest::new(bio, &lane.shared));
@@ -250,10 +250,10 @@ fn a_flush_beside_a_doubted_write_waits_for_the_answer() {
             ((witness && lost) || (slot.is_fua() && !slot.retried_without_fua)).then_some(EIO)
         });
         let mut quick = FaultyRing::over(&file, |_| None);
-        let mut write = bare(Op::Write, 0, 8);
+        let mut write = bio_without_data(Op::Write, 0, 8);
         (write.flags, write.data) = (BioFlags::FUA, scattered(4096, &[]));
         retried_without_fua.submit(write);
-        quick.submit(bare(Op::Flush, 0, 0));
+        quick.submit(bio_without_data(Op::Flush, 0, 0));
         while quick.lane.held.is_empty() {
             assert!(quick.step().is_empty(), "the other one has yet to end");
             quick.core.park();
@@ -271,8 +271,8 @@ fn a_flush_that_overlaps_a_failed_one_is_not_believed() {
         let file = open(file.path(), false, false).unwrap();
         let mut slow = FaultyRing::over(&file, |_| fails.then_some(EIO));
         let mut quick = FaultyRing::over(&file, |_| None);
-        slow.submit(bare(Op::Flush, 0, 0));
-        quick.submit(bare(Op::Flush, 0, 0));
+        slow.submit(bio_without_data(Op::Flush, 0, 0));
+        quick.submit(bio_without_data(Op::Flush, 0, 0));
         for _ in 0..10_000 {
             assert!(quick.step().is_empty(), "the other one has yet to end");
             if !quick.lane.held.is_empty() {
@@ -294,7 +294,7 @@ fn flushes_of_two_cores_do_not_wait_for_each_other() {
     assert_eq!(file.handles.len(), 2);
     let mut slow = FaultyRing::on(0, &file, |_| Some(EIO));
     let mut quick = FaultyRing::on(1, &file, |_| None);
-    slow.submit(bare(Op::Flush, 0, 0));
+    slow.submit(bio_without_data(Op::Flush, 0, 0));
     assert_eq!(quick.run(Op::Flush, plain(), 0), Status::Ok);
     assert_eq!(slow.end().status, Status::Medium);
     assert_eq!(quick.run(Op::Flush, plain(), 0), Status::Medium);
@@ -311,7 +311,7 @@ fn flushes_are_put_together() {
         None
     });
     for _ in 0..10 {
-        disk.submit(bare(Op::Flush, 0, 0));
+        disk.submit(bio_without_data(Op::Flush, 0, 0));
     }
     let mut ended = 0;
     while ended < 10 {

@@ -74,7 +74,7 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{
-    Cx, Device, DeviceId, DiskBusy, DiskLock, ExtentKind, Extents, GrowCallback, Growth, Lane, Limits,
+    Cx, Device, DeviceId, DiskBusy, DiskLock, ExtentKind, Extents, GrowCallback, GrowthPolicy, Lane, Limits,
     OpenError, Sector, Sectors, SharedDiskState,
 };
 use udm_runtime::Ring;
@@ -104,7 +104,7 @@ pub(crate) struct File {
     disk: Arc<OpenDisk>,
     /// All limits except the size, which is in `disk`.
     limits: Limits,
-    growth: Option<Growth>,
+    growth: Option<GrowthPolicy>,
 }
 
 impl Device for File {
@@ -132,7 +132,7 @@ impl Device for File {
         !self.disk.is_block
     }
 
-    fn growth(&self) -> Option<Growth> {
+    fn growth(&self) -> Option<GrowthPolicy> {
         self.growth
     }
 

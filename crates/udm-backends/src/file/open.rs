@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::errno::{EAGAIN, EBUSY, EINVAL};
-use udm_core::{Buf, DeviceId, Growth, Limits, OpenError, SECTOR_SIZE, Sectors};
+use udm_core::{Buf, DeviceId, GrowthPolicy, Limits, OpenError, SECTOR_SIZE, Sectors};
 use udm_wire::uri::FileUri;
 
 /// Upper limit of retries if the path leads to another disk than a moment ago.
@@ -281,7 +281,7 @@ fn name(
     if !uri.readonly && !can_discard(fd.as_fd(), stat) {
         limits.max_discard = Sectors::ZERO;
     }
-    let growth = uri.grow.map(|step| Growth {
+    let growth = uri.grow.map(|step| GrowthPolicy {
         step: Sectors(step.div_ceil(SECTOR_SIZE)),
         max: Sectors(uri.grow_max.unwrap_or(u64::MAX) / SECTOR_SIZE),
     });
@@ -367,8 +367,8 @@ pub(super) fn can_discard(fd: BorrowedFd<'_>, stat: &Stat) -> bool {
             // A file of another user keeps the new time.
             let _ = fs::futimens(fd, &fs::Timestamps { last_access, last_modification });
         }
-        let told = tried.into_iter().find(|tried| *tried != Err(Errno::FBIG));
-        return told != Some(Err(Errno::OPNOTSUPP));
+        let result = tried.into_iter().find(|tried| *tried != Err(Errno::FBIG));
+        return result != Some(Err(Errno::OPNOTSUPP));
     }
     let (major, minor) = (fs::major(stat.st_rdev), fs::minor(stat.st_rdev));
     let device = format!("/sys/dev/block/{major}:{minor}");

@@ -57,7 +57,7 @@ impl FileLane {
                 self.recycle(data);
                 if bytes < u64::from(self.limits.logical_block) {
                     let end = self.slots[key].probe_offset + bytes;
-                    self.shared.disk.found_cut(end);
+                    self.shared.disk.note_truncation(end);
                     return NextAction::End(Status::IoErr);
                 }
                 self.checked(key)
@@ -120,7 +120,7 @@ impl FileLane {
                 self.recycle(data);
                 if bytes == 0 {
                     let end = self.slots[key].probe_offset;
-                    self.shared.disk.found_cut(end);
+                    self.shared.disk.note_truncation(end);
                     return NextAction::End(Status::IoErr);
                 }
                 NextAction::End(status)
@@ -264,7 +264,7 @@ impl FileLane {
     fn ended_early(&mut self, key: usize, data: Segments) -> NextAction {
         self.give_back(key, data);
         let slot = &self.slots[key];
-        self.shared.disk.found_cut(slot.bio.sector.bytes() + slot.done);
+        self.shared.disk.note_truncation(slot.bio.sector.bytes() + slot.done);
         NextAction::End(Status::IoErr)
     }
 

@@ -37,7 +37,7 @@ pub(super) struct SyncTracker {
 struct SyncState {
     next: u64,
     /// In ascending order.
-    under_way: VecDeque<u64>,
+    in_flight: VecDeque<u64>,
 }
 
 /// A sync in flight, which must end.
@@ -64,7 +64,7 @@ impl SyncTracker {
         let mut state = self.state();
         let ticket = state.next;
         state.next += 1;
-        state.under_way.push_back(ticket);
+        state.in_flight.push_back(ticket);
         SyncTicket(ticket)
     }
 
@@ -80,8 +80,8 @@ impl SyncTracker {
 
     fn over(&self, ticket: &SyncTicket, failed: bool) -> (SyncBarrier, bool) {
         let mut state = self.state();
-        if let Ok(at) = state.under_way.binary_search(&ticket.0) {
-            state.under_way.remove(at);
+        if let Ok(at) = state.in_flight.binary_search(&ticket.0) {
+            state.in_flight.remove(at);
         }
         // Inside the lock, so that no verdict on this descriptor comes between.
         let first = failed && !self.failed.swap(true, Ordering::AcqRel);
@@ -94,7 +94,7 @@ impl SyncTracker {
         if self.has_failed() {
             return Some(false);
         }
-        state.under_way.front().is_none_or(|&oldest| oldest >= barrier.0).then_some(true)
+        state.in_flight.front().is_none_or(|&oldest| oldest >= barrier.0).then_some(true)
     }
 
     /// Returns true if a sync has failed: no data can be made durable any more.

@@ -1,7 +1,7 @@
 //! Files as disks, on a real file system and a real ring.
 
 use super::{File, OpenDisks};
-use crate::testing::{bare, scattered};
+use crate::testing::{bio_without_data, scattered};
 use proptest::prelude::*;
 use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, Mode};
@@ -68,7 +68,7 @@ impl DiskUnderTest {
     }
 
     pub(super) fn op(&mut self, op: Op, flags: BioFlags, sector: u64, sectors: u64) -> Status {
-        let mut bio = bare(op, sector, sectors);
+        let mut bio = bio_without_data(op, sector, sectors);
         bio.flags = flags;
         if op.has_data() {
             bio.data = scattered(sectors as usize * 512, &[]);

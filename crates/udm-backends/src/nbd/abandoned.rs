@@ -6,14 +6,14 @@
 
 use super::connection::{Connection, ConnectionEvent, ConnectionStage, LossKind};
 use super::fence::{ExportFence, FenceStatus};
-use super::lane::answered;
+use super::lane::complete_reply;
 use super::remote_export::RemoteExport;
 use super::request::{NbdRequest, status_of};
 use super::send_queue::SendQueue;
 use slab::Slab;
 use std::sync::Arc;
 use udm_core::{Batch, BufPool, Cx, Nanos, Status, WaitHandle, WakeEpoch};
-use udm_runtime::Done;
+use udm_runtime::RingCompletion;
 use udm_wire::nbd::client::ReplyEvent;
 use udm_wire::uri::Fence;
 
@@ -27,7 +27,7 @@ pub(super) struct AbandonedConnection {
     /// The local system dropped the connection.
     lost: bool,
     /// Received data is trusted.
-    believed: bool,
+    is_trusted: bool,
     /// The sending side was shut down.
     finished: bool,
     /// The held writes.
@@ -36,11 +36,11 @@ pub(super) struct AbandonedConnection {
     /// Number of fence runs that the connection noted at the end of its handshake.
     runs: u64,
     /// Time at which the connection was abandoned.
-    given_up: Nanos,
+    abandoned_at: Nanos,
     /// Epoch of the wait queue at the last check, and the time of the next check even without a
     /// wake.
     seen: Option<WakeEpoch>,
-    look_at: Nanos,
+    next_check: Nanos,
     /// Number of writes at first, and of those that failed and go elsewhere.
     all: usize,
     elsewhere: usize,
@@ -51,9 +51,9 @@ pub(super) struct AbandonedConnection {
 /// Resources of a lane that its abandoned connections use.
 pub(super) struct LaneResources<'a> {
     pub(super) server: &'a Arc<RemoteExport>,
-    pub(super) listener: &'a WaitHandle,
+    pub(super) wait_handle: &'a WaitHandle,
     pub(super) pool: &'a mut BufPool,
-    pub(super) finished: &'a mut Vec<Done>,
+    pub(super) finished: &'a mut Vec<RingCompletion>,
     pub(super) over: &'a mut Vec<usize>,
     pub(super) ready: &'a mut Batch,
     /// The lane has another connection that works.
@@ -68,11 +68,11 @@ impl AbandonedConnection {
         end: LossKind,
         slots: Slab<NbdRequest>,
         send_queue: SendQueue,
-        (runs, given_up): (u64, Nanos),
+        (runs, abandoned_at): (u64, Nanos),
         resources: &mut LaneResources<'_>,
     ) -> AbandonedConnection {
         let listens = match end {
-            LossKind::Silent | LossKind::ShuttingDown => true,
+            LossKind::TimedOut | LossKind::ShuttingDown => true,
             // The close can still be seen.
             LossKind::ProtocolError => resources.server.uri.silence.fence == Fence::Closed,
             LossKind::Closed | LossKind::LocalError => false,
@@ -86,23 +86,23 @@ impl AbandonedConnection {
             connection.receive(None, resources.pool);
             connection.set_defer_sends(end == LossKind::ShuttingDown && send_queue.is_empty());
         }
-        resources.server.fencing.hold(slots.len());
+        resources.server.fencing.add_held_writes(slots.len());
         let lost = end == LossKind::LocalError;
         if lost {
-            resources.server.fencing.lose();
+            resources.server.fencing.add_lost_connection();
         }
         AbandonedConnection {
             connection,
             lost,
-            believed: matches!(end, LossKind::Silent | LossKind::ShuttingDown),
+            is_trusted: matches!(end, LossKind::TimedOut | LossKind::ShuttingDown),
             finished: false,
             all: slots.len(),
             slots,
             send_queue,
             runs,
-            given_up,
+            abandoned_at,
             seen: None,
-            look_at: Nanos(0),
+            next_check: Nanos(0),
             elsewhere: 0,
             why: None,
         }
@@ -114,7 +114,7 @@ impl AbandonedConnection {
     }
 
     /// Number of held writes.
-    pub(super) fn held(&self) -> usize {
+    pub(super) fn held_writes(&self) -> usize {
         self.slots.len()
     }
 
@@ -126,18 +126,18 @@ impl AbandonedConnection {
     /// Handles received data, and checks whether the writes can still be executed.
     pub(super) fn poll(&mut self, resources: &mut LaneResources<'_>, cx: &mut Cx<'_>) {
         let before = self.slots.len();
-        self.hear(resources, cx);
+        self.receive(resources, cx);
         self.send_rest(resources);
         if !self.is_over() {
-            self.look(resources, cx);
+            self.check(resources, cx);
         }
-        resources.server.fencing.settled(before - self.slots.len());
+        resources.server.fencing.remove_held_writes(before - self.slots.len());
         if self.is_over() {
             self.end(resources);
         }
     }
 
-    fn hear(&mut self, resources: &mut LaneResources<'_>, cx: &mut Cx<'_>) {
+    fn receive(&mut self, resources: &mut LaneResources<'_>, cx: &mut Cx<'_>) {
         let Some(connection) = &mut self.connection else { return };
         let mut finished = std::mem::take(resources.finished);
         connection.take(&mut finished, cx);
@@ -147,12 +147,12 @@ impl AbandonedConnection {
             match connection.finished(done, resources.pool, cx) {
                 Ok(ConnectionEvent::Bytes(buf, n)) => {
                     cx.set_cpu_budget(cx.cpu_budget().saturating_sub(n as u64));
-                    if self.believed && self.take_in(&buf[..n], resources.ready).is_err() {
-                        self.believed = false;
+                    if self.is_trusted && self.parse_replies(&buf[..n], resources.ready).is_err() {
+                        self.is_trusted = false;
                     }
                     if let Some(connection) = &self.connection {
                         connection.receive(Some(buf), resources.pool);
-                        connection.set_defer_sends(self.believed && self.send_queue.is_empty());
+                        connection.set_defer_sends(self.is_trusted && self.send_queue.is_empty());
                     }
                 }
                 Ok(ConnectionEvent::Sent(buf)) => resources.pool.put(buf),
@@ -169,7 +169,7 @@ impl AbandonedConnection {
             self.connection = None;
             if end == LossKind::LocalError {
                 self.lost = true;
-                resources.server.fencing.lose();
+                resources.server.fencing.add_lost_connection();
             }
             if end == LossKind::Closed && resources.server.uri.silence.fence == Fence::Closed {
                 self.go_elsewhere(Some("the server closed the connection"), resources);
@@ -178,16 +178,16 @@ impl AbandonedConnection {
     }
 
     /// Handles received bytes.
-    fn take_in(&mut self, mut input: &[u8], ready: &mut Batch) -> Result<(), ()> {
+    fn parse_replies(&mut self, mut input: &[u8], ready: &mut Batch) -> Result<(), ()> {
         let Some(Connection { stage: ConnectionStage::Ready(replies), .. }) = &mut self.connection else {
             return Err(());
         };
         while let Some(event) = replies.take(&mut input).map_err(drop)? {
             // Data of reads is ignored: the reads have already failed.
-            if let ReplyEvent::Done { tag, error } = event
+            if let ReplyEvent::Completed { tag, error } = event
                 && self.slots.contains(tag as usize)
             {
-                answered(tag as usize, status_of(error), &mut self.slots, &mut self.send_queue, ready);
+                complete_reply(tag as usize, status_of(error), &mut self.slots, &mut self.send_queue, ready);
             }
         }
         Ok(())
@@ -199,10 +199,10 @@ impl AbandonedConnection {
         let Some(connection) = self.connection.as_mut().filter(|connection| connection.may_send()) else {
             return;
         };
-        if !self.believed && !std::mem::replace(&mut self.finished, true) {
+        if !self.is_trusted && !std::mem::replace(&mut self.finished, true) {
             connection.finish();
         }
-        if !self.believed || self.send_queue.is_empty() {
+        if !self.is_trusted || self.send_queue.is_empty() {
             return;
         }
         let ConnectionStage::Ready(replies) = &mut connection.stage else { return };
@@ -217,11 +217,11 @@ impl AbandonedConnection {
     }
 
     /// Checks whether the held writes can still be executed.
-    fn look(&mut self, resources: &mut LaneResources<'_>, cx: &mut Cx<'_>) {
+    fn check(&mut self, resources: &mut LaneResources<'_>, cx: &mut Cx<'_>) {
         match &resources.server.uri.silence.fence {
             Fence::Closed => {}
             Fence::Wait(time) => {
-                let until = self.given_up + *time;
+                let until = self.abandoned_at + *time;
                 if until <= cx.now() {
                     self.go_elsewhere(Some("the fence time has passed"), resources);
                 } else {
@@ -229,17 +229,18 @@ impl AbandonedConnection {
                 }
             }
             Fence::Exec(command) => {
-                let epoch = resources.listener.epoch();
-                if self.seen != Some(epoch) || self.look_at <= cx.now() {
+                let epoch = resources.wait_handle.epoch();
+                if self.seen != Some(epoch) || self.next_check <= cx.now() {
                     self.seen = Some(epoch);
-                    self.look_at = match ExportFence::look(resources.server, command, self.runs, cx.now()) {
-                        FenceStatus::FenceDone => return self.go_elsewhere(None, resources),
-                        FenceStatus::FenceCommandRuns => Nanos::NEVER,
+                    self.next_check = match ExportFence::check(resources.server, command, self.runs, cx.now())
+                    {
+                        FenceStatus::Done => return self.go_elsewhere(None, resources),
+                        FenceStatus::Running => Nanos::NEVER,
                         FenceStatus::Again(at) => at,
                     };
                 }
-                resources.listener.wait(epoch, cx);
-                cx.wake_at(self.look_at);
+                resources.wait_handle.wait(epoch, cx);
+                cx.wake_at(self.next_check);
             }
         }
     }

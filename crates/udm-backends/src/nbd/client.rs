@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use udm_core::errno::{ECONNREFUSED, EIO, EPROTO, ETIMEDOUT, from_nbd};
 use udm_core::{Nanos, OpenError};
 use udm_wire::nbd::client::{
-    ClientError, ClientHandshake, Export, HandshakeOptions, ReplyEvent, ReplyParser, RequestParams,
+    ClientError, ClientHandshake, ExportInfo, HandshakeOptions, ReplyEvent, ReplyParser, RequestParams,
 };
 use udm_wire::nbd::{Command, CommandFlags};
 use udm_wire::uri::{NbdAddress, NbdUri, TimeSpan};
 
 /// Upper limit of the wait for a part of an answer, and for the handshake unless its deadline is
 /// shorter.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes per receive.
 const RECEIVE: usize = 64 << 10;
@@ -53,7 +53,7 @@ pub enum NbdClientError {
 impl From<io::Error> for NbdClientError {
     fn from(error: io::Error) -> NbdClientError {
         match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => NbdClientError::Silent(PATIENCE),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => NbdClientError::Silent(TIMEOUT),
             _ => NbdClientError::Io(error),
         }
     }
@@ -80,7 +80,7 @@ impl NbdClientError {
 pub struct NbdClient {
     stream: File,
     replies: ReplyParser,
-    export: Export,
+    export: ExportInfo,
     bytes: Box<[u8]>,
 }
 
@@ -108,37 +108,37 @@ impl NbdClient {
         uri: &NbdUri,
         contexts: &[&str],
     ) -> Result<NbdClient, NbdClientError> {
-        let patience = uri.deadline().map_or(PATIENCE, |time| Duration::from_nanos(time.0).min(PATIENCE));
-        NbdClient::shake(address, uri, contexts, patience).map_err(|error| match error {
-            NbdClientError::Silent(_) => NbdClientError::Silent(patience),
+        let timeout = uri.deadline().map_or(TIMEOUT, |time| Duration::from_nanos(time.0).min(TIMEOUT));
+        NbdClient::shake(address, uri, contexts, timeout).map_err(|error| match error {
+            NbdClientError::Silent(_) => NbdClientError::Silent(timeout),
             error => error,
         })
     }
 
-    /// Connects and performs the handshake, within `patience`.
+    /// Connects and performs the handshake, within `timeout`.
     fn shake(
         address: &ServerAddress,
         uri: &NbdUri,
         contexts: &[&str],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<NbdClient, NbdClientError> {
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         let left = || match until.saturating_duration_since(Instant::now()) {
-            Duration::ZERO => Err(NbdClientError::Silent(patience)),
+            Duration::ZERO => Err(NbdClientError::Silent(timeout)),
             left => Ok(left),
         };
-        let mut stream = open(address, patience)?;
+        let mut stream = open(address, timeout)?;
         let contexts: Vec<String> = contexts.iter().map(|&context| context.to_owned()).collect();
         let export = uri.export.clone();
         let mut shake =
             ClientHandshake::new(HandshakeOptions { export, structured: !contexts.is_empty(), contexts });
         let mut bytes = vec![0; RECEIVE].into_boxed_slice();
         loop {
-            set_patience(&stream, left()?)?;
+            set_timeouts(&stream, left()?)?;
             let n = receive(&mut stream, &mut bytes)?;
             // After the handshake, a server sends nothing until it gets a request.
             if let Some(export) = shake.take(&mut &bytes[..n])? {
-                set_patience(&stream, PATIENCE)?;
+                set_timeouts(&stream, TIMEOUT)?;
                 return Ok(NbdClient { stream, replies: ReplyParser::new(&export), export, bytes });
             }
             stream.write_all(&shake.take_out())?;
@@ -147,13 +147,13 @@ impl NbdClient {
 
     /// Properties of the export.
     #[must_use]
-    pub fn export(&self) -> &Export {
+    pub fn export(&self) -> &ExportInfo {
         &self.export
     }
 
     /// Returns the socket, for a caller that uses it directly, and the properties of the export.
     #[must_use]
-    pub fn into_socket(self) -> (OwnedFd, Export) {
+    pub fn into_socket(self) -> (OwnedFd, ExportInfo) {
         (self.stream.into(), self.export)
     }
 
@@ -178,8 +178,8 @@ impl NbdClient {
             let mut input = &self.bytes[..n];
             while let Some(event) = self.replies.take(&mut input)? {
                 match event {
-                    ReplyEvent::Done { error: 0, .. } => return Ok(()),
-                    ReplyEvent::Done { error, .. } => {
+                    ReplyEvent::Completed { error: 0, .. } => return Ok(()),
+                    ReplyEvent::Completed { error, .. } => {
                         return Err(NbdClientError::Failed { command, offset, errno: from_nbd(error) });
                     }
                     event => each(event),
@@ -230,19 +230,19 @@ pub(super) fn addresses(uri: &NbdUri) -> io::Result<Vec<ServerAddress>> {
     }
 }
 
-/// Opens a socket and connects it within `patience`.
-fn open(address: &ServerAddress, patience: Duration) -> io::Result<File> {
+/// Opens a socket and connects it within `timeout`.
+fn open(address: &ServerAddress, timeout: Duration) -> io::Result<File> {
     let fd: OwnedFd = match address {
         ServerAddress::Unix(path) => {
             let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
             let fd = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
             // If a server is stopped and its backlog is full, `connect` blocks.
-            sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(patience))?;
+            sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(timeout))?;
             rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
             fd
         }
         ServerAddress::Tcp(address) => {
-            let stream = TcpStream::connect_timeout(address, patience)?;
+            let stream = TcpStream::connect_timeout(address, timeout)?;
             stream.set_nodelay(true)?;
             stream.into()
         }
@@ -251,11 +251,11 @@ fn open(address: &ServerAddress, patience: Duration) -> io::Result<File> {
 }
 
 /// Sets the timeout of each receive and send.
-fn set_patience(stream: &File, patience: Duration) -> io::Result<()> {
+fn set_timeouts(stream: &File, timeout: Duration) -> io::Result<()> {
     // Zero would mean no timeout.
-    let patience = Some(patience.max(Duration::from_millis(1)));
-    sockopt::set_socket_timeout(stream, sockopt::Timeout::Recv, patience)?;
-    Ok(sockopt::set_socket_timeout(stream, sockopt::Timeout::Send, patience)?)
+    let timeout = Some(timeout.max(Duration::from_millis(1)));
+    sockopt::set_socket_timeout(stream, sockopt::Timeout::Recv, timeout)?;
+    Ok(sockopt::set_socket_timeout(stream, sockopt::Timeout::Send, timeout)?)
 }
 
 fn receive(stream: &mut File, bytes: &mut [u8]) -> Result<usize, NbdClientError> {

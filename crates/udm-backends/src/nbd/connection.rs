@@ -6,12 +6,12 @@ use rustix::net::{Shutdown, shutdown};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Buf, BufPool, Cx, Nanos, Segments, errno};
-use udm_runtime::{Done, Ring, RingOp, RingUser};
+use udm_runtime::{Ring, RingCompletion, RingOp, RingUser};
 use udm_wire::nbd::client::{ClientHandshake, HandshakeOptions, ReplyParser, RequestParams};
 use udm_wire::nbd::{Command, CommandFlags};
 
 /// Time limit for connecting and the handshake together, unless the path's deadline is shorter.
-const PATIENCE: Nanos = Nanos(10_000_000_000);
+const HANDSHAKE_TIMEOUT: Nanos = Nanos(10_000_000_000);
 
 /// Size of the receive buffer in bytes: at first, and at most.
 const ROOM_MIN: usize = 16 << 10;
@@ -52,7 +52,7 @@ pub(super) enum LossKind {
     /// The server violated the protocol. The connection is open, but its data is meaningless.
     ProtocolError,
     /// The server takes too long. The connection is open, and answers may still arrive.
-    Silent,
+    TimedOut,
     /// The server shuts down and accepts no more requests (NBD's `ESHUTDOWN`). The connection is
     /// open, and answers to requests in flight may still arrive.
     ShuttingDown,
@@ -91,7 +91,7 @@ pub(super) struct Connection {
     deadline: Nanos,
     sending: bool,
     /// Completions that were taken but not handled.
-    back: Vec<Done>,
+    back: Vec<RingCompletion>,
     /// When the operations in `again` are repeated. They failed because the system was short of
     /// memory. Such failures come at once, so immediate repeats would keep the core busy.
     again_at: Nanos,
@@ -132,14 +132,14 @@ impl Connection {
             .sockets
             .open(address)
             .map_err(|e| ConnectionLoss::new(LossKind::LocalError, e.to_string()))?;
-        let (now, patience) = (cx.now(), server.deadline.unwrap_or(PATIENCE));
+        let (now, timeout) = (cx.now(), server.deadline.unwrap_or(HANDSHAKE_TIMEOUT));
         let connection = Connection {
             user: ring.watcher(cx),
             fd: Arc::new(fd),
             stage: ConnectionStage::Connecting,
             begun: now,
             fenced: 0,
-            deadline: now + patience.min(PATIENCE),
+            deadline: now + timeout.min(HANDSHAKE_TIMEOUT),
             sending: false,
             back: Vec::new(),
             again_at: Nanos(0),
@@ -154,7 +154,7 @@ impl Connection {
     }
 
     /// Appends completed operations to `out`.
-    pub(super) fn take(&mut self, out: &mut Vec<Done>, cx: &mut Cx<'_>) {
+    pub(super) fn take(&mut self, out: &mut Vec<RingCompletion>, cx: &mut Cx<'_>) {
         if !self.again.is_empty() {
             self.ask_again(cx);
         }
@@ -185,7 +185,7 @@ impl Connection {
     }
 
     /// Returns completions that were not handled.
-    pub(super) fn put_back(&mut self, rest: impl Iterator<Item = Done>) {
+    pub(super) fn put_back(&mut self, rest: impl Iterator<Item = RingCompletion>) {
         self.back.extend(rest);
     }
 
@@ -214,7 +214,7 @@ impl Connection {
     /// The reason why the connection is lost.
     pub(super) fn finished(
         &mut self,
-        done: Done,
+        done: RingCompletion,
         pool: &mut BufPool,
         cx: &mut Cx<'_>,
     ) -> Result<ConnectionEvent, ConnectionLoss> {
@@ -305,8 +305,8 @@ impl Connection {
     }
 
     /// Sets whether send completions may be deferred: true if nothing waits for the send in flight.
-    pub(super) fn set_defer_sends(&self, patient: bool) {
-        self.user.set_defer_sends(patient);
+    pub(super) fn set_defer_sends(&self, defers_sends: bool) {
+        self.user.set_defer_sends(defers_sends);
     }
 
     /// Sends `buf`. Only one send may be in flight.

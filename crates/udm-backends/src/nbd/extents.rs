@@ -51,18 +51,18 @@ fn ask(client: &mut NbdClient, at: u64, left: u64, out: &mut Extents) -> Result<
         return Ok(left);
     };
     let len = left.min(RANGE_MAX);
-    let mut runs = RunMerger { told: 0, part: 0, content: ExtentKind::Hole };
+    let mut runs = RunMerger { total: 0, part: 0, content: ExtentKind::Hole };
     client.ask(Command::BlockStatus, at, len as u32, &[], |event| {
         if let ReplyEvent::Status { context, descriptors, .. } = event
             && context == allocation
         {
             for (n, state) in descriptors {
                 let content = if state & STATE_ZERO != 0 { ExtentKind::Hole } else { ExtentKind::Data };
-                runs.add(u64::from(n).min(len - runs.told), content, out);
+                runs.add(u64::from(n).min(len - runs.total), content, out);
             }
         }
     })?;
-    let whole = runs.told - runs.part;
+    let whole = runs.total - runs.part;
     if whole == 0 {
         // The reply covers less than a sector: counts this sector as data and continues after it.
         out.push(Sectors(1), ExtentKind::Data);
@@ -74,7 +74,7 @@ fn ask(client: &mut NbdClient, at: u64, left: u64, out: &mut Extents) -> Result<
 /// Merges runs of bytes into whole sectors. A sector with both kinds of content is data.
 struct RunMerger {
     /// Total bytes so far.
-    told: u64,
+    total: u64,
     /// Bytes of the last, incomplete sector.
     part: u64,
     content: ExtentKind,
@@ -82,7 +82,7 @@ struct RunMerger {
 
 impl RunMerger {
     fn add(&mut self, bytes: u64, content: ExtentKind, out: &mut Extents) {
-        self.told += bytes;
+        self.total += bytes;
         let fills = bytes.min((SECTOR_SIZE - self.part) % SECTOR_SIZE);
         if self.part > 0 {
             if self.content != content {
@@ -110,7 +110,7 @@ mod tests {
     fn runs_become_sectors() {
         use ExtentKind::{Data, Hole};
         let mut out = Extents::new(100);
-        let mut runs = RunMerger { told: 0, part: 0, content: Hole };
+        let mut runs = RunMerger { total: 0, part: 0, content: Hole };
         for (bytes, content) in [
             (512, Hole),
             (100, Hole),
@@ -126,6 +126,6 @@ mod tests {
         let want = [(1, Hole), (1, Data), (2, Hole), (2, Data)];
         let want: Vec<_> = want.map(|(len, content)| Extent { len: Sectors(len), content }).into();
         assert_eq!(out.list(), want);
-        assert_eq!((runs.told, runs.part), (3260, 188));
+        assert_eq!((runs.total, runs.part), (3260, 188));
     }
 }

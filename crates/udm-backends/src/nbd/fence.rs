@@ -47,7 +47,7 @@ pub(super) struct ExportFence {
 /// The runs of a command for an address.
 pub(crate) struct FenceCommandRuns {
     /// Woken when a run has ended.
-    bell: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
     /// Number of held writes, and of abandoned connections with held writes.
     held: AtomicUsize,
     abandoned: AtomicUsize,
@@ -61,7 +61,7 @@ pub(crate) struct FenceCommandRuns {
 impl Default for FenceCommandRuns {
     fn default() -> FenceCommandRuns {
         FenceCommandRuns {
-            bell: Arc::new(WaitQueue::new()),
+            wait_queue: Arc::new(WaitQueue::new()),
             held: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
             begun: AtomicU64::new(0),
@@ -85,7 +85,7 @@ impl FenceCommandRuns {
 /// State of the current or last run.
 #[derive(Default)]
 struct RunState {
-    under_way: bool,
+    running: bool,
     /// Failures since the last success, and the last error.
     failures: u32,
     error: String,
@@ -97,9 +97,9 @@ struct RunState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FenceStatus {
     /// The server cannot execute the writes any more.
-    FenceDone,
+    Done,
     /// The command runs. The wait queue is woken when it ends.
-    FenceCommandRuns,
+    Running,
     /// The command failed. A check at this time runs it again.
     Again(Nanos),
 }
@@ -110,8 +110,8 @@ impl ExportFence {
     }
 
     /// Wait queue that is woken when a run has ended.
-    pub(super) fn bell(&self) -> &Arc<WaitQueue> {
-        &self.runs.bell
+    pub(super) fn wait_queue(&self) -> &Arc<WaitQueue> {
+        &self.runs.wait_queue
     }
 
     /// Number of runs that have begun ([`FenceCommandRuns::begun`]).
@@ -126,19 +126,19 @@ impl ExportFence {
     }
 
     /// Records that a connection was abandoned with `writes` held writes.
-    pub(super) fn hold(&self, writes: usize) {
+    pub(super) fn add_held_writes(&self, writes: usize) {
         self.held.fetch_add(writes, SeqCst);
         self.runs.held.fetch_add(writes, SeqCst);
         self.runs.abandoned.fetch_add(1, SeqCst);
     }
 
     /// Records that the local system dropped a connection with held writes.
-    pub(super) fn lose(&self) {
+    pub(super) fn add_lost_connection(&self) {
         self.unheard.fetch_add(1, SeqCst);
     }
 
     /// Records that `writes` writes are not held any more.
-    pub(super) fn settled(&self, writes: usize) {
+    pub(super) fn remove_held_writes(&self, writes: usize) {
         self.held.fetch_sub(writes, SeqCst);
         self.runs.held.fetch_sub(writes, SeqCst);
     }
@@ -151,20 +151,20 @@ impl ExportFence {
     }
 
     /// Returns true while a command may kill the server that listens.
-    pub(super) fn is_under_way(&self) -> bool {
-        self.runs.abandoned.load(SeqCst) > 0 || self.runs.run().under_way
+    pub(super) fn is_running(&self) -> bool {
+        self.runs.abandoned.load(SeqCst) > 0 || self.runs.run().running
     }
 
     /// Checks at `now` whether the held writes of a connection that noted `runs` can still be
     /// executed. Starts `command` if it does not run.
-    pub(super) fn look(server: &Arc<RemoteExport>, command: &Path, runs: u64, now: Nanos) -> FenceStatus {
+    pub(super) fn check(server: &Arc<RemoteExport>, command: &Path, runs: u64, now: Nanos) -> FenceStatus {
         let this = &server.fencing.runs;
         let mut run = this.run();
         if server.fencing.covers(runs) {
-            return FenceStatus::FenceDone;
+            return FenceStatus::Done;
         }
-        if run.under_way {
-            return FenceStatus::FenceCommandRuns;
+        if run.running {
+            return FenceStatus::Running;
         }
         if run.failures > 0 {
             let shift = run.failures.min(16) - 1;
@@ -174,17 +174,17 @@ impl ExportFence {
                 return FenceStatus::Again(next);
             }
         }
-        run.under_way = true;
+        run.running = true;
         let number = this.begun.fetch_add(1, SeqCst) + 1;
         drop(run);
         let of = Arc::clone(server);
         let then = move |result| of.fencing.runs.ended(number, result, &of);
         server.sockets.fence(command, &server.uri.plain(), Box::new(then));
-        FenceStatus::FenceCommandRuns
+        FenceStatus::Running
     }
 
     /// Returns the reason why writes are held, in one line; `None` if none are.
-    pub(super) fn waits(&self, fence: &Fence) -> Option<String> {
+    pub(super) fn stall_reason(&self, fence: &Fence) -> Option<String> {
         let held = self.held.load(SeqCst);
         (held > 0).then(|| format!("{held} writes wait until {}", self.until(fence)))
     }
@@ -217,7 +217,7 @@ impl FenceCommandRuns {
     fn ended(&self, number: u64, result: Result<(), String>, server: &RemoteExport) {
         let mut run = self.run();
         let (uri, held) = (server.uri.plain(), self.held.load(SeqCst));
-        run.under_way = false;
+        run.running = false;
         run.next = None;
         match result {
             Ok(()) => {
@@ -232,7 +232,7 @@ impl FenceCommandRuns {
             }
         }
         drop(run);
-        self.bell.wake_up();
+        self.wait_queue.wake_up();
     }
 }
 

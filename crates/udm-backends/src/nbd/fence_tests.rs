@@ -8,7 +8,7 @@ use super::*;
 use rustix::fd::OwnedFd;
 use rustix::net::SocketAddrAny;
 use udm_wire::nbd::ExportFlags;
-use udm_wire::nbd::client::Export;
+use udm_wire::nbd::client::ExportInfo;
 use udm_wire::uri::{NbdAddress, NbdUri};
 
 const COMMAND: &str = "/sbin/off";
@@ -43,74 +43,74 @@ impl PendingFenceCommands {
 
 fn server() -> (Arc<RemoteExport>, PendingFenceCommands) {
     let commands = PendingFenceCommands::default();
-    let blocks = Export::BLOCKS_ASSUMED;
+    let blocks = ExportInfo::BLOCKS_ASSUMED;
     let flags = ExportFlags::HAS_FLAGS;
-    let export = Export { size: 4096, flags, blocks, structured: false, contexts: vec![] };
+    let export = ExportInfo { size: 4096, flags, blocks, structured: false, contexts: vec![] };
     let mut uri = NbdUri::new(NbdAddress::Unix("s".into()), "");
     uri.silence.fence = Fence::Exec(COMMAND.into());
     let world = Box::new(commands.clone());
     (Arc::new(RemoteExport::new(uri, vec![], export, world, Default::default())), commands)
 }
 
-fn look(server: &Arc<RemoteExport>, runs: u64, now: u64) -> FenceStatus {
-    ExportFence::look(server, Path::new(COMMAND), runs, Nanos(now))
+fn check(server: &Arc<RemoteExport>, runs: u64, now: u64) -> FenceStatus {
+    ExportFence::check(server, Path::new(COMMAND), runs, Nanos(now))
 }
 
 #[test]
 fn one_run_is_for_all_that_were_connected_before() {
     let (server, commands) = server();
-    server.fencing.hold(3);
+    server.fencing.add_held_writes(3);
     let before = server.fencing.runs();
-    assert!(server.fencing.is_under_way() && !server.fencing.covers(before));
-    assert_eq!(look(&server, before, 100), FenceStatus::FenceCommandRuns);
+    assert!(server.fencing.is_running() && !server.fencing.covers(before));
+    assert_eq!(check(&server, before, 100), FenceStatus::Running);
     let meanwhile = server.fencing.runs();
-    assert_eq!(look(&server, before, 101), FenceStatus::FenceCommandRuns, "another lane's, connected before");
-    assert_eq!(look(&server, meanwhile, 110), FenceStatus::FenceCommandRuns, "connected while it runs");
+    assert_eq!(check(&server, before, 101), FenceStatus::Running, "another lane's, connected before");
+    assert_eq!(check(&server, meanwhile, 110), FenceStatus::Running, "connected while it runs");
     assert_eq!(commands.running(), 1);
     commands.end(Ok(()));
-    assert_eq!(look(&server, before, 120), FenceStatus::FenceDone);
+    assert_eq!(check(&server, before, 120), FenceStatus::Done);
     assert_eq!(
-        (look(&server, meanwhile, 120), commands.running()),
-        (FenceStatus::FenceCommandRuns, 1),
+        (check(&server, meanwhile, 120), commands.running()),
+        (FenceStatus::Running, 1),
         "it proves nothing of that"
     );
     commands.end(Ok(()));
-    assert_eq!(look(&server, meanwhile, 130), FenceStatus::FenceDone);
-    server.fencing.settled(3);
+    assert_eq!(check(&server, meanwhile, 130), FenceStatus::Done);
+    server.fencing.remove_held_writes(3);
     server.fencing.release(false);
-    assert!(!server.fencing.is_under_way());
+    assert!(!server.fencing.is_running());
 }
 
 #[test]
 fn a_command_that_fails_is_run_again_later_each_time() {
     let (server, commands) = server();
-    server.fencing.hold(2);
+    server.fencing.add_held_writes(2);
     let fence = server.uri.silence.fence.clone();
     let second = 1_000_000_000;
     let mut now = second;
     for wait in [second / 2, second, 2 * second] {
-        assert_eq!((look(&server, 0, now), commands.running()), (FenceStatus::FenceCommandRuns, 1));
+        assert_eq!((check(&server, 0, now), commands.running()), (FenceStatus::Running, 1));
         commands.end(Err("exit status: 1".into()));
         let again = FenceStatus::Again(Nanos(now + wait));
-        assert_eq!((look(&server, 0, now), look(&server, 0, now + wait - 1)), (again, again));
+        assert_eq!((check(&server, 0, now), check(&server, 0, now + wait - 1)), (again, again));
         assert_eq!(commands.running(), 0);
         now += wait;
     }
     let why =
         "2 writes wait until the server answers or is fenced by /sbin/off (failed 3 times: exit status: 1)";
-    assert_eq!(server.fencing.waits(&fence).as_deref(), Some(why));
+    assert_eq!(server.fencing.stall_reason(&fence).as_deref(), Some(why));
     for _ in 0..40 {
-        assert_eq!(look(&server, 0, now), FenceStatus::FenceCommandRuns);
+        assert_eq!(check(&server, 0, now), FenceStatus::Running);
         commands.end(Err("x".into()));
-        let FenceStatus::Again(next) = look(&server, 0, now) else { panic!("it is run again") };
+        let FenceStatus::Again(next) = check(&server, 0, now) else { panic!("it is run again") };
         assert!(next <= Nanos(now) + BACK_OFF_MAX);
         now = next.0;
     }
-    assert_eq!(look(&server, 0, now), FenceStatus::FenceCommandRuns);
+    assert_eq!(check(&server, 0, now), FenceStatus::Running);
     commands.end(Ok(()));
-    assert_eq!(look(&server, 0, now), FenceStatus::FenceDone);
-    server.fencing.settled(2);
-    assert_eq!(server.fencing.waits(&fence), None);
+    assert_eq!(check(&server, 0, now), FenceStatus::Done);
+    server.fencing.remove_held_writes(2);
+    assert_eq!(server.fencing.stall_reason(&fence), None);
 }
 
 /// Two exports of one server share one run of the command, which fences both.

@@ -14,7 +14,7 @@ use udm_core::{
     Batch, Bio, BufPool, Cx, DeadlineStatus, DeadlineTimer, Drain, Lane, Limits, Nanos, Op, OwnWork, Status,
     WaitHandle, move_batch,
 };
-use udm_runtime::{Done, Ring};
+use udm_runtime::{Ring, RingCompletion};
 use udm_wire::nbd::ESHUTDOWN;
 use udm_wire::nbd::client::{ReplyEvent, ReplyParser};
 use udm_wire::uri::{Fence, TimeSpan};
@@ -42,7 +42,7 @@ pub(super) struct NbdLane {
     send_queue: SendQueue,
     ready: Batch,
     pool: BufPool,
-    finished: Vec<Done>,
+    finished: Vec<RingCompletion>,
     over: Vec<usize>,
     /// Number of attempts to connect.
     tries: usize,
@@ -52,14 +52,14 @@ pub(super) struct NbdLane {
     /// Number of connections of the server when this lane last lost one.
     made: u64,
     /// Earliest time at which the deadline of a request can have passed.
-    look_at: Nanos,
+    next_check: Nanos,
     /// Time at which data last arrived, if there is a deadline.
-    heard: Nanos,
+    last_reply_at: Nanos,
     /// Deadline of requests, if there is one.
-    patience: Option<DeadlineTimer>,
+    deadline_timer: Option<DeadlineTimer>,
     /// Abandoned connections with writes that the server may still execute.
     abandoned: Vec<AbandonedConnection>,
-    listener: WaitHandle,
+    wait_handle: WaitHandle,
 }
 
 impl NbdLane {
@@ -80,11 +80,11 @@ impl NbdLane {
             next_try: Nanos(0),
             back_off: BACK_OFF,
             made: 0,
-            look_at: Nanos(0),
-            heard: Nanos(0),
-            patience: server.deadline.map(DeadlineTimer::new),
+            next_check: Nanos(0),
+            last_reply_at: Nanos(0),
+            deadline_timer: server.deadline.map(DeadlineTimer::new),
             abandoned: Vec::new(),
-            listener: server.fencing.bell().subscribe(cx),
+            wait_handle: server.fencing.wait_queue().subscribe(cx),
         };
         lane.connect(cx);
         lane
@@ -94,7 +94,7 @@ impl NbdLane {
     fn connect(&mut self, cx: &mut Cx<'_>) {
         match Connection::begin(&self.ring, &self.server, self.tries, cx) {
             Ok(connection) => self.connection = Some(connection),
-            Err(loss) => self.lost(loss, cx),
+            Err(loss) => self.handle_loss(loss, cx),
         }
         self.tries += 1;
     }
@@ -103,20 +103,20 @@ impl NbdLane {
     #[cold]
     fn may_connect(&self, cx: &Cx<'_>) -> bool {
         let server = &self.server;
-        let is_fencing = matches!(server.uri.silence.fence, Fence::Exec(_)) && server.fencing.is_under_way();
-        let soon = cx.now() < self.next_try && server.made() == self.made;
+        let is_fencing = matches!(server.uri.silence.fence, Fence::Exec(_)) && server.fencing.is_running();
+        let soon = cx.now() < self.next_try && server.connections_made() == self.made;
         !soon && !is_fencing && self.abandoned.len() < ABANDONED_MAX
     }
 
     /// Handles the loss of the connection: all its requests fail, except writes that the server may
     /// still execute.
     #[cold]
-    fn lost(&mut self, ConnectionLoss { mut why, end }: ConnectionLoss, cx: &mut Cx<'_>) {
+    fn handle_loss(&mut self, ConnectionLoss { mut why, end }: ConnectionLoss, cx: &mut Cx<'_>) {
         let now = cx.now();
-        self.made = self.server.made();
+        self.made = self.server.connections_made();
         self.next_try = if bugs::on(Bug::NoBackOff) { now } else { now + self.back_off };
         self.back_off = (self.back_off + self.back_off).min(BACK_OFF_MAX);
-        let status = if end == LossKind::Silent { Status::Timeout } else { Status::Transport };
+        let status = if end == LossKind::TimedOut { Status::Timeout } else { Status::Transport };
         let mut over: Vec<_> = self.waiting.drain(..).map(|bio| (bio, status)).collect();
         if bugs::on(Bug::LostWithConnection) {
             bugs::leak_bios(over.drain(..).map(|(bio, _)| bio));
@@ -140,7 +140,7 @@ impl NbdLane {
         send_queue.keep_only(&slots);
         if !slots.is_empty() {
             why += &format!(": {} writes wait until {}", slots.len(), self.server.fencing.until(fence));
-            let (abandoned, mut resources) = self.lend();
+            let (abandoned, mut resources) = self.split_resources();
             abandoned.push(AbandonedConnection::new(
                 connection,
                 end,
@@ -152,14 +152,14 @@ impl NbdLane {
             // The abandoned connection needs a first poll.
             cx.wake_now();
         }
-        self.server.is_down(&why);
+        self.server.mark_down(&why);
     }
 
     /// Returns the abandoned connections, and the lane's resources that they use.
-    fn lend(&mut self) -> (&mut Vec<AbandonedConnection>, LaneResources<'_>) {
+    fn split_resources(&mut self) -> (&mut Vec<AbandonedConnection>, LaneResources<'_>) {
         let resources = LaneResources {
             server: &self.server,
-            listener: &self.listener,
+            wait_handle: &self.wait_handle,
             pool: &mut self.pool,
             finished: &mut self.finished,
             over: &mut self.over,
@@ -171,8 +171,8 @@ impl NbdLane {
 
     /// Polls the abandoned connections.
     #[cold]
-    fn linger(&mut self, cx: &mut Cx<'_>) {
-        let (abandoned, mut resources) = self.lend();
+    fn poll_abandoned(&mut self, cx: &mut Cx<'_>) {
+        let (abandoned, mut resources) = self.split_resources();
         abandoned.iter_mut().for_each(|one| one.poll(&mut resources, cx));
         let answered = abandoned.iter().any(AbandonedConnection::is_answered);
         abandoned.retain(|one| !one.is_over());
@@ -185,22 +185,22 @@ impl NbdLane {
     /// Abandons the connection if its oldest request is overdue. The check is rare: later requests
     /// are due later, and every received byte moves the time of all.
     fn look_for_silence(&mut self, cx: &mut Cx<'_>) {
-        if self.patience.is_none() {
+        if self.deadline_timer.is_none() {
             return;
         }
         let Some(oldest) = self.oldest(cx) else { return };
-        let (now, Some(patience)) = (cx.now(), &mut self.patience) else { return };
-        let why = match patience.check(oldest, self.heard, now) {
+        let (now, Some(deadline_timer)) = (cx.now(), &mut self.deadline_timer) else { return };
+        let why = match deadline_timer.check(oldest, self.last_reply_at, now) {
             DeadlineStatus::Pending(due) => {
-                self.look_at = due.max(now + Nanos(1));
-                return cx.wake_at(self.look_at);
+                self.next_check = due.max(now + Nanos(1));
+                return cx.wake_at(self.next_check);
             }
             DeadlineStatus::Silent(time) => format!("no answer for {}", TimeSpan(time)),
             DeadlineStatus::Starved(time) => {
                 format!("others are answered, and one request is not for {}", TimeSpan(time))
             }
         };
-        self.lost(ConnectionLoss::new(LossKind::Silent, why), cx);
+        self.handle_loss(ConnectionLoss::new(LossKind::TimedOut, why), cx);
     }
 
     /// Returns the time of the oldest request; `None` if no request can be overdue yet.
@@ -208,8 +208,8 @@ impl NbdLane {
         if self.slots.is_empty() {
             return None;
         }
-        if cx.now() < self.look_at {
-            cx.wake_at(self.look_at);
+        if cx.now() < self.next_check {
+            cx.wake_at(self.next_check);
             return None;
         }
         self.slots.iter().map(|(_, slot)| slot.since).min()
@@ -256,27 +256,27 @@ impl NbdLane {
             if let Some(connection) = &mut self.connection {
                 connection.put_back(rest.by_ref());
             }
-            self.lost(loss, cx);
+            self.handle_loss(loss, cx);
         }
         drop(rest);
         self.finished = finished;
     }
 
-    fn operation_done(&mut self, done: Done, cx: &mut Cx<'_>) -> Result<(), ConnectionLoss> {
+    fn operation_done(&mut self, done: RingCompletion, cx: &mut Cx<'_>) -> Result<(), ConnectionLoss> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
         match connection.finished(done, &mut self.pool, cx)? {
             ConnectionEvent::Connected => connection.shake(&self.server.uri.export, &mut self.pool),
             ConnectionEvent::Sent(buf) => self.pool.put(buf),
             ConnectionEvent::Bytes(buf, n) => {
                 if self.server.deadline.is_some() {
-                    self.heard = cx.now();
+                    self.last_reply_at = cx.now();
                 }
                 cx.set_cpu_budget(cx.cpu_budget().saturating_sub(n as u64));
                 let more = self
-                    .take_in(&buf[..n], cx)
+                    .parse_replies(&buf[..n], cx)
                     .map_err(|why| ConnectionLoss::new(LossKind::ProtocolError, why))?;
                 if !more {
-                    self.server.leaves(cx.now());
+                    self.server.note_shutdown(cx.now());
                     return Err(ConnectionLoss::new(LossKind::ShuttingDown, "the server shuts down"));
                 }
                 if let Some(connection) = &self.connection {
@@ -289,7 +289,7 @@ impl NbdLane {
     }
 
     /// Handles received bytes. Returns false if the server sent ESHUTDOWN.
-    fn take_in(&mut self, mut input: &[u8], cx: &mut Cx<'_>) -> Result<bool, String> {
+    fn parse_replies(&mut self, mut input: &[u8], cx: &mut Cx<'_>) -> Result<bool, String> {
         let Some(connection) = &mut self.connection else { return Ok(true) };
         let mut more = true;
         if let ConnectionStage::Handshaking(shake) = &mut connection.stage {
@@ -302,7 +302,7 @@ impl NbdLane {
             // The run count is noted before the first request is sent. A time would not do: the
             // core's time is older than the received data.
             connection.fenced = self.server.fencing.runs();
-            self.server.is_up();
+            self.server.mark_up();
             // The address that answers is tried first the next time.
             self.tries -= 1;
             connection.stage = ConnectionStage::Ready(Box::new(ReplyParser::new(&export)));
@@ -323,7 +323,7 @@ impl NbdLane {
                     }
                 }
                 ReplyEvent::Status { .. } => return Err("a block status that nobody asked for".into()),
-                ReplyEvent::Done { tag, error } => {
+                ReplyEvent::Completed { tag, error } => {
                     self.back_off = BACK_OFF;
                     more &= error != ESHUTDOWN || bugs::on(Bug::ShutdownStays);
                     let (key, slot) = (tag as usize, &mut self.slots[tag as usize]);
@@ -332,7 +332,7 @@ impl NbdLane {
                         self.send_queue.push(key);
                         continue;
                     }
-                    answered(key, status, &mut self.slots, &mut self.send_queue, &mut self.ready);
+                    complete_reply(key, status, &mut self.slots, &mut self.send_queue, &mut self.ready);
                 }
             }
         }
@@ -369,7 +369,7 @@ fn start(
 }
 
 /// Handles the server's answer to the current request of a slot.
-pub(super) fn answered(
+pub(super) fn complete_reply(
     key: usize,
     status: Status,
     slots: &mut Slab<NbdRequest>,
@@ -409,7 +409,7 @@ fn immediate_status(bio: &Bio, limits: &Limits) -> Option<Status> {
 impl Lane for NbdLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         self.limits.size = self.server.size();
-        if self.connection.as_ref().is_some_and(|connection| self.server.has_left(connection.begun)) {
+        if self.connection.as_ref().is_some_and(|connection| self.server.was_shut_down(connection.begun)) {
             self.leave_idle();
         }
         if self.connection.is_none() && self.may_connect(cx) {
@@ -434,11 +434,11 @@ impl Lane for NbdLane {
         self.send(cx);
         self.look_for_silence(cx);
         if !self.abandoned.is_empty() {
-            self.linger(cx);
+            self.poll_abandoned(cx);
         }
         if let Some(deadline) = self.connection.as_ref().and_then(Connection::deadline) {
             if deadline <= cx.now() {
-                self.lost(ConnectionLoss::new(LossKind::LocalError, "the server does not answer"), cx);
+                self.handle_loss(ConnectionLoss::new(LossKind::LocalError, "the server does not answer"), cx);
             } else {
                 cx.wake_at(deadline);
             }
@@ -452,12 +452,12 @@ impl Lane for NbdLane {
         }
     }
 
-    fn held(&self) -> usize {
-        self.abandoned.iter().map(AbandonedConnection::held).sum()
+    fn held_writes(&self) -> usize {
+        self.abandoned.iter().map(AbandonedConnection::held_writes).sum()
     }
 
     /// The lane needs turns while it connects, so that a slow attempt is abandoned in time.
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         match self.connection.as_ref().and_then(Connection::deadline) {
             Some(_) => OwnWork::Background,
             None => OwnWork::Idle,

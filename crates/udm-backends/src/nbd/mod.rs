@@ -23,8 +23,8 @@
 //!   until the server cannot carry it out any more ([`fence`]): an answer, a close, a time, or a
 //!   command, as the URI says. Otherwise multipath could write elsewhere and this write could undo
 //!   it later. The abandoned connection is still read, because a late answer completes a write. The
-//!   rest of a partly sent write is still sent, so that the server can answer. `Device::waits`
-//!   reports writes that wait.
+//!   rest of a partly sent write is still sent, so that the server can answer.
+//!   `Device::stall_reason` reports writes that wait.
 //! * **TCP** is configured not to close a connection after a timeout: a local timeout proves
 //!   nothing.
 //! * **Several connections** at once are used only if the server says that a flush on one covers
@@ -69,7 +69,7 @@ use udm_core::{
 };
 use udm_queue::SingleOwner;
 use udm_runtime::Ring;
-use udm_wire::nbd::client::Export;
+use udm_wire::nbd::client::ExportInfo;
 use udm_wire::uri::NbdUri;
 
 pub(crate) struct Nbd {
@@ -77,15 +77,21 @@ pub(crate) struct Nbd {
     server: Arc<RemoteExport>,
     direct: Arc<dyn Device>,
     /// Set if the server supports only one connection at a time.
-    funnel: Option<SingleOwner>,
-    asker: BlockStatusClient,
+    single_owner: Option<SingleOwner>,
+    block_status: BlockStatusClient,
 }
 
 impl Nbd {
     pub(crate) fn new(server: Arc<RemoteExport>) -> Nbd {
         let direct = Arc::new(PerLaneExport { id: DeviceId::new(), server: Arc::clone(&server) });
-        let funnel = (!server.takes_many()).then(SingleOwner::default);
-        Nbd { id: DeviceId::new(), direct, funnel, asker: BlockStatusClient::new(&server), server }
+        let single_owner = (!server.takes_many()).then(SingleOwner::default);
+        Nbd {
+            id: DeviceId::new(),
+            direct,
+            single_owner,
+            block_status: BlockStatusClient::new(&server),
+            server,
+        }
     }
 }
 
@@ -96,7 +102,7 @@ impl Nbd {
 pub fn simulated_export(
     uri: NbdUri,
     address: ServerAddress,
-    export: Export,
+    export: ExportInfo,
     sockets: Box<dyn SocketFactory>,
 ) -> Arc<dyn Device> {
     Arc::new(Nbd::new(Arc::new(RemoteExport::new(uri, vec![address], export, sockets, Default::default()))))
@@ -130,8 +136,8 @@ impl Device for Nbd {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        match &self.funnel {
-            Some(funnel) => Ok(funnel.open(&self.direct, cx)),
+        match &self.single_owner {
+            Some(single_owner) => Ok(single_owner.open(&self.direct, cx)),
             None => self.direct.open(cx),
         }
     }
@@ -141,7 +147,7 @@ impl Device for Nbd {
     }
 
     fn refresh_size(&self) {
-        self.server.look();
+        self.server.refresh_size();
     }
 
     fn retry_now(&self) {
@@ -149,7 +155,7 @@ impl Device for Nbd {
     }
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
-        if self.asker.extents(from, len, out).is_err() && out.list().is_empty() {
+        if self.block_status.extents(from, len, out).is_err() && out.list().is_empty() {
             out.push(len, ExtentKind::Data);
         }
     }
@@ -158,11 +164,11 @@ impl Device for Nbd {
         Some(&self.server.shared_disk_state)
     }
 
-    fn refused(&self) -> Option<String> {
-        self.server.refused()
+    fn rejection_reason(&self) -> Option<String> {
+        self.server.rejection_reason()
     }
 
-    fn waits(&self) -> Option<String> {
-        self.server.fencing.waits(&self.server.uri.silence.fence)
+    fn stall_reason(&self) -> Option<String> {
+        self.server.fencing.stall_reason(&self.server.uri.silence.fence)
     }
 }

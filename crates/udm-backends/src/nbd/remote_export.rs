@@ -11,7 +11,7 @@ use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINVAL;
 use udm_core::{Limits, Nanos, OpenError, Sectors, SharedDiskState};
 use udm_wire::nbd::ExportFlags;
-use udm_wire::nbd::client::Export;
+use udm_wire::nbd::client::ExportInfo;
 use udm_wire::uri::{Fence, NbdUri};
 
 /// The exports that a process uses.
@@ -53,7 +53,7 @@ impl RemoteExports {
     /// Reads the size of the export again, if it is in use and its server answers.
     pub(crate) fn look(&self, uri: &NbdUri) {
         if let Some(server) = self.get(&uri.unqueued().to_string()) {
-            server.look();
+            server.refresh_size();
         }
     }
 
@@ -101,7 +101,7 @@ pub(crate) struct RemoteExport {
     pub(super) sockets: Box<dyn SocketFactory>,
     pub(super) shared_disk_state: Arc<SharedDiskState>,
     /// Export properties when it was opened, and the limits that follow.
-    export: Export,
+    export: ExportInfo,
     limits: Limits,
     /// Size in bytes when it was last read.
     size: AtomicU64,
@@ -148,7 +148,7 @@ impl RemoteExport {
     pub(super) fn new(
         uri: NbdUri,
         addresses: Vec<ServerAddress>,
-        export: Export,
+        export: ExportInfo,
         sockets: Box<dyn SocketFactory>,
         (shared_disk_state, runs): (Arc<SharedDiskState>, Arc<FenceCommandRuns>),
     ) -> RemoteExport {
@@ -188,18 +188,18 @@ impl RemoteExport {
     ///
     /// # Errors
     /// The reason why not, in one line: the export has changed.
-    pub(super) fn accept(&self, now: &Export) -> Result<(), String> {
+    pub(super) fn accept(&self, now: &ExportInfo) -> Result<(), String> {
         let verdict = self.compare(now);
         *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = verdict.clone().err();
         verdict
     }
 
     /// Reason why the server was refused when it last answered.
-    pub(super) fn refused(&self) -> Option<String> {
+    pub(super) fn rejection_reason(&self) -> Option<String> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn compare(&self, now: &Export) -> Result<(), String> {
+    fn compare(&self, now: &ExportInfo) -> Result<(), String> {
         let (was, size) = (&self.export, self.size.load(Relaxed));
         if now.size != size && !bugs::on(Bug::SizeChangeTaken) {
             return Err(format!("its size was {size} bytes and is {} now", now.size));
@@ -227,7 +227,7 @@ impl RemoteExport {
 
     /// Reads the size from the server again. If the server does not answer, the size stays. May
     /// block for ten seconds, unless the server is known to be down.
-    pub(super) fn look(&self) {
+    pub(super) fn refresh_size(&self) {
         if !self.down.load(Relaxed)
             && let Ok(client) = NbdClient::connect(&self.uri, &[])
         {
@@ -236,7 +236,7 @@ impl RemoteExport {
     }
 
     /// Records that a connection works.
-    pub(super) fn is_up(&self) {
+    pub(super) fn mark_up(&self) {
         self.made.fetch_add(1, Relaxed);
         if self.down.swap(false, Relaxed) {
             tracing::warn!("{}: connected again", self.uri.plain());
@@ -249,24 +249,24 @@ impl RemoteExport {
     }
 
     /// Number of connections made, plus the number of calls of [`RemoteExport::retry_now`].
-    pub(super) fn made(&self) -> u64 {
+    pub(super) fn connections_made(&self) -> u64 {
         self.made.load(Relaxed)
     }
 
     /// Records that the server sent ESHUTDOWN on a connection.
-    pub(super) fn leaves(&self, now: Nanos) {
+    pub(super) fn note_shutdown(&self, now: Nanos) {
         self.left.fetch_max(now.0, Relaxed);
     }
 
     /// Returns true if the server sent ESHUTDOWN after `begun`.
     #[inline]
-    pub(super) fn has_left(&self, begun: Nanos) -> bool {
+    pub(super) fn was_shut_down(&self, begun: Nanos) -> bool {
         self.left.load(Relaxed) > begun.0
     }
 
     /// Records that a connection was lost or could not be made. Logs this once, until a connection
     /// works again.
-    pub(super) fn is_down(&self, why: &str) {
+    pub(super) fn mark_down(&self, why: &str) {
         if !self.down.swap(true, Relaxed) {
             tracing::warn!("{}: {why}", self.uri.plain());
         }

@@ -85,15 +85,15 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
     Ok(())
 }
 
-fn devices(cluster: &Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>> {
+fn devices(core_set: &Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>> {
     let raw = udm_backends::open(&uri::parse(&path(0))?)?;
     let tables = [
         ("linear", format!("0 {LEN} linear {} 0", path(0))),
-        ("multipath", multipath("queue-length", 2, cluster.len())),
+        ("multipath", multipath("queue-length", 2, core_set.len())),
     ];
     let tables = tables.map(|(name, text)| NamedTable { name: name.into(), text });
     let mut devices = vec![Arc::clone(&raw)];
-    devices.extend(make_mapped(cluster, &tables)?);
+    devices.extend(make_mapped(core_set, &tables)?);
     for (queues, ..) in ORIGINAL {
         devices.push(Arc::new(TwoQueueDevice::new(queues, raw.limits())));
     }

@@ -180,12 +180,12 @@ fn measure(engine: &Path, devices: &[&str], jobs: usize, ms: u32) -> Result<Vec<
     );
     // fio may print warnings before its JSON.
     let begin = text.find('{').context("fio printed no JSON")?;
-    let said: serde_json::Value = serde_json::from_str(&text[begin..]).context("fio's output")?;
-    (0..devices.len()).map(|nth| ran(&said["jobs"][nth])).collect()
+    let output: serde_json::Value = serde_json::from_str(&text[begin..]).context("fio's output")?;
+    (0..devices.len()).map(|nth| parse_fio_job(&output["jobs"][nth])).collect()
 }
 
 /// Reads the result of a job from fio's JSON.
-fn ran(job: &serde_json::Value) -> Result<FioResult> {
+fn parse_fio_job(job: &serde_json::Value) -> Result<FioResult> {
     let number = |value: &serde_json::Value| value.as_f64().context("fio's JSON lacks a number");
     let (read, spent) = (&job["read"], number(&job["usr_cpu"])? + number(&job["sys_cpu"])?);
     Ok(FioResult {

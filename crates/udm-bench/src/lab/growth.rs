@@ -116,13 +116,13 @@ fn added_latency(effort: &ExperimentOptions<'_>, stacks: Vec<Vec<String>>, len: 
         len,
     };
     let scores = contest.scores(
-        |cluster| {
+        |core_set| {
             let raw = udm_backends::open(&udm_wire::uri::parse(&path(0))?)?;
             let mut devices = vec![raw as std::sync::Arc<dyn udm_core::Device>];
             for stack in stacks {
                 let tables: Vec<NamedTable> =
                     (0..).zip(stack).map(|(i, text)| NamedTable { name: name(i), text }).collect();
-                devices.extend(make_mapped(cluster, &tables)?.pop());
+                devices.extend(make_mapped(core_set, &tables)?.pop());
             }
             Ok(devices)
         },

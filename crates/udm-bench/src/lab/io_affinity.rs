@@ -50,7 +50,7 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
             until: StopCondition::Time(TIME),
             len: LEN.0,
         };
-        let scores = contest.scores(|cluster| devices(cluster, service), effort.stop)?;
+        let scores = contest.scores(|core_set| devices(core_set, service), effort.stop)?;
         table.row(name, scores.iter().map(|score| score.iops(cores) / 1e3));
         let gain = |other: usize| scores[other].ns / scores[0].ns;
         for (other, selector) in SELECTORS.iter().enumerate().skip(1) {
@@ -70,8 +70,8 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
     Ok(())
 }
 
-fn devices(cluster: &Arc<CoreSet>, service: Nanos) -> Result<Vec<Arc<dyn Device>>> {
-    let paths = cluster.len();
+fn devices(core_set: &Arc<CoreSet>, service: Nanos) -> Result<Vec<Arc<dyn Device>>> {
+    let paths = core_set.len();
     let device = |selector: &&str| -> Result<Arc<dyn Device>> {
         let disk = |n: usize| -> Arc<dyn Device> {
             Arc::new(PacedPath::new(PathServiceTime::Every(service), Sectors(LEN.0 + 8 * n as u64)))
@@ -86,7 +86,7 @@ fn devices(cluster: &Arc<CoreSet>, service: Nanos) -> Result<Vec<Arc<dyn Device>
         let own = u8::from(*selector == "io-affinity");
         let table = format!("0 {} multipath 0 0 1 1 {selector} 0 {paths} {own} {}", LEN.0, words.join(" "));
         let turn = || std::thread::sleep(Duration::from_micros(50));
-        Ok(over::mapped(&**cluster, paths, &table, &disks, turn)?)
+        Ok(over::mapped(&**core_set, paths, &table, &disks, turn)?)
     };
     SELECTORS.iter().map(device).collect()
 }

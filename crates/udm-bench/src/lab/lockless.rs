@@ -127,11 +127,11 @@ fn case(
 }
 
 /// Makes the raw device, [`SELECTORS`] and [`LOCKED`].
-fn devices(cluster: &Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>> {
+fn devices(core_set: &Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>> {
     let null = |n| -> Result<Arc<dyn Device>> { Ok(udm_backends::open(&uri::parse(&path(n))?)?) };
-    let table = |name: &str| NamedTable { name: name.into(), text: multipath(name, PATHS, cluster.len()) };
+    let table = |name: &str| NamedTable { name: name.into(), text: multipath(name, PATHS, core_set.len()) };
     let mut devices = vec![null(0)?];
-    devices.extend(make_mapped(cluster, &SELECTORS.map(table))?);
+    devices.extend(make_mapped(core_set, &SELECTORS.map(table))?);
     for (_, rule) in LOCKED {
         devices.push(Arc::new(OneLockMultipath::new(rule, (0..PATHS).map(null).collect::<Result<_>>()?)));
     }

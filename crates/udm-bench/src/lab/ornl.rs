@@ -102,7 +102,7 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
 }
 
 /// Makes the devices of [`NAMES`].
-fn devices(cluster: &Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>> {
+fn devices(core_set: &Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>> {
     // Each path has another size, so the URIs differ.
     let path = |time: u64, n: u64| {
         let size = (4u64 << 30) + 4096 * n;
@@ -115,6 +115,6 @@ fn devices(cluster: &Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>> {
     };
     let tables = [table("direct", path(DIRECT, 2)), table("indirect", path(INDIRECT, 3))];
     let mut devices = vec![open(path(DIRECT, 0))?, open(path(INDIRECT, 1))?];
-    devices.extend(make_mapped(cluster, &tables)?);
+    devices.extend(make_mapped(core_set, &tables)?);
     Ok(devices)
 }

@@ -152,8 +152,8 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
 impl SelectorScenario {
     /// Successful requests per second of simulated time.
     fn rate(&self, selector: &str) -> Result<f64> {
-        let disk = |(n, pace): (u64, &PathServiceTime)| -> Arc<dyn Device> {
-            Arc::new(PacedPath::new(*pace, Sectors(LEN.0 + 8 * n)))
+        let disk = |(n, service_time): (u64, &PathServiceTime)| -> Arc<dyn Device> {
+            Arc::new(PacedPath::new(*service_time, Sectors(LEN.0 + 8 * n)))
         };
         let disks: Vec<_> = (0..).zip(&self.paths).map(disk).collect();
         let table = format!("0 {} multipath 0 0 1 1 {selector} 0 2 0 253:0 253:1", LEN.0);
@@ -164,7 +164,7 @@ impl SelectorScenario {
         let (mut clients, mut now) = (LoadClients::new(self.ask), Nanos(1));
         let (mut batch, mut done, mut served) = (Batch::new(), Batch::new(), 0u64);
         // After the end, requests in flight complete.
-        while now.0 < TIME || clients.under_way > 0 {
+        while now.0 < TIME || clients.in_flight > 0 {
             let mut cx = world.state(0).cx(now);
             lane.poll(&mut done, &mut cx);
             if now.0 < TIME {
@@ -175,7 +175,7 @@ impl SelectorScenario {
                 clients.came_back(&mut done);
             }
             let wake = cx.wake().min(if now.0 < TIME { clients.next } else { Nanos::NEVER });
-            ensure!(wake != Nanos::NEVER || clients.under_way == 0, "{selector}: nothing is in flight");
+            ensure!(wake != Nanos::NEVER || clients.in_flight == 0, "{selector}: nothing is in flight");
             now = now.max(wake);
         }
         Ok(match clients.bursts() {
@@ -189,7 +189,7 @@ impl SelectorScenario {
 struct LoadClients {
     ask: RequestPattern,
     idle: Batch,
-    under_way: usize,
+    in_flight: usize,
     /// The current burst: its begin, and how many completions end it.
     burst: (Nanos, usize),
     /// When the next burst begins, while none is in flight.
@@ -209,7 +209,7 @@ impl LoadClients {
         };
         let bio = |_| Bio::read(Sector(0), Sectors(8), Default::default());
         let idle = (0..count).map(bio).collect();
-        LoadClients { ask, idle, under_way: 0, burst: (Nanos(0), 0), next, times: Vec::new() }
+        LoadClients { ask, idle, in_flight: 0, burst: (Nanos(0), 0), next, times: Vec::new() }
     }
 
     /// Takes the completed requests in `done` and puts new ones into `batch`.
@@ -220,13 +220,13 @@ impl LoadClients {
             RequestPattern::Always(_) => self.idle.len(),
             RequestPattern::Bursts(count, pause) => self.burst(now, came_back, count, pause),
         };
-        self.under_way += out;
+        self.in_flight += out;
         batch.extend(self.idle.drain(..out));
         batch.iter_mut().for_each(|bio| bio.start());
     }
 
     fn came_back(&mut self, done: &mut Batch) {
-        self.under_way -= done.len();
+        self.in_flight -= done.len();
         done.iter_mut().for_each(|bio| bio.finish());
         self.idle.append(done);
     }
@@ -242,7 +242,7 @@ impl LoadClients {
             self.times.push(now.since(begin).0 as f64);
             (self.burst, self.next) = ((begin, 0), now + pause);
         }
-        let steady = STEADY.saturating_sub(self.under_way);
+        let steady = STEADY.saturating_sub(self.in_flight);
         if now < self.next {
             return steady;
         }

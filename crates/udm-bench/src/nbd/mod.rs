@@ -25,7 +25,7 @@ use std::thread;
 use udm_backends::nbd::NbdClient;
 use udm_core::{Limits, Op};
 use udm_runtime::pin;
-use udm_wire::nbd::client::Export;
+use udm_wire::nbd::client::ExportInfo;
 use udm_wire::nbd::{BlockSizes, ExportFlags};
 use udm_wire::uri::NbdUri;
 
@@ -59,7 +59,7 @@ impl BenchRun<'_> {
         let pairs: Vec<_> = (0..self.load.numjobs).map(|_| UnixStream::pair()).collect::<Result<_, _>>()?;
         let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 };
         let flags = ExportFlags::HAS_FLAGS | ExportFlags::SEND_TRIM | ExportFlags::CAN_MULTI_CONN;
-        let export = Export { size: 1 << 40, flags, blocks, structured: false, contexts: Vec::new() };
+        let export = ExportInfo { size: 1 << 40, flags, blocks, structured: false, contexts: Vec::new() };
         thread::scope(|scope| {
             let mut sockets = Vec::new();
             for (ours, theirs) in pairs {
@@ -70,7 +70,7 @@ impl BenchRun<'_> {
         })
     }
 
-    fn on_sockets(&self, sockets: Vec<OwnedFd>, export: &Export) -> Result<Report> {
+    fn on_sockets(&self, sockets: Vec<OwnedFd>, export: &ExportInfo) -> Result<Report> {
         let load = self.load;
         let regions = load.regions(&limits(export))?;
         let payload = payload(load);
@@ -110,7 +110,7 @@ fn check(load: &Load) -> Result<()> {
 }
 
 /// The limits of requests: those of the export, but discards are not split here.
-fn limits(export: &Export) -> Limits {
+fn limits(export: &ExportInfo) -> Limits {
     let limits = export.limits();
     Limits { max_discard: limits.max_discard.min(limits.max_sectors), ..limits }
 }
@@ -233,9 +233,9 @@ mod tests {
         }
     }
 
-    fn export(size: u64) -> Export {
+    fn export(size: u64) -> ExportInfo {
         let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 };
-        Export { size, flags: ExportFlags::HAS_FLAGS, blocks, structured: false, contexts: Vec::new() }
+        ExportInfo { size, flags: ExportFlags::HAS_FLAGS, blocks, structured: false, contexts: Vec::new() }
     }
 
     /// The run time ends a load whose requests are never answered.

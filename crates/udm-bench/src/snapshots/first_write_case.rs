@@ -95,7 +95,7 @@ impl FirstWriteCase {
         let copier = usize::from(self.kind == WriteTarget::OneMutex);
         let option = CoreOptions { ring_optional: true, ..CoreOptions::default() };
         let (barrier, left) = (Barrier::new(self.threads), AtomicUsize::new(self.threads));
-        let make = |cluster: &Arc<CoreSet>| self.devices(cluster, &exceptions);
+        let make = |core_set: &Arc<CoreSet>| self.devices(core_set, &exceptions);
         let times = cores::run(&vec![option; self.threads + copier], make, |core, lanes| {
             let [mut top, mut origin, mut store] = <[_; 3]>::try_from(lanes).ok()?;
             let thread = usize::from(core.id().0);
@@ -139,7 +139,7 @@ impl FirstWriteCase {
     /// Makes the measured device, the device of its origin, and the device of its store.
     fn devices(
         &self,
-        cluster: &Arc<CoreSet>,
+        core_set: &Arc<CoreSet>,
         exceptions: &Arc<ExceptionTable>,
     ) -> Result<Vec<Arc<dyn Device>>> {
         let len = self.chunks * CHUNK;
@@ -167,7 +167,7 @@ impl FirstWriteCase {
         }
         let tables: Vec<NamedTable> =
             tables.into_iter().map(|(name, text)| NamedTable { name: name.into(), text }).collect();
-        let made = make_mapped(cluster, &tables)?;
+        let made = make_mapped(core_set, &tables)?;
         let (origin, store) = (Arc::clone(&made[0]), Arc::clone(&made[1]));
         let top = match tables.iter().position(|table| table.name == "top") {
             Some(at) => Arc::clone(&made[at]),

@@ -86,7 +86,7 @@ pub(super) fn later_writes(
 ) -> Result<Vec<LaterWrites>> {
     let len = options.chunks * CHUNK;
     let registry = OnceLock::new();
-    let make = |cluster: &Arc<CoreSet>| {
+    let make = |core_set: &Arc<CoreSet>| {
         // The third disk has the exact length of its table, so each chunk of the disk is copied.
         let [a, b, c, d, e, f] = [1, 2, 0, 3, 4, 5].map(|number| null(len * 512, number));
         let tables = [
@@ -98,7 +98,7 @@ pub(super) fn later_writes(
             ("gone", format!("0 {len} snapshot {d} {f} N {CHUNK}")),
         ];
         let tables = tables.map(|(name, text)| NamedTable { name: name.into(), text });
-        let mapped = MappedDevices::new(cluster, &tables)?;
+        let mapped = MappedDevices::new(core_set, &tables)?;
         let devices: Vec<Arc<dyn Device>> = mapped.devices[..4].to_vec();
         let _ = registry.set(mapped);
         Ok(devices)
@@ -144,14 +144,14 @@ pub(super) fn lookups(
     stop: &AtomicBool,
     done: &AtomicUsize,
 ) -> Result<Vec<Lookups>> {
-    let make = |cluster: &Arc<CoreSet>| {
+    let make = |core_set: &Arc<CoreSet>| {
         let table = |(n, &exceptions): (u64, &u64)| {
             let len = exceptions * CHUNK;
             let [origin, store] = [n, n + 100].map(|number| null(len * 512, number));
             let text = format!("0 {len} snapshot {origin} {store} N {CHUNK}");
             NamedTable { name: format!("s{exceptions}"), text }
         };
-        make_mapped(cluster, &(0..).zip(&options.exceptions).map(table).collect::<Vec<_>>())
+        make_mapped(core_set, &(0..).zip(&options.exceptions).map(table).collect::<Vec<_>>())
     };
     let measured = cores::run(&single_core(), make, |core, mut lanes| {
         let mut load = ChunkLoad::new(32);

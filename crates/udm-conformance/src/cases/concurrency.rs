@@ -27,7 +27,7 @@ pub(super) fn many_in_flight(rig: &mut TestRig) {
         }
         for (handle, requests) in sent.into_iter().enumerate() {
             for (request, answer) in requests.iter().zip(rig.world.collect(handle)) {
-                rig.judge(request, &answer);
+                rig.set_verdict(request, &answer);
             }
         }
     }
@@ -84,7 +84,7 @@ pub(super) fn flushes_among_writes(rig: &mut TestRig) {
         }
         for (handle, requests) in sent.into_iter().enumerate() {
             for (request, answer) in requests.iter().zip(rig.world.collect(handle)) {
-                rig.judge(request, &answer);
+                rig.set_verdict(request, &answer);
             }
         }
         rig.one(round % handles, Request::flush());

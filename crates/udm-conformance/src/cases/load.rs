@@ -43,7 +43,7 @@ impl CaseLoad {
 pub(super) fn collect(rig: &mut TestRig, sent: Vec<Vec<Request>>) {
     for (handle, requests) in sent.into_iter().enumerate() {
         for (request, answer) in requests.iter().zip(rig.world.collect(handle)) {
-            rig.judge(request, &answer);
+            rig.set_verdict(request, &answer);
         }
     }
 }

@@ -66,7 +66,7 @@ pub enum Requirement {
 impl Requirement {
     /// The reason why `made` does not meet the requirement in a world of `kind`; `None` if it does.
     #[must_use]
-    pub fn missing(self, made: &CreatedDevice, kind: WorldKind) -> Option<&'static str> {
+    pub fn unmet_requirement(self, made: &CreatedDevice, kind: WorldKind) -> Option<&'static str> {
         let facts = &made.facts;
         let writes = !facts.limits.read_only;
         let (has, why) = match self {
@@ -102,8 +102,8 @@ impl Requirement {
 impl ConformanceCase {
     /// The reason why the case does not apply to `made` in a world of `kind`; `None` if it does.
     #[must_use]
-    pub fn missing(&self, made: &CreatedDevice, kind: WorldKind) -> Option<&'static str> {
-        self.needs.iter().find_map(|need| need.missing(made, kind))
+    pub fn unmet_requirement(&self, made: &CreatedDevice, kind: WorldKind) -> Option<&'static str> {
+        self.needs.iter().find_map(|need| need.unmet_requirement(made, kind))
     }
 }
 

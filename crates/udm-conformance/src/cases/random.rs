@@ -149,7 +149,7 @@ impl RandomRun<'_> {
         let sent = std::mem::take(&mut self.sent[handle]);
         assert_eq!(answers.len(), sent.len(), "each request has one answer");
         for (request, answer) in sent.iter().zip(&answers) {
-            self.rig.judge(request, answer);
+            self.rig.set_verdict(request, answer);
         }
     }
 

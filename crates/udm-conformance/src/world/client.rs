@@ -94,8 +94,8 @@ impl NbdTestClient {
         }
     }
 
-    fn receive(&mut self, patience: Duration) -> bool {
-        match self.news.recv_timeout(patience) {
+    fn receive(&mut self, timeout: Duration) -> bool {
+        match self.news.recv_timeout(timeout) {
             Ok((cookie, answer)) => {
                 assert!(self.answers.insert(cookie, answer).is_none(), "answered twice");
                 true

@@ -40,7 +40,7 @@ struct CoreThread {
 }
 
 pub(super) struct ThreadedWorld {
-    cluster: Arc<CoreSet>,
+    core_set: Arc<CoreSet>,
     /// An ID without a device: a command for it only wakes the cores.
     nobody: DeviceId,
     facts: DeviceFacts,
@@ -49,9 +49,9 @@ pub(super) struct ThreadedWorld {
 
 impl ThreadedWorld {
     pub(super) fn new(device: &Arc<dyn Device>, facts: DeviceFacts, foreign: bool) -> ThreadedWorld {
-        let cluster = CoreSet::new(CORES).expect("a cluster");
-        let cores = (0..CORES).map(|core| CoreThread::start(&cluster, core, device, foreign)).collect();
-        let mut threads = ThreadedWorld { cluster, nobody: DeviceId::new(), facts, cores };
+        let core_set = CoreSet::new(CORES).expect("a cluster");
+        let cores = (0..CORES).map(|core| CoreThread::start(&core_set, core, device, foreign)).collect();
+        let mut threads = ThreadedWorld { core_set, nobody: DeviceId::new(), facts, cores };
         threads.cores.iter_mut().for_each(CoreThread::done);
         threads
     }
@@ -59,13 +59,13 @@ impl ThreadedWorld {
     fn ask(&self, core: usize, job: CoreJob) {
         // The panic of a core is raised when its replies are received.
         let _ = self.cores[core].jobs.send(job);
-        self.cluster.broadcast(self.nobody, LaneCommand::Kick);
+        self.core_set.broadcast(self.nobody, LaneCommand::Kick);
     }
 
-    fn step(&self, change: &mut DeviceTransition, patience: Duration) -> Option<Result<(), TargetError>> {
-        let end = Instant::now() + patience;
+    fn step(&self, change: &mut DeviceTransition, timeout: Duration) -> Option<Result<(), TargetError>> {
+        let end = Instant::now() + timeout;
         loop {
-            match change.step(&*self.cluster) {
+            match change.step(&*self.core_set) {
                 None if Instant::now() < end => std::thread::sleep(Duration::from_micros(200)),
                 result => return result,
             }
@@ -74,15 +74,15 @@ impl ThreadedWorld {
 }
 
 impl CoreThread {
-    fn start(cluster: &Arc<CoreSet>, core: usize, device: &Arc<dyn Device>, foreign: bool) -> CoreThread {
+    fn start(core_set: &Arc<CoreSet>, core: usize, device: &Arc<dyn Device>, foreign: bool) -> CoreThread {
         let ((jobs, job_box), (news_box, news)) = (channel(), channel());
-        let (cluster, device) = (cluster.clone(), device.clone());
-        let thread = std::thread::spawn(move || work(&cluster, core, device, foreign, &job_box, &news_box));
+        let (core_set, device) = (core_set.clone(), device.clone());
+        let thread = std::thread::spawn(move || work(&core_set, core, device, foreign, &job_box, &news_box));
         CoreThread { jobs, news, thread: Some(thread), given: 0, collected: 0, answers: BTreeMap::new() }
     }
 
-    fn receive(&mut self, patience: Duration) -> Option<CoreReply> {
-        match self.news.recv_timeout(patience) {
+    fn receive(&mut self, timeout: Duration) -> Option<CoreReply> {
+        match self.news.recv_timeout(timeout) {
             Ok(news) => Some(news),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => self.ended(),
@@ -123,14 +123,14 @@ impl CoreThread {
 
 /// The thread of a core.
 fn work(
-    cluster: &Arc<CoreSet>,
+    core_set: &Arc<CoreSet>,
     core: usize,
     device: Arc<dyn Device>,
     foreign: bool,
     jobs: &Receiver<CoreJob>,
     news: &Sender<CoreReply>,
 ) {
-    let mut local = LocalCore::attach(cluster, CoreId(core as u16), CoreOptions::default()).expect("a core");
+    let mut local = LocalCore::attach(core_set, CoreId(core as u16), CoreOptions::default()).expect("a core");
     let open = |cx: &mut Cx<'_>| {
         LaneDriver::open(&device, foreign, cx).unwrap_or_else(|e| panic!("cannot be opened: {e}"))
     };
@@ -225,11 +225,11 @@ impl DeviceWorld for ThreadedWorld {
     }
 
     fn cores(&self) -> Arc<dyn udm_core::Cores> {
-        self.cluster.clone()
+        self.core_set.clone()
     }
 
     fn call_off(&mut self, change: &mut DeviceTransition) {
-        change.cancel(&*self.cluster);
+        change.cancel(&*self.core_set);
     }
 
     fn reopen(&mut self) {
@@ -263,6 +263,6 @@ impl Drop for ThreadedWorld {
             let (closed, _) = channel();
             core.jobs = closed;
         }
-        self.cluster.broadcast(self.nobody, LaneCommand::Kick);
+        self.core_set.broadcast(self.nobody, LaneCommand::Kick);
     }
 }

@@ -36,7 +36,7 @@ impl NbdWorld {
         let exports = Arc::new(Exports::new());
         let export = Export::new("subject", "", false, device.clone()).expect("a name");
         exports.add(export).expect("the first export");
-        let server = NbdServer::start(runtime.cluster(), exports, ServerOptions::default(), &[]);
+        let server = NbdServer::start(runtime.core_set(), exports, ServerOptions::default(), &[]);
         let server = server.expect("a server without listeners");
         let mut nbd = NbdWorld {
             runtime: Some(runtime),
@@ -105,11 +105,11 @@ impl NbdWorld {
         }
     }
 
-    fn step(&self, change: &mut DeviceTransition, patience: Duration) -> Option<Result<(), TargetError>> {
-        let cluster = self.runtime.as_ref().expect("there are cores").cluster().clone();
-        let end = Instant::now() + patience;
+    fn step(&self, change: &mut DeviceTransition, timeout: Duration) -> Option<Result<(), TargetError>> {
+        let core_set = self.runtime.as_ref().expect("there are cores").core_set().clone();
+        let end = Instant::now() + timeout;
         loop {
-            match change.step(&*cluster) {
+            match change.step(&*core_set) {
                 None if Instant::now() < end => std::thread::sleep(Duration::from_micros(200)),
                 result => return result,
             }
@@ -185,12 +185,12 @@ impl DeviceWorld for NbdWorld {
     }
 
     fn cores(&self) -> Arc<dyn udm_core::Cores> {
-        self.runtime.as_ref().expect("there are cores").cluster().clone()
+        self.runtime.as_ref().expect("there are cores").core_set().clone()
     }
 
     fn call_off(&mut self, change: &mut DeviceTransition) {
-        let cluster = self.runtime.as_ref().expect("there are cores").cluster().clone();
-        change.cancel(&*cluster);
+        let core_set = self.runtime.as_ref().expect("there are cores").core_set().clone();
+        change.cancel(&*core_set);
     }
 
     fn vanish_and(&mut self, then: WorldAction) {

@@ -16,7 +16,7 @@ use udm_core::{
     Batch, Bio, Buf, Device, DeviceSlot, Limits, Op, SECTOR_SIZE, Sector, Sectors, Segments, SharedMap,
     SharedRange,
 };
-use udm_runtime::{Done, FrontCx, FrontEnd, RingOp};
+use udm_runtime::{FrontCx, FrontEnd, RingCompletion, RingOp};
 
 /// Offset of the number of requests in words. `TABLE` is the offset of the entries.
 pub const TAIL: usize = 0;
@@ -45,7 +45,7 @@ pub struct SharedMemoryFrontEnd {
     /// A request ended, and the other side has not been notified.
     untold: bool,
     over: bool,
-    ops: Vec<Done>,
+    ops: Vec<RingCompletion>,
 }
 
 impl SharedMemoryFrontEnd {

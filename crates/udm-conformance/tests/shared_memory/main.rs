@@ -31,12 +31,13 @@ fn main() {
         return peer::run(mode, DiskGeometry { sectors: number(0), block: number(1), max: number(2) });
     }
     let args = Arguments::from_args();
-    let (there, absent): (Vec<&DeviceUnderTest>, Vec<&DeviceUnderTest>) =
-        DEVICES_UNDER_TEST.iter().partition(|subject| subject.missing(WorldKind::SharedRange).is_none());
+    let (there, absent): (Vec<&DeviceUnderTest>, Vec<&DeviceUnderTest>) = DEVICES_UNDER_TEST
+        .iter()
+        .partition(|subject| subject.unmet_requirement(WorldKind::SharedRange).is_none());
     let mut trials: Vec<Trial> =
         there.into_iter().map(|subject| Trial::test(subject.name, move || serve(subject))).collect();
     let skip = |s: &DeviceUnderTest| {
-        format!("{} (skipped: {})", s.name, s.missing(WorldKind::SharedRange).unwrap_or_default())
+        format!("{} (skipped: {})", s.name, s.unmet_requirement(WorldKind::SharedRange).unwrap_or_default())
     };
     trials.extend(absent.into_iter().map(|s| Trial::test(skip(s), || Ok(())).with_ignored_flag(true)));
     libtest_mimic::run(&args, trials).exit();

@@ -68,8 +68,8 @@ impl SharedMemoryPeer {
             }
             let stdin = stdin();
             let mut fds = [PollFd::from_borrowed_fd(stdin.as_fd(), PollFlags::IN)];
-            let patience = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-            if poll(&mut fds, Some(&patience)).expect("poll") > 0 {
+            let timeout = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+            if poll(&mut fds, Some(&timeout)).expect("poll") > 0 {
                 let n = rustix::io::read(stdin.as_fd(), &mut [0; 64][..]).expect("the server is there");
                 assert!(n > 0, "the server hung up");
             }

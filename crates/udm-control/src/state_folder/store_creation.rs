@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 use udm_core::SECTOR_SIZE;
-use udm_wire::cow::{Exception, HEADER_LEN, Header, RECORD_LEN, StoreLayout};
+use udm_wire::cow::{Exception, HEADER_LEN, RECORD_LEN, StoreHeader, StoreLayout};
 
 /// Prefix of the names of these files.
 const MAKING: &str = "making-";
@@ -166,7 +166,7 @@ pub(super) fn has_records(store: &File) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
         Err(error) => return Err(error),
     }
-    let Ok(Some(header)) = Header::decode(&first) else { return Ok(false) };
+    let Ok(Some(header)) = StoreHeader::decode(&first) else { return Ok(false) };
     let area = StoreLayout::new(header.chunk).area(0) * u64::from(header.chunk.sectors()) * SECTOR_SIZE;
     let mut record = [0; RECORD_LEN];
     match store.read_exact_at(&mut record, area) {
@@ -185,7 +185,7 @@ mod tests {
     /// Writes a store of 64 KiB with a header and, if asked for, a record.
     fn store(path: &Path, record: bool) {
         let mut bytes = vec![0; 64 << 10];
-        Header { valid: true, chunk: ChunkSize::new(8).unwrap() }.encode(&mut bytes);
+        StoreHeader { valid: true, chunk: ChunkSize::new(8).unwrap() }.encode(&mut bytes);
         if record {
             Exception { old: 0, new: 2 }.encode(&mut bytes[4096..8192], 0);
         }

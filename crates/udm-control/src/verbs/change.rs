@@ -457,7 +457,7 @@ async fn step(
         tokio::select! {
             biased;
             () = answered.notified() => {}
-            checked = checked => changes.go_on(checked, registry.cores()),
+            checked = checked => changes.continue_after_pause(checked, registry.cores()),
             why = cancel_token.called(), if called.is_none() => {
                 changes.cancel(registry.cores());
                 called = Some(why);

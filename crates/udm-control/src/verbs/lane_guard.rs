@@ -46,7 +46,7 @@ impl Task for LaneTask {
     }
 
     /// Clients may use the same lane, so its own work must be completed.
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         OwnWork::Required
     }
 }

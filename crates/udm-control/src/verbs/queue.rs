@@ -38,7 +38,7 @@ fn queue(registry: &Registry, number: DevNo, device: &dyn Device) -> Option<api:
         cores: hw.cores.into_iter().map(|core| core as u64).collect(),
         tags: hw.tags.into(),
         tags_in_use: hw.tags_in_use.into(),
-        in_line: hw.in_line.into(),
+        in_line: hw.waiting.into(),
         shared: hw.shared.map(|shared| api::SharedTags {
             held: shared.held.into(),
             most: shared.most.into(),

@@ -125,8 +125,8 @@ fn waits(registry: &Registry, table: &Table) -> Vec<api::Waits> {
         let mut below: Vec<Arc<dyn Device>> = vec![used.device];
         while let Some(device) = below.pop() {
             let uri = || registry.uri_of(used.number);
-            waits.extend(device.waits().map(|why| api::Waits { uri: uri(), why }));
-            below.extend(device.stacked().map(|stacked| stacked.below()).unwrap_or_default());
+            waits.extend(device.stall_reason().map(|why| api::Waits { uri: uri(), why }));
+            below.extend(device.stacked().map(|stacked| stacked.children()).unwrap_or_default());
         }
     }
     waits.sort_unstable_by(|a, b| (&a.uri, &a.why).cmp(&(&b.uri, &b.why)));
@@ -203,7 +203,7 @@ fn paths(registry: &Registry, table: &Table) -> Vec<api::Path> {
 /// How the paths of a table of a device are maintained.
 fn upkeep(mapped: &Mapped, table: &Table) -> Option<api::Upkeep> {
     let settings = PathMaintenance::of(&mapped.device).paths?;
-    let PathMaintenanceReport { queueing, fails_in, back, by_hand } =
+    let PathMaintenanceReport { queueing, fails_in, failback: planned, manual_group } =
         table.targets().iter().find_map(|entry| entry.target.as_multipath()?.path_maintenance_report())?;
     let no_path_retry = settings.no_path_retry.map(|rule| match rule {
         NoPathRetry::Fail => "fail".to_owned(),
@@ -221,9 +221,9 @@ fn upkeep(mapped: &Mapped, table: &Table) -> Option<api::Upkeep> {
         queueing,
         queueing_left_ns: fails_in.map(|left| left.0),
         failback,
-        failback_group: back.map(|(group, _)| group as u64),
-        failback_left_ns: back.map(|(_, left)| left.0),
-        group_by_hand: by_hand.map(|group| group as u64),
+        failback_group: planned.map(|(group, _)| group as u64),
+        failback_left_ns: planned.map(|(_, left)| left.0),
+        group_by_hand: manual_group.map(|group| group as u64),
     })
 }
 
@@ -257,14 +257,14 @@ fn watch(report: PathWatchReport) -> api::PathWatch {
     let step = |(below, reads): (Nanos, u64)| api::LatencyStep { below_ns: below.0, reads };
     api::PathWatch {
         waiting: report.waiting,
-        given_up: report.given_up,
-        late: report.late,
-        uncopied: report.bare,
+        given_up: report.abandoned_reads,
+        late: report.late_completions,
+        uncopied: report.uncopied_reads,
         hedges: report.hedges,
-        hedges_won: report.won,
-        hedges_wasted: report.wasted,
-        hedges_refused: report.refused,
-        hedges_free: report.free,
+        hedges_won: report.hedges_won,
+        hedges_wasted: report.hedges_wasted,
+        hedges_refused: report.hedges_refused,
+        hedges_free: report.free_hedges,
         latency: report.latency.into_iter().map(step).collect(),
         latency_sum_ns: report.time.0,
     }

@@ -75,7 +75,7 @@ impl RunHandle {
         let run = Arc::downgrade(&token);
         disk.as_ref().map_or(Ok(()), |disk| disk.begin(Weak::clone(&run)))?;
         let task = RunTask {
-            errand: Some(ControlTransfer::new(&**device, bios)),
+            transfer: Some(ControlTransfer::new(&**device, bios)),
             device: Arc::clone(device),
             slot: None,
             reply: Some(Box::new(reply)),
@@ -99,7 +99,7 @@ struct RunTask {
     device: Arc<dyn Device>,
     slot: Option<DeviceSlot>,
     /// `None` when the run is over.
-    errand: Option<ControlTransfer>,
+    transfer: Option<ControlTransfer>,
     /// `None` when the reply has been sent.
     reply: Option<RunCallback>,
     /// Held while bios may be in flight.
@@ -115,19 +115,19 @@ impl RunTask {
 
     /// Sends bios as far as limits allow, and finishes the run once all have completed.
     fn go_on(&mut self, cx: &mut dyn TaskCx) {
-        let Some(errand) = &mut self.errand else { return };
+        let Some(transfer) = &mut self.transfer else { return };
         if let Some(slot) = self.slot {
-            while let Some(bio) = errand.next() {
+            while let Some(bio) = transfer.next() {
                 cx.submit(slot, bio);
             }
         }
-        if errand.is_over() {
+        if transfer.is_over() {
             if let Some(slot) = self.slot.take() {
                 cx.close(slot);
             }
             self.token = None;
-            if let Some(errand) = self.errand.take() {
-                self.reply(Ok(errand.finish()));
+            if let Some(transfer) = self.transfer.take() {
+                self.reply(Ok(transfer.finish()));
             }
         }
     }
@@ -135,12 +135,12 @@ impl RunTask {
 
 impl Task for RunTask {
     fn turn(&mut self, cx: &mut dyn TaskCx) {
-        let waits = self.errand.as_ref().is_some_and(|errand| !errand.is_over());
+        let waits = self.transfer.as_ref().is_some_and(|transfer| !transfer.is_over());
         if waits && self.slot.is_none() && self.reply.is_some() {
             match cx.open(&self.device) {
                 Ok(slot) => self.slot = Some(slot),
                 Err(error) => {
-                    (self.errand, self.token) = (None, None);
+                    (self.transfer, self.token) = (None, None);
                     self.reply(Err(error));
                 }
             }
@@ -150,8 +150,8 @@ impl Task for RunTask {
 
     fn complete(&mut self, done: &mut Batch, cx: &mut dyn TaskCx) {
         for bio in done.drain(..) {
-            if let Some(errand) = &mut self.errand {
-                errand.add_completed(bio);
+            if let Some(transfer) = &mut self.transfer {
+                transfer.add_completed(bio);
             }
         }
         self.go_on(cx);
@@ -159,18 +159,18 @@ impl Task for RunTask {
 
     fn stop(&mut self, cx: &mut dyn TaskCx) {
         self.reply(Err(ControlTransfer::shutdown_error()));
-        if let Some(errand) = &mut self.errand {
-            errand.cancel();
+        if let Some(transfer) = &mut self.transfer {
+            transfer.cancel();
         }
         self.go_on(cx);
     }
 
     fn is_over(&self) -> bool {
-        self.errand.is_none()
+        self.transfer.is_none()
     }
 
     /// Background: the task has its own lane, and no other work waits for it.
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         OwnWork::Background
     }
 }

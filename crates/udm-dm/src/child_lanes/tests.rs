@@ -1,4 +1,4 @@
-//! Legs keep their counts right with any number of legs and any order of completions.
+//! Children keep their counts right with any number of children and any order of completions.
 
 use super::*;
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use udm_core::{CoreId, CoreState, Nanos};
 
-/// How often each leg was polled, and how many bios each leg gives back per poll.
+/// How often each child was polled, and how many bios each child gives back per poll.
 #[derive(Default)]
 struct PollCounts {
     polls: Vec<usize>,
@@ -32,7 +32,7 @@ impl Lane for SlowLane {
     }
 }
 
-fn legs(count: usize) -> (ChildLanes, Rc<RefCell<PollCounts>>) {
+fn children(count: usize) -> (ChildLanes, Rc<RefCell<PollCounts>>) {
     let seen = Rc::new(RefCell::new(PollCounts { polls: vec![0; count], room: vec![0; count] }));
     let lane =
         |index| Box::new(SlowLane { index, held: Batch::new(), seen: Rc::clone(&seen) }) as Box<dyn Lane>;
@@ -40,61 +40,61 @@ fn legs(count: usize) -> (ChildLanes, Rc<RefCell<PollCounts>>) {
 }
 
 /// Polls once, with separate batches if `apart`. Returns the number of bios that came back from
-/// each leg.
-fn poll(legs: &mut ChildLanes, apart: bool, cx: &mut Cx<'_>) -> Vec<usize> {
-    let (mut back, mut done) = (vec![0; legs.len()], Batch::new());
-    if apart && let Some(polled) = legs.poll_separately(cx) {
-        for leg in (0..legs.len()).filter(|leg| polled >> leg & 1 == 1) {
-            back[leg] = legs.back(leg).len();
-            done.append(legs.back(leg));
-            assert_eq!(legs.taken(leg, back[leg]), legs.in_flight_on(leg));
+/// each child.
+fn poll(children: &mut ChildLanes, apart: bool, cx: &mut Cx<'_>) -> Vec<usize> {
+    let (mut back, mut done) = (vec![0; children.len()], Batch::new());
+    if apart && let Some(polled) = children.poll_separately(cx) {
+        for child in (0..children.len()).filter(|child| polled >> child & 1 == 1) {
+            back[child] = children.completions(child).len();
+            done.append(children.completions(child));
+            assert_eq!(children.taken(child, back[child]), children.in_flight_on(child));
         }
         let came_back = !done.is_empty();
-        legs.finish_separate_poll(polled, came_back, &mut done, cx);
+        children.finish_separate_poll(polled, came_back, &mut done, cx);
         return back;
     }
-    if let Some(PolledChild { leg, from, .. }) = legs.poll_busy(&mut done, cx) {
-        back[leg] = done.len() - from;
+    if let Some(PolledChild { child, from, .. }) = children.poll_busy(&mut done, cx) {
+        back[child] = done.len() - from;
         return back;
     }
-    let mut round = legs.poll();
-    while let Some(PolledChild { leg, from, .. }) = legs.poll_next(&mut round, &mut done, cx) {
-        back[leg] += done.len() - from;
+    let mut round = children.poll();
+    while let Some(PolledChild { child, from, .. }) = children.poll_next(&mut round, &mut done, cx) {
+        back[child] += done.len() - from;
     }
-    legs.poll_idle(&round, &mut done, cx);
+    children.poll_idle(&round, &mut done, cx);
     back
 }
 
 proptest! {
-    /// Each leg gives back the bios that it got. A leg with bios in flight is polled once per poll.
-    /// All legs are polled if nothing came back.
+    /// Each child gives back the bios that it got. A child with bios in flight is polled once per
+    /// poll. All children are polled if nothing came back.
     #[test]
     fn what_is_given_comes_back(
         count in prop_oneof![1..6usize, 60..70usize, 120..200usize],
         turns in prop::collection::vec(prop::collection::vec((any::<usize>(), 0..3usize), 0..6), 1..20),
         apart: bool,
     ) {
-        let (mut legs, seen) = legs(count);
+        let (mut children, seen) = children(count);
         let mut core = CoreState::new(CoreId(0), 1, 1, None);
         let mut in_flight = vec![0; count];
         for turn in turns {
             let mut cx = core.cx(Nanos(1));
-            for (leg, bios) in turn {
-                (0..bios).for_each(|_| legs.push(leg % count, Bio::new()));
-                in_flight[leg % count] += bios;
-                seen.borrow_mut().room[leg % count] = bios;
+            for (child, bios) in turn {
+                (0..bios).for_each(|_| children.push(child % count, Bio::new()));
+                in_flight[child % count] += bios;
+                seen.borrow_mut().room[child % count] = bios;
             }
-            legs.send(&mut cx);
+            children.send(&mut cx);
             let before = seen.borrow().polls.clone();
-            let back = poll(&mut legs, apart, &mut cx);
+            let back = poll(&mut children, apart, &mut cx);
             let none = back.iter().all(|&bios| bios == 0);
-            for leg in 0..count {
-                let polled = seen.borrow().polls[leg] - before[leg];
-                prop_assert_eq!(polled, usize::from(in_flight[leg] > 0 || none), "leg {}", leg);
-                prop_assert_eq!(back[leg], in_flight[leg].min(seen.borrow().room[leg]));
-                in_flight[leg] -= back[leg];
+            for child in 0..count {
+                let polled = seen.borrow().polls[child] - before[child];
+                prop_assert_eq!(polled, usize::from(in_flight[child] > 0 || none), "child {}", child);
+                prop_assert_eq!(back[child], in_flight[child].min(seen.borrow().room[child]));
+                in_flight[child] -= back[child];
             }
-            prop_assert_eq!(legs.is_empty(), in_flight.iter().all(|&bios| bios == 0));
+            prop_assert_eq!(children.is_empty(), in_flight.iter().all(|&bios| bios == 0));
         }
     }
 }
@@ -102,13 +102,13 @@ proptest! {
 #[test]
 fn idle_legs_have_a_turn_now_and_then() {
     for count in [2, 64, 65, 129] {
-        let (mut legs, seen) = legs(count);
+        let (mut children, seen) = children(count);
         let mut core = CoreState::new(CoreId(0), 1, 1, None);
         seen.borrow_mut().room[count - 1] = 1;
         for _ in 0..IDLE_EVERY {
             let mut cx = core.cx(Nanos(1));
-            legs.submit(count - 1, &mut vec![Bio::new()], &mut cx);
-            assert_eq!(poll(&mut legs, false, &mut cx)[count - 1], 1);
+            children.submit(count - 1, &mut vec![Bio::new()], &mut cx);
+            assert_eq!(poll(&mut children, false, &mut cx)[count - 1], 1);
         }
         assert_eq!(seen.borrow().polls[0], 1, "of {count}");
     }

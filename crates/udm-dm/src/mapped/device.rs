@@ -36,7 +36,7 @@ pub struct MappedDevice {
     pub(super) names: Arc<Mutex<DeviceNames>>,
     state: Mutex<MappedState>,
     /// Devices whose tables use this device.
-    above: Mutex<HashMap<DeviceId, Weak<dyn Device>>>,
+    parents: Mutex<HashMap<DeviceId, Weak<dyn Device>>>,
     pub(super) events: Arc<MappedHost>,
     shared_disk_state: SharedDiskState,
     pub(super) queue: DeviceQueue,
@@ -136,7 +136,7 @@ impl MappedDevice {
             me: Weak::clone(me),
             names: Arc::clone(&names),
             state: Mutex::default(),
-            above: Mutex::default(),
+            parents: Mutex::default(),
             events: MappedHost::new(id, number, names, Weak::clone(me)),
             shared_disk_state: SharedDiskState::default(),
             queue: DeviceQueue::default(),
@@ -331,13 +331,13 @@ impl MappedDevice {
 
     /// Sets the receiver of device events. Any thread, also a core, may call it. Only the first
     /// call has an effect.
-    pub fn set_event_sink(&self, listener: EventSink) {
-        let _ = self.events.listener.set(listener);
+    pub fn set_event_sink(&self, event_sink: EventSink) {
+        let _ = self.events.event_sink.set(event_sink);
     }
 
     /// Sends an event that does not come from a target of the device.
     pub fn emit_event(&self, change: &dyn Fn() -> StateChange) {
-        self.events.tell(change);
+        self.events.emit(change);
     }
 
     /// The live table.
@@ -461,21 +461,21 @@ impl StackedDevice for MappedDevice {
         MappedDevice::name(self)
     }
 
-    fn below(&self) -> Vec<Arc<dyn Device>> {
+    fn children(&self) -> Vec<Arc<dyn Device>> {
         self.slots().iter().flat_map(|table| table.opened()).map(|used| used.device).collect()
     }
 
-    fn above(&self) -> Vec<Arc<dyn Device>> {
-        self.lock_upper_devices().values().filter_map(Weak::upgrade).collect()
+    fn parents(&self) -> Vec<Arc<dyn Device>> {
+        self.lock_parents().values().filter_map(Weak::upgrade).collect()
     }
 
-    fn add_parent(&self, id: DeviceId, above: Weak<dyn Device>) {
-        let mut lock_upper_devices = self.lock_upper_devices();
-        if lock_upper_devices.len() == lock_upper_devices.capacity() {
+    fn add_parent(&self, id: DeviceId, parent: Weak<dyn Device>) {
+        let mut parents = self.lock_parents();
+        if parents.len() == parents.capacity() {
             // Only when the map is full, because one device may have thousands of parents.
-            lock_upper_devices.retain(|_, known| known.strong_count() > 0);
+            parents.retain(|_, known| known.strong_count() > 0);
         }
-        lock_upper_devices.insert(id, above);
+        parents.insert(id, parent);
     }
 }
 
@@ -484,7 +484,7 @@ impl MappedDevice {
     pub(super) fn open_unqueued(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         // The inbox is opened before the state is read. A command sent before the inbox opened is
         // then already part of the state. A command that repeats the state does no harm.
-        let port = cx.open_inbox(self.id);
+        let inbox = cx.open_inbox(self.id);
         let (live, preparing, suspended) = {
             let state = self.state();
             (state.live.clone(), state.preparing.clone(), state.suspended)
@@ -493,10 +493,10 @@ impl MappedDevice {
             slot.map(|slot| PreparedLane::new(&slot, cx)).transpose()
         };
         let (live, prepared) = (open(live, cx)?, open(preparing, cx)?);
-        Ok(Box::new(MappedLane::new(port, live, prepared, suspended, cx)))
+        Ok(Box::new(MappedLane::new(inbox, live, prepared, suspended, cx)))
     }
 
-    fn lock_upper_devices(&self) -> MutexGuard<'_, HashMap<DeviceId, Weak<dyn Device>>> {
-        self.above.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_parents(&self) -> MutexGuard<'_, HashMap<DeviceId, Weak<dyn Device>>> {
+        self.parents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -71,8 +71,8 @@ enum PauseState {
     /// No pause is requested, or it is over.
     No,
     /// The change will pause.
-    Asked,
-    /// The change is paused until [`DeviceSetTransition::go_on`].
+    Requested,
+    /// The change is paused until [`DeviceSetTransition::continue_after_pause`].
     Reached,
 }
 
@@ -187,12 +187,10 @@ impl DeviceSetTransition {
         let dependent_ids: HashSet<DeviceId> =
             dependents.iter().map(|(_, dependent)| dependent.id()).collect();
         let given = devices.iter().enumerate().map(|(place, device)| (place, device, false));
-        let distinct_dependents = dependents.iter().map(|(place, dependent)| (*place, dependent, true));
+        let renewals = dependents.iter().map(|(place, dependent)| (*place, dependent, true));
         let mut known = HashSet::new();
         let mut parts = Vec::with_capacity(devices.len());
-        for (place, device, is_dependent) in
-            given.chain(distinct_dependents).filter(|part| known.insert(part.1.id()))
-        {
+        for (place, device, is_dependent) in given.chain(renewals).filter(|part| known.insert(part.1.id())) {
             let change = match is_dependent {
                 true => DeviceTransition::reopen_lanes(device, Arc::clone(wake))
                     .map_err(|e| dependent_error(device, e)),
@@ -205,15 +203,15 @@ impl DeviceSetTransition {
             parts.push(SetMember { place, is_dependent, change, over: false });
         }
         let all: Vec<_> = parts.iter().map(|part| Arc::clone(part.change.device())).collect();
-        let stack_levels = stack_levels(&all);
+        let level_of = stack_levels(&all);
         let mut levels: Vec<Vec<SetMember>> = Vec::new();
         for part in parts {
-            let level = stack_levels.get(&part.change.device().id()).copied().unwrap_or(0);
+            let level = level_of.get(&part.change.device().id()).copied().unwrap_or(0);
             levels.resize_with(levels.len().max(level + 1), Vec::new);
             levels[level].push(part);
         }
         let (coming, result) = (HashMap::new(), Ok(()));
-        let (stage, pause) = (SyncPoint::Asked, PauseState::No);
+        let (stage, pause) = (SyncPoint::Preresumed, PauseState::No);
         Ok(DeviceSetTransition { levels, stage, level: 0, coming, result, must_retry: false, pause })
     }
 
@@ -229,9 +227,9 @@ impl DeviceSetTransition {
     }
 
     /// Requests a pause when all devices are quiesced and no table is swapped yet.
-    /// [`DeviceSetTransition::go_on`] ends the pause.
+    /// [`DeviceSetTransition::continue_after_pause`] ends the pause.
     pub fn pause_when_quiesced(&mut self) {
-        self.pause = PauseState::Asked;
+        self.pause = PauseState::Requested;
     }
 
     /// True while the change is paused.
@@ -242,7 +240,7 @@ impl DeviceSetTransition {
 
     /// Ends the pause. If `checked` is `Ok`, the tables are swapped. If it is an error, the devices
     /// continue with their live tables. The caller must step the change to its end.
-    pub fn go_on(&mut self, checked: Result<(), IndexedTargetError>, cores: &dyn Cores) {
+    pub fn continue_after_pause(&mut self, checked: Result<(), IndexedTargetError>, cores: &dyn Cores) {
         if std::mem::replace(&mut self.pause, PauseState::No) == PauseState::Reached
             && let Err(refused) = checked
         {
@@ -251,8 +249,8 @@ impl DeviceSetTransition {
     }
 
     /// Does all steps that are possible now. Returns `None` if cores have not answered yet or the
-    /// change is paused; call again after the wake or after `go_on`. Returns the outcome if the
-    /// change is finished.
+    /// change is paused; call again after the wake or after `continue_after_pause`. Returns the
+    /// outcome if the change is finished.
     pub fn step(&mut self, cores: &dyn Cores) -> Option<Result<(), IndexedTargetError>> {
         while self.level < self.levels.len() {
             if self.is_paused() {
@@ -286,9 +284,9 @@ impl DeviceSetTransition {
             if self.level == self.levels.len() && self.stage != SyncPoint::Finished {
                 self.level = 0;
                 match self.stage {
-                    SyncPoint::Asked => self.asked(cores),
+                    SyncPoint::Preresumed => self.end_preresume(cores),
                     SyncPoint::Prepared => self.stage = SyncPoint::Quiesced,
-                    SyncPoint::Quiesced if self.pause == PauseState::Asked => {
+                    SyncPoint::Quiesced if self.pause == PauseState::Requested => {
                         self.pause = PauseState::Reached;
                     }
                     _ => self.swap_tables(cores),
@@ -300,7 +298,7 @@ impl DeviceSetTransition {
 
     /// All targets agreed; lanes that open from now on know the new tables. A partner outside of
     /// the set may have opened lanes before, so the change must be retried.
-    fn asked(&mut self, cores: &dyn Cores) {
+    fn end_preresume(&mut self, cores: &dyn Cores) {
         let late = self.late();
         match late.first() {
             None => self.stage = SyncPoint::Prepared,
@@ -387,7 +385,7 @@ fn stack_levels(devices: &[Arc<MappedDevice>]) -> HashMap<DeviceId, usize> {
         let mut seen = HashSet::new();
         let mut look: Vec<Arc<dyn Device>> = vec![Arc::clone(device) as Arc<dyn Device>];
         while let Some(next) = look.pop() {
-            for next in next.stacked().map(|stacked| stacked.below()).unwrap_or_default() {
+            for next in next.stacked().map(|stacked| stacked.children()).unwrap_or_default() {
                 if given.contains(&next.id()) {
                     found.insert(next.id());
                 }
@@ -402,13 +400,13 @@ fn stack_levels(devices: &[Arc<MappedDevice>]) -> HashMap<DeviceId, usize> {
     // A device has more devices below it than any device under it, so sorting puts it first.
     let mut sorted: Vec<_> = below.iter().collect();
     sorted.sort_by_key(|(_, found)| std::cmp::Reverse(found.len()));
-    let mut stack_levels: HashMap<DeviceId, usize> = HashMap::new();
+    let mut levels: HashMap<DeviceId, usize> = HashMap::new();
     for (id, found) in sorted {
-        let level = *stack_levels.entry(*id).or_default();
+        let level = *levels.entry(*id).or_default();
         for lower in found {
-            let at = stack_levels.entry(*lower).or_default();
+            let at = levels.entry(*lower).or_default();
             *at = (*at).max(level + 1);
         }
     }
-    stack_levels
+    levels
 }

@@ -17,7 +17,7 @@ pub(super) struct MappedHost {
     names: Arc<Mutex<DeviceNames>>,
     pub count: AtomicU32,
     pub hook: OnceLock<WakeFn>,
-    pub listener: OnceLock<EventSink>,
+    pub event_sink: OnceLock<EventSink>,
     pub clock: OnceLock<fn() -> Nanos>,
     device: Weak<MappedDevice>,
 }
@@ -30,8 +30,8 @@ impl MappedHost {
         names: Arc<Mutex<DeviceNames>>,
         device: Weak<MappedDevice>,
     ) -> Arc<MappedHost> {
-        let (hook, listener, clock) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Arc::new(MappedHost { id, number, names, count: AtomicU32::new(0), hook, listener, clock, device })
+        let (hook, event_sink, clock) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Arc::new(MappedHost { id, number, names, count: AtomicU32::new(0), hook, event_sink, clock, device })
     }
 
     /// The name and the uuid. Cores call this, so it does not wait for the lock.
@@ -52,12 +52,12 @@ impl TargetHost for MappedHost {
             hook();
         }
         let number = before.wrapping_add(1);
-        self.tell(&|| StateChange::new(EventKind::Event, format!("event number {number}")));
+        self.emit(&|| StateChange::new(EventKind::Event, format!("event number {number}")));
     }
 
-    fn tell(&self, change: &dyn Fn() -> StateChange) {
-        let Some(listener) = self.listener.get() else { return };
-        listener(&|| {
+    fn emit(&self, change: &dyn Fn() -> StateChange) {
+        let Some(event_sink) = self.event_sink.get() else { return };
+        event_sink(&|| {
             let (device, uuid) = self.current_name();
             let event_nr = self.count.load(Ordering::Acquire);
             DeviceEvent { device, uuid, number: self.number, event_nr, change: change() }

@@ -9,11 +9,11 @@
 //! ```
 //!
 //! * Running: batches go straight down. The only cost is one test of the inbox flag.
-//! * Draining: new bios are parked. Bios in flight complete. Bios that targets hold back are
-//!   returned and parked too (no-flush), or they fail (flush).
-//! * Suspended: all bios are parked. Bios that must not wait fail (kernel: NOWAIT with EAGAIN,
+//! * Draining: new bios are held. Bios in flight complete. Bios that targets hold back are
+//!   returned and held too (no-flush), or they fail (flush).
+//! * Suspended: all bios are held. Bios that must not wait fail (kernel: NOWAIT with EAGAIN,
 //!   read-ahead with EIO).
-//! * Resume installs the lane of the requested generation. Then all parked bios go down, oldest
+//! * Resume installs the lane of the requested generation. Then all held bios go down, oldest
 //!   first.
 //!
 //! A command may come twice, or for a generation that is already installed, because a lane may be
@@ -53,9 +53,9 @@ impl PreparedLane {
     }
 }
 
-/// The lane of a mapped device: commands, parked bios, and the lane of the live table.
+/// The lane of a mapped device: commands, held bios, and the lane of the live table.
 pub(super) struct MappedLane {
-    port: Rc<LaneInbox>,
+    inbox: Rc<LaneInbox>,
     /// True if the lane runs with a table, nothing is prepared or retired, and `ended` is empty.
     /// `submit` and `poll` test this first.
     ordinary: bool,
@@ -69,23 +69,23 @@ pub(super) struct MappedLane {
     retired: Vec<(Box<TableLane>, udm_core::Ack)>,
     state: LaneState,
     acks: Vec<udm_core::Ack>,
-    /// Bios that the lane below handed back; they are older than the parked ones.
+    /// Bios that the lane below handed back; they are older than the held ones.
     returned: Batch,
-    parked: Batch,
+    held_bios: Batch,
     /// Bios that ended here; the next poll hands them out.
     ended: Batch,
 }
 
 impl MappedLane {
     pub fn new(
-        port: Rc<LaneInbox>,
+        inbox: Rc<LaneInbox>,
         live: Option<PreparedLane>,
         prepared: Option<PreparedLane>,
         suspended: bool,
         cx: &mut Cx<'_>,
     ) -> MappedLane {
         let mut lane = MappedLane {
-            port,
+            inbox,
             ordinary: false,
             live: None,
             generation: 0,
@@ -95,7 +95,7 @@ impl MappedLane {
             state: if suspended { LaneState::Suspended } else { LaneState::Running },
             acks: Vec::new(),
             returned: Batch::new(),
-            parked: Batch::new(),
+            held_bios: Batch::new(),
             ended: Batch::new(),
         };
         lane.take(live);
@@ -109,7 +109,7 @@ impl MappedLane {
     /// Executes the commands in the inbox.
     #[cold]
     fn process_commands(&mut self, cx: &mut Cx<'_>) {
-        while let Some(command) = self.port.take() {
+        while let Some(command) = self.inbox.take() {
             match command {
                 LaneCommand::Prepare { table, generation, failure, ack } => {
                     if self.generation != generation && self.prepared_generation() != Some(generation) {
@@ -166,15 +166,15 @@ impl MappedLane {
 
     /// Drops a replaced lane and then `ack`: now, or when its own work is done.
     fn retire(&mut self, lane: Option<Box<TableLane>>, ack: udm_core::Ack) {
-        let owes = |lane: &TableLane| lane.busy() == OwnWork::Required && !bugs::on(Bug::OwnWorkDropped);
+        let owes = |lane: &TableLane| lane.own_work() == OwnWork::Required && !bugs::on(Bug::OwnWorkDropped);
         self.retired.extend(lane.filter(|lane| owes(lane)).map(|lane| (lane, ack)));
     }
 
-    /// Installs the lane of `generation` and submits all parked bios. Returns the replaced lane.
+    /// Installs the lane of `generation` and submits all held bios. Returns the replaced lane.
     fn resume(&mut self, generation: u64, cx: &mut Cx<'_>) -> Option<Box<TableLane>> {
         let mut old = None;
         if self.generation != generation && bugs::on(Bug::ReloadDropsParked) {
-            bugs::leak_bios(self.parked.drain(..));
+            bugs::leak_bios(self.held_bios.drain(..));
         }
         if self.generation != generation && bugs::on(Bug::OldTableKept) {
             self.prepared = None;
@@ -193,7 +193,7 @@ impl MappedLane {
         self.state = LaneState::Running;
         self.acks.clear();
         let mut batch = std::mem::take(&mut self.returned);
-        batch.append(&mut self.parked);
+        batch.append(&mut self.held_bios);
         self.send(&mut batch, cx);
         self.returned = batch;
         old
@@ -218,7 +218,7 @@ impl MappedLane {
     /// Leaves `Draining` if possible, and updates `ordinary`.
     fn update_state(&mut self) {
         if matches!(self.state, LaneState::Draining(_))
-            && (self.is_empty() && self.busy() < OwnWork::Required || bugs::on(Bug::SuspendAcksEarly))
+            && (self.is_empty() && self.own_work() < OwnWork::Required || bugs::on(Bug::SuspendAcksEarly))
         {
             self.state = LaneState::Suspended;
             self.acks.clear();
@@ -242,7 +242,7 @@ impl MappedLane {
                 } else if bio.flags.contains(BioFlags::RAHEAD) {
                     end(&mut self.ended, bio, Status::IoErr);
                 } else {
-                    self.parked.push(bio);
+                    self.held_bios.push(bio);
                 }
             }
         }
@@ -271,7 +271,7 @@ impl MappedLane {
             let from = done.len();
             lane.poll(done, cx);
             debug_assert_eq!(done.len(), from, "a lane that was let go has nothing to return");
-            lane.busy() == OwnWork::Required
+            lane.own_work() == OwnWork::Required
         });
         done.append(&mut self.ended);
         self.update_state();
@@ -284,11 +284,12 @@ fn end(ended: &mut Batch, mut bio: Box<Bio>, status: Status) {
 }
 
 impl MappedLane {
-    /// No command will resume this device or complete its suspend, so parked bios fail.
+    /// No command will resume this device or complete its suspend, so held bios fail.
     #[cold]
     fn drain_final(&mut self, back: &mut Batch, cx: &mut Cx<'_>) {
-        let parked = std::mem::take(&mut self.returned).into_iter().chain(std::mem::take(&mut self.parked));
-        parked.for_each(|bio| end(&mut self.ended, bio, Status::IoErr));
+        let held_bios =
+            std::mem::take(&mut self.returned).into_iter().chain(std::mem::take(&mut self.held_bios));
+        held_bios.for_each(|bio| end(&mut self.ended, bio, Status::IoErr));
         if let Some(live) = &mut self.live {
             live.drain(Drain::End, back, cx);
         }
@@ -300,19 +301,19 @@ impl MappedLane {
 impl Lane for MappedLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         match &mut self.live {
-            Some(live) if self.ordinary && !self.port.has_messages() => live.submit(batch, cx),
+            Some(live) if self.ordinary && !self.inbox.has_messages() => live.submit(batch, cx),
             _ => self.submit_slow(batch, cx),
         }
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         match &mut self.live {
-            Some(live) if self.ordinary && !self.port.has_messages() => live.poll(done, cx),
+            Some(live) if self.ordinary && !self.inbox.has_messages() => live.poll(done, cx),
             _ => self.poll_slow(done, cx),
         }
     }
 
-    /// A suspend of the device above. Bios that are parked here or held by targets can wait above
+    /// A suspend of the device above. Bios that are held here or held by targets can wait above
     /// too, whatever this device does. But a flushing suspend above does not fail bios that this
     /// device will still serve (kernel: it waits).
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
@@ -323,7 +324,7 @@ impl Lane for MappedLane {
             return self.drain_final(back, cx);
         }
         back.append(&mut self.returned);
-        back.append(&mut self.parked);
+        back.append(&mut self.held_bios);
         if let (Some(live), LaneState::Running | LaneState::Draining(_)) = (&mut self.live, self.state) {
             live.drain(how, back, cx);
         }
@@ -332,10 +333,10 @@ impl Lane for MappedLane {
 
     /// A prepared lane counts too. It may have own work already, because the resume hooks of its
     /// table have run.
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         let prepared = self.prepared.as_ref().filter(|_| !bugs::on(Bug::PreparedNotBusy));
-        let prepared = prepared.map(|opened| opened.lane.busy());
-        let retired = self.retired.iter().map(|(lane, _)| lane.busy()).max();
-        self.live.as_ref().map(|live| live.busy()).max(prepared).max(retired).unwrap_or_default()
+        let prepared = prepared.map(|opened| opened.lane.own_work());
+        let retired = self.retired.iter().map(|(lane, _)| lane.own_work()).max();
+        self.live.as_ref().map(|live| live.own_work()).max(prepared).max(retired).unwrap_or_default()
     }
 }

@@ -44,7 +44,7 @@ pub(super) enum TransitionPhase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SyncPoint {
     /// The targets that are to become live or continue agreed.
-    Asked,
+    Preresumed,
     /// All steps that can fail are done, and nothing has stopped.
     Prepared,
     /// The device has no request in flight.
@@ -62,7 +62,7 @@ impl TransitionPhase {
     pub fn stage(self) -> Option<SyncPoint> {
         match self {
             TransitionPhase::Preresume => None,
-            TransitionPhase::Prepare | TransitionPhase::Prepared => Some(SyncPoint::Asked),
+            TransitionPhase::Prepare | TransitionPhase::Prepared => Some(SyncPoint::Preresumed),
             TransitionPhase::Suspend | TransitionPhase::Suspended => Some(SyncPoint::Prepared),
             TransitionPhase::Swap => Some(SyncPoint::Quiesced),
             TransitionPhase::RunResumeHooks => Some(SyncPoint::Swapped),

@@ -136,21 +136,21 @@ impl StackWalk {
 
     fn below(&mut self, device: &dyn Device) -> Option<LowerDevices> {
         let stacked = device.stacked()?;
-        let below = self.below.entry(device.id()).or_insert_with(|| stacked.below().into());
+        let below = self.below.entry(device.id()).or_insert_with(|| stacked.children().into());
         Some(Rc::clone(below))
     }
 
     /// All devices above `device`, directly or through others.
     fn collect_ancestors(&mut self, device: &MappedDevice) -> HashSet<DeviceId> {
         let mut found = HashSet::new();
-        let mut look = vec![(device.id(), device.above())];
+        let mut look = vec![(device.id(), device.parents())];
         while let Some((id, above)) = look.pop() {
             for next in above {
                 // The registration of a parent is valid only while a table of the parent uses the
                 // device.
                 let is_over = self.below(&*next).is_some_and(|below| below.iter().any(|b| b.id() == id));
                 if is_over && found.insert(next.id()) {
-                    look.push((next.id(), next.stacked().map(StackedDevice::above).unwrap_or_default()));
+                    look.push((next.id(), next.stacked().map(StackedDevice::parents).unwrap_or_default()));
                 }
                 self.above.push(next);
             }
@@ -200,7 +200,7 @@ pub fn depends_on(device: &Arc<dyn Device>, mut wanted: impl FnMut(&dyn Device) 
         if wanted(&*next) {
             return true;
         }
-        let below = next.stacked().map(|stacked| stacked.below()).unwrap_or_default();
+        let below = next.stacked().map(|stacked| stacked.children()).unwrap_or_default();
         look.extend(below.into_iter().filter(|device| seen.insert(device.id())));
     }
     false

@@ -216,7 +216,7 @@ impl DeviceTransition {
                 TransitionPhase::Suspend => self.stop(cores),
                 TransitionPhase::Suspended => self.stopped(),
                 TransitionPhase::Swap => self.swap(),
-                TransitionPhase::RunResumeHooks => self.tell(),
+                TransitionPhase::RunResumeHooks => self.run_resume_hooks(),
                 TransitionPhase::Resume => self.go(cores),
                 TransitionPhase::Resumed => TransitionPhase::Done,
                 TransitionPhase::Done | TransitionPhase::Finished => self.end(),
@@ -379,7 +379,7 @@ impl DeviceTransition {
         state.leaving.as_ref().filter(|_| !renewal).map(|leaving| Arc::clone(&leaving.table))
     }
 
-    fn tell(&self) -> TransitionPhase {
+    fn run_resume_hooks(&self) -> TransitionPhase {
         self.each_target(|target| target.resume());
         TransitionPhase::Resume
     }

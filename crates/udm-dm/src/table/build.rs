@@ -10,7 +10,7 @@ use udm_wire::table::TableLine;
 const END_MAX: u64 = (1 << 54) - 1;
 
 /// The targets of `lines`. Checks run in the kernel's order (`dm_table_add_target`).
-pub(super) fn entries(
+pub(super) fn build_entries(
     types: &[TargetType],
     lines: &[TableLine],
     resolver: &mut dyn Resolver,
@@ -22,13 +22,13 @@ pub(super) fn entries(
     }
     let mut entries: Vec<TableEntry> = Vec::with_capacity(lines.len());
     for (i, line) in lines.iter().enumerate() {
-        let entry = entry(types, line, entries.last(), resolver, io, cores);
+        let entry = build_entry(types, line, entries.last(), resolver, io, cores);
         entries.push(entry.map_err(|e| TargetError { line: Some(i), ..e })?);
     }
     Ok(entries)
 }
 
-fn entry(
+fn build_entry(
     types: &[TargetType],
     line: &TableLine,
     previous: Option<&TableEntry>,

@@ -1,28 +1,28 @@
-//! The legs of a table. Linear targets share one leg per device. A striped target has one leg per
-//! stripe. Each other target has one leg.
+//! The children of a table. Linear targets share one child per device. A striped target has one
+//! child per stripe. Each other target has one child.
 
 use super::TableEntry;
 use crate::target::TargetDataPath;
 use std::collections::BTreeMap;
 use udm_core::{Cx, DeviceId, Lane, OpenError};
 
-/// The legs of a table. The layout is fixed when the lanes are opened, even if targets change
+/// The children of a table. The layout is fixed when the lanes are opened, even if targets change
 /// later.
 pub(super) struct ChildLayout {
-    /// For each target its data path and its leg; the first leg if it has several.
+    /// For each target its data path and its child; the first child if it has several.
     pub lines: Vec<(TargetDataPath, usize)>,
-    /// For each leg its first target, and the stripe of this target.
+    /// For each child its first target, and the stripe of this target.
     pub first: Vec<(usize, usize)>,
 }
 
-/// Number of legs that a target needs if it shares none.
-fn legs_of(data_path: &TargetDataPath) -> usize {
+/// Number of children that a target needs if it shares none.
+fn children_of(data_path: &TargetDataPath) -> usize {
     if let TargetDataPath::Striped(striped) = data_path { striped.stripes.len() } else { 1 }
 }
 
 impl ChildLayout {
-    /// Creates the layout. Linear targets that overlap on their device get a leg each, because the
-    /// sector of a bio there does not identify the target.
+    /// Creates the layout. Linear targets that overlap on their device get a child each, because
+    /// the sector of a bio there does not identify the target.
     pub fn new(entries: &[TableEntry]) -> ChildLayout {
         let forms: Vec<TargetDataPath> = entries.iter().map(|entry| entry.target.data_path()).collect();
         let mut runs: BTreeMap<DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
@@ -40,19 +40,20 @@ impl ChildLayout {
                 .filter(|device| runs[device].windows(2).all(|two| two[0].1 <= two[1].0)),
             _ => None,
         };
-        let (mut known, mut legs) = (BTreeMap::new(), ChildLayout { lines: Vec::new(), first: Vec::new() });
+        let (mut known, mut children) =
+            (BTreeMap::new(), ChildLayout { lines: Vec::new(), first: Vec::new() });
         for (i, form) in forms.into_iter().enumerate() {
-            let next = legs.first.len();
-            let leg = shared(&form).map_or(next, |device| *known.entry(device).or_insert(next));
-            if leg == next {
-                legs.first.extend((0..legs_of(&form)).map(|stripe| (i, stripe)));
+            let next = children.first.len();
+            let child = shared(&form).map_or(next, |device| *known.entry(device).or_insert(next));
+            if child == next {
+                children.first.extend((0..children_of(&form)).map(|stripe| (i, stripe)));
             }
-            legs.lines.push((form, leg));
+            children.lines.push((form, child));
         }
-        legs
+        children
     }
 
-    /// Opens the lane of each leg.
+    /// Opens the lane of each child.
     ///
     /// # Errors
     /// If a device below cannot be opened on this core.

@@ -2,12 +2,12 @@
 //!
 //! The table enforces the rules for its targets. They see only requests inside their range, aligned
 //! to their blocks, within their limits, and of supported operations. Most bios are reads or writes
-//! that fit. Such a bio goes down whole: its sector is changed on the way to its leg
+//! that fit. Such a bio goes down whole: its sector is changed on the way to its child
 //! ([`ChildLanes`]), and restored on the way up. Linear and striped targets have no lane of their
 //! own, because this change is all they do. All other bios go through the [`Splitter`].
 //!
-//! A single bio, or a batch for the only leg, is passed on in its own batch. Other batches are
-//! distributed to the legs. The [`TableRouter`] decides where a bio goes.
+//! A single bio, or a batch for the only child, is passed on in its own batch. Other batches are
+//! distributed to the children. The [`TableRouter`] decides where a bio goes.
 
 use super::Table;
 use super::child_layout::ChildLayout;
@@ -18,10 +18,10 @@ use std::rc::Rc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Cx, Drain, Lane, OpenError, OwnWork};
 
-/// The lane of a table: its router, its legs and its splitter.
+/// The lane of a table: its router, its children and its splitter.
 pub(crate) struct TableLane {
     route: TableRouter,
-    legs: ChildLanes,
+    children: ChildLanes,
     split: Splitter,
 }
 
@@ -31,50 +31,50 @@ impl TableLane {
     /// # Errors
     /// If a device below cannot be opened on this core.
     pub fn open(table: &Table, cx: &mut Cx<'_>) -> Result<TableLane, OpenError> {
-        let legs = Rc::new(ChildLayout::new(&table.entries));
-        let lanes = legs.open(&table.entries, cx)?;
+        let children = Rc::new(ChildLayout::new(&table.entries));
+        let lanes = children.open(&table.entries, cx)?;
         let split = Splitter::new(cx.new_owner());
-        Ok(TableLane { route: TableRouter::new(table, legs), legs: ChildLanes::new(lanes), split })
+        Ok(TableLane { route: TableRouter::new(table, children), children: ChildLanes::new(lanes), split })
     }
 
     /// The table is live from now on: see [`udm_core::Lane::begin`].
     pub fn begin(&mut self, table: &Table, cx: &mut Cx<'_>) {
-        self.route = TableRouter::new(table, Rc::clone(&self.route.legs));
-        self.legs.begin(cx);
+        self.route = TableRouter::new(table, Rc::clone(&self.route.children));
+        self.children.begin(cx);
     }
 
     /// True if no bio from above is in flight.
     pub fn is_empty(&self) -> bool {
-        self.split.is_idle() && self.legs.is_empty()
+        self.split.is_idle() && self.children.is_empty()
     }
 
-    /// Submits a batch that is not a single bio for a single leg.
+    /// Submits a batch that is not a single bio for a single child.
     #[inline(never)]
     fn submit_any(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         if let [bio] = &mut batch[..]
-            && let Some(leg) = self.route.fast_path(bio)
+            && let Some(child) = self.route.fast_path(bio)
         {
-            return self.legs.submit(leg, batch, cx);
+            return self.children.submit(child, batch, cx);
         }
-        let moved = if self.legs.len() == 1 { self.route.fast_path_all(batch) } else { 0 };
+        let moved = if self.children.len() == 1 { self.route.fast_path_all(batch) } else { 0 };
         if moved < batch.len() {
             self.deal(batch, moved, cx);
         } else if !batch.is_empty() {
-            self.legs.submit_alone(batch, cx);
+            self.children.submit_alone(batch, cx);
         }
     }
 
-    /// Distributes a batch. The first `moved` bios are already mapped and go to the only leg.
+    /// Distributes a batch. The first `moved` bios are already mapped and go to the only child.
     #[inline(never)]
     fn deal(&mut self, batch: &mut Batch, moved: usize, cx: &mut Cx<'_>) {
-        let mut bios = self.legs.deal(batch);
+        let mut bios = self.children.deal(batch);
         for _ in 0..moved {
             bios.take().into_iter().for_each(|bio| bios.put(0, bio));
         }
         while let Some(mut bio) = self.route.deal(&mut bios) {
             match self.route.down(&mut bio) {
-                RouteAction::ChildLane(leg) => bios.put(leg, bio),
-                RouteAction::SplitBio => self.split.take(bio),
+                RouteAction::Child(child) => bios.put(child, bio),
+                RouteAction::Split => self.split.take(bio),
                 RouteAction::End(status) => self.split.end(bio, status),
             }
         }
@@ -82,16 +82,16 @@ impl TableLane {
         if !self.split.is_idle() {
             self.pump();
         }
-        self.legs.send(cx);
+        self.children.send(cx);
     }
 
     fn pump(&mut self) {
-        self.split.pump(&self.route, |leg, fragment| self.legs.push(leg, fragment));
+        self.split.pump(&self.route, |child, fragment| self.children.push(child, fragment));
     }
 
     #[inline(always)]
-    fn poll_legs(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        match self.legs.poll_alone(done, cx) {
+    fn poll_children(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
+        match self.children.poll_alone(done, cx) {
             // The mapping adds 0, so no sector was changed.
             Some(_) if self.route.single() == Some(0) => {}
             Some(from) => self.route.up(0, &mut done[from..]),
@@ -101,14 +101,14 @@ impl TableLane {
 
     #[inline(never)]
     fn poll_several(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        if let Some(PolledChild { leg, from, .. }) = self.legs.poll_busy(done, cx) {
-            return self.route.up(leg, &mut done[from..]);
+        if let Some(PolledChild { child, from, .. }) = self.children.poll_busy(done, cx) {
+            return self.route.up(child, &mut done[from..]);
         }
-        let mut round = self.legs.poll();
-        while let Some(PolledChild { leg, from, .. }) = self.legs.poll_next(&mut round, done, cx) {
-            self.route.up(leg, &mut done[from..]);
+        let mut round = self.children.poll();
+        while let Some(PolledChild { child, from, .. }) = self.children.poll_next(&mut round, done, cx) {
+            self.route.up(child, &mut done[from..]);
         }
-        self.legs.poll_idle(&round, done, cx);
+        self.children.poll_idle(&round, done, cx);
     }
 
     /// Polls while the splitter holds bios.
@@ -116,10 +116,10 @@ impl TableLane {
     fn poll_split(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let start = done.len();
         self.split.requeue_returned();
-        self.poll_legs(done, cx);
+        self.poll_children(done, cx);
         self.split.collect(done, start);
         self.pump();
-        if self.legs.send(cx) || self.split.has_returned() {
+        if self.children.send(cx) || self.split.has_returned() {
             // The bios just sent may have completed already, and returned bios wait for a `drain`.
             cx.wake_now();
         }
@@ -134,7 +134,7 @@ impl Lane for TableLane {
             && let [bio] = &mut batch[..]
             && self.route.to_single(bio, shift)
         {
-            self.legs.submit_alone(batch, cx);
+            self.children.submit_alone(batch, cx);
         } else {
             self.submit_any(batch, cx);
         }
@@ -145,22 +145,22 @@ impl Lane for TableLane {
         if !self.split.is_idle() {
             return self.poll_split(done, cx);
         }
-        self.poll_legs(done, cx);
+        self.poll_children(done, cx);
     }
 
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         let start = back.len();
-        for leg in 0..self.legs.len() {
-            let from = self.legs.drain(leg, how, back, cx);
+        for child in 0..self.children.len() {
+            let from = self.children.drain(child, how, back, cx);
             if !bugs::on(Bug::MovedWhenHandedBack) {
-                self.route.up(leg, &mut back[from..]);
+                self.route.up(child, &mut back[from..]);
             }
         }
         self.split.collect_returned(back, start);
         self.split.take_returned(back);
     }
 
-    fn busy(&self) -> OwnWork {
-        self.legs.busy()
+    fn own_work(&self) -> OwnWork {
+        self.children.own_work()
     }
 }

@@ -16,8 +16,8 @@ use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Sector, Sectors};
 
 /// The mapping of one table line, for the data path.
 pub(super) struct TargetMapping {
-    /// The leg of the target; the leg of the first stripe, if it is striped.
-    leg: usize,
+    /// The child of the target; the child of the first stripe, if it is striped.
+    child: usize,
     start: u64,
     end: u64,
     /// Added to a sector on the way down and subtracted on the way up, modulo 2^64. Unused if the
@@ -39,8 +39,8 @@ pub(super) struct StripeMapping {
     layout: StripeLayout,
     /// The first sector of each stripe on its device.
     begins: Box<[u64]>,
-    /// The leg of the first stripe.
-    leg: usize,
+    /// The child of the first stripe.
+    child: usize,
 }
 
 /// All mappings of a table, and the data that flushes need.
@@ -48,9 +48,9 @@ pub(super) struct TableMap {
     mappings: Vec<TargetMapping>,
     /// Finds the mapping of a sector.
     index: RunIndex,
-    /// Restores the sectors of bios that come back, one per leg.
+    /// Restores the sectors of bios that come back, one per child.
     pub reverse_maps: Vec<ReverseMap>,
-    /// The legs that get a flush of the whole device.
+    /// The children that get a flush of the whole device.
     flush: Vec<usize>,
     /// Flags that are removed from the data pieces of a bio.
     strip: BioFlags,
@@ -60,10 +60,10 @@ pub(super) struct TableMap {
 
 /// The kind of a table, for reads and writes that fit.
 pub(super) enum MapKind {
-    /// All bios go to the only leg, with this offset.
+    /// All bios go to the only child, with this offset.
     Single(u64),
     /// The only target is striped. True if its layout uses only shifts.
-    StripeSet(StripeMapping, bool),
+    Striped(StripeMapping, bool),
     /// No target has chunks, so each bio goes whole to one of these.
     Lines(Box<[SimpleMapping]>),
     /// Some targets have chunks.
@@ -75,28 +75,28 @@ pub(super) enum MapKind {
 pub(super) struct SimpleMapping {
     pub end: u64,
     pub shift: u64,
-    pub leg: u32,
+    pub child: u32,
 }
 
 impl StripeMapping {
     /// The striped mapping of target `i`, if it is striped.
-    fn new(legs: &ChildLayout, i: usize) -> Option<StripeMapping> {
-        let (TargetDataPath::Striped(striped), leg) = &legs.lines[i] else { return None };
+    fn new(children: &ChildLayout, i: usize) -> Option<StripeMapping> {
+        let (TargetDataPath::Striped(striped), child) = &children.lines[i] else { return None };
         let begins = striped.stripes.iter().map(|stripe| stripe.1.0).collect();
-        Some(StripeMapping { layout: striped.layout, begins, leg: *leg })
+        Some(StripeMapping { layout: striped.layout, begins, child: *child })
     }
 
-    /// The leg of sector `at` of the target, and the sector there. Returns `None` if the `sectors`
-    /// sectors from `at` cross the end of a chunk.
+    /// The child of sector `at` of the target, and the sector there. Returns `None` if the
+    /// `sectors` sectors from `at` cross the end of a chunk.
     #[inline(always)]
     pub fn place<const SHIFTS: bool>(&self, at: u64, sectors: u64) -> Option<(usize, u64)> {
         let (stripe, to, within) = self.layout.place::<SHIFTS>(at);
         let begin = self.begins.get(stripe)?;
-        (within + sectors <= self.layout.chunk()).then_some((self.leg + stripe, begin.wrapping_add(to)))
+        (within + sectors <= self.layout.chunk()).then_some((self.child + stripe, begin.wrapping_add(to)))
     }
 
     /// The part of a range of the target on stripe `next` or the first later stripe with a part:
-    /// leg, sector and length. Advances `next`. `None` if no part is left.
+    /// child, sector and length. Advances `next`. `None` if no part is left.
     fn part(&self, from: u64, to: u64, next: &mut u32) -> Option<(usize, u64, u64)> {
         loop {
             let stripe = *next as usize;
@@ -104,52 +104,52 @@ impl StripeMapping {
             *next += 1;
             let (first, end) = self.layout.part(stripe, from, to);
             if first < end {
-                return Some((self.leg + stripe, begin.wrapping_add(first), end - first));
+                return Some((self.child + stripe, begin.wrapping_add(first), end - first));
             }
         }
     }
 }
 
 impl TargetMapping {
-    fn new(legs: &ChildLayout, entries: &[TableEntry], i: usize, limits: &Limits) -> TargetMapping {
+    fn new(children: &ChildLayout, entries: &[TableEntry], i: usize, limits: &Limits) -> TargetMapping {
         let entry = &entries[i];
         let block = u64::from(limits.logical_block) / SECTOR_SIZE;
         // A limit below one block would cause endless cutting. The device below then decides what
         // to do with a request of one block.
         let whole = |max: Sectors| (max.0 - max.0 % block.max(1)).max(block.max(1));
         TargetMapping {
-            leg: legs.lines[i].1,
+            child: children.lines[i].1,
             start: entry.start.0,
             end: entry.end().0,
-            shift: legs.shift(entries, i),
-            stripes: StripeMapping::new(legs, i),
+            shift: children.shift(entries, i),
+            stripes: StripeMapping::new(children, i),
             chunk: entry.target.max_io_len().map(|c| Divisor::new(c.0.clamp(1, Divisor::MAX))),
             cuts_discards: entry.target.features().cuts_discards,
             max: [whole(limits.max_sectors), whole(limits.max_discard), whole(limits.max_write_zeroes)],
         }
     }
 
-    /// True if a request goes to several legs because it has no data and the target is striped.
+    /// True if a request goes to several children because it has no data and the target is striped.
     pub fn fans_out(&self, op: Op) -> bool {
         self.stripes.is_some() && !op.has_data()
     }
 
-    /// The leg of `sector`, and the sector there.
+    /// The child of `sector`, and the sector there.
     pub fn whole(&self, sector: u64) -> (usize, u64) {
         match &self.stripes {
-            None => (self.leg, sector.wrapping_add(self.shift)),
+            None => (self.child, sector.wrapping_add(self.shift)),
             Some(stripes) => {
                 let (stripe, to) = stripes.layout.map(sector - self.start);
-                (stripes.leg + stripe, stripes.begins[stripe].wrapping_add(to))
+                (stripes.child + stripe, stripes.begins[stripe].wrapping_add(to))
             }
         }
     }
 
-    /// The leg and the sector there for a read or write that fits, if it needs no cut.
+    /// The child and the sector there for a read or write that fits, if it needs no cut.
     #[inline(always)]
     pub fn place(&self, sector: u64, sectors: u64) -> Option<(usize, u64)> {
         match &self.stripes {
-            None => (self.left(sector) >= sectors).then(|| (self.leg, sector.wrapping_add(self.shift))),
+            None => (self.left(sector) >= sectors).then(|| (self.child, sector.wrapping_add(self.shift))),
             Some(_) if sector + sectors > self.end => None,
             Some(stripes) => stripes.place::<false>(sector - self.start, sectors),
         }
@@ -185,9 +185,9 @@ impl TargetMapping {
 }
 
 impl TableMap {
-    pub fn new(table: &Table, table_limits: &TableLimits, legs: &ChildLayout) -> TableMap {
+    pub fn new(table: &Table, table_limits: &TableLimits, children: &ChildLayout) -> TableMap {
         let entries = &table.entries;
-        let mapping = |(i, limits)| TargetMapping::new(legs, entries, i, limits);
+        let mapping = |(i, limits)| TargetMapping::new(children, entries, i, limits);
         let mappings: Vec<TargetMapping> = table_limits.parts.iter().enumerate().map(mapping).collect();
         let fua = table_limits.whole.fua;
         // A mapped device below may get a cache by a reload, which this table would not notice.
@@ -195,8 +195,8 @@ impl TableMap {
             table_limits.whole.write_cache || table.devices().any(|below| below.device.stacked().is_some());
         TableMap {
             index: RunIndex::new(mappings.iter().map(|mapping| mapping.end).collect()),
-            reverse_maps: ReverseMap::of_all(legs, entries),
-            flush: flush_legs(table, legs),
+            reverse_maps: ReverseMap::of_all(children, entries),
+            flush: flush_children(table, children),
             strip: BioFlags::PREFLUSH | if fua { BioFlags::empty() } else { BioFlags::FUA },
             flush_behind: !fua && cache,
             mappings,
@@ -204,15 +204,15 @@ impl TableMap {
     }
 
     /// The kind of this table.
-    pub fn map_kind(&self, legs: &ChildLayout) -> MapKind {
+    pub fn map_kind(&self, children: &ChildLayout) -> MapKind {
         let simple = |m: &TargetMapping| match m.chunk {
-            None => Some(SimpleMapping { end: m.end, shift: m.shift, leg: m.leg as u32 }),
+            None => Some(SimpleMapping { end: m.end, shift: m.shift, child: m.child as u32 }),
             Some(_) => None,
         };
-        match (&*self.mappings, StripeMapping::new(legs, 0), self.mappings.iter().map(simple).collect()) {
+        match (&*self.mappings, StripeMapping::new(children, 0), self.mappings.iter().map(simple).collect()) {
             ([_], Some(stripes), _) => {
                 let shifts = stripes.layout.is_by_shifts();
-                MapKind::StripeSet(stripes, shifts)
+                MapKind::Striped(stripes, shifts)
             }
             ([mapping], _, Some(_)) => MapKind::Single(mapping.shift),
             (_, _, Some(lines)) => MapKind::Lines(lines),
@@ -255,9 +255,9 @@ impl TableMap {
             let at = bio.sector.0 + cursor.at;
             let mapping = self.find(at);
             let sectors = mapping.room(bio.op, at).min(bio.sectors.0 - cursor.at);
-            let piece = |(leg, sector, sectors)| {
+            let piece = |(child, sector, sectors)| {
                 let flags = bio.flags - self.strip;
-                SplitPiece { leg, op: bio.op, flags, sector: Sector(sector), sectors: Sectors(sectors) }
+                SplitPiece { child, op: bio.op, flags, sector: Sector(sector), sectors: Sectors(sectors) }
             };
             // A request without data need not end at chunks. Each stripe gets one piece with all
             // its sectors in the range.
@@ -271,8 +271,8 @@ impl TableMap {
                 continue;
             }
             cursor.at += sectors;
-            let (leg, sector) = mapping.whole(at);
-            return Some(piece((leg, sector, sectors)));
+            let (child, sector) = mapping.whole(at);
+            return Some(piece((child, sector, sectors)));
         }
         None
     }
@@ -282,32 +282,32 @@ impl TableMap {
         if bugs::on(Bug::FlushNotFannedOut) && cursor.at > 0 {
             return None;
         }
-        let leg = *self.flush.get(usize::try_from(cursor.at).ok()?)?;
+        let child = *self.flush.get(usize::try_from(cursor.at).ok()?)?;
         cursor.at += 1;
         let flags = BioFlags::empty();
-        Some(SplitPiece { leg, op: Op::Flush, flags, sector: Sector(0), sectors: Sectors::ZERO })
+        Some(SplitPiece { child, op: Op::Flush, flags, sector: Sector(0), sectors: Sectors::ZERO })
     }
 }
 
-/// The legs that get a flush. If all targets allow a bypass, each device gets one flush. Otherwise
+/// The children that get a flush. If all targets allow a bypass, each device gets one flush. Otherwise
 /// each target gets one, and a striped target passes it to each of its devices. A target with
 /// nothing to flush completes it at once.
-fn flush_legs(table: &Table, legs: &ChildLayout) -> Vec<usize> {
+fn flush_children(table: &Table, children: &ChildLayout) -> Vec<usize> {
     let bypass = table.entries.iter().all(|entry| entry.target.features().flush_bypasses_map);
     let (mut seen, mut flush) = (BTreeSet::new(), Vec::new());
-    for (entry, (form, leg)) in table.entries.iter().zip(&legs.lines) {
+    for (entry, (form, child)) in table.entries.iter().zip(&children.lines) {
         if !bypass {
             seen.clear();
         }
         if let TargetDataPath::Striped(striped) = form {
             let devices = striped.stripes.iter().map(|stripe| stripe.0.device.id()).enumerate();
-            flush.extend(devices.filter(|&(_, id)| seen.insert(id)).map(|(stripe, _)| leg + stripe));
+            flush.extend(devices.filter(|&(_, id)| seen.insert(id)).map(|(stripe, _)| child + stripe));
             continue;
         }
         let ids = entry.target.devices().into_iter().map(|used| used.device.device.id());
         // `count` instead of `any`, because every device of the target must be marked.
         if ids.filter(|&id| seen.insert(id)).count() > 0 || !bypass {
-            flush.push(*leg);
+            flush.push(*child);
         }
     }
     flush
@@ -315,7 +315,7 @@ fn flush_legs(table: &Table, legs: &ChildLayout) -> Vec<usize> {
 
 const BEFORE: u8 = 0;
 const DATA: u8 = 1;
-const BEHIND: u8 = 2;
+const STAGE_FLUSH_BEHIND: u8 = 2;
 
 /// Splits a bio into a flush before, the pieces of its range, and a flush after. Each is present
 /// only if requested, and follows a [`SplitStep::Wait`].
@@ -325,22 +325,22 @@ impl SplitBio for TableMap {
         let preflush = bio.flags.contains(BioFlags::PREFLUSH) && !bugs::on(Bug::PreflushDropped);
         if cursor.stage == BEFORE && (flush_only || preflush) {
             if let Some(piece) = self.flush_piece(cursor) {
-                return SplitStep::SplitPiece(piece);
+                return SplitStep::Piece(piece);
             }
             *cursor = SplitCursor { stage: DATA, ..SplitCursor::default() };
             return if flush_only { SplitStep::End } else { SplitStep::Wait };
         }
-        if cursor.stage != BEHIND {
+        if cursor.stage != STAGE_FLUSH_BEHIND {
             cursor.stage = DATA;
             if let Some(piece) = self.data_piece(bio, cursor) {
-                return SplitStep::SplitPiece(piece);
+                return SplitStep::Piece(piece);
             }
             if !self.flush_behind || !bio.flags.contains(BioFlags::FUA) || bugs::on(Bug::FuaDropped) {
                 return SplitStep::End;
             }
-            *cursor = SplitCursor { stage: BEHIND, ..SplitCursor::default() };
+            *cursor = SplitCursor { stage: STAGE_FLUSH_BEHIND, ..SplitCursor::default() };
             return SplitStep::Wait;
         }
-        self.flush_piece(cursor).map_or(SplitStep::End, SplitStep::SplitPiece)
+        self.flush_piece(cursor).map_or(SplitStep::End, SplitStep::Piece)
     }
 }

@@ -28,10 +28,10 @@
 //! * The kind of table (one target, linear lines, stripes, a mixture) is examined once per batch.
 //! * An index finds the line of a sector, and division by a chunk size is a multiplication. So the
 //!   cost of a bio hardly depends on the number of lines.
-//! * All linear lines of one device share a leg, so a batch over many lines stays one batch per
-//!   device (`child_layout`). Each stripe has its own leg, so errors are counted per stripe.
+//! * All linear lines of one device share a child, so a batch over many lines stays one batch per
+//!   device (`child_layout`). Each stripe has its own child, so errors are counted per stripe.
 //! * A bio that comes back is assigned to its line by its sector on the device, through a reverse
-//!   index (`reverse_map`). Lines that overlap on their device have a leg each.
+//!   index (`reverse_map`). Lines that overlap on their device have a child each.
 //! * A bio that crosses targets or exceeds a limit goes through the
 //!   [`Splitter`](crate::split::Splitter).
 
@@ -104,7 +104,7 @@ impl Table {
         io: &dyn ControlIo,
         cores: usize,
     ) -> Result<Arc<Table>, TargetError> {
-        let entries = build::entries(types, lines, resolver, io, cores)?;
+        let entries = build::build_entries(types, lines, resolver, io, cores)?;
         let table_limits = Mutex::new(Arc::new(check::table_limits(&entries, LowerLimits::NOW)?));
         let (id, read_only) = (DeviceId::new(), AtomicBool::new(false));
         Ok(Arc::new(Table { id, entries, table_limits, claims: Mutex::default(), read_only }))
@@ -115,7 +115,7 @@ impl Table {
     ///
     /// # Errors
     /// As [`Table::build`].
-    pub fn of(target: Arc<dyn Target>, len: Sectors) -> Result<Table, TargetError> {
+    pub fn single_target(target: Arc<dyn Target>, len: Sectors) -> Result<Table, TargetError> {
         let entries = vec![TableEntry { start: Sector(0), len, target }];
         let table_limits = Mutex::new(Arc::new(check::table_limits(&entries, LowerLimits::NOW)?));
         let (id, read_only) = (DeviceId::new(), AtomicBool::new(false));
@@ -136,7 +136,7 @@ impl Table {
 
     /// The target of a table of one line.
     #[must_use]
-    pub fn only(&self) -> Option<&TableEntry> {
+    pub fn only_target(&self) -> Option<&TableEntry> {
         match &self.entries[..] {
             [entry] => Some(entry),
             _ => None,
@@ -256,7 +256,7 @@ impl Table {
     /// The change tracker of a table of one line. Several lines would need a combined checkpoint,
     /// and no target keeps an instant of a part of the device.
     fn change_tracker(&self) -> Option<&dyn ChangeTracker> {
-        self.only()?.target.as_change_tracker()
+        self.only_target()?.target.as_change_tracker()
     }
 
     /// All devices that the lanes of this table open: those in [`Table::devices`], and the extra

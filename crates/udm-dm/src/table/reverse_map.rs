@@ -1,4 +1,4 @@
-//! Restores the sectors of bios that come back from a leg.
+//! Restores the sectors of bios that come back from a child.
 
 use super::TableEntry;
 use super::child_layout::ChildLayout;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Status};
 
-/// The change that was made to a bio's sector on its way to a leg, by the sector there.
+/// The change that was made to a bio's sector on its way to a child, by the sector there.
 pub(super) enum ReverseMap {
     /// The same offset was added to all sectors, modulo 2^64.
     Whole(u64),
@@ -21,8 +21,8 @@ pub(super) enum ReverseMap {
         index: RunIndex,
         shifts: Box<[u64]>,
     },
-    /// The leg is a stripe.
-    ReverseStripe(ReverseStripe),
+    /// The child is a stripe.
+    Stripe(ReverseStripe),
 }
 
 /// A stripe of a striped target.
@@ -38,16 +38,16 @@ pub(super) struct ReverseStripe {
 }
 
 impl ReverseMap {
-    /// The reverse map of each leg.
-    pub fn of_all(legs: &ChildLayout, entries: &[TableEntry]) -> Vec<ReverseMap> {
-        let mut runs = vec![Vec::new(); legs.first.len()];
+    /// The reverse map of each child.
+    pub fn of_all(children: &ChildLayout, entries: &[TableEntry]) -> Vec<ReverseMap> {
+        let mut runs = vec![Vec::new(); children.first.len()];
         for (i, entry) in entries.iter().enumerate() {
-            let shift = legs.shift(entries, i);
+            let shift = children.shift(entries, i);
             let begin = entry.start.0.wrapping_add(shift);
-            runs[legs.lines[i].1].push((begin, begin.saturating_add(entry.len.0), shift));
+            runs[children.lines[i].1].push((begin, begin.saturating_add(entry.len.0), shift));
         }
-        let back = |(&(target, stripe), runs): (&(usize, usize), _)| match &legs.lines[target].0 {
-            TargetDataPath::Striped(striped) => ReverseMap::ReverseStripe(ReverseStripe {
+        let back = |(&(target, stripe), runs): (&(usize, usize), _)| match &children.lines[target].0 {
+            TargetDataPath::Striped(striped) => ReverseMap::Stripe(ReverseStripe {
                 layout: striped.layout,
                 by_shifts: striped.layout.is_by_shifts(),
                 begin: striped.stripes[stripe].1.0,
@@ -57,7 +57,7 @@ impl ReverseMap {
             }),
             _ => ReverseMap::new(runs),
         };
-        legs.first.iter().zip(runs).map(back).collect()
+        children.first.iter().zip(runs).map(back).collect()
     }
 
     /// Creates a map from runs: begin, end, and the offset that was added.
@@ -101,8 +101,8 @@ impl ReverseMap {
                     bio.sector.0 = bio.sector.0.wrapping_sub(shift);
                 }
             }
-            ReverseMap::ReverseStripe(stripe) if stripe.by_shifts => stripe.restore_sectors::<true>(bios),
-            ReverseMap::ReverseStripe(stripe) => stripe.restore_sectors::<false>(bios),
+            ReverseMap::Stripe(stripe) if stripe.by_shifts => stripe.restore_sectors::<true>(bios),
+            ReverseMap::Stripe(stripe) => stripe.restore_sectors::<false>(bios),
         }
     }
 }

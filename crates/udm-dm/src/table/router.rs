@@ -1,4 +1,4 @@
-//! The routes of bios: from the sectors of a device to those of its legs, and back.
+//! The routes of bios: from the sectors of a device to those of its children, and back.
 //!
 //! The functions that run per bio call no other function, so a loop over a batch keeps its values
 //! in registers. The [`MapKind`] of the table is examined once per batch.
@@ -15,11 +15,11 @@ use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Status};
 /// The route of a bio.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RouteAction {
-    /// To this leg, whole; its sector is already mapped.
-    ChildLane(usize),
+    /// To this child, whole; its sector is already mapped.
+    Child(usize),
     /// Through the splitter, in pieces.
-    SplitBio,
-    /// To no leg; the bio ends with this status.
+    Split,
+    /// To no child; the bio ends with this status.
     End(Status),
 }
 
@@ -58,14 +58,14 @@ pub(super) struct TableRouter {
     fast_path: FastPathFilter,
     map_kind: MapKind,
     map: TableMap,
-    /// The layout of the legs when the lanes were opened.
-    pub legs: Rc<ChildLayout>,
+    /// The layout of the children when the lanes were opened.
+    pub children: Rc<ChildLayout>,
 }
 
 impl TableRouter {
-    pub fn new(table: &Table, legs: Rc<ChildLayout>) -> TableRouter {
+    pub fn new(table: &Table, children: Rc<ChildLayout>) -> TableRouter {
         let table_limits = table.table_limits();
-        let map = TableMap::new(table, &table_limits, &legs);
+        let map = TableMap::new(table, &table_limits, &children);
         let limits = table_limits.whole;
         let size = limits.size.0;
         let fast_path = FastPathFilter {
@@ -78,10 +78,10 @@ impl TableRouter {
             max: map.max().min(size),
             size,
         };
-        TableRouter { limits, fast_path, map_kind: map.map_kind(&legs), map, legs }
+        TableRouter { limits, fast_path, map_kind: map.map_kind(&children), map, children }
     }
 
-    /// The offset that is added to sectors, if all bios that go whole go to the only leg.
+    /// The offset that is added to sectors, if all bios that go whole go to the only child.
     #[inline(always)]
     pub fn single(&self) -> Option<u64> {
         if let MapKind::Single(shift) = self.map_kind { Some(shift) } else { None }
@@ -102,9 +102,9 @@ impl TableRouter {
         if !self.fast_path.fits(bio) || bio.sector.0 >= self.fast_path.size {
             return None;
         }
-        let (leg, sector) = stripes.place::<SHIFTS>(bio.sector.0, bio.sectors.0)?;
+        let (child, sector) = stripes.place::<SHIFTS>(bio.sector.0, bio.sectors.0)?;
         bio.sector.0 = sector;
-        Some(leg)
+        Some(child)
     }
 
     #[inline(always)]
@@ -116,7 +116,7 @@ impl TableRouter {
         // device.
         (self.fast_path.fits(bio) && sector + bio.sectors.0 <= to.end).then(|| {
             bio.sector.0 = sector.wrapping_add(to.shift);
-            to.leg as usize
+            to.child as usize
         })
     }
 
@@ -126,19 +126,19 @@ impl TableRouter {
         if !self.fast_path.takes(bio) {
             return None;
         }
-        let (leg, sector) = mapping.place(bio.sector.0, bio.sectors.0)?;
+        let (child, sector) = mapping.place(bio.sector.0, bio.sectors.0)?;
         bio.sector.0 = sector;
-        Some(leg)
+        Some(child)
     }
 
     /// As [`TableRouter::down`], for the usual bios. If `bio` surely goes whole, maps it and
-    /// returns its leg. Otherwise leaves it unchanged and returns `None`.
+    /// returns its child. Otherwise leaves it unchanged and returns `None`.
     #[inline(always)]
     pub fn fast_path(&self, bio: &mut Bio) -> Option<usize> {
         match &self.map_kind {
             MapKind::Single(shift) => self.to_single(bio, *shift).then_some(0),
-            MapKind::StripeSet(stripes, true) => self.to_stripe::<true>(bio, stripes),
-            MapKind::StripeSet(stripes, false) => self.to_stripe::<false>(bio, stripes),
+            MapKind::Striped(stripes, true) => self.to_stripe::<true>(bio, stripes),
+            MapKind::Striped(stripes, false) => self.to_stripe::<false>(bio, stripes),
             MapKind::Lines(lines) => self.to_line(bio, lines),
             MapKind::Mixed => self.to_any(bio),
         }
@@ -160,35 +160,35 @@ impl TableRouter {
     #[inline(never)]
     pub fn deal(&self, bios: &mut BatchDispatch<'_>) -> Option<Box<Bio>> {
         match &self.map_kind {
-            MapKind::StripeSet(stripes, true) => bios.each(|bio| self.to_stripe::<true>(bio, stripes)),
-            MapKind::StripeSet(stripes, false) => bios.each(|bio| self.to_stripe::<false>(bio, stripes)),
+            MapKind::Striped(stripes, true) => bios.each(|bio| self.to_stripe::<true>(bio, stripes)),
+            MapKind::Striped(stripes, false) => bios.each(|bio| self.to_stripe::<false>(bio, stripes)),
             MapKind::Lines(lines) => bios.each(|bio| self.to_line(bio, lines)),
             MapKind::Single(_) | MapKind::Mixed => bios.each(|bio| self.fast_path(bio)),
         }
     }
 
-    /// Decides the route of `bio`. If it goes whole, its sector is changed to that of the leg.
+    /// Decides the route of `bio`. If it goes whole, its sector is changed to that of the child.
     pub fn down(&self, bio: &mut Bio) -> RouteAction {
         if let Err(status) = self.limits.check(bio.op, bio.sector, bio.sectors) {
             return RouteAction::End(status);
         }
         if bio.op == Op::Flush || bio.flags.intersects(self.fast_path.special) {
-            return RouteAction::SplitBio;
+            return RouteAction::Split;
         }
         let mapping = self.map.find(bio.sector.0);
         if mapping.room(bio.op, bio.sector.0) < bio.sectors.0 || mapping.fans_out(bio.op) {
-            return RouteAction::SplitBio;
+            return RouteAction::Split;
         }
-        let (leg, sector) = mapping.whole(bio.sector.0);
+        let (child, sector) = mapping.whole(bio.sector.0);
         bio.sector.0 = sector;
-        RouteAction::ChildLane(leg)
+        RouteAction::Child(child)
     }
 
-    /// Restores the sectors of bios that came back from leg `leg`. They may include fragments,
+    /// Restores the sectors of bios that came back from child `child`. They may include fragments,
     /// whose sectors are not used any more.
     #[inline(always)]
-    pub fn up(&self, leg: usize, bios: &mut [Box<Bio>]) {
-        self.map.reverse_maps[leg].restore_sectors(bios);
+    pub fn up(&self, child: usize, bios: &mut [Box<Bio>]) {
+        self.map.reverse_maps[child].restore_sectors(bios);
     }
 }
 

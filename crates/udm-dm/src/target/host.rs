@@ -16,7 +16,7 @@ pub trait TargetHost: Send + Sync {
     /// fails; costs an atomic add.
     fn event(&self);
     /// Sends a device event. `change` formats it, only if a client listens. Never blocks.
-    fn tell(&self, change: &dyn Fn() -> StateChange) {
+    fn emit(&self, change: &dyn Fn() -> StateChange) {
         let _ = change;
     }
     /// Name of the device, for the log; its number if the name is being changed. Never blocks.

@@ -100,22 +100,22 @@ pub struct PathWatchReport {
     /// Writes and flushes past their deadline that still wait for the path.
     pub waiting: u64,
     /// Reads past their deadline that were sent to another path.
-    pub given_up: u64,
+    pub abandoned_reads: u64,
     /// Completions of the path that no request waited for any more.
-    pub late: u64,
+    pub late_completions: u64,
     /// Reads that were sent without a copy because memory was short. They must wait for the path as
     /// writes do.
-    pub bare: u64,
+    pub uncopied_reads: u64,
     /// Reads of this path that were also sent to another path.
     pub hedges: u64,
     /// Hedges that completed first on the other path.
-    pub won: u64,
+    pub hedges_won: u64,
     /// Hedges that completed first on this path.
-    pub wasted: u64,
+    pub hedges_wasted: u64,
     /// Reads that were hedged late or not at all, because the hedge budget was used up.
-    pub refused: u64,
+    pub hedges_refused: u64,
     /// Hedges beyond the budget, because the path answered nothing at all.
-    pub free: u64,
+    pub free_hedges: u64,
     /// Latency histogram of reads: upper bound and count of each bucket that is not empty.
     pub latency: Vec<(Nanos, u64)>,
     /// Sum of the latencies of these reads.
@@ -131,10 +131,10 @@ pub struct PathMaintenanceReport {
     /// How long requests are still queued, if no path is left and the time is bounded.
     pub fails_in: Option<Nanos>,
     /// The group, from 1, to which a failback is planned, and the time until then.
-    pub back: Option<(usize, Nanos)>,
+    pub failback: Option<(usize, Nanos)>,
     /// The group, from 1, that an administrator selected, while it is used although another group
     /// is better.
-    pub by_hand: Option<usize>,
+    pub manual_group: Option<usize>,
 }
 
 /// A command of an administrator for a path.

@@ -1,7 +1,7 @@
 //! The interface of snapshot targets to the control half.
 
 use crate::device_ref::DeviceRef;
-use udm_core::{Checkpoint, Growth, Sectors};
+use udm_core::{Checkpoint, GrowthPolicy, Sectors};
 
 /// State of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub struct SnapshotReport {
     /// Size of the store.
     pub total: Sectors,
     /// How the store grows; `None` if it does not grow.
-    pub growth: Option<Growth>,
+    pub growth: Option<GrowthPolicy>,
     /// The part of `used` that holds metadata.
     pub metadata: Sectors,
     /// State of the snapshot.

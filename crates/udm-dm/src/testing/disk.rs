@@ -89,7 +89,7 @@ impl TestDisk {
 
     /// From now on `verdict` decides the status of each request. A request takes effect only if the
     /// status is [`Status::Ok`].
-    pub fn judge(&self, verdict: impl FnMut(&Bio) -> Status + Send + 'static) {
+    pub fn set_verdict(&self, verdict: impl FnMut(&Bio) -> Status + Send + 'static) {
         self.state().verdict = Some(Box::new(verdict));
     }
 

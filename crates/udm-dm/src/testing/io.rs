@@ -52,14 +52,14 @@ impl TestControlIo {
 impl ControlIo for TestControlIo {
     fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
         let mut core = self.core.borrow_mut();
-        let mut errand = ControlTransfer::new(&**device, bios);
+        let mut transfer = ControlTransfer::new(&**device, bios);
         let mut lane = device.open(&mut core.cx(self.now.get()))?;
         let (mut batch, mut done) = (Batch::new(), Batch::new());
         let (mut polls, mut waits) = (0, 0);
         // Required own work of the lane is done before the lane is dropped.
-        while !errand.is_over() || lane.busy() == OwnWork::Required {
+        while !transfer.is_over() || lane.own_work() == OwnWork::Required {
             let mut cx = core.cx(self.now.get());
-            while let Some(mut bio) = errand.next() {
+            while let Some(mut bio) = transfer.next() {
                 bio.start();
                 batch.push(bio);
             }
@@ -79,17 +79,17 @@ impl ControlIo for TestControlIo {
             if polls > POLLS_MAX || waits > WAITS_MAX {
                 // Bios in flight must not be dropped, so the lane is leaked.
                 Box::leak(lane);
-                return if errand.is_over() {
-                    Ok(errand.finish())
+                return if transfer.is_over() {
+                    Ok(transfer.finish())
                 } else {
                     Err(ControlTransfer::timeout_error())
                 };
             }
             for mut bio in done.drain(..) {
                 bio.finish();
-                errand.add_completed(bio);
+                transfer.add_completed(bio);
             }
         }
-        Ok(errand.finish())
+        Ok(transfer.finish())
     }
 }

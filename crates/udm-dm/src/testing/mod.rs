@@ -29,7 +29,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A bio without data.
 #[must_use]
-pub fn bare(op: Op, sector: u64, sectors: u64) -> Box<Bio> {
+pub fn bio_without_data(op: Op, sector: u64, sectors: u64) -> Box<Bio> {
     let mut bio = Bio::new();
     (bio.op, bio.sector, bio.sectors) = (op, Sector(sector), Sectors(sectors));
     bio

@@ -27,14 +27,14 @@ pub(super) fn start(orders: &Arc<Mutex<TaskCommandQueue>>, make: TaskFactory) ->
     all.started += 1;
     all.queue.push_back(TaskCommand::Start(id, make));
     let orders = Arc::clone(orders);
-    TaskHandle::new(move |told| {
+    TaskHandle::new(move |ack| {
         let mut all = lock(&orders);
         let waits =
             all.queue.iter().position(|order| matches!(order, TaskCommand::Start(one, _) if *one == id));
         match waits {
             // The task has not started, so its start is removed.
             Some(at) => drop(all.queue.remove(at)),
-            None => all.queue.push_back(TaskCommand::Stop(id, told)),
+            None => all.queue.push_back(TaskCommand::Stop(id, ack)),
         }
     })
 }
@@ -65,9 +65,9 @@ impl RunningTask {
     /// Runs one turn. Returns true if the task is over.
     fn turn(&mut self, state: &mut CoreState, now: Nanos, stop: Option<Option<Ack>>) -> bool {
         self.call(state, now, |task, cx| task.turn(cx));
-        if let Some(told) = stop {
+        if let Some(ack) = stop {
             self.call(state, now, |task, cx| task.stop(cx));
-            drop(told);
+            drop(ack);
         }
         let mut done = Batch::new();
         for open in self.lanes.iter_mut().flatten() {
@@ -85,7 +85,7 @@ impl RunningTask {
         }
         for slot in &mut self.lanes {
             // Required own work of a lane is done before the lane is dropped.
-            slot.take_if(|open| open.closed && open.lane.busy() != OwnWork::Required);
+            slot.take_if(|open| open.closed && open.lane.own_work() != OwnWork::Required);
         }
         self.task.is_over() && self.lanes.iter().all(Option::is_none)
     }
@@ -137,8 +137,8 @@ impl TaskCx for TestTaskCx<'_> {
         Arc::clone(self.state.others())
     }
 
-    fn subscribe(&mut self, bell: &Arc<WaitQueue>) -> WaitHandle {
-        bell.subscribe(&mut self.state.cx(self.now))
+    fn subscribe(&mut self, queue: &Arc<WaitQueue>) -> WaitHandle {
+        queue.subscribe(&mut self.state.cx(self.now))
     }
 }
 
@@ -146,7 +146,7 @@ impl TestWorld {
     /// Starts the queued tasks, round robin over the cores, and gives each task one turn. Returns
     /// the number of running tasks.
     pub fn run_tasks(&mut self) -> usize {
-        let orders = std::mem::take(&mut lock(&self.mail.orders).queue);
+        let orders = std::mem::take(&mut lock(&self.test_cores.orders).queue);
         let mut stops = Vec::new();
         for order in orders {
             match order {
@@ -155,7 +155,7 @@ impl TestWorld {
                     let owner = self.cores[core].new_owner();
                     self.tasks.push(RunningTask { id, core, task: make(), owner, lanes: Vec::new() });
                 }
-                TaskCommand::Stop(id, told) => stops.push((id, told)),
+                TaskCommand::Stop(id, ack) => stops.push((id, ack)),
             }
         }
         let mut tasks = std::mem::take(&mut self.tasks);

@@ -13,7 +13,7 @@ use udm_core::{
 /// Cores on one thread, stepped by hand.
 pub struct TestWorld {
     pub(super) cores: Vec<CoreState>,
-    pub(super) mail: Arc<TestCores>,
+    pub(super) test_cores: Arc<TestCores>,
     pub(super) tasks: Vec<RunningTask>,
     in_turn: Arc<AtomicBool>,
     /// The current time; the test advances it.
@@ -55,12 +55,12 @@ impl TestWorld {
     #[must_use]
     pub fn new(cores: usize) -> TestWorld {
         let boxes = (0..cores).map(|_| Mutex::default()).collect();
-        let mail = Arc::new(TestCores { boxes, orders: Arc::default() });
-        let others = || Arc::<TestCores>::clone(&mail) as Arc<dyn Cores>;
+        let test_cores = Arc::new(TestCores { boxes, orders: Arc::default() });
+        let others = || Arc::<TestCores>::clone(&test_cores) as Arc<dyn Cores>;
         let state = |n: usize| CoreState::new(CoreId(n as u16), cores, n as u64, None).with_cores(others());
         TestWorld {
             cores: (0..cores).map(state).collect(),
-            mail,
+            test_cores,
             tasks: Vec::new(),
             in_turn: Arc::default(),
             now: Nanos(0),
@@ -71,7 +71,7 @@ impl TestWorld {
     /// The inboxes, for senders of commands.
     #[must_use]
     pub fn cores(&self) -> Arc<TestCores> {
-        Arc::clone(&self.mail)
+        Arc::clone(&self.test_cores)
     }
 
     /// True during the turn of a core. Tests use it to check that an action does not happen on a
@@ -100,14 +100,14 @@ impl TestWorld {
     /// True if messages wait for `core`.
     #[must_use]
     pub fn has_messages(&self, core: usize) -> bool {
-        !lock(&self.mail.boxes[core]).is_empty()
+        !lock(&self.test_cores.boxes[core]).is_empty()
     }
 
     /// Delivers the messages that wait for `core` to the inboxes of its lanes.
     pub fn deliver(&mut self, core: usize) {
         loop {
-            let next = lock(&self.mail.boxes[core]).pop_front();
-            let ports = self.cores[core].ports();
+            let next = lock(&self.test_cores.boxes[core]).pop_front();
+            let ports = self.cores[core].inboxes();
             match next {
                 Some((device, Some(command))) => ports.deliver(device, &command),
                 Some((id, None)) => ports.wake_up(id),

@@ -76,7 +76,7 @@ impl LayeredTarget {
         self.shared.says(what, &self.place);
         // If the target was live already, this resume may end a cancelled suspend.
         let comes = what == "resume" && !self.is_top && !self.is_live();
-        if what == "gone" || comes {
+        if what == "retired" || comes {
             assert_eq!(self.shared.in_flight.load(Relaxed), 0, "{what} while something is in flight");
         }
     }
@@ -145,7 +145,7 @@ impl Target for LayeredTarget {
     }
 
     fn retired(&self) {
-        self.hook("gone");
+        self.hook("retired");
         if !self.is_top {
             self.shared.live.lock().unwrap().retain(|name| *name != self.place.name());
         }

@@ -132,7 +132,7 @@ impl AdmissionSlot {
     }
 
     /// Records that the client has sent something.
-    pub(super) fn talks(&self) {
+    pub(super) fn mark_active(&self) {
         if self.stage.load(Ordering::Relaxed) == QUIET {
             self.stage.store(TALKING, Ordering::Relaxed);
         }
@@ -175,7 +175,7 @@ impl AdmissionSlot {
     }
 
     /// Records that the client has disconnected, although requests of it may be in flight.
-    pub(super) fn orphan(&mut self) {
+    pub(super) fn mark_client_gone(&mut self) {
         if self.life == SlotUse::Connected {
             self.life = SlotUse::Orphan;
             self.counters.orphans.fetch_add(1, Ordering::Relaxed);
@@ -290,7 +290,7 @@ mod tests {
         for (i, (_, fd)) in sockets.iter().enumerate() {
             let place = c.place(fd, &mut handshake_slots, &options, 0).unwrap();
             if i == 0 {
-                place.talks();
+                place.mark_active();
             }
             places.push(place);
         }
@@ -321,7 +321,7 @@ mod tests {
         }
         assert_eq!((c.read().connections, c.read().handshakes, c.read().refused), (6, 2, 2));
         // A client that disconnects frees its slot for the next one.
-        places[0].orphan();
+        places[0].mark_client_gone();
         assert!(places[3].serve(DeviceId::new(), &options).is_ok());
         assert_eq!((c.read().connections, c.read().orphans), (5, 1));
         drop(places);

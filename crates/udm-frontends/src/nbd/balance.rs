@@ -158,7 +158,7 @@ pub(super) struct BalancedClient {
 impl BalancedClient {
     /// Adds a client to the core of `cx`, which it does not leave for `stay`.
     pub(super) fn new(cx: &mut FrontCx<'_, '_>, stay: Nanos) -> BalancedClient {
-        let (begun, spent) = (cx.now(), cx.spent());
+        let (begun, spent) = (cx.now(), cx.cpu_time());
         let core = cx.local(|| CoreLoadWindow {
             begun: Cell::new(begun),
             spent: Cell::new(spent),
@@ -212,7 +212,7 @@ impl BalancedClient {
 impl CoreLoadWindow {
     /// Closes the window and begins the next.
     fn close(&self, counters: &ServerCounters, cx: &mut FrontCx<'_, '_>) {
-        let (now, spent) = (cx.now(), cx.spent());
+        let (now, spent) = (cx.now(), cx.cpu_time());
         let length = now.since(self.begun.replace(now));
         let part = spent.since(self.spent.replace(spent)).0 * u64::from(FULL) / length.0.max(1);
         let clients = self.clients.borrow();

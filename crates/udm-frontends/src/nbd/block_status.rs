@@ -21,7 +21,7 @@ const QUEUE_MAX: usize = 256;
 /// Limit of devices queried at a time. Threads that hang count.
 const DEVICES_MAX: usize = 64;
 /// Time that a device's thread waits for more queries.
-const LINGER: Duration = Duration::from_secs(2);
+const IDLE_TIME: Duration = Duration::from_secs(2);
 
 /// A query of a device, answered when it is dropped.
 pub(super) struct BlockStatusQuery {
@@ -32,7 +32,7 @@ pub(super) struct BlockStatusQuery {
     pub(super) contexts: Arc<[MetaContext]>,
     /// Limit of runs of sectors in the answer of each context.
     pub(super) max: usize,
-    pub(super) cluster: Arc<CoreSet>,
+    pub(super) core_set: Arc<CoreSet>,
     pub(super) core: CoreId,
     /// Connection and request that are answered.
     pub(super) connection: u64,
@@ -64,7 +64,7 @@ impl Drop for BlockStatusQuery {
             found.push(vec![(self.len, context.unknown())]);
         }
         let message = BlockStatusAnswer { connection: self.connection, key: self.key, found };
-        self.cluster.send_message(self.core, self.device.id(), Box::new(message));
+        self.core_set.send_message(self.core, self.device.id(), Box::new(message));
     }
 }
 
@@ -80,19 +80,19 @@ pub(super) enum BlockStatusWorker {
 impl BlockStatusWorker {
     /// Starts the thread that dispatches queries.
     pub(super) fn start() -> io::Result<BlockStatusWorker> {
-        let (sender, surveys) = sync_channel(QUEUE_MAX);
+        let (sender, queries) = sync_channel(QUEUE_MAX);
         std::thread::Builder::new()
-            .name("udm-nbd-survey".to_owned())
-            .spawn(move || dispatch_queries(&surveys))?;
+            .name("udm-nbd-status".to_owned())
+            .spawn(move || dispatch_queries(&queries))?;
         Ok(BlockStatusWorker::Thread(sender))
     }
 
     /// Queues a query.
-    pub(super) fn ask(&self, survey: BlockStatusQuery) {
+    pub(super) fn ask(&self, query: BlockStatusQuery) {
         match self {
             // A query that does not fit is returned and dropped, which answers it.
-            BlockStatusWorker::Thread(surveys) => drop(surveys.try_send(survey)),
-            BlockStatusWorker::ByHand(surveys) => lock(surveys).push(survey),
+            BlockStatusWorker::Thread(queries) => drop(queries.try_send(query)),
+            BlockStatusWorker::ByHand(queries) => lock(queries).push(query),
         }
     }
 
@@ -100,24 +100,24 @@ impl BlockStatusWorker {
     pub(super) fn waiting(&self) -> usize {
         match self {
             BlockStatusWorker::Thread(_) => 0,
-            BlockStatusWorker::ByHand(surveys) => lock(surveys).len(),
+            BlockStatusWorker::ByHand(queries) => lock(queries).len(),
         }
     }
 
     /// Executes the `nth` waiting query. If `asks` is false, drops it, as if the queue were full.
     pub(super) fn do_one(&self, nth: usize, asks: bool) {
-        let BlockStatusWorker::ByHand(surveys) = self else { return };
-        let mut surveys = lock(surveys);
-        let survey = (nth < surveys.len()).then(|| surveys.remove(nth));
-        drop(surveys);
-        if let Some(survey) = survey.filter(|_| asks) {
-            survey.ask();
+        let BlockStatusWorker::ByHand(queries) = self else { return };
+        let mut queries = lock(queries);
+        let query = (nth < queries.len()).then(|| queries.remove(nth));
+        drop(queries);
+        if let Some(query) = query.filter(|_| asks) {
+            query.ask();
         }
     }
 }
 
-fn lock(surveys: &Mutex<Vec<BlockStatusQuery>>) -> MutexGuard<'_, Vec<BlockStatusQuery>> {
-    surveys.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(queries: &Mutex<Vec<BlockStatusQuery>>) -> MutexGuard<'_, Vec<BlockStatusQuery>> {
+    queries.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The dispatcher's handle to a device's thread.
@@ -126,42 +126,42 @@ struct DeviceThread {
     alive: Weak<()>,
 }
 
-fn dispatch_queries(surveys: &Receiver<BlockStatusQuery>) {
+fn dispatch_queries(queries: &Receiver<BlockStatusQuery>) {
     let mut device_threads: HashMap<DeviceId, DeviceThread> = HashMap::new();
-    while let Ok(survey) = surveys.recv() {
-        let device = survey.device.id();
-        let mut survey = Some(survey);
-        if let Some(asker) = device_threads.get(&device)
-            && let Some(now) = survey.take()
-            && let Err(TrySendError::Disconnected(back)) = asker.queue.try_send(now)
+    while let Ok(query) = queries.recv() {
+        let device = query.device.id();
+        let mut query = Some(query);
+        if let Some(device_thread) = device_threads.get(&device)
+            && let Some(now) = query.take()
+            && let Err(TrySendError::Disconnected(back)) = device_thread.queue.try_send(now)
         {
             // The device's thread has just ended.
-            survey = Some(back);
+            query = Some(back);
         }
-        let Some(survey) = survey else { continue };
-        begin(device, survey, &mut device_threads);
+        let Some(query) = query else { continue };
+        begin(device, query, &mut device_threads);
     }
 }
 
-fn begin(device: DeviceId, survey: BlockStatusQuery, device_threads: &mut HashMap<DeviceId, DeviceThread>) {
-    device_threads.retain(|_, asker| asker.alive.strong_count() > 0);
+fn begin(device: DeviceId, query: BlockStatusQuery, device_threads: &mut HashMap<DeviceId, DeviceThread>) {
+    device_threads.retain(|_, device_thread| device_thread.alive.strong_count() > 0);
     if device_threads.len() >= DEVICES_MAX {
         return;
     }
-    let (queue, surveys) = sync_channel(QUEUE_MAX);
+    let (queue, queries) = sync_channel(QUEUE_MAX);
     let life = Arc::new(());
     let alive = Arc::downgrade(&life);
     // The new queue is not full. If no thread can be started, the query is dropped with the queue.
-    let _ = queue.try_send(survey);
+    let _ = queue.try_send(query);
     let thread = std::thread::Builder::new().name("udm-nbd-extents".to_owned());
-    if thread.spawn(move || serve_device(&surveys, life)).is_ok() {
+    if thread.spawn(move || serve_device(&queries, life)).is_ok() {
         device_threads.insert(device, DeviceThread { queue, alive });
     }
 }
 
-fn serve_device(surveys: &Receiver<BlockStatusQuery>, life: Arc<()>) {
-    while let Ok(survey) = surveys.recv_timeout(LINGER) {
-        survey.ask();
+fn serve_device(queries: &Receiver<BlockStatusQuery>, life: Arc<()>) {
+    while let Ok(query) = queries.recv_timeout(IDLE_TIME) {
+        query.ask();
     }
     drop(life);
 }

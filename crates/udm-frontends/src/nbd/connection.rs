@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::ECANCELED;
 use udm_core::{Batch, BioFlags, BioPool, BufPool, CoreId, Nanos, Segments};
-use udm_runtime::{CoreSet, DeviceSlot, Done, FrontCx, FrontEnd, RingOp};
+use udm_runtime::{CoreSet, DeviceSlot, FrontCx, FrontEnd, RingCompletion, RingOp};
 use udm_wire::nbd::Request;
 
 const RECV: u64 = 0;
@@ -64,7 +64,7 @@ pub(super) struct Connection {
     /// `None` when nothing more is received or sent, so that a connection without a client keeps no
     /// descriptor.
     fd: Option<Arc<OwnedFd>>,
-    pub(super) cluster: Arc<CoreSet>,
+    pub(super) core_set: Arc<CoreSet>,
     exports: Arc<Exports>,
     options: ServerOptions,
     pub(super) phase: ConnectionPhase,
@@ -87,7 +87,7 @@ pub(super) struct Connection {
     /// Membership in the range locks of the device; `None` if this connection cannot write.
     pub(super) lock_member: Option<LockMember>,
     /// Requests that wait for a range lock or for another request of this connection, in order.
-    pub(super) parked: VecDeque<usize>,
+    pub(super) blocked: VecDeque<usize>,
     pub(super) bios: BioPool,
     /// Buffers of reads. Only devices write into them. So if a device does not fill a read, the
     /// client gets zeroes or data that it has read before.
@@ -114,7 +114,7 @@ pub(super) struct Connection {
     active_at: Nanos,
     /// Times of the next check for idleness and of the next check of the wait for memory.
     trim_at: Nanos,
-    patience_at: Nanos,
+    wait_limit_at: Nanos,
     /// The connection keeps memory for reuse.
     has_reusable_memory: bool,
     /// The client has ended its stream.
@@ -129,7 +129,7 @@ pub(super) struct Connection {
     pub(super) ending: bool,
     /// Requests of the export fail.
     pub(super) failing: bool,
-    ops: Vec<Done>,
+    ops: Vec<RingCompletion>,
     /// Time of the current turn, and the requests taken in it.
     turn: Nanos,
     taken: usize,
@@ -146,7 +146,7 @@ fn next_id() -> u64 {
 impl Connection {
     pub(super) fn new(
         fd: Arc<OwnedFd>,
-        cluster: Arc<CoreSet>,
+        core_set: Arc<CoreSet>,
         block_status_worker: BlockStatusWorker,
         exports: Arc<Exports>,
         mut options: ServerOptions,
@@ -157,7 +157,7 @@ impl Connection {
         options.bytes_max = options.bytes_max.max(1);
         Connection {
             fd: Some(fd),
-            cluster,
+            core_set,
             exports,
             admission_slot,
             phase: ConnectionPhase::Handshake(Handshake::default()),
@@ -176,7 +176,7 @@ impl Connection {
             arriving: None,
             pending: slab::Slab::new(),
             lock_member: None,
-            parked: VecDeque::new(),
+            blocked: VecDeque::new(),
             bios: BioPool::new(options.requests_max),
             reads: BufPool::new(options.bytes_max),
             writes: BufPool::new(options.bytes_max),
@@ -191,7 +191,7 @@ impl Connection {
             client_at: Nanos(0),
             active_at: Nanos(0),
             trim_at: Nanos::NEVER,
-            patience_at: Nanos::NEVER,
+            wait_limit_at: Nanos::NEVER,
             has_reusable_memory: false,
             read_eof: false,
             pending_move: None,
@@ -208,14 +208,14 @@ impl Connection {
 
     // ---- receiving and sending ----
 
-    fn received(&mut self, done: Done) {
+    fn received(&mut self, done: RingCompletion) {
         self.receiving = false;
         if matches!(self.phase, ConnectionPhase::Dead) {
             return recycle(done.data, &mut self.writes);
         }
         match done.result {
             Ok(n) if n > 0 => {
-                self.admission_slot.talks();
+                self.admission_slot.mark_active();
                 self.rx.arrived(n as usize, done.data);
             }
             Ok(_) => {
@@ -224,7 +224,7 @@ impl Connection {
                 match self.phase {
                     ConnectionPhase::Serving if self.is_cut() => self.phase = ConnectionPhase::Dead,
                     ConnectionPhase::Serving => {
-                        (self.phase, self.read_eof) = (ConnectionPhase::Draining, true)
+                        (self.phase, self.read_eof) = (ConnectionPhase::Draining, true);
                     }
                     ConnectionPhase::Handshake(_) => self.phase = ConnectionPhase::Dead,
                     ConnectionPhase::Draining | ConnectionPhase::Dead | ConnectionPhase::Moved => {}
@@ -249,7 +249,7 @@ impl Connection {
         poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
-    fn sent(&mut self, done: Done, cx: &mut FrontCx<'_, '_>) {
+    fn sent(&mut self, done: RingCompletion, cx: &mut FrontCx<'_, '_>) {
         self.sending = false;
         let dead = matches!(self.phase, ConnectionPhase::Dead);
         let n = match done.result {
@@ -363,7 +363,7 @@ impl Connection {
             self.abandon_parked();
         }
         if (over || self.read_eof) && !self.pending.is_empty() {
-            self.admission_slot.orphan();
+            self.admission_slot.mark_client_gone();
         }
         if !over {
             return;
@@ -460,7 +460,7 @@ impl FrontEnd for Connection {
             }
             ConnectionPhase::Handshake(_) => self.phase = ConnectionPhase::Dead,
             ConnectionPhase::Dead => {}
-            ConnectionPhase::Moved => return self.let_go(cx),
+            ConnectionPhase::Moved => return self.close_moved(cx),
         }
         self.pump(cx);
     }

@@ -108,7 +108,7 @@ impl Export {
     }
 
     /// Counters of `core` for the device.
-    pub(super) fn served_on(&self, core: CoreId) -> Arc<CachePadded<CoreIoCounters>> {
+    pub(super) fn io_counters_on(&self, core: CoreId) -> Arc<CachePadded<CoreIoCounters>> {
         self.exported_device.served.on(core)
     }
 
@@ -134,7 +134,7 @@ impl Export {
 /// Makes requests of an export's clients fail while it is held ([`Exports::fail`]).
 pub struct FailRequestsGuard {
     export: Arc<Export>,
-    cluster: Weak<CoreSet>,
+    core_set: Weak<CoreSet>,
 }
 
 /// Message: connections check whether their requests fail.
@@ -143,10 +143,10 @@ pub(super) struct FailMessage;
 impl FailRequestsGuard {
     /// Notifies connections after a change. A connection that subscribes meanwhile reads the new
     /// state.
-    fn tell(&self) {
-        let Some(cluster) = self.cluster.upgrade() else { return };
-        for core in 0..cluster.len() {
-            cluster.send_message(CoreId(core as u16), self.export.device.id(), Box::new(FailMessage));
+    fn notify(&self) {
+        let Some(core_set) = self.core_set.upgrade() else { return };
+        for core in 0..core_set.len() {
+            core_set.send_message(CoreId(core as u16), self.export.device.id(), Box::new(FailMessage));
         }
     }
 }
@@ -154,7 +154,7 @@ impl FailRequestsGuard {
 impl Drop for FailRequestsGuard {
     fn drop(&mut self) {
         self.export.failing.fetch_sub(1, Ordering::SeqCst);
-        self.tell();
+        self.notify();
     }
 }
 
@@ -318,7 +318,7 @@ pub struct Exports {
     exported_devices: Mutex<HashMap<DeviceId, Weak<ExportedDevice>>>,
     closed: ClosedHook,
     /// The cores that serve the exports.
-    cluster: OnceLock<Weak<CoreSet>>,
+    core_set: OnceLock<Weak<CoreSet>>,
 }
 
 impl Exports {
@@ -329,19 +329,19 @@ impl Exports {
     }
 
     /// Sets the cores that serve the exports. Only the first call has an effect.
-    pub(super) fn served_on(&self, cluster: &Arc<CoreSet>) {
-        let _ = self.cluster.set(Arc::downgrade(cluster));
+    pub(super) fn set_core_set(&self, core_set: &Arc<CoreSet>) {
+        let _ = self.core_set.set(Arc::downgrade(core_set));
     }
 
     /// Makes all requests of the clients of `export` fail with EIO while the returned guard is
     /// held. This includes requests in flight, which fail at once. The device keeps those, with
     /// their memory, until it completes them; a write may still be executed.
     #[must_use = "requests fail while it is held"]
-    pub fn fail(&self, export: &Arc<Export>) -> FailRequestsGuard {
+    pub fn fail_requests(&self, export: &Arc<Export>) -> FailRequestsGuard {
         export.failing.fetch_add(1, Ordering::SeqCst);
-        let cluster = self.cluster.get().cloned().unwrap_or_default();
-        let failing = FailRequestsGuard { export: Arc::clone(export), cluster };
-        failing.tell();
+        let core_set = self.core_set.get().cloned().unwrap_or_default();
+        let failing = FailRequestsGuard { export: Arc::clone(export), core_set };
+        failing.notify();
         failing
     }
 
@@ -417,7 +417,7 @@ impl Exports {
     /// As [`Exports::get`], but counts a user while the list is locked. So after
     /// [`Exports::remove`], the number of users cannot grow.
     #[must_use]
-    pub fn hold(&self, name: &str) -> Option<ExportRef> {
+    pub fn acquire(&self, name: &str) -> Option<ExportRef> {
         let list = self.list();
         let export = list.find(name)?;
         export.users.fetch_add(1, Ordering::Relaxed);
@@ -439,7 +439,7 @@ impl Exports {
 
     /// Returns up to `count` exports, in order, from position `from` on. Also returns the position
     /// after them if there may be more.
-    pub(super) fn some(&self, from: u64, count: usize) -> (Vec<Arc<Export>>, Option<u64>) {
+    pub(super) fn page(&self, from: u64, count: usize) -> (Vec<Arc<Export>>, Option<u64>) {
         let list = self.list();
         let some: Vec<_> = list.ordered.range(from..).take(count).collect();
         let next = some.last().filter(|_| some.len() == count).map(|(place, _)| *place + 1);

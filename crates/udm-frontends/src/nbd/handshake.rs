@@ -134,7 +134,7 @@ impl Handshake {
 
     /// Lists some exports from position `from` on, and ends the answer after the last one.
     fn list(&mut self, from: u64, out: &mut Vec<u8>, exports: &Exports) {
-        let (some, next) = exports.some(from, LISTED_A_STEP);
+        let (some, next) = exports.page(from, LISTED_A_STEP);
         some.iter().for_each(|export| put_server(out, &export.name(), export.description()));
         self.listing = next;
         if next.is_none() {
@@ -176,7 +176,7 @@ impl Handshake {
         exports: &Exports,
         open: OpenDeviceFn<'_>,
     ) -> HandshakeStep {
-        let Some(export) = exports.hold(name) else {
+        let Some(export) = exports.acquire(name) else {
             tracing::info!("nbd: a client asked for the unknown export {name:?}");
             return HandshakeStep::Close;
         };
@@ -197,7 +197,7 @@ impl Handshake {
         exports: &Exports,
         open: OpenDeviceFn<'_>,
     ) -> HandshakeStep {
-        let Some(export) = export_or_error(OPT_GO, &request.name, out, exports.hold(&request.name)) else {
+        let Some(export) = export_or_error(OPT_GO, &request.name, out, exports.acquire(&request.name)) else {
             return HandshakeStep::Answered;
         };
         if let Err(e) = open(&export) {

@@ -227,7 +227,7 @@ fn a_long_list_is_told_in_parts() {
         let before = out.len();
         match handshake.step(&mut input, &mut out, &exports, &mut |_| Ok(())) {
             HandshakeStep::Answered => {
-                assert!(out.len() - before < 1024, "{} bytes in a step", out.len() - before)
+                assert!(out.len() - before < 1024, "{} bytes in a step", out.len() - before);
             }
             HandshakeStep::Close => break,
             HandshakeStep::More | HandshakeStep::Begin(_) => panic!("at byte {before}"),

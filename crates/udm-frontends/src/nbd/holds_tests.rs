@@ -67,7 +67,7 @@ struct ModelConnection {
     script: VecDeque<ClientAction>,
     member: Option<LockMember>,
     requests: Vec<ModelWrite>,
-    parked: VecDeque<usize>,
+    blocked: VecDeque<usize>,
     leaving: bool,
     over: bool,
 }
@@ -83,7 +83,7 @@ struct LockModel {
 /// Possible next events.
 #[derive(Clone, Copy, Debug)]
 enum ModelEvent {
-    Letter(usize),
+    Message(usize),
     Script(usize),
     Io(usize, usize),
 }
@@ -98,7 +98,7 @@ impl LockModel {
             script: script.iter().copied().collect(),
             member: None,
             requests: Vec::new(),
-            parked: VecDeque::new(),
+            blocked: VecDeque::new(),
             leaving: false,
             over: false,
         });
@@ -115,7 +115,7 @@ impl LockModel {
         let mut moves = Vec::new();
         for (core, inbox) in self.inboxes.0.lock().unwrap().iter().enumerate() {
             if !inbox.is_empty() {
-                moves.push(ModelEvent::Letter(core));
+                moves.push(ModelEvent::Message(core));
             }
         }
         for (i, c) in self.connections.iter().enumerate().filter(|(_, c)| !c.over) {
@@ -130,7 +130,7 @@ impl LockModel {
 
     fn make(&mut self, what: ModelEvent) {
         match what {
-            ModelEvent::Letter(core) => self.deliver(core),
+            ModelEvent::Message(core) => self.deliver(core),
             ModelEvent::Script(i) => self.act(i),
             ModelEvent::Io(i, key) => self.io(i, key),
         }
@@ -167,12 +167,12 @@ impl LockModel {
                 });
                 let key = c.requests.len() - 1;
                 if !self.admit(i, key) {
-                    self.connections[i].parked.push_back(key);
+                    self.connections[i].blocked.push_back(key);
                 }
             }
             Some(ClientAction::Leave) => {
                 c.leaving = true;
-                c.parked.clear();
+                c.blocked.clear();
                 for (key, request) in c.requests.iter_mut().enumerate() {
                     if request.stage == WriteStage::Parked {
                         request.stage = WriteStage::Done;
@@ -204,10 +204,10 @@ impl LockModel {
     }
 
     fn resume(&mut self, i: usize) {
-        while let Some(&key) = self.connections[i].parked.front()
+        while let Some(&key) = self.connections[i].blocked.front()
             && self.admit(i, key)
         {
-            self.connections[i].parked.pop_front();
+            self.connections[i].blocked.pop_front();
         }
     }
 
@@ -238,7 +238,7 @@ impl LockModel {
             let ModelConnection { member, requests, .. } = c;
             let member = member.as_mut().unwrap();
             member.release(key);
-            member.ended(|range| requests.iter().any(|r| r.in_flight() && overlap(&r.blocks(), range)));
+            member.write_ended(|range| requests.iter().any(|r| r.in_flight() && overlap(&r.blocks(), range)));
             self.end(i);
         }
     }
@@ -277,7 +277,7 @@ impl LockModel {
             u64::MAX.hash(&mut hash);
         }
         for c in &self.connections {
-            (c.script.len(), &c.parked, c.leaving, c.over).hash(&mut hash);
+            (c.script.len(), &c.blocked, c.leaving, c.over).hash(&mut hash);
             for r in &c.requests {
                 (r.mark, &r.stage).hash(&mut hash);
             }
@@ -290,7 +290,7 @@ impl LockModel {
         }
         let state = self.range_locks.state();
         for hold in state.active.iter().chain(&state.waiting) {
-            (hold.id.0, hold.told.len()).hash(&mut hash);
+            (hold.id.0, hold.informed.len()).hash(&mut hash);
         }
         state.members.hash(&mut hash);
         hash.finish()

@@ -47,7 +47,7 @@ pub struct NbdServer {
 }
 
 struct ServerShared {
-    cluster: Arc<CoreSet>,
+    core_set: Arc<CoreSet>,
     block_status_worker: BlockStatusWorker,
     exports: Arc<Exports>,
     options: ServerOptions,
@@ -67,18 +67,18 @@ fn descriptor_limit() -> usize {
 }
 
 impl NbdServer {
-    /// Serves `exports` on the cores of `cluster` and listens on all addresses of `listen`, which
+    /// Serves `exports` on the cores of `core_set` and listens on all addresses of `listen`, which
     /// may be empty ([`NbdServer::adopt`]).
     ///
     /// # Errors
     /// An address is not available; the error names it. Then nothing listens.
     pub fn start(
-        cluster: &Arc<CoreSet>,
+        core_set: &Arc<CoreSet>,
         exports: Arc<Exports>,
         options: ServerOptions,
         listen: &[ListenAddress],
     ) -> io::Result<NbdServer> {
-        NbdServer::start_with(cluster, exports, options, listen, Vec::new())
+        NbdServer::start_with(core_set, exports, options, listen, Vec::new())
     }
 
     /// As [`NbdServer::start`], and also on the open, listening sockets `given`. Their paths stay
@@ -87,7 +87,7 @@ impl NbdServer {
     /// # Errors
     /// As [`NbdServer::start`]; also if a descriptor is no socket of one of these kinds.
     pub fn start_with(
-        cluster: &Arc<CoreSet>,
+        core_set: &Arc<CoreSet>,
         exports: Arc<Exports>,
         options: ServerOptions,
         listen: &[ListenAddress],
@@ -107,7 +107,7 @@ impl NbdServer {
             })
             .collect();
         let shared = ServerShared::new(
-            cluster,
+            core_set,
             BlockStatusWorker::start()?,
             exports,
             options.within(descriptor_limit()),
@@ -123,28 +123,29 @@ impl NbdServer {
     }
 
     /// Creates a server for the simulator: it does not listen and has no thread. The simulator
-    /// executes its block-status queries ([`NbdServer::survey`]).
+    /// executes its block-status queries ([`NbdServer::run_query`]).
     ///
     /// # Errors
     /// No eventfd is available.
     pub fn stepped(
-        cluster: &Arc<CoreSet>,
+        core_set: &Arc<CoreSet>,
         exports: Arc<Exports>,
         options: ServerOptions,
     ) -> io::Result<NbdServer> {
-        let shared = ServerShared::new(cluster, BlockStatusWorker::ByHand(Arc::default()), exports, options)?;
+        let shared =
+            ServerShared::new(core_set, BlockStatusWorker::ByHand(Arc::default()), exports, options)?;
         Ok(NbdServer { shared, bound: Vec::new(), thread: None })
     }
 
     /// Number of waiting block-status queries of a stepped server.
     #[must_use]
-    pub fn surveys(&self) -> usize {
+    pub fn pending_queries(&self) -> usize {
         self.shared.block_status_worker.waiting()
     }
 
     /// Executes the `nth` waiting block-status query of a stepped server. If `asks` is false, drops
     /// it, as if the queue were full.
-    pub fn survey(&self, nth: usize, asks: bool) {
+    pub fn run_query(&self, nth: usize, asks: bool) {
         self.shared.block_status_worker.do_one(nth, asks);
     }
 
@@ -184,12 +185,12 @@ impl NbdServer {
     /// Moves each served client to the next core, without effects that it can see. A client whose
     /// request takes too long stays on its core.
     pub fn rotate(&self) {
-        let cluster = &self.shared.cluster;
+        let core_set = &self.shared.core_set;
         let mut devices: Vec<_> = self.shared.exports.all().iter().map(|e| e.device().id()).collect();
         devices.sort_unstable();
         devices.dedup();
-        for (device, core) in devices.into_iter().flat_map(|d| (0..cluster.len()).map(move |c| (d, c))) {
-            cluster.send_message(CoreId(core as u16), device, Box::new(MoveMessage::Rotate));
+        for (device, core) in devices.into_iter().flat_map(|d| (0..core_set.len()).map(move |c| (d, c))) {
+            core_set.send_message(CoreId(core as u16), device, Box::new(MoveMessage::Rotate));
         }
     }
 
@@ -211,18 +212,18 @@ impl Drop for NbdServer {
 
 impl ServerShared {
     fn new(
-        cluster: &Arc<CoreSet>,
+        core_set: &Arc<CoreSet>,
         block_status_worker: BlockStatusWorker,
         exports: Arc<Exports>,
         options: ServerOptions,
     ) -> io::Result<Arc<ServerShared>> {
-        exports.served_on(cluster);
+        exports.set_core_set(core_set);
         Ok(Arc::new(ServerShared {
-            cluster: cluster.clone(),
+            core_set: core_set.clone(),
             block_status_worker,
             exports,
             options,
-            counters: ServerCounters::new(cluster.len()),
+            counters: ServerCounters::new(core_set.len()),
             admission: Mutex::default(),
             stopping: AtomicBool::new(false),
             accept_errors: AtomicUsize::new(0),
@@ -294,13 +295,13 @@ impl ServerShared {
             self.counters.place(&fd, handshake_slots, &self.options, *turn)
         };
         let Some(place) = place else { return false };
-        let (cluster, block_status_worker) = (self.cluster.clone(), self.block_status_worker.clone());
+        let (core_set, block_status_worker) = (self.core_set.clone(), self.block_status_worker.clone());
         let (exports, options) = (self.exports.clone(), self.options.clone());
         let core = place.core();
         let make = Box::new(move || {
-            Box::new(Connection::new(fd, cluster, block_status_worker, exports, options, place)) as _
+            Box::new(Connection::new(fd, core_set, block_status_worker, exports, options, place)) as _
         });
-        self.cluster.attach(core, make);
+        self.core_set.attach(core, make);
         true
     }
 }

@@ -35,7 +35,7 @@ pub(super) const FLOOR: usize = 640 << 10;
 struct DeviceShare {
     held: Cell<usize>,
     /// The part held by connections with requests in flight, which a device that hangs keeps.
-    under_way: Cell<usize>,
+    in_flight: Cell<usize>,
 }
 
 /// Memory of one connection.
@@ -46,7 +46,7 @@ pub(super) struct HeldMemory {
     /// A payload is arriving, and it must be possible to complete it.
     pub(super) midway: bool,
     /// Requests are in flight.
-    pub(super) under_way: bool,
+    pub(super) in_flight: bool,
 }
 
 impl HeldMemory {
@@ -56,7 +56,7 @@ impl HeldMemory {
 
     /// The part that the device may keep forever.
     fn with_device(self) -> usize {
-        if self.under_way { self.beyond_floor() } else { 0 }
+        if self.in_flight { self.beyond_floor() } else { 0 }
     }
 }
 
@@ -64,7 +64,7 @@ impl DeviceShare {
     /// Replaces a connection's part.
     fn change(&self, before: HeldMemory, now: HeldMemory) {
         self.held.set(self.held.get() - before.beyond_floor() + now.beyond_floor());
-        self.under_way.set(self.under_way.get() - before.with_device() + now.with_device());
+        self.in_flight.set(self.in_flight.get() - before.with_device() + now.with_device());
     }
 }
 
@@ -112,7 +112,7 @@ impl CoreMemoryBudget {
     /// The first in line that may exceed the budget, if the budget is not exceeded already.
     fn next(&self) -> Option<FrontKey> {
         let line = self.line.borrow();
-        line.iter().find(|(_, share)| share.under_way.get() <= self.free()).map(|(front, _)| *front)
+        line.iter().find(|(_, share)| share.in_flight.get() <= self.free()).map(|(front, _)| *front)
     }
 
     fn leave(&self, front: FrontKey) {
@@ -145,7 +145,7 @@ impl MemoryLease {
         let mine = held.beyond_floor();
         let before = self.held.beyond_floor();
         let free = core.max.get().saturating_sub(core.used.get() - before + mine);
-        let with_device = self.share.under_way.get() - self.held.with_device() + held.with_device();
+        let with_device = self.share.in_flight.get() - self.held.with_device() + held.with_device();
         if core.pass.get() == Some(self.me) && (held.midway || (free > 0 && with_device <= free)) {
             return usize::MAX;
         }
@@ -237,10 +237,10 @@ impl MemoryLease {
 
     /// Returns true if others have waited too long and this connection holds memory that they could
     /// use.
-    pub(super) fn blocks_waiters(&self, patience: Nanos, now: Nanos) -> bool {
+    pub(super) fn blocks_waiters(&self, wait_limit: Nanos, now: Nanos) -> bool {
         let since = self.core.stuck_since.get();
         since != Nanos::NEVER
-            && since + patience <= now
+            && since + wait_limit <= now
             && (self.held.bytes > FLOOR || self.core.pass.get() == Some(self.me))
     }
 }

@@ -9,10 +9,10 @@
 //!   as for any two requests in flight together. FUA makes the request durable as any other: each
 //!   of its writes has FUA, or a flush follows.
 //!
-//! A request that waits for a range lock, its own or another, is *parked* and has no bio yet.
+//! A request that waits for a range lock, its own or another, is *blocked* and has no bio yet.
 //! Parked requests of a connection continue in their order. While a suspended device delays a
-//! request, the request keeps its range lock. A connection that ends drops its parked requests, and
-//! releases its range locks when its requests in flight have completed.
+//! request, the request keeps its range lock. A connection that ends drops its blocked requests,
+//! and releases its range locks when its requests in flight have completed.
 
 use super::connection::Connection;
 use super::range_locks::{LockEvent, LockMember, RangeLockMessage};
@@ -138,7 +138,7 @@ impl PartialBlocks {
 }
 
 impl Connection {
-    /// Starts a parked request, or requests its range lock. Returns false if it must stay parked.
+    /// Starts a blocked request, or requests its range lock. Returns false if it must stay blocked.
     fn admit(&mut self, key: usize, cx: &mut FrontCx<'_, '_>) -> bool {
         if self.pending[key].writes() {
             self.join_range_locks(cx);
@@ -148,7 +148,7 @@ impl Connection {
             self.launch(key, cx);
             return true;
         };
-        lock_member.writes();
+        lock_member.note_write();
         let blocks = pending.blocks.around(&pending.range());
         if pending.partial_blocks.is_none() {
             let free = !lock_member.is_locked(&blocks);
@@ -171,7 +171,7 @@ impl Connection {
     /// Starts a new request or parks it.
     pub(super) fn admit_or_park(&mut self, key: usize, cx: &mut FrontCx<'_, '_>) {
         if !self.admit(key, cx) {
-            self.parked.push_back(key);
+            self.blocked.push_back(key);
         }
     }
 
@@ -183,7 +183,7 @@ impl Connection {
         {
             cx.subscribe(export.range_locks().topic());
             // Joined after the subscription: later changes arrive as messages.
-            self.lock_member = Some(LockMember::join(export.range_locks(), self.cluster.clone(), cx.core()));
+            self.lock_member = Some(LockMember::join(export.range_locks(), self.core_set.clone(), cx.core()));
         }
     }
 
@@ -219,16 +219,16 @@ impl Connection {
                 true
             }
             LockEvent::Released => {
-                let parked = self.parked.len();
+                let blocked = self.blocked.len();
                 if bugs::on(Bug::ParkedForgotten) {
                     return false;
                 }
-                while let Some(&key) = self.parked.front()
+                while let Some(&key) = self.blocked.front()
                     && self.admit(key, cx)
                 {
-                    self.parked.pop_front();
+                    self.blocked.pop_front();
                 }
-                self.parked.len() < parked
+                self.blocked.len() < blocked
             }
         }
     }
@@ -240,19 +240,19 @@ impl Connection {
         if held {
             lock_member.release(key);
         }
-        if lock_member.owes() {
-            lock_member.ended(|range| in_flight(&self.pending, range));
+        if lock_member.is_waited_for() {
+            lock_member.write_ended(|range| in_flight(&self.pending, range));
         }
     }
 
-    /// Drops the parked requests of a dead connection, and its block-status queries.
+    /// Drops the blocked requests of a dead connection, and its block-status queries.
     pub(super) fn abandon_parked(&mut self) {
-        self.parked.clear();
-        let parked = self
+        self.blocked.clear();
+        let blocked = self
             .pending
             .iter()
             .filter(|(_, p)| matches!(p.stage, RequestStage::Parked | RequestStage::BlockStatusQuery));
-        let keys: Vec<usize> = parked.map(|(key, _)| key).collect();
+        let keys: Vec<usize> = blocked.map(|(key, _)| key).collect();
         keys.into_iter().for_each(|key| self.fail(key));
     }
 }

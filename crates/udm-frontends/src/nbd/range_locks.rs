@@ -15,7 +15,7 @@
 //!    of the message's token until that write has ended.
 //! 3. *Granted*: the last token was dropped, so no overlapping write is in flight anywhere. The
 //!    owner does its work.
-//! 4. *Release*: every core with a member, or that got the first message, is notified, and parked
+//! 4. *Release*: every core with a member, or that got the first message, is notified, and blocked
 //!    writes continue.
 //!
 //! A member that joins while locks are active gets them at once, and keeps no tokens because it has
@@ -43,7 +43,7 @@ pub(super) const OWN_MAX: usize = 16;
 
 /// Number of messages without a write of its own after which a member is idle. Joining again costs
 /// a mutex and an allocation, so a member that writes now and then stays.
-const IDLE_LETTERS: u32 = 16;
+const IDLE_MESSAGES: u32 = 16;
 
 /// Number of a range lock, unique for its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +96,7 @@ struct RangeLock {
     owner: CoreId,
     /// Cores that got the message about the lock. Each must get its release, even if its members
     /// have left, because others may join.
-    told: Vec<CoreId>,
+    informed: Vec<CoreId>,
 }
 
 fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
@@ -129,8 +129,8 @@ impl LockTable {
         {
             let (id, owner, grant) = (hold.id, hold.owner, post.clone());
             let token = Ack::new(move || grant.post(owner, topic, RangeLockMessage::Granted(id)));
-            hold.told = self.cores().collect();
-            for &core in &hold.told {
+            hold.informed = self.cores().collect();
+            for &core in &hold.informed {
                 let message =
                     RangeLockMessage::RangeLock { id, range: hold.range.clone(), token: token.clone() };
                 post.post(core, topic, message);
@@ -156,7 +156,7 @@ pub(super) struct LockMember {
     /// Its own locks, queued or active, with the request of each.
     own: Vec<(RangeLockId, usize)>,
     /// Messages since its last write.
-    letters: u32,
+    idle_messages: u32,
 }
 
 struct KnownLock {
@@ -192,7 +192,7 @@ impl LockMember {
         let held =
             state.active.iter().map(|h| KnownLock { id: h.id, range: h.range.clone(), owed: None }).collect();
         drop(state);
-        LockMember { range_locks: range_locks.clone(), post, core, held, own: Vec::new(), letters: 0 }
+        LockMember { range_locks: range_locks.clone(), post, core, held, own: Vec::new(), idle_messages: 0 }
     }
 
     /// Returns true if a write to `range`, in bytes, must wait.
@@ -206,13 +206,13 @@ impl LockMember {
     }
 
     /// Records a write of this member.
-    pub(super) fn writes(&mut self) {
-        self.letters = 0;
+    pub(super) fn note_write(&mut self) {
+        self.idle_messages = 0;
     }
 
     /// Returns true if the member got many messages since its last write.
     pub(super) fn is_idle(&self) -> bool {
-        self.letters >= IDLE_LETTERS
+        self.idle_messages >= IDLE_MESSAGES
     }
 
     /// Returns true if another lock may be requested.
@@ -226,7 +226,7 @@ impl LockMember {
         state.last += 1;
         let id = RangeLockId(state.last);
         self.own.push((id, key));
-        state.waiting.push_back(RangeLock { id, range, owner: self.core, told: Vec::new() });
+        state.waiting.push_back(RangeLock { id, range, owner: self.core, informed: Vec::new() });
         state.advance(self.range_locks.topic, &self.post);
     }
 
@@ -234,16 +234,16 @@ impl LockMember {
     pub(super) fn release(&mut self, key: usize) {
         if let Some(at) = self.own.iter().position(|(_, k)| *k == key) {
             let (id, _) = self.own.swap_remove(at);
-            self.give_up(id);
+            self.release_id(id);
         }
     }
 
-    fn give_up(&self, id: RangeLockId) {
+    fn release_id(&self, id: RangeLockId) {
         let mut state = self.range_locks.state();
         if let Some(at) = state.active.iter().position(|h| h.id == id) {
             let hold = state.active.swap_remove(at);
-            let late = state.cores().filter(|core| !hold.told.contains(core));
-            for core in hold.told.iter().copied().chain(late) {
+            let late = state.cores().filter(|core| !hold.informed.contains(core));
+            for core in hold.informed.iter().copied().chain(late) {
                 self.post.post(core, self.range_locks.topic, RangeLockMessage::Release(id));
             }
         } else {
@@ -259,7 +259,7 @@ impl LockMember {
         message: &RangeLockMessage,
         in_flight: impl FnOnce(&Range<u64>) -> bool,
     ) -> LockEvent {
-        self.letters = self.letters.saturating_add(1);
+        self.idle_messages = self.idle_messages.saturating_add(1);
         match message {
             RangeLockMessage::RangeLock { id, range, token } => {
                 // A lock that was received when joining may arrive as a message, too.
@@ -281,13 +281,13 @@ impl LockMember {
     }
 
     /// Returns true if a lock waits for a write of this member.
-    pub(super) fn owes(&self) -> bool {
+    pub(super) fn is_waited_for(&self) -> bool {
         self.held.iter().any(|h| h.owed.is_some())
     }
 
     /// Drops the tokens that no write in flight needs any more, after a write of this member has
     /// ended.
-    pub(super) fn ended(&mut self, in_flight: impl Fn(&Range<u64>) -> bool) {
+    pub(super) fn write_ended(&mut self, in_flight: impl Fn(&Range<u64>) -> bool) {
         for held in self.held.iter_mut().filter(|h| h.owed.is_some()) {
             if !in_flight(&held.range) {
                 held.owed = None;
@@ -299,7 +299,7 @@ impl LockMember {
 impl Drop for LockMember {
     fn drop(&mut self) {
         for (id, _) in std::mem::take(&mut self.own) {
-            self.give_up(id);
+            self.release_id(id);
         }
         self.range_locks.state().members[self.core.index()] -= 1;
     }

@@ -50,7 +50,7 @@ pub(super) struct ReceiveBuffer {
     skip: u64,
     long: Option<LongPayload>,
     /// A vector with capacity for two buffers.
-    spare: Segments,
+    free_segments: Segments,
 }
 
 /// A long payload that is arriving.
@@ -100,7 +100,7 @@ impl ReceiveBuffer {
             need: 1,
             skip: 0,
             long: None,
-            spare: Segments::new(),
+            free_segments: Segments::new(),
         }
     }
 
@@ -217,7 +217,7 @@ impl ReceiveBuffer {
                 ReceiveBlocked::BuffersInUse
             });
         }
-        let mut room = std::mem::take(&mut self.spare);
+        let mut room = std::mem::take(&mut self.free_segments);
         rest.into_iter().chain(slab).for_each(|buf| room.push(buf));
         self.asked = room.len();
         Ok(room)
@@ -361,7 +361,7 @@ impl ReceiveBuffer {
             }
             self.free = Some(slab);
         }
-        self.spare = data;
+        self.free_segments = data;
     }
 
     /// Frees the received bytes of a closed connection.

@@ -56,7 +56,7 @@ pub(super) struct ReplySender {
     /// Gathered data that was too long for the send in flight.
     rest: Segments,
     /// A vector with capacity for many buffers.
-    spare: Segments,
+    free_segments: Segments,
     /// Answers of the send in flight; `None` if there is none.
     sending: Option<SentReplies>,
 }
@@ -76,7 +76,7 @@ impl ReplySender {
             raw: Segments::new(),
             headers: Buf::zeroed(HEADERS_LEN),
             rest: Segments::new(),
-            spare: Segments::new(),
+            free_segments: Segments::new(),
             sending: None,
         }
     }
@@ -134,7 +134,7 @@ impl ReplySender {
 
     /// Gathers as many answers as one send takes.
     fn gather(&mut self, sent: &mut SentReplies, delta: &mut CounterDelta) -> Segments {
-        let mut out = std::mem::take(&mut self.spare);
+        let mut out = std::mem::take(&mut self.free_segments);
         // The header memory is complete again: the previous send is done, and no one else has parts
         // of it.
         self.headers.reclaim();
@@ -204,7 +204,7 @@ impl ReplySender {
             let rest = std::mem::take(&mut self.rest);
             return Err(self.cut(rest));
         }
-        self.spare = data;
+        self.free_segments = data;
         Ok(self.sending.take().unwrap_or_default())
     }
 
@@ -218,7 +218,7 @@ impl ReplySender {
         if self.queue.is_empty() {
             self.queue = VecDeque::new();
         }
-        self.spare = Segments::new();
+        self.free_segments = Segments::new();
     }
 
     /// Drops all waiting output and the state of the send in flight. Returns the number of waiting
@@ -316,7 +316,7 @@ mod tests {
             }
         };
         assert_eq!((lens, sent), (vec![SEND_MAX, SEND_MAX, 116], SentReplies { answers: 1, charge: len }));
-        assert_eq!((s.is_idle(), pool.held()), (true, pool.free_bytes()), "all memory is back");
+        assert_eq!((s.is_idle(), pool.total_bytes()), (true, pool.free_bytes()), "all memory is back");
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl Connection {
                 self.rx.skip(request.payload_len().into());
                 self.answer(&request, error, Segments::new(), 0, None);
             }
-            Ok(RequestPlan::BlockStatusQuery) => self.survey(request, cx),
+            Ok(RequestPlan::BlockStatusQuery) => self.query_block_status(request, cx),
             Ok(RequestPlan::Bio(Op::Flush, _)) if bugs::on(Bug::FlushWhenIdle) && self.pending.is_empty() => {
                 self.answer(&request, 0, Segments::new(), 0, None);
             }
@@ -190,7 +190,7 @@ impl Connection {
         if !self.failing {
             return true;
         }
-        self.parked.clear();
+        self.blocked.clear();
         let keys: Vec<usize> = self.pending.iter().map(|(key, _)| key).collect();
         for key in keys {
             let pending = &mut self.pending[key];

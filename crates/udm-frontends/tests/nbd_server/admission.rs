@@ -19,7 +19,7 @@ fn disk(size: u64) -> TestDisk {
 
 /// Tries to choose an export. Returns the text of the error if it is refused.
 fn refusal(world: &ServerFixture, export: &str) -> Option<String> {
-    let mut c = world.stranger();
+    let mut c = world.unnegotiated_client();
     let mut greeting = [0; 18];
     std::io::Read::read_exact(&mut c.stream, &mut greeting).unwrap();
     c.stream.write_all(&ScriptedClient::opening(export, false)).unwrap();
@@ -58,7 +58,7 @@ fn who_is_gone_keeps_no_place() {
     let world = ServerFixture::with(disk(MIB), options, &[]);
     let other = udm_backends::open(&udm_wire::uri::parse("mem:1M").unwrap()).unwrap();
     world.exports.add(Export::new("other", "", false, other).unwrap()).unwrap();
-    world.disk.close_gate();
+    world.disk.hold_requests();
     for n in 1..=8 {
         let mut c = world.client(false);
         c.send(Command::Write, NONE, 0, 512, &[1; 512]);
@@ -69,7 +69,7 @@ fn who_is_gone_keeps_no_place() {
     let text = refusal(&world, "disk").unwrap();
     assert!(text.starts_with("8 clients use it"), "{text}");
     assert_eq!(refusal(&world, "other"), None, "other devices have room");
-    world.disk.open_gate();
+    world.disk.release_requests();
     world.wait_until_empty();
     assert!(world.client(false).read(0, 512).is_ok());
     world.end();
@@ -146,7 +146,7 @@ fn a_longer_write_behind_a_long_one() {
 #[test]
 fn one_request_at_a_time_passes_the_bound() {
     let world = ServerFixture::with(disk(8 * MIB), tight_limits(20_000), &[]);
-    world.disk.close_gate();
+    world.disk.hold_requests();
     let mut c = world.client(false);
     for _ in 0..32 {
         c.send(Command::Read, NONE, 0, 1 << 20, &[]);
@@ -154,7 +154,7 @@ fn one_request_at_a_time_passes_the_bound() {
     world.wait_for("the memory is given out", |_| world.disk.held() >= 3);
     let held = world.disk.held();
     assert!(held <= 4, "half of 4 MiB, what each may have, and one request: {held}");
-    world.disk.open_gate();
+    world.disk.release_requests();
     for _ in 0..32 {
         assert_eq!(c.receive().error, 0);
     }
@@ -169,7 +169,7 @@ fn a_device_that_hangs_takes_not_all_memory() {
     let world = ServerFixture::with(disk(8 * MIB), tight_limits(100), &[]);
     let other = Arc::new(disk(8 * MIB));
     world.exports.add(Export::new("other", "", false, other).unwrap()).unwrap();
-    world.disk.close_gate();
+    world.disk.hold_requests();
     let mut stuck = Vec::new();
     for _ in 0..12 {
         let mut c = world.client(false);
@@ -180,14 +180,14 @@ fn a_device_that_hangs_takes_not_all_memory() {
     }
     world.wait_for("both cores have what they take", |_| world.disk.held() >= 6);
     // One on each core.
-    let mut healthy: Vec<_> = (0..2).map(|_| world.stranger()).collect();
+    let mut healthy: Vec<_> = (0..2).map(|_| world.unnegotiated_client()).collect();
     for c in &mut healthy {
         c.go("other", false);
         for _ in 0..3 {
             assert!(c.read(0, 1 << 20).is_ok());
         }
     }
-    world.disk.open_gate();
+    world.disk.release_requests();
     drop((healthy, stuck));
     world.wait_until_empty();
     world.end();

@@ -123,7 +123,7 @@ fn the_handshake_tells_the_limits() {
     let limits = disk.limits_mut();
     (limits.logical_block, limits.io_opt, limits.read_only) = (4096, 65536, true);
     let world = ServerFixture::new(disk);
-    let infos = world.stranger().go("", true);
+    let infos = world.unnegotiated_client().go("", true);
     let Info::Export { size, flags } = infos[0] else { panic!("{infos:?}") };
     assert_eq!(size, 8 * MIB);
     assert!(flags.contains(ExportFlags::READ_ONLY | ExportFlags::SEND_DF | ExportFlags::CAN_MULTI_CONN));

@@ -75,17 +75,17 @@ impl TestDisk {
         &mut self.limits
     }
 
-    /// Holds all requests until `open_gate`.
-    pub fn close_gate(&self) {
+    /// Holds all requests until `release_requests`.
+    pub fn hold_requests(&self) {
         self.shared.closed.store(true, Ordering::Release);
     }
 
-    pub fn open_gate(&self) {
+    pub fn release_requests(&self) {
         self.shared.closed.store(false, Ordering::Release);
     }
 
     /// Lets block-status queries hang, or answers them again.
-    pub fn set_dumb(&self, dumb: bool) {
+    pub fn ignore_extent_queries(&self, dumb: bool) {
         self.shared.dumb.store(dumb, Ordering::Release);
     }
 

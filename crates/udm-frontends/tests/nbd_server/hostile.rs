@@ -39,7 +39,7 @@ fn disconnects_at_every_byte() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::Shuffled));
     let bytes = conversation();
     for cut in 0..=bytes.len() {
-        let mut c = world.stranger();
+        let mut c = world.unnegotiated_client();
         c.stream.write_all(&bytes[..cut]).unwrap();
         if cut % 2 == 0 {
             c.stream.shutdown(Shutdown::Write).unwrap();
@@ -63,7 +63,7 @@ fn disconnects_inside_long_payloads() {
         bytes.resize(bytes.len() + len as usize, 9);
     }
     for cut in (100..bytes.len()).step_by(10_007) {
-        let mut c = world.stranger();
+        let mut c = world.unnegotiated_client();
         c.stream.write_all(&bytes[..cut]).unwrap();
         drop(c);
     }
@@ -76,7 +76,7 @@ fn disconnects_inside_long_payloads() {
 #[test]
 fn what_is_in_flight_is_awaited() {
     let world = ServerFixture::new(TestDisk::new(4 * MIB, CompletionOrder::Shuffled));
-    world.disk.close_gate();
+    world.disk.hold_requests();
     for i in 0..20 {
         let mut c = world.client(i % 2 == 0);
         for k in 0..50 {
@@ -88,7 +88,7 @@ fn what_is_in_flight_is_awaited() {
     std::thread::sleep(Duration::from_millis(50));
     let stats = world.server.stats();
     assert_eq!(stats.orphans, 20, "what is left of a connection lasts as long as its bios: {stats:?}");
-    world.disk.open_gate();
+    world.disk.release_requests();
     world.wait_until_empty();
     world.end();
 }
@@ -105,7 +105,7 @@ fn a_thousand_babblers() {
         x
     };
     for i in 0..1000 {
-        let mut c = world.stranger();
+        let mut c = world.unnegotiated_client();
         // From pure garbage to a valid conversation with garbage after it.
         let mut bytes = match i % 4 {
             0 => vec![],
@@ -138,9 +138,9 @@ fn a_dawdler_is_dropped() {
     let handshake_max = Duration::from_millis(200);
     let options = ServerOptions { handshake_max, ..ServerOptions::default() };
     let world = ServerFixture::with(TestDisk::new(MIB, CompletionOrder::AtOnce), options, &[]);
-    let (mut silent, mut served) = (world.stranger(), world.client(true));
+    let (mut silent, mut served) = (world.unnegotiated_client(), world.client(true));
     let bytes = ScriptedClient::opening("disk", false);
-    let mut slow = world.stranger();
+    let mut slow = world.unnegotiated_client();
     for byte in &bytes[..bytes.len() - 1] {
         if slow.stream.write_all(&[*byte]).is_err() {
             break;
@@ -159,7 +159,7 @@ fn a_dawdler_is_dropped() {
 #[test]
 fn a_deaf_client_in_the_handshake() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
-    let mut c = world.stranger();
+    let mut c = world.unnegotiated_client();
     let mut bytes = ScriptedClient::opening("disk", false)[..4].to_vec();
     for _ in 0..3000 {
         udm_wire::nbd::ClientOption::List.encode(&mut bytes);

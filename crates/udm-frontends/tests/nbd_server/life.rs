@@ -30,7 +30,7 @@ fn a_unix_socket_is_private_and_goes_with_the_server() {
     assert!(c.read(0, 512).is_ok());
 
     let e = udm_frontends::nbd::NbdServer::start(
-        world.runtime.cluster(),
+        world.runtime.core_set(),
         world.exports.clone(),
         ServerOptions::default(),
         &listen,
@@ -49,9 +49,9 @@ fn what_is_no_socket_of_ours_stays() {
     let path = dir.path().join("nbd.sock");
     std::fs::write(&path, "precious").unwrap();
     let runtime_less = |p: &std::path::Path| {
-        let cluster = udm_runtime::CoreSet::new(1).unwrap();
+        let core_set = udm_runtime::CoreSet::new(1).unwrap();
         let listen = [ListenAddress::Unix(p.to_owned())];
-        udm_frontends::nbd::NbdServer::start(&cluster, Default::default(), ServerOptions::default(), &listen)
+        udm_frontends::nbd::NbdServer::start(&core_set, Default::default(), ServerOptions::default(), &listen)
     };
     assert!(runtime_less(&path).is_err());
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
@@ -87,8 +87,9 @@ fn tcp_works_as_well() {
 #[test]
 fn a_stop_finishes_what_is_in_flight() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::Shuffled));
-    let (mut c, mut silent, mut stranger) = (world.client(false), world.client(true), world.stranger());
-    world.disk.close_gate();
+    let (mut c, mut silent, mut stranger) =
+        (world.client(false), world.client(true), world.unnegotiated_client());
+    world.disk.hold_requests();
     for i in 0..100 {
         c.send(Command::Read, CommandFlags::empty(), i * 512, 512, &[]);
     }
@@ -101,7 +102,7 @@ fn a_stop_finishes_what_is_in_flight() {
     // Both wait until the stop has reached the cores; the gate opens after that.
     assert!(silent.is_at_end() && stranger.is_at_end());
     assert!(!stopping.is_finished(), "nothing is dropped");
-    disk.open_gate();
+    disk.release_requests();
     for _ in 0..100 {
         assert_eq!(c.receive().error, 0);
     }

@@ -78,7 +78,7 @@ fn a_read_only_export() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
     let other = Arc::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
     world.exports.add(Export::new("ro", "", true, other.clone()).unwrap()).unwrap();
-    let mut c = world.stranger();
+    let mut c = world.unnegotiated_client();
     c.go("ro", true);
     assert_eq!(c.write(NONE, 0, &[1; 70_656]), EPERM);
     assert_eq!(c.plain(Command::WriteZeroes, NONE, 0, 512), EPERM);
@@ -93,7 +93,7 @@ fn a_read_only_export() {
 #[test]
 fn an_unknown_export_may_be_followed_by_a_known_one() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
-    let mut c = world.stranger();
+    let mut c = world.unnegotiated_client();
     let mut bytes = ScriptedClient::opening("nothing", false);
     bytes.extend_from_slice(&ScriptedClient::opening("disk", false)[4..]);
     c.stream.write_all(&bytes).unwrap();
@@ -128,7 +128,7 @@ fn in_flight_is_bounded() {
     let by_bytes = ServerOptions { bytes_max: 1 << 20, ..ServerOptions::default() };
     for (options, max) in [(by_number, 10), (by_bytes, 5)] {
         let world = ServerFixture::with(TestDisk::new(4 * MIB, CompletionOrder::AtOnce), options, &[]);
-        world.disk.close_gate();
+        world.disk.hold_requests();
         let mut c = world.client(false);
         let n = 200;
         for _ in 0..n {
@@ -136,7 +136,7 @@ fn in_flight_is_bounded() {
         }
         let stats = world.wait_for("the bound is reached", |s| s.in_flight >= max - 1);
         assert!(stats.in_flight <= max, "{stats:?}");
-        world.disk.open_gate();
+        world.disk.release_requests();
         for _ in 0..n {
             assert!(world.server.stats().in_flight <= max);
             assert_eq!(c.receive().error, 0);
@@ -153,7 +153,7 @@ fn in_flight_is_bounded() {
 fn slow_writes_of_many_clients_pin_bounded_memory() {
     let options = ServerOptions { bytes_max: 1 << 20, ..ServerOptions::default() };
     let world = ServerFixture::with(TestDisk::new(4 * MIB, CompletionOrder::AtOnce), options, &[]);
-    world.disk.close_gate();
+    world.disk.hold_requests();
     let mut clients: Vec<_> = (0..4).map(|_| world.client(false)).collect();
     let mut senders = Vec::new();
     for c in &mut clients {
@@ -169,7 +169,7 @@ fn slow_writes_of_many_clients_pin_bounded_memory() {
     }
     world.wait_for("the bounds are reached", |s| s.in_flight >= 4 * 200);
     assert!(world.server.stats().in_flight <= 4 * 257);
-    world.disk.open_gate();
+    world.disk.release_requests();
     for c in &mut clients {
         (0..1500).for_each(|_| assert_eq!(c.receive().error, 0));
     }

@@ -37,19 +37,19 @@ impl ServerFixture {
         let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max }).unwrap();
         let (disk, exports) = (Arc::new(disk), Arc::new(Exports::new()));
         exports.add(Export::new("disk", "a disk for tests", false, disk.clone()).unwrap()).unwrap();
-        let server = NbdServer::start(runtime.cluster(), exports.clone(), options, listen).unwrap();
+        let server = NbdServer::start(runtime.core_set(), exports.clone(), options, listen).unwrap();
         ServerFixture { disk, exports, server, runtime }
     }
 
     /// A client that has chosen the export.
     fn client(&self, structured: bool) -> ScriptedClient {
-        let mut client = self.stranger();
+        let mut client = self.unnegotiated_client();
         client.go("disk", structured);
         client
     }
 
     /// A client that has sent nothing yet.
-    fn stranger(&self) -> ScriptedClient {
+    fn unnegotiated_client(&self) -> ScriptedClient {
         let (client, socket) = ScriptedClient::pair();
         self.server.adopt(socket).unwrap();
         client

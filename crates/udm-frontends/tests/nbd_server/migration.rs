@@ -123,7 +123,7 @@ fn with_a_request_half_arrived() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
     world.exports.add(Export::new("read only", "", true, world.disk.clone()).unwrap()).unwrap();
     let mut client = world.client(true);
-    let mut refused = world.stranger();
+    let mut refused = world.unnegotiated_client();
     refused.go("read only", true);
     let write = Request { flags: NONE, command: Command::Write, cookie: 900, offset: 512, len: 100 };
     let mut bytes = write.encode().to_vec();
@@ -152,9 +152,9 @@ fn with_a_request_half_arrived() {
 #[test]
 fn not_while_a_request_hangs() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
-    let mut client = world.stranger();
+    let mut client = world.unnegotiated_client();
     client.go_with_contexts("disk", &["base:allocation"], "disk");
-    world.disk.set_dumb(true);
+    world.disk.ignore_extent_queries(true);
     let hangs = client.send(Command::BlockStatus, NONE, 0, 4096, &[]);
     world.wait_for("it is in", |s| s.in_flight == 1);
     for _ in 0..3 {
@@ -162,7 +162,7 @@ fn not_while_a_request_hangs() {
         assert_eq!(client.read(0, 512).map(|data| data.len()), Ok(512));
     }
     assert_eq!(world.server.stats().moves, 0);
-    world.disk.set_dumb(false);
+    world.disk.ignore_extent_queries(false);
     assert_eq!(client.receive().cookie, hangs);
     world.server.rotate();
     wait_for_moves(&world, 0, 1);
@@ -178,7 +178,7 @@ fn where_the_device_can_be_opened() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::Shuffled).only_on(0));
     let mut client = loop {
         // Every other client starts on core 1 and is refused.
-        let mut client = world.stranger();
+        let mut client = world.unnegotiated_client();
         if client.try_go("disk") {
             break client;
         }

@@ -146,7 +146,7 @@ fn writers_of_the_same_blocks_lose_nothing() {
     world.exports.add(Export::new("again", "", false, world.disk.clone()).unwrap()).unwrap();
     let writers: Vec<UnalignedWriter> = (0..WRITERS)
         .map(|i| {
-            let mut client = world.stranger();
+            let mut client = world.unnegotiated_client();
             client.go(if i % 3 == 0 { "again" } else { "disk" }, i % 2 == 0);
             let model = (0..SHARED / WRITERS).map(|k| pattern(i + k * WRITERS)).collect();
             UnalignedWriter { client, rng: SmallRng::seed_from_u64(i), at: i, step: WRITERS, model }
@@ -221,12 +221,12 @@ fn a_whole_block_against_a_part_of_it() {
     world.end();
 }
 
-/// A client that disconnects with range locks granted, queued and parked leaves none behind.
+/// A client that disconnects with range locks granted, queued and blocked leaves none behind.
 #[test]
 fn a_client_that_vanishes_holds_nothing() {
     let world = world(512, MIB, CompletionOrder::AtOnce);
     let mut stays = [world.client(true), world.client(true), world.client(false)];
-    world.disk.close_gate();
+    world.disk.hold_requests();
     let mut gone = [world.client(true), world.client(true)];
     for c in &mut gone {
         for i in 0..40 {
@@ -238,7 +238,7 @@ fn a_client_that_vanishes_holds_nothing() {
     stays[1].send(Command::Write, NONE, 0, 512, &[8; 512]);
     world.wait_for("requests are taken in", |s| s.in_flight == 162);
     drop(gone);
-    world.disk.open_gate();
+    world.disk.release_requests();
     for c in &mut stays[..2] {
         assert_eq!(c.receive().error, 0);
     }
@@ -258,7 +258,7 @@ fn a_client_that_comes_late() {
     let world = world(512, MIB, CompletionOrder::AtOnce);
     let mut first = world.client(true);
     let other = world.client(true);
-    world.disk.close_gate();
+    world.disk.hold_requests();
     first.send(Command::Write, NONE, 10, 10, &[1; 10]);
     world.wait_for("the first is in", |s| s.in_flight == 1);
     // Its read of the block is at the gate before the other clients connect.
@@ -271,7 +271,7 @@ fn a_client_that_comes_late() {
     }
     world.wait_for("the late ones are in", |s| s.in_flight == 3);
     assert_eq!(world.disk.held(), 1, "they wait");
-    world.disk.open_gate();
+    world.disk.release_requests();
     assert_eq!(first.receive().error, 0);
     late.iter_mut().for_each(|c| assert_eq!(c.receive().error, 0));
     assert_eq!(first.read(0, 512), Ok(vec![9; 512]));

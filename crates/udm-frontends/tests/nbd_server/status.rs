@@ -12,7 +12,7 @@ const ALLOCATION: &str = "base:allocation";
 const HOLE: u32 = 3;
 
 fn client(world: &ServerFixture, of: &str, export: &str) -> (ScriptedClient, Vec<u32>) {
-    let mut client = world.stranger();
+    let mut client = world.unnegotiated_client();
     let ids = client.go_with_contexts(of, &["x:y", ALLOCATION], export);
     (client, ids)
 }
@@ -61,7 +61,7 @@ fn a_device_that_does_not_say() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
     let other = Arc::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
     world.exports.add(Export::new("other", "", false, other).unwrap()).unwrap();
-    world.disk.set_dumb(true);
+    world.disk.ignore_extent_queries(true);
     let (mut asks, _) = client(&world, "disk", "disk");
     let (mut leaves, _) = client(&world, "disk", "disk");
     // More queries than the queue holds: the others are answered as data.
@@ -76,7 +76,7 @@ fn a_device_that_does_not_say() {
     let (mut elsewhere, _) = client(&world, "other", "other");
     assert_eq!(elsewhere.status(NONE, 8192, 4096), Ok(vec![(4096, HOLE)]));
     drop(elsewhere);
-    world.disk.set_dumb(false);
+    world.disk.ignore_extent_queries(false);
     let mut known = 0;
     for _ in 0..asked {
         assert_eq!(asks.receive().error, 0);

@@ -53,12 +53,12 @@ pub(super) struct DrainRequests {
     /// Requesting lanes with the kind of drain. Locked briefly.
     wanted: Mutex<Vec<(u32, Drain)>>,
     /// Woken when the requests change.
-    bell: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
 }
 
 impl Default for DrainRequests {
     fn default() -> DrainRequests {
-        DrainRequests { wanted: Mutex::default(), bell: Arc::new(WaitQueue::new()) }
+        DrainRequests { wanted: Mutex::default(), wait_queue: Arc::new(WaitQueue::new()) }
     }
 }
 
@@ -74,7 +74,7 @@ impl DrainRequests {
         wanted.extend(how.map(|how| (lane, how)));
         drop(wanted);
         if !bugs::on(Bug::DrainNotRung) {
-            self.bell.wake_up();
+            self.wait_queue.wake_up();
         }
     }
 }
@@ -125,7 +125,7 @@ impl DrainRequester {
     /// that it hands back need not fail.
     pub fn drained(&mut self, how: Drain, came: bool, empty: bool, cx: &mut Cx<'_>) {
         if empty {
-            return self.settle(true);
+            return self.clear_if_empty(true);
         }
         if self.drained == Some(Drain::NoFlush) && how == Drain::Flush {
             return;
@@ -143,7 +143,7 @@ impl DrainRequester {
     }
 
     /// Withdraws the request if no bio waits.
-    pub fn settle(&mut self, empty: bool) {
+    pub fn clear_if_empty(&mut self, empty: bool) {
         if empty {
             self.ask(None);
             (self.drained, self.asked) = (None, false);
@@ -170,9 +170,9 @@ impl Device for OwnerDevice {
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         let (below, drains) = (self.device.open(cx)?, Arc::clone(&self.drains));
-        let listener = drains.bell.subscribe(cx);
+        let wait_handle = drains.wait_queue.subscribe(cx);
         let (wanted, back) = (Vec::new(), Batch::new());
-        Ok(Box::new(OwnerLane { below, drains, listener, seen: None, wanted, back }))
+        Ok(Box::new(OwnerLane { below, drains, wait_handle, seen: None, wanted, back }))
     }
 
     fn limits(&self) -> Limits {
@@ -184,7 +184,7 @@ impl Device for OwnerDevice {
 struct OwnerLane {
     below: Box<dyn Lane>,
     drains: Arc<DrainRequests>,
-    listener: WaitHandle,
+    wait_handle: WaitHandle,
     /// Epoch at which `wanted` was read.
     seen: Option<WakeEpoch>,
     wanted: Vec<(u32, Drain)>,
@@ -195,11 +195,11 @@ struct OwnerLane {
 impl OwnerLane {
     #[cold]
     fn drain_wanted(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let now = self.listener.epoch();
+        let now = self.wait_handle.epoch();
         if self.seen != Some(now) {
             self.seen = Some(now);
             self.wanted.clone_from(&self.drains.wanted());
-            self.listener.wait(now, cx);
+            self.wait_handle.wait(now, cx);
         }
         // Failing drains come last: lower lanes act on the last drain that they saw.
         for how in [Drain::NoFlush, Drain::Flush, Drain::End] {
@@ -228,7 +228,7 @@ impl Lane for OwnerLane {
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        if !self.wanted.is_empty() || self.seen != Some(self.listener.epoch()) {
+        if !self.wanted.is_empty() || self.seen != Some(self.wait_handle.epoch()) {
             self.drain_wanted(done, cx);
         }
         self.below.poll(done, cx);
@@ -239,7 +239,7 @@ impl Lane for OwnerLane {
         self.below.drain(how, back, cx);
     }
 
-    fn busy(&self) -> OwnWork {
-        self.below.busy()
+    fn own_work(&self) -> OwnWork {
+        self.below.own_work()
     }
 }

@@ -7,11 +7,11 @@ impl TestCores {
     /// Starts a change; returns how often it was reported complete.
     fn change(&mut self, words: &[(&str, &str)]) -> Result<Arc<AtomicU32>, OpenError> {
         let words: Vec<_> = words.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-        let said = Arc::new(AtomicU32::new(0));
-        let of_then = Arc::clone(&said);
+        let replies = Arc::new(AtomicU32::new(0));
+        let of_then = Arc::clone(&replies);
         let changed = self.queue.change(&words, Box::new(move || _ = of_then.fetch_add(1, SeqCst)));
-        self.letters();
-        changed.map(|_cancel| said)
+        self.wakes();
+        changed.map(|_cancel| replies)
     }
 
     fn end_all(&mut self) {
@@ -29,17 +29,17 @@ fn a_change_takes_what_waits_with_it() {
         let mut world = TestCores::new(cores, "queue_depth=4,nr_hw_queues=1,nomerges=2");
         world.submit(0, (0..12).map(|n| read(n * 16, 8)).collect());
         world.submit(cores - 1, (20..32).map(|n| read(n * 16, 8)).collect());
-        let said = world.change(&[("nr_requests", "4"), ("nomerges", "0")]).unwrap();
+        let replies = world.change(&[("nr_requests", "4"), ("nomerges", "0")]).unwrap();
         let busy = world.change(&[("nomerges", "0")]).unwrap_err();
         assert_eq!(busy.text, "another change of the queue is under way");
         // Requests continue while the change collects the tags.
         for _ in 0..4 {
-            assert_eq!(said.load(SeqCst), 0);
+            assert_eq!(replies.load(SeqCst), 0);
             world.end(0, Status::Ok);
         }
         world.end_all();
-        assert_eq!((said.load(SeqCst), world.done.len()), (1, 24));
-        assert_eq!(held(|held| held.most), 4);
+        assert_eq!((replies.load(SeqCst), world.done.len()), (1, 24));
+        assert_eq!(with_disk(|state| state.most), 4);
         let mut sectors: Vec<u64> = world.done.iter().map(|(_, bio)| bio.sector.0 / 16).collect();
         sectors.sort_unstable();
         assert_eq!(sectors, (0..12).chain(20..32).collect::<Vec<_>>());
@@ -60,28 +60,28 @@ fn what_moves_to_new_settings_and_ends_at_once_comes_home() {
     world.submit(0, vec![read(0, 8)]);
     world.submit(1, vec![read(16, 8), read(32, 8)]);
     world.submit(0, vec![read(48, 8)]);
-    let said = world.change(&[("nomerges", "0")]).unwrap();
+    let replies = world.change(&[("nomerges", "0")]).unwrap();
     for (done, next) in [(0, 0), (1, 16), (2, 48)] {
-        assert_eq!((said.load(SeqCst), world.done.len(), world.at_disk()), (0, done, vec![(next, 8)]));
-        held(|held| held.prompt = next == 48);
+        assert_eq!((replies.load(SeqCst), world.done.len(), world.at_disk()), (0, done, vec![(next, 8)]));
+        with_disk(|state| state.prompt = next == 48);
         world.end(0, Status::Ok);
     }
-    assert_eq!((said.load(SeqCst), world.done.len(), world.at_disk()), (1, 4, vec![]));
+    assert_eq!((replies.load(SeqCst), world.done.len(), world.at_disk()), (1, 4, vec![]));
 }
 
 #[test]
 fn another_scheduler_sorts_what_waits() {
     let mut world = TestCores::new(1, "queue_depth=1,nomerges=2");
     world.submit(0, [9, 5, 7, 1, 3].map(|n| read(n * 16, 8)).into());
-    let said = world.change(&[("scheduler", "mq-deadline")]).unwrap();
-    assert_eq!((said.load(SeqCst), world.at_disk()), (0, vec![(9 * 16, 8)]));
+    let replies = world.change(&[("scheduler", "mq-deadline")]).unwrap();
+    assert_eq!((replies.load(SeqCst), world.at_disk()), (0, vec![(9 * 16, 8)]));
     let mut order = Vec::new();
     while let Some((sector, _)) = world.at_disk().first() {
         order.push(sector / 16);
         world.end(0, Status::Ok);
     }
     // The lane was in line for a tag first.
-    assert_eq!((said.load(SeqCst), order), (1, vec![9, 5, 1, 3, 7]));
+    assert_eq!((replies.load(SeqCst), order), (1, vec![9, 5, 1, 3, 7]));
     assert_eq!(world.queue.report(1).scheduler, "mq-deadline");
 }
 
@@ -94,18 +94,18 @@ fn what_holds_is_not_waited_for() {
     for words in [&[("nomerges", "2"), ("scheduler", "none")][..], &[]] {
         assert_eq!(world.change(words).unwrap().load(SeqCst), 1);
     }
-    let said = world.change(&[("nomerges", "0")]).unwrap();
+    let replies = world.change(&[("nomerges", "0")]).unwrap();
     world.change(&[("nomerges", "2")]).unwrap_err();
     world.end_all();
-    assert_eq!(said.load(SeqCst), 1);
+    assert_eq!(replies.load(SeqCst), 1);
 }
 
 /// Before a lane is opened, and while all are idle, a change completes at once.
 #[test]
 fn an_idle_queue_changes_at_once() {
     let mut world = TestCores::new(2, "queue_depth=8");
-    let said = world.change(&[("nr_requests", "4"), ("max_sectors_kb", "16")]).unwrap();
-    assert_eq!(said.load(SeqCst), 1);
+    let replies = world.change(&[("nr_requests", "4"), ("max_sectors_kb", "16")]).unwrap();
+    assert_eq!(replies.load(SeqCst), 1);
     assert_eq!(world.queue.limits().max_sectors, Sectors(32));
     world.submit(0, (0..12).map(|n| read(n * 16, 8)).collect());
     assert_eq!(world.at_disk().len(), 4);
@@ -198,7 +198,7 @@ fn a_cancelled_change_gives_its_tags_back() {
         world.submit(cores - 1, vec![read(16, 8)]);
         assert_eq!(world.at_disk(), [(0, 8)], "the change has the other tag");
         cancel();
-        world.letters();
+        world.wakes();
         world.poll(cores - 1);
         assert_eq!(world.at_disk(), [(0, 8), (16, 8)]);
         world.end_all();

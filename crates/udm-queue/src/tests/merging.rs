@@ -224,6 +224,6 @@ proptest! {
         }
         home += world.done.len();
         prop_assert_eq!(sent, home);
-        prop_assert!(held(|held| held.most) <= depth as usize);
+        prop_assert!(with_disk(|state| state.most) <= depth as usize);
     }
 }

@@ -31,8 +31,8 @@ thread_local! {
     static HELD: Rc<RefCell<TestDiskState>> = Rc::default();
 }
 
-fn held<T>(f: impl FnOnce(&mut TestDiskState) -> T) -> T {
-    HELD.with(|held| f(&mut held.borrow_mut()))
+fn with_disk<T>(f: impl FnOnce(&mut TestDiskState) -> T) -> T {
+    HELD.with(|state| f(&mut state.borrow_mut()))
 }
 
 struct Disk {
@@ -44,27 +44,27 @@ struct DiskLane(CoreId);
 
 impl Lane for DiskLane {
     fn submit(&mut self, batch: &mut Batch, _: &mut Cx<'_>) {
-        held(|held| {
-            let to = if held.prompt { &mut held.back } else { &mut held.bios };
+        with_disk(|state| {
+            let to = if state.prompt { &mut state.back } else { &mut state.bios };
             to.extend(batch.drain(..).map(|bio| (self.0, bio)));
-            held.most = held.most.max(held.bios.len() + held.back.len());
+            state.most = state.most.max(state.bios.len() + state.back.len());
         });
     }
 
     fn poll(&mut self, done: &mut Batch, _: &mut Cx<'_>) {
-        held(|held| {
-            let mine = held.back.extract_if(.., |(core, _)| *core == self.0);
+        with_disk(|state| {
+            let mine = state.back.extract_if(.., |(core, _)| *core == self.0);
             done.extend(mine.map(|(_, bio)| bio));
         });
     }
 
     fn drain(&mut self, how: Drain, back: &mut Batch, _: &mut Cx<'_>) {
         if how == Drain::NoFlush {
-            held(|held| back.extend(held.bios.drain(..).map(|(_, bio)| bio)));
+            with_disk(|state| back.extend(state.bios.drain(..).map(|(_, bio)| bio)));
         }
     }
 
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         OwnWork::Idle
     }
 }
@@ -103,7 +103,7 @@ impl Cores for RecordedWakes {
 struct TestCores {
     cores: Vec<(CoreState, Box<dyn Lane>)>,
     queue: QueuedDevice,
-    letters: Arc<RecordedWakes>,
+    wakes: Arc<RecordedWakes>,
     content: Arc<Mutex<Vec<u8>>>,
     now: Nanos,
     done: Vec<(CoreId, Box<Bio>)>,
@@ -114,17 +114,17 @@ impl TestCores {
         let content = Arc::new(Mutex::new(vec![0; (SIZE * SECTOR_SIZE) as usize]));
         let disk = Arc::new(Disk { id: DeviceId::new(), content: Arc::clone(&content) });
         assert!(disk.content.lock().is_ok());
-        held(|held| *held = TestDiskState::default());
+        with_disk(|state| *state = TestDiskState::default());
         let queue = QueuedDevice::new(disk, &params(words));
-        let letters = Arc::new(RecordedWakes::default());
+        let wakes = Arc::new(RecordedWakes::default());
         let open = |core| {
             let state = CoreState::new(CoreId(core as u16), cores, 1, None);
-            let mut state = state.with_cores(Arc::clone(&letters) as Arc<dyn Cores>);
+            let mut state = state.with_cores(Arc::clone(&wakes) as Arc<dyn Cores>);
             let lane = queue.open(&mut state.cx(Nanos(1))).unwrap();
             (state, lane)
         };
         let cores = (0..cores).map(open).collect();
-        TestCores { cores, queue, letters, content, now: Nanos(1), done: Vec::new() }
+        TestCores { cores, queue, wakes, content, now: Nanos(1), done: Vec::new() }
     }
 
     fn submit(&mut self, core: usize, mut batch: Batch) {
@@ -144,7 +144,7 @@ impl TestCores {
 
     /// Completes the `n`th request of the disk with `status`.
     fn end(&mut self, n: usize, status: Status) {
-        let (core, mut bio) = held(|held| held.bios.remove(n));
+        let (core, mut bio) = with_disk(|state| state.bios.remove(n));
         if status.is_ok() {
             let mut content = self.content.lock().unwrap();
             let range = bio.sector.0 as usize * 512..bio.end().0 as usize * 512;
@@ -155,20 +155,20 @@ impl TestCores {
             }
         }
         bio.end_with(status);
-        held(|held| held.back.push((core, bio)));
+        with_disk(|state| state.back.push((core, bio)));
         self.poll(core.index());
-        self.letters();
+        self.wakes();
     }
 
     /// Polls the cores that have been woken.
-    fn letters(&mut self) {
+    fn wakes(&mut self) {
         for _ in 0..100 {
-            let letters = std::mem::take(&mut *self.letters.0.lock().unwrap());
-            if letters.is_empty() {
+            let wakes = std::mem::take(&mut *self.wakes.0.lock().unwrap());
+            if wakes.is_empty() {
                 return;
             }
-            for (core, device) in letters {
-                self.cores[core.index()].0.ports().wake_up(device);
+            for (core, device) in wakes {
+                self.cores[core.index()].0.inboxes().wake_up(device);
                 self.poll(core.index());
             }
         }
@@ -177,7 +177,7 @@ impl TestCores {
 
     /// First sector and length of each request with the disk.
     fn at_disk(&self) -> Vec<(u64, u64)> {
-        held(|held| held.bios.iter().map(|(_, bio)| (bio.sector.0, bio.sectors.0)).collect())
+        with_disk(|state| state.bios.iter().map(|(_, bio)| (bio.sector.0, bio.sectors.0)).collect())
     }
 }
 
@@ -185,7 +185,7 @@ impl Drop for TestCores {
     /// Checks that nothing is in flight, unless the test has failed.
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            assert!(held(|held| held.bios.is_empty() && held.back.is_empty()));
+            assert!(with_disk(|state| state.bios.is_empty() && state.back.is_empty()));
         }
     }
 }
@@ -233,11 +233,11 @@ fn a_report_says_what_holds_and_who_has_the_tags() {
     // nr_requests is at least 4; the disk accepts 32 KiB.
     let wanted = [("nr_hw_queues", 2), ("queue_depth", 4), ("nr_requests", 4), ("max_sectors_kb", 32)];
     wanted.iter().for_each(|(name, wanted)| assert_eq!(number(name), *wanted, "{name}"));
-    let queue = |cores: &[usize], tags_in_use, in_line| HwQueueReport {
+    let queue = |cores: &[usize], tags_in_use, waiting| HwQueueReport {
         cores: cores.to_vec(),
         tags: 4,
         tags_in_use,
-        in_line,
+        waiting,
         shared: None,
     };
     assert_eq!(report.hw_queues, [queue(&[0, 1], 4, 1), queue(&[2], 0, 0)]);
@@ -268,7 +268,7 @@ fn no_more_than_the_depth_is_with_the_disk() {
     }
     let order: Vec<_> = world.done.iter().map(|(_, bio)| bio.sector.0 / 8).collect();
     assert_eq!(order, (0..10).collect::<Vec<_>>());
-    assert_eq!(held(|held| held.most), 4);
+    assert_eq!(with_disk(|state| state.most), 4);
 }
 
 #[test]

@@ -11,10 +11,10 @@ struct SharedTagDisks {
 
 impl SharedTagDisks {
     fn new(depth: u32, disks: usize) -> SharedTagDisks {
-        held(|held| *held = TestDiskState::default());
+        with_disk(|state| *state = TestDiskState::default());
         let set = TagSet::new(1, depth);
-        let letters = Arc::new(RecordedWakes::default()) as Arc<dyn Cores>;
-        let mut core = CoreState::new(CoreId(0), 1, 1, None).with_cores(letters);
+        let wakes = Arc::new(RecordedWakes::default()) as Arc<dyn Cores>;
+        let mut core = CoreState::new(CoreId(0), 1, 1, None).with_cores(wakes);
         let mut open = |_| {
             let disk = Arc::new(Disk { id: DeviceId::new(), content: Arc::default() });
             let params = params(&format!("nomerges=2,nr_hw_queues=1,queue_depth={depth}"));
@@ -35,7 +35,8 @@ impl SharedTagDisks {
 
     /// Number of requests with a disk.
     fn has(&self, disk: usize) -> usize {
-        let count = held(|held| held.bios.iter().filter(|(_, bio)| bio.sector.0 == disk as u64 * 8).count());
+        let count =
+            with_disk(|state| state.bios.iter().filter(|(_, bio)| bio.sector.0 == disk as u64 * 8).count());
         let shared = self.disks[disk].0.report(1).hw_queues[0].shared.unwrap();
         assert_eq!(shared.held as usize, count);
         count
@@ -48,12 +49,12 @@ impl SharedTagDisks {
     /// Completes `n` requests of a disk and polls all lanes, that of the disk first: completions of
     /// the test disk belong to a core, not to a lane.
     fn end(&mut self, disk: usize, n: usize) {
-        held(|held| {
+        with_disk(|state| {
             for _ in 0..n {
-                let at = held.bios.iter().position(|(_, bio)| bio.sector.0 == disk as u64 * 8).unwrap();
-                let (core, mut bio) = held.bios.remove(at);
+                let at = state.bios.iter().position(|(_, bio)| bio.sector.0 == disk as u64 * 8).unwrap();
+                let (core, mut bio) = state.bios.remove(at);
                 bio.end_with(Status::Ok);
-                held.back.push((core, bio));
+                state.back.push((core, bio));
             }
         });
         self.poll(disk);
@@ -68,7 +69,7 @@ impl SharedTagDisks {
 
     fn end_all(&mut self) {
         for disk in (0..self.disks.len()).cycle() {
-            if held(|held| held.bios.is_empty()) {
+            if with_disk(|state| state.bios.is_empty()) {
                 break;
             }
             let n = self.has(disk);
@@ -158,9 +159,9 @@ fn what_waits_is_handed_back() {
     all.submit(0, 4);
     all.submit(1, 4);
     let mut back = Batch::new();
-    let others = held(|held| std::mem::take(&mut held.bios));
+    let others = with_disk(|state| std::mem::take(&mut state.bios));
     all.disks[1].1.drain(Drain::NoFlush, &mut back, &mut all.core.cx(all.now));
-    held(|held| held.bios = others);
+    with_disk(|state| state.bios = others);
     assert_eq!(back.len(), 4);
     back.iter_mut().for_each(|bio| bio.finish());
     all.end_all();

@@ -13,7 +13,7 @@ fn fewer_queues_than_cores_share_their_tags() {
         while !world.at_disk().is_empty() {
             world.end(0, Status::Ok);
         }
-        assert_eq!(held(|held| held.most), want);
+        assert_eq!(with_disk(|state| state.most), want);
         assert_eq!(world.done.len(), 80);
     }
 }
@@ -49,12 +49,12 @@ fn tags_of_a_lane_that_is_closed_come_back() {
     // The second core stops waiting, as in a suspend, and closes its lane.
     let (state, lane) = &mut world.cores[1];
     let mut back = Batch::new();
-    held(|held| held.back.append(&mut held.bios));
+    with_disk(|state| state.back.append(&mut state.bios));
     lane.drain(Drain::NoFlush, &mut back, &mut state.cx(world.now));
     back.iter_mut().for_each(|bio| bio.finish());
     assert_eq!(back.len(), 1);
     world.cores.truncate(1);
-    held(|held| held.bios.append(&mut held.back));
+    with_disk(|state| state.bios.append(&mut state.back));
     world.end(0, Status::Ok);
     world.submit(0, vec![read(24, 8), read(32, 8)]);
     assert_eq!(world.at_disk().len(), 2);
@@ -86,7 +86,7 @@ fn threads_share_tags() {
                         while got < left.min(7) {
                             if held.take_one(left.min(7) - got) {
                                 got += 1;
-                            } else if !held.settle(left.min(7) - got, &mut cx) {
+                            } else if !held.update_wait(left.min(7) - got, &mut cx) {
                                 break;
                             }
                         }
@@ -95,7 +95,7 @@ fn threads_share_tags() {
                         out.fetch_sub(got as u32, SeqCst);
                         held.completed(got);
                         left -= got;
-                        held.settle(left.min(7), &mut cx);
+                        held.update_wait(left.min(7), &mut cx);
                         std::thread::yield_now();
                     }
                 });

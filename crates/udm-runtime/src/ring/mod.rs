@@ -1,10 +1,10 @@
 //! The io_uring of a core, shared by its lanes and front ends.
 //!
 //! Contract: a [`RingOp`] passes its memory and its file to the ring. Both stay there until the
-//! kernel is done with them; the memory comes back in [`Done`]. If a [`RingUser`] is dropped, its
-//! operations continue, and their memory is freed when they complete. So backends and front ends
-//! need no `unsafe`. Operations may complete in any order. [`Ring::enter`] enters the kernel once
-//! per turn for all users.
+//! kernel is done with them; the memory comes back in [`RingCompletion`]. If a [`RingUser`] is
+//! dropped, its operations continue, and their memory is freed when they complete. So backends and
+//! front ends need no `unsafe`. Operations may complete in any order. [`Ring::enter`] enters the
+//! kernel once per turn for all users.
 //!
 //! A small send is *quick*: if the socket has room, the kernel posts no completion for it (Linux
 //! 6.1). After the system call that submits it, the data is sent, or a completion gives the error.
@@ -20,7 +20,7 @@ mod simulated;
 mod sys;
 pub(crate) mod unavailable;
 
-pub use op::{Done, RingOp};
+pub use op::{RingCompletion, RingOp};
 pub use simulated::{FinishedOp, SimulatedKernel};
 
 use simulated::RingBackend;
@@ -30,7 +30,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
-use sys::{Cqe, Entry};
+use sys::{Cqe, RingEntry};
 use udm_core::{Cx, WakeTarget, errno};
 
 /// The longest quick send in bytes: a socket has room for this much, unless its client is slow.
@@ -53,7 +53,7 @@ struct RingState {
     backlog: VecDeque<usize>,
     /// Recycled entries, with the capacity of their lists.
     #[expect(clippy::vec_box, reason = "the kernel holds pointers into an entry: it must not move")]
-    spare: Vec<Box<Entry>>,
+    free_entries: Vec<Box<RingEntry>>,
     completions: Vec<Cqe>,
     /// Quick sends, oldest first: the kernel posts a completion only if they fail.
     quick: Vec<usize>,
@@ -64,7 +64,7 @@ struct RingState {
 struct InFlightOp {
     user: usize,
     tag: u64,
-    entry: Box<Entry>,
+    entry: Box<RingEntry>,
     /// A send that does not wait for room. If there is no room, it is submitted again as a normal
     /// send.
     quick: bool,
@@ -72,12 +72,12 @@ struct InFlightOp {
 
 #[derive(Default)]
 struct RingUserState {
-    done: Vec<Done>,
+    done: Vec<RingCompletion>,
     in_flight: usize,
     dropped: bool,
     ready: bool,
     /// The wake target to run when an operation completes, even if it has nothing in flight.
-    visit: Option<WakeTarget>,
+    wake_target: Option<WakeTarget>,
     /// The user does not need to know when a send has completed.
     defers_sends: bool,
 }
@@ -110,7 +110,7 @@ impl Ring {
             users: Slab::new(),
             ready: Vec::new(),
             backlog: VecDeque::new(),
-            spare: Vec::new(),
+            free_entries: Vec::new(),
             completions: Vec::new(),
             quick: Vec::new(),
             progress: false,
@@ -195,7 +195,7 @@ impl Ring {
         for id in ready.drain(..) {
             if let Some(user) = users.get_mut(id) {
                 user.ready = false;
-                out.extend(user.visit);
+                out.extend(user.wake_target);
             }
         }
     }
@@ -203,7 +203,7 @@ impl Ring {
 
 impl RingState {
     fn push(&mut self, user: usize, tag: u64, op: RingOp) {
-        let mut entry = self.spare.pop().unwrap_or_default();
+        let mut entry = self.free_entries.pop().unwrap_or_default();
         entry.fill(op);
         self.users[user].in_flight += 1;
         let quick = self.kernel.supports_quick_send() && entry.is_send() && entry.bytes() <= QUICK_MAX;
@@ -297,8 +297,8 @@ impl RingState {
     fn finished(&mut self, key: usize, result: i32) {
         let Some(InFlightOp { user, tag, mut entry, .. }) = self.entries.try_remove(key) else { return };
         let data = entry.take_data();
-        if self.spare.len() < ENTRIES as usize {
-            self.spare.push(entry);
+        if self.free_entries.len() < ENTRIES as usize {
+            self.free_entries.push(entry);
         }
         let Some(state) = self.users.get_mut(user) else { return };
         state.in_flight -= 1;
@@ -309,7 +309,7 @@ impl RingState {
             return;
         }
         let result = u32::try_from(result).map_err(|_| -result);
-        state.done.push(Done { tag, result, data });
+        state.done.push(RingCompletion { tag, result, data });
         if !state.ready {
             state.ready = true;
             self.ready.push(user);
@@ -370,7 +370,7 @@ impl RingUser {
     }
 
     /// Appends the operations that completed since the last call.
-    pub fn take(&self, out: &mut Vec<Done>) {
+    pub fn take(&self, out: &mut Vec<RingCompletion>) {
         out.append(&mut self.ring.0.borrow_mut().users[self.id].done);
     }
 
@@ -381,8 +381,8 @@ impl RingUser {
     }
 
     /// Sets the wake target to run when an operation completes.
-    pub(crate) fn set_wake_target(&self, visit: Option<WakeTarget>) {
-        self.ring.0.borrow_mut().users[self.id].visit = visit;
+    pub(crate) fn set_wake_target(&self, wake_target: Option<WakeTarget>) {
+        self.ring.0.borrow_mut().users[self.id].wake_target = wake_target;
     }
 }
 

@@ -86,7 +86,7 @@ impl RingOp {
 
 /// A completed operation.
 #[derive(Debug)]
-pub struct Done {
+pub struct RingCompletion {
     /// The user's tag.
     pub tag: u64,
     /// Number of bytes (0 for operations without data), or the errno.

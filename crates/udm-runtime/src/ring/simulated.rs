@@ -4,7 +4,7 @@
 //! the ring is the same: waits, quick sends, full queues, dropped users.
 
 use super::op::RingOp;
-use super::sys::{Cqe, Entry, Uring};
+use super::sys::{Cqe, RingEntry, Uring};
 use super::{ENTRIES, InFlightOp};
 use slab::Slab;
 use std::io;
@@ -91,7 +91,7 @@ impl RingBackend {
         }
     }
 
-    pub(super) fn push(&mut self, entry: &mut Entry, user_data: u64, quick: bool) -> bool {
+    pub(super) fn push(&mut self, entry: &mut RingEntry, user_data: u64, quick: bool) -> bool {
         match self {
             RingBackend::Uring(uring) => uring.push(entry, user_data, quick),
             RingBackend::SimulatedRing(simulated) => {

@@ -18,7 +18,7 @@ fn text(s: &str) -> Segments {
     b.into()
 }
 
-fn wait_for(ring: &Ring, user: &RingUser, n: usize) -> Vec<Done> {
+fn wait_for(ring: &Ring, user: &RingUser, n: usize) -> Vec<RingCompletion> {
     let mut out = Vec::new();
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(20) {

@@ -39,7 +39,7 @@ impl LifecycleWorld {
     /// Connects a client to the device called `name`.
     pub(super) fn come(&mut self, name: &str, checks: bool) -> Result<(), Violation> {
         let Some(server) = &self.server else { return Ok(()) };
-        let Some(export) = server.exports.hold(name) else { return Ok(()) };
+        let Some(export) = server.exports.acquire(name) else { return Ok(()) };
         let device = export.device().id();
         let seen = self.view.iter().find(|seen| seen.id == device);
         let Some((of, sectors)) = seen.and_then(|seen| Some((self.served(seen)?, seen.sectors))) else {
@@ -79,7 +79,7 @@ impl LifecycleWorld {
         let DeviceClient { number, core, .. } = self.clients[at];
         let lanes = &mut self.machine.cores[core].open;
         if let Some(lane) = lanes.iter().position(|open| open.device == number) {
-            if lanes[lane].in_flight > 0 || lanes[lane].lane.busy() == OwnWork::Required {
+            if lanes[lane].in_flight > 0 || lanes[lane].lane.own_work() == OwnWork::Required {
                 return false;
             }
             self.machine.set_turn(Some(core));

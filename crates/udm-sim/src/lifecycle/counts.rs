@@ -1,7 +1,7 @@
 //! Coverage counters of runs.
 
-use super::ask::{KINDS, ServerVerb};
-use crate::counts::{RunHash, count, counts, format_disturbance_counts, list, uncovered};
+use super::verb_jobs::{KINDS, ServerVerb};
+use crate::counts::{RunHash, counts, format_count, format_counts, format_disturbance_counts, uncovered};
 use crate::plan::{Disturbance, ExcludedDisturbances};
 
 counts! {
@@ -111,14 +111,14 @@ impl LifecycleCounts {
     pub fn coverage(&self) -> String {
         format!(
             "lives: {}, {} ended in order\nverbs: {}; {} of them refused\ntrouble: {}\nchecked: {} sectors read by {} clients, {} rests\n",
-            count(self.lives),
-            count(self.ended),
-            list(ServerVerb::NAMES.into_iter().zip(self.verbs)),
-            count(self.refused),
+            format_count(self.lives),
+            format_count(self.ended),
+            format_counts(ServerVerb::NAMES.into_iter().zip(self.verbs)),
+            format_count(self.refused),
             format_disturbance_counts(self.trouble()),
-            count(self.sectors),
-            count(self.clients),
-            count(self.rests)
+            format_count(self.sectors),
+            format_count(self.clients),
+            format_count(self.rests)
         )
     }
 }

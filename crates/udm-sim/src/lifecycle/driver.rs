@@ -3,8 +3,8 @@
 //! The world is in a thread-local variable, because a verb that blocks runs steps of the world
 //! until it can continue.
 
-use super::ask::ServerVerb;
 use super::server_life;
+use super::verb_jobs::ServerVerb;
 use super::world::{LifecycleWorld, ReentrantStep, ServerPhase};
 use crate::environment::lock;
 use crate::log_capture;
@@ -22,7 +22,7 @@ thread_local! {
 }
 
 /// Removes and returns the world of this thread.
-pub(super) fn take() -> Option<Box<LifecycleWorld>> {
+pub(super) fn take_world() -> Option<Box<LifecycleWorld>> {
     WORLD.take()
 }
 
@@ -49,15 +49,15 @@ pub(super) fn run(plan: &RunPlan) -> Result<(), Violation> {
 /// cannot return it.
 fn run_others_while_blocked() {
     with_world(|world| world.depth += 1);
-    let stepped = step();
+    let stepped = step_world();
     with_world(|world| {
         world.depth -= 1;
         // Messages that the verb sends next must follow those that it sent before.
         world.machine.set_turn(None);
-        let told = world.outside.files().tell_writes(&lock(&world.machine.env));
+        let written = world.outside.files().tell_writes(&lock(&world.machine.env));
         let over = world.machine.step > world.machine.plan.steps + 20 * STEPS_MAX;
         let stuck = || format!("a verb does not come to its end: {}", world.waits());
-        let wrong = stepped.err().or(told.err().map(|e| e.to_string())).or_else(|| over.then(stuck));
+        let wrong = stepped.err().or(written.err().map(|e| e.to_string())).or_else(|| over.then(stuck));
         world.wrong = world.wrong.take().or(wrong);
     });
     if with_world(|world| world.wrong.is_some()) {
@@ -65,7 +65,7 @@ fn run_others_while_blocked() {
     }
 }
 
-pub(super) fn step() -> Result<(), Violation> {
+pub(super) fn step_world() -> Result<(), Violation> {
     match with_world(LifecycleWorld::step)? {
         None => Ok(()),
         Some(ReentrantStep::Work(work)) => {
@@ -93,18 +93,18 @@ pub(super) fn step_until(what: &str, done: impl Fn(&LifecycleWorld) -> bool) -> 
         if with_world(|world| world.machine.step) - from > STEPS_MAX {
             return Err(format!("{what} do not come to an end: {}", with_world(|world| world.waits())));
         }
-        step()?;
+        step_world()?;
     }
     Ok(())
 }
 
 /// Starts `verb`, and runs steps until all verbs are done.
-pub(super) fn ask(verb: ServerVerb) -> Result<(), Violation> {
+pub(super) fn run_verb(verb: ServerVerb) -> Result<(), Violation> {
     with_world(|world| world.begin(verb));
     step_until("verbs", LifecycleWorld::is_over)
 }
 
 /// True if the server is in `phase`.
-pub(super) fn is(phase: ServerPhase) -> bool {
+pub(super) fn is_in_phase(phase: ServerPhase) -> bool {
     with_world(|world| world.phase == phase)
 }

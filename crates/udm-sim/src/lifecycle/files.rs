@@ -26,7 +26,7 @@ struct SimFile {
     file: File,
     identity: FileIdentity,
     /// Number of the last write for which the modification time was set.
-    told: u64,
+    stamped: u64,
 }
 
 /// The persistent files of a world.
@@ -88,14 +88,14 @@ impl PersistentFiles {
         }
         env.disks.push(simulated);
         env.paths.push(PathState { prompt: true, ..PathState::healthy(disk, 20_000) });
-        self.simulated.push(SimFile { file, identity, told: 0 });
+        self.simulated.push(SimFile { file, identity, stamped: 0 });
         Ok(disk)
     }
 
     /// Sets the modification time of each file for its last write.
     pub(super) fn tell_writes(&mut self, env: &Env) -> io::Result<()> {
         for (one, disk) in self.simulated.iter_mut().zip(&env.disks) {
-            if !disk.log && std::mem::replace(&mut one.told, disk.mark()) != disk.mark() {
+            if !disk.log && std::mem::replace(&mut one.stamped, disk.mark()) != disk.mark() {
                 let changed = Duration::from_secs(LONG_AGO) + Duration::from_micros(disk.mark());
                 one.file.set_modified(UNIX_EPOCH + changed)?;
             }

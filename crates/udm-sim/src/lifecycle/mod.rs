@@ -13,22 +13,22 @@
 //! A killed server continues in a copy of its files until it has ended, and its requests change
 //! nothing.
 //!
-//! * `files`, `outside`: the state that outlives a server, and the backends of the registry.
-//! * `ask`, `draw`: verbs. `clients`: readers and writers.
-//! * `model`, `look`: the rules: the content of each disk and snapshot, and the snapshots that a
-//!   server may lose. `counts`: the counters.
+//! * `files`, `backends`: the state that outlives a server, and the backends of the registry.
+//! * `verb_jobs`, `generator`: verbs. `clients`: readers and writers.
+//! * `model`, `observation`: the rules: the content of each disk and snapshot, and the snapshots
+//!   that a server may lose. `counts`: the counters.
 //! * `world`, `driver`, `server_life`: the run.
 
-mod ask;
+mod backends;
 mod clients;
 mod counts;
-mod draw;
 mod driver;
 mod files;
-mod look;
+mod generator;
 mod model;
-mod outside;
+mod observation;
 mod server_life;
+mod verb_jobs;
 mod world;
 
 use crate::environment::lock;
@@ -43,7 +43,7 @@ pub use counts::LifecycleCounts;
 pub fn run(plan: &RunPlan) -> Result<LifecycleCounts, Box<RunFailure>> {
     let outcome = catch_panic(|| driver::run(plan));
     udm_control::wait_hook::set_wait_hook(None);
-    let world = driver::take();
+    let world = driver::take_world();
     let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
     let mut plan = plan.clone();
     let (mut what, mut trace) = (what, Vec::new());

@@ -216,13 +216,13 @@ pub(super) struct LifecycleModel {
     pub(super) origins: Vec<Origin>,
     pub(super) snapshots: Vec<Snapshot>,
     /// Verbs in progress.
-    pub(super) under_way: Vec<u64>,
+    pub(super) running: Vec<u64>,
     stamp: u64,
 }
 
 impl LifecycleModel {
     pub(super) fn new() -> LifecycleModel {
-        LifecycleModel { origins: Vec::new(), snapshots: Vec::new(), under_way: Vec::new(), stamp: 1 }
+        LifecycleModel { origins: Vec::new(), snapshots: Vec::new(), running: Vec::new(), stamp: 1 }
     }
 
     pub(super) fn image(&mut self, of: ClientTarget) -> &mut DiskImage {
@@ -250,7 +250,7 @@ impl LifecycleModel {
     pub(super) fn write_begins(&mut self, of: ClientTarget) -> Result<(), String> {
         let ClientTarget::Disk(disk) = of else { return Ok(()) };
         for one in self.snapshots.iter_mut().filter(|one| one.disk == disk && !one.attached) {
-            let tells = one.released_by.iter().any(|id| self.under_way.contains(id));
+            let tells = one.released_by.iter().any(|id| self.running.contains(id));
             match one.fate {
                 SnapshotFate::Kept if one.removals.is_empty() && one.merges.is_empty() && !tells => {
                     let (origin, store) = (self.origins[disk].path.display(), one.store.display());
@@ -270,11 +270,11 @@ impl LifecycleModel {
     /// # Errors
     /// If a snapshot was bypassed without a log line.
     pub(super) fn is_over(&mut self, id: u64) -> Result<(), String> {
-        self.under_way.retain(|other| *other != id);
+        self.running.retain(|other| *other != id);
         for one in
             self.snapshots.iter().filter(|one| one.fate == SnapshotFate::Kept && !one.attached && one.passed)
         {
-            let tells = one.released_by.iter().any(|id| self.under_way.contains(id));
+            let tells = one.released_by.iter().any(|id| self.running.contains(id));
             if !tells && one.removals.is_empty() && one.merges.is_empty() {
                 return Err(format!("{} was released, and no log line says so", one.store.display()));
             }

@@ -1,14 +1,14 @@
 //! The life of a server: it starts, serves, sometimes quiesces, and ends or is killed.
 
-use super::ask::ServerVerb;
-use super::driver::{ask, is, step, step_until, with_world};
-use super::look::TableMeaning;
+use super::driver::{is_in_phase, run_verb, step_until, step_world, with_world};
 use super::model::SnapshotFate;
+use super::observation::TableMeaning;
+use super::verb_jobs::ServerVerb;
 use super::world::{LifecycleWorld, ServerInstance, ServerPhase};
 use crate::environment::lock;
 use crate::model::Violation;
 use crate::plan::Disturbance;
-use crate::waiting::WakeableFuture;
+use crate::wakeable::WakeableFuture;
 use std::sync::Arc;
 use udm_control::config::{DesiredDevice, DesiredState};
 use udm_control::exports::{ExportOptions, Exporter};
@@ -23,31 +23,32 @@ const ROUNDS_MAX: usize = 30;
 /// Runs one server. The last one has all stores, waits for all snapshots, and is not killed.
 pub(super) fn run_server(last: bool) -> Result<(), Violation> {
     with_world(|world| world.start(last))?;
-    ask(ServerVerb::Start)?;
-    if is(ServerPhase::Starting) {
+    run_verb(ServerVerb::Start)?;
+    if is_in_phase(ServerPhase::Starting) {
         with_world(|world| {
             world.phase = ServerPhase::Serving;
             world.check_listed()
         })?;
     }
-    while !last && is(ServerPhase::Serving) && with_world(|world| world.machine.step < world.end_at) {
-        step()?;
-        if with_world(|world| world.control.one_in(600)) && is(ServerPhase::Serving) {
+    while !last && is_in_phase(ServerPhase::Serving) && with_world(|world| world.machine.step < world.end_at)
+    {
+        step_world()?;
+        if with_world(|world| world.control.one_in(600)) && is_in_phase(ServerPhase::Serving) {
             quiesce_and_read_back()?;
         }
     }
-    if is(ServerPhase::Serving) {
+    if is_in_phase(ServerPhase::Serving) {
         quiesce_and_read_back()?;
     }
-    if is(ServerPhase::Serving) {
+    if is_in_phase(ServerPhase::Serving) {
         with_world(|world| world.phase = ServerPhase::Ending);
     }
-    if is(ServerPhase::Ending) {
-        go()?;
+    if is_in_phase(ServerPhase::Ending) {
+        stop_server()?;
     }
     // The server may have been killed while it ended.
-    if is(ServerPhase::Dying) {
-        go()?;
+    if is_in_phase(ServerPhase::Dying) {
+        stop_server()?;
     }
     with_world(LifecycleWorld::is_gone)
 }
@@ -59,10 +60,10 @@ fn quiesce_and_read_back() -> Result<(), Violation> {
         world.machine.say("no more is asked for");
     });
     resume_all()?;
-    if is(ServerPhase::Serving) {
+    if is_in_phase(ServerPhase::Serving) {
         step_until("requests", |world| world.clients.iter().all(|client| client.busy.is_empty()))?;
     }
-    if is(ServerPhase::Serving) {
+    if is_in_phase(ServerPhase::Serving) {
         with_world(|world| {
             for at in (0..world.clients.len()).rev() {
                 world.go(at);
@@ -79,7 +80,7 @@ fn quiesce_and_read_back() -> Result<(), Violation> {
             })
         })?;
     }
-    if is(ServerPhase::Serving) {
+    if is_in_phase(ServerPhase::Serving) {
         with_world(|world| {
             for at in (0..world.clients.len()).rev() {
                 world.go(at);
@@ -114,16 +115,16 @@ fn resume_all() -> Result<(), Violation> {
 /// valid any more.
 fn clear_and_resume(suspended: Vec<String>) -> Result<(), Violation> {
     for word in with_world(LifecycleWorld::names) {
-        ask(ServerVerb::Clear { word })?;
+        run_verb(ServerVerb::Clear { word })?;
     }
     for word in suspended {
-        ask(ServerVerb::Resume { words: vec![word] })?;
+        run_verb(ServerVerb::Resume { words: vec![word] })?;
     }
     Ok(())
 }
 
 /// Ends the server: requests and verbs complete, and its devices are removed.
-fn go() -> Result<(), Violation> {
+fn stop_server() -> Result<(), Violation> {
     let phase = with_world(|world| world.phase);
     with_world(|world| {
         if let Some(server) = &world.server {
@@ -133,7 +134,7 @@ fn go() -> Result<(), Violation> {
     for _ in 0..ROUNDS_MAX {
         step_until("verbs", LifecycleWorld::is_over)?;
         let suspended = with_world(LifecycleWorld::suspended);
-        if suspended.is_empty() || !is(phase) {
+        if suspended.is_empty() || !is_in_phase(phase) {
             break;
         }
         clear_and_resume(suspended)?;
@@ -141,15 +142,15 @@ fn go() -> Result<(), Violation> {
     step_until("clients", |world| {
         world.machine.cores.iter().flat_map(|core| &core.open).all(|open| open.in_flight == 0)
     })?;
-    if !is(phase) {
+    if !is_in_phase(phase) {
         return Ok(());
     }
     while with_world(|world| !world.clients.is_empty()) {
         let all = with_world(|world| (0..world.clients.len()).rev().all(|at| world.go(at)));
         if !all {
-            step()?;
+            step_world()?;
         }
-        if !is(phase) {
+        if !is_in_phase(phase) {
             return Ok(());
         }
     }
@@ -166,15 +167,15 @@ fn go() -> Result<(), Violation> {
             ));
         }
         for word in names {
-            ask(ServerVerb::Remove { word })?;
-            if !is(phase) {
+            run_verb(ServerVerb::Remove { word })?;
+            if !is_in_phase(phase) {
                 return Ok(());
             }
         }
     }
     step_until("the cores", |world| {
         world.is_over()
-            && world.machine.has_no_mail()
+            && world.machine.is_inbox_empty()
             && world.machine.cores.iter().all(|core| core.tasks.is_empty())
     })
 }
@@ -283,12 +284,12 @@ impl LifecycleWorld {
         for (at, one) in
             self.model.snapshots.iter_mut().enumerate().filter(|(_, one)| one.fate == SnapshotFate::Kept)
         {
-            let by = one.released_by.iter().any(|id| self.model.under_way.contains(id));
+            let by = one.released_by.iter().any(|id| self.model.running.contains(id));
             if killed.contains(&at) || !one.attached && by {
                 one.fate = SnapshotFate::Released;
             }
         }
-        self.model.under_way.clear();
+        self.model.running.clear();
         self.phase = ServerPhase::Dying;
         (self.resting, self.machine.reading) = (false, false);
         self.kill_at = u64::MAX;

@@ -1,13 +1,13 @@
 //! A lifecycle world: cores, the files that outlive servers, and the running server. It runs on one
 //! thread in an order drawn from a seed.
 
-use super::ask::{ServerVerb, ServerVerbJob, VerbReply};
+use super::backends::LifecycleBackends;
 use super::clients::DeviceClient;
 use super::counts::LifecycleCounts;
 use super::files::PersistentFiles;
-use super::look::{DeviceView, last_component};
 use super::model::{DiskImage, LifecycleModel, Origin, SnapshotFate};
-use super::outside::LifecycleBackends;
+use super::observation::{DeviceView, last_component};
+use super::verb_jobs::{ServerVerb, ServerVerbJob, VerbReply};
 use crate::counts::RunHash;
 use crate::disk::SimDisk;
 use crate::environment::{Env, lock};
@@ -18,7 +18,7 @@ use crate::register_model::RegisterModel;
 use crate::rng::{RngStream, SimRng};
 use crate::trace::{EventKind, NO_CORE};
 use crate::turn::MachineWorld;
-use crate::waiting::WakeableFuture;
+use crate::wakeable::WakeableFuture;
 use std::path::PathBuf;
 use std::sync::Arc;
 use udm_control::error::VerbError;
@@ -269,7 +269,7 @@ impl LifecycleWorld {
         }
         let mut job = ServerVerbJob::new(self.ids, verb, &server.registry, &server.wish);
         job.about = about;
-        self.model.under_way.push(self.ids);
+        self.model.running.push(self.ids);
         self.jobs.push(job);
     }
 
@@ -277,7 +277,7 @@ impl LifecycleWorld {
     pub(super) fn in_device(&self, name: &str) -> Option<usize> {
         let seen = self.view.iter().find(|seen| seen.name == name)?;
         match &seen.kind {
-            super::look::TableMeaning::Snapshot { store, state: SnapshotState::Valid, .. } => {
+            super::observation::TableMeaning::Snapshot { store, state: SnapshotState::Valid, .. } => {
                 self.model.in_store(store)
             }
             _ => None,
@@ -287,7 +287,7 @@ impl LifecycleWorld {
     /// Returns the detached snapshot that the device `name` had.
     fn spent(&self, name: &str) -> Option<usize> {
         let seen = self.view.iter().find(|seen| seen.name == name)?;
-        let super::look::TableMeaning::Snapshot { store, .. } = &seen.kind else { return None };
+        let super::observation::TableMeaning::Snapshot { store, .. } = &seen.kind else { return None };
         self.model.in_store(store).filter(|at| {
             let one = &self.model.snapshots[*at];
             !one.attached && matches!(one.fate, SnapshotFate::Kept | SnapshotFate::Released)
@@ -307,11 +307,11 @@ impl LifecycleWorld {
         job: &ServerVerbJob,
         outcome: Result<VerbReply, VerbError>,
     ) -> Result<(), Violation> {
-        let said = outcome.as_ref().map_or_else(ToString::to_string, |said| match said {
+        let reply = outcome.as_ref().map_or_else(ToString::to_string, |reply| match reply {
             VerbReply::Applied(failed) => format!("done, but for {failed:?}"),
             _ => "done".into(),
         });
-        self.machine.say(format!("{} ends: {}", job.id, said.replace(&self.base, "")));
+        self.machine.say(format!("{} ends: {}", job.id, reply.replace(&self.base, "")));
         let finishing = self.finishing.iter().position(|(id, _)| *id == job.id);
         let finishing = finishing.map(|at| self.finishing.swap_remove(at).1);
         if self.phase == ServerPhase::Dying {
@@ -370,7 +370,7 @@ impl LifecycleWorld {
                 self.ids += 1;
                 self.machine.say(format!("{}: the merge of {} is over", self.ids, end.name()));
                 self.finishing.push((self.ids, end.clone()));
-                self.model.under_way.push(self.ids);
+                self.model.running.push(self.ids);
                 self.jobs.push(ServerVerbJob::finish(self.ids, &server.registry, end));
             }
             Some(_) => drop(self.merges.swap_remove(at)),

@@ -155,7 +155,7 @@ impl NbdServerWorld {
         self.set_turn(None);
         let Some((change, woken)) = &mut self.devices[device].change else { return Ok(()) };
         woken.store(false, Ordering::Relaxed);
-        match change.step(&*self.cluster) {
+        match change.step(&*self.core_set) {
             None => Ok(()),
             Some(outcome) => {
                 self.devices[device].change = None;

@@ -409,7 +409,7 @@ fn take_chunk(
             store_read_data(asked, offset, data.len(), |to| to.copy_from_slice(data))?;
         }
         Chunk::Hole { offset, len } if command == Command::Read => {
-            store_read_data(asked, offset, len as usize, |_| {})?
+            store_read_data(asked, offset, len as usize, |_| {})?;
         }
         Chunk::BlockStatus { context: of, descriptors } if command == Command::BlockStatus => {
             if Some(of) != context || asked.status.is_some() {

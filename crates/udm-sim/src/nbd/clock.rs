@@ -11,7 +11,7 @@ thread_local! {
 }
 
 /// Clock functions for the cores.
-pub(crate) const TIME: CoreClock = CoreClock { now, spent };
+pub(crate) const TIME: CoreClock = CoreClock { now, cpu_time: core_cpu_time };
 
 /// Sets the time, and the CPU time of the core that has the turn.
 pub(crate) fn set(time: Nanos, of_core: Nanos) {
@@ -23,6 +23,6 @@ pub(crate) fn now() -> Nanos {
     NOW.get()
 }
 
-fn spent() -> Nanos {
+fn core_cpu_time() -> Nanos {
     SPENT.get()
 }

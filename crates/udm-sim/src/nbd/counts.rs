@@ -1,6 +1,8 @@
 //! Coverage counters of runs.
 
-use crate::counts::{Maximum, RunHash, count, counts, format_disturbance_counts, list, uncovered};
+use crate::counts::{
+    Maximum, RunHash, counts, format_count, format_counts, format_disturbance_counts, uncovered,
+};
 use crate::plan::{Disturbance, ExcludedDisturbances};
 use udm_wire::nbd::Command;
 
@@ -108,16 +110,16 @@ impl NbdServerCounts {
         let commands = self.requests.iter().enumerate().filter(|(number, _)| *number != 2);
         format!(
             "requests: {}; {} of them with an error\ntrouble: {}\nchecked: {} pieces of data, {} block statuses, {} clients, {} full sockets, {} rests, {} ends; {} KiB of memory at the most\n",
-            list(commands.map(|(number, n)| (name(number), *n))),
-            count(self.errors),
+            format_counts(commands.map(|(number, n)| (name(number), *n))),
+            format_count(self.errors),
             format_disturbance_counts(self.trouble()),
-            count(self.compared),
-            count(self.statuses),
-            count(self.clients),
-            count(self.full),
-            count(self.rests),
-            count(self.ends),
-            count(self.memory.0 >> 10)
+            format_count(self.compared),
+            format_count(self.statuses),
+            format_count(self.clients),
+            format_count(self.full),
+            format_count(self.rests),
+            format_count(self.ends),
+            format_count(self.memory.0 >> 10)
         )
     }
 }

@@ -34,7 +34,7 @@ pub(super) struct ClientHandshake {
     structured: bool,
     context: Option<u32>,
     /// Size and flags of the export in the present reply.
-    told: Option<(u64, ExportFlags)>,
+    export_info: Option<(u64, ExportFlags)>,
     /// True if the client stops before it has sent all options.
     pub(super) falls_silent: bool,
 }
@@ -89,7 +89,7 @@ impl ClientHandshake {
             export,
             structured: false,
             context: None,
-            told: None,
+            export_info: None,
             falls_silent: !plain && c.one_in(40),
         }
     }
@@ -134,13 +134,13 @@ impl ClientHandshake {
         let bytes = input.first_chunk().expect("so many bytes are there");
         let ExportNameReply { size, flags } = ExportNameReply::decode(bytes);
         input.drain(..ExportNameReply::SIZE + zeroes);
-        self.told = Some((size, flags));
+        self.export_info = Some((size, flags));
         HandshakeStep::Begins(self.agreed(around))
     }
 
     fn agreed(&self, around: &ClientContext<'_>) -> NegotiatedExport {
         let (device, _) = around.exports[self.export];
-        let flags = self.told.map_or(ExportFlags::empty(), |(_, flags)| flags);
+        let flags = self.export_info.map_or(ExportFlags::empty(), |(_, flags)| flags);
         NegotiatedExport { device, flags, structured: self.structured, context: self.context }
     }
 
@@ -164,7 +164,7 @@ impl ClientHandshake {
         input.drain(..end);
         match (option, reply) {
             (_, OptionReply::Info(Info::Export { size, flags })) => {
-                self.told = Some((size, flags));
+                self.export_info = Some((size, flags));
                 self.check(around)?;
             }
             (ClientOption::SetMetaContext(_), OptionReply::MetaContext { id, name }) => {
@@ -215,7 +215,7 @@ impl ClientHandshake {
     fn check(&self, around: &ClientContext<'_>) -> Result<(), Violation> {
         let (device, read_only) = around.exports[self.export];
         let disk = &around.model.disks[device];
-        let Some((size, flags)) = self.told else { return Err("an export without a size".into()) };
+        let Some((size, flags)) = self.export_info else { return Err("an export without a size".into()) };
         if size != disk.size || flags.contains(ExportFlags::READ_ONLY) != read_only {
             return Err(format!("an export of {size} bytes with {flags:?}, where {} are", disk.size));
         }

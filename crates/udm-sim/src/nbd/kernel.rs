@@ -76,7 +76,7 @@ impl SimRingState {
     }
 
     /// Number of operations in progress on connections.
-    pub(crate) fn under_way(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         self.pending.values().filter(|pending| pending.link.is_some()).count()
     }
 

@@ -137,7 +137,7 @@ impl NbdServerWorld {
                 ));
             }
         }
-        let live = udm_buf::counted::live() - self.base;
+        let live = udm_buf::slab_count::live_bytes() - self.base;
         let may = (connections as i64 + self.count as i64) * KEPT;
         if live > may {
             return Err(format!(
@@ -203,8 +203,8 @@ impl NbdServerWorld {
     }
 
     fn check_ring(&self) -> Result<(), Violation> {
-        let under_way: usize = self.cores.iter().map(|core| core.outside.borrow().under_way()).sum();
-        match under_way {
+        let in_flight: usize = self.cores.iter().map(|core| core.outside.borrow().in_flight()).sum();
+        match in_flight {
             0 => Ok(()),
             n => Err(format!("no client is left, but {n} operations are in progress in the rings")),
         }
@@ -262,10 +262,10 @@ impl NbdServerWorld {
         let now = lock(&self.env).now;
         self.clients.iter_mut().for_each(|client| client.next = client.next.min(now));
         self.set_turn(None);
-        self.cluster.end();
+        self.core_set.end();
         // Requests that a suspended device holds fail, and changes in progress complete.
         self.step_until("the end of changes", |world| world.changing() == 0)?;
-        self.cluster.stop(Nanos(20_000_000_000));
+        self.core_set.stop(Nanos(20_000_000_000));
         self.step_until("the end of the cores", |world| world.cores.iter().all(|core| core.over))?;
         // The clients read the rest without short reads, which could take forever.
         let calm = std::mem::replace(&mut self.net.borrow_mut().calm, true);
@@ -283,7 +283,7 @@ impl NbdServerWorld {
         }
         self.check_lanes()?;
         self.model.forget_lost_requests(self.step);
-        let live = udm_buf::counted::live() - self.base;
+        let live = udm_buf::slab_count::live_bytes() - self.base;
         if live != 0 {
             return Err(format!("the server is gone, and {live} bytes of its memory are not"));
         }

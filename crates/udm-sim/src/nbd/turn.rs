@@ -8,7 +8,7 @@ use crate::model::Violation;
 use crate::plan::Disturbance;
 use crate::trace::{EventKind, NO_CORE};
 use udm_core::Nanos;
-use udm_runtime::Rest;
+use udm_runtime::StepOutcome;
 use udm_wire::nbd::{Command, CommandFlags, Request};
 
 /// Maximum number of steps until an awaited event, or until another byte is moved. A long reply may
@@ -23,7 +23,7 @@ const CHECKS: usize = 4;
 enum TurnCandidate {
     Core(usize),
     Client(usize),
-    Survey,
+    BlockStatus,
     Change(usize),
 }
 
@@ -58,8 +58,8 @@ impl NbdServerWorld {
                 ready.push(TurnCandidate::Client(i));
             }
         }
-        if self.server.as_ref().is_some_and(|server| server.surveys() > 0) {
-            ready.push(TurnCandidate::Survey);
+        if self.server.as_ref().is_some_and(|server| server.pending_queries() > 0) {
+            ready.push(TurnCandidate::BlockStatus);
         }
         for (d, device) in self.devices.iter().enumerate() {
             let woken =
@@ -74,7 +74,7 @@ impl NbdServerWorld {
         match self.schedule.pick(&ready) {
             TurnCandidate::Core(c) => self.turn(c)?,
             TurnCandidate::Client(i) => self.client_turn(i)?,
-            TurnCandidate::Survey => self.survey(),
+            TurnCandidate::BlockStatus => self.run_block_status(),
             TurnCandidate::Change(d) => self.go_on_changing(d)?,
         }
         match lock(&self.env).violation.take() {
@@ -162,7 +162,7 @@ impl NbdServerWorld {
         self.turns += 1;
         let mut rest = self.cores[c].core.step();
         for _ in 0..self.schedule.below(4) {
-            if rest != Rest::None {
+            if rest != StepOutcome::None {
                 break;
             }
             self.set_turn(Some(c));
@@ -171,9 +171,9 @@ impl NbdServerWorld {
         let now = clock::now();
         let core = &mut self.cores[c];
         core.wake = match rest {
-            Rest::None => now,
-            Rest::Until(at) => at,
-            Rest::Exited => {
+            StepOutcome::None => now,
+            StepOutcome::SleepUntil(at) => at,
+            StepOutcome::Exited => {
                 core.over = true;
                 Nanos::NEVER
             }
@@ -198,7 +198,7 @@ impl NbdServerWorld {
 
     /// Checks that the memory of the server is within its options.
     pub(super) fn check_memory(&mut self) -> Result<(), Violation> {
-        let live = udm_buf::counted::live() - self.base;
+        let live = udm_buf::slab_count::live_bytes() - self.base;
         self.counts.memory.see(live.max(0) as u64);
         let Some(server) = &self.server else { return Ok(()) };
         let stats = server.stats();
@@ -218,11 +218,11 @@ impl NbdServerWorld {
         Ok(())
     }
 
-    fn survey(&mut self) {
+    fn run_block_status(&mut self) {
         let (some, asks) = (self.schedule.any(), self.schedule.below(8) > 0);
         if let Some(server) = &self.server {
-            let nth = (some % server.surveys() as u64) as usize;
-            server.survey(nth, asks);
+            let nth = (some % server.pending_queries() as u64) as usize;
+            server.run_query(nth, asks);
         }
     }
 

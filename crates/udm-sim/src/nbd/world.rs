@@ -57,7 +57,7 @@ pub struct NbdServerWorld {
     /// Device and read-only flag of each export.
     pub(super) exports: Vec<(usize, bool)>,
     pub(super) list: Arc<Exports>,
-    pub(super) cluster: Arc<CoreSet>,
+    pub(super) core_set: Arc<CoreSet>,
     pub(super) server: Option<NbdServer>,
     pub(super) options: ServerOptions,
     pub(super) cores: Vec<ServerCore>,
@@ -193,7 +193,7 @@ impl NbdServerWorld {
             devices,
             exports,
             list: Arc::new(Exports::new()),
-            cluster: CoreSet::new(count).map_err(|e| e.to_string())?,
+            core_set: CoreSet::new(count).map_err(|e| e.to_string())?,
             server: None,
             options,
             cores: Vec::new(),
@@ -218,7 +218,7 @@ impl NbdServerWorld {
             restores: Vec::new(),
             resumes: Vec::new(),
             rest_at: 500 + build.span(1500),
-            base: udm_buf::counted::live(),
+            base: udm_buf::slab_count::live_bytes(),
             turns: 0,
             counts: NbdServerCounts::default(),
             plan: plan.clone(),
@@ -231,8 +231,8 @@ impl NbdServerWorld {
     /// Creates the cores, the devices and the server, as after power-on.
     pub(super) fn boot(&mut self) -> Result<(), Violation> {
         let failed = |e: std::io::Error| e.to_string();
-        self.base = udm_buf::counted::live();
-        self.cluster = CoreSet::new(self.count).map_err(failed)?;
+        self.base = udm_buf::slab_count::live_bytes();
+        self.core_set = CoreSet::new(self.count).map_err(failed)?;
         self.list = Arc::new(Exports::new());
         self.set_turn(None);
         for id in 0..self.count {
@@ -240,7 +240,7 @@ impl NbdServerWorld {
             let outside = SimRingState::new(&self.net, chance, self.latency);
             let kernel = Box::new(SimKernel(outside.clone()));
             let room = self.schedule.pick(&[1, 4, 64, 512]);
-            let core = SteppedCore::new(&self.cluster, CoreId(id as u16), kernel, room, clock::TIME);
+            let core = SteppedCore::new(&self.core_set, CoreId(id as u16), kernel, room, clock::TIME);
             let now = clock::now();
             self.cores.push(ServerCore { core, outside, wake: now, spent: Nanos(0), over: false });
         }
@@ -262,7 +262,7 @@ impl NbdServerWorld {
             let export = Export::new(export_name(nth), "", read_only, mapped).map_err(|e| e.to_string())?;
             self.list.add(export).map_err(|e| e.to_string())?;
         }
-        let server = NbdServer::stepped(&self.cluster, self.list.clone(), self.options.clone());
+        let server = NbdServer::stepped(&self.core_set, self.list.clone(), self.options.clone());
         self.server = Some(server.map_err(failed)?);
         Ok(())
     }

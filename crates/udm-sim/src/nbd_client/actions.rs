@@ -147,7 +147,7 @@ impl NbdClientWorld {
     /// Kills the servers for which writes wait and that no other event would prove dead. Returns
     /// true if there was one.
     pub(super) fn kill_unproved(&mut self) -> bool {
-        let waits = |path: &std::sync::Arc<dyn udm_core::Device>| path.waits().is_some();
+        let waits = |path: &std::sync::Arc<dyn udm_core::Device>| path.stall_reason().is_some();
         let all: Vec<usize> = (0..self.paths.len()).filter(|&s| waits(&self.paths[s])).collect();
         let any = all.iter().any(|&s| self.conns.iter().any(|conn| conn.server == s && !conn.is_over()));
         all.into_iter().for_each(|server| self.kill(server));
@@ -200,7 +200,7 @@ impl NbdClientWorld {
             let words = ["reinstate_path".to_owned(), report.name.clone()];
             let mut names = ServerPathResolver(self.paths.clone());
             mapped
-                .message(0, &words, &mut names, &*self.cluster)
+                .message(0, &words, &mut names, &*self.core_set)
                 .map_err(|e| format!("d{device}: reinstate_path {}: {e}", report.name))?;
             self.say(format!("d{device}: {} is reinstated", report.name));
             self.counts.messages += 1;
@@ -288,7 +288,7 @@ impl NbdClientWorld {
         self.set_turn(None);
         lock(&self.shared).phase = phase;
         for core in 0..self.cores.len() {
-            self.cluster.send_message(CoreId(core as u16), self.topic, Box::new(()));
+            self.core_set.send_message(CoreId(core as u16), self.topic, Box::new(()));
         }
     }
 }

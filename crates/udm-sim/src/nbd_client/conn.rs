@@ -336,7 +336,7 @@ impl ServerConn {
             _ if refused => return Ok(true),
             _ => {}
         }
-        let stamps: Option<Vec<u64>> = data.chunks(512).map(stamp::of).collect();
+        let stamps: Option<Vec<u64>> = data.chunks(512).map(stamp::uniform_stamp).collect();
         let stamps =
             stamps.ok_or_else(|| format!("connection {}: data that was never written", self.link))?;
         let hangs = !a.calm && a.chance.one_in(self.manner.hangs);
@@ -461,7 +461,7 @@ impl ServerConn {
         };
         if !well && a.chance.one_in(self.manner.lies) {
             self.lies(a);
-            let (lie, twice) = reply::lie(&job.request, self.before, self.structured, a.chance);
+            let (lie, twice) = reply::forged_reply(&job.request, self.before, self.structured, a.chance);
             a.counts.twice += u64::from(twice);
             self.answers.push((None, ReplyPieces::from([lie])));
         } else if fails {

@@ -1,6 +1,8 @@
 //! Coverage counters of runs.
 
-use crate::counts::{Maximum, RunHash, count, counts, format_disturbance_counts, list, uncovered};
+use crate::counts::{
+    Maximum, RunHash, counts, format_count, format_counts, format_disturbance_counts, uncovered,
+};
 use crate::plan::{Disturbance, ExcludedDisturbances};
 use crate::trace::op_name;
 use udm_core::Op;
@@ -142,17 +144,17 @@ impl NbdClientCounts {
     pub fn coverage(&self) -> String {
         format!(
             "requests: {}; {} of them with an error\ntrouble: {}\nchecked: {} sectors read, {} attempts to connect and {} handshakes, {} full sockets, {} cancelled operations, {} rests, {} lines of the log; {} KiB of memory at the most\n",
-            list(Op::ALL.iter().map(|op| (op_name(*op), self.requests[*op as usize]))),
-            count(self.errors),
+            format_counts(Op::ALL.iter().map(|op| (op_name(*op), self.requests[*op as usize]))),
+            format_count(self.errors),
             format_disturbance_counts(self.trouble()),
-            count(self.compared),
-            count(self.connects),
-            count(self.handshakes),
-            count(self.full),
-            count(self.called_off),
-            count(self.rests),
-            count(self.lines),
-            count(self.memory.0 >> 10)
+            format_count(self.compared),
+            format_count(self.connects),
+            format_count(self.handshakes),
+            format_count(self.full),
+            format_count(self.called_off),
+            format_count(self.rests),
+            format_count(self.lines),
+            format_count(self.memory.0 >> 10)
         )
     }
 }

@@ -1,6 +1,6 @@
 //! The disk of an export, with a volatile cache.
 
-use super::model::first;
+use super::model::first_stamp;
 use crate::disk::OWN;
 use crate::rng::SimRng;
 use udm_wire::nbd::{Command, CommandFlags, ExportFlags, Request};
@@ -13,7 +13,7 @@ pub(super) struct ServerDisk {
 
 impl ServerDisk {
     pub(super) fn new(export: usize, sectors: u64) -> ServerDisk {
-        let content: Vec<u64> = (0..sectors).map(|sector| first(export, sector)).collect();
+        let content: Vec<u64> = (0..sectors).map(|sector| first_stamp(export, sector)).collect();
         ServerDisk { durable: content.clone(), content }
     }
 

@@ -43,7 +43,7 @@ pub(super) struct SimFrontEnd {
     devices: Vec<Arc<dyn Device>>,
     slots: Vec<DeviceSlot>,
     /// Requests in flight, by device.
-    under_way: Vec<usize>,
+    in_flight: Vec<usize>,
     /// Address of messages from the world.
     topic: DeviceId,
     next: Nanos,
@@ -62,7 +62,7 @@ impl SimFrontEnd {
         SimFrontEnd {
             shared,
             manner,
-            under_way: vec![0; devices.len()],
+            in_flight: vec![0; devices.len()],
             devices,
             slots: Vec::new(),
             topic,
@@ -96,7 +96,7 @@ impl SimFrontEnd {
         match shared.phase {
             FrontEndPhase::Work if self.next <= now => {
                 for device in 0..self.slots.len() {
-                    let room = self.manner.depth.saturating_sub(self.under_way[device]) as u64;
+                    let room = self.manner.depth.saturating_sub(self.in_flight[device]) as u64;
                     for _ in 0..(1 + shared.work.below(8)).min(room) {
                         let bio = self.draw(device, &mut shared);
                         self.send(device, bio, &mut shared, cx);
@@ -109,7 +109,7 @@ impl SimFrontEnd {
             FrontEndPhase::Rest => cx.wake_at(Nanos::NEVER),
             FrontEndPhase::Check => {
                 for device in 0..self.slots.len() {
-                    while self.under_way[device] < CHECKS
+                    while self.in_flight[device] < CHECKS
                         && let Some((sector, len)) = shared.model.next_readback(device)
                     {
                         let bio = self.make(Op::Read, BioFlags::empty(), sector, len, &mut shared);
@@ -119,7 +119,7 @@ impl SimFrontEnd {
             }
             FrontEndPhase::Close => {
                 cx.wake_at(Nanos::NEVER);
-                if self.under_way.iter().all(|n| *n == 0) {
+                if self.in_flight.iter().all(|n| *n == 0) {
                     self.slots.drain(..).for_each(|slot| cx.close(slot));
                     self.is_closed = true;
                     shared.closed += 1;
@@ -134,7 +134,7 @@ impl SimFrontEnd {
         let span = range(bio.sector.0 & 0xff_ffff_ffff, bio.sectors.0);
         let bits = op_bits(bio.op, bio.flags.bits());
         shared.trace.add(now, core, EventKind::Submit, [id, device as u64, bits, span]);
-        self.under_way[device] += 1;
+        self.in_flight[device] += 1;
         cx.submit(self.slots[device], bio);
     }
 
@@ -207,7 +207,7 @@ impl FrontEnd for SimFrontEnd {
             shared.trace.add(now, core, EventKind::Done, [bio.cookie, bio.status as u64, 0, 0]);
             let quiet = shared.phase == FrontEndPhase::Check;
             match shared.model.end(&bio, step, quiet) {
-                Ok(device) => self.under_way[device] -= 1,
+                Ok(device) => self.in_flight[device] -= 1,
                 Err(wrong) => {
                     shared.wrong.get_or_insert(wrong);
                 }

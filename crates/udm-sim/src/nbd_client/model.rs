@@ -62,7 +62,7 @@ pub(super) struct ExportModel {
 impl ExportModel {
     pub(super) fn new(index: usize, limits: Limits, holds: bool) -> ExportModel {
         ExportModel {
-            cells: RegisterModel::new(&[limits.size.0], |_, sector| first(index, sector)),
+            cells: RegisterModel::new(&[limits.size.0], |_, sector| first_stamp(index, sector)),
             limits,
             holds,
             late: false,
@@ -89,7 +89,7 @@ impl ExportModel {
 }
 
 /// Initial stamp of a sector.
-pub(super) fn first(export: usize, sector: u64) -> u64 {
+pub(super) fn first_stamp(export: usize, sector: u64) -> u64 {
     OWN | (export as u64) << 40 | sector
 }
 

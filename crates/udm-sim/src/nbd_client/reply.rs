@@ -79,7 +79,7 @@ fn chunks(request: &Request, stamps: &[u64], c: &mut SimRng) -> Vec<Vec<u8>> {
 
 /// Returns an invalid reply to `request`, and whether it is a reply sent twice. `before` is the
 /// cookie of an earlier reply.
-pub(super) fn lie(
+pub(super) fn forged_reply(
     request: &Request,
     before: Option<u64>,
     structured: bool,

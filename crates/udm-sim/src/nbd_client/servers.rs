@@ -3,7 +3,7 @@
 use crate::plan::{Disturbance, ExcludedDisturbances};
 use crate::rng::SimRng;
 use udm_core::Nanos;
-use udm_wire::nbd::client::Export;
+use udm_wire::nbd::client::ExportInfo;
 use udm_wire::nbd::{BlockSizes, ExportFlags};
 
 /// Behaviour of a server.
@@ -49,17 +49,17 @@ impl ExportDescription {
         let maximum = c.pick(&[u32::MAX, 32 << 20, 64 << 10]);
         let old = c.one_in(8);
         // Without `GO` a server cannot send its block sizes.
-        let told = !old && c.below(3) > 0;
-        let blocks = told.then_some(BlockSizes { minimum, preferred, maximum });
+        let sends_sizes = !old && c.below(3) > 0;
+        let blocks = sends_sizes.then_some(BlockSizes { minimum, preferred, maximum });
         ExportDescription { size: sectors * 512, flags, blocks, structured: c.one_in(2), old }
     }
 
     /// Returns the export as a client sees it.
-    pub(super) fn export(&self) -> Export {
-        Export {
+    pub(super) fn export(&self) -> ExportInfo {
+        ExportInfo {
             size: self.size,
             flags: self.flags,
-            blocks: self.blocks.unwrap_or(Export::BLOCKS_ASSUMED),
+            blocks: self.blocks.unwrap_or(ExportInfo::BLOCKS_ASSUMED),
             structured: false,
             contexts: Vec::new(),
         }

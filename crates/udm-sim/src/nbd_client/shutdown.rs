@@ -102,16 +102,16 @@ impl NbdClientWorld {
         self.step_until("the end of tasks", |world| {
             (0..world.cores.len()).all(|c| world.core_reason(c) == Nanos::NEVER)
         })?;
-        self.cluster.end();
-        self.cluster.stop(Nanos(60_000_000_000));
+        self.core_set.end();
+        self.core_set.stop(Nanos(60_000_000_000));
         self.step_until("the end of the cores", |world| world.cores.iter().all(|core| core.over))?;
         self.counts.called_off = self.cores.iter().map(|core| core.outside.borrow().called_off).sum();
         // Cancelled operations and disconnect requests complete by themselves.
         self.step_until("the end of the last operation", |world| {
-            world.cores.iter().all(|core| core.outside.borrow().under_way() == 0)
+            world.cores.iter().all(|core| core.outside.borrow().in_flight() == 0)
         })?;
         self.cores.clear();
-        let live = udm_buf::counted::live() - self.base;
+        let live = udm_buf::slab_count::live_bytes() - self.base;
         if live != 0 {
             return Err(format!("all is closed, and {live} bytes of memory are not given back"));
         }

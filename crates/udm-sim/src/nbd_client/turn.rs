@@ -9,14 +9,14 @@ use crate::plan::Disturbance;
 use crate::trace::{EventKind, NO_CORE};
 use std::sync::atomic::Ordering;
 use udm_core::Nanos;
-use udm_runtime::Rest;
+use udm_runtime::StepOutcome;
 
 /// Maximum number of steps until an awaited event, or until another byte is moved. While bytes are
 /// moved, the limit is 20 times as high.
 const STEPS_MAX: u64 = 20_000;
 
 /// Time that requests may wait at quiescence before paths are reinstated and servers killed.
-const PATIENCE: Nanos = Nanos(5_000_000_000);
+const STUCK_AFTER: Nanos = Nanos(5_000_000_000);
 
 /// Error text if no event is left.
 const STUCK: &str = "nothing moves any more";
@@ -109,7 +109,7 @@ impl NbdClientWorld {
         // If requests do not progress by themselves, the world acts as an administrator. Path
         // checks alone would continue forever.
         let waits = self.alone_until.is_none() && lock(&self.shared).model.in_flight() > 0;
-        let stuck = next == Nanos::NEVER || waits && next > self.now + PATIENCE;
+        let stuck = next == Nanos::NEVER || waits && next > self.now + STUCK_AFTER;
         if stuck && !working && (self.reinstate_all()? || self.kill_unproved()) {
             // Lanes that back off ask for no turn.
             self.now = self.now + Nanos(1_000_000_000);
@@ -152,11 +152,11 @@ impl NbdClientWorld {
     pub(super) fn waiting(&self) -> String {
         let shared = lock(&self.shared);
         let changing = self.devices.iter().filter(|device| device.change.is_some()).count();
-        let under_way: usize = self.cores.iter().map(|core| core.outside.borrow().under_way()).sum();
+        let in_flight: usize = self.cores.iter().map(|core| core.outside.borrow().in_flight()).sum();
         let (oldest, n) = (shared.model.oldest(), shared.model.in_flight());
         let states: Vec<_> =
             self.devices.iter().filter_map(|device| Some(device.mapped.as_ref()?.status_text())).collect();
-        format!("{oldest} of {n}, {under_way} operations, {changing} devices change: {}", states.join("; "))
+        format!("{oldest} of {n}, {in_flight} operations, {changing} devices change: {}", states.join("; "))
     }
 
     /// Time of the next turn of core `c`.
@@ -174,7 +174,7 @@ impl NbdClientWorld {
         self.turns += 1;
         let mut rest = self.cores[c].core.step();
         for _ in 0..self.schedule.below(4) {
-            if rest != Rest::None {
+            if rest != StepOutcome::None {
                 break;
             }
             self.note_failures();
@@ -184,9 +184,9 @@ impl NbdClientWorld {
         let now = self.now;
         let core = &mut self.cores[c];
         core.wake = match rest {
-            Rest::None => now,
-            Rest::Until(at) => at,
-            Rest::Exited => {
+            StepOutcome::None => now,
+            StepOutcome::SleepUntil(at) => at,
+            StepOutcome::Exited => {
                 core.over = true;
                 Nanos::NEVER
             }
@@ -212,7 +212,7 @@ impl NbdClientWorld {
         drop((net, shared));
         self.calls_of(c)?;
         self.read_log()?;
-        let live = udm_buf::counted::live() - self.base;
+        let live = udm_buf::slab_count::live_bytes() - self.base;
         self.counts.memory.see(live.max(0) as u64);
         match live > self.memory_max() {
             true => Err(format!("there are {live} bytes of memory, and there may be {}", self.memory_max())),
@@ -243,7 +243,7 @@ impl NbdClientWorld {
                 continue;
             };
             // A late reply on the abandoned connection also frees the lane.
-            let late = self.heard[server] >= at;
+            let late = self.last_reply_at[server] >= at;
             let vain = if late || self.answered.contains(&before) { 0 } else { vain };
             let then = if late { 0 } else { vain + 1 };
             self.attempts[c][server] = ConnectAttempts { last: Some((l, self.now)), vain: then };
@@ -272,7 +272,7 @@ impl NbdClientWorld {
             if line.contains("writes that waited") || line.contains(": fence") {
                 self.counts.waited += 1;
                 if line.ends_with(" writes that waited were answered") {
-                    self.heard[server] = self.now;
+                    self.last_reply_at[server] = self.now;
                 }
                 self.counts.late += u64::from(line.ends_with(" were answered") && !line.contains(", 0 were"));
                 continue;
@@ -313,7 +313,7 @@ impl NbdClientWorld {
         self.set_turn(None);
         let Some((change, woken)) = &mut self.devices[device].change else { return Ok(()) };
         woken.store(false, Ordering::Relaxed);
-        match change.step(&*self.cluster) {
+        match change.step(&*self.core_set) {
             None => Ok(()),
             Some(outcome) => {
                 self.devices[device].change = None;

@@ -77,7 +77,7 @@ pub struct NbdClientWorld {
     pub(super) plan: RunPlan,
     pub(super) shared: SharedStateRef,
     pub(super) now: Nanos,
-    pub(super) cluster: Arc<CoreSet>,
+    pub(super) core_set: Arc<CoreSet>,
     pub(super) cores: Vec<ClientCore>,
     pub(super) net: Rc<RefCell<SimNetwork>>,
     pub(super) servers: Vec<SimServer>,
@@ -101,7 +101,7 @@ pub struct NbdClientWorld {
     /// Time of the last completed handshake with each server.
     pub(super) shaken: Vec<Nanos>,
     /// Time at which each server last had answered all writes of an abandoned connection.
-    pub(super) heard: Vec<Nanos>,
+    pub(super) last_reply_at: Vec<Nanos>,
     /// Connections whose server has sent the whole handshake.
     pub(super) greeted: BTreeSet<usize>,
     /// Connections on which a request was answered.
@@ -219,7 +219,7 @@ impl NbdClientWorld {
         let silence = SilencePolicy {
             deadline: match build.pick(&[None, Some(200), Some(200), Some(3_000)]) {
                 None => DeadlineSetting::Never,
-                Some(ms) => DeadlineSetting::For(Nanos::from_millis(ms)),
+                Some(ms) => DeadlineSetting::After(Nanos::from_millis(ms)),
             },
             fence: match build.below(3) {
                 0 => Fence::Closed,
@@ -253,12 +253,12 @@ impl NbdClientWorld {
         let mut world = NbdClientWorld {
             shared: Arc::new(Mutex::new(shared)),
             now: Nanos(1_000_000_000),
-            cluster: CoreSet::new(count).map_err(|e| e.to_string())?,
+            core_set: CoreSet::new(count).map_err(|e| e.to_string())?,
             cores: Vec::new(),
             net: Rc::new(RefCell::new(net)),
             down: vec![false; servers.len()],
             shaken: vec![Nanos(0); servers.len()],
-            heard: vec![Nanos(0); servers.len()],
+            last_reply_at: vec![Nanos(0); servers.len()],
             greeted: BTreeSet::new(),
             answered: BTreeSet::new(),
             attempts: vec![vec![ConnectAttempts::default(); servers.len()]; count],
@@ -285,7 +285,7 @@ impl NbdClientWorld {
             rough: build.pick(&[40, 150, 600]),
             spared: build.pick(&[8, 8, 1]),
             turns: 0,
-            base: udm_buf::counted::live(),
+            base: udm_buf::slab_count::live_bytes(),
             counts: NbdClientCounts::default(),
             _lines: log_capture::capture_log("udm_backends::nbd"),
             plan: plan.clone(),
@@ -303,7 +303,7 @@ impl NbdClientWorld {
             let outside = SimRingState::new(&self.net, chance, latency);
             let kernel = Box::new(SimKernel(outside.clone()));
             let room = self.schedule.pick(&[1, 4, 64, 512]);
-            let core = SteppedCore::new(&self.cluster, CoreId(id as u16), kernel, room, clock::TIME);
+            let core = SteppedCore::new(&self.core_set, CoreId(id as u16), kernel, room, clock::TIME);
             self.cores.push(ClientCore { core, outside, wake: self.now, spent: Nanos(0), over: false });
         }
         let dialled = self.net.borrow().dialled.clone();
@@ -351,7 +351,7 @@ impl NbdClientWorld {
             let (shared, manner, topic) = (self.shared.clone(), self.manner, self.topic);
             let devices: Vec<_> = self.devices.iter().map(|used| used.device.clone()).collect();
             let make = move || Box::new(SimFrontEnd::new(shared, manner, devices, topic)) as _;
-            self.cluster.attach(CoreId(core as u16), Box::new(make));
+            self.core_set.attach(CoreId(core as u16), Box::new(make));
         }
         self.calm = false;
         Ok(())

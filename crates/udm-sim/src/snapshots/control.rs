@@ -3,10 +3,10 @@
 
 use super::volumes::PendingSnapshot;
 use super::world::SnapshotWorld;
-use crate::beside::MARKED;
 use crate::control::DeviceResolver;
 use crate::control_io::SimControlIo;
 use crate::environment::lock;
+use crate::helper_threads::MARKED;
 use crate::model::Violation;
 use crate::plan::Disturbance;
 use std::sync::Arc;

@@ -10,13 +10,13 @@
 //!
 //! * `world`: the world and its turns. `volumes`: the model of an origin or a snapshot. `control`,
 //!   `verbs`: actions on devices. `power`: quiescence, power cuts, and the state after them.
-//!   `beside`: work outside of cores. `changed_maps`: the changed chunks that devices report.
-//!   `counts`: the counters.
+//!   `helper_threads`: work outside of cores. `changed_maps`: the changed chunks that devices
+//!   report. `counts`: the counters.
 
-mod beside;
 mod changed_maps;
 mod control;
 mod counts;
+mod helper_threads;
 mod power;
 mod verbs;
 mod volumes;

@@ -163,11 +163,11 @@ impl SnapshotWorld {
         }
         self.step_until(|world| {
             let machine = &world.machine;
-            let owes = |o: &crate::machine::OpenLane| o.lane.busy() == OwnWork::Required;
+            let owes = |o: &crate::machine::OpenLane| o.lane.own_work() == OwnWork::Required;
             let tasks = || machine.cores.iter().flat_map(|c| &c.tasks);
             machine.model.in_flight() == 0
                 && !machine.cores.iter().flat_map(|c| &c.open).any(owes)
-                && machine.has_no_mail()
+                && machine.is_inbox_empty()
                 && tasks().all(RunningTask::is_idle)
         })
     }
@@ -326,7 +326,7 @@ impl SnapshotWorld {
         }
         // The start or stop message of a task may still be in transit.
         self.step_until(|world| {
-            world.machine.has_no_mail() && world.machine.cores.iter().all(|core| core.tasks.is_empty())
+            world.machine.is_inbox_empty() && world.machine.cores.iter().all(|core| core.tasks.is_empty())
         })?;
         self.machine.cores.clear();
         self.machine.paths_are_closed()

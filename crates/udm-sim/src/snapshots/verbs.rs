@@ -227,7 +227,7 @@ impl SnapshotWorld {
         let from = self.machine.step;
         let busy = |world: &SnapshotWorld| {
             let mut lanes = world.machine.cores.iter().flat_map(|c| &c.open).filter(|o| o.device == side);
-            lanes.any(|o| o.in_flight > 0 || o.lane.busy() == OwnWork::Required)
+            lanes.any(|o| o.in_flight > 0 || o.lane.own_work() == OwnWork::Required)
         };
         while busy(self) {
             if self.machine.step - from > STEPS_MAX {
@@ -387,12 +387,12 @@ impl SnapshotWorld {
             env.say(format!("disk {side} shows all of its sectors"));
         }
         // A suspended snapshot refuses the message, so this is tried again later.
-        let told = self.send_message(side, "grown")?;
-        if !told {
+        let accepted = self.send_message(side, "grown")?;
+        if !accepted {
             lock(&self.machine.env).disks[side].show(before);
         }
-        self.counts.grown += u64::from(told);
-        Ok(told)
+        self.counts.grown += u64::from(accepted);
+        Ok(accepted)
     }
 
     /// Initial size of the store of a new snapshot. A store that grows starts with four chunks.

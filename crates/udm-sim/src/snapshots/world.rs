@@ -371,10 +371,12 @@ impl MachineWorld for SnapshotWorld {
     fn waiting(&self) -> String {
         let mut text = self.machine.model.oldest().unwrap_or_else(|| "nobody".into());
         for (c, core) in self.machine.cores.iter().enumerate() {
-            for open in
-                core.open.iter().filter(|open| open.in_flight > 0 || open.lane.busy() == OwnWork::Required)
+            for open in core
+                .open
+                .iter()
+                .filter(|open| open.in_flight > 0 || open.lane.own_work() == OwnWork::Required)
             {
-                let (side, n, busy) = (open.device, open.in_flight, open.lane.busy());
+                let (side, n, busy) = (open.device, open.in_flight, open.lane.own_work());
                 text += &format!("; core {c} with {n} requests of s{side}, {busy:?}");
             }
         }

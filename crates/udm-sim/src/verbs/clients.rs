@@ -24,8 +24,8 @@ pub(super) struct DeviceReader {
 impl RegistryWorld {
     /// Connects a client.
     pub(super) fn come(&mut self) -> Result<(), Violation> {
-        let name = self.work.pick(&super::draw::NAMES);
-        let found = self.exports.hold(name);
+        let name = self.work.pick(&super::generator::NAMES);
+        let found = self.exports.acquire(name);
         let seen = self.model.view.meant(name);
         let (is, must) = (found.as_ref().map(|export| export.device().id()), seen.map(|seen| seen.id));
         if is != must {
@@ -49,7 +49,7 @@ impl RegistryWorld {
         let DeviceReader { number, core, .. } = self.clients[at];
         let lanes = &mut self.machine.cores[core].open;
         let Some(lane) = lanes.iter().position(|open| open.device == number) else { return Ok(()) };
-        if lanes[lane].in_flight > 0 || lanes[lane].lane.busy() == OwnWork::Required {
+        if lanes[lane].in_flight > 0 || lanes[lane].lane.own_work() == OwnWork::Required {
             return Ok(());
         }
         self.machine.set_turn(Some(core));

@@ -1,7 +1,7 @@
 //! Coverage counters of runs.
 
-use super::ask::{ControlVerb, KINDS};
-use crate::counts::{RunHash, count, counts, format_disturbance_counts, list, uncovered};
+use super::verb_jobs::{ControlVerb, KINDS};
+use crate::counts::{RunHash, counts, format_count, format_counts, format_disturbance_counts, uncovered};
 use crate::plan::{Disturbance, ExcludedDisturbances};
 
 counts! {
@@ -95,13 +95,13 @@ impl RegistryCounts {
     pub fn coverage(&self) -> String {
         format!(
             "verbs: {}; {} of them refused\ntrouble: {}\nchecked: {} looks at the registry, {} rests, {} requests of {} clients\n",
-            list(ControlVerb::NAMES.into_iter().zip(self.verbs)),
-            count(self.refused),
+            format_counts(ControlVerb::NAMES.into_iter().zip(self.verbs)),
+            format_count(self.refused),
             format_disturbance_counts(self.trouble()),
-            count(self.looks),
-            count(self.rests),
-            count(self.requests),
-            count(self.clients)
+            format_count(self.looks),
+            format_count(self.rests),
+            format_count(self.requests),
+            format_count(self.clients)
         )
     }
 }

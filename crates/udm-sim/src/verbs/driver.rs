@@ -3,9 +3,9 @@
 //! The world is in a thread-local variable. When a load resolves a name, the lookup runs steps of
 //! the others from within.
 
-use super::ask::{ControlVerb, ControlVerbJob, VerbOutcome, WakeableFuture};
-use super::look::number;
 use super::model::Actor;
+use super::observation::number;
+use super::verb_jobs::{ControlVerb, ControlVerbJob, VerbOutcome, WakeableFuture};
 use super::world::RegistryWorld;
 use crate::environment::lock;
 use crate::model::Violation;
@@ -27,7 +27,7 @@ thread_local! {
 }
 
 /// Removes and returns the world of this thread.
-pub(super) fn take() -> Option<Box<RegistryWorld>> {
+pub(super) fn take_world() -> Option<Box<RegistryWorld>> {
     WORLD.take()
 }
 
@@ -45,13 +45,13 @@ pub(super) fn run(plan: &RunPlan) -> Result<(), Violation> {
     let world = RegistryWorld::new(plan);
     WORLD.set(Some(Box::new(world)));
     while with_world(|world| world.machine.step < world.machine.plan.steps) {
-        step()?;
+        step_world()?;
         if with_world(|world| world.machine.step >= world.rest_at) {
-            rest()?;
+            run_to_rest()?;
             with_world(|world| world.rest_at = world.machine.step + 200 + world.work.span(800));
         }
     }
-    rest()?;
+    run_to_rest()?;
     remove_all()
 }
 
@@ -97,7 +97,7 @@ fn poll(job: &mut ControlVerbJob) -> Poll<VerbOutcome> {
 /// Runs `steps` steps of others while a verb runs.
 fn run_others(steps: u64) {
     for _ in 0..steps {
-        let stepped = step();
+        let stepped = step_world();
         let wrong = stepped.is_err();
         with_world(|world| world.wrong = world.wrong.take().or(stepped.err()));
         if wrong {
@@ -119,7 +119,7 @@ pub(super) enum ReentrantStep {
     Deferred(WakeableFuture<Infallible>),
 }
 
-fn step() -> Result<(), Violation> {
+fn step_world() -> Result<(), Violation> {
     match with_world(RegistryWorld::step)? {
         None => Ok(()),
         Some(ReentrantStep::ControlVerbJob(mut job)) => {
@@ -142,12 +142,12 @@ fn step_until(what: &str, done: impl Fn(&RegistryWorld) -> bool) -> Result<(), V
         if with_world(|world| world.machine.step) - from > STEPS_MAX {
             return Err(format!("{what} do not come to an end: {}", with_world(|world| world.waits())));
         }
-        step()?;
+        step_world()?;
     }
     Ok(())
 }
 
-fn rest() -> Result<(), Violation> {
+fn run_to_rest() -> Result<(), Violation> {
     let fails = with_world(|world| {
         world.counts.rests += 1;
         world.resting = true;
@@ -171,7 +171,7 @@ fn rest() -> Result<(), Violation> {
             break;
         }
         with_world(|world| {
-            suspended.into_iter().for_each(|word| world.begin(ControlVerb::Resume { words: vec![word] }))
+            suspended.into_iter().for_each(|word| world.begin(ControlVerb::Resume { words: vec![word] }));
         });
     }
     step_until("verbs", RegistryWorld::is_over)?;

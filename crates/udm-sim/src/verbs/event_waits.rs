@@ -1,8 +1,8 @@
 //! Rules for clients that wait for events of a device: each event ends the wait, and nothing else
 //! does.
 
-use super::ask::{ControlVerb, ControlVerbJob, VerbOutcome, VerbProgress};
 use super::model::RegistryModel;
+use super::verb_jobs::{ControlVerb, ControlVerbJob, VerbOutcome, VerbProgress};
 use crate::model::Violation;
 use udm_core::errno::{EINTR, ENXIO};
 
@@ -47,12 +47,12 @@ impl RegistryModel {
         };
         let (is_gone, now) = (self.is_gone(began), last.events);
         let fine = match outcome {
-            Ok(said) => {
-                let said = said.first().and_then(|said| said.parse().ok());
+            Ok(reply) => {
+                let reply = reply.first().and_then(|reply| reply.parse().ok());
                 match is_gone {
                     // The removal is an event.
-                    true => last.live.is_some() && said == Some(now + 1),
-                    false => said == Some(now) && now != event,
+                    true => last.live.is_some() && reply == Some(now + 1),
+                    false => reply == Some(now) && now != event,
                 }
             }
             Err(e) if e.error.errno == ENXIO => is_gone && last.live.is_none(),

@@ -1,10 +1,10 @@
 //! The permitted results of verbs.
 
-use super::ask::{ControlVerb, ControlVerbJob, DisturbanceCounts, VerbOutcome, VerbProgress};
-use super::look::ListedDevice;
+use super::backends::{NAMES as DISKS, NOT_NOW, canonical};
 use super::model::RegistryModel;
 use super::multipath;
-use super::outside::{NAMES as DISKS, NOT_NOW, canonical};
+use super::observation::ListedDevice;
+use super::verb_jobs::{ControlVerb, ControlVerbJob, DisturbanceCounts, VerbOutcome, VerbProgress};
 use crate::model::Violation;
 use crate::path::NO_LANE;
 use udm_control::registry::OPENED_MAJOR;
@@ -118,14 +118,14 @@ impl RegistryModel {
     pub(super) fn end(
         &self,
         job: &ControlVerbJob,
-        was: &super::look::RegistryView,
+        was: &super::observation::RegistryView,
         outcome: &VerbOutcome,
         trouble: DisturbanceCounts,
     ) -> Result<(), Violation> {
         let Some(began) = &job.began else { return Err(format!("{:?} ended before it began", job.verb)) };
         let wrong = |what: &str| {
-            let said = outcome.as_ref().map_or_else(ToString::to_string, |_| "done".into());
-            Err(format!("{:?}: {said}: {what}", job.verb))
+            let reply = outcome.as_ref().map_or_else(ToString::to_string, |_| "done".into());
+            Err(format!("{:?}: {reply}: {what}", job.verb))
         };
         let errno = outcome.as_ref().err().map(|e| e.error.errno);
         if let Some(must) = began.must {
@@ -169,7 +169,7 @@ impl RegistryModel {
             ControlVerb::Suspend { .. } | ControlVerb::Resume { .. } | ControlVerb::Remove { .. }
         );
         let table = job.verb.table();
-        let open = |view: &super::look::RegistryView| {
+        let open = |view: &super::observation::RegistryView| {
             began.targets.iter().any(|id| view.get(*id).is_some_and(|seen| seen.open > 0))
         };
         let fine = began.may.contains(&errno)
@@ -252,7 +252,7 @@ impl RegistryModel {
         trouble: DisturbanceCounts,
     ) -> Result<(), Violation> {
         let all = |so: &dyn Fn(&ListedDevice) -> bool| seen.iter().all(|seen| seen.is_some_and(so));
-        let said = outcome.as_ref().map(Vec::as_slice).unwrap_or_default();
+        let reply = outcome.as_ref().map(Vec::as_slice).unwrap_or_default();
         let text = |slot: Option<usize>| slot.map_or("", |table| self.tables.all[table].text.as_str());
         let fine = match &job.verb {
             ControlVerb::Create { name, table, .. } => {
@@ -293,13 +293,13 @@ impl RegistryModel {
             ControlVerb::Rename { to, uuid: false, .. } => all(&|seen| seen.name == *to),
             ControlVerb::Rename { to, uuid: true, .. } => all(&|seen| seen.uuid.as_ref() == Some(to)),
             ControlVerb::Look { .. } => {
-                let is = |said: &str, slot| multipath::is_shown_table(said, text(slot));
-                all(&|seen| is(&said[1], seen.live) && is(&said[2], seen.inactive))
+                let is = |reply: &str, slot| multipath::is_shown_table(reply, text(slot));
+                all(&|seen| is(&reply[1], seen.live) && is(&reply[2], seen.inactive))
             }
         };
         let texts =
             || self.view.0.iter().map(|seen| [text(seen.live), text(seen.inactive)]).collect::<Vec<_>>();
-        if fine { Ok(()) } else { Err(format!("{said:?}: wrong state: {:?}, {:?}", self.view.0, texts())) }
+        if fine { Ok(()) } else { Err(format!("{reply:?}: wrong state: {:?}, {:?}", self.view.0, texts())) }
     }
 }
 

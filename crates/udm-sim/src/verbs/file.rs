@@ -3,12 +3,12 @@
 //! The model derives the necessary changes itself, from the file and the devices applied so far. A
 //! reconfigure may make these changes and no others, and must report the result for each device.
 
-mod beside;
+mod concurrent_changes;
 mod finish_check;
 
-use super::ask::{ControlVerb, ControlVerbJob, DisturbanceCounts};
-use super::look::{ListedDevice, NameHistory, RegistryView};
 use super::model::RegistryModel;
+use super::observation::{ListedDevice, NameHistory, RegistryView};
+use super::verb_jobs::{ControlVerb, ControlVerbJob, DisturbanceCounts};
 use std::collections::{BTreeMap, BTreeSet};
 use udm_core::DeviceId;
 use udm_core::errno::EINTR;

@@ -8,25 +8,26 @@
 //! Below are cores and disks as in every world. Lanes fail to open, names fail or lead to other
 //! disks, paths hang, and clients of the devices connect, read and disconnect.
 //!
-//! * `ask`: the verbs. `draw`: the choice of the next one. `clients`: the readers.
-//! * `outside`: resolution of names, and helper threads. `look`: the content of the registry.
+//! * `verb_jobs`: the verbs. `generator`: the choice of the next one. `clients`: the readers.
+//! * `backends`: resolution of names, and helper threads. `observation`: the content of the
+//!   registry.
 //! * `model`: permitted changes. `expected_results`: permitted results. `event_waits`: clients that
 //!   wait for an event. `multipath`: devices made from paths. `file`: the server's file and its
 //!   rereading.
 //! * `world`, `driver`: the run. `counts`: the counters.
 
-mod ask;
+mod backends;
 mod clients;
 mod counts;
-mod draw;
 mod driver;
 mod event_waits;
 mod expected_results;
 mod file;
-mod look;
+mod generator;
 mod model;
 mod multipath;
-mod outside;
+mod observation;
+mod verb_jobs;
 mod world;
 
 use crate::environment::lock;
@@ -40,7 +41,7 @@ pub use counts::RegistryCounts;
 /// The failure, with its trace. The world of a failed run is leaked.
 pub fn run(plan: &RunPlan) -> Result<RegistryCounts, Box<RunFailure>> {
     let outcome = catch_panic(|| driver::run(plan));
-    let world = driver::take();
+    let world = driver::take_world();
     let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
     let mut plan = plan.clone();
     let mut trace = Vec::new();

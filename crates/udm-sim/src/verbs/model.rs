@@ -1,10 +1,10 @@
 //! The permitted changes of the registry, and the rules that hold at any time.
 
-use super::ask::{ControlVerb, ControlVerbJob, VerbOutcome, VerbProgress};
-use super::draw::{NAMES, UUIDS};
+use super::backends::SimBackends;
 use super::file::ConfigFileModel;
-use super::look::{KnownTables, ListedDevice, NameHistory, RegistryView, number};
-use super::outside::SimBackends;
+use super::generator::{NAMES, UUIDS};
+use super::observation::{KnownTables, ListedDevice, NameHistory, RegistryView, number};
+use super::verb_jobs::{ControlVerb, ControlVerbJob, VerbOutcome, VerbProgress};
 use crate::model::Violation;
 use std::collections::BTreeMap;
 use udm_control::Registry;

@@ -1,8 +1,8 @@
 //! The expected table of a multipath device over given paths.
 
-use super::ask::ControlVerb;
+use super::backends::canonical;
 use super::model::RegistryModel;
-use super::outside::canonical;
+use super::verb_jobs::ControlVerb;
 use udm_core::errno::EINVAL;
 
 /// Names of grouping policies, and an invalid one.
@@ -21,9 +21,9 @@ pub(super) fn has_duplicate_path(paths: &str) -> bool {
     words.iter().enumerate().any(|(i, word)| words[..i].contains(word))
 }
 
-/// True if `said` may be shown for the table `text`. The number of the current group may differ.
-pub(super) fn is_shown_table(said: &str, text: &str) -> bool {
-    said == text || path_groups(said).is_some_and(|shown| Some(shown) == path_groups(text))
+/// True if `reply` may be shown for the table `text`. The number of the current group may differ.
+pub(super) fn is_shown_table(reply: &str, text: &str) -> bool {
+    reply == text || path_groups(reply).is_some_and(|shown| Some(shown) == path_groups(text))
 }
 
 /// Returns the paths of each group of a multipath table of one line.

@@ -1,16 +1,16 @@
 //! A registry world: cores, the registry and its clients, which run on one thread in an order drawn
 //! from a seed.
 
-use super::ask::{ControlVerb, ControlVerbJob, DisturbanceCounts, VerbOutcome, WakeableFuture};
+use super::backends::{NAMES as DISKS, SimBackends};
 use super::clients::DeviceReader;
 use super::counts::RegistryCounts;
-use super::draw::VerbGenerator;
 use super::driver::{self, ReentrantStep};
 use super::expected_results::KEEP;
 use super::file::DeclaredDevice;
-use super::look::number;
+use super::generator::VerbGenerator;
 use super::model::{Actor, RegistryModel};
-use super::outside::{NAMES as DISKS, SimBackends};
+use super::observation::number;
+use super::verb_jobs::{ControlVerb, ControlVerbJob, DisturbanceCounts, VerbOutcome, WakeableFuture};
 use crate::counts::RunHash;
 use crate::disk::SimDisk;
 use crate::environment::{Env, PathState, lock};
@@ -133,7 +133,7 @@ impl RegistryWorld {
     /// True if nothing can run, and no removal is in progress.
     pub(super) fn is_quiet(&self) -> bool {
         let woken = self.deferred.as_ref().is_some_and(WakeableFuture::is_woken);
-        let rests = self.machine.has_no_mail() && self.machine.is_still();
+        let rests = self.machine.is_inbox_empty() && self.machine.is_still();
         self.is_over() && !woken && self.model.hidden.is_empty() && rests
     }
 
@@ -162,7 +162,7 @@ impl RegistryWorld {
                 let (n, number) = (open.in_flight, open.device);
                 all.push(format!(
                     "{n} requests of client {number} on {core:?} of {seen:?}, {:?}",
-                    open.lane.busy()
+                    open.lane.own_work()
                 ));
             }
         }
@@ -217,7 +217,7 @@ impl RegistryWorld {
         let file = self.model.config.under.take();
         let RegistryWorld { clients, jobs, loading, .. } = self;
         let users = |device| clients.iter().filter(|client| client.device == device).count() as u64;
-        let unseen = |seen: &super::look::ListedDevice| {
+        let unseen = |seen: &super::observation::ListedDevice| {
             let made = jobs.iter().filter(|job| job.is_making());
             let made = made.filter_map(|job| Some((job.verb.table()?, job.began.as_ref()?.look)));
             let loaded = loading.iter().map(|(_, table, look)| (table.as_str(), *look));
@@ -229,12 +229,12 @@ impl RegistryWorld {
         self.model.config.under = file;
         counted?;
         self.model.check_waits(&self.jobs)?;
-        if self.machine.has_no_mail() && self.machine.is_still() {
+        if self.machine.is_inbox_empty() && self.machine.is_still() {
             self.model.tables.have_left();
         }
         let exports: Vec<_> =
             self.exports.all().iter().map(|e| (e.name().to_string(), e.device().id())).collect();
-        let fine = |seen: &super::look::ListedDevice| exports.contains(&(seen.name.clone(), seen.id));
+        let fine = |seen: &super::observation::ListedDevice| exports.contains(&(seen.name.clone(), seen.id));
         if exports.len() != self.model.view.0.len() || !self.model.view.0.iter().all(fine) {
             return Err(format!("{exports:?} are exported, and there are {:?}", self.model.view));
         }
@@ -344,9 +344,9 @@ impl RegistryWorld {
             self.jobs.push(job);
             return self.check();
         };
-        let done = |said: &Vec<String>| if is_file { format!("{said:?}") } else { "done".into() };
-        let said = outcome.as_ref().map_or_else(ToString::to_string, done);
-        self.machine.say(format!("{} ends: {said}", job.id));
+        let done = |reply: &Vec<String>| if is_file { format!("{reply:?}") } else { "done".into() };
+        let reply = outcome.as_ref().map_or_else(ToString::to_string, done);
+        self.machine.say(format!("{} ends: {reply}", job.id));
         self.look(if is_file { Actor::Reconfigure } else { Actor::ControlVerb(&mut job, Some(&outcome)) })?;
         self.model.check_hang_up(&job)?;
         let trouble = self.trouble();
@@ -408,7 +408,7 @@ impl RegistryWorld {
         if let Some(hidden) = self.model.hidden.first() {
             return Err(format!("at rest, {hidden:?} is still being created or removed"));
         }
-        let waits = |seen: &&super::look::ListedDevice| seen.deferred && seen.open == 0;
+        let waits = |seen: &&super::observation::ListedDevice| seen.deferred && seen.open == 0;
         if let Some(seen) = self.model.view.0.iter().find(waits) {
             return Err(format!("{} is unused and its removal was deferred, but it still exists", seen.name));
         }

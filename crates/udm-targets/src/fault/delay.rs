@@ -215,7 +215,7 @@ impl Lane for DelayLane {
         }
     }
 
-    fn busy(&self) -> OwnWork {
-        self.lanes.iter().map(|under| under.lane.busy()).max().unwrap_or_default()
+    fn own_work(&self) -> OwnWork {
+        self.lanes.iter().map(|under| under.lane.own_work()).max().unwrap_or_default()
     }
 }

@@ -92,7 +92,7 @@ impl Lane for OffsetLane {
         self.undo(&mut back[from..]);
     }
 
-    fn busy(&self) -> OwnWork {
-        self.lane.busy()
+    fn own_work(&self) -> OwnWork {
+        self.lane.own_work()
     }
 }

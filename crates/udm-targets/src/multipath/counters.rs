@@ -80,14 +80,14 @@ const WATCH_COUNTERS: usize = 9;
 #[derive(Debug, Default)]
 pub(super) struct WatchCounters {
     pub(super) waiting: AtomicU64,
-    pub(super) given_up: AtomicU64,
-    pub(super) late: AtomicU64,
-    pub(super) bare: AtomicU64,
+    pub(super) abandoned_reads: AtomicU64,
+    pub(super) late_completions: AtomicU64,
+    pub(super) uncopied_reads: AtomicU64,
     pub(super) hedges: AtomicU64,
-    pub(super) won: AtomicU64,
-    pub(super) wasted: AtomicU64,
-    pub(super) refused: AtomicU64,
-    pub(super) free: AtomicU64,
+    pub(super) hedges_won: AtomicU64,
+    pub(super) hedges_wasted: AtomicU64,
+    pub(super) hedges_refused: AtomicU64,
+    pub(super) free_hedges: AtomicU64,
 }
 
 impl WatchCounters {
@@ -102,8 +102,28 @@ impl WatchCounters {
     }
 
     fn cells(&self) -> [&AtomicU64; WATCH_COUNTERS] {
-        let WatchCounters { waiting, given_up, late, bare, hedges, won, wasted, refused, free } = self;
-        [waiting, given_up, late, bare, hedges, won, wasted, refused, free]
+        let WatchCounters {
+            waiting,
+            abandoned_reads,
+            late_completions,
+            uncopied_reads,
+            hedges,
+            hedges_won,
+            hedges_wasted,
+            hedges_refused,
+            free_hedges,
+        } = self;
+        [
+            waiting,
+            abandoned_reads,
+            late_completions,
+            uncopied_reads,
+            hedges,
+            hedges_won,
+            hedges_wasted,
+            hedges_refused,
+            free_hedges,
+        ]
     }
 }
 
@@ -117,7 +137,7 @@ impl PathCounters {
 
     /// Counts `bios` completed bios of one operation, with `bytes` in total.
     #[inline(always)]
-    pub(super) fn served(&self, op: Op, bios: u64, bytes: u64) {
+    pub(super) fn count_completed(&self, op: Op, bios: u64, bytes: u64) {
         let (all, sum) = &self.ops[op as usize];
         PathCounters::bump(all, bios);
         PathCounters::bump(sum, bytes);
@@ -135,7 +155,7 @@ impl PathCounters {
 
     /// Sets the number of bios in flight.
     #[inline(always)]
-    pub(super) fn has(&self, bios: usize) {
+    pub(super) fn set_in_flight(&self, bios: usize) {
         self.in_flight.store(bios as u64, Ordering::Relaxed);
     }
 
@@ -220,16 +240,16 @@ mod tests {
     fn counts_outlive_their_lane() {
         let served = DeviceCounters::default();
         let (a, b) = (served.open(2, false), served.open(2, true));
-        a[0].served(Op::Read, 3, 12);
-        a[0].has(5);
-        b[1].served(Op::Write, 1, 4);
+        a[0].count_completed(Op::Read, 3, 12);
+        a[0].set_in_flight(5);
+        b[1].count_completed(Op::Write, 1, 4);
         for status in [Status::Timeout, Status::Medium] {
             let mut bio = Bio::new();
             bio.end_with(status);
             b[1].failed(&bio);
         }
         b[1].retried(2);
-        b[1].has(1);
+        b[1].set_in_flight(1);
         assert_eq!(served.total(2)[0].in_flight, 5);
         drop(a);
         for _ in 0..2 {

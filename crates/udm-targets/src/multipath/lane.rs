@@ -26,13 +26,13 @@ pub(super) struct MultipathLane {
     pub(super) shared: Arc<MultipathState>,
     pub(super) router: Router,
     /// The paths.
-    pub(super) legs: ChildLanes,
+    pub(super) children: ChildLanes,
     /// For each path, its group and its position in the group.
     path_positions: Vec<(u32, u32)>,
-    pub(super) served: LaneCounters,
+    pub(super) counters: LaneCounters,
     /// Queued bios that found no path.
-    pub(super) parked: Batch,
-    /// How many of the `parked` bios the path log has counted.
+    pub(super) held_bios: Batch,
+    /// How many of the `held_bios` bios the path log has counted.
     pub(super) reported_waiting: usize,
     /// Bios that a path failed, to be retried.
     pub(super) to_retry: Batch,
@@ -41,7 +41,7 @@ pub(super) struct MultipathLane {
     /// The next `poll` checks `ended` and `draining`.
     pub(super) slow_poll_due: bool,
     /// Scratch.
-    pub(super) spare: Batch,
+    pub(super) empty_batch: Batch,
     /// The current suspend, set by each `drain` and cleared by the next `poll`. A cancelled suspend
     /// is not reported to the lane, so the value must not outlive that poll.
     pub(super) draining: Option<Drain>,
@@ -54,21 +54,21 @@ impl MultipathLane {
         shared: Arc<MultipathState>,
         groups: impl Iterator<Item = (usize, SelectorLane)>,
         paths: Vec<Box<dyn Lane>>,
-        served: LaneCounters,
+        counters: LaneCounters,
     ) -> MultipathLane {
         let router = Router::new(&shared, groups);
         MultipathLane {
             shared,
             path_positions: router.path_positions(),
             router,
-            legs: ChildLanes::new(paths),
-            served,
-            parked: Batch::new(),
+            children: ChildLanes::new(paths),
+            counters,
+            held_bios: Batch::new(),
             reported_waiting: 0,
             to_retry: Batch::new(),
             ended: Batch::new(),
             slow_poll_due: false,
-            spare: Batch::new(),
+            empty_batch: Batch::new(),
             draining: None,
         }
     }
@@ -83,7 +83,7 @@ impl MultipathLane {
         if self.shared.word() == self.router.seen()
             && let Some(group) = self.router.group()
         {
-            group.selector.deal(batch, group.paths.start, &mut self.legs, cx);
+            group.selector.deal(batch, group.paths.start, &mut self.children, cx);
         } else {
             self.dispatch_after_change(batch, cx);
         }
@@ -101,7 +101,7 @@ impl MultipathLane {
         }
         match self.router.group() {
             Some(group) => {
-                group.selector.deal(batch, group.paths.start, &mut self.legs, cx);
+                group.selector.deal(batch, group.paths.start, &mut self.children, cx);
             }
             None => self.no_path(batch),
         }
@@ -110,7 +110,7 @@ impl MultipathLane {
     /// Polls the paths that have bios in flight.
     #[inline(always)]
     pub(super) fn reap(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        match self.legs.poll_busy(done, cx) {
+        match self.children.poll_busy(done, cx) {
             Some(polled) => self.polled(polled, done, cx),
             None => self.reap_several(done, cx),
         }
@@ -120,45 +120,45 @@ impl MultipathLane {
     /// them succeeded.
     #[inline(never)]
     fn reap_several(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let Some(polled) = self.legs.poll_separately(cx) else { return self.reap_many(done, cx) };
+        let Some(polled) = self.children.poll_separately(cx) else { return self.reap_many(done, cx) };
         let (before, mut marks) = (done.len(), polled);
         if let Some(group) = self.router.group() {
-            let to = ReapedPaths { legs: &mut self.legs, served: &self.served, done };
+            let to = ReapedPaths { children: &mut self.children, counters: &self.counters, done };
             marks = group.selector.reaped(group.paths.clone(), marks, to, cx);
         }
         while marks != 0 {
             let (index, from) = (marks.trailing_zeros() as usize, done.len());
             marks &= marks - 1;
-            let back = self.legs.back(index);
+            let back = self.children.completions(index);
             let count = back.len();
             done.append(back);
-            let left = self.legs.taken(index, count);
-            self.polled(PolledChild { leg: index, from, left }, done, cx);
+            let left = self.children.taken(index, count);
+            self.polled(PolledChild { child: index, from, left }, done, cx);
         }
-        self.legs.finish_separate_poll(polled, done.len() > before, done, cx);
+        self.children.finish_separate_poll(polled, done.len() > before, done, cx);
     }
 
     /// As [`MultipathLane::reap_several`], for more paths than a bit mask can hold.
     #[inline(never)]
     fn reap_many(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let mut round = self.legs.poll();
-        while let Some(polled) = self.legs.poll_next(&mut round, done, cx) {
+        let mut round = self.children.poll();
+        while let Some(polled) = self.children.poll_next(&mut round, done, cx) {
             self.polled(polled, done, cx);
         }
-        self.legs.poll_idle(&round, done, cx);
+        self.children.poll_idle(&round, done, cx);
     }
 
     /// Counts the bios in `done` that completed on one path, and removes those with a path error.
     #[inline(always)]
     fn polled(&mut self, polled: PolledChild, done: &mut Batch, cx: &Cx<'_>) {
-        let PolledChild { leg: index, from, left } = polled;
-        let counter = &self.served[index];
-        counter.has(left);
+        let PolledChild { child: index, from, left } = polled;
+        let counter = &self.counters[index];
+        counter.set_in_flight(left);
         let back = &done[from..];
         if let [only] = back
             && only.status.is_ok()
         {
-            counter.served(only.op, 1, only.sectors.bytes());
+            counter.count_completed(only.op, 1, only.sectors.bytes());
             return self.router.polled(self.path_positions[index], back, only.sectors, cx);
         }
         // One pass checks that all succeeded and have the same operation.
@@ -169,7 +169,7 @@ impl MultipathLane {
             sectors += bio.sectors;
         }
         if odd == 0 {
-            counter.served(op, back.len() as u64, sectors.bytes());
+            counter.count_completed(op, back.len() as u64, sectors.bytes());
             self.router.polled(self.path_positions[index], back, sectors, cx);
         } else {
             self.polled_mixed(index, done, from, sectors, cx);
@@ -179,12 +179,12 @@ impl MultipathLane {
     /// As [`MultipathLane::polled`], for bios with different operations or with errors.
     #[inline(never)]
     fn polled_mixed(&mut self, index: usize, done: &mut Batch, from: usize, sectors: Sectors, cx: &Cx<'_>) {
-        let counter = &self.served[index];
+        let counter = &self.counters[index];
         let mut all_ok = true;
         for bio in &done[from..] {
             all_ok &= bio.status.is_ok();
             if bio.status.is_ok() || !bugs::on(Bug::ErrorsNotServed) {
-                counter.served(bio.op, 1, bio.sectors.bytes());
+                counter.count_completed(bio.op, 1, bio.sectors.bytes());
             }
         }
         if all_ok {
@@ -201,12 +201,12 @@ impl MultipathLane {
         let (back, sectors) = if kept { (&[][..], Sectors::ZERO) } else { (&done[from..], sectors) };
         self.router.polled(self.path_positions[index], back, sectors, cx);
         let before = self.to_retry.len();
-        self.spare.extend(done.drain(from..));
-        for bio in self.spare.drain(..) {
+        self.empty_batch.extend(done.drain(from..));
+        for bio in self.empty_batch.drain(..) {
             let retry = bio.status.is_path_error() && !bugs::on(Bug::PathErrorNotRetried)
                 || bio.status == Status::Medium && bugs::on(Bug::MediumErrorFailsPath);
             if !bio.status.is_ok() {
-                self.served[index].failed(&bio);
+                self.counters[index].failed(&bio);
             }
             let to = if retry { &mut self.to_retry } else { &mut *done };
             to.push(bio);
@@ -222,7 +222,7 @@ impl MultipathLane {
     fn poll_slow(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         self.slow_poll_due = false;
         done.append(&mut self.ended);
-        if self.draining == Some(Drain::NoFlush) && !self.parked.is_empty() {
+        if self.draining == Some(Drain::NoFlush) && !self.held_bios.is_empty() {
             // Queued after the last `drain`: the next one hands them back.
             cx.wake_now();
         }
@@ -240,7 +240,7 @@ impl Lane for MultipathLane {
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        if !self.parked.is_empty() {
+        if !self.held_bios.is_empty() {
             self.unpark(cx);
         }
         self.reap(done, cx);
@@ -258,9 +258,9 @@ impl Lane for MultipathLane {
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         (self.draining, self.slow_poll_due) = (Some(how), true);
         // Bios that a path holds back must complete too.
-        for index in 0..self.legs.len() {
-            let from = self.legs.drain(index, how, back, cx);
-            self.served[index].has(self.legs.in_flight_on(index));
+        for index in 0..self.children.len() {
+            let from = self.children.drain(index, how, back, cx);
+            self.counters[index].set_in_flight(self.children.in_flight_on(index));
             let came = &back[from..];
             let sectors = Sectors(came.iter().map(|bio| bio.sectors.0).sum());
             if !bugs::on(Bug::LoadKeptOnHandBack) {
@@ -270,7 +270,7 @@ impl Lane for MultipathLane {
         self.hand_back_parked(how, back);
     }
 
-    fn busy(&self) -> OwnWork {
-        self.legs.busy()
+    fn own_work(&self) -> OwnWork {
+        self.children.own_work()
     }
 }

@@ -92,7 +92,7 @@ impl Multipath {
         }
         self.shared.set_queueing(on);
         // The checker starts or stops its timer for failing queued requests.
-        self.shared.bell.wake_up();
+        self.shared.wait_queue.wake_up();
     }
 
     /// Parses a group number, counted from 1, to an index.
@@ -123,7 +123,7 @@ impl Multipath {
         }
         if changed {
             self.shared.path_log.event();
-            self.shared.bell.wake_up();
+            self.shared.wait_queue.wake_up();
         }
         Ok(())
     }

@@ -92,8 +92,8 @@ pub struct Multipath {
     handler: Option<String>,
     groups: Vec<PriorityGroup>,
     shared: Arc<MultipathState>,
-    served: DeviceCounters,
-    board: Arc<CheckerStatus>,
+    counters: DeviceCounters,
+    checker_status: Arc<CheckerStatus>,
     /// The path watch options, set when the table is loaded into a device.
     watch: OnceLock<PathWatchOptions>,
     /// Serialises messages. The data path never takes it.
@@ -117,8 +117,8 @@ impl Multipath {
             handler: params.handler,
             groups: params.groups,
             shared: Arc::new(shared),
-            served: DeviceCounters::default(),
-            board: Arc::new(CheckerStatus::new(paths)),
+            counters: DeviceCounters::default(),
+            checker_status: Arc::new(CheckerStatus::new(paths)),
             watch: OnceLock::new(),
             messages: Mutex::new(()),
         }))
@@ -143,13 +143,13 @@ impl Target for Multipath {
         let core = cx.core();
         let groups = self.groups.iter().map(|g| (g.paths.len(), Arc::clone(&g.selector).lane(core)));
         let watch = self.watch.get().copied().unwrap_or_default();
-        let served = self.served.open(paths.len(), watch.is_on());
+        let counters = self.counters.open(paths.len(), watch.is_on());
         if watch.is_on() {
             let counts = self.groups.iter().map(|group| group.paths.len());
-            let with = (watch, Arc::clone(&self.shared), Arc::clone(&served));
+            let with = (watch, Arc::clone(&self.shared), Arc::clone(&counters));
             paths = watch::watch_lanes(paths, counts, with, cx);
         }
-        Ok(Box::new(lane::MultipathLane::new(Arc::clone(&self.shared), groups, paths, served)))
+        Ok(Box::new(lane::MultipathLane::new(Arc::clone(&self.shared), groups, paths, counters)))
     }
 
     fn table(&self) -> String {
@@ -216,9 +216,9 @@ impl Target for Multipath {
             next - group.paths.len()..next
         };
         let groups = self.groups.iter().map(range).collect();
-        let (shared, board) = (Arc::clone(&self.shared), Arc::clone(&self.board));
+        let (shared, checker_status) = (Arc::clone(&self.shared), Arc::clone(&self.checker_status));
         let len = self.len;
-        let subject = checker::CheckerInput { shared, board, len, paths, groups, settings };
+        let subject = checker::CheckerInput { shared, checker_status, len, paths, groups, settings };
         vec![Box::new(move || Box::new(checker::Checker::new(subject)))]
     }
 

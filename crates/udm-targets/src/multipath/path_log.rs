@@ -4,13 +4,13 @@
 //! ```text
 //! multipath: mp: Failing path 253:1 (same.img): I/O error, Write at sector 2048: 1 of 2 paths left
 //! multipath: mp: Failing path 253:0 (disk.img): by message: no path left
-//! multipath: mp: Failing path 253:0 (disk.img): silent for 2s, 3 requests have to wait for it: no path left
-//! multipath: mp: no path left: 32 requests wait
-//! multipath: mp: Reinstating path 253:0 (disk.img): 1 of 2 paths up, 64 requests that waited go on
-//! multipath: mp: Reinstating path 253:1 (same.img): it answers: 2 of 2 paths up
-//! multipath: mp: path 253:1 (same.img) stays failed: it is shorter than the 1048576 bytes of the table
-//! multipath: mp: path 253:1 (same.img) stays failed: it failed twice within 60 s, and is watched for 120 s
-//! multipath: mp: back to group 1, which is better
+//! multipath: mp: Failing path 253:0 (disk.img): silent for 2s, 3 requests have to wait for it: no
+//! path left multipath: mp: no path left: 32 requests wait multipath: mp: Reinstating path 253:0
+//! (disk.img): 1 of 2 paths up, 64 requests that waited go on multipath: mp: Reinstating path 253:1
+//! (same.img): it answers: 2 of 2 paths up multipath: mp: path 253:1 (same.img) stays failed: it is
+//! shorter than the 1048576 bytes of the table multipath: mp: path 253:1 (same.img) stays failed:
+//! it failed twice within 60 s, and is watched for 120 s multipath: mp: back to group 1, which is
+//! better
 //! ```
 //!
 //! The thread that made the change writes the line. If several cores see a path fail at once, only
@@ -176,22 +176,23 @@ impl PathLog {
             // at once, the line of the last one is not suppressed.
             tracing::warn!("multipath: {device}: {line}");
         }
-        self.tell(EventKind::PathFailed, Some(path), &line);
+        self.emit(EventKind::PathFailed, Some(path), &line);
     }
 
     /// A failed path is now failed by an administrator.
     pub fn held(&self, path: usize) {
         let line = format!("path {} stays failed: {}", self.path(path), FailReason::Command);
-        self.tell(EventKind::PathHeld, Some(path), &line);
+        self.emit(EventKind::PathHeld, Some(path), &line);
     }
 
-    /// Stores the result of a path check in `board`. If the state changed, an event is sent.
-    pub fn checked(&self, board: &CheckerStatus, path: usize, found: PathCheckState) {
-        if !board.set(path, found) {
+    /// Stores the result of a path check in `checker_status`. If the state changed, an event is
+    /// sent.
+    pub fn checked(&self, checker_status: &CheckerStatus, path: usize, found: PathCheckState) {
+        if !checker_status.set(path, found) {
             return;
         }
         let line = format!("path {}: the checker says {}", self.path(path), found.text());
-        self.tell(EventKind::PathChecked, Some(path), &line);
+        self.emit(EventKind::PathChecked, Some(path), &line);
     }
 
     /// Requests go to group `group`, counted from 0. If that is a change, an event is sent.
@@ -211,7 +212,7 @@ impl PathLog {
     pub fn refused(&self, path: usize, why: &str) {
         let (device, line) = (self.device(), format!("path {} stays failed: {why}", self.path(path)));
         tracing::warn!("multipath: {device}: {line}");
-        self.tell(EventKind::PathRefused, Some(path), &line);
+        self.emit(EventKind::PathRefused, Some(path), &line);
     }
 
     /// A path is ejected because it is slow, for at least `length`.
@@ -219,7 +220,7 @@ impl PathLog {
         let (device, name, length) = (self.device(), self.path(path), Duration::from_nanos(length.0));
         let line = format!("path {name} is much slower than the others: out of use for {length:?}");
         tracing::warn!("multipath: {device}: {line}");
-        self.tell(EventKind::PathEjected, Some(path), &line);
+        self.emit(EventKind::PathEjected, Some(path), &line);
     }
 
     /// An ejected path is in use again.
@@ -227,7 +228,7 @@ impl PathLog {
         let (device, name) = (self.device(), self.path(path));
         let line = format!("path {name} is no slower than the others: in use again");
         tracing::warn!("multipath: {device}: {line}");
-        self.tell(EventKind::PathAdmitted, Some(path), &line);
+        self.emit(EventKind::PathAdmitted, Some(path), &line);
     }
 
     /// A path was reinstated; `up` paths are up now.
@@ -245,7 +246,7 @@ impl PathLog {
         }
         let line = format!("Reinstating path {name}: {back}{up} of {all} paths up{meanwhile}");
         tracing::warn!("multipath: {device}: {line}");
-        self.tell(EventKind::PathReinstated, Some(path), &line);
+        self.emit(EventKind::PathReinstated, Some(path), &line);
     }
 
     /// Logs once, after the last path failed, whether requests are queued or failed. The first lane
@@ -261,7 +262,7 @@ impl PathLog {
             format!("no path left: {} requests failed, and those that come will", self.failed.load(Relaxed))
         };
         tracing::warn!("multipath: {device}: {line}");
-        self.tell(EventKind::NoPath, None, &line);
+        self.emit(EventKind::NoPath, None, &line);
     }
 
     /// A message changed whether requests are queued or failed while there is no path.
@@ -275,7 +276,7 @@ impl PathLog {
             format!("no path left: {n} requests that waited fail, and those that come")
         };
         tracing::warn!("multipath: {device}: {line}");
-        self.tell(EventKind::NoPath, None, &line);
+        self.emit(EventKind::NoPath, None, &line);
     }
 
     /// Requests go back to group `group`, counted from 0, because it is better than the one in use.
@@ -309,14 +310,14 @@ impl PathLog {
     }
 
     /// Sends an event with the text `line`, about `path` or the whole device.
-    fn tell(&self, kind: EventKind, path: Option<usize>, line: &str) {
+    fn emit(&self, kind: EventKind, path: Option<usize>, line: &str) {
         let path = path.and_then(|path| self.paths.get(path)).map(|path| path.number);
         self.emit_as(&|| StateChange { path, ..StateChange::new(kind, line) });
     }
 
     fn emit_as(&self, change: &dyn Fn() -> StateChange) {
         if let Some(notify) = self.notify.get() {
-            notify.tell(change);
+            notify.emit(change);
         }
     }
 }

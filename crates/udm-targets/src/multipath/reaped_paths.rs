@@ -6,17 +6,17 @@ use udm_dm::child_lanes::ChildLanes;
 
 /// Bios that completed on several paths, one list per path.
 pub(super) struct ReapedPaths<'a> {
-    pub legs: &'a mut ChildLanes,
-    pub served: &'a [PathCounters],
+    pub children: &'a mut ChildLanes,
+    pub counters: &'a [PathCounters],
     pub done: &'a mut Batch,
 }
 
 impl ReapedPaths<'_> {
-    /// Moves the completed bios of leg `index` to `done` and counts them, if all of them succeeded
+    /// Moves the completed bios of path `index` to `done` and counts them, if all of them succeeded
     /// and have the same operation. Returns the bios and their total length.
     #[inline(always)]
     pub fn take(&mut self, index: usize) -> Option<(&[Box<Bio>], Sectors)> {
-        let (back, from) = (self.legs.back(index), self.done.len());
+        let (back, from) = (self.children.completions(index), self.done.len());
         let op = back.first().map_or(Op::Read, |bio| bio.op);
         let (count, mut sectors) = (back.len(), Sectors::ZERO);
         let all = udm_core::append_if_zero(back, self.done, |bio| {
@@ -24,9 +24,9 @@ impl ReapedPaths<'_> {
             bio.status as u8 | (bio.op as u8 ^ op as u8)
         });
         all.then(|| {
-            let (left, counter) = (self.legs.taken(index, count), &self.served[index]);
-            counter.has(left);
-            counter.served(op, count as u64, sectors.bytes());
+            let (left, counter) = (self.children.taken(index, count), &self.counters[index]);
+            counter.set_in_flight(left);
+            counter.count_completed(op, count as u64, sectors.bytes());
             (&self.done[from..], sectors)
         })
     }

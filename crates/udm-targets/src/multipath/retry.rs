@@ -22,7 +22,7 @@ impl MultipathLane {
     #[cold]
     pub(super) fn no_path(&mut self, batch: &mut Batch) {
         if self.queues_without_path() {
-            self.parked.append(batch);
+            self.held_bios.append(batch);
             self.report_waiting();
         } else {
             self.fail(batch);
@@ -32,8 +32,8 @@ impl MultipathLane {
     /// Updates the number of queued bios in the path log.
     fn report_waiting(&mut self) {
         let path_log = &self.shared.path_log;
-        path_log.waiting(self.reported_waiting, self.parked.len());
-        self.reported_waiting = self.parked.len();
+        path_log.waiting(self.reported_waiting, self.held_bios.len());
+        self.reported_waiting = self.held_bios.len();
         if self.reported_waiting > 0 {
             path_log.no_path(true);
         }
@@ -94,9 +94,9 @@ impl MultipathLane {
 
     /// Sends bios that a path has failed to other paths, and counts them there as retries.
     fn dispatch_retries(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        let before: SmallVec<[usize; 16]> = self.legs.in_flight().collect();
+        let before: SmallVec<[usize; 16]> = self.children.in_flight().collect();
         self.dispatch(batch, cx);
-        for ((now, before), counter) in self.legs.in_flight().zip(before).zip(&*self.served) {
+        for ((now, before), counter) in self.children.in_flight().zip(before).zip(&*self.counters) {
             counter.retried((now - before) as u64);
         }
     }
@@ -108,10 +108,10 @@ impl MultipathLane {
         let served = self.router.group().is_some() && !bugs::on(Bug::ParkedMissReturn);
         if served || self.shared.word() != self.router.seen() || !self.queues_without_path() {
             // Bios that still find no path are queued again, in the memory of the scratch list.
-            let room = std::mem::take(&mut self.spare);
-            let mut batch = std::mem::replace(&mut self.parked, room);
+            let room = std::mem::take(&mut self.empty_batch);
+            let mut batch = std::mem::replace(&mut self.held_bios, room);
             self.dispatch(&mut batch, cx);
-            self.spare = batch;
+            self.empty_batch = batch;
             self.report_waiting();
         }
     }
@@ -120,7 +120,7 @@ impl MultipathLane {
     /// suspend the next poll fails them.
     pub(super) fn hand_back_parked(&mut self, how: Drain, back: &mut Batch) {
         if how == Drain::NoFlush {
-            back.append(&mut self.parked);
+            back.append(&mut self.held_bios);
             self.report_waiting();
             // Bios are handed back as they were submitted, without their path error.
             for bio in &mut self.to_retry {

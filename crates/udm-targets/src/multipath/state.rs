@@ -218,11 +218,11 @@ pub(super) struct MultipathState {
     bypassed: Box<[AtomicBool]>,
     /// The group that the message `switch_group` chose, counted from 1; 0 for none. The checker
     /// clears it.
-    by_hand: AtomicU32,
+    manual_group: AtomicU32,
     paths: Box<[PathState]>,
     pub(super) path_log: PathLog,
     /// Wakes the checker if a path failed, or if a message concerns it.
-    pub(super) bell: Arc<WaitQueue>,
+    pub(super) wait_queue: Arc<WaitQueue>,
 }
 
 impl MultipathState {
@@ -239,11 +239,11 @@ impl MultipathState {
             valid: AtomicU32::new(paths as u32),
             stamps: AtomicU64::new(0),
             ejected: AtomicU32::new(0),
-            by_hand: AtomicU32::new(0),
+            manual_group: AtomicU32::new(0),
             bypassed: (0..groups).map(|_| AtomicBool::new(false)).collect(),
             paths: (0..paths).map(|_| PathState::default()).collect(),
             path_log,
-            bell: Arc::new(WaitQueue::new()),
+            wait_queue: Arc::new(WaitQueue::new()),
         }
     }
 
@@ -351,7 +351,7 @@ impl MultipathState {
         self.update(PackedState::moved);
         self.path_log.failed(path, why, left);
         if !bugs::on(Bug::FailNotRung) {
-            self.bell.wake_up();
+            self.wait_queue.wake_up();
         }
         true
     }
@@ -460,20 +460,20 @@ impl MultipathState {
     /// The message `switch_group`. The choice holds, even if another group is better, until the
     /// group has no usable path ([`MultipathState::clear_manual_group`]).
     pub(super) fn switch_manually(&self, group: usize) {
-        self.by_hand.store(group as u32 + 1, Ordering::Relaxed);
+        self.manual_group.store(group as u32 + 1, Ordering::Relaxed);
         self.switch(group);
     }
 
     /// The group chosen by the message `switch_group`.
-    pub(super) fn by_hand(&self) -> Option<usize> {
-        (self.by_hand.load(Ordering::Relaxed) as usize).checked_sub(1)
+    pub(super) fn manual_group(&self) -> Option<usize> {
+        (self.manual_group.load(Ordering::Relaxed) as usize).checked_sub(1)
     }
 
     /// Forgets the manual choice of `group`.
     pub(super) fn clear_manual_group(&self, group: usize) {
         let (was, none) = (group as u32 + 1, 0);
         // If another group was chosen in the meantime, that choice stays.
-        let _ = self.by_hand.compare_exchange(was, none, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.manual_group.compare_exchange(was, none, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// The messages `queue_if_no_path` and `fail_if_no_path`. `fail_if_no_path` also discards the

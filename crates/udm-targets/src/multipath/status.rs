@@ -103,12 +103,12 @@ impl Multipath {
         let now = path_log.now();
         let left = |at: Nanos| at.since(now);
         let queueing = self.shared.word().queues_after_resume();
-        let fails_at = Some(self.board.fails_at()).filter(|at| queueing && *at != Nanos::NEVER);
+        let fails_at = Some(self.checker_status.fails_at()).filter(|at| queueing && *at != Nanos::NEVER);
         Some(PathMaintenanceReport {
             queueing,
             fails_in: fails_at.map(left),
-            back: self.board.back().map(|(group, at)| (group + 1, left(at))),
-            by_hand: self.shared.by_hand().map(|group| group + 1),
+            failback: self.checker_status.back().map(|(group, at)| (group + 1, left(at))),
+            manual_group: self.shared.manual_group().map(|group| group + 1),
         })
     }
 
@@ -119,42 +119,42 @@ impl Multipath {
             return Some("by command".into());
         }
         let back = || {
-            let (path_log, held) = (&self.shared.path_log, self.board.quarantine_status(index)?);
+            let (path_log, held) = (&self.shared.path_log, self.checker_status.quarantine_status(index)?);
             Some(held.why(path_log.now(), &path_log.settings()?.marginal?))
         };
-        let short = || self.board.is_truncated(index).then(|| checker::truncated_reason(self.len));
-        if view.failed { device.device.refused().or_else(back).or_else(short) } else { None }
+        let short = || self.checker_status.is_truncated(index).then(|| checker::truncated_reason(self.len));
+        if view.failed { device.device.rejection_reason().or_else(back).or_else(short) } else { None }
     }
 
     /// The state and I/O counters of every path.
     pub(super) fn reports(&self) -> Vec<PathReport> {
-        let served = self.served.total(self.shared.path_count());
-        let rows = self.paths().zip(served).enumerate();
-        rows.map(|(index, ((group, device), served))| {
+        let totals = self.counters.total(self.shared.path_count());
+        let rows = self.paths().zip(totals).enumerate();
+        rows.map(|(index, ((group, device), totals))| {
             let view = self.shared.path(index);
             let times = self.shared.times(index);
-            let kinds = Status::ALL.iter().copied().zip(served.errors);
+            let kinds = Status::ALL.iter().copied().zip(totals.errors);
             PathReport {
                 number: device.number,
                 name: device.name.clone(),
                 group: group + 1,
                 failed: view.failed,
                 fail_count: view.fail_count,
-                check: self.board.state(index),
+                check: self.checker_status.state(index),
                 held: self.held(index, device),
-                prio: self.board.prio(index),
+                prio: self.checker_status.prio(index),
                 in_state: times.in_state,
                 failed_for: times.failed,
-                in_flight: served.in_flight,
-                bios: served.bios(),
-                bytes: served.bytes(),
-                ops: served.ops,
-                errors: served.path_errors(),
+                in_flight: totals.in_flight,
+                bios: totals.bios(),
+                bytes: totals.bytes(),
+                ops: totals.ops,
+                errors: totals.path_errors(),
                 errors_by: kinds.filter(|(_, count)| *count > 0).collect(),
-                retries: served.retries,
+                retries: totals.retries,
                 ejected: view.ejected,
                 ejections: self.shared.ejection(index).count(),
-                watch: self.watch.get().is_some_and(PathWatchOptions::is_on).then(|| watch_report(&served)),
+                watch: self.watch.get().is_some_and(PathWatchOptions::is_on).then(|| watch_report(&totals)),
             }
         })
         .collect()
@@ -162,21 +162,31 @@ impl Multipath {
 }
 
 /// The path watch counters of a path.
-fn watch_report(served: &PathIoTotals) -> PathWatchReport {
-    let [waiting, given_up, late, bare, hedges, won, wasted, refused, free] = served.watched;
-    let steps = served.latency.steps.iter().enumerate().filter(|(_, count)| **count > 0);
+fn watch_report(totals: &PathIoTotals) -> PathWatchReport {
+    let [
+        waiting,
+        abandoned_reads,
+        late_completions,
+        uncopied_reads,
+        hedges,
+        hedges_won,
+        hedges_wasted,
+        hedges_refused,
+        free_hedges,
+    ] = totals.watched;
+    let steps = totals.latency.steps.iter().enumerate().filter(|(_, count)| **count > 0);
     let latency = steps.map(|(step, count)| (bucket_end(step), *count)).collect();
     PathWatchReport {
         waiting,
-        given_up,
-        late,
-        bare,
+        abandoned_reads,
+        late_completions,
+        uncopied_reads,
         hedges,
-        won,
-        wasted,
-        refused,
-        free,
+        hedges_won,
+        hedges_wasted,
+        hedges_refused,
+        free_hedges,
         latency,
-        time: served.latency.time,
+        time: totals.latency.time,
     }
 }

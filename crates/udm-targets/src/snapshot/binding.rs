@@ -53,7 +53,7 @@ pub(super) enum TableRole {
 pub(super) struct SnapshotBinding {
     pub line: SnapshotTableArgs,
     pub len: Sectors,
-    pub family: Arc<OriginSnapshots>,
+    pub origin_snapshots: Arc<OriginSnapshots>,
     pub snapshot: Arc<Snapshot>,
     table_role: TableRole,
     /// The ticket of reading the store; `None` for a destination.
@@ -80,10 +80,10 @@ impl SnapshotBinding {
         if table_role == TableRole::Merge && !line.persistent {
             return Err(TargetError::new("Snapshot exception store does not support snapshot-merge.").at(2));
         }
-        let family = OriginSnapshots::of(&line.origin);
-        args::check_not_stacked(&line, args.len, &family.origin_devices(None))?;
-        let read_ticket = family.read(&line.store);
-        let others = family.on_store(&line.store);
+        let origin_snapshots = OriginSnapshots::of(&line.origin);
+        args::check_not_stacked(&line, args.len, &origin_snapshots.origin_devices(None))?;
+        let read_ticket = origin_snapshots.read(&line.store);
+        let others = origin_snapshots.on_store(&line.store);
         let source = others.iter().find(|other| matches!(*other.role(), BindingState::Active));
         // A destination in the device of its source is replaced, as any inactive table.
         let waits = |other: &&Arc<SnapshotBinding>| matches!(*other.role(), BindingState::Destination);
@@ -95,7 +95,7 @@ impl SnapshotBinding {
         let third = others.iter().filter(waits).any(elsewhere);
         let (snapshot, role) = match source {
             // Tables that are loaded and were never resumed have no state that is not in the store.
-            None => (open_store(&line, &family, args)?, BindingState::Loaded),
+            None => (open_store(&line, &origin_snapshots, args)?, BindingState::Loaded),
             Some(_) if third => return Err(handover_error().at(1)),
             Some(source) => {
                 (source.snapshot_for_handover(&line, args.len, table_role)?, BindingState::Destination)
@@ -103,14 +103,14 @@ impl SnapshotBinding {
         };
         let merges =
             |other: &Arc<SnapshotBinding>| other.table_role == TableRole::Merge && !other.is_released();
-        let others = family.bindings();
+        let others = origin_snapshots.bindings();
         if table_role == TableRole::Merge && others.iter().any(|one| merges(one) && !one.is_on(&line.store)) {
             return Err(TargetError::new("A snapshot is already merging."));
         }
         let binding = Arc::new(SnapshotBinding {
             line,
             len: args.len,
-            family,
+            origin_snapshots,
             snapshot,
             table_role,
             read_ticket: matches!(role, BindingState::Loaded).then_some(read_ticket),
@@ -119,7 +119,7 @@ impl SnapshotBinding {
             released: Arc::default(),
             notify: Mutex::default(),
         });
-        binding.family.join(&binding);
+        binding.origin_snapshots.join(&binding);
         Ok(binding)
     }
 
@@ -162,7 +162,7 @@ impl SnapshotBinding {
         if bugs::on(Bug::StoreTakenTwice) {
             return Ok(());
         }
-        let mut others = self.family.on_store(&self.line.store);
+        let mut others = self.origin_snapshots.on_store(&self.line.store);
         others.retain(|other| !std::ptr::eq(&**other, self));
         if others.iter().any(|other| matches!(*other.role(), BindingState::Active)) {
             return Err(handover_error());
@@ -189,7 +189,7 @@ impl SnapshotBinding {
         let has_it = |other: &Arc<SnapshotBinding>| {
             Arc::ptr_eq(&other.snapshot, &self.snapshot) && matches!(*other.role(), BindingState::Active)
         };
-        self.family.bindings().into_iter().find(has_it)
+        self.origin_snapshots.bindings().into_iter().find(has_it)
     }
 
     /// True if the device was dropped without a call of `removed`.
@@ -272,7 +272,7 @@ impl SnapshotBinding {
 
     /// The devices below.
     pub(super) fn devices(&self) -> Vec<DeviceRange> {
-        let alone = Some(Exclusivity::With(ClaimKey::of(&self.family)));
+        let alone = Some(Exclusivity::With(ClaimKey::of(&self.origin_snapshots)));
         let size = self.line.store.device.limits().size;
         let store = DeviceRange { alone, ..DeviceRange::new(&self.line.store, Sector(0), size) };
         vec![DeviceRange::new(&self.line.origin, Sector(0), self.len), store]
@@ -304,7 +304,7 @@ impl SnapshotBinding {
             return Vec::new();
         }
         let own = self.device().map(|device| device.id());
-        self.family.origin_devices(own)
+        self.origin_snapshots.origin_devices(own)
     }
 
     /// The last check before the table becomes live in `device`.
@@ -320,18 +320,18 @@ impl SnapshotBinding {
                 }
             }
             BindingState::Active => {
-                let others = self.family.bindings();
+                let others = self.origin_snapshots.bindings();
                 if others.iter().any(|other| other.is_destination_of(self) && elsewhere(other).is_some()) {
                     let text = "Unable to resume snapshot source until handover completes.";
                     return Err(TargetError::new(text).with_errno(EINVAL));
                 }
             }
             BindingState::Loaded => {
-                let _one_at_a_time = self.family.preresume_lock();
+                let _one_at_a_time = self.origin_snapshots.preresume_lock();
                 self.check_store()?;
                 self.was_checked.store(true, Ordering::Relaxed);
                 if self.table_role == TableRole::Keep {
-                    self.family.list(&self.snapshot);
+                    self.origin_snapshots.list(&self.snapshot);
                 }
             }
             BindingState::Released => {}
@@ -355,7 +355,7 @@ impl SnapshotBinding {
         }
         *self.role() = BindingState::Active;
         if let Some(read_ticket) = &self.read_ticket {
-            self.family.invalidate_reads(&self.line.store, read_ticket);
+            self.origin_snapshots.invalidate_reads(&self.line.store, read_ticket);
         }
         if let Some(notify) = self.notify() {
             self.snapshot.attach(notify);
@@ -363,8 +363,8 @@ impl SnapshotBinding {
         self.snapshot.set_len(self.len, self.line.origin.device.limits().size);
         self.snapshot.set_active(self.table_role == TableRole::Keep);
         match self.table_role {
-            TableRole::Keep => self.family.list(&self.snapshot),
-            TableRole::Merge => self.family.unlist(&self.snapshot),
+            TableRole::Keep => self.origin_snapshots.list(&self.snapshot),
+            TableRole::Merge => self.origin_snapshots.unlist(&self.snapshot),
         }
     }
 
@@ -374,7 +374,11 @@ impl SnapshotBinding {
         let own = self.device().map(|device| device.id());
         let is_own =
             |other: &SnapshotBinding| own.is_some() && other.device().map(|device| device.id()) == own;
-        let taken = self.family.bindings().iter().any(|other| other.is_destination_of(self) && is_own(other));
+        let taken = self
+            .origin_snapshots
+            .bindings()
+            .iter()
+            .any(|other| other.is_destination_of(self) && is_own(other));
         if !taken {
             self.removed();
         }
@@ -384,7 +388,7 @@ impl SnapshotBinding {
     pub(super) fn removed(&self) {
         if matches!(*self.role(), BindingState::Active) {
             self.snapshot.set_active(false);
-            self.family.unlist(&self.snapshot);
+            self.origin_snapshots.unlist(&self.snapshot);
             self.release();
         }
     }
@@ -394,7 +398,7 @@ impl Drop for SnapshotBinding {
     fn drop(&mut self) {
         // The snapshot was listed for a resume that did not happen.
         if matches!(self.role.get_mut().unwrap_or_else(PoisonError::into_inner), BindingState::Loaded) {
-            self.family.unlist(&self.snapshot);
+            self.origin_snapshots.unlist(&self.snapshot);
         }
     }
 }
@@ -406,10 +410,10 @@ fn handover_error() -> TargetError {
 /// Opens the store with exclusive use: reads it, or formats it if it is blank.
 fn open_store(
     line: &SnapshotTableArgs,
-    family: &Arc<OriginSnapshots>,
+    origin_snapshots: &Arc<OriginSnapshots>,
     args: &TargetArgs<'_>,
 ) -> Result<Arc<Snapshot>, TargetError> {
-    let alone = Exclusivity::With(ClaimKey::of(family));
+    let alone = Exclusivity::With(ClaimKey::of(origin_snapshots));
     let number = DevNo { major: 0, minor: 0 };
     let store = &*line.store.device;
     let claim = store

@@ -30,7 +30,7 @@ impl Snapshot {
         (chunk, _) = self.map.next_in_store(chunk, last + 1)?;
         let start = self.start_of(chunk).max(from);
         let most = (chunk + RUN_MAX).min(last);
-        while chunk < most && self.place(chunk + 1).kept().is_some() {
+        while chunk < most && self.place(chunk + 1).store_chunk().is_some() {
             chunk += 1;
         }
         Some((start, self.start_of(chunk + 1).min(end)))

@@ -21,7 +21,7 @@ use super::store_allocator::ChunkRange;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use udm_core::bugs::{self, Bug};
-use udm_core::{Growth as GrowthSettings, Nanos, OpenError, SECTOR_SIZE, Sectors};
+use udm_core::{GrowthPolicy, Nanos, OpenError, SECTOR_SIZE, Sectors};
 use udm_dm::{EventKind, TargetError};
 use udm_wire::size;
 
@@ -81,7 +81,7 @@ pub(super) struct StoreGrowth {
 
 impl StoreGrowth {
     /// Growth with the settings `wanted`; `None` for a store that does not grow.
-    pub(super) fn new(wanted: Option<GrowthSettings>) -> StoreGrowth {
+    pub(super) fn new(wanted: Option<GrowthPolicy>) -> StoreGrowth {
         StoreGrowth {
             step: AtomicU64::new(wanted.map_or(0, |wanted| wanted.step.0)),
             max: AtomicU64::new(wanted.map_or(UNBOUNDED.0, |wanted| wanted.max.0)),
@@ -97,9 +97,9 @@ impl StoreGrowth {
     }
 
     /// The settings; `None` for a store that does not grow.
-    pub(super) fn wanted(&self) -> Option<GrowthSettings> {
+    pub(super) fn wanted(&self) -> Option<GrowthPolicy> {
         let (step, max) = (self.step.load(Ordering::Relaxed), self.max.load(Ordering::Relaxed));
-        (step > 0).then_some(GrowthSettings { step: Sectors(step), max: Sectors(max) })
+        (step > 0).then_some(GrowthPolicy { step: Sectors(step), max: Sectors(max) })
     }
 
     /// Handles `set grow SIZE`, 0 to disable growth, and `set grow_max SIZE`.
@@ -248,7 +248,7 @@ impl Snapshot {
         if self.settings.crosses(before, now, full.0) {
             let line = format!("the store is filled to {now} of {} sectors", full.0);
             tracing::warn!("{}: {line}", self.name());
-            self.tell(EventKind::SnapshotFilling, &line);
+            self.emit(EventKind::SnapshotFilling, &line);
             self.event();
         }
         if self.is_low(grant.end, *size) {
@@ -282,16 +282,16 @@ impl Snapshot {
         match self.growth.next(size, self.space.next_size(size)) {
             Some(next) => {
                 let weak_self = Weak::clone(&self.weak_self);
-                let told = move |outcome| {
+                let on_result = move |outcome| {
                     if let Some(weak_self) = weak_self.upgrade() {
                         weak_self.growth_done(outcome);
                     }
                 };
-                self.store.device.grow(next, Box::new(told));
+                self.store.device.grow(next, Box::new(on_result));
             }
             None => {
                 self.growth.end(GrowthState::AtMax, false);
-                self.bell.wake_up();
+                self.wait_queue.wake_up();
             }
         }
     }
@@ -312,13 +312,13 @@ impl Snapshot {
                     let size = self.store_size().0;
                     let line = format!("the store stays at {size} sectors: {why}");
                     tracing::warn!("{}: {line}", self.name());
-                    self.tell(EventKind::SnapshotFilling, &line);
+                    self.emit(EventKind::SnapshotFilling, &line);
                     self.event();
                 }
             }
         }
         if !bugs::on(Bug::GrownNotRung) {
-            self.bell.wake_up();
+            self.wait_queue.wake_up();
         }
     }
 
@@ -346,7 +346,7 @@ impl Snapshot {
     /// another core may wait for it.
     pub(super) fn notify_without_room(&self) {
         if !bugs::on(Bug::GivenUpUnheard) {
-            self.bell.wake_up();
+            self.wait_queue.wake_up();
         }
     }
 
@@ -357,6 +357,6 @@ impl Snapshot {
         if self.is_low(self.space.end(), self.store_size()) {
             self.grow(false);
         }
-        self.bell.wake_up();
+        self.wait_queue.wake_up();
     }
 }

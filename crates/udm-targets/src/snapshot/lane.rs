@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Cx, Drain, Lane, Op, OpenError, OwnWork, Sector, Sectors, Segments, Status};
 
-/// Legs of the copy engine.
+/// Children of the copy engine.
 const ORIGIN: usize = 0;
 const STORE: usize = 1;
 
@@ -55,7 +55,7 @@ pub(super) struct SnapshotLane {
     reader: LaneReader,
     tags: RedirectedBios<InFlightKind>,
     /// Scratch: the chunks of the store for the requests of a batch.
-    kept: Vec<Option<u64>>,
+    store_chunks: Vec<Option<u64>>,
     /// Chunks that are written for the first time.
     first_writes: Slab<CopiedRun>,
     /// Requests for chunks that are being copied.
@@ -83,7 +83,7 @@ impl SnapshotLane {
             taken_over: Arc::clone(&binding.released),
             reader: snapshot.readers.join(),
             tags: RedirectedBios::new(cx.new_owner()),
-            kept: Vec::new(),
+            store_chunks: Vec::new(),
             first_writes: Slab::new(),
             waiting: VecDeque::new(),
             awaiting_commit: Batch::new(),
@@ -107,13 +107,13 @@ impl SnapshotLane {
     fn send_to_store(&mut self, mut bio: Box<Bio>, new: u64, what: InFlightKind) {
         let sector = Sector(self.snapshot.in_store(bio.sector.0, new));
         self.tags.put(&mut bio, sector, what);
-        self.engine.legs.push(STORE, bio);
+        self.engine.children.push(STORE, bio);
     }
 
     fn send_to_origin(&mut self, mut bio: Box<Bio>, what: InFlightKind) {
         let sector = bio.sector;
         self.tags.put(&mut bio, sector, what);
-        self.engine.legs.push(ORIGIN, bio);
+        self.engine.children.push(ORIGIN, bio);
     }
 
     /// Redirects the bios at the front of a batch that are in the store, and returns their number.
@@ -124,15 +124,15 @@ impl SnapshotLane {
         if !self.is_usable() || snapshot.is_overflowed() {
             return 0;
         }
-        let look = |bio: &Bio| snapshot.place(snapshot.chunk_of(bio.sector.0)).kept();
+        let look = |bio: &Bio| snapshot.place(snapshot.chunk_of(bio.sector.0)).store_chunk();
         if batch.first().is_none_or(|bio| look(bio).is_none()) {
             return 0;
         }
         // All lookups come first, so that their memory accesses overlap.
-        self.kept.clear();
-        self.kept.extend(batch.iter().map(|bio| look(bio)));
-        for (at, (bio, &kept)) in batch.iter_mut().zip(&self.kept).enumerate() {
-            let (Some(new), Op::Read | Op::Write) = (kept, bio.op) else { return at };
+        self.store_chunks.clear();
+        self.store_chunks.extend(batch.iter().map(|bio| look(bio)));
+        for (at, (bio, &store_chunk)) in batch.iter_mut().zip(&self.store_chunks).enumerate() {
+            let (Some(new), Op::Read | Op::Write) = (store_chunk, bio.op) else { return at };
             let sector = Sector(snapshot.in_store(bio.sector.0, new));
             self.tags.put(bio, sector, InFlightKind::Store);
         }
@@ -147,12 +147,12 @@ impl SnapshotLane {
         if !self.is_usable() || snapshot.is_overflowed() {
             return 0;
         }
-        self.kept.clear();
-        let look = |bio: &Bio| snapshot.place(snapshot.chunk_of(bio.sector.0)).kept();
-        self.kept.extend(batch.iter().map(|bio| look(bio)));
-        for (at, (bio, &kept)) in batch.iter_mut().zip(&self.kept).enumerate() {
+        self.store_chunks.clear();
+        let look = |bio: &Bio| snapshot.place(snapshot.chunk_of(bio.sector.0)).store_chunk();
+        self.store_chunks.extend(batch.iter().map(|bio| look(bio)));
+        for (at, (bio, &store_chunk)) in batch.iter_mut().zip(&self.store_chunks).enumerate() {
             // The read may go to the origin even if its chunk has been copied since.
-            let (None, Op::Read) = (kept, bio.op) else { return at };
+            let (None, Op::Read) = (store_chunk, bio.op) else { return at };
             self.reader.count();
             let sector = bio.sector;
             self.tags.put(bio, sector, InFlightKind::Origin(epoch));
@@ -164,11 +164,11 @@ impl SnapshotLane {
     #[inline]
     fn take(&mut self, bio: Box<Bio>, epoch: u64) {
         match bio.op {
-            Op::Flush => self.engine.legs.push(STORE, bio),
+            Op::Flush => self.engine.children.push(STORE, bio),
             _ if !self.is_usable() => self.end(bio, Status::IoErr),
             Op::Read => {
                 let place = self.snapshot.place(self.snapshot.chunk_of(bio.sector.0));
-                match place.kept() {
+                match place.store_chunk() {
                     Some(new) => self.send_to_store(bio, new, InFlightKind::Store),
                     None => {
                         self.reader.count();
@@ -266,7 +266,7 @@ impl SnapshotLane {
         let mut at = 0;
         while at < self.awaiting_commit.len() {
             let chunk = self.snapshot.chunk_of(self.awaiting_commit[at].sector.0);
-            let status = match self.snapshot.place(chunk).kept() {
+            let status = match self.snapshot.place(chunk).store_chunk() {
                 // Checked before the chunk's state: data in an invalid store is lost.
                 _ if !self.snapshot.is_valid() => Status::IoErr,
                 Some(_) => Status::Ok,
@@ -283,7 +283,7 @@ impl SnapshotLane {
     /// The last step after all bios of a turn.
     fn finish_turn(&mut self, cx: &mut Cx<'_>) {
         if self.reader.end(&self.snapshot.readers) {
-            self.snapshot.bell.wake_up();
+            self.snapshot.wait_queue.wake_up();
         }
         self.engine.begin(cx);
         if !self.ended.is_empty() {
@@ -310,12 +310,12 @@ impl SnapshotLane {
                 Some(InFlightKind::FirstWrite(first)) => {
                     let copied = self.first_writes.remove(first as usize);
                     let bio = done.swap_remove(at);
-                    let kept = bio.status.is_ok();
-                    if !kept {
+                    let is_valid = bio.status.is_ok();
+                    if !is_valid {
                         self.engine.fail(0, bio.status);
                     }
-                    self.engine.copied(0, CopiedRun { kept, ..copied });
-                    if kept {
+                    self.engine.copied(0, CopiedRun { is_valid, ..copied });
+                    if is_valid {
                         self.awaiting_commit.push(bio);
                     } else {
                         self.ended.push(bio);
@@ -339,21 +339,22 @@ impl SnapshotLane {
 }
 
 impl SnapshotLane {
-    /// Submits a batch whose first `kept` bios are redirected to the store and others are not.
+    /// Submits a batch whose first `redirected` bios are redirected to the store and others are
+    /// not.
     #[inline(never)]
-    fn submit_rest(&mut self, batch: &mut Batch, kept: usize, cx: &mut Cx<'_>) {
+    fn submit_rest(&mut self, batch: &mut Batch, redirected: usize, cx: &mut Cx<'_>) {
         // Only reads need the epoch.
         let reads = batch.iter().any(|bio| bio.op == Op::Read);
         let epoch = if reads { self.reader.begin(&self.snapshot.readers) } else { 0 };
-        let to_origin = if reads && kept == 0 { self.redirect_to_origin(batch, epoch) } else { 0 };
+        let to_origin = if reads && redirected == 0 { self.redirect_to_origin(batch, epoch) } else { 0 };
         if to_origin == batch.len() {
-            return self.engine.legs.submit(ORIGIN, batch, cx);
+            return self.engine.children.submit(ORIGIN, batch, cx);
         }
         self.engine.schedule_last_block_check(0, cx);
         for (at, bio) in batch.drain(..).enumerate() {
-            match (at < kept, at < to_origin) {
-                (true, _) => self.engine.legs.push(STORE, bio),
-                (_, true) => self.engine.legs.push(ORIGIN, bio),
+            match (at < redirected, at < to_origin) {
+                (true, _) => self.engine.children.push(STORE, bio),
+                (_, true) => self.engine.children.push(ORIGIN, bio),
                 _ => self.take(bio, epoch),
             }
         }
@@ -365,7 +366,7 @@ impl SnapshotLane {
     fn restore_passed(&mut self, done: &mut Batch, from: usize) -> bool {
         let all = done[from..].iter_mut().all(|bio| self.passed(bio));
         if self.reader.end(&self.snapshot.readers) {
-            self.snapshot.bell.wake_up();
+            self.snapshot.wait_queue.wake_up();
         }
         all
     }
@@ -413,7 +414,7 @@ impl Lane for SnapshotLane {
         let count = self.redirect_to_store(batch);
         if count == batch.len() {
             self.engine.schedule_last_block_check(0, cx);
-            self.engine.legs.submit(STORE, batch, cx);
+            self.engine.children.submit(STORE, batch, cx);
         } else {
             self.submit_rest(batch, count, cx);
         }
@@ -439,9 +440,9 @@ impl Lane for SnapshotLane {
         let any = !void.is_empty();
         for first in void {
             let copied = self.first_writes.remove(first as usize);
-            self.engine.copied(0, CopiedRun { kept: false, ..copied });
+            self.engine.copied(0, CopiedRun { is_valid: false, ..copied });
             snapshot.map.give_up(copied.old);
-            snapshot.bell.wake_up();
+            snapshot.wait_queue.wake_up();
         }
         if any {
             // Records of other lanes wait for these sequence numbers, and this lane may not be
@@ -453,7 +454,7 @@ impl Lane for SnapshotLane {
         }
     }
 
-    fn busy(&self) -> OwnWork {
-        self.engine.busy()
+    fn own_work(&self) -> OwnWork {
+        self.engine.own_work()
     }
 }

@@ -12,8 +12,8 @@ use udm_core::{ControlIo, OpenError, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::target::DeviceRef;
 use udm_dm::{InvalidStoreMark, TargetError};
 use udm_wire::cow::{
-    ChunkSize, Exception, HEADER_LEN, Header, RECORD_LEN, StoreError, StoreFault, StoreLayout, StoreSummary,
-    StoreWalk,
+    ChunkSize, Exception, HEADER_LEN, RECORD_LEN, StoreError, StoreFault, StoreHeader, StoreLayout,
+    StoreSummary, StoreWalk,
 };
 
 /// Maximum bytes cleared at a time.
@@ -84,7 +84,7 @@ pub(super) fn load_store(
     }
     let store = StoreIo { device: &line.store, io, size: line.store.device.limits().size };
     let wanted = line.chunk.unwrap_or_else(|| default_chunk_size(&line.store.device));
-    let header = Header::decode(&store.head()?).map_err(|error| format_error(&error))?;
+    let header = StoreHeader::decode(&store.head()?).map_err(|error| format_error(&error))?;
     let marked = mark.and_then(InvalidStoreMark::why).filter(|_| header.is_some_and(|header| header.valid));
     if let Some(why) = marked {
         return Err(store_error(EINVAL, why));
@@ -192,7 +192,7 @@ impl StoreIo<'_> {
         }
         self.clear(layout.area(0) * chunk.bytes()..(layout.area(0) + 1) * chunk.bytes())?;
         let mut block = vec![0; self.block()];
-        Header { valid: true, chunk }.encode(&mut block);
+        StoreHeader { valid: true, chunk }.encode(&mut block);
         self.write(0, &block)?;
         control_io::flush(self.io, &self.device.device).map_err(io_error)
     }
@@ -225,7 +225,7 @@ impl StoreIo<'_> {
             area += AREAS;
             control_io::read_all(self.io, &self.device.device, &ranges, |_, bytes| {
                 let take = |exception: Exception| {
-                    let is_new = map.get(exception.old).kept().is_none();
+                    let is_new = map.get(exception.old).store_chunk().is_none();
                     map.load(exception.old, exception.new);
                     is_new
                 };

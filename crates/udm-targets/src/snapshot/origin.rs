@@ -16,7 +16,7 @@ use udm_dm::target::{
 struct OriginTarget {
     device: DeviceRef,
     len: Sectors,
-    family: Arc<OriginSnapshots>,
+    origin_snapshots: Arc<OriginSnapshots>,
 }
 
 /// Creates a snapshot-origin target.
@@ -34,8 +34,8 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     if args.start.0 != 0 {
         return Err(TargetError::new("an origin begins at sector 0"));
     }
-    let family = OriginSnapshots::of(&device);
-    Ok(Arc::new(OriginTarget { device, len: args.len, family }))
+    let origin_snapshots = OriginSnapshots::of(&device);
+    Ok(Arc::new(OriginTarget { device, len: args.len, origin_snapshots }))
 }
 
 impl Target for OriginTarget {
@@ -44,7 +44,7 @@ impl Target for OriginTarget {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(OriginLane::open(&self.device, &self.family.listed(), cx)?))
+        Ok(Box::new(OriginLane::open(&self.device, &self.origin_snapshots.listed(), cx)?))
     }
 
     fn table(&self) -> String {
@@ -71,11 +71,11 @@ impl Target for OriginTarget {
     }
 
     fn extra_devices(&self) -> Vec<DeviceRef> {
-        self.family.stores()
+        self.origin_snapshots.stores()
     }
 
     fn data_path(&self) -> TargetDataPath {
-        if self.family.is_empty() {
+        if self.origin_snapshots.is_empty() {
             TargetDataPath::Linear(self.device.clone(), Sector(0))
         } else {
             TargetDataPath::OwnLane
@@ -83,16 +83,16 @@ impl Target for OriginTarget {
     }
 
     fn attach(&self, notify: Arc<dyn TargetHost>) {
-        self.family.add_origin_device(&notify);
+        self.origin_snapshots.add_origin_device(&notify);
     }
 }
 
 impl ChangeTracker for OriginTarget {
     fn checkpoints(&self) -> Vec<Checkpoint> {
-        self.family.checkpoints(None)
+        self.origin_snapshots.checkpoints(None)
     }
 
     fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
-        self.family.changed(None, since, (from, len), out);
+        self.origin_snapshots.changed(None, since, (from, len), out);
     }
 }

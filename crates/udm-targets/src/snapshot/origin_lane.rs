@@ -149,7 +149,7 @@ impl OriginLane {
         self.engine.begin(cx);
         let any = !self.down.is_empty();
         if any {
-            self.engine.legs.submit(0, &mut self.down, cx);
+            self.engine.children.submit(0, &mut self.down, cx);
             cx.wake_now();
         }
         any
@@ -213,12 +213,12 @@ impl Lane for OriginLane {
     /// Snapshots that are about to be removed are still listed when the new lanes are opened.
     fn begin(&mut self, _: &mut Cx<'_>) -> Option<Box<dyn Lane>> {
         self.engine.keep_active();
-        self.engine.parts().is_empty().then(|| self.engine.legs.remove(0))
+        self.engine.parts().is_empty().then(|| self.engine.children.remove(0))
     }
 
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         if self.engine.parts().iter().all(|part| part.snapshot.lets_anything_pass()) {
-            self.engine.legs.submit(0, batch, cx);
+            self.engine.children.submit(0, batch, cx);
         } else {
             self.submit_looked(batch, cx);
         }
@@ -239,8 +239,8 @@ impl Lane for OriginLane {
         self.engine.drain(how, back, cx, |_| {});
     }
 
-    fn busy(&self) -> OwnWork {
-        self.engine.busy()
+    fn own_work(&self) -> OwnWork {
+        self.engine.own_work()
     }
 }
 
@@ -249,7 +249,7 @@ impl OriginLane {
     #[inline(never)]
     fn submit_looked(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         if self.engine.parts().iter().all(|part| part.snapshot.lets_all_pass(batch)) {
-            self.engine.legs.submit(0, batch, cx);
+            self.engine.children.submit(0, batch, cx);
         } else {
             self.submit_some(batch, cx);
         }

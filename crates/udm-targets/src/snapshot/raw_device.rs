@@ -21,7 +21,7 @@ struct RawDeviceTarget(DeviceRef);
 /// Opens a lane of `device` through a table of one line.
 pub(super) fn open_lane(device: &DeviceRef, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
     let refuse = |error: TargetError| OpenError::new(error.errno, error.to_string());
-    Table::of(Arc::new(RawDeviceTarget(device.clone())), device_end()).map_err(refuse)?.open(cx)
+    Table::single_target(Arc::new(RawDeviceTarget(device.clone())), device_end()).map_err(refuse)?.open(cx)
 }
 
 impl Target for RawDeviceTarget {

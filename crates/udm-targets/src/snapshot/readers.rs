@@ -70,7 +70,7 @@ impl Readers {
             });
             // Acquire pairs with the release of the lane that left the cell.
             if !cell.taken.swap(true, Ordering::Acquire) {
-                return LaneReader { cell: Arc::clone(cell), under_way: VecDeque::new() };
+                return LaneReader { cell: Arc::clone(cell), in_flight: VecDeque::new() };
             }
             place = &cell.next;
         }
@@ -115,7 +115,7 @@ impl Readers {
 pub(super) struct LaneReader {
     cell: Arc<ReaderCell>,
     /// Reads in flight: epoch and count, oldest first.
-    under_way: VecDeque<(u64, u64)>,
+    in_flight: VecDeque<(u64, u64)>,
 }
 
 impl LaneReader {
@@ -124,26 +124,26 @@ impl LaneReader {
         interleave::point();
         // Acquire: a read of this epoch sees the copies made before the epoch began.
         let epoch = readers.epoch.load(Ordering::Acquire);
-        if self.under_way.is_empty() {
+        if self.in_flight.is_empty() {
             self.cell.oldest.store(epoch, Ordering::Relaxed);
             fence(Ordering::SeqCst);
         }
-        if self.under_way.back().is_none_or(|(last, _)| *last != epoch) {
-            self.under_way.push_back((epoch, 0));
+        if self.in_flight.back().is_none_or(|(last, _)| *last != epoch) {
+            self.in_flight.push_back((epoch, 0));
         }
         epoch
     }
 
     /// Counts one read of the last epoch that goes to the origin.
     pub(super) fn count(&mut self) {
-        if let Some((_, count)) = self.under_way.back_mut() {
+        if let Some((_, count)) = self.in_flight.back_mut() {
             *count += 1;
         }
     }
 
     /// Counts a completed read of `epoch`. Call [`LaneReader::end`] after the last one.
     pub(super) fn finish(&mut self, epoch: u64) {
-        if let Some((_, count)) = self.under_way.iter_mut().find(|(known, _)| *known == epoch) {
+        if let Some((_, count)) = self.in_flight.iter_mut().find(|(known, _)| *known == epoch) {
             *count -= 1;
         }
     }
@@ -151,15 +151,15 @@ impl LaneReader {
     /// Publishes the oldest epoch in flight, after a batch and after completed reads. Returns true
     /// if a writer waits and must be woken.
     pub(super) fn end(&mut self, readers: &Readers) -> bool {
-        let before = self.under_way.len();
-        while self.under_way.front().is_some_and(|(_, count)| *count == 0) {
-            self.under_way.pop_front();
+        let before = self.in_flight.len();
+        while self.in_flight.front().is_some_and(|(_, count)| *count == 0) {
+            self.in_flight.pop_front();
         }
-        if self.under_way.len() == before {
+        if self.in_flight.len() == before {
             return false;
         }
         interleave::point();
-        let oldest = self.under_way.front().map_or(NONE, |(epoch, _)| *epoch);
+        let oldest = self.in_flight.front().map_or(NONE, |(epoch, _)| *epoch);
         // Release: the reads have completed.
         self.cell.oldest.store(oldest, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -192,7 +192,7 @@ mod loom_tests {
     /// Reads the chunk, which must have its old content.
     fn read(m: &Model, reader: &mut LaneReader) {
         let epoch = reader.begin(&m.readers);
-        if m.map.get(0).kept().is_none() {
+        if m.map.get(0).store_chunk().is_none() {
             reader.count();
             assert_eq!(m.origin.load(Ordering::Relaxed), 0, "a write of the origin overtook a read");
             reader.finish(epoch);
@@ -275,9 +275,9 @@ mod loom_tests {
                 })
             };
             reader.finish(epoch);
-            let told = reader.end(&m.readers);
+            let woken = reader.end(&m.readers);
             let past = other.join().unwrap();
-            assert!(past || told, "nobody would go on");
+            assert!(past || woken, "nobody would go on");
         });
     }
 }

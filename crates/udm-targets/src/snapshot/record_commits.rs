@@ -31,7 +31,7 @@ pub(super) struct CopiedRun {
     pub len: u64,
     /// The data is in the store. If false, the chunks were allocated but not used, and their
     /// sequence numbers are skipped.
-    pub kept: bool,
+    pub is_valid: bool,
 }
 
 /// Maximum number of records written at once.
@@ -166,20 +166,20 @@ impl RecordCommits {
         let mut taken = 0;
         while taken < room {
             let Some(mut next) = tail.early.front_mut().and_then(Option::take) else { break };
-            if next.kept && next.len > room - taken {
+            if next.is_valid && next.len > room - taken {
                 let fits = room - taken;
                 let rest = CopiedRun {
                     seq: next.seq + fits,
                     old: next.old + fits,
                     new: next.new + fits,
                     len: next.len - fits,
-                    kept: true,
+                    is_valid: true,
                 };
                 tail.put(rest);
                 next.len = fits;
             }
             tail.pass(next.len);
-            if next.kept {
+            if next.is_valid {
                 taken += next.len;
                 tail.on_its_way.push(next);
             }
@@ -257,7 +257,7 @@ mod tests {
     use udm_wire::cow::ChunkSize;
 
     fn copied(seq: u64, len: u64) -> CopiedRun {
-        CopiedRun { seq, old: 100 + seq, new: 2 + seq, len, kept: true }
+        CopiedRun { seq, old: 100 + seq, new: 2 + seq, len, is_valid: true }
     }
 
     /// Writes all records that can be written. Returns the published runs.
@@ -290,7 +290,7 @@ mod tests {
         image[1024..2048].fill(0);
         commits.copied(copied(2, 3));
         assert!(write(&commits, &mut image).is_empty(), "0 and 1 come first");
-        commits.copied(CopiedRun { kept: false, ..copied(0, 2) });
+        commits.copied(CopiedRun { is_valid: false, ..copied(0, 2) });
         assert_eq!(write(&commits, &mut image), [copied(2, 3)]);
         let record = |n: usize| Exception::decode(&image[1024..2048], n);
         assert_eq!(record(0), Some(Exception { old: 102, new: 4 }));

@@ -54,7 +54,7 @@ pub(super) struct Snapshot {
     pub commits: Option<RecordCommits>,
     pub settings: SnapshotSettings,
     /// Woken when a chunk was copied, readers have completed, or the snapshot became invalid.
-    pub bell: Arc<WaitQueue>,
+    pub wait_queue: Arc<WaitQueue>,
     /// Woken only on invalidation; for lanes that wait only for their own copies.
     pub invalidated_wakeup: Arc<WaitQueue>,
     pub space: StoreAllocator,
@@ -95,7 +95,7 @@ impl Snapshot {
             readers: Readers::new(),
             commits: loaded.commits,
             settings: SnapshotSettings::new(COPY_MEMORY),
-            bell: Arc::new(WaitQueue::new()),
+            wait_queue: Arc::new(WaitQueue::new()),
             invalidated_wakeup: Arc::new(WaitQueue::new()),
             space: loaded.space,
             len: AtomicU64::new(0),
@@ -138,9 +138,9 @@ impl Snapshot {
     /// Called when the store is marked as invalid, or cannot be marked.
     pub(super) fn invalidated(&self) {
         self.health.store(SnapshotHealth::Invalid as u8, Ordering::Release);
-        self.tell(EventKind::SnapshotInvalid, "the snapshot is invalid");
+        self.emit(EventKind::SnapshotInvalid, "the snapshot is invalid");
         self.event();
-        self.bell.wake_up();
+        self.wait_queue.wake_up();
         self.invalidated_wakeup.wake_up();
     }
 
@@ -166,7 +166,7 @@ impl Snapshot {
         // Relaxed: a write that sees it late finds no room either.
         if !self.overflowed.swap(true, Ordering::Relaxed) {
             tracing::error!("{}: Snapshot overflowed: Unable to allocate exception.", self.name());
-            self.tell(EventKind::SnapshotOverflow, "the store is full");
+            self.emit(EventKind::SnapshotOverflow, "the store is full");
             self.event();
         }
     }
@@ -232,9 +232,9 @@ impl Snapshot {
     }
 
     /// Sends an event with the text `line` about the snapshot's device.
-    pub(super) fn tell(&self, kind: EventKind, line: &str) {
+    pub(super) fn emit(&self, kind: EventKind, line: &str) {
         let notify = self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        notify.iter().for_each(|notify| notify.tell(&|| StateChange::new(kind, line)));
+        notify.iter().for_each(|notify| notify.emit(&|| StateChange::new(kind, line)));
     }
 
     /// The name of the snapshot in log lines.
@@ -322,7 +322,7 @@ impl Snapshot {
     /// Marks a run as copied in the map. The caller wakes waiters after all runs that are published
     /// together.
     pub(super) fn publish(&self, copied: &CopiedRun) {
-        for at in (0..copied.len).filter(|_| copied.kept) {
+        for at in (0..copied.len).filter(|_| copied.is_valid) {
             self.map.publish(copied.old + at, copied.new + at);
         }
     }

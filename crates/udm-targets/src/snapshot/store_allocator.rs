@@ -76,13 +76,13 @@ pub(super) struct StoreAllocator {
     /// around it.
     next: CachePadded<AtomicU64>,
     /// The holes, and the front after `next` was closed.
-    spare: Mutex<AllocatorHoles>,
+    holes: Mutex<AllocatorHoles>,
     has_holes: bool,
 }
 
 #[derive(Default)]
 struct AllocatorHoles {
-    holes: VecDeque<Range<u64>>,
+    ranges: VecDeque<Range<u64>>,
     /// The next sequence number and data chunk, since `next` was closed.
     at: Option<(u64, u64)>,
 }
@@ -91,8 +91,8 @@ impl StoreAllocator {
     /// The first free data chunk is `begin`; `holes` are chunks before it.
     pub(super) fn new(plan: StoreChunks, begin: u64, holes: Vec<Range<u64>>) -> StoreAllocator {
         let has_holes = !holes.is_empty();
-        let spare = Mutex::new(AllocatorHoles { holes: holes.into(), at: None });
-        StoreAllocator { plan, begin, next: CachePadded::new(AtomicU64::new(begin)), spare, has_holes }
+        let holes = Mutex::new(AllocatorHoles { ranges: holes.into(), at: None });
+        StoreAllocator { plan, begin, next: CachePadded::new(AtomicU64::new(begin)), holes, has_holes }
     }
 
     /// Allocates up to `want` consecutive chunks in a store of `size`. `None` if the store is full.
@@ -103,7 +103,7 @@ impl StoreAllocator {
         let mut next = self.next.load(Ordering::Relaxed);
         loop {
             if next & CLOSED != 0 {
-                return self.take_spare(want, capacity);
+                return self.take_hole(want, capacity);
             }
             let (new, run) = self.plan.chunk(next);
             let len = want.min(run).min(capacity.saturating_sub(next));
@@ -124,17 +124,17 @@ impl StoreAllocator {
 
     /// Allocates when the store was full once. It takes a lock, because this is rare.
     #[cold]
-    fn take_spare(&self, want: u64, capacity: u64) -> Option<ChunkRange> {
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+    fn take_hole(&self, want: u64, capacity: u64) -> Option<ChunkRange> {
+        let mut holes = self.holes.lock().unwrap_or_else(PoisonError::into_inner);
         let closed = self.next.load(Ordering::Relaxed) & !CLOSED;
-        let (seq, front) = spare.at.unwrap_or((closed - self.begin, closed));
-        let (new, len) = match spare.holes.front_mut() {
+        let (seq, front) = holes.at.unwrap_or((closed - self.begin, closed));
+        let (new, len) = match holes.ranges.front_mut() {
             Some(hole) => {
                 let len = want.min(hole.end - hole.start);
                 let new = hole.start;
                 hole.start += len;
                 if hole.is_empty() {
-                    spare.holes.pop_front();
+                    holes.ranges.pop_front();
                 }
                 (new, len)
             }
@@ -145,7 +145,7 @@ impl StoreAllocator {
         };
         let from_hole = new < self.plan.chunk(front).0;
         let front = if from_hole { front } else { front + len };
-        spare.at = Some((seq + len, front));
+        holes.at = Some((seq + len, front));
         (len > 0).then(|| ChunkRange { seq, new, len, end: self.plan.chunk(front).0 })
     }
 
@@ -156,8 +156,8 @@ impl StoreAllocator {
         if next & CLOSED == 0 {
             return next < capacity || self.has_holes;
         }
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        !spare.holes.is_empty() || spare.at.map_or(next & !CLOSED, |(_, front)| front) < capacity
+        let holes = self.holes.lock().unwrap_or_else(PoisonError::into_inner);
+        !holes.ranges.is_empty() || holes.at.map_or(next & !CLOSED, |(_, front)| front) < capacity
     }
 
     /// True if there are holes that are not used yet.
@@ -173,9 +173,9 @@ impl StoreAllocator {
     /// The first chunk after all allocated ones.
     pub(super) fn end(&self) -> u64 {
         let next = self.next.load(Ordering::Relaxed);
-        let spare =
-            (next & CLOSED != 0).then(|| self.spare.lock().unwrap_or_else(PoisonError::into_inner).at);
-        let front = spare.flatten().map_or(next & !CLOSED, |(_, front)| front);
+        let holes =
+            (next & CLOSED != 0).then(|| self.holes.lock().unwrap_or_else(PoisonError::into_inner).at);
+        let front = holes.flatten().map_or(next & !CLOSED, |(_, front)| front);
         self.plan.chunk(front).0
     }
 }

@@ -131,11 +131,11 @@ impl Target for SnapshotTarget {
 
 impl ChangeTracker for SnapshotTarget {
     fn checkpoints(&self) -> Vec<Checkpoint> {
-        self.0.family.checkpoints(Some(&self.0.snapshot))
+        self.0.origin_snapshots.checkpoints(Some(&self.0.snapshot))
     }
 
     fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
-        self.0.family.changed(Some(&self.0.snapshot), since, (from, len), out);
+        self.0.origin_snapshots.changed(Some(&self.0.snapshot), since, (from, len), out);
     }
 }
 

@@ -1,6 +1,6 @@
 use crate::{bio_identity, build, disks, open, tagged};
 use udm_core::{BioFlags, Drain, Nanos, Op};
-use udm_dm::testing::{TestWorld, bare, data, read, write};
+use udm_dm::testing::{TestWorld, bio_without_data, data, read, write};
 
 fn ms(ms: u64) -> Nanos {
     Nanos::from_millis(ms)
@@ -19,9 +19,9 @@ fn each_class_waits_its_own_time() {
     let bios = [
         tagged(read(0, 1), 1),
         tagged(write(0, 1, 0x44), 2),
-        tagged(bare(Op::Flush, 0, 0), 3),
+        tagged(bio_without_data(Op::Flush, 0, 0), 3),
         preflush,
-        tagged(bare(Op::Discard, 4, 2), 5),
+        tagged(bio_without_data(Op::Discard, 4, 2), 5),
     ];
     world.submit(0, &mut *lane, bios);
     assert_eq!(target.status(), "1 2 2");
@@ -72,7 +72,7 @@ fn a_suspend_lets_all_go_at_once() {
         let mut world = TestWorld::new(2);
         let mut lanes = [open(&mut world, 0, &target), open(&mut world, 1, &target)];
         for (core, lane) in lanes.iter_mut().enumerate() {
-            world.submit(core, &mut **lane, [read(0, 1), write(1, 2, 3), bare(Op::Flush, 0, 0)]);
+            world.submit(core, &mut **lane, [read(0, 1), write(1, 2, 3), bio_without_data(Op::Flush, 0, 0)]);
         }
         assert_eq!(target.status(), "2 2 2", "the count is over all cores");
         for (core, lane) in lanes.iter_mut().enumerate() {

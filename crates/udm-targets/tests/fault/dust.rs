@@ -1,6 +1,6 @@
 use crate::{build, disks, message, open};
 use udm_core::{DevNo, Limits, Op, Sectors, Status};
-use udm_dm::testing::{TestDisk, TestResolver, TestWorld, bare, read, write};
+use udm_dm::testing::{TestDisk, TestResolver, TestWorld, bio_without_data, read, write};
 
 /// The kernel's results and texts for `dmsetup message`.
 #[test]
@@ -76,7 +76,7 @@ fn bad_blocks_fail_reads_and_are_healed_by_writes() {
     assert_eq!(run(1, read(15, 1)), Status::IoErr);
     assert!(a.take_log().is_empty(), "a failed read reaches nothing");
     assert!(run(0, read(7, 1)).is_ok() && run(0, read(16, 1)).is_ok());
-    assert!(run(0, bare(Op::Flush, 0, 0)).is_ok());
+    assert!(run(0, bio_without_data(Op::Flush, 0, 0)).is_ok());
     assert_eq!(run(0, write(8, 1, 1)), Status::IoErr, "the first write was told to fail");
     assert_eq!(run(1, read(8, 1)), Status::IoErr);
     assert!(run(1, write(8, 1, 1)).is_ok());
@@ -84,7 +84,7 @@ fn bad_blocks_fail_reads_and_are_healed_by_writes() {
     assert_eq!(message(&*target, "countbadblocks").unwrap(), "countbadblocks: 0 badblock(s) found");
     message(&*target, "addbadblock 2").unwrap();
     assert_eq!(run(0, read(8, 1)), Status::IoErr, "it can be made bad again");
-    assert!(run(0, bare(Op::Discard, 8, 8)).is_ok(), "a discard counts as a write");
+    assert!(run(0, bio_without_data(Op::Discard, 8, 8)).is_ok(), "a discard counts as a write");
     assert!(run(0, read(8, 1)).is_ok());
     message(&*target, "addbadblock 4").unwrap();
     message(&*target, "disable").unwrap();

@@ -1,6 +1,6 @@
 use crate::{bio_identity, build, disks, open, tagged};
 use udm_core::{BioFlags, Nanos, Op, Status};
-use udm_dm::testing::{TestWorld, bare, data, read, write};
+use udm_dm::testing::{TestWorld, bio_without_data, data, read, write};
 
 fn at_second(seconds: u64) -> Nanos {
     Nanos(seconds * 1_000_000_000)
@@ -14,7 +14,8 @@ fn end_statuses(line: &str, now: Nanos) -> [Status; 4] {
     world.now = at_second(5);
     let mut lane = open(&mut world, 0, &target);
     world.now = now;
-    let bios = [read(0, 1), write(0, 1, 1), bare(Op::Discard, 0, 1), bare(Op::Flush, 0, 0)];
+    let bios =
+        [read(0, 1), write(0, 1, 1), bio_without_data(Op::Discard, 0, 1), bio_without_data(Op::Flush, 0, 0)];
     bios.map(|bio| world.run(0, &mut *lane, bio).status)
 }
 
@@ -57,7 +58,7 @@ fn dropped_writes_reach_nothing() {
     let target = build("flakey a 4 0 1 1 drop_writes", 32, &mut resolver).unwrap();
     let mut world = TestWorld::new(1);
     let mut lane = open(&mut world, 0, &target);
-    for bio in [write(0, 4, 9), bare(Op::Discard, 0, 4), bare(Op::Flush, 0, 0)] {
+    for bio in [write(0, 4, 9), bio_without_data(Op::Discard, 0, 4), bio_without_data(Op::Flush, 0, 0)] {
         assert!(world.run(0, &mut *lane, bio).status.is_ok());
     }
     assert!(a.take_log().is_empty());

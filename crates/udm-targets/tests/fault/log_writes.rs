@@ -1,7 +1,7 @@
 use crate::{build, disks, message, open, poll_until_idle, tagged};
 use std::sync::Arc;
 use udm_core::{Batch, BioFlags, DevNo, Drain, Nanos, Op, OwnWork, Status};
-use udm_dm::testing::{TestControlIo, TestDisk, TestWorld, bare, data, read, write};
+use udm_dm::testing::{TestControlIo, TestDisk, TestWorld, bio_without_data, data, read, write};
 use udm_dm::{DeviceTransition, LowerLimits, MappedDevice, Table, Target};
 use udm_targets::fault::log_writes::HELD_MAX;
 use udm_wire::log_writes::{LogCursor, LogRecord};
@@ -96,7 +96,7 @@ impl LogWritesRig {
                 assert!(back.is_empty() && self.world.poll(core, &mut **lane).is_empty());
             }
             self.world.now = self.world.now + Nanos::from_millis(1);
-            if self.lanes.iter().all(|lane| lane.busy() == OwnWork::Idle) {
+            if self.lanes.iter().all(|lane| lane.own_work() == OwnWork::Idle) {
                 return self.target.postsuspend();
             }
         }
@@ -107,7 +107,7 @@ impl LogWritesRig {
 #[test]
 fn t04_a_log_in_the_kernels_format() {
     let mut rig = rig(4096, 1);
-    for bio in [write(1, 1, 1), write(2, 1, 2), bare(Op::Flush, 0, 0), fua(3, 3)] {
+    for bio in [write(1, 1, 1), write(2, 1, 2), bio_without_data(Op::Flush, 0, 0), fua(3, 3)] {
         assert_eq!(rig.run(0, bio), Status::Ok);
     }
     message(&*rig.target, "mark m").unwrap();
@@ -131,13 +131,13 @@ fn a_flush_logs_what_had_completed_when_it_came_in() {
     rig.disk.release(2);
     assert_eq!(rig.poll_until_idle(0).len(), 2);
     assert_eq!(log_of(&rig.log), "", "an empty log is a log");
-    rig.submit(0, [bare(Op::Flush, 0, 0)]);
+    rig.submit(0, [bio_without_data(Op::Flush, 0, 0)]);
     rig.disk.reverse(false);
     rig.disk.release(2);
     assert_eq!(rig.poll_until_idle(0).len(), 2);
     assert_eq!(log_of(&rig.log), "w3+1=3 w2+1=2 f");
     rig.disk.hold(false);
-    rig.run(0, bare(Op::Flush, 0, 0));
+    rig.run(0, bio_without_data(Op::Flush, 0, 0));
     assert_eq!(log_of(&rig.log), "w3+1=3 w2+1=2 f w1+1=1 f");
     assert_eq!(rig.target.status(), "5 8");
     assert_eq!(entries(&rig.log, 4096)[0].range, 3 * 512..4 * 512);
@@ -147,7 +147,7 @@ fn a_flush_logs_what_had_completed_when_it_came_in() {
 fn fua_goes_at_its_own_completion_and_discards_carry_nothing() {
     let mut rig = rig(4096, 1);
     rig.run(0, write(1, 1, 1));
-    rig.run(0, bare(Op::Discard, 1, 8));
+    rig.run(0, bio_without_data(Op::Discard, 1, 8));
     rig.run(0, fua(9, 9));
     assert_eq!(log_of(&rig.log), "u9+1=9");
     let mut preflush = write(20, 1, 20);
@@ -171,8 +171,8 @@ fn a_discard_that_the_device_does_not_take_is_logged_all_the_same() {
     let mut world = TestWorld::new(1);
     let mut lane = open(&mut world, 0, &target);
     target.resume();
-    assert!(world.run(0, &mut *lane, bare(Op::Discard, 0, 8)).status.is_ok());
-    assert!(world.run(0, &mut *lane, bare(Op::Flush, 0, 0)).status.is_ok());
+    assert!(world.run(0, &mut *lane, bio_without_data(Op::Discard, 0, 8)).status.is_ok());
+    assert!(world.run(0, &mut *lane, bio_without_data(Op::Flush, 0, 0)).status.is_ok());
     poll_until_idle(&mut world, 0, &mut *lane);
     assert_eq!(log_of(&log), "d0+8 f");
     assert_eq!(disk.take_log().len(), 1);
@@ -190,14 +190,14 @@ fn lanes_opened_late_take_discards_as_the_table_does() {
     let mut world = TestWorld::new(1);
     let mut lane = world.open(0, &*table).unwrap();
     table.targets()[0].target.resume();
-    assert!(world.run(0, &mut *lane, bare(Op::Discard, 0, 26)).status.is_ok());
-    assert!(world.run(0, &mut *lane, bare(Op::Flush, 0, 0)).status.is_ok());
+    assert!(world.run(0, &mut *lane, bio_without_data(Op::Discard, 0, 26)).status.is_ok());
+    assert!(world.run(0, &mut *lane, bio_without_data(Op::Flush, 0, 0)).status.is_ok());
     poll_until_idle(&mut world, 0, &mut *lane);
     assert_eq!(log_of(&log), "d0+26 f");
     assert!(disk.take_log().iter().all(|seen| seen.op != Op::Discard), "longer than the disk takes");
     table.check(LowerLimits::NOW).unwrap();
     let mut lane = world.open(0, &*table).unwrap();
-    assert!(world.run(0, &mut *lane, bare(Op::Discard, 0, 26)).status.is_ok());
+    assert!(world.run(0, &mut *lane, bio_without_data(Op::Discard, 0, 26)).status.is_ok());
     let sent: Vec<u64> = disk.take_log().iter().filter(|s| s.op == Op::Discard).map(|s| s.sectors).collect();
     assert_eq!(sent, [16, 10], "the next check brings the new limits");
 }
@@ -206,7 +206,7 @@ fn lanes_opened_late_take_discards_as_the_table_does() {
 fn marks_stand_where_they_were_given() {
     let mut rig = rig(4096, 1);
     rig.run(0, write(1, 1, 1));
-    rig.run(0, bare(Op::Flush, 0, 0));
+    rig.run(0, bio_without_data(Op::Flush, 0, 0));
     message(&*rig.target, "mark mkfs").unwrap();
     let pending = rig.target.pending_completion().expect("a mark is not done when it is taken");
     rig.log.hold(true);
@@ -264,11 +264,11 @@ fn what_fails_is_not_logged_and_a_failed_flush_covers_nothing() {
     rig.run(0, write(1, 1, 1));
     rig.disk.fail(Status::Medium);
     assert_eq!(rig.run(0, write(2, 1, 2)), Status::Medium);
-    assert_eq!(rig.run(0, bare(Op::Flush, 0, 0)), Status::Medium);
+    assert_eq!(rig.run(0, bio_without_data(Op::Flush, 0, 0)), Status::Medium);
     assert_eq!(rig.run(0, fua(3, 3)), Status::Medium);
     assert_eq!(log_of(&rig.log), "");
     rig.disk.fail(Status::Ok);
-    rig.run(0, bare(Op::Flush, 0, 0));
+    rig.run(0, bio_without_data(Op::Flush, 0, 0));
     assert_eq!(log_of(&rig.log), "w1+1=1 f");
 }
 
@@ -278,8 +278,8 @@ fn of_two_flushes_the_first_to_complete_takes_all() {
     let mut rig = rig(4096, 2);
     rig.run(0, write(1, 1, 1));
     rig.disk.hold(true);
-    rig.submit(0, [bare(Op::Flush, 0, 0)]);
-    rig.submit(1, [bare(Op::Flush, 0, 0)]);
+    rig.submit(0, [bio_without_data(Op::Flush, 0, 0)]);
+    rig.submit(1, [bio_without_data(Op::Flush, 0, 0)]);
     rig.disk.release(1);
     assert_eq!(rig.poll_until_idle(1).len(), 1);
     assert_eq!(log_of(&rig.log), "w1+1=1 f");
@@ -302,7 +302,7 @@ fn cores_share_one_order() {
     assert_eq!(data(&bio)[..512], [7; 512]);
     // The caller has its buffer back and may overwrite it.
     bio.data.fill(0);
-    rig.run(1, bare(Op::Flush, 0, 0));
+    rig.run(1, bio_without_data(Op::Flush, 0, 0));
     assert_eq!(log_of(&rig.log), "w7+2=7 f");
     assert_eq!(rig.disk.bytes(7, 1), [7; 512]);
 }
@@ -338,7 +338,7 @@ fn a_flush_is_returned_when_the_superblock_counts_it() {
     let mut rig = rig(4096, 1);
     rig.run(0, write(1, 1, 1));
     rig.log.hold(true);
-    rig.submit(0, [bare(Op::Flush, 0, 0)]);
+    rig.submit(0, [bio_without_data(Op::Flush, 0, 0)]);
     assert!(rig.poll_until_idle(0).is_empty());
     rig.log.release(2);
     assert!(rig.poll_until_idle(0).is_empty(), "on the log, and not counted");
@@ -346,7 +346,7 @@ fn a_flush_is_returned_when_the_superblock_counts_it() {
     rig.log.release(1);
     assert_eq!(rig.poll_until_idle(0).len(), 1);
     assert_eq!(log_of(&rig.log), "w1+1=1 f");
-    assert_eq!(rig.lanes[0].busy(), OwnWork::Idle);
+    assert_eq!(rig.lanes[0].own_work(), OwnWork::Idle);
 }
 
 /// If the log device has a cache, counted entries are flushed first, and the superblock is written
@@ -393,7 +393,7 @@ fn a_held_write_is_logged_before_a_fua_write_that_overlaps_it() {
     rig.run(0, write(30, 1, 30));
     rig.run(0, fua(1, 2));
     assert_eq!(log_of(&rig.log), "w1+1=1 u1+1=2", "and what lies elsewhere may still be lost");
-    rig.run(0, bare(Op::Flush, 0, 0));
+    rig.run(0, bio_without_data(Op::Flush, 0, 0));
     assert_eq!(log_of(&rig.log), "w1+1=1 u1+1=2 w30+1=30 f");
 }
 
@@ -404,7 +404,7 @@ fn overlapping_entries_stand_in_the_order_of_their_completion() {
     let mut rig = rig(4096, 2);
     rig.run(0, write(10, 4, 1));
     rig.run(1, write(12, 4, 11));
-    rig.run(0, bare(Op::Discard, 14, 8));
+    rig.run(0, bio_without_data(Op::Discard, 14, 8));
     rig.run(1, write(40, 1, 40));
     rig.run(1, fua(20, 50));
     assert_eq!(log_of(&rig.log), "w10+4=1 w12+4=11 d14+8 u20+1=50");
@@ -418,7 +418,7 @@ fn overlapping_entries_stand_in_the_order_of_their_completion() {
     assert_eq!(rig.poll_until_idle(0).len(), 1);
     rig.disk.hold(false);
     rig.disk.reverse(false);
-    rig.run(0, bare(Op::Flush, 0, 0));
+    rig.run(0, bio_without_data(Op::Flush, 0, 0));
     assert_eq!(log_of(&rig.log), "w10+4=1 w12+4=11 d14+8 u20+1=50 u6+1=60 w40+1=40 w5+2=5 f");
 }
 
@@ -430,7 +430,7 @@ fn a_fua_write_beside_a_flush_under_way() {
     rig.run(0, write(1, 1, 1));
     rig.run(0, write(2, 1, 2));
     rig.disk.hold(true);
-    rig.submit(0, [bare(Op::Flush, 0, 0)]);
+    rig.submit(0, [bio_without_data(Op::Flush, 0, 0)]);
     rig.submit(1, [fua(1, 9)]);
     rig.disk.release(1);
     assert_eq!(rig.poll_until_idle(1).len(), 1);
@@ -452,7 +452,7 @@ fn requests_wait_until_the_log_may_be_written() {
         target.resume();
         log.hold(true);
         let _ = log.take_log();
-        world.submit(0, &mut *lanes[0], [fua(1, 1), read(0, 1), bare(Op::Flush, 0, 0)]);
+        world.submit(0, &mut *lanes[0], [fua(1, 1), read(0, 1), bio_without_data(Op::Flush, 0, 0)]);
         world.submit(1, &mut *lanes[1], [write(2, 1, 2)]);
         let back = poll_until_idle(&mut world, 0, &mut *lanes[0]);
         assert_eq!(back.iter().map(|bio| bio.op).collect::<Vec<_>>(), [Op::Read], "reads need no log");
@@ -466,7 +466,7 @@ fn requests_wait_until_the_log_may_be_written() {
         poll_until_idle(&mut world, 1, &mut *lanes[1]);
         if !again {
             let lane = &mut *lanes[1];
-            assert!(world.run(1, lane, bare(Op::Flush, 0, 0)).status.is_ok());
+            assert!(world.run(1, lane, bio_without_data(Op::Flush, 0, 0)).status.is_ok());
             target.presuspend(false);
             poll_until_idle(&mut world, 0, &mut *lanes[0]);
             assert!(!log_of(&log).contains("m:"), "more may come");
@@ -493,7 +493,7 @@ fn a_full_log_ends_logging_and_nothing_else() {
     assert_eq!(rig.target.status(), "3 6");
     assert!(rig.run(0, fua(4, 4)).is_ok());
     assert_eq!(rig.target.status(), "3 6 logging_disabled");
-    assert!(rig.run(0, write(5, 1, 5)).is_ok() && rig.run(0, bare(Op::Flush, 0, 0)).is_ok());
+    assert!(rig.run(0, write(5, 1, 5)).is_ok() && rig.run(0, bio_without_data(Op::Flush, 0, 0)).is_ok());
     assert_eq!(rig.disk.bytes(4, 1), [4; 512]);
     assert_eq!(entries(&rig.log, 8).len(), 3);
     rig.suspend();
@@ -506,7 +506,7 @@ fn a_log_that_fails_ends_logging_and_nothing_else() {
     rig.log.fail(Status::IoErr);
     assert!(rig.run(0, fua(1, 1)).is_ok());
     assert!(rig.target.status().ends_with(" logging_disabled"), "{}", rig.target.status());
-    assert!(rig.run(0, write(2, 1, 2)).is_ok() && rig.run(0, bare(Op::Flush, 0, 0)).is_ok());
+    assert!(rig.run(0, write(2, 1, 2)).is_ok() && rig.run(0, bio_without_data(Op::Flush, 0, 0)).is_ok());
     rig.suspend();
 }
 
@@ -518,7 +518,7 @@ fn a_suspend_closes_the_log_and_a_resume_opens_it_again() {
     assert_eq!(log_of(&rig.log), "w1+1=1 m:dm-log-writes-end");
     rig.target.resume();
     rig.run(1, write(2, 1, 2));
-    rig.run(1, bare(Op::Flush, 0, 0));
+    rig.run(1, bio_without_data(Op::Flush, 0, 0));
     assert_eq!(log_of(&rig.log), "w1+1=1 w2+1=2 f");
     rig.disk.fail(Status::IoErr);
     rig.suspend();
@@ -543,10 +543,10 @@ fn the_end_is_flushed_once() {
         }
     }
     assert_eq!(rig.disk.waiting(), 1, "a flush");
-    assert!(rig.lanes.iter().all(|lane| lane.busy() == OwnWork::Required), "both wait for it");
+    assert!(rig.lanes.iter().all(|lane| lane.own_work() == OwnWork::Required), "both wait for it");
     // The lane that began the flush is closed before the flush completes: the other lane takes
     // over.
-    let first = rig.lanes.iter().position(|lane| lane.busy() == OwnWork::Required).unwrap();
+    let first = rig.lanes.iter().position(|lane| lane.own_work() == OwnWork::Required).unwrap();
     rig.lanes.remove(first);
     rig.disk.hold(false);
     rig.suspend();
@@ -564,7 +564,7 @@ fn copies_are_bounded_by_a_flush_of_its_own() {
     assert_eq!(done.len() as u64, writes);
     assert!(rig.disk.take_log().iter().any(|seen| seen.op == Op::Flush), "it flushed by itself");
     assert!(log_of_len(&rig.log) > 0 && log_of_len(&rig.log) < writes as usize);
-    rig.run(0, bare(Op::Flush, 0, 0));
+    rig.run(0, bio_without_data(Op::Flush, 0, 0));
     assert_eq!(log_of_len(&rig.log) as u64, writes + 1, "its own flush has no entry");
 }
 

@@ -3,7 +3,7 @@
 use super::disks;
 use std::sync::Arc;
 use udm_core::{Cores, DevNo, Lane, Op, Status};
-use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bare};
+use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bio_without_data};
 use udm_dm::{MappedDevice, Table, TargetError};
 
 /// The device and the devices below it.
@@ -76,7 +76,7 @@ impl MappedRig {
 
     /// Reads 4 KiB. Returns the status, or nothing if the read is queued.
     pub fn read(&mut self) -> Vec<Status> {
-        self.world.submit(0, &mut *self.lane, [bare(Op::Read, 0, 8)]);
+        self.world.submit(0, &mut *self.lane, [bio_without_data(Op::Read, 0, 8)]);
         self.poll()
     }
 

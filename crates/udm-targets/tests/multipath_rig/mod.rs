@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::errno::EBUSY;
 use udm_core::{Batch, Bio, Cores, DevNo, Drain, Lane, Limits, Sector, Sectors, Status};
-use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bare, read};
+use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bio_without_data, read};
 use udm_dm::{Target, TargetArgs, TargetError, TargetHost};
 use udm_targets::multipath::Multipath;
 
@@ -208,12 +208,13 @@ impl MultipathRig {
     /// The disks in `bad` fail requests of the second half of the device.
     pub fn bad_second_half(&mut self, bad: &[usize], status: Status) {
         for &disk in bad {
-            self.disks[disk].judge(move |bio| if bio.sector.0 < SIZE / 2 { Status::Ok } else { status });
+            self.disks[disk]
+                .set_verdict(move |bio| if bio.sector.0 < SIZE / 2 { Status::Ok } else { status });
         }
     }
 }
 
 /// A read of `sectors` sectors without memory.
 pub fn bare_read(sectors: u64) -> Box<Bio> {
-    bare(udm_core::Op::Read, 0, sectors)
+    bio_without_data(udm_core::Op::Read, 0, sectors)
 }

@@ -3,7 +3,7 @@
 
 use super::multipath_rig::{MultipathRig, SIZE, bare_read};
 use udm_core::{Op, Status};
-use udm_dm::testing::{bare, read};
+use udm_dm::testing::{bio_without_data, read};
 
 const FOUR: &str = "0 0 2 1 round-robin 0 2 0 253:0 253:1 round-robin 0 2 0 253:2 253:3";
 
@@ -73,7 +73,7 @@ fn e05_errors_that_blame_the_request() {
         for op in [Op::Read, Op::Write] {
             let mut rig = MultipathRig::new(FOUR);
             rig.disks.iter().for_each(|disk| disk.fail(status));
-            let got = rig.run(bare(op, 0, 8));
+            let got = rig.run(bio_without_data(op, 0, 8));
             assert_eq!((got, got.errno()), (status, errno));
             assert!(!rig.status().contains('F'), "{status}");
         }
@@ -175,7 +175,7 @@ fn n06_a_thousand_wait() {
         let mut rig = MultipathRig::new(&params);
         rig.tell("fail_path 253:0");
         for cookie in 0..1000 {
-            let mut bio = bare(if cookie % 2 == 0 { Op::Read } else { Op::Write }, cookie, 8);
+            let mut bio = bio_without_data(if cookie % 2 == 0 { Op::Read } else { Op::Write }, cookie, 8);
             bio.cookie = cookie;
             rig.start(bio);
         }

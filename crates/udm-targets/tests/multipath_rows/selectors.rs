@@ -3,7 +3,7 @@
 use super::multipath_rig::{MultipathRig, bare_read, build, disks};
 use udm_core::{Lane, Op, Status};
 use udm_dm::Target;
-use udm_dm::testing::{TestWorld, bare};
+use udm_dm::testing::{TestWorld, bio_without_data};
 
 fn three_paths(selector: &str) -> MultipathRig {
     MultipathRig::new(&format!("0 0 1 1 {selector} 0 3 0 253:0 253:1 253:2"))
@@ -161,7 +161,7 @@ fn ten_reads_per_core(
     let mut paths = Vec::new();
     for (core, lane) in lanes.iter_mut().enumerate() {
         for _ in 0..10 {
-            assert_eq!(world.run(core, &mut **lane, bare(Op::Read, 0, 8)).status, Status::Ok);
+            assert_eq!(world.run(core, &mut **lane, bio_without_data(Op::Read, 0, 8)).status, Status::Ok);
         }
         let counts: Vec<_> = rig.disks.iter().map(|disk| disk.take_log().len()).collect();
         assert!(counts.contains(&10), "{counts:?}");

@@ -5,7 +5,7 @@ use super::multipath_rig::{MultipathRig, bare_read};
 use std::sync::Arc;
 use udm_core::errno::EBUSY;
 use udm_core::{Op, Status};
-use udm_dm::testing::bare;
+use udm_dm::testing::bio_without_data;
 
 const REQUEST: &str = "0 32768 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0";
 const BIO: &str = "0 32768 multipath 3 queue_if_no_path queue_mode bio 0 1 1 round-robin 0 1 0 253:0";
@@ -80,7 +80,7 @@ fn u08_a_hundred_reloads_under_load() {
         let mut back = Vec::new();
         for round in 0..100_u64 {
             host.disks[0].hold(true);
-            let bios = (0..8).map(|n| bare(Op::Write, round * 8 + n, 1));
+            let bios = (0..8).map(|n| bio_without_data(Op::Write, round * 8 + n, 1));
             host.world.submit(0, &mut *host.lane, bios);
             host.load(table).unwrap();
             let change = host.device.suspend(round % 3 > 0, Arc::new(|| {})).unwrap();

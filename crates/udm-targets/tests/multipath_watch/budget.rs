@@ -15,7 +15,7 @@ fn hedges_keep_to_their_budget() {
     rig.world.now = rig.world.now + MS;
     (0..3).for_each(|_| rig.poll());
     let watch = rig.watch(0);
-    assert_eq!((watch.hedges, watch.refused), (7, 13), "of 140 reads");
+    assert_eq!((watch.hedges, watch.hedges_refused), (7, 13), "of 140 reads");
     assert_eq!(rig.disks[0].waiting(), 22, "20 reads and two writes");
     rig.disks[0].hold(false);
     (0..3).for_each(|_| rig.poll());
@@ -45,8 +45,8 @@ fn the_budget_keeps_no_read_waiting_for_a_silent_path() {
             assert!(took <= Nanos::from_millis(5), "{took:?} at depth {depth}");
         }
         let watch = rig.watch(0);
-        assert!(watch.hedges == watch.won && watch.hedges > 200, "{watch:?}");
-        assert!(watch.hedges - watch.free <= 700 / 20, "{watch:?}");
+        assert!(watch.hedges == watch.hedges_won && watch.hedges > 200, "{watch:?}");
+        assert!(watch.hedges - watch.free_hedges <= 700 / 20, "{watch:?}");
         rig.disks[0].hold(false);
         (0..20).for_each(|_| rig.poll());
         rig.rests();
@@ -65,7 +65,7 @@ fn nothing_is_free_where_all_paths_are_silent() {
         rig.poll();
     }
     let (a, b) = (rig.watch(0), rig.watch(1));
-    assert_eq!((a.free + b.free, a.hedges + b.hedges), (0, 15), "of 300 reads");
+    assert_eq!((a.free_hedges + b.free_hedges, a.hedges + b.hedges), (0, 15), "of 300 reads");
     rig.disks.iter().for_each(|disk| disk.hold(false));
     (0..20).for_each(|_| rig.poll());
     rig.done.clear();
@@ -91,7 +91,7 @@ fn a_rest_keeps_no_read_waiting_for_a_silent_path() {
         rig.disks[1 - nth % 2].hold(false);
         (0..3).for_each(|_| rig.poll());
     }
-    let lost = (rig.watch(0).hedges + rig.watch(1).hedges, rig.watch(0).won + rig.watch(1).won);
+    let lost = (rig.watch(0).hedges + rig.watch(1).hedges, rig.watch(0).hedges_won + rig.watch(1).hedges_won);
     assert_eq!(lost, (32, 0));
     rig.disks[0].hold(true);
     for _ in 0..4 {
@@ -106,7 +106,7 @@ fn a_rest_keeps_no_read_waiting_for_a_silent_path() {
         assert!(took <= Nanos::from_millis(5), "{took:?}");
     }
     let watch = rig.watch(0);
-    assert_eq!((watch.won, watch.free), (4, 4), "nothing else is had in a rest");
+    assert_eq!((watch.hedges_won, watch.free_hedges), (4, 4), "nothing else is had in a rest");
     rig.disks[0].hold(false);
     (0..3).for_each(|_| rig.poll());
     rig.rests();
@@ -133,14 +133,14 @@ fn nothing_is_free_in_a_rest_but_where_a_path_answers() {
     rig.world.now = rig.world.now + Nanos::from_millis(4);
     (0..20).for_each(|_| rig.start(read(0, 8)));
     rig.poll();
-    assert_eq!((rig.watch(0).free, rig.watch(1).free), (0, 0));
+    assert_eq!((rig.watch(0).free_hedges, rig.watch(1).free_hedges), (0, 0));
     // The second path is polled after the first, whose read is examined again then.
     rig.disks[1].hold(false);
     rig.world.wake = Nanos::NEVER;
     rig.poll();
-    assert!(rig.watch(0).free == 0 && rig.world.wake <= rig.world.now, "nobody would wake the lane");
+    assert!(rig.watch(0).free_hedges == 0 && rig.world.wake <= rig.world.now, "nobody would wake the lane");
     rig.poll();
-    assert_eq!(rig.watch(0).free, 1);
+    assert_eq!(rig.watch(0).free_hedges, 1);
     rig.disks[0].hold(false);
     (0..4).for_each(|_| rig.poll());
     rig.done.clear();
@@ -158,7 +158,7 @@ fn late_answers_put_off_no_hedge() {
     rig.world.now = rig.world.now + Nanos::from_millis(5_000);
     rig.disks[0].hold(false);
     (0..20).for_each(|_| rig.poll());
-    assert_eq!(rig.watch(0).late, 100);
+    assert_eq!(rig.watch(0).late_completions, 100);
     // The next read ends the window.
     (0..2).for_each(|_| assert_eq!(rig.read().0, Status::Ok));
     rig.disks[0].hold(true);

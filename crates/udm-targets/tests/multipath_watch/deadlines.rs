@@ -2,7 +2,7 @@
 
 use crate::rig::{DEADLINE, MS, WatchRig};
 use udm_core::{Batch, Drain, Nanos, Op, OwnWork, Status};
-use udm_dm::testing::{bare, read, write};
+use udm_dm::testing::{bio_without_data, read, write};
 use udm_targets::multipath::PathWatchOptions;
 
 fn deadline() -> PathWatchOptions {
@@ -26,11 +26,15 @@ fn m10_reads_of_a_hung_path_end_within_the_deadline() {
     let report = rig.report(3);
     assert!(report.failed && report.fail_count == 1 && rig.events() == 1, "{report:?}");
     let watch = rig.watch(3);
-    assert_eq!((watch.given_up, watch.waiting, watch.late), (1, 0, 0));
-    assert_eq!((rig.disks[3].waiting(), rig.lane.busy()), (1, OwnWork::Required), "it has the copy still");
+    assert_eq!((watch.abandoned_reads, watch.waiting, watch.late_completions), (1, 0, 0));
+    assert_eq!(
+        (rig.disks[3].waiting(), rig.lane.own_work()),
+        (1, OwnWork::Required),
+        "it has the copy still"
+    );
     rig.disks[3].hold(false);
     rig.poll();
-    assert_eq!(rig.watch(3).late, 1, "what comes late is dropped");
+    assert_eq!(rig.watch(3).late_completions, 1, "what comes late is dropped");
     rig.rests();
 }
 
@@ -49,7 +53,7 @@ fn a_path_that_answers_others_is_busy() {
     let ends: Vec<_> = rig.done.drain(..).map(|bio| bio.status).collect();
     assert_eq!(ends, [Status::Ok; 6], "the last of them took longer than the deadline");
     for path in 0..2 {
-        assert!(!rig.report(path).failed && rig.watch(path).given_up == 0);
+        assert!(!rig.report(path).failed && rig.watch(path).abandoned_reads == 0);
     }
     rig.rests();
 }
@@ -80,8 +84,8 @@ fn what_a_busy_path_keeps_is_given_up() {
         assert_eq!(rig.world.now.since(from), Nanos(4 * DEADLINE.0));
         let watch = rig.watch(0);
         match op {
-            Op::Read => assert_eq!((watch.given_up, watch.waiting), (1, 0)),
-            _ => assert_eq!((watch.given_up, watch.waiting), (0, 1)),
+            Op::Read => assert_eq!((watch.abandoned_reads, watch.waiting), (1, 0)),
+            _ => assert_eq!((watch.abandoned_reads, watch.waiting), (0, 1)),
         }
         rig.disks[0].hold(false);
         rig.poll();
@@ -97,9 +101,9 @@ fn a_write_waits_for_its_path() {
     let mut rig = WatchRig::new(2, deadline());
     rig.disks[0].hold(true);
     rig.start(write(0, 8, 99));
-    rig.start(bare(Op::Flush, 0, 0));
+    rig.start(bio_without_data(Op::Flush, 0, 0));
     rig.disks[1].hold(true);
-    rig.start(bare(Op::Flush, 0, 0));
+    rig.start(bio_without_data(Op::Flush, 0, 0));
     rig.disks[1].hold(false);
     rig.poll();
     assert_eq!(rig.done.drain(..).map(|bio| bio.op).collect::<Vec<_>>(), [Op::Flush]);
@@ -143,7 +147,9 @@ fn a_write_that_comes_back_late_goes_elsewhere() {
 #[test]
 fn bios_come_back_as_they_were() {
     let mut rig = WatchRig::new(2, deadline());
-    for mut bio in [read(0, 8), write(8, 8, 1), bare(Op::Flush, 0, 0), bare(Op::Discard, 8, 8)] {
+    for mut bio in
+        [read(0, 8), write(8, 8, 1), bio_without_data(Op::Flush, 0, 0), bio_without_data(Op::Discard, 8, 8)]
+    {
         (bio.cookie, bio.owner) = (77, udm_core::OwnerId(5));
         let addr = |bio: &udm_core::Bio| bio.data.iter().next().map(|piece| piece.addr());
         let (op, memory) = (bio.op, addr(&bio));

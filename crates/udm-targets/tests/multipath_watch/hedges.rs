@@ -16,12 +16,12 @@ fn a_hedge_answers_for_a_path_that_hangs() {
         assert_eq!(((a.0, a.1), (b.0, b.1)), ((Status::Ok, 2), (Status::Ok, 2)));
         assert_eq!(a.2.max(b.2), MS, "the shortest time before a hedge");
         let watch = rig.watch(0);
-        assert_eq!((watch.hedges, watch.won, watch.wasted), (nth, nth, 0));
+        assert_eq!((watch.hedges, watch.hedges_won, watch.hedges_wasted), (nth, nth, 0));
     }
     assert!(!rig.report(0).failed, "that is no reason to fail it");
     rig.disks[0].hold(false);
     rig.poll();
-    assert_eq!(rig.watch(0).late, 5);
+    assert_eq!(rig.watch(0).late_completions, 5);
     rig.rests();
 }
 
@@ -39,12 +39,12 @@ fn a_hedge_that_loses_is_dropped() {
     rig.disks[0].release(1);
     rig.poll();
     assert_eq!(data(&rig.done.pop().unwrap())[0], 1);
-    assert_eq!(rig.lane.busy(), OwnWork::Required);
+    assert_eq!(rig.lane.own_work(), OwnWork::Required);
     rig.disks.iter().for_each(|disk| disk.hold(false));
     rig.poll();
     rig.poll();
     let watch = rig.watch(0);
-    assert_eq!((watch.hedges, watch.won, watch.wasted), (1, 0, 1));
+    assert_eq!((watch.hedges, watch.hedges_won, watch.hedges_wasted), (1, 0, 1));
     rig.rests();
 }
 
@@ -59,7 +59,7 @@ fn an_error_of_a_hedge_is_not_believed() {
     rig.poll();
     rig.world.now = rig.world.now + MS;
     (0..3).for_each(|_| rig.poll());
-    assert!(rig.done.is_empty() && rig.watch(0).wasted == 1);
+    assert!(rig.done.is_empty() && rig.watch(0).hedges_wasted == 1);
     assert!(!rig.report(0).failed && !rig.report(1).failed);
     rig.disks[0].hold(false);
     rig.poll();
@@ -105,7 +105,7 @@ fn a_hedge_goes_to_no_silent_path() {
         rig.wait();
         back += rig.done.drain(..).count();
     }
-    assert_eq!([0, 1].map(|path| rig.watch(path).won), [1, 1]);
+    assert_eq!([0, 1].map(|path| rig.watch(path).hedges_won), [1, 1]);
     rig.disks.iter().for_each(|disk| disk.hold(false));
     (0..4).for_each(|_| rig.poll());
     rig.rests();
@@ -121,7 +121,7 @@ fn a_hedge_on_a_silent_path_is_not_the_last() {
     let (status, from, took) = rig.read();
     assert_eq!((status, from, took), (Status::Ok, 3, Nanos(5 * MS.0)), "a hedge, and four times its wait");
     let watch = rig.watch(0);
-    assert_eq!((watch.hedges, watch.won, watch.wasted), (2, 1, 1));
+    assert_eq!((watch.hedges, watch.hedges_won, watch.hedges_wasted), (2, 1, 1));
     for _ in 0..7 {
         let (status, from, took) = rig.read();
         assert!(status == Status::Ok && from > 2 && took <= Nanos(5 * MS.0), "{took:?}");
@@ -141,7 +141,7 @@ fn a_hedge_that_fails_is_not_the_last() {
     let (status, from, took) = rig.read();
     assert_eq!((status, from, took), (Status::Ok, 3, MS));
     let watch = rig.watch(0);
-    assert_eq!((watch.hedges, watch.won, watch.wasted), (2, 1, 1));
+    assert_eq!((watch.hedges, watch.hedges_won, watch.hedges_wasted), (2, 1, 1));
     assert!(!rig.report(1).failed, "an error of a hedge is not believed");
     rig.disks[0].hold(false);
     (0..4).for_each(|_| rig.poll());

@@ -114,7 +114,7 @@ impl WatchRig {
         (0..3).for_each(|_| self.poll());
         self.world.wake = Nanos::NEVER;
         self.poll();
-        assert_eq!((self.world.wake, self.lane.busy()), (Nanos::NEVER, OwnWork::Idle));
+        assert_eq!((self.world.wake, self.lane.own_work()), (Nanos::NEVER, OwnWork::Idle));
         assert!(self.done.is_empty() && self.disks.iter().all(|disk| disk.waiting() == 0));
     }
 }

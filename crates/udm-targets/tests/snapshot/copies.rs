@@ -6,14 +6,14 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use udm_core::errno::EBUSY;
 use udm_core::{Device, Op, Sectors, Status};
-use udm_dm::testing::{bare, data, read};
+use udm_dm::testing::{bio_without_data, data, read};
 
 #[test]
 fn c04_a_whole_chunk_is_not_copied() {
     for kind in ["P 8", "N 8"] {
         let mut host = host_with_snapshot(kind);
         let origin = host.get_disk("O");
-        origin.judge(|bio| if bio.op == Op::Read { Status::IoErr } else { Status::Ok });
+        origin.set_verdict(|bio| if bio.op == Op::Read { Status::IoErr } else { Status::Ok });
         let _ = origin.take_log();
         assert_eq!(host.write("sn", 72, 8, b'Z'), Status::Ok);
         assert_eq!(host.read("sn", 72, 8).unwrap(), [b'Z'; 4096]);
@@ -168,7 +168,7 @@ fn c21_discards_are_not_offered() {
         let limits = host.device(name).limits();
         assert_eq!((limits.max_discard, limits.max_write_zeroes), (Sectors::ZERO, Sectors::ZERO));
         for op in [Op::Discard, Op::WriteZeroes] {
-            assert_eq!(host.run(name, bare(op, 8, 8)).status, Status::NotSupp, "{name} {op:?}");
+            assert_eq!(host.run(name, bio_without_data(op, 8, 8)).status, Status::NotSupp, "{name} {op:?}");
         }
     }
     assert_eq!((host.letters("sn", 3), host.letters("od", 3)), ("abc".into(), "abc".into()));

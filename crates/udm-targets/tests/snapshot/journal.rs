@@ -51,7 +51,7 @@ impl DiskJournal {
     pub fn watch(&self, number: usize, disk: &TestDisk) {
         disk.set_limits(|limits| limits.write_cache = true);
         let journal = self.clone();
-        disk.judge(move |bio| {
+        disk.set_verdict(move |bio| {
             if bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH) {
                 journal.push(number, DiskRequest::Flush);
             }

@@ -226,7 +226,7 @@ fn m09_the_origin_fails() {
 }
 
 fn fail_writes(host: &SnapshotRig, name: &str) {
-    host.get_disk(name).judge(|bio| if bio.op == Op::Write { Status::IoErr } else { Status::Ok });
+    host.get_disk(name).set_verdict(|bio| if bio.op == Op::Write { Status::IoErr } else { Status::Ok });
 }
 
 fn m10_goes_on_when_it_is_resumed(mut host: SnapshotRig, events: u32) {
@@ -257,12 +257,12 @@ fn m10_a_merge_that_failed_anywhere() {
     for (disk, fails, text) in cases {
         let (log, mut host) = (LogCapture::new(), store_with_chunks(&[1, 3, 5]));
         host.create("m", "0 131072 linear O 0").unwrap();
-        host.get_disk(disk).judge(move |bio| if fails(bio) { Status::IoErr } else { Status::Ok });
+        host.get_disk(disk).set_verdict(move |bio| if fails(bio) { Status::IoErr } else { Status::Ok });
         // The load must still read the store: the disk fails from the first unit on.
         let judge = host.get_disk(disk);
         judge.fail(Status::Ok);
         host.load("m", MERGE).unwrap();
-        judge.judge(move |bio| if fails(bio) { Status::IoErr } else { Status::Ok });
+        judge.set_verdict(move |bio| if fails(bio) { Status::IoErr } else { Status::Ok });
         host.resume(&["m"]).unwrap();
         host.settle();
         assert_eq!(host.status("m"), "Merge failed", "{text}");
@@ -279,7 +279,7 @@ fn m10_it_is_resumed_and_suspended_at_once() {
     host.create("m", "0 131072 linear O 0").unwrap();
     host.load("m", MERGE).unwrap();
     let is_write = |bio: &udm_core::Bio| bio.op == Op::Write;
-    host.get_disk("W").judge(move |bio| if is_write(bio) { Status::IoErr } else { Status::Ok });
+    host.get_disk("W").set_verdict(move |bio| if is_write(bio) { Status::IoErr } else { Status::Ok });
     host.resume(&["m"]).unwrap();
     host.settle();
     assert_eq!(host.status("m"), "Merge failed");

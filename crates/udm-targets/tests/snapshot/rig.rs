@@ -191,7 +191,7 @@ impl SnapshotRig {
         (0..100).any(|_| {
             let over = changes.step(&*self.cores).is_some();
             for core in 0..self.count {
-                if awake(self, core) || self.nodes[name].lanes[core].busy() == OwnWork::Required {
+                if awake(self, core) || self.nodes[name].lanes[core].own_work() == OwnWork::Required {
                     self.poll_lane(name, core);
                 }
             }
@@ -317,11 +317,11 @@ impl SnapshotRig {
     }
 
     pub fn flush(&mut self, name: &str) -> Status {
-        self.run(name, udm_dm::testing::bare(Op::Flush, 0, 0)).status
+        self.run(name, udm_dm::testing::bio_without_data(Op::Flush, 0, 0)).status
     }
 
     pub fn discard(&mut self, name: &str, sector: u64, sectors: u64) -> Status {
-        self.run(name, udm_dm::testing::bare(Op::Discard, sector, sectors)).status
+        self.run(name, udm_dm::testing::bio_without_data(Op::Discard, sector, sectors)).status
     }
 
     /// Writes `sectors` sectors of `fill`.

@@ -239,13 +239,14 @@ fn e12_what_cannot_be_read_is_lost_for_those_that_need_it() {
     host.create("s2", &format!("0 {SIZE} snapshot O V P 8")).unwrap();
     // The other snapshot has the chunk.
     assert_eq!(host.write("s2", 16, 8, b'Z'), Status::Ok);
-    host.get_disk("O").judge(|bio| if (16..24).contains(&bio.sector.0) { Status::IoErr } else { Status::Ok });
+    host.get_disk("O")
+        .set_verdict(|bio| if (16..24).contains(&bio.sector.0) { Status::IoErr } else { Status::Ok });
     assert_eq!(host.write("od", 16, 8, b'X'), Status::IoErr, "the origin's own");
     assert_eq!((host.status("sn").as_str(), is_marked(&host, "W")), ("Invalid", true));
     assert_eq!((host.status("s2").as_str(), &*host.letters("s2", 2)), ("24/131072 16", "ab"));
     assert_eq!(host.read("s2", 16, 8).unwrap(), [b'Z'; 4096]);
     host.get_disk("O").fail(Status::Ok);
-    other.judge(|bio| if bio.op == Op::Write && bio.sector.0 > 8 { Status::IoErr } else { Status::Ok });
+    other.set_verdict(|bio| if bio.op == Op::Write && bio.sector.0 > 8 { Status::IoErr } else { Status::Ok });
     assert_eq!(host.write("s2", 80, 8, b'Z'), Status::IoErr);
     host.settle();
     assert_eq!((host.status("s2").as_str(), is_marked(&host, "V")), ("Invalid", true));
@@ -260,7 +261,7 @@ fn e15_any_write_of_the_store_fails() {
         for n in 1..=40 {
             let mut host = host_with_snapshot(kind);
             let mut count = 0;
-            host.get_disk("W").judge(move |bio| {
+            host.get_disk("W").set_verdict(move |bio| {
                 count += usize::from(bio.op == Op::Write);
                 // Once, or from then on.
                 let fails = bio.op == Op::Write && (count == n || later && count > n);

@@ -1,10 +1,9 @@
 //! The store of a snapshot, byte for byte as the kernel lays it out (dm-snap-persistent.c).
 //!
 //! ```text
-//! chunk 0           magic "SnAp" u32 | valid u32 | version u32 | chunk size in sectors u32       the header
-//! chunk 1           old chunk u64 | new chunk u64, again and again                               area 0: E records
-//! chunks 2 .. E+1   the data of area 0
-//! chunk E+2         area 1, and so on: area a is chunk 1 + a (E + 1)
+//! chunk 0 magic "SnAp" u32 | valid u32 | version u32 | chunk size in sectors u32 the header chunk
+//! 1 old chunk u64 | new chunk u64, again and again area 0: E records chunks 2 .. E+1 the data of
+//! area 0 chunk E+2 area 1, and so on: area a is chunk 1 + a (E + 1)
 //! ```
 //!
 //! All integers are little-endian. A *chunk* is a power of two of sectors, and E is the number of
@@ -41,7 +40,7 @@ pub const RECORD_LEN: usize = 16;
 
 /// The header of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct StoreHeader {
     /// True if the snapshot is usable: no copy was lost.
     pub valid: bool,
     /// The chunk size.
@@ -57,13 +56,13 @@ pub struct Exception {
     pub new: u64,
 }
 
-impl Header {
+impl StoreHeader {
     /// Reads the header from the first bytes of a store. Returns `None` for a blank device: its
     /// magic number is 0, and the rest is ignored.
     ///
     /// # Errors
     /// Another magic number or version, an invalid chunk size, or fewer than [`HEADER_LEN`] bytes.
-    pub fn decode(first: &[u8]) -> Result<Option<Header>, StoreError> {
+    pub fn decode(first: &[u8]) -> Result<Option<StoreHeader>, StoreError> {
         if first.len() < HEADER_LEN {
             return Err(fault(0, StoreFault::Short));
         }
@@ -79,7 +78,7 @@ impl Header {
         let chunk = u32_at(first, 12);
         let chunk =
             ChunkSize::new(u64::from(chunk)).map_err(|why| fault(12, StoreFault::ChunkSize(chunk, why)))?;
-        Ok(Some(Header { valid: u32_at(first, 4) != 0, chunk }))
+        Ok(Some(StoreHeader { valid: u32_at(first, 4) != 0, chunk }))
     }
 
     /// Writes the header to the start of `chunk` and clears the rest.

@@ -172,7 +172,7 @@ pub fn matches_pattern(pattern: &str, name: &str) -> bool {
 
 /// A parsed `multipath.conf`.
 #[derive(Clone, Debug, Default)]
-pub struct Conf {
+pub struct MultipathConf {
     defaults: SectionKeys,
     overrides: SectionKeys,
     maps: Vec<MultipathSection>,
@@ -188,12 +188,12 @@ struct MultipathSection {
     keys: SectionKeys,
 }
 
-impl Conf {
+impl MultipathConf {
     /// Parses the text of a file.
     ///
     /// # Errors
     /// The first error with its line number, in one line.
-    pub fn parse(text: &str) -> Result<Conf, String> {
+    pub fn parse(text: &str) -> Result<MultipathConf, String> {
         parser::parse(text)
     }
 

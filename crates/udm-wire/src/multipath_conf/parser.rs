@@ -2,7 +2,7 @@
 //! (multipath.conf(5), SYNTAX).
 
 use super::keys::{KeyOutcome, SectionKeys, shown};
-use super::{CONF_MAX, Conf, MAPS_MAX, MultipathSection, WARNINGS_MAX};
+use super::{CONF_MAX, MAPS_MAX, MultipathConf, MultipathSection, WARNINGS_MAX};
 
 /// A section of the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -15,12 +15,12 @@ enum Section {
     Skipped,
 }
 
-/// Parses a file: see [`Conf::parse`].
-pub(super) fn parse(text: &str) -> Result<Conf, String> {
+/// Parses a file: see [`MultipathConf::parse`].
+pub(super) fn parse(text: &str) -> Result<MultipathConf, String> {
     if text.len() > CONF_MAX {
         return Err(format!("longer than {CONF_MAX} bytes"));
     }
-    let (mut conf, mut open, mut dropped) = (Conf::default(), Vec::new(), 0);
+    let (mut conf, mut open, mut dropped) = (MultipathConf::default(), Vec::new(), 0);
     for (at, line) in text.lines().enumerate() {
         let at = at + 1;
         let words = words(line).map_err(|why| format!("line {at}: {why}"))?;
@@ -45,7 +45,7 @@ pub(super) fn parse(text: &str) -> Result<Conf, String> {
 
 /// A warning if only some of the `marginal_path` keys are set, which work only together. It is
 /// about the whole file if it applies to all devices, else about the first section with this error.
-fn incomplete_marginal(conf: &Conf) -> Option<String> {
+fn incomplete_marginal(conf: &MultipathConf) -> Option<String> {
     let all = conf.overrides.clone().or(conf.defaults.clone());
     let of = |map: &MultipathSection| {
         let name = map.alias.as_deref().or(map.wwid.as_deref()).unwrap_or_default();
@@ -64,7 +64,7 @@ fn incomplete_marginal(conf: &Conf) -> Option<String> {
 
 /// Applies one line. Returns a warning, if there is one.
 fn apply_line(
-    conf: &mut Conf,
+    conf: &mut MultipathConf,
     open: &mut Vec<Section>,
     words: &[ConfWord],
 ) -> Result<Option<String>, String> {
@@ -90,8 +90,8 @@ fn apply_line(
                 _ => Section::Skipped,
             };
             open.push(inner);
-            let told = inner == Section::Skipped && !skips;
-            return Ok(told.then(|| format!("{}: udm has no use for this section", name.plain())));
+            let warns = inner == Section::Skipped && !skips;
+            return Ok(warns.then(|| format!("{}: udm has no use for this section", name.plain())));
         }
         _ => {}
     }

@@ -52,7 +52,7 @@ multipaths {
 
 #[test]
 fn a_device_has_its_own_then_overrides_then_defaults() {
-    let conf = Conf::parse(CONF).unwrap();
+    let conf = MultipathConf::parse(CONF).unwrap();
     let of = |name, uuid| conf.settings(name, uuid, None);
     let other = of("other", None);
     assert_eq!(
@@ -76,7 +76,7 @@ fn a_device_has_its_own_then_overrides_then_defaults() {
 #[test]
 fn how_a_device_is_made_from_paths() {
     let of = |lines: &str| {
-        let conf = Conf::parse(&format!("defaults {{\n{lines}\n}}\n"))?;
+        let conf = MultipathConf::parse(&format!("defaults {{\n{lines}\n}}\n"))?;
         Ok::<_, String>((conf.settings("mp", None, None).grouping, conf.warnings.len()))
     };
     let text = "path_grouping_policy multibus\npath_selector \"historical-service-time 1 900\"\n\
@@ -108,7 +108,7 @@ fn how_a_device_is_made_from_paths() {
 
 #[test]
 fn what_is_passed_over_is_said_with_its_line() {
-    let conf = Conf::parse(CONF).unwrap();
+    let conf = MultipathConf::parse(CONF).unwrap();
     assert_eq!(
         conf.warnings,
         [
@@ -119,7 +119,7 @@ fn what_is_passed_over_is_said_with_its_line() {
         ]
     );
     let many = format!("defaults {{\n{}}}", "x 1\n".repeat(150));
-    let warnings = Conf::parse(&many).unwrap().warnings;
+    let warnings = MultipathConf::parse(&many).unwrap().warnings;
     assert_eq!((warnings.len(), warnings[100].as_str()), (101, "50 more keys are ignored"));
 }
 
@@ -157,11 +157,11 @@ fn a_file_that_is_wrong_is_refused_in_one_line() {
             "line 2: an opening brace follows the name of a section, a closing brace is alone on its line",
         ),
     ] {
-        assert_eq!(Conf::parse(text).unwrap_err(), why, "{text}");
+        assert_eq!(MultipathConf::parse(text).unwrap_err(), why, "{text}");
     }
-    assert!(Conf::parse(&" ".repeat(CONF_MAX + 1)).is_err());
+    assert!(MultipathConf::parse(&" ".repeat(CONF_MAX + 1)).is_err());
     let many = format!("multipaths {{\n{}}}", "multipath {\n}\n".repeat(MAPS_MAX + 1));
-    assert!(Conf::parse(&many).unwrap_err().contains("more than 4096"));
+    assert!(MultipathConf::parse(&many).unwrap_err().contains("more than 4096"));
 }
 
 /// As in multipathd, the first word is the value. If it is invalid, the key is ignored and the file
@@ -170,7 +170,7 @@ fn a_file_that_is_wrong_is_refused_in_one_line() {
 fn a_value_without_its_quotes_is_a_warning() {
     let text = "defaults {\nfailback immediate now\npath_selector round-robin 0\nfeatures 1 queue_if_no_path\n}\n\
                 multipaths {\nmultipath {\nalias m of mine\nprio_args \"preferredip\"\n}\n}";
-    let conf = Conf::parse(text).unwrap();
+    let conf = MultipathConf::parse(text).unwrap();
     let quotes = "a value of several words is written in double quotes";
     assert_eq!(
         conf.warnings,
@@ -205,7 +205,7 @@ fn some_of_the_marginal_keys_are_a_warning() {
         let text = format!(
             "defaults {{\n{defaults}\n}}\nmultipaths {{\nmultipath {{\nalias m\n{own}\n}}\nmultipath {{\nalias n\n{own}\n}}\n}}"
         );
-        Conf::parse(&text).unwrap().warnings
+        MultipathConf::parse(&text).unwrap().warnings
     };
     let none: [String; 0] = [];
     assert_eq!(warnings(&[], &[]), none);
@@ -225,10 +225,10 @@ fn some_of_the_marginal_keys_are_a_warning() {
 
 #[test]
 fn without_a_word_checks_are_as_often_as_asked_for() {
-    let five = Conf::default().settings("d", None, None);
+    let five = MultipathConf::default().settings("d", None, None);
     assert_eq!(five, MultipathSettings::every(5));
     assert_eq!(five.max_polling_interval, Nanos(20 * SECOND));
-    let conf = Conf::parse("defaults {\nmax_polling_interval 2\n}").unwrap();
+    let conf = MultipathConf::parse("defaults {\nmax_polling_interval 2\n}").unwrap();
     let settings = conf.settings("d", None, Some(3));
     assert_eq!(settings.max_polling_interval, Nanos(3 * SECOND), "never less than the first");
 }

@@ -69,7 +69,7 @@ impl NbdUri {
     #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
         match (self.silence.deadline, &self.address) {
-            (DeadlineSetting::For(time), _) => Some(time),
+            (DeadlineSetting::After(time), _) => Some(time),
             (DeadlineSetting::Default, NbdAddress::Tcp { .. }) => Some(TCP_DEADLINE),
             (DeadlineSetting::Default, NbdAddress::Unix(_)) | (DeadlineSetting::Never, _) => None,
         }

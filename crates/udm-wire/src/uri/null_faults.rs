@@ -32,7 +32,7 @@ pub struct FaultInjection {
     pub interval: u64,
     /// Percentage of the counted chances at which the fault occurs; 0, the default, is never.
     pub probability: u64,
-    /// Number of chances that are skipped first.
+    /// Chances that are skipped first, plus 1; 0 and 1 skip none.
     pub space: i32,
     /// Maximum number of faults; -1 for no limit.
     pub times: i32,

@@ -25,7 +25,7 @@ pub enum DeadlineSetting {
     /// `none`: no limit.
     Never,
     /// A time: 1 ms to 24 h.
-    For(Nanos),
+    After(Nanos),
 }
 
 /// The proof that a server cannot carry out an unanswered request any more.
@@ -49,7 +49,7 @@ impl SilencePolicy {
     pub(super) fn word(&mut self, name: &str, value: &str) -> Result<bool, String> {
         match name {
             "deadline" if value == "none" => self.deadline = DeadlineSetting::Never,
-            "deadline" => self.deadline = DeadlineSetting::For(TimeSpan::parse("deadline", value)?.0),
+            "deadline" => self.deadline = DeadlineSetting::After(TimeSpan::parse("deadline", value)?.0),
             "fence" => self.fence = Fence::parse(value)?,
             _ => return Ok(false),
         }
@@ -61,7 +61,7 @@ impl SilencePolicy {
         let deadline = match self.deadline {
             DeadlineSetting::Default => None,
             DeadlineSetting::Never => Some("deadline=none".into()),
-            DeadlineSetting::For(time) => Some(format!("deadline={}", TimeSpan(time))),
+            DeadlineSetting::After(time) => Some(format!("deadline={}", TimeSpan(time))),
         };
         let fence = (self.fence != Fence::Closed).then(|| format!("fence={}", self.fence));
         deadline.into_iter().chain(fence)

@@ -25,7 +25,7 @@ enum DeviceSource {
 /// # Errors
 /// One line with the device and the reason; for a table, a caret marks the word.
 pub fn open_devices(
-    cluster: &Arc<CoreSet>,
+    core_set: &Arc<CoreSet>,
     words: &[String],
     wanted: &[JobDevice],
     stop: &AtomicBool,
@@ -46,7 +46,7 @@ pub fn open_devices(
         file::prepare_file(uri, of, stop)
     };
     let wanted = wanted.iter().map(one).collect::<Result<Vec<_>>>().context("bench")?;
-    let mapped = MappedDevices::new(cluster, &tables)?;
+    let mapped = MappedDevices::new(core_set, &tables)?;
     let open = |uri: DeviceUri| match uri {
         DeviceUri::Mapped(name) => {
             let at = tables.iter().position(|t| t.name == name);
@@ -135,10 +135,10 @@ mod tests {
 
     #[test]
     fn a_name_that_no_device_has() {
-        let cluster = CoreSet::new(1).unwrap();
+        let core_set = CoreSet::new(1).unwrap();
         let none = JobDevice { filename: None, direct: None, bytes: 0, is_read: true };
         let error =
-            open_devices(&cluster, &["@d".into()], &[none], &AtomicBool::new(false)).err().expect("refused");
+            open_devices(&core_set, &["@d".into()], &[none], &AtomicBool::new(false)).err().expect("refused");
         assert_eq!(format!("{error:#}"), "@d: no --device of that name");
     }
 }

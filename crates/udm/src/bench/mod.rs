@@ -126,8 +126,8 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
         match &server {
             Some(uri) => run.measure_nbd(uri).context("bench"),
             None if args.floor => run.measure_floor().context("bench"),
-            None => measure_jobs(&jobs, progress, stop, |cluster| {
-                let (devices, all) = device::open_devices(cluster, &args.devices, &devices, stop)?;
+            None => measure_jobs(&jobs, progress, stop, |core_set| {
+                let (devices, all) = device::open_devices(core_set, &args.devices, &devices, stop)?;
                 let all = Arc::new(all);
                 if args.html.is_some() {
                     watch = Some(PathSampler::start(Arc::clone(&all)).context("bench")?);

@@ -18,7 +18,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use udm_control::config::{DesiredDevice, DesiredState};
 use udm_control::registry::BaseDir;
-use udm_wire::udm_conf::{Conf, ConfError, TEXT_MAX, TableSource};
+use udm_wire::udm_conf::{ConfError, TEXT_MAX, TableSource, UdmConf};
 
 /// The folder next to the file; its files are read too.
 const MORE: &str = "conf.d";
@@ -54,7 +54,7 @@ pub fn load(file: &Path) -> Result<ConfigFiles> {
         let text = read(file)?;
         size += text.len();
         let shown = |fault: &ConfError| anyhow::anyhow!(fault.with_source_line(&name, &text));
-        let conf = Conf::parse(&text).map_err(|fault| shown(&fault))?;
+        let conf = UdmConf::parse(&text).map_err(|fault| shown(&fault))?;
         for key in &conf.serve {
             let arguments = flags::arguments(key, &loaded.folder).map_err(|fault| shown(&fault))?;
             if let Some(other) = keys.insert(key.name.clone(), name.clone()) {

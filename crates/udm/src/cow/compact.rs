@@ -24,7 +24,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::ExitCode;
-use udm_wire::cow::{Exception, Header, RECORD_LEN, StoreLayout, StoreSummary};
+use udm_wire::cow::{Exception, RECORD_LEN, StoreHeader, StoreLayout, StoreSummary};
 
 /// Maximum bytes that are copied or cleared at once.
 const PIECE_MAX: u64 = 1 << 20;
@@ -58,7 +58,7 @@ impl Medium for File {
 
 /// The moves that compact a store.
 struct CompactPlan {
-    header: Header,
+    header: StoreHeader,
     layout: StoreLayout,
     size: u64,
     found: StoreSummary,
@@ -143,7 +143,7 @@ fn show(report: &CompactReport, args: &CompactArgs) -> Result<()> {
 
 impl CompactPlan {
     /// Reads all records and counts the moves.
-    fn new(medium: &impl Medium, header: Header, size: u64) -> Result<CompactPlan> {
+    fn new(medium: &impl Medium, header: StoreHeader, size: u64) -> Result<CompactPlan> {
         let layout = StoreLayout::new(header.chunk);
         let found = records(|at, bytes| medium.read(at, bytes), header, size, None, |_| Ok(()))?;
         let mut plan = CompactPlan { header, layout, size, found, moves: 0 };

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::process::ExitCode;
 use udm_control::state_folder::{MarkedStore, StoreId};
 use udm_core::{SECTOR_SIZE, Sectors};
-use udm_wire::cow::{Exception, Header, StoreLayout, StoreSummary};
+use udm_wire::cow::{Exception, StoreHeader, StoreLayout, StoreSummary};
 
 /// A store, as `--json` prints it.
 #[derive(Serialize)]
@@ -95,7 +95,7 @@ pub(super) fn marked(args: &StoreArgs) -> Option<String> {
 }
 
 impl RecordSummary {
-    fn new(header: Header, summary: &StoreSummary, size: u64) -> RecordSummary {
+    fn new(header: StoreHeader, summary: &StoreSummary, size: u64) -> RecordSummary {
         let layout = StoreLayout::new(header.chunk);
         let (sectors, bytes) = (u64::from(header.chunk.sectors()), header.chunk.bytes());
         let size = Sectors::from_bytes(size);

@@ -6,7 +6,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use udm_core::Sectors;
-use udm_wire::cow::{ChunkSet, Exception, HEADER_LEN, Header, StoreLayout, StoreSummary, StoreWalk};
+use udm_wire::cow::{ChunkSet, Exception, HEADER_LEN, StoreHeader, StoreLayout, StoreSummary, StoreWalk};
 
 /// An open store.
 pub(super) struct StoreFile {
@@ -15,7 +15,7 @@ pub(super) struct StoreFile {
     /// Size of the file or device, in bytes.
     pub(super) size: u64,
     /// The header; `None` if the store is blank.
-    pub(super) header: Option<Header>,
+    pub(super) header: Option<StoreHeader>,
 }
 
 impl StoreFile {
@@ -26,14 +26,14 @@ impl StoreFile {
         let size = file.seek(SeekFrom::End(0)).with_context(context)?;
         let mut first = vec![0; size.min(HEADER_LEN as u64) as usize];
         file.read_exact_at(&mut first, 0).with_context(context)?;
-        let header = Header::decode(&first).with_context(context)?;
+        let header = StoreHeader::decode(&first).with_context(context)?;
         Ok(StoreFile { file, path: path.to_owned(), size, header })
     }
 
     /// Reads the records of a store with this header, and calls `each` for each exception.
     pub(super) fn read(
         &self,
-        header: Header,
+        header: StoreHeader,
         origin_size: Option<u64>,
         each: impl FnMut(Exception) -> Result<()>,
     ) -> Result<StoreSummary> {
@@ -46,7 +46,7 @@ impl StoreFile {
 /// for each exception.
 pub(super) fn records(
     read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
-    header: Header,
+    header: StoreHeader,
     size: u64,
     origin_size: Option<u64>,
     mut each: impl FnMut(Exception) -> Result<()>,

@@ -43,12 +43,12 @@ impl DemoServer {
         let spin_max = CoreOptions::default().spin_max;
         let options = RuntimeOptions { cpus: vec![None; count], poll: false, spin_max };
         let cores = Runtime::start(&options).context("demo: cores")?;
-        let cluster = Arc::clone(cores.cluster());
-        let registry = Registry::new(cluster.clone(), cluster.len());
+        let core_set = Arc::clone(cores.core_set());
+        let registry = Registry::new(core_set.clone(), core_set.len());
         let exports = Arc::new(Exports::new());
         registry.set_exporter(Exporter::new(Arc::clone(&exports), ExportOptions::default()));
         let listen = [ListenAddress::Unix(folder.path().join("nbd.sock"))];
-        let server = NbdServer::start(&cluster, exports, ServerOptions::default(), &listen)
+        let server = NbdServer::start(&core_set, exports, ServerOptions::default(), &listen)
             .context("demo: NBD server")?;
         Ok(DemoServer { folder, registry, running: Some((server, cores)) })
     }

@@ -36,7 +36,7 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// The image, cores and device. Dropping it ends the loads and removes the image.
 pub(super) struct MultipathFixture {
     folder: TempDir,
-    cluster: Arc<CoreSet>,
+    core_set: Arc<CoreSet>,
     registry: Arc<Registry>,
     device: Arc<MappedDevice>,
     progress: Arc<LoadProgress>,
@@ -47,7 +47,7 @@ pub(super) struct MultipathFixture {
 
 /// The data that a core's thread starts with.
 struct CoreStart {
-    cluster: Arc<CoreSet>,
+    core_set: Arc<CoreSet>,
     progress: Arc<LoadProgress>,
     device: Arc<OnceLock<Arc<MappedDevice>>>,
     ready: SyncSender<Result<()>>,
@@ -63,12 +63,12 @@ impl MultipathFixture {
         std::fs::hard_link(&image, folder.path().join(PATHS[1])).with_context(said)?;
 
         let cores = std::thread::available_parallelism().map_or(1, usize::from).min(CORES_MAX);
-        let cluster = CoreSet::new(cores).context("demo: cores")?;
-        let registry = Registry::new(cluster.clone(), cores);
+        let core_set = CoreSet::new(cores).context("demo: cores")?;
+        let registry = Registry::new(core_set.clone(), cores);
         let progress = Arc::new(LoadProgress::default());
         let place = Arc::new(OnceLock::new());
         let (ready, answers) = sync_channel(2 * cores);
-        let threads = start(cores, &cluster, &progress, &place, &ready)?;
+        let threads = start(cores, &core_set, &progress, &place, &ready)?;
         let wait = |answers: &Receiver<Result<()>>| -> Result<()> {
             (0..cores).try_for_each(|_| answers.recv().context("demo: a core ended")?)
         };
@@ -77,12 +77,12 @@ impl MultipathFixture {
         verbs::wait(verbs::create(&registry, NAME, None, Some(&text)))?;
         let device = Arc::clone(&registry.find(NAME)?.device);
         let _ = place.set(Arc::clone(&device));
-        cluster.broadcast(device.id(), LaneCommand::Kick);
+        core_set.broadcast(device.id(), LaneCommand::Kick);
         wait(&answers)?;
         let live = device.live().into_iter().collect();
         Ok(MultipathFixture {
             folder,
-            cluster,
+            core_set,
             registry,
             device,
             progress,
@@ -161,7 +161,7 @@ impl MultipathFixture {
     /// number of blocks.
     pub fn check_all(&self) -> Result<(LoadCounters, u64)> {
         self.progress.check();
-        self.cluster.broadcast(self.device.id(), LaneCommand::Kick);
+        self.core_set.broadcast(self.device.id(), LaneCommand::Kick);
         let begin = Instant::now();
         while self.progress.checked() < self.cores() as u64 {
             if begin.elapsed() > CHECK_MAX {
@@ -176,7 +176,7 @@ impl MultipathFixture {
 impl Drop for MultipathFixture {
     fn drop(&mut self) {
         self.progress.end();
-        self.cluster.broadcast(self.device.id(), LaneCommand::Kick);
+        self.core_set.broadcast(self.device.id(), LaneCommand::Kick);
         for thread in self.threads.drain(..) {
             // The panic hook has reported a panicked thread.
             let _ = thread.join();
@@ -202,7 +202,7 @@ fn table(folder: &Path, selector: &str) -> String {
 /// load runs.
 fn start(
     cores: usize,
-    cluster: &Arc<CoreSet>,
+    core_set: &Arc<CoreSet>,
     progress: &Arc<LoadProgress>,
     device: &Arc<OnceLock<Arc<MappedDevice>>>,
     ready: &SyncSender<Result<()>>,
@@ -210,7 +210,7 @@ fn start(
     let blocks = IMAGE_BYTES / BLOCK / cores as u64;
     let thread = |i: usize| {
         let begin = CoreStart {
-            cluster: Arc::clone(cluster),
+            core_set: Arc::clone(core_set),
             progress: Arc::clone(progress),
             device: Arc::clone(device),
             ready: ready.clone(),
@@ -224,7 +224,7 @@ fn start(
 
 impl CoreStart {
     fn run(self, id: CoreId, first: u64, blocks: usize) {
-        let mut core = match LocalCore::attach(&self.cluster, id, CoreOptions::default()) {
+        let mut core = match LocalCore::attach(&self.core_set, id, CoreOptions::default()) {
             Ok(core) => core,
             Err(error) => return self.say(Err(anyhow::Error::new(error).context("demo: core"))),
         };

@@ -79,8 +79,8 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
     let reloads = file.is_some();
     let upkeep = path_maintenance::of(args)?;
     let cores = Runtime::start(&cores(args)).context("serve: cores")?;
-    let cluster = Arc::clone(cores.cluster());
-    let registry = Registry::new(cluster.clone(), cluster.len());
+    let core_set = Arc::clone(cores.core_set());
+    let registry = Registry::new(core_set.clone(), core_set.len());
     registry.set_maintenance(upkeep);
     let (queue_depth, nr_hw_queues) = (args.dm_mq_queue_depth, args.dm_mq_nr_hw_queues);
     registry.set_request_queues(udm_control::registry::RequestQueueParams { queue_depth, nr_hw_queues });
@@ -106,7 +106,7 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
             let mut signals = Signals::start(reloads).context("serve: signals")?;
             let done = serve_devices(args, &registry, exports, &cores, &mut signals).await;
             let names = registry.all().iter().map(|m| (m.device.id(), m.device.name())).collect();
-            signals.end_within(limit, &cluster, names);
+            signals.end_within(limit, &core_set, names);
             done
         }
         Err(error) => Err(error),
@@ -204,7 +204,7 @@ async fn serve_devices(
     let socket = given.control.map_or_else(|| Socket::bind(&sockets.control), Socket::given);
     let socket = socket.with_context(|| format!("control socket {}", sockets.control.display()))?;
     let options = ServerOptions::default();
-    let server = NbdServer::start_with(cores.cluster(), exports, options, &sockets.listen, given.nbd)
+    let server = NbdServer::start_with(cores.core_set(), exports, options, &sockets.listen, given.nbd)
         .context("serve")?;
     let exporter = registry.exporter().expect("set before");
     exporter.serves(sockets.addresses(&server), server.counts());
@@ -220,7 +220,7 @@ async fn serve_devices(
         never = reload::create_when_attachable(registry) => match never {},
         never = http::finish_merges(registry) => match never {},
         broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
-        never = systemd::run_watchdog(cores.cluster()) => match never {},
+        never = systemd::run_watchdog(cores.core_set()) => match never {},
         done = run_until_done(args, &sockets, exporter, signals) => done,
     };
     systemd::stopping();

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use udm_control::registry::{MaintenancePolicy, PathMaintenance, PathWatchOptions};
 use udm_core::Nanos;
-use udm_wire::multipath_conf::{CONF_MAX, Conf};
+use udm_wire::multipath_conf::{CONF_MAX, MultipathConf};
 
 /// The check interval of paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub fn of(args: &ServeArgs) -> Result<MaintenancePolicy> {
             bail!("--multipath-conf and --check-paths off exclude each other")
         }
         Some(file) => Some(read(file)?),
-        None => (!off).then(Conf::default),
+        None => (!off).then(MultipathConf::default),
     };
     let watch = PathWatchOptions {
         deadline: args.path_deadline.map(|d| Nanos(d.as_nanos() as u64)),
@@ -58,12 +58,12 @@ pub fn of(args: &ServeArgs) -> Result<MaintenancePolicy> {
 }
 
 /// Reads a `multipath.conf`; ignored settings are logged.
-fn read(file: &Path) -> Result<Conf> {
+fn read(file: &Path) -> Result<MultipathConf> {
     let name = file.display().to_string();
     let mut text = String::new();
     let open = std::fs::File::open(file).with_context(|| name.clone())?;
     open.take(CONF_MAX as u64 + 1).read_to_string(&mut text).with_context(|| name.clone())?;
-    match Conf::parse(&text) {
+    match MultipathConf::parse(&text) {
         Ok(conf) => {
             conf.warnings.iter().for_each(|warning| tracing::warn!("{name}: {warning}"));
             Ok(conf)

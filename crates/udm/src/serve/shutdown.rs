@@ -47,7 +47,7 @@ struct ShutdownState {
 #[derive(Clone)]
 struct ShutdownPlan {
     limit: Duration,
-    cluster: Arc<CoreSet>,
+    core_set: Arc<CoreSet>,
     names: HashMap<DeviceId, String>,
 }
 
@@ -94,8 +94,8 @@ impl Signals {
 
     /// Starts the supervision of the shutdown with the time limit `limit`. `names` are the names of
     /// the devices.
-    pub fn end_within(self, limit: Duration, cluster: &Arc<CoreSet>, names: HashMap<DeviceId, String>) {
-        let plan = ShutdownPlan { limit, cluster: Arc::clone(cluster), names };
+    pub fn end_within(self, limit: Duration, core_set: &Arc<CoreSet>, names: HashMap<DeviceId, String>) {
+        let plan = ShutdownPlan { limit, core_set: Arc::clone(core_set), names };
         *self.shared.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
         self.shared.begun.notify_one();
     }
@@ -225,7 +225,7 @@ fn is_unnamed(address: Option<SocketAddrAny>) -> bool {
 
 impl ShutdownPlan {
     fn text(&self) -> String {
-        describe(&self.cluster.under_way(REPORT_MAX), &self.names)
+        describe(&self.core_set.in_flight_report(REPORT_MAX), &self.names)
     }
 }
 

@@ -67,9 +67,9 @@ fn watchdog() -> Option<Duration> {
 }
 
 /// Sends keep-alives without end.
-pub(super) async fn run_watchdog(cluster: &Arc<CoreSet>) -> Infallible {
+pub(super) async fn run_watchdog(core_set: &Arc<CoreSet>) -> Infallible {
     match watchdog() {
-        Some(within) => ping_while_alive(&**cluster, within, || notify("WATCHDOG=1")).await,
+        Some(within) => ping_while_alive(&**core_set, within, || notify("WATCHDOG=1")).await,
         None => std::future::pending().await,
     }
 }

@@ -89,7 +89,7 @@ pub fn moved_all_the_time() -> Outcome {
     let exports = Arc::new(Exports::new());
     exports.add(Export::new("disk", "", false, open(&folder.path().join("disk.img"))?)?)?;
     let listen = [ListenAddress::Unix(path)];
-    let server = NbdServer::start(runtime.cluster(), exports, ServerOptions::default(), &listen)?;
+    let server = NbdServer::start(runtime.core_set(), exports, ServerOptions::default(), &listen)?;
     let over = AtomicBool::new(false);
     let outcome = std::thread::scope(|s| {
         s.spawn(|| {

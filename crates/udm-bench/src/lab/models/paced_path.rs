@@ -24,7 +24,7 @@ pub(crate) struct PacedPath {
 }
 
 struct PacedState {
-    pace: PathServiceTime,
+    service_time: PathServiceTime,
     /// When the first request came; 0 before.
     begin: AtomicU64,
     /// When the last request in the path completes.
@@ -32,8 +32,8 @@ struct PacedState {
 }
 
 impl PacedPath {
-    pub(crate) fn new(pace: PathServiceTime, size: Sectors) -> PacedPath {
-        let shared = PacedState { pace, begin: AtomicU64::new(0), free: AtomicU64::new(0) };
+    pub(crate) fn new(service_time: PathServiceTime, size: Sectors) -> PacedPath {
+        let shared = PacedState { service_time, begin: AtomicU64::new(0), free: AtomicU64::new(0) };
         PacedPath { id: DeviceId::new(), size, shared: Arc::new(shared) }
     }
 }
@@ -46,7 +46,7 @@ impl PacedState {
             Err(begin) => Nanos(begin),
         };
         let age = now.since(begin);
-        match self.pace {
+        match self.service_time {
             PathServiceTime::Every(time) => Some(time),
             PathServiceTime::Turns(time, from, other) => Some(if age < from { time } else { other }),
             PathServiceTime::Dies(time, from) => (age < from).then_some(time),

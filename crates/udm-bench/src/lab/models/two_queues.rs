@@ -40,7 +40,7 @@ struct HwQueueState {
 /// Completed requests of a lane.
 struct Completions {
     done: Mutex<Batch>,
-    bell: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -59,7 +59,7 @@ impl HwQueue {
             drop(state);
             bio.end_with(Status::Ok);
             lock(&asked.done).push(bio);
-            asked.bell.wake_up();
+            asked.wait_queue.wake_up();
         }
     }
 }
@@ -96,13 +96,13 @@ impl Device for TwoQueueDevice {
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         let number = self.lanes.fetch_add(1, Relaxed);
-        let bell = Arc::new(WaitQueue::new());
-        let listener = bell.subscribe(cx);
+        let wait_queue = Arc::new(WaitQueue::new());
+        let wait_handle = wait_queue.subscribe(cx);
         Ok(Box::new(TwoQueueLane {
             queue: Arc::clone(&self.queues[number % self.queues.len()]),
-            done: Arc::new(Completions { done: Mutex::default(), bell }),
-            seen: listener.epoch(),
-            listener,
+            done: Arc::new(Completions { done: Mutex::default(), wait_queue }),
+            seen: wait_handle.epoch(),
+            wait_handle,
             in_flight: 0,
         }))
     }
@@ -115,7 +115,7 @@ impl Device for TwoQueueDevice {
 struct TwoQueueLane {
     queue: Arc<HwQueue>,
     done: Arc<Completions>,
-    listener: WaitHandle,
+    wait_handle: WaitHandle,
     seen: WakeEpoch,
     in_flight: usize,
 }
@@ -123,7 +123,7 @@ struct TwoQueueLane {
 impl TwoQueueLane {
     fn wait(&self, cx: &mut Cx<'_>) {
         if self.in_flight > 0 {
-            self.listener.wait(self.seen, cx);
+            self.wait_handle.wait(self.seen, cx);
         }
     }
 }
@@ -139,7 +139,7 @@ impl Lane for TwoQueueLane {
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let now = self.listener.epoch();
+        let now = self.wait_handle.epoch();
         if std::mem::replace(&mut self.seen, now) != now {
             let from = done.len();
             done.append(&mut lock(&self.done.done));

@@ -79,7 +79,7 @@ fn readable_snapshot(
     mapped: Arc<Mapped>,
 ) -> Result<ReadableSnapshot, VerbError> {
     let (table, report) = find_again(registry, name, &mapped)?;
-    let target = table.only().map(|entry| &entry.target);
+    let target = table.only_target().map(|entry| &entry.target);
     let instant = target.and_then(|target| target.as_snapshot()?.checkpoint());
     match (report.state, instant) {
         (state, _) if state.is_merge() => Err(refuse(name, EBUSY, "it is being merged")),

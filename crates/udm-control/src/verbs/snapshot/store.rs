@@ -17,7 +17,7 @@ use std::path::Path;
 use udm_core::errno::{EEXIST, EINVAL, EIO};
 use udm_core::{SECTOR_SIZE, Sector, Sectors, control_io};
 use udm_dm::{Resolver, TargetError};
-use udm_wire::cow::{ChunkSize, HEADER_LEN, Header, StoreLayout};
+use udm_wire::cow::{ChunkSize, HEADER_LEN, StoreHeader, StoreLayout};
 use udm_wire::uri::{DeviceUri, FileUri};
 use udm_wire::words::escape;
 
@@ -240,7 +240,7 @@ impl StoreSpec<'_> {
         }
         let first = control_io::read(&io, &opened.device, Sector(0), sectors)
             .map_err(|e| VerbError::new(name, TargetError::errno(e.errno).because(e.text)))?;
-        match Header::decode(&first) {
+        match StoreHeader::decode(&first) {
             Ok(Some(_)) => Err(refuse(
                 name,
                 EEXIST,

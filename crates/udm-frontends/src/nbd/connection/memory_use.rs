@@ -9,22 +9,22 @@ use udm_wire::nbd::{Command, PAYLOAD_MAX, Request};
 
 /// Minimum time that a client gets to move data, however many wait: enough for one send over a slow
 /// line.
-const PATIENCE_MIN: Nanos = Nanos(1_000_000_000);
+const WAIT_LIMIT_MIN: Nanos = Nanos(1_000_000_000);
 
 impl Connection {
     /// Time for which a stalled client may block others now. The more wait, the shorter.
-    fn patience(&self) -> Nanos {
+    fn wait_limit(&self) -> Nanos {
         let line = self.memory.as_ref().map_or(1, MemoryLease::line).max(1);
         let alone = self.options.stall_max.as_nanos() as u64;
-        Nanos((alone / line as u64).max(PATIENCE_MIN.0.min(alone)))
+        Nanos((alone / line as u64).max(WAIT_LIMIT_MIN.0.min(alone)))
     }
 
     fn held(&self) -> HeldMemory {
-        let pools = self.reads.held() + self.writes.held();
+        let pools = self.reads.total_bytes() + self.writes.total_bytes();
         HeldMemory {
             bytes: self.rx.held() + self.tx.held() + pools + self.zeroing,
             midway: self.rx.is_midway(),
-            under_way: !self.pending.is_empty(),
+            in_flight: !self.pending.is_empty(),
         }
     }
 
@@ -63,14 +63,14 @@ impl Connection {
             return true;
         }
         if self.memory.as_mut().is_some_and(|memory| memory.wait(cx)) {
-            self.patience_at = Nanos::NEVER;
+            self.wait_limit_at = Nanos::NEVER;
             return true;
         }
         // The first in line checks for stalled clients.
         if !self.memory.as_ref().is_some_and(MemoryLease::is_first) {
-            self.patience_at = Nanos::NEVER;
-        } else if self.patience_at == Nanos::NEVER {
-            self.patience_at = cx.now() + self.patience();
+            self.wait_limit_at = Nanos::NEVER;
+        } else if self.wait_limit_at == Nanos::NEVER {
+            self.wait_limit_at = cx.now() + self.wait_limit();
         }
         false
     }
@@ -78,7 +78,7 @@ impl Connection {
     pub(super) fn leave_line(&mut self, cx: &mut FrontCx<'_, '_>) {
         if let Some(memory) = self.memory.as_mut().filter(|memory| memory.waits()) {
             memory.leave_line(cx);
-            self.patience_at = Nanos::NEVER;
+            self.wait_limit_at = Nanos::NEVER;
         }
     }
 
@@ -99,7 +99,7 @@ impl Connection {
             self.trim_at = Nanos((cx.now().0 / IDLE.0 + 2) * IDLE.0);
         }
         let pending_move = self.pending_move.map_or(Nanos::NEVER, |pending_move| pending_move.until);
-        cx.wake_at(self.deadline.min(self.trim_at).min(self.patience_at).min(pending_move));
+        cx.wake_at(self.deadline.min(self.trim_at).min(self.wait_limit_at).min(pending_move));
     }
 
     pub(super) fn timers_due(&mut self, cx: &mut FrontCx<'_, '_>) {
@@ -111,13 +111,13 @@ impl Connection {
                 self.has_reusable_memory = false;
             }
         }
-        if self.patience_at <= now {
+        if self.wait_limit_at <= now {
             // A stalled client may hold the memory.
-            self.patience_at = now + self.patience();
+            self.wait_limit_at = now + self.wait_limit();
             cx.schedule_all();
         }
         if self.is_stalled(now)
-            && self.memory.as_ref().is_some_and(|memory| memory.blocks_waiters(self.patience(), now))
+            && self.memory.as_ref().is_some_and(|memory| memory.blocks_waiters(self.wait_limit(), now))
         {
             tracing::debug!("nbd: closed a stalled client that holds memory that others wait for");
             self.phase = ConnectionPhase::Dead;
@@ -127,7 +127,7 @@ impl Connection {
     /// Returns true if the client should move data and does not.
     fn is_stalled(&self, now: Nanos) -> bool {
         let its_turn = self.sending || (self.receiving && self.rx.is_midway());
-        its_turn && self.client_at + self.patience() <= now
+        its_turn && self.client_at + self.wait_limit() <= now
     }
 
     fn is_idle(&self) -> bool {

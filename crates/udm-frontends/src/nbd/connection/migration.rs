@@ -65,7 +65,7 @@ pub(in crate::nbd) struct FrozenConnection {
 
 /// Parts of the server that a connection needs.
 struct ServerContext {
-    cluster: Arc<CoreSet>,
+    core_set: Arc<CoreSet>,
     block_status_worker: BlockStatusWorker,
     exports: Arc<Exports>,
     options: ServerOptions,
@@ -102,7 +102,7 @@ impl Connection {
             Some(from) if from == cx.core() => REFUSED,
             _ => self.stay,
         };
-        (self.cluster.len() > 1).then(|| BalancedClient::new(cx, stay))
+        (self.core_set.len() > 1).then(|| BalancedClient::new(cx, stay))
     }
 
     /// Records the work since the last call for the balance.
@@ -176,7 +176,7 @@ impl Connection {
             from,
             stay,
             server: ServerContext {
-                cluster: self.cluster.clone(),
+                core_set: self.core_set.clone(),
                 block_status_worker: self.block_status_worker.clone(),
                 exports: self.exports.clone(),
                 options: self.options.clone(),
@@ -186,9 +186,15 @@ impl Connection {
 
     /// Creates a connection from a frozen one. It continues when its core first gathers it.
     fn thaw(frozen: FrozenConnection) -> Connection {
-        let ServerContext { cluster, block_status_worker, exports, options } = frozen.server;
-        let mut thawed =
-            Connection::new(frozen.fd, cluster, block_status_worker, exports, options, frozen.admission_slot);
+        let ServerContext { core_set, block_status_worker, exports, options } = frozen.server;
+        let mut thawed = Connection::new(
+            frozen.fd,
+            core_set,
+            block_status_worker,
+            exports,
+            options,
+            frozen.admission_slot,
+        );
         thawed.phase = ConnectionPhase::Serving;
         thawed.id = frozen.id;
         thawed.export = Some((frozen.export, frozen.geometry));
@@ -212,7 +218,7 @@ impl Connection {
                 self.device = Some(slot);
                 (self.client_at, self.active_at) = (cx.now(), cx.now());
                 self.attend(cx);
-                self.cluster.send_message(from, device, Box::new(MoveMessage::Arrived(self.id)));
+                self.core_set.send_message(from, device, Box::new(MoveMessage::Arrived(self.id)));
             }
             Err(e) if from != cx.core() => {
                 tracing::debug!("nbd: a client stays on its core: {e}");
@@ -237,7 +243,7 @@ impl Connection {
         cx.subscribe(device);
         // Read after the subscription: later changes arrive as messages.
         self.failing = export.is_failing();
-        self.io_counters = Some(export.served_on(cx.core()));
+        self.io_counters = Some(export.io_counters_on(cx.core()));
         if let Some(memory) = &mut self.memory {
             memory.serve(device);
         }
@@ -247,12 +253,12 @@ impl Connection {
     pub(super) fn on_move_message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) -> bool {
         match message.downcast_ref() {
             Some(MoveMessage::Rotate) => {
-                let next = (cx.core().index() + 1) % self.cluster.len();
+                let next = (cx.core().index() + 1) % self.core_set.len();
                 self.start_move(CoreId(next as u16), cx);
                 self.pending_move.is_some()
             }
             Some(MoveMessage::Arrived(id)) if *id == self.id => {
-                self.let_go(cx);
+                self.close_moved(cx);
                 false
             }
             _ => false,
@@ -260,7 +266,7 @@ impl Connection {
     }
 
     /// Closes the rest of a connection that has moved.
-    pub(super) fn let_go(&mut self, cx: &mut FrontCx<'_, '_>) {
+    pub(super) fn close_moved(&mut self, cx: &mut FrontCx<'_, '_>) {
         if matches!(self.phase, ConnectionPhase::Moved) {
             if let Some(slot) = self.device.take() {
                 cx.close(slot);
@@ -272,6 +278,6 @@ impl Connection {
 
 /// Sends a frozen connection to core `to`.
 fn send(to: CoreId, frozen: FrozenConnection) {
-    let cluster = frozen.server.cluster.clone();
-    cluster.attach(to, Box::new(move || Box::new(Connection::thaw(frozen))));
+    let core_set = frozen.server.core_set.clone();
+    core_set.attach(to, Box::new(move || Box::new(Connection::thaw(frozen))));
 }

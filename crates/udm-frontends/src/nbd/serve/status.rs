@@ -18,7 +18,7 @@ const EXTENTS_MAX: usize = 512;
 
 impl Connection {
     /// Starts a block-status query of the device.
-    pub(super) fn survey(&mut self, request: Request, cx: &mut FrontCx<'_, '_>) {
+    pub(super) fn query_block_status(&mut self, request: Request, cx: &mut FrontCx<'_, '_>) {
         let Some((export, geometry)) = &self.export else {
             unreachable!("requests are taken from an export")
         };
@@ -47,7 +47,7 @@ impl Connection {
             len: Sectors::from_bytes(range.end - range.start),
             max: if one { 1 } else { EXTENTS_MAX / self.contexts.len().max(1) },
             contexts: Arc::clone(&self.contexts),
-            cluster: self.cluster.clone(),
+            core_set: self.core_set.clone(),
             core: cx.core(),
             connection: self.id,
             key,

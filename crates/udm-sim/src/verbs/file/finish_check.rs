@@ -3,9 +3,9 @@
 use super::{AppliedDevice, ConfigChange, DeclaredDevice, RunningReconfigure, has_cycle};
 use crate::model::Violation;
 use crate::path::NO_LANE;
-use crate::verbs::ask::{ControlVerbJob, DisturbanceCounts, VerbOutcome};
+use crate::verbs::backends::NOT_NOW;
 use crate::verbs::model::RegistryModel;
-use crate::verbs::outside::NOT_NOW;
+use crate::verbs::verb_jobs::{ControlVerbJob, DisturbanceCounts, VerbOutcome};
 use std::collections::BTreeSet;
 use udm_core::DeviceId;
 use udm_core::errno::{self, EBUSY, EINTR, EINVAL, ENOENT, ENXIO};
@@ -21,20 +21,20 @@ impl RegistryModel {
         let Some(under) = self.config.under.take_if(|under| under.job == job.id) else {
             return Err(format!("a reconfigure ended before it read the file: {outcome:?}"));
         };
-        let said = match outcome {
+        let reply = match outcome {
             Err(e) if under.refused && e.error.errno == EINVAL => return Ok(false),
-            Ok(said) if !under.refused => said,
+            Ok(reply) if !under.refused => reply,
             _ => return Err(format!("{outcome:?} of a reconfigure, refused: {}", under.refused)),
         };
-        let wrong = |what: &str| Err(format!("a reconfigure said {said:?}: {what}; {:?}", under.plan));
-        if said[0] != under.unchanged.to_string() {
+        let wrong = |what: &str| Err(format!("a reconfigure said {reply:?}: {what}; {:?}", under.plan));
+        if reply[0] != under.unchanged.to_string() {
             return wrong("the number of unchanged devices is wrong");
         }
         let parts = |line: &String| {
             let mut parts = line.splitn(3, '\t').map(String::from);
             Some((ConfigChange::of(&parts.next()?)?, parts.next()?, parts.next()?))
         };
-        let Some(changes) = said[1..].iter().map(parts).collect::<Option<Vec<_>>>() else {
+        let Some(changes) = reply[1..].iter().map(parts).collect::<Option<Vec<_>>>() else {
             return wrong("unknown change");
         };
         let mut made: Vec<_> = changes.iter().map(|(what, name, _)| (name.clone(), *what)).collect();

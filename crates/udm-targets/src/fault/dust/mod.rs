@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! dust <dev> <offset> <block bytes>
-//! message: addbadblock <block> [<failing writes 0-255>] | removebadblock <block> | queryblock <block>
+//! message: addbadblock <block> [<failing writes 0-255>] | removebadblock <block> | queryblock
+//! <block>
 //!          | countbadblocks | listbadblocks | clearbadblocks | enable | disable | quiet
 //! ```
 //!
@@ -317,7 +318,7 @@ impl Lane for DustLane {
         self.under.drain(how, back, cx);
     }
 
-    fn busy(&self) -> OwnWork {
-        self.under.busy()
+    fn own_work(&self) -> OwnWork {
+        self.under.own_work()
     }
 }

@@ -163,7 +163,7 @@ impl Lane for FlakeyLane {
         self.scratch = home;
     }
 
-    fn busy(&self) -> OwnWork {
-        self.under.busy()
+    fn own_work(&self) -> OwnWork {
+        self.under.own_work()
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct LogWritesLane {
     under: OffsetLane,
     writer: LogWriter,
     shared: Arc<SharedLog>,
-    bell: WaitHandle,
+    wait_handle: WaitHandle,
     discards: bool,
     clones: CloneTable<CloneNote>,
     /// The owner of the lane's own flush.
@@ -43,7 +43,7 @@ pub(super) struct LogWritesLane {
     /// The last suspend for which this lane stopped.
     stopped: u64,
     /// Writes and flushes that wait for memory for their copies, or until the log is open.
-    parked: VecDeque<Box<Bio>>,
+    held_bios: VecDeque<Box<Bio>>,
     /// Clones that were completed without being sent down.
     ended: Batch,
     scratch: Batch,
@@ -58,7 +58,7 @@ impl LogWritesLane {
             under: target.under.open(cx)?,
             writer: LogWriter::new(log, &*target.log.device, cx),
             shared: Arc::clone(&target.shared),
-            bell: target.shared.bell.subscribe(cx),
+            wait_handle: target.shared.wait_queue.subscribe(cx),
             discards: target.discards.load(Ordering::Relaxed),
             clones: CloneTable::new(cx),
             owner: cx.new_owner(),
@@ -67,7 +67,7 @@ impl LogWritesLane {
             flush_failed: false,
             flushes_end: false,
             stopped: target.shared.add_lane(),
-            parked: VecDeque::new(),
+            held_bios: VecDeque::new(),
             ended: Batch::new(),
             scratch: Batch::new(),
             appends: Vec::new(),
@@ -127,9 +127,9 @@ impl LogWritesLane {
         if ends_here { self.ended.push(clone) } else { down.push(clone) }
     }
 
-    /// Sends parked requests down, as far as there is memory for their copies and the log is open.
+    /// Sends held requests down, as far as there is memory for their copies and the log is open.
     fn unpark(&mut self, tally: &mut UsageDelta, cx: &mut Cx<'_>) {
-        if self.parked.is_empty() {
+        if self.held_bios.is_empty() {
             return;
         }
         let logging = self.shared.is_enabled();
@@ -138,12 +138,12 @@ impl LogWritesLane {
         }
         let mut room = self.shared.room();
         let (mut down, mut covers) = (Batch::new(), None);
-        while let Some(bio) = self.parked.front() {
+        while let Some(bio) = self.held_bios.front() {
             let bytes = copy_size(bio);
             if logging && bytes > room && room < usize::MAX {
                 break;
             }
-            let Some(bio) = self.parked.pop_front() else { break };
+            let Some(bio) = self.held_bios.pop_front() else { break };
             tally.requests -= 1;
             if logging {
                 room = room.min(super::HELD_MAX).saturating_sub(bytes);
@@ -246,16 +246,16 @@ impl LogWritesLane {
         let mut state = shared.lock();
         self.log_marks(&mut state);
         let mut covers = None;
-        if !self.parked.is_empty() {
+        if !self.held_bios.is_empty() {
             if self.flush_failed {
                 shared.disable(&mut state, "The device can't be flushed, and too much is held");
             } else if !state.held.is_empty() && shared.is_open() {
                 covers = Some(state.held.completed());
             }
         }
-        let mut waits = !self.parked.is_empty();
+        let mut waits = !self.held_bios.is_empty();
         match shared.closing(&state) {
-            LogEndAction::No => self.flush_failed &= !self.parked.is_empty(),
+            LogEndAction::No => self.flush_failed &= !self.held_bios.is_empty(),
             LogEndAction::Wait => waits = true,
             LogEndAction::End if !state.held.is_empty() && !self.flush_failed => {
                 covers = Some(state.held.completed());
@@ -286,14 +286,14 @@ impl LogWritesLane {
 
     /// Assigns places to the posted marks.
     fn log_marks(&mut self, state: &mut LogState) {
-        let PendingMarks { appends, promises } = state.take_unlogged_marks();
-        for (mark, promise) in appends.into_iter().zip(promises) {
+        let PendingMarks { appends, completers } = state.take_unlogged_marks();
+        for (mark, completer) in appends.into_iter().zip(completers) {
             let range = self.shared.place(state, &mut vec![mark], &mut self.placed);
-            let waits = EntryWaiters { marks: vec![promise], ..EntryWaiters::default() };
+            let waits = EntryWaiters { marks: vec![completer], ..EntryWaiters::default() };
             let waits = self.writer.entries(&self.shared, range, &mut self.placed, waits);
             // There was no room for the mark.
-            for promise in waits.marks {
-                promise.end(mark_refused(state.ended()));
+            for completer in waits.marks {
+                completer.end(mark_refused(state.ended()));
             }
         }
     }
@@ -328,9 +328,9 @@ impl Lane for LogWritesLane {
                     bio.end_with(Status::NotSupp);
                     self.ended.push(bio);
                 }
-                _ if !open || !self.parked.is_empty() || copy_size(&bio) > room => {
+                _ if !open || !self.held_bios.is_empty() || copy_size(&bio) > room => {
                     tally.requests += 1;
-                    self.parked.push_back(bio);
+                    self.held_bios.push_back(bio);
                     cx.wake_now();
                 }
                 _ => {
@@ -349,18 +349,18 @@ impl Lane for LogWritesLane {
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        let seen = self.bell.epoch();
+        let seen = self.wait_handle.epoch();
         let mut tally = UsageDelta::default();
         self.unpark(&mut tally, cx);
         self.reap_device(done, &mut tally, cx);
         self.writer.submit(cx);
         let mut waits = self.writer.poll(&self.shared, done, &mut tally, cx);
         self.shared.count(tally.bytes, tally.requests);
-        if self.shared.has_pending_work() || !self.parked.is_empty() {
+        if self.shared.has_pending_work() || !self.held_bios.is_empty() {
             waits |= self.do_pending_work(cx);
         }
         if waits {
-            self.bell.wait(seen, cx);
+            self.wait_handle.wait(seen, cx);
         }
         // A superblock after the entries just written, or pending work: no other call would send
         // it.
@@ -392,18 +392,18 @@ impl Lane for LogWritesLane {
         }
         self.scratch = home;
         if how == Drain::NoFlush {
-            tally.requests -= self.parked.len() as isize;
-            back.extend(self.parked.drain(..));
+            tally.requests -= self.held_bios.len() as isize;
+            back.extend(self.held_bios.drain(..));
         }
         self.shared.count(tally.bytes, tally.requests);
         self.stopped = self.shared.stop_lane(self.stopped);
         self.writer.drain(cx);
     }
 
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         let pending_work =
             || self.shared.has_pending_work() && self.shared.closing(&self.shared.lock()) != LogEndAction::No;
-        let below = self.under.busy().max(self.writer.below());
+        let below = self.under.own_work().max(self.writer.below());
         if self.flush.is_none() || self.writer.is_busy() || pending_work() {
             OwnWork::Required
         } else {

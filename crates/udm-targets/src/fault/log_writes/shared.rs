@@ -10,7 +10,7 @@ use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EIO};
 use udm_core::{Buf, WaitQueue, interleave};
 use udm_dm::TargetError;
-use udm_dm::completion::{Completer, CompletionHandle, pending};
+use udm_dm::completion::{Completer, CompletionHandle, completion_pair};
 use udm_wire::log_writes::{END_MARK, EntryFlags, LogEntry};
 
 /// A record to be put in the log.
@@ -50,7 +50,7 @@ pub(super) struct PlacedRecord {
 #[derive(Default)]
 pub(super) struct PendingMarks {
     pub(super) appends: Vec<LogRecord>,
-    pub(super) promises: Vec<Completer>,
+    pub(super) completers: Vec<Completer>,
 }
 
 /// The state of the log.
@@ -93,12 +93,12 @@ pub(super) struct SharedLog {
     pending_work: AtomicBool,
     /// Bytes of copied writes, changed once per batch.
     held: AtomicUsize,
-    /// Requests that are parked, have a clone in flight or wait for the log; changed once per
+    /// Requests that are held, have a clone in flight or wait for the log; changed once per
     /// batch.
     in_flight: AtomicUsize,
     /// Woken when a condition has changed that a lane may wait for: memory, the counted entries, or
     /// the progress of the end mark.
-    pub(super) bell: Arc<WaitQueue>,
+    pub(super) wait_queue: Arc<WaitQueue>,
 }
 
 impl SharedLog {
@@ -126,7 +126,7 @@ impl SharedLog {
             pending_work: AtomicBool::new(false),
             held: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
-            bell: Arc::new(WaitQueue::new()),
+            wait_queue: Arc::new(WaitQueue::new()),
         }
     }
 
@@ -186,9 +186,9 @@ impl SharedLog {
         if state.closing {
             return Err(TargetError::errno(EBUSY).because("the device is suspended, and its log closed"));
         }
-        let (promise, pending) = pending();
+        let (completer, pending) = completion_pair();
         state.unlogged_marks.appends.push(mark);
-        state.unlogged_marks.promises.push(promise);
+        state.unlogged_marks.completers.push(completer);
         state.last_mark = Some(pending);
         self.pending_work.store(true, Ordering::Relaxed);
         Ok(())
@@ -227,7 +227,7 @@ impl SharedLog {
         state.lanes -= 1;
         state.flushing &= !flushes;
         state.stopped -= usize::from(state.closing && stopped == state.closings);
-        self.bell.wake_up();
+        self.wait_queue.wake_up();
     }
 
     /// Records that a lane has stopped. Returns the suspend for which it has; `stopped` is the last
@@ -238,7 +238,7 @@ impl SharedLog {
             return stopped;
         }
         state.stopped += 1;
-        self.bell.wake_up();
+        self.wait_queue.wake_up();
         state.closings
     }
 
@@ -264,7 +264,7 @@ impl SharedLog {
             self.in_flight.fetch_add(requests as usize, Ordering::Relaxed);
         }
         if bytes < 0 || requests < 0 {
-            self.bell.wake_up();
+            self.wait_queue.wake_up();
         }
     }
 
@@ -277,10 +277,10 @@ impl SharedLog {
         }
         self.count(-(state.held.bytes() as isize), 0);
         state.held.clear();
-        for promise in std::mem::take(&mut state.unlogged_marks).promises {
-            promise.end(mark_refused(why));
+        for completer in std::mem::take(&mut state.unlogged_marks).completers {
+            completer.end(mark_refused(why));
         }
-        self.bell.wake_up();
+        self.wait_queue.wake_up();
     }
 
     /// Ends logging after a failure of the log device. Requests that wait for the log complete
@@ -288,7 +288,7 @@ impl SharedLog {
     pub(super) fn fail_log(&self, state: &mut LogState, why: &'static str) {
         self.disable(state, why);
         self.broken.store(true, Ordering::Relaxed);
-        self.bell.wake_up();
+        self.wait_queue.wake_up();
     }
 
     /// Assigns places to `appends`, in order. If an entry does not fit, it is dropped and logging
@@ -322,7 +322,7 @@ impl SharedLog {
         self.counted.store(entries, Ordering::Release);
         self.set_open(state);
         if !bugs::on(Bug::CountNotRung) {
-            self.bell.wake_up();
+            self.wait_queue.wake_up();
         }
     }
 
@@ -358,7 +358,7 @@ impl SharedLog {
     /// Records that this flush completed, with or without error.
     pub(super) fn end_flush(&self, state: &mut LogState) {
         state.flushing = false;
-        self.bell.wake_up();
+        self.wait_queue.wake_up();
     }
 
     /// Assigns a place to the end mark.

@@ -100,7 +100,7 @@ impl LogWriter {
 
     /// The log device's own work.
     pub(super) fn below(&self) -> OwnWork {
-        self.log.busy()
+        self.log.own_work()
     }
 
     fn send(&mut self, op: Op, at: u64, data: Segments, cookie: u64, flags: BioFlags) {
@@ -264,8 +264,8 @@ impl LogWriter {
         for (end, mut waits) in self.written.extract_if(.., |(end, _)| *end <= counted || broken || early) {
             tally.requests -= waits.acks.len() as isize;
             done.append(&mut waits.acks);
-            for promise in waits.marks {
-                promise.end(if end <= counted || early {
+            for completer in waits.marks {
+                completer.end(if end <= counted || early {
                     Ok(())
                 } else {
                     mark_refused("the log device failed")

@@ -69,7 +69,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn pace() -> CheckSchedule {
+    fn new_schedule() -> CheckSchedule {
         CheckSchedule::new(&MultipathSettings::every(5), Nanos(0), 0)
     }
 
@@ -79,40 +79,40 @@ mod tests {
 
     #[test]
     fn d01_intervals_double_while_healthy_and_begin_anew() {
-        let mut pace = pace();
+        let mut schedule = new_schedule();
         let mut now = 0;
         let mut gaps = Vec::new();
         for _ in 0..4 {
-            pace.works(Nanos(now * SECOND));
-            gaps.push(seconds(pace.due, now));
+            schedule.works(Nanos(now * SECOND));
+            gaps.push(seconds(schedule.due, now));
             now += gaps[gaps.len() - 1];
         }
         assert_eq!(gaps, [5, 10, 20, 20]);
-        pace.failed(Nanos(now * SECOND));
-        assert_eq!(seconds(pace.due, now), 5);
+        schedule.failed(Nanos(now * SECOND));
+        assert_eq!(seconds(schedule.due, now), 5);
         for _ in 0..3 {
-            pace.still_down(Nanos(now * SECOND));
-            assert_eq!(seconds(pace.due, now), 5, "while it is down");
+            schedule.still_down(Nanos(now * SECOND));
+            assert_eq!(seconds(schedule.due, now), 5, "while it is down");
         }
-        pace.returned(Nanos(now * SECOND), true);
-        assert_eq!(seconds(pace.due, now), 5);
-        pace.works(Nanos(now * SECOND));
-        assert_eq!(seconds(pace.due, now), 10);
+        schedule.returned(Nanos(now * SECOND), true);
+        assert_eq!(seconds(schedule.due, now), 5);
+        schedule.works(Nanos(now * SECOND));
+        assert_eq!(seconds(schedule.due, now), 10);
     }
 
     #[test]
     fn a_path_that_does_not_stay_up_waits_longer() {
-        let mut pace = pace();
+        let mut schedule = new_schedule();
         for wait in [5, 10, 20, 20] {
-            pace.failed(Nanos(0));
-            assert_eq!(seconds(pace.due, 0), wait);
-            pace.returned(Nanos(0), true);
+            schedule.failed(Nanos(0));
+            assert_eq!(seconds(schedule.due, 0), wait);
+            schedule.returned(Nanos(0), true);
         }
-        pace.failed(Nanos(20 * SECOND));
-        assert_eq!(seconds(pace.due, 20), 5, "it stayed up for as long as it had waited");
-        pace.returned(Nanos(20 * SECOND), false);
-        pace.failed(Nanos(20 * SECOND));
-        assert_eq!(seconds(pace.due, 20), 5, "a message brought it back");
+        schedule.failed(Nanos(20 * SECOND));
+        assert_eq!(seconds(schedule.due, 20), 5, "it stayed up for as long as it had waited");
+        schedule.returned(Nanos(20 * SECOND), false);
+        schedule.failed(Nanos(20 * SECOND));
+        assert_eq!(seconds(schedule.due, 20), 5, "a message brought it back");
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub(super) struct CheckedPath {
     /// `None` after the task was stopped, so that the device can be closed.
     pub(super) device: Option<DeviceRef>,
     pub(super) lane: Option<DeviceSlot>,
-    pub(super) pace: CheckSchedule,
+    pub(super) schedule: CheckSchedule,
     /// The failure count and the failed state at the last look.
     pub(super) seen: (u64, bool),
     /// The failure count when the task began. Such a failure is not new.

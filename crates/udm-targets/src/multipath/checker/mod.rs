@@ -13,8 +13,8 @@
 //!
 //! **A path comes back as the same disk.** Backends accept nothing else: a file is the inode and a
 //! block device the number that was opened, and an NBD server with another export is refused
-//! ([`udm_core::Device::refused`]). The size is checked here: the last block that the table uses of
-//! a failed path is read before the path is reinstated.
+//! ([`udm_core::Device::rejection_reason`]). The size is checked here: the last block that the
+//! table uses of a failed path is read before the path is reinstated.
 //!
 //! * `check_schedule`: when a path is checked. `marginal`: paths that are held back because they
 //!   keep failing. `group_rank`: priorities of paths and groups. `policy`: the end of queueing
@@ -58,7 +58,7 @@ const SAMPLE: u64 = 1 << 63;
 /// The input of a checker.
 pub(super) struct CheckerInput {
     pub shared: Arc<MultipathState>,
-    pub board: Arc<CheckerStatus>,
+    pub checker_status: Arc<CheckerStatus>,
     /// The length of the target.
     pub len: Sectors,
     /// All paths in the table's order.
@@ -74,7 +74,7 @@ const STALL: Nanos = Nanos::from_millis(1_000);
 /// The task that checks the paths of one device.
 pub(super) struct Checker {
     shared: Arc<MultipathState>,
-    board: Arc<CheckerStatus>,
+    checker_status: Arc<CheckerStatus>,
     len: Sectors,
     settings: Arc<MultipathSettings>,
     groups: Vec<Range<usize>>,
@@ -84,9 +84,9 @@ pub(super) struct Checker {
     queueing: NoPathPolicy,
     failback: FailbackPolicy,
     prios: PathPriorities,
-    bell: Option<WaitHandle>,
+    wait_handle: Option<WaitHandle>,
     /// Completed bios, reused for the next checks.
-    spare: Batch,
+    free_bios: Batch,
     stopping: bool,
     /// The time at which the task asked to be polled.
     due: Nanos,
@@ -94,25 +94,25 @@ pub(super) struct Checker {
 
 impl Checker {
     pub fn new(subject: CheckerInput) -> Checker {
-        let CheckerInput { shared, board, len, paths, groups, settings } = subject;
+        let CheckerInput { shared, checker_status, len, paths, groups, settings } = subject;
         let prios = PathPriorities::new(&settings, paths.iter().map(|path| path.name.as_str()));
         for path in 0..paths.len() {
-            board.set(path, PathCheckState::Unchecked);
-            board.set_prio(path, prios.of(path));
+            checker_status.set(path, PathCheckState::Unchecked);
+            checker_status.set_prio(path, prios.of(path));
         }
         Checker {
             queueing: NoPathPolicy::new(&settings),
             failback: FailbackPolicy::new(&settings),
             prios,
             shared,
-            board,
+            checker_status,
             len,
             settings,
             groups,
             paths: Vec::new(),
             devices: paths,
-            bell: None,
-            spare: Batch::new(),
+            wait_handle: None,
+            free_bios: Batch::new(),
             stopping: false,
             due: Nanos::NEVER,
         }
@@ -122,7 +122,7 @@ impl Checker {
     fn begin(&mut self, cx: &mut dyn TaskCx) {
         let now = cx.now();
         let checked = |device: DeviceRef| CheckedPath {
-            pace: CheckSchedule::new(&self.settings, now, device.number.minor),
+            schedule: CheckSchedule::new(&self.settings, now, device.number.minor),
             device: Some(device),
             lane: None,
             seen: (0, false),
@@ -168,7 +168,7 @@ impl Checker {
                 Some(pending) if !pending.late && pending.at + self.settings.checker_timeout <= now => {
                     pending.late = true;
                     let same = pending.fails == view.fail_count && !view.failed;
-                    self.shared.path_log.checked(&self.board, index, PathCheckState::Timeout);
+                    self.shared.path_log.checked(&self.checker_status, index, PathCheckState::Timeout);
                     if same && !bugs::on(Bug::HungCheckIgnored) {
                         self.fail(index, &FailReason::NoAnswer(self.settings.checker_timeout), cx);
                     }
@@ -176,8 +176,8 @@ impl Checker {
                 // The path is scheduled again when the pending check completes.
                 Some(_) => {}
                 // As in multipathd, a path that an administrator failed is not checked.
-                None if path.pace.due <= now && view.held => path.pace.still_down(now),
-                None if path.pace.due <= now => self.check(index, view.fail_count, cx),
+                None if path.schedule.due <= now && view.held => path.schedule.still_down(now),
+                None if path.schedule.due <= now => self.check(index, view.fail_count, cx),
                 None => {}
             }
         }
@@ -200,7 +200,7 @@ impl Checker {
             let check = match &path.pending {
                 Some(pending) if pending.late => Nanos::NEVER,
                 Some(pending) => pending.at + timeout,
-                None => path.pace.due,
+                None => path.schedule.due,
             };
             check.min(path.quarantine.next())
         };
@@ -214,7 +214,7 @@ impl Checker {
         let path = &mut self.paths[index];
         let (fails, failed) = std::mem::replace(&mut path.seen, (view.fail_count, view.failed));
         if view.fail_count != fails {
-            path.pace.failed(now);
+            path.schedule.failed(now);
             path.refused = false;
             self.failback.failed();
             let counts = view.fail_count != path.fails_at_start && !path.quarantine.is_quarantined();
@@ -228,10 +228,10 @@ impl Checker {
         }
         let path = &mut self.paths[index];
         if !view.failed && (failed || view.fail_count != fails) {
-            path.pace.returned(now, false);
+            path.schedule.returned(now, false);
         }
         if view.held {
-            self.shared.path_log.checked(&self.board, index, PathCheckState::Unchecked);
+            self.shared.path_log.checked(&self.checker_status, index, PathCheckState::Unchecked);
         }
         // A message or command reinstated the path, which ends the quarantine.
         if !view.failed && path.quarantine.is_quarantined() {
@@ -250,7 +250,7 @@ impl Checker {
                 self.log_quarantine(index, now);
             }
             QuarantineAction::Nothing => {}
-            QuarantineAction::Release => path.pace.due = now,
+            QuarantineAction::Release => path.schedule.due = now,
             QuarantineAction::Sample => {
                 if self.read(index, SAMPLE, false, cx) {
                     self.paths[index].samples += 1;
@@ -283,7 +283,7 @@ impl Checker {
                 self.paths[index].pending = Some(PendingCheck { at: now, fails, late: false, end: false });
             }
             // Without a lane the state of the path is unknown.
-            false => self.paths[index].pace.still_down(now),
+            false => self.paths[index].schedule.still_down(now),
         }
     }
 
@@ -299,7 +299,7 @@ impl Checker {
         let Some(lane) = path.lane else { return false };
         let Limits { logical_block, .. } = device.limits();
         let len = u64::from(logical_block).max(SECTOR_SIZE);
-        let mut bio = self.spare.pop().unwrap_or_default();
+        let mut bio = self.free_bios.pop().unwrap_or_default();
         bio.op = Op::Read;
         bio.sector = Sector(if end { of.0.saturating_sub(len / SECTOR_SIZE) } else { 0 });
         bio.sectors = Sectors::from_bytes(len);
@@ -321,27 +321,27 @@ impl Checker {
         let view = self.shared.path(index);
         // The path failed after the check began, so this result says nothing about the failure.
         if pending.late || pending.fails != view.fail_count {
-            path.pace.unanswered(now, !pending.late && !view.failed);
+            path.schedule.unanswered(now, !pending.late && !view.failed);
             return;
         }
         let short = !bio.status.is_ok() && self.is_truncated(index);
-        self.board.set_truncated(index, short);
+        self.checker_status.set_truncated(index, short);
         let path = &mut self.paths[index];
         match (view.failed, well && !(view.failed && short)) {
             (false, true) => {
-                path.pace.works(now);
+                path.schedule.works(now);
                 self.works(index, pending.at, PathReturn::StillUp, cx);
             }
             (false, false) => {
-                path.pace.still_down(now);
-                self.shared.path_log.checked(&self.board, index, PathCheckState::Down);
+                path.schedule.still_down(now);
+                self.shared.path_log.checked(&self.checker_status, index, PathCheckState::Down);
                 if !bugs::on(Bug::BadCheckIgnored) {
                     self.fail(index, &FailReason::Check(bio.status), cx);
                 }
             }
             (true, true) if path.quarantine.is_quarantined() => {
-                path.pace.still_down(now);
-                self.shared.path_log.checked(&self.board, index, PathCheckState::Delayed);
+                path.schedule.still_down(now);
+                self.shared.path_log.checked(&self.checker_status, index, PathCheckState::Delayed);
             }
             // The last block is read too, within the remaining time.
             (true, true) if !pending.end && self.read(index, 0, true, cx) => {
@@ -353,18 +353,18 @@ impl Checker {
                 let path = &mut self.paths[index];
                 if self.shared.reinstate(index, path_log::ReinstateReason::CheckPassed) {
                     path.seen.1 = false;
-                    path.pace.returned(now, true);
+                    path.schedule.returned(now, true);
                     self.queueing.returned();
                     self.shared.path_log.event();
                     self.shared.path_log.kick(&*cx.all_cores());
                     self.works(index, pending.at, path_return, cx);
                 } else {
-                    path.pace.still_down(now);
+                    path.schedule.still_down(now);
                 }
             }
             (true, false) => {
-                self.paths[index].pace.still_down(now);
-                self.shared.path_log.checked(&self.board, index, PathCheckState::Down);
+                self.paths[index].schedule.still_down(now);
+                self.shared.path_log.checked(&self.checker_status, index, PathCheckState::Down);
                 self.log_refused(index, short);
             }
         }
@@ -373,8 +373,8 @@ impl Checker {
     /// A check of a path succeeded.
     fn works(&mut self, index: usize, pending: Nanos, path_return: PathReturn, cx: &mut dyn TaskCx) {
         self.prios.answered(index, cx.now().since(pending));
-        self.shared.path_log.checked(&self.board, index, PathCheckState::Up);
-        self.board.set_prio(index, self.prios.of(index));
+        self.shared.path_log.checked(&self.checker_status, index, PathCheckState::Up);
+        self.checker_status.set_prio(index, self.prios.of(index));
         self.fail_back(path_return, cx);
     }
 
@@ -405,7 +405,7 @@ impl Checker {
         }
         let word = self.shared.word();
         let (best_group, in_use) = (group_rank::best_group(&self.ranks()), word.next().or(word.current()));
-        if let Some(chosen) = self.shared.by_hand() {
+        if let Some(chosen) = self.shared.manual_group() {
             // A manual choice holds until the group fails or is the best one.
             let up = self.groups[chosen].clone().any(|path| !self.shared.path(path).failed);
             if up && best_group != Some(chosen) {
@@ -431,21 +431,21 @@ impl Task for Checker {
         if !self.devices.is_empty() {
             self.begin(cx);
         }
-        let bell = self.bell.take().unwrap_or_else(|| cx.subscribe(&self.shared.bell));
+        let wait_handle = self.wait_handle.take().unwrap_or_else(|| cx.subscribe(&self.shared.wait_queue));
         loop {
-            let seen = bell.epoch();
+            let seen = wait_handle.epoch();
             self.look(cx);
-            if bell.register_wait(seen) {
+            if wait_handle.register_wait(seen) {
                 break;
             }
         }
-        self.bell = Some(bell);
+        self.wait_handle = Some(wait_handle);
     }
 
     fn complete(&mut self, done: &mut Batch, cx: &mut dyn TaskCx) {
         for bio in done.drain(..) {
             self.answered(&bio, cx);
-            self.spare.push(bio);
+            self.free_bios.push(bio);
         }
         match self.stopping {
             true => self.stop(cx),
@@ -455,10 +455,10 @@ impl Task for Checker {
 
     fn stop(&mut self, cx: &mut dyn TaskCx) {
         self.stopping = true;
-        self.bell = None;
+        self.wait_handle = None;
         self.devices.clear();
-        self.board.set_timers(Nanos::NEVER, None);
-        (0..self.paths.len()).for_each(|path| self.board.set_quarantine(path, None));
+        self.checker_status.set_timers(Nanos::NEVER, None);
+        (0..self.paths.len()).for_each(|path| self.checker_status.set_quarantine(path, None));
         cx.wake_at(Nanos::NEVER);
         for path in &mut self.paths {
             path.close(cx);
@@ -470,7 +470,7 @@ impl Task for Checker {
         self.stopping && self.paths.iter().all(CheckedPath::is_idle)
     }
 
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         OwnWork::Background
     }
 }

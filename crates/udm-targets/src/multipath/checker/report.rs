@@ -16,11 +16,12 @@ impl Checker {
         let theirs = self.shared.path_log.now();
         let at = |at: Nanos| if at == Nanos::NEVER { at } else { theirs + at.since(now) };
         let back = self.failback.plan().map(|(group, when)| (group, at(when)));
-        self.board.set_timers(at(self.queueing.next()), back);
+        self.checker_status.set_timers(at(self.queueing.next()), back);
         let Some(rule) = &self.settings.marginal else { return };
         for (index, path) in self.paths.iter().enumerate() {
             let held = path.quarantine.quarantine_status(rule);
-            self.board.set_quarantine(index, held.map(|held| QuarantineStatus { end: at(held.end), ..held }));
+            self.checker_status
+                .set_quarantine(index, held.map(|held| QuarantineStatus { end: at(held.end), ..held }));
         }
     }
 
@@ -36,7 +37,7 @@ impl Checker {
         if path.refused {
             return;
         }
-        let why = path.device.as_ref().and_then(|device| device.device.refused());
+        let why = path.device.as_ref().and_then(|device| device.device.rejection_reason());
         if let Some(why) = why.or_else(|| short.then(|| truncated_reason(self.len))) {
             path.refused = true;
             self.shared.path_log.refused(index, &why);

@@ -50,14 +50,14 @@ impl PathWatcher {
         self.paths[path].last_answer = now;
         let took = (bio.op == Op::Read && bio.status.is_ok()).then(|| now.since(slot.at));
         if let Some(took) = took {
-            if let Some(all) = &self.row[path].latency {
+            if let Some(all) = &self.counters[path].latency {
                 all.add(took);
             }
             self.paths[path].window.add(took);
             let group = self.paths[path].group;
-            self.groups[group].count(slot.what, took);
+            self.groups[group].count(slot.kind, took);
         }
-        match slot.what {
+        match slot.kind {
             SlotKind::Original { cookie, late } => {
                 bio.cookie = cookie;
                 self.late_completed(path, late);
@@ -68,9 +68,9 @@ impl PathWatcher {
                 self.copy_completed(path, read, role);
                 match read {
                     Some(read) => self.answered(read, role, &bio, now, cx),
-                    None if role == CopyRole::EjectionTrial => self.tried(slot.serial, took, now),
+                    None if role == CopyRole::EjectionTrial => self.trial_read_done(slot.serial, took, now),
                     None if bugs::on(Bug::LateAnswerBelieved) => self.accept_late_answer(path, &bio, now, cx),
-                    None => WatchCounters::add(&self.counts(path).late, 1),
+                    None => WatchCounters::add(&self.counts(path).late_completions, 1),
                 }
                 self.copies.give_back(bio);
             }
@@ -80,7 +80,7 @@ impl PathWatcher {
     /// Accepts a late answer as the answer of another read: for [`Bug::LateAnswerBelieved`].
     #[cold]
     fn accept_late_answer(&mut self, path: usize, copy: &Bio, now: Nanos, cx: &mut Cx<'_>) {
-        let other = self.reads.iter().find(|(_, read)| read.leg == path).map(|(key, read)| (key, read.own));
+        let other = self.reads.iter().find(|(_, read)| read.child == path).map(|(key, read)| (key, read.own));
         if let Some((read, own)) = other {
             self.detach_copy(own);
             self.answered(read, CopyRole::Own, copy, now, cx);
@@ -108,21 +108,21 @@ impl PathWatcher {
         if won && !copy.status.is_ok() {
             return self.hedge_failed(read, now);
         }
-        let CopiedRead { mut bio, leg, .. } = self.end_read(read, Some(won), now);
+        let CopiedRead { mut bio, child, .. } = self.end_read(read, Some(won), now);
         if copy.status.is_ok() {
             copy_segments(&copy.data, &mut bio.data);
         }
         bio.end_with(copy.status);
-        self.paths[leg].completed.push(bio);
+        self.paths[child].completed.push(bio);
         if won {
-            // The path `leg` may already have been polled in this turn.
+            // The path `child` may already have been polled in this turn.
             cx.wake_now();
-            self.paths[leg].score.lost += 1;
-            if self.paths[leg].score.lost >= LOST_READS_MAX {
-                self.eject_path(leg, now);
+            self.paths[child].score.lost += 1;
+            if self.paths[child].score.lost >= LOST_READS_MAX {
+                self.eject_path(child, now);
             }
         } else {
-            self.paths[leg].score.lost = 0;
+            self.paths[child].score.lost = 0;
         }
     }
 
@@ -130,13 +130,13 @@ impl PathWatcher {
     /// otherwise it is true if the hedge answered first.
     pub(super) fn end_read(&mut self, read: usize, won: Option<bool>, now: Nanos) -> CopiedRead {
         let ended = self.reads.remove(read);
-        let CopiedRead { leg, own, hedge, .. } = ended;
+        let CopiedRead { child, own, hedge, .. } = ended;
         match won {
             Some(true) => {
                 if !bugs::on(Bug::LoserTaken) {
                     self.detach_copy(own);
                 }
-                WatchCounters::add(&self.counts(leg).won, 1);
+                WatchCounters::add(&self.counts(child).hedges_won, 1);
             }
             Some(false) => {}
             // Given up: its own copy may still be in flight.
@@ -145,9 +145,9 @@ impl PathWatcher {
         if let Some(hedge) = hedge {
             if won != Some(true) {
                 self.detach_copy(hedge);
-                WatchCounters::add(&self.counts(leg).wasted, 1);
+                WatchCounters::add(&self.counts(child).hedges_wasted, 1);
             }
-            let group = self.paths[leg].group;
+            let group = self.paths[child].group;
             self.groups[group].budget.ended(won == Some(true), now);
         }
         ended
@@ -155,7 +155,7 @@ impl PathWatcher {
 
     /// Marks a copy as no longer needed.
     fn detach_copy(&mut self, slot: usize) {
-        let Some(InFlightSlot { path, what: SlotKind::Copy { read, role }, .. }) = self.slots.get_mut(slot)
+        let Some(InFlightSlot { path, kind: SlotKind::Copy { read, role }, .. }) = self.slots.get_mut(slot)
         else {
             return;
         };
@@ -167,18 +167,18 @@ impl PathWatcher {
 
     /// A hedge failed or is on a quiet path.
     pub(super) fn hedge_failed(&mut self, read: usize, now: Nanos) {
-        let CopiedRead { leg, hedge, .. } = &mut self.reads[read];
-        let (leg, hedge) = (*leg, hedge.take());
+        let CopiedRead { child, hedge, .. } = &mut self.reads[read];
+        let (child, hedge) = (*child, hedge.take());
         if let Some(hedge) = hedge {
             self.detach_copy(hedge);
         }
-        WatchCounters::add(&self.counts(leg).wasted, 1);
-        let group = self.paths[leg].group;
+        WatchCounters::add(&self.counts(child).hedges_wasted, 1);
+        let group = self.paths[child].group;
         self.groups[group].budget.ended(false, now);
         // The read may be hedged again, on another path.
         let own = self.reads[read].own;
         let InFlightSlot { at, serial, .. } = self.slots[own];
-        let path = &mut self.paths[leg];
+        let path = &mut self.paths[child];
         path.refused.push(SentSlot { at, slot: own, serial }, path.in_flight, &self.slots);
     }
 
@@ -186,8 +186,8 @@ impl PathWatcher {
     pub(super) fn check_deadlines(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
         while let Some(sent) = self.paths[path].before_deadline.first(&self.slots) {
             let last_answer = self.paths[path].last_answer;
-            let Some(patience) = &mut self.paths[path].patience else { return };
-            let how = patience.check(sent.at, last_answer, now);
+            let Some(deadline_timer) = &mut self.paths[path].deadline_timer else { return };
+            let how = deadline_timer.check(sent.at, last_answer, now);
             if let DeadlineStatus::Pending(due) = how {
                 cx.wake_at(due);
                 break;
@@ -203,7 +203,7 @@ impl PathWatcher {
         if self.shared.path(path).failed {
             return;
         }
-        let stays = |slot: &InFlightSlot| slot.path == path && matches!(slot.what, SlotKind::Original { .. });
+        let stays = |slot: &InFlightSlot| slot.path == path && matches!(slot.kind, SlotKind::Original { .. });
         let waiting = self.slots.iter().filter(|(_, slot)| stays(slot)).count();
         if self.shared.fail(path, &FailReason::Silent { how, waiting }) {
             self.shared.path_log.event();
@@ -212,17 +212,17 @@ impl PathWatcher {
 
     /// Handles the request in `slot`, whose deadline has passed.
     fn expire_slot(&mut self, path: usize, slot: usize, now: Nanos) {
-        match &mut self.slots[slot].what {
+        match &mut self.slots[slot].kind {
             SlotKind::Original { late, .. } => {
                 *late = true;
                 WatchCounters::add(&self.counts(path).waiting, 1);
             }
             SlotKind::Copy { read: Some(read), role: CopyRole::Own } => {
                 let read = *read;
-                let CopiedRead { mut bio, leg, .. } = self.end_read(read, None, now);
-                WatchCounters::add(&self.counts(leg).given_up, 1);
+                let CopiedRead { mut bio, child, .. } = self.end_read(read, None, now);
+                WatchCounters::add(&self.counts(child).abandoned_reads, 1);
                 bio.end_with(Status::Timeout);
-                self.paths[leg].completed.push(bio);
+                self.paths[child].completed.push(bio);
             }
             SlotKind::Copy { read: Some(read), .. } => {
                 let read = *read;
@@ -231,8 +231,8 @@ impl PathWatcher {
             SlotKind::Copy { read: None, role } => {
                 if *role == CopyRole::EjectionTrial {
                     let serial = self.slots[slot].serial;
-                    self.slots[slot].what = SlotKind::Copy { read: None, role: CopyRole::Hedge };
-                    self.tried(serial, None, now);
+                    self.slots[slot].kind = SlotKind::Copy { read: None, role: CopyRole::Hedge };
+                    self.trial_read_done(serial, None, now);
                 }
             }
         }

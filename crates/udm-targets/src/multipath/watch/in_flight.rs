@@ -19,7 +19,7 @@ pub(super) struct InFlightSlot {
     pub(super) path: usize,
     /// Time when the bio was sent.
     pub(super) at: Nanos,
-    pub(super) what: SlotKind,
+    pub(super) kind: SlotKind,
 }
 
 /// The kind of a bio in flight.
@@ -55,13 +55,13 @@ pub(super) enum CopyRole {
 pub(super) struct CopiedRead {
     pub(super) bio: Box<Bio>,
     /// The path chosen for the read.
-    pub(super) leg: usize,
+    pub(super) child: usize,
     /// The slot of the copy on the chosen path.
     pub(super) own: usize,
     /// The slot of the hedge.
     pub(super) hedge: Option<usize>,
     /// The paths to which hedges of the read were sent.
-    pub(super) tried: SmallVec<[usize; 2]>,
+    pub(super) hedge_paths: SmallVec<[usize; 2]>,
 }
 
 /// Slots in the order of their sending.
@@ -81,7 +81,7 @@ impl SentSlot {
     fn is_waited_for(&self, slots: &Slab<InFlightSlot>) -> bool {
         slots.get(self.slot).is_some_and(|slot| {
             slot.serial == self.serial
-                && !matches!(slot.what, SlotKind::Copy { read: None, role: CopyRole::Own | CopyRole::Hedge })
+                && !matches!(slot.kind, SlotKind::Copy { read: None, role: CopyRole::Own | CopyRole::Hedge })
         })
     }
 }
@@ -117,21 +117,21 @@ impl SlotQueue {
 pub(super) struct ReadCopies {
     pub(super) owner: OwnerId,
     memory: BufPool,
-    spare: Batch,
+    free_bios: Batch,
 }
 
 impl ReadCopies {
     pub(super) fn new(owner: OwnerId) -> ReadCopies {
-        ReadCopies { owner, memory: BufPool::new(KEPT_MAX), spare: Batch::new() }
+        ReadCopies { owner, memory: BufPool::new(KEPT_MAX), free_bios: Batch::new() }
     }
 
     /// A copy of `bio`; `None` if it does not fit into the memory limit.
     pub(super) fn of(&mut self, bio: &Bio) -> Option<Box<Bio>> {
         let len = bio.data.len();
-        if self.memory.held() + self.memory.growth(len) > MEMORY_MAX {
+        if self.memory.total_bytes() + self.memory.growth(len) > MEMORY_MAX {
             return None;
         }
-        let mut copy = self.spare.pop().unwrap_or_default();
+        let mut copy = self.free_bios.pop().unwrap_or_default();
         (copy.op, copy.flags, copy.owner) = (bio.op, bio.flags, self.owner);
         (copy.sector, copy.sectors, copy.started) = (bio.sector, bio.sectors, bio.started);
         copy.data = self.memory.get_pieces(len);
@@ -145,7 +145,7 @@ impl ReadCopies {
     /// Takes back a completed copy.
     pub(super) fn give_back(&mut self, mut copy: Box<Bio>) {
         std::mem::take(&mut copy.data).into_iter().for_each(|piece| self.memory.put(piece));
-        self.spare.push(copy);
+        self.free_bios.push(copy);
     }
 }
 

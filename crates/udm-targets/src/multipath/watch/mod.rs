@@ -60,8 +60,8 @@ use udm_core::{Batch, Bio, Cx, DeadlineTimer, Drain, Lane, Nanos, Op, OwnWork};
 /// The watch of one lane over its paths.
 pub(super) struct PathWatcher {
     shared: Arc<MultipathState>,
-    how: PathWatchOptions,
-    row: LaneCounters,
+    settings: PathWatchOptions,
+    counters: LaneCounters,
     paths: Vec<WatchedPath>,
     groups: Vec<WatchedGroup>,
     slots: Slab<InFlightSlot>,
@@ -93,7 +93,7 @@ struct WatchedPath {
     /// copies of reads that were given up or answered by another path.
     detached_copies: usize,
     /// The deadline timer, if there is a deadline, and the requests that it applies to.
-    patience: Option<DeadlineTimer>,
+    deadline_timer: Option<DeadlineTimer>,
     before_deadline: SlotQueue,
     /// Reads that may still be hedged.
     unhedged: SlotQueue,
@@ -131,7 +131,7 @@ struct WatchedPathLane {
 pub(super) fn watch_lanes(
     lanes: Vec<Box<dyn Lane>>,
     counts: impl Iterator<Item = usize>,
-    (how, shared, row): (PathWatchOptions, Arc<MultipathState>, LaneCounters),
+    (settings, shared, counters): (PathWatchOptions, Arc<MultipathState>, LaneCounters),
     cx: &mut Cx<'_>,
 ) -> Vec<Box<dyn Lane>> {
     let mut start = 0;
@@ -155,7 +155,7 @@ pub(super) fn watch_lanes(
         last_answer: Nanos(0),
         busy_since: Nanos(0),
         detached_copies: 0,
-        patience: how.deadline.map(DeadlineTimer::new),
+        deadline_timer: settings.deadline.map(DeadlineTimer::new),
         before_deadline: SlotQueue::default(),
         unhedged: SlotQueue::default(),
         refused: SlotQueue::default(),
@@ -169,8 +169,8 @@ pub(super) fn watch_lanes(
     let count = paths.len();
     let watch = Rc::new(RefCell::new(PathWatcher {
         shared,
-        how,
-        row,
+        settings,
+        counters,
         paths,
         groups,
         slots: Slab::new(),
@@ -202,11 +202,11 @@ impl Lane for WatchedPathLane {
         self.watch.borrow_mut().drain(self.path, how, back, cx);
     }
 
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         let watch = self.watch.borrow();
         let path = &watch.paths[self.path];
         let owes = path.detached_copies > 0 && !bugs::on(Bug::LateNotOwed);
-        path.lane.busy().max(if owes { OwnWork::Required } else { OwnWork::Idle })
+        path.lane.own_work().max(if owes { OwnWork::Required } else { OwnWork::Idle })
     }
 }
 
@@ -234,19 +234,24 @@ impl PathWatcher {
     fn prepare(&mut self, path: usize, mut bio: Box<Bio>, now: Nanos) -> (Box<Bio>, Option<usize>) {
         let copied = bio.op == Op::Read || bugs::on(Bug::WriteGivenUp) && bio.op == Op::Write;
         if copied && let Some(mut copy) = self.copies.of(&bio) {
-            let read =
-                self.reads.insert(CopiedRead { bio, leg: path, own: 0, hedge: None, tried: SmallVec::new() });
+            let read = self.reads.insert(CopiedRead {
+                bio,
+                child: path,
+                own: 0,
+                hedge: None,
+                hedge_paths: SmallVec::new(),
+            });
             let sent = self.add_slot(path, SlotKind::Copy { read: Some(read), role: CopyRole::Own }, now);
             self.reads[read].own = sent.slot;
             copy.cookie = sent.slot as u64;
-            if self.how.hedge_reads {
+            if self.settings.hedge_reads {
                 let path = &mut self.paths[path];
                 path.unhedged.push(sent, path.in_flight, &self.slots);
             }
             return (copy, Some(read));
         }
         if bio.op == Op::Read {
-            WatchCounters::add(&self.counts(path).bare, 1);
+            WatchCounters::add(&self.counts(path).uncopied_reads, 1);
         }
         let sent = self.add_slot(path, SlotKind::Original { cookie: bio.cookie, late: false }, now);
         bio.cookie = sent.slot as u64;
@@ -254,16 +259,16 @@ impl PathWatcher {
     }
 
     /// Registers a bio that is about to be sent.
-    fn add_slot(&mut self, path: usize, what: SlotKind, now: Nanos) -> SentSlot {
+    fn add_slot(&mut self, path: usize, kind: SlotKind, now: Nanos) -> SentSlot {
         self.serial += 1;
-        let slot = self.slots.insert(InFlightSlot { serial: self.serial, path, at: now, what });
+        let slot = self.slots.insert(InFlightSlot { serial: self.serial, path, at: now, kind });
         let sent = SentSlot { at: now, slot, serial: self.serial };
         let path = &mut self.paths[path];
         if path.in_flight == 0 {
             path.busy_since = now;
         }
         path.in_flight += 1;
-        if self.how.deadline.is_some() {
+        if self.settings.deadline.is_some() {
             path.before_deadline.push(sent, path.in_flight, &self.slots);
         }
         sent
@@ -299,7 +304,7 @@ impl PathWatcher {
         self.paths[path].lane.drain(how, &mut completions, cx);
         for mut bio in completions.drain(..) {
             let slot = self.remove_slot(path, &bio);
-            match slot.what {
+            match slot.kind {
                 SlotKind::Original { cookie, late } => {
                     bio.cookie = cookie;
                     self.late_completed(path, late);
@@ -312,7 +317,7 @@ impl PathWatcher {
                     match (read, role) {
                         (Some(read), CopyRole::Own) => back.push(self.end_read(read, None, now).bio),
                         (Some(read), _) => self.hedge_failed(read, now),
-                        (None, CopyRole::EjectionTrial) => self.tried(slot.serial, None, now),
+                        (None, CopyRole::EjectionTrial) => self.trial_read_done(slot.serial, None, now),
                         (None, _) => {}
                     }
                 }
@@ -323,6 +328,6 @@ impl PathWatcher {
 
     /// The watch counters of `path`.
     fn counts(&self, path: usize) -> &WatchCounters {
-        &self.row[path].watched
+        &self.counters[path].watched
     }
 }

@@ -52,7 +52,7 @@ impl WatchedGroup {
 impl PathWatcher {
     /// Hedges the slow reads on `path`.
     pub(super) fn check_hedges(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
-        if !self.how.hedge_reads {
+        if !self.settings.hedge_reads {
             return;
         }
         let group = self.paths[path].group;
@@ -77,7 +77,7 @@ impl PathWatcher {
             }
             self.paths[path].unhedged.pop();
             if !self.hedge(path, sent, now, cx) {
-                WatchCounters::add(&self.counts(path).refused, 1);
+                WatchCounters::add(&self.counts(path).hedges_refused, 1);
                 let path = &mut self.paths[path];
                 path.refused.push(sent, path.in_flight, &self.slots);
             }
@@ -94,7 +94,7 @@ impl PathWatcher {
     /// is checked: on a working path a hedge completes soon.
     fn check_hedged(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
         while let Some(sent) = self.paths[path].hedged.first(&self.slots) {
-            let SlotKind::Copy { read: Some(read), .. } = self.slots[sent.slot].what else { return };
+            let SlotKind::Copy { read: Some(read), .. } = self.slots[sent.slot].kind else { return };
             if let Some(hedge) = self.reads[read].hedge {
                 let other = self.slots[hedge].path;
                 if !self.is_quiet(other, now) {
@@ -108,10 +108,10 @@ impl PathWatcher {
 
     /// Hedges a read on `path`. Returns false if no hedge is available now.
     fn hedge(&mut self, path: usize, sent: SentSlot, now: Nanos, cx: &mut Cx<'_>) -> bool {
-        let SlotKind::Copy { read: Some(read), role: CopyRole::Own } = self.slots[sent.slot].what else {
+        let SlotKind::Copy { read: Some(read), role: CopyRole::Own } = self.slots[sent.slot].kind else {
             return true;
         };
-        let tried = &self.reads[read].tried;
+        let tried = &self.reads[read].hedge_paths;
         let Some(other) = self.hedge_path(path, tried, now) else { return !tried.is_empty() };
         let budget = &mut self.groups[self.paths[path].group].budget;
         let (paid, paused) = (budget.take(now), budget.paused(now));
@@ -119,11 +119,11 @@ impl PathWatcher {
         if !(paid || free) || !self.send_copy(other, read, CopyRole::Hedge, now, cx) {
             return false;
         }
-        self.reads[read].tried.push(other);
+        self.reads[read].hedge_paths.push(other);
         let on = &mut self.paths[path];
         on.hedged.push(sent, on.in_flight, &self.slots);
         WatchCounters::add(&self.counts(path).hedges, 1);
-        WatchCounters::add(&self.counts(path).free, u64::from(free));
+        WatchCounters::add(&self.counts(path).free_hedges, u64::from(free));
         true
     }
 
@@ -191,13 +191,13 @@ impl PathWatcher {
                 continue;
             }
             self.learn(group);
-            if self.how.eject_slow {
+            if self.settings.eject_slow {
                 self.find_slow_path(group, now);
             }
             self.groups[group].window = LatencyWindow::default();
             self.paths[paths].iter_mut().for_each(|path| path.window = LatencyWindow::default());
         }
-        if self.how.eject_slow && self.shared.has_ejected() {
+        if self.settings.eject_slow && self.shared.has_ejected() {
             self.check_probation(now);
         }
     }
@@ -226,7 +226,10 @@ impl PathWatcher {
     /// Ejects a path, unless it is the last one in use of its group.
     pub(super) fn eject_path(&mut self, path: usize, now: Nanos) {
         self.paths[path].score = SlowPathScore::default();
-        if self.how.eject_slow && self.others(path).next().is_some() && self.shared.path(path).is_in_use() {
+        if self.settings.eject_slow
+            && self.others(path).next().is_some()
+            && self.shared.path(path).is_in_use()
+        {
             self.shared.eject(path, now);
         }
     }
@@ -248,7 +251,7 @@ impl PathWatcher {
     /// Sends a copy of `read` to the path on trial.
     pub(super) fn send_trial_read(&mut self, read: usize, now: Nanos, cx: &mut Cx<'_>) {
         let Some(EjectionTrial { path, out: None, .. }) = self.trial else { return };
-        let same = self.paths[path].group == self.paths[self.reads[read].leg].group;
+        let same = self.paths[path].group == self.paths[self.reads[read].child].group;
         if same && !self.shared.path(path).failed {
             let sent = self.send_copy(path, read, CopyRole::EjectionTrial, now, cx);
             let serial = sent.then_some(self.serial);
@@ -258,7 +261,7 @@ impl PathWatcher {
 
     /// Trial copy `serial` completed in time `took`, or failed (`None`). A copy of an earlier trial
     /// is ignored.
-    pub(super) fn tried(&mut self, serial: u64, took: Option<Nanos>, now: Nanos) {
+    pub(super) fn trial_read_done(&mut self, serial: u64, took: Option<Nanos>, now: Nanos) {
         let Some(trial) = self.trial.as_mut().filter(|trial| trial.out == Some(serial)) else { return };
         trial.out = None;
         trial.times.push(took.unwrap_or(Nanos::NEVER));

@@ -88,8 +88,8 @@ impl CopyEngine {
     fn piece_done(&mut self, job: usize, bytes: usize) {
         let Some(job) = self.jobs.end_piece(job, bytes) else { return };
         for CopyDest { part, copied } in job.dests {
-            let kept = self.parts[part].snapshot.is_valid();
-            self.copied(part, CopiedRun { kept, ..copied });
+            let is_valid = self.parts[part].snapshot.is_valid();
+            self.copied(part, CopiedRun { is_valid, ..copied });
         }
         self.overlaid.extend(job.overlay);
     }

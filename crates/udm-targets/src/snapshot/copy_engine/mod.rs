@@ -1,8 +1,8 @@
 //! The copies and records that one lane makes for the snapshots that it serves.
 //!
 //! A lane of an origin has one engine for all snapshots, a lane of a snapshot has one for itself.
-//! Below it are the origin (leg 0) and the store of each snapshot (leg 1 and up). The engine's own
-//! requests are copies, records and the mark of an invalid store. Other requests pass through.
+//! Below it are the origin (child 0) and the store of each snapshot (child 1 and up). The engine's
+//! own requests are copies, records and the mark of an invalid store. Other requests pass through.
 //!
 //! ```text
 //!  claim ──► read the origin ──► write each store ──► copied ──► [records] ──► publish
@@ -66,7 +66,7 @@ const ROUNDS_MAX: usize = 8;
 /// A snapshot that the lane copies for.
 pub(in crate::snapshot) struct EngineSnapshot {
     pub snapshot: Arc<Snapshot>,
-    bell: WakeupCursor,
+    wakeup: WakeupCursor,
     invalidated_wakeup: WakeupCursor,
     /// The size of the store.
     size: Sectors,
@@ -92,14 +92,14 @@ pub(in crate::snapshot) struct EngineSnapshot {
 /// The copy engine of one lane.
 pub(in crate::snapshot) struct CopyEngine {
     owner: OwnerId,
-    pub legs: ChildLanes,
+    pub children: ChildLanes,
     parts: Vec<EngineSnapshot>,
     jobs: CopyJobs,
     requests: Slab<EngineRequest>,
     pool: BioPool,
     bufs: BufPool,
     runs: ClaimedRuns,
-    /// Own requests that a leg handed back, to be sent again.
+    /// Own requests that a child handed back, to be sent again.
     again: Vec<(usize, Box<Bio>)>,
     /// Overlay writes that were stored with their chunk.
     overlaid: Batch,
@@ -131,7 +131,7 @@ impl CopyEngine {
             all.push(limits);
             parts.push(EngineSnapshot {
                 snapshot: Arc::clone(snapshot),
-                bell: WakeupCursor::new(&snapshot.bell, cx),
+                wakeup: WakeupCursor::new(&snapshot.wait_queue, cx),
                 invalidated_wakeup: WakeupCursor::new(&snapshot.invalidated_wakeup, cx),
                 size: limits.size,
                 block: limits.logical_block as usize,
@@ -146,7 +146,7 @@ impl CopyEngine {
         }
         Ok(CopyEngine {
             owner: cx.new_owner(),
-            legs: ChildLanes::new(lanes),
+            children: ChildLanes::new(lanes),
             parts,
             jobs: CopyJobs::default(),
             requests: Slab::new(),
@@ -167,7 +167,7 @@ impl CopyEngine {
         for part in (0..self.parts.len()).rev() {
             if !self.parts[part].snapshot.is_active() {
                 self.parts.remove(part);
-                self.legs.remove(1 + part);
+                self.children.remove(1 + part);
             }
         }
     }
@@ -179,8 +179,8 @@ impl CopyEngine {
     }
 
     /// The engine's own work.
-    pub(in crate::snapshot) fn busy(&self) -> OwnWork {
-        if self.is_idle() { self.legs.busy() } else { OwnWork::Required }
+    pub(in crate::snapshot) fn own_work(&self) -> OwnWork {
+        if self.is_idle() { self.children.own_work() } else { OwnWork::Required }
     }
 
     #[inline]
@@ -212,7 +212,7 @@ impl CopyEngine {
         let has_memory = part.snapshot.map.bytes() <= part.snapshot.settings.map_memory();
         let room = if has_memory { part.snapshot.take(1, &mut part.size) } else { Err(StoreFull::Permanent) };
         match room {
-            Ok(grant) => Ok(CopiedRun { seq: grant.seq, old: chunk, new: grant.new, len: 1, kept: true }),
+            Ok(grant) => Ok(CopiedRun { seq: grant.seq, old: chunk, new: grant.new, len: 1, is_valid: true }),
             Err(full) => {
                 part.snapshot.map.give_up(chunk);
                 self.refused |= full == StoreFull::Permanent;
@@ -277,12 +277,12 @@ impl CopyEngine {
         self.send(1 + part, bio, (Op::Write, flags, sector), request);
     }
 
-    fn send(&mut self, leg: usize, mut bio: Box<Bio>, what: (Op, BioFlags, u64), request: EngineRequest) {
+    fn send(&mut self, child: usize, mut bio: Box<Bio>, what: (Op, BioFlags, u64), request: EngineRequest) {
         (bio.op, bio.flags, bio.sector) = (what.0, what.1, Sector(what.2));
         bio.owner = self.owner;
         bio.cookie = self.requests.insert(request) as u64;
         bio.start();
-        self.legs.push(leg, bio);
+        self.children.push(child, bio);
     }
 
     fn next_piece(&mut self) -> Option<(usize, u64, Sectors)> {
@@ -304,13 +304,13 @@ impl CopyEngine {
         for part in 0..self.parts.len() {
             self.commit(part);
             if std::mem::take(&mut self.parts[part].notify_due) && !bugs::on(Bug::CopyNotRung) {
-                self.parts[part].snapshot.bell.wake_up();
+                self.parts[part].snapshot.wait_queue.wake_up();
             }
         }
         if !self.is_idle() {
             (0..self.parts.len()).for_each(|part| self.schedule_last_block_check(part, cx));
         }
-        let sent = self.legs.send(cx);
+        let sent = self.children.send(cx);
         if sent {
             // The requests may have completed already.
             cx.wake_now();
@@ -327,25 +327,25 @@ impl CopyEngine {
         }
     }
 
-    /// As [`CopyEngine::poll`], if the engine has no own requests in flight and only one leg is
+    /// As [`CopyEngine::poll`], if the engine has no own requests in flight and only one child is
     /// busy. Otherwise returns false. Waiting requests are not handled.
     #[inline]
     pub(in crate::snapshot) fn poll_through(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> bool {
-        self.is_idle() && self.legs.poll_busy(done, cx).is_some()
+        self.is_idle() && self.children.poll_busy(done, cx).is_some()
     }
 
-    /// Polls the legs. Bios that are not the engine's own are returned in `done`.
+    /// Polls the children. Bios that are not the engine's own are returned in `done`.
     pub(in crate::snapshot) fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         self.progress |= self.look_at != Nanos::NEVER && self.look_at <= cx.now();
-        for (leg, bio) in self.again.drain(..) {
-            self.legs.push(leg, bio);
+        for (child, bio) in self.again.drain(..) {
+            self.children.push(child, bio);
         }
         for _ in 0..ROUNDS_MAX {
             let start = done.len();
-            let mut round = self.legs.poll();
-            while self.legs.poll_next(&mut round, done, cx).is_some() {}
-            self.legs.poll_idle(&round, done, cx);
-            // A slow leg is polled in vain only once.
+            let mut round = self.children.poll();
+            while self.children.poll_next(&mut round, done, cx).is_some() {}
+            self.children.poll_idle(&round, done, cx);
+            // A slow child is polled in vain only once.
             if self.is_idle() || !(self.collect(done, start) & self.send_ready(cx)) {
                 break;
             }
@@ -386,7 +386,7 @@ impl CopyEngine {
         self.pool.put(bio);
     }
 
-    /// Drains the legs. The engine's own requests that a leg hands back are sent again.
+    /// Drains the children. The engine's own requests that a child hands back are sent again.
     pub(in crate::snapshot) fn drain(
         &mut self,
         how: Drain,
@@ -394,18 +394,18 @@ impl CopyEngine {
         cx: &mut Cx<'_>,
         mut up: impl FnMut(&mut Box<Bio>),
     ) {
-        // The lane is quiesced when all of the engine's own requests have completed. If a leg
+        // The lane is quiesced when all of the engine's own requests have completed. If a child
         // handed such a request back in each round, a request that is split into parts might never
         // complete.
         if how == Drain::NoFlush && !self.requests.is_empty() && !bugs::on(Bug::CopyHandedBack) {
             return;
         }
-        for leg in 0..self.legs.len() {
-            let from = self.legs.drain(leg, how, back, cx);
+        for child in 0..self.children.len() {
+            let from = self.children.drain(child, how, back, cx);
             let mut at = from;
             while at < back.len() {
                 if back[at].owner == self.owner {
-                    self.again.push((leg, back.swap_remove(at)));
+                    self.again.push((child, back.swap_remove(at)));
                 } else {
                     up(&mut back[at]);
                     at += 1;
@@ -426,8 +426,8 @@ impl CopyEngine {
         let mut news = std::mem::take(&mut self.progress);
         self.look_at = Nanos::NEVER;
         for part in &mut self.parts {
-            let rung = part.bell.has_news();
-            news |= (rung && others) | part.invalidated_wakeup.has_news();
+            let woken = part.wakeup.has_news();
+            news |= (woken && others) | part.invalidated_wakeup.has_news();
         }
         news
     }
@@ -438,7 +438,7 @@ impl CopyEngine {
         for part in &self.parts {
             match others {
                 // This queue is woken on invalidation too.
-                true => part.bell.wait(cx),
+                true => part.wakeup.wait(cx),
                 false => part.invalidated_wakeup.wait(cx),
             }
             if let Some(at) = part.snapshot.retry_at() {

@@ -7,7 +7,7 @@ use super::{CopyEngine, EngineRequest, EngineSnapshot};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Nanos, Op, SECTOR_SIZE, Sectors, Status};
-use udm_wire::cow::Header;
+use udm_wire::cow::StoreHeader;
 
 /// Minimum interval of checks that a store has not become shorter.
 const LAST_BLOCK_INTERVAL: Nanos = Nanos(100_000_000);
@@ -46,7 +46,7 @@ impl CopyEngine {
             return snapshot.invalidated();
         }
         let mut block = self.bufs.get(self.parts[part].block);
-        Header { valid: false, chunk: snapshot.chunk }.encode(&mut block);
+        StoreHeader { valid: false, chunk: snapshot.chunk }.encode(&mut block);
         let flags = BioFlags::PREFLUSH | BioFlags::FUA | BioFlags::META;
         self.write(part, 0, block, flags, EngineRequest::Header { part });
     }

@@ -8,10 +8,10 @@ pub(super) struct WakeupCursor(WaitHandle, WakeEpoch);
 
 impl WakeupCursor {
     /// A cursor that has seen all wakeups so far.
-    pub(super) fn new(bell: &Arc<WaitQueue>, cx: &mut Cx<'_>) -> WakeupCursor {
-        let listener = bell.subscribe(cx);
-        let seen = listener.epoch();
-        WakeupCursor(listener, seen)
+    pub(super) fn new(wait_queue: &Arc<WaitQueue>, cx: &mut Cx<'_>) -> WakeupCursor {
+        let wait_handle = wait_queue.subscribe(cx);
+        let seen = wait_handle.epoch();
+        WakeupCursor(wait_handle, seen)
     }
 
     /// True if there was a wakeup since the last call.

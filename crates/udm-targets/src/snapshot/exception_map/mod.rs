@@ -67,7 +67,7 @@ impl ChunkState {
     }
 
     /// The chunk of the store that has the data.
-    pub(super) fn kept(self) -> Option<u64> {
+    pub(super) fn store_chunk(self) -> Option<u64> {
         match self {
             ChunkState::Copied(new) | ChunkState::Settled(new) => Some(new),
             ChunkState::Free | ChunkState::Pending => None,
@@ -116,17 +116,18 @@ impl LeafBranch {
 
     /// The first chunk of leaf `leaf` from `from` on that is in the store, and its chunk there.
     fn next_in_store(&self, leaf: usize, from: usize) -> Option<(usize, u64)> {
-        let in_slots = self.leaves[leaf].get()?.next(from, |word| ChunkState::of(word).kept().is_some());
+        let in_slots =
+            self.leaves[leaf].get()?.next(from, |word| ChunkState::of(word).store_chunk().is_some());
         let page = self.pages.get().and_then(|pages| pages[leaf].get());
         let end = in_slots.map_or(FAN, |(chunk, _)| chunk);
         let in_page = page.and_then(|page| {
             (from..end).find_map(|chunk| {
                 Some((chunk, leaf::value_in_page(page, chunk).ok()?))
-                    .filter(|(_, value)| ChunkState::of(*value).kept().is_some())
+                    .filter(|(_, value)| ChunkState::of(*value).store_chunk().is_some())
             })
         });
         let (chunk, word) = in_page.or(in_slots)?;
-        Some((chunk, ChunkState::of(word).kept()?))
+        Some((chunk, ChunkState::of(word).store_chunk()?))
     }
 
     /// The word of chunk `chunk` of leaf `leaf`, allocated if it has none.

@@ -31,8 +31,8 @@ struct TwoDeviceFlush {
 /// The lane of a merge.
 pub(super) struct MergeLane {
     shared: Arc<MergeShared>,
-    legs: ChildLanes,
-    bell: WaitHandle,
+    children: ChildLanes,
+    wait_handle: WaitHandle,
     seen: WakeEpoch,
     /// Writes to the store, by epoch: a unit begins when the writes before it have completed.
     writes: LaneReader,
@@ -48,13 +48,13 @@ pub(super) struct MergeLane {
 impl MergeLane {
     pub(super) fn open(shared: &Arc<MergeShared>, cx: &mut Cx<'_>) -> Result<MergeLane, OpenError> {
         let binding = &shared.binding;
-        let origin = OriginLane::open(&binding.line.origin, &binding.family.listed(), cx)?;
+        let origin = OriginLane::open(&binding.line.origin, &binding.origin_snapshots.listed(), cx)?;
         let lanes: [Box<dyn Lane>; 2] = [Box::new(origin), raw_device::open_lane(&binding.line.store, cx)?];
-        let bell = binding.snapshot.bell.subscribe(cx);
+        let wait_handle = binding.snapshot.wait_queue.subscribe(cx);
         Ok(MergeLane {
-            legs: ChildLanes::new(lanes),
-            seen: bell.epoch(),
-            bell,
+            children: ChildLanes::new(lanes),
+            seen: wait_handle.epoch(),
+            wait_handle,
             writes: binding.snapshot.readers.join(),
             tags: RedirectedBios::new(cx.new_owner()),
             waiting: VecDeque::new(),
@@ -74,7 +74,7 @@ impl MergeLane {
     fn send_to_store(&mut self, mut bio: Box<Bio>, new: u64, epoch: Option<u64>) {
         let sector = Sector(self.shared.binding.snapshot.in_store(bio.sector.0, new));
         self.tags.put(&mut bio, sector, epoch);
-        self.legs.push(STORE, bio);
+        self.children.push(STORE, bio);
     }
 
     fn take(&mut self, bio: Box<Bio>, epoch: u64) {
@@ -92,8 +92,8 @@ impl MergeLane {
         }
         let place = snapshot.place(snapshot.chunk_of(bio.sector.0));
         match (place, bio.op) {
-            _ if !snapshot.is_valid() => self.legs.push(ORIGIN, bio),
-            (ChunkState::Free | ChunkState::Pending, _) => self.legs.push(ORIGIN, bio),
+            _ if !snapshot.is_valid() => self.children.push(ORIGIN, bio),
+            (ChunkState::Free | ChunkState::Pending, _) => self.children.push(ORIGIN, bio),
             (ChunkState::Settled(new) | ChunkState::Copied(new), Op::Read) => {
                 self.send_to_store(bio, new, None);
             }
@@ -111,12 +111,12 @@ impl MergeLane {
     /// Sends a flush to both devices.
     fn flush(&mut self, bio: Box<Bio>) {
         let entry = self.flushes.insert(TwoDeviceFlush { bio, left: 2, status: Status::Ok });
-        for leg in [ORIGIN, STORE] {
+        for child in [ORIGIN, STORE] {
             let mut flush = self.pool.get().expect("the pool has no bound");
             (flush.op, flush.sector, flush.sectors) = (Op::Flush, Sector(0), Sectors::ZERO);
             (flush.owner, flush.cookie) = (self.owner, entry as u64);
             flush.start();
-            self.legs.push(leg, flush);
+            self.children.push(child, flush);
         }
     }
 
@@ -152,21 +152,21 @@ impl MergeLane {
 
     fn finish_turn(&mut self, cx: &mut Cx<'_>) {
         if self.writes.end(&self.shared.binding.snapshot.readers) {
-            self.shared.binding.snapshot.bell.wake_up();
+            self.shared.binding.snapshot.wait_queue.wake_up();
         }
-        if self.legs.send(cx) || !self.ended.is_empty() {
+        if self.children.send(cx) || !self.ended.is_empty() {
             cx.wake_now();
         }
         // A suspend waits for the unit, and this lane reports its end.
         if !self.waiting.is_empty() || self.shared.is_running() {
-            self.bell.wait(self.seen, cx);
+            self.wait_handle.wait(self.seen, cx);
         }
     }
 }
 
 impl Lane for MergeLane {
     fn begin(&mut self, cx: &mut Cx<'_>) -> Option<Box<dyn Lane>> {
-        self.legs.begin(cx);
+        self.children.begin(cx);
         None
     }
 
@@ -180,11 +180,11 @@ impl Lane for MergeLane {
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let from = done.len();
-        let mut round = self.legs.poll();
-        while self.legs.poll_next(&mut round, done, cx).is_some() {}
-        self.legs.poll_idle(&round, done, cx);
+        let mut round = self.children.poll();
+        while self.children.poll_next(&mut round, done, cx).is_some() {}
+        self.children.poll_idle(&round, done, cx);
         self.came_back(done, from);
-        self.seen = self.bell.epoch();
+        self.seen = self.wait_handle.epoch();
         if !self.waiting.is_empty() {
             let epoch = self.writes.begin(&self.shared.binding.snapshot.readers);
             for bio in std::mem::take(&mut self.waiting) {
@@ -197,11 +197,11 @@ impl Lane for MergeLane {
 
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         let mut again = Vec::new();
-        for leg in 0..self.legs.len() {
-            let mut at = self.legs.drain(leg, how, back, cx);
+        for child in 0..self.children.len() {
+            let mut at = self.children.drain(child, how, back, cx);
             while at < back.len() {
                 if back[at].owner == self.owner {
-                    again.push((leg, back.swap_remove(at)));
+                    again.push((child, back.swap_remove(at)));
                     continue;
                 }
                 if let Some(Some(epoch)) = self.tags.take(&mut back[at]) {
@@ -210,13 +210,13 @@ impl Lane for MergeLane {
                 at += 1;
             }
         }
-        again.into_iter().for_each(|(leg, bio)| self.legs.push(leg, bio));
+        again.into_iter().for_each(|(child, bio)| self.children.push(child, bio));
         if how == Drain::NoFlush {
             back.extend(self.waiting.drain(..));
         }
     }
 
-    fn busy(&self) -> OwnWork {
-        if self.shared.is_running() { OwnWork::Required } else { self.legs.busy() }
+    fn own_work(&self) -> OwnWork {
+        if self.shared.is_running() { OwnWork::Required } else { self.children.own_work() }
     }
 }

@@ -108,7 +108,7 @@ impl MergeShared {
 
     fn end(&self) {
         self.running.store(false, Ordering::Release);
-        self.binding.snapshot.bell.wake_up();
+        self.binding.snapshot.wait_queue.wake_up();
     }
 
     fn is_running(&self) -> bool {
@@ -125,7 +125,7 @@ impl MergeShared {
     fn give_up(&self) {
         let left = || self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         if !self.is_running() && left() && !self.failed.swap(true, Ordering::AcqRel) {
-            self.binding.snapshot.bell.wake_up();
+            self.binding.snapshot.wait_queue.wake_up();
         }
     }
 
@@ -231,7 +231,7 @@ impl Target for MergeTarget {
     }
 
     fn extra_devices(&self) -> Vec<DeviceRef> {
-        self.0.binding.family.stores()
+        self.0.binding.origin_snapshots.stores()
     }
 
     fn as_snapshot(&self) -> Option<&dyn SnapshotInfo> {
@@ -239,7 +239,7 @@ impl Target for MergeTarget {
     }
 
     fn attach(&self, notify: Arc<dyn TargetHost>) {
-        self.0.binding.family.add_origin_device(&notify);
+        self.0.binding.origin_snapshots.add_origin_device(&notify);
         self.0.binding.attach(notify);
     }
 
@@ -300,7 +300,7 @@ impl SnapshotInfo for MergeTarget {
 struct MergeOriginDevice {
     id: DeviceId,
     origin: DeviceRef,
-    family: Arc<OriginSnapshots>,
+    origin_snapshots: Arc<OriginSnapshots>,
 }
 
 impl MergeOriginDevice {
@@ -308,7 +308,7 @@ impl MergeOriginDevice {
         Arc::new(MergeOriginDevice {
             id: DeviceId::new(),
             origin: binding.line.origin.clone(),
-            family: Arc::clone(&binding.family),
+            origin_snapshots: Arc::clone(&binding.origin_snapshots),
         })
     }
 }
@@ -319,7 +319,7 @@ impl Device for MergeOriginDevice {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        let mut others = self.family.listed();
+        let mut others = self.origin_snapshots.listed();
         others.retain(|_| !bugs::on(Bug::MergePastOthers));
         let mut lane = OriginLane::open(&self.origin, &others, cx)?;
         // A task opens the device, after the table has become live.

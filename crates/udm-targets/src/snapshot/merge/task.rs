@@ -1,7 +1,8 @@
 //! The work of a merge: one unit of records after the other, from the last record backwards.
 //!
 //! ```text
-//!  pick a unit ──► mark it, wait for writes ──► copy ──► flush the origin ──► clear its records ──► forget it
+//!  pick a unit ──► mark it, wait for writes ──► copy ──► flush the origin ──► clear its records
+//!  ──► forget it
 //! ```
 //!
 //! The chunks of a unit may be anywhere; consecutive chunks are copied as one run. The records of a
@@ -33,7 +34,7 @@ const RECORDS_MAX: u64 = 4096;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MergeStep {
     /// Begins a unit, if there is one.
-    UnitStart,
+    StartUnit,
     /// Reads the last records.
     Read,
     /// Waits until no write of the unit's chunks is in flight.
@@ -62,7 +63,7 @@ pub(super) struct MergeTask {
     shared: Arc<MergeShared>,
     layout: StoreLayout,
     lanes: Option<MergeTaskLanes>,
-    bell: Option<WaitHandle>,
+    wait_handle: Option<WaitHandle>,
     step: MergeStep,
     unit: MergeUnit,
     /// Index of the run that is being read, and the sectors read of it.
@@ -82,8 +83,8 @@ impl MergeTask {
             shared,
             layout,
             lanes: None,
-            bell: None,
-            step: MergeStep::UnitStart,
+            wait_handle: None,
+            step: MergeStep::StartUnit,
             unit: MergeUnit::default(),
             run: 0,
             at: 0,
@@ -113,15 +114,17 @@ impl MergeTask {
         loop {
             let Some(lanes) = self.lanes(cx) else { return };
             match self.step {
-                MergeStep::UnitStart => {
+                MergeStep::StartUnit => {
                     if self.stopping || self.shared.left() == 0 {
                         return self.rest(cx);
                     }
-                    let bell =
-                        self.bell.take().unwrap_or_else(|| cx.subscribe(&self.shared.binding.snapshot.bell));
-                    let seen = bell.epoch();
-                    let (begin, quiet) = (self.shared.begin(), bell.register_wait(seen));
-                    self.bell = Some(bell);
+                    let wait_handle = self
+                        .wait_handle
+                        .take()
+                        .unwrap_or_else(|| cx.subscribe(&self.shared.binding.snapshot.wait_queue));
+                    let seen = wait_handle.epoch();
+                    let (begin, quiet) = (self.shared.begin(), wait_handle.register_wait(seen));
+                    self.wait_handle = Some(wait_handle);
                     match begin {
                         UnitStart::Go => {}
                         UnitStart::Wait if quiet => return,
@@ -138,12 +141,14 @@ impl MergeTask {
                     }
                 }
                 MergeStep::Settle(epoch) => {
-                    let bell =
-                        self.bell.take().unwrap_or_else(|| cx.subscribe(&self.shared.binding.snapshot.bell));
-                    let seen = bell.epoch();
+                    let wait_handle = self
+                        .wait_handle
+                        .take()
+                        .unwrap_or_else(|| cx.subscribe(&self.shared.binding.snapshot.wait_queue));
+                    let seen = wait_handle.epoch();
                     let settled = self.shared.binding.snapshot.readers.are_past_or_notify(epoch);
-                    let quiet = settled || bell.register_wait(seen);
-                    self.bell = Some(bell);
+                    let quiet = settled || wait_handle.register_wait(seen);
+                    self.wait_handle = Some(wait_handle);
                     if !settled {
                         if quiet {
                             return;
@@ -225,7 +230,7 @@ impl MergeTask {
         let mut unit = MergeUnit::default();
         for index in (0..=last).rev() {
             let Some(Exception { old, new }) = Exception::decode(&bytes, index) else { break };
-            let is_known = snapshot.place(old).kept() == Some(new) && !unit.has(old);
+            let is_known = snapshot.place(old).store_chunk() == Some(new) && !unit.has(old);
             if unit.len() == most || !is_known {
                 break;
             }
@@ -353,10 +358,10 @@ impl MergeTask {
         if let Some(commits) = &snapshot.commits {
             commits.take_back(self.unit.len());
         }
-        self.step = MergeStep::UnitStart;
+        self.step = MergeStep::StartUnit;
         self.shared.end();
         if self.shared.left() == 0 {
-            snapshot.tell(EventKind::MergeDone, "all of the snapshot is in its origin");
+            snapshot.emit(EventKind::MergeDone, "all of the snapshot is in its origin");
             snapshot.event();
         }
     }
@@ -376,13 +381,13 @@ impl MergeTask {
     fn report(&self) {
         self.shared.failed.store(true, std::sync::atomic::Ordering::Release);
         let snapshot = &self.shared.binding.snapshot;
-        snapshot.tell(EventKind::MergeFailed, "the merge has stopped: an I/O error");
+        snapshot.emit(EventKind::MergeFailed, "the merge has stopped: an I/O error");
         snapshot.event();
     }
 
     fn rest(&mut self, cx: &mut dyn TaskCx) {
         self.step = MergeStep::Idle;
-        self.bell = None;
+        self.wait_handle = None;
         if let Some(MergeTaskLanes { origin, store }) = self.lanes.take() {
             cx.close(origin);
             cx.close(store);
@@ -407,7 +412,7 @@ impl Task for MergeTask {
 
     fn stop(&mut self, cx: &mut dyn TaskCx) {
         self.stopping = true;
-        if self.step == MergeStep::UnitStart {
+        if self.step == MergeStep::StartUnit {
             self.rest(cx);
         }
     }
@@ -416,7 +421,7 @@ impl Task for MergeTask {
         self.stopping && self.step == MergeStep::Idle && self.in_flight == 0
     }
 
-    fn busy(&self) -> OwnWork {
+    fn own_work(&self) -> OwnWork {
         OwnWork::Background
     }
 }

@@ -6,7 +6,7 @@ use super::super::{
     OPT_EXPORT_NAME, OPT_GO, OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY, OPTION_REPLY_HEADER_SIZE,
     OptionReply, OptionReplyHeader, REP_ERR_UNSUP, encode_client_flags,
 };
-use super::{ClientError, Export};
+use super::{ClientError, ExportInfo};
 
 /// Maximum number of replies to one option.
 const REPLIES_MAX: u32 = 64;
@@ -80,7 +80,7 @@ impl ClientHandshake {
     ///
     /// # Errors
     /// The connection must be closed.
-    pub fn take(&mut self, input: &mut &[u8]) -> Result<Option<Export>, ClientError> {
+    pub fn take(&mut self, input: &mut &[u8]) -> Result<Option<ExportInfo>, ClientError> {
         loop {
             let len = match self.stage {
                 Stage::Greeting => GREETING_SIZE,
@@ -100,10 +100,10 @@ impl ClientHandshake {
                 let Some((size, flags)) = self.export else {
                     return Err(ClientError::Handshake { asked: OPT_GO, why: "nothing of its export" });
                 };
-                return Ok(Some(Export {
+                return Ok(Some(ExportInfo {
                     size,
                     flags,
-                    blocks: self.blocks.unwrap_or(Export::BLOCKS_ASSUMED),
+                    blocks: self.blocks.unwrap_or(ExportInfo::BLOCKS_ASSUMED),
                     structured: self.structured,
                     contexts: std::mem::take(&mut self.contexts),
                 }));

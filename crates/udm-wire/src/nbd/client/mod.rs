@@ -22,7 +22,7 @@ use udm_core::{Limits, SECTOR_SIZE, Sectors};
 
 /// An export, as the server describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Export {
+pub struct ExportInfo {
     /// Size in bytes.
     pub size: u64,
     /// Capabilities of the export.
@@ -36,7 +36,7 @@ pub struct Export {
     pub contexts: Vec<(u32, String)>,
 }
 
-impl Export {
+impl ExportInfo {
     /// The block sizes to assume if the server sends none (proto.md, "Block size constraints").
     pub const BLOCKS_ASSUMED: BlockSizes =
         BlockSizes { minimum: 1, preferred: 4096, maximum: PAYLOAD_MAX_DEFAULT };

@@ -5,7 +5,7 @@ use super::super::{
     ReplyHeader, Request, STRING_MAX, SimpleReply, be64_at,
 };
 use super::received_ranges::ReceivedRanges;
-use super::{ClientError, Export};
+use super::{ClientError, ExportInfo};
 use slab::Slab;
 use udm_core::bugs::{self, Bug};
 
@@ -58,7 +58,7 @@ pub enum ReplyEvent<'a> {
         descriptors: Vec<(u32, u32)>,
     },
     /// The request has completed. If a read succeeded, all of its bytes have arrived.
-    Done {
+    Completed {
         /// Tag of the request.
         tag: u64,
         /// An NBD error, 0 for success.
@@ -119,7 +119,7 @@ enum Stage {
 impl ReplyParser {
     /// The parser at the start of transmission on `export`.
     #[must_use]
-    pub fn new(export: &Export) -> ReplyParser {
+    pub fn new(export: &ExportInfo) -> ReplyParser {
         ReplyParser {
             structured: export.structured,
             contexts: export.contexts.iter().map(|(id, _)| *id).collect(),
@@ -201,7 +201,7 @@ impl ReplyParser {
                     if error == 0 && asked.command == Command::Read && !whole {
                         return Err(ClientError::Mismatch("a read that comes in part"));
                     }
-                    return Ok(Some(ReplyEvent::Done { tag, error }));
+                    return Ok(Some(ReplyEvent::Completed { tag, error }));
                 }
             }
         }

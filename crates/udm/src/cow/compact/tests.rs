@@ -78,7 +78,7 @@ fn store(rng: &mut SmallRng, exceptions: usize) -> Vec<u8> {
     let (layout, bytes) = (StoreLayout::new(chunk), chunk.bytes() as usize);
     let chunks = layout.chunks_for(exceptions as u64) + rng.random_range(0..200);
     let mut image = vec![0; chunks as usize * bytes];
-    Header { valid: true, chunk }.encode(&mut image[..bytes]);
+    StoreHeader { valid: true, chunk }.encode(&mut image[..bytes]);
     let mut places: Vec<u64> = (2..chunks).filter(|chunk| !layout.is_metadata(*chunk)).collect();
     for index in 0..exceptions {
         let new = places.swap_remove(rng.random_range(0..places.len()));
@@ -123,7 +123,7 @@ fn a_cut_at_any_point_leaves_what_was_kept() {
                 now: RefCell::new(image.clone()),
                 left: Cell::new(left),
             };
-            let header = Header::decode(&image).unwrap().unwrap();
+            let header = StoreHeader::decode(&image).unwrap().unwrap();
             let plan = CompactPlan::new(&medium, header, image.len() as u64).unwrap();
             let len = if seed % 2 == 0 { plan.least() } else { plan.size };
             let done = plan.carry_out(&medium, len, |_| {});

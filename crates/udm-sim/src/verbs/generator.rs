@@ -1,11 +1,11 @@
 //! Random choice of verbs, and other random actions.
 
-use super::ask::ControlVerb;
+use super::backends::NAMES as DISKS;
 use super::expected_results::{FAIL_PATH, KEEP};
 use super::file::DeclaredDevice;
-use super::look::number;
 use super::multipath::POLICIES;
-use super::outside::NAMES as DISKS;
+use super::observation::number;
+use super::verb_jobs::ControlVerb;
 use super::world::RegistryWorld;
 use crate::environment::{PathMode, lock};
 use crate::model::Violation;

@@ -2,8 +2,8 @@
 //! marked invalid themselves.
 
 use super::world::SnapshotWorld;
-use crate::beside::{HelperRequest, HelperRequestKind};
 use crate::environment::lock;
+use crate::helper_threads::{HelperRequest, HelperRequestKind};
 use udm_core::OpenError;
 use udm_core::errno::ENOSPC;
 

@@ -1,7 +1,7 @@
 //! The verbs that control clients call.
 
-use super::look::RegistryView;
-pub(super) use crate::waiting::WakeableFuture;
+use super::observation::RegistryView;
+pub(super) use crate::wakeable::WakeableFuture;
 use std::sync::Arc;
 use udm_control::error::VerbError;
 use udm_control::http::api::Change;

@@ -1,8 +1,8 @@
 //! Random choice of verbs and client actions, and changes of files.
 
-use super::ask::ServerVerb;
-use super::look::{DeviceView, TableMeaning, last_component};
 use super::model::{ClientTarget, SnapshotFate};
+use super::observation::{DeviceView, TableMeaning, last_component};
+use super::verb_jobs::ServerVerb;
 use super::world::LifecycleWorld;
 use crate::model::Violation;
 use crate::plan::Disturbance;

@@ -2,10 +2,10 @@
 
 use super::{ConfigChange, DeclaredDevice};
 use crate::model::Violation;
-use crate::verbs::ask::{ControlVerb, ControlVerbJob};
 use crate::verbs::expected_results::same;
-use crate::verbs::look::{ListedDevice, RegistryView};
 use crate::verbs::model::{HiddenDevice, RegistryModel};
+use crate::verbs::observation::{ListedDevice, RegistryView};
+use crate::verbs::verb_jobs::{ControlVerb, ControlVerbJob};
 use udm_control::Registry;
 use udm_core::DeviceId;
 use udm_core::errno::{EBUSY, EINTR};

@@ -68,7 +68,7 @@ fn kind(table: &Table, paths: &[PathBuf]) -> TableMeaning {
 }
 
 /// Returns all devices of `registry`.
-pub(super) fn everything(registry: &Registry, paths: &[PathBuf]) -> Vec<DeviceView> {
+pub(super) fn list_devices(registry: &Registry, paths: &[PathBuf]) -> Vec<DeviceView> {
     let seen = |mapped: std::sync::Arc<udm_control::registry::Mapped>| {
         let live = mapped.device.live();
         DeviceView {
@@ -93,7 +93,7 @@ impl LifecycleWorld {
         }
         let Some(server) = &self.server else { return Ok(()) };
         let paths: Vec<PathBuf> = self.model.origins.iter().map(|origin| origin.path.clone()).collect();
-        self.view = everything(&server.registry, &paths);
+        self.view = list_devices(&server.registry, &paths);
         for snapshot in &mut self.model.snapshots {
             (snapshot.was_attached, snapshot.attached) = (snapshot.attached, false);
         }
@@ -106,7 +106,7 @@ impl LifecycleWorld {
         looked?;
         self.listen()?;
         for one in self.model.snapshots.iter_mut().filter(|one| one.was_attached && !one.attached) {
-            one.released_by.clone_from(&self.model.under_way);
+            one.released_by.clone_from(&self.model.running);
         }
         let gives_up = self.policy == LostSnapshots::GiveUp;
         for snapshot in self.model.snapshots.iter_mut().filter(|one| gives_up && !one.attached) {
@@ -214,8 +214,8 @@ impl LifecycleWorld {
     fn listen(&mut self) -> Result<(), Violation> {
         for line in log_capture::take() {
             self.machine.say(format!("log: {}", line.replace(&self.base, "")));
-            let said = |one: &Snapshot| one.store.to_str().is_some_and(|store| line.contains(store));
-            let Some(at) = self.model.snapshots.iter().rposition(said) else { continue };
+            let is_named = |one: &Snapshot| one.store.to_str().is_some_and(|store| line.contains(store));
+            let Some(at) = self.model.snapshots.iter().rposition(is_named) else { continue };
             let one = &mut self.model.snapshots[at];
             if line.contains(" is lost: ") {
                 let stale = one.fate == SnapshotFate::Released;

@@ -1,6 +1,6 @@
 //! The verbs that clients of the control socket call.
 
-use crate::waiting::WakeableFuture;
+use crate::wakeable::WakeableFuture;
 use std::sync::Arc;
 use udm_control::error::VerbError;
 use udm_control::http::api::{CreateSnapshots, NewSnapshot};
@@ -170,7 +170,7 @@ async fn run(
             verbs::resume_cancellable(r, &words, &off).await?;
         }
         ServerVerb::Remove { word } => {
-            verbs::remove_cancellable(r, &word, RemoveOptions::default(), &off).await?
+            verbs::remove_cancellable(r, &word, RemoveOptions::default(), &off).await?;
         }
         ServerVerb::Rename { word, to } => verbs::rename(r, &word, NewName::Name(&to))?,
     }

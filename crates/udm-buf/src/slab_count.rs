@@ -13,6 +13,6 @@ pub(crate) fn add(bytes: i64) {
 
 /// Bytes of all slabs that this thread has allocated, minus those that it has freed.
 #[must_use]
-pub fn live() -> i64 {
+pub fn live_bytes() -> i64 {
     LIVE.get()
 }
