@@ -75,14 +75,14 @@ impl SilentFixture {
         waits.iter().map(|waits| waits["why"].as_str().unwrap().to_owned()).collect()
     }
 
-    fn waiting(&self, what: &str) {
-        let waits = || self.waits().iter().any(|why| why.contains(what));
-        until(&format!("{what}: {}", self.server.log()), || waits().then_some(()));
+    fn waiting(&self, text: &str) {
+        let waits = || self.waits().iter().any(|why| why.contains(text));
+        until(&format!("{text}: {}", self.server.log()), || waits().then_some(()));
     }
 
-    /// Waits for a log line that contains `what`.
-    fn says(&self, what: &str) {
-        until(what, || self.server.log().contains(what).then_some(()));
+    /// Waits for a log line that contains `text`.
+    fn says(&self, text: &str) {
+        until(text, || self.server.log().contains(text).then_some(()));
     }
 
     fn block(&self, at: u64) -> u8 {

@@ -58,8 +58,8 @@ pub fn arguments(key: &ServeOption, folder: &Path) -> Result<Vec<OsString>, Conf
         (_, OptionValue::List(_)) => return refuse("expected one value"),
         (_, OptionValue::Flag(_)) => {
             let names = option.get_value_names().unwrap_or_default();
-            let wanted: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
-            return refuse(&format!("expected {}", wanted.join(" ")));
+            let expected: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
+            return refuse(&format!("expected {}", expected.join(" ")));
         }
     };
     let read = serve.clone().no_binary_name(true).try_get_matches_from(&arguments);
@@ -75,8 +75,8 @@ pub fn first_line(error: &clap::Error) -> String {
     match error.source() {
         Some(why) => why.to_string(),
         None => {
-            let said = error.to_string();
-            let text = said.strip_prefix("error: ").unwrap_or(&said);
+            let message = error.to_string();
+            let text = message.strip_prefix("error: ").unwrap_or(&message);
             // clap may list the options at fault on separate lines.
             let lines = text.lines().take_while(|line| !line.is_empty()).map(str::trim);
             lines.collect::<Vec<_>>().join(" ")

@@ -81,8 +81,8 @@ pub fn load(file: &Path) -> Result<ConfigFiles> {
             if size > ALL_MAX {
                 bail!("{name}: the files and tables are longer than {ALL_MAX} bytes");
             }
-            let wanted = DesiredDevice::new(&device.name, table.clone(), device.uuid, device.read_only);
-            loaded.devices.push(wanted.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.beside(&table)))?);
+            let device = DesiredDevice::new(&device.name, table.clone(), device.uuid, device.read_only);
+            loaded.devices.push(device.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.beside(&table)))?);
         }
     }
     // Devices that form a cycle are an error of the file.
@@ -91,22 +91,22 @@ pub fn load(file: &Path) -> Result<ConfigFiles> {
 }
 
 /// The files in the folder, sorted by name; none if there is no such folder.
-fn list_conf_d(list_conf_d: &Path) -> Result<Vec<PathBuf>> {
-    let said = || list_conf_d.display().to_string();
-    let entries = match std::fs::read_dir(list_conf_d) {
+fn list_conf_d(folder: &Path) -> Result<Vec<PathBuf>> {
+    let name = || folder.display().to_string();
+    let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.with_context(said)?,
+        entries => entries.with_context(name)?,
     };
     let mut files = Vec::new();
     for entry in entries {
-        let path = entry.with_context(said)?.path();
+        let path = entry.with_context(name)?.path();
         let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
         if path.extension().is_some_and(|extension| extension == "toml") && !hidden {
             files.push(path);
         }
     }
     if files.len() > FILES_MAX {
-        bail!("{}: more than {FILES_MAX} files", list_conf_d.display());
+        bail!("{}: more than {FILES_MAX} files", folder.display());
     }
     files.sort();
     Ok(files)
@@ -130,8 +130,8 @@ impl ConfigFiles {
     /// Options that exclude each other.
     pub fn merged(&self, file: &Path) -> Result<ServeArgs> {
         let merge = || -> Result<Cli, clap::Error> {
-            let given: Vec<OsString> = std::env::args_os().collect();
-            let matches = Cli::command().try_get_matches_from(&given)?;
+            let words: Vec<OsString> = std::env::args_os().collect();
+            let matches = Cli::command().try_get_matches_from(&words)?;
             let serve = matches.subcommand_matches("serve");
             let command = flags::serve();
             // Compares the long name: the id of a clap argument may differ from it.
@@ -140,11 +140,11 @@ impl ConfigFiles {
                 let source = option.zip(serve).and_then(|(o, serve)| serve.value_source(o.get_id().as_str()));
                 source == Some(clap::parser::ValueSource::CommandLine)
             };
-            let list_conf_d =
+            let arguments =
                 self.serve.iter().filter(|(name, _)| !is_given(name)).flat_map(|(_, all)| all.clone());
             // The verb is the second word: udm has no options before the verb.
-            let (verb, rest) = given.split_at(given.len().min(2));
-            let all = verb.iter().cloned().chain(list_conf_d).chain(rest.iter().cloned());
+            let (verb, rest) = words.split_at(words.len().min(2));
+            let all = verb.iter().cloned().chain(arguments).chain(rest.iter().cloned());
             Cli::from_arg_matches(&Cli::command().try_get_matches_from(all)?)
         };
         let cli =
@@ -156,7 +156,7 @@ impl ConfigFiles {
     }
 
     /// The devices to apply, for a server that was started with the options `first`.
-    fn wish(self, first: &BTreeMap<String, Vec<OsString>>) -> DesiredState {
+    fn desired_state(self, first: &BTreeMap<String, Vec<OsString>>) -> DesiredState {
         let changed = |name: &&String| first.get(*name) != self.serve.get(*name);
         let mut names: Vec<&String> = first.keys().chain(self.serve.keys()).filter(changed).collect();
         names.sort();
@@ -172,9 +172,10 @@ impl ConfigFiles {
     /// The devices to apply first, and a function that reads the files again.
     pub fn reader(self, file: &Path) -> (DesiredState, udm_control::config::ConfigReader) {
         let (first, file) = (self.serve.clone(), std::path::absolute(file).unwrap_or_else(|_| file.into()));
-        let wish = self.wish(&first);
-        let read = move || load(&file).map(|loaded| loaded.wish(&first)).map_err(|e| strip_os_error(&e));
-        (wish, Box::new(read))
+        let desired_state = self.desired_state(&first);
+        let read =
+            move || load(&file).map(|loaded| loaded.desired_state(&first)).map_err(|e| strip_os_error(&e));
+        (desired_state, Box::new(read))
     }
 }
 
@@ -194,9 +195,9 @@ mod tests {
         for (name, text) in files {
             fs::write(folder.path().join(name), text).unwrap();
         }
-        let said =
+        let error =
             load(&folder.path().join("udm.toml")).err().map(|e| strip_os_error(&e)).unwrap_or_default();
-        said.replace(&folder.path().display().to_string(), "F")
+        error.replace(&folder.path().display().to_string(), "F")
     }
 
     #[test]
@@ -256,17 +257,17 @@ mod tests {
         write("conf.d/.2.toml", "the same");
         write("b.table", "0 8 zero\n");
         let loaded = load(&folder.path().join("udm.toml")).unwrap();
-        let names: Vec<_> = loaded.devices.iter().map(|wanted| wanted.name.as_str()).collect();
+        let names: Vec<_> = loaded.devices.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(names, ["a", "b"]);
-        let said: Vec<String> =
+        let arguments: Vec<String> =
             loaded.serve.values().flatten().map(|word| word.to_str().unwrap().to_owned()).collect();
         let unix = format!("--unix={}/nbd.sock", folder.path().display());
-        assert_eq!(said, ["--export=a", "--export=b", "--hedge-reads", "--port=0", &unix]);
+        assert_eq!(arguments, ["--export=a", "--export=b", "--hedge-reads", "--port=0", &unix]);
         let first = loaded.serve.clone();
         write("conf.d/1.toml", "[serve]\nport = 1\n");
         write("udm.toml", "[serve]\npoll = true\n");
-        let wish = load(&folder.path().join("udm.toml")).unwrap().wish(&first);
+        let desired_state = load(&folder.path().join("udm.toml")).unwrap().desired_state(&first);
         let changed = |name: &str| format!("serve: {name}: changed, takes effect after a restart");
-        assert_eq!(wish.notes, ["export", "hedge-reads", "poll", "port", "unix"].map(changed));
+        assert_eq!(desired_state.notes, ["export", "hedge-reads", "poll", "port", "unix"].map(changed));
     }
 }

@@ -8,7 +8,7 @@ mod print;
 
 use crate::cli::{Print, ServerArgs};
 use crate::output::{say, say_json};
-use crate::verbs::{explain, folder};
+use crate::verbs::{current_dir, explain};
 use anyhow::{Result, bail};
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use map_reader::{MultipathMap, Path};
@@ -123,7 +123,7 @@ struct ShowArgs {
     #[command(flatten)]
     print: Print,
     /// The kind of objects to show
-    what: What,
+    what: ShowKind,
     /// json; format FORMAT, for columns; raw format FORMAT, without headings and padding; for maps
     /// also status: whether requests without a path are queued, and when failback happens
     #[arg(value_name = "HOW")]
@@ -131,7 +131,7 @@ struct ShowArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum What {
+enum ShowKind {
     /// All paths.
     Paths,
     /// All devices.
@@ -156,7 +156,7 @@ struct JsonReply<T> {
     major_version: u32,
     minor_version: u32,
     #[serde(flatten)]
-    what: T,
+    list: T,
 }
 
 #[derive(Serialize)]
@@ -166,8 +166,8 @@ enum JsonList<'a> {
     Paths(Vec<&'a Path>),
 }
 
-fn json(what: JsonList<'_>) -> Result<()> {
-    say_json(&JsonReply { major_version: 0, minor_version: 1, what })
+fn json(list: JsonList<'_>) -> Result<()> {
+    say_json(&JsonReply { major_version: 0, minor_version: 1, list })
 }
 
 /// Runs the verb.
@@ -198,11 +198,11 @@ fn create(args: &CreateArgs) -> Result<()> {
         policy: policy.clone(),
         prio: prio.clone(),
         prio_args: prio_args.clone(),
-        folder: folder(),
+        folder: current_dir(),
     };
-    let made = args.talk.client()?.post::<api::Device>("/v1/multipath", &new);
-    let made = made.map_err(|e| explain(e, None))?;
-    if args.print.json { say_json(&made) } else { Ok(()) }
+    let created = args.talk.client()?.post::<api::Device>("/v1/multipath", &new);
+    let created = created.map_err(|e| explain(e, None))?;
+    if args.print.json { say_json(&created) } else { Ok(()) }
 }
 
 fn show(args: &ShowArgs) -> Result<()> {
@@ -210,8 +210,8 @@ fn show(args: &ShowArgs) -> Result<()> {
     let (as_json, raw, format) = match (how.as_slice(), args.what) {
         ([], _) => (args.print.json, false, None),
         (["json"], _) => (true, false, None),
-        (["status"], What::Maps) => (false, false, Some(MAPS_STATUS)),
-        (["format", _] | ["raw", "format", _], What::Topology) => {
+        (["status"], ShowKind::Maps) => (false, false, Some(MAPS_STATUS)),
+        (["format", _] | ["raw", "format", _], ShowKind::Topology) => {
             bail!("multipath show topology: it has no format")
         }
         (["format", format], _) => (false, false, Some(*format)),
@@ -220,11 +220,11 @@ fn show(args: &ShowArgs) -> Result<()> {
     };
     let maps = map_reader::maps(&args.talk.client()?, None)?;
     match args.what {
-        What::Paths if as_json => json(JsonList::Paths(print::all_paths(&maps))),
-        What::Maps | What::Topology if as_json => json(JsonList::Maps(&maps)),
-        What::Topology => say(&print::topology(&maps)),
-        What::Paths => say(&print::paths(&maps, format.unwrap_or(PATHS), raw)?),
-        What::Maps => say(&print::maps(&maps, format.unwrap_or(MAPS), raw)?),
+        ShowKind::Paths if as_json => json(JsonList::Paths(print::all_paths(&maps))),
+        ShowKind::Maps | ShowKind::Topology if as_json => json(JsonList::Maps(&maps)),
+        ShowKind::Topology => say(&print::topology(&maps)),
+        ShowKind::Paths => say(&print::paths(&maps, format.unwrap_or(PATHS), raw)?),
+        ShowKind::Maps => say(&print::maps(&maps, format.unwrap_or(MAPS), raw)?),
     }
 }
 
@@ -238,23 +238,23 @@ fn send_message(client: &ControlClient, device: &str, message: String) -> Result
 fn command_path(args: &PathArgs, action: &str) -> Result<()> {
     let client = args.talk.client()?;
     let maps = map_reader::maps(&client, None)?;
-    let send_message = |device: &str, path: &str| {
-        let command = api::CommandPath { path: path.into(), action: action.into(), folder: folder() };
+    let send_command = |device: &str, path: &str| {
+        let command = api::CommandPath { path: path.into(), action: action.into(), folder: current_dir() };
         client.post::<()>(&device_path(device, "/path"), &command)
     };
-    let mut told = Vec::new();
+    let mut commanded = Vec::new();
     for path in print::all_paths(&maps) {
-        let meant = [&path.dev, &path.dev_t].contains(&&args.path);
+        let is_named = [&path.dev, &path.dev_t].contains(&&args.path);
         // A command applies to the path in every group that has it.
-        if meant && !told.contains(&(&path.multipath, &path.dev_t)) {
-            send_message(&path.multipath, &path.dev_t).map_err(|e| explain(e, None))?;
-            told.push((&path.multipath, &path.dev_t));
+        if is_named && !commanded.contains(&(&path.multipath, &path.dev_t)) {
+            send_command(&path.multipath, &path.dev_t).map_err(|e| explain(e, None))?;
+            commanded.push((&path.multipath, &path.dev_t));
         }
     }
-    let mut done = !told.is_empty();
+    let mut done = !commanded.is_empty();
     // The argument may be another word for a path, as in a table. Only the server can resolve it.
-    for map in maps.iter().filter(|_| told.is_empty()) {
-        match send_message(&map.name, &args.path) {
+    for map in maps.iter().filter(|_| commanded.is_empty()) {
+        match send_command(&map.name, &args.path) {
             Ok(()) => done = true,
             Err(ClientError::Refused(e)) if NOT_THERE.contains(&e.errno) => {}
             Err(e) => return Err(explain(e, None)),

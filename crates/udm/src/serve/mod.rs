@@ -7,7 +7,7 @@
 
 mod child;
 pub mod descriptors;
-mod given;
+mod inherited_sockets;
 mod path_maintenance;
 mod ready;
 mod reload;
@@ -85,7 +85,7 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
     let (queue_depth, nr_hw_queues) = (args.dm_mq_queue_depth, args.dm_mq_nr_hw_queues);
     registry.set_request_queues(udm_control::registry::RequestQueueParams { queue_depth, nr_hw_queues });
     registry.set_lost_snapshots(args.lost_snapshots.into());
-    let kept = match args.state.open() {
+    let state_folder = match args.state.open() {
         Ok(folder) => {
             folder.clean();
             registry.set_state_folder(Arc::clone(&folder));
@@ -119,7 +119,7 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
     while !stopping.is_over() {
         tokio::time::sleep(PAUSE).await;
     }
-    if let Some(folder) = kept.filter(|_| all_gone) {
+    if let Some(folder) = state_folder.filter(|_| all_gone) {
         // Nothing of this server can write any more.
         folder.detach_all();
     }
@@ -143,7 +143,7 @@ fn cores(args: &ServeArgs) -> RuntimeOptions {
 /// first.
 async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Registry>) -> Result<()> {
     let mut left: VecDeque<&DeviceArg> = args.devices.iter().collect();
-    let (mut waited, mut told) = (0, false);
+    let (mut waited, mut is_reported) = (0, false);
     registry.start(true);
     while let Some(device) = left.pop_front() {
         // All remaining devices wait, so no snapshot will be attached by creating another one.
@@ -157,7 +157,7 @@ async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Regis
                 waited += 1;
             }
             Err(error) if error.blocked && args.lost_snapshots == LostSnapshotsArg::Wait => {
-                if !std::mem::replace(&mut told, true) {
+                if !std::mem::replace(&mut is_reported, true) {
                     tracing::warn!("waiting: {error}");
                 }
                 tokio::time::sleep(WAIT_STEP).await;
@@ -196,7 +196,7 @@ async fn serve_devices(
     cores: &Runtime,
     signals: &mut Signals,
 ) -> Result<ExitCode> {
-    let given = given::take()?;
+    let given = inherited_sockets::take()?;
     let sockets = Sockets::new(args, &given)?;
     if sockets.listen.is_empty() && given.nbd.is_empty() {
         bail!("serve: nowhere to serve: expected unix or port, in the file or on the command line");
@@ -209,7 +209,7 @@ async fn serve_devices(
     let exporter = registry.exporter().expect("set before");
     exporter.serves(sockets.addresses(&server), server.counts());
     report::exports(&exporter.list(), &sockets.control);
-    let _pid = ready::say(args)?;
+    let _pid = ready::report_ready(args)?;
     systemd::ready(registry.all().len());
 
     let hangups = signals.hangups();

@@ -64,7 +64,7 @@ impl Drop for PidFile {
 ///
 /// # Errors
 /// The file cannot be written, or the process cannot detach.
-pub(super) fn say(args: &ServeArgs) -> Result<Option<PidFile>> {
+pub(super) fn report_ready(args: &ServeArgs) -> Result<Option<PidFile>> {
     let write = |file: &PathBuf| {
         write_pid(file).with_context(|| format!("serve: --pidfile {}", file.display()))?;
         Ok::<_, anyhow::Error>(PidFile(std::path::absolute(file).unwrap_or_else(|_| file.clone())))

@@ -25,17 +25,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// reconfigure` tries again.
 pub(super) async fn start(
     registry: &Arc<Registry>,
-    (wish, read): File,
+    (desired_state, read): File,
     given: &[&str],
 ) -> Result<Vec<String>> {
-    if let Some(twice) = wish.devices.iter().find(|wanted| given.contains(&wanted.name.as_str())) {
+    if let Some(twice) = desired_state.devices.iter().find(|wanted| given.contains(&wanted.name.as_str())) {
         bail!("{}: --device and the file have it both", twice.name);
     }
     registry.set_config_reader(read);
-    let done = config::start(registry, &wish).await?;
+    let done = config::start(registry, &desired_state).await?;
     let failed = done.changes.iter().filter_map(|change| Some((&change.name, change.error.as_ref()?)));
     failed.for_each(|(name, why)| log::say(format!("udm: {name}: {why}\n")));
-    Ok(wish.devices.into_iter().map(|wanted| wanted.name).collect())
+    Ok(desired_state.devices.into_iter().map(|wanted| wanted.name).collect())
 }
 
 /// Applies the file at each SIGHUP, and logs the changes.
@@ -44,9 +44,10 @@ pub(super) async fn reload_on_sighup(hangups: &SighupStream, registry: &Arc<Regi
         hangups.next().await;
         systemd::reloading();
         let cancel_token = CancelToken::default();
-        let (called, on) = (cancel_token.clone(), Arc::clone(registry));
-        let mut change =
-            tokio::task::spawn_blocking(move || verbs::wait(config::reconfigure(&on, false, &called)));
+        let (token, registry_clone) = (cancel_token.clone(), Arc::clone(registry));
+        let mut change = tokio::task::spawn_blocking(move || {
+            verbs::wait(config::reconfigure(&registry_clone, false, &token))
+        });
         let done = tokio::select! {
             done = &mut change => done,
             () = tokio::time::sleep(PATIENCE) => {
@@ -55,7 +56,7 @@ pub(super) async fn reload_on_sighup(hangups: &SighupStream, registry: &Arc<Regi
             }
         };
         match done {
-            Ok(done) => say(&done),
+            Ok(done) => log_result(&done),
             Err(error) => tracing::error!("reconfigure: {error}"),
         }
         systemd::ready(registry.all().len());
@@ -70,7 +71,7 @@ pub(super) async fn create_when_attachable(registry: &Arc<Registry>) -> Infallib
     std::future::pending().await
 }
 
-fn say(done: &Result<Reconfigured, VerbError>) {
+fn log_result(done: &Result<Reconfigured, VerbError>) {
     match done {
         Ok(done) => {
             let (made, refused) = result_lines(done);

@@ -63,13 +63,13 @@ impl Signals {
         std::thread::Builder::new().name("udm-signals".into()).spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let made = runtime.and_then(|runtime| {
-                let ears = runtime.block_on(async { SignalStreams::new() })?;
-                Ok((runtime, ears))
+                let streams = runtime.block_on(async { SignalStreams::new() })?;
+                Ok((runtime, streams))
             });
             match made {
-                Ok((runtime, ears)) => {
+                Ok((runtime, streams)) => {
                     let _ = ready.send(Ok(()));
-                    runtime.block_on(watch_shutdown(ears, reloads, &tx, &watched));
+                    runtime.block_on(watch_shutdown(streams, reloads, &tx, &watched));
                 }
                 Err(error) => drop(ready.send(Err(error))),
             }
@@ -137,14 +137,14 @@ impl SignalStreams {
 }
 
 async fn watch_shutdown(
-    mut ears: SignalStreams,
+    mut streams: SignalStreams,
     reloads: bool,
     queue: &mpsc::Sender<Signal>,
     shared: &ShutdownState,
 ) {
     loop {
         tokio::select! {
-            signal = ears.next() => {
+            signal = streams.next() => {
                 if reloads && signal == Signal::HUP {
                     shared.hung_up.notify_one();
                 } else if queue.try_send(signal).is_err() {
@@ -161,7 +161,7 @@ async fn watch_shutdown(
     loop {
         let next = if unanswered { QUIET_MAX } else { plan.limit };
         tokio::select! {
-            signal = ears.next() => {
+            signal = streams.next() => {
                 if !reloads || signal != Signal::HUP {
                     exit_by_second_signal(signal);
                 }

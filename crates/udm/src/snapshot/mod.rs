@@ -11,7 +11,7 @@ mod progress;
 
 use crate::cli::{Print, ServerArgs, TimeoutArgs};
 use crate::output::{say, say_json};
-use crate::verbs::{explain, folder};
+use crate::verbs::{current_dir, explain};
 use anyhow::{Context, Result};
 use clap::{ArgGroup, Args, Subcommand};
 use std::path::PathBuf;
@@ -222,7 +222,7 @@ fn create(args: &CreateArgs) -> Result<()> {
     let one = args.name.iter().zip(&args.of);
     let all = args.group.iter().map(|(name, of)| (name, of)).chain(one);
     let new = |(name, of): (&String, &String)| api::NewSnapshot { name: name.clone(), of: of.clone() };
-    let wanted = api::CreateSnapshots {
+    let body = api::CreateSnapshots {
         snapshots: all.map(new).collect(),
         store: args.store.clone(),
         size_bytes: args.size,
@@ -230,12 +230,12 @@ fn create(args: &CreateArgs) -> Result<()> {
         chunk_bytes: args.chunk,
         transient: Some(args.transient),
         overflow: Some(args.overflow),
-        folder: folder(),
+        folder: current_dir(),
         timeout_ms: args.until.timeout_ms(),
     };
-    let made = args.talk.client()?.post::<api::SnapshotList>("/v1/snapshots", &wanted);
-    let made = made.map_err(|e| explain(e, None))?;
-    if args.print.json { say_json(&made.snapshots) } else { Ok(()) }
+    let created = args.talk.client()?.post::<api::SnapshotList>("/v1/snapshots", &body);
+    let created = created.map_err(|e| explain(e, None))?;
+    if args.print.json { say_json(&created.snapshots) } else { Ok(()) }
 }
 
 fn list(args: &ListArgs) -> Result<()> {

@@ -446,7 +446,7 @@ mod tests {
         let around = ScreenContext { trouble: Some("gone\x1b[2J"), ..AROUND };
         let lines = draw(&mut view, &rates, &around, 80, 24);
         assert_eq!((lines[23].text(), lines[3].text().starts_with("+ mp")), ("gone\u{fffd}[2J".into(), true));
-        let status_line = Rates { seconds: None, ..some() };
-        assert!(draw(&mut view, &status_line, &AROUND, 80, 24)[1].text().starts_with("The first look"));
+        let first = Rates { seconds: None, ..some() };
+        assert!(draw(&mut view, &first, &AROUND, 80, 24)[1].text().starts_with("The first look"));
     }
 }

@@ -24,7 +24,7 @@ fn table_text(table: Option<&str>, file: Option<&Path>) -> Result<String> {
 
 /// The current folder, for relative paths in tables. `None` if it is not known or not UTF-8; the
 /// server then refuses relative paths.
-pub fn folder() -> Option<String> {
+pub fn current_dir() -> Option<String> {
     std::env::current_dir().ok()?.into_os_string().into_string().ok()
 }
 
@@ -71,19 +71,19 @@ pub fn create(args: &CreateArgs) -> Result<()> {
         name: args.name.clone().unwrap_or_default(),
         uuid: args.uuid.clone(),
         table,
-        folder: folder(),
+        folder: current_dir(),
         minor: None,
         dm_mq_queue_depth: args.dm_mq_queue_depth,
         dm_mq_nr_hw_queues: args.dm_mq_nr_hw_queues,
     };
-    let made = args.talk.client()?.post::<api::Device>("/v1/devices", &new);
-    let made = made.map_err(|e| explain(e, new.table.as_deref()))?;
-    if args.print.json { say_json(&made) } else { Ok(()) }
+    let created = args.talk.client()?.post::<api::Device>("/v1/devices", &new);
+    let created = created.map_err(|e| explain(e, new.table.as_deref()))?;
+    if args.print.json { say_json(&created) } else { Ok(()) }
 }
 
 pub fn load(args: &LoadArgs) -> Result<()> {
     let table = table_text(args.table.as_deref(), args.file.as_deref())?;
-    let body = api::Load { table, folder: folder(), read_only: None };
+    let body = api::Load { table, folder: current_dir(), read_only: None };
     let done = args.talk.client()?.put::<()>(&device_path(&args.name, "/table"), &body);
     done.map_err(|e| explain(e, Some(&body.table)))
 }
@@ -131,7 +131,8 @@ pub fn resume(args: &ResumeArgs) -> Result<()> {
 }
 
 pub fn message(args: &MessageArgs) -> Result<()> {
-    let message = api::Message { sector: args.sector, message: args.message.join(" "), folder: folder() };
+    let message =
+        api::Message { sector: args.sector, message: args.message.join(" "), folder: current_dir() };
     let answer = args.talk.client()?.post::<api::Answer>(&device_path(&args.name, "/message"), &message);
     let answer = answer.map_err(|e| explain(e, None))?;
     match (args.print.json, answer.answer.as_str()) {

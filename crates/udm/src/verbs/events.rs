@@ -8,10 +8,10 @@ use std::ops::ControlFlow;
 use udm_control::http::api::Event;
 
 /// Prints events until their number reaches `--count` or nobody reads the output.
-pub fn listen(args: &EventsArgs) -> Result<()> {
+pub fn print_events(args: &EventsArgs) -> Result<()> {
     let client = args.talk.client()?;
     let mut left = args.count;
-    let hear = |event: Event| {
+    let on_event = |event: Event| {
         if !is_wanted(args, &event) {
             return ControlFlow::Continue(());
         }
@@ -21,7 +21,7 @@ pub fn listen(args: &EventsArgs) -> Result<()> {
         left = left.map(|left| left - 1);
         if left == Some(0) { ControlFlow::Break(Ok(())) } else { ControlFlow::Continue(()) }
     };
-    let done = client.listen(args.after, hear, async {
+    let done = client.listen(args.after, on_event, async {
         reader_closed_async().await;
         Ok(())
     });

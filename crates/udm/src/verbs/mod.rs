@@ -13,7 +13,7 @@ mod reconfigure;
 mod show;
 mod tree;
 
-pub use change::{folder, read_bounded, read_table};
+pub use change::{current_dir, read_bounded, read_table};
 pub use reconfigure::result_lines;
 pub use show::{all_devices, all_tables, describe, table_lines};
 pub use tree::{DeviceTree, TreeGlyphs, TreeStyle, deps_line};
@@ -40,7 +40,7 @@ pub fn run(verb: &Verb) -> Result<()> {
         Verb::Queue(args) => queue::queue(args),
         Verb::Power(args) => power::power(args),
         Verb::Wait(args) => show::wait(args),
-        Verb::Events(args) => events::listen(args),
+        Verb::Events(args) => events::print_events(args),
         Verb::Reconfigure(args) => reconfigure::run(args),
         Verb::Table(args) => show::table(args),
         Verb::Status(args) => show::status(args),

@@ -91,8 +91,8 @@ mod tests {
         };
         let mut out = String::new();
         queue_lines(&queue, &mut out);
-        let wanted = "Queue of 253:0 mem:1M,queue_depth=4:\n  scheduler=none nomerges=0 queue_depth=4\n  \
+        let expected = "Queue of 253:0 mem:1M,queue_depth=4:\n  scheduler=none nomerges=0 queue_depth=4\n  \
                       cores 0,1: 4 of 4 tags in use, 2 in line\n  core 2: 4 of 4 tags in use\n";
-        assert_eq!(out, wanted);
+        assert_eq!(out, expected);
     }
 }

@@ -4,7 +4,7 @@ use super::explain;
 use super::power::power_line;
 use super::queue::queue_lines;
 use crate::cli::{ColumnArgs, InfoArgs, ListArgs, LsArgs, ShowArgs, TableArgs, WaitArgs};
-use crate::columns::{ColumnLayout, Columns, Wrong, list_of_fields};
+use crate::columns::{ColumnError, ColumnLayout, Columns, list_of_fields};
 use crate::concise;
 use crate::output::{say, say_json};
 use anyhow::{Result, anyhow, bail};
@@ -184,7 +184,7 @@ fn columns(client: &ControlClient, names: &[String], args: &ColumnArgs) -> Resul
         rows: args.rows,
     };
     let (options, sort, select) = (args.options.as_deref(), args.sort.as_deref(), args.select.as_deref());
-    let wrong = |(Wrong::Word(why) | Wrong::Value(why))| anyhow!(one_line(&why));
+    let wrong = |(ColumnError::Word(why) | ColumnError::Value(why))| anyhow!(one_line(&why));
     let mut columns = Columns::new(options, sort, select, layout).map_err(wrong)?;
     let devices = find_devices(client, names)?;
     if devices.is_empty() {
@@ -268,14 +268,14 @@ pub fn ls(args: &LsArgs) -> Result<()> {
     let mut devices = list(&client)?;
     let is_none = devices.is_empty();
     if let Some(target) = &args.target {
-        let mut kept = Vec::new();
+        let mut selected = Vec::new();
         for device in devices {
             let table = get::<api::Table>(&client, &device_path(&device.number, "/table"))?;
             if table.lines.iter().any(|line| line.target == *target) {
-                kept.push(device);
+                selected.push(device);
             }
         }
-        devices = kept;
+        devices = selected;
     }
     if args.list.print.json {
         return say_json(&devices);

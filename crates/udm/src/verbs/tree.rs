@@ -296,13 +296,13 @@ mod tests {
                 device(3, "alone", &[]),
             ])
         };
-        let wanted = "top (254:2)\n ├─mp (254:1)\n │  ├─base (254:0)\n │  │  └─ (253:0)\n │  └─ (253:1)\n \
+        let expected = "top (254:2)\n ├─mp (254:1)\n │  ├─base (254:0)\n │  │  └─ (253:0)\n │  └─ (253:1)\n \
                       └─base (254:0)\n    └─ (253:0)\nalone (254:3)\n";
-        assert_eq!(all().text(&TreeStyle::plain(TreeGlyphs::UTF8)), wanted);
+        assert_eq!(all().text(&TreeStyle::plain(TreeGlyphs::UTF8)), expected);
         let compact = TreeStyle { compact: true, ..TreeStyle::plain(TreeGlyphs::ASCII) };
-        let wanted = "top (254:2)-+-mp (254:1)-+-base (254:0)--- (253:0)\n            |            `- (253:1)\n            \
+        let expected = "top (254:2)-+-mp (254:1)-+-base (254:0)--- (253:0)\n            |            `- (253:1)\n            \
                       `-base (254:0)--- (253:0)\nalone (254:3)\n";
-        assert_eq!(all().text(&compact), wanted);
+        assert_eq!(all().text(&compact), expected);
         // A cycle has no root; below a root the depth limit ends it.
         let circle =
             vec![device(0, "a", &[(254, 1)]), device(1, "b", &[(254, 0)]), device(2, "c", &[(254, 0)])];
