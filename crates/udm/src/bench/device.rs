@@ -1,7 +1,7 @@
 //! Opens the devices to measure, from the words of the command line.
 
 use super::file;
-use crate::cli::TableArg;
+use crate::table_arg::TableArg;
 use crate::verbs::read_table;
 use anyhow::{Context, Result};
 use std::path::Path;

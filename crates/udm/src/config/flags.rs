@@ -1,9 +1,8 @@
 //! The keys of `[serve]`: the long options of `udm serve`, parsed by the parser of the command
 //! line.
 
-use crate::cli::Cli;
 use clap::error::ErrorKind;
-use clap::{Arg, ArgAction, Command, CommandFactory};
+use clap::{Arg, ArgAction, Command};
 use std::any::TypeId;
 use std::error::Error as _;
 use std::ffi::OsString;
@@ -13,13 +12,6 @@ use udm_wire::udm_conf::{ConfError, OptionValue, ServeOption};
 /// Options that are not keys of a file: how a server is started, the devices, which have their own
 /// section, and --run.
 const NO_KEYS: [&str; 7] = ["device", "run", "fork", "ready-on-stdout", "check", "help", "version"];
-
-/// The subcommand `serve`.
-pub fn serve() -> Command {
-    let mut all = Cli::command();
-    all.build();
-    all.find_subcommand("serve").cloned().unwrap_or_default()
-}
 
 /// The options that are keys of the file.
 pub fn keys(serve: &Command) -> impl Iterator<Item = &Arg> {
@@ -31,10 +23,9 @@ pub fn keys(serve: &Command) -> impl Iterator<Item = &Arg> {
 ///
 /// # Errors
 /// The key is unknown, or the option refuses its value.
-pub fn arguments(key: &ServeOption, folder: &Path) -> Result<Vec<OsString>, ConfError> {
-    let serve = serve();
+pub fn arguments(key: &ServeOption, folder: &Path, serve: &Command) -> Result<Vec<OsString>, ConfError> {
     let name = &key.name;
-    let Some(option) = keys(&serve).find(|option| option.get_long() == Some(name)) else {
+    let Some(option) = keys(serve).find(|option| option.get_long() == Some(name)) else {
         let why = format!("serve: {name}: unknown: see docs/config.md, or udm serve --help");
         return Err(ConfError::new(why, key.at.clone()));
     };
@@ -87,6 +78,7 @@ pub fn first_line(error: &clap::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serve::ServeArgs;
     use udm_wire::udm_conf::DEVICE_KEYS;
 
     /// docs/config.md has a table for each section of the file, with its keys in order and their
@@ -102,7 +94,7 @@ mod tests {
                 rows.map(|(key, value)| (key.to_owned(), value.trim_end_matches(" |").replace('\0', "|")));
             rows.collect()
         };
-        let serve = serve();
+        let serve = ServeArgs::command();
         let takes = |option: &Arg| match option.get_action() {
             ArgAction::SetTrue => "true or false".to_owned(),
             action => {

@@ -12,9 +12,10 @@ mod load;
 mod multipath_fixture;
 mod printer;
 
-use crate::cli::{DemoArgs, DemoVerb};
+use crate::args::PrintArgs;
 use crate::{interrupt, private_dir};
 use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
 use load::LoadCounters;
 use multipath_fixture::MultipathFixture;
 use printer::{Printer, thousands};
@@ -29,6 +30,30 @@ const SELECTORS: [&str; 3] = ["round-robin", "queue-length", "service-time"];
 
 /// Number of live reloads.
 const RELOADS: usize = 12;
+
+/// The arguments of `udm demo`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct DemoArgs {
+    #[command(subcommand)]
+    pub verb: Option<DemoVerb>,
+    #[command(flatten)]
+    pub print: PrintArgs,
+    /// Seconds of the verified load
+    #[arg(long, value_name = "SECONDS", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub runtime: u64,
+}
+
+/// The other demonstrations of `udm demo`.
+#[derive(Debug, Subcommand)]
+pub enum DemoVerb {
+    /// A hundred writable disks from one image, each with an NBD client
+    Disks(PrintArgs),
+    /// Backups of two volumes at the same instant, under load: full and incremental
+    Backup(PrintArgs),
+    /// Two NBD servers of one file as paths: under fio, one or both are stopped, killed or cut off
+    Cable(PrintArgs),
+}
 
 /// A step of the demo, with the counters of its requests.
 #[derive(Debug, Serialize)]
@@ -72,7 +97,7 @@ fn temp_folder() -> Result<TempDir> {
 
 /// Runs the demo.
 pub fn run(args: &DemoArgs) -> Result<()> {
-    match &args.what {
+    match &args.verb {
         Some(DemoVerb::Disks(print)) => return disks::run(print.json),
         Some(DemoVerb::Backup(print)) => return backup::run(print.json),
         Some(DemoVerb::Cable(print)) => return cable::run(print.json),

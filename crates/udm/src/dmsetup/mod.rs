@@ -18,9 +18,9 @@ mod session;
 mod show;
 mod stack;
 
+use crate::args::socket_path;
 use crate::log;
 use crate::output;
-use crate::verbs::socket_path;
 use options::{CommandLine, OptionName};
 use session::{CommandError, CommandResult, Session};
 use std::ffi::OsStr;

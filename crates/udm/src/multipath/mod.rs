@@ -6,7 +6,7 @@
 mod map_reader;
 mod print;
 
-use crate::cli::{Print, ServerArgs};
+use crate::args::{PrintArgs, ServerArgs};
 use crate::output::{say, say_json};
 use crate::verbs::{current_dir, explain};
 use anyhow::{Result, bail};
@@ -29,9 +29,9 @@ pub struct MultipathArgs {
     #[command(subcommand)]
     verb: Option<MultipathVerb>,
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     #[command(flatten)]
-    print: Print,
+    print: PrintArgs,
     /// List the devices with their groups and paths; -l and -ll are the same in udm
     #[arg(short, action = ArgAction::Count)]
     list: u8,
@@ -64,9 +64,9 @@ udm multipath create mp --policy group_by_prio --prio weightedpath --prio-args '
 )]
 struct CreateArgs {
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     #[command(flatten)]
-    print: Print,
+    print: PrintArgs,
     /// The name of the device
     name: String,
     /// How paths are grouped: one group per path, one group of all, or one group per priority
@@ -91,7 +91,7 @@ struct CreateArgs {
 #[derive(Debug, Args)]
 struct PathArgs {
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     /// The word path
     #[arg(value_parser = ["path"])]
     what: String,
@@ -103,7 +103,7 @@ struct PathArgs {
 #[derive(Debug, Args)]
 struct SwitchArgs {
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     /// The word map
     #[arg(value_parser = ["map", "multipath"])]
     what: String,
@@ -119,9 +119,9 @@ struct SwitchArgs {
 #[derive(Debug, Args)]
 struct ShowArgs {
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     #[command(flatten)]
-    print: Print,
+    print: PrintArgs,
     /// The kind of objects to show
     what: ShowKind,
     /// json; format FORMAT, for columns; raw format FORMAT, without headings and padding; for maps
@@ -181,11 +181,11 @@ pub fn run(args: &MultipathArgs) -> Result<()> {
         Some(MultipathVerb::Fail(args)) => return command_path(args, "fail"),
         Some(MultipathVerb::Reinstate(args)) => return command_path(args, "reinstate"),
         Some(MultipathVerb::Switch(args)) => {
-            return send_message(&args.talk.client()?, &args.name, format!("switch_group {}", args.group));
+            return send_message(&args.server.client()?, &args.name, format!("switch_group {}", args.group));
         }
         None => {}
     }
-    let maps = map_reader::maps(&args.talk.client()?, args.name.as_deref())?;
+    let maps = map_reader::maps(&args.server.client()?, args.name.as_deref())?;
     if args.print.json { json(JsonList::Maps(&maps)) } else { say(&print::topology(&maps)) }
 }
 
@@ -200,7 +200,7 @@ fn create(args: &CreateArgs) -> Result<()> {
         prio_args: prio_args.clone(),
         folder: current_dir(),
     };
-    let created = args.talk.client()?.post::<api::Device>("/v1/multipath", &new);
+    let created = args.server.client()?.post::<api::Device>("/v1/multipath", &new);
     let created = created.map_err(|e| explain(e, None))?;
     if args.print.json { say_json(&created) } else { Ok(()) }
 }
@@ -218,7 +218,7 @@ fn show(args: &ShowArgs) -> Result<()> {
         (["raw", "format", format], _) => (false, true, Some(*format)),
         _ => bail!("multipath show: what may follow is json, format FORMAT, or raw format FORMAT"),
     };
-    let maps = map_reader::maps(&args.talk.client()?, None)?;
+    let maps = map_reader::maps(&args.server.client()?, None)?;
     match args.what {
         ShowKind::Paths if as_json => json(JsonList::Paths(print::all_paths(&maps))),
         ShowKind::Maps | ShowKind::Topology if as_json => json(JsonList::Maps(&maps)),
@@ -236,7 +236,7 @@ fn send_message(client: &ControlClient, device: &str, message: String) -> Result
 }
 
 fn command_path(args: &PathArgs, action: &str) -> Result<()> {
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     let maps = map_reader::maps(&client, None)?;
     let send_command = |device: &str, path: &str| {
         let command = api::CommandPath { path: path.into(), action: action.into(), folder: current_dir() };

@@ -5,6 +5,7 @@
 //! without requests sleeps. A separate thread supervises the end of the server and receives the
 //! second signal, because the others may be stuck (`shutdown`).
 
+mod args;
 mod child;
 pub mod descriptors;
 mod inherited_sockets;
@@ -16,13 +17,15 @@ mod shutdown;
 mod sockets;
 mod systemd;
 
-use crate::cli::{DeviceArg, LostSnapshotsArg, ServeArgs, TableArg};
 use crate::config;
 use crate::output::{count_noun, say};
+use crate::table_arg::{DeviceArg, TableArg};
 use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
+use args::LostSnapshotsArg;
+pub use args::ServeArgs;
 use child::Child;
-pub use path_maintenance::CheckPaths;
+use clap::FromArgMatches;
 pub use ready::spawn_background;
 use reload::File;
 use shutdown::Signals;
@@ -51,8 +54,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Runs the server until its end; the exit status is that of the command of `--run`.
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     let Some(file) = &args.config else { return serve_until_the_end(args, None) };
-    let loaded = config::load(file)?;
-    let merged = loaded.merged(file)?;
+    let loaded = config::load(file, &ServeArgs::command())?;
+    let merged = ServeArgs::from_arg_matches(&loaded.merged(file)?)?;
     if args.check {
         let devices = count_noun(loaded.devices.len() as u64, "device");
         say(&format!("{}: good, {devices}\n", file.display()))?;

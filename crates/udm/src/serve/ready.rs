@@ -6,7 +6,7 @@
 //! closes standard error if that is a pipe or a socket, because its reader waits for the end of
 //! file. If standard error is a file, the log stays there.
 
-use crate::cli::ServeArgs;
+use super::args::ServeArgs;
 use crate::log;
 use anyhow::{Context, Result};
 use rustix::fs::FileType;

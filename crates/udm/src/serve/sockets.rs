@@ -1,8 +1,8 @@
 //! The sockets of a server, and a private folder for those without a given path.
 
+use super::args::ServeArgs;
 use super::inherited_sockets::InheritedSockets;
-use crate::cli::ServeArgs;
-use crate::verbs::socket_path;
+use crate::args::socket_path;
 use anyhow::{Context, Result};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};

@@ -14,10 +14,11 @@ mod terminal;
 mod text;
 mod view;
 
-use crate::cli::TopArgs;
+use crate::args::{ServerArgs, parse_seconds};
 use crate::output::{say, say_json};
 use crate::verbs::explain;
 use anyhow::{Context, Result};
+use clap::Args;
 use rates::Rates;
 use rustix::process::{Signal, getpid, kill_process};
 use screen::ScreenContext;
@@ -41,9 +42,31 @@ const RARELY: Duration = Duration::from_secs(3600);
 /// Maximum time to wait for the stop after SIGTSTP.
 const STOP_MAX: Duration = Duration::from_millis(500);
 
+/// The arguments of `udm top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// Print the figures of one interval, and exit
+    #[arg(long)]
+    pub once: bool,
+    /// Print JSON: one line per interval, or with --once one object over several lines
+    #[arg(long)]
+    pub json: bool,
+    /// Seconds between updates (0.1 to 3600)
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+    pub interval: Duration,
+}
+
+/// Parses an interval, in seconds.
+fn parse_interval(word: &str) -> Result<Duration, String> {
+    let range = Duration::from_millis(100)..=Duration::from_secs(3600);
+    parse_seconds(word).and_then(|d| if range.contains(&d) { Ok(d) } else { Err("not in 0.1..=3600".into()) })
+}
+
 /// Shows live figures until the user or a signal ends the program.
 pub fn run(args: &TopArgs) -> Result<ExitCode> {
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     let first = fetch_stats(&client).map_err(|error| explain(error, None))?;
     if args.once || args.json {
         return print_loop(args, &client, first).map(|()| ExitCode::SUCCESS);

@@ -1,15 +1,35 @@
 //! `udm events`: events of a server, one per line.
 
 use super::explain;
-use crate::cli::EventsArgs;
+use crate::args::ServerArgs;
 use crate::output::{reader_closed_async, say};
 use anyhow::Result;
+use clap::Args;
 use std::ops::ControlFlow;
 use udm_control::http::api::Event;
 
+/// The arguments of `udm events`.
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// Print JSON, one object per line
+    #[arg(long)]
+    pub json: bool,
+    /// Begin after the event with this number
+    #[arg(long, value_name = "ID")]
+    pub after: Option<u64>,
+    /// End after so many events
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// Only events of these devices, by name, uuid or number [default: all]
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+}
+
 /// Prints events until their number reaches `--count` or nobody reads the output.
 pub fn print_events(args: &EventsArgs) -> Result<()> {
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     let mut left = args.count;
     let on_event = |event: Event| {
         if !is_wanted(args, &event) {

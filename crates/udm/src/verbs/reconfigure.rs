@@ -1,14 +1,27 @@
 //! `udm reconfigure`: makes the server read its file again.
 
-use crate::cli::ReconfigureArgs;
+use crate::args::{PrintArgs, ServerArgs};
 use crate::log;
 use crate::output::{say, say_json};
 use anyhow::{Result, bail};
+use clap::Args;
 use udm_control::http::api::Reconfigured;
+
+/// The arguments of `udm reconfigure`.
+#[derive(Debug, Args)]
+pub struct ReconfigureArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
+    pub print: PrintArgs,
+    /// Print the changes without making them
+    #[arg(short = 'n', long)]
+    pub dry_run: bool,
+}
 
 pub fn run(args: &ReconfigureArgs) -> Result<()> {
     let path = format!("/v1/reconfigure?dry_run={}", args.dry_run);
-    let done: Reconfigured = args.talk.client()?.post(&path, &())?;
+    let done: Reconfigured = args.server.client()?.post(&path, &())?;
     let (changed, refused) = result_lines(&done);
     if args.print.json {
         say_json(&done)?;

@@ -2,14 +2,42 @@
 
 use super::explain;
 use super::show::{NONE, all_tables, list, tables};
-use crate::cli::{DepName, DepsArgs, ListArgs};
+use crate::args::{ListArgs, PrintArgs, ServerArgs};
 use crate::columns::{node_below, node_of};
 use crate::output::{say, say_json};
 use anyhow::Result;
+use clap::{Args, ValueEnum};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use udm_control::client::{ClientError, ControlClient};
 use udm_control::http::api;
+
+/// The arguments of `udm deps`.
+#[derive(Debug, Args)]
+pub struct DepsArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
+    pub print: PrintArgs,
+    /// How the devices below are named
+    #[arg(short = 'o', long = "options", value_name = "HOW", default_value = "devno")]
+    pub how: DepName,
+    /// Use the table in the inactive slot
+    #[arg(long)]
+    pub inactive: bool,
+    /// The devices [default: all]
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+}
+
+/// How a device is named in a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DepName {
+    /// By its number
+    Devno,
+    /// By its name; a device that is not a mapped device by its URI
+    Devname,
+}
 
 /// The text for a device below a table.
 pub fn dependency_name(below: &api::Below, how: DepName) -> String {
@@ -20,7 +48,7 @@ pub fn dependency_name(below: &api::Below, how: DepName) -> String {
 }
 
 pub fn deps(args: &DepsArgs) -> Result<()> {
-    let tables = tables(&args.talk.client()?, &args.names, args.inactive)?;
+    let tables = tables(&args.server.client()?, &args.names, args.inactive)?;
     if args.print.json {
         return say_json(&tables);
     }
@@ -267,7 +295,7 @@ impl DeviceTree {
 
 /// Prints all devices as trees from the top, in the order of their numbers.
 pub fn ls(args: &ListArgs) -> Result<()> {
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     let forest = DeviceTree::ask(&client, list(&client)?).map_err(|e| explain(e, None))?;
     let looks = TreeStyle::plain(TreeGlyphs::of_locale());
     say(&if forest.is_empty() { NONE.to_owned() } else { forest.text(&looks) })

@@ -10,7 +10,7 @@ mod access;
 mod page;
 mod relay;
 
-use crate::cli::ServerArgs;
+use crate::args::ServerArgs;
 use crate::output::say;
 use access::AccessCheck;
 use anyhow::{Context, Result, ensure};
@@ -39,7 +39,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, Args)]
 pub struct WebArgs {
     #[command(flatten)]
-    pub talk: ServerArgs,
+    pub server: ServerArgs,
     /// The address to listen on: a loopback address, and a port or 0 for a free one
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
@@ -55,7 +55,7 @@ pub fn run(args: &WebArgs) -> Result<()> {
         "{}: udm web speaks plain HTTP and listens on loopback only: reach it through ssh -L",
         args.listen
     );
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     // Fails now if the server cannot be reached, instead of showing an empty page.
     client.get::<serde_json::Value>("/v1/version")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
