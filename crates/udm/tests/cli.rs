@@ -461,8 +461,8 @@ fn versions_and_targets_need_no_server() {
 #[test]
 fn man_pages_and_completions() {
     let folder = tempfile::tempdir().unwrap();
-    for what in ["man", "completions"] {
-        let out = udm(&["generate", what]).arg(folder.path().join(what)).output().unwrap();
+    for kind in ["man", "completions"] {
+        let out = udm(&["generate", kind]).arg(folder.path().join(kind)).output().unwrap();
         assert!(out.status.success(), "{}", text(&out.stderr));
     }
     let page = fs::read_to_string(folder.path().join("man/udm-serve.1")).unwrap();

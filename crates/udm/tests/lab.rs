@@ -79,7 +79,7 @@ fn selectors_do_as_they_should() {
     let found = findings(experiment);
     let (_, share, _) = found
         .iter()
-        .find(|(what, ..)| *what == "10 times slower, depth 32: round-robin, share of the ideal")
+        .find(|(name, ..)| *name == "10 times slower, depth 32: round-robin, share of the ideal")
         .expect("round-robin");
     assert!((share - 2.0 / 11.0).abs() < 0.01, "{share}");
     let text = stdout(&lab(&["run", "selectors"]));

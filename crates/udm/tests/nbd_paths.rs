@@ -133,7 +133,7 @@ fn servers_of_one_file_are_paths() {
     assert!(out.status.success(), "{}{}\n{}", text(&out.stdout), text(&out.stderr), server.log());
     active(3);
     let log = server.log();
-    let count = |what| log.matches(what).count();
+    let count = |text| log.matches(text).count();
     assert_eq!(
         (count("Failing path"), count("Reinstating path"), count("connected again")),
         (5, 5, 5),

@@ -244,14 +244,14 @@ fn a_write_that_was_sent_in_part() {
 #[test]
 fn a_server_that_lies_is_waited_for() {
     let close = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&close);
+    let may_close = Arc::clone(&close);
     let puppet = ScriptedServer::start(move |number, stream| {
         if number != 1 {
             return;
         }
         assert!(request(stream).is_some_and(|request| request.command == Command::Write));
         stream.write_all(&[0xaa; 64]).unwrap();
-        until("leave to close", || told.load(SeqCst).then_some(()));
+        until("leave to close", || may_close.load(SeqCst).then_some(()));
     });
     let groups = format!("round-robin 0 1 1 {} 1 round-robin 0 1 1 mem:1M 1", puppet.uri());
     let server = Server::start(&[&format!("m=0 2048 multipath 0 0 2 1 {groups}")]);

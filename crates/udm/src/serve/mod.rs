@@ -171,13 +171,13 @@ async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Regis
     }
     registry.start(false);
     let mut names: Vec<&str> = args.devices.iter().map(|device| device.name.as_str()).collect();
-    let wanted = match file {
+    let declared = match file {
         Some(file) => reload::start(registry, file, &names).await?,
         None => Vec::new(),
     };
-    names.extend(wanted.iter().map(String::as_str));
+    names.extend(declared.iter().map(String::as_str));
     verbs::snapshot::find_bypasses(registry).iter().for_each(|line| tracing::warn!("{line}"));
-    match args.exports.iter().find(|wanted| !names.contains(&wanted.as_str())) {
+    match args.exports.iter().find(|export| !names.contains(&export.as_str())) {
         Some(missing) => bail!("{missing}: export: no --device of that name"),
         None => Ok(()),
     }

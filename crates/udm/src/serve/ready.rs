@@ -35,11 +35,11 @@ pub fn spawn_background() -> Result<ExitCode> {
         server.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()
     };
     let mut server = start().context("serve: --fork")?;
-    let mut said = String::new();
+    let mut line = String::new();
     if let Some(out) = server.stdout.take() {
-        BufReader::new(out).read_line(&mut said).context("serve: --fork")?;
+        BufReader::new(out).read_line(&mut line).context("serve: --fork")?;
     }
-    if said == READY {
+    if line == READY {
         return Ok(ExitCode::SUCCESS);
     }
     // The server has printed the reason.

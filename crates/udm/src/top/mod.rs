@@ -204,8 +204,8 @@ fn run_ui(client: ControlClient, first: Stats, mut interval: Duration) -> Result
     forward_signals(events.clone())?;
     let keys = events.clone();
     std::thread::Builder::new().name("udm-keys".into()).spawn(move || read_keys(&keys))?;
-    let looks = move || poll_stats(&client, interval, &intervals, &events);
-    std::thread::Builder::new().name("udm-looks".into()).spawn(looks)?;
+    let poll = move || poll_stats(&client, interval, &intervals, &events);
+    std::thread::Builder::new().name("udm-looks".into()).spawn(poll)?;
 
     let mut view = ListView::default();
     let mut rates: Rates = rates::compute_rates(None, &first);

@@ -90,14 +90,14 @@ mod tests {
 
     #[test]
     fn times_are_utc() {
-        for (seconds, wanted) in [
+        for (seconds, expected) in [
             (0, "1970-01-01T00:00:00.007Z"),
             (951_782_400, "2000-02-29T00:00:00.007Z"),
             (1_763_908_437, "2025-11-23T14:33:57.007Z"),
             (4_107_542_399, "2100-02-28T23:59:59.007Z"),
             (4_107_542_400, "2100-03-01T00:00:00.007Z"),
         ] {
-            assert_eq!(time(seconds * 1000 + 7), wanted);
+            assert_eq!(time(seconds * 1000 + 7), expected);
         }
     }
 }

@@ -166,8 +166,8 @@ mod tests {
             ..api::Device::default()
         };
         describe(&device, &mut out);
-        let wanted = "Name:              snap\nState:             ACTIVE\nTables present:    LIVE & INACTIVE\n\
+        let expected = "Name:              snap\nState:             ACTIVE\nTables present:    LIVE & INACTIVE\n\
                       Open count:        0\nEvent number:      0\nMajor, minor:      254, 3\nNumber of targets: 2\nUUID: LVM-x\n\n";
-        assert_eq!(out, wanted);
+        assert_eq!(out, expected);
     }
 }

@@ -102,10 +102,10 @@ fn show<T: serde::Serialize>(
 ) -> Result<()> {
     let is_none = replies.is_empty();
     let prefix = args.names.len() != 1;
-    if let Some(wanted) = &args.target {
+    if let Some(target) = &args.target {
         replies.retain_mut(|reply| {
             let (_, lines) = lines_of(reply);
-            lines.retain(|line| line.target == *wanted);
+            lines.retain(|line| line.target == *target);
             !lines.is_empty()
         });
     }
@@ -154,8 +154,8 @@ fn table_concise(args: &ShowArgs) -> Result<()> {
     let mut all = Vec::new();
     for device in &devices {
         let mut lines = get::<api::Table>(&client, &device_path(&device.number, &rest))?.lines;
-        if let Some(wanted) = &args.target {
-            lines.retain(|line| line.target == *wanted);
+        if let Some(target) = &args.target {
+            lines.retain(|line| line.target == *target);
             if lines.is_empty() {
                 continue;
             }

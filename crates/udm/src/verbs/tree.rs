@@ -239,46 +239,46 @@ impl DeviceTree {
 
     /// The lines of all trees.
     #[must_use]
-    pub fn text(mut self, looks: &TreeStyle) -> String {
-        if looks.inverted {
+    pub fn text(mut self, style: &TreeStyle) -> String {
+        if style.inverted {
             self = self.inverted();
         }
         let reached: BTreeSet<_> = self.all.values().flat_map(|one| &one.next).copied().collect();
         let mut out = String::new();
         let roots = self.order.iter().filter(|number| !reached.contains(number));
-        for &root in roots.filter(|root| self.is_shown(**root, looks)) {
-            self.write(root, "", 0, looks, &mut out);
+        for &root in roots.filter(|root| self.is_shown(**root, style)) {
+            self.write(root, "", 0, style, &mut out);
         }
         out
     }
 
     /// True if the device has a text; devices without one are left out.
-    fn is_shown(&self, number: DevNumber, looks: &TreeStyle) -> bool {
-        looks.number || self.all[&number].device.is_some()
+    fn is_shown(&self, number: DevNumber, style: &TreeStyle) -> bool {
+        style.number || self.all[&number].device.is_some()
     }
 
     /// Writes the device `at` and its children, at `depth` below a root. All lines except the first
     /// begin with `under`.
-    fn write(&self, at: DevNumber, under: &str, depth: usize, looks: &TreeStyle, out: &mut String) {
+    fn write(&self, at: DevNumber, under: &str, depth: usize, style: &TreeStyle, out: &mut String) {
         let one = &self.all[&at];
-        let text = looks.text(at, one);
+        let text = style.text(at, one);
         out.push_str(&text);
         let next = if depth < DEPTH_MAX { &one.next[..] } else { &[] };
-        let next: Vec<_> = next.iter().copied().filter(|next| self.is_shown(*next, looks)).collect();
+        let next: Vec<_> = next.iter().copied().filter(|next| self.is_shown(*next, style)).collect();
         // Children are indented by one column, or in the compact form by the width of the text.
-        let indent = match (looks.compact, depth) {
+        let indent = match (style.compact, depth) {
             (true, _) => " ".repeat(text.chars().count() + 1),
             (false, 0) => " ".to_owned(),
             (false, _) => String::new(),
         };
-        let behind = if looks.compact { "" } else { " " };
-        let lines = &looks.lines;
-        if !looks.compact || next.is_empty() {
+        let behind = if style.compact { "" } else { " " };
+        let lines = &style.lines;
+        if !style.compact || next.is_empty() {
             out.push('\n');
         }
         for (place, &number) in next.iter().enumerate() {
             let is_last = place + 1 == next.len();
-            match (looks.compact && place == 0, is_last) {
+            match (style.compact && place == 0, is_last) {
                 (true, true) => out.push_str(lines.only),
                 (true, false) => out.push_str(lines.first),
                 (false, _) => {
@@ -288,7 +288,7 @@ impl DeviceTree {
                 }
             }
             let further = format!("{under}{indent}{}{behind}", if is_last { "  " } else { lines.down });
-            self.write(number, &further, depth + 1, looks, out);
+            self.write(number, &further, depth + 1, style, out);
         }
     }
 }
@@ -297,8 +297,8 @@ impl DeviceTree {
 pub fn ls(args: &ListArgs) -> Result<()> {
     let client = args.server.client()?;
     let forest = DeviceTree::ask(&client, list(&client)?).map_err(|e| explain(e, None))?;
-    let looks = TreeStyle::plain(TreeGlyphs::of_locale());
-    say(&if forest.is_empty() { NONE.to_owned() } else { forest.text(&looks) })
+    let style = TreeStyle::plain(TreeGlyphs::of_locale());
+    say(&if forest.is_empty() { NONE.to_owned() } else { forest.text(&style) })
 }
 
 #[cfg(test)]

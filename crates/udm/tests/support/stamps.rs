@@ -100,8 +100,8 @@ impl StampedVolume {
         let mut served = LoadCounts::default();
         loop {
             while asked.len() < DEPTH && served.failed == 0 {
-                let Some((cookie, what)) = self.begin(&mut client, &range, &mut rng) else { break };
-                asked.insert(cookie, what);
+                let Some((cookie, write)) = self.begin(&mut client, &range, &mut rng) else { break };
+                asked.insert(cookie, write);
             }
             // Replies sent before the end of the server can still be read.
             let Ok((cookie, error, data)) = client.answer() else { break };
