@@ -1,7 +1,7 @@
 //! dmsetup's concise form of devices: `NAME,UUID,MINOR,FLAGS,LINE,LINE...;NAME,...`. A backslash
 //! escapes a separator.
 
-use crate::verbs::current_dir;
+use crate::requests::current_dir;
 use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 

@@ -1,6 +1,7 @@
 //! `udm`: the device mapper as an ordinary program. See `udm --help`.
 //!
 //! * `cli`: the command line. `args`, `table_arg`: arguments that verbs share.
+//!   `requests`: requests that they share.
 //! * `verbs`, `snapshot`, `multipath`: commands that talk to a running server.
 //! * `serve`, `config`, `log`: the server. `top`, `web`: displays of a running server.
 //! * `dmsetup`, `columns`, `concise`: dmsetup's command line and output.
@@ -23,6 +24,7 @@ mod log_writes;
 mod multipath;
 mod output;
 mod private_dir;
+mod requests;
 mod serve;
 mod snapshot;
 mod table_arg;

@@ -7,7 +7,7 @@ mod fields;
 mod regex;
 mod select;
 
-use crate::verbs::all_tables;
+use crate::requests::all_tables;
 use anyhow::Result;
 use fields::{Field, FieldKind, FieldScope, GROUPS};
 pub use select::Selection;

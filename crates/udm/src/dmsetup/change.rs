@@ -4,7 +4,7 @@ use super::create::translate_node_paths;
 use super::options::OptionName;
 use super::session::{CommandError, CommandResult, DeviceSelector, Session, command_failed, ioctl_failed};
 use super::show::describe;
-use crate::verbs::current_dir;
+use crate::requests::current_dir;
 use std::thread::sleep;
 use std::time::Duration;
 use udm_control::client::{ClientError, device_path};

@@ -3,7 +3,7 @@
 
 use super::options::{CommandLine, OptionName};
 use crate::log;
-use crate::verbs::all_devices;
+use crate::requests::all_devices;
 use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 use udm_core::errno::ENXIO;

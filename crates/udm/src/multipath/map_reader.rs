@@ -1,6 +1,6 @@
 //! A multipath device, composed from its table and its status.
 
-use crate::verbs::explain;
+use crate::requests::explain;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use std::str::SplitWhitespace;

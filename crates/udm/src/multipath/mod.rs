@@ -8,7 +8,7 @@ mod print;
 
 use crate::args::{PrintArgs, ServerArgs};
 use crate::output::{say, say_json};
-use crate::verbs::{current_dir, explain};
+use crate::requests::{current_dir, explain};
 use anyhow::{Result, bail};
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use map_reader::{MultipathMap, Path};

@@ -11,7 +11,7 @@ mod progress;
 
 use crate::args::{PrintArgs, ServerArgs, TimeoutArgs};
 use crate::output::{say, say_json};
-use crate::verbs::{current_dir, explain};
+use crate::requests::{current_dir, explain};
 use anyhow::{Context, Result};
 use clap::{ArgGroup, Args, Subcommand};
 use std::path::PathBuf;

@@ -2,7 +2,7 @@
 
 use super::{path, print::format_bytes};
 use crate::output::say;
-use crate::verbs::explain;
+use crate::requests::explain;
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;

@@ -16,7 +16,7 @@ mod view;
 
 use crate::args::{ServerArgs, parse_seconds};
 use crate::output::{say, say_json};
-use crate::verbs::explain;
+use crate::requests::explain;
 use anyhow::{Context, Result};
 use clap::Args;
 use rates::Rates;

@@ -1,9 +1,9 @@
 //! Verbs that change a device.
 
-use super::explain;
 use crate::args::{PrintArgs, ServerArgs, TimeoutArgs};
 use crate::concise;
 use crate::output::{say, say_json};
+use crate::requests::{current_dir, explain};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::io::Read;
@@ -19,12 +19,6 @@ fn table_text(table: Option<&str>, file: Option<&Path>) -> Result<String> {
         (None, Some(file)) => read_table(file),
         (None, None) => read_bounded(std::io::stdin().lock(), "standard input"),
     }
-}
-
-/// The current folder, for relative paths in tables. `None` if it is not known or not UTF-8; the
-/// server then refuses relative paths.
-pub fn current_dir() -> Option<String> {
-    std::env::current_dir().ok()?.into_os_string().into_string().ok()
 }
 
 /// Reads the table in `file`.

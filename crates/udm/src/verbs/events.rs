@@ -1,8 +1,8 @@
 //! `udm events`: events of a server, one per line.
 
-use super::explain;
 use crate::args::ServerArgs;
 use crate::output::{reader_closed_async, say};
+use crate::requests::explain;
 use anyhow::Result;
 use clap::Args;
 use std::ops::ControlFlow;

@@ -1,12 +1,12 @@
 //! `udm info`: devices, as dmsetup prints them.
 
-use super::explain;
 use super::power::power_line;
 use super::queue::queue_lines;
 use super::show::{NONE, find_devices};
 use crate::args::{PrintArgs, ServerArgs};
 use crate::columns::{ColumnError, ColumnLayout, Columns, list_of_fields};
 use crate::output::{say, say_json};
+use crate::requests::explain;
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use std::fmt::Write as _;

@@ -1,8 +1,8 @@
 //! `udm power`: shows or switches the power of disks.
 
-use super::explain;
 use crate::args::{PrintArgs, ServerArgs};
 use crate::output::{say, say_json};
+use crate::requests::explain;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use std::fmt::Write;

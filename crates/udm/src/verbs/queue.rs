@@ -1,8 +1,8 @@
 //! `udm queue`: shows or changes the request queues in front of disks.
 
-use super::explain;
 use crate::args::{PrintArgs, ServerArgs};
 use crate::output::{say, say_json};
+use crate::requests::explain;
 use anyhow::{Result, bail};
 use clap::Args;
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
 //! Verbs that print the state of devices in dmsetup's format.
 
-use super::explain;
 use crate::args::{ListArgs, PrintArgs, ServerArgs};
 use crate::concise;
 use crate::output::{say, say_json};
+use crate::requests::{all_devices, explain};
 use anyhow::Result;
 use clap::Args;
 use std::fmt::Write as _;
@@ -15,22 +15,6 @@ pub(super) const NONE: &str = "No devices found\n";
 
 pub(super) fn get<T: serde::de::DeserializeOwned>(client: &ControlClient, target: &str) -> Result<T> {
     client.get(target).map_err(|e| explain(e, None))
-}
-
-/// All devices, in the order of their numbers.
-///
-/// # Errors
-/// The server does not answer.
-pub fn all_devices(client: &ControlClient) -> Result<Vec<api::Device>, ClientError> {
-    Ok(client.get::<api::DeviceList>("/v1/devices")?.devices)
-}
-
-/// The live tables of all devices.
-///
-/// # Errors
-/// The server does not answer.
-pub fn all_tables(client: &ControlClient) -> Result<Vec<api::Table>, ClientError> {
-    Ok(client.get::<api::TableList>("/v1/tables")?.tables)
 }
 
 pub(super) fn list(client: &ControlClient) -> Result<Vec<api::Device>> {

@@ -1,10 +1,10 @@
 //! Dependencies of devices: `udm deps` and `udm ls --tree`, in dmsetup's format.
 
-use super::explain;
-use super::show::{NONE, all_tables, list, tables};
+use super::show::{NONE, list, tables};
 use crate::args::{ListArgs, PrintArgs, ServerArgs};
 use crate::columns::{node_below, node_of};
 use crate::output::{say, say_json};
+use crate::requests::{all_tables, explain};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,8 +1,9 @@
 //! `udm wait`: waits for an event of a device.
 
-use super::{describe, explain};
+use super::describe;
 use crate::args::{PrintArgs, ServerArgs, parse_seconds};
 use crate::output::{say, say_json};
+use crate::requests::explain;
 use anyhow::Result;
 use clap::Args;
 use std::time::{Duration, Instant};
