@@ -1,7 +1,7 @@
 //! dmsetup's concise form of devices: `NAME,UUID,MINOR,FLAGS,LINE,LINE...;NAME,...`. A backslash
 //! escapes a separator.
 
-use crate::verbs::folder;
+use crate::requests::current_dir;
 use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 
@@ -104,22 +104,22 @@ pub struct CreateError {
 pub fn make(client: &ControlClient, new: &ConciseDevice) -> Result<api::Device, CreateError> {
     let uuid = Some(&new.uuid).filter(|uuid| !uuid.is_empty()).cloned();
     let body = api::Create { name: new.name.clone(), uuid, minor: new.minor, ..api::Create::default() };
-    let made = client.post::<api::Device>("/v1/devices", &body);
-    let made = made.map_err(|error| CreateError { ioctl: "create", number: None, error })?;
+    let created = client.post::<api::Device>("/v1/devices", &body);
+    let created = created.map_err(|error| CreateError { ioctl: "create", number: None, error })?;
     if new.table.trim().is_empty() {
-        return Ok(made);
+        return Ok(created);
     }
-    let path = |rest| device_path(&made.name, rest);
+    let path = |rest| device_path(&created.name, rest);
     let refused = |ioctl, error| {
         // Errors of the removal are ignored: the caller reports the failed step.
         let _ = client.delete::<()>(&path(""));
-        CreateError { ioctl, number: Some(made.number.clone()), error }
+        CreateError { ioctl, number: Some(created.number.clone()), error }
     };
-    let table = api::Load { table: new.table.clone(), folder: folder(), read_only: Some(new.read_only) };
+    let table = api::Load { table: new.table.clone(), folder: current_dir(), read_only: Some(new.read_only) };
     client.put::<()>(&path("/table"), &table).map_err(|error| refused("reload", error))?;
     let resumed = client.post::<()>(&path("/resume"), &api::Resume::default());
     resumed.map_err(|error| refused("resume", error))?;
-    Ok(made)
+    Ok(created)
 }
 
 fn escape_field(text: &str) -> String {

@@ -81,8 +81,9 @@ fn run_experiments(args: &RunArgs) -> Result<ExitCode> {
     }
     let is_asked = |e: &&Experiment| args.names.is_empty() || args.names.iter().any(|name| name == e.name);
     let effort = ExperimentOptions { quick: args.quick, stop, fio_engine: args.fio_engine.as_deref() };
-    let asked: Vec<_> = EXPERIMENTS.iter().filter(is_asked).collect();
-    let outcomes = progress::with_step_progress(asked.len(), |done| run_each(&asked, &effort, done))?;
+    let experiments: Vec<_> = EXPERIMENTS.iter().filter(is_asked).collect();
+    let outcomes =
+        progress::with_step_progress(experiments.len(), |done| run_each(&experiments, &effort, done))?;
     let machine = MachineInfo::this();
     if let Some(file) = &args.html {
         let page = lab::page(&machine, &outcomes);
@@ -98,12 +99,12 @@ fn run_experiments(args: &RunArgs) -> Result<ExitCode> {
 
 /// Runs the experiments; if stopped, returns those that have finished.
 fn run_each(
-    asked: &[&Experiment],
+    experiments: &[&Experiment],
     effort: &ExperimentOptions<'_>,
     done: &AtomicUsize,
 ) -> Result<Vec<ExperimentOutcome>> {
     let mut outcomes = Vec::new();
-    for experiment in asked {
+    for experiment in experiments {
         match experiment.run(effort) {
             Ok(outcome) => outcomes.push(outcome),
             Err(_) if effort.stop.load(Relaxed) => {}

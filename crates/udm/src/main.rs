@@ -1,12 +1,14 @@
 //! `udm`: the device mapper as an ordinary program. See `udm --help`.
 //!
-//! * `cli`: the command line. `verbs`, `snapshot`, `multipath`: commands that talk to a running
-//!   server.
+//! * `cli`: the command line. `args`, `table_arg`: arguments that verbs share.
+//!   `requests`: requests that they share.
+//! * `verbs`, `snapshot`, `multipath`: commands that talk to a running server.
 //! * `serve`, `config`, `log`: the server. `top`, `web`: displays of a running server.
 //! * `dmsetup`, `columns`, `concise`: dmsetup's command line and output.
 //! * `bench`, `lab`, `demo`: measurements and demonstrations. `cow`, `log_writes`: offline tools.
 #![forbid(unsafe_code)]
 
+mod args;
 mod bench;
 mod cli;
 mod columns;
@@ -22,16 +24,19 @@ mod log_writes;
 mod multipath;
 mod output;
 mod private_dir;
+mod requests;
 mod serve;
 mod snapshot;
+mod table_arg;
 mod top;
 mod verbs;
 mod web;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use cli::{Cli, Verb};
 use std::io::Write;
 use std::process::ExitCode;
+use verbs::{change, show, tree};
 
 /// Stack size of the program's thread, in bytes.
 const STACK: usize = 8 << 20;
@@ -67,9 +72,9 @@ fn program() -> ExitCode {
         if bench { bench::with_hint(error) } else { error }.exit()
     });
     if let Verb::Serve(args) = &cli.verb
-        && let Some(error) = args.check_listen_args()
+        && !args.has_listen_args()
     {
-        error.exit();
+        cli::no_address_error().exit();
     }
     // The fork must come before any other thread starts.
     if let Verb::Serve(args) = &cli.verb
@@ -105,18 +110,41 @@ fn strip_os_error(text: &str) -> String {
 
 fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
     match verb {
-        Verb::Serve(args) => serve::run(args),
-        Verb::LogWrites(args) => log_writes::run(args),
-        Verb::Cow(args) => cow::run(args),
-        Verb::Snapshot(args) => snapshot::run(args),
-        Verb::Multipath(args) => multipath::run(args).map(|()| ExitCode::SUCCESS),
-        Verb::Demo(args) => demo::run(args).map(|()| ExitCode::SUCCESS),
-        Verb::Bench(args) => bench::run(args),
-        Verb::Lab(args) => lab::run(args),
-        Verb::Web(args) => web::run(args).map(|()| ExitCode::SUCCESS),
-        Verb::Top(args) => top::run(args),
-        verb => verbs::run(verb).map(|()| ExitCode::SUCCESS),
+        Verb::Serve(args) => return serve::run(args),
+        Verb::LogWrites(args) => return log_writes::run(args),
+        Verb::Cow(args) => return cow::run(args),
+        Verb::Snapshot(args) => return snapshot::run(args),
+        Verb::Bench(args) => return bench::run(args),
+        Verb::Lab(args) => return lab::run(args),
+        Verb::Top(args) => return top::run(args),
+        Verb::Multipath(args) => multipath::run(args),
+        Verb::Demo(args) => demo::run(args),
+        Verb::Web(args) => web::run(args),
+        Verb::Create(args) => change::create(args),
+        Verb::Remove(args) => change::remove(args),
+        Verb::Rename(args) => change::rename(args),
+        Verb::Load(args) => change::load(args),
+        Verb::Clear(args) => change::clear(args),
+        Verb::Suspend(args) => change::suspend(args),
+        Verb::Resume(args) => change::resume(args),
+        Verb::Message(args) => change::message(args),
+        Verb::Queue(args) => verbs::queue::queue(args),
+        Verb::Power(args) => verbs::power::power(args),
+        Verb::Wait(args) => verbs::wait::wait(args),
+        Verb::Events(args) => verbs::events::print_events(args),
+        Verb::Reconfigure(args) => verbs::reconfigure::run(args),
+        Verb::Table(args) => show::table(args),
+        Verb::Status(args) => show::status(args),
+        Verb::Info(args) => verbs::info::info(args),
+        Verb::Ls(args) if args.tree => tree::ls(&args.list),
+        Verb::Ls(args) => show::ls(args),
+        Verb::Deps(args) => tree::deps(args),
+        Verb::Exports(args) => show::exports(args),
+        Verb::Targets(args) => show::targets(args),
+        Verb::Version(args) => show::version(args),
+        Verb::Generate(args) => verbs::generate::run(args, Cli::command()),
     }
+    .map(|()| ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

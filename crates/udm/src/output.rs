@@ -52,12 +52,12 @@ pub fn reader_closed(within: Option<Duration>) -> bool {
 /// Completes when the reader of standard output has closed the pipe. A thread waits for it until
 /// the program ends.
 pub async fn reader_closed_async() {
-    let (tell, told) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     std::thread::spawn(move || {
         while !reader_closed(None) {}
         // The receiver may have been dropped.
-        let _ = tell.send(());
+        let _ = sender.send(());
     });
     // The sender always sends before it is dropped.
-    let _ = told.await;
+    let _ = receiver.await;
 }

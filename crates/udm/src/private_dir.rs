@@ -13,7 +13,7 @@ const MODE: u32 = 0o700;
 ///
 /// # Errors
 /// If the folder cannot be created, or another folder is found in its place.
-pub fn folder(prefix: &str) -> io::Result<TempDir> {
+pub fn private_temp_dir(prefix: &str) -> io::Result<TempDir> {
     let permissions = Permissions::from_mode(MODE);
     let folder = tempfile::Builder::new().prefix(prefix).permissions(permissions.clone()).tempdir()?;
     // The umask may have removed bits that the owner needs.

@@ -37,7 +37,7 @@ fn resident(server: &Server) -> u64 {
 
 /// Checks that the well-behaved client is served and that memory is within `bound`.
 #[expect(clippy::print_stdout, reason = "the figures are the report of a manual run")]
-fn served(what: &str, server: &Server, healthy: &mut Client, bound: u64) {
+fn served(name: &str, server: &Server, healthy: &mut Client, bound: u64) {
     let begin = Instant::now();
     for len in [4 * KIB, 64 * KIB] {
         read(healthy, len);
@@ -46,8 +46,8 @@ fn served(what: &str, server: &Server, healthy: &mut Client, bound: u64) {
     // A new client is accepted too.
     read(&mut client(server), 4 * KIB);
     let rss = resident(server);
-    println!("{what}: served in {took:?}, {} MiB resident (bound {})", rss / MIB, bound / MIB);
-    assert!(rss <= bound, "{what}: {rss} bytes resident, {bound} allowed");
+    println!("{name}: served in {took:?}, {} MiB resident (bound {})", rss / MIB, bound / MIB);
+    assert!(rss <= bound, "{name}: {rss} bytes resident, {bound} allowed");
 }
 
 /// Raises the descriptor limit for some thousand connections with both ends in this process.

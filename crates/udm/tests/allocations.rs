@@ -48,7 +48,7 @@ fn run(core: &mut LocalCore, lane: &mut dyn Lane, ready: &mut Batch, done: &mut 
 
 /// Counts the allocations of `run`. Allocations of the test harness on another thread are counted
 /// too, so one of three runs must have none.
-fn allocates_nothing(what: &str, mut run: impl FnMut()) {
+fn allocates_nothing(name: &str, mut run: impl FnMut()) {
     let mut changes = Vec::new();
     for _ in 0..3 {
         let region = Region::new(ALLOC);
@@ -59,7 +59,7 @@ fn allocates_nothing(what: &str, mut run: impl FnMut()) {
         }
         changes.push(change);
     }
-    panic!("{what}: {changes:?}");
+    panic!("{name}: {changes:?}");
 }
 
 /// A single test, since the allocator counts for the whole process.

@@ -104,8 +104,8 @@ fn what_cannot_be_true_is_refused_with_the_byte_and_left_alone() {
     let table = table(&disk, &cow);
     for (why, bytes) in &cases {
         fs::write(&cow, bytes).unwrap();
-        let said = server.refuses(&["create", "s", "--table", &table]);
-        assert!(said.lines().next().unwrap().contains(why), "{why}: {said}");
+        let output = server.refuses(&["create", "s", "--table", &table]);
+        assert!(output.lines().next().unwrap().contains(why), "{why}: {output}");
         assert!(fs::read(&cow).unwrap() == *bytes, "{why}: it was written to");
         assert_eq!(server.says(&["ls"]).lines().count(), 1, "{why}: something is left");
         // A server that is started with the store prints the same error and does not start.
@@ -113,8 +113,8 @@ fn what_cannot_be_true_is_refused_with_the_byte_and_left_alone() {
             .args(["--socket", "/dev/null/none"])
             .output()
             .unwrap();
-        let said = text(&serve.stderr);
-        assert!(serve.status.code() == Some(1) && said.contains(why), "{why}: {said}");
+        let output = text(&serve.stderr);
+        assert!(serve.status.code() == Some(1) && output.contains(why), "{why}: {output}");
         assert!(fs::read(&cow).unwrap() == *bytes, "{why}: it was written to");
         if let (true, Some((byte, _))) = (why.starts_with("at byte"), why.split_once(": ")) {
             let check = udm(&["cow", "check", "--origin-size", "1M"]).arg(&cow).output().unwrap();
@@ -144,23 +144,26 @@ fn a_second_writer_of_a_store_is_refused_in_one_line() {
     let other = Server::start(&["m=0 2048 linear mem:1M 0"]);
     for name in [&cow, &link] {
         // The store belongs to another origin in this server, and is in use for any other server.
-        let said = server.refuses(&[
+        let output = server.refuses(&[
             "create",
             "t",
             "--table",
             &format!("0 2048 snapshot mem:1M {} P 8", name.display()),
         ]);
-        assert!(said.contains("254:0 has") && said.contains("alone): Device or resource busy"), "{said}");
-        let said = other.refuses(&["create", "t", "--table", &table(Path::new("mem:1M"), name)]);
+        assert!(
+            output.contains("254:0 has") && output.contains("alone): Device or resource busy"),
+            "{output}"
+        );
+        let output = other.refuses(&["create", "t", "--table", &table(Path::new("mem:1M"), name)]);
         let line = format!("{}: in use: another program writes it or forbids writes", name.display());
-        assert!(said.contains(&line), "{said}");
+        assert!(output.contains(&line), "{output}");
         // A shared file does not make the store shared.
         let shared = format!("file:{}?exclusive=off", name.display());
-        let said =
+        let output =
             other.refuses(&["create", "t", "--table", &table(Path::new("mem:1M"), Path::new(&shared))]);
         assert!(
-            said.contains("another program has") && said.contains("alone): Device or resource busy"),
-            "{said}"
+            output.contains("another program has") && output.contains("alone): Device or resource busy"),
+            "{output}"
         );
         let out = udm(&["cow", "compact"]).arg(name).output().unwrap();
         assert!(text(&out.stderr).ends_with("it is in use by another program\n"), "{out:?}");
@@ -196,9 +199,9 @@ fn an_origin_that_is_resized_under_a_snapshot() {
     file.set_len(512 << 10).unwrap();
     assert_eq!((one(1, Nbd::Read, 200), one(1, Nbd::Read, 1), one(0, Nbd::Write, 4)), (5, 0, 0));
     for (name, table) in [("v", &origin), ("s", &table(&disk, &cow))] {
-        let said = server.refuses(&["load", name, "--table", table]);
+        let output = server.refuses(&["load", name, "--table", table]);
         let why = "disk too small for target: start=0, len=2048, dev_size=1024: Invalid argument";
-        assert_eq!(said.lines().next(), Some(&*format!("udm: {name}: {why}")));
+        assert_eq!(output.lines().next(), Some(&*format!("udm: {name}: {why}")));
     }
     assert_eq!(server.says(&["status", "s"]), "0 2048 snapshot 48/2048 16\n");
     assert_eq!((one(0, Nbd::Write, 200), one(1, Nbd::Read, 1)), (5, 5));

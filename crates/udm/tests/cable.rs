@@ -15,15 +15,15 @@ fn no_request_fails_and_no_block_is_wrong() {
     let parts: Value = serde_json::from_slice(&out.stdout).unwrap();
     let parts = parts.as_array().unwrap();
     let whats: Vec<_> = parts.iter().map(|part| part["what"].as_str().unwrap()).collect();
-    let wanted = [
+    let expected = [
         "nothing is lost",
         "a server is stopped for 1 s",
         "the same, with hedged reads",
         "a server is killed",
         "both are killed for 1 s",
     ];
-    assert_eq!(whats[..wanted.len()], wanted);
-    if whats.len() == wanted.len() {
+    assert_eq!(whats[..expected.len()], expected);
+    if whats.len() == expected.len() {
         support::report_skip("a server that is cut off from the network: that needs root");
     }
     for part in parts {

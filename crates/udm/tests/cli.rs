@@ -22,10 +22,10 @@ fn run_hands_over_where_things_are_and_returns_the_status() {
         "echo \"$uri $unixsocket $uri_my_disk $uri_top\"; ls -l $unixsocket $UDM_SOCKET | cut -c1-10; exit 7",
     );
     assert_eq!(out.status.code(), Some(7));
-    let said = text(&out.stdout);
-    let lines: Vec<_> = said.lines().collect();
+    let output = text(&out.stdout);
+    let lines: Vec<_> = output.lines().collect();
     let words: Vec<_> = lines[0].split(' ').collect();
-    let [uri, socket, disk, top] = words[..] else { panic!("{said}") };
+    let [uri, socket, disk, top] = words[..] else { panic!("{output}") };
     assert_eq!(uri, disk);
     assert_eq!(uri, format!("nbd+unix:///my-disk?socket={socket}"));
     assert_eq!(top, format!("nbd+unix:///top?socket={socket}"));
@@ -48,9 +48,9 @@ fn the_private_folder_is_private() {
              --run 'stat -c \"%a %u\" ${{unixsocket%/*}} ${{UDM_SOCKET%/*}}; id -u'"
         );
         let out = Command::new("sh").args(["-c", &line]).output().unwrap();
-        let said = text(&out.stdout);
-        let lines: Vec<_> = said.lines().collect();
-        let [nbd, control, uid] = lines[..] else { panic!("{umask}: {said}{}", text(&out.stderr)) };
+        let output = text(&out.stdout);
+        let lines: Vec<_> = output.lines().collect();
+        let [nbd, control, uid] = lines[..] else { panic!("{umask}: {output}{}", text(&out.stderr)) };
         assert_eq!((nbd, control), (&*format!("700 {uid}"), nbd), "umask {umask}");
     }
 }
@@ -59,11 +59,11 @@ fn the_private_folder_is_private() {
 fn verbs_inside_run_reach_the_private_socket() {
     let out = serve_run("$UDM ls && $UDM status && $UDM table && $UDM table top");
     assert!(out.status.success(), "{}", text(&out.stderr));
-    let wanted = "my-disk\t(254:0)\ntop\t(254:1)\n\
+    let expected = "my-disk\t(254:0)\ntop\t(254:1)\n\
                   my-disk: 0 2048 linear \ntop: 0 1024 linear \ntop: 1024 512 zero \n\
                   my-disk: 0 2048 linear 253:0 0\ntop: 0 1024 linear 254:0 8\ntop: 1024 512 zero \n\
                   0 1024 linear 254:0 8\n1024 512 zero \n";
-    assert_eq!(text(&out.stdout), wanted);
+    assert_eq!(text(&out.stdout), expected);
 }
 
 #[test]
@@ -119,9 +119,9 @@ fn a_server_raises_its_limit_on_files_and_not_its_commands() {
     );
     let out = Command::new("sh").args(["-c", &script]).env("UDM", UDM).output().unwrap();
     assert!(out.status.success(), "{}", text(&out.stderr));
-    let said = text(&out.stdout);
-    let words: Vec<_> = said.split_whitespace().collect();
-    assert_eq!((words[0], words[4], words[5]), ("200", "4000", "4000"), "{said}");
+    let output = text(&out.stdout);
+    let words: Vec<_> = output.split_whitespace().collect();
+    assert_eq!((words[0], words[4], words[5]), ("200", "4000", "4000"), "{output}");
 }
 
 #[test]
@@ -162,10 +162,10 @@ fn a_server_cleans_up_behind_itself() {
         udm(&["serve", "--device", "d=0 8 zero", "--unix", "-", "--socket"]).arg(&server.socket).output();
     let second = second.unwrap();
     assert_eq!(second.status.code(), Some(1));
-    let said = text(&second.stderr);
+    let output = text(&second.stderr);
     assert!(
-        said.starts_with("udm: control socket ") && said.contains("another server answers there"),
-        "{said}"
+        output.starts_with("udm: control socket ") && output.contains("another server answers there"),
+        "{output}"
     );
     Command::new("kill").arg(server.child.id().to_string()).status().unwrap();
     let status = until("the end of the server", || server.child.try_wait().unwrap());
@@ -246,10 +246,13 @@ fn the_same_uri_is_the_same_device_and_keeps_its_number() {
     let below: Value = serde_json::from_str(&server.says(&["table", "b", "--json"])).unwrap();
     assert_eq!(below[0]["devices"][0]["uri"], file.as_str());
     assert_eq!(below[0]["devices"][1]["uri"], "mem:1M");
-    let said = server.refuses(&["load", "b", "--table", "0 8 linear 253:7 0"]);
-    assert!(said.starts_with("udm: b: linear: Device lookup failed (no device has the number 253:7): No such device or address\n"), "{said}");
-    let said = server.refuses(&["load", "b", "--table", "0 8 linear @b 0"]);
-    assert!(said.starts_with("udm: b: linear: Device lookup failed (b is on top of b already)"), "{said}");
+    let output = server.refuses(&["load", "b", "--table", "0 8 linear 253:7 0"]);
+    assert!(output.starts_with("udm: b: linear: Device lookup failed (no device has the number 253:7): No such device or address\n"), "{output}");
+    let output = server.refuses(&["load", "b", "--table", "0 8 linear @b 0"]);
+    assert!(
+        output.starts_with("udm: b: linear: Device lookup failed (b is on top of b already)"),
+        "{output}"
+    );
 }
 
 /// A server with another current folder opens the caller's files, for tables from files, standard
@@ -271,13 +274,13 @@ fn relative_paths_count_from_the_callers_folder() {
     let table: Value = serde_json::from_str(&server.says(&["table", "d", "--json"])).unwrap();
     assert_eq!(table[0]["devices"][1]["uri"], path.as_str());
     assert_eq!(table[0]["devices"][0]["uri"], format!("file:{path}?readonly=on"));
-    let (_, said) = call(&["load", "d", "--table", "0 8 linear ./none 0"]);
+    let (_, output) = call(&["load", "d", "--table", "0 8 linear ./none 0"]);
     let none = here.join("none");
-    let wanted = format!(
+    let expected = format!(
         "udm: d: linear: Device lookup failed ({}): No such file or directory\n0 8 linear ./none 0\n           ^^^^^^\n",
         none.display()
     );
-    assert_eq!(said, wanted, "the mark is under what was written");
+    assert_eq!(output, expected, "the mark is under what was written");
     let mp = "0 2048 multipath 0 0 1 1 round-robin 0 1 1 ./disk.img 1";
     assert!(call(&["create", "mp", "--table", mp]).0);
     assert_eq!(call(&["message", "mp", "0", "fail_path", "disk.img"]), (true, String::new()));
@@ -287,10 +290,10 @@ fn relative_paths_count_from_the_callers_folder() {
         let body = serde_json::json!({"name": "h", "table": "0 8 linear disk.img 0", "folder": folder});
         server.http("POST", "/v1/devices", &body.to_string())
     };
-    let (status, _, said) = create(Value::Null);
+    let (status, _, output) = create(Value::Null);
     assert!(
-        status == 400 && said.contains("give an absolute path, or the folder that it counts from"),
-        "{said}"
+        status == 400 && output.contains("give an absolute path, or the folder that it counts from"),
+        "{output}"
     );
     assert_eq!(create("relative".into()).0, 400);
     assert_eq!(create(here.to_str().unwrap().into()).0, 200);
@@ -308,8 +311,8 @@ fn options_stand_anywhere_in_a_message() {
         let out = udm(args).output().unwrap();
         assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
     }
-    let said = server.refuses(&["message", "d", "0", "--", "--socket", "x"]);
-    assert!(said.starts_with("udm: d: ") && said.ends_with("Invalid argument\n"), "{said}");
+    let output = server.refuses(&["message", "d", "0", "--", "--socket", "x"]);
+    assert!(output.starts_with("udm: d: ") && output.ends_with("Invalid argument\n"), "{output}");
     // dust accepts messages while it is suspended, as in the kernel; multipath does not.
     server.says(&["suspend", "d"]);
     server.says(&["message", "d", "0", "addbadblock", "3"]);
@@ -327,21 +330,21 @@ fn messages_reach_the_target() {
     assert_eq!(server.says(&["status", "mp"]), "0 2048 multipath 2 1 0 0 1 1 E 0 2 0 253:0 F 1 253:1 A 0 \n");
     assert!(server.says(&["info", "mp"]).contains("Event number:      1"));
     server.says(&["message", "mp", "0", "reinstate_path", "mem:1M"]);
-    let said = server.refuses(&["message", "mp", "0", "fail_path", "mem:3M"]);
-    assert!(said.starts_with("udm: mp: ") && said.trim_end().lines().count() == 1, "{said}");
-    let said = server.refuses(&["message", "mp", "99999", "fail_path", "253:0"]);
-    assert_eq!(said, "udm: mp: Target message sector outside device.: Invalid argument\n");
+    let output = server.refuses(&["message", "mp", "0", "fail_path", "mem:3M"]);
+    assert!(output.starts_with("udm: mp: ") && output.trim_end().lines().count() == 1, "{output}");
+    let output = server.refuses(&["message", "mp", "99999", "fail_path", "253:0"]);
+    assert_eq!(output, "udm: mp: Target message sector outside device.: Invalid argument\n");
     // A file that no table uses is no path of this device; a missing file is an error.
     let file = server.folder.path().join("p3");
     fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
-    let said = server.refuses(&["message", "mp", "0", "fail_path", file.to_str().unwrap()]);
-    assert!(said.ends_with("(no table uses it): Invalid argument\n"), "{said}");
+    let output = server.refuses(&["message", "mp", "0", "fail_path", file.to_str().unwrap()]);
+    assert!(output.ends_with("(no table uses it): Invalid argument\n"), "{output}");
     fs::remove_file(&file).unwrap();
-    let said = server.refuses(&["message", "mp", "0", "fail_path", file.to_str().unwrap()]);
-    assert!(said.ends_with(": No such file or directory\n"), "{said}");
+    let output = server.refuses(&["message", "mp", "0", "fail_path", file.to_str().unwrap()]);
+    assert!(output.ends_with(": No such file or directory\n"), "{output}");
     server.says(&["suspend", "mp"]);
-    let said = server.refuses(&["message", "mp", "0", "fail_path", "253:0"]);
-    assert_eq!(said, "udm: mp: the device is suspended: Device or resource busy\n");
+    let output = server.refuses(&["message", "mp", "0", "fail_path", "253:0"]);
+    assert_eq!(output, "udm: mp: the device is suspended: Device or resource busy\n");
     server.says(&["resume", "mp"]);
 }
 
@@ -377,18 +380,18 @@ fn bad_tables_show_the_word_to_blame() {
         ),
     ];
     for (table, why, mark) in cases {
-        let wanted = format!("udm: bad: {why}\n{table}\n{mark}\n");
-        assert_eq!(server.refuses(&["create", "bad", "--table", table]), wanted);
+        let expected = format!("udm: bad: {why}\n{table}\n{mark}\n");
+        assert_eq!(server.refuses(&["create", "bad", "--table", table]), expected);
         assert_eq!(server.says(&["ls"]), "No devices found\n", "nothing is left of it");
         let serve = udm(&["serve", "--unix", "-", "--cores", "0", "--device", &format!("bad={table}")])
             .output()
             .unwrap();
         assert_eq!(serve.status.code(), Some(1));
-        assert_eq!(text(&serve.stderr), wanted);
+        assert_eq!(text(&serve.stderr), expected);
     }
     // The second of three lines.
-    let said = server.refuses(&["create", "bad", "--table", "# two\n0 8 zero\n8 8 linear x\n"]);
-    assert!(said.ends_with("\n8 8 linear x\n            ^\n"), "{said}");
+    let output = server.refuses(&["create", "bad", "--table", "# two\n0 8 zero\n8 8 linear x\n"]);
+    assert!(output.ends_with("\n8 8 linear x\n            ^\n"), "{output}");
 }
 
 #[test]
@@ -399,8 +402,8 @@ fn wrong_usage_is_2_and_wrong_names_are_refused() {
     }
     let server = Server::start(&[]);
     for name in ["a/b", "..", "control", &"x".repeat(128), ""] {
-        let said = server.refuses(&["create", "--notable", "--", name]);
-        assert!(said.ends_with(": Invalid argument\n") && said.lines().count() == 1, "{name}: {said}");
+        let output = server.refuses(&["create", "--notable", "--", name]);
+        assert!(output.ends_with(": Invalid argument\n") && output.lines().count() == 1, "{name}: {output}");
     }
     let nobody = udm(&["ls", "--socket", "/nonexistent/udm.sock"]).output().unwrap();
     assert_eq!(nobody.status.code(), Some(1));
@@ -422,8 +425,8 @@ fn tables_come_from_files_and_standard_input() {
     assert!(load.status.success());
     assert_eq!(server.says(&["table", "a", "--inactive"]), "0 8 zero \n");
     fs::write(&file, "0 8 zero\n".repeat(200_000)).unwrap();
-    let said = server.refuses(&["load", "a", file.to_str().unwrap()]);
-    assert!(said.contains("longer than 1048576 bytes"), "{said}");
+    let output = server.refuses(&["load", "a", file.to_str().unwrap()]);
+    assert!(output.contains("longer than 1048576 bytes"), "{output}");
 }
 
 #[test]
@@ -458,8 +461,8 @@ fn versions_and_targets_need_no_server() {
 #[test]
 fn man_pages_and_completions() {
     let folder = tempfile::tempdir().unwrap();
-    for what in ["man", "completions"] {
-        let out = udm(&["generate", what]).arg(folder.path().join(what)).output().unwrap();
+    for kind in ["man", "completions"] {
+        let out = udm(&["generate", kind]).arg(folder.path().join(kind)).output().unwrap();
         assert!(out.status.success(), "{}", text(&out.stderr));
     }
     let page = fs::read_to_string(folder.path().join("man/udm-serve.1")).unwrap();

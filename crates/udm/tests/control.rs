@@ -126,13 +126,13 @@ fn the_description_is_true() {
 #[test]
 fn curl_does_all_that_the_verbs_do() {
     let server = server();
-    let call = |method: &str, path: &str, body: Value, wanted: u16| {
+    let call = |method: &str, path: &str, body: Value, expected: u16| {
         let (status, _, answer) = server.http(method, path, &body.to_string());
-        assert_eq!(status, wanted, "{method} {path}: {answer}");
+        assert_eq!(status, expected, "{method} {path}: {answer}");
         if answer.is_empty() { Value::Null } else { serde_json::from_str(&answer).unwrap() }
     };
-    let made = call("POST", "/v1/devices", json!({"name": "a b", "table": "0 8 zero"}), 200);
-    assert_eq!((&made["number"], &made["size_bytes"]), (&json!("254:1"), &json!(4096)));
+    let created = call("POST", "/v1/devices", json!({"name": "a b", "table": "0 8 zero"}), 200);
+    assert_eq!((&created["number"], &created["size_bytes"]), (&json!("254:1"), &json!(4096)));
     call("PUT", "/v1/devices/a%20b/table", json!({"table": "0 16 zero"}), 204);
     call("POST", "/v1/devices/a%20b/suspend", json!({"noflush": true}), 204);
     assert_eq!(call("GET", "/v1/devices/a%20b", Value::Null, 200)["state"], "suspended");
@@ -209,11 +209,11 @@ fn bad_requests_are_refused_in_json() {
         ("POST", "/v1/devices/x/rename", "{\"name\": \"y\"}", 404),
         ("POST", "/v1/devices/x/rename", "{\"name\": \"d\"}", 409),
     ];
-    for (method, path, body, wanted) in cases {
+    for (method, path, body, expected) in cases {
         let (status, head, answer) = server.http(method, path, body);
-        assert_eq!(status, wanted, "{method} {path} {}: {answer}", &body[..body.len().min(80)]);
+        assert_eq!(status, expected, "{method} {path} {}: {answer}", &body[..body.len().min(80)]);
         assert!(refusal(&answer).to_string().len() < 2000);
-        assert_eq!(head.contains("\r\nallow: "), wanted == 405, "{head}");
+        assert_eq!(head.contains("\r\nallow: "), expected == 405, "{head}");
     }
     let huge = format!("{{\"table\": \"{}\"}}", "x".repeat(4 << 20));
     let (status, _, answer) = server.http("PUT", "/v1/devices/d/table", &huge);
@@ -325,16 +325,16 @@ fn another_user_is_refused_with_the_reason() {
     std::fs::copy(support::UDM, &program).unwrap();
     open(&program, 0o755);
     for args in [&["ls"][..], &["create", "x", "--table", "0 8 zero"], &["remove", "d"]] {
-        let said = Command::new(&program)
+        let output = Command::new(&program)
             .args(args)
             .env("UDM_SOCKET", &server.socket)
             .uid(65534)
             .gid(65534)
             .output();
-        let said = said.unwrap();
-        assert_eq!(said.status.code(), Some(1));
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(1));
         assert_eq!(
-            text(&said.stderr),
+            text(&output.stderr),
             "udm: control socket: only the user that runs the server, and root, may use it: Operation not permitted\n"
         );
     }
@@ -360,10 +360,10 @@ fn an_abandoned_suspend_is_called_off() {
     client
         .write_all(b"POST /v1/devices/slow/suspend HTTP/1.1\r\nHost: udm\r\nContent-Length: 0\r\n\r\n")
         .unwrap();
-    let state = |wanted: &str| {
-        until(wanted, || {
+    let state = |expected: &str| {
+        until(expected, || {
             let (_, _, body) = server.http("GET", "/v1/devices/slow", "");
-            body.contains(&format!("\"state\":\"{wanted}\"")).then_some(())
+            body.contains(&format!("\"state\":\"{expected}\"")).then_some(())
         });
     };
     state("suspended");
@@ -380,8 +380,8 @@ fn a_suspended_device_lets_clients_wait() {
     server.says(&["suspend", "d"]);
     let mut read = begin_read(&server, "d");
     until("the client is seen", || {
-        let said = text(&server.verb(&["remove", "d"]).stderr);
-        said.contains("it is open 1 times").then_some(())
+        let output = text(&server.verb(&["remove", "d"]).stderr);
+        output.contains("it is open 1 times").then_some(())
     });
     server.says(&["load", "d", "--table", "0 2048 zero"]);
     server.says(&["resume", "d"]);

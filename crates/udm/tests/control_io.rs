@@ -137,10 +137,10 @@ fn a_load_is_called_off() {
 }
 
 /// Waits until `is` is true; panics after 60 s.
-fn until(what: &str, mut is: impl FnMut() -> bool) {
+fn until(name: &str, mut is: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: it never was");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{name}: it never was");
         thread::sleep(Duration::from_millis(1));
     }
 }

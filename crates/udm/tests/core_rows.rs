@@ -73,8 +73,8 @@ fn k07_a_removal_is_deferred() {
         ("@what", "Unsupported message sent to DM core: @what"),
     ] {
         let message: Vec<&str> = words.split(' ').collect();
-        let said = server.refuses(&[&["message", "d", "0"], &message[..]].concat());
-        assert!(said.contains(why) && said.ends_with("Invalid argument\n"), "{said}");
+        let output = server.refuses(&[&["message", "d", "0"], &message[..]].concat());
+        assert!(output.contains(why) && output.ends_with("Invalid argument\n"), "{output}");
     }
     server.says(&["message", "d", "0", "@Cancel_Deferred_Remove"]);
 }
@@ -85,8 +85,8 @@ fn k08_a_removal_is_forced() {
     let mut client = Client::connect(&server.nbd, "d");
     assert_eq!(client.write(0), 0);
     server.says(&["load", "d", "--table", "0 16 zero"]);
-    let said = server.refuses(&["remove", "--force", "d"]);
-    assert_eq!(said, "udm: d: it is open 1 times: Device or resource busy\n");
+    let output = server.refuses(&["remove", "--force", "d"]);
+    assert_eq!(output, "udm: d: it is open 1 times: Device or resource busy\n");
     assert_eq!(server.says(&["table", "d"]), "0 16 error \n");
     assert_eq!(server.says(&["table", "d", "--inactive"]), "\n");
     assert_eq!((client.read(0), client.write(0), client.one(Nbd::Flush, 0, 0)), (EIO, EIO, 0));
@@ -109,8 +109,8 @@ fn k08_what_waits_fails() {
     let mut clients = ["low", "high"].map(|name| Client::connect(&server.nbd, name));
     clients.iter_mut().for_each(|client| client.ask_read(0));
     until("requests", || server.says(&["status", "low"]).contains(" F ").then_some(()));
-    let said = server.refuses(&["remove", "--force", "low"]);
-    assert_eq!(said, "udm: low: it is open 1 times: Device or resource busy\n".replace('1', "2"));
+    let output = server.refuses(&["remove", "--force", "low"]);
+    assert_eq!(output, "udm: low: it is open 1 times: Device or resource busy\n".replace('1', "2"));
     assert_eq!(clients.each_mut().map(|client| client.error()), [EIO, EIO]);
     // A suspended device is resumed, and its requests fail.
     server.says(&["suspend", "high"]);
@@ -134,8 +134,8 @@ fn k08_storage_that_hangs_is_waited_for_until_the_caller_has_enough() {
     client.ask(Nbd::Write, 0, 512);
     client.ask(Nbd::Flush, 0, 0);
     std::thread::sleep(Duration::from_millis(50));
-    let said = server.refuses(&["remove", "--force", "--timeout", "0.2", "d"]);
-    assert_eq!(said, "udm: d: not at rest within 200 ms; the device is active: Connection timed out\n");
+    let output = server.refuses(&["remove", "--force", "--timeout", "0.2", "d"]);
+    assert_eq!(output, "udm: d: not at rest within 200 ms; the device is active: Connection timed out\n");
     assert_eq!((server.says(&["table", "d"]), state(&server, "d").as_str()), (before, "ACTIVE"));
     assert_eq!(server.says(&["table", "d", "--inactive"]), "\n");
     // The clients do not wait for storage: requests in flight failed at once.
@@ -169,15 +169,15 @@ fn k10_names_that_are_taken() {
     let server = Server::start(&[]);
     server.says(&["create", "a", "--notable", "--uuid", "U"]);
     for args in [&["create", "a", "--notable"][..], &["create", "b", "--notable", "--uuid", "U"]] {
-        let said = server.refuses(args);
-        assert!(said.ends_with(" exists: Device or resource busy\n"), "{said}");
+        let output = server.refuses(args);
+        assert!(output.ends_with(" exists: Device or resource busy\n"), "{output}");
     }
     for (name, why) in [
         ("a/b", r#"Name "a/b" invalid. It contains "/"."#),
         ("control", r#"device name cannot be "control", ".", or ".."#),
         (&*"x".repeat(128), "Invalid argument"),
     ] {
-        let said = server.refuses(&["create", name, "--notable"]);
-        assert!(said.contains(why) && said.ends_with("Invalid argument\n"), "{said}");
+        let output = server.refuses(&["create", name, "--notable"]);
+        assert!(output.contains(why) && output.ends_with("Invalid argument\n"), "{output}");
     }
 }

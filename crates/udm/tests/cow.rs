@@ -53,8 +53,8 @@ fn a_store_that_is_no_use_fails_the_check() {
     let folder = TempDir::new().unwrap();
     let check = |args: &[&str]| cow(folder.path(), &[&["check", "store"], args].concat());
     store(&folder, false, &[(7, 2)]);
-    let (status, said, error) = check(&[]);
-    assert!(status == 1 && said.starts_with("state       invalid\n") && error.is_empty(), "{said}{error}");
+    let (status, reply, error) = check(&[]);
+    assert!(status == 1 && reply.starts_with("state       invalid\n") && error.is_empty(), "{reply}{error}");
     assert_eq!(cow(folder.path(), &["info", "store"]).0, 0);
     store(&folder, true, &[(7, 2)]);
     assert_eq!(check(&["--origin-size", "32K"]).0, 0);
@@ -70,16 +70,16 @@ fn a_store_that_is_no_use_fails_the_check() {
 }
 
 /// The byte that fills each chunk of the origin, read without the code of udm.
-fn kept(folder: &Path) -> Vec<(u64, u8)> {
+fn chunks_of(folder: &Path) -> Vec<(u64, u8)> {
     let bytes = fs::read(folder.join("store")).unwrap();
     let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let records = (4096..8192).step_by(16).map(|at| (number(at), number(at + 8)));
-    let mut kept: Vec<_> = records
+    let mut chunks: Vec<_> = records
         .take_while(|record| record.1 != 0)
         .map(|(old, new)| (old, bytes[new as usize * 4096]))
         .collect();
-    kept.sort_unstable();
-    kept
+    chunks.sort_unstable();
+    chunks
 }
 
 #[test]
@@ -92,32 +92,32 @@ fn a_store_is_compacted() {
         bytes[chunk * 4096..(chunk + 1) * 4096].fill(chunk as u8);
     }
     fs::write(&path, &bytes).unwrap();
-    let before = kept(folder.path());
+    let before = chunks_of(folder.path());
     assert_eq!(before, [(3, 6), (7, 12), (9, 2)]);
 
-    let (status, said, error) = cow(folder.path(), &["compact", "--dry-run", "--shrink", "store"]);
+    let (status, reply, error) = cow(folder.path(), &["compact", "--dry-run", "--shrink", "store"]);
     assert_eq!((status, error.as_str()), (0, ""));
-    assert_eq!(said, "exceptions  3\nto move     8192 bytes\nsize        20480 bytes, 65536 before\n");
+    assert_eq!(reply, "exceptions  3\nto move     8192 bytes\nsize        20480 bytes, 65536 before\n");
     assert_eq!(fs::read(&path).unwrap(), bytes, "a dry run writes nothing");
 
     // The file keeps its length, and so its free space.
-    let (status, said, _) = cow(folder.path(), &["compact", "store"]);
+    let (status, reply, _) = cow(folder.path(), &["compact", "store"]);
     assert!(
-        status == 0 && said.contains("moved       8192 bytes\nsize        65536 bytes, 65536 before\n"),
-        "{said}"
+        status == 0 && reply.contains("moved       8192 bytes\nsize        65536 bytes, 65536 before\n"),
+        "{reply}"
     );
-    assert_eq!((kept(folder.path()), fs::metadata(&path).unwrap().len()), (before.clone(), 65536));
+    assert_eq!((chunks_of(folder.path()), fs::metadata(&path).unwrap().len()), (before.clone(), 65536));
     let text = "state       valid\nsize        65536 bytes\nchunk       4096 bytes, 8 sectors\nexceptions  3, 14 fit\n\
                 status      40/128 16\n";
     assert_eq!(cow(folder.path(), &["check", "store"]), (0, text.into(), String::new()));
 
-    let said = cow(folder.path(), &["compact", "--shrink", "--json", "store"]).1;
-    let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let reply = cow(folder.path(), &["compact", "--shrink", "--json", "store"]).1;
+    let report: serde_json::Value = serde_json::from_str(&reply).unwrap();
     assert_eq!(
         (&report["moved_bytes"], &report["size_bytes"]),
         (&0.into(), &serde_json::json!([65536, 20480]))
     );
-    assert_eq!((kept(folder.path()), fs::metadata(&path).unwrap().len()), (before, 20480));
+    assert_eq!((chunks_of(folder.path()), fs::metadata(&path).unwrap().len()), (before, 20480));
     assert_eq!(cow(folder.path(), &["check", "store"]).0, 0);
 }
 

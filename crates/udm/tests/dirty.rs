@@ -65,8 +65,8 @@ fn what_others_see_of_the_maps() {
             assert_eq!(qemu_img(&server.nbd, export, name), map, "qemu-img: {export} {name}");
         }
         if has_python() {
-            let said = libnbd(&["map", &uri, name]);
-            let lists: Vec<u64> = said.split_whitespace().map(|word| word.parse().unwrap()).collect();
+            let output = libnbd(&["map", &uri, name]);
+            let lists: Vec<u64> = output.split_whitespace().map(|word| word.parse().unwrap()).collect();
             let pairs: Vec<(u64, u32)> = lists.chunks(2).map(|pair| (pair[0], pair[1] as u32)).collect();
             assert_eq!(pairs, map, "libnbd: {export} {name}");
         }
@@ -255,8 +255,8 @@ fn a_merge_under_way_is_all_dirty() {
             begun = true;
             // The merge may have ended by now.
             let out = server.verb(&["snapshot", "diff", "other"]);
-            let said = text(&out.stderr);
-            assert!(out.status.success() || said.contains("is being merged into its origin"), "{said}");
+            let output = text(&out.stderr);
+            assert!(out.status.success() || output.contains("is being merged into its origin"), "{output}");
         } else if dirty == SIZE / 2 {
             break;
         }

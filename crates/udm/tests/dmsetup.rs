@@ -172,7 +172,7 @@ fn a_script_gets_the_answers_of_dmsetup() {
         }
         let mut got = shown(&world.sh(command));
         let other = OTHERWISE.iter().position(|(one, ..)| command == one);
-        let wanted = match other {
+        let expected = match other {
             Some(place) => {
                 assert_ne!(got, *answer, "{command}: it is as dmsetup now");
                 used[place] = true;
@@ -182,14 +182,14 @@ fn a_script_gets_the_answers_of_dmsetup() {
         };
         // A deferred removal happens some time after the last close, in the kernel as in udm.
         for _ in 0..50 {
-            if got == wanted || !command.starts_with("dmsetup info ") {
+            if got == expected || !command.starts_with("dmsetup info ") {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(100));
             got = shown(&world.sh(command));
         }
-        if got != wanted {
-            wrong += &format!("$ {command}\n--- wanted\n{wanted}--- got\n{got}");
+        if got != expected {
+            wrong += &format!("$ {command}\n--- wanted\n{expected}--- got\n{got}");
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
@@ -226,14 +226,14 @@ fn bad_tables_get_dmsetups_answers() {
             row["stderr"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
         let mut got =
             (text(&out.stderr).lines().collect::<Vec<_>>().join("\n"), out.status.code(), String::new());
-        let mut wanted = (stderr.join("\n"), row["rc"].as_i64().map(|rc| rc as i32), String::new());
+        let mut expected = (stderr.join("\n"), row["rc"].as_i64().map(|rc| rc as i32), String::new());
         if out.status.success() {
             got.2 = text(&world.sh("dmsetup table t").stdout).trim_end_matches('\n').to_owned();
-            wanted.2 = row["table_out"].as_str().unwrap_or_default().to_owned();
+            expected.2 = row["table_out"].as_str().unwrap_or_default().to_owned();
             assert!(world.sh("dmsetup remove t").status.success());
         }
-        if got != wanted {
-            wrong += &format!("{table}\n  wanted {wanted:?}\n  got    {got:?}\n");
+        if got != expected {
+            wrong += &format!("{table}\n  wanted {expected:?}\n  got    {got:?}\n");
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
@@ -250,8 +250,8 @@ fn a_report_is_made_again_as_things_are_then() {
          while ! [ -s out ]; do sleep 0.01; done; dmsetup remove longer-than-columns; wait; cat out");
     let line = |name: &str, open: &str| format!("|{name:<19} {open:>4}\n");
     let (heading, z) = (line("Name", "Open"), line("z", "0"));
-    let wanted = format!("{heading}{}{z}|\n{heading}{z}", line("longer-than-columns", "0"));
-    assert_eq!(shown(&out), wanted);
+    let expected = format!("{heading}{}{z}|\n{heading}{z}", line("longer-than-columns", "0"));
+    assert_eq!(shown(&out), expected);
     let refused = "!ls: not in udm: only reports are repeated: info -c, splitname\n!Command failed.\n=1\n";
     assert_eq!(shown(&world.sh("dmsetup ls --count 2")), refused);
 }
@@ -261,20 +261,20 @@ fn a_report_is_made_again_as_things_are_then() {
 fn without_a_server_commands_fail() {
     let world = DmsetupFixture::new();
     let out = world.sh("UDM_SOCKET=$PWD/none dmsetup ls");
-    let wanted =
+    let expected =
         format!("!{}/none: can't reach udm serve\n!Command failed.\n=1\n", world.folder.path().display());
-    assert_eq!(shown(&out), wanted);
+    assert_eq!(shown(&out), expected);
 }
 
 /// Commands of udm and dmsetup print the same, and each reads the output of the other.
 #[test]
 fn udm_prints_the_same() {
     let world = DmsetupFixture::new();
-    let made = world.sh(
+    let created = world.sh(
         "dmsetup create a -u UUID-a --table \"0 2048 linear $R0 0\" && dmsetup create b --table '0 8 error' && \
          dmsetup create top --table '0 1024 linear /dev/mapper/a 8' && dmsetup suspend b",
     );
-    assert_eq!(shown(&made), "");
+    assert_eq!(shown(&created), "");
     for words in [
         "info -c",
         "info -C a top",

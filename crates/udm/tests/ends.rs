@@ -51,9 +51,9 @@ fn what_is_held_does_not_hold_up_the_end() {
         let errors = [c.error(), c.error()];
         assert_eq!(errors, if i == 3 { [0, 0] } else { [ESHUTDOWN, ESHUTDOWN] }, "client {i}");
     }
-    assert_eq!(server.wait().code(), Some(0), "{}", server.said());
+    assert_eq!(server.wait().code(), Some(0), "{}", server.output());
     assert!(server.is_clean());
-    assert!(!server.said().contains("udm: left"), "{}", server.said());
+    assert!(!server.output().contains("udm: left"), "{}", server.output());
 }
 
 /// With storage that hangs, the server says that it waits, and a second signal ends it.
@@ -65,11 +65,11 @@ fn a_second_signal_ends_at_once() {
         (0..3).for_each(|_| c.ask(Command::Read, 0, 512));
         std::thread::sleep(Duration::from_millis(100));
         server.signal(signal);
-        until("a word", || server.said().contains("udm: waiting for 3 requests on d (").then_some(()));
+        until("a word", || server.output().contains("udm: waiting for 3 requests on d (").then_some(()));
         assert!(server.child.try_wait().unwrap().is_none() && server.is_clean());
         server.signal(signal);
-        assert_eq!(server.wait().code(), Some(status), "{}", server.said());
-        assert!(server.said().contains("ended at once"), "{}", server.said());
+        assert_eq!(server.wait().code(), Some(status), "{}", server.output());
+        assert!(server.output().contains("ended at once"), "{}", server.output());
     }
 }
 
@@ -81,10 +81,10 @@ fn the_end_has_a_limit_and_says_what_it_leaves() {
     std::thread::sleep(Duration::from_millis(100));
     server.signal(Signal::TERM);
     assert_eq!(server.wait().code(), Some(1));
-    let said = server.said();
+    let output = server.output();
     assert!(
-        said.contains("udm: stopped waiting after 1 s: 1 request on d; flushed data is safe; "),
-        "{said}"
+        output.contains("udm: stopped waiting after 1 s: 1 request on d; flushed data is safe; "),
+        "{output}"
     );
     assert!(server.is_clean());
 }
@@ -99,7 +99,7 @@ fn idle_and_deaf_clients_do_not_hold_up_the_end() {
     std::thread::sleep(Duration::from_millis(100));
     let begin = Instant::now();
     server.signal(Signal::HUP);
-    assert_eq!(server.wait().code(), Some(0), "{}", server.said());
+    assert_eq!(server.wait().code(), Some(0), "{}", server.output());
     assert!(begin.elapsed() < Duration::from_secs(50), "the deaf one is given up before the limit");
     drop((idle, deaf, silent));
 }

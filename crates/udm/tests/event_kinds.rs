@@ -76,8 +76,8 @@ fn a_path_that_is_held_and_one_that_is_refused() {
     server.says(&["message", "mp", "0", "fail_path", "253:0"]);
     let refused = next(&mut listener, "path-refused");
     assert_eq!((&refused["device"], &refused["path"]), (&"mp".into(), &"253:0".into()));
-    let said = format!("path 253:0 ({}) stays failed: it is shorter than ", disks[0]);
-    assert!(line(&refused).starts_with(&said), "{refused}");
+    let output = format!("path 253:0 ({}) stays failed: it is shorter than ", disks[0]);
+    assert!(line(&refused).starts_with(&output), "{refused}");
     server.says(&["multipath", "fail", "path", "253:0"]);
     let held = next(&mut listener, "path-held");
     assert_eq!(held["path"], "253:0");
@@ -119,11 +119,11 @@ fn a_slow_path_is_ejected_and_admitted_again() {
         let admitted = next(&mut listener, "path-admitted");
         assert_eq!(admitted["path"], "254:0");
         // The event and the log use the new name.
-        let said = "path 254:0 (mended) is no slower than the others: in use again";
-        assert_eq!(line(&admitted), said);
+        let output = "path 254:0 (mended) is no slower than the others: in use again";
+        assert_eq!(line(&admitted), output);
         // The log is written by another thread.
-        let said = format!("multipath: mp: {said}\n");
-        until("the line in the log", || server.log().contains(&said).then_some(()));
+        let output = format!("multipath: mp: {output}\n");
+        until("the line in the log", || server.log().contains(&output).then_some(()));
     });
 }
 

@@ -38,10 +38,10 @@ fn each_change_once_and_in_order() {
     server.says(&["remove", "e"]);
     server.says(&["remove", "other"]);
     let all: Vec<Value> = (0..10).map(|_| listener.next()).collect();
-    let said =
+    let output =
         |event: &Value| format!("{} {}", event["device"].as_str().unwrap(), event["kind"].as_str().unwrap());
     assert_eq!(
-        all.iter().map(said).collect::<Vec<_>>(),
+        all.iter().map(output).collect::<Vec<_>>(),
         [
             "d created",
             "d loaded",
@@ -249,6 +249,6 @@ fn it_does_not_hold_up_the_end() {
     let _ = listener.0.read_to_end(&mut rest);
     assert!(text(&rest).contains("\"kind\":\"removed\""), "{}", text(&rest));
     let out = verb.wait_with_output().unwrap();
-    let said = text(&out.stderr);
-    assert!(!out.status.success() && said.lines().count() == 1, "{said}");
+    let output = text(&out.stderr);
+    assert!(!out.status.success() && output.lines().count() == 1, "{output}");
 }

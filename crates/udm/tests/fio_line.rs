@@ -63,8 +63,8 @@ fn pasted_lines_move_what_fio_moves() {
             }
             let mut command = line(program, words);
             command.arg("--output-format=json");
-            let (status, out, said) = outcome(command, folder.path());
-            assert_eq!(status, Some(0), "{program} {words}: {out}{said}");
+            let (status, out, output) = outcome(command, folder.path());
+            assert_eq!(status, Some(0), "{program} {words}: {out}{output}");
             let length = folder.path().join("f").metadata().map_or(0, |data| data.len());
             (moved(&out), length)
         };
@@ -112,11 +112,11 @@ fn direct_is_direct() {
                 is_open_direct(&bench, &disk).map(Some).or(over.then_some(None))
             });
             let _ = bench.kill();
-            let said = text(&bench.wait_with_output().unwrap().stderr);
+            let output = text(&bench.wait_with_output().unwrap().stderr);
             match is {
                 Some(is) => assert_eq!(is, want, "{words}"),
                 // A file system without `O_DIRECT` gives an error.
-                None => assert!(want && said.contains("does not support O_DIRECT"), "{words}: {said}"),
+                None => assert!(want && output.contains("does not support O_DIRECT"), "{words}: {output}"),
             }
         }
     }
@@ -137,10 +137,10 @@ fn what_udm_does_not_have_is_named_with_the_way_out() {
         let words: Vec<_> = words.split(' ').map(|word| word.replace('~', " ")).collect();
         let mut bench = udm(&["bench"]);
         bench.args(&words);
-        let (status, _, said) = outcome(bench, folder.path());
-        assert!(status != Some(0) && said.contains(want), "{words:?}: {said}");
+        let (status, _, output) = outcome(bench, folder.path());
+        assert!(status != Some(0) && output.contains(want), "{words:?}: {output}");
         let known = ["startdelay", "md5", "flow=", "mmap"].iter().any(|word| words.join(" ").contains(word));
-        assert_eq!(said.contains("make fio-engine"), known, "{words:?}: {said}");
+        assert_eq!(output.contains("make fio-engine"), known, "{words:?}: {output}");
         assert!(!folder.path().join("f").exists(), "{words:?} made a file");
     }
 }
@@ -166,10 +166,10 @@ fn a_device_that_answers_nothing_does_not_hold_a_bench() {
     for mut bench in [by_time, by_signal] {
         until("the end of the bench", || bench.try_wait().unwrap());
         let out = bench.wait_with_output().unwrap();
-        let (report, said) = (text(&out.stdout), text(&out.stderr));
-        assert_eq!(out.status.code(), Some(1), "{said}");
-        assert!(said.contains("4 requests are in flight 1 s after the end"), "{said}");
-        assert!(said.contains("4 requests were not answered within 10 s"), "{said}");
+        let (report, output) = (text(&out.stdout), text(&out.stderr));
+        assert_eq!(out.status.code(), Some(1), "{output}");
+        assert!(output.contains("4 requests are in flight 1 s after the end"), "{output}");
+        assert!(output.contains("4 requests were not answered within 10 s"), "{output}");
         assert!(report.contains("Run status group 0"), "{report}");
     }
 }
@@ -235,8 +235,8 @@ fn each_example_runs_as_with_fio_or_is_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("job.fio");
         fs::write(&path, small(&job)).unwrap();
-        let (status, out, said) = outcome(line("udm", "job.fio --output-format=json"), folder.path());
-        let last = said.lines().last().unwrap_or_default();
+        let (status, out, output) = outcome(line("udm", "job.fio --output-format=json"), folder.path());
+        let last = output.lines().last().unwrap_or_default();
         if status == Some(0) {
             run += 1;
             if !has("fio") {
@@ -253,16 +253,16 @@ fn each_example_runs_as_with_fio_or_is_refused_by_name() {
                         .collect::<Vec<_>>()
                 };
                 let (ours, fios) = (all(&moved(&out)), all(&moved(&report)));
-                assert_eq!(ours.len(), fios.len(), "{name}\n{said}");
+                assert_eq!(ours.len(), fios.len(), "{name}\n{output}");
                 // With random lengths, the last request may be long.
                 let near = |a: u64, b: u64| a.abs_diff(b) <= 64 << 10;
                 let same = ours.iter().zip(&fios).all(|(a, b)| a.0 == b.0 && near(a.1, b.1));
-                assert!(same, "{name}: {ours:?}, fio {fios:?}\n{said}");
+                assert!(same, "{name}: {ours:?}, fio {fios:?}\n{output}");
             }
             continue;
         }
         refused += 1;
-        assert_eq!(status, Some(1), "{name}: {said}");
+        assert_eq!(status, Some(1), "{name}: {output}");
         let mut option = last.split(['\'', ' ', '=', ':']).map(|word| word.trim_start_matches("--"));
         let is_option = |word: &&str| {
             word.len() > 1
@@ -291,12 +291,12 @@ fn files_are_laid_out() {
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("f");
     let run = |words: &str| outcome(line("udm", words), folder.path());
-    let (status, _, said) = run("--name=a --filename=f --size=1M --rw=randread --number_ios=1");
-    assert!(status == Some(0) && said.contains("laid out"), "{said}");
+    let (status, _, output) = run("--name=a --filename=f --size=1M --rw=randread --number_ios=1");
+    assert!(status == Some(0) && output.contains("laid out"), "{output}");
     let data = disk.metadata().unwrap();
     assert!(data.len() == MIB && data.blocks() * 512 >= MIB, "a hole would be read as nothing");
-    let (status, _, said) = run("--name=a --filename=f --filesize=512k --rw=read --bs=64k");
-    assert!(status == Some(0) && !said.contains("laid out"), "{said}");
+    let (status, _, output) = run("--name=a --filename=f --filesize=512k --rw=read --bs=64k");
+    assert!(status == Some(0) && !output.contains("laid out"), "{output}");
     assert_eq!(disk.metadata().unwrap().len(), MIB);
     let (status, out, _) =
         run("--name=a --filename=f --filesize=512k --rw=read --bs=64k --output-format=json");

@@ -199,13 +199,13 @@ fn percentiles_are_those_of_the_list() {
         assert!(out.status.success(), "{}", text(&out.stderr));
         percentile_lines(&text(&out.stdout))
     };
-    let said = lines(udm(&["bench"]));
-    assert!(said.contains(&"     |  0.125th=,  1.000th=, 50.000th=, 99.900th=".to_owned()), "{said:?}");
+    let output = lines(udm(&["bench"]));
+    assert!(output.contains(&"     |  0.125th=,  1.000th=, 50.000th=, 99.900th=".to_owned()), "{output:?}");
     if !has("fio") {
         return report_skip("fio is not installed");
     }
     assert_eq!(ours, percentiles(&report(&mut Command::new("fio"), &path, &disk)));
-    assert_eq!(said, lines(Command::new("fio")));
+    assert_eq!(output, lines(Command::new("fio")));
 }
 
 /// The CPUs of each of two jobs, which are threads of a program that was just started.

@@ -149,8 +149,8 @@ fn a_file_system_that_is_full_makes_writes_wait_until_there_is_room() {
                 (0..chunks).for_each(|chunk| assert_eq!(client.one(Nbd::Write, chunk * CHUNK, 4096), 0));
             });
             let full = || warnings(&server).first().cloned();
-            let said = until("a file system that is full", full);
-            assert!(said.contains("No space left on device"), "{said}");
+            let output = until("a file system that is full", full);
+            assert!(output.contains("No space left on device"), "{output}");
             assert!(!writer.is_finished() && state(&server) == "active");
             // Another program frees space, without a notification.
             std::fs::remove_file(at("other")).unwrap();
@@ -279,12 +279,12 @@ fn a_store_that_others_change_is_told_of_in_one_line() {
     {
         File::create(&tiny).unwrap().set_len(len).unwrap();
         let table = format!("0 2048 snapshot {} {} P 8", disk.display(), tiny.display());
-        let said = server.refuses(&["create", "t", "--table", &table]);
-        assert!(said.contains(why), "{len}: {said}");
+        let output = server.refuses(&["create", "t", "--table", &table]);
+        assert!(output.contains(why), "{len}: {output}");
     }
-    let said =
+    let output =
         server.refuses(&["snapshot", "create", "u", "--of", "disk", "--store", "mem:1M", "--grow", "1M"]);
-    assert_eq!(said, "udm: u: mem:1M: only a regular file grows: Invalid argument\n");
+    assert_eq!(output, "udm: u: mem:1M: only a regular file grows: Invalid argument\n");
 }
 
 /// The cut part would read as zeroes after a write beyond it.

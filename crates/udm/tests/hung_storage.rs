@@ -68,9 +68,9 @@ fn storage_that_hangs_holds_up_nobody_else() {
     waiting.push(begin(&server, "DELETE", "/v1/devices/used", &json!(null)));
     until("the device is gone", || (!server.says(&["ls"]).contains("used")).then_some(()));
     // A path on the hung mount can be failed and replaced by its name in the table.
-    let said =
+    let output =
         text(&server.verb(&["message", "mp", "0", "fail_path", mount.file().to_str().unwrap()]).stderr);
-    assert!(said.contains("no path over device") && said.ends_with("Invalid argument\n"), "{said}");
+    assert!(output.contains("no path over device") && output.ends_with("Invalid argument\n"), "{output}");
     // When the storage answers again, all waiting requests complete.
     mount.signal(Signal::CONT);
     until("the loads that waited", || {
@@ -90,7 +90,7 @@ fn what_the_kernel_does_not_give_up_holds_up_nobody_else() {
     let limit = "udm: stopped waiting after 2 s: 1 request on d; flushed data is safe; \
         the process ends when the kernel has completed its requests\n";
     let second = "udm: ended at once; flushed data is safe\n";
-    for (seconds, signals, said, status) in [("2", 1, limit, 1), ("3600", 2, second, 143)] {
+    for (seconds, signals, output, status) in [("2", 1, limit, 1), ("3600", 2, second, 143)] {
         let Some(mount) = Mount::new() else { return };
         let devices = [&format!("d={}", linear(&mount.file())), "ok=0 8 linear mem:4k 0"];
         let mut server = ShutdownServer::start(&["--stop-timeout", seconds], &devices);
@@ -101,9 +101,9 @@ fn what_the_kernel_does_not_give_up_holds_up_nobody_else() {
         assert_eq!(well.write(0), 0);
         std::thread::sleep(Duration::from_millis(500));
         server.signal(Signal::TERM);
-        until("a word", || server.said().contains("udm: waiting for 1 request on d (").then_some(()));
+        until("a word", || server.output().contains("udm: waiting for 1 request on d (").then_some(()));
         (1..signals).for_each(|_| server.signal(Signal::TERM));
-        until("the end", || server.said().ends_with(said).then_some(()));
+        until("the end", || server.output().ends_with(output).then_some(()));
         assert!(server.is_clean());
         for client in [&mut hung, &mut well] {
             assert_eq!(client.stream.read(&mut [0]).unwrap(), 0, "the end of the connection");
@@ -114,6 +114,6 @@ fn what_the_kernel_does_not_give_up_holds_up_nobody_else() {
             "the kernel has let go by itself: this test shows nothing"
         );
         mount.signal_behind(Signal::CONT);
-        assert_eq!(server.wait().code(), Some(status), "{}", server.said());
+        assert_eq!(server.wait().code(), Some(status), "{}", server.output());
     }
 }

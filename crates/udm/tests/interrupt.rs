@@ -29,9 +29,9 @@ fn a_bench_that_is_interrupted_reports_what_it_has() {
         std::thread::sleep(Duration::from_millis(700));
         signal(&bench, name);
         let out = bench.wait_with_output().unwrap();
-        let (said, report) = (text(&out.stderr), text(&out.stdout));
-        assert_eq!(out.status.code(), Some(128), "fio's status: {said}");
-        assert!(said.contains("terminating on signal"), "{said}");
+        let (output, report) = (text(&out.stderr), text(&out.stdout));
+        assert_eq!(out.status.code(), Some(128), "fio's status: {output}");
+        assert!(output.contains("terminating on signal"), "{output}");
         assert!(report.contains("IOPS=") && report.contains("Run status group 0"), "{more}: {report}");
     }
 }

@@ -155,27 +155,30 @@ fn what_is_left_out_or_refused_is_named() {
         let out = udm(&["bench", path.to_str().unwrap()]).args(more).output().unwrap();
         (out.status.code(), text(&out.stderr))
     };
-    let (status, said) = run("[a]\nioengine=libaio\nhipri\nfilename=null:size=4k", &[]);
+    let (status, output) = run("[a]\nioengine=libaio\nhipri\nfilename=null:size=4k", &[]);
     assert!(
-        status == Some(0) && said.contains("left out, as they mean nothing here: hipri, ioengine"),
-        "{said}"
+        status == Some(0) && output.contains("left out, as they mean nothing here: hipri, ioengine"),
+        "{output}"
     );
-    let (status, said) = run("[a]\nfilename=null:size=4k\nnosuch=1", &[]);
-    assert!(status == Some(1) && said.contains("job a: unexpected argument '--nosuch'"), "{said}");
-    let (status, said) = run("[a]\nrw=read", &[]);
-    assert!(status == Some(1) && said.contains("a job has no filename"), "{said}");
+    let (status, output) = run("[a]\nfilename=null:size=4k\nnosuch=1", &[]);
+    assert!(status == Some(1) && output.contains("job a: unexpected argument '--nosuch'"), "{output}");
+    let (status, output) = run("[a]\nrw=read", &[]);
+    assert!(status == Some(1) && output.contains("a job has no filename"), "{output}");
     // One job may have this amount of data, three parallel jobs may not.
     let data = "bs=1g\niodepth=9\nfilename=null:size=1g\n";
-    let (status, said) = run(&format!("[global]\n{data}[a]\n[b]\n[c]\nrw=write"), &[]);
-    assert!(status == Some(1) && said.contains("28991029248 bytes of data, more than 17179869184"), "{said}");
+    let (status, output) = run(&format!("[global]\n{data}[a]\n[b]\n[c]\nrw=write"), &[]);
+    assert!(
+        status == Some(1) && output.contains("28991029248 bytes of data, more than 17179869184"),
+        "{output}"
+    );
     let map = "rw=randread\nbsrange=512-4k\nnumber_ios=1\nfilename=null:size=1T\n";
-    let (status, said) = run(&format!("[global]\n{map}[a]\n[b]\n[c]"), &[]);
-    assert!(status == Some(1) && said.contains("maps of 6442450944 blocks in all"), "{said}");
+    let (status, output) = run(&format!("[global]\n{map}[a]\n[b]\n[c]"), &[]);
+    assert!(status == Some(1) && output.contains("maps of 6442450944 blocks in all"), "{output}");
     let requests = "[a]\nbare\niodepth=65536\nnumjobs=1024\nfilename=null:size=4k";
-    let (status, said) = run(requests, &[]);
-    assert!(status == Some(1) && said.contains("bytes of data, more than"), "{said}");
-    let (status, said) = run("[a]\nrw=read", &["--rw", "write", "--device", "null:size=4k"]);
-    assert!(status == Some(2) && said.contains("cannot be used with"), "{said}");
+    let (status, output) = run(requests, &[]);
+    assert!(status == Some(1) && output.contains("bytes of data, more than"), "{output}");
+    let (status, output) = run("[a]\nrw=read", &["--rw", "write", "--device", "null:size=4k"]);
+    assert!(status == Some(2) && output.contains("cannot be used with"), "{output}");
 }
 
 /// fio's own tool converts the latencies of each job from `json+`; the counts must agree.

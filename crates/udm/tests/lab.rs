@@ -45,9 +45,9 @@ fn all_run() {
     let folder = tempfile::tempdir().expect("a folder");
     let page = folder.path().join("lab.html");
     let out = lab(&["run", "--quick", "--json", "--html", page.to_str().expect("UTF-8")]);
-    let said: Value = serde_json::from_str(&stdout(&out)).expect("JSON");
-    assert!(said["machine"]["cpus"].as_u64() >= Some(1));
-    let experiments = said["experiments"].as_array().expect("experiments");
+    let output: Value = serde_json::from_str(&stdout(&out)).expect("JSON");
+    assert!(output["machine"]["cpus"].as_u64() >= Some(1));
+    let experiments = output["experiments"].as_array().expect("experiments");
     let names: Vec<&str> = experiments.iter().map(|e| e["name"].as_str().expect("a name")).collect();
     assert_eq!(
         names,
@@ -69,8 +69,8 @@ fn all_run() {
 
 #[test]
 fn selectors_do_as_they_should() {
-    let said: Value = serde_json::from_str(&stdout(&lab(&["run", "selectors", "--json"]))).expect("JSON");
-    let experiment = &said["experiments"][0];
+    let output: Value = serde_json::from_str(&stdout(&lab(&["run", "selectors", "--json"]))).expect("JSON");
+    let experiment = &output["experiments"][0];
     for finding in experiment["findings"].as_array().expect("findings") {
         assert_ne!(finding["verdict"], "missed", "{finding:#}");
     }
@@ -79,7 +79,7 @@ fn selectors_do_as_they_should() {
     let found = findings(experiment);
     let (_, share, _) = found
         .iter()
-        .find(|(what, ..)| *what == "10 times slower, depth 32: round-robin, share of the ideal")
+        .find(|(name, ..)| *name == "10 times slower, depth 32: round-robin, share of the ideal")
         .expect("round-robin");
     assert!((share - 2.0 / 11.0).abs() < 0.01, "{share}");
     let text = stdout(&lab(&["run", "selectors"]));
@@ -90,8 +90,8 @@ fn selectors_do_as_they_should() {
 #[test]
 fn fio_runs_where_there_is_an_engine() {
     let out = lab(&["run", "fio", "--json"]);
-    let said: Value = serde_json::from_str(&stdout(&out)).expect("JSON");
-    let note = said["experiments"][0]["notes"][0].as_str().expect("a note");
+    let output: Value = serde_json::from_str(&stdout(&out)).expect("JSON");
+    let note = output["experiments"][0]["notes"][0].as_str().expect("a note");
     assert!(note.contains("make fio-engine"), "{note}");
     let out = lab(&["run", "fio", "--quick", "--fio-engine", "/dev/null"]);
     assert_eq!(out.status.code(), Some(1));

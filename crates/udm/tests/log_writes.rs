@@ -142,10 +142,10 @@ fn the_check_sees_a_fresh_copy_of_each_state() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3, "the copies are gone");
 
     let text = "test $(od -An -tu1 -N1 -j512 $image) = 1";
-    let said =
+    let reply =
         refused(&folder, &["replay", "log", "failed", "--size", "4k", "--each-flush", "--check", text]);
     assert_eq!(
-        said,
+        reply,
         "udm: failed: the check failed at flush 2 (entry 4): exit status: 1: the file holds what failed"
     );
     assert_eq!(sectors(&folder, "failed"), [1, 2, 0, 0, 0, 0, 0, 0]);
@@ -161,16 +161,16 @@ fn a_replay_spares_the_log_and_what_is_too_small() {
     std::os::unix::fs::symlink("log", folder.path().join("symlink")).unwrap();
     fs::hard_link(folder.path().join("log"), folder.path().join("hardlink")).unwrap();
     for name in ["log", "./log", "symlink", "hardlink"] {
-        let said = refused(&folder, &["replay", "log", name]);
+        let reply = refused(&folder, &["replay", "log", name]);
         let why = "this is the log itself; a replay would write over it: name another file";
-        assert_eq!(said, format!("udm: {name}: {why}"));
+        assert_eq!(reply, format!("udm: {name}: {why}"));
         assert!(fs::read(folder.path().join("log")).unwrap() == log, "{name}");
     }
     refused(&folder, &["replay", "log", "log", "--size", "4k"]);
     assert!(fs::read(folder.path().join("log")).unwrap() == log);
     fs::write(folder.path().join("small"), [9; 2048]).unwrap();
-    let said = refused(&folder, &["replay", "log", "small"]);
-    assert_eq!(said, "udm: log: at byte 4608: entry 5 reaches to byte 2560 of a device of 2048");
+    let reply = refused(&folder, &["replay", "log", "small"]);
+    assert_eq!(reply, "udm: log: at byte 4608: entry 5 reaches to byte 2560 of a device of 2048");
     assert!(fs::read(folder.path().join("small")).unwrap() == [9; 2048]);
     assert_eq!(
         refused(&folder, &["replay", "log", "/dev/null"]).split(": entry").next(),
@@ -213,8 +213,8 @@ fn what_cannot_be_is_refused_in_a_line_and_nothing_is_written() {
     let mut bytes = fs::read(folder.path().join("log")).unwrap();
     bytes[4608 + 17] = 0xff;
     fs::write(folder.path().join("log"), bytes).unwrap();
-    let said = refused(&folder, &["replay", "log", "new", "--size", "4k"]);
-    assert_eq!(said, "udm: log: at byte 4624: entry 5 has unknown flags 0xff02");
+    let reply = refused(&folder, &["replay", "log", "new", "--size", "4k"]);
+    assert_eq!(reply, "udm: log: at byte 4624: entry 5 has unknown flags 0xff02");
     assert!(!folder.path().join("new").exists());
     ok(&folder, &["replay", "log", "new", "--size", "4k", "--upto", "2"]);
     fs::write(folder.path().join("log"), b"short").unwrap();

@@ -91,7 +91,7 @@ struct Acknowledged {
 
 /// Writes, flushes and FUA writes until the server has ended.
 fn load(socket: &Path, nr: u64) -> Acknowledged {
-    let mut told = Acknowledged::default();
+    let mut acknowledged = Acknowledged::default();
     let mut written = HashMap::new();
     let mut client = Client::connect(socket, "d");
     const NONE: CommandFlags = CommandFlags::empty();
@@ -105,17 +105,17 @@ fn load(socket: &Path, nr: u64) -> Acknowledged {
         }
         written.insert(block, value);
         if fua {
-            told.values.insert(block, value);
+            acknowledged.values.insert(block, value);
         }
         if value % 3 == 0 {
             if request(&mut client, NONE, Nbd::Flush, 0, &[]).is_err() {
                 break;
             }
-            told.flushes += 1;
-            told.values.extend(&written);
+            acknowledged.flushes += 1;
+            acknowledged.values.extend(&written);
         }
     }
-    told
+    acknowledged
 }
 
 /// The log of a killed server has every acknowledged flush, FUA write and mark.
@@ -135,22 +135,23 @@ fn a_killed_server_has_logged_what_it_acknowledged() {
         std::thread::sleep(Duration::from_millis(60 + round * 13 % 97));
         let marked = server.mark("seen").status.success();
         server.kill();
-        let told: Vec<Acknowledged> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+        let acknowledged: Vec<Acknowledged> =
+            clients.into_iter().map(|client| client.join().unwrap()).collect();
 
         let list = server.log_writes(&["list", "log"]);
         let logged = list.lines().filter(|line| line.contains("flush")).count() as u64;
         server.log_writes(&["replay", "log", "state", "--size", "1M"]);
         let state = std::fs::read(server.folder.path().join("state")).unwrap();
-        let told_of: u64 = told.iter().map(|told| told.flushes).sum();
-        flushes += told_of;
-        let mut lost = told_of.saturating_sub(logged);
-        for (block, value) in told.iter().flat_map(|told| &told.values) {
+        let acknowledged_flushes: u64 = acknowledged.iter().map(|acknowledged| acknowledged.flushes).sum();
+        flushes += acknowledged_flushes;
+        let mut lost = acknowledged_flushes.saturating_sub(logged);
+        for (block, value) in acknowledged.iter().flat_map(|acknowledged| &acknowledged.values) {
             let at = *block as usize * BLOCK;
             let there = u64::from_be_bytes(state[at..at + 8].try_into().unwrap());
             lost += u64::from(there < *value);
         }
         if lost > 0 || (marked && !list.contains("mark \"seen\"")) {
-            losses.push(format!("round {round}: {lost} lost of {told_of}, marked: {marked}"));
+            losses.push(format!("round {round}: {lost} lost of {acknowledged_flushes}, marked: {marked}"));
         }
     }
     assert!(losses.is_empty(), "{} of {rounds} rounds lost something: {losses:#?}", losses.len());
@@ -199,8 +200,8 @@ fn a_mark_that_does_not_fit_is_refused() {
     }
     assert!(server.mark("one").status.success() && server.mark("two").status.success());
     for _ in 0..2 {
-        let said = text(&server.mark("three").stderr);
-        assert!(said.contains("Ran out of space on the logdev"), "{said}");
+        let output = text(&server.mark("three").stderr);
+        assert!(output.contains("Ran out of space on the logdev"), "{output}");
     }
     let status = udm(&["status", "d"]).env("UDM_SOCKET", &server.socket).output().unwrap();
     assert_eq!(text(&status.stdout), "0 2048 log-writes 2 2 logging_disabled\n");

@@ -63,10 +63,10 @@ fn e11_a_store_that_comes_back_is_refused() {
             next = Server::start_with(&devices, &["--state", state.to_str().unwrap()]);
             &next
         };
-        let said = server.refuses(&["create", "s", "--table", &table]);
-        let line = said.lines().next().unwrap();
-        assert!(line.contains("@cow has lost a copy, and that could not be written into it"), "{said}");
-        assert!(line.ends_with("Invalid argument"), "{said}");
+        let output = server.refuses(&["create", "s", "--table", &table]);
+        let line = output.lines().next().unwrap();
+        assert!(line.contains("@cow has lost a copy, and that could not be written into it"), "{output}");
+        assert!(line.ends_with("Invalid argument"), "{output}");
     }
     let out = clear(&state, "@cow");
     assert_eq!((out.status.code(), text(&out.stdout)), (Some(0), "@cow: believed again\n".into()));
@@ -94,8 +94,8 @@ fn e11_a_mark_goes_with_a_device_that_is_renamed() {
     server.says(&["rename", "store", "kept"]);
     let table = |store: &str| format!("{SNAPSHOT} {store} P 8");
     let refused = |server: &Server, store: &str| {
-        let said = server.refuses(&["create", "s", "--table", &table(store)]);
-        assert!(said.contains("@kept has lost a copy, and that could not be written into it"), "{said}");
+        let output = server.refuses(&["create", "s", "--table", &table(store)]);
+        assert!(output.contains("@kept has lost a copy, and that could not be written into it"), "{output}");
     };
     refused(&server, "@kept");
     server.says(&["create", "cow", "--table", "0 2048 linear mem:2M 0"]);
@@ -121,16 +121,17 @@ fn e11_a_mark_that_cannot_go_with_it_keeps_the_name() {
     let (state, cow) = (folder.path().join("state"), folder.path().join("x.cow"));
     std::fs::File::create(&cow).unwrap().set_len(1 << 20).unwrap();
     let server = lost(&state, &cow);
-    let kept = || std::fs::read_dir(&state).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let state_files =
+        || std::fs::read_dir(&state).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
     server.says(&["rename", "cow", "store"]);
-    let file = kept().remove(0);
+    let file = state_files().remove(0);
     server.says(&["rename", "store", "cow"]);
     // A folder is in the way of the mark's file.
     std::fs::create_dir(file).unwrap();
-    let said = server.refuses(&["rename", "cow", "store"]);
-    assert!(said.starts_with("udm: cow: what is kept against it can't be moved: "), "{said}");
+    let output = server.refuses(&["rename", "cow", "store"]);
+    assert!(output.starts_with("udm: cow: what is kept against it can't be moved: "), "{output}");
     assert!(server.says(&["ls"]).contains("cow\t"));
-    assert_eq!(kept().len(), 2, "nothing is left of it");
+    assert_eq!(state_files().len(), 2, "nothing is left of it");
     server.says(&["rename", "cow", "else"]);
     server.says(&["rename", "s", "store"]);
 }
@@ -186,14 +187,18 @@ fn e11_a_disk_that_comes_back() {
     for verb in ["info", "check", "compact"] {
         let out = udm(&["cow", verb, link.to_str().unwrap(), "--state"]).arg(&state).output().unwrap();
         assert_eq!(out.status.success(), verb == "info", "{verb}");
-        let said = text(&out.stdout) + &text(&out.stderr);
+        let output = text(&out.stdout) + &text(&out.stderr);
         let first = if verb == "compact" { "udm: " } else { "state       invalid\nmarked      " };
-        assert!(said.starts_with(&format!("{first}{} has lost a copy", mount.file().display())), "{said}");
+        assert!(
+            output.starts_with(&format!("{first}{} has lost a copy", mount.file().display())),
+            "{output}"
+        );
     }
     let server = start(&["disk=0 2048 snapshot-origin mem:1M"]);
     for name in [mount.file(), link.clone()] {
-        let said = server.refuses(&["create", "s", "--table", &format!("{SNAPSHOT} {} P 8", name.display())]);
-        assert!(said.contains("has lost a copy"), "{said}");
+        let output =
+            server.refuses(&["create", "s", "--table", &format!("{SNAPSHOT} {} P 8", name.display())]);
+        assert!(output.contains("has lost a copy"), "{output}");
     }
     // A cleared store has no mark any more.
     assert!(

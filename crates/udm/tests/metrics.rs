@@ -71,8 +71,8 @@ fn lint(text: &str) {
     let mut child = program.spawn().unwrap();
     child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let out = child.wait_with_output().unwrap();
-    let said = support::text(&out.stdout) + &support::text(&out.stderr);
-    assert!(out.status.success() && said.is_empty(), "{said}");
+    let output = support::text(&out.stdout) + &support::text(&out.stderr);
+    assert!(out.status.success() && output.is_empty(), "{output}");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn b07_reads_and_writes_in_flight() {
         assert_eq!(one["in_flight"].as_f64(), Some(of("read") + of("write")));
         [of("read"), of("write")]
     };
-    let reaches = |what: [f64; 2]| until(&format!("{what:?}"), || (in_flight() == what).then_some(()));
+    let reaches = |counts: [f64; 2]| until(&format!("{counts:?}"), || (in_flight() == counts).then_some(()));
     assert_eq!(in_flight(), [0.0, 0.0]);
     let mut clients = [(); 2].map(|()| Client::connect(&server.nbd, "d"));
     clients[0].ask(Command::Read, 0, 4096);
@@ -249,8 +249,8 @@ fn the_same_as_json() {
         let in_flight = metrics.get(&format!("udm_requests_in_flight{{device=\"{name}\"}}"));
         assert_eq!(device["in_flight"].as_f64(), in_flight.copied(), "{name}");
     }
-    let names = |what: &str| -> Vec<Value> {
-        after["devices"].as_array().unwrap().iter().map(|device| device[what].clone()).collect()
+    let names = |key: &str| -> Vec<Value> {
+        after["devices"].as_array().unwrap().iter().map(|device| device[key].clone()).collect()
     };
     assert_eq!(names("target_types")[..2], [json!(["linear"]), json!(["multipath"])]);
     let paths = after["devices"][1]["paths"].as_array().unwrap();

@@ -33,8 +33,8 @@ impl TestNetns {
         let mut holder = Command::new("unshare");
         holder.args(["--net", "sh", "-c", script]).stdin(Stdio::null()).stderr(Stdio::null());
         let mut net = TestNetns(holder.stdout(Stdio::piped()).spawn().unwrap());
-        let mut said = [0];
-        let ready = std::io::Read::read(net.0.stdout.as_mut().unwrap(), &mut said).unwrap() == 1;
+        let mut output = [0];
+        let ready = std::io::Read::read(net.0.stdout.as_mut().unwrap(), &mut output).unwrap() == 1;
         if !ready {
             report_skip("no network namespace is available here");
         }

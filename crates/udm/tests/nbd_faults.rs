@@ -26,8 +26,8 @@ fn a_load_waits_for_as_long_as_the_deadline() {
     let server = Server::start(&[]);
     let table = format!("0 2048 linear nbd+unix:///?socket={}&deadline=300ms 0", socket.display());
     let begun = Instant::now();
-    let said = server.refuses(&["create", "x", "--table", &table]);
-    assert!(said.contains("no answer within 300ms"), "{said}");
+    let output = server.refuses(&["create", "x", "--table", &table]);
+    assert!(output.contains("no answer within 300ms"), "{output}");
     assert!(begun.elapsed() < Duration::from_secs(9), "it waited for {:?}", begun.elapsed());
 }
 
@@ -85,8 +85,8 @@ fn a_server_whose_storage_is_gone_is_a_failed_path() {
         let server = Server::start_with(&[&table], &["--check-paths", "off"]);
         let mut client = Client::connect(&server.nbd, "m");
         assert_eq!((client.read(0), client.write(0)), (gets, gets));
-        let said = server.says(&["status", "m"]);
-        assert!(said.contains(&format!("253:0 {status}")), "{said}");
+        let output = server.says(&["status", "m"]);
+        assert!(output.contains(&format!("253:0 {status}")), "{output}");
     }
 }
 

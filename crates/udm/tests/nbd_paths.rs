@@ -49,7 +49,7 @@ fn a_disk_behind_nbdkit() {
     {
         let server = Server::start(&[&format!("d=0 65536 linear {} 0", nbdkit.uri())]);
         ends_well(&mut fio(&server, "d", "--rw=randwrite --size=8m --offset=8m --fsync=32"));
-        let said = qemu_io(
+        let output = qemu_io(
             &server,
             "d",
             &[
@@ -67,7 +67,7 @@ fn a_disk_behind_nbdkit() {
                 "flush",
             ],
         );
-        assert!(!said.contains("rror") && !said.contains("ailed"), "{said}");
+        assert!(!output.contains("rror") && !output.contains("ailed"), "{output}");
     }
     let bytes = std::fs::read(&disk).unwrap();
     assert!(bytes[4 << 20..6 << 20].iter().all(|&byte| byte == 9));
@@ -133,7 +133,7 @@ fn servers_of_one_file_are_paths() {
     assert!(out.status.success(), "{}{}\n{}", text(&out.stdout), text(&out.stderr), server.log());
     active(3);
     let log = server.log();
-    let count = |what| log.matches(what).count();
+    let count = |text| log.matches(text).count();
     assert_eq!(
         (count("Failing path"), count("Reinstating path"), count("connected again")),
         (5, 5, 5),
@@ -159,9 +159,9 @@ fn servers_whose_flush_is_of_one_connection() {
         format!("0 65536 multipath 0 0 1 1 round-robin 0 2 0 {a} {b}")
     };
     let server = Server::start(&["none=mem:1M"]);
-    let said = server.refuses(&["create", "mp", "--table", &table("")]);
+    let output = server.refuses(&["create", "mp", "--table", &table("")]);
     for part in ["flushes the writes of its own connection only", "CAN_MULTI_CONN", "multi-conn=on"] {
-        assert!(said.contains(part), "{said}");
+        assert!(output.contains(part), "{output}");
     }
     server.says(&["create", "mp", "--table", &table("&multi-conn=on")]);
     assert_eq!(Client::connect(&server.nbd, "mp").write(0), 0);
@@ -192,9 +192,9 @@ fn servers_that_are_restarted_in_turn() {
     let status = || server.says(&["status", "m"]);
     let io = |n: usize| {
         for _ in 0..4 {
-            let said =
+            let output =
                 qemu_io(&server, "m", &[&format!("write -P {n} 0 64k"), &format!("read -P {n} 0 64k")]);
-            assert!(said.matches(" ops; ").count() == 2, "{said}{}{}", status(), server.log());
+            assert!(output.matches(" ops; ").count() == 2, "{output}{}{}", status(), server.log());
         }
     };
     io(1);
@@ -224,12 +224,12 @@ fn a_server_for_one_connection() {
     ends_well(&mut fio(&server, "d", jobs));
     // Several clients, so that both cores have some.
     for pattern in 1..6 {
-        let said = qemu_io(
+        let output = qemu_io(
             &server,
             "d",
             &[&format!("write -P {pattern} 0 64k"), &format!("read -P {pattern} 0 64k")],
         );
-        assert!(!said.contains("rror") && !said.contains("ailed"), "{said}");
+        assert!(!output.contains("rror") && !output.contains("ailed"), "{output}");
     }
 }
 
@@ -348,8 +348,8 @@ fn a_server_that_ends_blames_the_path() {
     let server = Server::start(&[&format!("m=0 2048 multipath 0 0 2 1 {groups}")]);
     let mut client = support::nbd::Client::connect(&server.nbd, "m");
     assert_eq!((client.read(0), client.write(0)), (0, 0));
-    let said = server.says(&["status", "m"]);
-    assert!(said.contains("253:0 F 1"), "{said}");
+    let output = server.says(&["status", "m"]);
+    assert!(output.contains("253:0 F 1"), "{output}");
 }
 
 /// A server that never answers or refuses causes one line, within the time limit.
@@ -359,16 +359,16 @@ fn a_table_whose_server_is_not_there() {
     let server = Server::start(&[]);
     let missing = folder.path().join("nobody");
     let table = |path: &Path| format!("0 2048 linear nbd+unix:///?socket={} 0", path.display());
-    let said = server.refuses(&["create", "x", "--table", &table(&missing)]);
-    assert!(said.contains("No such file or directory"), "{said}");
+    let output = server.refuses(&["create", "x", "--table", &table(&missing)]);
+    assert!(output.contains("No such file or directory"), "{output}");
     let closed = folder.path().join("closed");
     let listener = UnixListener::bind(&closed).unwrap();
     let closing = std::thread::spawn(move || drop(listener.accept()));
-    let said = server.refuses(&["create", "x", "--table", &table(&closed)]);
-    assert!(said.contains("closed the connection"), "{said}");
+    let output = server.refuses(&["create", "x", "--table", &table(&closed)]);
+    assert!(output.contains("closed the connection"), "{output}");
     closing.join().unwrap();
-    let said = server.refuses(&["create", "x", "--table", "0 2048 linear nbd://127.0.0.1:1/ 0"]);
-    assert!(said.contains("refused"), "{said}");
+    let output = server.refuses(&["create", "x", "--table", "0 2048 linear nbd://127.0.0.1:1/ 0"]);
+    assert!(output.contains("refused"), "{output}");
     assert_eq!(server.says(&["ls"]).trim(), "No devices found");
 }
 

@@ -75,14 +75,14 @@ impl SilentFixture {
         waits.iter().map(|waits| waits["why"].as_str().unwrap().to_owned()).collect()
     }
 
-    fn waiting(&self, what: &str) {
-        let waits = || self.waits().iter().any(|why| why.contains(what));
-        until(&format!("{what}: {}", self.server.log()), || waits().then_some(()));
+    fn waiting(&self, text: &str) {
+        let waits = || self.waits().iter().any(|why| why.contains(text));
+        until(&format!("{text}: {}", self.server.log()), || waits().then_some(()));
     }
 
-    /// Waits for a log line that contains `what`.
-    fn says(&self, what: &str) {
-        until(what, || self.server.log().contains(what).then_some(()));
+    /// Waits for a log line that contains `text`.
+    fn says(&self, text: &str) {
+        until(text, || self.server.log().contains(text).then_some(()));
     }
 
     fn block(&self, at: u64) -> u8 {
@@ -244,14 +244,14 @@ fn a_write_that_was_sent_in_part() {
 #[test]
 fn a_server_that_lies_is_waited_for() {
     let close = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&close);
+    let may_close = Arc::clone(&close);
     let puppet = ScriptedServer::start(move |number, stream| {
         if number != 1 {
             return;
         }
         assert!(request(stream).is_some_and(|request| request.command == Command::Write));
         stream.write_all(&[0xaa; 64]).unwrap();
-        until("leave to close", || told.load(SeqCst).then_some(()));
+        until("leave to close", || may_close.load(SeqCst).then_some(()));
     });
     let groups = format!("round-robin 0 1 1 {} 1 round-robin 0 1 1 mem:1M 1", puppet.uri());
     let server = Server::start(&[&format!("m=0 2048 multipath 0 0 2 1 {groups}")]);

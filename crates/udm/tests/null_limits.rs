@@ -16,7 +16,7 @@ fn served(max_sectors: &[u32]) -> Vec<(u64, u64)> {
     let out = udm(&["bench", "--nbd", &uri]).args(load).output().unwrap();
     assert!(out.status.success(), "{}", text(&out.stderr));
     let status: Value = serde_json::from_str(&server.says(&["status", "d", "--json"])).unwrap();
-    let number = |path: &Value, what: &str| path["served"]["read"][what].as_u64().unwrap();
+    let number = |path: &Value, key: &str| path["served"]["read"][key].as_u64().unwrap();
     let paths = status[0]["paths"].as_array().unwrap().iter();
     paths.map(|path| (number(path, "requests"), number(path, "bytes"))).collect()
 }

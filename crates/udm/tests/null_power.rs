@@ -65,8 +65,8 @@ fn b13_a_power_cut_loses_what_was_not_flushed() {
         assert!(holds(0x66, 4 << 20));
         cycle();
         assert!(copy(&[&uri, back]) && !holds(0x66, 4 << 20));
-        let kept = fs::read(back).unwrap().iter().filter(|byte| **byte == 0x66).count();
-        assert!(kept >= 3 << 20, "{kept}");
+        let survived = fs::read(back).unwrap().iter().filter(|byte| **byte == 0x66).count();
+        assert!(survived >= 3 << 20, "{survived}");
         let write = ["-f", "raw", "-c", "write -P 0x77 0 1M", "-c", "flush", &uri];
         assert!(std::process::Command::new("qemu-io").args(write).output().unwrap().status.success());
         cycle();

@@ -32,8 +32,8 @@ fn reads(run: Child) -> u64 {
     let run = run.wait_with_output().unwrap();
     assert!(run.status.success(), "{}{}", text(&run.stdout), text(&run.stderr));
     // fio may print messages first.
-    let said = text(&run.stdout);
-    let report: Value = serde_json::from_str(&said[said.find('{').unwrap()..]).unwrap();
+    let output = text(&run.stdout);
+    let report: Value = serde_json::from_str(&output[output.find('{').unwrap()..]).unwrap();
     report["jobs"][0]["read"]["total_ios"].as_u64().unwrap()
 }
 

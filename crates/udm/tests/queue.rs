@@ -424,8 +424,8 @@ fn words_that_make_no_queue_are_refused_in_one_line() {
         assert!(!run.status.success());
         text(&run.stderr)
     };
-    let said = refused("mem:1M,scheduler=bfq");
-    assert!(said.contains("mem: scheduler=\"bfq\" is neither none nor mq-deadline"), "{said}");
-    let said = refused("null:queue_depth=3");
-    assert!(said.contains("null: a null device has hw_queue_depth for queue_depth"), "{said}");
+    let output = refused("mem:1M,scheduler=bfq");
+    assert!(output.contains("mem: scheduler=\"bfq\" is neither none nor mq-deadline"), "{output}");
+    let output = refused("null:queue_depth=3");
+    assert!(output.contains("null: a null device has hw_queue_depth for queue_depth"), "{output}");
 }

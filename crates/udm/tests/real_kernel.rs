@@ -71,8 +71,8 @@ fn qemu_io(server: &Server, name: &str, commands: &[String]) {
             command.args(["-c", each]);
         }
         let out = command.output().unwrap();
-        let said = text(&out.stdout) + &text(&out.stderr);
-        assert!(out.status.success() && !said.contains("failed"), "{name}: {said}");
+        let output = text(&out.stdout) + &text(&out.stderr);
+        assert!(out.status.success() && !output.contains("failed"), "{name}: {output}");
     }
 }
 
@@ -103,7 +103,7 @@ fn make_case(
     grows: &'static str,
     chunks: u64,
 ) -> SnapshotCase {
-    let name = |what: &str| format!("{what}{number}");
+    let name = |prefix: &str| format!("{prefix}{number}");
     let case = SnapshotCase {
         words,
         grows,
@@ -172,10 +172,10 @@ fn initrd(folder: &Path, kernel: &Path, script: &str) -> PathBuf {
 
 /// Runs the machine to its end; returns its output.
 fn run_vm(kernel: &Path, initrd: &Path, disks: &[&Path], folder: &Path) -> String {
-    let said = folder.join("said");
+    let output = folder.join("said");
     let mut qemu = Command::new("qemu-system-x86_64");
     qemu.args(["-M", "q35,accel=tcg", "-m", "256", "-display", "none", "-nodefaults", "-no-reboot"]);
-    qemu.arg("-serial").arg(format!("file:{}", said.display())).arg("-kernel").arg(kernel);
+    qemu.arg("-serial").arg(format!("file:{}", output.display())).arg("-kernel").arg(kernel);
     qemu.arg("-initrd").arg(initrd).args(["-append", "console=ttyS0 panic=-1 quiet"]);
     for disk in disks {
         qemu.arg("-drive").arg(format!("file={},format=raw,if=virtio,cache=unsafe", disk.display()));
@@ -186,11 +186,11 @@ fn run_vm(kernel: &Path, initrd: &Path, disks: &[&Path], folder: &Path) -> Strin
         if begin.elapsed() > LIMIT {
             running.kill().unwrap();
             running.wait().unwrap();
-            panic!("the machine does not end: {}", fs::read_to_string(&said).unwrap_or_default());
+            panic!("the machine does not end: {}", fs::read_to_string(&output).unwrap_or_default());
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    text(&fs::read(said).unwrap())
+    text(&fs::read(output).unwrap())
 }
 
 /// Both directions: 600 exceptions over three areas in a store that has grown, which the kernel
@@ -208,9 +208,9 @@ fn f22_a_real_kernel_takes_stores_that_udm_wrote() {
     let mut images = fs::read_dir(kernel.join("boot")).unwrap().map(|entry| entry.unwrap().path());
     let image = images.find(|path| path.display().to_string().contains("vmlinuz"));
     let image = image.expect("boot/vmlinuz-*");
-    let kept = make_case(folder.path(), 0, "P 8", "?grow=64k", 600);
+    let filled = make_case(folder.path(), 0, "P 8", "?grow=64k", 600);
     let merged = make_case(folder.path(), 1, "PO 64", "", 300);
-    let size = fs::metadata(&kept.store).unwrap().len();
+    let size = fs::metadata(&filled.store).unwrap().len();
     assert!(size > 600 * CHUNK, "it has grown to {size} bytes");
     let sectors = ORIGIN / 512;
     let script = format!(
@@ -224,26 +224,26 @@ fn f22_a_real_kernel_takes_stores_that_udm_wrote() {
          cmp /dev/vdd /dev/vdf && echo MERGED SAME"
     );
     let initrd = initrd(folder.path(), &kernel, &script);
-    let disks = [&kept, &merged].map(|case| [&*case.origin, &case.store, &case.view]);
-    let said = run_vm(&image, &initrd, disks.as_flattened(), folder.path());
+    let disks = [&filled, &merged].map(|case| [&*case.origin, &case.store, &case.view]);
+    let output = run_vm(&image, &initrd, disks.as_flattened(), folder.path());
     // 600 records: the header, three areas, 600 chunks.
     let (used, areas) = ((2 + 600 + 600 / 256) * 8, (600 / 256 + 2) * 8);
     let status = |used: u64, areas: u64| format!("0 {sectors} snapshot {used}/{} {areas}", size / 512);
     for line in ["KEPT SAME", "MERGED SEEN", "MERGED SAME", &format!("KEPT {}", status(used, areas))] {
-        assert!(said.contains(line), "no {line:?}: {said}");
+        assert!(output.contains(line), "no {line:?}: {output}");
     }
     // Back in udm: the kernel's changes are present, and nothing else has changed.
-    let server = serve(&kept);
+    let server = serve(&filled);
     let back = folder.path().join("back");
     copy(&server, "snap", &back);
-    let (mut wanted, found) = (fs::read(&kept.view).unwrap(), fs::read(back).unwrap());
+    let (mut expected, found) = (fs::read(&filled.view).unwrap(), fs::read(back).unwrap());
     for chunk in [5, 1000, 2047] {
-        let bytes = &mut wanted[chunk * CHUNK as usize..][..CHUNK as usize];
+        let bytes = &mut expected[chunk * CHUNK as usize..][..CHUNK as usize];
         bytes.fill(0);
         bytes[..16].copy_from_slice(b"KKKKKKKKKKKKKKK\n");
     }
-    let wrong = wanted.iter().zip(&found).position(|(wanted, found)| wanted != found);
-    assert_eq!((wrong, found.len()), (None, wanted.len()), "{said}");
-    let added = said.lines().find_map(|line| line.trim_end().strip_prefix("ADDED ")).unwrap_or_default();
+    let wrong = expected.iter().zip(&found).position(|(expected, found)| expected != found);
+    assert_eq!((wrong, found.len()), (None, expected.len()), "{output}");
+    let added = output.lines().find_map(|line| line.trim_end().strip_prefix("ADDED ")).unwrap_or_default();
     assert_eq!(server.says(&["status", "snap"]).trim_end(), added);
 }

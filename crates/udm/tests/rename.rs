@@ -38,7 +38,7 @@ fn k10_a_rename_in_the_kernels_words() {
     assert_eq!(devices[0]["devices"], json!([{"number": "254:0", "uri": "@c"}]));
 
     let exists = "Unable to change name on mapped device";
-    for (words, said) in [
+    for (words, output) in [
         (["c", "b"], format!("c: {exists} c to one that already exists: b: Device or resource busy")),
         (["c", "c"], format!("c: {exists} c to one that already exists: c: Device or resource busy")),
         (["x", "b"], format!("x: {exists} x to one that already exists: b: Device or resource busy")),
@@ -52,7 +52,7 @@ fn k10_a_rename_in_the_kernels_words() {
                 .to_owned(),
         ),
     ] {
-        assert_eq!(server.refuses(&["rename", words[0], words[1]]), format!("udm: {said}\n"));
+        assert_eq!(server.refuses(&["rename", words[0], words[1]]), format!("udm: {output}\n"));
     }
     let long = "n".repeat(128);
     assert!(server.refuses(&["rename", "c", &long]).contains("too long."));
@@ -68,7 +68,7 @@ fn k10_a_rename_in_the_kernels_words() {
     server.says(&["rename", "c", "--setuuid", "U1"]);
     server.says(&["rename", "--setuuid", "b", "U2"]);
     assert!(server.says(&["info", "U1"]).ends_with("UUID: U1\n\n"));
-    for (words, said) in [
+    for (words, output) in [
         (
             ["c", "U3"],
             "Unable to change uuid of mapped device c to U3 because uuid is already set to U1: Invalid argument",
@@ -80,7 +80,7 @@ fn k10_a_rename_in_the_kernels_words() {
         (["x", "U3"], "Unable to rename non-existent device, x to uuid U3: No such device or address"),
     ] {
         let refused = server.refuses(&["rename", words[0], words[1], "--setuuid"]);
-        assert_eq!(refused, format!("udm: {}: {said}\n", words[0]));
+        assert_eq!(refused, format!("udm: {}: {output}\n", words[0]));
     }
     // A rename by uuid; the uuid stays.
     server.says(&["rename", "U1", "a"]);
@@ -208,9 +208,9 @@ fn under_load() {
         (device["served"]["write"]["requests"].as_u64() > Some(0)).then_some(())
     });
     let call = |method: &str, rest: &str, body: Value| {
-        let (status, _, said) = server.http(method, &format!("{device}{rest}"), &body.to_string());
+        let (status, _, output) = server.http(method, &format!("{device}{rest}"), &body.to_string());
         // A resume cancels the suspend of another client.
-        assert!(status == 204 || status == 409 && rest == "/suspend", "{rest}: {status} {said}");
+        assert!(status == 204 || status == 409 && rest == "/suspend", "{rest}: {status} {output}");
     };
     let verb = |client: usize, turn: usize| match (client + turn) % 4 {
         0 => call("POST", "/rename", json!({"name": format!("disk-{client}-{turn}")})),
@@ -261,8 +261,8 @@ fn snapshots_and_their_origins() {
     server.says(&["snapshot", "remove", "s"]);
     assert_eq!(files(folder.path()), 2);
 
-    let (status, _, said) = server.http("POST", "/v1/snapshots/monday/merge", "");
-    assert_eq!(status, 200, "{said}");
+    let (status, _, output) = server.http("POST", "/v1/snapshots/monday/merge", "");
+    assert_eq!(status, 200, "{output}");
     let mut turn = 0;
     until("its end", || {
         turn += 1;
@@ -302,8 +302,8 @@ fn names_change_under_the_verbs_of_snapshots() {
                 server.says(&["snapshot", "remove", "kept"]);
             } else {
                 // The device had another name at that moment, or another device had this name.
-                let said = text(&out.stderr);
-                assert!(said.contains("No such device") || said.contains("not linear"), "{said}");
+                let output = text(&out.stderr);
+                assert!(output.contains("No such device") || output.contains("not linear"), "{output}");
             }
         }
         over.store(1, Ordering::Relaxed);

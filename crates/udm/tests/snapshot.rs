@@ -35,8 +35,8 @@ fn qemu_io(server: &Server, name: &str, commands: &[&str]) {
         command.args(["-c", each]);
     }
     let out = command.output().unwrap();
-    let said = text(&out.stdout) + &text(&out.stderr);
-    assert!(out.status.success() && !said.contains("failed"), "{name}: {commands:?}: {said}");
+    let output = text(&out.stdout) + &text(&out.stderr);
+    assert!(out.status.success() && !output.contains("failed"), "{name}: {commands:?}: {output}");
 }
 
 /// The files of a folder, sorted.
@@ -80,7 +80,7 @@ fn a_life_of_a_snapshot() {
     // The list is checked for names and sizes only.
     let list: serde_json::Value =
         serde_json::from_str(&server.says(&["snapshot", "list", "--json"])).unwrap();
-    let of = |row: usize, what: &str| list[row][what].as_str().unwrap().to_owned();
+    let of = |row: usize, key: &str| list[row][key].as_str().unwrap().to_owned();
     assert_eq!(
         [of(0, "name"), of(0, "origin"), of(0, "type"), of(0, "state")],
         ["monday", "disk", "P", "active"]
@@ -92,8 +92,8 @@ fn a_life_of_a_snapshot() {
     assert_eq!(server.says(&["snapshot", "export", "monday"]), format!("{}\n", uri(&server, "monday")));
 
     // The merged data is in the origin, and the other snapshot is unchanged.
-    let said = server.says(&["snapshot", "merge", "monday"]);
-    assert!(said.ends_with("merged 100%, 72.0KiB of 72.0KiB\n"), "{said}");
+    let output = server.says(&["snapshot", "merge", "monday"]);
+    assert!(output.ends_with("merged 100%, 72.0KiB of 72.0KiB\n"), "{output}");
     qemu_io(&server, "disk", &["read -P 1 0 1M", "read -P 9 5M 4k"]);
     qemu_io(&server, "tuesday", &["read -P 2 64k 64k", "read -P 1 128k 4k", "read -P 0 5M 4k"]);
     assert_eq!(target(&server, "disk"), "snapshot-origin");
@@ -136,17 +136,17 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
         (&["--group", "s=disk,s=other"], "a device of that name exists"),
     ];
     for (args, why) in refusals {
-        let said = server.refuses(&[["snapshot", "create"].as_slice(), args].concat());
-        assert!(said.contains(why) && said.lines().count() == 1, "{args:?}: {said}");
+        let output = server.refuses(&[["snapshot", "create"].as_slice(), args].concat());
+        assert!(output.contains(why) && output.lines().count() == 1, "{args:?}: {output}");
     }
     server.says(&["suspend", "disk"]);
-    let said = server.refuses(&["snapshot", "create", "s", "--of", "disk"]);
-    assert!(said.contains("it is suspended: resume it first"), "{said}");
+    let output = server.refuses(&["snapshot", "create", "s", "--of", "disk"]);
+    assert!(output.contains("it is suspended: resume it first"), "{output}");
     server.says(&["resume", "disk"]);
     server.says(&["remove", "part", "dead"]);
     for verb in ["remove", "merge", "diff", "export"] {
-        let said = server.refuses(&["snapshot", verb, "disk"]);
-        assert_eq!(said, "udm: disk: it is no snapshot: Invalid argument\n");
+        let output = server.refuses(&["snapshot", verb, "disk"]);
+        assert_eq!(output, "udm: disk: it is no snapshot: Invalid argument\n");
     }
     assert_eq!(server.says(&["table"]), before);
     assert_eq!(files(folder.path()), ["disk.img", "old.cow", "other.img"]);
@@ -227,7 +227,7 @@ fn what_differs_comes_in_pages() {
     while let Some(at) = from {
         let page = page(&format!("?max=1&from={at}"));
         assert_eq!(page["ranges"].as_array().unwrap().len(), 1);
-        let of = |what: &str| page["ranges"][0][what].as_u64().unwrap() / 4096;
+        let of = |key: &str| page["ranges"][0][key].as_u64().unwrap() / 4096;
         seen.push((of("start_bytes"), of("length_bytes")));
         from = page["next_bytes"].as_u64();
     }
@@ -248,7 +248,7 @@ fn backups_of_two_volumes_are_one_instant_and_send_what_changed() {
     let out = support::udm(&["demo", "backup", "--json"]).env("TMPDIR", folder.path()).output().unwrap();
     assert!(out.status.success(), "{}", text(&out.stderr));
     let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
-    let of = |what: &str| report[what].as_u64().unwrap();
+    let of = |key: &str| report[key].as_u64().unwrap();
     assert_eq!([of("blocks_wrong"), of("load_blocks_wrong"), of("stores_bytes_left")], [0, 0, 0]);
     assert_eq!((of("instants"), of("blocks_checked")), (6, 6 * of("volumes_bytes") / 4096), "{report}");
     assert_eq!(of("first_run_bytes"), of("volumes_bytes"));
@@ -266,7 +266,7 @@ fn a_hundred_disks_from_one_image_leave_nothing_behind() {
     let out = support::udm(&["demo", "disks", "--json"]).env("TMPDIR", folder.path()).output().unwrap();
     assert!(out.status.success(), "{}", text(&out.stderr));
     let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
-    let of = |what: &str| report[what].as_u64().unwrap();
+    let of = |key: &str| report[key].as_u64().unwrap();
     assert_eq!([of("disks"), of("blocks_written"), of("blocks_wrong"), of("diffs_wrong")], [100, 800, 0, 0]);
     assert!(of("blocks_checked") >= 2 * of("blocks_written"));
     // A header and an area, and one chunk per block; file systems allocate different amounts.
@@ -334,8 +334,10 @@ fn an_origin_that_copies_nothing_is_told() {
     let (monday, tuesday) = (snapshot("monday"), snapshot("tuesday"));
     let line = "disk: its writes are not copied for snapshot monday and 1 more: load \"snapshot-origin ";
     let image = at("disk.img");
-    for (table, told) in [(format!("linear {image} 0"), true), (format!("snapshot-origin {image}"), false)] {
+    for (table, is_logged) in
+        [(format!("linear {image} 0"), true), (format!("snapshot-origin {image}"), false)]
+    {
         let server = Server::start(&[&format!("disk=0 16384 {table}"), &monday, &tuesday]);
-        assert_eq!(server.log().contains(line), told, "{}", server.log());
+        assert_eq!(server.log().contains(line), is_logged, "{}", server.log());
     }
 }

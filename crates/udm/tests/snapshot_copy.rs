@@ -49,8 +49,8 @@ fn a_copy_is_the_instant_in_full_and_since_another() {
     let mut client = Client::connect(&server.nbd, "disk");
     assert_eq!(client.one(Command::Write, 1 << 20, 65536), 0);
 
-    let said = server.says(&["snapshot", "copy", "monday", copy]);
-    assert!(said.starts_with("copied ") && said.contains(" of 16.0MiB in "), "{said}");
+    let output = server.says(&["snapshot", "copy", "monday", copy]);
+    assert!(output.starts_with("copied ") && output.contains(" of 16.0MiB in "), "{output}");
     assert!(fs::read(copy).unwrap() == content(&server, "monday"));
     let blocks = fs::metadata(copy).unwrap().blocks() * 512;
     assert!(blocks < 6 << 20, "holes stay holes: {blocks} bytes");
@@ -94,8 +94,8 @@ fn what_is_no_copy_is_refused_and_no_file_is_left() {
         args.extend(words[..last].iter().map(|word| (*word).to_owned()));
         args.push(path(words[last]));
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let said = server.refuses(&args);
-        assert!(said.contains(why) && said.lines().count() == 1, "{args:?}: {said}");
+        let output = server.refuses(&args);
+        assert!(output.contains(why) && output.lines().count() == 1, "{args:?}: {output}");
     }
     assert_eq!(fs::read_to_string(path("short")).unwrap(), "short");
     let mut left: Vec<_> =

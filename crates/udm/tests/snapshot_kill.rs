@@ -227,8 +227,11 @@ impl KillFixture {
             totals.open += volume.settle(&server.nbd, name, part.clone());
             if !part.is_empty() {
                 let out = self.fio(&server, name, &part).arg("--verify_only").output().unwrap();
-                let said = text(&out.stdout) + &text(&out.stderr);
-                assert!(out.status.success() && said.contains("issued rwts: total=256,"), "{name}: {said}");
+                let output = text(&out.stdout) + &text(&out.stderr);
+                assert!(
+                    out.status.success() && output.contains("issued rwts: total=256,"),
+                    "{name}: {output}"
+                );
                 totals.fio += 1;
             }
         }

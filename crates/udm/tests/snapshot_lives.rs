@@ -184,19 +184,19 @@ fn a_disk_is_not_served_without_its_snapshot() {
     write(&server, "disk", 0);
     end(server);
     fs::rename(world.path("monday.cow"), world.path("away")).unwrap();
-    let said = world.refused(&[DISK]);
-    let line = said.lines().next().unwrap();
+    let output = world.refused(&[DISK]);
+    let line = output.lines().next().unwrap();
     for word in
         ["disk.img has the snapshot monday", "monday.cow", "No such file", "udm snapshot remove monday"]
     {
-        assert!(line.contains(word), "{said}");
+        assert!(line.contains(word), "{output}");
     }
     // Other tables that could write the disk are refused too.
     let server = world.serve(&["other=mem:1M"]);
     for table in ["0 8 linear {disk.img} 8", "0 8192 snapshot-origin {disk.img}", "0 8 delay {disk.img} 0 0"]
     {
-        let said = server.refuses(&["create", "d", "--table", &world.table(table)]);
-        assert!(said.contains("has the snapshot monday"), "{said}");
+        let output = server.refuses(&["create", "d", "--table", &world.table(table)]);
+        assert!(output.contains("has the snapshot monday"), "{output}");
     }
     let listed = server.says(&["snapshot", "list"]);
     assert!(
@@ -242,8 +242,8 @@ fn snapshots_that_come_one_by_one_have_their_origin() {
     fs::rename(world.path("tuesday.cow"), world.path("away")).unwrap();
     let server = world.serve(&["other=mem:1M"]);
     let table = world.table("0 8192 linear {disk.img} 0");
-    let said = server.refuses(&["create", "disk", "--table", &table]);
-    assert!(said.contains("has the snapshot tuesday"), "{said}");
+    let output = server.refuses(&["create", "disk", "--table", &table]);
+    assert!(output.contains("has the snapshot tuesday"), "{output}");
     fs::rename(world.path("away"), world.path("tuesday.cow")).unwrap();
     server.says(&["create", "disk", "--table", &table]);
     assert!(server.says(&["table", "disk"]).contains("snapshot-origin"));
@@ -275,8 +275,8 @@ fn a_snapshot_that_is_away_is_given_up_aloud() {
     let listed = server.says(&["snapshot", "list"]);
     assert!(listed.contains("! monday: lost: ") && listed.contains("given up"), "{listed}");
     let table = world.table("0 8192 snapshot {disk.img} {monday.cow} P 8");
-    let said = server.refuses(&["create", "monday", "--table", &table]);
-    assert!(said.contains("given up"), "{said}");
+    let output = server.refuses(&["create", "monday", "--table", &table]);
+    assert!(output.contains("given up"), "{output}");
     server.says(&["snapshot", "remove", "monday"]);
     assert!(!world.path("monday.cow").exists(), "it was made for it");
     assert_eq!(server.says(&["snapshot", "list"]), "No snapshots found\n");
@@ -300,8 +300,8 @@ fn devices_wait_for_snapshots_whatever_their_order() {
     is_instant(&server, "b", &[]);
     is_instant(&server, "org", &[5]);
     kill(server);
-    let said = world.refused(&["org=0 8192 linear {disk.img} 0"]);
-    assert!(said.contains("has the snapshot b in "), "{said}");
+    let output = world.refused(&["org=0 8192 linear {disk.img} 0"]);
+    assert!(output.contains("has the snapshot b in "), "{output}");
 }
 
 #[test]
@@ -409,13 +409,13 @@ fn a_snapshot_that_was_taken_away_is_checked_when_it_comes_back() {
     is_instant(&server, "s", &[]);
     server.says(&["remove", "s"]);
     write(&server, "org", 2);
-    let said = server.refuses(&["create", "s", "--table", &table]);
-    assert!(said.contains("was written without it"), "{said}");
+    let output = server.refuses(&["create", "s", "--table", &table]);
+    assert!(output.contains("was written without it"), "{output}");
     kill(server);
     // Another server knows about the write, and refuses the snapshot.
     let server = world.serve(&[origin]);
-    let said = server.refuses(&["create", "s", "--table", &table]);
-    assert!(said.contains("was written without it"), "{said}");
+    let output = server.refuses(&["create", "s", "--table", &table]);
+    assert!(output.contains("was written without it"), "{output}");
 }
 
 /// A store removed with --keep-store is checked when it is used again: its origin was written
@@ -431,20 +431,20 @@ fn a_store_that_is_kept_is_checked_when_it_comes_back() {
     server.says(&["snapshot", "remove", "s", "--keep-store"]);
     assert!(server.says(&["snapshot", "list"]).contains("goes on without it"));
     write(&server, "disk", 1);
-    let said = server.refuses(&["create", "x", "--table", &table("s.cow")]);
-    assert!(said.contains("was written without it"), "{said}");
+    let output = server.refuses(&["create", "x", "--table", &table("s.cow")]);
+    assert!(output.contains("was written without it"), "{output}");
     end(server);
     // After a restart nothing waits for this store, and the other one can be given up as well.
     std::fs::rename(world.path("t.cow"), world.path("away")).unwrap();
     let server = world.serve(&[]);
     server.says(&["snapshot", "remove", "t", "--keep-store"]);
-    let said = server.refuses(&["snapshot", "remove", "t", "--keep-store"]);
-    assert!(said.contains("its origin does not wait for it: only its store can be removed"), "{said}");
+    let output = server.refuses(&["snapshot", "remove", "t", "--keep-store"]);
+    assert!(output.contains("its origin does not wait for it: only its store can be removed"), "{output}");
     std::fs::rename(world.path("away"), world.path("t.cow")).unwrap();
     server.says(&["create", "disk", "--table", &world.table("0 8192 linear {disk.img} 0")]);
     write(&server, "disk", 2);
-    let said = server.refuses(&["create", "x", "--table", &table("t.cow")]);
-    assert!(said.contains("was written without it"), "{said}");
+    let output = server.refuses(&["create", "x", "--table", &table("t.cow")]);
+    assert!(output.contains("was written without it"), "{output}");
     server.says(&["snapshot", "remove", "s"]);
     server.says(&["snapshot", "remove", "t"]);
     assert!(!world.path("s.cow").exists() && !world.path("t.cow").exists());
@@ -489,22 +489,22 @@ fn a_snapshot_whose_origins_table_is_cleared_is_refused() {
         });
         // Also if an assertion fails, because the scope waits for its thread.
         let _over = OnDrop(|| is_over.store(true, Ordering::Relaxed));
-        let mut made = 0;
+        let mut created = 0;
         for round in 0..60 {
             let out = server.verb(&["snapshot", "create", "s", "--of", "disk"]);
             if !out.status.success() {
-                let said = text(&out.stderr);
-                assert!(said.contains("somebody else has loaded or cleared a table"), "{said}");
+                let output = text(&out.stderr);
+                assert!(output.contains("somebody else has loaded or cleared a table"), "{output}");
                 continue;
             }
-            made += 1;
+            created += 1;
             let before = read(&server, "s");
             write(&server, "disk", round);
             assert!(read(&server, "s") == before, "round {round}: it is not the instant");
             // The server closes the device of a client with a delay.
             until("the removal", || server.verb(&["snapshot", "remove", "s"]).status.success().then_some(()));
         }
-        assert!(made > 0, "none was made");
+        assert!(created > 0, "none was made");
     });
 }
 
@@ -551,8 +551,8 @@ fn two_servers_have_a_snapshot_one_after_the_other() {
     let world = RestartFixture::new();
     let first = world.serve(&[SHARED]);
     first.says(&["snapshot", "create", "monday", "--of", "disk"]);
-    let said = world.refused(&[SHARED]);
-    assert!(said.contains("another server has"), "{said}");
+    let output = world.refused(&[SHARED]);
+    assert!(output.contains("another server has"), "{output}");
     end(first);
     let second = world.serve(&[DISK]);
     assert!(second.says(&["snapshot", "list"]).contains("active"));
@@ -633,8 +633,8 @@ fn a_store_on_a_server_is_marked_elsewhere() {
     end(server);
     let _ = fs::remove_file(&socket);
     let mut store = serve_low();
-    let said = world.refused(&[origin, &s]);
-    assert!(said.contains("has lost a copy"), "{said}");
+    let output = world.refused(&[origin, &s]);
+    assert!(output.contains("has lost a copy"), "{output}");
     store.kill().unwrap();
     store.wait().unwrap();
 }
@@ -648,8 +648,8 @@ fn records_go_with_devices_that_are_renamed() {
     server.says(&["rename", "s", "snap"]);
     kill(server);
     let vol = "vol=0 8192 linear {disk.img} 0";
-    let said = world.refused(&[vol, "org=0 8192 snapshot-origin @vol"]);
-    assert!(said.contains("@vol has the snapshot snap in "), "{said}");
+    let output = world.refused(&[vol, "org=0 8192 snapshot-origin @vol"]);
+    assert!(output.contains("@vol has the snapshot snap in "), "{output}");
     let server =
         world.serve(&[vol, "org=0 8192 snapshot-origin @vol", "snap=0 8192 snapshot @vol {s.cow} P 8"]);
     write(&server, "org", 0);
@@ -663,8 +663,8 @@ fn a_record_that_cannot_be_read_is_no_leave_to_write() {
     kill(world.serve(&[origin, s]));
     let record = |folder: &Path| fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
     fs::write(record(&world.path("state/snapshots")), "{").unwrap();
-    let said = world.refused(&[origin]);
-    assert!(said.contains("which snapshots there are is not known"), "{said}");
+    let output = world.refused(&[origin]);
+    assert!(output.contains("which snapshots there are is not known"), "{output}");
 }
 
 /// A merge that failed and was continued is completed, and the origin gets its table back.
@@ -721,8 +721,8 @@ fn a_cut_merge_of_a_snapshot_by_table_goes_on() {
     // On a slow machine the merge may have ended by then.
     let is_cut = fs::read_dir(world.path("state/snapshots")).unwrap().next().is_some();
     if is_cut {
-        let said = world.refused(&[snapshot]);
-        assert!(said.contains("is being merged into"), "{said}");
+        let output = world.refused(&[snapshot]);
+        assert!(output.contains("is being merged into"), "{output}");
     }
     let server = world.serve(&[origin]);
     until("the end of the merge", || {
@@ -744,6 +744,6 @@ fn what_was_taken_over_and_removed_is_let_go() {
     logs(&server, &["b: no longer attached"]);
     write(&server, "org", 0);
     kill(server);
-    let said = world.refused(&[&format!("a={table}")]);
-    assert!(said.contains("was written without it"), "{said}");
+    let output = world.refused(&[&format!("a={table}")]);
+    assert!(output.contains("was written without it"), "{output}");
 }

@@ -72,13 +72,13 @@ fn fork_lets_go_of_a_pipe() {
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut errors = child.stderr.take().unwrap();
     let read = std::thread::spawn(move || {
-        let mut said = String::new();
-        std::io::Read::read_to_string(&mut errors, &mut said).map(|_| said)
+        let mut output = String::new();
+        std::io::Read::read_to_string(&mut errors, &mut output).map(|_| output)
     });
     assert!(child.wait().unwrap().success());
     until("the end of its errors", || read.is_finished().then_some(()));
-    let said = read.join().unwrap().unwrap();
-    assert!(said.starts_with("udm: d "), "{said}");
+    let output = read.join().unwrap().unwrap();
+    assert!(output.starts_with("udm: d "), "{output}");
     let pid = fs::read_to_string(at.join("pid")).unwrap();
     assert!(Command::new("kill").arg(pid.trim()).status().unwrap().success());
     until("the end of the server", || (!at.join("pid").exists()).then_some(()));
@@ -90,10 +90,10 @@ fn fork_returns_the_status_of_a_server_that_did_not_start() {
     let at = folder.path();
     let status = serve(at, &["--device", "d=missing.img", "--fork", "--pidfile", "pid"]).status().unwrap();
     assert_eq!(status.code(), Some(1));
-    let said = fs::read_to_string(at.join("log")).unwrap();
+    let output = fs::read_to_string(at.join("log")).unwrap();
     assert!(
-        said.starts_with("udm: d: ") && said.contains("missing.img") && said.contains("No such file"),
-        "{said}"
+        output.starts_with("udm: d: ") && output.contains("missing.img") && output.contains("No such file"),
+        "{output}"
     );
     assert!(!at.join("pid").exists() && !at.join("nbd.sock").exists());
 }
@@ -113,11 +113,11 @@ fn too_many_paths_are_refused_with_the_limit() {
         Command::new("/bin/sh").args(words).args(["--device", &device]).current_dir(at).output().unwrap()
     };
     let refused = serve("-n");
-    let said = text(&refused.stderr);
-    assert_eq!(refused.status.code(), Some(1), "{said}");
-    let first = said.lines().next().unwrap();
-    assert!(first.contains("the server may have 150 files open; raise the hard limit"), "{said}");
-    assert!(first.ends_with("): Too many open files"), "{said}");
+    let output = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{output}");
+    let first = output.lines().next().unwrap();
+    assert!(first.contains("the server may have 150 files open; raise the hard limit"), "{output}");
+    assert!(first.ends_with("): Too many open files"), "{output}");
     let raised = serve("-Sn");
     assert!(raised.status.success(), "{}", text(&raised.stderr));
 }
@@ -126,8 +126,8 @@ fn too_many_paths_are_refused_with_the_limit() {
 fn nowhere_to_serve_is_wrong_usage() {
     let out = udm(&["serve", "--device", "d=0 8 zero"]).output().unwrap();
     assert_eq!(out.status.code(), Some(2));
-    let said = text(&out.stderr);
-    assert!(["--unix", "--port", "--run"].iter().all(|word| said.contains(word)), "{said}");
+    let output = text(&out.stderr);
+    assert!(["--unix", "--port", "--run"].iter().all(|word| output.contains(word)), "{output}");
 }
 
 #[test]
@@ -233,8 +233,8 @@ os.execv(sys.argv[1], sys.argv[1:])
     for args in [vec!["bench", "--device", &image], vec!["serve", "--device", "d=mem:1M", "--unix", "-"]] {
         let out = limited(&args);
         assert_eq!(out.status.code(), Some(1));
-        let said = text(&out.stderr);
+        let output = text(&out.stderr);
         let words = ["io_uring is not available: Operation not permitted: ", "seccomp", "docker"];
-        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        assert!(words.iter().all(|word| output.contains(word)), "{output}");
     }
 }

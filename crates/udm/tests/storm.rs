@@ -44,11 +44,11 @@ impl Random {
     }
 }
 
-fn list(server: &Server, path: &str, what: &str) -> BTreeSet<String> {
+fn list(server: &Server, path: &str, key: &str) -> BTreeSet<String> {
     let (status, _, body) = server.http("GET", path, "");
     assert_eq!(status, 200, "{body}");
     let all: Value = serde_json::from_str(&body).unwrap();
-    all[what].as_array().unwrap().iter().map(|d| d["name"].as_str().unwrap().to_owned()).collect()
+    all[key].as_array().unwrap().iter().map(|d| d["name"].as_str().unwrap().to_owned()).collect()
 }
 
 /// Sends one random request; returns the time of a list.

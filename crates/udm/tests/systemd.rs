@@ -16,7 +16,7 @@ use support::nbd::Client;
 use support::{PATIENCE, Server, UDM, has, report_skip, signal, text, udm, until};
 
 /// The next notification, as lines.
-fn told(socket: &UnixDatagram) -> Vec<String> {
+fn read_states(socket: &UnixDatagram) -> Vec<String> {
     let mut text = [0; 4096];
     let len = socket.recv(&mut text).unwrap();
     String::from_utf8_lossy(&text[..len]).lines().map(String::from).collect()
@@ -25,9 +25,9 @@ fn told(socket: &UnixDatagram) -> Vec<String> {
 /// The next notification that is not of the watchdog.
 fn news(socket: &UnixDatagram) -> Vec<String> {
     loop {
-        let told = told(socket);
-        if told != ["WATCHDOG=1"] {
-            return told;
+        let states = read_states(socket);
+        if states != ["WATCHDOG=1"] {
+            return states;
         }
     }
 }
@@ -44,7 +44,7 @@ fn the_manager_is_told_what_the_server_does_and_that_it_lives() {
     let mut server = Server::start_by(command, &[], &[]);
     assert_eq!(news(&socket), ["READY=1", "STATUS=Serving 1 device"]);
     for _ in 0..3 {
-        assert_eq!(told(&socket), ["WATCHDOG=1"]);
+        assert_eq!(read_states(&socket), ["WATCHDOG=1"]);
     }
     fs::write(&conf, "").unwrap();
     let before = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -61,9 +61,9 @@ fn the_manager_is_told_what_the_server_does_and_that_it_lives() {
     let mut command = udm(&["serve"]);
     command.arg(&conf).env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "1").env("WATCHDOG_PID", "1");
     let server = Server::start_by(command, &[], &[]);
-    assert_eq!(told(&socket)[0], "READY=1");
+    assert_eq!(read_states(&socket)[0], "READY=1");
     signal(Pid::from_child(&server.child), Signal::TERM);
-    assert_eq!(told(&socket)[0], "STOPPING=1");
+    assert_eq!(read_states(&socket)[0], "STOPPING=1");
 }
 
 /// Stops one thread of a process until standard input ends.
@@ -127,14 +127,14 @@ fn a_thread_that_is_stuck_is_not_called_alive() {
     command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "20000");
     let server = Server::start_by(command, &["d=0 8 zero"], &[]);
     for name in ["main", "udm-core0"] {
-        while told(&socket) != ["WATCHDOG=1"] {}
+        while read_states(&socket) != ["WATCHDOG=1"] {}
         let mut still = Command::new("python3");
         still.args(["-c", STILL, &thread(&server, name)]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut still = still.spawn().unwrap();
-        let mut said = String::new();
-        BufReader::new(still.stdout.take().unwrap()).read_line(&mut said).unwrap();
-        if said != "still\n" {
-            report_skip(&format!("no thread can be stopped here: {said}"));
+        let mut output = String::new();
+        BufReader::new(still.stdout.take().unwrap()).read_line(&mut output).unwrap();
+        if output != "still\n" {
+            report_skip(&format!("no thread can be stopped here: {output}"));
             still.wait().unwrap();
             return;
         }
@@ -149,7 +149,7 @@ fn a_thread_that_is_stuck_is_not_called_alive() {
         assert!(!is_told, "{name} stands still");
         // The control thread serves verbs; the core does not.
         assert_eq!(is_answered, name != "main", "{name} stands still");
-        assert_eq!(told(&socket), ["WATCHDOG=1"], "{name} goes on");
+        assert_eq!(read_states(&socket), ["WATCHDOG=1"], "{name} goes on");
     }
 }
 
@@ -246,8 +246,8 @@ fn the_units_are_good() {
     }
     assert_eq!(names.len(), 3);
     let out = Command::new("systemd-analyze").arg("verify").args(&names).output().unwrap();
-    let said = text(&out.stdout) + &text(&out.stderr);
+    let output = text(&out.stdout) + &text(&out.stderr);
     // Messages about other units of this machine are ignored.
     let ours = |line: &&str| line.contains("udm");
-    assert_eq!(said.lines().filter(ours).collect::<Vec<_>>(), Vec::<&str>::new());
+    assert_eq!(output.lines().filter(ours).collect::<Vec<_>>(), Vec::<&str>::new());
 }

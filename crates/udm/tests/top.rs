@@ -56,15 +56,15 @@ fn for_scripts() {
     let paths: f64 = (0..2).map(|nth| number(&mp["paths"][nth]["flow"]["writes"])).sum();
     assert!(paths > 0.0 && mp["paths"][0]["state"] == "active", "{mp}");
     assert_eq!((number(&idle["flow"]["requests"]), &idle["latency"]), (0.0, &Value::Null));
-    let said = server.refuses(&["top"]);
-    assert!(said.contains("no terminal"), "{said}");
+    let output = server.refuses(&["top"]);
+    assert!(output.contains("no terminal"), "{output}");
     let out = server.verb(&["top", "--interval", "0.01"]);
     assert_eq!(out.status.code(), Some(2));
     let none = support::udm(&["top", "--once", "--socket", "/nonexistent/udm.sock"]).output().unwrap();
-    let said = text(&none.stderr);
+    let output = text(&none.stderr);
     assert!(
-        !none.status.success() && said.lines().count() == 1 && said.contains("can't reach udm serve"),
-        "{said}"
+        !none.status.success() && output.lines().count() == 1 && output.contains("can't reach udm serve"),
+        "{output}"
     );
 }
 
@@ -103,7 +103,7 @@ impl Tmux {
     }
 
     /// Waits until the screen matches `is`, and returns it.
-    fn shows(&self, what: &str, is: impl Fn(&str) -> bool) -> String {
+    fn shows(&self, name: &str, is: impl Fn(&str) -> bool) -> String {
         let mut last = String::new();
         for _ in 0..600 {
             last = self.run(&["capture-pane", "-p", "-t", "t"]);
@@ -112,7 +112,7 @@ impl Tmux {
             }
             thread::sleep(Duration::from_millis(50));
         }
-        panic!("{what}: never; the screen is\n{last}");
+        panic!("{name}: never; the screen is\n{last}");
     }
 
     /// Checks that the terminal is restored: cursor, line editing and echo.

@@ -38,10 +38,10 @@ fn what_lies_on_what() {
         ls.env("UDM_SOCKET", &server.socket).env_remove("LC_CTYPE").env("LC_ALL", locale);
         text(&ls.output().unwrap().stdout)
     };
-    let wanted = "top (254:2)\n |-ground (254:0)\n |  `- (253:0)\n `-both (254:1)\n    |- (253:1)\n    \
+    let expected = "top (254:2)\n |-ground (254:0)\n |  `- (253:0)\n `-both (254:1)\n    |- (253:1)\n    \
                   `-ground (254:0)\n       `- (253:0)\nnone (254:3)\n";
-    assert_eq!(tree("C"), wanted);
-    let utf8 = wanted.replace("|- ", "├─ ").replace("|-", "├─").replace("`-", "└─").replace('|', "│");
+    assert_eq!(tree("C"), expected);
+    let utf8 = expected.replace("|- ", "├─ ").replace("|-", "├─").replace("`-", "└─").replace('|', "│");
     assert_eq!(tree("C.UTF-8"), utf8);
     let nobody = Server::start(&[]);
     for verb in [["ls", "--tree"], ["deps", "--inactive"]] {

@@ -55,26 +55,29 @@ fn until_the_next_event() {
     let first = waits(&server, &["mp", "-v"]);
     let second = waits(&server, &["mp", "0", "--json"]);
     server.says(&["message", "mp", "0", "fail_path", "mem:1M"]);
-    let (done, said) = end(first);
+    let (done, output) = end(first);
     assert!(
-        done && said.contains("Name:              mp\n") && said.contains("Event number:      1\n"),
-        "{said}"
+        done && output.contains("Name:              mp\n") && output.contains("Event number:      1\n"),
+        "{output}"
     );
-    let (done, said) = end(second);
-    let device: Value = serde_json::from_str(&said).unwrap();
+    let (done, output) = end(second);
+    let device: Value = serde_json::from_str(&output).unwrap();
     assert_eq!((done, &device["name"], &device["event_nr"]), (true, &json!("mp"), &json!(1)));
     // Returns at once for an older number, and also for a number that never existed.
     assert_eq!(server.says(&["wait", "mp"]), "");
     server.says(&["wait", "mp", "7"]);
     let third = waits(&server, &["254:0", "1", "-v"]);
     server.says(&["rename", "mp", "other"]);
-    let (done, said) = end(third);
-    assert!(done && said.contains("Name:              other\n"), "{said}");
+    let (done, output) = end(third);
+    assert!(done && output.contains("Name:              other\n"), "{output}");
 
-    let said = server.refuses(&["wait", "other", "2", "--timeout", "0.05"]);
-    assert!(said.starts_with("udm: other: no event within ") && said.ends_with("timed out\n"), "{said}");
-    let said = server.refuses(&["wait", "none"]);
-    assert_eq!(said, "udm: none: no device of that name: No such device or address\n");
+    let output = server.refuses(&["wait", "other", "2", "--timeout", "0.05"]);
+    assert!(
+        output.starts_with("udm: other: no event within ") && output.ends_with("timed out\n"),
+        "{output}"
+    );
+    let output = server.refuses(&["wait", "none"]);
+    assert_eq!(output, "udm: none: no device of that name: No such device or address\n");
 }
 
 #[test]
@@ -96,15 +99,15 @@ fn until_it_is_gone() {
     let [full, bare] = both;
     server.says(&["remove", "d"]);
     server.says(&["create", "d", "--table", "0 8 zero"]);
-    let (done, said) = end(full);
+    let (done, output) = end(full);
     assert!(
-        done && said.contains("Name:              d\n") && said.contains("Event number:      1\n"),
-        "{said}"
+        done && output.contains("Name:              d\n") && output.contains("Event number:      1\n"),
+        "{output}"
     );
     server.says(&["remove", "bare"]);
-    let (done, said) = end(bare);
+    let (done, output) = end(bare);
     assert_eq!(
-        (done, said.as_str()),
+        (done, output.as_str()),
         (false, "udm: bare: it has been removed meanwhile: No such device or address\n")
     );
 }
@@ -114,8 +117,8 @@ fn until_it_is_gone() {
 fn places_are_bounded_and_come_free() {
     let server = Server::start(&["d=0 8 zero"]);
     let all: Vec<UnixStream> = (0..WAITS_MAX).map(|_| holds(&server, 0)).collect();
-    let said = until("that all places are taken", || are_taken(&server));
-    assert!(said.contains("128 clients wait for events already"), "{said}");
+    let output = until("that all places are taken", || are_taken(&server));
+    assert!(output.contains("128 clients wait for events already"), "{output}");
     assert_eq!(server.says(&["ls"]), "d\t(254:0)\n");
     drop(all);
     until("that places are free", || are_taken(&server).is_none().then_some(()));

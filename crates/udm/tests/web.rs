@@ -72,9 +72,9 @@ fn who_may_come_in() {
     let web = WebServer::start(&server, &[]);
     let host = "Host: localhost";
 
-    let (status, _, said) = web.ask("GET", "/v1/devices", &[host], "");
+    let (status, _, output) = web.ask("GET", "/v1/devices", &[host], "");
     assert_eq!(
-        (status, said.as_str()),
+        (status, output.as_str()),
         (403, "udm web: open the address that udm web printed: it has the token\n")
     );
     let known = web.known();
@@ -90,14 +90,14 @@ fn who_may_come_in() {
     // A foreign host name that resolves to this address.
     assert_eq!(web.ask("GET", "/", &["Host: udm.example", &known], "").0, 403);
 
-    let (status, head, said) = web.page("GET", "/v1/devices", "");
-    assert_eq!((status, said), (200, server.http("GET", "/v1/devices", "").2));
+    let (status, head, output) = web.page("GET", "/v1/devices", "");
+    assert_eq!((status, output), (200, server.http("GET", "/v1/devices", "").2));
     assert!(head.contains("content-type: application/json\r\n"), "{head}");
     assert_eq!(web.page("GET", "/v1/devices/none", "").0, 404);
-    let (status, _, said) = web.page("GET", "/etc/passwd", "");
-    assert_eq!((status, said.as_str()), (404, "udm web: no such page\n"));
-    let (status, _, said) = web.page("POST", "/v1/devices/d/suspend", "{}");
-    assert_eq!((status, said.as_str()), (403, "udm web: udm web was started without --write\n"));
+    let (status, _, output) = web.page("GET", "/etc/passwd", "");
+    assert_eq!((status, output.as_str()), (404, "udm web: no such page\n"));
+    let (status, _, output) = web.page("POST", "/v1/devices/d/suspend", "{}");
+    assert_eq!((status, output.as_str()), (403, "udm web: udm web was started without --write\n"));
     assert!(server.says(&["info", "d"]).contains("ACTIVE"));
 }
 
@@ -114,8 +114,8 @@ fn with_write_the_page_may_change_and_no_other() {
     assert_eq!(web.page("POST", "/v1/devices/d/suspend", "{}").0, 204);
     assert!(server.says(&["info", "d"]).contains("SUSPENDED"));
     // Errors of the server are forwarded unchanged.
-    let (status, _, said) = web.page("POST", "/v1/devices/d/suspend", "{\"unknown\":1}");
-    assert!((400..500).contains(&status) && said.contains("unknown"), "{status}: {said}");
+    let (status, _, output) = web.page("POST", "/v1/devices/d/suspend", "{\"unknown\":1}");
+    assert!((400..500).contains(&status) && output.contains("unknown"), "{status}: {output}");
 }
 
 /// More idle connections than slots do not block new ones; nor does another `udm web` affect this
@@ -139,9 +139,9 @@ fn it_ends_and_says_when_the_server_is_gone() {
     let mut web = WebServer::start(&server, &[]);
     server.child.kill().unwrap();
     server.child.wait().unwrap();
-    let (status, _, said) = web.page("GET", "/v1/devices", "");
+    let (status, _, output) = web.page("GET", "/v1/devices", "");
     assert_eq!(status, 502);
-    assert!(said.contains("can't reach udm serve"), "{said}");
+    assert!(output.contains("can't reach udm serve"), "{output}");
     kill_process(Pid::from_child(&web.child), Signal::TERM).unwrap();
     assert_eq!(web.child.wait().unwrap().code(), Some(0));
 
@@ -149,8 +149,8 @@ fn it_ends_and_says_when_the_server_is_gone() {
     assert_eq!(out.status.code(), Some(1));
     assert!(support::text(&out.stderr).contains("can't reach udm serve"));
     let out = udm(&["web", "--listen", "0.0.0.0:0"]).env("UDM_SOCKET", &server.socket).output().unwrap();
-    let said = support::text(&out.stderr);
-    assert!(said.contains("listens on loopback only: reach it through ssh -L"), "{said}");
+    let output = support::text(&out.stderr);
+    assert!(output.contains("listens on loopback only: reach it through ssh -L"), "{output}");
 }
 
 /// JavaScript for the text of a column in the row of a device or path.

@@ -1,7 +1,7 @@
 //! Opens the devices to measure, from the words of the command line.
 
 use super::file;
-use crate::cli::TableArg;
+use crate::table_arg::TableArg;
 use crate::verbs::read_table;
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -19,7 +19,7 @@ enum DeviceSource {
     Uri(DeviceUri),
 }
 
-/// Opens the device of each job in `wanted`, or the last device of `words` if a job names none.
+/// Opens the device of each job in `jobs`, or the last device of `words` if a job names none.
 /// Also returns all mapped devices. The other devices of `words` are for use in tables.
 ///
 /// # Errors
@@ -27,7 +27,7 @@ enum DeviceSource {
 pub fn open_devices(
     core_set: &Arc<CoreSet>,
     words: &[String],
-    wanted: &[JobDevice],
+    jobs: &[JobDevice],
     stop: &AtomicBool,
 ) -> Result<(Vec<Arc<dyn Device>>, MappedDevices)> {
     let mut tables = Vec::new();
@@ -35,15 +35,15 @@ pub fn open_devices(
     for word in words {
         last = Some(device_uri_of(word, &mut tables)?);
     }
-    let one = |of: &JobDevice| {
-        let uri = match &of.filename {
+    let prepare = |job: &JobDevice| {
+        let uri = match &job.filename {
             Some(word) => device_uri_of(word, &mut tables)?,
             None => last.clone().context("bench: no device")?,
         };
         if let DeviceUri::Mapped(_) = uri {
-            tables.iter().try_for_each(|table| file::check_table(&table.text, of.direct))?;
+            tables.iter().try_for_each(|table| file::check_table(&table.text, job.direct))?;
         }
-        file::prepare_file(uri, of, stop)
+        file::prepare_file(uri, job, stop)
     };
     let wanted = wanted.iter().map(one).collect::<Result<Vec<_>>>().context("bench")?;
     let mapped = MappedDevices::new(core_set, &tables)?;
@@ -55,7 +55,7 @@ pub fn open_devices(
         }
         uri => udm_backends::open(&uri).map_err(|error| open_error(&uri, error.into())),
     };
-    let devices = wanted.into_iter().map(open).collect::<Result<Vec<_>>>()?;
+    let devices = jobs.into_iter().map(open).collect::<Result<Vec<_>>>()?;
     Ok((devices, mapped))
 }
 
@@ -124,9 +124,9 @@ mod tests {
         }
         let file = DeviceSource::NamedTable { name: "d".into(), table: TableArg::File("/x".into()) };
         assert_eq!(parse_device_source("d=@/x").unwrap(), file);
-        let whole_device_table =
+        let whole =
             DeviceSource::NamedTable { name: "d".into(), table: TableArg::Whole("null:size=1M".into()) };
-        assert_eq!(parse_device_source("d=null:size=1M").unwrap(), whole_device_table);
+        assert_eq!(parse_device_source("d=null:size=1M").unwrap(), whole);
         for word in ["null:size=1M", "mem:1G", "/tmp/a=b c", "file:a=b%20c?direct=on", "@d"] {
             assert!(matches!(parse_device_source(word).unwrap(), DeviceSource::Uri(_)), "{word}");
         }

@@ -20,22 +20,22 @@ const PIECE: usize = 1 << 20;
 ///
 /// # Errors
 /// If the device does not support `direct`, or the file cannot be extended to the required length.
-pub fn prepare_file(uri: DeviceUri, of: &JobDevice, stop: &AtomicBool) -> Result<DeviceUri> {
+pub fn prepare_file(uri: DeviceUri, job: &JobDevice, stop: &AtomicBool) -> Result<DeviceUri> {
     let DeviceUri::File(mut file) = uri else {
-        if of.direct == Some(true)
+        if job.direct == Some(true)
             && let DeviceUri::Nbd(_) = uri
         {
             bail!("direct=1: an NBD server has the file: open it there with ?direct=on");
         }
         return Ok(uri);
     };
-    if let Some(direct) = of.direct {
-        let same = file.direct.is_none_or(|said| said == direct);
+    if let Some(direct) = job.direct {
+        let same = file.direct.is_none_or(|option| option == direct);
         ensure!(same, "direct={}: the URI has the opposite value of ?direct=", u8::from(direct));
         file.direct = Some(direct);
     }
-    if of.filename.is_some() {
-        lay_out_file(&file, of, stop).with_context(|| file.path.display().to_string())?;
+    if job.filename.is_some() {
+        lay_out_file(&file, job, stop).with_context(|| file.path.display().to_string())?;
     }
     Ok(DeviceUri::File(file))
 }
@@ -59,22 +59,22 @@ pub fn check_table(text: &str, direct: Option<bool>) -> Result<()> {
 
 /// Extends a regular file to the length that its jobs need, as fio does. If it will be read, it is
 /// filled with data.
-fn lay_out_file(uri: &FileUri, of: &JobDevice, stop: &AtomicBool) -> Result<()> {
+fn lay_out_file(uri: &FileUri, job: &JobDevice, stop: &AtomicBool) -> Result<()> {
     let there = match uri.path.metadata() {
         Ok(data) if !data.is_file() => return Ok(()),
         Ok(data) => Some(data.len()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         Err(error) => return Err(error.into()),
     };
-    if of.bytes == 0 {
+    if job.bytes == 0 {
         ensure!(there.is_some(), "no such file; size or filesize creates it");
         return Ok(());
     }
-    if there.is_some_and(|there| there >= of.bytes) || uri.readonly {
+    if there.is_some_and(|there| there >= job.bytes) || uri.readonly {
         return Ok(());
     }
-    log::say(format!("udm: {}: laid out ({}B)\n", uri.path.display(), units::binary(of.bytes as f64, 4)));
-    let written = fill_file(&uri.path, there.unwrap_or(0), of, stop);
+    log::say(format!("udm: {}: laid out ({}B)\n", uri.path.display(), units::binary(job.bytes as f64, 4)));
+    let written = fill_file(&uri.path, there.unwrap_or(0), job, stop);
     if written.is_err() && there.is_none() {
         // Removes the incomplete file.
         let _ = std::fs::remove_file(&uri.path);
@@ -82,19 +82,19 @@ fn lay_out_file(uri: &FileUri, of: &JobDevice, stop: &AtomicBool) -> Result<()> 
     written
 }
 
-fn fill_file(path: &Path, from: u64, of: &JobDevice, stop: &AtomicBool) -> Result<()> {
+fn fill_file(path: &Path, from: u64, job: &JobDevice, stop: &AtomicBool) -> Result<()> {
     let mut file: File = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
-    if !of.is_read {
+    if !job.is_read {
         // If the file system cannot allocate, the file gets a hole.
-        if fallocate(&file, FallocateFlags::empty(), from, of.bytes - from).is_err() {
-            file.set_len(of.bytes)?;
+        if fallocate(&file, FallocateFlags::empty(), from, job.bytes - from).is_err() {
+            file.set_len(job.bytes)?;
         }
         return Ok(());
     }
     let mut rng = SmallRng::seed_from_u64(from);
     let mut piece = vec![0; PIECE];
     file.seek(SeekFrom::Start(from))?;
-    let mut left = of.bytes - from;
+    let mut left = job.bytes - from;
     while left > 0 {
         ensure!(!stop.load(Relaxed), "a signal came before the file was laid out");
         rng.fill_bytes(&mut piece);

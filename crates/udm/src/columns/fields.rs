@@ -57,24 +57,24 @@ macro_rules! fields {
             width: $width,
             kind: FieldKind::$kind,
             needs: FieldScope::$needs,
-            value: |row| $value(row).said(),
+            value: |row| $value(row).into_value(),
         },)*]
     };
 }
 
 /// A value, or the reason why there is none.
 trait IntoValue {
-    fn said(self) -> Result<String, String>;
+    fn into_value(self) -> Result<String, String>;
 }
 
 impl IntoValue for String {
-    fn said(self) -> Result<String, String> {
+    fn into_value(self) -> Result<String, String> {
         Ok(self)
     }
 }
 
 impl IntoValue for Result<String, String> {
-    fn said(self) -> Result<String, String> {
+    fn into_value(self) -> Result<String, String> {
         self
     }
 }

@@ -7,7 +7,7 @@ mod fields;
 mod regex;
 mod select;
 
-use crate::verbs::all_tables;
+use crate::requests::all_tables;
 use anyhow::Result;
 use fields::{Field, FieldKind, FieldScope, GROUPS};
 pub use select::Selection;
@@ -51,7 +51,7 @@ pub struct ColumnLayout {
 
 /// An error in the arguments, in dmsetup's words.
 #[derive(Debug)]
-pub enum Wrong {
+pub enum ColumnError {
     /// A word that is not a field, or is misplaced; dmsetup then lists the fields.
     Word(String),
     /// Any other error.
@@ -139,7 +139,7 @@ impl Columns {
         sort: Option<&str>,
         select: Option<&str>,
         layout: ColumnLayout,
-    ) -> Result<Columns, Wrong> {
+    ) -> Result<Columns, ColumnError> {
         let fields = parse_columns(options.unwrap_or(DEFAULT))?;
         let mut keys = Vec::new();
         for key in sort.unwrap_or_default().split(',').filter(|key| !key.is_empty()) {
@@ -151,14 +151,14 @@ impl Columns {
         Ok(Columns { widths: vec![0; fields.len()], fields, sort: keys, selection, layout })
     }
 
-    fn needs(&self, what: FieldScope) -> bool {
-        let parse_columns = self.fields.iter().filter_map(|parse_columns| match parse_columns {
+    fn needs(&self, scope: FieldScope) -> bool {
+        let columns = self.fields.iter().filter_map(|column| match column {
             Column::Field(field) => Some(*field),
             Column::Selected => None,
         });
         let sorted = self.sort.iter().map(|(field, _)| *field);
         let selected = self.selection.iter().flat_map(Selection::fields);
-        parse_columns.chain(sorted).chain(selected).any(|field| field.needs == what)
+        columns.chain(sorted).chain(selected).any(|field| field.needs == scope)
     }
 
     /// Requests the data of `devices` that the fields need.
@@ -191,12 +191,12 @@ impl Columns {
     pub fn print(&mut self, mut rows: Vec<DeviceRow>) -> (String, Vec<String>) {
         let mut wrong = Vec::new();
         rows.sort_by(|a, b| self.order(a, b));
-        let keeps_all = self.fields.iter().any(|parse_columns| matches!(parse_columns, Column::Selected));
+        let keeps_all = self.fields.iter().any(|column| matches!(column, Column::Selected));
         let mut lines: Vec<Vec<String>> = Vec::new();
         for row in &rows {
             // As in dmsetup, the values of a device that is not selected are computed as well.
             let selected = self.selection.as_ref().is_none_or(|selection| selection.takes(row));
-            let value = |parse_columns: &Column| match parse_columns {
+            let value = |column: &Column| match column {
                 Column::Field(field) => (field.value)(row).map_err(|why| {
                     format!("{why}\n_do_report_object: report function failed for field {}", field.name)
                 }),
@@ -231,14 +231,13 @@ impl Columns {
         }
         self.widen(lines);
         let ColumnLayout { no_headings, separator, name_prefixes, unquoted, rows } = &self.layout;
-        let headings =
-            || self.fields.iter().map(|parse_columns| parse_columns.heading().to_owned()).collect::<Vec<_>>();
+        let headings = || self.fields.iter().map(|column| column.heading().to_owned()).collect::<Vec<_>>();
         if !no_headings && separator.is_none() && !name_prefixes && !rows {
             return self.aligned(&headings(), lines);
         }
         let quote = if *unquoted { "" } else { "'" };
-        let value = |(value, parse_columns): (&String, &Column)| match name_prefixes {
-            true => format!("DM_{}={quote}{value}{quote}", parse_columns.name().to_ascii_uppercase()),
+        let value = |(value, column): (&String, &Column)| match name_prefixes {
+            true => format!("DM_{}={quote}{value}{quote}", column.name().to_ascii_uppercase()),
             false => value.clone(),
         };
         let values = lines.iter().map(|line| line.iter().zip(&self.fields).map(value).collect::<Vec<_>>());
@@ -255,12 +254,12 @@ impl Columns {
 
     /// Widens the columns so that `lines` fit.
     fn widen(&mut self, lines: &[Vec<String>]) {
-        for (place, (width, parse_columns)) in self.widths.iter_mut().zip(&self.fields).enumerate() {
-            let least = match parse_columns {
+        for (place, (width, column)) in self.widths.iter_mut().zip(&self.fields).enumerate() {
+            let least = match column {
                 Column::Field(field) => field.width,
                 Column::Selected => 8,
             };
-            let all = lines.iter().map(|line| line[place].as_str()).chain([parse_columns.heading()]);
+            let all = lines.iter().map(|line| line[place].as_str()).chain([column.heading()]);
             let now = all.map(|value| value.chars().count()).max().unwrap_or_default();
             *width = now.max(least).max(*width);
         }
@@ -269,8 +268,8 @@ impl Columns {
     /// Aligns headings left and numbers right, and pads each line to its full width.
     fn aligned(&self, headings: &[String], lines: &[Vec<String>]) -> String {
         let line = |line: &[String], is_heading: bool| {
-            let cell = |((value, width), parse_columns): ((&String, &usize), &Column)| {
-                if parse_columns.is_number() && !is_heading {
+            let cell = |((value, width), column): ((&String, &usize), &Column)| {
+                if column.is_number() && !is_heading {
                     format!("{value:>width$}")
                 } else {
                     format!("{value:<width$}")

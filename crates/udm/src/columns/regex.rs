@@ -145,7 +145,7 @@ mod tests {
     /// Results of dmsetup 1.02.185 for `splitname VALUE -S vg_name=~"TEXT"`.
     #[test]
     fn what_matches() {
-        for (text, value, wanted) in [
+        for (text, value, expected) in [
             ("^f", "foo", true),
             ("^b", "foo", false),
             ("o$", "foo", true),
@@ -171,7 +171,7 @@ mod tests {
             ("FOO", "foo", false),
         ] {
             let regex = Regex::new(text).unwrap_or_else(|| panic!("{text}"));
-            assert_eq!(regex.is_match(value), wanted, "{text}");
+            assert_eq!(regex.is_match(value), expected, "{text}");
         }
         for text in ["", "*", "a(b", "(", "()", "[fg", "a|", "|a", "a||b", r"a\", "a)b", "[a-]", "[a-"] {
             assert!(Regex::new(text).is_none(), "{text}");

@@ -2,7 +2,7 @@
 
 use super::fields::{Field, FieldKind};
 use super::regex::Regex;
-use super::{DeviceRow, Wrong, field};
+use super::{ColumnError, DeviceRow, field};
 
 /// A selection criterion.
 #[derive(Debug)]
@@ -43,9 +43,9 @@ const OPERATORS: [(&str, CompareOp); 6] = [
 /// Maximum depth of nested criteria.
 const DEPTH_MAX: usize = 100;
 
-impl From<String> for Wrong {
-    fn from(why: String) -> Wrong {
-        Wrong::Word(why)
+impl From<String> for ColumnError {
+    fn from(why: String) -> ColumnError {
+        ColumnError::Word(why)
     }
 }
 
@@ -60,12 +60,12 @@ impl Selection {
     ///
     /// # Errors
     /// The error lines of dmsetup.
-    pub fn parse(text: &str) -> Result<Selection, Wrong> {
+    pub fn parse(text: &str) -> Result<Selection, ColumnError> {
         let mut parser = Parser { rest: text };
         let selection = parser.any(0)?;
         match parser.rest.trim_start() {
             "" => Ok(selection),
-            rest => Err(Wrong::Value(format!("Expecting logical operator\n{}", syntax(rest)))),
+            rest => Err(ColumnError::Value(format!("Expecting logical operator\n{}", syntax(rest)))),
         }
     }
 
@@ -84,8 +84,8 @@ impl Selection {
             Selection::And(a, b) => a.takes(row) && b.takes(row),
             Selection::Or(a, b) => a.takes(row) || b.takes(row),
             Selection::Not(it) => !it.takes(row),
-            Selection::Is(field, compare, wanted) => {
-                (field.value)(row).is_ok_and(|value| compare.holds(field.kind, &value, wanted))
+            Selection::Is(field, compare, expected) => {
+                (field.value)(row).is_ok_and(|value| compare.holds(field.kind, &value, expected))
             }
             Selection::Matches(field, regex) => (field.value)(row).is_ok_and(|value| regex.is_match(&value)),
         }
@@ -93,10 +93,10 @@ impl Selection {
 }
 
 impl CompareOp {
-    fn holds(self, kind: FieldKind, value: &str, wanted: &str) -> bool {
+    fn holds(self, kind: FieldKind, value: &str, expected: &str) -> bool {
         let order = match kind {
-            FieldKind::Number => value.parse::<u64>().ok().cmp(&wanted.parse().ok()),
-            FieldKind::Text => value.cmp(wanted),
+            FieldKind::Number => value.parse::<u64>().ok().cmp(&expected.parse().ok()),
+            FieldKind::Text => value.cmp(expected),
         };
         match self {
             CompareOp::Equal => order.is_eq(),
@@ -125,7 +125,7 @@ impl Parser<'_> {
         found.is_some()
     }
 
-    fn any(&mut self, depth: usize) -> Result<Selection, Wrong> {
+    fn any(&mut self, depth: usize) -> Result<Selection, ColumnError> {
         let mut left = self.all(depth)?;
         while self.eat(&["||", "#"]) {
             left = Selection::Or(Box::new(left), Box::new(self.all(depth)?));
@@ -133,7 +133,7 @@ impl Parser<'_> {
         Ok(left)
     }
 
-    fn all(&mut self, depth: usize) -> Result<Selection, Wrong> {
+    fn all(&mut self, depth: usize) -> Result<Selection, ColumnError> {
         let mut left = self.one(depth)?;
         while self.eat(&["&&", ","]) {
             left = Selection::And(Box::new(left), Box::new(self.one(depth)?));
@@ -141,7 +141,7 @@ impl Parser<'_> {
         Ok(left)
     }
 
-    fn one(&mut self, depth: usize) -> Result<Selection, Wrong> {
+    fn one(&mut self, depth: usize) -> Result<Selection, ColumnError> {
         let begin = self.rest.trim_start();
         if depth > DEPTH_MAX {
             return Err(syntax(begin).into());
@@ -174,14 +174,14 @@ impl Parser<'_> {
 
     /// Parses the regular expression of the criterion that begins at `begin`: up to an operator or
     /// a blank, or between quotes or brackets.
-    fn regex(&mut self, field: &Field, begin: &str) -> Result<Regex, Wrong> {
+    fn regex(&mut self, field: &Field, begin: &str) -> Result<Regex, ColumnError> {
         let name = field.name;
         if field.kind == FieldKind::Number {
-            return Err(Wrong::Value(format!(
+            return Err(ColumnError::Value(format!(
                 "dm_report: incompatible comparison type for selection field {name}"
             )));
         }
-        let no = |why: &str| Err(Wrong::Value(format!("{why}\n{}", syntax(begin))));
+        let no = |why: &str| Err(ColumnError::Value(format!("{why}\n{}", syntax(begin))));
         let rest = self.rest.trim_start();
         let quotes = ["()", "{}", "[]", "\"\"", "''"];
         let quote = quotes.iter().find(|quote| rest.starts_with(&quote[..1]));
@@ -203,7 +203,7 @@ impl Parser<'_> {
         };
         self.rest = left;
         let why = "Parse error in regex\nCouldn't parse regex\ndm_report: failed to create regex matcher for";
-        Regex::new(text).ok_or_else(|| Wrong::Value(format!("{why} selection field {name}")))
+        Regex::new(text).ok_or_else(|| ColumnError::Value(format!("{why} selection field {name}")))
     }
 
     /// Reads a word or a quoted text; returns `None` if there is neither.
@@ -236,7 +236,7 @@ mod tests {
     fn what_is_no_regular_expression() {
         let end = "Selection syntax error at 'name=~";
         let help = "Use 'help' for selection to get more help.";
-        for (text, wanted) in [
+        for (text, expected) in [
             ("name=~", format!("Regular expression expected for selection field name\n{end}'.\n{help}")),
             (
                 "name=~(a",
@@ -253,8 +253,8 @@ mod tests {
             ),
             ("open=~1", "dm_report: incompatible comparison type for selection field open".to_owned()),
         ] {
-            let Err(Wrong::Value(why)) = Selection::parse(text) else { panic!("{text}") };
-            assert_eq!(why, wanted, "{text}");
+            let Err(ColumnError::Value(why)) = Selection::parse(text) else { panic!("{text}") };
+            assert_eq!(why, expected, "{text}");
         }
     }
 

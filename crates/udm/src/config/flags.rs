@@ -1,9 +1,8 @@
 //! The keys of `[serve]`: the long options of `udm serve`, parsed by the parser of the command
 //! line.
 
-use crate::cli::Cli;
 use clap::error::ErrorKind;
-use clap::{Arg, ArgAction, Command, CommandFactory};
+use clap::{Arg, ArgAction, Command};
 use std::any::TypeId;
 use std::error::Error as _;
 use std::ffi::OsString;
@@ -13,13 +12,6 @@ use udm_wire::udm_conf::{ConfError, OptionValue, ServeOption};
 /// Options that are not keys of a file: how a server is started, the devices, which have their own
 /// section, and --run.
 const NO_KEYS: [&str; 7] = ["device", "run", "fork", "ready-on-stdout", "check", "help", "version"];
-
-/// The subcommand `serve`.
-pub fn serve() -> Command {
-    let mut all = Cli::command();
-    all.build();
-    all.find_subcommand("serve").cloned().unwrap_or_default()
-}
 
 /// The options that are keys of the file.
 pub fn keys(serve: &Command) -> impl Iterator<Item = &Arg> {
@@ -31,10 +23,9 @@ pub fn keys(serve: &Command) -> impl Iterator<Item = &Arg> {
 ///
 /// # Errors
 /// The key is unknown, or the option refuses its value.
-pub fn arguments(key: &ServeOption, folder: &Path) -> Result<Vec<OsString>, ConfError> {
-    let serve = serve();
+pub fn arguments(key: &ServeOption, folder: &Path, serve: &Command) -> Result<Vec<OsString>, ConfError> {
     let name = &key.name;
-    let Some(option) = keys(&serve).find(|option| option.get_long() == Some(name)) else {
+    let Some(option) = keys(serve).find(|option| option.get_long() == Some(name)) else {
         let why = format!("serve: {name}: unknown: see docs/config.md, or udm serve --help");
         return Err(ConfError::new(why, key.at.clone()));
     };
@@ -58,8 +49,8 @@ pub fn arguments(key: &ServeOption, folder: &Path) -> Result<Vec<OsString>, Conf
         (_, OptionValue::List(_)) => return refuse("expected one value"),
         (_, OptionValue::Flag(_)) => {
             let names = option.get_value_names().unwrap_or_default();
-            let wanted: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
-            return refuse(&format!("expected {}", wanted.join(" ")));
+            let expected: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
+            return refuse(&format!("expected {}", expected.join(" ")));
         }
     };
     let read = serve.clone().no_binary_name(true).try_get_matches_from(&arguments);
@@ -75,8 +66,8 @@ pub fn first_line(error: &clap::Error) -> String {
     match error.source() {
         Some(why) => why.to_string(),
         None => {
-            let said = error.to_string();
-            let text = said.strip_prefix("error: ").unwrap_or(&said);
+            let message = error.to_string();
+            let text = message.strip_prefix("error: ").unwrap_or(&message);
             // clap may list the options at fault on separate lines.
             let lines = text.lines().take_while(|line| !line.is_empty()).map(str::trim);
             lines.collect::<Vec<_>>().join(" ")
@@ -87,6 +78,7 @@ pub fn first_line(error: &clap::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serve::ServeArgs;
     use udm_wire::udm_conf::DEVICE_KEYS;
 
     /// docs/config.md has a table for each section of the file, with its keys in order and their
@@ -102,7 +94,7 @@ mod tests {
                 rows.map(|(key, value)| (key.to_owned(), value.trim_end_matches(" |").replace('\0', "|")));
             rows.collect()
         };
-        let serve = serve();
+        let serve = ServeArgs::command();
         let takes = |option: &Arg| match option.get_action() {
             ArgAction::SetTrue => "true or false".to_owned(),
             action => {

@@ -8,10 +8,9 @@
 
 mod flags;
 
-use crate::cli::{Cli, ServeArgs, Verb};
 use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
-use clap::{CommandFactory, FromArgMatches};
+use clap::{ArgMatches, Command};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::io::Read as _;
@@ -31,6 +30,8 @@ const ALL_MAX: usize = 256 << 20;
 
 /// The content of all configuration files.
 pub struct ConfigFiles {
+    /// The parser of the options of `udm serve`.
+    command: Command,
     /// Arguments of `udm serve`, by the names of the options.
     serve: BTreeMap<String, Vec<OsString>>,
     /// The devices, in the order of the files.
@@ -38,14 +39,15 @@ pub struct ConfigFiles {
     folder: PathBuf,
 }
 
-/// Reads `file` and the files in `conf.d` next to it.
+/// Reads `file` and the files in `conf.d` next to it. `serve` parses the options of `udm serve`.
 ///
 /// # Errors
 /// The first fault, with its place and its text.
-pub fn load(file: &Path) -> Result<ConfigFiles> {
+pub fn load(file: &Path, serve: &Command) -> Result<ConfigFiles> {
     let file = std::path::absolute(file).with_context(|| file.display().to_string())?;
     let folder = file.parent().unwrap_or(Path::new("/")).to_owned();
-    let mut loaded = ConfigFiles { serve: BTreeMap::new(), devices: Vec::new(), folder };
+    let mut loaded =
+        ConfigFiles { command: serve.clone(), serve: BTreeMap::new(), devices: Vec::new(), folder };
     let mut files = vec![file];
     files.extend(list_conf_d(&loaded.folder.join(MORE))?);
     let (mut keys, mut devices, mut size) = (HashMap::new(), HashMap::new(), 0);
@@ -56,7 +58,7 @@ pub fn load(file: &Path) -> Result<ConfigFiles> {
         let shown = |fault: &ConfError| anyhow::anyhow!(fault.with_source_line(&name, &text));
         let conf = UdmConf::parse(&text).map_err(|fault| shown(&fault))?;
         for key in &conf.serve {
-            let arguments = flags::arguments(key, &loaded.folder).map_err(|fault| shown(&fault))?;
+            let arguments = flags::arguments(key, &loaded.folder, serve).map_err(|fault| shown(&fault))?;
             if let Some(other) = keys.insert(key.name.clone(), name.clone()) {
                 let why = format!("serve: {}: {other} has it too", key.name);
                 return Err(shown(&ConfError::new(why, key.at.clone())));
@@ -81,8 +83,8 @@ pub fn load(file: &Path) -> Result<ConfigFiles> {
             if size > ALL_MAX {
                 bail!("{name}: the files and tables are longer than {ALL_MAX} bytes");
             }
-            let wanted = DesiredDevice::new(&device.name, table.clone(), device.uuid, device.read_only);
-            loaded.devices.push(wanted.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.beside(&table)))?);
+            let device = DesiredDevice::new(&device.name, table.clone(), device.uuid, device.read_only);
+            loaded.devices.push(device.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.beside(&table)))?);
         }
     }
     // Devices that form a cycle are an error of the file.
@@ -91,22 +93,22 @@ pub fn load(file: &Path) -> Result<ConfigFiles> {
 }
 
 /// The files in the folder, sorted by name; none if there is no such folder.
-fn list_conf_d(list_conf_d: &Path) -> Result<Vec<PathBuf>> {
-    let said = || list_conf_d.display().to_string();
-    let entries = match std::fs::read_dir(list_conf_d) {
+fn list_conf_d(folder: &Path) -> Result<Vec<PathBuf>> {
+    let name = || folder.display().to_string();
+    let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.with_context(said)?,
+        entries => entries.with_context(name)?,
     };
     let mut files = Vec::new();
     for entry in entries {
-        let path = entry.with_context(said)?.path();
+        let path = entry.with_context(name)?.path();
         let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
         if path.extension().is_some_and(|extension| extension == "toml") && !hidden {
             files.push(path);
         }
     }
     if files.len() > FILES_MAX {
-        bail!("{}: more than {FILES_MAX} files", list_conf_d.display());
+        bail!("{}: more than {FILES_MAX} files", folder.display());
     }
     files.sort();
     Ok(files)
@@ -128,35 +130,28 @@ impl ConfigFiles {
     ///
     /// # Errors
     /// Options that exclude each other.
-    pub fn merged(&self, file: &Path) -> Result<ServeArgs> {
-        let merge = || -> Result<Cli, clap::Error> {
-            let given: Vec<OsString> = std::env::args_os().collect();
-            let matches = Cli::command().try_get_matches_from(&given)?;
-            let serve = matches.subcommand_matches("serve");
-            let command = flags::serve();
+    pub fn merged(&self, file: &Path) -> Result<ArgMatches> {
+        let merge = || -> Result<ArgMatches, clap::Error> {
+            // The first of these words is the verb: udm has no options before it.
+            let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+            let matches = self.command.clone().try_get_matches_from(&words)?;
             // Compares the long name: the id of a clap argument may differ from it.
             let is_given = |name: &str| {
-                let option = command.get_arguments().find(|option| option.get_long() == Some(name));
-                let source = option.zip(serve).and_then(|(o, serve)| serve.value_source(o.get_id().as_str()));
+                let option = self.command.get_arguments().find(|option| option.get_long() == Some(name));
+                let source = option.and_then(|option| matches.value_source(option.get_id().as_str()));
                 source == Some(clap::parser::ValueSource::CommandLine)
             };
-            let list_conf_d =
+            let arguments =
                 self.serve.iter().filter(|(name, _)| !is_given(name)).flat_map(|(_, all)| all.clone());
-            // The verb is the second word: udm has no options before the verb.
-            let (verb, rest) = given.split_at(given.len().min(2));
-            let all = verb.iter().cloned().chain(list_conf_d).chain(rest.iter().cloned());
-            Cli::from_arg_matches(&Cli::command().try_get_matches_from(all)?)
+            let (verb, rest) = words.split_at(words.len().min(1));
+            let all = verb.iter().cloned().chain(arguments).chain(rest.iter().cloned());
+            self.command.clone().try_get_matches_from(all)
         };
-        let cli =
-            merge().map_err(|e| anyhow::anyhow!("{}: serve: {}", file.display(), flags::first_line(&e)))?;
-        match cli.verb {
-            Verb::Serve(args) => Ok(args),
-            _ => unreachable!("it was this verb before"),
-        }
+        merge().map_err(|e| anyhow::anyhow!("{}: serve: {}", file.display(), flags::first_line(&e)))
     }
 
     /// The devices to apply, for a server that was started with the options `first`.
-    fn wish(self, first: &BTreeMap<String, Vec<OsString>>) -> DesiredState {
+    fn desired_state(self, first: &BTreeMap<String, Vec<OsString>>) -> DesiredState {
         let changed = |name: &&String| first.get(*name) != self.serve.get(*name);
         let mut names: Vec<&String> = first.keys().chain(self.serve.keys()).filter(changed).collect();
         names.sort();
@@ -172,9 +167,12 @@ impl ConfigFiles {
     /// The devices to apply first, and a function that reads the files again.
     pub fn reader(self, file: &Path) -> (DesiredState, udm_control::config::ConfigReader) {
         let (first, file) = (self.serve.clone(), std::path::absolute(file).unwrap_or_else(|_| file.into()));
-        let wish = self.wish(&first);
-        let read = move || load(&file).map(|loaded| loaded.wish(&first)).map_err(|e| strip_os_error(&e));
-        (wish, Box::new(read))
+        let command = self.command.clone();
+        let desired_state = self.desired_state(&first);
+        let read = move || {
+            load(&file, &command).map(|loaded| loaded.desired_state(&first)).map_err(|e| strip_os_error(&e))
+        };
+        (desired_state, Box::new(read))
     }
 }
 
@@ -186,6 +184,7 @@ fn strip_os_error(error: &anyhow::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serve::ServeArgs;
     use std::fs;
 
     fn refused(files: &[(&str, &str)]) -> String {
@@ -194,9 +193,11 @@ mod tests {
         for (name, text) in files {
             fs::write(folder.path().join(name), text).unwrap();
         }
-        let said =
-            load(&folder.path().join("udm.toml")).err().map(|e| strip_os_error(&e)).unwrap_or_default();
-        said.replace(&folder.path().display().to_string(), "F")
+        let error = load(&folder.path().join("udm.toml"), &ServeArgs::command())
+            .err()
+            .map(|e| strip_os_error(&e))
+            .unwrap_or_default();
+        error.replace(&folder.path().display().to_string(), "F")
     }
 
     #[test]
@@ -255,18 +256,19 @@ mod tests {
         write("conf.d/1.toml~", "what an editor leaves");
         write("conf.d/.2.toml", "the same");
         write("b.table", "0 8 zero\n");
-        let loaded = load(&folder.path().join("udm.toml")).unwrap();
-        let names: Vec<_> = loaded.devices.iter().map(|wanted| wanted.name.as_str()).collect();
+        let read = || load(&folder.path().join("udm.toml"), &ServeArgs::command()).unwrap();
+        let loaded = read();
+        let names: Vec<_> = loaded.devices.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(names, ["a", "b"]);
-        let said: Vec<String> =
+        let arguments: Vec<String> =
             loaded.serve.values().flatten().map(|word| word.to_str().unwrap().to_owned()).collect();
         let unix = format!("--unix={}/nbd.sock", folder.path().display());
-        assert_eq!(said, ["--export=a", "--export=b", "--hedge-reads", "--port=0", &unix]);
+        assert_eq!(arguments, ["--export=a", "--export=b", "--hedge-reads", "--port=0", &unix]);
         let first = loaded.serve.clone();
         write("conf.d/1.toml", "[serve]\nport = 1\n");
         write("udm.toml", "[serve]\npoll = true\n");
-        let wish = load(&folder.path().join("udm.toml")).unwrap().wish(&first);
+        let desired_state = read().desired_state(&first);
         let changed = |name: &str| format!("serve: {name}: changed, takes effect after a restart");
-        assert_eq!(wish.notes, ["export", "hedge-reads", "poll", "port", "unix"].map(changed));
+        assert_eq!(desired_state.notes, ["export", "hedge-reads", "poll", "port", "unix"].map(changed));
     }
 }

@@ -1,6 +1,6 @@
 //! `udm cow clear-invalid`: removes the server's mark that a store is invalid.
 
-use crate::cli::StateArgs;
+use crate::args::StateArgs;
 use crate::output::say;
 use anyhow::{Result, bail};
 use clap::Args;

@@ -12,8 +12,8 @@
 //! hold the data until all durable records point to the new one.
 
 use super::CompactArgs;
-use super::print::marked;
-use super::store::{StoreFile, records};
+use super::print::invalid_mark_of;
+use super::store::{StoreFile, read_records};
 use crate::output::to_stdout;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -94,7 +94,7 @@ pub(super) fn run(args: &CompactArgs) -> Result<ExitCode> {
     if !header.valid {
         bail!("{}: the snapshot in it is invalid: nothing of it is of use", path.display());
     }
-    if let Some(why) = marked(&args.store) {
+    if let Some(why) = invalid_mark_of(&args.store) {
         bail!("{why}");
     }
     let disk = |file: &File| file.metadata().map(|meta| meta.blocks() * 512).ok();
@@ -102,9 +102,9 @@ pub(super) fn run(args: &CompactArgs) -> Result<ExitCode> {
     let plan = CompactPlan::new(&file, header, store.size).with_context(context)?;
     let len = if args.shrink { plan.least() } else { plan.size };
     if !args.dry_run {
-        let progress_bar = progress_bar(plan.moves * header.chunk.bytes());
-        plan.carry_out(&file, len, |moved| progress_bar.inc(moved)).with_context(context)?;
-        progress_bar.finish_and_clear();
+        let bar = progress_bar(plan.moves * header.chunk.bytes());
+        plan.carry_out(&file, len, |moved| bar.inc(moved)).with_context(context)?;
+        bar.finish_and_clear();
     }
     let report = CompactReport {
         exceptions: plan.found.exceptions,
@@ -145,7 +145,7 @@ impl CompactPlan {
     /// Reads all records and counts the moves.
     fn new(medium: &impl Medium, header: StoreHeader, size: u64) -> Result<CompactPlan> {
         let layout = StoreLayout::new(header.chunk);
-        let found = records(|at, bytes| medium.read(at, bytes), header, size, None, |_| Ok(()))?;
+        let found = read_records(|at, bytes| medium.read(at, bytes), header, size, None, |_| Ok(()))?;
         let mut plan = CompactPlan { header, layout, size, found, moves: 0 };
         let mut moves = 0;
         plan.each_move(medium, |_, _, _| {
@@ -186,7 +186,7 @@ impl CompactPlan {
             let to = free.next().context("there is no hole to move a chunk to")?;
             each(at, exception.new, to)
         };
-        records(|at, bytes| medium.read(at, bytes), self.header, self.size, None, one).map(drop)
+        read_records(|at, bytes| medium.read(at, bytes), self.header, self.size, None, one).map(drop)
     }
 
     /// Moves the chunks and sets the length of the store to `len`; `moved` is called with the bytes

@@ -12,7 +12,7 @@ mod compact;
 mod print;
 mod store;
 
-use crate::cli::StateArgs;
+use crate::args::StateArgs;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;

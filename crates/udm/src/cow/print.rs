@@ -76,7 +76,7 @@ fn report(args: &StoreArgs, origin_size: Option<u64>) -> Result<(StoreReport, bo
         return Ok((blank, true));
     };
     let summary = store.read(header, origin_size, |_| Ok(()))?;
-    let marked = marked(args).filter(|_| header.valid);
+    let marked = invalid_mark_of(args).filter(|_| header.valid);
     let usable = header.valid && marked.is_none();
     let report = StoreReport {
         state: if usable { "valid" } else { "invalid" },
@@ -90,7 +90,7 @@ fn report(args: &StoreArgs, origin_size: Option<u64>) -> Result<(StoreReport, bo
 
 /// Returns the reason if the server's state folder marks the store as invalid. A state folder
 /// without a valid path holds no marks.
-pub(super) fn marked(args: &StoreArgs) -> Option<String> {
+pub(super) fn invalid_mark_of(args: &StoreArgs) -> Option<String> {
     args.state.open().ok()?.mark(MarkedStore::Disk(StoreId::named(&args.store))).why()
 }
 

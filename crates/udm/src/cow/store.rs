@@ -38,13 +38,14 @@ impl StoreFile {
         each: impl FnMut(Exception) -> Result<()>,
     ) -> Result<StoreSummary> {
         let read = |at, bytes: &mut [u8]| self.file.read_exact_at(bytes, at);
-        records(read, header, self.size, origin_size, each).with_context(|| self.path.display().to_string())
+        read_records(read, header, self.size, origin_size, each)
+            .with_context(|| self.path.display().to_string())
     }
 }
 
 /// Reads the records of a store of `size` bytes with this header, through `read`, and calls `each`
 /// for each exception.
-pub(super) fn records(
+pub(super) fn read_records(
     read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
     header: StoreHeader,
     size: u64,

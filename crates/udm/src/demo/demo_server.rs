@@ -36,9 +36,9 @@ pub(super) struct DemoServer {
 
 impl DemoServer {
     /// Creates an empty folder and a server without devices.
-    pub fn set() -> Result<DemoServer> {
+    pub fn start() -> Result<DemoServer> {
         descriptors::raise();
-        let folder = super::folder()?;
+        let folder = super::temp_folder()?;
         let count = std::thread::available_parallelism().map_or(1, usize::from).min(CORES_MAX);
         let spin_max = CoreOptions::default().spin_max;
         let options = RuntimeOptions { cpus: vec![None; count], poll: false, spin_max };
@@ -84,9 +84,9 @@ impl DemoServer {
     /// time needed.
     pub fn take_snapshots(&self, snapshots: impl Iterator<Item = (String, String)>) -> Result<Duration> {
         let new = |(name, of)| api::NewSnapshot { name, of };
-        let wanted = api::CreateSnapshots { snapshots: snapshots.map(new).collect(), ..Default::default() };
+        let body = api::CreateSnapshots { snapshots: snapshots.map(new).collect(), ..Default::default() };
         let begin = Instant::now();
-        snapshot::create(&self.registry, &wanted, &BaseDir::own(), &CancelToken::default())?;
+        snapshot::create(&self.registry, &body, &BaseDir::own(), &CancelToken::default())?;
         Ok(begin.elapsed())
     }
 

@@ -115,7 +115,7 @@ pub(super) struct VerifyLoad {
     expected: Vec<u8>,
     rng: SmallRng,
     counts: LoadCounters,
-    told: bool,
+    check_reported: bool,
 }
 
 impl VerifyLoad {
@@ -149,7 +149,7 @@ impl VerifyLoad {
             expected: vec![0; BLOCK as usize],
             rng,
             counts: LoadCounters::default(),
-            told: false,
+            check_reported: false,
         })
     }
 
@@ -179,8 +179,8 @@ impl VerifyLoad {
             if phase == END && idle {
                 return;
             }
-            if phase == CHECK && idle && !self.told && self.next_check == self.blocks.len() {
-                self.told = true;
+            if phase == CHECK && idle && !self.check_reported && self.next_check == self.blocks.len() {
+                self.check_reported = true;
                 self.progress.checked.fetch_add(1, Ordering::Release);
             }
             // If the phase changed during this turn, its wake-up may already be consumed, so the

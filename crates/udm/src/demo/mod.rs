@@ -12,9 +12,10 @@ mod load;
 mod multipath_fixture;
 mod printer;
 
-use crate::cli::{DemoArgs, DemoVerb};
+use crate::args::PrintArgs;
 use crate::{interrupt, private_dir};
 use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
 use load::LoadCounters;
 use multipath_fixture::MultipathFixture;
 use printer::{Printer, thousands};
@@ -29,6 +30,30 @@ const SELECTORS: [&str; 3] = ["round-robin", "queue-length", "service-time"];
 
 /// Number of live reloads.
 const RELOADS: usize = 12;
+
+/// The arguments of `udm demo`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct DemoArgs {
+    #[command(subcommand)]
+    pub verb: Option<DemoVerb>,
+    #[command(flatten)]
+    pub print: PrintArgs,
+    /// Seconds of the verified load
+    #[arg(long, value_name = "SECONDS", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub runtime: u64,
+}
+
+/// The other demonstrations of `udm demo`.
+#[derive(Debug, Subcommand)]
+pub enum DemoVerb {
+    /// A hundred writable disks from one image, each with an NBD client
+    Disks(PrintArgs),
+    /// Backups of two volumes at the same instant, under load: full and incremental
+    Backup(PrintArgs),
+    /// Two NBD servers of one file as paths: under fio, one or both are stopped, killed or cut off
+    Cable(PrintArgs),
+}
 
 /// A step of the demo, with the counters of its requests.
 #[derive(Debug, Serialize)]
@@ -59,8 +84,8 @@ struct DemoReport {
 
 /// Creates a private folder, which is also removed on a signal. Loads have their files open already
 /// and need no names; they end with the process.
-fn folder() -> Result<TempDir> {
-    let folder = private_dir::folder("udm-demo-").context("demo: temporary folder")?;
+fn temp_folder() -> Result<TempDir> {
+    let folder = private_dir::private_temp_dir("udm-demo-").context("demo: temporary folder")?;
     let leftover = folder.path().to_owned();
     interrupt::on_first_signal(move |signal| {
         let _ = std::fs::remove_dir_all(leftover);
@@ -72,21 +97,21 @@ fn folder() -> Result<TempDir> {
 
 /// Runs the demo.
 pub fn run(args: &DemoArgs) -> Result<()> {
-    match &args.what {
+    match &args.verb {
         Some(DemoVerb::Disks(print)) => return disks::run(print.json),
         Some(DemoVerb::Backup(print)) => return backup::run(print.json),
         Some(DemoVerb::Cable(print)) => return cable::run(print.json),
         None => {}
     }
-    let paper = Printer::new(args.print.json);
-    let stage = MultipathFixture::set()?;
-    print_intro(&paper, &stage)?;
-    let steps = run_steps(&paper, &stage, Duration::from_secs(args.runtime))?;
-    let (requests, checked_blocks) = stage.check_all()?;
-    drop(stage);
-    let good = print_summary(&paper, requests, checked_blocks)?;
+    let printer = Printer::new(args.print.json);
+    let fixture = MultipathFixture::start()?;
+    print_intro(&printer, &fixture)?;
+    let steps = run_steps(&printer, &fixture, Duration::from_secs(args.runtime))?;
+    let (requests, checked_blocks) = fixture.check_all()?;
+    drop(fixture);
+    let good = print_summary(&printer, requests, checked_blocks)?;
 
-    paper.section("What a request costs (4 KiB random reads of a null device, side by side)")?;
+    printer.section("What a request costs (4 KiB random reads of a null device, side by side)")?;
     let compare = udm_bench::compare(&udm_bench::CompareOptions::quick(), &AtomicBool::new(false))?;
     if args.print.json {
         crate::output::say_json(&DemoReport { steps, reloads: RELOADS, requests, checked_blocks, compare })?;
@@ -96,40 +121,40 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     if good { Ok(()) } else { bail!("demo: requests were lost or blocks are wrong: this is a bug in udm") }
 }
 
-fn print_intro(paper: &Printer, stage: &MultipathFixture) -> Result<()> {
-    paper.section("One disk, two paths, one device over both")?;
-    paper.fact(
+fn print_intro(printer: &Printer, fixture: &MultipathFixture) -> Result<()> {
+    printer.section("One disk, two paths, one device over both")?;
+    printer.fact(
         "disk",
         &format!(
             "{} MiB image in {}, under two names",
             multipath_fixture::IMAGE_BYTES >> 20,
-            stage.folder().display()
+            fixture.folder().display()
         ),
     )?;
-    paper.fact("device", "mp = multipath over both, service-time, queue_if_no_path")?;
-    paper.fact(
+    printer.fact("device", "mp = multipath over both, service-time, queue_if_no_path")?;
+    printer.fact(
         "load",
         &format!(
             "{} cores with {} requests in flight each; half are writes, every byte read is checked",
-            stage.cores(),
+            fixture.cores(),
             load::DEPTH
         ),
     )
 }
 
 /// Runs the steps of the demo one after the other under load.
-fn run_steps(paper: &Printer, stage: &MultipathFixture, runtime: Duration) -> Result<Vec<DemoStep>> {
-    paper.section("Requests by path")?;
+fn run_steps(printer: &Printer, fixture: &MultipathFixture, runtime: Duration) -> Result<Vec<DemoStep>> {
+    printer.section("Requests by path")?;
     let [a, b] = multipath_fixture::PATHS;
-    paper.head(&["requests by path", a, b, "blocks verified"])?;
+    printer.head(&["requests by path", a, b, "blocks verified"])?;
     let mut steps = Vec::new();
     let part = runtime / 5;
     let mut act = |name: &str, act: &mut dyn FnMut() -> Result<()>| -> Result<()> {
-        let step = stage.step(name, act)?;
+        let step = fixture.step(name, act)?;
         let mut row = vec![step.name.clone()];
         row.extend(step.paths.iter().map(|path| thousands(path.bios)));
         row.push(thousands(step.verified_blocks));
-        paper.row(&row)?;
+        printer.row(&row)?;
         steps.push(step);
         Ok(())
     };
@@ -138,21 +163,21 @@ fn run_steps(paper: &Printer, stage: &MultipathFixture, runtime: Duration) -> Re
         Ok(())
     };
     act("both paths up", &mut || wait(part))?;
-    stage.message("fail_path", a)?;
+    fixture.message("fail_path", a)?;
     act(&format!("{a} failed"), &mut || wait(part))?;
-    stage.message("reinstate_path", a)?;
+    fixture.message("reinstate_path", a)?;
     act(&format!("{a} back"), &mut || wait(part))?;
     act("both failed: requests wait, go on", &mut || {
-        stage.message("fail_path", a)?;
-        stage.message("fail_path", b)?;
+        fixture.message("fail_path", a)?;
+        fixture.message("fail_path", b)?;
         sleep(part / 2);
-        stage.message("reinstate_path", b)?;
-        stage.message("reinstate_path", a)?;
+        fixture.message("reinstate_path", b)?;
+        fixture.message("reinstate_path", a)?;
         wait(part / 2)
     })?;
     act(&format!("table reloaded live, {RELOADS} times"), &mut || {
         for i in 0..RELOADS {
-            stage.reload(SELECTORS[i % SELECTORS.len()])?;
+            fixture.reload(SELECTORS[i % SELECTORS.len()])?;
             sleep(part / RELOADS as u32);
         }
         Ok(())
@@ -161,13 +186,13 @@ fn run_steps(paper: &Printer, stage: &MultipathFixture, runtime: Duration) -> Re
 }
 
 /// Prints the result; returns false if anything is wrong.
-fn print_summary(paper: &Printer, requests: LoadCounters, checked_blocks: u64) -> Result<bool> {
-    paper.section("Lost requests and blocks")?;
+fn print_summary(printer: &Printer, requests: LoadCounters, checked_blocks: u64) -> Result<bool> {
+    printer.section("Lost requests and blocks")?;
     let all_back = requests.submitted == requests.completed;
     let (submitted, completed) = (thousands(requests.submitted), thousands(requests.completed));
-    paper.verdict(all_back, &format!("{submitted} requests submitted, {completed} completed"))?;
-    paper.verdict(requests.errors == 0, &format!("{} failed", thousands(requests.errors)))?;
-    paper.verdict(
+    printer.verdict(all_back, &format!("{submitted} requests submitted, {completed} completed"))?;
+    printer.verdict(requests.errors == 0, &format!("{} failed", thousands(requests.errors)))?;
+    printer.verdict(
         requests.wrong == 0,
         &format!(
             "{} blocks read and compared, {} wrong; at the end all {} blocks once more",

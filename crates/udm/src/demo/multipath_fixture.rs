@@ -55,12 +55,12 @@ struct CoreStart {
 
 impl MultipathFixture {
     /// Creates the image, starts the cores, creates the device and starts the loads.
-    pub fn set() -> Result<MultipathFixture> {
-        let folder = super::folder()?;
+    pub fn start() -> Result<MultipathFixture> {
+        let folder = super::temp_folder()?;
         let image = folder.path().join(PATHS[0]);
-        let said = || image.display().to_string();
-        std::fs::File::create(&image).and_then(|f| f.set_len(IMAGE_BYTES)).with_context(said)?;
-        std::fs::hard_link(&image, folder.path().join(PATHS[1])).with_context(said)?;
+        let name = || image.display().to_string();
+        std::fs::File::create(&image).and_then(|f| f.set_len(IMAGE_BYTES)).with_context(name)?;
+        std::fs::hard_link(&image, folder.path().join(PATHS[1])).with_context(name)?;
 
         let cores = std::thread::available_parallelism().map_or(1, usize::from).min(CORES_MAX);
         let core_set = CoreSet::new(cores).context("demo: cores")?;
@@ -200,7 +200,7 @@ fn table(folder: &Path, selector: &str) -> String {
 
 /// Starts one thread per core. Each thread reports once when its core has joined, and once when its
 /// load runs.
-fn start(
+fn start_threads(
     cores: usize,
     core_set: &Arc<CoreSet>,
     progress: &Arc<LoadProgress>,
@@ -226,9 +226,9 @@ impl CoreStart {
     fn run(self, id: CoreId, first: u64, blocks: usize) {
         let mut core = match LocalCore::attach(&self.core_set, id, CoreOptions::default()) {
             Ok(core) => core,
-            Err(error) => return self.say(Err(anyhow::Error::new(error).context("demo: core"))),
+            Err(error) => return self.report(Err(anyhow::Error::new(error).context("demo: core"))),
         };
-        self.say(Ok(()));
+        self.report(Ok(()));
         // The resume of the device needs the cores, so they run turns before they have a load. The
         // main thread sets the device and then wakes the cores. A core that checks after each turn
         // and before it parks therefore cannot miss it.
@@ -241,15 +241,15 @@ impl CoreStart {
         };
         match VerifyLoad::new(core, &**device, Arc::clone(&self.progress), first, blocks) {
             Ok(load) => {
-                self.say(Ok(()));
+                self.report(Ok(()));
                 load.run();
             }
-            Err(error) => self.say(Err(anyhow::Error::new(error).context("demo: device"))),
+            Err(error) => self.report(Err(anyhow::Error::new(error).context("demo: device"))),
         }
     }
 
     /// The receiver may be dropped if another core has failed.
-    fn say(&self, what: Result<()>) {
-        let _ = self.ready.send(what);
+    fn report(&self, result: Result<()>) {
+        let _ = self.ready.send(result);
     }
 }

@@ -31,8 +31,8 @@ impl Printer {
     }
 
     /// Prints a fact: its name and its value.
-    pub fn fact(&self, what: &str, how: &str) -> Result<()> {
-        self.put(&format!("  {}  {how}\n", self.styled("2", &format!("{what:<12}"))))
+    pub fn fact(&self, label: &str, value: &str) -> Result<()> {
+        self.put(&format!("  {}  {value}\n", self.styled("2", &format!("{label:<12}"))))
     }
 
     /// Prints the head of a table: the first column left-aligned, the others right-aligned.

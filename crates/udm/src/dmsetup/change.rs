@@ -1,12 +1,10 @@
 //! Commands that change a device.
 
 use super::create::translate_node_paths;
-use super::options::Name;
-use super::session::{
-    CommandError, CommandResult, DeviceSelector, NegotiatedSession, command_failed, ioctl_failed,
-};
+use super::options::OptionName;
+use super::session::{CommandError, CommandResult, DeviceSelector, Session, command_failed, ioctl_failed};
 use super::show::describe;
-use crate::verbs::folder;
+use crate::requests::current_dir;
 use std::thread::sleep;
 use std::time::Duration;
 use udm_control::client::{ClientError, device_path};
@@ -18,32 +16,33 @@ const TRIES: usize = 25;
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// With `--verbose`, prints the device in its new state, as `info` does.
-pub fn print_if_verbose(face: &mut NegotiatedSession, which: &DeviceSelector) -> CommandResult {
-    if face.has(Name::Verbose)
-        && let Some(device) = face.look(which)?
+pub fn print_if_verbose(session: &mut Session, selector: &DeviceSelector) -> CommandResult {
+    if session.has(OptionName::Verbose)
+        && let Some(device) = session.lookup(selector)?
     {
-        face.out += &describe(face, &device)?;
+        session.out += &describe(session, &device)?;
     }
     Ok(())
 }
 
 /// Runs `dmsetup remove`.
-pub fn remove(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    face.each(words, |face, which| {
-        let force = face.has(Name::Force);
-        let missing =
-            |failure: CommandError| if force { failure.behind(&error_table_failed(which)) } else { failure };
-        let device = face.find(which, "remove").map_err(missing)?;
-        let path = format!("?force={force}&deferred={}", face.has(Name::Deferred));
+pub fn remove(session: &mut Session, words: &[String]) -> CommandResult {
+    session.each(words, |session, selector| {
+        let force = session.has(OptionName::Force);
+        let missing = |failure: CommandError| {
+            if force { failure.with_lines_before(&error_table_failed(selector)) } else { failure }
+        };
+        let device = session.find(selector, "remove").map_err(missing)?;
+        let path = format!("?force={force}&deferred={}", session.has(OptionName::Deferred));
         let path = device_path(&device.name, &path);
-        let mut tries = if face.has(Name::Retry) { TRIES } else { 1 };
+        let mut tries = if session.has(OptionName::Retry) { TRIES } else { 1 };
         loop {
-            let done = face.client.delete::<()>(&path);
+            let done = session.client.delete::<()>(&path);
             let is_busy =
                 matches!(&done, Err(ClientError::Refused(why)) if why.errno == EBUSY.unsigned_abs());
             tries -= 1;
-            match face.map_error_of("remove", which, done) {
-                Err(CommandError::Failed(text)) if is_busy && tries > 0 => NegotiatedSession::warn(&text),
+            match session.map_error("remove", selector, done) {
+                Err(CommandError::Failed(text)) if is_busy && tries > 0 => Session::warn(&text),
                 done => return done,
             }
             sleep(PAUSE);
@@ -52,20 +51,21 @@ pub fn remove(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
 }
 
 /// The error text for an error table, if the device does not exist.
-fn error_table_failed(which: &DeviceSelector) -> String {
-    let line = |ioctl| ioctl_failed(ioctl, &which.in_errors(), ENXIO.unsigned_abs());
+fn error_table_failed(selector: &DeviceSelector) -> String {
+    let line = |ioctl| ioctl_failed(ioctl, &selector.in_errors(), ENXIO.unsigned_abs());
     [line("table"), line("reload")].join("\n")
 }
 
 /// `dmsetup remove_all`: removes devices in the order of their dependencies, and leaves those in
 /// use.
-pub fn remove_all(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
-    let query = format!("?force={}&deferred={}", face.has(Name::Force), face.has(Name::Deferred));
+pub fn remove_all(session: &mut Session, _: &[String]) -> CommandResult {
+    let query =
+        format!("?force={}&deferred={}", session.has(OptionName::Force), session.has(OptionName::Deferred));
     loop {
-        let all = face.all()?;
+        let all = session.all()?;
         let mut removed = 0;
         for device in &all {
-            match face.client.delete::<()>(&device_path(&device.name, &query)) {
+            match session.client.delete::<()>(&device_path(&device.name, &query)) {
                 Ok(()) => removed += 1,
                 // In use, or already removed.
                 Err(ClientError::Refused(_)) => {}
@@ -73,73 +73,79 @@ pub fn remove_all(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
             }
         }
         // A deferred removal succeeds although the device remains.
-        if removed == 0 || face.has(Name::Deferred) {
+        if removed == 0 || session.has(OptionName::Deferred) {
             return Ok(());
         }
     }
 }
 
 /// Runs `dmsetup suspend`.
-pub fn suspend(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    let how = api::Suspend { noflush: Some(face.has(Name::NoFlush)), timeout_ms: None };
-    for_each_named(face, words, "suspend", |face, name| {
-        face.client.post(&device_path(name, "/suspend"), &how)
+pub fn suspend(session: &mut Session, words: &[String]) -> CommandResult {
+    let how = api::Suspend { noflush: Some(session.has(OptionName::NoFlush)), timeout_ms: None };
+    for_each_named(session, words, "suspend", |session, name| {
+        session.client.post(&device_path(name, "/suspend"), &how)
     })
 }
 
 /// Runs `dmsetup resume`.
-pub fn resume(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
+pub fn resume(session: &mut Session, words: &[String]) -> CommandResult {
     let how = api::Resume::default();
-    for_each_named(face, words, "resume", |face, name| face.client.post(&device_path(name, "/resume"), &how))
+    for_each_named(session, words, "resume", |session, name| {
+        session.client.post(&device_path(name, "/resume"), &how)
+    })
 }
 
 /// Runs `dmsetup clear`.
-pub fn clear(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    for_each_named(face, words, "clear", |face, name| face.client.delete(&device_path(name, "/table")))
+pub fn clear(session: &mut Session, words: &[String]) -> CommandResult {
+    for_each_named(session, words, "clear", |session, name| {
+        session.client.delete(&device_path(name, "/table"))
+    })
 }
 
 fn for_each_named(
-    face: &mut NegotiatedSession,
+    session: &mut Session,
     words: &[String],
     ioctl: &'static str,
-    verb: impl Fn(&NegotiatedSession, &str) -> Result<(), ClientError>,
+    verb: impl Fn(&Session, &str) -> Result<(), ClientError>,
 ) -> CommandResult {
-    face.each(words, |face, which| {
-        let device = face.find(which, ioctl)?;
-        face.map_error_of(ioctl, which, verb(face, &device.name))?;
-        print_if_verbose(face, which)
+    session.each(words, |session, selector| {
+        let device = session.find(selector, ioctl)?;
+        session.map_error(ioctl, selector, verb(session, &device.name))?;
+        print_if_verbose(session, selector)
     })
 }
 
 /// `dmsetup wipe_table`: loads a table of error targets with the length of the present table.
-pub fn wipe_table(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    face.each(words, |face, which| {
-        let Some(device) = face.look(which)? else { return command_failed(error_table_failed(which)) };
+pub fn wipe_table(session: &mut Session, words: &[String]) -> CommandResult {
+    session.each(words, |session, selector| {
+        let Some(device) = session.lookup(selector)? else {
+            return command_failed(error_table_failed(selector));
+        };
         let sectors = device.size_bytes / 512;
         if sectors == 0 {
             return Ok(());
         }
         let body = api::Load { table: format!("0 {sectors} error"), folder: None, read_only: None };
-        face.map_error_of(
+        session.map_error(
             "reload",
-            which,
-            face.client.put::<()>(&device_path(&device.name, "/table"), &body),
+            selector,
+            session.client.put::<()>(&device_path(&device.name, "/table"), &body),
         )?;
         let how = api::Resume::default();
-        face.map_error_of(
+        session.map_error(
             "resume",
-            which,
-            face.client.post::<()>(&device_path(&device.name, "/resume"), &how),
+            selector,
+            session.client.post::<()>(&device_path(&device.name, "/resume"), &how),
         )?;
-        print_if_verbose(face, which)
+        print_if_verbose(session, selector)
     })
 }
 
 /// Runs `dmsetup rename`.
-pub fn rename(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    let (which, rest) = face.one(words, "No device specified.")?;
+pub fn rename(session: &mut Session, words: &[String]) -> CommandResult {
+    let (selector, rest) = session.one(words, "No device specified.")?;
     let [new] = rest else { return command_failed("No device specified.") };
-    let to = if face.has(Name::SetUuid) {
+    let to = if session.has(OptionName::SetUuid) {
         api::Rename { uuid: Some(new.clone()), name: None }
     } else if new.contains('/') {
         return command_failed(format!("Name \"{new}\" invalid. It contains \"/\"."));
@@ -149,51 +155,51 @@ pub fn rename(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
         api::Rename { name: Some(new.clone()), uuid: None }
     };
     // The kernel finds a device to rename only by its name.
-    if !matches!(which, DeviceSelector::Name(_)) {
-        return command_failed(ioctl_failed("rename", &which.in_errors(), ENXIO.unsigned_abs()));
+    if !matches!(selector, DeviceSelector::Name(_)) {
+        return command_failed(ioctl_failed("rename", &selector.in_errors(), ENXIO.unsigned_abs()));
     }
-    let device = face.find(&which, "rename")?;
-    face.map_error_of("rename", &which, face.client.post(&device_path(&device.name, "/rename"), &to))
+    let device = session.find(&selector, "rename")?;
+    session.map_error("rename", &selector, session.client.post(&device_path(&device.name, "/rename"), &to))
 }
 
 /// Runs `dmsetup message`.
-pub fn message(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    let (which, rest) = face.one(words, "No device specified.")?;
+pub fn message(session: &mut Session, words: &[String]) -> CommandResult {
+    let (selector, rest) = session.one(words, "No device specified.")?;
     let [sector, message @ ..] = rest else {
         return Err(CommandError::Usage("Incorrect number of arguments.".into()));
     };
     let Ok(sector) = sector.parse() else { return command_failed("Invalid sector.") };
     if message.is_empty() {
-        NegotiatedSession::warn("No message supplied.");
+        Session::warn("No message supplied.");
     }
-    let device = face.find(&which, "message")?;
-    let message = translate_node_paths(face, message.join(" "))?;
-    let body = api::Message { sector, message, folder: folder() };
-    let answer = face.client.post::<api::Answer>(&device_path(&device.name, "/message"), &body);
-    let answer = face.map_error_of("message", &which, answer)?.answer;
+    let device = session.find(&selector, "message")?;
+    let message = translate_node_paths(session, message.join(" "))?;
+    let body = api::Message { sector, message, folder: current_dir() };
+    let answer = session.client.post::<api::Answer>(&device_path(&device.name, "/message"), &body);
+    let answer = session.map_error("message", &selector, answer)?.answer;
     if !answer.is_empty() {
-        face.out += answer.trim_end_matches('\n');
-        face.out.push('\n');
+        session.out += answer.trim_end_matches('\n');
+        session.out.push('\n');
     }
-    print_if_verbose(face, &which)
+    print_if_verbose(session, &selector)
 }
 
 /// `dmsetup wait`. The server limits the time of a request, so the request is repeated.
-pub fn wait(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    let (which, rest) = face.one(words, "No device specified.")?;
+pub fn wait(session: &mut Session, words: &[String]) -> CommandResult {
+    let (selector, rest) = session.one(words, "No device specified.")?;
     let event_nr = match rest.first() {
         Some(number) => number.parse().or_else(|_| command_failed("Invalid event number."))?,
         None => 0,
     };
-    let device = face.find(&which, "waitevent")?;
+    let device = session.find(&selector, "waitevent")?;
     let body = api::Wait { event_nr, timeout_ms: None };
     loop {
-        match face.client.post::<api::Device>(&device_path(&device.name, "/wait"), &body) {
+        match session.client.post::<api::Device>(&device_path(&device.name, "/wait"), &body) {
             Err(ClientError::Refused(why)) if why.errno == ETIMEDOUT.unsigned_abs() => {}
             done => {
-                let device = face.map_error_of("waitevent", &which, done)?;
-                if face.has(Name::Verbose) {
-                    face.out += &describe(face, &device)?;
+                let device = session.map_error("waitevent", &selector, done)?;
+                if session.has(OptionName::Verbose) {
+                    session.out += &describe(session, &device)?;
                 }
                 return Ok(());
             }

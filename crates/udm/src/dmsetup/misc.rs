@@ -1,8 +1,8 @@
 //! Small commands: versions, names, and commands without a counterpart in udm.
 
-use super::options::Name;
+use super::options::OptionName;
 use super::report::{columns_of, repeat_report};
-use super::session::{CommandError, CommandResult, NegotiatedSession, command_failed, ioctl_failed};
+use super::session::{CommandError, CommandResult, Session, command_failed, ioctl_failed};
 use crate::columns::{list_of_fields, split_row};
 use crate::log;
 use udm_control::client::ClientError;
@@ -13,41 +13,41 @@ use udm_core::errno::EINVAL;
 ///
 /// # Errors
 /// Always fails.
-pub fn unsupported(what: &str, why: &str) -> CommandResult {
-    command_failed(format!("{what}: not in udm: {why}"))
+pub fn unsupported(feature: &str, why: &str) -> CommandResult {
+    command_failed(format!("{feature}: not in udm: {why}"))
 }
 
 /// Runs `dmsetup help`.
-pub fn help(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
-    let fields = if face.has(Name::Columns) { list_of_fields() } else { String::new() };
+pub fn help(session: &mut Session, _: &[String]) -> CommandResult {
+    let fields = if session.has(OptionName::Columns) { list_of_fields() } else { String::new() };
     log::say(format!("{}{fields}", super::usage()));
     Ok(())
 }
 
-fn versions(face: &NegotiatedSession) -> Result<api::Version, CommandError> {
-    let command_failed = |e: ClientError| CommandError::Failed(e.to_string());
-    face.client.get::<api::Version>("/v1/version").map_err(command_failed)
+fn versions(session: &Session) -> Result<api::Version, CommandError> {
+    let failed = |e: ClientError| CommandError::Failed(e.to_string());
+    session.client.get::<api::Version>("/v1/version").map_err(failed)
 }
 
 /// Runs `dmsetup version`.
-pub fn version(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
-    face.out += &format!("Library version:   {} (udm)\n", env!("CARGO_PKG_VERSION"));
-    let version = versions(face)?;
-    face.out += &format!("Driver version:    {}\n", version.driver_version);
+pub fn version(session: &mut Session, _: &[String]) -> CommandResult {
+    session.out += &format!("Library version:   {} (udm)\n", env!("CARGO_PKG_VERSION"));
+    let version = versions(session)?;
+    session.out += &format!("Driver version:    {}\n", version.driver_version);
     Ok(())
 }
 
 /// Runs `dmsetup targets`.
-pub fn targets(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
-    for target in versions(face)?.targets {
-        face.out += &format!("{:<16} v{}\n", target.name, target.version);
+pub fn targets(session: &mut Session, _: &[String]) -> CommandResult {
+    for target in versions(session)?.targets {
+        session.out += &format!("{:<16} v{}\n", target.name, target.version);
     }
     Ok(())
 }
 
 /// Runs `dmsetup target-version`.
-pub fn target_version(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    let targets = versions(face)?.targets;
+pub fn target_version(session: &mut Session, words: &[String]) -> CommandResult {
+    let targets = versions(session)?.targets;
     for word in words {
         let Some(target) = targets.iter().find(|target| target.name == *word) else {
             return command_failed(ioctl_failed(
@@ -56,44 +56,44 @@ pub fn target_version(face: &mut NegotiatedSession, words: &[String]) -> Command
                 EINVAL.unsigned_abs(),
             ));
         };
-        face.out += &format!("{:<16} v{}\n", target.name, target.version);
+        session.out += &format!("{:<16} v{}\n", target.name, target.version);
     }
     Ok(())
 }
 
 /// `dmsetup mangle`: udm keeps names unchanged, so no name needs a correction.
-pub fn mangle(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    face.each_or_all(words, |face, which, _| {
-        let device = face.find_or_fail(which)?;
-        let (uuid, what) = match &device.uuid {
+pub fn mangle(session: &mut Session, words: &[String]) -> CommandResult {
+    session.each_or_all(words, |session, selector, _| {
+        let device = session.find_or_fail(selector)?;
+        let (uuid, names) = match &device.uuid {
             Some(uuid) => (uuid.as_str(), "name and UUID"),
             None => ("[no UUID]", "name"),
         };
-        face.out += &format!("{}: {uuid}: {what} already in correct form\n", device.name);
+        session.out += &format!("{}: {uuid}: {names} already in correct form\n", device.name);
         Ok(())
     })
 }
 
 /// `dmsetup udevcookies`: prints an empty list, because udm does not wait for udev.
-pub fn cookies(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
-    face.out += "Cookie       Semid      Value      Last semop time           Last change time\n";
+pub fn cookies(session: &mut Session, _: &[String]) -> CommandResult {
+    session.out += "Cookie       Semid      Value      Last semop time           Last change time\n";
     Ok(())
 }
 
 /// Runs `dmsetup udevcomplete_all`.
-pub fn complete_all(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
-    face.out += "0 semaphores with keys prefixed by 3405 (0xd4d) destroyed. 0 skipped.\n";
+pub fn complete_all(session: &mut Session, _: &[String]) -> CommandResult {
+    session.out += "0 semaphores with keys prefixed by 3405 (0xd4d) destroyed. 0 skipped.\n";
     Ok(())
 }
 
 /// Runs `dmsetup splitname`.
-pub fn split_name(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    let fields = face.value(Name::Options).unwrap_or("vg_name,lv_name,lv_layer");
-    let mut columns = columns_of(face, Some(fields))?;
+pub fn split_name(session: &mut Session, words: &[String]) -> CommandResult {
+    let fields = session.value(OptionName::Options).unwrap_or("vg_name,lv_name,lv_layer");
+    let mut columns = columns_of(session, Some(fields))?;
     let subsystem = words.get(1).map_or("LVM", String::as_str);
-    repeat_report(face, |face| {
+    repeat_report(session, |session| {
         let (text, _) = columns.print(vec![split_row(&words[0], subsystem)]);
-        face.out += &text;
+        session.out += &text;
         Ok(())
     })
 }

@@ -18,11 +18,11 @@ mod session;
 mod show;
 mod stack;
 
+use crate::args::socket_path;
 use crate::log;
 use crate::output;
-use crate::verbs::socket_path;
-use options::{CommandLine, Name};
-use session::{CommandError, CommandResult, NegotiatedSession};
+use options::{CommandLine, OptionName};
+use session::{CommandError, CommandResult, Session};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -37,7 +37,7 @@ struct Command {
     usage: &'static str,
     /// Minimum and maximum number of arguments.
     words: (usize, usize),
-    run: fn(&mut NegotiatedSession, &[String]) -> CommandResult,
+    run: fn(&mut Session, &[String]) -> CommandResult,
 }
 
 const MANY: usize = usize::MAX;
@@ -103,10 +103,10 @@ pub fn run(words: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
             return exit_code(&Err(CommandError::Failed(crate::strip_os_error(&format!("{error:#}")))));
         }
     };
-    let mut face = NegotiatedSession { line, client, out: String::new() };
-    let done = command(&mut face);
+    let mut session = Session { line, client, out: String::new() };
+    let done = command(&mut session);
     // Prints the output for the devices that succeeded, even if others failed.
-    let done = match output::say(&face.out) {
+    let done = match output::say(&session.out) {
         Ok(()) => done,
         Err(error) => {
             done.and_then(|()| session::command_failed(crate::strip_os_error(&format!("{error:#}"))))
@@ -115,13 +115,13 @@ pub fn run(words: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
     exit_code(&done)
 }
 
-fn command(face: &mut NegotiatedSession) -> CommandResult {
-    let words = std::mem::take(&mut face.line.words);
-    if face.has(Name::Help) {
-        return misc::help(face, &words);
+fn command(session: &mut Session) -> CommandResult {
+    let words = std::mem::take(&mut session.line.words);
+    if session.has(OptionName::Help) {
+        return misc::help(session, &words);
     }
-    if face.has(Name::Version) {
-        return misc::version(face, &words);
+    if session.has(OptionName::Version) {
+        return misc::version(session, &words);
     }
     let Some((name, words)) = words.split_first() else {
         return Err(CommandError::Usage("No command given.".into()));
@@ -129,14 +129,14 @@ fn command(face: &mut NegotiatedSession) -> CommandResult {
     let Some(command) = COMMANDS.iter().find(|command| command.name == name) else {
         return Err(CommandError::Usage("Unknown command.".into()));
     };
-    if report::is_repeated(face)? && !report::is_report(face, name) {
+    if report::is_repeated(session)? && !report::is_report(session, name) {
         return misc::unsupported(name, "only reports are repeated: info -c, splitname");
     }
     let (least, most) = command.words;
     if words.len() < least || words.len() > most {
         return Err(CommandError::Usage("Incorrect number of arguments.".into()));
     }
-    (command.run)(face, words)
+    (command.run)(session, words)
 }
 
 fn usage() -> String {

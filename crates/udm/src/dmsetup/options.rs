@@ -3,9 +3,9 @@
 
 /// An option of dmsetup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Name {
+pub enum OptionName {
     Columns,
-    ConciseDevice,
+    Concise,
     Count,
     Deferred,
     Exec,
@@ -39,60 +39,60 @@ pub enum Name {
 }
 
 /// All options: the long name, the short letters, whether it takes a value, and the option.
-const OPTIONS: [(&str, &str, bool, Name); 47] = [
-    ("addnodeoncreate", "", false, Name::Ignored),
-    ("addnodeonresume", "", false, Name::Ignored),
-    ("checks", "", false, Name::Ignored),
-    ("columns", "cC", false, Name::Columns),
-    ("concise", "", false, Name::ConciseDevice),
-    ("count", "", true, Name::Count),
-    ("deferred", "", false, Name::Deferred),
-    ("exec", "", true, Name::Exec),
-    ("force", "f", false, Name::Force),
-    ("gid", "G", true, Name::Ignored),
-    ("help", "h?", false, Name::Help),
-    ("inactive", "", false, Name::Inactive),
-    ("interval", "", true, Name::Interval),
-    ("major", "j", true, Name::Major),
-    ("manglename", "", true, Name::Ignored),
-    ("minor", "m", true, Name::Minor),
-    ("mode", "M", true, Name::Ignored),
-    ("nameprefixes", "", false, Name::Prefixes),
-    ("noflush", "", false, Name::NoFlush),
-    ("noheadings", "", false, Name::NoHeadings),
-    ("nolockfs", "", false, Name::Ignored),
-    ("noopencount", "", false, Name::Ignored),
-    ("notable", "n", false, Name::NoTable),
-    ("noudevrules", "", false, Name::Ignored),
-    ("noudevsync", "", false, Name::Ignored),
-    ("options", "o", true, Name::Options),
-    ("readahead", "", true, Name::Ignored),
-    ("readonly", "r", false, Name::ReadOnly),
-    ("retry", "", false, Name::Retry),
-    ("rows", "", false, Name::Rows),
-    ("select", "S", true, Name::Select),
-    ("separator", "", true, Name::Separator),
-    ("setuuid", "", false, Name::SetUuid),
-    ("showkeys", "", false, Name::Ignored),
-    ("sort", "O", true, Name::Sort),
-    ("table", "", true, Name::Table),
-    ("target", "", true, Name::Target),
-    ("tree", "", false, Name::Tree),
-    ("udevcookie", "", true, Name::Ignored),
-    ("uid", "U", true, Name::Ignored),
-    ("unbuffered", "", false, Name::Ignored),
-    ("unquoted", "", false, Name::Unquoted),
-    ("uuid", "u", true, Name::Uuid),
-    ("verbose", "v", false, Name::Verbose),
-    ("verifyudev", "", false, Name::Ignored),
-    ("version", "", false, Name::Version),
-    ("yes", "y", false, Name::Ignored),
+const OPTIONS: [(&str, &str, bool, OptionName); 47] = [
+    ("addnodeoncreate", "", false, OptionName::Ignored),
+    ("addnodeonresume", "", false, OptionName::Ignored),
+    ("checks", "", false, OptionName::Ignored),
+    ("columns", "cC", false, OptionName::Columns),
+    ("concise", "", false, OptionName::Concise),
+    ("count", "", true, OptionName::Count),
+    ("deferred", "", false, OptionName::Deferred),
+    ("exec", "", true, OptionName::Exec),
+    ("force", "f", false, OptionName::Force),
+    ("gid", "G", true, OptionName::Ignored),
+    ("help", "h?", false, OptionName::Help),
+    ("inactive", "", false, OptionName::Inactive),
+    ("interval", "", true, OptionName::Interval),
+    ("major", "j", true, OptionName::Major),
+    ("manglename", "", true, OptionName::Ignored),
+    ("minor", "m", true, OptionName::Minor),
+    ("mode", "M", true, OptionName::Ignored),
+    ("nameprefixes", "", false, OptionName::Prefixes),
+    ("noflush", "", false, OptionName::NoFlush),
+    ("noheadings", "", false, OptionName::NoHeadings),
+    ("nolockfs", "", false, OptionName::Ignored),
+    ("noopencount", "", false, OptionName::Ignored),
+    ("notable", "n", false, OptionName::NoTable),
+    ("noudevrules", "", false, OptionName::Ignored),
+    ("noudevsync", "", false, OptionName::Ignored),
+    ("options", "o", true, OptionName::Options),
+    ("readahead", "", true, OptionName::Ignored),
+    ("readonly", "r", false, OptionName::ReadOnly),
+    ("retry", "", false, OptionName::Retry),
+    ("rows", "", false, OptionName::Rows),
+    ("select", "S", true, OptionName::Select),
+    ("separator", "", true, OptionName::Separator),
+    ("setuuid", "", false, OptionName::SetUuid),
+    ("showkeys", "", false, OptionName::Ignored),
+    ("sort", "O", true, OptionName::Sort),
+    ("table", "", true, OptionName::Table),
+    ("target", "", true, OptionName::Target),
+    ("tree", "", false, OptionName::Tree),
+    ("udevcookie", "", true, OptionName::Ignored),
+    ("uid", "U", true, OptionName::Ignored),
+    ("unbuffered", "", false, OptionName::Ignored),
+    ("unquoted", "", false, OptionName::Unquoted),
+    ("uuid", "u", true, OptionName::Uuid),
+    ("verbose", "v", false, OptionName::Verbose),
+    ("verifyudev", "", false, OptionName::Ignored),
+    ("version", "", false, OptionName::Version),
+    ("yes", "y", false, OptionName::Ignored),
 ];
 
 /// A parsed command line.
 #[derive(Debug, Default)]
 pub struct CommandLine {
-    given: Vec<(Name, String)>,
+    given: Vec<(OptionName, String)>,
     /// The words that are not options: the command and its arguments.
     pub words: Vec<String>,
 }
@@ -163,13 +163,13 @@ impl CommandLine {
 
     /// True if `name` was given.
     #[must_use]
-    pub fn has(&self, name: Name) -> bool {
+    pub fn has(&self, name: OptionName) -> bool {
         self.given.iter().any(|(given, _)| *given == name)
     }
 
     /// The last value of `name`.
     #[must_use]
-    pub fn value(&self, name: Name) -> Option<&str> {
+    pub fn value(&self, name: OptionName) -> Option<&str> {
         self.given.iter().rev().find(|(given, _)| *given == name).map(|(_, value)| value.as_str())
     }
 }
@@ -186,16 +186,20 @@ mod tests {
     fn options_stand_anywhere() {
         let line = parse(&["-v", "info", "-Coname", "a", "--sep=:", "--nohead", "--", "-b"]).unwrap();
         assert_eq!(line.words, ["info", "a", "-b"]);
-        assert!(line.has(Name::Verbose) && line.has(Name::Columns) && line.has(Name::NoHeadings));
-        assert_eq!(line.value(Name::Options), Some("name"));
-        assert_eq!(line.value(Name::Separator), Some(":"));
-        assert_eq!(parse(&["-j", "254", "-m0"]).unwrap().value(Name::Minor), Some("0"));
-        assert_eq!(parse(&["-o", "a", "-o", "b"]).unwrap().value(Name::Options), Some("b"));
+        assert!(
+            line.has(OptionName::Verbose)
+                && line.has(OptionName::Columns)
+                && line.has(OptionName::NoHeadings)
+        );
+        assert_eq!(line.value(OptionName::Options), Some("name"));
+        assert_eq!(line.value(OptionName::Separator), Some(":"));
+        assert_eq!(parse(&["-j", "254", "-m0"]).unwrap().value(OptionName::Minor), Some("0"));
+        assert_eq!(parse(&["-o", "a", "-o", "b"]).unwrap().value(OptionName::Options), Some("b"));
     }
 
     #[test]
     fn what_getopt_says() {
-        for (words, said) in [
+        for (words, message) in [
             (&["--nosuch"][..], "unrecognized option '--nosuch'"),
             (&["-Z"], "invalid option -- 'Z'"),
             (&["--table"], "option '--table' requires an argument"),
@@ -206,7 +210,7 @@ mod tests {
                 "option '--ver' is ambiguous; possibilities: '--verbose' '--verifyudev' '--version'",
             ),
         ] {
-            assert_eq!(parse(words).unwrap_err(), said);
+            assert_eq!(parse(words).unwrap_err(), message);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Reports in columns, printed once or repeatedly.
 
-use super::options::Name;
-use super::session::{CommandError, CommandResult, NegotiatedSession};
-use crate::columns::{ColumnLayout, Columns, Wrong, list_of_fields};
+use super::options::OptionName;
+use super::session::{CommandError, CommandResult, Session};
+use crate::columns::{ColumnError, ColumnLayout, Columns, list_of_fields};
 use crate::output;
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,8 @@ struct Repeat {
 }
 
 /// True if a command prints a report.
-pub fn is_report(face: &NegotiatedSession, command: &str) -> bool {
-    command == "splitname" || command == "info" && face.has(Name::Columns)
+pub fn is_report(session: &Session, command: &str) -> bool {
+    command == "splitname" || command == "info" && session.has(OptionName::Columns)
 }
 
 /// Parses a number like C's `atoi`.
@@ -42,10 +42,10 @@ impl Repeat {
         Ok(Repeat { count, interval: Duration::from_secs(interval.unsigned_abs()) })
     }
 
-    fn of(face: &NegotiatedSession) -> Result<Repeat, CommandError> {
+    fn of(session: &Session) -> Result<Repeat, CommandError> {
         // An interval without a count also repeats without end.
-        let count = face.value(Name::Count).or(face.has(Name::Interval).then_some("0"));
-        Repeat::new(count, face.value(Name::Interval))
+        let count = session.value(OptionName::Count).or(session.has(OptionName::Interval).then_some("0"));
+        Repeat::new(count, session.value(OptionName::Interval))
     }
 }
 
@@ -53,8 +53,8 @@ impl Repeat {
 ///
 /// # Errors
 /// `--count` or `--interval` is invalid.
-pub fn is_repeated(face: &NegotiatedSession) -> Result<bool, CommandError> {
-    Ok(Repeat::of(face)?.count > 1)
+pub fn is_repeated(session: &Session) -> Result<bool, CommandError> {
+    Ok(Repeat::of(session)?.count > 1)
 }
 
 /// Prints a report as often as the options say, until one fails or the output is closed. An empty
@@ -63,27 +63,25 @@ pub fn is_repeated(face: &NegotiatedSession) -> Result<bool, CommandError> {
 /// # Errors
 /// The errors of `report`.
 pub fn repeat_report(
-    face: &mut NegotiatedSession,
-    mut report: impl FnMut(&mut NegotiatedSession) -> CommandResult,
+    session: &mut Session,
+    mut report: impl FnMut(&mut Session) -> CommandResult,
 ) -> CommandResult {
-    let Repeat { count, interval } = Repeat::of(face)?;
+    let Repeat { count, interval } = Repeat::of(session)?;
     let begin = Instant::now();
     let mut gone_by = 0;
     for nth in 1..=count {
-        report(face)?;
+        report(session)?;
         if nth == count {
             break;
         }
-        face.out.push('\n');
-        let said = output::say(&std::mem::take(&mut face.out));
-        said.map_err(|error| CommandError::Failed(crate::strip_os_error(&format!("{error:#}"))))?;
+        session.out.push('\n');
+        let printed = output::say(&std::mem::take(&mut session.out));
+        printed.map_err(|error| CommandError::Failed(crate::strip_os_error(&format!("{error:#}"))))?;
         // If a report takes longer than the interval, the next one follows at once.
         let by_now = begin.elapsed().as_secs() / interval.as_secs();
         let missed = by_now.saturating_sub(gone_by + 1);
         if missed > 0 {
-            NegotiatedSession::warn(&format!(
-                "WARNING: Try increasing --interval ({missed} missed timer events)."
-            ));
+            Session::warn(&format!("WARNING: Try increasing --interval ({missed} missed timer events)."));
         }
         if by_now > gone_by {
             gone_by = by_now;
@@ -99,13 +97,13 @@ pub fn repeat_report(
 }
 
 /// The layout of the columns from the options.
-fn layout(face: &NegotiatedSession) -> ColumnLayout {
+fn layout(session: &Session) -> ColumnLayout {
     ColumnLayout {
-        no_headings: face.has(Name::NoHeadings),
-        separator: face.value(Name::Separator).map(String::from),
-        name_prefixes: face.has(Name::Prefixes),
-        unquoted: face.has(Name::Unquoted),
-        rows: face.has(Name::Rows),
+        no_headings: session.has(OptionName::NoHeadings),
+        separator: session.value(OptionName::Separator).map(String::from),
+        name_prefixes: session.has(OptionName::Prefixes),
+        unquoted: session.has(OptionName::Unquoted),
+        rows: session.has(OptionName::Rows),
     }
 }
 
@@ -113,12 +111,17 @@ fn layout(face: &NegotiatedSession) -> ColumnLayout {
 ///
 /// # Errors
 /// A field or criterion is invalid.
-pub fn columns_of(face: &NegotiatedSession, fields: Option<&str>) -> Result<Columns, CommandError> {
-    let columns = Columns::new(fields, face.value(Name::Sort), face.value(Name::Select), layout(face));
+pub fn columns_of(session: &Session, fields: Option<&str>) -> Result<Columns, CommandError> {
+    let columns = Columns::new(
+        fields,
+        session.value(OptionName::Sort),
+        session.value(OptionName::Select),
+        layout(session),
+    );
     // As dmsetup, prints the list of fields and the error, without a last line.
     columns.map_err(|wrong| match wrong {
-        Wrong::Word(why) => CommandError::Silent(format!("{}\n{why}", list_of_fields())),
-        Wrong::Value(why) => CommandError::Silent(why),
+        ColumnError::Word(why) => CommandError::Silent(format!("{}\n{why}", list_of_fields())),
+        ColumnError::Value(why) => CommandError::Silent(why),
     })
 }
 

@@ -1,9 +1,9 @@
 //! The shared part of dmsetup's commands: device arguments, requests to the server, and error
 //! texts.
 
-use super::options::{CommandLine, Name};
+use super::options::{CommandLine, OptionName};
 use crate::log;
-use crate::verbs::all_devices;
+use crate::requests::all_devices;
 use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 use udm_core::errno::ENXIO;
@@ -26,7 +26,7 @@ pub enum CommandError {
 
 impl CommandError {
     /// Puts `lines` before the text of the error.
-    pub fn behind(self, lines: &str) -> CommandError {
+    pub fn with_lines_before(self, lines: &str) -> CommandError {
         match self {
             CommandError::Failed(text) => CommandError::Failed(format!("{lines}\n{text}")),
             other => other,
@@ -57,7 +57,7 @@ impl DeviceSelector {
     ///
     /// # Errors
     /// The path is not below `/dev/mapper`.
-    fn named(word: &str) -> Result<DeviceSelector, CommandError> {
+    fn parse(word: &str) -> Result<DeviceSelector, CommandError> {
         match word.strip_prefix(NODES) {
             Some(name) => Ok(DeviceSelector::Name(name.to_owned())),
             None if word.contains('/') => command_failed(format!("Device {word} not found")),
@@ -71,7 +71,7 @@ impl DeviceSelector {
         }
     }
 
-    fn means(&self, device: &api::Device) -> bool {
+    fn matches(&self, device: &api::Device) -> bool {
         match self {
             DeviceSelector::Name(name) => device.name == *name,
             DeviceSelector::Uuid(uuid) => device.uuid.as_ref() == Some(uuid),
@@ -97,19 +97,19 @@ pub fn ioctl_failed(ioctl: &str, device: &str, errno: u32) -> String {
 }
 
 /// A command line, its server and its output.
-pub struct NegotiatedSession {
+pub struct Session {
     pub line: CommandLine,
     pub client: ControlClient,
     /// Text for standard output.
     pub out: String,
 }
 
-impl NegotiatedSession {
-    pub fn has(&self, name: Name) -> bool {
+impl Session {
+    pub fn has(&self, name: OptionName) -> bool {
         self.line.has(name)
     }
 
-    pub fn value(&self, name: Name) -> Option<&str> {
+    pub fn value(&self, name: OptionName) -> Option<&str> {
         self.line.value(name)
     }
 
@@ -123,7 +123,7 @@ impl NegotiatedSession {
     /// # Errors
     /// Only one of the two numbers is given.
     pub fn selected(&self) -> Result<Option<DeviceSelector>, CommandError> {
-        match (self.value(Name::Uuid), self.value(Name::Major), self.value(Name::Minor)) {
+        match (self.value(OptionName::Uuid), self.value(OptionName::Major), self.value(OptionName::Minor)) {
             (Some(uuid), ..) => Ok(Some(DeviceSelector::Uuid(uuid.to_owned()))),
             (None, None, None) => Ok(None),
             (None, Some(major), Some(minor)) => Ok(Some(DeviceSelector::Number(format!("{major}:{minor}")))),
@@ -141,8 +141,8 @@ impl NegotiatedSession {
         missing: &str,
     ) -> Result<(DeviceSelector, &'a [String]), CommandError> {
         match (self.selected()?, words) {
-            (Some(which), words) => Ok((which, words)),
-            (None, [name, rest @ ..]) => Ok((DeviceSelector::named(name)?, rest)),
+            (Some(selector), words) => Ok((selector, words)),
+            (None, [name, rest @ ..]) => Ok((DeviceSelector::parse(name)?, rest)),
             (None, []) => command_failed(missing),
         }
     }
@@ -154,17 +154,17 @@ impl NegotiatedSession {
     pub fn each(
         &mut self,
         words: &[String],
-        mut verb: impl FnMut(&mut NegotiatedSession, &DeviceSelector) -> CommandResult,
+        mut verb: impl FnMut(&mut Session, &DeviceSelector) -> CommandResult,
     ) -> CommandResult {
-        if let Some(which) = self.selected()? {
-            return verb(self, &which);
+        if let Some(selector) = self.selected()? {
+            return verb(self, &selector);
         }
         if words.is_empty() {
             return command_failed("No device specified.");
         }
         words.iter().try_for_each(|word| {
-            let which = DeviceSelector::named(word)?;
-            verb(self, &which)
+            let selector = DeviceSelector::parse(word)?;
+            verb(self, &selector)
         })
     }
 
@@ -176,11 +176,11 @@ impl NegotiatedSession {
     pub fn each_or_all(
         &mut self,
         words: &[String],
-        mut verb: impl FnMut(&mut NegotiatedSession, &DeviceSelector, bool) -> CommandResult,
+        mut verb: impl FnMut(&mut Session, &DeviceSelector, bool) -> CommandResult,
     ) -> CommandResult {
         if !words.is_empty() || self.selected()?.is_some() {
             let several = words.len() > 1;
-            return self.each(words, |face, which| verb(face, which, several));
+            return self.each(words, |session, selector| verb(session, selector, several));
         }
         let all = self.all()?;
         if all.is_empty() {
@@ -203,9 +203,9 @@ impl NegotiatedSession {
     ///
     /// # Errors
     /// The server does not answer.
-    pub fn look(&self, which: &DeviceSelector) -> Result<Option<api::Device>, CommandError> {
-        match self.client.get::<api::Device>(&device_path(which.word(), "")) {
-            Ok(device) => Ok(Some(device).filter(|device| which.means(device))),
+    pub fn lookup(&self, selector: &DeviceSelector) -> Result<Option<api::Device>, CommandError> {
+        match self.client.get::<api::Device>(&device_path(selector.word(), "")) {
+            Ok(device) => Ok(Some(device).filter(|device| selector.matches(device))),
             Err(ClientError::Refused(_)) => Ok(None),
             Err(error) => command_failed(error.to_string()),
         }
@@ -215,31 +215,32 @@ impl NegotiatedSession {
     ///
     /// # Errors
     /// The device does not exist; the message names `ioctl`.
-    pub fn find(&self, which: &DeviceSelector, ioctl: &str) -> Result<api::Device, CommandError> {
-        let missing = || CommandError::Failed(ioctl_failed(ioctl, &which.in_errors(), ENXIO.unsigned_abs()));
-        self.look(which)?.ok_or_else(missing)
+    pub fn find(&self, selector: &DeviceSelector, ioctl: &str) -> Result<api::Device, CommandError> {
+        let missing =
+            || CommandError::Failed(ioctl_failed(ioctl, &selector.in_errors(), ENXIO.unsigned_abs()));
+        self.lookup(selector)?.ok_or_else(missing)
     }
 
     /// Finds a device; the error text is that of commands that check first.
     ///
     /// # Errors
     /// The device does not exist.
-    pub fn find_or_fail(&self, which: &DeviceSelector) -> Result<api::Device, CommandError> {
-        self.look(which)?.ok_or_else(|| CommandError::Failed("Device does not exist.".into()))
+    pub fn find_or_fail(&self, selector: &DeviceSelector) -> Result<api::Device, CommandError> {
+        self.lookup(selector)?.ok_or_else(|| CommandError::Failed("Device does not exist.".into()))
     }
 
     /// Converts the result of a request about `device` that the kernel calls `ioctl`.
     ///
     /// # Errors
     /// The refusal, in dmsetup's words; with `--verbose` followed by the server's reason.
-    pub fn said<T>(
+    pub fn map_ioctl_error<T>(
         &self,
         ioctl: &str,
         device: &str,
-        said: Result<T, ClientError>,
+        result: Result<T, ClientError>,
     ) -> Result<T, CommandError> {
-        said.map_err(|error| match error {
-            ClientError::Refused(why) if self.has(Name::Verbose) => {
+        result.map_err(|error| match error {
+            ClientError::Refused(why) if self.has(OptionName::Verbose) => {
                 CommandError::Failed(format!("{}\n{}", ioctl_failed(ioctl, device, why.errno), why.error))
             }
             ClientError::Refused(why) => CommandError::Failed(ioctl_failed(ioctl, device, why.errno)),
@@ -247,16 +248,16 @@ impl NegotiatedSession {
         })
     }
 
-    /// [`NegotiatedSession::said`] for a device argument.
+    /// [`Session::map_ioctl_error`] for a device argument.
     ///
     /// # Errors
-    /// As for [`NegotiatedSession::said`].
-    pub fn map_error_of<T>(
+    /// As for [`Session::map_ioctl_error`].
+    pub fn map_error<T>(
         &self,
         ioctl: &str,
-        which: &DeviceSelector,
-        said: Result<T, ClientError>,
+        selector: &DeviceSelector,
+        result: Result<T, ClientError>,
     ) -> Result<T, CommandError> {
-        self.said(ioctl, &which.in_errors(), said)
+        self.map_ioctl_error(ioctl, &selector.in_errors(), result)
     }
 }

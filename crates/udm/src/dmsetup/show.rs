@@ -1,8 +1,8 @@
 //! Commands that print tables, statuses and descriptions of devices.
 
-use super::options::Name;
+use super::options::OptionName;
 use super::report::{columns_of, repeat_report};
-use super::session::{CommandError, CommandResult, NegotiatedSession};
+use super::session::{CommandError, CommandResult, Session};
 use crate::columns::{Columns, list_of_fields};
 use crate::concise;
 use crate::verbs;
@@ -10,21 +10,21 @@ use udm_control::client::{ClientError, device_path};
 use udm_control::http::api;
 
 /// The active table of a device, or with `--inactive` the inactive one.
-fn table_of(face: &NegotiatedSession, device: &api::Device) -> Result<api::Table, ClientError> {
-    face.client.get(&device_path(&device.number, slot(face, "/table")))
+fn table_of(session: &Session, device: &api::Device) -> Result<api::Table, ClientError> {
+    session.client.get(&device_path(&device.number, slot(session, "/table")))
 }
 
-fn slot<'a>(face: &NegotiatedSession, what: &'a str) -> &'a str {
-    match (what, face.has(Name::Inactive)) {
+fn slot<'a>(session: &Session, path: &'a str) -> &'a str {
+    match (path, session.has(OptionName::Inactive)) {
         ("/table", true) => "/table?inactive=1",
         ("/status", true) => "/status?inactive=1",
-        _ => what,
+        _ => path,
     }
 }
 
 /// The lines of the target type in `--target`, or all lines; `None` if no line has the type.
-fn filter_by_target(face: &NegotiatedSession, mut lines: Vec<api::Line>) -> Option<Vec<api::Line>> {
-    let Some(target) = face.value(Name::Target) else { return Some(lines) };
+fn filter_by_target(session: &Session, mut lines: Vec<api::Line>) -> Option<Vec<api::Line>> {
+    let Some(target) = session.value(OptionName::Target) else { return Some(lines) };
     lines.retain(|line| line.target == target);
     Some(lines).filter(|lines| !lines.is_empty())
 }
@@ -33,10 +33,10 @@ fn filter_by_target(face: &NegotiatedSession, mut lines: Vec<api::Line>) -> Opti
 ///
 /// # Errors
 /// The server does not answer.
-pub fn describe(face: &NegotiatedSession, device: &api::Device) -> Result<String, CommandError> {
+pub fn describe(session: &Session, device: &api::Device) -> Result<String, CommandError> {
     let mut device = device.clone();
-    if face.has(Name::Inactive) {
-        let table = table_of(face, &device).map_err(|e| CommandError::Failed(e.to_string()))?;
+    if session.has(OptionName::Inactive) {
+        let table = table_of(session, &device).map_err(|e| CommandError::Failed(e.to_string()))?;
         device.targets = table.lines.len() as u64;
     }
     let mut out = String::new();
@@ -45,85 +45,82 @@ pub fn describe(face: &NegotiatedSession, device: &api::Device) -> Result<String
 }
 
 /// Runs `dmsetup table`.
-pub fn table(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    if face.has(Name::ConciseDevice) {
-        return concise_table(face, words);
+pub fn table(session: &mut Session, words: &[String]) -> CommandResult {
+    if session.has(OptionName::Concise) {
+        return concise_table(session, words);
     }
-    face.each_or_all(words, |face, which, prefix| {
-        let device = face.find(which, "table")?;
-        let table = face.map_error_of("table", which, table_of(face, &device))?;
-        lines(face, &device, table.lines, prefix)
+    session.each_or_all(words, |session, selector, prefix| {
+        let device = session.find(selector, "table")?;
+        let table = session.map_error("table", selector, table_of(session, &device))?;
+        lines(session, &device, table.lines, prefix)
     })
 }
 
 /// Runs `dmsetup status`.
-pub fn status(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    face.each_or_all(words, |face, which, prefix| {
-        let device = face.find_or_fail(which)?;
-        let path = device_path(&device.number, slot(face, "/status"));
-        let status = face.map_error_of("table", which, face.client.get::<api::Status>(&path))?;
-        lines(face, &device, status.lines, prefix)
+pub fn status(session: &mut Session, words: &[String]) -> CommandResult {
+    session.each_or_all(words, |session, selector, prefix| {
+        let device = session.find_or_fail(selector)?;
+        let path = device_path(&device.number, slot(session, "/status"));
+        let status = session.map_error("table", selector, session.client.get::<api::Status>(&path))?;
+        lines(session, &device, status.lines, prefix)
     })
 }
 
-fn lines(
-    face: &mut NegotiatedSession,
-    device: &api::Device,
-    lines: Vec<api::Line>,
-    prefix: bool,
-) -> CommandResult {
-    let Some(lines) = filter_by_target(face, lines) else { return Ok(()) };
-    if face.has(Name::Verbose) {
-        face.out += &describe(face, device)?;
+fn lines(session: &mut Session, device: &api::Device, lines: Vec<api::Line>, prefix: bool) -> CommandResult {
+    let Some(lines) = filter_by_target(session, lines) else { return Ok(()) };
+    if session.has(OptionName::Verbose) {
+        session.out += &describe(session, device)?;
     }
-    verbs::table_lines(prefix.then_some(device.name.as_str()), &lines, &mut face.out);
+    verbs::table_lines(prefix.then_some(device.name.as_str()), &lines, &mut session.out);
     Ok(())
 }
 
-fn concise_table(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
+fn concise_table(session: &mut Session, words: &[String]) -> CommandResult {
     let mut all = Vec::new();
-    let done = face.each_or_all(words, |face, which, _| {
-        let device = face.find(which, "table")?;
-        let table = face.map_error_of("table", which, table_of(face, &device))?;
-        all.extend(filter_by_target(face, table.lines).map(|lines| concise::print(&device, &lines)));
+    let done = session.each_or_all(words, |session, selector, _| {
+        let device = session.find(selector, "table")?;
+        let table = session.map_error("table", selector, table_of(session, &device))?;
+        all.extend(filter_by_target(session, table.lines).map(|lines| concise::print(&device, &lines)));
         Ok(())
     });
     if !all.is_empty() {
-        face.out += &(all.join(";") + "\n");
+        session.out += &(all.join(";") + "\n");
     }
     done
 }
 
 /// Runs `dmsetup info`.
-pub fn info(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    if face.has(Name::Columns) {
-        return columns(face, words);
+pub fn info(session: &mut Session, words: &[String]) -> CommandResult {
+    if session.has(OptionName::Columns) {
+        return columns(session, words);
     }
-    face.each_or_all(words, |face, which, _| {
-        let device = face.find_or_fail(which)?;
-        face.out += &describe(face, &device)?;
+    session.each_or_all(words, |session, selector, _| {
+        let device = session.find_or_fail(selector)?;
+        session.out += &describe(session, &device)?;
         Ok(())
     })
 }
 
-fn columns(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    if matches!(face.value(Name::Options), Some("help" | "?")) || face.value(Name::Select) == Some("help") {
-        NegotiatedSession::warn(list_of_fields().trim_end());
+fn columns(session: &mut Session, words: &[String]) -> CommandResult {
+    if matches!(session.value(OptionName::Options), Some("help" | "?"))
+        || session.value(OptionName::Select) == Some("help")
+    {
+        Session::warn(list_of_fields().trim_end());
         return Ok(());
     }
-    let mut columns = columns_of(face, face.value(Name::Options))?;
-    repeat_report(face, |face| report(face, words, &mut columns))
+    let mut columns = columns_of(session, session.value(OptionName::Options))?;
+    repeat_report(session, |session| report(session, words, &mut columns))
 }
 
-fn report(face: &mut NegotiatedSession, words: &[String], columns: &mut Columns) -> CommandResult {
+fn report(session: &mut Session, words: &[String], columns: &mut Columns) -> CommandResult {
     let mut devices = Vec::new();
-    let done = face.each_or_all(words, |face, which, _| {
-        devices.push(face.find_or_fail(which)?);
+    let done = session.each_or_all(words, |session, selector, _| {
+        devices.push(session.find_or_fail(selector)?);
         Ok(())
     });
-    let rows = columns.ask(&face.client, devices).map_err(|e| CommandError::Failed(e.to_string()))?;
+    let rows = columns.ask(&session.client, devices).map_err(|e| CommandError::Failed(e.to_string()))?;
     let (text, wrong) = columns.print(rows);
-    face.out += &text;
+    session.out += &text;
     match (done, wrong.is_empty()) {
         (Ok(()), false) => Err(CommandError::Failed(wrong.join("\n"))),
         (done, _) => done,

@@ -1,8 +1,8 @@
 //! Commands for dependencies and lists of names.
 
 use super::misc;
-use super::options::Name;
-use super::session::{CommandError, CommandResult, NegotiatedSession};
+use super::options::OptionName;
+use super::session::{CommandError, CommandResult, Session};
 use crate::columns::{node_below, node_of};
 use crate::verbs::{DeviceTree, TreeGlyphs, TreeStyle, deps_line};
 use udm_control::client::device_path;
@@ -17,8 +17,8 @@ enum NameStyle {
     Node,
 }
 
-fn name_style(face: &NegotiatedSession) -> Result<NameStyle, CommandError> {
-    match face.value(Name::Options) {
+fn name_style(session: &Session) -> Result<NameStyle, CommandError> {
+    match session.value(OptionName::Options) {
         None | Some("devno") => Ok(NameStyle::Number),
         Some("devname") => Ok(NameStyle::Device),
         Some("blkdevname") => Ok(NameStyle::Node),
@@ -27,85 +27,86 @@ fn name_style(face: &NegotiatedSession) -> Result<NameStyle, CommandError> {
 }
 
 /// Runs `dmsetup deps`.
-pub fn deps(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    let name_style = name_style(face)?;
-    face.each_or_all(words, |face, which, prefix| {
-        let device = face.find(which, "deps")?;
-        let path = if face.has(Name::Inactive) { "/table?inactive=1" } else { "/table" };
-        let table = face.client.get::<api::Table>(&device_path(&device.number, path));
-        let table = face.map_error_of("deps", which, table)?;
-        if face.has(Name::Verbose) {
-            face.out += &super::show::describe(face, &device)?;
+pub fn deps(session: &mut Session, words: &[String]) -> CommandResult {
+    let style = name_style(session)?;
+    session.each_or_all(words, |session, selector, prefix| {
+        let device = session.find(selector, "deps")?;
+        let path = if session.has(OptionName::Inactive) { "/table?inactive=1" } else { "/table" };
+        let table = session.client.get::<api::Table>(&device_path(&device.number, path));
+        let table = session.map_error("deps", selector, table)?;
+        if session.has(OptionName::Verbose) {
+            session.out += &super::show::describe(session, &device)?;
         }
-        let name = |below: &api::Below| match (name_style, below.uri.strip_prefix('@')) {
+        let name = |below: &api::Below| match (style, below.uri.strip_prefix('@')) {
             (NameStyle::Number, _) => below.number.replace(':', ", "),
             (NameStyle::Device, Some(name)) => name.to_owned(),
             _ => node_below(below),
         };
-        face.out += &deps_line(&table, prefix, name);
+        session.out += &deps_line(&table, prefix, name);
         Ok(())
     })
 }
 
 /// Runs `dmsetup ls`.
-pub fn ls(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
-    if face.has(Name::Exec) {
+pub fn ls(session: &mut Session, _: &[String]) -> CommandResult {
+    if session.has(OptionName::Exec) {
         return misc::unsupported("ls --exec", "there are no device nodes to hand to a command");
     }
-    let tree_style = if face.has(Name::Tree) { Some(tree_style(face)?) } else { None };
-    let name_style = if tree_style.is_none() { name_style(face)? } else { NameStyle::Number };
-    let all = face.all()?;
+    let tree = if session.has(OptionName::Tree) { Some(tree_style(session)?) } else { None };
+    let style = if tree.is_none() { name_style(session)? } else { NameStyle::Number };
+    let all = session.all()?;
     if all.is_empty() {
-        face.out += "No devices found\n";
+        session.out += "No devices found\n";
         return Ok(());
     }
-    if let Some(tree_style) = tree_style {
-        let forest = DeviceTree::ask(&face.client, all).map_err(|e| CommandError::Failed(e.to_string()))?;
-        face.out += &forest.text(&tree_style);
+    if let Some(tree) = tree {
+        let forest =
+            DeviceTree::ask(&session.client, all).map_err(|e| CommandError::Failed(e.to_string()))?;
+        session.out += &forest.text(&tree);
         return Ok(());
     }
     for device in all {
-        let number = match face.value(Name::Target) {
+        let number = match session.value(OptionName::Target) {
             Some(target) => {
-                let table = face.client.get::<api::Table>(&device_path(&device.number, "/table"));
+                let table = session.client.get::<api::Table>(&device_path(&device.number, "/table"));
                 // A device that was removed meanwhile has no targets.
                 if !table.is_ok_and(|table| table.lines.iter().any(|line| line.target == target)) {
                     continue;
                 }
                 device.number.replace(':', ", ")
             }
-            None => match (name_style, node_of(&device)) {
+            None => match (style, node_of(&device)) {
                 (NameStyle::Device, Some(_)) => device.name.clone(),
                 (NameStyle::Node, Some(node)) => node,
                 _ => device.number.clone(),
             },
         };
-        face.out += &format!("{}\t({number})\n", device.name);
+        session.out += &format!("{}\t({number})\n", device.name);
     }
     Ok(())
 }
 
-fn tree_style(face: &NegotiatedSession) -> Result<TreeStyle, CommandError> {
-    let mut tree_style = TreeStyle::plain(TreeGlyphs::of_locale());
-    for word in face.value(Name::Options).unwrap_or_default().split(',') {
+fn tree_style(session: &Session) -> Result<TreeStyle, CommandError> {
+    let mut style = TreeStyle::plain(TreeGlyphs::of_locale());
+    for word in session.value(OptionName::Options).unwrap_or_default().split(',') {
         match word {
-            "ascii" => tree_style.lines = TreeGlyphs::ASCII,
-            "utf" => tree_style.lines = TreeGlyphs::UTF8,
+            "ascii" => style.lines = TreeGlyphs::ASCII,
+            "utf" => style.lines = TreeGlyphs::UTF8,
             // `vt100` is for terminals without other line characters.
-            "vt100" => tree_style.lines = TreeGlyphs::ASCII,
-            "compact" => tree_style.compact = true,
-            "inverted" => tree_style.inverted = true,
-            "device" => tree_style.number = true,
-            "nodevice" => tree_style.number = false,
-            "blkdevname" => tree_style.node = true,
-            "active" => tree_style.active = true,
-            "open" => tree_style.open = true,
-            "rw" => tree_style.rw = true,
-            "uuid" => tree_style.uuid = true,
+            "vt100" => style.lines = TreeGlyphs::ASCII,
+            "compact" => style.compact = true,
+            "inverted" => style.inverted = true,
+            "device" => style.number = true,
+            "nodevice" => style.number = false,
+            "blkdevname" => style.node = true,
+            "active" => style.active = true,
+            "open" => style.open = true,
+            "rw" => style.rw = true,
+            "uuid" => style.uuid = true,
             // Lines are never truncated.
             "notrunc" | "" => {}
             other => return Err(CommandError::Line(format!("Tree options not recognised: {other}."))),
         }
     }
-    Ok(tree_style)
+    Ok(style)
 }

@@ -123,9 +123,9 @@ mod tests {
         assert!(!limit.has_left_out());
         assert_eq!(limit.line(16, 0), LogDecision::LeaveOut(true));
         assert_eq!(limit.line(16, 0), LogDecision::LeaveOut(false));
-        let mut said = Vec::new();
-        limit.report(|site, n| said.push((site, n)));
-        assert_eq!(said, [(1, 2)]);
+        let mut reported = Vec::new();
+        limit.report(|site, n| reported.push((site, n)));
+        assert_eq!(reported, [(1, 2)]);
         assert!(!limit.has_left_out());
         limit.report(|_, _| panic!("twice"));
         assert_eq!(limit.line(16, 0), LogDecision::LeaveOut(true));

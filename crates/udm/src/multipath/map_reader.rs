@@ -1,6 +1,6 @@
 //! A multipath device, composed from its table and its status.
 
-use crate::verbs::explain;
+use crate::requests::explain;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use std::str::SplitWhitespace;
@@ -151,30 +151,31 @@ fn params(lines: &[api::Line]) -> Option<&str> {
 /// Composes the device; returns `None` if the table is not multipath, or the status belongs to
 /// another table.
 fn map(device: &api::Device, table: &api::Table, status: &api::Status) -> Option<MultipathMap> {
-    let (table, said) = (params(&table.lines)?, params(&status.lines)?);
-    let (mut table, mut said) = (WordReader(table.split_whitespace()), WordReader(said.split_whitespace()));
+    let (table, status_words) = (params(&table.lines)?, params(&status.lines)?);
+    let (mut table, mut status_words) =
+        (WordReader(table.split_whitespace()), WordReader(status_words.split_whitespace()));
     let (features, hwhandler) = (table.counted()?, table.counted()?);
     let groups = table.number()?;
     // The number of the next group.
     table.word()?;
     // The number of queued requests, the handler's status, and the two numbers of groups.
-    said.counted()?;
-    said.counted()?;
-    said.rows(2, 1)?;
+    status_words.counted()?;
+    status_words.counted()?;
+    status_words.rows(2, 1)?;
     let (mut path_groups, usable) = (Vec::new(), api::usable(&status.paths));
     for group in 1..=groups {
         let selector = format!("{} {}", table.word()?, table.counted()?);
         let (count, arguments) = (table.number()?, table.number()?);
         table.rows(count, arguments.checked_add(1)?)?;
-        let dm_st = match said.word()? {
+        let dm_st = match status_words.word()? {
             "A" => "active",
             "E" => "enabled",
             "D" => "disabled",
             _ => "undef",
         };
-        said.counted()?;
-        let (count, values) = (said.number()?, said.number()?);
-        said.rows(count, values.checked_add(3)?)?;
+        status_words.counted()?;
+        let (count, values) = (status_words.number()?, status_words.number()?);
+        status_words.rows(count, values.checked_add(3)?)?;
         let paths = status.paths.iter().zip(&usable).filter(|(path, _)| path.group == group as u64);
         let paths: Vec<Path> = paths.map(|(path, up)| path_of(path, *up, &device.name)).collect();
         path_groups.push(PathGroup { group, selector, pri: mean(&paths), dm_st, paths });

@@ -6,9 +6,9 @@
 mod map_reader;
 mod print;
 
-use crate::cli::{Print, ServerArgs};
+use crate::args::{PrintArgs, ServerArgs};
 use crate::output::{say, say_json};
-use crate::verbs::{explain, folder};
+use crate::requests::{current_dir, explain};
 use anyhow::{Result, bail};
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use map_reader::{MultipathMap, Path};
@@ -29,9 +29,9 @@ pub struct MultipathArgs {
     #[command(subcommand)]
     verb: Option<MultipathVerb>,
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     #[command(flatten)]
-    print: Print,
+    print: PrintArgs,
     /// List the devices with their groups and paths; -l and -ll are the same in udm
     #[arg(short, action = ArgAction::Count)]
     list: u8,
@@ -64,9 +64,9 @@ udm multipath create mp --policy group_by_prio --prio weightedpath --prio-args '
 )]
 struct CreateArgs {
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     #[command(flatten)]
-    print: Print,
+    print: PrintArgs,
     /// The name of the device
     name: String,
     /// How paths are grouped: one group per path, one group of all, or one group per priority
@@ -91,7 +91,7 @@ struct CreateArgs {
 #[derive(Debug, Args)]
 struct PathArgs {
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     /// The word path
     #[arg(value_parser = ["path"])]
     what: String,
@@ -103,7 +103,7 @@ struct PathArgs {
 #[derive(Debug, Args)]
 struct SwitchArgs {
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     /// The word map
     #[arg(value_parser = ["map", "multipath"])]
     what: String,
@@ -119,11 +119,11 @@ struct SwitchArgs {
 #[derive(Debug, Args)]
 struct ShowArgs {
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     #[command(flatten)]
-    print: Print,
+    print: PrintArgs,
     /// The kind of objects to show
-    what: What,
+    what: ShowKind,
     /// json; format FORMAT, for columns; raw format FORMAT, without headings and padding; for maps
     /// also status: whether requests without a path are queued, and when failback happens
     #[arg(value_name = "HOW")]
@@ -131,7 +131,7 @@ struct ShowArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum What {
+enum ShowKind {
     /// All paths.
     Paths,
     /// All devices.
@@ -156,7 +156,7 @@ struct JsonReply<T> {
     major_version: u32,
     minor_version: u32,
     #[serde(flatten)]
-    what: T,
+    list: T,
 }
 
 #[derive(Serialize)]
@@ -166,8 +166,8 @@ enum JsonList<'a> {
     Paths(Vec<&'a Path>),
 }
 
-fn json(what: JsonList<'_>) -> Result<()> {
-    say_json(&JsonReply { major_version: 0, minor_version: 1, what })
+fn json(list: JsonList<'_>) -> Result<()> {
+    say_json(&JsonReply { major_version: 0, minor_version: 1, list })
 }
 
 /// Runs the verb.
@@ -181,11 +181,11 @@ pub fn run(args: &MultipathArgs) -> Result<()> {
         Some(MultipathVerb::Fail(args)) => return command_path(args, "fail"),
         Some(MultipathVerb::Reinstate(args)) => return command_path(args, "reinstate"),
         Some(MultipathVerb::Switch(args)) => {
-            return send_message(&args.talk.client()?, &args.name, format!("switch_group {}", args.group));
+            return send_message(&args.server.client()?, &args.name, format!("switch_group {}", args.group));
         }
         None => {}
     }
-    let maps = map_reader::maps(&args.talk.client()?, args.name.as_deref())?;
+    let maps = map_reader::maps(&args.server.client()?, args.name.as_deref())?;
     if args.print.json { json(JsonList::Maps(&maps)) } else { say(&print::topology(&maps)) }
 }
 
@@ -198,11 +198,11 @@ fn create(args: &CreateArgs) -> Result<()> {
         policy: policy.clone(),
         prio: prio.clone(),
         prio_args: prio_args.clone(),
-        folder: folder(),
+        folder: current_dir(),
     };
-    let made = args.talk.client()?.post::<api::Device>("/v1/multipath", &new);
-    let made = made.map_err(|e| explain(e, None))?;
-    if args.print.json { say_json(&made) } else { Ok(()) }
+    let created = args.server.client()?.post::<api::Device>("/v1/multipath", &new);
+    let created = created.map_err(|e| explain(e, None))?;
+    if args.print.json { say_json(&created) } else { Ok(()) }
 }
 
 fn show(args: &ShowArgs) -> Result<()> {
@@ -210,21 +210,21 @@ fn show(args: &ShowArgs) -> Result<()> {
     let (as_json, raw, format) = match (how.as_slice(), args.what) {
         ([], _) => (args.print.json, false, None),
         (["json"], _) => (true, false, None),
-        (["status"], What::Maps) => (false, false, Some(MAPS_STATUS)),
-        (["format", _] | ["raw", "format", _], What::Topology) => {
+        (["status"], ShowKind::Maps) => (false, false, Some(MAPS_STATUS)),
+        (["format", _] | ["raw", "format", _], ShowKind::Topology) => {
             bail!("multipath show topology: it has no format")
         }
         (["format", format], _) => (false, false, Some(*format)),
         (["raw", "format", format], _) => (false, true, Some(*format)),
         _ => bail!("multipath show: what may follow is json, format FORMAT, or raw format FORMAT"),
     };
-    let maps = map_reader::maps(&args.talk.client()?, None)?;
+    let maps = map_reader::maps(&args.server.client()?, None)?;
     match args.what {
-        What::Paths if as_json => json(JsonList::Paths(print::all_paths(&maps))),
-        What::Maps | What::Topology if as_json => json(JsonList::Maps(&maps)),
-        What::Topology => say(&print::topology(&maps)),
-        What::Paths => say(&print::paths(&maps, format.unwrap_or(PATHS), raw)?),
-        What::Maps => say(&print::maps(&maps, format.unwrap_or(MAPS), raw)?),
+        ShowKind::Paths if as_json => json(JsonList::Paths(print::all_paths(&maps))),
+        ShowKind::Maps | ShowKind::Topology if as_json => json(JsonList::Maps(&maps)),
+        ShowKind::Topology => say(&print::topology(&maps)),
+        ShowKind::Paths => say(&print::paths(&maps, format.unwrap_or(PATHS), raw)?),
+        ShowKind::Maps => say(&print::maps(&maps, format.unwrap_or(MAPS), raw)?),
     }
 }
 
@@ -236,25 +236,25 @@ fn send_message(client: &ControlClient, device: &str, message: String) -> Result
 }
 
 fn command_path(args: &PathArgs, action: &str) -> Result<()> {
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     let maps = map_reader::maps(&client, None)?;
-    let send_message = |device: &str, path: &str| {
-        let command = api::CommandPath { path: path.into(), action: action.into(), folder: folder() };
+    let send_command = |device: &str, path: &str| {
+        let command = api::CommandPath { path: path.into(), action: action.into(), folder: current_dir() };
         client.post::<()>(&device_path(device, "/path"), &command)
     };
-    let mut told = Vec::new();
+    let mut commanded = Vec::new();
     for path in print::all_paths(&maps) {
-        let meant = [&path.dev, &path.dev_t].contains(&&args.path);
+        let is_named = [&path.dev, &path.dev_t].contains(&&args.path);
         // A command applies to the path in every group that has it.
-        if meant && !told.contains(&(&path.multipath, &path.dev_t)) {
-            send_message(&path.multipath, &path.dev_t).map_err(|e| explain(e, None))?;
-            told.push((&path.multipath, &path.dev_t));
+        if is_named && !commanded.contains(&(&path.multipath, &path.dev_t)) {
+            send_command(&path.multipath, &path.dev_t).map_err(|e| explain(e, None))?;
+            commanded.push((&path.multipath, &path.dev_t));
         }
     }
-    let mut done = !told.is_empty();
+    let mut done = !commanded.is_empty();
     // The argument may be another word for a path, as in a table. Only the server can resolve it.
-    for map in maps.iter().filter(|_| told.is_empty()) {
-        match send_message(&map.name, &args.path) {
+    for map in maps.iter().filter(|_| commanded.is_empty()) {
+        match send_command(&map.name, &args.path) {
             Ok(()) => done = true,
             Err(ClientError::Refused(e)) if NOT_THERE.contains(&e.errno) => {}
             Err(e) => return Err(explain(e, None)),

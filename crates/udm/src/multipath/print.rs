@@ -58,10 +58,10 @@ enum FormatPart<'a, T> {
 }
 
 fn parse_format<'a, T>(format: &str, fields: &'a [Field<T>]) -> Result<Vec<FormatPart<'a, T>>> {
-    let mut parse_format = Vec::new();
+    let mut parts = Vec::new();
     let mut chars = format.chars();
     while let Some(c) = chars.next() {
-        parse_format.push(match (c, if c == '%' { chars.next() } else { None }) {
+        parts.push(match (c, if c == '%' { chars.next() } else { None }) {
             ('%', Some(letter)) => match fields.iter().find(|field| field.0 == letter) {
                 Some(field) => FormatPart::Field(field),
                 None => bail!("multipath: %{} means nothing here", letter.escape_default()),
@@ -70,24 +70,23 @@ fn parse_format<'a, T>(format: &str, fields: &'a [Field<T>]) -> Result<Vec<Forma
             (c, _) => FormatPart::Text(c),
         });
     }
-    Ok(parse_format)
+    Ok(parts)
 }
 
 /// Formats lines of fields: in columns, with headings, or raw.
 fn lines<T>(of: &[&T], format: &str, fields: &[Field<T>], heads: bool, columns: bool) -> Result<Vec<String>> {
-    let parse_format = parse_format(format, fields)?;
+    let parts = parse_format(format, fields)?;
     let mut rows: Vec<Vec<String>> = Vec::new();
     let value = |part: &FormatPart<'_, T>, one: Option<&T>| match part {
         FormatPart::Field(field) => one.map_or_else(|| field.1.to_owned(), |one| (field.2)(one)),
         FormatPart::Text(c) => c.to_string(),
     };
     if heads {
-        rows.push(parse_format.iter().map(|part| value(part, None)).collect());
+        rows.push(parts.iter().map(|part| value(part, None)).collect());
     }
-    rows.extend(of.iter().map(|one| parse_format.iter().map(|part| value(part, Some(one))).collect()));
+    rows.extend(of.iter().map(|one| parts.iter().map(|part| value(part, Some(one))).collect()));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> =
-        (0..parse_format.len()).map(|column| if columns { width(column) } else { 0 }).collect();
+    let widths: Vec<usize> = (0..parts.len()).map(|column| if columns { width(column) } else { 0 }).collect();
     let line = |row: &Vec<String>| {
         let padded: String =
             row.iter().zip(&widths).map(|(value, width)| format!("{value:<width$}")).collect();
@@ -201,7 +200,7 @@ mod tests {
     /// The layout of multipath-tools, except for fields without a value in udm.
     #[test]
     fn the_tree_is_multipath_tools() {
-        let wanted = "\
+        let expected = "\
 mpatha (3600a0) dm-0 ##,##
 size=64M features='1 queue_if_no_path' hwhandler='0' wp=rw
 |-+- policy='service-time 0' prio=50 status=active
@@ -210,7 +209,7 @@ size=64M features='1 queue_if_no_path' hwhandler='0' wp=rw
 `-+- policy='service-time 0' prio=50 status=enabled
   `- #:#:#:# sdc 8:32 active ready  running
 ";
-        assert_eq!(topology(&[map()]), wanted);
+        assert_eq!(topology(&[map()]), expected);
     }
 
     #[test]

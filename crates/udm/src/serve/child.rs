@@ -29,22 +29,22 @@ impl Child {
         // Orphaned descendants become children of this process, so that they can be found at the
         // end.
         set_child_subreaper(Some(getpid())).context("adopting its orphaned processes")?;
-        let mut limited_shell = descriptors::limited_shell(command);
-        for env_name in systemd::VARIABLES {
-            limited_shell.env_remove(env_name);
+        let mut shell = descriptors::limited_shell(command);
+        for variable in systemd::VARIABLES {
+            shell.env_remove(variable);
         }
-        limited_shell.kill_on_drop(true).env("UDM_SOCKET", &sockets.control);
+        shell.kill_on_drop(true).env("UDM_SOCKET", &sockets.control);
         if let Some(unix) = &sockets.unix {
-            limited_shell.env("unixsocket", unix);
+            shell.env("unixsocket", unix);
         }
         let mut first = None;
         for export in exporter.list() {
             let Some(uri) = export.uris.into_iter().next() else { continue };
-            limited_shell.env(env_name(&export.name), &uri);
+            shell.env(env_name(&export.name), &uri);
             first.get_or_insert(uri);
         }
-        limited_shell.env("uri", first.unwrap_or_default());
-        Ok(Child(limited_shell.spawn().context("/bin/sh")?))
+        shell.env("uri", first.unwrap_or_default());
+        Ok(Child(shell.spawn().context("/bin/sh")?))
     }
 
     /// Waits for the end of the command; meanwhile passes signals on to it.

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use tokio::process::Command;
 
 /// The soft limit before it was raised.
-static GIVEN: OnceLock<u64> = OnceLock::new();
+static ORIGINAL_LIMIT: OnceLock<u64> = OnceLock::new();
 
 /// Raises the soft limit to the hard limit, once.
 pub fn raise() {
@@ -18,19 +18,17 @@ pub fn raise() {
         return;
     };
     match setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        Ok(()) => drop(GIVEN.set(soft)),
+        Ok(()) => drop(ORIGINAL_LIMIT.set(soft)),
         Err(error) => tracing::warn!("serve: the limit on open files stays at {soft}: {error}"),
     }
 }
 
 /// A shell that runs `command` under the original limit.
 pub(super) fn limited_shell(command: &str) -> Command {
-    let mut limited_shell = Command::new("/bin/sh");
-    match GIVEN.get() {
-        None => limited_shell.args(["-c", command]),
-        Some(soft) => {
-            limited_shell.args(["-c", &format!("ulimit -Sn {soft}; exec /bin/sh -c \"$0\""), command])
-        }
+    let mut shell = Command::new("/bin/sh");
+    match ORIGINAL_LIMIT.get() {
+        None => shell.args(["-c", command]),
+        Some(soft) => shell.args(["-c", &format!("ulimit -Sn {soft}; exec /bin/sh -c \"$0\""), command]),
     };
-    limited_shell
+    shell
 }

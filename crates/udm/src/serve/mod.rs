@@ -5,9 +5,10 @@
 //! without requests sleeps. A separate thread supervises the end of the server and receives the
 //! second signal, because the others may be stuck (`shutdown`).
 
+mod args;
 mod child;
 pub mod descriptors;
-mod given;
+mod inherited_sockets;
 mod path_maintenance;
 mod ready;
 mod reload;
@@ -16,13 +17,15 @@ mod shutdown;
 mod sockets;
 mod systemd;
 
-use crate::cli::{DeviceArg, LostSnapshotsArg, ServeArgs, TableArg};
 use crate::config;
 use crate::output::{count_noun, say};
+use crate::table_arg::{DeviceArg, TableArg};
 use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
+use args::LostSnapshotsArg;
+pub use args::ServeArgs;
 use child::Child;
-pub use path_maintenance::CheckPaths;
+use clap::FromArgMatches;
 pub use ready::spawn_background;
 use reload::File;
 use shutdown::Signals;
@@ -51,8 +54,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Runs the server until its end; the exit status is that of the command of `--run`.
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     let Some(file) = &args.config else { return serve_until_the_end(args, None) };
-    let loaded = config::load(file)?;
-    let merged = loaded.merged(file)?;
+    let loaded = config::load(file, &ServeArgs::command())?;
+    let merged = ServeArgs::from_arg_matches(&loaded.merged(file)?)?;
     if args.check {
         let devices = count_noun(loaded.devices.len() as u64, "device");
         say(&format!("{}: good, {devices}\n", file.display()))?;
@@ -85,7 +88,7 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
     let (queue_depth, nr_hw_queues) = (args.dm_mq_queue_depth, args.dm_mq_nr_hw_queues);
     registry.set_request_queues(udm_control::registry::RequestQueueParams { queue_depth, nr_hw_queues });
     registry.set_lost_snapshots(args.lost_snapshots.into());
-    let kept = match args.state.open() {
+    let state_folder = match args.state.open() {
         Ok(folder) => {
             folder.clean();
             registry.set_state_folder(Arc::clone(&folder));
@@ -119,7 +122,7 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
     while !stopping.is_over() {
         tokio::time::sleep(PAUSE).await;
     }
-    if let Some(folder) = kept.filter(|_| all_gone) {
+    if let Some(folder) = state_folder.filter(|_| all_gone) {
         // Nothing of this server can write any more.
         folder.detach_all();
     }
@@ -143,7 +146,7 @@ fn cores(args: &ServeArgs) -> RuntimeOptions {
 /// first.
 async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Registry>) -> Result<()> {
     let mut left: VecDeque<&DeviceArg> = args.devices.iter().collect();
-    let (mut waited, mut told) = (0, false);
+    let (mut waited, mut is_reported) = (0, false);
     registry.start(true);
     while let Some(device) = left.pop_front() {
         // All remaining devices wait, so no snapshot will be attached by creating another one.
@@ -157,7 +160,7 @@ async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Regis
                 waited += 1;
             }
             Err(error) if error.blocked && args.lost_snapshots == LostSnapshotsArg::Wait => {
-                if !std::mem::replace(&mut told, true) {
+                if !std::mem::replace(&mut is_reported, true) {
                     tracing::warn!("waiting: {error}");
                 }
                 tokio::time::sleep(WAIT_STEP).await;
@@ -168,13 +171,13 @@ async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Regis
     }
     registry.start(false);
     let mut names: Vec<&str> = args.devices.iter().map(|device| device.name.as_str()).collect();
-    let wanted = match file {
+    let declared = match file {
         Some(file) => reload::start(registry, file, &names).await?,
         None => Vec::new(),
     };
-    names.extend(wanted.iter().map(String::as_str));
+    names.extend(declared.iter().map(String::as_str));
     verbs::snapshot::find_bypasses(registry).iter().for_each(|line| tracing::warn!("{line}"));
-    match args.exports.iter().find(|wanted| !names.contains(&wanted.as_str())) {
+    match args.exports.iter().find(|export| !names.contains(&export.as_str())) {
         Some(missing) => bail!("{missing}: export: no --device of that name"),
         None => Ok(()),
     }
@@ -196,7 +199,7 @@ async fn serve_devices(
     cores: &Runtime,
     signals: &mut Signals,
 ) -> Result<ExitCode> {
-    let given = given::take()?;
+    let given = inherited_sockets::take()?;
     let sockets = Sockets::new(args, &given)?;
     if sockets.listen.is_empty() && given.nbd.is_empty() {
         bail!("serve: nowhere to serve: expected unix or port, in the file or on the command line");
@@ -209,7 +212,7 @@ async fn serve_devices(
     let exporter = registry.exporter().expect("set before");
     exporter.serves(sockets.addresses(&server), server.counts());
     report::exports(&exporter.list(), &sockets.control);
-    let _pid = ready::say(args)?;
+    let _pid = ready::report_ready(args)?;
     systemd::ready(registry.all().len());
 
     let hangups = signals.hangups();

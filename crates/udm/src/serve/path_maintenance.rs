@@ -1,7 +1,7 @@
 //! Maintenance of multipath devices: `--check-paths`, `--multipath-conf`, and the options of the
 //! path watch.
 
-use crate::cli::ServeArgs;
+use super::args::ServeArgs;
 use anyhow::{Context, Result, bail};
 use std::io::Read;
 use std::path::Path;
@@ -75,14 +75,13 @@ fn read(file: &Path) -> Result<MultipathConf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Verb};
-    use clap::Parser as _;
+    use clap::FromArgMatches as _;
 
     /// The first check interval in seconds; `None` if paths are not checked.
     fn every(options: &[&str]) -> Result<Option<u64>, String> {
-        let cli = Cli::try_parse_from(["udm", "serve", "--unix", "-"].iter().chain(options))
-            .map_err(|e| e.to_string())?;
-        let Verb::Serve(args) = cli.verb else { return Err("another verb".into()) };
+        let words = ["serve", "--unix", "-"].iter().chain(options);
+        let matches = ServeArgs::command().try_get_matches_from(words).map_err(|e| e.to_string())?;
+        let args = ServeArgs::from_arg_matches(&matches).map_err(|e| e.to_string())?;
         let upkeep = of(&args).map_err(|e| e.to_string())?("mp", None);
         Ok(upkeep.paths.map(|paths| paths.polling_interval.0 / 1_000_000_000))
     }

@@ -6,7 +6,7 @@
 //! closes standard error if that is a pipe or a socket, because its reader waits for the end of
 //! file. If standard error is a file, the log stays there.
 
-use crate::cli::ServeArgs;
+use super::args::ServeArgs;
 use crate::log;
 use anyhow::{Context, Result};
 use rustix::fs::FileType;
@@ -35,11 +35,11 @@ pub fn spawn_background() -> Result<ExitCode> {
         server.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()
     };
     let mut server = start().context("serve: --fork")?;
-    let mut said = String::new();
+    let mut line = String::new();
     if let Some(out) = server.stdout.take() {
-        BufReader::new(out).read_line(&mut said).context("serve: --fork")?;
+        BufReader::new(out).read_line(&mut line).context("serve: --fork")?;
     }
-    if said == READY {
+    if line == READY {
         return Ok(ExitCode::SUCCESS);
     }
     // The server has printed the reason.
@@ -64,7 +64,7 @@ impl Drop for PidFile {
 ///
 /// # Errors
 /// The file cannot be written, or the process cannot detach.
-pub(super) fn say(args: &ServeArgs) -> Result<Option<PidFile>> {
+pub(super) fn report_ready(args: &ServeArgs) -> Result<Option<PidFile>> {
     let write = |file: &PathBuf| {
         write_pid(file).with_context(|| format!("serve: --pidfile {}", file.display()))?;
         Ok::<_, anyhow::Error>(PidFile(std::path::absolute(file).unwrap_or_else(|_| file.clone())))

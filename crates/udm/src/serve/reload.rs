@@ -25,17 +25,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// reconfigure` tries again.
 pub(super) async fn start(
     registry: &Arc<Registry>,
-    (wish, read): File,
+    (desired_state, read): File,
     given: &[&str],
 ) -> Result<Vec<String>> {
-    if let Some(twice) = wish.devices.iter().find(|wanted| given.contains(&wanted.name.as_str())) {
+    if let Some(twice) = desired_state.devices.iter().find(|device| given.contains(&device.name.as_str())) {
         bail!("{}: --device and the file have it both", twice.name);
     }
     registry.set_config_reader(read);
-    let done = config::start(registry, &wish).await?;
+    let done = config::start(registry, &desired_state).await?;
     let failed = done.changes.iter().filter_map(|change| Some((&change.name, change.error.as_ref()?)));
     failed.for_each(|(name, why)| log::say(format!("udm: {name}: {why}\n")));
-    Ok(wish.devices.into_iter().map(|wanted| wanted.name).collect())
+    Ok(desired_state.devices.into_iter().map(|device| device.name).collect())
 }
 
 /// Applies the file at each SIGHUP, and logs the changes.
@@ -44,9 +44,10 @@ pub(super) async fn reload_on_sighup(hangups: &SighupStream, registry: &Arc<Regi
         hangups.next().await;
         systemd::reloading();
         let cancel_token = CancelToken::default();
-        let (called, on) = (cancel_token.clone(), Arc::clone(registry));
-        let mut change =
-            tokio::task::spawn_blocking(move || verbs::wait(config::reconfigure(&on, false, &called)));
+        let (token, registry_clone) = (cancel_token.clone(), Arc::clone(registry));
+        let mut change = tokio::task::spawn_blocking(move || {
+            verbs::wait(config::reconfigure(&registry_clone, false, &token))
+        });
         let done = tokio::select! {
             done = &mut change => done,
             () = tokio::time::sleep(PATIENCE) => {
@@ -55,7 +56,7 @@ pub(super) async fn reload_on_sighup(hangups: &SighupStream, registry: &Arc<Regi
             }
         };
         match done {
-            Ok(done) => say(&done),
+            Ok(done) => log_result(&done),
             Err(error) => tracing::error!("reconfigure: {error}"),
         }
         systemd::ready(registry.all().len());
@@ -64,17 +65,17 @@ pub(super) async fn reload_on_sighup(hangups: &SighupStream, registry: &Arc<Regi
 
 /// Creates devices that waited for a snapshot once it can be attached, and logs them.
 pub(super) async fn create_when_attachable(registry: &Arc<Registry>) -> Infallible {
-    let made =
+    let log_created =
         |done: &Reconfigured| result_lines(done).0.iter().for_each(|line| log::say(format!("udm: {line}\n")));
-    config::wait_for_snapshots(registry, made).await;
+    config::wait_for_snapshots(registry, log_created).await;
     std::future::pending().await
 }
 
-fn say(done: &Result<Reconfigured, VerbError>) {
+fn log_result(done: &Result<Reconfigured, VerbError>) {
     match done {
         Ok(done) => {
-            let (made, refused) = result_lines(done);
-            made.iter().chain(&refused).for_each(|line| log::say(format!("udm: {line}\n")));
+            let (lines, refused) = result_lines(done);
+            lines.iter().chain(&refused).for_each(|line| log::say(format!("udm: {line}\n")));
         }
         Err(error) => log::say(format!("udm: {error}\n")),
     }

@@ -62,14 +62,14 @@ impl Signals {
         let watched = Arc::clone(&shared);
         std::thread::Builder::new().name("udm-signals".into()).spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let made = runtime.and_then(|runtime| {
-                let ears = runtime.block_on(async { SignalStreams::new() })?;
-                Ok((runtime, ears))
+            let started = runtime.and_then(|runtime| {
+                let streams = runtime.block_on(async { SignalStreams::new() })?;
+                Ok((runtime, streams))
             });
-            match made {
-                Ok((runtime, ears)) => {
+            match started {
+                Ok((runtime, streams)) => {
                     let _ = ready.send(Ok(()));
-                    runtime.block_on(watch_shutdown(ears, reloads, &tx, &watched));
+                    runtime.block_on(watch_shutdown(streams, reloads, &tx, &watched));
                 }
                 Err(error) => drop(ready.send(Err(error))),
             }
@@ -137,14 +137,14 @@ impl SignalStreams {
 }
 
 async fn watch_shutdown(
-    mut ears: SignalStreams,
+    mut streams: SignalStreams,
     reloads: bool,
     queue: &mpsc::Sender<Signal>,
     shared: &ShutdownState,
 ) {
     loop {
         tokio::select! {
-            signal = ears.next() => {
+            signal = streams.next() => {
                 if reloads && signal == Signal::HUP {
                     shared.hung_up.notify_one();
                 } else if queue.try_send(signal).is_err() {
@@ -161,7 +161,7 @@ async fn watch_shutdown(
     loop {
         let next = if unanswered { QUIET_MAX } else { plan.limit };
         tokio::select! {
-            signal = ears.next() => {
+            signal = streams.next() => {
                 if !reloads || signal != Signal::HUP {
                     exit_by_second_signal(signal);
                 }
@@ -232,7 +232,7 @@ impl ShutdownPlan {
 /// Describes the requests in flight in words.
 fn describe(under_way: &InFlightReport, names: &HashMap<DeviceId, String>) -> String {
     let name = |id: &DeviceId| names.get(id).map_or("a device", String::as_str).to_owned();
-    let many = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    let many = |n: usize, noun: &str| format!("{n} {noun}{}", if n == 1 { "" } else { "s" });
     let mut parts: Vec<String> =
         under_way.requests.iter().map(|(id, n)| format!("{} on {}", many(*n, "request"), name(id))).collect();
     parts.extend(under_way.busy.iter().map(|id| format!("internal work of {}", name(id))));

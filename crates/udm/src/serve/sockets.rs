@@ -1,8 +1,8 @@
 //! The sockets of a server, and a private folder for those without a given path.
 
-use super::given::InheritedSockets;
-use crate::cli::ServeArgs;
-use crate::verbs::socket_path;
+use super::args::ServeArgs;
+use super::inherited_sockets::InheritedSockets;
+use crate::args::socket_path;
 use anyhow::{Context, Result};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ impl Sockets {
         let control = control.as_ref().and_then(std::os::unix::net::SocketAddr::as_pathname);
         let control_is_private = (running || is_anothers) && args.socket.is_none() && control.is_none();
         let private = (unix_is_private || control_is_private)
-            .then(|| crate::private_dir::folder("udm-").context("serve: private folder"))
+            .then(|| crate::private_dir::private_temp_dir("udm-").context("serve: private folder"))
             .transpose()?;
         let inside = |name: &str| private.as_ref().map(|folder| folder.path().join(name));
         let unix = if unix_is_private {

@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn nobody_is_told_that_a_stuck_core_lives() {
         let cores = StuckCores { answers: AtomicUsize::new(3), kept: Mutex::default() };
-        let mut told = 0;
+        let mut pings = 0;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let stuck = async {
@@ -130,10 +130,10 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             };
             tokio::select! {
-                never = ping_while_alive(&cores, Duration::from_millis(2), || told += 1) => match never {},
+                never = ping_while_alive(&cores, Duration::from_millis(2), || pings += 1) => match never {},
                 () = stuck => {}
             }
         });
-        assert_eq!(told, 3);
+        assert_eq!(pings, 3);
     }
 }

@@ -54,7 +54,7 @@ struct CopyRange {
 /// One line that names the snapshot or the file, and what to do.
 pub(super) fn run(args: &CopyArgs) -> Result<()> {
     let begun = Instant::now();
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     let snapshot: api::Snapshot = get(&client, &path(&args.name, ""))?;
     let export = find_export(&client, &snapshot.name)?;
     let uri = export.uris.first().with_context(|| format!("{}: its export has no URI", args.name))?;

@@ -44,7 +44,7 @@ impl<'a> DiffPages<'a> {
 }
 
 pub(super) fn run(args: &DiffArgs) -> Result<()> {
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     let mut pages = DiffPages::new(&client, &args.name, args.against.as_deref());
     if args.print.json {
         let mut report = DiffReport { size_bytes: 0, chunk_bytes: 0, changed_bytes: 0, ranges: Vec::new() };

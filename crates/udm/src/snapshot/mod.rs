@@ -9,9 +9,9 @@ mod diff;
 mod print;
 mod progress;
 
-use crate::cli::{Print, ServerArgs, TimeoutArgs};
+use crate::args::{PrintArgs, ServerArgs, TimeoutArgs};
 use crate::output::{say, say_json};
-use crate::verbs::{explain, folder};
+use crate::requests::{current_dir, explain};
 use anyhow::{Context, Result};
 use clap::{ArgGroup, Args, Subcommand};
 use std::path::PathBuf;
@@ -68,11 +68,11 @@ Examples:\n  udm snapshot copy monday disk.backup\n  udm snapshot copy tuesday -
 #[command(group = ArgGroup::new("which").required(true).args(["name", "group"]))]
 struct CreateArgs {
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     #[command(flatten)]
-    print: Print,
+    print: PrintArgs,
     #[command(flatten)]
-    until: TimeoutArgs,
+    timeout: TimeoutArgs,
     /// The name of the snapshot
     #[arg(requires = "of")]
     name: Option<String>,
@@ -110,18 +110,18 @@ struct CreateArgs {
 #[derive(Debug, Args)]
 struct ListArgs {
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     #[command(flatten)]
-    print: Print,
+    print: PrintArgs,
 }
 
 /// The arguments of `udm snapshot remove`.
 #[derive(Debug, Args)]
 struct RemoveArgs {
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     #[command(flatten)]
-    until: TimeoutArgs,
+    timeout: TimeoutArgs,
     /// The snapshots
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
@@ -134,7 +134,7 @@ struct RemoveArgs {
 #[derive(Debug, Args)]
 struct MergeArgs {
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     /// The snapshot
     name: String,
     /// Return once the merge has begun
@@ -146,9 +146,9 @@ struct MergeArgs {
 #[derive(Debug, Args)]
 struct DiffArgs {
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     #[command(flatten)]
-    print: Print,
+    print: PrintArgs,
     /// The snapshot
     name: String,
     /// Another snapshot of the same origin [default: the origin as it is now]
@@ -159,9 +159,9 @@ struct DiffArgs {
 #[derive(Debug, Args)]
 struct CopyArgs {
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     #[command(flatten)]
-    print: Print,
+    print: PrintArgs,
     /// The snapshot
     name: String,
     /// The snapshot that FILE is a copy of
@@ -176,9 +176,9 @@ struct CopyArgs {
 #[derive(Debug, Args)]
 struct ExportArgs {
     #[command(flatten)]
-    talk: ServerArgs,
+    server: ServerArgs,
     #[command(flatten)]
-    print: Print,
+    print: PrintArgs,
     /// The snapshot
     name: String,
 }
@@ -222,7 +222,7 @@ fn create(args: &CreateArgs) -> Result<()> {
     let one = args.name.iter().zip(&args.of);
     let all = args.group.iter().map(|(name, of)| (name, of)).chain(one);
     let new = |(name, of): (&String, &String)| api::NewSnapshot { name: name.clone(), of: of.clone() };
-    let wanted = api::CreateSnapshots {
+    let body = api::CreateSnapshots {
         snapshots: all.map(new).collect(),
         store: args.store.clone(),
         size_bytes: args.size,
@@ -230,16 +230,16 @@ fn create(args: &CreateArgs) -> Result<()> {
         chunk_bytes: args.chunk,
         transient: Some(args.transient),
         overflow: Some(args.overflow),
-        folder: folder(),
-        timeout_ms: args.until.timeout_ms(),
+        folder: current_dir(),
+        timeout_ms: args.timeout.timeout_ms(),
     };
-    let made = args.talk.client()?.post::<api::SnapshotList>("/v1/snapshots", &wanted);
-    let made = made.map_err(|e| explain(e, None))?;
-    if args.print.json { say_json(&made.snapshots) } else { Ok(()) }
+    let created = args.server.client()?.post::<api::SnapshotList>("/v1/snapshots", &body);
+    let created = created.map_err(|e| explain(e, None))?;
+    if args.print.json { say_json(&created.snapshots) } else { Ok(()) }
 }
 
 fn list(args: &ListArgs) -> Result<()> {
-    let found = get::<api::SnapshotList>(&args.talk.client()?, "/v1/snapshots")?.snapshots;
+    let found = get::<api::SnapshotList>(&args.server.client()?, "/v1/snapshots")?.snapshots;
     match (args.print.json, found.is_empty()) {
         (true, _) => say_json(&found),
         (false, true) => say("No snapshots found\n"),
@@ -248,9 +248,9 @@ fn list(args: &ListArgs) -> Result<()> {
 }
 
 fn remove(args: &RemoveArgs) -> Result<()> {
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     let mut query = format!("?keep_store={}", args.keep_store);
-    if let Some(ms) = args.until.timeout_ms() {
+    if let Some(ms) = args.timeout.timeout_ms() {
         query += &format!("&timeout_ms={ms}");
     }
     let one = |name: &String| client.delete::<()>(&path(name, &query)).map_err(|e| explain(e, None));
@@ -258,7 +258,7 @@ fn remove(args: &RemoveArgs) -> Result<()> {
 }
 
 fn merge(args: &MergeArgs) -> Result<()> {
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     // Reads the size before the merge reduces it.
     let before = get::<api::Snapshot>(&client, &path(&args.name, ""))?;
     let begun = client.post::<api::Snapshot>(&path(&args.name, "/merge"), &serde_json::json!({}));
@@ -270,7 +270,7 @@ fn merge(args: &MergeArgs) -> Result<()> {
 }
 
 fn export(args: &ExportArgs) -> Result<()> {
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     let snapshot = get::<api::Snapshot>(&client, &path(&args.name, ""))?;
     let export = find_export(&client, &snapshot.name)?;
     if args.print.json {

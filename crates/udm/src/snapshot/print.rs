@@ -61,8 +61,8 @@ fn row(one: &api::Snapshot) -> [String; 10] {
 }
 
 /// Formats bytes with a binary unit and at most four digits.
-pub(super) fn format_bytes(format_bytes: u64) -> String {
-    binary(format_bytes as f64, 4)
+pub(super) fn format_bytes(bytes: u64) -> String {
+    binary(bytes as f64, 4)
 }
 
 fn age_text(seconds: u64) -> String {

@@ -2,7 +2,7 @@
 
 use super::{path, print::format_bytes};
 use crate::output::say;
-use crate::verbs::explain;
+use crate::requests::explain;
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -65,13 +65,13 @@ fn bytes_left(merge: &api::Snapshot) -> u64 {
 }
 
 impl MergeProgress {
-    fn show(&mut self, total: u64, bytes_left: u64) -> Result<()> {
-        let done = total.saturating_sub(bytes_left);
+    fn show(&mut self, total: u64, left: u64) -> Result<()> {
+        let done = total.saturating_sub(left);
         match self {
             MergeProgress::Bar(bar) => {
                 bar.set_position(done);
                 bar.set_message(format!("{}B of {}B", format_bytes(done), format_bytes(total)));
-                if bytes_left == 0 {
+                if left == 0 {
                     bar.finish_and_clear();
                 }
                 Ok(())

@@ -14,10 +14,11 @@ mod terminal;
 mod text;
 mod view;
 
-use crate::cli::TopArgs;
+use crate::args::{ServerArgs, parse_seconds};
 use crate::output::{say, say_json};
-use crate::verbs::explain;
+use crate::requests::explain;
 use anyhow::{Context, Result};
+use clap::Args;
 use rates::Rates;
 use rustix::process::{Signal, getpid, kill_process};
 use screen::ScreenContext;
@@ -41,9 +42,31 @@ const RARELY: Duration = Duration::from_secs(3600);
 /// Maximum time to wait for the stop after SIGTSTP.
 const STOP_MAX: Duration = Duration::from_millis(500);
 
+/// The arguments of `udm top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// Print the figures of one interval, and exit
+    #[arg(long)]
+    pub once: bool,
+    /// Print JSON: one line per interval, or with --once one object over several lines
+    #[arg(long)]
+    pub json: bool,
+    /// Seconds between updates (0.1 to 3600)
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+    pub interval: Duration,
+}
+
+/// Parses an interval, in seconds.
+fn parse_interval(word: &str) -> Result<Duration, String> {
+    let range = Duration::from_millis(100)..=Duration::from_secs(3600);
+    parse_seconds(word).and_then(|d| if range.contains(&d) { Ok(d) } else { Err("not in 0.1..=3600".into()) })
+}
+
 /// Shows live figures until the user or a signal ends the program.
 pub fn run(args: &TopArgs) -> Result<ExitCode> {
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     let first = fetch_stats(&client).map_err(|error| explain(error, None))?;
     if args.once || args.json {
         return print_loop(args, &client, first).map(|()| ExitCode::SUCCESS);
@@ -90,7 +113,7 @@ enum InputEvent {
     Signal(i32),
     /// Standard input has ended.
     HungUp,
-    Looked(Result<Box<Stats>, String>),
+    Stats(Result<Box<Stats>, String>),
 }
 
 /// Requests the figures of the server without end, at an interval that the drawing thread sets.
@@ -98,7 +121,7 @@ fn poll_stats(
     client: &ControlClient,
     mut interval: Duration,
     intervals: &Receiver<Duration>,
-    tell: &Sender<InputEvent>,
+    events: &Sender<InputEvent>,
 ) {
     loop {
         match intervals.recv_timeout(interval) {
@@ -107,13 +130,13 @@ fn poll_stats(
             Err(RecvTimeoutError::Disconnected) => return,
         }
         let looked = fetch_stats(client).map(Box::new).map_err(|error| error.to_string());
-        if tell.send(InputEvent::Looked(looked)).is_err() {
+        if events.send(InputEvent::Stats(looked)).is_err() {
             return;
         }
     }
 }
 
-fn read_keys(tell: &Sender<InputEvent>) {
+fn read_keys(events: &Sender<InputEvent>) {
     let mut bytes = [0; 256];
     loop {
         match std::io::stdin().lock().read(&mut bytes) {
@@ -121,7 +144,7 @@ fn read_keys(tell: &Sender<InputEvent>) {
             Ok(n)
                 if terminal::parse_keys(&bytes[..n])
                     .into_iter()
-                    .any(|key| tell.send(InputEvent::TypedInput(key)).is_err()) =>
+                    .any(|key| events.send(InputEvent::TypedInput(key)).is_err()) =>
             {
                 return;
             }
@@ -129,11 +152,11 @@ fn read_keys(tell: &Sender<InputEvent>) {
             _ => {}
         }
     }
-    let _ = tell.send(InputEvent::HungUp);
+    let _ = events.send(InputEvent::HungUp);
 }
 
 /// Sends signals as events; from here on they no longer end the program.
-fn forward_signals(tell: Sender<InputEvent>) -> Result<()> {
+fn forward_signals(events: Sender<InputEvent>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let inside = runtime.enter();
     let of = |kind| signal(kind).context("top: signals");
@@ -141,23 +164,23 @@ fn forward_signals(tell: Sender<InputEvent>) -> Result<()> {
     let (mut hangup, mut resized) = (of(SignalKind::hangup())?, of(SignalKind::window_change())?);
     let mut continued = of(SignalKind::from_raw(Signal::CONT.as_raw()))?;
     drop(inside);
-    let hear = move || {
+    let forward = move || {
         runtime.block_on(async {
             loop {
-                let told = tokio::select! {
+                let event = tokio::select! {
                     _ = interrupt.recv() => InputEvent::Signal(SignalKind::interrupt().as_raw_value()),
                     _ = terminate.recv() => InputEvent::Signal(SignalKind::terminate().as_raw_value()),
                     _ = hangup.recv() => InputEvent::Signal(SignalKind::hangup().as_raw_value()),
                     _ = resized.recv() => InputEvent::Resized,
                     _ = continued.recv() => InputEvent::Continued,
                 };
-                if tell.send(told).is_err() {
+                if events.send(event).is_err() {
                     return;
                 }
             }
         });
     };
-    std::thread::Builder::new().name("udm-signals".into()).spawn(hear).context("top: signals").map(drop)
+    std::thread::Builder::new().name("udm-signals".into()).spawn(forward).context("top: signals").map(drop)
 }
 
 /// Stops the program, as Ctrl-Z does by default. Another thread may take the signal, so this thread
@@ -166,8 +189,8 @@ fn forward_signals(tell: Sender<InputEvent>) -> Result<()> {
 fn suspend_program(inbox: &Receiver<InputEvent>) {
     let until = Instant::now() + STOP_MAX;
     let _ = kill_process(getpid(), Signal::TSTP);
-    while let Ok(told) = inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
-        if matches!(told, InputEvent::Continued) {
+    while let Ok(event) = inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        if matches!(event, InputEvent::Continued) {
             return;
         }
     }
@@ -175,14 +198,14 @@ fn suspend_program(inbox: &Receiver<InputEvent>) {
 
 fn run_ui(client: ControlClient, first: Stats, mut interval: Duration) -> Result<ExitCode> {
     let socket = client.path().display().to_string();
-    let (tell, inbox) = channel();
+    let (events, inbox) = channel();
     let (set_interval, intervals) = channel();
     let mut terminal = Terminal::enter()?;
-    forward_signals(tell.clone())?;
-    let keys = tell.clone();
+    forward_signals(events.clone())?;
+    let keys = events.clone();
     std::thread::Builder::new().name("udm-keys".into()).spawn(move || read_keys(&keys))?;
-    let looks = move || poll_stats(&client, interval, &intervals, &tell);
-    std::thread::Builder::new().name("udm-looks".into()).spawn(looks)?;
+    let poll = move || poll_stats(&client, interval, &intervals, &events);
+    std::thread::Builder::new().name("udm-looks".into()).spawn(poll)?;
 
     let mut view = ListView::default();
     let mut rates: Rates = rates::compute_rates(None, &first);
@@ -190,22 +213,22 @@ fn run_ui(client: ControlClient, first: Stats, mut interval: Duration) -> Result
     let mut trouble: Option<String> = None;
     loop {
         let (width, height) = terminal.size();
-        let around = ScreenContext {
+        let context = ScreenContext {
             socket: &socket,
             up_ns: before.up_ns,
             interval: interval.as_secs_f64(),
             trouble: trouble.as_deref(),
         };
-        terminal.show(&screen::draw(&mut view, &rates, &around, width, height));
+        terminal.show(&screen::draw(&mut view, &rates, &context, width, height));
         // All events that have arrived are handled before the next draw.
         let first = inbox.recv().context("top: the event threads have ended")?;
-        for told in std::iter::once(first).chain(inbox.try_iter()) {
-            match told {
-                InputEvent::Looked(Ok(stats)) => {
+        for event in std::iter::once(first).chain(inbox.try_iter()) {
+            match event {
+                InputEvent::Stats(Ok(stats)) => {
                     rates = rates::compute_rates(Some(&before), &stats);
                     (before, trouble) = (*stats, None);
                 }
-                InputEvent::Looked(Err(why)) => trouble = Some(format!("{why}; trying again")),
+                InputEvent::Stats(Err(why)) => trouble = Some(format!("{why}; trying again")),
                 InputEvent::TypedInput(TypedInput::Key(key)) => {
                     let act = view.press(key, &rates, screen::page(height));
                     interval = match act {

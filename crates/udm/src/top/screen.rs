@@ -45,11 +45,11 @@ pub fn page(height: usize) -> usize {
 pub fn draw(
     view: &mut ListView,
     rates: &Rates,
-    around: &ScreenContext<'_>,
+    context: &ScreenContext<'_>,
     width: usize,
     height: usize,
 ) -> Vec<Line> {
-    let mut lines = vec![status_line(rates, around, view.order, width), totals_line(rates)];
+    let mut lines = vec![status_line(rates, context, view.order, width), totals_line(rates)];
     let alone = view.alone.as_ref().map(|number| rates.devices.iter().find(|one| one.number == *number));
     match alone {
         _ if view.help => lines.extend(help()),
@@ -68,7 +68,7 @@ pub fn draw(
     lines.truncate(height.saturating_sub(FOOT));
     lines.resize(height.saturating_sub(FOOT), Line::default());
     let keys = " q quit  space fold  enter details  n r b l i e o sort  a busy  f all  ? keys";
-    lines.push(match around.trouble {
+    lines.push(match context.trouble {
         Some(why) => Line::new(sanitize(why), Style::Bad),
         None => Line::new(keys, Style::Dim),
     });
@@ -82,16 +82,16 @@ pub fn list(view: &ListView, rates: &Rates, width: usize) -> Vec<Line> {
     [totals_line(rates), heading(width)].into_iter().chain(rows).collect()
 }
 
-fn status_line(rates: &Rates, around: &ScreenContext<'_>, order: SortOrder, width: usize) -> Line {
+fn status_line(rates: &Rates, context: &ScreenContext<'_>, order: SortOrder, width: usize) -> Line {
     let mut line = Line::new("udm top", Style::Head);
     let devices = count_noun(rates.devices.len() as u64, "device");
     let clients = count_noun(rates.connections, "client");
-    let (order, up) = (order.text(), since(around.up_ns));
-    let said = format!("  {devices} by {order}, {clients}, up {up}, every {} s  ", around.interval);
+    let (order, up) = (order.text(), since(context.up_ns));
+    let text = format!("  {devices} by {order}, {clients}, up {up}, every {} s  ", context.interval);
     // If there is not enough room, the end of the path is kept, because the file name identifies
     // the server.
-    let room = width.saturating_sub(line.text().len() + said.len());
-    line.push(said + &tail(around.socket, room), Style::Plain);
+    let room = width.saturating_sub(line.text().len() + text.len());
+    line.push(text + &tail(context.socket, room), Style::Plain);
     line
 }
 
@@ -291,7 +291,7 @@ fn details(device: &DeviceRates, width: usize) -> Vec<Line> {
 
 fn help() -> Vec<Line> {
     let mut lines = vec![Line::default(), Line::new("Keys", Style::Head)];
-    for (key, what) in [
+    for (key, meaning) in [
         ("up down k j", "the row above, below"),
         ("PgUp PgDn g G", "a page, the first and the last row"),
         ("space left right", "fold and unfold the paths of a device"),
@@ -301,10 +301,13 @@ fn help() -> Vec<Line> {
         ("+ -", "look more often, less often"),
         ("q, Ctrl-C", "the end"),
     ] {
-        lines.push(Line::new(format!("  {key:<18}{what}"), Style::Plain));
+        lines.push(Line::new(format!("  {key:<18}{meaning}"), Style::Plain));
     }
-    for (key, _, what) in SortOrder::ALL {
-        lines.push(Line::new(format!("  {key:<18}sort by {what}; again: the other way round"), Style::Plain));
+    for (key, _, meaning) in SortOrder::ALL {
+        lines.push(Line::new(
+            format!("  {key:<18}sort by {meaning}; again: the other way round"),
+            Style::Plain,
+        ));
     }
     lines
 }
@@ -354,11 +357,11 @@ mod tests {
         Rates { seconds: Some(1.0), connections: 3, devices: vec![mp, snap] }
     }
 
-    const AROUND: ScreenContext<'_> =
+    const CONTEXT: ScreenContext<'_> =
         ScreenContext { socket: "/run/udm/udm.sock", up_ns: 61_000_000_000, interval: 1.0, trouble: None };
 
     fn text(view: &mut ListView, rates: &Rates) -> Vec<String> {
-        let lines = draw(view, rates, &AROUND, 80, 24);
+        let lines = draw(view, rates, &CONTEXT, 80, 24);
         assert_eq!(lines.len(), 24);
         lines.iter().map(Line::text).collect()
     }
@@ -372,10 +375,10 @@ mod tests {
             text[0],
             "udm top  2 devices by number, 3 clients, up 1m01s, every 1 s  /run/udm/udm.sock"
         );
-        let around = ScreenContext { socket: "/tmp/udm-4711/long/udm.sock", ..AROUND };
+        let context = ScreenContext { socket: "/tmp/udm-4711/long/udm.sock", ..CONTEXT };
         let one = Rates { connections: 1, devices: Vec::new(), ..rates.clone() };
         assert_eq!(
-            draw(&mut ListView::default(), &one, &around, 80, 24)[0].text(),
+            draw(&mut ListView::default(), &one, &context, 80, 24)[0].text(),
             "udm top  0 devices by number, 1 client, up 1m01s, every 1 s  …4711/long/udm.sock"
         );
         assert_eq!(text[1], "req/s 120 (read 100, write 20)  bytes/s 480K  in flight 0  errors/s 0");
@@ -425,7 +428,7 @@ mod tests {
                 for key in keys {
                     view.press(key, &rates, page(height));
                 }
-                let lines = draw(&mut view, &rates, &AROUND, width, height);
+                let lines = draw(&mut view, &rates, &CONTEXT, width, height);
                 assert!(lines.len() <= height, "{width}x{height}");
                 for line in lines {
                     let ansi = line.ansi(width, false);
@@ -443,10 +446,10 @@ mod tests {
     #[test]
     fn trouble_is_said_and_what_was_is_kept() {
         let (rates, mut view) = (some(), ListView::default());
-        let around = ScreenContext { trouble: Some("gone\x1b[2J"), ..AROUND };
-        let lines = draw(&mut view, &rates, &around, 80, 24);
+        let context = ScreenContext { trouble: Some("gone\x1b[2J"), ..CONTEXT };
+        let lines = draw(&mut view, &rates, &context, 80, 24);
         assert_eq!((lines[23].text(), lines[3].text().starts_with("+ mp")), ("gone\u{fffd}[2J".into(), true));
-        let status_line = Rates { seconds: None, ..some() };
-        assert!(draw(&mut view, &status_line, &AROUND, 80, 24)[1].text().starts_with("The first look"));
+        let first = Rates { seconds: None, ..some() };
+        assert!(draw(&mut view, &first, &CONTEXT, 80, 24)[1].text().starts_with("The first look"));
     }
 }

@@ -124,7 +124,7 @@ pub enum TypedInput {
 
 /// Parses input bytes of a terminal; unknown sequences are ignored.
 pub fn parse_keys(bytes: &[u8]) -> Vec<TypedInput> {
-    let mut parse_keys = Vec::new();
+    let mut keys = Vec::new();
     let mut rest = bytes;
     while let [first, more @ ..] = rest {
         rest = more;
@@ -151,15 +151,15 @@ pub fn parse_keys(bytes: &[u8]) -> Vec<TypedInput> {
             b'\r' | b'\n' => Key::Enter,
             0x03 => Key::Char('q'),
             0x1a => {
-                parse_keys.push(TypedInput::Stop);
+                keys.push(TypedInput::Stop);
                 continue;
             }
             byte if byte.is_ascii_graphic() || *byte == b' ' => Key::Char(char::from(*byte)),
             _ => continue,
         };
-        parse_keys.push(TypedInput::Key(key));
+        keys.push(TypedInput::Key(key));
     }
-    parse_keys
+    keys
 }
 
 #[cfg(test)]
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn keys() {
         let keys = |bytes: &[u8]| -> Vec<Key> {
-            let key = |parse_keys: &TypedInput| match parse_keys {
+            let key = |input: &TypedInput| match input {
                 TypedInput::Key(key) => *key,
                 TypedInput::Stop => Key::Char('Z'),
             };

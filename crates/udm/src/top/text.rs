@@ -53,10 +53,10 @@ impl Line {
     /// used.
     pub fn ansi(&self, width: usize, colour: bool) -> String {
         let mut out = String::from(if self.chosen { "\x1b[7m" } else { "" });
-        let mut align_left = width;
+        let mut left = width;
         for (text, style) in &self.pieces {
-            let text = cut(text, align_left);
-            align_left -= text.width().min(align_left);
+            let text = cut(text, left);
+            left -= text.width().min(left);
             let code = match (style, colour) {
                 (Style::Plain, _) | (Style::Good | Style::Warn, false) => "",
                 (Style::Dim, _) => "2",
@@ -74,7 +74,7 @@ impl Line {
             }
         }
         if self.chosen {
-            out.push_str(&" ".repeat(align_left));
+            out.push_str(&" ".repeat(left));
             out.push_str("\x1b[0m");
         }
         out
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        for (n, wanted) in [
+        for (n, expected) in [
             (0.0, "0"),
             (7.0, "7"),
             (7.25, "7.2"),
@@ -199,10 +199,10 @@ mod tests {
             (1e30, "1000000000000E"),
             (-1.0, "0"),
         ] {
-            assert_eq!(count(n), wanted, "{n}");
+            assert_eq!(count(n), expected, "{n}");
         }
         assert_eq!([bytes(512.0), bytes(1024.0), bytes(1536.0 * 1024.0)], ["512", "1.0K", "1.5M"]);
-        for (ns, wanted) in [
+        for (ns, expected) in [
             (0, "0ns"),
             (999, "999ns"),
             (1_000, "1.0us"),
@@ -212,7 +212,7 @@ mod tests {
             (999_499_999, "999ms"),
             (34_359_738_368, "34s"),
         ] {
-            assert_eq!(time(ns), wanted, "{ns}");
+            assert_eq!(time(ns), expected, "{ns}");
         }
         assert_eq!([since(0), since(3_723 * 1_000_000_000)], ["0s", "1h02m"]);
     }
@@ -227,10 +227,10 @@ mod tests {
             assert_eq!(line.matches('\x1b').count(), 2, "{line:?}");
         }
         // Wide characters and combining characters.
-        for (text, wanted) in
+        for (text, expected) in
             [("日本語日本語", "日本語日… "), ("e\u{301}\u{301}xyz", "e\u{301}\u{301}xyz      ")]
         {
-            assert_eq!((align_left(text, 10).as_str(), align_left(text, 10).width()), (wanted, 10));
+            assert_eq!((align_left(text, 10).as_str(), align_left(text, 10).width()), (expected, 10));
         }
         assert_eq!((align_left("abc", 0).width(), align_left("abc", 2)), (1, "a…".into()));
     }

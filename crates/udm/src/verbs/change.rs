@@ -1,14 +1,13 @@
 //! Verbs that change a device.
 
-use super::explain;
-use crate::cli::{
-    CreateArgs, LoadArgs, MessageArgs, NamesArgs, RemoveArgs, RenameArgs, ResumeArgs, ServerArgs, SuspendArgs,
-};
+use crate::args::{PrintArgs, ServerArgs, TimeoutArgs};
 use crate::concise;
 use crate::output::{say, say_json};
+use crate::requests::{current_dir, explain};
 use anyhow::{Context, Result, bail};
+use clap::Args;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
 use udm_control::verbs::TABLE_MAX;
@@ -20,12 +19,6 @@ fn table_text(table: Option<&str>, file: Option<&Path>) -> Result<String> {
         (None, Some(file)) => read_table(file),
         (None, None) => read_bounded(std::io::stdin().lock(), "standard input"),
     }
-}
-
-/// The current folder, for relative paths in tables. `None` if it is not known or not UTF-8; the
-/// server then refuses relative paths.
-pub fn folder() -> Option<String> {
-    std::env::current_dir().ok()?.into_os_string().into_string().ok()
 }
 
 /// Reads the table in `file`.
@@ -51,12 +44,49 @@ pub fn read_bounded(from: impl Read, name: &str) -> Result<String> {
 /// Creates devices in concise form one after the other; stops at the first failure.
 fn create_concise(args: &CreateArgs) -> Result<()> {
     let text = table_text(args.name.as_deref(), None)?;
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     let (devices, wrong) = concise::parse(&text);
     for device in &devices {
         concise::make(&client, device).map_err(|refused| explain(refused.error, Some(&device.table)))?;
     }
     wrong.map_or(Ok(()), |why| bail!(why.replace('\n', ": ")))
+}
+
+/// The arguments of `udm create`.
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
+    pub print: PrintArgs,
+    /// The name of the device; with --concise, the devices [default: standard input]
+    #[arg(required_unless_present = "concise", value_name = "NAME|DEVICES")]
+    pub name: Option<String>,
+    /// A file that holds the table [default: standard input]. Relative paths in a table are
+    /// relative to the current folder
+    #[arg(conflicts_with_all = ["table", "notable"])]
+    pub file: Option<PathBuf>,
+    /// The table
+    #[arg(long, conflicts_with = "notable")]
+    pub table: Option<String>,
+    /// Create the device without a table
+    #[arg(short, long)]
+    pub notable: bool,
+    /// The uuid of the device
+    #[arg(short, long)]
+    pub uuid: Option<String>,
+    /// Queue depth of a request-based multipath device (queue_mode other than bio): the tags of
+    /// each hardware queue, 0 for 2048, at most 10240. Such a device has a queue only with this or
+    /// the next option
+    #[arg(long = "dm_mq_queue_depth", value_name = "N", conflicts_with = "concise")]
+    pub dm_mq_queue_depth: Option<u32>,
+    /// Number of its hardware queues: 0 for 1, at most 32 and at most one per core
+    #[arg(long = "dm_mq_nr_hw_queues", value_name = "N", conflicts_with = "concise")]
+    pub dm_mq_nr_hw_queues: Option<u32>,
+    /// Create the devices that udm table --concise printed:
+    /// NAME,UUID,MINOR,FLAGS,LINE,LINE;NAME,... UUID, MINOR and FLAGS (rw or ro) may be empty
+    #[arg(long, conflicts_with_all = ["file", "table", "notable", "uuid", "json"])]
+    pub concise: bool,
 }
 
 pub fn create(args: &CreateArgs) -> Result<()> {
@@ -71,39 +101,88 @@ pub fn create(args: &CreateArgs) -> Result<()> {
         name: args.name.clone().unwrap_or_default(),
         uuid: args.uuid.clone(),
         table,
-        folder: folder(),
+        folder: current_dir(),
         minor: None,
         dm_mq_queue_depth: args.dm_mq_queue_depth,
         dm_mq_nr_hw_queues: args.dm_mq_nr_hw_queues,
     };
-    let made = args.talk.client()?.post::<api::Device>("/v1/devices", &new);
-    let made = made.map_err(|e| explain(e, new.table.as_deref()))?;
-    if args.print.json { say_json(&made) } else { Ok(()) }
+    let created = args.server.client()?.post::<api::Device>("/v1/devices", &new);
+    let created = created.map_err(|e| explain(e, new.table.as_deref()))?;
+    if args.print.json { say_json(&created) } else { Ok(()) }
+}
+
+/// The arguments of `udm load`.
+#[derive(Debug, Args)]
+pub struct LoadArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// The device
+    pub name: String,
+    /// A file that holds the table [default: standard input]. Relative paths in a table are
+    /// relative to the current folder
+    #[arg(conflicts_with = "table")]
+    pub file: Option<PathBuf>,
+    /// The table
+    #[arg(long)]
+    pub table: Option<String>,
 }
 
 pub fn load(args: &LoadArgs) -> Result<()> {
     let table = table_text(args.table.as_deref(), args.file.as_deref())?;
-    let body = api::Load { table, folder: folder(), read_only: None };
-    let done = args.talk.client()?.put::<()>(&device_path(&args.name, "/table"), &body);
+    let body = api::Load { table, folder: current_dir(), read_only: None };
+    let done = args.server.client()?.put::<()>(&device_path(&args.name, "/table"), &body);
     done.map_err(|e| explain(e, Some(&body.table)))
 }
 
 /// Applies `verb` to each device in turn; stops at the first failure.
 fn each(
-    talk: &ServerArgs,
+    server: &ServerArgs,
     names: &[String],
     verb: impl Fn(&ControlClient, &str) -> Result<(), ClientError>,
 ) -> Result<()> {
-    let client = talk.client()?;
+    let client = server.client()?;
     names.iter().try_for_each(|name| verb(&client, name).map_err(|e| explain(e, None)))
+}
+
+/// The arguments of `udm remove`.
+#[derive(Debug, Args)]
+pub struct RemoveArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
+    pub timeout: TimeoutArgs,
+    /// The devices
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+    /// First replace the table of the device by one that fails every request
+    #[arg(short, long)]
+    pub force: bool,
+    /// Remove a device in use as soon as it is no longer in use
+    #[arg(long)]
+    pub deferred: bool,
 }
 
 pub fn remove(args: &RemoveArgs) -> Result<()> {
     let mut query = format!("?force={}&deferred={}", args.force, args.deferred);
-    if let Some(ms) = args.until.timeout_ms() {
+    if let Some(ms) = args.timeout.timeout_ms() {
         query += &format!("&timeout_ms={ms}");
     }
-    each(&args.talk, &args.names, |client, name| client.delete(&device_path(name, &query)))
+    each(&args.server, &args.names, |client, name| client.delete(&device_path(name, &query)))
+}
+
+/// The arguments of `udm rename`.
+#[derive(Debug, Args)]
+pub struct RenameArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// The device
+    pub name: String,
+    /// The new name, or with --setuuid the uuid
+    #[arg(value_name = "NEWNAME|UUID")]
+    pub new: String,
+    /// Set the uuid of a device that has none
+    #[arg(long)]
+    pub setuuid: bool,
 }
 
 pub fn rename(args: &RenameArgs) -> Result<()> {
@@ -112,27 +191,84 @@ pub fn rename(args: &RenameArgs) -> Result<()> {
         true => api::Rename { uuid: new, ..api::Rename::default() },
         false => api::Rename { name: new, ..api::Rename::default() },
     };
-    args.talk.client()?.post(&device_path(&args.name, "/rename"), &to).map_err(|e| explain(e, None))
+    args.server.client()?.post(&device_path(&args.name, "/rename"), &to).map_err(|e| explain(e, None))
+}
+
+/// The arguments of verbs that take only devices.
+#[derive(Debug, Args)]
+pub struct NamesArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// The devices
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
 }
 
 pub fn clear(args: &NamesArgs) -> Result<()> {
-    each(&args.talk, &args.names, |client, name| client.delete(&device_path(name, "/table")))
+    each(&args.server, &args.names, |client, name| client.delete(&device_path(name, "/table")))
+}
+
+/// The arguments of `udm suspend`.
+#[derive(Debug, Args)]
+pub struct SuspendArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
+    pub timeout: TimeoutArgs,
+    /// The devices
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Do not wait for requests that targets hold back
+    #[arg(long)]
+    pub noflush: bool,
+    /// Accepted for compatibility with dmsetup; udm has no file system to freeze
+    #[arg(long)]
+    pub nolockfs: bool,
 }
 
 pub fn suspend(args: &SuspendArgs) -> Result<()> {
-    let (noflush, timeout_ms) = (Some(args.noflush), args.until.timeout_ms());
+    let (noflush, timeout_ms) = (Some(args.noflush), args.timeout.timeout_ms());
     let how = api::SuspendTogether { names: args.names.clone(), noflush, timeout_ms };
-    args.talk.client()?.post("/v1/suspend", &how).map_err(|e| explain(e, None))
+    args.server.client()?.post("/v1/suspend", &how).map_err(|e| explain(e, None))
+}
+
+/// The arguments of `udm resume`.
+#[derive(Debug, Args)]
+pub struct ResumeArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
+    pub timeout: TimeoutArgs,
+    /// The devices
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
 }
 
 pub fn resume(args: &ResumeArgs) -> Result<()> {
-    let how = api::ResumeTogether { names: args.names.clone(), timeout_ms: args.until.timeout_ms() };
-    args.talk.client()?.post("/v1/resume", &how).map_err(|e| explain(e, None))
+    let how = api::ResumeTogether { names: args.names.clone(), timeout_ms: args.timeout.timeout_ms() };
+    args.server.client()?.post("/v1/resume", &how).map_err(|e| explain(e, None))
+}
+
+/// The arguments of `udm message`.
+#[derive(Debug, Args)]
+pub struct MessageArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
+    pub print: PrintArgs,
+    /// The device
+    pub name: String,
+    /// A sector inside the target; 0 addresses the first target
+    pub sector: u64,
+    /// The words of the message; put -- before them if one begins with -
+    #[arg(required = true)]
+    pub message: Vec<String>,
 }
 
 pub fn message(args: &MessageArgs) -> Result<()> {
-    let message = api::Message { sector: args.sector, message: args.message.join(" "), folder: folder() };
-    let answer = args.talk.client()?.post::<api::Answer>(&device_path(&args.name, "/message"), &message);
+    let message =
+        api::Message { sector: args.sector, message: args.message.join(" "), folder: current_dir() };
+    let answer = args.server.client()?.post::<api::Answer>(&device_path(&args.name, "/message"), &message);
     let answer = answer.map_err(|e| explain(e, None))?;
     match (args.print.json, answer.answer.as_str()) {
         (true, _) => say_json(&answer),

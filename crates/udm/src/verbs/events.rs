@@ -1,17 +1,37 @@
 //! `udm events`: events of a server, one per line.
 
-use super::explain;
-use crate::cli::EventsArgs;
+use crate::args::ServerArgs;
 use crate::output::{reader_closed_async, say};
+use crate::requests::explain;
 use anyhow::Result;
+use clap::Args;
 use std::ops::ControlFlow;
 use udm_control::http::api::Event;
 
+/// The arguments of `udm events`.
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// Print JSON, one object per line
+    #[arg(long)]
+    pub json: bool,
+    /// Begin after the event with this number
+    #[arg(long, value_name = "ID")]
+    pub after: Option<u64>,
+    /// End after so many events
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// Only events of these devices, by name, uuid or number [default: all]
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+}
+
 /// Prints events until their number reaches `--count` or nobody reads the output.
-pub fn listen(args: &EventsArgs) -> Result<()> {
-    let client = args.talk.client()?;
+pub fn print_events(args: &EventsArgs) -> Result<()> {
+    let client = args.server.client()?;
     let mut left = args.count;
-    let hear = |event: Event| {
+    let on_event = |event: Event| {
         if !is_wanted(args, &event) {
             return ControlFlow::Continue(());
         }
@@ -21,7 +41,7 @@ pub fn listen(args: &EventsArgs) -> Result<()> {
         left = left.map(|left| left - 1);
         if left == Some(0) { ControlFlow::Break(Ok(())) } else { ControlFlow::Continue(()) }
     };
-    let done = client.listen(args.after, hear, async {
+    let done = client.listen(args.after, on_event, async {
         reader_closed_async().await;
         Ok(())
     });
@@ -70,14 +90,14 @@ mod tests {
 
     #[test]
     fn times_are_utc() {
-        for (seconds, wanted) in [
+        for (seconds, expected) in [
             (0, "1970-01-01T00:00:00.007Z"),
             (951_782_400, "2000-02-29T00:00:00.007Z"),
             (1_763_908_437, "2025-11-23T14:33:57.007Z"),
             (4_107_542_399, "2100-02-28T23:59:59.007Z"),
             (4_107_542_400, "2100-03-01T00:00:00.007Z"),
         ] {
-            assert_eq!(time(seconds * 1000 + 7), wanted);
+            assert_eq!(time(seconds * 1000 + 7), expected);
         }
     }
 }

@@ -123,8 +123,8 @@ mod tests {
         };
         let text = page.roff();
         let body = text.split_once("\n.SH NAME").unwrap().1;
-        let wanted = "\nn \\- about\n.SH DESCRIPTION\nA \\fBb\\fR \\fBc\\fR d f,\ng.\n.PP\n.SH PART\n.IP * 2\none\ntwo\n\
+        let expected = "\nn \\- about\n.SH DESCRIPTION\nA \\fBb\\fR \\fBc\\fR d f,\ng.\n.PP\n.SH PART\n.IP * 2\none\ntwo\n\
                       .PP\n.TP\n\\fBj\\fR\nK|L\n.PP\n.PP\n.nf\n\\&.m  n\n.fi\n.SH \"SEE ALSO\"\no(1)\n";
-        assert_eq!(body, wanted);
+        assert_eq!(body, expected);
     }
 }

@@ -1,16 +1,44 @@
 //! `udm power`: shows or switches the power of disks.
 
-use super::explain;
-use crate::cli::{PowerArgs, PowerSwitch};
+use crate::args::{PrintArgs, ServerArgs};
 use crate::output::{say, say_json};
+use crate::requests::explain;
 use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
 use std::fmt::Write;
 use udm_control::client::device_path;
 use udm_control::http::api;
 
+/// The arguments of `udm power`.
+#[derive(Debug, Args)]
+pub struct PowerArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
+    pub print: PrintArgs,
+    /// The device
+    pub name: String,
+    /// The new state of the switch [default: show the present one]
+    pub switch: Option<PowerSwitch>,
+    /// Only this disk, by number or URI as udm power shows them
+    #[arg(long, value_name = "DISK")]
+    pub disk: Option<String>,
+}
+
+/// The state of a power switch; null_blk's attribute has 1 and 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PowerSwitch {
+    /// The disk has power
+    #[value(alias = "1")]
+    On,
+    /// The disk has no power
+    #[value(alias = "0")]
+    Off,
+}
+
 /// Runs `udm power`.
 pub fn power(args: &PowerArgs) -> Result<()> {
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     let device = match args.switch {
         None => client.get::<api::Device>(&device_path(&args.name, "")),
         Some(switch) => {

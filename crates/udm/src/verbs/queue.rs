@@ -1,17 +1,35 @@
 //! `udm queue`: shows or changes the request queues in front of disks.
 
-use super::explain;
-use crate::cli::QueueArgs;
+use crate::args::{PrintArgs, ServerArgs};
 use crate::output::{say, say_json};
+use crate::requests::explain;
 use anyhow::{Result, bail};
+use clap::Args;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use udm_control::client::device_path;
 use udm_control::http::api;
 
+/// The arguments of `udm queue`.
+#[derive(Debug, Args)]
+pub struct QueueArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
+    pub print: PrintArgs,
+    /// The device
+    pub name: String,
+    /// Settings to change [default: show the present ones]
+    #[arg(value_name = "SETTING")]
+    pub settings: Vec<String>,
+    /// Only this queue, by number or URI as udm queue shows them
+    #[arg(long, value_name = "DISK")]
+    pub disk: Option<String>,
+}
+
 /// Runs `udm queue`.
 pub fn queue(args: &QueueArgs) -> Result<()> {
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     let mut settings = BTreeMap::new();
     for setting in &args.settings {
         let Some((name, value)) = setting.split_once('=') else {
@@ -91,8 +109,8 @@ mod tests {
         };
         let mut out = String::new();
         queue_lines(&queue, &mut out);
-        let wanted = "Queue of 253:0 mem:1M,queue_depth=4:\n  scheduler=none nomerges=0 queue_depth=4\n  \
+        let expected = "Queue of 253:0 mem:1M,queue_depth=4:\n  scheduler=none nomerges=0 queue_depth=4\n  \
                       cores 0,1: 4 of 4 tags in use, 2 in line\n  core 2: 4 of 4 tags in use\n";
-        assert_eq!(out, wanted);
+        assert_eq!(out, expected);
     }
 }

@@ -1,19 +1,32 @@
 //! `udm reconfigure`: makes the server read its file again.
 
-use crate::cli::ReconfigureArgs;
+use crate::args::{PrintArgs, ServerArgs};
 use crate::log;
 use crate::output::{say, say_json};
 use anyhow::{Result, bail};
+use clap::Args;
 use udm_control::http::api::Reconfigured;
+
+/// The arguments of `udm reconfigure`.
+#[derive(Debug, Args)]
+pub struct ReconfigureArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
+    pub print: PrintArgs,
+    /// Print the changes without making them
+    #[arg(short = 'n', long)]
+    pub dry_run: bool,
+}
 
 pub fn run(args: &ReconfigureArgs) -> Result<()> {
     let path = format!("/v1/reconfigure?dry_run={}", args.dry_run);
-    let done: Reconfigured = args.talk.client()?.post(&path, &())?;
-    let (made, refused) = result_lines(&done);
+    let done: Reconfigured = args.server.client()?.post(&path, &())?;
+    let (changed, refused) = result_lines(&done);
     if args.print.json {
         say_json(&done)?;
     } else {
-        say(&made.iter().map(|line| format!("{line}\n")).collect::<String>())?;
+        say(&changed.iter().map(|line| format!("{line}\n")).collect::<String>())?;
     }
     if refused.is_empty() {
         return Ok(());
@@ -24,19 +37,19 @@ pub fn run(args: &ReconfigureArgs) -> Result<()> {
 
 /// One line per change that was made, and one per change that failed.
 pub fn result_lines(done: &Reconfigured) -> (Vec<String>, Vec<String>) {
-    let (mut made, mut refused) = (Vec::new(), Vec::new());
+    let (mut changed, mut refused) = (Vec::new(), Vec::new());
     for change in &done.changes {
         let name = &change.name;
         match (&change.error, change.change.as_str()) {
             (Some(why), "uuid" | "readonly") => refused.push(format!("{name}: {}: {why}", change.change)),
             (Some(why), _) => refused.push(format!("{name}: {why}")),
-            (None, "create") => made.push(format!("+ {name}")),
-            (None, "remove") => made.push(format!("- {name}")),
-            (None, "take-over") => made.push(format!("~ {name}: taken over, table")),
-            (None, _) => made.push(format!("~ {name}: table")),
+            (None, "create") => changed.push(format!("+ {name}")),
+            (None, "remove") => changed.push(format!("- {name}")),
+            (None, "take-over") => changed.push(format!("~ {name}: taken over, table")),
+            (None, _) => changed.push(format!("~ {name}: table")),
         }
     }
-    made.push(format!("= {} unchanged", done.unchanged));
-    made.extend(done.notes.iter().map(|note| format!("! {note}")));
-    (made, refused)
+    changed.push(format!("= {} unchanged", done.unchanged));
+    changed.extend(done.notes.iter().map(|note| format!("! {note}")));
+    (changed, refused)
 }

@@ -1,40 +1,20 @@
 //! Verbs that print the state of devices in dmsetup's format.
 
-use super::explain;
-use super::power::power_line;
-use super::queue::queue_lines;
-use crate::cli::{ColumnArgs, InfoArgs, ListArgs, LsArgs, ShowArgs, TableArgs, WaitArgs};
-use crate::columns::{ColumnLayout, Columns, Wrong, list_of_fields};
+use crate::args::{ListArgs, PrintArgs, ServerArgs};
 use crate::concise;
 use crate::output::{say, say_json};
-use anyhow::{Result, anyhow, bail};
+use crate::requests::{all_devices, explain};
+use anyhow::Result;
+use clap::Args;
 use std::fmt::Write as _;
-use std::time::Instant;
 use udm_control::client::{ClientError, ControlClient, device_path};
 use udm_control::http::api;
-use udm_core::errno::ETIMEDOUT;
 
 /// dmsetup's text if there are no devices.
 pub(super) const NONE: &str = "No devices found\n";
 
 pub(super) fn get<T: serde::de::DeserializeOwned>(client: &ControlClient, target: &str) -> Result<T> {
     client.get(target).map_err(|e| explain(e, None))
-}
-
-/// All devices, in the order of their numbers.
-///
-/// # Errors
-/// The server does not answer.
-pub fn all_devices(client: &ControlClient) -> Result<Vec<api::Device>, ClientError> {
-    Ok(client.get::<api::DeviceList>("/v1/devices")?.devices)
-}
-
-/// The live tables of all devices.
-///
-/// # Errors
-/// The server does not answer.
-pub fn all_tables(client: &ControlClient) -> Result<Vec<api::Table>, ClientError> {
-    Ok(client.get::<api::TableList>("/v1/tables")?.tables)
 }
 
 pub(super) fn list(client: &ControlClient) -> Result<Vec<api::Device>> {
@@ -81,6 +61,24 @@ fn statuses(client: &ControlClient, names: &[String], inactive: bool) -> Result<
     }
 }
 
+/// The arguments of `udm table` and `udm status`.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
+    pub print: PrintArgs,
+    /// The devices [default: all, each line with the device's name in front]
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Use the table in the inactive slot
+    #[arg(long)]
+    pub inactive: bool,
+    /// Only targets of this type
+    #[arg(long, value_name = "TYPE")]
+    pub target: Option<String>,
+}
+
 fn show<T: serde::Serialize>(
     args: &ShowArgs,
     mut replies: Vec<T>,
@@ -88,10 +86,10 @@ fn show<T: serde::Serialize>(
 ) -> Result<()> {
     let is_none = replies.is_empty();
     let prefix = args.names.len() != 1;
-    if let Some(wanted) = &args.target {
+    if let Some(target) = &args.target {
         replies.retain_mut(|reply| {
             let (_, lines) = lines_of(reply);
-            lines.retain(|line| line.target == *wanted);
+            lines.retain(|line| line.target == *target);
             !lines.is_empty()
         });
     }
@@ -106,16 +104,27 @@ fn show<T: serde::Serialize>(
     say(if is_none { NONE } else { &out })
 }
 
+/// The arguments of `udm table`.
+#[derive(Debug, Args)]
+pub struct TableArgs {
+    #[command(flatten)]
+    pub show: ShowArgs,
+    /// Print all on one line, as udm create --concise reads it:
+    /// NAME,UUID,MINOR,FLAGS,LINE,LINE;NAME,...
+    #[arg(long, conflicts_with = "json")]
+    pub concise: bool,
+}
+
 pub fn table(args: &TableArgs) -> Result<()> {
     if args.concise {
         return table_concise(&args.show);
     }
-    let tables = tables(&args.show.talk.client()?, &args.show.names, args.show.inactive)?;
+    let tables = tables(&args.show.server.client()?, &args.show.names, args.show.inactive)?;
     show(&args.show, tables, |table| (&table.name, &mut table.lines))
 }
 
 /// The named devices, or all devices.
-fn find_devices(client: &ControlClient, names: &[String]) -> Result<Vec<api::Device>> {
+pub(super) fn find_devices(client: &ControlClient, names: &[String]) -> Result<Vec<api::Device>> {
     match names {
         [] => list(client),
         names => names.iter().map(|name| get(client, &device_path(name, ""))).collect(),
@@ -123,14 +132,14 @@ fn find_devices(client: &ControlClient, names: &[String]) -> Result<Vec<api::Dev
 }
 
 fn table_concise(args: &ShowArgs) -> Result<()> {
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     let rest = format!("/table{}", slot(args.inactive));
     let devices = find_devices(&client, &args.names)?;
     let mut all = Vec::new();
     for device in &devices {
         let mut lines = get::<api::Table>(&client, &device_path(&device.number, &rest))?.lines;
-        if let Some(wanted) = &args.target {
-            lines.retain(|line| line.target == *wanted);
+        if let Some(target) = &args.target {
+            lines.retain(|line| line.target == *target);
             if lines.is_empty() {
                 continue;
             }
@@ -145,137 +154,36 @@ fn table_concise(args: &ShowArgs) -> Result<()> {
 }
 
 pub fn status(args: &ShowArgs) -> Result<()> {
-    let statuses = statuses(&args.talk.client()?, &args.names, args.inactive)?;
+    let statuses = statuses(&args.server.client()?, &args.names, args.inactive)?;
     show(args, statuses, |status| (&status.name, &mut status.lines))
 }
 
-pub fn info(args: &InfoArgs) -> Result<()> {
-    let client = args.talk.client()?;
-    if args.columns.columns {
-        return columns(&client, &args.names, &args.columns);
-    }
-    let devices = find_devices(&client, &args.names)?;
-    if args.print.json {
-        return say_json(&devices);
-    }
-    let mut out = String::new();
-    for device in &devices {
-        describe(device, &mut out);
-        if !device.queues.is_empty() || !device.power.is_empty() {
-            // The lines of queues belong before the empty line at the end of the block.
-            out.pop();
-            device.queues.iter().for_each(|queue| queue_lines(queue, &mut out));
-            device.power.iter().for_each(|power| power_line(power, &mut out));
-            out.push('\n');
-        }
-    }
-    say(if devices.is_empty() { NONE } else { &out })
-}
-
-fn columns(client: &ControlClient, names: &[String], args: &ColumnArgs) -> Result<()> {
-    if matches!(args.options.as_deref(), Some("help" | "?")) {
-        return say(&list_of_fields());
-    }
-    let layout = ColumnLayout {
-        no_headings: args.noheadings,
-        separator: args.separator.clone(),
-        name_prefixes: args.nameprefixes,
-        unquoted: args.unquoted,
-        rows: args.rows,
-    };
-    let (options, sort, select) = (args.options.as_deref(), args.sort.as_deref(), args.select.as_deref());
-    let wrong = |(Wrong::Word(why) | Wrong::Value(why))| anyhow!(one_line(&why));
-    let mut columns = Columns::new(options, sort, select, layout).map_err(wrong)?;
-    let devices = find_devices(client, names)?;
-    if devices.is_empty() {
-        return say(NONE);
-    }
-    let (text, wrong) = columns.print(columns.ask(client, devices).map_err(|e| explain(e, None))?);
-    say(&text)?;
-    match wrong.first() {
-        Some(why) => bail!(one_line(why)),
-        None => Ok(()),
-    }
-}
-
-/// Joins the lines of a message of dmsetup.
-fn one_line(text: &str) -> String {
-    text.replace('\n', ": ")
-}
-
-/// Waits for an event of a device. The server limits the time of a request, so the request is
-/// repeated.
-pub fn wait(args: &WaitArgs) -> Result<()> {
-    let (client, begun) = (args.talk.client()?, Instant::now());
-    let device = loop {
-        let left = args.timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
-        let timeout_ms = left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
-        let wait = api::Wait { event_nr: args.event_nr, timeout_ms };
-        match client.post::<api::Device>(&device_path(&args.name, "/wait"), &wait) {
-            Ok(device) => break device,
-            Err(ClientError::Refused(why))
-                if why.errno == ETIMEDOUT.unsigned_abs()
-                    && args.timeout.is_none_or(|timeout| begun.elapsed() < timeout) => {}
-            Err(error) => return Err(explain(error, None)),
-        }
-    };
-    if args.print.json {
-        return say_json(&device);
-    }
-    let mut out = String::new();
-    if args.verbose {
-        describe(&device, &mut out);
-    }
-    say(&out)
-}
-
-/// One device as `dmsetup info` prints it, with the empty line at the end. "Read Ahead" is omitted:
-/// udm has none.
-pub fn describe(device: &api::Device, out: &mut String) {
-    let mut state = device.state.to_ascii_uppercase();
-    if device.read_only {
-        state.push_str(" (READ-ONLY)");
-    }
-    if device.deferred_remove {
-        state.push_str(" (DEFERRED REMOVE)");
-    }
-    let tables = match (device.live_table, device.inactive_table) {
-        (true, true) => "LIVE & INACTIVE",
-        (true, false) => "LIVE",
-        (false, true) => "INACTIVE",
-        (false, false) => "None",
-    };
-    let (major, minor) = device.number.split_once(':').unwrap_or((&device.number, ""));
-    let mut line = |key: &str, value: &str| {
-        // Writing to a String can't fail.
-        let _ = writeln!(out, "{key:<19}{value}");
-    };
-    line("Name:", &device.name);
-    line("State:", &state);
-    line("Tables present:", tables);
-    line("Open count:", &device.open_count.to_string());
-    line("Event number:", &device.event_nr.to_string());
-    line("Major, minor:", &format!("{major}, {minor}"));
-    line("Number of targets:", &device.targets.to_string());
-    if let Some(uuid) = &device.uuid {
-        let _ = writeln!(out, "UUID: {uuid}");
-    }
-    out.push('\n');
+/// The arguments of `udm ls`.
+#[derive(Debug, Args)]
+pub struct LsArgs {
+    #[command(flatten)]
+    pub list: ListArgs,
+    /// Show the devices as trees, each above the devices that it uses
+    #[arg(long, conflicts_with = "json")]
+    pub tree: bool,
+    /// Only devices with a target of this type
+    #[arg(long, value_name = "TYPE", conflicts_with = "tree")]
+    pub target: Option<String>,
 }
 
 pub fn ls(args: &LsArgs) -> Result<()> {
-    let client = args.list.talk.client()?;
+    let client = args.list.server.client()?;
     let mut devices = list(&client)?;
     let is_none = devices.is_empty();
     if let Some(target) = &args.target {
-        let mut kept = Vec::new();
+        let mut selected = Vec::new();
         for device in devices {
             let table = get::<api::Table>(&client, &device_path(&device.number, "/table"))?;
             if table.lines.iter().any(|line| line.target == *target) {
-                kept.push(device);
+                selected.push(device);
             }
         }
-        devices = kept;
+        devices = selected;
     }
     if args.list.print.json {
         return say_json(&devices);
@@ -285,7 +193,7 @@ pub fn ls(args: &LsArgs) -> Result<()> {
 }
 
 pub fn exports(args: &ListArgs) -> Result<()> {
-    let exports = get::<api::ExportList>(&args.talk.client()?, "/v1/exports")?.exports;
+    let exports = get::<api::ExportList>(&args.server.client()?, "/v1/exports")?.exports;
     if args.print.json {
         return say_json(&exports);
     }
@@ -295,8 +203,8 @@ pub fn exports(args: &ListArgs) -> Result<()> {
 
 /// The versions of the server. If no socket is given and no server runs, those of this program.
 fn versions(args: &ListArgs) -> Result<api::Version> {
-    match args.talk.client()?.get("/v1/version") {
-        Err(ClientError::Unreachable { .. }) if args.talk.socket.is_none() => {
+    match args.server.client()?.get("/v1/version") {
+        Err(ClientError::Unreachable { .. }) if args.server.socket.is_none() => {
             Ok(udm_control::verbs::version())
         }
         answer => answer.map_err(|e| explain(e, None)),
@@ -338,24 +246,5 @@ mod tests {
             api::Line { start_bytes: 512, length_bytes: 1024, target: "error".into(), params: String::new() };
         table_lines(None, &[line], &mut out);
         assert_eq!(out, "d: \n\n1 2 error \n");
-    }
-
-    #[test]
-    fn info_is_dmsetups() {
-        let mut out = String::new();
-        let device = api::Device {
-            name: "snap".into(),
-            uuid: Some("LVM-x".into()),
-            number: "254:3".into(),
-            state: "active".into(),
-            live_table: true,
-            inactive_table: true,
-            targets: 2,
-            ..api::Device::default()
-        };
-        describe(&device, &mut out);
-        let wanted = "Name:              snap\nState:             ACTIVE\nTables present:    LIVE & INACTIVE\n\
-                      Open count:        0\nEvent number:      0\nMajor, minor:      254, 3\nNumber of targets: 2\nUUID: LVM-x\n\n";
-        assert_eq!(out, wanted);
     }
 }

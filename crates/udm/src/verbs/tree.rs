@@ -1,15 +1,43 @@
 //! Dependencies of devices: `udm deps` and `udm ls --tree`, in dmsetup's format.
 
-use super::explain;
-use super::show::{NONE, all_tables, list, tables};
-use crate::cli::{DepName, DepsArgs, ListArgs};
+use super::show::{NONE, list, tables};
+use crate::args::{ListArgs, PrintArgs, ServerArgs};
 use crate::columns::{node_below, node_of};
 use crate::output::{say, say_json};
+use crate::requests::{all_tables, explain};
 use anyhow::Result;
+use clap::{Args, ValueEnum};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use udm_control::client::{ClientError, ControlClient};
 use udm_control::http::api;
+
+/// The arguments of `udm deps`.
+#[derive(Debug, Args)]
+pub struct DepsArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
+    pub print: PrintArgs,
+    /// How the devices below are named
+    #[arg(short = 'o', long = "options", value_name = "HOW", default_value = "devno")]
+    pub how: DepName,
+    /// Use the table in the inactive slot
+    #[arg(long)]
+    pub inactive: bool,
+    /// The devices [default: all]
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+}
+
+/// How a device is named in a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DepName {
+    /// By its number
+    Devno,
+    /// By its name; a device that is not a mapped device by its URI
+    Devname,
+}
 
 /// The text for a device below a table.
 pub fn dependency_name(below: &api::Below, how: DepName) -> String {
@@ -20,7 +48,7 @@ pub fn dependency_name(below: &api::Below, how: DepName) -> String {
 }
 
 pub fn deps(args: &DepsArgs) -> Result<()> {
-    let tables = tables(&args.talk.client()?, &args.names, args.inactive)?;
+    let tables = tables(&args.server.client()?, &args.names, args.inactive)?;
     if args.print.json {
         return say_json(&tables);
     }
@@ -211,46 +239,46 @@ impl DeviceTree {
 
     /// The lines of all trees.
     #[must_use]
-    pub fn text(mut self, looks: &TreeStyle) -> String {
-        if looks.inverted {
+    pub fn text(mut self, style: &TreeStyle) -> String {
+        if style.inverted {
             self = self.inverted();
         }
         let reached: BTreeSet<_> = self.all.values().flat_map(|one| &one.next).copied().collect();
         let mut out = String::new();
         let roots = self.order.iter().filter(|number| !reached.contains(number));
-        for &root in roots.filter(|root| self.is_shown(**root, looks)) {
-            self.write(root, "", 0, looks, &mut out);
+        for &root in roots.filter(|root| self.is_shown(**root, style)) {
+            self.write(root, "", 0, style, &mut out);
         }
         out
     }
 
     /// True if the device has a text; devices without one are left out.
-    fn is_shown(&self, number: DevNumber, looks: &TreeStyle) -> bool {
-        looks.number || self.all[&number].device.is_some()
+    fn is_shown(&self, number: DevNumber, style: &TreeStyle) -> bool {
+        style.number || self.all[&number].device.is_some()
     }
 
     /// Writes the device `at` and its children, at `depth` below a root. All lines except the first
     /// begin with `under`.
-    fn write(&self, at: DevNumber, under: &str, depth: usize, looks: &TreeStyle, out: &mut String) {
+    fn write(&self, at: DevNumber, under: &str, depth: usize, style: &TreeStyle, out: &mut String) {
         let one = &self.all[&at];
-        let text = looks.text(at, one);
+        let text = style.text(at, one);
         out.push_str(&text);
         let next = if depth < DEPTH_MAX { &one.next[..] } else { &[] };
-        let next: Vec<_> = next.iter().copied().filter(|next| self.is_shown(*next, looks)).collect();
+        let next: Vec<_> = next.iter().copied().filter(|next| self.is_shown(*next, style)).collect();
         // Children are indented by one column, or in the compact form by the width of the text.
-        let indent = match (looks.compact, depth) {
+        let indent = match (style.compact, depth) {
             (true, _) => " ".repeat(text.chars().count() + 1),
             (false, 0) => " ".to_owned(),
             (false, _) => String::new(),
         };
-        let behind = if looks.compact { "" } else { " " };
-        let lines = &looks.lines;
-        if !looks.compact || next.is_empty() {
+        let behind = if style.compact { "" } else { " " };
+        let lines = &style.lines;
+        if !style.compact || next.is_empty() {
             out.push('\n');
         }
         for (place, &number) in next.iter().enumerate() {
             let is_last = place + 1 == next.len();
-            match (looks.compact && place == 0, is_last) {
+            match (style.compact && place == 0, is_last) {
                 (true, true) => out.push_str(lines.only),
                 (true, false) => out.push_str(lines.first),
                 (false, _) => {
@@ -260,17 +288,17 @@ impl DeviceTree {
                 }
             }
             let further = format!("{under}{indent}{}{behind}", if is_last { "  " } else { lines.down });
-            self.write(number, &further, depth + 1, looks, out);
+            self.write(number, &further, depth + 1, style, out);
         }
     }
 }
 
 /// Prints all devices as trees from the top, in the order of their numbers.
 pub fn ls(args: &ListArgs) -> Result<()> {
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     let forest = DeviceTree::ask(&client, list(&client)?).map_err(|e| explain(e, None))?;
-    let looks = TreeStyle::plain(TreeGlyphs::of_locale());
-    say(&if forest.is_empty() { NONE.to_owned() } else { forest.text(&looks) })
+    let style = TreeStyle::plain(TreeGlyphs::of_locale());
+    say(&if forest.is_empty() { NONE.to_owned() } else { forest.text(&style) })
 }
 
 #[cfg(test)]
@@ -296,13 +324,13 @@ mod tests {
                 device(3, "alone", &[]),
             ])
         };
-        let wanted = "top (254:2)\n ├─mp (254:1)\n │  ├─base (254:0)\n │  │  └─ (253:0)\n │  └─ (253:1)\n \
+        let expected = "top (254:2)\n ├─mp (254:1)\n │  ├─base (254:0)\n │  │  └─ (253:0)\n │  └─ (253:1)\n \
                       └─base (254:0)\n    └─ (253:0)\nalone (254:3)\n";
-        assert_eq!(all().text(&TreeStyle::plain(TreeGlyphs::UTF8)), wanted);
+        assert_eq!(all().text(&TreeStyle::plain(TreeGlyphs::UTF8)), expected);
         let compact = TreeStyle { compact: true, ..TreeStyle::plain(TreeGlyphs::ASCII) };
-        let wanted = "top (254:2)-+-mp (254:1)-+-base (254:0)--- (253:0)\n            |            `- (253:1)\n            \
+        let expected = "top (254:2)-+-mp (254:1)-+-base (254:0)--- (253:0)\n            |            `- (253:1)\n            \
                       `-base (254:0)--- (253:0)\nalone (254:3)\n";
-        assert_eq!(all().text(&compact), wanted);
+        assert_eq!(all().text(&compact), expected);
         // A cycle has no root; below a root the depth limit ends it.
         let circle =
             vec![device(0, "a", &[(254, 1)]), device(1, "b", &[(254, 0)]), device(2, "c", &[(254, 0)])];

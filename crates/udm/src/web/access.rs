@@ -122,12 +122,13 @@ pub(super) fn add_security_headers(mut answer: Response<Body>) -> Response<Body>
 mod tests {
     use super::*;
 
-    fn ask(door: &AccessCheck, method: &str, target: &str, head: &[(&str, &str)]) -> u16 {
+    fn ask(check: &AccessCheck, method: &str, target: &str, head: &[(&str, &str)]) -> u16 {
         let mut request = Request::builder().method(method).uri(target);
         for (name, value) in head {
-            request = request.header(*name, value.replace("TOKEN", door.token()));
+            request = request.header(*name, value.replace("TOKEN", check.token()));
         }
-        door.reject(&request.body(()).unwrap(), target == "/")
+        check
+            .reject(&request.body(()).unwrap(), target == "/")
             .map_or(200, |forbidden| forbidden.status().as_u16())
     }
 
@@ -136,34 +137,34 @@ mod tests {
 
     #[test]
     fn the_token_is_asked_for() {
-        let door = AccessCheck::new(false);
-        assert_eq!(door.token().len(), 2 * TOKEN_BYTES);
-        assert_ne!(door.token(), AccessCheck::new(false).token());
-        assert_eq!(ask(&door, "GET", "/", &[HOST]), 200, "the page has nothing to hide");
-        assert_eq!(ask(&door, "GET", "/v1/devices", &[HOST]), 403);
-        assert_eq!(ask(&door, "GET", "/v1/devices", &[HOST, KNOWN]), 200);
+        let check = AccessCheck::new(false);
+        assert_eq!(check.token().len(), 2 * TOKEN_BYTES);
+        assert_ne!(check.token(), AccessCheck::new(false).token());
+        assert_eq!(ask(&check, "GET", "/", &[HOST]), 200, "the page has nothing to hide");
+        assert_eq!(ask(&check, "GET", "/v1/devices", &[HOST]), 403);
+        assert_eq!(ask(&check, "GET", "/v1/devices", &[HOST, KNOWN]), 200);
         for other in ["Bearer ", "Bearer TOKENx", "Basic TOKEN", "TOKEN"] {
-            assert_eq!(ask(&door, "GET", "/v1/devices", &[HOST, ("authorization", other)]), 403, "{other}");
+            assert_eq!(ask(&check, "GET", "/v1/devices", &[HOST, ("authorization", other)]), 403, "{other}");
         }
         // A token in the URL or in a cookie is not accepted: others can see it, or the browser
         // sends it by itself.
-        assert_eq!(ask(&door, "GET", &format!("/v1/devices?token={}", door.token()), &[HOST]), 403);
-        assert_eq!(ask(&door, "GET", "/v1/devices", &[HOST, ("cookie", "udm_web=TOKEN")]), 403);
+        assert_eq!(ask(&check, "GET", &format!("/v1/devices?token={}", check.token()), &[HOST]), 403);
+        assert_eq!(ask(&check, "GET", "/v1/devices", &[HOST, ("cookie", "udm_web=TOKEN")]), 403);
     }
 
     #[test]
     fn hosts_are_loopback() {
-        let door = AccessCheck::new(false);
+        let check = AccessCheck::new(false);
         for target in ["/", "/v1/devices"] {
             for host in ["localhost", "LOCALHOST:1", "127.0.0.1:65535", "127.1.2.3", "[::1]:80", "[::1]"] {
-                assert_eq!(ask(&door, "GET", target, &[("host", host), KNOWN]), 200, "{host}");
+                assert_eq!(ask(&check, "GET", target, &[("host", host), KNOWN]), 200, "{host}");
             }
             for host in
                 ["udm.example", "localhost.example:80", "192.0.2.1", "", "[::2]:80", "127.0.0.1.example"]
             {
-                assert_eq!(ask(&door, "GET", target, &[("host", host), KNOWN]), 403, "{host}");
+                assert_eq!(ask(&check, "GET", target, &[("host", host), KNOWN]), 403, "{host}");
             }
-            assert_eq!(ask(&door, "GET", target, &[KNOWN]), 403);
+            assert_eq!(ask(&check, "GET", target, &[KNOWN]), 403);
         }
     }
 

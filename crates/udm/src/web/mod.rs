@@ -10,7 +10,7 @@ mod access;
 mod page;
 mod relay;
 
-use crate::cli::ServerArgs;
+use crate::args::ServerArgs;
 use crate::output::say;
 use access::AccessCheck;
 use anyhow::{Context, Result, ensure};
@@ -39,7 +39,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, Args)]
 pub struct WebArgs {
     #[command(flatten)]
-    pub talk: ServerArgs,
+    pub server: ServerArgs,
     /// The address to listen on: a loopback address, and a port or 0 for a free one
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
@@ -55,7 +55,7 @@ pub fn run(args: &WebArgs) -> Result<()> {
         "{}: udm web speaks plain HTTP and listens on loopback only: reach it through ssh -L",
         args.listen
     );
-    let client = args.talk.client()?;
+    let client = args.server.client()?;
     // Fails now if the server cannot be reached, instead of showing an empty page.
     client.get::<serde_json::Value>("/v1/version")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -63,11 +63,11 @@ pub fn run(args: &WebArgs) -> Result<()> {
         let (mut interrupt, mut terminate) =
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         let listener = TcpListener::bind(args.listen).await.with_context(|| args.listen.to_string())?;
-        let door = AccessCheck::new(args.write);
-        say(&format!("http://{}/#token={}\n", listener.local_addr()?, door.token()))?;
-        let house = Arc::new(WebState { door, relay: ControlRelay::new(client.path()) });
+        let check = AccessCheck::new(args.write);
+        say(&format!("http://{}/#token={}\n", listener.local_addr()?, check.token()))?;
+        let state = Arc::new(WebState { check, relay: ControlRelay::new(client.path()) });
         tokio::select! {
-            () = serve(&listener, &house) => {}
+            () = serve(&listener, &state) => {}
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }
@@ -77,21 +77,21 @@ pub fn run(args: &WebArgs) -> Result<()> {
 
 /// The state that all connections share.
 struct WebState {
-    door: AccessCheck,
+    check: AccessCheck,
     relay: ControlRelay,
 }
 
-async fn serve(listener: &TcpListener, house: &Arc<WebState>) {
-    let seats = Connections::new(CONNECTIONS_MAX);
+async fn serve(listener: &TcpListener, state: &Arc<WebState>) {
+    let connections = Connections::new(CONNECTIONS_MAX);
     for number in 0.. {
-        seats.wait_for_slot().await;
+        connections.wait_for_slot().await;
         match listener.accept().await {
             Ok((stream, _)) => {
-                let (house, seat) = (Arc::clone(house), seats.take(number, 0));
+                let (state, slot) = (Arc::clone(state), connections.take(number, 0));
                 tokio::spawn(async move {
                     tokio::select! {
-                        () = talk(stream, house, Arc::clone(&seat)) => {}
-                        () = seat.evicted() => {}
+                        () = serve_connection(stream, state, Arc::clone(&slot)) => {}
+                        () = slot.evicted() => {}
                     }
                 });
             }
@@ -103,16 +103,16 @@ async fn serve(listener: &TcpListener, house: &Arc<WebState>) {
     }
 }
 
-async fn talk(stream: TcpStream, house: Arc<WebState>, seat: Arc<ConnectionSlot>) {
+async fn serve_connection(stream: TcpStream, state: Arc<WebState>, slot: Arc<ConnectionSlot>) {
     let service = service_fn(move |request| {
-        let (house, seat) = (Arc::clone(&house), Arc::clone(&seat));
+        let (state, slot) = (Arc::clone(&state), Arc::clone(&slot));
         async move {
-            let page = page::find(request.uri().path(), house.door.write());
-            let answer = match house.door.reject(&request, page.is_some()).or(page) {
+            let page = page::find(request.uri().path(), state.check.write());
+            let answer = match state.check.reject(&request, page.is_some()).or(page) {
                 Some(answer) => answer,
                 None => {
-                    let _busy: RequestGuard = seat.begin_request();
-                    house.relay.pass(request, &seat).await
+                    let _busy: RequestGuard = slot.begin_request();
+                    state.relay.pass(request, &slot).await
                 }
             };
             Ok::<_, Infallible>(access::add_security_headers(answer))

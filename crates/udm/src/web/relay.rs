@@ -38,13 +38,13 @@ impl ControlRelay {
         ControlRelay { socket: socket.to_owned() }
     }
 
-    /// Forwards a request on a connection of its own. While a stream of events is open, the slot `seat`
+    /// Forwards a request on a connection of its own. While a stream of events is open, `slot`
     /// counts as listening, so no new connection takes it.
-    pub async fn pass(&self, request: Request<Incoming>, seat: &Arc<ConnectionSlot>) -> Response<Body> {
+    pub async fn pass(&self, request: Request<Incoming>, slot: &Arc<ConnectionSlot>) -> Response<Body> {
         if !PATHS.iter().any(|path| request.uri().path().starts_with(path)) {
             return text_response(StatusCode::NOT_FOUND, "udm web: no such page\n");
         }
-        match self.exchange(request, seat).await {
+        match self.exchange(request, slot).await {
             Ok(answer) => answer,
             Err(why) => text_response(
                 StatusCode::BAD_GATEWAY,
@@ -56,7 +56,7 @@ impl ControlRelay {
     async fn exchange(
         &self,
         request: Request<Incoming>,
-        seat: &Arc<ConnectionSlot>,
+        slot: &Arc<ConnectionSlot>,
     ) -> Result<Response<Body>, String> {
         let stream = UnixStream::connect(&self.socket)
             .await
@@ -70,7 +70,7 @@ impl ControlRelay {
         let (head, body) = answer.into_parts();
         let kind = head.headers.get(header::CONTENT_TYPE);
         let body = if kind.is_some_and(|kind| kind == EVENTS) {
-            let listens = seat.listens();
+            let listens = slot.listens();
             let until_it_ends = move |frame| {
                 let _ = &listens;
                 frame
@@ -79,12 +79,12 @@ impl ControlRelay {
         } else {
             body.boxed()
         };
-        let mut forwarded_request = Response::new(body);
-        *forwarded_request.status_mut() = head.status;
+        let mut response = Response::new(body);
+        *response.status_mut() = head.status;
         if let Some(kind) = kind {
-            forwarded_request.headers_mut().insert(header::CONTENT_TYPE, kind.clone());
+            response.headers_mut().insert(header::CONTENT_TYPE, kind.clone());
         }
-        Ok(forwarded_request)
+        Ok(response)
     }
 }
 
@@ -92,12 +92,12 @@ impl ControlRelay {
 fn forwarded_request(request: Request<Incoming>) -> Result<Request<Incoming>, String> {
     let (head, body) = request.into_parts();
     let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
-    let mut forwarded_request = Request::builder().method(head.method).uri(target);
-    forwarded_request = forwarded_request.header(header::HOST, HeaderValue::from_static("udm"));
+    let mut builder = Request::builder().method(head.method).uri(target);
+    builder = builder.header(header::HOST, HeaderValue::from_static("udm"));
     for name in HEAD {
         if let Some(value) = head.headers.get(*name) {
-            forwarded_request = forwarded_request.header(*name, value);
+            builder = builder.header(*name, value);
         }
     }
-    forwarded_request.body(body).map_err(|error| error.to_string())
+    builder.body(body).map_err(|error| error.to_string())
 }

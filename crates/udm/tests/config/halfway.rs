@@ -51,9 +51,9 @@ fn table(server: &Server, name: &str) -> String {
 /// Completed changes stay, a waiting change is cancelled, and later changes are not begun.
 #[test]
 fn a_client_that_hangs_up_while_storage_hangs() {
-    let kept = HeldReadServer::start();
+    let held = HeldReadServer::start();
     let conf = |sectors: u32| {
-        let slow = kept.puppet.uri();
+        let slow = held.puppet.uri();
         let one = |name: &str, on: &str| format!("[devices.{name}]\ntable = \"0 {sectors} linear {on} 0\"\n");
         one("a", "mem:1M") + &one("b", &slow) + &one("c", "mem:1M")
     };
@@ -61,7 +61,7 @@ fn a_client_that_hangs_up_while_storage_hangs() {
     let server = files.serve();
     let mut client = Client::connect(&server.nbd, "b");
     client.ask_read(0);
-    until("a read that hangs", || (kept.reads.load(SeqCst) == 1).then_some(()));
+    until("a read that hangs", || (held.reads.load(SeqCst) == 1).then_some(()));
     files.write("udm.toml", &conf(1024));
     let mut verb = udm(&["reconfigure"]);
     verb.env("UDM_SOCKET", &server.socket).stdout(Stdio::null()).stderr(Stdio::null());
@@ -75,7 +75,7 @@ fn a_client_that_hangs_up_while_storage_hangs() {
     until("an empty slot", || (server.says(&["table", "--inactive", "b"]) == "\n").then_some(()));
     assert_eq!(["a", "b", "c"].map(|name| table(&server, name)), ["0 1024", "0 2048", "0 2048"]);
     assert_eq!(Client::connect(&server.nbd, "c").read(2000), 0);
-    kept.release();
+    held.release();
     assert_eq!((client.error(), client.read(2000)), (0, 0), "its client has noticed nothing");
     // The next reconfigure makes the remaining changes.
     assert_eq!(server.says(&["reconfigure"]), "~ b: table\n~ c: table\n= 1 unchanged\n");
@@ -100,8 +100,8 @@ fn a_resume_that_fails_is_said_and_the_rest_is_done() {
     // The store belongs to another snapshot and is in use, which is detected at the resume.
     files.write("udm.toml", &conf(1024, "0 2048 snapshot disk store P 8"));
     for done in ["~ plain: table\n= 2 unchanged\n", "= 3 unchanged\n"] {
-        let (said, failed) = reconfigure_partial(&server);
-        assert_eq!(said, done);
+        let (output, failed) = reconfigure_partial(&server);
+        assert_eq!(output, done);
         let why =
             "udm: twin: Unable to perform snapshot handover until source is suspended.: Invalid argument\n";
         assert!(failed.starts_with(why), "{failed}");
@@ -134,9 +134,9 @@ fn who_may_write_is_of_the_device_and_not_of_its_name() {
 /// the new device.
 #[test]
 fn a_device_of_the_file_is_not_taken_for_another_one() {
-    let kept = HeldReadServer::start();
+    let held = HeldReadServer::start();
     let conf = |sectors: u32, more: &str| {
-        let slow = kept.puppet.uri();
+        let slow = held.puppet.uri();
         let one = |name: &str, table: &str| format!("[devices.{name}]\ntable = \"{table}\"\n");
         one("a", "0 2048 linear mem:1M 0") + &one("b", &format!("0 {sectors} linear {slow} 0")) + more
     };
@@ -144,14 +144,14 @@ fn a_device_of_the_file_is_not_taken_for_another_one() {
     let server = files.serve();
     let mut client = Client::connect(&server.nbd, "b");
     client.ask_read(0);
-    until("a read that hangs", || (kept.reads.load(SeqCst) == 1).then_some(()));
+    until("a read that hangs", || (held.reads.load(SeqCst) == 1).then_some(()));
     files.write("udm.toml", &conf(1024, "[devices.d]\ntable = \"0 16 linear mem:1M 0\"\n"));
     let mut verb = udm(&["reconfigure"]);
     verb.env("UDM_SOCKET", &server.socket).stdout(Stdio::piped()).stderr(Stdio::piped());
     let verb = verb.spawn().unwrap();
     until("a device that comes to rest", || server.says(&["info", "b"]).contains("SUSPENDED").then_some(()));
     server.says(&["rename", "a", "d"]);
-    kept.release();
+    held.release();
     let out = verb.wait_with_output().unwrap();
     assert_eq!(client.error(), 0);
     let failed = text(&out.stderr);

@@ -41,10 +41,10 @@ impl ConfigDir {
     }
 
     /// Output and status of `udm serve` with the file and more options.
-    fn said(&self, options: &[&str]) -> (Option<i32>, String) {
+    fn output(&self, options: &[&str]) -> (Option<i32>, String) {
         let out = udm(&["serve"]).arg(self.path("udm.toml")).args(options).output().unwrap();
-        let said = text(&out.stdout) + &text(&out.stderr);
-        (out.status.code(), said.replace(&self.0.path().display().to_string(), "F"))
+        let output = text(&out.stdout) + &text(&out.stderr);
+        (out.status.code(), output.replace(&self.0.path().display().to_string(), "F"))
     }
 }
 
@@ -68,7 +68,7 @@ fn what_the_file_says_is_served_and_the_command_line_wins() {
     files.write("disk", &"x".repeat(8192));
     files.write("low.table", "# all of it\n0 16 linear disk 0\n");
     files.write("conf.d/low.toml", "[devices.low]\ntable-file = \"low.table\"\nreadonly = true\n");
-    assert_eq!(files.said(&["--check"]), (Some(0), "F/udm.toml: good, 2 devices\n".into()));
+    assert_eq!(files.output(&["--check"]), (Some(0), "F/udm.toml: good, 2 devices\n".into()));
 
     let mut child =
         udm(&["serve"]).arg(files.path("udm.toml")).stderr(std::process::Stdio::null()).spawn().unwrap();
@@ -97,20 +97,20 @@ fn what_the_file_says_is_served_and_the_command_line_wins() {
 #[test]
 fn a_broken_file_is_shown_and_serves_nothing() {
     let files = ConfigDir::new("[serve]\nunix = \"s\"\nprot = 1\n");
-    let said = "udm: F/udm.toml:3:1: serve: prot: unknown: see docs/config.md, or udm serve --help\nprot = 1\n^^^^\n";
-    assert_eq!(files.said(&[]), (Some(1), said.into()));
-    assert_eq!(files.said(&["--check"]), (Some(1), said.into()));
+    let output = "udm: F/udm.toml:3:1: serve: prot: unknown: see docs/config.md, or udm serve --help\nprot = 1\n^^^^\n";
+    assert_eq!(files.output(&[]), (Some(1), output.into()));
+    assert_eq!(files.output(&["--check"]), (Some(1), output.into()));
     files.write("udm.toml", "[devices.a]\ntable = \"0 8 error\"\n");
-    let (status, said) = files.said(&["--socket", "s"]);
+    let (status, output) = files.output(&["--socket", "s"]);
     let why = "udm: serve: nowhere to serve: expected unix or port, in the file or on the command line\n";
-    assert_eq!((status, said.as_str()), (Some(1), why));
-    let (status, said) = files.said(&["--unix", "s", "--device", "a=mem:1M"]);
-    assert_eq!((status, said.as_str()), (Some(1), "udm: a: --device and the file have it both\n"));
+    assert_eq!((status, output.as_str()), (Some(1), why));
+    let (status, output) = files.output(&["--unix", "s", "--device", "a=mem:1M"]);
+    assert_eq!((status, output.as_str()), (Some(1), "udm: a: --device and the file have it both\n"));
     files.write("udm.toml", "[serve]\nipaddr = \"::1\"\nunix = \"s\"\n");
-    let (status, said) = files.said(&[]);
+    let (status, output) = files.output(&[]);
     assert!(
-        status == Some(1) && said.starts_with("udm: F/udm.toml: serve: ") && said.contains("--port"),
-        "{said}"
+        status == Some(1) && output.starts_with("udm: F/udm.toml: serve: ") && output.contains("--port"),
+        "{output}"
     );
     let alone = udm(&["serve", "--check", "--unix", "s"]).output().unwrap();
     assert_eq!(alone.status.code(), Some(2));
@@ -162,9 +162,9 @@ fn the_difference_is_shown_and_applied() {
     assert_eq!(names(&server), ["mine"]);
     // A device that a verb created belongs to the file once the file names it.
     files.write("udm.toml", "[serve]\nport = 1\n[devices.mine]\ntable = \"0 16 error\"");
-    let said = server.says(&["reconfigure"]);
+    let output = server.says(&["reconfigure"]);
     assert_eq!(
-        said,
+        output,
         "~ mine: taken over, table\n= 0 unchanged\n! serve: port: changed, takes effect after a restart\n"
     );
     assert_eq!(server.says(&["table", "mine"]), "0 16 error \n");
@@ -178,9 +178,9 @@ fn a_broken_file_changes_nothing() {
     let server = files.serve();
     for broken in ["[devices.low]\ntable = \"0 8 lineal x 0\"", "[devices]\nlow = 1", "devices"] {
         files.write("udm.toml", broken);
-        let said = server.refuses(&["reconfigure"]);
-        assert!(said.starts_with("udm: reconfigure: ") && said.matches('\n').count() == 1, "{said}");
-        assert!(said.contains("udm.toml"), "{said}");
+        let output = server.refuses(&["reconfigure"]);
+        assert!(output.starts_with("udm: reconfigure: ") && output.matches('\n').count() == 1, "{output}");
+        assert!(output.contains("udm.toml"), "{output}");
     }
     fs::remove_file(files.path("udm.toml")).unwrap();
     assert!(server.refuses(&["reconfigure"]).contains("udm.toml: No such file or directory"));
@@ -244,9 +244,9 @@ fn what_verbs_have_changed_stays_until_the_file_changes() {
     server.says(&["load", "a", "--table", "0 16 error"]);
     server.says(&["resume", "a"]);
     server.says(&["rename", "b", "c"]);
-    let said = server.says(&["reconfigure"]);
+    let output = server.says(&["reconfigure"]);
     let note = "! a: a verb has changed its table, which is left so\n! b: it has been renamed to c, and is left so\n";
-    assert_eq!(said, format!("= 2 unchanged\n{note}"));
+    assert_eq!(output, format!("= 2 unchanged\n{note}"));
     assert_eq!(server.says(&["table", "a"]), "0 16 error \n");
     files.write("udm.toml", "[devices.a]\ntable = \"0 24 error\"\n[devices.c]\ntable = \"0 8 error\"");
     assert_eq!(server.says(&["reconfigure"]), "~ a: table\n= 1 unchanged\n");
@@ -258,9 +258,10 @@ fn a_hangup_applies_the_file() {
     let mut server = files.serve();
     files.write("udm.toml", SECOND);
     signal(Pid::from_child(&server.child), Signal::HUP);
-    let said = until("the file", || server.log().split_once("udm: - old\n").map(|(_, rest)| rest.to_owned()));
+    let output =
+        until("the file", || server.log().split_once("udm: - old\n").map(|(_, rest)| rest.to_owned()));
     assert_eq!(names(&server), ["low", "new", "top"]);
-    assert!(said.starts_with("udm: + new\nudm: ~ top: table\nudm: = 1 unchanged\n"), "{said}");
+    assert!(output.starts_with("udm: + new\nudm: ~ top: table\nudm: = 1 unchanged\n"), "{output}");
     files.write("udm.toml", "nonsense");
     signal(Pid::from_child(&server.child), Signal::HUP);
     until("what is wrong", || server.log().contains("udm.toml:1:").then_some(()));

@@ -140,8 +140,8 @@ fn fio_finds_what_it_was_told_is_written() {
         let server = files.serve();
         assert_eq!(names(&server), ["disk", "over", "snap"]);
         for (device, round) in (0..=round).flat_map(|round| [("disk", round), ("over", round)]) {
-            let (is_there, said) = fio_finds(&files, &server, device, round);
-            assert!(is_there, "{how:?} {device} {round}: {said}");
+            let (is_there, output) = fio_finds(&files, &server, device, round);
+            assert!(is_there, "{how:?} {device} {round}: {output}");
         }
     }
     // Proves that fio would detect missing data.

@@ -72,8 +72,8 @@ fn a_path_that_a_command_failed_stays_failed() {
                  #:#:#:# b   254:1 1   active ready  running\n";
     until(paths, || (server.says(&["multipath", "show", "paths"]) == paths).then_some(()));
     for held in ["/paths/0/held", "/maps/0/path_groups/0/paths/0/held"] {
-        let what = if held.starts_with("/maps") { "maps" } else { "paths" };
-        let json = server.says(&["multipath", "show", what, "json"]);
+        let list = if held.starts_with("/maps") { "maps" } else { "paths" };
+        let json = server.says(&["multipath", "show", list, "json"]);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json.pointer(held), Some(&"by command".into()), "{json}");
     }
@@ -95,8 +95,8 @@ fn a_path_that_a_command_failed_stays_failed() {
     }
     let refused = |body| server.http("POST", "/v1/devices/m/path", body).2;
     assert!(refused(r#"{"path":"254:0","action":"hide"}"#).contains("hide: neither fail nor reinstate"));
-    let said = refused(r#"{"path":"a","action":"fail"}"#);
-    assert!(said.contains("error getting device a") && said.contains("or the folder"), "{said}");
+    let output = refused(r#"{"path":"a","action":"fail"}"#);
+    assert!(output.contains("error getting device a") && output.contains("or the folder"), "{output}");
     assert!(refused(r#"{"path":"253:9","action":"fail"}"#).contains("no path over device 253:9"));
 }
 
@@ -126,17 +126,17 @@ fn a_command_names_a_path_as_a_table_does() {
     let uri = format!("file://{}", at("p0"));
     for word in ["p0", "./p0", "link", &at("p0"), &at("link"), "file:p0", &uri, "253:1"] {
         for (action, is) in [("fail", "F"), ("reinstate", "A")] {
-            let said = here(&["multipath", action, "path", word]);
-            assert_eq!(said, (true, String::new()), "{action} {word}");
+            let output = here(&["multipath", action, "path", word]);
+            assert_eq!(output, (true, String::new()), "{action} {word}");
             assert_eq!(states(&server, "m"), [is, "A"], "{action} {word}");
         }
     }
     for word in ["../p0", "nosuch", "@nosuch", "253:99", "what:ever"] {
-        let said = format!("udm: {word}: no multipath device has this path\n");
-        assert_eq!(here(&["multipath", "fail", "path", word]), (false, said));
+        let output = format!("udm: {word}: no multipath device has this path\n");
+        assert_eq!(here(&["multipath", "fail", "path", word]), (false, output));
     }
-    let (done, said) = here(&["multipath", "fail", "path", "q0"]);
-    assert!(!done && said.contains("the device is suspended"), "{said}");
+    let (done, output) = here(&["multipath", "fail", "path", "q0"]);
+    assert!(!done && output.contains("the device is suspended"), "{output}");
     server.says(&["resume", "n"]);
     assert!(here(&["multipath", "fail", "path", "@low"]).0);
     assert_eq!(states(&server, "n"), ["A", "A", "F"]);

@@ -17,10 +17,10 @@ fn a_log_is_one_devices_alone() {
     };
     for log in ["log", "twin"] {
         let refused = create("two", log);
-        let said = text(&refused.stderr);
-        assert!(!refused.status.success() && said.starts_with("udm: two: "), "{said}");
+        let output = text(&refused.stderr);
+        assert!(!refused.status.success() && output.starts_with("udm: two: "), "{output}");
         let reason = format!("254:0 has {} alone", path(log));
-        assert!(said.contains(&reason) && said.contains("Device or resource busy"), "{said}");
+        assert!(output.contains(&reason) && output.contains("Device or resource busy"), "{output}");
     }
     // The refused device leaves no trace, and the first device may claim its log again.
     assert_eq!(server.says(&["ls"]), "one\t(254:0)\n");
@@ -43,8 +43,8 @@ fn a_store_is_one_programs_alone() {
     let first = Server::start(&[&format!("one={line}")]);
     let second = Server::start(&["other=mem:1M"]);
     let refused = second.verb(&["create", "two", "--table", &line]);
-    let said = text(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("another program has"), "{said}");
+    let output = text(&refused.stderr);
+    assert!(!refused.status.success() && output.contains("another program has"), "{output}");
     first.says(&["remove", "one"]);
     assert!(second.verb(&["create", "two", "--table", &line]).status.success());
     let refused = first.verb(&["create", "one", "--table", &line]);

@@ -140,7 +140,7 @@ fn what_is_not_known_and_what_is_not_there() {
     let server = Server::start(&["a=0 2048 linear mem:1M 0", "b=0 2048 linear mem:1M 0", table]);
     server.says(&["multipath", "fail", "path", "b"]);
     server.says(&["suspend", "m"]);
-    let raw = |what: &str, format: &str| server.says(&["multipath", "show", what, "raw", "format", format]);
+    let raw = |kind: &str, format: &str| server.says(&["multipath", "show", kind, "raw", "format", format]);
     assert_eq!(raw("paths", "%d %t,%T,%p,%0"), "a active,undef,-1,0\nb failed,undef,-1,1\n");
     assert_eq!(raw("maps", "%n %t %N %0 %f"), "m suspend 1 1 3 retain_attached_hw_handler queue_mode bio\n");
     let refusals: [(&[&str], &str); 5] = [
@@ -153,8 +153,8 @@ fn what_is_not_known_and_what_is_not_there() {
             "udm: multipath show: what may follow is json, format FORMAT, or raw format FORMAT\n",
         ),
     ];
-    for (args, said) in refusals {
-        assert_eq!(server.refuses(&[&["multipath"], args].concat()), said);
+    for (args, output) in refusals {
+        assert_eq!(server.refuses(&[&["multipath"], args].concat()), output);
     }
     server.says(&["resume", "m"]);
     server.says(&["multipath", "reinstate", "path", "254:1"]);

@@ -326,8 +326,8 @@ fn the_end_of_the_server_ends_what_waits() {
     waits(&server, &mut suspend);
     kill(&server.child, Signal::TERM);
     let out = suspend.wait_with_output().unwrap();
-    let said = text(&out.stderr);
-    assert!(out.status.success() || said.contains("the server ends; the device is active"), "{said}");
+    let output = text(&out.stderr);
+    assert!(out.status.success() || output.contains("the server ends; the device is active"), "{output}");
     until("the end", || server.child.try_wait().unwrap());
 }
 
@@ -339,11 +339,11 @@ fn several_change_together_or_not_at_all() {
     server.says(&["create", "other", "--table", "0 1024 zero"]);
     let states = |names: [&str; 3]| names.map(|name| server.info(name)["state"].as_str().unwrap().to_owned());
 
-    let said = server.refuses(&["suspend", "other", "nobody"]);
-    assert!(said.starts_with("udm: nobody: "), "{said}");
+    let output = server.refuses(&["suspend", "other", "nobody"]);
+    assert!(output.starts_with("udm: nobody: "), "{output}");
     // The request in flight in `up` waits in `low`.
-    let said = server.refuses(&["suspend", "other", "up", "--timeout", "0.3"]);
-    assert!(said.contains("the device is active"), "{said}");
+    let output = server.refuses(&["suspend", "other", "up", "--timeout", "0.3"]);
+    assert!(output.contains("the device is active"), "{output}");
     assert_eq!(states(["up", "low", "other"]), ["active", "suspended", "active"]);
 
     server.says(&["resume", "low"]);
@@ -355,8 +355,8 @@ fn several_change_together_or_not_at_all() {
     server.says(&["load", "other", "--table", "0 1024 linear mem:1M 0"]);
     server.says(&["load", "up", "--table", "0 1024 linear @low 0"]);
     server.says(&["load", "low", "--table", "0 8 zero"]);
-    let said = server.refuses(&["resume", "up", "low", "other"]);
-    assert!(said.starts_with("udm: up: ") && said.contains("too small for target"), "{said}");
+    let output = server.refuses(&["resume", "up", "low", "other"]);
+    assert!(output.starts_with("udm: up: ") && output.contains("too small for target"), "{output}");
     assert_eq!(states(["up", "low", "other"]), ["active"; 3].map(String::from));
     assert_eq!(client.reply(), (3 * 512, 0));
     assert_eq!(server.says(&["table", "other"]), "0 1024 zero \n");

@@ -39,8 +39,8 @@ fn paths_become_a_device_by_policy() {
         ),
     ];
     for (name, args, want) in rows {
-        let said = server.says(&[&["multipath", "create", name, a, b], args].concat());
-        assert_eq!(said, "", "as udm create");
+        let output = server.says(&[&["multipath", "create", name, a, b], args].concat());
+        assert_eq!(output, "", "as udm create");
         let numbers = |table: &str| table.replace('A', "253:0").replace('B', "253:1");
         let table = server.says(&["table", name]);
         assert_eq!(table.trim_end(), format!("0 2048 multipath {}", numbers(want)));
@@ -55,10 +55,10 @@ fn paths_become_a_device_by_policy() {
             server.verb(&["remove", name]).status.success().then_some(())
         });
     }
-    let made = server.says(&["multipath", "create", "j", "--json", "--uuid", "u", a]);
-    let made: serde_json::Value = serde_json::from_str(&made).unwrap();
+    let created = server.says(&["multipath", "create", "j", "--json", "--uuid", "u", a]);
+    let created: serde_json::Value = serde_json::from_str(&created).unwrap();
     assert_eq!(
-        (&made["name"], &made["uuid"], &made["size_bytes"]),
+        (&created["name"], &created["uuid"], &created["size_bytes"]),
         (&"j".into(), &"u".into(), &(1 << 20).into())
     );
 }
@@ -103,8 +103,8 @@ fn what_is_not_one_disk_is_refused() {
             format!("udm: m: group_by_prio wants priorities that are known before{invalid}"),
         ),
     ];
-    for (args, said) in rows {
-        assert_eq!(server.refuses(&[&["multipath", "create", "m"], args].concat()), said);
+    for (args, output) in rows {
+        assert_eq!(server.refuses(&[&["multipath", "create", "m"], args].concat()), output);
         assert_eq!(server.says(&["ls"]), "d\t(254:0)\n");
     }
     server.says(&["multipath", "create", "m", a, b]);

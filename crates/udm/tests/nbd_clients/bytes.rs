@@ -23,7 +23,7 @@ $udm serve --device d='0 1000 linear disk.img 8
 pub fn requests_at_any_byte() -> Result<(), Failed> {
     let folder = MountGuard(TempDir::new().unwrap());
     let place = folder.0.path();
-    shell(place, SCRIPT).unwrap_or_else(|said| panic!("{said}"));
+    shell(place, SCRIPT).unwrap_or_else(|output| panic!("{output}"));
     let (image, source) =
         (fs::read(place.join("disk.img")).unwrap(), fs::read(place.join("source")).unwrap());
     // The table begins at sector 8 of the image.
@@ -53,13 +53,13 @@ $udm serve --unix - --device d='0 8192 linear disk.img 0
 /// with data is reported as a hole.
 pub fn what_is_allocated() -> Result<(), Failed> {
     let folder = TempDir::new().unwrap();
-    let said = shell(folder.path(), MAPS).unwrap_or_else(|said| panic!("{said}"));
-    let words = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
-    let said = words.filter(|line| !line.starts_with("udm: ")).collect::<Vec<_>>().join("\n");
+    let output = shell(folder.path(), MAPS).unwrap_or_else(|output| panic!("{output}"));
+    let words = output.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    let output = words.filter(|line| !line.starts_with("udm: ")).collect::<Vec<_>>().join("\n");
     let expected = "0 1048576 3 hole,zero\n1048576 4096 0 data\n1052672 4190208 3 hole,zero\n\n\
                     4096 0.0% 0 data\n8384512 100.0% 3 hole,zero\n\n\
                     0 1048576 3 hole,zero\n1048576 262144 0 data\n1310720 7077888 3 hole,zero\n\n\
                     contexts:\nbase:allocation\n1\n1";
-    assert_eq!(said, expected);
+    assert_eq!(output, expected);
     Ok(())
 }

@@ -116,18 +116,18 @@ pub fn two_nodes_of_one_disk() -> Outcome {
     io(&server, "mp", &["write -P 0x42 0 16M", "flush"])?;
     check(fs::read(&image)?.iter().all(|&byte| byte == 0x42), "the disk lacks what was flushed")?;
     let alone = format!("'{UDM}' serve --device 'mp={table}' --unix - --run true");
-    let said = format!("{:?}", sh(&alone).err());
-    check(said.contains("in use: mounted, or open exclusively by another program"), &said)?;
+    let output = format!("{:?}", sh(&alone).err());
+    check(output.contains("in use: mounted, or open exclusively by another program"), &output)?;
     let cached = format!("file:{}?direct=off", a.0);
     let refusal = |name: &str, table: &str| {
-        let said = server.udm(&["create", name, "--table", table]).err();
-        said.map_or_else(String::new, |said| format!("{said:?}"))
+        let output = server.udm(&["create", name, "--table", table]).err();
+        output.map_or_else(String::new, |output| format!("{output:?}"))
     };
-    let said = refusal("two", &format!("0 8 linear {cached} 0"));
-    check(said.contains("open with direct=on already"), &said)?;
+    let output = refusal("two", &format!("0 8 linear {cached} 0"));
+    check(output.contains("open with direct=on already"), &output)?;
     server.udm(&["remove", "mp"])?;
-    let said = refusal("mp", &over(&cached, &b.0));
-    check(said.contains("has a page cache of its own (other paths would read stale data"), &said)?;
+    let output = refusal("mp", &over(&cached, &b.0));
+    check(output.contains("has a page cache of its own (other paths would read stale data"), &output)?;
     server.stop()
 }
 
@@ -155,8 +155,8 @@ pub fn a_node_that_is_taken_away() -> Outcome {
         sh(&format!("losetup --detach {}", b.0))?;
         std::thread::sleep(Duration::from_millis(300));
         live(&one)?;
-        let said = format!("{:?}", server.udm(&["load", "mp", "--table", &both]).err());
-        check(said.contains("too small for target") || said.contains("error getting device"), &said)?;
+        let output = format!("{:?}", server.udm(&["load", "mp", "--table", &both]).err());
+        check(output.contains("too small for target") || output.contains("error getting device"), &output)?;
         check(server.udm(&["table", "mp"])?.contains("round-robin 0 1 1"), "the live table is another")?;
         sh(&format!("losetup {} '{}'", b.0, image.display()))?;
         live(&both)?;
@@ -219,8 +219,8 @@ pub fn two_names_of_one_file() -> Outcome {
         fio_over(&server, "mp", || change(&server, &table))?;
         let other = if options.is_empty() { "on" } else { "off" };
         let mixed = format!("0 8 linear file:disk.img?direct={other} 0");
-        let said = format!("{:?}", server.udm(&["create", "two", "--table", &mixed]).err());
-        check(said.contains("all names of a disk need the same"), &said)?;
+        let output = format!("{:?}", server.udm(&["create", "two", "--table", &mixed]).err());
+        check(output.contains("all names of a disk need the same"), &output)?;
         server.stop()?;
     }
     Ok(())
@@ -335,8 +335,8 @@ pub fn a_flush_that_failed_stays_failed() -> Outcome {
     for sync in ["flush", "write -f -P 2 0 4k"] {
         io(&above, "mp", &["write -P 1 0 64k", "flush"])?;
         below.udm(&["message", "bad", "0", "fail_path", "253:0"])?;
-        let said = io(&above, "mp", &["write -P 2 0 64k", sync]).err();
-        check(said.is_some(), &format!("{sync}: of what can't be written it succeeds"))?;
+        let output = io(&above, "mp", &["write -P 2 0 64k", sync]).err();
+        check(output.is_some(), &format!("{sync}: of what can't be written it succeeds"))?;
         below.udm(&["message", "bad", "0", "reinstate_path", "253:0"])?;
         check(
             fs::read(&image)?[..4096].iter().all(|&byte| byte == 1),

@@ -97,10 +97,10 @@ fn run_document(document: &str) -> Outcome {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/udm in the root");
     let steps = steps(&fs::read_to_string(root.join(document))?);
     check(steps.len() > 8, "too few commands found")?;
-    let (folder, said) = (TempDir::new()?, TempDir::new()?);
+    let (folder, reply) = (TempDir::new()?, TempDir::new()?);
     let mut script = String::new();
     for (i, step) in steps.iter().enumerate() {
-        let at = said.path().join(i.to_string()).display().to_string();
+        let at = reply.path().join(i.to_string()).display().to_string();
         let command = format!("{{ {}\n}} >'{at}' 2>&1 </dev/null; echo $? >'{at}.status'", step.command);
         // The log is written some time after the event.
         let lines = step.prints.iter().flat_map(|shown| shown.lines()).count();
@@ -114,7 +114,7 @@ fn run_document(document: &str) -> Outcome {
     let bin = Path::new(UDM).parent().expect("a folder").display().to_string();
     let path = std::env::var("PATH").unwrap_or_default();
     let place = folder.path();
-    let log = fs::File::create(said.path().join("log"))?;
+    let log = fs::File::create(reply.path().join("log"))?;
     let ended = Command::new("timeout")
         .args(["-k", "5", "200", "sh", "-c", &script])
         .current_dir(place)
@@ -129,7 +129,7 @@ fn run_document(document: &str) -> Outcome {
         .stderr(log)
         .status()?;
     let checked =
-        steps.iter().enumerate().try_for_each(|(i, step)| matches(step, &said.path().join(i.to_string())));
+        steps.iter().enumerate().try_for_each(|(i, step)| matches(step, &reply.path().join(i.to_string())));
     let left = end_what_is_left(place);
     check(ended.success(), &format!("{document}: {ended}"))?;
     checked.map_err(|e| format!("{document}: {}", e.message().unwrap_or_default()))?;
@@ -137,13 +137,13 @@ fn run_document(document: &str) -> Outcome {
 }
 
 /// Checks status and output of a command against the page.
-fn matches(step: &DocCommand, said: &Path) -> Outcome {
-    let output = fs::read_to_string(said).unwrap_or_default();
-    let status = fs::read_to_string(said.with_extension("status")).unwrap_or_else(|_| "none".into());
+fn matches(step: &DocCommand, reply: &Path) -> Outcome {
+    let output = fs::read_to_string(reply).unwrap_or_default();
+    let status = fs::read_to_string(reply.with_extension("status")).unwrap_or_else(|_| "none".into());
     let shown = step.prints.as_deref().unwrap_or_default();
     let fails = shown.starts_with("udm: ") && step.command.contains("--unix -");
-    let what = || format!("line {}: {}\nstatus {status}{output}", step.line, step.command);
-    check((status.trim() == "0") != fails, &what())?;
+    let context = || format!("line {}: {}\nstatus {status}{output}", step.line, step.command);
+    check((status.trim() == "0") != fails, &context())?;
     let Some(shown) = &step.prints else { return Ok(()) };
     let (want, got) = (normalize_output(shown), normalize_output(&output));
     let same = want.len() == got.len()
@@ -151,7 +151,7 @@ fn matches(step: &DocCommand, said: &Path) -> Outcome {
             Some(begin) => got.starts_with(begin),
             None => want == got,
         });
-    check(same, &format!("{}\nand not\n{shown}", what()))
+    check(same, &format!("{}\nand not\n{shown}", context()))
 }
 
 /// Lines without trailing blanks, with each number reduced to one digit.

@@ -68,10 +68,10 @@ impl Drop for Fio {
 }
 
 /// Polls until `so` is true; fails after 30 s, which only limits a hang.
-fn poll_until(what: &str, mut so: impl FnMut() -> Result<bool, libtest_mimic::Failed>) -> Outcome {
+fn poll_until(name: &str, mut so: impl FnMut() -> Result<bool, libtest_mimic::Failed>) -> Outcome {
     let end = Instant::now() + Duration::from_secs(30);
     while !so()? {
-        check(Instant::now() < end, what)?;
+        check(Instant::now() < end, name)?;
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())
@@ -132,6 +132,6 @@ fn clients(folder: &Path, uri: &str) -> Outcome {
     let mut command = Command::new("qemu-io");
     command.args(["-f", "raw", uri]).args(bytes.iter().flat_map(|b| ["-c", b])).current_dir(folder);
     let out = command.output()?;
-    let said = text(&out.stdout) + &text(&out.stderr);
-    check(out.status.success() && !said.contains("failed"), &said)
+    let output = text(&out.stdout) + &text(&out.stderr);
+    check(out.status.success() && !output.contains("failed"), &output)
 }

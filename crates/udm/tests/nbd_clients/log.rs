@@ -49,11 +49,11 @@ pub fn shell(folder: &Path, script: &str) -> Result<String, String> {
             None => std::thread::sleep(Duration::from_millis(20)),
         }
     };
-    let said = fs::read_to_string(out).unwrap();
+    let output = fs::read_to_string(out).unwrap();
     match status {
-        Some(status) if status.success() => Ok(said),
-        Some(status) => Err(format!("{status}\n{said}")),
-        None => Err(format!("not done in time\n{said}")),
+        Some(status) if status.success() => Ok(output),
+        Some(status) => Err(format!("{status}\n{output}")),
+        None => Err(format!("not done in time\n{output}")),
     }
 }
 
@@ -81,13 +81,13 @@ echo rows $(sqlite3 $d/t.db "select count(*) from t" 2>/dev/null)
 pub fn sqlite_survives_a_cut_at_every_flush() -> Result<(), Failed> {
     let folder = MountGuard(TempDir::new().unwrap());
     let place = folder.0.path();
-    let said = shell(place, WORKLOAD).unwrap_or_else(|said| panic!("the workload: {said}"));
-    assert!(said.contains("0 65536 log-writes ") && !said.contains("logging_disabled"), "{said}");
+    let output = shell(place, WORKLOAD).unwrap_or_else(|output| panic!("the workload: {output}"));
+    assert!(output.contains("0 65536 log-writes ") && !output.contains("logging_disabled"), "{output}");
     fs::write(place.join("check"), CHECK).unwrap();
     shell(place, "$udm log-writes replay log.img state.img --size 32M --upto-mark mkfs").unwrap();
     let replay = "$udm log-writes replay log.img state.img --start-mark mkfs --each-flush --check 'sh check'";
-    let said = shell(place, replay).unwrap_or_else(|said| panic!("{said}"));
-    let rows = said.lines().filter_map(|line| line.strip_prefix("rows"));
+    let output = shell(place, replay).unwrap_or_else(|output| panic!("{output}"));
+    let rows = output.lines().filter_map(|line| line.strip_prefix("rows"));
     let rows: Vec<u64> = rows.map(|n| n.trim().parse().unwrap_or(0)).collect();
     assert!(rows.is_sorted(), "rows went away: {rows:?}");
     assert_eq!((rows.first(), rows.last()), (Some(&0), Some(&8)), "{rows:?}");
@@ -107,8 +107,8 @@ $udm serve --device d='0 2048 log-writes disk.img log.img' --unix sock --socket 
 n=0; until grep -q nbd+unix served; do n=$((n + 1)); test $n -lt 100; sleep 0.1; done
 qemu-io -f raw -t writeback -c 'write -P 7 4k 4k' -c flush -c 'write -f -P 8 8k 512' -c 'write -P 9 64k 4k' -c 'sigraise 9' "nbd+unix:///d?socket=$PWD/sock"
 kill -9 $server; wait $server; $udm log-writes list log.img"#;
-    let said = shell(folder.path(), script).unwrap_or_else(|said| panic!("{said}"));
-    let list = &said[said.find("# sectors").unwrap_or_else(|| panic!("{said}"))..];
-    assert!(list.ends_with("\n0 8 8 -\n1 0 0 flush #1\n2 16 1 fua\n"), "{said}");
+    let output = shell(folder.path(), script).unwrap_or_else(|output| panic!("{output}"));
+    let list = &output[output.find("# sectors").unwrap_or_else(|| panic!("{output}"))..];
+    assert!(list.ends_with("\n0 8 8 -\n1 0 0 flush #1\n2 16 1 fua\n"), "{output}");
     Ok(())
 }

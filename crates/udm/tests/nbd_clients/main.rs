@@ -184,8 +184,8 @@ fn quote(command: &str) -> String {
     format!("'{}'", command.replace('\'', "'\\''"))
 }
 
-fn check(ok: bool, what: &str) -> Outcome {
-    if ok { Ok(()) } else { Err(what.into()) }
+fn check(ok: bool, name: &str) -> Outcome {
+    if ok { Ok(()) } else { Err(name.into()) }
 }
 
 fn nbdinfo() -> Outcome {

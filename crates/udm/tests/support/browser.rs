@@ -61,9 +61,9 @@ impl Browser {
             "--disable-sync",
             "--window-size=1500,1000",
         ];
-        let wanted = json!({"capabilities": {"alwaysMatch": {"goog:chromeOptions": {"args": args}}}});
-        let made = browser.call("POST", "/session", &wanted);
-        browser.session = made["sessionId"].as_str().unwrap().to_owned();
+        let expected = json!({"capabilities": {"alwaysMatch": {"goog:chromeOptions": {"args": args}}}});
+        let session = browser.call("POST", "/session", &expected);
+        browser.session = session["sessionId"].as_str().unwrap().to_owned();
         browser.ask("POST", "/url", &json!({ "url": url }));
         Some(browser)
     }

@@ -56,7 +56,7 @@ pub fn has(program: &str) -> bool {
 }
 
 /// Polls `done` until it returns a value.
-pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+pub fn until<T>(name: &str, mut done: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     while begin.elapsed() < PATIENCE {
         if let Some(it) = done() {
@@ -64,7 +64,7 @@ pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
         }
         sleep(Duration::from_millis(10));
     }
-    panic!("{what}: not within {PATIENCE:?}");
+    panic!("{name}: not within {PATIENCE:?}");
 }
 
 /// Sends a signal. After SIGSTOP, waits until all threads have stopped: until then one of them may

@@ -96,12 +96,12 @@ impl ScriptedServer {
         let socket = folder.path().join("p");
         let listener = UnixListener::bind(&socket).unwrap();
         let (connections, size) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(1 << 20)));
-        let (count, told): (_, Arc<Mutex<u64>>) = (Arc::clone(&connections), Arc::clone(&size));
+        let (count, size_now): (_, Arc<Mutex<u64>>) = (Arc::clone(&connections), Arc::clone(&size));
         let act: Arc<ConnectionScript> = Arc::new(act);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let (number, act, size) =
-                    (count.fetch_add(1, SeqCst), Arc::clone(&act), *told.lock().unwrap());
+                    (count.fetch_add(1, SeqCst), Arc::clone(&act), *size_now.lock().unwrap());
                 let mut stream = stream.unwrap();
                 std::thread::spawn(move || {
                     if handshake(&mut stream, size).is_ok() {

@@ -42,7 +42,7 @@ impl ShutdownServer {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    pub fn said(&self) -> String {
+    pub fn output(&self) -> String {
         fs::read_to_string(self.folder.path().join("said")).unwrap()
     }
 

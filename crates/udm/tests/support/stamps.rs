@@ -42,7 +42,7 @@ pub fn image(sectors: usize) -> Vec<u8> {
 #[derive(Clone, Copy, Default)]
 struct SectorState {
     /// The last acknowledged write.
-    told: u64,
+    acknowledged: u64,
     /// A write that was not answered or failed: the sector may contain it.
     under_way: Option<u64>,
 }
@@ -100,8 +100,8 @@ impl StampedVolume {
         let mut served = LoadCounts::default();
         loop {
             while asked.len() < DEPTH && served.failed == 0 {
-                let Some((cookie, what)) = self.begin(&mut client, &range, &mut rng) else { break };
-                asked.insert(cookie, what);
+                let Some((cookie, write)) = self.begin(&mut client, &range, &mut rng) else { break };
+                asked.insert(cookie, write);
             }
             // Replies sent before the end of the server can still be read.
             let Ok((cookie, error, data)) = client.answer() else { break };
@@ -146,7 +146,7 @@ impl StampedVolume {
             let mut all = self.sectors();
             let known = &mut all[at..at + len];
             if kind < 6 {
-                let before = known.iter().map(|known| known.told).collect();
+                let before = known.iter().map(|known| known.acknowledged).collect();
                 break (at..at + len, Err(before));
             }
             if known.iter().all(|known| known.under_way.is_none()) {
@@ -171,7 +171,7 @@ impl StampedVolume {
 
     fn written(&self, sectors: Range<usize>) {
         for known in &mut self.sectors()[sectors] {
-            known.told = known.under_way.take().expect("a write under way");
+            known.acknowledged = known.under_way.take().expect("a write under way");
         }
     }
 
@@ -181,7 +181,7 @@ impl StampedVolume {
     fn check_read(&self, sectors: Range<usize>, before: &[u64], data: &[u8]) {
         let all = self.sectors();
         for ((sector, before), bytes) in sectors.zip(before).zip(data.chunks(SECTOR)) {
-            let last = all[sector].under_way.unwrap_or(all[sector].told);
+            let last = all[sector].under_way.unwrap_or(all[sector].acknowledged);
             let found = number(bytes, sector);
             let is_right = found.map_or(last != *before, |found| (*before..=last).contains(&found));
             assert!(is_right, "sector {sector} reads {found:?}, between {before} and {last}");
@@ -204,14 +204,14 @@ impl StampedVolume {
             for (sector, bytes) in part.zip(data.chunks(SECTOR)).filter(|(at, _)| !others.contains(at)) {
                 let (known, found) = (&mut all[sector], number(bytes, sector));
                 let is_right =
-                    found.is_some_and(|found| found == known.told || known.under_way == Some(found));
-                let SectorState { told, under_way } = *known;
+                    found.is_some_and(|found| found == known.acknowledged || known.under_way == Some(found));
+                let SectorState { acknowledged, under_way } = *known;
                 assert!(
                     is_right,
-                    "{export}: sector {sector} is of write {found:?}: {told} was answered, {under_way:?} was under way"
+                    "{export}: sector {sector} is of write {found:?}: {acknowledged} was answered, {under_way:?} was under way"
                 );
                 open += usize::from(under_way.is_some());
-                *known = SectorState { told: found.unwrap(), under_way: None };
+                *known = SectorState { acknowledged: found.unwrap(), under_way: None };
             }
         }
         open

@@ -104,8 +104,8 @@ fn read_back(image: &[u8], torn: bool) -> (BTreeMap<u64, Vec<u8>>, u64) {
     let store = read_torn(sectors, u64::MAX, read, torn).unwrap().expect("a store that is not blank");
     assert!(store.valid);
     let data = |new: u64| read(new * store.chunk, store.chunk);
-    let read_back: BTreeMap<_, _> = store.records.iter().map(|&(old, new)| (old, data(new))).collect();
-    (read_back, store.usage.0 / store.chunk)
+    let chunks: BTreeMap<_, _> = store.records.iter().map(|&(old, new)| (old, data(new))).collect();
+    (chunks, store.usage.0 / store.chunk)
 }
 
 #[test]
@@ -115,8 +115,8 @@ fn a_cut_at_any_point_leaves_what_was_kept() {
         let mut rng = SmallRng::seed_from_u64(seed);
         let count = rng.random_range(0..100);
         let image = store(&mut rng, count);
-        let (wanted, _) = read_back(&image, true);
-        assert_eq!(wanted.len(), count);
+        let (expected, _) = read_back(&image, true);
+        assert_eq!(expected.len(), count);
         for left in 0.. {
             let medium = PowerCutMedium {
                 durable: RefCell::new(image.clone()),
@@ -128,7 +128,7 @@ fn a_cut_at_any_point_leaves_what_was_kept() {
             let len = if seed % 2 == 0 { plan.least() } else { plan.size };
             let done = plan.carry_out(&medium, len, |_| {});
             for chance in 0..4 {
-                assert_eq!(read_back(&medium.after(chance), true).0, wanted, "seed {seed}, cut {left}");
+                assert_eq!(read_back(&medium.after(chance), true).0, expected, "seed {seed}, cut {left}");
             }
             cuts += 1;
             if done.is_ok() {

@@ -27,9 +27,9 @@ pub(super) fn copy_program() -> &'static str {
 }
 
 /// Copies all of `export` into a new file. Returns the number of bytes transferred.
-pub(super) fn full_backup(scene: &DemoServer, export: &str, to: &Path) -> Result<u64> {
+pub(super) fn full_backup(server: &DemoServer, export: &str, to: &Path) -> Result<u64> {
     if copy_program() == "nbdcopy" {
-        let uri = scene.uri(export).to_string();
+        let uri = server.uri(export).to_string();
         let out = Program::new("nbdcopy").arg(uri).arg(to).stdin(Stdio::null()).output()?;
         if !out.status.success() {
             bail!("nbdcopy: {}", String::from_utf8_lossy(&out.stderr).trim());
@@ -38,16 +38,16 @@ pub(super) fn full_backup(scene: &DemoServer, export: &str, to: &Path) -> Result
         return Ok(std::fs::metadata(to)?.len());
     }
     let file = File::create(to)?;
-    let mut reader = DirtyMapClient::connect(scene, export, None)?;
+    let mut reader = DirtyMapClient::connect(server, export, None)?;
     let all = [(0, reader.size())];
     reader.copy(&all, &file)
 }
 
 /// Updates a copy of the snapshot `since` to `export`, a later snapshot of the same volume. Returns
 /// the number of bytes transferred.
-pub(super) fn incremental_backup(scene: &DemoServer, export: &str, since: &str, to: &Path) -> Result<u64> {
+pub(super) fn incremental_backup(server: &DemoServer, export: &str, since: &str, to: &Path) -> Result<u64> {
     let file = File::options().write(true).open(to)?;
-    let mut reader = DirtyMapClient::connect(scene, export, Some(since))?;
+    let mut reader = DirtyMapClient::connect(server, export, Some(since))?;
     let dirty = reader.dirty()?;
     reader.copy(&dirty, &file)
 }
@@ -57,9 +57,9 @@ struct DirtyMapClient(NbdClient);
 
 impl DirtyMapClient {
     /// Connects to `export`, with the dirty bitmap of the changes since `since`.
-    fn connect(scene: &DemoServer, export: &str, since: Option<&str>) -> Result<DirtyMapClient> {
+    fn connect(server: &DemoServer, export: &str, since: Option<&str>) -> Result<DirtyMapClient> {
         let map = since.map(|since| format!("{CONTEXT_DIRTY}{since}"));
-        let client = NbdClient::connect(&scene.uri(export), map.as_deref().as_slice())?;
+        let client = NbdClient::connect(&server.uri(export), map.as_deref().as_slice())?;
         match since {
             Some(since) if client.export().contexts.is_empty() => {
                 bail!("{export}: it has no bitmap of the changes since {since}")

@@ -36,11 +36,11 @@ pub(super) struct MarkLoad {
 
 impl MarkLoad {
     /// Starts the writers; each has its own client of each volume.
-    pub fn start(scene: &DemoServer) -> Result<MarkLoad> {
+    pub fn start(server: &DemoServer) -> Result<MarkLoad> {
         let shared = Arc::new(LoadState::default());
         let mut load = MarkLoad { shared: Arc::clone(&shared), threads: Vec::new() };
         for writer in 0..WRITERS {
-            let clients = [scene.client(VOLUMES[0])?, scene.client(VOLUMES[1])?];
+            let clients = [server.client(VOLUMES[0])?, server.client(VOLUMES[1])?];
             let shared = Arc::clone(&shared);
             let run = move || shared.run(writer, clients);
             load.threads.push(std::thread::Builder::new().name(format!("writer{writer}")).spawn(run)?);

@@ -70,33 +70,33 @@ struct BackupRound {
 /// # Errors
 /// A step fails, or a result is wrong, which is a bug in udm.
 pub fn run(json: bool) -> Result<()> {
-    let paper = Printer::new(json);
-    let scene = DemoServer::set()?;
+    let printer = Printer::new(json);
+    let server = DemoServer::start()?;
     for (volume, name) in VOLUMES.iter().enumerate() {
-        let image = scene.folder().join(format!("{name}.img"));
+        let image = server.folder().join(format!("{name}.img"));
         fill(volume, &image)?;
-        scene.map(name, &image, BYTES)?;
+        server.map(name, &image, BYTES)?;
     }
-    paper.section("Two volumes, kept at one instant while they are written")?;
+    printer.section("Two volumes, kept at one instant while they are written")?;
     let [data, log] = VOLUMES;
-    paper.fact(
+    printer.fact(
         "volumes",
-        &format!("{data} and {log}, {} MiB each, in {}", BYTES >> 20, scene.folder().display()),
+        &format!("{data} and {log}, {} MiB each, in {}", BYTES >> 20, server.folder().display()),
     )?;
     let how = "each puts its marks on both volumes in turn and reads some back";
-    paper.fact("load", &format!("{WRITERS} writers over NBD; {how}"))?;
-    let load = MarkLoad::start(&scene)?;
-    let rounds = (0..ROUNDS).map(|_| run_round(&scene, &load)).collect::<Result<Vec<_>>>()?;
-    let mut report = sum(&rounds);
+    printer.fact("load", &format!("{WRITERS} writers over NBD; {how}"))?;
+    let load = MarkLoad::start(&server)?;
+    let rounds = (0..ROUNDS).map(|_| run_round(&server, &load)).collect::<Result<Vec<_>>>()?;
+    let mut report = summarize(&rounds);
     let (last, read, wrong) = load.end()?;
     (report.load_blocks_checked, report.load_blocks_wrong) = (read, wrong);
     // At the end the volumes themselves are compared.
     let last: Vec<_> = last.into_iter().map(|last| (last, last)).collect();
-    let end = compare(&VOLUMES.map(|name| scene.folder().join(format!("{name}.img"))), &last)?;
+    let end = compare(&VOLUMES.map(|name| server.folder().join(format!("{name}.img"))), &last)?;
     report.load_blocks_checked += end.blocks;
     report.load_blocks_wrong += end.wrong;
-    report.stores_bytes_left = scene.stores_bytes()?;
-    print_report(&paper, &report)?;
+    report.stores_bytes_left = server.stores_bytes()?;
+    print_report(&printer, &report)?;
     if json {
         crate::output::say_json(&report)?;
     }
@@ -107,22 +107,22 @@ pub fn run(json: bool) -> Result<()> {
 }
 
 /// The name of a volume's snapshot in the first or second group.
-fn name(volume: &str, group: usize) -> String {
+fn snapshot_name(volume: &str, group: usize) -> String {
     format!("{volume}-{}", ["monday", "tuesday"][group])
 }
 
 /// Takes snapshots of both volumes. Returns the time needed, and bounds for the last mark of each
 /// writer in them.
-fn take_snapshots(scene: &DemoServer, load: &MarkLoad, group: usize) -> Result<(Duration, Vec<(u64, u64)>)> {
+fn take_snapshots(server: &DemoServer, load: &MarkLoad, group: usize) -> Result<(Duration, Vec<(u64, u64)>)> {
     let least = load.acknowledged();
-    let pairs = VOLUMES.iter().map(|volume| (name(volume, group), (*volume).into()));
+    let pairs = VOLUMES.iter().map(|volume| (snapshot_name(volume, group), (*volume).into()));
     // The snapshots are persistent, as for backups that continue after a restart.
-    let time = scene.take_snapshots(pairs)?;
+    let time = server.take_snapshots(pairs)?;
     Ok((time, least.into_iter().zip(load.sent()).collect()))
 }
 
-fn run_round(scene: &DemoServer, load: &MarkLoad) -> Result<BackupRound> {
-    let copies: [PathBuf; 2] = VOLUMES.map(|volume| scene.folder().join(format!("{volume}.copy")));
+fn run_round(server: &DemoServer, load: &MarkLoad) -> Result<BackupRound> {
+    let copies: [PathBuf; 2] = VOLUMES.map(|volume| server.folder().join(format!("{volume}.copy")));
     let watch = || {
         sleep(WATCH);
         Ok(())
@@ -143,18 +143,20 @@ fn run_round(scene: &DemoServer, load: &MarkLoad) -> Result<BackupRound> {
         Ok((sent, begin.elapsed()))
     };
     let (before, ()) = load.rate(watch)?;
-    let (monday, bounds) = take_snapshots(scene, load, 0)?;
+    let (monday, bounds) = take_snapshots(server, load, 0)?;
     let (first, (all, first_time)) =
-        load.rate(|| both(&|volume, to| copy::full_backup(scene, &name(volume, 0), to)))?;
+        load.rate(|| both(&|volume, to| copy::full_backup(server, &snapshot_name(volume, 0), to)))?;
     compare(&bounds)?;
     let (between, ()) = load.rate(watch)?;
-    let (tuesday, bounds) = take_snapshots(scene, load, 1)?;
+    let (tuesday, bounds) = take_snapshots(server, load, 1)?;
     let (second, (changed, second_time)) = load.rate(|| {
-        both(&|volume, to| copy::incremental_backup(scene, &name(volume, 1), &name(volume, 0), to))
+        both(&|volume, to| {
+            copy::incremental_backup(server, &snapshot_name(volume, 1), &snapshot_name(volume, 0), to)
+        })
     })?;
     compare(&bounds)?;
     for group in 0..2 {
-        VOLUMES.iter().try_for_each(|volume| scene.remove(&name(volume, group)))?;
+        VOLUMES.iter().try_for_each(|volume| server.remove(&snapshot_name(volume, group)))?;
     }
     let (after, ()) = load.rate(watch)?;
     Ok(BackupRound {
@@ -173,7 +175,7 @@ fn median<T: PartialOrd + Copy>(rounds: &[BackupRound], of: impl Fn(&BackupRound
     all[all.len() / 2]
 }
 
-fn sum(rounds: &[BackupRound]) -> BackupReport {
+fn summarize(rounds: &[BackupRound]) -> BackupReport {
     let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let rate = |(i, part): (usize, &&'static str)| WriteRate {
         part,
@@ -196,7 +198,7 @@ fn sum(rounds: &[BackupRound]) -> BackupReport {
 }
 
 /// Prints the results.
-fn print_report(paper: &Printer, report: &BackupReport) -> Result<()> {
+fn print_report(printer: &Printer, report: &BackupReport) -> Result<()> {
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     let seconds = |nanos: u64| format!("{:.2} s", nanos as f64 / 1e9);
     let BackupReport { first_run_bytes: first, second_run_bytes: second, .. } = *report;
@@ -204,34 +206,35 @@ fn print_report(paper: &Printer, report: &BackupReport) -> Result<()> {
         "persistent, both at one instant, {:.1} ms at the most until they were there",
         report.snapshot_ns as f64 / 1e6
     );
-    paper.fact("snapshots", &group)?;
-    paper.fact(
+    printer.fact("snapshots", &group)?;
+    printer.fact(
         "first run",
         &format!("{} in {}, by {}", mib(first), seconds(report.first_run_ns), copy::copy_program()),
     )?;
     let context = "the changes in qemu:dirty-bitmap:NAME";
-    paper.fact("second run", &format!("{} in {}: {context}", mib(second), seconds(report.second_run_ns)))?;
-    paper.section(&format!("Writes of the load during each part (medians of {} rounds)", report.rounds))?;
+    printer
+        .fact("second run", &format!("{} in {}: {context}", mib(second), seconds(report.second_run_ns)))?;
+    printer.section(&format!("Writes of the load during each part (medians of {} rounds)", report.rounds))?;
     for rate in &report.rates {
-        paper.fact(
+        printer.fact(
             &format!("{:<18}", rate.part),
             &format!("{:.1} thousand writes/s", rate.writes_a_second / 1e3),
         )?;
     }
-    paper.section("Results")?;
+    printer.section("Results")?;
     let BackupReport { instants, blocks_checked, blocks_wrong, .. } = *report;
-    let what = format!("{instants} backups of both volumes, each one instant of both");
-    paper.verdict(
+    let backups = format!("{instants} backups of both volumes, each one instant of both");
+    printer.verdict(
         blocks_wrong == 0,
-        &format!("{what}: {} blocks, {blocks_wrong} wrong", thousands(blocks_checked)),
+        &format!("{backups}: {} blocks, {blocks_wrong} wrong", thousands(blocks_checked)),
     )?;
     let wrong = report.load_blocks_wrong;
-    paper.verdict(
+    printer.verdict(
         wrong == 0,
         &format!("blocks read by the load, and the volumes at the end: {wrong} blocks wrong"),
     )?;
     let left = report.stores_bytes_left;
-    paper.verdict(
+    printer.verdict(
         left == 0,
         &format!("the snapshots are removed, and {} KiB of their stores are left", left.div_ceil(1024)),
     )

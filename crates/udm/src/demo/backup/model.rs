@@ -49,15 +49,15 @@ pub(super) fn offset(writer: u64, slot: u64) -> u64 {
 /// Two words that a block repeats.
 type BlockPattern = [u64; 2];
 
-fn bytes(block_pattern: BlockPattern) -> [u8; 16] {
+fn bytes(pattern: BlockPattern) -> [u8; 16] {
     let mut out = [0; 16];
-    out[..8].copy_from_slice(&block_pattern[0].to_le_bytes());
-    out[8..].copy_from_slice(&block_pattern[1].to_le_bytes());
+    out[..8].copy_from_slice(&pattern[0].to_le_bytes());
+    out[8..].copy_from_slice(&pattern[1].to_le_bytes());
     out
 }
 
-fn content(block_pattern: BlockPattern) -> Vec<u8> {
-    bytes(block_pattern).repeat(BLOCK as usize / 16)
+fn content(pattern: BlockPattern) -> Vec<u8> {
+    bytes(pattern).repeat(BLOCK as usize / 16)
 }
 
 /// The content of a slot after mark `n`, or the initial content if `n` is 0.
@@ -125,7 +125,7 @@ pub(super) fn compare(copies: &[impl AsRef<Path>; 2], bounds: &[(u64, u64)]) -> 
     let copies = [open(copies[0].as_ref())?, open(copies[1].as_ref())?];
     let untouched =
         |volume| (0..BYTES).step_by(BLOCK as usize).map(move |at| initial_words(volume, at)).collect();
-    let mut wanted: [Vec<BlockPattern>; 2] = [untouched(0), untouched(1)];
+    let mut expected: [Vec<BlockPattern>; 2] = [untouched(0), untouched(1)];
     for (writer, &(least, most)) in bounds.iter().enumerate() {
         let writer = writer as u64;
         // A last mark out of bounds shows as wrong blocks: missing marks, or marks that are too
@@ -133,24 +133,24 @@ pub(super) fn compare(copies: &[impl AsRef<Path>; 2], bounds: &[(u64, u64)]) -> 
         let last = last_mark(&copies, writer)?.clamp(least, most);
         let mut marks = WriterMarks::new();
         (1..=last).for_each(|n| marks.put(writer, n));
-        for (volume, wanted) in wanted.iter_mut().enumerate() {
+        for (volume, expected) in expected.iter_mut().enumerate() {
             for slot in 0..SLOTS {
                 let at = (offset(writer, slot) / BLOCK) as usize;
-                wanted[at] = block_pattern(volume, writer, slot, marks.at(volume, slot));
+                expected[at] = block_pattern(volume, writer, slot, marks.at(volume, slot));
             }
         }
     }
     let mut piece = vec![0; PIECE as usize];
-    for (copy, wanted) in copies.iter().zip(&wanted) {
-        for (i, wanted) in wanted.chunks((PIECE / BLOCK) as usize).enumerate() {
+    for (copy, expected) in copies.iter().zip(&expected) {
+        for (i, expected) in expected.chunks((PIECE / BLOCK) as usize).enumerate() {
             copy.read_exact_at(&mut piece, i as u64 * PIECE).context("a copy")?;
-            let same = |(got, wanted): &(&[u8], &BlockPattern)| {
-                let wanted = bytes(**wanted);
-                got.chunks_exact(16).all(|part| part == wanted)
+            let same = |(got, expected): &(&[u8], &BlockPattern)| {
+                let expected = bytes(**expected);
+                got.chunks_exact(16).all(|part| part == expected)
             };
-            let right = piece.chunks(BLOCK as usize).zip(wanted).filter(same).count();
-            checked.blocks += wanted.len() as u64;
-            checked.wrong += (wanted.len() - right) as u64;
+            let right = piece.chunks(BLOCK as usize).zip(expected).filter(same).count();
+            checked.blocks += expected.len() as u64;
+            checked.wrong += (expected.len() - right) as u64;
         }
     }
     Ok(checked)

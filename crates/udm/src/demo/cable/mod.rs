@@ -5,13 +5,13 @@
 //! with one server and without udm. It leaves nothing on the machine. The part with a network needs
 //! root.
 
-mod client;
+mod fio;
 mod servers;
 
 use super::demo_server::DemoServer;
 use super::printer::Printer;
 use anyhow::{Context, Result, bail};
-use client::{FioResult, FioRun};
+use fio::{FioResult, FioRun};
 use serde::Serialize;
 use servers::{Faultable, NbdkitServer, NetnsServer};
 use std::path::{Path, PathBuf};
@@ -49,13 +49,13 @@ struct FaultReport {
 
 /// The server and its files.
 struct Fixture {
-    scene: DemoServer,
+    server: DemoServer,
     disk: PathBuf,
     fence: PathBuf,
 }
 
 impl Fixture {
-    fn set() -> Result<Fixture> {
+    fn start() -> Result<Fixture> {
         for program in ["nbdkit", "fio"] {
             if !servers::is_installed(program) {
                 bail!(
@@ -63,25 +63,25 @@ impl Fixture {
                 );
             }
         }
-        let scene = DemoServer::set()?;
+        let server = DemoServer::start()?;
         let settings = MultipathSettings {
             polling_interval: Nanos::from_millis(500),
             max_polling_interval: Nanos::from_millis(2000),
             ..MultipathSettings::every(1)
         };
         let settings = Arc::new(settings);
-        scene.registry.set_maintenance(Box::new(move |name, _| PathMaintenance {
+        server.registry.set_maintenance(Box::new(move |name, _| PathMaintenance {
             paths: Some(Arc::clone(&settings)),
             watch: PathWatchOptions { hedge_reads: name == HEDGED, ..PathWatchOptions::default() },
         }));
-        let disk = scene.folder().join("disk.img");
+        let disk = server.folder().join("disk.img");
         std::fs::File::create(&disk).and_then(|file| file.set_len(BYTES)).context("demo: image")?;
-        let fence = servers::fence(scene.folder()).context("demo: command that fences")?;
-        Ok(Fixture { scene, disk, fence })
+        let fence = servers::write_fence_command(server.folder()).context("demo: command that fences")?;
+        Ok(Fixture { server, disk, fence })
     }
 
-    fn server(&self, name: &str) -> Result<NbdkitServer> {
-        NbdkitServer::start(&self.scene.folder().join(name), &self.disk)
+    fn start_server(&self, name: &str) -> Result<NbdkitServer> {
+        NbdkitServer::start(&self.server.folder().join(name), &self.disk)
     }
 
     /// Creates a multipath device over two paths.
@@ -93,12 +93,12 @@ impl Fixture {
         });
         let sectors = BYTES / SECTOR_SIZE;
         let table = format!("0 {sectors} multipath 1 queue_if_no_path 0 1 1 round-robin 0 2 1 {a} {b}");
-        Ok(verbs::wait(verbs::create(&self.scene.registry, name, None, Some(&table)))?)
+        Ok(verbs::wait(verbs::create(&self.server.registry, name, None, Some(&table)))?)
     }
 
     /// Runs fio on `uri`; `servers` fail for a time meanwhile.
     fn run(&self, uri: &str, servers: &mut [&mut dyn Faultable]) -> Result<FioResult> {
-        let run = FioRun::start(uri, self.scene.folder())?;
+        let run = FioRun::start(uri, self.server.folder())?;
         std::thread::sleep(LOST_AT);
         for server in &mut *servers {
             server.fail()?;
@@ -111,13 +111,13 @@ impl Fixture {
     }
 
     fn uri(&self, device: &str) -> String {
-        self.scene.uri(device).to_string()
+        self.server.uri(device).to_string()
     }
 
     /// Waits until all paths of a device work.
-    fn whole(&self, device: &str) -> Result<()> {
+    fn wait_until_healthy(&self, device: &str) -> Result<()> {
         for _ in 0..600 {
-            let status = verbs::status(&self.scene.registry, device, false)?;
+            let status = verbs::status(&self.server.registry, device, false)?;
             if !status.text.contains(" F ") {
                 return Ok(());
             }
@@ -133,79 +133,82 @@ impl Fixture {
 /// A program is missing, a step fails, or a block is wrong or a request failed. The last two are
 /// bugs in udm.
 pub fn run(json: bool) -> Result<()> {
-    let paper = Printer::new(json);
-    let stage = Fixture::set()?;
-    let (mut a, mut b) = (stage.server("a")?, stage.server("b")?);
-    stage.map("mp", [&a.uri(), &b.uri()])?;
-    print_intro(&paper, &stage)?;
-    let (device, alone) = (stage.uri("mp"), a.uri());
+    let printer = Printer::new(json);
+    let fixture = Fixture::start()?;
+    let (mut a, mut b) = (fixture.start_server("a")?, fixture.start_server("b")?);
+    fixture.map("mp", [&a.uri(), &b.uri()])?;
+    print_intro(&printer, &fixture)?;
+    let (device, alone) = (fixture.uri("mp"), a.uri());
     let mut parts = Vec::new();
     let mut part = |what, udm: FioResult, plain: Option<FioResult>| -> Result<()> {
         let mut row = vec![String::from(what), udm.read(), udm.write()];
         row.extend(plain.iter().flat_map(|plain| [plain.read(), plain.write()]));
-        paper.row(&row)?;
+        printer.row(&row)?;
         parts.push(FaultReport { what, udm, plain });
         Ok(())
     };
-    part(WHOLE, stage.run(&device, &mut [])?, Some(stage.run(&alone, &mut [])?))?;
-    let udm = stage.run(&device, &mut [&mut a.stopped()])?;
-    stage.whole("mp")?;
-    part("a server is stopped for 1 s", udm, Some(stage.run(&alone, &mut [&mut a.paused()])?))?;
-    stage.map(HEDGED, [&a.uri(), &b.uri()])?;
-    let hedged = stage.uri(HEDGED);
-    part("the same, with hedged reads", stage.run(&hedged, &mut [&mut a.stopped()])?, None)?;
-    stage.whole(HEDGED)?;
-    stage.whole("mp")?;
-    let udm = stage.run(&device, &mut [&mut b.killed()])?;
-    stage.whole("mp")?;
-    part("a server is killed", udm, Some(stage.run(&alone, &mut [&mut a.killed()])?))?;
-    stage.whole("mp")?;
-    part("both are killed for 1 s", stage.run(&device, &mut [&mut a.killed(), &mut b.killed()])?, None)?;
-    stage.whole("mp")?;
+    part(WHOLE, fixture.run(&device, &mut [])?, Some(fixture.run(&alone, &mut [])?))?;
+    let udm = fixture.run(&device, &mut [&mut a.stop_and_restart()])?;
+    fixture.wait_until_healthy("mp")?;
+    part("a server is stopped for 1 s", udm, Some(fixture.run(&alone, &mut [&mut a.pause()])?))?;
+    fixture.map(HEDGED, [&a.uri(), &b.uri()])?;
+    let hedged = fixture.uri(HEDGED);
+    part("the same, with hedged reads", fixture.run(&hedged, &mut [&mut a.stop_and_restart()])?, None)?;
+    fixture.wait_until_healthy(HEDGED)?;
+    fixture.wait_until_healthy("mp")?;
+    let udm = fixture.run(&device, &mut [&mut b.kill()])?;
+    fixture.wait_until_healthy("mp")?;
+    part("a server is killed", udm, Some(fixture.run(&alone, &mut [&mut a.kill()])?))?;
+    fixture.wait_until_healthy("mp")?;
+    part("both are killed for 1 s", fixture.run(&device, &mut [&mut a.kill(), &mut b.kill()])?, None)?;
+    fixture.wait_until_healthy("mp")?;
     match NetnsServer::missing() {
-        Some(why) => paper.fact("left out", &format!("a server that is cut off from the network: {why}"))?,
+        Some(why) => {
+            printer.fact("left out", &format!("a server that is cut off from the network: {why}"))?;
+        }
         None => {
-            let mut net = NetnsServer::start(&stage.scene.folder().join("net"), &stage.disk)?;
-            stage.map("net", [&net.uri(), &b.uri()])?;
-            let udm = stage.run(&stage.uri("net"), &mut [&mut net])?;
+            let mut net = NetnsServer::start(&fixture.server.folder().join("net"), &fixture.disk)?;
+            fixture.map("net", [&net.uri(), &b.uri()])?;
+            let udm = fixture.run(&fixture.uri("net"), &mut [&mut net])?;
             part("a server is cut off", udm, None)?;
         }
     }
-    print_summary(&paper, &parts, json)
+    print_summary(&printer, &parts, json)
 }
 
-fn print_intro(paper: &Printer, stage: &Fixture) -> Result<()> {
-    paper.section("One file, two servers, one device over both")?;
-    paper.fact("servers", &format!("nbdkit, twice, over one file of {} MiB", BYTES >> 20))?;
-    paper.fact(
+fn print_intro(printer: &Printer, fixture: &Fixture) -> Result<()> {
+    printer.section("One file, two servers, one device over both")?;
+    printer.fact("servers", &format!("nbdkit, twice, over one file of {} MiB", BYTES >> 20))?;
+    printer.fact(
         "device",
         "mp = multipath over both, round-robin, queue_if_no_path; paths are checked each 0.5 s",
     )?;
-    let fence = stage.fence.file_name().map(Path::new).unwrap_or(&stage.fence).display();
-    paper.fact(
+    let fence = fixture.fence.file_name().map(Path::new).unwrap_or(&fixture.fence).display();
+    printer.fact(
         "silence",
         &format!(
             "no answer for {DEADLINE}: reads go elsewhere; writes do when \"{fence}\" has ended the server"
         ),
     )?;
-    paper.fact(
+    printer.fact(
         "hedged reads",
         "those that take long go to the other path too: the device is as mp otherwise",
     )?;
-    paper.fact("client", "fio over NBD, 16 requests in flight, half are writes; every block is verified")?;
-    paper.section("The longest that a request took")?;
-    paper.head(&["", "udm: read", "write", "plain NBD: read", "write"])
+    printer
+        .fact("client", "fio over NBD, 16 requests in flight, half are writes; every block is verified")?;
+    printer.section("The longest that a request took")?;
+    printer.head(&["", "udm: read", "write", "plain NBD: read", "write"])
 }
 
-fn print_summary(paper: &Printer, parts: &[FaultReport], json: bool) -> Result<()> {
-    paper.section("What the client saw")?;
+fn print_summary(printer: &Printer, parts: &[FaultReport], json: bool) -> Result<()> {
+    printer.section("What the client saw")?;
     let whole = parts.iter().find(|part| part.what == WHOLE);
     if let Some(whole) = whole.filter(|part| part.udm.is_well) {
-        paper.fact("p99.9", &format!("of reads when nothing is lost: {}", whole.udm.usual()))?;
+        printer.fact("p99.9", &format!("of reads when nothing is lost: {}", whole.udm.usual()))?;
     }
     let good = parts.iter().all(|part| part.udm.is_well);
     let requests: u64 = parts.iter().map(|part| part.udm.requests).sum();
-    paper.verdict(
+    printer.verdict(
         good,
         &format!(
             "{} requests through udm, no error, all blocks verified",

@@ -33,7 +33,7 @@ pub(super) fn is_installed(program: &str) -> bool {
 }
 
 /// Writes the fence command to a file.
-pub(super) fn fence(folder: &Path) -> std::io::Result<PathBuf> {
+pub(super) fn write_fence_command(folder: &Path) -> std::io::Result<PathBuf> {
     let path = folder.join("fence");
     let mut file = std::fs::File::options().write(true).create_new(true).mode(0o700).open(&path)?;
     let net = folder.join("net").display().to_string();
@@ -57,7 +57,7 @@ pub(super) struct NbdkitServer {
 impl NbdkitServer {
     pub fn start(socket: &Path, disk: &Path) -> Result<NbdkitServer> {
         let mut server = NbdkitServer { socket: socket.into(), disk: disk.into(), child: None };
-        server.again()?;
+        server.restart()?;
         Ok(server)
     }
 
@@ -66,7 +66,7 @@ impl NbdkitServer {
     }
 
     /// Ends the old process, and starts the server again.
-    fn again(&mut self) -> Result<()> {
+    fn restart(&mut self) -> Result<()> {
         self.end();
         let _ = std::fs::remove_file(&self.socket);
         let mut nbdkit = Command::new("nbdkit");
@@ -89,18 +89,18 @@ impl NbdkitServer {
 
     /// The fault: stopped (SIGSTOP), then started again, because the old process may have been
     /// fenced.
-    pub fn stopped(&mut self) -> impl Faultable {
-        SignalFault { server: self, signal: Signal::STOP, goes_on: false }
+    pub fn stop_and_restart(&mut self) -> impl Faultable {
+        SignalFault { server: self, signal: Signal::STOP, resumes: false }
     }
 
     /// The fault: stopped (SIGSTOP), then continued.
-    pub fn paused(&mut self) -> impl Faultable {
-        SignalFault { server: self, signal: Signal::STOP, goes_on: true }
+    pub fn pause(&mut self) -> impl Faultable {
+        SignalFault { server: self, signal: Signal::STOP, resumes: true }
     }
 
     /// The fault: killed, then started again.
-    pub fn killed(&mut self) -> impl Faultable {
-        SignalFault { server: self, signal: Signal::KILL, goes_on: false }
+    pub fn kill(&mut self) -> impl Faultable {
+        SignalFault { server: self, signal: Signal::KILL, resumes: false }
     }
 }
 
@@ -114,7 +114,7 @@ impl Drop for NbdkitServer {
 struct SignalFault<'a> {
     server: &'a mut NbdkitServer,
     signal: Signal,
-    goes_on: bool,
+    resumes: bool,
 }
 
 impl Faultable for SignalFault<'_> {
@@ -123,7 +123,7 @@ impl Faultable for SignalFault<'_> {
     }
 
     fn recover(&mut self) -> Result<()> {
-        if self.goes_on { self.server.signal(Signal::CONT) } else { self.server.again() }
+        if self.resumes { self.server.signal(Signal::CONT) } else { self.server.restart() }
     }
 }
 

@@ -48,19 +48,19 @@ struct DisksReport {
 /// # Errors
 /// A step fails, or a result is wrong, which is a bug in udm.
 pub fn run(json: bool) -> Result<()> {
-    let paper = Printer::new(json);
-    let scene = DemoServer::set()?;
-    let image = scene.folder().join("image.img");
+    let printer = Printer::new(json);
+    let server = DemoServer::start()?;
+    let image = server.folder().join("image.img");
     image::make(&image).with_context(|| image.display().to_string())?;
-    scene.map(IMAGE, &image, IMAGE_BYTES)?;
-    paper.section("One image, a hundred disks")?;
-    let image = format!("{} MiB, mostly holes, in {}", IMAGE_BYTES >> 20, scene.folder().display());
-    paper.fact("image", &image)?;
-    let mut report = DisksReport { disks: DISKS, image_bytes: IMAGE_BYTES, ..make(&paper, &scene)? };
-    write_all(&paper, &scene, &mut report)?;
-    compare_all(&paper, &scene, &mut report)?;
-    reset(&paper, &scene, &mut report)?;
-    remove_all(&paper, &scene, &mut report)?;
+    server.map(IMAGE, &image, IMAGE_BYTES)?;
+    printer.section("One image, a hundred disks")?;
+    let image = format!("{} MiB, mostly holes, in {}", IMAGE_BYTES >> 20, server.folder().display());
+    printer.fact("image", &image)?;
+    let mut report = DisksReport { disks: DISKS, image_bytes: IMAGE_BYTES, ..make(&printer, &server)? };
+    write_all(&printer, &server, &mut report)?;
+    compare_all(&printer, &server, &mut report)?;
+    reset(&printer, &server, &mut report)?;
+    remove_all(&printer, &server, &mut report)?;
     if json {
         crate::output::say_json(&report)?;
     }
@@ -84,8 +84,8 @@ fn content(disk: u64, at: u64) -> Vec<u8> {
     [at.to_le_bytes(), disk.to_be_bytes()].concat().repeat(BLOCK as usize / 16)
 }
 
-fn create(scene: &DemoServer, disks: impl Iterator<Item = u64>) -> Result<Duration> {
-    scene.take_snapshots(disks.map(|disk| (name(disk), IMAGE.into())))
+fn create(server: &DemoServer, disks: impl Iterator<Item = u64>) -> Result<Duration> {
+    server.take_snapshots(disks.map(|disk| (name(disk), IMAGE.into())))
 }
 
 fn nanos(time: Duration) -> u64 {
@@ -101,14 +101,14 @@ fn kib(bytes: u64) -> String {
 }
 
 /// Creates the disks.
-fn make(paper: &Printer, scene: &DemoServer) -> Result<DisksReport> {
+fn make(printer: &Printer, server: &DemoServer) -> Result<DisksReport> {
     let before = memory_bytes()?;
-    let time = create(scene, 0..DISKS)?;
-    let exports = scene.registry.exports().len() as u64 - 1;
+    let time = create(server, 0..DISKS)?;
+    let exports = server.registry.exports().len() as u64 - 1;
     let memory = memory_bytes()?.saturating_sub(before) / DISKS;
-    let disk = scene.stores_bytes()? / DISKS;
-    paper.fact("created", &format!("{DISKS} writable disks in {}, {exports} exported", millis(time)))?;
-    paper.fact("a fresh disk", &format!("{} of memory, {} of disk", kib(memory), kib(disk)))?;
+    let disk = server.stores_bytes()? / DISKS;
+    printer.fact("created", &format!("{DISKS} writable disks in {}, {exports} exported", millis(time)))?;
+    printer.fact("a fresh disk", &format!("{} of memory, {} of disk", kib(memory), kib(disk)))?;
     if exports != DISKS {
         bail!("demo: {exports} of {DISKS} disks are exported");
     }
@@ -131,10 +131,10 @@ fn make(paper: &Printer, scene: &DemoServer) -> Result<DisksReport> {
 
 /// Writes the blocks of each disk with one client per disk. Then each client reads its own blocks
 /// and those of the next disk.
-fn write_all(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> Result<()> {
+fn write_all(printer: &Printer, server: &DemoServer, report: &mut DisksReport) -> Result<()> {
     let (begin, before) = (Instant::now(), memory_bytes()?);
     for disk in 0..DISKS {
-        let mut client = scene.client(&name(disk))?;
+        let mut client = server.client(&name(disk))?;
         for at in places(disk) {
             client.write(at, &content(disk, at))?;
             report.blocks_written += 1;
@@ -142,33 +142,33 @@ fn write_all(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> R
         client.flush()?;
     }
     for disk in 0..DISKS {
-        check(scene, disk, true, report)?;
+        check(server, disk, true, report)?;
     }
-    let mut image = scene.client(IMAGE)?;
+    let mut image = server.client(IMAGE)?;
     for at in (0..DISKS).flat_map(places) {
         count_block(report, image.read(at, BLOCK as u32)? == block(at));
     }
     report.used_memory_bytes_a_disk =
         report.fresh_memory_bytes_a_disk + memory_bytes()?.saturating_sub(before) / DISKS;
-    report.used_disk_bytes_a_disk = scene.stores_bytes()? / DISKS;
+    report.used_disk_bytes_a_disk = server.stores_bytes()? / DISKS;
     let (memory, disk) = (kib(report.used_memory_bytes_a_disk), kib(report.used_disk_bytes_a_disk));
     let written = thousands(report.blocks_written);
-    paper.fact(
+    printer.fact(
         "written",
         &format!("{written} blocks by {DISKS} NBD clients in {}", millis(begin.elapsed())),
     )?;
-    paper.fact("a used disk", &format!("{memory} of memory with its client's buffers, {disk} of disk"))?;
+    printer.fact("a used disk", &format!("{memory} of memory with its client's buffers, {disk} of disk"))?;
     let (checked, wrong) = (thousands(report.blocks_checked), report.blocks_wrong);
-    paper.verdict(wrong == 0, &format!("{checked} blocks read from disks and image, {wrong} wrong"))
+    printer.verdict(wrong == 0, &format!("{checked} blocks read from disks and image, {wrong} wrong"))
 }
 
 /// Checks the blocks of `disk`, which are new if `written`, and the unwritten blocks of the next
 /// disk.
-fn check(scene: &DemoServer, disk: u64, written: bool, report: &mut DisksReport) -> Result<()> {
-    let mut client = scene.client(&name(disk))?;
+fn check(server: &DemoServer, disk: u64, written: bool, report: &mut DisksReport) -> Result<()> {
+    let mut client = server.client(&name(disk))?;
     for at in places(disk) {
-        let wanted = if written { content(disk, at) } else { block(at) };
-        count_block(report, client.read(at, BLOCK as u32)? == wanted);
+        let expected = if written { content(disk, at) } else { block(at) };
+        count_block(report, client.read(at, BLOCK as u32)? == expected);
     }
     for at in places((disk + 1) % DISKS).chain([0, STRIDE]) {
         count_block(report, client.read(at, BLOCK as u32)? == block(at));
@@ -182,37 +182,37 @@ fn count_block(report: &mut DisksReport, right: bool) {
 }
 
 /// Checks that the diff of each disk is exactly the written blocks.
-fn compare_all(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> Result<()> {
+fn compare_all(printer: &Printer, server: &DemoServer, report: &mut DisksReport) -> Result<()> {
     for disk in 0..DISKS {
-        let found = snapshot::changes(&scene.registry, &name(disk), None, 0, snapshot::PAGE_MAX)?;
-        let wanted = places(disk).map(|start_bytes| api::Range { start_bytes, length_bytes: BLOCK });
-        report.diffs_wrong += u64::from(!found.ranges.into_iter().eq(wanted));
+        let found = snapshot::changes(&server.registry, &name(disk), None, 0, snapshot::PAGE_MAX)?;
+        let expected = places(disk).map(|start_bytes| api::Range { start_bytes, length_bytes: BLOCK });
+        report.diffs_wrong += u64::from(!found.ranges.into_iter().eq(expected));
     }
     let wrong = report.diffs_wrong;
-    paper.verdict(
+    printer.verdict(
         wrong == 0,
         &format!("{DISKS} diffs, each the {BLOCKS} blocks that were written: {wrong} wrong"),
     )
 }
 
 /// Resets one disk to the image.
-fn reset(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> Result<()> {
+fn reset(printer: &Printer, server: &DemoServer, report: &mut DisksReport) -> Result<()> {
     let begin = Instant::now();
-    scene.remove(&name(0))?;
-    create(scene, 0..1)?;
+    server.remove(&name(0))?;
+    create(server, 0..1)?;
     let time = begin.elapsed();
     report.reset_ns = nanos(time);
     let wrong = report.blocks_wrong;
-    check(scene, 0, false, report)?;
-    check(scene, 1, true, report)?;
+    check(server, 0, false, report)?;
+    check(server, 1, true, report)?;
     let good = wrong == report.blocks_wrong;
-    paper.verdict(good, &format!("{} removed and created again in {}", name(0), millis(time)))
+    printer.verdict(good, &format!("{} removed and created again in {}", name(0), millis(time)))
 }
 
-fn remove_all(paper: &Printer, scene: &DemoServer, report: &mut DisksReport) -> Result<()> {
+fn remove_all(printer: &Printer, server: &DemoServer, report: &mut DisksReport) -> Result<()> {
     let begin = Instant::now();
-    (0..DISKS).try_for_each(|disk| scene.remove(&name(disk)))?;
+    (0..DISKS).try_for_each(|disk| server.remove(&name(disk)))?;
     report.remove_ns = nanos(begin.elapsed());
-    let left = scene.stores_bytes()?;
-    paper.verdict(left == 0, &format!("all removed in {}, {} left", millis(begin.elapsed()), kib(left)))
+    let left = server.stores_bytes()?;
+    printer.verdict(left == 0, &format!("all removed in {}, {} left", millis(begin.elapsed()), kib(left)))
 }

@@ -42,23 +42,23 @@ impl InheritedSockets {
 pub(super) fn take() -> Result<InheritedSockets> {
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':');
-    let (mut sockets, mut given) = (ListenFd::from_env(), InheritedSockets::default());
+    let (mut sockets, mut inherited) = (ListenFd::from_env(), InheritedSockets::default());
     for i in 0..sockets.len() {
         let name = names.next().unwrap_or_default();
-        let what = || format!("serve: the socket {name:?}, number {i} of those that were given");
+        let name_of_socket = || format!("serve: the socket {name:?}, number {i} of those that were given");
         if name == CONTROL {
-            let control = sockets.take_unix_listener(i).with_context(what)?;
-            if given.control.is_some() {
-                bail!("{}: there is another control socket", what());
+            let control = sockets.take_unix_listener(i).with_context(name_of_socket)?;
+            if inherited.control.is_some() {
+                bail!("{}: there is another control socket", name_of_socket());
             }
-            given.control = control;
+            inherited.control = control;
             continue;
         }
         let fd = match sockets.take_unix_listener(i) {
             Ok(socket) => socket.map(OwnedFd::from),
-            Err(_) => sockets.take_tcp_listener(i).with_context(what)?.map(OwnedFd::from),
+            Err(_) => sockets.take_tcp_listener(i).with_context(name_of_socket)?.map(OwnedFd::from),
         };
-        given.nbd.extend(fd);
+        inherited.nbd.extend(fd);
     }
-    Ok(given)
+    Ok(inherited)
 }

@@ -1,0 +1,50 @@
+//! Requests that several commands send to the server, and the texts of its errors.
+
+use udm_control::client::{ClientError, ControlClient};
+use udm_control::error::TextPosition;
+use udm_control::http::api;
+
+/// Converts an error of the client. If a table is at fault, the text shows its line.
+pub fn explain(error: ClientError, table: Option<&str>) -> anyhow::Error {
+    let refused = match &error {
+        ClientError::Refused(refused) => refused,
+        ClientError::Unreachable { source, .. } => {
+            return anyhow::anyhow!(
+                "{error}: {source} (start it, or name its control socket with --socket or $UDM_SOCKET)"
+            );
+        }
+        ClientError::Broken { .. } => return error.into(),
+    };
+    let number = |n: Option<u64>| usize::try_from(n?).ok();
+    let position = number(refused.line).zip(number(refused.column)).map(|(line, column)| TextPosition {
+        line,
+        column,
+        width: number(refused.width).unwrap_or(1),
+    });
+    match table.zip(position).and_then(|(table, position)| position.mark(table)) {
+        Some(mark) => anyhow::anyhow!("{error}\n{mark}"),
+        None => error.into(),
+    }
+}
+
+/// All devices, in the order of their numbers.
+///
+/// # Errors
+/// The server does not answer.
+pub fn all_devices(client: &ControlClient) -> Result<Vec<api::Device>, ClientError> {
+    Ok(client.get::<api::DeviceList>("/v1/devices")?.devices)
+}
+
+/// The live tables of all devices.
+///
+/// # Errors
+/// The server does not answer.
+pub fn all_tables(client: &ControlClient) -> Result<Vec<api::Table>, ClientError> {
+    Ok(client.get::<api::TableList>("/v1/tables")?.tables)
+}
+
+/// The current folder, for relative paths in tables. `None` if it is not known or not UTF-8; the
+/// server then refuses relative paths.
+pub fn current_dir() -> Option<String> {
+    std::env::current_dir().ok()?.into_os_string().into_string().ok()
+}

@@ -1,0 +1,156 @@
+//! The arguments of `udm serve`.
+
+use super::path_maintenance::CheckPaths;
+use crate::args::{StateArgs, parse_seconds};
+use crate::table_arg::{DeviceArg, parse_device_arg};
+use clap::{Args, Command, ValueEnum};
+use std::path::PathBuf;
+use std::time::Duration;
+use udm_wire::cpus::CpuList;
+
+/// The value of `--lost-snapshots`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LostSnapshotsArg {
+    /// The disk is not served.
+    #[default]
+    Refuse,
+    /// The disk is served once its snapshots can be attached.
+    Wait,
+    /// The snapshots are given up, and the disk is served at once.
+    GiveUp,
+}
+
+impl From<LostSnapshotsArg> for udm_control::verbs::snapshot::LostSnapshots {
+    fn from(arg: LostSnapshotsArg) -> Self {
+        match arg {
+            LostSnapshotsArg::Refuse => Self::Refuse,
+            LostSnapshotsArg::Wait => Self::Wait,
+            LostSnapshotsArg::GiveUp => Self::GiveUp,
+        }
+    }
+}
+
+/// The arguments of `udm serve`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A TABLE has one target per line: START LENGTH TYPE ARGUMENTS, in sectors of 512 bytes, as for dmsetup. A device in a table is a path, \
+a URI (file:, nbd:, null:, mem:, pattern:), major:minor, or @NAME for another device. A DEVICE alone stands for a table that maps all of it. docs/targets.md \
+has an example of each target and each kind of device.\n\n\
+Examples:\n  udm serve --device disk=disk.img --unix /tmp/udm.sock\n  udm serve --device disk='0 2097152 linear file:disk.img 0' --unix /tmp/udm.sock\n  \
+udm serve --device d='0 2097152 linear null:size=1G 0' --run 'nbdinfo $uri'\n  udm serve /etc/udm/udm.toml"
+)]
+pub struct ServeArgs {
+    /// A configuration file with these options and the devices; docs/config.md describes it.
+    /// Options of the command line override those of the file
+    #[arg(value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Check FILE, report errors, and serve nothing
+    #[arg(long, requires = "config", conflicts_with = "fork")]
+    pub check: bool,
+    /// A device and its table, a file with the table, or another device to map as a whole; may be
+    /// repeated
+    #[arg(long = "device", value_name = "NAME=TABLE|NAME=@FILE|NAME=DEVICE", value_parser = parse_device_arg)]
+    pub devices: Vec<DeviceArg>,
+    /// Serve NBD on a Unix socket; - creates one in a private folder
+    #[arg(short = 'U', long, value_name = "PATH")]
+    pub unix: Option<PathBuf>,
+    /// Serve NBD on a TCP port
+    #[arg(short, long, value_name = "N")]
+    pub port: Option<u16>,
+    /// The address to listen on with --port
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", requires = "port")]
+    pub ipaddr: std::net::IpAddr,
+    /// Export only this device; may be repeated [default: all]
+    #[arg(long = "export", value_name = "NAME")]
+    pub exports: Vec<String>,
+    /// Do not let clients write
+    #[arg(short, long)]
+    pub readonly: bool,
+    /// Run a command through /bin/sh with $uri, $unixsocket, $uri_NAME and $UDM_SOCKET set, then
+    /// shut down with its status
+    #[arg(long, value_name = "CMD")]
+    pub run: Option<String>,
+    /// The CPUs to use, one core each (0-3, 0,2) [default: one core per CPU, at most 8, not pinned]
+    #[arg(long, value_name = "LIST")]
+    pub cores: Option<CpuList>,
+    /// Poll for requests without sleeping
+    #[arg(long)]
+    pub poll: bool,
+    /// Check the paths of multipath devices at this interval (1 to 3600), and up to 4 times as long
+    /// for working paths; fail paths that do not answer, and reinstate those that do. off: paths
+    /// fail by I/O errors and messages only, as with a kernel without multipathd [default: 5]
+    #[arg(long, value_name = "SECONDS|off")]
+    pub check_paths: Option<CheckPaths>,
+    /// Maintain paths as this multipath.conf says; docs/multipath.md lists its keys
+    #[arg(long, value_name = "FILE")]
+    pub multipath_conf: Option<PathBuf>,
+    /// Fail a path of a multipath device that answers nothing for this long though a request is
+    /// pending, or keeps one request four times as long. Its reads are sent to other paths; its
+    /// writes wait (0.01 to 3600) [default: no deadline]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_path_deadline)]
+    pub path_deadline: Option<Duration>,
+    /// Send a read of a multipath device that takes longer than most also to a second path, for at
+    /// most one read in twenty
+    #[arg(long)]
+    pub hedge_reads: bool,
+    /// Eject a path of a multipath device for a while if its reads take much longer than those of
+    /// the other paths of its group
+    #[arg(long)]
+    pub eject_slow_paths: bool,
+    /// Queue depth of request-based multipath devices (queue_mode other than bio): the tags of each
+    /// hardware queue, 0 for 2048, at most 10240. Such devices have a queue only with this or the
+    /// next option
+    #[arg(long = "dm_mq_queue_depth", value_name = "N")]
+    pub dm_mq_queue_depth: Option<u32>,
+    /// Number of hardware queues of these devices: 0 for 1, at most 32 and at most one per core
+    #[arg(long = "dm_mq_nr_hw_queues", value_name = "N")]
+    pub dm_mq_nr_hw_queues: Option<u32>,
+    /// How to serve a disk with a persistent snapshot that cannot be attached because its store is
+    /// missing: refuse does not serve it, wait serves it once the store is back, give-up serves it
+    /// at once and the snapshot is lost
+    #[arg(long, value_name = "refuse|wait|give-up", default_value = "refuse", hide_possible_values = true)]
+    pub lost_snapshots: LostSnapshotsArg,
+    /// Serve in the background, and return when the devices are served; the log goes to standard
+    /// error if that is a file
+    #[arg(long, conflicts_with = "run")]
+    pub fork: bool,
+    /// Write the server's process ID to a file when the devices are served, and remove the file at
+    /// the end
+    #[arg(short = 'P', long, value_name = "FILE")]
+    pub pidfile: Option<PathBuf>,
+    /// Used by --fork: report readiness on standard output
+    #[arg(long, hide = true)]
+    pub ready_on_stdout: bool,
+    /// How long a shutdown after a signal may take; after that udm reports what it abandons and
+    /// exits with status 1
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub stop_timeout: u64,
+    /// The control socket [default: as for the other verbs; with --run a private one]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    #[command(flatten)]
+    pub state: StateArgs,
+}
+
+impl ServeArgs {
+    /// The options alone, without the verbs around them.
+    pub fn command() -> Command {
+        let mut serve = ServeArgs::augment_args(Command::new("serve"));
+        serve.build();
+        serve
+    }
+
+    /// True if an option or a file says where to serve, or inherited sockets do.
+    pub fn has_listen_args(&self) -> bool {
+        let is_named =
+            self.config.is_some() || self.unix.is_some() || self.port.is_some() || self.run.is_some();
+        is_named || std::env::var_os("LISTEN_FDS").is_some()
+    }
+}
+
+/// Parses the deadline of a path, in seconds.
+fn parse_path_deadline(word: &str) -> Result<Duration, String> {
+    let range = Duration::from_millis(10)..=Duration::from_secs(3600);
+    parse_seconds(word)
+        .and_then(|d| if range.contains(&d) { Ok(d) } else { Err("not in 0.01..=3600".into()) })
+}
