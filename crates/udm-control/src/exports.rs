@@ -100,7 +100,7 @@ impl Exporter {
         self.by_device().get(&device).inspect(|export| self.exports.remove(export));
     }
 
-    /// Fails all requests of a device's clients, see [`Exports::fail`].
+    /// Fails all requests of a device's clients, see [`Exports::fail_requests`].
     pub fn fail(&self, device: DeviceId) -> Option<FailRequestsGuard> {
         self.by_device().get(&device).map(|export| self.exports.fail_requests(export))
     }

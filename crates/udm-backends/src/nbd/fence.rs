@@ -143,8 +143,8 @@ impl ExportFence {
         self.runs.held.fetch_sub(writes, SeqCst);
     }
 
-    /// Records that a connection has no held writes left. `lost` is true if [`ExportFence::lose`]
-    /// was called for it.
+    /// Records that a connection has no held writes left. `lost` is true if
+    /// [`ExportFence::add_lost_connection`] was called for it.
     pub(super) fn release(&self, lost: bool) {
         self.runs.abandoned.fetch_sub(1, SeqCst);
         self.unheard.fetch_sub(usize::from(lost), SeqCst);

@@ -19,7 +19,7 @@
 //! * **Removal.** A deferred removal is a mark. The connection or table that closes a device checks
 //!   for marks; there is no timer ([`deferred_removals`]). A forced removal first loads a table of
 //!   `error` and waits for the requests that storage has. Its clients get EIO meanwhile
-//!   (`Exports::fail`).
+//!   (`Exports::fail_requests`).
 //! * **Events** ([`event_stream`]): each change puts a line into a bounded queue, from cores too.
 //!   Clients read the last 1,024 at their own pace; a slow client gets the number of lost events.
 //!   Before the first client, a change costs a fence and a load.

@@ -131,7 +131,7 @@ impl Export {
     }
 }
 
-/// Makes requests of an export's clients fail while it is held ([`Exports::fail`]).
+/// Makes requests of an export's clients fail while it is held ([`Exports::fail_requests`]).
 pub struct FailRequestsGuard {
     export: Arc<Export>,
     core_set: Weak<CoreSet>,
