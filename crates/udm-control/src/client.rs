@@ -7,7 +7,7 @@
 
 mod listen;
 
-use crate::http::api;
+use crate::api;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response, StatusCode};

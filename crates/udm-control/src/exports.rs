@@ -4,7 +4,7 @@
 //! removal. It keeps one export over renames, and if it is unlisted and listed again. So its users
 //! are counted once, and a client keeps the export that it chose.
 
-use crate::http::api;
+use crate::api;
 use crate::registry::Mapped;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;

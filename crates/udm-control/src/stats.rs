@@ -3,7 +3,7 @@
 //! Contract: a reading takes no lock that a core takes; it sums the counters of each core. With
 //! thousands of devices it may take a while.
 
-use crate::http::api;
+use crate::api;
 use crate::registry::{Mapped, Registry};
 use crate::verbs;
 use std::collections::HashMap;

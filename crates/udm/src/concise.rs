@@ -2,8 +2,8 @@
 //! backslash before what would separate.
 
 use crate::verbs::folder;
+use udm_control::api;
 use udm_control::client::{ClientError, ControlClient, device_path};
-use udm_control::http::api;
 
 /// A device in concise form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The event stream of a client.
 
 use super::{ClientError, ControlClient};
-use crate::http::api;
+use crate::api;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode};

@@ -1,8 +1,8 @@
 //! Applies a configuration file to the devices.
 
 use super::{AppliedConfig, Config, ConfigPlan, DesiredDevice, DesiredState, PlanStep, plan};
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
 use crate::registry::{BaseDir, Mapped, Registry};
 use crate::verbs::snapshot::LostSnapshots;
 use crate::verbs::{self, CancelToken, CreatedDevice, DeviceSpec, RemoveOptions};

@@ -1,9 +1,9 @@
 //! The route of the configuration file.
 
-use super::api;
 use super::concurrency::AppState;
 use super::error::QueryParams;
 use super::handlers::{Answer, CancelGuard};
+use crate::api;
 use crate::{config, verbs};
 use axum::Json;
 use axum::extract::State;

@@ -5,10 +5,10 @@
 //! connection slot. If a client reads nothing for [`super::server::QUIET_MAX`], its connection is
 //! closed.
 
-use super::api;
 use super::concurrency::{AppState, WAITS_MAX};
 use super::connections::{ConnectionSlot, StreamGuard};
 use super::error::ErrorResponse;
+use crate::api;
 use crate::error::VerbError;
 use crate::registry::EventSubscription;
 use axum::extract::{Request, State};

@@ -8,8 +8,9 @@
 //! Requests whose table would open an existing file or connect to a server are skipped: storage is
 //! not tested here.
 
+use super::router;
 use super::routes::{self, Route};
-use super::{api, router};
+use crate::api;
 use crate::metrics;
 use crate::registry::Registry;
 use crate::verbs;

@@ -7,7 +7,8 @@
 
 use super::concurrency::{AppState, WAITS_MAX};
 use super::error::{DeviceName, ErrorResponse, JsonBody, QueryParams};
-use super::{api, openapi};
+use super::openapi;
+use crate::api;
 use crate::error::VerbError;
 use crate::metrics;
 use crate::registry::{BaseDir, NewName, Registry, RequestQueueParams};

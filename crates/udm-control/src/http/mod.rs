@@ -11,12 +11,6 @@
 //! that has no free ones can still be controlled. [`concurrency`] limits requests that wait for
 //! storage, per kind.
 
-pub mod api;
-mod api_config;
-mod api_events;
-mod api_queue;
-mod api_snapshots;
-mod api_stats;
 mod concurrency;
 mod config;
 pub mod connections;

@@ -1,7 +1,7 @@
 //! The OpenAPI 3.1 description, generated from the list of routes.
 
-use super::api;
 use super::routes::{self, ResponseKind, Route};
+use crate::api;
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};

@@ -1,8 +1,8 @@
 //! The one list of routes: the server and `/openapi.json` both use it.
 
-use super::api;
 use super::concurrency::AppState;
 use super::handlers;
+use crate::api;
 use crate::metrics;
 use axum::handler::Handler;
 use axum::http::Method;

@@ -1,10 +1,10 @@
 //! The handlers of the snapshot routes. Except for simple queries they may block on storage, so
 //! they run on other threads.
 
-use super::api;
 use super::concurrency::{AppState, ConcurrencyLimits};
 use super::error::{DeviceName, ErrorResponse, JsonBody, QueryParams};
 use super::handlers::{Answer, CancelGuard, Done, TOGETHER_MAX, folder};
+use crate::api;
 use crate::registry::Registry;
 use crate::verbs::snapshot::{self, PAGE_MAX, PendingMerge};
 use axum::Json;

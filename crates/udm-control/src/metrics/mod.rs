@@ -5,7 +5,7 @@
 mod families;
 mod list;
 
-use crate::http::api;
+use crate::api;
 use families::{Labels, MetricFamilies, seconds};
 use list as m;
 use udm_core::Nanos;

@@ -5,8 +5,8 @@
 //! The last [`KEPT`] events are kept. Subscribers read at their own pace; a slow subscriber gets
 //! the number of lost events and delays no other.
 
+use crate::api;
 use crate::error::one_line;
-use crate::http::api;
 use crossbeam_queue::ArrayQueue;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn the_kinds_are_in_the_docs() {
         let docs = include_str!("../../../../docs/events.md");
-        let api = include_str!("../http/api_events.rs");
+        let api = include_str!("../api/events.rs");
         let rows = docs.lines().filter(|line| line.starts_with("| `"));
         let kinds = || EventKind::ALL.iter().map(|kind| kind.text()).chain(["lost"]);
         let listed: Vec<&str> = rows.filter_map(|row| row.split('`').nth(1)).collect();

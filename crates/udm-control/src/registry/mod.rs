@@ -45,9 +45,9 @@ pub(crate) use lookup::{MessageResolver, TableResolver};
 pub use opened::OPENED_MAJOR;
 pub use request_queue_params::RequestQueueParams;
 
+use crate::api;
 use crate::config::{Config, ConfigReader};
 use crate::exports::Exporter;
-use crate::http::api;
 use crate::state_folder::store_creation::StoreCreation;
 use crate::state_folder::{MarkedStore, StateFolder, StoreId};
 use crate::verbs::snapshot::{LostSnapshots, PendingMerge};

@@ -2,8 +2,8 @@
 
 use super::cancel::CancelToken;
 use super::show;
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
 use crate::registry::Registry;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};

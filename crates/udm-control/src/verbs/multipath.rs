@@ -2,8 +2,8 @@
 
 use super::CancelToken;
 use super::change::{DeviceSpec, create_with};
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
 use crate::registry::{BaseDir, Mapped, Registry, TableResolver};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};

@@ -1,8 +1,8 @@
 //! The power of the disks that tables use: state and switch.
 
 use super::queue::used;
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
 use crate::registry::{Mapped, Registry};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! The queues in front of the disks that tables use: reports, and changes of settings.
 
 use super::show::describe;
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
 use crate::registry::{Mapped, Registry};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -4,8 +4,8 @@
 use super::cancel::{CancelToken, VerbKind};
 use super::change::{drop_on_thread, export, remove_filtered, resume_filtered, run_locked};
 use super::{show, tables};
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
 use crate::registry::{BaseDir, Mapped, Registry};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;

@@ -2,8 +2,8 @@
 
 use super::power::power;
 use super::queue::queues;
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
 use crate::registry::{Mapped, Registry};
 use std::collections::HashSet;
 use std::sync::Arc;

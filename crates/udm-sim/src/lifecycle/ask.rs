@@ -2,8 +2,8 @@
 
 use crate::waiting::WakeableFuture;
 use std::sync::Arc;
+use udm_control::api::{CreateSnapshots, NewSnapshot};
 use udm_control::error::VerbError;
-use udm_control::http::api::{CreateSnapshots, NewSnapshot};
 use udm_control::registry::{BaseDir, NewName};
 use udm_control::verbs::snapshot::{self, PendingMerge};
 use udm_control::verbs::{self, CancelToken, RemoveOptions};
@@ -134,7 +134,7 @@ impl ServerVerbJob {
     }
 }
 
-fn applied(done: udm_control::http::api::Reconfigured) -> VerbReply {
+fn applied(done: udm_control::api::Reconfigured) -> VerbReply {
     let failed = done.changes.into_iter().filter_map(|c| Some(format!("{}: {}", c.name, c.error?)));
     VerbReply::Applied(failed.collect())
 }

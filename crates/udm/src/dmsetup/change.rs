@@ -9,8 +9,8 @@ use super::show::describe;
 use crate::verbs::folder;
 use std::thread::sleep;
 use std::time::Duration;
+use udm_control::api;
 use udm_control::client::{ClientError, device_path};
-use udm_control::http::api;
 use udm_core::errno::{EBUSY, ENXIO, ETIMEDOUT};
 
 /// How often `--retry` tries, and how far apart.

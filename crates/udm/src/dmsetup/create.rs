@@ -9,8 +9,8 @@ use super::session::{CommandError, CommandResult, DeviceSelector, NODES, Negotia
 use crate::concise::{self, ConciseDevice};
 use crate::verbs::{folder, read_bounded};
 use std::path::Path;
+use udm_control::api;
 use udm_control::client::device_path;
-use udm_control::http::api;
 use udm_control::registry::MAPPED_MAJOR as MAJOR;
 
 /// A table of the command line, of a file or of standard input. Empty where it has no target.

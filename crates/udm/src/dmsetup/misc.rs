@@ -5,8 +5,8 @@ use super::report::{columns_of, repeat_report};
 use super::session::{CommandError, CommandResult, NegotiatedSession, command_failed, ioctl_failed};
 use crate::columns::{list_of_fields, split_row};
 use crate::log;
+use udm_control::api;
 use udm_control::client::ClientError;
-use udm_control::http::api;
 use udm_core::errno::EINVAL;
 
 /// A command or an option that udm can't do.

@@ -4,8 +4,8 @@
 use super::options::{CommandLine, Name};
 use crate::log;
 use crate::verbs::all_devices;
+use udm_control::api;
 use udm_control::client::{ClientError, ControlClient, device_path};
-use udm_control::http::api;
 use udm_core::errno::ENXIO;
 
 /// Where device nodes are, as scripts name them.

@@ -6,8 +6,8 @@ use super::session::{CommandError, CommandResult, NegotiatedSession};
 use crate::columns::{Columns, list_of_fields};
 use crate::concise;
 use crate::verbs;
+use udm_control::api;
 use udm_control::client::{ClientError, device_path};
-use udm_control::http::api;
 
 /// The table of a device, or what `inactive` would make it.
 fn table_of(face: &NegotiatedSession, device: &api::Device) -> Result<api::Table, ClientError> {

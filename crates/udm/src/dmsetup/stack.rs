@@ -5,8 +5,8 @@ use super::options::Name;
 use super::session::{CommandError, CommandResult, NegotiatedSession};
 use crate::columns::{node_below, node_of};
 use crate::verbs::{DeviceTree, TreeGlyphs, TreeStyle, deps_line};
+use udm_control::api;
 use udm_control::client::device_path;
-use udm_control::http::api;
 
 /// How a device is named in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use crate::verbs::explain;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use std::str::SplitWhitespace;
+use udm_control::api;
 use udm_control::client::{ClientError, ControlClient, device_path};
-use udm_control::http::api;
 
 /// A multipath device, with multipath-tools' names for what it has.
 #[derive(Debug, Default, Serialize)]

@@ -13,8 +13,8 @@ use anyhow::{Result, bail};
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use map_reader::{MultipathMap, Path};
 use serde::Serialize;
+use udm_control::api;
 use udm_control::client::{ClientError, ControlClient, device_path};
-use udm_control::http::api;
 use udm_core::errno::{EINVAL, ENOENT, ENXIO};
 
 /// `udm multipath`.

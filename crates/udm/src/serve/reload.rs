@@ -8,8 +8,8 @@ use anyhow::{Result, bail};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
+use udm_control::api::Reconfigured;
 use udm_control::config::{self, ConfigReader, DesiredState};
-use udm_control::http::api::Reconfigured;
 use udm_control::verbs::{self, CancelToken};
 use udm_control::{Registry, error::VerbError};
 

@@ -3,7 +3,7 @@
 use crate::log;
 use std::fmt::Write;
 use std::path::Path;
-use udm_control::http::api;
+use udm_control::api;
 use udm_wire::size::Size;
 
 /// One line an export, to standard error. Without any, where the server is told to make some.

@@ -5,8 +5,8 @@ use crate::output::{say_json, to_stdout};
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::io::Write;
+use udm_control::api;
 use udm_control::client::{ControlClient, path_under};
-use udm_control::http::api;
 
 /// All of it, for `--json`.
 #[derive(Debug, Serialize)]

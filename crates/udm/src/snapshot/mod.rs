@@ -16,8 +16,8 @@ use anyhow::{Context, Result};
 use clap::{ArgGroup, Args, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use udm_control::api;
 use udm_control::client::{ControlClient, path_under};
-use udm_control::http::api;
 
 /// `udm snapshot`.
 #[derive(Debug, Args)]

@@ -8,8 +8,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::thread::sleep;
 use std::time::Duration;
+use udm_control::api;
 use udm_control::client::{ClientError, ControlClient, device_path};
-use udm_control::http::api;
 use udm_core::errno::EINVAL;
 
 /// How often it is asked.

@@ -27,8 +27,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use terminal::{Terminal, TypedInput};
 use tokio::signal::unix::{SignalKind, signal};
+use udm_control::api::Stats;
 use udm_control::client::{ClientError, ControlClient};
-use udm_control::http::api::Stats;
 use view::{KeyAction, ListView};
 
 /// The width of what is no terminal.

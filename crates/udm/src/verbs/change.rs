@@ -9,8 +9,8 @@ use crate::output::{say, say_json};
 use anyhow::{Context, Result, bail};
 use std::io::Read;
 use std::path::Path;
+use udm_control::api;
 use udm_control::client::{ClientError, ControlClient, device_path};
-use udm_control::http::api;
 use udm_control::verbs::TABLE_MAX;
 
 /// The table of a verb: given, in a file, or on standard input.

@@ -5,7 +5,7 @@ use crate::cli::EventsArgs;
 use crate::output::{reader_closed_async, say};
 use anyhow::Result;
 use std::ops::ControlFlow;
-use udm_control::http::api::Event;
+use udm_control::api::Event;
 
 /// Prints what changes until there is enough, or nobody reads it.
 pub fn listen(args: &EventsArgs) -> Result<()> {

@@ -5,8 +5,8 @@ use crate::cli::{PowerArgs, PowerSwitch};
 use crate::output::{say, say_json};
 use anyhow::{Result, bail};
 use std::fmt::Write;
+use udm_control::api;
 use udm_control::client::device_path;
-use udm_control::http::api;
 
 /// `udm power`.
 pub fn power(args: &PowerArgs) -> Result<()> {

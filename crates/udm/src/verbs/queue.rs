@@ -6,8 +6,8 @@ use crate::output::{say, say_json};
 use anyhow::{Result, bail};
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use udm_control::api;
 use udm_control::client::device_path;
-use udm_control::http::api;
 
 /// `udm queue`.
 pub fn queue(args: &QueueArgs) -> Result<()> {

@@ -4,7 +4,7 @@ use crate::cli::ReconfigureArgs;
 use crate::log;
 use crate::output::{say, say_json};
 use anyhow::{Result, bail};
-use udm_control::http::api::Reconfigured;
+use udm_control::api::Reconfigured;
 
 pub fn run(args: &ReconfigureArgs) -> Result<()> {
     let path = format!("/v1/reconfigure?dry_run={}", args.dry_run);

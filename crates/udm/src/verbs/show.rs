@@ -10,8 +10,8 @@ use crate::output::{say, say_json};
 use anyhow::{Result, anyhow, bail};
 use std::fmt::Write as _;
 use std::time::Instant;
+use udm_control::api;
 use udm_control::client::{ClientError, ControlClient, device_path};
-use udm_control::http::api;
 use udm_core::errno::ETIMEDOUT;
 
 /// What dmsetup says when there is nothing.

@@ -8,8 +8,8 @@ use crate::output::{say, say_json};
 use anyhow::Result;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
+use udm_control::api;
 use udm_control::client::{ClientError, ControlClient};
-use udm_control::http::api;
 
 /// How what a table lies on is named.
 pub fn dependency_name(below: &api::Below, how: DepName) -> String {

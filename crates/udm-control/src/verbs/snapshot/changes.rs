@@ -1,8 +1,8 @@
 //! The ranges in which a snapshot may differ from its origin or from another snapshot of it.
 
 use super::{find_again, refuse, report};
+use crate::api::{Changes, Range};
 use crate::error::VerbError;
-use crate::http::api::{Changes, Range};
 use crate::registry::{Mapped, Registry};
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, EINVAL, EIO};

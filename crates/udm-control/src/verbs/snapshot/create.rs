@@ -3,8 +3,8 @@
 use super::origin::OriginDevice;
 use super::refuse;
 use super::store::{NewStore, StoreSpec};
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
 use crate::registry::{BaseDir, CreationGuard, Mapped, Registry};
 use crate::verbs::cancel::{CancelToken, VerbKind};
 use crate::verbs::change::{LoadedTable, begin_resume_loaded, export, remove_filtered, run_locked};

@@ -1,8 +1,8 @@
 //! Lists of snapshots.
 
 use super::report;
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
 use crate::registry::{Mapped, Registry};
 use crate::state_folder::StateFolder;
 use crate::state_folder::records::{RecordState, SnapshotRecord};

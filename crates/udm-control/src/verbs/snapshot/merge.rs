@@ -2,8 +2,8 @@
 
 use super::remove::restore_linear;
 use super::{find, find_again, origin, refuse, report};
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
 use crate::registry::{BaseDir, Mapped, Registry};
 use crate::state_folder::file_stamp::StoreFile;
 use crate::verbs::cancel::{CancelToken, VerbKind};
