@@ -2,8 +2,8 @@
 //! backslash before what would separate.
 
 use crate::verbs::folder;
-use udm_control::api;
-use udm_control::client::{ClientError, ControlClient, device_path};
+use udm_control::api::{self, verbs};
+use udm_control::client::{ClientError, ControlClient};
 
 /// A device in concise form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -104,20 +104,19 @@ pub struct CreateError {
 pub fn make(client: &ControlClient, new: &ConciseDevice) -> Result<api::Device, CreateError> {
     let uuid = Some(&new.uuid).filter(|uuid| !uuid.is_empty()).cloned();
     let body = api::Create { name: new.name.clone(), uuid, minor: new.minor, ..api::Create::default() };
-    let made = client.post::<api::Device>("/v1/devices", &body);
+    let made = client.call(verbs::CREATE_DEVICE, &body);
     let made = made.map_err(|error| CreateError { ioctl: "create", number: None, error })?;
     if new.table.trim().is_empty() {
         return Ok(made);
     }
-    let path = |rest| device_path(&made.name, rest);
     let refused = |ioctl, error| {
         // It is nobody's yet; why it came to nothing is what the caller wants to know.
-        let _ = client.delete::<()>(&path(""));
+        let _ = client.call(verbs::REMOVE_DEVICE.on(&made.name), &());
         CreateError { ioctl, number: Some(made.number.clone()), error }
     };
     let table = api::Load { table: new.table.clone(), folder: folder(), read_only: Some(new.read_only) };
-    client.put::<()>(&path("/table"), &table).map_err(|error| refused("reload", error))?;
-    let resumed = client.post::<()>(&path("/resume"), &api::Resume::default());
+    client.call(verbs::LOAD_TABLE.on(&made.name), &table).map_err(|error| refused("reload", error))?;
+    let resumed = client.call(verbs::RESUME_DEVICE.on(&made.name), &api::Resume::default());
     resumed.map_err(|error| refused("resume", error))?;
     Ok(made)
 }

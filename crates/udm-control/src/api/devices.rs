@@ -95,6 +95,18 @@ pub struct CreateMultipath {
     pub folder: Option<String>,
 }
 
+/// Query of the removal of a device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveQuery {
+    /// First replace its table by one that fails all requests, even if the removal fails then
+    pub force: Option<bool>,
+    /// If it is open, remove it after its last close
+    pub deferred: Option<bool>,
+    /// Cancel after this many milliseconds; nothing is removed then
+    pub timeout_ms: Option<u64>,
+}
+
 /// A new name or a UUID for a device: exactly one of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

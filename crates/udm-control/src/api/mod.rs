@@ -1,4 +1,5 @@
-//! Requests and replies of the control socket, as plain structs. Sizes are in bytes, times in
+//! Requests and replies of the control socket, as plain structs, and the one list of its verbs
+//! ([`verbs`]). Sizes are in bytes, times in
 //! nanoseconds, names are stable.
 //!
 //! The structs import nothing of the crate, so every other part may use them. `/openapi.json` is
@@ -15,6 +16,7 @@ mod server;
 mod snapshots;
 mod stats;
 mod tables;
+pub mod verbs;
 
 pub use config::*;
 pub use devices::*;

@@ -87,6 +87,22 @@ pub struct Waits {
     pub why: String,
 }
 
+/// Query of a request about a table.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SlotQuery {
+    /// 1 for the table in the inactive slot
+    pub inactive: Option<u8>,
+}
+
+impl SlotQuery {
+    /// The query for the inactive slot, or for the live table.
+    #[must_use]
+    pub fn of(inactive: bool) -> SlotQuery {
+        SlotQuery { inactive: inactive.then_some(1) }
+    }
+}
+
 /// A table to load into the inactive slot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

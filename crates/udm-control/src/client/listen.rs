@@ -1,10 +1,10 @@
 //! The event stream of a client.
 
 use super::{ClientError, ControlClient};
-use crate::api;
+use crate::api::{self, verbs};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
-use hyper::{Method, Request, StatusCode};
+use hyper::{Request, StatusCode};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ impl ControlClient {
         hear: impl FnMut(api::Event) -> ControlFlow<T>,
         enough: impl Future<Output = T>,
     ) -> Result<T, ClientError> {
-        let mut request = self.request(Method::GET, "/v1/events", Vec::new())?;
+        let mut request = self.request(verbs::LISTEN, Vec::new())?;
         if let Some(after) = after {
             request.headers_mut().insert("last-event-id", after.into());
         }

@@ -7,19 +7,11 @@ use crate::api;
 use crate::{config, verbs};
 use axum::Json;
 use axum::extract::State;
-use serde::Deserialize;
-
-/// Query parameters of a reconfigure.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ReconfigureParams {
-    dry_run: Option<bool>,
-}
 
 /// Reads the file and applies it; cancelled if the client disconnects.
 pub(super) async fn reconfigure(
     State(AppState { registry, gates, .. }): State<AppState>,
-    QueryParams(how): QueryParams<ReconfigureParams>,
+    QueryParams(how): QueryParams<api::ReconfigureQuery>,
 ) -> Answer<api::Reconfigured> {
     let asked = CancelGuard::default();
     let cancel_token = asked.0.clone();

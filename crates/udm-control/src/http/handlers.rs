@@ -19,7 +19,6 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
 use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,20 +40,12 @@ const QUEUE_CHANGE_MAX: Duration = Duration::from_secs(10);
 pub(super) type Answer<T> = Result<Json<T>, ErrorResponse>;
 pub(super) type Done = Result<StatusCode, ErrorResponse>;
 
-/// `?inactive=1`.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct TableSlotParam {
-    inactive: Option<u8>,
-}
-
-impl TableSlotParam {
-    fn is_inactive(&self) -> Result<bool, ErrorResponse> {
-        match self.inactive {
-            None | Some(0) => Ok(false),
-            Some(1) => Ok(true),
-            Some(_) => Err(ErrorResponse::request(StatusCode::BAD_REQUEST, "inactive: 0 or 1")),
-        }
+/// True if the query asks for the inactive slot.
+fn is_inactive(query: &api::SlotQuery) -> Result<bool, ErrorResponse> {
+    match query.inactive {
+        None | Some(0) => Ok(false),
+        Some(1) => Ok(true),
+        Some(_) => Err(ErrorResponse::request(StatusCode::BAD_REQUEST, "inactive: 0 or 1")),
     }
 }
 
@@ -176,19 +167,10 @@ pub(super) async fn create_multipath(
     Ok(Json(made.await?))
 }
 
-/// `?force=true&deferred=true&timeout_ms=1000`.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RemoveParams {
-    force: Option<bool>,
-    deferred: Option<bool>,
-    timeout_ms: Option<u64>,
-}
-
 pub(super) async fn remove(
     State(registry): State<Arc<Registry>>,
     DeviceName(name): DeviceName,
-    QueryParams(how): QueryParams<RemoveParams>,
+    QueryParams(how): QueryParams<api::RemoveQuery>,
 ) -> Done {
     let removal =
         RemoveOptions { force: how.force.unwrap_or(false), deferred: how.deferred.unwrap_or(false) };
@@ -237,39 +219,39 @@ pub(super) async fn wait(
 pub(super) async fn status(
     State(registry): State<Arc<Registry>>,
     DeviceName(name): DeviceName,
-    QueryParams(slot): QueryParams<TableSlotParam>,
+    QueryParams(slot): QueryParams<api::SlotQuery>,
 ) -> Answer<api::Status> {
-    Ok(Json(verbs::status(&registry, &name, slot.is_inactive()?)?))
+    Ok(Json(verbs::status(&registry, &name, is_inactive(&slot)?)?))
 }
 
 pub(super) async fn table(
     State(registry): State<Arc<Registry>>,
     DeviceName(name): DeviceName,
-    QueryParams(slot): QueryParams<TableSlotParam>,
+    QueryParams(slot): QueryParams<api::SlotQuery>,
 ) -> Answer<api::Table> {
-    Ok(Json(verbs::table(&registry, &name, slot.is_inactive()?)?))
+    Ok(Json(verbs::table(&registry, &name, is_inactive(&slot)?)?))
 }
 
 /// Runs `verb` on all devices, on a thread that may block: with thousands of them it takes a while.
 async fn for_all_devices<T: Send + 'static>(
     AppState { registry, gates, .. }: AppState,
-    slot: &TableSlotParam,
+    slot: &api::SlotQuery,
     verb: impl FnOnce(&Registry, bool) -> T + Send + 'static,
 ) -> Answer<T> {
-    let inactive = slot.is_inactive()?;
+    let inactive = is_inactive(slot)?;
     Ok(Json(gates.metrics.run("devices", move || Ok(verb(&registry, inactive))).await?))
 }
 
 pub(super) async fn tables(
     State(shared): State<AppState>,
-    QueryParams(slot): QueryParams<TableSlotParam>,
+    QueryParams(slot): QueryParams<api::SlotQuery>,
 ) -> Answer<api::TableList> {
     for_all_devices(shared, &slot, verbs::tables).await
 }
 
 pub(super) async fn statuses(
     State(shared): State<AppState>,
-    QueryParams(slot): QueryParams<TableSlotParam>,
+    QueryParams(slot): QueryParams<api::SlotQuery>,
 ) -> Answer<api::StatusList> {
     for_all_devices(shared, &slot, verbs::statuses).await
 }

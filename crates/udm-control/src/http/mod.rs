@@ -1,6 +1,6 @@
 //! HTTP and JSON on the control socket.
 //!
-//! [`routes`] is the one list of routes. [`handlers`] calls the verbs. [`socket`] is the socket's
+//! [`routes`] gives each verb of [`crate::api::verbs`] its handler. [`handlers`] calls the verbs. [`socket`] is the socket's
 //! file, [`server`] serves its peers. No file here knows the effect of a verb.
 //!
 //! **Bounds.** The socket has mode 0600, and peers are checked by their credentials. If all
@@ -47,7 +47,7 @@ pub async fn finish_merges(registry: &Arc<Registry>) -> Infallible {
 pub fn router(registry: Arc<Registry>) -> Router {
     let mut router = Router::new();
     for route in routes::all() {
-        router = router.route(route.path, route.serve);
+        router = router.route(&route.path, route.serve);
     }
     router
         .fallback(handlers::route_not_found)

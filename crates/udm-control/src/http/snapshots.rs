@@ -10,7 +10,6 @@ use crate::verbs::snapshot::{self, PAGE_MAX, PendingMerge};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde::Deserialize;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,23 +20,6 @@ const MERGE_STEP: Duration = Duration::from_millis(20);
 
 /// Interval of checks of a failed merge, and of attempts to restore the origin's table.
 const RETRY_STEP: Duration = Duration::from_secs(1);
-
-/// Query parameters of a page of changed ranges.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ChangesPageParams {
-    against: Option<String>,
-    from: Option<u64>,
-    max: Option<usize>,
-}
-
-/// `?keep_store=true&timeout_ms=1000`.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RemoveSnapshotParams {
-    keep_store: Option<bool>,
-    timeout_ms: Option<u64>,
-}
 
 pub(super) async fn list(
     State(AppState { registry, gates, .. }): State<AppState>,
@@ -81,7 +63,7 @@ pub(super) async fn create(
 pub(super) async fn remove(
     State(AppState { registry, gates, .. }): State<AppState>,
     DeviceName(name): DeviceName,
-    QueryParams(keep): QueryParams<RemoveSnapshotParams>,
+    QueryParams(keep): QueryParams<api::RemoveSnapshotQuery>,
 ) -> Done {
     let asked = CancelGuard::within(keep.timeout_ms, "the snapshot was not removed");
     let cancel_token = asked.0.clone();
@@ -150,7 +132,7 @@ async fn finish_merge(registry: Arc<Registry>, gates: Arc<ConcurrencyLimits>, en
 pub(super) async fn changes(
     State(registry): State<Arc<Registry>>,
     DeviceName(name): DeviceName,
-    QueryParams(page): QueryParams<ChangesPageParams>,
+    QueryParams(page): QueryParams<api::ChangesQuery>,
 ) -> Answer<api::Changes> {
     let (from, max) = (page.from.unwrap_or(0), page.max.unwrap_or(PAGE_MAX));
     Ok(Json(snapshot::changes(&registry, &name, page.against.as_deref(), from, max)?))

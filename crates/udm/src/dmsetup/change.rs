@@ -9,8 +9,8 @@ use super::show::describe;
 use crate::verbs::folder;
 use std::thread::sleep;
 use std::time::Duration;
-use udm_control::api;
-use udm_control::client::{ClientError, device_path};
+use udm_control::api::{self, verbs};
+use udm_control::client::ClientError;
 use udm_core::errno::{EBUSY, ENXIO, ETIMEDOUT};
 
 /// How often `--retry` tries, and how far apart.
@@ -27,6 +27,15 @@ pub fn print_if_verbose(face: &mut NegotiatedSession, which: &DeviceSelector) ->
     Ok(())
 }
 
+/// The query of a removal with the options of the command.
+fn removal_query(face: &NegotiatedSession) -> api::RemoveQuery {
+    api::RemoveQuery {
+        force: Some(face.has(Name::Force)),
+        deferred: Some(face.has(Name::Deferred)),
+        timeout_ms: None,
+    }
+}
+
 /// `dmsetup remove`.
 pub fn remove(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     face.each(words, |face, which| {
@@ -34,11 +43,10 @@ pub fn remove(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
         let missing =
             |failure: CommandError| if force { failure.behind(&error_table_failed(which)) } else { failure };
         let device = face.find(which, "remove").map_err(missing)?;
-        let path = format!("?force={force}&deferred={}", face.has(Name::Deferred));
-        let path = device_path(&device.name, &path);
+        let query = removal_query(face);
         let mut tries = if face.has(Name::Retry) { TRIES } else { 1 };
         loop {
-            let done = face.client.delete::<()>(&path);
+            let done = face.client.call(verbs::REMOVE_DEVICE.on(&device.name).with(&query), &());
             let is_busy =
                 matches!(&done, Err(ClientError::Refused(why)) if why.errno == EBUSY.unsigned_abs());
             tries -= 1;
@@ -59,12 +67,12 @@ fn error_table_failed(which: &DeviceSelector) -> String {
 
 /// `dmsetup remove_all`: what lies on others goes first; what is open stays.
 pub fn remove_all(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
-    let query = format!("?force={}&deferred={}", face.has(Name::Force), face.has(Name::Deferred));
+    let query = removal_query(face);
     loop {
         let all = face.all()?;
         let mut removed = 0;
         for device in &all {
-            match face.client.delete::<()>(&device_path(&device.name, &query)) {
+            match face.client.call(verbs::REMOVE_DEVICE.on(&device.name).with(&query), &()) {
                 Ok(()) => removed += 1,
                 // In use, or gone meanwhile.
                 Err(ClientError::Refused(_)) => {}
@@ -82,19 +90,19 @@ pub fn remove_all(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
 pub fn suspend(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let how = api::Suspend { noflush: Some(face.has(Name::NoFlush)), timeout_ms: None };
     for_each_named(face, words, "suspend", |face, name| {
-        face.client.post(&device_path(name, "/suspend"), &how)
+        face.client.call(verbs::SUSPEND_DEVICE.on(name), &how)
     })
 }
 
 /// `dmsetup resume`.
 pub fn resume(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let how = api::Resume::default();
-    for_each_named(face, words, "resume", |face, name| face.client.post(&device_path(name, "/resume"), &how))
+    for_each_named(face, words, "resume", |face, name| face.client.call(verbs::RESUME_DEVICE.on(name), &how))
 }
 
 /// `dmsetup clear`.
 pub fn clear(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
-    for_each_named(face, words, "clear", |face, name| face.client.delete(&device_path(name, "/table")))
+    for_each_named(face, words, "clear", |face, name| face.client.call(verbs::CLEAR_TABLE.on(name), &()))
 }
 
 fn for_each_named(
@@ -119,17 +127,9 @@ pub fn wipe_table(face: &mut NegotiatedSession, words: &[String]) -> CommandResu
             return Ok(());
         }
         let body = api::Load { table: format!("0 {sectors} error"), folder: None, read_only: None };
-        face.map_error_of(
-            "reload",
-            which,
-            face.client.put::<()>(&device_path(&device.name, "/table"), &body),
-        )?;
+        face.map_error_of("reload", which, face.client.call(verbs::LOAD_TABLE.on(&device.name), &body))?;
         let how = api::Resume::default();
-        face.map_error_of(
-            "resume",
-            which,
-            face.client.post::<()>(&device_path(&device.name, "/resume"), &how),
-        )?;
+        face.map_error_of("resume", which, face.client.call(verbs::RESUME_DEVICE.on(&device.name), &how))?;
         print_if_verbose(face, which)
     })
 }
@@ -152,7 +152,7 @@ pub fn rename(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
         return command_failed(ioctl_failed("rename", &which.in_errors(), ENXIO.unsigned_abs()));
     }
     let device = face.find(&which, "rename")?;
-    face.map_error_of("rename", &which, face.client.post(&device_path(&device.name, "/rename"), &to))
+    face.map_error_of("rename", &which, face.client.call(verbs::RENAME_DEVICE.on(&device.name), &to))
 }
 
 /// `dmsetup message`.
@@ -168,7 +168,7 @@ pub fn message(face: &mut NegotiatedSession, words: &[String]) -> CommandResult 
     let device = face.find(&which, "message")?;
     let message = translate_node_paths(face, message.join(" "))?;
     let body = api::Message { sector, message, folder: folder() };
-    let answer = face.client.post::<api::Answer>(&device_path(&device.name, "/message"), &body);
+    let answer = face.client.call(verbs::SEND_MESSAGE.on(&device.name), &body);
     let answer = face.map_error_of("message", &which, answer)?.answer;
     if !answer.is_empty() {
         face.out += answer.trim_end_matches('\n');
@@ -187,7 +187,7 @@ pub fn wait(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let device = face.find(&which, "waitevent")?;
     let body = api::Wait { event_nr, timeout_ms: None };
     loop {
-        match face.client.post::<api::Device>(&device_path(&device.name, "/wait"), &body) {
+        match face.client.call(verbs::WAIT_EVENT.on(&device.name), &body) {
             Err(ClientError::Refused(why)) if why.errno == ETIMEDOUT.unsigned_abs() => {}
             done => {
                 let device = face.map_error_of("waitevent", &which, done)?;

@@ -9,8 +9,7 @@ use super::session::{CommandError, CommandResult, DeviceSelector, NODES, Negotia
 use crate::concise::{self, ConciseDevice};
 use crate::verbs::{folder, read_bounded};
 use std::path::Path;
-use udm_control::api;
-use udm_control::client::device_path;
+use udm_control::api::{self, verbs};
 use udm_control::registry::MAPPED_MAJOR as MAJOR;
 
 /// A table of the command line, of a file or of standard input. Empty where it has no target.
@@ -114,7 +113,7 @@ pub fn load(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let table = table(face, rest.first())?;
     let device = face.find(&which, "reload")?;
     let body = api::Load { table, folder: folder(), read_only: Some(face.has(Name::ReadOnly)) };
-    let done = face.client.put::<()>(&device_path(&device.name, "/table"), &body);
+    let done = face.client.call(verbs::LOAD_TABLE.on(&device.name), &body);
     face.map_error_of("reload", &which, done)?;
     print_if_verbose(face, &which)
 }

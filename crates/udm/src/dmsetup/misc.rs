@@ -5,7 +5,7 @@ use super::report::{columns_of, repeat_report};
 use super::session::{CommandError, CommandResult, NegotiatedSession, command_failed, ioctl_failed};
 use crate::columns::{list_of_fields, split_row};
 use crate::log;
-use udm_control::api;
+use udm_control::api::{self, verbs};
 use udm_control::client::ClientError;
 use udm_core::errno::EINVAL;
 
@@ -26,7 +26,7 @@ pub fn help(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
 
 fn versions(face: &NegotiatedSession) -> Result<api::Version, CommandError> {
     let command_failed = |e: ClientError| CommandError::Failed(e.to_string());
-    face.client.get::<api::Version>("/v1/version").map_err(command_failed)
+    face.client.call(verbs::GET_VERSION, &()).map_err(command_failed)
 }
 
 /// `dmsetup version`.

@@ -4,8 +4,8 @@
 use super::options::{CommandLine, Name};
 use crate::log;
 use crate::verbs::all_devices;
-use udm_control::api;
-use udm_control::client::{ClientError, ControlClient, device_path};
+use udm_control::api::{self, verbs};
+use udm_control::client::{ClientError, ControlClient};
 use udm_core::errno::ENXIO;
 
 /// Where device nodes are, as scripts name them.
@@ -204,7 +204,7 @@ impl NegotiatedSession {
     /// # Errors
     /// When the server does not answer.
     pub fn look(&self, which: &DeviceSelector) -> Result<Option<api::Device>, CommandError> {
-        match self.client.get::<api::Device>(&device_path(which.word(), "")) {
+        match self.client.call(verbs::GET_DEVICE.on(which.word()), &()) {
             Ok(device) => Ok(Some(device).filter(|device| which.means(device))),
             Err(ClientError::Refused(_)) => Ok(None),
             Err(error) => command_failed(error.to_string()),

@@ -7,19 +7,16 @@ use crate::columns::{Columns, list_of_fields};
 use crate::concise;
 use crate::verbs;
 use udm_control::api;
-use udm_control::client::{ClientError, device_path};
+use udm_control::client::ClientError;
 
 /// The table of a device, or what `inactive` would make it.
 fn table_of(face: &NegotiatedSession, device: &api::Device) -> Result<api::Table, ClientError> {
-    face.client.get(&device_path(&device.number, slot(face, "/table")))
+    face.client.call(api::verbs::GET_TABLE.on(&device.number).with(&slot(face)), &())
 }
 
-fn slot<'a>(face: &NegotiatedSession, what: &'a str) -> &'a str {
-    match (what, face.has(Name::Inactive)) {
-        ("/table", true) => "/table?inactive=1",
-        ("/status", true) => "/status?inactive=1",
-        _ => what,
-    }
+/// The table slot that is asked for.
+fn slot(face: &NegotiatedSession) -> api::SlotQuery {
+    api::SlotQuery::of(face.has(Name::Inactive))
 }
 
 /// The lines of a type that is asked for, or all.
@@ -60,8 +57,8 @@ pub fn table(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
 pub fn status(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     face.each_or_all(words, |face, which, prefix| {
         let device = face.find_or_fail(which)?;
-        let path = device_path(&device.number, slot(face, "/status"));
-        let status = face.map_error_of("table", which, face.client.get::<api::Status>(&path))?;
+        let verb = api::verbs::GET_STATUS.on(&device.number).with(&slot(face));
+        let status = face.map_error_of("table", which, face.client.call(verb, &()))?;
         lines(face, &device, status.lines, prefix)
     })
 }

@@ -5,8 +5,7 @@ use super::options::Name;
 use super::session::{CommandError, CommandResult, NegotiatedSession};
 use crate::columns::{node_below, node_of};
 use crate::verbs::{DeviceTree, TreeGlyphs, TreeStyle, deps_line};
-use udm_control::api;
-use udm_control::client::device_path;
+use udm_control::api::{self, verbs};
 
 /// How a device is named in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,8 +30,8 @@ pub fn deps(face: &mut NegotiatedSession, words: &[String]) -> CommandResult {
     let name_style = name_style(face)?;
     face.each_or_all(words, |face, which, prefix| {
         let device = face.find(which, "deps")?;
-        let path = if face.has(Name::Inactive) { "/table?inactive=1" } else { "/table" };
-        let table = face.client.get::<api::Table>(&device_path(&device.number, path));
+        let slot = api::SlotQuery::of(face.has(Name::Inactive));
+        let table = face.client.call(verbs::GET_TABLE.on(&device.number).with(&slot), &());
         let table = face.map_error_of("deps", which, table)?;
         if face.has(Name::Verbose) {
             face.out += &super::show::describe(face, &device)?;
@@ -67,7 +66,7 @@ pub fn ls(face: &mut NegotiatedSession, _: &[String]) -> CommandResult {
     for device in all {
         let number = match face.value(Name::Target) {
             Some(target) => {
-                let table = face.client.get::<api::Table>(&device_path(&device.number, "/table"));
+                let table = face.client.call(verbs::GET_TABLE.on(&device.number), &());
                 // One that is gone meanwhile has no targets.
                 if !table.is_ok_and(|table| table.lines.iter().any(|line| line.target == target)) {
                     continue;

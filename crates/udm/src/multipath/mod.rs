@@ -13,8 +13,8 @@ use anyhow::{Result, bail};
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use map_reader::{MultipathMap, Path};
 use serde::Serialize;
-use udm_control::api;
-use udm_control::client::{ClientError, ControlClient, device_path};
+use udm_control::api::{self, verbs};
+use udm_control::client::{ClientError, ControlClient};
 use udm_core::errno::{EINVAL, ENOENT, ENXIO};
 
 /// `udm multipath`.
@@ -196,7 +196,7 @@ fn create(args: &CreateArgs) -> Result<()> {
         prio_args: prio_args.clone(),
         folder: folder(),
     };
-    let made = args.talk.client()?.post::<api::Device>("/v1/multipath", &new);
+    let made = args.talk.client()?.call(verbs::CREATE_MULTIPATH, &new);
     let made = made.map_err(|e| explain(e, None))?;
     if args.print.json { say_json(&made) } else { Ok(()) }
 }
@@ -227,7 +227,7 @@ fn show(args: &ShowArgs) -> Result<()> {
 /// Sends a message.
 fn send_message(client: &ControlClient, device: &str, message: String) -> Result<()> {
     let message = api::Message { sector: 0, message, folder: None };
-    let answer = client.post::<api::Answer>(&device_path(device, "/message"), &message);
+    let answer = client.call(verbs::SEND_MESSAGE.on(device), &message);
     answer.map(drop).map_err(|e| explain(e, None))
 }
 
@@ -236,7 +236,7 @@ fn command_path(args: &PathArgs, action: &str) -> Result<()> {
     let maps = map_reader::maps(&client, None)?;
     let send_message = |device: &str, path: &str| {
         let command = api::CommandPath { path: path.into(), action: action.into(), folder: folder() };
-        client.post::<()>(&device_path(device, "/path"), &command)
+        client.call(verbs::COMMAND_PATH.on(device), &command)
     };
     let mut told = Vec::new();
     for path in print::all_paths(&maps) {

@@ -1,12 +1,12 @@
 //! `udm snapshot diff`: page after page, printed as it comes.
 
-use super::{DiffArgs, get, path};
+use super::{DiffArgs, ask};
 use crate::output::{say_json, to_stdout};
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::io::Write;
-use udm_control::api;
-use udm_control::client::{ControlClient, path_under};
+use udm_control::api::{self, verbs};
+use udm_control::client::ControlClient;
 
 /// All of it, for `--json`.
 #[derive(Debug, Serialize)]
@@ -33,9 +33,9 @@ impl<'a> DiffPages<'a> {
 
     pub(super) fn next(&mut self) -> Result<Option<api::Changes>> {
         let Some(from) = self.next else { return Ok(None) };
-        let against = self.against.map(|name| path_under("&against=", name, ""));
-        let query = format!("/changes?from={from}{}", against.unwrap_or_default());
-        let page: api::Changes = get(self.client, &path(self.name, &query))?;
+        let query =
+            api::ChangesQuery { against: self.against.map(str::to_owned), from: Some(from), max: None };
+        let page = ask(self.client, verbs::GET_CHANGES.on(self.name).with(&query))?;
         // A server that does not come forward is not asked for ever.
         self.next = page.next_bytes.filter(|next| *next > from);
         Ok(Some(page))

@@ -17,7 +17,8 @@ use clap::{ArgGroup, Args, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use udm_control::api;
-use udm_control::client::{ControlClient, path_under};
+use udm_control::api::verbs::{self, Verb};
+use udm_control::client::ControlClient;
 
 /// `udm snapshot`.
 #[derive(Debug, Args)]
@@ -208,12 +209,9 @@ pub fn run(args: &SnapshotArgs) -> Result<ExitCode> {
     .map(|()| ExitCode::SUCCESS)
 }
 
-fn path(name: &str, rest: &str) -> String {
-    path_under("/v1/snapshots/", name, rest)
-}
-
-fn get<T: serde::de::DeserializeOwned>(client: &ControlClient, target: &str) -> Result<T> {
-    client.get(target).map_err(|e| explain(e, None))
+/// The answer to a verb without a body.
+fn ask<Q, R: serde::de::DeserializeOwned>(client: &ControlClient, verb: Verb<Q, (), R>) -> Result<R> {
+    client.call(verb, &()).map_err(|e| explain(e, None))
 }
 
 fn create(args: &CreateArgs) -> Result<()> {
@@ -231,13 +229,13 @@ fn create(args: &CreateArgs) -> Result<()> {
         folder: folder(),
         timeout_ms: args.until.timeout_ms(),
     };
-    let made = args.talk.client()?.post::<api::SnapshotList>("/v1/snapshots", &wanted);
+    let made = args.talk.client()?.call(verbs::CREATE_SNAPSHOTS, &wanted);
     let made = made.map_err(|e| explain(e, None))?;
     if args.print.json { say_json(&made.snapshots) } else { Ok(()) }
 }
 
 fn list(args: &ListArgs) -> Result<()> {
-    let found = get::<api::SnapshotList>(&args.talk.client()?, "/v1/snapshots")?.snapshots;
+    let found = ask(&args.talk.client()?, verbs::LIST_SNAPSHOTS)?.snapshots;
     match (args.print.json, found.is_empty()) {
         (true, _) => say_json(&found),
         (false, true) => say("No snapshots found\n"),
@@ -247,20 +245,16 @@ fn list(args: &ListArgs) -> Result<()> {
 
 fn remove(args: &RemoveArgs) -> Result<()> {
     let client = args.talk.client()?;
-    let mut query = format!("?keep_store={}", args.keep_store);
-    if let Some(ms) = args.until.timeout_ms() {
-        query += &format!("&timeout_ms={ms}");
-    }
-    let one = |name: &String| client.delete::<()>(&path(name, &query)).map_err(|e| explain(e, None));
-    args.names.iter().try_for_each(one)
+    let (keep_store, timeout_ms) = (Some(args.keep_store), args.until.timeout_ms());
+    let query = api::RemoveSnapshotQuery { keep_store, timeout_ms };
+    args.names.iter().try_for_each(|name| ask(&client, verbs::REMOVE_SNAPSHOT.on(name).with(&query)))
 }
 
 fn merge(args: &MergeArgs) -> Result<()> {
     let client = args.talk.client()?;
     // How much there is is told before it gets less.
-    let before = get::<api::Snapshot>(&client, &path(&args.name, ""))?;
-    let begun = client.post::<api::Snapshot>(&path(&args.name, "/merge"), &serde_json::json!({}));
-    let begun = begun.map_err(|e| explain(e, None))?;
+    let before = ask(&client, verbs::GET_SNAPSHOT.on(&args.name))?;
+    let begun = ask(&client, verbs::MERGE_SNAPSHOT.on(&args.name))?;
     if args.background {
         return Ok(());
     }
@@ -269,7 +263,7 @@ fn merge(args: &MergeArgs) -> Result<()> {
 
 fn export(args: &ExportArgs) -> Result<()> {
     let client = args.talk.client()?;
-    let snapshot = get::<api::Snapshot>(&client, &path(&args.name, ""))?;
+    let snapshot = ask(&client, verbs::GET_SNAPSHOT.on(&args.name))?;
     let export = find_export(&client, &snapshot.name)?;
     if args.print.json {
         return say_json(&export);
@@ -279,7 +273,7 @@ fn export(args: &ExportArgs) -> Result<()> {
 
 /// The export of the snapshot `name`.
 fn find_export(client: &ControlClient, name: &str) -> Result<api::Export> {
-    let exports = get::<api::ExportList>(client, "/v1/exports")?.exports;
+    let exports = ask(client, verbs::LIST_EXPORTS)?.exports;
     let found = exports.into_iter().find(|export| export.name == name);
     found.with_context(|| format!("{name}: it is not exported: the server has --export for others"))
 }

@@ -27,7 +27,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use terminal::{Terminal, TypedInput};
 use tokio::signal::unix::{SignalKind, signal};
-use udm_control::api::Stats;
+use udm_control::api::{Stats, verbs};
 use udm_control::client::{ClientError, ControlClient};
 use view::{KeyAction, ListView};
 
@@ -52,7 +52,7 @@ pub fn run(args: &TopArgs) -> Result<ExitCode> {
 }
 
 fn fetch_stats(client: &ControlClient) -> Result<Stats, ClientError> {
-    client.get("/v1/stats")
+    client.call(verbs::GET_STATS, &())
 }
 
 /// Prints, without any terminal: with `--once` what goes on in one interval.

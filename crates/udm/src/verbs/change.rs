@@ -9,8 +9,8 @@ use crate::output::{say, say_json};
 use anyhow::{Context, Result, bail};
 use std::io::Read;
 use std::path::Path;
-use udm_control::api;
-use udm_control::client::{ClientError, ControlClient, device_path};
+use udm_control::api::{self, verbs};
+use udm_control::client::{ClientError, ControlClient};
 use udm_control::verbs::TABLE_MAX;
 
 /// The table of a verb: given, in a file, or on standard input.
@@ -75,7 +75,7 @@ pub fn create(args: &CreateArgs) -> Result<()> {
         dm_mq_queue_depth: args.dm_mq_queue_depth,
         dm_mq_nr_hw_queues: args.dm_mq_nr_hw_queues,
     };
-    let made = args.talk.client()?.post::<api::Device>("/v1/devices", &new);
+    let made = args.talk.client()?.call(verbs::CREATE_DEVICE, &new);
     let made = made.map_err(|e| explain(e, new.table.as_deref()))?;
     if args.print.json { say_json(&made) } else { Ok(()) }
 }
@@ -83,7 +83,7 @@ pub fn create(args: &CreateArgs) -> Result<()> {
 pub fn load(args: &LoadArgs) -> Result<()> {
     let table = table_text(args.table.as_deref(), args.file.as_deref())?;
     let body = api::Load { table, folder: folder(), read_only: None };
-    let done = args.talk.client()?.put::<()>(&device_path(&args.name, "/table"), &body);
+    let done = args.talk.client()?.call(verbs::LOAD_TABLE.on(&args.name), &body);
     done.map_err(|e| explain(e, Some(&body.table)))
 }
 
@@ -98,11 +98,9 @@ fn each(
 }
 
 pub fn remove(args: &RemoveArgs) -> Result<()> {
-    let mut query = format!("?force={}&deferred={}", args.force, args.deferred);
-    if let Some(ms) = args.until.timeout_ms() {
-        query += &format!("&timeout_ms={ms}");
-    }
-    each(&args.talk, &args.names, |client, name| client.delete(&device_path(name, &query)))
+    let (force, deferred, timeout_ms) = (Some(args.force), Some(args.deferred), args.until.timeout_ms());
+    let query = api::RemoveQuery { force, deferred, timeout_ms };
+    each(&args.talk, &args.names, |client, name| client.call(verbs::REMOVE_DEVICE.on(name).with(&query), &()))
 }
 
 pub fn rename(args: &RenameArgs) -> Result<()> {
@@ -111,27 +109,27 @@ pub fn rename(args: &RenameArgs) -> Result<()> {
         true => api::Rename { uuid: new, ..api::Rename::default() },
         false => api::Rename { name: new, ..api::Rename::default() },
     };
-    args.talk.client()?.post(&device_path(&args.name, "/rename"), &to).map_err(|e| explain(e, None))
+    args.talk.client()?.call(verbs::RENAME_DEVICE.on(&args.name), &to).map_err(|e| explain(e, None))
 }
 
 pub fn clear(args: &NamesArgs) -> Result<()> {
-    each(&args.talk, &args.names, |client, name| client.delete(&device_path(name, "/table")))
+    each(&args.talk, &args.names, |client, name| client.call(verbs::CLEAR_TABLE.on(name), &()))
 }
 
 pub fn suspend(args: &SuspendArgs) -> Result<()> {
     let (noflush, timeout_ms) = (Some(args.noflush), args.until.timeout_ms());
     let how = api::SuspendTogether { names: args.names.clone(), noflush, timeout_ms };
-    args.talk.client()?.post("/v1/suspend", &how).map_err(|e| explain(e, None))
+    args.talk.client()?.call(verbs::SUSPEND_TOGETHER, &how).map_err(|e| explain(e, None))
 }
 
 pub fn resume(args: &ResumeArgs) -> Result<()> {
     let how = api::ResumeTogether { names: args.names.clone(), timeout_ms: args.until.timeout_ms() };
-    args.talk.client()?.post("/v1/resume", &how).map_err(|e| explain(e, None))
+    args.talk.client()?.call(verbs::RESUME_TOGETHER, &how).map_err(|e| explain(e, None))
 }
 
 pub fn message(args: &MessageArgs) -> Result<()> {
     let message = api::Message { sector: args.sector, message: args.message.join(" "), folder: folder() };
-    let answer = args.talk.client()?.post::<api::Answer>(&device_path(&args.name, "/message"), &message);
+    let answer = args.talk.client()?.call(verbs::SEND_MESSAGE.on(&args.name), &message);
     let answer = answer.map_err(|e| explain(e, None))?;
     match (args.print.json, answer.answer.as_str()) {
         (true, _) => say_json(&answer),

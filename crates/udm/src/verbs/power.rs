@@ -5,17 +5,16 @@ use crate::cli::{PowerArgs, PowerSwitch};
 use crate::output::{say, say_json};
 use anyhow::{Result, bail};
 use std::fmt::Write;
-use udm_control::api;
-use udm_control::client::device_path;
+use udm_control::api::{self, verbs};
 
 /// `udm power`.
 pub fn power(args: &PowerArgs) -> Result<()> {
     let client = args.talk.client()?;
     let device = match args.switch {
-        None => client.get::<api::Device>(&device_path(&args.name, "")),
+        None => client.call(verbs::GET_DEVICE.on(&args.name), &()),
         Some(switch) => {
             let body = api::TurnPower { on: switch == PowerSwitch::On, disk: args.disk.clone() };
-            client.post::<api::Device>(&device_path(&args.name, "/power"), &body)
+            client.call(verbs::TURN_POWER.on(&args.name), &body)
         }
     };
     let mut power = device.map_err(|e| explain(e, None))?.power;

@@ -6,8 +6,7 @@ use crate::output::{say, say_json};
 use anyhow::{Result, bail};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use udm_control::api;
-use udm_control::client::device_path;
+use udm_control::api::{self, verbs};
 
 /// `udm queue`.
 pub fn queue(args: &QueueArgs) -> Result<()> {
@@ -22,10 +21,10 @@ pub fn queue(args: &QueueArgs) -> Result<()> {
         }
     }
     let device = if settings.is_empty() {
-        client.get::<api::Device>(&device_path(&args.name, ""))
+        client.call(verbs::GET_DEVICE.on(&args.name), &())
     } else {
         let change = api::ChangeQueue { settings, disk: args.disk.clone() };
-        client.post::<api::Device>(&device_path(&args.name, "/queue"), &change)
+        client.call(verbs::CHANGE_QUEUE.on(&args.name), &change)
     };
     let mut queues = device.map_err(|e| explain(e, None))?.queues;
     if let Some(disk) = &args.disk {

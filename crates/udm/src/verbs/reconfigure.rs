@@ -4,11 +4,11 @@ use crate::cli::ReconfigureArgs;
 use crate::log;
 use crate::output::{say, say_json};
 use anyhow::{Result, bail};
-use udm_control::api::Reconfigured;
+use udm_control::api::{ReconfigureQuery, Reconfigured, verbs};
 
 pub fn run(args: &ReconfigureArgs) -> Result<()> {
-    let path = format!("/v1/reconfigure?dry_run={}", args.dry_run);
-    let done: Reconfigured = args.talk.client()?.post(&path, &())?;
+    let query = ReconfigureQuery { dry_run: Some(args.dry_run) };
+    let done = args.talk.client()?.call(verbs::RECONFIGURE.with(&query), &())?;
     let (made, refused) = result_lines(&done);
     if args.print.json {
         say_json(&done)?;

@@ -11,14 +11,16 @@ use anyhow::{Result, anyhow, bail};
 use std::fmt::Write as _;
 use std::time::Instant;
 use udm_control::api;
-use udm_control::client::{ClientError, ControlClient, device_path};
+use udm_control::api::verbs::{self, Verb};
+use udm_control::client::{ClientError, ControlClient};
 use udm_core::errno::ETIMEDOUT;
 
 /// What dmsetup says when there is nothing.
 pub(super) const NONE: &str = "No devices found\n";
 
-pub(super) fn get<T: serde::de::DeserializeOwned>(client: &ControlClient, target: &str) -> Result<T> {
-    client.get(target).map_err(|e| explain(e, None))
+/// The answer to a verb without a body.
+fn ask<Q, R: serde::de::DeserializeOwned>(client: &ControlClient, verb: Verb<Q, (), R>) -> Result<R> {
+    client.call(verb, &()).map_err(|e| explain(e, None))
 }
 
 /// All devices, by number.
@@ -26,7 +28,7 @@ pub(super) fn get<T: serde::de::DeserializeOwned>(client: &ControlClient, target
 /// # Errors
 /// When the server does not answer.
 pub fn all_devices(client: &ControlClient) -> Result<Vec<api::Device>, ClientError> {
-    Ok(client.get::<api::DeviceList>("/v1/devices")?.devices)
+    Ok(client.call(verbs::LIST_DEVICES, &())?.devices)
 }
 
 /// The live tables of all devices.
@@ -34,7 +36,7 @@ pub fn all_devices(client: &ControlClient) -> Result<Vec<api::Device>, ClientErr
 /// # Errors
 /// When the server does not answer.
 pub fn all_tables(client: &ControlClient) -> Result<Vec<api::Table>, ClientError> {
-    Ok(client.get::<api::TableList>("/v1/tables")?.tables)
+    Ok(client.call(verbs::LIST_TABLES, &())?.tables)
 }
 
 pub(super) fn list(client: &ControlClient) -> Result<Vec<api::Device>> {
@@ -56,28 +58,21 @@ pub fn table_lines(name: Option<&str>, lines: &[api::Line], out: &mut String) {
     }
 }
 
-/// Which of two tables is asked for.
-const fn slot(inactive: bool) -> &'static str {
-    if inactive { "?inactive=1" } else { "" }
-}
-
 /// The tables of the devices that are named; without names all, in one answer.
 pub(super) fn tables(client: &ControlClient, names: &[String], inactive: bool) -> Result<Vec<api::Table>> {
-    let slot = slot(inactive);
+    let slot = api::SlotQuery::of(inactive);
     match names {
-        [] => Ok(get::<api::TableList>(client, &format!("/v1/tables{slot}"))?.tables),
-        names => names.iter().map(|name| get(client, &device_path(name, &format!("/table{slot}")))).collect(),
+        [] => Ok(ask(client, verbs::LIST_TABLES.with(&slot))?.tables),
+        names => names.iter().map(|name| ask(client, verbs::GET_TABLE.on(name).with(&slot))).collect(),
     }
 }
 
 /// The same of their status.
 fn statuses(client: &ControlClient, names: &[String], inactive: bool) -> Result<Vec<api::Status>> {
-    let slot = slot(inactive);
+    let slot = api::SlotQuery::of(inactive);
     match names {
-        [] => Ok(get::<api::StatusList>(client, &format!("/v1/statuses{slot}"))?.statuses),
-        names => {
-            names.iter().map(|name| get(client, &device_path(name, &format!("/status{slot}")))).collect()
-        }
+        [] => Ok(ask(client, verbs::LIST_STATUSES.with(&slot))?.statuses),
+        names => names.iter().map(|name| ask(client, verbs::GET_STATUS.on(name).with(&slot))).collect(),
     }
 }
 
@@ -118,17 +113,17 @@ pub fn table(args: &TableArgs) -> Result<()> {
 fn find_devices(client: &ControlClient, names: &[String]) -> Result<Vec<api::Device>> {
     match names {
         [] => list(client),
-        names => names.iter().map(|name| get(client, &device_path(name, ""))).collect(),
+        names => names.iter().map(|name| ask(client, verbs::GET_DEVICE.on(name))).collect(),
     }
 }
 
 fn table_concise(args: &ShowArgs) -> Result<()> {
     let client = args.talk.client()?;
-    let rest = format!("/table{}", slot(args.inactive));
+    let slot = api::SlotQuery::of(args.inactive);
     let devices = find_devices(&client, &args.names)?;
     let mut all = Vec::new();
     for device in &devices {
-        let mut lines = get::<api::Table>(&client, &device_path(&device.number, &rest))?.lines;
+        let mut lines = ask(&client, verbs::GET_TABLE.on(&device.number).with(&slot))?.lines;
         if let Some(wanted) = &args.target {
             lines.retain(|line| line.target == *wanted);
             if lines.is_empty() {
@@ -210,7 +205,7 @@ pub fn wait(args: &WaitArgs) -> Result<()> {
         let left = args.timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
         let timeout_ms = left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
         let wait = api::Wait { event_nr: args.event_nr, timeout_ms };
-        match client.post::<api::Device>(&device_path(&args.name, "/wait"), &wait) {
+        match client.call(verbs::WAIT_EVENT.on(&args.name), &wait) {
             Ok(device) => break device,
             Err(ClientError::Refused(why))
                 if why.errno == ETIMEDOUT.unsigned_abs()
@@ -269,7 +264,7 @@ pub fn ls(args: &LsArgs) -> Result<()> {
     if let Some(target) = &args.target {
         let mut kept = Vec::new();
         for device in devices {
-            let table = get::<api::Table>(&client, &device_path(&device.number, "/table"))?;
+            let table = ask(&client, verbs::GET_TABLE.on(&device.number))?;
             if table.lines.iter().any(|line| line.target == *target) {
                 kept.push(device);
             }
@@ -284,7 +279,7 @@ pub fn ls(args: &LsArgs) -> Result<()> {
 }
 
 pub fn exports(args: &ListArgs) -> Result<()> {
-    let exports = get::<api::ExportList>(&args.talk.client()?, "/v1/exports")?.exports;
+    let exports = ask(&args.talk.client()?, verbs::LIST_EXPORTS)?.exports;
     if args.print.json {
         return say_json(&exports);
     }
@@ -295,7 +290,7 @@ pub fn exports(args: &ListArgs) -> Result<()> {
 /// The server's versions; where none is named and none runs, our own, which are those of a server
 /// that we would start.
 fn versions(args: &ListArgs) -> Result<api::Version> {
-    match args.talk.client()?.get("/v1/version") {
+    match args.talk.client()?.call(verbs::GET_VERSION, &()) {
         Err(ClientError::Unreachable { .. }) if args.talk.socket.is_none() => {
             Ok(udm_control::verbs::version())
         }

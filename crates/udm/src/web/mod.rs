@@ -57,7 +57,7 @@ pub fn run(args: &WebArgs) -> Result<()> {
     );
     let client = args.talk.client()?;
     // Said now, not by a page that shows nothing.
-    client.get::<serde_json::Value>("/v1/version")?;
+    client.call(udm_control::api::verbs::GET_VERSION, &())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let (mut interrupt, mut terminate) =
