@@ -33,15 +33,15 @@ pub(crate) fn options(cpu: Option<usize>) -> CoreOptions {
 struct ThreadCores(Vec<(i32, Option<Box<CoreHandle>>)>);
 
 thread_local! {
-    static SEATS: RefCell<ThreadCores> = RefCell::default();
+    static CORES: RefCell<ThreadCores> = RefCell::default();
 }
 
 impl Drop for ThreadCores {
     /// Completes requests in flight when the thread ends.
     fn drop(&mut self) {
-        for mut seat in self.0.drain(..).filter_map(|(_, seat)| seat) {
-            if seat.forks != FORKS.load(Ordering::Relaxed) || seat.close().is_err() {
-                Box::leak(seat);
+        for mut core in self.0.drain(..).filter_map(|(_, core)| core) {
+            if core.forks != FORKS.load(Ordering::Relaxed) || core.close().is_err() {
+                Box::leak(core);
             }
         }
     }
@@ -50,21 +50,19 @@ impl Drop for ThreadCores {
 /// Takes a core handle out of the list for one call, and puts it back when dropped.
 struct CoreCallGuard {
     handle: i32,
-    seat: Option<Box<CoreHandle>>,
+    core: Option<Box<CoreHandle>>,
 }
 
 impl Drop for CoreCallGuard {
     fn drop(&mut self) {
-        let Some(seat) = self.seat.take() else { return };
+        let Some(core) = self.core.take() else { return };
         if std::thread::panicking() {
-            Box::leak(seat);
+            Box::leak(core);
             return;
         }
-        let _ = with_thread_cores(|with_thread_cores| {
-            if let Some((_, place)) =
-                with_thread_cores.0.iter_mut().find(|(handle, _)| *handle == self.handle)
-            {
-                *place = Some(seat);
+        let _ = with_thread_cores(|cores| {
+            if let Some((_, place)) = cores.0.iter_mut().find(|(handle, _)| *handle == self.handle) {
+                *place = Some(core);
             }
         });
     }
@@ -73,7 +71,7 @@ impl Drop for CoreCallGuard {
 /// Runs `work` with the cores of this thread. Fails if the thread is ending, as at the exit of the
 /// program.
 fn with_thread_cores<T>(work: impl FnOnce(&mut ThreadCores) -> T) -> Result<T, Error> {
-    let done = SEATS.try_with(|with_thread_cores| work(&mut with_thread_cores.borrow_mut()));
+    let done = CORES.try_with(|cores| work(&mut cores.borrow_mut()));
     done.map_err(|_| Error::new(libc::ESRCH, "the thread is ending"))
 }
 
@@ -84,7 +82,7 @@ pub(crate) fn open(context: Arc<Context>, number: Option<usize>, cpu: Option<usi
         context.release_slot(place);
         Error::new(error.raw_os_error().unwrap_or(libc::EINVAL), error.to_string())
     })?;
-    let seat = Box::new(CoreHandle {
+    let core = Box::new(CoreHandle {
         lanes: Slab::new(),
         local: Some(local),
         pool: BioPool::new(UDM_IN_FLIGHT_MAX as usize),
@@ -95,7 +93,7 @@ pub(crate) fn open(context: Arc<Context>, number: Option<usize>, cpu: Option<usi
         context,
     });
     let handle = new_handle();
-    with_thread_cores(|with_thread_cores| with_thread_cores.0.push((handle, Some(seat))))?;
+    with_thread_cores(|cores| cores.0.push((handle, Some(core))))?;
     Ok(handle)
 }
 
@@ -104,49 +102,47 @@ pub(crate) fn with<T>(
     handle: i32,
     work: impl FnOnce(&mut CoreHandle) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let seat = with_thread_cores(|with_thread_cores| {
-        with_thread_cores.0.iter_mut().find(|(of, _)| *of == handle).and_then(|(_, seat)| seat.take())
+    let core = with_thread_cores(|cores| {
+        cores.0.iter_mut().find(|(of, _)| *of == handle).and_then(|(_, core)| core.take())
     })?;
-    let mut held = CoreCallGuard { handle, seat };
-    let seat = held.seat.as_mut().ok_or_else(|| {
+    let mut held = CoreCallGuard { handle, core };
+    let core = held.core.as_mut().ok_or_else(|| {
         Error::new(
             libc::EBADF,
             format!("{handle} is no core of this thread: only the one that opened it uses it"),
         )
     })?;
-    if seat.forks != FORKS.load(Ordering::Relaxed) {
+    if core.forks != FORKS.load(Ordering::Relaxed) {
         return Err(Error::new(libc::ECHILD, "the core is the parent process's"));
     }
-    work(seat)
+    work(core)
 }
 
 /// Closes the core of a handle.
 pub(crate) fn close(handle: i32) -> Result<(), Error> {
-    with(handle, |seat| {
-        if seat.in_flight() > 0 {
-            let text = format!("{} requests are in flight: wait for them first", seat.in_flight());
+    with(handle, |core| {
+        if core.in_flight() > 0 {
+            let text = format!("{} requests are in flight: wait for them first", core.in_flight());
             return Err(Error::new(libc::EBUSY, text));
         }
-        seat.close()
+        core.close()
     })?;
-    with_thread_cores(|with_thread_cores| with_thread_cores.0.retain(|(of, _)| *of != handle))
+    with_thread_cores(|cores| cores.0.retain(|(of, _)| *of != handle))
 }
 
 /// True if the calling thread is a core.
 pub(crate) fn is_core_thread() -> bool {
-    with_thread_cores(|with_thread_cores| !with_thread_cores.0.is_empty()).unwrap_or(false)
+    with_thread_cores(|cores| !cores.0.is_empty()).unwrap_or(false)
 }
 
 /// Runs a turn of each core of the calling thread.
 pub(crate) fn poll_all_cores() {
-    let handles = with_thread_cores(|with_thread_cores| {
-        with_thread_cores.0.iter().map(|(handle, _)| *handle).collect::<Vec<_>>()
-    });
+    let handles = with_thread_cores(|cores| cores.0.iter().map(|(handle, _)| *handle).collect::<Vec<_>>());
     for handle in handles.unwrap_or_default() {
-        let _ = with(handle, |seat| {
-            let until = seat.local().clock() + TURN_MAX;
-            if !seat.turn(until) {
-                seat.local().park();
+        let _ = with(handle, |core| {
+            let until = core.local().clock() + TURN_MAX;
+            if !core.turn(until) {
+                core.local().park();
             }
             Ok(())
         });

@@ -1,9 +1,10 @@
 //! A small client of the control socket, for the command line.
 //!
 //! Contract: one connection per request, blocking, answers of at most [`ANSWER_MAX`] bytes. It
-//! knows HTTP and the form of errors; a verb is a constant of [`crate::api::verbs`]. Some verbs take as long as storage does, so a
-//! request has no time limit. If the server is silent for [`PATIENCE`], the client asks for its
-//! version on a second connection. If that gets no answer within the same time, the request fails.
+//! knows HTTP and the form of errors; a verb is a constant of [`crate::api::verbs`]. Some verbs take
+//! as long as storage does, so a request has no time limit. If the server is silent for
+//! [`PATIENCE`], the client asks for its version on a second connection. If that gets no answer
+//! within the same time, the request fails.
 
 mod listen;
 
@@ -219,8 +220,8 @@ mod tests {
         let path = folder.path().join("udm.sock");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let client = ControlClient { path: path.clone(), patience: Duration::from_millis(50) };
-        let said = client.call(verbs::LIST_DEVICES, &()).unwrap_err().to_string();
-        assert_eq!(said, format!("{}: the server does not answer: is it stopped, or stuck?", path.display()));
+        let text = client.call(verbs::LIST_DEVICES, &()).unwrap_err().to_string();
+        assert_eq!(text, format!("{}: the server does not answer: is it stopped, or stuck?", path.display()));
 
         // Answers the first request only after two probes.
         drop(listener);
@@ -252,8 +253,8 @@ mod tests {
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| drop(listener.accept().unwrap()));
-            let said = ControlClient::new(&path).call(verbs::LIST_DEVICES, &()).unwrap_err().to_string();
-            assert!(said.ends_with("the server hung up without an answer"), "{said}");
+            let text = ControlClient::new(&path).call(verbs::LIST_DEVICES, &()).unwrap_err().to_string();
+            assert!(text.ends_with("the server hung up without an answer"), "{text}");
         });
     }
 }

@@ -92,7 +92,7 @@ pub struct StateFolder {
     /// The snapshots attached to this server, by the file names of their records.
     attached: Mutex<HashMap<String, SnapshotRecord>>,
     /// File names of attached snapshots whose tables are not live yet.
-    coming: Mutex<HashSet<String>>,
+    attaching: Mutex<HashSet<String>>,
     /// The lock file of this server, from its first record on.
     server: Mutex<Option<ServerLock>>,
 }
@@ -106,7 +106,7 @@ impl StateFolder {
             marked: Mutex::default(),
             files: Mutex::default(),
             attached: Mutex::default(),
-            coming: Mutex::default(),
+            attaching: Mutex::default(),
             server: Mutex::default(),
         })
     }
@@ -129,8 +129,8 @@ impl StateFolder {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn coming(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
+    fn attaching_names(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.attaching.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn own_server(&self) -> MutexGuard<'_, Option<ServerLock>> {
@@ -202,7 +202,7 @@ impl StateFolder {
     /// # Errors
     /// If a file can't be removed.
     pub fn forget(&self, store: &StoreId) -> io::Result<usize> {
-        Ok(self.clear(&MarkedStore::Disk(store.clone()))? + self.believe(store)?)
+        Ok(self.clear(&MarkedStore::Disk(store.clone()))? + self.mark_valid(store)?)
     }
 
     fn clear(&self, store: &MarkedStore) -> io::Result<usize> {
@@ -325,9 +325,9 @@ mod tests {
     use std::sync::mpsc::channel;
 
     pub(super) fn set(folder: &Arc<StateFolder>, store: MarkedStore) -> Result<(), String> {
-        let (tell, told) = channel();
-        folder.mark(store).set("I/O error", Box::new(move |kept| tell.send(kept).unwrap()));
-        told.recv().unwrap()
+        let (sender, receiver) = channel();
+        folder.mark(store).set("I/O error", Box::new(move |kept| sender.send(kept).unwrap()));
+        receiver.recv().unwrap()
     }
 
     /// True if a server started later knows the mark.

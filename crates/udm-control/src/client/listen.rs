@@ -23,18 +23,18 @@ impl SseParser {
     /// data, and comments are keep-alives.
     fn take(&mut self, more: &[u8]) -> Result<Vec<api::Event>, String> {
         self.0.extend_from_slice(more);
-        let mut said = Vec::new();
+        let mut events = Vec::new();
         let mut taken = 0;
         while let Some(end) = self.0[taken..].iter().position(|byte| *byte == b'\n') {
             let line = &self.0[taken..taken + end];
             taken += end + 1;
             if let Some(data) = line.strip_prefix(b"data:") {
                 let event = serde_json::from_slice(data).map_err(|e| format!("unexpected event: {e}"))?;
-                said.push(event);
+                events.push(event);
             }
         }
         self.0.drain(..taken);
-        if self.0.len() > LINE_MAX { Err("an event is too long".into()) } else { Ok(said) }
+        if self.0.len() > LINE_MAX { Err("an event is too long".into()) } else { Ok(events) }
     }
 }
 
@@ -107,8 +107,8 @@ mod tests {
         for length in 1..text.len() {
             let mut lines = SseParser::default();
             let pieces = text.as_bytes().chunks(length);
-            let said: Vec<api::Event> = pieces.flat_map(|piece| lines.take(piece).unwrap()).collect();
-            assert_eq!(said, wanted, "pieces of {length}");
+            let events: Vec<api::Event> = pieces.flat_map(|piece| lines.take(piece).unwrap()).collect();
+            assert_eq!(events, wanted, "pieces of {length}");
         }
         assert!(SseParser::default().take(b"data:{}\n").is_err());
         assert!(SseParser::default().take(&vec![b'x'; LINE_MAX + 1]).is_err());

@@ -67,13 +67,13 @@ pub fn fuzz_bodies(data: &[u8]) {
 
 /// Sends one body to every route, on each device.
 pub fn body(data: &[u8]) {
-    let fuzz_requests = routes::all().into_iter().flat_map(|route| {
+    let requests = routes::all().into_iter().flat_map(|route| {
         NAMES[..2]
             .iter()
             .map(move |name| FuzzRequest::of_route(&route, name, false, data))
             .collect::<Vec<_>>()
     });
-    run(fuzz_requests);
+    run(requests);
 }
 
 /// Runs up to 32 requests in sequence on the same devices. A NUL ends each request. A request

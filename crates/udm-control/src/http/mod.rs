@@ -1,7 +1,8 @@
 //! HTTP and JSON on the control socket.
 //!
-//! [`routes`] gives each verb of [`crate::api::verbs`] its handler. [`handlers`] calls the verbs. [`socket`] is the socket's
-//! file, [`server`] serves its peers. No file here knows the effect of a verb.
+//! [`routes`] gives each verb of [`crate::api::verbs`] its handler. [`handlers`] calls the verbs.
+//! [`socket`] is the socket's file, [`server`] serves its peers. No file here knows the effect of a
+//! verb.
 //!
 //! **Bounds.** The socket has mode 0600, and peers are checked by their credentials. If all
 //! connections are taken, a new one replaces the quietest connection of the process that has most
@@ -55,7 +56,7 @@ pub fn router(registry: Arc<Registry>) -> Router {
         .layer(DefaultBodyLimit::max(BODY_MAX))
         .with_state(concurrency::AppState {
             registry,
-            gates: concurrency::ConcurrencyLimits::new(),
+            limits: concurrency::ConcurrencyLimits::new(),
             began: StartTime::now(),
         })
 }

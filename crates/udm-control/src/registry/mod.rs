@@ -38,7 +38,7 @@ mod resumed_merges;
 mod store_locks;
 
 pub(crate) use directory::CreationGuard;
-pub use directory::{Mapped, NewName};
+pub use directory::{NewName, RegisteredDevice};
 pub(crate) use event_stream::EventSubscription;
 pub use lookup::BaseDir;
 pub(crate) use lookup::{MessageResolver, TableResolver};
@@ -55,7 +55,7 @@ use deferred_removals::DeferredRemovals;
 use device_opener::DeviceOpener;
 use directory::{DeviceDirectory, DeviceUse};
 use event_stream::EventStream;
-use lookup::lookup;
+use lookup::lookup_error;
 use name_locks::NameLocks;
 use opened::OpenedDevices;
 use resumed_merges::ResumedMerges;
@@ -81,14 +81,14 @@ pub type MaintenancePolicy = Box<dyn Fn(&str, Option<&str>) -> PathMaintenance +
 pub struct Registry {
     cores: Arc<dyn Cores>,
     core_count: usize,
-    outside: Box<dyn DeviceOpener>,
+    opener: Box<dyn DeviceOpener>,
     state: Mutex<State>,
     opening: NameLocks,
     deferred: Arc<DeferredRemovals>,
-    feed: Arc<EventStream>,
+    event_stream: Arc<EventStream>,
     linking: Mutex<()>,
     exporter: OnceLock<Exporter>,
-    upkeep: OnceLock<MaintenancePolicy>,
+    maintenance: OnceLock<MaintenancePolicy>,
     requests: OnceLock<RequestQueueParams>,
     state_folder: OnceLock<Arc<StateFolder>>,
     lost_snapshots: OnceLock<LostSnapshots>,
@@ -100,7 +100,7 @@ pub struct Registry {
     /// Locks of stores, for changes of their snapshots.
     pub(crate) store_locks: StoreLocks,
     /// Weak reference to this registry.
-    pub(crate) me: Weak<Registry>,
+    pub(crate) weak_self: Weak<Registry>,
     config: OnceLock<Config>,
 }
 
@@ -113,25 +113,29 @@ struct State {
 impl Registry {
     /// An empty registry for the `core_count` cores of `cores`.
     pub fn new(cores: Arc<dyn Cores>, core_count: usize) -> Arc<Registry> {
-        Registry::over(cores, core_count, Box::new(Backends::new(core_count)))
+        Registry::with_opener(cores, core_count, Box::new(Backends::new(core_count)))
     }
 
     /// As [`Registry::new`], with another way to open devices.
-    pub fn over(cores: Arc<dyn Cores>, core_count: usize, outside: Box<dyn DeviceOpener>) -> Arc<Registry> {
+    pub fn with_opener(
+        cores: Arc<dyn Cores>,
+        core_count: usize,
+        opener: Box<dyn DeviceOpener>,
+    ) -> Arc<Registry> {
         let deferred = Arc::new(DeferredRemovals::default());
-        let feed = Arc::new(EventStream::default());
-        let directory = DeviceDirectory::new(&deferred, &feed);
-        Arc::new_cyclic(|me| Registry {
+        let event_stream = Arc::new(EventStream::default());
+        let directory = DeviceDirectory::new(&deferred, &event_stream);
+        Arc::new_cyclic(|weak_self| Registry {
             cores,
             core_count,
-            outside,
+            opener,
             state: Mutex::new(State { directory, ..State::default() }),
             deferred,
-            feed,
+            event_stream,
             opening: NameLocks::default(),
             linking: Mutex::default(),
             exporter: OnceLock::new(),
-            upkeep: OnceLock::new(),
+            maintenance: OnceLock::new(),
             requests: OnceLock::new(),
             state_folder: OnceLock::new(),
             lost_snapshots: OnceLock::new(),
@@ -139,7 +143,7 @@ impl Registry {
             is_ending: AtomicBool::new(false),
             merges: ResumedMerges::default(),
             store_locks: StoreLocks::default(),
-            me: Weak::clone(me),
+            weak_self: Weak::clone(weak_self),
             config: OnceLock::new(),
         })
     }
@@ -152,8 +156,8 @@ impl Registry {
     }
 
     /// Sets the path maintenance of devices created from now on. Only the first call has an effect.
-    pub fn set_maintenance(&self, upkeep: MaintenancePolicy) {
-        let _ = self.upkeep.set(upkeep);
+    pub fn set_maintenance(&self, policy: MaintenancePolicy) {
+        let _ = self.maintenance.set(policy);
     }
 
     /// Sets the default queue parameters of request-based devices created from now on. Only the
@@ -168,8 +172,8 @@ impl Registry {
     }
 
     /// The path maintenance of a device with this name and UUID.
-    fn upkeep(&self, name: &str, uuid: Option<&str>) -> PathMaintenance {
-        self.upkeep.get().map_or_else(PathMaintenance::default, |of| of(name, uuid))
+    fn maintenance_of(&self, name: &str, uuid: Option<&str>) -> PathMaintenance {
+        self.maintenance.get().map_or_else(PathMaintenance::default, |of| of(name, uuid))
     }
 
     /// Sets the folder of persistent facts. Only the first call has an effect.
@@ -212,13 +216,13 @@ impl Registry {
 
     /// Sets whether a group of devices is being created. Meanwhile no blocking snapshot is given
     /// up, because another device of the group may bring it.
-    pub fn start(&self, together: bool) {
-        self.is_starting.store(together, Ordering::Relaxed);
+    pub fn set_starting(&self, starting: bool) {
+        self.is_starting.store(starting, Ordering::Relaxed);
     }
 
     /// Marks the shutdown, after the last client is gone: snapshots stay attached until
     /// [`StateFolder::detach_all`].
-    pub fn end(&self) {
+    pub fn begin_shutdown(&self) {
         self.is_ending.store(true, Ordering::Relaxed);
     }
 
@@ -250,8 +254,8 @@ impl Registry {
     }
 
     /// Marks that a store is being created. `None` without a state folder.
-    pub(crate) fn making(&self, store: &Path) -> Option<StoreCreation> {
-        self.state_folder.get()?.making(store)
+    pub(crate) fn begin_store_creation(&self, store: &Path) -> Option<StoreCreation> {
+        self.state_folder.get()?.begin_store_creation(store)
     }
 
     /// The mark that invalidates a store on this device.
@@ -286,7 +290,7 @@ impl Registry {
     /// Subscribes to the events of all devices, from now on or after event `after`. Event numbers
     /// are greater than `base`; every call passes the same `base`.
     pub(crate) fn listen(&self, base: u64, after: Option<u64>) -> EventSubscription {
-        self.feed.listen(base, after)
+        self.event_stream.listen(base, after)
     }
 
     /// The cores that run lanes.
@@ -296,8 +300,8 @@ impl Registry {
     }
 
     /// Opens devices and runs blocking work.
-    pub(crate) fn outside(&self) -> &dyn DeviceOpener {
-        &*self.outside
+    pub(crate) fn opener(&self) -> &dyn DeviceOpener {
+        &*self.opener
     }
 
     /// Number of cores.
@@ -339,12 +343,12 @@ impl Registry {
         .unwrap_or_default()
     }
 
-    /// The mapped device that `uri` names, if it names one. With `holds`, the table counts as a
+    /// The mapped device that `uri` names, if it names one. With `uses`, the table counts as a
     /// user.
     fn mapped(
         &self,
         uri: &DeviceUri,
-        holds: Option<&mut DeviceUses>,
+        uses: Option<&mut DeviceUses>,
     ) -> Option<Result<DeviceRef, LookupError>> {
         let state = self.state();
         let (found, errno) = match uri {
@@ -353,8 +357,8 @@ impl Registry {
             _ => return None,
         };
         let found = found.map_err(|absent| match absent.reason() {
-            None => lookup(errno, format!("there is no device {uri}")),
-            Some(reason) => lookup(EBUSY, format!("{uri}: {reason}")),
+            None => lookup_error(errno, format!("there is no device {uri}")),
+            Some(reason) => lookup_error(EBUSY, format!("{uri}: {reason}")),
         });
         Some(found.map(|mapped| {
             let hold = || -> Arc<dyn Any + Send + Sync> { Arc::new(DeviceUse::new(mapped)) };
@@ -363,7 +367,7 @@ impl Registry {
                 name: mapped.device.name(),
                 device: Arc::clone(&mapped.device) as Arc<dyn Device>,
                 // One use per table, even if the table names the device several times.
-                hold: holds.map(|holds| Arc::clone(holds.entry(mapped.device.id()).or_insert_with(hold))),
+                hold: uses.map(|uses| Arc::clone(uses.entry(mapped.device.id()).or_insert_with(hold))),
             }
         }))
     }

@@ -50,7 +50,7 @@ pub async fn wait_event(
         tokio::select! {
             biased;
             () = next => {}
-            why = cancel_token.called() => return Err(VerbError::new(word, why)),
+            why = cancel_token.cancelled() => return Err(VerbError::new(word, why)),
         }
     }
 }

@@ -146,7 +146,7 @@ async fn run(
 ) -> Result<VerbReply, VerbError> {
     let (r, off, folder) = (&registry, CancelToken::default(), BaseDir::none());
     match verb {
-        ServerVerb::Start => return config::start(r, &wish).await.map(applied),
+        ServerVerb::Start => return config::create_declared(r, &wish).await.map(applied),
         ServerVerb::Reconfigure => return config::reconfigure(r, false, &off).await.map(applied),
         ServerVerb::Snapshot { names, of, store } => {
             let new = |name: String| NewSnapshot { name, of: of.clone() };

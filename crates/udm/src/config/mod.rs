@@ -82,7 +82,9 @@ pub fn load(file: &Path) -> Result<ConfigFiles> {
                 bail!("{name}: the files and tables are longer than {ALL_MAX} bytes");
             }
             let wanted = DesiredDevice::new(&device.name, table.clone(), device.uuid, device.read_only);
-            loaded.devices.push(wanted.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.beside(&table)))?);
+            loaded
+                .devices
+                .push(wanted.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.with_table(&table)))?);
         }
     }
     // A circle is a fault of the file.

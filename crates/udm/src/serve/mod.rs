@@ -113,7 +113,7 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
     };
     // Nothing here needs a bound of its own: when the limit is over the program ends, wherever this
     // is.
-    registry.end();
+    registry.begin_shutdown();
     cores.end();
     let all_gone = tokio::time::timeout(limit, remove_all(&registry)).await.is_ok();
     let stopping = cores.stop_within(limit);
@@ -144,11 +144,11 @@ fn cores(args: &ServeArgs) -> RuntimeOptions {
 async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Registry>) -> Result<()> {
     let mut left: VecDeque<&DeviceArg> = args.devices.iter().collect();
     let (mut waited, mut told) = (0, false);
-    registry.start(true);
+    registry.set_starting(true);
     while let Some(device) = left.pop_front() {
         // All that are left have waited: nothing more comes by itself.
         let is_last = waited > left.len();
-        registry.start(!is_last);
+        registry.set_starting(!is_last);
         let table = table_of(&device.name, &device.table)?;
         match verbs::create(registry, &device.name, None, Some(&table)).await {
             Ok(()) => waited = 0,
@@ -163,10 +163,10 @@ async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Regis
                 tokio::time::sleep(WAIT_STEP).await;
                 left.push_front(device);
             }
-            Err(error) => return Err(anyhow::anyhow!(error.beside(&table))),
+            Err(error) => return Err(anyhow::anyhow!(error.with_table(&table))),
         }
     }
-    registry.start(false);
+    registry.set_starting(false);
     let mut names: Vec<&str> = args.devices.iter().map(|device| device.name.as_str()).collect();
     let wanted = match file {
         Some(file) => reload::start(registry, file, &names).await?,

@@ -32,7 +32,7 @@ pub(super) async fn start(
         bail!("{}: --device and the file have it both", twice.name);
     }
     registry.set_config_reader(read);
-    let done = config::start(registry, &wish).await?;
+    let done = config::create_declared(registry, &wish).await?;
     let failed = done.changes.iter().filter_map(|change| Some((&change.name, change.error.as_ref()?)));
     failed.for_each(|(name, why)| log::say(format!("udm: {name}: {why}\n")));
     Ok(wish.devices.into_iter().map(|wanted| wanted.name).collect())
@@ -50,7 +50,7 @@ pub(super) async fn reload_on_sighup(hangups: &SighupStream, registry: &Arc<Regi
         let done = tokio::select! {
             done = &mut change => done,
             () = tokio::time::sleep(PATIENCE) => {
-                cancel_token.call(verbs::interrupted(&format!("not done within {} s", PATIENCE.as_secs())));
+                cancel_token.cancel(verbs::interrupted(&format!("not done within {} s", PATIENCE.as_secs())));
                 change.await
             }
         };

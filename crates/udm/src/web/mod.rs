@@ -82,16 +82,16 @@ struct WebState {
 }
 
 async fn serve(listener: &TcpListener, house: &Arc<WebState>) {
-    let seats = Connections::new(CONNECTIONS_MAX);
+    let connections = Connections::new(CONNECTIONS_MAX);
     for number in 0.. {
-        seats.wait_for_slot().await;
+        connections.wait_for_slot().await;
         match listener.accept().await {
             Ok((stream, _)) => {
-                let (house, seat) = (Arc::clone(house), seats.take(number, 0));
+                let (house, slot) = (Arc::clone(house), connections.open_slot(number, 0));
                 tokio::spawn(async move {
                     tokio::select! {
-                        () = talk(stream, house, Arc::clone(&seat)) => {}
-                        () = seat.evicted() => {}
+                        () = talk(stream, house, Arc::clone(&slot)) => {}
+                        () = slot.evicted() => {}
                     }
                 });
             }
@@ -103,16 +103,16 @@ async fn serve(listener: &TcpListener, house: &Arc<WebState>) {
     }
 }
 
-async fn talk(stream: TcpStream, house: Arc<WebState>, seat: Arc<ConnectionSlot>) {
+async fn talk(stream: TcpStream, house: Arc<WebState>, slot: Arc<ConnectionSlot>) {
     let service = service_fn(move |request| {
-        let (house, seat) = (Arc::clone(&house), Arc::clone(&seat));
+        let (house, slot) = (Arc::clone(&house), Arc::clone(&slot));
         async move {
             let page = page::find(request.uri().path(), house.door.write());
             let answer = match house.door.reject(&request, page.is_some()).or(page) {
                 Some(answer) => answer,
                 None => {
-                    let _busy: RequestGuard = seat.begin_request();
-                    house.relay.pass(request, &seat).await
+                    let _busy: RequestGuard = slot.begin_request();
+                    house.relay.pass(request, &slot).await
                 }
             };
             Ok::<_, Infallible>(access::add_security_headers(answer))

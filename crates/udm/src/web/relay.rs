@@ -38,12 +38,12 @@ impl ControlRelay {
         ControlRelay { socket: socket.to_owned() }
     }
 
-    /// Hands a request on, on a connection of its own. Who reads a stream of events keeps its seat.
-    pub async fn pass(&self, request: Request<Incoming>, seat: &Arc<ConnectionSlot>) -> Response<Body> {
+    /// Hands a request on, on a connection of its own. A stream of events keeps its slot.
+    pub async fn pass(&self, request: Request<Incoming>, slot: &Arc<ConnectionSlot>) -> Response<Body> {
         if !PATHS.iter().any(|path| request.uri().path().starts_with(path)) {
             return text_response(StatusCode::NOT_FOUND, "udm web: no such page\n");
         }
-        match self.exchange(request, seat).await {
+        match self.exchange(request, slot).await {
             Ok(answer) => answer,
             Err(why) => text_response(
                 StatusCode::BAD_GATEWAY,
@@ -55,7 +55,7 @@ impl ControlRelay {
     async fn exchange(
         &self,
         request: Request<Incoming>,
-        seat: &Arc<ConnectionSlot>,
+        slot: &Arc<ConnectionSlot>,
     ) -> Result<Response<Body>, String> {
         let stream = UnixStream::connect(&self.socket)
             .await
@@ -69,9 +69,9 @@ impl ControlRelay {
         let (head, body) = answer.into_parts();
         let kind = head.headers.get(header::CONTENT_TYPE);
         let body = if kind.is_some_and(|kind| kind == EVENTS) {
-            let listens = seat.listens();
+            let stream_guard = slot.begin_stream();
             let until_it_ends = move |frame| {
-                let _ = &listens;
+                let _ = &stream_guard;
                 frame
             };
             body.map_frame(until_it_ends).boxed()
