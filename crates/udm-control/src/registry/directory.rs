@@ -12,7 +12,7 @@ pub use rename::NewName;
 
 use super::deferred_removals::DeferredRemovals;
 use super::event_stream::EventStream;
-use super::events::EventWaiters;
+use super::event_waiters::EventWaiters;
 use super::{MAPPED_MAJOR, Registry};
 use crate::error::VerbError;
 use crate::verbs::{PendingVerbs, SnapshotInfo};

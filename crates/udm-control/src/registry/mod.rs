@@ -29,7 +29,7 @@ mod deferred_removals;
 pub mod device_opener;
 mod directory;
 mod event_stream;
-mod events;
+mod event_waiters;
 mod lookup;
 mod name_locks;
 mod opened;
@@ -239,7 +239,7 @@ impl Registry {
             return self.disk_id_cached(number);
         }
         let identity = self.state().opened.identity(number.minor)?;
-        StoreId::opened(&self.uri_of(number), identity)
+        StoreId::of_uri(&self.uri_of(number), identity)
     }
 
     /// As [`Registry::disk_id`], as far as known without file system access.
@@ -248,7 +248,7 @@ impl Registry {
             MAPPED_MAJOR => Some(StoreId::mapped(&self.name_of(number)?)),
             _ => {
                 let identity = self.state().opened.identity(number.minor)?;
-                StoreId::seen(&self.uri_of(number), identity)
+                StoreId::of_uri_cached(&self.uri_of(number), identity)
             }
         }
     }
@@ -269,7 +269,7 @@ impl Registry {
             }
             _ => {
                 let identity = self.state().opened.identity(device.number.minor)?;
-                MarkedStore::Disk(StoreId::opened(&device.name, identity)?)
+                MarkedStore::Disk(StoreId::of_uri(&device.name, identity)?)
             }
         };
         Some(folder.mark(store))

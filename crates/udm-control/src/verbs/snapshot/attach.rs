@@ -54,7 +54,7 @@ pub(in crate::verbs) struct AttachTransaction<'a> {
     /// The stores of the valid snapshots that become live.
     valid: Vec<StoreId>,
     /// Until this is dropped, changes that write the origins of these snapshots are refused.
-    _coming: AttachGuard,
+    _attach_guard: AttachGuard,
     /// Locks of the stores: no other change updates the records of these snapshots.
     _stores: Vec<OwnedMutexGuard<()>>,
 }
@@ -131,7 +131,7 @@ impl<'a> AttachTransaction<'a> {
             recorded,
             who,
             valid,
-            _coming: AttachGuard::default(),
+            _attach_guard: AttachGuard::default(),
             _stores: Vec::new(),
         };
         let is_change = who == VerbKind::Remove || attaching.tables.iter().any(Option::is_some);
@@ -183,7 +183,7 @@ impl<'a> AttachTransaction<'a> {
         );
         match done.await?.unwrap_or_else(|| Ok(WrittenRecords::default())) {
             Ok(recorded) => {
-                attaching._coming =
+                attaching._attach_guard =
                     AttachGuard { folder: registry.state_folder().cloned(), names: recorded.names() };
                 attaching.recorded = recorded;
             }
@@ -246,7 +246,7 @@ impl<'a> AttachTransaction<'a> {
 
     /// Restores the previous records after the change has failed.
     pub async fn undo(self) {
-        let (recorded, _guard) = (self.recorded, self._coming);
+        let (recorded, _guard) = (self.recorded, self._attach_guard);
         if !recorded.is_empty() {
             let writable_disks =
                 writable_disks(self.registry, &tables_in_use(&self.registry.all_with_pending()));
@@ -273,7 +273,7 @@ impl<'a> AttachTransaction<'a> {
         };
         let tables = tables_in_use(self.registry.all_with_pending().iter().filter(|mapped| !is_gone(mapped)));
         let (writable_disks, mut recorded, _guard) =
-            (writable_disks(self.registry, &tables), self.recorded, self._coming);
+            (writable_disks(self.registry, &tables), self.recorded, self._attach_guard);
         let commit = move |folder: &Arc<StateFolder>| {
             recorded.cancel(folder, &invalidated, &writable_disks);
             recorded.commit(folder, &writable_disks)
