@@ -23,9 +23,8 @@ use super::store_creation::has_records;
 use super::store_id::FileId;
 use super::{StateFolder, StoreId, write_durably};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use udm_core::bugs::{self, Bug};
 use udm_wire::words;
@@ -357,15 +356,11 @@ impl StateFolder {
             return Ok(());
         }
         let folder = self.path.join(RECORDS);
-        let is_new = !folder.is_dir();
-        DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+        self.create_folder(&self.path)?;
+        self.create_folder(&folder)?;
         let files =
             records.iter().map(|record| Ok((folder.join(record.file_name()), serde_json::to_vec(record)?)));
-        write_durably(&folder, &files.collect::<io::Result<Vec<_>>>()?)?;
-        if is_new {
-            self.sync()?;
-        }
-        Ok(())
+        write_durably(&folder, &files.collect::<io::Result<Vec<_>>>()?)
     }
 }
 

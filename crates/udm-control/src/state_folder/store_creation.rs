@@ -12,10 +12,10 @@
 use super::StateFolder;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
-use std::fs::{self, DirBuilder, File, Metadata};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
@@ -63,7 +63,7 @@ impl StateFolder {
     pub(crate) fn begin_store_creation(&self, store: &Path) -> Option<StoreCreation> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let begin = || -> io::Result<StoreCreation> {
-            DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
+            self.create_folder(&self.path)?;
             loop {
                 // Relaxed: each number is taken once.
                 let number = COUNT.fetch_add(1, Ordering::Relaxed);
