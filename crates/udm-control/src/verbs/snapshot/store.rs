@@ -210,7 +210,11 @@ impl StoreSpec<'_> {
         match OpenOptions::new().write(true).create_new(true).mode(MODE).open(path) {
             Ok(file) => {
                 let known = creation.as_mut().is_none_or(|creation| creation.set_created(&file).is_ok());
-                let made = StoreFile::new(path, &file).map_err(failed)?;
+                let made = StoreFile::new(path, &file).map_err(|error| {
+                    // Without an identity nothing else would remove the new file.
+                    let _ = std::fs::remove_file(path);
+                    failed(error)
+                })?;
                 let made = CreatedFile { file: made, _creation: creation.filter(|_| known) };
                 let mut store = NewStore { words: String::new(), made: Some(made) };
                 if is_preallocated { preallocate(&file, first) } else { file.set_len(first) }
