@@ -82,7 +82,7 @@ pub(crate) fn open(context: Arc<Context>, number: Option<usize>, cpu: Option<usi
         context.release_slot(place);
         Error::new(error.raw_os_error().unwrap_or(libc::EINVAL), error.to_string())
     })?;
-    let core = Box::new(CoreHandle {
+    let mut core = Some(Box::new(CoreHandle {
         lanes: Slab::new(),
         local: Some(local),
         pool: BioPool::new(UDM_IN_FLIGHT_MAX as usize),
@@ -91,10 +91,14 @@ pub(crate) fn open(context: Arc<Context>, number: Option<usize>, cpu: Option<usi
         completed: VecDeque::new(),
         forks: FORKS.load(Ordering::Relaxed),
         context,
-    });
+    }));
     let handle = new_handle();
-    with_thread_cores(|cores| cores.0.push((handle, Some(core))))?;
-    Ok(handle)
+    let kept = with_thread_cores(|cores| cores.0.push((handle, core.take())));
+    if let Some(mut core) = core {
+        // The thread is ending, so nobody would close the core.
+        core.close()?;
+    }
+    kept.map(|()| handle)
 }
 
 /// Runs `work` with the core of a handle.
@@ -357,5 +361,49 @@ impl CoreHandle {
             self.context.release_slot(place);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context;
+    use std::cell::Cell;
+    use std::sync::mpsc::{Sender, channel};
+
+    /// Opens slot 0 when its thread ends.
+    struct OpensAtExit(Arc<Context>, Sender<Result<i32, Error>>);
+
+    impl Drop for OpensAtExit {
+        fn drop(&mut self) {
+            let _ = self.1.send(open(Arc::clone(&self.0), Some(0), None));
+        }
+    }
+
+    thread_local! {
+        static BEFORE: Cell<Option<OpensAtExit>> = const { Cell::new(None) };
+        static AFTER: Cell<Option<OpensAtExit>> = const { Cell::new(None) };
+    }
+
+    /// The order in which a thread drops its variables is not defined, so one before and one after
+    /// the list of cores try it.
+    #[test]
+    fn a_core_of_an_ending_thread_leaves_its_slot_free() {
+        let handle = context::open(1).unwrap();
+        let context = context::find(handle).unwrap();
+        let (results, all) = channel();
+        let of_thread = Arc::clone(&context);
+        let thread = std::thread::spawn(move || {
+            BEFORE.set(Some(OpensAtExit(Arc::clone(&of_thread), results.clone())));
+            assert!(!is_core_thread());
+            AFTER.set(Some(OpensAtExit(of_thread, results)));
+        });
+        thread.join().unwrap();
+        let errors: Vec<i32> = all.iter().filter_map(|result| Some(result.err()?.errno)).collect();
+        assert_eq!(errors, [libc::ESRCH], "one of them found no list");
+        context.claim_slot(Some(0)).unwrap();
+        context.release_slot(udm_core::CoreId(0));
+        drop(context);
+        context::close(handle).unwrap();
     }
 }
