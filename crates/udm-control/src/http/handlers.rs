@@ -77,9 +77,19 @@ impl Drop for CancelGuard {
     }
 }
 
+/// Error text of a suspend or resume that runs out of time, and the state of the device then.
+const NOT_AT_REST: [&str; 2] = ["not at rest", "the device is active"];
+
+/// The same for a removal.
+const NOT_REMOVED: [&str; 2] = ["not done", "the device was not removed"];
+
 /// Runs `verb` and cancels it if its client disconnects or after `timeout_ms`. A cancelled verb
-/// still runs to its end.
-async fn run_cancellable<F>(timeout_ms: Option<u64>, verb: impl FnOnce(CancelToken) -> F) -> StatusResult
+/// still runs to its end. `late` is the text of the error after `timeout_ms`.
+async fn run_cancellable<F>(
+    timeout_ms: Option<u64>,
+    late: [&str; 2],
+    verb: impl FnOnce(CancelToken) -> F,
+) -> StatusResult
 where
     F: Future<Output = Result<(), VerbError>> + Send + 'static,
 {
@@ -90,7 +100,8 @@ where
             biased;
             joined = &mut task => return finished(joined).map(|()| StatusCode::NO_CONTENT),
             () = tokio::time::sleep(Duration::from_millis(ms)) => {
-                let reason = format!("not at rest within {ms} ms; the device is active");
+                let [what, state] = late;
+                let reason = format!("{what} within {ms} ms; {state}");
                 guard.0.cancel(TargetError::errno(ETIMEDOUT).because(reason));
             }
         }
@@ -177,7 +188,7 @@ pub(super) async fn remove(
     let verb = |cancel_token| async move {
         verbs::remove_cancellable(&registry, &name, removal, &cancel_token).await
     };
-    run_cancellable(how.timeout_ms, verb).await
+    run_cancellable(how.timeout_ms, NOT_REMOVED, verb).await
 }
 
 pub(super) async fn rename(
@@ -341,7 +352,7 @@ pub(super) async fn suspend(
     let verb = |cancel_token| async move {
         verbs::suspend_cancellable(&registry, &[&name], noflush, &cancel_token).await
     };
-    run_cancellable(how.timeout_ms, verb).await
+    run_cancellable(how.timeout_ms, NOT_AT_REST, verb).await
 }
 
 pub(super) async fn resume(
@@ -351,7 +362,7 @@ pub(super) async fn resume(
 ) -> StatusResult {
     let verb =
         |cancel_token| async move { verbs::resume_cancellable(&registry, &[&name], &cancel_token).await };
-    run_cancellable(how.timeout_ms, verb).await
+    run_cancellable(how.timeout_ms, NOT_AT_REST, verb).await
 }
 
 pub(super) async fn suspend_together(
@@ -364,7 +375,7 @@ pub(super) async fn suspend_together(
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         verbs::suspend_cancellable(&registry, &names, noflush, &cancel_token).await
     };
-    run_cancellable(how.timeout_ms, verb).await
+    run_cancellable(how.timeout_ms, NOT_AT_REST, verb).await
 }
 
 pub(super) async fn resume_together(
@@ -376,7 +387,7 @@ pub(super) async fn resume_together(
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         verbs::resume_cancellable(&registry, &names, &cancel_token).await
     };
-    run_cancellable(how.timeout_ms, verb).await
+    run_cancellable(how.timeout_ms, NOT_AT_REST, verb).await
 }
 
 /// Checks the number of devices that change together.
