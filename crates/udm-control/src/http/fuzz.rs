@@ -66,7 +66,7 @@ pub fn fuzz_bodies(data: &[u8]) {
 }
 
 /// Sends one body to every route, on each device.
-pub fn body(data: &[u8]) {
+pub fn fuzz_body_on_all_routes(data: &[u8]) {
     let requests = routes::all().into_iter().flat_map(|route| {
         NAMES[..2]
             .iter()
