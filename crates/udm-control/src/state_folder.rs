@@ -14,9 +14,9 @@
 //! under another name whose original is gone is not recognised.
 //!
 //! Durable: a file is written under another name, synced, renamed into place, and the folder is
-//! synced. A fact that could not be written is kept in memory while the server runs. A fact about a
-//! mapped device is copied to its new name before a rename and removed from the old one after it
-//! (`rename.rs`).
+//! synced; a new folder is synced into its parent. A fact that could not be written is kept in
+//! memory while the server runs. A fact about a mapped device is copied to its new name before a
+//! rename and removed from the old one after it (`rename.rs`).
 
 pub(crate) mod file_stamp;
 pub(crate) mod records;
