@@ -50,7 +50,7 @@ impl MappedDevices {
         let control_runtime = control_runtime()?;
         let make = |NamedTable { name, text }: &NamedTable| -> Result<Arc<dyn Device>> {
             let made = control_runtime.block_on(verbs::create(&registry, name, None, Some(text)));
-            made.map_err(|e| anyhow::anyhow!(e.beside(text)))?;
+            made.map_err(|e| anyhow::anyhow!(e.with_table(text)))?;
             Ok(Arc::clone(&registry.find(name)?.device) as Arc<dyn Device>)
         };
         let devices = tables.iter().map(make).collect::<Result<_>>()?;

@@ -88,7 +88,7 @@ pub unsafe extern "C" fn udm_create(context: c_int, name: *const c_char, table: 
         let table = unsafe { raw::text(table, "table") }?;
         let create = |context: &Context, name: &str| {
             let made = verbs::wait(verbs::create(&context.registry, name, None, Some(table)));
-            made.map(|()| 0).map_err(|e| Error::beside(&e, table))
+            made.map(|()| 0).map_err(|e| Error::with_table(&e, table))
         };
         // SAFETY: as above.
         unsafe { with_device_name(context, name, create) }
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn udm_load(context: c_int, name: *const c_char, table: *c
         let table = unsafe { raw::text(table, "table") }?;
         let load = |context: &Context, name: &str| {
             let loaded = verbs::load(&context.registry, name, table);
-            loaded.map(|()| 0).map_err(|e| Error::beside(&e, table))
+            loaded.map(|()| 0).map_err(|e| Error::with_table(&e, table))
         };
         // SAFETY: as above.
         unsafe { with_device_name(context, name, load) }
@@ -272,14 +272,14 @@ pub unsafe extern "C" fn udm_lane_open(core: c_int, device: *const c_char) -> c_
     catch_errors(|| {
         // SAFETY: it points to a string, as the header says.
         let device = unsafe { raw::text(device, "device") }?;
-        core_handle::with(core, |seat| seat.open_lane(device))
+        core_handle::with(core, |core| core.open_lane(device))
     })
 }
 
 /// Closes a lane. EBUSY while requests of it are in flight.
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_lane_close(core: c_int, lane: c_int) -> c_int {
-    catch_errors(|| core_handle::with(core, |seat| seat.close_lane(lane)).map(|()| 0))
+    catch_errors(|| core_handle::with(core, |core| core.close_lane(lane)).map(|()| 0))
 }
 
 /// Submits `count` requests to a lane, as one batch. Nothing is copied: the buffers of a request
@@ -296,10 +296,10 @@ pub unsafe extern "C" fn udm_submit(
     catch_errors(|| {
         // SAFETY: it points to `count` requests, as the header says.
         let requests = unsafe { raw::list(requests, count as usize, "requests") }?;
-        core_handle::with(core, |seat| {
+        core_handle::with(core, |core| {
             // SAFETY: the buffers belong to udm until the requests complete, as the header says.
             let taken =
-                seat.submit(lane, requests.len(), |i, bio| unsafe { raw::fill_bio(bio, &requests[i]) })?;
+                core.submit(lane, requests.len(), |i, bio| unsafe { raw::fill_bio(bio, &requests[i]) })?;
             Ok(taken as i32)
         })
     })
@@ -331,9 +331,9 @@ pub unsafe extern "C" fn udm_wait(
             UDM_FOREVER => None,
             timeout => Some(u64::try_from(timeout).map_err(|_| Error::new(libc::EINVAL, "timeout"))?),
         };
-        core_handle::with(core, |seat| {
+        core_handle::with(core, |core| {
             let (min, max) = (min as usize, max as usize);
-            Ok(seat.wait(min, max, timeout, |i, completion| room.write_at(i, completion)) as i32)
+            Ok(core.wait(min, max, timeout, |i, completion| room.write_at(i, completion)) as i32)
         })
     })
 }

@@ -91,17 +91,17 @@ impl Context {
     fn new(cores: usize) -> Result<Context, Error> {
         let core_set = CoreSet::with_task_core(cores).map_err(|e| core_error(&e))?;
         let over = Arc::new(AtomicBool::new(false));
-        let (tell, told) = sync_channel(1);
+        let (sender, receiver) = sync_channel(1);
         let background_core = {
             let (core_set, over) = (Arc::clone(&core_set), Arc::clone(&over));
-            let keep = move || {
+            let run = move || {
                 let id = CoreId(cores as u16);
                 let attached = LocalCore::attach(&core_set, id, core_handle::options(None));
                 let mut core = match attached {
                     Ok(core) => core,
-                    Err(error) => return drop(tell.send(Err(error))),
+                    Err(error) => return drop(sender.send(Err(error))),
                 };
-                let _ = tell.send(Ok(()));
+                let _ = sender.send(Ok(()));
                 loop {
                     core.turn(|_| ());
                     // Checked between turn and park, because the turn may have consumed the kick
@@ -113,9 +113,9 @@ impl Context {
                 }
                 core.detach();
             };
-            thread::Builder::new().name("udm-keeper".into()).spawn(keep).map_err(|e| core_error(&e))?
+            thread::Builder::new().name("udm-keeper".into()).spawn(run).map_err(|e| core_error(&e))?
         };
-        let attached = told.recv().map_err(|_| Error::new(libc::EIO, "the background core ended"))?;
+        let attached = receiver.recv().map_err(|_| Error::new(libc::EIO, "the background core ended"))?;
         attached.map_err(|e| core_error(&e))?;
         Ok(Context {
             registry: Registry::new(core_set.clone(), core_set.len()),
@@ -175,7 +175,7 @@ impl Context {
     pub(crate) fn device(&self, word: &str) -> Result<DeviceRef, Error> {
         let named = self.registry.find(word).is_ok();
         let at = if named { format!("@{word}") } else { word.to_owned() };
-        Ok(verbs::device(&self.registry, word, &at)?)
+        Ok(verbs::resolve_device(&self.registry, word, &at)?)
     }
 
     /// Removes all devices and ends the background core.

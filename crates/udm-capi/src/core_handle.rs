@@ -33,15 +33,15 @@ pub(crate) fn options(cpu: Option<usize>) -> CoreOptions {
 struct ThreadCores(Vec<(i32, Option<Box<CoreHandle>>)>);
 
 thread_local! {
-    static SEATS: RefCell<ThreadCores> = RefCell::default();
+    static CORES: RefCell<ThreadCores> = RefCell::default();
 }
 
 impl Drop for ThreadCores {
     /// Completes requests in flight when the thread ends.
     fn drop(&mut self) {
-        for mut seat in self.0.drain(..).filter_map(|(_, seat)| seat) {
-            if seat.forks != FORKS.load(Ordering::Relaxed) || seat.close().is_err() {
-                Box::leak(seat);
+        for mut core in self.0.drain(..).filter_map(|(_, core)| core) {
+            if core.forks != FORKS.load(Ordering::Relaxed) || core.close().is_err() {
+                Box::leak(core);
             }
         }
     }
@@ -50,21 +50,19 @@ impl Drop for ThreadCores {
 /// Takes a core handle out of the list for one call, and puts it back when dropped.
 struct CoreCallGuard {
     handle: i32,
-    seat: Option<Box<CoreHandle>>,
+    core: Option<Box<CoreHandle>>,
 }
 
 impl Drop for CoreCallGuard {
     fn drop(&mut self) {
-        let Some(seat) = self.seat.take() else { return };
+        let Some(core) = self.core.take() else { return };
         if std::thread::panicking() {
-            Box::leak(seat);
+            Box::leak(core);
             return;
         }
-        let _ = with_thread_cores(|with_thread_cores| {
-            if let Some((_, place)) =
-                with_thread_cores.0.iter_mut().find(|(handle, _)| *handle == self.handle)
-            {
-                *place = Some(seat);
+        let _ = with_thread_cores(|cores| {
+            if let Some((_, place)) = cores.0.iter_mut().find(|(handle, _)| *handle == self.handle) {
+                *place = Some(core);
             }
         });
     }
@@ -73,7 +71,7 @@ impl Drop for CoreCallGuard {
 /// Runs `work` with the cores of this thread. Fails if the thread is ending, as at the exit of the
 /// program.
 fn with_thread_cores<T>(work: impl FnOnce(&mut ThreadCores) -> T) -> Result<T, Error> {
-    let done = SEATS.try_with(|with_thread_cores| work(&mut with_thread_cores.borrow_mut()));
+    let done = CORES.try_with(|cores| work(&mut cores.borrow_mut()));
     done.map_err(|_| Error::new(libc::ESRCH, "the thread is ending"))
 }
 
@@ -84,7 +82,7 @@ pub(crate) fn open(context: Arc<Context>, number: Option<usize>, cpu: Option<usi
         context.release_slot(place);
         Error::new(error.raw_os_error().unwrap_or(libc::EINVAL), error.to_string())
     })?;
-    let seat = Box::new(CoreHandle {
+    let mut core = Some(Box::new(CoreHandle {
         lanes: Slab::new(),
         local: Some(local),
         pool: BioPool::new(UDM_IN_FLIGHT_MAX as usize),
@@ -93,10 +91,14 @@ pub(crate) fn open(context: Arc<Context>, number: Option<usize>, cpu: Option<usi
         completed: VecDeque::new(),
         forks: FORKS.load(Ordering::Relaxed),
         context,
-    });
+    }));
     let handle = new_handle();
-    with_thread_cores(|with_thread_cores| with_thread_cores.0.push((handle, Some(seat))))?;
-    Ok(handle)
+    let kept = with_thread_cores(|cores| cores.0.push((handle, core.take())));
+    if let Some(mut core) = core {
+        // The thread is ending, so nobody would close the core.
+        core.close()?;
+    }
+    kept.map(|()| handle)
 }
 
 /// Runs `work` with the core of a handle.
@@ -104,49 +106,47 @@ pub(crate) fn with<T>(
     handle: i32,
     work: impl FnOnce(&mut CoreHandle) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let seat = with_thread_cores(|with_thread_cores| {
-        with_thread_cores.0.iter_mut().find(|(of, _)| *of == handle).and_then(|(_, seat)| seat.take())
+    let core = with_thread_cores(|cores| {
+        cores.0.iter_mut().find(|(of, _)| *of == handle).and_then(|(_, core)| core.take())
     })?;
-    let mut held = CoreCallGuard { handle, seat };
-    let seat = held.seat.as_mut().ok_or_else(|| {
+    let mut held = CoreCallGuard { handle, core };
+    let core = held.core.as_mut().ok_or_else(|| {
         Error::new(
             libc::EBADF,
             format!("{handle} is no core of this thread: only the one that opened it uses it"),
         )
     })?;
-    if seat.forks != FORKS.load(Ordering::Relaxed) {
+    if core.forks != FORKS.load(Ordering::Relaxed) {
         return Err(Error::new(libc::ECHILD, "the core is the parent process's"));
     }
-    work(seat)
+    work(core)
 }
 
 /// Closes the core of a handle.
 pub(crate) fn close(handle: i32) -> Result<(), Error> {
-    with(handle, |seat| {
-        if seat.in_flight() > 0 {
-            let text = format!("{} requests are in flight: wait for them first", seat.in_flight());
+    with(handle, |core| {
+        if core.in_flight() > 0 {
+            let text = format!("{} requests are in flight: wait for them first", core.in_flight());
             return Err(Error::new(libc::EBUSY, text));
         }
-        seat.close()
+        core.close()
     })?;
-    with_thread_cores(|with_thread_cores| with_thread_cores.0.retain(|(of, _)| *of != handle))
+    with_thread_cores(|cores| cores.0.retain(|(of, _)| *of != handle))
 }
 
 /// True if the calling thread is a core.
 pub(crate) fn is_core_thread() -> bool {
-    with_thread_cores(|with_thread_cores| !with_thread_cores.0.is_empty()).unwrap_or(false)
+    with_thread_cores(|cores| !cores.0.is_empty()).unwrap_or(false)
 }
 
 /// Runs a turn of each core of the calling thread.
 pub(crate) fn poll_all_cores() {
-    let handles = with_thread_cores(|with_thread_cores| {
-        with_thread_cores.0.iter().map(|(handle, _)| *handle).collect::<Vec<_>>()
-    });
+    let handles = with_thread_cores(|cores| cores.0.iter().map(|(handle, _)| *handle).collect::<Vec<_>>());
     for handle in handles.unwrap_or_default() {
-        let _ = with(handle, |seat| {
-            let until = seat.local().clock() + TURN_MAX;
-            if !seat.turn(until) {
-                seat.local().park();
+        let _ = with(handle, |core| {
+            let until = core.local().clock() + TURN_MAX;
+            if !core.turn(until) {
+                core.local().park();
             }
             Ok(())
         });
@@ -361,5 +361,49 @@ impl CoreHandle {
             self.context.release_slot(place);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context;
+    use std::cell::Cell;
+    use std::sync::mpsc::{Sender, channel};
+
+    /// Opens slot 0 when its thread ends.
+    struct OpensAtExit(Arc<Context>, Sender<Result<i32, Error>>);
+
+    impl Drop for OpensAtExit {
+        fn drop(&mut self) {
+            let _ = self.1.send(open(Arc::clone(&self.0), Some(0), None));
+        }
+    }
+
+    thread_local! {
+        static BEFORE: Cell<Option<OpensAtExit>> = const { Cell::new(None) };
+        static AFTER: Cell<Option<OpensAtExit>> = const { Cell::new(None) };
+    }
+
+    /// The order in which a thread drops its variables is not defined, so one before and one after
+    /// the list of cores try it.
+    #[test]
+    fn a_core_of_an_ending_thread_leaves_its_slot_free() {
+        let handle = context::open(1).unwrap();
+        let context = context::find(handle).unwrap();
+        let (results, all) = channel();
+        let of_thread = Arc::clone(&context);
+        let thread = std::thread::spawn(move || {
+            BEFORE.set(Some(OpensAtExit(Arc::clone(&of_thread), results.clone())));
+            assert!(!is_core_thread());
+            AFTER.set(Some(OpensAtExit(of_thread, results)));
+        });
+        thread.join().unwrap();
+        let errors: Vec<i32> = all.iter().filter_map(|result| Some(result.err()?.errno)).collect();
+        assert_eq!(errors, [libc::ESRCH], "one of them found no list");
+        context.claim_slot(Some(0)).unwrap();
+        context.release_slot(udm_core::CoreId(0));
+        drop(context);
+        context::close(handle).unwrap();
     }
 }

@@ -19,8 +19,8 @@ impl Error {
     }
 
     /// The error of a verb with `table`: includes the faulty line with carets below the fault.
-    pub(crate) fn beside(error: &VerbError, table: &str) -> Error {
-        Error::new(error.error.errno.abs(), error.beside(table))
+    pub(crate) fn with_table(error: &VerbError, table: &str) -> Error {
+        Error::new(error.error.errno.abs(), error.with_table(table))
     }
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn catch_errors(work: impl FnOnce() -> Result<i32, Error>) -> i32 {
 pub(crate) fn set_last_error(error: &Error) {
     let text: Vec<u8> = error.text.bytes().filter(|&byte| byte != 0).collect();
     // A thread that is ending may have dropped the variable already.
-    let _ = LAST.try_with(|last_error| *last_error.borrow_mut() = CString::new(text).unwrap_or_default());
+    let _ = LAST.try_with(|text_of_last| *text_of_last.borrow_mut() = CString::new(text).unwrap_or_default());
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> String {

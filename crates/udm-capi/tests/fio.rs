@@ -19,12 +19,12 @@ fn engine() -> Option<&'static Path> {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fio");
         let out = Command::new(root().join("engines/fio/build")).arg(archive()).arg(&folder).output();
         let out = out.expect("engines/fio/build");
-        let said = String::from_utf8_lossy(&out.stderr);
+        let output = String::from_utf8_lossy(&out.stderr);
         if out.status.code() == Some(SKIPPED) {
-            println!("{}", said.trim());
+            println!("{}", output.trim());
             return None;
         }
-        assert!(out.status.success(), "{said}");
+        assert!(out.status.success(), "{output}");
         Some(folder.join("udm.so"))
     });
     ENGINE.as_deref()
@@ -41,17 +41,17 @@ fn fio(devices: &[&str], options: &str) -> Option<(Value, String)> {
     fio.args(devices.iter().map(|device| format!("--udm_device={device}")));
     fio.args(options.split_whitespace().skip_while(|word| !word.starts_with("--ioengine")).skip(1));
     let out = fio.output().expect("fio");
-    let said = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    let output = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     let text = std::fs::read_to_string(report).unwrap_or_default();
     // fio may print errors before its report.
     let report = text.find('{').and_then(|at| serde_json::from_str(&text[at..]).ok()).unwrap_or_default();
-    Some((report, said + &text))
+    Some((report, output + &text))
 }
 
 /// The counts of a job without an error: reads, writes, trims, syncs.
-fn counts(report: &Value, job: usize, said: &str) -> [u64; 4] {
+fn counts(report: &Value, job: usize, output: &str) -> [u64; 4] {
     let job = &report["jobs"][job];
-    assert_eq!(job["error"], 0, "{said}");
+    assert_eq!(job["error"], 0, "{output}");
     let ios = |direction: &str| job[direction]["total_ios"].as_u64().unwrap_or_default();
     [ios("read"), ios("write"), ios("trim"), ios("sync")]
 }
@@ -83,11 +83,11 @@ fn the_command_lines_of_the_measurements_run() {
         let line = "--cpus_allowed_policy=split --group_reporting --rw=randread --bs=4k --numjobs=2 --iodepth=32 \
                     --runtime=1 --time_based --loops=1 --ioengine=libaio --direct=1 --invalidate=1 --randrepeat=1 \
                     --norandommap --exitall --name task_dm_mq --filename=dm_mq --runtime=250ms";
-        let Some((report, said)) = fio(&devices, line) else { return };
-        let [reads, rest @ ..] = counts(&report, 0, &said);
-        assert!(reads > 64 && rest == [0; 3], "{selector}: {reads} reads, {rest:?}\n{said}");
+        let Some((report, output)) = fio(&devices, line) else { return };
+        let [reads, rest @ ..] = counts(&report, 0, &output);
+        assert!(reads > 64 && rest == [0; 3], "{selector}: {reads} reads, {rest:?}\n{output}");
         // fio counts both jobs of the group together.
-        assert_eq!(report["jobs"].as_array().map(Vec::len), Some(1), "{said}");
+        assert_eq!(report["jobs"].as_array().map(Vec::len), Some(1), "{output}");
     }
 }
 
@@ -105,9 +105,9 @@ fn the_line_of_the_manual_runs() {
     let folder = tempfile::tempdir().expect("a folder");
     let line = line.replace("--runtime=10 ", "--runtime=200ms --output-format=json ");
     let out = Command::new("sh").current_dir(&folder).arg("-c").arg(&line).output().expect("sh");
-    let said = String::from_utf8_lossy(&out.stdout);
-    let report: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
-    assert!(counts(&report, 0, &said)[0] > 64, "{said}");
+    let output = String::from_utf8_lossy(&out.stdout);
+    let report: Value = serde_json::from_str(&output).unwrap_or_else(|error| panic!("{error}: {output}"));
+    assert!(counts(&report, 0, &output)[0] > 64, "{output}");
 }
 
 /// fio reads back its writes, with checksums, over several kinds of devices.
@@ -132,10 +132,13 @@ fn what_is_written_is_read_back() {
              --name=mixed --rw=randrw --bssplit=512/30:4k/40:64k/30 --fsync=8 --stonewall \
              --name=durable --rw=write --bs=1M --sync=1 --stonewall"
         );
-        let Some((report, said)) = fio(&devices, &line) else { return };
+        let Some((report, output)) = fio(&devices, &line) else { return };
         for (job, load) in ["short", "mixed", "durable"].into_iter().enumerate() {
-            let [reads, writes, _, syncs] = counts(&report, job, &said);
-            assert!(writes > 0 && reads >= writes, "{name}, {load}: {reads} read, {writes} written\n{said}");
+            let [reads, writes, _, syncs] = counts(&report, job, &output);
+            assert!(
+                writes > 0 && reads >= writes,
+                "{name}, {load}: {reads} read, {writes} written\n{output}"
+            );
             assert_eq!(syncs > 0, load == "mixed", "{name}, {load}: {syncs} syncs");
         }
     }
@@ -146,13 +149,13 @@ fn what_is_written_is_read_back() {
 fn jobs_share_a_device_and_trims_reach_it() {
     let line = "--ioengine=libaio --filename=vol --bs=64k --size=4M --iodepth=4 --verify=pattern \
                 --verify_pattern=0xdecade --name=first --rw=write --do_verify=0 --name=second --stonewall --rw=read";
-    let Some((report, said)) = fio(&["vol=mem:8M"], line) else { return };
-    assert_eq!(counts(&report, 0, &said), [0, 64, 0, 0]);
+    let Some((report, output)) = fio(&["vol=mem:8M"], line) else { return };
+    assert_eq!(counts(&report, 0, &output), [0, 64, 0, 0]);
     // The second job reads what the first has written.
-    assert_eq!(counts(&report, 1, &said), [64, 0, 0, 0]);
+    assert_eq!(counts(&report, 1, &output), [64, 0, 0, 0]);
     let line = "--name=t --ioengine=libaio --filename=vol --rw=randtrim --bs=64k --size=4M --iodepth=8";
-    let Some((report, said)) = fio(&["vol=mem:8M"], line) else { return };
-    assert_eq!(counts(&report, 0, &said), [0, 0, 64, 0]);
+    let Some((report, output)) = fio(&["vol=mem:8M"], line) else { return };
+    assert_eq!(counts(&report, 0, &output), [0, 0, 64, 0]);
 }
 
 #[test]
@@ -164,13 +167,13 @@ fn what_is_wrong_is_said() {
         (&["vol=mem:1M", "vol=mem:2M"], "vol has two tables"),
         (&["other=mem:1M"], "udm: vol: "),
     ] {
-        let Some((report, said)) = fio(devices, line) else { return };
-        assert!(said.contains(want), "{want}: {said}");
-        assert!(report["jobs"][0]["read"]["total_ios"].as_u64().unwrap_or(0) == 0, "{said}");
+        let Some((report, output)) = fio(devices, line) else { return };
+        assert!(output.contains(want), "{want}: {output}");
+        assert!(report["jobs"][0]["read"]["total_ios"].as_u64().unwrap_or(0) == 0, "{output}");
     }
     // An error of the device becomes an error of the job.
-    let Some((report, said)) = fio(&["vol=0 8 error"], line) else { return };
-    assert_eq!(report["jobs"][0]["error"], 5, "{said}");
+    let Some((report, output)) = fio(&["vol=0 8 error"], line) else { return };
+    assert_eq!(report["jobs"][0]["error"], 5, "{output}");
 }
 
 /// Requests beyond the limit of a core wait in the engine and are submitted later.
@@ -179,6 +182,6 @@ fn a_depth_beyond_the_limit_is_sent_in_parts() {
     let line = "--name=t --ioengine=libaio --filename=vol --rw=randread --bs=512 --size=64M --number_ios=131000 \
                 --iodepth=70000 --norandommap";
     let table = "vol=0 131072 delay mem:64M 0 300";
-    let Some((report, said)) = fio(&[table], line) else { return };
-    assert_eq!(counts(&report, 0, &said), [131_000, 0, 0, 0]);
+    let Some((report, output)) = fio(&[table], line) else { return };
+    assert_eq!(counts(&report, 0, &output), [131_000, 0, 0, 0]);
 }

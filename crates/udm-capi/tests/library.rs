@@ -13,9 +13,9 @@ use tempfile::TempDir;
 /// The output of a command that must succeed.
 fn run(command: &mut Command) -> String {
     let out = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let said = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success(), "{command:?}: {}\n{said}", out.status);
-    said
+    let output = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "{command:?}: {}\n{output}", out.status);
+    output
 }
 
 fn is_there(program: &str) -> bool {
@@ -72,8 +72,8 @@ fn example() -> String {
 #[test]
 fn the_example_of_the_manual_runs() {
     let Some(program) = compiled("example", &example(), &[]) else { return };
-    let said = run(&mut command(&program));
-    assert!(said.starts_with("all came back\n0 16384 linear ") && said.lines().count() == 3, "{said}");
+    let output = run(&mut command(&program));
+    assert!(output.starts_with("all came back\n0 16384 linear ") && output.lines().count() == 3, "{output}");
 }
 
 #[test]
@@ -113,8 +113,8 @@ fn memory_is_let_alone() {
     assert_eq!(run(&mut command(&program)), "refused what had to be\n");
     let Some(short) = compiled("short", SHORT, &watch) else { return };
     let out = command(&short).output().expect("it runs");
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert!(!out.status.success() && said.contains("heap-buffer-overflow"), "nobody watches: {said}");
+    let output = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && output.contains("heap-buffer-overflow"), "nobody watches: {output}");
 }
 
 #[test]
@@ -124,8 +124,8 @@ fn it_can_be_linked_into_the_program() {
     let libs = ["-Wl,--gc-sections", archive.to_str().expect("a path"), "-lgcc_s", "-lm", "-ldl", "-lrt"];
     let Some(program) = compiled("linked", &example(), &libs) else { return };
     // No shared library can be found there.
-    let said = run(Command::new(program).env("LD_LIBRARY_PATH", "/nowhere"));
-    assert!(said.starts_with("all came back\n"), "{said}");
+    let output = run(Command::new(program).env("LD_LIBRARY_PATH", "/nowhere"));
+    assert!(output.starts_with("all came back\n"), "{output}");
 }
 
 /// The library exports each function of the header with its version, and no other symbol.

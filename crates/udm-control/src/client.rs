@@ -1,16 +1,18 @@
 //! A small client of the control socket, for the command line.
 //!
 //! Contract: one connection per request, blocking, answers of at most [`ANSWER_MAX`] bytes. It
-//! knows HTTP and the form of errors, not the verbs. Some verbs take as long as storage does, so a
-//! request has no time limit. If the server is silent for [`PATIENCE`], the client asks for its
-//! version on a second connection. If that gets no answer within the same time, the request fails.
+//! knows HTTP and the form of errors; a verb is a constant of [`crate::api::verbs`]. Some verbs take
+//! as long as storage does, so a request has no time limit. If the server is silent for
+//! [`PATIENCE`], the client asks for its version on a second connection. If that gets no answer
+//! within the same time, the request fails.
 
 mod listen;
 
-use crate::http::api;
+use crate::api;
+use crate::api::verbs::{self, Verb};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -72,53 +74,25 @@ impl ControlClient {
         &self.path
     }
 
-    /// GET.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
-    pub fn get<T: DeserializeOwned>(&self, target: &str) -> Result<T, ClientError> {
-        self.call(Method::GET, target, None::<&()>)
-    }
-
-    /// POST of `body`.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
-    pub fn post<T: DeserializeOwned>(&self, target: &str, body: &impl Serialize) -> Result<T, ClientError> {
-        self.call(Method::POST, target, Some(body))
-    }
-
-    /// PUT of `body`.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
-    pub fn put<T: DeserializeOwned>(&self, target: &str, body: &impl Serialize) -> Result<T, ClientError> {
-        self.call(Method::PUT, target, Some(body))
-    }
-
-    /// DELETE.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
-    pub fn delete<T: DeserializeOwned>(&self, target: &str) -> Result<T, ClientError> {
-        self.call(Method::DELETE, target, None::<&()>)
-    }
-
     fn broken(&self, why: &dyn ToString) -> ClientError {
         ClientError::Broken { path: self.path.clone(), why: why.to_string() }
     }
 
-    fn call<T: DeserializeOwned>(
+    /// Sends a request for `verb` with `body`, `&()` for none.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn call<Q, B: Serialize, R: DeserializeOwned>(
         &self,
-        method: Method,
-        target: &str,
-        body: Option<&impl Serialize>,
-    ) -> Result<T, ClientError> {
-        let body = match body {
-            Some(body) => serde_json::to_vec(body).map_err(|e| self.broken(&e))?,
-            None => Vec::new(),
-        };
-        let request = self.request(method, target, body)?;
+        verb: Verb<Q, B, R>,
+        body: &B,
+    ) -> Result<R, ClientError> {
+        let mut json = serde_json::to_vec(body).map_err(|e| self.broken(&e))?;
+        // `()` is written and read as null. In HTTP it is an empty body.
+        if json == b"null" {
+            json.clear();
+        }
+        let request = self.request(verb, json)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -127,7 +101,6 @@ impl ControlClient {
         if !status.is_success() {
             return Err(self.refused(status, &bytes));
         }
-        // An empty body is parsed as null, which `()` accepts.
         let bytes = if bytes.is_empty() { &b"null"[..] } else { &bytes[..] };
         serde_json::from_slice(bytes).map_err(|e| self.broken(&format!("unexpected answer: {e}")))
     }
@@ -140,13 +113,12 @@ impl ControlClient {
         }
     }
 
-    fn request(
+    fn request<Q, B, R>(
         &self,
-        method: Method,
-        target: &str,
+        verb: Verb<Q, B, R>,
         body: Vec<u8>,
     ) -> Result<Request<Full<Bytes>>, ClientError> {
-        let request = Request::builder().method(method).uri(target).header("host", "udm");
+        let request = Request::builder().method(verb.method).uri(&*verb.path).header("host", "udm");
         let request = request.header("content-type", "application/json").body(Full::new(Bytes::from(body)));
         request.map_err(|e| self.broken(&e))
     }
@@ -158,7 +130,7 @@ impl ControlClient {
             if let Ok(answer) = tokio::time::timeout(self.patience, &mut answer).await {
                 return answer;
             }
-            let probe = self.exchange(self.request(Method::GET, "/v1/version", Vec::new())?);
+            let probe = self.exchange(self.request(verbs::GET_VERSION, Vec::new())?);
             tokio::select! {
                 answer = &mut answer => return answer,
                 lives = tokio::time::timeout(self.patience, probe) => match lives {
@@ -232,41 +204,13 @@ fn is_disconnect(error: &hyper::Error) -> bool {
         || system.is_some_and(|e| matches!(e.kind(), BrokenPipe | ConnectionReset))
 }
 
-/// The path of the device `name`, percent-encoded, followed by `rest`.
-#[must_use]
-pub fn device_path(name: &str, rest: &str) -> String {
-    path_under("/v1/devices/", name, rest)
-}
-
-/// `root`, `name` percent-encoded, and `rest`.
-#[must_use]
-pub fn path_under(root: &str, name: &str, rest: &str) -> String {
-    use std::fmt::Write as _;
-    let mut path = String::from(root);
-    for byte in name.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            path.push(char::from(byte));
-        } else {
-            // Writing to a String can't fail.
-            let _ = write!(path, "%{byte:02X}");
-        }
-    }
-    path.push_str(rest);
-    path
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn names_are_encoded() {
-        assert_eq!(device_path("a b/ü%", "/table"), "/v1/devices/a%20b%2F%C3%BC%25/table");
-    }
-
-    #[test]
     fn nobody_there_is_said_with_the_path() {
-        let error = ControlClient::new("/nonexistent/udm.sock").get::<()>("/v1/version").unwrap_err();
+        let error = ControlClient::new("/nonexistent/udm.sock").call(verbs::GET_VERSION, &()).unwrap_err();
         assert_eq!(error.to_string(), "/nonexistent/udm.sock: can't reach udm serve");
     }
     /// The socket of a stopped server accepts connections, but no answer comes.
@@ -276,8 +220,8 @@ mod tests {
         let path = folder.path().join("udm.sock");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let client = ControlClient { path: path.clone(), patience: Duration::from_millis(50) };
-        let said = client.get::<()>("/v1/devices").unwrap_err().to_string();
-        assert_eq!(said, format!("{}: the server does not answer: is it stopped, or stuck?", path.display()));
+        let text = client.call(verbs::LIST_DEVICES, &()).unwrap_err().to_string();
+        assert_eq!(text, format!("{}: the server does not answer: is it stopped, or stuck?", path.display()));
 
         // Answers the first request only after two probes.
         drop(listener);
@@ -295,10 +239,10 @@ mod tests {
                 for _ in 0..2 {
                     answer(listener.accept().unwrap().0, "{}");
                 }
-                answer(first, "7");
+                answer(first, r#"{"devices":[]}"#);
             });
             let client = ControlClient { path: path.clone(), patience: Duration::from_millis(200) };
-            assert_eq!(client.get::<u32>("/v1/devices").unwrap(), 7);
+            assert_eq!(client.call(verbs::LIST_DEVICES, &()).unwrap(), api::DeviceList::default());
         });
     }
 
@@ -309,8 +253,8 @@ mod tests {
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| drop(listener.accept().unwrap()));
-            let said = ControlClient::new(&path).get::<()>("/v1/devices").unwrap_err().to_string();
-            assert!(said.ends_with("the server hung up without an answer"), "{said}");
+            let text = ControlClient::new(&path).call(verbs::LIST_DEVICES, &()).unwrap_err().to_string();
+            assert!(text.ends_with("the server hung up without an answer"), "{text}");
         });
     }
 }

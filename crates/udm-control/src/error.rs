@@ -77,7 +77,7 @@ impl VerbError {
 
     /// The error text; with a position, also the line of `table` and carets below the fault.
     #[must_use]
-    pub fn beside(&self, table: &str) -> String {
+    pub fn with_table(&self, table: &str) -> String {
         match self.position.and_then(|position| position.mark(table)) {
             Some(mark) => format!("{self}\n{mark}"),
             None => self.to_string(),

@@ -4,8 +4,8 @@
 //! removal. It keeps one export over renames, and if it is unlisted and listed again. So its users
 //! are counted once, and a client keeps the export that it chose.
 
-use crate::http::api;
-use crate::registry::Mapped;
+use crate::api;
+use crate::registry::RegisteredDevice;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -78,7 +78,7 @@ impl Exporter {
     ///
     /// # Errors
     /// If the protocol can't carry the name, or another export has it.
-    pub(crate) fn put(&self, name: &str, mapped: &Mapped) -> Result<(), ExportError> {
+    pub(crate) fn put(&self, name: &str, mapped: &RegisteredDevice) -> Result<(), ExportError> {
         let device: Arc<dyn Device> = Arc::<MappedDevice>::clone(&mapped.device);
         let is_wanted = self.options.only.is_empty() || self.options.only.iter().any(|n| n == name);
         let (mut known, id) = (self.by_device(), device.id());

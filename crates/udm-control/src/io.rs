@@ -45,7 +45,7 @@ impl<'a> CoresIo<'a> {
         CoresIo { cancel_token: Some(cancel_token), ..self }
     }
 
-    fn called_off(&self) -> Result<(), OpenError> {
+    fn check_cancelled(&self) -> Result<(), OpenError> {
         let reason = self.cancel_token.and_then(CancelToken::reason);
         reason.map_or(Ok(()), |why| Err(OpenError::new(why.errno, why.reason.clone())))
     }
@@ -53,30 +53,30 @@ impl<'a> CoresIo<'a> {
 
 impl ControlIo for CoresIo<'_> {
     fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
-        let (tell, told) = sync_channel(1);
+        let (sender, receiver) = sync_channel(1);
         // The waiting thread may have given up.
-        let tell = move |answer| drop(tell.try_send(answer));
-        self.called_off()?;
+        let tell = move |answer| drop(sender.try_send(answer));
+        self.check_cancelled()?;
         let _run = RunHandle::new(device, bios, tell, |task| self.cores.start(task))?;
         let end = Instant::now() + self.patience;
         loop {
             if wait_hook::has_wait_hook() {
-                match told.try_recv() {
+                match receiver.try_recv() {
                     Ok(answer) => return answer,
                     Err(TryRecvError::Disconnected) => return Err(ControlTransfer::shutdown_error()),
                     Err(TryRecvError::Empty) => {}
                 }
-                self.called_off()?;
+                self.check_cancelled()?;
                 wait_hook::run_wait_hook();
                 continue;
             }
             let left = end.saturating_duration_since(Instant::now());
-            match told.recv_timeout(left.min(STEP)) {
+            match receiver.recv_timeout(left.min(STEP)) {
                 Ok(answer) => return answer,
                 Err(RecvTimeoutError::Timeout) if left.is_zero() => {
                     return Err(ControlTransfer::timeout_error());
                 }
-                Err(RecvTimeoutError::Timeout) => self.called_off()?,
+                Err(RecvTimeoutError::Timeout) => self.check_cancelled()?,
                 Err(RecvTimeoutError::Disconnected) => return Err(ControlTransfer::shutdown_error()),
             }
         }

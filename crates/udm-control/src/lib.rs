@@ -4,6 +4,7 @@
 //! * [`registry`]: all devices by URI, name and number.
 //! * [`verbs`]: create, load, suspend, resume and others, with the kernel's semantics and errors.
 //! * [`CoresIo`]: reads and writes of targets when a table is loaded, executed by cores.
+//! * [`api`]: requests and replies as plain structs, and the list of verbs.
 //! * [`http`]: the verbs over HTTP and JSON on a Unix socket; [`client`]: the client side.
 //! * [`wait_hook`]: a hook for a thread whose verb waits.
 //! * `stats`: counters; `metrics`: the same for Prometheus.
@@ -29,6 +30,7 @@
 //! Tables that are no longer used are closed on a thread of their own.
 #![forbid(unsafe_code)]
 
+pub mod api;
 pub mod client;
 pub mod config;
 pub mod error;

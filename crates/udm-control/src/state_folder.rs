@@ -14,9 +14,9 @@
 //! under another name whose original is gone is not recognised.
 //!
 //! Durable: a file is written under another name, synced, renamed into place, and the folder is
-//! synced. A fact that could not be written is kept in memory while the server runs. A fact about a
-//! mapped device is copied to its new name before a rename and removed from the old one after it
-//! (`rename.rs`).
+//! synced; a new folder is synced into its parent. A fact that could not be written is kept in
+//! memory while the server runs. A fact about a mapped device is copied to its new name before a
+//! rename and removed from the old one after it (`rename.rs`).
 
 pub(crate) mod file_stamp;
 pub(crate) mod records;
@@ -92,9 +92,11 @@ pub struct StateFolder {
     /// The snapshots attached to this server, by the file names of their records.
     attached: Mutex<HashMap<String, SnapshotRecord>>,
     /// File names of attached snapshots whose tables are not live yet.
-    coming: Mutex<HashSet<String>>,
+    attaching: Mutex<HashSet<String>>,
     /// The lock file of this server, from its first record on.
     server: Mutex<Option<ServerLock>>,
+    /// The folders whose parents this process has synced.
+    durable: Mutex<HashSet<PathBuf>>,
 }
 
 impl StateFolder {
@@ -106,8 +108,9 @@ impl StateFolder {
             marked: Mutex::default(),
             files: Mutex::default(),
             attached: Mutex::default(),
-            coming: Mutex::default(),
+            attaching: Mutex::default(),
             server: Mutex::default(),
+            durable: Mutex::default(),
         })
     }
 
@@ -129,8 +132,8 @@ impl StateFolder {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn coming(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
+    fn attaching_names(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.attaching.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn own_server(&self) -> MutexGuard<'_, Option<ServerLock>> {
@@ -183,18 +186,32 @@ impl StateFolder {
 
     /// Writes `mark` and returns the path of its file.
     fn put(&self, mark: &InvalidRecord) -> io::Result<PathBuf> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
+        self.create_folder(&self.path)?;
         let path = self.path.join(format!("{}{:016x}{}", MARK.0, mark.store.fingerprint(), MARK.1));
         write_durably(&self.path, &[(path.clone(), serde_json::to_vec(mark)?)])?;
-        if let Some(parent) = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            File::open(parent)?.sync_all()?;
-        }
         Ok(path)
+    }
+
+    /// Creates `folder`, the state folder or one in it, durably. A fact in a folder that a power
+    /// cut removes would be lost with it.
+    fn create_folder(&self, folder: &Path) -> io::Result<()> {
+        let mut durable = self.durable.lock().unwrap_or_else(PoisonError::into_inner);
+        create_durably(folder, &mut sync_folder)?;
+        if !durable.contains(folder) {
+            // Another server may have created the folder and not have synced its parent yet.
+            match sync_folder(parent_of(folder)) {
+                // This user can't have created a folder there.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+                done => done?,
+            }
+            durable.insert(folder.to_owned());
+        }
+        Ok(())
     }
 
     /// Syncs the folder, so that new and removed files are durable.
     fn sync(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
+        sync_folder(&self.path)
     }
 
     /// Removes all marks of `store` and returns their number.
@@ -202,7 +219,7 @@ impl StateFolder {
     /// # Errors
     /// If a file can't be removed.
     pub fn forget(&self, store: &StoreId) -> io::Result<usize> {
-        Ok(self.clear(&MarkedStore::Disk(store.clone()))? + self.believe(store)?)
+        Ok(self.clear(&MarkedStore::Disk(store.clone()))? + self.mark_valid(store)?)
     }
 
     fn clear(&self, store: &MarkedStore) -> io::Result<usize> {
@@ -235,6 +252,29 @@ fn read_mark(path: &Path) -> io::Result<InvalidRecord> {
     Ok(serde_json::from_slice(&bytes)?)
 }
 
+fn parent_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Creates `folder` and the missing folders above it. `sync` gets the parent of each new folder.
+fn create_durably(folder: &Path, sync: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    let parent = parent_of(folder);
+    create_durably(parent, sync)?;
+    match DirBuilder::new().mode(0o700).create(folder) {
+        // Another server has created it meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
+        done => done?,
+    }
+    sync(parent)
+}
+
 /// Writes files into `folder`, atomically each and durably. All files are written before the first
 /// sync, so that one journal commit can cover them.
 fn write_durably(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> io::Result<()> {
@@ -251,7 +291,7 @@ fn write_durably(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> io::Result<()> 
         files.iter().try_for_each(|(path, _)| fs::rename(aside(path), path))
     };
     written().inspect_err(|_| files.iter().for_each(|(path, _)| drop(fs::remove_file(aside(path)))))?;
-    File::open(folder)?.sync_all()
+    sync_folder(folder)
 }
 
 /// Marks one store invalid.
@@ -325,9 +365,9 @@ mod tests {
     use std::sync::mpsc::channel;
 
     pub(super) fn set(folder: &Arc<StateFolder>, store: MarkedStore) -> Result<(), String> {
-        let (tell, told) = channel();
-        folder.mark(store).set("I/O error", Box::new(move |kept| tell.send(kept).unwrap()));
-        told.recv().unwrap()
+        let (sender, receiver) = channel();
+        folder.mark(store).set("I/O error", Box::new(move |kept| sender.send(kept).unwrap()));
+        receiver.recv().unwrap()
     }
 
     /// True if a server started later knows the mark.
@@ -379,6 +419,31 @@ mod tests {
         assert!(folder.mark(MarkedStore::Disk(store.clone())).why().is_some());
         assert_eq!(folder.forget(&store).unwrap(), 1);
         assert_eq!(folder.mark(MarkedStore::Disk(store)).why(), None);
+    }
+
+    #[test]
+    fn each_new_folder_is_synced_into_its_parent() {
+        let temporary = tempfile::tempdir().unwrap();
+        let at = |name: &str| temporary.path().join(name);
+        let create = |folder: &Path| {
+            let mut synced = Vec::new();
+            let sync = &mut |folder: &Path| {
+                synced.push(folder.to_owned());
+                Ok(())
+            };
+            create_durably(folder, sync).map(|()| synced)
+        };
+        assert_eq!(
+            create(&at("a/state/snapshots")).unwrap(),
+            [at(""), at("a"), at("a/state")].map(|p| p.components().collect::<PathBuf>())
+        );
+        assert_eq!(create(&at("a/state")).unwrap(), [PathBuf::new(); 0]);
+        fs::write(at("file"), "").unwrap();
+        assert!(create(&at("file")).is_err() && create(&at("file/state")).is_err());
+        // The first fact of a server syncs the parent also if the folder exists.
+        let folder = StateFolder::new(at("a/state"));
+        folder.begin().unwrap();
+        assert!(folder.durable.lock().unwrap().contains(&at("a/state")));
     }
 
     #[test]

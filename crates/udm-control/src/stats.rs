@@ -3,8 +3,8 @@
 //! Contract: a reading takes no lock that a core takes; it sums the counters of each core. With
 //! thousands of devices it may take a while.
 
-use crate::http::api;
-use crate::registry::{Mapped, Registry};
+use crate::api;
+use crate::registry::{RegisteredDevice, Registry};
 use crate::verbs;
 use std::collections::HashMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -40,7 +40,7 @@ pub(crate) fn collect_stats(registry: &Registry, began: StartTime) -> api::Stats
     let mut snapshots: HashMap<_, _> = snapshots.map(|one| (one.name.clone(), one)).collect();
     let devices = registry.all();
     let device = |mapped: &_| {
-        let stats = device(registry, mapped);
+        let stats = device_stats(registry, mapped);
         let snapshot = snapshots.remove(&stats.device.name);
         api::DeviceStats { snapshot, ..stats }
     };
@@ -59,7 +59,7 @@ pub(crate) fn collect_stats(registry: &Registry, began: StartTime) -> api::Stats
     }
 }
 
-fn device(registry: &Registry, mapped: &Mapped) -> api::DeviceStats {
+fn device_stats(registry: &Registry, mapped: &RegisteredDevice) -> api::DeviceStats {
     let (device, target_types, paths) = verbs::device_and_paths(registry, mapped);
     let exporter = registry.exporter();
     let report = exporter.and_then(|exporter| exporter.served(mapped.device.id()));

@@ -78,10 +78,10 @@ fn a_file_that_is_replaced_has_another_number_and_its_old_one_when_it_is_back() 
     assert_eq!(world.number("d"), "253:0", "nothing changes without a load");
     world.load("d", &world.table(8, "p")).unwrap();
     assert_eq!(world.number("d"), "253:1");
-    let said = world.load("d", &world.table(8, "253:0")).unwrap_err();
+    let error = world.load("d", &world.table(8, "253:0")).unwrap_err();
     let p = world.path("p");
     let why = format!("253:0 was {}, which is another disk now; name it by its path", p.display());
-    assert!(said.contains(&why), "{said}");
+    assert!(error.contains(&why), "{error}");
     fs::rename(world.path("old"), &p).unwrap();
     world.load("d", &world.table(8, "253:0")).unwrap();
     assert_eq!(world.number("d"), "253:0");
@@ -122,11 +122,11 @@ fn a_device_grows_with_its_file_at_the_next_load() {
     file.set_len(64 * 512).unwrap();
     world.load("d", &world.table(64, "253:0")).expect("by number as well");
     file.set_len(32 * 512).unwrap();
-    let said = world.load("d", &world.table(64, "p")).unwrap_err();
-    assert!(said.contains("p too small for target: start=0, len=64, dev_size=32"), "{said}");
+    let error = world.load("d", &world.table(64, "p")).unwrap_err();
+    assert!(error.contains("p too small for target: start=0, len=64, dev_size=32"), "{error}");
     file.set_len(0).unwrap();
-    let said = world.load("d", &world.table(32, "p")).unwrap_err();
-    assert!(said.contains("shorter than a block"), "{said}");
+    let error = world.load("d", &world.table(32, "p")).unwrap_err();
+    assert!(error.contains("shorter than a block"), "{error}");
 }
 
 /// A message finds the path in use, even if its name has led to other disks, without file system

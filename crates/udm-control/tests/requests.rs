@@ -154,7 +154,7 @@ proptest! {
 
     #[test]
     fn any_body_at_every_route(data in any_body()) {
-        fuzz::body(&data);
+        fuzz::fuzz_body_on_all_routes(&data);
     }
 
     #[test]

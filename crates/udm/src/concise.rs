@@ -2,8 +2,8 @@
 //! escapes a separator.
 
 use crate::requests::current_dir;
-use udm_control::client::{ClientError, ControlClient, device_path};
-use udm_control::http::api;
+use udm_control::api::{self, verbs};
+use udm_control::client::{ClientError, ControlClient};
 
 /// A device in concise form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -104,20 +104,19 @@ pub struct CreateError {
 pub fn make(client: &ControlClient, new: &ConciseDevice) -> Result<api::Device, CreateError> {
     let uuid = Some(&new.uuid).filter(|uuid| !uuid.is_empty()).cloned();
     let body = api::Create { name: new.name.clone(), uuid, minor: new.minor, ..api::Create::default() };
-    let created = client.post::<api::Device>("/v1/devices", &body);
+    let created = client.call(verbs::CREATE_DEVICE, &body);
     let created = created.map_err(|error| CreateError { ioctl: "create", number: None, error })?;
     if new.table.trim().is_empty() {
         return Ok(created);
     }
-    let path = |rest| device_path(&created.name, rest);
     let refused = |ioctl, error| {
         // Errors of the removal are ignored: the caller reports the failed step.
-        let _ = client.delete::<()>(&path(""));
+        let _ = client.call(verbs::REMOVE_DEVICE.on(&created.name), &());
         CreateError { ioctl, number: Some(created.number.clone()), error }
     };
     let table = api::Load { table: new.table.clone(), folder: current_dir(), read_only: Some(new.read_only) };
-    client.put::<()>(&path("/table"), &table).map_err(|error| refused("reload", error))?;
-    let resumed = client.post::<()>(&path("/resume"), &api::Resume::default());
+    client.call(verbs::LOAD_TABLE.on(&created.name), &table).map_err(|error| refused("reload", error))?;
+    let resumed = client.call(verbs::RESUME_DEVICE.on(&created.name), &api::Resume::default());
     resumed.map_err(|error| refused("resume", error))?;
     Ok(created)
 }

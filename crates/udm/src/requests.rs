@@ -1,8 +1,8 @@
 //! Requests that several commands send to the server, and the texts of its errors.
 
+use udm_control::api::{self, verbs};
 use udm_control::client::{ClientError, ControlClient};
 use udm_control::error::TextPosition;
-use udm_control::http::api;
 
 /// Converts an error of the client. If a table is at fault, the text shows its line.
 pub fn explain(error: ClientError, table: Option<&str>) -> anyhow::Error {
@@ -32,7 +32,7 @@ pub fn explain(error: ClientError, table: Option<&str>) -> anyhow::Error {
 /// # Errors
 /// The server does not answer.
 pub fn all_devices(client: &ControlClient) -> Result<Vec<api::Device>, ClientError> {
-    Ok(client.get::<api::DeviceList>("/v1/devices")?.devices)
+    Ok(client.call(verbs::LIST_DEVICES, &())?.devices)
 }
 
 /// The live tables of all devices.
@@ -40,7 +40,7 @@ pub fn all_devices(client: &ControlClient) -> Result<Vec<api::Device>, ClientErr
 /// # Errors
 /// The server does not answer.
 pub fn all_tables(client: &ControlClient) -> Result<Vec<api::Table>, ClientError> {
-    Ok(client.get::<api::TableList>("/v1/tables")?.tables)
+    Ok(client.call(verbs::LIST_TABLES, &())?.tables)
 }
 
 /// The current folder, for relative paths in tables. `None` if it is not known or not UTF-8; the

@@ -124,7 +124,7 @@ fn a_load_is_called_off() {
     thread::scope(|scope| {
         let waits = scope.spawn(|| read(&server.io().until(&cancel_token), &device, Sector(0), Sectors(8)));
         until("the read has come", || disk.waiting() > 0);
-        cancel_token.call(TargetError::errno(EINTR).because("nobody asks any more"));
+        cancel_token.cancel(TargetError::errno(EINTR).because("nobody asks any more"));
         assert_eq!(waits.join().unwrap(), Err(OpenError::new(EINTR, "nobody asks any more")));
     });
     // It also begins no further requests.

@@ -135,7 +135,7 @@ fn k08_storage_that_hangs_is_waited_for_until_the_caller_has_enough() {
     client.ask(Nbd::Flush, 0, 0);
     std::thread::sleep(Duration::from_millis(50));
     let output = server.refuses(&["remove", "--force", "--timeout", "0.2", "d"]);
-    assert_eq!(output, "udm: d: not at rest within 200 ms; the device is active: Connection timed out\n");
+    assert_eq!(output, "udm: d: not done within 200 ms; the device was not removed: Connection timed out\n");
     assert_eq!((server.says(&["table", "d"]), state(&server, "d").as_str()), (before, "ACTIVE"));
     assert_eq!(server.says(&["table", "d", "--inactive"]), "\n");
     // The clients do not wait for storage: requests in flight failed at once.

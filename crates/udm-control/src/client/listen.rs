@@ -1,10 +1,10 @@
 //! The event stream of a client.
 
 use super::{ClientError, ControlClient};
-use crate::http::api;
+use crate::api::{self, verbs};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
-use hyper::{Method, Request, StatusCode};
+use hyper::{Request, StatusCode};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -23,18 +23,18 @@ impl SseParser {
     /// data, and comments are keep-alives.
     fn take(&mut self, more: &[u8]) -> Result<Vec<api::Event>, String> {
         self.0.extend_from_slice(more);
-        let mut said = Vec::new();
+        let mut events = Vec::new();
         let mut taken = 0;
         while let Some(end) = self.0[taken..].iter().position(|byte| *byte == b'\n') {
             let line = &self.0[taken..taken + end];
             taken += end + 1;
             if let Some(data) = line.strip_prefix(b"data:") {
                 let event = serde_json::from_slice(data).map_err(|e| format!("unexpected event: {e}"))?;
-                said.push(event);
+                events.push(event);
             }
         }
         self.0.drain(..taken);
-        if self.0.len() > LINE_MAX { Err("an event is too long".into()) } else { Ok(said) }
+        if self.0.len() > LINE_MAX { Err("an event is too long".into()) } else { Ok(events) }
     }
 }
 
@@ -50,7 +50,7 @@ impl ControlClient {
         hear: impl FnMut(api::Event) -> ControlFlow<T>,
         enough: impl Future<Output = T>,
     ) -> Result<T, ClientError> {
-        let mut request = self.request(Method::GET, "/v1/events", Vec::new())?;
+        let mut request = self.request(verbs::LISTEN, Vec::new())?;
         if let Some(after) = after {
             request.headers_mut().insert("last-event-id", after.into());
         }
@@ -107,8 +107,8 @@ mod tests {
         for length in 1..text.len() {
             let mut lines = SseParser::default();
             let pieces = text.as_bytes().chunks(length);
-            let said: Vec<api::Event> = pieces.flat_map(|piece| lines.take(piece).unwrap()).collect();
-            assert_eq!(said, wanted, "pieces of {length}");
+            let events: Vec<api::Event> = pieces.flat_map(|piece| lines.take(piece).unwrap()).collect();
+            assert_eq!(events, wanted, "pieces of {length}");
         }
         assert!(SseParser::default().take(b"data:{}\n").is_err());
         assert!(SseParser::default().take(&vec![b'x'; LINE_MAX + 1]).is_err());

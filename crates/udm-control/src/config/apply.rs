@@ -1,9 +1,9 @@
 //! Applies a configuration file to the devices.
 
 use super::{AppliedConfig, Config, ConfigPlan, DesiredDevice, DesiredState, PlanStep, plan};
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
-use crate::registry::{BaseDir, Mapped, Registry};
+use crate::registry::{BaseDir, RegisteredDevice, Registry};
 use crate::verbs::snapshot::LostSnapshots;
 use crate::verbs::{self, CancelToken, CreatedDevice, DeviceSpec, RemoveOptions};
 use std::collections::{HashSet, VecDeque};
@@ -20,13 +20,17 @@ const WAIT_STEP: Duration = Duration::from_secs(1);
 /// A device that the file created or took over.
 pub(super) struct AppliedDevice {
     wanted: DesiredDevice,
-    mapped: Weak<Mapped>,
+    mapped: Weak<RegisteredDevice>,
     /// The table that it got from the file.
     table: Weak<Table>,
 }
 
 impl AppliedDevice {
-    fn new(wanted: &DesiredDevice, mapped: &Arc<Mapped>, table: Option<&Arc<Table>>) -> AppliedDevice {
+    fn new(
+        wanted: &DesiredDevice,
+        mapped: &Arc<RegisteredDevice>,
+        table: Option<&Arc<Table>>,
+    ) -> AppliedDevice {
         let table = table.map(Arc::downgrade).unwrap_or_default();
         AppliedDevice { wanted: wanted.clone(), mapped: Arc::downgrade(mapped), table }
     }
@@ -35,7 +39,7 @@ impl AppliedDevice {
     /// count as changed.
     fn drift(&self) -> Option<String> {
         let (mapped, name) = (self.mapped.upgrade()?, &self.wanted.name);
-        if mapped.note().was_linear && mapped.device.name() == *name {
+        if mapped.snapshot_info().was_linear && mapped.device.name() == *name {
             return None;
         }
         let called = mapped.device.name();
@@ -53,15 +57,18 @@ fn config(registry: &Registry) -> Result<&Config, VerbError> {
     registry.config().ok_or_else(|| VerbError::new("reconfigure", TargetError::new(none())))
 }
 
-/// Creates the devices of the file `wish`, which was read before; failures are in the answer. May
+/// Creates the devices of `desired`, read from the file before; failures are in the answer. May
 /// block when tables open devices.
 ///
 /// # Errors
 /// EINVAL if the registry has no file, and if the devices use each other in a cycle.
-pub async fn start(registry: &Arc<Registry>, wish: &DesiredState) -> Result<api::Reconfigured, VerbError> {
+pub async fn create_declared(
+    registry: &Arc<Registry>,
+    desired: &DesiredState,
+) -> Result<api::Reconfigured, VerbError> {
     let config = config(registry)?;
     let mut applied = config.applied.lock().await;
-    apply_all(registry, &mut applied, wish, false, &CancelToken::default()).await
+    apply_all(registry, &mut applied, desired, false, &CancelToken::default()).await
 }
 
 /// Retries devices of the file whose snapshots can't be attached, if the server is to wait for
@@ -88,8 +95,8 @@ pub async fn wait_for_snapshots(registry: &Arc<Registry>, made: impl Fn(&api::Re
 
 async fn retry_blocked(registry: &Arc<Registry>) -> Option<api::Reconfigured> {
     let mut applied = registry.config()?.applied.lock().await;
-    let wish = applied.blocked.take()?;
-    apply_all(registry, &mut applied, &wish, false, &CancelToken::default()).await.ok()
+    let desired = applied.blocked.take()?;
+    apply_all(registry, &mut applied, &desired, false, &CancelToken::default()).await.ok()
 }
 
 /// Reads the file of `registry` and applies it; with `dry_run` only reports the changes. May block
@@ -105,54 +112,54 @@ pub async fn reconfigure(
 ) -> Result<api::Reconfigured, VerbError> {
     let config = config(registry)?;
     let mut applied = config.applied.lock().await;
-    let wish = (config.read)().map_err(|why| {
+    let desired = (config.read)().map_err(|why| {
         let line = why.lines().next().unwrap_or_default();
         VerbError::new("reconfigure", TargetError::new(line))
     })?;
-    apply_all(registry, &mut applied, &wish, dry_run, cancel_token).await
+    apply_all(registry, &mut applied, &desired, dry_run, cancel_token).await
 }
 
 async fn apply_all(
     registry: &Arc<Registry>,
     applied: &mut AppliedConfig,
-    wish: &DesiredState,
+    desired: &DesiredState,
     dry_run: bool,
     cancel_token: &CancelToken,
 ) -> Result<api::Reconfigured, VerbError> {
     // A later device may bring the snapshot that an earlier one waits for, so no snapshot is given
     // up before all devices were tried.
     registry.is_starting.store(true, Ordering::Relaxed);
-    let done = apply(registry, &mut applied.devices, wish, dry_run, cancel_token).await;
+    let done = apply(registry, &mut applied.devices, desired, dry_run, cancel_token).await;
     registry.is_starting.store(false, Ordering::Relaxed);
     let (done, blocked) = done?;
     if !dry_run {
-        applied.blocked = blocked.then(|| wish.clone());
+        applied.blocked = blocked.then(|| desired.clone());
         registry.config().filter(|_| blocked).inspect(|config| config.is_blocked.notify_one());
     }
     Ok(done)
 }
 
-/// Applies `wish`. Returns the changes, and true if some device waits for a snapshot.
+/// Applies `desired`. Returns the changes, and true if some device waits for a snapshot.
 async fn apply(
     registry: &Arc<Registry>,
     applied: &mut Vec<AppliedDevice>,
-    wish: &DesiredState,
+    desired: &DesiredState,
     dry_run: bool,
     cancel_token: &CancelToken,
 ) -> Result<(api::Reconfigured, bool), VerbError> {
     applied.retain(|one| one.mapped.upgrade().is_some_and(|mapped| registry.is_active(&mapped)));
-    follow_renames(applied, wish);
+    follow_renames(applied, desired);
     let was: Vec<&DesiredDevice> = applied.iter().map(|one| &one.wanted).collect();
     let ConfigPlan { steps, refused, unchanged } =
-        plan(&was, &wish.devices).map_err(|why| VerbError::new("reconfigure", TargetError::new(why)))?;
+        plan(&was, &desired.devices).map_err(|why| VerbError::new("reconfigure", TargetError::new(why)))?;
     let mut done = api::Reconfigured {
         unchanged: unchanged.len() as u64,
-        notes: wish.notes.clone(),
+        notes: desired.notes.clone(),
         ..api::Reconfigured::default()
     };
     done.notes.extend(unchanged.iter().filter_map(|(place, _)| applied[*place].drift()));
     for (place, key, why) in refused {
-        let name = wish.devices[place].name.clone();
+        let name = desired.devices[place].name.clone();
         done.changes.push(api::Change { name, change: key.into(), error: Some(why.into()) });
     }
     let (mut gone, mut blocked) = (HashSet::new(), false);
@@ -165,15 +172,15 @@ async fn apply(
         }
         let (name, change) = match step {
             PlanStep::Remove(place) => (applied[place].wanted.name.clone(), "remove"),
-            PlanStep::Reload(_, place) => (wish.devices[place].name.clone(), "reload"),
-            PlanStep::Create(place) if find_by_name(registry, &wish.devices[place].name).is_some() => {
-                (wish.devices[place].name.clone(), "take-over")
+            PlanStep::Reload(_, place) => (desired.devices[place].name.clone(), "reload"),
+            PlanStep::Create(place) if find_by_name(registry, &desired.devices[place].name).is_some() => {
+                (desired.devices[place].name.clone(), "take-over")
             }
-            PlanStep::Create(place) => (wish.devices[place].name.clone(), "create"),
+            PlanStep::Create(place) => (desired.devices[place].name.clone(), "create"),
         };
         let took = match check_not_cancelled(registry, &name, cancel_token) {
             _ if dry_run => Ok(()),
-            Ok(()) => take(registry, applied, wish, &step, &cancel_token.step()).await,
+            Ok(()) => apply_step(registry, applied, desired, &step, &cancel_token.child()).await,
             refused => refused,
         };
         let is_blocked = took.as_ref().is_err_and(|error| error.blocked);
@@ -189,8 +196,8 @@ async fn apply(
         }
         // The name has a field of its own.
         let error = took.err().map(|e| {
-            let said = e.to_string();
-            said.strip_prefix(&format!("{name}: ")).map_or(said.clone(), String::from)
+            let text = e.to_string();
+            text.strip_prefix(&format!("{name}: ")).map_or(text.clone(), String::from)
         });
         done.changes.push(api::Change { name, change: change.into(), error });
     }
@@ -201,8 +208,8 @@ async fn apply(
 
 /// Follows renames: if a verb renamed a device to a name in the file, the device keeps its entry
 /// under that name. Another entry with that name is dropped if its device was renamed too.
-fn follow_renames(applied: &mut Vec<AppliedDevice>, wish: &DesiredState) {
-    let wanted: HashSet<&str> = wish.devices.iter().map(|wanted| wanted.name.as_str()).collect();
+fn follow_renames(applied: &mut Vec<AppliedDevice>, desired: &DesiredState) {
+    let wanted: HashSet<&str> = desired.devices.iter().map(|wanted| wanted.name.as_str()).collect();
     let mut has_own = HashSet::new();
     for one in applied.iter_mut() {
         let called = one.mapped.upgrade().map(|mapped| mapped.device.name());
@@ -218,7 +225,7 @@ fn follow_renames(applied: &mut Vec<AppliedDevice>, wish: &DesiredState) {
 }
 
 /// The device with this name; a UUID does not match.
-fn find_by_name(registry: &Registry, name: &str) -> Option<Arc<Mapped>> {
+fn find_by_name(registry: &Registry, name: &str) -> Option<Arc<RegisteredDevice>> {
     registry.find(name).ok().filter(|mapped| mapped.device.name() == name)
 }
 
@@ -235,10 +242,10 @@ fn check_not_cancelled(registry: &Registry, name: &str, cancel_token: &CancelTok
 }
 
 /// Runs one step, completely or not at all. A removal keeps the entry in `applied`.
-async fn take(
+async fn apply_step(
     registry: &Arc<Registry>,
     applied: &mut Vec<AppliedDevice>,
-    wish: &DesiredState,
+    desired: &DesiredState,
     step: &PlanStep,
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
@@ -251,16 +258,16 @@ async fn take(
             verbs::remove_cancellable(registry, &name, RemoveOptions::default(), cancel_token).await
         }
         PlanStep::Reload(was, is) => {
-            let wanted = &wish.devices[is];
+            let wanted = &desired.devices[is];
             let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
-            let done = reload(registry, &mapped, wanted, &wish.folder, cancel_token).await;
+            let done = reload(registry, &mapped, wanted, &desired.folder, cancel_token).await;
             if done.is_ok() || bugs::on(Bug::RefusedTakenForDone) {
                 applied[was] = AppliedDevice::new(wanted, &mapped, done.as_ref().ok());
             }
             done.map(drop)
         }
         PlanStep::Create(is) => {
-            let wanted = &wish.devices[is];
+            let wanted = &desired.devices[is];
             let name = &wanted.name;
             let one = match find_by_name(registry, name) {
                 Some(mapped) => {
@@ -275,15 +282,15 @@ async fn take(
                     if wanted.read_only {
                         return Err(busy(name, "a verb has made a device of that name, for writing"));
                     }
-                    let table = reload(registry, &mapped, wanted, &wish.folder, cancel_token).await?;
+                    let table = reload(registry, &mapped, wanted, &desired.folder, cancel_token).await?;
                     AppliedDevice::new(wanted, &mapped, Some(&table))
                 }
                 None => {
                     let (uuid, read_only) = (wanted.uuid.as_deref(), wanted.read_only);
                     let called = DeviceSpec { name, uuid, read_only, ..DeviceSpec::default() };
-                    let table = |_: &Arc<Mapped>| Ok(Some(wanted.table.clone()));
+                    let table = |_: &Arc<RegisteredDevice>| Ok(Some(wanted.table.clone()));
                     let CreatedDevice { mapped, table, .. } =
-                        verbs::make(registry, called, table, &wish.folder, cancel_token).await?;
+                        verbs::create_device(registry, called, table, &desired.folder, cancel_token).await?;
                     AppliedDevice::new(wanted, &mapped, table.as_ref())
                 }
             };
@@ -300,13 +307,13 @@ fn busy(name: &str, why: &str) -> VerbError {
 /// Loads another table into a device of the file.
 async fn reload(
     registry: &Arc<Registry>,
-    mapped: &Arc<Mapped>,
+    mapped: &Arc<RegisteredDevice>,
     wanted: &DesiredDevice,
     folder: &BaseDir,
     cancel_token: &CancelToken,
 ) -> Result<Arc<Table>, VerbError> {
     let name = &wanted.name;
-    if mapped.note().was_linear {
+    if mapped.snapshot_info().was_linear {
         // An origin with a matching linear table before is what the file declares.
         return verbs::snapshot::linear_before(registry, mapped, name, wanted.lines(), folder)
             .ok_or_else(|| busy(name, "it has snapshots that were made by name: remove them first"));

@@ -13,7 +13,7 @@
 mod apply;
 mod plan;
 
-pub use apply::{reconfigure, start, wait_for_snapshots};
+pub use apply::{create_declared, reconfigure, wait_for_snapshots};
 pub use plan::{ConfigPlan, DesiredDevice, PlanStep, plan};
 
 use crate::registry::BaseDir;

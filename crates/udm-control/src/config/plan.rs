@@ -42,11 +42,11 @@ impl DesiredDevice {
 
     /// True if both tables have the same words; spacing and comments do not count.
     fn has_same_table(&self, other: &DesiredDevice) -> bool {
-        let said = |wanted: &DesiredDevice| wanted.lines.len();
+        let line_count = |wanted: &DesiredDevice| wanted.lines.len();
         let same = |(a, b): (&TableLine, &TableLine)| {
             (a.start, a.len, &a.kind, &a.args) == (b.start, b.len, &b.kind, &b.args)
         };
-        said(self) == said(other) && self.lines.iter().zip(&other.lines).all(same)
+        line_count(self) == line_count(other) && self.lines.iter().zip(&other.lines).all(same)
     }
 
     /// Rank among devices that are ready: snapshots come before their origin, and origins before
@@ -104,14 +104,14 @@ pub fn plan(was: &[&DesiredDevice], is: &[DesiredDevice]) -> Result<ConfigPlan, 
     if let Some(twice) = all.iter().find(|wanted| !names.insert(wanted.name.as_str())) {
         return Err(format!("{}: it is wanted twice", twice.name));
     }
-    let (dependency_order, circle) = dependency_order(&all);
+    let (order, circle) = dependency_order(&all);
     if let Some(circle) = circle {
         return Err(circle);
     }
     let before: HashMap<&str, usize> = was.iter().enumerate().map(|(i, w)| (w.name.as_str(), i)).collect();
     let mut plan = ConfigPlan::default();
     let mut changes = Vec::new();
-    for place in dependency_order {
+    for place in order {
         let wanted = &is[place];
         let Some(&old) = before.get(wanted.name.as_str()) else {
             changes.push(PlanStep::Create(place));
@@ -178,9 +178,9 @@ fn dependency_order(all: &[&DesiredDevice]) -> (Vec<usize>, Option<String>) {
     }
     let ranked = |place: usize| (all[place].rank(), place);
     let mut ready: BTreeSet<(u8, usize)> = (0..all.len()).filter(|&i| waits[i] == 0).map(ranked).collect();
-    let mut dependency_order = Vec::with_capacity(all.len());
+    let mut order = Vec::with_capacity(all.len());
     while let Some((_, place)) = ready.pop_first() {
-        dependency_order.push(place);
+        order.push(place);
         for &user in &users[place] {
             waits[user] -= 1;
             if waits[user] == 0 {
@@ -189,7 +189,7 @@ fn dependency_order(all: &[&DesiredDevice]) -> (Vec<usize>, Option<String>) {
         }
     }
     let left = |place: &usize| waits[*place] > 0;
-    let Some(first) = (0..all.len()).find(left) else { return (dependency_order, None) };
+    let Some(first) = (0..all.len()).find(left) else { return (order, None) };
     // Each remaining device uses another remaining one, so following them finds a cycle.
     let mut way = vec![first];
     let begin = loop {
@@ -205,8 +205,8 @@ fn dependency_order(all: &[&DesiredDevice]) -> (Vec<usize>, Option<String>) {
         .map(|i| format!("{} uses {}", all[circle[i]].name, all[circle[(i + 1) % circle.len()]].name))
         .collect();
     let why = format!("{}: it lies on itself: {}", all[circle[0]].name, uses.join(", "));
-    dependency_order.extend((0..all.len()).filter(left));
-    (dependency_order, Some(why))
+    order.extend((0..all.len()).filter(left));
+    (order, Some(why))
 }
 
 #[cfg(test)]
@@ -235,13 +235,13 @@ mod tests {
     fn steps(was: &str, is: &str) -> String {
         let (was, is) = (wanted(was), wanted(is));
         let plan = plan(&was.iter().collect::<Vec<_>>(), &is).unwrap();
-        let said = plan.steps.iter().map(|step| match step {
+        let steps = plan.steps.iter().map(|step| match step {
             PlanStep::Remove(i) => format!("-{}", was[*i].name),
             PlanStep::Create(i) => format!("+{}", is[*i].name),
             PlanStep::Reload(_, i) => format!("~{}", is[*i].name),
         });
         let refused = plan.refused.iter().map(|(i, key, _)| format!("!{} {key}", is[*i].name));
-        said.chain(refused).collect::<Vec<_>>().join(" ")
+        steps.chain(refused).collect::<Vec<_>>().join(" ")
     }
 
     #[test]

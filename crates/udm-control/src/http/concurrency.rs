@@ -119,7 +119,7 @@ pub(super) struct AppState {
     /// The devices.
     pub registry: Arc<crate::registry::Registry>,
     /// The concurrency limits.
-    pub gates: Arc<ConcurrencyLimits>,
+    pub limits: Arc<ConcurrencyLimits>,
     /// Start of the server.
     pub began: crate::stats::StartTime,
 }
@@ -136,13 +136,13 @@ mod tests {
 
     #[tokio::test]
     async fn only_so_many_wait() {
-        let gate = ConcurrencyLimit::new("loads", 1);
-        let permit = gate.enter().await.unwrap();
-        let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| Box::pin(gate.enter())).collect();
+        let limit = ConcurrencyLimit::new("loads", 1);
+        let permit = limit.enter().await.unwrap();
+        let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| Box::pin(limit.enter())).collect();
         for one in &mut waiting {
             assert!(tokio::time::timeout(Duration::from_millis(1), one).await.is_err());
         }
-        assert!(gate.enter().await.is_none(), "refused at once");
+        assert!(limit.enter().await.is_none(), "refused at once");
         drop(permit);
         assert!(waiting.remove(0).await.is_some());
     }

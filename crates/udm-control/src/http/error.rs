@@ -1,6 +1,6 @@
 //! Errors of the control socket, and extractors that return them for bad requests.
 
-use super::api;
+use crate::api;
 use crate::error::{VerbError, one_line};
 use axum::extract::rejection::{BytesRejection, FailedToBufferBody, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};

@@ -5,10 +5,10 @@
 //! connection slot. If a client reads nothing for [`super::server::QUIET_MAX`], its connection is
 //! closed.
 
-use super::api;
 use super::concurrency::{AppState, WAITS_MAX};
 use super::connections::{ConnectionSlot, StreamGuard};
 use super::error::ErrorResponse;
+use crate::api;
 use crate::error::VerbError;
 use crate::registry::EventSubscription;
 use axum::extract::{Request, State};
@@ -38,8 +38,8 @@ struct EventClient {
     listening: EventSubscription,
     ready: VecDeque<Arc<api::Event>>,
     /// True after the first comment, which has the start number.
-    greeted: bool,
-    _seat: Option<StreamGuard>,
+    has_started: bool,
+    _stream: Option<StreamGuard>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -47,7 +47,7 @@ pub(super) async fn events(
     State(shared): State<AppState>,
     request: Request,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ErrorResponse> {
-    let Ok(place) = Arc::clone(&shared.gates.waits).try_acquire_owned() else {
+    let Ok(place) = Arc::clone(&shared.limits.waits).try_acquire_owned() else {
         let why = format!("{WAITS_MAX} clients wait for events already");
         return Err(VerbError::new("events", TargetError::errno(EBUSY).because(why)).into());
     };
@@ -59,12 +59,12 @@ pub(super) async fn events(
             Some(number.ok_or_else(bad)?)
         }
     };
-    let seat = request.extensions().get::<Arc<ConnectionSlot>>().map(ConnectionSlot::listens);
+    let stream = request.extensions().get::<Arc<ConnectionSlot>>().map(ConnectionSlot::begin_stream);
     // A server that starts later has greater numbers, as long as there is less than one event per
     // microsecond. The numbers fit into the integers of JavaScript.
     let listening = shared.registry.listen(shared.began.ms() * 1000, after);
     let client =
-        EventClient { listening, ready: VecDeque::new(), greeted: false, _seat: seat, _place: place };
+        EventClient { listening, ready: VecDeque::new(), has_started: false, _stream: stream, _place: place };
     Ok(Sse::new(unfold(client, |mut client| async move {
         let event = client.next().await;
         Some((Ok(event), client))
@@ -74,18 +74,18 @@ pub(super) async fn events(
 impl EventClient {
     /// The next event or comment for the client.
     async fn next(&mut self) -> Event {
-        if !std::mem::replace(&mut self.greeted, true) {
+        if !std::mem::replace(&mut self.has_started, true) {
             // A client that disconnects before the first event knows where to continue.
             return Event::default().id(self.listening.seen().to_string()).comment("udm");
         }
-        let feed = self.listening.feed();
+        let events = self.listening.stream();
         loop {
             if let Some(event) = self.ready.pop_front() {
                 // Sent without an event name, so a web page receives all kinds with one handler.
                 let sent = Event::default().id(event.id.to_string());
                 return sent.json_data(&*event).expect("plain structs can be written");
             }
-            let mut next = std::pin::pin!(feed.next());
+            let mut next = std::pin::pin!(events.next());
             // Events are noticed from here on.
             next.as_mut().enable();
             self.ready.extend(self.listening.read(BATCH));

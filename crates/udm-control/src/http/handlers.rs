@@ -7,7 +7,8 @@
 
 use super::concurrency::{AppState, WAITS_MAX};
 use super::error::{DeviceName, ErrorResponse, JsonBody, QueryParams};
-use super::{api, openapi};
+use super::openapi;
+use crate::api;
 use crate::error::VerbError;
 use crate::metrics;
 use crate::registry::{BaseDir, NewName, Registry, RequestQueueParams};
@@ -18,7 +19,6 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
 use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
@@ -37,23 +37,15 @@ const WAIT_MAX_MS: u64 = 60_000;
 /// Maximum time that a client waits for a change of a queue.
 const QUEUE_CHANGE_MAX: Duration = Duration::from_secs(10);
 
-pub(super) type Answer<T> = Result<Json<T>, ErrorResponse>;
-pub(super) type Done = Result<StatusCode, ErrorResponse>;
+pub(super) type JsonResult<T> = Result<Json<T>, ErrorResponse>;
+pub(super) type StatusResult = Result<StatusCode, ErrorResponse>;
 
-/// `?inactive=1`.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct TableSlotParam {
-    inactive: Option<u8>,
-}
-
-impl TableSlotParam {
-    fn is_inactive(&self) -> Result<bool, ErrorResponse> {
-        match self.inactive {
-            None | Some(0) => Ok(false),
-            Some(1) => Ok(true),
-            Some(_) => Err(ErrorResponse::request(StatusCode::BAD_REQUEST, "inactive: 0 or 1")),
-        }
+/// True if the query asks for the inactive slot.
+fn is_inactive(query: &api::SlotQuery) -> Result<bool, ErrorResponse> {
+    match query.inactive {
+        None | Some(0) => Ok(false),
+        Some(1) => Ok(true),
+        Some(_) => Err(ErrorResponse::request(StatusCode::BAD_REQUEST, "inactive: 0 or 1")),
     }
 }
 
@@ -70,7 +62,7 @@ impl CancelGuard {
             let (cancel_token, why) = (cancel_token.clone(), format!("not done within {ms} ms; {so}"));
             let timer = tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_millis(ms)).await;
-                cancel_token.call(TargetError::errno(ETIMEDOUT).because(why));
+                cancel_token.cancel(TargetError::errno(ETIMEDOUT).because(why));
             });
             timer.abort_handle()
         });
@@ -81,25 +73,36 @@ impl CancelGuard {
 impl Drop for CancelGuard {
     fn drop(&mut self) {
         self.1.iter().for_each(AbortHandle::abort);
-        self.0.call(verbs::interrupted("the client hung up"));
+        self.0.cancel(verbs::interrupted("the client hung up"));
     }
 }
 
+/// Error text of a suspend or resume that runs out of time, and the state of the device then.
+const NOT_AT_REST: [&str; 2] = ["not at rest", "the device is active"];
+
+/// The same for a removal.
+const NOT_REMOVED: [&str; 2] = ["not done", "the device was not removed"];
+
 /// Runs `verb` and cancels it if its client disconnects or after `timeout_ms`. A cancelled verb
-/// still runs to its end.
-async fn run_cancellable<F>(timeout_ms: Option<u64>, verb: impl FnOnce(CancelToken) -> F) -> Done
+/// still runs to its end. `late` is the text of the error after `timeout_ms`.
+async fn run_cancellable<F>(
+    timeout_ms: Option<u64>,
+    late: [&str; 2],
+    verb: impl FnOnce(CancelToken) -> F,
+) -> StatusResult
 where
     F: Future<Output = Result<(), VerbError>> + Send + 'static,
 {
-    let asked = CancelGuard::default();
-    let mut task = tokio::spawn(verb(asked.0.clone()));
+    let guard = CancelGuard::default();
+    let mut task = tokio::spawn(verb(guard.0.clone()));
     if let Some(ms) = timeout_ms {
         tokio::select! {
             biased;
             joined = &mut task => return finished(joined).map(|()| StatusCode::NO_CONTENT),
             () = tokio::time::sleep(Duration::from_millis(ms)) => {
-                let reason = format!("not at rest within {ms} ms; the device is active");
-                asked.0.call(TargetError::errno(ETIMEDOUT).because(reason));
+                let [what, state] = late;
+                let reason = format!("{what} within {ms} ms; {state}");
+                guard.0.cancel(TargetError::errno(ETIMEDOUT).because(reason));
             }
         }
     }
@@ -122,25 +125,25 @@ pub(super) async fn list(State(registry): State<Arc<Registry>>) -> Json<api::Dev
 pub(super) async fn info(
     State(registry): State<Arc<Registry>>,
     DeviceName(name): DeviceName,
-) -> Answer<api::Device> {
+) -> JsonResult<api::Device> {
     Ok(Json(verbs::info(&registry, &name)?))
 }
 
 /// The base directory of relative paths.
-pub(super) fn folder(given: Option<&str>) -> Result<BaseDir, ErrorResponse> {
+pub(super) fn base_dir(given: Option<&str>) -> Result<BaseDir, ErrorResponse> {
     let Some(path) = given else { return Ok(BaseDir::none()) };
     BaseDir::at(Path::new(path)).map_err(|why| ErrorResponse::request(StatusCode::BAD_REQUEST, why))
 }
 
 pub(super) async fn create(
-    State(AppState { registry, gates, .. }): State<AppState>,
+    State(AppState { registry, limits, .. }): State<AppState>,
     JsonBody(new): JsonBody<api::Create>,
-) -> Answer<api::Device> {
-    let folder = folder(new.folder.as_deref())?;
+) -> JsonResult<api::Device> {
+    let folder = base_dir(new.folder.as_deref())?;
     let name = new.name.clone();
-    let asked = CancelGuard::default();
-    let cancel_token = asked.0.clone();
-    let made = gates.loads.run(&name, move || {
+    let guard = CancelGuard::default();
+    let cancel_token = guard.0.clone();
+    let made = limits.loads.run(&name, move || {
         let (name, uuid) = (new.name.as_str(), new.uuid.as_deref());
         let requests =
             RequestQueueParams { queue_depth: new.dm_mq_queue_depth, nr_hw_queues: new.dm_mq_nr_hw_queues };
@@ -152,14 +155,14 @@ pub(super) async fn create(
 }
 
 pub(super) async fn create_multipath(
-    State(AppState { registry, gates, .. }): State<AppState>,
+    State(AppState { registry, limits, .. }): State<AppState>,
     JsonBody(new): JsonBody<api::CreateMultipath>,
-) -> Answer<api::Device> {
-    let folder = folder(new.folder.as_deref())?;
+) -> JsonResult<api::Device> {
+    let folder = base_dir(new.folder.as_deref())?;
     let name = new.name.clone();
-    let asked = CancelGuard::default();
-    let cancel_token = asked.0.clone();
-    let made = gates.loads.run(&name, move || {
+    let guard = CancelGuard::default();
+    let cancel_token = guard.0.clone();
+    let made = limits.loads.run(&name, move || {
         let api::CreateMultipath { name, uuid, paths, policy, prio, prio_args, .. } = new;
         let (how, uuid) = (verbs::MultipathOptions { policy, prio, prio_args }, uuid.as_deref());
         verbs::wait(verbs::create_multipath_cancellable(
@@ -175,33 +178,24 @@ pub(super) async fn create_multipath(
     Ok(Json(made.await?))
 }
 
-/// `?force=true&deferred=true&timeout_ms=1000`.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RemoveParams {
-    force: Option<bool>,
-    deferred: Option<bool>,
-    timeout_ms: Option<u64>,
-}
-
 pub(super) async fn remove(
     State(registry): State<Arc<Registry>>,
     DeviceName(name): DeviceName,
-    QueryParams(how): QueryParams<RemoveParams>,
-) -> Done {
+    QueryParams(how): QueryParams<api::RemoveQuery>,
+) -> StatusResult {
     let removal =
         RemoveOptions { force: how.force.unwrap_or(false), deferred: how.deferred.unwrap_or(false) };
     let verb = |cancel_token| async move {
         verbs::remove_cancellable(&registry, &name, removal, &cancel_token).await
     };
-    run_cancellable(how.timeout_ms, verb).await
+    run_cancellable(how.timeout_ms, NOT_REMOVED, verb).await
 }
 
 pub(super) async fn rename(
-    State(AppState { registry, gates, .. }): State<AppState>,
+    State(AppState { registry, limits, .. }): State<AppState>,
     DeviceName(name): DeviceName,
     JsonBody(rename): JsonBody<api::Rename>,
-) -> Done {
+) -> StatusResult {
     if rename.name.is_some() == rename.uuid.is_some() {
         return Err(ErrorResponse::request(StatusCode::BAD_REQUEST, "`name` or `uuid`: one of the two"));
     }
@@ -210,16 +204,16 @@ pub(super) async fn rename(
         (Some(new), _) => verbs::rename(&registry, &device, NewName::Name(new)),
         (None, uuid) => verbs::rename(&registry, &device, NewName::Uuid(uuid.as_deref().unwrap_or_default())),
     };
-    gates.renames.run(&name, verb).await?;
+    limits.renames.run(&name, verb).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn wait(
-    State(AppState { registry, gates, .. }): State<AppState>,
+    State(AppState { registry, limits, .. }): State<AppState>,
     DeviceName(name): DeviceName,
     JsonBody(wait): JsonBody<api::Wait>,
-) -> Answer<api::Device> {
-    let Ok(_place) = gates.waits.try_acquire() else {
+) -> JsonResult<api::Device> {
+    let Ok(_place) = limits.waits.try_acquire() else {
         let why = format!("{WAITS_MAX} clients wait for events already");
         return Err(VerbError::new(name, TargetError::errno(EBUSY).because(why)).into());
     };
@@ -236,77 +230,77 @@ pub(super) async fn wait(
 pub(super) async fn status(
     State(registry): State<Arc<Registry>>,
     DeviceName(name): DeviceName,
-    QueryParams(slot): QueryParams<TableSlotParam>,
-) -> Answer<api::Status> {
-    Ok(Json(verbs::status(&registry, &name, slot.is_inactive()?)?))
+    QueryParams(slot): QueryParams<api::SlotQuery>,
+) -> JsonResult<api::Status> {
+    Ok(Json(verbs::status(&registry, &name, is_inactive(&slot)?)?))
 }
 
 pub(super) async fn table(
     State(registry): State<Arc<Registry>>,
     DeviceName(name): DeviceName,
-    QueryParams(slot): QueryParams<TableSlotParam>,
-) -> Answer<api::Table> {
-    Ok(Json(verbs::table(&registry, &name, slot.is_inactive()?)?))
+    QueryParams(slot): QueryParams<api::SlotQuery>,
+) -> JsonResult<api::Table> {
+    Ok(Json(verbs::table(&registry, &name, is_inactive(&slot)?)?))
 }
 
 /// Runs `verb` on all devices, on a thread that may block: with thousands of them it takes a while.
 async fn for_all_devices<T: Send + 'static>(
-    AppState { registry, gates, .. }: AppState,
-    slot: &TableSlotParam,
+    AppState { registry, limits, .. }: AppState,
+    slot: &api::SlotQuery,
     verb: impl FnOnce(&Registry, bool) -> T + Send + 'static,
-) -> Answer<T> {
-    let inactive = slot.is_inactive()?;
-    Ok(Json(gates.metrics.run("devices", move || Ok(verb(&registry, inactive))).await?))
+) -> JsonResult<T> {
+    let inactive = is_inactive(slot)?;
+    Ok(Json(limits.metrics.run("devices", move || Ok(verb(&registry, inactive))).await?))
 }
 
 pub(super) async fn tables(
     State(shared): State<AppState>,
-    QueryParams(slot): QueryParams<TableSlotParam>,
-) -> Answer<api::TableList> {
+    QueryParams(slot): QueryParams<api::SlotQuery>,
+) -> JsonResult<api::TableList> {
     for_all_devices(shared, &slot, verbs::tables).await
 }
 
 pub(super) async fn statuses(
     State(shared): State<AppState>,
-    QueryParams(slot): QueryParams<TableSlotParam>,
-) -> Answer<api::StatusList> {
+    QueryParams(slot): QueryParams<api::SlotQuery>,
+) -> JsonResult<api::StatusList> {
     for_all_devices(shared, &slot, verbs::statuses).await
 }
 
 pub(super) async fn load(
-    State(AppState { registry, gates, .. }): State<AppState>,
+    State(AppState { registry, limits, .. }): State<AppState>,
     DeviceName(name): DeviceName,
     JsonBody(load): JsonBody<api::Load>,
-) -> Done {
-    let folder = folder(load.folder.as_deref())?;
+) -> StatusResult {
+    let folder = base_dir(load.folder.as_deref())?;
     let device = name.clone();
-    let asked = CancelGuard::default();
-    let cancel_token = asked.0.clone();
+    let guard = CancelGuard::default();
+    let cancel_token = guard.0.clone();
     let verb = move || {
         let read_only = load.read_only.unwrap_or(false);
         verbs::load_cancellable(&registry, &device, &load.table, read_only, &folder, &cancel_token)
     };
-    gates.loads.run(&name, verb).await?;
+    limits.loads.run(&name, verb).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn clear(
-    State(AppState { registry, gates, .. }): State<AppState>,
+    State(AppState { registry, limits, .. }): State<AppState>,
     DeviceName(name): DeviceName,
-) -> Done {
+) -> StatusResult {
     let device = name.clone();
-    gates.clears.run(&name, move || verbs::clear(&registry, &device)).await?;
+    limits.clears.run(&name, move || verbs::clear(&registry, &device)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn message(
-    State(AppState { registry, gates, .. }): State<AppState>,
+    State(AppState { registry, limits, .. }): State<AppState>,
     DeviceName(name): DeviceName,
     JsonBody(message): JsonBody<api::Message>,
-) -> Answer<api::Answer> {
-    let folder = folder(message.folder.as_deref())?;
+) -> JsonResult<api::Answer> {
+    let folder = base_dir(message.folder.as_deref())?;
     let device = name.clone();
-    let answer = gates.messages.run(&name, move || {
+    let answer = limits.messages.run(&name, move || {
         verbs::message_from(&registry, &device, message.sector, &message.message, &folder)
     });
     Ok(Json(api::Answer { answer: answer.await? }))
@@ -316,7 +310,7 @@ pub(super) async fn change_queue(
     State(AppState { registry, .. }): State<AppState>,
     DeviceName(name): DeviceName,
     JsonBody(body): JsonBody<api::ChangeQueue>,
-) -> Answer<api::Device> {
+) -> JsonResult<api::Device> {
     let change = verbs::change_queues(&registry, &name, body.disk.as_deref(), &body.settings);
     let late = |_| {
         let why = "requests that were sent before do not complete; the settings are as they were";
@@ -326,26 +320,26 @@ pub(super) async fn change_queue(
 }
 
 pub(super) async fn turn_power(
-    State(AppState { registry, gates, .. }): State<AppState>,
+    State(AppState { registry, limits, .. }): State<AppState>,
     DeviceName(name): DeviceName,
     JsonBody(body): JsonBody<api::TurnPower>,
-) -> Answer<api::Device> {
+) -> JsonResult<api::Device> {
     let device = name.clone();
     let turn = move || {
         verbs::turn_power(&registry, &device, body.disk.as_deref(), body.on)?;
         verbs::info(&registry, &device)
     };
-    Ok(Json(gates.messages.run(&name, turn).await?))
+    Ok(Json(limits.messages.run(&name, turn).await?))
 }
 
 pub(super) async fn command_path(
-    State(AppState { registry, gates, .. }): State<AppState>,
+    State(AppState { registry, limits, .. }): State<AppState>,
     DeviceName(name): DeviceName,
     JsonBody(body): JsonBody<api::CommandPath>,
-) -> Done {
-    let (device, folder) = (name.clone(), folder(body.folder.as_deref())?);
+) -> StatusResult {
+    let (device, folder) = (name.clone(), base_dir(body.folder.as_deref())?);
     let command = move || verbs::command_path(&registry, &device, &body.path, &body.action, &folder);
-    gates.messages.run(&name, command).await?;
+    limits.messages.run(&name, command).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -353,47 +347,47 @@ pub(super) async fn suspend(
     State(registry): State<Arc<Registry>>,
     DeviceName(name): DeviceName,
     JsonBody(how): JsonBody<api::Suspend>,
-) -> Done {
+) -> StatusResult {
     let noflush = how.noflush.unwrap_or(false);
     let verb = |cancel_token| async move {
         verbs::suspend_cancellable(&registry, &[&name], noflush, &cancel_token).await
     };
-    run_cancellable(how.timeout_ms, verb).await
+    run_cancellable(how.timeout_ms, NOT_AT_REST, verb).await
 }
 
 pub(super) async fn resume(
     State(registry): State<Arc<Registry>>,
     DeviceName(name): DeviceName,
     JsonBody(how): JsonBody<api::Resume>,
-) -> Done {
+) -> StatusResult {
     let verb =
         |cancel_token| async move { verbs::resume_cancellable(&registry, &[&name], &cancel_token).await };
-    run_cancellable(how.timeout_ms, verb).await
+    run_cancellable(how.timeout_ms, NOT_AT_REST, verb).await
 }
 
 pub(super) async fn suspend_together(
     State(registry): State<Arc<Registry>>,
     JsonBody(how): JsonBody<api::SuspendTogether>,
-) -> Done {
+) -> StatusResult {
     let noflush = how.noflush.unwrap_or(false);
     let names = check_names(how.names)?;
     let verb = |cancel_token| async move {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         verbs::suspend_cancellable(&registry, &names, noflush, &cancel_token).await
     };
-    run_cancellable(how.timeout_ms, verb).await
+    run_cancellable(how.timeout_ms, NOT_AT_REST, verb).await
 }
 
 pub(super) async fn resume_together(
     State(registry): State<Arc<Registry>>,
     JsonBody(how): JsonBody<api::ResumeTogether>,
-) -> Done {
+) -> StatusResult {
     let names = check_names(how.names)?;
     let verb = |cancel_token| async move {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         verbs::resume_cancellable(&registry, &names, &cancel_token).await
     };
-    run_cancellable(how.timeout_ms, verb).await
+    run_cancellable(how.timeout_ms, NOT_AT_REST, verb).await
 }
 
 /// Checks the number of devices that change together.
@@ -417,18 +411,20 @@ pub(super) async fn version() -> Json<api::Version> {
 }
 
 pub(super) async fn stats(State(shared): State<AppState>) -> Result<Response, ErrorResponse> {
-    let AppState { registry, gates, began } = shared;
+    let AppState { registry, limits, began } = shared;
     let json = move || {
         Ok(serde_json::to_vec(&collect_stats(&registry, began)).expect("plain structs can be written"))
     };
-    let json = gates.metrics.run("stats", json).await?;
+    let json = limits.metrics.run("stats", json).await?;
     Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
 
 pub(super) async fn metrics(State(shared): State<AppState>) -> Result<Response, ErrorResponse> {
-    let AppState { registry, gates, began } = shared;
-    let text =
-        gates.metrics.run("metrics", move || Ok(metrics::text(&collect_stats(&registry, began)))).await?;
+    let AppState { registry, limits, began } = shared;
+    let text = limits
+        .metrics
+        .run("metrics", move || Ok(metrics::prometheus_text(&collect_stats(&registry, began))))
+        .await?;
     Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }
 

@@ -1,7 +1,8 @@
 //! HTTP and JSON on the control socket.
 //!
-//! [`routes`] is the one list of routes. [`handlers`] calls the verbs. [`socket`] is the socket's
-//! file, [`server`] serves its peers. No file here knows the effect of a verb.
+//! [`routes`] gives each verb of [`crate::api::verbs`] its handler. [`handlers`] calls the verbs.
+//! [`socket`] is the socket's file, [`server`] serves its peers. No file here knows the effect of a
+//! verb.
 //!
 //! **Bounds.** The socket has mode 0600, and peers are checked by their credentials. If all
 //! connections are taken, a new one replaces the quietest connection of the process that has most
@@ -11,12 +12,6 @@
 //! that has no free ones can still be controlled. [`concurrency`] limits requests that wait for
 //! storage, per kind.
 
-pub mod api;
-mod api_config;
-mod api_events;
-mod api_queue;
-mod api_snapshots;
-mod api_stats;
 mod concurrency;
 mod config;
 pub mod connections;
@@ -53,7 +48,7 @@ pub async fn finish_merges(registry: &Arc<Registry>) -> Infallible {
 pub fn router(registry: Arc<Registry>) -> Router {
     let mut router = Router::new();
     for route in routes::all() {
-        router = router.route(route.path, route.serve);
+        router = router.route(&route.path, route.serve);
     }
     router
         .fallback(handlers::route_not_found)
@@ -61,7 +56,7 @@ pub fn router(registry: Arc<Registry>) -> Router {
         .layer(DefaultBodyLimit::max(BODY_MAX))
         .with_state(concurrency::AppState {
             registry,
-            gates: concurrency::ConcurrencyLimits::new(),
+            limits: concurrency::ConcurrencyLimits::new(),
             began: StartTime::now(),
         })
 }

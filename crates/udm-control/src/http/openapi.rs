@@ -1,7 +1,7 @@
 //! The OpenAPI 3.1 description, generated from the list of routes.
 
-use super::api;
 use super::routes::{self, ResponseKind, Route};
+use crate::api;
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
@@ -12,7 +12,7 @@ pub(super) fn document() -> Value {
     let mut schemas = settings.into_generator();
     let mut paths = Map::new();
     for route in routes::all() {
-        let path = paths.entry(route.path).or_insert_with(|| json!({}));
+        let path = paths.entry(&*route.path).or_insert_with(|| json!({}));
         path[route.method.as_str().to_ascii_lowercase()] = operation(&route, &mut schemas);
     }
     json!({
@@ -37,11 +37,15 @@ fn operation(route: &Route, schemas: &mut SchemaGenerator) -> Value {
             "description": "The device: its name, its uuid or its number",
         }));
     }
-    for query in route.query {
-        parameters.push(json!({
-            "name": query.name, "in": "query", "schema": { "type": query.kind },
-            "description": query.description,
-        }));
+    if let Some(query) = route.query {
+        let query = query(schemas);
+        for (name, member) in query.get("properties").and_then(Value::as_object).into_iter().flatten() {
+            // The type is a list of the type and "null", since each parameter is optional.
+            parameters.push(json!({
+                "name": name, "in": "query", "schema": { "type": member["type"][0] },
+                "description": member["description"],
+            }));
+        }
     }
     let success = match route.reply {
         ResponseKind::Json(reply) => {

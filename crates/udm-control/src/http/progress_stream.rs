@@ -13,17 +13,17 @@ use tokio::net::UnixStream;
 /// The stream of a connection.
 pub(super) struct ProgressStream {
     stream: UnixStream,
-    seat: Arc<ConnectionSlot>,
+    slot: Arc<ConnectionSlot>,
 }
 
 impl ProgressStream {
-    pub fn new(stream: UnixStream, seat: Arc<ConnectionSlot>) -> ProgressStream {
-        ProgressStream { stream, seat }
+    pub fn new(stream: UnixStream, slot: Arc<ConnectionSlot>) -> ProgressStream {
+        ProgressStream { stream, slot }
     }
 
     fn wrote(&self, done: io::Result<usize>) -> Poll<io::Result<usize>> {
         if done.as_ref().is_ok_and(|&bytes| bytes > 0) {
-            self.seat.mark_progress();
+            self.slot.mark_progress();
         }
         Poll::Ready(done)
     }

@@ -51,26 +51,26 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// If the socket can't be registered with the reactor.
 pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
     let listener = UnixListener::from_std(socket.listener.try_clone()?)?;
-    let seats = Connections::new(CONNECTIONS_MAX);
+    let connections = Connections::new(CONNECTIONS_MAX);
     let mut spare = Vec::new();
     for number in 0.. {
-        seats.wait_for_slot().await;
+        connections.wait_for_slot().await;
         while spare.len() < SPARE
             && let Ok(file) = File::open("/dev/null")
         {
             spare.push(file);
         }
-        let stream = accept(&listener, &mut spare, &seats).await;
+        let stream = accept(&listener, &mut spare, &connections).await;
         let (peer, allowed) = stream.peer_cred().map_or((0, false), |peer| {
             (peer.pid().unwrap_or(0), is_authorized(peer.uid(), rustix::process::geteuid().as_raw()))
         });
-        let seat = seats.take(number, peer);
+        let slot = connections.open_slot(number, peer);
         let router = allowed.then(|| router.clone());
         tokio::spawn(async move {
             tokio::select! {
-                () = serve_peer(stream, router, Arc::clone(&seat)) => {}
-                () = seat.evicted() => tracing::debug!("control socket: a quiet connection was closed for a new one"),
-                () = idle_timeout(&seat) => tracing::debug!("control socket: a connection ran out of time"),
+                () = serve_peer(stream, router, Arc::clone(&slot)) => {}
+                () = slot.evicted() => tracing::debug!("control socket: a quiet connection was closed for a new one"),
+                () = idle_timeout(&slot) => tracing::debug!("control socket: a connection ran out of time"),
             }
         });
     }
@@ -79,29 +79,29 @@ pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
 
 /// Accepts the next peer. If there is no free descriptor, one of the reserve is closed, and a quiet
 /// connection is asked to close.
-async fn accept(listener: &UnixListener, spare: &mut Vec<File>, seats: &Connections) -> UnixStream {
+async fn accept(listener: &UnixListener, spare: &mut Vec<File>, connections: &Connections) -> UnixStream {
     loop {
         let error = match listener.accept().await {
             Ok((stream, _)) => return stream,
             Err(error) => error,
         };
-        let parted = seats.evict_idle();
+        let evicted = connections.evict_idle();
         if spare.pop().is_none() {
             tracing::warn!(%error, "control socket: accept");
             // The waiting peer would wake this task again at once.
-            let pause = if parted { Duration::from_millis(1) } else { ACCEPT_PAUSE };
+            let pause = if evicted { Duration::from_millis(1) } else { ACCEPT_PAUSE };
             tokio::time::sleep(pause).await;
         }
     }
 }
 
 /// Completes when the connection has been quiet for too long.
-async fn idle_timeout(seat: &ConnectionSlot) {
+async fn idle_timeout(slot: &ConnectionSlot) {
     loop {
-        let since = seat.quiet();
+        let since = slot.idle_since();
         let until = since.unwrap_or_else(tokio::time::Instant::now) + QUIET_MAX;
         tokio::time::sleep_until(until).await;
-        if since.is_some() && seat.quiet() == since {
+        if since.is_some() && slot.idle_since() == since {
             return;
         }
     }
@@ -113,12 +113,12 @@ fn is_authorized(peer: u32, own: u32) -> bool {
 }
 
 /// Serves a peer's requests; without a router they are refused.
-async fn serve_peer(stream: UnixStream, router: Option<Router>, seat: Arc<ConnectionSlot>) {
+async fn serve_peer(stream: UnixStream, router: Option<Router>, slot: Arc<ConnectionSlot>) {
     let router = router.map(TowerToHyperService::new);
-    let stream = TokioIo::new(ProgressStream::new(stream, Arc::clone(&seat)));
+    let stream = TokioIo::new(ProgressStream::new(stream, Arc::clone(&slot)));
     let service = service_fn(move |request: Request<Incoming>| {
-        let (router, seat) = (router.clone(), Arc::clone(&seat));
-        async move { Ok::<_, Infallible>(answer(request, router, &seat).await) }
+        let (router, slot) = (router.clone(), Arc::clone(&slot));
+        async move { Ok::<_, Infallible>(answer(request, router, &slot).await) }
     });
     let done = hyper::server::conn::http1::Builder::new().serve_connection(stream, service).await;
     if let Err(error) = done {
@@ -129,7 +129,7 @@ async fn serve_peer(stream: UnixStream, router: Option<Router>, seat: Arc<Connec
 async fn answer(
     request: Request<Incoming>,
     router: Option<TowerToHyperService<Router>>,
-    seat: &Arc<ConnectionSlot>,
+    slot: &Arc<ConnectionSlot>,
 ) -> Response<Body> {
     let Some(router) = router else { return wrong_user().into_response() };
     let mut request = match read_body(request).await {
@@ -137,8 +137,8 @@ async fn answer(
         Err(refusal) => return refusal.into_response(),
     };
     // The event stream needs the slot of its connection.
-    request.extensions_mut().insert(Arc::clone(seat));
-    let _busy: RequestGuard = seat.begin_request();
+    request.extensions_mut().insert(Arc::clone(slot));
+    let _busy: RequestGuard = slot.begin_request();
     match hyper::service::Service::call(&router, request).await {
         Ok(answer) => answer,
         Err(never) => match never {},
@@ -184,12 +184,12 @@ mod tests {
     /// A connection to a server whose only answer has the given length.
     fn connect(bytes: usize) -> (UnixStream, tokio::task::JoinHandle<bool>) {
         let (client, stream) = UnixStream::pair().unwrap();
-        let seat = Connections::new(1).take(0, 1);
+        let slot = Connections::new(1).open_slot(0, 1);
         let router = Router::new().fallback(move || async move { vec![b'x'; bytes] });
         let server = tokio::spawn(async move {
             tokio::select! {
-                () = serve_peer(stream, Some(router), Arc::clone(&seat)) => false,
-                () = idle_timeout(&seat) => true,
+                () = serve_peer(stream, Some(router), Arc::clone(&slot)) => false,
+                () = idle_timeout(&slot) => true,
             }
         });
         (client, server)

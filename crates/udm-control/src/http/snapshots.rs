@@ -1,16 +1,15 @@
 //! The handlers of the snapshot routes. Except for simple queries they may block on storage, so
 //! they run on other threads.
 
-use super::api;
 use super::concurrency::{AppState, ConcurrencyLimits};
 use super::error::{DeviceName, ErrorResponse, JsonBody, QueryParams};
-use super::handlers::{Answer, CancelGuard, Done, TOGETHER_MAX, folder};
+use super::handlers::{CancelGuard, JsonResult, StatusResult, TOGETHER_MAX, base_dir};
+use crate::api;
 use crate::registry::Registry;
 use crate::verbs::snapshot::{self, PAGE_MAX, PendingMerge};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde::Deserialize;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,28 +21,11 @@ const MERGE_STEP: Duration = Duration::from_millis(20);
 /// Interval of checks of a failed merge, and of attempts to restore the origin's table.
 const RETRY_STEP: Duration = Duration::from_secs(1);
 
-/// Query parameters of a page of changed ranges.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ChangesPageParams {
-    against: Option<String>,
-    from: Option<u64>,
-    max: Option<usize>,
-}
-
-/// `?keep_store=true&timeout_ms=1000`.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RemoveSnapshotParams {
-    keep_store: Option<bool>,
-    timeout_ms: Option<u64>,
-}
-
 pub(super) async fn list(
-    State(AppState { registry, gates, .. }): State<AppState>,
-) -> Answer<api::SnapshotList> {
+    State(AppState { registry, limits, .. }): State<AppState>,
+) -> JsonResult<api::SnapshotList> {
     // Reading the state folder may block.
-    let all = gates.metrics.run("snapshots", move || {
+    let all = limits.metrics.run("snapshots", move || {
         let mut all = snapshot::list(&registry);
         all.extend(snapshot::unattached(&registry)?);
         Ok(all)
@@ -54,15 +36,15 @@ pub(super) async fn list(
 pub(super) async fn one(
     State(registry): State<Arc<Registry>>,
     DeviceName(name): DeviceName,
-) -> Answer<api::Snapshot> {
-    Ok(Json(snapshot::one(&registry, &name)?))
+) -> JsonResult<api::Snapshot> {
+    Ok(Json(snapshot::get(&registry, &name)?))
 }
 
 pub(super) async fn create(
-    State(AppState { registry, gates, .. }): State<AppState>,
+    State(AppState { registry, limits, .. }): State<AppState>,
     JsonBody(new): JsonBody<api::CreateSnapshots>,
-) -> Answer<api::SnapshotList> {
-    let folder = folder(new.folder.as_deref())?;
+) -> JsonResult<api::SnapshotList> {
+    let folder = base_dir(new.folder.as_deref())?;
     let refuse = |why: String| ErrorResponse::request(StatusCode::BAD_REQUEST, why);
     let Some(first) = new.snapshots.first() else {
         return Err(refuse("`snapshots` is empty: name them".into()));
@@ -72,34 +54,34 @@ pub(super) async fn create(
         return Err(refuse(format!("{count} snapshots at once, at most {TOGETHER_MAX} are allowed")));
     }
     let name = first.name.clone();
-    let asked = CancelGuard::within(new.timeout_ms, "no snapshot was made");
-    let cancel_token = asked.0.clone();
-    let made = gates.loads.run(&name, move || snapshot::create(&registry, &new, &folder, &cancel_token));
+    let guard = CancelGuard::within(new.timeout_ms, "no snapshot was made");
+    let cancel_token = guard.0.clone();
+    let made = limits.loads.run(&name, move || snapshot::create(&registry, &new, &folder, &cancel_token));
     Ok(Json(api::SnapshotList { snapshots: made.await? }))
 }
 
 pub(super) async fn remove(
-    State(AppState { registry, gates, .. }): State<AppState>,
+    State(AppState { registry, limits, .. }): State<AppState>,
     DeviceName(name): DeviceName,
-    QueryParams(keep): QueryParams<RemoveSnapshotParams>,
-) -> Done {
-    let asked = CancelGuard::within(keep.timeout_ms, "the snapshot was not removed");
-    let cancel_token = asked.0.clone();
+    QueryParams(keep): QueryParams<api::RemoveSnapshotQuery>,
+) -> StatusResult {
+    let guard = CancelGuard::within(keep.timeout_ms, "the snapshot was not removed");
+    let cancel_token = guard.0.clone();
     let device = name.clone();
     let keep = keep.keep_store.unwrap_or(false);
-    gates.loads.run(&name, move || snapshot::remove(&registry, &device, keep, &cancel_token)).await?;
+    limits.loads.run(&name, move || snapshot::remove(&registry, &device, keep, &cancel_token)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn merge(
-    State(AppState { registry, gates, .. }): State<AppState>,
+    State(AppState { registry, limits, .. }): State<AppState>,
     DeviceName(name): DeviceName,
-) -> Answer<api::Snapshot> {
-    let asked = CancelGuard::default();
-    let cancel_token = asked.0.clone();
+) -> JsonResult<api::Snapshot> {
+    let guard = CancelGuard::default();
+    let cancel_token = guard.0.clone();
     let (device, of) = (name.clone(), Arc::clone(&registry));
-    let ends = Arc::clone(&gates);
-    let (begun, end) = gates
+    let ends = Arc::clone(&limits);
+    let (begun, end) = limits
         .loads
         .run(&name, move || {
             let (begun, end) = snapshot::merge(&of, &device, &cancel_token)?;
@@ -111,27 +93,27 @@ pub(super) async fn merge(
 }
 
 /// Finishes merges that an earlier server began. Never returns.
-pub(super) async fn finish_merges(registry: &Arc<Registry>, gates: &Arc<ConcurrencyLimits>) -> Infallible {
+pub(super) async fn finish_merges(registry: &Arc<Registry>, limits: &Arc<ConcurrencyLimits>) -> Infallible {
     loop {
         let end = registry.next_merge().await;
-        tokio::spawn(finish_merge(Arc::clone(registry), Arc::clone(gates), end));
+        tokio::spawn(finish_merge(Arc::clone(registry), Arc::clone(limits), end));
     }
 }
 
 /// Restores the origin's table when the merge is complete. A failed merge is checked until it is
 /// restarted. If the device gets another table, the merge is no longer handled here.
-async fn finish_merge(registry: Arc<Registry>, gates: Arc<ConcurrencyLimits>, end: PendingMerge) {
+async fn finish_merge(registry: Arc<Registry>, limits: Arc<ConcurrencyLimits>, end: PendingMerge) {
     let (end, name) = (Arc::new(end.clone()), end.name().to_owned());
-    let mut told = false;
+    let mut warned = false;
     loop {
         let pause = match snapshot::merge_end(&registry, &end) {
             None => MERGE_STEP,
             Some(SnapshotState::MergeFailed) => RETRY_STEP,
             Some(SnapshotState::Merged) => {
                 let (of, merge) = (Arc::clone(&registry), Arc::clone(&end));
-                match gates.loads.run(&name, move || snapshot::finish(&of, &merge)).await {
+                match limits.loads.run(&name, move || snapshot::finish(&of, &merge)).await {
                     Ok(()) => return,
-                    Err(refusal) if !std::mem::replace(&mut told, true) => {
+                    Err(refusal) if !std::mem::replace(&mut warned, true) => {
                         tracing::warn!(
                             "{name}: its table as an origin can't be restored yet: {}",
                             refusal.story()
@@ -150,8 +132,8 @@ async fn finish_merge(registry: Arc<Registry>, gates: Arc<ConcurrencyLimits>, en
 pub(super) async fn changes(
     State(registry): State<Arc<Registry>>,
     DeviceName(name): DeviceName,
-    QueryParams(page): QueryParams<ChangesPageParams>,
-) -> Answer<api::Changes> {
+    QueryParams(page): QueryParams<api::ChangesQuery>,
+) -> JsonResult<api::Changes> {
     let (from, max) = (page.from.unwrap_or(0), page.max.unwrap_or(PAGE_MAX));
     Ok(Json(snapshot::changes(&registry, &name, page.against.as_deref(), from, max)?))
 }

@@ -5,17 +5,17 @@
 mod families;
 mod list;
 
-use crate::http::api;
+use crate::api;
 use families::{Labels, MetricFamilies, seconds};
 use list as m;
 use udm_core::Nanos;
 
-/// Content type of [`text`].
+/// Content type of [`prometheus_text`].
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
 /// All metrics of a reading, as text.
 #[must_use]
-pub fn text(stats: &api::Stats) -> Vec<u8> {
+pub fn prometheus_text(stats: &api::Stats) -> Vec<u8> {
     let mut all = MetricFamilies::default();
     all.add(&m::BUILD, &[("version", &stats.version)], 1.0);
     if let Some(server) = &stats.server {
@@ -27,11 +27,11 @@ pub fn text(stats: &api::Stats) -> Vec<u8> {
     for core in &stats.cores {
         all.add(&m::CORE_REQUESTS, &[("core", &core.core.to_string())], core.requests as f64);
     }
-    stats.devices.iter().for_each(|one| device(one, &mut all));
+    stats.devices.iter().for_each(|one| add_device(one, &mut all));
     all.text()
 }
 
-fn device(stats: &api::DeviceStats, all: &mut MetricFamilies) {
+fn add_device(stats: &api::DeviceStats, all: &mut MetricFamilies) {
     let shown = &stats.device;
     let name = ("device", shown.name.as_str());
     let uuid = shown.uuid.as_deref().unwrap_or_default();
@@ -44,13 +44,13 @@ fn device(stats: &api::DeviceStats, all: &mut MetricFamilies) {
     if let Some(in_flight) = stats.in_flight {
         all.add(&m::IN_FLIGHT, &[name], in_flight as f64);
     }
-    stats.served.iter().for_each(|(op, served)| operation(&[name, ("op", op)], served, all));
+    stats.served.iter().for_each(|(op, served)| add_operation(&[name, ("op", op)], served, all));
     // The index of a path in its group distinguishes two paths over one disk.
     let mut last = (0, 0, 0);
     for shown in &stats.paths {
         let nth = if (shown.start_bytes, shown.group) == (last.0, last.1) { last.2 + 1 } else { 1 };
         last = (shown.start_bytes, shown.group, nth);
-        path(name.1, nth, shown, all);
+        add_path(name.1, nth, shown, all);
     }
     if let Some(snapshot) = &stats.snapshot {
         let valid = !matches!(snapshot.state.as_str(), "invalid" | "merge failed");
@@ -61,7 +61,7 @@ fn device(stats: &api::DeviceStats, all: &mut MetricFamilies) {
     }
 }
 
-fn operation(labels: Labels<'_>, served: &api::Served, all: &mut MetricFamilies) {
+fn add_operation(labels: Labels<'_>, served: &api::Served, all: &mut MetricFamilies) {
     all.add(&m::REQUESTS, labels, served.requests as f64);
     all.add(&m::BYTES, labels, served.bytes as f64);
     all.add(&m::ERRORS, labels, served.errors as f64);
@@ -70,7 +70,7 @@ fn operation(labels: Labels<'_>, served: &api::Served, all: &mut MetricFamilies)
     all.add_times(&m::DURATION, labels, &steps, Nanos(served.time_ns));
 }
 
-fn path(device: &str, nth: u64, path: &api::Path, all: &mut MetricFamilies) {
+fn add_path(device: &str, nth: u64, path: &api::Path, all: &mut MetricFamilies) {
     let (start, group, nth) = (path.start_bytes.to_string(), path.group.to_string(), nth.to_string());
     let labels = [
         ("device", device),

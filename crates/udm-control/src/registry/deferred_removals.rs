@@ -5,7 +5,7 @@
 //! that the device is closed, or the last close sees that a removal is deferred.
 
 use super::Registry;
-use super::directory::Mapped;
+use super::directory::RegisteredDevice;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use tokio::sync::Notify;
 
@@ -25,7 +25,7 @@ impl DeferredRemovals {
     }
 }
 
-impl Mapped {
+impl RegisteredDevice {
     /// True if the device is removed after its last close.
     pub(crate) fn is_deferred(&self) -> bool {
         self.is_deferred.load(SeqCst)
@@ -44,7 +44,7 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for RegisteredDevice {
     fn drop(&mut self) {
         self.defer(false);
     }

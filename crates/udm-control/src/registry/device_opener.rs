@@ -12,7 +12,7 @@ pub trait DeviceOpener: Send + Sync {
     ///
     /// # Errors
     /// As there.
-    fn look(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError>;
+    fn identify(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError>;
 
     /// As [`Backends::open`].
     ///
@@ -29,11 +29,11 @@ pub trait DeviceOpener: Send + Sync {
 
     /// Runs `work`, which may block, on another thread. If no thread can be started, `work` is
     /// dropped.
-    fn beside(&self, work: Box<dyn FnOnce() + Send>);
+    fn spawn_blocking(&self, work: Box<dyn FnOnce() + Send>);
 }
 
 impl DeviceOpener for Backends {
-    fn look(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError> {
+    fn identify(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError> {
         Backends::look(self, uri)
     }
 
@@ -55,7 +55,7 @@ impl DeviceOpener for Backends {
         path.exists()
     }
 
-    fn beside(&self, work: Box<dyn FnOnce() + Send>) {
+    fn spawn_blocking(&self, work: Box<dyn FnOnce() + Send>) {
         let _ = std::thread::Builder::new().name("udm-close".into()).spawn(work);
     }
 }

@@ -1,7 +1,7 @@
 //! The directory of mapped devices: names, UUIDs, numbers and the stage of each device.
 //!
 //! Contract: an entry belongs to the creator ([`CreationGuard`]) until the device is complete, and
-//! later to the remover ([`Leaving`]). During both, the name, UUID and number are taken, but
+//! later to the remover ([`RemovalGuard`]). During both, the name, UUID and number are taken, but
 //! look-ups fail, the device is not listed, and no table can use it. A table is counted as a user
 //! of a device ([`DeviceUse`]) under the lock under which a removal begins, so one of the two is
 //! refused. All look-ups use an index.
@@ -12,7 +12,7 @@ pub use rename::NewName;
 
 use super::deferred_removals::DeferredRemovals;
 use super::event_stream::EventStream;
-use super::events::EventWaiters;
+use super::event_waiters::EventWaiters;
 use super::{MAPPED_MAJOR, Registry};
 use crate::error::VerbError;
 use crate::verbs::{PendingVerbs, SnapshotInfo};
@@ -35,7 +35,7 @@ fn control_clock() -> Nanos {
 }
 
 /// A mapped device in the registry.
-pub struct Mapped {
+pub struct RegisteredDevice {
     /// The device.
     pub device: Arc<MappedDevice>,
     /// Lock of a suspend, resume, table change or removal. Waiters get it in the order of arrival.
@@ -45,8 +45,8 @@ pub struct Mapped {
     /// The waiters for its events.
     pub(crate) waiters: Arc<EventWaiters>,
     /// Number of tables that use the device.
-    holds: AtomicUsize,
-    note: Mutex<SnapshotInfo>,
+    use_count: AtomicUsize,
+    snapshot_info: Mutex<SnapshotInfo>,
     /// If true, clients may not write. Set before the device is exported.
     pub(crate) read_only: AtomicBool,
     pub(super) is_deferred: AtomicBool,
@@ -54,20 +54,20 @@ pub struct Mapped {
     pub(super) deferred: Arc<DeferredRemovals>,
 }
 
-impl Mapped {
+impl RegisteredDevice {
     /// Number of tables that use the device, in either slot of other devices or still being built.
-    pub(crate) fn holds(&self) -> usize {
-        self.holds.load(Ordering::SeqCst)
+    pub(crate) fn use_count(&self) -> usize {
+        self.use_count.load(Ordering::SeqCst)
     }
 
     /// Sends an event of the device to the event stream.
-    pub(crate) fn tell(&self, kind: EventKind, line: &str) {
+    pub(crate) fn publish(&self, kind: EventKind, line: &str) {
         self.device.emit_event(&|| StateChange::new(kind, line));
     }
 
     /// Facts for the snapshot verbs. Locked only briefly.
-    pub(crate) fn note(&self) -> MutexGuard<'_, SnapshotInfo> {
-        self.note.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn snapshot_info(&self) -> MutexGuard<'_, SnapshotInfo> {
+        self.snapshot_info.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -76,11 +76,11 @@ impl Mapped {
 enum ListingStage {
     Creating,
     Active,
-    Leaving,
+    Removing,
 }
 
 struct DirectoryEntry {
-    mapped: Arc<Mapped>,
+    mapped: Arc<RegisteredDevice>,
     stage: ListingStage,
 }
 
@@ -94,15 +94,15 @@ pub(super) struct DeviceDirectory {
     free: BTreeSet<u32>,
     next: u32,
     deferred: Arc<DeferredRemovals>,
-    feed: Arc<EventStream>,
+    event_stream: Arc<EventStream>,
 }
 
 impl DeviceDirectory {
     /// An empty directory.
-    pub fn new(deferred: &Arc<DeferredRemovals>, feed: &Arc<EventStream>) -> DeviceDirectory {
+    pub fn new(deferred: &Arc<DeferredRemovals>, event_stream: &Arc<EventStream>) -> DeviceDirectory {
         DeviceDirectory {
             deferred: Arc::clone(deferred),
-            feed: Arc::clone(feed),
+            event_stream: Arc::clone(event_stream),
             ..DeviceDirectory::default()
         }
     }
@@ -125,7 +125,7 @@ pub(super) enum LookupFailure {
     /// The device is being created.
     Creating,
     /// The device is being removed.
-    Leaving,
+    Removing,
 }
 
 impl LookupFailure {
@@ -134,29 +134,29 @@ impl LookupFailure {
         match self {
             LookupFailure::Unknown => None,
             LookupFailure::Creating => Some("it is still being created: try again when that is done"),
-            LookupFailure::Leaving => Some("it is being removed"),
+            LookupFailure::Removing => Some("it is being removed"),
         }
     }
 }
 
 impl DeviceDirectory {
     /// The device with a number.
-    pub fn numbered(&self, minor: u32) -> Result<&Arc<Mapped>, LookupFailure> {
+    pub fn numbered(&self, minor: u32) -> Result<&Arc<RegisteredDevice>, LookupFailure> {
         let listing = self.by_minor.get(&minor).ok_or(LookupFailure::Unknown)?;
         match listing.stage {
             ListingStage::Active => Ok(&listing.mapped),
             ListingStage::Creating => Err(LookupFailure::Creating),
-            ListingStage::Leaving => Err(LookupFailure::Leaving),
+            ListingStage::Removing => Err(LookupFailure::Removing),
         }
     }
 
     /// The device with a name.
-    pub fn named(&self, name: &str) -> Result<&Arc<Mapped>, LookupFailure> {
+    pub fn named(&self, name: &str) -> Result<&Arc<RegisteredDevice>, LookupFailure> {
         self.numbered(*self.names.get(name).ok_or(LookupFailure::Unknown)?)
     }
 
     /// The device with the number, name or UUID `word`. Names and UUIDs can't look like numbers.
-    fn resolve(&self, word: &str) -> Result<&Arc<Mapped>, LookupFailure> {
+    fn resolve(&self, word: &str) -> Result<&Arc<RegisteredDevice>, LookupFailure> {
         if let Ok(number) = word.parse::<DevNo>() {
             return if number.major == MAPPED_MAJOR {
                 self.numbered(number.minor)
@@ -169,7 +169,7 @@ impl DeviceDirectory {
     }
 
     /// All complete devices, by number.
-    pub fn all(&self) -> impl Iterator<Item = &Arc<Mapped>> {
+    pub fn all(&self) -> impl Iterator<Item = &Arc<RegisteredDevice>> {
         self.by_minor
             .values()
             .filter(|listing| listing.stage == ListingStage::Active)
@@ -182,7 +182,7 @@ impl DeviceDirectory {
         name: &str,
         uuid: Option<&str>,
         minor: Option<u32>,
-    ) -> Result<Arc<Mapped>, TargetError> {
+    ) -> Result<Arc<RegisteredDevice>, TargetError> {
         let busy = |why: &str| Err(TargetError::errno(EBUSY).because(why));
         if self.names.contains_key(name) {
             return busy("a device of that name exists");
@@ -205,17 +205,17 @@ impl DeviceDirectory {
         }
         let device = MappedDevice::new(name, uuid, DevNo { major: MAPPED_MAJOR, minor })?;
         let waiters = Arc::new(EventWaiters::default());
-        let told = Arc::clone(&waiters);
-        device.on_event(Arc::new(move || told.wake()));
-        let feed = Arc::clone(&self.feed);
-        device.set_event_sink(Arc::new(move |news| feed.tell(news)));
-        let mapped = Arc::new(Mapped {
+        let waiters_of_device = Arc::clone(&waiters);
+        device.on_event(Arc::new(move || waiters_of_device.wake()));
+        let event_stream = Arc::clone(&self.event_stream);
+        device.set_event_sink(Arc::new(move |event| event_stream.publish(event)));
+        let mapped = Arc::new(RegisteredDevice {
             device,
             waiters,
             changing: Arc::default(),
             pending: PendingVerbs::default(),
-            holds: AtomicUsize::new(0),
-            note: Mutex::default(),
+            use_count: AtomicUsize::new(0),
+            snapshot_info: Mutex::default(),
             read_only: AtomicBool::new(false),
             is_deferred: AtomicBool::new(false),
             deferred: Arc::clone(&self.deferred),
@@ -234,18 +234,18 @@ impl DeviceDirectory {
     }
 
     /// The entry of `mapped`; another device may have its number by now.
-    fn listing(&mut self, mapped: &Arc<Mapped>) -> Option<&mut DirectoryEntry> {
+    fn listing(&mut self, mapped: &Arc<RegisteredDevice>) -> Option<&mut DirectoryEntry> {
         let listing = self.by_minor.get_mut(&mapped.device.number().minor)?;
         (Arc::ptr_eq(&listing.mapped, mapped) || bugs::on(Bug::EntryOfAnother)).then_some(listing)
     }
 
-    fn set(&mut self, mapped: &Arc<Mapped>, stage: ListingStage) {
+    fn set(&mut self, mapped: &Arc<RegisteredDevice>, stage: ListingStage) {
         if let Some(listing) = self.listing(mapped) {
             listing.stage = stage;
         }
     }
 
-    fn forget(&mut self, mapped: &Arc<Mapped>) {
+    fn forget(&mut self, mapped: &Arc<RegisteredDevice>) {
         if self.listing(mapped).is_none() {
             return;
         }
@@ -264,7 +264,7 @@ impl DeviceDirectory {
 /// A device that is being created. If dropped before it is complete, the device is removed.
 pub(crate) struct CreationGuard<'a> {
     registry: &'a Registry,
-    pub mapped: Arc<Mapped>,
+    pub mapped: Arc<RegisteredDevice>,
     complete: bool,
 }
 
@@ -275,7 +275,7 @@ impl CreationGuard<'_> {
         let mut state = self.registry.state();
         state.directory.set(&self.mapped, ListingStage::Active);
         // Sent before other verbs can find and change the device.
-        self.mapped.tell(EventKind::Created, "created");
+        self.mapped.publish(EventKind::Created, "created");
     }
 }
 
@@ -288,38 +288,38 @@ impl Drop for CreationGuard<'_> {
 }
 
 /// A device that is being removed. If dropped before the removal is complete, the device stays.
-pub(crate) struct Leaving<'a> {
+pub(crate) struct RemovalGuard<'a> {
     registry: &'a Registry,
-    mapped: Arc<Mapped>,
-    gone: bool,
+    mapped: Arc<RegisteredDevice>,
+    committed: bool,
 }
 
-impl Leaving<'_> {
+impl RemovalGuard<'_> {
     /// Completes the removal: the name, UUID and number are free.
-    pub fn gone(mut self) {
-        self.gone = true;
+    pub fn commit(mut self) {
+        self.committed = true;
         let mut state = self.registry.state();
         // Sent before another device can get the name.
-        self.mapped.tell(EventKind::Removed, "removed");
+        self.mapped.publish(EventKind::Removed, "removed");
         state.directory.forget(&self.mapped);
     }
 }
 
-impl Drop for Leaving<'_> {
+impl Drop for RemovalGuard<'_> {
     fn drop(&mut self) {
-        if !self.gone && !bugs::on(Bug::LeavingKept) {
+        if !self.committed && !bugs::on(Bug::LeavingKept) {
             self.registry.state().directory.set(&self.mapped, ListingStage::Active);
         }
     }
 }
 
 /// Counts a table as a user of a device until dropped.
-pub(super) struct DeviceUse(Arc<Mapped>);
+pub(super) struct DeviceUse(Arc<RegisteredDevice>);
 
 impl DeviceUse {
     /// The caller holds the directory's lock since it looked the device up.
-    pub fn new(mapped: &Arc<Mapped>) -> DeviceUse {
-        mapped.holds.fetch_add(1, Ordering::Relaxed);
+    pub fn new(mapped: &Arc<RegisteredDevice>) -> DeviceUse {
+        mapped.use_count.fetch_add(1, Ordering::Relaxed);
         DeviceUse(Arc::clone(mapped))
     }
 }
@@ -329,7 +329,7 @@ impl Drop for DeviceUse {
         if bugs::on(Bug::HoldKept) {
             return;
         }
-        self.0.holds.fetch_sub(1, Ordering::SeqCst);
+        self.0.use_count.fetch_sub(1, Ordering::SeqCst);
         if !bugs::on(Bug::DeferredUnheard) {
             self.0.deferred.closed();
         }
@@ -342,7 +342,7 @@ impl Registry {
     /// # Errors
     /// ENXIO for an unknown device, as in the kernel; EBUSY while the device is being created or
     /// removed.
-    pub fn find(&self, word: &str) -> Result<Arc<Mapped>, VerbError> {
+    pub fn find(&self, word: &str) -> Result<Arc<RegisteredDevice>, VerbError> {
         let state = self.state();
         state.directory.resolve(word).cloned().map_err(|absent| match absent.reason() {
             None => VerbError::missing(word),
@@ -352,18 +352,18 @@ impl Registry {
 
     /// All complete mapped devices, by number.
     #[must_use]
-    pub fn all(&self) -> Vec<Arc<Mapped>> {
+    pub fn all(&self) -> Vec<Arc<RegisteredDevice>> {
         self.state().directory.all().cloned().collect()
     }
 
     /// All mapped devices, including those that are being created or removed.
     #[must_use]
-    pub fn all_with_pending(&self) -> Vec<Arc<Mapped>> {
+    pub fn all_with_pending(&self) -> Vec<Arc<RegisteredDevice>> {
         self.state().directory.by_minor.values().map(|listing| Arc::clone(&listing.mapped)).collect()
     }
 
     /// The entry of `device`, in any stage.
-    pub(crate) fn listed(&self, device: &Arc<MappedDevice>) -> Option<Arc<Mapped>> {
+    pub(crate) fn listed(&self, device: &Arc<MappedDevice>) -> Option<Arc<RegisteredDevice>> {
         let state = self.state();
         let listing = state.directory.by_minor.get(&device.number().minor)?;
         Arc::ptr_eq(&listing.mapped.device, device).then(|| Arc::clone(&listing.mapped))
@@ -375,15 +375,15 @@ impl Registry {
     /// # Errors
     /// EINVAL for an invalid name, UUID or number, EBUSY for a name or UUID in use, ENXIO for a
     /// number in use.
-    pub(crate) fn make(
+    pub(crate) fn begin_create(
         &self,
         name: &str,
         uuid: Option<&str>,
         minor: Option<u32>,
     ) -> Result<CreationGuard<'_>, TargetError> {
         let mapped = self.state().directory.reserve(name, uuid, minor)?;
-        if self.upkeep.get().is_some() {
-            self.upkeep(name, uuid).set(&mapped.device);
+        if self.maintenance.get().is_some() {
+            self.maintenance_of(name, uuid).set(&mapped.device);
             mapped.device.set_clock(control_clock);
         }
         Ok(CreationGuard { registry: self, mapped, complete: false })
@@ -396,9 +396,9 @@ impl Registry {
     /// EBUSY while tables use it; ENXIO if another verb has removed it, or if `may` returns false.
     pub(crate) fn begin_removal(
         &self,
-        mapped: &Arc<Mapped>,
-        may: impl FnOnce(&Mapped) -> bool,
-    ) -> Result<Leaving<'_>, TargetError> {
+        mapped: &Arc<RegisteredDevice>,
+        may: impl FnOnce(&RegisteredDevice) -> bool,
+    ) -> Result<RemovalGuard<'_>, TargetError> {
         let _linked = self.linking();
         let mut state = self.state();
         let Some(listing) =
@@ -409,19 +409,19 @@ impl Registry {
         if !may(mapped) && !bugs::on(Bug::DeferredAnyway) {
             return Err(TargetError::errno(ENXIO).because("its deferred removal was cancelled"));
         }
-        let holds = mapped.holds();
-        if holds > 0 {
-            return Err(TargetError::errno(EBUSY).because(format!("it is open {holds} times")));
+        let count = mapped.use_count();
+        if count > 0 {
+            return Err(TargetError::errno(EBUSY).because(format!("it is open {count} times")));
         }
-        listing.stage = ListingStage::Leaving;
-        Ok(Leaving { registry: self, mapped: Arc::clone(mapped), gone: false })
+        listing.stage = ListingStage::Removing;
+        Ok(RemovalGuard { registry: self, mapped: Arc::clone(mapped), committed: false })
     }
 
     /// Cancels a deferred removal that has not begun.
     ///
     /// # Errors
     /// ENXIO if the removal has begun.
-    pub(crate) fn keep(&self, mapped: &Arc<Mapped>) -> Result<(), TargetError> {
+    pub(crate) fn cancel_deferred_removal(&self, mapped: &Arc<RegisteredDevice>) -> Result<(), TargetError> {
         let mut state = self.state();
         if state.directory.listing(mapped).is_none_or(|listing| listing.stage != ListingStage::Active) {
             return Err(TargetError::errno(ENXIO).because("it is being removed"));
@@ -431,16 +431,16 @@ impl Registry {
     }
 
     /// True while the device is being created. Events are not sent for it yet.
-    pub(crate) fn is_being_created(&self, mapped: &Arc<Mapped>) -> bool {
+    pub(crate) fn is_being_created(&self, mapped: &Arc<RegisteredDevice>) -> bool {
         let mut state = self.state();
         state.directory.listing(mapped).is_some_and(|listing| listing.stage == ListingStage::Creating)
     }
 
     /// True while `mapped` is listed and not being removed. Under the lock [`Registry::linking`]
     /// the answer stays valid.
-    pub(crate) fn is_active(&self, mapped: &Arc<Mapped>) -> bool {
+    pub(crate) fn is_active(&self, mapped: &Arc<RegisteredDevice>) -> bool {
         let mut state = self.state();
-        state.directory.listing(mapped).is_some_and(|listing| listing.stage != ListingStage::Leaving)
+        state.directory.listing(mapped).is_some_and(|listing| listing.stage != ListingStage::Removing)
     }
 }
 
@@ -452,7 +452,7 @@ mod tests {
     fn numbers_are_the_lowest_that_are_free() {
         let mut directory = DeviceDirectory::default();
         let made: Vec<_> = ["a", "b", "c"].map(|name| directory.reserve(name, None, None).unwrap()).into();
-        let minor = |mapped: &Arc<Mapped>| mapped.device.number().minor;
+        let minor = |mapped: &Arc<RegisteredDevice>| mapped.device.number().minor;
         assert_eq!(made.iter().map(minor).collect::<Vec<_>>(), [0, 1, 2]);
         directory.forget(&made[1]);
         directory.forget(&made[0]);

@@ -5,8 +5,8 @@
 //! The last [`KEPT`] events are kept. Subscribers read at their own pace; a slow subscriber gets
 //! the number of lost events and delays no other.
 
+use crate::api;
 use crate::error::one_line;
-use crate::http::api;
 use crossbeam_queue::ArrayQueue;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
@@ -22,14 +22,14 @@ pub(crate) const KEPT: usize = 1024;
 /// History of device events with its subscribers.
 pub(crate) struct EventStream {
     /// True after the first subscription.
-    heard: AtomicBool,
+    has_subscribers: AtomicBool,
     /// Events that are not yet in the history.
-    fresh: ArrayQueue<api::Event>,
-    /// Number of events dropped from the full `fresh` queue.
-    missed: AtomicU64,
-    kept: Mutex<EventHistory>,
+    queue: ArrayQueue<api::Event>,
+    /// Number of events dropped from the full queue.
+    dropped: AtomicU64,
+    history: Mutex<EventHistory>,
     listeners: AtomicUsize,
-    told: Notify,
+    wake: Notify,
 }
 
 #[derive(Default)]
@@ -43,31 +43,31 @@ struct EventHistory {
 impl Default for EventStream {
     fn default() -> EventStream {
         EventStream {
-            heard: AtomicBool::new(false),
-            fresh: ArrayQueue::new(KEPT),
-            missed: AtomicU64::new(0),
-            kept: Mutex::default(),
+            has_subscribers: AtomicBool::new(false),
+            queue: ArrayQueue::new(KEPT),
+            dropped: AtomicU64::new(0),
+            history: Mutex::default(),
             listeners: AtomicUsize::new(0),
-            told: Notify::new(),
+            wake: Notify::new(),
         }
     }
 }
 
 impl EventStream {
     /// Adds an event.
-    pub fn tell(&self, news: &dyn Fn() -> DeviceEvent) {
-        // The change precedes the load of `heard`, and a subscriber sets `heard` before it reads
-        // the device's state. So either the event is queued, or the subscriber sees the change.
+    pub fn publish(&self, event: &dyn Fn() -> DeviceEvent) {
+        // The change precedes the load of `has_subscribers`, and a subscriber sets the flag before
+        // it reads the device's state. So either the event is queued, or the subscriber sees the change.
         fence(Ordering::SeqCst);
-        if !self.heard.load(Ordering::SeqCst) {
+        if !self.has_subscribers.load(Ordering::SeqCst) {
             return;
         }
-        if self.fresh.force_push(event(news())).is_some() {
-            self.missed.fetch_add(1, Ordering::Relaxed);
+        if self.queue.force_push(to_api_event(event())).is_some() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
         if self.listeners.load(Ordering::SeqCst) > 0 {
-            self.told.notify_waiters();
+            self.wake.notify_waiters();
         }
     }
 
@@ -75,37 +75,37 @@ impl EventStream {
     /// every call passes the same `base`.
     pub fn listen(self: &Arc<EventStream>, base: u64, after: Option<u64>) -> EventSubscription {
         self.listeners.fetch_add(1, Ordering::SeqCst);
-        let mut kept = self.kept();
-        if !self.heard.swap(true, Ordering::SeqCst) {
-            kept.last = base;
+        let mut history = self.history();
+        if !self.has_subscribers.swap(true, Ordering::SeqCst) {
+            history.last = base;
         }
         fence(Ordering::SeqCst);
-        kept.take_in(self);
-        let is_ours = |after: &u64| (base..=kept.last).contains(after);
+        history.take_in(self);
+        let is_ours = |after: &u64| (base..=history.last).contains(after);
         // If `after` is a number of another server, all kept events are new to the subscriber.
         let other = after.is_some_and(|after| !is_ours(&after));
-        let first = || kept.events.front().map_or(kept.last, |event| event.id - 1);
-        let seen = if other { first() } else { after.unwrap_or(kept.last) };
-        drop(kept);
-        EventSubscription { feed: Arc::clone(self), seen, other }
+        let first = || history.events.front().map_or(history.last, |event| event.id - 1);
+        let seen = if other { first() } else { after.unwrap_or(history.last) };
+        drop(history);
+        EventSubscription { stream: Arc::clone(self), seen, other }
     }
 
     /// Completes at the next event after this call.
     pub fn next(&self) -> Notified<'_> {
-        self.told.notified()
+        self.wake.notified()
     }
 
-    fn kept(&self) -> MutexGuard<'_, EventHistory> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn history(&self) -> MutexGuard<'_, EventHistory> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl EventHistory {
     /// Moves events from the queue to the history.
-    fn take_in(&mut self, feed: &EventStream) {
+    fn take_in(&mut self, stream: &EventStream) {
         // Dropped events are older than the queued ones.
-        self.last += feed.missed.swap(0, Ordering::Relaxed);
-        while let Some(mut event) = feed.fresh.pop() {
+        self.last += stream.dropped.swap(0, Ordering::Relaxed);
+        while let Some(mut event) = stream.queue.pop() {
             self.last += 1;
             event.id = self.last;
             if self.events.len() == KEPT {
@@ -118,7 +118,7 @@ impl EventHistory {
 
 /// A subscriber's position in the stream, until dropped.
 pub(crate) struct EventSubscription {
-    feed: Arc<EventStream>,
+    stream: Arc<EventStream>,
     /// Number of the last event read.
     seen: u64,
     /// True if the subscriber last read another server, which is not reported yet.
@@ -132,22 +132,22 @@ impl EventSubscription {
     }
 
     /// The stream of this subscription.
-    pub fn feed(&self) -> Arc<EventStream> {
-        Arc::clone(&self.feed)
+    pub fn stream(&self) -> Arc<EventStream> {
+        Arc::clone(&self.stream)
     }
 
     /// The next events, at most `max`, and an event for lost ones.
     pub fn read(&mut self, max: usize) -> Vec<Arc<api::Event>> {
-        let mut kept = self.feed.kept();
-        kept.take_in(&self.feed);
-        let from = kept.events.partition_point(|event| event.id <= self.seen);
+        let mut history = self.stream.history();
+        history.take_in(&self.stream);
+        let from = history.events.partition_point(|event| event.id <= self.seen);
         let mut read = Vec::new();
         if std::mem::take(&mut self.other) {
-            read.push(Arc::new(lost(self.seen, None)));
+            read.push(Arc::new(lost_event(self.seen, None)));
         }
-        for event in kept.events.range(from..).take(max) {
+        for event in history.events.range(from..).take(max) {
             if event.id > self.seen + 1 {
-                read.push(Arc::new(lost(event.id - 1, Some(event.id - 1 - self.seen))));
+                read.push(Arc::new(lost_event(event.id - 1, Some(event.id - 1 - self.seen))));
             }
             self.seen = event.id;
             read.push(Arc::clone(event));
@@ -158,7 +158,7 @@ impl EventSubscription {
 
 impl Drop for EventSubscription {
     fn drop(&mut self) {
-        self.feed.listeners.fetch_sub(1, Ordering::SeqCst);
+        self.stream.listeners.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -166,24 +166,24 @@ fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-fn event(news: DeviceEvent) -> api::Event {
+fn to_api_event(event: DeviceEvent) -> api::Event {
     api::Event {
         id: 0,
         time_ms: now_ms(),
-        kind: news.change.kind.text().into(),
-        device: news.device,
-        uuid: news.uuid,
-        number: news.number.to_string(),
-        event_nr: news.event_nr,
-        path: news.change.path.map(|path| path.to_string()),
-        group: news.change.group.map(|group| group as u64),
+        kind: event.change.kind.text().into(),
+        device: event.device,
+        uuid: event.uuid,
+        number: event.number.to_string(),
+        event_nr: event.event_nr,
+        path: event.change.path.map(|path| path.to_string()),
+        group: event.change.group.map(|group| group as u64),
         lost: None,
-        line: one_line(&news.change.line),
+        line: one_line(&event.change.line),
     }
 }
 
 /// The event that stands for lost events up to number `id`.
-fn lost(id: u64, count: Option<u64>) -> api::Event {
+fn lost_event(id: u64, count: Option<u64>) -> api::Event {
     let line = match count {
         Some(1) => "1 change is lost".into(),
         Some(count) => format!("{count} changes are lost"),
@@ -200,8 +200,8 @@ mod tests {
 
     const BASE: u64 = 1000;
 
-    fn tell(feed: &EventStream, line: u64) {
-        feed.tell(&|| DeviceEvent {
+    fn publish_line(stream: &EventStream, line: u64) {
+        stream.publish(&|| DeviceEvent {
             device: "d".into(),
             uuid: None,
             number: DevNo { major: 254, minor: 0 },
@@ -224,27 +224,27 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_before_anybody_listens() {
-        let feed = Arc::new(EventStream::default());
-        feed.tell(&|| panic!("nobody wants it put into words"));
-        let mut first = feed.listen(BASE, None);
+        let stream = Arc::new(EventStream::default());
+        stream.publish(&|| panic!("an event without subscribers is not formatted"));
+        let mut first = stream.listen(BASE, None);
         assert_eq!((first.seen(), all(&mut first)), (BASE, vec![]));
-        tell(&feed, 7);
+        publish_line(&stream, 7);
         assert_eq!(all(&mut first), [(BASE + 1, "7".into())]);
         drop(first);
         // Events are kept from the first subscription on.
-        tell(&feed, 8);
-        assert_eq!(all(&mut feed.listen(BASE, Some(BASE + 1))), [(BASE + 2, "8".into())]);
-        assert_eq!(all(&mut feed.listen(BASE, None)), []);
+        publish_line(&stream, 8);
+        assert_eq!(all(&mut stream.listen(BASE, Some(BASE + 1))), [(BASE + 2, "8".into())]);
+        assert_eq!(all(&mut stream.listen(BASE, None)), []);
     }
 
     #[test]
     fn each_is_read_once_and_what_is_lost_is_said() {
-        let feed = Arc::new(EventStream::default());
-        let (mut slow, mut quick) = (feed.listen(BASE, None), feed.listen(BASE, None));
+        let stream = Arc::new(EventStream::default());
+        let (mut slow, mut quick) = (stream.listen(BASE, None), stream.listen(BASE, None));
         let kept = KEPT as u64;
         let mut seen = Vec::new();
         for line in 1..=3 * kept {
-            tell(&feed, line);
+            publish_line(&stream, line);
             if line % 100 == 0 {
                 seen.extend(all(&mut quick));
             }
@@ -256,41 +256,41 @@ mod tests {
         assert_eq!(late[1..], seen[2 * KEPT..]);
         // Without a subscriber the queue overflows as well; a later subscriber gets the same
         // report.
-        (1..=kept + 5).for_each(|line| tell(&feed, line));
-        let again = all(&mut feed.listen(BASE, Some(BASE + 3 * kept - 1)));
+        (1..=kept + 5).for_each(|line| publish_line(&stream, line));
+        let again = all(&mut stream.listen(BASE, Some(BASE + 3 * kept - 1)));
         assert_eq!((again[0].1.as_str(), again.len()), ("6 changes are lost", KEPT + 1));
         assert_eq!(again[KEPT], (BASE + 4 * kept + 5, (kept + 5).to_string()));
     }
 
     #[test]
     fn who_has_heard_another_server_is_told_so() {
-        let feed = Arc::new(EventStream::default());
+        let stream = Arc::new(EventStream::default());
         for after in [0, BASE - 1, BASE + 1, u64::MAX] {
-            let mut listening = feed.listen(BASE, Some(after));
+            let mut listening = stream.listen(BASE, Some(after));
             let read = all(&mut listening);
             assert_eq!(read.len(), 1, "{after}: {read:?}");
             assert!(read[0].1.contains("another server"), "{after}: {read:?}");
         }
-        let mut first = feed.listen(BASE, None);
-        tell(&feed, 1);
+        let mut first = stream.listen(BASE, None);
+        publish_line(&stream, 1);
         assert_eq!(all(&mut first).len(), 1);
-        let read = all(&mut feed.listen(BASE, Some(5)));
+        let read = all(&mut stream.listen(BASE, Some(5)));
         assert_eq!(read[1..], [(BASE + 1, "1".into())], "{read:?}");
     }
 
     #[tokio::test]
     async fn who_listens_is_woken() {
-        let feed = Arc::new(EventStream::default());
-        let mut listening = feed.listen(BASE, None);
+        let stream = Arc::new(EventStream::default());
+        let mut listening = stream.listen(BASE, None);
         for line in 1..=1000 {
             let teller = {
-                let feed = Arc::clone(&feed);
-                std::thread::spawn(move || tell(&feed, line))
+                let stream = Arc::clone(&stream);
+                std::thread::spawn(move || publish_line(&stream, line))
             };
             loop {
                 let read = {
-                    let feed = listening.feed();
-                    let mut next = std::pin::pin!(feed.next());
+                    let stream = listening.stream();
+                    let mut next = std::pin::pin!(stream.next());
                     next.as_mut().enable();
                     let read = listening.read(10);
                     if read.is_empty() {
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn the_kinds_are_in_the_docs() {
         let docs = include_str!("../../../../docs/events.md");
-        let api = include_str!("../http/api_events.rs");
+        let api = include_str!("../api/events.rs");
         let rows = docs.lines().filter(|line| line.starts_with("| `"));
         let kinds = || EventKind::ALL.iter().map(|kind| kind.text()).chain(["lost"]);
         let listed: Vec<&str> = rows.filter_map(|row| row.split('`').nth(1)).collect();
@@ -321,9 +321,9 @@ mod tests {
 
     #[test]
     fn a_line_is_a_line() {
-        let feed = Arc::new(EventStream::default());
-        let mut listening = feed.listen(BASE, None);
-        feed.tell(&|| DeviceEvent {
+        let stream = Arc::new(EventStream::default());
+        let mut listening = stream.listen(BASE, None);
+        stream.publish(&|| DeviceEvent {
             device: "d".into(),
             uuid: None,
             number: DevNo { major: 254, minor: 0 },

@@ -8,7 +8,7 @@
 
 use super::name_locks::NameGuard;
 use super::opened::OPENED_MAJOR;
-use super::{DeviceUses, Mapped, Registry};
+use super::{DeviceUses, RegisteredDevice, Registry};
 use crate::error::VerbError;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ impl BaseDir {
 
     /// Parses `word` as a URI and makes its path absolute.
     pub(crate) fn resolve(&self, word: &str) -> Result<DeviceUri, LookupError> {
-        let uri = uri::parse(word).map_err(|e| lookup(EINVAL, e.to_string()))?;
+        let uri = uri::parse(word).map_err(|e| lookup_error(EINVAL, e.to_string()))?;
         match (uri, &self.0) {
             (DeviceUri::File(file), Some(folder)) if file.path.is_relative() => {
                 // Removes the `.` components of `./a`.
@@ -60,7 +60,7 @@ impl BaseDir {
             }
             (DeviceUri::File(file), None) if file.path.is_relative() => {
                 let path = file.path.display();
-                Err(lookup(
+                Err(lookup_error(
                     EINVAL,
                     format!("{path}: give an absolute path, or the folder that it counts from"),
                 ))
@@ -74,20 +74,20 @@ impl BaseDir {
 pub(crate) struct TableResolver<'a> {
     registry: &'a Registry,
     folder: &'a BaseDir,
-    holds: DeviceUses,
+    device_uses: DeviceUses,
     /// The device that gets the table.
-    own: Option<&'a Mapped>,
+    own: Option<&'a RegisteredDevice>,
 }
 
 impl<'a> TableResolver<'a> {
     /// A resolver for a new table.
     pub fn new(registry: &'a Registry, folder: &'a BaseDir) -> TableResolver<'a> {
-        TableResolver { registry, folder, holds: HashMap::new(), own: None }
+        TableResolver { registry, folder, device_uses: HashMap::new(), own: None }
     }
 
     /// A resolver for a table of `device`: it refuses that device and devices above it. The load
     /// would refuse them too, but only after targets may have written to them.
-    pub fn of(self, device: &'a Mapped) -> TableResolver<'a> {
+    pub fn of(self, device: &'a RegisteredDevice) -> TableResolver<'a> {
         TableResolver { own: Some(device), ..self }
     }
 
@@ -106,7 +106,7 @@ impl<'a> TableResolver<'a> {
     fn below(&self, found: DeviceRef) -> Result<DeviceRef, LookupError> {
         match self.own.map(|own| &own.device) {
             Some(own) if udm_dm::depends_on(&found.device, |device| device.id() == own.id()) => {
-                Err(lookup(EINVAL, format!("{} is on top of {} already", found.name, own.name())))
+                Err(lookup_error(EINVAL, format!("{} is on top of {} already", found.name, own.name())))
             }
             _ => Ok(found),
         }
@@ -116,17 +116,19 @@ impl<'a> TableResolver<'a> {
 impl Resolver for TableResolver<'_> {
     fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
         let uri = self.folder.resolve(word)?;
-        if let Some(mapped) = self.registry.mapped(&uri, Some(&mut self.holds)) {
+        if let Some(mapped) = self.registry.mapped(&uri, Some(&mut self.device_uses)) {
             return match mapped {
                 Ok(found) => self.below(found),
                 // A device that is being created can't be looked up, not even by itself.
-                Err(_) if self.is_own(&uri) => Err(lookup(EINVAL, format!("{uri} is this device itself"))),
+                Err(_) if self.is_own(&uri) => {
+                    Err(lookup_error(EINVAL, format!("{uri} is this device itself")))
+                }
                 refused => refused,
             };
         }
         match uri {
             DeviceUri::Number { major: OPENED_MAJOR, minor } => self.registry.open_numbered(minor),
-            DeviceUri::Number { .. } => Err(unknown(&uri)),
+            DeviceUri::Number { .. } => Err(unknown_number(&uri)),
             uri => self.registry.open(&uri),
         }
     }
@@ -142,7 +144,7 @@ pub(crate) struct MessageResolver<'a> {
     /// The registry with the devices.
     pub registry: &'a Registry,
     /// The device that receives the message.
-    pub mapped: &'a Mapped,
+    pub mapped: &'a RegisteredDevice,
     /// Base directory of relative paths.
     pub folder: &'a BaseDir,
 }
@@ -160,15 +162,15 @@ impl Resolver for MessageResolver<'_> {
                 name.zip(state.opened.device(*minor)).map(|(name, found)| device_ref(name, found))
             }
             DeviceUri::Number { .. } => None,
-            uri => self.named(&uri.to_string()).or_else(|| self.named(&self.registry.outside.canonical(uri))),
+            uri => self.named(&uri.to_string()).or_else(|| self.named(&self.registry.opener.canonical(uri))),
         };
         found.ok_or_else(|| match &uri {
-            DeviceUri::Number { .. } => unknown(&uri),
-            DeviceUri::File(file) if !self.registry.outside.exists(&file.path) => {
-                lookup(ENOENT, file.path.display().to_string())
+            DeviceUri::Number { .. } => unknown_number(&uri),
+            DeviceUri::File(file) if !self.registry.opener.exists(&file.path) => {
+                lookup_error(ENOENT, file.path.display().to_string())
             }
             // The device exists, but is no path of this table: EINVAL, as in the kernel.
-            _ => lookup(EINVAL, "no table uses it".into()),
+            _ => lookup_error(EINVAL, "no table uses it".into()),
         })
     }
 }
@@ -191,13 +193,13 @@ impl Registry {
     /// The device of `uri`, opened if necessary. May block as long as the file system.
     fn open(&self, uri: &DeviceUri) -> Result<DeviceRef, LookupError> {
         let written = uri.to_string();
-        let _alone = self.alone(format!("name {written}"), &written)?;
-        let name = self.outside.canonical(uri);
-        let identity = self.outside.look(uri).map_err(refused)?;
+        let _name = self.lock_name(format!("name {written}"), &written)?;
+        let name = self.opener.canonical(uri);
+        let identity = self.opener.identify(uri).map_err(open_error)?;
         // Other names of the same disk take this lock too. The name is always locked before the
         // disk, to prevent deadlocks.
         let same = if identity == DiskIdentity::Virtual { name.clone() } else { format!("{identity:?}") };
-        let _same = self.alone(format!("disk {same}"), &written)?;
+        let _same = self.lock_name(format!("disk {same}"), &written)?;
         let open = {
             let mut state = self.state();
             state.opened.spell(written, &name);
@@ -206,15 +208,19 @@ impl Registry {
         if let Some(found) = open {
             return Ok(device_ref(name, found));
         }
-        let opened = self.outside.open(uri).map_err(refused)?;
+        let opened = self.opener.open(uri).map_err(open_error)?;
         let numbered = self.state().opened.put(&name, opened.identity, opened.device);
-        let found = numbered.ok_or_else(|| lookup(EBUSY, "all device numbers are taken".into()))?;
+        let found = numbered.ok_or_else(|| lookup_error(EBUSY, "all device numbers are taken".into()))?;
         Ok(device_ref(name, found))
     }
 
-    fn alone(&self, name: String, written: &str) -> Result<NameGuard<'_>, LookupError> {
-        let hung =
-            || lookup(EBUSY, format!("{written}: another load waits for it to open: does its storage hang?"));
+    fn lock_name(&self, name: String, written: &str) -> Result<NameGuard<'_>, LookupError> {
+        let hung = || {
+            lookup_error(
+                EBUSY,
+                format!("{written}: another load waits for it to open: does its storage hang?"),
+            )
+        };
         self.opening.take(name).ok_or_else(hung)
     }
 
@@ -244,13 +250,14 @@ impl Registry {
         let (name, was, open) = {
             let state = self.state();
             let name = state.opened.uri(minor).map(String::from);
-            let (name, was) = name.zip(state.opened.identity(minor)).ok_or_else(|| unknown(&number))?;
+            let (name, was) =
+                name.zip(state.opened.identity(minor)).ok_or_else(|| unknown_number(&number))?;
             (name, was, state.opened.device(minor))
         };
-        let uri = uri::parse(&name).map_err(|_| unknown(&number))?;
-        let alone = self.alone(format!("name {name}"), &name)?;
-        let now = self.outside.look(&uri);
-        drop(alone);
+        let uri = uri::parse(&name).map_err(|_| unknown_number(&number))?;
+        let locked = self.lock_name(format!("name {name}"), &name)?;
+        let now = self.opener.identify(&uri);
+        drop(locked);
         if let Some(found) = open {
             // An open device keeps its number, even if its name leads elsewhere. The look updates
             // its size.
@@ -258,9 +265,9 @@ impl Registry {
         }
         let another = || {
             let reason = format!("{number} was {name}, which is another disk now; name it by its path");
-            Err(lookup(ENXIO, reason))
+            Err(lookup_error(ENXIO, reason))
         };
-        if now.map_err(refused)? != was {
+        if now.map_err(open_error)? != was {
             return another();
         }
         // The name may lead elsewhere since the look.
@@ -273,17 +280,17 @@ fn device_ref(name: String, (number, device): (DevNo, Arc<dyn Device>)) -> Devic
     DeviceRef { number, name, device, hold: None }
 }
 
-pub(super) fn lookup(errno: i32, reason: String) -> LookupError {
+pub(super) fn lookup_error(errno: i32, reason: String) -> LookupError {
     LookupError { errno, reason }
 }
 
-fn unknown(number: &DeviceUri) -> LookupError {
-    lookup(ENXIO, format!("no device has the number {number}"))
+fn unknown_number(number: &DeviceUri) -> LookupError {
+    lookup_error(ENXIO, format!("no device has the number {number}"))
 }
 
 /// Removes the text of the errno from the end of an error text, because the text of the look-up
 /// error ends with it again.
-fn refused(OpenError { errno, mut text }: OpenError) -> LookupError {
+fn open_error(OpenError { errno, mut text }: OpenError) -> LookupError {
     // With and without the suffix that Rust adds.
     let plain = errno::text(errno);
     for end in [format!(": {plain} (os error {errno})"), format!(": {plain}")] {
@@ -291,7 +298,7 @@ fn refused(OpenError { errno, mut text }: OpenError) -> LookupError {
             text.truncate(text.len() - end.len());
         }
     }
-    lookup(errno, text)
+    lookup_error(errno, text)
 }
 
 #[cfg(test)]
@@ -301,15 +308,15 @@ mod tests {
     #[test]
     fn relative_paths_count_from_the_folder() {
         let folder = BaseDir::at(Path::new("/srv/disks")).unwrap();
-        let said = |folder: &BaseDir, word: &str| folder.resolve(word).map(|uri| uri.to_string());
-        assert_eq!(said(&folder, "a.img").unwrap(), "/srv/disks/a.img");
-        assert_eq!(said(&folder, "./../a.img").unwrap(), "/srv/disks/../a.img");
-        assert_eq!(said(&folder, "file:a%20b?direct=on").unwrap(), "file:/srv/disks/a%20b?direct=on");
+        let resolved = |folder: &BaseDir, word: &str| folder.resolve(word).map(|uri| uri.to_string());
+        assert_eq!(resolved(&folder, "a.img").unwrap(), "/srv/disks/a.img");
+        assert_eq!(resolved(&folder, "./../a.img").unwrap(), "/srv/disks/../a.img");
+        assert_eq!(resolved(&folder, "file:a%20b?direct=on").unwrap(), "file:/srv/disks/a%20b?direct=on");
         for word in ["/dev/sda", "mem:1M", "@a", "253:1"] {
-            assert_eq!(said(&folder, word).unwrap(), word);
-            assert_eq!(said(&BaseDir::none(), word).unwrap(), word);
+            assert_eq!(resolved(&folder, word).unwrap(), word);
+            assert_eq!(resolved(&BaseDir::none(), word).unwrap(), word);
         }
-        assert_eq!(said(&BaseDir::none(), "./a.img").unwrap_err().errno, EINVAL);
+        assert_eq!(resolved(&BaseDir::none(), "./a.img").unwrap_err().errno, EINVAL);
         assert!(BaseDir::at(Path::new("srv")).is_err());
     }
 

@@ -29,7 +29,7 @@ mod deferred_removals;
 pub mod device_opener;
 mod directory;
 mod event_stream;
-mod events;
+mod event_waiters;
 mod lookup;
 mod name_locks;
 mod opened;
@@ -38,16 +38,16 @@ mod resumed_merges;
 mod store_locks;
 
 pub(crate) use directory::CreationGuard;
-pub use directory::{Mapped, NewName};
+pub use directory::{NewName, RegisteredDevice};
 pub(crate) use event_stream::EventSubscription;
 pub use lookup::BaseDir;
 pub(crate) use lookup::{MessageResolver, TableResolver};
 pub use opened::OPENED_MAJOR;
 pub use request_queue_params::RequestQueueParams;
 
+use crate::api;
 use crate::config::{Config, ConfigReader};
 use crate::exports::Exporter;
-use crate::http::api;
 use crate::state_folder::store_creation::StoreCreation;
 use crate::state_folder::{MarkedStore, StateFolder, StoreId};
 use crate::verbs::snapshot::{LostSnapshots, PendingMerge};
@@ -55,7 +55,7 @@ use deferred_removals::DeferredRemovals;
 use device_opener::DeviceOpener;
 use directory::{DeviceDirectory, DeviceUse};
 use event_stream::EventStream;
-use lookup::lookup;
+use lookup::lookup_error;
 use name_locks::NameLocks;
 use opened::OpenedDevices;
 use resumed_merges::ResumedMerges;
@@ -82,14 +82,14 @@ pub type MaintenancePolicy = Box<dyn Fn(&str, Option<&str>) -> PathMaintenance +
 pub struct Registry {
     cores: Arc<dyn Cores>,
     core_count: usize,
-    outside: Box<dyn DeviceOpener>,
+    opener: Box<dyn DeviceOpener>,
     state: Mutex<State>,
     opening: NameLocks,
     deferred: Arc<DeferredRemovals>,
-    feed: Arc<EventStream>,
+    event_stream: Arc<EventStream>,
     linking: Mutex<()>,
     exporter: OnceLock<Exporter>,
-    upkeep: OnceLock<MaintenancePolicy>,
+    maintenance: OnceLock<MaintenancePolicy>,
     requests: OnceLock<RequestQueueParams>,
     state_folder: OnceLock<Arc<StateFolder>>,
     lost_snapshots: OnceLock<LostSnapshots>,
@@ -101,7 +101,7 @@ pub struct Registry {
     /// Locks of stores, for changes of their snapshots.
     pub(crate) store_locks: StoreLocks,
     /// Weak reference to this registry.
-    pub(crate) me: Weak<Registry>,
+    pub(crate) weak_self: Weak<Registry>,
     config: OnceLock<Config>,
 }
 
@@ -114,25 +114,29 @@ struct State {
 impl Registry {
     /// An empty registry for the `core_count` cores of `cores`.
     pub fn new(cores: Arc<dyn Cores>, core_count: usize) -> Arc<Registry> {
-        Registry::over(cores, core_count, Box::new(Backends::new(core_count)))
+        Registry::with_opener(cores, core_count, Box::new(Backends::new(core_count)))
     }
 
     /// As [`Registry::new`], with another way to open devices.
-    pub fn over(cores: Arc<dyn Cores>, core_count: usize, outside: Box<dyn DeviceOpener>) -> Arc<Registry> {
+    pub fn with_opener(
+        cores: Arc<dyn Cores>,
+        core_count: usize,
+        opener: Box<dyn DeviceOpener>,
+    ) -> Arc<Registry> {
         let deferred = Arc::new(DeferredRemovals::default());
-        let feed = Arc::new(EventStream::default());
-        let directory = DeviceDirectory::new(&deferred, &feed);
-        Arc::new_cyclic(|me| Registry {
+        let event_stream = Arc::new(EventStream::default());
+        let directory = DeviceDirectory::new(&deferred, &event_stream);
+        Arc::new_cyclic(|weak_self| Registry {
             cores,
             core_count,
-            outside,
+            opener,
             state: Mutex::new(State { directory, ..State::default() }),
             deferred,
-            feed,
+            event_stream,
             opening: NameLocks::default(),
             linking: Mutex::default(),
             exporter: OnceLock::new(),
-            upkeep: OnceLock::new(),
+            maintenance: OnceLock::new(),
             requests: OnceLock::new(),
             state_folder: OnceLock::new(),
             lost_snapshots: OnceLock::new(),
@@ -140,7 +144,7 @@ impl Registry {
             is_ending: AtomicBool::new(false),
             merges: ResumedMerges::default(),
             store_locks: StoreLocks::default(),
-            me: Weak::clone(me),
+            weak_self: Weak::clone(weak_self),
             config: OnceLock::new(),
         })
     }
@@ -153,8 +157,8 @@ impl Registry {
     }
 
     /// Sets the path maintenance of devices created from now on. Only the first call has an effect.
-    pub fn set_maintenance(&self, upkeep: MaintenancePolicy) {
-        let _ = self.upkeep.set(upkeep);
+    pub fn set_maintenance(&self, policy: MaintenancePolicy) {
+        let _ = self.maintenance.set(policy);
     }
 
     /// Sets the default queue parameters of request-based devices created from now on. Only the
@@ -169,8 +173,8 @@ impl Registry {
     }
 
     /// The path maintenance of a device with this name and UUID.
-    fn upkeep(&self, name: &str, uuid: Option<&str>) -> PathMaintenance {
-        self.upkeep.get().map_or_else(PathMaintenance::default, |of| of(name, uuid))
+    fn maintenance_of(&self, name: &str, uuid: Option<&str>) -> PathMaintenance {
+        self.maintenance.get().map_or_else(PathMaintenance::default, |of| of(name, uuid))
     }
 
     /// Sets the folder of persistent facts. Only the first call has an effect.
@@ -213,13 +217,13 @@ impl Registry {
 
     /// Sets whether a group of devices is being created. Meanwhile no blocking snapshot is given
     /// up, because another device of the group may bring it.
-    pub fn start(&self, together: bool) {
-        self.is_starting.store(together, Ordering::Relaxed);
+    pub fn set_starting(&self, starting: bool) {
+        self.is_starting.store(starting, Ordering::Relaxed);
     }
 
     /// Marks the shutdown, after the last client is gone: snapshots stay attached until
     /// [`StateFolder::detach_all`].
-    pub fn end(&self) {
+    pub fn begin_shutdown(&self) {
         self.is_ending.store(true, Ordering::Relaxed);
     }
 
@@ -236,7 +240,7 @@ impl Registry {
             return self.disk_id_cached(number);
         }
         let identity = self.state().opened.identity(number.minor)?;
-        StoreId::opened(&self.uri_of(number), identity)
+        StoreId::of_uri(&self.uri_of(number), identity)
     }
 
     /// As [`Registry::disk_id`], as far as known without file system access.
@@ -245,14 +249,14 @@ impl Registry {
             MAPPED_MAJOR => Some(StoreId::mapped(&self.name_of(number)?)),
             _ => {
                 let identity = self.state().opened.identity(number.minor)?;
-                StoreId::seen(&self.uri_of(number), identity)
+                StoreId::of_uri_cached(&self.uri_of(number), identity)
             }
         }
     }
 
     /// Marks that a store is being created. `None` without a state folder.
-    pub(crate) fn making(&self, store: &Path) -> Option<StoreCreation> {
-        self.state_folder.get()?.making(store)
+    pub(crate) fn begin_store_creation(&self, store: &Path) -> Option<StoreCreation> {
+        self.state_folder.get()?.begin_store_creation(store)
     }
 
     /// The mark that invalidates a store on this device.
@@ -266,7 +270,7 @@ impl Registry {
             }
             _ => {
                 let identity = self.state().opened.identity(device.number.minor)?;
-                MarkedStore::Disk(StoreId::opened(&device.name, identity)?)
+                MarkedStore::Disk(StoreId::of_uri(&device.name, identity)?)
             }
         };
         Some(folder.mark(store))
@@ -287,7 +291,7 @@ impl Registry {
     /// Subscribes to the events of all devices, from now on or after event `after`. Event numbers
     /// are greater than `base`; every call passes the same `base`.
     pub(crate) fn listen(&self, base: u64, after: Option<u64>) -> EventSubscription {
-        self.feed.listen(base, after)
+        self.event_stream.listen(base, after)
     }
 
     /// The cores that run lanes.
@@ -297,8 +301,8 @@ impl Registry {
     }
 
     /// Opens devices and runs blocking work.
-    pub(crate) fn outside(&self) -> &dyn DeviceOpener {
-        &*self.outside
+    pub(crate) fn opener(&self) -> &dyn DeviceOpener {
+        &*self.opener
     }
 
     /// Number of cores.
@@ -340,12 +344,12 @@ impl Registry {
         .unwrap_or_default()
     }
 
-    /// The mapped device that `uri` names, if it names one. With `holds`, the table counts as a
+    /// The mapped device that `uri` names, if it names one. With `uses`, the table counts as a
     /// user.
     fn mapped(
         &self,
         uri: &DeviceUri,
-        holds: Option<&mut DeviceUses>,
+        uses: Option<&mut DeviceUses>,
     ) -> Option<Result<DeviceRef, LookupError>> {
         let state = self.state();
         let (found, errno) = match uri {
@@ -354,8 +358,8 @@ impl Registry {
             _ => return None,
         };
         let found = found.map_err(|absent| match absent.reason() {
-            None => lookup(errno, format!("there is no device {uri}")),
-            Some(reason) => lookup(EBUSY, format!("{uri}: {reason}")),
+            None => lookup_error(errno, format!("there is no device {uri}")),
+            Some(reason) => lookup_error(EBUSY, format!("{uri}: {reason}")),
         });
         Some(found.map(|mapped| {
             let hold = || -> Arc<dyn Any + Send + Sync> { Arc::new(DeviceUse::new(mapped)) };
@@ -364,7 +368,7 @@ impl Registry {
                 name: mapped.device.name(),
                 device: Arc::clone(&mapped.device) as Arc<dyn Device>,
                 // One use per table, even if the table names the device several times.
-                hold: holds.map(|holds| Arc::clone(holds.entry(mapped.device.id()).or_insert_with(hold))),
+                hold: uses.map(|uses| Arc::clone(uses.entry(mapped.device.id()).or_insert_with(hold))),
             }
         }))
     }

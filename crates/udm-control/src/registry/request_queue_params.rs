@@ -32,9 +32,9 @@ impl RequestQueueParams {
             return None;
         }
         // As the kernel's `__dm_get_module_param`.
-        let clamped = |said: Option<u32>, default, most| match said {
+        let clamped = |given: Option<u32>, default, most| match given {
             None | Some(0) => default,
-            Some(said) => said.min(most),
+            Some(given) => given.min(most),
         };
         let cores = u32::try_from(cores).unwrap_or(u32::MAX).max(1);
         let nr_hw_queues = clamped(self.nr_hw_queues, 1, 32).min(cores);

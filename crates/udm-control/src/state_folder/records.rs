@@ -23,9 +23,8 @@ use super::store_creation::has_records;
 use super::store_id::FileId;
 use super::{StateFolder, StoreId, write_durably};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use udm_core::bugs::{self, Bug};
 use udm_wire::words;
@@ -207,7 +206,7 @@ impl StateFolder {
         });
         let records: Vec<SnapshotRecord> = records.collect();
         self.put_records(&records)?;
-        self.coming().extend(records.iter().map(SnapshotRecord::file_name));
+        self.attaching_names().extend(records.iter().map(SnapshotRecord::file_name));
         let mut attached = self.attached();
         for record in records {
             attached.insert(record.file_name(), record);
@@ -217,13 +216,13 @@ impl StateFolder {
 
     /// Ends the change in which `records` were attached.
     pub(crate) fn finish_attach(&self, records: &[String]) {
-        self.coming().retain(|name| !records.contains(name));
+        self.attaching_names().retain(|name| !records.contains(name));
     }
 
     /// The snapshots that are being attached to this server.
     pub(crate) fn attaching(&self) -> Vec<SnapshotRecord> {
-        let (attached, coming) = (self.attached(), self.coming());
-        coming.iter().filter_map(|name| attached.get(name).cloned()).collect()
+        let (attached, attaching) = (self.attached(), self.attaching_names());
+        attaching.iter().filter_map(|name| attached.get(name).cloned()).collect()
     }
 
     /// Writes another state of a snapshot that is no longer attached to this server. May block.
@@ -333,7 +332,7 @@ impl StateFolder {
 
     /// Trusts the snapshot in `store` again: it becomes detached from its origin's current state.
     /// Returns the number of snapshots.
-    pub(super) fn believe(&self, store: &StoreId) -> io::Result<usize> {
+    pub(super) fn mark_valid(&self, store: &StoreId) -> io::Result<usize> {
         let found = self.unattached().map_err(io::Error::other)?;
         let mut count = 0;
         for record in found.into_iter().filter(|record| record.store.is_exactly(store)) {
@@ -357,15 +356,11 @@ impl StateFolder {
             return Ok(());
         }
         let folder = self.path.join(RECORDS);
-        let is_new = !folder.is_dir();
-        DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+        self.create_folder(&self.path)?;
+        self.create_folder(&folder)?;
         let files =
             records.iter().map(|record| Ok((folder.join(record.file_name()), serde_json::to_vec(record)?)));
-        write_durably(&folder, &files.collect::<io::Result<Vec<_>>>()?)?;
-        if is_new {
-            self.sync()?;
-        }
-        Ok(())
+        write_durably(&folder, &files.collect::<io::Result<Vec<_>>>()?)
     }
 }
 

@@ -5,9 +5,9 @@ use super::StateFolder;
 use super::records::{RecordState, SnapshotRecord};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,7 +46,7 @@ impl StateFolder {
         if let Some(own) = &*own {
             return Ok(own.name.clone());
         }
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
+        self.create_folder(&self.path)?;
         loop {
             // Relaxed: each number is taken once.
             let name = format!("{SERVER}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));

@@ -12,10 +12,10 @@
 use super::StateFolder;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
-use std::fs::{self, DirBuilder, File, Metadata};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
@@ -60,10 +60,10 @@ impl Drop for StoreCreation {
 impl StateFolder {
     /// Marks that `store`, an absolute path, is being created. `None` if the marker can't be
     /// written; the store is created anyway.
-    pub(crate) fn making(&self, store: &Path) -> Option<StoreCreation> {
+    pub(crate) fn begin_store_creation(&self, store: &Path) -> Option<StoreCreation> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let begin = || -> io::Result<StoreCreation> {
-            DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
+            self.create_folder(&self.path)?;
             loop {
                 // Relaxed: each number is taken once.
                 let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -194,13 +194,13 @@ mod tests {
 
     /// Makes the leftovers of a killed server.
     fn left(folder: &StateFolder, path: &Path, made: bool) {
-        let mut making = folder.making(path).unwrap();
+        let mut creation = folder.begin_store_creation(path).unwrap();
         if made {
-            making.set_created(&File::open(path).unwrap()).unwrap();
+            creation.set_created(&File::open(path).unwrap()).unwrap();
         }
-        let held = making.path.clone();
+        let held = creation.path.clone();
         let bytes = fs::read(&held).unwrap();
-        drop(making);
+        drop(creation);
         fs::write(held, bytes).unwrap();
     }
 
@@ -251,11 +251,11 @@ mod tests {
         let (state, path) = (temporary.path().join("state"), temporary.path().join("cow"));
         let folder: Arc<StateFolder> = StateFolder::new(state.clone());
         store(&path, false);
-        let mut making = folder.making(&path).unwrap();
-        making.set_created(&File::open(&path).unwrap()).unwrap();
+        let mut creation = folder.begin_store_creation(&path).unwrap();
+        creation.set_created(&File::open(&path).unwrap()).unwrap();
         StateFolder::new(state.clone()).clean();
         assert!(path.exists() && !is_empty(&state));
-        drop(making);
+        drop(creation);
         assert!(path.exists() && is_empty(&state));
     }
 

@@ -52,18 +52,18 @@ impl StoreId {
     /// The store on the device of a URI; `None` if the device ends with the process. An NBD export
     /// is identified by its address and name.
     #[must_use]
-    pub(crate) fn opened(uri: &str, identity: DiskIdentity) -> Option<StoreId> {
-        let mut seen = StoreId::seen(uri, identity)?;
-        if let Some(disk) = seen.disk {
-            let born = fs::metadata(&seen.name).ok().and_then(|found| FileId::of(&found));
-            seen.disk = born.filter(|born| born.is(disk)).or(seen.disk);
+    pub(crate) fn of_uri(uri: &str, identity: DiskIdentity) -> Option<StoreId> {
+        let mut id = StoreId::of_uri_cached(uri, identity)?;
+        if let Some(disk) = id.disk {
+            let born = fs::metadata(&id.name).ok().and_then(|found| FileId::of(&found));
+            id.disk = born.filter(|born| born.is(disk)).or(id.disk);
         }
-        Some(seen)
+        Some(id)
     }
 
-    /// As [`StoreId::opened`], without file system access: the time of birth is unknown.
+    /// As [`StoreId::of_uri`], without file system access: the time of birth is unknown.
     #[must_use]
-    pub(crate) fn seen(uri: &str, identity: DiskIdentity) -> Option<StoreId> {
+    pub(crate) fn of_uri_cached(uri: &str, identity: DiskIdentity) -> Option<StoreId> {
         let file = match uri::parse(uri).ok()? {
             DeviceUri::File(file) => file,
             DeviceUri::Nbd(nbd) => {

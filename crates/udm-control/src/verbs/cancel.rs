@@ -27,44 +27,44 @@ pub struct CancelToken(Arc<CancelState>);
 #[derive(Default)]
 struct CancelState {
     why: OnceLock<TargetError>,
-    said: Notify,
+    notify: Notify,
     /// Token of the whole verb, if this one is for a step: cancels the step too.
-    whole: Option<CancelToken>,
+    parent: Option<CancelToken>,
 }
 
 impl CancelToken {
     /// Cancels the verb with the error `why`, unless it is too late. Only the first call counts.
-    pub fn call(&self, why: TargetError) {
+    pub fn cancel(&self, why: TargetError) {
         if self.0.why.set(why).is_ok() {
-            self.0.said.notify_one();
+            self.0.notify.notify_one();
         }
     }
 
     /// A token for one step of a verb. It cancels only this step; `self` cancels all steps.
-    pub(crate) fn step(&self) -> CancelToken {
+    pub(crate) fn child(&self) -> CancelToken {
         if bugs::on(Bug::OneCallsOffAll) {
             return self.clone();
         }
-        CancelToken(Arc::new(CancelState { whole: Some(self.clone()), ..CancelState::default() }))
+        CancelToken(Arc::new(CancelState { parent: Some(self.clone()), ..CancelState::default() }))
     }
 
     /// The error that the verb was cancelled with, if it was.
     pub(crate) fn reason(&self) -> Option<&TargetError> {
-        self.0.why.get().or_else(|| self.0.whole.as_ref()?.reason())
+        self.0.why.get().or_else(|| self.0.parent.as_ref()?.reason())
     }
 
-    /// Completes after [`CancelToken::call`]; at once if that was called before. Only one task may
-    /// wait at a time.
-    pub(super) async fn called(&self) -> TargetError {
+    /// Completes after [`CancelToken::cancel`]; at once if that was called before. Only one task
+    /// may wait at a time.
+    pub(super) async fn cancelled(&self) -> TargetError {
         loop {
             if let Some(why) = self.reason() {
                 return why.clone();
             }
-            match &self.0.whole {
-                None => self.0.said.notified().await,
-                Some(whole) => tokio::select! {
-                    () = self.0.said.notified() => {}
-                    _ = Box::pin(whole.called()) => {}
+            match &self.0.parent {
+                None => self.0.notify.notified().await,
+                Some(parent) => tokio::select! {
+                    () = self.0.notify.notified() => {}
+                    _ = Box::pin(parent.cancelled()) => {}
                 },
             }
         }
@@ -108,14 +108,14 @@ impl PendingVerbs {
     }
 
     /// True while a verb is making a table live.
-    pub fn is_coming(&self) -> bool {
+    pub fn is_resuming(&self) -> bool {
         self.list().iter().any(|(waiting, _)| matches!(waiting, VerbKind::Create | VerbKind::Resume))
     }
 
     /// Cancels all verbs of kind `who`.
     pub fn cancel(&self, who: VerbKind, why: &str) {
         for (_, cancel_token) in self.list().iter().filter(|(waiting, _)| *waiting == who) {
-            cancel_token.call(who.interrupted(why));
+            cancel_token.cancel(who.interrupted(why));
         }
     }
 }

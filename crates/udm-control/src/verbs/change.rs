@@ -8,9 +8,9 @@ use super::cancel::{CancelToken, VerbKind};
 use super::device_locks::{DeviceLocks, TRIES_MAX};
 use super::snapshot::{AttachTransaction, attach_by_name};
 use super::{show, tables};
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
-use crate::registry::{BaseDir, Mapped, Registry, RequestQueueParams};
+use crate::registry::{BaseDir, RegisteredDevice, Registry, RequestQueueParams};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::{Notify, oneshot};
@@ -75,32 +75,32 @@ pub struct DeviceSpec<'a> {
 pub async fn create_with(
     registry: &Arc<Registry>,
     called: DeviceSpec<'_>,
-    table: impl FnOnce(&Arc<Mapped>) -> Result<Option<String>, VerbError>,
+    table: impl FnOnce(&Arc<RegisteredDevice>) -> Result<Option<String>, VerbError>,
     folder: &BaseDir,
     cancel_token: &CancelToken,
 ) -> Result<api::Device, VerbError> {
-    make(registry, called, table, folder, cancel_token).await.map(|made| made.is)
+    create_device(registry, called, table, folder, cancel_token).await.map(|made| made.is)
 }
 
 /// Result of creating a device.
 pub(crate) struct CreatedDevice {
     /// The device; other verbs may have changed it since.
-    pub mapped: Arc<Mapped>,
+    pub mapped: Arc<RegisteredDevice>,
     /// The table that it was created with.
     pub table: Option<Arc<Table>>,
     is: api::Device,
 }
 
 /// As [`create_with`], but returns the device itself.
-pub(crate) async fn make(
+pub(crate) async fn create_device(
     registry: &Arc<Registry>,
     called: DeviceSpec<'_>,
-    table: impl FnOnce(&Arc<Mapped>) -> Result<Option<String>, VerbError>,
+    table: impl FnOnce(&Arc<RegisteredDevice>) -> Result<Option<String>, VerbError>,
     folder: &BaseDir,
     cancel_token: &CancelToken,
 ) -> Result<CreatedDevice, VerbError> {
     let DeviceSpec { name, uuid, minor, read_only, requests } = called;
-    let made = registry.make(name, uuid, minor).map_err(|e| VerbError::new(name, e))?;
+    let made = registry.begin_create(name, uuid, minor).map_err(|e| VerbError::new(name, e))?;
     made.mapped.read_only.store(read_only, Ordering::Relaxed);
     if let Some(by) = registry.queue_by(requests) {
         made.mapped.device.set_queue_factory(by);
@@ -117,7 +117,7 @@ pub(crate) async fn make(
         tables::load_into(registry, &made.mapped, name, &table, folder, cancel_token)?;
         run_locked(registry, &one, VerbKind::Create, cancel_token, resume_filtered).await?;
     }
-    if let Err(error) = export(registry, &made.mapped) {
+    if let Err(error) = export_device(registry, &made.mapped) {
         let _ = run_locked(registry, &one, VerbKind::Remove, cancel_token, remove_filtered).await;
         return Err(error);
     }
@@ -129,7 +129,7 @@ pub(crate) async fn make(
 }
 
 /// Exports the device to clients, if there is an exporter.
-pub(super) fn export(registry: &Registry, mapped: &Mapped) -> Result<(), VerbError> {
+pub(super) fn export_device(registry: &Registry, mapped: &RegisteredDevice) -> Result<(), VerbError> {
     let Some(exporter) = registry.exporter() else { return Ok(()) };
     let name = mapped.device.name();
     let put = exporter.put(&name, mapped);
@@ -157,14 +157,14 @@ pub async fn suspend_cancellable(
     noflush: bool,
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
-    suspend_devices(registry, &find(registry, names)?, noflush, cancel_token).await
+    suspend_devices(registry, &find_all(registry, names)?, noflush, cancel_token).await
 }
 
 /// As [`suspend_cancellable`], for devices already looked up. Each comes with the name to use in
 /// errors.
 pub(super) async fn suspend_devices(
     registry: &Registry,
-    several: &[(String, Arc<Mapped>)],
+    several: &[(String, Arc<RegisteredDevice>)],
     noflush: bool,
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
@@ -194,14 +194,14 @@ pub async fn resume_cancellable(
     names: &[&str],
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
-    resume_devices(registry, &find(registry, names)?, cancel_token).await
+    resume_devices(registry, &find_all(registry, names)?, cancel_token).await
 }
 
 /// As [`resume_cancellable`], for devices already looked up. Each comes with the name to use in
 /// errors.
 pub(crate) async fn resume_devices(
     registry: &Registry,
-    several: &[(String, Arc<Mapped>)],
+    several: &[(String, Arc<RegisteredDevice>)],
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     for (_, mapped) in several {
@@ -215,7 +215,7 @@ pub(crate) async fn resume_devices(
 /// Returns the live table.
 pub(crate) async fn reload(
     registry: &Registry,
-    mapped: &Arc<Mapped>,
+    mapped: &Arc<RegisteredDevice>,
     name: &str,
     text: &str,
     folder: &BaseDir,
@@ -262,7 +262,7 @@ fn busy(why: &str) -> TargetError {
 }
 
 /// Looks up the devices of `names`.
-fn find(registry: &Registry, names: &[&str]) -> Result<Vec<(String, Arc<Mapped>)>, VerbError> {
+fn find_all(registry: &Registry, names: &[&str]) -> Result<Vec<(String, Arc<RegisteredDevice>)>, VerbError> {
     names.iter().map(|name| Ok(((*name).to_owned(), registry.find(name)?))).collect()
 }
 
@@ -290,7 +290,7 @@ pub(super) struct LoadedTable<'a> {
     /// Index of its device in the list of devices to change.
     pub place: usize,
     /// The device.
-    pub mapped: &'a Mapped,
+    pub mapped: &'a RegisteredDevice,
     /// The loaded table.
     pub table: &'a Arc<Table>,
 }
@@ -338,7 +338,7 @@ pub(super) fn remove_filtered(
 /// after the other. Retries if the partners or the loaded tables change before the locks are taken.
 pub(super) async fn run_locked(
     registry: &Registry,
-    several: &[(String, Arc<Mapped>)],
+    several: &[(String, Arc<RegisteredDevice>)],
     who: VerbKind,
     cancel_token: &CancelToken,
     mut begin: impl FnMut(
@@ -370,7 +370,7 @@ pub(super) async fn run_locked(
                 return Err(blame(refused));
             }
         };
-        if !attaching.still_holds(&devices) {
+        if !attaching.is_unchanged(&devices) {
             // Another table was loaded meanwhile.
             drop(changes);
             attaching.undo().await;
@@ -380,14 +380,15 @@ pub(super) async fn run_locked(
         if check.is_some() {
             changes.pause_when_quiesced();
         }
-        let done = step(registry, &turns.cancel_token(cancel_token), &answered, &mut changes, check).await;
+        let done =
+            drive_change(registry, &turns.cancel_token(cancel_token), &answered, &mut changes, check).await;
         let must_retry = changes.must_retry();
         if done.is_ok() && !must_retry {
-            attaching.settle(several).await;
+            attaching.commit(several).await;
             registry.merges.go_on(&merges);
             // Events are sent before the locks are released.
             let moved = several.iter().zip(moves).filter(|(_, moves)| *moves).map(|((_, mapped), _)| mapped);
-            moved.for_each(|mapped| tell(registry, mapped, who));
+            moved.for_each(|mapped| publish_change(registry, mapped, who));
         } else {
             attaching.undo().await;
         }
@@ -408,7 +409,7 @@ pub(super) async fn run_locked(
 }
 
 /// True if this suspend or resume changes the device. Create and remove report their own events.
-fn changes_device(mapped: &Mapped, who: VerbKind) -> bool {
+fn changes_device(mapped: &RegisteredDevice, who: VerbKind) -> bool {
     let info = mapped.device.info();
     match who {
         VerbKind::Suspend => !info.suspended,
@@ -418,34 +419,34 @@ fn changes_device(mapped: &Mapped, who: VerbKind) -> bool {
 }
 
 /// Sends the event of a completed suspend or resume.
-fn tell(registry: &Registry, mapped: &Arc<Mapped>, who: VerbKind) {
+fn publish_change(registry: &Registry, mapped: &Arc<RegisteredDevice>, who: VerbKind) {
     let (kind, line) = match who {
         VerbKind::Suspend => (EventKind::Suspended, "suspended"),
         VerbKind::Resume => (EventKind::Resumed, "resumed"),
         VerbKind::Create | VerbKind::Remove => return,
     };
     if !registry.is_being_created(mapped) {
-        mapped.tell(kind, line);
+        mapped.publish(kind, line);
     }
 }
 
 /// Steps a change each time the cores answer, until it ends or is cancelled. If the change is
 /// paused, it continues with the result of `check`.
-async fn step(
+async fn drive_change(
     registry: &Registry,
     cancel_token: &CancelToken,
     answered: &Notify,
     changes: &mut DeviceSetTransition,
     check: Option<impl Future<Output = Result<(), IndexedTargetError>>>,
 ) -> Result<(), IndexedTargetError> {
-    let mut called = None;
+    let mut cancelled = None;
     let mut check = std::pin::pin!(check);
     loop {
         if let Some(done) = changes.step(registry.cores()) {
             // The change may be done, or have failed for another reason; only EINTR is replaced by
             // the reason of the cancellation.
             let interrupted = |(_, e): &IndexedTargetError| e.errno == EINTR;
-            let why = called.filter(|_| done.as_ref().is_err_and(interrupted));
+            let why = cancelled.filter(|_| done.as_ref().is_err_and(interrupted));
             return why.map_or(done, |why| Err((0, why)));
         }
         let checked = async {
@@ -458,9 +459,9 @@ async fn step(
             biased;
             () = answered.notified() => {}
             checked = checked => changes.continue_after_pause(checked, registry.cores()),
-            why = cancel_token.called(), if called.is_none() => {
+            why = cancel_token.cancelled(), if cancelled.is_none() => {
                 changes.cancel(registry.cores());
-                called = Some(why);
+                cancelled = Some(why);
             }
         }
     }
@@ -473,7 +474,7 @@ pub(super) async fn drop_on_thread<T: Send + 'static>(
     cancel_token: &CancelToken,
 ) {
     let (gone, wait) = oneshot::channel();
-    registry.outside().beside(Box::new(move || {
+    registry.opener().spawn_blocking(Box::new(move || {
         drop(what);
         let _ = gone.send(());
     }));
@@ -484,6 +485,6 @@ pub(super) async fn drop_on_thread<T: Send + 'static>(
     tokio::select! {
         biased;
         _ = wait => {}
-        _ = cancel_token.called() => {}
+        _ = cancel_token.cancelled() => {}
     }
 }

@@ -8,7 +8,7 @@
 use super::cancel::{CancelToken, VerbKind};
 use super::lane_guard::{self, LaneGuard};
 use crate::error::VerbError;
-use crate::registry::{Mapped, Registry};
+use crate::registry::{RegisteredDevice, Registry};
 use std::sync::Arc;
 use tokio::sync::OwnedMutexGuard;
 use udm_core::Device;
@@ -22,7 +22,7 @@ pub(super) const TRIES_MAX: usize = 100;
 pub(super) struct DeviceLocks<'a> {
     registry: &'a Registry,
     who: VerbKind,
-    locked: Vec<(Arc<Mapped>, OwnedMutexGuard<()>)>,
+    locked: Vec<(Arc<RegisteredDevice>, OwnedMutexGuard<()>)>,
     renews: bool,
     lanes: Vec<LaneGuard>,
 }
@@ -31,17 +31,17 @@ impl<'a> DeviceLocks<'a> {
     /// Locks `several` devices and their partners, unless cancelled.
     pub async fn take(
         registry: &'a Registry,
-        several: &[(String, Arc<Mapped>)],
+        several: &[(String, Arc<RegisteredDevice>)],
         who: VerbKind,
         cancel_token: &CancelToken,
     ) -> Result<DeviceLocks<'a>, VerbError> {
         let devices: Vec<_> = several.iter().map(|(_, mapped)| Arc::clone(&mapped.device)).collect();
-        let dependents_of = dependents_of(who, &devices);
-        let mut all: Vec<(&str, Arc<Mapped>)> =
+        let dependents = dependents_of(who, &devices);
+        let mut all: Vec<(&str, Arc<RegisteredDevice>)> =
             several.iter().map(|(name, mapped)| (name.as_str(), Arc::clone(mapped))).collect();
         let count = all.len();
         // A device that is not listed has been removed and stays suspended.
-        let listed = dependents_of.iter().filter_map(|device| registry.listed(device));
+        let listed = dependents.iter().filter_map(|device| registry.listed(device));
         all.extend(listed.map(|mapped| (several[0].0.as_str(), mapped)));
         let renews = all.len() > count;
         let mut turns = DeviceLocks { registry, who, locked: Vec::new(), renews, lanes: Vec::new() };
@@ -51,7 +51,7 @@ impl<'a> DeviceLocks<'a> {
             let cancel_token = turns.cancel_token(cancel_token);
             let turn = tokio::select! {
                 biased;
-                why = cancel_token.called() => return Err(VerbError::new(name, why)),
+                why = cancel_token.cancelled() => return Err(VerbError::new(name, why)),
                 turn = Arc::clone(&mapped.changing).lock_owned() => turn,
             };
             turns.locked.push((mapped, turn));

@@ -2,8 +2,8 @@
 
 use super::cancel::CancelToken;
 use super::show;
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
 use crate::registry::Registry;
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
@@ -50,7 +50,7 @@ pub async fn wait_event(
         tokio::select! {
             biased;
             () = next => {}
-            why = cancel_token.called() => return Err(VerbError::new(word, why)),
+            why = cancel_token.cancelled() => return Err(VerbError::new(word, why)),
         }
     }
 }

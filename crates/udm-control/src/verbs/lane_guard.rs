@@ -52,7 +52,7 @@ impl Task for LaneTask {
 }
 
 /// Opens a lane. `ack` is dropped once the lane is open or can't be opened.
-pub(super) fn lane(registry: &Registry, device: &Arc<MappedDevice>, ack: Ack) -> LaneGuard {
+pub(super) fn open_lane(registry: &Registry, device: &Arc<MappedDevice>, ack: Ack) -> LaneGuard {
     let failure = FirstError::default();
     let device = Arc::clone(device) as Arc<dyn Device>;
     let keep =
@@ -70,7 +70,7 @@ pub(super) async fn lane_for_change(registry: &Registry, device: &Arc<MappedDevi
     }
     let open = Arc::new(Notify::new());
     let opened = Arc::clone(&open);
-    let held = lane(registry, device, Ack::new(move || opened.notify_one()));
+    let held = open_lane(registry, device, Ack::new(move || opened.notify_one()));
     open.notified().await;
     Some(held)
 }

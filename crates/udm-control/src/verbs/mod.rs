@@ -22,7 +22,7 @@ mod wait;
 
 pub(crate) use cancel::PendingVerbs;
 pub use cancel::{CancelToken, interrupted};
-pub(crate) use change::{CreatedDevice, make, reload};
+pub(crate) use change::{CreatedDevice, create_device, reload};
 pub use change::{
     DeviceSpec, cancel_all, create, create_cancellable, create_with, resume, resume_cancellable, suspend,
     suspend_cancellable,
@@ -37,5 +37,7 @@ pub(crate) use show::{OPS, device_and_paths};
 pub use show::{info, ls, status, statuses, table, tables, version};
 pub(crate) use snapshot::SnapshotInfo;
 pub(crate) use tables::lines_of;
-pub use tables::{TABLE_MAX, clear, command_path, device, load, load_cancellable, message, message_from};
+pub use tables::{
+    TABLE_MAX, clear, command_path, load, load_cancellable, message, message_from, resolve_device,
+};
 pub use wait::{wait, wait_with};

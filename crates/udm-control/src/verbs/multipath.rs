@@ -2,9 +2,9 @@
 
 use super::CancelToken;
 use super::change::{DeviceSpec, create_with};
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
-use crate::registry::{BaseDir, Mapped, Registry, TableResolver};
+use crate::registry::{BaseDir, RegisteredDevice, Registry, TableResolver};
 use std::sync::Arc;
 use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINVAL;
@@ -40,7 +40,7 @@ pub async fn create_multipath_cancellable(
     folder: &BaseDir,
     cancel_token: &CancelToken,
 ) -> Result<api::Device, VerbError> {
-    let table = |mapped: &Arc<Mapped>| {
+    let table = |mapped: &Arc<RegisteredDevice>| {
         let table = table(registry, mapped, paths, how, folder, cancel_token);
         table.map(Some).map_err(|e| VerbError::new(name, e))
     };
@@ -55,7 +55,7 @@ fn refused(why: impl Into<String>) -> TargetError {
 /// Makes the table, and sets the path maintenance of the device.
 fn table(
     registry: &Registry,
-    mapped: &Arc<Mapped>,
+    mapped: &Arc<RegisteredDevice>,
     paths: &[String],
     how: &MultipathOptions,
     folder: &BaseDir,
@@ -89,7 +89,7 @@ fn table(
 /// The size of all paths in sectors; an error if they differ.
 fn check_same_size(
     registry: &Registry,
-    mapped: &Arc<Mapped>,
+    mapped: &Arc<RegisteredDevice>,
     paths: &[String],
     folder: &BaseDir,
     cancel_token: &CancelToken,

@@ -4,7 +4,7 @@ use super::cancel::VerbKind;
 use super::change::{resume_filtered, run_locked};
 use super::{CancelToken, RemoveOptions, interrupted, remove, remove_cancellable, resume, suspend, wait};
 use crate::error::VerbError;
-use crate::registry::{BaseDir, Mapped, Registry, TableResolver};
+use crate::registry::{BaseDir, RegisteredDevice, Registry, TableResolver};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
@@ -154,7 +154,7 @@ fn rig() -> (Arc<StubCores>, Arc<Registry>) {
     (cores, registry)
 }
 
-fn load(registry: &Registry, mapped: &Arc<Mapped>, kind: &str) {
+fn load(registry: &Registry, mapped: &Arc<RegisteredDevice>, kind: &str) {
     let lines = udm_wire::table::parse(&format!("0 8 {kind} {DISK}")).unwrap();
     let folder = BaseDir::none();
     let table =
@@ -170,7 +170,7 @@ fn create(
     kind: &str,
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
-    let made = registry.make(name, None, None).unwrap();
+    let made = registry.begin_create(name, None, None).unwrap();
     load(registry, &made.mapped, kind);
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
     wait(run_locked(registry, &one, VerbKind::Create, cancel_token, resume_filtered))?;
@@ -269,7 +269,7 @@ fn waiting_for_a_partner_is_called_off() {
                     assert!(top.device.is_suspended());
                 }
                 assert!(!waits.is_finished());
-                cancel_token.call(interrupted("enough"));
+                cancel_token.cancel(interrupted("enough"));
                 waits.join().unwrap()
             });
             assert_eq!(errno(done), EINTR);

@@ -1,9 +1,9 @@
 //! The power of the disks that tables use: state and switch.
 
-use super::queue::used;
+use super::queue::used_devices;
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
-use crate::registry::{Mapped, Registry};
+use crate::registry::{RegisteredDevice, Registry};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use udm_core::errno::EINVAL;
@@ -11,7 +11,7 @@ use udm_core::{DevNo, Device};
 use udm_dm::TargetError;
 
 /// The disks of the live table that have a power switch, by number.
-pub(super) fn power(registry: &Registry, mapped: &Mapped) -> Vec<api::Power> {
+pub(super) fn power(registry: &Registry, mapped: &RegisteredDevice) -> Vec<api::Power> {
     let power = |(number, device): (DevNo, Arc<dyn Device>)| {
         let on = device.power()?.is_on();
         Some(api::Power { number: number.to_string(), uri: registry.uri_of(number), on })
@@ -19,8 +19,8 @@ pub(super) fn power(registry: &Registry, mapped: &Mapped) -> Vec<api::Power> {
     switchable_disks(mapped).into_iter().filter_map(power).collect()
 }
 
-fn switchable_disks(mapped: &Mapped) -> BTreeMap<DevNo, Arc<dyn Device>> {
-    used(mapped).filter(|(_, device)| device.power().is_some()).collect()
+fn switchable_disks(mapped: &RegisteredDevice) -> BTreeMap<DevNo, Arc<dyn Device>> {
+    used_devices(mapped).filter(|(_, device)| device.power().is_some()).collect()
 }
 
 /// Turns the power of disks on or off: of all that the live table of the device `word` uses, or of

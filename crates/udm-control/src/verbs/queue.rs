@@ -1,9 +1,9 @@
 //! The queues in front of the disks that tables use: reports, and changes of settings.
 
 use super::show::describe;
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
-use crate::registry::{Mapped, Registry};
+use crate::registry::{RegisteredDevice, Registry};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -12,27 +12,27 @@ use udm_core::{CancelChange, DevNo, Device, HwQueueReport, OpenError, QueueRepor
 use udm_dm::TargetError;
 
 /// The queues in front of the disks of the live table, and the device's own, by number.
-pub(super) fn queues(registry: &Registry, mapped: &Mapped) -> Vec<api::Queue> {
+pub(super) fn queue_reports(registry: &Registry, mapped: &RegisteredDevice) -> Vec<api::Queue> {
     queued_devices(mapped)
         .into_iter()
-        .filter_map(|(number, device)| queue(registry, number, &*device))
+        .filter_map(|(number, device)| queue_report(registry, number, &*device))
         .collect()
 }
 
 /// Devices with a queue, by number: those that the live table uses, and the device itself.
-fn queued_devices(mapped: &Mapped) -> BTreeMap<DevNo, Arc<dyn Device>> {
+fn queued_devices(mapped: &RegisteredDevice) -> BTreeMap<DevNo, Arc<dyn Device>> {
     let own = (mapped.device.number(), Arc::clone(&mapped.device) as Arc<dyn Device>);
-    used(mapped).chain([own]).filter(|(_, device)| device.queue().is_some()).collect()
+    used_devices(mapped).chain([own]).filter(|(_, device)| device.queue().is_some()).collect()
 }
 
 /// The devices that the live table uses, with their numbers.
-pub(super) fn used(mapped: &Mapped) -> impl Iterator<Item = (DevNo, Arc<dyn Device>)> {
+pub(super) fn used_devices(mapped: &RegisteredDevice) -> impl Iterator<Item = (DevNo, Arc<dyn Device>)> {
     let live = mapped.device.live();
     let used = live.iter().flat_map(|table| table.devices()).map(|used| (used.number, used.device));
     used.collect::<Vec<_>>().into_iter()
 }
 
-fn queue(registry: &Registry, number: DevNo, device: &dyn Device) -> Option<api::Queue> {
+fn queue_report(registry: &Registry, number: DevNo, device: &dyn Device) -> Option<api::Queue> {
     let QueueReport { scheduler, numbers, hw_queues } = device.queue()?.report(registry.core_count());
     let hw_queue = |hw: HwQueueReport| api::HwQueue {
         cores: hw.cores.into_iter().map(|core| core as u64).collect(),
@@ -87,18 +87,18 @@ pub async fn change_queues(
         };
         return Err(refused(EINVAL, why));
     }
-    let mut under_way = Vec::new();
+    let mut pending = Vec::new();
     for (number, device) in &all {
-        let (done, told) = oneshot::channel();
+        let (done, changed_settings) = oneshot::channel();
         let then = Box::new(move || _ = done.send(()));
         let changed = device.queue().map(|queue| queue.change(&settings, then)).transpose();
         let cancel =
             changed.map_err(|OpenError { errno, text }| refused(errno, format!("{number}: {text}")))?;
-        under_way.push((told, CancelOnDrop(cancel)));
+        pending.push((changed_settings, CancelOnDrop(cancel)));
     }
-    for (told, _cancel) in under_way {
+    for (changed_settings, _cancel) in pending {
         // The sender is dropped if the disk is gone.
-        let _ = told.await;
+        let _ = changed_settings.await;
     }
     match registry.listed(&mapped.device) {
         Some(mapped) => Ok(describe(registry, &mapped)),

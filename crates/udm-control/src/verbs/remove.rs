@@ -2,11 +2,11 @@
 //! with all their requests failed first (`--force`).
 
 use super::cancel::{CancelToken, VerbKind};
-use super::change::{drop_on_thread, export, remove_filtered, resume_filtered, run_locked};
+use super::change::{drop_on_thread, export_device, remove_filtered, resume_filtered, run_locked};
 use super::{show, tables};
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
-use crate::registry::{BaseDir, Mapped, Registry};
+use crate::registry::{BaseDir, RegisteredDevice, Registry};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ pub async fn remove_cancellable(
     Err(error)
 }
 
-fn is_open(registry: &Registry, mapped: &Mapped) -> bool {
+fn is_open(registry: &Registry, mapped: &RegisteredDevice) -> bool {
     show::open_count(registry, mapped) > 0
 }
 
@@ -87,9 +87,10 @@ pub async fn run_deferred_removals(registry: &Arc<Registry>) -> std::convert::In
     }
 }
 
-async fn remove_deferred(registry: &Arc<Registry>, mapped: Arc<Mapped>) {
+async fn remove_deferred(registry: &Arc<Registry>, mapped: Arc<RegisteredDevice>) {
     let (name, left) = (mapped.device.name(), Arc::downgrade(&mapped));
-    let done = remove_device(registry, &name, mapped, Mapped::is_deferred, &CancelToken::default()).await;
+    let done =
+        remove_device(registry, &name, mapped, RegisteredDevice::is_deferred, &CancelToken::default()).await;
     let (Err(error), Some(left)) = (done, left.upgrade()) else { return };
     // If a client has opened the device meanwhile, its close retries.
     if left.is_deferred() && registry.is_active(&left) && !is_open(registry, &left) {
@@ -111,7 +112,7 @@ async fn wait_any<F: Future<Output = ()> + Unpin>(list: &mut Vec<F>) {
 async fn load_error_table(
     registry: &Arc<Registry>,
     name: &str,
-    mapped: &Arc<Mapped>,
+    mapped: &Arc<RegisteredDevice>,
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     let sectors = mapped.device.limits().size.0;
@@ -132,7 +133,7 @@ async fn load_error_table(
     done
 }
 
-fn cancel_others(mapped: &Mapped) {
+fn cancel_others(mapped: &RegisteredDevice) {
     for who in [VerbKind::Suspend, VerbKind::Resume] {
         mapped.pending.cancel(who, "cancelled by a removal");
     }
@@ -142,8 +143,8 @@ fn cancel_others(mapped: &Mapped) {
 pub(super) async fn remove_device(
     registry: &Arc<Registry>,
     name: &str,
-    mapped: Arc<Mapped>,
-    may: impl Fn(&Mapped) -> bool,
+    mapped: Arc<RegisteredDevice>,
+    may: impl Fn(&RegisteredDevice) -> bool,
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     let id = mapped.device.id();
@@ -155,12 +156,12 @@ pub(super) async fn remove_device(
     }
     cancel_others(&mapped);
     let exporter = registry.exporter();
-    let mut leaving = None;
+    let mut removal = None;
     let one = [(name.to_owned(), Arc::clone(&mapped))];
     let left = run_locked(registry, &one, VerbKind::Remove, cancel_token, |devices, turns, wake| {
-        if leaving.is_none() {
+        if removal.is_none() {
             let taken = registry.begin_removal(&mapped, &may).map_err(|error| (0, error))?;
-            leaving = Some((taken, show::describe(registry, &mapped)));
+            removal = Some((taken, show::describe(registry, &mapped)));
             // New clients can't open the device any more; clients from before still have it open.
             exporter.inspect(|exporter| exporter.remove(id));
         }
@@ -172,16 +173,16 @@ pub(super) async fn remove_device(
         remove_filtered(devices, turns, wake)
     });
     let left = left.await;
-    let Some((leaving, last)) = leaving else { return left };
+    let Some((removal, last)) = removal else { return left };
     if left.is_err() {
         if bugs::on(Bug::ExportLost) {
             return left;
         }
-        export(registry, &mapped)?;
+        export_device(registry, &mapped)?;
         return left;
     }
     exporter.inspect(|exporter| exporter.forget(id));
-    leaving.gone();
+    removal.commit();
     mapped.waiters.gone(api::Device { event_nr: mapped.device.event_nr(), ..last });
     drop(one);
     drop_on_thread(registry, mapped, &CancelToken::default()).await;

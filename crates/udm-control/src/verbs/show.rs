@@ -1,10 +1,10 @@
 //! The verbs that show devices, tables and status, as dmsetup does.
 
 use super::power::power;
-use super::queue::queues;
+use super::queue::queue_reports;
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
-use crate::registry::{Mapped, Registry};
+use crate::registry::{RegisteredDevice, Registry};
 use std::collections::HashSet;
 use std::sync::Arc;
 use udm_core::{DevNo, Device, Nanos, Op};
@@ -38,7 +38,7 @@ pub fn info(registry: &Registry, name: &str) -> Result<api::Device, VerbError> {
 /// A device, with the target types and the paths of its live table. Each type is listed once.
 pub(crate) fn device_and_paths(
     registry: &Registry,
-    mapped: &Mapped,
+    mapped: &RegisteredDevice,
 ) -> (api::Device, Vec<String>, Vec<api::Path>) {
     let device = describe(registry, mapped);
     let Some(table) = mapped.device.live() else { return (device, Vec::new(), Vec::new()) };
@@ -49,7 +49,7 @@ pub(crate) fn device_and_paths(
             types.push(name);
         }
     }
-    (device, types.into_iter().map(String::from).collect(), paths(registry, &table))
+    (device, types.into_iter().map(String::from).collect(), path_reports(registry, &table))
 }
 
 /// The table of a device, live or in the inactive slot.
@@ -67,9 +67,9 @@ pub fn tables(registry: &Registry, inactive: bool) -> api::TableList {
     api::TableList { tables: all.iter().map(|mapped| table_of(registry, mapped, inactive)).collect() }
 }
 
-fn table_of(registry: &Registry, mapped: &Mapped, inactive: bool) -> api::Table {
+fn table_of(registry: &Registry, mapped: &RegisteredDevice, inactive: bool) -> api::Table {
     let (name, number) = (mapped.device.name(), mapped.device.number().to_string());
-    let Some(table) = slot(mapped, inactive) else {
+    let Some(table) = table_in_slot(mapped, inactive) else {
         return api::Table { name, number, ..api::Table::default() };
     };
     let mut known = HashSet::new();
@@ -82,7 +82,7 @@ fn table_of(registry: &Registry, mapped: &Mapped, inactive: bool) -> api::Table 
         name,
         number,
         text: table.text(),
-        lines: lines(&table, |target| target.table()),
+        lines: table_lines(&table, |target| target.table()),
         devices: numbers.into_iter().map(below).collect(),
     }
 }
@@ -102,24 +102,24 @@ pub fn statuses(registry: &Registry, inactive: bool) -> api::StatusList {
     api::StatusList { statuses: all.iter().map(|mapped| status_of(registry, mapped, inactive)).collect() }
 }
 
-fn status_of(registry: &Registry, mapped: &Mapped, inactive: bool) -> api::Status {
+fn status_of(registry: &Registry, mapped: &RegisteredDevice, inactive: bool) -> api::Status {
     // The number is read first: a client that waits for a number other than this one then sees an
     // event that comes between the two.
     let event_nr = mapped.device.event_nr();
-    let table = slot(mapped, inactive);
+    let table = table_in_slot(mapped, inactive);
     api::Status {
         name: mapped.device.name(),
         text: table.as_ref().map(|t| t.status()).unwrap_or_default(),
-        lines: table.as_ref().map(|t| lines(t, |target| target.status())).unwrap_or_default(),
+        lines: table.as_ref().map(|t| table_lines(t, |target| target.status())).unwrap_or_default(),
         event_nr,
-        paths: table.as_ref().map(|t| paths(registry, t)).unwrap_or_default(),
-        upkeep: table.as_ref().and_then(|t| upkeep(mapped, t)),
-        waits: table.map(|table| waits(registry, &table)).unwrap_or_default(),
+        paths: table.as_ref().map(|t| path_reports(registry, t)).unwrap_or_default(),
+        upkeep: table.as_ref().and_then(|t| maintenance_report(mapped, t)),
+        waits: table.map(|table| waiting_reasons(registry, &table)).unwrap_or_default(),
     }
 }
 
 /// The devices below a table that wait for something, with their reasons.
-fn waits(registry: &Registry, table: &Table) -> Vec<api::Waits> {
+fn waiting_reasons(registry: &Registry, table: &Table) -> Vec<api::Waits> {
     let mut waits = Vec::new();
     for used in table.devices() {
         let mut below: Vec<Arc<dyn Device>> = vec![used.device];
@@ -149,13 +149,13 @@ pub fn version() -> api::Version {
 }
 
 /// Number of users of the device: clients, and tables in either slot of other devices.
-pub(super) fn open_count(registry: &Registry, mapped: &Mapped) -> u64 {
+pub(super) fn open_count(registry: &Registry, mapped: &RegisteredDevice) -> u64 {
     let clients = registry.exporter().map_or(0, |exporter| exporter.users(mapped.device.id()));
-    (mapped.holds() + clients) as u64
+    (mapped.use_count() + clients) as u64
 }
 
 /// The description of a device that `info` returns.
-pub(super) fn describe(registry: &Registry, mapped: &Mapped) -> api::Device {
+pub(super) fn describe(registry: &Registry, mapped: &RegisteredDevice) -> api::Device {
     let info = mapped.device.info();
     api::Device {
         name: info.name,
@@ -170,16 +170,16 @@ pub(super) fn describe(registry: &Registry, mapped: &Mapped) -> api::Device {
         targets: info.targets as u64,
         read_only: info.read_only,
         deferred_remove: mapped.is_deferred(),
-        queues: queues(registry, mapped),
+        queues: queue_reports(registry, mapped),
         power: power(registry, mapped),
     }
 }
 
-fn slot(mapped: &Mapped, inactive: bool) -> Option<Arc<Table>> {
+fn table_in_slot(mapped: &RegisteredDevice, inactive: bool) -> Option<Arc<Table>> {
     if inactive { mapped.device.inactive() } else { mapped.device.live() }
 }
 
-fn lines(table: &Table, params: impl Fn(&dyn Target) -> String) -> Vec<api::Line> {
+fn table_lines(table: &Table, params: impl Fn(&dyn Target) -> String) -> Vec<api::Line> {
     let line = |entry: &TableEntry| api::Line {
         start_bytes: entry.start.bytes(),
         length_bytes: entry.len.bytes(),
@@ -190,18 +190,18 @@ fn lines(table: &Table, params: impl Fn(&dyn Target) -> String) -> Vec<api::Line
 }
 
 /// The paths of a table, with their counters.
-fn paths(registry: &Registry, table: &Table) -> Vec<api::Path> {
+fn path_reports(registry: &Registry, table: &Table) -> Vec<api::Path> {
     let of = |entry: &TableEntry| {
         let start_bytes = entry.start.bytes();
         let reports = entry.target.as_multipath().map(MultipathTarget::path_reports);
         let reports = reports.into_iter().flatten();
-        reports.map(|report| api::Path { start_bytes, ..path(registry, report) }).collect::<Vec<_>>()
+        reports.map(|report| api::Path { start_bytes, ..path_report(registry, report) }).collect::<Vec<_>>()
     };
     table.targets().iter().flat_map(of).collect()
 }
 
 /// How the paths of a table of a device are maintained.
-fn upkeep(mapped: &Mapped, table: &Table) -> Option<api::Upkeep> {
+fn maintenance_report(mapped: &RegisteredDevice, table: &Table) -> Option<api::Upkeep> {
     let settings = PathMaintenance::of(&mapped.device).paths?;
     let PathMaintenanceReport { queueing, fails_in, failback: planned, manual_group } =
         table.targets().iter().find_map(|entry| entry.target.as_multipath()?.path_maintenance_report())?;
@@ -227,7 +227,7 @@ fn upkeep(mapped: &Mapped, table: &Table) -> Option<api::Upkeep> {
     })
 }
 
-fn path(registry: &Registry, report: PathReport) -> api::Path {
+fn path_report(registry: &Registry, report: PathReport) -> api::Path {
     // A mapped device may have been renamed since the table was loaded.
     let name = registry.name_of(report.number).unwrap_or(report.name);
     let moved = |(requests, bytes)| api::Moved { requests, bytes };
@@ -249,11 +249,11 @@ fn path(registry: &Registry, report: PathReport) -> api::Path {
         retries: report.retries,
         ejected: report.ejected,
         ejections: report.ejections,
-        watch: report.watch.map(watch),
+        watch: report.watch.map(watch_report),
     }
 }
 
-fn watch(report: PathWatchReport) -> api::PathWatch {
+fn watch_report(report: PathWatchReport) -> api::PathWatch {
     let step = |(below, reads): (Nanos, u64)| api::LatencyStep { below_ns: below.0, reads };
     api::PathWatch {
         waiting: report.waiting,

@@ -3,7 +3,7 @@
 use super::{CancelToken, lane_guard};
 use crate::CoresIo;
 use crate::error::{TextPosition, VerbError};
-use crate::registry::{BaseDir, Mapped, MessageResolver, Registry, TableResolver};
+use crate::registry::{BaseDir, MessageResolver, RegisteredDevice, Registry, TableResolver};
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::Ack;
@@ -68,7 +68,7 @@ fn whole_device_table(
 ///
 /// # Errors
 /// The error of the word or of its device.
-pub fn device(registry: &Registry, name: &str, word: &str) -> Result<DeviceRef, VerbError> {
+pub fn resolve_device(registry: &Registry, name: &str, word: &str) -> Result<DeviceRef, VerbError> {
     resolve_device_in(registry, name, word, &BaseDir::own())
 }
 
@@ -125,7 +125,7 @@ fn parse(name: &str, text: &str) -> Result<Vec<TableLine>, VerbError> {
 /// As [`load_cancellable`], for a device already looked up. Returns the table.
 pub(crate) fn load_into(
     registry: &Registry,
-    mapped: &Arc<Mapped>,
+    mapped: &Arc<RegisteredDevice>,
     name: &str,
     text: &str,
     folder: &BaseDir,
@@ -137,24 +137,24 @@ pub(crate) fn load_into(
 /// As [`load_into`], but `may` can refuse after the table is built.
 pub(super) fn load_if(
     registry: &Registry,
-    mapped: &Arc<Mapped>,
+    mapped: &Arc<RegisteredDevice>,
     name: &str,
     text: &str,
     folder: &BaseDir,
     cancel_token: &CancelToken,
-    may: impl FnOnce(&Mapped) -> Result<(), TargetError>,
+    may: impl FnOnce(&RegisteredDevice) -> Result<(), TargetError>,
 ) -> Result<Arc<Table>, VerbError> {
     load_as(registry, mapped, name, (text, false), folder, cancel_token, may)
 }
 
 fn load_as(
     registry: &Registry,
-    mapped: &Arc<Mapped>,
+    mapped: &Arc<RegisteredDevice>,
     name: &str,
     (text, read_only): (&str, bool),
     folder: &BaseDir,
     cancel_token: &CancelToken,
-    may: impl FnOnce(&Mapped) -> Result<(), TargetError>,
+    may: impl FnOnce(&RegisteredDevice) -> Result<(), TargetError>,
 ) -> Result<Arc<Table>, VerbError> {
     let is_short = !udm_wire::table::is_table(text);
     let (short, _open);
@@ -194,7 +194,7 @@ fn load_as(
     }
     may(mapped).and_then(|()| mapped.device.load(table)).map_err(refused)?;
     if !registry.is_being_created(mapped) {
-        mapped.tell(EventKind::Loaded, "a table was loaded");
+        mapped.publish(EventKind::Loaded, "a table was loaded");
     }
     Ok(given)
 }
@@ -208,7 +208,7 @@ pub fn clear(registry: &Registry, name: &str) -> Result<(), VerbError> {
     let was = mapped.device.inactive();
     mapped.device.clear();
     if was.is_some() {
-        mapped.tell(EventKind::Cleared, "the loaded table was cleared");
+        mapped.publish(EventKind::Cleared, "the loaded table was cleared");
     }
     Ok(())
 }
@@ -300,7 +300,7 @@ pub fn command_path(
 /// another message.
 fn cancel_deferred(
     registry: &Registry,
-    mapped: &Arc<Mapped>,
+    mapped: &Arc<RegisteredDevice>,
     words: &[String],
 ) -> Option<Result<(), TargetError>> {
     let (first, rest) = words.split_first()?;
@@ -310,13 +310,17 @@ fn cancel_deferred(
     if !rest.is_empty() {
         return Some(Err(TargetError::new(format!("Invalid arguments for {first}")).at(1)));
     }
-    Some(registry.keep(mapped))
+    Some(registry.cancel_deferred_removal(mapped))
 }
 
 /// Waits until the cores have completed a message. Keeps a lane open, in case no client uses the
 /// device.
-fn finish(registry: &Registry, mapped: &Mapped, pending: &CompletionHandle) -> Result<(), TargetError> {
-    let lane = lane_guard::lane(registry, &mapped.device, Ack::new(|| {}));
+fn finish(
+    registry: &Registry,
+    mapped: &RegisteredDevice,
+    pending: &CompletionHandle,
+) -> Result<(), TargetError> {
+    let lane = lane_guard::open_lane(registry, &mapped.device, Ack::new(|| {}));
     let mut waited = Duration::ZERO;
     while waited < MESSAGE_WAIT_MAX {
         if let Some(outcome) = pending.wait(MESSAGE_WAIT_STEP) {

@@ -59,7 +59,7 @@ impl LifecycleBackends {
 }
 
 impl DeviceOpener for LifecycleBackends {
-    fn look(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError> {
+    fn identify(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError> {
         self.find(uri).map(|(_, identity)| identity)
     }
 
@@ -76,7 +76,7 @@ impl DeviceOpener for LifecycleBackends {
         path.exists()
     }
 
-    fn beside(&self, work: Box<dyn FnOnce() + Send>) {
+    fn spawn_blocking(&self, work: Box<dyn FnOnce() + Send>) {
         self.work().push(work);
     }
 }

@@ -69,7 +69,7 @@ fn kind(table: &Table, paths: &[PathBuf]) -> TableMeaning {
 
 /// Returns all devices of `registry`.
 pub(super) fn list_devices(registry: &Registry, paths: &[PathBuf]) -> Vec<DeviceView> {
-    let seen = |mapped: std::sync::Arc<udm_control::registry::Mapped>| {
+    let seen = |mapped: std::sync::Arc<udm_control::registry::RegisteredDevice>| {
         let live = mapped.device.live();
         DeviceView {
             id: mapped.device.id(),

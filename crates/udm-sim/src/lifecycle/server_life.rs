@@ -154,7 +154,7 @@ fn stop_server() -> Result<(), Violation> {
             return Ok(());
         }
     }
-    with_world(|world| world.server.iter().for_each(|server| server.registry.end()));
+    with_world(|world| world.server.iter().for_each(|server| server.registry.begin_shutdown()));
     for round in 0.. {
         let names = with_world(LifecycleWorld::names);
         if names.is_empty() {
@@ -214,7 +214,8 @@ impl LifecycleWorld {
         self.kill_at = if killed { step + self.control.span(life) } else { u64::MAX };
         let count = self.machine.inboxes.count();
         self.machine.make_cores(count);
-        let registry = Registry::over(self.machine.inboxes.clone(), count, Box::new(self.outside.clone()));
+        let registry =
+            Registry::with_opener(self.machine.inboxes.clone(), count, Box::new(self.outside.clone()));
         let folder = StateFolder::new(self.outside.files().state());
         folder.clean();
         registry.set_state_folder(folder.clone());
@@ -294,7 +295,7 @@ impl LifecycleWorld {
         (self.resting, self.machine.reading) = (false, false);
         self.kill_at = u64::MAX;
         if let Some(server) = &self.server {
-            server.registry.end();
+            server.registry.begin_shutdown();
         }
         Ok(())
     }

@@ -2,8 +2,8 @@
 
 use crate::wakeable::WakeableFuture;
 use std::sync::Arc;
+use udm_control::api::{CreateSnapshots, NewSnapshot};
 use udm_control::error::VerbError;
-use udm_control::http::api::{CreateSnapshots, NewSnapshot};
 use udm_control::registry::{BaseDir, NewName};
 use udm_control::verbs::snapshot::{self, PendingMerge};
 use udm_control::verbs::{self, CancelToken, RemoveOptions};
@@ -134,7 +134,7 @@ impl ServerVerbJob {
     }
 }
 
-fn applied(done: udm_control::http::api::Reconfigured) -> VerbReply {
+fn applied(done: udm_control::api::Reconfigured) -> VerbReply {
     let failed = done.changes.into_iter().filter_map(|c| Some(format!("{}: {}", c.name, c.error?)));
     VerbReply::Applied(failed.collect())
 }
@@ -146,7 +146,7 @@ async fn run(
 ) -> Result<VerbReply, VerbError> {
     let (r, off, folder) = (&registry, CancelToken::default(), BaseDir::none());
     match verb {
-        ServerVerb::Start => return config::start(r, &wish).await.map(applied),
+        ServerVerb::Start => return config::create_declared(r, &wish).await.map(applied),
         ServerVerb::Reconfigure => return config::reconfigure(r, false, &off).await.map(applied),
         ServerVerb::Snapshot { names, of, store } => {
             let new = |name: String| NewSnapshot { name, of: of.clone() };

@@ -96,7 +96,7 @@ pub(super) fn canonical(word: &str) -> &str {
 }
 
 impl DeviceOpener for SimBackends {
-    fn look(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError> {
+    fn identify(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError> {
         self.find(uri).map(|disk| DiskIdentity::File { device: 1, inode: disk as u64 })
     }
 
@@ -122,7 +122,7 @@ impl DeviceOpener for SimBackends {
         NAMES.iter().any(|name| path == Path::new(name))
     }
 
-    fn beside(&self, work: Box<dyn FnOnce() + Send>) {
+    fn spawn_blocking(&self, work: Box<dyn FnOnce() + Send>) {
         let mut world = self.world();
         let actor = world.actor;
         world.closing.push((actor, work));

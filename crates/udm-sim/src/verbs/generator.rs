@@ -210,7 +210,7 @@ impl RegistryWorld {
         let job = &mut self.jobs[at];
         if !std::mem::replace(&mut job.hung_up, true) {
             self.counts.hung_up += 1;
-            job.off.call(verbs::interrupted("the client hung up"));
+            job.off.cancel(verbs::interrupted("the client hung up"));
             let text = format!("the client of {} hangs up", job.id);
             self.machine.say(text);
         }

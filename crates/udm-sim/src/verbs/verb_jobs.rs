@@ -3,8 +3,8 @@
 use super::observation::RegistryView;
 pub(super) use crate::wakeable::WakeableFuture;
 use std::sync::Arc;
+use udm_control::api::Change;
 use udm_control::error::VerbError;
-use udm_control::http::api::Change;
 use udm_control::registry::{BaseDir, NewName};
 use udm_control::verbs::{self, CancelToken, MultipathOptions, RemoveOptions};
 use udm_control::{Registry, config};

@@ -76,7 +76,7 @@ impl RegistryWorld {
         machine.make_cores(count);
         let fails = if on(Disturbance::Opens) { build.pick(&[0, 10, 30]) } else { 0 };
         let outside = SimBackends::new(&machine.env, SimRng::new(plan.seed, RngStream::SimNetwork), fails);
-        let registry = Registry::over(machine.inboxes.clone(), count, Box::new(outside.clone()));
+        let registry = Registry::with_opener(machine.inboxes.clone(), count, Box::new(outside.clone()));
         registry.set_config_reader(Box::new(driver::read_file));
         let exports = Arc::new(Exports::new());
         registry.set_exporter(Exporter::new(exports.clone(), ExportOptions::default()));

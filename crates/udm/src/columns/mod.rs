@@ -13,8 +13,8 @@ use fields::{Field, FieldKind, FieldScope, GROUPS};
 pub use select::Selection;
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use udm_control::api;
 use udm_control::client::{ClientError, ControlClient};
-use udm_control::http::api;
 
 /// The fields that are shown by default.
 const DEFAULT: &str = "name,major,minor,attr,open,segments,events,uuid";

@@ -229,7 +229,7 @@ impl Parser<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use udm_control::http::api;
+    use udm_control::api;
 
     /// The error lines are dmsetup's.
     #[test]

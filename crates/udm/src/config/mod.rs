@@ -84,7 +84,9 @@ pub fn load(file: &Path, serve: &Command) -> Result<ConfigFiles> {
                 bail!("{name}: the files and tables are longer than {ALL_MAX} bytes");
             }
             let device = DesiredDevice::new(&device.name, table.clone(), device.uuid, device.read_only);
-            loaded.devices.push(device.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.beside(&table)))?);
+            loaded
+                .devices
+                .push(device.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.with_table(&table)))?);
         }
     }
     // Devices that form a cycle are an error of the file.

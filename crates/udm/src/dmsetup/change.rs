@@ -7,8 +7,8 @@ use super::show::describe;
 use crate::requests::current_dir;
 use std::thread::sleep;
 use std::time::Duration;
-use udm_control::client::{ClientError, device_path};
-use udm_control::http::api;
+use udm_control::api::{self, verbs};
+use udm_control::client::ClientError;
 use udm_core::errno::{EBUSY, ENXIO, ETIMEDOUT};
 
 /// Attempts of `--retry`, and the pause between them.
@@ -25,6 +25,15 @@ pub fn print_if_verbose(session: &mut Session, selector: &DeviceSelector) -> Com
     Ok(())
 }
 
+/// The query of a removal with the options of the command.
+fn removal_query(session: &Session) -> api::RemoveQuery {
+    api::RemoveQuery {
+        force: Some(session.has(OptionName::Force)),
+        deferred: Some(session.has(OptionName::Deferred)),
+        timeout_ms: None,
+    }
+}
+
 /// Runs `dmsetup remove`.
 pub fn remove(session: &mut Session, words: &[String]) -> CommandResult {
     session.each(words, |session, selector| {
@@ -33,11 +42,10 @@ pub fn remove(session: &mut Session, words: &[String]) -> CommandResult {
             if force { failure.with_lines_before(&error_table_failed(selector)) } else { failure }
         };
         let device = session.find(selector, "remove").map_err(missing)?;
-        let path = format!("?force={force}&deferred={}", session.has(OptionName::Deferred));
-        let path = device_path(&device.name, &path);
+        let query = removal_query(session);
         let mut tries = if session.has(OptionName::Retry) { TRIES } else { 1 };
         loop {
-            let done = session.client.delete::<()>(&path);
+            let done = session.client.call(verbs::REMOVE_DEVICE.on(&device.name).with(&query), &());
             let is_busy =
                 matches!(&done, Err(ClientError::Refused(why)) if why.errno == EBUSY.unsigned_abs());
             tries -= 1;
@@ -59,13 +67,12 @@ fn error_table_failed(selector: &DeviceSelector) -> String {
 /// `dmsetup remove_all`: removes devices in the order of their dependencies, and leaves those in
 /// use.
 pub fn remove_all(session: &mut Session, _: &[String]) -> CommandResult {
-    let query =
-        format!("?force={}&deferred={}", session.has(OptionName::Force), session.has(OptionName::Deferred));
+    let query = removal_query(session);
     loop {
         let all = session.all()?;
         let mut removed = 0;
         for device in &all {
-            match session.client.delete::<()>(&device_path(&device.name, &query)) {
+            match session.client.call(verbs::REMOVE_DEVICE.on(&device.name).with(&query), &()) {
                 Ok(()) => removed += 1,
                 // In use, or already removed.
                 Err(ClientError::Refused(_)) => {}
@@ -83,7 +90,7 @@ pub fn remove_all(session: &mut Session, _: &[String]) -> CommandResult {
 pub fn suspend(session: &mut Session, words: &[String]) -> CommandResult {
     let how = api::Suspend { noflush: Some(session.has(OptionName::NoFlush)), timeout_ms: None };
     for_each_named(session, words, "suspend", |session, name| {
-        session.client.post(&device_path(name, "/suspend"), &how)
+        session.client.call(verbs::SUSPEND_DEVICE.on(name), &how)
     })
 }
 
@@ -91,14 +98,14 @@ pub fn suspend(session: &mut Session, words: &[String]) -> CommandResult {
 pub fn resume(session: &mut Session, words: &[String]) -> CommandResult {
     let how = api::Resume::default();
     for_each_named(session, words, "resume", |session, name| {
-        session.client.post(&device_path(name, "/resume"), &how)
+        session.client.call(verbs::RESUME_DEVICE.on(name), &how)
     })
 }
 
 /// Runs `dmsetup clear`.
 pub fn clear(session: &mut Session, words: &[String]) -> CommandResult {
     for_each_named(session, words, "clear", |session, name| {
-        session.client.delete(&device_path(name, "/table"))
+        session.client.call(verbs::CLEAR_TABLE.on(name), &())
     })
 }
 
@@ -126,17 +133,11 @@ pub fn wipe_table(session: &mut Session, words: &[String]) -> CommandResult {
             return Ok(());
         }
         let body = api::Load { table: format!("0 {sectors} error"), folder: None, read_only: None };
-        session.map_error(
-            "reload",
-            selector,
-            session.client.put::<()>(&device_path(&device.name, "/table"), &body),
-        )?;
+        let done = session.client.call(verbs::LOAD_TABLE.on(&device.name), &body);
+        session.map_error("reload", selector, done)?;
         let how = api::Resume::default();
-        session.map_error(
-            "resume",
-            selector,
-            session.client.post::<()>(&device_path(&device.name, "/resume"), &how),
-        )?;
+        let done = session.client.call(verbs::RESUME_DEVICE.on(&device.name), &how);
+        session.map_error("resume", selector, done)?;
         print_if_verbose(session, selector)
     })
 }
@@ -159,7 +160,7 @@ pub fn rename(session: &mut Session, words: &[String]) -> CommandResult {
         return command_failed(ioctl_failed("rename", &selector.in_errors(), ENXIO.unsigned_abs()));
     }
     let device = session.find(&selector, "rename")?;
-    session.map_error("rename", &selector, session.client.post(&device_path(&device.name, "/rename"), &to))
+    session.map_error("rename", &selector, session.client.call(verbs::RENAME_DEVICE.on(&device.name), &to))
 }
 
 /// Runs `dmsetup message`.
@@ -175,7 +176,7 @@ pub fn message(session: &mut Session, words: &[String]) -> CommandResult {
     let device = session.find(&selector, "message")?;
     let message = translate_node_paths(session, message.join(" "))?;
     let body = api::Message { sector, message, folder: current_dir() };
-    let answer = session.client.post::<api::Answer>(&device_path(&device.name, "/message"), &body);
+    let answer = session.client.call(verbs::SEND_MESSAGE.on(&device.name), &body);
     let answer = session.map_error("message", &selector, answer)?.answer;
     if !answer.is_empty() {
         session.out += answer.trim_end_matches('\n');
@@ -194,7 +195,7 @@ pub fn wait(session: &mut Session, words: &[String]) -> CommandResult {
     let device = session.find(&selector, "waitevent")?;
     let body = api::Wait { event_nr, timeout_ms: None };
     loop {
-        match session.client.post::<api::Device>(&device_path(&device.name, "/wait"), &body) {
+        match session.client.call(verbs::WAIT_EVENT.on(&device.name), &body) {
             Err(ClientError::Refused(why)) if why.errno == ETIMEDOUT.unsigned_abs() => {}
             done => {
                 let device = session.map_error("waitevent", &selector, done)?;

@@ -10,8 +10,7 @@ use crate::concise::{self, ConciseDevice};
 use crate::requests::current_dir;
 use crate::verbs::read_bounded;
 use std::path::Path;
-use udm_control::client::device_path;
-use udm_control::http::api;
+use udm_control::api::{self, verbs};
 use udm_control::registry::MAPPED_MAJOR as MAJOR;
 
 /// Reads a table from the command line, a file or standard input; returns an empty text if it has
@@ -117,7 +116,7 @@ pub fn load(session: &mut Session, words: &[String]) -> CommandResult {
     let table = table(session, rest.first())?;
     let device = session.find(&selector, "reload")?;
     let body = api::Load { table, folder: current_dir(), read_only: Some(session.has(OptionName::ReadOnly)) };
-    let done = session.client.put::<()>(&device_path(&device.name, "/table"), &body);
+    let done = session.client.call(verbs::LOAD_TABLE.on(&device.name), &body);
     session.map_error("reload", &selector, done)?;
     print_if_verbose(session, &selector)
 }

@@ -5,8 +5,8 @@ use super::report::{columns_of, repeat_report};
 use super::session::{CommandError, CommandResult, Session, command_failed, ioctl_failed};
 use crate::columns::{list_of_fields, split_row};
 use crate::log;
+use udm_control::api::{self, verbs};
 use udm_control::client::ClientError;
-use udm_control::http::api;
 use udm_core::errno::EINVAL;
 
 /// Fails for a command or an option that udm does not have.
@@ -26,7 +26,7 @@ pub fn help(session: &mut Session, _: &[String]) -> CommandResult {
 
 fn versions(session: &Session) -> Result<api::Version, CommandError> {
     let failed = |e: ClientError| CommandError::Failed(e.to_string());
-    session.client.get::<api::Version>("/v1/version").map_err(failed)
+    session.client.call(verbs::GET_VERSION, &()).map_err(failed)
 }
 
 /// Runs `dmsetup version`.

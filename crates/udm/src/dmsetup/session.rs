@@ -4,8 +4,8 @@
 use super::options::{CommandLine, OptionName};
 use crate::log;
 use crate::requests::all_devices;
-use udm_control::client::{ClientError, ControlClient, device_path};
-use udm_control::http::api;
+use udm_control::api::{self, verbs};
+use udm_control::client::{ClientError, ControlClient};
 use udm_core::errno::ENXIO;
 
 /// Folder of device nodes, as scripts name them.
@@ -204,7 +204,7 @@ impl Session {
     /// # Errors
     /// The server does not answer.
     pub fn lookup(&self, selector: &DeviceSelector) -> Result<Option<api::Device>, CommandError> {
-        match self.client.get::<api::Device>(&device_path(selector.word(), "")) {
+        match self.client.call(verbs::GET_DEVICE.on(selector.word()), &()) {
             Ok(device) => Ok(Some(device).filter(|device| selector.matches(device))),
             Err(ClientError::Refused(_)) => Ok(None),
             Err(error) => command_failed(error.to_string()),

@@ -6,20 +6,17 @@ use super::session::{CommandError, CommandResult, Session};
 use crate::columns::{Columns, list_of_fields};
 use crate::concise;
 use crate::verbs;
-use udm_control::client::{ClientError, device_path};
-use udm_control::http::api;
+use udm_control::api;
+use udm_control::client::ClientError;
 
 /// The active table of a device, or with `--inactive` the inactive one.
 fn table_of(session: &Session, device: &api::Device) -> Result<api::Table, ClientError> {
-    session.client.get(&device_path(&device.number, slot(session, "/table")))
+    session.client.call(api::verbs::GET_TABLE.on(&device.number).with(&slot(session)), &())
 }
 
-fn slot<'a>(session: &Session, path: &'a str) -> &'a str {
-    match (path, session.has(OptionName::Inactive)) {
-        ("/table", true) => "/table?inactive=1",
-        ("/status", true) => "/status?inactive=1",
-        _ => path,
-    }
+/// The table slot that the command asks for.
+fn slot(session: &Session) -> api::SlotQuery {
+    api::SlotQuery::of(session.has(OptionName::Inactive))
 }
 
 /// The lines of the target type in `--target`, or all lines; `None` if no line has the type.
@@ -60,8 +57,8 @@ pub fn table(session: &mut Session, words: &[String]) -> CommandResult {
 pub fn status(session: &mut Session, words: &[String]) -> CommandResult {
     session.each_or_all(words, |session, selector, prefix| {
         let device = session.find_or_fail(selector)?;
-        let path = device_path(&device.number, slot(session, "/status"));
-        let status = session.map_error("table", selector, session.client.get::<api::Status>(&path))?;
+        let verb = api::verbs::GET_STATUS.on(&device.number).with(&slot(session));
+        let status = session.map_error("table", selector, session.client.call(verb, &()))?;
         lines(session, &device, status.lines, prefix)
     })
 }

@@ -5,8 +5,7 @@ use super::options::OptionName;
 use super::session::{CommandError, CommandResult, Session};
 use crate::columns::{node_below, node_of};
 use crate::verbs::{DeviceTree, TreeGlyphs, TreeStyle, deps_line};
-use udm_control::client::device_path;
-use udm_control::http::api;
+use udm_control::api::{self, verbs};
 
 /// How a device is named in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,8 +30,8 @@ pub fn deps(session: &mut Session, words: &[String]) -> CommandResult {
     let style = name_style(session)?;
     session.each_or_all(words, |session, selector, prefix| {
         let device = session.find(selector, "deps")?;
-        let path = if session.has(OptionName::Inactive) { "/table?inactive=1" } else { "/table" };
-        let table = session.client.get::<api::Table>(&device_path(&device.number, path));
+        let slot = api::SlotQuery::of(session.has(OptionName::Inactive));
+        let table = session.client.call(verbs::GET_TABLE.on(&device.number).with(&slot), &());
         let table = session.map_error("deps", selector, table)?;
         if session.has(OptionName::Verbose) {
             session.out += &super::show::describe(session, &device)?;
@@ -68,7 +67,7 @@ pub fn ls(session: &mut Session, _: &[String]) -> CommandResult {
     for device in all {
         let number = match session.value(OptionName::Target) {
             Some(target) => {
-                let table = session.client.get::<api::Table>(&device_path(&device.number, "/table"));
+                let table = session.client.call(verbs::GET_TABLE.on(&device.number), &());
                 // A device that was removed meanwhile has no targets.
                 if !table.is_ok_and(|table| table.lines.iter().any(|line| line.target == target)) {
                     continue;

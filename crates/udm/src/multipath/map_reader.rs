@@ -4,8 +4,8 @@ use crate::requests::explain;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use std::str::SplitWhitespace;
-use udm_control::client::{ClientError, ControlClient, device_path};
-use udm_control::http::api;
+use udm_control::api::{self, verbs};
+use udm_control::client::{ClientError, ControlClient};
 
 /// A multipath device, with the field names of multipath-tools.
 #[derive(Debug, Default, Serialize)]
@@ -101,13 +101,13 @@ const TRIES: usize = 10;
 /// The server refused a request, or `name` is no multipath device.
 pub fn maps(client: &ControlClient, name: Option<&str>) -> Result<Vec<MultipathMap>> {
     if let Some(name) = name {
-        let device: api::Device = client.get(&device_path(name, "")).map_err(|e| explain(e, None))?;
+        let device = client.call(verbs::GET_DEVICE.on(name), &()).map_err(|e| explain(e, None))?;
         return match read_map(client, &device).map_err(|e| explain(e, None))? {
             Some(map) => Ok(vec![map]),
             None => bail!("{name}: it is no multipath device"),
         };
     }
-    let devices = client.get::<api::DeviceList>("/v1/devices").map_err(|e| explain(e, None))?.devices;
+    let devices = client.call(verbs::LIST_DEVICES, &()).map_err(|e| explain(e, None))?.devices;
     let mut maps = Vec::new();
     for device in &devices {
         match read_map(client, device) {
@@ -122,14 +122,14 @@ pub fn maps(client: &ControlClient, name: Option<&str>) -> Result<Vec<MultipathM
 
 /// Reads a device; returns `None` if its live table is not multipath.
 fn read_map(client: &ControlClient, device: &api::Device) -> Result<Option<MultipathMap>, ClientError> {
-    let table = || client.get::<api::Table>(&device_path(&device.name, "/table"));
+    let table = || client.call(verbs::GET_TABLE.on(&device.name), &());
     let mut before = table()?;
     if params(&before.lines).is_none() {
         return Ok(None);
     }
     let mut tries = TRIES;
     loop {
-        let status = client.get::<api::Status>(&device_path(&device.name, "/status"))?;
+        let status = client.call(verbs::GET_STATUS.on(&device.name), &())?;
         let after = table()?;
         tries -= 1;
         // If the table changed, the status may belong to the other table.

@@ -13,8 +13,8 @@ use anyhow::{Result, bail};
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use map_reader::{MultipathMap, Path};
 use serde::Serialize;
-use udm_control::client::{ClientError, ControlClient, device_path};
-use udm_control::http::api;
+use udm_control::api::{self, verbs};
+use udm_control::client::{ClientError, ControlClient};
 use udm_core::errno::{EINVAL, ENOENT, ENXIO};
 
 /// The arguments of `udm multipath`.
@@ -200,7 +200,7 @@ fn create(args: &CreateArgs) -> Result<()> {
         prio_args: prio_args.clone(),
         folder: current_dir(),
     };
-    let created = args.server.client()?.post::<api::Device>("/v1/multipath", &new);
+    let created = args.server.client()?.call(verbs::CREATE_MULTIPATH, &new);
     let created = created.map_err(|e| explain(e, None))?;
     if args.print.json { say_json(&created) } else { Ok(()) }
 }
@@ -231,7 +231,7 @@ fn show(args: &ShowArgs) -> Result<()> {
 /// Sends a message to a device.
 fn send_message(client: &ControlClient, device: &str, message: String) -> Result<()> {
     let message = api::Message { sector: 0, message, folder: None };
-    let answer = client.post::<api::Answer>(&device_path(device, "/message"), &message);
+    let answer = client.call(verbs::SEND_MESSAGE.on(device), &message);
     answer.map(drop).map_err(|e| explain(e, None))
 }
 
@@ -240,7 +240,7 @@ fn command_path(args: &PathArgs, action: &str) -> Result<()> {
     let maps = map_reader::maps(&client, None)?;
     let send_command = |device: &str, path: &str| {
         let command = api::CommandPath { path: path.into(), action: action.into(), folder: current_dir() };
-        client.post::<()>(&device_path(device, "/path"), &command)
+        client.call(verbs::COMMAND_PATH.on(device), &command)
     };
     let mut commanded = Vec::new();
     for path in print::all_paths(&maps) {

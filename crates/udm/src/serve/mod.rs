@@ -115,7 +115,7 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
         Err(error) => Err(error),
     };
     // No step here needs its own time limit: at the limit the shutdown thread ends the program.
-    registry.end();
+    registry.begin_shutdown();
     cores.end();
     let all_gone = tokio::time::timeout(limit, remove_all(&registry)).await.is_ok();
     let stopping = cores.stop_within(limit);
@@ -147,11 +147,11 @@ fn cores(args: &ServeArgs) -> RuntimeOptions {
 async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Registry>) -> Result<()> {
     let mut left: VecDeque<&DeviceArg> = args.devices.iter().collect();
     let (mut waited, mut is_reported) = (0, false);
-    registry.start(true);
+    registry.set_starting(true);
     while let Some(device) = left.pop_front() {
         // All remaining devices wait, so no snapshot will be attached by creating another one.
         let is_last = waited > left.len();
-        registry.start(!is_last);
+        registry.set_starting(!is_last);
         let table = table_of(&device.name, &device.table)?;
         match verbs::create(registry, &device.name, None, Some(&table)).await {
             Ok(()) => waited = 0,
@@ -166,10 +166,10 @@ async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Regis
                 tokio::time::sleep(WAIT_STEP).await;
                 left.push_front(device);
             }
-            Err(error) => return Err(anyhow::anyhow!(error.beside(&table))),
+            Err(error) => return Err(anyhow::anyhow!(error.with_table(&table))),
         }
     }
-    registry.start(false);
+    registry.set_starting(false);
     let mut names: Vec<&str> = args.devices.iter().map(|device| device.name.as_str()).collect();
     let declared = match file {
         Some(file) => reload::start(registry, file, &names).await?,

@@ -8,8 +8,8 @@ use anyhow::{Result, bail};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
+use udm_control::api::Reconfigured;
 use udm_control::config::{self, ConfigReader, DesiredState};
-use udm_control::http::api::Reconfigured;
 use udm_control::verbs::{self, CancelToken};
 use udm_control::{Registry, error::VerbError};
 
@@ -32,7 +32,7 @@ pub(super) async fn start(
         bail!("{}: --device and the file have it both", twice.name);
     }
     registry.set_config_reader(read);
-    let done = config::start(registry, &desired_state).await?;
+    let done = config::create_declared(registry, &desired_state).await?;
     let failed = done.changes.iter().filter_map(|change| Some((&change.name, change.error.as_ref()?)));
     failed.for_each(|(name, why)| log::say(format!("udm: {name}: {why}\n")));
     Ok(desired_state.devices.into_iter().map(|device| device.name).collect())
@@ -51,7 +51,7 @@ pub(super) async fn reload_on_sighup(hangups: &SighupStream, registry: &Arc<Regi
         let done = tokio::select! {
             done = &mut change => done,
             () = tokio::time::sleep(PATIENCE) => {
-                cancel_token.call(verbs::interrupted(&format!("not done within {} s", PATIENCE.as_secs())));
+                cancel_token.cancel(verbs::interrupted(&format!("not done within {} s", PATIENCE.as_secs())));
                 change.await
             }
         };

@@ -3,7 +3,7 @@
 use crate::log;
 use std::fmt::Write;
 use std::path::Path;
-use udm_control::http::api;
+use udm_control::api;
 use udm_wire::size::Size;
 
 /// Prints one line per export to standard error. Without exports, prints how to create a device.

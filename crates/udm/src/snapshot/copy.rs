@@ -8,7 +8,7 @@
 use super::diff::DiffPages;
 use super::print::format_bytes;
 use super::progress;
-use super::{CopyArgs, find_export, get, path};
+use super::{CopyArgs, ask, find_export};
 use crate::output::{say, say_json};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
@@ -20,8 +20,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
+use udm_control::api::{self, verbs};
 use udm_control::client::ControlClient;
-use udm_control::http::api;
 use udm_core::{Batch, Bio, Buf, CoreId, Device, ExtentKind, Extents, SECTOR_SIZE, Sector, Sectors};
 use udm_runtime::{CoreOptions, CoreSet, LocalCore};
 use udm_wire::uri;
@@ -55,7 +55,7 @@ struct CopyRange {
 pub(super) fn run(args: &CopyArgs) -> Result<()> {
     let begun = Instant::now();
     let client = args.server.client()?;
-    let snapshot: api::Snapshot = get(&client, &path(&args.name, ""))?;
+    let snapshot = ask(&client, verbs::GET_SNAPSHOT.on(&args.name))?;
     let export = find_export(&client, &snapshot.name)?;
     let uri = export.uris.first().with_context(|| format!("{}: its export has no URI", args.name))?;
     // Before the file is opened: a wrong name must not leave a file.

@@ -1,12 +1,12 @@
 //! `udm snapshot diff`: requests the ranges page by page and prints each page as it arrives.
 
-use super::{DiffArgs, get, path};
+use super::{DiffArgs, ask};
 use crate::output::{say_json, to_stdout};
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::io::Write;
-use udm_control::client::{ControlClient, path_under};
-use udm_control::http::api;
+use udm_control::api::{self, verbs};
+use udm_control::client::ControlClient;
 
 /// The complete result, for `--json`.
 #[derive(Debug, Serialize)]
@@ -33,9 +33,9 @@ impl<'a> DiffPages<'a> {
 
     pub(super) fn next(&mut self) -> Result<Option<api::Changes>> {
         let Some(from) = self.next else { return Ok(None) };
-        let against = self.against.map(|name| path_under("&against=", name, ""));
-        let query = format!("/changes?from={from}{}", against.unwrap_or_default());
-        let page: api::Changes = get(self.client, &path(self.name, &query))?;
+        let query =
+            api::ChangesQuery { against: self.against.map(str::to_owned), from: Some(from), max: None };
+        let page = ask(self.client, verbs::GET_CHANGES.on(self.name).with(&query))?;
         // Stops if the server makes no progress, so that a faulty server cannot cause an endless
         // loop.
         self.next = page.next_bytes.filter(|next| *next > from);

@@ -16,8 +16,9 @@ use anyhow::{Context, Result};
 use clap::{ArgGroup, Args, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use udm_control::client::{ControlClient, path_under};
-use udm_control::http::api;
+use udm_control::api;
+use udm_control::api::verbs::{self, Verb};
+use udm_control::client::ControlClient;
 
 /// The arguments of `udm snapshot`.
 #[derive(Debug, Args)]
@@ -210,12 +211,9 @@ pub fn run(args: &SnapshotArgs) -> Result<ExitCode> {
     .map(|()| ExitCode::SUCCESS)
 }
 
-fn path(name: &str, rest: &str) -> String {
-    path_under("/v1/snapshots/", name, rest)
-}
-
-fn get<T: serde::de::DeserializeOwned>(client: &ControlClient, target: &str) -> Result<T> {
-    client.get(target).map_err(|e| explain(e, None))
+/// The answer to a verb without a body.
+fn ask<Q, R: serde::de::DeserializeOwned>(client: &ControlClient, verb: Verb<Q, (), R>) -> Result<R> {
+    client.call(verb, &()).map_err(|e| explain(e, None))
 }
 
 fn create(args: &CreateArgs) -> Result<()> {
@@ -233,13 +231,13 @@ fn create(args: &CreateArgs) -> Result<()> {
         folder: current_dir(),
         timeout_ms: args.timeout.timeout_ms(),
     };
-    let created = args.server.client()?.post::<api::SnapshotList>("/v1/snapshots", &body);
+    let created = args.server.client()?.call(verbs::CREATE_SNAPSHOTS, &body);
     let created = created.map_err(|e| explain(e, None))?;
     if args.print.json { say_json(&created.snapshots) } else { Ok(()) }
 }
 
 fn list(args: &ListArgs) -> Result<()> {
-    let found = get::<api::SnapshotList>(&args.server.client()?, "/v1/snapshots")?.snapshots;
+    let found = ask(&args.server.client()?, verbs::LIST_SNAPSHOTS)?.snapshots;
     match (args.print.json, found.is_empty()) {
         (true, _) => say_json(&found),
         (false, true) => say("No snapshots found\n"),
@@ -249,20 +247,16 @@ fn list(args: &ListArgs) -> Result<()> {
 
 fn remove(args: &RemoveArgs) -> Result<()> {
     let client = args.server.client()?;
-    let mut query = format!("?keep_store={}", args.keep_store);
-    if let Some(ms) = args.timeout.timeout_ms() {
-        query += &format!("&timeout_ms={ms}");
-    }
-    let one = |name: &String| client.delete::<()>(&path(name, &query)).map_err(|e| explain(e, None));
-    args.names.iter().try_for_each(one)
+    let (keep_store, timeout_ms) = (Some(args.keep_store), args.timeout.timeout_ms());
+    let query = api::RemoveSnapshotQuery { keep_store, timeout_ms };
+    args.names.iter().try_for_each(|name| ask(&client, verbs::REMOVE_SNAPSHOT.on(name).with(&query)))
 }
 
 fn merge(args: &MergeArgs) -> Result<()> {
     let client = args.server.client()?;
     // Reads the size before the merge reduces it.
-    let before = get::<api::Snapshot>(&client, &path(&args.name, ""))?;
-    let begun = client.post::<api::Snapshot>(&path(&args.name, "/merge"), &serde_json::json!({}));
-    let begun = begun.map_err(|e| explain(e, None))?;
+    let before = ask(&client, verbs::GET_SNAPSHOT.on(&args.name))?;
+    let begun = ask(&client, verbs::MERGE_SNAPSHOT.on(&args.name))?;
     if args.background {
         return Ok(());
     }
@@ -271,7 +265,7 @@ fn merge(args: &MergeArgs) -> Result<()> {
 
 fn export(args: &ExportArgs) -> Result<()> {
     let client = args.server.client()?;
-    let snapshot = get::<api::Snapshot>(&client, &path(&args.name, ""))?;
+    let snapshot = ask(&client, verbs::GET_SNAPSHOT.on(&args.name))?;
     let export = find_export(&client, &snapshot.name)?;
     if args.print.json {
         return say_json(&export);
@@ -281,7 +275,7 @@ fn export(args: &ExportArgs) -> Result<()> {
 
 /// The export of the snapshot `name`.
 fn find_export(client: &ControlClient, name: &str) -> Result<api::Export> {
-    let exports = get::<api::ExportList>(client, "/v1/exports")?.exports;
+    let exports = ask(client, verbs::LIST_EXPORTS)?.exports;
     let found = exports.into_iter().find(|export| export.name == name);
     found.with_context(|| format!("{name}: it is not exported: the server has --export for others"))
 }

@@ -1,7 +1,7 @@
 //! Snapshots as a table for people.
 
 use udm_bench::units::binary;
-use udm_control::http::api;
+use udm_control::api;
 
 /// The heads of the columns.
 const HEADS: [&str; 10] = ["NAME", "ORIGIN", "TYPE", "CHUNK", "USED", "TOTAL", "MAX", "%", "STATE", "AGE"];

@@ -1,6 +1,6 @@
 //! Progress of a merge: a bar on a terminal, otherwise lines.
 
-use super::{path, print::format_bytes};
+use super::print::format_bytes;
 use crate::output::say;
 use crate::requests::explain;
 use anyhow::{Result, bail};
@@ -8,8 +8,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::thread::sleep;
 use std::time::Duration;
-use udm_control::client::{ClientError, ControlClient, device_path};
-use udm_control::http::api;
+use udm_control::api::{self, verbs};
+use udm_control::client::{ClientError, ControlClient};
 use udm_core::errno::EINVAL;
 
 /// Time between two queries of the server.
@@ -40,8 +40,8 @@ pub(super) fn watch(client: &ControlClient, before: &api::Snapshot, begun: api::
         MergeProgress::Lines(0)
     };
     // Uses the device number: the device may be renamed meanwhile.
-    let number = client.get::<api::Device>(&device_path(&begun.name, "")).map(|origin| origin.number);
-    let target = path(&number.map_err(|error| explain(error, None))?, "");
+    let number = client.call(verbs::GET_DEVICE.on(&begun.name), &()).map(|origin| origin.number);
+    let number = number.map_err(|error| explain(error, None))?;
     let mut now = begun;
     loop {
         match now.state.as_str() {
@@ -49,7 +49,7 @@ pub(super) fn watch(client: &ControlClient, before: &api::Snapshot, begun: api::
             state => bail!("{}: {state}", now.name),
         }
         sleep(TICK);
-        match client.get::<api::Snapshot>(&target) {
+        match client.call(verbs::GET_SNAPSHOT.on(&number), &()) {
             Ok(next) => now = next,
             // The merge is over: the origin has its own table again.
             Err(ClientError::Refused(why)) if why.errno == EINVAL.unsigned_abs() => break,

@@ -28,8 +28,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use terminal::{Terminal, TypedInput};
 use tokio::signal::unix::{SignalKind, signal};
+use udm_control::api::{Stats, verbs};
 use udm_control::client::{ClientError, ControlClient};
-use udm_control::http::api::Stats;
 use view::{KeyAction, ListView};
 
 /// Width of the output if it is no terminal.
@@ -75,7 +75,7 @@ pub fn run(args: &TopArgs) -> Result<ExitCode> {
 }
 
 fn fetch_stats(client: &ControlClient) -> Result<Stats, ClientError> {
-    client.get("/v1/stats")
+    client.call(verbs::GET_STATS, &())
 }
 
 /// Prints the figures without a terminal; with `--once` only one interval.

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
-use udm_control::http::api::{self, DeviceStats, Path, Served, Stats};
+use udm_control::api::{self, DeviceStats, Path, Served, Stats};
 
 /// The rates of all devices.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -297,7 +297,7 @@ fn latency(steps: impl Iterator<Item = HistogramStep>) -> Option<Latency> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use udm_control::http::api::{Device, LatencyStep, Moved, PathWatch, Snapshot};
+    use udm_control::api::{Device, LatencyStep, Moved, PathWatch, Snapshot};
 
     fn served(requests: u64, latency: &[HistogramStep]) -> Served {
         let latency = latency.to_vec();

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use udm_control::client::{ClientError, ControlClient, device_path};
-use udm_control::http::api;
+use udm_control::api::{self, verbs};
+use udm_control::client::{ClientError, ControlClient};
 use udm_control::verbs::TABLE_MAX;
 
 /// The table of a verb: from the command line, a file or standard input.
@@ -106,7 +106,7 @@ pub fn create(args: &CreateArgs) -> Result<()> {
         dm_mq_queue_depth: args.dm_mq_queue_depth,
         dm_mq_nr_hw_queues: args.dm_mq_nr_hw_queues,
     };
-    let created = args.server.client()?.post::<api::Device>("/v1/devices", &new);
+    let created = args.server.client()?.call(verbs::CREATE_DEVICE, &new);
     let created = created.map_err(|e| explain(e, new.table.as_deref()))?;
     if args.print.json { say_json(&created) } else { Ok(()) }
 }
@@ -130,7 +130,7 @@ pub struct LoadArgs {
 pub fn load(args: &LoadArgs) -> Result<()> {
     let table = table_text(args.table.as_deref(), args.file.as_deref())?;
     let body = api::Load { table, folder: current_dir(), read_only: None };
-    let done = args.server.client()?.put::<()>(&device_path(&args.name, "/table"), &body);
+    let done = args.server.client()?.call(verbs::LOAD_TABLE.on(&args.name), &body);
     done.map_err(|e| explain(e, Some(&body.table)))
 }
 
@@ -163,11 +163,11 @@ pub struct RemoveArgs {
 }
 
 pub fn remove(args: &RemoveArgs) -> Result<()> {
-    let mut query = format!("?force={}&deferred={}", args.force, args.deferred);
-    if let Some(ms) = args.timeout.timeout_ms() {
-        query += &format!("&timeout_ms={ms}");
-    }
-    each(&args.server, &args.names, |client, name| client.delete(&device_path(name, &query)))
+    let (force, deferred, timeout_ms) = (Some(args.force), Some(args.deferred), args.timeout.timeout_ms());
+    let query = api::RemoveQuery { force, deferred, timeout_ms };
+    each(&args.server, &args.names, |client, name| {
+        client.call(verbs::REMOVE_DEVICE.on(name).with(&query), &())
+    })
 }
 
 /// The arguments of `udm rename`.
@@ -191,7 +191,7 @@ pub fn rename(args: &RenameArgs) -> Result<()> {
         true => api::Rename { uuid: new, ..api::Rename::default() },
         false => api::Rename { name: new, ..api::Rename::default() },
     };
-    args.server.client()?.post(&device_path(&args.name, "/rename"), &to).map_err(|e| explain(e, None))
+    args.server.client()?.call(verbs::RENAME_DEVICE.on(&args.name), &to).map_err(|e| explain(e, None))
 }
 
 /// The arguments of verbs that take only devices.
@@ -205,7 +205,7 @@ pub struct NamesArgs {
 }
 
 pub fn clear(args: &NamesArgs) -> Result<()> {
-    each(&args.server, &args.names, |client, name| client.delete(&device_path(name, "/table")))
+    each(&args.server, &args.names, |client, name| client.call(verbs::CLEAR_TABLE.on(name), &()))
 }
 
 /// The arguments of `udm suspend`.
@@ -229,7 +229,7 @@ pub struct SuspendArgs {
 pub fn suspend(args: &SuspendArgs) -> Result<()> {
     let (noflush, timeout_ms) = (Some(args.noflush), args.timeout.timeout_ms());
     let how = api::SuspendTogether { names: args.names.clone(), noflush, timeout_ms };
-    args.server.client()?.post("/v1/suspend", &how).map_err(|e| explain(e, None))
+    args.server.client()?.call(verbs::SUSPEND_TOGETHER, &how).map_err(|e| explain(e, None))
 }
 
 /// The arguments of `udm resume`.
@@ -246,7 +246,7 @@ pub struct ResumeArgs {
 
 pub fn resume(args: &ResumeArgs) -> Result<()> {
     let how = api::ResumeTogether { names: args.names.clone(), timeout_ms: args.timeout.timeout_ms() };
-    args.server.client()?.post("/v1/resume", &how).map_err(|e| explain(e, None))
+    args.server.client()?.call(verbs::RESUME_TOGETHER, &how).map_err(|e| explain(e, None))
 }
 
 /// The arguments of `udm message`.
@@ -268,7 +268,7 @@ pub struct MessageArgs {
 pub fn message(args: &MessageArgs) -> Result<()> {
     let message =
         api::Message { sector: args.sector, message: args.message.join(" "), folder: current_dir() };
-    let answer = args.server.client()?.post::<api::Answer>(&device_path(&args.name, "/message"), &message);
+    let answer = args.server.client()?.call(verbs::SEND_MESSAGE.on(&args.name), &message);
     let answer = answer.map_err(|e| explain(e, None))?;
     match (args.print.json, answer.answer.as_str()) {
         (true, _) => say_json(&answer),

@@ -6,7 +6,7 @@ use crate::requests::explain;
 use anyhow::Result;
 use clap::Args;
 use std::ops::ControlFlow;
-use udm_control::http::api::Event;
+use udm_control::api::Event;
 
 /// The arguments of `udm events`.
 #[derive(Debug, Args)]

@@ -10,8 +10,8 @@ use crate::requests::explain;
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use std::fmt::Write as _;
+use udm_control::api;
 use udm_control::client::ControlClient;
-use udm_control::http::api;
 
 /// The arguments of `udm info`.
 #[derive(Debug, Args)]

@@ -6,8 +6,7 @@ use crate::requests::explain;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use std::fmt::Write;
-use udm_control::client::device_path;
-use udm_control::http::api;
+use udm_control::api::{self, verbs};
 
 /// The arguments of `udm power`.
 #[derive(Debug, Args)]
@@ -40,10 +39,10 @@ pub enum PowerSwitch {
 pub fn power(args: &PowerArgs) -> Result<()> {
     let client = args.server.client()?;
     let device = match args.switch {
-        None => client.get::<api::Device>(&device_path(&args.name, "")),
+        None => client.call(verbs::GET_DEVICE.on(&args.name), &()),
         Some(switch) => {
             let body = api::TurnPower { on: switch == PowerSwitch::On, disk: args.disk.clone() };
-            client.post::<api::Device>(&device_path(&args.name, "/power"), &body)
+            client.call(verbs::TURN_POWER.on(&args.name), &body)
         }
     };
     let mut power = device.map_err(|e| explain(e, None))?.power;

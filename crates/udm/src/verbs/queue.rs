@@ -7,8 +7,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use udm_control::client::device_path;
-use udm_control::http::api;
+use udm_control::api::{self, verbs};
 
 /// The arguments of `udm queue`.
 #[derive(Debug, Args)]
@@ -40,10 +39,10 @@ pub fn queue(args: &QueueArgs) -> Result<()> {
         }
     }
     let device = if settings.is_empty() {
-        client.get::<api::Device>(&device_path(&args.name, ""))
+        client.call(verbs::GET_DEVICE.on(&args.name), &())
     } else {
         let change = api::ChangeQueue { settings, disk: args.disk.clone() };
-        client.post::<api::Device>(&device_path(&args.name, "/queue"), &change)
+        client.call(verbs::CHANGE_QUEUE.on(&args.name), &change)
     };
     let mut queues = device.map_err(|e| explain(e, None))?.queues;
     if let Some(disk) = &args.disk {

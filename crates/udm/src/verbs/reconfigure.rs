@@ -5,7 +5,7 @@ use crate::log;
 use crate::output::{say, say_json};
 use anyhow::{Result, bail};
 use clap::Args;
-use udm_control::http::api::Reconfigured;
+use udm_control::api::{ReconfigureQuery, Reconfigured, verbs};
 
 /// The arguments of `udm reconfigure`.
 #[derive(Debug, Args)]
@@ -20,8 +20,8 @@ pub struct ReconfigureArgs {
 }
 
 pub fn run(args: &ReconfigureArgs) -> Result<()> {
-    let path = format!("/v1/reconfigure?dry_run={}", args.dry_run);
-    let done: Reconfigured = args.server.client()?.post(&path, &())?;
+    let query = ReconfigureQuery { dry_run: Some(args.dry_run) };
+    let done = args.server.client()?.call(verbs::RECONFIGURE.with(&query), &())?;
     let (changed, refused) = result_lines(&done);
     if args.print.json {
         say_json(&done)?;

@@ -7,14 +7,16 @@ use crate::requests::{all_devices, explain};
 use anyhow::Result;
 use clap::Args;
 use std::fmt::Write as _;
-use udm_control::client::{ClientError, ControlClient, device_path};
-use udm_control::http::api;
+use udm_control::api;
+use udm_control::api::verbs::{self, Verb};
+use udm_control::client::{ClientError, ControlClient};
 
 /// dmsetup's text if there are no devices.
 pub(super) const NONE: &str = "No devices found\n";
 
-pub(super) fn get<T: serde::de::DeserializeOwned>(client: &ControlClient, target: &str) -> Result<T> {
-    client.get(target).map_err(|e| explain(e, None))
+/// The answer to a verb without a body.
+fn ask<Q, R: serde::de::DeserializeOwned>(client: &ControlClient, verb: Verb<Q, (), R>) -> Result<R> {
+    client.call(verb, &()).map_err(|e| explain(e, None))
 }
 
 pub(super) fn list(client: &ControlClient) -> Result<Vec<api::Device>> {
@@ -36,28 +38,21 @@ pub fn table_lines(name: Option<&str>, lines: &[api::Line], out: &mut String) {
     }
 }
 
-/// The query for the active or the inactive table.
-const fn slot(inactive: bool) -> &'static str {
-    if inactive { "?inactive=1" } else { "" }
-}
-
 /// The tables of the named devices, or of all devices in one request.
 pub(super) fn tables(client: &ControlClient, names: &[String], inactive: bool) -> Result<Vec<api::Table>> {
-    let slot = slot(inactive);
+    let slot = api::SlotQuery::of(inactive);
     match names {
-        [] => Ok(get::<api::TableList>(client, &format!("/v1/tables{slot}"))?.tables),
-        names => names.iter().map(|name| get(client, &device_path(name, &format!("/table{slot}")))).collect(),
+        [] => Ok(ask(client, verbs::LIST_TABLES.with(&slot))?.tables),
+        names => names.iter().map(|name| ask(client, verbs::GET_TABLE.on(name).with(&slot))).collect(),
     }
 }
 
 /// The status of the named devices, or of all devices in one request.
 fn statuses(client: &ControlClient, names: &[String], inactive: bool) -> Result<Vec<api::Status>> {
-    let slot = slot(inactive);
+    let slot = api::SlotQuery::of(inactive);
     match names {
-        [] => Ok(get::<api::StatusList>(client, &format!("/v1/statuses{slot}"))?.statuses),
-        names => {
-            names.iter().map(|name| get(client, &device_path(name, &format!("/status{slot}")))).collect()
-        }
+        [] => Ok(ask(client, verbs::LIST_STATUSES.with(&slot))?.statuses),
+        names => names.iter().map(|name| ask(client, verbs::GET_STATUS.on(name).with(&slot))).collect(),
     }
 }
 
@@ -127,17 +122,17 @@ pub fn table(args: &TableArgs) -> Result<()> {
 pub(super) fn find_devices(client: &ControlClient, names: &[String]) -> Result<Vec<api::Device>> {
     match names {
         [] => list(client),
-        names => names.iter().map(|name| get(client, &device_path(name, ""))).collect(),
+        names => names.iter().map(|name| ask(client, verbs::GET_DEVICE.on(name))).collect(),
     }
 }
 
 fn table_concise(args: &ShowArgs) -> Result<()> {
     let client = args.server.client()?;
-    let rest = format!("/table{}", slot(args.inactive));
+    let slot = api::SlotQuery::of(args.inactive);
     let devices = find_devices(&client, &args.names)?;
     let mut all = Vec::new();
     for device in &devices {
-        let mut lines = get::<api::Table>(&client, &device_path(&device.number, &rest))?.lines;
+        let mut lines = ask(&client, verbs::GET_TABLE.on(&device.number).with(&slot))?.lines;
         if let Some(target) = &args.target {
             lines.retain(|line| line.target == *target);
             if lines.is_empty() {
@@ -178,7 +173,7 @@ pub fn ls(args: &LsArgs) -> Result<()> {
     if let Some(target) = &args.target {
         let mut selected = Vec::new();
         for device in devices {
-            let table = get::<api::Table>(&client, &device_path(&device.number, "/table"))?;
+            let table = ask(&client, verbs::GET_TABLE.on(&device.number))?;
             if table.lines.iter().any(|line| line.target == *target) {
                 selected.push(device);
             }
@@ -193,7 +188,7 @@ pub fn ls(args: &LsArgs) -> Result<()> {
 }
 
 pub fn exports(args: &ListArgs) -> Result<()> {
-    let exports = get::<api::ExportList>(&args.server.client()?, "/v1/exports")?.exports;
+    let exports = ask(&args.server.client()?, verbs::LIST_EXPORTS)?.exports;
     if args.print.json {
         return say_json(&exports);
     }
@@ -203,7 +198,7 @@ pub fn exports(args: &ListArgs) -> Result<()> {
 
 /// The versions of the server. If no socket is given and no server runs, those of this program.
 fn versions(args: &ListArgs) -> Result<api::Version> {
-    match args.server.client()?.get("/v1/version") {
+    match args.server.client()?.call(verbs::GET_VERSION, &()) {
         Err(ClientError::Unreachable { .. }) if args.server.socket.is_none() => {
             Ok(udm_control::verbs::version())
         }

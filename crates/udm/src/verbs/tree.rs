@@ -9,8 +9,8 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
+use udm_control::api;
 use udm_control::client::{ClientError, ControlClient};
-use udm_control::http::api;
 
 /// The arguments of `udm deps`.
 #[derive(Debug, Args)]

@@ -7,8 +7,8 @@ use crate::requests::explain;
 use anyhow::Result;
 use clap::Args;
 use std::time::{Duration, Instant};
-use udm_control::client::{ClientError, device_path};
-use udm_control::http::api;
+use udm_control::api::{self, verbs};
+use udm_control::client::ClientError;
 use udm_core::errno::ETIMEDOUT;
 
 /// The arguments of `udm wait`.
@@ -39,7 +39,7 @@ pub fn wait(args: &WaitArgs) -> Result<()> {
         let left = args.timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
         let timeout_ms = left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
         let wait = api::Wait { event_nr: args.event_nr, timeout_ms };
-        match client.post::<api::Device>(&device_path(&args.name, "/wait"), &wait) {
+        match client.call(verbs::WAIT_EVENT.on(&args.name), &wait) {
             Ok(device) => break device,
             Err(ClientError::Refused(why))
                 if why.errno == ETIMEDOUT.unsigned_abs()

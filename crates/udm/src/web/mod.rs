@@ -57,7 +57,7 @@ pub fn run(args: &WebArgs) -> Result<()> {
     );
     let client = args.server.client()?;
     // Fails now if the server cannot be reached, instead of showing an empty page.
-    client.get::<serde_json::Value>("/v1/version")?;
+    client.call(udm_control::api::verbs::GET_VERSION, &())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let (mut interrupt, mut terminate) =
@@ -87,7 +87,7 @@ async fn serve(listener: &TcpListener, state: &Arc<WebState>) {
         connections.wait_for_slot().await;
         match listener.accept().await {
             Ok((stream, _)) => {
-                let (state, slot) = (Arc::clone(state), connections.take(number, 0));
+                let (state, slot) = (Arc::clone(state), connections.open_slot(number, 0));
                 tokio::spawn(async move {
                     tokio::select! {
                         () = serve_connection(stream, state, Arc::clone(&slot)) => {}

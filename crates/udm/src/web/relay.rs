@@ -70,9 +70,9 @@ impl ControlRelay {
         let (head, body) = answer.into_parts();
         let kind = head.headers.get(header::CONTENT_TYPE);
         let body = if kind.is_some_and(|kind| kind == EVENTS) {
-            let listens = slot.listens();
+            let stream_guard = slot.begin_stream();
             let until_it_ends = move |frame| {
-                let _ = &listens;
+                let _ = &stream_guard;
                 frame
             };
             body.map_frame(until_it_ends).boxed()

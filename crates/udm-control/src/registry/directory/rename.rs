@@ -4,7 +4,7 @@
 //! Names and exports change together under the lock of the directory. Errors are the kernel's,
 //! checked in its order: an invalid new name, a name in use, an unknown device.
 
-use super::{DeviceDirectory, ListingStage, LookupFailure, Mapped, check_not_number};
+use super::{DeviceDirectory, ListingStage, LookupFailure, RegisteredDevice, check_not_number};
 use crate::error::VerbError;
 use crate::registry::Registry;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl NewName<'_> {
 
 impl DeviceDirectory {
     /// The device `word`, if it may get this name or UUID.
-    fn renameable(&self, word: &str, to: NewName<'_>) -> Result<&Arc<Mapped>, VerbError> {
+    fn renameable(&self, word: &str, to: NewName<'_>) -> Result<&Arc<RegisteredDevice>, VerbError> {
         let refused = |error: TargetError| VerbError::new(word, error);
         to.check().map_err(refused)?;
         let (what, prefix, new, taken) = match to {
@@ -59,11 +59,11 @@ impl DeviceDirectory {
         })
     }
 
-    fn resolve_for_rename(&self, word: &str) -> Result<&Arc<Mapped>, LookupFailure> {
+    fn resolve_for_rename(&self, word: &str) -> Result<&Arc<RegisteredDevice>, LookupFailure> {
         let found = self.resolve(word);
-        let leaving = self.names.get(word).and_then(|minor| self.by_minor.get(minor));
-        match leaving.filter(|one| one.stage == ListingStage::Leaving && bugs::on(Bug::RenamedLeaving)) {
-            Some(leaving) => Ok(&leaving.mapped),
+        let removing = self.names.get(word).and_then(|minor| self.by_minor.get(minor));
+        match removing.filter(|one| one.stage == ListingStage::Removing && bugs::on(Bug::RenamedLeaving)) {
+            Some(removing) => Ok(&removing.mapped),
             None => found,
         }
     }
@@ -74,7 +74,7 @@ impl Registry {
     ///
     /// # Errors
     /// As [`Registry::rename`].
-    pub(crate) fn may_rename(&self, word: &str, to: NewName<'_>) -> Result<Arc<Mapped>, VerbError> {
+    pub(crate) fn may_rename(&self, word: &str, to: NewName<'_>) -> Result<Arc<RegisteredDevice>, VerbError> {
         self.state().directory.renameable(word, to).cloned()
     }
 
@@ -85,7 +85,12 @@ impl Registry {
     /// EINVAL for an invalid name or UUID, and if there is a UUID already; EBUSY for a name or UUID
     /// in use, while the device is being created or removed, and if `word` now means another
     /// device; ENXIO if there is no such device.
-    pub(crate) fn rename(&self, mapped: &Arc<Mapped>, word: &str, to: NewName<'_>) -> Result<(), VerbError> {
+    pub(crate) fn rename(
+        &self,
+        mapped: &Arc<RegisteredDevice>,
+        word: &str,
+        to: NewName<'_>,
+    ) -> Result<(), VerbError> {
         let refused = |error: TargetError| VerbError::new(word, error);
         let mut state = self.state();
         let directory = &mut state.directory;
@@ -97,7 +102,7 @@ impl Registry {
             NewName::Uuid(uuid) => {
                 device.set_uuid(uuid).map_err(refused)?;
                 directory.uuids.insert(uuid.into(), minor);
-                mapped.tell(EventKind::Renamed, "it has a uuid now");
+                mapped.publish(EventKind::Renamed, "it has a uuid now");
             }
             NewName::Name(name) => {
                 if let Some(exporter) = self.exporter().filter(|_| !bugs::on(Bug::ExportNotRenamed)) {
@@ -110,7 +115,7 @@ impl Registry {
                     directory.names.remove(&old);
                 }
                 directory.names.insert(name.into(), minor);
-                mapped.tell(EventKind::Renamed, &format!("it was called {old}"));
+                mapped.publish(EventKind::Renamed, &format!("it was called {old}"));
             }
         }
         Ok(())
@@ -126,32 +131,36 @@ mod tests {
         let mut directory = DeviceDirectory::default();
         let made = directory.reserve("a", Some("u"), None).unwrap();
         directory.reserve("b", None, None).unwrap();
-        let said = |directory: &DeviceDirectory, word: &str, to| {
+        let refusal = |directory: &DeviceDirectory, word: &str, to| {
             let refused = directory.renameable(word, to).err().unwrap();
             (refused.error.errno, refused.to_string())
         };
         let (name, uuid) = (NewName::Name, NewName::Uuid);
-        let (errno, text) = said(&directory, "a", name("c"));
+        let (errno, text) = refusal(&directory, "a", name("c"));
         assert!(errno == EBUSY && text.contains("still being created"), "{text}");
         directory.set(&made, ListingStage::Active);
         assert!(directory.renameable("254:0", name("c")).is_ok_and(|found| Arc::ptr_eq(found, &made)));
         // The name of a device being created is in use, and so is the device's own name.
         for new in ["b", "a"] {
-            let (errno, text) = said(&directory, "a", name(new));
+            let (errno, text) = refusal(&directory, "a", name(new));
             assert_eq!(errno, EBUSY);
             assert!(
                 text.contains(&format!("on mapped device a to one that already exists: {new}")),
                 "{text}"
             );
         }
-        assert_eq!(said(&directory, "none", uuid("u")).0, EBUSY, "what is taken is said first");
-        let (errno, text) = said(&directory, "none", uuid("v"));
+        assert_eq!(
+            refusal(&directory, "none", uuid("u")).0,
+            EBUSY,
+            "the name that is taken is reported first"
+        );
+        let (errno, text) = refusal(&directory, "none", uuid("v"));
         assert!(errno == ENXIO && text.contains("non-existent device, none to uuid v"), "{text}");
         for bad in [name(""), name("a/b"), name("254:9"), name("."), uuid(""), uuid("1:1"), name("x\ny")] {
-            assert_eq!(said(&directory, "a", bad).0, udm_core::errno::EINVAL, "{bad:?}");
+            assert_eq!(refusal(&directory, "a", bad).0, udm_core::errno::EINVAL, "{bad:?}");
         }
-        directory.set(&made, ListingStage::Leaving);
-        let (errno, text) = said(&directory, "a", name("c"));
+        directory.set(&made, ListingStage::Removing);
+        let (errno, text) = refusal(&directory, "a", name("c"));
         assert!(errno == EBUSY && text.contains("is being removed"), "{text}");
     }
 }

@@ -17,10 +17,10 @@
 //!
 //! Not covered: disks that end with the process (`mem`, `null`), and writes by other programs.
 
-use super::record_update::{RecordUpdate, Refused, WrittenRecords, stale};
+use super::record_update::{RecordUpdate, Refused, WrittenRecords, stale_error};
 use super::tables::{is_live, persistent_snapshots, record, writable_disks};
 use crate::error::VerbError;
-use crate::registry::{Mapped, Registry};
+use crate::registry::{RegisteredDevice, Registry};
 use crate::state_folder::records::SnapshotRecord;
 use crate::state_folder::{StateFolder, StoreId};
 use crate::verbs::cancel::{CancelToken, VerbKind};
@@ -54,7 +54,7 @@ pub(in crate::verbs) struct AttachTransaction<'a> {
     /// The stores of the valid snapshots that become live.
     valid: Vec<StoreId>,
     /// Until this is dropped, changes that write the origins of these snapshots are refused.
-    _coming: AttachGuard,
+    _attach_guard: AttachGuard,
     /// Locks of the stores: no other change updates the records of these snapshots.
     _stores: Vec<OwnedMutexGuard<()>>,
 }
@@ -82,20 +82,20 @@ pub(super) async fn run_with_state_folder<T: Send + 'static>(
     undone: impl FnOnce(&Arc<StateFolder>, T) + Send + 'static,
 ) -> Result<Option<T>, VerbError> {
     let Some(folder) = registry.state_folder().cloned() else { return Ok(None) };
-    let (tell, told) = oneshot::channel();
-    registry.outside().beside(Box::new(move || {
-        if let Err(Ok(done)) = tell.send(work(&folder)) {
+    let (sender, receiver) = oneshot::channel();
+    registry.opener().spawn_blocking(Box::new(move || {
+        if let Err(Ok(done)) = sender.send(work(&folder)) {
             undone(&folder, done);
         }
     }));
     tokio::select! {
         biased;
-        done = told => match done {
+        done = receiver => match done {
             Ok(Ok(done)) => Ok(Some(done)),
             Ok(Err(why)) => Err(VerbError::new(name, TargetError::errno(EIO).because(why))),
             Err(_) => Err(VerbError::new(name, TargetError::errno(EBUSY).because("no thread is free"))),
         },
-        why = cancel_token.called() => Err(VerbError::new(name, why)),
+        why = cancel_token.cancelled() => Err(VerbError::new(name, why)),
     }
 }
 
@@ -115,15 +115,15 @@ impl<'a> AttachTransaction<'a> {
     /// those that no table has after it.
     pub async fn begin(
         registry: &'a Registry,
-        several: &[(String, Arc<Mapped>)],
+        several: &[(String, Arc<RegisteredDevice>)],
         who: VerbKind,
         cancel_token: &CancelToken,
     ) -> Result<AttachTransaction<'a>, VerbError> {
         let comes = matches!(who, VerbKind::Create | VerbKind::Resume);
-        let inactive = |mapped: &Arc<Mapped>| mapped.device.inactive().filter(|_| comes);
+        let inactive = |mapped: &Arc<RegisteredDevice>| mapped.device.inactive().filter(|_| comes);
         let tables: Vec<_> = several.iter().map(|(_, mapped)| inactive(mapped)).collect();
         let is_valid = |report: &SnapshotReport| report.state != SnapshotState::Invalid;
-        let valid = stores(registry, &tables, is_valid);
+        let valid = store_ids(registry, &tables, is_valid);
         let recorded = WrittenRecords::default();
         let mut attaching = AttachTransaction {
             registry,
@@ -131,7 +131,7 @@ impl<'a> AttachTransaction<'a> {
             recorded,
             who,
             valid,
-            _coming: AttachGuard::default(),
+            _attach_guard: AttachGuard::default(),
             _stores: Vec::new(),
         };
         let is_change = who == VerbKind::Remove || attaching.tables.iter().any(Option::is_some);
@@ -142,7 +142,7 @@ impl<'a> AttachTransaction<'a> {
         attaching._stores = tokio::select! {
             biased;
             locked = attaching.lock_stores(several) => locked,
-            why = cancel_token.called() => return Err(VerbError::new(name, why)),
+            why = cancel_token.cancelled() => return Err(VerbError::new(name, why)),
         };
         let mut recording = RecordUpdate {
             writable_disks: writable_disks(registry, &attaching.tables),
@@ -156,21 +156,21 @@ impl<'a> AttachTransaction<'a> {
             let found = table.iter().flat_map(|table| persistent_snapshots(table));
             if !bugs::on(Bug::SnapshotNotRecorded) {
                 recording
-                    .coming
+                    .attached
                     .extend(found.filter_map(|(report, len)| record(registry, mapped, &report, len)));
             }
             let leaves = table.is_some() || who == VerbKind::Remove;
             let Some(live) = mapped.device.live().filter(|_| leaves) else { continue };
-            let removed = mapped.note().is_discarded;
-            recording.leaving.extend(persistent_snapshots(&live).filter_map(|(report, _)| {
+            let removed = mapped.snapshot_info().is_discarded;
+            recording.released.extend(persistent_snapshots(&live).filter_map(|(report, _)| {
                 let store = registry.disk_id_cached(report.store.number)?;
                 Some((store, removed || report.state == SnapshotState::Merged))
             }));
         }
-        if !recording.leaving.is_empty() {
+        if !recording.released.is_empty() {
             // Another device may have taken the snapshot over.
             let others = attaching.others(several);
-            recording.leaving.retain(|(store, _)| !is_live(&others, registry, store));
+            recording.released.retain(|(store, _)| !is_live(&others, registry, store));
         }
         let done = run_with_state_folder(
             registry,
@@ -183,7 +183,7 @@ impl<'a> AttachTransaction<'a> {
         );
         match done.await?.unwrap_or_else(|| Ok(WrittenRecords::default())) {
             Ok(recorded) => {
-                attaching._coming =
+                attaching._attach_guard =
                     AttachGuard { folder: registry.state_folder().cloned(), names: recorded.names() };
                 attaching.recorded = recorded;
             }
@@ -196,22 +196,23 @@ impl<'a> AttachTransaction<'a> {
 
     /// Locks the stores of the snapshots in the live tables of `several` and in the tables that
     /// become live.
-    async fn lock_stores(&self, several: &[(String, Arc<Mapped>)]) -> Vec<OwnedMutexGuard<()>> {
+    async fn lock_stores(&self, several: &[(String, Arc<RegisteredDevice>)]) -> Vec<OwnedMutexGuard<()>> {
         let live = several.iter().map(|(_, mapped)| mapped.device.live());
         let all: Vec<_> = self.tables.iter().cloned().chain(live).collect();
-        let stores = stores(self.registry, &all, |_| true);
+        let stores = store_ids(self.registry, &all, |_| true);
         self.registry.store_locks.lock(&stores).await
     }
 
     /// The live tables of all devices except `several`.
-    fn others(&self, several: &[(String, Arc<Mapped>)]) -> Vec<Option<Arc<Table>>> {
-        let is_other = |mapped: &Arc<Mapped>| !several.iter().any(|(_, one)| Arc::ptr_eq(one, mapped));
+    fn others(&self, several: &[(String, Arc<RegisteredDevice>)]) -> Vec<Option<Arc<Table>>> {
+        let is_other =
+            |mapped: &Arc<RegisteredDevice>| !several.iter().any(|(_, one)| Arc::ptr_eq(one, mapped));
         let all = self.registry.all_with_pending().into_iter().filter(is_other);
         all.map(|mapped| mapped.device.live()).collect()
     }
 
     /// True while the inactive slots hold the tables that were checked.
-    pub fn still_holds(&self, devices: &[Arc<MappedDevice>]) -> bool {
+    pub fn is_unchanged(&self, devices: &[Arc<MappedDevice>]) -> bool {
         let same =
             |(table, device): (&Option<Arc<Table>>, &Arc<MappedDevice>)| match (table, device.inactive()) {
                 (None, None) => true,
@@ -229,13 +230,13 @@ impl<'a> AttachTransaction<'a> {
         if released.is_empty() {
             return None;
         }
-        let (tell, told) = oneshot::channel();
-        let outside = self.registry.outside();
+        let (sender, receiver) = oneshot::channel();
+        let opener = self.registry.opener();
         Some(async move {
-            outside.beside(Box::new(move || {
-                let _ = tell.send(released.iter().find_map(stale));
+            opener.spawn_blocking(Box::new(move || {
+                let _ = sender.send(released.iter().find_map(stale_error));
             }));
-            match told.await {
+            match receiver.await {
                 Ok(None) => Ok(()),
                 Ok(Some(why)) => Err((0, why)),
                 Err(_) => Err((0, TargetError::errno(EBUSY).because("no thread is free"))),
@@ -245,7 +246,7 @@ impl<'a> AttachTransaction<'a> {
 
     /// Restores the previous records after the change has failed.
     pub async fn undo(self) {
-        let (recorded, _guard) = (self.recorded, self._coming);
+        let (recorded, _guard) = (self.recorded, self._attach_guard);
         if !recorded.is_empty() {
             let writable_disks =
                 writable_disks(self.registry, &tables_in_use(&self.registry.all_with_pending()));
@@ -258,42 +259,44 @@ impl<'a> AttachTransaction<'a> {
     }
 
     /// Updates the records after the change of `several` has succeeded.
-    pub async fn settle(self, several: &[(String, Arc<Mapped>)]) {
+    pub async fn commit(self, several: &[(String, Arc<RegisteredDevice>)]) {
         // If the source of a handover is gone, the handover is cancelled as the table becomes live.
         let is_invalid = |report: &SnapshotReport| report.state == SnapshotState::Invalid;
-        let called_off = stores(self.registry, &self.tables, is_invalid);
-        let called_off: Vec<StoreId> =
-            called_off.into_iter().filter(|store| self.valid.iter().any(|valid| valid.is(store))).collect();
-        if !self.recorded.has_left() && called_off.is_empty() {
+        let invalidated = store_ids(self.registry, &self.tables, is_invalid);
+        let invalidated: Vec<StoreId> =
+            invalidated.into_iter().filter(|store| self.valid.iter().any(|valid| valid.is(store))).collect();
+        if !self.recorded.has_left() && invalidated.is_empty() {
             return;
         }
-        let is_gone = |mapped: &Arc<Mapped>| {
+        let is_gone = |mapped: &Arc<RegisteredDevice>| {
             self.who == VerbKind::Remove && several.iter().any(|(_, one)| Arc::ptr_eq(one, mapped))
         };
         let tables = tables_in_use(self.registry.all_with_pending().iter().filter(|mapped| !is_gone(mapped)));
         let (writable_disks, mut recorded, _guard) =
-            (writable_disks(self.registry, &tables), self.recorded, self._coming);
-        let settle = move |folder: &Arc<StateFolder>| {
-            recorded.cancel(folder, &called_off, &writable_disks);
-            recorded.settle(folder, &writable_disks)
+            (writable_disks(self.registry, &tables), self.recorded, self._attach_guard);
+        let commit = move |folder: &Arc<StateFolder>| {
+            recorded.cancel(folder, &invalidated, &writable_disks);
+            recorded.commit(folder, &writable_disks)
         };
         let cancel_token = CancelToken::default();
-        let done = run_with_state_folder(self.registry, "", &cancel_token, settle, |_, ()| {});
+        let done = run_with_state_folder(self.registry, "", &cancel_token, commit, |_, ()| {});
         done.await.err().inspect(|error| tracing::error!("{error}"));
     }
 }
 
 /// The tables of `devices` that are live or are becoming live.
-fn tables_in_use<'a>(devices: impl IntoIterator<Item = &'a Arc<Mapped>>) -> Vec<Option<Arc<Table>>> {
-    let of = |mapped: &Arc<Mapped>| {
-        let coming = mapped.device.inactive().filter(|_| mapped.pending.is_coming());
-        [mapped.device.live(), coming]
+fn tables_in_use<'a>(
+    devices: impl IntoIterator<Item = &'a Arc<RegisteredDevice>>,
+) -> Vec<Option<Arc<Table>>> {
+    let of = |mapped: &Arc<RegisteredDevice>| {
+        let attached = mapped.device.inactive().filter(|_| mapped.pending.is_resuming());
+        [mapped.device.live(), attached]
     };
     devices.into_iter().flat_map(of).collect()
 }
 
 /// The stores of the persistent snapshots in `tables` for which `wanted` is true.
-fn stores(
+fn store_ids(
     registry: &Registry,
     tables: &[Option<Arc<Table>>],
     wanted: impl Fn(&SnapshotReport) -> bool,

@@ -1,9 +1,9 @@
 //! The ranges in which a snapshot may differ from its origin or from another snapshot of it.
 
-use super::{find_again, refuse, report};
+use super::{error_for, find_again, snapshot_report};
+use crate::api::{Changes, Range};
 use crate::error::VerbError;
-use crate::http::api::{Changes, Range};
-use crate::registry::{Mapped, Registry};
+use crate::registry::{RegisteredDevice, Registry};
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, EINVAL, EIO};
 use udm_core::{ChangeStatus, Checkpoint, Device, Extents, SECTOR_SIZE, Sector, Sectors};
@@ -14,7 +14,7 @@ pub const PAGE_MAX: usize = 16 << 10;
 
 /// A snapshot whose exceptions can be read.
 struct ReadableSnapshot {
-    mapped: Arc<Mapped>,
+    mapped: Arc<RegisteredDevice>,
     table: Arc<Table>,
     report: SnapshotReport,
     instant: Checkpoint,
@@ -40,15 +40,15 @@ pub fn changes(
     let second = other.map(kept_as).transpose()?;
     let disk = first.report.origin.number;
     if let Some(ReadableSnapshot { report, .. }) =
-        second.as_ref().filter(|readable_snapshot| readable_snapshot.report.origin.number != disk)
+        second.as_ref().filter(|other| other.report.origin.number != disk)
     {
         let (one, two) = (registry.uri_of(disk), registry.uri_of(report.origin.number));
         let why = format!("it is of {one}, and {} of {two}", other.unwrap_or_default());
-        return Err(refuse(name, EINVAL, why));
+        return Err(error_for(name, EINVAL, why));
     }
     if let Some(merge) = second.is_none().then(|| merging_device(registry, &first.report)).flatten() {
         let why = format!("a snapshot is being merged into its origin {merge}: all of it may differ");
-        return Err(refuse(name, EBUSY, why));
+        return Err(error_for(name, EBUSY, why));
     }
     let len = first.table.limits().size.0;
     let against = second.as_ref().unwrap_or(&first);
@@ -76,14 +76,14 @@ pub fn changes(
 fn readable_snapshot(
     registry: &Registry,
     name: &str,
-    mapped: Arc<Mapped>,
+    mapped: Arc<RegisteredDevice>,
 ) -> Result<ReadableSnapshot, VerbError> {
     let (table, report) = find_again(registry, name, &mapped)?;
     let target = table.only_target().map(|entry| &entry.target);
     let instant = target.and_then(|target| target.as_snapshot()?.checkpoint());
     match (report.state, instant) {
-        (state, _) if state.is_merge() => Err(refuse(name, EBUSY, "it is being merged")),
-        (SnapshotState::Invalid, _) | (_, None) => Err(refuse(name, EIO, "the snapshot is invalid")),
+        (state, _) if state.is_merge() => Err(error_for(name, EBUSY, "it is being merged")),
+        (SnapshotState::Invalid, _) | (_, None) => Err(error_for(name, EIO, "the snapshot is invalid")),
         (_, Some(instant)) => Ok(ReadableSnapshot { mapped, table, report, instant }),
     }
 }
@@ -93,7 +93,7 @@ fn merging_device(registry: &Registry, of: &SnapshotReport) -> Option<String> {
     let merges = |found: &SnapshotReport| found.origin.number == of.origin.number && found.state.is_merge();
     let all = registry.all().into_iter();
     let mut merging =
-        all.filter(|one| one.device.live().and_then(|t| report(&t)).is_some_and(|r| merges(&r)));
+        all.filter(|one| one.device.live().and_then(|t| snapshot_report(&t)).is_some_and(|r| merges(&r)));
     merging.next().map(|one| one.device.name())
 }
 

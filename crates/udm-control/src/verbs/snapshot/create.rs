@@ -1,13 +1,13 @@
 //! Creating snapshots, several at one instant.
 
+use super::error_for;
 use super::origin::OriginDevice;
-use super::refuse;
 use super::store::{NewStore, StoreSpec};
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
-use crate::registry::{BaseDir, CreationGuard, Mapped, Registry};
+use crate::registry::{BaseDir, CreationGuard, RegisteredDevice, Registry};
 use crate::verbs::cancel::{CancelToken, VerbKind};
-use crate::verbs::change::{LoadedTable, begin_resume_loaded, export, remove_filtered, run_locked};
+use crate::verbs::change::{LoadedTable, begin_resume_loaded, export_device, remove_filtered, run_locked};
 use crate::verbs::{tables, wait};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,7 +34,7 @@ pub fn create(
     cancel_token: &CancelToken,
 ) -> Result<Vec<api::Snapshot>, VerbError> {
     let all = &wanted.snapshots;
-    let first = all.first().ok_or_else(|| refuse("snapshot", EINVAL, "no snapshot is named"))?;
+    let first = all.first().ok_or_else(|| error_for("snapshot", EINVAL, "no snapshot is named"))?;
     let store = StoreSpec {
         store: wanted.store.as_deref(),
         size_bytes: wanted.size_bytes,
@@ -45,7 +45,7 @@ pub fn create(
         several: all.len() > 1,
         folder,
     };
-    let mut devices: Vec<(&str, Arc<Mapped>)> = Vec::new();
+    let mut devices: Vec<(&str, Arc<RegisteredDevice>)> = Vec::new();
     // For each snapshot, the index of its origin in `devices`: names may change from here on.
     let mut places = Vec::new();
     for one in all {
@@ -70,24 +70,24 @@ pub fn create(
         // Read again under the lock.
         set.origins.push((OriginDevice::of(name, Arc::clone(mapped))?, None));
     }
-    let mut coming = Vec::new();
+    let mut tables = Vec::new();
     for (one, place) in all.iter().zip(places) {
         // A name that is in use is reported before a store is created.
-        let made = registry.make(&one.name, None, None).map_err(|e| VerbError::new(&one.name, e))?;
+        let made = registry.begin_create(&one.name, None, None).map_err(|e| VerbError::new(&one.name, e))?;
         let store = store.store(registry, &one.name, &set.origins[place].0, cancel_token)?;
         let origin = &set.origins[place].0;
         let table = format!("0 {} snapshot {} {}", origin.len.0, origin.disk.number, store.words);
-        let linear = origin.is_linear || origin.mapped.note().was_linear;
-        made.mapped.note().origin_was_linear = linear;
+        let linear = origin.is_linear || origin.mapped.snapshot_info().was_linear;
+        made.mapped.snapshot_info().origin_was_linear = linear;
         set.made.push((made, store));
-        coming.push(table);
+        tables.push(table);
     }
-    set.load(&coming, folder, cancel_token)?;
+    set.load(&tables, folder, cancel_token)?;
     set.convert(&devices, folder, cancel_token)?;
-    set.note();
+    set.fill_snapshot_infos();
     set.cut(cancel_token)?;
     let made = set.keep();
-    all.iter().zip(made).map(|(one, made)| super::list::of(registry, &one.name, &made)).collect()
+    all.iter().zip(made).map(|(one, made)| super::list::describe_mapped(registry, &one.name, &made)).collect()
 }
 
 /// Snapshots that are being created. Unless they are kept, dropping this undoes everything.
@@ -140,7 +140,7 @@ impl NewSnapshots<'_> {
     /// Loads origin tables into the devices that are still linear.
     fn convert(
         &mut self,
-        names: &[(&str, Arc<Mapped>)],
+        names: &[(&str, Arc<RegisteredDevice>)],
         folder: &BaseDir,
         cancel_token: &CancelToken,
     ) -> Result<(), VerbError> {
@@ -157,10 +157,10 @@ impl NewSnapshots<'_> {
     }
 
     /// Sets what the records will need to know of the snapshots.
-    fn note(&self) {
+    fn fill_snapshot_infos(&self) {
         for (made, store) in &self.made {
-            let mut note = made.mapped.note();
-            (note.by_name, note.store) = (true, store.file().cloned());
+            let mut info = made.mapped.snapshot_info();
+            (info.by_name, info.store) = (true, store.file().cloned());
         }
     }
 
@@ -180,7 +180,7 @@ impl NewSnapshots<'_> {
             let _linked = self.registry.linking();
             begin_resume_loaded(&ours, devices, turns, wake)
         }))?;
-        let exported = self.made.iter().try_for_each(|(made, _)| export(self.registry, &made.mapped));
+        let exported = self.made.iter().try_for_each(|(made, _)| export_device(self.registry, &made.mapped));
         exported.inspect_err(|_| self.take_back())
     }
 
@@ -200,13 +200,13 @@ impl NewSnapshots<'_> {
     }
 
     /// Completes the creation; from now on other verbs can use the snapshots.
-    fn keep(&mut self) -> Vec<Arc<Mapped>> {
+    fn keep(&mut self) -> Vec<Arc<RegisteredDevice>> {
         let kept = self.made.iter().map(|(made, _)| Arc::clone(&made.mapped)).collect();
         for (origin, loaded) in &mut self.origins {
-            origin.mapped.note().was_linear |= loaded.take().is_some();
+            origin.mapped.snapshot_info().was_linear |= loaded.take().is_some();
         }
         for (made, store) in self.made.drain(..) {
-            made.mapped.note().made = Some(Instant::now());
+            made.mapped.snapshot_info().made = Some(Instant::now());
             store.keep();
             made.complete();
         }

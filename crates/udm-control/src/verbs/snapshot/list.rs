@@ -1,9 +1,9 @@
 //! Lists of snapshots.
 
-use super::report;
+use super::snapshot_report;
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
-use crate::registry::{Mapped, Registry};
+use crate::registry::{RegisteredDevice, Registry};
 use crate::state_folder::StateFolder;
 use crate::state_folder::records::{RecordState, SnapshotRecord};
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ pub fn list(registry: &Registry) -> Vec<api::Snapshot> {
     for mapped in &all {
         let Some(table) = mapped.device.live() else { continue };
         let [entry] = table.targets() else { continue };
-        if let Some(report) = report(&table) {
+        if let Some(report) = snapshot_report(&table) {
             if report.state.is_merge() {
                 origins.entry(report.origin.number).or_insert_with(|| mapped.device.name());
             }
@@ -83,28 +83,37 @@ fn describe_record(folder: &StateFolder, record: SnapshotRecord) -> api::Snapsho
 ///
 /// # Errors
 /// ENXIO if there is no such device, EINVAL if it is not a snapshot.
-pub fn one(registry: &Registry, name: &str) -> Result<api::Snapshot, VerbError> {
-    of(registry, name, &registry.find(name)?)
+pub fn get(registry: &Registry, name: &str) -> Result<api::Snapshot, VerbError> {
+    describe_mapped(registry, name, &registry.find(name)?)
 }
 
 /// The snapshot `mapped`. Errors call it `name`.
 ///
 /// # Errors
-/// As [`one`].
-pub(super) fn of(registry: &Registry, name: &str, mapped: &Arc<Mapped>) -> Result<api::Snapshot, VerbError> {
+/// As [`get`].
+pub(super) fn describe_mapped(
+    registry: &Registry,
+    name: &str,
+    mapped: &Arc<RegisteredDevice>,
+) -> Result<api::Snapshot, VerbError> {
     let report = super::find_again(registry, name, mapped)?.1;
     let origin = match report.state.is_merge() {
         true => mapped.device.name(),
         false => {
-            let mut origins = super::origin::over(registry, report.origin.number).into_iter();
+            let mut origins = super::origin::origins_over(registry, report.origin.number).into_iter();
             origins.next().map(|(name, _)| name).unwrap_or_default()
         }
     };
     Ok(describe(registry, mapped, origin, &report))
 }
 
-fn describe(registry: &Registry, mapped: &Mapped, origin: String, report: &SnapshotReport) -> api::Snapshot {
-    let made = mapped.note().made;
+fn describe(
+    registry: &Registry,
+    mapped: &RegisteredDevice,
+    origin: String,
+    report: &SnapshotReport,
+) -> api::Snapshot {
+    let made = mapped.snapshot_info().made;
     api::Snapshot {
         name: mapped.device.name(),
         origin,

@@ -1,10 +1,10 @@
 //! Merging a snapshot into its origin.
 
 use super::remove::restore_linear;
-use super::{find, find_again, origin, refuse, report};
+use super::{error_for, find_again, find_snapshot, origin, snapshot_report};
+use crate::api;
 use crate::error::VerbError;
-use crate::http::api;
-use crate::registry::{BaseDir, Mapped, Registry};
+use crate::registry::{BaseDir, RegisteredDevice, Registry};
 use crate::state_folder::file_stamp::StoreFile;
 use crate::verbs::cancel::{CancelToken, VerbKind};
 use crate::verbs::change::{
@@ -21,7 +21,7 @@ use udm_dm::{SnapshotState, Table, TargetError};
 #[derive(Clone)]
 pub struct PendingMerge {
     /// The origin's device, if it still exists, and its name at the begin of the merge.
-    origin: Weak<Mapped>,
+    origin: Weak<RegisteredDevice>,
     name: String,
     /// The origin's table after the merge.
     table: String,
@@ -32,7 +32,7 @@ pub struct PendingMerge {
 impl PendingMerge {
     /// A merge into the device `origin`, which gets `table` after the merge.
     pub(super) fn new(
-        origin: &Arc<Mapped>,
+        origin: &Arc<RegisteredDevice>,
         name: &str,
         table: String,
         store: Option<StoreFile>,
@@ -59,28 +59,31 @@ pub fn merge(
     name: &str,
     cancel_token: &CancelToken,
 ) -> Result<(api::Snapshot, PendingMerge), VerbError> {
-    let (mapped, disk) = find(registry, name).map(|(mapped, _, report)| (mapped, report.origin.number))?;
+    let (mapped, disk) =
+        find_snapshot(registry, name).map(|(mapped, _, report)| (mapped, report.origin.number))?;
     let _alone = registry.lock_snapshots(name, [disk])?;
     let found = find_again(registry, name, &mapped)?.1;
     match found.state {
-        SnapshotState::Invalid => return Err(refuse(name, EIO, "the snapshot is invalid")),
-        state if state.is_merge() => return Err(refuse(name, EBUSY, "it is being merged")),
-        _ if found.kind == "N" => return Err(refuse(name, EINVAL, "a transient snapshot can't be merged")),
+        SnapshotState::Invalid => return Err(error_for(name, EIO, "the snapshot is invalid")),
+        state if state.is_merge() => return Err(error_for(name, EBUSY, "it is being merged")),
+        _ if found.kind == "N" => {
+            return Err(error_for(name, EINVAL, "a transient snapshot can't be merged"));
+        }
         _ => {}
     }
-    let mut origins = origin::over(registry, disk);
+    let mut origins = origin::origins_over(registry, disk);
     let Some((own, origin)) = origins.pop().filter(|_| origins.is_empty()) else {
         let why = if origins.is_empty() { "no device is its origin" } else { "it has several origins" };
-        return Err(refuse(name, EINVAL, why));
+        return Err(error_for(name, EINVAL, why));
     };
     origin.is_ours_to_change(&own)?;
     let open = show::open_count(registry, &mapped);
     if open > 0 {
-        return Err(refuse(name, EBUSY, format!("it is open {open} times")));
+        return Err(error_for(name, EBUSY, format!("it is open {open} times")));
     }
     let len = mapped.device.live().map_or(0, |table| table.limits().size.0);
     if len != origin.len.0 {
-        return Err(refuse(name, EINVAL, format!("it has {len} sectors, and {own} {}", origin.len.0)));
+        return Err(error_for(name, EINVAL, format!("it has {len} sectors, and {own} {}", origin.len.0)));
     }
     let (store, chunk) = (found.store.number, found.chunk.0);
     let table = format!("0 {len} snapshot-merge {disk} {store} {} {chunk}", found.kind);
@@ -108,7 +111,7 @@ pub fn merge(
         wait(resume_devices(registry, &itself, &end))?;
         return Err(error);
     }
-    let store = mapped.note().store.take();
+    let store = mapped.snapshot_info().store.take();
     let end_of = PendingMerge::new(&origin.mapped, &own, origin.with_snapshots(), store);
     drop((itself, found));
     // The snapshot's device has no data any more. If a client has opened it meanwhile, the device
@@ -118,7 +121,7 @@ pub fn merge(
         // Without a resume, requests to the suspended device would never complete.
         wait(resume_devices(registry, &[(name.to_owned(), mapped)], &end))?;
     }
-    Ok((super::list::of(registry, &own, &origin.mapped)?, end_of))
+    Ok((super::list::describe_mapped(registry, &own, &origin.mapped)?, end_of))
 }
 
 /// The final state of a merge; `None` while it runs.
@@ -127,7 +130,8 @@ pub fn merge_end(registry: &Registry, merge: &PendingMerge) -> Option<SnapshotSt
     let origin = merge.origin.upgrade().filter(|origin| registry.is_active(origin));
     let live = origin.and_then(|origin| origin.device.live());
     // If the origin got another table, the merge is lost.
-    let state = live.and_then(|table| report(&table)).map_or(SnapshotState::Invalid, |found| found.state);
+    let state =
+        live.and_then(|table| snapshot_report(&table)).map_or(SnapshotState::Invalid, |found| found.state);
     (state != SnapshotState::Merging).then_some(state)
 }
 
@@ -142,7 +146,7 @@ pub fn finish(registry: &Arc<Registry>, merge: &PendingMerge) -> Result<(), Verb
     let mapped = merge.origin.upgrade().ok_or_else(|| VerbError::missing(name))?;
     let found = find_again(registry, name, &mapped)?.1;
     if found.state != SnapshotState::Merged {
-        return Err(refuse(name, EBUSY, format!("the merge is not over: {}", found.state.text())));
+        return Err(error_for(name, EBUSY, format!("the merge is not over: {}", found.state.text())));
     }
     let disk = found.origin.number;
     drop(found);

@@ -42,7 +42,7 @@ pub(super) use attach::AttachTransaction;
 pub use attach::LostSnapshots;
 pub use changes::{PAGE_MAX, changes};
 pub use create::create;
-pub use list::{list, one, unattached};
+pub use list::{get, list, unattached};
 pub use merge::{PendingMerge, finish, merge, merge_end};
 pub use origin::find_bypasses;
 pub(crate) use origin::linear_before;
@@ -50,7 +50,7 @@ pub use remove::remove;
 pub(super) use restore::attach_by_name;
 
 use crate::error::VerbError;
-use crate::registry::{Mapped, Registry};
+use crate::registry::{RegisteredDevice, Registry};
 use crate::state_folder::file_stamp::StoreFile;
 use std::sync::Arc;
 use std::time::Instant;
@@ -75,7 +75,7 @@ pub(crate) struct SnapshotInfo {
 }
 
 /// The report of the snapshot in a table of one line.
-fn report(table: &Table) -> Option<SnapshotReport> {
+fn snapshot_report(table: &Table) -> Option<SnapshotReport> {
     match table.targets() {
         [entry] => Some(entry.target.as_snapshot()?.report()),
         _ => None,
@@ -86,7 +86,10 @@ fn report(table: &Table) -> Option<SnapshotReport> {
 ///
 /// # Errors
 /// ENXIO if there is no such device, EINVAL if it is not a snapshot.
-fn find(registry: &Registry, name: &str) -> Result<(Arc<Mapped>, Arc<Table>, SnapshotReport), VerbError> {
+fn find_snapshot(
+    registry: &Registry,
+    name: &str,
+) -> Result<(Arc<RegisteredDevice>, Arc<Table>, SnapshotReport), VerbError> {
     let mapped = registry.find(name)?;
     let (table, report) = find_again(registry, name, &mapped)?;
     Ok((mapped, table, report))
@@ -96,19 +99,19 @@ fn find(registry: &Registry, name: &str) -> Result<(Arc<Mapped>, Arc<Table>, Sna
 /// since. Errors call it `name`.
 ///
 /// # Errors
-/// As [`find`].
+/// As [`find_snapshot`].
 fn find_again(
     registry: &Registry,
     name: &str,
-    mapped: &Arc<Mapped>,
+    mapped: &Arc<RegisteredDevice>,
 ) -> Result<(Arc<Table>, SnapshotReport), VerbError> {
     if !registry.is_active(mapped) {
         return Err(VerbError::missing(name));
     }
-    let found = mapped.device.live().and_then(|table| report(&table).map(|report| (table, report)));
-    found.ok_or_else(|| refuse(name, EINVAL, "it is no snapshot"))
+    let found = mapped.device.live().and_then(|table| snapshot_report(&table).map(|report| (table, report)));
+    found.ok_or_else(|| error_for(name, EINVAL, "it is no snapshot"))
 }
 
-fn refuse(name: &str, errno: i32, why: impl Into<String>) -> VerbError {
+fn error_for(name: &str, errno: i32, why: impl Into<String>) -> VerbError {
     VerbError::new(name, TargetError::errno(errno).because(why))
 }

@@ -1,8 +1,8 @@
 //! The origins of snapshots.
 
-use super::{refuse, report};
+use super::{error_for, snapshot_report};
 use crate::error::VerbError;
-use crate::registry::{BaseDir, Mapped, Registry, TableResolver};
+use crate::registry::{BaseDir, RegisteredDevice, Registry, TableResolver};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, EINVAL};
@@ -15,7 +15,7 @@ const ORIGIN: &str = "snapshot-origin";
 
 /// A device whose table is an origin, or can become one.
 pub(super) struct OriginDevice {
-    pub mapped: Arc<Mapped>,
+    pub mapped: Arc<RegisteredDevice>,
     /// The disk below the device.
     pub disk: DeviceRef,
     pub len: Sectors,
@@ -28,8 +28,8 @@ impl OriginDevice {
     ///
     /// # Errors
     /// If it has another kind of table.
-    pub fn of(name: &str, mapped: Arc<Mapped>) -> Result<OriginDevice, VerbError> {
-        let cannot = |why: String| refuse(name, EINVAL, format!("no origin of a snapshot: {why}"));
+    pub fn of(name: &str, mapped: Arc<RegisteredDevice>) -> Result<OriginDevice, VerbError> {
+        let cannot = |why: String| error_for(name, EINVAL, format!("no origin of a snapshot: {why}"));
         let table = mapped.device.live().ok_or_else(|| cannot("it has no table".into()))?;
         let [entry] = table.targets() else {
             return Err(cannot(format!("its table has {} lines", table.targets().len())));
@@ -55,8 +55,10 @@ impl OriginDevice {
     /// EBUSY if the device is suspended or its inactive slot has a table.
     pub fn is_ours_to_change(&self, name: &str) -> Result<(), VerbError> {
         match (self.mapped.device.is_suspended(), self.mapped.device.inactive().is_some()) {
-            (true, _) => Err(refuse(name, EBUSY, "it is suspended: resume it first")),
-            (_, true) => Err(refuse(name, EBUSY, "its inactive slot has a table: resume or clear it first")),
+            (true, _) => Err(error_for(name, EBUSY, "it is suspended: resume it first")),
+            (_, true) => {
+                Err(error_for(name, EBUSY, "its inactive slot has a table: resume or clear it first"))
+            }
             _ => Ok(()),
         }
     }
@@ -77,7 +79,7 @@ impl OriginDevice {
 /// opens the disk.
 pub(crate) fn linear_before(
     registry: &Registry,
-    mapped: &Arc<Mapped>,
+    mapped: &Arc<RegisteredDevice>,
     name: &str,
     lines: &[TableLine],
     folder: &BaseDir,
@@ -93,7 +95,7 @@ pub(crate) fn linear_before(
 }
 
 /// The devices that are origins over `disk`, with their names.
-pub(super) fn over(registry: &Registry, disk: DevNo) -> Vec<(String, OriginDevice)> {
+pub(super) fn origins_over(registry: &Registry, disk: DevNo) -> Vec<(String, OriginDevice)> {
     let all = registry.all().into_iter().map(|mapped| (mapped.device.name(), mapped));
     let origins =
         all.filter_map(|(name, mapped)| Some((name.clone(), OriginDevice::of(&name, mapped).ok()?)));
@@ -104,7 +106,11 @@ pub(super) fn over(registry: &Registry, disk: DevNo) -> Vec<(String, OriginDevic
 pub(super) fn has_snapshots(registry: &Registry, disk: DevNo) -> bool {
     registry.all().iter().any(|mapped| {
         let tables = [mapped.device.live(), mapped.device.inactive()];
-        tables.iter().flatten().filter_map(|table| report(table)).any(|found| found.origin.number == disk)
+        tables
+            .iter()
+            .flatten()
+            .filter_map(|table| snapshot_report(table))
+            .any(|found| found.origin.number == disk)
     })
 }
 
@@ -115,7 +121,7 @@ pub fn find_bypasses(registry: &Registry) -> Vec<String> {
     let all = registry.all();
     let mut origins: HashMap<DevNo, (String, usize)> = HashMap::new();
     for snapshot in &all {
-        if let Some(found) = snapshot.device.live().and_then(|table| report(&table)) {
+        if let Some(found) = snapshot.device.live().and_then(|table| snapshot_report(&table)) {
             origins.entry(found.origin.number).or_insert_with(|| (snapshot.device.name(), 0)).1 += 1;
         }
     }

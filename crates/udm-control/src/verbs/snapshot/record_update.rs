@@ -17,10 +17,10 @@ pub(super) struct RecordUpdate {
     /// The disks that the new tables can write.
     pub writable_disks: Vec<WritableDisk>,
     /// The snapshots that become live.
-    pub coming: Vec<SnapshotRecord>,
+    pub attached: Vec<SnapshotRecord>,
     /// The stores of the snapshots that no table has after the change; true if the record can be
     /// deleted.
-    pub leaving: Vec<(StoreId, bool)>,
+    pub released: Vec<(StoreId, bool)>,
     /// If true, a snapshot that blocks the change is recorded as lost.
     pub gives_up: bool,
     /// True if devices are removed.
@@ -68,10 +68,10 @@ impl RecordUpdate {
 
     /// Refuses the change if a disk must wait for a snapshot, or if a snapshot is not up to date.
     fn check(&self, folder: &StateFolder) -> Result<Option<Refused>, String> {
-        if self.writable_disks.is_empty() && self.coming.is_empty() {
+        if self.writable_disks.is_empty() && self.attached.is_empty() {
             return Ok(None);
         }
-        let comes_too = |record: &SnapshotRecord| self.coming.iter().any(|one| one.store.is(&record.store));
+        let comes_too = |record: &SnapshotRecord| self.attached.iter().any(|one| one.store.is(&record.store));
         for record in folder.attaching().into_iter().filter(|record| !comes_too(record)) {
             if let Some(writer) = self.writable_disks.iter().find(|writer| record.origin.is(&writer.disk)) {
                 return Ok(Some((writer.place, blocked_error(&record, "is just being attached"))));
@@ -101,7 +101,7 @@ impl RecordUpdate {
         if self.warns {
             self.warn_of_bypasses(folder);
         }
-        for one in &self.coming {
+        for one in &self.attached {
             // The record may have changed since the table was loaded.
             let known = folder.record_of(&one.store)?;
             if known.as_ref().is_some_and(SnapshotRecord::is_uncertain) {
@@ -115,7 +115,7 @@ impl RecordUpdate {
             if let Some(record) = known.as_ref().filter(|known| known.merging && !one.merging) {
                 return Ok(Some((0, merging_error(record))));
             }
-            if let Some(why) = known.as_ref().and_then(stale) {
+            if let Some(why) = known.as_ref().and_then(stale_error) {
                 return Ok(Some((0, why)));
             }
         }
@@ -141,8 +141,8 @@ impl RecordUpdate {
     }
 
     fn write(self, folder: &StateFolder, recorded: &mut WrittenRecords) -> Result<(), String> {
-        for (store, is_over) in &self.leaving {
-            if self.coming.iter().any(|one| one.store.is(store)) {
+        for (store, is_over) in &self.released {
+            if self.attached.iter().any(|one| one.store.is(store)) {
                 continue;
             }
             for before in folder.attached_here().into_iter().filter(|record| record.store.is(store)) {
@@ -160,27 +160,28 @@ impl RecordUpdate {
                 if *is_over { recorded.over.push(record) } else { recorded.released.push(record) }
             }
         }
-        if self.coming.is_empty() {
+        if self.attached.is_empty() {
             return Ok(());
         }
         // If two tables have the same store, the second is refused later.
         let mut stores = HashSet::new();
-        let mut coming = self.coming;
-        coming.retain(|one| stores.insert(one.file_name()));
-        let coming = coming.into_iter().map(|one| known(folder, one)).collect::<Result<Vec<_>, _>>()?;
-        if let Err(error) = folder.attach(coming.iter().map(|(record, _)| record.clone()).collect()) {
+        let mut attached = self.attached;
+        attached.retain(|one| stores.insert(one.file_name()));
+        let attached =
+            attached.into_iter().map(|one| merge_with_known(folder, one)).collect::<Result<Vec<_>, _>>()?;
+        if let Err(error) = folder.attach(attached.iter().map(|(record, _)| record.clone()).collect()) {
             tracing::warn!(
                 "persistent snapshots are not recorded, so a later server does not wait for them: {error}"
             );
             return Ok(());
         }
-        for (record, before) in &coming {
+        for (record, before) in &attached {
             // The store had a snapshot of another disk, which is overwritten.
             if let Some(before) = before.as_ref().filter(|before| !before.origin.is(&record.origin)) {
                 folder.forget_snapshot(before).map_err(|error| stale_record_text(before, &error))?;
             }
         }
-        recorded.changed.extend(coming);
+        recorded.changed.extend(attached);
         Ok(())
     }
 }
@@ -243,7 +244,7 @@ impl WrittenRecords {
 
     /// Completes the records after the change. `writable_disks` are all disks that can be written
     /// now.
-    pub fn settle(self, folder: &StateFolder, writable_disks: &[WritableDisk]) -> Result<(), String> {
+    pub fn commit(self, folder: &StateFolder, writable_disks: &[WritableDisk]) -> Result<(), String> {
         for record in &self.over {
             folder.forget_snapshot(record).map_err(|error| stale_record_text(record, &error))?;
         }
@@ -261,7 +262,7 @@ impl WrittenRecords {
 
 /// The error for loading a snapshot whose origin was written without it; `None` if the snapshot is
 /// up to date.
-pub(super) fn stale(record: &SnapshotRecord) -> Option<TargetError> {
+pub(super) fn stale_error(record: &SnapshotRecord) -> Option<TargetError> {
     let why = record.stale()?;
     Some(TargetError::errno(EBUSY).because(format!("{}: {why}", record.store.name())))
 }
@@ -299,7 +300,7 @@ pub(super) fn record_lost(folder: &StateFolder, record: &SnapshotRecord, why: &s
 
 /// `new`, completed with the facts of an existing record of the same snapshot; also returns that
 /// record.
-fn known(
+fn merge_with_known(
     folder: &StateFolder,
     new: SnapshotRecord,
 ) -> Result<(SnapshotRecord, Option<SnapshotRecord>), String> {

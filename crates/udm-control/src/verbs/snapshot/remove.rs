@@ -1,6 +1,6 @@
 //! Removing snapshots.
 
-use super::{find, find_again, origin, refuse};
+use super::{error_for, find_again, find_snapshot, origin};
 use crate::error::VerbError;
 use crate::registry::{BaseDir, Registry};
 use crate::state_folder::file_stamp::{FileStamp, StoreFile};
@@ -27,22 +27,22 @@ pub fn remove(
     keep_store: bool,
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
-    let found = match find(registry, name) {
+    let found = match find_snapshot(registry, name) {
         Err(error) if error.missing && forget_unattached(registry, name, keep_store)? => return Ok(()),
         found => found?,
     };
     let (mapped, disk) = (found.0, found.2.origin.number);
     let _alone = registry.lock_snapshots(name, [disk])?;
     if find_again(registry, name, &mapped)?.1.state.is_merge() {
-        return Err(refuse(name, EBUSY, "it is being merged"));
+        return Err(error_for(name, EBUSY, "it is being merged"));
     }
     // A file created for the snapshot is removed only if it still is the store.
     let store = find_again(registry, name, &mapped)?.1.store;
     let store = registry.disk_id(&store);
-    mapped.note().is_discarded = !keep_store;
+    mapped.snapshot_info().is_discarded = !keep_store;
     let removed = wait(remove_device(registry, name, Arc::clone(&mapped), |_| true, cancel_token));
-    removed.inspect_err(|_| mapped.note().is_discarded = false)?;
-    let made = mapped.note().store.take().filter(|_| !keep_store);
+    removed.inspect_err(|_| mapped.snapshot_info().is_discarded = false)?;
+    let made = mapped.snapshot_info().store.take().filter(|_| !keep_store);
     drop(mapped);
     if let Some(made) = made.filter(|made| store.is_some_and(|store| made.is(&store))) {
         remove_store(name, &made);
@@ -54,12 +54,12 @@ pub fn remove(
 /// Gives up the snapshot `name`, which no device has, and removes the store that was created for it
 /// unless `keep_store`. Returns false if there is no record. May block.
 fn forget_unattached(registry: &Registry, name: &str, keep_store: bool) -> Result<bool, VerbError> {
-    let failed = |why: String| refuse(name, EIO, why);
+    let failed = |why: String| error_for(name, EIO, why);
     let Some(folder) = registry.state_folder() else { return Ok(false) };
     let records = folder.unattached().map_err(failed)?;
     let Some(record) = records.into_iter().find(|record| record.name == name) else { return Ok(false) };
     if folder.is_elsewhere(&record) {
-        return Err(refuse(name, EBUSY, "another server has it"));
+        return Err(error_for(name, EBUSY, "another server has it"));
     }
     let stays = |error| failed(format!("its record stays: {error}"));
     if keep_store {
@@ -68,7 +68,7 @@ fn forget_unattached(registry: &Registry, name: &str, keep_store: bool) -> Resul
             RecordState::Detached { origin } => origin,
             RecordState::Released { .. } | RecordState::Lost { .. } => {
                 let why = "its origin does not wait for it: only its store can be removed";
-                return Err(refuse(name, EBUSY, why));
+                return Err(error_for(name, EBUSY, why));
             }
         };
         let state = RecordState::Released { origin };
@@ -96,13 +96,13 @@ pub(super) fn restore_linear(registry: &Arc<Registry>, disk: DevNo) {
     if origin::has_snapshots(registry, disk) {
         return;
     }
-    for (name, origin) in origin::over(registry, disk) {
-        if !origin.mapped.note().was_linear || origin.is_ours_to_change(&name).is_err() {
+    for (name, origin) in origin::origins_over(registry, disk) {
+        if !origin.mapped.snapshot_info().was_linear || origin.is_ours_to_change(&name).is_err() {
             continue;
         }
         let (table, cancel_token) = (origin.linear(), CancelToken::default());
         match wait(reload(registry, &origin.mapped, &name, &table, &BaseDir::none(), &cancel_token)) {
-            Ok(_) => origin.mapped.note().was_linear = false,
+            Ok(_) => origin.mapped.snapshot_info().was_linear = false,
             Err(error) => tracing::warn!("{error}: it stays an origin without snapshots"),
         }
     }

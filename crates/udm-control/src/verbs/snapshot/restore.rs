@@ -11,10 +11,10 @@ use super::record_update::record_lost;
 use super::tables::{WritableDisk, writable_disks};
 use super::{SnapshotInfo, merge::PendingMerge};
 use crate::error::VerbError;
-use crate::registry::{BaseDir, Mapped, Registry};
+use crate::registry::{BaseDir, RegisteredDevice, Registry};
 use crate::state_folder::records::SnapshotRecord;
 use crate::verbs::cancel::{CancelToken, VerbKind};
-use crate::verbs::{DeviceSpec, make, tables};
+use crate::verbs::{DeviceSpec, create_device, tables};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use udm_dm::Table;
 /// If a snapshot can't be attached.
 pub(in crate::verbs) fn attach_by_name<'a>(
     registry: &'a Registry,
-    several: &'a [(String, Arc<Mapped>)],
+    several: &'a [(String, Arc<RegisteredDevice>)],
     who: VerbKind,
     cancel_token: &'a CancelToken,
 ) -> Pin<Box<dyn Future<Output = Result<Vec<PendingMerge>, VerbError>> + Send + 'a>> {
@@ -41,8 +41,8 @@ pub(in crate::verbs) fn attach_by_name<'a>(
         }
         let inactive: Vec<Option<Arc<Table>>> =
             several.iter().map(|(_, mapped)| mapped.device.inactive()).collect();
-        let writable_disks = writable_disks(registry, &inactive);
-        if writable_disks.is_empty() {
+        let disks = writable_disks(registry, &inactive);
+        if disks.is_empty() {
             return Ok(Vec::new());
         }
         let found = run_with_state_folder(
@@ -62,7 +62,7 @@ pub(in crate::verbs) fn attach_by_name<'a>(
                 let mut attached = folder.attached_here();
                 attached.retain(|record| record.by_name && record.was_linear && !record.merging);
                 let of = |record: SnapshotRecord| {
-                    let writer = writable_disks.iter().find(|writer| record.origin.is(&writer.disk))?;
+                    let writer = disks.iter().find(|writer| record.origin.is(&writer.disk))?;
                     let WritableDisk { place, number, .. } = *writer;
                     Some((place, number, record))
                 };
@@ -90,7 +90,7 @@ pub(in crate::verbs) fn attach_by_name<'a>(
 }
 
 /// The facts of the snapshot of `record`.
-fn note(record: &SnapshotRecord) -> SnapshotInfo {
+fn info_of(record: &SnapshotRecord) -> SnapshotInfo {
     let since = SystemTime::UNIX_EPOCH + Duration::from_secs(record.made);
     let age = SystemTime::now().duration_since(since).unwrap_or_default();
     SnapshotInfo {
@@ -109,13 +109,13 @@ async fn attach(
     record: &SnapshotRecord,
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
-    let Some(registry) = registry.me.upgrade() else { return Ok(()) };
+    let Some(registry) = registry.weak_self.upgrade() else { return Ok(()) };
     let called = DeviceSpec { name: &record.name, uuid: record.uuid.as_deref(), ..DeviceSpec::default() };
-    let table = |mapped: &Arc<Mapped>| {
-        *mapped.note() = note(record);
+    let table = |mapped: &Arc<RegisteredDevice>| {
+        *mapped.snapshot_info() = info_of(record);
         Ok(Some(record.table.clone()))
     };
-    let Err(error) = make(&registry, called, table, &BaseDir::none(), cancel_token).await else {
+    let Err(error) = create_device(&registry, called, table, &BaseDir::none(), cancel_token).await else {
         tracing::info!("{}: attached again, a snapshot of {}", record.name, record.origin.name());
         return Ok(());
     };
@@ -137,7 +137,7 @@ async fn attach(
 
 /// If the inactive table of `mapped` is one line over all of the disk `number`, linear or an
 /// origin: its length, and true if it is linear.
-fn whole(mapped: &Mapped, number: DevNo) -> Option<(u64, bool)> {
+fn whole_disk_table(mapped: &RegisteredDevice, number: DevNo) -> Option<(u64, bool)> {
     let table = mapped.device.inactive()?;
     let [entry] = table.targets() else { return None };
     let is_linear = entry.target.type_name() == "linear";
@@ -151,35 +151,40 @@ fn whole(mapped: &Mapped, number: DevNo) -> Option<(u64, bool)> {
 /// Replaces a linear table by that of an origin.
 fn load_origin_table(
     registry: &Registry,
-    (name, mapped): &(String, Arc<Mapped>),
+    (name, mapped): &(String, Arc<RegisteredDevice>),
     number: DevNo,
 ) -> Result<(), VerbError> {
-    let Some((len, true)) = whole(mapped, number) else { return Ok(()) };
+    let Some((len, true)) = whole_disk_table(mapped, number) else { return Ok(()) };
     load(registry, name, mapped, &format!("0 {len} snapshot-origin {number}"))?;
-    mapped.note().was_linear = true;
+    mapped.snapshot_info().was_linear = true;
     Ok(())
 }
 
 /// Replaces a linear or origin table by that of a merge.
 fn load_merge_table(
     registry: &Registry,
-    (name, mapped): &(String, Arc<Mapped>),
+    (name, mapped): &(String, Arc<RegisteredDevice>),
     number: DevNo,
     record: &SnapshotRecord,
 ) -> Result<Option<PendingMerge>, VerbError> {
-    let Some((len, _)) = whole(mapped, number) else { return Ok(None) };
+    let Some((len, _)) = whole_disk_table(mapped, number) else { return Ok(None) };
     let merge = record.table.replacen(" snapshot ", " snapshot-merge ", 1);
     if let Err(error) = load(registry, name, mapped, &merge) {
         let why = format!("is being merged, and can't be attached ({})", error.error);
         return Err(VerbError { blocked: true, ..VerbError::new(name, blocked_error(record, &why)) });
     }
-    mapped.note().was_linear = record.was_linear;
+    mapped.snapshot_info().was_linear = record.was_linear;
     tracing::info!("{name}: the merge of snapshot {} continues", record.name);
     let table = format!("0 {len} snapshot-origin {number}");
     Ok(Some(PendingMerge::new(mapped, name, table, record.made_store.clone())))
 }
 
-fn load(registry: &Registry, name: &str, mapped: &Arc<Mapped>, table: &str) -> Result<(), VerbError> {
+fn load(
+    registry: &Registry,
+    name: &str,
+    mapped: &Arc<RegisteredDevice>,
+    table: &str,
+) -> Result<(), VerbError> {
     let loaded = tables::load_into(registry, mapped, name, table, &BaseDir::none(), &CancelToken::default());
     loaded.map(drop).map_err(|e| e.at(None))
 }

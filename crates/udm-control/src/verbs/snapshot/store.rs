@@ -1,7 +1,7 @@
 //! Creates the stores of new snapshots.
 
+use super::error_for;
 use super::origin::OriginDevice;
-use super::refuse;
 use crate::CoresIo;
 use crate::error::VerbError;
 use crate::registry::{BaseDir, Registry, TableResolver};
@@ -58,7 +58,7 @@ pub(super) struct NewStore {
 struct CreatedFile {
     file: StoreFile,
     /// Marker for the next server, in case this one is killed. Dropped after the file.
-    _making: Option<StoreCreation>,
+    _creation: Option<StoreCreation>,
 }
 
 impl NewStore {
@@ -101,7 +101,7 @@ impl StoreSpec<'_> {
     ) -> Result<NewStore, VerbError> {
         let chunk = self.chunk(name, origin)?;
         let kind = match (self.transient, self.overflow) {
-            (true, true) => return Err(refuse(name, EINVAL, "a transient store has no overflow")),
+            (true, true) => return Err(error_for(name, EINVAL, "a transient store has no overflow")),
             (true, false) => "N",
             (false, true) => "PO",
             (false, false) => "P",
@@ -109,14 +109,14 @@ impl StoreSpec<'_> {
         let mut uri = self.place(registry, name, origin)?;
         let most = self.size_bytes.unwrap_or_else(|| default_size(origin.len, chunk, self.transient));
         let made = match &mut uri {
-            DeviceUri::File(file) => self.make(registry, name, file, most, chunk)?,
+            DeviceUri::File(file) => self.create_store(registry, name, file, most, chunk)?,
             _ if self.grow_bytes.is_some_and(|step| step > 0) => {
-                return Err(refuse(name, EINVAL, format!("{uri}: only a regular file grows")));
+                return Err(error_for(name, EINVAL, format!("{uri}: only a regular file grows")));
             }
             _ => None,
         };
         if made.is_none() && self.size_bytes.is_some() {
-            return Err(refuse(name, EEXIST, format!("{uri} exists and is not resized: omit the size")));
+            return Err(error_for(name, EEXIST, format!("{uri} exists and is not resized: omit the size")));
         }
         let word = uri.to_string();
         let store = NewStore { words: format!("{} {kind} {}", escape(&word), chunk.sectors()), made };
@@ -130,9 +130,9 @@ impl StoreSpec<'_> {
         let block = u64::from(origin.disk.device.limits().logical_block);
         let bytes = self.chunk_bytes.unwrap_or(CHUNK_BYTES.max(block));
         if !bytes.is_multiple_of(SECTOR_SIZE) {
-            return Err(refuse(name, EINVAL, format!("chunks of {bytes} bytes are no whole sectors")));
+            return Err(error_for(name, EINVAL, format!("chunks of {bytes} bytes are no whole sectors")));
         }
-        ChunkSize::new(bytes / SECTOR_SIZE).map_err(|why| refuse(name, EINVAL, why.to_string()))
+        ChunkSize::new(bytes / SECTOR_SIZE).map_err(|why| error_for(name, EINVAL, why.to_string()))
     }
 
     /// The place of the store: the given one, or NAME.cow in the given folder or in the folder of
@@ -148,13 +148,13 @@ impl StoreSpec<'_> {
                 Ok(DeviceUri::File(file)) if file.path.is_file() => {
                     Ok(own(file.path.parent().unwrap_or(Path::new("/"))))
                 }
-                _ => Err(refuse(name, EINVAL, "its origin is not a file: give a place for the store")),
+                _ => Err(error_for(name, EINVAL, "its origin is not a file: give a place for the store")),
             };
         };
-        let uri = self.folder.resolve(word).map_err(|e| refuse(name, e.errno, e.reason))?;
+        let uri = self.folder.resolve(word).map_err(|e| error_for(name, e.errno, e.reason))?;
         match &uri {
             DeviceUri::File(file) if file.path.is_dir() => Ok(own(&file.path)),
-            _ if self.several => Err(refuse(
+            _ if self.several => Err(error_for(
                 name,
                 EINVAL,
                 format!("{uri} is not a folder: each of several snapshots needs its own store"),
@@ -165,7 +165,7 @@ impl StoreSpec<'_> {
 
     /// Creates the file unless it exists. A growing store starts smaller than `most`; `file` then
     /// gets the growth options.
-    fn make(
+    fn create_store(
         &self,
         registry: &Registry,
         name: &str,
@@ -183,7 +183,7 @@ impl StoreSpec<'_> {
             }
         };
         let path = file.path.clone();
-        let made = self.make_file(registry, name, &path, most, (first, step > 0))?;
+        let made = self.create_file(registry, name, &path, most, (first, step > 0))?;
         let grows = made.is_none() && self.grow_bytes.is_some() || made.is_some() && first < most;
         if step > 0 && grows {
             file.grow = Some(step);
@@ -192,28 +192,33 @@ impl StoreSpec<'_> {
         Ok(made)
     }
 
-    fn make_file(
+    fn create_file(
         &self,
         registry: &Registry,
         name: &str,
         path: &Path,
         most: u64,
-        (first, is_set_aside): (u64, bool),
+        (first, is_preallocated): (u64, bool),
     ) -> Result<Option<CreatedFile>, VerbError> {
         let failed = |e: std::io::Error| {
-            refuse(name, e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", path.display()))
+            error_for(name, e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", path.display()))
         };
         if most < SECTOR_SIZE || !most.is_multiple_of(SECTOR_SIZE) {
-            return Err(refuse(name, EINVAL, format!("a store of {most} bytes is no whole sectors")));
+            return Err(error_for(name, EINVAL, format!("a store of {most} bytes is no whole sectors")));
         }
-        let mut making = registry.making(path);
+        let mut creation = registry.begin_store_creation(path);
         match OpenOptions::new().write(true).create_new(true).mode(MODE).open(path) {
             Ok(file) => {
-                let known = making.as_mut().is_none_or(|making| making.set_created(&file).is_ok());
-                let made = StoreFile::new(path, &file).map_err(failed)?;
-                let made = CreatedFile { file: made, _making: making.filter(|_| known) };
+                let known = creation.as_mut().is_none_or(|creation| creation.set_created(&file).is_ok());
+                let made = StoreFile::new(path, &file).map_err(|error| {
+                    // Without an identity nothing else would remove the new file.
+                    let _ = std::fs::remove_file(path);
+                    failed(error)
+                })?;
+                let made = CreatedFile { file: made, _creation: creation.filter(|_| known) };
                 let mut store = NewStore { words: String::new(), made: Some(made) };
-                if is_set_aside { preallocate(&file, first) } else { file.set_len(first) }.map_err(failed)?;
+                if is_preallocated { preallocate(&file, first) } else { file.set_len(first) }
+                    .map_err(failed)?;
                 Ok(store.made.take())
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(None),
@@ -230,7 +235,7 @@ impl StoreSpec<'_> {
         cancel_token: &CancelToken,
     ) -> Result<(), VerbError> {
         let opened = TableResolver::new(registry, self.folder).get(word);
-        let opened = opened.map_err(|e| refuse(name, e.errno, e.reason))?;
+        let opened = opened.map_err(|e| error_for(name, e.errno, e.reason))?;
         let block = opened.device.limits().logical_block.max(HEADER_LEN as u32);
         let io = CoresIo::new(registry.cores()).until(cancel_token);
         let sectors = Sectors::from_bytes(u64::from(block));
@@ -241,7 +246,7 @@ impl StoreSpec<'_> {
         let first = control_io::read(&io, &opened.device, Sector(0), sectors)
             .map_err(|e| VerbError::new(name, TargetError::errno(e.errno).because(e.text)))?;
         match StoreHeader::decode(&first) {
-            Ok(Some(_)) => Err(refuse(
+            Ok(Some(_)) => Err(error_for(
                 name,
                 EEXIST,
                 format!(

@@ -1,6 +1,6 @@
 //! The disks that tables can write, and the persistent snapshots that they have.
 
-use crate::registry::{Mapped, Registry};
+use crate::registry::{RegisteredDevice, Registry};
 use crate::state_folder::StoreId;
 use crate::state_folder::records::{RecordState, SnapshotRecord};
 use std::sync::Arc;
@@ -58,12 +58,12 @@ fn seconds_now() -> u64 {
 /// with the process.
 pub(super) fn record(
     registry: &Registry,
-    mapped: &Mapped,
+    mapped: &RegisteredDevice,
     report: &SnapshotReport,
     len: Sectors,
 ) -> Option<SnapshotRecord> {
     let (origin, store) = (registry.disk_id(&report.origin)?, registry.disk_id(&report.store)?);
-    let note = mapped.note();
+    let info = mapped.snapshot_info();
     let words =
         [&report.origin, &report.store].map(|device| escape(&registry.uri_of(device.number)).into_owned());
     Some(SnapshotRecord {
@@ -72,10 +72,10 @@ pub(super) fn record(
         origin,
         store,
         table: format!("0 {} snapshot {} {} {} {}", len.0, words[0], words[1], report.kind, report.chunk.0),
-        by_name: note.by_name,
+        by_name: info.by_name,
         made: seconds_now(),
-        made_store: note.store.clone(),
-        was_linear: note.origin_was_linear,
+        made_store: info.store.clone(),
+        was_linear: info.origin_was_linear,
         merging: report.state.is_merge() && !bugs::on(Bug::MergeNotRecorded),
         state: RecordState::Detached { origin: None },
     })

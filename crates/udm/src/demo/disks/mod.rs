@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use image::{IMAGE, IMAGE_BYTES, block, memory_bytes};
 use serde::Serialize;
 use std::time::{Duration, Instant};
-use udm_control::http::api;
+use udm_control::api;
 use udm_control::verbs::snapshot;
 
 /// Number of disks.

@@ -60,7 +60,7 @@ pub struct ChangeQueue {
     /// "scheduler", "nr_requests", "nomerges", "max_sectors_kb", "read_expire", "write_expire",
     /// "writes_starved", "fifo_batch" and "front_merges", with values as in a URI. At least one,
     /// and each only once.
-    #[serde(deserialize_with = "each_once")]
+    #[serde(deserialize_with = "unique_keys")]
     pub settings: BTreeMap<String, String>,
     /// Number or URI (@ and the name for a mapped device) of the one device whose queue changes;
     /// all queues if absent.
@@ -91,7 +91,7 @@ pub struct TurnPower {
 }
 
 /// Reads a map and refuses repeated names, because it would be unclear which value counts.
-fn each_once<'de, D: Deserializer<'de>>(input: D) -> Result<BTreeMap<String, String>, D::Error> {
+fn unique_keys<'de, D: Deserializer<'de>>(input: D) -> Result<BTreeMap<String, String>, D::Error> {
     struct Each;
     impl<'de> Visitor<'de> for Each {
         type Value = BTreeMap<String, String>;

@@ -1,4 +1,4 @@
-//! Events of the control socket.
+//! Events of devices.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

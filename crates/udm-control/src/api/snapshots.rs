@@ -87,6 +87,28 @@ pub struct CreateSnapshots {
     pub timeout_ms: Option<u64>,
 }
 
+/// Query of the removal of a snapshot.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveSnapshotQuery {
+    /// Keep the store that was created for it
+    pub keep_store: Option<bool>,
+    /// Cancel after this many milliseconds; nothing is removed then
+    pub timeout_ms: Option<u64>,
+}
+
+/// Query of a page of changed ranges.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChangesQuery {
+    /// Another snapshot; by default the origin
+    pub against: Option<String>,
+    /// The byte at which the page begins, by default 0
+    pub from: Option<u64>,
+    /// Maximum number of ranges, up to 16384
+    pub max: Option<usize>,
+}
+
 /// A range of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Range {

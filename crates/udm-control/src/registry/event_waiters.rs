@@ -4,7 +4,7 @@
 //! Both sides first write and then read: a waiter counts itself and then reads the number of
 //! events; a raiser counts the event and then reads the number of waiters.
 
-use crate::http::api;
+use crate::api;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};

@@ -1,7 +1,8 @@
 //! Counters of the control socket: totals, for monitoring programs.
 
-use super::api::{Device, Path};
-use super::api_snapshots::Snapshot;
+use super::devices::Device;
+use super::paths::Path;
+use super::snapshots::Snapshot;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -1,0 +1,29 @@
+//! Requests and replies of the control socket, as plain structs, and the one list of its verbs
+//! ([`verbs`]). Sizes are in bytes, times in
+//! nanoseconds, names are stable.
+//!
+//! The structs import nothing of the crate, so every other part may use them. `/openapi.json` is
+//! generated from them, doc comments included, so it always matches the server. Requests with
+//! unknown members are refused. Clients ignore unknown members of replies, so an older client works
+//! with a newer server.
+
+mod config;
+mod devices;
+mod events;
+mod paths;
+mod queue;
+mod server;
+mod snapshots;
+mod stats;
+mod tables;
+pub mod verbs;
+
+pub use config::*;
+pub use devices::*;
+pub use events::*;
+pub use paths::*;
+pub use queue::*;
+pub use server::*;
+pub use snapshots::*;
+pub use stats::*;
+pub use tables::*;

@@ -1,0 +1,63 @@
+//! The server itself: exports, versions, errors.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// An export and its addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Export {
+    /// Name of the export, which is the device's name.
+    pub name: String,
+    /// Size of the export.
+    pub size_bytes: u64,
+    /// True if writes are refused.
+    pub read_only: bool,
+    /// The NBD URIs of the export.
+    pub uris: Vec<String>,
+}
+
+/// All exports.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ExportList {
+    /// The exports.
+    pub exports: Vec<Export>,
+}
+
+/// A type of target.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TargetVersion {
+    /// Name of the type, as in tables.
+    pub name: String,
+    /// Version of the target, as in the kernel.
+    pub version: String,
+}
+
+/// Versions of the server.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Version {
+    /// Version of udm.
+    pub version: String,
+    /// Version of the kernel's device mapper whose behaviour the server follows.
+    pub driver_version: String,
+    /// The types of target that the server has.
+    pub targets: Vec<TargetVersion>,
+}
+
+/// Why a request was refused.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Error {
+    /// The complete error in one line.
+    pub error: String,
+    /// The errno.
+    pub errno: u32,
+    /// The kernel's text, if the kernel has one.
+    pub text: String,
+    /// The precise reason, if the kernel's text does not give it.
+    pub reason: String,
+    /// Line of the fault in the table, from 1.
+    pub line: Option<u64>,
+    /// First character of the fault in that line, from 1.
+    pub column: Option<u64>,
+    /// Number of characters of the fault.
+    pub width: Option<u64>,
+}
