@@ -87,10 +87,10 @@ fn what_cannot_be_true_is_refused_with_the_byte_and_left_alone() {
             "at byte 4112: record 1 keeps chunk 256, beyond the end of the origin (256 chunks)",
             with_record(256, 3),
         ),
-        ("at byte 4112: record 1 keeps chunk 18446744073709551615, behind", with_record(u64::MAX, 3)),
+        ("at byte 4112: record 1 keeps chunk 18446744073709551615, beyond", with_record(u64::MAX, 3)),
         ("at byte 4112: record 1 keeps chunk 7 in chunk 64, beyond the end of the store", with_record(7, 64)),
         (
-            "at byte 4112: record 1 keeps chunk 7 in chunk 18446744073709551615, behind",
+            "at byte 4112: record 1 keeps chunk 7 in chunk 18446744073709551615, beyond",
             with_record(7, u64::MAX),
         ),
         ("at byte 4112: record 1 keeps chunk 7 in chunk 1, which holds metadata", with_record(7, 1)),
