@@ -1,8 +1,8 @@
 //! A small client of the control socket, for the command line.
 //!
 //! Contract: one connection per request, blocking, answers of at most [`ANSWER_MAX`] bytes. It
-//! knows HTTP and the form of errors; a verb is a constant of [`crate::api::verbs`]. Some verbs take
-//! as long as storage does, so a request has no time limit. If the server is silent for
+//! knows HTTP and the form of errors; a verb is a constant of [`crate::api::verbs`]. Some verbs
+//! take as long as storage does, so a request has no time limit. If the server is silent for
 //! [`PATIENCE`], the client asks for its version on a second connection. If that gets no answer
 //! within the same time, the request fails.
 

@@ -437,7 +437,7 @@ mod tests {
             create(&at("a/state/snapshots")).unwrap(),
             [at(""), at("a"), at("a/state")].map(|p| p.components().collect::<PathBuf>())
         );
-        assert_eq!(create(&at("a/state")).unwrap(), [PathBuf::new(); 0]);
+        assert!(create(&at("a/state")).unwrap().is_empty());
         fs::write(at("file"), "").unwrap();
         assert!(create(&at("file")).is_err() && create(&at("file/state")).is_err());
         // The first fact of a server syncs the parent also if the folder exists.

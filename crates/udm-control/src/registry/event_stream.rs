@@ -57,7 +57,8 @@ impl EventStream {
     /// Adds an event.
     pub fn publish(&self, event: &dyn Fn() -> DeviceEvent) {
         // The change precedes the load of `has_subscribers`, and a subscriber sets the flag before
-        // it reads the device's state. So either the event is queued, or the subscriber sees the change.
+        // it reads the device's state. So either the event is queued, or the subscriber sees the
+        // change.
         fence(Ordering::SeqCst);
         if !self.has_subscribers.load(Ordering::SeqCst) {
             return;
