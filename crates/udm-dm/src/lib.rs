@@ -6,8 +6,8 @@
 //! unchanged. The crate knows no target by name: the program that builds a table passes the list of
 //! [`TargetType`]s (`udm_targets::TARGETS`).
 //!
-//! * [`target`]: the [`target::Target`] trait, its hooks, the input of a constructor, and the traits of
-//!   targets with paths, snapshots or checkpoints.
+//! * [`target`]: the [`target::Target`] trait, its hooks, the input of a constructor, and the
+//!   traits of targets with paths, snapshots or checkpoints.
 //! * [`table`]: a table, its checks, its limits and its lane.
 //! * [`mapped`]: mapped devices, suspend, resume, and changes of several devices.
 //! * [`split`]: bios that are sent in several fragments.

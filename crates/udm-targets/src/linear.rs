@@ -1,6 +1,7 @@
 //! The linear target: `linear <dev> <offset>`, a range of one device.
 //!
-//! The target has no lane: the lane of the table adds the offset itself ([`TargetDataPath::Linear`]).
+//! The target has no lane: the lane of the table adds the offset itself
+//! ([`TargetDataPath::Linear`]).
 
 use std::sync::Arc;
 use udm_core::{Extents, Limits, Sector, Sectors};

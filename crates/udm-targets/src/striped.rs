@@ -2,9 +2,9 @@
 //! chunk k / n of the stripe.
 //!
 //! The target has no lane: the lane of the table computes the positions itself
-//! ([`TargetDataPath::Striped`]). `chunk` is in sectors and need not be a power of two. The table splits
-//! reads and writes at chunk boundaries ([`Target::max_io_len`]). A discard or write-zeroes may
-//! cover many chunks and becomes one request per stripe; a flush becomes one per device.
+//! ([`TargetDataPath::Striped`]). `chunk` is in sectors and need not be a power of two. The table
+//! splits reads and writes at chunk boundaries ([`Target::max_io_len`]). A discard or write-zeroes
+//! may cover many chunks and becomes one request per stripe; a flush becomes one per device.
 //!
 //! A failed request changes the letter of its stripe in `status` from A to D and raises an event,
 //! at most [`EVENTS_MAX`] times per device.

@@ -1,7 +1,7 @@
 //! The control half of a mapped device: its names, its two slots, its state and its events.
 //!
 //! `load` fills the inactive slot; `resume` makes the inactive table live ([`super::transition`]).
-//! The data path uses only the event counter. The lock is never held during a call to a device below.
+//! The data path uses only the event counter. No device below is called under the lock.
 
 use super::host::MappedHost;
 use super::lane::{MappedLane, PreparedLane};

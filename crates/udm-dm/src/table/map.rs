@@ -289,9 +289,9 @@ impl TableMap {
     }
 }
 
-/// The children that get a flush. If all targets allow a bypass, each device gets one flush. Otherwise
-/// each target gets one, and a striped target passes it to each of its devices. A target with
-/// nothing to flush completes it at once.
+/// The children that get a flush. If all targets allow a bypass, each device gets one flush.
+/// Otherwise each target gets one, and a striped target passes it to each of its devices. A target
+/// with nothing to flush completes it at once.
 fn flush_children(table: &Table, children: &ChildLayout) -> Vec<usize> {
     let bypass = table.entries.iter().all(|entry| entry.target.features().flush_bypasses_map);
     let (mut seen, mut flush) = (BTreeSet::new(), Vec::new());

@@ -70,7 +70,7 @@ pub trait SnapshotInfo {
     fn report(&self) -> SnapshotReport;
 
     /// The checkpoint of this instant. [`crate::ChangeTracker::changed`] takes it for the origin,
-    /// for another snapshot of the origin, or for this snapshot. For this snapshot, the changes are the
-    /// chunks in its store. `None` if the instant is not kept any more.
+    /// for another snapshot of the origin, or for this snapshot. For this snapshot, the changes are
+    /// the chunks in its store. `None` if the instant is not kept any more.
     fn checkpoint(&self) -> Option<Checkpoint>;
 }

@@ -1,5 +1,5 @@
-//! End and reason of a quarantine of a path that keeps failing. The checker writes it, reports print
-//! it.
+//! End and reason of a quarantine of a path that keeps failing. The checker writes it, reports
+//! print it.
 
 use udm_core::Nanos;
 use udm_wire::multipath_conf::MarginalPolicy;

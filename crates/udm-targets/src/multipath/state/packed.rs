@@ -1,7 +1,7 @@
 //! The 64-bit word that decides where bios go.
 
-/// Flags, current group, next group and generation: one value of [`super::MultipathState::word`]. Groups
-/// count from 0 here and from 1 in printed text.
+/// Flags, current group, next group and generation: one value of [`super::MultipathState::word`].
+/// Groups count from 0 here and from 1 in printed text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::multipath) struct PackedState(pub(super) u64);
 
