@@ -182,7 +182,7 @@ fn what_the_system_gives_up_is_not_closed() {
     until("a write that waits", || rig.status().contains(" writes wait until").then_some(()));
     rig.net.link("down");
     until("a connection that is lost", || {
-        rig.status().contains("1 connections were lost here").then_some(())
+        rig.status().contains("1 connections were lost on this side").then_some(())
     });
     assert!(!rig.server.log().contains("go elsewhere"), "{}", rig.server.log());
 }
