@@ -371,7 +371,7 @@ const PHRASES: &[(&str, &str)] = &[
 
 /// True if `text` has the words of `phrase`, whole and in a row.
 fn has_phrase(text: &str, phrase: &str) -> bool {
-    let is_word = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
+    let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     text.match_indices(phrase).any(|(at, _)| {
         !is_word(text[..at].chars().next_back()) && !is_word(text[at + phrase.len()..].chars().next())
     })
