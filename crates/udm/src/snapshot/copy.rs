@@ -40,7 +40,7 @@ struct CopyReport {
     size_bytes: u64,
     /// Bytes that were read from it and written to the file.
     copied_bytes: u64,
-    seconds: f64,
+    elapsed_ns: u64,
 }
 
 /// Bytes of the snapshot.
@@ -76,11 +76,16 @@ pub(super) fn run(args: &CopyArgs) -> Result<()> {
     if args.since.is_none() {
         publish(&file, &args.file)?;
     }
-    let seconds = begun.elapsed().as_secs_f64();
+    let elapsed = begun.elapsed();
     if args.print.json {
-        return say_json(&CopyReport { size_bytes: size, copied_bytes, seconds });
+        return say_json(&CopyReport {
+            size_bytes: size,
+            copied_bytes,
+            elapsed_ns: u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX),
+        });
     }
-    say(&format!("copied {}B of {}B in {seconds:.2} s\n", format_bytes(copied_bytes), format_bytes(size)))
+    let (copied, size, seconds) = (format_bytes(copied_bytes), format_bytes(size), elapsed.as_secs_f64());
+    say(&format!("copied {copied}B of {size}B in {seconds:.2} s\n"))
 }
 
 /// The ranges that may differ between the snapshots `new` and `old`.
