@@ -1,6 +1,7 @@
 //! Requests that several commands send to the server, and the texts of its errors.
 
-use udm_control::api::{self, verbs};
+use udm_control::api;
+use udm_control::api::verbs::{self, Verb};
 use udm_control::client::{ClientError, ControlClient};
 use udm_control::error::TextPosition;
 
@@ -25,6 +26,17 @@ pub fn explain(error: ClientError, table: Option<&str>) -> anyhow::Error {
         Some(mark) => anyhow::anyhow!("{error}\n{mark}"),
         None => error.into(),
     }
+}
+
+/// Calls a verb that has no body, and explains its error.
+///
+/// # Errors
+/// One line: the server does not answer, or refuses.
+pub fn ask<Q, R: serde::de::DeserializeOwned>(
+    client: &ControlClient,
+    verb: Verb<Q, (), R>,
+) -> anyhow::Result<R> {
+    client.call(verb, &()).map_err(|e| explain(e, None))
 }
 
 /// All devices, in the order of their numbers.

@@ -8,8 +8,9 @@
 use super::diff::DiffPages;
 use super::print::format_bytes;
 use super::progress;
-use super::{CopyArgs, ask, find_export};
+use super::{CopyArgs, find_export};
 use crate::output::{say, say_json};
+use crate::requests::ask;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
 use serde::Serialize;
@@ -140,7 +141,7 @@ fn create_copy(path: &Path, size: u64) -> Result<File> {
     let name = path.display();
     let exists = || format!("{name}: the file exists: name another, or update a copy with --since OLD");
     ensure!(!path.try_exists().with_context(|| name.to_string())?, exists());
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = folder_of(path);
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let file = rustix::fs::open(folder, flags, Mode::from_raw_mode(0o666));
     let file = File::from(file.with_context(|| format!("{name}: a file in {}", folder.display()))?);
@@ -148,12 +149,17 @@ fn create_copy(path: &Path, size: u64) -> Result<File> {
     Ok(file)
 }
 
+/// The folder that has, or will have, the file.
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Gives a complete copy its name.
 fn publish(file: &File, path: &Path) -> Result<()> {
     let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
     rustix::fs::linkat(CWD, unnamed, CWD, path, AtFlags::SYMLINK_FOLLOW)
         .with_context(|| format!("{}: the copy is complete and can't have this name", path.display()))?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = folder_of(path);
     File::open(folder).and_then(|folder| folder.sync_all()).with_context(|| folder.display().to_string())
 }
 

@@ -1,7 +1,8 @@
 //! `udm snapshot diff`: requests the ranges page by page and prints each page as it arrives.
 
-use super::{DiffArgs, ask};
+use super::DiffArgs;
 use crate::output::{say_json, to_stdout};
+use crate::requests::ask;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::io::Write;

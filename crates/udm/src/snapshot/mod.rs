@@ -11,13 +11,13 @@ mod progress;
 
 use crate::args::{PrintArgs, ServerArgs, TimeoutArgs};
 use crate::output::{say, say_json};
-use crate::requests::{current_dir, explain};
+use crate::requests::{ask, current_dir, explain};
 use anyhow::{Context, Result};
 use clap::{ArgGroup, Args, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use udm_control::api;
-use udm_control::api::verbs::{self, Verb};
+use udm_control::api::verbs;
 use udm_control::client::ControlClient;
 
 /// The arguments of `udm snapshot`.
@@ -209,11 +209,6 @@ pub fn run(args: &SnapshotArgs) -> Result<ExitCode> {
         SnapshotVerb::Export(args) => export(args),
     }
     .map(|()| ExitCode::SUCCESS)
-}
-
-/// The answer to a verb without a body.
-fn ask<Q, R: serde::de::DeserializeOwned>(client: &ControlClient, verb: Verb<Q, (), R>) -> Result<R> {
-    client.call(verb, &()).map_err(|e| explain(e, None))
 }
 
 fn create(args: &CreateArgs) -> Result<()> {

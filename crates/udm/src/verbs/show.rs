@@ -3,21 +3,16 @@
 use crate::args::{ListArgs, PrintArgs, ServerArgs};
 use crate::concise;
 use crate::output::{say, say_json};
-use crate::requests::{all_devices, explain};
+use crate::requests::{all_devices, ask, explain};
 use anyhow::Result;
 use clap::Args;
 use std::fmt::Write as _;
 use udm_control::api;
-use udm_control::api::verbs::{self, Verb};
+use udm_control::api::verbs;
 use udm_control::client::{ClientError, ControlClient};
 
 /// dmsetup's text if there are no devices.
 pub(super) const NONE: &str = "No devices found\n";
-
-/// The answer to a verb without a body.
-fn ask<Q, R: serde::de::DeserializeOwned>(client: &ControlClient, verb: Verb<Q, (), R>) -> Result<R> {
-    client.call(verb, &()).map_err(|e| explain(e, None))
-}
 
 pub(super) fn list(client: &ControlClient) -> Result<Vec<api::Device>> {
     all_devices(client).map_err(|e| explain(e, None))
