@@ -20,7 +20,7 @@ TEST_PROGRAMS := fio:fio curl:curl python3:python3 nbdkit:nbdkit nbdinfo:libnbd-
 
 LAB ?= lab.html
 
-.PHONY: help build library demo lab test test-programs lint bench install install-library fio-engine deb clean
+.PHONY: help build library demo lab test test-planted-bugs test-programs lint bench install install-library fio-engine deb clean
 
 help:
 	@echo 'make build    the program, as $(UDM)'
@@ -56,13 +56,18 @@ lab: build
 
 test: test-programs
 	$(CARGO) test --locked --workspace
-	$(CARGO) test --locked -p udm-sim --features seeded-bugs --test seeded_bugs
-	$(CARGO) test --locked -p udm-conformance --features seeded-bugs --test seeded_bugs
+	$(MAKE) test-planted-bugs
 	$(CARGO) test --locked -p udm-core --features loom --lib loom
 	$(CARGO) test --locked -p udm-runtime --features loom --lib loom
 	$(CARGO) test --locked -p udm-queue --features loom --lib loom
 	$(CARGO) test --locked -p udm-targets --features loom --lib loom
 	$(CARGO) test --locked --release -p udm-backends --test instructions
+
+# Bugs that the simulator and the conformance battery must find, as patches on a copy of the tree.
+test-planted-bugs:
+	planted-bugs/apply $(TARGET_DIR)/planted
+	$(CARGO) test --locked --manifest-path $(TARGET_DIR)/planted/Cargo.toml --target-dir $(TARGET_DIR) \
+	    -p udm-sim -p udm-conformance --features udm-sim/interleave --test planted_bugs
 
 test-programs:
 	@missing() { \

@@ -20,7 +20,6 @@ use crate::mem::SparseMemory;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, BioProgress, Op, OpenError, PowerSwitch, SECTOR_SIZE, SLICE_MAX, Status};
 use zerocopy::FromZeros;
 
@@ -142,7 +141,7 @@ impl CachedMemory {
     /// Continues a flush pass of `pass` bytes.
     fn write_back(&self, cache: &mut WriteCache, pass: u64, part: &mut BioProgress) -> Result<(), Status> {
         while part.done < pass && part.left > 0 {
-            let from = part.done.div_ceil(PAGE).max(u64::from(bugs::on(Bug::FlushMissesPage)));
+            let from = part.done.div_ceil(PAGE);
             let next = cache.pages.range(from..).next().map(|(index, _)| *index);
             let Some(index) = next.filter(|index| *index * PAGE < pass) else {
                 part.advance_for(pass - part.done, LOOK);
@@ -197,7 +196,7 @@ impl CachedMemory {
                     });
                 });
                 written?;
-                if is_fua && !bugs::on(Bug::FuaKeepsCached) {
+                if is_fua {
                     cache.drop_range(&(at..at + now));
                 }
                 part.advance_for(now, cost);

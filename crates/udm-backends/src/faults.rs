@@ -16,7 +16,6 @@ use rand::RngExt as _;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::ENOMEM;
 use udm_core::{Batch, Bio, Cx, Drain, Lane, Nanos, Op, OpenError, OwnWork, Status};
 use udm_wire::uri::{FaultInjection, NullFaults};
@@ -99,7 +98,6 @@ impl FaultState {
     fn is_bad(&self, bio: &Bio) -> bool {
         let (first, end) = (bio.sector.0, bio.sector.0.saturating_add(bio.sectors.0));
         let at = self.badblocks.partition_point(|(_, last)| *last < first);
-        let end = end.saturating_sub(u64::from(bugs::on(Bug::BadEndServed)));
         bio.op != Op::Flush && self.badblocks.get(at).is_some_and(|(bad, _)| *bad < end)
     }
 }
@@ -170,7 +168,7 @@ impl BandwidthBudget {
         let goes = |left: i64| if bytes > self.a_tick { left > 0 } else { left >= bytes };
         let left =
             change(&self.left, &|left| if goes(left) { left.saturating_sub(bytes) } else { left.min(0) });
-        goes(left) || bugs::on(Bug::BudgetPassed)
+        goes(left)
     }
 }
 
@@ -242,16 +240,15 @@ impl Lane for FaultyLane {
             bio.end_with(Status::IoErr);
             done.push(bio);
         }
-        let here = done.len();
         while let Some(mut bio) = self.lost.pop(now) {
             bio.end_with(Status::Timeout);
             done.push(bio);
         }
-        self.used -= if bugs::on(Bug::LostTagKept) { here } else { done.len() } - from;
+        self.used -= done.len() - from;
         while let Some(bio) = self.short.pop(now) {
             self.requeued.push_back(bio);
         }
-        if self.start(cx) && !bugs::on(Bug::StartedUnpolled) {
+        if self.start(cx) {
             // The bios may have completed during `submit`, after the poll of the lane below.
             cx.wake_now();
         }
@@ -294,12 +291,12 @@ impl FaultyLane {
         if any {
             self.below.submit(&mut self.down, cx);
         }
-        if !again.is_empty() && !bugs::on(Bug::RequeueSleeps) {
+        if !again.is_empty() {
             cx.wake_now();
         }
         self.requeued.extend(again);
         let waits = !self.requeued.is_empty() || !self.requests.is_empty();
-        if self.stopped > now && waits && !bugs::on(Bug::BudgetSleeps) {
+        if self.stopped > now && waits {
             cx.wake_at(self.stopped);
         }
         [&self.failed, &self.lost, &self.short].into_iter().for_each(|later| later.ask(cx));

@@ -58,7 +58,6 @@
 #![forbid(unsafe_code)]
 
 mod bio;
-pub mod bugs;
 mod command;
 pub mod control_io;
 mod cpu_budget;

@@ -5,7 +5,6 @@
 //! [`IDLE_EVERY`]th poll. An idle mapped device may have a suspend to acknowledge, and an idle
 //! connection may need maintenance. The core does not sleep before idle children were polled.
 
-use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Cx, Drain, Lane, OwnWork};
 
 /// Idle children are polled in every `IDLE_EVERY`th poll, even if polls keep bringing bios back.
@@ -200,11 +199,6 @@ impl ChildLanes {
     fn send_to(&mut self, index: usize, cx: &mut Cx<'_>) {
         let child = &mut self.children[index];
         child.in_flight += child.out.len();
-        if bugs::on(Bug::SubmitTwice) {
-            child
-                .out
-                .extend(child.out.last().map(|bio| bugs::duplicate_bio(bio)).into_iter().collect::<Vec<_>>());
-        }
         child.lane.submit(&mut child.out, cx);
     }
 
@@ -396,9 +390,6 @@ impl ChildLanes {
 
     #[inline(always)]
     fn poll_others(&mut self, came_back: bool, done: &mut Batch, cx: &mut Cx<'_>) {
-        if bugs::on(Bug::IdleLegForgotten) {
-            return;
-        }
         self.polls -= 1;
         if self.polls == 0 || !came_back {
             self.poll_idle_children(done, cx);

@@ -19,7 +19,6 @@
 //! emits, and passes completed fragments to [`Splitter::collect`].
 
 use std::collections::VecDeque;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BioFlags, BioPool, Op, OwnerId, SECTOR_SIZE, Sector, Sectors, Segments, Status};
 
 /// Maximum number of fragments that one splitter has in flight.
@@ -229,13 +228,6 @@ impl Splitter {
                     SplitStep::End => return ParentState::Ended,
                 }
             };
-            if bugs::on(Bug::SplitLosesTail)
-                && piece.op == bio.op
-                && parent.pieces.len() > 1
-                && bio.data.len() as u64 == piece.sectors.bytes()
-            {
-                return ParentState::Ended;
-            }
             let fragment = self.pool.get().expect("one is available");
             emit(piece.child, parent.fragment(fragment, index, self.owner, &piece));
         }
@@ -274,15 +266,12 @@ impl Splitter {
     /// True if bios wait for [`Splitter::take_returned`] in the next `drain`. The lane must then
     /// wake itself.
     pub fn has_returned(&self) -> bool {
-        !self.returned.is_empty() && !bugs::on(Bug::NoWakeForDrain)
+        !self.returned.is_empty()
     }
 
     /// Called when a `poll` begins. During a suspend, the preceding `drain` took all returned bios.
     /// If bios are left, the suspend was cancelled, and they are submitted again.
     pub fn requeue_returned(&mut self) {
-        if bugs::on(Bug::CancelStrandsReturned) {
-            return;
-        }
         while let Some(bio) = self.returned.pop() {
             self.held -= 1;
             self.take(bio);
@@ -300,7 +289,7 @@ impl Splitter {
         let (index, number) = ((fragment.cookie >> 32) as u32, fragment.cookie as u32);
         let parent = &mut self.parents[index as usize];
         parent.in_flight -= 1;
-        if handed_back && !bugs::on(Bug::HandedBackIsDone) {
+        if handed_back {
             debug_assert!(fragment.status.is_ok(), "what was not done has no status: {fragment:?}");
             // The whole parent is handed back, so it emits no more pieces.
             if parent.state == ParentState::Issuing {
@@ -310,7 +299,7 @@ impl Splitter {
             parent.handed_back = true;
             parent.state = ParentState::Ended;
         }
-        if parent.status.is_ok() && !bugs::on(Bug::PieceErrorLost) {
+        if parent.status.is_ok() {
             parent.status = fragment.status;
         }
         let at = number.wrapping_sub(parent.first) as usize;

@@ -9,7 +9,6 @@ use crate::device_ref::DeviceRef;
 use crate::divisor::Divisor;
 use std::sync::Arc;
 use udm_core::Sector;
-use udm_core::bugs::{self, Bug};
 
 /// The layout of chunks: chunk k is on stripe k mod n, as chunk k / n of this stripe.
 #[derive(Clone, Copy, Debug)]
@@ -84,8 +83,7 @@ impl StripeLayout {
     pub(crate) fn place<const SHIFTS: bool>(&self, sector: u64) -> (usize, u64, u64) {
         let (chunk, within) = self.chunk.div_rem_by::<SHIFTS>(sector);
         let (row, stripe) = self.stripes.div_rem_by::<SHIFTS>(chunk);
-        let shift = u64::from(bugs::on(Bug::StripeShifted) && stripe + 1 == self.stripes.get() && stripe > 0);
-        (stripe as usize, row * self.chunk.get() + within + shift, within)
+        (stripe as usize, row * self.chunk.get() + within, within)
     }
 
     /// Number of sectors of the target on other stripes that precede sector `at` of the first

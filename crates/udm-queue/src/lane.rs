@@ -8,7 +8,6 @@ use crate::request_queue::{LaneUser, RequestQueue};
 use crate::sched::IoScheduler;
 use crate::tags::LaneTags;
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, BioFlags, Cx, Drain, Lane, OwnWork, Status};
 
 /// The lane of a queue: merges, schedules and sends requests.
@@ -77,15 +76,9 @@ impl QueueLane {
         self.merger.change(params, self.queues.merge_limits(&settings));
         self.can_bypass = self.waiting.is_none();
         self.forwards = self.queues.is_forwarded(self.who, &settings, cx);
-        if bugs::on(Bug::WaitingNotMoved) {
-            return bugs::leak_bios(waited);
-        }
         if !self.forwards {
             // The caller sends the requests, since it must poll afterwards.
             waited.drain(..).for_each(|bio| self.waiting.add(bio, &mut self.merger, cx));
-            if bugs::on(Bug::MovedUnpolled) {
-                self.dispatch(cx);
-            }
             return;
         }
         waited.append(&mut self.retries);
@@ -215,14 +208,14 @@ impl QueueLane {
 
     /// Closes the lane to the owner task if it is no longer used.
     fn close_remote_lane(&mut self) {
-        self.remote_lane.take_if(|_| !self.forwards && (self.forwarded == 0 || bugs::on(Bug::WayLeftEarly)));
+        self.remote_lane.take_if(|_| !self.forwards && self.forwarded == 0);
     }
 
     /// Collects bios that the owner task hands back.
     #[cold]
     fn drain_remote_lane(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
         let from = back.len();
-        if let Some(remote_lane) = self.remote_lane.as_mut().filter(|_| !bugs::on(Bug::WayNotDrained)) {
+        if let Some(remote_lane) = &mut self.remote_lane {
             remote_lane.drain(how, back, cx);
         }
         self.forwarded -= back.len() - from;
@@ -246,7 +239,7 @@ impl Lane for QueueLane {
         let quiet = !self.merger.has_in_flight() && self.ended.is_empty() && self.remote_lane.is_none();
         if self.wanted() > 0 || !quiet {
             // Requests sent here may have completed at once, so the lower lane is polled again.
-            while self.handle_completions(done, from, cx) && !bugs::on(Bug::SentUnpolled) {
+            while self.handle_completions(done, from, cx) {
                 from = done.len();
                 self.below.poll(done, cx);
                 if done.len() == from {
@@ -269,9 +262,7 @@ impl Lane for QueueLane {
         }
         let from = back.len();
         self.below.drain(how, back, cx);
-        if !bugs::on(Bug::HandedBackKeepsTag) {
-            self.completed(back.len() - from);
-        }
+        self.completed(back.len() - from);
         if self.merger.has_in_flight() {
             self.merger.back(back, from, true, &mut self.retries, &mut self.down);
         }

@@ -7,7 +7,6 @@
 //! one by one. So only the parts with a bad block fail. A write is never sent twice.
 
 use slab::Slab;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BioFlags, Op, OwnerId, Sector, Sectors, Status};
 use udm_wire::uri::QueueParams;
 
@@ -86,15 +85,11 @@ impl Merger {
     /// True if the two bios can be merged, provided that they are adjacent.
     pub fn can_merge(&self, a: &Bio, b: &Bio) -> bool {
         let single = BioFlags::FUA | BioFlags::PREFLUSH | BioFlags::NOWAIT;
-        let flags = a.flags == b.flags || bugs::on(Bug::MergedFlags);
-        let kind = a.op == b.op && matches!(a.op, Op::Read | Op::Write) && flags;
-        let own = !a.flags.intersects(single) || bugs::on(Bug::MergedFlags);
+        let kind = a.op == b.op && matches!(a.op, Op::Read | Op::Write) && a.flags == b.flags;
+        let own = !a.flags.intersects(single);
         let MergeLimits { longest, block, end } = self.merge_limits;
         let length = a.sectors + b.sectors <= longest;
-        let sound = |bio: &Bio| {
-            let fits = bio.end() <= end && (bio.sector.0 | bio.sectors.0) & (block - 1) == 0;
-            fits || bugs::on(Bug::MergedUnsound)
-        };
+        let sound = |bio: &Bio| bio.end() <= end && (bio.sector.0 | bio.sectors.0) & (block - 1) == 0;
         let pieces = |bio: &Bio| bio.data.ranges().count();
         kind && own
             && length
@@ -211,14 +206,13 @@ impl Merger {
             let is_bad = matches!(status, Status::Medium | Status::IoErr);
             let single = !handed && bio.op == Op::Read && is_bad;
             bio.finish();
-            let mut last_ok = bugs::on(Bug::MergedErrorLost);
             self.cut(bio, parts, |mut part| {
                 if single {
                     // Unchanged, since a drain may hand it back before it is sent again.
                     return retries.push(part);
                 }
                 if !handed {
-                    part.end_with(if std::mem::take(&mut last_ok) { Status::Ok } else { status });
+                    part.end_with(status);
                 }
                 back.push(part);
             });
@@ -228,9 +222,6 @@ impl Merger {
     /// Returns their data to the parts of `whole`.
     fn cut(&mut self, mut whole: Box<Bio>, mut parts: Batch, mut out: impl FnMut(Box<Bio>)) {
         let has_data = !whole.data.is_empty();
-        if bugs::on(Bug::MergedReadShifted) && whole.op == Op::Read {
-            parts.reverse();
-        }
         for mut part in parts.drain(..) {
             if has_data {
                 part.data = whole.data.split_to(part.sectors.bytes() as usize);

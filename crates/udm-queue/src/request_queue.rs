@@ -16,7 +16,6 @@ use crate::shared_tags::TagSet;
 use crate::single_owner::SingleOwner;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINVAL};
 use udm_core::{
     CancelChange, Cx, Device, DeviceId, Lane, Limits, OpenError, QueueChangeCallback, QueueReport, Sector,
@@ -199,18 +198,10 @@ impl RequestQueue {
             queues_left: AtomicUsize::new(tags.len()),
             change: Mutex::new(Some((self.me.upgrade().expect("a caller holds it"), next, before, then))),
         });
-        let takers = tags.into_iter().filter_map(|tags| {
+        let takers = tags.into_iter().map(|tags| {
             let pending = Arc::clone(&pending);
-            match bugs::on(Bug::TagsNotAwaited) {
-                true => {
-                    pending.queue_taken();
-                    None
-                }
-                false => {
-                    let taker = tags.retire_all(Box::new(move || pending.queue_taken()));
-                    Some((tags, taker))
-                }
-            }
+            let taker = tags.retire_all(Box::new(move || pending.queue_taken()));
+            (tags, taker)
         });
         let takers: Vec<_> = takers.collect();
         Ok(Box::new(move || {

@@ -14,7 +14,6 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use udm_core::bugs::{self, Bug};
 use udm_core::{
     Batch, Bio, BioFlags, Cx, DeviceId, Drain, Lane, Nanos, OwnWork, SharedTags, Status, WaitHandle,
     WaitQueue,
@@ -180,7 +179,7 @@ impl SharedHwTags {
         let user = self.user(id);
         user.held -= completed;
         user.until = now + ACTIVE_TIME;
-        self.free += completed + u32::from(completed > 0 && bugs::on(Bug::SharedTagTwice));
+        self.free += completed;
         let waiter = &mut self.waiters[at];
         waiter.wanted = wanted.saturating_sub(waiter.granted);
         self.grant_tags(Some(wait_queue), to_wake);
@@ -249,9 +248,7 @@ impl SharedTagLane {
         let mut to_wake = Vec::new();
         let queues = self.set.queues.get().expect("a lane is open");
         let result = f(&mut lock(&queues[self.nth]), &mut to_wake);
-        if !bugs::on(Bug::SharedTagNotRung) {
-            to_wake.iter().for_each(|wait_queue| wait_queue.wake_up());
-        }
+        to_wake.iter().for_each(|wait_queue| wait_queue.wake_up());
         result
     }
 

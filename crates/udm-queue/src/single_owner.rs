@@ -13,7 +13,6 @@ use drain::{DrainRequester, DrainRequests, OwnerDevice};
 use slab::Slab;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use udm_core::bugs::{self, Bug};
 use udm_core::{
     Batch, Bio, BioFlags, Cx, Device, DeviceSlot, Drain, Lane, Op, OwnWork, Sector, Sectors, Segments,
     Status, Task, TaskCx, TaskHandle, WaitHandle, WaitQueue, interleave,
@@ -136,16 +135,13 @@ impl RemoteLane {
             // No drain preceded this poll: perhaps the device has resumed. If not, the next drain
             // asks again.
             None => {
-                if !bugs::on(Bug::DrainOutlives) && self.drain_requester.ask(None) {
+                if self.drain_requester.ask(None) {
                     cx.wake_now();
                 }
             }
         }
         let mut again = Batch::new();
         self.take_handed_back(&mut again);
-        if !again.is_empty() && bugs::on(Bug::LateHandBackLost) {
-            return bugs::leak_bios(again);
-        }
         if !again.is_empty() {
             cx.wake_now();
             self.submit(&mut again, cx);
@@ -170,9 +166,7 @@ impl Lane for RemoteLane {
         }
         shared.wait_queue.wake_up();
         // The lane above may submit in its `poll`, after it has polled this lane.
-        if !bugs::on(Bug::WayNotAwaited) {
-            self.wait_handle.wait(seen, cx);
-        }
+        self.wait_handle.wait(seen, cx);
     }
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {

@@ -30,7 +30,6 @@
 //! retired flag is checked only for batches that do not go straight to the disk.
 
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Cx, WaitHandle, WaitQueue, interleave};
 
 #[cfg(feature = "loom")]
@@ -155,9 +154,7 @@ impl Tags {
         interleave::point();
         while let Some(first) = self.waiters.pop() {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
-            if !bugs::on(Bug::RetiredNotRung) {
-                first.wait_queue.wake_up();
-            }
+            first.wait_queue.wake_up();
         }
     }
 
@@ -218,7 +215,7 @@ impl Tags {
                 } else {
                     self.waiting.fetch_sub(1, Ordering::Relaxed);
                 }
-                if handed && !bugs::on(Bug::TagNotRung) {
+                if handed {
                     wait_queue.wake_up();
                 }
             }

@@ -71,10 +71,6 @@ struct Options {
     /// Run the worlds of servers that run one after another
     #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs", "nbd_client"])]
     lives: bool,
-    /// Switch on a planted bug
-    #[cfg(feature = "seeded-bugs")]
-    #[arg(long, value_name = "NAME", value_parser = udm_core::bugs::Bug::find)]
-    bug: Option<udm_core::bugs::Bug>,
 }
 
 fn seeds(word: &str) -> Result<(u64, u64), String> {
@@ -309,10 +305,6 @@ fn plan(options: &Options, seed: u64) -> RunPlan {
 }
 
 fn simulate(options: &Options) -> ExitCode {
-    #[cfg(feature = "seeded-bugs")]
-    if let Some(bug) = options.bug {
-        udm_core::bugs::set(Some(bug));
-    }
     // With `--minutes` and no seeds, the range is endless.
     let seeds = match (options.seed, options.seeds) {
         (Some(seed), _) => seed..=seed,

@@ -5,7 +5,6 @@
 //! limits the target reports, so that it can replace that device.
 
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Cx, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceRange, DmQueueMode, LowerLimits, Target, TargetArgs, TargetFeatures, decimal};
@@ -67,8 +66,7 @@ impl Target for ErrorTarget {
 }
 
 fn fail_bio(bio: &mut Bio) -> Status {
-    let forgiven = bugs::on(Bug::ErrorForgiven) && bio.op == Op::Write;
-    if bio.op == Op::Flush || forgiven { Status::Ok } else { Status::IoErr }
+    if bio.op == Op::Flush { Status::Ok } else { Status::IoErr }
 }
 
 /// A lane without a device below: each bio completes at once with the status of `end`.

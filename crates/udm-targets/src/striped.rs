@@ -12,7 +12,6 @@
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use udm_core::bugs::{self, Bug};
 use udm_core::{Extents, Limits, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::stripes::{StripeFailureObserver, StripeLayout, StripeSet};
 use udm_dm::target::{
@@ -166,9 +165,7 @@ impl StripeFailureObserver for StripedShared {
         for stripe in self.stripes.iter().filter(|s| s.device.device.id() == id) {
             // Relaxed: a count for display; it orders nothing.
             let before = stripe.errors.fetch_add(1, Ordering::Relaxed);
-            if let Some(notify) =
-                self.notify.get().filter(|_| before < EVENTS_MAX && !bugs::on(Bug::StripeEventLost))
-            {
+            if let Some(notify) = self.notify.get().filter(|_| before < EVENTS_MAX) {
                 let number = stripe.device.number;
                 let line = || format!("device {number} failed a request, {} in all", before + 1);
                 notify.emit(&|| StateChange {

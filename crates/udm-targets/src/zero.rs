@@ -1,7 +1,6 @@
 //! The zero target: `zero`. Reads return zeroes; writes and discards succeed and store nothing.
 
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{
     Bio, BioFlags, BioHandler, BioProgress, BudgetedLane, Cx, ExtentKind, Extents, Lane, Limits, Op,
     OpenError, SECTOR_SIZE, Sector, Sectors, Status,
@@ -79,11 +78,4 @@ fn fill_with_zeroes(bio: &mut Bio, part: &mut BioProgress) {
     let now = part.now();
     bio.data.produce(part.done as usize, now as usize, |_, piece| piece.fill(0));
     part.advance(now);
-    if bugs::on(Bug::ZeroesTooShort) {
-        bio.data
-            .iter_mut()
-            .last()
-            .into_iter()
-            .for_each(|buf| buf.last_mut().into_iter().for_each(|b| *b = 1));
-    }
 }

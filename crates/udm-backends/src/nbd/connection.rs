@@ -4,7 +4,6 @@ use super::remote_export::RemoteExport;
 use rustix::fd::OwnedFd;
 use rustix::net::{Shutdown, shutdown};
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Buf, BufPool, Cx, Nanos, Segments, errno};
 use udm_runtime::{Ring, RingCompletion, RingOp, RingUser};
 use udm_wire::nbd::client::{ClientHandshake, HandshakeOptions, ReplyParser, RequestParams};
@@ -173,7 +172,7 @@ impl Connection {
     /// Repeats an operation that failed with a transient error, at once or after a wait.
     #[cold]
     fn passing(&mut self, errno: i32, tag: u64, op: RingOp, cx: &mut Cx<'_>) {
-        if !errno::is_memory_shortage(errno) || bugs::on(Bug::ShortageSpins) {
+        if !errno::is_memory_shortage(errno) {
             return self.user.push(tag, op);
         }
         if self.again.is_empty() {
@@ -201,7 +200,7 @@ impl Connection {
 
     /// Time at which the connection is abandoned if it is not ready; `None` if it is ready.
     pub(super) fn deadline(&self) -> Option<Nanos> {
-        (!self.is_ready() && !bugs::on(Bug::HandshakeUnwatched)).then_some(self.deadline)
+        (!self.is_ready()).then_some(self.deadline)
     }
 
     pub(super) fn socket(&self) -> &OwnedFd {
@@ -222,7 +221,7 @@ impl Connection {
         match (done.tag, done.result) {
             (CONNECT, Ok(_)) => Ok(ConnectionEvent::Connected),
             (CONNECT, Err(errno)) => failed("connect", errno),
-            (SEND, Err(errno)) if errno::is_transient(errno) && !bugs::on(Bug::InterruptedLost) => {
+            (SEND, Err(errno)) if errno::is_transient(errno) => {
                 // Nothing was sent.
                 self.passing(errno, SEND, self.sends(done.data), cx);
                 Ok(ConnectionEvent::Nothing)
@@ -230,7 +229,7 @@ impl Connection {
             (SEND, Err(errno)) => failed("send", errno),
             (SEND, Ok(n)) => {
                 let mut data = done.data;
-                if (n as usize) < data.len() && !bugs::on(Bug::RestNotSent) {
+                if (n as usize) < data.len() {
                     drop(data.split_to(n as usize));
                     self.push_send(data);
                     return Ok(ConnectionEvent::Nothing);

@@ -9,7 +9,6 @@ use super::send_queue::SendQueue;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{
     Batch, Bio, BufPool, Cx, DeadlineStatus, DeadlineTimer, Drain, Lane, Limits, Nanos, Op, OwnWork, Status,
     WaitHandle, move_batch,
@@ -114,20 +113,16 @@ impl NbdLane {
     fn handle_loss(&mut self, ConnectionLoss { mut why, end }: ConnectionLoss, cx: &mut Cx<'_>) {
         let now = cx.now();
         self.made = self.server.connections_made();
-        self.next_try = if bugs::on(Bug::NoBackOff) { now } else { now + self.back_off };
+        self.next_try = now + self.back_off;
         self.back_off = (self.back_off + self.back_off).min(BACK_OFF_MAX);
         let status = if end == LossKind::TimedOut { Status::Timeout } else { Status::Transport };
         let mut over: Vec<_> = self.waiting.drain(..).map(|bio| (bio, status)).collect();
-        if bugs::on(Bug::LostWithConnection) {
-            bugs::leak_bios(over.drain(..).map(|(bio, _)| bio));
-        }
         let (connection, mut slots) = (self.connection.take(), std::mem::take(&mut self.slots));
         let mut send_queue = std::mem::take(&mut self.send_queue);
         over.extend(send_queue.take_unsent().map(|key| (slots.remove(key).bio, status)));
         let runs = connection.as_ref().map_or(0, |connection| connection.fenced);
         let fence = &self.server.uri.silence.fence;
         let is_dead = end == LossKind::Closed && *fence == Fence::Closed || self.server.fencing.covers(runs);
-        let is_dead = is_dead || bugs::on(Bug::RetryBeforeFence);
         let ends = |(key, slot): (usize, &NbdRequest)| (is_dead || !slot.may_still_apply()).then_some(key);
         for key in slots.iter().filter_map(ends).collect::<Vec<_>>() {
             let slot = slots.remove(key);
@@ -325,7 +320,7 @@ impl NbdLane {
                 ReplyEvent::Status { .. } => return Err("a block status that nobody asked for".into()),
                 ReplyEvent::Completed { tag, error } => {
                     self.back_off = BACK_OFF;
-                    more &= error != ESHUTDOWN || bugs::on(Bug::ShutdownStays);
+                    more &= error != ESHUTDOWN;
                     let (key, slot) = (tag as usize, &mut self.slots[tag as usize]);
                     let status = slot.verdict(status_of(error));
                     if !self.send_queue.is_sending(key) && slot.needs_probe(status, &self.limits, cx.rng()) {

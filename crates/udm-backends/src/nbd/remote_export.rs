@@ -7,7 +7,6 @@ use super::sockets::{SocketFactory, SystemSockets};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINVAL;
 use udm_core::{Limits, Nanos, OpenError, Sectors, SharedDiskState};
 use udm_wire::nbd::ExportFlags;
@@ -201,7 +200,7 @@ impl RemoteExport {
 
     fn compare(&self, now: &ExportInfo) -> Result<(), String> {
         let (was, size) = (&self.export, self.size.load(Relaxed));
-        if now.size != size && !bugs::on(Bug::SizeChangeTaken) {
+        if now.size != size {
             return Err(format!("its size was {size} bytes and is {} now", now.size));
         }
         let read_only = ExportFlags::READ_ONLY;

@@ -1,7 +1,6 @@
 //! A request to an NBD server.
 
 use rand::{Rng, RngExt as _};
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::{self, EIO, from_nbd};
 use udm_core::{Bio, BioFlags, Limits, Nanos, Op, Status};
 use udm_wire::nbd::client::RequestParams;
@@ -36,7 +35,6 @@ impl NbdRequest {
     /// Creates a request. `cached` means that written data needs a flush to be durable.
     pub(super) fn new(bio: Box<Bio>, cached: bool, since: Nanos) -> NbdRequest {
         let flushing = cached && bio.op != Op::Flush && bio.flags.contains(BioFlags::PREFLUSH);
-        let flushing = flushing && !bugs::on(Bug::FlushFirstForgotten);
         NbdRequest { bio, flushing, early: None, probe: None, since }
     }
 

@@ -3,10 +3,9 @@
 
 use slab::Slab;
 use std::collections::VecDeque;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Buf, BufPool, Op};
+use udm_wire::nbd::Request;
 use udm_wire::nbd::client::ReplyParser;
-use udm_wire::nbd::{CommandFlags, Request};
 
 use super::request::NbdRequest;
 
@@ -35,7 +34,7 @@ impl SendQueue {
 
     /// Returns true while a part of the slot's data is still to be sent.
     pub(super) fn is_sending(&self, key: usize) -> bool {
-        self.partial.is_some_and(|(partial, _)| partial == key) && !bugs::on(Bug::EarlyEnds)
+        self.partial.is_some_and(|(partial, _)| partial == key)
     }
 
     /// Removes the requests of which nothing was sent.
@@ -68,10 +67,7 @@ impl SendQueue {
         while self.partial.is_none() && at + Request::SIZE <= buf.len() {
             let Some(key) = self.queue.pop_front() else { break };
             let slot = &slots[key];
-            let mut asked = slot.asked();
-            if bugs::on(Bug::FuaNotAsked) {
-                asked.flags.remove(CommandFlags::FUA);
-            }
+            let asked = slot.asked();
             buf[at..at + Request::SIZE].copy_from_slice(&replies.ask(key as u64, asked));
             at += Request::SIZE;
             if slot.sends_data() {
@@ -99,7 +95,7 @@ impl SendQueue {
     fn data(&mut self, key: usize, from: usize, slot: &NbdRequest, room: &mut [u8]) -> usize {
         debug_assert_eq!(slot.bio.op, Op::Write);
         let copied = slot.bio.data.copy_to_at(from, room);
-        if from + copied < slot.bio.sectors.bytes() as usize && !bugs::on(Bug::RestOfWriteLost) {
+        if from + copied < slot.bio.sectors.bytes() as usize {
             self.partial = Some((key, from + copied));
         }
         copied

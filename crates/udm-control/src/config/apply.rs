@@ -10,7 +10,6 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINTR};
 use udm_dm::{Table, TargetError};
 
@@ -230,7 +229,7 @@ fn find_by_name(registry: &Registry, name: &str) -> Option<Arc<RegisteredDevice>
 }
 
 fn check_not_cancelled(registry: &Registry, name: &str, cancel_token: &CancelToken) -> Result<(), VerbError> {
-    if let Some(why) = cancel_token.reason().filter(|_| !bugs::on(Bug::HangUpUnheard)) {
+    if let Some(why) = cancel_token.reason() {
         return Err(VerbError::new(name, why.clone()));
     }
     match registry.config() {
@@ -261,7 +260,7 @@ async fn apply_step(
             let wanted = &desired.devices[is];
             let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
             let done = reload(registry, &mapped, wanted, &desired.folder, cancel_token).await;
-            if done.is_ok() || bugs::on(Bug::RefusedTakenForDone) {
+            if done.is_ok() {
                 applied[was] = AppliedDevice::new(wanted, &mapped, done.as_ref().ok());
             }
             done.map(drop)
@@ -317,9 +316,6 @@ async fn reload(
         // An origin with a matching linear table before is what the file declares.
         return verbs::snapshot::linear_before(registry, mapped, name, wanted.lines(), folder)
             .ok_or_else(|| busy(name, "it has snapshots that were made by name: remove them first"));
-    }
-    if bugs::on(Bug::SuspendedForLoad) {
-        verbs::suspend_cancellable(registry, &[name], false, cancel_token).await?;
     }
     verbs::reload(registry, mapped, name, &wanted.table, folder, cancel_token).await
 }

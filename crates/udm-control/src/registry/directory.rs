@@ -20,7 +20,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINVAL, ENXIO};
 use udm_core::{DevNo, Nanos};
 use udm_dm::{EventKind, MappedDevice, StateChange, TargetError};
@@ -236,7 +235,7 @@ impl DeviceDirectory {
     /// The entry of `mapped`; another device may have its number by now.
     fn listing(&mut self, mapped: &Arc<RegisteredDevice>) -> Option<&mut DirectoryEntry> {
         let listing = self.by_minor.get_mut(&mapped.device.number().minor)?;
-        (Arc::ptr_eq(&listing.mapped, mapped) || bugs::on(Bug::EntryOfAnother)).then_some(listing)
+        Arc::ptr_eq(&listing.mapped, mapped).then_some(listing)
     }
 
     fn set(&mut self, mapped: &Arc<RegisteredDevice>, stage: ListingStage) {
@@ -255,9 +254,7 @@ impl DeviceDirectory {
         if let Some(uuid) = mapped.device.uuid() {
             self.uuids.remove(&uuid);
         }
-        if !bugs::on(Bug::NumberKept) {
-            self.free.insert(minor);
-        }
+        self.free.insert(minor);
     }
 }
 
@@ -281,7 +278,7 @@ impl CreationGuard<'_> {
 
 impl Drop for CreationGuard<'_> {
     fn drop(&mut self) {
-        if !self.complete && !bugs::on(Bug::MadeKept) {
+        if !self.complete {
             self.registry.state().directory.forget(&self.mapped);
         }
     }
@@ -307,7 +304,7 @@ impl RemovalGuard<'_> {
 
 impl Drop for RemovalGuard<'_> {
     fn drop(&mut self) {
-        if !self.committed && !bugs::on(Bug::LeavingKept) {
+        if !self.committed {
             self.registry.state().directory.set(&self.mapped, ListingStage::Active);
         }
     }
@@ -326,13 +323,8 @@ impl DeviceUse {
 
 impl Drop for DeviceUse {
     fn drop(&mut self) {
-        if bugs::on(Bug::HoldKept) {
-            return;
-        }
         self.0.use_count.fetch_sub(1, Ordering::SeqCst);
-        if !bugs::on(Bug::DeferredUnheard) {
-            self.0.deferred.closed();
-        }
+        self.0.deferred.closed();
     }
 }
 
@@ -406,7 +398,7 @@ impl Registry {
         else {
             return Err(TargetError::errno(ENXIO).because("it has been removed meanwhile"));
         };
-        if !may(mapped) && !bugs::on(Bug::DeferredAnyway) {
+        if !may(mapped) {
             return Err(TargetError::errno(ENXIO).because("its deferred removal was cancelled"));
         }
         let count = mapped.use_count();

@@ -10,7 +10,6 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
-use udm_core::bugs::{self, Bug};
 
 /// The waiters for events of one device. Keeps no reference to the device.
 #[derive(Default)]
@@ -33,9 +32,7 @@ impl EventWaiters {
     /// Stores the last state of the removed device and wakes the waiters.
     pub fn gone(&self, last: api::Device) {
         let _ = self.last.set(last);
-        if !bugs::on(Bug::GoneUnheard) {
-            self.wake();
-        }
+        self.wake();
     }
 
     /// The last state of the device, if it is removed.
@@ -63,9 +60,6 @@ impl EventWaiter {
 
 impl Drop for EventWaiter {
     fn drop(&mut self) {
-        if bugs::on(Bug::WaitersForgotten) {
-            self.0.count.store(1, Ordering::SeqCst);
-        }
         self.0.count.fetch_sub(1, Ordering::SeqCst);
     }
 }

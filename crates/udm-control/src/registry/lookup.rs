@@ -14,7 +14,6 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use udm_backends::DiskIdentity;
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::{self, EBUSY, EINVAL, ENOENT, ENXIO};
 use udm_core::{DevNo, Device, OpenError};
 use udm_dm::{DeviceRef, InvalidStoreMark, LookupError, Resolver, TargetError};
@@ -272,7 +271,7 @@ impl Registry {
         }
         // The name may lead elsewhere since the look.
         let found = self.open(&uri)?;
-        if found.number.minor == minor || bugs::on(Bug::NumberElsewhere) { Ok(found) } else { another() }
+        if found.number.minor == minor { Ok(found) } else { another() }
     }
 }
 

@@ -9,7 +9,6 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use udm_core::bugs::{self, Bug};
 
 /// Longer than one step of a file system's clock. A file changed less than this ago can change
 /// again without a later time of change.
@@ -47,9 +46,6 @@ impl StoreFile {
     /// # Errors
     /// The system's; `Other` if another file is at the path.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        if bugs::on(Bug::OtherFileRemoved) {
-            return fs::remove_file(&self.path);
-        }
         match fs::symlink_metadata(&self.path) {
             Ok(found) if FileId::of(&found).is_some_and(|disk| disk.is(self.disk)) => {
                 fs::remove_file(&self.path)

@@ -26,7 +26,6 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
-use udm_core::bugs::{self, Bug};
 use udm_wire::words;
 
 /// The folder of records in the state folder.
@@ -83,9 +82,6 @@ pub(crate) enum RecordState {
 impl SnapshotRecord {
     /// True if its origin must not be written before it is attached.
     pub(crate) fn is_waited_for(&self) -> bool {
-        if bugs::on(Bug::KilledNotWaitedFor) && matches!(self.state, RecordState::Attached { .. }) {
-            return false;
-        }
         matches!(self.state, RecordState::Attached { .. } | RecordState::Detached { .. })
     }
 

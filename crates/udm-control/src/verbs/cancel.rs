@@ -10,7 +10,6 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Notify;
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINTR;
 use udm_dm::TargetError;
 
@@ -42,9 +41,6 @@ impl CancelToken {
 
     /// A token for one step of a verb. It cancels only this step; `self` cancels all steps.
     pub(crate) fn child(&self) -> CancelToken {
-        if bugs::on(Bug::OneCallsOffAll) {
-            return self.clone();
-        }
         CancelToken(Arc::new(CancelState { parent: Some(self.clone()), ..CancelState::default() }))
     }
 

@@ -14,7 +14,6 @@ use crate::registry::{BaseDir, RegisteredDevice, Registry, RequestQueueParams};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::{Notify, oneshot};
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINTR, ENXIO};
 use udm_dm::{DeviceSetTransition, EventKind, IndexedTargetError, MappedDevice, Table, TargetError, WakeFn};
 
@@ -106,14 +105,7 @@ pub(crate) async fn create_device(
         made.mapped.device.set_queue_factory(by);
     }
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
-    let table = match table(&made.mapped) {
-        Err(error) if bugs::on(Bug::RefusedPathKept) => {
-            let _ = std::mem::ManuallyDrop::new(made);
-            return Err(error);
-        }
-        table => table?,
-    };
-    if let Some(table) = table {
+    if let Some(table) = table(&made.mapped)? {
         tables::load_into(registry, &made.mapped, name, &table, folder, cancel_token)?;
         run_locked(registry, &one, VerbKind::Create, cancel_token, resume_filtered).await?;
     }
@@ -248,9 +240,7 @@ pub(crate) async fn reload(
         // Another verb has made the table live.
         Err(_) if is_live() => Ok(loaded),
         Err(error) => {
-            if !bugs::on(Bug::RefusedTableKept) {
-                mapped.device.clear_own(&loaded);
-            }
+            mapped.device.clear_own(&loaded);
             Err(error)
         }
         Ok(()) => Ok(loaded),
@@ -478,9 +468,6 @@ pub(super) async fn drop_on_thread<T: Send + 'static>(
         drop(what);
         let _ = gone.send(());
     }));
-    if bugs::on(Bug::LetGoUnwaited) {
-        return;
-    }
     // If no thread can be started, the closure is dropped here, and `wait` completes at once.
     tokio::select! {
         biased;

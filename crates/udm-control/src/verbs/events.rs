@@ -6,7 +6,6 @@ use crate::api;
 use crate::error::VerbError;
 use crate::registry::Registry;
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::ENXIO;
 use udm_core::interleave;
 use udm_dm::TargetError;
@@ -44,9 +43,6 @@ pub async fn wait_event(
             return Ok(show::describe(registry, &mapped));
         }
         interleave::point();
-        if bugs::on(Bug::EventBetween) {
-            next.set(waits.next());
-        }
         tokio::select! {
             biased;
             () = next => {}

@@ -6,7 +6,6 @@ use crate::api;
 use crate::error::VerbError;
 use crate::registry::{BaseDir, RegisteredDevice, Registry, TableResolver};
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINVAL;
 use udm_dm::{DeviceRef, Resolver, TargetError};
 use udm_targets::multipath::PathMaintenance;
@@ -105,10 +104,7 @@ fn check_same_size(
             let reason = if e.reason.is_empty() { path.clone() } else { e.reason };
             TargetError::errno(e.errno).because(reason)
         })?;
-        let by_name = bugs::on(Bug::PathTwice);
-        let same = |(first, one): &&(&String, DeviceRef)| {
-            if by_name { *first == path } else { one.number == found.number }
-        };
+        let same = |(_, one): &&(&String, DeviceRef)| one.number == found.number;
         if let Some((first, _)) = seen.iter().find(same) {
             return Err(refused(format!("{first} and {path} are the same path")));
         }

@@ -12,7 +12,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use udm_core::Device;
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::EBUSY;
 use udm_dm::TargetError;
 
@@ -175,9 +174,6 @@ pub(super) async fn remove_device(
     let left = left.await;
     let Some((removal, last)) = removal else { return left };
     if left.is_err() {
-        if bugs::on(Bug::ExportLost) {
-            return left;
-        }
         export_device(registry, &mapped)?;
         return left;
     }

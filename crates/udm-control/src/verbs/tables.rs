@@ -7,7 +7,6 @@ use crate::registry::{BaseDir, MessageResolver, RegisteredDevice, Registry, Tabl
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::Ack;
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::{E2BIG, ENXIO, ETIMEDOUT};
 use udm_dm::{CompletionHandle, DeviceRef, EventKind, PathCommand, Resolver, Table, TargetError};
 use udm_wire::table::{TableLine, TableSyntaxError};
@@ -188,7 +187,7 @@ fn load_as(
     let _replaced;
     let _linked = registry.linking();
     _replaced = mapped.device.inactive();
-    if !registry.is_active(mapped) && !bugs::on(Bug::LoadIntoGone) {
+    if !registry.is_active(mapped) {
         let error = TargetError::errno(ENXIO).because("it has been removed meanwhile");
         return Err(VerbError::new(name, error));
     }

@@ -17,7 +17,6 @@ use crate::target::{DmQueueMode, TargetHost, TargetSettings};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use udm_core::bugs::{self, Bug};
 use udm_core::{
     ChangeStatus, Checkpoint, Cx, DevNo, Device, DeviceId, DiskQueue, ExtentKind, Extents, Lane, Limits,
     Nanos, OpenError, Sector, Sectors, SharedDiskState, StackedDevice, TaskHandle,
@@ -304,7 +303,7 @@ impl MappedDevice {
     /// Drops the inactive table only if it is still `loaded`, not a table that another client
     /// loaded since.
     pub fn clear_own(&self, loaded: &Arc<Table>) {
-        let is_own = |waits: &mut Arc<Table>| Arc::ptr_eq(waits, loaded) || bugs::on(Bug::OthersTableCleared);
+        let is_own = |waits: &mut Arc<Table>| Arc::ptr_eq(waits, loaded);
         let dropped = self.state().inactive.take_if(is_own);
         drop(dropped);
     }
@@ -403,7 +402,6 @@ impl Device for MappedDevice {
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
         match self.queue.front_queue() {
-            Some(_) if bugs::on(Bug::QueueForEachLane) => self.queue.build_queue(self.id, &self.me).open(cx),
             Some(queue) => queue.open(cx),
             None => self.open_unqueued(cx),
         }

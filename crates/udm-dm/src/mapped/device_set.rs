@@ -41,7 +41,6 @@ use crate::error::TargetError;
 use crate::table::Table;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINTR};
 use udm_core::{Cores, Device, DeviceId, Limits};
 
@@ -128,7 +127,7 @@ impl DeviceSetTransition {
         let how = |device: &Arc<MappedDevice>| device.resume_with(noflush, Arc::clone(wake));
         let mut changes = DeviceSetTransition::begin(devices, &dependents, how, wake)?;
         let rests = changes.parts().any(|part| part.change.device().is_suspended());
-        if rests && !bugs::on(Bug::SetWaitsForItself) {
+        if rests {
             changes.levels.iter_mut().flatten().for_each(|part| part.change.force_noflush());
         }
         Ok(changes)
@@ -273,11 +272,10 @@ impl DeviceSetTransition {
                 self.abort(refused, cores);
                 continue;
             }
-            let in_step = !(bugs::on(Bug::SetNotInStep) && self.stage == SyncPoint::Quiesced);
-            if !all && in_step {
+            if !all {
                 return None;
             }
-            if self.stage == SyncPoint::Prepared && !bugs::on(Bug::LimitsToComeIgnored) {
+            if self.stage == SyncPoint::Prepared {
                 self.coming.extend(self.levels[level].iter().filter_map(|part| part.change.limits_to_come()));
             }
             self.level += 1;
@@ -353,8 +351,7 @@ impl DeviceSetTransition {
     fn abort(&mut self, refused: IndexedTargetError, cores: &dyn Cores) {
         self.result = Err(refused);
         let parts = self.levels.iter_mut().flatten();
-        let some = if bugs::on(Bug::SetHalfCalledOff) { 1 } else { usize::MAX };
-        parts.take(some).for_each(|part| part.change.cancel(cores));
+        parts.for_each(|part| part.change.cancel(cores));
         (self.stage, self.level, self.pause) = (SyncPoint::Finished, 0, PauseState::No);
     }
 

@@ -28,7 +28,6 @@ use super::device::TableSlot;
 use crate::table::{Table, TableLane};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
-use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BioFlags, Cx, Drain, Lane, LaneCommand, LaneInbox, OpenError, OwnWork, Status};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -122,7 +121,7 @@ impl MappedLane {
                     drop(ack);
                 }
                 LaneCommand::Unprepare { generation, ack } => {
-                    if self.prepared_generation() == Some(generation) && !bugs::on(Bug::PrepareNotUndone) {
+                    if self.prepared_generation() == Some(generation) {
                         let opened = self.prepared.take();
                         self.retire(opened.map(|opened| opened.lane), ack);
                     } else {
@@ -166,20 +165,13 @@ impl MappedLane {
 
     /// Drops a replaced lane and then `ack`: now, or when its own work is done.
     fn retire(&mut self, lane: Option<Box<TableLane>>, ack: udm_core::Ack) {
-        let owes = |lane: &TableLane| lane.own_work() == OwnWork::Required && !bugs::on(Bug::OwnWorkDropped);
+        let owes = |lane: &TableLane| lane.own_work() == OwnWork::Required;
         self.retired.extend(lane.filter(|lane| owes(lane)).map(|lane| (lane, ack)));
     }
 
     /// Installs the lane of `generation` and submits all held bios. Returns the replaced lane.
     fn resume(&mut self, generation: u64, cx: &mut Cx<'_>) -> Option<Box<TableLane>> {
         let mut old = None;
-        if self.generation != generation && bugs::on(Bug::ReloadDropsParked) {
-            bugs::leak_bios(self.held_bios.drain(..));
-        }
-        if self.generation != generation && bugs::on(Bug::OldTableKept) {
-            self.prepared = None;
-            self.generation = generation;
-        }
         if self.generation != generation {
             assert!(self.is_empty(), "tables change places while nothing is in flight");
             let prepared = self.prepared.take().filter(|opened| opened.generation == generation);
@@ -218,7 +210,8 @@ impl MappedLane {
     /// Leaves `Draining` if possible, and updates `ordinary`.
     fn update_state(&mut self) {
         if matches!(self.state, LaneState::Draining(_))
-            && (self.is_empty() && self.own_work() < OwnWork::Required || bugs::on(Bug::SuspendAcksEarly))
+            && self.is_empty()
+            && self.own_work() < OwnWork::Required
         {
             self.state = LaneState::Suspended;
             self.acks.clear();
@@ -334,8 +327,7 @@ impl Lane for MappedLane {
     /// A prepared lane counts too. It may have own work already, because the resume hooks of its
     /// table have run.
     fn own_work(&self) -> OwnWork {
-        let prepared = self.prepared.as_ref().filter(|_| !bugs::on(Bug::PreparedNotBusy));
-        let prepared = prepared.map(|opened| opened.lane.own_work());
+        let prepared = self.prepared.as_ref().map(|opened| opened.lane.own_work());
         let retired = self.retired.iter().map(|(lane, _)| lane.own_work()).max();
         self.live.as_ref().map(|live| live.own_work()).max(prepared).max(retired).unwrap_or_default()
     }

@@ -4,7 +4,6 @@ use super::MappedDevice;
 use crate::completion::CompletionHandle;
 use crate::error::TargetError;
 use crate::target::{Resolver, Target};
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::EBUSY;
 use udm_core::{Cores, Device, LaneCommand, Sector};
 
@@ -71,9 +70,7 @@ impl MappedDevice {
             return Err(TargetError::errno(EBUSY).because("the device is suspended"));
         }
         let done = act(&**target).map_err(|e| TargetError { line: Some(line), ..e })?;
-        if !bugs::on(Bug::NoKick) {
-            cores.broadcast(self.id(), LaneCommand::Kick);
-        }
+        cores.broadcast(self.id(), LaneCommand::Kick);
         Ok(done)
     }
 }

@@ -25,7 +25,6 @@ use crate::table::Table;
 use crate::target::Target;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINTR};
 use udm_core::{Ack, Cores, Device, DeviceId, Drain, FirstError, LaneCommand, Limits};
 
@@ -201,8 +200,7 @@ impl DeviceTransition {
         loop {
             // Acquire pairs with the release after the last ack, so all effects of the lanes are
             // visible here.
-            let patient = !(bugs::on(Bug::SwapTooEarly) && self.phase == TransitionPhase::Suspended);
-            if patient && self.waiting.as_ref().is_some_and(|answered| !answered.load(Ordering::Acquire)) {
+            if self.waiting.as_ref().is_some_and(|answered| !answered.load(Ordering::Acquire)) {
                 return None;
             }
             self.waiting = None;
@@ -233,7 +231,6 @@ impl DeviceTransition {
             | TransitionPhase::Resumed
             | TransitionPhase::Done
             | TransitionPhase::Finished => return,
-            TransitionPhase::Suspended if bugs::on(Bug::CancelWaits) => return,
             TransitionPhase::Preresume | TransitionPhase::Swap => {}
             TransitionPhase::Prepare
             | TransitionPhase::Prepared
@@ -291,7 +288,7 @@ impl DeviceTransition {
     }
 
     fn prepared(&mut self, cores: &dyn Cores) -> TransitionPhase {
-        if let Some(error) = self.failure.take().filter(|_| !bugs::on(Bug::OpenFailureIgnored)) {
+        if let Some(error) = self.failure.take() {
             return self.refuse(TargetError::errno(error.errno).because(error.text), cores);
         }
         if self.device.is_suspended() { TransitionPhase::Swap } else { TransitionPhase::Suspend }
@@ -411,7 +408,7 @@ impl DeviceTransition {
         let leaving = {
             let mut state = self.device.state();
             state.changing = false;
-            if bugs::on(Bug::LeavingTableKept) { None } else { state.leaving.take() }
+            state.leaving.take()
         };
         if let Some(slot) = leaving {
             self.released(slot.table);

@@ -7,7 +7,6 @@ use super::TableEntry;
 use crate::device_ref::{DeviceRange, LowerLimits};
 use crate::error::TargetError;
 use crate::target::DmQueueMode;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Limits, SECTOR_SIZE, Sectors};
 
 /// Limits of a table and its targets at one moment.
@@ -29,8 +28,7 @@ pub(super) fn table_limits(
     let mut all = Limits::new(size);
     let mut parts = Vec::with_capacity(entries.len());
     for (i, entry) in entries.iter().enumerate() {
-        let mut own = entry.target.limits(below);
-        own.read_only &= !bugs::on(Bug::ReadOnlyLost);
+        let own = entry.target.limits(below);
         let devices = entry.target.devices();
         for used in &devices {
             check_device_area(used, &devices, own.logical_block, below)

@@ -15,7 +15,6 @@ use super::router::{RouteAction, TableRouter};
 use crate::child_lanes::{ChildLanes, PolledChild};
 use crate::split::Splitter;
 use std::rc::Rc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Cx, Drain, Lane, OpenError, OwnWork};
 
 /// The lane of a table: its router, its children and its splitter.
@@ -152,9 +151,7 @@ impl Lane for TableLane {
         let start = back.len();
         for child in 0..self.children.len() {
             let from = self.children.drain(child, how, back, cx);
-            if !bugs::on(Bug::MovedWhenHandedBack) {
-                self.route.up(child, &mut back[from..]);
-            }
+            self.route.up(child, &mut back[from..]);
         }
         self.split.collect_returned(back, start);
         self.split.take_returned(back);

@@ -11,7 +11,6 @@ use crate::split::{SplitBio, SplitCursor, SplitPiece, SplitStep};
 use crate::stripes::StripeLayout;
 use crate::target::TargetDataPath;
 use std::collections::BTreeSet;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Sector, Sectors};
 
 /// The mapping of one table line, for the data path.
@@ -279,9 +278,6 @@ impl TableMap {
 
     /// The next piece of a flush of the whole device.
     fn flush_piece(&self, cursor: &mut SplitCursor) -> Option<SplitPiece> {
-        if bugs::on(Bug::FlushNotFannedOut) && cursor.at > 0 {
-            return None;
-        }
         let child = *self.flush.get(usize::try_from(cursor.at).ok()?)?;
         cursor.at += 1;
         let flags = BioFlags::empty();
@@ -322,7 +318,7 @@ const STAGE_FLUSH_BEHIND: u8 = 2;
 impl SplitBio for TableMap {
     fn next(&self, bio: &Bio, cursor: &mut SplitCursor) -> SplitStep {
         let flush_only = bio.op == Op::Flush;
-        let preflush = bio.flags.contains(BioFlags::PREFLUSH) && !bugs::on(Bug::PreflushDropped);
+        let preflush = bio.flags.contains(BioFlags::PREFLUSH);
         if cursor.stage == BEFORE && (flush_only || preflush) {
             if let Some(piece) = self.flush_piece(cursor) {
                 return SplitStep::Piece(piece);
@@ -335,7 +331,7 @@ impl SplitBio for TableMap {
             if let Some(piece) = self.data_piece(bio, cursor) {
                 return SplitStep::Piece(piece);
             }
-            if !self.flush_behind || !bio.flags.contains(BioFlags::FUA) || bugs::on(Bug::FuaDropped) {
+            if !self.flush_behind || !bio.flags.contains(BioFlags::FUA) {
                 return SplitStep::End;
             }
             *cursor = SplitCursor { stage: STAGE_FLUSH_BEHIND, ..SplitCursor::default() };

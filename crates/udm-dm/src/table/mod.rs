@@ -53,7 +53,6 @@ pub(crate) use lane::TableLane;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::EBUSY;
 use udm_core::{
     ChangeStatus, Checkpoint, ControlIo, Cx, DevNo, Device, DeviceId, DiskClaim, Extents, Lane, Limits,
@@ -184,9 +183,6 @@ impl Table {
         let mut table_limits = check::table_limits(&self.entries, below)?;
         table_limits.whole.read_only |= self.read_only.load(Relaxed);
         let table_limits = Arc::new(table_limits);
-        if bugs::on(Bug::StaleLimits) {
-            return Ok(());
-        }
         *self.table_limits.lock().unwrap_or_else(PoisonError::into_inner) = table_limits;
         Ok(())
     }
@@ -223,9 +219,7 @@ impl Table {
             }
             known.push(shared_disk_state);
         }
-        if !bugs::on(Bug::DiskNotClaimed) {
-            *self.claims.lock().unwrap_or_else(PoisonError::into_inner) = claims;
-        }
+        *self.claims.lock().unwrap_or_else(PoisonError::into_inner) = claims;
         Ok(())
     }
 

@@ -6,7 +6,6 @@ use super::run_index::RunIndex;
 use crate::stripes::{StripeFailureObserver, StripeLayout};
 use crate::target::TargetDataPath;
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Status};
 
 /// The change that was made to a bio's sector on its way to a child, by the sector there.
@@ -78,7 +77,7 @@ impl ReverseMap {
         match self {
             ReverseMap::Whole(0) => {}
             ReverseMap::Whole(shift) => {
-                for bio in bios.iter_mut().filter(needs_restore) {
+                for bio in bios {
                     bio.sector.0 = bio.sector.0.wrapping_sub(*shift);
                 }
             }
@@ -92,11 +91,8 @@ impl ReverseMap {
         match self {
             ReverseMap::Whole(_) => {}
             ReverseMap::Runs { begin, index, shifts } => {
-                for bio in bios.iter_mut().filter(needs_restore) {
-                    let run = match bugs::on(Bug::NeighboursOffset) {
-                        true => 0,
-                        false => index.find(bio.sector.0.wrapping_sub(*begin)),
-                    };
+                for bio in bios {
+                    let run = index.find(bio.sector.0.wrapping_sub(*begin));
                     let shift = shifts.get(run).copied().unwrap_or_default();
                     bio.sector.0 = bio.sector.0.wrapping_sub(shift);
                 }
@@ -105,11 +101,6 @@ impl ReverseMap {
             ReverseMap::Stripe(stripe) => stripe.restore_sectors::<false>(bios),
         }
     }
-}
-
-/// True for every bio, unless a bug is planted.
-fn needs_restore(bio: &&mut Box<Bio>) -> bool {
-    bio.status.is_ok() || !bugs::on(Bug::OffsetKeptOnError)
 }
 
 impl ReverseStripe {

@@ -9,7 +9,6 @@ use super::map::{MapKind, SimpleMapping, StripeMapping, TableMap};
 use crate::child_lanes::BatchDispatch;
 use crate::split::{SplitBio, SplitCursor, SplitStep};
 use std::rc::Rc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Status};
 
 /// The route of a bio.
@@ -71,10 +70,7 @@ impl TableRouter {
         let fast_path = FastPathFilter {
             last: if limits.read_only { Op::Read } else { Op::Write },
             special: map.special(),
-            unaligned: match bugs::on(Bug::BlocksIgnored) {
-                true => 0,
-                false => (u64::from(limits.logical_block) / SECTOR_SIZE).max(1) - 1,
-            },
+            unaligned: (u64::from(limits.logical_block) / SECTOR_SIZE).max(1) - 1,
             max: map.max().min(size),
             size,
         };

@@ -16,7 +16,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
-use udm_core::bugs::{self, Bug};
 use udm_core::{CoreId, DeviceId};
 
 /// The other end of a connection.
@@ -189,9 +188,6 @@ impl AdmissionSlot {
         self.life = SlotUse::HandedOver;
         let cores = &self.counters.cores;
         cores[self.core].connections.fetch_sub(1, Ordering::Relaxed);
-        if bugs::on(Bug::PlaceKept) {
-            self.counters.serving.fetch_add(1, Ordering::Relaxed);
-        }
         cores[to.index()].connections.fetch_add(1, Ordering::Relaxed);
         self.counters.moves.fetch_add(1, Ordering::Relaxed);
         let (counters, stage) = (self.counters.clone(), self.stage.clone());

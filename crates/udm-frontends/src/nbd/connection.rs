@@ -34,7 +34,6 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::ECANCELED;
 use udm_core::{Batch, BioFlags, BioPool, BufPool, CoreId, Nanos, Segments};
 use udm_runtime::{CoreSet, DeviceSlot, FrontCx, FrontEnd, RingCompletion, RingOp};
@@ -382,9 +381,7 @@ impl Connection {
         if self.pending.is_empty()
             && let Some(slot) = self.device.take()
         {
-            if !bugs::on(Bug::LaneKept) {
-                cx.close(slot);
-            }
+            cx.close(slot);
             self.leave_range_locks(cx);
             self.export = None;
         }

@@ -23,7 +23,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::{Rc, Weak};
-use udm_core::bugs::{self, Bug};
 use udm_core::{DeviceId, Nanos};
 use udm_runtime::{FrontCx, FrontKey};
 
@@ -181,9 +180,7 @@ impl MemoryLease {
     pub(super) fn leave_line(&mut self, cx: &mut FrontCx<'_, '_>) {
         if self.waits {
             self.waits = false;
-            if !bugs::on(Bug::LineKept) {
-                self.core.leave(self.me);
-            }
+            self.core.leave(self.me);
             self.core.stuck_since.set(if self.line() == 0 { Nanos::NEVER } else { cx.now() });
             if let Some(next) = self.core.next() {
                 cx.schedule(next);
@@ -195,17 +192,12 @@ impl MemoryLease {
     pub(super) fn set(&mut self, held: HeldMemory, cx: &mut FrontCx<'_, '_>) {
         let core = &*self.core;
         let before = std::mem::replace(&mut self.held, held);
-        let counted = if bugs::on(Bug::BudgetKept) {
-            held.beyond_floor().max(before.beyond_floor())
-        } else {
-            held.beyond_floor()
-        };
-        core.used.set(core.used.get() - before.beyond_floor() + counted);
+        core.used.set(core.used.get() - before.beyond_floor() + held.beyond_floor());
         self.share.change(before, held);
         let mut better =
             held.beyond_floor() < before.beyond_floor() || held.with_device() < before.with_device();
         let over = !held.midway && core.used.get() <= core.max.get();
-        if core.pass.get() == Some(self.me) && over && !bugs::on(Bug::PassKept) {
+        if core.pass.get() == Some(self.me) && over {
             core.pass.set(None);
             better = true;
         }

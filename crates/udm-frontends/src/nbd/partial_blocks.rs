@@ -21,7 +21,6 @@ use super::request::BlockSize;
 use super::serve::{PendingRequest, RequestStage};
 use std::any::Any;
 use std::ops::Range;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, BufPool, Op, Sector, Sectors, Segments};
 use udm_runtime::FrontCx;
 use udm_wire::nbd::ExportFlags;
@@ -157,10 +156,6 @@ impl Connection {
             }
             return free;
         }
-        if bugs::on(Bug::HoldSkipped) {
-            self.launch(key, cx);
-            return true;
-        }
         let may = lock_member.may_acquire();
         if may {
             lock_member.acquire(key, blocks);
@@ -220,9 +215,6 @@ impl Connection {
             }
             LockEvent::Released => {
                 let blocked = self.blocked.len();
-                if bugs::on(Bug::ParkedForgotten) {
-                    return false;
-                }
                 while let Some(&key) = self.blocked.front()
                     && self.admit(key, cx)
                 {

@@ -15,7 +15,6 @@
 
 use super::reply::recycle;
 use udm_buf::PIECE_MAX;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Buf, BufPool, Segments};
 
 /// The first slab of a connection in bytes: small, so that an idle client costs little.
@@ -108,7 +107,7 @@ impl ReceiveBuffer {
     /// arriving.
     pub(super) fn freeze(&mut self) -> UnreadBytes {
         debug_assert!(self.asked == 0 && self.long.is_none());
-        let unread = if bugs::on(Bug::UnreadLeftBehind) { &[] } else { self.unread() };
+        let unread = self.unread();
         UnreadBytes { bytes: unread.to_vec(), skip: self.skip, slab_len: self.slab_len }
     }
 
@@ -261,10 +260,8 @@ impl ReceiveBuffer {
         let Some(mut slab) = self.next_slab(may)? else { return Ok(()) };
         self.current_len = slab.slab_len();
         if let Some(old) = self.unread.take() {
-            let lost = usize::from(bugs::on(Bug::CutLosesByte) && old.len() > 1);
-            let kept = old.len() - lost;
-            slab[..kept].copy_from_slice(&old[..kept]);
-            self.unread = Some(slab.split_to(kept));
+            slab[..old.len()].copy_from_slice(&old);
+            self.unread = Some(slab.split_to(old.len()));
         }
         if let Some(mut old) = self.free.replace(slab) {
             old.truncate(0);

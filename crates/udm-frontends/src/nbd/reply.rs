@@ -5,7 +5,6 @@
 
 use super::stats::CounterDelta;
 use std::collections::VecDeque;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Buf, BufPool, Segments};
 use udm_runtime::RingOp;
 use udm_wire::nbd::{SimpleReply, chunk_data_header, chunk_error_header, chunk_none};
@@ -186,15 +185,7 @@ impl ReplySender {
         pool: &mut BufPool,
     ) -> Result<SentReplies, Segments> {
         if n < data.len() {
-            if bugs::on(Bug::AnswerSentTwice) {
-                return Err(data);
-            }
             recycle(data.split_to(n), pool);
-            if bugs::on(Bug::BufferBackEarly) {
-                let len = data.len();
-                recycle(data, pool);
-                return Err(pool.get_pieces(len));
-            }
             return Err(data);
         }
         while let Some(buf) = data.pop() {

@@ -15,7 +15,6 @@ use super::reply::{QueuedReply, ReplyForm, recycle};
 use super::request::{BlockSize, RequestPlan, check_request};
 use std::any::Any;
 use std::ops::Range;
-use udm_core::bugs::{self, Bug};
 use udm_core::errno;
 use udm_core::{Bio, BioFlags, Nanos, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
@@ -100,9 +99,6 @@ impl Connection {
                 self.answer(&request, error, Segments::new(), 0, None);
             }
             Ok(RequestPlan::BlockStatusQuery) => self.query_block_status(request, cx),
-            Ok(RequestPlan::Bio(Op::Flush, _)) if bugs::on(Bug::FlushWhenIdle) && self.pending.is_empty() => {
-                self.answer(&request, 0, Segments::new(), 0, None);
-            }
             Ok(RequestPlan::Nothing) => self.answer(&request, 0, Segments::new(), 0, None),
             Ok(RequestPlan::Cache) => {
                 let whole = around(geometry.block, &request);
@@ -330,11 +326,10 @@ impl Connection {
     pub(super) fn end(&mut self, key: usize, mut bio: Box<Bio>) {
         let pending = self.pending.remove(key);
         let took = (pending.stage != RequestStage::Parked).then(|| Nanos(self.now.0 - pending.since.0));
-        let gone = bugs::on(Bug::InFlightKept) && matches!(self.phase, ConnectionPhase::Dead);
-        if let Some(io_counters) = self.io_counters.as_ref().filter(|_| !gone) {
+        if let Some(io_counters) = &self.io_counters {
             io_counters.end(pending.request.command);
         }
-        self.release_range(key, pending.partial_blocks.is_some() && !bugs::on(Bug::HoldSkipped));
+        self.release_range(key, pending.partial_blocks.is_some());
         let (start, PendingRequest { request, charge, front: mut data, rest, partial_blocks, answered, .. }) =
             (pending.start, pending);
         let error = match bio.status {
@@ -438,7 +433,6 @@ impl PendingRequest {
         }
         // A write has FUA itself; a flush follows discards and zeroes, which have no FUA.
         let separate = matches!(command, Command::Trim | Command::WriteZeroes);
-        let separate = separate && !bugs::on(Bug::ZeroesFuaForgotten);
         (separate && flags.contains(CommandFlags::FUA)).then_some(RequestStage::Flush)
     }
 }

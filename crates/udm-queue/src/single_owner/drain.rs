@@ -27,7 +27,6 @@
 //! messages per lane.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use udm_core::bugs::{self, Bug};
 use udm_core::{
     Batch, Cx, Device, DeviceId, Drain, Lane, Limits, Nanos, OpenError, OwnWork, WaitHandle, WaitQueue,
     WakeEpoch, interleave,
@@ -73,9 +72,7 @@ impl DrainRequests {
         wanted.retain(|(other, _)| *other != lane);
         wanted.extend(how.map(|how| (lane, how)));
         drop(wanted);
-        if !bugs::on(Bug::DrainNotRung) {
-            self.wait_queue.wake_up();
-        }
+        self.wait_queue.wake_up();
     }
 }
 
@@ -211,9 +208,6 @@ impl OwnerLane {
             for bio in self.back.extract_if(.., |bio| asks((bio.cookie >> 32) as u32)) {
                 done.push(bio);
                 done.last_mut().expect("just pushed").cookie |= HANDED_BACK;
-            }
-            if bugs::on(Bug::OthersNotSentAgain) {
-                bugs::leak_bios(self.back.drain(..));
             }
             if !self.back.is_empty() {
                 self.below.submit(&mut self.back, cx);

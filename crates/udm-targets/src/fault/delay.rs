@@ -23,7 +23,6 @@ use std::collections::VecDeque;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BioFlags, Cx, Drain, Lane, Limits, Nanos, Op, OpenError, OwnWork, Sectors};
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceRange, LowerLimits, Target, TargetArgs};
@@ -162,10 +161,7 @@ impl DelayLane {
         for queue in &mut self.queues {
             let due = queue.waiting.partition_point(|(due, _)| *due <= now);
             self.lanes[queue.lane].down.extend(queue.waiting.drain(..due).map(|(_, bio)| bio));
-            if bugs::on(Bug::StirsAtRest) {
-                cx.wake_at(now + Nanos(1_000_000));
-            }
-            if let Some((due, _)) = queue.waiting.front().filter(|_| !bugs::on(Bug::DelaySleeps)) {
+            if let Some((due, _)) = queue.waiting.front() {
                 cx.wake_at(*due);
             }
         }

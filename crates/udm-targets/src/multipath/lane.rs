@@ -17,8 +17,7 @@ use super::route::Router;
 use super::selector::SelectorLane;
 use super::state::MultipathState;
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
-use udm_core::{Batch, Bio, Cx, Drain, Lane, Op, OwnWork, Sectors, Status};
+use udm_core::{Batch, Bio, Cx, Drain, Lane, Op, OwnWork, Sectors};
 use udm_dm::child_lanes::{ChildLanes, PolledChild};
 
 /// The lane of a multipath device.
@@ -77,9 +76,6 @@ impl MultipathLane {
     /// failed. `batch` is empty afterwards.
     #[inline(always)]
     pub(super) fn dispatch(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        if bugs::on(Bug::LandsAfterRetry) {
-            batch.extend(bugs::take_echoes(Arc::as_ptr(&self.shared) as usize));
-        }
         if self.shared.word() == self.router.seen()
             && let Some(group) = self.router.group()
         {
@@ -95,8 +91,7 @@ impl MultipathLane {
         if batch.is_empty() {
             return;
         }
-        let stale = bugs::on(Bug::StalePathGeneration) && self.router.group().is_some();
-        if self.shared.word() != self.router.seen() && !stale {
+        if self.shared.word() != self.router.seen() {
             self.router.look(&self.shared);
         }
         match self.router.group() {
@@ -183,9 +178,7 @@ impl MultipathLane {
         let mut all_ok = true;
         for bio in &done[from..] {
             all_ok &= bio.status.is_ok();
-            if bio.status.is_ok() || !bugs::on(Bug::ErrorsNotServed) {
-                counter.count_completed(bio.op, 1, bio.sectors.bytes());
-            }
+            counter.count_completed(bio.op, 1, bio.sectors.bytes());
         }
         if all_ok {
             self.router.polled(self.path_positions[index], &done[from..], sectors, cx);
@@ -197,21 +190,18 @@ impl MultipathLane {
     /// Separates failed bios: those with a path error are retried, the others are returned.
     #[cold]
     fn errors(&mut self, index: usize, done: &mut Batch, from: usize, sectors: Sectors, cx: &Cx<'_>) {
-        let kept = bugs::on(Bug::LoadKeptOnError);
-        let (back, sectors) = if kept { (&[][..], Sectors::ZERO) } else { (&done[from..], sectors) };
-        self.router.polled(self.path_positions[index], back, sectors, cx);
+        self.router.polled(self.path_positions[index], &done[from..], sectors, cx);
         let before = self.to_retry.len();
         self.empty_batch.extend(done.drain(from..));
         for bio in self.empty_batch.drain(..) {
-            let retry = bio.status.is_path_error() && !bugs::on(Bug::PathErrorNotRetried)
-                || bio.status == Status::Medium && bugs::on(Bug::MediumErrorFailsPath);
+            let retry = bio.status.is_path_error();
             if !bio.status.is_ok() {
                 self.counters[index].failed(&bio);
             }
             let to = if retry { &mut self.to_retry } else { &mut *done };
             to.push(bio);
         }
-        let blames = |bio: &&Bio| bio.status.fails_path() || bugs::on(Bug::MediumErrorFailsPath);
+        let blames = |bio: &&Bio| bio.status.fails_path();
         if let Some(bio) = self.to_retry[before..].iter().map(|bio| &**bio).find(blames) {
             self.router.path_failed |= self.shared.fail(index, &FailReason::Bio(bio));
         }
@@ -226,9 +216,7 @@ impl MultipathLane {
             // Queued after the last `drain`: the next one hands them back.
             cx.wake_now();
         }
-        if !bugs::on(Bug::CancelKeepsDraining) {
-            self.draining = None;
-        }
+        self.draining = None;
     }
 }
 
@@ -250,9 +238,6 @@ impl Lane for MultipathLane {
         if self.slow_poll_due {
             self.poll_slow(done, cx);
         }
-        if bugs::on(Bug::LandsAfterRetry) {
-            bugs::drop_echoes(done);
-        }
     }
 
     fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
@@ -263,9 +248,7 @@ impl Lane for MultipathLane {
             self.counters[index].set_in_flight(self.children.in_flight_on(index));
             let came = &back[from..];
             let sectors = Sectors(came.iter().map(|bio| bio.sectors.0).sum());
-            if !bugs::on(Bug::LoadKeptOnHandBack) {
-                self.router.polled(self.path_positions[index], came, sectors, cx);
-            }
+            self.router.polled(self.path_positions[index], came, sectors, cx);
         }
         self.hand_back_parked(how, back);
     }

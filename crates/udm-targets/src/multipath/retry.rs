@@ -7,15 +7,12 @@
 
 use super::lane::MultipathLane;
 use smallvec::SmallVec;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Cx, Drain, Status};
 
 impl MultipathLane {
     /// True if bios without a path are queued. During a flushing suspend they fail.
     fn queues_without_path(&self) -> bool {
-        !self.draining.is_some_and(Drain::fails_held)
-            && self.shared.word().queueing()
-            && !bugs::on(Bug::HeldBioFails)
+        !self.draining.is_some_and(Drain::fails_held) && self.shared.word().queueing()
     }
 
     /// Queues or fails the bios for which there is no path.
@@ -61,12 +58,6 @@ impl MultipathLane {
             for bio in &mut batch {
                 bio.status = Status::Ok;
             }
-            if bugs::on(Bug::LandsAfterRetry) {
-                bugs::record_echo(std::sync::Arc::as_ptr(&self.shared) as usize, &batch);
-            }
-            if bugs::on(Bug::RetryForgets) && batch.len() > 1 {
-                bugs::leak_bios(batch.pop());
-            }
             // If the last path failed and bios are not queued, bios fail here without a new choice
             // of group. As in the kernel, only a bio that looks for a path and finds none clears
             // the current group.
@@ -87,7 +78,7 @@ impl MultipathLane {
             // Paths returned and failed again during this loop. The next poll continues.
             cx.wake_now();
         }
-        if std::mem::take(&mut self.router.path_failed) || bugs::on(Bug::EventForEachError) {
+        if std::mem::take(&mut self.router.path_failed) {
             self.shared.path_log.event();
         }
     }
@@ -105,7 +96,7 @@ impl MultipathLane {
     /// change already: then a group is in use again and the word is not new.
     #[cold]
     pub(super) fn unpark(&mut self, cx: &mut Cx<'_>) {
-        let served = self.router.group().is_some() && !bugs::on(Bug::ParkedMissReturn);
+        let served = self.router.group().is_some();
         if served || self.shared.word() != self.router.seen() || !self.queues_without_path() {
             // Bios that still find no path are queued again, in the memory of the scratch list.
             let room = std::mem::take(&mut self.empty_batch);

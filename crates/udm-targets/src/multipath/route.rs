@@ -8,7 +8,6 @@
 use super::selector::SelectorLane;
 use super::state::{GroupView, MultipathState, PackedState, PathView, choose_group};
 use std::ops::Range;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, Cx, Sectors};
 
 /// The index for "no group".
@@ -112,7 +111,7 @@ impl Router {
             }
             let (settled, group) = choose_group(word, &self.views);
             if shared.commit(word, settled) {
-                self.seen = if bugs::on(Bug::SeenTooLate) { shared.word() } else { settled };
+                self.seen = settled;
                 self.group = group.unwrap_or(NO_GROUP);
                 return;
             }
@@ -132,8 +131,7 @@ impl Router {
             self.now.extend(group.paths.clone().map(|index| shared.path(index)));
             let choice = self.now.iter().any(|path| path.is_in_use());
             for (index, now) in group.paths.clone().zip(&self.now) {
-                let slow = now.ejected && choice && !bugs::on(Bug::OutStillUsed);
-                let slow = slow || now.ejected && bugs::on(Bug::OutIsFailed);
+                let slow = now.ejected && choice;
                 let (out, known) = (now.failed || slow, &mut self.known[index]);
                 if known.usable && (out || now.stamp != known.stamp) {
                     group.selector.fail(index - group.paths.start);

@@ -20,7 +20,6 @@ use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use udm_core::bugs::{self, Bug};
 use udm_core::{Nanos, WaitQueue, interleave};
 use udm_dm::target::TargetHost;
 
@@ -233,22 +232,12 @@ impl MultipathState {
     /// several callers fail a path at once, one of them gets true and writes the log line.
     pub(super) fn fail(&self, path: usize, why: &FailReason<'_>) -> bool {
         interleave::point();
-        if bugs::on(Bug::FailNotAtomic) {
-            let found = self.paths[path].state.load(Ordering::Acquire);
-            interleave::point();
-            if found & PathState::FAILED == 0 {
-                self.paths[path].state.store(found, Ordering::Release);
-            }
-        }
         let held = if matches!(why, FailReason::Command) { PathState::ADMIN_FAILED } else { 0 };
         let fail = |s: u64| {
             let failed = s | PathState::FAILED | held;
             let once = if s & PathState::FAILED == 0 { PathState::ONE_FAILURE } else { 0 };
             (failed != s).then_some(failed + once)
         };
-        if bugs::on(Bug::FailCountedTwice) && self.path(path).failed {
-            self.paths[path].state.fetch_add(PathState::ONE_FAILURE, Ordering::AcqRel);
-        }
         match self.paths[path].state.fetch_update(Ordering::AcqRel, Ordering::Acquire, fail) {
             Ok(before) if before & PathState::FAILED == 0 => {}
             Ok(_) => {
@@ -263,9 +252,7 @@ impl MultipathState {
         interleave::point();
         self.update(PackedState::moved);
         self.path_log.failed(path, why, left);
-        if !bugs::on(Bug::FailNotRung) {
-            self.wait_queue.wake_up();
-        }
+        self.wait_queue.wake_up();
         true
     }
 

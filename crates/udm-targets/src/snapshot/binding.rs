@@ -21,7 +21,6 @@ use super::origin_snapshots::{OriginSnapshots, StoreReadTicket};
 use super::state::Snapshot;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EINVAL};
 use udm_core::{ClaimKey, DevNo, Device, DeviceId, Exclusivity, ExtentKind, Extents, Sector, Sectors};
 use udm_dm::target::{DeviceRange, DeviceRef, TargetArgs, TargetHost};
@@ -159,9 +158,6 @@ impl SnapshotBinding {
 
     /// Checks that a table loaded while its store had no owner can become the owner.
     fn check_store(&self) -> Result<(), TargetError> {
-        if bugs::on(Bug::StoreTakenTwice) {
-            return Ok(());
-        }
         let mut others = self.origin_snapshots.on_store(&self.line.store);
         others.retain(|other| !std::ptr::eq(&**other, self));
         if others.iter().any(|other| matches!(*other.role(), BindingState::Active)) {
@@ -300,9 +296,6 @@ impl SnapshotBinding {
 
     /// The other devices with lanes of the origin.
     pub(super) fn dependents(&self) -> Vec<Arc<MappedDevice>> {
-        if bugs::on(Bug::OriginNotRenewed) {
-            return Vec::new();
-        }
         let own = self.device().map(|device| device.id());
         self.origin_snapshots.origin_devices(own)
     }

@@ -15,7 +15,6 @@ use super::binding::SnapshotBinding;
 use super::origin_snapshots::OriginSnapshots;
 use super::state::Snapshot;
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{ChangeStatus, Checkpoint, Extents, Sector, Sectors};
 
 /// Maximum number of chunks added to a run, so that extending a run takes no longer than finding
@@ -94,7 +93,7 @@ impl OriginSnapshots {
             let found = append_changed(own, &base, from.0, from.0 + len.0, out.like());
             let is_ours = self.listed().iter().any(|listed| Arc::ptr_eq(listed, &base));
             let all = is_ours && base.keeps_all() && own.is_none_or(Snapshot::keeps_all);
-            (all || bugs::on(Bug::MapOutlives)).then_some(found)
+            all.then_some(found)
         });
         match found {
             Some(found) => found.list().iter().for_each(|run| out.push(run.len, run.content)),
@@ -112,7 +111,6 @@ fn append_changed(
     end: u64,
     mut out: Extents<ChangeStatus>,
 ) -> Extents<ChangeStatus> {
-    let own = own.filter(|_| !bugs::on(Bug::MapLacksOwn));
     let sources = || own.into_iter().chain([base]);
     let known = sources().map(Snapshot::len).fold(end, u64::min).max(from);
     let mut at = from;

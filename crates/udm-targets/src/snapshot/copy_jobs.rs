@@ -10,7 +10,6 @@ use slab::Slab;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, Limits, Sectors};
 
 /// Default maximum of bytes of a lane's copies in flight.
@@ -129,7 +128,7 @@ impl CopyJobs {
 
     /// Completes a piece. Returns the job if it was the last piece.
     pub(super) fn end_piece(&mut self, job: usize, bytes: usize) -> Option<CopyJob> {
-        self.bytes -= if bugs::on(Bug::CopyMemoryKept) { 0 } else { bytes };
+        self.bytes -= bytes;
         self.jobs[job].in_flight -= 1;
         self.jobs[job].is_over().then(|| self.jobs.remove(job))
     }

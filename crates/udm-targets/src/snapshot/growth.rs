@@ -20,7 +20,6 @@ use super::state::Snapshot;
 use super::store_allocator::ChunkRange;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use udm_core::bugs::{self, Bug};
 use udm_core::{GrowthPolicy, Nanos, OpenError, SECTOR_SIZE, Sectors};
 use udm_dm::{EventKind, TargetError};
 use udm_wire::size;
@@ -220,9 +219,6 @@ impl Snapshot {
             return Err(StoreFull::Permanent);
         }
         match self.growth.step() {
-            GrowthState::Growing | GrowthState::Last if bugs::on(Bug::FullWhileGrowing) => {
-                Err(StoreFull::Permanent)
-            }
             GrowthState::Growing | GrowthState::Last => Err(StoreFull::GrowthPending),
             GrowthState::Idle => {
                 self.grow(true);
@@ -317,9 +313,7 @@ impl Snapshot {
                 }
             }
         }
-        if !bugs::on(Bug::GrownNotRung) {
-            self.wait_queue.wake_up();
-        }
+        self.wait_queue.wake_up();
     }
 
     /// Retries failed growth at intervals while writes need room.
@@ -345,9 +339,7 @@ impl Snapshot {
     /// Wakes other lanes after a write failed for lack of room. Its chunk is free again, and
     /// another core may wait for it.
     pub(super) fn notify_without_room(&self) {
-        if !bugs::on(Bug::GivenUpUnheard) {
-            self.wait_queue.wake_up();
-        }
+        self.wait_queue.wake_up();
     }
 
     /// Called after a setting changed, or after the owner reported a larger store. Resets failed

@@ -21,7 +21,6 @@ use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Cx, Drain, Lane, Op, OpenError, OwnWork, Sector, Sectors, Segments, Status};
 
 /// Children of the copy engine.
@@ -231,9 +230,8 @@ impl SnapshotLane {
 
     fn discard(&mut self, bio: Box<Bio>) {
         // A discard that is too long for the origin is not passed down: a discard promises nothing.
-        let asked = self.features.discard_passdown_origin || bugs::on(Bug::DiscardPassedDown);
-        let fits = bio.sectors <= self.origin_discard_max || bugs::on(Bug::DiscardTooLong);
-        let discard_origin = asked && fits;
+        let fits = bio.sectors <= self.origin_discard_max;
+        let discard_origin = self.features.discard_passdown_origin && fits;
         let chunk = self.snapshot.chunk_of(bio.sector.0);
         match self.snapshot.place(chunk) {
             ChunkState::Pending => self.waiting.push_back(bio),

@@ -11,7 +11,6 @@ use super::settings::OnFull;
 use super::state::{Snapshot, SnapshotHealth};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, Cx, Drain, Lane, Op, OpenError, OwnWork, Status};
 use udm_dm::target::DeviceRef;
 
@@ -41,7 +40,7 @@ impl WaitingWrite {
         let Some((first, last)) = snapshot.to_copy(&self.bio) else { return true };
         match self.epochs[part] {
             0 => snapshot.health() == SnapshotHealth::Valid && snapshot.map.are_settled(first, last),
-            epoch if bugs::on(Bug::ReaderOvertaken) || snapshot.readers.are_past_or_notify(epoch) => {
+            epoch if snapshot.readers.are_past_or_notify(epoch) => {
                 snapshot.map.settle(first, last);
                 true
             }

@@ -2,17 +2,12 @@
 //! handles flushes and FUA for devices that do not support them.
 
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Cx, Device, Lane, Limits, OpenError, Sector, Sectors};
 use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target, TargetDataPath, TargetFeatures};
 use udm_dm::{Table, TargetError};
 
 /// The size of the largest possible device, in whole blocks of any size.
 const END: Sectors = Sectors((1 << 54) - (1 << 20));
-
-fn device_end() -> Sectors {
-    if bugs::on(Bug::EndInMidBlock) { Sectors(END.0 - 1) } else { END }
-}
 
 /// A target with the maximum size. The device itself refuses sectors beyond its end, and a device
 /// that grows can be used at once.
@@ -21,7 +16,7 @@ struct RawDeviceTarget(DeviceRef);
 /// Opens a lane of `device` through a table of one line.
 pub(super) fn open_lane(device: &DeviceRef, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
     let refuse = |error: TargetError| OpenError::new(error.errno, error.to_string());
-    Table::single_target(Arc::new(RawDeviceTarget(device.clone())), device_end()).map_err(refuse)?.open(cx)
+    Table::single_target(Arc::new(RawDeviceTarget(device.clone())), END).map_err(refuse)?.open(cx)
 }
 
 impl Target for RawDeviceTarget {
@@ -38,7 +33,7 @@ impl Target for RawDeviceTarget {
     }
 
     fn limits(&self, below: LowerLimits<'_>) -> Limits {
-        Limits::new(device_end()).stack(&below.limits(&self.0))
+        Limits::new(END).stack(&below.limits(&self.0))
     }
 
     fn devices(&self) -> Vec<DeviceRange> {

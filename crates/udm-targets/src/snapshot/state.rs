@@ -12,7 +12,6 @@ use super::settings::SnapshotSettings;
 use super::store_allocator::StoreAllocator;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, Op, Sectors, WaitQueue};
 use udm_dm::target::{DeviceRef, TargetHost};
 use udm_dm::{EventKind, InvalidStoreMark, StateChange};
@@ -148,8 +147,7 @@ impl Snapshot {
     /// outside of the store, and writes of the origin wait for it too.
     pub(super) fn mark_elsewhere(self: &Arc<Self>, why: &str) {
         tracing::error!("{}: write header failed: {why}", self.store.current_name());
-        let mark = self.mark.as_ref().filter(|_| !bugs::on(Bug::MarkNotKept));
-        let Some(mark) = mark else { return self.invalidated() };
+        let Some(mark) = &self.mark else { return self.invalidated() };
         let snapshot = Arc::clone(self);
         let done = move |kept: Result<(), String>| {
             if let Err(why) = kept {

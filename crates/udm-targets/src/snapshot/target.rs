@@ -3,7 +3,6 @@
 use super::binding::{SnapshotBinding, TableRole};
 use super::lane::SnapshotLane;
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{ChangeStatus, Checkpoint, Cx, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
 use udm_dm::target::{DeviceRange, LowerLimits, Resolver, Target, TargetArgs, TargetFeatures, TargetHost};
 use udm_dm::{ChangeTracker, MappedDevice, SnapshotInfo, SnapshotReport, SnapshotState, TargetError};
@@ -95,9 +94,7 @@ impl Target for SnapshotTarget {
                 return Err(error.because("set KEY VALUE, or grown"));
             }
         }
-        if !bugs::on(Bug::GrownUnheard) {
-            self.0.snapshot.look_again();
-        }
+        self.0.snapshot.look_again();
         Ok(String::new())
     }
 
@@ -122,9 +119,6 @@ impl Target for SnapshotTarget {
     }
 
     fn removed(&self) {
-        if bugs::on(Bug::HandoverOutlivesDevice) {
-            return self.0.retired();
-        }
         self.0.removed();
     }
 }

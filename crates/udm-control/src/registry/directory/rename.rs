@@ -4,11 +4,10 @@
 //! Names and exports change together under the lock of the directory. Errors are the kernel's,
 //! checked in its order: an invalid new name, a name in use, an unknown device.
 
-use super::{DeviceDirectory, ListingStage, LookupFailure, RegisteredDevice, check_not_number};
+use super::{DeviceDirectory, RegisteredDevice, check_not_number};
 use crate::error::VerbError;
 use crate::registry::Registry;
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, ENXIO};
 use udm_dm::{EventKind, MappedDevice, TargetError};
 
@@ -50,22 +49,13 @@ impl DeviceDirectory {
                 format!("Unable to change {what} on mapped device {word} to one that already exists: {new}");
             return Err(refused(TargetError::new(text).with_errno(EBUSY)));
         }
-        self.resolve_for_rename(word).map_err(|absent| match absent.reason() {
+        self.resolve(word).map_err(|absent| match absent.reason() {
             Some(reason) => refused(TargetError::errno(EBUSY).because(reason)),
             None => {
                 let text = format!("Unable to rename non-existent device, {word} to {prefix}{new}");
                 VerbError { missing: true, ..refused(TargetError::new(text).with_errno(ENXIO)) }
             }
         })
-    }
-
-    fn resolve_for_rename(&self, word: &str) -> Result<&Arc<RegisteredDevice>, LookupFailure> {
-        let found = self.resolve(word);
-        let removing = self.names.get(word).and_then(|minor| self.by_minor.get(minor));
-        match removing.filter(|one| one.stage == ListingStage::Removing && bugs::on(Bug::RenamedLeaving)) {
-            Some(removing) => Ok(&removing.mapped),
-            None => found,
-        }
     }
 }
 
@@ -105,15 +95,13 @@ impl Registry {
                 mapped.publish(EventKind::Renamed, "it has a uuid now");
             }
             NewName::Name(name) => {
-                if let Some(exporter) = self.exporter().filter(|_| !bugs::on(Bug::ExportNotRenamed)) {
+                if let Some(exporter) = self.exporter() {
                     let put = exporter.put(name, mapped);
                     put.map_err(|e| refused(TargetError::new(e.to_string())))?;
                 }
                 let old = device.name();
                 device.rename(name).map_err(refused)?;
-                if !bugs::on(Bug::OldNameKept) {
-                    directory.names.remove(&old);
-                }
+                directory.names.remove(&old);
                 directory.names.insert(name.into(), minor);
                 mapped.publish(EventKind::Renamed, &format!("it was called {old}"));
             }
@@ -124,6 +112,7 @@ impl Registry {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ListingStage;
     use super::*;
 
     #[test]

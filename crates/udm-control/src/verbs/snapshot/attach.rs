@@ -27,7 +27,6 @@ use crate::verbs::cancel::{CancelToken, VerbKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::{OwnedMutexGuard, oneshot};
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EIO};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, Table, TargetError};
 
@@ -154,11 +153,9 @@ impl<'a> AttachTransaction<'a> {
         };
         for ((_, mapped), table) in several.iter().zip(&attaching.tables) {
             let found = table.iter().flat_map(|table| persistent_snapshots(table));
-            if !bugs::on(Bug::SnapshotNotRecorded) {
-                recording
-                    .attached
-                    .extend(found.filter_map(|(report, len)| record(registry, mapped, &report, len)));
-            }
+            recording
+                .attached
+                .extend(found.filter_map(|(report, len)| record(registry, mapped, &report, len)));
             let leaves = table.is_some() || who == VerbKind::Remove;
             let Some(live) = mapped.device.live().filter(|_| leaves) else { continue };
             let removed = mapped.snapshot_info().is_discarded;

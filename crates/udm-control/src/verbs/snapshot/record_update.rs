@@ -7,7 +7,6 @@ use crate::state_folder::file_stamp::FileStamp;
 use crate::state_folder::records::{RecordState, SnapshotRecord};
 use crate::state_folder::{StateFolder, StoreId};
 use std::collections::HashSet;
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::EBUSY;
 use udm_dm::TargetError;
 
@@ -94,9 +93,7 @@ impl RecordUpdate {
             } else {
                 return Ok(Some((writer.place, blocked_error(&record, "is not attached"))));
             };
-            if !bugs::on(Bug::GivenUpNotLost) {
-                record_lost(folder, &record, &why)?;
-            }
+            record_lost(folder, &record, &why)?;
         }
         if self.warns {
             self.warn_of_bypasses(folder);

@@ -5,7 +5,6 @@ use crate::state_folder::StoreId;
 use crate::state_folder::records::{RecordState, SnapshotRecord};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
-use udm_core::bugs::{self, Bug};
 use udm_core::{DevNo, Device, Sectors};
 use udm_dm::{SnapshotReport, SnapshotState, Table};
 use udm_wire::words::escape;
@@ -76,7 +75,7 @@ pub(super) fn record(
         made: seconds_now(),
         made_store: info.store.clone(),
         was_linear: info.origin_was_linear,
-        merging: report.state.is_merge() && !bugs::on(Bug::MergeNotRecorded),
+        merging: report.state.is_merge(),
         state: RecordState::Detached { origin: None },
     })
 }
@@ -85,9 +84,7 @@ pub(super) fn record(
 /// the old one does not count.
 pub(super) fn is_live(tables: &[Option<Arc<Table>>], registry: &Registry, store: &StoreId) -> bool {
     tables.iter().flatten().any(|table| {
-        let has_it = |report: &SnapshotReport| {
-            report.state != SnapshotState::Invalid || bugs::on(Bug::SpentTableCounts)
-        };
+        let has_it = |report: &SnapshotReport| report.state != SnapshotState::Invalid;
         let mut stores =
             persistent_snapshots(table).filter(|(report, _)| has_it(report)).map(|(report, _)| report.store);
         stores.any(|found| registry.disk_id_cached(found.number).is_some_and(|id| id.is(store)))

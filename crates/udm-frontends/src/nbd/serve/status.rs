@@ -8,7 +8,6 @@ use crate::nbd::reply::{QueuedReply, ReplyForm};
 use crate::nbd::request::BlockSize;
 use std::any::Any;
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{BioFlags, Op, Sector, Sectors, Segments};
 use udm_runtime::FrontCx;
 use udm_wire::nbd::{CommandFlags, Request, block_descriptor, chunk_block_status_header};
@@ -94,7 +93,6 @@ fn status(request: &Request, start: u64, found: &[Vec<FlaggedRun>], contexts: &[
         let (mut at, end) = (start, request.offset + u64::from(request.len));
         for &(len, flags) in found {
             let next = at + len.bytes();
-            let end = if bugs::on(Bug::StatusTooLong) { u64::MAX } else { end };
             let covered = next.min(end).saturating_sub(at.max(request.offset)) as u32;
             match runs.last_mut().filter(|last| last.1 == flags) {
                 Some(last) => last.0 += covered,

@@ -34,7 +34,6 @@ use bad_blocks::{BadBlockSet, GOOD, SharedBadBlocks};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::EINVAL;
 use udm_core::{Batch, Cx, Drain, Lane, Limits, Op, OpenError, OwnWork, Sector, Sectors, Status};
 use udm_dm::TargetError;
@@ -272,7 +271,7 @@ impl DustLane {
     fn refresh(&mut self) {
         // Acquire pairs with the release in `change`.
         let generation = self.shared.generation.load(Ordering::Acquire);
-        if generation != self.seen && !(bugs::on(Bug::BadBlocksStale) && self.seen > 0) {
+        if generation != self.seen {
             self.set = Arc::clone(&self.shared.lock());
             self.seen = generation;
         }
@@ -290,9 +289,8 @@ impl Lane for DustLane {
             let status = if bio.op == Op::Flush || bio.sectors == Sectors::ZERO {
                 Status::Ok
             } else {
-                let start = if bugs::on(Bug::BadBlockMisplaced) { Sectors(0) } else { self.start };
-                let first = (bio.sector + start).0 >> self.shift;
-                let last = ((bio.end() + start).0 - 1) >> self.shift;
+                let first = (bio.sector + self.start).0 >> self.shift;
+                let last = ((bio.end() + self.start).0 - 1) >> self.shift;
                 self.set.status_for(&bio, first, last)
             };
             if status.is_ok() {

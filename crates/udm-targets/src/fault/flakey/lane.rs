@@ -10,7 +10,6 @@ use crate::fault::OffsetLane;
 use crate::fault::clone_table::CloneTable;
 use rand::RngExt;
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BufPool, Cx, Drain, Lane, Op, OpenError, OwnWork, Segments, Status};
 
 pub(super) struct FlakeyLane {
@@ -69,7 +68,6 @@ impl FlakeyLane {
             (Op::Read, _) if self.features.error_reads => FaultAction::End(Status::IoErr),
             (Op::Read, _) if may_corrupt(self.features.random_read) => FaultAction::Corrupt,
             (Op::Read, _) => FaultAction::Pass,
-            (_, WriteAction::Drop) if bugs::on(Bug::DroppedWriteSent) => FaultAction::Pass,
             (_, WriteAction::Drop) => FaultAction::End(Status::Ok),
             (_, WriteAction::Fail) => FaultAction::End(Status::IoErr),
             (Op::Write, WriteAction::Pass) if may_corrupt(self.features.random_write) => FaultAction::Corrupt,
@@ -80,11 +78,6 @@ impl FlakeyLane {
     fn clone_to_corrupt(&mut self, mut bio: Box<Bio>, cx: &mut Cx<'_>) -> Box<Bio> {
         if bio.op == Op::Read || bio.data.is_empty() {
             return self.clones.begin(bio, Segments::new());
-        }
-        if bugs::on(Bug::CorruptsOwnData) {
-            let mut clone = self.clones.begin(bio, Segments::new());
-            corrupt_data(&self.features, self.features.random_write, &mut clone, cx);
-            return clone;
         }
         let mut copy = self.copies.get(bio.data.len());
         bio.data.copy_to(&mut copy);
@@ -108,7 +101,7 @@ impl FlakeyLane {
     /// Returns the request of a completed clone.
     fn restore_completed(&mut self, clone: Box<Bio>, cx: &mut Cx<'_>) -> Box<Bio> {
         let mut bio = self.restore_unstarted(clone);
-        if bio.op == Op::Read && bio.status.is_ok() && !bugs::on(Bug::CorruptionForgotten) {
+        if bio.op == Op::Read && bio.status.is_ok() {
             corrupt_data(&self.features, self.features.random_read, &mut bio, cx);
         }
         bio

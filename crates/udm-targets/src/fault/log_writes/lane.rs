@@ -11,7 +11,6 @@ use crate::fault::clone_table::CloneTable;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use udm_core::bugs::{self, Bug};
 use udm_core::{
     Batch, Bio, BioFlags, Buf, Cx, Drain, Lane, Op, OpenError, OwnWork, OwnerId, Status, WaitHandle,
 };
@@ -162,9 +161,7 @@ impl LogWritesLane {
     /// log in the order of their completion. Otherwise a replay would write an older held write
     /// over `append`, a state that no power cut can leave.
     fn log(appends: &mut Vec<LogRecord>, state: &mut LogState, append: LogRecord) {
-        if !bugs::on(Bug::HeldWriteOvertaken) {
-            state.held.take_overlapping(&append.entry, appends);
-        }
+        state.held.take_overlapping(&append.entry, appends);
         appends.push(append);
     }
 
@@ -364,7 +361,7 @@ impl Lane for LogWritesLane {
         }
         // A superblock after the entries just written, or pending work: no other call would send
         // it.
-        if !bugs::on(Bug::SuperblockNotSent) && self.writer.submit(cx) && !bugs::on(Bug::SuperblockUnpolled) {
+        if self.writer.submit(cx) {
             // It may have completed during the submit.
             cx.wake_now();
         }

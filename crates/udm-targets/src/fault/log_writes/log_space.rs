@@ -8,7 +8,6 @@
 //!   so they wait until the superblock no longer counts the mark.
 
 use std::ops::Range;
-use udm_core::bugs::{self, Bug};
 use udm_core::{SECTOR_SIZE, Sectors};
 use udm_wire::log_writes::LogEntry;
 
@@ -133,9 +132,7 @@ impl LogSpace {
     /// True if places may be assigned: the superblock counts no future entry.
     pub(super) fn is_open(&self) -> bool {
         let fits = |entries: u64| entries <= self.entries;
-        self.started
-            && (self.counted.is_some_and(fits) && self.counting.is_none_or(fits)
-                || bugs::on(Bug::CountedEntryOverwritten))
+        self.started && self.counted.is_some_and(fits) && self.counting.is_none_or(fits)
     }
 
     /// True if the superblock counts all entries that have a place.

@@ -6,7 +6,6 @@ use super::unflushed::UnflushedWrites;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use udm_core::bugs::{self, Bug};
 use udm_core::errno::{EBUSY, EIO};
 use udm_core::{Buf, WaitQueue, interleave};
 use udm_dm::TargetError;
@@ -321,9 +320,7 @@ impl SharedLog {
         state.space.end_count(entries);
         self.counted.store(entries, Ordering::Release);
         self.set_open(state);
-        if !bugs::on(Bug::CountNotRung) {
-            self.wait_queue.wake_up();
-        }
+        self.wait_queue.wake_up();
     }
 
     /// The next action for the end of the log.

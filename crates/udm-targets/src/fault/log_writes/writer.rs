@@ -8,7 +8,6 @@
 use super::shared::{LogState, PlacedRecord, SharedLog, mark_refused};
 use slab::Slab;
 use std::ops::Range;
-use udm_core::bugs::{self, Bug};
 use udm_core::{
     Batch, Bio, BioFlags, BioPool, BufPool, Cx, Device, Drain, Lane, Op, OwnWork, OwnerId, SECTOR_SIZE,
     Sector, Sectors, Segments,
@@ -146,7 +145,7 @@ impl LogWriter {
 
     /// Starts a superblock that counts `entries`.
     pub(super) fn superblock(&mut self, shared: &SharedLog, entries: u64) {
-        if self.cache && !bugs::on(Bug::CountedBeforeFlushed) {
+        if self.cache {
             self.counting = Some((entries, SuperblockStage::FlushBefore));
             self.send(Op::Flush, 0, Segments::new(), SUPERBLOCK, BioFlags::empty());
         } else {
@@ -246,7 +245,7 @@ impl LogWriter {
                 // A group without waiters is dropped. A resume may replace the end mark, which is
                 // then never counted.
                 let waited = !waits.acks.is_empty() || !waits.marks.is_empty();
-                if waited || bugs::on(Bug::EndMarkWaits) {
+                if waited {
                     self.written.push((end, waits));
                 }
             }
@@ -260,16 +259,11 @@ impl LogWriter {
     /// Completes the waiters whose entries the superblock counts; all waiters if the log is broken.
     fn complete_waiters(&mut self, shared: &SharedLog, done: &mut Batch, tally: &mut UsageDelta) {
         let (counted, broken) = (shared.counted(), shared.is_broken());
-        let early = bugs::on(Bug::FlushBeforeCount);
-        for (end, mut waits) in self.written.extract_if(.., |(end, _)| *end <= counted || broken || early) {
+        for (end, mut waits) in self.written.extract_if(.., |(end, _)| *end <= counted || broken) {
             tally.requests -= waits.acks.len() as isize;
             done.append(&mut waits.acks);
             for completer in waits.marks {
-                completer.end(if end <= counted || early {
-                    Ok(())
-                } else {
-                    mark_refused("the log device failed")
-                });
+                completer.end(if end <= counted { Ok(()) } else { mark_refused("the log device failed") });
             }
         }
     }

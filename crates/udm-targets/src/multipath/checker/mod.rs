@@ -44,7 +44,6 @@ use policy::{FailbackPolicy, NoPathPolicy, PathReturn};
 pub(super) use report::truncated_reason;
 use std::ops::Range;
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{
     Batch, Bio, Buf, Limits, Nanos, Op, OwnWork, SECTOR_SIZE, Sector, Sectors, Task, TaskCx, WaitHandle,
 };
@@ -169,7 +168,7 @@ impl Checker {
                     pending.late = true;
                     let same = pending.fails == view.fail_count && !view.failed;
                     self.shared.path_log.checked(&self.checker_status, index, PathCheckState::Timeout);
-                    if same && !bugs::on(Bug::HungCheckIgnored) {
+                    if same {
                         self.fail(index, &FailReason::NoAnswer(self.settings.checker_timeout), cx);
                     }
                 }
@@ -335,9 +334,7 @@ impl Checker {
             (false, false) => {
                 path.schedule.still_down(now);
                 self.shared.path_log.checked(&self.checker_status, index, PathCheckState::Down);
-                if !bugs::on(Bug::BadCheckIgnored) {
-                    self.fail(index, &FailReason::Check(bio.status), cx);
-                }
+                self.fail(index, &FailReason::Check(bio.status), cx);
             }
             (true, true) if path.quarantine.is_quarantined() => {
                 path.schedule.still_down(now);

@@ -5,7 +5,6 @@ use super::in_flight::{CopiedRead, CopyRole, InFlightSlot, SentSlot, SlotKind, c
 use super::slow_path_score::LOST_READS_MAX;
 use crate::multipath::counters::WatchCounters;
 use crate::multipath::path_log::FailReason;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, Cx, DeadlineStatus, Nanos, Op, Status};
 
 /// Bytes of completed reads that a poll copies even if the core's work budget is used up.
@@ -69,21 +68,10 @@ impl PathWatcher {
                 match read {
                     Some(read) => self.answered(read, role, &bio, now, cx),
                     None if role == CopyRole::EjectionTrial => self.trial_read_done(slot.serial, took, now),
-                    None if bugs::on(Bug::LateAnswerBelieved) => self.accept_late_answer(path, &bio, now, cx),
                     None => WatchCounters::add(&self.counts(path).late_completions, 1),
                 }
                 self.copies.give_back(bio);
             }
-        }
-    }
-
-    /// Accepts a late answer as the answer of another read: for [`Bug::LateAnswerBelieved`].
-    #[cold]
-    fn accept_late_answer(&mut self, path: usize, copy: &Bio, now: Nanos, cx: &mut Cx<'_>) {
-        let other = self.reads.iter().find(|(_, read)| read.child == path).map(|(key, read)| (key, read.own));
-        if let Some((read, own)) = other {
-            self.detach_copy(own);
-            self.answered(read, CopyRole::Own, copy, now, cx);
         }
     }
 
@@ -133,9 +121,7 @@ impl PathWatcher {
         let CopiedRead { child, own, hedge, .. } = ended;
         match won {
             Some(true) => {
-                if !bugs::on(Bug::LoserTaken) {
-                    self.detach_copy(own);
-                }
+                self.detach_copy(own);
                 WatchCounters::add(&self.counts(child).hedges_won, 1);
             }
             Some(false) => {}

@@ -20,7 +20,6 @@
 //! hedged again by the same rules, at most once per path. Otherwise it would wait for its deadline.
 
 use udm_core::Nanos;
-use udm_core::bugs::{self, Bug};
 
 /// Percent of reads that complete before a hedge is sent.
 pub(super) const PERCENTILE: u32 = 95;
@@ -66,9 +65,6 @@ impl HedgeBudget {
 
     /// Takes one hedge from the budget. Returns false if none is available.
     pub(super) fn take(&mut self, now: Nanos) -> bool {
-        if bugs::on(Bug::HedgeUnpaid) {
-            return true;
-        }
         if self.paused(now) || self.saved < READS_A_HEDGE {
             return false;
         }

@@ -3,7 +3,6 @@
 use slab::Slab;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Batch, Bio, BufPool, Nanos, OwnerId, Segments};
 
 /// Maximum bytes of all copies of a lane, including copies on hanging paths. A read that does not
@@ -135,9 +134,6 @@ impl ReadCopies {
         (copy.op, copy.flags, copy.owner) = (bio.op, bio.flags, self.owner);
         (copy.sector, copy.sectors, copy.started) = (bio.sector, bio.sectors, bio.started);
         copy.data = self.memory.get_pieces(len);
-        if bugs::on(Bug::WriteGivenUp) {
-            copy_segments(&bio.data, &mut copy.data);
-        }
         copy.start();
         Some(copy)
     }

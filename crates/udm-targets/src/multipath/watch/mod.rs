@@ -53,7 +53,6 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::latency::LatencyWindow;
 use udm_core::{Batch, Bio, Cx, DeadlineTimer, Drain, Lane, Nanos, Op, OwnWork};
 
@@ -205,8 +204,7 @@ impl Lane for WatchedPathLane {
     fn own_work(&self) -> OwnWork {
         let watch = self.watch.borrow();
         let path = &watch.paths[self.path];
-        let owes = path.detached_copies > 0 && !bugs::on(Bug::LateNotOwed);
-        path.lane.own_work().max(if owes { OwnWork::Required } else { OwnWork::Idle })
+        path.lane.own_work().max(if path.detached_copies > 0 { OwnWork::Required } else { OwnWork::Idle })
     }
 }
 
@@ -232,8 +230,9 @@ impl PathWatcher {
 
     /// Returns the bio to send for `bio`, and the read if it is a copy.
     fn prepare(&mut self, path: usize, mut bio: Box<Bio>, now: Nanos) -> (Box<Bio>, Option<usize>) {
-        let copied = bio.op == Op::Read || bugs::on(Bug::WriteGivenUp) && bio.op == Op::Write;
-        if copied && let Some(mut copy) = self.copies.of(&bio) {
+        if bio.op == Op::Read
+            && let Some(mut copy) = self.copies.of(&bio)
+        {
             let read = self.reads.insert(CopiedRead {
                 bio,
                 child: path,

@@ -6,7 +6,6 @@
 //! were answered only by their hedges, the path is ejected without a window.
 
 use udm_core::Nanos;
-use udm_core::bugs::{self, Bug};
 use udm_core::latency::LatencyWindow;
 
 /// A slow path is more than this many times slower than the others.
@@ -36,7 +35,6 @@ pub(super) struct SlowPathScore {
 fn is_slow(median: Nanos, others: &mut [Nanos]) -> bool {
     others.sort_unstable();
     match others.get(others.len().saturating_sub(1) / 2) {
-        Some(usual) if bugs::on(Bug::MerelySlower) => median > *usual,
         Some(usual) => median >= SLOW_MIN && median.0 > SLOW_FACTOR * usual.0,
         None => false,
     }

@@ -10,7 +10,6 @@ use super::in_flight::{CopyRole, SentSlot, SlotKind};
 use super::slow_path_score::{self, SlowPathScore, TRIAL_READS};
 use super::{PathWatcher, WatchedGroup, WatchedPath};
 use crate::multipath::counters::WatchCounters;
-use udm_core::bugs::{self, Bug};
 use udm_core::latency::LatencyWindow;
 use udm_core::{Cx, Nanos};
 
@@ -239,7 +238,7 @@ impl PathWatcher {
         if let Some(trial) = self.trial.take_if(|trial| trial.until <= now) {
             self.end_trial(trial, now);
         }
-        if self.trial.is_some() || bugs::on(Bug::OutForEver) {
+        if self.trial.is_some() {
             return;
         }
         let until = now + TRIAL_MAX;
@@ -282,7 +281,7 @@ impl PathWatcher {
         let others: Vec<_> = self.others(path).map(|other| &self.paths[other].score).collect();
         if times.is_empty() {
             self.shared.ejection(path).postpone_trial(now + TRIAL_NEXT);
-        } else if slow_path_score::trial_passed(&mut times, &others) || bugs::on(Bug::TrialBelieved) {
+        } else if slow_path_score::trial_passed(&mut times, &others) {
             self.shared.end_ejection(path, now);
         } else {
             self.shared.ejection(path).trial_failed(now);

@@ -4,13 +4,12 @@ use super::super::copy_jobs::{CopyDest, CopyJob};
 use super::super::record_commits::CopiedRun;
 use super::{CopyEngine, EngineRequest};
 use smallvec::SmallVec;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Op, Sectors};
 
 impl CopyEngine {
     pub(super) fn read_done(&mut self, job: usize, mut bio: Box<Bio>) {
         let from = bio.sector.0;
-        if !bio.status.is_ok() || bugs::on(Bug::CopyBeforeData) {
+        if !bio.status.is_ok() {
             for dest in self.jobs.get(job).dests.clone() {
                 match bio.status.is_ok() {
                     true => {
@@ -22,7 +21,7 @@ impl CopyEngine {
             }
         }
         self.fill_block(&mut bio);
-        for buf in bio.data.iter_mut().filter(|_| !bugs::on(Bug::OverlayLost)) {
+        for buf in bio.data.iter_mut() {
             // The data has one segment: the pool returned it as a whole.
             self.jobs.get(job).apply_overlay(from, buf);
         }

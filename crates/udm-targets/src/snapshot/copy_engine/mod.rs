@@ -29,7 +29,6 @@ use records::RecordWriteInProgress;
 use slab::Slab;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{
     Batch, Bio, BioFlags, BioPool, Buf, BufPool, Cx, Drain, Nanos, Op, OpenError, OwnWork, OwnerId,
     SECTOR_SIZE, Sector, Sectors,
@@ -234,8 +233,7 @@ impl CopyEngine {
         // The origin may end within its last chunk, and may have grown since a snapshot was
         // resumed.
         let sizes = dests.iter().map(|dest| self.parts[dest.part].snapshot.origin_size());
-        let limit = if bugs::on(Bug::LastChunkWhole) { None } else { sizes.max() };
-        let limit = limit.unwrap_or(u64::MAX);
+        let limit = sizes.max().unwrap_or(u64::MAX);
         let end = snapshot.start_of(run.old + run.len).min(limit);
         self.jobs.add(CopyJob::new(start, end, dests, overlay));
     }
@@ -303,7 +301,7 @@ impl CopyEngine {
         }
         for part in 0..self.parts.len() {
             self.commit(part);
-            if std::mem::take(&mut self.parts[part].notify_due) && !bugs::on(Bug::CopyNotRung) {
+            if std::mem::take(&mut self.parts[part].notify_due) {
                 self.parts[part].snapshot.wait_queue.wake_up();
             }
         }
@@ -397,7 +395,7 @@ impl CopyEngine {
         // The lane is quiesced when all of the engine's own requests have completed. If a child
         // handed such a request back in each round, a request that is split into parts might never
         // complete.
-        if how == Drain::NoFlush && !self.requests.is_empty() && !bugs::on(Bug::CopyHandedBack) {
+        if how == Drain::NoFlush && !self.requests.is_empty() {
             return;
         }
         for child in 0..self.children.len() {

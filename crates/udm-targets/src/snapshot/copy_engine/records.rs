@@ -5,7 +5,6 @@ use super::super::record_commits::RecordWrite;
 use super::super::state::SnapshotHealth;
 use super::{CopyEngine, EngineRequest, EngineSnapshot};
 use std::sync::Arc;
-use udm_core::bugs::{self, Bug};
 use udm_core::{Bio, BioFlags, Nanos, Op, SECTOR_SIZE, Sectors, Status};
 use udm_wire::cow::StoreHeader;
 
@@ -42,7 +41,7 @@ impl CopyEngine {
         if !snapshot.invalidate(why) {
             return;
         }
-        if snapshot.commits.is_none() || bugs::on(Bug::InvalidUnmarked) {
+        if snapshot.commits.is_none() {
             return snapshot.invalidated();
         }
         let mut block = self.bufs.get(self.parts[part].block);
@@ -110,7 +109,7 @@ impl CopyEngine {
 
     /// Makes copied data and previous records durable.
     fn flush(&mut self, index: usize) {
-        if !self.parts[index].is_cached || bugs::on(Bug::RecordsUnflushed) {
+        if !self.parts[index].is_cached {
             return self.flush_done(index, Status::Ok);
         }
         let bio = self.pool.get().expect("the pool has no bound");
@@ -138,8 +137,7 @@ impl CopyEngine {
         commits.fill(&commit, &mut bytes);
         // If more records follow, their flush makes these durable too.
         writing.is_synced = !commits.has_more();
-        let sync = writing.is_synced && !bugs::on(Bug::RecordsBelieved);
-        let sync = if sync { BioFlags::FUA } else { BioFlags::empty() };
+        let sync = if writing.is_synced { BioFlags::FUA } else { BioFlags::empty() };
         self.write(
             index,
             commit.sector,
@@ -160,7 +158,7 @@ impl CopyEngine {
         }
         let Some(commits) = &part.snapshot.commits else { return };
         commits.written(&commit);
-        part.unflushed = part.is_cached && !is_synced && !bugs::on(Bug::RecordsBelieved);
+        part.unflushed = part.is_cached && !is_synced;
         if !part.unflushed {
             self.publish(index);
         }

@@ -19,7 +19,6 @@ use super::origin_lane::OriginLane;
 use super::{origin_snapshots::OriginSnapshots, raw_device};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_core::bugs::{self, Bug};
 use udm_core::{
     Checkpoint, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors, TaskFactory,
 };
@@ -92,7 +91,7 @@ struct MergeShared {
 impl MergeShared {
     /// Begins a unit, if one may begin.
     fn begin(&self) -> UnitStart {
-        if self.running.swap(true, Ordering::SeqCst) && !bugs::on(Bug::MergeTwice) {
+        if self.running.swap(true, Ordering::SeqCst) {
             return UnitStart::Wait;
         }
         // Pairs with the fence in `stop`: either the suspend sees the unit, or the unit sees the
@@ -134,7 +133,7 @@ impl MergeShared {
     /// Called by a resume.
     fn settle(&self) {
         // A suspend was cancelled, and a unit is in progress.
-        if self.is_running() || bugs::on(Bug::HandoverUnsettled) {
+        if self.is_running() {
             return;
         }
         let unit = self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -319,8 +318,7 @@ impl Device for MergeOriginDevice {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        let mut others = self.origin_snapshots.listed();
-        others.retain(|_| !bugs::on(Bug::MergePastOthers));
+        let others = self.origin_snapshots.listed();
         let mut lane = OriginLane::open(&self.origin, &others, cx)?;
         // A task opens the device, after the table has become live.
         Ok(lane.begin(cx).unwrap_or_else(|| Box::new(lane)))

@@ -12,7 +12,6 @@
 use super::{MergeOriginDevice, MergeShared, MergeStoreDevice, MergeUnit, UnitStart};
 use crate::snapshot::copy_jobs::{block_sectors, max_piece};
 use std::sync::{Arc, PoisonError};
-use udm_core::bugs::{self, Bug};
 use udm_core::{
     Batch, Bio, BioFlags, Buf, DeviceSlot, Op, OwnWork, SECTOR_SIZE, Sector, Sectors, Segments, Task, TaskCx,
     WaitHandle,
@@ -164,10 +163,6 @@ impl MergeTask {
                     }
                     if self.failed {
                         return self.fail(true, cx);
-                    }
-                    if bugs::on(Bug::MergeUnflushed) {
-                        self.read_records(MergeStep::ReadAgain, lanes, cx);
-                        return;
                     }
                     self.step = MergeStep::Flush;
                     let mut bio = Bio::new();

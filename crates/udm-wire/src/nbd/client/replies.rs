@@ -7,7 +7,6 @@ use super::super::{
 use super::received_ranges::ReceivedRanges;
 use super::{ClientError, ExportInfo};
 use slab::Slab;
-use udm_core::bugs::{self, Bug};
 
 /// The longest payload of a chunk without data, in bytes: an error with a text and an offset.
 const CHUNK_MAX: u32 = 6 + STRING_MAX as u32 + 8;
@@ -197,7 +196,7 @@ impl ReplyParser {
                 Stage::End { key } => {
                     self.stage = Stage::Header;
                     let PendingRequest { tag, asked, error, received_ranges, .. } = self.pending.remove(key);
-                    let whole = received_ranges.is_whole(asked.len) || bugs::on(Bug::PartTaken);
+                    let whole = received_ranges.is_whole(asked.len);
                     if error == 0 && asked.command == Command::Read && !whole {
                         return Err(ClientError::Mismatch("a read that comes in part"));
                     }
@@ -238,17 +237,13 @@ impl ReplyParser {
     fn find(&self, cookie: u64) -> Result<usize, ClientError> {
         let key = cookie as u32 as usize;
         match self.pending.get(key) {
-            Some(request) if request.cookie == cookie || bugs::on(Bug::AnswerToAnother) => Ok(key),
+            Some(request) if request.cookie == cookie => Ok(key),
             _ => Err(ClientError::UnknownCookie(cookie)),
         }
     }
 
     fn simple(&mut self, reply: SimpleReply) -> Result<(), ClientError> {
-        let found = self.find(reply.cookie);
-        if bugs::on(Bug::AnswerToNothing) && found.is_err() {
-            return Ok(());
-        }
-        let key = found?;
+        let key = self.find(reply.cookie)?;
         let asked = self.pending[key].asked;
         self.pending[key].error = reply.error;
         self.stage = match (asked.command, reply.error) {

@@ -66,7 +66,7 @@ fn look_for(bug: Bug, world: SimWorld) -> Option<String> {
 
 /// A bug is switched on per thread, so several are searched for in parallel.
 #[test]
-fn every_seeded_bug_is_found() {
+fn every_planted_bug_is_found() {
     let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let look = || {
         while let Some((bug, world)) = Bug::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {

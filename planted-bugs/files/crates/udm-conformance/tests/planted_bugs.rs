@@ -1,4 +1,4 @@
-//! The conformance suite can fail: it finds those of the seeded bugs (`udm_core::bugs`) that break
+//! The conformance suite can fail: it finds those of the planted bugs (`udm_core::bugs`) that break
 //! one of its rules. The other bugs concern details of one target, such as the choice of a path or
 //! the content of a log. The simulator finds them.
 

@@ -35,7 +35,6 @@ thread_local! {
 const ECHO: OwnerId = OwnerId(u32::MAX);
 
 /// Leaks all copies of writes that were not submitted yet.
-#[cfg(feature = "seeded-bugs")]
 pub(super) fn clear_echoes() {
     ECHOES.with_borrow_mut(|all| leak_bios(all.drain(..).map(|echo| echo.2)));
 }
