@@ -1,5 +1,5 @@
-//! Stores of snapshots: see `udm_wire::fuzz::cow`.
+//! Stores of snapshots: see `udm_wire::fuzz::fuzz_exception_store`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::cow(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::fuzz_exception_store(data));

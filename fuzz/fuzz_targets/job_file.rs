@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_bench::fuzz::job_file(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_bench::fuzz::fuzz_job_file_parser(data));

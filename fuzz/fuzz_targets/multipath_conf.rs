@@ -1,5 +1,5 @@
-//! `multipath.conf`: see `udm_wire::fuzz::multipath_conf`.
+//! `multipath.conf`: see `udm_wire::fuzz::fuzz_multipath_conf_parser`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::multipath_conf(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::fuzz_multipath_conf_parser(data));

@@ -1,5 +1,5 @@
-//! An NBD client's half of the handshake: see `udm_wire::fuzz::nbd_handshake`.
+//! An NBD client's half of the handshake: see `udm_wire::fuzz::fuzz_nbd_handshake_parser`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::nbd_handshake(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::fuzz_nbd_handshake_parser(data));

@@ -1,5 +1,5 @@
-//! An NBD server's half of the handshake: see `udm_wire::fuzz::nbd_option_reply`.
+//! An NBD server's half of the handshake: see `udm_wire::fuzz::fuzz_nbd_option_reply`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::nbd_option_reply(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::fuzz_nbd_option_reply(data));

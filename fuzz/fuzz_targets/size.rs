@@ -1,5 +1,5 @@
-//! Sizes: see `udm_wire::fuzz::size`.
+//! Sizes: see `udm_wire::fuzz::fuzz_size_parser`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::size(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::fuzz_size_parser(data));

@@ -1,5 +1,5 @@
-//! Tables: see `udm_wire::fuzz::table`.
+//! Tables: see `udm_wire::fuzz::fuzz_table_parser`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::table(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::fuzz_table_parser(data));

@@ -1,5 +1,5 @@
-//! `udm.toml`: see `udm_wire::fuzz::udm_conf`.
+//! `udm.toml`: see `udm_wire::fuzz::fuzz_udm_conf_parser`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::udm_conf(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::fuzz_udm_conf_parser(data));

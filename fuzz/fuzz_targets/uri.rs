@@ -1,5 +1,5 @@
-//! Names of devices: see `udm_wire::fuzz::uri`.
+//! Names of devices: see `udm_wire::fuzz::fuzz_device_uri_parser`.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::uri(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| udm_wire::fuzz::fuzz_device_uri_parser(data));

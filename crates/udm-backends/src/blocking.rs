@@ -3,28 +3,28 @@
 use std::thread;
 
 /// Called exactly once with the result of the work, on any thread.
-pub(crate) type CompletionFn<R> = Box<dyn FnOnce(R) + Send>;
+pub(crate) type ThreadResultCallback<R> = Box<dyn FnOnce(R) + Send>;
 
 /// Runs `work` on a thread called `name` and calls `then` with its result. If the thread cannot be
 /// started or `work` panics, calls `then` with `no_thread()`.
-pub(crate) fn run<R: 'static>(
+pub(crate) fn run_on_new_thread<R: 'static>(
     name: &str,
-    then: CompletionFn<R>,
+    then: ThreadResultCallback<R>,
     no_thread: fn() -> R,
     work: impl FnOnce() -> R + Send + 'static,
 ) {
-    let guard = ReplyGuard { then: Some(then), no_thread };
+    let guard = ThreadResultCallbackGuard { then: Some(then), no_thread };
     // If no thread can be started, the closure is dropped, and the drop of `guard` calls `then`.
     let _ = thread::Builder::new().name(name.into()).spawn(move || guard.reply(work()));
 }
 
 /// Calls `then` exactly once: with the result, or with `no_thread()` when dropped.
-struct ReplyGuard<R> {
-    then: Option<CompletionFn<R>>,
+struct ThreadResultCallbackGuard<R> {
+    then: Option<ThreadResultCallback<R>>,
     no_thread: fn() -> R,
 }
 
-impl<R> ReplyGuard<R> {
+impl<R> ThreadResultCallbackGuard<R> {
     fn reply(mut self, result: R) {
         if let Some(then) = self.then.take() {
             then(result);
@@ -32,7 +32,7 @@ impl<R> ReplyGuard<R> {
     }
 }
 
-impl<R> Drop for ReplyGuard<R> {
+impl<R> Drop for ThreadResultCallbackGuard<R> {
     fn drop(&mut self) {
         if let Some(then) = self.then.take() {
             then((self.no_thread)());
@@ -54,9 +54,9 @@ mod tests {
                 move |n| tx.send(n).unwrap()
             })
         };
-        run("test", then(), || 0, || 1);
+        run_on_new_thread("test", then(), || 0, || 1);
         assert_eq!(answers.recv(), Ok(1));
-        drop(ReplyGuard { then: Some(then()), no_thread: || 2 });
+        drop(ThreadResultCallbackGuard { then: Some(then()), no_thread: || 2 });
         assert_eq!(answers.recv(), Ok(2));
     }
 }

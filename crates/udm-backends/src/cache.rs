@@ -20,7 +20,9 @@ use crate::mem::SparseMemory;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use udm_core::{Bio, BioFlags, BioProgress, Op, OpenError, PowerSwitch, SECTOR_SIZE, SLICE_MAX, Status};
+use udm_core::{
+    Bio, BioFlags, BioProgress, DeviceControlError, Op, PowerSwitch, SECTOR_SIZE, SLICE_MAX, Status,
+};
 use zerocopy::FromZeros;
 
 /// Bytes of a page.
@@ -63,7 +65,7 @@ impl CachePage {
 }
 
 /// Bits of the sectors of page `index` that the byte range `range` touches.
-fn bits(index: u64, range: &Range<u64>) -> u8 {
+fn page_sector_mask(index: u64, range: &Range<u64>) -> u8 {
     let base = index * PAGE;
     let first = range.start.saturating_sub(base) / SECTOR_SIZE;
     let end = range.end.saturating_sub(base).min(PAGE).div_ceil(SECTOR_SIZE);
@@ -75,7 +77,7 @@ impl CachedMemory {
     ///
     /// # Errors
     /// EINVAL for a size that no memory device has.
-    pub fn new(size: u64, pages: u64) -> Result<CachedMemory, OpenError> {
+    pub fn new(size: u64, pages: u64) -> Result<CachedMemory, DeviceControlError> {
         let most = usize::try_from(pages).unwrap_or(usize::MAX).max(1);
         let cache = WriteCache { pages: BTreeMap::new(), next: 0, is_on: true, cuts: 0 };
         Ok(CachedMemory { store: Arc::new(SparseMemory::new(size)?), most, cache: Mutex::new(cache) })
@@ -122,7 +124,7 @@ impl CachedMemory {
             return Status::IoErr;
         }
         if bio.op != Op::Flush
-            && let Some(status) = crate::out_of_range_status(bio, self.store.size)
+            && let Some(status) = crate::invalid_bio_status(bio, self.store.size)
         {
             return status;
         }
@@ -244,7 +246,7 @@ impl CachedMemory {
             }
             if let Some(page) = cache.pages.get_mut(&index) {
                 page.bytes[within..within + now.len()].copy_from_slice(now);
-                page.has |= bits(index, &(at..at + now.len() as u64));
+                page.has |= page_sector_mask(index, &(at..at + now.len() as u64));
             }
             at += now.len() as u64;
             data = rest;
@@ -271,7 +273,9 @@ impl WriteCache {
     fn over(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, &CachePage)> {
         let of_range = range.clone();
         let pages = self.pages.range(range.start / PAGE..range.end.div_ceil(PAGE).max(range.start / PAGE));
-        pages.filter_map(move |(&i, page)| (page.has & bits(i, &of_range) != 0).then_some((i, page)))
+        pages.filter_map(move |(&i, page)| {
+            (page.has & page_sector_mask(i, &of_range) != 0).then_some((i, page))
+        })
     }
 
     /// Drops the sectors of `range` from the cache.
@@ -280,7 +284,7 @@ impl WriteCache {
         while at < end
             && let Some((&index, page)) = self.pages.range_mut(at..end).next()
         {
-            page.has &= !bits(index, range);
+            page.has &= !page_sector_mask(index, range);
             if page.has == 0 {
                 self.pages.remove(&index);
             }

@@ -1,8 +1,8 @@
 //! Injected faults and limited bandwidth of a null device: null_blk's `badblocks`, `mbps`,
 //! `timeout`, `requeue` and `init_hctx`.
 //!
-//! [`Faults::open`] puts a lane in front of another lane. A device without these parameters has no
-//! such lane and pays nothing. Time and random numbers come from the core that polls.
+//! [`InjectedFaults::open`] puts a lane in front of another lane. A device without these parameters
+//! has no such lane and pays nothing. Time and random numbers come from the core that polls.
 //!
 //! A request has a tag from its start until it completes. In null_blk's order, each start may have
 //! these effects:
@@ -17,8 +17,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use udm_core::errno::ENOMEM;
-use udm_core::{Batch, Bio, Cx, Drain, Lane, Nanos, Op, OpenError, OwnWork, Status};
-use udm_wire::uri::{FaultInjection, NullFaults};
+use udm_core::{Batch, Bio, Cx, DeviceControlError, DrainMode, Lane, Nanos, Op, OwnWork, Status};
+use udm_wire::uri::{FaultAttr, NullFaults};
 
 /// Time from the loss of a request to its timeout.
 const TIMEOUT_DELAY: Nanos = Nanos::from_millis(5_000);
@@ -34,27 +34,27 @@ const TICK_BYTES: u64 = (1 << 20) / 50;
 
 /// The faults of one device, shared by its lanes.
 #[derive(Clone)]
-pub struct Faults(Arc<FaultState>);
+pub struct InjectedFaults(Arc<InjectedFaultState>);
 
-struct FaultState {
+struct InjectedFaultState {
     badblocks: Vec<(u64, u64)>,
     budget: Option<BandwidthBudget>,
-    timeout: FaultInjector,
-    requeue: FaultInjector,
-    init_hctx: FaultInjector,
+    timeout: FaultAttrState,
+    requeue: FaultAttrState,
+    init_hctx: FaultAttrState,
 }
 
-impl Faults {
+impl InjectedFaults {
     /// Creates the faults of `params`; `None` if `params` has none.
     #[must_use]
-    pub fn new(params: &NullFaults) -> Option<Faults> {
+    pub fn new(params: &NullFaults) -> Option<InjectedFaults> {
         (!params.is_none()).then(|| {
-            Faults(Arc::new(FaultState {
+            InjectedFaults(Arc::new(InjectedFaultState {
                 badblocks: params.badblocks.clone(),
                 budget: (params.mbps > 0).then(|| BandwidthBudget::new(params.mbps)),
-                timeout: FaultInjector::new(params.timeout),
-                requeue: FaultInjector::new(params.requeue),
-                init_hctx: FaultInjector::new(params.init_hctx),
+                timeout: FaultAttrState::new(params.timeout),
+                requeue: FaultAttrState::new(params.requeue),
+                init_hctx: FaultAttrState::new(params.init_hctx),
             }))
         })
     }
@@ -69,10 +69,10 @@ impl Faults {
         depth: usize,
         delay: Nanos,
         cx: &mut Cx<'_>,
-        below: impl FnOnce(&mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError>,
-    ) -> Result<Box<dyn Lane>, OpenError> {
+        below: impl FnOnce(&mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError>,
+    ) -> Result<Box<dyn Lane>, DeviceControlError> {
         if self.0.init_hctx.should_fail(cx) {
-            return Err(OpenError::new(ENOMEM, "init_hctx: a hardware queue that can't be set up"));
+            return Err(DeviceControlError::new(ENOMEM, "init_hctx: a hardware queue that can't be set up"));
         }
         let (requests, requeued, down) = Default::default();
         Ok(Box::new(FaultyLane {
@@ -93,7 +93,7 @@ impl Faults {
     }
 }
 
-impl FaultState {
+impl InjectedFaultState {
     /// Returns whether `bio` touches a bad block.
     fn is_bad(&self, bio: &Bio) -> bool {
         let (first, end) = (bio.sector.0, bio.sector.0.saturating_add(bio.sectors.0));
@@ -103,17 +103,17 @@ impl FaultState {
 }
 
 /// State of one fault attribute, shared by all cores.
-struct FaultInjector {
-    of: FaultInjection,
+struct FaultAttrState {
+    of: FaultAttr,
     count: AtomicU64,
     space: AtomicI64,
     times: AtomicI64,
 }
 
-impl FaultInjector {
-    fn new(of: FaultInjection) -> FaultInjector {
+impl FaultAttrState {
+    fn new(of: FaultAttr) -> FaultAttrState {
         let (space, times) = (i64::from(of.space).into(), i64::from(of.times).into());
-        FaultInjector { of, count: AtomicU64::new(0), space, times }
+        FaultAttrState { of, count: AtomicU64::new(0), space, times }
     }
 
     /// Returns whether the fault happens this time (kernel `should_fail`, in its order).
@@ -206,7 +206,7 @@ impl DelayQueue {
 /// A lane that injects faults in front of the lane `below`.
 struct FaultyLane {
     below: Box<dyn Lane>,
-    all: Arc<FaultState>,
+    all: Arc<InjectedFaultState>,
     depth: usize,
     /// Tags in use: requests that were started and have not completed.
     used: usize,
@@ -254,14 +254,14 @@ impl Lane for FaultyLane {
         }
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         self.ends = how.fails_held();
-        if how == Drain::NoFlush {
+        if how == DrainMode::NoFlush {
             self.used -= self.requeued.len() + self.short.queue.len();
             back.extend(self.requeued.drain(..).chain(self.short.take_all()));
             back.extend(self.requests.drain(..));
         }
-        if how == Drain::End {
+        if how == DrainMode::End {
             // The program ends, so lost requests time out at once.
             self.lost.queue.iter_mut().for_each(|(due, _)| *due = cx.now());
         }

@@ -1,10 +1,10 @@
 //! The devices at the bottom of a stack: null, memory, a pattern, files and block devices, and
 //! exports of NBD servers.
 //!
-//! [`Backends::open`] makes a device from its URI; one `match` names all kinds. Each is a
-//! [`Device`] whose lanes keep the rules of [`udm_core::Lane`]. The layer above checks alignment,
-//! length and flags. A range beyond the end is refused here once more, because it would extend a
-//! file.
+//! [`BackendDeviceRegistry::open`] makes a device from its URI; one `match` names all kinds. Each
+//! is a [`Device`] whose lanes keep the rules of [`udm_core::Lane`]. The layer above checks
+//! alignment, length and flags. A range beyond the end is refused here once more, because it would
+//! extend a file.
 //!
 //! A *disk* is an inode or the number of a block device. Each name of a disk is a device, so hard
 //! links can be paths. State that must be the same for all names belongs to the disk: use of the
@@ -28,13 +28,13 @@ mod pattern;
 mod testing;
 
 pub use cache::CachedMemory;
-pub use faults::Faults;
+pub use faults::InjectedFaults;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::errno::EOPNOTSUPP;
-use udm_core::{Bio, Device, OpenError, Sectors, Status};
-use udm_queue::{QueuedDevice, TagSet};
+use udm_core::{Bio, Device, DeviceControlError, Sectors, Status};
+use udm_queue::{QueuedDevice, SharedTagSet};
 use udm_wire::uri::{DeviceUri, QueueParams};
 
 /// Identity of a disk in the operating system. It shows that two names lead to the same disk, or
@@ -58,7 +58,7 @@ pub enum DiskIdentity {
 }
 
 /// A device and the identity of its disk.
-pub struct OpenedDevice {
+pub struct DeviceWithDiskIdentity {
     /// Identity of the disk that the URI led to.
     pub identity: DiskIdentity,
     /// The device.
@@ -66,21 +66,21 @@ pub struct OpenedDevice {
 }
 
 /// The backends of a process. State that all names of a disk must share is in here, so a process
-/// has exactly one `Backends`.
-pub struct Backends {
+/// has exactly one `BackendDeviceRegistry`.
+pub struct BackendDeviceRegistry {
     disks: file::OpenDisks,
     servers: nbd::RemoteExports,
     /// Tags shared by null devices, by number of hardware queues and depth of each. An entry lives
     /// as long as one of its devices.
-    tag_sets: Mutex<HashMap<(u32, u32), Weak<TagSet>>>,
+    tag_sets: Mutex<HashMap<(u32, u32), Weak<SharedTagSet>>>,
 }
 
-impl Backends {
+impl BackendDeviceRegistry {
     /// Creates backends with no open device. `cores` is the expected number of cores. More cores
     /// may use the devices, but then some cores share resources.
     #[must_use]
-    pub fn new(cores: usize) -> Backends {
-        Backends {
+    pub fn new(cores: usize) -> BackendDeviceRegistry {
+        BackendDeviceRegistry {
             disks: file::OpenDisks::new(cores),
             servers: nbd::RemoteExports::default(),
             tag_sets: Mutex::default(),
@@ -91,8 +91,8 @@ impl Backends {
     /// its open devices show the new size. May block for as long as the file system does.
     ///
     /// # Errors
-    /// Those of [`Backends::open`] that can be found without opening the device.
-    pub fn look(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError> {
+    /// Those of [`BackendDeviceRegistry::open`] that can be found without opening the device.
+    pub fn look(&self, uri: &DeviceUri) -> Result<DiskIdentity, DeviceControlError> {
         match uri {
             DeviceUri::File(file) => self.disks.look(file),
             DeviceUri::Nbd(nbd) => {
@@ -109,7 +109,7 @@ impl Backends {
     /// * The error of the system, in one line that names the device.
     /// * EINVAL for parameters out of range.
     /// * EOPNOTSUPP for mapped devices and device numbers: only the registry of devices knows them.
-    pub fn open(&self, uri: &DeviceUri) -> Result<OpenedDevice, OpenError> {
+    pub fn open(&self, uri: &DeviceUri) -> Result<DeviceWithDiskIdentity, DeviceControlError> {
         let mut identity = DiskIdentity::Virtual;
         let (disk, queue): (Arc<dyn Device>, _) = match uri {
             DeviceUri::File(file) => {
@@ -117,12 +117,12 @@ impl Backends {
                 identity = opened.0;
                 (Arc::new(opened.1), &file.queue)
             }
-            DeviceUri::Null(params) => (Arc::new(null::Null::new(params)?), &params.queue),
-            DeviceUri::Mem { size, queue } => (Arc::new(mem::Mem::new(*size)?), queue),
-            DeviceUri::Pattern { size } => (Arc::new(pattern::Pattern::new(*size)?), &None),
-            DeviceUri::Nbd(nbd) => (Arc::new(nbd::Nbd::new(self.servers.open(nbd)?)), &nbd.queue),
+            DeviceUri::Null(params) => (Arc::new(null::NullBlockDevice::new(params)?), &params.queue),
+            DeviceUri::Mem { size, queue } => (Arc::new(mem::MemoryDevice::new(*size)?), queue),
+            DeviceUri::Pattern { size } => (Arc::new(pattern::PatternDevice::new(*size)?), &None),
+            DeviceUri::Nbd(nbd) => (Arc::new(nbd::NbdDevice::new(self.servers.open(nbd)?)), &nbd.queue),
             DeviceUri::Mapped(_) | DeviceUri::Number { .. } => {
-                return Err(unsupported(uri, "a mapped device is no backend"));
+                return Err(unsupported_uri_error(uri, "a mapped device is no backend"));
             }
         };
         let device = match queue {
@@ -136,18 +136,18 @@ impl Backends {
             Some(params) => Arc::new(QueuedDevice::new(disk, params)),
             None => disk,
         };
-        Ok(OpenedDevice { identity, device })
+        Ok(DeviceWithDiskIdentity { identity, device })
     }
 
     /// Returns the tag set for null devices with these numbers of queues and tags; creates it if no
     /// device uses it.
-    fn tag_set(&self, params: &QueueParams) -> Arc<TagSet> {
+    fn tag_set(&self, params: &QueueParams) -> Arc<SharedTagSet> {
         let mut sets = self.tag_sets.lock().unwrap_or_else(PoisonError::into_inner);
         sets.retain(|_, set| set.strong_count() > 0);
         let (queues, depth) = (params.nr_hw_queues, params.queue_depth);
         let there = sets.get(&(queues, depth)).and_then(Weak::upgrade);
         there.unwrap_or_else(|| {
-            let set = TagSet::new(queues, depth);
+            let set = SharedTagSet::new(queues, depth);
             sets.insert((queues, depth), Arc::downgrade(&set));
             set
         })
@@ -157,20 +157,20 @@ impl Backends {
 /// Opens a device for a process that uses no other device.
 ///
 /// # Errors
-/// As [`Backends::open`].
-pub fn open(uri: &DeviceUri) -> Result<Arc<dyn Device>, OpenError> {
+/// As [`BackendDeviceRegistry::open`].
+pub fn open_standalone_device(uri: &DeviceUri) -> Result<Arc<dyn Device>, DeviceControlError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    Backends::new(cores).open(uri).map(|opened| opened.device)
+    BackendDeviceRegistry::new(cores).open(uri).map(|opened| opened.device)
 }
 
-fn unsupported(uri: &DeviceUri, why: &str) -> OpenError {
-    OpenError::new(EOPNOTSUPP, format!("{uri}: {why}"))
+fn unsupported_uri_error(uri: &DeviceUri, why: &str) -> DeviceControlError {
+    DeviceControlError::new(EOPNOTSUPP, format!("{uri}: {why}"))
 }
 
 /// Error status of a bio that a device of `size` cannot serve; `None` for a valid bio. A range
 /// beyond the end is `IoErr`. A data length that differs from the range is `Inval`. (A load
 /// generator omits the data for devices that move none.)
-fn out_of_range_status(bio: &Bio, size: Sectors) -> Option<Status> {
+fn invalid_bio_status(bio: &Bio, size: Sectors) -> Option<Status> {
     if bio.sector.0.checked_add(bio.sectors.0).is_none_or(|end| end > size.0) {
         return Some(Status::IoErr);
     }

@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use udm_core::errno::EINVAL;
 use udm_core::{
-    Bio, BioHandler, BioProgress, BudgetedLane, Cx, Device, DeviceId, ExtentKind, Extents, Lane, Limits, Op,
-    OpenError, SECTOR_SIZE, Sector, Sectors, SharedDiskState, Status, copy_from_shared, copy_to_shared,
+    Bio, BioProgress, CpuBioHandler, CpuBudgetedLane, Cx, Device, DeviceControlError, DeviceId, ExtentKind,
+    Extents, Lane, Limits, Op, SECTOR_SIZE, Sector, Sectors, SharedDiskState, Status, copy_from_shared,
+    copy_to_shared,
 };
 use zerocopy::FromZeros;
 
@@ -37,13 +38,13 @@ const LOOK: u64 = 64;
 /// The longest discard or write-zeroes in sectors (64 MiB).
 pub(crate) const MAX_ZERO: Sectors = Sectors(64 << 11);
 
-type Page = Box<[AtomicU64]>;
-type Directory = Box<[OnceLock<Page>]>;
+type SparseMemoryPage = Box<[AtomicU64]>;
+type SparseMemoryPageDirectory = Box<[OnceLock<SparseMemoryPage>]>;
 
 /// The pages of a disk and its size.
 pub(crate) struct SparseMemory {
     pub(crate) size: Sectors,
-    directories: Box<[OnceLock<Directory>]>,
+    directories: Box<[OnceLock<SparseMemoryPageDirectory>]>,
     pub(crate) shared_disk_state: SharedDiskState,
 }
 
@@ -53,17 +54,20 @@ impl SparseMemory {
     ///
     /// # Errors
     /// EINVAL for less than a sector, or more than [`MAX_SIZE`].
-    pub(crate) fn new(size: u64) -> Result<SparseMemory, OpenError> {
+    pub(crate) fn new(size: u64) -> Result<SparseMemory, DeviceControlError> {
         let sectors = Sectors::from_bytes(size);
         if sectors == Sectors::ZERO || size > MAX_SIZE {
-            return Err(OpenError::new(EINVAL, format!("memory of {size} bytes: not in 512..={MAX_SIZE}")));
+            return Err(DeviceControlError::new(
+                EINVAL,
+                format!("memory of {size} bytes: not in 512..={MAX_SIZE}"),
+            ));
         }
         let directories = (0..size.div_ceil(PAGE * FAN)).map(|_| OnceLock::new()).collect();
         Ok(SparseMemory { size: sectors, directories, shared_disk_state: SharedDiskState::default() })
     }
 
     /// Returns the page that holds `offset`, if it was ever written.
-    fn page(&self, offset: u64) -> Option<&Page> {
+    fn page(&self, offset: u64) -> Option<&SparseMemoryPage> {
         let number = offset / PAGE;
         self.directories[(number / FAN) as usize].get()?[(number % FAN) as usize].get()
     }
@@ -90,7 +94,7 @@ impl SparseMemory {
     }
 
     /// Returns the page that holds `offset`; allocates it if necessary.
-    fn make_page(&self, offset: u64) -> Result<&Page, Status> {
+    fn make_page(&self, offset: u64) -> Result<&SparseMemoryPage, Status> {
         let number = offset / PAGE;
         let directory = self.directories[(number / FAN) as usize]
             .get_or_init(|| (0..FAN).map(|_| OnceLock::new()).collect());
@@ -163,7 +167,7 @@ impl SparseMemory {
         if bio.op == Op::Flush {
             return Status::Ok;
         }
-        if let Some(status) = crate::out_of_range_status(bio, self.size) {
+        if let Some(status) = crate::invalid_bio_status(bio, self.size) {
             return status;
         }
         let start = bio.sector.bytes();
@@ -190,28 +194,28 @@ impl SparseMemory {
     }
 }
 
-pub(crate) struct Mem {
+pub(crate) struct MemoryDevice {
     id: DeviceId,
     store: Arc<SparseMemory>,
 }
 
-impl Mem {
+impl MemoryDevice {
     /// Creates a device of `size` bytes.
     ///
     /// # Errors
     /// As [`SparseMemory::new`].
-    pub(crate) fn new(size: u64) -> Result<Mem, OpenError> {
-        Ok(Mem { id: DeviceId::new(), store: Arc::new(SparseMemory::new(size)?) })
+    pub(crate) fn new(size: u64) -> Result<MemoryDevice, DeviceControlError> {
+        Ok(MemoryDevice { id: DeviceId::new(), store: Arc::new(SparseMemory::new(size)?) })
     }
 }
 
-impl Device for Mem {
+impl Device for MemoryDevice {
     fn id(&self) -> DeviceId {
         self.id
     }
 
-    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(BudgetedLane::new(MemServer(Arc::clone(&self.store)))))
+    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        Ok(Box::new(CpuBudgetedLane::new(MemoryBioHandler(Arc::clone(&self.store)))))
     }
 
     fn limits(&self) -> Limits {
@@ -227,9 +231,9 @@ impl Device for Mem {
     }
 }
 
-struct MemServer(Arc<SparseMemory>);
+struct MemoryBioHandler(Arc<SparseMemory>);
 
-impl BioHandler for MemServer {
+impl CpuBioHandler for MemoryBioHandler {
     fn cost(&self, bio: &Bio) -> u64 {
         SparseMemory::cost(bio)
     }
@@ -242,7 +246,7 @@ impl BioHandler for MemServer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{TestCore, bio_without_data, scattered};
+    use crate::testing::{SingleLaneTestCore, bio_without_data, make_zeroed_segments};
     use proptest::prelude::*;
     use udm_core::Sector;
 
@@ -278,12 +282,12 @@ mod tests {
         /// cores.
         #[test]
         fn as_a_vector(requests in proptest::collection::vec((request(), 0..2usize), 1..60)) {
-            let device = Mem::new(SECTORS * 512).unwrap();
-            let mut cores = [TestCore::over(&device), TestCore::over(&device)];
+            let device = MemoryDevice::new(SECTORS * 512).unwrap();
+            let mut cores = [SingleLaneTestCore::over(&device), SingleLaneTestCore::over(&device)];
             let mut model = vec![0u8; (SECTORS * 512) as usize];
             for (r, core) in requests {
                 let range = (r.sector * 512) as usize..((r.sector + r.sectors) * 512) as usize;
-                let data = if r.op.has_data() { scattered(range.len(), &r.cuts) } else { Default::default() };
+                let data = if r.op.has_data() { make_zeroed_segments(range.len(), &r.cuts) } else { Default::default() };
                 let mut bio = bio_without_data(r.op, r.sector, r.sectors);
                 bio.data = data;
                 if r.op == Op::Write {
@@ -306,14 +310,14 @@ mod tests {
 
     #[test]
     fn a_huge_disk_costs_what_is_written() {
-        let mut core = TestCore::over(&Mem::new(MAX_SIZE).unwrap());
-        let mut data = scattered(4096, &[]);
+        let mut core = SingleLaneTestCore::over(&MemoryDevice::new(MAX_SIZE).unwrap());
+        let mut data = make_zeroed_segments(4096, &[]);
         data.fill(7);
         let last = Sector(MAX_SIZE / 512 - 8);
         assert_eq!(core.run(Bio::write(last, Sectors(8), data)).status, Status::Ok);
-        let bio = core.run(Bio::read(last, Sectors(8), scattered(4096, &[])));
+        let bio = core.run(Bio::read(last, Sectors(8), make_zeroed_segments(4096, &[])));
         assert!(bio.data.iter().all(|b| b.iter().all(|&x| x == 7)));
-        let beyond = core.run(Bio::read(last, Sectors(16), scattered(8192, &[])));
+        let beyond = core.run(Bio::read(last, Sectors(16), make_zeroed_segments(8192, &[])));
         assert_eq!(beyond.status, Status::IoErr);
         for op in [Op::Read, Op::Write] {
             assert_eq!(core.run(bio_without_data(op, 0, 1)).status, Status::Inval, "without data");
@@ -324,9 +328,9 @@ mod tests {
     /// one.
     #[test]
     fn discards_leave_room_for_others() {
-        let mut core = TestCore::over(&Mem::new(256 << 20).unwrap());
+        let mut core = SingleLaneTestCore::over(&MemoryDevice::new(256 << 20).unwrap());
         for page in 0..1024 {
-            let mut data = scattered(512, &[]);
+            let mut data = make_zeroed_segments(512, &[]);
             data.fill(1);
             core.run(Bio::write(Sector(page * PAGE / 512), Sectors(1), data));
         }
@@ -334,21 +338,21 @@ mod tests {
             (0..120).map(|i| bio_without_data(Op::Discard, i % 4 * MAX_ZERO.0, MAX_ZERO.0)).collect();
         core.submit(discards);
         assert_eq!(core.poll().0.len(), 0, "they take longer than a turn");
-        core.submit(vec![Bio::read(Sector(0), Sectors(8), scattered(4096, &[]))]);
+        core.submit(vec![Bio::read(Sector(0), Sectors(8), make_zeroed_segments(4096, &[]))]);
         let (done, wake) = core.poll();
         assert_eq!((done.len(), done[0].op, wake), (1, Op::Read, core.now));
         let mut ended = 0;
         while ended < 120 {
             ended += core.poll().0.len();
         }
-        let bio = core.run(Bio::read(Sector(0), Sectors(8), scattered(4096, &[])));
+        let bio = core.run(Bio::read(Sector(0), Sectors(8), make_zeroed_segments(4096, &[])));
         assert!(bio.data.iter().all(|b| b.iter().all(|&x| x == 0)));
     }
 
     /// Discards of pages that were never written complete at once.
     #[test]
     fn discards_of_nothing_are_done_at_once() {
-        let mut core = TestCore::over(&Mem::new(1 << 40).unwrap());
+        let mut core = SingleLaneTestCore::over(&MemoryDevice::new(1 << 40).unwrap());
         core.submit((0..100).map(|i| bio_without_data(Op::Discard, i * MAX_ZERO.0, MAX_ZERO.0)).collect());
         assert_eq!(core.poll().0.len(), 100);
     }
@@ -356,21 +360,21 @@ mod tests {
     #[test]
     fn sizes_are_bounded() {
         for size in [0, 511, MAX_SIZE + 1, u64::MAX] {
-            assert_eq!(Mem::new(size).err().unwrap().errno, EINVAL);
+            assert_eq!(MemoryDevice::new(size).err().unwrap().errno, EINVAL);
         }
     }
 
     /// Two cores create the same pages at the same time, and the data of both is found.
     #[test]
     fn cores_agree_on_pages() {
-        let device = Mem::new(64 * PAGE).unwrap();
+        let device = MemoryDevice::new(64 * PAGE).unwrap();
         std::thread::scope(|s| {
             for half in 0..2u64 {
                 let device = &device;
                 s.spawn(move || {
-                    let mut core = TestCore::over(device);
+                    let mut core = SingleLaneTestCore::over(device);
                     for page in 0..64 {
-                        let mut data = scattered(512, &[]);
+                        let mut data = make_zeroed_segments(512, &[]);
                         data.fill(page as u8 + 1);
                         let sector = Sector(page * PAGE / 512 + half);
                         assert_eq!(core.run(Bio::write(sector, Sectors(1), data)).status, Status::Ok);
@@ -378,9 +382,10 @@ mod tests {
                 });
             }
         });
-        let mut core = TestCore::over(&device);
+        let mut core = SingleLaneTestCore::over(&device);
         for page in 0..64u64 {
-            let bio = core.run(Bio::read(Sector(page * PAGE / 512), Sectors(2), scattered(1024, &[])));
+            let bio =
+                core.run(Bio::read(Sector(page * PAGE / 512), Sectors(2), make_zeroed_segments(1024, &[])));
             assert!(bio.data.iter().all(|b| b.iter().all(|&x| x == page as u8 + 1)), "page {page}");
         }
     }

@@ -9,7 +9,7 @@
 //! | `submit_queues`, `hw_queue_depth` | requests in flight: `hw_queue_depth` per queue. Each core has a lane of its own. More queues than cores count as one queue per core. With fewer queues, the lanes divide their depth. Further requests are queued |
 //! | `queue_mode` | always 2 (multi-queue), as in the kernel: a request-based device, which multipath's `queue_mode` requires |
 //! | `memory_backed` | written data can be read: it is stored as by `mem:` |
-//! | `mbps`, `badblocks`, `timeout`, `requeue`, `init_hctx` | injected faults: [`Faults`] |
+//! | `mbps`, `badblocks`, `timeout`, `requeue`, `init_hctx` | injected faults: [`InjectedFaults`] |
 //! | `cache_size` | written data is in a cache that a power cut empties: [`CachedMemory`] |
 //! | `discard`, `fua` | announced, as null_blk does. As there, `discard` and `cache_size` require `memory_backed` |
 //!
@@ -19,71 +19,71 @@
 //! without data, such as those of the bench, this costs one test.
 
 use crate::cache::{CACHE_PAGE, CachedMemory};
-use crate::faults::Faults;
+use crate::faults::InjectedFaults;
 use crate::mem::{MAX_ZERO, SparseMemory};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioHandler, BioProgress, BudgetedQueue, Cx, Device, DeviceId, ExtentKind, Extents, Lane,
-    Limits, Nanos, Op, OpenError, PowerSwitch, SECTOR_SIZE, Sector, Sectors, SharedDiskState, Status,
-    move_batch,
+    Batch, Bio, BioProgress, CpuBioHandler, CpuBudgetedQueue, Cx, Device, DeviceControlError, DeviceId,
+    ExtentKind, Extents, Lane, Limits, Nanos, Op, PowerSwitch, SECTOR_SIZE, Sector, Sectors, SharedDiskState,
+    Status, move_batch,
 };
 use udm_wire::uri::NullParams;
 
-pub(crate) struct Null {
+pub(crate) struct NullBlockDevice {
     id: DeviceId,
     params: NullParams,
-    backing: Backing,
+    backing: NullBackingStore,
     /// Used only if nothing is stored; otherwise the state of the memory is used.
     shared_disk_state: SharedDiskState,
-    faults: Option<Faults>,
+    faults: Option<InjectedFaults>,
 }
 
 /// Storage of written data.
 #[derive(Clone)]
-enum Backing {
+enum NullBackingStore {
     Discarded,
     Memory(Arc<SparseMemory>),
     CachedMemory(Arc<CachedMemory>),
 }
 
-impl Backing {
+impl NullBackingStore {
     fn store(&self) -> Option<&SparseMemory> {
         match self {
-            Backing::Discarded => None,
-            Backing::Memory(store) => Some(store),
-            Backing::CachedMemory(cached) => Some(&cached.store),
+            NullBackingStore::Discarded => None,
+            NullBackingStore::Memory(store) => Some(store),
+            NullBackingStore::CachedMemory(cached) => Some(&cached.store),
         }
     }
 }
 
-impl Null {
+impl NullBlockDevice {
     /// Creates a device with these parameters.
     ///
     /// # Errors
     /// With `memory_backed`, EINVAL for a size that no memory device has.
-    pub(crate) fn new(params: &NullParams) -> Result<Null, OpenError> {
+    pub(crate) fn new(params: &NullParams) -> Result<NullBlockDevice, DeviceControlError> {
         let backing = match (params.memory_backed, params.cache_size / CACHE_PAGE) {
-            (false, _) => Backing::Discarded,
-            (true, 0) => Backing::Memory(Arc::new(SparseMemory::new(params.size)?)),
-            (true, pages) => Backing::CachedMemory(Arc::new(CachedMemory::new(params.size, pages)?)),
+            (false, _) => NullBackingStore::Discarded,
+            (true, 0) => NullBackingStore::Memory(Arc::new(SparseMemory::new(params.size)?)),
+            (true, pages) => NullBackingStore::CachedMemory(Arc::new(CachedMemory::new(params.size, pages)?)),
         };
         let (id, shared_disk_state, faults) =
-            (DeviceId::new(), SharedDiskState::stateless(), Faults::new(&params.faults));
-        Ok(Null { id, params: params.clone(), backing, shared_disk_state, faults })
+            (DeviceId::new(), SharedDiskState::stateless(), InjectedFaults::new(&params.faults));
+        Ok(NullBlockDevice { id, params: params.clone(), backing, shared_disk_state, faults })
     }
 
     /// Creates a lane with `depth` tags.
     fn lane(&self, depth: usize) -> Box<dyn Lane> {
         let p = &self.params;
-        let work = BudgetedQueue::new(NullServer {
+        let work = CpuBudgetedQueue::new(NullBioHandler {
             backing: self.backing.clone(),
             size: self.limits().size,
             discards: p.discard,
         });
         if p.irqmode >= 2 {
             let delay = Nanos(p.completion_nsec);
-            return Box::new(TimerLane {
+            return Box::new(NullTimerLane {
                 work,
                 served: Batch::new(),
                 depth,
@@ -93,16 +93,16 @@ impl Null {
             });
         }
         let (ready, waiting) = (Batch::new(), VecDeque::new());
-        Box::new(PolledLane { work, depth, ready, waiting, queued: false })
+        Box::new(NullPolledLane { work, depth, ready, waiting, queued: false })
     }
 }
 
-impl Device for Null {
+impl Device for NullBlockDevice {
     fn id(&self) -> DeviceId {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         let p = &self.params;
         let (queues, depth) = (p.submit_queues as usize, p.hw_queue_depth as usize);
         let depth = match p.queue {
@@ -138,9 +138,11 @@ impl Device for Null {
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
         match &self.backing {
-            Backing::Discarded => out.push(len, ExtentKind::Data),
-            Backing::Memory(store) => store.extents(from, len, out, |_| false),
-            Backing::CachedMemory(cached) => cached.store.extents(from, len, out, |range| cached.has(range)),
+            NullBackingStore::Discarded => out.push(len, ExtentKind::Data),
+            NullBackingStore::Memory(store) => store.extents(from, len, out, |_| false),
+            NullBackingStore::CachedMemory(cached) => {
+                cached.store.extents(from, len, out, |range| cached.has(range));
+            }
         }
     }
 
@@ -150,19 +152,19 @@ impl Device for Null {
 
     fn power(&self) -> Option<&dyn PowerSwitch> {
         match &self.backing {
-            Backing::CachedMemory(cached) => Some(&**cached),
-            Backing::Discarded | Backing::Memory(_) => None,
+            NullBackingStore::CachedMemory(cached) => Some(&**cached),
+            NullBackingStore::Discarded | NullBackingStore::Memory(_) => None,
         }
     }
 }
 
-struct NullServer {
-    backing: Backing,
+struct NullBioHandler {
+    backing: NullBackingStore,
     size: Sectors,
     discards: bool,
 }
 
-impl NullServer {
+impl NullBioHandler {
     /// Completes `bio` with success if that needs no work, and returns true. Without a store, only
     /// these need work: reads with data, discards, and ranges beyond the end. For them it returns
     /// false.
@@ -179,24 +181,26 @@ impl NullServer {
     }
 }
 
-impl BioHandler for NullServer {
+impl CpuBioHandler for NullBioHandler {
     #[inline]
     fn cost(&self, bio: &Bio) -> u64 {
         match &self.backing {
-            Backing::Discarded if bio.op == Op::Read && !bio.data.is_empty() => {
+            NullBackingStore::Discarded if bio.op == Op::Read && !bio.data.is_empty() => {
                 bio.sectors.0.saturating_mul(SECTOR_SIZE)
             }
-            Backing::Discarded => 0,
-            Backing::Memory(_) => SparseMemory::cost(bio),
-            Backing::CachedMemory(cached) => cached.cost(bio),
+            NullBackingStore::Discarded => 0,
+            NullBackingStore::Memory(_) => SparseMemory::cost(bio),
+            NullBackingStore::CachedMemory(cached) => cached.cost(bio),
         }
     }
 
     #[inline]
     fn length(&self, bio: &Bio) -> u64 {
         match &self.backing {
-            Backing::Discarded | Backing::Memory(_) => bio.sectors.0.saturating_mul(SECTOR_SIZE),
-            Backing::CachedMemory(cached) => cached.length(bio),
+            NullBackingStore::Discarded | NullBackingStore::Memory(_) => {
+                bio.sectors.0.saturating_mul(SECTOR_SIZE)
+            }
+            NullBackingStore::CachedMemory(cached) => cached.length(bio),
         }
     }
 
@@ -206,30 +210,30 @@ impl BioHandler for NullServer {
     fn serve(&mut self, bio: &mut Bio, part: &mut BioProgress) -> Status {
         match &self.backing {
             _ if bio.op == Op::Discard && !self.discards => Status::NotSupp,
-            Backing::Discarded
+            NullBackingStore::Discarded
                 if bio.sector.0.checked_add(bio.sectors.0).is_none_or(|end| end > self.size.0) =>
             {
                 Status::IoErr
             }
-            Backing::Discarded if bio.op == Op::Read && !bio.data.is_empty() => {
+            NullBackingStore::Discarded if bio.op == Op::Read && !bio.data.is_empty() => {
                 let now = part.now();
                 bio.data.produce(part.done as usize, now as usize, |_, piece| piece.fill(0));
                 part.advance(now);
                 Status::Ok
             }
-            Backing::Discarded => {
+            NullBackingStore::Discarded => {
                 part.finish();
                 Status::Ok
             }
-            Backing::Memory(store) => store.serve(bio, part),
-            Backing::CachedMemory(cached) => cached.serve(bio, part),
+            NullBackingStore::Memory(store) => store.serve(bio, part),
+            NullBackingStore::CachedMemory(cached) => cached.serve(bio, part),
         }
     }
 }
 
 /// Lane for irqmode 0 and 1: a request completes at the next poll.
-struct PolledLane {
-    work: BudgetedQueue<NullServer>,
+struct NullPolledLane {
+    work: CpuBudgetedQueue<NullBioHandler>,
     depth: usize,
     ready: Batch,
     waiting: VecDeque<Box<Bio>>,
@@ -237,7 +241,7 @@ struct PolledLane {
     queued: bool,
 }
 
-impl Lane for PolledLane {
+impl Lane for NullPolledLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let fits = !self.queued && self.ready.len() + batch.len() <= self.depth;
         if fits && self.complete_inline(batch) {
@@ -257,12 +261,12 @@ impl Lane for PolledLane {
     }
 }
 
-impl PolledLane {
+impl NullPolledLane {
     /// Completes all of `batch`. Returns false if a bio in it needs work.
     #[inline(always)]
     fn complete_inline(&self, batch: &mut Batch) -> bool {
         let server = self.work.server();
-        matches!(server.backing, Backing::Discarded)
+        matches!(server.backing, NullBackingStore::Discarded)
             && batch.iter_mut().all(|bio| server.complete_inline(bio))
     }
 
@@ -292,8 +296,8 @@ impl PolledLane {
 
 /// Lane for irqmode 2: a request completes `delay` after its start. All delays are equal, so
 /// requests complete in the order of their starts.
-struct TimerLane {
-    work: BudgetedQueue<NullServer>,
+struct NullTimerLane {
+    work: CpuBudgetedQueue<NullBioHandler>,
     /// Bios served in the current call.
     served: Batch,
     depth: usize,
@@ -302,7 +306,7 @@ struct TimerLane {
     waiting: VecDeque<Box<Bio>>,
 }
 
-impl Lane for TimerLane {
+impl Lane for NullTimerLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         self.work.take(batch, cx);
         self.waiting.extend(batch.drain(..));
@@ -319,7 +323,7 @@ impl Lane for TimerLane {
     }
 }
 
-impl TimerLane {
+impl NullTimerLane {
     fn start(&mut self, cx: &mut Cx<'_>) {
         let room = self.depth - self.running.len();
         let due = cx.now() + self.delay;
@@ -333,15 +337,16 @@ impl TimerLane {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{TestCore, scattered};
+    use crate::testing::{SingleLaneTestCore, make_zeroed_segments};
     use udm_core::Sector;
 
-    fn null(words: &str) -> Null {
-        let udm_wire::uri::DeviceUri::Null(params) = udm_wire::uri::parse(&format!("null:{words}")).unwrap()
+    fn null(words: &str) -> NullBlockDevice {
+        let udm_wire::uri::DeviceUri::Null(params) =
+            udm_wire::uri::parse_device_uri(&format!("null:{words}")).unwrap()
         else {
             panic!("not null: {words}")
         };
-        Null::new(&params).unwrap()
+        NullBlockDevice::new(&params).unwrap()
     }
 
     fn bios(n: usize) -> Batch {
@@ -352,7 +357,7 @@ mod tests {
     fn done_at_the_next_poll_in_order_of_depth() {
         for irqmode in 0..2 {
             let device = null(&format!("size=1M,hw_queue_depth=4,irqmode={irqmode}"));
-            let mut core = TestCore::over(&device);
+            let mut core = SingleLaneTestCore::over(&device);
             assert_eq!(core.submit(bios(3)), core.now);
             assert_eq!(core.poll().0.len(), 3);
             core.submit(bios(10));
@@ -366,7 +371,7 @@ mod tests {
     fn lanes_share_the_depth_of_fewer_queues() {
         for (queues, cores, want) in [(1, 1, 64), (1, 2, 32), (2, 2, 64), (4, 2, 64), (1, 100, 1)] {
             let device = null(&format!("size=1M,submit_queues={queues},hw_queue_depth=64"));
-            let mut core = TestCore::one_of(&device, cores);
+            let mut core = SingleLaneTestCore::one_of(&device, cores);
             core.submit(bios(100));
             assert_eq!(core.poll().0.len(), want, "{queues} queues, {cores} cores");
             while !core.poll().0.is_empty() {}
@@ -375,7 +380,8 @@ mod tests {
 
     #[test]
     fn the_timer_holds_requests_for_completion_nsec() {
-        let mut core = TestCore::over(&null("size=1M,hw_queue_depth=2,irqmode=2,completion_nsec=1000"));
+        let mut core =
+            SingleLaneTestCore::over(&null("size=1M,hw_queue_depth=2,irqmode=2,completion_nsec=1000"));
         assert_eq!(core.submit(bios(3)), Nanos(1001));
         core.now = Nanos(1000);
         let (done, wake) = core.poll();
@@ -391,12 +397,12 @@ mod tests {
     /// Data that another client left in a recycled buffer never reaches a reader.
     #[test]
     fn reads_with_data_are_zeroes() {
-        let mut core = TestCore::over(&null("size=1M"));
-        let mut data = scattered(1024, &[100]);
+        let mut core = SingleLaneTestCore::over(&null("size=1M"));
+        let mut data = make_zeroed_segments(1024, &[100]);
         data.fill(0x55);
         let bio = core.run(Bio::read(Sector(0), Sectors(2), data));
         assert!(bio.data.iter().all(|b| b.iter().all(|&x| x == 0)));
-        let mut data = scattered(512, &[]);
+        let mut data = make_zeroed_segments(512, &[]);
         data.fill(0x55);
         let bio = core.run(Bio::write(Sector(0), Sectors(1), data));
         assert!(bio.data.iter().all(|b| b.iter().all(|&x| x == 0x55)), "a write's data stays as it is");
@@ -404,7 +410,7 @@ mod tests {
 
     #[test]
     fn a_failed_bio_comes_back_clean() {
-        let mut core = TestCore::over(&null("size=1M"));
+        let mut core = SingleLaneTestCore::over(&null("size=1M"));
         let mut bio = bios(1).pop().unwrap();
         bio.end_with(Status::IoErr);
         assert_eq!(core.run(bio).status, Status::Ok);
@@ -412,11 +418,11 @@ mod tests {
 
     #[test]
     fn memory_backed_remembers() {
-        let mut core = TestCore::over(&null("size=1M,memory_backed=1"));
-        let mut data = scattered(512, &[]);
+        let mut core = SingleLaneTestCore::over(&null("size=1M,memory_backed=1"));
+        let mut data = make_zeroed_segments(512, &[]);
         data.fill(9);
         core.run(Bio::write(Sector(5), Sectors(1), data));
-        let bio = core.run(Bio::read(Sector(5), Sectors(1), scattered(512, &[])));
+        let bio = core.run(Bio::read(Sector(5), Sectors(1), make_zeroed_segments(512, &[])));
         assert!(bio.data.iter().all(|b| b.iter().all(|&x| x == 9)));
     }
 

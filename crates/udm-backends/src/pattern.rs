@@ -6,25 +6,28 @@
 
 use udm_core::errno::EINVAL;
 use udm_core::{
-    Bio, BioHandler, BioProgress, BudgetedLane, Cx, Device, DeviceId, Lane, Limits, Op, OpenError,
-    SECTOR_SIZE, Sectors, SharedDiskState, Status,
+    Bio, BioProgress, CpuBioHandler, CpuBudgetedLane, Cx, Device, DeviceControlError, DeviceId, Lane, Limits,
+    Op, SECTOR_SIZE, Sectors, SharedDiskState, Status,
 };
 
-pub(crate) struct Pattern {
+pub(crate) struct PatternDevice {
     id: DeviceId,
     limits: Limits,
     shared_disk_state: SharedDiskState,
 }
 
-impl Pattern {
+impl PatternDevice {
     /// Creates a device of `size` bytes, rounded down to sectors. The device stores nothing, so the
     /// size has no upper bound.
     ///
     /// # Errors
     /// EINVAL for less than a sector.
-    pub(crate) fn new(size: u64) -> Result<Pattern, OpenError> {
+    pub(crate) fn new(size: u64) -> Result<PatternDevice, DeviceControlError> {
         if size < 512 {
-            return Err(OpenError::new(EINVAL, format!("pattern of {size} bytes: less than a sector")));
+            return Err(DeviceControlError::new(
+                EINVAL,
+                format!("pattern of {size} bytes: less than a sector"),
+            ));
         }
         let limits = Limits {
             read_only: true,
@@ -32,17 +35,17 @@ impl Pattern {
             max_write_zeroes: Sectors::ZERO,
             ..Limits::new(Sectors::from_bytes(size))
         };
-        Ok(Pattern { id: DeviceId::new(), limits, shared_disk_state: SharedDiskState::stateless() })
+        Ok(PatternDevice { id: DeviceId::new(), limits, shared_disk_state: SharedDiskState::stateless() })
     }
 }
 
-impl Device for Pattern {
+impl Device for PatternDevice {
     fn id(&self) -> DeviceId {
         self.id
     }
 
-    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(BudgetedLane::new(PatternServer { size: self.limits.size })))
+    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        Ok(Box::new(CpuBudgetedLane::new(PatternBioHandler { size: self.limits.size })))
     }
 
     fn limits(&self) -> Limits {
@@ -54,11 +57,11 @@ impl Device for Pattern {
     }
 }
 
-struct PatternServer {
+struct PatternBioHandler {
     size: Sectors,
 }
 
-impl BioHandler for PatternServer {
+impl CpuBioHandler for PatternBioHandler {
     fn cost(&self, bio: &Bio) -> u64 {
         if bio.op == Op::Read { bio.sectors.0.saturating_mul(SECTOR_SIZE) } else { 0 }
     }
@@ -66,13 +69,13 @@ impl BioHandler for PatternServer {
     fn serve(&mut self, bio: &mut Bio, part: &mut BioProgress) -> Status {
         match bio.op {
             Op::Read => {
-                if let Some(status) = crate::out_of_range_status(bio, self.size) {
+                if let Some(status) = crate::invalid_bio_status(bio, self.size) {
                     return status;
                 }
                 let start = bio.sector.bytes();
                 let (from, now) = (part.done, part.now());
                 bio.data.produce(from as usize, now as usize, |at, piece| {
-                    fill(start + from + at as u64, piece);
+                    fill_with_offset_pattern(start + from + at as u64, piece);
                 });
                 part.advance(now);
                 Status::Ok
@@ -84,7 +87,7 @@ impl BioHandler for PatternServer {
 }
 
 /// Fills `out` with the bytes of the device from byte `offset` on.
-fn fill(mut offset: u64, mut out: &mut [u8]) {
+fn fill_with_offset_pattern(mut offset: u64, mut out: &mut [u8]) {
     // A piece may begin and end inside a word: the scatter list of a bio can be cut anywhere.
     let skip = (offset % 8) as usize;
     if skip != 0 {
@@ -103,15 +106,15 @@ fn fill(mut offset: u64, mut out: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{TestCore, bio_without_data, scattered};
+    use crate::testing::{SingleLaneTestCore, bio_without_data, make_zeroed_segments};
     use udm_core::Sector;
 
     #[test]
     fn every_word_is_its_offset() {
-        let mut core = TestCore::over(&Pattern::new(1 << 40).unwrap());
+        let mut core = SingleLaneTestCore::over(&PatternDevice::new(1 << 40).unwrap());
         for cuts in [vec![], vec![3, 8, 500], vec![1, 1, 1, 1021]] {
             let sector = Sector((1 << 31) - 2);
-            let bio = core.run(Bio::read(sector, Sectors(2), scattered(1024, &cuts)));
+            let bio = core.run(Bio::read(sector, Sectors(2), make_zeroed_segments(1024, &cuts)));
             assert_eq!(bio.status, Status::Ok);
             let mut got = vec![0; 1024];
             bio.data.copy_to(&mut got);
@@ -122,8 +125,8 @@ mod tests {
 
     #[test]
     fn nothing_but_reads_in_range() {
-        let mut core = TestCore::over(&Pattern::new(1024).unwrap());
-        let outside = core.run(Bio::read(Sector(1), Sectors(2), scattered(1024, &[])));
+        let mut core = SingleLaneTestCore::over(&PatternDevice::new(1024).unwrap());
+        let outside = core.run(Bio::read(Sector(1), Sectors(2), make_zeroed_segments(1024, &[])));
         assert_eq!(outside.status, Status::IoErr);
         for op in [Op::Write, Op::Discard, Op::WriteZeroes] {
             assert_eq!(core.run(bio_without_data(op, 0, 1)).status, Status::ReadOnly);

@@ -1,24 +1,24 @@
 //! Helpers for the tests of this crate: a core without a ring, and data in pieces.
 
-use udm_core::{Batch, Bio, Buf, CoreId, CoreState, Device, Lane, Nanos, Op, Sector, Sectors, Segments};
+use udm_core::{Batch, Bio, Buf, CoreId, CoreLaneState, Device, Lane, Nanos, Op, Sector, Sectors, Segments};
 
 /// A core with one lane and a clock that the test sets, for devices that need no ring.
-pub(crate) struct TestCore {
-    state: CoreState,
+pub(crate) struct SingleLaneTestCore {
+    state: CoreLaneState,
     lane: Box<dyn Lane>,
     pub(crate) now: Nanos,
 }
 
-impl TestCore {
-    pub(crate) fn over(device: &dyn Device) -> TestCore {
-        TestCore::one_of(device, 1)
+impl SingleLaneTestCore {
+    pub(crate) fn over(device: &dyn Device) -> SingleLaneTestCore {
+        SingleLaneTestCore::one_of(device, 1)
     }
 
     /// Creates the first of `cores` cores.
-    pub(crate) fn one_of(device: &dyn Device, cores: usize) -> TestCore {
-        let mut state = CoreState::new(CoreId(0), cores, 1, None);
+    pub(crate) fn one_of(device: &dyn Device, cores: usize) -> SingleLaneTestCore {
+        let mut state = CoreLaneState::new(CoreId(0), cores, 1, None);
         let lane = device.open(&mut state.cx(Nanos(1))).unwrap();
-        TestCore { state, lane, now: Nanos(1) }
+        SingleLaneTestCore { state, lane, now: Nanos(1) }
     }
 
     /// Submits `batch` and returns the time at which the lane wants its next poll.
@@ -49,7 +49,7 @@ impl TestCore {
 /// Returns `len` zeroed bytes in pieces. `cuts` gives the lengths of the first pieces; a length
 /// that is too long is skipped. Each piece has its own slab, because pieces of one slab would be
 /// joined again.
-pub(crate) fn scattered(len: usize, cuts: &[usize]) -> Segments {
+pub(crate) fn make_zeroed_segments(len: usize, cuts: &[usize]) -> Segments {
     let mut data = Segments::new();
     let mut left = len;
     for &cut in cuts {

@@ -14,8 +14,8 @@
 
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
-use udm_core::{Batch, Bio, CoreState, Cx, DevNo, Device, Lane, Nanos, Op, Sector, Sectors};
-use udm_dm::testing::{TestControlIo, TestResolver, TestWorld};
+use udm_core::{Batch, Bio, CoreLaneState, Cx, DevNo, Device, Lane, Nanos, Op, Sector, Sectors};
+use udm_dm::testing::{SteppedTestCores, TestControlIo, TestDeviceNameResolver};
 use udm_dm::{DeviceSetTransition, MappedDevice, Table};
 use udm_targets::TARGETS;
 use udm_wire::uri;
@@ -198,7 +198,7 @@ fn measure(row: &BaselineRow) {
         Some((tables, number)) => (tables, Some(number.parse::<usize>().expect("a number") - 1)),
         None => (&*row.table, None),
     };
-    let mut world = TestWorld::new(1);
+    let mut world = SteppedTestCores::new(1);
     let (nulls, mapped) = make(tables, &mut world);
     let device =
         mapped.last().map_or_else(|| Arc::clone(&nulls[0]), |last| Arc::clone(last) as Arc<dyn Device>);
@@ -236,7 +236,7 @@ fn measure(row: &BaselineRow) {
 
 /// Sends [`REQUESTS`] requests in batches. callgrind counts this function.
 #[inline(never)]
-fn measured(core: &mut CoreState, lane: &mut dyn Lane, batch: &mut Batch, to: &mut OffsetGenerator) {
+fn measured(core: &mut CoreLaneState, lane: &mut dyn Lane, batch: &mut Batch, to: &mut OffsetGenerator) {
     let (mut done, depth, mut aim) = (Batch::with_capacity(batch.len()), batch.len(), *to);
     for turn in 0..REQUESTS / depth {
         let mut cx = core.cx(Nanos(turn as u64));
@@ -267,7 +267,7 @@ fn poll_until_complete(lane: &mut dyn Lane, done: &mut Batch, depth: usize, cx: 
 }
 
 /// Removes `device` while `lane` is open.
-fn remove(device: &Arc<MappedDevice>, world: &mut TestWorld, lane: &mut dyn Lane) {
+fn remove(device: &Arc<MappedDevice>, world: &mut SteppedTestCores, lane: &mut dyn Lane) {
     let devices = std::slice::from_ref(device);
     let mut change = DeviceSetTransition::remove(devices, &(Arc::new(|| ()) as _))
         .map_err(|(_, why)| why)
@@ -280,24 +280,31 @@ fn remove(device: &Arc<MappedDevice>, world: &mut TestWorld, lane: &mut dyn Lane
 }
 
 /// Creates the null devices, and mapped devices with these tables.
-fn make(tables: &str, world: &mut TestWorld) -> (Vec<Arc<dyn Device>>, Vec<Arc<MappedDevice>>) {
+fn make(tables: &str, world: &mut SteppedTestCores) -> (Vec<Arc<dyn Device>>, Vec<Arc<MappedDevice>>) {
     // Each null device is a disk with its own size.
     let null = |minor: u32| -> Arc<dyn Device> {
         let is_small = minor as usize == DISKS.len() - 1;
         let size = if is_small { PLACES * REQUEST * 512 } else { (1u64 << 30) + u64::from(minor) * 4096 };
-        udm_backends::open(&uri::parse(&format!("null:size={size}")).expect("a URI")).expect("it opens")
+        udm_backends::open_standalone_device(
+            &uri::parse_device_uri(&format!("null:size={size}")).expect("a URI"),
+        )
+        .expect("it opens")
     };
     let nulls: Vec<_> = (0..DISKS.len() as u32).map(null).collect();
-    let mut resolver = TestResolver::new();
+    let mut resolver = TestDeviceNameResolver::new();
     for ((minor, name), device) in (0..).zip(DISKS).zip(&nulls) {
         resolver.add(name, DevNo { major: 253, minor }, Arc::clone(device));
     }
     for (minor, (name, words)) in (100..).zip(QUEUED) {
-        let uri = uri::parse(&format!("null:size=1G,{words}")).expect("a URI");
-        resolver.add(name, DevNo { major: 253, minor }, udm_backends::open(&uri).expect("it opens"));
+        let uri = uri::parse_device_uri(&format!("null:size=1G,{words}")).expect("a URI");
+        resolver.add(
+            name,
+            DevNo { major: 253, minor },
+            udm_backends::open_standalone_device(&uri).expect("it opens"),
+        );
     }
     let map = |(minor, table): (u32, &str)| {
-        let lines = udm_wire::table::parse(&table.replace(" / ", "\n")).expect("a table");
+        let lines = udm_wire::table::parse_table(&table.replace(" / ", "\n")).expect("a table");
         let table =
             Table::build(TARGETS, &lines, &mut resolver, &TestControlIo::new(), 1).expect("a good table");
         let device = MappedDevice::new("t", None, DevNo { major: 254, minor }).expect("a name");

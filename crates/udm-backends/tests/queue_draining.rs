@@ -1,14 +1,14 @@
 //! Suspends above a queue that one core runs for all lanes.
 
 use std::sync::Arc;
-use udm_core::{Batch, Bio, Device, DiskQueue as _, Drain, Lane, Nanos, Status};
-use udm_dm::testing::{TestDisk, TestWorld, read};
+use udm_core::{Batch, Bio, Device, DiskQueue as _, DrainMode, Lane, Nanos, Status};
+use udm_dm::testing::{SteppedTestCores, TestDisk, make_test_read_bio};
 use udm_queue::QueuedDevice;
-use udm_wire::uri::{QueueParams, Scheduler};
+use udm_wire::uri::{IoSchedulerName, QueueParams};
 
 /// Two cores with one lane each of a queue. The disk holds its requests.
 struct Fixture {
-    world: TestWorld,
+    world: SteppedTestCores,
     disk: Arc<TestDisk>,
     queue: Arc<QueuedDevice>,
     lanes: [Box<dyn Lane>; 2],
@@ -17,7 +17,7 @@ struct Fixture {
 }
 
 fn queued(below: Arc<dyn Device>, queue_depth: u32) -> Arc<QueuedDevice> {
-    let (scheduler, nomerges) = (Scheduler::MqDeadline, 2);
+    let (scheduler, nomerges) = (IoSchedulerName::MqDeadline, 2);
     let params = QueueParams { scheduler, queue_depth, nomerges, nr_hw_queues: 1, ..QueueParams::default() };
     Arc::new(QueuedDevice::new(below, &params))
 }
@@ -25,7 +25,7 @@ fn queued(below: Arc<dyn Device>, queue_depth: u32) -> Arc<QueuedDevice> {
 impl Fixture {
     /// Opens one lane each on core 0 and core 1, of a queue that `make` creates over a disk.
     fn new(make: impl FnOnce(Arc<TestDisk>) -> Arc<QueuedDevice>) -> Fixture {
-        let mut world = TestWorld::new(2);
+        let mut world = SteppedTestCores::new(2);
         let disk = TestDisk::new(1024);
         disk.hold(true);
         let queue = make(Arc::clone(&disk));
@@ -34,7 +34,7 @@ impl Fixture {
     }
 
     fn send(&mut self, core: usize, sectors: &[u64]) {
-        let bios = sectors.iter().map(|&sector| read(sector, 1));
+        let bios = sectors.iter().map(|&sector| make_test_read_bio(sector, 1));
         self.world.submit(core, &mut *self.lanes[core], bios);
     }
 
@@ -45,7 +45,7 @@ impl Fixture {
     /// Drains the lane of core 0.
     fn drain(&mut self) {
         let Fixture { world, lanes, handed, .. } = self;
-        world.turn(0, |cx| lanes[0].drain(Drain::NoFlush, handed, cx));
+        world.turn(0, |cx| lanes[0].drain(DrainMode::NoFlush, handed, cx));
     }
 
     /// Runs `n` rounds in which both cores have a turn, with or without a drain on core 0.
@@ -112,7 +112,7 @@ fn what_waits_is_handed_back_and_others_go_on() {
 /// A suspend with flush and the end of the program reach the disk, which then fails its requests.
 #[test]
 fn what_fails_by_a_drain_fails_at_the_disk() {
-    for how in [Drain::Flush, Drain::End] {
+    for how in [DrainMode::Flush, DrainMode::End] {
         let mut rig = Fixture::new(|disk| queued(disk, 1));
         rig.disk.hand_back(true);
         rig.send(0, &[10, 11]);
@@ -131,7 +131,7 @@ fn what_fails_by_a_drain_fails_at_the_disk() {
 /// Two devices above are suspended, one without flush: both drain the lane in each turn.
 #[test]
 fn of_two_drains_in_a_turn_the_one_without_flush_counts() {
-    for order in [[Drain::NoFlush, Drain::Flush], [Drain::Flush, Drain::NoFlush]] {
+    for order in [[DrainMode::NoFlush, DrainMode::Flush], [DrainMode::Flush, DrainMode::NoFlush]] {
         let mut rig = Fixture::new(|disk| queued(disk, 1));
         rig.send(0, &[10, 11]);
         rig.rounds(3, false);
@@ -189,7 +189,7 @@ fn a_flush_is_given_nothing_back() {
     rig.world.run_tasks();
     for _ in 0..6 {
         let Fixture { world, lanes, handed, .. } = &mut rig;
-        world.turn(0, |cx| lanes[0].drain(Drain::Flush, handed, cx));
+        world.turn(0, |cx| lanes[0].drain(DrainMode::Flush, handed, cx));
         rig.poll(0);
         assert!(rig.handed.is_empty());
         rig.world.run_tasks();

@@ -1,6 +1,6 @@
 //! The timers of a job: begin and end of its phases, and times of its bandwidth samples.
 
-use crate::stats::{CpuUsage, DIRECTIONS, JobStats};
+use crate::stats::{DIRECTIONS, JobStats, ThreadRusage};
 use std::time::Duration;
 use udm_core::Nanos;
 
@@ -8,7 +8,7 @@ use udm_core::Nanos;
 const SAMPLE: Nanos = Nanos::from_millis(500);
 
 /// The timers of one job.
-pub struct JobClock {
+pub struct JobTimers {
     /// Begin of the current phase.
     begin: Nanos,
     /// End of the load.
@@ -19,21 +19,21 @@ pub struct JobClock {
     counted: [(u64, u64); DIRECTIONS],
     /// The next time at which a timer expires.
     pub next: Nanos,
-    usage: CpuUsage,
+    usage: ThreadRusage,
     /// If set, the clock also takes readings for plots.
     plots: bool,
 }
 
-impl JobClock {
+impl JobTimers {
     /// Creates a clock before its first phase.
-    pub fn new() -> JobClock {
-        JobClock {
+    pub fn new() -> JobTimers {
+        JobTimers {
             begin: Nanos(0),
             deadline: Nanos::NEVER,
             sampled: Nanos(0),
             counted: [(0, 0); DIRECTIONS],
             next: Nanos(0),
-            usage: CpuUsage::default(),
+            usage: ThreadRusage::default(),
             plots: true,
         }
     }
@@ -41,13 +41,13 @@ impl JobClock {
     /// Begins a phase.
     pub fn begin(&mut self, now: Nanos) {
         (self.begin, self.sampled, self.counted) = (now, now, [(0, 0); DIRECTIONS]);
-        self.usage = CpuUsage::now();
+        self.usage = ThreadRusage::now();
     }
 
     /// Begins another phase. Its requests count together with those of the phase before, but not in
     /// plots.
     pub fn continue_phase(&mut self, now: Nanos, stats: &JobStats) {
-        self.counted = counted(stats);
+        self.counted = count_requests_and_bytes(stats);
         (self.next, self.plots) = (now + SAMPLE, false);
     }
 
@@ -56,7 +56,7 @@ impl JobClock {
         let since = now.since(self.sampled);
         if since >= SAMPLE {
             let seconds = since.0 as f64 / 1e9;
-            let before = std::mem::replace(&mut self.counted, counted(stats));
+            let before = std::mem::replace(&mut self.counted, count_requests_and_bytes(stats));
             for (direction, (ios, bytes)) in stats.directions.iter_mut().zip(before) {
                 if direction.ios > 0 {
                     direction.iops.push((direction.ios - ios) as f64 / seconds);
@@ -90,15 +90,15 @@ impl JobClock {
         }
         (part.ios, part.runtime) = (stats.directions.each_ref().map(|d| d.ios), stats.runtime);
         let took = Duration::from_nanos(took.0);
-        stats.usage.add(&CpuUsage::now().since(&self.usage, took));
+        stats.usage.add(&ThreadRusage::now().since(&self.usage, took));
     }
 }
 
 /// Requests and bytes so far, by direction.
-fn counted(stats: &JobStats) -> [(u64, u64); DIRECTIONS] {
+fn count_requests_and_bytes(stats: &JobStats) -> [(u64, u64); DIRECTIONS] {
     stats.directions.each_ref().map(|d| (d.ios, d.bytes))
 }
 
-pub fn nanos(t: Duration) -> Nanos {
+pub fn duration_to_nanos(t: Duration) -> Nanos {
     Nanos(u64::try_from(t.as_nanos()).unwrap_or(u64::MAX))
 }

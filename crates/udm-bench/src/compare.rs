@@ -7,16 +7,16 @@
 //! Requests carry no data, and the null device at the bottom does nothing. The absolute numbers
 //! depend on the machine; the ratios can be compared between machines.
 
-use crate::device_contest::{self, DeviceContest, DeviceScore, StopCondition};
+use crate::device_contest::{self, DeviceCostPerRequest, InterleavedDeviceBenchmark, StopCondition};
 use crate::lab::models::one_lock::{OneLockMultipath, SelectorRule};
-use crate::mapped::{NamedTable, make_mapped};
+use crate::mapped::{NamedTable, make_mapped_devices};
 use anyhow::{Result, ensure};
 use serde::Serialize;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use udm_core::Device;
-use udm_runtime::CoreSet;
+use udm_runtime::ProcessCores;
 use udm_wire::uri;
 
 /// The devices, in order. A device with a table is a mapped device as `udm serve` makes it.
@@ -41,7 +41,7 @@ pub(crate) const LEN: u64 = 4 << 21;
 
 /// How much to measure.
 #[derive(Debug, Clone)]
-pub struct CompareOptions {
+pub struct DmLayerComparisonOptions {
     /// Requests in flight per core.
     pub depths: Vec<usize>,
     /// Numbers of cores, each at most 32.
@@ -56,15 +56,21 @@ pub struct CompareOptions {
     pub paths: usize,
 }
 
-impl CompareOptions {
+impl DmLayerComparisonOptions {
     /// Options for a run of about two seconds.
-    pub fn quick() -> CompareOptions {
-        CompareOptions { depths: vec![1, 32], cores: vec![1, 2], rounds: 21, requests: 40_000, paths: 2 }
+    pub fn quick() -> DmLayerComparisonOptions {
+        DmLayerComparisonOptions {
+            depths: vec![1, 32],
+            cores: vec![1, 2],
+            rounds: 21,
+            requests: 40_000,
+            paths: 2,
+        }
     }
 
     /// Options for a run of one to two minutes.
-    pub fn full() -> CompareOptions {
-        CompareOptions {
+    pub fn full() -> DmLayerComparisonOptions {
+        DmLayerComparisonOptions {
             depths: vec![1, 32, 128],
             cores: vec![1, 2],
             rounds: 51,
@@ -76,7 +82,7 @@ impl CompareOptions {
 
 /// The result of one device.
 #[derive(Debug, Clone, Serialize)]
-pub struct ComparisonRow {
+pub struct DmLayerComparisonRow {
     /// The name of the device.
     pub device: &'static str,
     /// Requests in flight per core.
@@ -95,9 +101,9 @@ pub struct ComparisonRow {
 
 /// The result of a comparison.
 #[derive(Debug, Clone, Serialize)]
-pub struct Comparison {
+pub struct DmLayerComparison {
     /// One row per device, grouped by cores and depth.
-    pub rows: Vec<ComparisonRow>,
+    pub rows: Vec<DmLayerComparisonRow>,
     /// If set, the comparison was stopped: rows are missing or have fewer rounds.
     pub stopped: bool,
 }
@@ -108,65 +114,67 @@ pub struct Comparison {
 ///
 /// # Errors
 /// If cores or devices are not available, or it was stopped before its first round ended.
-pub fn compare(options: &CompareOptions, stop: &AtomicBool) -> Result<Comparison> {
+pub fn compare_dm_layers(options: &DmLayerComparisonOptions, stop: &AtomicBool) -> Result<DmLayerComparison> {
     ensure!(options.rounds > 0 && options.requests > 0, "nothing to measure");
     ensure!((1..=PATHS_MAX).contains(&options.paths), "paths: from 1 to {PATHS_MAX}");
-    let cpus = device_contest::cpus().len();
+    let cpus = device_contest::get_process_cpu_affinity().len();
     let mut rows = Vec::new();
     for &cores in options.cores.iter().filter(|&&n| n <= cpus.clamp(1, CORES_MAX)) {
-        let contest = DeviceContest {
-            cores: device_contest::pinned_cores(cores),
+        let contest = InterleavedDeviceBenchmark {
+            cores: device_contest::pinned_core_options(cores),
             depths: &options.depths,
             rounds: options.rounds,
             until: StopCondition::Requests(options.requests),
             len: LEN,
         };
-        let scores = contest.run(|core_set| devices(core_set, options.paths), stop)?;
+        let scores = contest.run(|core_set| make_dm_layer_devices(core_set, options.paths), stop)?;
         for (&depth, scores) in options.depths.iter().zip(&scores) {
-            rows.extend(comparison_rows(depth, cores, scores));
+            rows.extend(dm_layer_comparison_rows(depth, cores, scores));
         }
         if stop.load(Relaxed) {
             break;
         }
     }
     ensure!(!rows.is_empty(), "stopped before anything was measured");
-    Ok(Comparison { stopped: stop.load(Relaxed), rows })
+    Ok(DmLayerComparison { stopped: stop.load(Relaxed), rows })
 }
 
 /// URI of null device `n`, which does nothing. Each `n` has another size, so the URIs differ.
-pub(crate) fn path(n: usize) -> String {
+pub(crate) fn nth_null_device_uri(n: usize) -> String {
     format!("null:size={}G,submit_queues=1024,hw_queue_depth=10240", 4 + n)
 }
 
 /// A table of one group. Each path has only the arguments that the selector requires.
-pub(crate) fn multipath(selector: &str, paths: usize, cores: usize) -> String {
+pub(crate) fn multipath_table_line(selector: &str, paths: usize, cores: usize) -> String {
     let own = selector == IO_AFFINITY;
     let paths = if own { paths.min(cores) } else { paths };
     let words: Vec<_> = (0..paths)
         .map(|n| match own {
-            true => format!("{} {:x}", path(n), mask(n, paths, cores)),
-            false => path(n),
+            true => format!("{} {:x}", nth_null_device_uri(n), path_core_mask(n, paths, cores)),
+            false => nth_null_device_uri(n),
         })
         .collect();
     format!("0 {LEN} multipath 0 0 1 1 {selector} 0 {paths} {} {}", u8::from(own), words.join(" "))
 }
 
 /// The mask of the cores of a path. Cores are assigned to paths in rotation.
-fn mask(path: usize, paths: usize, cores: usize) -> u32 {
+fn path_core_mask(path: usize, paths: usize, cores: usize) -> u32 {
     (path..cores).step_by(paths).fold(0, |mask, core| mask | 1 << core)
 }
 
 /// Makes the devices of [`NAMES`].
-fn devices(core_set: &Arc<CoreSet>, paths: usize) -> Result<Vec<Arc<dyn Device>>> {
-    let null = |n| -> Result<Arc<dyn Device>> { Ok(udm_backends::open(&uri::parse(&path(n))?)?) };
-    let linear = (LINEAR, format!("0 {LEN} linear {} 0", path(0)));
-    let groups = SELECTORS.map(|name| (name, multipath(name, paths, core_set.len())));
+fn make_dm_layer_devices(core_set: &Arc<ProcessCores>, paths: usize) -> Result<Vec<Arc<dyn Device>>> {
+    let null = |n| -> Result<Arc<dyn Device>> {
+        Ok(udm_backends::open_standalone_device(&uri::parse_device_uri(&nth_null_device_uri(n))?)?)
+    };
+    let linear = (LINEAR, format!("0 {LEN} linear {} 0", nth_null_device_uri(0)));
+    let groups = SELECTORS.map(|name| (name, multipath_table_line(name, paths, core_set.len())));
     let tables: Vec<_> = std::iter::once(linear)
         .chain(groups)
         .map(|(name, text)| NamedTable { name: name.into(), text })
         .collect();
     let mut devices = vec![null(0)?];
-    devices.extend(make_mapped(core_set, &tables)?);
+    devices.extend(make_mapped_devices(core_set, &tables)?);
     devices.push(Arc::new(OneLockMultipath::new(
         SelectorRule::QueueLength,
         (0..paths).map(null).collect::<Result<_>>()?,
@@ -176,30 +184,24 @@ fn devices(core_set: &Arc<CoreSet>, paths: usize) -> Result<Vec<Arc<dyn Device>>
 }
 
 /// The rows of one depth.
-fn comparison_rows(
+fn dm_layer_comparison_rows(
     depth: usize,
     cores: usize,
-    scores: &[DeviceScore],
-) -> impl Iterator<Item = ComparisonRow> {
+    scores: &[DeviceCostPerRequest],
+) -> impl Iterator<Item = DmLayerComparisonRow> {
     let null = scores[0].ns;
-    NAMES.into_iter().zip(scores).map(move |(device, &DeviceScore { ns, switches, .. })| ComparisonRow {
-        device,
-        depth,
-        cores,
-        ns,
-        added_ns: ns - null,
-        ratio: ns / null,
-        switches,
+    NAMES.into_iter().zip(scores).map(move |(device, &DeviceCostPerRequest { ns, switches, .. })| {
+        DmLayerComparisonRow { device, depth, cores, ns, added_ns: ns - null, ratio: ns / null, switches }
     })
 }
 
-impl Comparison {
+impl DmLayerComparison {
     /// The rows as text, with the cost of the lock below each block.
     pub fn table(&self) -> String {
         let mut out = String::new();
         for block in self.rows.chunk_by(|a, b| (a.cores, a.depth) == (b.cores, b.depth)) {
             // Writing to a string can't fail.
-            let _ = block_text(&mut out, block);
+            let _ = write_dm_layer_comparison_block(&mut out, block);
         }
         if self.stopped {
             out.push_str("stopped early\n");
@@ -208,7 +210,7 @@ impl Comparison {
     }
 }
 
-fn block_text(out: &mut String, block: &[ComparisonRow]) -> std::fmt::Result {
+fn write_dm_layer_comparison_block(out: &mut String, block: &[DmLayerComparisonRow]) -> std::fmt::Result {
     let Some(first) = block.first() else { return Ok(()) };
     let s = if first.cores == 1 { "" } else { "s" };
     let title = format!("{} core{s}, depth {}", first.cores, first.depth);

@@ -7,18 +7,18 @@
 use anyhow::{Context, Result, anyhow};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
-use udm_core::{CoreId, Cores, Device, DeviceId, Lane, LaneCommand};
-use udm_runtime::{CoreOptions, CoreSet, LocalCore};
+use udm_core::{CoreCommandSender, CoreId, Device, DeviceId, Lane, LaneCommand};
+use udm_runtime::{CoreOptions, LocalCore, ProcessCores};
 
 /// A value that the threads wait for. `None` cancels the measurement.
-pub struct ClusterGate<T>(OnceLock<Option<T>>);
+pub struct ValueOrCancelGate<T>(OnceLock<Option<T>>);
 
-impl<T: Clone> ClusterGate<T> {
-    pub fn new() -> ClusterGate<T> {
-        ClusterGate(OnceLock::new())
+impl<T: Clone> ValueOrCancelGate<T> {
+    pub fn new() -> ValueOrCancelGate<T> {
+        ValueOrCancelGate(OnceLock::new())
     }
 
-    pub fn open(&self, value: Option<T>, core_set: &CoreSet) {
+    pub fn open(&self, value: Option<T>, core_set: &ProcessCores) {
         let _ = self.0.set(value);
         // The command names a device that nobody has. Its only effect is to wake sleeping cores.
         core_set.broadcast(DeviceId::new(), LaneCommand::Kick);
@@ -40,13 +40,13 @@ impl<T: Clone> ClusterGate<T> {
 ///
 /// # Errors
 /// If a core, a device or a lane is not available. No `work` has run in this case.
-pub fn run<T: Send>(
+pub fn run_on_attached_cores<T: Send>(
     options: &[CoreOptions],
-    make: impl FnOnce(&Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>>,
+    make: impl FnOnce(&Arc<ProcessCores>) -> Result<Vec<Arc<dyn Device>>>,
     work: impl Fn(&mut LocalCore, Vec<Box<dyn Lane>>) -> T + Sync,
 ) -> Result<Vec<T>> {
-    let core_set = CoreSet::new(options.len()).context("cores")?;
-    let (devices, start) = (ClusterGate::<Vec<Arc<dyn Device>>>::new(), ClusterGate::<()>::new());
+    let core_set = ProcessCores::new(options.len()).context("cores")?;
+    let (devices, start) = (ValueOrCancelGate::<Vec<Arc<dyn Device>>>::new(), ValueOrCancelGate::<()>::new());
     thread::scope(|scope| {
         let (tx, answers) = mpsc::channel::<Result<()>>();
         let threads: Vec<_> = options
@@ -59,9 +59,9 @@ pub fn run<T: Send>(
                     let attached = LocalCore::attach(core_set, CoreId(i as u16), options.clone());
                     let mut core = match attached.with_context(|| format!("core {i}")) {
                         Ok(core) => core,
-                        Err(error) => return report_setup(&tx, Err(error)),
+                        Err(error) => return report_core_setup_result(&tx, Err(error)),
                     };
-                    report_setup::<()>(&tx, Ok(()));
+                    report_core_setup_result::<()>(&tx, Ok(()));
                     let devices = devices.wait(&mut core)?;
                     let lanes = devices.iter().map(|d| core.open(&**d)).collect::<Result<Vec<_>, _>>();
                     let lanes = match lanes {
@@ -69,10 +69,10 @@ pub fn run<T: Send>(
                         Err(error) => {
                             let error =
                                 core.ring_error().map_or(anyhow!("{error}"), |why| anyhow!("{error}: {why}"));
-                            return report_setup(&tx, Err(error));
+                            return report_core_setup_result(&tx, Err(error));
                         }
                     };
-                    report_setup::<()>(&tx, Ok(()));
+                    report_core_setup_result::<()>(&tx, Ok(()));
                     start.wait(&mut core)?;
                     Some(work(&mut core, lanes))
                 })
@@ -104,7 +104,7 @@ pub fn run<T: Send>(
 
 /// Reports the result of a step of the setup. If another core has failed, the receiver may already
 /// be dropped.
-fn report_setup<T>(tx: &mpsc::Sender<Result<()>>, result: Result<()>) -> Option<T> {
+fn report_core_setup_result<T>(tx: &mpsc::Sender<Result<()>>, result: Result<()>) -> Option<T> {
     let _ = tx.send(result);
     None
 }

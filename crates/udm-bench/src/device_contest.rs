@@ -5,7 +5,7 @@
 //! KiB at random offsets that carry no data.
 
 use crate::cores;
-use crate::stats::{CpuUsage, median};
+use crate::stats::{ThreadRusage, median};
 use anyhow::{Context, Result, ensure};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 use udm_core::{Batch, Bio, CoreId, Device, Lane, Nanos, Sector, Sectors};
-use udm_runtime::{CoreOptions, CoreSet, LocalCore};
+use udm_runtime::{CoreOptions, LocalCore, ProcessCores};
 
 /// Sectors per request.
 pub(crate) const REQUEST: u64 = 8;
 
 /// The parameters of a contest.
-pub(crate) struct DeviceContest<'a> {
+pub(crate) struct InterleavedDeviceBenchmark<'a> {
     /// Options of each core.
     pub cores: Vec<CoreOptions>,
     /// Requests in flight per core. Each device is measured with each depth.
@@ -43,7 +43,7 @@ pub(crate) enum StopCondition {
 
 /// The result of one device.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct DeviceScore {
+pub(crate) struct DeviceCostPerRequest {
     /// Nanoseconds per request, as seen by one core: the median of the rounds.
     pub ns: f64,
     /// Context switches per million requests of all rounds, voluntary and involuntary.
@@ -52,7 +52,7 @@ pub(crate) struct DeviceScore {
     pub cpu: f64,
 }
 
-impl DeviceScore {
+impl DeviceCostPerRequest {
     /// Requests per second of `cores` cores.
     pub(crate) fn iops(&self, cores: usize) -> f64 {
         cores as f64 * 1e9 / self.ns
@@ -61,13 +61,13 @@ impl DeviceScore {
 
 /// One measurement of one device on one core.
 #[derive(Clone, Copy)]
-struct Measurement {
+struct OneCoreRoundResult {
     requests: u64,
     took: Nanos,
-    usage: CpuUsage,
+    usage: ThreadRusage,
 }
 
-impl DeviceContest<'_> {
+impl InterleavedDeviceBenchmark<'_> {
     /// Measures the devices that `make` makes, and returns their scores by depth and device. If
     /// `stop` is set, there are fewer scores, or scores of fewer rounds.
     ///
@@ -75,19 +75,23 @@ impl DeviceContest<'_> {
     /// If cores or devices are not available.
     pub(crate) fn run(
         &self,
-        make: impl FnOnce(&Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>>,
+        make: impl FnOnce(&Arc<ProcessCores>) -> Result<Vec<Arc<dyn Device>>>,
         stop: &AtomicBool,
-    ) -> Result<Vec<Vec<DeviceScore>>> {
+    ) -> Result<Vec<Vec<DeviceCostPerRequest>>> {
         ensure!(self.rounds > 0, "nothing to measure");
         let barrier = Barrier::new(self.cores.len());
         let start = RoundBarrier { barrier, stop, last: AtomicUsize::new(usize::MAX) };
-        let measured = cores::run(&self.cores, make, |core, lanes| self.measure(core, lanes, &start))?;
+        let measured =
+            cores::run_on_attached_cores(&self.cores, make, |core, lanes| self.measure(core, lanes, &start))?;
         let of_depth = |d: usize| {
             let devices = measured[0][d].len();
             let counts = measured.iter().flat_map(|core| core[d].iter().map(Vec::len));
             let rounds = counts.min().unwrap_or_default();
-            let score =
-                |i: usize| score(&measured.iter().map(|core| &core[d][i][..rounds]).collect::<Vec<_>>());
+            let score = |i: usize| {
+                compute_device_cost_per_request(
+                    &measured.iter().map(|core| &core[d][i][..rounds]).collect::<Vec<_>>(),
+                )
+            };
             if rounds == 0 { Vec::new() } else { (0..devices).map(score).collect() }
         };
         Ok((0..self.depths.len()).map(of_depth).filter(|scores: &Vec<_>| !scores.is_empty()).collect())
@@ -96,12 +100,12 @@ impl DeviceContest<'_> {
     /// Measures at the only depth and returns the scores of the devices, at least one.
     ///
     /// # Errors
-    /// As [`DeviceContest::run`]; or if it was stopped before its first round ended.
+    /// As [`InterleavedDeviceBenchmark::run`]; or if it was stopped before its first round ended.
     pub(crate) fn scores(
         &self,
-        make: impl FnOnce(&Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>>,
+        make: impl FnOnce(&Arc<ProcessCores>) -> Result<Vec<Arc<dyn Device>>>,
         stop: &AtomicBool,
-    ) -> Result<Vec<DeviceScore>> {
+    ) -> Result<Vec<DeviceCostPerRequest>> {
         self.run(make, stop)?.pop().context("stopped before anything was measured")
     }
 
@@ -111,7 +115,7 @@ impl DeviceContest<'_> {
         core: &mut LocalCore,
         mut lanes: Vec<Box<dyn Lane>>,
         start: &RoundBarrier<'_>,
-    ) -> Vec<Vec<Vec<Measurement>>> {
+    ) -> Vec<Vec<Vec<OneCoreRoundResult>>> {
         let mut load = RandomReadLoad::new(u64::from(core.id().0), self.len);
         let mut number = 0;
         let all = self.depths.iter().map(|&depth| {
@@ -137,16 +141,16 @@ impl DeviceContest<'_> {
 }
 
 /// The score of a device from the rounds of each core. All cores have the same number of rounds.
-fn score(cores: &[&[Measurement]]) -> DeviceScore {
+fn compute_device_cost_per_request(cores: &[&[OneCoreRoundResult]]) -> DeviceCostPerRequest {
     // The rate of a round is the sum of the rates of all cores.
     let round = |r: usize| {
-        let rate = |core: &&[Measurement]| core[r].requests as f64 / core[r].took.0.max(1) as f64;
+        let rate = |core: &&[OneCoreRoundResult]| core[r].requests as f64 / core[r].took.0.max(1) as f64;
         cores.len() as f64 / cores.iter().map(rate).sum::<f64>()
     };
     let all = || cores.iter().copied().flatten();
-    let (requests, mut usage) = (all().map(|m| m.requests).sum::<u64>(), CpuUsage::default());
+    let (requests, mut usage) = (all().map(|m| m.requests).sum::<u64>(), ThreadRusage::default());
     all().for_each(|m| usage.add(&m.usage));
-    DeviceScore {
+    DeviceCostPerRequest {
         ns: median((0..cores[0].len()).map(round).collect()).unwrap_or_default(),
         switches: usage.switches as f64 * 1e6 / requests as f64,
         cpu: (usage.user + usage.system).as_secs_f64() / usage.of.as_secs_f64(),
@@ -173,20 +177,20 @@ impl RoundBarrier<'_> {
 }
 
 /// Options of `cores` cores, each on a CPU of its own as long as there are enough CPUs.
-pub(crate) fn pinned_cores(cores: usize) -> Vec<CoreOptions> {
-    let cpus = cpus();
+pub(crate) fn pinned_core_options(cores: usize) -> Vec<CoreOptions> {
+    let cpus = get_process_cpu_affinity();
     (0..cores)
-        .map(|i| CoreOptions { cpus: cpus.get(i).copied().into_iter().collect(), ..unpinned_core() })
+        .map(|i| CoreOptions { cpus: cpus.get(i).copied().into_iter().collect(), ..unpinned_core_options() })
         .collect()
 }
 
 /// Options of a core that the scheduler places.
-pub(crate) fn unpinned_core() -> CoreOptions {
+pub(crate) fn unpinned_core_options() -> CoreOptions {
     CoreOptions { ring_optional: true, ..CoreOptions::default() }
 }
 
 /// The CPUs that this process may use.
-pub(crate) fn cpus() -> Vec<usize> {
+pub(crate) fn get_process_cpu_affinity() -> Vec<usize> {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
     (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
 }
@@ -216,14 +220,18 @@ impl RandomReadLoad {
         self.idle.resize_with(depth, Bio::new);
     }
 
-    fn run(&mut self, core: &mut LocalCore, lane: &mut dyn Lane, until: StopCondition) -> Measurement {
-        let (before, begin) = (CpuUsage::now(), core.clock());
+    fn run(&mut self, core: &mut LocalCore, lane: &mut dyn Lane, until: StopCondition) -> OneCoreRoundResult {
+        let (before, begin) = (ThreadRusage::now(), core.clock());
         let requests = match until {
             StopCondition::Requests(requests) => self.requests(core, lane, requests),
             StopCondition::Time(time) => self.time(core, lane, begin + time),
         };
         let took = core.clock().since(begin);
-        Measurement { requests, took, usage: CpuUsage::now().since(&before, Duration::from_nanos(took.0)) }
+        OneCoreRoundResult {
+            requests,
+            took,
+            usage: ThreadRusage::now().since(&before, Duration::from_nanos(took.0)),
+        }
     }
 
     fn requests(&mut self, core: &mut LocalCore, lane: &mut dyn Lane, requests: u64) -> u64 {

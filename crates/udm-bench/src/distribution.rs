@@ -19,7 +19,7 @@ const NORMAL_TERMS: u32 = 12;
 
 /// The value of the option.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Distribution {
+pub enum RandomOffsetDistribution {
     /// All places are equally likely.
     Random,
     /// The probability of rank i is proportional to i to the power of minus theta.
@@ -30,52 +30,53 @@ pub enum Distribution {
     /// A normal distribution around the center; `deviation` in percent of the region.
     Normal { deviation: f64, center: Option<f64> },
     /// Zones for each direction, with sizes in percent.
-    Zoned(PerDirection<Zones>),
+    Zoned(PerDirection<AccessZonesInPercent>),
     /// Zones for each direction, with sizes in bytes.
-    ZonedAbs(PerDirection<ZonesAbs>),
+    ZonedAbs(PerDirection<AccessZonesInBytes>),
 }
 
 /// Zones: percentage of the requests, and size in percent of the region.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Zones(Vec<(u32, u64)>);
+pub struct AccessZonesInPercent(Vec<(u32, u64)>);
 
 /// Zones: percentage of the requests, and size in bytes. Size 0 is the rest of the region.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ZonesAbs(Vec<(u32, u64)>);
+pub struct AccessZonesInBytes(Vec<(u32, u64)>);
 
-impl FromStr for Distribution {
+impl FromStr for RandomOffsetDistribution {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Distribution, String> {
+    fn from_str(text: &str) -> Result<RandomOffsetDistribution, String> {
         let (kind, rest) = text.split_once(':').map_or((text, None), |(kind, rest)| (kind, Some(rest)));
         match kind {
-            "random" if rest.is_none() => Ok(Distribution::Random),
+            "random" if rest.is_none() => Ok(RandomOffsetDistribution::Random),
             "zipf" => {
-                let (theta, center) = numbers(rest, 1.1)?;
+                let (theta, center) = parse_number_and_center(rest, 1.1)?;
                 let fits = theta > 0.0 && theta != 1.0;
-                fits.then_some(Distribution::Zipf { theta, center })
+                fits.then_some(RandomOffsetDistribution::Zipf { theta, center })
                     .ok_or("theta is above 0 and not 1".into())
             }
             "pareto" => {
-                let (h, center) = numbers(rest, 0.2)?;
+                let (h, center) = parse_number_and_center(rest, 0.2)?;
                 let fits = h > 0.0 && h < 1.0;
-                fits.then_some(Distribution::Pareto { h, center }).ok_or("h is above 0 and below 1".into())
+                fits.then_some(RandomOffsetDistribution::Pareto { h, center })
+                    .ok_or("h is above 0 and below 1".into())
             }
             "normal" => {
-                let (deviation, center) = numbers(rest, 0.0)?;
+                let (deviation, center) = parse_number_and_center(rest, 0.0)?;
                 let fits = (0.0..100.0).contains(&deviation);
-                let normal = Distribution::Normal { deviation, center };
+                let normal = RandomOffsetDistribution::Normal { deviation, center };
                 fits.then_some(normal).ok_or("a deviation is at least 0 and below 100".into())
             }
-            "zoned" => Ok(Distribution::Zoned(rest.unwrap_or_default().parse()?)),
-            "zoned_abs" => Ok(Distribution::ZonedAbs(rest.unwrap_or_default().parse()?)),
+            "zoned" => Ok(RandomOffsetDistribution::Zoned(rest.unwrap_or_default().parse()?)),
+            "zoned_abs" => Ok(RandomOffsetDistribution::ZonedAbs(rest.unwrap_or_default().parse()?)),
             _ => Err("not one of random, zipf, pareto, normal, zoned, zoned_abs".into()),
         }
     }
 }
 
 /// Parses a number and a center, either of which may be left out.
-fn numbers(text: Option<&str>, default: f64) -> Result<(f64, Option<f64>), String> {
+fn parse_number_and_center(text: Option<&str>, default: f64) -> Result<(f64, Option<f64>), String> {
     let number = |text: &str| {
         let number: f64 = text.parse().map_err(|_| format!("{text}: not a number"))?;
         number.is_finite().then_some(number).ok_or(format!("{text}: not a number"))
@@ -89,36 +90,41 @@ fn numbers(text: Option<&str>, default: f64) -> Result<(f64, Option<f64>), Strin
     Ok((number(value)?, center))
 }
 
-impl FromStr for Zones {
+impl FromStr for AccessZonesInPercent {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Zones, String> {
+    fn from_str(text: &str) -> Result<AccessZonesInPercent, String> {
         let percent = |text: &str| match text.parse::<u64>() {
             Ok(n @ 1..=100) => Ok(n),
             _ => Err(format!("{text}: a percentage is 1 to 100")),
         };
-        let zones = zones(text, percent)?;
+        let zones = parse_access_zones(text, percent)?;
         let given: u64 = zones.iter().filter_map(|zone| zone.1).sum();
         let unsaid = zones.iter().filter(|zone| zone.1.is_none()).count() as u64;
         if given > 100 {
             return Err(format!("zones of {given} percent in all"));
         }
         let share = (100 - given).checked_div(unsaid).unwrap_or(0);
-        Ok(Zones(zones.into_iter().map(|(access, size)| (access, size.unwrap_or(share))).collect()))
+        Ok(AccessZonesInPercent(
+            zones.into_iter().map(|(access, size)| (access, size.unwrap_or(share))).collect(),
+        ))
     }
 }
 
-impl FromStr for ZonesAbs {
+impl FromStr for AccessZonesInBytes {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<ZonesAbs, String> {
-        let zones = zones(text, |text| text.parse::<ByteLength>().map(|one| one.0))?;
-        Ok(ZonesAbs(zones.into_iter().map(|(access, size)| (access, size.unwrap_or(0))).collect()))
+    fn from_str(text: &str) -> Result<AccessZonesInBytes, String> {
+        let zones = parse_access_zones(text, |text| text.parse::<ByteLength>().map(|one| one.0))?;
+        Ok(AccessZonesInBytes(zones.into_iter().map(|(access, size)| (access, size.unwrap_or(0))).collect()))
     }
 }
 
 /// Parses `ACCESS/SIZE:...`. The access percentages must add up to 100.
-fn zones(text: &str, size: impl Fn(&str) -> Result<u64, String>) -> Result<Vec<(u32, Option<u64>)>, String> {
+fn parse_access_zones(
+    text: &str,
+    size: impl Fn(&str) -> Result<u64, String>,
+) -> Result<Vec<(u32, Option<u64>)>, String> {
     let mut zones = Vec::new();
     for zone in text.split(':') {
         let (access, long) = zone.split_once('/').unwrap_or((zone, ""));
@@ -139,11 +145,11 @@ pub struct OffsetGenerator {
     /// Number of places, at least one. `align` is the distance between two places in bytes.
     count: u64,
     align: u64,
-    draw: Sampler,
+    draw: OffsetDistributionSampler,
 }
 
 #[derive(Debug, Clone)]
-enum Sampler {
+enum OffsetDistributionSampler {
     Uniform,
     Zipf {
         theta: f64,
@@ -165,7 +171,7 @@ enum Sampler {
 impl OffsetGenerator {
     /// Creates the generator of a distribution.
     pub fn new(
-        of: &Distribution,
+        of: &RandomOffsetDistribution,
         direction: usize,
         count: u64,
         align: u64,
@@ -177,30 +183,38 @@ impl OffsetGenerator {
             None => 0,
         };
         let draw = match of {
-            Distribution::Random => Sampler::Uniform,
-            Distribution::Zipf { theta, center } => {
-                Sampler::Zipf { theta: *theta, zeta: zeta(count, *theta), offset: offset(center, true) }
-            }
-            Distribution::Pareto { h, center } => {
-                Sampler::Pareto { power: h.ln() / (1.0 - h).ln(), offset: offset(center, true) }
-            }
-            Distribution::Normal { deviation, center } => {
+            RandomOffsetDistribution::Random => OffsetDistributionSampler::Uniform,
+            RandomOffsetDistribution::Zipf { theta, center } => OffsetDistributionSampler::Zipf {
+                theta: *theta,
+                zeta: zeta(count, *theta),
+                offset: offset(center, true),
+            },
+            RandomOffsetDistribution::Pareto { h, center } => OffsetDistributionSampler::Pareto {
+                power: h.ln() / (1.0 - h).ln(),
+                offset: offset(center, true),
+            },
+            RandomOffsetDistribution::Normal { deviation, center } => {
                 let deviation = (count as f64 * deviation / 100.0).ceil().min((count / 2) as f64);
-                Sampler::Normal { deviation, offset: offset(center, false) }
+                OffsetDistributionSampler::Normal { deviation, offset: offset(center, false) }
             }
-            Distribution::Zoned(parts) => {
-                parts.of[direction].as_ref().map_or(Sampler::Uniform, |Zones(zones)| {
+            RandomOffsetDistribution::Zoned(parts) => parts.of[direction].as_ref().map_or(
+                OffsetDistributionSampler::Uniform,
+                |AccessZonesInPercent(zones)| {
                     let places = |percent: u64| (u128::from(count) * u128::from(percent) / 100) as u64;
                     let percents = zones.iter().map(|(access, percent)| (*access, places(*percent)));
-                    Sampler::zoned(percents, count)
-                })
-            }
-            Distribution::ZonedAbs(parts) => {
-                parts.of[direction].as_ref().map_or(Sampler::Uniform, |ZonesAbs(zones)| {
+                    OffsetDistributionSampler::zoned(percents, count)
+                },
+            ),
+            RandomOffsetDistribution::ZonedAbs(parts) => parts.of[direction].as_ref().map_or(
+                OffsetDistributionSampler::Uniform,
+                |AccessZonesInBytes(zones)| {
                     let places = |bytes: u64| if bytes == 0 { count } else { bytes / align };
-                    Sampler::zoned(zones.iter().map(|(access, bytes)| (*access, places(*bytes))), count)
-                })
-            }
+                    OffsetDistributionSampler::zoned(
+                        zones.iter().map(|(access, bytes)| (*access, places(*bytes))),
+                        count,
+                    )
+                },
+            ),
         };
         OffsetGenerator { count, align, draw }
     }
@@ -209,7 +223,7 @@ impl OffsetGenerator {
     #[inline]
     pub fn next(&self, rng: &mut SmallRng) -> u64 {
         let place = match self.draw {
-            Sampler::Uniform => rng.random_range(0..self.count),
+            OffsetDistributionSampler::Uniform => rng.random_range(0..self.count),
             _ => self.next_of_some(rng),
         };
         place * self.align
@@ -219,30 +233,32 @@ impl OffsetGenerator {
     fn next_of_some(&self, rng: &mut SmallRng) -> u64 {
         let n = self.count as f64;
         let (rank, offset) = match &self.draw {
-            Sampler::Zipf { theta, zeta, offset } => (zipf(self.count, *theta, *zeta, rng.random()), *offset),
-            Sampler::Pareto { power, offset } => {
+            OffsetDistributionSampler::Zipf { theta, zeta, offset } => {
+                (draw_zipf_rank(self.count, *theta, *zeta, rng.random()), *offset)
+            }
+            OffsetDistributionSampler::Pareto { power, offset } => {
                 (((n - 1.0) * rng.random::<f64>().powf(*power)) as u64, *offset)
             }
-            Sampler::Normal { deviation, offset } => {
+            OffsetDistributionSampler::Normal { deviation, offset } => {
                 let mean = (0..NORMAL_TERMS).map(|_| rng.random::<f64>()).sum::<f64>() / 12.0;
                 let around = (rng.random::<f64>() - 0.5) * deviation;
                 ((mean * n + around).clamp(0.0, n - 1.0) as u64, *offset)
             }
-            Sampler::Zoned(zones) => {
+            OffsetDistributionSampler::Zoned(zones) => {
                 let drawn = rng.random_range(0..100u32);
                 let zone = zones.iter().find(|zone| drawn < zone.0).or(zones.last());
                 return zone.map_or(0, |(_, first, places)| first + rng.random_range(0..*places));
             }
-            Sampler::Uniform => return 0,
+            OffsetDistributionSampler::Uniform => return 0,
         };
         // The increment of Weyl's sequence places neighbouring ranks far apart.
         (rank.wrapping_mul(0x9E37_79B9_7F4A_7C15) % self.count + offset) % self.count
     }
 }
 
-impl Sampler {
+impl OffsetDistributionSampler {
     /// Places zones of (percentage, length) one after another, up to `count` places.
-    fn zoned(zones: impl Iterator<Item = (u32, u64)>, count: u64) -> Sampler {
+    fn zoned(zones: impl Iterator<Item = (u32, u64)>, count: u64) -> OffsetDistributionSampler {
         let (mut up_to, mut first) = (0, 0);
         let place = |(access, places): (u32, u64)| {
             up_to += access;
@@ -250,7 +266,7 @@ impl Sampler {
             first = (begin + places).min(count);
             (up_to, begin, (first - begin).max(1))
         };
-        Sampler::Zoned(zones.map(place).collect())
+        OffsetDistributionSampler::Zoned(zones.map(place).collect())
     }
 }
 
@@ -264,7 +280,7 @@ fn zeta(count: u64, theta: f64) -> f64 {
 
 /// The rank, from 0, for a number from 0 to 1. Uses the approximation of Gray and others ("Quickly
 /// generating billion-record synthetic databases", 1994), as fio does.
-fn zipf(count: u64, theta: f64, zeta: f64, drawn: f64) -> u64 {
+fn draw_zipf_rank(count: u64, theta: f64, zeta: f64, drawn: f64) -> u64 {
     let second = 0.5f64.powf(theta);
     let sum = drawn * zeta;
     if sum < 1.0 || count < 3 {
@@ -360,11 +376,11 @@ mod tests {
             "zoned:100/1%",
             "zoned_abs:100/x",
         ] {
-            assert!(bad.parse::<Distribution>().is_err(), "{bad}");
+            assert!(bad.parse::<RandomOffsetDistribution>().is_err(), "{bad}");
         }
         for good in ["zoned:100,50/5:50/95", "zipf:1.2:0.5", "normal:10:0.3", "pareto", "zoned_abs:95/50G:5/"]
         {
-            assert!(good.parse::<Distribution>().is_ok(), "{good}");
+            assert!(good.parse::<RandomOffsetDistribution>().is_ok(), "{good}");
         }
     }
 }

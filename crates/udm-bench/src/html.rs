@@ -2,8 +2,8 @@
 
 use crate::jobs::BenchJob;
 use crate::mapped::PathTotals;
-use crate::page::{Axis, AxisUnit, Bar, Bars, Lines, Page, Section};
-use crate::report::{ReportEntry, rates};
+use crate::page::{Axis, AxisUnit, Bar, BarPlot, HtmlPage, HtmlPageSection, LinePlot};
+use crate::report::{JobOrGroupReport, bandwidth_and_iops};
 use crate::stats::{DIRECTIONS, LatencyStats};
 
 /// fio's names of the directions.
@@ -17,13 +17,13 @@ const CURVE: [f64; 15] =
 const LINES_MAX: usize = 16;
 
 /// The whole page. `device` is the device's name on the command line.
-pub fn report(
+pub fn render_html_report(
     jobs: &[BenchJob],
     device: Option<&str>,
-    entries: &[ReportEntry],
+    entries: &[JobOrGroupReport],
     paths: &[PathTotals],
 ) -> String {
-    let mut page = Page::new(format!("udm bench: {}", jobs[0].load.name));
+    let mut page = HtmlPage::new(format!("udm bench: {}", jobs[0].load.name));
     page.text(device.unwrap_or("The device has no name."));
     for BenchJob { load, .. } in jobs {
         let (name, rw) = (&load.name, load.rw.name());
@@ -33,61 +33,63 @@ pub fn report(
     for failure in entries.iter().filter_map(|e| e.failure.as_ref()) {
         page.text(&format!("Failed: {}", failure.text));
     }
-    summary(page.section("Summary"), entries);
-    throughput(page.section("Throughput"), entries);
-    latency(page.section("Latency"), entries);
-    cores(page.section("Cores"), entries);
+    render_html_summary_section(page.section("Summary"), entries);
+    render_html_throughput_section(page.section("Throughput"), entries);
+    render_html_latency_section(page.section("Latency"), entries);
+    render_html_cores_section(page.section("Cores"), entries);
     if !paths.is_empty() {
-        self::paths(page.section("Paths"), paths);
+        self::render_html_paths_section(page.section("Paths"), paths);
     }
     page.html()
 }
 
-fn micros(ns: u64) -> String {
+fn format_nanos_for_html(ns: u64) -> String {
     Axis::new("", AxisUnit::Nanos).text(ns as f64)
 }
 
-fn summary(section: &mut Section, entries: &[ReportEntry]) {
+fn render_html_summary_section(section: &mut HtmlPageSection, entries: &[JobOrGroupReport]) {
     let number = Axis::new("", AxisUnit::Number);
     let bytes = Axis::new("", AxisUnit::Bytes);
     let mut rows = Vec::new();
     for (i, entry) in entries.iter().enumerate() {
         for (name, d) in NAMES.iter().zip(&entry.stats.directions).filter(|(_, d)| d.ios > 0) {
-            let (moved, ios) = rates(d);
-            let at = |p| micros(d.latency.histogram.value_at_percentile(p));
+            let (moved, ios) = bandwidth_and_iops(d);
+            let at = |p| format_nanos_for_html(d.latency.histogram.value_at_percentile(p));
             rows.push([
                 if entries.len() == 1 {
                     (*name).to_owned()
                 } else {
-                    format!("{name}, {}", job_name(entry, i))
+                    format!("{name}, {}", numbered_report_job_name(entry, i))
                 },
                 d.ios.to_string(),
                 number.text(ios),
                 format!("{}/s", bytes.text(moved)),
-                micros(d.latency.mean() as u64),
+                format_nanos_for_html(d.latency.mean() as u64),
                 at(50.0),
                 at(99.0),
                 at(99.9),
-                micros(d.latency.max),
+                format_nanos_for_html(d.latency.max),
             ]);
         }
     }
     section.table(&["", "requests", "IOPS", "BW", "mean", "50%", "99%", "99.9%", "longest"], rows);
 }
 
-fn job_name(entry: &ReportEntry, i: usize) -> String {
+fn numbered_report_job_name(entry: &JobOrGroupReport, i: usize) -> String {
     format!("{} {}", entry.name, i + 1)
 }
 
 /// The jobs of all entries, each with its name.
-fn jobs(entries: &[ReportEntry]) -> Vec<(String, &crate::timeline::JobTimeline)> {
+fn job_timelines_of_report(
+    entries: &[JobOrGroupReport],
+) -> Vec<(String, &crate::timeline::JobBytesMovedTimeline)> {
     let all = entries.iter().flat_map(|e| e.stats.parts.iter().map(move |part| (e, part)));
-    all.enumerate().map(|(i, (entry, part))| (job_name(entry, i), part)).collect()
+    all.enumerate().map(|(i, (entry, part))| (numbered_report_job_name(entry, i), part)).collect()
 }
 
-fn throughput(section: &mut Section, entries: &[ReportEntry]) {
-    let jobs = jobs(entries);
-    let mut lines = Lines::new(
+fn render_html_throughput_section(section: &mut HtmlPageSection, entries: &[JobOrGroupReport]) {
+    let jobs = job_timelines_of_report(entries);
+    let mut lines = LinePlot::new(
         "Bytes moved",
         Axis::new("time since the job began", AxisUnit::Seconds),
         Axis::new("bytes per second", AxisUnit::Bytes),
@@ -108,19 +110,23 @@ fn throughput(section: &mut Section, entries: &[ReportEntry]) {
     }
 }
 
-fn latency(section: &mut Section, entries: &[ReportEntry]) {
-    let mut lines = Lines::new(
+fn render_html_latency_section(section: &mut HtmlPageSection, entries: &[JobOrGroupReport]) {
+    let mut lines = LinePlot::new(
         "Latency by percentile",
         Axis::new("percentile", AxisUnit::Percent).nines(),
         Axis::new("latency", AxisUnit::Nanos).log(),
     );
-    let mut bars = Bars::new(
+    let mut bars = BarPlot::new(
         "Distribution of latencies",
         Axis::new("share of requests", AxisUnit::Percent).log(),
-        NAMES.iter().enumerate().filter(|(i, _)| any(entries, *i)).map(|(_, name)| *name),
+        NAMES
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| has_requests_in_direction(entries, *i))
+            .map(|(_, name)| *name),
     );
     let all: Vec<(&str, LatencyStats)> = (0..DIRECTIONS)
-        .filter(|i| any(entries, *i))
+        .filter(|i| has_requests_in_direction(entries, *i))
         .map(|i| {
             let mut sum = entries[0].stats.directions[i].latency.clone();
             entries[1..].iter().for_each(|e| sum.add(&e.stats.directions[i].latency));
@@ -142,21 +148,23 @@ fn latency(section: &mut Section, entries: &[ReportEntry]) {
         let (from, to) = (1u64 << power, (2u64 << power) - 1);
         let share =
             |l: &LatencyStats| 100.0 * l.histogram.count_between(from, to) as f64 / l.count().max(1) as f64;
-        bars = bars
-            .group(format!("up to {}", micros(2u64 << power)), all.iter().map(|(_, l)| Bar::new(share(l))));
+        bars = bars.group(
+            format!("up to {}", format_nanos_for_html(2u64 << power)),
+            all.iter().map(|(_, l)| Bar::new(share(l))),
+        );
     }
     section.plot(&bars);
 }
 
-fn any(entries: &[ReportEntry], direction: usize) -> bool {
+fn has_requests_in_direction(entries: &[JobOrGroupReport], direction: usize) -> bool {
     entries.iter().any(|e| e.stats.directions[direction].ios > 0)
 }
 
-fn cores(section: &mut Section, entries: &[ReportEntry]) {
-    let used: Vec<usize> = (0..DIRECTIONS).filter(|i| any(entries, *i)).collect();
+fn render_html_cores_section(section: &mut HtmlPageSection, entries: &[JobOrGroupReport]) {
+    let used: Vec<usize> = (0..DIRECTIONS).filter(|i| has_requests_in_direction(entries, *i)).collect();
     let names = used.iter().map(|i| NAMES[*i]);
-    let mut bars = Bars::new("Requests per second, by job", Axis::new("IOPS", AxisUnit::Number), names);
-    for (job, part) in jobs(entries) {
+    let mut bars = BarPlot::new("Requests per second, by job", Axis::new("IOPS", AxisUnit::Number), names);
+    for (job, part) in job_timelines_of_report(entries) {
         let seconds = part.runtime.0.max(1) as f64 / 1e9;
         bars = bars.group(job, used.iter().map(|i| Bar::new(part.ios[*i] as f64 / seconds)));
     }
@@ -166,7 +174,7 @@ fn cores(section: &mut Section, entries: &[ReportEntry]) {
         let u = &entry.stats.usage;
         let ios: u64 = entry.stats.directions.iter().map(|d| d.ios).sum();
         [
-            job_name(entry, i),
+            numbered_report_job_name(entry, i),
             entry.jobs.to_string(),
             format!("{:.1}%", u.percent(u.user)),
             format!("{:.1}%", u.percent(u.system)),
@@ -177,8 +185,8 @@ fn cores(section: &mut Section, entries: &[ReportEntry]) {
     section.table(&["", "jobs", "usr", "sys", "ctx", "ctx per million requests"], rows);
 }
 
-fn paths(section: &mut Section, paths: &[PathTotals]) {
-    let mut lines = Lines::new(
+fn render_html_paths_section(section: &mut HtmlPageSection, paths: &[PathTotals]) {
+    let mut lines = LinePlot::new(
         "Bytes moved, by path",
         Axis::new("time since the table was loaded", AxisUnit::Seconds),
         Axis::new("bytes per second", AxisUnit::Bytes),
@@ -193,7 +201,7 @@ fn paths(section: &mut Section, paths: &[PathTotals]) {
     if watched.len() > LINES_MAX {
         section.text(&format!("The first {LINES_MAX} of {} lines.", watched.len()));
     }
-    let mut bars = Bars::new(
+    let mut bars = BarPlot::new(
         "Requests, by path",
         Axis::new("requests since the table was loaded", AxisUnit::Number),
         ["requests"],

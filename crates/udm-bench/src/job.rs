@@ -7,14 +7,14 @@
 //! Once warm, the loop allocates no memory. A job that verifies its writes replays its plan
 //! afterwards.
 
-use crate::clock::{JobClock, nanos};
+use crate::clock::{JobTimers, duration_to_nanos};
 use crate::drain_deadline::DrainDeadline;
-use crate::load::Load;
-use crate::payload::{PayloadPool, new_bio};
+use crate::load::FioLoadOptions;
+use crate::payload::{PayloadPool, new_bio_with_job_payload};
 use crate::plan::AccessPlan;
-use crate::region::Region;
+use crate::region::JobRegion;
 use crate::request_source::{NextRequest, RequestSource};
-use crate::stats::{DIRECTIONS, JobStats, direction};
+use crate::stats::{DIRECTIONS, JobStats, direction_index_of_op};
 use crate::verify::{self, BlockHeader};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use udm_core::errno::{EILSEQ, ETIMEDOUT};
@@ -23,9 +23,9 @@ use udm_runtime::LocalCore;
 
 /// The parameters of one job.
 pub struct JobSpec<'a> {
-    pub load: &'a Load,
+    pub load: &'a FioLoadOptions,
     pub job: usize,
-    pub region: Region,
+    pub region: JobRegion,
     /// Counter of completed requests, for the progress line.
     pub progress: Option<&'a AtomicU64>,
     /// If set, the job stops early. The job checks it twice per second.
@@ -49,7 +49,7 @@ pub struct JobFailure {
 }
 
 /// Runs a job to its end.
-pub fn run(core: &mut LocalCore, lane: Box<dyn Lane>, spec: &JobSpec<'_>) -> JobOutcome {
+pub fn run_job_on_core(core: &mut LocalCore, lane: Box<dyn Lane>, spec: &JobSpec<'_>) -> JobOutcome {
     let mut job = JobRunner::new(lane, spec);
     loop {
         let moved = core.turn(|cx| job.turn(cx));
@@ -115,7 +115,7 @@ struct JobRunner<'a> {
     checks: bool,
     tag: u64,
     once: bool,
-    clock: JobClock,
+    clock: JobTimers,
     stats: JobStats,
     failure: Option<JobFailure>,
 }
@@ -126,7 +126,7 @@ impl<'a> JobRunner<'a> {
         let depth = load.iodepth as usize;
         let plan = AccessPlan::new(load, spec.job, spec.region);
         let writes = load.rw.op() != Some(Op::Read);
-        let bios = (0..depth).map(|i| new_bio(load, i as u64)).collect();
+        let bios = (0..depth).map(|i| new_bio_with_job_payload(load, i as u64)).collect();
         let room = || Batch::with_capacity(depth + 1);
         JobRunner {
             spec,
@@ -151,7 +151,7 @@ impl<'a> JobRunner<'a> {
             gave_up: false,
             checks: load.verify.is_some() && !writes,
             tag: rand::random(),
-            clock: JobClock::new(),
+            clock: JobTimers::new(),
             stats: JobStats::new(),
             failure: None,
         }
@@ -207,7 +207,7 @@ impl<'a> JobRunner<'a> {
             bio.finish();
             let latency = now.since(bio.started).0;
             if bio.status != Status::Ok {
-                self.fail(bio.status.errno(), || describe(&bio));
+                self.fail(bio.status.errno(), || describe_failed_bio(&bio));
             } else if self.checks && bio.op == Op::Read {
                 self.check(&bio);
             }
@@ -216,7 +216,7 @@ impl<'a> JobRunner<'a> {
                 self.flush = Some(bio);
                 continue;
             }
-            let direction = direction(bio.op);
+            let direction = direction_index_of_op(bio.op);
             let run = &mut runs[direction];
             if run.0 != latency {
                 self.stats.directions[direction].count(*run, self.bs);
@@ -270,7 +270,7 @@ impl<'a> JobRunner<'a> {
             if op == Op::Write {
                 self.unflushed += 1;
                 if self.stamps {
-                    stamp(&mut bio, self.tag, self.unit);
+                    fill_write_with_block_headers(&mut bio, self.tag, self.unit);
                 }
             }
             bio.start();
@@ -282,7 +282,7 @@ impl<'a> JobRunner<'a> {
     fn stamp(&mut self) {
         if self.stamps {
             let writes = self.batch.iter_mut().filter(|bio| bio.op == Op::Write);
-            writes.for_each(|bio| stamp(bio, self.tag, self.unit));
+            writes.for_each(|bio| fill_write_with_block_headers(bio, self.tag, self.unit));
         }
     }
 
@@ -307,13 +307,13 @@ impl<'a> JobRunner<'a> {
             JobPhase::Start if !load.ramp_time.is_zero() => {
                 self.phase = JobPhase::Ramp;
                 self.clock.begin(now);
-                self.clock.deadline = now + nanos(load.ramp_time);
+                self.clock.deadline = now + duration_to_nanos(load.ramp_time);
             }
             JobPhase::Ramp if now < self.clock.deadline => self.clock.sampled = now,
             JobPhase::Start | JobPhase::Ramp => {
                 self.phase = JobPhase::Load;
                 self.stats.clear();
-                self.clock.deadline = load.runtime().map_or(Nanos::NEVER, |t| now + nanos(t));
+                self.clock.deadline = load.runtime().map_or(Nanos::NEVER, |t| now + duration_to_nanos(t));
                 self.clock.begin(now);
             }
             JobPhase::Load | JobPhase::ReadBack => {
@@ -365,7 +365,8 @@ impl<'a> JobRunner<'a> {
         let (first, block) = (bio.sector.bytes(), self.unit);
         let blocks = bio.data.iter().flat_map(|data| data.chunks(block as usize));
         let mut blocks = blocks.zip((first..).step_by(block as usize));
-        let wrong = blocks.find_map(|(data, at)| verify::check(data, at, tag, index).err());
+        let wrong =
+            blocks.find_map(|(data, at)| verify::check_block_header_and_crc(data, at, tag, index).err());
         if let Some(text) = wrong {
             // fio uses this error, too.
             self.fail(EILSEQ, || text);
@@ -379,15 +380,15 @@ impl<'a> JobRunner<'a> {
     }
 }
 
-fn describe(bio: &Bio) -> String {
+fn describe_failed_bio(bio: &Bio) -> String {
     format!("{:?} of {} bytes at {}: {}", bio.op, bio.sectors.bytes(), bio.sector.bytes(), bio.status)
 }
 
 /// Fills the data of a write with blocks that have a header and a checksum.
-fn stamp(bio: &mut Bio, tag: u64, block: u64) {
+fn fill_write_with_block_headers(bio: &mut Bio, tag: u64, block: u64) {
     let (first, index) = (bio.sector.bytes(), bio.cookie);
     let blocks = bio.data.iter_mut().flat_map(|data| data.chunks_mut(block as usize));
     for (data, offset) in blocks.zip((first..).step_by(block as usize)) {
-        verify::fill(data, BlockHeader { offset, tag, index });
+        verify::fill_block_with_header_and_crc(data, BlockHeader { offset, tag, index });
     }
 }

@@ -1,6 +1,6 @@
 //! Several loads in one run, and fio's job files.
 
-use crate::load::{BytesOrPercent, Load};
+use crate::load::{BytesOrPercent, FioLoadOptions};
 use crate::options::{JobOptions, WAY_OUT};
 use anyhow::{Context, Result, bail, ensure};
 use clap::error::ErrorKind;
@@ -30,7 +30,7 @@ const EXPANDED_MAX: usize = 2 * TEXT_MAX;
 #[derive(Debug, Clone)]
 pub struct BenchJob {
     /// The load.
-    pub load: Load,
+    pub load: FioLoadOptions,
     /// Index of the device of the job.
     pub device: usize,
     /// The stage: a job begins when all jobs of earlier stages have ended.
@@ -44,7 +44,7 @@ pub struct BenchJob {
 impl BenchJob {
     /// The only job of a run.
     #[must_use]
-    pub fn alone(load: Load) -> BenchJob {
+    pub fn alone(load: FioLoadOptions) -> BenchJob {
         BenchJob { load, device: 0, stage: 0, group: 0, invalidate: None }
     }
 }
@@ -83,7 +83,7 @@ impl JobFile {
     /// # Errors
     /// If there are too many threads, or the engine does not fit the options.
     pub fn add(&mut self, mut options: JobOptions) -> Result<()> {
-        options.apply_engine(required_bytes(&options.load)).map_err(anyhow::Error::msg)?;
+        options.apply_engine(min_device_bytes_for_load(&options.load)).map_err(anyhow::Error::msg)?;
         let first = self.jobs.is_empty();
         if options.stonewall && !first {
             (self.stage, self.group) = (self.stage + 1, self.group + 1);
@@ -100,7 +100,7 @@ impl JobFile {
         let direct = options.is_direct();
         let (load, filename) = (options.load, options.filename);
         let device = self.device(filename, direct, &load);
-        let file = self.devices[device].filename.as_deref().and_then(cached_file);
+        let file = self.devices[device].filename.as_deref().and_then(page_cached_file_path);
         let invalidates = options.invalidate && direct != Some(true);
         let invalidate = file.filter(|_| invalidates);
         self.jobs.push(BenchJob { load, device, stage: self.stage, group: self.group, invalidate });
@@ -108,7 +108,7 @@ impl JobFile {
     }
 
     /// The index of the device that a job needs. Adds the device if it is new.
-    fn device(&mut self, filename: Option<String>, direct: Option<bool>, load: &Load) -> usize {
+    fn device(&mut self, filename: Option<String>, direct: Option<bool>, load: &FioLoadOptions) -> usize {
         // fio separates several files by colons. A colon inside a name is written as \:
         let filename = filename.map(|name| name.replace("\\:", ":"));
         let same = |device: &JobDevice| device.filename == filename && device.direct == direct;
@@ -117,14 +117,14 @@ impl JobFile {
             self.devices.len() - 1
         });
         let device = &mut self.devices[at];
-        device.bytes = device.bytes.max(required_bytes(load));
+        device.bytes = device.bytes.max(min_device_bytes_for_load(load));
         device.is_read |= load.does(udm_core::Op::Read);
         at
     }
 }
 
 /// The minimum length of the device for a load; 0 for any length.
-fn required_bytes(load: &Load) -> u64 {
+fn min_device_bytes_for_load(load: &FioLoadOptions) -> u64 {
     let size = match load.size {
         Some(BytesOrPercent::Bytes(size)) => size,
         _ => 0,
@@ -137,8 +137,8 @@ fn required_bytes(load: &Load) -> u64 {
 }
 
 /// The path of the device if it is a file that uses the page cache.
-fn cached_file(device: &str) -> Option<PathBuf> {
-    match udm_wire::uri::parse(device) {
+fn page_cached_file_path(device: &str) -> Option<PathBuf> {
+    match udm_wire::uri::parse_device_uri(device) {
         Ok(DeviceUri::File(file)) if file.direct != Some(true) => Some(file.path),
         _ => None,
     }
@@ -151,15 +151,18 @@ struct JobFileSection {
 }
 
 #[derive(Parser)]
-struct JobArgs {
+struct JobOptionParser {
     #[command(flatten)]
     options: JobOptions,
 }
 
 /// Parses the load of a line of options.
 #[cfg(test)]
-pub(crate) fn parse_load(text: &str) -> Load {
-    JobArgs::try_parse_from(std::iter::once("bench").chain(text.split_whitespace())).unwrap().options.load
+pub(crate) fn parse_fio_load_options(text: &str) -> FioLoadOptions {
+    JobOptionParser::try_parse_from(std::iter::once("bench").chain(text.split_whitespace()))
+        .unwrap()
+        .options
+        .load
 }
 
 /// Reads a job file. The file has `[global]`, one section per job, and one `key=value` or `key` per
@@ -167,12 +170,12 @@ pub(crate) fn parse_load(text: &str) -> Load {
 ///
 /// # Errors
 /// One line with the number of the line or the name of the job.
-pub fn read_jobs(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<JobFile> {
+pub fn parse_job_file(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<JobFile> {
     ensure!(text.len() <= TEXT_MAX, "more than {TEXT_MAX} bytes");
     let mut file = JobFile::default();
     let mut global: Vec<(String, Option<String>)> = Vec::new();
-    for section in sections(text, variable)? {
-        let name = printable(&section.name);
+    for section in parse_job_file_sections(text, variable)? {
+        let name = make_printable_excerpt(&section.name);
         let all = global.len() + section.options.len();
         ensure!(all <= OPTIONS_MAX, "section {name}: more than {OPTIONS_MAX} options");
         if section.name == "global" {
@@ -181,8 +184,8 @@ pub fn read_jobs(text: &str, variable: impl Fn(&str) -> Option<String>) -> Resul
             continue;
         }
         let mut line = vec!["bench".to_owned(), format!("--name={}", section.name)];
-        line.extend(global.iter().chain(&section.options).map(option_word));
-        let options = parse(line).with_context(|| format!("job {name}"))?;
+        line.extend(global.iter().chain(&section.options).map(job_option_to_argument));
+        let options = parse_job_option_words(line).with_context(|| format!("job {name}"))?;
         file.add(options).with_context(|| format!("job {name}"))?;
     }
     ensure!(!file.jobs.is_empty(), "no jobs: a job begins with [NAME]");
@@ -190,22 +193,23 @@ pub fn read_jobs(text: &str, variable: impl Fn(&str) -> Option<String>) -> Resul
 }
 
 /// An option as a word of a command line.
-fn option_word((key, value): &(String, Option<String>)) -> String {
+fn job_option_to_argument((key, value): &(String, Option<String>)) -> String {
     let key = if key == "device" { "filename" } else { key };
     value.as_ref().map_or_else(|| format!("--{key}"), |value| format!("--{key}={value}"))
 }
 
 /// Parses the words of a command line. If an option occurs twice, the last one counts.
-fn parse(words: Vec<String>) -> Result<JobOptions> {
-    let command = JobArgs::command().args_override_self(true).disable_help_flag(true).no_binary_name(false);
-    match command.try_get_matches_from(words).and_then(|m| JobArgs::from_arg_matches(&m)) {
+fn parse_job_option_words(words: Vec<String>) -> Result<JobOptions> {
+    let command =
+        JobOptionParser::command().args_override_self(true).disable_help_flag(true).no_binary_name(false);
+    match command.try_get_matches_from(words).and_then(|m| JobOptionParser::from_arg_matches(&m)) {
         Ok(words) => Ok(words.options),
         Err(error) => {
             let text = error.to_string();
             let (line, rest) = text.split_once('\n').unwrap_or((&text, ""));
             let known = rest.lines().next().map(str::trim).filter(|line| line.starts_with("[possible"));
             let line = line.strip_prefix("error: ").unwrap_or(line);
-            let line = printable([line, known.unwrap_or_default()].join(" ").trim_end());
+            let line = make_printable_excerpt([line, known.unwrap_or_default()].join(" ").trim_end());
             match error.kind() {
                 ErrorKind::UnknownArgument => bail!("{line}. {WAY_OUT}"),
                 _ if known.is_some() => bail!("{line}. {WAY_OUT}"),
@@ -215,7 +219,10 @@ fn parse(words: Vec<String>) -> Result<JobOptions> {
     }
 }
 
-fn sections(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec<JobFileSection>> {
+fn parse_job_file_sections(
+    text: &str,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Vec<JobFileSection>> {
     let mut sections: Vec<JobFileSection> = Vec::new();
     let mut expanded_so_far = 0;
     for (i, line) in text.lines().enumerate() {
@@ -224,7 +231,7 @@ fn sections(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec
         if line.is_empty() {
             continue;
         }
-        ensure!(is_printable(line), "{}: a control character", at());
+        ensure!(has_no_control_chars(line), "{}: a control character", at());
         if let Some(name) = line.strip_prefix('[') {
             let name = name.split(']').next().filter(|n| n.len() < name.len());
             let name = name.with_context(|| format!("{}: [ without ]", at()))?.trim();
@@ -235,29 +242,30 @@ fn sections(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec
         expanded_so_far += line.len();
         let short = expanded_so_far <= EXPANDED_MAX;
         ensure!(short, "{}: more than {EXPANDED_MAX} bytes after variables are expanded", at());
-        ensure!(is_printable(&line), "{}: a control character in a variable", at());
+        ensure!(has_no_control_chars(&line), "{}: a control character in a variable", at());
         let (key, value) = match line.split_once('=') {
             Some((key, value)) => (key.trim(), Some(value.trim().to_owned())),
             None => (line.as_str(), None),
         };
         let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let is_key = !key.is_empty() && key.chars().all(is_word);
-        ensure!(is_key, "{}: {:?} is no option", at(), printable(key));
+        ensure!(is_key, "{}: {:?} is no option", at(), make_printable_excerpt(key));
         let section = sections.last_mut();
-        let section =
-            section.with_context(|| format!("{}: {} outside of [] job section", at(), printable(key)))?;
+        let section = section.with_context(|| {
+            format!("{}: {} outside of [] job section", at(), make_printable_excerpt(key))
+        })?;
         section.options.push((key.to_owned(), value));
     }
     Ok(sections)
 }
 
 /// Whether a line has no control characters except tabs.
-fn is_printable(line: &str) -> bool {
+fn has_no_control_chars(line: &str) -> bool {
     !line.contains(|c: char| c.is_control() && c != '\t')
 }
 
 /// Text of the file, made fit for a one-line error.
-fn printable(text: &str) -> String {
+fn make_printable_excerpt(text: &str) -> String {
     text.chars().take(SHOWN_MAX).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
@@ -283,7 +291,7 @@ mod tests {
     fn read(text: &str) -> Result<JobFile> {
         let variables = [("SIZE", "8"), ("BELL", "\u{7}")];
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name);
-        read_jobs(text, |name| value(name).map(|(_, value)| (*value).to_owned()))
+        parse_job_file(text, |name| value(name).map(|(_, value)| (*value).to_owned()))
     }
 
     fn refused(text: &str) -> String {

@@ -1,15 +1,23 @@
 //! The report in fio's JSON layout.
 
 use crate::jobs::BenchJob;
-use crate::load::{Load, ReadWrite};
-use crate::percentiles::Percentiles;
-use crate::report::{BATCH_NAMES, CLASSES, DEPTH_NAMES, ReportEntry, latency_shares, percentages, rates};
+use crate::load::{FioLoadOptions, FioRwMode};
+use crate::percentiles::PercentileList;
+use crate::report::{
+    BATCH_NAMES, CLASSES, DEPTH_NAMES, JobOrGroupReport, bandwidth_and_iops, counts_to_percentages,
+    latency_shares,
+};
 use crate::stats::{DirectionStats, JobStats, LatencyStats};
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The whole report.
-pub fn report(jobs: &[BenchJob], device: Option<&str>, entries: &[ReportEntry], bins: bool) -> Value {
+pub fn build_fio_json_report(
+    jobs: &[BenchJob],
+    device: Option<&str>,
+    entries: &[JobOrGroupReport],
+    bins: bool,
+) -> Value {
     let now = SystemTime::now();
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     json!({
@@ -17,11 +25,16 @@ pub fn report(jobs: &[BenchJob], device: Option<&str>, entries: &[ReportEntry], 
         "timestamp": since.as_secs(),
         "timestamp_ms": since.as_millis() as u64,
         "time": httpdate::fmt_http_date(now),
-        "jobs": entries.iter().map(|e| job(&jobs[e.job].load, device, e, bins)).collect::<Vec<_>>(),
+        "jobs": entries.iter().map(|e| job_report_json(&jobs[e.job].load, device, e, bins)).collect::<Vec<_>>(),
     })
 }
 
-fn job(load: &Load, device: Option<&str>, entry: &ReportEntry, bins: bool) -> Value {
+fn job_report_json(
+    load: &FioLoadOptions,
+    device: Option<&str>,
+    entry: &JobOrGroupReport,
+    bins: bool,
+) -> Value {
     let stats = &entry.stats;
     let [read, write, trim] = &stats.directions;
     let u = &stats.usage;
@@ -33,32 +46,32 @@ fn job(load: &Load, device: Option<&str>, entry: &ReportEntry, bins: bool) -> Va
         "error": entry.failure.as_ref().map_or(0, |f| f.errno),
         "eta": 0,
         "elapsed": ms.div_ceil(1000),
-        "job options": options(load, device),
-        "read": direction(read, load, bins),
-        "write": direction(write, load, bins),
-        "trim": direction(trim, load, bins),
-        "sync": { "total_ios": stats.sync.count(), "lat_ns": latency(&stats.sync, syncs, bins) },
+        "job options": fio_job_options_json(load, device),
+        "read": direction_stats_json(read, load, bins),
+        "write": direction_stats_json(write, load, bins),
+        "trim": direction_stats_json(trim, load, bins),
+        "sync": { "total_ios": stats.sync.count(), "lat_ns": latency_stats_json(&stats.sync, syncs, bins) },
         "job_runtime": u.of.as_millis() as u64,
         "usr_cpu": u.percent(u.user),
         "sys_cpu": u.percent(u.system),
         "ctx": u.switches,
         "majf": u.major_faults,
         "minf": u.minor_faults,
-        "iodepth_level": named_values(&DEPTH_NAMES, percentages(&stats.depths)),
-        "iodepth_submit": named_values(&BATCH_NAMES, percentages(&stats.submits.0)),
-        "iodepth_complete": named_values(&BATCH_NAMES, percentages(&stats.completes.0)),
+        "iodepth_level": names_and_values_to_json(&DEPTH_NAMES, counts_to_percentages(&stats.depths)),
+        "iodepth_submit": names_and_values_to_json(&BATCH_NAMES, counts_to_percentages(&stats.submits.0)),
+        "iodepth_complete": names_and_values_to_json(&BATCH_NAMES, counts_to_percentages(&stats.completes.0)),
         "latency_depth": load.iodepth,
         "latency_target": 0,
         "latency_percentile": 100.0,
         "latency_window": 0,
     });
     if let Value::Object(job) = &mut job {
-        latency_classes(job, stats);
+        insert_latency_buckets_json(job, stats);
     }
     job
 }
 
-fn options(load: &Load, device: Option<&str>) -> Value {
+fn fio_job_options_json(load: &FioLoadOptions, device: Option<&str>) -> Value {
     let mut options = json!({
         "name": load.name,
         "ioengine": "udm",
@@ -77,7 +90,7 @@ fn options(load: &Load, device: Option<&str>) -> Value {
         if let Some(runtime) = load.runtime() {
             map.insert("runtime".into(), json!(format!("{}ms", runtime.as_millis())));
         }
-        if matches!(load.rw, ReadWrite::Rw | ReadWrite::Randrw) {
+        if matches!(load.rw, FioRwMode::Rw | FioRwMode::Randrw) {
             map.insert("rwmixread".into(), json!(load.read_percent().to_string()));
         }
         for (name, on) in
@@ -91,9 +104,9 @@ fn options(load: &Load, device: Option<&str>) -> Value {
     options
 }
 
-fn direction(d: &DirectionStats, load: &Load, bins: bool) -> Value {
+fn direction_stats_json(d: &DirectionStats, load: &FioLoadOptions, bins: bool) -> Value {
     let percentiles = |on: bool| on.then_some(&load.percentile_list);
-    let (bytes, ios) = rates(d);
+    let (bytes, ios) = bandwidth_and_iops(d);
     let none = json!({ "min": 0, "max": 0, "mean": 0.0, "stddev": 0.0, "N": 0 });
     let (bw, iops) = (&d.bandwidth, &d.iops);
     json!({
@@ -107,8 +120,8 @@ fn direction(d: &DirectionStats, load: &Load, bins: bool) -> Value {
         "short_ios": 0,
         "drop_ios": 0,
         "slat_ns": none,
-        "clat_ns": latency(&d.latency, percentiles(load.clat_percentiles), bins),
-        "lat_ns": latency(&d.latency, percentiles(load.lat_percentiles), bins),
+        "clat_ns": latency_stats_json(&d.latency, percentiles(load.clat_percentiles), bins),
+        "lat_ns": latency_stats_json(&d.latency, percentiles(load.lat_percentiles), bins),
         "bw_min": bw.min as u64,
         "bw_max": bw.max as u64,
         "bw_agg": if bw.count > 0 { 100.0 } else { 0.0 },
@@ -123,7 +136,7 @@ fn direction(d: &DirectionStats, load: &Load, bins: bool) -> Value {
     })
 }
 
-fn latency(l: &LatencyStats, percentiles: Option<&Percentiles>, bins: bool) -> Value {
+fn latency_stats_json(l: &LatencyStats, percentiles: Option<&PercentileList>, bins: bool) -> Value {
     let mut value =
         json!({ "min": l.min(), "max": l.max, "mean": l.mean(), "stddev": l.stdev(), "N": l.count() });
     if let Some(percentiles) = percentiles
@@ -133,24 +146,26 @@ fn latency(l: &LatencyStats, percentiles: Option<&Percentiles>, bins: bool) -> V
         let at = |p: &f64| (format!("{p:.6}"), json!(l.histogram.value_at_percentile(*p)));
         map.insert("percentile".into(), Value::Object(percentiles.list.iter().map(at).collect()));
         if bins {
-            map.insert("bins".into(), self::bins(l));
+            map.insert("bins".into(), self::latency_bins_json(l));
         }
     }
     value
 }
 
 /// The number of requests per latency, in fio's classes.
-fn bins(l: &LatencyStats) -> Value {
+fn latency_bins_json(l: &LatencyStats) -> Value {
     let mut bins = Map::new();
     for recorded in l.histogram.iter_recorded() {
-        let bin = bins.entry(bin(recorded.value_iterated_to()).to_string()).or_insert(json!(0));
+        let bin = bins
+            .entry(fio_latency_bin_midpoint(recorded.value_iterated_to()).to_string())
+            .or_insert(json!(0));
         *bin = json!(bin.as_u64().unwrap_or(0) + recorded.count_at_value());
     }
     Value::Object(bins)
 }
 
 /// The middle of fio's class of a latency. Each power of two has 64 classes.
-fn bin(ns: u64) -> u64 {
+fn fio_latency_bin_midpoint(ns: u64) -> u64 {
     match ns {
         0..128 => ns,
         _ => {
@@ -160,11 +175,11 @@ fn bin(ns: u64) -> u64 {
     }
 }
 
-fn named_values<T: Into<Value>, const N: usize>(names: &[&str; N], values: [T; N]) -> Value {
+fn names_and_values_to_json<T: Into<Value>, const N: usize>(names: &[&str; N], values: [T; N]) -> Value {
     Value::Object(names.iter().map(|n| (*n).to_owned()).zip(values.map(Into::into)).collect())
 }
 
-fn latency_classes(job: &mut Map<String, Value>, stats: &JobStats) {
+fn insert_latency_buckets_json(job: &mut Map<String, Value>, stats: &JobStats) {
     let (shares, second, more) = latency_shares(stats);
     for (unit, shares) in ["latency_ns", "latency_us", "latency_ms"].into_iter().zip(shares) {
         let mut classes: Map<String, Value> =
@@ -195,7 +210,7 @@ mod tests {
             (1000, 1004),
             (1_000_000, 1_003_520),
         ] {
-            assert_eq!(bin(ns), class, "{ns}");
+            assert_eq!(fio_latency_bin_midpoint(ns), class, "{ns}");
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Each job is a thread that attaches as a core and drives the lane of the device itself. Any
 //! program that links udm can do this. There is no socket, no protocol and no other thread. Jobs
-//! can also be clients of an NBD server ([`BenchRun::measure_nbd`]). [`compare()`] compares layers
-//! with each other, [`lab`] repeats published experiments.
+//! can also be clients of an NBD server ([`SingleLoadMeasurement::measure_nbd`]).
+//! [`compare_dm_layers()`] compares layers with each other, [`lab`] repeats published experiments.
 //!
 //! This crate reads no command line, handles no signals and prints nothing; `udm bench` does.
 #![forbid(unsafe_code)]
@@ -46,13 +46,18 @@ mod timeline;
 pub mod units;
 mod verify;
 
-pub use compare::{CompareOptions, Comparison, ComparisonRow, PATHS_MAX, compare};
-pub use jobs::{BenchJob, JobDevice, JobFile, TEXT_MAX, read_jobs};
-pub use load::{BytesOrPercent, FioBool, Load, RateProcess, ReadWrite, VerifyMethod};
-pub use mapped::{MappedDevices, NamedTable, PathTotals, make_mapped};
+pub use compare::{
+    DmLayerComparison, DmLayerComparisonOptions, DmLayerComparisonRow, PATHS_MAX, compare_dm_layers,
+};
+pub use jobs::{BenchJob, JobDevice, JobFile, TEXT_MAX, parse_job_file};
+pub use load::{BytesOrPercent, FioBool, FioLoadOptions, FioRwMode, RateProcess, VerifyMethod};
+pub use mapped::{MappedDevices, NamedTable, PathTotals, make_mapped_devices};
 pub use options::{IgnoredOptions, JobOptions, WAY_OUT};
 pub use path_sampler::PathSampler;
-pub use progress::Progress;
-pub use report::Report;
-pub use run::{BenchRun, measure_jobs};
-pub use snapshots::{FirstWrites, LaterWrites, Lookups, SnapshotCosts, SnapshotOptions, snapshots};
+pub use progress::JobProgressCounters;
+pub use report::BenchReport;
+pub use run::{SingleLoadMeasurement, measure_jobs};
+pub use snapshots::{
+    ExceptionLookupCost, FirstChunkWriteResult, SnapshotCostOptions, SnapshotCostResults,
+    SteadyOriginWriteCosts, measure_snapshot_costs,
+};

@@ -1,9 +1,11 @@
 //! A load: the options of fio that apply to udm, with fio's names. They derive clap's `Args`, so a
 //! command line can include them.
 
-use crate::distribution::Distribution;
-use crate::percentiles::Percentiles;
-use crate::request_lengths::{ByteLength, LengthDistribution, LengthRange, LengthSplit, PerDirection, Rate};
+use crate::distribution::RandomOffsetDistribution;
+use crate::percentiles::PercentileList;
+use crate::request_lengths::{
+    ByteLength, IoRateLimit, LengthDistribution, LengthRange, LengthSplit, PerDirection,
+};
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use std::collections::BTreeSet;
@@ -28,13 +30,13 @@ const BS_DEFAULT: u64 = 4096;
 /// The load of one or more equal jobs.
 #[derive(Debug, Clone, Args)]
 #[command(rename_all = "snake_case")]
-pub struct Load {
+pub struct FioLoadOptions {
     /// The name of the job in the report
     #[arg(long, value_name = "NAME", default_value = "bench")]
     pub name: String,
     /// The kind of load
-    #[arg(long, alias = "readwrite", value_enum, default_value_t = ReadWrite::Read)]
-    pub rw: ReadWrite,
+    #[arg(long, alias = "readwrite", value_enum, default_value_t = FioRwMode::Read)]
+    pub rw: FioRwMode,
     /// Percentage of reads in a mixed load
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub rwmixread: u8,
@@ -69,17 +71,17 @@ pub struct Load {
     pub numjobs: u16,
     /// Size of the used part of the device, and how much each job moves, in bytes or percent
     /// [default: the whole device]
-    #[arg(long, value_name = "SIZE|N%", value_parser = part)]
+    #[arg(long, value_name = "SIZE|N%", value_parser = parse_bytes_or_percent)]
     pub size: Option<BytesOrPercent>,
     /// Offset on the device at which the load begins, in bytes or percent
-    #[arg(long, value_name = "SIZE|N%", value_parser = part)]
+    #[arg(long, value_name = "SIZE|N%", value_parser = parse_bytes_or_percent)]
     pub offset: Option<BytesOrPercent>,
     /// The length of the file. If the file is longer, the rest is not used
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_byte_size)]
     pub filesize: Option<u64>,
     /// How much each job moves per loop (--loops), in bytes or percent of --size. If it is more
     /// than --size, the job goes over the same blocks again [default: --size]
-    #[arg(long, value_name = "SIZE|N%", value_parser = part)]
+    #[arg(long, value_name = "SIZE|N%", value_parser = parse_bytes_or_percent)]
     pub io_size: Option<BytesOrPercent>,
     /// How often to go over the whole region
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -87,44 +89,44 @@ pub struct Load {
     /// Maximum bytes per second of each job, for reads and for writes; or for reads, writes and
     /// trims, separated by commas. 0 or an empty value is no limit. A latency counts from the time
     /// when the request should have been sent, so it includes the wait for a slow device
-    #[arg(long, value_name = "SIZE", value_parser = PerDirection::<Rate>::from_str)]
-    pub rate: Option<PerDirection<Rate>>,
+    #[arg(long, value_name = "SIZE", value_parser = PerDirection::<IoRateLimit>::from_str)]
+    pub rate: Option<PerDirection<IoRateLimit>>,
     /// Like --rate, in requests per second
-    #[arg(long, value_name = "N", value_parser = PerDirection::<Rate>::from_str)]
-    pub rate_iops: Option<PerDirection<Rate>>,
+    #[arg(long, value_name = "N", value_parser = PerDirection::<IoRateLimit>::from_str)]
+    pub rate_iops: Option<PerDirection<IoRateLimit>>,
     /// How the requests of a rate follow each other
     #[arg(long, value_enum, default_value_t = RateProcess::Linear)]
     pub rate_process: RateProcess,
     /// Pause for this time (microseconds, or 1ms, 2s) once all requests in flight have completed
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = micros)]
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_duration_in_microseconds)]
     pub thinktime: Duration,
     /// Number of requests between two pauses of --thinktime
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub thinktime_blocks: u32,
     /// Exclude the pauses from the rate, and do not catch up after them
-    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
+    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = parse_fio_bool)]
     pub rate_ignore_thinktime: FioBool,
     /// Stop after this time, in seconds (or 500ms, 2m)
-    #[arg(long, alias = "timeout", value_name = "TIME", value_parser = time)]
+    #[arg(long, alias = "timeout", value_name = "TIME", value_parser = parse_duration_in_seconds)]
     pub runtime: Option<Duration>,
     /// Run for the whole --runtime. If necessary, go over the same blocks again, regardless of
     /// --io_size, --number_ios and --loops
-    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
+    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = parse_fio_bool)]
     pub time_based: FioBool,
     /// Time at the begin of the load that is not measured
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = time)]
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_duration_in_seconds)]
     pub ramp_time: Duration,
     /// Draw random blocks independently. Without this option, each block comes once before any
     /// block repeats
-    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
+    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = parse_fio_bool)]
     pub norandommap: FioBool,
     /// Distribution of random blocks: random, zipf:THETA, pareto:H or normal:DEVIATION, the last
     /// three with an optional :CENTER; zoned:ACCESS/SIZE:... with sizes in percent, or zoned_abs
     /// with sizes in bytes. All but random imply --norandommap
-    #[arg(long, value_name = "KIND:...", default_value = "random", value_parser = Distribution::from_str)]
-    pub random_distribution: Distribution,
+    #[arg(long, value_name = "KIND:...", default_value = "random", value_parser = RandomOffsetDistribution::from_str)]
+    pub random_distribution: RandomOffsetDistribution,
     /// Draw the same blocks in every run
-    #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = switch)]
+    #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = parse_fio_bool)]
     pub randrepeat: FioBool,
     /// Seed of the random numbers; implies --randrepeat
     #[arg(long, value_name = "N")]
@@ -140,7 +142,7 @@ pub struct Load {
     #[arg(long, value_enum)]
     pub verify: Option<VerifyMethod>,
     /// With --verify: read back the written data
-    #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = switch)]
+    #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = parse_fio_bool)]
     pub do_verify: FioBool,
     /// Requests carry no memory. For devices that do not move data (null:), so that clearing memory
     /// is not measured
@@ -154,15 +156,15 @@ pub struct Load {
     pub cpus_allowed_policy: CpusPolicy,
     /// Percentiles of latencies in the report, separated by colons
     #[arg(long, value_name = "PERCENT:...", default_value_t, hide_default_value = true)]
-    pub percentile_list: Percentiles,
+    pub percentile_list: PercentileList,
     /// Report percentiles of clat
-    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "1", default_missing_value = "1", value_parser = switch)]
+    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "1", default_missing_value = "1", value_parser = parse_fio_bool)]
     pub clat_percentiles: FioBool,
     /// Report percentiles of lat, which equals clat here
-    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
+    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = parse_fio_bool)]
     pub lat_percentiles: FioBool,
     /// Sum up all jobs in one report
-    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = switch)]
+    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = parse_fio_bool)]
     pub group_reporting: FioBool,
 }
 
@@ -199,7 +201,7 @@ impl FromStr for AllowedCpus {
 
 /// Kinds of load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ReadWrite {
+pub enum FioRwMode {
     /// Reads, in order
     Read,
     /// Writes, in order
@@ -244,38 +246,38 @@ pub enum VerifyMethod {
     Crc32c,
 }
 
-impl ReadWrite {
+impl FioRwMode {
     /// Whether the blocks come in random order.
     pub fn is_random(self) -> bool {
-        matches!(self, ReadWrite::Randread | ReadWrite::Randwrite | ReadWrite::Randtrim | ReadWrite::Randrw)
+        matches!(self, FioRwMode::Randread | FioRwMode::Randwrite | FioRwMode::Randtrim | FioRwMode::Randrw)
     }
 
     /// The only operation of the load; `None` for a mix of reads and writes.
     pub fn op(self) -> Option<Op> {
         match self {
-            ReadWrite::Read | ReadWrite::Randread => Some(Op::Read),
-            ReadWrite::Write | ReadWrite::Randwrite => Some(Op::Write),
-            ReadWrite::Trim | ReadWrite::Randtrim => Some(Op::Discard),
-            ReadWrite::Rw | ReadWrite::Randrw => None,
+            FioRwMode::Read | FioRwMode::Randread => Some(Op::Read),
+            FioRwMode::Write | FioRwMode::Randwrite => Some(Op::Write),
+            FioRwMode::Trim | FioRwMode::Randtrim => Some(Op::Discard),
+            FioRwMode::Rw | FioRwMode::Randrw => None,
         }
     }
 
     /// fio's name of the kind.
     pub fn name(self) -> &'static str {
         match self {
-            ReadWrite::Read => "read",
-            ReadWrite::Write => "write",
-            ReadWrite::Trim => "trim",
-            ReadWrite::Randread => "randread",
-            ReadWrite::Randwrite => "randwrite",
-            ReadWrite::Randtrim => "randtrim",
-            ReadWrite::Rw => "rw",
-            ReadWrite::Randrw => "randrw",
+            FioRwMode::Read => "read",
+            FioRwMode::Write => "write",
+            FioRwMode::Trim => "trim",
+            FioRwMode::Randread => "randread",
+            FioRwMode::Randwrite => "randwrite",
+            FioRwMode::Randtrim => "randtrim",
+            FioRwMode::Rw => "rw",
+            FioRwMode::Randrw => "randrw",
         }
     }
 }
 
-impl Load {
+impl FioLoadOptions {
     /// Checks options that do not depend on the device.
     ///
     /// # Errors
@@ -293,7 +295,7 @@ impl Load {
             let even = self.verify.is_none() || one.0.is_multiple_of(self.unit());
             ensure!(even, "verify: blockalign={}: not a multiple of the shortest length", one.0);
         }
-        Load::check_memory(std::iter::once(self))?;
+        FioLoadOptions::check_memory(std::iter::once(self))?;
         ensure!(!self.time_based || self.runtime().is_some(), "time_based needs runtime");
         if self.verify.is_some() {
             ensure!(!self.has_no_data(), "verify: a {} carries no data", self.rw.name());
@@ -306,7 +308,7 @@ impl Load {
     ///
     /// # Errors
     /// One line that names the options.
-    pub fn check_memory<'a>(loads: impl Iterator<Item = &'a Load>) -> Result<()> {
+    pub fn check_memory<'a>(loads: impl Iterator<Item = &'a FioLoadOptions>) -> Result<()> {
         let all = loads.fold(0u64, |all, load| all.saturating_add(load.memory()));
         ensure!(all <= DATA_MAX, "bs * iodepth * numjobs: {all} bytes of data, more than {DATA_MAX}");
         Ok(())
@@ -419,13 +421,13 @@ impl Load {
     }
 }
 
-fn bytes(text: &str) -> Result<u64, String> {
-    size::parse(text).map_err(|e| e.to_string())
+fn parse_byte_size(text: &str) -> Result<u64, String> {
+    size::parse_size_with_unit(text).map_err(|e| e.to_string())
 }
 
-fn part(text: &str) -> Result<BytesOrPercent, String> {
+fn parse_bytes_or_percent(text: &str) -> Result<BytesOrPercent, String> {
     match text.strip_suffix('%') {
-        None => bytes(text).map(BytesOrPercent::Bytes),
+        None => parse_byte_size(text).map(BytesOrPercent::Bytes),
         Some(percent) => match percent.parse() {
             Ok(n @ 1..=100) => Ok(BytesOrPercent::Percent(n)),
             _ => Err("a percentage is 1% to 100%".into()),
@@ -433,7 +435,7 @@ fn part(text: &str) -> Result<BytesOrPercent, String> {
     }
 }
 
-pub(crate) fn switch(text: &str) -> Result<FioBool, String> {
+pub(crate) fn parse_fio_bool(text: &str) -> Result<FioBool, String> {
     match text {
         "1" => Ok(true),
         "0" => Ok(false),
@@ -442,16 +444,16 @@ pub(crate) fn switch(text: &str) -> Result<FioBool, String> {
 }
 
 /// Parses a time: seconds, or a number with a unit (`us`, `ms`, `s`, `m`, `h`, `d`).
-fn time(text: &str) -> Result<Duration, String> {
-    time_in("s", text)
+fn parse_duration_in_seconds(text: &str) -> Result<Duration, String> {
+    parse_duration_with_default_unit("s", text)
 }
 
 /// Parses a time: microseconds, or a number with a unit.
-fn micros(text: &str) -> Result<Duration, String> {
-    time_in("us", text)
+fn parse_duration_in_microseconds(text: &str) -> Result<Duration, String> {
+    parse_duration_with_default_unit("us", text)
 }
 
-fn time_in(plain: &str, text: &str) -> Result<Duration, String> {
+fn parse_duration_with_default_unit(plain: &str, text: &str) -> Result<Duration, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let us: u64 = match if unit.is_empty() { plain } else { unit } {

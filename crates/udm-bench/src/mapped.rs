@@ -2,9 +2,9 @@
 
 use anyhow::{Context, Result};
 use std::sync::Arc;
-use udm_control::{Registry, verbs};
+use udm_control::{DeviceRegistry, verbs};
 use udm_core::Device;
-use udm_runtime::CoreSet;
+use udm_runtime::ProcessCores;
 
 /// Name and table of a mapped device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,19 +37,20 @@ pub struct PathTotals {
 pub struct MappedDevices {
     /// The devices, in the order of their tables.
     pub devices: Vec<Arc<dyn Device>>,
-    registry: Arc<Registry>,
+    registry: Arc<DeviceRegistry>,
 }
 
 impl MappedDevices {
-    /// Makes mapped devices, as [`make_mapped`] does.
+    /// Makes mapped devices, as [`make_mapped_devices`] does.
     ///
     /// # Errors
-    /// As [`make_mapped`].
-    pub fn new(core_set: &Arc<CoreSet>, tables: &[NamedTable]) -> Result<MappedDevices> {
-        let registry = Registry::new(core_set.clone(), core_set.len());
+    /// As [`make_mapped_devices`].
+    pub fn new(core_set: &Arc<ProcessCores>, tables: &[NamedTable]) -> Result<MappedDevices> {
+        let registry = DeviceRegistry::new(core_set.clone(), core_set.len());
         let control_runtime = control_runtime()?;
         let make = |NamedTable { name, text }: &NamedTable| -> Result<Arc<dyn Device>> {
-            let made = control_runtime.block_on(verbs::create(&registry, name, None, Some(text)));
+            let made =
+                control_runtime.block_on(verbs::create_mapped_device(&registry, name, None, Some(text)));
             made.map_err(|e| anyhow::anyhow!(e.with_table(text)))?;
             Ok(Arc::clone(&registry.find(name)?.device) as Arc<dyn Device>)
         };
@@ -60,7 +61,7 @@ impl MappedDevices {
     /// The paths of all devices, in the order of their tables.
     #[must_use]
     pub fn paths(&self) -> Vec<PathTotals> {
-        let all = verbs::statuses(&self.registry, false).statuses.into_iter().flat_map(|s| s.paths);
+        let all = verbs::all_table_statuses(&self.registry, false).statuses.into_iter().flat_map(|s| s.paths);
         all.map(|path| PathTotals {
             requests: path.served.values().map(|m| m.requests).sum(),
             moved: path.served.values().map(|m| m.bytes).sum(),
@@ -74,7 +75,7 @@ impl MappedDevices {
 
     /// Removes the device `name`. The cores must be taking turns.
     pub(crate) fn remove(&self, name: &str) -> Result<()> {
-        Ok(control_runtime()?.block_on(verbs::remove(&self.registry, name))?)
+        Ok(control_runtime()?.block_on(verbs::remove_mapped_device(&self.registry, name))?)
     }
 }
 
@@ -88,6 +89,9 @@ fn control_runtime() -> Result<tokio::runtime::Runtime> {
 ///
 /// # Errors
 /// An error in a table, with carets below the wrong word.
-pub fn make_mapped(core_set: &Arc<CoreSet>, tables: &[NamedTable]) -> Result<Vec<Arc<dyn Device>>> {
+pub fn make_mapped_devices(
+    core_set: &Arc<ProcessCores>,
+    tables: &[NamedTable],
+) -> Result<Vec<Arc<dyn Device>>> {
     Ok(MappedDevices::new(core_set, tables)?.devices)
 }

@@ -14,8 +14,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use udm_buf::Buf;
 use udm_core::{
-    Batch, Bio, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Sector, Sectors, WaitHandle, WaitQueue,
-    WakeEpoch,
+    Batch, Bio, Cx, Device, DeviceControlError, DeviceId, Lane, Limits, Op, Sector, Sectors, WaitHandle,
+    WaitQueue, WakeEpoch,
 };
 use udm_runtime::LocalCore;
 
@@ -26,27 +26,31 @@ pub const CHUNK: u64 = 8;
 const COPIES: usize = 32;
 
 /// The state that all lanes and the copying thread share.
-pub struct ExceptionTable {
-    state: Mutex<State>,
+pub struct OneMutexExceptionTable {
+    state: Mutex<ExceptionMapAndCopyQueue>,
     work: Condvar,
     copied: Arc<WaitQueue>,
 }
 
 #[derive(Default)]
-struct State {
+struct ExceptionMapAndCopyQueue {
     /// Index of a chunk in the store; `None` while the chunk is copied.
     of: HashMap<u64, Option<u64>>,
     queue: Vec<u64>,
     ended: bool,
 }
 
-impl ExceptionTable {
+impl OneMutexExceptionTable {
     /// Creates an empty table.
-    pub fn new() -> ExceptionTable {
-        ExceptionTable { state: Mutex::default(), work: Condvar::new(), copied: Arc::new(WaitQueue::new()) }
+    pub fn new() -> OneMutexExceptionTable {
+        OneMutexExceptionTable {
+            state: Mutex::default(),
+            work: Condvar::new(),
+            copied: Arc::new(WaitQueue::new()),
+        }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ExceptionMapAndCopyQueue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -63,7 +67,7 @@ impl ExceptionTable {
         known.flatten().is_some()
     }
 
-    /// Makes [`ExceptionTable::copy`] return once it has nothing to do.
+    /// Makes [`OneMutexExceptionTable::copy`] return once it has nothing to do.
     pub fn end(&self) {
         self.state().ended = true;
         self.work.notify_one();
@@ -80,13 +84,13 @@ impl ExceptionTable {
                 for (bio, chunk) in batch.iter_mut().zip(chunks) {
                     (bio.op, bio.sector) = (Op::Read, Sector(chunk * CHUNK));
                 }
-                run(core, origin, &mut batch, &mut done);
+                run_batch_to_completion(core, origin, &mut batch, &mut done);
                 // The reads may complete in any order.
                 let order: Vec<u64> = batch.iter().map(|bio| bio.sector.0 / CHUNK).collect();
                 for (bio, new) in batch.iter_mut().zip(next..) {
                     (bio.op, bio.sector) = (Op::Write, Sector(new * CHUNK));
                 }
-                run(core, store, &mut batch, &mut done);
+                run_batch_to_completion(core, store, &mut batch, &mut done);
                 for (chunk, new) in order.into_iter().zip(next..) {
                     self.state().of.insert(chunk, Some(new));
                 }
@@ -109,7 +113,7 @@ impl ExceptionTable {
 }
 
 /// Submits all of `batch` to `lane` and waits until it completes.
-fn run(core: &mut LocalCore, lane: &mut dyn Lane, batch: &mut Batch, done: &mut Batch) {
+fn run_batch_to_completion(core: &mut LocalCore, lane: &mut dyn Lane, batch: &mut Batch, done: &mut Batch) {
     let count = batch.len();
     batch.iter_mut().for_each(|bio| bio.start());
     core.turn(|cx| lane.submit(batch, cx));
@@ -124,12 +128,12 @@ fn run(core: &mut LocalCore, lane: &mut dyn Lane, batch: &mut Batch, done: &mut 
 pub struct OneMutexOrigin {
     id: DeviceId,
     origin: Arc<dyn Device>,
-    exceptions: Arc<ExceptionTable>,
+    exceptions: Arc<OneMutexExceptionTable>,
 }
 
 impl OneMutexOrigin {
     /// Creates the device over `origin`.
-    pub fn new(origin: Arc<dyn Device>, exceptions: &Arc<ExceptionTable>) -> OneMutexOrigin {
+    pub fn new(origin: Arc<dyn Device>, exceptions: &Arc<OneMutexExceptionTable>) -> OneMutexOrigin {
         OneMutexOrigin { id: DeviceId::new(), origin, exceptions: Arc::clone(exceptions) }
     }
 }
@@ -139,7 +143,7 @@ impl Device for OneMutexOrigin {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         let wait_handle = self.exceptions.copied.subscribe(cx);
         Ok(Box::new(OneMutexLane {
             below: self.origin.open(cx)?,
@@ -158,7 +162,7 @@ impl Device for OneMutexOrigin {
 
 struct OneMutexLane {
     below: Box<dyn Lane>,
-    exceptions: Arc<ExceptionTable>,
+    exceptions: Arc<OneMutexExceptionTable>,
     wait_handle: WaitHandle,
     seen: WakeEpoch,
     down: Batch,

@@ -1,7 +1,7 @@
 //! The options of a job, from a job file or the command line: its load, its file, and its order
 //! among other jobs.
 
-use crate::load::{FioBool, Load};
+use crate::load::{FioBool, FioLoadOptions};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
 /// Hint for options that `udm bench` does not have.
@@ -73,28 +73,28 @@ const IGNORED_SWITCHES: &[&str] = &[
 pub struct JobOptions {
     /// The load.
     #[command(flatten)]
-    pub load: Load,
+    pub load: FioLoadOptions,
     /// The file or device of the job, in place of --device. If a regular file is too short for
     /// --size or --filesize, it is extended, as in fio
     #[arg(long, value_name = "FILE|DEVICE")]
     pub filename: Option<String>,
     /// Bypass the page cache of the file (O_DIRECT), like ?direct=on
-    #[arg(long, value_name = "0|1", num_args = 0..=1, default_missing_value = "1", value_parser = crate::load::switch)]
+    #[arg(long, value_name = "0|1", num_args = 0..=1, default_missing_value = "1", value_parser = crate::load::parse_fio_bool)]
     pub direct: Option<FioBool>,
     /// The opposite of --direct
-    #[arg(long, value_name = "0|1", num_args = 0..=1, default_missing_value = "1", value_parser = crate::load::switch, overrides_with = "direct")]
+    #[arg(long, value_name = "0|1", num_args = 0..=1, default_missing_value = "1", value_parser = crate::load::parse_fio_bool, overrides_with = "direct")]
     pub buffered: Option<FioBool>,
     /// Drop the page cache of the file before the job begins, unless it is direct
-    #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = crate::load::switch)]
+    #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = crate::load::parse_fio_bool)]
     pub invalidate: FioBool,
     /// Begin when all earlier jobs have ended
-    #[arg(long, alias = "wait_for_previous", value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = crate::load::switch)]
+    #[arg(long, alias = "wait_for_previous", value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = crate::load::parse_fio_bool)]
     pub stonewall: FioBool,
     /// Report this job and later ones as a new group
-    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = crate::load::switch)]
+    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = crate::load::parse_fio_bool)]
     pub new_group: FioBool,
     /// The engine of fio. Ignored, except that a synchronous engine has one request in flight
-    #[arg(long, hide = true, value_parser = engine)]
+    #[arg(long, hide = true, value_parser = parse_fio_ioengine)]
     pub ioengine: Option<String>,
     /// Options that have no effect here.
     #[command(flatten)]
@@ -155,7 +155,7 @@ impl Args for IgnoredOptions {
     }
 }
 
-fn engine(text: &str) -> Result<String, String> {
+fn parse_fio_ioengine(text: &str) -> Result<String, String> {
     match ENGINES.contains(&text) {
         true => Ok(text.to_owned()),
         false if text == NULL => Ok(text.to_owned()),

@@ -8,17 +8,17 @@
 //! `io_size`. `number_ios` is multiplied in the same way. Random requests without a map have no
 //! passes, so only these limits end them.
 
-use crate::load::{BytesOrPercent, Load};
-use crate::region::{Region, percent_of};
+use crate::load::{BytesOrPercent, FioLoadOptions};
+use crate::region::{JobRegion, multiply_by_percent};
 
-impl Load {
+impl FioLoadOptions {
     /// Maximum bytes that a job moves. The request that reaches this limit is the last.
-    pub fn most_bytes(&self, region: Region) -> u64 {
+    pub fn most_bytes(&self, region: JobRegion) -> u64 {
         if self.time_based {
             return u64::MAX;
         }
         let io_size = match self.io_size {
-            Some(BytesOrPercent::Percent(percent)) => percent_of(region.bytes, percent),
+            Some(BytesOrPercent::Percent(percent)) => multiply_by_percent(region.bytes, percent),
             Some(BytesOrPercent::Bytes(size)) if size > 0 => size,
             _ => region.bytes,
         };
@@ -26,7 +26,7 @@ impl Load {
     }
 
     /// Maximum number of requests of a job.
-    pub fn requests(&self, region: Region) -> u64 {
+    pub fn requests(&self, region: JobRegion) -> u64 {
         if self.time_based {
             return u64::MAX;
         }
@@ -55,7 +55,7 @@ pub struct RemainingPasses {
 
 impl RemainingPasses {
     /// The passes of a job before its first one.
-    pub fn new(load: &Load) -> RemainingPasses {
+    pub fn new(load: &FioLoadOptions) -> RemainingPasses {
         let endless = load.time_based || (load.rw.is_random() && !load.has_map());
         // A percentage of `io_size` is less than a pass.
         let io_size = match load.io_size {
@@ -87,13 +87,13 @@ impl RemainingPasses {
 
 #[cfg(test)]
 mod tests {
-    use crate::jobs::parse_load;
+    use crate::jobs::parse_fio_load_options;
     use crate::plan::AccessPlan;
     use udm_core::{Limits, Sectors};
 
     /// The number of requests of a load on a device of 1 MiB.
     fn requests(text: &str) -> u64 {
-        let load = parse_load(text);
+        let load = parse_fio_load_options(text);
         load.check().unwrap();
         let region = load.regions(&Limits::new(Sectors(2048))).unwrap()[0];
         let mut plan = AccessPlan::new(&load, 0, region);

@@ -2,7 +2,7 @@
 //! the paths already have.
 
 use crate::mapped::{MappedDevices, PathTotals};
-use crate::timeline::Timeline;
+use crate::timeline::BytesMovedTimeline;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ fn sample_paths(mapped: &MappedDevices, stopped: &mpsc::Receiver<()>) -> Vec<Pat
     let begun = Instant::now();
     let now = || Nanos(begun.elapsed().as_nanos() as u64);
     let mut paths = mapped.paths();
-    let mut timelines: Vec<_> = paths.iter().map(|_| Timeline::new()).collect();
+    let mut timelines: Vec<_> = paths.iter().map(|_| BytesMovedTimeline::new()).collect();
     // All timelines are read at the same times.
     while let Some(first) = timelines.first() {
         let wait = Duration::from_nanos(first.due().since(now()).0);

@@ -1,7 +1,7 @@
 //! The data of requests.
 
-use crate::load::Load;
-use crate::stats::{DirectionStats, direction};
+use crate::load::FioLoadOptions;
+use crate::stats::{DirectionStats, direction_index_of_op};
 use crate::verify::{self, BlockHeader};
 use udm_buf::BufPool;
 use udm_core::{Batch, Bio, Buf, Op};
@@ -10,21 +10,21 @@ use udm_core::{Batch, Bio, Buf, Op};
 const SLAB_MIN: usize = 4096;
 
 /// Creates a bio. If all requests have one length and carry data, it has incompressible data.
-pub fn new_bio(load: &Load, i: u64) -> Box<Bio> {
+pub fn new_bio_with_job_payload(load: &FioLoadOptions, i: u64) -> Box<Bio> {
     let mut bio = Bio::new();
-    if let Some(bs) = load.fixed().filter(|_| has_data(load)) {
+    if let Some(bs) = load.fixed().filter(|_| requests_carry_data(load)) {
         bio.data = random_payload(bs as usize, load, i).into();
     }
     bio
 }
 
-fn has_data(load: &Load) -> bool {
+fn requests_carry_data(load: &FioLoadOptions) -> bool {
     !load.bare && load.rw.op() != Some(Op::Discard)
 }
 
-fn random_payload(len: usize, load: &Load, i: u64) -> Buf {
+fn random_payload(len: usize, load: &FioLoadOptions, i: u64) -> Buf {
     let mut data = Buf::zeroed(len);
-    verify::fill(&mut data, BlockHeader { offset: i, tag: load.seed(), index: i });
+    verify::fill_block_with_header_and_crc(&mut data, BlockHeader { offset: i, tag: load.seed(), index: i });
     data
 }
 
@@ -35,11 +35,11 @@ pub struct PayloadPool {
 
 impl PayloadPool {
     /// Allocates memory for all requests of a job, for any lengths. `None` if all have one length.
-    pub fn new(load: &Load) -> Option<PayloadPool> {
+    pub fn new(load: &FioLoadOptions) -> Option<PayloadPool> {
         if load.fixed().is_some() {
             return None;
         }
-        if !has_data(load) {
+        if !requests_carry_data(load) {
             return Some(PayloadPool { pool: None });
         }
         let mut pool = BufPool::new(usize::MAX);
@@ -63,7 +63,7 @@ impl PayloadPool {
     /// Counts the bytes of completed requests, with or without an error.
     pub fn count(done: &Batch, directions: &mut [DirectionStats]) {
         for bio in done.iter().filter(|bio| bio.op != Op::Flush) {
-            directions[direction(bio.op)].bytes += bio.sectors.bytes();
+            directions[direction_index_of_op(bio.op)].bytes += bio.sectors.bytes();
         }
     }
 

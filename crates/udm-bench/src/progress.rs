@@ -4,13 +4,13 @@ use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Completed requests: one counter per job, on its own cache line, written once per turn.
-pub struct Progress(Vec<CachePadded<AtomicU64>>);
+pub struct JobProgressCounters(Vec<CachePadded<AtomicU64>>);
 
-impl Progress {
+impl JobProgressCounters {
     /// Creates counters for `jobs` jobs.
     #[must_use]
-    pub fn new(jobs: usize) -> Progress {
-        Progress((0..jobs).map(|_| CachePadded::default()).collect())
+    pub fn new(jobs: usize) -> JobProgressCounters {
+        JobProgressCounters((0..jobs).map(|_| CachePadded::default()).collect())
     }
 
     /// The counter of a job.

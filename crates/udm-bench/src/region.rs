@@ -1,7 +1,7 @@
 //! The part of a device that a job uses, and the offsets of its random requests.
 
-use crate::distribution::{Distribution, OffsetGenerator};
-use crate::load::{BytesOrPercent, Load};
+use crate::distribution::{OffsetGenerator, RandomOffsetDistribution};
+use crate::load::{BytesOrPercent, FioLoadOptions};
 use crate::stats::DIRECTIONS;
 use anyhow::{Result, bail, ensure};
 use rand::rngs::SmallRng;
@@ -10,9 +10,9 @@ use udm_core::{Limits, Op};
 /// Maximum number of blocks in the maps of a load: 512 MiB of bits.
 const MAP_MAX: u64 = 1 << 32;
 
-/// The part of the device that one job uses, in blocks of [`Load::unit`].
+/// The part of the device that one job uses, in blocks of [`FioLoadOptions::unit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Region {
+pub struct JobRegion {
     /// The first block.
     pub first: u64,
     /// Number of blocks.
@@ -21,12 +21,12 @@ pub struct Region {
     pub bytes: u64,
 }
 
-impl Load {
+impl FioLoadOptions {
     /// The region of each job on a device with these limits.
     ///
     /// # Errors
     /// If the device is too small for the load, or does not support it.
-    pub fn regions(&self, limits: &Limits) -> Result<Vec<Region>> {
+    pub fn regions(&self, limits: &Limits) -> Result<Vec<JobRegion>> {
         let block = u64::from(limits.logical_block);
         let (unit, longest, what) = (self.unit(), self.longest(), self.sizes_word());
         ensure!(
@@ -48,13 +48,13 @@ impl Load {
         // As in fio, a percentage is rounded up to a block, a number of bytes down.
         let begin = match self.offset {
             None => 0,
-            Some(BytesOrPercent::Percent(percent)) => percent_of(all, percent).div_ceil(unit),
+            Some(BytesOrPercent::Percent(percent)) => multiply_by_percent(all, percent).div_ceil(unit),
             Some(BytesOrPercent::Bytes(bytes)) => bytes / unit,
         };
         ensure!(begin * unit < all, "offset={}: the device has {all}", begin * unit);
         let (blocks, size) = self.blocks(all, all - begin * unit)?;
         if let Some(BytesOrPercent::Percent(percent)) = self.io_size {
-            let bytes = percent_of(size, percent);
+            let bytes = multiply_by_percent(size, percent);
             ensure!(bytes >= unit, "io_size={percent}%: {bytes} bytes, less than a request");
         }
         let jobs = u64::from(self.numjobs);
@@ -69,16 +69,17 @@ impl Load {
         let first = |job| begin + if self.verify.is_some() { share * job } else { 0 };
         let mapped = self.mapped(share);
         ensure!(mapped <= MAP_MAX, "{what}: a map of {share} blocks; norandommap needs none");
-        Ok((0..jobs).map(|job| Region { first: first(job), blocks: share, bytes }).collect())
+        Ok((0..jobs).map(|job| JobRegion { first: first(job), blocks: share, bytes }).collect())
     }
 
     /// Checks the memory for the maps of loads that run at the same time, with their regions.
     ///
     /// # Errors
     /// One line that names the remedy.
-    pub fn check_maps<'a>(loads: impl Iterator<Item = (&'a Load, &'a [Region])>) -> Result<()> {
-        let blocks =
-            |(load, regions): (&Load, &[Region])| regions.first().map_or(0, |r| load.mapped(r.blocks));
+    pub fn check_maps<'a>(loads: impl Iterator<Item = (&'a FioLoadOptions, &'a [JobRegion])>) -> Result<()> {
+        let blocks = |(load, regions): (&FioLoadOptions, &[JobRegion])| {
+            regions.first().map_or(0, |r| load.mapped(r.blocks))
+        };
         let all = loads.map(blocks).fold(0, u64::saturating_add);
         ensure!(all <= MAP_MAX, "maps of {all} blocks in all; norandommap needs none");
         Ok(())
@@ -110,7 +111,9 @@ impl Load {
         let unit = self.unit();
         let size = match self.size {
             None => left,
-            Some(BytesOrPercent::Percent(percent)) => percent_of(all, percent).min(left) / unit * unit,
+            Some(BytesOrPercent::Percent(percent)) => {
+                multiply_by_percent(all, percent).min(left) / unit * unit
+            }
             Some(BytesOrPercent::Bytes(size)) if size > left => bail!("size={size}: the device has {left}"),
             Some(BytesOrPercent::Bytes(size)) => size,
         };
@@ -127,7 +130,7 @@ impl Load {
         self.rw.is_random()
             && !self.norandommap
             && aligned
-            && self.random_distribution == Distribution::Random
+            && self.random_distribution == RandomOffsetDistribution::Random
     }
 
     /// The alignment of random requests of a direction.
@@ -151,6 +154,6 @@ impl Load {
     }
 }
 
-pub(crate) fn percent_of(all: u64, percent: u8) -> u64 {
+pub(crate) fn multiply_by_percent(all: u64, percent: u8) -> u64 {
     (u128::from(all) * u128::from(percent) / 100) as u64
 }

@@ -7,11 +7,11 @@
 use crate::job::JobFailure;
 use crate::job::JobOutcome;
 use crate::jobs::BenchJob;
-use crate::load::Load;
+use crate::load::FioLoadOptions;
 use crate::mapped::PathTotals;
-use crate::percentiles::Percentiles;
-use crate::stats::{BatchSizes, DirectionStats, JobStats, LatencyStats, SampleStats};
-use crate::units::{bandwidth, binary, decimal, time_unit};
+use crate::percentiles::PercentileList;
+use crate::stats::{BatchSizeCounts, DirectionStats, IntervalRateStats, JobStats, LatencyStats};
+use crate::units::{format_fio_bandwidth, format_with_binary_prefix, format_with_decimal_prefix, time_unit};
 use crate::{html, json};
 use std::fmt::Write;
 use std::time::SystemTime;
@@ -25,7 +25,7 @@ pub const BATCH_NAMES: [&str; 7] = ["0", "4", "8", "16", "32", "64", ">=64"];
 pub const DEPTH_NAMES: [&str; 7] = ["1", "2", "4", "8", "16", "32", ">=64"];
 
 /// One job, or all jobs of a group with `group_reporting`.
-pub struct ReportEntry {
+pub struct JobOrGroupReport {
     pub name: String,
     /// Index of the job in the report.
     pub job: usize,
@@ -37,17 +37,17 @@ pub struct ReportEntry {
 }
 
 /// The result of a measurement.
-pub struct Report {
+pub struct BenchReport {
     pub(crate) jobs: Vec<BenchJob>,
     /// One entry per thread; one per group with `group_reporting`.
-    pub(crate) entries: Vec<ReportEntry>,
+    pub(crate) entries: Vec<JobOrGroupReport>,
 }
 
-impl Report {
+impl BenchReport {
     /// Builds the report from the outcomes of threads. Each outcome comes with the index of its
     /// job.
-    pub(crate) fn new(jobs: &[BenchJob], outcomes: impl Iterator<Item = (usize, JobOutcome)>) -> Report {
-        let mut entries: Vec<ReportEntry> = Vec::new();
+    pub(crate) fn new(jobs: &[BenchJob], outcomes: impl Iterator<Item = (usize, JobOutcome)>) -> BenchReport {
+        let mut entries: Vec<JobOrGroupReport> = Vec::new();
         for (job, JobOutcome { stats, failure, thread }) in outcomes {
             let BenchJob { load, group, .. } = &jobs[job];
             match entries.last_mut() {
@@ -58,11 +58,11 @@ impl Report {
                 }
                 _ => {
                     let (name, group) = (load.name.clone(), *group);
-                    entries.push(ReportEntry { name, job, group, jobs: 1, thread, stats, failure });
+                    entries.push(JobOrGroupReport { name, job, group, jobs: 1, thread, stats, failure });
                 }
             }
         }
-        Report { jobs: jobs.to_vec(), entries }
+        BenchReport { jobs: jobs.to_vec(), entries }
     }
 
     /// The report as text.
@@ -70,7 +70,7 @@ impl Report {
     pub fn text(&self) -> String {
         let mut out = String::new();
         // Writing to a string can't fail.
-        let _ = write_all(&mut out, &self.jobs, &self.entries);
+        let _ = write_fio_text_report(&mut out, &self.jobs, &self.entries);
         out
     }
 
@@ -78,13 +78,13 @@ impl Report {
     /// number of requests per latency. `device` is the device's name on the command line.
     #[must_use]
     pub fn json(&self, device: Option<&str>, bins: bool) -> serde_json::Value {
-        json::report(&self.jobs, device, &self.entries, bins)
+        json::build_fio_json_report(&self.jobs, device, &self.entries, bins)
     }
 
     /// The report as an HTML page with plots. `paths` are the paths of the device.
     #[must_use]
     pub fn html(&self, device: Option<&str>, paths: &[PathTotals]) -> String {
-        html::report(&self.jobs, device, &self.entries, paths)
+        html::render_html_report(&self.jobs, device, &self.entries, paths)
     }
 
     /// The first request that failed: the name of its job, and the error.
@@ -94,11 +94,19 @@ impl Report {
     }
 }
 
-fn write_all(out: &mut String, jobs: &[BenchJob], entries: &[ReportEntry]) -> std::fmt::Result {
+fn write_fio_text_report(
+    out: &mut String,
+    jobs: &[BenchJob],
+    entries: &[JobOrGroupReport],
+) -> std::fmt::Result {
     for BenchJob { load, group, .. } in jobs {
         let [r, w, t] = [0, 1, 2].map(|direction| {
             let sizes = load.sizes(direction);
-            format!("{}B-{}B", binary(sizes.min as f64, 4), binary(sizes.max as f64, 4))
+            format!(
+                "{}B-{}B",
+                format_with_binary_prefix(sizes.min as f64, 4),
+                format_with_binary_prefix(sizes.max as f64, 4)
+            )
         });
         write!(out, "{}: (g={group}): rw={}, bs=(R) {r}, (W) {w}, (T) {t}, ", load.name, load.rw.name())?;
         writeln!(out, "ioengine=udm, iodepth={}", load.iodepth)?;
@@ -109,7 +117,7 @@ fn write_all(out: &mut String, jobs: &[BenchJob], entries: &[ReportEntry]) -> st
     writeln!(out, "Starting {threads} thread{s}")?;
     for entry in entries {
         writeln!(out)?;
-        entry_lines(out, &jobs[entry.job].load, entry)?;
+        write_job_or_group_report(out, &jobs[entry.job].load, entry)?;
     }
     for group in 0..=jobs.iter().map(|job| job.group).max().unwrap_or(0) {
         writeln!(out, "\nRun status group {group} (all jobs):")?;
@@ -120,8 +128,12 @@ fn write_all(out: &mut String, jobs: &[BenchJob], entries: &[ReportEntry]) -> st
     Ok(())
 }
 
-fn entry_lines(out: &mut String, load: &Load, entry: &ReportEntry) -> std::fmt::Result {
-    let ReportEntry { name, group, jobs, thread, stats, failure, .. } = entry;
+fn write_job_or_group_report(
+    out: &mut String,
+    load: &FioLoadOptions,
+    entry: &JobOrGroupReport,
+) -> std::fmt::Result {
+    let JobOrGroupReport { name, group, jobs, thread, stats, failure, .. } = entry;
     let errno = failure.as_ref().map_or(0, |f| f.errno);
     let date = httpdate::fmt_http_date(SystemTime::now());
     write!(out, "{name}: (groupid={group}, jobs={jobs}): err={errno:2}")?;
@@ -134,7 +146,7 @@ fn entry_lines(out: &mut String, load: &Load, entry: &ReportEntry) -> std::fmt::
             direction_lines(out, name, direction, load)?;
         }
     }
-    latency_classes(out, stats)?;
+    write_latency_bucket_lines(out, stats)?;
     if stats.sync.count() > 0 {
         writeln!(out, "  fsync/fdatasync/sync_file_range:")?;
         latency_line(out, "    sync", &stats.sync)?;
@@ -144,9 +156,9 @@ fn entry_lines(out: &mut String, load: &Load, entry: &ReportEntry) -> std::fmt::
     let (user, system) = (u.percent(u.user), u.percent(u.system));
     write!(out, "  cpu          : usr={user:3.2}%, sys={system:3.2}%, ctx={}, ", u.switches)?;
     writeln!(out, "majf={}, minf={}", u.major_faults, u.minor_faults)?;
-    shares(out, "  IO depths    ", &DEPTH_NAMES, &stats.depths)?;
-    batches(out, "     submit    ", &stats.submits)?;
-    batches(out, "     complete  ", &stats.completes)?;
+    write_percentages_line(out, "  IO depths    ", &DEPTH_NAMES, &stats.depths)?;
+    write_batch_size_percentages(out, "     submit    ", &stats.submits)?;
+    write_batch_size_percentages(out, "     complete  ", &stats.completes)?;
     let [r, w, t] = &stats.directions;
     writeln!(
         out,
@@ -160,7 +172,7 @@ fn entry_lines(out: &mut String, load: &Load, entry: &ReportEntry) -> std::fmt::
 }
 
 /// Bytes per second and requests per second.
-pub fn rates(direction: &DirectionStats) -> (f64, f64) {
+pub fn bandwidth_and_iops(direction: &DirectionStats) -> (f64, f64) {
     let seconds = direction.runtime.0 as f64 / 1e9;
     if seconds == 0.0 {
         return (0.0, 0.0);
@@ -168,11 +180,21 @@ pub fn rates(direction: &DirectionStats) -> (f64, f64) {
     (direction.bytes as f64 / seconds, direction.ios as f64 / seconds)
 }
 
-fn direction_lines(out: &mut String, name: &str, d: &DirectionStats, load: &Load) -> std::fmt::Result {
-    let (bytes, ios) = rates(d);
-    let moved = binary(d.bytes as f64, 4);
+fn direction_lines(
+    out: &mut String,
+    name: &str,
+    d: &DirectionStats,
+    load: &FioLoadOptions,
+) -> std::fmt::Result {
+    let (bytes, ios) = bandwidth_and_iops(d);
+    let moved = format_with_binary_prefix(d.bytes as f64, 4);
     let ms = d.runtime.0.div_ceil(1_000_000);
-    write!(out, "  {name}: IOPS={}, BW={}({moved}B/{ms}msec)", decimal(ios, 4), bandwidth(bytes))?;
+    write!(
+        out,
+        "  {name}: IOPS={}, BW={}({moved}B/{ms}msec)",
+        format_with_decimal_prefix(ios, 4),
+        format_fio_bandwidth(bytes)
+    )?;
     writeln!(out, "{}", if name == "write" { "; 0 zone resets" } else { "" })?;
     latency_line(out, "    clat", &d.latency)?;
     latency_line(out, "     lat", &d.latency)?;
@@ -181,13 +203,19 @@ fn direction_lines(out: &mut String, name: &str, d: &DirectionStats, load: &Load
     }
     if d.bandwidth.count > 0 {
         let (unit, scale) = if d.bandwidth.max > 99_999.0 { ("MiB/s", 1024.0) } else { ("KiB/s", 1.0) };
-        samples_line(out, &format!("bw (  {unit})"), &d.bandwidth, scale, "per=100.00%, ")?;
-        samples_line(out, "iops        ", &d.iops, 1.0, "")?;
+        write_interval_rate_line(out, &format!("bw (  {unit})"), &d.bandwidth, scale, "per=100.00%, ")?;
+        write_interval_rate_line(out, "iops        ", &d.iops, 1.0, "")?;
     }
     Ok(())
 }
 
-fn samples_line(out: &mut String, name: &str, s: &SampleStats, scale: f64, per: &str) -> std::fmt::Result {
+fn write_interval_rate_line(
+    out: &mut String,
+    name: &str,
+    s: &IntervalRateStats,
+    scale: f64,
+    per: &str,
+) -> std::fmt::Result {
     let (min, max) = ((s.min / scale) as u64, (s.max / scale) as u64);
     write!(out, "   {name}: min={min:5}, max={max:5}, {per}")?;
     let (avg, dev) = (s.mean / scale, s.stdev() / scale);
@@ -197,7 +225,10 @@ fn samples_line(out: &mut String, name: &str, s: &SampleStats, scale: f64, per: 
 fn latency_line(out: &mut String, name: &str, l: &LatencyStats) -> std::fmt::Result {
     let (unit, ns) = time_unit(l.min(), l.max);
     let scale = ns as f64;
-    let (min, max) = (decimal((l.min() / ns) as f64, 6), decimal((l.max / ns) as f64, 6));
+    let (min, max) = (
+        format_with_decimal_prefix((l.min() / ns) as f64, 6),
+        format_with_decimal_prefix((l.max / ns) as f64, 6),
+    );
     writeln!(
         out,
         "{name} ({unit}): min={min}, max={max}, avg={:5.02}, stdev={:5.02}",
@@ -206,8 +237,8 @@ fn latency_line(out: &mut String, name: &str, l: &LatencyStats) -> std::fmt::Res
     )
 }
 
-fn percentile_lines(out: &mut String, name: &str, l: &LatencyStats, of: &Percentiles) -> std::fmt::Result {
-    let Percentiles { list, digits } = of;
+fn percentile_lines(out: &mut String, name: &str, l: &LatencyStats, of: &PercentileList) -> std::fmt::Result {
+    let PercentileList { list, digits } = of;
     let all: Vec<_> = list.iter().map(|p| (p, l.histogram.value_at_percentile(*p))).collect();
     let (Some((_, first)), Some((_, last))) = (all.first(), all.last()) else { return Ok(()) };
     let (unit, ns) = time_unit(*first, *last);
@@ -247,7 +278,7 @@ pub fn latency_shares(stats: &JobStats) -> ([[f64; 10]; 3], f64, f64) {
     (shares, percent(two_seconds - below), percent(total - two_seconds))
 }
 
-fn latency_classes(out: &mut String, stats: &JobStats) -> std::fmt::Result {
+fn write_latency_bucket_lines(out: &mut String, stats: &JobStats) -> std::fmt::Result {
     let (shares, second, more) = latency_shares(stats);
     for (unit, shares) in ["nsec", "usec", "msec"].iter().zip(shares) {
         let mut classes: Vec<(String, f64)> =
@@ -268,17 +299,23 @@ fn latency_classes(out: &mut String, stats: &JobStats) -> std::fmt::Result {
 }
 
 /// Counts as percentages of their sum.
-pub fn percentages(counts: &[u64; 7]) -> [f64; 7] {
+pub fn counts_to_percentages(counts: &[u64; 7]) -> [f64; 7] {
     let total: u64 = counts.iter().sum();
     counts.map(|n| if total == 0 { 0.0 } else { 100.0 * n as f64 / total as f64 })
 }
 
-fn batches(out: &mut String, title: &str, sizes: &BatchSizes) -> std::fmt::Result {
-    shares(out, title, &BATCH_NAMES, &sizes.0)
+fn write_batch_size_percentages(out: &mut String, title: &str, sizes: &BatchSizeCounts) -> std::fmt::Result {
+    write_percentages_line(out, title, &BATCH_NAMES, &sizes.0)
 }
 
-fn shares(out: &mut String, title: &str, names: &[&str; 7], counts: &[u64; 7]) -> std::fmt::Result {
-    let all: Vec<_> = names.iter().zip(percentages(counts)).map(|(n, p)| format!("{n}={p:3.1}%")).collect();
+fn write_percentages_line(
+    out: &mut String,
+    title: &str,
+    names: &[&str; 7],
+    counts: &[u64; 7],
+) -> std::fmt::Result {
+    let all: Vec<_> =
+        names.iter().zip(counts_to_percentages(counts)).map(|(n, p)| format!("{n}={p:3.1}%")).collect();
     writeln!(out, "{title}: {}", all.join(", "))
 }
 
@@ -286,19 +323,26 @@ fn group_line<'a>(
     out: &mut String,
     name: &str,
     direction: usize,
-    entries: impl Iterator<Item = &'a ReportEntry>,
+    entries: impl Iterator<Item = &'a JobOrGroupReport>,
 ) -> std::fmt::Result {
     let all: Vec<&DirectionStats> =
         entries.map(|e| &e.stats.directions[direction]).filter(|d| d.ios > 0).collect();
     let times = || all.iter().map(|d| d.runtime.0.div_ceil(1_000_000));
-    let speeds = || all.iter().map(|d| rates(d).0);
+    let speeds = || all.iter().map(|d| bandwidth_and_iops(d).0);
     let (Some(shortest), Some(longest)) = (times().min(), times().max()) else { return Ok(()) };
     let bytes: u64 = all.iter().map(|d| d.bytes).sum();
     let nanos = all.iter().map(|d| d.runtime.0).max().unwrap_or(1).max(1);
     let total = bytes as f64 * 1e9 / nanos as f64;
     let (slowest, fastest) = (speeds().fold(f64::INFINITY, f64::min), speeds().fold(0.0, f64::max));
     let range = |f: fn(f64, usize) -> String| format!("{}B/s-{}B/s", f(slowest, 4), f(fastest, 4));
-    write!(out, "{name:>7}: bw={}, {} ({}), ", bandwidth(total), range(binary), range(decimal))?;
-    let (moved, decimals) = (binary(bytes as f64, 4), decimal(bytes as f64, 4));
+    write!(
+        out,
+        "{name:>7}: bw={}, {} ({}), ",
+        format_fio_bandwidth(total),
+        range(format_with_binary_prefix),
+        range(format_with_decimal_prefix)
+    )?;
+    let (moved, decimals) =
+        (format_with_binary_prefix(bytes as f64, 4), format_with_decimal_prefix(bytes as f64, 4));
     writeln!(out, "io={moved}B ({decimals}B), run={shortest}-{longest}msec")
 }

@@ -62,19 +62,19 @@ impl FromStr for ByteLength {
     type Err = String;
 
     fn from_str(text: &str) -> Result<ByteLength, String> {
-        positive(text).map(ByteLength)
+        parse_nonzero_size(text).map(ByteLength)
     }
 }
 
 /// Bytes or requests per second; 0 for no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rate(pub u64);
+pub struct IoRateLimit(pub u64);
 
-impl FromStr for Rate {
+impl FromStr for IoRateLimit {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Rate, String> {
-        size::parse(text).map(Rate).map_err(|error| error.to_string())
+    fn from_str(text: &str) -> Result<IoRateLimit, String> {
+        size::parse_size_with_unit(text).map(IoRateLimit).map_err(|error| error.to_string())
     }
 }
 
@@ -87,7 +87,7 @@ impl FromStr for LengthRange {
 
     fn from_str(text: &str) -> Result<LengthRange, String> {
         let (min, max) = text.split_once(['-', ':']).ok_or("a range is MIN-MAX")?;
-        let (min, max) = (positive(min)?, positive(max)?);
+        let (min, max) = (parse_nonzero_size(min)?, parse_nonzero_size(max)?);
         // As in fio, both orders are accepted.
         Ok(LengthRange(min.min(max), min.max(max)))
     }
@@ -104,7 +104,7 @@ impl FromStr for LengthSplit {
         let mut sizes = Vec::new();
         for entry in text.split(':') {
             let (bytes, percent) = entry.split_once('/').unwrap_or((entry, ""));
-            sizes.push((positive(bytes)?, percentage(percent)?));
+            sizes.push((parse_nonzero_size(bytes)?, parse_bssplit_percentage(percent)?));
         }
         if sizes.len() > SPLIT_MAX {
             return Err(format!("more than {SPLIT_MAX} sizes"));
@@ -185,7 +185,7 @@ impl LengthDistribution {
 
 /// A percentage of a split; `None` if it is empty or 0. fio ignores a fraction, so it reads a value
 /// below 1 as 0 and draws it like a size without a percentage. Such a value is refused here.
-fn percentage(text: &str) -> Result<Option<u32>, String> {
+fn parse_bssplit_percentage(text: &str) -> Result<Option<u32>, String> {
     if text.is_empty() {
         return Ok(None);
     }
@@ -201,8 +201,8 @@ fn percentage(text: &str) -> Result<Option<u32>, String> {
     Ok(Some(percent).filter(|n| *n > 0))
 }
 
-fn positive(text: &str) -> Result<u64, String> {
-    match size::parse(text) {
+fn parse_nonzero_size(text: &str) -> Result<u64, String> {
+    match size::parse_size_with_unit(text) {
         Ok(0) => Err("a size of 0".into()),
         Ok(size) => Ok(size),
         Err(error) => Err(error.to_string()),

@@ -1,7 +1,7 @@
 //! When a job may send its next request: its rate, and its pauses.
 
-use crate::load::{Load, RateProcess};
-use crate::request_lengths::{PerDirection, Rate};
+use crate::load::{FioLoadOptions, RateProcess};
+use crate::request_lengths::{IoRateLimit, PerDirection};
 use crate::stats::DIRECTIONS;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -34,9 +34,9 @@ struct RateSchedule {
 
 impl RateSchedule {
     /// The schedule of a direction; `None` if it has no rate.
-    fn new(load: &Load, direction: usize) -> Option<RateSchedule> {
-        let think = crate::clock::nanos(load.thinktime).0 as f64;
-        let of = |rates: &Option<PerDirection<Rate>>| {
+    fn new(load: &FioLoadOptions, direction: usize) -> Option<RateSchedule> {
+        let think = crate::clock::duration_to_nanos(load.thinktime).0 as f64;
+        let of = |rates: &Option<PerDirection<IoRateLimit>>| {
             let rate = rates.as_ref().and_then(|rates| rates.of[direction]);
             rate.filter(|rate| rate.0 > 0).map(|rate| 1e9 / rate.0 as f64)
         };
@@ -57,13 +57,13 @@ impl RateSchedule {
 
 impl RequestPacer {
     /// `None` if the load sends as fast as it can.
-    pub fn new(load: &Load, seed: u64) -> Option<RequestPacer> {
+    pub fn new(load: &FioLoadOptions, seed: u64) -> Option<RequestPacer> {
         let tables = std::array::from_fn(|direction| RateSchedule::new(load, direction));
         let paced = tables.iter().any(Option::is_some) || !load.thinktime.is_zero();
         paced.then(|| RequestPacer {
             tables,
             poisson: (load.rate_process == RateProcess::Poisson).then(|| SmallRng::seed_from_u64(seed)),
-            think: crate::clock::nanos(load.thinktime),
+            think: crate::clock::duration_to_nanos(load.thinktime),
             think_after: load.thinktime_blocks.into(),
             sent: 0,
             until: None,
@@ -117,10 +117,10 @@ impl RequestPacer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::parse_load;
+    use crate::jobs::parse_fio_load_options;
 
     fn new_pacer(text: &str) -> RequestPacer {
-        RequestPacer::new(&parse_load(text), 1).unwrap()
+        RequestPacer::new(&parse_fio_load_options(text), 1).unwrap()
     }
 
     /// Sends a request if it is due. Returns its due time, as an error if that is later than `now`.
@@ -159,7 +159,7 @@ mod tests {
             let due = [0, 1, 2].map(|direction| pacer.due(direction, ms(7)));
             assert_eq!(due, [ms(107), ms(57), ms(7)], "{text}");
         }
-        let none = |text: &str| RequestPacer::new(&parse_load(text), 1).is_none();
+        let none = |text: &str| RequestPacer::new(&parse_fio_load_options(text), 1).is_none();
         assert!(none("--rate 0") && none("--rate_iops 0,0") && !none("--rate 0,1"));
         assert!(none(""), "as fast as it can");
     }

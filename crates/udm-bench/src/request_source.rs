@@ -1,9 +1,9 @@
 //! The source of a job's requests: its plan, and its pace.
 
-use crate::load::Load;
+use crate::load::FioLoadOptions;
 use crate::plan::{AccessPlan, SectorSpan};
 use crate::request_pacing::RequestPacer;
-use crate::stats::direction;
+use crate::stats::direction_index_of_op;
 use udm_core::{Nanos, Op};
 
 /// The requests of a job.
@@ -34,7 +34,7 @@ pub enum NextRequest {
 
 impl RequestSource {
     /// Creates the source of a load with at most `most` requests. `seed` is for the pace.
-    pub fn new(load: &Load, plan: AccessPlan, most: u64, seed: u64) -> RequestSource {
+    pub fn new(load: &FioLoadOptions, plan: AccessPlan, most: u64, seed: u64) -> RequestSource {
         let mixed = load.rw.op().is_none() && (1..100).contains(&load.read_percent());
         RequestSource {
             plan,
@@ -90,11 +90,11 @@ impl RequestSource {
             return NextRequest::Over;
         }
         let mut op = *self.held.get_or_insert_with(|| self.plan.draw_op());
-        let mut due = pacer.due(direction(op), now);
+        let mut due = pacer.due(direction_index_of_op(op), now);
         // As in fio, one direction does not wait for the other.
         if due > now && self.switches {
             let other = if op == Op::Read { Op::Write } else { Op::Read };
-            let others = pacer.due(direction(other), now);
+            let others = pacer.due(direction_index_of_op(other), now);
             if others < due {
                 (op, due) = (other, others);
             }
@@ -104,7 +104,7 @@ impl RequestSource {
         }
         self.held = None;
         let Some(span) = self.plan.next_of(op) else { return NextRequest::Over };
-        pacer.sent(direction(op), span.bytes());
+        pacer.sent(direction_index_of_op(op), span.bytes());
         self.taken += 1;
         NextRequest::Request(op, span, due)
     }
@@ -124,11 +124,11 @@ impl RequestSource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::parse_load;
+    use crate::jobs::parse_fio_load_options;
     use udm_core::{Limits, Sectors};
 
     fn source(text: &str) -> RequestSource {
-        let load = parse_load(&format!("{text} --randseed 1"));
+        let load = parse_fio_load_options(&format!("{text} --randseed 1"));
         let region = load.regions(&Limits::new(Sectors(1 << 20))).unwrap()[0];
         RequestSource::new(&load, AccessPlan::new(&load, 0, region), load.requests(region), 1)
     }
@@ -140,7 +140,7 @@ mod tests {
             match source.next(true, now) {
                 NextRequest::Request(op, _, since) => {
                     assert!(since <= now);
-                    sent[direction(op)] += 1;
+                    sent[direction_index_of_op(op)] += 1;
                 }
                 NextRequest::Wait(until) => {
                     assert!(until > now);
@@ -170,7 +170,7 @@ mod tests {
     fn what_was_written_is_read() {
         let text = "--rw randrw --rate_iops 1000 --number_ios 100 --verify crc32c";
         let mut source = source(text);
-        let load = parse_load(&format!("{text} --randseed 1"));
+        let load = parse_fio_load_options(&format!("{text} --randseed 1"));
         let region = load.regions(&Limits::new(Sectors(1 << 20))).unwrap()[0];
         let mut now = Nanos(0);
         let mut next = |source: &mut RequestSource| loop {

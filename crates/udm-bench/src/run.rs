@@ -1,12 +1,12 @@
 //! One measurement: the jobs of one or several loads, on one or several devices.
 
-use crate::cores::{self, ClusterGate};
+use crate::cores::{self, ValueOrCancelGate};
 use crate::job::{self, JobSpec};
 use crate::jobs::BenchJob;
-use crate::load::Load;
-use crate::progress::Progress;
-use crate::region::Region;
-use crate::report::Report;
+use crate::load::FioLoadOptions;
+use crate::progress::JobProgressCounters;
+use crate::region::JobRegion;
+use crate::report::BenchReport;
 use anyhow::{Context, Result};
 use rustix::fs::Advice;
 use std::fs::File;
@@ -15,14 +15,14 @@ use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::AcqRel};
 use std::sync::{Arc, OnceLock};
 use udm_core::{Device, Limits, Sectors};
-use udm_runtime::{CoreOptions, CoreSet};
+use udm_runtime::{CoreOptions, ProcessCores};
 
 /// A measurement of one load.
-pub struct BenchRun<'a> {
+pub struct SingleLoadMeasurement<'a> {
     /// The load.
-    pub load: &'a Load,
+    pub load: &'a FioLoadOptions,
     /// Counters of completed requests, for a progress line.
-    pub progress: Option<&'a Progress>,
+    pub progress: Option<&'a JobProgressCounters>,
     /// If set, the jobs stop early, and their results so far are reported.
     pub stop: &'a AtomicBool,
 }
@@ -30,22 +30,25 @@ pub struct BenchRun<'a> {
 /// The number of running threads of a stage, and the gate for the next stage.
 struct StageGate {
     left: AtomicUsize,
-    over: ClusterGate<()>,
+    over: ValueOrCancelGate<()>,
 }
 
 /// The data that the threads get once the devices exist.
-struct StartSignal {
-    core_set: Arc<CoreSet>,
+struct ProcessCoresAndJobRegions {
+    core_set: Arc<ProcessCores>,
     /// Regions by job, then by thread.
-    regions: Vec<Vec<Region>>,
+    regions: Vec<Vec<JobRegion>>,
 }
 
-impl BenchRun<'_> {
+impl SingleLoadMeasurement<'_> {
     /// Runs the jobs on the device that `make` makes. `make` is called once the cores take turns.
     ///
     /// # Errors
     /// If the load can't begin. Later failures are in the report.
-    pub fn measure(&self, make: impl FnOnce(&Arc<CoreSet>) -> Result<Arc<dyn Device>>) -> Result<Report> {
+    pub fn measure(
+        &self,
+        make: impl FnOnce(&Arc<ProcessCores>) -> Result<Arc<dyn Device>>,
+    ) -> Result<BenchReport> {
         let job = BenchJob::alone(self.load.clone());
         measure_jobs(slice::from_ref(&job), self.progress, self.stop, |c| Ok(vec![make(c)?]))
     }
@@ -58,15 +61,15 @@ impl BenchRun<'_> {
 /// If a load can't begin. Later failures are in the report.
 pub fn measure_jobs(
     jobs: &[BenchJob],
-    progress: Option<&Progress>,
+    progress: Option<&JobProgressCounters>,
     stop: &AtomicBool,
-    make: impl FnOnce(&Arc<CoreSet>) -> Result<Vec<Arc<dyn Device>>>,
-) -> Result<Report> {
+    make: impl FnOnce(&Arc<ProcessCores>) -> Result<Vec<Arc<dyn Device>>>,
+) -> Result<BenchReport> {
     let mut stages: Vec<StageGate> = Vec::new();
     // The index of each thread's job, and of the thread in the job.
     let mut threads = Vec::new();
     for (at, job) in jobs.iter().enumerate() {
-        job.load.check().with_context(|| error_prefix(jobs, job))?;
+        job.load.check().with_context(|| job_error_prefix(jobs, job))?;
         stages.resize_with(stages.len().max(job.stage + 1), StageGate::new);
         *stages[job.stage].left.get_mut() += usize::from(job.load.numjobs);
         threads.extend((0..usize::from(job.load.numjobs)).map(|n| (at, n)));
@@ -74,7 +77,7 @@ pub fn measure_jobs(
     // Each stage is checked alone: its memory is freed before the next stage begins.
     let of_stage = |stage| jobs.iter().enumerate().filter(move |(_, job)| job.stage == stage);
     for stage in 0..stages.len() {
-        Load::check_memory(of_stage(stage).map(|(_, job)| &job.load)).context("bench: all jobs")?;
+        FioLoadOptions::check_memory(of_stage(stage).map(|(_, job)| &job.load)).context("bench: all jobs")?;
     }
     let options: Vec<_> = threads
         .iter()
@@ -86,25 +89,28 @@ pub fn measure_jobs(
         })
         .collect();
     let start = OnceLock::new();
-    let outcomes = cores::run(
+    let outcomes = cores::run_on_attached_cores(
         &options,
         |core_set| {
             let devices = make(core_set)?;
             let regions = |job: &BenchJob| {
-                job.load.regions(&limits(&*devices[job.device])).with_context(|| error_prefix(jobs, job))
+                job.load
+                    .regions(&request_limits_of_bench_device(&*devices[job.device]))
+                    .with_context(|| job_error_prefix(jobs, job))
             };
             let regions = jobs.iter().map(regions).collect::<Result<Vec<Vec<_>>>>()?;
             for stage in 0..stages.len() {
                 let maps = of_stage(stage).map(|(at, job)| (&job.load, &regions[at][..]));
-                Load::check_maps(maps).context("bench: all jobs")?;
+                FioLoadOptions::check_maps(maps).context("bench: all jobs")?;
             }
-            let _ = start.set(StartSignal { core_set: Arc::clone(core_set), regions });
+            let _ = start.set(ProcessCoresAndJobRegions { core_set: Arc::clone(core_set), regions });
             Ok(devices)
         },
         |core, lanes| {
             let thread = usize::from(core.id().0);
             let (at, n) = threads[thread];
-            let StartSignal { core_set, regions } = start.get().expect("set before the cores begin");
+            let ProcessCoresAndJobRegions { core_set, regions } =
+                start.get().expect("set before the cores begin");
             let BenchJob { load, device, stage, .. } = &jobs[at];
             let region = regions[at][n];
             let progress = progress.map(|p| p.counter(thread));
@@ -113,19 +119,20 @@ pub fn measure_jobs(
                 stages[*stage - 1].over.wait(core);
             }
             if let Some(file) = &jobs[at].invalidate {
-                drop_cache(file);
+                drop_file_page_cache(file);
             }
-            let outcome = job::run(core, lane, &JobSpec { load, job: thread, region, progress, stop });
+            let outcome =
+                job::run_job_on_core(core, lane, &JobSpec { load, job: thread, region, progress, stop });
             stages[*stage].one_is_over(core_set);
             outcome
         },
     )?;
-    Ok(Report::new(jobs, threads.iter().map(|(at, _)| *at).zip(outcomes)))
+    Ok(BenchReport::new(jobs, threads.iter().map(|(at, _)| *at).zip(outcomes)))
 }
 
 /// The limits for requests to a device. A mapped device splits requests that are too long for the
 /// devices below.
-fn limits(device: &dyn Device) -> Limits {
+fn request_limits_of_bench_device(device: &dyn Device) -> Limits {
     let limits = device.limits();
     let longest = |most: Sectors| if most > Sectors::ZERO { Sectors(u32::MAX.into()) } else { most };
     match device.stacked() {
@@ -140,23 +147,23 @@ fn limits(device: &dyn Device) -> Limits {
 }
 
 /// Drops the page cache of a file, so that reads come from the disk. Errors are ignored, as in fio.
-fn drop_cache(file: &Path) {
+fn drop_file_page_cache(file: &Path) {
     if let Ok(file) = File::open(file) {
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
     }
 }
 
 /// Prefix of an error of a job. It names the job if there are several.
-fn error_prefix(jobs: &[BenchJob], job: &BenchJob) -> String {
+fn job_error_prefix(jobs: &[BenchJob], job: &BenchJob) -> String {
     if jobs.len() == 1 { "bench".into() } else { format!("bench: job {}", job.load.name) }
 }
 
 impl StageGate {
     fn new() -> StageGate {
-        StageGate { left: AtomicUsize::new(0), over: ClusterGate::new() }
+        StageGate { left: AtomicUsize::new(0), over: ValueOrCancelGate::new() }
     }
 
-    fn one_is_over(&self, core_set: &CoreSet) {
+    fn one_is_over(&self, core_set: &ProcessCores) {
         if self.left.fetch_sub(1, AcqRel) == 1 {
             self.over.open(Some(()), core_set);
         }

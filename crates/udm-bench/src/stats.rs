@@ -1,6 +1,6 @@
 //! The counters of a job, and their sums over jobs.
 
-use crate::timeline::JobTimeline;
+use crate::timeline::JobBytesMovedTimeline;
 use hdrhistogram::Histogram;
 use nix::sys::resource::{UsageWho, getrusage};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use udm_core::{Nanos, Op};
 pub const DIRECTIONS: usize = 3;
 
 /// The direction of an operation that moves or discards blocks.
-pub fn direction(op: Op) -> usize {
+pub fn direction_index_of_op(op: Op) -> usize {
     match op {
         Op::Read | Op::Flush => 0,
         Op::Write | Op::WriteZeroes => 1,
@@ -83,7 +83,7 @@ impl LatencyStats {
 
 /// Samples at intervals: bandwidth in KiB/s, or requests per second.
 #[derive(Clone, Copy, Default)]
-pub struct SampleStats {
+pub struct IntervalRateStats {
     pub min: f64,
     pub max: f64,
     pub count: u64,
@@ -91,7 +91,7 @@ pub struct SampleStats {
     squares: f64,
 }
 
-impl SampleStats {
+impl IntervalRateStats {
     /// Adds a sample (Welford's algorithm).
     pub fn push(&mut self, x: f64) {
         self.min = if self.count == 0 { x } else { self.min.min(x) };
@@ -108,7 +108,7 @@ impl SampleStats {
     }
 
     /// Adds the samples of a job that ran at the same time. Averages add up, as in fio.
-    fn add(&mut self, other: &SampleStats) {
+    fn add(&mut self, other: &IntervalRateStats) {
         self.min += other.min;
         self.max += other.max;
         self.mean += other.mean;
@@ -123,8 +123,8 @@ pub struct DirectionStats {
     pub ios: u64,
     pub bytes: u64,
     pub latency: LatencyStats,
-    pub bandwidth: SampleStats,
-    pub iops: SampleStats,
+    pub bandwidth: IntervalRateStats,
+    pub iops: IntervalRateStats,
     /// Time in which the job had requests of this direction.
     pub runtime: Nanos,
 }
@@ -145,9 +145,9 @@ impl DirectionStats {
 
 /// Counts of batches by size: fio's `submit` and `complete` (0, 4, 8, 16, 32, 64, more).
 #[derive(Clone, Copy, Default)]
-pub struct BatchSizes(pub [u64; 7]);
+pub struct BatchSizeCounts(pub [u64; 7]);
 
-impl BatchSizes {
+impl BatchSizeCounts {
     /// Counts a batch of `n`.
     #[inline]
     pub fn count(&mut self, n: usize) {
@@ -171,12 +171,12 @@ pub struct JobStats {
     pub sync: LatencyStats,
     /// Requests by the number in flight when they were submitted: 1, 2, 4, ... 64.
     pub depths: [u64; 7],
-    pub submits: BatchSizes,
-    pub completes: BatchSizes,
+    pub submits: BatchSizeCounts,
+    pub completes: BatchSizeCounts,
     pub runtime: Nanos,
-    pub usage: CpuUsage,
+    pub usage: ThreadRusage,
     /// The timelines of the jobs in this sum.
-    pub parts: Vec<JobTimeline>,
+    pub parts: Vec<JobBytesMovedTimeline>,
 }
 
 impl JobStats {
@@ -186,31 +186,33 @@ impl JobStats {
             ios: 0,
             bytes: 0,
             latency: LatencyStats::new(),
-            bandwidth: SampleStats::default(),
-            iops: SampleStats::default(),
+            bandwidth: IntervalRateStats::default(),
+            iops: IntervalRateStats::default(),
             runtime: Nanos(0),
         };
         JobStats {
             directions: std::array::from_fn(|_| direction()),
             sync: LatencyStats::new(),
             depths: [0; 7],
-            submits: BatchSizes::default(),
-            completes: BatchSizes::default(),
+            submits: BatchSizeCounts::default(),
+            completes: BatchSizeCounts::default(),
             runtime: Nanos(0),
-            usage: CpuUsage::default(),
-            parts: vec![JobTimeline::new()],
+            usage: ThreadRusage::default(),
+            parts: vec![JobBytesMovedTimeline::new()],
         }
     }
 
     /// Clears all counters at the end of the ramp. Memory stays allocated.
     pub fn clear(&mut self) {
         for d in &mut self.directions {
-            (d.ios, d.bytes, d.bandwidth, d.iops) = (0, 0, SampleStats::default(), SampleStats::default());
+            (d.ios, d.bytes, d.bandwidth, d.iops) =
+                (0, 0, IntervalRateStats::default(), IntervalRateStats::default());
             d.latency.clear();
         }
         self.sync.clear();
         self.parts.iter_mut().for_each(|part| part.timeline.clear());
-        (self.depths, self.submits, self.completes) = ([0; 7], BatchSizes::default(), BatchSizes::default());
+        (self.depths, self.submits, self.completes) =
+            ([0; 7], BatchSizeCounts::default(), BatchSizeCounts::default());
     }
 
     /// Adds the counters of another job.
@@ -242,7 +244,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
 
 /// CPU time, context switches and page faults of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct CpuUsage {
+pub struct ThreadRusage {
     pub user: Duration,
     pub system: Duration,
     /// Context switches, voluntary and involuntary.
@@ -253,15 +255,15 @@ pub struct CpuUsage {
     pub of: Duration,
 }
 
-impl CpuUsage {
+impl ThreadRusage {
     /// The usage of the calling thread so far; zero if the system does not report it.
-    pub fn now() -> CpuUsage {
-        let Ok(r) = getrusage(UsageWho::RUSAGE_THREAD) else { return CpuUsage::default() };
+    pub fn now() -> ThreadRusage {
+        let Ok(r) = getrusage(UsageWho::RUSAGE_THREAD) else { return ThreadRusage::default() };
         let time = |t: nix::sys::time::TimeVal| {
             Duration::from_secs(t.tv_sec() as u64) + Duration::from_micros(t.tv_usec() as u64)
         };
         let count = |n: i64| n.max(0) as u64;
-        CpuUsage {
+        ThreadRusage {
             user: time(r.user_time()),
             system: time(r.system_time()),
             switches: count(r.voluntary_context_switches()) + count(r.involuntary_context_switches()),
@@ -272,8 +274,8 @@ impl CpuUsage {
     }
 
     /// The usage since `earlier`, in a time of `of`.
-    pub fn since(&self, earlier: &CpuUsage, of: Duration) -> CpuUsage {
-        CpuUsage {
+    pub fn since(&self, earlier: &ThreadRusage, of: Duration) -> ThreadRusage {
+        ThreadRusage {
             user: self.user.saturating_sub(earlier.user),
             system: self.system.saturating_sub(earlier.system),
             switches: self.switches.saturating_sub(earlier.switches),
@@ -284,7 +286,7 @@ impl CpuUsage {
     }
 
     /// Adds the usage of another thread, or of this thread at another time.
-    pub fn add(&mut self, other: &CpuUsage) {
+    pub fn add(&mut self, other: &ThreadRusage) {
         self.user += other.user;
         self.system += other.system;
         self.switches += other.switches;
@@ -305,7 +307,7 @@ mod tests {
 
     #[test]
     fn samples_have_mean_and_deviation() {
-        let mut s = SampleStats::default();
+        let mut s = IntervalRateStats::default();
         for x in [2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0] {
             s.push(x);
         }
@@ -326,8 +328,8 @@ mod tests {
 
     #[test]
     fn usage_counts_this_thread() {
-        let before = CpuUsage::now();
+        let before = ThreadRusage::now();
         std::thread::sleep(Duration::from_millis(2));
-        assert!(CpuUsage::now().since(&before, Duration::from_millis(2)).switches >= 1);
+        assert!(ThreadRusage::now().since(&before, Duration::from_millis(2)).switches >= 1);
     }
 }

@@ -4,11 +4,12 @@
 mod bounds;
 
 use crate::job::JobOutcome;
-use crate::report::{Report, ReportEntry};
+use crate::report::{BenchReport, JobOrGroupReport};
 use crate::stats::JobStats;
 use crate::{
-    BenchJob, BenchRun, CompareOptions, Load, MappedDevices, NamedTable, PathSampler, SnapshotOptions,
-    compare, make_mapped, snapshots,
+    BenchJob, DmLayerComparisonOptions, FioLoadOptions, MappedDevices, NamedTable, PathSampler,
+    SingleLoadMeasurement, SnapshotCostOptions, compare_dm_layers, make_mapped_devices,
+    measure_snapshot_costs,
 };
 use anyhow::Result;
 use clap::Parser;
@@ -26,7 +27,7 @@ struct LoadLine {
     #[arg(long)]
     device: String,
     #[command(flatten)]
-    load: Load,
+    load: FioLoadOptions,
 }
 
 fn line(text: &str) -> LoadLine {
@@ -37,15 +38,15 @@ fn with_table(table: &str, text: &str) -> LoadLine {
     LoadLine { device: table.into(), ..line(&format!("--device mem:1M {text}")) }
 }
 
-fn measure(line: &LoadLine) -> Result<Vec<ReportEntry>> {
+fn measure(line: &LoadLine) -> Result<Vec<JobOrGroupReport>> {
     let stop = AtomicBool::new(false);
-    let run = BenchRun { load: &line.load, progress: None, stop: &stop };
+    let run = SingleLoadMeasurement { load: &line.load, progress: None, stop: &stop };
     let report = run.measure(|core_set| match line.device.strip_prefix("d=") {
         Some(text) => {
             let table = NamedTable { name: "d".into(), text: text.into() };
-            Ok(make_mapped(core_set, &[table])?.remove(0))
+            Ok(make_mapped_devices(core_set, &[table])?.remove(0))
         }
-        None => Ok(udm_backends::open(&uri::parse(&line.device)?)?),
+        None => Ok(udm_backends::open_standalone_device(&uri::parse_device_uri(&line.device)?)?),
     })?;
     Ok(report.entries)
 }
@@ -54,13 +55,13 @@ fn error(line: &LoadLine) -> String {
     format!("{:#}", measure(line).err().expect("this must fail"))
 }
 
-fn one(line: &LoadLine) -> ReportEntry {
+fn one(line: &LoadLine) -> JobOrGroupReport {
     let mut entries = measure(line).unwrap();
     assert_eq!(entries.len(), 1);
     entries.pop().unwrap()
 }
 
-fn ios(entry: &ReportEntry) -> [u64; 3] {
+fn ios(entry: &JobOrGroupReport) -> [u64; 3] {
     entry.stats.directions.each_ref().map(|d| d.ios)
 }
 
@@ -268,7 +269,7 @@ fn rates_and_thoughts_take_their_time() {
 }
 
 /// A report with a count in each of its lines.
-fn report_with_everything(load: Load) -> Report {
+fn report_with_everything(load: FioLoadOptions) -> BenchReport {
     let mut stats = JobStats::new();
     for direction in &mut stats.directions[..2] {
         for ns in [80, 150, 300, 700, 5_000, 17_792] {
@@ -286,7 +287,7 @@ fn report_with_everything(load: Load) -> Report {
     stats.completes.count(1);
     stats.runtime = Nanos::from_millis(2001);
     let outcome = JobOutcome { stats, failure: None, thread: 7670 };
-    Report::new(&[BenchJob::alone(load)], std::iter::once((0, outcome)))
+    BenchReport::new(&[BenchJob::alone(load)], std::iter::once((0, outcome)))
 }
 
 /// The pattern of a line: its words without numbers, spaces and prefixes of units.
@@ -332,7 +333,7 @@ fn the_page_has_jobs_and_paths() {
     );
     let stop = AtomicBool::new(false);
     let mut watch = None;
-    let run = BenchRun { load: &line.load, progress: None, stop: &stop };
+    let run = SingleLoadMeasurement { load: &line.load, progress: None, stop: &stop };
     let table = NamedTable { name: "d".into(), text: line.device[2..].into() };
     let report = run.measure(|core_set| {
         let made = Arc::new(MappedDevices::new(core_set, &[table])?);
@@ -358,7 +359,7 @@ fn the_page_has_jobs_and_paths() {
         let share = moved / path.moved as f64;
         assert!(path.rates.len() >= 3 && (0.5..=1.0001).contains(&share), "the plot has {share} of {path:?}");
     }
-    let moved = |entry: &ReportEntry, i: usize| {
+    let moved = |entry: &JobOrGroupReport, i: usize| {
         let part = &entry.stats.parts[0];
         let mut before = 0.0;
         part.timeline.rates(i).map(|(at, rate)| rate * (at - std::mem::replace(&mut before, at))).sum::<f64>()
@@ -397,9 +398,14 @@ fn the_json_is_fios() {
 
 #[test]
 fn a_comparison_has_every_device() {
-    let options =
-        CompareOptions { depths: vec![1, 4], cores: vec![1, 2], rounds: 2, requests: 100, paths: 3 };
-    let comparison = compare(&options, &AtomicBool::new(false)).unwrap();
+    let options = DmLayerComparisonOptions {
+        depths: vec![1, 4],
+        cores: vec![1, 2],
+        rounds: 2,
+        requests: 100,
+        paths: 3,
+    };
+    let comparison = compare_dm_layers(&options, &AtomicBool::new(false)).unwrap();
     let cores = std::thread::available_parallelism().unwrap().get().min(2);
     assert_eq!(comparison.rows.len(), 8 * 2 * cores);
     assert!(comparison.rows.iter().all(|r| r.ns > 0.0));
@@ -412,7 +418,7 @@ fn a_comparison_has_every_device() {
 /// A stop in the middle keeps the rounds so far, and no core waits for another.
 #[test]
 fn a_comparison_that_is_stopped_has_what_was_measured() {
-    let options = CompareOptions {
+    let options = DmLayerComparisonOptions {
         depths: vec![1, 4],
         cores: vec![1, 2],
         rounds: 1_000_000,
@@ -421,7 +427,7 @@ fn a_comparison_that_is_stopped_has_what_was_measured() {
     };
     let stop = AtomicBool::new(false);
     let comparison = std::thread::scope(|scope| {
-        let run = scope.spawn(|| compare(&options, &stop));
+        let run = scope.spawn(|| compare_dm_layers(&options, &stop));
         // By this time, two rounds have ended.
         std::thread::sleep(std::time::Duration::from_secs(2));
         stop.store(true, Relaxed);
@@ -430,12 +436,12 @@ fn a_comparison_that_is_stopped_has_what_was_measured() {
     assert!(comparison.stopped && comparison.rows.len() == 8, "{} rows", comparison.rows.len());
     assert!(comparison.table().ends_with("stopped early\n"));
     let stopped = AtomicBool::new(true);
-    assert!(compare(&options, &stopped).is_err(), "nothing was measured");
+    assert!(compare_dm_layers(&options, &stopped).is_err(), "nothing was measured");
 }
 
 #[test]
 fn snapshots_are_measured_on_several_threads() {
-    let options = SnapshotOptions {
+    let options = SnapshotCostOptions {
         depths: vec![1, 4],
         threads: vec![1, 3],
         rounds: 1,
@@ -443,7 +449,7 @@ fn snapshots_are_measured_on_several_threads() {
         exceptions: vec![100, 1000],
     };
     let done = AtomicUsize::new(0);
-    let costs = snapshots(&options, &AtomicBool::new(false), &done).unwrap();
+    let costs = measure_snapshot_costs(&options, &AtomicBool::new(false), &done).unwrap();
     // Devices, depths, threads, and devices below.
     assert_eq!((costs.first_writes.len(), costs.lookups.len()), (6 * 2 * 2 * 2, 2));
     assert!(
@@ -464,7 +470,7 @@ fn snapshots_are_measured_on_several_threads() {
         assert!(table.contains(name), "{name} in\n{table}");
     }
     assert!(
-        snapshots(&options, &AtomicBool::new(true), &done).is_err(),
+        measure_snapshot_costs(&options, &AtomicBool::new(true), &done).is_err(),
         "stopped before anything was measured"
     );
 }

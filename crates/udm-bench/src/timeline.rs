@@ -12,8 +12,8 @@ const EVERY: Nanos = Nanos::from_millis(50);
 
 /// The timeline of one job of an entry.
 #[derive(Clone)]
-pub struct JobTimeline {
-    pub timeline: Timeline,
+pub struct JobBytesMovedTimeline {
+    pub timeline: BytesMovedTimeline,
     /// Requests of the job, set at its end. `runtime` is its run time.
     pub ios: [u64; DIRECTIONS],
     pub runtime: Nanos,
@@ -21,23 +21,23 @@ pub struct JobTimeline {
 
 /// Readings of the bytes that a job has moved.
 #[derive(Clone)]
-pub struct Timeline {
+pub struct BytesMovedTimeline {
     /// Readings: time since the job began, and bytes.
     readings: Vec<(Nanos, [u64; DIRECTIONS])>,
     every: Nanos,
 }
 
-impl JobTimeline {
+impl JobBytesMovedTimeline {
     /// Creates an empty timeline.
-    pub fn new() -> JobTimeline {
-        JobTimeline { timeline: Timeline::new(), ios: [0; DIRECTIONS], runtime: Nanos(0) }
+    pub fn new() -> JobBytesMovedTimeline {
+        JobBytesMovedTimeline { timeline: BytesMovedTimeline::new(), ios: [0; DIRECTIONS], runtime: Nanos(0) }
     }
 }
 
-impl Timeline {
+impl BytesMovedTimeline {
     /// Creates an empty timeline. Readings allocate no more memory.
-    pub fn new() -> Timeline {
-        Timeline { readings: Vec::with_capacity(READINGS), every: EVERY }
+    pub fn new() -> BytesMovedTimeline {
+        BytesMovedTimeline { readings: Vec::with_capacity(READINGS), every: EVERY }
     }
 
     /// Removes all readings.
@@ -90,7 +90,7 @@ mod tests {
     /// The number of readings of a long job is bounded, and they cover all of its bytes.
     #[test]
     fn a_long_job_has_few_readings() {
-        let mut timeline = JobTimeline::new().timeline;
+        let mut timeline = JobBytesMovedTimeline::new().timeline;
         let room = timeline.readings.capacity();
         let mut at = Nanos(0);
         for _ in 0..5_000 {

@@ -23,7 +23,7 @@ pub struct BlockHeader {
 }
 
 /// Fills `block` (at least 512 bytes) with `stamp` and noise.
-pub fn fill(block: &mut [u8], stamp: BlockHeader) {
+pub fn fill_block_with_header_and_crc(block: &mut [u8], stamp: BlockHeader) {
     let fields = [stamp.offset, stamp.tag, stamp.index];
     for (out, field) in block[8..HEADER].chunks_exact_mut(8).zip(fields) {
         out.copy_from_slice(&field.to_le_bytes());
@@ -43,7 +43,12 @@ pub fn fill(block: &mut [u8], stamp: BlockHeader) {
 ///
 /// # Errors
 /// One line that describes the difference.
-pub fn check(block: &[u8], offset: u64, tag: Option<u64>, index: Option<u64>) -> Result<(), String> {
+pub fn check_block_header_and_crc(
+    block: &[u8],
+    offset: u64,
+    tag: Option<u64>,
+    index: Option<u64>,
+) -> Result<(), String> {
     let u32_at = |i: usize| u32::from_le_bytes(block[i..i + 4].try_into().expect("four bytes"));
     let u64_at = |i: usize| u64::from_le_bytes(block[i..i + 8].try_into().expect("eight bytes"));
     if u32_at(0) != MAGIC {
@@ -76,10 +81,12 @@ mod tests {
     fn each_kind_of_damage_is_seen() {
         let stamp = BlockHeader { offset: 4096, tag: 7, index: 3 };
         let mut block = vec![0; 1024];
-        let what = |block: &[u8], offset, tag, index| check(block, offset, tag, index).unwrap_err();
+        let what = |block: &[u8], offset, tag, index| {
+            check_block_header_and_crc(block, offset, tag, index).unwrap_err()
+        };
         assert!(what(&block, 4096, None, None).contains("bad magic header 0,"));
-        fill(&mut block, stamp);
-        assert_eq!(check(&block, 4096, Some(7), Some(3)), Ok(()));
+        fill_block_with_header_and_crc(&mut block, stamp);
+        assert_eq!(check_block_header_and_crc(&block, 4096, Some(7), Some(3)), Ok(()));
         assert!(what(&block, 8192, None, None).contains("the block of offset 4096 at offset 8192"));
         assert!(what(&block, 4096, Some(8), None).contains("another run"));
         assert!(what(&block, 4096, Some(7), Some(4)).contains("write 3, wanted that of write 4"));

@@ -164,17 +164,17 @@ proptest! {
 
     #[test]
     fn any_bytes(data in vec(any::<u8>(), 0..200)) {
-        fuzz::job_file(&data);
+        fuzz::fuzz_job_file_parser(&data);
     }
 
     #[test]
     fn loads(lines in vec(right(), 1..8)) {
-        fuzz::job_file(format!("[a]\n{}", lines.concat()).as_bytes());
+        fuzz::fuzz_job_file_parser(format!("[a]\n{}", lines.concat()).as_bytes());
     }
 
     #[test]
     fn files(lines in vec(line(), 1..12)) {
-        fuzz::job_file(format!("[a]\n{}", lines.concat()).as_bytes());
+        fuzz::fuzz_job_file_parser(format!("[a]\n{}", lines.concat()).as_bytes());
     }
 }
 
@@ -183,9 +183,9 @@ proptest! {
 fn what_is_too_much_is_refused() {
     let refused = |text: &str, why: &str| {
         let error =
-            udm_bench::read_jobs(text, |_| Some("x".repeat(100_000))).expect_err("this must be refused");
+            udm_bench::parse_job_file(text, |_| Some("x".repeat(100_000))).expect_err("this must be refused");
         assert!(format!("{error:#}").contains(why), "{error:#}");
-        fuzz::job_file(text.as_bytes());
+        fuzz::fuzz_job_file_parser(text.as_bytes());
     };
     refused(&"#".repeat(300_000), "more than 262144 bytes");
     refused(&format!("[a]\n{}", "direct=1\n".repeat(300)), "more than 256 options");
@@ -194,6 +194,7 @@ fn what_is_too_much_is_refused() {
     refused(&"[a]\nnumjobs=1000\n".repeat(2), "more than 1024 jobs");
     refused("[a]\nname=${A}", "line 2: longer than 65536 bytes");
     let long = "[a]\nname=${A}\n".repeat(9);
-    let error = udm_bench::read_jobs(&long, |_| Some("x".repeat(65_000))).expect_err("this must be refused");
+    let error =
+        udm_bench::parse_job_file(&long, |_| Some("x".repeat(65_000))).expect_err("this must be refused");
     assert_eq!(format!("{error:#}"), "line 18: more than 524288 bytes after variables are expanded");
 }

@@ -45,11 +45,11 @@ mod shared_range;
 #[cfg(feature = "slab-count")]
 pub mod slab_count;
 
-pub use partition::{append_if_zero, partition};
+pub use partition::{append_all_unless_flagged, partition_into_two_vecs};
 pub use pool::{BufPool, PIECE_MAX};
 pub use segments::Segments;
-pub use shared::{SharedMap, copy_from_shared, copy_to_shared};
-pub use shared_range::{OutOfRange, SharedRange};
+pub use shared::{SharedMemoryMap, copy_from_shared, copy_to_shared};
+pub use shared_range::{SharedRange, SharedRangeOutOfBounds};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -69,19 +69,19 @@ const MAP_MIN: usize = 64 << 10;
 
 /// The header of a slab, in its own allocation, so that the data stays page-aligned without
 /// padding.
-struct Slab {
+struct SlabHeader {
     refs: AtomicU32,
     data: NonNull<u8>,
     len: u32,
     /// The foreign memory of the slab. Others may change it, so no slice of it may exist.
-    shared_range: Option<Arc<SharedMap>>,
+    shared_range: Option<Arc<SharedMemoryMap>>,
     /// The memory is lent and returns to its owner; see [`Buf::borrowed`].
     borrowed: bool,
 }
 
 /// An owned byte range of a slab. Ranges of live `Buf`s never overlap.
 pub struct Buf {
-    slab: NonNull<Slab>,
+    slab: NonNull<SlabHeader>,
     off: u32,
     len: u32,
 }
@@ -118,7 +118,7 @@ impl Buf {
             unsafe { alloc_zeroed(layout) }
         };
         let Some(data) = NonNull::new(data) else { handle_alloc_error(layout) };
-        let slab = Box::new(Slab {
+        let slab = Box::new(SlabHeader {
             refs: AtomicU32::new(1),
             data,
             len: len as u32,
@@ -126,7 +126,7 @@ impl Buf {
             borrowed: false,
         });
         #[cfg(feature = "slab-count")]
-        slab_count::add(len as i64);
+        slab_count::adjust_live_slab_bytes(len as i64);
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len: len as u32 }
     }
 
@@ -136,13 +136,18 @@ impl Buf {
 
     /// Wraps `len` bytes at `at` of shared memory as a `Buf` for [`Segments`]. It never leaves this
     /// crate, because it must not be read as a slice.
-    fn shared_range(map: Arc<SharedMap>, at: usize, len: u32) -> Buf {
+    fn shared_range(map: Arc<SharedMemoryMap>, at: usize, len: u32) -> Buf {
         let data = NonNull::from(map.words()).cast::<u8>();
         debug_assert!(at <= map.len() && len as usize <= map.len() - at);
         // SAFETY: the place is inside the mapping, or at its end, as the caller has checked.
         let data = unsafe { data.add(at) };
-        let slab =
-            Box::new(Slab { refs: AtomicU32::new(1), data, len, shared_range: Some(map), borrowed: false });
+        let slab = Box::new(SlabHeader {
+            refs: AtomicU32::new(1),
+            data,
+            len,
+            shared_range: Some(map),
+            borrowed: false,
+        });
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len }
     }
 
@@ -159,7 +164,8 @@ impl Buf {
     pub unsafe fn borrowed(data: NonNull<u8>, len: usize) -> Buf {
         assert!(len <= MAX_LEN, "{len} bytes lent");
         let len = len as u32;
-        let slab = Box::new(Slab { refs: AtomicU32::new(1), data, len, shared_range: None, borrowed: true });
+        let slab =
+            Box::new(SlabHeader { refs: AtomicU32::new(1), data, len, shared_range: None, borrowed: true });
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len }
     }
 
@@ -201,12 +207,12 @@ impl Buf {
     }
 
     /// The foreign memory of this piece, and its offset there.
-    fn shared(&self) -> Option<(&Arc<SharedMap>, usize)> {
+    fn shared(&self) -> Option<(&Arc<SharedMemoryMap>, usize)> {
         let map = self.slab().shared_range.as_ref()?;
         Some((map, self.addr() - map.words().as_ptr().addr()))
     }
 
-    fn slab(&self) -> &Slab {
+    fn slab(&self) -> &SlabHeader {
         // SAFETY: the slab lives as long as any Buf of it.
         unsafe { self.slab.as_ref() }
     }
@@ -333,7 +339,11 @@ impl Drop for Buf {
         let slab = unsafe { Box::from_raw(self.slab.as_ptr()) };
         let (data, len) = (slab.data.as_ptr(), slab.len as usize);
         #[cfg(feature = "slab-count")]
-        slab_count::add(if slab.shared_range.is_some() || slab.borrowed { 0 } else { -(len as i64) });
+        slab_count::adjust_live_slab_bytes(if slab.shared_range.is_some() || slab.borrowed {
+            0
+        } else {
+            -(len as i64)
+        });
         if slab.shared_range.is_some() || slab.borrowed {
             // The memory belongs to the map, whose last user unmaps it, or to the lender.
         } else if len >= MAP_MIN {

@@ -9,7 +9,7 @@
 /// the path depends on the previous choice.
 ///
 /// If the iterator yields fewer items than its length, or more, the first `len` items are kept.
-pub fn partition<T>(
+pub fn partition_into_two_vecs<T>(
     items: impl ExactSizeIterator<Item = T>,
     to: [&mut Vec<T>; 2],
     mut second: impl FnMut(&mut T) -> bool,
@@ -40,7 +40,11 @@ pub fn partition<T>(
 /// check of the items would need a loop of its own. The gain is part of the one of
 /// `ChildLanes::poll_separately` in udm-dm.
 #[inline(always)]
-pub fn append_if_zero<T>(from: &mut Vec<T>, to: &mut Vec<T>, mut odd: impl FnMut(&T) -> u8) -> bool {
+pub fn append_all_unless_flagged<T>(
+    from: &mut Vec<T>,
+    to: &mut Vec<T>,
+    mut odd: impl FnMut(&T) -> u8,
+) -> bool {
     let (count, mut any) = (from.len(), 0);
     to.reserve(count);
     for (item, place) in from.iter().zip(&mut to.spare_capacity_mut()[..count]) {
@@ -72,7 +76,7 @@ mod tests {
             let pushed =
                 |seconds| vec![100; before].into_iter().chain((0..9).filter(move |&i| second(i) == seconds));
             let ([mut a, mut b], mut asked) = ([vec![100; before], vec![100; before]], 0);
-            let count = partition(0..9, [&mut a, &mut b], |item| {
+            let count = partition_into_two_vecs(0..9, [&mut a, &mut b], |item| {
                 assert_eq!(*item, asked);
                 asked += 1;
                 second(*item)
@@ -103,7 +107,7 @@ mod tests {
             let item = Rc::new(7);
             let (mut a, mut b, mut turn) = (Vec::new(), Vec::new(), false);
             let items = WrongLenIter(says, vec![Rc::clone(&item); 5].into_iter());
-            partition(items, [&mut a, &mut b], |_| {
+            partition_into_two_vecs(items, [&mut a, &mut b], |_| {
                 turn = !turn;
                 turn
             });
@@ -117,7 +121,7 @@ mod tests {
         let item = Rc::new(7);
         let (mut a, mut b, mut asked) = (vec![Rc::clone(&item)], Vec::new(), 0);
         let dealt = catch_unwind(AssertUnwindSafe(|| {
-            partition(vec![Rc::clone(&item); 5].into_iter(), [&mut a, &mut b], |_| {
+            partition_into_two_vecs(vec![Rc::clone(&item); 5].into_iter(), [&mut a, &mut b], |_| {
                 asked += 1;
                 assert!(asked < 3, "enough");
                 asked == 2
@@ -133,7 +137,7 @@ mod tests {
             for odd in 0..=count {
                 let (mut from, mut to) = ((0..count).collect::<Vec<_>>(), vec![100; before]);
                 let mut asked = Vec::new();
-                let moved = append_if_zero(&mut from, &mut to, |item| {
+                let moved = append_all_unless_flagged(&mut from, &mut to, |item| {
                     asked.push(*item);
                     u8::from(*item == odd)
                 });
@@ -151,12 +155,12 @@ mod tests {
         let item = Rc::new(7);
         for odd in [0, 1] {
             let (mut from, mut to) = (vec![Rc::clone(&item); 5], vec![Rc::clone(&item)]);
-            append_if_zero(&mut from, &mut to, |_| odd);
+            append_all_unless_flagged(&mut from, &mut to, |_| odd);
             assert_eq!((from.len() + to.len(), Rc::strong_count(&item)), (6, 7));
         }
         let (mut from, mut to, mut asked) = (vec![Rc::clone(&item); 5], Vec::new(), 0);
         let gathered = catch_unwind(AssertUnwindSafe(|| {
-            append_if_zero(&mut from, &mut to, |_| {
+            append_all_unless_flagged(&mut from, &mut to, |_| {
                 asked += 1;
                 assert!(asked < 3, "enough");
                 0

@@ -1,6 +1,6 @@
 //! The data of a request: an ordered list of buffers, owned or foreign.
 
-use crate::{Buf, OutOfRange, SharedRange};
+use crate::{Buf, SharedRange, SharedRangeOutOfBounds};
 use smallvec::SmallVec;
 
 /// The scatter list of a request. Nearly always one piece, stored inline.
@@ -67,10 +67,10 @@ impl Segments {
     /// # Errors
     /// The range exceeds the memory, the data is not one foreign piece, or another piece of it is
     /// alive. The data is unchanged then.
-    pub fn retarget(&mut self, at: usize, len: usize) -> Result<(), OutOfRange> {
+    pub fn retarget(&mut self, at: usize, len: usize) -> Result<(), SharedRangeOutOfBounds> {
         match &mut self.bufs[..] {
             [piece] => piece.retarget(at, len),
-            _ => Err(OutOfRange),
+            _ => Err(SharedRangeOutOfBounds),
         }
     }
 
@@ -86,7 +86,7 @@ impl Segments {
     /// # Panics
     /// If the piece is foreign.
     pub fn pop(&mut self) -> Option<Buf> {
-        check_owned(self.bufs.last());
+        assert_no_shared_segments(self.bufs.last());
         self.bufs.pop()
     }
 
@@ -116,7 +116,7 @@ impl Segments {
     /// # Panics
     /// If a piece is foreign.
     pub fn iter(&self) -> std::slice::Iter<'_, Buf> {
-        check_owned(&self.bufs);
+        assert_no_shared_segments(&self.bufs);
         self.bufs.iter()
     }
 
@@ -125,7 +125,7 @@ impl Segments {
     /// # Panics
     /// If a piece is foreign.
     pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Buf> {
-        check_owned(&self.bufs);
+        assert_no_shared_segments(&self.bufs);
         self.bufs.iter_mut()
     }
 
@@ -139,11 +139,11 @@ impl Segments {
     /// offset of each part from `from`. Foreign bytes are copied once first, so the part that
     /// `take` sees does not change.
     pub fn consume(&self, from: usize, len: usize, mut take: impl FnMut(usize, &[u8])) {
-        let mut window = RangeCursor::new(from, len);
+        let mut window = SegmentRangeCursor::new(from, len);
         for buf in &self.bufs {
             let Some((done, range)) = window.of(buf.len()) else { return };
             if buf.is_shared() {
-                for_each_portion(range, |at, before, portion| {
+                for_each_bounce_portion(range, |at, before, portion| {
                     buf.read_shared(at, portion);
                     take(done + before, portion);
                 });
@@ -157,11 +157,11 @@ impl Segments {
     /// [`Segments::consume`]. The previous contents of a part are undefined, and `make` must write
     /// all of it.
     pub fn produce(&mut self, from: usize, len: usize, mut make: impl FnMut(usize, &mut [u8])) {
-        let mut window = RangeCursor::new(from, len);
+        let mut window = SegmentRangeCursor::new(from, len);
         for buf in &mut self.bufs {
             let Some((done, range)) = window.of(buf.len()) else { return };
             if buf.is_shared() {
-                for_each_portion(range, |at, before, portion| {
+                for_each_bounce_portion(range, |at, before, portion| {
                     make(done + before, portion);
                     buf.write_shared(at, portion);
                 });
@@ -208,14 +208,14 @@ impl Segments {
 }
 
 /// Panics on foreign pieces: they are stored as a [`Buf`], which must not leave this module.
-fn check_owned<'a>(bufs: impl IntoIterator<Item = &'a Buf>) {
+fn assert_no_shared_segments<'a>(bufs: impl IntoIterator<Item = &'a Buf>) {
     assert!(!bufs.into_iter().any(Buf::is_shared), "foreign memory can only be copied");
 }
 
 /// Splits `range` into portions. Calls `each` with the start of the portion, its offset in `range`,
 /// and a buffer.
 #[cold]
-fn for_each_portion(range: std::ops::Range<usize>, mut each: impl FnMut(usize, usize, &mut [u8])) {
+fn for_each_bounce_portion(range: std::ops::Range<usize>, mut each: impl FnMut(usize, usize, &mut [u8])) {
     let mut portion = [0; PORTION];
     for at in range.clone().step_by(PORTION) {
         each(at, at - range.start, &mut portion[..PORTION.min(range.end - at)]);
@@ -223,15 +223,15 @@ fn for_each_portion(range: std::ops::Range<usize>, mut each: impl FnMut(usize, u
 }
 
 /// A cursor that maps a range of the whole data to ranges of its pieces.
-struct RangeCursor {
+struct SegmentRangeCursor {
     skip: usize,
     left: usize,
     done: usize,
 }
 
-impl RangeCursor {
-    fn new(from: usize, len: usize) -> RangeCursor {
-        RangeCursor { skip: from, left: len, done: 0 }
+impl SegmentRangeCursor {
+    fn new(from: usize, len: usize) -> SegmentRangeCursor {
+        SegmentRangeCursor { skip: from, left: len, done: 0 }
     }
 
     /// Returns the part of the next piece, of `len` bytes, that is in the range, and the number of
@@ -270,7 +270,7 @@ impl IntoIterator for Segments {
     type Item = Buf;
     type IntoIter = smallvec::IntoIter<[Buf; 1]>;
     fn into_iter(self) -> Self::IntoIter {
-        check_owned(&self.bufs);
+        assert_no_shared_segments(&self.bufs);
         self.bufs.into_iter()
     }
 }

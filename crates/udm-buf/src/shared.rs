@@ -23,28 +23,28 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// The file cannot shrink. So the other process cannot remove a page in use, which would cause a
 /// SIGBUS here.
 #[derive(Debug)]
-pub struct SharedMap {
+pub struct SharedMemoryMap {
     base: NonNull<AtomicU64>,
     len: usize,
 }
 
 // SAFETY: the memory consists of atomics, which any thread may use. Nothing else uses the mapping,
 // and it lives as long as this value.
-unsafe impl Send for SharedMap {}
+unsafe impl Send for SharedMemoryMap {}
 // SAFETY: as above; a shared borrow gives atomics only.
-unsafe impl Sync for SharedMap {}
+unsafe impl Sync for SharedMemoryMap {}
 
 /// The longest mapping in bytes (64 GiB).
 const MAP_MAX: usize = 64 << 30;
 
-impl SharedMap {
+impl SharedMemoryMap {
     /// Maps the first `len` bytes (a multiple of 4096, up to 64 GiB) of a memfd.
     ///
     /// # Errors
     /// The file is not a memfd, uses huge pages (the system may run out of them), may shrink (it
     /// needs `F_SEAL_SHRINK`), or is too short; and errors of the system. The error text has the
     /// reason.
-    pub fn of_memfd(memfd: impl AsFd, len: usize) -> io::Result<SharedMap> {
+    pub fn of_memfd(memfd: impl AsFd, len: usize) -> io::Result<SharedMemoryMap> {
         let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         if len == 0 || !len.is_multiple_of(crate::ALIGN) || len > MAP_MAX {
             return refuse(format!(
@@ -68,7 +68,7 @@ impl SharedMap {
             mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, memfd, 0)
         }?;
         let Some(base) = NonNull::new(base.cast()) else { return Err(io::ErrorKind::OutOfMemory.into()) };
-        Ok(SharedMap { base, len })
+        Ok(SharedMemoryMap { base, len })
     }
 
     /// The memory as words.
@@ -88,7 +88,7 @@ impl SharedMap {
     }
 }
 
-impl Drop for SharedMap {
+impl Drop for SharedMemoryMap {
     fn drop(&mut self) {
         // SAFETY: mapped in `of_memfd` with this very length; each user of the mapping holds this
         // value.
@@ -102,13 +102,13 @@ impl Drop for SharedMap {
 /// # Panics
 /// If there are fewer bytes.
 pub fn copy_from_shared(words: &[AtomicU64], at: usize, out: &mut [u8]) {
-    check(words, at, out.len());
+    assert_shared_copy_in_bounds(words, at, out.len());
     #[cfg(target_arch = "x86_64")]
     // SAFETY: both ranges are inside their slices, and they do not overlap, because the borrow of
     // `out` is exclusive. Bytes of atomics may be read while others write them: the access is not
     // the compiler's, and every value of a byte is valid.
     unsafe {
-        copy(words.as_ptr().cast::<u8>().wrapping_add(at), out.as_mut_ptr(), out.len());
+        copy_bytes_ascending(words.as_ptr().cast::<u8>().wrapping_add(at), out.as_mut_ptr(), out.len());
     }
     #[cfg(not(target_arch = "x86_64"))]
     by_words::read(words, at, out);
@@ -119,18 +119,22 @@ pub fn copy_from_shared(words: &[AtomicU64], at: usize, out: &mut [u8]) {
 /// # Panics
 /// If there are fewer bytes.
 pub fn copy_to_shared(words: &[AtomicU64], at: usize, data: &[u8]) {
-    check(words, at, data.len());
+    assert_shared_copy_in_bounds(words, at, data.len());
     #[cfg(target_arch = "x86_64")]
     // SAFETY: both ranges are inside their slices. Memory of atomics may be written through a
     // shared borrow, whatever accesses others make: the access is not the compiler's.
     unsafe {
-        copy(data.as_ptr(), words.as_ptr().cast_mut().cast::<u8>().wrapping_add(at), data.len());
+        copy_bytes_ascending(
+            data.as_ptr(),
+            words.as_ptr().cast_mut().cast::<u8>().wrapping_add(at),
+            data.len(),
+        );
     }
     #[cfg(not(target_arch = "x86_64"))]
     by_words::write(words, at, data);
 }
 
-fn check(words: &[AtomicU64], at: usize, len: usize) {
+fn assert_shared_copy_in_bounds(words: &[AtomicU64], at: usize, len: usize) {
     let there = size_of_val(words);
     assert!(at <= there && len <= there - at, "{len} bytes at {at} of {there}");
 }
@@ -140,7 +144,7 @@ fn check(words: &[AtomicU64], at: usize, len: usize) {
 /// # Safety
 /// `from` can be read and `to` written for `len` bytes.
 #[cfg(target_arch = "x86_64")]
-unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+unsafe fn copy_bytes_ascending(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller guarantees both ranges. The direction flag is clear, as the calling
     // convention demands, and no other flag is changed.
     unsafe {

@@ -5,38 +5,46 @@
 //! in [`Segments::retarget`](crate::Segments::retarget). So a user that keeps ranges for reuse
 //! touches no shared count.
 
-use crate::{Buf, SharedMap, copy_from_shared, copy_to_shared};
+use crate::{Buf, SharedMemoryMap, copy_from_shared, copy_to_shared};
 use std::sync::Arc;
 
-/// A range of a [`SharedMap`], shorter than 4 GiB.
+/// A range of a [`SharedMemoryMap`], shorter than 4 GiB.
 #[derive(Debug)]
 pub struct SharedRange(pub(crate) Buf);
 
 /// The error of a range beyond the end of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OutOfRange;
+pub struct SharedRangeOutOfBounds;
 
-impl std::fmt::Display for OutOfRange {
+impl std::fmt::Display for SharedRangeOutOfBounds {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("a range beyond the end of the shared memory")
     }
 }
 
-impl std::error::Error for OutOfRange {}
+impl std::error::Error for SharedRangeOutOfBounds {}
 
 impl SharedRange {
     /// Creates the range of `len` bytes at byte `at` of `map`.
     ///
     /// # Errors
     /// The range exceeds the memory, or is 4 GiB or longer.
-    pub fn new(map: &Arc<SharedMap>, at: usize, len: usize) -> Result<SharedRange, OutOfRange> {
-        Ok(SharedRange(Buf::shared_range(Arc::clone(map), at, checked(map, at, len)?)))
+    pub fn new(
+        map: &Arc<SharedMemoryMap>,
+        at: usize,
+        len: usize,
+    ) -> Result<SharedRange, SharedRangeOutOfBounds> {
+        Ok(SharedRange(Buf::shared_range(Arc::clone(map), at, check_shared_range_len(map, at, len)?)))
     }
 }
 
-fn checked(map: &SharedMap, at: usize, len: usize) -> Result<u32, OutOfRange> {
+fn check_shared_range_len(
+    map: &SharedMemoryMap,
+    at: usize,
+    len: usize,
+) -> Result<u32, SharedRangeOutOfBounds> {
     let fits = at <= map.len() && len <= map.len() - at;
-    u32::try_from(len).ok().filter(|_| fits).ok_or(OutOfRange)
+    u32::try_from(len).ok().filter(|_| fits).ok_or(SharedRangeOutOfBounds)
 }
 
 /// Operations on pieces of foreign memory.
@@ -47,12 +55,12 @@ impl Buf {
     }
 
     /// Points a foreign piece, the only one of its slab, to another range of the same memory.
-    pub(crate) fn retarget(&mut self, at: usize, len: usize) -> Result<(), OutOfRange> {
+    pub(crate) fn retarget(&mut self, at: usize, len: usize) -> Result<(), SharedRangeOutOfBounds> {
         let map = match &self.slab().shared_range {
             Some(map) if self.is_unique() => map,
-            _ => return Err(OutOfRange),
+            _ => return Err(SharedRangeOutOfBounds),
         };
-        let len = checked(map, at, len)?;
+        let len = check_shared_range_len(map, at, len)?;
         self.place(at, len);
         Ok(())
     }
@@ -89,13 +97,13 @@ mod tests {
         fd
     }
 
-    fn map(len: usize) -> Arc<SharedMap> {
-        Arc::new(SharedMap::of_memfd(memfd(len as u64, SealFlags::SHRINK), len).unwrap())
+    fn map(len: usize) -> Arc<SharedMemoryMap> {
+        Arc::new(SharedMemoryMap::of_memfd(memfd(len as u64, SealFlags::SHRINK), len).unwrap())
     }
 
     #[test]
     fn what_could_lose_a_page_is_refused() {
-        let refused = |fd: &OwnedFd, len| SharedMap::of_memfd(fd, len).unwrap_err().to_string();
+        let refused = |fd: &OwnedFd, len| SharedMemoryMap::of_memfd(fd, len).unwrap_err().to_string();
         assert!(refused(&memfd(8192, SealFlags::empty()), 8192).contains("F_SEAL_SHRINK"));
         assert!(refused(&memfd(8192, SealFlags::GROW), 8192).contains("F_SEAL_SHRINK"));
         let good = memfd(8192, SealFlags::SHRINK);
@@ -115,24 +123,24 @@ mod tests {
             file.set_len(4096).unwrap();
             assert!(refused(&file.into(), 4096).contains("F_SEAL_SHRINK"));
         }
-        assert!(SharedMap::of_memfd(rustix::pipe::pipe().unwrap().0, 4096).is_err());
-        assert!(SharedMap::of_memfd(memfd(4096, SealFlags::SHRINK | SealFlags::WRITE), 4096).is_err());
+        assert!(SharedMemoryMap::of_memfd(rustix::pipe::pipe().unwrap().0, 4096).is_err());
+        assert!(SharedMemoryMap::of_memfd(memfd(4096, SealFlags::SHRINK | SealFlags::WRITE), 4096).is_err());
     }
 
     #[test]
     fn no_range_is_beyond_the_end() {
         let map = map(8192);
         for (at, len) in [(0, 8193), (8192, 1), (8193, 0), (usize::MAX, 1), (1, usize::MAX)] {
-            assert_eq!(SharedRange::new(&map, at, len).err(), Some(OutOfRange), "{len} at {at}");
+            assert_eq!(SharedRange::new(&map, at, len).err(), Some(SharedRangeOutOfBounds), "{len} at {at}");
         }
         let mut data = Segments::from(SharedRange::new(&map, 0, 512).unwrap());
-        assert_eq!(data.retarget(8000, 193), Err(OutOfRange));
+        assert_eq!(data.retarget(8000, 193), Err(SharedRangeOutOfBounds));
         assert_eq!((data.len(), data.retarget(8000, 192), data.len()), (512, Ok(()), 192));
         let cut = data.split_to(64);
-        assert_eq!(data.retarget(0, 8), Err(OutOfRange), "part of it is elsewhere");
+        assert_eq!(data.retarget(0, 8), Err(SharedRangeOutOfBounds), "part of it is elsewhere");
         drop(cut);
         assert_eq!(data.retarget(0, 8), Ok(()));
-        assert_eq!(Segments::from(Buf::zeroed(1)).retarget(0, 1), Err(OutOfRange));
+        assert_eq!(Segments::from(Buf::zeroed(1)).retarget(0, 1), Err(SharedRangeOutOfBounds));
     }
 
     /// Foreign data supports all operations of owned data, with the same result for each offset and

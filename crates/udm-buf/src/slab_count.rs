@@ -7,12 +7,12 @@ thread_local! {
     static LIVE: Cell<i64> = const { Cell::new(0) };
 }
 
-pub(crate) fn add(bytes: i64) {
+pub(crate) fn adjust_live_slab_bytes(bytes: i64) {
     LIVE.set(LIVE.get() + bytes);
 }
 
 /// Bytes of all slabs that this thread has allocated, minus those that it has freed.
 #[must_use]
-pub fn live_bytes() -> i64 {
+pub fn thread_live_slab_bytes() -> i64 {
     LIVE.get()
 }

@@ -2,9 +2,9 @@
 
 #![allow(clippy::missing_safety_doc, reason = "pointers lead to what the header says")]
 
-use crate::context::{self, Context, FORKS};
+use crate::context::{self, FORKS, LibudmContext};
 use crate::core_handle;
-use crate::error::{self, Error, catch_errors};
+use crate::error::{self, ErrnoWithText, catch_errors};
 use crate::raw::{self, OutBuffer};
 use crate::types::{UDM_ANY, UDM_FOREVER, UDM_NOFLUSH, udm_completion, udm_limits, udm_options, udm_request};
 use std::ffi::{c_char, c_int};
@@ -35,13 +35,13 @@ pub unsafe extern "C" fn udm_open(options: *const udm_options) -> c_int {
             0
         } else {
             // SAFETY: it points to options, as the header says.
-            let options = unsafe { raw::list(options, 1, "options") }?[0];
+            let options = unsafe { raw::slice_from_c_array(options, 1, "options") }?[0];
             if options.size as usize != size_of::<udm_options>() {
-                return Err(Error::new(libc::EINVAL, "options: of another version"));
+                return Err(ErrnoWithText::new(libc::EINVAL, "options: of another version"));
             }
             options.cores as usize
         };
-        context::open(if cores == 0 { one_a_cpu() } else { cores })
+        context::open_libudm_context(if cores == 0 { one_a_cpu() } else { cores })
     })
 }
 
@@ -61,7 +61,7 @@ fn register_fork_handler() {
 /// Closes a context with all of its devices. EBUSY while threads are cores of it.
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_close(context: c_int) -> c_int {
-    catch_errors(|| context::close(context).map(|()| 0))
+    catch_errors(|| context::close_libudm_context(context).map(|()| 0))
 }
 
 /// Runs `work` for the device called `name`.
@@ -71,11 +71,11 @@ pub extern "C" fn udm_close(context: c_int) -> c_int {
 unsafe fn with_device_name<T: Send>(
     context: c_int,
     name: *const c_char,
-    work: impl FnOnce(&Context, &str) -> Result<T, Error> + Send,
-) -> Result<T, Error> {
-    let context = context::find(context)?;
+    work: impl FnOnce(&LibudmContext, &str) -> Result<T, ErrnoWithText> + Send,
+) -> Result<T, ErrnoWithText> {
+    let context = context::find_libudm_context(context)?;
     // SAFETY: as the caller says.
-    let name = unsafe { raw::text(name, "name") }?;
+    let name = unsafe { raw::str_from_c_string(name, "name") }?;
     context.control(|| work(&context, name))
 }
 
@@ -85,10 +85,11 @@ unsafe fn with_device_name<T: Send>(
 pub unsafe extern "C" fn udm_create(context: c_int, name: *const c_char, table: *const c_char) -> c_int {
     catch_errors(|| {
         // SAFETY: it points to a string, as the header says.
-        let table = unsafe { raw::text(table, "table") }?;
-        let create = |context: &Context, name: &str| {
-            let made = verbs::wait(verbs::create(&context.registry, name, None, Some(table)));
-            made.map(|()| 0).map_err(|e| Error::with_table(&e, table))
+        let table = unsafe { raw::str_from_c_string(table, "table") }?;
+        let create = |context: &LibudmContext, name: &str| {
+            let made =
+                verbs::block_on_verb(verbs::create_mapped_device(&context.registry, name, None, Some(table)));
+            made.map(|()| 0).map_err(|e| ErrnoWithText::with_table(&e, table))
         };
         // SAFETY: as above.
         unsafe { with_device_name(context, name, create) }
@@ -100,10 +101,10 @@ pub unsafe extern "C" fn udm_create(context: c_int, name: *const c_char, table: 
 pub unsafe extern "C" fn udm_load(context: c_int, name: *const c_char, table: *const c_char) -> c_int {
     catch_errors(|| {
         // SAFETY: it points to a string, as the header says.
-        let table = unsafe { raw::text(table, "table") }?;
-        let load = |context: &Context, name: &str| {
-            let loaded = verbs::load(&context.registry, name, table);
-            loaded.map(|()| 0).map_err(|e| Error::with_table(&e, table))
+        let table = unsafe { raw::str_from_c_string(table, "table") }?;
+        let load = |context: &LibudmContext, name: &str| {
+            let loaded = verbs::load_inactive_table(&context.registry, name, table);
+            loaded.map(|()| 0).map_err(|e| ErrnoWithText::with_table(&e, table))
         };
         // SAFETY: as above.
         unsafe { with_device_name(context, name, load) }
@@ -116,10 +117,14 @@ pub unsafe extern "C" fn udm_load(context: c_int, name: *const c_char, table: *c
 pub unsafe extern "C" fn udm_suspend(context: c_int, name: *const c_char, flags: u32) -> c_int {
     catch_errors(|| {
         if flags & !UDM_NOFLUSH != 0 {
-            return Err(Error::new(libc::EINVAL, "flags that a suspend does not have"));
+            return Err(ErrnoWithText::new(libc::EINVAL, "flags that a suspend does not have"));
         }
-        let suspend = |context: &Context, name: &str| {
-            verbs::wait(verbs::suspend(&context.registry, &[name], flags & UDM_NOFLUSH != 0))?;
+        let suspend = |context: &LibudmContext, name: &str| {
+            verbs::block_on_verb(verbs::suspend_mapped_devices(
+                &context.registry,
+                &[name],
+                flags & UDM_NOFLUSH != 0,
+            ))?;
             Ok(0)
         };
         // SAFETY: it points to a string, as the header says.
@@ -132,8 +137,8 @@ pub unsafe extern "C" fn udm_suspend(context: c_int, name: *const c_char, flags:
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_resume(context: c_int, name: *const c_char) -> c_int {
     catch_errors(|| {
-        let resume = |context: &Context, name: &str| {
-            verbs::wait(verbs::resume(&context.registry, &[name]))?;
+        let resume = |context: &LibudmContext, name: &str| {
+            verbs::block_on_verb(verbs::resume_mapped_devices(&context.registry, &[name]))?;
             Ok(0)
         };
         // SAFETY: it points to a string, as the header says.
@@ -145,8 +150,8 @@ pub unsafe extern "C" fn udm_resume(context: c_int, name: *const c_char) -> c_in
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_remove(context: c_int, name: *const c_char) -> c_int {
     catch_errors(|| {
-        let remove = |context: &Context, name: &str| {
-            verbs::wait(verbs::remove(&context.registry, name))?;
+        let remove = |context: &LibudmContext, name: &str| {
+            verbs::block_on_verb(verbs::remove_mapped_device(&context.registry, name))?;
             Ok(0)
         };
         // SAFETY: it points to a string, as the header says.
@@ -167,11 +172,12 @@ pub unsafe extern "C" fn udm_message(
 ) -> c_int {
     catch_errors(|| {
         // SAFETY: it points to a string, as the header says.
-        let message = unsafe { raw::text(message, "message") }?;
+        let message = unsafe { raw::str_from_c_string(message, "message") }?;
         // SAFETY: it points to `len` bytes, as the header says.
         let mut room = unsafe { OutBuffer::new(text, len, "text") }?;
-        let send =
-            |context: &Context, name: &str| Ok(verbs::message(&context.registry, name, sector, message)?);
+        let send = |context: &LibudmContext, name: &str| {
+            Ok(verbs::send_target_message(&context.registry, name, sector, message)?)
+        };
         // SAFETY: it points to a string, as the header says.
         raw::copy_string(&unsafe { with_device_name(context, name, send) }?, &mut room)
     })
@@ -189,7 +195,9 @@ pub unsafe extern "C" fn udm_table(
     catch_errors(|| {
         // SAFETY: it points to `len` bytes, as the header says.
         let mut room = unsafe { OutBuffer::new(text, len, "text") }?;
-        let table = |context: &Context, name: &str| Ok(verbs::table(&context.registry, name, false)?.text);
+        let table = |context: &LibudmContext, name: &str| {
+            Ok(verbs::table_by_device_name(&context.registry, name, false)?.text)
+        };
         // SAFETY: it points to a string, as the header says.
         raw::copy_string(&unsafe { with_device_name(context, name, table) }?, &mut room)
     })
@@ -207,7 +215,9 @@ pub unsafe extern "C" fn udm_status(
     catch_errors(|| {
         // SAFETY: it points to `len` bytes, as the header says.
         let mut room = unsafe { OutBuffer::new(text, len, "text") }?;
-        let status = |context: &Context, name: &str| Ok(verbs::status(&context.registry, name, false)?.text);
+        let status = |context: &LibudmContext, name: &str| {
+            Ok(verbs::table_status_by_device_name(&context.registry, name, false)?.text)
+        };
         // SAFETY: it points to a string, as the header says.
         raw::copy_string(&unsafe { with_device_name(context, name, status) }?, &mut room)
     })
@@ -224,7 +234,7 @@ pub unsafe extern "C" fn udm_device_limits(
     catch_errors(|| {
         // SAFETY: it points to space for one structure, as the header says.
         let mut room = unsafe { OutBuffer::new(limits, 1, "limits") }?;
-        let look = |context: &Context, device: &str| Ok(context.device(device)?.device.limits());
+        let look = |context: &LibudmContext, device: &str| Ok(context.device(device)?.device.limits());
         // SAFETY: it points to a string, as the header says.
         let of = unsafe { with_device_name(context, device, look) }?;
         let given = udm_limits {
@@ -247,14 +257,14 @@ pub unsafe extern "C" fn udm_device_limits(
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_core_open(context: c_int, number: i32, cpu: i32) -> c_int {
     catch_errors(|| {
-        let context = context::find(context)?;
+        let context = context::find_libudm_context(context)?;
         let given = |what: &str, value: i32| match value {
             UDM_ANY => Ok(None),
             value => usize::try_from(value)
                 .map(Some)
-                .map_err(|_| Error::new(libc::EINVAL, format!("{what}: {value} is none"))),
+                .map_err(|_| ErrnoWithText::new(libc::EINVAL, format!("{what}: {value} is none"))),
         };
-        core_handle::open(context, given("number", number)?, given("cpu", cpu)?)
+        core_handle::open_calling_thread_core(context, given("number", number)?, given("cpu", cpu)?)
     })
 }
 
@@ -262,7 +272,7 @@ pub extern "C" fn udm_core_open(context: c_int, number: i32, cpu: i32) -> c_int 
 /// flight.
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_core_close(core: c_int) -> c_int {
-    catch_errors(|| core_handle::close(core).map(|()| 0))
+    catch_errors(|| core_handle::close_calling_thread_core(core).map(|()| 0))
 }
 
 /// Opens a lane of a device on this core. `device` is the name of a mapped device, or any device
@@ -271,15 +281,15 @@ pub extern "C" fn udm_core_close(core: c_int) -> c_int {
 pub unsafe extern "C" fn udm_lane_open(core: c_int, device: *const c_char) -> c_int {
     catch_errors(|| {
         // SAFETY: it points to a string, as the header says.
-        let device = unsafe { raw::text(device, "device") }?;
-        core_handle::with(core, |core| core.open_lane(device))
+        let device = unsafe { raw::str_from_c_string(device, "device") }?;
+        core_handle::with_calling_thread_core(core, |core| core.open_lane(device))
     })
 }
 
 /// Closes a lane. EBUSY while requests of it are in flight.
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_lane_close(core: c_int, lane: c_int) -> c_int {
-    catch_errors(|| core_handle::with(core, |core| core.close_lane(lane)).map(|()| 0))
+    catch_errors(|| core_handle::with_calling_thread_core(core, |core| core.close_lane(lane)).map(|()| 0))
 }
 
 /// Submits `count` requests to a lane, as one batch. Nothing is copied: the buffers of a request
@@ -295,8 +305,8 @@ pub unsafe extern "C" fn udm_submit(
 ) -> c_int {
     catch_errors(|| {
         // SAFETY: it points to `count` requests, as the header says.
-        let requests = unsafe { raw::list(requests, count as usize, "requests") }?;
-        core_handle::with(core, |core| {
+        let requests = unsafe { raw::slice_from_c_array(requests, count as usize, "requests") }?;
+        core_handle::with_calling_thread_core(core, |core| {
             // SAFETY: the buffers belong to udm until the requests complete, as the header says.
             let taken =
                 core.submit(lane, requests.len(), |i, bio| unsafe { raw::fill_bio(bio, &requests[i]) })?;
@@ -329,9 +339,9 @@ pub unsafe extern "C" fn udm_wait(
         let mut room = unsafe { OutBuffer::new(completions, max as usize, "completions") }?;
         let timeout = match timeout {
             UDM_FOREVER => None,
-            timeout => Some(u64::try_from(timeout).map_err(|_| Error::new(libc::EINVAL, "timeout"))?),
+            timeout => Some(u64::try_from(timeout).map_err(|_| ErrnoWithText::new(libc::EINVAL, "timeout"))?),
         };
-        core_handle::with(core, |core| {
+        core_handle::with_calling_thread_core(core, |core| {
             let (min, max) = (min as usize, max as usize);
             Ok(core.wait(min, max, timeout, |i, completion| room.write_at(i, completion)) as i32)
         })

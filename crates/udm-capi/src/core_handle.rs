@@ -4,8 +4,8 @@
 //! core handle out of the list and puts it back. After a panic it is leaked, because the kernel may
 //! still use its memory. Completions that the program has not fetched yet are in `completed`.
 
-use crate::context::{Context, FORKS, new_handle};
-use crate::error::{self, Error};
+use crate::context::{FORKS, LibudmContext, new_handle};
+use crate::error::{self, ErrnoWithText};
 use crate::raw;
 use crate::types::{UDM_IN_FLIGHT_MAX, udm_completion};
 use slab::Slab;
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use udm_core::{Batch, Bio, BioPool, Lane, Limits, Nanos, Op, OwnWork, Status};
-use udm_dm::DeviceRef;
+use udm_dm::ResolvedDevice;
 use udm_runtime::{CoreOptions, LocalCore};
 
 /// Time limit for the own work of a lane, and for requests in flight when a thread ends.
@@ -24,13 +24,13 @@ const PATIENCE: Nanos = Nanos::from_millis(30_000);
 const TURN_MAX: Nanos = Nanos::from_millis(1);
 
 /// Options of the cores of a context.
-pub(crate) fn options(cpu: Option<usize>) -> CoreOptions {
+pub(crate) fn core_options_for_cpu(cpu: Option<usize>) -> CoreOptions {
     CoreOptions { cpus: cpu.into_iter().collect(), ring_optional: true, ..CoreOptions::default() }
 }
 
 /// The cores of a thread.
 #[derive(Default)]
-struct ThreadCores(Vec<(i32, Option<Box<CoreHandle>>)>);
+struct ThreadCores(Vec<(i32, Option<Box<CallingThreadCore>>)>);
 
 thread_local! {
     static CORES: RefCell<ThreadCores> = RefCell::default();
@@ -48,12 +48,12 @@ impl Drop for ThreadCores {
 }
 
 /// Takes a core handle out of the list for one call, and puts it back when dropped.
-struct CoreCallGuard {
+struct CallingThreadCoreGuard {
     handle: i32,
-    core: Option<Box<CoreHandle>>,
+    core: Option<Box<CallingThreadCore>>,
 }
 
-impl Drop for CoreCallGuard {
+impl Drop for CallingThreadCoreGuard {
     fn drop(&mut self) {
         let Some(core) = self.core.take() else { return };
         if std::thread::panicking() {
@@ -70,19 +70,23 @@ impl Drop for CoreCallGuard {
 
 /// Runs `work` with the cores of this thread. Fails if the thread is ending, as at the exit of the
 /// program.
-fn with_thread_cores<T>(work: impl FnOnce(&mut ThreadCores) -> T) -> Result<T, Error> {
+fn with_thread_cores<T>(work: impl FnOnce(&mut ThreadCores) -> T) -> Result<T, ErrnoWithText> {
     let done = CORES.try_with(|cores| work(&mut cores.borrow_mut()));
-    done.map_err(|_| Error::new(libc::ESRCH, "the thread is ending"))
+    done.map_err(|_| ErrnoWithText::new(libc::ESRCH, "the thread is ending"))
 }
 
 /// Makes the calling thread core `number` of a context, or any free one.
-pub(crate) fn open(context: Arc<Context>, number: Option<usize>, cpu: Option<usize>) -> Result<i32, Error> {
+pub(crate) fn open_calling_thread_core(
+    context: Arc<LibudmContext>,
+    number: Option<usize>,
+    cpu: Option<usize>,
+) -> Result<i32, ErrnoWithText> {
     let place = context.claim_slot(number)?;
-    let local = LocalCore::attach(&context.core_set, place, options(cpu)).map_err(|error| {
+    let local = LocalCore::attach(&context.core_set, place, core_options_for_cpu(cpu)).map_err(|error| {
         context.release_slot(place);
-        Error::new(error.raw_os_error().unwrap_or(libc::EINVAL), error.to_string())
+        ErrnoWithText::new(error.raw_os_error().unwrap_or(libc::EINVAL), error.to_string())
     })?;
-    let mut core = Some(Box::new(CoreHandle {
+    let mut core = Some(Box::new(CallingThreadCore {
         lanes: Slab::new(),
         local: Some(local),
         pool: BioPool::new(UDM_IN_FLIGHT_MAX as usize),
@@ -102,32 +106,32 @@ pub(crate) fn open(context: Arc<Context>, number: Option<usize>, cpu: Option<usi
 }
 
 /// Runs `work` with the core of a handle.
-pub(crate) fn with<T>(
+pub(crate) fn with_calling_thread_core<T>(
     handle: i32,
-    work: impl FnOnce(&mut CoreHandle) -> Result<T, Error>,
-) -> Result<T, Error> {
+    work: impl FnOnce(&mut CallingThreadCore) -> Result<T, ErrnoWithText>,
+) -> Result<T, ErrnoWithText> {
     let core = with_thread_cores(|cores| {
         cores.0.iter_mut().find(|(of, _)| *of == handle).and_then(|(_, core)| core.take())
     })?;
-    let mut held = CoreCallGuard { handle, core };
+    let mut held = CallingThreadCoreGuard { handle, core };
     let core = held.core.as_mut().ok_or_else(|| {
-        Error::new(
+        ErrnoWithText::new(
             libc::EBADF,
             format!("{handle} is no core of this thread: only the one that opened it uses it"),
         )
     })?;
     if core.forks != FORKS.load(Ordering::Relaxed) {
-        return Err(Error::new(libc::ECHILD, "the core is the parent process's"));
+        return Err(ErrnoWithText::new(libc::ECHILD, "the core is the parent process's"));
     }
     work(core)
 }
 
 /// Closes the core of a handle.
-pub(crate) fn close(handle: i32) -> Result<(), Error> {
-    with(handle, |core| {
+pub(crate) fn close_calling_thread_core(handle: i32) -> Result<(), ErrnoWithText> {
+    with_calling_thread_core(handle, |core| {
         if core.in_flight() > 0 {
             let text = format!("{} requests are in flight: wait for them first", core.in_flight());
-            return Err(Error::new(libc::EBUSY, text));
+            return Err(ErrnoWithText::new(libc::EBUSY, text));
         }
         core.close()
     })?;
@@ -143,7 +147,7 @@ pub(crate) fn is_core_thread() -> bool {
 pub(crate) fn poll_all_cores() {
     let handles = with_thread_cores(|cores| cores.0.iter().map(|(handle, _)| *handle).collect::<Vec<_>>());
     for handle in handles.unwrap_or_default() {
-        let _ = with(handle, |core| {
+        let _ = with_calling_thread_core(handle, |core| {
             let until = core.local().clock() + TURN_MAX;
             if !core.turn(until) {
                 core.local().park();
@@ -158,7 +162,7 @@ struct OpenLane {
     lane: Box<dyn Lane>,
     in_flight: usize,
     limits: Limits,
-    found: DeviceRef,
+    found: ResolvedDevice,
 }
 
 impl OpenLane {
@@ -180,7 +184,7 @@ impl OpenLane {
 }
 
 /// The calling thread as a core.
-pub(crate) struct CoreHandle {
+pub(crate) struct CallingThreadCore {
     lanes: Slab<OpenLane>,
     /// `None` after the close.
     local: Option<LocalCore>,
@@ -189,10 +193,10 @@ pub(crate) struct CoreHandle {
     done: Batch,
     completed: VecDeque<udm_completion>,
     forks: u32,
-    context: Arc<Context>,
+    context: Arc<LibudmContext>,
 }
 
-impl CoreHandle {
+impl CallingThreadCore {
     fn local(&mut self) -> &mut LocalCore {
         self.local.as_mut().expect("a closed core handle is in no list")
     }
@@ -201,32 +205,35 @@ impl CoreHandle {
         self.lanes.iter().map(|(_, open)| open.in_flight).sum()
     }
 
-    fn lane(&mut self, lane: i32) -> Result<&mut OpenLane, Error> {
+    fn lane(&mut self, lane: i32) -> Result<&mut OpenLane, ErrnoWithText> {
         let found = usize::try_from(lane).ok().and_then(|lane| self.lanes.get_mut(lane));
-        found.ok_or_else(|| Error::new(libc::EBADF, format!("{lane} is no open lane of this core")))
+        found.ok_or_else(|| ErrnoWithText::new(libc::EBADF, format!("{lane} is no open lane of this core")))
     }
 
     /// Opens a lane of the device `word`.
-    pub(crate) fn open_lane(&mut self, word: &str) -> Result<i32, Error> {
+    pub(crate) fn open_lane(&mut self, word: &str) -> Result<i32, ErrnoWithText> {
         let found = self.context.device(word)?;
         let core = self.local();
         let lane = core.open(&*found.device).map_err(|error| {
             let why = core.ring_error().map(|why| format!(": {why}")).unwrap_or_default();
-            Error::new(error.errno, format!("{word}: {error}{why}"))
+            ErrnoWithText::new(error.errno, format!("{word}: {error}{why}"))
         })?;
         let limits = found.device.limits();
         Ok(self.lanes.insert(OpenLane { lane, in_flight: 0, limits, found }) as i32)
     }
 
     /// Closes a lane without requests in flight, after its required own work.
-    pub(crate) fn close_lane(&mut self, lane: i32) -> Result<(), Error> {
+    pub(crate) fn close_lane(&mut self, lane: i32) -> Result<(), ErrnoWithText> {
         if self.lane(lane)?.in_flight > 0 {
-            return Err(Error::new(libc::EBUSY, "requests of the lane are in flight: wait for them first"));
+            return Err(ErrnoWithText::new(
+                libc::EBUSY,
+                "requests of the lane are in flight: wait for them first",
+            ));
         }
         let end = self.local().clock() + PATIENCE;
         while self.lane(lane)?.lane.own_work() == OwnWork::Required {
             if self.local().clock() >= end {
-                return Err(Error::new(libc::ETIMEDOUT, "the lane's own work does not complete"));
+                return Err(ErrnoWithText::new(libc::ETIMEDOUT, "the lane's own work does not complete"));
             }
             if !self.turn(end) {
                 self.local().park();
@@ -242,8 +249,8 @@ impl CoreHandle {
         &mut self,
         lane: i32,
         count: usize,
-        mut fill: impl FnMut(usize, &mut Bio) -> Result<(), Error>,
-    ) -> Result<usize, Error> {
+        mut fill: impl FnMut(usize, &mut Bio) -> Result<(), ErrnoWithText>,
+    ) -> Result<usize, ErrnoWithText> {
         self.lane(lane)?;
         let open = &mut self.lanes[lane as usize];
         let (mut taken, mut refused) = (0, None);
@@ -251,7 +258,7 @@ impl CoreHandle {
             let room = self.pool.out() + self.completed.len() < UDM_IN_FLIGHT_MAX as usize;
             let Some(mut bio) = room.then(|| self.pool.get()).flatten() else {
                 let text = format!("{UDM_IN_FLIGHT_MAX} requests are in flight, or not yet taken back");
-                refused = Some(Error::new(libc::EAGAIN, text));
+                refused = Some(ErrnoWithText::new(libc::EAGAIN, text));
                 break;
             };
             if let Err(error) = fill(taken, &mut bio) {
@@ -343,11 +350,11 @@ impl CoreHandle {
     }
 
     /// Waits for requests in flight, closes all lanes and releases the slot.
-    fn close(&mut self) -> Result<(), Error> {
+    fn close(&mut self) -> Result<(), ErrnoWithText> {
         let Some(end) = self.local.as_ref().map(|local| local.clock() + PATIENCE) else { return Ok(()) };
         while self.in_flight() > 0 {
             if self.local().clock() >= end {
-                return Err(Error::new(libc::ETIMEDOUT, "requests in flight do not complete"));
+                return Err(ErrnoWithText::new(libc::ETIMEDOUT, "requests in flight do not complete"));
             }
             if !self.turn(end) {
                 self.local().park();
@@ -372,11 +379,11 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
 
     /// Opens slot 0 when its thread ends.
-    struct OpensAtExit(Arc<Context>, Sender<Result<i32, Error>>);
+    struct OpensAtExit(Arc<LibudmContext>, Sender<Result<i32, ErrnoWithText>>);
 
     impl Drop for OpensAtExit {
         fn drop(&mut self) {
-            let _ = self.1.send(open(Arc::clone(&self.0), Some(0), None));
+            let _ = self.1.send(open_calling_thread_core(Arc::clone(&self.0), Some(0), None));
         }
     }
 
@@ -389,8 +396,8 @@ mod tests {
     /// the list of cores try it.
     #[test]
     fn a_core_of_an_ending_thread_leaves_its_slot_free() {
-        let handle = context::open(1).unwrap();
-        let context = context::find(handle).unwrap();
+        let handle = context::open_libudm_context(1).unwrap();
+        let context = context::find_libudm_context(handle).unwrap();
         let (results, all) = channel();
         let of_thread = Arc::clone(&context);
         let thread = std::thread::spawn(move || {
@@ -404,6 +411,6 @@ mod tests {
         context.claim_slot(Some(0)).unwrap();
         context.release_slot(udm_core::CoreId(0));
         drop(context);
-        context::close(handle).unwrap();
+        context::close_libudm_context(handle).unwrap();
     }
 }

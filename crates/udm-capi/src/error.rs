@@ -8,25 +8,25 @@ use udm_control::error::VerbError;
 
 /// A positive errno and a text.
 #[derive(Debug)]
-pub(crate) struct Error {
+pub(crate) struct ErrnoWithText {
     pub errno: i32,
     pub text: String,
 }
 
-impl Error {
-    pub(crate) fn new(errno: i32, text: impl Into<String>) -> Error {
-        Error { errno, text: text.into() }
+impl ErrnoWithText {
+    pub(crate) fn new(errno: i32, text: impl Into<String>) -> ErrnoWithText {
+        ErrnoWithText { errno, text: text.into() }
     }
 
     /// The error of a verb with `table`: includes the faulty line with carets below the fault.
-    pub(crate) fn with_table(error: &VerbError, table: &str) -> Error {
-        Error::new(error.error.errno.abs(), error.with_table(table))
+    pub(crate) fn with_table(error: &VerbError, table: &str) -> ErrnoWithText {
+        ErrnoWithText::new(error.error.errno.abs(), error.with_table(table))
     }
 }
 
-impl From<VerbError> for Error {
-    fn from(error: VerbError) -> Error {
-        Error::new(error.error.errno.abs(), error.to_string())
+impl From<VerbError> for ErrnoWithText {
+    fn from(error: VerbError) -> ErrnoWithText {
+        ErrnoWithText::new(error.error.errno.abs(), error.to_string())
     }
 }
 
@@ -40,19 +40,19 @@ pub(crate) fn last_error() -> *const c_char {
 }
 
 /// Runs `work` and returns its value, or a negative errno. A panic becomes EIO.
-pub(crate) fn catch_errors(work: impl FnOnce() -> Result<i32, Error>) -> i32 {
+pub(crate) fn catch_errors(work: impl FnOnce() -> Result<i32, ErrnoWithText>) -> i32 {
     let done = catch_unwind(AssertUnwindSafe(work));
     let error = match done {
         Ok(Ok(value)) => return value,
         Ok(Err(error)) => error,
-        Err(panic) => Error::new(libc::EIO, format!("a bug in udm: {}", panic_text(&*panic))),
+        Err(panic) => ErrnoWithText::new(libc::EIO, format!("a bug in udm: {}", panic_text(&*panic))),
     };
     set_last_error(&error);
     -error.errno
 }
 
 /// Sets the text for [`last_error`]; also used by a call that succeeds partly.
-pub(crate) fn set_last_error(error: &Error) {
+pub(crate) fn set_last_error(error: &ErrnoWithText) {
     let text: Vec<u8> = error.text.bytes().filter(|&byte| byte != 0).collect();
     // A thread that is ending may have dropped the variable already.
     let _ = LAST.try_with(|text_of_last| *text_of_last.borrow_mut() = CString::new(text).unwrap_or_default());

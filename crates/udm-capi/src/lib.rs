@@ -8,7 +8,7 @@
 //! * `error`: the reason for the last failed call.
 //!
 //! A *context* is a registry, its verbs and a set of cores
-//! ([`CoreSet::with_task_core`](udm_runtime::CoreSet::with_task_core)). A *core handle* is the
+//! ([`CoreSet::with_task_core`](udm_runtime::ProcessCores::with_task_core)). A *core handle* is the
 //! calling thread as a core. Verbs run on the calling thread. If that is a core, the verb runs on
 //! another thread while the core runs turns.
 //!

@@ -3,7 +3,7 @@
 //! The caller must pass valid pointers, as the header says. Detectable errors are refused here: a
 //! missing pointer, a misaligned one, a length above a limit.
 
-use crate::error::Error;
+use crate::error::ErrnoWithText;
 use crate::types::{
     UDM_DISCARD, UDM_FLUSH, UDM_FUA, UDM_IOV_MAX, UDM_LENGTH_MAX, UDM_NOUNMAP, UDM_READ, UDM_TEXT_MAX,
     UDM_WRITE, UDM_WRITE_ZEROES, udm_request,
@@ -12,45 +12,49 @@ use std::ffi::{c_char, c_void};
 use std::ptr::NonNull;
 use udm_core::{Bio, BioFlags, Buf, Op, SECTOR_SIZE, Sector, Sectors, Segments};
 
-fn invalid(text: impl Into<String>) -> Error {
-    Error::new(libc::EINVAL, text)
+fn einval_error(text: impl Into<String>) -> ErrnoWithText {
+    ErrnoWithText::new(libc::EINVAL, text)
 }
 
-fn no_memory(what: &str) -> Error {
-    Error::new(libc::EFAULT, format!("{what}: no pointer"))
+fn null_pointer_error(what: &str) -> ErrnoWithText {
+    ErrnoWithText::new(libc::EFAULT, format!("{what}: no pointer"))
 }
 
 /// The string at `at`; errors call it `what`.
 ///
 /// # Safety
 /// `at` is NULL, or points to a string that ends with a NUL and does not change during `'a`.
-pub(crate) unsafe fn text<'a>(at: *const c_char, what: &str) -> Result<&'a str, Error> {
+pub(crate) unsafe fn str_from_c_string<'a>(at: *const c_char, what: &str) -> Result<&'a str, ErrnoWithText> {
     if at.is_null() {
-        return Err(no_memory(what));
+        return Err(null_pointer_error(what));
     }
     // SAFETY: the caller passes a string, which is read at most up to its NUL.
     let len = unsafe { libc::strnlen(at, UDM_TEXT_MAX as usize + 1) };
     if len > UDM_TEXT_MAX as usize {
-        return Err(Error::new(libc::E2BIG, format!("{what}: longer than {UDM_TEXT_MAX} bytes")));
+        return Err(ErrnoWithText::new(libc::E2BIG, format!("{what}: longer than {UDM_TEXT_MAX} bytes")));
     }
     // SAFETY: `strnlen` found `len` bytes before the NUL.
     let bytes = unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) };
-    std::str::from_utf8(bytes).map_err(|_| invalid(format!("{what}: not UTF-8")))
+    std::str::from_utf8(bytes).map_err(|_| einval_error(format!("{what}: not UTF-8")))
 }
 
 /// The `len` elements at `at`; errors call them `what`.
 ///
 /// # Safety
 /// `at` is NULL, or points to `len` elements that do not change during `'a`.
-pub(crate) unsafe fn list<'a, T>(at: *const T, len: usize, what: &str) -> Result<&'a [T], Error> {
+pub(crate) unsafe fn slice_from_c_array<'a, T>(
+    at: *const T,
+    len: usize,
+    what: &str,
+) -> Result<&'a [T], ErrnoWithText> {
     if len == 0 {
         return Ok(&[]);
     }
     if at.is_null() {
-        return Err(no_memory(what));
+        return Err(null_pointer_error(what));
     }
     if !at.is_aligned() || len > isize::MAX as usize / size_of::<T>().max(1) {
-        return Err(invalid(format!("{what}: not aligned, or too many")));
+        return Err(einval_error(format!("{what}: not aligned, or too many")));
     }
     // SAFETY: the pointer is aligned, and the caller passes `len` elements.
     Ok(unsafe { std::slice::from_raw_parts(at, len) })
@@ -63,11 +67,11 @@ impl<T> OutBuffer<T> {
     /// # Safety
     /// `at` is NULL, or points to space for `len` elements that nothing else accesses while this
     /// exists.
-    pub(crate) unsafe fn new(at: *mut T, len: usize, what: &str) -> Result<OutBuffer<T>, Error> {
+    pub(crate) unsafe fn new(at: *mut T, len: usize, what: &str) -> Result<OutBuffer<T>, ErrnoWithText> {
         match len {
             0 => Ok(OutBuffer(at, 0)),
-            _ if at.is_null() => Err(no_memory(what)),
-            _ if !at.is_aligned() => Err(invalid(format!("{what}: not aligned"))),
+            _ if at.is_null() => Err(null_pointer_error(what)),
+            _ if !at.is_aligned() => Err(einval_error(format!("{what}: not aligned"))),
             len => Ok(OutBuffer(at, len)),
         }
     }
@@ -84,14 +88,14 @@ impl<T> OutBuffer<T> {
 
 /// Copies `text` into the caller's array, truncated, with a NUL at the end if the array has any
 /// space. Returns the length of the whole text.
-pub(crate) fn copy_string(text: &str, room: &mut OutBuffer<c_char>) -> Result<i32, Error> {
+pub(crate) fn copy_string(text: &str, room: &mut OutBuffer<c_char>) -> Result<i32, ErrnoWithText> {
     let most = room.1.saturating_sub(1);
     let given = text.bytes().take(most).enumerate();
     let end = given.map(|(i, byte)| room.write_at(i, byte as c_char)).count();
     if room.1 > 0 {
         room.write_at(end, 0);
     }
-    i32::try_from(text.len()).map_err(|_| Error::new(libc::E2BIG, "the answer is too long"))
+    i32::try_from(text.len()).map_err(|_| ErrnoWithText::new(libc::E2BIG, "the answer is too long"))
 }
 
 /// Fills `bio` from `request`. The caller's memory is lent until the bio completes.
@@ -99,14 +103,14 @@ pub(crate) fn copy_string(text: &str, room: &mut OutBuffer<c_char>) -> Result<i3
 /// # Safety
 /// Until then, the buffers of the request stay valid. Nothing else writes them, or reads a buffer
 /// that a read fills.
-pub(crate) unsafe fn fill_bio(bio: &mut Bio, request: &udm_request) -> Result<(), Error> {
+pub(crate) unsafe fn fill_bio(bio: &mut Bio, request: &udm_request) -> Result<(), ErrnoWithText> {
     let op = match request.op {
         UDM_READ => Op::Read,
         UDM_WRITE => Op::Write,
         UDM_FLUSH => Op::Flush,
         UDM_DISCARD => Op::Discard,
         UDM_WRITE_ZEROES => Op::WriteZeroes,
-        other => return Err(invalid(format!("request: there is no operation {other}"))),
+        other => return Err(einval_error(format!("request: there is no operation {other}"))),
     };
     let mut flags = BioFlags::empty();
     if request.flags & UDM_FUA != 0 && matches!(op, Op::Write | Op::WriteZeroes) {
@@ -118,27 +122,27 @@ pub(crate) unsafe fn fill_bio(bio: &mut Bio, request: &udm_request) -> Result<()
     let known = u32::from(flags.contains(BioFlags::FUA)) * UDM_FUA
         + u32::from(flags.contains(BioFlags::NOUNMAP)) * UDM_NOUNMAP;
     if request.flags != known || request.reserved != 0 {
-        return Err(invalid("request: flags that its operation does not have"));
+        return Err(einval_error("request: flags that its operation does not have"));
     }
     if op == Op::Flush && (request.sector != 0 || request.sectors != 0) {
-        return Err(invalid("request: a flush has no range"));
+        return Err(einval_error("request: a flush has no range"));
     }
     let (buffer, iov) = (!request.buffer.is_null(), !request.iov.is_null() || request.iov_count > 0);
     if op.has_data() {
         if request.sectors > UDM_LENGTH_MAX / SECTOR_SIZE {
-            return Err(invalid(format!("request: longer than {UDM_LENGTH_MAX} bytes")));
+            return Err(einval_error(format!("request: longer than {UDM_LENGTH_MAX} bytes")));
         }
         let len = (request.sectors * SECTOR_SIZE) as usize;
         match (buffer, iov) {
             // SAFETY: as the caller says.
-            (true, false) => unsafe { reborrow(&mut bio.data, request.buffer, len) },
+            (true, false) => unsafe { point_segments_at_memory(&mut bio.data, request.buffer, len) },
             // SAFETY: as the caller says.
             (false, true) => unsafe { borrow_iovec(&mut bio.data, request, len) }?,
-            (false, false) => return Err(no_memory("request: buffer")),
-            (true, true) => return Err(invalid("request: a buffer and a list of buffers")),
+            (false, false) => return Err(null_pointer_error("request: buffer")),
+            (true, true) => return Err(einval_error("request: a buffer and a list of buffers")),
         }
     } else if buffer || iov {
-        return Err(invalid("request: a buffer that its operation does not have"));
+        return Err(einval_error("request: a buffer that its operation does not have"));
     } else {
         bio.data = Segments::new();
     }
@@ -155,7 +159,7 @@ pub(crate) unsafe fn fill_bio(bio: &mut Bio, request: &udm_request) -> Result<()
 ///
 /// # Safety
 /// As of [`Buf::borrowed`]; `at` is not NULL.
-unsafe fn reborrow(data: &mut Segments, at: *mut c_void, len: usize) {
+unsafe fn point_segments_at_memory(data: &mut Segments, at: *mut c_void, len: usize) {
     let Some(at) = NonNull::new(at.cast::<u8>()) else { return };
     let mut pieces = data.iter_mut();
     if let (Some(first), None) = (pieces.next(), pieces.next())
@@ -183,19 +187,20 @@ pub(crate) fn take_back_buffers(bio: &mut Bio) {
 ///
 /// # Safety
 /// As of [`fill_bio`].
-unsafe fn borrow_iovec(data: &mut Segments, request: &udm_request, len: usize) -> Result<(), Error> {
+unsafe fn borrow_iovec(data: &mut Segments, request: &udm_request, len: usize) -> Result<(), ErrnoWithText> {
     if request.iov_count > UDM_IOV_MAX {
-        return Err(invalid(format!("request: more than {UDM_IOV_MAX} buffers")));
+        return Err(einval_error(format!("request: more than {UDM_IOV_MAX} buffers")));
     }
     // SAFETY: as the caller says.
-    let parts = unsafe { list(request.iov, request.iov_count as usize, "request: iov") }?;
+    let parts = unsafe { slice_from_c_array(request.iov, request.iov_count as usize, "request: iov") }?;
     let all = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len));
     if all != Some(len) {
-        return Err(invalid("request: its buffers are not as long as its range"));
+        return Err(einval_error("request: its buffers are not as long as its range"));
     }
     let mut borrowed = Segments::new();
     for part in parts.iter().filter(|part| part.iov_len > 0) {
-        let at = NonNull::new(part.iov_base.cast::<u8>()).ok_or_else(|| no_memory("request: iov_base"))?;
+        let at = NonNull::new(part.iov_base.cast::<u8>())
+            .ok_or_else(|| null_pointer_error("request: iov_base"))?;
         // SAFETY: as the caller says; the buffer is not longer than the range, which is within the
         // limit.
         borrowed.push(unsafe { Buf::borrowed(at, part.iov_len) });

@@ -4,7 +4,7 @@
 //! Each 16 bytes of a written sector hold their own byte offset and the generation of the write,
 //! big-endian. So wrong data shows its source, and old data shows its age.
 
-use crate::Request;
+use crate::TestRequest;
 use std::collections::BTreeMap;
 use udm_core::{Op, SECTOR_SIZE};
 
@@ -12,7 +12,7 @@ use udm_core::{Op, SECTOR_SIZE};
 pub const STAMP: usize = 16;
 
 /// Fills `out`, which begins at byte `offset` of the device, with stamps of `generation`.
-pub fn stamp(mut offset: u64, generation: u64, out: &mut [u8]) {
+pub fn fill_buffer_with_stamps(mut offset: u64, generation: u64, out: &mut [u8]) {
     for piece in out.chunks_exact_mut(STAMP) {
         piece[..8].copy_from_slice(&offset.to_be_bytes());
         piece[8..].copy_from_slice(&generation.to_be_bytes());
@@ -76,7 +76,7 @@ impl ContentModel {
     }
 
     /// Records a successful request.
-    pub fn done(&mut self, request: &Request) {
+    pub fn done(&mut self, request: &TestRequest) {
         let cell = match request.op {
             Op::Write => SectorContent::OneOf(vec![request.generation]),
             Op::WriteZeroes => SectorContent::Zeroes,
@@ -89,7 +89,7 @@ impl ContentModel {
     }
 
     /// Records a request that may have taken effect completely, partially or not at all.
-    pub fn may_have_written(&mut self, request: &Request) {
+    pub fn may_have_written(&mut self, request: &TestRequest) {
         if self.fresh != InitialContent::Zeroes {
             return;
         }
@@ -127,27 +127,29 @@ impl ContentModel {
         let offset = sector * SECTOR_SIZE;
         let zeroes = |bytes: &[u8]| match bytes.iter().position(|&b| b != 0) {
             None => Ok(()),
-            Some(at) => Err(format!("zeroes expected, at byte {at} {}", shown(&bytes[at..]))),
+            Some(at) => Err(format!("zeroes expected, at byte {at} {}", describe_found_bytes(&bytes[at..]))),
         };
         match (self.fresh, self.get(sector)) {
             (InitialContent::Offsets, _) => {
                 let words = (offset..).step_by(8).zip(bytes.chunks(8));
                 match words.clone().find(|(offset, word)| offset.to_be_bytes() != **word) {
                     None => Ok(()),
-                    Some((offset, word)) => Err(format!("offset {offset} expected, {}", shown(word))),
+                    Some((offset, word)) => {
+                        Err(format!("offset {offset} expected, {}", describe_found_bytes(word)))
+                    }
                 }
             }
             (_, None | Some(SectorContent::Zeroes)) => zeroes(bytes),
             (_, Some(SectorContent::Anything)) => Ok(()),
             (_, Some(SectorContent::OneOf(list))) => {
-                let wanted: Vec<_> = list.iter().map(|&g| written(offset, g)).collect();
+                let wanted: Vec<_> = list.iter().map(|&g| build_stamped_sector(offset, g)).collect();
                 if wanted.iter().any(|want| want[..bytes.len()] == *bytes) {
                     return Ok(());
                 }
                 for (i, found) in bytes.chunks(atom).enumerate() {
                     let range = i * atom..i * atom + found.len();
                     if !wanted.iter().any(|want| want[range.clone()] == *found) {
-                        let found = shown(found);
+                        let found = describe_found_bytes(found);
                         return Err(format!("generation {list:?} at offset {offset} expected, {found}"));
                     }
                 }
@@ -158,16 +160,16 @@ impl ContentModel {
 }
 
 /// The content of a sector of `generation`; zeroes if it is 0.
-fn written(offset: u64, generation: u64) -> [u8; SECTOR_SIZE as usize] {
+fn build_stamped_sector(offset: u64, generation: u64) -> [u8; SECTOR_SIZE as usize] {
     let mut sector = [0; SECTOR_SIZE as usize];
     if generation != 0 {
-        stamp(offset, generation, &mut sector);
+        fill_buffer_with_stamps(offset, generation, &mut sector);
     }
     sector
 }
 
 /// Describes the begin of `bytes` for an error text.
-fn shown(bytes: &[u8]) -> String {
+fn describe_found_bytes(bytes: &[u8]) -> String {
     let word = |at: usize| bytes.get(at..at + 8).map(|b| u64::from_be_bytes(b.try_into().expect("8 bytes")));
     match (word(0), word(8)) {
         (Some(offset), Some(generation)) if offset != 0 && generation < 1 << 32 => {
@@ -183,24 +185,24 @@ mod tests {
 
     fn sector(number: u64, generation: u64) -> Vec<u8> {
         let mut bytes = vec![0; 512];
-        stamp(number * 512, generation, &mut bytes);
+        fill_buffer_with_stamps(number * 512, generation, &mut bytes);
         bytes
     }
 
     #[test]
     fn the_model_tells_wrong_places_times_and_torn_sectors() {
         let mut model = ContentModel::new(InitialContent::Zeroes);
-        model.done(&Request::write(3, 2, 7));
+        model.done(&TestRequest::write(3, 2, 7));
         assert!(model.check(3, &sector(3, 7), 512).is_ok());
         assert!(model.check(3, &sector(4, 7), 512).unwrap_err().contains("generation 7 of offset 2048"));
         assert!(model.check(3, &sector(3, 6), 512).is_err());
         assert!(model.check(5, &sector(5, 7), 512).is_err());
-        model.may_have_written(&Request::write(3, 1, 8));
+        model.may_have_written(&TestRequest::write(3, 1, 8));
         let mut torn = sector(3, 7);
         torn[256..].copy_from_slice(&sector(3, 8)[256..]);
         assert!(model.check(3, &sector(3, 8), 512).is_ok());
         assert!(model.check(3, &torn, 512).is_err() && model.check(3, &torn, 8).is_ok());
-        model.done(&Request::new(Op::WriteZeroes, 3, 1));
+        model.done(&TestRequest::new(Op::WriteZeroes, 3, 1));
         assert!(model.check(3, &[0; 512], 512).is_ok() && model.check(3, &torn, 512).is_err());
     }
 }

@@ -1,12 +1,12 @@
 //! The properties of a device, and the expected result of each request.
 
-use crate::{InitialContent, Request};
+use crate::{InitialContent, TestRequest};
 use udm_core::errno::{EAGAIN, EINVAL, EIO, ENOSPC, EOPNOTSUPP, EPERM};
 use udm_core::{BioFlags, Limits, Op, SECTOR_SIZE, Sectors};
 
 /// The layer that checks requests before they reach the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CheckingLayer {
+pub enum RequestCheckingLayer {
     /// No layer: a backend's own lane. It refuses requests that it cannot serve. The caller must
     /// keep alignment and length.
     Backend,
@@ -22,7 +22,7 @@ pub struct DeviceFacts {
     /// Size, blocks, lengths, supported operations. Over NBD, as negotiated with the client.
     pub limits: Limits,
     /// The layer that checks requests.
-    pub boundary: CheckingLayer,
+    pub boundary: RequestCheckingLayer,
     /// The content before the first write.
     pub fresh: InitialContent,
     /// Number of contiguous bytes of a sector that come from one write if writes overlap in time.
@@ -65,11 +65,11 @@ impl DeviceFacts {
 
     /// The allowed results of `request`.
     #[must_use]
-    pub fn verdict(&self, request: &Request) -> ExpectedResult {
+    pub fn verdict(&self, request: &TestRequest) -> ExpectedResult {
         if request.op == Op::Flush {
             return ExpectedResult::Served;
         }
-        let nbd = self.boundary == CheckingLayer::Nbd;
+        let nbd = self.boundary == RequestCheckingLayer::Nbd;
         let mut errors = Vec::new();
         if request.op.is_write() && self.limits.read_only {
             errors.push(EPERM);
@@ -90,19 +90,19 @@ impl DeviceFacts {
             !request.sector.is_multiple_of(self.block()) || !request.sectors.is_multiple_of(self.block());
         let long = self.can(request.op) && self.limits.max_for(request.op) < Sectors(request.sectors);
         match self.boundary {
-            CheckingLayer::Backend if unaligned || long || request.sectors == 0 => {
+            RequestCheckingLayer::Backend if unaligned || long || request.sectors == 0 => {
                 return if errors.is_empty() { ExpectedResult::Unasked } else { ExpectedResult::May(errors) };
             }
-            CheckingLayer::Backend => {}
-            CheckingLayer::Table if unaligned || request.sectors == 0 => errors.push(EINVAL),
-            CheckingLayer::Table => {}
+            RequestCheckingLayer::Backend => {}
+            RequestCheckingLayer::Table if unaligned || request.sectors == 0 => errors.push(EINVAL),
+            RequestCheckingLayer::Table => {}
             // proto.md leaves empty requests undefined; udm refuses them.
-            CheckingLayer::Nbd if request.sectors == 0 => errors.push(EINVAL),
+            RequestCheckingLayer::Nbd if request.sectors == 0 => errors.push(EINVAL),
             // proto.md: a request above the maximum payload may be refused.
-            CheckingLayer::Nbd if errors.is_empty() && long && request.op.has_data() => {
+            RequestCheckingLayer::Nbd if errors.is_empty() && long && request.op.has_data() => {
                 return ExpectedResult::May(vec![EINVAL]);
             }
-            CheckingLayer::Nbd => {}
+            RequestCheckingLayer::Nbd => {}
         }
         if !errors.is_empty() {
             return ExpectedResult::Refused(errors);

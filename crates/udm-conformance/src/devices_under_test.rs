@@ -12,9 +12,9 @@
 //! A letter at the end (`/c0a`, `/c0b`) means a path to the same disk. `{file}`, `{huge}`,
 //! `{loop}`, `{loop4k}` and `{nbd}` are created for each use.
 
-use crate::fixture::Fixture;
-use crate::world::{WorldKind, lane_facts};
-use crate::{CheckingLayer, DeviceFacts, InitialContent};
+use crate::fixture::UnderlyingDevices;
+use crate::world::{WorldKind, device_facts_over_lanes};
+use crate::{DeviceFacts, InitialContent, RequestCheckingLayer};
 use std::sync::Arc;
 use udm_core::Device;
 use udm_dm::MappedDevice;
@@ -43,7 +43,7 @@ enum DeviceSpec {
 /// A device under test that exists, with its fixture.
 pub struct CreatedDevice {
     /// The devices below.
-    pub ground: Fixture,
+    pub ground: UnderlyingDevices,
     /// The device.
     pub device: Arc<dyn Device>,
     /// The same device, if it is a mapped device.
@@ -55,14 +55,14 @@ pub struct CreatedDevice {
 impl CreatedDevice {
     /// Makes a mapped device with a table of these lines over `ground`.
     #[must_use]
-    pub fn table(mut ground: Fixture, lines: &str, fresh: InitialContent) -> CreatedDevice {
+    pub fn table(mut ground: UnderlyingDevices, lines: &str, fresh: InitialContent) -> CreatedDevice {
         let mapped = ground.mapped("s", lines);
-        let facts = lane_facts(&*mapped, CheckingLayer::Table, fresh, 512);
+        let facts = device_facts_over_lanes(&*mapped, RequestCheckingLayer::Table, fresh, 512);
         CreatedDevice { ground, device: mapped.clone(), mapped: Some(mapped), facts }
     }
 }
 
-const fn device(name: &'static str, uri: &'static str) -> DeviceUnderTest {
+const fn define_uri_device(name: &'static str, uri: &'static str) -> DeviceUnderTest {
     DeviceUnderTest {
         name,
         what: DeviceSpec::Device(uri),
@@ -72,7 +72,10 @@ const fn device(name: &'static str, uri: &'static str) -> DeviceUnderTest {
     }
 }
 
-const fn table(name: &'static str, tables: &'static [(&'static str, &'static str)]) -> DeviceUnderTest {
+const fn define_table_device(
+    name: &'static str,
+    tables: &'static [(&'static str, &'static str)],
+) -> DeviceUnderTest {
     DeviceUnderTest {
         name,
         what: DeviceSpec::Tables(tables),
@@ -121,7 +124,7 @@ impl DeviceUnderTest {
     /// table of one line.
     #[must_use]
     pub fn make(&self, kind: WorldKind) -> CreatedDevice {
-        let mut ground = Fixture::new();
+        let mut ground = UnderlyingDevices::new();
         let (device, mapped) = match self.what {
             DeviceSpec::Device(uri) if kind.is_served() => {
                 let (word, size) = ground.device(uri);
@@ -138,8 +141,9 @@ impl DeviceUnderTest {
                 (mapped.clone() as Arc<dyn Device>, Some(mapped))
             }
         };
-        let boundary = if mapped.is_some() { CheckingLayer::Table } else { CheckingLayer::Backend };
-        let facts = lane_facts(&*device, boundary, self.fresh, self.atom);
+        let boundary =
+            if mapped.is_some() { RequestCheckingLayer::Table } else { RequestCheckingLayer::Backend };
+        let facts = device_facts_over_lanes(&*device, boundary, self.fresh, self.atom);
         CreatedDevice { ground, device, mapped, facts }
     }
 }
@@ -147,71 +151,81 @@ impl DeviceUnderTest {
 /// All devices under test.
 pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
     // Backends.
-    device("null", "null:size=2M").fresh(InitialContent::AlwaysZeroes),
-    device("null_timer", "null:size=2M,irqmode=2,completion_nsec=2000,hw_queue_depth=3")
+    define_uri_device("null", "null:size=2M").fresh(InitialContent::AlwaysZeroes),
+    define_uri_device("null_timer", "null:size=2M,irqmode=2,completion_nsec=2000,hw_queue_depth=3")
         .fresh(InitialContent::AlwaysZeroes),
-    device("null_memory", "null:size=2M,memory_backed=1,discard=1,cache_size=1M").atom(8),
-    device("null_blocks", "null:size=2M,bs=4096,memory_backed=1,max_sectors=256,fua=0,cache_size=1M").atom(8),
-    device("null_huge", "null:size=8388607T").fresh(InitialContent::AlwaysZeroes),
-    device("mem", "mem:2M").atom(8),
-    device("mem_huge", "mem:64T").atom(8),
-    device("pattern", "pattern:2M").fresh(InitialContent::Offsets),
-    device("pattern_huge", "pattern:8388607T").fresh(InitialContent::Offsets),
-    device("file", "{file}").ring(),
-    device("file_direct", "file:{file}?direct=on").ring(),
-    device("file_readonly", "file:{file}?readonly=on").ring(),
-    device("file_huge", "{huge}").ring(),
-    device("nbd", "{nbd}").atom(8).ring(),
-    device("block", "file:{loop}").ring(),
-    device("block_buffered", "file:{loop}?direct=off").ring(),
-    device("block_4k", "file:{loop4k}?direct=on").ring(),
+    define_uri_device("null_memory", "null:size=2M,memory_backed=1,discard=1,cache_size=1M").atom(8),
+    define_uri_device(
+        "null_blocks",
+        "null:size=2M,bs=4096,memory_backed=1,max_sectors=256,fua=0,cache_size=1M",
+    )
+    .atom(8),
+    define_uri_device("null_huge", "null:size=8388607T").fresh(InitialContent::AlwaysZeroes),
+    define_uri_device("mem", "mem:2M").atom(8),
+    define_uri_device("mem_huge", "mem:64T").atom(8),
+    define_uri_device("pattern", "pattern:2M").fresh(InitialContent::Offsets),
+    define_uri_device("pattern_huge", "pattern:8388607T").fresh(InitialContent::Offsets),
+    define_uri_device("file", "{file}").ring(),
+    define_uri_device("file_direct", "file:{file}?direct=on").ring(),
+    define_uri_device("file_readonly", "file:{file}?readonly=on").ring(),
+    define_uri_device("file_huge", "{huge}").ring(),
+    define_uri_device("nbd", "{nbd}").atom(8).ring(),
+    define_uri_device("block", "file:{loop}").ring(),
+    define_uri_device("block_buffered", "file:{loop}?direct=off").ring(),
+    define_uri_device("block_4k", "file:{loop4k}?direct=on").ring(),
     // Targets over strict disks.
-    table("linear", &[("s", "0 4096 linear /d0 24")]),
-    table("linear_cache", &[("s", "0 4096 linear /c0 24")]),
-    table("linear_no_fua", &[("s", "0 4095 linear /n0 33")]),
-    table("linear_blocks", &[("s", "0 4096 linear /k0 24")]),
-    table("linear_plain", &[("s", "0 4096 linear /p0 24")]),
-    table("linear_readonly", &[("s", "0 4096 linear /r0 24")]),
-    table(
+    define_table_device("linear", &[("s", "0 4096 linear /d0 24")]),
+    define_table_device("linear_cache", &[("s", "0 4096 linear /c0 24")]),
+    define_table_device("linear_no_fua", &[("s", "0 4095 linear /n0 33")]),
+    define_table_device("linear_blocks", &[("s", "0 4096 linear /k0 24")]),
+    define_table_device("linear_plain", &[("s", "0 4096 linear /p0 24")]),
+    define_table_device("linear_readonly", &[("s", "0 4096 linear /r0 24")]),
+    define_table_device(
         "lines",
         &[(
             "s",
             "0 1 linear /c0 4000\n1 9 linear /n0 7\n10 1002 striped 3 1 /c0 20 /c1 1000 /n0 2000\n1012 2600 linear /c1 1500",
         )],
     ),
-    table("striped", &[("s", "0 4096 striped 2 8 /c0 24 /c1 48")]),
-    table("striped_odd", &[("s", "0 4095 striped 3 7 /c0 1 /n0 0 /p0 3")]),
-    table("round_robin", &[("s", "0 4096 multipath 0 0 1 1 round-robin 0 2 1 /c0a 3 /c0b 1")]),
-    table("queue_length", &[("s", "0 4096 multipath 0 0 1 1 queue-length 0 2 1 /c0a 128 /c0b 128")]),
-    table("service_time", &[("s", "0 4096 multipath 0 0 1 1 service-time 0 2 2 /c0a 128 1 /c0b 64 2")]),
-    table(
+    define_table_device("striped", &[("s", "0 4096 striped 2 8 /c0 24 /c1 48")]),
+    define_table_device("striped_odd", &[("s", "0 4095 striped 3 7 /c0 1 /n0 0 /p0 3")]),
+    define_table_device("round_robin", &[("s", "0 4096 multipath 0 0 1 1 round-robin 0 2 1 /c0a 3 /c0b 1")]),
+    define_table_device(
+        "queue_length",
+        &[("s", "0 4096 multipath 0 0 1 1 queue-length 0 2 1 /c0a 128 /c0b 128")],
+    ),
+    define_table_device(
+        "service_time",
+        &[("s", "0 4096 multipath 0 0 1 1 service-time 0 2 2 /c0a 128 1 /c0b 64 2")],
+    ),
+    define_table_device(
         "historical_service_time",
         &[("s", "0 4096 multipath 0 0 1 1 historical-service-time 0 2 1 /c0a 1 /c0b 1")],
     ),
-    table("io_affinity", &[("s", "0 4096 multipath 0 0 1 1 io-affinity 0 2 1 /c0a 1 /c0b 2")]),
-    table(
+    define_table_device("io_affinity", &[("s", "0 4096 multipath 0 0 1 1 io-affinity 0 2 1 /c0a 1 /c0b 2")]),
+    define_table_device(
         "multipath_bio",
         &[(
             "s",
             "0 4096 multipath 3 queue_if_no_path queue_mode bio 0 2 2 round-robin 0 1 1 /n0a 1 round-robin 0 1 1 /n0b 1",
         )],
     ),
-    table("delay", &[("s", "0 4096 delay /c0 24 0")]),
-    table("delay_apart", &[("s", "0 4096 delay /c0 24 0 /c0 24 1 /c0 24 0")]),
-    table("flakey_up", &[("s", "0 4096 flakey /c0 24 3600 0")]),
-    table("dust_off", &[("s", "0 4096 dust /c0 24 512")]),
-    table("dust_blocks", &[("s", "0 4096 dust /c0 24 4096")]),
-    table("log_writes", &[("s", "0 4096 log-writes /c0 mem:1G")]),
-    table("snapshot_origin", &[("s", "0 4096 snapshot-origin /c0")]),
-    table(
+    define_table_device("delay", &[("s", "0 4096 delay /c0 24 0")]),
+    define_table_device("delay_apart", &[("s", "0 4096 delay /c0 24 0 /c0 24 1 /c0 24 0")]),
+    define_table_device("flakey_up", &[("s", "0 4096 flakey /c0 24 3600 0")]),
+    define_table_device("dust_off", &[("s", "0 4096 dust /c0 24 512")]),
+    define_table_device("dust_blocks", &[("s", "0 4096 dust /c0 24 4096")]),
+    define_table_device("log_writes", &[("s", "0 4096 log-writes /c0 mem:1G")]),
+    define_table_device("snapshot_origin", &[("s", "0 4096 snapshot-origin /c0")]),
+    define_table_device(
         "snapshot_origin_copies",
         &[("k", "0 4096 snapshot /c0 /c1 N 8"), ("s", "0 4096 snapshot-origin /c0")],
     ),
-    table("snapshot", &[("s", "0 4096 snapshot /c0 /c1 P 8")]),
-    table("snapshot_merge", &[("s", "0 4096 snapshot-merge /c0 /c1 P 8")]),
-    table("zero", &[("s", "0 4096 zero")]).fresh(InitialContent::AlwaysZeroes),
-    table("stacked", &[("low", "0 4200 linear /c0 24"), ("s", "0 4096 striped 1 16 @low 8")]),
-    table(
+    define_table_device("snapshot", &[("s", "0 4096 snapshot /c0 /c1 P 8")]),
+    define_table_device("snapshot_merge", &[("s", "0 4096 snapshot-merge /c0 /c1 P 8")]),
+    define_table_device("zero", &[("s", "0 4096 zero")]).fresh(InitialContent::AlwaysZeroes),
+    define_table_device("stacked", &[("low", "0 4200 linear /c0 24"), ("s", "0 4096 striped 1 16 @low 8")]),
+    define_table_device(
         "tower",
         &[
             ("a", "0 2100 linear /n0 24\n2100 2100 linear /c1 0"),
@@ -221,13 +235,13 @@ pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
         ],
     ),
     // Targets over real devices.
-    table("linear_nbd", &[("s", "0 4000 linear {nbd} 8")]).atom(8).ring(),
-    table("linear_file", &[("s", "0 4000 linear {file} 8")]).ring(),
-    table(
+    define_table_device("linear_nbd", &[("s", "0 4000 linear {nbd} 8")]).atom(8).ring(),
+    define_table_device("linear_file", &[("s", "0 4000 linear {file} 8")]).ring(),
+    define_table_device(
         "striped_direct",
         &[("s", "0 4096 striped 2 16 file:{file}?direct=on 0 file:{file}?direct=on 512")],
     )
     .ring(),
-    table("linear_huge", &[("s", "0 130000000000 linear mem:64T 8")]).atom(8),
-    table("striped_huge", &[("s", "0 20000000000 striped 2 8 mem:6T 0 mem:7T 4096")]).atom(8),
+    define_table_device("linear_huge", &[("s", "0 130000000000 linear mem:64T 8")]).atom(8),
+    define_table_device("striped_huge", &[("s", "0 20000000000 striped 2 8 mem:6T 0 mem:7T 4096")]).atom(8),
 ];

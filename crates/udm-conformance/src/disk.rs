@@ -11,20 +11,20 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, SECTOR_SIZE, Sectors,
-    SharedDiskState, Status,
+    Batch, Bio, BioFlags, Cx, Device, DeviceControlError, DeviceId, Lane, Limits, Nanos, Op, SECTOR_SIZE,
+    Sectors, SharedDiskState, Status,
 };
 
 const BLOCK: usize = SECTOR_SIZE as usize;
 
-/// A disk in memory. Two disks with the same [`DiskMedium`] are two paths to one disk.
-pub struct StrictDisk {
+/// A disk in memory. Two disks with the same [`SharedDiskMedium`] are two paths to one disk.
+pub struct StrictMemoryDisk {
     id: DeviceId,
-    medium: Arc<DiskMedium>,
+    medium: Arc<SharedDiskMedium>,
 }
 
 /// The state that the paths to a disk share.
-pub struct DiskMedium {
+pub struct SharedDiskMedium {
     limits: Limits,
     shared_disk_state: SharedDiskState,
     state: Mutex<MediumState>,
@@ -46,10 +46,10 @@ struct MediumState {
     waiting: usize,
 }
 
-impl DiskMedium {
+impl SharedDiskMedium {
     /// Creates a medium of zeroes with these limits.
     #[must_use]
-    pub fn new(limits: Limits) -> Arc<DiskMedium> {
+    pub fn new(limits: Limits) -> Arc<SharedDiskMedium> {
         let (sectors, bytes) = (limits.size.0 as usize, limits.size.bytes() as usize);
         let state = MediumState {
             bytes: vec![0; bytes],
@@ -63,7 +63,7 @@ impl DiskMedium {
             lanes: 0,
             waiting: 0,
         };
-        Arc::new(DiskMedium {
+        Arc::new(SharedDiskMedium {
             limits,
             shared_disk_state: SharedDiskState::default(),
             state: Mutex::new(state),
@@ -72,8 +72,8 @@ impl DiskMedium {
 
     /// Creates another path to the medium.
     #[must_use]
-    pub fn path(self: &Arc<DiskMedium>) -> Arc<StrictDisk> {
-        Arc::new(StrictDisk { id: DeviceId::new(), medium: self.clone() })
+    pub fn path(self: &Arc<SharedDiskMedium>) -> Arc<StrictMemoryDisk> {
+        Arc::new(StrictMemoryDisk { id: DeviceId::new(), medium: self.clone() })
     }
 
     fn state(&self) -> MutexGuard<'_, MediumState> {
@@ -141,12 +141,12 @@ impl DiskMedium {
     }
 }
 
-impl Device for StrictDisk {
+impl Device for StrictMemoryDisk {
     fn id(&self) -> DeviceId {
         self.id
     }
 
-    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         self.medium.state().lanes += 1;
         Ok(Box::new(DiskLane { id: self.id, medium: self.medium.clone(), waiting: Vec::new() }))
     }
@@ -165,7 +165,7 @@ type CachedSectors = BTreeMap<u64, (u64, Vec<u8>)>;
 
 struct DiskLane {
     id: DeviceId,
-    medium: Arc<DiskMedium>,
+    medium: Arc<SharedDiskMedium>,
     /// Requests, each with the content of the cache at its submission if it flushes.
     waiting: Vec<(Box<Bio>, CachedSectors)>,
 }

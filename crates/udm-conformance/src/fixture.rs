@@ -1,10 +1,10 @@
 //! The devices below a device under test: disks, files, loop devices and mapped devices. They are
 //! created on demand from the words of its line, and removed with it.
 
-use crate::disk::DiskMedium;
-use crate::test_server::TestServer;
-use crate::world::NoCores;
-use crate::{STAMP, StrictDisk};
+use crate::disk::SharedDiskMedium;
+use crate::test_server::NbdTestServer;
+use crate::world::CoresWithoutDevices;
+use crate::{STAMP, StrictMemoryDisk};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 use udm_core::errno::ENOENT;
 use udm_core::{DevNo, Device, Limits, Sectors, Status};
-use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table};
+use udm_dm::{DeviceLookupError, DeviceNameResolver, MappedDevice, ResolvedDevice, Table};
 use udm_runtime::TemporaryCoreIo;
 use udm_wire::uri::{self, DeviceUri};
 
@@ -27,19 +27,19 @@ const CORES: usize = 2;
 
 /// The devices below a device under test.
 #[derive(Default)]
-pub struct Fixture {
+pub struct UnderlyingDevices {
     folder: Option<TempDir>,
     files: usize,
     loops: Vec<PathBuf>,
-    servers: Vec<TestServer>,
-    media: BTreeMap<String, Arc<DiskMedium>>,
-    known: BTreeMap<String, DeviceRef>,
+    servers: Vec<NbdTestServer>,
+    media: BTreeMap<String, Arc<SharedDiskMedium>>,
+    known: BTreeMap<String, ResolvedDevice>,
     mapped: BTreeMap<String, Arc<MappedDevice>>,
 }
 
 /// The limits of the disk `/NAME`. The first letter selects its abilities. The number distinguishes
 /// disks, and a letter after it paths to one disk.
-fn limits(name: &str) -> Limits {
+fn disk_limits_by_name(name: &str) -> Limits {
     let base = Limits {
         max_sectors: Sectors(128),
         max_discard: Sectors(256),
@@ -63,11 +63,11 @@ fn limits(name: &str) -> Limits {
     }
 }
 
-impl Fixture {
+impl UnderlyingDevices {
     /// Creates an empty fixture.
     #[must_use]
-    pub fn new() -> Fixture {
-        Fixture::default()
+    pub fn new() -> UnderlyingDevices {
+        UnderlyingDevices::default()
     }
 
     /// The folder for its files.
@@ -89,7 +89,7 @@ impl Fixture {
     fn loop_device(&mut self, block: &str) -> PathBuf {
         let file = self.file(FILE);
         let (path, args) = (file.display().to_string(), ["--find", "--show", "-b", block]);
-        let device = PathBuf::from(run("losetup", &[&args[..], &[&path]].concat()).trim());
+        let device = PathBuf::from(run_system_program("losetup", &[&args[..], &[&path]].concat()).trim());
         self.loops.push(device.clone());
         device
     }
@@ -98,7 +98,7 @@ impl Fixture {
     fn served(&mut self) -> String {
         let name = format!("nbd{}", self.servers.len());
         let path = self.folder().join(name);
-        let (server, uri) = TestServer::start("mem:2M", &path);
+        let (server, uri) = NbdTestServer::start("mem:2M", &path);
         self.servers.push(server);
         uri.to_string()
     }
@@ -137,7 +137,7 @@ impl Fixture {
 
     /// Builds a table of these lines.
     pub fn table(&mut self, lines: &str) -> Arc<Table> {
-        let lines = udm_wire::table::parse(&self.fill_in(lines)).expect("lines of a table");
+        let lines = udm_wire::table::parse_table(&self.fill_in(lines)).expect("lines of a table");
         Table::build(udm_targets::TARGETS, &lines, self, &TemporaryCoreIo, CORES)
             .unwrap_or_else(|e| panic!("{e}"))
     }
@@ -148,7 +148,7 @@ impl Fixture {
         let device = MappedDevice::new(name, None, number).expect("a good name");
         device.load(self.table(lines)).unwrap_or_else(|e| panic!("{e}"));
         let mut change = device.resume(Arc::new(|| {})).expect("nothing else changes it");
-        change.step(&NoCores).expect("no core has to answer").expect("a resume");
+        change.step(&CoresWithoutDevices).expect("no core has to answer").expect("a resume");
         self.mapped.insert(format!("@{name}"), device.clone());
         device
     }
@@ -156,7 +156,7 @@ impl Fixture {
     /// Whether there are disks that lose their cache, and all other devices below lose no data.
     #[must_use]
     pub fn has_disks(&self) -> bool {
-        let is_disk = |word: &str| word.starts_with('/') && self.media.contains_key(disk_of(word));
+        let is_disk = |word: &str| word.starts_with('/') && self.media.contains_key(parse_disk_name(word));
         !self.media.is_empty() && self.known.keys().all(|word| is_disk(word) || word.starts_with("mem:"))
     }
 
@@ -164,7 +164,7 @@ impl Fixture {
     /// switch.
     #[must_use]
     pub fn has_power(&self) -> bool {
-        let switched = |one: &DeviceRef| one.device.power().is_some();
+        let switched = |one: &ResolvedDevice| one.device.power().is_some();
         self.has_disks() || !self.known.is_empty() && self.known.values().all(switched)
     }
 
@@ -196,16 +196,17 @@ impl Fixture {
     /// The words of the paths to disks with more than one path.
     #[must_use]
     pub fn paths(&self) -> Vec<String> {
-        let path = |word: &&String| word.starts_with('/') && self.media.contains_key(disk_of(word));
+        let path = |word: &&String| word.starts_with('/') && self.media.contains_key(parse_disk_name(word));
         let words: Vec<&String> = self.known.keys().filter(path).collect();
-        let several =
-            |word: &&String| words.iter().filter(|other| disk_of(other) == disk_of(word)).count() > 1;
+        let several = |word: &&String| {
+            words.iter().filter(|other| parse_disk_name(other) == parse_disk_name(word)).count() > 1
+        };
         words.iter().copied().filter(several).cloned().collect()
     }
 
     /// Makes all requests to the path `word` fail with `status`.
     pub fn fail_path(&self, word: &str, status: Status) {
-        self.media[disk_of(word)].fail_path(self.known[word].device.id(), status);
+        self.media[parse_disk_name(word)].fail_path(self.known[word].device.id(), status);
     }
 
     /// Removes all injected errors.
@@ -225,33 +226,37 @@ impl Fixture {
 }
 
 /// The disk of a word such as `/c0b`: its letter and number.
-fn disk_of(word: &str) -> &str {
+fn parse_disk_name(word: &str) -> &str {
     word.trim_start_matches('/').trim_end_matches(|c: char| c.is_ascii_alphabetic())
 }
 
-impl Resolver for Fixture {
-    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
+impl DeviceNameResolver for UnderlyingDevices {
+    fn get(&mut self, word: &str) -> Result<ResolvedDevice, DeviceLookupError> {
         // A printed table has device numbers instead of names.
         let mapped = self.mapped.iter().map(|(name, device)| {
             let (number, name, device) = (device.number(), name.clone(), device.clone());
-            DeviceRef { number, name, device, hold: None }
+            ResolvedDevice { number, name, device, hold: None }
         });
         let mut all = self.known.values().cloned().chain(mapped);
         if let Some(known) = all.find(|known| known.name == word || known.number.to_string() == word) {
             return Ok(known);
         }
-        let disk = disk_of(word);
+        let disk = parse_disk_name(word);
         let device: Arc<dyn Device> = if word.starts_with('/') && word.len() <= 4 {
-            let medium = self.media.entry(disk.into()).or_insert_with(|| DiskMedium::new(limits(disk)));
-            let path: Arc<StrictDisk> = medium.path();
+            let medium = self
+                .media
+                .entry(disk.into())
+                .or_insert_with(|| SharedDiskMedium::new(disk_limits_by_name(disk)));
+            let path: Arc<StrictMemoryDisk> = medium.path();
             path
         } else {
-            let uri: DeviceUri =
-                uri::parse(word).map_err(|e| LookupError { errno: ENOENT, reason: e.to_string() })?;
-            udm_backends::open(&uri).map_err(|e| LookupError { errno: e.errno, reason: e.text })?
+            let uri: DeviceUri = uri::parse_device_uri(word)
+                .map_err(|e| DeviceLookupError { errno: ENOENT, reason: e.to_string() })?;
+            udm_backends::open_standalone_device(&uri)
+                .map_err(|e| DeviceLookupError { errno: e.errno, reason: e.text })?
         };
         let number = DevNo { major: 253, minor: self.known.len() as u32 };
-        let found = DeviceRef { number, name: word.into(), device, hold: None };
+        let found = ResolvedDevice { number, name: word.into(), device, hold: None };
         self.known.insert(word.into(), found.clone());
         Ok(found)
     }
@@ -261,14 +266,14 @@ impl Resolver for Fixture {
 ///
 /// # Panics
 /// If the program fails.
-pub fn run(program: &str, args: &[&str]) -> String {
+pub fn run_system_program(program: &str, args: &[&str]) -> String {
     let out = Command::new(program).args(args).env("PATH", "/sbin:/usr/sbin:/bin:/usr/bin").output();
     let out = out.unwrap_or_else(|e| panic!("{program}: {e}"));
     assert!(out.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr));
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
-impl Drop for Fixture {
+impl Drop for UnderlyingDevices {
     fn drop(&mut self) {
         self.known.clear();
         self.mapped.clear();

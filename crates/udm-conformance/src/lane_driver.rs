@@ -4,13 +4,13 @@
 //! status and the bytes of a read are as submitted, on success and on error. Its memory is complete
 //! and in order.
 
-use crate::{Answer, Request, stamp};
+use crate::{TestRequest, TestRequestResult, fill_buffer_with_stamps};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::collections::HashMap;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, Buf, Cx, Device, Lane, Nanos, Op, OpenError, OwnWork, OwnerId, SECTOR_SIZE, Sector,
-    Sectors, Segments, SharedMap, SharedRange,
+    Batch, Bio, BioFlags, BioOwnerId, Buf, Cx, Device, DeviceControlError, Lane, Nanos, Op, OwnWork,
+    SECTOR_SIZE, Sector, Sectors, Segments, SharedMemoryMap, SharedRange,
 };
 
 /// The content of read buffers before the read.
@@ -22,16 +22,16 @@ const COOKIES: u64 = 0xc001_0000_0000_0000;
 /// A lane and its requests in flight.
 pub struct LaneDriver {
     lane: Box<dyn Lane>,
-    owner: OwnerId,
+    owner: BioOwnerId,
     batch: Batch,
     done: Batch,
-    sent: HashMap<u64, SentBio>,
+    sent: HashMap<u64, SubmittedBioState>,
     next: u64,
     foreign: bool,
 }
 
 /// The submitted state of a bio.
-struct SentBio {
+struct SubmittedBioState {
     op: Op,
     flags: BioFlags,
     sector: Sector,
@@ -47,7 +47,11 @@ impl LaneDriver {
     ///
     /// # Errors
     /// The error of the device.
-    pub fn open(device: &Arc<dyn Device>, foreign: bool, cx: &mut Cx<'_>) -> Result<LaneDriver, OpenError> {
+    pub fn open(
+        device: &Arc<dyn Device>,
+        foreign: bool,
+        cx: &mut Cx<'_>,
+    ) -> Result<LaneDriver, DeviceControlError> {
         let lane = device.open(cx)?;
         let (batch, done) = (Batch::new(), Batch::new());
         Ok(LaneDriver { lane, owner: cx.new_owner(), batch, done, sent: HashMap::new(), next: 0, foreign })
@@ -66,7 +70,7 @@ impl LaneDriver {
     }
 
     /// Adds requests to the next batch. Their tags count from 0 over the life of the driver.
-    pub fn give(&mut self, requests: Vec<Request>, now: Nanos) {
+    pub fn give(&mut self, requests: Vec<TestRequest>, now: Nanos) {
         for request in requests {
             let mut bio = Bio::new();
             bio.op = request.op;
@@ -76,15 +80,19 @@ impl LaneDriver {
             bio.sectors = Sectors(request.sectors);
             bio.cookie = COOKIES | self.next;
             bio.started = now;
-            bio.data = if self.foreign { foreign(&request) } else { memory(&request) };
-            let sent = SentBio {
+            bio.data = if self.foreign {
+                allocate_request_memfd(&request)
+            } else {
+                allocate_request_memory(&request)
+            };
+            let sent = SubmittedBioState {
                 op: bio.op,
                 flags: bio.flags,
                 sector: bio.sector,
                 sectors: bio.sectors,
                 started: now,
-                memory: places(&bio.data),
-                bytes: if bio.op == Op::Write { bytes(&bio.data) } else { Vec::new() },
+                memory: list_data_address_ranges(&bio.data),
+                bytes: if bio.op == Op::Write { copy_segments_to_vec(&bio.data) } else { Vec::new() },
             };
             self.sent.insert(bio.cookie, sent);
             self.next += 1;
@@ -95,7 +103,7 @@ impl LaneDriver {
 
     /// Submits the batch and polls once. Returns whether a request moved. Appends answers with
     /// their tags.
-    pub fn turn(&mut self, answers: &mut Vec<(u64, Answer)>, cx: &mut Cx<'_>) -> bool {
+    pub fn turn(&mut self, answers: &mut Vec<(u64, TestRequestResult)>, cx: &mut Cx<'_>) -> bool {
         let moved = !self.batch.is_empty();
         if moved {
             self.lane.submit(&mut self.batch, cx);
@@ -113,7 +121,7 @@ impl LaneDriver {
     }
 
     /// Checks a completed bio.
-    fn home(&mut self, bio: &Bio) -> (u64, Answer) {
+    fn home(&mut self, bio: &Bio) -> (u64, TestRequestResult) {
         let Some(sent) = self.sent.remove(&bio.cookie) else {
             panic!("a bio that is not in flight came back, or its cookie changed: {bio:?}");
         };
@@ -123,35 +131,39 @@ impl LaneDriver {
         assert_eq!(bio.owner, self.owner, "{what}: owner");
         assert_eq!((bio.sector, bio.sectors), (sent.sector, sent.sectors), "{what}: range");
         assert_eq!(bio.started, sent.started, "{what}: started");
-        assert!(places(&bio.data) == sent.memory, "{what}: its memory came back in another order or shape");
+        assert!(
+            list_data_address_ranges(&bio.data) == sent.memory,
+            "{what}: its memory came back in another order or shape"
+        );
         if sent.op == Op::Write {
-            assert!(bytes(&bio.data) == sent.bytes, "{what}: the data of a write was changed");
+            assert!(copy_segments_to_vec(&bio.data) == sent.bytes, "{what}: the data of a write was changed");
         }
         let errno = bio.status.errno();
-        let data = if errno == 0 && bio.op == Op::Read { bytes(&bio.data) } else { Vec::new() };
-        (bio.cookie - COOKIES, Answer { errno, data })
+        let data =
+            if errno == 0 && bio.op == Op::Read { copy_segments_to_vec(&bio.data) } else { Vec::new() };
+        (bio.cookie - COOKIES, TestRequestResult { errno, data })
     }
 }
 
 /// The memory of a request: its stamps for a write, [`DIRT`] for a read.
-fn memory(request: &Request) -> Segments {
+fn allocate_request_memory(request: &TestRequest) -> Segments {
     let mut data = Segments::new();
     let mut left = request.data_len();
     for &cut in request.cuts.iter().filter(|&&cut| cut > 0) {
         if cut < left {
-            data.push(piece(cut));
+            data.push(allocate_misaligned_buf(cut));
             left -= cut;
         }
     }
     if left > 0 {
-        data.push(if data.is_empty() { Buf::zeroed(left) } else { piece(left) });
+        data.push(if data.is_empty() { Buf::zeroed(left) } else { allocate_misaligned_buf(left) });
     }
-    fill(request, &mut data);
+    fill_request_data(request, &mut data);
     data
 }
 
 /// The memory of a request in a memfd, with the same content.
-fn foreign(request: &Request) -> Segments {
+fn allocate_request_memfd(request: &TestRequest) -> Segments {
     let mut data = Segments::new();
     let len = request.data_len();
     if len == 0 {
@@ -163,7 +175,7 @@ fn foreign(request: &Request) -> Segments {
         memfd_create("udm-conformance", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a memfd");
     ftruncate(&memfd, room as u64).expect("a memfd of that length");
     fcntl_add_seals(&memfd, SealFlags::SHRINK).expect("a seal");
-    let map = Arc::new(SharedMap::of_memfd(&memfd, room).expect("sealed memory"));
+    let map = Arc::new(SharedMemoryMap::of_memfd(&memfd, room).expect("sealed memory"));
     let (mut left, mut at) = (len, 0);
     for &cut in request.cuts.iter().filter(|&&cut| cut > 0) {
         if cut < left {
@@ -174,14 +186,14 @@ fn foreign(request: &Request) -> Segments {
     }
     let at = if data.is_empty() { 0 } else { at + 3 };
     data.push_shared(SharedRange::new(&map, at, left).expect("there is room"));
-    fill(request, &mut data);
+    fill_request_data(request, &mut data);
     data
 }
 
-fn fill(request: &Request, data: &mut Segments) {
+fn fill_request_data(request: &TestRequest, data: &mut Segments) {
     if request.op == Op::Write {
         let mut bytes = vec![0; request.data_len()];
-        stamp(request.sector.wrapping_mul(SECTOR_SIZE), request.generation, &mut bytes);
+        fill_buffer_with_stamps(request.sector.wrapping_mul(SECTOR_SIZE), request.generation, &mut bytes);
         data.copy_from(&bytes);
     } else {
         data.fill(DIRT);
@@ -189,14 +201,14 @@ fn fill(request: &Request, data: &mut Segments) {
 }
 
 /// A buffer of `len` bytes at an odd address, in its own slab, so that no pieces are adjacent.
-fn piece(len: usize) -> Buf {
+fn allocate_misaligned_buf(len: usize) -> Buf {
     let mut buf = Buf::zeroed(len + 3);
     drop(buf.split_to(3));
     buf
 }
 
 /// Addresses and lengths of the data; adjacent ranges count as one.
-fn places(data: &Segments) -> Vec<(usize, usize)> {
+fn list_data_address_ranges(data: &Segments) -> Vec<(usize, usize)> {
     let mut places: Vec<(usize, usize)> = Vec::new();
     for (start, bytes) in data.ranges().filter(|(_, bytes)| *bytes > 0) {
         match places.last_mut() {
@@ -207,7 +219,7 @@ fn places(data: &Segments) -> Vec<(usize, usize)> {
     places
 }
 
-fn bytes(data: &Segments) -> Vec<u8> {
+fn copy_segments_to_vec(data: &Segments) -> Vec<u8> {
     let mut bytes = vec![0; data.len()];
     data.copy_to(&mut bytes);
     bytes

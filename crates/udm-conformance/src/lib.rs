@@ -1,7 +1,7 @@
 //! The conformance suite: rules for all backends, targets and front ends, written once and run by
 //! name on all of them.
 //!
-//! * A *case* ([`CASES`]) is a rule: a function over a [`TestRig`], with its source and its
+//! * A *case* ([`CASES`]) is a rule: a function over a [`DeviceTestRig`], with its source and its
 //!   requirements. If a device lacks a requirement, there is no test. The list of skipped tests
 //!   gives the reason.
 //! * A *device under test* ([`DEVICES_UNDER_TEST`]) is one line of a list.
@@ -30,12 +30,12 @@ mod test_server;
 mod world;
 
 pub use cases::{CASES, ConformanceCase, Requirement};
-pub use content_model::{ContentModel, InitialContent, STAMP, stamp};
-pub use device_facts::{CheckingLayer, DeviceFacts, ExpectedResult};
+pub use content_model::{ContentModel, InitialContent, STAMP, fill_buffer_with_stamps};
+pub use device_facts::{DeviceFacts, ExpectedResult, RequestCheckingLayer};
 pub use devices_under_test::{CreatedDevice, DEVICES_UNDER_TEST, DeviceUnderTest};
-pub use disk::{DiskMedium, StrictDisk};
-pub use fixture::{Fixture, run};
+pub use disk::{SharedDiskMedium, StrictMemoryDisk};
+pub use fixture::{UnderlyingDevices, run_system_program};
 pub use lane_driver::LaneDriver;
-pub use request::{Answer, Request};
-pub use test_rig::TestRig;
-pub use world::{DeviceWorld, HANG, NoCores, WorldKind};
+pub use request::{TestRequest, TestRequestResult};
+pub use test_rig::DeviceTestRig;
+pub use world::{CoresWithoutDevices, DeviceWorld, HANG, WorldKind};

@@ -4,7 +4,7 @@ use udm_core::{BioFlags, Op, SECTOR_SIZE};
 
 /// A request.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct TestRequest {
     /// The operation.
     pub op: Op,
     /// Modifiers. A front end leaves out flags that its protocol cannot express.
@@ -20,41 +20,41 @@ pub struct Request {
     pub cuts: Vec<usize>,
 }
 
-impl Request {
+impl TestRequest {
     /// A request without flags, with its memory in one piece.
     #[must_use]
-    pub fn new(op: Op, sector: u64, sectors: u64) -> Request {
-        Request { op, flags: BioFlags::empty(), sector, sectors, generation: 0, cuts: Vec::new() }
+    pub fn new(op: Op, sector: u64, sectors: u64) -> TestRequest {
+        TestRequest { op, flags: BioFlags::empty(), sector, sectors, generation: 0, cuts: Vec::new() }
     }
 
     /// A read.
     #[must_use]
-    pub fn read(sector: u64, sectors: u64) -> Request {
-        Request::new(Op::Read, sector, sectors)
+    pub fn read(sector: u64, sectors: u64) -> TestRequest {
+        TestRequest::new(Op::Read, sector, sectors)
     }
 
     /// A write of stamps of `generation`.
     #[must_use]
-    pub fn write(sector: u64, sectors: u64, generation: u64) -> Request {
-        Request { generation, ..Request::new(Op::Write, sector, sectors) }
+    pub fn write(sector: u64, sectors: u64, generation: u64) -> TestRequest {
+        TestRequest { generation, ..TestRequest::new(Op::Write, sector, sectors) }
     }
 
     /// A flush.
     #[must_use]
-    pub fn flush() -> Request {
-        Request::new(Op::Flush, 0, 0)
+    pub fn flush() -> TestRequest {
+        TestRequest::new(Op::Flush, 0, 0)
     }
 
     /// The request with additional `flags`.
     #[must_use]
-    pub fn with(mut self, flags: BioFlags) -> Request {
+    pub fn with(mut self, flags: BioFlags) -> TestRequest {
         self.flags |= flags;
         self
     }
 
     /// The request with its memory in pieces.
     #[must_use]
-    pub fn in_pieces(mut self, cuts: &[usize]) -> Request {
+    pub fn in_pieces(mut self, cuts: &[usize]) -> TestRequest {
         self.cuts = cuts.to_vec();
         self
     }
@@ -68,7 +68,7 @@ impl Request {
 
 /// The result of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct TestRequestResult {
     /// The errno; 0 for success.
     pub errno: i32,
     /// The data of a read; empty after an error.

@@ -2,8 +2,11 @@
 
 use crate::devices_under_test::{CreatedDevice, DeviceUnderTest};
 use crate::world::{DeviceWorld, WorldKind};
-use crate::{Answer, CheckingLayer, ContentModel, DeviceFacts, ExpectedResult, Request, stamp};
-use crate::{STAMP, fixture::Fixture};
+use crate::{
+    ContentModel, DeviceFacts, ExpectedResult, RequestCheckingLayer, TestRequest, TestRequestResult,
+    fill_buffer_with_stamps,
+};
+use crate::{STAMP, fixture::UnderlyingDevices};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::sync::{Arc, Weak};
@@ -11,7 +14,7 @@ use udm_core::{Device, Op, SECTOR_SIZE, Status};
 use udm_dm::MappedDevice;
 
 /// A device under test in a world, with a model of its content.
-pub struct TestRig {
+pub struct DeviceTestRig {
     /// The device in use.
     pub world: Box<dyn DeviceWorld>,
     /// The kind of the world.
@@ -23,7 +26,7 @@ pub struct TestRig {
     /// Random numbers that are the same in each run of a case.
     pub rng: SmallRng,
     /// The devices below.
-    pub ground: Fixture,
+    pub ground: UnderlyingDevices,
     /// The mapped device, if the device under test is one.
     pub mapped: Option<Arc<MappedDevice>>,
     device: Weak<dyn Device>,
@@ -31,33 +34,33 @@ pub struct TestRig {
 }
 
 /// The seed of the random numbers: `UDM_CONFORMANCE_SEED`, or 1.
-fn seed() -> u64 {
+fn read_seed_from_env() -> u64 {
     std::env::var("UDM_CONFORMANCE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
 }
 
-impl TestRig {
+impl DeviceTestRig {
     /// Makes `subject` in a world of `kind`.
     #[must_use]
-    pub fn new(subject: &DeviceUnderTest, kind: WorldKind) -> TestRig {
-        TestRig::over(subject.make(kind), kind)
+    pub fn new(subject: &DeviceUnderTest, kind: WorldKind) -> DeviceTestRig {
+        DeviceTestRig::over(subject.make(kind), kind)
     }
 
     /// Opens a device that exists in a world of `kind`.
     #[must_use]
-    pub fn over(made: CreatedDevice, kind: WorldKind) -> TestRig {
+    pub fn over(made: CreatedDevice, kind: WorldKind) -> DeviceTestRig {
         let CreatedDevice { ground, device, mapped, facts } = made;
         let model = ContentModel::new(facts.fresh);
         let world = kind.open(&device, facts);
         let facts = world.facts().clone();
         let device = Arc::downgrade(&device);
-        let rng = SmallRng::seed_from_u64(seed());
-        TestRig { world, kind, facts, model, rng, ground, mapped, device, generation: 0 }
+        let rng = SmallRng::seed_from_u64(read_seed_from_env());
+        DeviceTestRig { world, kind, facts, model, rng, ground, mapped, device, generation: 0 }
     }
 
     /// Closes the device and checks that nothing is left of it.
     pub fn end(mut self) {
         self.world.close();
-        let TestRig { world, ground, mapped, device, .. } = self;
+        let DeviceTestRig { world, ground, mapped, device, .. } = self;
         drop(world);
         ground.assert_unused();
         drop((mapped, ground));
@@ -74,24 +77,24 @@ impl TestRig {
 
     /// Whether requests are checked by `boundary`.
     #[must_use]
-    pub fn is(&self, boundary: CheckingLayer) -> bool {
+    pub fn is(&self, boundary: RequestCheckingLayer) -> bool {
         self.facts.boundary == boundary
     }
 
     /// A write with a new generation.
-    pub fn write(&mut self, sector: u64, sectors: u64) -> Request {
+    pub fn write(&mut self, sector: u64, sectors: u64) -> TestRequest {
         self.generation += 1;
-        Request::write(sector, sectors, self.generation)
+        TestRequest::write(sector, sectors, self.generation)
     }
 
     /// A request of any kind. A write gets a new generation.
-    pub fn request(&mut self, op: Op, sector: u64, sectors: u64) -> Request {
-        if op == Op::Write { self.write(sector, sectors) } else { Request::new(op, sector, sectors) }
+    pub fn request(&mut self, op: Op, sector: u64, sectors: u64) -> TestRequest {
+        if op == Op::Write { self.write(sector, sectors) } else { TestRequest::new(op, sector, sectors) }
     }
 
     /// Runs `requests` on `handle` at the same time and waits for them. They must not overlap.
     /// Checks each result and the data of reads, and updates the model.
-    pub fn run(&mut self, handle: usize, requests: Vec<Request>) -> Vec<Answer> {
+    pub fn run(&mut self, handle: usize, requests: Vec<TestRequest>) -> Vec<TestRequestResult> {
         self.world.submit(handle, requests.clone());
         let answers = self.world.collect(handle);
         assert_eq!(answers.len(), requests.len(), "each request has one answer");
@@ -102,7 +105,7 @@ impl TestRig {
     }
 
     /// Runs one request and returns its errno.
-    pub fn one(&mut self, handle: usize, request: Request) -> i32 {
+    pub fn one(&mut self, handle: usize, request: TestRequest) -> i32 {
         self.run(handle, vec![request])[0].errno
     }
 
@@ -111,9 +114,9 @@ impl TestRig {
     pub fn run_with_failures(
         &mut self,
         handle: usize,
-        requests: &[Request],
+        requests: &[TestRequest],
         errno: i32,
-        hit: impl Fn(&Request) -> bool,
+        hit: impl Fn(&TestRequest) -> bool,
     ) {
         self.world.submit(handle, requests.to_vec());
         for (request, answer) in requests.iter().zip(self.world.collect(handle)) {
@@ -127,7 +130,7 @@ impl TestRig {
     }
 
     /// Checks an answer against the facts and the model, and updates the model.
-    pub fn set_verdict(&mut self, request: &Request, answer: &Answer) {
+    pub fn set_verdict(&mut self, request: &TestRequest, answer: &TestRequestResult) {
         let verdict = self.facts.verdict(request);
         let good = match &verdict {
             ExpectedResult::Served => answer.errno == 0,
@@ -143,7 +146,7 @@ impl TestRig {
     }
 
     /// Compares the data of a read with the model.
-    pub fn check_read(&self, request: &Request, answer: &Answer) {
+    pub fn check_read(&self, request: &TestRequest, answer: &TestRequestResult) {
         if request.op == Op::Read {
             assert_eq!(answer.data.len(), request.data_len(), "{request:?}");
             let checked = self.model.check(request.sector, &answer.data, self.facts.atom);
@@ -160,12 +163,12 @@ impl TestRig {
         let mut at = from;
         while at < to {
             let n = longest.min(to - at);
-            self.run(handle, vec![Request::read(at, n)]);
+            self.run(handle, vec![TestRequest::read(at, n)]);
             at += n;
         }
     }
 
-    /// As [`TestRig::verify`], for the whole device or its first 4 MiB.
+    /// As [`DeviceTestRig::verify`], for the whole device or its first 4 MiB.
     pub fn verify_all(&mut self, handle: usize) {
         self.verify(handle, 0, self.facts.size().min(8192));
     }
@@ -175,7 +178,7 @@ impl TestRig {
     pub fn longest(&self) -> u64 {
         let longest = match self.facts.boundary {
             // A table splits requests, so they may exceed its limits.
-            CheckingLayer::Table => 1024,
+            RequestCheckingLayer::Table => 1024,
             _ => self.facts.limits.max_sectors.0.min(1024),
         };
         longest / self.facts.block() * self.facts.block()
@@ -188,9 +191,9 @@ impl TestRig {
     }
 
     /// Makes the sector at `sector` that `request` wrote last fail with `status`.
-    pub fn inject_error(&self, request: &Request, sector: u64, status: Status) {
+    pub fn inject_error(&self, request: &TestRequest, sector: u64, status: Status) {
         let mut bytes = [0; SECTOR_SIZE as usize];
-        stamp(sector * SECTOR_SIZE, request.generation, &mut bytes);
+        fill_buffer_with_stamps(sector * SECTOR_SIZE, request.generation, &mut bytes);
         self.ground.inject_error(bytes[..STAMP].try_into().expect("a stamp"), status);
     }
 }

@@ -8,7 +8,7 @@
 use libtest_mimic::{Arguments, Failed, FormatSetting, Trial};
 use std::collections::BTreeMap;
 use std::io::Write;
-use udm_conformance::{CASES, DEVICES_UNDER_TEST, DeviceUnderTest, TestRig, WorldKind};
+use udm_conformance::{CASES, DEVICES_UNDER_TEST, DeviceTestRig, DeviceUnderTest, WorldKind};
 
 /// Minimum number of runs of each case, over all devices and worlds.
 const SUBJECTS_MIN: usize = 3;
@@ -58,8 +58,8 @@ fn main() {
     libtest_mimic::run(&args, trials).exit();
 }
 
-fn run(subject: &DeviceUnderTest, kind: WorldKind, case: fn(&mut TestRig)) -> Result<(), Failed> {
-    let mut rig = TestRig::new(subject, kind);
+fn run(subject: &DeviceUnderTest, kind: WorldKind, case: fn(&mut DeviceTestRig)) -> Result<(), Failed> {
+    let mut rig = DeviceTestRig::new(subject, kind);
     case(&mut rig);
     rig.end();
     Ok(())

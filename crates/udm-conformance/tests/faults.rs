@@ -8,7 +8,10 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
-use udm_conformance::{CreatedDevice, Fixture, InitialContent, Request, TestRig, WorldKind, run};
+use udm_conformance::{
+    CreatedDevice, DeviceTestRig, InitialContent, TestRequest, UnderlyingDevices, WorldKind,
+    run_system_program,
+};
 use udm_core::errno::{EIO, ENOSPC};
 use udm_core::{BioFlags, Op};
 
@@ -39,14 +42,14 @@ fn main() {
     libtest_mimic::run(&args, trials).exit();
 }
 
-fn rig(lines: &str, fresh: InitialContent, kind: WorldKind) -> TestRig {
-    TestRig::over(CreatedDevice::table(Fixture::new(), lines, fresh), kind)
+fn rig(lines: &str, fresh: InitialContent, kind: WorldKind) -> DeviceTestRig {
+    DeviceTestRig::over(CreatedDevice::table(UnderlyingDevices::new(), lines, fresh), kind)
 }
 
 /// The errno of a request of each kind.
-fn errnos(rig: &mut TestRig, at: u64) -> Vec<(Op, i32)> {
+fn errnos(rig: &mut DeviceTestRig, at: u64) -> Vec<(Op, i32)> {
     let ask = |op: Op| {
-        let request = if op == Op::Flush { Request::flush() } else { rig.request(op, at, 8) };
+        let request = if op == Op::Flush { TestRequest::flush() } else { rig.request(op, at, 8) };
         rig.world.submit(1, vec![request]);
         (op, rig.world.collect(1)[0].errno)
     };
@@ -67,21 +70,22 @@ fn error_target(kind: WorldKind) {
 /// `dm-dust`).
 fn dust(kind: WorldKind) {
     let mut rig = rig("0 4096 dust /c0 24 512", InitialContent::Zeroes, kind);
-    let writes: Vec<Request> = (0..64).map(|i| rig.write(i * 8, 8)).collect();
+    let writes: Vec<TestRequest> = (0..64).map(|i| rig.write(i * 8, 8)).collect();
     rig.run(0, writes);
     let bad = [3, 77, 200, 511];
     // Block numbers count on the disk, not on the mapped device.
     bad.iter().for_each(|sector| rig.message(&format!("addbadblock {}", sector + 24)));
     rig.verify(0, 0, 512);
     rig.message("enable");
-    let hit = |request: &Request| {
+    let hit = |request: &TestRequest| {
         bad.iter().any(|sector| (request.sector..request.sector + request.sectors).contains(sector))
     };
     for length in [1, 8, 64] {
-        let reads: Vec<Request> = (0..512 / length).map(|i| Request::read(i * length, length)).collect();
+        let reads: Vec<TestRequest> =
+            (0..512 / length).map(|i| TestRequest::read(i * length, length)).collect();
         rig.run_with_failures(1, &reads, EIO, hit);
     }
-    let writes: Vec<Request> = bad.iter().map(|sector| rig.write(sector / 8 * 8, 8)).collect();
+    let writes: Vec<TestRequest> = bad.iter().map(|sector| rig.write(sector / 8 * 8, 8)).collect();
     rig.run(0, writes);
     rig.verify(1, 0, 512);
     rig.end();
@@ -98,7 +102,7 @@ fn flakey_down(kind: WorldKind) {
     rig.end();
 }
 
-fn reload(rig: &mut TestRig, lines: &str) {
+fn reload(rig: &mut DeviceTestRig, lines: &str) {
     let device = rig.mapped.clone().expect("a mapped device");
     device.load(rig.ground.table(lines)).expect("a table that fits");
     let change = device.resume(std::sync::Arc::new(|| {})).expect("nothing else changes it");
@@ -137,7 +141,7 @@ fn full_log(kind: WorldKind) {
     for round in 0..4 {
         let writes = (0..64).map(|i| rig.write(i * 16, 16)).collect();
         rig.run(round % 2, writes);
-        rig.one(0, Request::flush());
+        rig.one(0, TestRequest::flush());
         let write = rig.write(2000, 8).with(BioFlags::FUA);
         rig.one(1, write);
     }
@@ -150,22 +154,22 @@ fn full_log(kind: WorldKind) {
 /// A file is truncated under a device: requests to the lost part fail, the rest is served. A read
 /// does not extend the file again.
 fn cut_file(kind: WorldKind) {
-    let mut ground = Fixture::new();
+    let mut ground = UnderlyingDevices::new();
     let path = ground.file(2 << 20);
     let lines = format!("0 4096 linear {} 0", path.display());
-    let mut rig = TestRig::over(CreatedDevice::table(ground, &lines, InitialContent::Zeroes), kind);
+    let mut rig = DeviceTestRig::over(CreatedDevice::table(ground, &lines, InitialContent::Zeroes), kind);
     let writes = (0..64).map(|i| rig.write(i * 64, 64)).collect();
     rig.run(0, writes);
-    rig.one(0, Request::flush());
+    rig.one(0, TestRequest::flush());
     let file = std::fs::File::options().write(true).open(&path).expect("the file");
     file.set_len(1 << 20).expect("a cut");
-    let reads: Vec<Request> = (0..512).map(|i| Request::read(i * 8, 8)).collect();
+    let reads: Vec<TestRequest> = (0..512).map(|i| TestRequest::read(i * 8, 8)).collect();
     rig.run_with_failures(1, &reads, EIO, |read| read.sector >= 2048);
-    rig.run_with_failures(0, &[Request::read(2040, 16)], EIO, |_| true);
+    rig.run_with_failures(0, &[TestRequest::read(2040, 16)], EIO, |_| true);
     assert_eq!(file.metadata().expect("the file").len(), 1 << 20);
     file.set_len(2 << 20).expect("a longer file");
     // The truncated part now reads as zeroes.
-    rig.model.done(&Request::new(Op::WriteZeroes, 2048, 2048));
+    rig.model.done(&TestRequest::new(Op::WriteZeroes, 2048, 2048));
     rig.verify_all(1);
     rig.end();
 }
@@ -179,7 +183,7 @@ impl SmallTmpfs {
     fn mount() -> SmallTmpfs {
         let folder = TempDir::new().expect("a folder");
         let path = folder.path().display().to_string();
-        run("mount", &["-t", "tmpfs", "-o", "size=1M", "tmpfs", &path]);
+        run_system_program("mount", &["-t", "tmpfs", "-o", "size=1M", "tmpfs", &path]);
         SmallTmpfs { folder }
     }
 
@@ -204,7 +208,10 @@ fn full_file_system(kind: WorldKind) {
     let path = small.path("disk");
     std::fs::File::create(&path).and_then(|file| file.set_len(4 << 20)).expect("a sparse file");
     let lines = format!("0 8192 linear {} 0", path.display());
-    let mut rig = TestRig::over(CreatedDevice::table(Fixture::new(), &lines, InitialContent::Zeroes), kind);
+    let mut rig = DeviceTestRig::over(
+        CreatedDevice::table(UnderlyingDevices::new(), &lines, InitialContent::Zeroes),
+        kind,
+    );
     let mut failed = Vec::new();
     for i in 0..64 {
         let write = rig.write(i * 128, 128);
@@ -223,13 +230,13 @@ fn full_file_system(kind: WorldKind) {
         failed.len()
     );
     rig.verify_all(1);
-    rig.one(0, Request::flush());
+    rig.one(0, TestRequest::flush());
     // Blocks that are already allocated can be written again.
     let again = rig.write(0, 128);
     rig.one(1, again);
     // A discard frees space.
     for i in 0..8 {
-        rig.one(0, Request::new(Op::Discard, i * 128, 128));
+        rig.one(0, TestRequest::new(Op::Discard, i * 128, 128));
     }
     for old in failed.iter().take(4) {
         let write = rig.write(old.sector, old.sectors);

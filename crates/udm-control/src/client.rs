@@ -9,7 +9,7 @@
 mod listen;
 
 use crate::api;
-use crate::api::verbs::{self, Verb};
+use crate::api::verbs::{self, ApiVerbEndpoint};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Request, Response, StatusCode};
@@ -33,7 +33,7 @@ pub const ANSWER_MAX: usize = 64 << 20;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
+pub enum ControlClientError {
     /// No server answers.
     #[error("{}: can't reach udm serve", path.display())]
     Unreachable {
@@ -52,7 +52,7 @@ pub enum ClientError {
     },
     /// The server returned an error.
     #[error("{}", .0.error)]
-    Refused(Box<api::Error>),
+    Refused(Box<api::ApiError>),
 }
 
 /// A client of the server at one socket.
@@ -74,19 +74,19 @@ impl ControlClient {
         &self.path
     }
 
-    fn broken(&self, why: &dyn ToString) -> ClientError {
-        ClientError::Broken { path: self.path.clone(), why: why.to_string() }
+    fn broken(&self, why: &dyn ToString) -> ControlClientError {
+        ControlClientError::Broken { path: self.path.clone(), why: why.to_string() }
     }
 
     /// Sends a request for `verb` with `body`, `&()` for none.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// See [`ControlClientError`].
     pub fn call<Q, B: Serialize, R: DeserializeOwned>(
         &self,
-        verb: Verb<Q, B, R>,
+        verb: ApiVerbEndpoint<Q, B, R>,
         body: &B,
-    ) -> Result<R, ClientError> {
+    ) -> Result<R, ControlClientError> {
         let mut json = serde_json::to_vec(body).map_err(|e| self.broken(&e))?;
         // `()` is written and read as null. In HTTP it is an empty body.
         if json == b"null" {
@@ -106,25 +106,28 @@ impl ControlClient {
     }
 
     /// The error for a response without success.
-    fn refused(&self, status: StatusCode, body: &[u8]) -> ClientError {
-        match serde_json::from_slice::<api::Error>(body) {
-            Ok(error) => ClientError::Refused(Box::new(error)),
+    fn refused(&self, status: StatusCode, body: &[u8]) -> ControlClientError {
+        match serde_json::from_slice::<api::ApiError>(body) {
+            Ok(error) => ControlClientError::Refused(Box::new(error)),
             Err(_) => self.broken(&format!("the server answered {status}")),
         }
     }
 
     fn request<Q, B, R>(
         &self,
-        verb: Verb<Q, B, R>,
+        verb: ApiVerbEndpoint<Q, B, R>,
         body: Vec<u8>,
-    ) -> Result<Request<Full<Bytes>>, ClientError> {
+    ) -> Result<Request<Full<Bytes>>, ControlClientError> {
         let request = Request::builder().method(verb.method).uri(&*verb.path).header("host", "udm");
         let request = request.header("content-type", "application/json").body(Full::new(Bytes::from(body)));
         request.map_err(|e| self.broken(&e))
     }
 
     /// Waits for the answer as long as the server responds to probes.
-    async fn answered(&self, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), ClientError> {
+    async fn answered(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(StatusCode, Bytes), ControlClientError> {
         let mut answer = std::pin::pin!(self.exchange(request));
         loop {
             if let Ok(answer) = tokio::time::timeout(self.patience, &mut answer).await {
@@ -154,7 +157,10 @@ impl ControlClient {
         }
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), ClientError> {
+    async fn exchange(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(StatusCode, Bytes), ControlClientError> {
         let (answer, _driver) = self.ask(request).await?;
         let status = answer.status();
         let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await.map_err(|e| {
@@ -163,12 +169,12 @@ impl ControlClient {
         Ok((status, body.to_bytes()))
     }
 
-    /// The head of the answer. The body can be read as long as the [`ConnectionTask`] exists.
+    /// The head of the answer. The body can be read as long as the [`ConnectionTaskGuard`] exists.
     async fn ask(
         &self,
         request: Request<Full<Bytes>>,
-    ) -> Result<(Response<Incoming>, ConnectionTask), ClientError> {
-        let unreachable = |source| ClientError::Unreachable { path: self.path.clone(), source };
+    ) -> Result<(Response<Incoming>, ConnectionTaskGuard), ControlClientError> {
+        let unreachable = |source| ControlClientError::Unreachable { path: self.path.clone(), source };
         let stream = self.connect().await.map_err(unreachable)?;
         let lost = |error: hyper::Error| {
             if is_disconnect(&error) {
@@ -179,16 +185,16 @@ impl ControlClient {
         };
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
-        let driven = ConnectionTask(tokio::spawn(connection).abort_handle());
+        let driven = ConnectionTaskGuard(tokio::spawn(connection).abort_handle());
         let answer = sender.send_request(request).await.map_err(lost)?;
         Ok((answer, driven))
     }
 }
 
 /// The task that drives a connection, aborted when dropped.
-struct ConnectionTask(AbortHandle);
+struct ConnectionTaskGuard(AbortHandle);
 
-impl Drop for ConnectionTask {
+impl Drop for ConnectionTaskGuard {
     fn drop(&mut self) {
         self.0.abort();
     }

@@ -4,7 +4,7 @@ use rustix::process::{Resource, getrlimit};
 use std::fmt;
 use udm_core::errno::{EMFILE, ENXIO};
 use udm_dm::TargetError;
-use udm_wire::words::{Span, caret};
+use udm_wire::words::{WordSpan, draw_carets_under_span};
 
 /// Error of a verb: the device, the kernel's error, and the position of the fault in a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +43,10 @@ impl TextPosition {
         // The position counts characters, the span counts bytes.
         let byte = |column: usize| line.char_indices().nth(column).map_or(line.len(), |(i, _)| i);
         let from = self.column.saturating_sub(1);
-        Some(caret(line, Span { start: byte(from), end: byte(from.saturating_add(self.width)) }))
+        Some(draw_carets_under_span(
+            line,
+            WordSpan { start: byte(from), end: byte(from.saturating_add(self.width)) },
+        ))
     }
 }
 
@@ -88,7 +91,7 @@ impl VerbError {
 /// Prints one line: control characters quoted from the request are escaped.
 impl fmt::Display for VerbError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&one_line(&format!("{}: {}", self.device, self.error)))
+        f.write_str(&escape_control_chars(&format!("{}: {}", self.device, self.error)))
     }
 }
 
@@ -103,7 +106,7 @@ fn open_files_hint() -> String {
 }
 
 /// `text` with its control characters escaped.
-pub(crate) fn one_line(text: &str) -> String {
+pub(crate) fn escape_control_chars(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {
         if c.is_control() { line.extend(c.escape_debug()) } else { line.push(c) }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use udm_core::{Device, DeviceId};
 use udm_dm::MappedDevice;
 use udm_frontends::nbd::{
-    DeviceIoReport, Export, ExportError, Exports, FailRequestsGuard, ServerCountersHandle,
+    DeviceIoReport, Export, ExportNameError, Exports, FailingExportGuard, ServerCountersHandle,
 };
 use udm_wire::uri::{NbdAddress, NbdUri};
 
@@ -26,7 +26,7 @@ pub struct ExportOptions {
 }
 
 /// Lists mapped devices in the exports of a server.
-pub struct Exporter {
+pub struct DeviceExporter {
     exports: Arc<Exports>,
     options: ExportOptions,
     addresses: OnceLock<Vec<NbdAddress>>,
@@ -34,11 +34,11 @@ pub struct Exporter {
     by_device: Mutex<HashMap<DeviceId, Arc<Export>>>,
 }
 
-impl Exporter {
+impl DeviceExporter {
     /// An exporter for the server that uses `exports`.
     #[must_use]
-    pub fn new(exports: Arc<Exports>, options: ExportOptions) -> Exporter {
-        Exporter {
+    pub fn new(exports: Arc<Exports>, options: ExportOptions) -> DeviceExporter {
+        DeviceExporter {
             exports,
             options,
             addresses: OnceLock::new(),
@@ -78,7 +78,7 @@ impl Exporter {
     ///
     /// # Errors
     /// If the protocol can't carry the name, or another export has it.
-    pub(crate) fn put(&self, name: &str, mapped: &RegisteredDevice) -> Result<(), ExportError> {
+    pub(crate) fn put(&self, name: &str, mapped: &RegisteredDevice) -> Result<(), ExportNameError> {
         let device: Arc<dyn Device> = Arc::<MappedDevice>::clone(&mapped.device);
         let is_wanted = self.options.only.is_empty() || self.options.only.iter().any(|n| n == name);
         let (mut known, id) = (self.by_device(), device.id());
@@ -101,7 +101,7 @@ impl Exporter {
     }
 
     /// Fails all requests of a device's clients, see [`Exports::fail_requests`].
-    pub fn fail(&self, device: DeviceId) -> Option<FailRequestsGuard> {
+    pub fn fail(&self, device: DeviceId) -> Option<FailingExportGuard> {
         self.by_device().get(&device).map(|export| self.exports.fail_requests(export))
     }
 
@@ -126,10 +126,10 @@ impl Exporter {
 
     /// All listed exports, in their order.
     #[must_use]
-    pub fn list(&self) -> Vec<api::Export> {
+    pub fn list(&self) -> Vec<api::NbdExportDescription> {
         let describe = |export: &Arc<Export>| {
             let (name, limits) = (export.name(), export.device().limits());
-            api::Export {
+            api::NbdExportDescription {
                 size_bytes: limits.size.bytes(),
                 read_only: export.is_read_only() || limits.read_only,
                 uris: self.uris(&name),

@@ -10,8 +10,8 @@ use crate::wait_hook;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
-use udm_core::control_io::{RunHandle, RunResult};
-use udm_core::{Batch, ControlIo, ControlTransfer, Cores, Device, OpenError};
+use udm_core::control_io::{ControlIoHandle, ControlIoResult};
+use udm_core::{Batch, ControlIo, ControlIoBatch, CoreCommandSender, Device, DeviceControlError};
 
 /// Time limit of a run.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -20,50 +20,50 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const STEP: Duration = Duration::from_millis(50);
 
 /// I/O for a thread that loads a table, run by the cores.
-pub struct CoresIo<'a> {
-    cores: &'a dyn Cores,
+pub struct TableLoadControlIo<'a> {
+    cores: &'a dyn CoreCommandSender,
     patience: Duration,
     cancel_token: Option<&'a CancelToken>,
 }
 
-impl<'a> CoresIo<'a> {
+impl<'a> TableLoadControlIo<'a> {
     /// I/O on `cores`, which must be running.
     #[must_use]
-    pub fn new(cores: &'a dyn Cores) -> CoresIo<'a> {
-        CoresIo { cores, patience: PATIENCE, cancel_token: None }
+    pub fn new(cores: &'a dyn CoreCommandSender) -> TableLoadControlIo<'a> {
+        TableLoadControlIo { cores, patience: PATIENCE, cancel_token: None }
     }
 
     /// Changes the time limit of a run (30 s).
     #[must_use]
-    pub fn with_patience(self, patience: Duration) -> CoresIo<'a> {
-        CoresIo { patience, ..self }
+    pub fn with_patience(self, patience: Duration) -> TableLoadControlIo<'a> {
+        TableLoadControlIo { patience, ..self }
     }
 
     /// Cancels I/O with `cancel_token`: the current run and all later ones fail with its error.
     #[must_use]
-    pub fn until(self, cancel_token: &'a CancelToken) -> CoresIo<'a> {
-        CoresIo { cancel_token: Some(cancel_token), ..self }
+    pub fn until(self, cancel_token: &'a CancelToken) -> TableLoadControlIo<'a> {
+        TableLoadControlIo { cancel_token: Some(cancel_token), ..self }
     }
 
-    fn check_cancelled(&self) -> Result<(), OpenError> {
+    fn check_cancelled(&self) -> Result<(), DeviceControlError> {
         let reason = self.cancel_token.and_then(CancelToken::reason);
-        reason.map_or(Ok(()), |why| Err(OpenError::new(why.errno, why.reason.clone())))
+        reason.map_or(Ok(()), |why| Err(DeviceControlError::new(why.errno, why.reason.clone())))
     }
 }
 
-impl ControlIo for CoresIo<'_> {
-    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
+impl ControlIo for TableLoadControlIo<'_> {
+    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> ControlIoResult {
         let (sender, receiver) = sync_channel(1);
         // The waiting thread may have given up.
         let tell = move |answer| drop(sender.try_send(answer));
         self.check_cancelled()?;
-        let _run = RunHandle::new(device, bios, tell, |task| self.cores.start(task))?;
+        let _run = ControlIoHandle::new(device, bios, tell, |task| self.cores.start(task))?;
         let end = Instant::now() + self.patience;
         loop {
             if wait_hook::has_wait_hook() {
                 match receiver.try_recv() {
                     Ok(answer) => return answer,
-                    Err(TryRecvError::Disconnected) => return Err(ControlTransfer::shutdown_error()),
+                    Err(TryRecvError::Disconnected) => return Err(ControlIoBatch::shutdown_error()),
                     Err(TryRecvError::Empty) => {}
                 }
                 self.check_cancelled()?;
@@ -74,10 +74,10 @@ impl ControlIo for CoresIo<'_> {
             match receiver.recv_timeout(left.min(STEP)) {
                 Ok(answer) => return answer,
                 Err(RecvTimeoutError::Timeout) if left.is_zero() => {
-                    return Err(ControlTransfer::timeout_error());
+                    return Err(ControlIoBatch::timeout_error());
                 }
                 Err(RecvTimeoutError::Timeout) => self.check_cancelled()?,
-                Err(RecvTimeoutError::Disconnected) => return Err(ControlTransfer::shutdown_error()),
+                Err(RecvTimeoutError::Disconnected) => return Err(ControlIoBatch::shutdown_error()),
             }
         }
     }

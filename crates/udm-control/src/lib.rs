@@ -3,7 +3,7 @@
 //!
 //! * [`registry`]: all devices by URI, name and number.
 //! * [`verbs`]: create, load, suspend, resume and others, with the kernel's semantics and errors.
-//! * [`CoresIo`]: reads and writes of targets when a table is loaded, executed by cores.
+//! * [`TableLoadControlIo`]: reads and writes of targets when a table is loaded, executed by cores.
 //! * [`api`]: requests and replies as plain structs, and the list of verbs.
 //! * [`http`]: the verbs over HTTP and JSON on a Unix socket; [`client`]: the client side.
 //! * [`wait_hook`]: a hook for a thread whose verb waits.
@@ -16,12 +16,13 @@
 //! Calls that may wait for storage (opening, closing, resolving a path) run on other threads, a
 //! bounded number per kind. They hold no lock but that of the name that is opened.
 //!
-//! **I/O of a load** ([`CoresIo`]). A target's constructor reads and writes a store before any lane
-//! of the new table is open. Each run of bios is a background task on a core, with a lane of its
-//! own and at most 1 MiB in flight. The loading thread waits for its answer, for at most 30 s, and
-//! until its client disconnects or the server ends. Requests in flight then stay with the task, and
-//! no more are sent. No other run on that disk begins before they complete, because a late write
-//! must not undo a newer one. A disk has at most four runs, so a disk that hangs blocks few loads.
+//! **I/O of a load** ([`TableLoadControlIo`]). A target's constructor reads and writes a store
+//! before any lane of the new table is open. Each run of bios is a background task on a core, with
+//! a lane of its own and at most 1 MiB in flight. The loading thread waits for its answer, for at
+//! most 30 s, and until its client disconnects or the server ends. Requests in flight then stay
+//! with the task, and no more are sent. No other run on that disk begins before they complete,
+//! because a late write must not undo a newer one. A disk has at most four runs, so a disk that
+//! hangs blocks few loads.
 //!
 //! **Cancelling.** A suspend or resume waits for requests in flight, which may take for ever. So
 //! may a create or removal with partners, and a load that reads a store. A verb is cancelled if its
@@ -44,6 +45,6 @@ mod stats;
 pub mod verbs;
 pub mod wait_hook;
 
-pub use io::CoresIo;
-pub use registry::Registry;
+pub use io::TableLoadControlIo;
+pub use registry::DeviceRegistry;
 pub use state_folder::StateFolder;

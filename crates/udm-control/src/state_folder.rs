@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 pub use store_id::StoreId;
-use udm_dm::{InvalidStoreMark, NameHandle};
+use udm_dm::{DeviceNameReader, InvalidStoreMark};
 
 /// Maximum number of bytes read from a file.
 const FILE_MAX: u64 = 64 << 10;
@@ -47,19 +47,19 @@ const MARK: (&str, &str) = ("invalid-", ".json");
 
 /// A store that can be marked invalid.
 #[derive(Clone)]
-pub enum MarkedStore {
+pub enum StoreToMarkInvalid {
     /// On a disk, or on the device with a name.
     Disk(StoreId),
     /// On a mapped device, which may be renamed.
-    Mapped(NameHandle),
+    Mapped(DeviceNameReader),
 }
 
-impl MarkedStore {
+impl StoreToMarkInvalid {
     /// Its current identity.
     fn id(&self) -> StoreId {
         match self {
-            MarkedStore::Disk(id) => id.clone(),
-            MarkedStore::Mapped(name) => StoreId::mapped(&name.get()),
+            StoreToMarkInvalid::Disk(id) => id.clone(),
+            StoreToMarkInvalid::Mapped(name) => StoreId::mapped(&name.get()),
         }
     }
 }
@@ -68,14 +68,14 @@ impl MarkedStore {
 struct InvalidStore {
     /// Number of the mark.
     id: u64,
-    store: MarkedStore,
+    store: StoreToMarkInvalid,
     why: String,
     since: u64,
 }
 
 /// A store marked invalid, as written to its file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct InvalidRecord {
+struct InvalidStoreRecord {
     store: StoreId,
     why: String,
     /// In seconds since 1970.
@@ -116,8 +116,8 @@ impl StateFolder {
 
     /// The handle that marks `store` invalid.
     #[must_use]
-    pub fn mark(self: &Arc<StateFolder>, store: MarkedStore) -> Arc<dyn InvalidStoreMark> {
-        Arc::new(InvalidMark { folder: Arc::clone(self), store })
+    pub fn mark(self: &Arc<StateFolder>, store: StoreToMarkInvalid) -> Arc<dyn InvalidStoreMark> {
+        Arc::new(StateFolderInvalidStoreMark { folder: Arc::clone(self), store })
     }
 
     fn marked(&self) -> MutexGuard<'_, Vec<InvalidStore>> {
@@ -144,7 +144,7 @@ impl StateFolder {
     ///
     /// # Errors
     /// If a mark can't be read; then no store can be trusted.
-    fn read(&self) -> io::Result<Vec<(PathBuf, InvalidRecord)>> {
+    fn read(&self) -> io::Result<Vec<(PathBuf, InvalidStoreRecord)>> {
         let unknown = |path: &Path, error: &io::Error| {
             io::Error::other(format!("{}: which stores are invalid is not known: {error}", path.display()))
         };
@@ -166,7 +166,7 @@ impl StateFolder {
             if !is_mark(&path) {
                 continue;
             }
-            match read_mark(&path) {
+            match read_invalid_store_record(&path) {
                 Ok(mark) => marks.push((path, mark)),
                 // Another server has just removed the mark. A directory is not a mark.
                 Err(error)
@@ -185,7 +185,7 @@ impl StateFolder {
     }
 
     /// Writes `mark` and returns the path of its file.
-    fn put(&self, mark: &InvalidRecord) -> io::Result<PathBuf> {
+    fn put(&self, mark: &InvalidStoreRecord) -> io::Result<PathBuf> {
         self.create_folder(&self.path)?;
         let path = self.path.join(format!("{}{:016x}{}", MARK.0, mark.store.fingerprint(), MARK.1));
         write_durably(&self.path, &[(path.clone(), serde_json::to_vec(mark)?)])?;
@@ -196,7 +196,7 @@ impl StateFolder {
     /// cut removes would be lost with it.
     fn create_folder(&self, folder: &Path) -> io::Result<()> {
         let mut durable = self.durable.lock().unwrap_or_else(PoisonError::into_inner);
-        create_durably(folder, &mut sync_folder)?;
+        create_folder_durably(folder, &mut sync_folder)?;
         if !durable.contains(folder) {
             // Another server may have created the folder and not have synced its parent yet.
             match sync_folder(parent_of(folder)) {
@@ -219,10 +219,10 @@ impl StateFolder {
     /// # Errors
     /// If a file can't be removed.
     pub fn forget(&self, store: &StoreId) -> io::Result<usize> {
-        Ok(self.clear(&MarkedStore::Disk(store.clone()))? + self.mark_valid(store)?)
+        Ok(self.clear(&StoreToMarkInvalid::Disk(store.clone()))? + self.mark_valid(store)?)
     }
 
-    fn clear(&self, store: &MarkedStore) -> io::Result<usize> {
+    fn clear(&self, store: &StoreToMarkInvalid) -> io::Result<usize> {
         let _files = self.files();
         let store = &store.id();
         let mut count = 0;
@@ -241,12 +241,12 @@ impl StateFolder {
 }
 
 impl InvalidStore {
-    fn as_kept(&self) -> InvalidRecord {
-        InvalidRecord { store: self.store.id(), why: self.why.clone(), since: self.since }
+    fn as_kept(&self) -> InvalidStoreRecord {
+        InvalidStoreRecord { store: self.store.id(), why: self.why.clone(), since: self.since }
     }
 }
 
-fn read_mark(path: &Path) -> io::Result<InvalidRecord> {
+fn read_invalid_store_record(path: &Path) -> io::Result<InvalidStoreRecord> {
     let mut bytes = Vec::new();
     File::open(path)?.take(FILE_MAX).read_to_end(&mut bytes)?;
     Ok(serde_json::from_slice(&bytes)?)
@@ -261,12 +261,12 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 }
 
 /// Creates `folder` and the missing folders above it. `sync` gets the parent of each new folder.
-fn create_durably(folder: &Path, sync: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+fn create_folder_durably(folder: &Path, sync: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     if folder.is_dir() {
         return Ok(());
     }
     let parent = parent_of(folder);
-    create_durably(parent, sync)?;
+    create_folder_durably(parent, sync)?;
     match DirBuilder::new().mode(0o700).create(folder) {
         // Another server has created it meanwhile.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
@@ -295,25 +295,25 @@ fn write_durably(folder: &Path, files: &[(PathBuf, Vec<u8>)]) -> io::Result<()> 
 }
 
 /// Marks one store invalid.
-struct InvalidMark {
+struct StateFolderInvalidStoreMark {
     folder: Arc<StateFolder>,
-    store: MarkedStore,
+    store: StoreToMarkInvalid,
 }
 
-type MarkCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
+type StoreMarkDurableCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-impl InvalidStoreMark for InvalidMark {
+impl InvalidStoreMark for StateFolderInvalidStoreMark {
     fn why(&self) -> Option<String> {
         let _files = self.folder.files();
         let store = self.store.id();
-        let is_it = |mark: &InvalidRecord| mark.store.is(&store);
+        let is_it = |mark: &InvalidStoreRecord| mark.store.is(&store);
         let here = self.folder.marked().iter().map(InvalidStore::as_kept).find(is_it);
         let kept = match (here, self.folder.read()) {
             (Some(mark), _) => Some(mark),
             (None, Ok(marks)) => marks.into_iter().map(|(_, mark)| mark).find(is_it),
             (None, Err(error)) => return Some(error.to_string()),
         };
-        if let Some(InvalidRecord { store: StoreId { name, .. }, why, .. }) = kept {
+        if let Some(InvalidStoreRecord { store: StoreId { name, .. }, why, .. }) = kept {
             return Some(format!(
                 "{name} has lost a copy, and that could not be written into it ({why}); if its \
                  content is good all the same, use \"udm cow clear-invalid\""
@@ -329,7 +329,7 @@ impl InvalidStoreMark for InvalidMark {
         }
     }
 
-    fn set(&self, why: &str, done: MarkCallback) {
+    fn set(&self, why: &str, done: StoreMarkDurableCallback) {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         // Relaxed: each number is taken once.
@@ -338,7 +338,7 @@ impl InvalidStoreMark for InvalidMark {
         let folder = Arc::clone(&self.folder);
         // Called in any case, because the origin waits for it.
         let done = Arc::new(Mutex::new(Some(done)));
-        let tell = move |done: &Mutex<Option<MarkCallback>>, kept: io::Result<()>| {
+        let tell = move |done: &Mutex<Option<StoreMarkDurableCallback>>, kept: io::Result<()>| {
             let done = done.lock().unwrap_or_else(PoisonError::into_inner).take();
             let kept = kept.map_err(|error| format!("{}: {error}", folder.path.display()));
             done.into_iter().for_each(|done| done(kept.clone()));
@@ -364,7 +364,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::channel;
 
-    pub(super) fn set(folder: &Arc<StateFolder>, store: MarkedStore) -> Result<(), String> {
+    pub(super) fn set(folder: &Arc<StateFolder>, store: StoreToMarkInvalid) -> Result<(), String> {
         let (sender, receiver) = channel();
         folder.mark(store).set("I/O error", Box::new(move |kept| sender.send(kept).unwrap()));
         receiver.recv().unwrap()
@@ -372,7 +372,7 @@ mod tests {
 
     /// True if a server started later knows the mark.
     pub(super) fn knows(folder: &Path, store: &StoreId) -> bool {
-        StateFolder::new(folder.into()).mark(MarkedStore::Disk(store.clone())).why().is_some()
+        StateFolder::new(folder.into()).mark(StoreToMarkInvalid::Disk(store.clone())).why().is_some()
     }
 
     #[test]
@@ -383,7 +383,7 @@ mod tests {
         let folder = StateFolder::new(state.clone());
         let store = StoreId::named(&at("cow"));
         assert!(!knows(&state, &store) && !state.exists(), "nothing is kept");
-        set(&folder, MarkedStore::Disk(store.clone())).unwrap();
+        set(&folder, StoreToMarkInvalid::Disk(store.clone())).unwrap();
         assert!(knows(&state, &store));
         // The mark holds under other names, and for a file that replaces the store.
         fs::hard_link(at("cow"), at("link")).unwrap();
@@ -396,11 +396,11 @@ mod tests {
         fs::copy(at("moved"), at("other")).unwrap();
         assert!(!knows(&state, &StoreId::named(&at("other"))));
         // A mapped device is identified by its name only.
-        set(&folder, MarkedStore::Disk(StoreId::mapped("cow"))).unwrap();
+        set(&folder, StoreToMarkInvalid::Disk(StoreId::mapped("cow"))).unwrap();
         assert!(knows(&state, &StoreId::named(Path::new("@cow"))));
         assert_eq!(folder.forget(&StoreId::named(&at("link"))).unwrap(), 1);
         assert!(!knows(&state, &store) && knows(&state, &StoreId::mapped("cow")));
-        assert_eq!(folder.mark(MarkedStore::Disk(store.clone())).why(), None);
+        assert_eq!(folder.mark(StoreToMarkInvalid::Disk(store.clone())).why(), None);
         assert_eq!(folder.forget(&store).unwrap(), 0);
     }
 
@@ -412,13 +412,13 @@ mod tests {
         let folder = StateFolder::new(state.clone());
         let store = StoreId::mapped("cow");
         assert!(
-            set(&folder, MarkedStore::Disk(store.clone()))
+            set(&folder, StoreToMarkInvalid::Disk(store.clone()))
                 .unwrap_err()
                 .starts_with(&state.display().to_string())
         );
-        assert!(folder.mark(MarkedStore::Disk(store.clone())).why().is_some());
+        assert!(folder.mark(StoreToMarkInvalid::Disk(store.clone())).why().is_some());
         assert_eq!(folder.forget(&store).unwrap(), 1);
-        assert_eq!(folder.mark(MarkedStore::Disk(store)).why(), None);
+        assert_eq!(folder.mark(StoreToMarkInvalid::Disk(store)).why(), None);
     }
 
     #[test]
@@ -431,7 +431,7 @@ mod tests {
                 synced.push(folder.to_owned());
                 Ok(())
             };
-            create_durably(folder, sync).map(|()| synced)
+            create_folder_durably(folder, sync).map(|()| synced)
         };
         assert_eq!(
             create(&at("a/state/snapshots")).unwrap(),
@@ -454,10 +454,12 @@ mod tests {
             fs::write(temporary.path().join(name), text).unwrap();
         }
         fs::create_dir(temporary.path().join("invalid-3.json")).unwrap();
-        let why =
-            StateFolder::new(temporary.path().into()).mark(MarkedStore::Disk(store.clone())).why().unwrap();
+        let why = StateFolder::new(temporary.path().into())
+            .mark(StoreToMarkInvalid::Disk(store.clone()))
+            .why()
+            .unwrap();
         assert!(why.contains("which stores are invalid is not known") && why.contains("/invalid-"), "{why}");
-        set(&StateFolder::new(temporary.path().into()), MarkedStore::Disk(store.clone())).unwrap();
+        set(&StateFolder::new(temporary.path().into()), StoreToMarkInvalid::Disk(store.clone())).unwrap();
         assert!(knows(temporary.path(), &store));
     }
 }

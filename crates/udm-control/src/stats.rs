@@ -4,12 +4,12 @@
 //! thousands of devices it may take a while.
 
 use crate::api;
-use crate::registry::{RegisteredDevice, Registry};
+use crate::registry::{DeviceRegistry, RegisteredDevice};
 use crate::verbs;
 use std::collections::HashMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use udm_core::Device as _;
-use udm_core::latency::bucket_end;
+use udm_core::latency::latency_bucket_end;
 use udm_frontends::nbd::OpIoCounters;
 
 /// Start time of a server, by the wall clock and by a monotonic clock.
@@ -32,11 +32,11 @@ impl StartTime {
 }
 
 /// Collects all statistics of the server that started at `began`.
-pub(crate) fn collect_stats(registry: &Registry, began: StartTime) -> api::Stats {
+pub(crate) fn collect_stats(registry: &DeviceRegistry, began: StartTime) -> api::ServerStatsReport {
     let server = registry.exporter().and_then(|exporter| exporter.server());
     let counts = server.map(|server| server.read());
     let cores = server.map(|server| server.requests()).unwrap_or_default();
-    let snapshots = verbs::snapshot::list(registry).into_iter();
+    let snapshots = verbs::snapshot::list_live_snapshots(registry).into_iter();
     let mut snapshots: HashMap<_, _> = snapshots.map(|one| (one.name.clone(), one)).collect();
     let devices = registry.all();
     let device = |mapped: &_| {
@@ -44,11 +44,11 @@ pub(crate) fn collect_stats(registry: &Registry, began: StartTime) -> api::Stats
         let snapshot = snapshots.remove(&stats.device.name);
         api::DeviceStats { snapshot, ..stats }
     };
-    api::Stats {
+    api::ServerStatsReport {
         version: env!("CARGO_PKG_VERSION").into(),
         started_ms: began.ms(),
         up_ns: began.at.elapsed().as_nanos() as u64,
-        server: counts.map(|counts| api::ServerStats {
+        server: counts.map(|counts| api::NbdConnectionStats {
             connections: counts.connections as u64,
             accepted: counts.accepted,
             refused: counts.refused,
@@ -59,7 +59,7 @@ pub(crate) fn collect_stats(registry: &Registry, began: StartTime) -> api::Stats
     }
 }
 
-fn device_stats(registry: &Registry, mapped: &RegisteredDevice) -> api::DeviceStats {
+fn device_stats(registry: &DeviceRegistry, mapped: &RegisteredDevice) -> api::DeviceStats {
     let (device, target_types, paths) = verbs::device_and_paths(registry, mapped);
     let exporter = registry.exporter();
     let report = exporter.and_then(|exporter| exporter.served(mapped.device.id()));
@@ -70,14 +70,14 @@ fn device_stats(registry: &Registry, mapped: &RegisteredDevice) -> api::DeviceSt
     api::DeviceStats { device, target_types, in_flight, served, paths, snapshot: None }
 }
 
-fn op_stats(counts: &OpIoCounters) -> api::Served {
+fn op_stats(counts: &OpIoCounters) -> api::OperationStats {
     let steps = counts.latency.steps.iter().enumerate().filter(|(_, count)| **count > 0);
-    api::Served {
+    api::OperationStats {
         in_flight: counts.in_flight,
         requests: counts.requests,
         bytes: counts.bytes,
         errors: counts.errors,
         time_ns: counts.latency.time.0,
-        latency: steps.map(|(step, count)| (bucket_end(step).0, *count)).collect(),
+        latency: steps.map(|(step, count)| (latency_bucket_end(step).0, *count)).collect(),
     }
 }

@@ -5,28 +5,31 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tempfile::TempDir;
-use udm_control::{Registry, verbs};
-use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
+use udm_control::{DeviceRegistry, verbs};
+use udm_core::{CoreCommandSender, CoreId, DeviceId, LaneCommand};
 
 /// Cores without lanes: every command is acknowledged at once.
 struct StubCores;
 
-impl Cores for StubCores {
+impl CoreCommandSender for StubCores {
     fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
     fn wake_up(&self, _: CoreId, _: DeviceId) {}
-    fn start(&self, _: udm_core::TaskFactory) -> udm_core::TaskHandle {
-        udm_core::TaskHandle::new(drop)
+    fn start(&self, _: udm_core::BioTaskFactory) -> udm_core::BioTaskHandle {
+        udm_core::BioTaskHandle::new(drop)
     }
 }
 
 struct NamesFixture {
-    registry: Arc<Registry>,
+    registry: Arc<DeviceRegistry>,
     folder: TempDir,
 }
 
 impl NamesFixture {
     fn new() -> NamesFixture {
-        NamesFixture { registry: Registry::new(Arc::new(StubCores), 1), folder: TempDir::new().unwrap() }
+        NamesFixture {
+            registry: DeviceRegistry::new(Arc::new(StubCores), 1),
+            folder: TempDir::new().unwrap(),
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -48,10 +51,16 @@ impl NamesFixture {
     fn load(&self, name: &str, table: &str) -> Result<(), String> {
         let text = |e: udm_control::error::VerbError| e.to_string();
         if self.registry.find(name).is_err() {
-            return verbs::wait(verbs::create(&self.registry, name, None, Some(table))).map_err(text);
+            return verbs::block_on_verb(verbs::create_mapped_device(
+                &self.registry,
+                name,
+                None,
+                Some(table),
+            ))
+            .map_err(text);
         }
-        verbs::load(&self.registry, name, table).map_err(text)?;
-        verbs::wait(verbs::resume(&self.registry, &[name])).map_err(text)
+        verbs::load_inactive_table(&self.registry, name, table).map_err(text)?;
+        verbs::block_on_verb(verbs::resume_mapped_devices(&self.registry, &[name])).map_err(text)
     }
 
     /// The device number in the table of `name`.
@@ -61,7 +70,7 @@ impl NamesFixture {
     }
 
     fn remove(&self, name: &str) {
-        verbs::wait(verbs::remove(&self.registry, name)).unwrap();
+        verbs::block_on_verb(verbs::remove_mapped_device(&self.registry, name)).unwrap();
     }
 }
 
@@ -142,11 +151,13 @@ fn messages_find_what_the_live_table_uses() {
     world.file("q", 8);
     world.load("mp", &table).unwrap();
     let status = || world.registry.find("mp").unwrap().device.status_text();
-    let tell = |words: String| verbs::message(&world.registry, "mp", 0, &words).map_err(|e| e.to_string());
+    let tell = |words: String| {
+        verbs::send_target_message(&world.registry, "mp", 0, &words).map_err(|e| e.to_string())
+    };
     // In the inactive table, that name leads to another disk.
     world.file("new", 8);
     fs::rename(world.path("new"), &p).unwrap();
-    verbs::load(&world.registry, "mp", &table).unwrap();
+    verbs::load_inactive_table(&world.registry, "mp", &table).unwrap();
     tell(format!("fail_path {}", p.display())).unwrap();
     assert!(status().contains("253:0 F") && status().contains("253:1 A"), "{}", status());
     fs::remove_file(&p).unwrap();
@@ -156,7 +167,7 @@ fn messages_find_what_the_live_table_uses() {
         tell(format!("fail_path {word}")).expect(&word);
         assert!(status().contains("253:0 F"), "{word}: {}", status());
     }
-    verbs::wait(verbs::resume(&world.registry, &["mp"])).unwrap();
+    verbs::block_on_verb(verbs::resume_mapped_devices(&world.registry, &["mp"])).unwrap();
     tell(format!("fail_path {}", p.display())).unwrap();
     assert!(status().contains("253:2 F"), "{}", status());
 }

@@ -5,26 +5,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use udm_control::exports::{ExportOptions, Exporter};
-use udm_control::{Registry, verbs};
+use udm_control::exports::{DeviceExporter, ExportOptions};
+use udm_control::{DeviceRegistry, verbs};
 use udm_core::errno::{EBUSY, ENXIO};
-use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
+use udm_core::{CoreCommandSender, CoreId, DeviceId, LaneCommand};
 use udm_frontends::nbd::Exports;
 
 /// Cores without lanes: every command is acknowledged at once.
 struct StubCores;
 
-impl Cores for StubCores {
+impl CoreCommandSender for StubCores {
     fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
     fn wake_up(&self, _: CoreId, _: DeviceId) {}
-    fn start(&self, _: udm_core::TaskFactory) -> udm_core::TaskHandle {
-        udm_core::TaskHandle::new(drop)
+    fn start(&self, _: udm_core::BioTaskFactory) -> udm_core::BioTaskHandle {
+        udm_core::BioTaskHandle::new(drop)
     }
 }
 
-fn registry() -> Arc<Registry> {
-    let registry = Registry::new(Arc::new(StubCores), 1);
-    registry.set_exporter(Exporter::new(Arc::new(Exports::new()), ExportOptions::default()));
+fn registry() -> Arc<DeviceRegistry> {
+    let registry = DeviceRegistry::new(Arc::new(StubCores), 1);
+    registry.set_exporter(DeviceExporter::new(Arc::new(Exports::new()), ExportOptions::default()));
     registry
 }
 
@@ -39,12 +39,12 @@ fn errno<T: std::fmt::Debug>(done: Result<T, udm_control::error::VerbError>) -> 
 }
 
 /// Checks that listed devices answer, and that exactly these are exported.
-fn consistent(registry: &Arc<Registry>) {
-    let listed: BTreeSet<String> = verbs::ls(registry).into_iter().map(|d| d.name).collect();
+fn consistent(registry: &Arc<DeviceRegistry>) {
+    let listed: BTreeSet<String> = verbs::list_mapped_devices(registry).into_iter().map(|d| d.name).collect();
     let exported: BTreeSet<String> = registry.exports().into_iter().map(|e| e.name).collect();
     assert_eq!(listed, exported);
     for name in &listed {
-        verbs::info(registry, name).unwrap();
+        verbs::describe_device_by_name(registry, name).unwrap();
     }
 }
 
@@ -59,27 +59,44 @@ fn a_device_that_is_being_made_belongs_to_its_maker() {
         thread::scope(|scope| {
             let made = scope.spawn(|| {
                 let table = slow_table(good);
-                let made = verbs::wait(verbs::create(&registry, "a", Some("UUID-A"), Some(&table)));
+                let made = verbs::block_on_verb(verbs::create_mapped_device(
+                    &registry,
+                    "a",
+                    Some("UUID-A"),
+                    Some(&table),
+                ));
                 ended.store(true, Ordering::Release);
                 made
             });
             while !ended.load(Ordering::Acquire) {
-                match verbs::wait(verbs::remove(&registry, "a")) {
+                match verbs::block_on_verb(verbs::remove_mapped_device(&registry, "a")) {
                     Err(error) if error.error.errno == ENXIO => {}
                     Err(error) => {
                         assert_eq!(error.error.errno, EBUSY, "{error}");
                         met += 1;
                         // Takes the lowest free number.
                         if met == 1 {
-                            verbs::wait(verbs::create(&registry, "b", None, Some("0 8 zero"))).unwrap();
+                            verbs::block_on_verb(verbs::create_mapped_device(
+                                &registry,
+                                "b",
+                                None,
+                                Some("0 8 zero"),
+                            ))
+                            .unwrap();
                         }
-                        if verbs::wait(verbs::create(&registry, "a", None, None)).is_ok() {
+                        if verbs::block_on_verb(verbs::create_mapped_device(&registry, "a", None, None))
+                            .is_ok()
+                        {
                             assert!(!good, "the name is taken");
                             // The create has failed, so the name is free.
-                            verbs::wait(verbs::remove(&registry, "a")).unwrap();
+                            verbs::block_on_verb(verbs::remove_mapped_device(&registry, "a")).unwrap();
                             break;
                         }
-                        assert!(!verbs::ls(&registry).iter().any(|d| d.name == "a" && !d.live_table));
+                        assert!(
+                            !verbs::list_mapped_devices(&registry)
+                                .iter()
+                                .any(|d| d.name == "a" && !d.live_table)
+                        );
                     }
                     // The device may be removed as soon as it is complete.
                     Ok(()) => {
@@ -92,10 +109,16 @@ fn a_device_that_is_being_made_belongs_to_its_maker() {
         });
         assert!(met > 0, "the remove never met the create");
         consistent(&registry);
-        verbs::info(&registry, "b").unwrap();
-        let _ = verbs::wait(verbs::remove(&registry, "a"));
-        verbs::wait(verbs::create(&registry, "a", Some("UUID-A"), Some("0 8 linear @b 0"))).unwrap();
-        assert_eq!(errno(verbs::wait(verbs::remove(&registry, "b"))), EBUSY);
+        verbs::describe_device_by_name(&registry, "b").unwrap();
+        let _ = verbs::block_on_verb(verbs::remove_mapped_device(&registry, "a"));
+        verbs::block_on_verb(verbs::create_mapped_device(
+            &registry,
+            "a",
+            Some("UUID-A"),
+            Some("0 8 linear @b 0"),
+        ))
+        .unwrap();
+        assert_eq!(errno(verbs::block_on_verb(verbs::remove_mapped_device(&registry, "b"))), EBUSY);
         consistent(&registry);
     }
 }
@@ -104,30 +127,32 @@ fn a_device_that_is_being_made_belongs_to_its_maker() {
 #[test]
 fn no_table_names_a_removed_device() {
     let registry = registry();
-    verbs::wait(verbs::create(&registry, "i", None, None)).unwrap();
+    verbs::block_on_verb(verbs::create_mapped_device(&registry, "i", None, None)).unwrap();
     let until = Instant::now() + Duration::from_secs(2);
     let (mut loaded, mut removed) = (0u32, 0u32);
     thread::scope(|scope| {
         let removing = scope.spawn(|| {
             let mut removed = 0;
             while Instant::now() < until {
-                let _ = verbs::wait(verbs::create(&registry, "b", None, Some("0 8 zero")));
-                removed += u32::from(verbs::wait(verbs::remove(&registry, "b")).is_ok());
+                let _ =
+                    verbs::block_on_verb(verbs::create_mapped_device(&registry, "b", None, Some("0 8 zero")));
+                removed +=
+                    u32::from(verbs::block_on_verb(verbs::remove_mapped_device(&registry, "b")).is_ok());
             }
             removed
         });
         while Instant::now() < until {
-            if verbs::load(&registry, "i", "0 8 linear @b 0").is_err() {
+            if verbs::load_inactive_table(&registry, "i", "0 8 linear @b 0").is_err() {
                 continue;
             }
-            verbs::wait(verbs::resume(&registry, &["i"])).unwrap();
-            let below = verbs::table(&registry, "i", false).unwrap().devices;
+            verbs::block_on_verb(verbs::resume_mapped_devices(&registry, &["i"])).unwrap();
+            let below = verbs::table_by_device_name(&registry, "i", false).unwrap().devices;
             // Checked after the table: a device in the table must still exist.
             assert!(below.iter().all(|b| !b.uri.is_empty()), "{below:?}");
-            assert_eq!(verbs::info(&registry, "b").unwrap().open_count, 1);
+            assert_eq!(verbs::describe_device_by_name(&registry, "b").unwrap().open_count, 1);
             loaded += 1;
-            verbs::load(&registry, "i", "0 8 error").unwrap();
-            verbs::wait(verbs::resume(&registry, &["i"])).unwrap();
+            verbs::load_inactive_table(&registry, "i", "0 8 error").unwrap();
+            verbs::block_on_verb(verbs::resume_mapped_devices(&registry, &["i"])).unwrap();
         }
         removed = removing.join().unwrap();
     });

@@ -149,7 +149,7 @@ proptest! {
 
     #[test]
     fn bodies_read_back(data in any_body()) {
-        fuzz::fuzz_bodies(&data);
+        fuzz::fuzz_request_body_round_trip(&data);
     }
 
     #[test]

@@ -58,7 +58,7 @@ bitflags! {
 
 /// The lane or front end that made a bio; unique on its core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub struct OwnerId(pub u32);
+pub struct BioOwnerId(pub u32);
 
 /// A batch of requests. An emptied batch keeps its capacity for reuse. Bios are boxed, so moving
 /// one moves a pointer.
@@ -71,13 +71,13 @@ pub fn move_batch(from: &mut Batch, to: &mut Batch) {
     if to.is_empty() {
         std::mem::swap(from, to);
     } else {
-        append(from, to);
+        append_batch_out_of_line(from, to);
     }
 }
 
 /// Not inlined, which keeps the fast path of [`move_batch`] short.
 #[inline(never)]
-fn append(from: &mut Batch, to: &mut Batch) {
+fn append_batch_out_of_line(from: &mut Batch, to: &mut Batch) {
     to.append(from);
 }
 
@@ -95,7 +95,7 @@ pub struct Bio {
     /// Modifiers.
     pub flags: BioFlags,
     /// The lane or front end that made the bio. A lane recognises its own bios by it.
-    pub owner: OwnerId,
+    pub owner: BioOwnerId,
     /// First sector, relative to the device whose lane gets the bio. 0 for a flush.
     pub sector: Sector,
     /// Length. 0 for a flush only.

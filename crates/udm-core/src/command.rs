@@ -1,11 +1,12 @@
 //! Commands to lanes: how the control half changes the data path without a lock.
 //!
-//! [`Cores::broadcast`] sends a command to every core, which puts it into the [`crate::LaneInbox`]
-//! of each lane of the device. The lane finds it in its next `submit` or `poll`, by a test of a
-//! plain flag. The reply is an [`Ack`]: each receiver holds a clone, and dropping the last clone
-//! means that all are done. A core with no lane of the device drops its clone at once.
+//! [`CoreCommandSender::broadcast`] sends a command to every core, which puts it into the
+//! [`crate::LaneInbox`] of each lane of the device. The lane finds it in its next `submit` or
+//! `poll`, by a test of a plain flag. The reply is an [`AckOnLastDrop`]: each receiver holds a
+//! clone, and dropping the last clone means that all are done. A core with no lane of the device
+//! drops its clone at once.
 
-use crate::{CoreId, DeviceId, Drain, TaskFactory, TaskHandle};
+use crate::{BioTaskFactory, BioTaskHandle, CoreId, DeviceId, DrainMode};
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
@@ -19,23 +20,23 @@ pub enum LaneCommand {
         /// Number of the load; a `Resume` with the same number uses the lane.
         generation: u64,
         /// Receives the first error.
-        failure: FirstError,
+        failure: FirstLaneError,
         /// Dropped when done.
-        ack: Ack,
+        ack: AckOnLastDrop,
     },
     /// Drops the lane that a `Prepare` opened, because the resume was cancelled.
     Unprepare {
         /// Number of the load.
         generation: u64,
         /// Dropped when done.
-        ack: Ack,
+        ack: AckOnLastDrop,
     },
     /// Queues new bios; drops `ack` when nothing is in flight any more.
     Suspend {
         /// How to treat bios that are held back.
-        how: Drain,
+        how: DrainMode,
         /// Dropped when the lane is empty.
-        ack: Ack,
+        ack: AckOnLastDrop,
     },
     /// Uses the table of `generation` (prepared before, or live already) and submits the queued
     /// bios.
@@ -43,14 +44,14 @@ pub enum LaneCommand {
         /// Number of the load whose table is used.
         generation: u64,
         /// Dropped when done.
-        ack: Ack,
+        ack: AckOnLastDrop,
     },
     /// Only causes a `poll`: a condition that lanes wait for has changed.
     Kick,
 }
 
 /// All cores, as seen by senders of commands.
-pub trait Cores: Send + Sync {
+pub trait CoreCommandSender: Send + Sync {
     /// Delivers `command` to the lanes of `device` on every core.
     fn broadcast(&self, device: DeviceId, command: LaneCommand);
 
@@ -59,23 +60,23 @@ pub trait Cores: Send + Sync {
 
     /// Starts a task on a core of the implementation's choice. If no core runs tasks, the task is
     /// dropped.
-    fn start(&self, make: TaskFactory) -> TaskHandle;
+    fn start(&self, make: BioTaskFactory) -> BioTaskHandle;
 }
 
 /// A token held by each receiver that has yet to reply. Dropping the last clone runs the callback.
 #[derive(Clone)]
-pub struct Ack(#[expect(dead_code, reason = "held for its drop")] Arc<AckInner>);
+pub struct AckOnLastDrop(#[expect(dead_code, reason = "held for its drop")] Arc<LastDropCallback>);
 
-struct AckInner(Option<Box<dyn FnOnce() + Send + Sync>>);
+struct LastDropCallback(Option<Box<dyn FnOnce() + Send + Sync>>);
 
-impl Ack {
+impl AckOnLastDrop {
     /// Creates a token. The thread that drops the last clone runs `then`.
-    pub fn new(then: impl FnOnce() + Send + Sync + 'static) -> Ack {
-        Ack(Arc::new(AckInner(Some(Box::new(then)))))
+    pub fn new(then: impl FnOnce() + Send + Sync + 'static) -> AckOnLastDrop {
+        AckOnLastDrop(Arc::new(LastDropCallback(Some(Box::new(then)))))
     }
 }
 
-impl Drop for AckInner {
+impl Drop for LastDropCallback {
     fn drop(&mut self) {
         if let Some(then) = self.0.take() {
             then();
@@ -85,18 +86,18 @@ impl Drop for AckInner {
 
 /// The first error of a command, set by lanes of any core.
 #[derive(Clone, Default)]
-pub struct FirstError(Arc<Mutex<Option<crate::OpenError>>>);
+pub struct FirstLaneError(Arc<Mutex<Option<crate::DeviceControlError>>>);
 
-impl FirstError {
+impl FirstLaneError {
     /// Stores `error` unless an error is stored already. Takes a lock; used only when a lane is
     /// opened.
-    pub fn set(&self, error: crate::OpenError) {
+    pub fn set(&self, error: crate::DeviceControlError) {
         self.0.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(error);
     }
 
     /// Removes and returns the error.
     #[must_use]
-    pub fn take(&self) -> Option<crate::OpenError> {
+    pub fn take(&self) -> Option<crate::DeviceControlError> {
         self.0.lock().unwrap_or_else(|e| e.into_inner()).take()
     }
 }

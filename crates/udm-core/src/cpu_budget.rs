@@ -23,7 +23,7 @@ pub const SLICE_MAX: u64 = 128 << 10;
 const LANE_MIN: u64 = 2 * SLICE_MAX;
 
 /// Serves the bios of a device by CPU.
-pub trait BioHandler {
+pub trait CpuBioHandler {
     /// Upper bound of the cost of `bio` in bytes; 0 if the cost is negligible.
     fn cost(&self, bio: &Bio) -> u64;
 
@@ -97,7 +97,7 @@ impl BioProgress {
 }
 
 /// The requests of one lane that wait for CPU budget, and the handler that serves them.
-pub struct BudgetedQueue<S> {
+pub struct CpuBudgetedQueue<S> {
     serve: S,
     /// Short requests that found the budget used up, oldest first.
     short: VecDeque<Box<Bio>>,
@@ -105,10 +105,10 @@ pub struct BudgetedQueue<S> {
     long: VecDeque<(Box<Bio>, BioProgress)>,
 }
 
-impl<S: BioHandler> BudgetedQueue<S> {
+impl<S: CpuBioHandler> CpuBudgetedQueue<S> {
     /// Creates an empty queue.
-    pub const fn new(serve: S) -> BudgetedQueue<S> {
-        BudgetedQueue { serve, short: VecDeque::new(), long: VecDeque::new() }
+    pub const fn new(serve: S) -> CpuBudgetedQueue<S> {
+        CpuBudgetedQueue { serve, short: VecDeque::new(), long: VecDeque::new() }
     }
 
     /// The handler.
@@ -134,7 +134,7 @@ impl<S: BioHandler> BudgetedQueue<S> {
                     break;
                 }
                 left -= cost;
-                serve_whole(&mut self.serve, bio);
+                serve_whole_bio(&mut self.serve, bio);
                 served += 1;
             }
             cx.set_cpu_budget(left);
@@ -175,7 +175,7 @@ impl<S: BioHandler> BudgetedQueue<S> {
             }
             left -= cost;
             done.extend(self.short.pop_front().map(|mut bio| {
-                serve_whole(&mut self.serve, &mut bio);
+                serve_whole_bio(&mut self.serve, &mut bio);
                 bio
             }));
         }
@@ -201,7 +201,7 @@ impl<S: BioHandler> BudgetedQueue<S> {
     }
 }
 
-fn serve_whole<S: BioHandler>(serve: &mut S, bio: &mut Bio) {
+fn serve_whole_bio<S: CpuBioHandler>(serve: &mut S, bio: &mut Bio) {
     let mut part = BioProgress::first(serve.length(bio), u64::MAX);
     let status = serve.serve(bio, &mut part);
     debug_assert!(part.is_done() || !status.is_ok(), "a whole request is served whole");
@@ -209,19 +209,19 @@ fn serve_whole<S: BioHandler>(serve: &mut S, bio: &mut Bio) {
 }
 
 /// The lane of a device that only needs CPU: each bio is served at once, or when the budget allows.
-pub struct BudgetedLane<S> {
-    work: BudgetedQueue<S>,
+pub struct CpuBudgetedLane<S> {
+    work: CpuBudgetedQueue<S>,
     ready: Batch,
 }
 
-impl<S: BioHandler> BudgetedLane<S> {
+impl<S: CpuBioHandler> CpuBudgetedLane<S> {
     /// Creates a lane over a handler.
-    pub const fn new(serve: S) -> BudgetedLane<S> {
-        BudgetedLane { work: BudgetedQueue::new(serve), ready: Batch::new() }
+    pub const fn new(serve: S) -> CpuBudgetedLane<S> {
+        CpuBudgetedLane { work: CpuBudgetedQueue::new(serve), ready: Batch::new() }
     }
 }
 
-impl<S: BioHandler> Lane for BudgetedLane<S> {
+impl<S: CpuBioHandler> Lane for CpuBudgetedLane<S> {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         self.work.take(batch, cx);
         move_batch(batch, &mut self.ready);
@@ -238,12 +238,12 @@ impl<S: BioHandler> Lane for BudgetedLane<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CoreId, CoreState, Nanos, Op, Sector, Sectors};
+    use crate::{CoreId, CoreLaneState, Nanos, Op, Sector, Sectors};
 
     /// Each byte costs one. Records the cookie, offset and length of each part.
     struct RecordingHandler(Vec<(u64, u64, u64)>);
 
-    impl BioHandler for RecordingHandler {
+    impl CpuBioHandler for RecordingHandler {
         fn cost(&self, bio: &Bio) -> u64 {
             bio.sectors.bytes()
         }
@@ -264,8 +264,8 @@ mod tests {
 
     /// Runs turns until all is done. Returns, per turn, the completed cookies and the bytes served.
     fn turns(mut batches: Vec<Batch>) -> Vec<(Vec<u64>, u64)> {
-        let mut core = CoreState::new(CoreId(0), 1, 1, None);
-        let mut work = BudgetedQueue::new(RecordingHandler(Vec::new()));
+        let mut core = CoreLaneState::new(CoreId(0), 1, 1, None);
+        let mut work = CpuBudgetedQueue::new(RecordingHandler(Vec::new()));
         let mut turns = Vec::new();
         batches.reverse();
         while !batches.is_empty() || !work.is_idle() {
@@ -321,8 +321,9 @@ mod tests {
 
     #[test]
     fn lanes_of_one_core_share_its_budget() {
-        let mut core = CoreState::new(CoreId(0), 1, 1, None);
-        let mut lanes: Vec<_> = (0..10).map(|_| BudgetedQueue::new(RecordingHandler(Vec::new()))).collect();
+        let mut core = CoreLaneState::new(CoreId(0), 1, 1, None);
+        let mut lanes: Vec<_> =
+            (0..10).map(|_| CpuBudgetedQueue::new(RecordingHandler(Vec::new()))).collect();
         let mut cx = core.cx(Nanos(1));
         for lane in &mut lanes {
             lane.take(&mut vec![bio(0, 64 * MIB)], &mut cx);

@@ -1,8 +1,8 @@
 //! The context of a core's turn: everything outside itself that a lane may touch.
 
 use crate::{
-    CoreId, Cores, DeviceId, LaneCommand, LaneInbox, LaneInboxes, Nanos, OwnerId, TURN_BUDGET, TaskFactory,
-    TaskHandle, WakeTarget,
+    BioOwnerId, BioTaskFactory, BioTaskHandle, CoreCommandSender, CoreId, DeviceId, LaneCommand, LaneInbox,
+    LaneInboxes, Nanos, PolledUnitId, TURN_BUDGET,
 };
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -13,25 +13,25 @@ use std::sync::Arc;
 
 /// State that a core keeps for its lanes. A runtime core, a caller's own thread and a simulated
 /// core each have one.
-pub struct CoreState {
+pub struct CoreLaneState {
     id: CoreId,
     cores: usize,
-    others: Arc<dyn Cores>,
+    others: Arc<dyn CoreCommandSender>,
     owners: u32,
     inboxes: LaneInboxes,
     rng: SmallRng,
     io: Option<Rc<dyn Any>>,
 }
 
-impl CoreState {
+impl CoreLaneState {
     /// Creates the state of core `id` of `cores`, with random numbers from `seed`. `io` is the I/O
     /// interface of the backends (the core's ring); they know its type.
     #[must_use]
-    pub fn new(id: CoreId, cores: usize, seed: u64, io: Option<Rc<dyn Any>>) -> CoreState {
-        CoreState {
+    pub fn new(id: CoreId, cores: usize, seed: u64, io: Option<Rc<dyn Any>>) -> CoreLaneState {
+        CoreLaneState {
             id,
             cores,
-            others: Arc::new(IsolatedCore),
+            others: Arc::new(NullCoreCommandSender),
             owners: 0,
             inboxes: LaneInboxes::default(),
             rng: SmallRng::seed_from_u64(seed),
@@ -42,21 +42,21 @@ impl CoreState {
     /// Adds access to all cores. Without it, lanes can wake no other core, which is enough for a
     /// single core that is polled by hand.
     #[must_use]
-    pub fn with_cores(mut self, others: Arc<dyn Cores>) -> CoreState {
+    pub fn with_cores(mut self, others: Arc<dyn CoreCommandSender>) -> CoreLaneState {
         self.others = others;
         self
     }
 
     /// All cores.
     #[must_use]
-    pub fn others(&self) -> &Arc<dyn Cores> {
+    pub fn others(&self) -> &Arc<dyn CoreCommandSender> {
         &self.others
     }
 
     /// A new owner id, unique on this core.
-    pub fn new_owner(&mut self) -> OwnerId {
+    pub fn new_owner(&mut self) -> BioOwnerId {
         self.owners += 1;
-        OwnerId(self.owners)
+        BioOwnerId(self.owners)
     }
 
     /// A context for one turn at the time `now`.
@@ -84,13 +84,13 @@ impl CoreState {
 }
 
 /// Access to no core at all.
-struct IsolatedCore;
+struct NullCoreCommandSender;
 
-impl Cores for IsolatedCore {
+impl CoreCommandSender for NullCoreCommandSender {
     fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
     fn wake_up(&self, _: CoreId, _: DeviceId) {}
-    fn start(&self, _: TaskFactory) -> TaskHandle {
-        TaskHandle::new(drop)
+    fn start(&self, _: BioTaskFactory) -> BioTaskHandle {
+        BioTaskHandle::new(drop)
     }
 }
 
@@ -105,7 +105,7 @@ pub struct Cx<'a> {
     wake: Nanos,
     /// Rest of the CPU budget of this turn, in bytes.
     work: u64,
-    state: &'a mut CoreState,
+    state: &'a mut CoreLaneState,
 }
 
 impl Cx<'_> {
@@ -132,24 +132,24 @@ impl Cx<'_> {
 
     /// All cores.
     #[must_use]
-    pub fn all_cores(&self) -> &Arc<dyn Cores> {
+    pub fn all_cores(&self) -> &Arc<dyn CoreCommandSender> {
         &self.state.others
     }
 
     /// Sets the wake target that runs from now on and returns the previous one; see
     /// [`LaneInboxes::set_current_target`].
-    pub fn set_current_target(&mut self, target: Option<WakeTarget>) -> Option<WakeTarget> {
+    pub fn set_current_target(&mut self, target: Option<PolledUnitId>) -> Option<PolledUnitId> {
         self.state.inboxes.set_current_target(target)
     }
 
     /// The wake target that runs now.
     #[must_use]
-    pub fn current_target(&self) -> Option<WakeTarget> {
+    pub fn current_target(&self) -> Option<PolledUnitId> {
         self.state.inboxes.current_target()
     }
 
     /// Takes a wake target that has a message and has not run since.
-    pub fn take_woken(&mut self) -> Option<WakeTarget> {
+    pub fn take_woken(&mut self) -> Option<PolledUnitId> {
         self.state.inboxes.take_woken()
     }
 
@@ -174,7 +174,7 @@ impl Cx<'_> {
     }
 
     /// Bytes of memory that lanes may still touch by CPU in this turn; see
-    /// [`crate::BudgetedQueue`].
+    /// [`crate::CpuBudgetedQueue`].
     #[must_use]
     pub fn cpu_budget(&self) -> u64 {
         self.work
@@ -186,7 +186,7 @@ impl Cx<'_> {
     }
 
     /// A new owner id, unique on this core.
-    pub fn new_owner(&mut self) -> OwnerId {
+    pub fn new_owner(&mut self) -> BioOwnerId {
         self.state.new_owner()
     }
 

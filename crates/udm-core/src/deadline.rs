@@ -10,7 +10,7 @@ pub struct ReplyDeadline(pub Nanos);
 
 /// State of a request without a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeadlineStatus {
+pub enum UnansweredRequestState {
     /// Not overdue before this time.
     Pending(Nanos),
     /// Overdue: no request was answered for this long.
@@ -26,13 +26,13 @@ impl ReplyDeadline {
     /// State at `now` of a request submitted at `sent`, if the last reply to any request came at
     /// `last_reply`. An older request is never overdue later than a newer one.
     #[must_use]
-    pub fn check(self, sent: Nanos, last_reply: Nanos, now: Nanos) -> DeadlineStatus {
+    pub fn check(self, sent: Nanos, last_reply: Nanos, now: Nanos) -> UnansweredRequestState {
         let most = Nanos(self.0.0.saturating_mul(Self::STARVED_FACTOR));
         let (silent, kept) = (sent.max(last_reply) + self.0, sent + most);
         match (silent <= now, kept <= now) {
-            (true, _) => DeadlineStatus::Silent(self.0),
-            (false, true) => DeadlineStatus::Starved(most),
-            (false, false) => DeadlineStatus::Pending(silent.min(kept)),
+            (true, _) => UnansweredRequestState::Silent(self.0),
+            (false, true) => UnansweredRequestState::Starved(most),
+            (false, false) => UnansweredRequestState::Pending(silent.min(kept)),
         }
     }
 }
@@ -44,7 +44,7 @@ impl ReplyDeadline {
 /// than it asked for, waiting requests count as sent now. Second, a request is overdue only after
 /// one more check in a later turn.
 #[derive(Clone, Copy, Debug)]
-pub struct DeadlineTimer {
+pub struct PauseAwareReplyDeadline {
     deadline: Nanos,
     /// Time at which the lane asked to be polled.
     due: Option<Nanos>,
@@ -54,11 +54,11 @@ pub struct DeadlineTimer {
     late: Option<Nanos>,
 }
 
-impl DeadlineTimer {
+impl PauseAwareReplyDeadline {
     /// Creates a timer for replies that may take `deadline`.
     #[must_use]
-    pub fn new(deadline: Nanos) -> DeadlineTimer {
-        DeadlineTimer { deadline, due: None, resumed: Nanos(0), late: None }
+    pub fn new(deadline: Nanos) -> PauseAwareReplyDeadline {
+        PauseAwareReplyDeadline { deadline, due: None, resumed: Nanos(0), late: None }
     }
 
     /// Maximum delay of a poll that does not count as a stop.
@@ -67,23 +67,23 @@ impl DeadlineTimer {
     }
 
     /// As [`ReplyDeadline::check`], for the oldest waiting request. The time of
-    /// [`DeadlineStatus::Pending`] is the time of the next check, and the lane asks to be polled
-    /// then.
+    /// [`UnansweredRequestState::Pending`] is the time of the next check, and the lane asks to be
+    /// polled then.
     #[must_use]
-    pub fn check(&mut self, sent: Nanos, last_reply: Nanos, now: Nanos) -> DeadlineStatus {
+    pub fn check(&mut self, sent: Nanos, last_reply: Nanos, now: Nanos) -> UnansweredRequestState {
         if self.due.is_some_and(|due| due + self.slack() < now) {
             self.resumed = now;
         }
         let found = ReplyDeadline(self.deadline).check(sent.max(self.resumed), last_reply, now);
         let (late, found) = match (found, self.late) {
-            (DeadlineStatus::Pending(due), _) => (None, DeadlineStatus::Pending(due)),
+            (UnansweredRequestState::Pending(due), _) => (None, UnansweredRequestState::Pending(due)),
             (overdue, Some(at)) if at < now => (Some(at), overdue),
-            (_, _) => (Some(now), DeadlineStatus::Pending(now + Nanos(1))),
+            (_, _) => (Some(now), UnansweredRequestState::Pending(now + Nanos(1))),
         };
         self.late = late;
         self.due = match found {
-            DeadlineStatus::Pending(due) => Some(due),
-            DeadlineStatus::Silent(_) | DeadlineStatus::Starved(_) => Some(now),
+            UnansweredRequestState::Pending(due) => Some(due),
+            UnansweredRequestState::Silent(_) | UnansweredRequestState::Starved(_) => Some(now),
         };
         found
     }
@@ -98,20 +98,20 @@ mod tests {
     #[test]
     fn time_in_which_the_core_did_not_run_does_not_count() {
         let ms = Nanos::from_millis;
-        let mut timer = DeadlineTimer::new(ms(500));
+        let mut timer = PauseAwareReplyDeadline::new(ms(500));
         let (sent, last_reply) = (ms(1000), ms(1000));
-        assert_eq!(timer.check(sent, last_reply, ms(1000)), DeadlineStatus::Pending(ms(1500)));
+        assert_eq!(timer.check(sent, last_reply, ms(1000)), UnansweredRequestState::Pending(ms(1500)));
         let resumed = ms(11_000);
-        assert_eq!(timer.check(sent, last_reply, resumed), DeadlineStatus::Pending(ms(11_500)));
-        assert_eq!(timer.check(sent, last_reply, ms(11_499)), DeadlineStatus::Pending(ms(11_500)));
+        assert_eq!(timer.check(sent, last_reply, resumed), UnansweredRequestState::Pending(ms(11_500)));
+        assert_eq!(timer.check(sent, last_reply, ms(11_499)), UnansweredRequestState::Pending(ms(11_500)));
         assert!(
-            matches!(timer.check(sent, last_reply, ms(11_500)), DeadlineStatus::Pending(_)),
+            matches!(timer.check(sent, last_reply, ms(11_500)), UnansweredRequestState::Pending(_)),
             "it looks once more"
         );
-        assert_eq!(timer.check(sent, last_reply, ms(11_501)), DeadlineStatus::Silent(ms(500)));
+        assert_eq!(timer.check(sent, last_reply, ms(11_501)), UnansweredRequestState::Silent(ms(500)));
         assert_eq!(
             timer.check(sent, last_reply, ms(11_501)),
-            DeadlineStatus::Silent(ms(500)),
+            UnansweredRequestState::Silent(ms(500)),
             "and so is the next"
         );
     }
@@ -120,33 +120,36 @@ mod tests {
     #[test]
     fn nothing_is_overdue_at_the_first_look() {
         let ms = Nanos::from_millis;
-        let mut timer = DeadlineTimer::new(ms(500));
-        assert_eq!(timer.check(ms(0), ms(0), ms(0)), DeadlineStatus::Pending(ms(500)));
-        assert_eq!(timer.check(ms(0), ms(0), ms(510)), DeadlineStatus::Pending(ms(510) + Nanos(1)));
+        let mut timer = PauseAwareReplyDeadline::new(ms(500));
+        assert_eq!(timer.check(ms(0), ms(0), ms(0)), UnansweredRequestState::Pending(ms(500)));
+        assert_eq!(timer.check(ms(0), ms(0), ms(510)), UnansweredRequestState::Pending(ms(510) + Nanos(1)));
         // A reply was there.
-        assert_eq!(timer.check(ms(0), ms(511), ms(511)), DeadlineStatus::Pending(ms(1011)));
-        assert_eq!(timer.check(ms(0), ms(511), ms(1011)), DeadlineStatus::Pending(ms(1011) + Nanos(1)));
-        assert_eq!(timer.check(ms(0), ms(511), ms(1012)), DeadlineStatus::Silent(ms(500)));
+        assert_eq!(timer.check(ms(0), ms(511), ms(511)), UnansweredRequestState::Pending(ms(1011)));
+        assert_eq!(
+            timer.check(ms(0), ms(511), ms(1011)),
+            UnansweredRequestState::Pending(ms(1011) + Nanos(1))
+        );
+        assert_eq!(timer.check(ms(0), ms(511), ms(1012)), UnansweredRequestState::Silent(ms(500)));
     }
 
     #[test]
     fn the_time_begins_anew_with_each_answer_and_has_an_end() {
         let (deadline, at) = (ReplyDeadline(Nanos(100)), Nanos(1000));
         let check = |last_reply: u64, now: u64| deadline.check(at, Nanos(last_reply), Nanos(now));
-        assert_eq!(check(0, 1000), DeadlineStatus::Pending(Nanos(1100)));
+        assert_eq!(check(0, 1000), UnansweredRequestState::Pending(Nanos(1100)));
         assert_eq!(
             (check(0, 1099), check(0, 1100)),
-            (DeadlineStatus::Pending(Nanos(1100)), DeadlineStatus::Silent(Nanos(100)))
+            (UnansweredRequestState::Pending(Nanos(1100)), UnansweredRequestState::Silent(Nanos(100)))
         );
         assert_eq!(
             (check(1099, 1100), check(1099, 1199)),
-            (DeadlineStatus::Pending(Nanos(1199)), DeadlineStatus::Silent(Nanos(100)))
+            (UnansweredRequestState::Pending(Nanos(1199)), UnansweredRequestState::Silent(Nanos(100)))
         );
-        assert_eq!(check(1399, 1399), DeadlineStatus::Pending(Nanos(1400)));
-        assert_eq!(check(1399, 1400), DeadlineStatus::Starved(Nanos(400)));
+        assert_eq!(check(1399, 1399), UnansweredRequestState::Pending(Nanos(1400)));
+        assert_eq!(check(1399, 1400), UnansweredRequestState::Starved(Nanos(400)));
         assert_eq!(
             ReplyDeadline(Nanos::NEVER).check(at, at, Nanos(u64::MAX - 1)),
-            DeadlineStatus::Pending(Nanos::NEVER)
+            UnansweredRequestState::Pending(Nanos::NEVER)
         );
     }
 }

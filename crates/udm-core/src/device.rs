@@ -2,7 +2,7 @@
 
 use crate::errno::EOPNOTSUPP;
 use crate::{
-    ChangeStatus, Cx, DiskQueue, ExtentKind, Extents, Lane, Limits, Sector, Sectors, SharedDiskState,
+    Cx, DiskQueue, ExtentKind, Extents, Lane, Limits, RangeChangeStatus, Sector, Sectors, SharedDiskState,
 };
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// The device cannot be opened on this core.
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError>;
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError>;
 
     /// Current size and limits.
     fn limits(&self) -> Limits;
@@ -45,9 +45,9 @@ pub trait Device: Send + Sync {
     /// possible. Returns at once. `then` gets the result, on a thread of the device or before this
     /// returns, and sees the new size. After an error the device may be larger than before, never
     /// smaller.
-    fn grow(&self, size: Sectors, then: GrowCallback) {
+    fn grow(&self, size: Sectors, then: GrowResultCallback) {
         let _ = size;
-        then(Err(OpenError::new(EOPNOTSUPP, "only a regular file grows by itself")));
+        then(Err(DeviceControlError::new(EOPNOTSUPP, "only a regular file grows by itself")));
     }
 
     /// Appends the allocation state of `len` sectors from `from` on to `out`, in order and without
@@ -63,18 +63,24 @@ pub trait Device: Send + Sync {
 
     /// The checkpoints since which the device knows its changes, each with another name. Cores call
     /// this, so it does not block. The list may be stale at once.
-    fn checkpoints(&self) -> Vec<Checkpoint> {
+    fn checkpoints(&self) -> Vec<ChangeTrackingCheckpoint> {
         Vec::new()
     }
 
     /// As [`Device::extents`], for changes since a checkpoint of the device.
     ///
-    /// A write acknowledged before the call is never reported as [`ChangeStatus::Same`]. If the
-    /// checkpoint no longer exists, everything is reported as changed: a backup then copies too
+    /// A write acknowledged before the call is never reported as [`RangeChangeStatus::Same`]. If
+    /// the checkpoint no longer exists, everything is reported as changed: a backup then copies too
     /// much and loses nothing.
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
+    fn changed(
+        &self,
+        since: &ChangeTrackingCheckpoint,
+        from: Sector,
+        len: Sectors,
+        out: &mut Extents<RangeChangeStatus>,
+    ) {
         let _ = (since, from);
-        out.push(len, ChangeStatus::Changed);
+        out.push(len, RangeChangeStatus::Changed);
     }
 
     /// State shared with the other names of the disk. Every disk and every mapped device has it;
@@ -88,7 +94,7 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// Another program has the disk.
-    fn lock(&self) -> Result<Option<DiskLock>, DiskBusy> {
+    fn lock(&self) -> Result<Option<InterProcessDiskLock>, DiskInUseByOtherProgram> {
         Ok(None)
     }
 
@@ -135,7 +141,7 @@ pub trait PowerSwitch: Send + Sync {
 /// A checkpoint stands for one moment: a later checkpoint with the same name is a different one.
 /// Holding it keeps nothing alive.
 #[derive(Clone)]
-pub struct Checkpoint {
+pub struct ChangeTrackingCheckpoint {
     /// Name for users.
     pub name: String,
     /// Identity, private to the device that returned it.
@@ -152,14 +158,14 @@ pub struct GrowthPolicy {
 }
 
 /// Receives the result of [`Device::grow`].
-pub type GrowCallback = Box<dyn FnOnce(Result<(), OpenError>) + Send>;
+pub type GrowResultCallback = Box<dyn FnOnce(Result<(), DeviceControlError>) + Send>;
 
 /// A lock of a disk against exclusive use by other programs, until it is dropped.
-pub type DiskLock = Arc<dyn Any + Send + Sync>;
+pub type InterProcessDiskLock = Arc<dyn Any + Send + Sync>;
 
 /// The error that another program uses the disk exclusively.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DiskBusy;
+pub struct DiskInUseByOtherProgram;
 
 /// A device made of others, for the detection of cycles and the limits on stacks. A device returns
 /// only its direct neighbours, and a caller walks from there. So deep stacks cause no deep
@@ -196,16 +202,16 @@ impl DeviceId {
 /// The error of opening a lane, and of other control operations.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
-pub struct OpenError {
+pub struct DeviceControlError {
     /// The errno, positive.
     pub errno: i32,
     /// Description for users.
     pub text: String,
 }
 
-impl OpenError {
+impl DeviceControlError {
     /// Creates an error.
-    pub fn new(errno: i32, text: impl Into<String>) -> OpenError {
-        OpenError { errno, text: text.into() }
+    pub fn new(errno: i32, text: impl Into<String>) -> DeviceControlError {
+        DeviceControlError { errno, text: text.into() }
     }
 }

@@ -4,7 +4,7 @@
 //! [`SharedDiskState`] of the disk is the same for all its names. It holds shared values
 //! ([`SharedDiskState::get_or_default`]) and exclusive claims ([`SharedDiskState::claim`]).
 
-use crate::{DevNo, Device, DeviceId, DiskLock};
+use crate::{DevNo, Device, DeviceId, InterProcessDiskLock};
 use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -23,33 +23,33 @@ pub struct SharedDiskState {
 
 /// Who may use a claimed disk.
 #[derive(Clone, Debug)]
-pub enum Exclusivity {
+pub enum ClaimSharingPolicy {
     /// Only the device whose table claims the disk.
     Device,
     /// That device, and all devices with the same key: they understand each other's data on the
     /// disk.
-    With(ClaimKey),
+    With(SharedClaimKey),
 }
 
 /// A key of devices that may share an exclusive claim: all share one `Arc`. A claim keeps it alive.
 #[derive(Clone)]
-pub struct ClaimKey(Arc<dyn Any + Send + Sync>);
+pub struct SharedClaimKey(Arc<dyn Any + Send + Sync>);
 
-impl ClaimKey {
+impl SharedClaimKey {
     /// Creates the key of all holders of `value`.
     #[must_use]
-    pub fn of<T: Any + Send + Sync>(value: &Arc<T>) -> ClaimKey {
-        ClaimKey(Arc::<T>::clone(value))
+    pub fn of<T: Any + Send + Sync>(value: &Arc<T>) -> SharedClaimKey {
+        SharedClaimKey(Arc::<T>::clone(value))
     }
 }
 
-impl PartialEq for ClaimKey {
-    fn eq(&self, other: &ClaimKey) -> bool {
+impl PartialEq for SharedClaimKey {
+    fn eq(&self, other: &SharedClaimKey) -> bool {
         std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(&other.0))
     }
 }
 
-impl fmt::Debug for ClaimKey {
+impl fmt::Debug for SharedClaimKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ClaimKey({:p})", Arc::as_ptr(&self.0))
     }
@@ -60,7 +60,7 @@ impl fmt::Debug for ClaimKey {
 struct Claimant {
     id: DeviceId,
     number: DevNo,
-    key: Option<ClaimKey>,
+    key: Option<SharedClaimKey>,
 }
 
 impl Claimant {
@@ -72,7 +72,7 @@ impl Claimant {
 /// An exclusive claim on a disk, until it is dropped.
 pub struct DiskClaim {
     _user: Arc<Claimant>,
-    _lock: Option<DiskLock>,
+    _lock: Option<InterProcessDiskLock>,
 }
 
 impl fmt::Debug for DiskClaim {
@@ -83,18 +83,18 @@ impl fmt::Debug for DiskClaim {
 
 /// The present user of a disk whose claim was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClaimConflict {
+pub enum ConflictingDiskUser {
     /// A device of this program, by number.
     Device(DevNo),
     /// Another program.
     OtherProgram,
 }
 
-impl fmt::Display for ClaimConflict {
+impl fmt::Display for ConflictingDiskUser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ClaimConflict::Device(number) => number.fmt(f),
-            ClaimConflict::OtherProgram => f.write_str("another program"),
+            ConflictingDiskUser::Device(number) => number.fmt(f),
+            ConflictingDiskUser::OtherProgram => f.write_str("another program"),
         }
     }
 }
@@ -110,7 +110,7 @@ impl SharedDiskState {
     /// it lives as long as a caller holds it. `T::default` must not call this function.
     #[must_use]
     pub fn get_or_default<T: Any + Send + Sync + Default>(&self) -> Arc<T> {
-        let mut values = lock(&self.values);
+        let mut values = lock_ignoring_poison(&self.values);
         values.retain(|(_, value)| value.strong_count() > 0);
         let known = values.iter().find(|(id, _)| *id == TypeId::of::<T>());
         let known = known.and_then(|(_, value)| value.upgrade()?.downcast::<T>().ok());
@@ -132,22 +132,22 @@ impl SharedDiskState {
         &self,
         id: DeviceId,
         number: DevNo,
-        alone: &Exclusivity,
+        alone: &ClaimSharingPolicy,
         disk: &dyn Device,
-    ) -> Result<DiskClaim, ClaimConflict> {
+    ) -> Result<DiskClaim, ConflictingDiskUser> {
         let key = match alone {
-            Exclusivity::Device => None,
-            Exclusivity::With(key) => Some(key.clone()),
+            ClaimSharingPolicy::Device => None,
+            ClaimSharingPolicy::With(key) => Some(key.clone()),
         };
         let user = Arc::new(Claimant { id, number, key });
         // Declared before the guard, so dropped after it: the last reference to a claimant drops
         // its key, and the drop of a key may take locks.
         let mut known = Vec::new();
-        let mut users = lock(&self.users);
+        let mut users = lock_ignoring_poison(&self.users);
         users.retain(|user| user.upgrade().map(|user| known.push(user)).is_some());
         let other = known.iter().find(|other| !self.is_stateless && !user.is_compatible(other));
         if let Some(other) = other {
-            return Err(ClaimConflict::Device(other.number));
+            return Err(ConflictingDiskUser::Device(other.number));
         }
         let lock = self.lock(disk)?;
         users.push(Arc::downgrade(&user));
@@ -155,25 +155,25 @@ impl SharedDiskState {
     }
 
     /// Returns the lock that all claims share, and takes it if necessary.
-    fn lock(&self, disk: &dyn Device) -> Result<Option<DiskLock>, ClaimConflict> {
-        let mut known = lock(&self.lock);
+    fn lock(&self, disk: &dyn Device) -> Result<Option<InterProcessDiskLock>, ConflictingDiskUser> {
+        let mut known = lock_ignoring_poison(&self.lock);
         if let Some(held) = known.as_ref().and_then(Weak::upgrade) {
             return Ok(Some(held));
         }
-        let held = disk.lock().map_err(|_| ClaimConflict::OtherProgram)?;
+        let held = disk.lock().map_err(|_| ConflictingDiskUser::OtherProgram)?;
         *known = held.as_ref().map(Arc::downgrade);
         Ok(held)
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_ignoring_poison<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Cx, Lane, Limits, OpenError, Sectors};
+    use crate::{Cx, DeviceControlError, Lane, Limits, Sectors};
 
     /// A name of a disk without a lock.
     struct NoDisk;
@@ -183,8 +183,8 @@ mod tests {
             DeviceId::new()
         }
 
-        fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-            Err(OpenError::new(crate::errno::ENXIO, "no disk"))
+        fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+            Err(DeviceControlError::new(crate::errno::ENXIO, "no disk"))
         }
 
         fn limits(&self) -> Limits {
@@ -199,24 +199,24 @@ mod tests {
     fn one_device_has_a_disk_until_it_lets_go() {
         let disk = SharedDiskState::default();
         let (one, other) = (DeviceId::new(), DeviceId::new());
-        let claim = disk.claim(one, FIRST, &Exclusivity::Device, &NoDisk).unwrap();
+        let claim = disk.claim(one, FIRST, &ClaimSharingPolicy::Device, &NoDisk).unwrap();
         assert_eq!(
-            disk.claim(other, SECOND, &Exclusivity::Device, &NoDisk).unwrap_err(),
-            ClaimConflict::Device(FIRST)
+            disk.claim(other, SECOND, &ClaimSharingPolicy::Device, &NoDisk).unwrap_err(),
+            ConflictingDiskUser::Device(FIRST)
         );
-        let again = disk.claim(one, FIRST, &Exclusivity::Device, &NoDisk).unwrap();
+        let again = disk.claim(one, FIRST, &ClaimSharingPolicy::Device, &NoDisk).unwrap();
         drop(claim);
         assert_eq!(
-            disk.claim(other, SECOND, &Exclusivity::Device, &NoDisk).unwrap_err(),
-            ClaimConflict::Device(FIRST),
+            disk.claim(other, SECOND, &ClaimSharingPolicy::Device, &NoDisk).unwrap_err(),
+            ConflictingDiskUser::Device(FIRST),
             "one is left"
         );
         drop(again);
-        assert!(disk.claim(other, SECOND, &Exclusivity::Device, &NoDisk).is_ok());
+        assert!(disk.claim(other, SECOND, &ClaimSharingPolicy::Device, &NoDisk).is_ok());
         let nothing = SharedDiskState::stateless();
         let _all = [(one, FIRST), (other, SECOND)].map(|(id, number)| {
             nothing
-                .claim(id, number, &Exclusivity::Device, &NoDisk)
+                .claim(id, number, &ClaimSharingPolicy::Device, &NoDisk)
                 .expect("a stateless disk grants all claims")
         });
     }
@@ -225,26 +225,26 @@ mod tests {
     fn those_with_one_key_have_a_disk_together() {
         let disk = SharedDiskState::default();
         let [one, two, stranger] = [(); 3].map(|()| DeviceId::new());
-        let key = || Exclusivity::With(ClaimKey::of(&Arc::new(7)));
+        let key = || ClaimSharingPolicy::With(SharedClaimKey::of(&Arc::new(7)));
         let with = key();
         let first = disk.claim(one, FIRST, &with, &NoDisk).unwrap();
         let second = disk.claim(two, SECOND, &with, &NoDisk).unwrap();
-        for alone in [Exclusivity::Device, key()] {
+        for alone in [ClaimSharingPolicy::Device, key()] {
             assert_eq!(
                 disk.claim(stranger, SECOND, &alone, &NoDisk).unwrap_err(),
-                ClaimConflict::Device(FIRST)
+                ConflictingDiskUser::Device(FIRST)
             );
         }
         drop(first);
         assert_eq!(
-            disk.claim(one, FIRST, &Exclusivity::Device, &NoDisk).unwrap_err(),
-            ClaimConflict::Device(SECOND),
+            disk.claim(one, FIRST, &ClaimSharingPolicy::Device, &NoDisk).unwrap_err(),
+            ConflictingDiskUser::Device(SECOND),
             "it has let go"
         );
         // A device's next table may use the disk for something else, once the device is the only
         // user.
         let other = disk.claim(two, SECOND, &key(), &NoDisk).unwrap();
-        assert_eq!(disk.claim(one, FIRST, &with, &NoDisk).unwrap_err(), ClaimConflict::Device(SECOND));
+        assert_eq!(disk.claim(one, FIRST, &with, &NoDisk).unwrap_err(), ConflictingDiskUser::Device(SECOND));
         drop(second);
         assert!(disk.claim(one, FIRST, &with, &NoDisk).is_err());
         drop(other);

@@ -110,7 +110,7 @@ errnos! {
 /// True for errors of a socket operation that do not affect the connection: the operation is
 /// retried (send(2), recv(2)).
 #[must_use]
-pub const fn is_transient(errno: i32) -> bool {
+pub const fn is_transient_socket_errno(errno: i32) -> bool {
     matches!(errno, EINTR | EAGAIN | ENOMEM | ENOBUFS)
 }
 
@@ -123,7 +123,7 @@ pub const fn is_memory_shortage(errno: i32) -> bool {
 /// The errno for an NBD error; 0 for 0. Unknown errors become EINVAL, as the protocol demands of
 /// clients.
 #[must_use]
-pub const fn from_nbd(error: u32) -> i32 {
+pub const fn errno_from_nbd_error(error: u32) -> i32 {
     let errno = error as i32;
     match errno {
         0 | EPERM | EIO | ENOMEM | EINVAL | ENOSPC | EOVERFLOW | EOPNOTSUPP | ESHUTDOWN => errno,
@@ -133,7 +133,7 @@ pub const fn from_nbd(error: u32) -> i32 {
 
 /// The system's text for `errno`, such as `No such device`.
 #[must_use]
-pub fn text(errno: i32) -> String {
+pub fn describe_errno(errno: i32) -> String {
     let mut text = std::io::Error::from_raw_os_error(errno).to_string();
     // Rust appends the number.
     if let Some(at) = text.find(" (os error ") {
@@ -161,15 +161,15 @@ mod tests {
     #[test]
     fn every_nbd_error_comes_back() {
         for error in [0, 1, 5, 12, 22, 28, 75, 95, 108] {
-            assert_eq!(to_nbd(from_nbd(error)), error);
+            assert_eq!(to_nbd(errno_from_nbd_error(error)), error);
         }
         assert!(
-            ALL.iter().all(|&errno| to_nbd(from_nbd(to_nbd(errno))) == to_nbd(errno)),
+            ALL.iter().all(|&errno| to_nbd(errno_from_nbd_error(to_nbd(errno))) == to_nbd(errno)),
             "nothing else is sent"
         );
         assert_eq!(to_nbd(ETIMEDOUT), 5, "a timeout of the device");
         assert_eq!(to_nbd(9999), 5);
-        assert_eq!(from_nbd(4711), EINVAL);
+        assert_eq!(errno_from_nbd_error(4711), EINVAL);
     }
 
     /// Target errors (kernel `blk_path_error`) are returned as they are and fail no path.
@@ -185,6 +185,6 @@ mod tests {
 
     #[test]
     fn texts_are_the_systems() {
-        assert_eq!(text(ENODEV), "No such device");
+        assert_eq!(describe_errno(ENODEV), "No such device");
     }
 }

@@ -14,7 +14,7 @@ pub enum ExtentKind {
 
 /// State of a range since a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChangeStatus {
+pub enum RangeChangeStatus {
     /// The range may have changed, or this is unknown.
     Changed,
     /// The range has not changed.

@@ -11,13 +11,13 @@ thread_local! {
 
 /// Sets the function to call at each point on this thread. Points inside this function do nothing.
 #[cfg(feature = "interleave")]
-pub fn set(at: Option<fn()>) {
+pub fn set_interleave_hook(at: Option<fn()>) {
     AT.set(at);
 }
 
 /// A point: another core may run before the next statement.
 #[cfg(feature = "interleave")]
-pub fn point() {
+pub fn mark_interleave_point() {
     if let Some(at) = AT.take() {
         at();
         AT.set(Some(at));
@@ -27,4 +27,4 @@ pub fn point() {
 /// A point: another core may run before the next statement. Does nothing without the feature.
 #[cfg(not(feature = "interleave"))]
 #[inline(always)]
-pub const fn point() {}
+pub const fn mark_interleave_point() {}

@@ -26,11 +26,11 @@ pub trait Lane {
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>);
 
     /// Ends bios that the lane only holds back, because the device above is being suspended. Called
-    /// before each `poll` until the lane is empty, then no more. With [`Drain::Flush`], held bios
-    /// are sent or fail. With [`Drain::NoFlush`], bios that have not been started may be handed
-    /// back in `back`, unchanged; they are submitted again when the device resumes, perhaps to
-    /// another table. A lane that holds nothing back does nothing.
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    /// before each `poll` until the lane is empty, then no more. With [`DrainMode::Flush`], held
+    /// bios are sent or fail. With [`DrainMode::NoFlush`], bios that have not been started may be
+    /// handed back in `back`, unchanged; they are submitted again when the device resumes, perhaps
+    /// to another table. A lane that holds nothing back does nothing.
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         let _ = (how, back, cx);
     }
 
@@ -73,20 +73,20 @@ pub enum OwnWork {
 /// The two kinds of suspend (`dmsetup suspend`, `dmsetup suspend --noflush`), and the end of the
 /// program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drain {
+pub enum DrainMode {
     /// Everything in flight completes; bios that cannot be served fail.
     Flush,
     /// Bios that are only queued are handed back.
     NoFlush,
-    /// The program ends: as [`Drain::Flush`], and mapped devices fail their queued bios even if
+    /// The program ends: as [`DrainMode::Flush`], and mapped devices fail their queued bios even if
     /// they are suspended. A bio that is handed back fails.
     End,
 }
 
-impl Drain {
+impl DrainMode {
     /// True if bios that cannot be served fail instead of being kept.
     #[must_use]
     pub fn fails_held(self) -> bool {
-        matches!(self, Drain::Flush | Drain::End)
+        matches!(self, DrainMode::Flush | DrainMode::End)
     }
 }

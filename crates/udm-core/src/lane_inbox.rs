@@ -12,7 +12,7 @@ use std::rc::{Rc, Weak};
 /// The inbox of a lane. Its flag is a plain cell, since the lane's own core delivers the messages.
 #[derive(Default)]
 pub struct LaneInbox {
-    target: Option<WakeTarget>,
+    target: Option<PolledUnitId>,
     flag: Cell<bool>,
     queue: RefCell<VecDeque<LaneCommand>>,
 }
@@ -36,16 +36,16 @@ impl LaneInbox {
 /// A unit that the core polls: a whole lane stack, or the front end on top of one. The core assigns
 /// the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WakeTarget(pub u32);
+pub struct PolledUnitId(pub u32);
 
 /// The lane inboxes of a core.
 #[derive(Default)]
 pub struct LaneInboxes {
     map: HashMap<DeviceId, Vec<Weak<LaneInbox>>>,
     /// The wake target that runs now; new inboxes belong to it.
-    current_target: Option<WakeTarget>,
+    current_target: Option<PolledUnitId>,
     /// Wake targets with messages, once per message.
-    woken: Vec<WakeTarget>,
+    woken: Vec<PolledUnitId>,
 }
 
 impl LaneInboxes {
@@ -98,18 +98,18 @@ impl LaneInboxes {
     /// Sets the wake target that runs from now on, and returns the previous one. Inboxes opened
     /// from now on belong to it. A core that polls everything after each message need not call
     /// this.
-    pub fn set_current_target(&mut self, target: Option<WakeTarget>) -> Option<WakeTarget> {
+    pub fn set_current_target(&mut self, target: Option<PolledUnitId>) -> Option<PolledUnitId> {
         std::mem::replace(&mut self.current_target, target)
     }
 
     /// The wake target that runs now.
     #[must_use]
-    pub fn current_target(&self) -> Option<WakeTarget> {
+    pub fn current_target(&self) -> Option<PolledUnitId> {
         self.current_target
     }
 
     /// Takes a wake target that has a message.
-    pub fn take_woken(&mut self) -> Option<WakeTarget> {
+    pub fn take_woken(&mut self) -> Option<PolledUnitId> {
         self.woken.pop()
     }
 }
@@ -117,19 +117,19 @@ impl LaneInboxes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Ack, Drain};
+    use crate::{AckOnLastDrop, DrainMode};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
     fn the_last_drop_acknowledges() {
         static DONE: AtomicUsize = AtomicUsize::new(0);
-        let ack = Ack::new(|| {
+        let ack = AckOnLastDrop::new(|| {
             DONE.fetch_add(1, Ordering::SeqCst);
         });
         let id = DeviceId::new();
         let mut inboxes = LaneInboxes::default();
         let (a, b) = (inboxes.open(id), inboxes.open(id));
-        inboxes.deliver(id, &LaneCommand::Suspend { how: Drain::Flush, ack: ack.clone() });
+        inboxes.deliver(id, &LaneCommand::Suspend { how: DrainMode::Flush, ack: ack.clone() });
         drop(ack);
         assert!(a.has_messages() && b.has_messages());
         drop(a.take());
@@ -142,11 +142,11 @@ mod tests {
     #[test]
     fn a_device_without_lanes_answers_at_once() {
         static DONE: AtomicUsize = AtomicUsize::new(0);
-        let ack = Ack::new(|| {
+        let ack = AckOnLastDrop::new(|| {
             DONE.fetch_add(1, Ordering::SeqCst);
         });
         let mut inboxes = LaneInboxes::default();
-        let command = LaneCommand::Suspend { how: Drain::Flush, ack };
+        let command = LaneCommand::Suspend { how: DrainMode::Flush, ack };
         inboxes.deliver(DeviceId::new(), &command);
         drop(command);
         assert_eq!(DONE.load(Ordering::SeqCst), 1);
@@ -173,7 +173,7 @@ mod tests {
         let shared = DeviceId::new();
         let mut held = Vec::new();
         for (n, id) in ids.iter().enumerate() {
-            inboxes.set_current_target(Some(WakeTarget(n as u32)));
+            inboxes.set_current_target(Some(PolledUnitId(n as u32)));
             held.push(inboxes.open(*id));
             if n % 50 == 7 {
                 held.push(inboxes.open(shared));
@@ -182,9 +182,12 @@ mod tests {
         inboxes.set_current_target(None);
         held.push(inboxes.open(shared));
         inboxes.deliver(ids[3], &LaneCommand::Kick);
-        assert_eq!((inboxes.take_woken(), inboxes.take_woken()), (Some(WakeTarget(3)), None));
+        assert_eq!((inboxes.take_woken(), inboxes.take_woken()), (Some(PolledUnitId(3)), None));
         inboxes.wake_up(shared);
-        assert_eq!((inboxes.take_woken(), inboxes.take_woken()), (Some(WakeTarget(57)), Some(WakeTarget(7))));
+        assert_eq!(
+            (inboxes.take_woken(), inboxes.take_woken()),
+            (Some(PolledUnitId(57)), Some(PolledUnitId(7)))
+        );
         assert_eq!(inboxes.take_woken(), None, "an inbox without a wake target marks nothing");
         assert!(held.iter().filter(|inbox| inbox.has_messages()).count() == 1, "a wakeup is not a command");
         held.clear();

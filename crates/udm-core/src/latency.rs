@@ -14,7 +14,7 @@ const OCTAVES: u32 = 25;
 const SHORTEST: u32 = 10;
 
 /// Bucket of `time`.
-fn bucket(time: Nanos) -> usize {
+fn latency_bucket_index(time: Nanos) -> usize {
     let time = time.0.max(1 << SHORTEST);
     let octave = time.ilog2();
     let quarter = (time >> (octave - 2)) & 3;
@@ -22,49 +22,49 @@ fn bucket(time: Nanos) -> usize {
 }
 
 /// Exclusive upper bound of a bucket.
-pub fn bucket_end(bucket: usize) -> Nanos {
+pub fn latency_bucket_end(bucket: usize) -> Nanos {
     let (octave, quarter) = (SHORTEST + bucket as u32 / 4, bucket as u64 % 4);
     Nanos((5 + quarter) << (octave - 2))
 }
 
 /// A histogram that one core writes and other threads may read.
 #[derive(Debug)]
-pub struct LatencyCounters {
+pub struct AtomicLatencyHistogram {
     steps: [AtomicU64; STEPS],
     sum: AtomicU64,
 }
 
-impl Default for LatencyCounters {
-    fn default() -> LatencyCounters {
-        LatencyCounters { steps: std::array::from_fn(|_| AtomicU64::new(0)), sum: AtomicU64::new(0) }
+impl Default for AtomicLatencyHistogram {
+    fn default() -> AtomicLatencyHistogram {
+        AtomicLatencyHistogram { steps: std::array::from_fn(|_| AtomicU64::new(0)), sum: AtomicU64::new(0) }
     }
 }
 
 /// A snapshot of histograms of any number of cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LatencyHistogram {
+pub struct LatencyHistogramSnapshot {
     /// Number of requests per bucket.
     pub steps: [u64; STEPS],
     /// Sum of all latencies.
     pub time: Nanos,
 }
 
-impl Default for LatencyHistogram {
-    fn default() -> LatencyHistogram {
-        LatencyHistogram { steps: [0; STEPS], time: Nanos(0) }
+impl Default for LatencyHistogramSnapshot {
+    fn default() -> LatencyHistogramSnapshot {
+        LatencyHistogramSnapshot { steps: [0; STEPS], time: Nanos(0) }
     }
 }
 
-impl LatencyCounters {
+impl AtomicLatencyHistogram {
     /// Counts a request that took `time`. Only the core that owns the counters may call it.
     pub fn add(&self, time: Nanos) {
-        let cell = &self.steps[bucket(time)];
+        let cell = &self.steps[latency_bucket_index(time)];
         cell.store(cell.load(Relaxed) + 1, Relaxed);
         self.sum.store(self.sum.load(Relaxed).saturating_add(time.0), Relaxed);
     }
 
     /// Adds these counters to `sum`.
-    pub fn add_to(&self, sum: &mut LatencyHistogram) {
+    pub fn add_to(&self, sum: &mut LatencyHistogramSnapshot) {
         sum.steps.iter_mut().zip(&self.steps).for_each(|(sum, cell)| *sum += cell.load(Relaxed));
         sum.time = Nanos(sum.time.0.saturating_add(self.sum.load(Relaxed)));
     }
@@ -86,7 +86,7 @@ impl Default for LatencyWindow {
 impl LatencyWindow {
     /// Counts a request that took `time`.
     pub fn add(&mut self, time: Nanos) {
-        self.counts[bucket(time)] += 1;
+        self.counts[latency_bucket_index(time)] += 1;
         self.total += 1;
     }
 
@@ -114,7 +114,7 @@ pub fn percentile(counts: impl Iterator<Item = u64>, total: u64, percent: u32) -
     let mut below = 0;
     counts.enumerate().find_map(|(bucket, count)| {
         below += count;
-        (below >= rank).then(|| bucket_end(bucket))
+        (below >= rank).then(|| latency_bucket_end(bucket))
     })
 }
 
@@ -125,11 +125,11 @@ mod tests {
     #[test]
     fn each_time_is_in_its_step() {
         for time in (0..40).flat_map(|bit| [1 << bit, (1 << bit) + 1, (3 << bit) - 1, (7 << bit) / 4]) {
-            let at = bucket(Nanos(time));
-            assert!(time < bucket_end(at).0 || at == STEPS - 1, "{time}");
-            assert!(at == 0 || time >= bucket_end(at - 1).0, "{time}");
+            let at = latency_bucket_index(Nanos(time));
+            assert!(time < latency_bucket_end(at).0 || at == STEPS - 1, "{time}");
+            assert!(at == 0 || time >= latency_bucket_end(at - 1).0, "{time}");
         }
-        let ends: Vec<_> = (0..STEPS).map(bucket_end).collect();
+        let ends: Vec<_> = (0..STEPS).map(latency_bucket_end).collect();
         assert!(ends.windows(2).all(|w| w[0] < w[1]) && ends[STEPS - 1] > Nanos::from_millis(30_000));
     }
 
@@ -142,8 +142,8 @@ mod tests {
             let (got, want) = (window.percentile(percent).unwrap().0, u64::from(percent) * 10_000);
             assert!(got >= want && got <= want + want / 3, "p{percent}: {got} for {want}");
         }
-        let total = LatencyCounters::default();
-        let mut sum = LatencyHistogram::default();
+        let total = AtomicLatencyHistogram::default();
+        let mut sum = LatencyHistogramSnapshot::default();
         total.add(Nanos(5));
         total.add_to(&mut sum);
         assert_eq!(sum.time, Nanos(5));

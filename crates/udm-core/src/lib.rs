@@ -14,13 +14,13 @@
 //!   sent to another path as it is.
 //! * **Full is not failed.** A lane without room queues the bio. Pools are bounded: a connection
 //!   that gets no bio stops reading from its client.
-//! * **An owner knows its bios.** [`OwnerId`] names the lane or front end that made a bio. A
+//! * **An owner knows its bios.** [`BioOwnerId`] names the lane or front end that made a bio. A
 //!   splitter tells its fragments from other bios by it.
 //! * **A lane may have own work.** [`OwnWork::Required`] work, such as a log record, delays a
 //!   suspend, a close and the end of the program. [`OwnWork::Background`] work gets turns and
 //!   delays nothing.
-//! * **CPU work has a budget.** [`BudgetedQueue`] counts the bytes that lanes copy or clear. A turn
-//!   has [`TURN_BUDGET`] bytes for all lanes of the core; the rest continues in the next turn.
+//! * **CPU work has a budget.** [`CpuBudgetedQueue`] counts the bytes that lanes copy or clear. A
+//!   turn has [`TURN_BUDGET`] bytes for all lanes of the core; the rest continues in the next turn.
 //!   Short requests go before pieces of long ones, so no request delays others by many turns.
 //! * **Time is read on demand.** [`Cx::now`] reads the clock once per turn, and only if a lane
 //!   asks: on some machines a reading costs more than a whole layer. [`Cx::wake_now`] needs no
@@ -44,17 +44,17 @@
 //! * [`WaitQueue`] is an eventcount. A lane reads the epoch, checks its condition, queues its bios
 //!   and registers; the lane that changes the condition advances the epoch and wakes registered
 //!   cores. No timer polls the condition, and no bio changes its core.
-//! * [`LaneInbox`] is the inbox of a lane. It remembers the [`WakeTarget`] for which it was opened,
-//!   so a message wakes only the stacks that it concerns. This stays cheap on a core with thousands
-//!   of lanes.
-//! * [`Task`] works on one core without a client. Dropping its [`TaskHandle`] stops it. A
+//! * [`LaneInbox`] is the inbox of a lane. It remembers the [`PolledUnitId`] for which it was
+//!   opened, so a message wakes only the stacks that it concerns. This stays cheap on a core with
+//!   thousands of lanes.
+//! * [`BioTask`] works on one core without a client. Dropping its [`BioTaskHandle`] stops it. A
 //!   background task has lanes of its own, so a request of it that hangs delays nobody else.
-//! * [`Ack`] is a token in a message. Dropping the last clone runs its callback.
+//! * [`AckOnLastDrop`] is a token in a message. Dropping the last clone runs its callback.
 //!
 //! [`errno`] is the one table of errors: name, status of a request, NBD error. [`SharedDiskState`]
-//! holds the state that all names of one disk share. [`ReplyDeadline`] and [`DeadlineTimer`] decide
-//! when a silent path or server is given up. [`interleave`] marks the points at which the simulator
-//! may run another core.
+//! holds the state that all names of one disk share. [`ReplyDeadline`] and
+//! [`PauseAwareReplyDeadline`] decide when a silent path or server is given up. [`interleave`]
+//! marks the points at which the simulator may run another core.
 #![forbid(unsafe_code)]
 
 mod bio;
@@ -79,28 +79,30 @@ mod task;
 mod units;
 mod wait_queue;
 
-pub use bio::{Batch, Bio, BioFlags, Op, OwnerId, move_batch};
-pub use command::{Ack, Cores, FirstError, LaneCommand};
-pub use control_io::{ControlIo, ControlTransfer};
-pub use cpu_budget::{BioHandler, BioProgress, BudgetedLane, BudgetedQueue, SLICE_MAX, TURN_BUDGET};
-pub use cx::{CoreState, Cx};
-pub use deadline::{DeadlineStatus, DeadlineTimer, ReplyDeadline};
+pub use bio::{Batch, Bio, BioFlags, BioOwnerId, Op, move_batch};
+pub use command::{AckOnLastDrop, CoreCommandSender, FirstLaneError, LaneCommand};
+pub use control_io::{ControlIo, ControlIoBatch};
+pub use cpu_budget::{BioProgress, CpuBioHandler, CpuBudgetedLane, CpuBudgetedQueue, SLICE_MAX, TURN_BUDGET};
+pub use cx::{CoreLaneState, Cx};
+pub use deadline::{PauseAwareReplyDeadline, ReplyDeadline, UnansweredRequestState};
 pub use device::{
-    Checkpoint, Device, DeviceId, DiskBusy, DiskLock, GrowCallback, GrowthPolicy, OpenError, PowerSwitch,
-    StackedDevice,
+    ChangeTrackingCheckpoint, Device, DeviceControlError, DeviceId, DiskInUseByOtherProgram,
+    GrowResultCallback, GrowthPolicy, InterProcessDiskLock, PowerSwitch, StackedDevice,
 };
-pub use disk_state::{ClaimConflict, ClaimKey, DiskClaim, Exclusivity, SharedDiskState};
-pub use extents::{ChangeStatus, Extent, ExtentKind, Extents};
-pub use lane::{Drain, Lane, OwnWork};
-pub use lane_inbox::{LaneInbox, LaneInboxes, WakeTarget};
+pub use disk_state::{ClaimSharingPolicy, ConflictingDiskUser, DiskClaim, SharedClaimKey, SharedDiskState};
+pub use extents::{Extent, ExtentKind, Extents, RangeChangeStatus};
+pub use lane::{DrainMode, Lane, OwnWork};
+pub use lane_inbox::{LaneInbox, LaneInboxes, PolledUnitId};
 pub use limits::Limits;
 pub use pool::BioPool;
-pub use queue::{CancelChange, DiskQueue, HwQueueReport, QueueChangeCallback, QueueReport, SharedTags};
+pub use queue::{
+    DiskQueue, DiskSharedTagUsage, HwQueueReport, QueueChangeCallback, QueueChangeCancelFn, QueueReport,
+};
 pub use status::Status;
-pub use task::{DeviceSlot, Task, TaskCx, TaskFactory, TaskHandle};
+pub use task::{BioTask, BioTaskCx, BioTaskFactory, BioTaskHandle, BioTaskLaneId};
 pub use udm_buf::{
-    Buf, BufPool, Segments, SharedMap, SharedRange, append_if_zero, copy_from_shared, copy_to_shared,
-    partition,
+    Buf, BufPool, Segments, SharedMemoryMap, SharedRange, append_all_unless_flagged, copy_from_shared,
+    copy_to_shared, partition_into_two_vecs,
 };
 pub use units::{CoreId, DevNo, Nanos, SECTOR_SIZE, Sector, Sectors};
 pub use wait_queue::{WaitHandle, WaitQueue, WakeEpoch};

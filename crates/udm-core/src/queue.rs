@@ -1,6 +1,6 @@
 //! The request queue in front of a device, as the control half sees it.
 
-use crate::OpenError;
+use crate::DeviceControlError;
 
 /// A request queue in front of a device.
 pub trait DiskQueue: Send + Sync {
@@ -19,11 +19,11 @@ pub trait DiskQueue: Send + Sync {
         &self,
         settings: &[(String, String)],
         then: QueueChangeCallback,
-    ) -> Result<CancelChange, OpenError>;
+    ) -> Result<QueueChangeCancelFn, DeviceControlError>;
 }
 
 /// Cancels a change of a queue, unless it has taken effect.
-pub type CancelChange = Box<dyn FnOnce() + Send>;
+pub type QueueChangeCancelFn = Box<dyn FnOnce() + Send>;
 
 /// Called when a change of a queue has taken effect.
 pub type QueueChangeCallback = Box<dyn FnOnce() + Send>;
@@ -51,12 +51,12 @@ pub struct HwQueueReport {
     /// Number of waiters for a tag: lanes, and a change of settings.
     pub waiting: u32,
     /// Shared tags, if the disk shares tags with others and a lane is open.
-    pub shared: Option<SharedTags>,
+    pub shared: Option<DiskSharedTagUsage>,
 }
 
 /// Tags shared by several disks, as seen by one of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SharedTags {
+pub struct DiskSharedTagUsage {
     /// Number of tags that this disk holds.
     pub held: u32,
     /// Number of tags that this disk may hold now.

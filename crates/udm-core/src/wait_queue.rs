@@ -16,7 +16,7 @@
 //! Price of a wake: an atomic add, a fence, one load per core, and one message per core with
 //! waiters. Price of a wait: a store and a fence. A lane that does not wait pays nothing.
 
-use crate::{CoreId, Cores, Cx, DeviceId, LaneInbox, interleave};
+use crate::{CoreCommandSender, CoreId, Cx, DeviceId, LaneInbox, interleave};
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::rc::Rc;
@@ -33,14 +33,14 @@ pub struct WakeEpoch(u64);
 pub struct WaitQueue {
     /// The id under which waiters open their lane inboxes.
     id: DeviceId,
-    epoch: EpochCounter,
-    waiters: OnceLock<CoreWaiters>,
+    epoch: WakeCounter,
+    waiters: OnceLock<WakeableCores>,
 }
 
 /// The cores that can be woken: set by the first subscriber.
-struct CoreWaiters {
-    cores: Arc<dyn Cores>,
-    waiting: WaitFlags,
+struct WakeableCores {
+    cores: Arc<dyn CoreCommandSender>,
+    waiting: CoreWaitingFlags,
 }
 
 impl WaitQueue {
@@ -48,15 +48,15 @@ impl WaitQueue {
     #[must_use]
     #[expect(clippy::new_without_default, reason = "each call returns a different value")]
     pub fn new() -> WaitQueue {
-        WaitQueue { id: DeviceId::new(), epoch: EpochCounter::new(), waiters: OnceLock::new() }
+        WaitQueue { id: DeviceId::new(), epoch: WakeCounter::new(), waiters: OnceLock::new() }
     }
 
     /// Creates a handle to wait with, for the lane stack or front end that runs in this turn.
     pub fn subscribe(self: &Arc<WaitQueue>, cx: &mut Cx<'_>) -> WaitHandle {
         let cores = cx.cores();
-        self.waiters.get_or_init(|| CoreWaiters {
+        self.waiters.get_or_init(|| WakeableCores {
             cores: Arc::clone(cx.all_cores()),
-            waiting: WaitFlags::new(cores),
+            waiting: CoreWaitingFlags::new(cores),
         });
         WaitHandle { queue: Arc::clone(self), core: cx.core(), _inbox: cx.open_inbox(self.id) }
     }
@@ -97,18 +97,18 @@ impl WaitHandle {
     /// caller then checks its condition again.
     #[must_use]
     pub fn register_wait(&self, seen: WakeEpoch) -> bool {
-        interleave::point();
+        interleave::mark_interleave_point();
         let waiters = self.queue.waiters.get().expect("set by the first subscriber");
         waiters.waiting.wait(self.core.index(), &self.queue.epoch, seen)
     }
 }
 
 /// Counter of wakes.
-struct EpochCounter(AtomicU64);
+struct WakeCounter(AtomicU64);
 
-impl EpochCounter {
-    fn new() -> EpochCounter {
-        EpochCounter(AtomicU64::new(0))
+impl WakeCounter {
+    fn new() -> WakeCounter {
+        WakeCounter(AtomicU64::new(0))
     }
 
     /// Acquire pairs with the release in `advance`: a waiter that sees the epoch sees the change
@@ -123,15 +123,15 @@ impl EpochCounter {
 }
 
 /// One flag per core: true if a lane of the core waits.
-struct WaitFlags(Box<[AtomicBool]>);
+struct CoreWaitingFlags(Box<[AtomicBool]>);
 
-impl WaitFlags {
-    fn new(cores: usize) -> WaitFlags {
-        WaitFlags((0..cores).map(|_| AtomicBool::new(false)).collect())
+impl CoreWaitingFlags {
+    fn new(cores: usize) -> CoreWaitingFlags {
+        CoreWaitingFlags((0..cores).map(|_| AtomicBool::new(false)).collect())
     }
 
     /// Marks `core` as waiting. Returns false if the epoch has moved since `seen`.
-    fn wait(&self, core: usize, epoch: &EpochCounter, seen: WakeEpoch) -> bool {
+    fn wait(&self, core: usize, epoch: &WakeCounter, seen: WakeEpoch) -> bool {
         self.0[core].store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         epoch.now() == seen
@@ -159,8 +159,8 @@ mod loom_tests {
     struct WaitQueueModel {
         /// The condition of the waiter.
         done: AtomicUsize,
-        epoch: EpochCounter,
-        waiting: WaitFlags,
+        epoch: WakeCounter,
+        waiting: CoreWaitingFlags,
         wakes: AtomicUsize,
     }
 
@@ -181,8 +181,8 @@ mod loom_tests {
         model.check(move || {
             let m = Arc::new(WaitQueueModel {
                 done: AtomicUsize::new(0),
-                epoch: EpochCounter::new(),
-                waiting: WaitFlags::new(1),
+                epoch: WakeCounter::new(),
+                waiting: CoreWaitingFlags::new(1),
                 wakes: AtomicUsize::new(0),
             });
             let threads: Vec<_> = (0..rings)
@@ -219,7 +219,7 @@ mod loom_tests {
     #[test]
     fn an_epoch_shows_its_change() {
         loom::model(|| {
-            let m = Arc::new((AtomicUsize::new(0), EpochCounter::new()));
+            let m = Arc::new((AtomicUsize::new(0), WakeCounter::new()));
             let other = m.clone();
             let thread = thread::spawn(move || {
                 other.0.store(1, Ordering::Relaxed);
@@ -236,21 +236,21 @@ mod loom_tests {
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
-    use crate::{CoreState, LaneCommand, Nanos, TaskFactory, TaskHandle};
+    use crate::{BioTaskFactory, BioTaskHandle, CoreLaneState, LaneCommand, Nanos};
     use std::sync::Mutex;
 
     #[derive(Default)]
     struct RecordedWakes(Mutex<Vec<u16>>);
 
-    impl Cores for RecordedWakes {
+    impl CoreCommandSender for RecordedWakes {
         fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
 
         fn wake_up(&self, core: CoreId, _: DeviceId) {
             self.0.lock().unwrap().push(core.0);
         }
 
-        fn start(&self, _: TaskFactory) -> TaskHandle {
-            TaskHandle::new(drop)
+        fn start(&self, _: BioTaskFactory) -> BioTaskHandle {
+            BioTaskHandle::new(drop)
         }
     }
 
@@ -259,7 +259,10 @@ mod tests {
         let wakes = Arc::new(RecordedWakes::default());
         let queue = Arc::new(WaitQueue::new());
         queue.wake_up();
-        let core = |n| CoreState::new(CoreId(n), 3, 0, None).with_cores(Arc::clone(&wakes) as Arc<dyn Cores>);
+        let core = |n| {
+            CoreLaneState::new(CoreId(n), 3, 0, None)
+                .with_cores(Arc::clone(&wakes) as Arc<dyn CoreCommandSender>)
+        };
         let mut states = [core(0), core(1), core(2)];
         let handles: Vec<WaitHandle> =
             states.iter_mut().map(|state| queue.subscribe(&mut state.cx(Nanos(5)))).collect();

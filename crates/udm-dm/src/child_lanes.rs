@@ -5,7 +5,7 @@
 //! [`IDLE_EVERY`]th poll. An idle mapped device may have a suspend to acknowledge, and an idle
 //! connection may need maintenance. The core does not sleep before idle children were polled.
 
-use udm_core::{Batch, Bio, Cx, Drain, Lane, OwnWork};
+use udm_core::{Batch, Bio, Cx, DrainMode, Lane, OwnWork};
 
 /// Idle children are polled in every `IDLE_EVERY`th poll, even if polls keep bringing bios back.
 /// The value is large enough to cost nothing, and small enough for a caller that waits for an idle
@@ -37,7 +37,7 @@ pub struct ChildLanes {
 }
 
 /// A batch whose bios are being distributed to children: see [`ChildLanes::deal`].
-pub struct BatchDispatch<'a> {
+pub struct ChildLaneDispatcher<'a> {
     bios: std::vec::Drain<'a, Box<Bio>>,
     children: &'a mut [ChildLane],
     given: &'a mut u64,
@@ -46,7 +46,7 @@ pub struct BatchDispatch<'a> {
 /// The index for "no child".
 const NO_CHILD: usize = usize::MAX;
 
-impl BatchDispatch<'_> {
+impl ChildLaneDispatcher<'_> {
     /// Appends each bio to the batch of the child that `place` returns. Stops at the first bio for
     /// which `place` returns `None`, and returns this bio.
     #[inline(always)]
@@ -62,7 +62,7 @@ impl BatchDispatch<'_> {
                     return Some((bio, child));
                 }
                 out.push(bio);
-                given |= child_bit(child);
+                given |= child_lane_bit(child);
                 None
             });
             *self.given = given;
@@ -79,9 +79,10 @@ impl BatchDispatch<'_> {
     pub fn between(self, children: [usize; 2], second: impl FnMut(&mut Box<Bio>) -> bool) -> usize {
         let Ok([a, b]) = self.children.get_disjoint_mut(children) else { unreachable!("two children") };
         let count = self.bios.len();
-        let seconds = udm_core::partition(self.bios, [&mut a.out, &mut b.out], second);
+        let seconds = udm_core::partition_into_two_vecs(self.bios, [&mut a.out, &mut b.out], second);
         let child_bits = [seconds < count, seconds > 0].map(u64::from);
-        *self.given |= (child_bits[0] * child_bit(children[0])) | (child_bits[1] * child_bit(children[1]));
+        *self.given |=
+            (child_bits[0] * child_lane_bit(children[0])) | (child_bits[1] * child_lane_bit(children[1]));
         seconds
     }
 
@@ -100,32 +101,32 @@ impl BatchDispatch<'_> {
     /// Puts `bio` into the batch of child `child`.
     #[inline(always)]
     pub fn put(&mut self, child: usize, bio: Box<Bio>) {
-        push(&mut self.children[child].out, bio);
-        *self.given |= child_bit(child);
+        push_bio_out_of_line(&mut self.children[child].out, bio);
+        *self.given |= child_lane_bit(child);
     }
 }
 
 /// Kept out of line, with only one batch as argument, so that the values of the caller stay in
 /// registers.
 #[inline(never)]
-fn push(out: &mut Batch, bio: Box<Bio>) {
+fn push_bio_out_of_line(out: &mut Batch, bio: Box<Bio>) {
     out.push(bio);
 }
 
 /// The mark of child `index`.
 #[inline(always)]
-fn child_bit(index: usize) -> u64 {
+fn child_lane_bit(index: usize) -> u64 {
     1 << (index % MARKS)
 }
 
 /// The marks of the first `count` children.
-fn child_bits(count: usize) -> u64 {
-    (0..count.min(MARKS)).fold(0, |child_bits, index| child_bits | child_bit(index))
+fn first_child_lanes_mask(count: usize) -> u64 {
+    (0..count.min(MARKS)).fold(0, |child_bits, index| child_bits | child_lane_bit(index))
 }
 
 /// The result of polling one child.
 #[derive(Clone, Copy, Debug)]
-pub struct PolledChild {
+pub struct ChildPollResult {
     /// Index of the child.
     pub child: usize,
     /// Index in `done` of the first bio that the child gave back, if any.
@@ -135,7 +136,7 @@ pub struct PolledChild {
 }
 
 /// The state of a poll of several children: see [`ChildLanes::poll`].
-pub struct PollPass {
+pub struct ChildPollCursor {
     /// Marks the children that are not polled yet.
     child_bits: u64,
     /// Index of the next child, if several children share a mark.
@@ -150,21 +151,27 @@ impl ChildLanes {
     pub fn new(lanes: impl IntoIterator<Item = Box<dyn Lane>>) -> ChildLanes {
         let child = |lane| ChildLane { lane, out: Batch::new(), in_flight: 0 };
         let children: Vec<_> = lanes.into_iter().map(child).collect();
-        ChildLanes { given: 0, busy: 0, all: child_bits(children.len()), polls: IDLE_EVERY, children }
+        ChildLanes {
+            given: 0,
+            busy: 0,
+            all: first_child_lanes_mask(children.len()),
+            polls: IDLE_EVERY,
+            children,
+        }
     }
 
     /// Appends `bio` to the batch of child `index`. The caller must call [`ChildLanes::send`] next.
     #[inline]
     pub fn push(&mut self, index: usize, bio: Box<Bio>) {
         self.children[index].out.push(bio);
-        self.given |= child_bit(index);
+        self.given |= child_lane_bit(index);
     }
 
     /// Starts to distribute `batch` to the children. The caller must call [`ChildLanes::send`]
     /// next.
     #[inline(always)]
-    pub fn deal<'a>(&'a mut self, batch: &'a mut Batch) -> BatchDispatch<'a> {
-        BatchDispatch { bios: batch.drain(..), children: &mut self.children, given: &mut self.given }
+    pub fn deal<'a>(&'a mut self, batch: &'a mut Batch) -> ChildLaneDispatcher<'a> {
+        ChildLaneDispatcher { bios: batch.drain(..), children: &mut self.children, given: &mut self.given }
     }
 
     /// Submits all pushed bios. Returns whether there were any.
@@ -207,7 +214,7 @@ impl ChildLanes {
     #[inline(always)]
     pub fn submit(&mut self, index: usize, batch: &mut Batch, cx: &mut Cx<'_>) {
         let child = &mut self.children[index];
-        self.busy |= child_bit(index);
+        self.busy |= child_lane_bit(index);
         child.in_flight += batch.len();
         child.lane.submit(batch, cx);
     }
@@ -235,7 +242,7 @@ impl ChildLanes {
     /// Polls the only child that has bios in flight. Returns `None` if several children have, or
     /// none.
     #[inline(always)]
-    pub fn poll_busy(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> Option<PolledChild> {
+    pub fn poll_busy(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> Option<ChildPollResult> {
         if self.busy & self.busy.wrapping_sub(1) != 0 || self.children.len() > MARKS {
             return None;
         }
@@ -253,25 +260,25 @@ impl ChildLanes {
         if self.children.len() > 1 {
             self.poll_others(count > 0, done, cx);
         }
-        Some(PolledChild { child: index, from, left })
+        Some(ChildPollResult { child: index, from, left })
     }
 
     /// Starts a poll. Call [`ChildLanes::poll_next`] until it returns `None`, then
     /// [`ChildLanes::poll_idle`].
     #[inline(always)]
-    pub fn poll(&mut self) -> PollPass {
+    pub fn poll(&mut self) -> ChildPollCursor {
         let partly = self.busy != self.all || self.children.len() > MARKS;
-        PollPass { child_bits: self.busy, next: usize::MAX, partly, came_back: false }
+        ChildPollCursor { child_bits: self.busy, next: usize::MAX, partly, came_back: false }
     }
 
     /// Polls the next child that has bios in flight.
     #[inline(always)]
     pub fn poll_next(
         &mut self,
-        round: &mut PollPass,
+        round: &mut ChildPollCursor,
         done: &mut Batch,
         cx: &mut Cx<'_>,
-    ) -> Option<PolledChild> {
+    ) -> Option<ChildPollResult> {
         let index = if self.children.len() > MARKS {
             self.next_of_many(round)?
         } else {
@@ -293,7 +300,7 @@ impl ChildLanes {
         if left == 0 {
             self.mark_idle(index);
         }
-        Some(PolledChild { child: index, from, left })
+        Some(ChildPollResult { child: index, from, left })
     }
 
     /// Polls each child that has bios in flight into a batch of its own. Returns their marks: bit
@@ -349,7 +356,7 @@ impl ChildLanes {
     }
 
     #[cold]
-    fn next_of_many(&self, round: &mut PollPass) -> Option<usize> {
+    fn next_of_many(&self, round: &mut ChildPollCursor) -> Option<usize> {
         loop {
             while let Some(child) = self.children.get(round.next) {
                 let index = round.next;
@@ -370,7 +377,7 @@ impl ChildLanes {
     #[inline(always)]
     fn mark_idle(&mut self, index: usize) {
         if self.children.len() <= MARKS || self.all_idle(index % MARKS) {
-            self.busy &= !child_bit(index);
+            self.busy &= !child_lane_bit(index);
         }
     }
 
@@ -382,7 +389,7 @@ impl ChildLanes {
 
     /// Ends a poll: polls the idle children if they are due.
     #[inline(always)]
-    pub fn poll_idle(&mut self, round: &PollPass, done: &mut Batch, cx: &mut Cx<'_>) {
+    pub fn poll_idle(&mut self, round: &ChildPollCursor, done: &mut Batch, cx: &mut Cx<'_>) {
         if round.partly {
             self.poll_others(round.came_back, done, cx);
         }
@@ -411,7 +418,7 @@ impl ChildLanes {
 
     /// Drains child `index`, which is below [`ChildLanes::len`]. Returns the index in `back` of the
     /// first bio that the child handed back.
-    pub fn drain(&mut self, index: usize, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) -> usize {
+    pub fn drain(&mut self, index: usize, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) -> usize {
         let (child, from) = (&mut self.children[index], back.len());
         child.lane.drain(how, back, cx);
         child.in_flight -= back.len() - from;
@@ -434,7 +441,7 @@ impl ChildLanes {
     /// one.
     pub fn remove(&mut self, index: usize) -> Box<dyn Lane> {
         debug_assert!(self.is_empty());
-        self.all = child_bits(self.children.len() - 1);
+        self.all = first_child_lanes_mask(self.children.len() - 1);
         self.children.remove(index).lane
     }
 

@@ -5,42 +5,42 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use udm_core::errno::EIO;
 
-type Outcome = Result<(), TargetError>;
+type TargetMessageResult = Result<(), TargetError>;
 
 #[derive(Default)]
-struct CompletionState {
-    outcome: Mutex<Option<Outcome>>,
+struct TargetMessageCompletion {
+    outcome: Mutex<Option<TargetMessageResult>>,
     ended: Condvar,
 }
 
-impl CompletionState {
-    fn lock(&self) -> MutexGuard<'_, Option<Outcome>> {
+impl TargetMessageCompletion {
+    fn lock(&self) -> MutexGuard<'_, Option<TargetMessageResult>> {
         self.outcome.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
 /// The waiting end: reports the outcome of the work.
 #[derive(Clone)]
-pub struct CompletionHandle(Arc<CompletionState>);
+pub struct TargetMessageWaitHandle(Arc<TargetMessageCompletion>);
 
 /// The working end: sets the outcome. If it is dropped without an outcome, the outcome is EIO.
-pub struct Completer(Arc<CompletionState>);
+pub struct TargetMessageCompleter(Arc<TargetMessageCompletion>);
 
 /// Creates the two ends of work that is not done yet.
 #[must_use]
-pub fn completion_pair() -> (Completer, CompletionHandle) {
-    let shared = Arc::new(CompletionState::default());
-    (Completer(Arc::clone(&shared)), CompletionHandle(shared))
+pub fn create_message_completion_pair() -> (TargetMessageCompleter, TargetMessageWaitHandle) {
+    let shared = Arc::new(TargetMessageCompletion::default());
+    (TargetMessageCompleter(Arc::clone(&shared)), TargetMessageWaitHandle(shared))
 }
 
-impl Completer {
+impl TargetMessageCompleter {
     /// Ends the work with `outcome`.
-    pub fn end(self, outcome: Outcome) {
+    pub fn end(self, outcome: TargetMessageResult) {
         *self.0.lock() = Some(outcome);
     }
 }
 
-impl Drop for Completer {
+impl Drop for TargetMessageCompleter {
     fn drop(&mut self) {
         let gone = || Err(TargetError::errno(EIO).because("the table was replaced before the work was done"));
         self.0.lock().get_or_insert_with(gone);
@@ -48,16 +48,16 @@ impl Drop for Completer {
     }
 }
 
-impl CompletionHandle {
+impl TargetMessageWaitHandle {
     /// The outcome; `None` if the work has not ended.
     #[must_use]
-    pub fn outcome(&self) -> Option<Outcome> {
+    pub fn outcome(&self) -> Option<TargetMessageResult> {
         self.0.lock().clone()
     }
 
     /// Waits for the outcome, at most for `most`. Blocks, so only for threads that may block.
     #[must_use]
-    pub fn wait(&self, most: Duration) -> Option<Outcome> {
+    pub fn wait(&self, most: Duration) -> Option<TargetMessageResult> {
         let end = Instant::now() + most;
         let mut outcome = self.0.lock();
         while outcome.is_none() {
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn an_end_is_seen_and_so_is_a_promise_that_is_dropped() {
-        let (completer, waits) = completion_pair();
+        let (completer, waits) = create_message_completion_pair();
         assert_eq!(waits.wait(Duration::from_millis(1)), None);
         let thread = std::thread::spawn({
             let waits = waits.clone();
@@ -86,7 +86,7 @@ mod tests {
         completer.end(Ok(()));
         assert_eq!(thread.join().unwrap(), Some(Ok(())));
         assert_eq!(waits.outcome(), Some(Ok(())));
-        let (completer, waits) = completion_pair();
+        let (completer, waits) = create_message_completion_pair();
         drop(completer);
         assert_eq!(waits.wait(Duration::from_secs(60)).unwrap().unwrap_err().errno, EIO);
     }

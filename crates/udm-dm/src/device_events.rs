@@ -83,7 +83,7 @@ kinds! {
 
 /// A change of a device, without the identity of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StateChange {
+pub struct DeviceEventDetails {
     /// The kind of the event.
     pub kind: EventKind,
     /// Number of the path that the event is about.
@@ -94,11 +94,11 @@ pub struct StateChange {
     pub line: String,
 }
 
-impl StateChange {
+impl DeviceEventDetails {
     /// A change that concerns the whole device.
     #[must_use]
-    pub fn new(kind: EventKind, line: impl Into<String>) -> StateChange {
-        StateChange { kind, path: None, group: None, line: line.into() }
+    pub fn new(kind: EventKind, line: impl Into<String>) -> DeviceEventDetails {
+        DeviceEventDetails { kind, path: None, group: None, line: line.into() }
     }
 }
 
@@ -114,7 +114,7 @@ pub struct DeviceEvent {
     /// Event counter of the device.
     pub event_nr: u32,
     /// The change.
-    pub change: StateChange,
+    pub change: DeviceEventDetails,
 }
 
 /// Receives events. Cores call it too, so it must not block. It calls its argument, which formats

@@ -3,11 +3,11 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
-use udm_core::{DevNo, Device, DeviceId, Exclusivity, Limits, Sector, Sectors};
+use udm_core::{ClaimSharingPolicy, DevNo, Device, DeviceId, Limits, Sector, Sectors};
 
 /// A device that a table line names, after lookup.
 #[derive(Clone)]
-pub struct DeviceRef {
+pub struct ResolvedDevice {
     /// Number of the device, printed in `table` and `status`.
     pub number: DevNo,
     /// The word in the table, or the name that the mapped device had at that time. Used in errors
@@ -20,7 +20,7 @@ pub struct DeviceRef {
     pub hold: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-impl DeviceRef {
+impl ResolvedDevice {
     /// The current name, for the log: a mapped device may have been renamed since.
     #[must_use]
     pub fn current_name(&self) -> String {
@@ -30,7 +30,7 @@ impl DeviceRef {
 
 /// The reason why a device could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LookupError {
+pub struct DeviceLookupError {
     /// The errno, positive.
     pub errno: i32,
     /// The precise reason, for a person; empty if the errno says everything.
@@ -41,7 +41,7 @@ pub struct LookupError {
 #[derive(Clone)]
 pub struct DeviceRange {
     /// The device.
-    pub device: DeviceRef,
+    pub device: ResolvedDevice,
     /// First sector used.
     pub start: Sector,
     /// Number of sectors used.
@@ -49,13 +49,13 @@ pub struct DeviceRange {
     /// Exclusive use of the disk, because its content makes sense only to its writer. Devices with
     /// the same key may share it. The disk is claimed while the table is loaded, under any name. A
     /// mapped device is claimed as itself, not the disks below it.
-    pub alone: Option<Exclusivity>,
+    pub alone: Option<ClaimSharingPolicy>,
 }
 
 impl DeviceRange {
     /// `len` sectors from `start`, which other devices may use too.
     #[must_use]
-    pub fn new(device: &DeviceRef, start: Sector, len: Sectors) -> DeviceRange {
+    pub fn new(device: &ResolvedDevice, start: Sector, len: Sectors) -> DeviceRange {
         DeviceRange { device: device.clone(), start, len, alone: None }
     }
 }
@@ -71,7 +71,7 @@ impl LowerLimits<'_> {
     /// The limits of `device`: the coming ones, if it gets a new table in the same change, else the
     /// current ones.
     #[must_use]
-    pub fn limits(&self, device: &DeviceRef) -> Limits {
+    pub fn limits(&self, device: &ResolvedDevice) -> Limits {
         let coming = self.0.and_then(|coming| coming.get(&device.device.id()));
         coming.cloned().unwrap_or_else(|| device.device.limits())
     }

@@ -1,7 +1,7 @@
 //! Errors of tables and messages, in the kernel's words.
 
 use std::fmt;
-use udm_core::OpenError;
+use udm_core::DeviceControlError;
 use udm_core::errno::{self, EINVAL};
 
 /// The reason why a table or a message was refused.
@@ -58,15 +58,15 @@ impl TargetError {
 }
 
 /// The text of the open error becomes the reason.
-impl From<OpenError> for TargetError {
-    fn from(OpenError { errno, text }: OpenError) -> TargetError {
+impl From<DeviceControlError> for TargetError {
+    fn from(DeviceControlError { errno, text }: DeviceControlError) -> TargetError {
         TargetError::errno(errno).because(text)
     }
 }
 
 impl fmt::Display for TargetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let errno = errno::text(self.errno);
+        let errno = errno::describe_errno(self.errno);
         match (self.text.is_empty(), self.reason.is_empty()) {
             (true, true) => f.write_str(&errno),
             (true, false) => write!(f, "{}: {errno}", self.reason),

@@ -4,7 +4,8 @@
 //! failed, the header cannot be written. The disk may come back later with a header that still says
 //! "valid". So the mark is saved elsewhere before the origin changes.
 
-/// The mark of one store. The resolver of device names provides it ([`crate::Resolver::mark`]).
+/// The mark of one store. The resolver of device names provides it
+/// ([`crate::DeviceNameResolver::mark`]).
 pub trait InvalidStoreMark: Send + Sync {
     /// The reason why the store is invalid, for a person; `None` if the store is not marked. May
     /// block.

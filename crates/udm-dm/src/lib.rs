@@ -49,19 +49,20 @@ pub mod target;
 #[doc(hidden)]
 pub mod testing;
 
-pub use completion::CompletionHandle;
-pub use device_events::{DeviceEvent, EventKind, EventSink, StateChange};
-pub use device_ref::{DeviceRange, DeviceRef, LookupError, LowerLimits};
+pub use completion::TargetMessageWaitHandle;
+pub use device_events::{DeviceEvent, DeviceEventDetails, EventKind, EventSink};
+pub use device_ref::{DeviceLookupError, DeviceRange, LowerLimits, ResolvedDevice};
 pub use error::TargetError;
 pub use invalid_store::InvalidStoreMark;
 pub use mapped::{
-    DeviceInfo, DeviceSetTransition, DeviceTransition, IndexedTargetError, MappedDevice, NameHandle,
-    QueueFactory, WakeFn, depends_on,
+    DeviceInfo, DeviceNameReader, DeviceSetTransition, DeviceTransition, IndexedDeviceError, MappedDevice,
+    QueueFactory, TransitionWakeFn, device_stack_contains,
 };
 pub use table::{Table, TableEntry};
 pub use target::{
-    ChangeTracker, DmQueueMode, MultipathTarget, PathCheckState, PathCommand, PathMaintenanceReport,
-    PathReport, PathWatchReport, Resolver, SnapshotInfo, SnapshotReport, SnapshotState, Target, TargetArgs,
-    TargetConstructor, TargetDataPath, TargetFeatures, TargetHost, TargetSettings, TargetType,
+    ChangeTracker, DeviceNameResolver, DmQueueMode, MultipathTarget, PathCheckResult, PathCommand,
+    PathLatencyAndHedgeReport, PathReport, QueueingAndFailbackReport, SettingsOutsideTable, SnapshotReport,
+    SnapshotState, SnapshotTargetQueries, Target, TargetArgs, TargetConstructor, TargetDataPath,
+    TargetFeatures, TargetHostServices, TargetType,
 };
 pub use udm_core::{ControlIo, control_io};

@@ -1,10 +1,10 @@
 //! Splitting of bios: fragments that a lane creates itself, and the parent bio to which they
 //! belong.
 //!
-//! A [`Splitter`] holds the bios that cannot go down whole (the parents). A [`SplitBio`] defines
-//! their pieces. The splitter fills in fragments, counts them, and gives the parent back unchanged,
-//! with the first error of its fragments. Data is cut off the parent ([`Segments::split_to`]) and
-//! joined again in order, so nothing is copied.
+//! A [`BioSplitter`] holds the bios that cannot go down whole (the parents). A [`BioSplitRule`]
+//! defines their pieces. The splitter fills in fragments, counts them, and gives the parent back
+//! unchanged, with the first error of its fragments. Data is cut off the parent
+//! ([`Segments::split_to`]) and joined again in order, so nothing is copied.
 //!
 //! Contract: fragments come from a bounded pool that belongs to one splitter. If the pool is empty,
 //! a parent waits until a fragment completes. The fragments in flight belong to layers below, which
@@ -15,11 +15,13 @@
 //! before it. Flushes have their own queue, which gets every other turn: they move no data, and
 //! clients wait for them.
 //!
-//! The splitter does no I/O. The lane that owns it submits the fragments that [`Splitter::pump`]
-//! emits, and passes completed fragments to [`Splitter::collect`].
+//! The splitter does no I/O. The lane that owns it submits the fragments that [`BioSplitter::pump`]
+//! emits, and passes completed fragments to [`BioSplitter::collect`].
 
 use std::collections::VecDeque;
-use udm_core::{Batch, Bio, BioFlags, BioPool, Op, OwnerId, SECTOR_SIZE, Sector, Sectors, Segments, Status};
+use udm_core::{
+    Batch, Bio, BioFlags, BioOwnerId, BioPool, Op, SECTOR_SIZE, Sector, Sectors, Segments, Status,
+};
 
 /// Maximum number of fragments that one splitter has in flight.
 pub const FRAGMENTS_MAX: usize = 256;
@@ -48,7 +50,7 @@ pub struct SplitPiece {
 }
 
 /// The next step of splitting a parent.
-pub enum SplitStep {
+pub enum NextBioSplitStep {
     /// Emit this piece now.
     Piece(SplitPiece),
     /// Wait until all pieces so far have completed. After an error, no more pieces follow.
@@ -57,7 +59,7 @@ pub enum SplitStep {
     End,
 }
 
-/// Progress of splitting a parent. The [`SplitBio`] defines the meaning; all fields start at 0.
+/// Progress of splitting a parent. The [`BioSplitRule`] defines the meaning; all fields start at 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SplitCursor {
     /// The stage of the work (flush before, data, flush after).
@@ -69,21 +71,21 @@ pub struct SplitCursor {
 }
 
 /// Defines the pieces of a bio.
-pub trait SplitBio {
+pub trait BioSplitRule {
     /// Returns the next step for `bio` and advances `cursor`. All fields of `bio` except its data
     /// are unchanged.
-    fn next(&self, bio: &Bio, cursor: &mut SplitCursor) -> SplitStep;
+    fn next(&self, bio: &Bio, cursor: &mut SplitCursor) -> NextBioSplitStep;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-enum ParentState {
+enum SplitParentState {
     /// More pieces will come; the parent is in a ready queue.
     #[default]
     Issuing,
     /// More pieces will come, but the parent has reached its share of fragments. It is ready when
     /// one completes.
     AtShareLimit,
-    /// At a [`SplitStep::Wait`]: waits for all pieces so far.
+    /// At a [`NextBioSplitStep::Wait`]: waits for all pieces so far.
     Waiting,
     /// All pieces were emitted.
     Ended,
@@ -92,7 +94,7 @@ enum ParentState {
 #[derive(Default)]
 struct SplitParent {
     bio: Option<Box<Bio>>,
-    state: ParentState,
+    state: SplitParentState,
     cursor: SplitCursor,
     status: Status,
     /// True if a lane below handed a piece back: the whole parent is handed back.
@@ -107,8 +109,8 @@ struct SplitParent {
 }
 
 /// The parents of a lane, and the pool of their fragments.
-pub struct Splitter {
-    owner: OwnerId,
+pub struct BioSplitter {
+    owner: BioOwnerId,
     pool: BioPool,
     /// Number of bios from above: parents, and bios that wait to be handed out.
     held: usize,
@@ -124,10 +126,10 @@ pub struct Splitter {
     returned: Batch,
 }
 
-impl Splitter {
+impl BioSplitter {
     /// Creates a splitter; its fragments carry `owner`.
-    pub fn new(owner: OwnerId) -> Splitter {
-        Splitter {
+    pub fn new(owner: BioOwnerId) -> BioSplitter {
+        BioSplitter {
             owner,
             pool: BioPool::new(FRAGMENTS_MAX),
             held: 0,
@@ -147,7 +149,7 @@ impl Splitter {
         self.held == 0
     }
 
-    /// Takes a bio to be split. The caller must call [`Splitter::pump`] next.
+    /// Takes a bio to be split. The caller must call [`BioSplitter::pump`] next.
     pub fn take(&mut self, bio: Box<Bio>) {
         if bio.flags.contains(BioFlags::NOWAIT) && self.pool.available() == 0 {
             return self.end(bio, Status::Again);
@@ -161,7 +163,7 @@ impl Splitter {
         // The deque is empty and keeps its capacity.
         debug_assert!(parent.pieces.is_empty() && parent.in_flight == 0);
         parent.bio = Some(bio);
-        parent.state = ParentState::Issuing;
+        parent.state = SplitParentState::Issuing;
         parent.cursor = SplitCursor::default();
         parent.status = Status::Ok;
         parent.handed_back = false;
@@ -172,7 +174,7 @@ impl Splitter {
     /// Queues a parent that has pieces to emit after the others.
     fn queue(&mut self, index: u32) {
         let parent = &mut self.parents[index as usize];
-        parent.state = ParentState::Issuing;
+        parent.state = SplitParentState::Issuing;
         let flush = parent.bio.as_deref().is_some_and(|bio| bio.op == Op::Flush);
         let queue = if flush { &mut self.flushes } else { &mut self.ready };
         queue.push_back(index);
@@ -196,12 +198,12 @@ impl Splitter {
     }
 
     /// Emits the pieces that can go now: `emit(child, fragment)`.
-    pub fn pump(&mut self, cut: &impl SplitBio, mut emit: impl FnMut(usize, Box<Bio>)) {
+    pub fn pump(&mut self, cut: &impl BioSplitRule, mut emit: impl FnMut(usize, Box<Bio>)) {
         while self.pool.available() > 0 {
             let Some(index) = self.next() else { return };
             self.parents[index as usize].state = self.turn(index, cut, &mut emit);
             match self.parents[index as usize].state {
-                ParentState::Issuing => self.queue(index),
+                SplitParentState::Issuing => self.queue(index),
                 _ => self.advance(index),
             }
         }
@@ -211,27 +213,27 @@ impl Splitter {
     fn turn(
         &mut self,
         index: u32,
-        cut: &impl SplitBio,
+        cut: &impl BioSplitRule,
         emit: &mut impl FnMut(usize, Box<Bio>),
-    ) -> ParentState {
+    ) -> SplitParentState {
         for _ in 0..QUANTUM.min(self.pool.available()) {
             let parent = &mut self.parents[index as usize];
             if parent.in_flight >= SHARE_MAX {
-                return ParentState::AtShareLimit;
+                return SplitParentState::AtShareLimit;
             }
             let bio = parent.bio.as_deref_mut().expect("a parent that is ready has its bio");
             let piece = loop {
                 match cut.next(bio, &mut parent.cursor) {
-                    SplitStep::Piece(piece) => break piece,
-                    SplitStep::Wait if parent.in_flight == 0 && parent.status.is_ok() => {}
-                    SplitStep::Wait => return ParentState::Waiting,
-                    SplitStep::End => return ParentState::Ended,
+                    NextBioSplitStep::Piece(piece) => break piece,
+                    NextBioSplitStep::Wait if parent.in_flight == 0 && parent.status.is_ok() => {}
+                    NextBioSplitStep::Wait => return SplitParentState::Waiting,
+                    NextBioSplitStep::End => return SplitParentState::Ended,
                 }
             };
             let fragment = self.pool.get().expect("one is available");
             emit(piece.child, parent.fragment(fragment, index, self.owner, &piece));
         }
-        ParentState::Issuing
+        SplitParentState::Issuing
     }
 
     /// Takes this splitter's fragments out of `done[from..]`. Other bios stay; their order may
@@ -240,7 +242,7 @@ impl Splitter {
         self.collect_fragments(done, from, false);
     }
 
-    /// As [`Splitter::collect`], for bios that a lane below handed back unstarted.
+    /// As [`BioSplitter::collect`], for bios that a lane below handed back unstarted.
     pub fn collect_returned(&mut self, back: &mut Batch, from: usize) {
         self.collect_fragments(back, from, true);
     }
@@ -263,7 +265,7 @@ impl Splitter {
         done.append(&mut self.finished);
     }
 
-    /// True if bios wait for [`Splitter::take_returned`] in the next `drain`. The lane must then
+    /// True if bios wait for [`BioSplitter::take_returned`] in the next `drain`. The lane must then
     /// wake itself.
     pub fn has_returned(&self) -> bool {
         !self.returned.is_empty()
@@ -292,12 +294,12 @@ impl Splitter {
         if handed_back {
             debug_assert!(fragment.status.is_ok(), "what was not done has no status: {fragment:?}");
             // The whole parent is handed back, so it emits no more pieces.
-            if parent.state == ParentState::Issuing {
+            if parent.state == SplitParentState::Issuing {
                 self.ready.retain(|&i| i != index);
                 self.flushes.retain(|&i| i != index);
             }
             parent.handed_back = true;
-            parent.state = ParentState::Ended;
+            parent.state = SplitParentState::Ended;
         }
         if parent.status.is_ok() {
             parent.status = fragment.status;
@@ -317,11 +319,11 @@ impl Splitter {
     fn advance(&mut self, index: u32) {
         let parent = &mut self.parents[index as usize];
         match parent.state {
-            ParentState::Issuing => return,
-            ParentState::AtShareLimit if parent.in_flight < SHARE_MAX => return self.queue(index),
+            SplitParentState::Issuing => return,
+            SplitParentState::AtShareLimit if parent.in_flight < SHARE_MAX => return self.queue(index),
             _ if parent.in_flight > 0 => return,
-            ParentState::Waiting if parent.status.is_ok() => return self.queue(index),
-            ParentState::AtShareLimit | ParentState::Waiting | ParentState::Ended => {}
+            SplitParentState::Waiting if parent.status.is_ok() => return self.queue(index),
+            SplitParentState::AtShareLimit | SplitParentState::Waiting | SplitParentState::Ended => {}
         }
         let mut bio = parent.bio.take().expect("a parent has its bio until it is finished");
         parent.joined.append(std::mem::take(&mut bio.data));
@@ -339,7 +341,7 @@ impl SplitParent {
         &mut self,
         mut fragment: Box<Bio>,
         index: u32,
-        owner: OwnerId,
+        owner: BioOwnerId,
         piece: &SplitPiece,
     ) -> Box<Bio> {
         let bio = self.bio.as_deref_mut().expect("the parent has its bio");

@@ -5,7 +5,7 @@
 //!
 //! [`TargetDataPath::Striped`]: crate::target::TargetDataPath::Striped
 
-use crate::device_ref::DeviceRef;
+use crate::device_ref::ResolvedDevice;
 use crate::divisor::Divisor;
 use std::sync::Arc;
 use udm_core::Sector;
@@ -21,11 +21,11 @@ pub struct StripeLayout {
 
 /// The parts of a striped target.
 #[derive(Clone)]
-pub struct StripeSet {
+pub struct StripedTargetDescription {
     /// The layout of its chunks.
     pub layout: StripeLayout,
     /// The device of each stripe, and the first sector there.
-    pub stripes: Vec<(DeviceRef, Sector)>,
+    pub stripes: Vec<(ResolvedDevice, Sector)>,
     /// Receives failed requests.
     pub failures: Arc<dyn StripeFailureObserver>,
 }

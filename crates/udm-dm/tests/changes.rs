@@ -5,14 +5,14 @@ mod mapped_fixture;
 use mapped_fixture::Fixture;
 use std::sync::Arc;
 use udm_core::{Device, Lane, Limits, Op, Sectors, Status};
-use udm_dm::testing::{TestDisk, bio_without_data, write};
-use udm_dm::{DeviceSetTransition, IndexedTargetError, MappedDevice, WakeFn};
+use udm_dm::testing::{TestDisk, bio_without_data, make_test_write_bio};
+use udm_dm::{DeviceSetTransition, IndexedDeviceError, MappedDevice, TransitionWakeFn};
 
-fn no_wake() -> WakeFn {
+fn no_wake() -> TransitionWakeFn {
     Arc::new(|| {})
 }
 
-fn suspend(devices: &[&Arc<MappedDevice>]) -> Result<DeviceSetTransition, IndexedTargetError> {
+fn suspend(devices: &[&Arc<MappedDevice>]) -> Result<DeviceSetTransition, IndexedDeviceError> {
     DeviceSetTransition::suspend(
         &devices.iter().map(|&d| Arc::clone(d)).collect::<Vec<_>>(),
         false,
@@ -20,7 +20,7 @@ fn suspend(devices: &[&Arc<MappedDevice>]) -> Result<DeviceSetTransition, Indexe
     )
 }
 
-fn resume(devices: &[&Arc<MappedDevice>]) -> Result<DeviceSetTransition, IndexedTargetError> {
+fn resume(devices: &[&Arc<MappedDevice>]) -> Result<DeviceSetTransition, IndexedDeviceError> {
     DeviceSetTransition::resume(&devices.iter().map(|&d| Arc::clone(d)).collect::<Vec<_>>(), true, &no_wake())
 }
 
@@ -30,7 +30,7 @@ impl Fixture {
         &mut self,
         mut changes: DeviceSetTransition,
         lanes: &mut [&mut Box<dyn Lane>],
-    ) -> Result<(), IndexedTargetError> {
+    ) -> Result<(), IndexedDeviceError> {
         let cores = self.world.cores();
         for _ in 0..100 {
             if let Some(result) = changes.step(&*cores) {
@@ -62,8 +62,8 @@ fn devices_come_to_rest_from_the_top() {
     let (mut a, mut b) = (rig.open(&up), rig.open(&side));
     under_low.hold(true);
     under_side.hold(true);
-    rig.world.submit(0, &mut *a, [write(0, 8, 1)]);
-    rig.world.submit(0, &mut *b, [write(0, 8, 1)]);
+    rig.world.submit(0, &mut *a, [make_test_write_bio(0, 8, 1)]);
+    rig.world.submit(0, &mut *b, [make_test_write_bio(0, 8, 1)]);
 
     let mut changes = suspend(&[&low, &side, &up, &side]).unwrap();
     let cores = rig.world.cores();
@@ -185,7 +185,7 @@ fn devices_do_not_wait_for_what_one_of_them_holds() {
     let mut lane = rig.open(&up);
     let first = suspend(&[&low]).unwrap();
     assert_eq!(rig.all(first, &mut [&mut lane]), Ok(()));
-    rig.world.submit(0, &mut *lane, [write(0, 8, 1)]);
+    rig.world.submit(0, &mut *lane, [make_test_write_bio(0, 8, 1)]);
     rig.load(&up, "0 32 linear @low 0\n32 32 zero").unwrap();
     let changes =
         DeviceSetTransition::resume(&[Arc::clone(&low), Arc::clone(&up)], false, &no_wake()).unwrap();

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 use udm_core::errno::{ENOENT, EOPNOTSUPP};
-use udm_core::{Cx, DevNo, Device, DeviceId, ExtentKind, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_core::{
+    Cx, DevNo, Device, DeviceControlError, DeviceId, ExtentKind, Extents, Lane, Limits, Sector, Sectors,
+};
 use udm_dm::table::Table;
-use udm_dm::target::{DeviceRef, LookupError, Resolver};
+use udm_dm::target::{DeviceLookupError, DeviceNameResolver, ResolvedDevice};
 use udm_dm::testing::TestControlIo;
 
 /// A device with a fixed pattern of holes.
@@ -24,8 +26,8 @@ impl Device for PatternedHoles {
     fn id(&self) -> DeviceId {
         self.id
     }
-    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Err(OpenError::new(EOPNOTSUPP, "nobody does I/O here"))
+    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        Err(DeviceControlError::new(EOPNOTSUPP, "nobody does I/O here"))
     }
     fn limits(&self) -> Limits {
         Limits::new(Sectors(10_000))
@@ -36,11 +38,11 @@ impl Device for PatternedHoles {
 }
 
 /// A resolver of `/0` to `/9`.
-struct TenDevices(Vec<DeviceRef>);
+struct TenDevices(Vec<ResolvedDevice>);
 
 impl TenDevices {
     fn new() -> TenDevices {
-        let device = |minor| DeviceRef {
+        let device = |minor| ResolvedDevice {
             number: DevNo { major: 253, minor },
             name: format!("/{minor}"),
             device: Arc::new(PatternedHoles { id: DeviceId::new(), minor }),
@@ -50,10 +52,10 @@ impl TenDevices {
     }
 }
 
-impl Resolver for TenDevices {
-    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
+impl DeviceNameResolver for TenDevices {
+    fn get(&mut self, word: &str) -> Result<ResolvedDevice, DeviceLookupError> {
         let found = self.0.iter().find(|d| d.name == word);
-        found.cloned().ok_or(LookupError { errno: ENOENT, reason: String::new() })
+        found.cloned().ok_or(DeviceLookupError { errno: ENOENT, reason: String::new() })
     }
 }
 
@@ -69,7 +71,7 @@ fn tables_say_what_is_below() {
     let text = "0 10 zero\n10 50 linear /1 33\n60 240 striped 3 10 /2 5 /3 0 /4 100\n300 20 error\n320 30 linear /5 0";
     let table = Table::build(
         udm_targets::TARGETS,
-        &udm_wire::table::parse(text).unwrap(),
+        &udm_wire::table::parse_table(text).unwrap(),
         &mut TenDevices::new(),
         &TestControlIo::new(),
         1,
@@ -97,7 +99,7 @@ fn a_multipath_device_is_what_its_paths_lead_to() {
     let text = "0 100 multipath 0 0 1 1 round-robin 0 2 1 /7 1 /8 1";
     let table = Table::build(
         udm_targets::TARGETS,
-        &udm_wire::table::parse(text).unwrap(),
+        &udm_wire::table::parse_table(text).unwrap(),
         &mut TenDevices::new(),
         &TestControlIo::new(),
         1,

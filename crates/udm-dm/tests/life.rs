@@ -10,9 +10,9 @@ use mapped_fixture::Fixture;
 use std::fmt::Write;
 use std::sync::Arc;
 use udm_core::errno::EMFILE;
-use udm_core::{Batch, BioFlags, Lane, Op, OpenError, Status};
+use udm_core::{Batch, BioFlags, DeviceControlError, Lane, Op, Status};
 use udm_dm::testing::{TestDisk, bio_without_data};
-use udm_dm::{DeviceTransition, MappedDevice, TargetError, WakeFn};
+use udm_dm::{DeviceTransition, MappedDevice, TargetError, TransitionWakeFn};
 
 /// A device over disks `a` (its live table), `b` (its inactive one) and `c`, and a lane of it.
 struct LifecycleTest {
@@ -39,7 +39,7 @@ const EVENTS: [(&str, Action); 11] = [
     ("suspend, no flush", |life| life.change(|device, wake| device.suspend(true, wake))),
     ("resume", |life| life.change(MappedDevice::resume)),
     ("resume, b does not open", |life| {
-        life.b.refuse(Some(OpenError::new(EMFILE, "too many open files")));
+        life.b.refuse(Some(DeviceControlError::new(EMFILE, "too many open files")));
         life.change(MappedDevice::resume)
     }),
     ("suspend, and a resume in it", |life| {
@@ -53,7 +53,7 @@ const EVENTS: [(&str, Action); 11] = [
     ("read ahead", |life| life.read(BioFlags::RAHEAD)),
 ];
 
-fn wake() -> WakeFn {
+fn wake() -> TransitionWakeFn {
     Arc::new(|| {})
 }
 
@@ -87,7 +87,7 @@ impl LifecycleTest {
 
     fn change(
         &mut self,
-        begin: impl Fn(&Arc<MappedDevice>, WakeFn) -> Result<DeviceTransition, TargetError>,
+        begin: impl Fn(&Arc<MappedDevice>, TransitionWakeFn) -> Result<DeviceTransition, TargetError>,
     ) -> String {
         match begin(&self.device, wake()) {
             Ok(change) => self.end(change),

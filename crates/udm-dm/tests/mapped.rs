@@ -4,15 +4,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_core::errno::EINTR;
-use udm_core::{Batch, Bio, BioFlags, DevNo, Device, Lane, Limits, Op, OpenError, Sectors, Status};
+use udm_core::{Batch, Bio, BioFlags, DevNo, Device, DeviceControlError, Lane, Limits, Op, Sectors, Status};
 use udm_dm::testing::{
-    TestControlIo, TestDisk, TestResolver, TestWorld, bio_without_data, data, read, write,
+    SteppedTestCores, TestControlIo, TestDeviceNameResolver, TestDisk, bio_without_data, copy_bio_data,
+    make_test_read_bio, make_test_write_bio,
 };
 use udm_dm::{DeviceTransition, MappedDevice, Table, TargetError};
 
 struct Fixture {
-    world: TestWorld,
-    resolver: TestResolver,
+    world: SteppedTestCores,
+    resolver: TestDeviceNameResolver,
     disks: Vec<Arc<TestDisk>>,
     device: Arc<MappedDevice>,
     /// Bios that completed while a change was stepped.
@@ -23,7 +24,7 @@ impl Fixture {
     /// A device without a table and three disks of 64 sectors, `/d0` to `/d2`, full of `a`, `b` and
     /// `c`.
     fn new(cores: usize) -> Fixture {
-        let mut resolver = TestResolver::new();
+        let mut resolver = TestDeviceNameResolver::new();
         let mut disks = Vec::new();
         for i in 0..3u8 {
             let disk = TestDisk::new(64);
@@ -34,13 +35,13 @@ impl Fixture {
         }
         let device = device("t", 0);
         resolver.add("@t", device.number(), Arc::<MappedDevice>::clone(&device));
-        Fixture { world: TestWorld::new(cores), resolver, disks, device, home: Batch::new() }
+        Fixture { world: SteppedTestCores::new(cores), resolver, disks, device, home: Batch::new() }
     }
 
     fn table(&mut self, text: &str) -> Arc<Table> {
         Table::build(
             udm_targets::TARGETS,
-            &udm_wire::table::parse(text).unwrap(),
+            &udm_wire::table::parse_table(text).unwrap(),
             &mut self.resolver,
             &TestControlIo::new(),
             2,
@@ -106,8 +107,8 @@ impl Fixture {
     }
 
     fn read_one(&mut self, lane: &mut Box<dyn Lane>) -> (Status, u8) {
-        let bio = self.world.run(0, &mut **lane, read(0, 1));
-        (bio.status, data(&bio)[0])
+        let bio = self.world.run(0, &mut **lane, make_test_read_bio(0, 1));
+        (bio.status, copy_bio_data(&bio)[0])
     }
 
     fn go_with(&mut self, text: &str, lanes: &mut [Box<dyn Lane>]) {
@@ -120,7 +121,7 @@ fn device(name: &str, minor: u32) -> Arc<MappedDevice> {
     MappedDevice::new(name, None, DevNo { major: 254, minor }).unwrap()
 }
 
-fn no_wake() -> udm_dm::WakeFn {
+fn no_wake() -> udm_dm::TransitionWakeFn {
     Arc::new(|| {})
 }
 
@@ -129,7 +130,7 @@ fn a_device_without_a_table() {
     let mut rig = Fixture::new(1);
     assert_eq!((rig.device.limits().size, rig.device.table_text(false).as_str()), (Sectors(0), ""));
     let mut lanes = rig.lanes();
-    for bio in [read(0, 1), write(0, 1, 1), bio_without_data(Op::Flush, 0, 0)] {
+    for bio in [make_test_read_bio(0, 1), make_test_write_bio(0, 1, 1), bio_without_data(Op::Flush, 0, 0)] {
         assert_eq!(rig.world.run(0, &mut *lanes[0], bio).status, Status::IoErr);
     }
     rig.suspend(false, &mut lanes).unwrap();
@@ -169,11 +170,16 @@ fn suspended_bios_wait_or_fail_as_they_asked() {
     rig.suspend(false, &mut lanes).unwrap();
     rig.suspend(false, &mut lanes).unwrap();
     let flagged = |flags| {
-        let mut bio = read(0, 1);
+        let mut bio = make_test_read_bio(0, 1);
         bio.flags = flags;
         bio
     };
-    let bios = [read(0, 1), flagged(BioFlags::NOWAIT), flagged(BioFlags::RAHEAD), write(3, 1, 9)];
+    let bios = [
+        make_test_read_bio(0, 1),
+        flagged(BioFlags::NOWAIT),
+        flagged(BioFlags::RAHEAD),
+        make_test_write_bio(3, 1, 9),
+    ];
     rig.world.submit(0, &mut *lanes[0], bios);
     let failed = rig.turn(&mut lanes);
     let failed: Vec<_> = failed.iter().map(|b| (b.flags, b.status)).collect();
@@ -181,7 +187,7 @@ fn suspended_bios_wait_or_fail_as_they_asked() {
     assert!(rig.turn(&mut lanes).is_empty() && rig.disks[0].take_log().is_empty());
     // On a lane that is opened now, requests wait too.
     let mut late = rig.world.open(0, &*rig.device).unwrap();
-    rig.world.submit(0, &mut *late, [read(0, 1)]);
+    rig.world.submit(0, &mut *late, [make_test_read_bio(0, 1)]);
     assert!(rig.world.poll(0, &mut *late).is_empty());
 
     let mut change = rig.device.resume(no_wake()).unwrap();
@@ -202,10 +208,10 @@ fn suspend_waits_for_what_is_in_flight_on_every_core() {
     rig.go("0 64 linear /d0 0");
     let mut lanes = rig.lanes();
     rig.disks[0].hold(true);
-    rig.world.submit(1, &mut *lanes[1], [write(0, 1, 7)]);
+    rig.world.submit(1, &mut *lanes[1], [make_test_write_bio(0, 1, 7)]);
     let woken = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&woken);
-    let wake: udm_dm::WakeFn = Arc::new(move || {
+    let wake: udm_dm::TransitionWakeFn = Arc::new(move || {
         count.fetch_add(1, Ordering::SeqCst);
     });
     let mut change = rig.device.suspend(false, wake).unwrap();
@@ -230,11 +236,11 @@ fn a_suspend_can_be_called_off() {
     rig.go("0 64 linear /d0 0");
     let mut lanes = rig.lanes();
     rig.disks[0].hold(true);
-    rig.world.submit(0, &mut *lanes[0], [read(0, 1)]);
+    rig.world.submit(0, &mut *lanes[0], [make_test_read_bio(0, 1)]);
     let mut change = rig.device.suspend(false, no_wake()).unwrap();
     let cores = rig.world.cores();
     assert!(change.step(&*cores).is_none());
-    rig.world.submit(0, &mut *lanes[0], [read(1, 1)]);
+    rig.world.submit(0, &mut *lanes[0], [make_test_read_bio(1, 1)]);
     change.cancel(&*cores);
     assert!(change.step(&*cores).is_none());
     assert!(rig.turn(&mut lanes).is_empty());
@@ -260,7 +266,8 @@ fn held_bios_go_to_the_new_table() {
         let mut lanes = rig.lanes();
         rig.disks[0].hold(true);
         rig.disks[0].hand_back(true);
-        let mut bios = vec![write(20, 30, 1), read(0, 2), bio_without_data(Op::Flush, 0, 0)];
+        let mut bios =
+            vec![make_test_write_bio(20, 30, 1), make_test_read_bio(0, 2), bio_without_data(Op::Flush, 0, 0)];
         bios[0].flags = BioFlags::PREFLUSH;
         rig.world.submit(0, &mut *lanes[0], bios);
         rig.load(new);
@@ -278,9 +285,9 @@ fn held_bios_go_to_the_new_table() {
             (Op::Flush, 0, 0, none, Status::Ok),
         ];
         assert_eq!(facts, expected, "{text}");
-        assert_eq!(data(&done[0]), [b'b'; 1024], "{text}");
-        assert_eq!(data(&done[1]), data(&write(20, 30, 1)), "{text}");
-        assert_eq!(rig.disks[1].bytes(20, 30), data(&done[1]), "{text}");
+        assert_eq!(copy_bio_data(&done[0]), [b'b'; 1024], "{text}");
+        assert_eq!(copy_bio_data(&done[1]), copy_bio_data(&make_test_write_bio(20, 30, 1)), "{text}");
+        assert_eq!(rig.disks[1].bytes(20, 30), copy_bio_data(&done[1]), "{text}");
         assert_eq!(rig.disks[0].bytes(0, 64), [b'a'; 64 * 512], "{text}: nothing reached the old disk");
     }
 }
@@ -292,7 +299,7 @@ fn a_flushing_suspend_fails_what_is_held() {
     let mut lanes = rig.lanes();
     rig.disks[0].hold(true);
     rig.disks[0].hand_back(true);
-    rig.world.submit(0, &mut *lanes[0], [read(0, 1)]);
+    rig.world.submit(0, &mut *lanes[0], [make_test_read_bio(0, 1)]);
     let mut change = rig.device.suspend(false, no_wake()).unwrap();
     let cores = rig.world.cores();
     assert!(change.step(&*cores).is_none());
@@ -311,7 +318,7 @@ fn a_resume_that_cannot_work_leaves_the_old_table_running() {
         if suspended {
             rig.suspend(true, &mut lanes).unwrap();
         }
-        rig.disks[1].refuse(Some(OpenError::new(111, "connection refused")));
+        rig.disks[1].refuse(Some(DeviceControlError::new(111, "connection refused")));
         let error = rig.resume(&mut lanes).unwrap_err();
         assert_eq!((error.errno, error.reason.as_str()), (111, "connection refused"));
         assert_eq!(rig.device.table_text(false), "0 64 linear 7:0 0");
@@ -361,8 +368,12 @@ fn lanes_opened_in_the_middle_of_a_change() {
             lanes.push(rig.world.open(1, &*rig.device).unwrap());
         }
         for (core, lane) in lanes.iter_mut().enumerate() {
-            let bio = rig.world.run(core, &mut **lane, read(0, 1));
-            assert_eq!((bio.status, data(&bio)[0]), (Status::Ok, b'b'), "opened before step {open_at}");
+            let bio = rig.world.run(core, &mut **lane, make_test_read_bio(0, 1));
+            assert_eq!(
+                (bio.status, copy_bio_data(&bio)[0]),
+                (Status::Ok, b'b'),
+                "opened before step {open_at}"
+            );
         }
         assert_eq!(rig.disks[0].opened(), 0);
     }
@@ -406,18 +417,18 @@ fn stripe_errors_are_counted_and_reported() {
     }));
     let mut run = |rig: &mut Fixture, bio: Box<Bio>| rig.world.run(0, &mut *lanes[0], bio).status;
     rig.disks[1].fail(Status::NotSupp);
-    assert_eq!(run(&mut rig, read(8, 1)), Status::NotSupp);
+    assert_eq!(run(&mut rig, make_test_read_bio(8, 1)), Status::NotSupp);
     rig.disks[1].fail(Status::IoErr);
-    let mut ahead = read(8, 1);
+    let mut ahead = make_test_read_bio(8, 1);
     ahead.flags = BioFlags::RAHEAD;
     assert_eq!(run(&mut rig, ahead), Status::IoErr);
     assert_eq!(
         (rig.device.status_text().as_str(), rig.device.event_nr()),
         ("0 64 striped 2 7:0 7:1 1 AA", 0)
     );
-    assert_eq!(run(&mut rig, read(0, 1)), Status::Ok);
+    assert_eq!(run(&mut rig, make_test_read_bio(0, 1)), Status::Ok);
     for i in 1..20 {
-        assert_eq!(run(&mut rig, read(6, 4)), Status::IoErr, "a piece on the bad stripe");
+        assert_eq!(run(&mut rig, make_test_read_bio(6, 4)), Status::IoErr, "a piece on the bad stripe");
         assert_eq!(rig.device.event_nr(), i.min(14));
     }
     assert_eq!(rig.device.status_text(), "0 64 striped 2 7:0 7:1 1 AD");
@@ -454,7 +465,7 @@ fn flushes_go_to_each_device_once() {
     let result = flush(&mut rig, &mut lanes[0], bio_without_data(Op::Flush, 0, 0));
     assert_eq!(result, (Status::IoErr, vec![1, 1, 0]));
     // A write is not executed if the flush before it failed.
-    let mut bio = write(0, 1, 3);
+    let mut bio = make_test_write_bio(0, 1, 3);
     bio.flags = BioFlags::PREFLUSH;
     assert_eq!(rig.world.run(0, &mut *lanes[0], bio).status, Status::IoErr);
     assert!(rig.disks[0].take_log().iter().all(|s| s.op == Op::Flush));
@@ -479,7 +490,7 @@ fn preflush_and_fua_are_put_in_order() {
         rig.disks[0].set_limits(|l| (l.fua, l.write_cache) = (fua, write_cache));
         rig.go("0 64 linear /d0 0");
         let mut lanes = rig.lanes();
-        let mut bio = write(5, 3, 3);
+        let mut bio = make_test_write_bio(5, 3, 3);
         bio.flags = BioFlags::PREFLUSH | BioFlags::FUA;
         let bio = rig.world.run(0, &mut *lanes[0], bio);
         assert_eq!((bio.status, bio.flags), (Status::Ok, BioFlags::PREFLUSH | BioFlags::FUA));
@@ -496,13 +507,13 @@ fn the_table_is_the_boundary() {
     rig.go("0 64 linear /d0 0");
     let mut lanes = rig.lanes();
     for (bio, status) in [
-        (read(0, 64), Status::Ok),
-        (read(64, 8), Status::IoErr),
-        (read(56, 16), Status::IoErr),
-        (read(u64::MAX - 7, 8), Status::IoErr),
-        (read(u64::MAX - 7, 16), Status::IoErr),
-        (read(1, 8), Status::Inval),
-        (read(0, 9), Status::Inval),
+        (make_test_read_bio(0, 64), Status::Ok),
+        (make_test_read_bio(64, 8), Status::IoErr),
+        (make_test_read_bio(56, 16), Status::IoErr),
+        (make_test_read_bio(u64::MAX - 7, 8), Status::IoErr),
+        (make_test_read_bio(u64::MAX - 7, 16), Status::IoErr),
+        (make_test_read_bio(1, 8), Status::Inval),
+        (make_test_read_bio(0, 9), Status::Inval),
         (read_nothing(), Status::Inval),
         (bio_without_data(Op::WriteZeroes, 0, 8), Status::NotSupp),
         (bio_without_data(Op::Discard, 0, 8), Status::Ok),
@@ -513,8 +524,8 @@ fn the_table_is_the_boundary() {
     }
     assert_eq!(rig.disks[0].take_log().len(), 2);
     rig.go_with("0 64 linear /d1 0", &mut lanes);
-    assert_eq!(rig.world.run(0, &mut *lanes[0], write(0, 8, 1)).status, Status::ReadOnly);
-    assert_eq!(rig.world.run(0, &mut *lanes[0], read(0, 8)).status, Status::Ok);
+    assert_eq!(rig.world.run(0, &mut *lanes[0], make_test_write_bio(0, 8, 1)).status, Status::ReadOnly);
+    assert_eq!(rig.world.run(0, &mut *lanes[0], make_test_read_bio(0, 8)).status, Status::Ok);
 }
 
 fn read_nothing() -> Box<Bio> {
@@ -605,7 +616,7 @@ fn a_device_under_another_changes_its_table() {
     rig.resume(&mut []).unwrap();
     let mut lanes = rig.lanes();
     rig.disks[0].hold(true);
-    rig.world.submit(0, &mut *lanes[0], [read(0, 1)]);
+    rig.world.submit(0, &mut *lanes[0], [make_test_read_bio(0, 1)]);
     rig.device = Arc::clone(&lower);
     rig.load("0 64 linear /d1 0");
     let mut change = lower.resume(no_wake()).unwrap();
@@ -614,7 +625,7 @@ fn a_device_under_another_changes_its_table() {
         assert!(change.step(&*cores).is_none());
         assert!(rig.turn(&mut lanes).is_empty());
     }
-    rig.world.submit(0, &mut *lanes[0], [read(8, 1)]);
+    rig.world.submit(0, &mut *lanes[0], [make_test_read_bio(8, 1)]);
     rig.disks[0].hold(false);
     let mut done = Batch::new();
     for _ in 0..5 {
@@ -624,7 +635,7 @@ fn a_device_under_another_changes_its_table() {
         done.extend(rig.turn(&mut lanes));
     }
     done.extend(rig.turn(&mut lanes));
-    let read: Vec<_> = done.iter().map(|b| (b.sector.0, b.status, data(b)[0])).collect();
+    let read: Vec<_> = done.iter().map(|b| (b.sector.0, b.status, copy_bio_data(b)[0])).collect();
     assert_eq!(read, [(0, Status::Ok, b'a'), (8, Status::Ok, b'b')]);
     drop(change);
 
@@ -656,7 +667,7 @@ fn splitters_do_not_starve_each_other() {
         top = device;
     }
     let mut lane = rig.world.open(0, &*top).unwrap();
-    let bios = (0..64).map(|i| read(524_288 - 64 + i, 128));
+    let bios = (0..64).map(|i| make_test_read_bio(524_288 - 64 + i, 128));
     rig.world.submit(0, &mut *lane, bios);
     let mut back = 0;
     for _ in 0..10_000 {
@@ -686,7 +697,7 @@ fn a_table_that_one_core_cannot_open() {
     assert!(change.step(&*cores).is_none());
     assert!(rig.world.poll(0, &mut *lanes[0]).is_empty());
     assert_eq!(rig.disks[1].opened(), 1);
-    rig.disks[1].refuse(Some(OpenError::new(24, "too many open files")));
+    rig.disks[1].refuse(Some(DeviceControlError::new(24, "too many open files")));
     assert!(rig.world.poll(1, &mut *lanes[1]).is_empty());
     assert!(change.step(&*cores).is_none(), "the first core has yet to let go");
     assert!(rig.turn(&mut lanes).is_empty());

@@ -5,7 +5,7 @@ mod dependents_fixture;
 use dependents_fixture::{Fixture, LanePairs, LayerLog, no_wake, to_vec_of_devices};
 use std::sync::atomic::Ordering::Relaxed;
 use udm_dm::DeviceSetTransition;
-use udm_dm::testing::write;
+use udm_dm::testing::make_test_write_bio;
 
 const TOP: &str = "0 64 top /d";
 const SIDE: &str = "0 64 side /d";
@@ -13,7 +13,7 @@ const SIDE: &str = "0 64 side /d";
 /// The sides that a request through lane `lane` meets on both cores, and the number of its pieces.
 fn sides_seen(rig: &mut Fixture, shared: &LayerLog, lane: usize, lanes: &mut LanePairs) -> (String, usize) {
     for core in 0..2 {
-        rig.submit(core, lane, write(8 * core as u64, 2, 1), lanes);
+        rig.submit(core, lane, make_test_write_bio(8 * core as u64, 2, 1), lanes);
     }
     for _ in 0..10 {
         rig.turn(lanes);
@@ -109,7 +109,7 @@ fn a_suspended_partner_is_renewed_later() {
     let top = rig.live("t", TOP, &mut lanes);
     let lane = rig.open(&top, &mut lanes);
     rig.suspend(&[&top], &mut lanes).unwrap();
-    rig.submit(0, lane, write(0, 2, 1), &mut lanes);
+    rig.submit(0, lane, make_test_write_bio(0, 2, 1), &mut lanes);
     shared.take_log();
     let side = rig.live("s", SIDE, &mut lanes);
     assert_eq!(shared.take_log(), ["preresume s", "resume s"]);
@@ -192,8 +192,8 @@ fn requests_wait_for_a_renewal_in_order() {
             }
             let _ = disk.take_log();
             disk.hold(true);
-            rig.submit(0, lane, write(0, 1, 1), &mut lanes);
-            rig.submit(1, lane, write(1, 1, 1), &mut lanes);
+            rig.submit(0, lane, make_test_write_bio(0, 1, 1), &mut lanes);
+            rig.submit(1, lane, make_test_write_bio(1, 1, 1), &mut lanes);
             let devices = to_vec_of_devices(&[&side]);
             let mut changes = match leaves {
                 true => DeviceSetTransition::remove(&devices, &no_wake()),
@@ -210,7 +210,7 @@ fn requests_wait_for_a_renewal_in_order() {
                 }
                 result = changes.step(&*rig.cores());
                 if sent < 20 {
-                    rig.submit(step % 2, lane, write(sent, 1, 1), &mut lanes);
+                    rig.submit(step % 2, lane, make_test_write_bio(sent, 1, 1), &mut lanes);
                     sent += 1;
                 }
                 home += rig.turn(&mut lanes).len();
@@ -347,7 +347,7 @@ fn a_lane_that_is_opened_meanwhile_knows_too() {
         let late = rig.open(&top, &mut lanes);
         // Through lanes opened before and after the change: each asserts that it knows the live
         // tables.
-        rig.submit(0, late, write(0, 2, 1), &mut lanes);
+        rig.submit(0, late, make_test_write_bio(0, 2, 1), &mut lanes);
         rig.all(changes, &mut lanes).unwrap();
         rig.turn(&mut lanes);
         shared.met.lock().unwrap().clear();

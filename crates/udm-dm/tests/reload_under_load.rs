@@ -5,7 +5,10 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use udm_core::{Bio, DevNo, Device, Lane, Op, Status};
-use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, data, read, write};
+use udm_dm::testing::{
+    SteppedTestCores, TestControlIo, TestDeviceNameResolver, TestDisk, copy_bio_data, make_test_read_bio,
+    make_test_write_bio,
+};
 use udm_dm::{DeviceTransition, MappedDevice, Table};
 
 const CORES: usize = 2;
@@ -53,8 +56,8 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 struct Fixture {
-    world: TestWorld,
-    resolver: TestResolver,
+    world: SteppedTestCores,
+    resolver: TestDeviceNameResolver,
     disk: Arc<TestDisk>,
     /// The upper device and the lower one.
     devices: [Arc<MappedDevice>; 2],
@@ -73,13 +76,13 @@ impl Fixture {
         let disk = TestDisk::new(SIZE);
         disk.set_limits(|l| l.max_sectors.0 = max_sectors);
         disk.hand_back(hand_back);
-        let mut resolver = TestResolver::new();
+        let mut resolver = TestDeviceNameResolver::new();
         resolver.add("/disk", DevNo { major: 7, minor: 0 }, Arc::<TestDisk>::clone(&disk));
         let device = |name, minor| MappedDevice::new(name, None, DevNo { major: 254, minor }).unwrap();
         let (upper, lower) = (device("upper", 0), device("lower", 1));
         resolver.add("@lower", lower.number(), Arc::<MappedDevice>::clone(&lower));
         let mut rig = Fixture {
-            world: TestWorld::new(CORES),
+            world: SteppedTestCores::new(CORES),
             resolver,
             disk,
             devices: [upper, lower],
@@ -117,9 +120,9 @@ impl Fixture {
                     }
                     self.serial = self.serial % 255 + 1;
                     let mut bio = if is_write {
-                        write(slot * SLOT, SLOT, self.serial)
+                        make_test_write_bio(slot * SLOT, SLOT, self.serial)
                     } else {
-                        read(slot * SLOT, SLOT)
+                        make_test_read_bio(slot * SLOT, SLOT)
                     };
                     bio.cookie = slot;
                     self.busy.insert(slot, is_write.then_some(self.serial));
@@ -135,7 +138,7 @@ impl Fixture {
             Action::Deliver { core } => self.world.deliver(core),
             Action::Load { lower, table } => {
                 let table = if lower { table % 3 } else { table };
-                let lines = udm_wire::table::parse(TABLES[table]).unwrap();
+                let lines = udm_wire::table::parse_table(TABLES[table]).unwrap();
                 let table = Table::build(
                     udm_targets::TARGETS,
                     &lines,
@@ -183,9 +186,9 @@ impl Fixture {
         *content = written.unwrap_or(*content);
         let expected = match *content {
             0 => vec![0; (SLOT * 512) as usize],
-            fill => data(&write(0, SLOT, fill)),
+            fill => copy_bio_data(&make_test_write_bio(0, SLOT, fill)),
         };
-        assert!(data(bio) == expected, "{bio:?}");
+        assert!(copy_bio_data(bio) == expected, "{bio:?}");
         self.finished += 1;
     }
 
@@ -227,7 +230,7 @@ proptest! {
         }
         rig.wind_up();
         for (slot, &fill) in rig.content.iter().enumerate().filter(|(_, fill)| **fill != 0) {
-            prop_assert!(rig.disk.bytes(slot as u64 * SLOT, SLOT) == data(&write(0, SLOT, fill)));
+            prop_assert!(rig.disk.bytes(slot as u64 * SLOT, SLOT) == copy_bio_data(&make_test_write_bio(0, SLOT, fill)));
         }
         prop_assert_eq!(rig.disk.waiting(), 0);
         rig.changes = [None, None];

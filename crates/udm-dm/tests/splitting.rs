@@ -5,7 +5,7 @@ mod mapped_fixture;
 use mapped_fixture::Fixture;
 use std::sync::Arc;
 use udm_core::{Batch, Lane, Op, Status};
-use udm_dm::testing::{TestResolver, bio_without_data};
+use udm_dm::testing::{TestDeviceNameResolver, bio_without_data};
 
 /// A lane stops retrying a request if each time one path fails it, the other path returns. In a
 /// no-flush suspend, the request waits for the resume. If it is a piece, the whole request waits,
@@ -26,7 +26,7 @@ fn a_piece_that_was_to_be_tried_again_is_handed_back() {
         disk.set_verdict(move |_| {
             let target = Arc::clone(&low.live().unwrap().targets()[0].target);
             let words = ["reinstate_path".to_owned(), format!("7:{}", 2 - i)];
-            target.message(&words, &mut TestResolver::new()).unwrap();
+            target.message(&words, &mut TestDeviceNameResolver::new()).unwrap();
             Status::IoErr
         });
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use udm_core::errno::{EINVAL, ELOOP, EMLINK};
 use udm_core::{Batch, BioFlags, Device, Op, Sectors, Status};
 use udm_dm::mapped::{DEPTH_MAX, LANES_MAX};
-use udm_dm::testing::{TestDisk, bio_without_data, write};
+use udm_dm::testing::{TestDisk, bio_without_data, make_test_write_bio};
 
 /// A stack that grows from the top: each device is loaded over a device without a table, so nothing
 /// below it is deep.
@@ -109,7 +109,7 @@ fn limits_are_those_of_the_resume() {
     assert!(limits.read_only && limits.write_cache && up.info().read_only);
     assert_eq!((limits.logical_block, limits.max_discard), (4096, Sectors::ZERO));
     let mut lane = rig.open(&up);
-    assert_eq!(rig.world.run(0, &mut *lane, write(0, 8, 1)).status, Status::ReadOnly);
+    assert_eq!(rig.world.run(0, &mut *lane, make_test_write_bio(0, 8, 1)).status, Status::ReadOnly);
 
     // A table that no longer fits is refused at the resume, and the device stays unchanged.
     let odd = rig.make("odd");

@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use std::sync::Arc;
-use udm_core::{Bio, BioFlags, Buf, DevNo, Lane, Nanos, Op, OwnerId, Sector, Sectors, Segments, Status};
-use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, data};
+use udm_core::{Bio, BioFlags, BioOwnerId, Buf, DevNo, Lane, Nanos, Op, Sector, Sectors, Segments, Status};
+use udm_dm::testing::{SteppedTestCores, TestControlIo, TestDeviceNameResolver, TestDisk, copy_bio_data};
 use udm_dm::{MappedDevice, Table};
 use udm_wire::table::TableLine;
 
@@ -113,7 +113,7 @@ fn build_model(rows: &[LineSpec]) -> (Vec<TableLine>, Vec<SectorTarget>) {
 }
 
 struct Fixture {
-    world: TestWorld,
+    world: SteppedTestCores,
     disks: Vec<Arc<TestDisk>>,
     model: Vec<Vec<u8>>,
     homes: Vec<SectorTarget>,
@@ -125,8 +125,8 @@ struct Fixture {
 impl Fixture {
     /// The table alone, or with `levels` devices on top; each maps it whole, in two halves.
     fn new(rows: &[LineSpec], max_sectors: u64, fua: bool, reverse: bool, levels: u32) -> Fixture {
-        let mut world = TestWorld::new(1);
-        let mut resolver = TestResolver::new();
+        let mut world = SteppedTestCores::new(1);
+        let mut resolver = TestDeviceNameResolver::new();
         let mut disks = Vec::new();
         for i in 0..DISKS {
             let disk = TestDisk::new(DISK_SECTORS);
@@ -174,7 +174,7 @@ impl Fixture {
         let mut bio = Bio::new();
         self.serial += 1;
         (bio.op, bio.flags) = (r.op, r.flags);
-        bio.owner = OwnerId(77_000);
+        bio.owner = BioOwnerId(77_000);
         bio.cookie = self.serial;
         bio.started = Nanos(self.serial * 3);
         if r.op == Op::Flush {
@@ -211,7 +211,7 @@ impl Fixture {
         if bio.sectors.0 == 0 {
             return (Status::Inval, None);
         }
-        let bytes = data(bio);
+        let bytes = copy_bio_data(bio);
         let mut out = Vec::new();
         let mut status = Status::Ok;
         for (i, home) in self.homes[from..to].iter().enumerate() {
@@ -251,7 +251,7 @@ impl Fixture {
         let mut due: Vec<_> = bios
             .iter()
             .map(|b| {
-                let text = data(b);
+                let text = copy_bio_data(b);
                 let (status, read) = self.expect(b);
                 (facts(b), status, read, text)
             })
@@ -264,9 +264,9 @@ impl Fixture {
                 assert_eq!(facts(&bio), was, "as it was given");
                 assert_eq!(bio.status, status, "{bio:?}");
                 if let Some(read) = read {
-                    assert!(data(&bio) == read, "data of {bio:?}");
+                    assert!(copy_bio_data(&bio) == read, "data of {bio:?}");
                 } else if bio.op == Op::Write {
-                    assert!(data(&bio) == text, "a write's buffer is left alone: {bio:?}");
+                    assert!(copy_bio_data(&bio) == text, "a write's buffer is left alone: {bio:?}");
                 }
             }
             if due.is_empty() {
@@ -284,7 +284,7 @@ impl Fixture {
     }
 }
 
-fn finish_resume(world: &mut TestWorld, device: &Arc<MappedDevice>) {
+fn finish_resume(world: &mut SteppedTestCores, device: &Arc<MappedDevice>) {
     let mut change = device.resume(Arc::new(|| {})).unwrap();
     let cores = world.cores();
     while change.step(&*cores).is_none() {

@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
-use udm_frontends::nbd::{Export, Exports, ListenAddress, NbdServer, ServerOptions};
+use udm_frontends::nbd::{Export, Exports, ListenAddress, NbdServer, NbdServerLimits};
 use udm_runtime::{Runtime, RuntimeOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -18,10 +18,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         RuntimeOptions { cpus: vec![None; cores], poll: false, spin_max: Duration::from_micros(spin) };
     let runtime = Runtime::start(&options)?;
     let exports = Arc::new(Exports::new());
-    let device = udm_backends::open(&udm_wire::uri::parse(device)?)?;
+    let device = udm_backends::open_standalone_device(&udm_wire::uri::parse_device_uri(device)?)?;
     exports.add(Export::new("disk", "", false, device)?)?;
     let listen = [ListenAddress::Unix(socket.into())];
-    let server = NbdServer::start(runtime.core_set(), exports, ServerOptions::default(), &listen)?;
+    let server = NbdServer::start(runtime.core_set(), exports, NbdServerLimits::default(), &listen)?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
     server.stop();
     runtime.stop();

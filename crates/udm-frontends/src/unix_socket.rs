@@ -49,9 +49,9 @@ impl BoundUnixSocket {
             return Err(io::Error::new(io::ErrorKind::InvalidFilename, why));
         }
         let address = SocketAddrUnix::new(path)?;
-        let _lock = PathLock::take(path)?;
-        clear_stale(path, &address)?;
-        let fd = stream_socket()?;
+        let _lock = SocketPathLock::take(path)?;
+        remove_stale_socket_file(path, &address)?;
+        let fd = create_unix_stream_socket()?;
         // On Linux, the mode of an unbound socket becomes the mode of its path, so others cannot
         // connect at any moment.
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
@@ -85,13 +85,13 @@ impl Drop for BoundUnixSocket {
 }
 
 /// The lock on a path, released when dropped.
-struct PathLock {
+struct SocketPathLock {
     path: PathBuf,
     _file: File,
 }
 
-impl PathLock {
-    fn take(socket: &Path) -> io::Result<PathLock> {
+impl SocketPathLock {
+    fn take(socket: &Path) -> io::Result<SocketPathLock> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
         let path = PathBuf::from(path);
@@ -106,7 +106,7 @@ impl PathLock {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 // The previous holder has removed the file meanwhile.
                 Ok(()) if rustix::fs::fstat(&file)?.st_nlink == 0 => {}
-                Ok(()) => return Ok(PathLock { path, _file: file }),
+                Ok(()) => return Ok(SocketPathLock { path, _file: file }),
                 Err(Errno::WOULDBLOCK) if begun.elapsed() < LOCK_MAX => std::thread::sleep(LOCK_PAUSE),
                 Err(Errno::WOULDBLOCK) => {
                     let why =
@@ -119,19 +119,19 @@ impl PathLock {
     }
 }
 
-impl Drop for PathLock {
+impl Drop for SocketPathLock {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-fn stream_socket() -> io::Result<OwnedFd> {
+fn create_unix_stream_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
 /// Removes a socket file without a server.
-fn clear_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
+fn remove_stale_socket_file(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
     let found = match rustix::fs::lstat(path) {
         Err(Errno::NOENT) => return Ok(()),
         found => found?,
@@ -139,7 +139,7 @@ fn clear_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
     if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is no socket"));
     }
-    match rustix::net::connect(stream_socket()?, address) {
+    match rustix::net::connect(create_unix_stream_socket()?, address) {
         // A server whose backlog is full is alive, too.
         Ok(()) | Err(Errno::AGAIN) => {
             Err(io::Error::new(io::ErrorKind::AddrInUse, "it is in use: another server answers there"))
@@ -160,9 +160,9 @@ mod tests {
     fn one_that_does_not_listen_yet_is_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let lock = PathLock::take(&path).unwrap();
+        let lock = SocketPathLock::take(&path).unwrap();
         let address = SocketAddrUnix::new(&path).unwrap();
-        let first = stream_socket().unwrap();
+        let first = create_unix_stream_socket().unwrap();
         rustix::net::bind(&first, &address).unwrap();
         let second = std::thread::scope(|scope| {
             let second = scope.spawn(|| BoundUnixSocket::new(&path));

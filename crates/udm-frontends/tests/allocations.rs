@@ -7,9 +7,11 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
-use udm_frontends::nbd::{Export, Exports, NbdServer, ServerOptions};
+use udm_frontends::nbd::{Export, Exports, NbdServer, NbdServerLimits};
 use udm_runtime::{Runtime, RuntimeOptions};
-use udm_wire::nbd::{ClientFlags, ClientOption, Command, CommandFlags, Request, encode_client_flags};
+use udm_wire::nbd::{
+    ClientFlags, CommandFlags, NbdCommand, NbdOption, NbdRequestHeader, encode_client_flags,
+};
 
 #[global_allocator]
 static ALLOC: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -23,12 +25,12 @@ struct RequestRound {
 }
 
 impl RequestRound {
-    fn new(command: Command, len: usize) -> RequestRound {
-        let (sent, got) = if command == Command::Write { (len, 0) } else { (0, len) };
+    fn new(command: NbdCommand, len: usize) -> RequestRound {
+        let (sent, got) = if command == NbdCommand::Write { (len, 0) } else { (0, len) };
         let mut requests = Vec::new();
         for cookie in 0..DEPTH as u64 {
             let (flags, offset) = (CommandFlags::empty(), cookie * len as u64);
-            let request = Request { flags, command, cookie, offset, len: len as u32 };
+            let request = NbdRequestHeader { flags, command, cookie, offset, len: len as u32 };
             requests.extend_from_slice(&request.encode());
             requests.resize(requests.len() + sent, 3);
         }
@@ -46,24 +48,25 @@ fn a_warm_connection_allocates_nothing() {
     let options = RuntimeOptions { cpus: vec![None], poll: false, spin_max: Duration::from_micros(20) };
     let runtime = Runtime::start(&options).unwrap();
     let exports = Arc::new(Exports::new());
-    let device = udm_backends::open(&udm_wire::uri::parse("mem:64M").unwrap()).unwrap();
+    let device =
+        udm_backends::open_standalone_device(&udm_wire::uri::parse_device_uri("mem:64M").unwrap()).unwrap();
     exports.add(Export::new("disk", "", false, device).unwrap()).unwrap();
-    let server = NbdServer::start(runtime.core_set(), exports, ServerOptions::default(), &[]).unwrap();
+    let server = NbdServer::start(runtime.core_set(), exports, NbdServerLimits::default(), &[]).unwrap();
     let (mut stream, socket) = UnixStream::pair().unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     server.adopt(socket.into()).unwrap();
     let mut opening = encode_client_flags(ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES).to_vec();
-    ClientOption::ExportName("disk".into()).encode(&mut opening);
+    NbdOption::ExportName("disk".into()).encode(&mut opening);
     stream.write_all(&opening).unwrap();
     stream.read_exact(&mut [0; 18 + 10]).unwrap();
 
     let mut rounds = [
-        RequestRound::new(Command::Read, 4096),
-        RequestRound::new(Command::Write, 4096),
-        RequestRound::new(Command::Write, 512),
-        RequestRound::new(Command::Read, 128 << 10),
-        RequestRound::new(Command::Write, 128 << 10),
-        RequestRound::new(Command::Flush, 0),
+        RequestRound::new(NbdCommand::Read, 4096),
+        RequestRound::new(NbdCommand::Write, 4096),
+        RequestRound::new(NbdCommand::Write, 512),
+        RequestRound::new(NbdCommand::Read, 128 << 10),
+        RequestRound::new(NbdCommand::Write, 128 << 10),
+        RequestRound::new(NbdCommand::Flush, 0),
     ];
     for round in &mut rounds {
         (0..200).for_each(|_| round.run(&mut stream));

@@ -6,12 +6,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use udm_core::{Batch, Cx, Device, DeviceId, Lane, Limits, Op, OpenError, Sectors, Status};
-use udm_frontends::nbd::{Export, Exports, NbdServer, ServerOptions};
+use udm_core::{Batch, Cx, Device, DeviceControlError, DeviceId, Lane, Limits, Op, Sectors, Status};
+use udm_frontends::nbd::{Export, Exports, NbdServer, NbdServerLimits};
 use udm_runtime::{Runtime, RuntimeOptions};
 use udm_wire::nbd::{
-    ClientFlags, ClientOption, Command, CommandFlags, EINVAL, GREETING_SIZE, OPTION_REPLY_HEADER_SIZE,
-    OptionReplyHeader, REP_ACK, ReplyHeader, Request, encode_client_flags,
+    ClientFlags, CommandFlags, EINVAL, GREETING_SIZE, NbdCommand, NbdOption, NbdRequestHeader,
+    OPTION_REPLY_HEADER_SIZE, OptionReplyHeader, REP_ACK, ReplyHeader, encode_client_flags,
 };
 
 const MIB: u64 = 1 << 20;
@@ -26,7 +26,7 @@ struct ServerFixture {
 }
 
 impl ServerFixture {
-    fn new(device: Arc<dyn Device>, options: ServerOptions) -> ServerFixture {
+    fn new(device: Arc<dyn Device>, options: NbdServerLimits) -> ServerFixture {
         let spin_max = Duration::from_micros(20);
         let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None], poll: false, spin_max }).unwrap();
         let exports = Arc::new(Exports::new());
@@ -38,7 +38,7 @@ impl ServerFixture {
         server.adopt(socket.into()).unwrap();
         stream.read_exact(&mut [0; GREETING_SIZE]).unwrap();
         let mut bytes = encode_client_flags(ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES).to_vec();
-        ClientOption::Go(Default::default()).encode(&mut bytes);
+        NbdOption::Go(Default::default()).encode(&mut bytes);
         stream.write_all(&bytes).unwrap();
         loop {
             let mut header = [0; OPTION_REPLY_HEADER_SIZE];
@@ -52,21 +52,22 @@ impl ServerFixture {
     }
 
     fn over(uri: &str) -> ServerFixture {
-        let device = udm_backends::open(&udm_wire::uri::parse(uri).unwrap()).unwrap();
-        ServerFixture::new(device, ServerOptions::default())
+        let device =
+            udm_backends::open_standalone_device(&udm_wire::uri::parse_device_uri(uri).unwrap()).unwrap();
+        ServerFixture::new(device, NbdServerLimits::default())
     }
 
     /// Sends a request. Returns the error and the data of a read.
     fn ask(
         &mut self,
-        command: Command,
+        command: NbdCommand,
         flags: CommandFlags,
         offset: u64,
         len: u32,
         payload: &[u8],
     ) -> (u32, Vec<u8>) {
         self.cookie += 1;
-        let request = Request { flags, command, cookie: self.cookie, offset, len };
+        let request = NbdRequestHeader { flags, command, cookie: self.cookie, offset, len };
         self.stream.write_all(&request.encode()).unwrap();
         self.stream.write_all(payload).unwrap();
         let mut header = [0; 16];
@@ -75,7 +76,7 @@ impl ServerFixture {
             panic!("a structured reply that nobody asked for")
         };
         assert_eq!(reply.cookie, self.cookie);
-        let carries = command == Command::Read && reply.error == 0;
+        let carries = command == NbdCommand::Read && reply.error == 0;
         let mut data = vec![0; if carries { len as usize } else { 0 }];
         self.stream.read_exact(&mut data).unwrap();
         (reply.error, data)
@@ -118,7 +119,7 @@ impl Device for RecordingDevice {
     fn id(&self) -> DeviceId {
         self.id
     }
-    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         let (refused, seen) = (self.zeroes_refused, self.seen.clone());
         let batch_max = self.batch_max.clone();
         Ok(Box::new(RecordingLane { ready: Batch::new(), refused, seen, batch_max }))
@@ -162,8 +163,8 @@ fn ranges_are_cut_to_the_limits_of_the_device() {
         let mut device = RecordingDevice::new(1 << 33, range_max);
         device.limits.logical_block = 4096;
         let seen = device.seen.clone();
-        let mut world = ServerFixture::new(Arc::new(device), ServerOptions::default());
-        for (command, op) in [(Command::Trim, Op::Discard), (Command::WriteZeroes, Op::WriteZeroes)] {
+        let mut world = ServerFixture::new(Arc::new(device), NbdServerLimits::default());
+        for (command, op) in [(NbdCommand::Trim, Op::Discard), (NbdCommand::WriteZeroes, Op::WriteZeroes)] {
             let (start, len) = (4 << 30, 5 * MIB as u32 + 4096);
             assert_eq!(world.ask(command, CommandFlags::FUA, start, len, &[]).0, 0);
             let mut expected: Vec<_> = (0..5).map(|i| (op, start + i * piece, piece)).collect();
@@ -172,7 +173,7 @@ fn ranges_are_cut_to_the_limits_of_the_device() {
             assert_eq!(std::mem::take(&mut *seen.lock().unwrap()), expected);
         }
         // The longest range in the protocol.
-        assert_eq!(world.ask(Command::Trim, NONE, 4096, u32::MAX - 4095, &[]).0, 0);
+        assert_eq!(world.ask(NbdCommand::Trim, NONE, 4096, u32::MAX - 4095, &[]).0, 0);
         let seen = std::mem::take(&mut *seen.lock().unwrap());
         assert!(seen.iter().all(|&(op, _, len)| op == Op::Discard && len <= piece));
         assert_eq!(seen.iter().map(|s| s.2).sum::<u64>(), (1 << 32) - 4096);
@@ -186,9 +187,9 @@ fn refused_zeroes_become_writes_of_the_whole_range() {
     let mut device = RecordingDevice::new(1 << 30, MIB);
     device.zeroes_refused = true;
     let seen = device.seen.clone();
-    let mut world = ServerFixture::new(Arc::new(device), ServerOptions::default());
+    let mut world = ServerFixture::new(Arc::new(device), NbdServerLimits::default());
     let len = 3 * MIB as u32 + 512;
-    assert_eq!(world.ask(Command::WriteZeroes, CommandFlags::FUA, 512, len, &[]).0, 0);
+    assert_eq!(world.ask(NbdCommand::WriteZeroes, CommandFlags::FUA, 512, len, &[]).0, 0);
     let seen = std::mem::take(&mut *seen.lock().unwrap());
     let mut at = 512;
     for &(op, offset, bytes) in seen.iter().filter(|s| s.0 == Op::Write) {
@@ -206,10 +207,11 @@ fn refused_zeroes_become_writes_of_the_whole_range() {
 fn a_flood_of_short_requests_is_taken_in_over_many_turns() {
     let device = RecordingDevice::new(1 << 30, MIB);
     let (seen, batch_max) = (device.seen.clone(), device.batch_max.clone());
-    let mut world = ServerFixture::new(Arc::new(device), ServerOptions::default());
+    let mut world = ServerFixture::new(Arc::new(device), NbdServerLimits::default());
     let mut bytes = Vec::new();
     for cookie in 0..20_000 {
-        let request = Request { flags: NONE, command: Command::Trim, cookie, offset: 0, len: 512 };
+        let request =
+            NbdRequestHeader { flags: NONE, command: NbdCommand::Trim, cookie, offset: 0, len: 512 };
         bytes.extend_from_slice(&request.encode());
     }
     let mut writer = world.stream.try_clone().unwrap();
@@ -231,29 +233,31 @@ fn a_flood_of_short_requests_is_taken_in_over_many_turns() {
 fn a_trim_that_was_not_offered() {
     let device = RecordingDevice::new(1 << 30, 0);
     let seen = device.seen.clone();
-    let mut world = ServerFixture::new(Arc::new(device), ServerOptions::default());
-    assert_eq!(world.ask(Command::Trim, NONE, 0, 4096, &[]).0, EINVAL);
+    let mut world = ServerFixture::new(Arc::new(device), NbdServerLimits::default());
+    assert_eq!(world.ask(NbdCommand::Trim, NONE, 0, 4096, &[]).0, EINVAL);
     assert!(seen.lock().unwrap().is_empty());
     // Zeroes are always offered: if the device does not support them, they are written as data.
-    assert_eq!(world.ask(Command::WriteZeroes, NONE, 0, 4096, &[]).0, 0);
+    assert_eq!(world.ask(NbdCommand::WriteZeroes, NONE, 0, 4096, &[]).0, 0);
     world.end();
 }
 
 /// The smallest limits let in one request at a time, of any length.
 #[test]
 fn the_smallest_bounds() {
-    let options = ServerOptions { requests_max: 0, bytes_max: 0, ..ServerOptions::default() };
-    let device = udm_backends::open(&udm_wire::uri::parse("mem:64M").unwrap()).unwrap();
+    let options = NbdServerLimits { requests_max: 0, bytes_max: 0, ..NbdServerLimits::default() };
+    let device =
+        udm_backends::open_standalone_device(&udm_wire::uri::parse_device_uri("mem:64M").unwrap()).unwrap();
     let mut world = ServerFixture::new(device, options);
     for len in [512, 4096, 12_288, 65_536, 300_032, 3 << 20] {
         let data: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
-        assert_eq!(world.ask(Command::Write, NONE, MIB, len, &data).0, 0, "{len}");
-        assert!(world.ask(Command::Read, NONE, MIB, len, &[]) == (0, data), "{len}");
+        assert_eq!(world.ask(NbdCommand::Write, NONE, MIB, len, &data).0, 0, "{len}");
+        assert!(world.ask(NbdCommand::Read, NONE, MIB, len, &[]) == (0, data), "{len}");
     }
     // Several requests at once, cut at the ends of receives.
     let mut bytes = Vec::new();
     for cookie in 0..40 {
-        let request = Request { flags: NONE, command: Command::Write, cookie, offset: 0, len: 7 * 512 };
+        let request =
+            NbdRequestHeader { flags: NONE, command: NbdCommand::Write, cookie, offset: 0, len: 7 * 512 };
         bytes.extend_from_slice(&request.encode());
         bytes.resize(bytes.len() + 7 * 512, 5);
     }
@@ -272,17 +276,17 @@ fn a_disk_of_memory() {
     let mut world = ServerFixture::over("mem:1G");
     let data: Vec<u8> = (0..32 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     for offset in [0, 100 * MIB, 1024 * MIB - (32 << 20)] {
-        assert_eq!(world.ask(Command::Write, CommandFlags::FUA, offset, 32 << 20, &data).0, 0);
+        assert_eq!(world.ask(NbdCommand::Write, CommandFlags::FUA, offset, 32 << 20, &data).0, 0);
     }
-    assert_eq!(world.ask(Command::Cache, NONE, 0, 1 << 30, &[]).0, 0);
-    assert_eq!(world.ask(Command::WriteZeroes, NONE, 512, (100 * MIB) as u32, &[]).0, 0);
-    assert_eq!(world.ask(Command::Trim, CommandFlags::FUA, 990 * MIB, (34 * MIB) as u32, &[]).0, 0);
-    assert!(world.ask(Command::Read, NONE, 0, 512, &[]) == (0, data[..512].to_vec()));
-    let (error, kept) = world.ask(Command::Read, NONE, 100 * MIB, 32 << 20, &[]);
+    assert_eq!(world.ask(NbdCommand::Cache, NONE, 0, 1 << 30, &[]).0, 0);
+    assert_eq!(world.ask(NbdCommand::WriteZeroes, NONE, 512, (100 * MIB) as u32, &[]).0, 0);
+    assert_eq!(world.ask(NbdCommand::Trim, CommandFlags::FUA, 990 * MIB, (34 * MIB) as u32, &[]).0, 0);
+    assert!(world.ask(NbdCommand::Read, NONE, 0, 512, &[]) == (0, data[..512].to_vec()));
+    let (error, kept) = world.ask(NbdCommand::Read, NONE, 100 * MIB, 32 << 20, &[]);
     assert_eq!((error, &kept[..512]), (0, &[0; 512][..]));
     assert!(kept[512..] == data[512..]);
-    let (error, gone) = world.ask(Command::Read, NONE, 992 * MIB, 32 << 20, &[]);
+    let (error, gone) = world.ask(NbdCommand::Read, NONE, 992 * MIB, 32 << 20, &[]);
     assert!(error == 0 && gone.iter().all(|&b| b == 0));
-    assert_eq!(world.ask(Command::Flush, NONE, 0, 0, &[]).0, 0);
+    assert_eq!(world.ask(NbdCommand::Flush, NONE, 0, 0, &[]).0, 0);
     world.end();
 }

@@ -4,16 +4,16 @@
 //! free. A scheduler with an order of its own prevents this.
 
 use crate::merge::Merger;
-use crate::request_queue::{LaneUser, RequestQueue};
+use crate::request_queue::{QueueLaneUser, RequestQueue};
 use crate::sched::IoScheduler;
 use crate::tags::LaneTags;
 use std::sync::Arc;
-use udm_core::{Batch, BioFlags, Cx, Drain, Lane, OwnWork, Status};
+use udm_core::{Batch, BioFlags, Cx, DrainMode, Lane, OwnWork, Status};
 
 /// The lane of a queue: merges, schedules and sends requests.
 pub(crate) struct QueueLane {
     queues: Arc<RequestQueue>,
-    who: LaneUser,
+    who: QueueLaneUser,
     below: Box<dyn Lane>,
     /// The lane to the owner task. It stays open while requests are forwarded, and until the last
     /// forwarded request has completed.
@@ -39,7 +39,12 @@ pub(crate) struct QueueLane {
 }
 
 impl QueueLane {
-    pub fn new(queues: Arc<RequestQueue>, who: LaneUser, below: Box<dyn Lane>, cx: &mut Cx<'_>) -> QueueLane {
+    pub fn new(
+        queues: Arc<RequestQueue>,
+        who: QueueLaneUser,
+        below: Box<dyn Lane>,
+        cx: &mut Cx<'_>,
+    ) -> QueueLane {
         let settings = queues.settings(cx);
         let params = &settings.params;
         let forwards = queues.is_forwarded(who, &settings, cx);
@@ -213,7 +218,7 @@ impl QueueLane {
 
     /// Collects bios that the owner task hands back.
     #[cold]
-    fn drain_remote_lane(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain_remote_lane(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         let from = back.len();
         if let Some(remote_lane) = &mut self.remote_lane {
             remote_lane.drain(how, back, cx);
@@ -251,8 +256,8 @@ impl Lane for QueueLane {
         }
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
-        if how == Drain::NoFlush {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
+        if how == DrainMode::NoFlush {
             self.waiting.hand_back(&mut self.merger, back);
             back.append(&mut self.retries);
             self.tags.update_wait(0, cx);

@@ -25,10 +25,10 @@
 //!   without a scheduler, the neighbours by sector with one. The mapped device already splits
 //!   requests by the limits of the queue.
 //! * **`mq-deadline`** (`sched`) has one order for the whole disk. With several cores, a task on
-//!   one core owns the disk's lane, and the others send it their requests ([`SingleOwner`]). A
-//!   suspend without flush takes waiting requests back (`single_owner/drain`). Requests of other
-//!   lanes return to the queue with a new start time, so they do not expire while such a suspend
-//!   waits.
+//!   one core owns the disk's lane, and the others send it their requests
+//!   ([`SingleOwnerForwarder`]). A suspend without flush takes waiting requests back
+//!   (`single_owner/drain`). Requests of other lanes return to the queue with a new start time, so
+//!   they do not expire while such a suspend waits.
 //! * **Settings change under load** (`request_queue`): new settings have new tags. The change takes
 //!   the old tags one by one, in line with the lanes. When it has all, no request is with the disk;
 //!   the old tags are retired, and each lane moves its waiting requests. So requests continue, and
@@ -55,15 +55,16 @@ mod shared_tags;
 mod single_owner;
 mod tags;
 
-pub use shared_tags::TagSet;
-pub use single_owner::SingleOwner;
+pub use shared_tags::SharedTagSet;
+pub use single_owner::SingleOwnerForwarder;
 
-use request_queue::{LaneUser, QueuePosition, RequestQueue};
+use request_queue::{QueueLaneUser, RequestQueue, RequestQueuePlacement};
 use std::sync::Arc;
 use udm_core::{
-    CancelChange, ChangeStatus, Checkpoint, Cx, Device, DeviceId, DiskBusy, DiskLock, DiskQueue, Extents,
-    GrowCallback, GrowthPolicy, Lane, Limits, OpenError, PowerSwitch, QueueChangeCallback, QueueReport,
-    Sector, Sectors, SharedDiskState, StackedDevice,
+    ChangeTrackingCheckpoint, Cx, Device, DeviceControlError, DeviceId, DiskInUseByOtherProgram, DiskQueue,
+    Extents, GrowResultCallback, GrowthPolicy, InterProcessDiskLock, Lane, Limits, PowerSwitch,
+    QueueChangeCallback, QueueChangeCancelFn, QueueReport, RangeChangeStatus, Sector, Sectors,
+    SharedDiskState, StackedDevice,
 };
 use udm_wire::uri::QueueParams;
 
@@ -74,19 +75,19 @@ impl QueuedDevice {
     /// Puts a queue with these parameters in front of `disk`.
     #[must_use]
     pub fn new(disk: Arc<dyn Device>, params: &QueueParams) -> QueuedDevice {
-        QueuedDevice(RequestQueue::new(disk, params.clone(), QueuePosition::Disk, None))
+        QueuedDevice(RequestQueue::new(disk, params.clone(), RequestQueuePlacement::Disk, None))
     }
 
     /// As [`QueuedDevice::new`], but the queue never has a scheduler, not even after a change.
     #[must_use]
     pub fn without_scheduler(disk: Arc<dyn Device>, params: &QueueParams) -> QueuedDevice {
-        QueuedDevice(RequestQueue::new(disk, params.clone(), QueuePosition::Unscheduled, None))
+        QueuedDevice(RequestQueue::new(disk, params.clone(), RequestQueuePlacement::Unscheduled, None))
     }
 
     /// Puts a queue with these parameters in front of all lanes of the mapped device `bare`.
     #[must_use]
     pub fn of_device(bare: Arc<dyn Device>, params: &QueueParams) -> QueuedDevice {
-        QueuedDevice(RequestQueue::new(bare, params.clone(), QueuePosition::Device, None))
+        QueuedDevice(RequestQueue::new(bare, params.clone(), RequestQueuePlacement::Device, None))
     }
 
     /// As [`QueuedDevice::new`], with shared tags of `set` below the tags of the queue. A scheduler
@@ -96,9 +97,10 @@ impl QueuedDevice {
         disk: Arc<dyn Device>,
         params: &QueueParams,
         may_schedule: bool,
-        set: Arc<TagSet>,
+        set: Arc<SharedTagSet>,
     ) -> QueuedDevice {
-        let place = if may_schedule { QueuePosition::Disk } else { QueuePosition::Unscheduled };
+        let place =
+            if may_schedule { RequestQueuePlacement::Disk } else { RequestQueuePlacement::Unscheduled };
         QueuedDevice(RequestQueue::new(disk, params.clone(), place, Some(set)))
     }
 }
@@ -108,8 +110,8 @@ impl Device for QueuedDevice {
         self.0.id()
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        self.0.lane(LaneUser::Core, cx)
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        self.0.lane(QueueLaneUser::Core, cx)
     }
 
     fn limits(&self) -> Limits {
@@ -132,7 +134,7 @@ impl Device for QueuedDevice {
         self.0.disk().growth()
     }
 
-    fn grow(&self, size: Sectors, then: GrowCallback) {
+    fn grow(&self, size: Sectors, then: GrowResultCallback) {
         self.0.disk().grow(size, then);
     }
 
@@ -140,11 +142,17 @@ impl Device for QueuedDevice {
         self.0.disk().extents(from, len, out);
     }
 
-    fn checkpoints(&self) -> Vec<Checkpoint> {
+    fn checkpoints(&self) -> Vec<ChangeTrackingCheckpoint> {
         self.0.disk().checkpoints()
     }
 
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
+    fn changed(
+        &self,
+        since: &ChangeTrackingCheckpoint,
+        from: Sector,
+        len: Sectors,
+        out: &mut Extents<RangeChangeStatus>,
+    ) {
         self.0.disk().changed(since, from, len, out);
     }
 
@@ -152,7 +160,7 @@ impl Device for QueuedDevice {
         self.0.disk().shared_disk_state()
     }
 
-    fn lock(&self) -> Result<Option<DiskLock>, DiskBusy> {
+    fn lock(&self) -> Result<Option<InterProcessDiskLock>, DiskInUseByOtherProgram> {
         self.0.disk().lock()
     }
 
@@ -186,7 +194,7 @@ impl DiskQueue for QueuedDevice {
         &self,
         settings: &[(String, String)],
         then: QueueChangeCallback,
-    ) -> Result<CancelChange, OpenError> {
+    ) -> Result<QueueChangeCancelFn, DeviceControlError> {
         self.0.change(settings, then)
     }
 }

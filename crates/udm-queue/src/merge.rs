@@ -7,7 +7,7 @@
 //! one by one. So only the parts with a bad block fail. A write is never sent twice.
 
 use slab::Slab;
-use udm_core::{Batch, Bio, BioFlags, Op, OwnerId, Sector, Sectors, Status};
+use udm_core::{Batch, Bio, BioFlags, BioOwnerId, Op, Sector, Sectors, Status};
 use udm_wire::uri::QueueParams;
 
 /// A request to the disk.
@@ -38,7 +38,7 @@ pub(crate) struct Merger {
     merge_limits: MergeLimits,
     most_segments: usize,
     pub(crate) front: bool,
-    owner: OwnerId,
+    owner: BioOwnerId,
     /// Parts of the merged requests that are with the disk, by cookie.
     in_flight: Slab<Batch>,
     free_bios: Batch,
@@ -47,7 +47,7 @@ pub(crate) struct Merger {
 
 impl Merger {
     /// Creates a merger; its merged bios belong to `owner`.
-    pub fn new(params: &QueueParams, merge_limits: MergeLimits, owner: OwnerId) -> Merger {
+    pub fn new(params: &QueueParams, merge_limits: MergeLimits, owner: BioOwnerId) -> Merger {
         Merger {
             nomerges: params.nomerges,
             merge_limits,

@@ -12,23 +12,23 @@
 use crate::lane::QueueLane;
 use crate::merge::MergeLimits;
 use crate::settings::QueueSettings;
-use crate::shared_tags::TagSet;
-use crate::single_owner::SingleOwner;
+use crate::shared_tags::SharedTagSet;
+use crate::single_owner::SingleOwnerForwarder;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::errno::{EBUSY, EINVAL};
 use udm_core::{
-    CancelChange, Cx, Device, DeviceId, Lane, Limits, OpenError, QueueChangeCallback, QueueReport, Sector,
-    Sectors,
+    Cx, Device, DeviceControlError, DeviceId, Lane, Limits, QueueChangeCallback, QueueChangeCancelFn,
+    QueueReport, Sector, Sectors,
 };
-use udm_wire::uri::{QueueParams, Scheduler};
+use udm_wire::uri::{IoSchedulerName, QueueParams};
 
 /// The control half of a queue.
 pub(crate) struct RequestQueue {
     id: DeviceId,
     disk: Arc<dyn Device>,
     /// Tags shared with other disks, below the queue's own tags.
-    shared: Option<Arc<TagSet>>,
+    shared: Option<Arc<SharedTagSet>>,
     /// Current settings. Locked briefly when a lane is opened, settings change, or a report is
     /// made.
     now: Mutex<Arc<QueueSettings>>,
@@ -37,14 +37,14 @@ pub(crate) struct RequestQueue {
     /// True while a change of settings is in progress.
     changing: AtomicBool,
     /// Forwards the requests of all cores to one core if they have one order.
-    owner: SingleOwner,
-    place: QueuePosition,
+    owner: SingleOwnerForwarder,
+    place: RequestQueuePlacement,
     me: Weak<RequestQueue>,
 }
 
 /// Position of a queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum QueuePosition {
+pub(crate) enum RequestQueuePlacement {
     /// In front of a disk, below tables that keep its limits.
     Disk,
     /// In front of a disk, without a scheduler, now and later.
@@ -55,7 +55,7 @@ pub(crate) enum QueuePosition {
 
 /// The user of a lane.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LaneUser {
+pub(crate) enum QueueLaneUser {
     /// The layer above, on its core.
     Core,
     /// The owner task, which has the order of all requests.
@@ -66,8 +66,8 @@ impl RequestQueue {
     pub fn new(
         disk: Arc<dyn Device>,
         params: QueueParams,
-        place: QueuePosition,
-        shared: Option<Arc<TagSet>>,
+        place: RequestQueuePlacement,
+        shared: Option<Arc<SharedTagSet>>,
     ) -> Arc<RequestQueue> {
         Arc::new_cyclic(|me| RequestQueue {
             id: DeviceId::new(),
@@ -76,7 +76,7 @@ impl RequestQueue {
             max_sectors_kb: AtomicU32::new(params.max_sectors_kb),
             now: Mutex::new(Arc::new(QueueSettings::new(params))),
             changing: AtomicBool::new(false),
-            owner: SingleOwner::default(),
+            owner: SingleOwnerForwarder::default(),
             place,
             me: Weak::clone(me),
         })
@@ -91,7 +91,7 @@ impl RequestQueue {
     }
 
     /// Opens a lane on this core.
-    pub fn lane(&self, who: LaneUser, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    pub fn lane(&self, who: QueueLaneUser, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         // Opened even if an owner task serves the requests, so that an error shows here.
         let mut below = self.disk.open(cx)?;
         if let Some(set) = &self.shared {
@@ -110,8 +110,10 @@ impl RequestQueue {
     }
 
     /// True if requests of `who` are forwarded to the owner task.
-    pub fn is_forwarded(&self, who: LaneUser, settings: &QueueSettings, cx: &Cx<'_>) -> bool {
-        who == LaneUser::Core && settings.params.scheduler == Scheduler::MqDeadline && cx.cores() > 1
+    pub fn is_forwarded(&self, who: QueueLaneUser, settings: &QueueSettings, cx: &Cx<'_>) -> bool {
+        who == QueueLaneUser::Core
+            && settings.params.scheduler == IoSchedulerName::MqDeadline
+            && cx.cores() > 1
     }
 
     /// Opens this core's lane to the owner task.
@@ -126,7 +128,7 @@ impl RequestQueue {
         let longest = settings.merged_max(limits.max_sectors);
         match self.place {
             // Without a table the device has no end yet.
-            QueuePosition::Device if limits.size > Sectors::ZERO => {
+            RequestQueuePlacement::Device if limits.size > Sectors::ZERO => {
                 let block = u64::from(limits.logical_block) / udm_core::SECTOR_SIZE;
                 MergeLimits { longest, block: block.max(1), end: Sector(limits.size.0) }
             }
@@ -162,19 +164,19 @@ impl RequestQueue {
         &self,
         settings: &[(String, String)],
         then: QueueChangeCallback,
-    ) -> Result<CancelChange, OpenError> {
+    ) -> Result<QueueChangeCancelFn, DeviceControlError> {
         let mut now = self.now();
         let mut params = now.params.clone();
         // First the scheduler, since it resets the number of requests.
         let (first, others): (Vec<_>, Vec<_>) = settings.iter().partition(|(name, _)| name == "scheduler");
         for (name, value) in first.into_iter().chain(others) {
-            params.change(name, value).map_err(|why| OpenError::new(EINVAL, why))?;
+            params.change(name, value).map_err(|why| DeviceControlError::new(EINVAL, why))?;
         }
-        if params.scheduler != Scheduler::None && self.place == QueuePosition::Unscheduled {
-            return Err(OpenError::new(EINVAL, "no_sched=1 forbids a scheduler"));
+        if params.scheduler != IoSchedulerName::None && self.place == RequestQueuePlacement::Unscheduled {
+            return Err(DeviceControlError::new(EINVAL, "no_sched=1 forbids a scheduler"));
         }
         if self.changing.load(Ordering::Acquire) {
-            return Err(OpenError::new(EBUSY, "another change of the queue is under way"));
+            return Err(DeviceControlError::new(EBUSY, "another change of the queue is under way"));
         }
         if params == now.params {
             // No change, so nothing to wait for: the disk may hang.
@@ -194,7 +196,7 @@ impl RequestQueue {
             return Ok(Box::new(|| {}));
         }
         drop(now);
-        let pending = Arc::new(PendingChange {
+        let pending = Arc::new(PendingQueueSettingsChange {
             queues_left: AtomicUsize::new(tags.len()),
             change: Mutex::new(Some((self.me.upgrade().expect("a caller holds it"), next, before, then))),
         });
@@ -222,18 +224,18 @@ impl RequestQueue {
 }
 
 /// The queue, its new and old settings, and the callback.
-type QueueChange = (Arc<RequestQueue>, Arc<QueueSettings>, Arc<QueueSettings>, QueueChangeCallback);
+type QueueSettingsChange = (Arc<RequestQueue>, Arc<QueueSettings>, Arc<QueueSettings>, QueueChangeCallback);
 
 /// A change that waits for the tags of the old settings.
-struct PendingChange {
+struct PendingQueueSettingsChange {
     /// Number of hardware queues whose tags are not all taken.
     queues_left: AtomicUsize,
     /// `None` when the change is complete or cancelled.
-    change: Mutex<Option<QueueChange>>,
+    change: Mutex<Option<QueueSettingsChange>>,
 }
 
-impl PendingChange {
-    fn take(&self) -> Option<QueueChange> {
+impl PendingQueueSettingsChange {
+    fn take(&self) -> Option<QueueSettingsChange> {
         self.change.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
@@ -256,8 +258,8 @@ impl Device for RequestQueue {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        self.lane(LaneUser::Task, cx)
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        self.lane(QueueLaneUser::Task, cx)
     }
 
     fn limits(&self) -> Limits {

@@ -1,9 +1,9 @@
 //! Settings of a queue, and the tags that follow from them.
 
-use crate::tags::Tags;
+use crate::tags::HwQueueTags;
 use std::sync::{Arc, OnceLock};
 use udm_core::{HwQueueReport, QueueReport, Sectors};
-use udm_wire::uri::{QueueParams, Scheduler};
+use udm_wire::uri::{IoSchedulerName, QueueParams};
 
 /// Default limit of a merged request: the kernel's `BLK_DEF_MAX_SECTORS_CAP`.
 const MERGED_MAX: Sectors = Sectors(2560);
@@ -12,7 +12,7 @@ const MERGED_MAX: Sectors = Sectors(2560);
 pub(crate) struct QueueSettings {
     pub params: QueueParams,
     /// Tags per hardware queue; created when the first lane is opened.
-    tags: OnceLock<Box<[Arc<Tags>]>>,
+    tags: OnceLock<Box<[Arc<HwQueueTags>]>>,
 }
 
 /// How the tags of a queue are divided.
@@ -37,23 +37,25 @@ impl QueueSettings {
         };
         let depth = self.params.queue_depth;
         match self.params.scheduler {
-            Scheduler::None => TagLayout { queues, sets: queues, each: self.params.requests() },
+            IoSchedulerName::None => TagLayout { queues, sets: queues, each: self.params.requests() },
             // One core has the order of all requests, so it has the tags of all hardware queues.
-            Scheduler::MqDeadline => TagLayout { queues, sets: 1, each: depth.saturating_mul(queues as u32) },
+            IoSchedulerName::MqDeadline => {
+                TagLayout { queues, sets: 1, each: depth.saturating_mul(queues as u32) }
+            }
         }
     }
 
     /// All tags that lanes may use.
-    pub fn all_tags(&self) -> &[Arc<Tags>] {
+    pub fn all_tags(&self) -> &[Arc<HwQueueTags>] {
         self.tags.get().map_or(&[], |all| all)
     }
 
     /// The tags of `core`'s hardware queue, with `cores` cores. Cores that share a queue are
     /// neighbours.
-    pub fn tags(&self, core: usize, cores: usize) -> Arc<Tags> {
+    pub fn tags(&self, core: usize, cores: usize) -> Arc<HwQueueTags> {
         let TagLayout { sets, each, .. } = self.shares(cores);
-        let all = self.tags.get_or_init(|| (0..sets).map(|_| Arc::new(Tags::new(each))).collect());
-        Arc::clone(&all[queue_of(core, cores, all.len())])
+        let all = self.tags.get_or_init(|| (0..sets).map(|_| Arc::new(HwQueueTags::new(each))).collect());
+        Arc::clone(&all[map_core_to_hw_queue(core, cores, all.len())])
     }
 
     /// The longest merged request, if the disk accepts `most`.
@@ -79,7 +81,7 @@ impl QueueSettings {
             let tags = self.tags.get().and_then(|all| all.get(set));
             let (free, waiting) = tags.map_or((each, 0), |tags| tags.usage());
             HwQueueReport {
-                cores: (0..cores).filter(|core| queue_of(*core, cores, sets) == set).collect(),
+                cores: (0..cores).filter(|core| map_core_to_hw_queue(*core, cores, sets) == set).collect(),
                 tags: each,
                 tags_in_use: each.saturating_sub(free),
                 waiting,
@@ -94,7 +96,7 @@ impl QueueSettings {
 /// The hardware queue of `core`, if `cores` cores share `queues` queues. Neighbours share a queue;
 /// if the division is uneven, the first queues have one more core. Equals kernel `lib/group_cpus.c`
 /// on a machine with one node and no sibling threads.
-pub(crate) fn queue_of(core: usize, cores: usize, queues: usize) -> usize {
+pub(crate) fn map_core_to_hw_queue(core: usize, cores: usize, queues: usize) -> usize {
     let (size, larger) = (cores / queues, cores % queues);
     match core.checked_sub(larger * (size + 1)) {
         None => core / (size + 1),

@@ -15,11 +15,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, DeviceId, Drain, Lane, Nanos, OwnWork, SharedTags, Status, WaitHandle,
-    WaitQueue,
+    Batch, Bio, BioFlags, Cx, DeviceId, DiskSharedTagUsage, DrainMode, Lane, Nanos, OwnWork, Status,
+    WaitHandle, WaitQueue,
 };
 
-use crate::settings::queue_of;
+use crate::settings::map_core_to_hw_queue;
 
 /// Time for which a disk stays active after its last request: the request timeout of null_blk, by
 /// which the kernel detects an idle disk.
@@ -29,7 +29,7 @@ const ACTIVE_TIME: Nanos = Nanos::from_millis(5_000);
 const MIN_SHARE: u32 = 4;
 
 /// A set of tags shared by several disks.
-pub struct TagSet {
+pub struct SharedTagSet {
     nr_hw_queues: usize,
     depth: u32,
     /// Tags per hardware queue; created when the first lane is opened.
@@ -40,7 +40,7 @@ pub struct TagSet {
 struct SharedHwTags {
     depth: u32,
     free: u32,
-    users: Vec<SharingDisk>,
+    users: Vec<SharedTagDisk>,
     waiters: Vec<SharedTagWaiter>,
     /// Index of the next waiter to get a tag.
     next: usize,
@@ -49,7 +49,7 @@ struct SharedHwTags {
 }
 
 /// A disk that uses the tags.
-struct SharingDisk {
+struct SharedTagDisk {
     id: DeviceId,
     held: u32,
     /// End of its active time.
@@ -65,13 +65,13 @@ struct SharedTagWaiter {
     granted: u32,
 }
 
-impl TagSet {
+impl SharedTagSet {
     /// Creates tags for `nr_hw_queues` hardware queues of `depth` tags each. 0 means one queue per
     /// core; there are never more queues than cores.
     #[must_use]
-    pub fn new(nr_hw_queues: u32, depth: u32) -> Arc<TagSet> {
+    pub fn new(nr_hw_queues: u32, depth: u32) -> Arc<SharedTagSet> {
         let queues = OnceLock::new();
-        Arc::new(TagSet { nr_hw_queues: nr_hw_queues as usize, depth: depth.max(1), queues })
+        Arc::new(SharedTagSet { nr_hw_queues: nr_hw_queues as usize, depth: depth.max(1), queues })
     }
 
     /// Total number of tags, for `cores` cores.
@@ -89,7 +89,7 @@ impl TagSet {
 
     /// Opens a lane of the disk `user` on this core, above `below`.
     pub(crate) fn lane(
-        self: &Arc<TagSet>,
+        self: &Arc<SharedTagSet>,
         user: DeviceId,
         below: Box<dyn Lane>,
         cx: &mut Cx<'_>,
@@ -100,31 +100,31 @@ impl TagSet {
             Mutex::new(SharedHwTags { depth, free: depth, users, waiters, next: 0, now: Nanos(0) })
         };
         let all = self.queues.get_or_init(|| (0..self.count(cores)).map(|_| made()).collect());
-        let nth = queue_of(cx.core().index(), cores, all.len());
+        let nth = map_core_to_hw_queue(cx.core().index(), cores, all.len());
         let wait_queue = Arc::new(WaitQueue::new());
         let wait_handle = wait_queue.subscribe(cx);
-        lock(&all[nth]).waiters.push(SharedTagWaiter {
+        lock_shared_hw_tags(&all[nth]).waiters.push(SharedTagWaiter {
             wait_queue: Arc::clone(&wait_queue),
             user,
             wanted: 0,
             granted: 0,
         });
         let (set, waiting, ended, down) = (Arc::clone(self), VecDeque::new(), Batch::new(), Batch::new());
-        Box::new(SharedTagLane { set, nth, wait_queue, wait_handle, below, waiting, out: 0, ended, down })
+        Box::new(SharedTagWaitLane { set, nth, wait_queue, wait_handle, below, waiting, out: 0, ended, down })
     }
 
     /// Tags of the disk `user` in hardware queue `nth` of its own `of` queues. If the set has
     /// another number of queues, the sum of all queues of the set.
-    pub(crate) fn usage(&self, user: DeviceId, nth: usize, of: usize) -> Option<SharedTags> {
+    pub(crate) fn usage(&self, user: DeviceId, nth: usize, of: usize) -> Option<DiskSharedTagUsage> {
         let all = self.queues.get()?;
         let these = if of == all.len() { &all[nth..=nth] } else { &all[..] };
         let one = |tags: &Mutex<SharedHwTags>| {
-            let tags = lock(tags);
+            let tags = lock_shared_hw_tags(tags);
             let held = tags.users.iter().find(|one| one.id == user).map_or(0, |one| one.held);
             let disks = tags.active(tags.now) as u32;
-            SharedTags { held, most: tags.share(disks), tags: tags.depth, disks }
+            DiskSharedTagUsage { held, most: tags.share(disks), tags: tags.depth, disks }
         };
-        these.iter().map(one).reduce(|a, b| SharedTags {
+        these.iter().map(one).reduce(|a, b| DiskSharedTagUsage {
             held: a.held + b.held,
             most: a.most + b.most,
             tags: a.tags + b.tags,
@@ -134,7 +134,7 @@ impl TagSet {
 }
 
 /// Locks the tags, for one batch.
-fn lock(tags: &Mutex<SharedHwTags>) -> MutexGuard<'_, SharedHwTags> {
+fn lock_shared_hw_tags(tags: &Mutex<SharedHwTags>) -> MutexGuard<'_, SharedHwTags> {
     tags.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -150,9 +150,9 @@ impl SharedHwTags {
         if self.depth == 1 { 1 } else { self.depth.div_ceil(disks.max(1)).max(MIN_SHARE).min(self.depth) }
     }
 
-    fn user(&mut self, id: DeviceId) -> &mut SharingDisk {
+    fn user(&mut self, id: DeviceId) -> &mut SharedTagDisk {
         let at = self.users.iter().position(|one| one.id == id).unwrap_or_else(|| {
-            self.users.push(SharingDisk { id, held: 0, until: Nanos(0) });
+            self.users.push(SharedTagDisk { id, held: 0, until: Nanos(0) });
             self.users.len() - 1
         });
         &mut self.users[at]
@@ -227,8 +227,8 @@ impl SharedHwTags {
 }
 
 /// A lane that waits for shared tags.
-struct SharedTagLane {
-    set: Arc<TagSet>,
+struct SharedTagWaitLane {
+    set: Arc<SharedTagSet>,
     nth: usize,
     wait_queue: Arc<WaitQueue>,
     wait_handle: WaitHandle,
@@ -242,12 +242,12 @@ struct SharedTagLane {
     down: Batch,
 }
 
-impl SharedTagLane {
+impl SharedTagWaitLane {
     /// Calls `f` under the lock. Wakes other lanes after the lock is released.
     fn with_tags<T>(&self, f: impl FnOnce(&mut SharedHwTags, &mut Vec<Arc<WaitQueue>>) -> T) -> T {
         let mut to_wake = Vec::new();
         let queues = self.set.queues.get().expect("a lane is open");
-        let result = f(&mut lock(&queues[self.nth]), &mut to_wake);
+        let result = f(&mut lock_shared_hw_tags(&queues[self.nth]), &mut to_wake);
         to_wake.iter().for_each(|wait_queue| wait_queue.wake_up());
         result
     }
@@ -293,7 +293,7 @@ impl SharedTagLane {
     }
 }
 
-impl Lane for SharedTagLane {
+impl Lane for SharedTagWaitLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         self.waiting.extend(batch.drain(..));
         self.run_queued(0, cx);
@@ -312,8 +312,8 @@ impl Lane for SharedTagLane {
         }
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
-        if how == Drain::NoFlush {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
+        if how == DrainMode::NoFlush {
             back.extend(self.waiting.drain(..));
         }
         let from = back.len();
@@ -328,7 +328,7 @@ impl Lane for SharedTagLane {
     }
 }
 
-impl Drop for SharedTagLane {
+impl Drop for SharedTagWaitLane {
     fn drop(&mut self) {
         debug_assert!(self.out == 0 || std::thread::panicking(), "closed with requests in flight");
         self.with_tags(|tags, to_wake| tags.remove_waiter(&self.wait_queue, self.out, to_wake));

@@ -9,29 +9,29 @@
 mod drain;
 
 use crossbeam_queue::SegQueue;
-use drain::{DrainRequester, DrainRequests, OwnerDevice};
+use drain::{OwnerTaskDevice, RemoteDrainRequests, RemoteLaneDrainState};
 use slab::Slab;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Device, DeviceSlot, Drain, Lane, Op, OwnWork, Sector, Sectors, Segments,
-    Status, Task, TaskCx, TaskHandle, WaitHandle, WaitQueue, interleave,
+    Batch, Bio, BioFlags, BioTask, BioTaskCx, BioTaskHandle, BioTaskLaneId, Cx, Device, DrainMode, Lane, Op,
+    OwnWork, Sector, Sectors, Segments, Status, WaitHandle, WaitQueue, interleave,
 };
 
 /// Forwards the requests of all cores to one lane of a device.
 #[derive(Default)]
-pub struct SingleOwner {
-    running: Mutex<Weak<OwnerHandle>>,
+pub struct SingleOwnerForwarder {
+    running: Mutex<Weak<OwnerTaskHandle>>,
 }
 
 /// A running owner task. Dropping the last reference stops it.
-struct OwnerHandle {
-    shared: Arc<OwnerShared>,
-    _task: TaskHandle,
+struct OwnerTaskHandle {
+    shared: Arc<OwnerTaskSharedState>,
+    _task: BioTaskHandle,
 }
 
 /// State shared by the lanes and the owner.
-struct OwnerShared {
+struct OwnerTaskSharedState {
     forwarded: SegQueue<ForwardedRequest>,
     /// Woken when a request is queued.
     wait_queue: Arc<WaitQueue>,
@@ -39,7 +39,7 @@ struct OwnerShared {
     over: AtomicBool,
     /// Number of lanes opened so far.
     lanes: AtomicU32,
-    drains: Arc<DrainRequests>,
+    drains: Arc<RemoteDrainRequests>,
 }
 
 /// A request of a lane.
@@ -63,7 +63,7 @@ struct ReplyQueue {
     wait_queue: Arc<WaitQueue>,
 }
 
-impl OwnerShared {
+impl OwnerTaskSharedState {
     /// Fails all queued requests of a task that is over.
     fn refuse(&self) {
         while let Some(forwarded) = self.forwarded.pop() {
@@ -73,7 +73,7 @@ impl OwnerShared {
     }
 }
 
-impl SingleOwner {
+impl SingleOwnerForwarder {
     /// Opens a lane on this core that forwards to the only lane of `device`.
     #[must_use]
     pub fn open(&self, device: &Arc<dyn Device>, cx: &mut Cx<'_>) -> Box<dyn Lane> {
@@ -82,29 +82,29 @@ impl SingleOwner {
             let (forwarded, wait_queue, drains) =
                 (SegQueue::new(), Arc::new(WaitQueue::new()), Arc::default());
             let (over, lanes) = (AtomicBool::new(false), AtomicU32::new(0));
-            let shared = Arc::new(OwnerShared { forwarded, wait_queue, over, lanes, drains });
-            let device = Arc::new(OwnerDevice::new(Arc::clone(device), Arc::clone(&shared.drains)));
+            let shared = Arc::new(OwnerTaskSharedState { forwarded, wait_queue, over, lanes, drains });
+            let device = Arc::new(OwnerTaskDevice::new(Arc::clone(device), Arc::clone(&shared.drains)));
             let of_task = Arc::clone(&shared);
-            let make = move || Box::new(OwnerTask::new(device, of_task)) as Box<dyn Task>;
+            let make = move || Box::new(OwnerTask::new(device, of_task)) as Box<dyn BioTask>;
             let task = cx.all_cores().start(Box::new(make));
-            Arc::new(OwnerHandle { shared, _task: task })
+            Arc::new(OwnerTaskHandle { shared, _task: task })
         });
         *kept = Arc::downgrade(&running);
         let lane = running.shared.lanes.fetch_add(1, Relaxed);
         let (queue, handed_back, wait_queue) = (SegQueue::new(), SegQueue::new(), Arc::new(WaitQueue::new()));
         let replies = Arc::new(ReplyQueue { lane, queue, handed_back, wait_queue });
         let wait_handle = replies.wait_queue.subscribe(cx);
-        let drain_requester = DrainRequester::new(lane, Arc::clone(&running.shared.drains));
+        let drain_requester = RemoteLaneDrainState::new(lane, Arc::clone(&running.shared.drains));
         Box::new(RemoteLane { running, replies, wait_handle, waiting: Slab::new(), drain_requester })
     }
 }
 
 struct RemoteLane {
-    running: Arc<OwnerHandle>,
+    running: Arc<OwnerTaskHandle>,
     replies: Arc<ReplyQueue>,
     wait_handle: WaitHandle,
     waiting: Slab<Box<Bio>>,
-    drain_requester: DrainRequester,
+    drain_requester: RemoteLaneDrainState,
 }
 
 impl RemoteLane {
@@ -120,9 +120,9 @@ impl RemoteLane {
     /// The part of a poll for a drained lane, as long as bios may be handed back.
     #[cold]
     fn poll_drained(&mut self, cx: &mut Cx<'_>) {
-        interleave::point();
+        interleave::mark_interleave_point();
         match self.drain_requester.take_drained() {
-            Some(Drain::NoFlush | Drain::End) => {
+            Some(DrainMode::NoFlush | DrainMode::End) => {
                 // These were handed back after the drain: the next drain returns them.
                 if !self.replies.handed_back.is_empty() {
                     cx.wake_now();
@@ -131,7 +131,7 @@ impl RemoteLane {
             }
             // The suspend without flush was cancelled before this drain, and a drain with flush
             // hands back nothing.
-            Some(Drain::Flush) => {}
+            Some(DrainMode::Flush) => {}
             // No drain preceded this poll: perhaps the device has resumed. If not, the next drain
             // asks again.
             None => {
@@ -185,9 +185,9 @@ impl Lane for RemoteLane {
         }
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         let from = back.len();
-        if how != Drain::Flush {
+        if how != DrainMode::Flush {
             self.take_handed_back(back);
         }
         self.drain_requester.drained(how, back.len() > from, self.waiting.is_empty(), cx);
@@ -197,8 +197,8 @@ impl Lane for RemoteLane {
 /// The task that owns the device's lane.
 struct OwnerTask {
     device: Arc<dyn Device>,
-    shared: Arc<OwnerShared>,
-    lane: Option<DeviceSlot>,
+    shared: Arc<OwnerTaskSharedState>,
+    lane: Option<BioTaskLaneId>,
     wait_handle: Option<WaitHandle>,
     in_flight: Slab<(Arc<ReplyQueue>, usize)>,
     /// Completed bios, for reuse.
@@ -207,12 +207,12 @@ struct OwnerTask {
 }
 
 impl OwnerTask {
-    fn new(device: Arc<dyn Device>, shared: Arc<OwnerShared>) -> OwnerTask {
+    fn new(device: Arc<dyn Device>, shared: Arc<OwnerTaskSharedState>) -> OwnerTask {
         let (in_flight, free_bios) = (Slab::new(), Batch::new());
         OwnerTask { device, shared, lane: None, wait_handle: None, in_flight, free_bios, stopping: false }
     }
 
-    fn take_requests(&mut self, cx: &mut dyn TaskCx) {
+    fn take_requests(&mut self, cx: &mut dyn BioTaskCx) {
         if self.shared.forwarded.is_empty() {
             return;
         }
@@ -226,14 +226,14 @@ impl OwnerTask {
             let mut bio = self.free_bios.pop().unwrap_or_default();
             (bio.op, bio.flags, bio.sector, bio.sectors, bio.data) = (op, flags, sector, sectors, data);
             let of_lane = from.lane;
-            bio.cookie = drain::cookie(of_lane, self.in_flight.insert((from, key)));
+            bio.cookie = drain::make_owner_bio_cookie(of_lane, self.in_flight.insert((from, key)));
             cx.submit(lane, bio);
         }
     }
 }
 
-impl Task for OwnerTask {
-    fn turn(&mut self, cx: &mut dyn TaskCx) {
+impl BioTask for OwnerTask {
+    fn turn(&mut self, cx: &mut dyn BioTaskCx) {
         let wait_handle = self.wait_handle.take().unwrap_or_else(|| cx.subscribe(&self.shared.wait_queue));
         loop {
             let seen = wait_handle.epoch();
@@ -245,10 +245,10 @@ impl Task for OwnerTask {
         self.wait_handle = Some(wait_handle);
     }
 
-    fn complete(&mut self, done: &mut Batch, cx: &mut dyn TaskCx) {
+    fn complete(&mut self, done: &mut Batch, cx: &mut dyn BioTaskCx) {
         let mut last: Option<Arc<ReplyQueue>> = None;
         for mut bio in done.drain(..) {
-            let (at, handed_back) = drain::read(bio.cookie);
+            let (at, handed_back) = drain::parse_owner_bio_cookie(bio.cookie);
             let ((to, key), data) = (self.in_flight.remove(at), std::mem::take(&mut bio.data));
             match handed_back {
                 false => to.queue.push((key, bio.status, data)),
@@ -269,7 +269,7 @@ impl Task for OwnerTask {
         }
     }
 
-    fn stop(&mut self, cx: &mut dyn TaskCx) {
+    fn stop(&mut self, cx: &mut dyn BioTaskCx) {
         self.stopping = true;
         self.wait_handle = None;
         self.shared.over.store(true, SeqCst);

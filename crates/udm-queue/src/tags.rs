@@ -15,10 +15,10 @@
 //! several wanted tags is out of the line for a moment. So a granter that puts it back must check
 //! again for free tags, as a returner does.
 //!
-//! **Retiring.** A change of settings wants all tags permanently ([`Tags::retire_all`]). It waits
-//! in line like a lane, so requests continue meanwhile. When it has the last tag, no request is
-//! with the disk, and the tags are retired: lanes in line are woken, and later lanes join the line
-//! and see it. Until then the change can return its tags ([`Tags::give_back`]).
+//! **Retiring.** A change of settings wants all tags permanently ([`HwQueueTags::retire_all`]). It
+//! waits in line like a lane, so requests continue meanwhile. When it has the last tag, no request
+//! is with the disk, and the tags are retired: lanes in line are woken, and later lanes join the
+//! line and see it. Until then the change can return its tags ([`HwQueueTags::give_back`]).
 //!
 //! ```text
 //! waiter:     enqueue;          *fence*;  retired? use the new tags
@@ -38,12 +38,12 @@ use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 #[cfg(not(feature = "loom"))]
-use crossbeam_queue::SegQueue as WaiterQueue;
+use crossbeam_queue::SegQueue as TagWaiterQueue;
 
 /// The tags of a hardware queue, and the line of waiters.
-pub(crate) struct Tags {
+pub(crate) struct HwQueueTags {
     free: AtomicU32,
-    waiters: WaiterQueue<Arc<TagWaiter>>,
+    waiters: TagWaiterQueue<Arc<TagWaiter>>,
     /// Number of waiters in line or about to join it.
     waiting: AtomicU32,
     depth: u32,
@@ -63,7 +63,7 @@ pub(crate) struct TagWaiter {
 const QUEUED: u64 = 1 << 63;
 const WANTED: u64 = 1 << 32;
 
-fn wanted(state: u64) -> u32 {
+fn wanted_tag_count(state: u64) -> u32 {
     ((state & !QUEUED) / WANTED) as u32
 }
 
@@ -87,13 +87,13 @@ impl TagWaiter {
     /// Grants a tag, if one is wanted. Returns whether a tag was granted, and whether the waiter
     /// stays in line.
     fn grant(&self) -> (bool, bool) {
-        let was = self.change(|state| match wanted(state) {
+        let was = self.change(|state| match wanted_tag_count(state) {
             0 => state & !QUEUED,
             1 => (state - WANTED + 1) & !QUEUED,
             _ => state - WANTED + 1,
         });
-        self.notify_if_satisfied(wanted(was), 1);
-        (wanted(was) > 0, wanted(was) > 1)
+        self.notify_if_satisfied(wanted_tag_count(was), 1);
+        (wanted_tag_count(was) > 0, wanted_tag_count(was) > 1)
     }
 
     /// Calls `then` if the waiter wanted `was` tags and now wants no more, after a reduction by
@@ -120,21 +120,21 @@ impl TagWaiter {
 
     /// Reduces the number of wanted tags by `n`, at most to 0.
     fn request_less(&self, n: u32) {
-        let was = self.change(|state| state - u64::from(wanted(state).min(n)) * WANTED);
-        self.notify_if_satisfied(wanted(was), n);
+        let was = self.change(|state| state - u64::from(wanted_tag_count(state).min(n)) * WANTED);
+        self.notify_if_satisfied(wanted_tag_count(was), n);
     }
 }
 
-impl Tags {
+impl HwQueueTags {
     /// Creates `depth` tags, at least one.
-    pub fn new(depth: u32) -> Tags {
+    pub fn new(depth: u32) -> HwQueueTags {
         let depth = depth.max(1);
         let (free, waiting, retired) = (AtomicU32::new(depth), AtomicU32::new(0), AtomicBool::new(false));
-        Tags { free, waiters: WaiterQueue::new(), waiting, depth, retired }
+        HwQueueTags { free, waiters: TagWaiterQueue::new(), waiting, depth, retired }
     }
 
     /// Takes all tags permanently. Calls `then` when all are taken, perhaps at once. Pass the
-    /// returned waiter to [`Tags::give_back`] to cancel.
+    /// returned waiter to [`HwQueueTags::give_back`] to cancel.
     pub fn retire_all(&self, then: Box<dyn Fn() + Send + Sync>) -> Arc<TagWaiter> {
         let waiter = Arc::new(TagWaiter { then: Some(then), ..TagWaiter::new() });
         self.enqueue(&waiter, self.depth);
@@ -144,14 +144,14 @@ impl Tags {
     /// Returns the tags that `waiter` has taken so far and takes no more. Not for retired tags.
     pub fn give_back(&self, waiter: &TagWaiter) {
         let was = waiter.change(|state| state & !(QUEUED - WANTED));
-        self.give(self.depth - wanted(was));
+        self.give(self.depth - wanted_tag_count(was));
     }
 
     /// Retires the tags: wakes all waiters in line, and later waiters see the flag.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
-        interleave::point();
+        interleave::mark_interleave_point();
         while let Some(first) = self.waiters.pop() {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             first.wait_queue.wake_up();
@@ -170,7 +170,7 @@ impl Tags {
 
     /// Takes up to `most` tags.
     fn take(&self, most: u32) -> u32 {
-        interleave::point();
+        interleave::mark_interleave_point();
         let mut free = self.free.load(Ordering::Relaxed);
         while free > 0 {
             let n = free.min(most);
@@ -185,11 +185,11 @@ impl Tags {
     /// Returns `n` tags.
     #[inline]
     fn give(&self, n: u32) {
-        interleave::point();
+        interleave::mark_interleave_point();
         if self.waiting.load(Ordering::Relaxed) == 0 {
             self.free.fetch_add(n, Ordering::Release);
             fence(Ordering::SeqCst);
-            interleave::point();
+            interleave::mark_interleave_point();
             if self.waiting.load(Ordering::Relaxed) == 0 {
                 return;
             }
@@ -225,7 +225,7 @@ impl Tags {
                 self.free.fetch_add(n, Ordering::Release);
             }
             fence(Ordering::SeqCst);
-            interleave::point();
+            interleave::mark_interleave_point();
             if self.waiters.is_empty() {
                 return;
             }
@@ -235,7 +235,7 @@ impl Tags {
 
     /// Makes `waiter` want `n` tags. Returns the number of free tags taken at once.
     fn enqueue(&self, waiter: &Arc<TagWaiter>, n: u32) -> u32 {
-        interleave::point();
+        interleave::mark_interleave_point();
         if waiter.request(n) {
             self.waiting.fetch_add(1, Ordering::Relaxed);
             self.waiters.push(Arc::clone(waiter));
@@ -249,7 +249,7 @@ impl Tags {
 
 /// The tags of one lane.
 pub(crate) struct LaneTags {
-    tags: Arc<Tags>,
+    tags: Arc<HwQueueTags>,
     waiter: Arc<TagWaiter>,
     wait_handle: WaitHandle,
     /// Tags without a request.
@@ -261,7 +261,7 @@ pub(crate) struct LaneTags {
 
 impl LaneTags {
     /// Creates the state of a lane without tags.
-    pub fn new(tags: Arc<Tags>, cx: &mut Cx<'_>) -> LaneTags {
+    pub fn new(tags: Arc<HwQueueTags>, cx: &mut Cx<'_>) -> LaneTags {
         let waiter = Arc::new(TagWaiter::new());
         let wait_handle = waiter.wait_queue.subscribe(cx);
         LaneTags { tags, waiter, wait_handle, free: 0, out: 0, waits: false }
@@ -363,12 +363,12 @@ impl Drop for LaneTags {
 
 /// A queue that loom can model.
 #[cfg(feature = "loom")]
-struct WaiterQueue<T>(loom::sync::Mutex<std::collections::VecDeque<T>>);
+struct TagWaiterQueue<T>(loom::sync::Mutex<std::collections::VecDeque<T>>);
 
 #[cfg(feature = "loom")]
-impl<T> WaiterQueue<T> {
-    fn new() -> WaiterQueue<T> {
-        WaiterQueue(loom::sync::Mutex::new(std::collections::VecDeque::new()))
+impl<T> TagWaiterQueue<T> {
+    fn new() -> TagWaiterQueue<T> {
+        TagWaiterQueue(loom::sync::Mutex::new(std::collections::VecDeque::new()))
     }
     fn push(&self, one: T) {
         self.0.lock().unwrap().push_back(one);
@@ -396,7 +396,7 @@ mod loom_tests {
     #[test]
     fn loom_no_tag_is_lost_and_nobody_waits_for_one_that_is_free() {
         check(|| {
-            let tags = Arc::new(Tags::new(1));
+            let tags = Arc::new(HwQueueTags::new(1));
             assert_eq!(tags.take(1), 1);
             let waiter = Arc::new(TagWaiter::new());
             let (of_other, of_waiter) = (Arc::clone(&tags), Arc::clone(&waiter));
@@ -414,7 +414,7 @@ mod loom_tests {
     #[test]
     fn loom_who_waits_for_tags_that_retire_sees_it() {
         check(|| {
-            let tags = Arc::new(Tags::new(1));
+            let tags = Arc::new(HwQueueTags::new(1));
             assert_eq!(tags.take(1), 1);
             let (of_other, of_then) = (Arc::clone(&tags), Arc::downgrade(&tags));
             let other = thread::spawn(move || of_other.give(1));
@@ -435,7 +435,7 @@ mod loom_tests {
     #[test]
     fn loom_who_takes_all_tags_for_good_gets_the_last() {
         check(|| {
-            let tags = Arc::new(Tags::new(2));
+            let tags = Arc::new(HwQueueTags::new(2));
             assert_eq!(tags.take(2), 2);
             let of_then = Arc::downgrade(&tags);
             tags.retire_all(Box::new(move || of_then.upgrade().unwrap().retire()));
@@ -451,7 +451,7 @@ mod loom_tests {
     #[test]
     fn loom_tags_that_are_given_back_are_all_there() {
         check(|| {
-            let tags = Arc::new(Tags::new(2));
+            let tags = Arc::new(HwQueueTags::new(2));
             assert_eq!(tags.take(1), 1);
             let waiter = tags.retire_all(Box::new(|| {}));
             let of_other = Arc::clone(&tags);
@@ -466,7 +466,7 @@ mod loom_tests {
     #[test]
     fn loom_a_tag_handed_to_who_leaves_comes_back() {
         check(|| {
-            let tags = Arc::new(Tags::new(1));
+            let tags = Arc::new(HwQueueTags::new(1));
             assert_eq!(tags.take(1), 1);
             let waiter = Arc::new(TagWaiter::new());
             assert_eq!(tags.enqueue(&waiter, 1), 0);

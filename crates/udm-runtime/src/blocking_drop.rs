@@ -9,16 +9,16 @@ thread_local! {
 }
 
 /// Marks the thread as a core while it exists.
-pub(crate) struct CoreThreadGuard(PhantomData<*const ()>);
+pub(crate) struct CoreThreadMarkGuard(PhantomData<*const ()>);
 
-impl CoreThreadGuard {
-    pub(crate) fn new() -> CoreThreadGuard {
+impl CoreThreadMarkGuard {
+    pub(crate) fn new() -> CoreThreadMarkGuard {
         CORES.set(CORES.get() + 1);
-        CoreThreadGuard(PhantomData)
+        CoreThreadMarkGuard(PhantomData)
     }
 }
 
-impl Drop for CoreThreadGuard {
+impl Drop for CoreThreadMarkGuard {
     fn drop(&mut self) {
         CORES.set(CORES.get() - 1);
     }
@@ -55,7 +55,7 @@ mod tests {
         let here = thread::current().id();
         drop_blocking(DropProbe(tx.clone()));
         assert_eq!(rx.recv().unwrap(), here);
-        let core = CoreThreadGuard::new();
+        let core = CoreThreadMarkGuard::new();
         drop_blocking(DropProbe(tx.clone()));
         assert_ne!(rx.recv().unwrap(), here);
         drop(core);

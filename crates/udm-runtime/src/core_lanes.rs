@@ -1,9 +1,10 @@
 //! The lanes of a core, one per device, shared by the core's front ends.
 
-use crate::in_flight_report::InFlightReport;
+use crate::in_flight_report::CoreWorkInFlightReport;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, Cx, Device, DeviceId, DeviceSlot, Drain, Lane, OpenError, OwnWork, Status, WakeTarget,
+    Batch, Bio, BioTaskLaneId, Cx, Device, DeviceControlError, DeviceId, DrainMode, Lane, OwnWork,
+    PolledUnitId, Status,
 };
 
 struct LaneSlot {
@@ -39,18 +40,18 @@ impl CoreLanes {
         device: &Arc<dyn Device>,
         background: bool,
         cx: &mut Cx<'_>,
-    ) -> Result<DeviceSlot, OpenError> {
+    ) -> Result<BioTaskLaneId, DeviceControlError> {
         let id = device.id();
         // A linear scan: once per connection, over the devices of one core.
         if let Some((key, slot)) =
             self.slots.iter_mut().find(|(_, s)| s.id == id && !s.background && !background)
         {
             slot.users += 1;
-            return Ok(DeviceSlot(key));
+            return Ok(BioTaskLaneId(key));
         }
         let place = self.slots.vacant_entry();
         let key = place.key();
-        let before = cx.set_current_target(Some(WakeTarget(key as u32)));
+        let before = cx.set_current_target(Some(PolledUnitId(key as u32)));
         let lane = device.open(cx);
         cx.set_current_target(before);
         let lane = lane?;
@@ -65,11 +66,11 @@ impl CoreLanes {
             has_messages: false,
         });
         self.activate(key);
-        Ok(DeviceSlot(key))
+        Ok(BioTaskLaneId(key))
     }
 
     /// Marks a lane to be polled in this turn. Ignores a lane that is closed.
-    pub(crate) fn run_target(&mut self, target: WakeTarget) {
+    pub(crate) fn run_target(&mut self, target: PolledUnitId) {
         let key = target.0 as usize;
         if let Some(s) = self.slots.get_mut(key) {
             s.has_messages = true;
@@ -85,7 +86,7 @@ impl CoreLanes {
         }
     }
 
-    pub(crate) fn close(&mut self, slot: DeviceSlot) {
+    pub(crate) fn close(&mut self, slot: BioTaskLaneId) {
         let s = &mut self.slots[slot.0];
         s.users -= 1;
         if s.users > 0 || s.active {
@@ -104,7 +105,7 @@ impl CoreLanes {
     }
 
     /// Adds requests in flight and own work to a report.
-    pub(crate) fn report(&self, to: &mut InFlightReport) {
+    pub(crate) fn report(&self, to: &mut CoreWorkInFlightReport) {
         for s in self.active.iter().map(|&key| &self.slots[key]).filter(|s| !s.background) {
             if s.in_flight > 0 {
                 to.requests.insert(s.id, s.in_flight);
@@ -133,7 +134,7 @@ impl CoreLanes {
             .all(|s| s.background || (s.in_flight == 0 && s.lane.own_work() < OwnWork::Required))
     }
 
-    pub(crate) fn push(&mut self, slot: DeviceSlot, bio: Box<Bio>) {
+    pub(crate) fn push(&mut self, slot: BioTaskLaneId, bio: Box<Bio>) {
         let s = &mut self.slots[slot.0];
         s.batch.push(bio);
         s.in_flight += 1;
@@ -147,7 +148,7 @@ impl CoreLanes {
         let mut i = 0;
         while let Some(&key) = self.active.get(i) {
             let s = &mut self.slots[key];
-            cx.set_current_target(Some(WakeTarget(key as u32)));
+            cx.set_current_target(Some(PolledUnitId(key as u32)));
             if !s.batch.is_empty() {
                 s.lane.submit(&mut s.batch, cx);
                 debug_assert!(s.batch.is_empty(), "a lane left bios in the batch");
@@ -155,7 +156,7 @@ impl CoreLanes {
             }
             let n = done.len();
             if self.ending {
-                drain(s, done, cx);
+                drain_lane_at_shutdown(s, done, cx);
             }
             s.lane.poll(done, cx);
             s.in_flight -= done.len() - n;
@@ -180,8 +181,8 @@ impl CoreLanes {
 /// Makes the lane end the bios that it holds back. Bios that it hands back fail, since no resume
 /// will follow.
 #[cold]
-fn drain(s: &mut LaneSlot, done: &mut Batch, cx: &mut Cx<'_>) {
+fn drain_lane_at_shutdown(s: &mut LaneSlot, done: &mut Batch, cx: &mut Cx<'_>) {
     let from = done.len();
-    s.lane.drain(Drain::End, done, cx);
+    s.lane.drain(DrainMode::End, done, cx);
     done[from..].iter_mut().for_each(|bio| bio.end_with(Status::IoErr));
 }

@@ -1,19 +1,19 @@
 //! The cores of a process, as seen from other threads: ids and inboxes.
 
 use crate::front_end::FrontEnd;
-use crate::in_flight_report::InFlightReport;
-use crate::inbox::MessageQueue;
-use crate::task_front_end::{StopTask, TaskFrontEnd};
+use crate::in_flight_report::CoreWorkInFlightReport;
+use crate::inbox::EventFdMessageQueue;
+use crate::task_front_end::{StopTaskMessage, TaskFrontEnd};
 use std::any::Any;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use udm_core::{CoreId, Cores, DeviceId, LaneCommand, Nanos, TaskFactory, TaskHandle};
+use udm_core::{BioTaskFactory, BioTaskHandle, CoreCommandSender, CoreId, DeviceId, LaneCommand, Nanos};
 
-/// A message to front ends; see [`CoreSet::send_message`].
-pub type Message = Box<dyn Any + Send>;
+/// A message to front ends; see [`ProcessCores::send_message`].
+pub type FrontEndMessage = Box<dyn Any + Send>;
 
 /// A message to a core.
 pub(crate) enum CoreMessage {
@@ -24,37 +24,37 @@ pub(crate) enum CoreMessage {
     /// A new front end, made on the core because it is not `Send`.
     Attach(Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>),
     /// A message to the front ends that subscribe to a device.
-    Message(DeviceId, Message),
+    Message(DeviceId, FrontEndMessage),
     /// Refuse new requests and hold back no bios.
     End,
     /// As `End`; the core exits when all is done, or after this time.
     Stop(Nanos),
     /// Report the work in flight.
-    Report(SyncSender<InFlightReport>),
+    Report(SyncSender<CoreWorkInFlightReport>),
 }
 
 /// The inbox of a core.
-pub(crate) type Inbox = MessageQueue<CoreMessage>;
+pub(crate) type CoreInbox = EventFdMessageQueue<CoreMessage>;
 
 /// All cores of a process.
-pub struct CoreSet {
-    inboxes: Vec<Inbox>,
+pub struct ProcessCores {
+    inboxes: Vec<CoreInbox>,
     /// Number of cores that serve front ends and tasks: all, or none in library mode.
     pub(crate) serving: AtomicUsize,
     /// Counter to choose the core of the next task.
     next: AtomicUsize,
     /// The core of all tasks, if there is one for them.
     task_core: Option<CoreId>,
-    me: Weak<CoreSet>,
+    me: Weak<ProcessCores>,
 }
 
-impl CoreSet {
+impl ProcessCores {
     /// Creates a set of `cores` (1 to 1024) cores. Each starts when a thread attaches to it.
     ///
     /// # Errors
     /// No eventfd is available, or the number is out of range (EINVAL).
-    pub fn new(cores: usize) -> io::Result<Arc<CoreSet>> {
-        CoreSet::with(cores, None)
+    pub fn new(cores: usize) -> io::Result<Arc<ProcessCores>> {
+        ProcessCores::with(cores, None)
     }
 
     /// Creates a set of `cores` cores that threads may attach to and detach from
@@ -62,28 +62,28 @@ impl CoreSet {
     /// executes the tasks. A detached core delays nothing.
     ///
     /// # Errors
-    /// As for [`CoreSet::new`].
+    /// As for [`ProcessCores::new`].
     ///
     /// [`LocalCore::attach`]: crate::LocalCore::attach
     /// [`LocalCore::detach`]: crate::LocalCore::detach
-    pub fn with_task_core(cores: usize) -> io::Result<Arc<CoreSet>> {
+    pub fn with_task_core(cores: usize) -> io::Result<Arc<ProcessCores>> {
         let task_core = u16::try_from(cores).unwrap_or(u16::MAX);
-        let core_set = CoreSet::with(cores.saturating_add(1), Some(CoreId(task_core)))?;
-        core_set.inboxes.iter().for_each(Inbox::stop_receiving);
+        let core_set = ProcessCores::with(cores.saturating_add(1), Some(CoreId(task_core)))?;
+        core_set.inboxes.iter().for_each(CoreInbox::stop_receiving);
         Ok(core_set)
     }
 
-    fn with(cores: usize, task_core: Option<CoreId>) -> io::Result<Arc<CoreSet>> {
+    fn with(cores: usize, task_core: Option<CoreId>) -> io::Result<Arc<ProcessCores>> {
         if !(1..=1024).contains(&cores) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!("{cores} cores: 1 to 1024 are possible"),
             ));
         }
-        let inboxes = (0..cores).map(|_| Inbox::new()).collect::<io::Result<_>>()?;
+        let inboxes = (0..cores).map(|_| CoreInbox::new()).collect::<io::Result<_>>()?;
         let none = || AtomicUsize::new(0);
         let (serving, next) = (none(), none());
-        Ok(Arc::new_cyclic(|me| CoreSet { inboxes, serving, next, task_core, me: me.clone() }))
+        Ok(Arc::new_cyclic(|me| ProcessCores { inboxes, serving, next, task_core, me: me.clone() }))
     }
 
     /// Number of cores.
@@ -99,21 +99,21 @@ impl CoreSet {
     ///
     /// # Panics
     /// If there is no such core.
-    pub fn send_message(&self, core: CoreId, device: DeviceId, message: Message) {
+    pub fn send_message(&self, core: CoreId, device: DeviceId, message: FrontEndMessage) {
         self.send(core, CoreMessage::Message(device, message));
     }
 
     /// Collects the work in flight on all cores. Cores that have not replied within `timeout` are
     /// only counted.
     #[must_use]
-    pub fn in_flight_report(&self, timeout: Duration) -> InFlightReport {
+    pub fn in_flight_report(&self, timeout: Duration) -> CoreWorkInFlightReport {
         let (tx, rx) = std::sync::mpsc::sync_channel(self.len());
         for inbox in &self.inboxes {
             inbox.send(CoreMessage::Report(tx.clone()));
         }
         drop(tx);
         let end = Instant::now() + timeout;
-        let mut all = InFlightReport { unanswered: self.len(), ..InFlightReport::default() };
+        let mut all = CoreWorkInFlightReport { unanswered: self.len(), ..CoreWorkInFlightReport::default() };
         while let Ok(one) = rx.recv_timeout(end.saturating_duration_since(Instant::now())) {
             all.unanswered -= 1;
             all.front_ends += one.front_ends;
@@ -123,7 +123,7 @@ impl CoreSet {
         all
     }
 
-    pub(crate) fn inbox(&self, core: CoreId) -> &Inbox {
+    pub(crate) fn inbox(&self, core: CoreId) -> &CoreInbox {
         &self.inboxes[core.index()]
     }
 
@@ -132,7 +132,7 @@ impl CoreSet {
     }
 }
 
-impl Cores for CoreSet {
+impl CoreCommandSender for ProcessCores {
     fn broadcast(&self, device: DeviceId, command: LaneCommand) {
         for inbox in &self.inboxes {
             inbox.send(CoreMessage::Command(device, command.clone()));
@@ -145,15 +145,15 @@ impl Cores for CoreSet {
 
     /// Uses the cores in turn. In library mode it uses the first core, which exists before any
     /// device, or the task core. A core without a ring drops the task.
-    fn start(&self, make: TaskFactory) -> TaskHandle {
+    fn start(&self, make: BioTaskFactory) -> BioTaskHandle {
         let among = if self.serving.load(Ordering::Relaxed) == self.len() { self.len() } else { 1 };
         let next = || CoreId((self.next.fetch_add(1, Ordering::Relaxed) % among) as u16);
         let core = self.task_core.unwrap_or_else(next);
         let (topic, me) = (DeviceId::new(), self.me.clone());
         self.attach(core, Box::new(move || Box::new(TaskFrontEnd::new(make(), topic))));
-        TaskHandle::new(move |ack| {
+        BioTaskHandle::new(move |ack| {
             if let Some(core_set) = me.upgrade() {
-                core_set.send_message(core, topic, Box::new(StopTask { _ack: ack }));
+                core_set.send_message(core, topic, Box::new(StopTaskMessage { _ack: ack }));
             }
         })
     }

@@ -2,12 +2,14 @@
 
 use crate::core_lanes::CoreLanes;
 use crate::ring::{RingCompletion, RingOp, RingUser};
-use crate::subscriptions::Subscriptions;
+use crate::subscriptions::FrontEndSubscriptions;
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, CoreId, Cx, Device, DeviceId, DeviceSlot, Nanos, OpenError, OwnWork, OwnerId};
+use udm_core::{
+    Batch, Bio, BioOwnerId, BioTaskLaneId, CoreId, Cx, Device, DeviceControlError, DeviceId, Nanos, OwnWork,
+};
 
 /// A front end makes bios out of requests from outside, such as those of a connection or a
 /// virtqueue. It belongs to one core for its whole life.
@@ -43,7 +45,7 @@ pub trait FrontEnd {
 pub(crate) const FRONT: u32 = 1 << 31;
 
 /// Values shared by the front ends of a core, one per type.
-pub(crate) type CoreLocals = HashMap<TypeId, Rc<dyn Any>>;
+pub(crate) type FrontEndSharedValues = HashMap<TypeId, Rc<dyn Any>>;
 
 /// The slot of a front end on its core. Another front end may reuse it later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,7 +58,7 @@ pub struct FrontCx<'a, 'b> {
     pub(crate) user: &'a RingUser,
     /// Nothing waits for this front end, so it has its own lanes.
     pub(crate) background: bool,
-    pub(crate) owner: OwnerId,
+    pub(crate) owner: BioOwnerId,
     pub(crate) in_flight: &'a mut usize,
     /// The next time at which to call this front end.
     pub(crate) wake: &'a mut Nanos,
@@ -64,12 +66,12 @@ pub struct FrontCx<'a, 'b> {
     pub(crate) scheduled: &'a mut Vec<usize>,
     /// If true, all front ends are called in the next turn.
     pub(crate) all_scheduled: &'a mut bool,
-    pub(crate) locals: &'a mut CoreLocals,
+    pub(crate) locals: &'a mut FrontEndSharedValues,
     /// CPU time of this core's thread, and its total spin time.
     pub(crate) cpu_time: fn() -> Nanos,
     pub(crate) spin_time: Nanos,
     /// The subscriptions of the core, and the topics of this front end.
-    pub(crate) topics: (&'a mut Subscriptions, &'a mut Vec<DeviceId>),
+    pub(crate) topics: (&'a mut FrontEndSubscriptions, &'a mut Vec<DeviceId>),
 }
 
 impl FrontCx<'_, '_> {
@@ -77,18 +79,18 @@ impl FrontCx<'_, '_> {
     ///
     /// # Errors
     /// The error of the device.
-    pub fn open(&mut self, device: &Arc<dyn Device>) -> Result<DeviceSlot, OpenError> {
+    pub fn open(&mut self, device: &Arc<dyn Device>) -> Result<BioTaskLaneId, DeviceControlError> {
         self.devices.open(device, self.background, self.cx)
     }
 
     /// Closes a lane. The front end must have nothing in flight on it.
-    pub fn close(&mut self, slot: DeviceSlot) {
+    pub fn close(&mut self, slot: BioTaskLaneId) {
         self.devices.close(slot);
     }
 
     /// Queues a bio: it is submitted with this turn's batch and completes through
     /// [`FrontEnd::complete`].
-    pub fn submit(&mut self, slot: DeviceSlot, mut bio: Box<Bio>) {
+    pub fn submit(&mut self, slot: BioTaskLaneId, mut bio: Box<Bio>) {
         bio.owner = self.owner;
         bio.started = self.cx.now();
         bio.start();

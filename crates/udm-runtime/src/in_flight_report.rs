@@ -5,7 +5,7 @@ use udm_core::DeviceId;
 
 /// Work in flight on the cores.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct InFlightReport {
+pub struct CoreWorkInFlightReport {
     /// Number of requests of front ends per device; devices without requests are missing.
     pub requests: BTreeMap<DeviceId, usize>,
     /// Devices with required own work.

@@ -1,9 +1,9 @@
 //! The inbox of a core, and the wakeup of a sleeping core.
 //!
 //! Any thread may send; only the core receives. Messages of one sender keep their order. A wakeup
-//! costs a system call only if the core sleeps ([`SleepState`]).
+//! costs a system call only if the core sleeps ([`CoreSleepState`]).
 
-use crate::sleep_state::{ReceiverState, SleepState};
+use crate::sleep_state::{CoreSleepState, ReceivingCoreState};
 use crossbeam_queue::SegQueue;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -11,16 +11,20 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// A queue of messages with an eventfd; one per core.
-pub(crate) struct MessageQueue<T> {
+pub(crate) struct EventFdMessageQueue<T> {
     queue: SegQueue<T>,
-    sleep_state: SleepState,
+    sleep_state: CoreSleepState,
     eventfd: Arc<OwnedFd>,
 }
 
-impl<T> MessageQueue<T> {
-    pub(crate) fn new() -> io::Result<MessageQueue<T>> {
+impl<T> EventFdMessageQueue<T> {
+    pub(crate) fn new() -> io::Result<EventFdMessageQueue<T>> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(MessageQueue { queue: SegQueue::new(), sleep_state: SleepState::new(), eventfd: Arc::new(fd) })
+        Ok(EventFdMessageQueue {
+            queue: SegQueue::new(),
+            sleep_state: CoreSleepState::new(),
+            eventfd: Arc::new(fd),
+        })
     }
 
     /// Queues a message and wakes the core if it sleeps. Messages to a detached core are dropped.
@@ -28,14 +32,16 @@ impl<T> MessageQueue<T> {
         self.queue.push(message);
         loop {
             match self.sleep_state.after_send() {
-                ReceiverState::Awake => return,
+                ReceivingCoreState::Awake => return,
                 // The counter cannot overflow: it is written once per sleep of the core.
-                ReceiverState::Sleeping => {
+                ReceivingCoreState::Sleeping => {
                     let _ = rustix::io::write(&*self.eventfd, &1u64.to_ne_bytes());
                     return;
                 }
-                ReceiverState::Detached if self.sleep_state.discard_if_detached(|| self.empty()) => return,
-                ReceiverState::Detached => {}
+                ReceivingCoreState::Detached if self.sleep_state.discard_if_detached(|| self.empty()) => {
+                    return;
+                }
+                ReceivingCoreState::Detached => {}
             }
         }
     }

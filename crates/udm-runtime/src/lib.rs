@@ -1,7 +1,7 @@
 //! Cores: a core is one thread with one io_uring, one inbox and its lanes.
 //!
-//! * [`CoreSet`]: the inboxes of all cores of a process. The control half sends messages through
-//!   it.
+//! * [`ProcessCores`]: the inboxes of all cores of a process. The control half sends messages
+//!   through it.
 //! * [`Runtime`]: threads that are cores and serve [`FrontEnd`]s.
 //! * [`LocalCore`]: a thread that is a core. In *library mode* it is the caller's own thread, which
 //!   calls `submit`, `poll` and `park` itself.
@@ -23,12 +23,12 @@
 //! **Where bios and connections live.** A bio belongs to one core for its whole life, a connection
 //! to one core at a time. A core that has ended drops the messages that still arrive for it.
 //!
-//! **Threads that attach and detach.** [`CoreSet::with_task_core`] creates cores that threads
+//! **Threads that attach and detach.** [`ProcessCores::with_task_core`] creates cores that threads
 //! attach to and detach from. One more core always runs and executes the tasks. A detached core
 //! delays nothing. A late sender may still discard messages of the detached core, so a thread that
 //! attaches waits for that sender first.
 //!
-//! **Messages to front ends.** [`CoreSet::send_message`] reaches the front ends of a core that
+//! **Messages to front ends.** [`ProcessCores::send_message`] reaches the front ends of a core that
 //! subscribe to a device or another topic ([`FrontCx::subscribe`]), in the order of sending.
 //!
 //! **The clock** is the kernel's monotonic one: the same on all cores, and correct after each
@@ -64,12 +64,12 @@ mod subscriptions;
 mod task_front_end;
 
 pub use blocking_drop::drop_blocking;
-pub use core_set::{CoreSet, Message};
+pub use core_set::{FrontEndMessage, ProcessCores};
 pub use front_end::{FrontCx, FrontEnd, FrontKey};
-pub use in_flight_report::InFlightReport;
-pub use local::{CoreClock, CoreOptions, LocalCore, pin};
+pub use in_flight_report::CoreWorkInFlightReport;
+pub use local::{CoreClockFunctions, CoreOptions, LocalCore, pin_thread_to_cpus};
 pub use local_io::{LocalControlIo, TemporaryCoreIo};
-pub use ring::{FinishedOp, Ring, RingCompletion, RingOp, RingUser, SimulatedKernel};
-pub use runtime::{Runtime, RuntimeOptions, ShutdownHandle};
-pub use stepped::{StepOutcome, SteppedCore};
-pub use udm_core::DeviceSlot;
+pub use ring::{Ring, RingCompletion, RingOp, RingUser, SimulatedCqe, SimulatedKernel};
+pub use runtime::{Runtime, RuntimeOptions, StoppedRuntimeThreads};
+pub use stepped::{CoreStateAfterStep, SteppedCore};
+pub use udm_core::BioTaskLaneId;

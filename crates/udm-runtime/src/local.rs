@@ -1,10 +1,10 @@
 //! A core on the calling thread.
 
-use crate::CoreSet;
-use crate::blocking_drop::CoreThreadGuard;
+use crate::ProcessCores;
+use crate::blocking_drop::CoreThreadMarkGuard;
 use crate::core_set::CoreMessage;
 use crate::eventfd_read::EventFdRead;
-use crate::reactor::LibraryTasks;
+use crate::reactor::LibraryModeTaskRunner;
 use crate::ring::{Ring, SimulatedKernel, unavailable};
 use crate::spin::SpinPolicy;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,7 +16,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use udm_core::{CoreId, CoreState, Cores, Cx, Device, Lane, Nanos, OpenError};
+use udm_core::{CoreCommandSender, CoreId, CoreLaneState, Cx, Device, DeviceControlError, Lane, Nanos};
 
 /// Options of a core.
 #[derive(Clone, Debug)]
@@ -43,23 +43,23 @@ impl Default for CoreOptions {
 }
 
 /// The source of external events of a core.
-enum WakeSource {
+enum CoreEventSource {
     Ring(Ring, EventFdRead),
     /// Only the eventfd of the inbox; the text is the reason why there is no ring.
     EventFd(Arc<OwnedFd>, String),
 }
 
-/// The calling thread as core `id` of a [`CoreSet`]. It opens lanes and drives them itself:
+/// The calling thread as core `id` of a [`ProcessCores`]. It opens lanes and drives them itself:
 /// [`LocalCore::turn`] with a `submit` and a `poll` of each lane, and [`LocalCore::park`] after a
 /// turn with nothing to do.
 ///
 /// Commands (suspend, resume, ...) reach its lanes at the begin of a turn. So an attached core must
 /// run turns as long as others may suspend its devices. `park` returns when a command arrives.
 pub struct LocalCore {
-    core_set: Arc<CoreSet>,
+    core_set: Arc<ProcessCores>,
     id: CoreId,
-    state: CoreState,
-    wake_source: WakeSource,
+    state: CoreLaneState,
+    wake_source: CoreEventSource,
     /// Begin of the turn; only set if the core never sleeps.
     begun: Nanos,
     wake: Nanos,
@@ -68,14 +68,14 @@ pub struct LocalCore {
     /// True if a reactor handles the messages in `other`.
     serves: bool,
     /// Handles the messages in `other` without a reactor.
-    library_tasks: LibraryTasks,
+    library_tasks: LibraryModeTaskRunner,
     options: CoreOptions,
-    time: CoreClock,
+    time: CoreClockFunctions,
     spin: SpinPolicy,
     spin_time: Nanos,
     /// Begin of the current wait.
     wait_began: Nanos,
-    _on_core: CoreThreadGuard,
+    _on_core: CoreThreadMarkGuard,
 }
 
 impl LocalCore {
@@ -83,52 +83,54 @@ impl LocalCore {
     ///
     /// # Errors
     /// There is no such core or no io_uring, or the thread cannot be pinned to the CPUs.
-    pub fn attach(core_set: &Arc<CoreSet>, id: CoreId, options: CoreOptions) -> io::Result<LocalCore> {
+    pub fn attach(core_set: &Arc<ProcessCores>, id: CoreId, options: CoreOptions) -> io::Result<LocalCore> {
         if id.index() >= core_set.len() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("no core {}", id.0)));
         }
-        pin(&options.cpus)?;
+        pin_thread_to_cpus(&options.cpus)?;
         let inbox = core_set.inbox(id);
         let wake_source = match Ring::new() {
-            Ok(ring) => WakeSource::Ring(ring.clone(), EventFdRead::new(&ring, inbox.eventfd())),
+            Ok(ring) => CoreEventSource::Ring(ring.clone(), EventFdRead::new(&ring, inbox.eventfd())),
             Err(error) if options.ring_optional => {
-                WakeSource::EventFd(inbox.eventfd(), unavailable::describe(&error))
+                CoreEventSource::EventFd(inbox.eventfd(), unavailable::explain_uring_unavailable(&error))
             }
-            Err(error) => return Err(io::Error::new(error.kind(), unavailable::describe(&error))),
+            Err(error) => {
+                return Err(io::Error::new(error.kind(), unavailable::explain_uring_unavailable(&error)));
+            }
         };
         inbox.join();
-        Ok(LocalCore::with_backend(core_set, id, options, wake_source, CoreClock::SYSTEM))
+        Ok(LocalCore::with_backend(core_set, id, options, wake_source, CoreClockFunctions::SYSTEM))
     }
 
     /// Creates core `id` of a simulated world: `kernel` executes its ring operations, and `time` is
     /// its clock.
     pub(crate) fn simulated(
-        core_set: &Arc<CoreSet>,
+        core_set: &Arc<ProcessCores>,
         id: CoreId,
         kernel: Box<dyn SimulatedKernel>,
         room: usize,
-        time: CoreClock,
+        time: CoreClockFunctions,
     ) -> LocalCore {
         let ring = Ring::simulated(kernel, room);
         let eventfd_read = EventFdRead::new(&ring, core_set.inbox(id).eventfd());
         let options = CoreOptions { spin_max: Duration::ZERO, ..CoreOptions::default() };
-        LocalCore::with_backend(core_set, id, options, WakeSource::Ring(ring, eventfd_read), time)
+        LocalCore::with_backend(core_set, id, options, CoreEventSource::Ring(ring, eventfd_read), time)
     }
 
     fn with_backend(
-        core_set: &Arc<CoreSet>,
+        core_set: &Arc<ProcessCores>,
         id: CoreId,
         options: CoreOptions,
-        wake_source: WakeSource,
-        time: CoreClock,
+        wake_source: CoreEventSource,
+        time: CoreClockFunctions,
     ) -> LocalCore {
         let io = match &wake_source {
-            WakeSource::Ring(ring, _) => Some(Rc::new(ring.clone()) as Rc<dyn Any>),
-            WakeSource::EventFd(..) => None,
+            CoreEventSource::Ring(ring, _) => Some(Rc::new(ring.clone()) as Rc<dyn Any>),
+            CoreEventSource::EventFd(..) => None,
         };
-        let others: Arc<dyn Cores> = Arc::<CoreSet>::clone(core_set);
+        let others: Arc<dyn CoreCommandSender> = Arc::<ProcessCores>::clone(core_set);
         let begun = (time.now)();
-        let state = CoreState::new(id, core_set.len(), u64::from(id.0) + 1, io).with_cores(others);
+        let state = CoreLaneState::new(id, core_set.len(), u64::from(id.0) + 1, io).with_cores(others);
         LocalCore {
             core_set: core_set.clone(),
             id,
@@ -138,13 +140,13 @@ impl LocalCore {
             wake: Nanos::NEVER,
             other: Vec::new(),
             serves: false,
-            library_tasks: LibraryTasks::default(),
+            library_tasks: LibraryModeTaskRunner::default(),
             spin: SpinPolicy::new(options.spin_max.as_nanos() as u64),
             options,
             time,
             spin_time: Nanos(0),
             wait_began: begun,
-            _on_core: CoreThreadGuard::new(),
+            _on_core: CoreThreadMarkGuard::new(),
         }
     }
 
@@ -158,7 +160,7 @@ impl LocalCore {
     ///
     /// # Errors
     /// The error of the device.
-    pub fn open(&mut self, device: &dyn Device) -> Result<Box<dyn Lane>, OpenError> {
+    pub fn open(&mut self, device: &dyn Device) -> Result<Box<dyn Lane>, DeviceControlError> {
         device.open(&mut self.state.cx_by(self.time.now))
     }
 
@@ -169,7 +171,7 @@ impl LocalCore {
     }
 
     /// The clocks of the core.
-    pub(crate) fn time(&self) -> CoreClock {
+    pub(crate) fn time(&self) -> CoreClockFunctions {
         self.time
     }
 
@@ -186,8 +188,8 @@ impl LocalCore {
 
     pub(crate) fn ring(&self) -> Option<&Ring> {
         match &self.wake_source {
-            WakeSource::Ring(ring, _) => Some(ring),
-            WakeSource::EventFd(..) => None,
+            CoreEventSource::Ring(ring, _) => Some(ring),
+            CoreEventSource::EventFd(..) => None,
         }
     }
 
@@ -195,8 +197,8 @@ impl LocalCore {
     #[must_use]
     pub fn ring_error(&self) -> Option<&str> {
         match &self.wake_source {
-            WakeSource::Ring(..) => None,
-            WakeSource::EventFd(_, reason) => Some(reason),
+            CoreEventSource::Ring(..) => None,
+            CoreEventSource::EventFd(_, reason) => Some(reason),
         }
     }
 
@@ -236,9 +238,9 @@ impl LocalCore {
         let r = f(&mut cx);
         if !self.serves {
             match &self.wake_source {
-                WakeSource::Ring(ring, _) => self.library_tasks.turn(&mut self.other, ring, &mut cx),
+                CoreEventSource::Ring(ring, _) => self.library_tasks.turn(&mut self.other, ring, &mut cx),
                 // Dropping the messages tells the senders that their tasks are gone.
-                WakeSource::EventFd(..) => self.other.clear(),
+                CoreEventSource::EventFd(..) => self.other.clear(),
             }
         }
         self.wake = cx.wake();
@@ -247,7 +249,7 @@ impl LocalCore {
 
     /// Submits to the ring and reaps completions, without waiting.
     pub(crate) fn submit_and_reap(&mut self) {
-        if let WakeSource::Ring(ring, eventfd_read) = &mut self.wake_source
+        if let CoreEventSource::Ring(ring, eventfd_read) = &mut self.wake_source
             && ring.has_work()
         {
             ring.enter();
@@ -318,7 +320,7 @@ impl LocalCore {
     /// The part of [`LocalCore::park`] after the sleep.
     pub(crate) fn finish_sleep(&mut self) {
         self.core_set.inbox(self.id).set_awake();
-        if let WakeSource::Ring(_, eventfd_read) = &mut self.wake_source {
+        if let CoreEventSource::Ring(_, eventfd_read) = &mut self.wake_source {
             eventfd_read.rearm();
         }
         self.spin.waited(self.wait_began, self.clock());
@@ -362,8 +364,8 @@ impl LocalCore {
     /// Sleeps until an external event or the end of `timeout`.
     fn wait(&mut self, timeout: Option<Duration>) {
         match &self.wake_source {
-            WakeSource::Ring(ring, _) => ring.wait(timeout),
-            WakeSource::EventFd(eventfd, _) => {
+            CoreEventSource::Ring(ring, _) => ring.wait(timeout),
+            CoreEventSource::EventFd(eventfd, _) => {
                 let timeout = timeout
                     .map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
                 let ready = poll(&mut [PollFd::new(eventfd, PollFlags::IN)], timeout.as_ref());
@@ -378,44 +380,44 @@ impl LocalCore {
 
 /// The clocks of a core.
 #[derive(Clone, Copy, Debug)]
-pub struct CoreClock {
+pub struct CoreClockFunctions {
     /// Monotonic time, the same on all cores of a process.
     pub now: fn() -> Nanos,
     /// CPU time of the calling thread.
     pub cpu_time: fn() -> Nanos,
 }
 
-impl CoreClock {
+impl CoreClockFunctions {
     /// The system's clocks.
-    pub(crate) const SYSTEM: CoreClock = CoreClock { now: clock, cpu_time };
+    pub(crate) const SYSTEM: CoreClockFunctions = CoreClockFunctions { now: read_core_clock, cpu_time };
 }
 
-impl Default for CoreClock {
-    fn default() -> CoreClock {
-        CoreClock::SYSTEM
+impl Default for CoreClockFunctions {
+    fn default() -> CoreClockFunctions {
+        CoreClockFunctions::SYSTEM
     }
 }
 
 /// The clock of all cores: nanoseconds since its first reading, plus one.
-fn clock() -> Nanos {
+fn read_core_clock() -> Nanos {
     static ORIGIN: std::sync::OnceLock<Nanos> = std::sync::OnceLock::new();
     // `Instant` has slower arithmetic.
-    let now = read(ClockId::Monotonic);
-    since(*ORIGIN.get_or_init(|| now), now)
+    let now = read_clock_nanos(ClockId::Monotonic);
+    nonzero_time_since(*ORIGIN.get_or_init(|| now), now)
 }
 
 /// Never 0, since [`Cx`] uses 0 for "not read". If two cores read the clock first at once, one may
 /// have a time before the origin.
 #[inline]
-fn since(origin: Nanos, now: Nanos) -> Nanos {
+fn nonzero_time_since(origin: Nanos, now: Nanos) -> Nanos {
     Nanos(now.since(origin).0 + 1)
 }
 
 fn cpu_time() -> Nanos {
-    read(ClockId::ThreadCPUTime)
+    read_clock_nanos(ClockId::ThreadCPUTime)
 }
 
-fn read(clock: ClockId) -> Nanos {
+fn read_clock_nanos(clock: ClockId) -> Nanos {
     let time = clock_gettime(clock);
     Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
@@ -424,7 +426,7 @@ fn read(clock: ClockId) -> Nanos {
 ///
 /// # Errors
 /// A CPU does not exist, or this process may not use it.
-pub fn pin(cpus: &[usize]) -> io::Result<()> {
+pub fn pin_thread_to_cpus(cpus: &[usize]) -> io::Result<()> {
     if cpus.is_empty() {
         return Ok(());
     }
@@ -446,7 +448,7 @@ mod tests {
 
     #[test]
     fn no_reading_is_no_time() {
-        let readings = [3, 5, 6].map(|now| since(Nanos(5), Nanos(now)));
+        let readings = [3, 5, 6].map(|now| nonzero_time_since(Nanos(5), Nanos(now)));
         assert_eq!(readings, [Nanos(1), Nanos(1), Nanos(2)]);
     }
 }

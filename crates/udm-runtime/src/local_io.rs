@@ -1,11 +1,11 @@
 //! Control I/O on the core of the calling thread, for library mode.
 
-use crate::{CoreOptions, CoreSet, LocalCore};
+use crate::{CoreOptions, LocalCore, ProcessCores};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
-use udm_core::control_io::RunResult;
-use udm_core::{Batch, ControlIo, ControlTransfer, CoreId, Device, Nanos, OpenError, OwnWork, errno};
+use udm_core::control_io::ControlIoResult;
+use udm_core::{Batch, ControlIo, ControlIoBatch, CoreId, Device, DeviceControlError, Nanos, OwnWork, errno};
 
 /// Timeout of a run.
 const RUN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -26,9 +26,9 @@ impl<'a> LocalControlIo<'a> {
 }
 
 impl ControlIo for LocalControlIo<'_> {
-    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
+    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> ControlIoResult {
         let mut core = self.core.borrow_mut();
-        let mut transfer = ControlTransfer::new(&**device, bios);
+        let mut transfer = ControlIoBatch::new(&**device, bios);
         let mut lane = core.open(&**device)?;
         let (mut batch, mut done) = (Batch::new(), Batch::new());
         let timeout = Nanos(u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX));
@@ -53,7 +53,7 @@ impl ControlIo for LocalControlIo<'_> {
                 return if transfer.is_over() {
                     Ok(transfer.finish())
                 } else {
-                    Err(ControlTransfer::timeout_error())
+                    Err(ControlIoBatch::timeout_error())
                 };
             }
             for mut bio in done.drain(..) {
@@ -71,11 +71,13 @@ impl ControlIo for LocalControlIo<'_> {
 pub struct TemporaryCoreIo;
 
 impl ControlIo for TemporaryCoreIo {
-    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
+    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> ControlIoResult {
         let options = CoreOptions { ring_optional: true, ..CoreOptions::default() };
-        let attached = CoreSet::new(1).and_then(|core_set| LocalCore::attach(&core_set, CoreId(0), options));
-        let mut core = attached
-            .map_err(|e| OpenError::new(e.raw_os_error().unwrap_or(errno::EIO), format!("a core: {e}")))?;
+        let attached =
+            ProcessCores::new(1).and_then(|core_set| LocalCore::attach(&core_set, CoreId(0), options));
+        let mut core = attached.map_err(|e| {
+            DeviceControlError::new(e.raw_os_error().unwrap_or(errno::EIO), format!("a core: {e}"))
+        })?;
         let done = LocalControlIo::new(&mut core, RUN_TIMEOUT).run(device, bios);
         if done.is_err() {
             // Bios may be in flight in its ring.

@@ -7,14 +7,14 @@
 
 use crate::core_lanes::CoreLanes;
 use crate::core_set::CoreMessage;
-use crate::front_end::{CoreLocals, FRONT, FrontCx, FrontEnd};
-use crate::in_flight_report::InFlightReport;
-use crate::local::{CoreClock, LocalCore};
+use crate::front_end::{FRONT, FrontCx, FrontEnd, FrontEndSharedValues};
+use crate::in_flight_report::CoreWorkInFlightReport;
+use crate::local::{CoreClockFunctions, LocalCore};
 use crate::ring::RingUser;
-use crate::subscriptions::Subscriptions;
+use crate::subscriptions::FrontEndSubscriptions;
 use slab::Slab;
 use std::any::Any;
-use udm_core::{Batch, Cx, DeviceId, Nanos, OwnWork, OwnerId, WakeTarget};
+use udm_core::{Batch, BioOwnerId, Cx, DeviceId, Nanos, OwnWork, PolledUnitId};
 
 struct AttachedFrontEnd {
     /// `None` during a call of the front end.
@@ -32,14 +32,14 @@ struct AttachedFrontEnd {
 /// A core that serves front ends.
 pub(crate) struct Reactor {
     core: LocalCore,
-    inner: ReactorState,
+    inner: CoreFrontEnds,
     /// The last turn left its ring operations to the next turn.
     held_back: bool,
 }
 
 /// The step after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NextStep {
+pub(crate) enum ReactorTurnOutcome {
     /// Run another turn at once.
     RunAgain,
     /// Nothing moved: the core may sleep.
@@ -50,15 +50,15 @@ pub(crate) enum NextStep {
 
 /// The tasks of the control half in library mode, in which the thread drives its own lanes.
 #[derive(Default)]
-pub(crate) struct LibraryTasks(Option<Box<ReactorState>>);
+pub(crate) struct LibraryModeTaskRunner(Option<Box<CoreFrontEnds>>);
 
-impl LibraryTasks {
+impl LibraryModeTaskRunner {
     /// Runs one turn with the new messages. Costs one test if there is nothing to do.
     pub(crate) fn turn(&mut self, messages: &mut Vec<CoreMessage>, ring: &crate::Ring, cx: &mut Cx<'_>) {
         if self.0.is_none() && messages.is_empty() {
             return;
         }
-        let inner = self.0.get_or_insert_with(|| Box::new(ReactorState::new()));
+        let inner = self.0.get_or_insert_with(|| Box::new(CoreFrontEnds::new()));
         ring.take_ready(&mut inner.ready);
         // After a turn in which something moved, another turn follows.
         if inner.turn(std::mem::take(messages), ring, cx) {
@@ -69,7 +69,7 @@ impl LibraryTasks {
     }
 }
 
-impl Drop for LibraryTasks {
+impl Drop for LibraryModeTaskRunner {
     fn drop(&mut self) {
         // Bios in flight cannot be dropped, so they are leaked.
         if let Some(inner) = self.0.take_if(|inner| inner.devices.has_in_flight()) {
@@ -79,11 +79,11 @@ impl Drop for LibraryTasks {
 }
 
 #[derive(Default)]
-struct ReactorState {
+struct CoreFrontEnds {
     devices: CoreLanes,
     fronts: Slab<AttachedFrontEnd>,
     /// Wake targets with ring completions.
-    ready: Vec<WakeTarget>,
+    ready: Vec<PolledUnitId>,
     done: Batch,
     /// Front ends with bios to complete.
     touched: Vec<usize>,
@@ -93,12 +93,12 @@ struct ReactorState {
     /// The front ends of `scheduled` while they run.
     running: Vec<usize>,
     /// Values that the front ends share.
-    locals: CoreLocals,
-    topics: Subscriptions,
+    locals: FrontEndSharedValues,
+    topics: FrontEndSubscriptions,
     /// The list of subscribers during their calls.
     listeners: Vec<usize>,
     /// The clocks of the core, and its total spin time.
-    time: CoreClock,
+    time: CoreClockFunctions,
     spin_time: Nanos,
     /// The earliest time that a front end asked for.
     wake: Nanos,
@@ -111,7 +111,7 @@ struct ReactorState {
 impl Reactor {
     pub(crate) fn new(mut core: LocalCore) -> Reactor {
         core.serve();
-        let inner = ReactorState { time: core.time(), ..ReactorState::new() };
+        let inner = CoreFrontEnds { time: core.time(), ..CoreFrontEnds::new() };
         Reactor { core, inner, held_back: false }
     }
 
@@ -119,15 +119,15 @@ impl Reactor {
     pub(crate) fn run(mut self) {
         loop {
             match self.step() {
-                NextStep::RunAgain => {}
-                NextStep::Sleep => self.core.park(),
-                NextStep::Exited => return self.stop_receiving(),
+                ReactorTurnOutcome::RunAgain => {}
+                ReactorTurnOutcome::Sleep => self.core.park(),
+                ReactorTurnOutcome::Exited => return self.stop_receiving(),
             }
         }
     }
 
     /// Runs a turn and submits to the ring if necessary.
-    pub(crate) fn step(&mut self) -> NextStep {
+    pub(crate) fn step(&mut self) -> ReactorTurnOutcome {
         let ring = self.core.ring().expect("a reactor's core has a ring").clone();
         let inner = &mut self.inner;
         ring.take_ready(&mut inner.ready);
@@ -137,24 +137,24 @@ impl Reactor {
         // Messages that arrived in this turn are handled in the next turn, at once.
         if !self.core.other.is_empty() {
             self.core.submit_and_reap();
-            return NextStep::RunAgain;
+            return ReactorTurnOutcome::RunAgain;
         }
         if let Some(until) = self.inner.stopping
             && (self.inner.is_idle() || until <= self.core.clock())
         {
-            return NextStep::Exited;
+            return ReactorTurnOutcome::Exited;
         }
         // After a turn in which something moved, the next turn mostly finds nothing to do and
         // parks. This submits and waits in one system call. So the ring operations of a turn may
         // wait for the next turn, but no longer.
         self.held_back = moved && !self.held_back;
         if !moved {
-            return NextStep::Sleep;
+            return ReactorTurnOutcome::Sleep;
         }
         if !self.held_back {
             self.core.submit_and_reap();
         }
-        NextStep::RunAgain
+        ReactorTurnOutcome::RunAgain
     }
 
     /// Exits the core. Work in flight keeps its memory, which belongs to the kernel or to a lane,
@@ -174,9 +174,9 @@ impl Reactor {
     }
 }
 
-impl ReactorState {
-    fn new() -> ReactorState {
-        ReactorState { wake: Nanos::NEVER, ..ReactorState::default() }
+impl CoreFrontEnds {
+    fn new() -> CoreFrontEnds {
+        CoreFrontEnds { wake: Nanos::NEVER, ..CoreFrontEnds::default() }
     }
 
     /// Runs one turn; returns true if something moved.
@@ -193,8 +193,10 @@ impl ReactorState {
                     self.wake = self.wake.min(cx.now() + limit);
                 }
                 CoreMessage::Report(to) => {
-                    let mut report =
-                        InFlightReport { front_ends: self.awaited(), ..InFlightReport::default() };
+                    let mut report = CoreWorkInFlightReport {
+                        front_ends: self.awaited(),
+                        ..CoreWorkInFlightReport::default()
+                    };
                     self.devices.report(&mut report);
                     // The receiver may have timed out.
                     let _ = to.try_send(report);
@@ -237,7 +239,7 @@ impl ReactorState {
     }
 
     /// Marks a lane for a poll in this turn, or calls a front end.
-    fn run_target(&mut self, target: WakeTarget, cx: &mut Cx<'_>) {
+    fn run_target(&mut self, target: PolledUnitId, cx: &mut Cx<'_>) {
         match target.0 & FRONT {
             0 => self.devices.run_target(target),
             _ => self.call((target.0 & !FRONT) as usize, cx, |front, _, fcx| front.gather(fcx)),
@@ -256,7 +258,7 @@ impl ReactorState {
             topics: Vec::new(),
         };
         let key = self.fronts.insert(attached);
-        self.fronts[key].user.set_wake_target(Some(WakeTarget(FRONT | key as u32)));
+        self.fronts[key].user.set_wake_target(Some(PolledUnitId(FRONT | key as u32)));
         self.call(key, cx, |front, _, fcx| front.gather(fcx));
         if self.ending {
             self.call(key, cx, |front, _, fcx| front.stop(fcx));
@@ -332,13 +334,13 @@ impl ReactorState {
         let Some(attached) = self.fronts.get_mut(key) else { return };
         let mut front = attached.front.take().expect("front ends do not call each other");
         let mut done = std::mem::take(&mut attached.done);
-        cx.set_current_target(Some(WakeTarget(FRONT | key as u32)));
+        cx.set_current_target(Some(PolledUnitId(FRONT | key as u32)));
         let mut fcx = FrontCx {
             background: attached.background,
             cx,
             devices: &mut self.devices,
             user: &attached.user,
-            owner: OwnerId(FRONT | key as u32),
+            owner: BioOwnerId(FRONT | key as u32),
             in_flight: &mut attached.in_flight,
             wake: &mut attached.wake,
             scheduled: &mut self.scheduled,

@@ -1,6 +1,6 @@
 //! The core threads of a program, from start to end.
 
-use crate::core_set::{CoreMessage, CoreSet};
+use crate::core_set::{CoreMessage, ProcessCores};
 use crate::front_end::FrontEnd;
 use crate::local::{CoreOptions, LocalCore};
 use crate::reactor::Reactor;
@@ -23,7 +23,7 @@ pub struct RuntimeOptions {
 
 /// Core threads that serve front ends.
 pub struct Runtime {
-    core_set: Arc<CoreSet>,
+    core_set: Arc<ProcessCores>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -36,7 +36,7 @@ impl Runtime {
     /// # Errors
     /// A core cannot start (no io_uring, no such CPU). All threads are stopped then.
     pub fn start(options: &RuntimeOptions) -> io::Result<Runtime> {
-        let core_set = CoreSet::new(options.cpus.len())?;
+        let core_set = ProcessCores::new(options.cpus.len())?;
         let mut runtime = Runtime { core_set: core_set.clone(), threads: Vec::new() };
         for (i, cpu) in options.cpus.iter().copied().enumerate() {
             let id = CoreId(i as u16);
@@ -68,7 +68,7 @@ impl Runtime {
 
     /// The cores, for senders of messages.
     #[must_use]
-    pub fn core_set(&self) -> &Arc<CoreSet> {
+    pub fn core_set(&self) -> &Arc<ProcessCores> {
         &self.core_set
     }
 
@@ -98,17 +98,17 @@ impl Runtime {
     /// As [`Runtime::stop`], without waiting. After `limit`, a core leaves requests in flight
     /// unanswered, and leaks their memory.
     #[must_use = "it says when the threads are over"]
-    pub fn stop_within(self, limit: Duration) -> ShutdownHandle {
+    pub fn stop_within(self, limit: Duration) -> StoppedRuntimeThreads {
         let limit = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX / 2));
         self.core_set.stop(limit);
-        ShutdownHandle(self.threads)
+        StoppedRuntimeThreads(self.threads)
     }
 }
 
 /// The threads of a stopped runtime. Dropping it does not wait for them.
-pub struct ShutdownHandle(Vec<JoinHandle<()>>);
+pub struct StoppedRuntimeThreads(Vec<JoinHandle<()>>);
 
-impl ShutdownHandle {
+impl StoppedRuntimeThreads {
     /// True if all threads have ended. A thread that is blocked in the kernel by a hanging disk has
     /// not.
     #[must_use]
@@ -117,8 +117,8 @@ impl ShutdownHandle {
     }
 }
 
-impl CoreSet {
-    /// As [`Runtime::attach`], for users that only have the `CoreSet`, such as an acceptor of
+impl ProcessCores {
+    /// As [`Runtime::attach`], for users that only have the `ProcessCores`, such as an acceptor of
     /// connections.
     pub fn attach(&self, core: CoreId, make: Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>) {
         self.send(core, CoreMessage::Attach(make));

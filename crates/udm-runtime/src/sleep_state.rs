@@ -27,7 +27,7 @@ const DETACHED: u8 = 2;
 
 /// State of the receiving core, and the duty of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReceiverState {
+pub(crate) enum ReceivingCoreState {
     /// The core sees the message by itself.
     Awake,
     /// The sender must wake the core.
@@ -37,29 +37,29 @@ pub(crate) enum ReceiverState {
 }
 
 /// Sleep state of a core, shared with its senders.
-pub(crate) struct SleepState {
+pub(crate) struct CoreSleepState {
     state: AtomicU8,
     /// Number of senders that are dropping messages.
     discarding: AtomicUsize,
 }
 
-impl SleepState {
-    pub(crate) fn new() -> SleepState {
-        SleepState { state: AtomicU8::new(AWAKE), discarding: AtomicUsize::new(0) }
+impl CoreSleepState {
+    pub(crate) fn new() -> CoreSleepState {
+        CoreSleepState { state: AtomicU8::new(AWAKE), discarding: AtomicUsize::new(0) }
     }
 
     /// Called by the sender after it queued a message. Of several senders, one gets `Sleeping` and
     /// must wake the core.
-    pub(crate) fn after_send(&self) -> ReceiverState {
+    pub(crate) fn after_send(&self) -> ReceivingCoreState {
         fence(Ordering::SeqCst);
         match self.state.load(Ordering::Relaxed) {
-            AWAKE => ReceiverState::Awake,
+            AWAKE => ReceivingCoreState::Awake,
             SLEEPING => {
                 let rings =
                     self.state.compare_exchange(SLEEPING, AWAKE, Ordering::Relaxed, Ordering::Relaxed);
-                if rings.is_ok() { ReceiverState::Sleeping } else { ReceiverState::Awake }
+                if rings.is_ok() { ReceivingCoreState::Sleeping } else { ReceivingCoreState::Awake }
             }
-            _ => ReceiverState::Detached,
+            _ => ReceivingCoreState::Detached,
         }
     }
 
@@ -85,9 +85,9 @@ impl SleepState {
         fence(Ordering::SeqCst);
     }
 
-    /// Called by a sender that saw [`ReceiverState::Detached`]. Calls `empty` if the core is still
-    /// detached. Returns false if a new core has attached: the message may still be queued, and the
-    /// sender calls `after_send` again.
+    /// Called by a sender that saw [`ReceivingCoreState::Detached`]. Calls `empty` if the core is
+    /// still detached. Returns false if a new core has attached: the message may still be queued,
+    /// and the sender calls `after_send` again.
     pub(crate) fn discard_if_detached(&self, empty: impl FnOnce()) -> bool {
         self.discarding.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -121,14 +121,14 @@ mod loom_tests {
 
     /// An inbox with counters in place of the queue and the eventfd.
     struct InboxModel {
-        sleep_state: SleepState,
+        sleep_state: CoreSleepState,
         messages: AtomicUsize,
         rings: AtomicUsize,
     }
 
     fn send(m: &InboxModel) {
         m.messages.fetch_add(1, Ordering::Release);
-        if m.sleep_state.after_send() == ReceiverState::Sleeping {
+        if m.sleep_state.after_send() == ReceivingCoreState::Sleeping {
             m.rings.fetch_add(1, Ordering::Release);
         }
     }
@@ -138,7 +138,7 @@ mod loom_tests {
     fn check_no_lost_message(senders: usize) {
         loom::model(move || {
             let m = Arc::new(InboxModel {
-                sleep_state: SleepState::new(),
+                sleep_state: CoreSleepState::new(),
                 messages: AtomicUsize::new(0),
                 rings: AtomicUsize::new(0),
             });
@@ -166,14 +166,14 @@ mod loom_tests {
     #[test]
     fn no_letter_stays_with_a_core_that_is_gone() {
         loom::model(|| {
-            let m = Arc::new((SleepState::new(), AtomicUsize::new(0)));
-            let empty = |m: &(SleepState, AtomicUsize)| m.1.swap(0, Ordering::AcqRel);
+            let m = Arc::new((CoreSleepState::new(), AtomicUsize::new(0)));
+            let empty = |m: &(CoreSleepState, AtomicUsize)| m.1.swap(0, Ordering::AcqRel);
             let threads: Vec<_> = (0..2)
                 .map(|_| {
                     let m = m.clone();
                     thread::spawn(move || {
                         m.1.fetch_add(1, Ordering::Release);
-                        if m.0.after_send() == ReceiverState::Detached {
+                        if m.0.after_send() == ReceivingCoreState::Detached {
                             empty(&m);
                         }
                     })
@@ -193,11 +193,11 @@ mod loom_tests {
     #[test]
     fn no_letter_is_lost_by_a_core_that_comes() {
         loom::model(|| {
-            let m = Arc::new((SleepState::new(), AtomicUsize::new(0)));
+            let m = Arc::new((CoreSleepState::new(), AtomicUsize::new(0)));
             m.0.stop_receiving();
-            let send = |m: &(SleepState, AtomicUsize)| {
+            let send = |m: &(CoreSleepState, AtomicUsize)| {
                 m.1.fetch_add(1, Ordering::AcqRel);
-                while m.0.after_send() == ReceiverState::Detached {
+                while m.0.after_send() == ReceivingCoreState::Detached {
                     if m.0.discard_if_detached(|| m.1.store(0, Ordering::Release)) {
                         break;
                     }

@@ -19,7 +19,7 @@ const FIRST: u32 = 256;
 
 /// Stage of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TrialStage {
+enum SpinTrialStage {
     /// No trial is in progress.
     Idle,
     /// The current mode is measured.
@@ -36,7 +36,7 @@ pub(crate) struct SpinPolicy {
     /// The next spin in ns, if the core spins.
     length: u64,
     spins: bool,
-    stage: TrialStage,
+    stage: SpinTrialStage,
     /// Number of waits until the stage ends, and duration of its rounds in ns.
     left: u32,
     spent: u64,
@@ -51,7 +51,7 @@ impl SpinPolicy {
             max,
             length: 0,
             spins: false,
-            stage: TrialStage::Idle,
+            stage: SpinTrialStage::Idle,
             left: FIRST,
             spent: 0,
             last: Nanos(0),
@@ -88,18 +88,18 @@ impl SpinPolicy {
     fn next_stage(&mut self) {
         let spent = std::mem::take(&mut self.spent);
         (self.stage, self.left) = match self.stage {
-            TrialStage::Idle if self.max == 0 => (TrialStage::Idle, TRIAL_PAUSE),
-            TrialStage::Idle => (TrialStage::Current, TRIAL),
-            TrialStage::Current => {
+            SpinTrialStage::Idle if self.max == 0 => (SpinTrialStage::Idle, TRIAL_PAUSE),
+            SpinTrialStage::Idle => (SpinTrialStage::Current, TRIAL),
+            SpinTrialStage::Current => {
                 self.spins = !self.spins;
                 self.length = self.max;
-                (TrialStage::Alternative { own: spent }, TRIAL)
+                (SpinTrialStage::Alternative { own: spent }, TRIAL)
             }
-            TrialStage::Alternative { own } => {
+            SpinTrialStage::Alternative { own } => {
                 let (spun, slept) = if self.spins { (spent, own) } else { (own, spent) };
                 // Spinning must save at least a fifth, since it uses a whole CPU.
                 self.spins = spun < slept - slept / 5;
-                (TrialStage::Idle, TRIAL_PAUSE)
+                (SpinTrialStage::Idle, TRIAL_PAUSE)
             }
         };
     }

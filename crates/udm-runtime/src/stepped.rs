@@ -1,15 +1,15 @@
 //! A core of the simulator: it runs the same turns as a core thread, one per step.
 
-use crate::CoreSet;
-use crate::local::{CoreClock, LocalCore};
-use crate::reactor::{NextStep, Reactor};
+use crate::ProcessCores;
+use crate::local::{CoreClockFunctions, LocalCore};
+use crate::reactor::{Reactor, ReactorTurnOutcome};
 use crate::ring::SimulatedKernel;
 use std::sync::Arc;
 use udm_core::{CoreId, Nanos};
 
 /// State of a core after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StepOutcome {
+pub enum CoreStateAfterStep {
     /// The core is ready for the next step.
     None,
     /// The core sleeps. Step it when its kernel has completed an operation, or at this time.
@@ -30,19 +30,19 @@ impl SteppedCore {
     /// has `room` entries.
     #[must_use]
     pub fn new(
-        core_set: &Arc<CoreSet>,
+        core_set: &Arc<ProcessCores>,
         id: CoreId,
         kernel: Box<dyn SimulatedKernel>,
         room: usize,
-        time: CoreClock,
+        time: CoreClockFunctions,
     ) -> SteppedCore {
         let core = LocalCore::simulated(core_set, id, kernel, room, time);
         SteppedCore { reactor: Some(Reactor::new(core)), asleep: false }
     }
 
     /// Runs one turn and returns the state after it. A sleeping core wakes up first.
-    pub fn step(&mut self) -> StepOutcome {
-        let Some(reactor) = &mut self.reactor else { return StepOutcome::Exited };
+    pub fn step(&mut self) -> CoreStateAfterStep {
+        let Some(reactor) = &mut self.reactor else { return CoreStateAfterStep::Exited };
         if std::mem::take(&mut self.asleep) {
             let core = reactor.core();
             if let Some(ring) = core.ring() {
@@ -51,23 +51,23 @@ impl SteppedCore {
             core.finish_sleep();
         }
         match reactor.step() {
-            NextStep::RunAgain => StepOutcome::None,
-            NextStep::Sleep => {
+            ReactorTurnOutcome::RunAgain => CoreStateAfterStep::None,
+            ReactorTurnOutcome::Sleep => {
                 let core = reactor.core();
                 self.asleep = core.prepare_sleep();
                 if !self.asleep {
-                    return StepOutcome::None;
+                    return CoreStateAfterStep::None;
                 }
                 if let Some(ring) = core.ring() {
                     ring.submit();
                 }
-                StepOutcome::SleepUntil(core.wake())
+                CoreStateAfterStep::SleepUntil(core.wake())
             }
-            NextStep::Exited => {
+            ReactorTurnOutcome::Exited => {
                 if let Some(reactor) = self.reactor.take() {
                     reactor.stop_receiving();
                 }
-                StepOutcome::Exited
+                CoreStateAfterStep::Exited
             }
         }
     }

@@ -4,25 +4,25 @@ use crate::front_end::{FrontCx, FrontEnd};
 use std::any::Any;
 use std::sync::Arc;
 use udm_core::{
-    Ack, Batch, Bio, Cores, Device, DeviceId, DeviceSlot, Nanos, OpenError, OwnWork, Task, TaskCx,
-    WaitHandle, WaitQueue,
+    AckOnLastDrop, Batch, Bio, BioTask, BioTaskCx, BioTaskLaneId, CoreCommandSender, Device,
+    DeviceControlError, DeviceId, Nanos, OwnWork, WaitHandle, WaitQueue,
 };
 
 /// The message that stops a task.
-pub(crate) struct StopTask {
+pub(crate) struct StopTaskMessage {
     /// Dropped with the message, after the task has handled it.
-    pub(crate) _ack: Option<Ack>,
+    pub(crate) _ack: Option<AckOnLastDrop>,
 }
 
 /// A task: a front end without a client.
 pub(crate) struct TaskFrontEnd {
-    task: Box<dyn Task>,
+    task: Box<dyn BioTask>,
     /// The topic of the stop message.
     topic: DeviceId,
 }
 
 impl TaskFrontEnd {
-    pub(crate) fn new(task: Box<dyn Task>, topic: DeviceId) -> TaskFrontEnd {
+    pub(crate) fn new(task: Box<dyn BioTask>, topic: DeviceId) -> TaskFrontEnd {
         TaskFrontEnd { task, topic }
     }
 }
@@ -38,7 +38,7 @@ impl FrontEnd for TaskFrontEnd {
     }
 
     fn message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
-        if message.is::<StopTask>() {
+        if message.is::<StopTaskMessage>() {
             self.task.stop(cx);
         }
     }
@@ -60,16 +60,16 @@ impl FrontEnd for TaskFrontEnd {
     }
 }
 
-impl TaskCx for FrontCx<'_, '_> {
-    fn open(&mut self, device: &Arc<dyn Device>) -> Result<DeviceSlot, OpenError> {
+impl BioTaskCx for FrontCx<'_, '_> {
+    fn open(&mut self, device: &Arc<dyn Device>) -> Result<BioTaskLaneId, DeviceControlError> {
         FrontCx::open(self, device)
     }
 
-    fn close(&mut self, slot: DeviceSlot) {
+    fn close(&mut self, slot: BioTaskLaneId) {
         FrontCx::close(self, slot);
     }
 
-    fn submit(&mut self, slot: DeviceSlot, bio: Box<Bio>) {
+    fn submit(&mut self, slot: BioTaskLaneId, bio: Box<Bio>) {
         FrontCx::submit(self, slot, bio);
     }
 
@@ -81,7 +81,7 @@ impl TaskCx for FrontCx<'_, '_> {
         FrontCx::wake_at(self, at);
     }
 
-    fn all_cores(&self) -> Arc<dyn Cores> {
+    fn all_cores(&self) -> Arc<dyn CoreCommandSender> {
         Arc::clone(self.cx.all_cores())
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use udm_core::{Ack, CoreId, Cores, DeviceId, Drain, LaneCommand};
-use udm_runtime::{CoreOptions, CoreSet, LocalCore};
+use udm_core::{AckOnLastDrop, CoreCommandSender, CoreId, DeviceId, DrainMode, LaneCommand};
+use udm_runtime::{CoreOptions, LocalCore, ProcessCores};
 
 fn options() -> CoreOptions {
     CoreOptions { ring_optional: true, ..CoreOptions::default() }
@@ -20,16 +20,16 @@ fn wait(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-fn suspend(ack: &Ack) -> LaneCommand {
-    LaneCommand::Suspend { how: Drain::Flush, ack: ack.clone() }
+fn suspend(ack: &AckOnLastDrop) -> LaneCommand {
+    LaneCommand::Suspend { how: DrainMode::Flush, ack: ack.clone() }
 }
 
 #[test]
 fn a_detached_core_acks_at_once() {
-    let core_set = CoreSet::with_task_core(3).unwrap();
+    let core_set = ProcessCores::with_task_core(3).unwrap();
     let answered = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&answered);
-    let ack = Ack::new(move || flag.store(true, Ordering::SeqCst));
+    let ack = AckOnLastDrop::new(move || flag.store(true, Ordering::SeqCst));
     core_set.broadcast(DeviceId::new(), suspend(&ack));
     drop(ack);
     assert!(answered.load(Ordering::SeqCst), "a detached core delays the ack");
@@ -41,7 +41,7 @@ fn a_detached_core_acks_at_once() {
 fn cores_attach_and_detach_among_messages() {
     const CORES: usize = 3;
     const LETTERS: usize = 300_000;
-    let core_set = CoreSet::with_task_core(CORES).unwrap();
+    let core_set = ProcessCores::with_task_core(CORES).unwrap();
     let (over, answered) = (AtomicBool::new(false), Arc::new(AtomicUsize::new(0)));
     thread::scope(|scope| {
         for core in 0..CORES {
@@ -68,7 +68,7 @@ fn cores_attach_and_detach_among_messages() {
         }
         for _ in 0..LETTERS {
             let answered = Arc::clone(&answered);
-            let ack = Ack::new(move || {
+            let ack = AckOnLastDrop::new(move || {
                 answered.fetch_add(1, Ordering::Relaxed);
             });
             core_set.broadcast(DeviceId::new(), suspend(&ack));

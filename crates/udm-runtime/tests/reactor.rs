@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 use udm_core::{
-    Ack, Batch, Bio, BioPool, Buf, CoreId, Cores, Cx, Device, DeviceId, Drain, Lane, LaneCommand, LaneInbox,
-    Limits, Nanos, OpenError, Sectors, Segments,
+    AckOnLastDrop, Batch, Bio, BioPool, Buf, CoreCommandSender, CoreId, Cx, Device, DeviceControlError,
+    DeviceId, DrainMode, Lane, LaneCommand, LaneInbox, Limits, Nanos, Sectors, Segments,
 };
 use udm_runtime::{
-    CoreOptions, CoreSet, DeviceSlot, FrontCx, FrontEnd, LocalCore, RingCompletion, RingOp, Runtime,
+    BioTaskLaneId, CoreOptions, FrontCx, FrontEnd, LocalCore, ProcessCores, RingCompletion, RingOp, Runtime,
     RuntimeOptions,
 };
 
@@ -24,7 +24,7 @@ struct DelayedDevice(DeviceId);
 struct DelayedLane {
     queue: Vec<(Nanos, Box<Bio>)>,
     inbox: Rc<LaneInbox>,
-    ack: Option<Ack>,
+    ack: Option<AckOnLastDrop>,
     suspended: bool,
 }
 
@@ -32,7 +32,7 @@ impl Device for DelayedDevice {
     fn id(&self) -> DeviceId {
         self.0
     }
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         Ok(Box::new(DelayedLane {
             queue: Vec::new(),
             inbox: cx.open_inbox(self.0),
@@ -87,7 +87,7 @@ impl Lane for DelayedLane {
 struct EchoFrontEnd {
     fd: Arc<OwnedFd>,
     device: Arc<dyn Device>,
-    slot: Option<DeviceSlot>,
+    slot: Option<BioTaskLaneId>,
     pool: BioPool,
     done: Vec<RingCompletion>,
     out: usize,
@@ -208,7 +208,7 @@ fn commands_reach_idle_and_busy_lanes() {
     let (tx, rx) = mpsc::channel();
     let ack = |what: &'static str| {
         let tx = tx.clone();
-        Ack::new(move || {
+        AckOnLastDrop::new(move || {
             let _ = tx.send(what);
         })
     };
@@ -220,7 +220,7 @@ fn commands_reach_idle_and_busy_lanes() {
         }
         runtime
             .core_set()
-            .broadcast(device.id(), LaneCommand::Suspend { how: Drain::Flush, ack: ack("suspended") });
+            .broadcast(device.id(), LaneCommand::Suspend { how: DrainMode::Flush, ack: ack("suspended") });
         assert_eq!(rx.recv_timeout(Duration::from_secs(10)), Ok("suspended"));
         for s in &mut socks {
             s.write_all(b"a").unwrap();
@@ -237,7 +237,7 @@ fn commands_reach_idle_and_busy_lanes() {
 
 #[test]
 fn a_local_core_sleeps_and_wakes() {
-    let core_set = CoreSet::new(1).unwrap();
+    let core_set = ProcessCores::new(1).unwrap();
     let device = DelayedDevice(DeviceId::new());
     let mut core = LocalCore::attach(&core_set, CoreId(0), CoreOptions::default()).unwrap();
     let mut lane = core.open(&device).unwrap();
@@ -262,8 +262,8 @@ fn a_local_core_sleeps_and_wakes() {
     let (id, (tx, rx)) = (device.id(), mpsc::channel::<()>());
     let t = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(50));
-        let ack = Ack::new(move || drop(tx));
-        other.broadcast(id, LaneCommand::Suspend { how: Drain::NoFlush, ack });
+        let ack = AckOnLastDrop::new(move || drop(tx));
+        other.broadcast(id, LaneCommand::Suspend { how: DrainMode::NoFlush, ack });
         // This thread's ack is dropped now. The core may have acknowledged long before, so it needs
         // one more wakeup.
         other.broadcast(id, LaneCommand::Kick);

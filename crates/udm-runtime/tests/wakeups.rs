@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use udm_core::{
-    Batch, CoreId, Cores, Cx, Device, DeviceId, Lane, LaneCommand, LaneInbox, Limits, OpenError, OwnWork,
-    Sectors, WaitHandle, WaitQueue,
+    Batch, CoreCommandSender, CoreId, Cx, Device, DeviceControlError, DeviceId, Lane, LaneCommand, LaneInbox,
+    Limits, OwnWork, Sectors, WaitHandle, WaitQueue,
 };
 use udm_runtime::{FrontCx, FrontEnd, Runtime, RuntimeOptions};
 
@@ -36,7 +36,7 @@ impl Device for CountingDevice {
         self.0.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         let inbox = cx.open_inbox(self.0.id);
         Ok(Box::new(CountingLane {
             device: self.0.clone(),

@@ -2,11 +2,11 @@
 //! and timed ones.
 
 use crate::dust_model::DustLine;
-use crate::environment::{PathMode, lock};
+use crate::environment::{PathMode, lock_environment};
 use crate::machine::OpenLane;
 use crate::model::Violation;
-use crate::plan::Disturbance;
-use crate::tables::LineKind;
+use crate::plan::DisturbanceClass;
+use crate::tables::TableLineTarget;
 use crate::timers::TimedEvent;
 use crate::world::TargetWorld;
 use udm_core::{Nanos, OwnWork};
@@ -25,14 +25,14 @@ impl TargetWorld {
             Some(favourite) => favourite,
             None => self.machine.control.below(200),
         };
-        let on = |class: Disturbance| !self.machine.plan.without.has(class);
+        let on = |class: DisturbanceClass| !self.machine.plan.without.has(class);
         match dice {
-            0..50 if on(Disturbance::Messages) => self.send_message(i),
-            50..90 if on(Disturbance::Paths) => {
+            0..50 if on(DisturbanceClass::Messages) => self.send_message(i),
+            50..90 if on(DisturbanceClass::Paths) => {
                 self.trouble();
                 Ok(())
             }
-            90..120 if on(Disturbance::Suspend) && self.devices[i].is_live() => {
+            90..120 if on(DisturbanceClass::Suspend) && self.devices[i].is_live() => {
                 let noflush = self.machine.control.one_in(2);
                 let mut several = vec![i];
                 if self.machine.control.one_in(3) {
@@ -42,26 +42,26 @@ impl TargetWorld {
                 }
                 self.suspend(&several, noflush)
             }
-            120..150 if on(Disturbance::Reload) && self.devices[i].is_live() => {
+            120..150 if on(DisturbanceClass::Reload) && self.devices[i].is_live() => {
                 self.reload(i)?;
                 self.resume_some(i)
             }
-            155..160 | 182..195 if on(Disturbance::Cancel) && self.devices[i].is_changing() => {
+            155..160 | 182..195 if on(DisturbanceClass::Cancel) && self.devices[i].is_changing() => {
                 self.cancel(i);
                 Ok(())
             }
-            195..200 if on(Disturbance::Reload) && self.devices[i].is_live() => self.grow(i),
-            150..155 if on(Disturbance::Reload) && !self.devices[i].is_changing() => self.reload(i),
-            160..172 if on(Disturbance::Reopen) => self.reopen(),
-            176..180 if on(Disturbance::Queues) && !self.machine.queues.is_empty() => {
+            195..200 if on(DisturbanceClass::Reload) && self.devices[i].is_live() => self.grow(i),
+            150..155 if on(DisturbanceClass::Reload) && !self.devices[i].is_changing() => self.reload(i),
+            160..172 if on(DisturbanceClass::Reopen) => self.reopen(),
+            176..180 if on(DisturbanceClass::Queues) && !self.machine.queues.is_empty() => {
                 self.machine.change_queue(self.watch.eject_slow);
                 Ok(())
             }
-            172..180 if on(Disturbance::Limits) => {
+            172..180 if on(DisturbanceClass::Limits) => {
                 self.change_limits();
                 Ok(())
             }
-            180..182 if on(Disturbance::Crash) => self.crash(),
+            180..182 if on(DisturbanceClass::Crash) => self.crash(),
             _ => {
                 self.move_hot_spot(i);
                 Ok(())
@@ -78,7 +78,7 @@ impl TargetWorld {
     /// Resumes device `i`, sometimes together with other devices. Some of these get new tables too.
     fn resume_some(&mut self, i: usize) -> Result<(), Violation> {
         let mut several = vec![i];
-        if !self.machine.plan.without.has(Disturbance::Reload) && self.machine.control.one_in(3) {
+        if !self.machine.plan.without.has(DisturbanceClass::Reload) && self.machine.control.one_in(3) {
             let free = (0..self.devices.len()).filter(|&j| j != i && !self.devices[j].is_changing());
             let others: Vec<usize> = free.filter(|_| self.machine.control.one_in(2)).collect();
             for &j in &others {
@@ -97,8 +97,11 @@ impl TargetWorld {
         let free = self.blueprint.is_free(i) && self.devices[i].spec.multipath().is_none();
         let logs = self.blueprint.logger == Some(i);
         // A target that loses data may be only in a top device, where the model knows the data.
-        let without =
-            if free { self.machine.plan.without } else { self.machine.plan.without.and(Disturbance::Lossy) };
+        let without = if free {
+            self.machine.plan.without
+        } else {
+            self.machine.plan.without.and(DisturbanceClass::Lossy)
+        };
         let mut spec = match free && self.machine.control.one_in(2) {
             true => self.blueprint.compose(&mut self.machine.control, logs, without),
             false => self.blueprint.vary(&self.devices[i].spec, &mut self.machine.control, logs, without),
@@ -111,12 +114,12 @@ impl TargetWorld {
             spec = self.devices[i].spec.clone();
         }
         // Sometimes one open of a lane of the new table fails.
-        if !self.machine.plan.without.has(Disturbance::Opens) && self.machine.control.one_in(6) {
+        if !self.machine.plan.without.has(DisturbanceClass::Opens) && self.machine.control.one_in(6) {
             let nth = self
                 .machine
                 .control
                 .below(2 * self.machine.cores.len() as u64 * (1 + spec.paths().len() as u64));
-            lock(&self.machine.env).open_fails = Some(nth);
+            lock_environment(&self.machine.env).open_fails = Some(nth);
         }
         self.load(i, spec)
     }
@@ -124,10 +127,10 @@ impl TargetWorld {
     /// Extends a multipath device to the current size of its disk.
     fn grow(&mut self, i: usize) -> Result<(), Violation> {
         let mut spec = self.devices[i].spec.clone();
-        let Some((len, LineKind::Multipath { disk, via, .. })) = spec.lines.first_mut() else {
+        let Some((len, TableLineTarget::Multipath { disk, via, .. })) = spec.lines.first_mut() else {
             return Ok(());
         };
-        let size = lock(&self.machine.env).disks[*disk].size;
+        let size = lock_environment(&self.machine.env).disks[*disk].size;
         if size <= *len || !via.is_empty() {
             return Ok(());
         }
@@ -141,12 +144,12 @@ impl TargetWorld {
         if self.blueprint.logger == Some(i) && self.log.is_kept() && self.machine.control.one_in(2) {
             return self.mark(i);
         }
-        if !self.machine.plan.without.has(Disturbance::Dust) && !self.devices[i].dust.is_empty() {
+        if !self.machine.plan.without.has(DisturbanceClass::Dust) && !self.devices[i].dust.is_empty() {
             return self.dust(i);
         }
         let Some(access) = self.devices[i].access else { return Ok(()) };
         let (paths, groups) = {
-            let env = lock(&self.machine.env);
+            let env = lock_environment(&self.machine.env);
             let groups = self.devices[i].spec.multipath().map_or(1, |(_, _, g)| g.len());
             (env.accesses[access].paths.clone(), groups as u64)
         };
@@ -156,7 +159,7 @@ impl TargetWorld {
             0..4 => {
                 let word = self.devices[i].spec.path_word(path);
                 if self.message(i, &format!("fail_path {word}"))? {
-                    let fails = lock(&self.machine.env).fail(path);
+                    let fails = lock_environment(&self.machine.env).fail(path);
                     self.raised(i, fails);
                 }
                 return Ok(());
@@ -173,7 +176,7 @@ impl TargetWorld {
             _ => true,
         };
         if self.message(i, if queue { "queue_if_no_path" } else { "fail_if_no_path" })? {
-            let mut env = lock(&self.machine.env);
+            let mut env = lock_environment(&self.machine.env);
             env.accesses[access].queue = queue;
             let disk = env.accesses[access].disk;
             env.recheck(disk);
@@ -184,7 +187,7 @@ impl TargetWorld {
     fn reinstate(&mut self, i: usize, path: usize) -> Result<(), Violation> {
         let word = self.devices[i].spec.path_word(path);
         if self.message(i, &format!("reinstate_path {word}"))? {
-            let returns = lock(&self.machine.env).reinstate(path);
+            let returns = lock_environment(&self.machine.env).reinstate(path);
             self.raised(i, returns);
         }
         Ok(())
@@ -211,7 +214,7 @@ impl TargetWorld {
             2 => PathMode::Slow(self.machine.control.between(2, 100)),
             3 => PathMode::Silent,
             4 => PathMode::Flapping,
-            _ if !self.machine.plan.without.has(Disturbance::Hang) => PathMode::Hung,
+            _ if !self.machine.plan.without.has(DisturbanceClass::Hang) => PathMode::Hung,
             _ => PathMode::Up,
         };
         let mean = self.machine.control.between(1, 1000) * 1_000_000;
@@ -219,7 +222,7 @@ impl TargetWorld {
         // Sometimes the whole disk is unreachable: all its paths fail, and return one by one.
         let all = self.machine.control.one_in(3);
         for other in 0..self.machine.paths.len() {
-            let mut env = lock(&self.machine.env);
+            let mut env = lock_environment(&self.machine.env);
             if other == p || (all && env.paths[other].disk == env.paths[p].disk) {
                 let hung = env.paths[other].mode == PathMode::Hung;
                 env.say(format!("p{other} is {mode:?}"));
@@ -252,7 +255,7 @@ impl TargetWorld {
             return Ok(());
         }
         let closed = self.machine.cores[c].open.swap_remove(at);
-        lock(&self.machine.env).say(format!("core {c} closes and opens d{}", closed.device));
+        lock_environment(&self.machine.env).say(format!("core {c} closes and opens d{}", closed.device));
         let device = closed.device;
         drop(closed);
         self.open(c, device)
@@ -260,11 +263,11 @@ impl TargetWorld {
 
     /// Performs the timed actions that are due.
     pub fn run_timers(&mut self) -> Result<(), Violation> {
-        let now = lock(&self.machine.env).now;
+        let now = lock_environment(&self.machine.env).now;
         while let Some(timer) = self.machine.timers.take(now) {
             match timer {
                 TimedEvent::Restore(p) => {
-                    let mut env = lock(&self.machine.env);
+                    let mut env = lock_environment(&self.machine.env);
                     let hung = env.paths[p].mode == PathMode::Hung;
                     env.paths[p].mode = PathMode::Up;
                     env.say(format!("p{p} is Up"));
@@ -274,7 +277,7 @@ impl TargetWorld {
                     }
                 }
                 TimedEvent::Writable(d) => {
-                    let mut env = lock(&self.machine.env);
+                    let mut env = lock_environment(&self.machine.env);
                     env.disks[d].set_read_only(false);
                     env.say(format!("disk {d} can be written"));
                 }
@@ -286,7 +289,9 @@ impl TargetWorld {
                 TimedEvent::Resume(i) if !self.devices[i].is_suspended() || self.devices[i].is_changing() => {
                 }
                 TimedEvent::Resume(i) => {
-                    if !self.machine.plan.without.has(Disturbance::Reload) && self.machine.control.one_in(2) {
+                    if !self.machine.plan.without.has(DisturbanceClass::Reload)
+                        && self.machine.control.one_in(2)
+                    {
                         self.reload(i)?;
                     }
                     self.resume_some(i)?;
@@ -298,7 +303,7 @@ impl TargetWorld {
     /// Returns the failed paths of device `i`: from the model, or from the target's report if the
     /// model does not know them.
     pub(crate) fn failed_paths(&self, i: usize, access: usize) -> Vec<usize> {
-        let env = lock(&self.machine.env);
+        let env = lock_environment(&self.machine.env);
         let access = &env.accesses[access];
         if !access.has_unknown_paths {
             return access.paths.iter().copied().filter(|p| env.paths[*p].failed).collect();

@@ -1,7 +1,7 @@
 //! The reasons for which a request may fail.
 
 use crate::environment::Env;
-use crate::model::{RefusalRules, TrackedRequest, Violation, describe};
+use crate::model::{RequestRefusalRules, TrackedRequest, Violation, describe_tracked_request};
 use crate::table_map::ERROR;
 use udm_core::{BioFlags, Op, Status};
 
@@ -9,7 +9,7 @@ use udm_core::{BioFlags, Op, Status};
 ///
 /// # Errors
 /// If there is no reason.
-pub(crate) fn check(r: &TrackedRequest, status: Status, env: &Env) -> Result<(), Violation> {
+pub(crate) fn check_error_is_allowed(r: &TrackedRequest, status: Status, env: &Env) -> Result<(), Violation> {
     let maps = || r.map.iter().chain(&r.more);
     let bare = maps().any(|m| m.bare);
     let disks = || maps().flat_map(|m| &m.disks).map(|d| &env.disks[*d]);
@@ -25,8 +25,12 @@ pub(crate) fn check(r: &TrackedRequest, status: Status, env: &Env) -> Result<(),
             && (bare || disks().any(|d| d.max_range[1].0 == 0 || d.max_range[2].0 == 0)))
         || (status == Status::ReadOnly && r.op.is_write() && disks().any(|d| d.was_read_only))
         || (status == Status::Inval
-            && disks().any(|d| r.breaks(RefusalRules { block: d.block, read_only: false })))
+            && disks().any(|d| r.breaks(RequestRefusalRules { block: d.block, read_only: false })))
         || disks().any(|d| since(d.blamed[status as usize]))
         || (status == Status::IoErr && disks().any(|d| since(d.no_path)));
-    if reason { Ok(()) } else { Err(format!("{} failed without a reason: {status}", describe(r))) }
+    if reason {
+        Ok(())
+    } else {
+        Err(format!("{} failed without a reason: {status}", describe_tracked_request(r)))
+    }
 }

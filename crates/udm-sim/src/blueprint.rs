@@ -1,10 +1,12 @@
 //! Random choice of the disks, paths and devices of a world. The result is always valid.
 
-use crate::plan::{Disturbance, ExcludedDisturbances};
+use crate::plan::{DisturbanceClass, ExcludedDisturbances};
 use crate::rng::SimRng;
-use crate::tables::{FlakeyFault, LineKind, LowerDevice, PassThrough, PathSelector, TableSpec};
+use crate::tables::{
+    FlakeyFault, PassThroughTarget, PathSelector, TableLineDevice, TableLineTarget, TableSpec,
+};
 use udm_targets::multipath::selector::SELECTORS;
-use udm_wire::uri::{QueueParams, Scheduler};
+use udm_wire::uri::{IoSchedulerName, QueueParams};
 
 /// A disk to create.
 #[derive(Clone, Debug)]
@@ -38,7 +40,7 @@ pub struct DevicePlan {
 
 /// All components of a world.
 #[derive(Clone, Debug)]
-pub struct Blueprint {
+pub struct WorldBlueprint {
     /// Number of cores.
     pub cores: usize,
     /// The disks.
@@ -61,12 +63,12 @@ pub struct Blueprint {
     /// device, and its content is not checked.
     pub over_log: bool,
     /// Building blocks of the tables of top devices, with their sizes in sectors.
-    pub blocks: Vec<(LowerDevice, u64)>,
+    pub blocks: Vec<(TableLineDevice, u64)>,
     /// Longest delay of a delay target, in ms.
     pub delay_max: u64,
 }
 
-impl Blueprint {
+impl WorldBlueprint {
     /// Draws a world of `cores` cores, with delays of at most `delay_max` ms in delay targets.
     #[must_use]
     pub fn draw(
@@ -74,8 +76,8 @@ impl Blueprint {
         cores: usize,
         without: ExcludedDisturbances,
         delay_max: u64,
-    ) -> Blueprint {
-        let mut b = Blueprint {
+    ) -> WorldBlueprint {
+        let mut b = WorldBlueprint {
             cores,
             disks: Vec::new(),
             paths: Vec::new(),
@@ -89,7 +91,7 @@ impl Blueprint {
             over_log: false,
             delay_max,
         };
-        let limits = !without.has(Disturbance::Limits);
+        let limits = !without.has(DisturbanceClass::Limits);
         for disk in 0..chance.between(1, 3) as usize {
             let volatile = !chance.one_in(5);
             let sectors = chance.pick(&[256, 512, 1000, 2048]);
@@ -111,27 +113,29 @@ impl Blueprint {
             let sectors = shown;
             if chance.one_in(3) {
                 b.paths.push(disk);
-                b.blocks.push((LowerDevice::Path(b.paths.len() - 1), sectors));
-                if !without.has(Disturbance::Queues) && chance.one_in(2) {
-                    b.queues.push((b.paths.len() - 1, queue(chance)));
+                b.blocks.push((TableLineDevice::Path(b.paths.len() - 1), sectors));
+                if !without.has(DisturbanceClass::Queues) && chance.one_in(2) {
+                    b.queues.push((b.paths.len() - 1, draw_queue_params(chance)));
                 }
             } else {
                 for _ in 0..chance.between(1, 4) {
                     b.paths.push(disk);
                 }
                 let len = if chance.one_in(4) { sectors - 8 } else { sectors };
-                if !without.has(Disturbance::Stacks) && chance.one_in(4) {
+                if !without.has(DisturbanceClass::Stacks) && chance.one_in(4) {
                     for p in b.paths.len() - b.paths.iter().filter(|d| **d == disk).count()..b.paths.len() {
                         b.via.push((p, b.devices.len()));
                         b.add(
-                            TableSpec { lines: vec![(sectors, LineKind::Linear(LowerDevice::Path(p), 0))] },
+                            TableSpec {
+                                lines: vec![(sectors, TableLineTarget::Linear(TableLineDevice::Path(p), 0))],
+                            },
                             true,
                         );
                     }
                 }
                 let kind = b.multipath(disk, chance);
                 b.add(TableSpec { lines: vec![(len, kind)] }, true);
-                b.blocks.push((LowerDevice::Device(b.devices.len() - 1), len));
+                b.blocks.push((TableLineDevice::Device(b.devices.len() - 1), len));
             }
         }
         if chance.one_in(2) {
@@ -155,10 +159,10 @@ impl Blueprint {
         }
         if chance.one_in(3) {
             // A device in the middle of the stack.
-            let table = b.compose(chance, false, without.and(Disturbance::Lossy));
+            let table = b.compose(chance, false, without.and(DisturbanceClass::Lossy));
             let len = table.sectors();
             b.add(table, true);
-            b.blocks.push((LowerDevice::Device(b.devices.len() - 1), len));
+            b.blocks.push((TableLineDevice::Device(b.devices.len() - 1), len));
         }
         let tops = chance.between(1, 2);
         for top in 1..=tops {
@@ -174,7 +178,7 @@ impl Blueprint {
 
     /// Returns a world for measurements: one multipath device over `paths` paths that never fail.
     #[must_use]
-    pub fn bench(paths: usize, cores: usize) -> Blueprint {
+    pub fn bench(paths: usize, cores: usize) -> WorldBlueprint {
         let disk = DiskPlan {
             sectors: 2048,
             shown: 2048,
@@ -186,9 +190,9 @@ impl Blueprint {
             log: false,
         };
         let groups = vec![(PathSelector::QueueLength, (0..paths).collect())];
-        let kind = LineKind::Multipath { disk: 0, queue: true, groups, via: Vec::new() };
+        let kind = TableLineTarget::Multipath { disk: 0, queue: true, groups, via: Vec::new() };
         let table = TableSpec { lines: vec![(2048, kind)] };
-        Blueprint {
+        WorldBlueprint {
             cores,
             disks: vec![disk],
             paths: vec![0; paths],
@@ -196,7 +200,7 @@ impl Blueprint {
             own_queues: Vec::new(),
             via: Vec::new(),
             devices: vec![DevicePlan { table, top: true }],
-            blocks: vec![(LowerDevice::Device(0), 2048)],
+            blocks: vec![(TableLineDevice::Device(0), 2048)],
             log: None,
             logger: None,
             over_log: false,
@@ -210,7 +214,7 @@ impl Blueprint {
         let devices = if chance.one_in(3) { &self.devices[..] } else { &[] };
         let multipath = |device: &DevicePlan| device.table.multipath().is_some();
         let own = devices.iter().enumerate().filter(|(_, device)| multipath(device));
-        self.own_queues = own.map(|(i, _)| (i, queue(chance))).collect();
+        self.own_queues = own.map(|(i, _)| (i, draw_queue_params(chance))).collect();
         if wide {
             let to_wide = |params: &mut QueueParams| {
                 (params.queue_depth, params.nr_requests, params.nomerges) = (1024, 0, 2);
@@ -221,11 +225,14 @@ impl Blueprint {
 
     /// In one of three worlds, puts a device over the logging device, unless the latter loses data.
     pub(crate) fn draw_over_log(&mut self, chance: &mut SimRng) {
-        let lossy = |kind: &LineKind| matches!(kind, LineKind::PassThrough(PassThrough::Flakey(_, _, flaw), ..) if flaw.is_lossy());
+        let lossy = |kind: &TableLineTarget| matches!(kind, TableLineTarget::PassThrough(PassThroughTarget::Flakey(_, _, flaw), ..) if flaw.is_lossy());
         let keeps = |&logger: &usize| !self.devices[logger].table.lines.iter().any(|(_, kind)| lossy(kind));
         let Some(logger) = self.logger.filter(keeps).filter(|_| chance.one_in(3)) else { return };
         let len = self.devices[logger].table.sectors();
-        self.add(TableSpec { lines: vec![(len, LineKind::Linear(LowerDevice::Device(logger), 0))] }, true);
+        self.add(
+            TableSpec { lines: vec![(len, TableLineTarget::Linear(TableLineDevice::Device(logger), 0))] },
+            true,
+        );
         self.over_log = true;
     }
 
@@ -239,12 +246,12 @@ impl Blueprint {
     /// True if no device lies or may lie on device `i`.
     #[must_use]
     pub fn is_free(&self, i: usize) -> bool {
-        self.devices[i].top && !self.blocks.iter().any(|(b, _)| *b == LowerDevice::Device(i))
+        self.devices[i].top && !self.blocks.iter().any(|(b, _)| *b == TableLineDevice::Device(i))
     }
 
     /// Draws groups and selectors over all paths to `disk`.
     #[must_use]
-    pub fn multipath(&self, disk: usize, chance: &mut SimRng) -> LineKind {
+    pub fn multipath(&self, disk: usize, chance: &mut SimRng) -> TableLineTarget {
         let mut paths: Vec<usize> = (0..self.paths.len()).filter(|p| self.paths[*p] == disk).collect();
         // Shuffles the paths, so that their order varies between tables.
         for i in (1..paths.len()).rev() {
@@ -262,7 +269,7 @@ impl Blueprint {
             groups.push((selector, members));
         }
         let via = self.via.iter().copied().filter(|(p, _)| self.paths[*p] == disk).collect();
-        LineKind::Multipath { disk, queue: !chance.one_in(4), groups, via }
+        TableLineTarget::Multipath { disk, queue: !chance.one_in(4), groups, via }
     }
 
     /// Draws a table over the building blocks, with lines of every kind. If `logs`, it usually has
@@ -272,45 +279,45 @@ impl Blueprint {
         let mut lines = Vec::new();
         if let (true, Some(log)) = (logs && !chance.one_in(4), self.log) {
             let (below, size) = self.block(chance);
-            lines.push((size, LineKind::PassThrough(PassThrough::LogWrites(log), below, 0)));
+            lines.push((size, TableLineTarget::PassThrough(PassThroughTarget::LogWrites(log), below, 0)));
         }
         for _ in 0..chance.pick(&[1, 1, 2, 3, 5]) {
             lines.push(match chance.below(10) {
-                0 => (8 * chance.between(1, 8), LineKind::Zero),
-                1 => (8 * chance.between(1, 4), LineKind::Error),
+                0 => (8 * chance.between(1, 8), TableLineTarget::Zero),
+                1 => (8 * chance.between(1, 4), TableLineTarget::Error),
                 2..=4 => self.striped(chance),
                 _ => {
                     let (below, size) = self.block(chance);
                     let at = 8 * chance.below(size / 16);
                     let len = (8 * chance.between(1, (size - at) / 8)).min(size - at);
                     let kind = match chance.one_in(4) {
-                        true => LineKind::PassThrough(self.through(chance, without), below, at),
-                        false => LineKind::Linear(below, at),
+                        true => TableLineTarget::PassThrough(self.through(chance, without), below, at),
+                        false => TableLineTarget::Linear(below, at),
                     };
                     (len, kind)
                 }
             });
         }
-        if lines.iter().all(|(_, k)| matches!(k, LineKind::Error | LineKind::Zero)) {
+        if lines.iter().all(|(_, k)| matches!(k, TableLineTarget::Error | TableLineTarget::Zero)) {
             let (below, size) = self.block(chance);
-            lines.push((size, LineKind::Linear(below, 0)));
+            lines.push((size, TableLineTarget::Linear(below, 0)));
         }
         TableSpec { lines }
     }
 
-    fn block(&self, chance: &mut SimRng) -> (LowerDevice, u64) {
+    fn block(&self, chance: &mut SimRng) -> (TableLineDevice, u64) {
         self.blocks[chance.below(self.blocks.len() as u64) as usize]
     }
 
     /// Draws a pass-through target other than a log. Targets that lose or change data are drawn
     /// only if `without` allows them.
-    pub(crate) fn through(&self, chance: &mut SimRng, without: ExcludedDisturbances) -> PassThrough {
+    pub(crate) fn through(&self, chance: &mut SimRng, without: ExcludedDisturbances) -> PassThroughTarget {
         match chance.below(3) {
-            0 => PassThrough::Delay(chance.pick(&[0, 1, 20, 300]).min(self.delay_max)),
+            0 => PassThroughTarget::Delay(chance.pick(&[0, 1, 20, 300]).min(self.delay_max)),
             1 => {
                 let mut flaw =
                     chance.pick(&[FlakeyFault::All, FlakeyFault::ErrorReads, FlakeyFault::ErrorWrites]);
-                if !without.has(Disturbance::Lossy) && chance.one_in(2) {
+                if !without.has(DisturbanceClass::Lossy) && chance.one_in(2) {
                     let writes = chance.one_in(2);
                     let nth = chance.pick(&[1, 2, 512, 1000, 4096]);
                     flaw = match chance.below(3) {
@@ -319,32 +326,32 @@ impl Blueprint {
                         _ => FlakeyFault::RandomCorrupt(writes, chance.pick(&[1, 2, 10])),
                     };
                 }
-                PassThrough::Flakey(chance.between(0, 5), chance.between(1, 3), flaw)
+                PassThroughTarget::Flakey(chance.between(0, 5), chance.between(1, 3), flaw)
             }
-            _ => PassThrough::Dust(chance.pick(&[512, 4096])),
+            _ => PassThroughTarget::Dust(chance.pick(&[512, 4096])),
         }
     }
 
-    fn striped(&self, chance: &mut SimRng) -> (u64, LineKind) {
+    fn striped(&self, chance: &mut SimRng) -> (u64, TableLineTarget) {
         let chunk = chance.pick(&[8, 16, 24, 32]);
         let stripes = chance.between(1, 4);
         let rows = chance.between(1, 6);
-        let blocks: Vec<(LowerDevice, u64)> = (0..stripes).map(|_| self.block(chance)).collect();
+        let blocks: Vec<(TableLineDevice, u64)> = (0..stripes).map(|_| self.block(chance)).collect();
         let rows = blocks.iter().fold(rows, |rows, (_, size)| rows.min(size / chunk));
         if rows == 0 {
             let (below, size) = blocks[0];
-            return (size, LineKind::Linear(below, 0));
+            return (size, TableLineTarget::Linear(below, 0));
         }
         let mut place = |size: u64| 8 * chance.below((size - rows * chunk) / 8 + 1);
         let of = blocks.into_iter().map(|(below, size)| (below, place(size))).collect();
-        (stripes * rows * chunk, LineKind::Striped { chunk, of })
+        (stripes * rows * chunk, TableLineTarget::Striped { chunk, of })
     }
 }
 
 /// Draws queue settings, mostly with few tags.
-fn queue(chance: &mut SimRng) -> QueueParams {
+fn draw_queue_params(chance: &mut SimRng) -> QueueParams {
     QueueParams {
-        scheduler: chance.pick(&Scheduler::ALL).1,
+        scheduler: chance.pick(&IoSchedulerName::ALL).1,
         nr_hw_queues: chance.pick(&[0, 1, 2]),
         queue_depth: chance.pick(&[1, 2, 4, 64]),
         nr_requests: chance.pick(&[0, 4]),
@@ -365,26 +372,31 @@ mod tests {
     fn tables_stay_inside_their_blocks() {
         for seed in 0..300 {
             let mut chance = SimRng::new(seed, RngStream::Build);
-            let b = Blueprint::draw(&mut chance, 1 + seed as usize % 4, ExcludedDisturbances::default(), 300);
-            let size = |below: LowerDevice| match below {
-                LowerDevice::Path(p) => b.disks[b.paths[p]].sectors,
-                LowerDevice::Device(d) => b.devices[d].table.sectors(),
+            let b = WorldBlueprint::draw(
+                &mut chance,
+                1 + seed as usize % 4,
+                ExcludedDisturbances::default(),
+                300,
+            );
+            let size = |below: TableLineDevice| match below {
+                TableLineDevice::Path(p) => b.disks[b.paths[p]].sectors,
+                TableLineDevice::Device(d) => b.devices[d].table.sectors(),
             };
             for d in &b.devices {
                 let spec = b.vary(&d.table, &mut chance, seed % 2 == 0, ExcludedDisturbances::default());
                 assert_eq!(spec.sectors(), d.table.sectors());
                 for (len, kind) in spec.lines.iter().chain(&d.table.lines) {
                     match kind {
-                        LineKind::Linear(below, at) | LineKind::PassThrough(_, below, at) => {
+                        TableLineTarget::Linear(below, at) | TableLineTarget::PassThrough(_, below, at) => {
                             assert!(at + len <= size(*below));
                         }
-                        LineKind::Striped { of, .. } => {
+                        TableLineTarget::Striped { of, .. } => {
                             for (below, at) in of {
                                 assert!(at + len / of.len() as u64 <= size(*below));
                             }
                         }
-                        LineKind::Multipath { disk, .. } => assert!(*len <= b.disks[*disk].sectors),
-                        LineKind::Zero | LineKind::Error => {}
+                        TableLineTarget::Multipath { disk, .. } => assert!(*len <= b.disks[*disk].sectors),
+                        TableLineTarget::Zero | TableLineTarget::Error => {}
                     }
                 }
             }

@@ -1,12 +1,12 @@
 //! Suspends and resumes in progress: their steps, completion, cancellation and refusal.
 
-use crate::control::text;
-use crate::device::{DevicePhase, RunningChange};
+use crate::control::error_to_violation;
+use crate::device::{DevicePhase, RunningSuspendOrResume};
 use crate::dust_model::DustLine;
-use crate::environment::lock;
+use crate::environment::lock_environment;
 use crate::model::Violation;
 use crate::path::NO_LANE;
-use crate::tables::{FlakeyFault, LineKind};
+use crate::tables::{FlakeyFault, TableLineTarget};
 use crate::timers::TimedEvent;
 use crate::world::TargetWorld;
 use std::cell::RefCell;
@@ -18,9 +18,9 @@ use udm_core::{Device as _, Nanos};
 use udm_dm::TargetError;
 
 /// Maximum number of events that failures of a striped line raise: 14 per stripe.
-fn max_striped_events(kind: &LineKind) -> u64 {
+fn max_striped_failure_events(kind: &TableLineTarget) -> u64 {
     match kind {
-        LineKind::Striped { of, .. } => 14 * of.len() as u64,
+        TableLineTarget::Striped { of, .. } => 14 * of.len() as u64,
         _ => 0,
     }
 }
@@ -37,7 +37,7 @@ impl TargetWorld {
         Ok(())
     }
 
-    fn step_change(&mut self, running: &RefCell<RunningChange>) -> Result<(), Violation> {
+    fn step_change(&mut self, running: &RefCell<RunningSuspendOrResume>) -> Result<(), Violation> {
         let several = running.borrow().devices.clone();
         let result = running.borrow_mut().changes.step(&*self.machine.inboxes);
         let cancelled = running.borrow().cancelled;
@@ -65,7 +65,7 @@ impl TargetWorld {
             self.devices[i].running = None;
             let result = result.clone().map_err(|(_, error)| error);
             let refused = result.as_ref().is_err_and(|e| e.errno == NO_LANE) && !past;
-            if refused && lock(&self.machine.env).seen.refused == 0 {
+            if refused && lock_environment(&self.machine.env).seen.refused == 0 {
                 return Err(format!(
                     "d{i} reports that a lane could not be opened, but every open succeeded"
                 ));
@@ -106,12 +106,16 @@ impl TargetWorld {
 
     /// Checks that no device of `several` has a request in flight when the first of them takes its
     /// new table.
-    fn check_quiesced(&self, several: &[usize], running: &RefCell<RunningChange>) -> Result<(), Violation> {
+    fn check_quiesced(
+        &self,
+        several: &[usize],
+        running: &RefCell<RunningSuspendOrResume>,
+    ) -> Result<(), Violation> {
         if std::mem::replace(&mut running.borrow_mut().past, true) || several.len() < 2 {
             return Ok(());
         }
         let changes = |i: &usize| self.devices[*i].loaded.is_some() || self.devices[*i].mapped.is_suspended();
-        let env = lock(&self.machine.env);
+        let env = lock_environment(&self.machine.env);
         for p in 0..env.paths.len() {
             let mut users = (0..self.devices.len()).filter(|u| self.devices[*u].spec.paths().contains(&p));
             let ours = |u: usize| several.contains(&u) && changes(&u);
@@ -140,7 +144,8 @@ impl TargetWorld {
         if !running.changes.cancel(&*self.machine.inboxes) {
             return;
         }
-        lock(&self.machine.env).say(format!("d{i} goes back on {}", self.devices[i].phase.doing()));
+        lock_environment(&self.machine.env)
+            .say(format!("d{i} goes back on {}", self.devices[i].phase.doing()));
         self.machine.totals.cancels += 1;
         running.woken.store(true, Ordering::Relaxed);
         running.cancelled = true;
@@ -214,7 +219,7 @@ impl TargetWorld {
         self.count_lost(i);
         let device = &mut self.devices[i];
         let Some(loaded) = device.loaded.take() else { return Ok(()) };
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         if let Some(old) = device.access {
             env.accesses[old].live = false;
             let disk = env.accesses[old].disk;
@@ -227,7 +232,8 @@ impl TargetWorld {
         device.maps = vec![loaded.map];
         device.spec = loaded.spec;
         device.dust = DustLine::of(&device.spec, self.blueprint.is_free(i));
-        device.events.1 += device.spec.lines.iter().map(|(_, kind)| max_striped_events(kind)).sum::<u64>();
+        device.events.1 +=
+            device.spec.lines.iter().map(|(_, kind)| max_striped_failure_events(kind)).sum::<u64>();
         device.expected =
             loaded.expected.ok_or_else(|| format!("d{i} took a table that it did not look at"))?;
         device.spec.lines.iter().for_each(|(_, kind)| self.machine.totals.see(kind));
@@ -250,7 +256,7 @@ impl TargetWorld {
 
     /// Records that a change was cancelled and that the device is live as before.
     fn called_off(&mut self, i: usize) {
-        lock(&self.machine.env).say(format!("d{i} is in use again"));
+        lock_environment(&self.machine.env).say(format!("d{i} is in use again"));
         self.devices[i].enter(DevicePhase::Live);
         self.hold(i, false);
         self.forget_checks(i);
@@ -259,12 +265,12 @@ impl TargetWorld {
 
     fn changed(&mut self, i: usize, result: Result<(), TargetError>) -> Result<(), Violation> {
         let phase = self.devices[i].phase;
-        lock(&self.machine.env).say(format!("d{i} is done {}", self.devices[i].doing()));
-        result.map_err(text(format!("d{i} {}", self.devices[i].doing())))?;
+        lock_environment(&self.machine.env).say(format!("d{i} is done {}", self.devices[i].doing()));
+        result.map_err(error_to_violation(format!("d{i} {}", self.devices[i].doing())))?;
         if phase == DevicePhase::Suspending {
             self.devices[i].enter(DevicePhase::Suspended);
             self.update_suspended_users();
-            let mut env = lock(&self.machine.env);
+            let mut env = lock_environment(&self.machine.env);
             for p in self.devices[i].spec.paths() {
                 let path = &env.paths[p];
                 if path.suspended_users > 0 && path.in_flight > 0 {

@@ -1,13 +1,13 @@
 //! The control side of mapped devices: tables, suspend, resume, messages.
 
-use crate::control_io::SimControlIo;
-use crate::device::{DevicePhase, InactiveTable, ModelledDevice, RunningChange};
+use crate::control_io::SimTableLoadIo;
+use crate::device::{DevicePhase, InactiveTable, MappedDeviceWithModel, RunningSuspendOrResume};
 use crate::dust_model::DustLine;
-use crate::environment::{MultipathState, lock, record_last_seen};
+use crate::environment::{MultipathModel, lock_environment, record_condition_last_held};
 use crate::expected_limits::ExpectedLimits;
 use crate::model::Violation;
 use crate::path::SimPath;
-use crate::table_map::TableMap;
+use crate::table_map::ModelTableMap;
 use crate::tables::TableSpec;
 use crate::world::TargetWorld;
 use std::cell::{Cell, RefCell};
@@ -16,37 +16,42 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::errno::{EBUSY, EMLINK, ENOENT};
 use udm_core::{DevNo, Limits, Nanos};
-use udm_dm::{CompletionHandle, DeviceRef, InvalidStoreMark, LookupError, Resolver, TargetError};
+use udm_dm::{
+    DeviceLookupError, DeviceNameResolver, InvalidStoreMark, ResolvedDevice, TargetError,
+    TargetMessageWaitHandle,
+};
 use udm_dm::{
     mapped::{DeviceSetTransition, MappedDevice},
     table::Table,
 };
-use udm_targets::multipath::PathMaintenance;
-use udm_wire::multipath_conf::{Failback, Grouping, MarginalPolicy, MultipathSettings, NoPathRetry, Prio};
+use udm_targets::multipath::PathMaintenanceSettings;
+use udm_wire::multipath_conf::{
+    Failback, MarginalPathPolicy, MultipathSettings, MultipathTableOptions, NoPathRetry, PathPrioritizer,
+};
 use udm_wire::table::TableLine;
 
-/// Resolves the words of [`crate::tables::LowerDevice`] to paths and devices.
+/// Resolves the words of [`crate::tables::TableLineDevice`] to paths and devices.
 pub(crate) struct DeviceResolver {
     pub(crate) paths: Vec<Arc<SimPath>>,
     pub(crate) fronts: Vec<Arc<dyn udm_core::Device>>,
     pub(crate) devices: Vec<Option<Arc<MappedDevice>>>,
 }
 
-impl Resolver for DeviceResolver {
-    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
-        let missing = || LookupError { errno: ENOENT, reason: format!("no device {word}") };
+impl DeviceNameResolver for DeviceResolver {
+    fn get(&mut self, word: &str) -> Result<ResolvedDevice, DeviceLookupError> {
+        let missing = || DeviceLookupError { errno: ENOENT, reason: format!("no device {word}") };
         let index = |prefix: &str| word.strip_prefix(prefix).and_then(|n| n.parse::<usize>().ok());
         if let Some(path) = index("p").and_then(|i| self.fronts.get(i)) {
             let number = DevNo { major: PATHS, minor: index("p").unwrap_or(0) as u32 };
-            return Ok(DeviceRef { number, name: word.into(), device: path.clone(), hold: None });
+            return Ok(ResolvedDevice { number, name: word.into(), device: path.clone(), hold: None });
         }
         let i = index("@d").ok_or_else(missing)?;
         let device = self.devices.get(i).and_then(Option::as_ref).ok_or_else(missing)?;
         let number = DevNo { major: 253, minor: i as u32 };
-        Ok(DeviceRef { number, name: word.into(), device: device.clone(), hold: None })
+        Ok(ResolvedDevice { number, name: word.into(), device: device.clone(), hold: None })
     }
 
-    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn InvalidStoreMark>> {
+    fn mark(&self, device: &ResolvedDevice) -> Option<Arc<dyn InvalidStoreMark>> {
         let path = device.name.strip_prefix('p').and_then(|n| n.parse::<usize>().ok());
         Some(self.paths.get(path?)?.mark())
     }
@@ -58,7 +63,7 @@ pub(crate) const PATHS: u32 = 8;
 /// Maximum number of attempts of a load that fails because of disk errors.
 const LOADS_MAX: usize = 100;
 
-pub(crate) fn text<E: std::fmt::Display>(what: String) -> impl FnOnce(E) -> Violation {
+pub(crate) fn error_to_violation<E: std::fmt::Display>(what: String) -> impl FnOnce(E) -> Violation {
     move |e| format!("{what}: {e}")
 }
 
@@ -68,13 +73,14 @@ impl TargetWorld {
     pub fn make_devices(&mut self, specs: &[TableSpec]) -> Result<(), Violation> {
         for (i, spec) in specs.iter().enumerate() {
             let number = DevNo { major: 253, minor: i as u32 };
-            let mapped = MappedDevice::new(&format!("d{i}"), None, number).map_err(text(format!("d{i}")))?;
+            let mapped = MappedDevice::new(&format!("d{i}"), None, number)
+                .map_err(error_to_violation(format!("d{i}")))?;
             let settings = self.settings();
             let stands = self.give_queue(i, &mapped);
-            PathMaintenance { paths: Some(Arc::clone(&settings)), watch: self.watch }.set(&mapped);
+            PathMaintenanceSettings { paths: Some(Arc::clone(&settings)), watch: self.watch }.set(&mapped);
             let map = self.map(spec);
             let expected = self.expected(spec, &|d| self.devices[d].expected);
-            self.devices.push(ModelledDevice {
+            self.devices.push(MappedDeviceWithModel {
                 mapped,
                 settings,
                 spec: spec.clone(),
@@ -108,7 +114,7 @@ impl TargetWorld {
                 if self.devices[i].is_live() {
                     break;
                 }
-                let mut env = lock(&self.machine.env);
+                let mut env = lock_environment(&self.machine.env);
                 env.now = env.now + Nanos::from_millis(100);
                 drop(env);
                 self.machine.deliver_all();
@@ -128,7 +134,7 @@ impl TargetWorld {
         let control = &mut self.machine.control;
         let interval = control.between(50, 500);
         let after = Nanos::from_millis(control.between(1, 1000));
-        let marginal = MarginalPolicy {
+        let marginal = MarginalPathPolicy {
             double_failed_time: Nanos::from_millis(control.between(1, 5000)),
             err_sample_time: Nanos::from_millis(control.between(sample_min, 4000)),
             err_rate_threshold: 10,
@@ -137,7 +143,7 @@ impl TargetWorld {
         Arc::new(MultipathSettings {
             polling_interval: Nanos::from_millis(interval),
             max_polling_interval: Nanos::from_millis(interval * control.pick(&[1, 4, 64])),
-            checker_timeout: lock(&self.machine.env).check_timeout,
+            checker_timeout: lock_environment(&self.machine.env).check_timeout,
             no_path_retry: control.pick(&[None, None, Some(NoPathRetry::Checks(2))]),
             failback: control.pick(&[
                 Failback::Manual,
@@ -146,9 +152,9 @@ impl TargetWorld {
                 Failback::Followover,
                 Failback::After(after),
             ]),
-            prio: Prio::Const,
+            prio: PathPrioritizer::Const,
             marginal: control.one_in(3).then_some(marginal),
-            grouping: Grouping::default(),
+            grouping: MultipathTableOptions::default(),
         })
     }
 
@@ -157,9 +163,9 @@ impl TargetWorld {
         DeviceResolver { paths: self.machine.paths.clone(), fronts: self.machine.fronts.clone(), devices }
     }
 
-    fn map(&self, spec: &TableSpec) -> Arc<TableMap> {
+    fn map(&self, spec: &TableSpec) -> Arc<ModelTableMap> {
         let below = |d: usize| self.devices[d].maps[0].clone();
-        Arc::new(TableMap::of(spec, &self.blueprint.paths, &self.machine.model.cells, &below))
+        Arc::new(ModelTableMap::of(spec, &self.blueprint.paths, &self.machine.model.cells, &below))
     }
 
     /// Returns the limits that a table of `spec` must have, given the current disks and the devices
@@ -169,7 +175,7 @@ impl TargetWorld {
         spec: &TableSpec,
         below: &dyn Fn(usize) -> ExpectedLimits,
     ) -> ExpectedLimits {
-        let env = lock(&self.machine.env);
+        let env = lock_environment(&self.machine.env);
         let disk = |p: usize| ExpectedLimits::of_disk(&env.disks[env.paths[p].disk]);
         ExpectedLimits::of_table(spec, &disk, below)
     }
@@ -177,14 +183,15 @@ impl TargetWorld {
     /// Loads a table into the inactive slot.
     pub fn load(&mut self, i: usize, spec: TableSpec) -> Result<(), Violation> {
         let words = spec.text(self.blueprint.cores);
-        lock(&self.machine.env).say(format!("d{i} load: {}", words.replace('\n', "; ")));
-        let lines = udm_wire::table::parse(&words).map_err(text(format!("d{i}: {words}")))?;
+        lock_environment(&self.machine.env).say(format!("d{i} load: {}", words.replace('\n', "; ")));
+        let lines =
+            udm_wire::table::parse_table(&words).map_err(error_to_violation(format!("d{i}: {words}")))?;
         let (built, failed) = self.build(&lines)?;
         // A disk error during the load leaves the slot unchanged.
         if built.is_err() && failed {
             return Ok(());
         }
-        let table = built.map_err(text(format!("d{i}: {words}")))?;
+        let table = built.map_err(error_to_violation(format!("d{i}: {words}")))?;
         let map = self.map(&spec);
         let weak = Arc::downgrade(&table);
         self.tables.push(weak.clone());
@@ -192,7 +199,7 @@ impl TargetWorld {
             // Inactive tables count, so the total number of lines may be too large. The slot is
             // unchanged.
             Err(error) if error.errno == EMLINK => return Ok(()),
-            loaded => loaded.map_err(text(format!("d{i} load {words}")))?,
+            loaded => loaded.map_err(error_to_violation(format!("d{i} load {words}")))?,
         }
         self.check_exclusive_claims(i, &words)?;
         let old = self.devices[i].loaded.take().and_then(|l| l.access);
@@ -203,7 +210,7 @@ impl TargetWorld {
         let access = spec.multipath().map(|(disk, queue, groups)| {
             let paths = groups.iter().flat_map(|(_, p)| p.iter().copied()).collect();
             let has_unknown_paths = spec.is_loose() || self.watch.is_on();
-            let access = MultipathState {
+            let access = MultipathModel {
                 disk,
                 paths,
                 queue,
@@ -214,7 +221,7 @@ impl TargetWorld {
                 intervals,
                 lost: 0,
             };
-            let mut env = lock(&self.machine.env);
+            let mut env = lock_environment(&self.machine.env);
             match free_access {
                 Some(slot) => env.accesses[slot] = access,
                 None => env.accesses.push(access),
@@ -229,7 +236,7 @@ impl TargetWorld {
     fn build(&mut self, lines: &[TableLine]) -> Result<(Result<Arc<Table>, TargetError>, bool), Violation> {
         let (mut names, cores) = (self.names(), self.blueprint.cores);
         self.acting = true;
-        let io = SimControlIo::new(self);
+        let io = SimTableLoadIo::new(self);
         let built = Table::build(udm_targets::TARGETS, lines, &mut names, &io, cores);
         let (verdict, failed) = (io.verdict(), io.has_failed());
         self.acting = false;
@@ -242,14 +249,14 @@ impl TargetWorld {
         if !words.contains("log-writes") {
             return Ok(());
         }
-        let lines = udm_wire::table::parse(words).map_err(text(words.to_owned()))?;
+        let lines = udm_wire::table::parse_table(words).map_err(error_to_violation(words.to_owned()))?;
         let (built, failed) = self.build(&lines)?;
         if built.is_err() && failed {
             return Ok(());
         }
-        let table = built.map_err(text(words.to_owned()))?;
+        let table = built.map_err(error_to_violation(words.to_owned()))?;
         let stranger = MappedDevice::new("stranger", None, DevNo { major: 254, minor: 1 << 19 })
-            .map_err(text("a stranger".into()))?;
+            .map_err(error_to_violation("a stranger".into()))?;
         match stranger.load(table) {
             Err(error) if error.errno == EBUSY || error.errno == EMLINK => Ok(()),
             other => Err(format!("d{i} has a log, and another device got it as well: {other:?}")),
@@ -267,7 +274,7 @@ impl TargetWorld {
         let (woken, wake) = TargetWorld::flag();
         for &i in several {
             let how = if noflush { " without a flush" } else { "" };
-            lock(&self.machine.env).say(format!("d{i} suspend, of {}{how}", several.len()));
+            lock_environment(&self.machine.env).say(format!("d{i} suspend, of {}{how}", several.len()));
             self.hold(i, !noflush);
             self.forget_checks(i);
             self.devices[i].enter(DevicePhase::Suspending);
@@ -286,8 +293,13 @@ impl TargetWorld {
     }
 
     fn set_off(&mut self, several: &[usize], changes: DeviceSetTransition, woken: Arc<AtomicBool>) {
-        let running =
-            RunningChange { devices: several.to_vec(), changes, woken, cancelled: false, past: false };
+        let running = RunningSuspendOrResume {
+            devices: several.to_vec(),
+            changes,
+            woken,
+            cancelled: false,
+            past: false,
+        };
         let running = Rc::new(RefCell::new(running));
         several.iter().for_each(|&i| self.devices[i].running = Some(Rc::clone(&running)));
     }
@@ -301,7 +313,7 @@ impl TargetWorld {
         let asked = self.machine.control.one_in(2);
         let noflush = asked || !several.iter().all(|&i| live(self, i));
         for &i in several {
-            lock(&self.machine.env).say(format!("d{i} resume, of {}", several.len()));
+            lock_environment(&self.machine.env).say(format!("d{i} resume, of {}", several.len()));
             let was_live = live(self, i);
             self.forget_checks(i);
             if was_live {
@@ -333,14 +345,14 @@ impl TargetWorld {
     /// Forgets the checks of device `i`: its tasks are replaced, and their pending checks have no
     /// effect.
     pub(crate) fn forget_checks(&mut self, i: usize) {
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         let paths = self.devices[i].access.map_or_else(Vec::new, |access| env.accesses[access].paths.clone());
         paths.into_iter().for_each(|p| env.paths[p].forget_checks());
     }
 
     /// Records whether held requests of a multipath device may fail because of a suspend.
     pub(crate) fn hold(&mut self, i: usize, suspending: bool) {
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         if let Some(access) = self.devices[i].access {
             env.accesses[access].suspending = suspending;
             let disk = env.accesses[access].disk;
@@ -352,18 +364,18 @@ impl TargetWorld {
     /// suspended, which disks are below a target that injects errors, and which paths' errors are
     /// retried.
     pub(crate) fn update_suspended_users(&mut self) {
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         let ending = env.ending();
         for (i, disk) in env.disks.iter_mut().enumerate() {
-            let fails = |d: &ModelledDevice| d.spec.is_flaky() || d.dust.iter().any(DustLine::is_on);
+            let fails = |d: &MappedDeviceWithModel| d.spec.is_flaky() || d.dust.iter().any(DustLine::is_on);
             let flaky = self.devices.iter().any(|d| fails(d) && d.maps[0].disks.contains(&i));
-            record_last_seen(&mut disk.flaky, flaky, ending);
+            record_condition_last_held(&mut disk.flaky, flaky, ending);
         }
         for p in 0..env.paths.len() {
             let mut users = self.devices.iter().filter(|d| d.spec.paths().contains(&p)).peekable();
-            let suspended_users = users.peek().is_some() && users.all(ModelledDevice::is_suspended);
+            let suspended_users = users.peek().is_some() && users.all(MappedDeviceWithModel::is_suspended);
             env.paths[p].suspended_users = u32::from(suspended_users);
-            let tries = |d: &ModelledDevice| {
+            let tries = |d: &MappedDeviceWithModel| {
                 let groups = d.spec.multipath().map_or(&[][..], |(_, _, groups)| groups);
                 groups.iter().any(|(_, paths)| paths.contains(&p))
             };
@@ -378,7 +390,7 @@ impl TargetWorld {
         i: usize,
         sector: u64,
         words: &str,
-    ) -> Result<(String, Option<CompletionHandle>), TargetError> {
+    ) -> Result<(String, Option<TargetMessageWaitHandle>), TargetError> {
         let words: Vec<String> = words.split(' ').map(str::to_string).collect();
         let mut names = self.names();
         self.devices[i].mapped.send(sector, &words, &mut names, &*self.machine.inboxes)
@@ -386,7 +398,7 @@ impl TargetWorld {
 
     /// Sends a message. Returns `Ok(false)` if the device was suspended and refused the message.
     pub fn message(&mut self, i: usize, words: &str) -> Result<bool, Violation> {
-        lock(&self.machine.env).say(format!("d{i} message: {words}"));
+        lock_environment(&self.machine.env).say(format!("d{i} message: {words}"));
         let live = self.devices[i].phase == DevicePhase::Live;
         match self.send(i, 0, words) {
             Ok(_) => {

@@ -1,15 +1,15 @@
 //! Control-side I/O of a simulated load. Reads and writes of target constructors go through a task
 //! on one of the cores, as in a server. The world makes steps meanwhile.
 
-use crate::cores::SimCores;
-use crate::environment::lock;
+use crate::cores::SimCoreInboxes;
+use crate::environment::lock_environment;
 use crate::model::Violation;
 use crate::turn::MachineWorld;
 use crate::world::TargetWorld;
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_core::control_io::{RunHandle, RunResult};
-use udm_core::{Batch, ControlIo, ControlTransfer, Device, Nanos, OpenError, errno};
+use udm_core::control_io::{ControlIoHandle, ControlIoResult};
+use udm_core::{Batch, ControlIo, ControlIoBatch, Device, DeviceControlError, Nanos, errno};
 
 /// Maximum duration of one operation, in simulated time.
 const TIMEOUT: Nanos = Nanos::from_millis(30_000);
@@ -18,17 +18,17 @@ const TIMEOUT: Nanos = Nanos::from_millis(30_000);
 const STEPS_MAX: u64 = 20_000;
 
 /// Control-side I/O of `world` while a table is loaded.
-pub struct SimControlIo<'a, W = TargetWorld> {
+pub struct SimTableLoadIo<'a, W = TargetWorld> {
     world: RefCell<&'a mut W>,
     wrong: RefCell<Option<Violation>>,
     failed: Cell<bool>,
 }
 
-impl<'a, W: MachineWorld> SimControlIo<'a, W> {
+impl<'a, W: MachineWorld> SimTableLoadIo<'a, W> {
     /// Creates control-side I/O on the cores of `world`.
     #[must_use]
-    pub fn new(world: &'a mut W) -> SimControlIo<'a, W> {
-        SimControlIo { world: RefCell::new(world), wrong: RefCell::default(), failed: Cell::new(false) }
+    pub fn new(world: &'a mut W) -> SimTableLoadIo<'a, W> {
+        SimTableLoadIo { world: RefCell::new(world), wrong: RefCell::default(), failed: Cell::new(false) }
     }
 
     /// Checks that the world found no violation during the I/O.
@@ -45,23 +45,23 @@ impl<'a, W: MachineWorld> SimControlIo<'a, W> {
         self.failed.get()
     }
 
-    fn wait(&self, result: &Mutex<Option<RunResult>>) -> RunResult {
+    fn wait(&self, result: &Mutex<Option<ControlIoResult>>) -> ControlIoResult {
         let mut world = self.world.borrow_mut();
         let machine = world.machine();
-        let (from, first) = (lock(&machine.env).now, machine.step);
+        let (from, first) = (lock_environment(&machine.env).now, machine.step);
         let was = std::mem::replace(&mut machine.loading, true);
         let answer = loop {
             if let Some(answer) = result.lock().unwrap_or_else(PoisonError::into_inner).take() {
                 break answer;
             }
             let machine = world.machine();
-            let now = lock(&machine.env).now;
+            let now = lock_environment(&machine.env).now;
             if now.since(from) > TIMEOUT || machine.step - first > STEPS_MAX {
-                break Err(ControlTransfer::timeout_error());
+                break Err(ControlIoBatch::timeout_error());
             }
             if let Err(wrong) = world.step() {
                 *self.wrong.borrow_mut() = Some(wrong);
-                break Err(OpenError::new(errno::EIO, "the world is wrong"));
+                break Err(DeviceControlError::new(errno::EIO, "the world is wrong"));
             }
         };
         let machine = world.machine();
@@ -71,13 +71,13 @@ impl<'a, W: MachineWorld> SimControlIo<'a, W> {
     }
 }
 
-impl<W: MachineWorld> ControlIo for SimControlIo<'_, W> {
-    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
+impl<W: MachineWorld> ControlIo for SimTableLoadIo<'_, W> {
+    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> ControlIoResult {
         let result = Arc::new(Mutex::new(None));
         let to_set = Arc::clone(&result);
         let set = move |answer| *to_set.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
-        let inboxes: Arc<SimCores> = Arc::clone(&self.world.borrow_mut().machine().inboxes);
-        let started = RunHandle::new(device, bios, set, |task| inboxes.start_io(&**device, task));
+        let inboxes: Arc<SimCoreInboxes> = Arc::clone(&self.world.borrow_mut().machine().inboxes);
+        let started = ControlIoHandle::new(device, bios, set, |task| inboxes.start_io(&**device, task));
         let answer = match &started {
             Ok(_) => self.wait(&result),
             Err(error) => Err(error.clone()),

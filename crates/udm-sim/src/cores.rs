@@ -3,7 +3,10 @@
 use crate::rng::{RngStream, SimRng};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use udm_core::{Ack, CoreId, Cores, Device, DeviceId, LaneCommand, Nanos, TaskFactory, TaskHandle};
+use udm_core::{
+    AckOnLastDrop, BioTaskFactory, BioTaskHandle, CoreCommandSender, CoreId, Device, DeviceId, LaneCommand,
+    Nanos,
+};
 
 /// A message in transit.
 struct MessageInTransit {
@@ -19,9 +22,9 @@ pub enum CoreMessage {
     /// A wake-up of the lane.
     Wake,
     /// Start of a task.
-    Start(TaskFactory, TaskPurpose),
+    Start(BioTaskFactory, TaskPurpose),
     /// A request to stop a task.
-    Stop(Option<Ack>),
+    Stop(Option<AckOnLastDrop>),
 }
 
 /// Purpose of a task.
@@ -43,7 +46,7 @@ struct Inbox {
     from: Vec<VecDeque<MessageInTransit>>,
 }
 
-struct InboxState {
+struct SimCoreInboxesState {
     inboxes: Vec<Inbox>,
     chance: SimRng,
     now: Nanos,
@@ -57,26 +60,26 @@ struct InboxState {
 }
 
 /// Removes `device` from `list`. Returns true if it was there.
-fn remove_device(list: &mut Vec<DeviceId>, device: DeviceId) -> bool {
+fn remove_device_from_list(list: &mut Vec<DeviceId>, device: DeviceId) -> bool {
     let before = list.len();
     list.retain(|d| *d != device);
     list.len() < before
 }
 
 /// The inboxes of all cores. The control side and the targets send messages through them.
-pub struct SimCores {
-    post: Mutex<InboxState>,
-    me: Weak<SimCores>,
+pub struct SimCoreInboxes {
+    post: Mutex<SimCoreInboxesState>,
+    me: Weak<SimCoreInboxes>,
 }
 
-impl SimCores {
+impl SimCoreInboxes {
     /// Creates inboxes for `cores` cores. Messages take about `delay` ns.
     #[must_use]
-    pub fn new(seed: u64, cores: usize, delay: u64) -> Arc<SimCores> {
+    pub fn new(seed: u64, cores: usize, delay: u64) -> Arc<SimCoreInboxes> {
         let inbox = || Inbox { from: (0..=cores).map(|_| VecDeque::new()).collect() };
         let inboxes = (0..cores).map(|_| inbox()).collect();
         let chance = SimRng::new(seed, RngStream::Inbox);
-        let post = InboxState {
+        let post = SimCoreInboxesState {
             inboxes,
             chance,
             now: Nanos(0),
@@ -85,10 +88,10 @@ impl SimCores {
             resumed: Vec::new(),
             prepared: Vec::new(),
         };
-        Arc::new_cyclic(|me| SimCores { post: Mutex::new(post), me: me.clone() })
+        Arc::new_cyclic(|me| SimCoreInboxes { post: Mutex::new(post), me: me.clone() })
     }
 
-    fn post(&self) -> MutexGuard<'_, InboxState> {
+    fn post(&self) -> MutexGuard<'_, SimCoreInboxesState> {
         self.post.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -108,7 +111,7 @@ impl SimCores {
     /// random.
     pub fn take(&self, core: usize) -> Option<(DeviceId, CoreMessage)> {
         let mut post = self.post();
-        let InboxState { inboxes, chance, now, .. } = &mut *post;
+        let SimCoreInboxesState { inboxes, chance, now, .. } = &mut *post;
         let from = &mut inboxes[core].from;
         let ready = from.iter().filter(|q| q.front().is_some_and(|l| l.due <= *now)).count();
         if ready == 0 {
@@ -121,12 +124,12 @@ impl SimCores {
 
     /// True if the lanes of `device` received a resume since the last call.
     pub fn took_resume(&self, device: DeviceId) -> bool {
-        remove_device(&mut self.post().resumed, device)
+        remove_device_from_list(&mut self.post().resumed, device)
     }
 
     /// True if the lanes of `device` were told to open a new table since the last call.
     pub fn took_prepare(&self, device: DeviceId) -> bool {
-        remove_device(&mut self.post().prepared, device)
+        remove_device_from_list(&mut self.post().prepared, device)
     }
 
     /// Time at which the next message arrives at `core`.
@@ -137,10 +140,10 @@ impl SimCores {
     }
 }
 
-impl InboxState {
+impl SimCoreInboxesState {
     /// Queues a message to `core` after the sender's earlier messages to it.
     fn send(&mut self, core: usize, to: DeviceId, what: CoreMessage) {
-        let InboxState { inboxes, chance, now, sender, delay, .. } = self;
+        let SimCoreInboxesState { inboxes, chance, now, sender, delay, .. } = self;
         let queue = &mut inboxes[core].from[*sender];
         let after = queue.back().map_or(Nanos(0), |l| l.due);
         let due = after.max(*now + Nanos(chance.span(*delay)));
@@ -148,7 +151,7 @@ impl InboxState {
     }
 }
 
-impl Cores for SimCores {
+impl CoreCommandSender for SimCoreInboxes {
     fn broadcast(&self, device: DeviceId, command: LaneCommand) {
         let mut post = self.post();
         match command {
@@ -167,26 +170,26 @@ impl Cores for SimCores {
 
     /// Starts the task on a random core. The control side starts tasks of tables; a core in its
     /// turn starts those of lanes.
-    fn start(&self, make: TaskFactory) -> TaskHandle {
+    fn start(&self, make: BioTaskFactory) -> BioTaskHandle {
         let by_lane = self.post().sender > 0;
         self.start_for(make, if by_lane { TaskPurpose::OwnerLane } else { TaskPurpose::PathCheck })
     }
 }
 
-impl SimCores {
+impl SimCoreInboxes {
     /// Starts a control-side task with a lane of `device`, as a load does.
-    pub fn start_io(&self, device: &dyn Device, make: TaskFactory) -> TaskHandle {
+    pub fn start_io(&self, device: &dyn Device, make: BioTaskFactory) -> BioTaskHandle {
         let mapped = device.stacked().is_some();
         self.start_for(make, if mapped { TaskPurpose::MappedTableLoad } else { TaskPurpose::TableLoad })
     }
 
-    fn start_for(&self, make: TaskFactory, purpose: TaskPurpose) -> TaskHandle {
+    fn start_for(&self, make: BioTaskFactory, purpose: TaskPurpose) -> BioTaskHandle {
         let (topic, me) = (DeviceId::new(), self.me.clone());
         let mut post = self.post();
         let cores = post.inboxes.len() as u64;
         let core = post.chance.below(cores) as usize;
         post.send(core, topic, CoreMessage::Start(make, purpose));
-        TaskHandle::new(move |ack| {
+        BioTaskHandle::new(move |ack| {
             if let Some(cores) = me.upgrade() {
                 cores.post().send(core, topic, CoreMessage::Stop(ack));
             }
@@ -200,7 +203,7 @@ mod tests {
 
     #[test]
     fn first_in_first_out_per_sender() {
-        let cores = SimCores::new(3, 2, 1000);
+        let cores = SimCoreInboxes::new(3, 2, 1000);
         let (a, b) = (DeviceId::new(), DeviceId::new());
         for sender in [None, Some(1)] {
             cores.set_turn(Nanos(5), sender);

@@ -1,20 +1,20 @@
 //! Counters of runs: their sums, uncovered disturbances, and text for the report.
 
-use crate::plan::{Disturbance, ExcludedDisturbances};
+use crate::plan::{DisturbanceClass, ExcludedDisturbances};
 
 /// A count that can be summed over several runs.
-pub trait Accumulate {
+pub trait AccumulateRuns {
     /// Adds the count of another run.
     fn add(&mut self, more: &Self);
 }
 
-impl Accumulate for u64 {
+impl AccumulateRuns for u64 {
     fn add(&mut self, more: &u64) {
         *self += more;
     }
 }
 
-impl<const N: usize> Accumulate for [u64; N] {
+impl<const N: usize> AccumulateRuns for [u64; N] {
     fn add(&mut self, more: &[u64; N]) {
         self.iter_mut().zip(more).for_each(|(all, more)| *all += more);
     }
@@ -22,32 +22,32 @@ impl<const N: usize> Accumulate for [u64; N] {
 
 /// The maximum of a value over all runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Maximum(pub u64);
+pub struct MaxOverRuns(pub u64);
 
-impl Maximum {
+impl MaxOverRuns {
     /// Raises the maximum to `n` if `n` is larger.
     pub fn see(&mut self, n: u64) {
         self.0 = self.0.max(n);
     }
 }
 
-impl Accumulate for Maximum {
-    fn add(&mut self, more: &Maximum) {
+impl AccumulateRuns for MaxOverRuns {
+    fn add(&mut self, more: &MaxOverRuns) {
         self.see(more.0);
     }
 }
 
 /// Hash of the hashes of all runs, in their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RunHash(pub u64);
+pub struct CombinedRunHash(pub u64);
 
-impl Accumulate for RunHash {
-    fn add(&mut self, more: &RunHash) {
+impl AccumulateRuns for CombinedRunHash {
+    fn add(&mut self, more: &CombinedRunHash) {
         self.0 = self.0.rotate_left(1) ^ more.0;
     }
 }
 
-/// Defines a struct of counters that implements [`Accumulate`].
+/// Defines a struct of counters that implements [`AccumulateRuns`].
 macro_rules! counts {
     ($(#[$about:meta])* pub struct $name:ident { $($(#[$doc:meta])* pub $field:ident: $of:ty,)* }) => {
         $(#[$about])*
@@ -56,9 +56,9 @@ macro_rules! counts {
             $($(#[$doc])* pub $field: $of,)*
         }
 
-        impl $crate::counts::Accumulate for $name {
+        impl $crate::counts::AccumulateRuns for $name {
             fn add(&mut self, more: &$name) {
-                $($crate::counts::Accumulate::add(&mut self.$field, &more.$field);)*
+                $($crate::counts::AccumulateRuns::add(&mut self.$field, &more.$field);)*
             }
         }
     };
@@ -68,7 +68,7 @@ pub(crate) use counts;
 
 /// Returns the disturbances that were not excluded and still never occurred, because the runs were
 /// too short.
-pub(crate) fn uncovered<C: Into<Option<Disturbance>>>(
+pub(crate) fn list_missing_disturbances<C: Into<Option<DisturbanceClass>>>(
     all: impl IntoIterator<Item = (&'static str, C, u64)>,
     without: ExcludedDisturbances,
 ) -> Vec<&'static str> {

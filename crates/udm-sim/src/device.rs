@@ -2,15 +2,15 @@
 
 use crate::dust_model::DustLine;
 use crate::expected_limits::ExpectedLimits;
-use crate::front_end::RequestTarget;
-use crate::model::RefusalRules;
-use crate::table_map::TableMap;
+use crate::front_end::WorkloadDevice;
+use crate::model::RequestRefusalRules;
+use crate::table_map::ModelTableMap;
 use crate::tables::TableSpec;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use udm_core::{Cx, Device as _, Lane, Limits, OpenError};
+use udm_core::{Cx, Device as _, DeviceControlError, Lane, Limits};
 use udm_dm::{mapped::DeviceSetTransition, mapped::MappedDevice, table::Table};
 use udm_wire::multipath_conf::MultipathSettings;
 
@@ -41,7 +41,7 @@ impl DevicePhase {
 /// A table in the inactive slot.
 pub(crate) struct InactiveTable {
     pub(crate) spec: TableSpec,
-    pub(crate) map: Arc<TableMap>,
+    pub(crate) map: Arc<ModelTableMap>,
     pub(crate) access: Option<usize>,
     pub(crate) table: Weak<Table>,
     /// Limits that the table must have, as of the check after which the cores open it.
@@ -49,7 +49,7 @@ pub(crate) struct InactiveTable {
 }
 
 /// A suspend or resume in progress, of one or several devices.
-pub(crate) struct RunningChange {
+pub(crate) struct RunningSuspendOrResume {
     pub(crate) devices: Vec<usize>,
     pub(crate) changes: DeviceSetTransition,
     pub(crate) woken: Arc<AtomicBool>,
@@ -70,7 +70,7 @@ pub(crate) fn next_readback(check: &Cell<u64>, size: u64, most: u64) -> Option<(
     Some((at, len))
 }
 
-impl RequestTarget for ModelledDevice {
+impl WorkloadDevice for MappedDeviceWithModel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -85,7 +85,7 @@ impl RequestTarget for ModelledDevice {
 }
 
 /// A mapped device, with the model's state of it.
-pub struct ModelledDevice {
+pub struct MappedDeviceWithModel {
     /// Multipath settings of the device.
     pub settings: Arc<MultipathSettings>,
     /// True if a path watch may fail its paths, so the model does not know their state.
@@ -95,16 +95,16 @@ pub struct ModelledDevice {
     pub(crate) mapped: Arc<MappedDevice>,
     /// The live table.
     pub spec: TableSpec,
-    pub(crate) maps: Vec<Arc<TableMap>>,
+    pub(crate) maps: Vec<Arc<ModelTableMap>>,
     pub(crate) limits: Limits,
     pub(crate) loaded: Option<InactiveTable>,
-    /// Set only by [`ModelledDevice::enter`].
+    /// Set only by [`MappedDeviceWithModel::enter`].
     pub(crate) phase: DevicePhase,
     /// True if the device is suspended. Shared with the model of its own queue.
     pub(crate) stands: Arc<AtomicBool>,
-    pub(crate) running: Option<Rc<RefCell<RunningChange>>>,
+    pub(crate) running: Option<Rc<RefCell<RunningSuspendOrResume>>>,
     /// The live table at the start of the resume in progress.
-    pub(crate) before: Option<Arc<TableMap>>,
+    pub(crate) before: Option<Arc<ModelTableMap>>,
     /// Index of its multipath target in [`crate::environment::Env::accesses`].
     pub access: Option<usize>,
     pub(crate) free_access: Option<usize>,
@@ -119,28 +119,28 @@ pub struct ModelledDevice {
     pub(crate) check: Cell<u64>,
 }
 
-impl ModelledDevice {
+impl MappedDeviceWithModel {
     /// True if the model does not know the state of its paths.
     pub(crate) fn is_loose(&self) -> bool {
         self.spec.is_loose() || self.watched
     }
 
     /// Opens a lane of the device.
-    pub fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    pub fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         self.mapped.open(cx)
     }
 
     /// The tables through which a request that is made now may go.
     #[must_use]
-    pub fn maps(&self) -> &[Arc<TableMap>] {
+    pub fn maps(&self) -> &[Arc<ModelTableMap>] {
         &self.maps
     }
 
     /// The tables through which a new request may go, and the rules for requests that must be
     /// refused.
-    pub(crate) fn ways(&self) -> (&[Arc<TableMap>], RefusalRules) {
+    pub(crate) fn ways(&self) -> (&[Arc<ModelTableMap>], RequestRefusalRules) {
         let ExpectedLimits { block, read_only, .. } = self.expected;
-        (&self.maps, RefusalRules { block, read_only })
+        (&self.maps, RequestRefusalRules { block, read_only })
     }
 
     /// Enters `phase`.

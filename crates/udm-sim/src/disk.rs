@@ -4,7 +4,7 @@
 //! The workload writes only stamps, so other content means that data was mixed up. A log disk
 //! accepts any content: it stores the bytes separately, with a stamp that refers to them.
 
-use crate::null_cache::NullCache;
+use crate::null_cache::NullDeviceMemory;
 use crate::rng::SimRng;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub struct SimDisk {
     cache: VecDeque<CachedWrite>,
     nr: u64,
     /// Memory and cache of a null device, if the disk uses one.
-    pub(crate) null: Option<NullCache>,
+    pub(crate) null: Option<NullDeviceMemory>,
     /// State shared by all paths to the disk.
     pub shared_disk_state: Arc<SharedDiskState>,
     /// True for a log disk, which accepts any content.
@@ -125,7 +125,7 @@ impl SimDisk {
 
     /// Moves the content into the memory and cache of a null device, with a cache of `pages` pages.
     pub(crate) fn behind_null(&mut self, pages: u64) {
-        let null = NullCache::new(self.sectors(), pages);
+        let null = NullDeviceMemory::new(self.sectors(), pages);
         self.now.iter().zip(0..).for_each(|(stamp, sector)| null.write(sector, *stamp, true));
         self.null = Some(null);
     }
@@ -214,8 +214,8 @@ impl SimDisk {
     /// Returns the stamp for the bytes of a sector: the repeated number, or a reference to stored
     /// bytes. Returns `None` if the disk does not store such bytes.
     pub fn stamp(&mut self, bytes: &[u8]) -> Option<u64> {
-        crate::stamp::uniform_stamp(bytes).or_else(|| {
-            let keep = self.log || (self.tainted && crate::stamp::almost_of(bytes).is_some());
+        crate::stamp::read_sector_stamp(bytes).or_else(|| {
+            let keep = self.log || (self.tainted && crate::stamp::read_damaged_sector_stamp(bytes).is_some());
             keep.then(|| {
                 self.aside.push(bytes.into());
                 OWN | ASIDE | (self.aside.len() as u64 - 1)

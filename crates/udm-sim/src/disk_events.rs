@@ -1,6 +1,6 @@
 //! Actions of the environment on its own: late effects of writes, and changes of disks.
 
-use crate::environment::lock;
+use crate::environment::lock_environment;
 use crate::register_model::stamp_text;
 use crate::timers::TimedEvent;
 use crate::world::TargetWorld;
@@ -9,12 +9,12 @@ use udm_core::Nanos;
 impl TargetWorld {
     /// Applies the late writes that are due at `at`, or now.
     pub(crate) fn land(&mut self, at: Option<Nanos>) {
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         if env.late.is_empty() {
             return;
         }
         let (now, ending) = (at.unwrap_or(env.now), env.ending());
-        for (disk, sector, stamp) in crate::write_effects::land(&mut env, now) {
+        for (disk, sector, stamp) in crate::write_effects::apply_due_late_writes(&mut env, now) {
             env.say(format!("disk {disk} sector {sector}: {} lands late", stamp_text(stamp)));
             self.machine.model.landed(disk, sector, stamp, ending);
         }
@@ -23,7 +23,7 @@ impl TargetWorld {
     /// Makes a disk read-only for a while, larger, or changes its limits. Tables see the change at
     /// their next resume.
     pub(crate) fn change_limits(&mut self) {
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         let d = self.machine.control.below(env.disks.len() as u64) as usize;
         let now = env.now;
         let disk = &mut env.disks[d];

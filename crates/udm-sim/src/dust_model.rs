@@ -1,8 +1,8 @@
 //! Model of bad blocks: the requests that a dust target must fail after the messages it received.
 
-use crate::environment::lock;
+use crate::environment::lock_environment;
 use crate::model::Violation;
-use crate::tables::{LineKind, PassThrough, TableSpec};
+use crate::tables::{PassThroughTarget, TableLineTarget, TableSpec};
 use crate::world::TargetWorld;
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ impl DustLine {
         let mut start = 0;
         let mut all = Vec::new();
         for (len, kind) in &spec.lines {
-            if let LineKind::PassThrough(PassThrough::Dust(bytes), _, at) = kind {
+            if let TableLineTarget::PassThrough(PassThroughTarget::Dust(bytes), _, at) = kind {
                 let block = bytes / udm_core::SECTOR_SIZE;
                 let (enabled, bad) = (false, BTreeMap::new());
                 all.push(DustLine { start, len: *len, at: *at, block, enabled, exact, bad });
@@ -95,7 +95,7 @@ impl TargetWorld {
         // If a write may have removed a block from the set, both replies are valid.
         let entry = self.devices[i].dust[line].bad.get(&nr);
         let (known, unsure) = (entry.is_some(), entry.is_some_and(Option::is_none));
-        let now = lock(&self.machine.env).ending();
+        let now = lock_environment(&self.machine.env).ending();
         let (words, mut fine) = match self.machine.control.below(10) {
             0..4 => (format!("addbadblock {nr}"), !known),
             4 => (format!("addbadblock {nr} {}", self.machine.control.below(3)), !known),
@@ -104,7 +104,7 @@ impl TargetWorld {
             8 => ("disable".into(), true),
             _ => ("clearbadblocks".into(), true),
         };
-        lock(&self.machine.env).say(format!("d{i} message to sector {start}: {words}"));
+        lock_environment(&self.machine.env).say(format!("d{i} message to sector {start}: {words}"));
         let answer = self.send(i, start, &words);
         if unsure && words.contains("addbadblock") {
             fine = answer.is_ok();
@@ -141,12 +141,12 @@ impl TargetWorld {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tables::LowerDevice;
+    use crate::tables::TableLineDevice;
 
     #[test]
     fn a_block_is_bad_until_a_write_may_have_made_it_good() {
-        let kind = LineKind::PassThrough(PassThrough::Dust(4096), LowerDevice::Path(0), 16);
-        let spec = TableSpec { lines: vec![(8, LineKind::Zero), (32, kind)] };
+        let kind = TableLineTarget::PassThrough(PassThroughTarget::Dust(4096), TableLineDevice::Path(0), 16);
+        let spec = TableSpec { lines: vec![(8, TableLineTarget::Zero), (32, kind)] };
         let mut dust = DustLine::of(&spec, true).remove(0);
         dust.enabled = true;
         // Block 3 of the disk is its sectors 24 to 31, which are sectors 16 to 23 of the device.

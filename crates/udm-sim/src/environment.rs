@@ -6,8 +6,8 @@
 use crate::cores::TaskPurpose;
 use crate::counts::counts;
 use crate::disk::SimDisk;
-use crate::helper_threads::{HelperRequest, StoreMarkRecord};
-use crate::plan::{Disturbance, ExcludedDisturbances};
+use crate::helper_threads::{HelperRequest, InvalidStoreMarkRecord};
+use crate::plan::{DisturbanceClass, ExcludedDisturbances};
 use crate::rng::{RngStream, SimRng};
 use crate::trace::Trace;
 use crate::write_effects::LateWrite;
@@ -36,7 +36,7 @@ pub enum PathMode {
 }
 
 /// A path to a disk, as tables name it.
-pub struct PathState {
+pub struct SimPathState {
     /// Index of the disk.
     pub disk: usize,
     /// Behaviour of the path.
@@ -98,11 +98,11 @@ pub struct PathState {
     pub checked_out: Nanos,
 }
 
-impl PathState {
+impl SimPathState {
     /// Returns a working path to `disk` with a latency of about `latency` ns.
     #[must_use]
-    pub fn healthy(disk: usize, latency: u64) -> PathState {
-        PathState {
+    pub fn healthy(disk: usize, latency: u64) -> SimPathState {
+        SimPathState {
             disk,
             mode: PathMode::Up,
             latency,
@@ -140,16 +140,16 @@ impl PathState {
     }
 
     /// Draws an idle path to `disk`.
-    pub(crate) fn draw(disk: usize, build: &mut SimRng, without: ExcludedDisturbances) -> PathState {
+    pub(crate) fn draw(disk: usize, build: &mut SimRng, without: ExcludedDisturbances) -> SimPathState {
         let latency = build.pick(&[2_000, 20_000, 100_000, 1_000_000]);
-        PathState {
+        SimPathState {
             silent_timeout: build.between(50, 3000) * 1_000_000,
-            room: match without.has(Disturbance::Full) {
+            room: match without.has(DisturbanceClass::Full) {
                 true => usize::MAX,
                 false => build.pick(&[usize::MAX, usize::MAX, usize::MAX, 1, 2, 16]),
             },
-            prompt: !without.has(Disturbance::Prompt) && build.one_in(3),
-            ..PathState::healthy(disk, latency)
+            prompt: !without.has(DisturbanceClass::Prompt) && build.one_in(3),
+            ..SimPathState::healthy(disk, latency)
         }
     }
 }
@@ -175,7 +175,7 @@ impl PathCounters {
 }
 
 /// The model of a multipath target: the state that it must have.
-pub struct MultipathState {
+pub struct MultipathModel {
     /// The disk below all paths.
     pub disk: usize,
     /// The paths.
@@ -231,11 +231,11 @@ pub struct Env {
     /// The disks.
     pub disks: Vec<SimDisk>,
     /// The paths.
-    pub paths: Vec<PathState>,
+    pub paths: Vec<SimPathState>,
     /// The paths that share tags, and the number of tags.
     pub(crate) shared: Option<(Vec<usize>, u64)>,
     /// The models of multipath targets.
-    pub accesses: Vec<MultipathState>,
+    pub accesses: Vec<MultipathModel>,
     /// Random numbers for disks and paths.
     pub chance: SimRng,
     /// True if no faults are injected any more, because the world is being quiesced.
@@ -255,7 +255,7 @@ pub struct Env {
     /// Requests of helper threads in progress.
     pub asked: Vec<HelperRequest>,
     /// The recorded marks of invalid stores, by disk.
-    pub marks: BTreeMap<usize, StoreMarkRecord>,
+    pub marks: BTreeMap<usize, InvalidStoreMarkRecord>,
     /// Path of each write in flight on a multipath device, by disk and first stamp.
     pub writing: BTreeMap<(usize, u64), usize>,
     /// Purpose of the task that has the turn. Lanes that it opens get no requests of devices.
@@ -287,7 +287,7 @@ pub type SharedEnv = Arc<Mutex<Env>>;
 ///
 /// # Panics
 /// If the environment is already locked.
-pub fn lock(env: &SharedEnv) -> MutexGuard<'_, Env> {
+pub fn lock_environment(env: &SharedEnv) -> MutexGuard<'_, Env> {
     match env.try_lock() {
         Ok(env) => env,
         Err(TryLockError::Poisoned(e)) => e.into_inner(),
@@ -465,12 +465,12 @@ impl Env {
                 && (a.has_unknown_paths || a.paths.iter().all(|p| self.paths[*p].failed))
         });
         let ending = self.ending();
-        record_last_seen(&mut self.disks[disk].no_path, bare, ending);
+        record_condition_last_held(&mut self.disks[disk].no_path, bare, ending);
     }
 }
 
 /// Records in `slot` when a condition last held. While it `is` true, the time is `u64::MAX`.
-pub fn record_last_seen(slot: &mut Option<u64>, is: bool, ending: u64) {
+pub fn record_condition_last_held(slot: &mut Option<u64>, is: bool, ending: u64) {
     match (is, *slot) {
         (true, _) => *slot = Some(u64::MAX),
         (false, Some(u64::MAX)) => *slot = Some(ending),

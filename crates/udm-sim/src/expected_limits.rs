@@ -2,7 +2,7 @@
 
 use crate::disk::SimDisk;
 use crate::model::Violation;
-use crate::tables::{LineKind, LowerDevice, PassThrough, TableSpec};
+use crate::tables::{PassThroughTarget, TableLineDevice, TableLineTarget, TableSpec};
 use udm_core::Limits;
 
 /// No limit.
@@ -56,24 +56,24 @@ impl ExpectedLimits {
             all.fua &= below.fua;
             all.most = all.most.zip(below.most).map(|(a, b)| a.min(b));
         };
-        let of = |b: &LowerDevice| match b {
-            LowerDevice::Path(p) => disk_of_path(*p),
-            LowerDevice::Device(d) => device(*d),
+        let of = |b: &TableLineDevice| match b {
+            TableLineDevice::Path(p) => disk_of_path(*p),
+            TableLineDevice::Device(d) => device(*d),
         };
         for (_, kind) in &spec.lines {
             match kind {
-                LineKind::PassThrough(PassThrough::LogWrites(_), b, _) => {
+                TableLineTarget::PassThrough(PassThroughTarget::LogWrites(_), b, _) => {
                     add(ExpectedLimits { most: None, ..of(b) });
                 }
-                LineKind::Linear(b, _) | LineKind::PassThrough(_, b, _) => add(of(b)),
-                LineKind::Striped { of: parts, .. } => parts.iter().for_each(|(b, _)| add(of(b))),
-                LineKind::Multipath { via, .. } if !via.is_empty() => {
+                TableLineTarget::Linear(b, _) | TableLineTarget::PassThrough(_, b, _) => add(of(b)),
+                TableLineTarget::Striped { of: parts, .. } => parts.iter().for_each(|(b, _)| add(of(b))),
+                TableLineTarget::Multipath { via, .. } if !via.is_empty() => {
                     via.iter().for_each(|(_, d)| add(device(*d)));
                 }
-                LineKind::Multipath { groups, .. } => {
+                TableLineTarget::Multipath { groups, .. } => {
                     groups.iter().flat_map(|(_, paths)| paths).for_each(|p| add(disk_of_path(*p)));
                 }
-                LineKind::Zero | LineKind::Error => {}
+                TableLineTarget::Zero | TableLineTarget::Error => {}
             }
         }
         ExpectedLimits { size: spec.sectors(), ..all }
@@ -113,8 +113,10 @@ mod tests {
             fua: p == 0,
             most: Some([1024, 64][p]),
         };
-        let of = vec![(LowerDevice::Path(0), 0), (LowerDevice::Path(1), 0)];
-        let spec = TableSpec { lines: vec![(8, LineKind::Zero), (32, LineKind::Striped { chunk: 8, of })] };
+        let of = vec![(TableLineDevice::Path(0), 0), (TableLineDevice::Path(1), 0)];
+        let spec = TableSpec {
+            lines: vec![(8, TableLineTarget::Zero), (32, TableLineTarget::Striped { chunk: 8, of })],
+        };
         let all = ExpectedLimits::of_table(&spec, &disk, &|_| unreachable!());
         let want =
             ExpectedLimits { size: 40, block: 8, read_only: true, cache: true, fua: false, most: Some(64) };

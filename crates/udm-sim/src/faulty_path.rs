@@ -1,38 +1,38 @@
 //! Faults of null devices in front of paths that no multipath target uses.
 //!
-//! The faults are those of the program ([`udm_backends::Faults`]). Checks surround them. Above, a
-//! request that touches a bad block must fail, and a timeout is an allowed error. Below, no request
-//! may touch a bad block, and the bandwidth must not be exceeded.
+//! The faults are those of the program ([`udm_backends::InjectedFaults`]). Checks surround them.
+//! Above, a request that touches a bad block must fail, and a timeout is an allowed error. Below,
+//! no request may touch a bad block, and the bandwidth must not be exceeded.
 
-use crate::blueprint::Blueprint;
-use crate::environment::{Env, SharedEnv, lock};
+use crate::blueprint::WorldBlueprint;
+use crate::environment::{Env, SharedEnv, lock_environment};
 use crate::path::SimPath;
 use crate::rng::SimRng;
-use crate::tables::LowerDevice;
+use crate::tables::TableLineDevice;
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_backends::Faults;
+use udm_backends::InjectedFaults;
 use udm_core::{
-    Batch, Bio, Cx, Device, DeviceId, Drain, GrowCallback, GrowthPolicy, Lane, Limits, Nanos, Op, OpenError,
-    OwnWork, Sectors, SharedDiskState, Status,
+    Batch, Bio, Cx, Device, DeviceControlError, DeviceId, DrainMode, GrowResultCallback, GrowthPolicy, Lane,
+    Limits, Nanos, Op, OwnWork, Sectors, SharedDiskState, Status,
 };
-use udm_wire::uri::{FaultInjection, NullFaults};
+use udm_wire::uri::{FaultAttr, NullFaults};
 
 /// Bytes that null_blk moves in 20 ms per MiB/s of bandwidth.
 const TICK_BYTES: u64 = 20_971;
 const TICK: u64 = 20_000_000;
 
 /// A path with faults.
-pub(crate) struct FaultyPath {
+pub(crate) struct FaultInjectingPath {
     id: DeviceId,
     path: Arc<SimPath>,
-    faults: Faults,
+    faults: InjectedFaults,
     depth: usize,
     delay: Nanos,
-    rules: Arc<FaultChecker>,
+    rules: Arc<FaultyPathRules>,
 }
 
 /// The rules that a path with faults must keep.
-struct FaultChecker {
+struct FaultyPathRules {
     disk: usize,
     path: usize,
     env: SharedEnv,
@@ -42,12 +42,12 @@ struct FaultChecker {
 }
 
 /// Draws faults for the paths that no multipath target uses.
-pub(crate) fn draw(blueprint: &Blueprint, chance: &mut SimRng) -> Vec<(usize, NullFaults)> {
+pub(crate) fn draw_path_faults(blueprint: &WorldBlueprint, chance: &mut SimRng) -> Vec<(usize, NullFaults)> {
     let bare = blueprint.blocks.iter().filter_map(|(below, _)| match below {
-        LowerDevice::Path(path) => Some(*path),
-        LowerDevice::Device(_) => None,
+        TableLineDevice::Path(path) => Some(*path),
+        TableLineDevice::Device(_) => None,
     });
-    let mut injection = |of: u64| FaultInjection {
+    let mut injection = |of: u64| FaultAttr {
         interval: chance.pick(&[1, 1, 3]),
         probability: if chance.below(of) == 0 { chance.pick(&[2, 10, 50]) } else { 0 },
         space: chance.pick(&[0, 20]),
@@ -70,35 +70,35 @@ pub(crate) fn draw(blueprint: &Blueprint, chance: &mut SimRng) -> Vec<(usize, Nu
     all
 }
 
-impl FaultyPath {
+impl FaultInjectingPath {
     pub(crate) fn new(
         path: &Arc<SimPath>,
         index: usize,
         env: &SharedEnv,
         params: NullFaults,
         chance: &mut SimRng,
-    ) -> Option<FaultyPath> {
-        let disk = lock(env).paths[index].disk;
-        let faults = Faults::new(&params)?;
+    ) -> Option<FaultInjectingPath> {
+        let disk = lock_environment(env).paths[index].disk;
+        let faults = InjectedFaults::new(&params)?;
         let (depth, delay) = (chance.pick(&[1, 4, 64]), Nanos(chance.pick(&[0, 10_000])));
         let (env, owed) = (env.clone(), Mutex::default());
-        let rules = Arc::new(FaultChecker { disk, path: index, env, params, owed });
-        Some(FaultyPath { id: DeviceId::new(), path: Arc::clone(path), faults, depth, delay, rules })
+        let rules = Arc::new(FaultyPathRules { disk, path: index, env, params, owed });
+        Some(FaultInjectingPath { id: DeviceId::new(), path: Arc::clone(path), faults, depth, delay, rules })
     }
 }
 
-impl Device for FaultyPath {
+impl Device for FaultInjectingPath {
     fn id(&self) -> DeviceId {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         let rules = || Arc::clone(&self.rules);
-        let below = |cx: &mut Cx<'_>| -> Result<Box<dyn Lane>, OpenError> {
-            Ok(Box::new(FaultLowerLane { path: self.path.open(cx)?, rules: rules() }))
+        let below = |cx: &mut Cx<'_>| -> Result<Box<dyn Lane>, DeviceControlError> {
+            Ok(Box::new(CheckLaneBelowFaults { path: self.path.open(cx)?, rules: rules() }))
         };
         let faulty = self.faults.open(self.depth, self.delay, cx, below)?;
-        Ok(Box::new(FaultUpperLane { faulty, rules: rules() }))
+        Ok(Box::new(CheckLaneAboveFaults { faulty, rules: rules() }))
     }
 
     fn limits(&self) -> Limits {
@@ -117,12 +117,12 @@ impl Device for FaultyPath {
         self.path.growth()
     }
 
-    fn grow(&self, size: Sectors, then: GrowCallback) {
+    fn grow(&self, size: Sectors, then: GrowResultCallback) {
         self.path.grow(size, then);
     }
 }
 
-impl FaultChecker {
+impl FaultyPathRules {
     fn is_bad(&self, bio: &Bio) -> bool {
         let (first, end) = (bio.sector.0, bio.sector.0 + bio.sectors.0);
         bio.op != Op::Flush && self.params.badblocks.iter().any(|(bad, last)| *bad < end && first <= *last)
@@ -158,12 +158,12 @@ impl FaultChecker {
     }
 }
 
-struct FaultUpperLane {
+struct CheckLaneAboveFaults {
     faulty: Box<dyn Lane>,
-    rules: Arc<FaultChecker>,
+    rules: Arc<FaultyPathRules>,
 }
 
-impl Lane for FaultUpperLane {
+impl Lane for CheckLaneAboveFaults {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         self.faulty.submit(batch, cx);
     }
@@ -171,11 +171,11 @@ impl Lane for FaultUpperLane {
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let from = done.len();
         self.faulty.poll(done, cx);
-        let mut env = lock(&self.rules.env);
+        let mut env = lock_environment(&self.rules.env);
         done[from..].iter().for_each(|bio| self.rules.ends(bio, &mut env));
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         self.faulty.drain(how, back, cx);
     }
 
@@ -184,14 +184,14 @@ impl Lane for FaultUpperLane {
     }
 }
 
-struct FaultLowerLane {
+struct CheckLaneBelowFaults {
     path: Box<dyn Lane>,
-    rules: Arc<FaultChecker>,
+    rules: Arc<FaultyPathRules>,
 }
 
-impl Lane for FaultLowerLane {
+impl Lane for CheckLaneBelowFaults {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
-        let mut env = lock(&self.rules.env);
+        let mut env = lock_environment(&self.rules.env);
         batch.iter().for_each(|bio| self.rules.goes(bio, &mut env));
         drop(env);
         self.path.submit(batch, cx);
@@ -201,7 +201,7 @@ impl Lane for FaultLowerLane {
         self.path.poll(done, cx);
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         self.path.drain(how, back, cx);
     }
 

@@ -1,7 +1,7 @@
 //! Random requests of the front ends of all cores, and the memory of these requests.
 
 use crate::machine::OpenLane;
-use crate::plan::{Disturbance, ExcludedDisturbances, RunPlan};
+use crate::plan::{DisturbanceClass, ExcludedDisturbances, RunPlan};
 use crate::rng::{RngStream, SimRng};
 use udm_core::{Batch, Bio, BioFlags, BufPool, Limits, Nanos, Op, Sector, Sectors, Segments};
 
@@ -9,7 +9,7 @@ use udm_core::{Batch, Bio, BioFlags, BufPool, Limits, Nanos, Op, Sector, Sectors
 const LONGEST: u64 = 1000;
 
 /// A device to which front ends send requests.
-pub trait RequestTarget {
+pub trait WorkloadDevice {
     /// Limits of the device.
     fn limits(&self) -> &Limits;
     /// Start of the region that requests currently prefer.
@@ -73,7 +73,7 @@ impl WorkloadGenerator {
     }
 
     /// Draws a batch for `device`. If the world is `reading`, the batch only reads back data.
-    pub fn draw(&mut self, batch: &mut Batch, open: &OpenLane, device: &impl RequestTarget, reading: bool) {
+    pub fn draw(&mut self, batch: &mut Batch, open: &OpenLane, device: &impl WorkloadDevice, reading: bool) {
         let room = self.depth.saturating_sub(open.in_flight) as u64;
         let count = (1 + self.chance.below(self.burst)).min(room);
         for _ in 0..count {
@@ -83,7 +83,7 @@ impl WorkloadGenerator {
     }
 
     /// Draws short reads of `device`.
-    pub fn draw_reads(&mut self, batch: &mut Batch, count: usize, device: &impl RequestTarget) {
+    pub fn draw_reads(&mut self, batch: &mut Batch, count: usize, device: &impl WorkloadDevice) {
         let limits = device.limits();
         let block = u64::from(limits.logical_block) / udm_core::SECTOR_SIZE;
         for _ in 0..count {
@@ -94,7 +94,7 @@ impl WorkloadGenerator {
         }
     }
 
-    fn request(&mut self, device: &impl RequestTarget, reading: bool) -> Option<Box<Bio>> {
+    fn request(&mut self, device: &impl WorkloadDevice, reading: bool) -> Option<Box<Bio>> {
         let mut bio = self.bios.pop().unwrap_or_default();
         let size = device.limits().size.0;
         if let Some((sector, len)) = device.next_readback(64) {
@@ -133,16 +133,16 @@ impl WorkloadGenerator {
     }
 
     fn wild(&mut self) -> bool {
-        !self.without.has(Disturbance::Wild) && self.chance.one_in(200)
+        !self.without.has(DisturbanceClass::Wild) && self.chance.one_in(200)
     }
 
     fn kind(&mut self) -> (Op, BioFlags) {
         let c = &mut self.chance;
         let read = c.below(100) < self.reads;
         let op = match c.below(100) {
-            0..5 if !self.without.has(Disturbance::Flush) => Op::Flush,
-            5..10 if !self.without.has(Disturbance::Trim) => Op::Discard,
-            10..15 if !self.without.has(Disturbance::Trim) => Op::WriteZeroes,
+            0..5 if !self.without.has(DisturbanceClass::Flush) => Op::Flush,
+            5..10 if !self.without.has(DisturbanceClass::Trim) => Op::Discard,
+            10..15 if !self.without.has(DisturbanceClass::Trim) => Op::WriteZeroes,
             _ if read => Op::Read,
             _ => Op::Write,
         };
@@ -154,7 +154,7 @@ impl WorkloadGenerator {
             (Op::WriteZeroes, 3..9) => flags |= BioFlags::NOUNMAP,
             _ => {}
         }
-        if !self.without.has(Disturbance::Flush) && matches!(op, Op::Write | Op::WriteZeroes) {
+        if !self.without.has(DisturbanceClass::Flush) && matches!(op, Op::Write | Op::WriteZeroes) {
             match c.below(32) {
                 0..3 => flags |= BioFlags::FUA,
                 3 if op == Op::Write => flags |= BioFlags::PREFLUSH,
@@ -168,7 +168,7 @@ impl WorkloadGenerator {
     fn range(&mut self, op: Op, size: u64, hot: u64) -> (u64, u64) {
         let c = &mut self.chance;
         let most = match c.below(64) {
-            0 if !self.without.has(Disturbance::Long) => LONGEST,
+            0 if !self.without.has(DisturbanceClass::Long) => LONGEST,
             1..4 => 64,
             _ if !op.has_data() => 32,
             4..24 => 1,
@@ -194,7 +194,7 @@ impl WorkloadGenerator {
     }
 
     fn data(&mut self, bytes: usize) -> Segments {
-        if !self.without.has(Disturbance::Pieces) && self.chance.one_in(16) {
+        if !self.without.has(DisturbanceClass::Pieces) && self.chance.one_in(16) {
             let cut = 1 + self.chance.below(bytes as u64 - 1) as usize;
             let cut = if self.chance.one_in(2) && cut > 512 { cut / 512 * 512 } else { cut };
             let mut data = Segments::from(self.bufs.get(cut));

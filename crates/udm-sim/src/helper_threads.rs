@@ -1,12 +1,12 @@
 //! Simulated work of helper threads: growing a disk, and recording that a snapshot store is invalid
 //! if the store itself cannot be marked.
 
-use crate::environment::{SharedEnv, lock};
-use udm_core::{GrowCallback, Nanos};
+use crate::environment::{SharedEnv, lock_environment};
+use udm_core::{GrowResultCallback, Nanos};
 use udm_dm::InvalidStoreMark;
 
 /// Callback for the result of recording a mark.
-type MarkCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
+type InvalidStoreMarkCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// A request to a helper thread.
 pub struct HelperRequest {
@@ -21,13 +21,13 @@ pub struct HelperRequest {
 /// Kind of a request to a helper thread.
 pub enum HelperRequestKind {
     /// Grow the disk to this many sectors.
-    Grow(u64, GrowCallback),
+    Grow(u64, GrowResultCallback),
     /// Record the mark of the store.
-    Mark(MarkCallback),
+    Mark(InvalidStoreMarkCallback),
 }
 
 /// The recorded mark of an invalid store.
-pub struct StoreMarkRecord {
+pub struct InvalidStoreMarkRecord {
     /// Reason that the program gave.
     why: String,
     /// Step in which the program made the mark.
@@ -37,7 +37,7 @@ pub struct StoreMarkRecord {
 }
 
 /// Access to the marks of the store on `disk`.
-pub(crate) struct SimStoreMark {
+pub(crate) struct SimInvalidStoreMark {
     pub(crate) disk: usize,
     pub(crate) env: SharedEnv,
 }
@@ -45,19 +45,19 @@ pub(crate) struct SimStoreMark {
 /// Prefix of the reason for which a table with a marked store is refused.
 pub(crate) const MARKED: &str = "marked: ";
 
-impl InvalidStoreMark for SimStoreMark {
+impl InvalidStoreMark for SimInvalidStoreMark {
     fn why(&self) -> Option<String> {
-        lock(&self.env).marks.get(&self.disk).map(|mark| format!("{MARKED}{}", mark.why))
+        lock_environment(&self.env).marks.get(&self.disk).map(|mark| format!("{MARKED}{}", mark.why))
     }
 
-    fn set(&self, why: &str, done: MarkCallback) {
-        let mut env = lock(&self.env);
+    fn set(&self, why: &str, done: InvalidStoreMarkCallback) {
+        let mut env = lock_environment(&self.env);
         env.say(format!("disk {} is to be marked: {why}", self.disk));
         if env.dead {
             drop(env);
             return done(Err("the power is off".into()));
         }
-        let mark = StoreMarkRecord { why: why.into(), step: env.step, lasts: false };
+        let mark = InvalidStoreMarkRecord { why: why.into(), step: env.step, lasts: false };
         env.marks.insert(self.disk, mark);
         let most = env.chance.pick(&[1, 100_000, 100_000_000]);
         let at = Nanos(env.now.0 + env.chance.below(most));
@@ -65,7 +65,7 @@ impl InvalidStoreMark for SimStoreMark {
     }
 
     fn clear(&self) -> Result<(), String> {
-        lock(&self.env).marks.remove(&self.disk);
+        lock_environment(&self.env).marks.remove(&self.disk);
         Ok(())
     }
 }

@@ -85,6 +85,6 @@ pub mod world;
 pub mod write_effects;
 pub mod write_log_model;
 
-pub use plan::{Disturbance, ExcludedDisturbances, RunPlan};
+pub use plan::{DisturbanceClass, ExcludedDisturbances, RunPlan};
 pub use run::{RunFailure, run, shrink};
 pub use totals::RunTotals;

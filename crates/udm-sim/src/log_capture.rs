@@ -15,9 +15,9 @@ thread_local! {
 /// Subscriber that stores the lines of this thread from one part of udm.
 struct LogCapture(&'static str);
 
-struct MessageVisitor(String);
+struct LogMessageVisitor(String);
 
-impl Visit for MessageVisitor {
+impl Visit for LogMessageVisitor {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         if field.name() == "message" {
             let _ = write!(self.0, "{value:?}");
@@ -35,7 +35,7 @@ impl Subscriber for LogCapture {
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut text = MessageVisitor(String::new());
+        let mut text = LogMessageVisitor(String::new());
         event.record(&mut text);
         LINES.with_borrow_mut(|lines| lines.push(text.0));
     }
@@ -54,11 +54,11 @@ pub(crate) fn capture_log(part: &'static str) -> DefaultGuard {
     // threads.
     static SECOND: Once = Once::new();
     SECOND.call_once(|| drop(set_global_default(NoSubscriber::new())));
-    take();
+    take_captured_log_lines();
     set_default(LogCapture(part))
 }
 
 /// Removes and returns the captured lines.
-pub(crate) fn take() -> Vec<String> {
+pub(crate) fn take_captured_log_lines() -> Vec<String> {
     LINES.take()
 }

@@ -5,22 +5,25 @@
 //! lane asked to be woken, or its front end is due. If no core has a reason, the clock jumps to the
 //! next one. No lane is polled without a reason, so a lost wake-up is found.
 
-use crate::cores::SimCores;
-use crate::environment::{Env, SharedEnv, lock};
-use crate::faulty_path::FaultyPath;
+use crate::cores::SimCoreInboxes;
+use crate::environment::{Env, SharedEnv, lock_environment};
+use crate::faulty_path::FaultInjectingPath;
 use crate::front_end::WorkloadGenerator;
 use crate::model::{DeviceModel, Violation};
 use crate::path::SimPath;
-use crate::plan::{Disturbance, RunPlan};
-use crate::queues::SimQueue;
-use crate::register_model::RegisterModel;
+use crate::plan::{DisturbanceClass, RunPlan};
+use crate::queues::QueueUnderTest;
+use crate::register_model::SectorRegisterModel;
 use crate::rng::{RngStream, SimRng};
 use crate::tasks::RunningTask;
 use crate::timers::TimerQueue;
 use crate::totals::RunTotals;
-use crate::trace::{EventKind, NO_CORE};
+use crate::trace::{NO_CORE, TraceEventKind};
 use std::sync::{Arc, Mutex};
-use udm_core::{Batch, CoreId, CoreState, Cx, Device, Lane, Nanos, OpenError, OwnWork, OwnerId, WakeTarget};
+use udm_core::{
+    Batch, BioOwnerId, CoreId, CoreLaneState, Cx, Device, DeviceControlError, Lane, Nanos, OwnWork,
+    PolledUnitId,
+};
 use udm_wire::uri::NullFaults;
 
 /// Maximum number of turns that a lane may ask for when nothing is left to do.
@@ -41,21 +44,21 @@ pub struct OpenLane {
     /// True if a message has arrived.
     pub has_messages: bool,
     /// Owner of the front end's bios on this core.
-    pub owner: OwnerId,
+    pub owner: BioOwnerId,
 }
 
 impl OpenLane {
     /// Wake target of the lane on its core.
     #[must_use]
-    pub fn wake_target(&self) -> WakeTarget {
-        WakeTarget(self.owner.0)
+    pub fn wake_target(&self) -> PolledUnitId {
+        PolledUnitId(self.owner.0)
     }
 }
 
 /// A simulated core.
 pub struct SimCore {
     /// Core state that the lanes see.
-    pub state: CoreState,
+    pub state: CoreLaneState,
     /// Open lanes.
     pub open: Vec<OpenLane>,
     /// Running tasks.
@@ -71,7 +74,7 @@ pub struct Machine {
     /// The environment.
     pub env: SharedEnv,
     /// The inboxes.
-    pub inboxes: Arc<SimCores>,
+    pub inboxes: Arc<SimCoreInboxes>,
     /// The cores.
     pub cores: Vec<SimCore>,
     /// The paths.
@@ -79,7 +82,7 @@ pub struct Machine {
     /// Per path, the device that tables use: the path itself, or the queue in front of it.
     pub(crate) fronts: Vec<Arc<dyn Device>>,
     /// The queues in front of paths.
-    pub(crate) queues: Vec<SimQueue>,
+    pub(crate) queues: Vec<QueueUnderTest>,
     /// The model that checks results.
     pub model: DeviceModel,
     /// Generator of the front ends' requests.
@@ -122,10 +125,10 @@ impl Machine {
         build: &mut SimRng,
         cores: usize,
         mut env: Env,
-        cells: RegisterModel,
+        cells: SectorRegisterModel,
     ) -> Machine {
-        env.torn = !plan.without.has(Disturbance::Torn);
-        let delay = match plan.without.has(Disturbance::Delay) {
+        env.torn = !plan.without.has(DisturbanceClass::Torn);
+        let delay = match plan.without.has(DisturbanceClass::Delay) {
             true => 100,
             false => build.pick(&[1_000, 50_000, 2_000_000]),
         };
@@ -136,12 +139,14 @@ impl Machine {
             fronts: paths.iter().map(|path| Arc::clone(path) as Arc<dyn Device>).collect(),
             paths,
             queues: Vec::new(),
-            inboxes: SimCores::new(plan.seed, cores, delay),
+            inboxes: SimCoreInboxes::new(plan.seed, cores, delay),
             model: DeviceModel::new(cells),
             front: WorkloadGenerator::new(plan, build),
             schedule: SimRng::new(plan.seed, RngStream::Schedule),
-            between: (cfg!(feature = "interleave") && cores > 1 && !plan.without.has(Disturbance::Between))
-                .then(|| SimRng::new(plan.seed, RngStream::Between)),
+            between: (cfg!(feature = "interleave")
+                && cores > 1
+                && !plan.without.has(DisturbanceClass::Between))
+            .then(|| SimRng::new(plan.seed, RngStream::Between)),
             polls: 0,
             control: SimRng::new(plan.seed, RngStream::Control),
             timers: TimerQueue::default(),
@@ -163,15 +168,15 @@ impl Machine {
     /// Puts faults in front of paths.
     pub(crate) fn make_faults(&mut self, faults: Vec<(usize, NullFaults)>, chance: &mut SimRng) {
         for (path, params) in faults {
-            lock(&self.env).say(format!("p{path}: {params:?}"));
-            let faulty = FaultyPath::new(&self.paths[path], path, &self.env, params, chance);
+            lock_environment(&self.env).say(format!("p{path}: {params:?}"));
+            let faulty = FaultInjectingPath::new(&self.paths[path], path, &self.env, params, chance);
             self.fronts[path] = faulty.map_or(Arc::clone(&self.fronts[path]), |faulty| Arc::new(faulty));
         }
     }
 
     /// Moves half of the disks with a cache into the memory of null devices.
     pub(crate) fn make_null_caches(&mut self, chance: &mut SimRng) {
-        let mut env = lock(&self.env);
+        let mut env = lock_environment(&self.env);
         for disk in env.disks.iter_mut().filter(|disk| disk.volatile && !disk.log) {
             if chance.one_in(2) {
                 disk.behind_null(chance.pick(&[1, 2, 8, 64]));
@@ -182,10 +187,11 @@ impl Machine {
 
     /// Creates `count` cores.
     pub(crate) fn make_cores(&mut self, count: usize) {
-        let now = lock(&self.env).now;
+        let now = lock_environment(&self.env).now;
         for id in 0..count {
             let seed = self.schedule.any();
-            let state = CoreState::new(CoreId(id as u16), count, seed, None).with_cores(self.inboxes.clone());
+            let state =
+                CoreLaneState::new(CoreId(id as u16), count, seed, None).with_cores(self.inboxes.clone());
             self.cores.push(SimCore { state, open: Vec::new(), tasks: Vec::new(), next_work: now });
         }
     }
@@ -195,13 +201,13 @@ impl Machine {
         &mut self,
         core: usize,
         device: usize,
-        open: impl FnOnce(&mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError>,
-    ) -> Result<(), OpenError> {
+        open: impl FnOnce(&mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError>,
+    ) -> Result<(), DeviceControlError> {
         let now = self.set_turn(Some(core));
         let slot = &mut self.cores[core];
         let mut cx = slot.state.cx(now);
         let owner = cx.new_owner();
-        cx.set_current_target(Some(WakeTarget(owner.0)));
+        cx.set_current_target(Some(PolledUnitId(owner.0)));
         let opened = open(&mut cx);
         let wake = cx.wake();
         let opened = opened.map(|lane| {
@@ -222,7 +228,7 @@ impl Machine {
 
     /// Sets the core that has the turn. Returns the time.
     pub fn set_turn(&mut self, core: Option<usize>) -> Nanos {
-        let mut env = lock(&self.env);
+        let mut env = lock_environment(&self.env);
         env.step = self.step;
         env.core = core.map_or(NO_CORE, |c| c as u16);
         self.inboxes.set_turn(env.now, core);
@@ -231,12 +237,12 @@ impl Machine {
 
     /// Adds a line to the trace.
     pub(crate) fn say(&self, text: impl Into<String>) {
-        lock(&self.env).say(text);
+        lock_environment(&self.env).say(text);
     }
 
     /// Chooses a core that has a reason for a turn.
     pub(crate) fn choose(&mut self) -> Option<usize> {
-        let now = lock(&self.env).now;
+        let now = lock_environment(&self.env).now;
         let ready = |c: usize| self.reason(c) <= now;
         let count = (0..self.cores.len()).filter(|c| ready(*c)).count() as u64;
         if count == 0 {
@@ -265,14 +271,14 @@ impl Machine {
     /// have one.
     pub(crate) fn jump(&mut self) -> bool {
         let cores = (0..self.cores.len()).map(|c| self.reason(c)).min().unwrap_or(Nanos::NEVER);
-        let mut env = lock(&self.env);
+        let mut env = lock_environment(&self.env);
         let beside = env.asked.iter().map(|asked| asked.at).min().unwrap_or(Nanos::NEVER);
         let next = cores.min(beside).min(self.timers.next());
         if next > env.now && next != Nanos::NEVER {
             self.totals.simulated += next.since(env.now).0;
             env.now = next;
             let (at, core) = (env.now, NO_CORE);
-            env.trace.add(at, core, EventKind::Jump, [next.0, 0, 0, 0]);
+            env.trace.add(at, core, TraceEventKind::Jump, [next.0, 0, 0, 0]);
         }
         cores.min(beside) != Nanos::NEVER
     }
@@ -307,7 +313,7 @@ impl Machine {
 
     /// Releases the requests that hang in path `p`, and wakes the lanes of all cores.
     pub(crate) fn release(&mut self, p: usize) {
-        let mut env = lock(&self.env);
+        let mut env = lock_environment(&self.env);
         env.paths[p].released += 1;
         let now = env.now;
         self.cores.iter_mut().flat_map(|c| &mut c.open).for_each(|o| o.wake = o.wake.min(now));
@@ -336,7 +342,7 @@ impl Machine {
                         ));
                     }
                     let now = {
-                        let mut env = lock(&self.env);
+                        let mut env = lock_environment(&self.env);
                         env.now = env.now.max(open.wake);
                         env.now
                     };
@@ -356,7 +362,7 @@ impl Machine {
 
     /// Checks that no path has requests in flight.
     pub(crate) fn paths_are_empty(&self) -> Result<(), Violation> {
-        let env = lock(&self.env);
+        let env = lock_environment(&self.env);
         match env.paths.iter().enumerate().find(|(_, path)| path.in_flight > 0) {
             Some((p, path)) => Err(format!("at rest, and p{p} has {} requests", path.in_flight)),
             None => Ok(()),
@@ -365,7 +371,7 @@ impl Machine {
 
     /// Checks that no lane of a path is open after all devices were removed.
     pub(crate) fn paths_are_closed(&self) -> Result<(), Violation> {
-        let env = lock(&self.env);
+        let env = lock_environment(&self.env);
         match env.paths.iter().position(|p| p.lanes > 0) {
             Some(p) => {
                 Err(format!("all devices are gone, and {} lanes of p{p} are open", env.paths[p].lanes))
@@ -376,7 +382,7 @@ impl Machine {
 
     /// Cuts the power, unless it was already cut in this turn.
     pub(crate) fn cut_power(&mut self) {
-        let mut env = lock(&self.env);
+        let mut env = lock_environment(&self.env);
         if !env.dead {
             env.cut_power();
         }

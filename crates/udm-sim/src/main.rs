@@ -4,9 +4,9 @@ use clap::Parser;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use udm_sim::counts::{Accumulate, format_count};
+use udm_sim::counts::{AccumulateRuns, format_count};
 use udm_sim::{
-    Disturbance, ExcludedDisturbances, RunFailure, RunPlan, RunTotals, lifecycle, nbd, nbd_client, run,
+    DisturbanceClass, ExcludedDisturbances, RunFailure, RunPlan, RunTotals, lifecycle, nbd, nbd_client, run,
     shrink, verbs,
 };
 
@@ -18,13 +18,13 @@ struct Options {
     #[arg(long, value_name = "N", conflicts_with = "seeds")]
     seed: Option<u64>,
     /// Run the seeds from A up to, not including, B
-    #[arg(long, value_name = "A..B", value_parser = seeds)]
+    #[arg(long, value_name = "A..B", value_parser = parse_seed_range)]
     seeds: Option<(u64, u64)>,
     /// Steps per seed
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
     /// Run seeds for this many minutes
-    #[arg(long, value_name = "M", value_parser = minutes)]
+    #[arg(long, value_name = "M", value_parser = parse_minutes)]
     minutes: Option<Duration>,
     /// Number of simulated cores; drawn from the seed by default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
@@ -49,7 +49,7 @@ struct Options {
     /// stacks, dust, lossy, late, wild, between, watch, queues; with --snapshots also merge, small;
     /// with --nbd and --nbd-client also cuts, lost, stalls, nonsense, and with --nbd moves
     #[arg(long, value_name = "CLASS,...", value_delimiter = ',')]
-    without: Vec<Disturbance>,
+    without: Vec<DisturbanceClass>,
     /// Print this many of the last events of a failing run
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     trace: u64,
@@ -73,14 +73,14 @@ struct Options {
     lives: bool,
 }
 
-fn seeds(word: &str) -> Result<(u64, u64), String> {
+fn parse_seed_range(word: &str) -> Result<(u64, u64), String> {
     let (a, b) = word.split_once("..").ok_or("a range is written A..B")?;
     let number = |s: &str| s.parse::<u64>().map_err(|_| format!("{s:?} is no number"));
     let (a, b) = (number(a)?, number(b)?);
     if a < b { Ok((a, b)) } else { Err("there is no seed in it".into()) }
 }
 
-fn minutes(word: &str) -> Result<Duration, String> {
+fn parse_minutes(word: &str) -> Result<Duration, String> {
     let minutes: f64 = word.parse().map_err(|_| "not a number of minutes".to_string())?;
     if minutes > 0.0 && minutes <= 1e6 {
         Ok(Duration::from_secs_f64(minutes * 60.0))
@@ -90,7 +90,7 @@ fn minutes(word: &str) -> Result<Duration, String> {
 }
 
 /// Coverage counters of the runs.
-enum Coverage {
+enum CoverageCounters {
     Targets(Box<RunTotals>),
     Snapshots(Box<RunTotals>),
     Nbd(Box<nbd::NbdServerCounts>),
@@ -99,17 +99,17 @@ enum Coverage {
     Lives(Box<lifecycle::LifecycleCounts>),
 }
 
-impl Coverage {
-    fn none(options: &Options) -> Coverage {
+impl CoverageCounters {
+    fn none(options: &Options) -> CoverageCounters {
         if options.lives {
-            return Coverage::Lives(Box::default());
+            return CoverageCounters::Lives(Box::default());
         }
         match (options.nbd, options.snapshots, options.verbs, options.nbd_client) {
-            (true, ..) => Coverage::Nbd(Box::default()),
-            (_, true, ..) => Coverage::Snapshots(Box::default()),
-            (_, _, true, _) => Coverage::Verbs(Box::default()),
-            (.., true) => Coverage::NbdClient(Box::default()),
-            _ => Coverage::Targets(Box::default()),
+            (true, ..) => CoverageCounters::Nbd(Box::default()),
+            (_, true, ..) => CoverageCounters::Snapshots(Box::default()),
+            (_, _, true, _) => CoverageCounters::Verbs(Box::default()),
+            (.., true) => CoverageCounters::NbdClient(Box::default()),
+            _ => CoverageCounters::Targets(Box::default()),
         }
     }
 
@@ -117,24 +117,24 @@ impl Coverage {
     /// Returns the hash of the events.
     fn run(&mut self, plan: &RunPlan, every_cut: bool) -> Result<u64, Box<RunFailure>> {
         match self {
-            Coverage::Targets(all) | Coverage::Snapshots(all) => {
+            CoverageCounters::Targets(all) | CoverageCounters::Snapshots(all) => {
                 let clean = if every_cut { run::run_every_power_cut(plan) } else { run::run(plan) }?;
                 all.add(&clean.totals);
                 Ok(clean.hash)
             }
-            Coverage::Nbd(all) => nbd::run(plan).map(|counts| {
+            CoverageCounters::Nbd(all) => nbd::run(plan).map(|counts| {
                 all.add(&counts);
                 counts.hash.0
             }),
-            Coverage::Verbs(all) => verbs::run(plan).map(|counts| {
+            CoverageCounters::Verbs(all) => verbs::run(plan).map(|counts| {
                 all.add(&counts);
                 counts.hash.0
             }),
-            Coverage::NbdClient(all) => nbd_client::run(plan).map(|counts| {
+            CoverageCounters::NbdClient(all) => nbd_client::run(plan).map(|counts| {
                 all.add(&counts);
                 counts.hash.0
             }),
-            Coverage::Lives(all) => lifecycle::run(plan).map(|counts| {
+            CoverageCounters::Lives(all) => lifecycle::run(plan).map(|counts| {
                 all.add(&counts);
                 counts.hash.0
             }),
@@ -143,74 +143,82 @@ impl Coverage {
 
     fn shrink(&self, failure: RunFailure) -> RunFailure {
         match self {
-            Coverage::Targets(_) | Coverage::Snapshots(_) => shrink(failure),
-            Coverage::Nbd(_) => run::shrink_by(failure, &|plan| nbd::run(plan).map(drop)),
-            Coverage::Verbs(_) => run::shrink_by(failure, &|plan| verbs::run(plan).map(drop)),
-            Coverage::NbdClient(_) => run::shrink_by(failure, &|plan| nbd_client::run(plan).map(drop)),
-            Coverage::Lives(_) => run::shrink_by(failure, &|plan| lifecycle::run(plan).map(drop)),
+            CoverageCounters::Targets(_) | CoverageCounters::Snapshots(_) => shrink(failure),
+            CoverageCounters::Nbd(_) => {
+                run::shrink_failure_with_runner(failure, &|plan| nbd::run(plan).map(drop))
+            }
+            CoverageCounters::Verbs(_) => {
+                run::shrink_failure_with_runner(failure, &|plan| verbs::run(plan).map(drop))
+            }
+            CoverageCounters::NbdClient(_) => {
+                run::shrink_failure_with_runner(failure, &|plan| nbd_client::run(plan).map(drop))
+            }
+            CoverageCounters::Lives(_) => {
+                run::shrink_failure_with_runner(failure, &|plan| lifecycle::run(plan).map(drop))
+            }
         }
     }
 
     fn steps(&self) -> u64 {
         match self {
-            Coverage::Targets(t) | Coverage::Snapshots(t) => t.steps,
-            Coverage::Nbd(c) => c.steps,
-            Coverage::Verbs(c) => c.steps,
-            Coverage::NbdClient(c) => c.steps,
-            Coverage::Lives(c) => c.steps,
+            CoverageCounters::Targets(t) | CoverageCounters::Snapshots(t) => t.steps,
+            CoverageCounters::Nbd(c) => c.steps,
+            CoverageCounters::Verbs(c) => c.steps,
+            CoverageCounters::NbdClient(c) => c.steps,
+            CoverageCounters::Lives(c) => c.steps,
         }
     }
 
     fn requests(&self) -> u64 {
         match self {
-            Coverage::Targets(t) | Coverage::Snapshots(t) => t.all_requests(),
-            Coverage::Nbd(c) => c.all_requests(),
-            Coverage::Verbs(c) => c.all_verbs(),
-            Coverage::NbdClient(c) => c.all_requests(),
-            Coverage::Lives(c) => c.requests,
+            CoverageCounters::Targets(t) | CoverageCounters::Snapshots(t) => t.all_requests(),
+            CoverageCounters::Nbd(c) => c.all_requests(),
+            CoverageCounters::Verbs(c) => c.all_verbs(),
+            CoverageCounters::NbdClient(c) => c.all_requests(),
+            CoverageCounters::Lives(c) => c.requests,
         }
     }
 
     fn simulated(&self) -> u64 {
         match self {
-            Coverage::Targets(t) | Coverage::Snapshots(t) => t.simulated,
-            Coverage::Nbd(c) => c.simulated,
-            Coverage::Verbs(c) => c.simulated,
-            Coverage::NbdClient(c) => c.simulated,
-            Coverage::Lives(c) => c.simulated,
+            CoverageCounters::Targets(t) | CoverageCounters::Snapshots(t) => t.simulated,
+            CoverageCounters::Nbd(c) => c.simulated,
+            CoverageCounters::Verbs(c) => c.simulated,
+            CoverageCounters::NbdClient(c) => c.simulated,
+            CoverageCounters::Lives(c) => c.simulated,
         }
     }
 
     fn nothing(&self) -> Option<&'static str> {
         match self {
-            Coverage::Targets(t) => t.nothing(false),
-            Coverage::Snapshots(t) => t.nothing(true),
-            Coverage::Nbd(c) => c.nothing(),
-            Coverage::Verbs(c) => c.nothing(),
-            Coverage::NbdClient(c) => c.nothing(),
-            Coverage::Lives(c) => c.nothing(),
+            CoverageCounters::Targets(t) => t.nothing(false),
+            CoverageCounters::Snapshots(t) => t.nothing(true),
+            CoverageCounters::Nbd(c) => c.nothing(),
+            CoverageCounters::Verbs(c) => c.nothing(),
+            CoverageCounters::NbdClient(c) => c.nothing(),
+            CoverageCounters::Lives(c) => c.nothing(),
         }
     }
 
     fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
         match self {
-            Coverage::Targets(t) => t.uncovered(without, false),
-            Coverage::Snapshots(t) => t.uncovered(without, true),
-            Coverage::Nbd(c) => c.uncovered(without),
-            Coverage::Verbs(c) => c.uncovered(without),
-            Coverage::NbdClient(c) => c.uncovered(without),
-            Coverage::Lives(c) => c.uncovered(without),
+            CoverageCounters::Targets(t) => t.uncovered(without, false),
+            CoverageCounters::Snapshots(t) => t.uncovered(without, true),
+            CoverageCounters::Nbd(c) => c.uncovered(without),
+            CoverageCounters::Verbs(c) => c.uncovered(without),
+            CoverageCounters::NbdClient(c) => c.uncovered(without),
+            CoverageCounters::Lives(c) => c.uncovered(without),
         }
     }
 
     fn coverage(&self) -> String {
         match self {
-            Coverage::Targets(t) => t.coverage(false),
-            Coverage::Snapshots(t) => t.coverage(true),
-            Coverage::Nbd(c) => c.coverage(),
-            Coverage::Verbs(c) => c.coverage(),
-            Coverage::NbdClient(c) => c.coverage(),
-            Coverage::Lives(c) => c.coverage(),
+            CoverageCounters::Targets(t) => t.coverage(false),
+            CoverageCounters::Snapshots(t) => t.coverage(true),
+            CoverageCounters::Nbd(c) => c.coverage(),
+            CoverageCounters::Verbs(c) => c.coverage(),
+            CoverageCounters::NbdClient(c) => c.coverage(),
+            CoverageCounters::Lives(c) => c.coverage(),
         }
     }
 }
@@ -218,7 +226,7 @@ impl Coverage {
 /// Progress of the runs so far.
 struct RunProgress {
     seeds: u64,
-    covered: Coverage,
+    covered: CoverageCounters,
     began: Instant,
     shown: Option<Instant>,
 }
@@ -252,18 +260,18 @@ impl RunProgress {
             format_count((self.covered.requests() as f64 / seconds) as u64)
         );
         let (start, end) = if terminal { ("\r\x1b[K", "") } else { ("", "\n") };
-        print_to(&mut std::io::stderr(), format_args!("{start}{}, {speed}{end}", self.line()));
+        print_ignoring_errors(&mut std::io::stderr(), format_args!("{start}{}, {speed}{end}", self.line()));
     }
 
     fn clear(&self) {
         if self.shown.is_some() && std::io::stderr().is_terminal() {
-            print_to(&mut std::io::stderr(), format_args!("\r\x1b[K"));
+            print_ignoring_errors(&mut std::io::stderr(), format_args!("\r\x1b[K"));
         }
     }
 }
 
 /// Prints a text. An output that was closed is no reason to stop.
-fn print_to(to: &mut dyn Write, text: std::fmt::Arguments<'_>) {
+fn print_ignoring_errors(to: &mut dyn Write, text: std::fmt::Arguments<'_>) {
     let _ = to.write_fmt(text);
     let _ = to.flush();
 }
@@ -272,7 +280,7 @@ fn main() -> ExitCode {
     let options = match Options::try_parse() {
         Ok(options) => options,
         Err(e) if !e.use_stderr() => {
-            print_to(&mut std::io::stdout(), format_args!("{e}"));
+            print_ignoring_errors(&mut std::io::stdout(), format_args!("{e}"));
             return ExitCode::SUCCESS;
         }
         Err(e) => {
@@ -280,17 +288,17 @@ fn main() -> ExitCode {
             // The first paragraph is the error; the rest is advice.
             let lines: Vec<&str> = text.lines().take_while(|l| !l.trim().is_empty()).map(str::trim).collect();
             let line = lines.join(" ");
-            print_to(
+            print_ignoring_errors(
                 &mut std::io::stderr(),
                 format_args!("udm-sim: {}\n", line.trim_start_matches("error: ")),
             );
             return ExitCode::from(2);
         }
     };
-    simulate(&options)
+    run_all_seeds(&options)
 }
 
-fn plan(options: &Options, seed: u64) -> RunPlan {
+fn make_run_plan(options: &Options, seed: u64) -> RunPlan {
     RunPlan {
         cores: options.cores.map(|n| n as usize),
         depth: options.depth.map(|n| n as usize),
@@ -304,7 +312,7 @@ fn plan(options: &Options, seed: u64) -> RunPlan {
     }
 }
 
-fn simulate(options: &Options) -> ExitCode {
+fn run_all_seeds(options: &Options) -> ExitCode {
     // With `--minutes` and no seeds, the range is endless.
     let seeds = match (options.seed, options.seeds) {
         (Some(seed), _) => seed..=seed,
@@ -313,8 +321,12 @@ fn simulate(options: &Options) -> ExitCode {
         (None, None) => 1..=100,
     };
     let open_ended = options.seed.is_none() && options.seeds.is_none();
-    let mut tally =
-        RunProgress { seeds: 0, covered: Coverage::none(options), began: Instant::now(), shown: None };
+    let mut tally = RunProgress {
+        seeds: 0,
+        covered: CoverageCounters::none(options),
+        began: Instant::now(),
+        shown: None,
+    };
     let mut hash = None;
     for seed in seeds {
         if options.minutes.is_some_and(|m| tally.began.elapsed() >= m) {
@@ -322,33 +334,36 @@ fn simulate(options: &Options) -> ExitCode {
             if open_ended {
                 break;
             }
-            print_to(
+            print_ignoring_errors(
                 &mut std::io::stderr(),
                 format_args!("udm-sim: stopped before seed {seed}: the time is over\n"),
             );
-            print_to(&mut std::io::stdout(), format_args!("{}: not all were run\n", tally.line()));
+            print_ignoring_errors(
+                &mut std::io::stdout(),
+                format_args!("{}: not all were run\n", tally.line()),
+            );
             return ExitCode::FAILURE;
         }
-        match tally.covered.run(&plan(options, seed), options.every_cut) {
+        match tally.covered.run(&make_run_plan(options, seed), options.every_cut) {
             Ok(of_seed) => {
                 tally.seeds += 1;
                 hash = Some(of_seed);
             }
             Err(failure) => {
                 tally.clear();
-                report(*failure, options, &tally);
+                shrink_and_print_failure(*failure, options, &tally);
                 return ExitCode::FAILURE;
             }
         }
         tally.show();
     }
     tally.clear();
-    verdict(&tally, hash, options)
+    print_coverage_and_verdict(&tally, hash, options)
 }
 
 /// Prints the coverage and the verdict. Runs that covered nothing count as a failure, because they
 /// would look clean.
-fn verdict(tally: &RunProgress, hash: Option<u64>, options: &Options) -> ExitCode {
+fn print_coverage_and_verdict(tally: &RunProgress, hash: Option<u64>, options: &Options) -> ExitCode {
     let t = &tally.covered;
     let nothing = t.nothing();
     let left_out: Vec<&str> = options.without.iter().map(|class| class.name()).collect();
@@ -365,7 +380,7 @@ fn verdict(tally: &RunProgress, hash: Option<u64>, options: &Options) -> ExitCod
     };
     let rate = (t.requests() as f64 / tally.began.elapsed().as_secs_f64()) as u64;
     let mut out = std::io::stdout();
-    print_to(
+    print_ignoring_errors(
         &mut out,
         format_args!(
             "{}: {verdict}\n{}{missed}{} requests/s\n",
@@ -375,12 +390,12 @@ fn verdict(tally: &RunProgress, hash: Option<u64>, options: &Options) -> ExitCod
         ),
     );
     if let (1, Some(hash)) = (tally.seeds, hash) {
-        print_to(&mut out, format_args!("trace {hash:016x}\n"));
+        print_ignoring_errors(&mut out, format_args!("trace {hash:016x}\n"));
     }
     if nothing.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-fn report(failure: RunFailure, options: &Options, tally: &RunProgress) {
+fn shrink_and_print_failure(failure: RunFailure, options: &Options, tally: &RunProgress) {
     let mut out = std::io::stdout();
     let first = failure.clone();
     let kind = match (options.nbd, options.verbs, options.nbd_client) {
@@ -392,9 +407,9 @@ fn report(failure: RunFailure, options: &Options, tally: &RunProgress) {
     };
     let small = if options.no_shrink { failure } else { tally.covered.shrink(failure) };
     for line in &small.trace {
-        print_to(&mut out, format_args!("{line}\n"));
+        print_ignoring_errors(&mut out, format_args!("{line}\n"));
     }
-    print_to(
+    print_ignoring_errors(
         &mut out,
         format_args!(
             "seed {} failed at step {}, revision {}\n",
@@ -403,9 +418,12 @@ fn report(failure: RunFailure, options: &Options, tally: &RunProgress) {
             env!("UDM_REVISION")
         ),
     );
-    print_to(&mut out, format_args!("  {}\n  replay: udm-sim {kind}{}\n", first.what, first.plan.options()));
+    print_ignoring_errors(
+        &mut out,
+        format_args!("  {}\n  replay: udm-sim {kind}{}\n", first.what, first.plan.options()),
+    );
     if small.plan != first.plan {
-        print_to(
+        print_ignoring_errors(
             &mut out,
             format_args!(
                 "smaller, with the trace above:\n  {}\n  replay: udm-sim {kind}{}\n",
@@ -414,5 +432,5 @@ fn report(failure: RunFailure, options: &Options, tally: &RunProgress) {
             ),
         );
     }
-    print_to(&mut out, format_args!("before it: {}\n", tally.line()));
+    print_ignoring_errors(&mut out, format_args!("before it: {}\n", tally.line()));
 }

@@ -3,12 +3,12 @@
 use crate::allowed_errors;
 use crate::environment::Env;
 use crate::read_check;
-use crate::register_model::{ANY, RegisterModel};
+use crate::register_model::{ANY, SectorRegisterModel};
 use crate::stamp;
-use crate::table_map::{ERROR, TableMap};
+use crate::table_map::{ERROR, ModelTableMap};
 use crate::trace::op_name;
 use std::sync::Arc;
-use udm_core::{Bio, BioFlags, Nanos, Op, OwnerId};
+use udm_core::{Bio, BioFlags, BioOwnerId, Nanos, Op};
 
 /// A request in flight.
 pub(crate) struct TrackedRequest {
@@ -19,22 +19,22 @@ pub(crate) struct TrackedRequest {
     pub(crate) flags: BioFlags,
     pub(crate) sector: u64,
     pub(crate) len: u64,
-    pub(crate) owner: OwnerId,
+    pub(crate) owner: BioOwnerId,
     /// Address of the data. The same memory must return, not a copy.
     pub(crate) addr: usize,
     /// Twice the step in which the request began.
     pub(crate) start: u64,
     pub(crate) at: Nanos,
-    pub(crate) map: Option<Arc<TableMap>>,
+    pub(crate) map: Option<Arc<ModelTableMap>>,
     /// Further tables through which the request may have gone.
-    pub(crate) more: Vec<Arc<TableMap>>,
+    pub(crate) more: Vec<Arc<ModelTableMap>>,
     /// The rules of the device when the request began.
-    pub(crate) rules: RefusalRules,
+    pub(crate) rules: RequestRefusalRules,
 }
 
 /// Rules for requests that a device must refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RefusalRules {
+pub struct RequestRefusalRules {
     /// Requests must be made of whole blocks of this many sectors.
     pub block: u64,
     /// True if requests that change data must be refused.
@@ -47,7 +47,7 @@ pub type Violation = String;
 /// The model of the devices and their requests in flight.
 pub struct DeviceModel {
     /// The content that sectors of the disks may have.
-    pub cells: RegisterModel,
+    pub cells: SectorRegisterModel,
     requests: Vec<TrackedRequest>,
     free: Vec<u64>,
     ids: u64,
@@ -58,7 +58,7 @@ pub struct DeviceModel {
 impl DeviceModel {
     /// Creates a model over `cells`.
     #[must_use]
-    pub fn new(cells: RegisterModel) -> DeviceModel {
+    pub fn new(cells: SectorRegisterModel) -> DeviceModel {
         DeviceModel { cells, requests: Vec::new(), free: Vec::new(), ids: 0, compared: 0 }
     }
 
@@ -92,7 +92,7 @@ impl DeviceModel {
         &mut self,
         bio: &mut Bio,
         device: usize,
-        (maps, rules): (&[Arc<TableMap>], RefusalRules),
+        (maps, rules): (&[Arc<ModelTableMap>], RequestRefusalRules),
         step: u64,
         now: Nanos,
     ) -> u64 {
@@ -101,8 +101,8 @@ impl DeviceModel {
         let (sector, len) = (bio.sector.0, bio.sectors.0);
         let (map, more) = (Some(maps[0].clone()), maps[1..].to_vec());
         match bio.op {
-            Op::Write => stamp::write(&mut bio.data, 0..len, |i| id << 10 | i),
-            Op::Read => poison(bio),
+            Op::Write => stamp::fill_sectors_with_stamps(&mut bio.data, 0..len, |i| id << 10 | i),
+            Op::Read => poison_read_buffer(bio),
             _ => {}
         }
         let addr = bio.data.iter().next().map_or(0, |b| b.addr());
@@ -124,7 +124,7 @@ impl DeviceModel {
         };
         bio.cookie = self.free.pop().unwrap_or(self.requests.len() as u64);
         for map in maps {
-            begin_writes(&mut self.cells, &request, map);
+            record_write_start(&mut self.cells, &request, map);
         }
         match self.requests.get_mut(bio.cookie as usize) {
             Some(slot) => *slot = request,
@@ -152,11 +152,11 @@ impl DeviceModel {
     }
 
     /// Records that requests in flight on `device` may also go through `map`.
-    pub fn remap(&mut self, device: usize, map: &Arc<TableMap>) {
+    pub fn remap(&mut self, device: usize, map: &Arc<ModelTableMap>) {
         for r in self.requests.iter_mut().filter(|r| r.busy && r.device == device) {
             let known = r.map.iter().chain(&r.more).any(|m| Arc::ptr_eq(m, map) || m == map);
             if !known {
-                begin_writes(&mut self.cells, r, map);
+                record_write_start(&mut self.cells, r, map);
                 r.more.push(map.clone());
             }
         }
@@ -258,7 +258,7 @@ impl DeviceModel {
     pub fn finish(
         &mut self,
         bio: &Bio,
-        rules: RefusalRules,
+        rules: RequestRefusalRules,
         pardon: bool,
         env: &Env,
     ) -> Result<(), Violation> {
@@ -269,14 +269,14 @@ impl DeviceModel {
         let ok = bio.status.is_ok();
         let result = match (ok, r.op) {
             (false, _) if pardon => Ok(()),
-            (false, _) => allowed_errors::check(r, bio.status, env),
+            (false, _) => allowed_errors::check_error_is_allowed(r, bio.status, env),
             (true, _) if rules == r.rules && r.breaks(rules) => {
-                Err(format!("{} succeeded against the limits of its device", describe(r)))
+                Err(format!("{} succeeded against the limits of its device", describe_tracked_request(r)))
             }
-            (true, Op::Read) => read_check::check(cells, r, bio, env, compared),
+            (true, Op::Read) => read_check::check_read_data(cells, r, bio, env, compared),
             // A discard is a hint: a target may complete it without passing it on.
             (true, Op::Discard) => Ok(()),
-            (true, Op::Write) => check_not_error_range(r).and_then(|()| check_write_data(r, bio)),
+            (true, Op::Write) => check_not_error_range(r).and_then(|()| check_write_data_unchanged(r, bio)),
             (true, _) => check_not_error_range(r),
         };
         let sure = ok && r.more.is_empty();
@@ -309,14 +309,14 @@ impl DeviceModel {
 }
 
 impl TrackedRequest {
-    pub(crate) fn breaks(&self, rules: RefusalRules) -> bool {
+    pub(crate) fn breaks(&self, rules: RequestRefusalRules) -> bool {
         let uneven = self.op != Op::Flush && !(self.sector | self.len).is_multiple_of(rules.block);
         uneven || (rules.read_only && self.op.is_write())
     }
 }
 
 /// Records in the registers below `map` that a write begins.
-fn begin_writes(cells: &mut RegisterModel, r: &TrackedRequest, map: &TableMap) {
+fn record_write_start(cells: &mut SectorRegisterModel, r: &TrackedRequest, map: &ModelTableMap) {
     if !r.op.is_write() {
         return;
     }
@@ -336,7 +336,7 @@ fn begin_writes(cells: &mut RegisterModel, r: &TrackedRequest, map: &TableMap) {
 }
 
 /// Changes a byte of each sector, so that a sector that is not read is noticed.
-fn poison(bio: &mut Bio) {
+fn poison_read_buffer(bio: &mut Bio) {
     for piece in bio.data.iter_mut() {
         for sector in piece.chunks_mut(udm_core::SECTOR_SIZE as usize) {
             if let Some(b) = sector.first_mut() {
@@ -348,22 +348,27 @@ fn poison(bio: &mut Bio) {
 
 /// Checks that a successful request did not touch sectors that can only fail.
 fn check_not_error_range(r: &TrackedRequest) -> Result<(), Violation> {
-    let fails_at = |m: &TableMap, s: u64| m.cell(s) == ERROR && (m.drops(s).is_none() || s >= m.sectors());
-    let fails = |m: &Arc<TableMap>| (0..r.len).any(|i| fails_at(m, r.sector + i));
+    let fails_at =
+        |m: &ModelTableMap, s: u64| m.cell(s) == ERROR && (m.drops(s).is_none() || s >= m.sectors());
+    let fails = |m: &Arc<ModelTableMap>| (0..r.len).any(|i| fails_at(m, r.sector + i));
     if r.map.iter().chain(&r.more).all(fails) {
-        return Err(format!("{} succeeded on a range that can only fail", describe(r)));
+        return Err(format!("{} succeeded on a range that can only fail", describe_tracked_request(r)));
     }
     Ok(())
 }
 
 /// Checks that the data of a write is unchanged. A target may change only a copy.
-fn check_write_data(r: &TrackedRequest, bio: &Bio) -> Result<(), Violation> {
+fn check_write_data_unchanged(r: &TrackedRequest, bio: &Bio) -> Result<(), Violation> {
     let mut same = true;
-    stamp::read(&bio.data, |i, got| same &= got == Some(r.id << 10 | i));
-    if same { Ok(()) } else { Err(format!("{} came back with its data changed", describe(r))) }
+    stamp::for_each_sector_stamp(&bio.data, |i, got| same &= got == Some(r.id << 10 | i));
+    if same {
+        Ok(())
+    } else {
+        Err(format!("{} came back with its data changed", describe_tracked_request(r)))
+    }
 }
 
-pub(crate) fn describe(r: &TrackedRequest) -> String {
+pub(crate) fn describe_tracked_request(r: &TrackedRequest) -> String {
     format!(
         "request {} ({} of d{} {}+{}, since step {})",
         r.id,

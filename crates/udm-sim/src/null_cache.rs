@@ -10,21 +10,21 @@ use udm_core::{
 };
 
 /// Memory and cache of a null device below a simulated disk.
-pub(crate) struct NullCache(CachedMemory);
+pub(crate) struct NullDeviceMemory(CachedMemory);
 
 /// Returns a sector filled with `stamp`.
-fn data(stamp: u64) -> Segments {
+fn make_stamped_sector(stamp: u64) -> Segments {
     let mut data = Segments::new();
     data.push(Buf::zeroed(SECTOR_SIZE as usize));
     data.copy_from(&stamp.to_le_bytes().repeat(SECTOR_SIZE as usize / 8));
     data
 }
 
-impl NullCache {
+impl NullDeviceMemory {
     /// Creates memory of `sectors` sectors, with a cache of `pages` pages.
-    pub(crate) fn new(sectors: u64, pages: u64) -> NullCache {
+    pub(crate) fn new(sectors: u64, pages: u64) -> NullDeviceMemory {
         let cached = CachedMemory::new(sectors * SECTOR_SIZE, pages);
-        NullCache(cached.unwrap_or_else(|error| panic!("memory for a small disk: {error}")))
+        NullDeviceMemory(cached.unwrap_or_else(|error| panic!("memory for a small disk: {error}")))
     }
 
     fn serve(&self, mut bio: Box<Bio>) -> Box<Bio> {
@@ -38,13 +38,13 @@ impl NullCache {
     }
 
     pub(crate) fn write(&self, sector: u64, stamp: u64, durable: bool) {
-        let mut bio = Bio::write(Sector(sector), Sectors(1), data(stamp));
+        let mut bio = Bio::write(Sector(sector), Sectors(1), make_stamped_sector(stamp));
         bio.flags.set(BioFlags::FUA, durable);
         self.serve(bio);
     }
 
     pub(crate) fn read(&self, sector: u64) -> u64 {
-        let bio = self.serve(Bio::read(Sector(sector), Sectors(1), data(0)));
+        let bio = self.serve(Bio::read(Sector(sector), Sectors(1), make_stamped_sector(0)));
         let mut stamp = [0; 8];
         bio.data.copy_to(&mut stamp);
         u64::from_le_bytes(stamp)

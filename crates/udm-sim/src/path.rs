@@ -7,19 +7,19 @@
 //! it queues further requests, and hands them back to a suspend without flush.
 
 use crate::cores::TaskPurpose;
-use crate::environment::{Env, PathMode, SharedEnv, lock};
-use crate::helper_threads::{HelperRequest, HelperRequestKind, SimStoreMark};
+use crate::environment::{Env, PathMode, SharedEnv, lock_environment};
+use crate::helper_threads::{HelperRequest, HelperRequestKind, SimInvalidStoreMark};
 use crate::path_faults;
 use crate::stamp;
-use crate::trace::{EventKind, op_bits, range};
+use crate::trace::{TraceEventKind, pack_op_and_flags, pack_sector_range};
 use crate::write_effects;
 use slab::Slab;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Device, DeviceId, Drain, GrowCallback, GrowthPolicy, Lane, Limits, Nanos, Op,
-    OpenError, Sectors, SharedDiskState, Status,
+    Batch, Bio, BioFlags, Cx, Device, DeviceControlError, DeviceId, DrainMode, GrowResultCallback,
+    GrowthPolicy, Lane, Limits, Nanos, Op, Sectors, SharedDiskState, Status,
 };
 
 /// The control half of a path.
@@ -34,7 +34,7 @@ impl SimPath {
     /// Creates path `index` of `env`.
     #[must_use]
     pub fn new(env: &SharedEnv, index: usize) -> SimPath {
-        let state = lock(env);
+        let state = lock_environment(env);
         let shared_disk_state = state.disks[state.paths[index].disk].shared_disk_state.clone();
         SimPath { id: DeviceId::new(), index, env: env.clone(), shared_disk_state }
     }
@@ -42,9 +42,9 @@ impl SimPath {
 
 impl SimPath {
     /// Access to the marks of the store on its disk.
-    pub(crate) fn mark(&self) -> Arc<SimStoreMark> {
-        let disk = lock(&self.env).paths[self.index].disk;
-        Arc::new(SimStoreMark { disk, env: self.env.clone() })
+    pub(crate) fn mark(&self) -> Arc<SimInvalidStoreMark> {
+        let disk = lock_environment(&self.env).paths[self.index].disk;
+        Arc::new(SimInvalidStoreMark { disk, env: self.env.clone() })
     }
 }
 
@@ -59,15 +59,15 @@ impl Device for SimPath {
         self.id
     }
 
-    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        let mut env = lock(&self.env);
+    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        let mut env = lock_environment(&self.env);
         let (checks, is_owner_lane) =
             (env.task == Some(TaskPurpose::PathCheck), env.task == Some(TaskPurpose::OwnerLane));
         let beside = env.task.is_some() && !is_owner_lane;
         let counted = !beside && !is_owner_lane;
         if !checks && !is_owner_lane && env.refuses_open() {
             env.say(format!("p{} can't be opened", self.index));
-            return Err(OpenError::new(NO_LANE, format!("p{} has no lane left", self.index)));
+            return Err(DeviceControlError::new(NO_LANE, format!("p{} has no lane left", self.index)));
         }
         env.paths[self.index].lanes += usize::from(counted);
         drop(env);
@@ -92,15 +92,15 @@ impl Device for SimPath {
     }
 
     fn growth(&self) -> Option<GrowthPolicy> {
-        let env = lock(&self.env);
+        let env = lock_environment(&self.env);
         let disk = &env.disks[env.paths[self.index].disk];
         (disk.growth > 0)
             .then_some(GrowthPolicy { step: Sectors(disk.growth), max: Sectors(disk.growth_max) })
     }
 
     /// The callback may run within the call.
-    fn grow(&self, size: Sectors, then: GrowCallback) {
-        let mut env = lock(&self.env);
+    fn grow(&self, size: Sectors, then: GrowResultCallback) {
+        let mut env = lock_environment(&self.env);
         let (disk, most) =
             (env.paths[self.index].disk, env.chance.pick(&[0, 1, 10_000, 10_000_000, 3_000_000_000]));
         if most == 0 && !env.dead {
@@ -113,7 +113,7 @@ impl Device for SimPath {
     }
 
     fn limits(&self) -> Limits {
-        let env = lock(&self.env);
+        let env = lock_environment(&self.env);
         let disk = &env.disks[env.paths[self.index].disk];
         Limits {
             logical_block: disk.block as u32 * 512,
@@ -177,10 +177,10 @@ struct PathLane {
 impl Lane for PathLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let env = self.env.clone();
-        let mut env = lock(&env);
+        let mut env = lock_environment(&env);
         for bio in batch.drain(..) {
             self.check(&bio, &mut env);
-            track_write(self.index, self.beside, &bio, &mut env, true);
+            track_write_on_path(self.index, self.beside, &bio, &mut env, true);
             let path = &mut env.paths[self.index];
             path.in_flight += u64::from(!self.beside);
             if path.in_flight > path.most {
@@ -210,7 +210,7 @@ impl Lane for PathLane {
             return self.ask(cx);
         }
         let env = self.env.clone();
-        let mut env = lock(&env);
+        let mut env = lock_environment(&env);
         for key in std::mem::take(&mut self.ended) {
             let slot = self.slots.remove(key);
             done.push(self.finish(slot, &mut env));
@@ -233,13 +233,13 @@ impl Lane for PathLane {
         self.ask(cx);
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, _: &mut Cx<'_>) {
-        if how == Drain::NoFlush && !self.waiting.is_empty() {
-            let mut env = lock(&self.env);
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, _: &mut Cx<'_>) {
+        if how == DrainMode::NoFlush && !self.waiting.is_empty() {
+            let mut env = lock_environment(&self.env);
             env.paths[self.index].in_flight -= if self.beside { 0 } else { self.waiting.len() as u64 };
             env.seen.handed_back += self.waiting.len() as u64;
             for (bio, _) in &self.waiting {
-                track_write(self.index, self.beside, bio, &mut env, false);
+                track_write_on_path(self.index, self.beside, bio, &mut env, false);
             }
             back.extend(self.waiting.drain(..).map(|(bio, _)| bio));
         }
@@ -248,7 +248,7 @@ impl Lane for PathLane {
 
 impl Drop for PathLane {
     fn drop(&mut self) {
-        lock(&self.env).paths[self.index].lanes -= usize::from(self.counted);
+        lock_environment(&self.env).paths[self.index].lanes -= usize::from(self.counted);
     }
 }
 
@@ -273,9 +273,13 @@ impl PathLane {
         let (fate, due) = path_faults::draw_result(env, self.index, &bio);
         let disk = env.paths[self.index].disk;
         let (at, core) = (env.now, env.core);
-        let args =
-            [self.index as u64, op_bits(bio.op, bio.flags.bits()), range(bio.sector.0, bio.sectors.0), due.0];
-        env.trace.add(at, core, EventKind::PathIn, args);
+        let args = [
+            self.index as u64,
+            pack_op_and_flags(bio.op, bio.flags.bits()),
+            pack_sector_range(bio.sector.0, bio.sectors.0),
+            due.0,
+        ];
+        env.trace.add(at, core, TraceEventKind::PathIn, args);
         let (mark, fails) = (env.disks[disk].mark(), env.paths[self.index].fails);
         if self.checks {
             let path = &mut env.paths[self.index];
@@ -297,11 +301,11 @@ impl PathLane {
             2 if env.torn => env.chance.below(slot.bio.sectors.0 + 1),
             _ => slot.bio.sectors.0,
         };
-        if !env.dead && !is_refusal(fate) {
+        if !env.dead && !is_disk_refusal_status(fate) {
             if slot.bio.flags.contains(BioFlags::PREFLUSH) {
                 env.disks[disk].flush(mark);
             }
-            write_effects::apply(env, disk, &mut slot, now, self.index);
+            write_effects::apply_request_sectors(env, disk, &mut slot, now, self.index);
         }
         let changes = slot.bio.op.is_write() || slot.bio.op == Op::Flush;
         self.count += 1;
@@ -328,7 +332,8 @@ impl PathLane {
         }
         for key in self.hung.drain(..) {
             self.slots[key].fate = if env.chance.one_in(2) { Status::Ok } else { Status::Timeout };
-            if let Some(status) = path_faults::refusal(env, self.index, &self.slots[key].bio) {
+            if let Some(status) = path_faults::find_disk_limit_refusal(env, self.index, &self.slots[key].bio)
+            {
                 self.slots[key].fate = status;
             }
             self.count += 1;
@@ -375,7 +380,7 @@ impl PathLane {
     }
 
     fn finish(&mut self, mut slot: PathRequest, env: &mut Env) -> Box<Bio> {
-        track_write(self.index, self.beside, &slot.bio, env, false);
+        track_write_on_path(self.index, self.beside, &slot.bio, env, false);
         let state = &mut env.paths[self.index];
         state.in_flight -= u64::from(!self.beside);
         state.checks -= usize::from(self.checks);
@@ -393,18 +398,18 @@ impl PathLane {
             let all = slot.bio.sectors.0;
             let target = match slot.fate {
                 Status::Ok => all,
-                fate if is_refusal(fate) => 0,
+                fate if is_disk_refusal_status(fate) => 0,
                 _ => env.chance.between(slot.applied, all),
             };
-            write_effects::apply(env, disk, &mut slot, target, self.index);
+            write_effects::apply_request_sectors(env, disk, &mut slot, target, self.index);
             if slot.fate.is_ok() {
-                write_effects::succeed(env, disk, &slot);
+                write_effects::apply_success_effects(env, disk, &slot);
             } else if !self.checks {
                 if !self.beside {
                     env.blame(self.index, slot.fate);
                 }
                 let again = !self.beside && slot.fate.is_path_error() && env.paths[self.index].retried;
-                if !(again || is_refusal(slot.fate)) {
+                if !(again || is_disk_refusal_status(slot.fate)) {
                     write_effects::schedule_late_write(env, disk, &slot);
                 }
             }
@@ -429,19 +434,19 @@ impl PathLane {
         }
         let args = [
             self.index as u64,
-            op_bits(bio.op, bio.flags.bits()),
-            range(bio.sector.0, bio.sectors.0),
+            pack_op_and_flags(bio.op, bio.flags.bits()),
+            pack_sector_range(bio.sector.0, bio.sectors.0),
             slot.fate as u64,
         ];
         let (at, core) = (env.now, env.core);
-        env.trace.add(at, core, EventKind::PathOut, args);
+        env.trace.add(at, core, TraceEventKind::PathOut, args);
         bio.end_with(slot.fate);
         slot.bio
     }
 }
 
 /// True if the disk refused the request without reading its data.
-fn is_refusal(fate: Status) -> bool {
+fn is_disk_refusal_status(fate: Status) -> bool {
     matches!(fate, Status::ReadOnly | Status::NotSupp)
 }
 
@@ -450,13 +455,13 @@ fn range_text(bio: &Bio) -> String {
 }
 
 /// Records that `path` has a write, or no longer has it. A write may be on one path at a time.
-fn track_write(path: usize, beside: bool, bio: &Bio, env: &mut Env, now: bool) {
+fn track_write_on_path(path: usize, beside: bool, bio: &Bio, env: &mut Env, now: bool) {
     if beside || bio.op != Op::Write || !env.paths[path].retried {
         return;
     }
     let mut first = [0; udm_core::SECTOR_SIZE as usize];
     bio.data.copy_to(&mut first);
-    let Some(stamp) = stamp::uniform_stamp(&first) else { return };
+    let Some(stamp) = stamp::read_sector_stamp(&first) else { return };
     let key = (env.paths[path].disk, stamp);
     if !now {
         env.writing.remove(&key);

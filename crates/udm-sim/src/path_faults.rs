@@ -22,7 +22,7 @@ pub(crate) fn draw_result(env: &mut Env, index: usize, bio: &Bio) -> (Status, Na
         true => env.now,
         false => env.now + Nanos(1 + env.chance.below(20_000)),
     };
-    if let Some(status) = refusal(env, index, bio) {
+    if let Some(status) = find_disk_limit_refusal(env, index, bio) {
         return (status, soon(env));
     }
     if env.calm {
@@ -49,7 +49,7 @@ pub(crate) fn draw_result(env: &mut Env, index: usize, bio: &Bio) -> (Status, Na
 
 /// Returns the error if the disk refuses the request because of a changed limit: it is read-only,
 /// or has no discard or write-zeroes.
-pub(crate) fn refusal(env: &Env, index: usize, bio: &Bio) -> Option<Status> {
+pub(crate) fn find_disk_limit_refusal(env: &Env, index: usize, bio: &Bio) -> Option<Status> {
     let disk = &env.disks[env.paths[index].disk];
     match bio.op {
         _ if bio.op.is_write() && disk.read_only => Some(Status::ReadOnly),

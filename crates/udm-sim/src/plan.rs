@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// A class of disturbance, which can be left out to shrink a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Disturbance {
+pub enum DisturbanceClass {
     /// Power cuts and restarts.
     Crash,
     /// Devices that are removed and created again.
@@ -79,100 +79,100 @@ pub enum Disturbance {
     Queues,
 }
 
-impl Disturbance {
+impl DisturbanceClass {
     /// All classes.
-    pub const ALL: [Disturbance; 35] = [
-        Disturbance::Crash,
-        Disturbance::Remove,
-        Disturbance::Paths,
-        Disturbance::Errors,
-        Disturbance::Suspend,
-        Disturbance::Reload,
-        Disturbance::Cancel,
-        Disturbance::Messages,
-        Disturbance::Delay,
-        Disturbance::Torn,
-        Disturbance::Flush,
-        Disturbance::Trim,
-        Disturbance::Long,
-        Disturbance::Reopen,
-        Disturbance::Pieces,
-        Disturbance::Hang,
-        Disturbance::Full,
-        Disturbance::Prompt,
-        Disturbance::Opens,
-        Disturbance::Limits,
-        Disturbance::Stacks,
-        Disturbance::Dust,
-        Disturbance::Lossy,
-        Disturbance::Late,
-        Disturbance::Wild,
-        Disturbance::Merge,
-        Disturbance::Small,
-        Disturbance::Between,
-        Disturbance::Cuts,
-        Disturbance::Lost,
-        Disturbance::Stalls,
-        Disturbance::Nonsense,
-        Disturbance::Moves,
-        Disturbance::Watch,
-        Disturbance::Queues,
+    pub const ALL: [DisturbanceClass; 35] = [
+        DisturbanceClass::Crash,
+        DisturbanceClass::Remove,
+        DisturbanceClass::Paths,
+        DisturbanceClass::Errors,
+        DisturbanceClass::Suspend,
+        DisturbanceClass::Reload,
+        DisturbanceClass::Cancel,
+        DisturbanceClass::Messages,
+        DisturbanceClass::Delay,
+        DisturbanceClass::Torn,
+        DisturbanceClass::Flush,
+        DisturbanceClass::Trim,
+        DisturbanceClass::Long,
+        DisturbanceClass::Reopen,
+        DisturbanceClass::Pieces,
+        DisturbanceClass::Hang,
+        DisturbanceClass::Full,
+        DisturbanceClass::Prompt,
+        DisturbanceClass::Opens,
+        DisturbanceClass::Limits,
+        DisturbanceClass::Stacks,
+        DisturbanceClass::Dust,
+        DisturbanceClass::Lossy,
+        DisturbanceClass::Late,
+        DisturbanceClass::Wild,
+        DisturbanceClass::Merge,
+        DisturbanceClass::Small,
+        DisturbanceClass::Between,
+        DisturbanceClass::Cuts,
+        DisturbanceClass::Lost,
+        DisturbanceClass::Stalls,
+        DisturbanceClass::Nonsense,
+        DisturbanceClass::Moves,
+        DisturbanceClass::Watch,
+        DisturbanceClass::Queues,
     ];
 
     /// Name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Disturbance::Crash => "crash",
-            Disturbance::Remove => "remove",
-            Disturbance::Paths => "paths",
-            Disturbance::Errors => "errors",
-            Disturbance::Suspend => "suspend",
-            Disturbance::Reload => "reload",
-            Disturbance::Cancel => "cancel",
-            Disturbance::Messages => "messages",
-            Disturbance::Delay => "delay",
-            Disturbance::Torn => "torn",
-            Disturbance::Flush => "flush",
-            Disturbance::Trim => "trim",
-            Disturbance::Long => "long",
-            Disturbance::Reopen => "reopen",
-            Disturbance::Pieces => "pieces",
-            Disturbance::Hang => "hang",
-            Disturbance::Full => "full",
-            Disturbance::Prompt => "prompt",
-            Disturbance::Opens => "opens",
-            Disturbance::Limits => "limits",
-            Disturbance::Stacks => "stacks",
-            Disturbance::Dust => "dust",
-            Disturbance::Lossy => "lossy",
-            Disturbance::Late => "late",
-            Disturbance::Wild => "wild",
-            Disturbance::Merge => "merge",
-            Disturbance::Small => "small",
-            Disturbance::Between => "between",
-            Disturbance::Cuts => "cuts",
-            Disturbance::Lost => "lost",
-            Disturbance::Stalls => "stalls",
-            Disturbance::Nonsense => "nonsense",
-            Disturbance::Moves => "moves",
-            Disturbance::Watch => "watch",
-            Disturbance::Queues => "queues",
+            DisturbanceClass::Crash => "crash",
+            DisturbanceClass::Remove => "remove",
+            DisturbanceClass::Paths => "paths",
+            DisturbanceClass::Errors => "errors",
+            DisturbanceClass::Suspend => "suspend",
+            DisturbanceClass::Reload => "reload",
+            DisturbanceClass::Cancel => "cancel",
+            DisturbanceClass::Messages => "messages",
+            DisturbanceClass::Delay => "delay",
+            DisturbanceClass::Torn => "torn",
+            DisturbanceClass::Flush => "flush",
+            DisturbanceClass::Trim => "trim",
+            DisturbanceClass::Long => "long",
+            DisturbanceClass::Reopen => "reopen",
+            DisturbanceClass::Pieces => "pieces",
+            DisturbanceClass::Hang => "hang",
+            DisturbanceClass::Full => "full",
+            DisturbanceClass::Prompt => "prompt",
+            DisturbanceClass::Opens => "opens",
+            DisturbanceClass::Limits => "limits",
+            DisturbanceClass::Stacks => "stacks",
+            DisturbanceClass::Dust => "dust",
+            DisturbanceClass::Lossy => "lossy",
+            DisturbanceClass::Late => "late",
+            DisturbanceClass::Wild => "wild",
+            DisturbanceClass::Merge => "merge",
+            DisturbanceClass::Small => "small",
+            DisturbanceClass::Between => "between",
+            DisturbanceClass::Cuts => "cuts",
+            DisturbanceClass::Lost => "lost",
+            DisturbanceClass::Stalls => "stalls",
+            DisturbanceClass::Nonsense => "nonsense",
+            DisturbanceClass::Moves => "moves",
+            DisturbanceClass::Watch => "watch",
+            DisturbanceClass::Queues => "queues",
         }
     }
 }
 
-impl fmt::Display for Disturbance {
+impl fmt::Display for DisturbanceClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Disturbance {
+impl FromStr for DisturbanceClass {
     type Err = String;
-    fn from_str(s: &str) -> Result<Disturbance, String> {
-        let known = || Disturbance::ALL.map(Disturbance::name).join(", ");
-        Disturbance::ALL
+    fn from_str(s: &str) -> Result<DisturbanceClass, String> {
+        let known = || DisturbanceClass::ALL.map(DisturbanceClass::name).join(", ");
+        DisturbanceClass::ALL
             .into_iter()
             .find(|c| c.name() == s)
             .ok_or_else(|| format!("no class {s:?}; the classes are {}", known()))
@@ -186,25 +186,25 @@ pub struct ExcludedDisturbances(u64);
 impl ExcludedDisturbances {
     /// Returns the set with `class` added.
     #[must_use]
-    pub fn and(self, class: Disturbance) -> ExcludedDisturbances {
+    pub fn and(self, class: DisturbanceClass) -> ExcludedDisturbances {
         ExcludedDisturbances(self.0 | 1 << class as u8)
     }
 
     /// Returns the set of all classes.
     #[must_use]
     pub fn all() -> ExcludedDisturbances {
-        Disturbance::ALL.into_iter().fold(ExcludedDisturbances::default(), ExcludedDisturbances::and)
+        DisturbanceClass::ALL.into_iter().fold(ExcludedDisturbances::default(), ExcludedDisturbances::and)
     }
 
     /// True if `class` is excluded.
     #[must_use]
-    pub fn has(self, class: Disturbance) -> bool {
+    pub fn has(self, class: DisturbanceClass) -> bool {
         self.0 & 1 << class as u8 != 0
     }
 
     /// The excluded classes.
-    pub fn list(self) -> impl Iterator<Item = Disturbance> {
-        Disturbance::ALL.into_iter().filter(move |c| self.has(*c))
+    pub fn list(self) -> impl Iterator<Item = DisturbanceClass> {
+        DisturbanceClass::ALL.into_iter().filter(move |c| self.has(*c))
     }
 }
 
@@ -280,7 +280,7 @@ impl RunPlan {
         if let Some(depth) = self.depth {
             text += &format!(" --depth {depth}");
         }
-        let names: Vec<_> = self.without.list().map(Disturbance::name).collect();
+        let names: Vec<_> = self.without.list().map(DisturbanceClass::name).collect();
         if !names.is_empty() {
             text += &format!(" --without {}", names.join(","));
         }

@@ -5,8 +5,8 @@
 //! its completed bios are handled after the turn that it preempted. Of its tasks only owner lanes
 //! run.
 
-use crate::cores::{SimCores, TaskPurpose};
-use crate::environment::{SharedEnv, lock};
+use crate::cores::{SimCoreInboxes, TaskPurpose};
+use crate::environment::{SharedEnv, lock_environment};
 use crate::machine::SimCore;
 use crate::rng::SimRng;
 use std::cell::RefCell;
@@ -21,7 +21,7 @@ pub(crate) struct PausedCores {
     /// Index of the core with the turn.
     pub(crate) turn: usize,
     pub(crate) env: SharedEnv,
-    pub(crate) inboxes: Arc<SimCores>,
+    pub(crate) inboxes: Arc<SimCoreInboxes>,
     pub(crate) chance: SimRng,
     /// Number of preemptions.
     pub(crate) acted: u64,
@@ -34,17 +34,17 @@ thread_local! {
 }
 
 /// Enables preemption on this thread.
-pub(crate) fn begin(others: PausedCores) {
+pub(crate) fn enable_preemption(others: PausedCores) {
     // Cores left by a failed run cannot be dropped, because they have bios in flight.
     let _ = ManuallyDrop::new(OTHERS.replace(Some(others)));
     #[cfg(feature = "interleave")]
-    udm_core::interleave::set(Some(preempt));
+    udm_core::interleave::set_interleave_hook(Some(preempt));
 }
 
 /// Disables preemption, and returns the cores.
-pub(crate) fn end() -> Option<PausedCores> {
+pub(crate) fn disable_preemption() -> Option<PausedCores> {
     #[cfg(feature = "interleave")]
-    udm_core::interleave::set(None);
+    udm_core::interleave::set_interleave_hook(None);
     OTHERS.take()
 }
 
@@ -63,7 +63,7 @@ fn preempt() {
 #[cfg_attr(not(feature = "interleave"), expect(dead_code, reason = "used only with preemption"))]
 impl PausedCores {
     fn act(&mut self) {
-        let now = lock(&self.env).now;
+        let now = lock_environment(&self.env).now;
         let number = |place: usize| if place < self.turn { place } else { place + 1 };
         let reason = |place: usize| {
             let lanes = self.cores[place].open.iter().map(|o| o.wake).min().unwrap_or(Nanos::NEVER);
@@ -89,15 +89,15 @@ impl PausedCores {
             open.wake = cx.wake();
         }
         // Other tasks run only in their own turns.
-        lock(&self.env).task = Some(TaskPurpose::OwnerLane).filter(|&p| (self.is_internal_io)(p));
+        lock_environment(&self.env).task = Some(TaskPurpose::OwnerLane).filter(|&p| (self.is_internal_io)(p));
         tasks.retain_mut(|task| !task.is_owner_lane() || task.reason() > now || !task.turn(state, now));
-        lock(&self.env).task = None;
+        lock_environment(&self.env).task = None;
         self.acted += 1;
         self.set_turn(now, self.turn);
     }
 
     fn set_turn(&self, now: Nanos, core: usize) {
-        lock(&self.env).core = core as u16;
+        lock_environment(&self.env).core = core as u16;
         self.inboxes.set_turn(now, Some(core));
     }
 }

@@ -1,7 +1,7 @@
 //! The queues in front of paths and of mapped devices, changes of their settings, and a check that
 //! no queue passes more requests than it has tags.
 
-use crate::environment::{SharedEnv, lock};
+use crate::environment::{SharedEnv, lock_environment};
 use crate::machine::Machine;
 use crate::model::Violation;
 use crate::rng::{RngStream, SimRng};
@@ -10,44 +10,44 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use udm_core::{
-    Batch, BioFlags, CancelChange, Cx, Device, DeviceId, DiskQueue as _, Drain, Lane, Limits, OpenError,
-    OwnWork, QueueChangeCallback, QueueReport,
+    Batch, BioFlags, Cx, Device, DeviceControlError, DeviceId, DiskQueue as _, DrainMode, Lane, Limits,
+    OwnWork, QueueChangeCallback, QueueChangeCancelFn, QueueReport,
 };
 use udm_dm::mapped::MappedDevice;
-use udm_queue::{QueuedDevice, TagSet};
+use udm_queue::{QueuedDevice, SharedTagSet};
 use udm_wire::uri::QueueParams;
 
 /// The device below a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum QueueOwner {
+enum DeviceBelowQueue {
     Path(usize),
     /// A mapped device, which owns the queue.
     Mapped(usize),
 }
 
-impl fmt::Display for QueueOwner {
+impl fmt::Display for DeviceBelowQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            QueueOwner::Path(p) => write!(f, "p{p}"),
-            QueueOwner::Mapped(d) => write!(f, "d{d}"),
+            DeviceBelowQueue::Path(p) => write!(f, "p{p}"),
+            DeviceBelowQueue::Mapped(d) => write!(f, "d{d}"),
         }
     }
 }
 
 /// A queue under test.
-pub(crate) struct SimQueue {
-    of: QueueOwner,
+pub(crate) struct QueueUnderTest {
+    of: DeviceBelowQueue,
     queued: Arc<dyn Device>,
     /// Number of requested changes; `hold` counts those in effect.
     asked: u64,
     hold: Arc<AtomicU64>,
     /// Cancels the last change.
-    cancel: Option<CancelChange>,
+    cancel: Option<QueueChangeCancelFn>,
 }
 
-impl SimQueue {
-    fn new(of: QueueOwner, queued: Arc<dyn Device>) -> SimQueue {
-        SimQueue { of, queued, asked: 0, hold: Arc::default(), cancel: None }
+impl QueueUnderTest {
+    fn new(of: DeviceBelowQueue, queued: Arc<dyn Device>) -> QueueUnderTest {
+        QueueUnderTest { of, queued, asked: 0, hold: Arc::default(), cancel: None }
     }
 
     fn change(&mut self, name: &str, value: &str) -> bool {
@@ -75,7 +75,7 @@ impl SimQueue {
 }
 
 /// Maximum number of requests that a queue may pass.
-fn max_in_flight(report: &QueueReport) -> u64 {
+fn queue_in_flight_limit(report: &QueueReport) -> u64 {
     let number = |name| report.numbers.iter().find(|(known, _)| *known == name).map_or(0, |(_, n)| *n);
     number("nr_hw_queues") * number("queue_depth")
 }
@@ -86,10 +86,10 @@ impl Machine {
     pub(crate) fn make_queues(&mut self, queues: &[(usize, QueueParams)], cores: usize) {
         let mut chance = SimRng::new(self.plan.seed, RngStream::Shared);
         let shares = !queues.is_empty() && chance.one_in(2);
-        let set = shares.then(|| TagSet::new(chance.pick(&[0, 1, 2]), chance.pick(&[1, 2, 4, 8, 16])));
+        let set = shares.then(|| SharedTagSet::new(chance.pick(&[0, 1, 2]), chance.pick(&[1, 2, 4, 8, 16])));
         if let Some(set) = &set {
             let paths = queues.iter().map(|(path, _)| *path).collect();
-            lock(&self.env).shared = Some((paths, set.all(cores)));
+            lock_environment(&self.env).shared = Some((paths, set.all(cores)));
             self.totals.shared_tags += 1;
         }
         for (path, params) in queues {
@@ -98,9 +98,9 @@ impl Machine {
                 Some(set) => QueuedDevice::sharing(Arc::clone(front), params, true, Arc::clone(set)),
                 None => QueuedDevice::new(Arc::clone(front), params),
             });
-            lock(&self.env).paths[*path].most = max_in_flight(&queued.report(cores));
+            lock_environment(&self.env).paths[*path].most = queue_in_flight_limit(&queued.report(cores));
             *front = queued;
-            self.queues.push(SimQueue::new(QueueOwner::Path(*path), Arc::clone(front)));
+            self.queues.push(QueueUnderTest::new(DeviceBelowQueue::Path(*path), Arc::clone(front)));
         }
     }
 
@@ -117,22 +117,22 @@ impl Machine {
         };
         let queue = &mut self.queues[nth];
         if chance.one_in(3) && queue.cancel() {
-            lock(&self.env).say(format!("the change of the queue of {} is cancelled", queue.of));
+            lock_environment(&self.env).say(format!("the change of the queue of {} is cancelled", queue.of));
             return;
         }
         // A read for the test of slow paths must not wait for a tag.
-        let wide = wide && matches!(queue.of, QueueOwner::Mapped(_));
+        let wide = wide && matches!(queue.of, DeviceBelowQueue::Mapped(_));
         let may = !wide || matches!(name, "scheduler" | "fifo_batch");
         let changed = may && queue.change(name, value);
         self.totals.queue_changes += u64::from(changed);
-        lock(&self.env).say(format!("the queue of {} has {name}={value}: {changed}", queue.of));
+        lock_environment(&self.env).say(format!("the queue of {} has {name}={value}: {changed}", queue.of));
     }
 
     /// Checks, in the quiescent world, that all changes are in effect.
     pub(crate) fn changes_hold(&self) -> Result<(), Violation> {
-        let lags = |queue: &&SimQueue| queue.hold.load(Ordering::Relaxed) != queue.asked;
+        let lags = |queue: &&QueueUnderTest| queue.hold.load(Ordering::Relaxed) != queue.asked;
         match self.queues.iter().find(lags) {
-            Some(SimQueue { of, .. }) => {
+            Some(QueueUnderTest { of, .. }) => {
                 Err(format!("at rest, a change of the queue of {of} is not in effect yet"))
             }
             None => Ok(()),
@@ -154,9 +154,11 @@ impl TargetWorld {
         mapped.set_queue_factory(Box::new(move |bare| {
             let (inside, stands, env) = (Arc::clone(&inside), Arc::clone(&of_count), env.clone());
             // The queue does not exist yet, so the limit is read from one with the same settings.
-            let most = max_in_flight(&QueuedDevice::new(Arc::clone(&bare), &params).report(cores));
-            let counted =
-                CountedDevice { bare, count: InFlightCounter { device: i, inside, stands, most, env } };
+            let most = queue_in_flight_limit(&QueuedDevice::new(Arc::clone(&bare), &params).report(cores));
+            let counted = InFlightCountingDevice {
+                bare,
+                count: InFlightCounter { device: i, inside, stands, most, env },
+            };
             Arc::new(QueuedDevice::of_device(Arc::new(counted), &params)) as Arc<dyn Device>
         }));
         stands
@@ -171,17 +173,17 @@ impl TargetWorld {
     /// Registers the own queue of device `i` for changes of settings.
     pub(crate) fn take_queue(&mut self, i: usize) {
         let queues = &mut self.machine.queues;
-        queues.retain(|queue| queue.of != QueueOwner::Mapped(i));
+        queues.retain(|queue| queue.of != DeviceBelowQueue::Mapped(i));
         let mapped = self.devices[i].mapped();
         if let Some(queue) = mapped.own_queue() {
-            queues.push(SimQueue::new(QueueOwner::Mapped(i), queue));
+            queues.push(QueueUnderTest::new(DeviceBelowQueue::Mapped(i), queue));
             self.machine.totals.own_queues += 1;
         }
     }
 }
 
 /// A mapped device below its queue that counts requests.
-struct CountedDevice {
+struct InFlightCountingDevice {
     bare: Arc<dyn Device>,
     count: InFlightCounter,
 }
@@ -202,12 +204,12 @@ struct CountedLane {
     count: InFlightCounter,
 }
 
-impl Device for CountedDevice {
+impl Device for InFlightCountingDevice {
     fn id(&self) -> DeviceId {
         self.bare.id()
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         Ok(Box::new(CountedLane { below: self.bare.open(cx)?, count: self.count.clone() }))
     }
 
@@ -228,7 +230,7 @@ impl Lane for CountedLane {
         let n = batch.len() as u64;
         if inside.fetch_add(n, Ordering::Relaxed) + n > *most {
             let what = || format!("d{device} was given more than the {most} that its own queue has tags for");
-            lock(env).violate(what);
+            lock_environment(env).violate(what);
         }
         self.below.submit(batch, cx);
     }
@@ -241,14 +243,14 @@ impl Lane for CountedLane {
         let mut ended =
             done[from..].iter().filter(|bio| bio.status.is_ok() || !bio.flags.intersects(impatient));
         if self.count.stands.load(Ordering::Relaxed) && ended.next().is_some() {
-            let mut env = lock(&self.count.env);
+            let mut env = lock_environment(&self.count.env);
             if !env.dead {
                 env.violate(|| format!("d{} has ended a request while it is suspended", self.count.device));
             }
         }
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         let from = back.len();
         self.below.drain(how, back, cx);
         self.count.less(back.len() - from);

@@ -1,11 +1,11 @@
 //! Quiescence of a world, its inspection while quiescent, power cuts and restarts.
 
 use crate::control::PATHS;
-use crate::device::ModelledDevice;
+use crate::device::MappedDeviceWithModel;
 use crate::disk::SimDisk;
-use crate::environment::{Env, PathCounters, PathMode, PathState, lock};
+use crate::environment::{Env, PathCounters, PathMode, SimPathState, lock_environment};
 use crate::model::Violation;
-use crate::plan::Disturbance;
+use crate::plan::DisturbanceClass;
 use crate::tables::{PathSelector, TableSpec};
 use crate::tasks::RunningTask;
 use crate::turn::MachineWorld as _;
@@ -29,23 +29,23 @@ impl TargetWorld {
     /// The violation: a request that waits forever, a wrong counter, or a device that cannot be
     /// removed.
     pub fn rest(&mut self) -> Result<(), Violation> {
-        lock(&self.machine.env).say("all come to rest");
+        lock_environment(&self.machine.env).say("all come to rest");
         self.quiesce()?;
         self.machine.check_goes_idle()?;
         self.check_events()?;
         self.inspect()?;
         self.look_at_log()?;
         self.machine.totals.rests += 1;
-        if !self.machine.plan.without.has(Disturbance::Remove)
+        if !self.machine.plan.without.has(DisturbanceClass::Remove)
             && self.machine.plan.bench.is_none()
             && (self.machine.control.one_in(3) || self.watch.eject_slow && self.slow.one_in(2))
         {
-            lock(&self.machine.env).say("all devices are removed and made again");
+            lock_environment(&self.machine.env).say("all devices are removed and made again");
             self.restart()?;
             self.slow_path()?;
         }
         self.machine.resting = false;
-        lock(&self.machine.env).calm = false;
+        lock_environment(&self.machine.env).calm = false;
         Ok(())
     }
 
@@ -53,10 +53,10 @@ impl TargetWorld {
     fn quiesce(&mut self) -> Result<(), Violation> {
         self.machine.resting = true;
         let dead = {
-            let mut env = lock(&self.machine.env);
+            let mut env = lock_environment(&self.machine.env);
             env.calm = true;
             env.open_fails = None;
-            let stays = |p: &PathState| p.mode == PathMode::Hung && !env.dead;
+            let stays = |p: &SimPathState| p.mode == PathMode::Hung && !env.dead;
             let hung: Vec<bool> = env.paths.iter().map(stays).collect();
             for (path, hung) in env.paths.iter_mut().zip(hung) {
                 path.mode = if hung { PathMode::Hung } else { PathMode::Up };
@@ -73,7 +73,10 @@ impl TargetWorld {
         {
             self.check_no_starvation()?;
         }
-        if !dead && !self.machine.plan.without.has(Disturbance::Queues) && !self.machine.queues.is_empty() {
+        if !dead
+            && !self.machine.plan.without.has(DisturbanceClass::Queues)
+            && !self.machine.queues.is_empty()
+        {
             self.late_changes = self.machine.control.below(4);
         }
         // Requests that do not need a disk that hangs must complete.
@@ -83,7 +86,7 @@ impl TargetWorld {
             self.machine.totals.hung_rests += 1;
         }
         for p in 0..self.machine.paths.len() {
-            let was = std::mem::replace(&mut lock(&self.machine.env).paths[p].mode, PathMode::Up);
+            let was = std::mem::replace(&mut lock_environment(&self.machine.env).paths[p].mode, PathMode::Up);
             if was == PathMode::Hung || dead {
                 self.machine.release(p);
             }
@@ -92,7 +95,7 @@ impl TargetWorld {
     }
 
     fn hung_disks(&self) -> Vec<bool> {
-        let env = lock(&self.machine.env);
+        let env = lock_environment(&self.machine.env);
         let hangs = |d: usize| env.paths.iter().any(|p| p.disk == d && p.mode == PathMode::Hung);
         let mut hung: Vec<bool> = (0..env.disks.len()).map(hangs).collect();
         // Disks that share tags with a disk that hangs may wait for its tags.
@@ -108,14 +111,14 @@ impl TargetWorld {
     /// Runs steps until only work that needs a `hung` disk is left. Suspends that wait for such a
     /// disk are cancelled.
     fn quiesce_except(&mut self, hung: &[bool]) -> Result<(), Violation> {
-        let (mut from, mut first) = (lock(&self.machine.env).now, self.machine.step);
+        let (mut from, mut first) = (lock_environment(&self.machine.env).now, self.machine.step);
         let mut late = false;
         self.hung = hung.to_vec();
         while !self.is_at_rest() {
             for i in 0..self.devices.len() {
                 let waits = self.needs_hung(i)
                     && self.devices[i].running.as_ref().is_some_and(|r| !r.borrow().cancelled);
-                if waits && !self.machine.plan.without.has(Disturbance::Cancel) {
+                if waits && !self.machine.plan.without.has(DisturbanceClass::Cancel) {
                     self.machine.set_turn(None);
                     self.cancel(i);
                 }
@@ -128,7 +131,7 @@ impl TargetWorld {
                 self.machine.change_queue(self.watch.eject_slow);
             }
             self.step()?;
-            let now = lock(&self.machine.env).now;
+            let now = lock_environment(&self.machine.env).now;
             if now.since(from) > REST_LATE && !std::mem::replace(&mut late, true) {
                 // Slow checks can take turns forever, so that one is always in progress. If their
                 // core is late for all of them, they run together from then on.
@@ -158,9 +161,10 @@ impl TargetWorld {
 
     fn is_at_rest(&self) -> bool {
         let hangs = |i: usize| self.needs_hung(i);
-        let called_off = !self.machine.plan.without.has(Disturbance::Cancel);
-        let still =
-            |i: usize, d: &ModelledDevice| (d.is_live() && !d.is_changing()) || (hangs(i) && !called_off);
+        let called_off = !self.machine.plan.without.has(DisturbanceClass::Cancel);
+        let still = |i: usize, d: &MappedDeviceWithModel| {
+            (d.is_live() && !d.is_changing()) || (hangs(i) && !called_off)
+        };
         let requests = match self.hung.contains(&true) {
             true => self.machine.model.in_flight_but(&hangs),
             false => self.machine.model.in_flight(),
@@ -213,7 +217,7 @@ impl TargetWorld {
         self.machine.paths_are_empty()?;
         self.machine.changes_hold()?;
         self.count_watch();
-        let env = lock(&self.machine.env);
+        let env = lock_environment(&self.machine.env);
         self.count_tables()?;
         for p in 0..env.paths.len() {
             let opened = self.machine.cores.iter().flat_map(|c| &c.open).map(|o| self.lanes_of(o.device, p));
@@ -223,8 +227,8 @@ impl TargetWorld {
             }
         }
         for (i, device) in self.devices.iter().enumerate() {
-            check_served(i, device, &env)?;
-            check_watch(i, device, &env)?;
+            check_path_counters(i, device, &env)?;
+            check_path_watch_report(i, device, &env)?;
             let Some((_, _, groups)) = device.spec.multipath() else { continue };
             let status = device.mapped().status_text();
             let words: Vec<&str> = status.split_whitespace().collect();
@@ -298,7 +302,7 @@ impl TargetWorld {
     pub(crate) fn count_lost(&mut self, i: usize) {
         let device = &mut self.devices[i];
         let Some(access) = device.access else { return };
-        let access = &mut lock(&self.machine.env).accesses[access];
+        let access = &mut lock_environment(&self.machine.env).accesses[access];
         let lost = std::mem::take(&mut access.lost);
         device.events.0 += u64::from(lost > 0);
         device.events.1 +=
@@ -332,7 +336,7 @@ impl TargetWorld {
         self.quiesce()?;
         self.look_at_log()?;
         self.restart()?;
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         env.dead = false;
         env.calm = was_resting;
         self.machine.resting = was_resting;
@@ -358,7 +362,7 @@ impl TargetWorld {
             return Err(format!("all devices are gone, and {} tables are not", self.tables.len()));
         }
         self.machine.paths_are_closed()?;
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         env.disks.iter_mut().for_each(|d| d.set_read_only(false));
         env.accesses.clear();
         env.disks.iter_mut().for_each(SimDisk::start);
@@ -371,7 +375,7 @@ impl TargetWorld {
 }
 
 /// Compares the path counters that device `i` reports with the model.
-fn check_served(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Violation> {
+fn check_path_counters(i: usize, device: &MappedDeviceWithModel, env: &Env) -> Result<(), Violation> {
     let access = device.access.map(|a| &env.accesses[a]);
     let reports = device.mapped().live().map(|t| t.path_reports()).unwrap_or_default();
     for report in reports.iter().filter(|_| access.is_some_and(|a| !a.has_unknown_paths)) {
@@ -389,7 +393,7 @@ fn check_served(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Viol
 
 /// Checks the report of the path watch of device `i`: no request waits, and the reads allow that
 /// many hedges.
-fn check_watch(i: usize, device: &ModelledDevice, env: &Env) -> Result<(), Violation> {
+fn check_path_watch_report(i: usize, device: &MappedDeviceWithModel, env: &Env) -> Result<(), Violation> {
     let reports = device.mapped().live().map(|t| t.path_reports()).unwrap_or_default();
     let (mut reads, mut hedges) = (0, 0);
     for (report, watch) in reports.iter().filter_map(|report| Some((report, report.watch.as_ref()?))) {

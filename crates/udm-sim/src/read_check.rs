@@ -1,10 +1,10 @@
 //! Check of the data that a read returns.
 
 use crate::environment::Env;
-use crate::model::{TrackedRequest, Violation, describe};
-use crate::register_model::{RegisterModel, stamp_text};
+use crate::model::{TrackedRequest, Violation, describe_tracked_request};
+use crate::register_model::{SectorRegisterModel, stamp_text};
 use crate::stamp;
-use crate::table_map::{ERROR, LossyRange, TableMap, ZERO};
+use crate::table_map::{ERROR, FlakeyRange, ModelTableMap, ZERO};
 use crate::tables::FlakeyFault;
 use std::sync::Arc;
 use udm_core::Bio;
@@ -16,8 +16,8 @@ const WHOLE_MAX: u64 = 8;
 ///
 /// # Errors
 /// The first sector that differs.
-pub(crate) fn check(
-    cells: &mut RegisterModel,
+pub(crate) fn check_read_data(
+    cells: &mut SectorRegisterModel,
     r: &TrackedRequest,
     bio: &Bio,
     env: &Env,
@@ -28,18 +28,18 @@ pub(crate) fn check(
     let maps = || r.map.iter().chain(&r.more);
     for (nr, map) in maps().enumerate() {
         wrong = None;
-        stamp::sectors(&bio.data, |i, bytes| {
+        stamp::for_each_sector(&bio.data, |i, bytes| {
             if wrong.is_some() {
                 return;
             }
             *compared += 1;
             let sector = r.sector + i;
             let cell = map.cell(sector);
-            let got = stamp::uniform_stamp(bytes);
+            let got = stamp::read_sector_stamp(bytes);
             let fine = match (cell, got) {
                 (ERROR, _) => false,
-                (_, None) if is_lossy(map, sector, cell, cells, env) => {
-                    let almost_of = stamp::almost_of(bytes);
+                (_, None) if may_have_corrupt_bytes(map, sector, cell, cells, env) => {
+                    let almost_of = stamp::read_damaged_sector_stamp(bytes);
                     almost_of
                         .is_some_and(|s| if cell == ZERO { s == 0 } else { cells.allows(cell, s, r.start) })
                 }
@@ -71,24 +71,30 @@ pub(crate) fn check(
         }
     };
     let got = got.map_or_else(|| "mixed content".to_string(), stamp_text);
-    Err(format!("{} returned {got} for its sector {i}, which {place}", describe(r)))
+    Err(format!("{} returned {got} for its sector {i}, which {place}", describe_tracked_request(r)))
 }
 
 /// True if a few bytes may differ from the data written, because a target changes reads or changed
 /// writes.
-fn is_lossy(map: &TableMap, sector: u64, cell: u32, cells: &RegisterModel, env: &Env) -> bool {
-    let changes = |l: &LossyRange| l.flaw != FlakeyFault::DropWrites && l.covers(sector);
+fn may_have_corrupt_bytes(
+    map: &ModelTableMap,
+    sector: u64,
+    cell: u32,
+    cells: &SectorRegisterModel,
+    env: &Env,
+) -> bool {
+    let changes = |l: &FlakeyRange| l.flaw != FlakeyFault::DropWrites && l.covers(sector);
     map.lossy.iter().any(changes) || (cell < ERROR && env.disks[cells.place(cell).0].tainted)
 }
 
 /// Checks that a target that corrupts a byte of every read has done so.
 fn check_corruption(r: &TrackedRequest, bio: &Bio) -> Result<(), Violation> {
-    let maps: Vec<&Arc<TableMap>> = r.map.iter().chain(&r.more).collect();
+    let maps: Vec<&Arc<ModelTableMap>> = r.map.iter().chain(&r.more).collect();
     let [map] = maps[..] else { return Ok(()) };
-    let whole = |l: &&LossyRange| {
+    let whole = |l: &&FlakeyRange| {
         l.always && r.len <= WHOLE_MAX && l.start <= r.sector && r.sector + r.len <= l.start + l.len
     };
-    let Some(LossyRange { flaw: FlakeyFault::CorruptByte(nth, false, value), .. }) =
+    let Some(FlakeyRange { flaw: FlakeyFault::CorruptByte(nth, false, value), .. }) =
         map.lossy.iter().find(whole)
     else {
         return Ok(());
@@ -96,6 +102,6 @@ fn check_corruption(r: &TrackedRequest, bio: &Bio) -> Result<(), Violation> {
     let got = bio.data.iter().flat_map(|piece| piece.iter()).nth(*nth as usize - 1);
     match got.is_none_or(|got| got == value) {
         true => Ok(()),
-        false => Err(format!("{} came back with byte {nth} unchanged", describe(r))),
+        false => Err(format!("{} came back with byte {nth} unchanged", describe_tracked_request(r))),
     }
 }

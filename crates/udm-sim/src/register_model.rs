@@ -17,7 +17,7 @@ pub const NEVER: u64 = u64::MAX;
 
 /// A write to one sector.
 #[derive(Clone, Copy, Debug)]
-struct WriteRecord {
+struct SectorWriteRecord {
     /// Unique number: the request, and the sector within it.
     id: u64,
     /// The value written; [`ANY`] for a discard.
@@ -40,8 +40,8 @@ struct WriteRecord {
 pub const ANY: u64 = u64::MAX;
 
 #[derive(Clone, Debug, Default)]
-struct Register {
-    entries: Vec<WriteRecord>,
+struct SectorRegister {
+    entries: Vec<SectorWriteRecord>,
     /// True if the register is in the list of those that a crash changes.
     dirty: bool,
     /// Index of the disk.
@@ -50,7 +50,7 @@ struct Register {
     synced: u64,
 }
 
-impl Register {
+impl SectorRegister {
     /// Applies the successful flushes, of which the latest began at `start`. This can be done
     /// later, because a flush covers only writes that ended before its start.
     fn sync(&mut self, start: u64) {
@@ -71,8 +71,8 @@ impl Register {
 }
 
 /// The registers of all sectors of all disks, disk by disk.
-pub struct RegisterModel {
-    cells: Vec<Register>,
+pub struct SectorRegisterModel {
+    cells: Vec<SectorRegister>,
     /// First register of each disk.
     starts: Vec<u32>,
     /// Registers written since the last crash, by disk.
@@ -83,17 +83,17 @@ pub struct RegisterModel {
     horizon: u64,
 }
 
-impl RegisterModel {
+impl SectorRegisterModel {
     /// Creates registers for disks of these sizes, with the initial content `first(disk, sector)`.
     #[must_use]
-    pub fn new(sizes: &[u64], first: impl Fn(usize, u64) -> u64) -> RegisterModel {
+    pub fn new(sizes: &[u64], first: impl Fn(usize, u64) -> u64) -> SectorRegisterModel {
         let mut cells = Vec::new();
         let mut starts = Vec::new();
         for (disk, size) in sizes.iter().enumerate() {
             starts.push(cells.len() as u32);
             cells.extend((0..*size).map(|sector| {
                 let stamp = first(disk, sector);
-                let entry = WriteRecord {
+                let entry = SectorWriteRecord {
                     id: 0,
                     stamp,
                     start: 0,
@@ -104,10 +104,10 @@ impl RegisterModel {
                     gone: false,
                     inherited: false,
                 };
-                Register { entries: vec![entry], dirty: false, disk: disk as u8, synced: 0 }
+                SectorRegister { entries: vec![entry], dirty: false, disk: disk as u8, synced: 0 }
             }));
         }
-        RegisterModel {
+        SectorRegisterModel {
             cells,
             dirty: vec![Vec::new(); starts.len()],
             flushed: vec![0; starts.len()],
@@ -145,7 +145,7 @@ impl RegisterModel {
             slot.sync(self.flushed[usize::from(slot.disk)]);
             slot.entries.retain(|e| !(e.gone && e.dead < horizon));
         }
-        slot.entries.push(WriteRecord {
+        slot.entries.push(SectorWriteRecord {
             id,
             stamp,
             start,
@@ -196,8 +196,9 @@ impl RegisterModel {
     #[must_use]
     pub fn may_be_equal(&self, one: u32, other: u32, now: u64) -> bool {
         let alive = |cell: u32| self.cells[cell as usize].entries.iter().filter(move |e| e.dead > now);
-        let same =
-            |e: &WriteRecord| alive(other).any(|o| o.stamp == e.stamp || o.stamp == ANY || e.stamp == ANY);
+        let same = |e: &SectorWriteRecord| {
+            alive(other).any(|o| o.stamp == e.stamp || o.stamp == ANY || e.stamp == ANY)
+        };
         alive(one).any(same)
     }
 
@@ -243,13 +244,18 @@ impl RegisterModel {
         self.flushed[to] = 0;
         for sector in 0..sectors {
             let target = self.index(to, sector);
-            let mut entries: Vec<WriteRecord> = Vec::new();
+            let mut entries: Vec<SectorWriteRecord> = Vec::new();
             for from in from {
                 let (source, flushed) = (self.index(*from, sector) as usize, self.flushed[*from]);
                 self.cells[source].sync(flushed);
-                let there = |e: &&WriteRecord| e.end != NEVER || e.stamp == ANY || reached(sector, e.stamp);
+                let there =
+                    |e: &&SectorWriteRecord| e.end != NEVER || e.stamp == ANY || reached(sector, e.stamp);
                 let there = self.cells[source].entries.iter().filter(there);
-                entries.extend(there.map(|e| WriteRecord { inherited: true, end: e.end.min(now), ..*e }));
+                entries.extend(there.map(|e| SectorWriteRecord {
+                    inherited: true,
+                    end: e.end.min(now),
+                    ..*e
+                }));
             }
             let slot = &mut self.cells[target as usize];
             entries.extend(slot.entries.iter().filter(|e| e.end == NEVER));
@@ -268,7 +274,7 @@ impl RegisterModel {
         if slot.entries.iter().any(|e| (e.stamp == stamp || e.stamp == ANY) && e.dead > now) {
             return;
         }
-        slot.entries.push(WriteRecord {
+        slot.entries.push(SectorWriteRecord {
             id: 0,
             stamp,
             start: 0,
@@ -356,8 +362,8 @@ pub fn stamp_text(stamp: u64) -> String {
 mod tests {
     use super::*;
 
-    fn one() -> RegisterModel {
-        RegisterModel::new(&[1], |_, _| 7)
+    fn one() -> SectorRegisterModel {
+        SectorRegisterModel::new(&[1], |_, _| 7)
     }
 
     #[test]

@@ -51,7 +51,7 @@ impl SimRng {
     /// Creates stream `stream` of `seed`.
     #[must_use]
     pub fn new(seed: u64, stream: RngStream) -> SimRng {
-        SimRng(SmallRng::seed_from_u64(mix(seed ^ mix(stream as u64))))
+        SimRng(SmallRng::seed_from_u64(mix_bits_splitmix64(seed ^ mix_bits_splitmix64(stream as u64))))
     }
 
     /// Any 64-bit number.
@@ -91,7 +91,7 @@ impl SimRng {
 
 /// Mixes the bits of `x` (the finalizer of splitmix64).
 #[must_use]
-pub fn mix(x: u64) -> u64 {
+pub fn mix_bits_splitmix64(x: u64) -> u64 {
     let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

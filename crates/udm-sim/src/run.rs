@@ -1,9 +1,9 @@
 //! Runs a plan, and shrinks a failing one.
 
-use crate::counts::Accumulate;
-use crate::environment::lock;
+use crate::counts::AccumulateRuns;
+use crate::environment::lock_environment;
 use crate::model::Violation;
-use crate::plan::{Disturbance, ExcludedDisturbances, RunPlan};
+use crate::plan::{DisturbanceClass, ExcludedDisturbances, RunPlan};
 use crate::snapshots;
 use crate::totals::RunTotals;
 use crate::turn::MachineWorld;
@@ -97,7 +97,7 @@ pub fn run(plan: &RunPlan) -> Result<CleanRun, Box<RunFailure>> {
 /// # Errors
 /// The first failure.
 pub fn run_every_power_cut(plan: &RunPlan) -> Result<CleanRun, Box<RunFailure>> {
-    let plan = RunPlan { without: plan.without.and(Disturbance::Crash), cut: None, ..plan.clone() };
+    let plan = RunPlan { without: plan.without.and(DisturbanceClass::Crash), cut: None, ..plan.clone() };
     let whole = run(&plan)?;
     let mut totals = whole.totals;
     for cut in 1..=whole.totals.changes {
@@ -117,19 +117,19 @@ fn run_world<W: RunnableWorld>(plan: &RunPlan) -> Result<CleanRun, Box<RunFailur
         return Err(Box::new(RunFailure { plan, what: outcome.err().unwrap_or_default(), trace }));
     };
     let Err(what) = outcome else {
-        let totals = totals(&mut world);
-        return Ok(CleanRun { totals, hash: lock(&world.machine().env).trace.hash() });
+        let totals = collect_run_totals(&mut world);
+        return Ok(CleanRun { totals, hash: lock_environment(&world.machine().env).trace.hash() });
     };
     let machine = world.machine();
     plan.steps = machine.step.min(plan.steps);
-    trace.extend(lock(&machine.env).trace.last().map(crate::trace::TraceEvent::line));
+    trace.extend(lock_environment(&machine.env).trace.last().map(crate::trace::TraceEvent::line));
     Box::leak(Box::new(world));
     Err(Box::new(RunFailure { plan, what, trace }))
 }
 
-fn totals(world: &mut impl RunnableWorld) -> RunTotals {
+fn collect_run_totals(world: &mut impl RunnableWorld) -> RunTotals {
     let machine = world.machine();
-    let env = lock(&machine.env);
+    let env = lock_environment(&machine.env);
     let (faults, seen, sectors, changes) = (env.faults, env.seen, machine.model.compared, env.changes);
     drop(env);
     let mut totals = RunTotals { sectors, faults, seen, changes, ..machine.totals };
@@ -158,12 +158,15 @@ const TRIES_MAX: usize = 64;
 /// flight, and steps. Returns the smallest one, which may be `failure` itself.
 #[must_use]
 pub fn shrink(failure: RunFailure) -> RunFailure {
-    shrink_by(failure, &|plan| run(plan).map(drop))
+    shrink_failure_with_runner(failure, &|plan| run(plan).map(drop))
 }
 
 /// Shrinks a failure as [`shrink`] does, with `run` to execute a plan.
 #[must_use]
-pub fn shrink_by(failure: RunFailure, run: &dyn Fn(&RunPlan) -> Result<(), Box<RunFailure>>) -> RunFailure {
+pub fn shrink_failure_with_runner(
+    failure: RunFailure,
+    run: &dyn Fn(&RunPlan) -> Result<(), Box<RunFailure>>,
+) -> RunFailure {
     let mut best = failure;
     let mut tries = 0;
     let mut try_one = |best: &mut RunFailure, change: &dyn Fn(&mut RunPlan)| -> bool {
@@ -183,7 +186,7 @@ pub fn shrink_by(failure: RunFailure, run: &dyn Fn(&RunPlan) -> Result<(), Box<R
     };
     // Excludes all classes first, then one after another.
     if !try_one(&mut best, &|p| p.without = ExcludedDisturbances::all()) {
-        for class in Disturbance::ALL {
+        for class in DisturbanceClass::ALL {
             try_one(&mut best, &|p| p.without = p.without.and(class));
         }
     }

@@ -4,7 +4,7 @@
 //! The test starts with devices that were just created, so no latencies are known. No faults occur
 //! meanwhile. So the expected result follows from the latencies that the test sets.
 
-use crate::environment::lock;
+use crate::environment::lock_environment;
 use crate::model::Violation;
 use crate::tables::PathSelector;
 use crate::world::TargetWorld;
@@ -28,7 +28,7 @@ const TRIALS_MAX: u32 = 6;
 
 /// Expected result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SlowPathVerdict {
+enum ExpectedPathEjection {
     /// The path is ejected.
     Out,
     /// The path stays in use.
@@ -38,15 +38,15 @@ enum SlowPathVerdict {
 }
 
 /// Additional latency of the slow path and of the other paths, and the expected result.
-const WAYS: [(Nanos, Nanos, SlowPathVerdict); 7] = [
-    (Nanos(0), Nanos(0), SlowPathVerdict::Stays),
+const WAYS: [(Nanos, Nanos, ExpectedPathEjection); 7] = [
+    (Nanos(0), Nanos(0), ExpectedPathEjection::Stays),
     // This latency is never too slow, even if the other paths are fast.
-    (Nanos(500_000), Nanos(0), SlowPathVerdict::Stays),
-    (Nanos::from_millis(3), Nanos::from_millis(1), SlowPathVerdict::Stays),
-    (Nanos::from_millis(3), Nanos(0), SlowPathVerdict::Out),
-    (Nanos::from_millis(8), Nanos(0), SlowPathVerdict::Out),
-    (Nanos::from_millis(30), Nanos(0), SlowPathVerdict::Out),
-    (Nanos::from_millis(30), Nanos::from_millis(3), SlowPathVerdict::Out),
+    (Nanos(500_000), Nanos(0), ExpectedPathEjection::Stays),
+    (Nanos::from_millis(3), Nanos::from_millis(1), ExpectedPathEjection::Stays),
+    (Nanos::from_millis(3), Nanos(0), ExpectedPathEjection::Out),
+    (Nanos::from_millis(8), Nanos(0), ExpectedPathEjection::Out),
+    (Nanos::from_millis(30), Nanos(0), ExpectedPathEjection::Out),
+    (Nanos::from_millis(30), Nanos::from_millis(3), ExpectedPathEjection::Out),
 ];
 
 /// The slow path of a test.
@@ -57,7 +57,7 @@ struct SlowPath {
     others: Vec<usize>,
     /// True if all reads go to that group.
     alone: bool,
-    verdict: SlowPathVerdict,
+    verdict: ExpectedPathEjection,
 }
 
 impl TargetWorld {
@@ -72,7 +72,7 @@ impl TargetWorld {
         let Some((slow, one, rest)) = self.draw_slow() else { return Ok(()) };
         self.machine.totals.slow_paths += 1;
         let rooms: Vec<usize> = {
-            let mut env = lock(&self.machine.env);
+            let mut env = lock_environment(&self.machine.env);
             env.say(format!("p{} takes {one:?} longer than else, and the others {rest:?}", slow.path));
             env.paths.iter_mut().map(|p| std::mem::replace(&mut p.room, usize::MAX)).collect()
         };
@@ -83,7 +83,7 @@ impl TargetWorld {
         self.read_for(SLOW_TIME)?;
         (self.machine.resting, self.machine.reads_of) = (true, None);
         self.count_watch();
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         env.paths.iter_mut().zip(rooms).for_each(|(path, room)| path.room = room);
         Ok(())
     }
@@ -103,26 +103,28 @@ impl TargetWorld {
         let path = others.swap_remove(self.slow.below(others.len() as u64) as usize);
         // Other selectors give a slow path fewer reads than an ejection needs, and hedges also
         // affect the result.
-        if verdict == SlowPathVerdict::Out && !(alone && selector == PathSelector::RoundRobin) || rest.0 > 0 {
-            verdict = if verdict == SlowPathVerdict::Stays && !self.watch.hedge_reads {
+        if verdict == ExpectedPathEjection::Out && !(alone && selector == PathSelector::RoundRobin)
+            || rest.0 > 0
+        {
+            verdict = if verdict == ExpectedPathEjection::Stays && !self.watch.hedge_reads {
                 verdict
             } else {
-                SlowPathVerdict::Either
+                ExpectedPathEjection::Either
             };
         }
         Some((SlowPath { device, path, others, alone, verdict }, one, rest))
     }
 
     fn drag(&mut self, slow: &SlowPath, one: Nanos, rest: Nanos) {
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         env.paths[slow.path].drag = one;
         slow.others.iter().for_each(|p| env.paths[*p].drag = rest);
     }
 
     /// Lets the cores read for `span`.
     fn read_for(&mut self, span: Nanos) -> Result<(), Violation> {
-        let until = lock(&self.machine.env).now + span;
-        while lock(&self.machine.env).now < until {
+        let until = lock_environment(&self.machine.env).now + span;
+        while lock_environment(&self.machine.env).now < until {
             self.step()?;
         }
         Ok(())
@@ -130,7 +132,7 @@ impl TargetWorld {
 
     /// Lets the cores pause for `span`.
     fn nap(&mut self, span: Nanos) -> Result<(), Violation> {
-        let until = lock(&self.machine.env).now + span;
+        let until = lock_environment(&self.machine.env).now + span;
         self.machine.cores.iter_mut().for_each(|core| core.next_work = until);
         self.read_for(span)
     }
@@ -162,10 +164,10 @@ impl TargetWorld {
         self.check_no_other_ejected(slow)?;
         let out = self.report(slow)?.ejected;
         match (slow.verdict, out) {
-            (SlowPathVerdict::Out, false) => {
+            (ExpectedPathEjection::Out, false) => {
                 return Err(format!("p{path} of d{device} is slow, and is in use"));
             }
-            (SlowPathVerdict::Stays, true) => {
+            (ExpectedPathEjection::Stays, true) => {
                 return Err(format!("p{path} of d{device} is out of use, and not slow"));
             }
             (_, false) => return Ok(()),
@@ -212,7 +214,7 @@ impl TargetWorld {
             self.read_for(TRIAL)?;
             let report = self.report(slow)?;
             // A new ejection means that the path was in use again.
-            if slow.verdict == SlowPathVerdict::Out && !(report.ejected && report.ejections == times) {
+            if slow.verdict == ExpectedPathEjection::Out && !(report.ejected && report.ejections == times) {
                 return Err(format!("p{path} of d{device} is slow, and is in use again"));
             }
         }

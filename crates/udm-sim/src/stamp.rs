@@ -8,7 +8,7 @@ const SECTOR: usize = udm_core::SECTOR_SIZE as usize;
 
 /// Returns the number that fills `sector`, or `None` if the content differs.
 #[must_use]
-pub fn uniform_stamp(sector: &[u8]) -> Option<u64> {
+pub fn read_sector_stamp(sector: &[u8]) -> Option<u64> {
     let word = |c: &[u8]| u64::from_le_bytes(c.try_into().unwrap_or_default());
     let first = word(&sector[..8]);
     let odd = sector.chunks_exact(8).fold(0, |odd, c| odd | (word(c) ^ first));
@@ -22,7 +22,7 @@ const BLEMISHES_MAX: usize = 2;
 /// Returns the number that fills `sector` except for up to two bytes, or `None` if more bytes
 /// differ.
 #[must_use]
-pub fn almost_of(sector: &[u8]) -> Option<u64> {
+pub fn read_damaged_sector_stamp(sector: &[u8]) -> Option<u64> {
     let word = |i: usize| u64::from_le_bytes(sector[8 * i..8 * i + 8].try_into().unwrap_or_default());
     let votes = |stamp: u64| (0..5).filter(|i| word(*i) == stamp).count();
     let stamp = (0..5).map(word).max_by_key(|w| votes(*w))?;
@@ -31,7 +31,7 @@ pub fn almost_of(sector: &[u8]) -> Option<u64> {
 }
 
 /// Fills `sector` with `stamp`.
-pub fn fill(sector: &mut [u8], stamp: u64) {
+pub fn fill_sector_with_stamp(sector: &mut [u8], stamp: u64) {
     let bytes = stamp.to_le_bytes();
     for c in sector.chunks_exact_mut(8) {
         c.copy_from_slice(&bytes);
@@ -40,12 +40,12 @@ pub fn fill(sector: &mut [u8], stamp: u64) {
 
 /// Calls `each` with the index and stamp of every sector of `data`. A sector may span several
 /// buffers.
-pub fn read(data: &Segments, mut each: impl FnMut(u64, Option<u64>)) {
-    sectors(data, |i, bytes| each(i, uniform_stamp(bytes)));
+pub fn for_each_sector_stamp(data: &Segments, mut each: impl FnMut(u64, Option<u64>)) {
+    for_each_sector(data, |i, bytes| each(i, read_sector_stamp(bytes)));
 }
 
 /// Calls `each` with the index and bytes of every sector of `data`.
-pub fn sectors(data: &Segments, mut each: impl FnMut(u64, &[u8])) {
+pub fn for_each_sector(data: &Segments, mut each: impl FnMut(u64, &[u8])) {
     let mut part = [0; SECTOR];
     let (mut have, mut index) = (0, 0);
     for piece in data {
@@ -72,7 +72,7 @@ pub fn sectors(data: &Segments, mut each: impl FnMut(u64, &[u8])) {
 }
 
 /// Copies `bytes` into sector `index` of `data`.
-pub fn put(data: &mut Segments, index: u64, bytes: &[u8]) {
+pub fn copy_bytes_to_sector(data: &mut Segments, index: u64, bytes: &[u8]) {
     let mut skip = index as usize * SECTOR;
     let mut rest = bytes;
     for piece in data.iter_mut() {
@@ -85,7 +85,7 @@ pub fn put(data: &mut Segments, index: u64, bytes: &[u8]) {
 }
 
 /// Fills each sector of `data` in the range `which` with the stamp that `each` returns.
-pub fn write(data: &mut Segments, which: Range<u64>, mut each: impl FnMut(u64) -> u64) {
+pub fn fill_sectors_with_stamps(data: &mut Segments, which: Range<u64>, mut each: impl FnMut(u64) -> u64) {
     let (mut at, mut index, mut stamp) = (0, 0, 0u64);
     for piece in data.iter_mut() {
         let mut rest: &mut [u8] = piece;
@@ -97,7 +97,7 @@ pub fn write(data: &mut Segments, which: Range<u64>, mut each: impl FnMut(u64) -
             let n = rest.len().min(SECTOR - at);
             let (now, later) = rest.split_at_mut(n);
             match (wanted, n == SECTOR) {
-                (true, true) => fill(now, stamp),
+                (true, true) => fill_sector_with_stamp(now, stamp),
                 (true, false) => {
                     for (i, b) in now.iter_mut().enumerate() {
                         *b = stamp.to_le_bytes()[(at + i) % 8];
@@ -125,12 +125,12 @@ mod tests {
         }
         let mut bytes = 0x0102_0304_0506_0708_u64.to_le_bytes().repeat(64);
         (bytes[0], bytes[511]) = (9, 9);
-        put(&mut data, 1, &bytes);
+        copy_bytes_to_sector(&mut data, 1, &bytes);
         let mut seen = Vec::new();
-        sectors(&data, |_, got| seen.push((uniform_stamp(got), almost_of(got))));
+        for_each_sector(&data, |_, got| seen.push((read_sector_stamp(got), read_damaged_sector_stamp(got))));
         assert_eq!(seen, [(Some(0), Some(0)), (None, Some(0x0102_0304_0506_0708))]);
         bytes[77] = 1;
-        assert_eq!(almost_of(&bytes), None);
+        assert_eq!(read_damaged_sector_stamp(&bytes), None);
     }
 
     #[test]
@@ -139,11 +139,11 @@ mod tests {
         for len in [100, 700, 512, 224 + 512] {
             data.push(Buf::zeroed(len));
         }
-        write(&mut data, 0..4, |i| 1000 + i);
+        fill_sectors_with_stamps(&mut data, 0..4, |i| 1000 + i);
         let mut seen = Vec::new();
-        read(&data, |i, s| seen.push((i, s)));
+        for_each_sector_stamp(&data, |i, s| seen.push((i, s)));
         assert_eq!(seen, [(0, Some(1000)), (1, Some(1001)), (2, Some(1002)), (3, Some(1003))]);
         data.iter_mut().next().unwrap()[99] ^= 1;
-        read(&data, |i, s| assert_eq!(s.is_none(), i == 0));
+        for_each_sector_stamp(&data, |i, s| assert_eq!(s.is_none(), i == 0));
     }
 }

@@ -1,8 +1,8 @@
-//! The mapping of tables, computed per sector without the code under test. A [`TableMap`] gives the
-//! disk sector of each sector of a device, and the effect of the targets on its data.
+//! The mapping of tables, computed per sector without the code under test. A [`ModelTableMap`]
+//! gives the disk sector of each sector of a device, and the effect of the targets on its data.
 
-use crate::register_model::RegisterModel;
-use crate::tables::{FlakeyFault, LineKind, LowerDevice, PassThrough, TableSpec};
+use crate::register_model::SectorRegisterModel;
+use crate::tables::{FlakeyFault, PassThroughTarget, TableLineDevice, TableLineTarget, TableSpec};
 use std::sync::Arc;
 
 /// A sector that reads as zeroes and drops writes.
@@ -13,7 +13,7 @@ pub const ERROR: u32 = u32::MAX - 1;
 
 /// The mapping of a table.
 #[derive(Debug, PartialEq, Eq)]
-pub struct TableMap {
+pub struct ModelTableMap {
     /// Register of each sector, or [`ZERO`], or [`ERROR`].
     pub cells: Vec<u32>,
     /// The disks below the device.
@@ -21,7 +21,7 @@ pub struct TableMap {
     /// True if some sectors have no disk.
     pub bare: bool,
     /// Ranges in which a target loses or changes data on purpose.
-    pub lossy: Vec<LossyRange>,
+    pub lossy: Vec<FlakeyRange>,
     /// True if a discarded sector keeps its content or reads as zeroes; otherwise its content is
     /// undefined.
     pub clears: bool,
@@ -29,7 +29,7 @@ pub struct TableMap {
 
 /// A range of a target that loses or changes data on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LossyRange {
+pub struct FlakeyRange {
     /// First sector.
     pub start: u64,
     /// Length in sectors.
@@ -40,7 +40,7 @@ pub struct LossyRange {
     pub always: bool,
 }
 
-impl LossyRange {
+impl FlakeyRange {
     /// True if the range contains `sector`.
     #[must_use]
     pub fn covers(&self, sector: u64) -> bool {
@@ -48,42 +48,51 @@ impl LossyRange {
     }
 }
 
-impl TableMap {
+impl ModelTableMap {
     /// Computes the mapping of `spec`. `below` returns the maps of lower devices.
     #[must_use]
     pub fn of(
         spec: &TableSpec,
         disk_of_path: &[usize],
-        cells: &RegisterModel,
-        below: &dyn Fn(usize) -> Arc<TableMap>,
-    ) -> TableMap {
-        let mut map =
-            TableMap { cells: Vec::new(), disks: Vec::new(), bare: false, lossy: Vec::new(), clears: false };
-        let find = |b: LowerDevice, sector: u64| match b {
-            LowerDevice::Path(p) => cells.index(disk_of_path[p], sector),
-            LowerDevice::Device(d) => below(d).cells[sector as usize],
+        cells: &SectorRegisterModel,
+        below: &dyn Fn(usize) -> Arc<ModelTableMap>,
+    ) -> ModelTableMap {
+        let mut map = ModelTableMap {
+            cells: Vec::new(),
+            disks: Vec::new(),
+            bare: false,
+            lossy: Vec::new(),
+            clears: false,
+        };
+        let find = |b: TableLineDevice, sector: u64| match b {
+            TableLineDevice::Path(p) => cells.index(disk_of_path[p], sector),
+            TableLineDevice::Device(d) => below(d).cells[sector as usize],
         };
         for (len, kind) in &spec.lines {
             for s in 0..*len {
                 map.cells.push(match kind {
-                    LineKind::Linear(b, at) | LineKind::PassThrough(_, b, at) => find(*b, at + s),
-                    LineKind::Striped { chunk, of } => {
+                    TableLineTarget::Linear(b, at) | TableLineTarget::PassThrough(_, b, at) => {
+                        find(*b, at + s)
+                    }
+                    TableLineTarget::Striped { chunk, of } => {
                         let (nr, rest) = (s / chunk, s % chunk);
                         let (b, at) = of[(nr % of.len() as u64) as usize];
                         find(b, at + nr / of.len() as u64 * chunk + rest)
                     }
-                    LineKind::Zero => ZERO,
-                    LineKind::Error => ERROR,
-                    LineKind::Multipath { disk, .. } => cells.index(*disk, s),
+                    TableLineTarget::Zero => ZERO,
+                    TableLineTarget::Error => ERROR,
+                    TableLineTarget::Multipath { disk, .. } => cells.index(*disk, s),
                 });
             }
-            if let LineKind::Multipath { disk, .. } = kind {
+            if let TableLineTarget::Multipath { disk, .. } = kind {
                 map.disks.push(*disk);
             }
             match kind {
-                LineKind::PassThrough(PassThrough::Flakey(up, _, flaw), ..) if flaw.is_lossy() => {
+                TableLineTarget::PassThrough(PassThroughTarget::Flakey(up, _, flaw), ..)
+                    if flaw.is_lossy() =>
+                {
                     let start = map.cells.len() as u64 - len;
-                    map.lossy.push(LossyRange { start, len: *len, flaw: *flaw, always: *up == 0 });
+                    map.lossy.push(FlakeyRange { start, len: *len, flaw: *flaw, always: *up == 0 });
                 }
                 _ => {}
             }
@@ -96,7 +105,8 @@ impl TableMap {
         }
         map.disks.sort_unstable();
         map.disks.dedup();
-        map.bare |= spec.lines.iter().any(|(_, k)| matches!(k, LineKind::Zero | LineKind::Error));
+        map.bare |=
+            spec.lines.iter().any(|(_, k)| matches!(k, TableLineTarget::Zero | TableLineTarget::Error));
         map
     }
 
@@ -109,7 +119,7 @@ impl TableMap {
     /// `Some(true)` if writes of `sector` are dropped, `Some(false)` if they may be dropped.
     #[must_use]
     pub fn drops(&self, sector: u64) -> Option<bool> {
-        let drop = |l: &&LossyRange| l.flaw == FlakeyFault::DropWrites && l.covers(sector);
+        let drop = |l: &&FlakeyRange| l.flaw == FlakeyFault::DropWrites && l.covers(sector);
         self.lossy.iter().find(drop).map(|l| l.always)
     }
 
@@ -132,21 +142,21 @@ mod tests {
 
     #[test]
     fn stripes_are_dealt_in_turn() {
-        let cells = RegisterModel::new(&[64, 64], |_, s| s);
+        let cells = SectorRegisterModel::new(&[64, 64], |_, s| s);
         let spec = TableSpec {
             lines: vec![
-                (8, LineKind::Zero),
+                (8, TableLineTarget::Zero),
                 (
                     32,
-                    LineKind::Striped {
+                    TableLineTarget::Striped {
                         chunk: 8,
-                        of: vec![(LowerDevice::Path(0), 16), (LowerDevice::Path(1), 0)],
+                        of: vec![(TableLineDevice::Path(0), 16), (TableLineDevice::Path(1), 0)],
                     },
                 ),
             ],
         };
         assert_eq!(spec.text(1), "0 8 zero\n8 32 striped 2 8 p0 16 p1 0");
-        let map = TableMap::of(&spec, &[0, 1], &cells, &|_| unreachable!());
+        let map = ModelTableMap::of(&spec, &[0, 1], &cells, &|_| unreachable!());
         assert_eq!((map.sectors(), map.disks.as_slice(), map.bare), (40, &[0, 1][..], true));
         assert_eq!(map.cells[7..10], [ZERO, 16, 17]);
         assert_eq!(map.cells[16], 64);

@@ -2,20 +2,20 @@
 
 /// A device named in a table line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LowerDevice {
+pub enum TableLineDevice {
     /// A path, `pN`.
     Path(usize),
     /// A mapped device, `@dN`.
     Device(usize),
 }
 
-impl LowerDevice {
+impl TableLineDevice {
     /// Name in a table.
     #[must_use]
     pub fn word(self) -> String {
         match self {
-            LowerDevice::Path(p) => format!("p{p}"),
-            LowerDevice::Device(d) => format!("@d{d}"),
+            TableLineDevice::Path(p) => format!("p{p}"),
+            TableLineDevice::Device(d) => format!("@d{d}"),
         }
     }
 }
@@ -63,7 +63,7 @@ pub type SimPathGroup = (PathSelector, Vec<usize>);
 
 /// A target that passes requests on, as linear does, and adds a fault or a delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PassThrough {
+pub enum PassThroughTarget {
     /// `delay`, in ms.
     Delay(u64),
     /// `flakey`: seconds up, seconds down, and the fault while down.
@@ -122,31 +122,31 @@ impl FlakeyFault {
     }
 }
 
-impl PassThrough {
-    fn text(self, below: LowerDevice, at: u64) -> String {
+impl PassThroughTarget {
+    fn text(self, below: TableLineDevice, at: u64) -> String {
         let on = format!("{} {at}", below.word());
         match self {
-            PassThrough::Delay(ms) => format!("delay {on} {ms}"),
-            PassThrough::Flakey(up, down, flaw) => format!("flakey {on} {up} {down}{}", flaw.words()),
-            PassThrough::Dust(block) => format!("dust {on} {block}"),
-            PassThrough::LogWrites(log) => format!("log-writes {} p{log}", below.word()),
+            PassThroughTarget::Delay(ms) => format!("delay {on} {ms}"),
+            PassThroughTarget::Flakey(up, down, flaw) => format!("flakey {on} {up} {down}{}", flaw.words()),
+            PassThroughTarget::Dust(block) => format!("dust {on} {block}"),
+            PassThroughTarget::LogWrites(log) => format!("log-writes {} p{log}", below.word()),
         }
     }
 }
 
 /// The target of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LineKind {
+pub enum TableLineTarget {
     /// One range of one device.
-    Linear(LowerDevice, u64),
+    Linear(TableLineDevice, u64),
     /// One range of one device, through a pass-through target.
-    PassThrough(PassThrough, LowerDevice, u64),
+    PassThrough(PassThroughTarget, TableLineDevice, u64),
     /// Stripes over several devices.
     Striped {
         /// Chunk length in sectors.
         chunk: u64,
         /// Each device, and the start of its part.
-        of: Vec<(LowerDevice, u64)>,
+        of: Vec<(TableLineDevice, u64)>,
     },
     /// Zeroes.
     Zero,
@@ -169,7 +169,7 @@ pub enum LineKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableSpec {
     /// Length and target of each line, from sector 0 on.
-    pub lines: Vec<(u64, LineKind)>,
+    pub lines: Vec<(u64, TableLineTarget)>,
 }
 
 impl TableSpec {
@@ -186,15 +186,17 @@ impl TableSpec {
         let mut lines = Vec::new();
         for (len, kind) in &self.lines {
             let rest = match kind {
-                LineKind::Linear(below, at) => format!("linear {} {at}", below.word()),
-                LineKind::PassThrough(what, below, at) => what.text(*below, *at),
-                LineKind::Striped { chunk, of } => {
+                TableLineTarget::Linear(below, at) => format!("linear {} {at}", below.word()),
+                TableLineTarget::PassThrough(what, below, at) => what.text(*below, *at),
+                TableLineTarget::Striped { chunk, of } => {
                     let parts: Vec<_> = of.iter().map(|(b, at)| format!("{} {at}", b.word())).collect();
                     format!("striped {} {chunk} {}", of.len(), parts.join(" "))
                 }
-                LineKind::Zero => "zero".into(),
-                LineKind::Error => "error".into(),
-                LineKind::Multipath { queue, groups, via, .. } => multipath_text(*queue, groups, via, cores),
+                TableLineTarget::Zero => "zero".into(),
+                TableLineTarget::Error => "error".into(),
+                TableLineTarget::Multipath { queue, groups, via, .. } => {
+                    multipath_text(*queue, groups, via, cores)
+                }
             };
             lines.push(format!("{start} {len} {rest}"));
             start += len;
@@ -207,17 +209,17 @@ impl TableSpec {
     pub fn paths(&self) -> Vec<usize> {
         let mut all = Vec::new();
         for (_, kind) in &self.lines {
-            if let LineKind::PassThrough(PassThrough::LogWrites(log), ..) = kind {
+            if let TableLineTarget::PassThrough(PassThroughTarget::LogWrites(log), ..) = kind {
                 all.push(*log);
             }
             match kind {
-                LineKind::Linear(LowerDevice::Path(p), _)
-                | LineKind::PassThrough(_, LowerDevice::Path(p), _) => all.push(*p),
-                LineKind::Striped { of, .. } => all.extend(of.iter().filter_map(|(b, _)| match b {
-                    LowerDevice::Path(p) => Some(*p),
-                    LowerDevice::Device(_) => None,
+                TableLineTarget::Linear(TableLineDevice::Path(p), _)
+                | TableLineTarget::PassThrough(_, TableLineDevice::Path(p), _) => all.push(*p),
+                TableLineTarget::Striped { of, .. } => all.extend(of.iter().filter_map(|(b, _)| match b {
+                    TableLineDevice::Path(p) => Some(*p),
+                    TableLineDevice::Device(_) => None,
                 })),
-                LineKind::Multipath { groups, via, .. } if via.is_empty() => {
+                TableLineTarget::Multipath { groups, via, .. } if via.is_empty() => {
                     all.extend(groups.iter().flat_map(|(_, p)| p.iter().copied()));
                 }
                 _ => {}
@@ -234,13 +236,13 @@ impl TableSpec {
         let mut all = Vec::new();
         for (_, kind) in &self.lines {
             match kind {
-                LineKind::Linear(LowerDevice::Device(d), _)
-                | LineKind::PassThrough(_, LowerDevice::Device(d), _) => all.push(*d),
-                LineKind::Striped { of, .. } => all.extend(of.iter().filter_map(|(b, _)| match b {
-                    LowerDevice::Device(d) => Some(*d),
-                    LowerDevice::Path(_) => None,
+                TableLineTarget::Linear(TableLineDevice::Device(d), _)
+                | TableLineTarget::PassThrough(_, TableLineDevice::Device(d), _) => all.push(*d),
+                TableLineTarget::Striped { of, .. } => all.extend(of.iter().filter_map(|(b, _)| match b {
+                    TableLineDevice::Device(d) => Some(*d),
+                    TableLineDevice::Path(_) => None,
                 })),
-                LineKind::Multipath { via, .. } => all.extend(via.iter().map(|(_, d)| *d)),
+                TableLineTarget::Multipath { via, .. } => all.extend(via.iter().map(|(_, d)| *d)),
                 _ => {}
             }
         }
@@ -252,24 +254,26 @@ impl TableSpec {
     /// overlap.
     #[must_use]
     pub fn lanes(&self, p: usize, below: &dyn Fn(usize) -> usize) -> usize {
-        let of = |b: &LowerDevice| match b {
-            LowerDevice::Path(q) => usize::from(*q == p),
-            LowerDevice::Device(d) => below(*d),
+        let of = |b: &TableLineDevice| match b {
+            TableLineDevice::Path(q) => usize::from(*q == p),
+            TableLineDevice::Device(d) => below(*d),
         };
-        let line = |kind: &LineKind| match kind {
-            LineKind::PassThrough(PassThrough::LogWrites(log), b, _) => usize::from(*log == p) + of(b),
-            LineKind::PassThrough(_, b, _) => of(b),
-            LineKind::Striped { of: parts, .. } => parts.iter().map(|(b, _)| of(b)).sum(),
-            LineKind::Multipath { groups, via, .. } if via.is_empty() => {
+        let line = |kind: &TableLineTarget| match kind {
+            TableLineTarget::PassThrough(PassThroughTarget::LogWrites(log), b, _) => {
+                usize::from(*log == p) + of(b)
+            }
+            TableLineTarget::PassThrough(_, b, _) => of(b),
+            TableLineTarget::Striped { of: parts, .. } => parts.iter().map(|(b, _)| of(b)).sum(),
+            TableLineTarget::Multipath { groups, via, .. } if via.is_empty() => {
                 groups.iter().flat_map(|(_, paths)| paths).filter(|q| **q == p).count()
             }
-            LineKind::Multipath { via, .. } => via.iter().map(|(_, d)| below(*d)).sum(),
-            LineKind::Linear(..) | LineKind::Zero | LineKind::Error => 0,
+            TableLineTarget::Multipath { via, .. } => via.iter().map(|(_, d)| below(*d)).sum(),
+            TableLineTarget::Linear(..) | TableLineTarget::Zero | TableLineTarget::Error => 0,
         };
-        let linear: Vec<(LowerDevice, u64, u64)> = self.lines.iter().filter_map(linear_range).collect();
-        let shares = |(i, (b, ..)): (usize, &(LowerDevice, u64, u64))| {
+        let linear: Vec<(TableLineDevice, u64, u64)> = self.lines.iter().filter_map(linear_range).collect();
+        let shares = |(i, (b, ..)): (usize, &(TableLineDevice, u64, u64))| {
             let same: Vec<_> = linear.iter().filter(|(other, ..)| other == b).collect();
-            let apart = |(n, (_, from, to)): (usize, &&(LowerDevice, u64, u64))| {
+            let apart = |(n, (_, from, to)): (usize, &&(TableLineDevice, u64, u64))| {
                 same[..n].iter().all(|(_, start, end)| to <= start || end <= from)
             };
             let first = linear[..i].iter().all(|(other, ..)| other != b);
@@ -283,45 +287,49 @@ impl TableSpec {
     #[must_use]
     pub fn path_word(&self, p: usize) -> String {
         let via = match self.lines.first() {
-            Some((_, LineKind::Multipath { via, .. })) => via.as_slice(),
+            Some((_, TableLineTarget::Multipath { via, .. })) => via.as_slice(),
             _ => &[],
         };
-        path_word(p, via)
+        format_table_path_name(p, via)
     }
 
     /// True if the paths are mapped devices.
     #[must_use]
     pub fn is_loose(&self) -> bool {
-        matches!(self.lines.first(), Some((_, LineKind::Multipath { via, .. })) if !via.is_empty())
+        matches!(self.lines.first(), Some((_, TableLineTarget::Multipath { via, .. })) if !via.is_empty())
     }
 
     /// True if a target fails requests with EIO on purpose.
     #[must_use]
     pub fn is_flaky(&self) -> bool {
-        self.lines.iter().any(|(_, k)| matches!(k, LineKind::PassThrough(PassThrough::Flakey(..), ..)))
+        self.lines
+            .iter()
+            .any(|(_, k)| matches!(k, TableLineTarget::PassThrough(PassThroughTarget::Flakey(..), ..)))
     }
 
     /// The disk, the queue flag and the groups, if the table is one multipath target.
     #[must_use]
     pub fn multipath(&self) -> Option<(usize, bool, &[SimPathGroup])> {
         match self.lines.first() {
-            Some((_, LineKind::Multipath { disk, queue, groups, .. })) => Some((*disk, *queue, groups)),
+            Some((_, TableLineTarget::Multipath { disk, queue, groups, .. })) => {
+                Some((*disk, *queue, groups))
+            }
             _ => None,
         }
     }
 }
 
 /// Device and range of a linear line.
-fn linear_range((len, kind): &(u64, LineKind)) -> Option<(LowerDevice, u64, u64)> {
+fn linear_range((len, kind): &(u64, TableLineTarget)) -> Option<(TableLineDevice, u64, u64)> {
     match kind {
-        LineKind::Linear(below, at) => Some((*below, *at, at + len)),
+        TableLineTarget::Linear(below, at) => Some((*below, *at, at + len)),
         _ => None,
     }
 }
 
-fn path_word(p: usize, via: &[(usize, usize)]) -> String {
-    let device = via.iter().find(|(path, _)| *path == p).map(|(_, d)| LowerDevice::Device(*d));
-    device.unwrap_or(LowerDevice::Path(p)).word()
+fn format_table_path_name(p: usize, via: &[(usize, usize)]) -> String {
+    let device = via.iter().find(|(path, _)| *path == p).map(|(_, d)| TableLineDevice::Device(*d));
+    device.unwrap_or(TableLineDevice::Path(p)).word()
 }
 
 fn multipath_text(queue: bool, groups: &[SimPathGroup], via: &[(usize, usize)], cores: usize) -> String {
@@ -337,7 +345,7 @@ fn multipath_text(queue: bool, groups: &[SimPathGroup], via: &[(usize, usize)], 
         let args = usize::from(*selector == PathSelector::Affinity);
         text += &format!(" {} 0 {} {args}", selector.name(), paths.len());
         for (i, path) in paths.iter().enumerate() {
-            text += &format!(" {}", path_word(*path, via));
+            text += &format!(" {}", format_table_path_name(*path, via));
             if args == 1 {
                 // Path i gets the cores i, i + paths, and so on. So each path has a core if there
                 // are at least as many cores as paths.
@@ -358,7 +366,7 @@ mod tests {
         let spec = TableSpec {
             lines: vec![(
                 8,
-                LineKind::Multipath {
+                TableLineTarget::Multipath {
                     disk: 0,
                     queue: true,
                     groups: vec![(PathSelector::Affinity, vec![3, 4])],

@@ -1,38 +1,39 @@
 //! Tasks on simulated cores: work of targets such as path checks, and control-side I/O of loads.
 
 use crate::cores::TaskPurpose;
-use crate::environment::{CHECK_SLACK, lock};
+use crate::environment::{CHECK_SLACK, lock_environment};
 use crate::model::Violation;
 use crate::world::TargetWorld;
 use slab::Slab;
 use std::sync::Arc;
 use udm_core::{
-    Ack, Batch, Bio, CoreState, Cores, Device, DeviceId, DeviceSlot, Lane, Nanos, OpenError, OwnWork,
-    OwnerId, Task, TaskCx, TaskFactory, WaitHandle, WaitQueue, WakeTarget,
+    AckOnLastDrop, Batch, Bio, BioOwnerId, BioTask, BioTaskCx, BioTaskFactory, BioTaskLaneId,
+    CoreCommandSender, CoreLaneState, Device, DeviceControlError, DeviceId, Lane, Nanos, OwnWork,
+    PolledUnitId, WaitHandle, WaitQueue,
 };
 
 /// A task that runs on a core.
 pub struct RunningTask {
-    task: Box<dyn Task>,
+    task: Box<dyn BioTask>,
     /// Address of messages to the task.
     pub topic: DeviceId,
-    owner: OwnerId,
+    owner: BioOwnerId,
     /// Purpose of the task.
     pub(crate) purpose: TaskPurpose,
-    lanes: Slab<TaskLane>,
+    lanes: Slab<LaneOpenedByTask>,
     wake: Nanos,
     /// Earliest time of the next turn, unless a message arrives.
     late: Nanos,
     /// True if a message has arrived.
     pub has_messages: bool,
-    /// Set if the task must stop; the `Ack` is dropped when the task knows.
-    pub stop: Option<Option<Ack>>,
+    /// Set if the task must stop; the `AckOnLastDrop` is dropped when the task knows.
+    pub stop: Option<Option<AckOnLastDrop>>,
     /// True once the task has been asked to stop.
     pub stops: bool,
 }
 
 /// A lane of a task.
-struct TaskLane {
+struct LaneOpenedByTask {
     lane: Box<dyn Lane>,
     batch: Batch,
     in_flight: usize,
@@ -44,7 +45,12 @@ struct TaskLane {
 impl RunningTask {
     /// Creates a task with owner `owner` on its core.
     #[must_use]
-    pub fn new(make: TaskFactory, topic: DeviceId, owner: OwnerId, purpose: TaskPurpose) -> RunningTask {
+    pub fn new(
+        make: BioTaskFactory,
+        topic: DeviceId,
+        owner: BioOwnerId,
+        purpose: TaskPurpose,
+    ) -> RunningTask {
         let (task, lanes) = (make(), Slab::new());
         let (wake, late) = (Nanos(0), Nanos(0));
         RunningTask {
@@ -63,8 +69,8 @@ impl RunningTask {
 
     /// Wake target of the task on its core.
     #[must_use]
-    pub fn wake_target(&self) -> WakeTarget {
-        WakeTarget(self.owner.0)
+    pub fn wake_target(&self) -> PolledUnitId {
+        PolledUnitId(self.owner.0)
     }
 
     /// True for an owner lane, which serves the requests of all cores in one order.
@@ -95,19 +101,21 @@ impl RunningTask {
     /// True if the task has nothing in flight and no required own work.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        let idle =
-            |open: &TaskLane| open.in_flight == 0 && !open.closed && open.lane.own_work() < OwnWork::Required;
+        let idle = |open: &LaneOpenedByTask| {
+            open.in_flight == 0 && !open.closed && open.lane.own_work() < OwnWork::Required
+        };
         self.lanes.iter().all(|(_, open)| idle(open))
     }
 
     /// Describes the work in progress, for a person.
     #[must_use]
     pub fn waits(&self) -> String {
-        let waits =
-            |open: &TaskLane| open.in_flight > 0 || open.closed || open.lane.own_work() == OwnWork::Required;
+        let waits = |open: &LaneOpenedByTask| {
+            open.in_flight > 0 || open.closed || open.lane.own_work() == OwnWork::Required
+        };
         let lanes = self.lanes.iter().filter(|(_, open)| waits(open));
         let lanes = lanes.map(|(key, open)| {
-            let (TaskLane { in_flight, closed, wake, .. }, busy) = (open, open.lane.own_work());
+            let (LaneOpenedByTask { in_flight, closed, wake, .. }, busy) = (open, open.lane.own_work());
             let next = wake.0 / 1000;
             format!("{in_flight} in flight in lane {key}, {busy:?}, closed: {closed}, next at {next} us")
         });
@@ -115,7 +123,7 @@ impl RunningTask {
     }
 
     /// Runs one turn. Returns true if the task is over.
-    pub(crate) fn turn(&mut self, state: &mut CoreState, now: Nanos) -> bool {
+    pub(crate) fn turn(&mut self, state: &mut CoreLaneState, now: Nanos) -> bool {
         state.inboxes().set_current_target(Some(self.wake_target()));
         if std::mem::take(&mut self.has_messages) || self.wake <= now {
             self.wake = Nanos::NEVER;
@@ -139,13 +147,18 @@ impl RunningTask {
         self.task.is_over() && self.lanes.iter().all(|(_, open)| !open.closed && open.in_flight == 0)
     }
 
-    fn call(&mut self, state: &mut CoreState, now: Nanos, f: impl FnOnce(&mut dyn Task, &mut dyn TaskCx)) {
+    fn call(
+        &mut self,
+        state: &mut CoreLaneState,
+        now: Nanos,
+        f: impl FnOnce(&mut dyn BioTask, &mut dyn BioTaskCx),
+    ) {
         let RunningTask { task, lanes, wake, owner, .. } = self;
         f(&mut **task, &mut SimTaskCx { state, now, lanes, wake, owner: *owner });
     }
 
     /// Submits queued bios and polls the lanes.
-    fn move_bios(&mut self, done: &mut Batch, state: &mut CoreState, now: Nanos) {
+    fn move_bios(&mut self, done: &mut Batch, state: &mut CoreLaneState, now: Nanos) {
         for (_, open) in &mut self.lanes {
             let mut cx = state.cx(now);
             let before = done.len();
@@ -161,27 +174,28 @@ impl RunningTask {
 
 /// Context of a task in its turn.
 struct SimTaskCx<'a> {
-    state: &'a mut CoreState,
+    state: &'a mut CoreLaneState,
     now: Nanos,
-    lanes: &'a mut Slab<TaskLane>,
+    lanes: &'a mut Slab<LaneOpenedByTask>,
     wake: &'a mut Nanos,
-    owner: OwnerId,
+    owner: BioOwnerId,
 }
 
-impl TaskCx for SimTaskCx<'_> {
-    fn open(&mut self, device: &Arc<dyn Device>) -> Result<DeviceSlot, OpenError> {
+impl BioTaskCx for SimTaskCx<'_> {
+    fn open(&mut self, device: &Arc<dyn Device>) -> Result<BioTaskLaneId, DeviceControlError> {
         let lane = device.open(&mut self.state.cx(self.now))?;
-        let open = TaskLane { lane, batch: Batch::new(), in_flight: 0, wake: Nanos::NEVER, closed: false };
-        Ok(DeviceSlot(self.lanes.insert(open)))
+        let open =
+            LaneOpenedByTask { lane, batch: Batch::new(), in_flight: 0, wake: Nanos::NEVER, closed: false };
+        Ok(BioTaskLaneId(self.lanes.insert(open)))
     }
 
-    fn close(&mut self, slot: DeviceSlot) {
+    fn close(&mut self, slot: BioTaskLaneId) {
         let open = &mut self.lanes[slot.0];
         assert_eq!(open.in_flight, 0, "a task closes a lane with bios in flight");
         open.closed = true;
     }
 
-    fn submit(&mut self, slot: DeviceSlot, mut bio: Box<Bio>) {
+    fn submit(&mut self, slot: BioTaskLaneId, mut bio: Box<Bio>) {
         bio.owner = self.owner;
         bio.started = self.now;
         bio.start();
@@ -198,7 +212,7 @@ impl TaskCx for SimTaskCx<'_> {
         *self.wake = at;
     }
 
-    fn all_cores(&self) -> Arc<dyn Cores> {
+    fn all_cores(&self) -> Arc<dyn CoreCommandSender> {
         Arc::clone(self.state.others())
     }
 
@@ -215,7 +229,7 @@ impl TargetWorld {
     /// # Errors
     /// If the state of a path has no reason.
     pub(crate) fn sync_checked_paths(&mut self) -> Result<(), Violation> {
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         let (now, timeout) = (env.now, env.check_timeout);
         for (i, device) in self.devices.iter_mut().enumerate() {
             let Some(access) = device.access.filter(|a| !env.accesses[*a].has_unknown_paths) else {

@@ -1,10 +1,12 @@
 //! Counters of runs, as the coverage for the verdict.
 
-use crate::counts::{counts, format_count, format_counts, format_disturbance_counts, uncovered};
+use crate::counts::{
+    counts, format_count, format_counts, format_disturbance_counts, list_missing_disturbances,
+};
 use crate::environment::EnvCounters;
-use crate::plan::{Disturbance, ExcludedDisturbances};
+use crate::plan::{DisturbanceClass, ExcludedDisturbances};
 use crate::snapshots::SnapshotCounts;
-use crate::tables::{LineKind, PassThrough};
+use crate::tables::{PassThroughTarget, TableLineTarget};
 use udm_core::Op;
 
 /// The targets of worlds, by their names in tables.
@@ -99,23 +101,23 @@ const COMMON: [&str; 7] =
 
 impl RunTotals {
     /// Counts a line of a table that became live.
-    pub fn see(&mut self, kind: &LineKind) {
-        self.stacks += u64::from(matches!(kind, LineKind::Multipath { via, .. } if !via.is_empty()));
+    pub fn see(&mut self, kind: &TableLineTarget) {
+        self.stacks += u64::from(matches!(kind, TableLineTarget::Multipath { via, .. } if !via.is_empty()));
         let flaw = match kind {
-            LineKind::PassThrough(PassThrough::Flakey(_, _, flaw), ..) => Some(flaw),
+            TableLineTarget::PassThrough(PassThroughTarget::Flakey(_, _, flaw), ..) => Some(flaw),
             _ => None,
         };
         self.lossy += u64::from(flaw.is_some_and(|f| f.is_lossy()));
         let name = match kind {
-            LineKind::Multipath { .. } => "multipath",
-            LineKind::Linear(..) => "linear",
-            LineKind::Striped { .. } => "striped",
-            LineKind::Zero => "zero",
-            LineKind::Error => "error",
-            LineKind::PassThrough(PassThrough::Delay(..), ..) => "delay",
-            LineKind::PassThrough(PassThrough::Flakey(..), ..) => "flakey",
-            LineKind::PassThrough(PassThrough::Dust(..), ..) => "dust",
-            LineKind::PassThrough(PassThrough::LogWrites(..), ..) => "log-writes",
+            TableLineTarget::Multipath { .. } => "multipath",
+            TableLineTarget::Linear(..) => "linear",
+            TableLineTarget::Striped { .. } => "striped",
+            TableLineTarget::Zero => "zero",
+            TableLineTarget::Error => "error",
+            TableLineTarget::PassThrough(PassThroughTarget::Delay(..), ..) => "delay",
+            TableLineTarget::PassThrough(PassThroughTarget::Flakey(..), ..) => "flakey",
+            TableLineTarget::PassThrough(PassThroughTarget::Dust(..), ..) => "dust",
+            TableLineTarget::PassThrough(PassThroughTarget::LogWrites(..), ..) => "log-writes",
         };
         if let Some(at) = TARGETS.iter().position(|t| *t == name) {
             self.targets[at] += 1;
@@ -141,49 +143,52 @@ impl RunTotals {
     }
 
     /// All disturbances with their class and count.
-    fn trouble(&self) -> [(&'static str, Disturbance, u64); 28] {
+    fn trouble(&self) -> [(&'static str, DisturbanceClass, u64); 28] {
         [
-            ("faults", Disturbance::Errors, self.faults),
-            ("paths lost", Disturbance::Paths, self.losses),
-            ("crashes", Disturbance::Crash, self.crashes),
-            ("suspends", Disturbance::Suspend, self.suspends),
-            ("suspends together", Disturbance::Suspend, self.together),
-            ("resumes together", Disturbance::Reload, self.resumed_together),
-            ("reloads", Disturbance::Reload, self.reloads),
-            ("queues changed", Disturbance::Queues, self.queue_changes),
-            ("queues of devices", Disturbance::Queues, self.own_queues),
-            ("cancelled", Disturbance::Cancel, self.cancels),
-            ("messages", Disturbance::Messages, self.messages),
-            ("hangs", Disturbance::Hang, self.seen.hangs),
-            ("full lanes", Disturbance::Full, self.seen.full),
-            ("handed back", Disturbance::Full, self.seen.handed_back),
-            ("done at once", Disturbance::Prompt, self.seen.prompt),
-            ("opens failed", Disturbance::Opens, self.seen.refused),
-            ("resumes refused", Disturbance::Opens, self.refused),
-            ("limits changed", Disturbance::Limits, self.limits),
-            ("devices grown", Disturbance::Limits, self.grown),
-            ("multipath over devices", Disturbance::Stacks, self.stacks),
-            ("bad blocks", Disturbance::Dust, self.dust),
-            ("lossy tables", Disturbance::Lossy, self.lossy),
-            ("hedges", Disturbance::Watch, self.hedges),
-            ("paths put out", Disturbance::Watch, self.ejections),
-            ("slow paths", Disturbance::Watch, self.slow_paths),
-            ("paths back from probation", Disturbance::Watch, self.admitted),
-            ("turns inside turns", Disturbance::Between, self.between),
-            ("late writes", Disturbance::Late, self.seen.landed),
+            ("faults", DisturbanceClass::Errors, self.faults),
+            ("paths lost", DisturbanceClass::Paths, self.losses),
+            ("crashes", DisturbanceClass::Crash, self.crashes),
+            ("suspends", DisturbanceClass::Suspend, self.suspends),
+            ("suspends together", DisturbanceClass::Suspend, self.together),
+            ("resumes together", DisturbanceClass::Reload, self.resumed_together),
+            ("reloads", DisturbanceClass::Reload, self.reloads),
+            ("queues changed", DisturbanceClass::Queues, self.queue_changes),
+            ("queues of devices", DisturbanceClass::Queues, self.own_queues),
+            ("cancelled", DisturbanceClass::Cancel, self.cancels),
+            ("messages", DisturbanceClass::Messages, self.messages),
+            ("hangs", DisturbanceClass::Hang, self.seen.hangs),
+            ("full lanes", DisturbanceClass::Full, self.seen.full),
+            ("handed back", DisturbanceClass::Full, self.seen.handed_back),
+            ("done at once", DisturbanceClass::Prompt, self.seen.prompt),
+            ("opens failed", DisturbanceClass::Opens, self.seen.refused),
+            ("resumes refused", DisturbanceClass::Opens, self.refused),
+            ("limits changed", DisturbanceClass::Limits, self.limits),
+            ("devices grown", DisturbanceClass::Limits, self.grown),
+            ("multipath over devices", DisturbanceClass::Stacks, self.stacks),
+            ("bad blocks", DisturbanceClass::Dust, self.dust),
+            ("lossy tables", DisturbanceClass::Lossy, self.lossy),
+            ("hedges", DisturbanceClass::Watch, self.hedges),
+            ("paths put out", DisturbanceClass::Watch, self.ejections),
+            ("slow paths", DisturbanceClass::Watch, self.slow_paths),
+            ("paths back from probation", DisturbanceClass::Watch, self.admitted),
+            ("turns inside turns", DisturbanceClass::Between, self.between),
+            ("late writes", DisturbanceClass::Late, self.seen.landed),
         ]
     }
 
     /// Disturbances that were not excluded and never occurred, because the runs were too short.
     #[must_use]
     pub fn uncovered(&self, without: ExcludedDisturbances, snapshots: bool) -> Vec<&'static str> {
-        let there = |class| class != Disturbance::Between || cfg!(feature = "interleave");
+        let there = |class| class != DisturbanceClass::Between || cfg!(feature = "interleave");
         let all = self.trouble().into_iter().filter(|(_, class, _)| there(*class));
         if snapshots {
             let common = all.filter(|(name, ..)| COMMON.contains(name));
-            return uncovered(common, without).into_iter().chain(self.snap.uncovered(without)).collect();
+            return list_missing_disturbances(common, without)
+                .into_iter()
+                .chain(self.snap.uncovered(without))
+                .collect();
         }
-        uncovered(all, without)
+        list_missing_disturbances(all, without)
     }
 
     /// Text of the coverage, one line each: requests by operation, disturbances, targets, and

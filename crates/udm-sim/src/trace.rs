@@ -7,7 +7,7 @@ use udm_core::{Nanos, Op, Status};
 /// Kind of a [`TraceEvent`]. [`TraceEvent::line`] shows the meaning of its four numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum EventKind {
+pub enum TraceEventKind {
     /// A request is submitted to a device: id, device, op and flags, range.
     Submit,
     /// A request has completed: id, status.
@@ -40,10 +40,10 @@ pub struct TraceEvent {
     /// Core, or [`NO_CORE`].
     pub core: u16,
     /// Kind of the event.
-    pub kind: EventKind,
+    pub kind: TraceEventKind,
     /// Numbers, depending on the kind.
     pub args: [u64; 4],
-    /// Text of an [`EventKind::Control`].
+    /// Text of an [`TraceEventKind::Control`].
     pub text: Option<Box<str>>,
 }
 
@@ -52,13 +52,13 @@ pub const NO_CORE: u16 = u16::MAX;
 
 /// Packs a range into one number.
 #[must_use]
-pub fn range(sector: u64, sectors: u64) -> u64 {
+pub fn pack_sector_range(sector: u64, sectors: u64) -> u64 {
     sector << 24 | sectors
 }
 
 /// Packs an operation and its flags into one number.
 #[must_use]
-pub fn op_bits(op: Op, flags: u16) -> u64 {
+pub fn pack_op_and_flags(op: Op, flags: u16) -> u64 {
     (op as u64) << 16 | u64::from(flags)
 }
 
@@ -80,28 +80,30 @@ impl TraceEvent {
         };
         let status = |x: u64| Status::ALL.get(x as usize).map_or("?", |s| s.text());
         let what = match self.kind {
-            EventKind::Submit => format!("request {a:<6} d{b} {} {}", op(c), span(d)),
-            EventKind::Done => format!("request {a:<6} done: {}", status(b)),
-            EventKind::PathIn => format!("    p{a} <- {} {} until {}", op(b), span(c), micros(d)),
-            EventKind::PathOut => format!("    p{a} -> {} {}: {}", op(b), span(c), status(d)),
-            EventKind::CoreMessage => format!("takes {a} commands"),
-            EventKind::Jump => format!("idle until {}", micros(a)),
-            EventKind::Turn if a == u64::MAX => "turn, then it sleeps".to_string(),
-            EventKind::Turn => format!("turn, the next at {}", micros(a)),
-            EventKind::Bytes => format!("    connection {a}: {b} bytes received, {c} sent"),
-            EventKind::Asks => {
+            TraceEventKind::Submit => format!("request {a:<6} d{b} {} {}", op(c), span(d)),
+            TraceEventKind::Done => format!("request {a:<6} done: {}", status(b)),
+            TraceEventKind::PathIn => {
+                format!("    p{a} <- {} {} until {}", op(b), span(c), format_microseconds(d))
+            }
+            TraceEventKind::PathOut => format!("    p{a} -> {} {}: {}", op(b), span(c), status(d)),
+            TraceEventKind::CoreMessage => format!("takes {a} commands"),
+            TraceEventKind::Jump => format!("idle until {}", format_microseconds(a)),
+            TraceEventKind::Turn if a == u64::MAX => "turn, then it sleeps".to_string(),
+            TraceEventKind::Turn => format!("turn, the next at {}", format_microseconds(a)),
+            TraceEventKind::Bytes => format!("    connection {a}: {b} bytes received, {c} sent"),
+            TraceEventKind::Asks => {
                 let (number, flags) = (c >> 16, c & 0xffff);
-                let command = udm_wire::nbd::Command::from_number(number as u16);
+                let command = udm_wire::nbd::NbdCommand::from_number(number as u16);
                 format!("connection {b} asks {a}: {command:?} {} with flags {flags:#x}", span(d))
             }
-            EventKind::Answered => format!("connection {b} is answered {a}: {c}"),
-            EventKind::Control => self.text.as_deref().unwrap_or_default().to_string(),
+            TraceEventKind::Answered => format!("connection {b} is answered {a}: {c}"),
+            TraceEventKind::Control => self.text.as_deref().unwrap_or_default().to_string(),
         };
-        format!("{:>14} {who:<8} {what}", micros(self.at.0))
+        format!("{:>14} {who:<8} {what}", format_microseconds(self.at.0))
     }
 }
 
-fn micros(ns: u64) -> String {
+fn format_microseconds(ns: u64) -> String {
     format!("{}.{:03}us", ns / 1000, ns % 1000)
 }
 
@@ -133,7 +135,7 @@ impl Trace {
     }
 
     /// Adds an event with numbers.
-    pub fn add(&mut self, at: Nanos, core: u16, kind: EventKind, args: [u64; 4]) {
+    pub fn add(&mut self, at: Nanos, core: u16, kind: TraceEventKind, args: [u64; 4]) {
         self.eat(at.0 ^ (kind as u64) << 56 ^ u64::from(core) << 40);
         for n in args {
             self.eat(n);
@@ -152,7 +154,7 @@ impl Trace {
         self.keep(TraceEvent {
             at,
             core: NO_CORE,
-            kind: EventKind::Control,
+            kind: TraceEventKind::Control,
             args: [0; 4],
             text: Some(text.into()),
         });
@@ -176,7 +178,7 @@ impl Trace {
     /// Hash of all events so far.
     #[must_use]
     pub fn hash(&self) -> u64 {
-        crate::rng::mix(self.hash ^ self.count)
+        crate::rng::mix_bits_splitmix64(self.hash ^ self.count)
     }
 
     /// The kept events, oldest first.

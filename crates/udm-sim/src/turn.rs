@@ -1,15 +1,15 @@
 //! The turn of a core: messages, new requests of its front end, and completed requests.
 
-use crate::cores::{CoreMessage, SimCores, TaskPurpose};
+use crate::cores::{CoreMessage, SimCoreInboxes, TaskPurpose};
 use crate::dust_model::DustLine;
-use crate::environment::lock;
+use crate::environment::lock_environment;
 use crate::machine::{Machine, SimCore};
 use crate::model::Violation;
 use crate::preemption::{self, PausedCores};
 use crate::rng::SimRng;
 use crate::slow_path;
 use crate::tasks::RunningTask;
-use crate::trace::EventKind;
+use crate::trace::TraceEventKind;
 use crate::world::TargetWorld;
 use std::mem::ManuallyDrop;
 use udm_core::{Batch, BioFlags, Nanos, Op};
@@ -30,7 +30,7 @@ const PIECE: u64 = 8;
 impl SimCore {
     /// Delivers at most `most` messages that have arrived at this core, number `c`. Returns their
     /// number.
-    pub(crate) fn deliver(&mut self, inboxes: &SimCores, c: usize, most: u64) -> u64 {
+    pub(crate) fn deliver(&mut self, inboxes: &SimCoreInboxes, c: usize, most: u64) -> u64 {
         let mut count = 0;
         while count < most {
             let Some((to, what)) = inboxes.take(c) else { break };
@@ -65,7 +65,7 @@ impl SimCore {
 }
 
 /// Submits the bios in `batch` to lane `i` of `core`, and polls the lane.
-pub(crate) fn submit_and_poll(
+pub(crate) fn submit_batch_and_poll_lane(
     core: &mut SimCore,
     i: usize,
     now: Nanos,
@@ -145,7 +145,13 @@ pub trait MachineWorld {
             match machine.between.take_if(|_| others) {
                 Some(chance) => self.submit_and_poll_preempted(c, i, now, chance)?,
                 None => {
-                    submit_and_poll(&mut machine.cores[c], i, now, &mut machine.batch, &mut machine.done)?;
+                    submit_batch_and_poll_lane(
+                        &mut machine.cores[c],
+                        i,
+                        now,
+                        &mut machine.batch,
+                        &mut machine.done,
+                    )?;
                     self.take_back(c, i, now)?;
                 }
             }
@@ -161,7 +167,7 @@ pub trait MachineWorld {
                 Some(_) => now + Nanos(machine.schedule.span(CROWD_PAUSE)),
             };
         }
-        let mut env = lock(&machine.env);
+        let mut env = lock_environment(&machine.env);
         let took = machine.schedule.span(2_000);
         machine.totals.simulated += took;
         env.now = env.now + Nanos(took);
@@ -182,8 +188,8 @@ pub trait MachineWorld {
         let mut core = ManuallyDrop::new(cores.remove(c));
         let (env, inboxes) = (machine.env.clone(), machine.inboxes.clone());
         machine.polls += 1;
-        lock(&env).current_poll = Some(machine.polls);
-        preemption::begin(PausedCores {
+        lock_environment(&env).current_poll = Some(machine.polls);
+        preemption::enable_preemption(PausedCores {
             cores,
             turn: c,
             env,
@@ -192,12 +198,13 @@ pub trait MachineWorld {
             acted: 0,
             is_internal_io: Self::is_internal_io,
         });
-        let polled = submit_and_poll(&mut core, i, now, &mut machine.batch, &mut machine.done);
-        let PausedCores { mut cores, chance, acted, .. } = preemption::end().expect("preemption was begun");
+        let polled = submit_batch_and_poll_lane(&mut core, i, now, &mut machine.batch, &mut machine.done);
+        let PausedCores { mut cores, chance, acted, .. } =
+            preemption::disable_preemption().expect("preemption was begun");
         cores.insert(c, ManuallyDrop::into_inner(core));
         (machine.cores, machine.between) = (cores, Some(chance));
         machine.totals.between += acted;
-        lock(&machine.env).current_poll = None;
+        lock_environment(&machine.env).current_poll = None;
         polled?;
         self.take_back(c, i, now)?;
         for other in (0..self.machine().cores.len()).filter(|_| acted > 0) {
@@ -221,12 +228,12 @@ pub trait MachineWorld {
                 continue;
             }
             {
-                let mut env = lock(&machine.env);
+                let mut env = lock_environment(&machine.env);
                 env.task = Some(tasks[i].purpose).filter(|&p| Self::is_internal_io(p));
                 env.task_stops = tasks[i].stops;
             }
             let over = tasks[i].turn(state, now);
-            lock(&machine.env).task = None;
+            lock_environment(&machine.env).task = None;
             if over {
                 tasks.swap_remove(i);
             } else {
@@ -240,13 +247,13 @@ pub trait MachineWorld {
     /// Checks that no request starves while new requests are submitted and nothing fails.
     fn check_no_starvation(&mut self) -> Result<(), Violation> {
         let machine = self.machine();
-        let (mut from, last) = (lock(&machine.env).now, machine.model.last());
+        let (mut from, last) = (lock_environment(&machine.env).now, machine.model.last());
         let most = CROWD_MAX + Nanos(CROWD_PIECE.0 * machine.model.longest().div_ceil(PIECE));
         (machine.resting, machine.crowded) = (false, Some(machine.step));
         machine.say("nothing fails, and requests come as fast as others end");
         while self.machine().model.has_older(last) {
             self.step()?;
-            let now = lock(&self.machine().env).now;
+            let now = lock_environment(&self.machine().env).now;
             if now.since(from) > most {
                 // Requests held by two changes that wait for each other complete when one change is
                 // cancelled.
@@ -270,7 +277,12 @@ impl Machine {
         let most = 1 + self.schedule.below(4);
         let count = self.cores[c].deliver(&self.inboxes, c, most);
         if count > 0 {
-            lock(&self.env).trace.add(now, c as u16, EventKind::CoreMessage, [count, 0, 0, 0]);
+            lock_environment(&self.env).trace.add(
+                now,
+                c as u16,
+                TraceEventKind::CoreMessage,
+                [count, 0, 0, 0],
+            );
         }
     }
 }
@@ -308,7 +320,7 @@ impl MachineWorld for TargetWorld {
             Some(device) => front.draw_reads(batch, slow_path::READS, &self.devices[device]),
             None => front.draw(batch, open, &self.devices[open.device], false),
         }
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         for bio in &mut self.machine.batch {
             bio.start();
             bio.started = now;
@@ -327,9 +339,9 @@ impl MachineWorld for TargetWorld {
                 let sure = self.devices[open.device].maps().len() == 1;
                 self.log.begin(id, bio, self.machine.step, sure);
             }
-            let op = crate::trace::op_bits(bio.op, bio.flags.bits());
-            let span = crate::trace::range(bio.sector.0, bio.sectors.0);
-            env.trace.add(now, c as u16, EventKind::Submit, [id, open.device as u64, op, span]);
+            let op = crate::trace::pack_op_and_flags(bio.op, bio.flags.bits());
+            let span = crate::trace::pack_sector_range(bio.sector.0, bio.sectors.0);
+            env.trace.add(now, c as u16, TraceEventKind::Submit, [id, open.device as u64, op, span]);
         }
         open.in_flight += self.machine.batch.len();
     }
@@ -345,14 +357,14 @@ impl MachineWorld for TargetWorld {
         let mut promised = false;
         let held = self.devices[device].is_suspended() && !self.answers_travel(device);
         let open = &mut self.machine.cores[c].open[i];
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         let held = held && !env.dead;
         // After an error, the remaining bios stay in the batch, because a bio in flight must not be
         // dropped.
         self.machine.done.reverse();
         while let Some(mut bio) = self.machine.done.pop() {
             let id = self.machine.model.id(&bio);
-            env.trace.add(now, c as u16, EventKind::Done, [id, bio.status as u64, 0, 0]);
+            env.trace.add(now, c as u16, TraceEventKind::Done, [id, bio.status as u64, 0, 0]);
             bio.finish();
             let impatient = bio.flags.intersects(BioFlags::RAHEAD | BioFlags::NOWAIT);
             if held && (bio.status.is_ok() || !impatient) {

@@ -3,29 +3,29 @@
 //! A step is one turn of one core ([`crate::machine`]), sometimes after a random action of the
 //! control side.
 
-use crate::blueprint::Blueprint;
-use crate::device::ModelledDevice;
+use crate::blueprint::WorldBlueprint;
+use crate::device::MappedDeviceWithModel;
 use crate::disk::SimDisk;
-use crate::environment::{Env, PathState, lock};
+use crate::environment::{Env, SimPathState, lock_environment};
 use crate::faulty_path;
 use crate::machine::Machine;
 use crate::model::Violation;
 use crate::path::NO_LANE;
-use crate::plan::{Disturbance, RunPlan};
-use crate::register_model::RegisterModel;
+use crate::plan::{DisturbanceClass, RunPlan};
+use crate::register_model::SectorRegisterModel;
 use crate::rng::{RngStream, SimRng};
 use crate::tables::TableSpec;
 use crate::turn::MachineWorld as _;
 use crate::write_log_model::WriteLogModel;
 use std::sync::Weak;
-use udm_core::{Cx, Nanos, OpenError};
+use udm_core::{Cx, DeviceControlError, Nanos};
 use udm_dm::table::Table;
 use udm_targets::multipath::PathWatchOptions;
 
 /// Draws the options of the path watch, which is on in one of four worlds.
-fn draw_watch(plan: &RunPlan) -> PathWatchOptions {
+fn draw_path_watch_options(plan: &RunPlan) -> PathWatchOptions {
     let mut draw = SimRng::new(plan.seed, RngStream::Watch);
-    if plan.bench.is_some() || plan.without.has(Disturbance::Watch) || !draw.one_in(4) {
+    if plan.bench.is_some() || plan.without.has(DisturbanceClass::Watch) || !draw.one_in(4) {
         return PathWatchOptions::default();
     }
     let deadline = draw.pick(&[None, Some(200), Some(1000), Some(1000)]).map(Nanos::from_millis);
@@ -42,9 +42,9 @@ pub struct TargetWorld {
     /// The machine of the world.
     pub machine: Machine,
     /// The blueprint of the world.
-    pub blueprint: Blueprint,
+    pub blueprint: WorldBlueprint,
     /// The mapped devices, lower ones first.
-    pub devices: Vec<ModelledDevice>,
+    pub devices: Vec<MappedDeviceWithModel>,
     /// The model of the write log.
     pub log: WriteLogModel,
     /// All tables that were built and may still exist.
@@ -75,22 +75,22 @@ impl TargetWorld {
         let mut build = SimRng::new(plan.seed, RngStream::Build);
         let drawn = build.pick(&[1, 1, 2, 2, 3, 4]);
         let cores = plan.cores.unwrap_or(drawn);
-        let watch = draw_watch(plan);
+        let watch = draw_path_watch_options(plan);
         // The delay of a path must be below its deadline.
         let delay_max = if watch.deadline.is_some() { 20 } else { 300 };
         let mut blueprint = match plan.bench {
-            Some(paths) => Blueprint::bench(paths, cores),
-            None => Blueprint::draw(&mut build, cores, plan.without, delay_max),
+            Some(paths) => WorldBlueprint::bench(paths, cores),
+            None => WorldBlueprint::draw(&mut build, cores, plan.without, delay_max),
         };
-        if plan.bench.is_none() && !plan.without.has(Disturbance::Queues) {
+        if plan.bench.is_none() && !plan.without.has(DisturbanceClass::Queues) {
             let mut chance = SimRng::new(plan.seed, RngStream::OwnQueues);
             blueprint.draw_own_queues(&mut chance, watch.eject_slow);
         }
-        if plan.bench.is_none() && !plan.without.has(Disturbance::Stacks) {
+        if plan.bench.is_none() && !plan.without.has(DisturbanceClass::Stacks) {
             blueprint.draw_over_log(&mut SimRng::new(plan.seed, RngStream::OverLog));
         }
         let mut env = Env::new(plan.seed, plan.keep_events);
-        env.lags = !plan.without.has(Disturbance::Late);
+        env.lags = !plan.without.has(DisturbanceClass::Late);
         env.check_timeout = Nanos::from_millis(build.pick(&[2_000, 5_000, 30_000]));
         for (i, d) in blueprint.disks.iter().enumerate() {
             let mut disk = SimDisk::new(i, d.sectors);
@@ -98,16 +98,16 @@ impl TargetWorld {
             (disk.volatile, disk.fua, disk.max) = (d.volatile, d.fua, d.max);
             (disk.size, disk.block, disk.read_only) = (d.shown, d.block, d.read_only);
             disk.start();
-            disk.error_one_in = match plan.without.has(Disturbance::Errors) {
+            disk.error_one_in = match plan.without.has(DisturbanceClass::Errors) {
                 true => 0,
                 false => build.pick(&[0, 0, 300, 2000]),
             };
             env.disks.push(disk);
         }
         env.paths =
-            blueprint.paths.iter().map(|disk| PathState::draw(*disk, &mut build, plan.without)).collect();
+            blueprint.paths.iter().map(|disk| SimPathState::draw(*disk, &mut build, plan.without)).collect();
         let sizes: Vec<u64> = blueprint.disks.iter().map(|d| if d.log { 0 } else { d.sectors }).collect();
-        let cells = RegisterModel::new(&sizes, SimDisk::first_stamp);
+        let cells = SectorRegisterModel::new(&sizes, SimDisk::first_stamp);
         let mut world = TargetWorld {
             machine: Machine::new(plan, &mut build, cores, env, cells),
             log: WriteLogModel::default(),
@@ -124,13 +124,13 @@ impl TargetWorld {
         };
         if plan.bench.is_some() {
             world.rest_at = u64::MAX;
-            let mut env = lock(&world.machine.env);
+            let mut env = lock_environment(&world.machine.env);
             env.paths.iter_mut().for_each(|p| (p.latency, p.room, p.prompt) = (5_000, usize::MAX, false));
             env.disks.iter_mut().for_each(|d| d.error_one_in = 0);
         }
         if plan.faulty {
             let mut chance = SimRng::new(plan.seed, RngStream::Faults);
-            let faults = faulty_path::draw(&world.blueprint, &mut chance);
+            let faults = faulty_path::draw_path_faults(&world.blueprint, &mut chance);
             world.machine.make_faults(faults, &mut chance);
             world.machine.make_null_caches(&mut chance);
         }
@@ -162,7 +162,9 @@ impl TargetWorld {
     /// If the device cannot be opened.
     pub fn open(&mut self, core: usize, device: usize) -> Result<(), Violation> {
         let opened = &self.devices[device];
-        let again = |e: OpenError, cx: &mut Cx<'_>| if e.errno == NO_LANE { opened.open(cx) } else { Err(e) };
+        let again = |e: DeviceControlError, cx: &mut Cx<'_>| {
+            if e.errno == NO_LANE { opened.open(cx) } else { Err(e) }
+        };
         let open = |cx: &mut Cx<'_>| opened.open(cx).or_else(|e| again(e, cx));
         self.machine.open(core, device, open).map_err(|e| format!("d{device} can't be opened: {e}"))
     }
@@ -210,7 +212,7 @@ impl TargetWorld {
             None => self.jump()?,
         }
         self.take_marks()?;
-        match lock(&self.machine.env).violation.take() {
+        match lock_environment(&self.machine.env).violation.take() {
             Some(wrong) => Err(wrong),
             None => Ok(()),
         }
@@ -238,7 +240,7 @@ impl TargetWorld {
 
     /// Describes a failed path that is not reinstated.
     fn failed_path(&self) -> Option<String> {
-        let failed = |(i, d): (usize, &ModelledDevice)| {
+        let failed = |(i, d): (usize, &MappedDeviceWithModel)| {
             let p = self.failed_paths(i, d.access?).into_iter().next()?;
             Some(format!("d{i}, whose path p{p} is failed and answers,"))
         };

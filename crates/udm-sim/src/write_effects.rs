@@ -30,8 +30,8 @@ pub(crate) fn schedule_late_write(env: &mut Env, disk: usize, slot: &PathRequest
     let (start, applied) = (slot.bio.sector.0, slot.applied);
     let due = env.now + Nanos(1 + env.chance.below(LATE_MAX));
     let mut sectors = Vec::new();
-    stamp::sectors(&slot.bio.data, |i, bytes| {
-        if let Some(stamp) = stamp::uniform_stamp(bytes).filter(|_| i >= applied) {
+    stamp::for_each_sector(&slot.bio.data, |i, bytes| {
+        if let Some(stamp) = stamp::read_sector_stamp(bytes).filter(|_| i >= applied) {
             sectors.push((start + i, stamp));
         }
     });
@@ -40,7 +40,7 @@ pub(crate) fn schedule_late_write(env: &mut Env, disk: usize, slot: &PathRequest
 
 /// Applies the late writes due by `now`. Returns disk, sector and stamp of each effect for the
 /// model.
-pub(crate) fn land(env: &mut Env, now: Nanos) -> Vec<(usize, u64, u64)> {
+pub(crate) fn apply_due_late_writes(env: &mut Env, now: Nanos) -> Vec<(usize, u64, u64)> {
     let mut landed = Vec::new();
     let Env { late, disks, seen, .. } = env;
     late.retain(|l| {
@@ -66,7 +66,13 @@ impl LateWrite {
 }
 
 /// Applies the sectors of a request up to `upto`.
-pub(crate) fn apply(env: &mut Env, index: usize, slot: &mut PathRequest, upto: u64, path: usize) {
+pub(crate) fn apply_request_sectors(
+    env: &mut Env,
+    index: usize,
+    slot: &mut PathRequest,
+    upto: u64,
+    path: usize,
+) {
     let from = std::mem::replace(&mut slot.applied, upto);
     if from >= upto {
         return;
@@ -82,14 +88,14 @@ pub(crate) fn apply(env: &mut Env, index: usize, slot: &mut PathRequest, upto: u
     match bio.op {
         // A part that takes effect now is read now. Later writes do not change it.
         Op::Read => {
-            stamp::write(&mut bio.data, from..upto, |i| disk.read(start + i));
+            stamp::fill_sectors_with_stamps(&mut bio.data, from..upto, |i| disk.read(start + i));
             for i in from..upto {
                 if let Some(bytes) = disk.nonuniform_bytes(start + i) {
-                    stamp::put(&mut bio.data, i, bytes);
+                    stamp::copy_bytes_to_sector(&mut bio.data, i, bytes);
                 }
             }
         }
-        Op::Write => stamp::sectors(&bio.data, |i, bytes| {
+        Op::Write => stamp::for_each_sector(&bio.data, |i, bytes| {
             if (from..upto).contains(&i) {
                 match disk.stamp(bytes) {
                     Some(s) => disk.write(start + i, s, durable),
@@ -108,7 +114,7 @@ pub(crate) fn apply(env: &mut Env, index: usize, slot: &mut PathRequest, upto: u
 }
 
 /// Applies the effects that only a successful request has.
-pub(crate) fn succeed(env: &mut Env, disk: usize, slot: &PathRequest) {
+pub(crate) fn apply_success_effects(env: &mut Env, disk: usize, slot: &PathRequest) {
     if slot.bio.op == Op::Flush {
         env.disks[disk].flush(slot.mark);
     }
@@ -124,7 +130,7 @@ pub(crate) fn tear_write(env: &mut Env, index: usize, slot: &mut PathRequest) {
     let start = slot.bio.sector.0;
     let (from, end) = (slot.applied, slot.bio.sectors.0);
     match slot.bio.op {
-        Op::Write => stamp::sectors(&slot.bio.data, |i, bytes| {
+        Op::Write => stamp::for_each_sector(&slot.bio.data, |i, bytes| {
             let lands = i >= from && chance.one_in(2);
             if let Some(s) = disk.stamp(bytes).filter(|_| lands) {
                 disk.write(start + i, s, true);

@@ -14,17 +14,17 @@
 //!
 //! Times are those of [`crate::environment::Env::step`], as in [`crate::register_model`].
 
-use crate::environment::lock;
+use crate::environment::lock_environment;
 use crate::model::Violation;
 use crate::register_model::NEVER;
 use crate::stamp;
-use crate::tables::{LineKind, PassThrough, TableSpec};
+use crate::tables::{PassThroughTarget, TableLineTarget, TableSpec};
 use crate::world::TargetWorld;
 use std::collections::HashMap;
 use udm_core::errno::EBUSY;
 use udm_core::{Bio, BioFlags, Op, SECTOR_SIZE};
-use udm_dm::CompletionHandle;
-use udm_wire::log_writes::{EntryFlags, LogCursor, LogEntry, LogRecord};
+use udm_dm::TargetMessageWaitHandle;
+use udm_wire::log_writes::{EntryFlags, LogWritesCursor, LogWritesEntry, LogWritesEntryHeader};
 
 /// Bytes in a sector.
 const SECTOR: usize = SECTOR_SIZE as usize;
@@ -56,7 +56,7 @@ pub struct WriteLogModel {
     /// Marks that were acknowledged.
     marks: Vec<String>,
     /// Marks that are not acknowledged yet.
-    pub(crate) waiting: Vec<(String, CompletionHandle)>,
+    pub(crate) waiting: Vec<(String, TargetMessageWaitHandle)>,
     /// True after the first promise, which shows that this log has replaced the one before.
     begun: bool,
     /// Earlier logs that may still be on the disk while this one has not begun.
@@ -67,7 +67,7 @@ pub struct WriteLogModel {
 }
 
 /// The entries of a log, prepared for the checks.
-struct LogEntries {
+struct WriteLogIndex {
     /// First position of each written sector, by its stamp.
     written: HashMap<u64, usize>,
     /// Position of the last flush.
@@ -85,7 +85,7 @@ impl WriteLogModel {
         self.clear();
         let mut start = 0;
         for (len, kind) in &spec.lines {
-            if matches!(kind, LineKind::PassThrough(PassThrough::LogWrites(_), ..)) {
+            if matches!(kind, TableLineTarget::PassThrough(PassThroughTarget::LogWrites(_), ..)) {
                 self.line = Some((start, *len));
             }
             start += len;
@@ -165,14 +165,14 @@ impl WriteLogModel {
     fn check_own(&self, len: u64, sector: &impl Fn(u64) -> Vec<u8>) -> Result<(), Violation> {
         let Some(line) = self.line else { return Ok(()) };
         let first = sector(0);
-        let Ok(mut cursor) = LogCursor::new(&first, len * SECTOR_SIZE) else {
+        let Ok(mut cursor) = LogWritesCursor::new(&first, len * SECTOR_SIZE) else {
             // Before the first superblock the log is empty, so there can be no promise.
             let mark = self.requests.iter().find(|r| r.is_promise(line));
             return mark
                 .map_or(Ok(()), |r| Err(format!("there is none, and request {} was acknowledged", r.id)));
         };
         let mut entries =
-            LogEntries { written: HashMap::new(), last_flush: None, begun: Vec::new(), marks: Vec::new() };
+            WriteLogIndex { written: HashMap::new(), last_flush: None, begun: Vec::new(), marks: Vec::new() };
         // Latest start time of the entries of each sector of the target.
         let mut tops = vec![0; line.1 as usize];
         while let Some(at) = cursor.offset().map_err(|e| e.to_string())? {
@@ -186,10 +186,10 @@ impl WriteLogModel {
     /// Checks one entry: its content and its position.
     fn entry(
         &self,
-        record: &LogRecord,
+        record: &LogWritesEntry,
         line: (u64, u64),
         sector: &impl Fn(u64) -> Vec<u8>,
-        entries: &mut LogEntries,
+        entries: &mut WriteLogIndex,
         tops: &mut [u64],
     ) -> Result<(), Violation> {
         let position = entries.begun.len();
@@ -199,12 +199,12 @@ impl WriteLogModel {
             return Err(format!("entry {position} reaches beyond the device: {entry:?}"));
         }
         if entry.flags.contains(EntryFlags::DISCARD) {
-            self.discard(position, line.0 + entry.sector, &mut tops[range(entry)])?;
+            self.discard(position, line.0 + entry.sector, &mut tops[log_entry_sector_range(entry)])?;
         }
         for i in 0..entry.data_sectors() {
             let (s, bytes) = (entry.sector + i, sector(record.data.start / SECTOR_SIZE + i));
-            let request =
-                stamp::uniform_stamp(&bytes[..SECTOR]).and_then(|stamp| self.writer_of(stamp, line.0 + s));
+            let request = stamp::read_sector_stamp(&bytes[..SECTOR])
+                .and_then(|stamp| self.writer_of(stamp, line.0 + s));
             let Some((stamp, r)) = request else {
                 return Err(format!("entry {position} holds data that was never written to sector {s}"));
             };
@@ -257,7 +257,7 @@ impl WriteLogModel {
         (0..r.len).filter(inside).map(|i| r.id << 10 | i)
     }
 
-    fn kept(&self, line: (u64, u64), entries: &LogEntries) -> Result<(), Violation> {
+    fn kept(&self, line: (u64, u64), entries: &WriteLogIndex) -> Result<(), Violation> {
         let flushes = self.requests.iter().filter(|r| r.promised && r.is_flush());
         let flushed = flushes.map(|r| r.start).max().unwrap_or(0);
         for r in self.requests.iter().filter(|r| r.promised && r.op == Op::Write) {
@@ -284,7 +284,7 @@ impl WriteLogModel {
         }
     }
 
-    fn no_beginning_breaks(&self, line: (u64, u64), entries: &LogEntries) -> Result<(), Violation> {
+    fn no_beginning_breaks(&self, line: (u64, u64), entries: &WriteLogIndex) -> Result<(), Violation> {
         // Start and end of acknowledged flushes, by start. The end is the earliest end of all
         // flushes with the same or a later start.
         let mut flushes: Vec<(u64, u64)> =
@@ -312,7 +312,7 @@ impl WriteLogModel {
     }
 }
 
-fn range(entry: &LogEntry) -> std::ops::Range<usize> {
+fn log_entry_sector_range(entry: &LogWritesEntryHeader) -> std::ops::Range<usize> {
     entry.sector as usize..(entry.sector + entry.sectors) as usize
 }
 
@@ -338,7 +338,7 @@ impl TargetWorld {
     pub(crate) fn look_at_log(&mut self) -> Result<(), Violation> {
         let (Some(path), true) = (self.blueprint.log, self.log.is_kept()) else { return Ok(()) };
         self.log.looks += 1;
-        let env = lock(&self.machine.env);
+        let env = lock_environment(&self.machine.env);
         let disk = &env.disks[self.blueprint.paths[path]];
         for (durable, when) in [(false, "the server is killed"), (true, "the power is cut")] {
             let looked = self.log.check(disk.sectors(), |sector| disk.bytes(sector, durable));
@@ -351,7 +351,7 @@ impl TargetWorld {
     pub(crate) fn mark(&mut self, device: usize) -> Result<(), Violation> {
         self.log.marks_given += 1;
         let text = format!("m{}", self.log.marks_given);
-        lock(&self.machine.env).say(format!("d{device} message: mark {text}"));
+        lock_environment(&self.machine.env).say(format!("d{device} message: mark {text}"));
         let at = self.log.line.map_or(0, |(start, _)| start);
         let pending = match self.send(device, at, &format!("mark {text}")) {
             Ok((_, Some(pending))) => pending,
@@ -373,7 +373,7 @@ impl TargetWorld {
         let Some(device) = self.blueprint.logger.filter(|_| !self.log.waiting.is_empty()) else {
             return Ok(());
         };
-        let dead = lock(&self.machine.env).dead;
+        let dead = lock_environment(&self.machine.env).dead;
         let mut answered = false;
         for (text, pending) in std::mem::take(&mut self.log.waiting) {
             match pending.outcome() {

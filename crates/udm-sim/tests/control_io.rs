@@ -2,11 +2,11 @@
 //! request.
 
 use std::sync::Arc;
-use udm_core::control_io::{flush, read};
+use udm_core::control_io::{flush_device, read_sectors};
 use udm_core::errno::ETIMEDOUT;
 use udm_core::{Device, Sector, Sectors};
 use udm_sim::RunPlan;
-use udm_sim::control_io::SimControlIo;
+use udm_sim::control_io::SimTableLoadIo;
 use udm_sim::world::TargetWorld;
 
 /// Counts of the reads of a world.
@@ -32,10 +32,10 @@ fn world(seed: u64) -> ReadCounts {
         let limits = device.limits();
         let block = u64::from(limits.logical_block) / 512;
         let sectors = Sectors((limits.size.0.min(64) / block * block).max(block));
-        let io = SimControlIo::new(&mut world);
+        let io = SimTableLoadIo::new(&mut world);
         let done = match round % 5 {
-            0 => flush(&io, device).map(|()| Vec::new()),
-            _ => read(&io, device, Sector(0), sectors),
+            0 => flush_device(&io, device).map(|()| Vec::new()),
+            _ => read_sectors(&io, device, Sector(0), sectors),
         };
         io.verdict().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
         match done {

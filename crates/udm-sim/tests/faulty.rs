@@ -1,6 +1,6 @@
 //! Worlds in which disks have the faults of null devices pass.
 
-use udm_sim::counts::Accumulate;
+use udm_sim::counts::AccumulateRuns;
 use udm_sim::{RunPlan, RunTotals, run};
 
 #[test]

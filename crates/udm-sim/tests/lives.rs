@@ -1,9 +1,9 @@
 //! Worlds of servers that run one after another pass, the same seed always gives the same run, and
 //! runs cover their purpose.
 
-use udm_sim::counts::Accumulate;
+use udm_sim::counts::AccumulateRuns;
 use udm_sim::lifecycle::{self, LifecycleCounts};
-use udm_sim::{Disturbance, ExcludedDisturbances, RunPlan};
+use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan};
 
 /// Steps per seed.
 const STEPS: u64 = 5000;
@@ -40,12 +40,12 @@ fn classes_can_be_left_out() {
     let quiet = clean(&RunPlan { without: ExcludedDisturbances::all(), ..RunPlan::new(11, STEPS) });
     assert_eq!((quiet.killed, quiet.away, quiet.replaced, quiet.released), (0, 0, 0, 0));
     for class in [
-        Disturbance::Crash,
-        Disturbance::Merge,
-        Disturbance::Reload,
-        Disturbance::Remove,
-        Disturbance::Suspend,
-        Disturbance::Paths,
+        DisturbanceClass::Crash,
+        DisturbanceClass::Merge,
+        DisturbanceClass::Reload,
+        DisturbanceClass::Remove,
+        DisturbanceClass::Suspend,
+        DisturbanceClass::Paths,
     ] {
         let some = clean(&RunPlan {
             without: ExcludedDisturbances::default().and(class),

@@ -1,9 +1,9 @@
 //! Worlds of the NBD server pass, the same seed always gives the same run, and runs cover their
 //! purpose.
 
-use udm_sim::counts::Accumulate;
+use udm_sim::counts::AccumulateRuns;
 use udm_sim::nbd::{self, NbdServerCounts};
-use udm_sim::{Disturbance, ExcludedDisturbances, RunPlan};
+use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan};
 
 /// Steps per seed.
 const STEPS: u64 = 3000;
@@ -42,12 +42,12 @@ fn classes_can_be_left_out() {
     assert_eq!((quiet.cuts, quiet.failed, quiet.lost, quiet.stalls), (0, 0, 0, 0));
     assert_eq!((quiet.nonsense, quiet.moves, quiet.suspends, quiet.crashes), (0, 0, 0, 0));
     for class in [
-        Disturbance::Cuts,
-        Disturbance::Lost,
-        Disturbance::Stalls,
-        Disturbance::Nonsense,
-        Disturbance::Moves,
-        Disturbance::Crash,
+        DisturbanceClass::Cuts,
+        DisturbanceClass::Lost,
+        DisturbanceClass::Stalls,
+        DisturbanceClass::Nonsense,
+        DisturbanceClass::Moves,
+        DisturbanceClass::Crash,
     ] {
         let some = clean(&RunPlan {
             without: ExcludedDisturbances::default().and(class),

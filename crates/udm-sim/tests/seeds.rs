@@ -1,6 +1,6 @@
 //! A fixed set of seeds passes, and the same seed always gives the same run.
 
-use udm_sim::{Disturbance, ExcludedDisturbances, RunPlan, run};
+use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan, run};
 
 /// Steps per seed.
 const STEPS: u64 = 5000;
@@ -58,14 +58,14 @@ fn looking_changes_nothing() {
 
 #[test]
 fn classes_can_be_left_out() {
-    for class in Disturbance::ALL {
+    for class in DisturbanceClass::ALL {
         let without = ExcludedDisturbances::default().and(class);
         let totals = clean(&RunPlan { without, ..RunPlan::new(11, STEPS) }).totals;
         match class {
-            Disturbance::Crash => assert_eq!(totals.crashes, 0),
-            Disturbance::Reload => assert_eq!(totals.reloads, 0),
-            Disturbance::Suspend => assert_eq!(totals.suspends, 0),
-            Disturbance::Paths => assert_eq!(totals.losses, 0),
+            DisturbanceClass::Crash => assert_eq!(totals.crashes, 0),
+            DisturbanceClass::Reload => assert_eq!(totals.reloads, 0),
+            DisturbanceClass::Suspend => assert_eq!(totals.suspends, 0),
+            DisturbanceClass::Paths => assert_eq!(totals.losses, 0),
             _ => {}
         }
     }

@@ -1,8 +1,8 @@
 //! Worlds of origins and their snapshots pass, and a power cut at any write or flush leaves each
 //! snapshot as promised.
 
-use udm_sim::counts::Accumulate;
-use udm_sim::{Disturbance, ExcludedDisturbances, RunFailure, RunPlan, RunTotals, run};
+use udm_sim::counts::AccumulateRuns;
+use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunFailure, RunPlan, RunTotals, run};
 
 fn or_panic(outcome: Result<run::CleanRun, Box<RunFailure>>) -> run::CleanRun {
     outcome.unwrap_or_else(|failure| {
@@ -42,7 +42,7 @@ fn a_cut_at_any_write_loses_nothing() {
     ];
     let mut all = RunTotals::default();
     for (name, steps, suits) in what {
-        let without = ExcludedDisturbances::default().and(Disturbance::Crash);
+        let without = ExcludedDisturbances::default().and(DisturbanceClass::Crash);
         let plan = |seed| RunPlan { without, keep_events: 100, ..RunPlan::snapshots(seed, steps) };
         let is_one = |seed: &u64| {
             let totals = clean(&plan(*seed)).totals;

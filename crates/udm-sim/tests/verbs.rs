@@ -1,9 +1,9 @@
 //! Worlds of the registry and its verbs pass, the same seed always gives the same run, and runs
 //! cover their purpose.
 
-use udm_sim::counts::Accumulate;
+use udm_sim::counts::AccumulateRuns;
 use udm_sim::verbs::{self, RegistryCounts};
-use udm_sim::{Disturbance, ExcludedDisturbances, RunPlan};
+use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan};
 
 /// Steps per seed.
 const STEPS: u64 = 3000;
@@ -41,11 +41,11 @@ fn classes_can_be_left_out() {
     assert_eq!((quiet.hung_up, quiet.moved, quiet.hangs, quiet.stacks), (0, 0, 0, 0));
     assert_eq!((quiet.not_opened, quiet.no_lanes, quiet.messages), (0, 0, 0));
     for class in [
-        Disturbance::Cancel,
-        Disturbance::Reload,
-        Disturbance::Remove,
-        Disturbance::Stacks,
-        Disturbance::Suspend,
+        DisturbanceClass::Cancel,
+        DisturbanceClass::Reload,
+        DisturbanceClass::Remove,
+        DisturbanceClass::Stacks,
+        DisturbanceClass::Suspend,
     ] {
         let some = clean(&RunPlan {
             without: ExcludedDisturbances::default().and(class),

@@ -9,10 +9,10 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 use udm_core::{
-    Batch, Bio, CoreId, CoreState, Cores, Cx, DevNo, Device, DeviceId, Lane, LaneCommand, Limits, Nanos, Op,
-    OpenError, Sector, Sectors,
+    Batch, Bio, CoreCommandSender, CoreId, CoreLaneState, Cx, DevNo, Device, DeviceControlError, DeviceId,
+    Lane, LaneCommand, Limits, Nanos, Op, Sector, Sectors,
 };
-use udm_dm::testing::{TestControlIo, TestResolver};
+use udm_dm::testing::{TestControlIo, TestDeviceNameResolver};
 use udm_dm::{MappedDevice, Table};
 
 const DEPTH: usize = 32;
@@ -30,7 +30,7 @@ impl Device for NullDevice {
         self.0
     }
 
-    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         Ok(Box::new(NullLane(Batch::with_capacity(DEPTH))))
     }
 
@@ -52,17 +52,17 @@ impl Lane for NullLane {
 /// No lanes are open while the stacks are built, so no core needs a message.
 struct NoCores;
 
-impl Cores for NoCores {
+impl CoreCommandSender for NoCores {
     fn broadcast(&self, _device: DeviceId, _command: LaneCommand) {}
     fn wake_up(&self, _: CoreId, _: DeviceId) {}
-    fn start(&self, _: udm_core::TaskFactory) -> udm_core::TaskHandle {
-        udm_core::TaskHandle::new(drop)
+    fn start(&self, _: udm_core::BioTaskFactory) -> udm_core::BioTaskHandle {
+        udm_core::BioTaskHandle::new(drop)
     }
 }
 
-fn map(name: &str, text: &str, resolver: &mut TestResolver, minor: u32) -> Arc<MappedDevice> {
+fn map(name: &str, text: &str, resolver: &mut TestDeviceNameResolver, minor: u32) -> Arc<MappedDevice> {
     let device = MappedDevice::new(name, None, DevNo { major: 254, minor }).expect("a name");
-    let lines = udm_wire::table::parse(text).expect("a table");
+    let lines = udm_wire::table::parse_table(text).expect("a table");
     device
         .load(
             Table::build(udm_targets::TARGETS, &lines, resolver, &TestControlIo::new(), 1).expect("a table"),
@@ -74,7 +74,7 @@ fn map(name: &str, text: &str, resolver: &mut TestResolver, minor: u32) -> Arc<M
     device
 }
 
-fn measure_turn(lane: &mut dyn Lane, state: &mut CoreState, batch: &mut Batch, done: &mut Batch) -> f64 {
+fn measure_turn(lane: &mut dyn Lane, state: &mut CoreLaneState, batch: &mut Batch, done: &mut Batch) -> f64 {
     let start = Instant::now();
     let mut at = 1u64;
     for _ in 0..BATCHES {
@@ -98,7 +98,7 @@ fn measure_turn(lane: &mut dyn Lane, state: &mut CoreState, batch: &mut Batch, d
 
 fn main() {
     let null = Arc::new(NullDevice(DeviceId::new()));
-    let mut resolver = TestResolver::new();
+    let mut resolver = TestDeviceNameResolver::new();
     resolver.add("/null", DevNo { major: 1, minor: 0 }, Arc::<NullDevice>::clone(&null));
     let linear = map("linear", &format!("0 {SIZE} linear /null 0"), &mut resolver, 0);
     let shifted = map("shifted", &format!("0 {} linear /null 64", SIZE - 64), &mut resolver, 1);
@@ -128,7 +128,7 @@ fn main() {
         ("1 mapped device, zero (no null lane)", zero, 1.0),
     ];
 
-    let mut state = CoreState::new(CoreId(0), 1, 1, None);
+    let mut state = CoreLaneState::new(CoreId(0), 1, 1, None);
     let mut lanes: Vec<_> =
         stacks.iter().map(|(_, device, _)| device.open(&mut state.cx(Nanos(0))).expect("a lane")).collect();
     let mut batch: Batch = (0..DEPTH).map(|_| Bio::new()).collect();

@@ -16,11 +16,11 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::Instant;
 use udm_core::errno::ENOENT;
 use udm_core::{
-    Batch, Bio, CoreId, CoreState, Cx, DevNo, Device, DeviceId, Lane, Limits, Nanos, OpenError, Sector,
-    Sectors,
+    Batch, Bio, CoreId, CoreLaneState, Cx, DevNo, Device, DeviceControlError, DeviceId, Lane, Limits, Nanos,
+    Sector, Sectors,
 };
 use udm_dm::testing::TestControlIo;
-use udm_dm::{DeviceRef, LookupError, Resolver, Target, TargetArgs};
+use udm_dm::{DeviceLookupError, DeviceNameResolver, ResolvedDevice, Target, TargetArgs};
 use udm_targets::multipath::Multipath;
 
 /// A device that completes every bio at once.
@@ -30,7 +30,7 @@ impl Device for NullDevice {
     fn id(&self) -> DeviceId {
         self.0
     }
-    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         Ok(Box::new(NullLane(Batch::new())))
     }
     fn limits(&self) -> Limits {
@@ -104,11 +104,11 @@ impl Lane for MutexLane {
 
 struct NullResolver;
 
-impl Resolver for NullResolver {
-    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
+impl DeviceNameResolver for NullResolver {
+    fn get(&mut self, word: &str) -> Result<ResolvedDevice, DeviceLookupError> {
         let number: DevNo =
-            word.parse().map_err(|()| LookupError { errno: ENOENT, reason: String::new() })?;
-        Ok(DeviceRef {
+            word.parse().map_err(|()| DeviceLookupError { errno: ENOENT, reason: String::new() })?;
+        Ok(ResolvedDevice {
             number,
             name: word.to_string(),
             device: Arc::new(NullDevice(DeviceId::new())),
@@ -162,7 +162,7 @@ fn cases() -> Vec<(&'static str, OpenLane)> {
 
 /// Nanoseconds per request over `batches` batches of `depth`.
 fn measure(open: &OpenLane, core: u16, depth: usize, batches: usize, start: &Barrier) -> f64 {
-    let mut state = CoreState::new(CoreId(core), 2, 1, None);
+    let mut state = CoreLaneState::new(CoreId(core), 2, 1, None);
     let mut cx = state.cx(Nanos(0));
     let mut lane = open(&mut cx);
     let mut batch: Batch = (0..depth as u64)

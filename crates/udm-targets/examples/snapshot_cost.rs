@@ -9,10 +9,10 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 use udm_core::{
-    Batch, Bio, Buf, CoreId, CoreState, Cores, Cx, DevNo, Device, DeviceId, Lane, LaneCommand, Limits, Nanos,
-    Op, OpenError, Sector, Sectors, SharedDiskState,
+    Batch, Bio, Buf, CoreCommandSender, CoreId, CoreLaneState, Cx, DevNo, Device, DeviceControlError,
+    DeviceId, Lane, LaneCommand, Limits, Nanos, Op, Sector, Sectors, SharedDiskState,
 };
-use udm_dm::testing::{TestControlIo, TestResolver};
+use udm_dm::testing::{TestControlIo, TestDeviceNameResolver};
 use udm_dm::{MappedDevice, Table};
 
 const DEPTH: usize = 32;
@@ -30,7 +30,7 @@ impl Device for NullDevice {
         self.0
     }
 
-    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         Ok(Box::new(NullLane(Batch::with_capacity(DEPTH))))
     }
 
@@ -56,16 +56,16 @@ impl Lane for NullLane {
 /// No lanes are open while the stacks are built, so no core needs a message.
 struct NoCores;
 
-impl Cores for NoCores {
+impl CoreCommandSender for NoCores {
     fn broadcast(&self, _device: DeviceId, _command: LaneCommand) {}
     fn wake_up(&self, _: CoreId, _: DeviceId) {}
-    fn start(&self, _: udm_core::TaskFactory) -> udm_core::TaskHandle {
-        udm_core::TaskHandle::new(drop)
+    fn start(&self, _: udm_core::BioTaskFactory) -> udm_core::BioTaskHandle {
+        udm_core::BioTaskHandle::new(drop)
     }
 }
 
 struct StackRig {
-    resolver: TestResolver,
+    resolver: TestDeviceNameResolver,
     minor: u32,
 }
 
@@ -80,7 +80,7 @@ impl StackRig {
         self.minor += 1;
         let number = DevNo { major: 254, minor: self.minor };
         let device = MappedDevice::new(name, None, number).expect("a name");
-        let lines = udm_wire::table::parse(text).expect("a table");
+        let lines = udm_wire::table::parse_table(text).expect("a table");
         let table = Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, &TestControlIo::new(), 1);
         device.load(table.expect("a table")).expect("a load");
         let mut change = device.resume(Arc::new(|| {})).expect("a resume");
@@ -90,7 +90,7 @@ impl StackRig {
 }
 
 /// Writes every chunk once.
-fn write_all(lane: &mut dyn Lane, state: &mut CoreState) {
+fn write_all(lane: &mut dyn Lane, state: &mut CoreLaneState) {
     let mut done = Batch::new();
     for chunk in 0..SIZE / 8 {
         let mut bio = Bio::write(Sector(chunk * 8), Sectors(8), Buf::zeroed(4096).into());
@@ -105,7 +105,7 @@ fn write_all(lane: &mut dyn Lane, state: &mut CoreState) {
 
 fn measure_turn(
     lane: &mut dyn Lane,
-    state: &mut CoreState,
+    state: &mut CoreLaneState,
     batch: &mut Batch,
     op: Op,
     spare: &mut Batch,
@@ -134,8 +134,8 @@ fn measure_turn(
 }
 
 fn main() {
-    let mut host = StackRig { resolver: TestResolver::new(), minor: 0 };
-    let mut state = CoreState::new(CoreId(0), 1, 1, None);
+    let mut host = StackRig { resolver: TestDeviceNameResolver::new(), minor: 0 };
+    let mut state = CoreLaneState::new(CoreId(0), 1, 1, None);
     let mut stacks: Vec<(String, Box<dyn Lane>, Op)> = Vec::new();
     let mut keep = Vec::new();
     host.null("/plain");

@@ -5,9 +5,11 @@
 //! limits the target reports, so that it can replace that device.
 
 use std::sync::Arc;
-use udm_core::{Batch, Bio, Cx, Lane, Limits, Op, OpenError, Sector, Sectors, Status};
+use udm_core::{Batch, Bio, Cx, DeviceControlError, Lane, Limits, Op, Sector, Sectors, Status};
 use udm_dm::TargetError;
-use udm_dm::target::{DeviceRange, DmQueueMode, LowerLimits, Target, TargetArgs, TargetFeatures, decimal};
+use udm_dm::target::{
+    DeviceRange, DmQueueMode, LowerLimits, Target, TargetArgs, TargetFeatures, parse_decimal_u64,
+};
 
 struct ErrorTarget {
     len: Sectors,
@@ -21,8 +23,8 @@ struct ErrorTarget {
 pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let like = match args.args {
         [device, offset] => {
-            let start =
-                decimal(offset).ok_or_else(|| TargetError::new("error: Invalid device sector").at(1))?;
+            let start = parse_decimal_u64(offset)
+                .ok_or_else(|| TargetError::new("error: Invalid device sector").at(1))?;
             let device = args.resolver.get(device).map_err(|e| {
                 TargetError::new("error: Device lookup failed").with_errno(e.errno).because(e.reason).at(0)
             })?;
@@ -38,8 +40,8 @@ impl Target for ErrorTarget {
         "error"
     }
 
-    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(ImmediateLane { end: fail_bio, done: Batch::new() }))
+    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        Ok(Box::new(ImmediateCompletionLane { end: error_target_bio_status, done: Batch::new() }))
     }
 
     fn table(&self) -> String {
@@ -65,17 +67,17 @@ impl Target for ErrorTarget {
     }
 }
 
-fn fail_bio(bio: &mut Bio) -> Status {
+fn error_target_bio_status(bio: &mut Bio) -> Status {
     if bio.op == Op::Flush { Status::Ok } else { Status::IoErr }
 }
 
 /// A lane without a device below: each bio completes at once with the status of `end`.
-struct ImmediateLane {
+struct ImmediateCompletionLane {
     end: fn(&mut Bio) -> Status,
     done: Batch,
 }
 
-impl Lane for ImmediateLane {
+impl Lane for ImmediateCompletionLane {
     fn submit(&mut self, batch: &mut Batch, _cx: &mut Cx<'_>) {
         for bio in &mut *batch {
             bio.status = (self.end)(bio);

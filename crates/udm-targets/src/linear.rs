@@ -7,11 +7,12 @@ use std::sync::Arc;
 use udm_core::{Extents, Limits, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::target::{
-    DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, TargetDataPath, TargetFeatures, decimal,
+    DeviceRange, LowerLimits, ResolvedDevice, Target, TargetArgs, TargetDataPath, TargetFeatures,
+    parse_decimal_u64,
 };
 
 struct LinearTarget {
-    device: DeviceRef,
+    device: ResolvedDevice,
     offset: Sector,
     len: Sectors,
 }
@@ -25,8 +26,9 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let [device, offset] = args.args else {
         return Err(TargetError::new("linear: Invalid argument count").at(args.args.len().min(2)));
     };
-    let offset =
-        Sector(decimal(offset).ok_or_else(|| TargetError::new("linear: Invalid device sector").at(1))?);
+    let offset = Sector(
+        parse_decimal_u64(offset).ok_or_else(|| TargetError::new("linear: Invalid device sector").at(1))?,
+    );
     let device = args.resolver.get(device).map_err(|e| {
         TargetError::new("linear: Device lookup failed").with_errno(e.errno).because(e.reason).at(0)
     })?;

@@ -13,19 +13,19 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use udm_core::{Extents, Limits, SECTOR_SIZE, Sector, Sectors};
-use udm_dm::stripes::{StripeFailureObserver, StripeLayout, StripeSet};
+use udm_dm::stripes::{StripeFailureObserver, StripeLayout, StripedTargetDescription};
 use udm_dm::target::{
-    DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, TargetDataPath, TargetFeatures, TargetHost,
-    decimal,
+    DeviceRange, LowerLimits, ResolvedDevice, Target, TargetArgs, TargetDataPath, TargetFeatures,
+    TargetHostServices, parse_decimal_u64,
 };
-use udm_dm::{EventKind, StateChange, TargetError};
+use udm_dm::{DeviceEventDetails, EventKind, TargetError};
 
 /// Maximum number of failures per device that raise an event; later ones are only counted. The
 /// kernel's `DM_IO_ERROR_THRESHOLD` is 15, and the fifteenth raises none.
 const EVENTS_MAX: u32 = 14;
 
 struct Stripe {
-    device: DeviceRef,
+    device: ResolvedDevice,
     offset: Sector,
     /// Failures of the stripe's device. Written only if a request fails.
     errors: AtomicU32,
@@ -33,7 +33,7 @@ struct Stripe {
 
 struct StripedShared {
     stripes: Vec<Stripe>,
-    notify: OnceLock<Arc<dyn TargetHost>>,
+    notify: OnceLock<Arc<dyn TargetHostServices>>,
 }
 
 struct StripedTarget {
@@ -53,7 +53,7 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let [count, chunk, destinations @ ..] = args.args else {
         return Err(refuse("Not enough arguments", args.args.len()));
     };
-    let small = |word: &str| decimal(word).filter(|&n| (1..=u64::from(u32::MAX)).contains(&n));
+    let small = |word: &str| parse_decimal_u64(word).filter(|&n| (1..=u64::from(u32::MAX)).contains(&n));
     let count = small(count).ok_or_else(|| refuse("Invalid stripe count", 0))?;
     let chunk = small(chunk).ok_or_else(|| refuse("Invalid chunk_size", 1))?;
     if !args.len.0.is_multiple_of(count) {
@@ -70,7 +70,7 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let mut stripes = Vec::with_capacity(destinations.len() / 2);
     for (i, pair) in destinations.chunks_exact(2).enumerate() {
         let text = "Couldn't parse stripe destination";
-        let offset = decimal(&pair[1]).ok_or_else(|| refuse(text, 3 + 2 * i))?;
+        let offset = parse_decimal_u64(&pair[1]).ok_or_else(|| refuse(text, 3 + 2 * i))?;
         let device = args
             .resolver
             .get(&pair[0])
@@ -145,14 +145,14 @@ impl Target for StripedTarget {
     fn data_path(&self) -> TargetDataPath {
         let stripes = self.shared.stripes.iter().map(|s| (s.device.clone(), s.offset)).collect();
         let failures = Arc::<StripedShared>::clone(&self.shared);
-        TargetDataPath::Striped(StripeSet { layout: self.layout, stripes, failures })
+        TargetDataPath::Striped(StripedTargetDescription { layout: self.layout, stripes, failures })
     }
 
     fn features(&self) -> TargetFeatures {
         TargetFeatures { flush_bypasses_map: true, ..TargetFeatures::default() }
     }
 
-    fn attach(&self, notify: Arc<dyn TargetHost>) {
+    fn attach(&self, notify: Arc<dyn TargetHostServices>) {
         // A table is loaded once; a second device would be a bug of the caller.
         let _ = self.shared.notify.set(notify);
     }
@@ -168,9 +168,9 @@ impl StripeFailureObserver for StripedShared {
             if let Some(notify) = self.notify.get().filter(|_| before < EVENTS_MAX) {
                 let number = stripe.device.number;
                 let line = || format!("device {number} failed a request, {} in all", before + 1);
-                notify.emit(&|| StateChange {
+                notify.emit(&|| DeviceEventDetails {
                     path: Some(number),
-                    ..StateChange::new(EventKind::StripeFailed, line())
+                    ..DeviceEventDetails::new(EventKind::StripeFailed, line())
                 });
                 notify.event();
             }

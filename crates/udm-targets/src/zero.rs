@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 use udm_core::{
-    Bio, BioFlags, BioHandler, BioProgress, BudgetedLane, Cx, ExtentKind, Extents, Lane, Limits, Op,
-    OpenError, SECTOR_SIZE, Sector, Sectors, Status,
+    Bio, BioFlags, BioProgress, CpuBioHandler, CpuBudgetedLane, Cx, DeviceControlError, ExtentKind, Extents,
+    Lane, Limits, Op, SECTOR_SIZE, Sector, Sectors, Status,
 };
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceRange, LowerLimits, Target, TargetArgs};
@@ -28,8 +28,8 @@ impl Target for ZeroTarget {
         "zero"
     }
 
-    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(BudgetedLane::new(ZeroFill)))
+    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        Ok(Box::new(CpuBudgetedLane::new(ZeroBioHandler)))
     }
 
     fn table(&self) -> String {
@@ -50,9 +50,9 @@ impl Target for ZeroTarget {
     }
 }
 
-struct ZeroFill;
+struct ZeroBioHandler;
 
-impl BioHandler for ZeroFill {
+impl CpuBioHandler for ZeroBioHandler {
     fn cost(&self, bio: &Bio) -> u64 {
         if bio.op == Op::Read && !bio.data.is_empty() { bio.sectors.0.saturating_mul(SECTOR_SIZE) } else { 0 }
     }
@@ -62,7 +62,7 @@ impl BioHandler for ZeroFill {
             // Read-ahead of zeroes would only fill a cache (kernel).
             Op::Read if bio.flags.contains(BioFlags::RAHEAD) => Status::IoErr,
             Op::Read if !bio.data.is_empty() => {
-                fill_with_zeroes(bio, part);
+                fill_bio_with_zeroes(bio, part);
                 Status::Ok
             }
             Op::Read | Op::Write | Op::Discard | Op::Flush => {
@@ -74,7 +74,7 @@ impl BioHandler for ZeroFill {
     }
 }
 
-fn fill_with_zeroes(bio: &mut Bio, part: &mut BioProgress) {
+fn fill_bio_with_zeroes(bio: &mut Bio, part: &mut BioProgress) {
     let now = part.now();
     bio.data.produce(part.done as usize, now as usize, |_, piece| piece.fill(0));
     part.advance(now);

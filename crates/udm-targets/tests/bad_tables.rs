@@ -5,7 +5,7 @@ mod common;
 use common::{compare, load, load_with, recorded};
 use std::sync::Arc;
 use udm_core::{Limits, Sectors};
-use udm_dm::testing::{TestDisk, TestResolver};
+use udm_dm::testing::{TestDeviceNameResolver, TestDisk};
 
 #[test]
 fn recorded_tables_of_the_basic_targets() {
@@ -101,7 +101,7 @@ fn arguments_of_the_basic_targets() {
 /// Sizes, and blocks of 4096 bytes.
 #[test]
 fn k03_sizes_and_alignment() {
-    let mut resolver = TestResolver::recorded();
+    let mut resolver = TestDeviceNameResolver::recorded();
     let limits = Limits { logical_block: 4096, ..Limits::new(Sectors(1024)) };
     resolver.add("/dev/big0", "7:0".parse().unwrap(), TestDisk::null(limits));
     resolver.add("/dev/small0", "7:2".parse().unwrap(), TestDisk::null(Limits::new(Sectors(1024))));
@@ -163,7 +163,7 @@ fn errors_name_the_line_and_the_word() {
 #[test]
 fn refused_tables_leave_nothing_open() {
     let disk = TestDisk::null(Limits::new(Sectors(64)));
-    let mut resolver = TestResolver::recorded();
+    let mut resolver = TestDeviceNameResolver::recorded();
     resolver.add("/dev/d", "7:0".parse().unwrap(), Arc::<TestDisk>::clone(&disk));
     load_with("0 8 linear /dev/d 0\n8 8 linear /dev/nosuch 0", &mut resolver).unwrap_err();
     drop(resolver);

@@ -9,9 +9,10 @@ use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::{
-    Batch, Bio, CoreId, CoreState, Cx, Device, DeviceId, Lane, Limits, Nanos, Op, OpenError, Sectors,
+    Batch, Bio, CoreId, CoreLaneState, Cx, Device, DeviceControlError, DeviceId, Lane, Limits, Nanos, Op,
+    Sectors,
 };
-use udm_dm::testing::{TestWorld, bio_without_data};
+use udm_dm::testing::{SteppedTestCores, bio_without_data};
 use udm_dm::{MultipathTarget, Target};
 
 /// One step of the test.
@@ -62,7 +63,7 @@ proptest! {
         let (disks, mut resolver) = disks(4);
         let target = build(&format!("1 queue_if_no_path 0 2 1 {groups}"), &mut resolver).unwrap();
         target.attach(Arc::new(EventCounter::default()));
-        let mut world = TestWorld::new(3);
+        let mut world = SteppedTestCores::new(3);
         let mut lanes: Vec<_> = (0..3).map(|core| world.turn(core, |cx| target.open(cx)).unwrap()).collect();
         let mut home = Vec::new();
         let mut back = Vec::new();
@@ -122,7 +123,7 @@ proptest! {
         let names: Vec<_> = (0..paths).map(|p| format!("253:{p}")).collect();
         let params = format!("0 0 1 1 round-robin 0 {paths} 0 {}", names.join(" "));
         let target = build(&params, &mut resolver).unwrap();
-        let mut world = TestWorld::new(3);
+        let mut world = SteppedTestCores::new(3);
         let mut lanes: Vec<_> = (0..3).map(|core| world.turn(core, |cx| target.open(cx)).unwrap()).collect();
         let mut sent = 0;
         for (core, bios) in batches {
@@ -143,7 +144,7 @@ fn cores_see_each_others_load() {
     for selector in ["queue-length", "service-time"] {
         let (disks, mut resolver) = disks(2);
         let target = build(&format!("0 0 1 1 {selector} 0 2 0 253:0 253:1"), &mut resolver).unwrap();
-        let mut world = TestWorld::new(2);
+        let mut world = SteppedTestCores::new(2);
         let mut lanes: Vec<_> = (0..2).map(|core| world.turn(core, |cx| target.open(cx)).unwrap()).collect();
         disks[0].hold(true);
         world.submit(0, &mut *lanes[0], [bio_without_data(Op::Read, 0, 8)]);
@@ -165,9 +166,9 @@ fn no_core_uses_the_path_of_another_while_its_own_works() {
     let (disks, mut resolver) = disks(4);
     let masks = "253:0 1 253:1 2 253:2 4 253:3 8";
     let target = build(&format!("0 0 1 1 io-affinity 0 4 1 {masks}"), &mut resolver).unwrap();
-    let mut world = TestWorld::new(4);
+    let mut world = SteppedTestCores::new(4);
     let mut lanes: Vec<_> = (0..4).map(|core| world.turn(core, |cx| target.open(cx)).unwrap()).collect();
-    let mut round = |world: &mut TestWorld, core: usize| {
+    let mut round = |world: &mut SteppedTestCores, core: usize| {
         for bios in [1, 7, 32] {
             let batch: Vec<_> = (0..bios).map(|n| bio_without_data(Op::Read, 8 * n, 8)).collect();
             world.submit(core, &mut *lanes[core], batch);
@@ -207,7 +208,7 @@ fn threads() {
             .map(|core| {
                 let target = &target;
                 scope.spawn(move || {
-                    let mut state = CoreState::new(CoreId(core), 2, 0, None);
+                    let mut state = CoreLaneState::new(CoreId(core), 2, 0, None);
                     let mut cx = state.cx(Nanos(0));
                     let mut lane = target.open(&mut cx).expect("disks open");
                     let mut batch: Batch = (0..32).map(|_| bio_without_data(Op::Read, 0, 8)).collect();
@@ -260,7 +261,7 @@ impl Device for PollCountDevice {
     fn id(&self) -> DeviceId {
         self.0
     }
-    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         Ok(Box::new(PollCountLane(self.1.clone(), Batch::new())))
     }
     fn limits(&self) -> Limits {
@@ -293,7 +294,7 @@ fn idle_paths_are_polled() {
     }
     let params = "0 0 2 1 round-robin 0 1 0 253:0 round-robin 0 1 0 253:1";
     let target = build(params, &mut resolver).unwrap();
-    let mut world = TestWorld::new(1);
+    let mut world = SteppedTestCores::new(1);
     let mut lane = world.turn(0, |cx| target.open(cx)).unwrap();
     let count = |i: usize| polls[i].swap(0, Ordering::Relaxed);
     world.poll(0, &mut *lane);

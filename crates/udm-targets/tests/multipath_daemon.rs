@@ -6,11 +6,13 @@ mod multipath_rig;
 use multipath_rig::disks;
 use std::cell::Cell;
 use std::sync::Arc;
-use udm_core::{Cores, DevNo, Lane, Nanos, Op, Sectors, Status};
-use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bio_without_data};
-use udm_dm::{DeviceTransition, MappedDevice, PathCommand, PathMaintenanceReport, Table};
-use udm_targets::multipath::PathMaintenance;
-use udm_wire::multipath_conf::{Failback, MarginalPolicy, MultipathSettings, NoPathRetry, Prio};
+use udm_core::{CoreCommandSender, DevNo, Lane, Nanos, Op, Sectors, Status};
+use udm_dm::testing::{SteppedTestCores, TestControlIo, TestDeviceNameResolver, TestDisk, bio_without_data};
+use udm_dm::{DeviceTransition, MappedDevice, PathCommand, QueueingAndFailbackReport, Table};
+use udm_targets::multipath::PathMaintenanceSettings;
+use udm_wire::multipath_conf::{
+    Failback, MarginalPathPolicy, MultipathSettings, NoPathRetry, PathPrioritizer,
+};
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
@@ -22,10 +24,10 @@ thread_local! {
 
 /// A device over four disks with path maintenance; time advances in steps of 100 ms.
 struct CheckedDeviceRig {
-    world: TestWorld,
-    cores: Arc<dyn Cores>,
+    world: SteppedTestCores,
+    cores: Arc<dyn CoreCommandSender>,
     disks: Vec<Arc<TestDisk>>,
-    resolver: TestResolver,
+    resolver: TestDeviceNameResolver,
     device: Arc<MappedDevice>,
     lane: Box<dyn Lane>,
     /// The times in ms at which the first block of each disk was read.
@@ -35,14 +37,15 @@ struct CheckedDeviceRig {
 impl CheckedDeviceRig {
     fn new(groups: &str, settings: MultipathSettings) -> CheckedDeviceRig {
         let (disks, mut resolver) = disks(4);
-        let mut world = TestWorld::new(1);
+        let mut world = SteppedTestCores::new(1);
         let device = MappedDevice::new("t", None, DevNo { major: 254, minor: 0 }).unwrap();
         device.set_clock(|| CLOCK.get());
-        let maintenance = PathMaintenance { paths: Some(Arc::new(settings)), ..PathMaintenance::default() };
+        let maintenance =
+            PathMaintenanceSettings { paths: Some(Arc::new(settings)), ..PathMaintenanceSettings::default() };
         maintenance.set(&device);
         let lane = world.open(0, &*device).unwrap();
-        let cores: Arc<dyn Cores> = world.cores();
-        let lines = udm_wire::table::parse(&format!("0 32768 multipath {groups}")).unwrap();
+        let cores: Arc<dyn CoreCommandSender> = world.cores();
+        let lines = udm_wire::table::parse_table(&format!("0 32768 multipath {groups}")).unwrap();
         let table =
             Table::build(udm_targets::TARGETS, &lines, &mut resolver, &TestControlIo::new(), 1).unwrap();
         device.load(table).unwrap();
@@ -113,7 +116,7 @@ impl CheckedDeviceRig {
         self.device.table_text(false).split_whitespace().nth(6).unwrap().to_owned()
     }
 
-    fn path_maintenance(&self) -> PathMaintenanceReport {
+    fn path_maintenance(&self) -> QueueingAndFailbackReport {
         self.device.live().unwrap().targets()[0]
             .target
             .as_multipath()
@@ -341,7 +344,7 @@ fn d04_a_table_that_queues_is_told_to_fail() {
 
 /// Group 1 is lost and returns. Returns the group in use after each of `seconds`.
 fn failback(rule: Failback, seconds: &[f64]) -> Vec<String> {
-    let prio = Prio::Weighted(vec![("253:0".into(), 50), ("253:1".into(), 50), ("*".into(), 10)]);
+    let prio = PathPrioritizer::Weighted(vec![("253:0".into(), 50), ("253:1".into(), 50), ("*".into(), 10)]);
     let mut host =
         CheckedDeviceRig::new(TWO, MultipathSettings { failback: rule, prio, ..MultipathSettings::every(5) });
     host.pass(1.0);
@@ -421,7 +424,7 @@ fn d05_while_a_group_is_disabled_nothing_is_gone_back_to() {
 
 #[test]
 fn d07_a_path_that_keeps_failing_is_held_back_until_it_has_shown_better() {
-    let marginal = MarginalPolicy {
+    let marginal = MarginalPathPolicy {
         double_failed_time: Nanos(60 * SECOND),
         err_sample_time: Nanos(120 * SECOND),
         err_rate_threshold: 10,
@@ -481,7 +484,7 @@ fn d07_a_path_that_keeps_failing_is_held_back_until_it_has_shown_better() {
 
 #[test]
 fn d07_the_last_path_that_keeps_failing_is_checked_no_sooner_than_others() {
-    let marginal = MarginalPolicy {
+    let marginal = MarginalPathPolicy {
         double_failed_time: Nanos(60 * SECOND),
         err_sample_time: Nanos(120 * SECOND),
         err_rate_threshold: 10,
@@ -505,7 +508,7 @@ fn d07_the_last_path_that_keeps_failing_is_checked_no_sooner_than_others() {
 /// A failure is counted once: the task started by a resume does not count it as new.
 #[test]
 fn a_failure_from_before_a_resume_is_not_counted_again() {
-    let marginal = MarginalPolicy {
+    let marginal = MarginalPathPolicy {
         double_failed_time: Nanos(8 * SECOND),
         err_sample_time: Nanos(120 * SECOND),
         err_rate_threshold: 10,

@@ -181,7 +181,7 @@ impl Replay {
             self.rig.results()
         } else {
             let sector = if self.bad { SIZE / 2 } else { 0 };
-            (0..all).map(|_| self.rig.run(udm_dm::testing::read(sector, 8))).collect()
+            (0..all).map(|_| self.rig.run(udm_dm::testing::make_test_read_bio(sector, 8))).collect()
         };
         assert_eq!(results.len(), all, "{text}");
         assert_eq!(results.iter().filter(|s| s.is_ok()).count(), ok, "{text}: {results:?}");

@@ -7,9 +7,9 @@ use multipath_rig::host::MappedRig;
 use std::sync::Arc;
 use udm_core::errno::EBUSY;
 use udm_core::{DevNo, Nanos, OwnWork, Status};
-use udm_dm::testing::{TestControlIo, read};
+use udm_dm::testing::{TestControlIo, make_test_read_bio};
 use udm_dm::{MappedDevice, Table};
-use udm_targets::multipath::{PathMaintenance, PathWatchOptions};
+use udm_targets::multipath::{PathMaintenanceSettings, PathWatchOptions};
 
 const REQUEST: &str = "0 32768 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 0 253:0";
 
@@ -34,7 +34,7 @@ fn a_message_lets_held_bios_go() {
 /// A mapped device `/dev/mapper/p` with the table `table`.
 fn path(host: &mut MappedRig, table: &str) -> Arc<MappedDevice> {
     let path = MappedDevice::new("p", None, DevNo { major: 254, minor: 1 }).unwrap();
-    let lines = udm_wire::table::parse(table).unwrap();
+    let lines = udm_wire::table::parse_table(table).unwrap();
     path.load(
         Table::build(udm_targets::TARGETS, &lines, &mut host.resolver, &TestControlIo::new(), 1).unwrap(),
     )
@@ -72,7 +72,7 @@ fn an_idle_path_can_be_suspended() {
 fn a_suspend_takes_a_read_that_was_given_up_off_its_path() {
     let mut host = MappedRig::new("0 32768 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 0 253:0");
     let watch = PathWatchOptions { deadline: Some(Nanos::from_millis(1000)), ..PathWatchOptions::default() };
-    PathMaintenance { watch, ..PathMaintenance::default() }.set(&host.device);
+    PathMaintenanceSettings { watch, ..PathMaintenanceSettings::default() }.set(&host.device);
     path(&mut host, "0 4 linear 253:1 0\n4 32764 linear 253:2 0");
     let table =
         "0 32768 multipath 2 queue_mode bio 0 2 1 round-robin 0 1 0 /dev/mapper/p round-robin 0 1 0 253:0";
@@ -81,7 +81,7 @@ fn a_suspend_takes_a_read_that_was_given_up_off_its_path() {
     host.disks[1].hold(true);
     host.disks[1].hand_back(true);
     host.disks[2].hold(true);
-    host.world.submit(0, &mut *host.lane, [read(0, 8)]);
+    host.world.submit(0, &mut *host.lane, [make_test_read_bio(0, 8)]);
     assert_eq!(host.poll(), []);
     host.world.now = Nanos::from_millis(1000);
     assert_eq!(host.poll(), [], "it looks once more");

@@ -3,8 +3,8 @@
 mod multipath_rig;
 
 use multipath_rig::{MultipathRig, bare_read, disks};
-use udm_core::{Drain, Nanos, Op, Status};
-use udm_dm::testing::{TestDisk, bio_without_data, data, read, write};
+use udm_core::{DrainMode, Nanos, Op, Status};
+use udm_dm::testing::{TestDisk, bio_without_data, copy_bio_data, make_test_read_bio, make_test_write_bio};
 use udm_dm::{MultipathTarget, Target};
 
 const TWO: &str = "0 0 1 1 round-robin 0 2 0 253:0 253:1";
@@ -55,14 +55,14 @@ fn a_retried_bio_is_unchanged() {
     }
     let mut rig = MultipathRig::with_disks(TWO, (disks, resolver));
     rig.disks[0].fail(Status::Offline);
-    let mut bio = write(40, 3, 7);
+    let mut bio = make_test_write_bio(40, 3, 7);
     bio.cookie = 0x5eed;
     rig.submit(bio);
     rig.poll();
     let bio = rig.finished.pop().expect("it came back in the same poll");
     assert_eq!((bio.status, bio.cookie, bio.op), (Status::Ok, 0x5eed, Op::Write));
-    assert_eq!((bio.sector.0, bio.sectors.0, data(&bio)[512]), (40, 3, 8));
-    assert_eq!(rig.disks[1].bytes(40, 3), data(&bio));
+    assert_eq!((bio.sector.0, bio.sectors.0, copy_bio_data(&bio)[512]), (40, 3, 8));
+    assert_eq!(rig.disks[1].bytes(40, 3), copy_bio_data(&bio));
     assert_eq!(rig.disks[0].bytes(40, 3), [0; 1536]);
 }
 
@@ -182,7 +182,7 @@ fn lost_while_draining() {
         rig.start(bare_read(8));
         rig.target.presuspend(true);
         let drain = |rig: &mut MultipathRig| {
-            rig.world.turn(0, |cx| rig.lane.drain(Drain::NoFlush, &mut rig.back, cx));
+            rig.world.turn(0, |cx| rig.lane.drain(DrainMode::NoFlush, &mut rig.back, cx));
         };
         drain(&mut rig);
         rig.poll();
@@ -239,9 +239,12 @@ fn a_flush_has_no_bytes() {
 #[test]
 fn reports_say_what_went_where() {
     let mut rig = MultipathRig::new("0 0 2 1 round-robin 0 1 0 /dev/nullb0 round-robin 0 1 0 253:1");
-    assert_eq!((rig.run(read(0, 8)), rig.run(read(0, 16))), (Status::Ok, Status::Ok));
+    assert_eq!(
+        (rig.run(make_test_read_bio(0, 8)), rig.run(make_test_read_bio(0, 16))),
+        (Status::Ok, Status::Ok)
+    );
     rig.disks[0].fail(Status::Timeout);
-    assert_eq!(rig.run(read(0, 8)), Status::Ok);
+    assert_eq!(rig.run(make_test_read_bio(0, 8)), Status::Ok);
     let check = |rig: &MultipathRig| {
         let rows: Vec<_> = rig.target.path_reports().into_iter().collect();
         let numbers = |i: usize| {
@@ -266,7 +269,7 @@ fn called_off_while_draining() {
     rig.disks[0].hold(true);
     rig.start(bare_read(8));
     rig.target.presuspend(false);
-    rig.world.turn(0, |cx| rig.lane.drain(Drain::Flush, &mut rig.back, cx));
+    rig.world.turn(0, |cx| rig.lane.drain(DrainMode::Flush, &mut rig.back, cx));
     rig.poll();
     rig.target.resume();
     rig.disks[0].fail(Status::IoErr);

@@ -7,12 +7,12 @@ use multipath_rig::disks;
 use std::sync::Arc;
 use udm_core::errno::EINVAL;
 use udm_core::{DevNo, Limits, Sectors};
-use udm_dm::testing::{TestControlIo, TestDisk, TestResolver};
+use udm_dm::testing::{TestControlIo, TestDeviceNameResolver, TestDisk};
 use udm_dm::{DmQueueMode, LowerLimits, Table, TargetError};
 
 /// Builds a table from its text.
-fn build(text: &str, resolver: &mut TestResolver) -> Result<Arc<Table>, TargetError> {
-    let lines = udm_wire::table::parse(text).expect("the syntax is good");
+fn build(text: &str, resolver: &mut TestDeviceNameResolver) -> Result<Arc<Table>, TargetError> {
+    let lines = udm_wire::table::parse_table(text).expect("the syntax is good");
     Table::build(udm_targets::TARGETS, &lines, resolver, &TestControlIo::new(), 2)
 }
 
@@ -31,7 +31,7 @@ fn check_refusal(table: &str, error: &TargetError, printed: &str, text: &str) {
 }
 
 /// The output of `table` is a valid table that prints the same.
-fn check_again(printed: &str, status: &str, resolver: &mut TestResolver) {
+fn check_again(printed: &str, status: &str, resolver: &mut TestDeviceNameResolver) {
     let again = build(printed, resolver).unwrap_or_else(|e| panic!("{printed}: {e}"));
     assert_eq!((again.text().as_str(), again.status().as_str()), (printed, status));
 }
@@ -77,7 +77,7 @@ fn recorded_bad_tables() {
         }
         rows += 1;
         let text = row["dmesg"].as_array().expect("log lines").iter().find_map(|l| kernel_text(l.as_str()?));
-        let mut resolver = TestResolver::recorded();
+        let mut resolver = TestDeviceNameResolver::recorded();
         let result = build(table, &mut resolver);
         match (result, row["table_out"].as_str()) {
             (Ok(t), Some(want)) => assert_eq!(t.text(), want),

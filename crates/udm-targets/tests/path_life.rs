@@ -12,7 +12,7 @@ mod multipath_rig;
 use multipath_rig::{MultipathRig, SIZE};
 use std::fmt::Write;
 use udm_core::Status;
-use udm_dm::testing::read;
+use udm_dm::testing::make_test_read_bio;
 
 /// The states, with the events that lead to them.
 const STATES: [(&str, &[&str]); 6] = [
@@ -44,7 +44,7 @@ const EVENTS: [&str; 13] = [
 fn apply_event(rig: &mut MultipathRig, event: &str) -> String {
     let mut start = |status| {
         rig.bad_second_half(&[0, 1], status);
-        rig.start(read(SIZE / 2, 8));
+        rig.start(make_test_read_bio(SIZE / 2, 8));
     };
     match event {
         "read" => start(Status::Ok),

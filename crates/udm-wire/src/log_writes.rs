@@ -64,16 +64,16 @@ impl EntryFlags {
 /// The reason why a log was refused, and the byte to blame.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("at byte {offset}: {fault}")]
-pub struct LogError {
+pub struct LogWritesError {
     /// The byte offset in the log.
     pub offset: u64,
     /// The error at this offset.
-    pub fault: LogFault,
+    pub fault: LogWritesErrorKind,
 }
 
 /// An error of a log.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum LogFault {
+pub enum LogWritesErrorKind {
     /// The log is shorter than its superblock.
     #[error("the log ends inside its superblock")]
     Short,
@@ -126,14 +126,14 @@ pub enum LogFault {
 
 /// The superblock of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Superblock {
+pub struct LogWritesSuperblock {
     /// Number of entries in the log.
     pub entries: u64,
     /// Bytes per sector: the logical block size of the logged device.
     pub sector_size: u32,
 }
 
-impl Superblock {
+impl LogWritesSuperblock {
     /// Writes the superblock to the start of `sector` and clears the rest.
     ///
     /// # Panics
@@ -150,30 +150,30 @@ impl Superblock {
     ///
     /// # Errors
     /// The first invalid field.
-    pub fn decode(sector: &[u8]) -> Result<Superblock, LogError> {
-        let wrong = |offset, fault| Err(LogError { offset, fault });
+    pub fn decode(sector: &[u8]) -> Result<LogWritesSuperblock, LogWritesError> {
+        let wrong = |offset, fault| Err(LogWritesError { offset, fault });
         if sector.len() < SUPER_LEN {
-            return wrong(0, LogFault::Short);
+            return wrong(0, LogWritesErrorKind::Short);
         }
         let magic = u64_at(sector, 0);
         if magic != MAGIC {
-            return wrong(0, LogFault::Magic(magic));
+            return wrong(0, LogWritesErrorKind::Magic(magic));
         }
         let version = u64_at(sector, 8);
         if version != VERSION {
-            return wrong(8, LogFault::Version(version));
+            return wrong(8, LogWritesErrorKind::Version(version));
         }
         let sector_size = u32_at(sector, 24);
         if !sector_size.is_power_of_two() || !(SECTOR_SIZE_MIN..=SECTOR_SIZE_MAX).contains(&sector_size) {
-            return wrong(24, LogFault::SectorSize(sector_size));
+            return wrong(24, LogWritesErrorKind::SectorSize(sector_size));
         }
-        Ok(Superblock { entries: u64_at(sector, 16), sector_size })
+        Ok(LogWritesSuperblock { entries: u64_at(sector, 16), sector_size })
     }
 }
 
 /// The header of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct LogEntry {
+pub struct LogWritesEntryHeader {
     /// First sector on the device.
     pub sector: u64,
     /// Length in sectors; 0 for a bare flush and for a mark.
@@ -184,7 +184,7 @@ pub struct LogEntry {
     pub data_len: u64,
 }
 
-impl LogEntry {
+impl LogWritesEntryHeader {
     /// Sectors of data that follow the sector of the entry.
     #[must_use]
     pub fn data_sectors(&self) -> u64 {
@@ -207,13 +207,13 @@ impl LogEntry {
 
 /// An entry of a log, with its position and that of its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogRecord {
+pub struct LogWritesEntry {
     /// Number of the entry, from 0.
     pub index: u64,
     /// Byte offset in the log of the entry's sector.
     pub offset: u64,
     /// The header of the entry.
-    pub entry: LogEntry,
+    pub entry: LogWritesEntryHeader,
     /// The text of a mark.
     pub mark: Option<Vec<u8>>,
     /// The bytes of the log with the data; empty if there is none.
@@ -222,29 +222,29 @@ pub struct LogRecord {
     pub range: Range<u64>,
 }
 
-/// A walk over a log. The caller reads one sector at [`LogCursor::offset`] and passes it to
-/// [`LogCursor::step`].
+/// A walk over a log. The caller reads one sector at [`LogWritesCursor::offset`] and passes it to
+/// [`LogWritesCursor::step`].
 #[derive(Clone, Debug)]
-pub struct LogCursor {
-    head: Superblock,
+pub struct LogWritesCursor {
+    head: LogWritesSuperblock,
     log_len: u64,
     index: u64,
     offset: u64,
 }
 
-impl LogCursor {
+impl LogWritesCursor {
     /// Starts at the first entry of a log of `log_len` bytes that begins with `first`.
     ///
     /// # Errors
     /// An invalid superblock.
-    pub fn new(first: &[u8], log_len: u64) -> Result<LogCursor, LogError> {
-        let head = Superblock::decode(first)?;
-        Ok(LogCursor { head, log_len, index: 0, offset: u64::from(head.sector_size) })
+    pub fn new(first: &[u8], log_len: u64) -> Result<LogWritesCursor, LogWritesError> {
+        let head = LogWritesSuperblock::decode(first)?;
+        Ok(LogWritesCursor { head, log_len, index: 0, offset: u64::from(head.sector_size) })
     }
 
     /// The superblock.
     #[must_use]
-    pub fn superblock(&self) -> Superblock {
+    pub fn superblock(&self) -> LogWritesSuperblock {
         self.head
     }
 
@@ -253,7 +253,7 @@ impl LogCursor {
     ///
     /// # Errors
     /// If the log is too short for the entry.
-    pub fn offset(&self) -> Result<Option<u64>, LogError> {
+    pub fn offset(&self) -> Result<Option<u64>, LogWritesError> {
         if self.index == self.head.entries {
             return Ok(None);
         }
@@ -264,27 +264,28 @@ impl LogCursor {
         Ok(Some(self.offset))
     }
 
-    fn beyond(&self) -> LogError {
-        let fault = LogFault::Beyond { index: self.index, entries: self.head.entries, len: self.log_len };
-        LogError { offset: self.offset, fault }
+    fn beyond(&self) -> LogWritesError {
+        let fault =
+            LogWritesErrorKind::Beyond { index: self.index, entries: self.head.entries, len: self.log_len };
+        LogWritesError { offset: self.offset, fault }
     }
 
-    /// Decodes the sector at [`LogCursor::offset`] and advances to the next entry.
+    /// Decodes the sector at [`LogWritesCursor::offset`] and advances to the next entry.
     ///
     /// # Errors
     /// An invalid entry; the cursor then does not move.
     ///
     /// # Panics
     /// If `sector` is not exactly one sector.
-    pub fn step(&mut self, sector: &[u8]) -> Result<LogRecord, LogError> {
+    pub fn step(&mut self, sector: &[u8]) -> Result<LogWritesEntry, LogWritesError> {
         let size = u64::from(self.head.sector_size);
         assert_eq!(sector.len() as u64, size, "an entry is one sector");
         let (index, offset) = (self.index, self.offset);
-        let wrong = |at, fault| LogError { offset: offset + at, fault };
+        let wrong = |at, fault| LogWritesError { offset: offset + at, fault };
         let bits = u64_at(sector, 16);
-        let flags =
-            EntryFlags::from_bits(bits).ok_or_else(|| wrong(16, LogFault::Flags { index, flags: bits }))?;
-        let entry = LogEntry {
+        let flags = EntryFlags::from_bits(bits)
+            .ok_or_else(|| wrong(16, LogWritesErrorKind::Flags { index, flags: bits }))?;
+        let entry = LogWritesEntryHeader {
             sector: u64_at(sector, 0),
             sectors: u64_at(sector, 8),
             flags,
@@ -293,12 +294,16 @@ impl LogCursor {
         let start = entry.sector.checked_mul(size);
         let end = entry.sector.checked_add(entry.sectors).and_then(|end| end.checked_mul(size));
         let (Some(start), Some(end)) = (start, end.filter(|&end| end <= i64::MAX as u64)) else {
-            return Err(wrong(0, LogFault::Range { index, sector: entry.sector, sectors: entry.sectors }));
+            return Err(wrong(
+                0,
+                LogWritesErrorKind::Range { index, sector: entry.sector, sectors: entry.sectors },
+            ));
         };
         let mark = if flags.contains(EntryFlags::MARK) {
             let room = &sector[HEADER_LEN..];
             let len = usize::try_from(entry.data_len).ok().filter(|&len| len <= room.len());
-            let len = len.ok_or_else(|| wrong(24, LogFault::Mark { index, len: entry.data_len }))?;
+            let len =
+                len.ok_or_else(|| wrong(24, LogWritesErrorKind::Mark { index, len: entry.data_len }))?;
             Some(room[..len].to_vec())
         } else {
             None
@@ -311,7 +316,7 @@ impl LogCursor {
         self.index += 1;
         self.offset = data.end;
         let range = if mark.is_some() { 0..0 } else { start..end };
-        Ok(LogRecord { index, offset, entry, mark, data, range })
+        Ok(LogWritesEntry { index, offset, entry, mark, data, range })
     }
 }
 
@@ -339,8 +344,8 @@ mod tests {
         log
     }
 
-    fn walk(log: &[u8]) -> Result<Vec<LogRecord>, LogError> {
-        let mut cursor = LogCursor::new(&log[..log.len().min(512)], log.len() as u64)?;
+    fn walk(log: &[u8]) -> Result<Vec<LogWritesEntry>, LogWritesError> {
+        let mut cursor = LogWritesCursor::new(&log[..log.len().min(512)], log.len() as u64)?;
         let size = cursor.superblock().sector_size as usize;
         let mut records = Vec::new();
         while let Some(at) = cursor.offset()? {
@@ -359,9 +364,10 @@ mod tests {
 
         let mut made = vec![0xff; 4 * 512];
         made[1024..1536].fill(0xa5);
-        Superblock { entries: 2, sector_size: 512 }.encode(&mut made[..512]);
-        LogEntry { sector: 8, sectors: 1, ..LogEntry::default() }.encode(b"", &mut made[512..1024]);
-        LogEntry { flags: EntryFlags::MARK, data_len: 4, ..LogEntry::default() }
+        LogWritesSuperblock { entries: 2, sector_size: 512 }.encode(&mut made[..512]);
+        LogWritesEntryHeader { sector: 8, sectors: 1, ..LogWritesEntryHeader::default() }
+            .encode(b"", &mut made[512..1024]);
+        LogWritesEntryHeader { flags: EntryFlags::MARK, data_len: 4, ..LogWritesEntryHeader::default() }
             .encode(b"mkfs", &mut made[1536..]);
         assert_eq!(made, by_hand());
     }
@@ -425,7 +431,7 @@ mod tests {
         ) {
             if log.len() >= 512 && believable {
                 let entries = if small { entries % 16 } else { entries };
-                Superblock { entries, sector_size: 512 }.encode(&mut log[..512]);
+                LogWritesSuperblock { entries, sector_size: 512 }.encode(&mut log[..512]);
                 for header in log[512..].chunks_exact_mut(512) {
                     header[0..8].fill(0);
                     header[9..16].fill(0);
@@ -434,7 +440,7 @@ mod tests {
                     header[17..24].fill(0);
                 }
             }
-            crate::fuzz::log_writes(&log);
+            crate::fuzz::fuzz_log_writes_cursor(&log);
         }
 
         /// An encoded entry is decoded to the same value.
@@ -447,9 +453,9 @@ mod tests {
         ) {
             let flags = EntryFlags::from_bits(flags).unwrap();
             let text = if flags.contains(EntryFlags::MARK) { text } else { Vec::new() };
-            let entry = LogEntry { sector, sectors, flags, data_len: text.len() as u64 };
+            let entry = LogWritesEntryHeader { sector, sectors, flags, data_len: text.len() as u64 };
             let mut log = vec![0; 512 * 16];
-            Superblock { entries: 1, sector_size: 512 }.encode(&mut log[..512]);
+            LogWritesSuperblock { entries: 1, sector_size: 512 }.encode(&mut log[..512]);
             entry.encode(&text, &mut log[512..1024]);
             let records = walk(&log).unwrap();
             prop_assert_eq!(records[0].entry, entry);

@@ -4,7 +4,7 @@
 //! A number without a unit counts bytes in every option; so does `512B`. Fractions, signs and
 //! sectors are not supported.
 
-use crate::words::shown;
+use crate::words::quote_for_error_line;
 use std::fmt;
 
 /// The reason why a word is not a size.
@@ -25,8 +25,8 @@ const UNITS: &[u8; 6] = b"KMGTPE";
 ///
 /// # Errors
 /// Any other text, and a size that exceeds 64 bits.
-pub fn parse(text: &str) -> Result<u64, SizeError> {
-    let malformed = || SizeError::Malformed(shown(text));
+pub fn parse_size_with_unit(text: &str) -> Result<u64, SizeError> {
+    let malformed = || SizeError::Malformed(quote_for_error_line(text));
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     if number.is_empty() {
@@ -39,16 +39,16 @@ pub fn parse(text: &str) -> Result<u64, SizeError> {
         }
         _ => return Err(malformed()),
     };
-    let number: u64 = number.parse().map_err(|_| SizeError::TooLarge(shown(text)))?;
-    number.checked_mul(1 << shift).ok_or_else(|| SizeError::TooLarge(shown(text)))
+    let number: u64 = number.parse().map_err(|_| SizeError::TooLarge(quote_for_error_line(text)))?;
+    number.checked_mul(1 << shift).ok_or_else(|| SizeError::TooLarge(quote_for_error_line(text)))
 }
 
-/// A size that prints in a form that [`parse`] reads, in the largest unit without remainder: `4K`,
-/// `1536`.
+/// A size that prints in a form that [`parse_size_with_unit`] reads, in the largest unit without
+/// remainder: `4K`, `1536`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Size(pub u64);
+pub struct SizeWithUnit(pub u64);
 
-impl fmt::Display for Size {
+impl fmt::Display for SizeWithUnit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = (self.0.trailing_zeros() as usize / 10).min(UNITS.len());
         match units {
@@ -79,11 +79,11 @@ mod tests {
             ("15E", 15 << 60),
             ("18446744073709551615", u64::MAX),
         ] {
-            assert_eq!(parse(text), Ok(bytes), "{text}");
-            assert_eq!(parse(&Size(bytes).to_string()), Ok(bytes), "{text}");
+            assert_eq!(parse_size_with_unit(text), Ok(bytes), "{text}");
+            assert_eq!(parse_size_with_unit(&SizeWithUnit(bytes).to_string()), Ok(bytes), "{text}");
         }
-        assert_eq!(Size(1536).to_string(), "1536");
-        assert_eq!(Size(3 << 30).to_string(), "3G");
+        assert_eq!(SizeWithUnit(1536).to_string(), "1536");
+        assert_eq!(SizeWithUnit(3 << 30).to_string(), "3G");
     }
 
     #[test]
@@ -91,10 +91,10 @@ mod tests {
         for text in
             ["", "k", "-1", "+1", "1.5G", "2s", "4 k", "4kk", "4iB", "0x10", "4Ki", "4Kß", "4K\u{661}"]
         {
-            assert!(matches!(parse(text), Err(SizeError::Malformed(_))), "{text}");
+            assert!(matches!(parse_size_with_unit(text), Err(SizeError::Malformed(_))), "{text}");
         }
         for text in ["16E", "18446744073709551616", "99999999999999999999999G", "18014398509481984K"] {
-            assert!(matches!(parse(text), Err(SizeError::TooLarge(_))), "{text}");
+            assert!(matches!(parse_size_with_unit(text), Err(SizeError::TooLarge(_))), "{text}");
         }
     }
 }

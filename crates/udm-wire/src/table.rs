@@ -17,7 +17,9 @@
 //! Bounds: [`TEXT_MAX`] bytes, [`LINES_MAX`] targets, [`TYPE_MAX`] bytes of type name,
 //! [`WORDS_MAX`] words of arguments over all lines.
 
-use crate::words::{Span, Words, caret, escape, is_space, shown};
+use crate::words::{
+    WordSpan, WordSplitter, draw_carets_under_span, escape_table_word, is_c_space, quote_for_error_line,
+};
 use std::fmt;
 
 /// The longest table text, in bytes.
@@ -46,7 +48,7 @@ pub struct TableLine {
     /// The line as written, without its newline.
     pub text: String,
     /// Positions of START, LEN, TYPE and each argument in `text`.
-    pub spans: Vec<Span>,
+    pub spans: Vec<WordSpan>,
 }
 
 impl TableLine {
@@ -66,28 +68,28 @@ impl TableLine {
             }
             let from = text.len();
             text.push_str(word);
-            spans.push(Span { start: from, end: text.len() });
+            spans.push(WordSpan { start: from, end: text.len() });
         };
         put(&start.to_string());
         put(&len.to_string());
         put(kind);
-        args.iter().for_each(|arg| put(&escape(arg)));
+        args.iter().for_each(|arg| put(&escape_table_word(arg)));
         TableLine { start, len, kind: kind.to_owned(), args, number: 1, text, spans }
     }
 
     /// The position of argument `arg` (from 0) in [`TableLine::text`]. If there is no such
     /// argument, a position after the last word.
     #[must_use]
-    pub fn arg_span(&self, arg: usize) -> Span {
+    pub fn arg_span(&self, arg: usize) -> WordSpan {
         let end = self.spans.last().map_or(0, |last| last.end);
-        self.spans.get(arg.saturating_add(3)).copied().unwrap_or(Span { start: end + 1, end: end + 1 })
+        self.spans.get(arg.saturating_add(3)).copied().unwrap_or(WordSpan { start: end + 1, end: end + 1 })
     }
 
     /// Two lines for an error: this line, and carets under argument `arg` (from 0), or after the
     /// last word if it is missing.
     #[must_use]
     pub fn caret(&self, arg: usize) -> String {
-        caret(&self.text, self.arg_span(arg))
+        draw_carets_under_span(&self.text, self.arg_span(arg))
     }
 }
 
@@ -95,13 +97,13 @@ impl TableLine {
 impl fmt::Display for TableLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.start, self.len, self.kind)?;
-        self.args.iter().try_for_each(|arg| write!(f, " {}", escape(arg)))
+        self.args.iter().try_for_each(|arg| write!(f, " {}", escape_table_word(arg)))
     }
 }
 
 /// The kind of a table error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TableFault {
+pub enum TableSyntaxErrorKind {
     /// A line that is not `START LEN TYPE ARGS...`.
     Format,
     /// A type name longer than [`TYPE_MAX`].
@@ -114,7 +116,7 @@ pub enum TableFault {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableSyntaxError {
     /// The kind of error.
-    pub fault: TableFault,
+    pub fault: TableSyntaxErrorKind,
     /// Line number, from 1; 0 if no line is to blame.
     pub number: usize,
     /// The reason, in one line.
@@ -122,17 +124,17 @@ pub struct TableSyntaxError {
     /// The line, as written.
     pub text: String,
     /// Position of the word to blame. If a word is missing, an empty range at its place.
-    pub span: Span,
+    pub span: WordSpan,
 }
 
 impl TableSyntaxError {
     fn too_large(reason: String) -> TableSyntaxError {
         TableSyntaxError {
-            fault: TableFault::TooLarge,
+            fault: TableSyntaxErrorKind::TooLarge,
             number: 0,
             reason,
             text: String::new(),
-            span: Span::default(),
+            span: WordSpan::default(),
         }
     }
 
@@ -141,25 +143,27 @@ impl TableSyntaxError {
     #[must_use]
     pub fn in_table(&self, source: &str) -> String {
         match self.fault {
-            TableFault::Format => format!("Invalid format on line {} of table {source}.", self.number),
-            TableFault::LongType | TableFault::TooLarge => self.reason.clone(),
+            TableSyntaxErrorKind::Format => {
+                format!("Invalid format on line {} of table {source}.", self.number)
+            }
+            TableSyntaxErrorKind::LongType | TableSyntaxErrorKind::TooLarge => self.reason.clone(),
         }
     }
 
     /// Two lines: the line with the error, and carets under the word.
     #[must_use]
     pub fn caret(&self) -> String {
-        caret(&self.text, self.span)
+        draw_carets_under_span(&self.text, self.span)
     }
 }
 
 impl fmt::Display for TableSyntaxError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.fault {
-            TableFault::Format => {
+            TableSyntaxErrorKind::Format => {
                 write!(f, "Invalid format on line {} of table: {}", self.number, self.reason)
             }
-            TableFault::LongType | TableFault::TooLarge => f.write_str(&self.reason),
+            TableSyntaxErrorKind::LongType | TableSyntaxErrorKind::TooLarge => f.write_str(&self.reason),
         }
     }
 }
@@ -169,7 +173,7 @@ impl std::error::Error for TableSyntaxError {}
 /// True if `text` is meant as a table, not as the name of a device. A table has several lines, is
 /// empty, or begins with a number or `#`.
 #[must_use]
-pub fn is_table(text: &str) -> bool {
+pub fn is_table_not_device_name(text: &str) -> bool {
     let first = text.split_whitespace().next().unwrap_or_default();
     text.trim().contains('\n')
         || first.is_empty()
@@ -181,14 +185,14 @@ pub fn is_table(text: &str) -> bool {
 ///
 /// # Errors
 /// The first invalid line, or a bound of this module that the text exceeds.
-pub fn parse(text: &str) -> Result<Vec<TableLine>, TableSyntaxError> {
+pub fn parse_table(text: &str) -> Result<Vec<TableLine>, TableSyntaxError> {
     if text.len() > TEXT_MAX {
         return Err(TableSyntaxError::too_large(format!("a table of more than {} MiB", TEXT_MAX >> 20)));
     }
     let mut lines = Vec::new();
     let mut words_left = WORDS_MAX;
     for (i, text) in text.split('\n').enumerate() {
-        let Some(line) = parse_line(i + 1, text, &mut words_left)? else { continue };
+        let Some(line) = parse_table_line(i + 1, text, &mut words_left)? else { continue };
         if lines.len() == LINES_MAX {
             return Err(TableSyntaxError::too_large(format!("a table of more than {LINES_MAX} targets")));
         }
@@ -198,20 +202,20 @@ pub fn parse(text: &str) -> Result<Vec<TableLine>, TableSyntaxError> {
 }
 
 /// Parses one line; `None` if it has no target.
-fn parse_line(
+fn parse_table_line(
     number: usize,
     text: &str,
     words_left: &mut usize,
 ) -> Result<Option<TableLine>, TableSyntaxError> {
     let blame =
         |fault, span, reason| Err(TableSyntaxError { fault, number, reason, text: text.to_owned(), span });
-    let refuse = |span, reason| blame(TableFault::Format, span, reason);
+    let refuse = |span, reason| blame(TableSyntaxErrorKind::Format, span, reason);
     if let Some(at) = text.find('\0') {
-        return refuse(Span { start: at, end: at + 1 }, "a NUL character".into());
+        return refuse(WordSpan { start: at, end: at + 1 }, "a NUL character".into());
     }
     let mut at = 0;
     let mut head = || {
-        let span = raw_word(text, at);
+        let span = find_word_ignoring_backslashes(text, at);
         at = span.end;
         (span, &text[span.start..span.end])
     };
@@ -225,28 +229,33 @@ fn parse_line(
     for (number, (span, word, what)) in
         numbers.iter_mut().zip([(start_span, start, "START"), (len_span, len, "LEN")])
     {
-        *number = match decimal(word) {
+        *number = match parse_saturating_decimal(word) {
             Some(n) => n,
             None if word.is_empty() => {
                 return refuse(span, format!("no {what}; a line is START LEN TYPE ARGS..."));
             }
-            None => return refuse(span, format!("{what} {} is not a number of sectors", shown(word))),
+            None => {
+                return refuse(
+                    span,
+                    format!("{what} {} is not a number of sectors", quote_for_error_line(word)),
+                );
+            }
         };
     }
     if kind.is_empty() {
         return refuse(kind_span, "no TYPE; a line is START LEN TYPE ARGS...".into());
     }
     if kind.len() > TYPE_MAX {
-        let name = shown(kind);
+        let name = quote_for_error_line(kind);
         return blame(
-            TableFault::LongType,
+            TableSyntaxErrorKind::LongType,
             kind_span,
             format!("Target type name {} is too long.", name.trim_matches('"')),
         );
     }
     let mut args = Vec::new();
     let mut spans = vec![start_span, len_span, kind_span];
-    for word in Words::new(text, at, Some('#')) {
+    for word in WordSplitter::new(text, at, Some('#')) {
         if *words_left == 0 {
             return Err(TableSyntaxError::too_large(format!("a table of more than {WORDS_MAX} words")));
         }
@@ -259,16 +268,16 @@ fn parse_line(
 }
 
 /// The next word from byte `at` on; empty at the end. A backslash has no special meaning here.
-fn raw_word(text: &str, at: usize) -> Span {
+fn find_word_ignoring_backslashes(text: &str, at: usize) -> WordSpan {
     let rest = &text[at..];
-    let start = at + rest.find(|c| !is_space(c)).unwrap_or(rest.len());
+    let start = at + rest.find(|c| !is_c_space(c)).unwrap_or(rest.len());
     let rest = &text[start..];
-    Span { start, end: start + rest.find(is_space).unwrap_or(rest.len()) }
+    WordSpan { start, end: start + rest.find(is_c_space).unwrap_or(rest.len()) }
 }
 
 /// Parses an unsigned decimal without a sign. A too large number becomes the largest, as in C's
 /// `scanf`.
-fn decimal(word: &str) -> Option<u64> {
+fn parse_saturating_decimal(word: &str) -> Option<u64> {
     let digits = !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
     digits.then(|| word.parse().unwrap_or(u64::MAX))
 }

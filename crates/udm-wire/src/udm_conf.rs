@@ -7,7 +7,7 @@
 //!
 //! Bounds: [`TEXT_MAX`] bytes; the TOML parser bounds the nesting.
 
-use crate::words::{Span, caret};
+use crate::words::{WordSpan, draw_carets_under_span};
 use crate::{table, uri};
 use std::borrow::Cow;
 use std::fmt;
@@ -29,18 +29,18 @@ pub const DEVICE_KEYS: [&str; 4] = ["table", "table-file", "uuid", "readonly"];
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UdmConf {
     /// `[serve]`, in the order of the file.
-    pub serve: Vec<ServeOption>,
+    pub serve: Vec<ServeSectionOption>,
     /// `[devices]`, in the order of the file.
     pub devices: Vec<DeviceConf>,
 }
 
 /// A key of `[serve]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServeOption {
+pub struct ServeSectionOption {
     /// Name of the option.
     pub name: String,
     /// Value of the option.
-    pub value: OptionValue,
+    pub value: ServeOptionValue,
     /// Position of the name in the file, in bytes.
     pub at: Range<usize>,
     /// Position of the value in the file, in bytes.
@@ -49,7 +49,7 @@ pub struct ServeOption {
 
 /// The value of an option.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum OptionValue {
+pub enum ServeOptionValue {
     /// A string, or a number as written.
     Text(String),
     /// True or false.
@@ -84,27 +84,27 @@ pub enum TableSource {
 
 /// An error of a file, and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfError {
+pub struct UdmConfError {
     /// The reason, in one line.
     pub why: String,
     /// The bytes of the file to blame.
     pub at: Range<usize>,
 }
 
-impl fmt::Display for ConfError {
+impl fmt::Display for UdmConfError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.why)
     }
 }
 
-impl ConfError {
+impl UdmConfError {
     /// An error at the bytes `at`. `why` may quote the file; control characters are escaped.
-    pub fn new(why: impl AsRef<str>, at: Range<usize>) -> ConfError {
+    pub fn new(why: impl AsRef<str>, at: Range<usize>) -> UdmConfError {
         let mut line = String::new();
         for c in why.as_ref().chars() {
             if c.is_control() { line.extend(c.escape_debug()) } else { line.push(c) }
         }
-        ConfError { why: line, at }
+        UdmConfError { why: line, at }
     }
 
     /// Prints `FILE:LINE:COLUMN: reason`, then the line to blame in `text` with carets under it.
@@ -117,7 +117,7 @@ impl ConfError {
         let line = line.strip_suffix('\r').unwrap_or(line);
         let (number, column) = (head.matches('\n').count() + 1, head[from..].chars().count() + 1);
         let end = char_boundary_before(text, self.at.end).clamp(start, from + line.len().max(start - from));
-        let mark = caret(line, Span { start: start - from, end: end - from });
+        let mark = draw_carets_under_span(line, WordSpan { start: start - from, end: end - from });
         format!("{file}:{number}:{column}: {}\n{mark}", self.why)
     }
 }
@@ -128,10 +128,12 @@ fn char_boundary_before(text: &str, at: usize) -> usize {
 }
 
 /// A key with its position.
-type KeyName<'i> = Spanned<Cow<'i, str>>;
+type SpannedTomlKey<'i> = Spanned<Cow<'i, str>>;
 
 /// The entries of a table in the order of the file.
-fn in_order<'t, 'i>(table: &'t DeTable<'i>) -> Vec<(&'t KeyName<'i>, &'t Spanned<DeValue<'i>>)> {
+fn sort_toml_entries_by_position<'t, 'i>(
+    table: &'t DeTable<'i>,
+) -> Vec<(&'t SpannedTomlKey<'i>, &'t Spanned<DeValue<'i>>)> {
     let mut all: Vec<_> = table.iter().collect();
     all.sort_by_key(|(key, _)| key.span().start);
     all
@@ -142,29 +144,30 @@ impl UdmConf {
     ///
     /// # Errors
     /// The first error of the file.
-    pub fn parse(text: &str) -> Result<UdmConf, ConfError> {
+    pub fn parse(text: &str) -> Result<UdmConf, UdmConfError> {
         if text.len() > TEXT_MAX {
-            return Err(ConfError::new(format!("longer than {TEXT_MAX} bytes"), 0..0));
+            return Err(UdmConfError::new(format!("longer than {TEXT_MAX} bytes"), 0..0));
         }
-        let root =
-            DeTable::parse(text).map_err(|e| syntax_error(text, e.message(), e.span().unwrap_or(0..0)))?;
+        let root = DeTable::parse(text)
+            .map_err(|e| explain_toml_syntax_error(text, e.message(), e.span().unwrap_or(0..0)))?;
         let mut conf = UdmConf::default();
-        for (key, value) in in_order(root.get_ref()) {
+        for (key, value) in sort_toml_entries_by_position(root.get_ref()) {
             let name = key.get_ref().as_ref();
             let table = || {
                 let table = value.get_ref().as_table();
-                table
-                    .ok_or_else(|| ConfError::new(format!("{name}: a table is wanted: [{name}]"), key.span()))
+                table.ok_or_else(|| {
+                    UdmConfError::new(format!("{name}: a table is wanted: [{name}]"), key.span())
+                })
             };
             match name {
-                "serve" => conf.serve = serve(table()?)?,
+                "serve" => conf.serve = parse_serve_section(table()?)?,
                 "devices" => {
-                    for (name, value) in in_order(table()?) {
-                        conf.devices.push(device(text, name, value)?);
+                    for (name, value) in sort_toml_entries_by_position(table()?) {
+                        conf.devices.push(parse_device_section(text, name, value)?);
                     }
                 }
                 other => {
-                    return Err(ConfError::new(
+                    return Err(UdmConfError::new(
                         format!("{other}: unknown: there are [serve] and [devices.NAME]"),
                         key.span(),
                     ));
@@ -175,29 +178,31 @@ impl UdmConf {
     }
 }
 
-fn serve(table: &DeTable<'_>) -> Result<Vec<ServeOption>, ConfError> {
-    let key = |(key, value): (&KeyName<'_>, &Spanned<DeValue<'_>>)| {
+fn parse_serve_section(table: &DeTable<'_>) -> Result<Vec<ServeSectionOption>, UdmConfError> {
+    let key = |(key, value): (&SpannedTomlKey<'_>, &Spanned<DeValue<'_>>)| {
         let name = key.get_ref();
         let refused = || {
             let what = "a string, a number, true, false, or a list of strings and numbers is wanted";
-            ConfError::new(format!("serve: {name}: {what}"), value.span())
+            UdmConfError::new(format!("serve: {name}: {what}"), value.span())
         };
         let said = match value.get_ref() {
-            DeValue::Boolean(flag) => OptionValue::Flag(*flag),
-            DeValue::Array(list) => OptionValue::List(scalar_list(list).ok_or_else(refused)?),
-            one => OptionValue::Text(scalar_text(one).ok_or_else(refused)?),
+            DeValue::Boolean(flag) => ServeOptionValue::Flag(*flag),
+            DeValue::Array(list) => {
+                ServeOptionValue::List(toml_scalars_to_strings(list).ok_or_else(refused)?)
+            }
+            one => ServeOptionValue::Text(toml_scalar_to_string(one).ok_or_else(refused)?),
         };
-        Ok(ServeOption { name: name.to_string(), value: said, at: key.span(), value_at: value.span() })
+        Ok(ServeSectionOption { name: name.to_string(), value: said, at: key.span(), value_at: value.span() })
     };
-    in_order(table).into_iter().map(key).collect()
+    sort_toml_entries_by_position(table).into_iter().map(key).collect()
 }
 
-fn scalar_list(list: &DeArray<'_>) -> Option<Vec<String>> {
-    list.iter().map(|value| scalar_text(value.get_ref())).collect()
+fn toml_scalars_to_strings(list: &DeArray<'_>) -> Option<Vec<String>> {
+    list.iter().map(|value| toml_scalar_to_string(value.get_ref())).collect()
 }
 
 /// A string or a number, as written.
-fn scalar_text(value: &DeValue<'_>) -> Option<String> {
+fn toml_scalar_to_string(value: &DeValue<'_>) -> Option<String> {
     match value {
         DeValue::String(text) => Some(text.to_string()),
         DeValue::Integer(number) if number.radix() == 10 => Some(number.as_str().to_owned()),
@@ -208,7 +213,12 @@ fn scalar_text(value: &DeValue<'_>) -> Option<String> {
 
 /// The position in `file` of a table error, where `value` is the position of the table. If the file
 /// contains the table unchanged, this is the word to blame; otherwise it is `value`.
-fn table_fault(file: &str, value: Range<usize>, text: &str, error: &table::TableSyntaxError) -> Range<usize> {
+fn locate_table_error(
+    file: &str,
+    value: Range<usize>,
+    text: &str,
+    error: &table::TableSyntaxError,
+) -> Range<usize> {
     let line = text.split_inclusive('\n').take(error.number.saturating_sub(1)).map(str::len).sum::<usize>();
     match file.get(value.clone()).and_then(|written| written.find(text)) {
         Some(at) if error.number > 0 => {
@@ -221,19 +231,24 @@ fn table_fault(file: &str, value: Range<usize>, text: &str, error: &table::Table
 
 /// The error at `at` of a text that is not TOML. A common mistake is a value without quotes, which
 /// the parser takes for a number; it gets its own message.
-fn syntax_error(text: &str, why: &str, at: Range<usize>) -> ConfError {
+fn explain_toml_syntax_error(text: &str, why: &str, at: Range<usize>) -> UdmConfError {
     let word = text.get(at.clone()).unwrap_or_default().trim();
     let is_value = text.get(..at.start).is_some_and(|before| before.trim_end().ends_with('='));
     match is_value && word.starts_with(|c: char| c.is_alphabetic() || "/.@~".contains(c)) {
-        true => ConfError::new(format!("text as a value stands in quotes: \"{word}\""), at),
-        false => ConfError::new(why, at),
+        true => UdmConfError::new(format!("text as a value stands in quotes: \"{word}\""), at),
+        false => UdmConfError::new(why, at),
     }
 }
 
-fn device(file: &str, key: &KeyName<'_>, value: &Spanned<DeValue<'_>>) -> Result<DeviceConf, ConfError> {
+fn parse_device_section(
+    file: &str,
+    key: &SpannedTomlKey<'_>,
+    value: &Spanned<DeValue<'_>>,
+) -> Result<DeviceConf, UdmConfError> {
     let name = key.get_ref().as_ref();
-    let fault = |why: String, at| ConfError::new(format!("devices.{name}: {why}"), at);
-    let is_name = matches!(uri::parse(&format!("@{name}")), Ok(uri::DeviceUri::Mapped(is)) if is == name);
+    let fault = |why: String, at| UdmConfError::new(format!("devices.{name}: {why}"), at);
+    let is_name =
+        matches!(uri::parse_device_uri(&format!("@{name}")), Ok(uri::DeviceUri::Mapped(is)) if is == name);
     if !is_name {
         let why =
             format!("no name of a device: 1 to {} bytes without a slash are wanted", uri::MAPPED_NAME_MAX);
@@ -243,7 +258,7 @@ fn device(file: &str, key: &KeyName<'_>, value: &Spanned<DeValue<'_>>) -> Result
         return Err(fault(format!("a table is wanted: [devices.{name}]"), key.span()));
     };
     let (mut found, mut uuid, mut read_only) = (None, None, false);
-    for (key, value) in in_order(table) {
+    for (key, value) in sort_toml_entries_by_position(table) {
         let word = key.get_ref().as_ref();
         let text = || {
             let text = value.get_ref().as_str().filter(|text| !text.contains('\0'));
@@ -256,9 +271,9 @@ fn device(file: &str, key: &KeyName<'_>, value: &Spanned<DeValue<'_>>) -> Result
             "table" => {
                 let text = text()?;
                 // The name of a device has no spaces here.
-                if table::is_table(text) || text.trim().contains(char::is_whitespace) {
-                    let at = |e: &_| table_fault(file, value.span(), text, e);
-                    table::parse(text).map_err(|e| fault(format!("table: {e}"), at(&e)))?;
+                if table::is_table_not_device_name(text) || text.trim().contains(char::is_whitespace) {
+                    let at = |e: &_| locate_table_error(file, value.span(), text, e);
+                    table::parse_table(text).map_err(|e| fault(format!("table: {e}"), at(&e)))?;
                 }
                 found = Some(TableSource::Text(text.to_owned()));
             }
@@ -318,15 +333,15 @@ table = """
     fn a_good_file() {
         let conf = UdmConf::parse(GOOD).unwrap();
         let serve: Vec<_> = conf.serve.iter().map(|key| (key.name.as_str(), key.value.clone())).collect();
-        let text = |text: &str| OptionValue::Text(text.into());
+        let text = |text: &str| ServeOptionValue::Text(text.into());
         assert_eq!(
             serve,
             [
                 ("unix", text("/run/udm/nbd.sock")),
                 ("port", text("10809")),
                 ("path-deadline", text("0.5")),
-                ("readonly", OptionValue::Flag(false)),
-                ("export", OptionValue::List(vec!["b".into(), "a".into()])),
+                ("readonly", ServeOptionValue::Flag(false)),
+                ("export", ServeOptionValue::List(vec!["b".into(), "a".into()])),
             ]
         );
         assert_eq!(&GOOD[conf.serve[1].value_at.clone()], "10_809");

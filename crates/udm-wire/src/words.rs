@@ -2,13 +2,13 @@
 //!
 //! White space separates words (ASCII: space, tab, newline, vertical tab, form feed, carriage
 //! return). A backslash makes the next character literal; at the end of the text, it stands for
-//! itself. [`escape`] is the inverse for one word.
+//! itself. [`escape_table_word`] is the inverse for one word.
 
 use std::borrow::Cow;
 
 /// The position of a word: bytes `start..end` of the text that was split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Span {
+pub struct WordSpan {
     /// First byte.
     pub start: usize,
     /// The byte after the last one.
@@ -17,48 +17,48 @@ pub struct Span {
 
 /// A word without its escaping backslashes, and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Word {
+pub struct SpannedWord {
     /// The text of the word.
     pub text: String,
     /// The position of the word, including backslashes.
-    pub span: Span,
+    pub span: WordSpan,
 }
 
 /// White space as in C's `isspace`.
-pub(crate) fn is_space(c: char) -> bool {
+pub(crate) fn is_c_space(c: char) -> bool {
     matches!(c, ' ' | '\t'..='\r')
 }
 
 /// Splits a message into words.
 #[must_use]
-pub fn words(text: &str) -> Vec<String> {
-    Words::new(text, 0, None).map(|word| word.text).collect()
+pub fn split_message_words(text: &str) -> Vec<String> {
+    WordSplitter::new(text, 0, None).map(|word| word.text).collect()
 }
 
 /// The words of a text, one by one.
-pub(crate) struct Words<'a> {
+pub(crate) struct WordSplitter<'a> {
     text: &'a str,
     at: usize,
     comment: Option<char>,
 }
 
-impl<'a> Words<'a> {
+impl<'a> WordSplitter<'a> {
     /// The words of `text` from byte `at` on. An unescaped `comment` character ends them.
-    pub(crate) fn new(text: &'a str, at: usize, comment: Option<char>) -> Words<'a> {
-        Words { text, at, comment }
+    pub(crate) fn new(text: &'a str, at: usize, comment: Option<char>) -> WordSplitter<'a> {
+        WordSplitter { text, at, comment }
     }
 }
 
-impl Iterator for Words<'_> {
-    type Item = Word;
+impl Iterator for WordSplitter<'_> {
+    type Item = SpannedWord;
 
-    fn next(&mut self) -> Option<Word> {
+    fn next(&mut self) -> Option<SpannedWord> {
         let rest = self.text.get(self.at..)?;
-        let start = self.at + rest.find(|c| !is_space(c)).unwrap_or(rest.len());
+        let start = self.at + rest.find(|c| !is_c_space(c)).unwrap_or(rest.len());
         let mut chars = self.text[start..].char_indices();
-        let mut word = Word { text: String::new(), span: Span { start, end: self.text.len() } };
+        let mut word = SpannedWord { text: String::new(), span: WordSpan { start, end: self.text.len() } };
         while let Some((i, c)) = chars.next() {
-            if is_space(c) || Some(c) == self.comment {
+            if is_c_space(c) || Some(c) == self.comment {
                 word.span.end = start + i;
                 break;
             }
@@ -76,8 +76,8 @@ impl Iterator for Words<'_> {
 /// The word as it must be written in a table or message: with a backslash before white space,
 /// backslash and `#`.
 #[must_use]
-pub fn escape(word: &str) -> Cow<'_, str> {
-    let special = |c: char| is_space(c) || c == '\\' || c == '#';
+pub fn escape_table_word(word: &str) -> Cow<'_, str> {
+    let special = |c: char| is_c_space(c) || c == '\\' || c == '#';
     if !word.contains(special) {
         return Cow::Borrowed(word);
     }
@@ -91,7 +91,7 @@ pub fn escape(word: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Maximum number of columns in the first line of [`caret`]; a longer line is cut.
+/// Maximum number of columns in the first line of [`draw_carets_under_span`]; a longer line is cut.
 const CARET_WIDTH: usize = 120;
 
 /// Returns two lines: `line`, and carets under its `span`. There is at least one caret, so a span
@@ -101,7 +101,7 @@ const CARET_WIDTH: usize = 120;
 /// Other control characters are shown as `?`, because the text may be hostile and goes to a
 /// terminal. A span outside the line, or inside a character, is moved to a valid position.
 #[must_use]
-pub fn caret(line: &str, span: Span) -> String {
+pub fn draw_carets_under_span(line: &str, span: WordSpan) -> String {
     let line = line.trim_end_matches('\r');
     let column = |byte: usize| line.char_indices().take_while(|(i, _)| *i < byte).count();
     let clean = |c: char| if c != '\t' && c.is_control() { '?' } else { c };
@@ -123,7 +123,7 @@ pub fn caret(line: &str, span: Span) -> String {
 }
 
 /// `text` for a one-line error: quoted, control characters escaped, cut at 64 characters.
-pub(crate) fn shown(text: &str) -> String {
+pub(crate) fn quote_for_error_line(text: &str) -> String {
     match text.char_indices().nth(64) {
         None => format!("\"{}\"", text.escape_debug()),
         Some((cut, _)) => format!("\"{}...\"", text[..cut].escape_debug()),
@@ -136,34 +136,39 @@ mod tests {
 
     #[test]
     fn words_split_as_the_kernel_does() {
-        assert_eq!(words(" a  b\tc\u{b}d\r\n"), ["a", "b", "c", "d"]);
-        assert_eq!(words(r"a\ b \\ c\d \# #"), ["a b", r"\", "cd", "#", "#"]);
-        assert_eq!(words(r"end\"), [r"end\"]);
-        assert_eq!(words(" \n"), [""; 0]);
+        assert_eq!(split_message_words(" a  b\tc\u{b}d\r\n"), ["a", "b", "c", "d"]);
+        assert_eq!(split_message_words(r"a\ b \\ c\d \# #"), ["a b", r"\", "cd", "#", "#"]);
+        assert_eq!(split_message_words(r"end\"), [r"end\"]);
+        assert_eq!(split_message_words(" \n"), [""; 0]);
     }
 
     #[test]
     fn spans_cover_the_backslashes() {
         let text = r"  a\ b  c#d";
-        let spans: Vec<_> = Words::new(text, 0, Some('#')).map(|w| &text[w.span.start..w.span.end]).collect();
+        let spans: Vec<_> =
+            WordSplitter::new(text, 0, Some('#')).map(|w| &text[w.span.start..w.span.end]).collect();
         assert_eq!(spans, [r"a\ b", "c"]);
     }
 
     #[test]
     fn carets_stand_under_the_word() {
         let text = "0 8\tlinear bogus 0";
-        let span = Words::new(text, 0, None).nth(3).unwrap().span;
-        assert_eq!(caret(text, span), "0 8\tlinear bogus 0\n   \t       ^^^^^");
-        assert_eq!(caret("0 8", Span { start: 3, end: 3 }), "0 8\n   ^", "what is missing");
-        assert_eq!(caret("0 8", Span { start: 30, end: 2 }), "0 8\n   ^");
-        assert_eq!(caret("a\u{1b}b", Span { start: 2, end: 3 }), "a?b\n  ^");
+        let span = WordSplitter::new(text, 0, None).nth(3).unwrap().span;
+        assert_eq!(draw_carets_under_span(text, span), "0 8\tlinear bogus 0\n   \t       ^^^^^");
+        assert_eq!(
+            draw_carets_under_span("0 8", WordSpan { start: 3, end: 3 }),
+            "0 8\n   ^",
+            "what is missing"
+        );
+        assert_eq!(draw_carets_under_span("0 8", WordSpan { start: 30, end: 2 }), "0 8\n   ^");
+        assert_eq!(draw_carets_under_span("a\u{1b}b", WordSpan { start: 2, end: 3 }), "a?b\n  ^");
     }
 
     #[test]
     fn a_long_line_is_cut_around_the_caret() {
         let text = format!("{} bogus {}", "x ".repeat(500_000), "y ".repeat(500_000));
         let at = text.find("bogus").unwrap();
-        let out = caret(&text, Span { start: at, end: at + 5 });
+        let out = draw_carets_under_span(&text, WordSpan { start: at, end: at + 5 });
         let (line, marks) = out.split_once('\n').unwrap();
         assert!(line.len() <= CARET_WIDTH + 6, "{}", line.len());
         assert_eq!(line.find("bogus"), marks.find('^'));

@@ -9,8 +9,8 @@ use std::io::Read;
 use std::sync::OnceLock;
 use udm_core::Sectors;
 use udm_wire::cow::{
-    ChunkSize, ChunkSizeError, Exception, RECORD_LEN, StoreError, StoreFault, StoreHeader, StoreLayout,
-    StoreSummary, StoreWalk,
+    ChunkSize, ChunkSizeError, ExceptionStoreError, ExceptionStoreErrorKind, ExceptionStoreHeader,
+    ExceptionStoreLayout, ExceptionStoreScanResult, ExceptionStoreScanner, RECORD_LEN, SnapshotException,
 };
 
 /// The recorded files by name.
@@ -36,13 +36,13 @@ fn recorded(name: &str) -> &'static [u8] {
 fn load(
     store: &[u8],
     origin: Option<u64>,
-) -> Result<(StoreHeader, HashMap<u64, u64>, StoreSummary), StoreError> {
-    let header = StoreHeader::decode(store)?.expect("a store that is not blank");
-    let layout = StoreLayout::new(header.chunk);
+) -> Result<(ExceptionStoreHeader, HashMap<u64, u64>, ExceptionStoreScanResult), ExceptionStoreError> {
+    let header = ExceptionStoreHeader::decode(store)?.expect("a store that is not blank");
+    let layout = ExceptionStoreLayout::new(header.chunk);
     let chunks = layout.chunks(Sectors::from_bytes(store.len() as u64));
-    let (mut walk, mut found) = (StoreWalk::new(layout, chunks, origin), HashMap::new());
+    let (mut walk, mut found) = (ExceptionStoreScanner::new(layout, chunks, origin), HashMap::new());
     while let Some(area) = walk.next()? {
-        let sink = |Exception { old, new }| found.insert(old, new).is_none();
+        let sink = |SnapshotException { old, new }| found.insert(old, new).is_none();
         walk.take(&store[area.start as usize..area.end as usize], sink)?;
     }
     Ok((header, found, walk.end()))
@@ -66,10 +66,10 @@ fn a_store_of_the_kernel_reads_as_the_kernel_read_it() {
         let store = recorded(&format!("{name}.cow"));
         let (header, found, summary) = load(store, None).unwrap();
         assert!(header.valid, "{name}");
-        let next_free = StoreLayout::new(header.chunk).data_from(2 + exceptions + area);
+        let next_free = ExceptionStoreLayout::new(header.chunk).data_from(2 + exceptions + area);
         assert_eq!(
             summary,
-            StoreSummary {
+            ExceptionStoreScanResult {
                 exceptions,
                 area,
                 committed: exceptions % (header.chunk.bytes() / 16),
@@ -113,12 +113,12 @@ fn a_store_invalidated_by_the_kernel_is_invalid() {
 fn store(chunks: u64, records: &[(u64, u64)]) -> Vec<u8> {
     let chunk = ChunkSize::new(8).unwrap();
     let mut bytes = vec![0; (chunks * chunk.bytes()) as usize];
-    StoreHeader { valid: true, chunk }.encode(&mut bytes[..4096]);
-    let layout = StoreLayout::new(chunk);
+    ExceptionStoreHeader { valid: true, chunk }.encode(&mut bytes[..4096]);
+    let layout = ExceptionStoreLayout::new(chunk);
     for (i, &(old, new)) in records.iter().enumerate() {
         let (area, index) = (i as u64 / layout.records(), i % layout.records() as usize);
         let at = (layout.area(area) * chunk.bytes()) as usize;
-        Exception { old, new }.encode(&mut bytes[at..at + 4096], index);
+        SnapshotException { old, new }.encode(&mut bytes[at..at + 4096], index);
     }
     bytes
 }
@@ -133,7 +133,7 @@ fn records_and_header_byte_for_byte() {
         *b"\x05\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x06\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0"
     );
     let mut invalid = bytes;
-    StoreHeader { valid: false, chunk: ChunkSize::new(8).unwrap() }.encode(&mut invalid[..4096]);
+    ExceptionStoreHeader { valid: false, chunk: ChunkSize::new(8).unwrap() }.encode(&mut invalid[..4096]);
     assert_eq!(invalid[..16], *b"SnAp\0\0\0\0\x01\0\0\0\x08\0\0\0");
 }
 
@@ -153,7 +153,7 @@ fn a_bad_header_is_refused_where_it_is_bad() {
         assert_eq!(refusal(&bytes, None), text);
     }
     assert_eq!(refusal(&bytes[..15], None), "at byte 0: the store ends inside its header");
-    assert_eq!(StoreHeader::decode(&[0; 16]), Ok(None));
+    assert_eq!(ExceptionStoreHeader::decode(&[0; 16]), Ok(None));
 }
 
 #[test]
@@ -215,10 +215,10 @@ fn chunk_sizes_match_the_kernel() {
 #[test]
 fn chunk_positions_match_the_kernel() {
     for (sectors, records, area) in [(1, 32, 34), (8, 256, 258), (32, 1024, 1026), (1024, 32768, 32770)] {
-        let layout = StoreLayout::new(ChunkSize::new(sectors).unwrap());
+        let layout = ExceptionStoreLayout::new(ChunkSize::new(sectors).unwrap());
         assert_eq!((layout.records(), layout.area(1)), (records, area));
     }
-    let layout = StoreLayout::new(ChunkSize::new(8).unwrap());
+    let layout = ExceptionStoreLayout::new(ChunkSize::new(8).unwrap());
     for (chunks, exceptions) in [(0, 0), (1, 0), (2, 0), (3, 1), (258, 255), (259, 256), (260, 257)] {
         assert_eq!(layout.capacity(chunks), exceptions, "{chunks}");
     }
@@ -228,7 +228,7 @@ proptest! {
     /// A store that was written in order is read back, and its capacity follows from the layout.
     #[test]
     fn a_store_written_in_order_reads_back(sectors in 0_u32..6, count in 0_u64..5000) {
-        let layout = StoreLayout::new(ChunkSize::new(1 << sectors).unwrap());
+        let layout = ExceptionStoreLayout::new(ChunkSize::new(1 << sectors).unwrap());
         let mut next = layout.data_from(2);
         for k in 0..count {
             prop_assert_eq!(next, 2 + k + k / layout.records());
@@ -237,13 +237,13 @@ proptest! {
         let chunks = layout.chunks_for(count);
         prop_assert_eq!(layout.capacity(chunks), count);
         prop_assert!(layout.capacity(chunks - 1) < count.max(1));
-        let mut walk = StoreWalk::new(layout, chunks, Some(count));
+        let mut walk = ExceptionStoreScanner::new(layout, chunks, Some(count));
         let size = layout.chunk().bytes() as usize;
         while let Some(at) = walk.next().unwrap() {
             let area = (at.start / size as u64 - 1) / (layout.records() + 1);
             let mut bytes = vec![0; size];
             for (index, k) in (area * layout.records()..count).take(size / RECORD_LEN).enumerate() {
-                Exception { old: count - 1 - k, new: 2 + k + k / layout.records() }.encode(&mut bytes, index);
+                SnapshotException { old: count - 1 - k, new: 2 + k + k / layout.records() }.encode(&mut bytes, index);
             }
             walk.take(&bytes, |_| true).unwrap();
         }
@@ -262,22 +262,22 @@ proptest! {
         for (at, byte) in damage {
             bytes.get_mut(at).into_iter().for_each(|old| *old = byte);
         }
-        udm_wire::fuzz::cow(&bytes);
+        udm_wire::fuzz::fuzz_exception_store(&bytes);
     }
 
     /// Any bytes are read or refused. The byte to blame is within them or at their end.
     #[test]
     fn any_records_are_read_or_refused(records in prop::collection::vec((0_u64..40, 0_u64..300), 0..512)) {
         let bytes = store(290, &records);
-        udm_wire::fuzz::cow(&bytes);
+        udm_wire::fuzz::fuzz_exception_store(&bytes);
         match load(&bytes, Some(30)) {
             Ok((_, found, summary)) => {
                 prop_assert_eq!(found.len() as u64, summary.exceptions);
                 prop_assert!(found.values().all(|&new| new < summary.next_free));
             }
-            Err(StoreError { offset, fault }) => {
+            Err(ExceptionStoreError { offset, fault }) => {
                 prop_assert!(offset < bytes.len() as u64, "{}", fault);
-                prop_assert!(!matches!(fault, StoreFault::Magic(_) | StoreFault::Version(_)));
+                prop_assert!(!matches!(fault, ExceptionStoreErrorKind::Magic(_) | ExceptionStoreErrorKind::Version(_)));
             }
         }
     }

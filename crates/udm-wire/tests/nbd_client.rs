@@ -3,7 +3,8 @@
 
 use proptest::prelude::*;
 use udm_wire::nbd::client::{
-    ClientError, ClientHandshake, ExportInfo, HandshakeOptions, ReplyEvent, ReplyParser, RequestParams,
+    ClientHandshake, HandshakeOptions, NbdClientProtocolError, NbdRequestParams, NegotiatedExportInfo,
+    ReplyEvent, ReplyParser,
 };
 use udm_wire::nbd::*;
 
@@ -25,10 +26,11 @@ fn run_handshake(
     handshake_options: HandshakeOptions,
     flags: HandshakeFlags,
     step: usize,
-    answer: &mut dyn FnMut(&ClientOption, &mut Vec<u8>),
-) -> Result<ExportInfo, ClientError> {
-    let (mut client, mut parser) = (ClientHandshake::new(handshake_options), HandshakeParser::new());
-    let mut to_client = greeting(flags).to_vec();
+    answer: &mut dyn FnMut(&NbdOption, &mut Vec<u8>),
+) -> Result<NegotiatedExportInfo, NbdClientProtocolError> {
+    let (mut client, mut parser) =
+        (ClientHandshake::new(handshake_options), ClientHandshakeMessageParser::new());
+    let mut to_client = encode_nbd_server_greeting(flags).to_vec();
     loop {
         let bytes = std::mem::take(&mut to_client);
         for piece in bytes.chunks(step) {
@@ -43,29 +45,29 @@ fn run_handshake(
         let mut input = &out[..];
         while let Some(message) = parser.next(&mut input).unwrap() {
             match message {
-                ClientMessage::Flags(flags) => assert!(flags.contains(ClientFlags::FIXED_NEWSTYLE)),
-                ClientMessage::Option(option) => answer(&option, &mut to_client),
+                ClientHandshakeMessage::Flags(flags) => assert!(flags.contains(ClientFlags::FIXED_NEWSTYLE)),
+                ClientHandshakeMessage::Option(option) => answer(&option, &mut to_client),
             }
         }
     }
 }
 
 /// The replies of a server that supports everything.
-fn with_all(option: &ClientOption, out: &mut Vec<u8>) {
+fn with_all(option: &NbdOption, out: &mut Vec<u8>) {
     match option {
-        ClientOption::StructuredReply => put_ack(out, OPT_STRUCTURED_REPLY),
-        ClientOption::SetMetaContext(request) => {
+        NbdOption::StructuredReply => put_option_ack_reply(out, OPT_STRUCTURED_REPLY),
+        NbdOption::SetMetaContext(request) => {
             assert_eq!(request.name, "disk");
-            put_meta_context(out, OPT_SET_META_CONTEXT, 7, "base:allocation");
-            put_meta_context(out, OPT_SET_META_CONTEXT, 8, "unasked:for");
-            put_ack(out, OPT_SET_META_CONTEXT);
+            put_meta_context_reply(out, OPT_SET_META_CONTEXT, 7, "base:allocation");
+            put_meta_context_reply(out, OPT_SET_META_CONTEXT, 8, "unasked:for");
+            put_option_ack_reply(out, OPT_SET_META_CONTEXT);
         }
-        ClientOption::Go(request) => {
+        NbdOption::Go(request) => {
             assert_eq!((request.name.as_str(), &request.infos[..]), ("disk", &[INFO_BLOCK_SIZE][..]));
-            put_info(out, OPT_GO, &Info::Export { size: 1 << 30, flags: FLAGS });
-            put_info(out, OPT_GO, &Info::Name("disk".into()));
-            put_info(out, OPT_GO, &Info::BlockSize(BLOCKS));
-            put_ack(out, OPT_GO);
+            put_export_info_reply(out, OPT_GO, &ExportInfoItem::Export { size: 1 << 30, flags: FLAGS });
+            put_export_info_reply(out, OPT_GO, &ExportInfoItem::Name("disk".into()));
+            put_export_info_reply(out, OPT_GO, &ExportInfoItem::BlockSize(BLOCKS));
+            put_option_ack_reply(out, OPT_GO);
         }
         other => panic!("{other:?}"),
     }
@@ -77,7 +79,8 @@ fn a_server_with_everything() {
         let export =
             run_handshake(handshake_options(true, &["base:allocation"]), FIXED, step, &mut with_all).unwrap();
         let contexts = vec![(7, "base:allocation".to_owned())];
-        let want = ExportInfo { size: 1 << 30, flags: FLAGS, blocks: BLOCKS, structured: true, contexts };
+        let want =
+            NegotiatedExportInfo { size: 1 << 30, flags: FLAGS, blocks: BLOCKS, structured: true, contexts };
         assert_eq!(export, want);
         let export =
             run_handshake(handshake_options(false, &["base:allocation"]), FIXED, step, &mut with_all)
@@ -90,45 +93,51 @@ fn a_server_with_everything() {
 #[test]
 fn a_server_with_nothing() {
     for flags in [FIXED, FIXED | HandshakeFlags::NO_ZEROES] {
-        let mut answer = |option: &ClientOption, out: &mut Vec<u8>| match option {
-            ClientOption::ExportName(name) => {
+        let mut answer = |option: &NbdOption, out: &mut Vec<u8>| match option {
+            NbdOption::ExportName(name) => {
                 assert_eq!(name, "disk");
                 let reply = ExportNameReply { size: 4096, flags: FLAGS };
                 put_export_name_reply(out, reply, flags.contains(HandshakeFlags::NO_ZEROES));
             }
-            option => put_error(out, option.number(), REP_ERR_UNSUP, "what?"),
+            option => put_option_error_reply(out, option.number(), REP_ERR_UNSUP, "what?"),
         };
         let export =
             run_handshake(handshake_options(true, &["base:allocation"]), flags, 3, &mut answer).unwrap();
-        let blocks = ExportInfo::BLOCKS_ASSUMED;
-        let want = ExportInfo { size: 4096, flags: FLAGS, blocks, structured: false, contexts: vec![] };
+        let blocks = NegotiatedExportInfo::BLOCKS_ASSUMED;
+        let want =
+            NegotiatedExportInfo { size: 4096, flags: FLAGS, blocks, structured: false, contexts: vec![] };
         assert_eq!(export, want);
     }
 }
 
 #[test]
 fn a_server_that_says_no_or_nonsense() {
-    fn no(error: u32) -> impl Fn(&ClientOption, &mut Vec<u8>) {
-        move |option, out| put_error(out, option.number(), error, "try\nlater")
+    fn no(error: u32) -> impl Fn(&NbdOption, &mut Vec<u8>) {
+        move |option, out| put_option_error_reply(out, option.number(), error, "try\nlater")
     }
-    fn go(tell: impl Fn(&mut Vec<u8>)) -> impl Fn(&ClientOption, &mut Vec<u8>) {
+    fn go(tell: impl Fn(&mut Vec<u8>)) -> impl Fn(&NbdOption, &mut Vec<u8>) {
         move |_, out| tell(out)
     }
-    type ServerScript = Box<dyn FnMut(&ClientOption, &mut Vec<u8>)>;
+    type ServerScript = Box<dyn FnMut(&NbdOption, &mut Vec<u8>)>;
     let rows: Vec<(ServerScript, &str)> = vec![
         (Box::new(no(REP_ERR_UNKNOWN)), "the server refuses the export: no such export (\"try\\nlater\")"),
         (Box::new(no(REP_ERR_TLS_REQD)), "wants TLS"),
         (Box::new(no(REP_ERR_POLICY)), "not allowed"),
-        (Box::new(go(|out| put_ack(out, OPT_GO))), "nothing of its export"),
-        (Box::new(go(|out| put_ack(out, OPT_LIST))), "a reply to another"),
-        (Box::new(go(|out| (0..65).for_each(|_| put_info(out, OPT_GO, &Info::Other(9))))), "more than 64"),
-        (Box::new(go(|out| put_server(out, "x", ""))), "a reply to another"),
-        (Box::new(go(|out| put_meta_context(out, OPT_GO, 1, "x"))), "another kind of reply"),
+        (Box::new(go(|out| put_option_ack_reply(out, OPT_GO))), "nothing of its export"),
+        (Box::new(go(|out| put_option_ack_reply(out, OPT_LIST))), "a reply to another"),
+        (
+            Box::new(go(|out| {
+                (0..65).for_each(|_| put_export_info_reply(out, OPT_GO, &ExportInfoItem::Other(9)));
+            })),
+            "more than 64",
+        ),
+        (Box::new(go(|out| put_export_list_reply(out, "x", ""))), "a reply to another"),
+        (Box::new(go(|out| put_meta_context_reply(out, OPT_GO, 1, "x"))), "another kind of reply"),
         (Box::new(go(|out| out.extend([9; 20]))), "bad option reply magic"),
         (
             Box::new(go(|out| {
                 let sizes = BlockSizes { minimum: 3, ..BLOCKS };
-                put_info(out, OPT_GO, &Info::BlockSize(sizes));
+                put_export_info_reply(out, OPT_GO, &ExportInfoItem::BlockSize(sizes));
             })),
             "impossible block sizes",
         ),
@@ -143,22 +152,22 @@ fn a_server_that_says_no_or_nonsense() {
     }
     let error =
         run_handshake(handshake_options(false, &[]), HandshakeFlags::empty(), 5, &mut with_all).unwrap_err();
-    assert_eq!(error, ClientError::Oldstyle);
+    assert_eq!(error, NbdClientProtocolError::Oldstyle);
     let error = ClientHandshake::new(handshake_options(false, &[]))
         .take(&mut &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..])
         .unwrap_err();
     assert!(error.to_string().contains("bad greeting magic"), "{error}");
 }
 
-fn export(structured: bool) -> ExportInfo {
+fn export(structured: bool) -> NegotiatedExportInfo {
     let contexts = vec![(7, "base:allocation".into())];
-    ExportInfo { size: 1 << 30, flags: FLAGS, blocks: BLOCKS, structured, contexts }
+    NegotiatedExportInfo { size: 1 << 30, flags: FLAGS, blocks: BLOCKS, structured, contexts }
 }
 
-fn ask(replies: &mut ReplyParser, tag: u64, command: Command, offset: u64, len: u32) -> u64 {
-    let asked = RequestParams { command, flags: CommandFlags::empty(), offset, len };
+fn ask(replies: &mut ReplyParser, tag: u64, command: NbdCommand, offset: u64, len: u32) -> u64 {
+    let asked = NbdRequestParams { command, flags: CommandFlags::empty(), offset, len };
     let header = replies.ask(tag, asked);
-    let request = Request::decode(&header).unwrap();
+    let request = NbdRequestHeader::decode(&header).unwrap();
     assert_eq!((request.command, request.offset, request.len), (command, offset, len));
     request.cookie
 }
@@ -179,7 +188,7 @@ fn feed(
     bytes: &[u8],
     steps: &[usize],
     len: usize,
-) -> Result<ClientLog, ClientError> {
+) -> Result<ClientLog, NbdClientProtocolError> {
     let mut log = ClientLog::default();
     let (mut rest, mut turn) = (bytes, 0);
     while !rest.is_empty() {
@@ -238,12 +247,12 @@ proptest! {
         let (mut bytes, mut want) = (Vec::new(), ClientLog::default());
         for (tag, (style, _)) in reply_styles.iter().enumerate() {
             let tag = tag as u64;
-            let cookie = ask(&mut replies, tag, Command::Read, 512 * tag, 4096);
+            let cookie = ask(&mut replies, tag, NbdCommand::Read, 512 * tag, 4096);
             let mut content: Vec<u8> = (0..4096u32).map(|i| (i as u8) ^ tag as u8 | 1).collect();
             match style {
                 ReplyStyle::Error(error) => {
                     if structured {
-                        put_chunk_error(&mut bytes, cookie, *error, "no");
+                        put_error_chunk_with_text(&mut bytes, cookie, *error, "no");
                     } else {
                         bytes.extend(SimpleReply { error: *error, cookie }.encode());
                     }
@@ -290,10 +299,10 @@ proptest! {
 #[test]
 fn a_block_status_is_passed_on() {
     let mut replies = ReplyParser::new(&export(true));
-    let cookie = ask(&mut replies, 5, Command::BlockStatus, 0, 1 << 20);
+    let cookie = ask(&mut replies, 5, NbdCommand::BlockStatus, 0, 1 << 20);
     let mut bytes = chunk_block_status_header(cookie, 7, 2, false).to_vec();
-    bytes.extend(block_descriptor(4096, STATE_HOLE | STATE_ZERO));
-    bytes.extend(block_descriptor(8192, 0));
+    bytes.extend(encode_block_status_descriptor(4096, STATE_HOLE | STATE_ZERO));
+    bytes.extend(encode_block_status_descriptor(8192, 0));
     bytes.extend(chunk_none(cookie));
     let log = feed(&mut replies, &bytes, &[5], 0).unwrap();
     assert_eq!(log.status, [(5, 7, vec![(4096, 3), (8192, 0)])]);
@@ -321,8 +330,12 @@ fn servers_that_violate_the_protocol() {
         (
             true,
             |read, _| {
-                let head =
-                    ChunkHeader { flags: ReplyFlags::DONE, kind: CHUNK_ERROR, cookie: read, len: 1 << 30 };
+                let head = ReplyChunkHeader {
+                    flags: ReplyFlags::DONE,
+                    kind: CHUNK_ERROR,
+                    cookie: read,
+                    len: 1 << 30,
+                };
                 head.encode().to_vec()
             },
             "longer than any",
@@ -330,7 +343,7 @@ fn servers_that_violate_the_protocol() {
         (
             true,
             |read, _| {
-                ChunkHeader { flags: ReplyFlags::DONE, kind: 77, cookie: read, len: 0 }.encode().to_vec()
+                ReplyChunkHeader { flags: ReplyFlags::DONE, kind: 77, cookie: read, len: 0 }.encode().to_vec()
             },
             "bad chunk",
         ),
@@ -339,8 +352,8 @@ fn servers_that_violate_the_protocol() {
     for (structured, lie, want) in rows {
         for step in [1, 3, 1 << 20] {
             let mut replies = ReplyParser::new(&export(structured));
-            let read = ask(&mut replies, 1, Command::Read, 512, 4096);
-            let write = ask(&mut replies, 2, Command::Write, 0, 4096);
+            let read = ask(&mut replies, 1, NbdCommand::Read, 512, 4096);
+            let write = ask(&mut replies, 2, NbdCommand::Write, 0, 4096);
             let error = feed(&mut replies, &lie(read, write), &[step], 4096).unwrap_err().to_string();
             assert!(error.contains(want) && error.lines().count() == 1, "{error:?} for {want}");
         }

@@ -1,13 +1,16 @@
 //! NBD clients and servers that break the rules: each gets the reply or refusal that the protocol
 //! prescribes, within bounds.
 
-use udm_wire::nbd::{self, ClientMessage, ClientOption, HandshakeError, HandshakeParser, MalformedOption};
+use udm_wire::nbd::{
+    self, ClientHandshakeMessage, ClientHandshakeMessageParser, FatalHandshakeError, MalformedOption,
+    NbdOption,
+};
 
 /// A parser that has received valid flags.
-fn parser() -> HandshakeParser {
-    let mut parser = HandshakeParser::new();
+fn parser() -> ClientHandshakeMessageParser {
+    let mut parser = ClientHandshakeMessageParser::new();
     let mut input = &nbd::encode_client_flags(nbd::ClientFlags::all())[..];
-    assert_eq!(parser.next(&mut input), Ok(Some(ClientMessage::Flags(nbd::ClientFlags::all()))));
+    assert_eq!(parser.next(&mut input), Ok(Some(ClientHandshakeMessage::Flags(nbd::ClientFlags::all()))));
     parser
 }
 
@@ -15,7 +18,7 @@ fn header(option: u32, len: u32) -> Vec<u8> {
     [&nbd::MAGIC_OPTION.to_be_bytes()[..], &option.to_be_bytes(), &len.to_be_bytes()].concat()
 }
 
-fn one(option: u32, data: &[u8]) -> Result<Option<ClientMessage>, HandshakeError> {
+fn one(option: u32, data: &[u8]) -> Result<Option<ClientHandshakeMessage>, FatalHandshakeError> {
     let bytes = [&header(option, data.len() as u32)[..], data].concat();
     let mut input = &bytes[..];
     let out = parser().next(&mut input);
@@ -25,7 +28,7 @@ fn one(option: u32, data: &[u8]) -> Result<Option<ClientMessage>, HandshakeError
 
 fn refusal(option: u32, data: &[u8]) -> (u32, &'static str) {
     match one(option, data) {
-        Ok(Some(ClientMessage::Option(option))) => option.refusal().expect("a refusal"),
+        Ok(Some(ClientHandshakeMessage::Option(option))) => option.refusal().expect("a refusal"),
         other => panic!("{other:?}"),
     }
 }
@@ -79,15 +82,18 @@ fn malformed_info_and_go() {
 
 #[test]
 fn a_bad_export_name_ends_the_connection() {
-    assert_eq!(one(nbd::OPT_EXPORT_NAME, &[0xff]), Err(HandshakeError::ExportName("a string is not UTF-8")));
+    assert_eq!(
+        one(nbd::OPT_EXPORT_NAME, &[0xff]),
+        Err(FatalHandshakeError::ExportName("a string is not UTF-8"))
+    );
     assert_eq!(
         one(nbd::OPT_EXPORT_NAME, &[b'x'; 4097]),
-        Err(HandshakeError::ExportName("a string is longer than 4096 bytes"))
+        Err(FatalHandshakeError::ExportName("a string is longer than 4096 bytes"))
     );
     let name = "x".repeat(4096);
     assert_eq!(
         one(nbd::OPT_EXPORT_NAME, name.as_bytes()),
-        Ok(Some(ClientMessage::Option(ClientOption::ExportName(name))))
+        Ok(Some(ClientHandshakeMessage::Option(NbdOption::ExportName(name))))
     );
 }
 
@@ -114,7 +120,10 @@ fn oversized_options_are_skipped_or_close() {
     };
     assert_eq!(
         said,
-        [ClientMessage::Option(ClientOption::Bad(bad)), ClientMessage::Option(ClientOption::Abort)]
+        [
+            ClientHandshakeMessage::Option(NbdOption::Bad(bad)),
+            ClientHandshakeMessage::Option(NbdOption::Abort)
+        ]
     );
 
     for (option, len) in [
@@ -123,7 +132,10 @@ fn oversized_options_are_skipped_or_close() {
         (99, u32::MAX),
     ] {
         let bytes = header(option, len);
-        assert_eq!(self::parser().next(&mut &bytes[..]), Err(HandshakeError::OptionLength { option, len }));
+        assert_eq!(
+            self::parser().next(&mut &bytes[..]),
+            Err(FatalHandshakeError::OptionLength { option, len })
+        );
     }
 }
 
@@ -132,20 +144,20 @@ fn the_number_of_options_is_bounded() {
     let mut parser = parser();
     let list = header(nbd::OPT_LIST, 0);
     for _ in 0..nbd::OPTIONS_MAX {
-        assert_eq!(parser.next(&mut &list[..]), Ok(Some(ClientMessage::Option(ClientOption::List))));
+        assert_eq!(parser.next(&mut &list[..]), Ok(Some(ClientHandshakeMessage::Option(NbdOption::List))));
     }
-    assert_eq!(parser.next(&mut &list[..]), Err(HandshakeError::TooManyOptions));
+    assert_eq!(parser.next(&mut &list[..]), Err(FatalHandshakeError::TooManyOptions));
 }
 
 #[test]
 fn other_protocols_are_refused() {
-    let mut parser = HandshakeParser::new();
-    assert_eq!(parser.next(&mut &b"GET / HTTP/1.1"[..]), Err(HandshakeError::UnknownFlags(0x4745_5420)));
+    let mut parser = ClientHandshakeMessageParser::new();
+    assert_eq!(parser.next(&mut &b"GET / HTTP/1.1"[..]), Err(FatalHandshakeError::UnknownFlags(0x4745_5420)));
     let mut parser = self::parser();
     let error = parser.next(&mut &b"GET / HTTP/1.1\r\n"[..]).unwrap_err();
     assert_eq!(error.to_string(), "bad option magic 0x474554202f204854");
-    assert!(nbd::Greeting::decode(b"SSH-2.0-OpenSSH_99").is_err());
-    assert!(nbd::Request::decode(&[0; 28]).is_err());
+    assert!(nbd::NbdServerGreeting::decode(b"SSH-2.0-OpenSSH_99").is_err());
+    assert!(nbd::NbdRequestHeader::decode(&[0; 28]).is_err());
     assert!(nbd::ReplyHeader::decode(&mut &[0; 4][..]).is_err());
 }
 
@@ -153,8 +165,14 @@ fn other_protocols_are_refused() {
 fn flags_belong_to_commands() {
     let fits = |command: u16, flags: u16| {
         let flags = nbd::CommandFlags::from_bits_retain(flags);
-        nbd::Request { flags, command: nbd::Command::from_number(command), cookie: 0, offset: 0, len: 0 }
-            .flags_fit()
+        nbd::NbdRequestHeader {
+            flags,
+            command: nbd::NbdCommand::from_number(command),
+            cookie: 0,
+            offset: 0,
+            len: 0,
+        }
+        .flags_fit()
     };
     for command in 0..=8 {
         assert!(fits(command, 0) && fits(command, 1), "FUA goes with {command}");
@@ -170,14 +188,14 @@ fn flags_belong_to_commands() {
 fn sent_strings_are_clipped() {
     let long = format!("{}ä{}", "x".repeat(4095), "y".repeat(100_000));
     let mut out = Vec::new();
-    nbd::put_error(&mut out, nbd::OPT_GO, nbd::REP_ERR_UNKNOWN, &long);
+    nbd::put_option_error_reply(&mut out, nbd::OPT_GO, nbd::REP_ERR_UNKNOWN, &long);
     assert_eq!(out.len(), nbd::OPTION_REPLY_HEADER_SIZE + 4095, "cut before the character that does not fit");
     out.clear();
-    nbd::put_chunk_error(&mut out, 1, nbd::EIO, &long);
+    nbd::put_error_chunk_with_text(&mut out, 1, nbd::EIO, &long);
     assert_eq!(out.len(), 26 + 4095);
     out.clear();
-    nbd::put_chunk_error(&mut out, 1, nbd::EIO, "");
-    assert_eq!(out, nbd::chunk_error_header(1, nbd::EIO));
+    nbd::put_error_chunk_with_text(&mut out, 1, nbd::EIO, "");
+    assert_eq!(out, nbd::encode_textless_error_chunk(1, nbd::EIO));
 }
 
 #[test]

@@ -2,9 +2,9 @@
 //! the same bytes.
 
 use udm_wire::nbd::{
-    self, BlockSizes, Chunk, ClientFlags, ClientMessage, ClientOption, Command, CommandFlags, ExportFlags,
-    Greeting, HandshakeFlags, HandshakeParser, Info, InfoRequest, MetaRequest, OptionReply,
-    OptionReplyHeader, ReplyHeader, Request,
+    self, BlockSizes, ClientFlags, ClientHandshakeMessage, ClientHandshakeMessageParser, CommandFlags,
+    ExportFlags, ExportInfoItem, ExportInfoRequest, HandshakeFlags, MetaContextRequest, NbdCommand,
+    NbdOption, NbdRequestHeader, NbdServerGreeting, OptionReply, OptionReplyHeader, ReplyChunk, ReplyHeader,
 };
 
 /// All bytes of the client, and all bytes of the server.
@@ -21,17 +21,19 @@ fn conversation(recording: &str) -> (Vec<u8>, Vec<u8>) {
     (client, server)
 }
 
-fn options_of(mut client: &[u8]) -> (ClientFlags, Vec<ClientOption>, &[u8]) {
-    let mut parser = HandshakeParser::new();
+fn options_of(mut client: &[u8]) -> (ClientFlags, Vec<NbdOption>, &[u8]) {
+    let mut parser = ClientHandshakeMessageParser::new();
     let mut encoded = Vec::new();
     let whole = client;
-    let Some(ClientMessage::Flags(flags)) = parser.next(&mut client).unwrap() else { panic!("no flags") };
+    let Some(ClientHandshakeMessage::Flags(flags)) = parser.next(&mut client).unwrap() else {
+        panic!("no flags")
+    };
     encoded.extend(nbd::encode_client_flags(flags));
     let mut options = Vec::new();
-    while let Some(ClientMessage::Option(option)) = parser.next(&mut client).unwrap() {
+    while let Some(ClientHandshakeMessage::Option(option)) = parser.next(&mut client).unwrap() {
         option.encode(&mut encoded);
         options.push(option);
-        if matches!(options.last(), Some(ClientOption::Go(_))) {
+        if matches!(options.last(), Some(NbdOption::Go(_))) {
             break;
         }
     }
@@ -39,10 +41,10 @@ fn options_of(mut client: &[u8]) -> (ClientFlags, Vec<ClientOption>, &[u8]) {
     (flags, options, client)
 }
 
-fn requests_of(mut client: &[u8]) -> Vec<(Request, Vec<u8>)> {
+fn requests_of(mut client: &[u8]) -> Vec<(NbdRequestHeader, Vec<u8>)> {
     let mut requests = Vec::new();
     while let Some((header, rest)) = client.split_first_chunk() {
-        let request = Request::decode(header).unwrap();
+        let request = NbdRequestHeader::decode(header).unwrap();
         assert_eq!(&request.encode(), header);
         assert!(request.flags_fit());
         let (data, rest) = rest.split_at(request.payload_len() as usize);
@@ -62,12 +64,16 @@ fn option_replies_of(mut server: &[u8], until: u32) -> (Vec<(u32, OptionReply)>,
         let reply = OptionReply::decode(header.reply, data).unwrap();
         let mut again = Vec::new();
         match &reply {
-            OptionReply::Ack => nbd::put_ack(&mut again, header.option),
-            OptionReply::Server { name, description } => nbd::put_server(&mut again, name, description),
-            OptionReply::Error { error, text } => nbd::put_error(&mut again, header.option, *error, text),
-            OptionReply::Info(info) => nbd::put_info(&mut again, header.option, info),
+            OptionReply::Ack => nbd::put_option_ack_reply(&mut again, header.option),
+            OptionReply::Server { name, description } => {
+                nbd::put_export_list_reply(&mut again, name, description);
+            }
+            OptionReply::Error { error, text } => {
+                nbd::put_option_error_reply(&mut again, header.option, *error, text);
+            }
+            OptionReply::Info(info) => nbd::put_export_info_reply(&mut again, header.option, info),
             OptionReply::MetaContext { id, name } => {
-                nbd::put_meta_context(&mut again, header.option, *id, name);
+                nbd::put_meta_context_reply(&mut again, header.option, *id, name);
             }
             OptionReply::Other(_) => panic!("{reply:?}"),
         }
@@ -81,29 +87,29 @@ fn option_replies_of(mut server: &[u8], until: u32) -> (Vec<(u32, OptionReply)>,
     }
 }
 
-fn request(command: Command, flags: CommandFlags, cookie: u64, offset: u64, len: u32) -> Request {
-    Request { flags, command, cookie, offset, len }
+fn request(command: NbdCommand, flags: CommandFlags, cookie: u64, offset: u64, len: u32) -> NbdRequestHeader {
+    NbdRequestHeader { flags, command, cookie, offset, len }
 }
 
 /// The client's requests after the handshake, which are the same with both kinds of reply.
 fn check_requests(client: &[u8]) {
     let none = CommandFlags::empty();
     let want = [
-        request(Command::Read, none, 1, 0, 8192),
-        request(Command::Write, CommandFlags::FUA, 2, 512, 16),
-        request(Command::Read, none, 3, 8192, 512),
-        request(Command::WriteZeroes, CommandFlags::NO_HOLE, 4, 0, 512),
-        request(Command::Trim, none, 5, 4096, 4096),
-        request(Command::Flush, none, 6, 0, 0),
-        request(Command::Disconnect, none, 7, 0, 0),
+        request(NbdCommand::Read, none, 1, 0, 8192),
+        request(NbdCommand::Write, CommandFlags::FUA, 2, 512, 16),
+        request(NbdCommand::Read, none, 3, 8192, 512),
+        request(NbdCommand::WriteZeroes, CommandFlags::NO_HOLE, 4, 0, 512),
+        request(NbdCommand::Trim, none, 5, 4096, 4096),
+        request(NbdCommand::Flush, none, 6, 0, 0),
+        request(NbdCommand::Disconnect, none, 7, 0, 0),
     ];
     let requests = requests_of(client);
     assert_eq!(requests.iter().map(|(request, _)| *request).collect::<Vec<_>>(), want);
     assert_eq!(requests[1].1, [7; 16]);
 }
 
-fn ask(name: &str) -> InfoRequest {
-    InfoRequest {
+fn ask(name: &str) -> ExportInfoRequest {
+    ExportInfoRequest {
         name: name.into(),
         infos: vec![nbd::INFO_BLOCK_SIZE, nbd::INFO_NAME, nbd::INFO_DESCRIPTION],
     }
@@ -125,13 +131,17 @@ fn check_option_replies(replies: &[(u32, OptionReply)], structured: bool) {
             nbd::OPT_INFO,
             OptionReply::Error { error: nbd::REP_ERR_UNKNOWN, text: "export 'nope' not present".into() },
         ),
-        (nbd::OPT_GO, OptionReply::Info(Info::Name("disk".into()))),
-        (nbd::OPT_GO, OptionReply::Info(Info::Description("a small disk".into()))),
+        (nbd::OPT_GO, OptionReply::Info(ExportInfoItem::Name("disk".into()))),
+        (nbd::OPT_GO, OptionReply::Info(ExportInfoItem::Description("a small disk".into()))),
         (
             nbd::OPT_GO,
-            OptionReply::Info(Info::BlockSize(BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 })),
+            OptionReply::Info(ExportInfoItem::BlockSize(BlockSizes {
+                minimum: 1,
+                preferred: 4096,
+                maximum: 32 << 20,
+            })),
         ),
-        (nbd::OPT_GO, OptionReply::Info(Info::Export { size: 8192, flags })),
+        (nbd::OPT_GO, OptionReply::Info(ExportInfoItem::Export { size: 8192, flags })),
         (nbd::OPT_GO, OptionReply::Ack),
     ];
     if structured {
@@ -142,9 +152,9 @@ fn check_option_replies(replies: &[(u32, OptionReply)], structured: bool) {
 
 fn greeted(server: &[u8]) -> &[u8] {
     let (bytes, rest) = server.split_first_chunk().unwrap();
-    let greeting = Greeting::decode(bytes).unwrap();
+    let greeting = NbdServerGreeting::decode(bytes).unwrap();
     assert_eq!(greeting.flags, HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES);
-    assert_eq!(&nbd::greeting(greeting.flags), bytes);
+    assert_eq!(&nbd::encode_nbd_server_greeting(greeting.flags), bytes);
     rest
 }
 
@@ -154,10 +164,10 @@ fn a_recorded_session_with_structured_replies() {
     let (flags, options, client) = options_of(&client);
     assert_eq!(flags, ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES);
     let want = [
-        ClientOption::StructuredReply,
-        ClientOption::List,
-        ClientOption::Info(ask("nope")),
-        ClientOption::Go(ask("disk")),
+        NbdOption::StructuredReply,
+        NbdOption::List,
+        NbdOption::Info(ask("nope")),
+        NbdOption::Go(ask("disk")),
     ];
     assert_eq!(options, want);
     check_requests(client);
@@ -173,9 +183,9 @@ fn a_recorded_session_with_structured_replies() {
             ReplyHeader::Chunk(header) => {
                 let (payload, rest) = server.split_at(header.len as usize);
                 server = rest;
-                let (error, again) = match Chunk::decode(header, payload).unwrap() {
-                    Chunk::None => (0, nbd::chunk_none(header.cookie).to_vec()),
-                    Chunk::Data { offset, data } => {
+                let (error, again) = match ReplyChunk::decode(header, payload).unwrap() {
+                    ReplyChunk::None => (0, nbd::chunk_none(header.cookie).to_vec()),
+                    ReplyChunk::Data { offset, data } => {
                         read[offset as usize..offset as usize + data.len()].copy_from_slice(data);
                         let head = nbd::chunk_data_header(
                             header.cookie,
@@ -185,18 +195,18 @@ fn a_recorded_session_with_structured_replies() {
                         );
                         (0, [&head[..], data].concat())
                     }
-                    Chunk::Hole { offset, len } => {
+                    ReplyChunk::Hole { offset, len } => {
                         read[offset as usize..offset as usize + len as usize].fill(0);
                         (0, nbd::chunk_hole(header.cookie, offset, len, header.is_done()).to_vec())
                     }
-                    Chunk::BlockStatus { .. } => panic!("nobody asked for it"),
-                    Chunk::Error { error, text, offset } => {
+                    ReplyChunk::BlockStatus { .. } => panic!("nobody asked for it"),
+                    ReplyChunk::Error { error, text, offset } => {
                         assert_eq!(
                             (text, offset),
                             ("operation past EOF; From: 8192, Len: 512, Size: 8192", None)
                         );
                         let mut out = Vec::new();
-                        nbd::put_chunk_error(&mut out, header.cookie, error, text);
+                        nbd::put_error_chunk_with_text(&mut out, header.cookie, error, text);
                         (error, out)
                     }
                 };
@@ -217,7 +227,7 @@ fn a_recorded_session_with_structured_replies() {
 fn a_recorded_session_with_simple_replies() {
     let (client, server) = conversation(include_str!("data/nbd-simple.txt"));
     let (_, options, client) = options_of(&client);
-    assert_eq!(options, [ClientOption::List, ClientOption::Info(ask("nope")), ClientOption::Go(ask("disk"))]);
+    assert_eq!(options, [NbdOption::List, NbdOption::Info(ask("nope")), NbdOption::Go(ask("disk"))]);
     check_requests(client);
 
     let (replies, mut server) = option_replies_of(greeted(&server), nbd::OPT_GO);
@@ -239,27 +249,27 @@ fn a_recorded_block_status_session() {
     let (client, server) = conversation(include_str!("data/nbd-block-status.txt"));
     let (_, options, client) = options_of(&client);
     let context = nbd::CONTEXT_ALLOCATION.to_owned();
-    let meta = MetaRequest { name: "disk".into(), queries: vec![context.clone()] };
-    let go = InfoRequest { name: "disk".into(), infos: vec![nbd::INFO_BLOCK_SIZE] };
-    let want = [ClientOption::StructuredReply, ClientOption::SetMetaContext(meta), ClientOption::Go(go)];
+    let meta = MetaContextRequest { name: "disk".into(), queries: vec![context.clone()] };
+    let go = ExportInfoRequest { name: "disk".into(), infos: vec![nbd::INFO_BLOCK_SIZE] };
+    let want = [NbdOption::StructuredReply, NbdOption::SetMetaContext(meta), NbdOption::Go(go)];
     assert_eq!(options, want);
     let requests: Vec<_> = requests_of(client).into_iter().map(|(request, _)| request).collect();
     let none = CommandFlags::empty();
-    assert_eq!(requests[0], request(Command::BlockStatus, none, 1, 0, 16384));
-    assert_eq!((requests.len(), requests[1].command), (2, Command::Disconnect));
+    assert_eq!(requests[0], request(NbdCommand::BlockStatus, none, 1, 0, 16384));
+    assert_eq!((requests.len(), requests[1].command), (2, NbdCommand::Disconnect));
 
     let (replies, mut server) = option_replies_of(greeted(&server), nbd::OPT_GO);
     assert!(
         replies.contains(&(nbd::OPT_SET_META_CONTEXT, OptionReply::MetaContext { id: 1, name: context }))
     );
     let Ok(Some(ReplyHeader::Chunk(header))) = ReplyHeader::decode(&mut server) else { panic!("no chunk") };
-    let Ok(Chunk::BlockStatus { context, descriptors }) = Chunk::decode(header, server) else {
+    let Ok(ReplyChunk::BlockStatus { context, descriptors }) = ReplyChunk::decode(header, server) else {
         panic!("no status")
     };
     let hole = nbd::STATE_HOLE | nbd::STATE_ZERO;
     let runs: Vec<_> = descriptors.iter().collect();
     assert_eq!(runs, [(8192, hole), (4096, 0), (4096, hole)]);
     let mut again = nbd::chunk_block_status_header(1, context, runs.len() as u32, true).to_vec();
-    runs.iter().for_each(|(len, flags)| again.extend(nbd::block_descriptor(*len, *flags)));
+    runs.iter().for_each(|(len, flags)| again.extend(nbd::encode_block_status_descriptor(*len, *flags)));
     assert_eq!(again, [&header.encode()[..], server].concat());
 }

@@ -174,27 +174,27 @@ const URI: &[&str] = &[
     "nbd+unix:///?socket=",
 ];
 
-fn option() -> impl Strategy<Value = nbd::ClientOption> {
-    let info =
-        ("[a-z/ä]{0,9}", vec(any::<u16>(), 0..5)).prop_map(|(name, infos)| nbd::InfoRequest { name, infos });
+fn option() -> impl Strategy<Value = nbd::NbdOption> {
+    let info = ("[a-z/ä]{0,9}", vec(any::<u16>(), 0..5))
+        .prop_map(|(name, infos)| nbd::ExportInfoRequest { name, infos });
     prop_oneof![
-        Just(nbd::ClientOption::Abort),
-        Just(nbd::ClientOption::List),
-        Just(nbd::ClientOption::StartTls),
-        Just(nbd::ClientOption::StructuredReply),
-        "[a-z]{0,9}".prop_map(nbd::ClientOption::ExportName),
-        info.clone().prop_map(nbd::ClientOption::Info),
-        info.prop_map(nbd::ClientOption::Go),
+        Just(nbd::NbdOption::Abort),
+        Just(nbd::NbdOption::List),
+        Just(nbd::NbdOption::StartTls),
+        Just(nbd::NbdOption::StructuredReply),
+        "[a-z]{0,9}".prop_map(nbd::NbdOption::ExportName),
+        info.clone().prop_map(nbd::NbdOption::Info),
+        info.prop_map(nbd::NbdOption::Go),
         ("[a-z]{0,9}", vec("[a-z:]{0,9}", 0..4), any::<bool>()).prop_map(|(name, queries, list)| {
-            let request = nbd::MetaRequest { name, queries };
+            let request = nbd::MetaContextRequest { name, queries };
             if list {
-                nbd::ClientOption::ListMetaContext(request)
+                nbd::NbdOption::ListMetaContext(request)
             } else {
-                nbd::ClientOption::SetMetaContext(request)
+                nbd::NbdOption::SetMetaContext(request)
             }
         }),
         (9..20u32, vec(any::<u8>(), 0..40))
-            .prop_map(|(option, data)| nbd::ClientOption::Unknown { option, data }),
+            .prop_map(|(option, data)| nbd::NbdOption::Unknown { option, data }),
     ]
 }
 
@@ -214,14 +214,14 @@ fn option_reply() -> impl Strategy<Value = Vec<u8>> {
         maximum,
     });
     let info = prop_oneof![
-        (any::<u64>(), any::<u16>()).prop_map(|(size, flags)| nbd::Info::Export {
+        (any::<u64>(), any::<u16>()).prop_map(|(size, flags)| nbd::ExportInfoItem::Export {
             size,
             flags: nbd::ExportFlags::from_bits_truncate(flags)
         }),
-        "[a-zä]{0,9}".prop_map(nbd::Info::Name),
-        ".{0,9}".prop_map(nbd::Info::Description),
-        sizes.prop_map(nbd::Info::BlockSize),
-        any::<u16>().prop_map(nbd::Info::Other),
+        "[a-zä]{0,9}".prop_map(nbd::ExportInfoItem::Name),
+        ".{0,9}".prop_map(nbd::ExportInfoItem::Description),
+        sizes.prop_map(nbd::ExportInfoItem::BlockSize),
+        any::<u16>().prop_map(nbd::ExportInfoItem::Other),
     ];
     prop_oneof![
         Just(nbd::OptionReply::Ack),
@@ -235,13 +235,17 @@ fn option_reply() -> impl Strategy<Value = Vec<u8>> {
     .prop_map(|reply| {
         let mut out = Vec::new();
         match reply {
-            nbd::OptionReply::Server { name, description } => nbd::put_server(&mut out, &name, &description),
-            nbd::OptionReply::Info(info) => nbd::put_info(&mut out, nbd::OPT_GO, &info),
-            nbd::OptionReply::MetaContext { id, name } => {
-                nbd::put_meta_context(&mut out, nbd::OPT_SET_META_CONTEXT, id, &name);
+            nbd::OptionReply::Server { name, description } => {
+                nbd::put_export_list_reply(&mut out, &name, &description);
             }
-            nbd::OptionReply::Error { error, text } => nbd::put_error(&mut out, nbd::OPT_GO, error, &text),
-            _ => nbd::put_ack(&mut out, nbd::OPT_GO),
+            nbd::OptionReply::Info(info) => nbd::put_export_info_reply(&mut out, nbd::OPT_GO, &info),
+            nbd::OptionReply::MetaContext { id, name } => {
+                nbd::put_meta_context_reply(&mut out, nbd::OPT_SET_META_CONTEXT, id, &name);
+            }
+            nbd::OptionReply::Error { error, text } => {
+                nbd::put_option_error_reply(&mut out, nbd::OPT_GO, error, &text);
+            }
+            _ => nbd::put_option_ack_reply(&mut out, nbd::OPT_GO),
         }
         out
     })
@@ -262,16 +266,18 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
         (cookie, any::<u32>(), vec((1..u32::MAX, any::<u32>()), 1..5), done).prop_map(
             |(c, id, runs, done)| {
                 let mut out = nbd::chunk_block_status_header(c, id, runs.len() as u32, done).to_vec();
-                runs.iter().for_each(|(len, flags)| out.extend(nbd::block_descriptor(*len, *flags)));
+                runs.iter()
+                    .for_each(|(len, flags)| out.extend(nbd::encode_block_status_descriptor(*len, *flags)));
                 out
             }
         ),
         (cookie, 1..200u32, ".{0,20}").prop_map(|(cookie, error, text)| {
             let mut out = Vec::new();
-            nbd::put_chunk_error(&mut out, cookie, error, &text);
+            nbd::put_error_chunk_with_text(&mut out, cookie, error, &text);
             out
         }),
-        (cookie, 1..200u32).prop_map(|(cookie, error)| nbd::chunk_error_header(cookie, error).to_vec()),
+        (cookie, 1..200u32)
+            .prop_map(|(cookie, error)| nbd::encode_textless_error_chunk(cookie, error).to_vec()),
     ]
 }
 
@@ -279,24 +285,28 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
 fn conversation() -> impl Strategy<Value = Vec<u8>> {
     (any::<u8>(), any::<bool>()).prop_map(|(step, holes)| {
         let mut out = vec![step];
-        out.extend(nbd::greeting(nbd::HandshakeFlags::FIXED_NEWSTYLE));
-        nbd::put_ack(&mut out, nbd::OPT_STRUCTURED_REPLY);
-        nbd::put_meta_context(&mut out, nbd::OPT_SET_META_CONTEXT, 7, nbd::CONTEXT_ALLOCATION);
-        nbd::put_ack(&mut out, nbd::OPT_SET_META_CONTEXT);
+        out.extend(nbd::encode_nbd_server_greeting(nbd::HandshakeFlags::FIXED_NEWSTYLE));
+        nbd::put_option_ack_reply(&mut out, nbd::OPT_STRUCTURED_REPLY);
+        nbd::put_meta_context_reply(&mut out, nbd::OPT_SET_META_CONTEXT, 7, nbd::CONTEXT_ALLOCATION);
+        nbd::put_option_ack_reply(&mut out, nbd::OPT_SET_META_CONTEXT);
         let flags = nbd::ExportFlags::HAS_FLAGS;
-        nbd::put_info(&mut out, nbd::OPT_GO, &nbd::Info::Export { size: 1 << 20, flags });
-        nbd::put_ack(&mut out, nbd::OPT_GO);
+        nbd::put_export_info_reply(
+            &mut out,
+            nbd::OPT_GO,
+            &nbd::ExportInfoItem::Export { size: 1 << 20, flags },
+        );
+        nbd::put_option_ack_reply(&mut out, nbd::OPT_GO);
         let [read, write, status] = [0u64, 1, 2].map(|key| (key + 1) << 32 | key);
         out.extend(nbd::SimpleReply { error: 0, cookie: write }.encode());
         out.extend(nbd::chunk_hole(read, 1024, 100, false));
         out.extend(nbd::chunk_block_status_header(status, 7, 1, holes));
-        out.extend(nbd::block_descriptor(4096, 3));
+        out.extend(nbd::encode_block_status_descriptor(4096, 3));
         out.extend(nbd::chunk_data_header(read, 512, 512, false));
         out.extend([9; 512]);
         out.extend(nbd::chunk_data_header(read, 1124, 3484, holes));
         out.extend([8; 3484]);
         if !holes {
-            nbd::put_chunk_error(&mut out, status, 5, "no");
+            nbd::put_error_chunk_with_text(&mut out, status, 5, "no");
             out.extend(nbd::chunk_none(read));
         }
         out
@@ -308,76 +318,76 @@ proptest! {
 
     #[test]
     fn any_bytes(data in vec(any::<u8>(), 0..200)) {
-        fuzz::table(&data);
-        fuzz::message(&data);
-        fuzz::multipath_conf(&data);
-        fuzz::udm_conf(&data);
-        fuzz::size(&data);
-        fuzz::uri(&data);
-        fuzz::nbd_handshake(&data);
-        fuzz::nbd_request(&data);
-        fuzz::nbd_option_reply(&data);
-        fuzz::nbd_reply(&data);
-        fuzz::nbd_client(&data);
+        fuzz::fuzz_table_parser(&data);
+        fuzz::fuzz_message_words(&data);
+        fuzz::fuzz_multipath_conf_parser(&data);
+        fuzz::fuzz_udm_conf_parser(&data);
+        fuzz::fuzz_size_parser(&data);
+        fuzz::fuzz_device_uri_parser(&data);
+        fuzz::fuzz_nbd_handshake_parser(&data);
+        fuzz::fuzz_nbd_request(&data);
+        fuzz::fuzz_nbd_option_reply(&data);
+        fuzz::fuzz_nbd_reply(&data);
+        fuzz::fuzz_nbd_client(&data);
     }
 
     #[test]
     fn tables(data in mutated(pieces(TABLE, 20))) {
-        fuzz::table(&data);
-        fuzz::message(&data);
+        fuzz::fuzz_table_parser(&data);
+        fuzz::fuzz_message_words(&data);
     }
 
     #[test]
     fn multipath_confs(data in mutated(pieces(CONF, 30))) {
-        fuzz::multipath_conf(&data);
+        fuzz::fuzz_multipath_conf_parser(&data);
     }
 
     #[test]
     fn udm_confs(data in mutated(pieces(UDM_CONF, 20))) {
-        fuzz::udm_conf(&data);
+        fuzz::fuzz_udm_conf_parser(&data);
     }
 
     #[test]
     fn sizes(data in mutated(pieces(SIZE, 5))) {
-        fuzz::size(&data);
+        fuzz::fuzz_size_parser(&data);
     }
 
     #[test]
     fn uris(data in mutated(pieces(URI, 12))) {
-        fuzz::uri(&data);
+        fuzz::fuzz_device_uri_parser(&data);
     }
 
     #[test]
     fn handshakes(data in mutated(handshake())) {
-        fuzz::nbd_handshake(&data);
+        fuzz::fuzz_nbd_handshake_parser(&data);
     }
 
     #[test]
     fn requests(flags: u16, command in 0..12u16, cookie: u64, offset: u64, len: u32) {
         let flags = nbd::CommandFlags::from_bits_retain(flags);
-        let request = nbd::Request { flags, command: nbd::Command::from_number(command), cookie, offset, len };
-        prop_assert_eq!(nbd::Request::decode(&request.encode()), Ok(request));
-        fuzz::nbd_request(&request.encode());
+        let request = nbd::NbdRequestHeader { flags, command: nbd::NbdCommand::from_number(command), cookie, offset, len };
+        prop_assert_eq!(nbd::NbdRequestHeader::decode(&request.encode()), Ok(request));
+        fuzz::fuzz_nbd_request(&request.encode());
     }
 
     #[test]
     fn option_replies(data in mutated(option_reply())) {
-        fuzz::nbd_option_reply(&data);
+        fuzz::fuzz_nbd_option_reply(&data);
     }
 
     #[test]
     fn replies(data in mutated(reply())) {
-        fuzz::nbd_reply(&data);
+        fuzz::fuzz_nbd_reply(&data);
     }
 
     #[test]
     fn conversations(data in mutated(conversation())) {
-        fuzz::nbd_client(&data);
+        fuzz::fuzz_nbd_client(&data);
     }
 
     #[test]
     fn carets_never_fail(line in ".{0,300}", start in 0..400usize, end in 0..400usize) {
-        let out = udm_wire::words::caret(&line.replace('\n', " "), udm_wire::words::Span { start, end });
+        let out = udm_wire::words::draw_carets_under_span(&line.replace('\n', " "), udm_wire::words::WordSpan { start, end });
         prop_assert_eq!(out.split('\n').count(), 2);
         prop_assert!(out.split('\n').nth(1).unwrap().trim_start().starts_with('^'));
     }

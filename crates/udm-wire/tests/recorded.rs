@@ -29,7 +29,7 @@ fn tables_read_as_dmsetup_reads_them() {
     let cases = cases();
     assert!(cases.len() > 20, "the recording is missing");
     for RecordedTable { text, targets, error } in cases {
-        match (table::parse(&text), error) {
+        match (table::parse_table(&text), error) {
             (Err(ours), Some(theirs)) => assert_eq!(ours.in_table("on stdin"), theirs, "{text:?}"),
             (Ok(lines), None) => {
                 assert_eq!(lines.len(), targets.len(), "{text:?}");

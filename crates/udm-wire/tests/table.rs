@@ -3,7 +3,7 @@
 use udm_wire::table::{self, TableLine};
 
 fn error_of(text: &str) -> (String, String) {
-    let error = table::parse(text).unwrap_err();
+    let error = table::parse_table(text).unwrap_err();
     (error.to_string(), error.caret())
 }
 
@@ -32,7 +32,7 @@ fn errors_show_the_word() {
 
 #[test]
 fn carets_stand_under_arguments() {
-    let lines = table::parse("0 8 zero\n0 16 linear  /dev/a\\ b 0 # why\n").unwrap();
+    let lines = table::parse_table("0 8 zero\n0 16 linear  /dev/a\\ b 0 # why\n").unwrap();
     assert_eq!(lines[1].number, 2);
     assert_eq!(lines[1].args, ["/dev/a b", "0"]);
     assert_eq!(lines[1].caret(0).lines().nth(1), Some("             ^^^^^^^^^"));
@@ -43,7 +43,7 @@ fn carets_stand_under_arguments() {
 
 #[test]
 fn a_backslash_quotes_as_in_the_kernel() {
-    let lines = table::parse("0 8 linear a\\ b\\\\c\\#d\\e 0\\").unwrap();
+    let lines = table::parse_table("0 8 linear a\\ b\\\\c\\#d\\e 0\\").unwrap();
     assert_eq!(lines[0].args, ["a b\\c#de", "0\\"]);
     assert_eq!(lines[0].to_string(), "0 8 linear a\\ b\\\\c\\#de 0\\\\");
     assert_eq!(
@@ -61,18 +61,18 @@ fn a_backslash_quotes_as_in_the_kernel() {
 /// again.
 #[test]
 fn a_quoted_carriage_return_is_part_of_its_word() {
-    let lines = table::parse("0 8 linear a\\\r\r\n").unwrap();
+    let lines = table::parse_table("0 8 linear a\\\r\r\n").unwrap();
     assert_eq!(lines[0].args, ["a\r"]);
-    assert_eq!(table::parse(&lines[0].to_string()).unwrap()[0].args, ["a\r"]);
-    assert_eq!(table::parse("0 8 linear a\r\n").unwrap()[0].caret(0), "0 8 linear a\n           ^");
+    assert_eq!(table::parse_table(&lines[0].to_string()).unwrap()[0].args, ["a\r"]);
+    assert_eq!(table::parse_table("0 8 linear a\r\n").unwrap()[0].caret(0), "0 8 linear a\n           ^");
 }
 
 #[test]
 fn as_many_targets_as_the_kernel_takes() {
     let mut text = "0 1 zero\n".repeat(table::LINES_MAX);
-    assert_eq!(table::parse(&text).unwrap().len(), 1_048_576);
+    assert_eq!(table::parse_table(&text).unwrap().len(), 1_048_576);
     text.push_str("# a comment is no target\n");
-    assert!(table::parse(&text).is_ok());
+    assert!(table::parse_table(&text).is_ok());
     text.push_str("0 1 zero");
     assert_eq!(error_of(&text).0, "a table of more than 1048576 targets");
 }
@@ -80,10 +80,10 @@ fn as_many_targets_as_the_kernel_takes() {
 #[test]
 fn a_table_has_bounds() {
     let text = format!("0 1 error {}", "x ".repeat(table::WORDS_MAX));
-    assert!(table::parse(&text).is_ok());
+    assert!(table::parse_table(&text).is_ok());
     let text = format!("{text} x");
     assert_eq!(error_of(&text).0, "a table of more than 4194304 words");
     let text = "#".repeat(table::TEXT_MAX + 1);
     assert_eq!(error_of(&text).0, "a table of more than 64 MiB");
-    assert_eq!(table::parse(&text[1..]).unwrap(), []);
+    assert_eq!(table::parse_table(&text[1..]).unwrap(), []);
 }

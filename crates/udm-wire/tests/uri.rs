@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use udm_core::Nanos;
 use udm_wire::uri::{
-    DeadlineSetting, DeviceUri, Fence, FileUri, NbdAddress, NbdUri, NullParams, QueueParams, Scheduler,
-    SilencePolicy, parse,
+    DeviceUri, FileUri, IoSchedulerName, NbdAddress, NbdUri, NullParams, QueueParams, ReplyDeadlineSetting,
+    ServerFenceMethod, SilentServerPolicy, parse_device_uri,
 };
 
 fn file(path: &str, direct: Option<bool>, readonly: bool) -> DeviceUri {
@@ -19,16 +19,16 @@ fn unix(socket: &str, export: &str) -> DeviceUri {
     DeviceUri::Nbd(NbdUri::new(NbdAddress::Unix(socket.into()), export))
 }
 
-fn silent(device: DeviceUri, deadline: u64, fence: Fence) -> DeviceUri {
+fn silent(device: DeviceUri, deadline: u64, fence: ServerFenceMethod) -> DeviceUri {
     let DeviceUri::Nbd(uri) = device else { panic!("an NBD URI") };
-    let deadline = DeadlineSetting::After(Nanos::from_millis(deadline));
-    DeviceUri::Nbd(NbdUri { silence: SilencePolicy { deadline, fence }, ..uri })
+    let deadline = ReplyDeadlineSetting::After(Nanos::from_millis(deadline));
+    DeviceUri::Nbd(NbdUri { silence: SilentServerPolicy { deadline, fence }, ..uri })
 }
 
 fn endless(device: DeviceUri) -> DeviceUri {
     let DeviceUri::Nbd(uri) = device else { panic!("an NBD URI") };
     DeviceUri::Nbd(NbdUri {
-        silence: SilencePolicy { deadline: DeadlineSetting::Never, ..uri.silence },
+        silence: SilentServerPolicy { deadline: ReplyDeadlineSetting::Never, ..uri.silence },
         ..uri
     })
 }
@@ -44,7 +44,7 @@ fn deadline_defaults_per_transport() {
         ("nbd+unix:///?socket=/s&deadline=none", None),
         ("nbd+unix:///?socket=/s&deadline=2s", Some(2)),
     ] {
-        let Ok(DeviceUri::Nbd(uri)) = parse(word) else { panic!("{word}: an NBD URI") };
+        let Ok(DeviceUri::Nbd(uri)) = parse_device_uri(word) else { panic!("{word}: an NBD URI") };
         assert_eq!(uri.deadline(), seconds.map(|s| Nanos::from_millis(s * 1000)), "{word}");
     }
 }
@@ -93,7 +93,7 @@ fn every_form_and_its_canonical_spelling() {
             DeviceUri::Mem {
                 size: 1 << 30,
                 queue: Some(QueueParams {
-                    scheduler: Scheduler::MqDeadline,
+                    scheduler: IoSchedulerName::MqDeadline,
                     queue_depth: 4,
                     nr_requests: 4,
                     ..QueueParams::default()
@@ -140,29 +140,29 @@ fn every_form_and_its_canonical_spelling() {
         ("nbd+unix://?socket=/tmp/a", unix("/tmp/a", ""), "nbd+unix:///?socket=/tmp/a"),
         (
             "nbd+unix:///x?fence=closed&deadline=1500ms&socket=/tmp/a",
-            silent(unix("/tmp/a", "x"), 1500, Fence::Closed),
+            silent(unix("/tmp/a", "x"), 1500, ServerFenceMethod::Closed),
             "nbd+unix:///x?socket=/tmp/a&deadline=1500ms",
         ),
         (
             "nbd+unix:///?socket=/tmp/a&deadline=2000ms&fence=exec:/sbin/off%20a",
-            silent(unix("/tmp/a", ""), 2000, Fence::Exec("/sbin/off a".into())),
+            silent(unix("/tmp/a", ""), 2000, ServerFenceMethod::Exec("/sbin/off a".into())),
             "nbd+unix:///?socket=/tmp/a&deadline=2s&fence=exec:/sbin/off%20a",
         ),
         (
             "nbd://h/?fence=wait:90s&deadline=24h",
-            silent(tcp("h", 10809, ""), 24 * 3_600_000, Fence::Wait(Nanos::from_millis(90_000))),
+            silent(tcp("h", 10809, ""), 24 * 3_600_000, ServerFenceMethod::Wait(Nanos::from_millis(90_000))),
             "nbd://h/?deadline=24h&fence=wait:90s",
         ),
         (
             "nbd://h/?deadline=120s",
-            silent(tcp("h", 10809, ""), 120_000, Fence::Closed),
+            silent(tcp("h", 10809, ""), 120_000, ServerFenceMethod::Closed),
             "nbd://h/?deadline=2m",
         ),
         ("nbd://h/?deadline=none", endless(tcp("h", 10809, "")), "nbd://h/?deadline=none"),
     ] {
-        assert_eq!(parse(word).as_ref(), Ok(&device), "{word}");
+        assert_eq!(parse_device_uri(word).as_ref(), Ok(&device), "{word}");
         assert_eq!(device.to_string(), canonical, "{word}");
-        assert_eq!(parse(canonical).as_ref(), Ok(&device), "{canonical}");
+        assert_eq!(parse_device_uri(canonical).as_ref(), Ok(&device), "{canonical}");
     }
 }
 
@@ -257,7 +257,7 @@ fn refusals_say_what_would_be_right() {
             "nbd+unix: \"host\" is no part of a Unix socket; nbd+unix:///EXPORT?socket=PATH",
         ),
     ] {
-        assert_eq!(parse(word).unwrap_err().to_string(), want, "{word}");
+        assert_eq!(parse_device_uri(word).unwrap_err().to_string(), want, "{word}");
     }
     for word in [
         format!("@{}", "n".repeat(128)),
@@ -267,13 +267,13 @@ fn refusals_say_what_would_be_right() {
         format!("nbd+unix:///?socket=/{}", "s".repeat(107)),
         format!("nbd://{}", "h".repeat(254)),
     ] {
-        let error = parse(&word).unwrap_err().to_string();
+        let error = parse_device_uri(&word).unwrap_err().to_string();
         assert!(error.len() < 200, "{error}");
     }
 }
 
 fn null(words: &str) -> Result<NullParams, String> {
-    match parse(&format!("null:{words}")) {
+    match parse_device_uri(&format!("null:{words}")) {
         Ok(DeviceUri::Null(params)) => Ok(params),
         other => Err(other.unwrap_err().to_string()),
     }
@@ -373,7 +373,7 @@ fn b03_bad_blocks_and_other_faults() {
         let text = DeviceUri::Null(null(&format!("size=1M,{said}")).unwrap()).to_string();
         let block = if said.contains("bs=4k") { ",blocksize=4096" } else { "" };
         assert_eq!(text, format!("null:size=1M{block}{shown}"));
-        assert_eq!(parse(&text).unwrap().to_string(), text);
+        assert_eq!(parse_device_uri(&text).unwrap().to_string(), text);
     }
     for (said, why) in [
         ("badblocks=+10-5", "badblocks=\"+10-5\" is neither +FIRST-LAST, to add sectors, nor -FIRST-LAST"),

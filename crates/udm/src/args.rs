@@ -20,13 +20,13 @@ pub struct ServerArgs {
 impl ServerArgs {
     /// A client of the server that the arguments name.
     pub fn client(&self) -> Result<ControlClient> {
-        Ok(ControlClient::new(socket_path(self.socket.clone())?))
+        Ok(ControlClient::new(resolve_control_socket_path(self.socket.clone())?))
     }
 }
 
 /// The output format.
 #[derive(Debug, Args)]
-pub struct PrintArgs {
+pub struct OutputFormatArgs {
     /// Print JSON: sizes in bytes, times in nanoseconds
     #[arg(long)]
     pub json: bool,
@@ -34,23 +34,23 @@ pub struct PrintArgs {
 
 /// The arguments of verbs that list.
 #[derive(Debug, Args)]
-pub struct ListArgs {
+pub struct SharedListArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
-    pub print: PrintArgs,
+    pub print: OutputFormatArgs,
 }
 
 /// The time that a verb may wait for requests in flight.
 #[derive(Debug, Args)]
-pub struct TimeoutArgs {
+pub struct InFlightTimeoutArgs {
     /// Cancel after so many seconds, as Ctrl-C does: the device continues as before [default: no
     /// limit]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub timeout: Option<Duration>,
 }
 
-impl TimeoutArgs {
+impl InFlightTimeoutArgs {
     /// The timeout in ms, as the control socket takes it.
     pub fn timeout_ms(&self) -> Option<u64> {
         self.timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX))
@@ -65,7 +65,7 @@ pub fn parse_seconds(word: &str) -> Result<Duration, String> {
 
 /// The state folder of a server.
 #[derive(Debug, Args)]
-pub struct StateArgs {
+pub struct StateFolderArgs {
     /// Folder for state that must survive a restart, such as the list of snapshot stores known to
     /// be invalid [default: $UDM_STATE, /var/lib/udm for root, or udm in $XDG_STATE_HOME or
     /// ~/.local/state]
@@ -73,7 +73,7 @@ pub struct StateArgs {
     pub folder: Option<PathBuf>,
 }
 
-impl StateArgs {
+impl StateFolderArgs {
     /// Opens the state folder: the given one, `$UDM_STATE`, or the default of the user.
     pub fn open(&self) -> Result<Arc<StateFolder>> {
         let given = self.folder.clone().or_else(|| env_path("UDM_STATE"));
@@ -91,7 +91,7 @@ impl StateArgs {
 }
 
 /// The path of the control socket: as given, `$UDM_SOCKET`, or the default of the user.
-pub fn socket_path(given: Option<PathBuf>) -> Result<PathBuf> {
+pub fn resolve_control_socket_path(given: Option<PathBuf>) -> Result<PathBuf> {
     if let Some(path) = given.or_else(|| env_path("UDM_SOCKET")) {
         return Ok(path);
     }

@@ -5,7 +5,7 @@
 //!
 //! Verbs and options have the names of dmsetup, those for serving of nbdkit, those for load of fio.
 
-use crate::args::ListArgs;
+use crate::args::SharedListArgs;
 use crate::bench::BenchArgs;
 use crate::cow::CowArgs;
 use crate::demo::DemoArgs;
@@ -16,7 +16,7 @@ use crate::serve::ServeArgs;
 use crate::snapshot::SnapshotArgs;
 use crate::top::TopArgs;
 use crate::verbs::change::{
-    CreateArgs, LoadArgs, MessageArgs, NamesArgs, RemoveArgs, RenameArgs, ResumeArgs, SuspendArgs,
+    CreateArgs, DeviceNamesArgs, LoadTableArgs, MessageArgs, RemoveArgs, RenameArgs, ResumeArgs, SuspendArgs,
 };
 use crate::verbs::events::EventsArgs;
 use crate::verbs::generate::GenerateArgs;
@@ -24,7 +24,7 @@ use crate::verbs::info::InfoArgs;
 use crate::verbs::power::PowerArgs;
 use crate::verbs::queue::QueueArgs;
 use crate::verbs::reconfigure::ReconfigureArgs;
-use crate::verbs::show::{LsArgs, ShowArgs, TableArgs};
+use crate::verbs::show::{LsArgs, TableArgs, TableStatusArgs};
 use crate::verbs::tree::DepsArgs;
 use crate::verbs::wait::WaitArgs;
 use crate::web::WebArgs;
@@ -42,12 +42,12 @@ Environment: UDM_SOCKET, the control socket; UDM_STATE, the folder with state th
 pub struct Cli {
     /// The verb.
     #[command(subcommand)]
-    pub verb: Verb,
+    pub verb: CliVerb,
 }
 
 /// The verbs of the command line.
 #[derive(Debug, Subcommand)]
-pub enum Verb {
+pub enum CliVerb {
     /// Serve devices to NBD clients
     Serve(ServeArgs),
     /// Show in under a minute what udm does; needs no root and no installation
@@ -75,9 +75,9 @@ with serve --export the device is exported only while its name is in that list. 
     Rename(RenameArgs),
     /// Load a table into the inactive slot
     #[command(visible_alias = "reload")]
-    Load(LoadArgs),
+    Load(LoadTableArgs),
     /// Empty the inactive slot
-    Clear(NamesArgs),
+    Clear(DeviceNamesArgs),
     /// Hold back new requests and wait for those in flight; several devices: all or none
     Suspend(SuspendArgs),
     /// Make a loaded table live and submit the requests held back; several devices: all or none
@@ -121,7 +121,7 @@ docs/top.md describes the columns."
     /// Print tables
     Table(TableArgs),
     /// Print the status of tables
-    Status(ShowArgs),
+    Status(TableStatusArgs),
     /// Describe devices
     Info(InfoArgs),
     /// List devices
@@ -129,7 +129,7 @@ docs/top.md describes the columns."
     /// List the devices below each device
     Deps(DepsArgs),
     /// List the devices that NBD clients can connect to
-    Exports(ListArgs),
+    Exports(SharedListArgs),
     /// Have the server read its configuration file again and apply the changes
     #[command(
         after_help = "Creates devices that are new in the file, removes devices no longer in it, and reloads devices whose table changed. Each device is changed completely or not at all, \
@@ -140,9 +140,9 @@ Output: + NAME created, - NAME removed, ~ NAME another table, = N unchanged."
     )]
     Reconfigure(ReconfigureArgs),
     /// List the types of target and their versions
-    Targets(ListArgs),
+    Targets(SharedListArgs),
     /// Print the versions of udm and of the device-mapper interface it implements
-    Version(ListArgs),
+    Version(SharedListArgs),
     /// Read the log of a log-writes target, offline
     LogWrites(LogWritesArgs),
     /// Show multipath devices, their groups and paths, in the format of multipath-tools
@@ -163,7 +163,7 @@ From another machine: ssh -L 8080:127.0.0.1:PORT HOST, and localhost:8080 instea
 }
 
 /// The usage error of a server without an address to serve on.
-pub fn no_address_error() -> clap::Error {
+pub fn no_listen_address_error() -> clap::Error {
     let mut cli = Cli::command();
     cli.build();
     let serve = cli.find_subcommand_mut("serve").expect("serve is a verb");

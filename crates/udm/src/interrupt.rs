@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 ///
 /// # Errors
 /// If the thread cannot be started, or the signal handlers cannot be installed.
-pub fn on_first_signal(first: impl FnOnce(i32) + Send + 'static) -> io::Result<()> {
+pub fn call_on_first_stop_signal(first: impl FnOnce(i32) + Send + 'static) -> io::Result<()> {
     let runtime = Builder::new_current_thread().enable_io().build()?;
     let (mut interrupt, mut terminate) = {
         let _inside = runtime.enter();
@@ -27,13 +27,13 @@ pub fn on_first_signal(first: impl FnOnce(i32) + Send + 'static) -> io::Result<(
             })
         };
         first(next());
-        exit_by_signal(next());
+        exit_with_signal_status(next());
     };
     std::thread::Builder::new().name("udm-signals".into()).spawn(wait).map(drop)
 }
 
 /// Exits with the status of a program that a signal ended.
-pub fn exit_by_signal(signal: i32) -> ! {
-    log::flush();
+pub fn exit_with_signal_status(signal: i32) -> ! {
+    log::flush_log();
     std::process::exit(128 + signal);
 }

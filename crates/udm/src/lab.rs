@@ -1,7 +1,7 @@
 //! `udm lab`: the command line of the experiments in `udm_bench::lab`.
 
 use crate::bench::{progress, stop};
-use crate::output::{say, say_json};
+use crate::output::{print_json_to_stdout, print_to_stdout};
 use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
@@ -9,7 +9,9 @@ use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use udm_bench::lab::{self, EXPERIMENTS, Experiment, ExperimentOptions, ExperimentOutcome, MachineInfo};
+use udm_bench::lab::{
+    self, EXPERIMENTS, ExperimentOutcome, ExperimentRunOptions, MachineInfo, PublishedExperiment,
+};
 
 /// The arguments of `udm lab`.
 #[derive(Debug, Args)]
@@ -29,12 +31,12 @@ enum LabVerb {
 met or missed if udm has a goal; otherwise better, alike or worse than the ratio of the original, or empty if the original has none. Ctrl-C prints the experiments that have finished.\n\n\
 Examples:\n  udm lab run lockless --quick\n  udm lab run --html lab.html"
     )]
-    Run(RunArgs),
+    Run(LabRunArgs),
 }
 
 /// The arguments of `udm lab run`.
 #[derive(Debug, Args)]
-struct RunArgs {
+struct LabRunArgs {
     /// The experiments to run [default: all]
     #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(EXPERIMENTS.iter().map(|e| e.name)))]
     names: Vec<String>,
@@ -58,49 +60,51 @@ struct RunArgs {
 /// If an experiment fails, or the page cannot be written.
 pub fn run(args: &LabArgs) -> Result<ExitCode> {
     match &args.verb {
-        LabVerb::List => list(),
+        LabVerb::List => print_experiment_list(),
         LabVerb::Run(args) => run_experiments(args),
     }
 }
 
-fn list() -> Result<ExitCode> {
+fn print_experiment_list() -> Result<ExitCode> {
     let width = EXPERIMENTS.iter().map(|experiment| experiment.name.len()).max().unwrap_or(0);
-    let line = |Experiment { name, question, source, .. }: &Experiment| {
+    let line = |PublishedExperiment { name, question, source, .. }: &PublishedExperiment| {
         format!("{name:<width$}  {question}\n{:<width$}  ({source})\n", "")
     };
-    say(&EXPERIMENTS.iter().map(line).collect::<String>())?;
+    print_to_stdout(&EXPERIMENTS.iter().map(line).collect::<String>())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn run_experiments(args: &RunArgs) -> Result<ExitCode> {
+fn run_experiments(args: &LabRunArgs) -> Result<ExitCode> {
     let stop = stop::install_stop_handler().context("lab: signals")?;
     if let Some(file) = &args.html {
         // Opens the file now, so that an error is reported before minutes of measurements.
         let opened = OpenOptions::new().append(true).create(true).open(file);
         opened.with_context(|| format!("lab: {}", file.display()))?;
     }
-    let is_asked = |e: &&Experiment| args.names.is_empty() || args.names.iter().any(|name| name == e.name);
-    let effort = ExperimentOptions { quick: args.quick, stop, fio_engine: args.fio_engine.as_deref() };
+    let is_asked =
+        |e: &&PublishedExperiment| args.names.is_empty() || args.names.iter().any(|name| name == e.name);
+    let effort = ExperimentRunOptions { quick: args.quick, stop, fio_engine: args.fio_engine.as_deref() };
     let experiments: Vec<_> = EXPERIMENTS.iter().filter(is_asked).collect();
-    let outcomes =
-        progress::with_step_progress(experiments.len(), |done| run_each(&experiments, &effort, done))?;
+    let outcomes = progress::run_with_step_progress(experiments.len(), |done| {
+        run_experiments_until_stopped(&experiments, &effort, done)
+    })?;
     let machine = MachineInfo::this();
     if let Some(file) = &args.html {
-        let page = lab::page(&machine, &outcomes);
+        let page = lab::render_experiments_html(&machine, &outcomes);
         std::fs::write(file, page).with_context(|| format!("lab: {}", file.display()))?;
     }
     if args.json {
-        say_json(&serde_json::json!({ "machine": machine, "experiments": outcomes }))?;
+        print_json_to_stdout(&serde_json::json!({ "machine": machine, "experiments": outcomes }))?;
     } else {
-        say(&lab::text(&machine, &outcomes))?;
+        print_to_stdout(&lab::render_experiments_text(&machine, &outcomes))?;
     }
-    Ok(stop::status(stop))
+    Ok(stop::measurement_exit_code(stop))
 }
 
 /// Runs the experiments; if stopped, returns those that have finished.
-fn run_each(
-    experiments: &[&Experiment],
-    effort: &ExperimentOptions<'_>,
+fn run_experiments_until_stopped(
+    experiments: &[&PublishedExperiment],
+    effort: &ExperimentRunOptions<'_>,
     done: &AtomicUsize,
 ) -> Result<Vec<ExperimentOutcome>> {
     let mut outcomes = Vec::new();

@@ -33,7 +33,7 @@ mod verbs;
 mod web;
 
 use clap::{CommandFactory, Parser};
-use cli::{Cli, Verb};
+use cli::{Cli, CliVerb};
 use std::io::Write;
 use std::process::ExitCode;
 use verbs::{change, show, tree};
@@ -44,7 +44,7 @@ const STACK: usize = 8 << 20;
 /// Runs the program on a thread with a known stack size. The main thread's stack has the size of
 /// the caller's `ulimit -s`, which may be too small.
 fn main() -> ExitCode {
-    let program = std::thread::Builder::new().name("main".into()).stack_size(STACK).spawn(program);
+    let program = std::thread::Builder::new().name("main".into()).stack_size(STACK).spawn(run_udm_or_dmsetup);
     match program.map(std::thread::JoinHandle::join) {
         Ok(Ok(code)) => code,
         // The panic hook has printed the reason.
@@ -61,27 +61,27 @@ fn main() -> ExitCode {
     }
 }
 
-fn program() -> ExitCode {
+fn run_udm_or_dmsetup() -> ExitCode {
     let mut words = std::env::args_os();
     if dmsetup::is_dmsetup(words.next().as_deref()) {
-        log::start("warn");
-        return dmsetup::run(words);
+        log::init_logging("warn");
+        return dmsetup::run_dmsetup_command_line(words);
     }
     let cli = Cli::try_parse().unwrap_or_else(|error| {
         let bench = std::env::args_os().nth(1).is_some_and(|verb| verb == "bench");
-        if bench { bench::with_hint(error) } else { error }.exit()
+        if bench { bench::add_unknown_option_hint(error) } else { error }.exit()
     });
-    if let Verb::Serve(args) = &cli.verb
+    if let CliVerb::Serve(args) = &cli.verb
         && !args.has_listen_args()
     {
-        cli::no_address_error().exit();
+        cli::no_listen_address_error().exit();
     }
     // The fork must come before any other thread starts.
-    if let Verb::Serve(args) = &cli.verb
+    if let CliVerb::Serve(args) = &cli.verb
         && args.fork
         && !args.ready_on_stdout
     {
-        return serve::spawn_background().unwrap_or_else(|error| {
+        return serve::spawn_daemon_until_ready().unwrap_or_else(|error| {
             // If standard error is closed too, nothing more can be done.
             let _ = writeln!(std::io::stderr(), "udm: {}", strip_os_error(&format!("{error:#}")));
             ExitCode::FAILURE
@@ -89,12 +89,12 @@ fn program() -> ExitCode {
     }
     // Verbs report the errors of their own requests, so the log shows only warnings. The demo
     // causes path failures itself and reports them, so its log shows only errors.
-    log::start(if matches!(cli.verb, Verb::Demo(_)) { "error" } else { "warn" });
-    let code = run(&cli.verb).unwrap_or_else(|error| {
-        log::say(format!("udm: {}\n", strip_os_error(&format!("{error:#}"))));
+    log::init_logging(if matches!(cli.verb, CliVerb::Demo(_)) { "error" } else { "warn" });
+    let code = run_cli_verb(&cli.verb).unwrap_or_else(|error| {
+        log::print_to_stderr(format!("udm: {}\n", strip_os_error(&format!("{error:#}"))));
         ExitCode::FAILURE
     });
-    log::flush();
+    log::flush_log();
     code
 }
 
@@ -108,41 +108,41 @@ fn strip_os_error(text: &str) -> String {
     out
 }
 
-fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
+fn run_cli_verb(verb: &CliVerb) -> anyhow::Result<ExitCode> {
     match verb {
-        Verb::Serve(args) => return serve::run(args),
-        Verb::LogWrites(args) => return log_writes::run(args),
-        Verb::Cow(args) => return cow::run(args),
-        Verb::Snapshot(args) => return snapshot::run(args),
-        Verb::Bench(args) => return bench::run(args),
-        Verb::Lab(args) => return lab::run(args),
-        Verb::Top(args) => return top::run(args),
-        Verb::Multipath(args) => multipath::run(args),
-        Verb::Demo(args) => demo::run(args),
-        Verb::Web(args) => web::run(args),
-        Verb::Create(args) => change::create(args),
-        Verb::Remove(args) => change::remove(args),
-        Verb::Rename(args) => change::rename(args),
-        Verb::Load(args) => change::load(args),
-        Verb::Clear(args) => change::clear(args),
-        Verb::Suspend(args) => change::suspend(args),
-        Verb::Resume(args) => change::resume(args),
-        Verb::Message(args) => change::message(args),
-        Verb::Queue(args) => verbs::queue::queue(args),
-        Verb::Power(args) => verbs::power::power(args),
-        Verb::Wait(args) => verbs::wait::wait(args),
-        Verb::Events(args) => verbs::events::print_events(args),
-        Verb::Reconfigure(args) => verbs::reconfigure::run(args),
-        Verb::Table(args) => show::table(args),
-        Verb::Status(args) => show::status(args),
-        Verb::Info(args) => verbs::info::info(args),
-        Verb::Ls(args) if args.tree => tree::ls(&args.list),
-        Verb::Ls(args) => show::ls(args),
-        Verb::Deps(args) => tree::deps(args),
-        Verb::Exports(args) => show::exports(args),
-        Verb::Targets(args) => show::targets(args),
-        Verb::Version(args) => show::version(args),
-        Verb::Generate(args) => verbs::generate::run(args, Cli::command()),
+        CliVerb::Serve(args) => return serve::run(args),
+        CliVerb::LogWrites(args) => return log_writes::run(args),
+        CliVerb::Cow(args) => return cow::run(args),
+        CliVerb::Snapshot(args) => return snapshot::run(args),
+        CliVerb::Bench(args) => return bench::run(args),
+        CliVerb::Lab(args) => return lab::run(args),
+        CliVerb::Top(args) => return top::run(args),
+        CliVerb::Multipath(args) => multipath::run(args),
+        CliVerb::Demo(args) => demo::run(args),
+        CliVerb::Web(args) => web::run(args),
+        CliVerb::Create(args) => change::run_create_command(args),
+        CliVerb::Remove(args) => change::run_remove_command(args),
+        CliVerb::Rename(args) => change::run_rename_command(args),
+        CliVerb::Load(args) => change::run_load_command(args),
+        CliVerb::Clear(args) => change::run_clear_command(args),
+        CliVerb::Suspend(args) => change::run_suspend_command(args),
+        CliVerb::Resume(args) => change::run_resume_command(args),
+        CliVerb::Message(args) => change::run_message_command(args),
+        CliVerb::Queue(args) => verbs::queue::run_queue_command(args),
+        CliVerb::Power(args) => verbs::power::run_power_command(args),
+        CliVerb::Wait(args) => verbs::wait::run_wait_command(args),
+        CliVerb::Events(args) => verbs::events::print_events(args),
+        CliVerb::Reconfigure(args) => verbs::reconfigure::run(args),
+        CliVerb::Table(args) => show::run_table_command(args),
+        CliVerb::Status(args) => show::run_status_command(args),
+        CliVerb::Info(args) => verbs::info::run_info_command(args),
+        CliVerb::Ls(args) if args.tree => tree::run_ls_tree_command(&args.list),
+        CliVerb::Ls(args) => show::run_ls_command(args),
+        CliVerb::Deps(args) => tree::run_deps_command(args),
+        CliVerb::Exports(args) => show::run_exports_command(args),
+        CliVerb::Targets(args) => show::run_targets_command(args),
+        CliVerb::Version(args) => show::run_version_command(args),
+        CliVerb::Generate(args) => verbs::generate::run(args, Cli::command()),
     }
     .map(|()| ExitCode::SUCCESS)
 }

@@ -10,7 +10,9 @@ use tokio::sync::oneshot;
 ///
 /// # Errors
 /// Errors of `print`, and errors when writing to standard output.
-pub fn to_stdout(print: impl FnOnce(&mut BufWriter<StdoutLock<'_>>) -> Result<()>) -> Result<()> {
+pub fn with_stdout_ignoring_epipe(
+    print: impl FnOnce(&mut BufWriter<StdoutLock<'_>>) -> Result<()>,
+) -> Result<()> {
     let mut out = BufWriter::new(std::io::stdout().lock());
     let printed = print(&mut out).and_then(|()| out.flush().context("standard output"));
     match printed {
@@ -23,8 +25,8 @@ pub fn to_stdout(print: impl FnOnce(&mut BufWriter<StdoutLock<'_>>) -> Result<()
 ///
 /// # Errors
 /// Errors when writing to standard output.
-pub fn say(text: &str) -> Result<()> {
-    to_stdout(|out| out.write_all(text.as_bytes()).context("standard output"))
+pub fn print_to_stdout(text: &str) -> Result<()> {
+    with_stdout_ignoring_epipe(|out| out.write_all(text.as_bytes()).context("standard output"))
 }
 
 /// A count with its noun: `1 client`, `2 clients`.
@@ -35,14 +37,14 @@ pub fn count_noun(count: u64, one: &str) -> String {
 /// Prints a value as JSON.
 ///
 /// # Errors
-/// As [`say`].
-pub fn say_json(value: &impl serde::Serialize) -> Result<()> {
-    say(&format!("{}\n", serde_json::to_string_pretty(value)?))
+/// As [`print_to_stdout`].
+pub fn print_json_to_stdout(value: &impl serde::Serialize) -> Result<()> {
+    print_to_stdout(&format!("{}\n", serde_json::to_string_pretty(value)?))
 }
 
 /// Waits until the reader of standard output has closed the pipe, and returns true, or returns
 /// false after `within`. A program that prints nothing would not notice otherwise.
-pub fn reader_closed(within: Option<Duration>) -> bool {
+pub fn wait_stdout_pipe_closed(within: Option<Duration>) -> bool {
     let out = std::io::stdout();
     let mut fds = [PollFd::new(&out, PollFlags::empty())];
     let within = within.and_then(|within| Timespec::try_from(within).ok());
@@ -51,10 +53,10 @@ pub fn reader_closed(within: Option<Duration>) -> bool {
 
 /// Completes when the reader of standard output has closed the pipe. A thread waits for it until
 /// the program ends.
-pub async fn reader_closed_async() {
+pub async fn wait_stdout_pipe_closed_async() {
     let (sender, receiver) = oneshot::channel();
     std::thread::spawn(move || {
-        while !reader_closed(None) {}
+        while !wait_stdout_pipe_closed(None) {}
         // The receiver may have been dropped.
         let _ = sender.send(());
     });

@@ -1,20 +1,20 @@
 //! Requests that several commands send to the server, and the texts of its errors.
 
 use udm_control::api;
-use udm_control::api::verbs::{self, Verb};
-use udm_control::client::{ClientError, ControlClient};
+use udm_control::api::verbs::{self, ApiVerbEndpoint};
+use udm_control::client::{ControlClient, ControlClientError};
 use udm_control::error::TextPosition;
 
 /// Converts an error of the client. If a table is at fault, the text shows its line.
-pub fn explain(error: ClientError, table: Option<&str>) -> anyhow::Error {
+pub fn explain_client_error(error: ControlClientError, table: Option<&str>) -> anyhow::Error {
     let refused = match &error {
-        ClientError::Refused(refused) => refused,
-        ClientError::Unreachable { source, .. } => {
+        ControlClientError::Refused(refused) => refused,
+        ControlClientError::Unreachable { source, .. } => {
             return anyhow::anyhow!(
                 "{error}: {source} (start it, or name its control socket with --socket or $UDM_SOCKET)"
             );
         }
-        ClientError::Broken { .. } => return error.into(),
+        ControlClientError::Broken { .. } => return error.into(),
     };
     let number = |n: Option<u64>| usize::try_from(n?).ok();
     let position = number(refused.line).zip(number(refused.column)).map(|(line, column)| TextPosition {
@@ -32,18 +32,18 @@ pub fn explain(error: ClientError, table: Option<&str>) -> anyhow::Error {
 ///
 /// # Errors
 /// One line: the server does not answer, or refuses.
-pub fn ask<Q, R: serde::de::DeserializeOwned>(
+pub fn call_verb_without_body<Q, R: serde::de::DeserializeOwned>(
     client: &ControlClient,
-    verb: Verb<Q, (), R>,
+    verb: ApiVerbEndpoint<Q, (), R>,
 ) -> anyhow::Result<R> {
-    client.call(verb, &()).map_err(|e| explain(e, None))
+    client.call(verb, &()).map_err(|e| explain_client_error(e, None))
 }
 
 /// All devices, in the order of their numbers.
 ///
 /// # Errors
 /// The server does not answer.
-pub fn all_devices(client: &ControlClient) -> Result<Vec<api::Device>, ClientError> {
+pub fn all_devices(client: &ControlClient) -> Result<Vec<api::DeviceDescription>, ControlClientError> {
     Ok(client.call(verbs::LIST_DEVICES, &())?.devices)
 }
 
@@ -51,7 +51,7 @@ pub fn all_devices(client: &ControlClient) -> Result<Vec<api::Device>, ClientErr
 ///
 /// # Errors
 /// The server does not answer.
-pub fn all_tables(client: &ControlClient) -> Result<Vec<api::Table>, ClientError> {
+pub fn all_tables(client: &ControlClient) -> Result<Vec<api::TableDescription>, ControlClientError> {
     Ok(client.call(verbs::LIST_TABLES, &())?.tables)
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// The value of `--device`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceArg {
+pub struct DeviceTableArg {
     /// The name of the device.
     pub name: String,
     /// The table of the device.
@@ -23,7 +23,7 @@ pub enum TableArg {
 }
 
 /// Parses `NAME=TABLE`, `NAME=@FILE` or `NAME=DEVICE`.
-pub fn parse_device_arg(text: &str) -> Result<DeviceArg, String> {
+pub fn parse_device_table_arg(text: &str) -> Result<DeviceTableArg, String> {
     let (name, table) = text
         .split_once('=')
         .ok_or("expected NAME=TABLE, NAME=@FILE or NAME=DEVICE, such as disk=disk.img")?;
@@ -33,10 +33,10 @@ pub fn parse_device_arg(text: &str) -> Result<DeviceArg, String> {
     let table = match table.strip_prefix('@') {
         Some("") => return Err("the file is missing".into()),
         Some(file) => TableArg::File(file.into()),
-        None if udm_wire::table::is_table(table) => TableArg::Text(table.into()),
+        None if udm_wire::table::is_table_not_device_name(table) => TableArg::Text(table.into()),
         None => TableArg::Whole(table.into()),
     };
-    Ok(DeviceArg { name: name.into(), table })
+    Ok(DeviceTableArg { name: name.into(), table })
 }
 
 #[cfg(test)]
@@ -45,22 +45,22 @@ mod tests {
 
     #[test]
     fn devices() {
-        let arg = parse_device_arg("d=0 8 linear file:x?direct=on 0").unwrap();
+        let arg = parse_device_table_arg("d=0 8 linear file:x?direct=on 0").unwrap();
         assert_eq!(
             (arg.name.as_str(), arg.table),
             ("d", TableArg::Text("0 8 linear file:x?direct=on 0".into()))
         );
         for device in ["disk.img", "my disk.img", "/dev/sda", "mem:1G", "253:0", "file:x?direct=on"] {
             let whole = TableArg::Whole(device.into());
-            assert_eq!(parse_device_arg(&format!("d={device}")).unwrap().table, whole);
+            assert_eq!(parse_device_table_arg(&format!("d={device}")).unwrap().table, whole);
         }
         for table in ["0 8 zero", " 0 8 zero", "", "0", "# none\n", "a\nb", "0\t8 zero"] {
             let text = TableArg::Text(table.into());
-            assert_eq!(parse_device_arg(&format!("d={table}")).unwrap().table, text);
+            assert_eq!(parse_device_table_arg(&format!("d={table}")).unwrap().table, text);
         }
-        assert_eq!(parse_device_arg("d=@/etc/t").unwrap().table, TableArg::File("/etc/t".into()));
+        assert_eq!(parse_device_table_arg("d=@/etc/t").unwrap().table, TableArg::File("/etc/t".into()));
         for bad in ["", "d", "=0 8 error", "d=@"] {
-            assert!(parse_device_arg(bad).is_err(), "{bad}");
+            assert!(parse_device_table_arg(bad).is_err(), "{bad}");
         }
     }
 }

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use support::Server;
 use support::nbd::{Client, dial};
-use udm_wire::nbd::Command;
+use udm_wire::nbd::NbdCommand;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -25,7 +25,7 @@ fn client(server: &Server) -> Client {
 }
 
 fn read(client: &mut Client, len: u64) {
-    assert_eq!(client.one(Command::Read, 0, len), 0);
+    assert_eq!(client.one(NbdCommand::Read, 0, len), 0);
 }
 
 /// Resident memory of the server in bytes.
@@ -92,7 +92,7 @@ fn who_is_in_order_is_served_beside_who_is_not() {
     let base = resident(&server) + 8 * MIB;
     let mut writers: Vec<_> = (0..50).map(|_| client(&server)).collect();
     for client in &mut writers {
-        client.head(Command::Write, 0, 32 * MIB).unwrap();
+        client.head(NbdCommand::Write, 0, 32 * MIB).unwrap();
     }
     served("50 writes of 32 MiB announced", &server, &mut healthy, base + 50 * 64 * KIB);
 
@@ -116,7 +116,7 @@ fn who_is_in_order_is_served_beside_who_is_not() {
     let mut deaf: Vec<_> = (0..20).map(|_| client(&server)).collect();
     for client in &mut deaf {
         // The server may disconnect a client before its last request.
-        (0..4).for_each(|_| drop(client.head(Command::Read, 0, 32 * MIB)));
+        (0..4).for_each(|_| drop(client.head(NbdCommand::Read, 0, 32 * MIB)));
     }
     served("20 clients that take none of their 128 MiB", &server, &mut healthy, bound);
     // A long request is served too, once the server knows which clients block it.

@@ -5,9 +5,9 @@
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
-use udm_control::{Registry, verbs};
+use udm_control::{DeviceRegistry, verbs};
 use udm_core::{Batch, Bio, BioFlags, Buf, CoreId, Lane, Op, Sector, Sectors};
-use udm_runtime::{CoreOptions, CoreSet, LocalCore};
+use udm_runtime::{CoreOptions, LocalCore, ProcessCores};
 
 #[global_allocator]
 static ALLOC: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -70,8 +70,8 @@ fn a_million_requests_allocate_nothing() {
 }
 
 fn paths() {
-    let core_set = CoreSet::new(1).unwrap();
-    let registry = Registry::new(core_set.clone(), 1);
+    let core_set = ProcessCores::new(1).unwrap();
+    let registry = DeviceRegistry::new(core_set.clone(), 1);
     let mut core = LocalCore::attach(&core_set, CoreId(0), CoreOptions::default()).unwrap();
     for selector in [
         "round-robin 0 2 1 null:size=1G 1 null:size=2G 1",
@@ -79,7 +79,11 @@ fn paths() {
         "service-time 0 2 1 null:size=1G 1 null:size=2G 1",
     ] {
         let table = format!("0 2097152 multipath 1 queue_if_no_path 0 1 1 {selector}");
-        verbs::wait_with(verbs::create(&registry, "mp", None, Some(&table)), || core.turn(|_| ())).unwrap();
+        verbs::block_on_verb_with_idle_fn(
+            verbs::create_mapped_device(&registry, "mp", None, Some(&table)),
+            || core.turn(|_| ()),
+        )
+        .unwrap();
         let mut lane = core.open(&*registry.find("mp").unwrap().device).unwrap();
         let mut ready: Batch =
             (0..DEPTH).map(|_| Bio::read(Sector(0), Sectors(8), Default::default())).collect();
@@ -88,7 +92,8 @@ fn paths() {
 
         allocates_nothing(selector, || run(&mut core, &mut *lane, &mut ready, &mut done, REQUESTS));
         drop(lane);
-        verbs::wait_with(verbs::remove(&registry, "mp"), || core.turn(|_| ())).unwrap();
+        verbs::block_on_verb_with_idle_fn(verbs::remove_mapped_device(&registry, "mp"), || core.turn(|_| ()))
+            .unwrap();
     }
 }
 
@@ -97,11 +102,15 @@ fn paths() {
 fn files() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(512 << 20).unwrap();
-    let core_set = CoreSet::new(1).unwrap();
+    let core_set = ProcessCores::new(1).unwrap();
     let mut core = LocalCore::attach(&core_set, CoreId(0), CoreOptions::default()).unwrap();
     for direct in ["off", "on"] {
         let uri = format!("file:{}?direct={direct}", file.path().display());
-        let Ok(device) = udm_backends::open(&udm_wire::uri::parse(&uri).unwrap()) else { continue };
+        let Ok(device) =
+            udm_backends::open_standalone_device(&udm_wire::uri::parse_device_uri(&uri).unwrap())
+        else {
+            continue;
+        };
         let mut lane = core.open(&*device).unwrap();
         let data = || Buf::zeroed(4096).into();
         let mut ready: Batch = (0..DEPTH).map(|_| Bio::read(Sector(0), Sectors(8), data())).collect();

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use support::nbd::Client;
 use support::{Server, text, udm};
-use udm_wire::nbd::Command as Nbd;
+use udm_wire::nbd::NbdCommand as Nbd;
 
 const CHUNK: usize = 4096;
 

@@ -7,19 +7,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use udm_control::verbs::CancelToken;
-use udm_control::{CoresIo, Registry, verbs};
-use udm_core::control_io::{flush, read, read_all, write};
+use udm_control::{DeviceRegistry, TableLoadControlIo, verbs};
+use udm_core::control_io::{flush_device, read_sector_ranges, read_sectors, write_sectors};
 use udm_core::errno::{EBUSY, EINTR, EIO, ESHUTDOWN, ETIMEDOUT};
-use udm_core::{Batch, Bio, Buf, CoreId, Device, Nanos, Op, OpenError, SECTOR_SIZE, Sector, Sectors};
+use udm_core::{
+    Batch, Bio, Buf, CoreId, Device, DeviceControlError, Nanos, Op, SECTOR_SIZE, Sector, Sectors,
+};
 use udm_dm::TargetError;
 use udm_dm::testing::TestDisk;
-use udm_runtime::{CoreOptions, CoreSet, LocalCore, Runtime, RuntimeOptions};
+use udm_runtime::{CoreOptions, LocalCore, ProcessCores, Runtime, RuntimeOptions};
 
 /// The cores and devices of a server.
 struct Server {
     runtime: Option<Runtime>,
-    core_set: Arc<CoreSet>,
-    registry: Arc<Registry>,
+    core_set: Arc<ProcessCores>,
+    registry: Arc<DeviceRegistry>,
     folder: TempDir,
 }
 
@@ -29,12 +31,12 @@ impl Server {
             RuntimeOptions { cpus: vec![None; cores], poll: false, spin_max: Duration::from_micros(50) };
         let runtime = Runtime::start(&options).unwrap();
         let core_set = runtime.core_set().clone();
-        let registry = Registry::new(core_set.clone(), cores);
+        let registry = DeviceRegistry::new(core_set.clone(), cores);
         Server { runtime: Some(runtime), core_set, registry, folder: TempDir::new().unwrap() }
     }
 
-    fn io(&self) -> CoresIo<'_> {
-        CoresIo::new(&*self.core_set)
+    fn io(&self) -> TableLoadControlIo<'_> {
+        TableLoadControlIo::new(&*self.core_set)
     }
 
     fn file(&self, name: &str, bytes: u64) -> String {
@@ -45,7 +47,7 @@ impl Server {
 
     /// Creates a mapped device with this table.
     fn make(&self, name: &str, table: &str) -> Arc<dyn Device> {
-        verbs::wait(verbs::create(&self.registry, name, None, Some(table))).unwrap();
+        verbs::block_on_verb(verbs::create_mapped_device(&self.registry, name, None, Some(table))).unwrap();
         Arc::clone(&self.registry.find(name).unwrap().device) as Arc<dyn Device>
     }
 }
@@ -67,25 +69,30 @@ fn bytes(len: u64) -> Vec<u8> {
 fn what_is_written_is_read() {
     let server = Server::new(2);
     let file = server.file("a", 8 << 20);
-    let open = |word: &str| udm_backends::open(&udm_wire::uri::parse(word).unwrap()).unwrap();
+    let open = |word: &str| {
+        udm_backends::open_standalone_device(&udm_wire::uri::parse_device_uri(word).unwrap()).unwrap()
+    };
     let both = server.make("m", &format!("0 8192 linear {file} 64\n8192 8192 linear mem:8M 0"));
     let direct = open(&server.file("b", 8 << 20));
     for device in [direct, open("mem:8M"), both] {
         let io = server.io();
         let data = bytes(3 << 20);
-        write(&io, &device, Sector(5000), &data).unwrap();
-        flush(&io, &device).unwrap();
-        assert!(read(&io, &device, Sector(5000), Sectors((3 << 20) / SECTOR_SIZE)).unwrap() == data);
+        write_sectors(&io, &device, Sector(5000), &data).unwrap();
+        flush_device(&io, &device).unwrap();
+        assert!(read_sectors(&io, &device, Sector(5000), Sectors((3 << 20) / SECTOR_SIZE)).unwrap() == data);
         let ranges: Vec<_> = (0..600).map(|i| (Sector(5000 + i * 10), Sectors(8))).collect();
         let mut next = 0;
-        read_all(&io, &device, &ranges, |i, got| {
+        read_sector_ranges(&io, &device, &ranges, |i, got| {
             assert!(got == &data[i * 5120..i * 5120 + 4096], "range {i}");
             next += 1;
-            Ok::<_, OpenError>(ControlFlow::Continue(()))
+            Ok::<_, DeviceControlError>(ControlFlow::Continue(()))
         })
         .unwrap();
         assert_eq!(next, 600);
-        assert_eq!(read(&io, &device, device.limits().size.end(), Sectors(1)).unwrap_err().errno, EIO);
+        assert_eq!(
+            read_sectors(&io, &device, device.limits().size.end(), Sectors(1)).unwrap_err().errno,
+            EIO
+        );
     }
     let on_disk = std::fs::read(&file).unwrap();
     assert!(on_disk[(64 + 5000) * 512..][..1 << 20] == bytes(1 << 20), "the mapped device's first half");
@@ -97,20 +104,20 @@ fn what_is_written_is_read() {
 fn a_suspended_device_does_not_answer() {
     let server = Server::new(2);
     let device = server.make("m", "0 2048 linear mem:1M 0");
-    verbs::wait(verbs::suspend(&server.registry, &["m"], false)).unwrap();
+    verbs::block_on_verb(verbs::suspend_mapped_devices(&server.registry, &["m"], false)).unwrap();
     let io = server.io().with_patience(Duration::from_millis(100));
-    let error = write(&io, &device, Sector(8), &[1; 4096]).unwrap_err();
+    let error = write_sectors(&io, &device, Sector(8), &[1; 4096]).unwrap_err();
     assert_eq!((error.errno, &*error.text), (ETIMEDOUT, "the store does not answer"));
-    let error = write(&io, &device, Sector(8), &[2; 4096]).unwrap_err();
+    let error = write_sectors(&io, &device, Sector(8), &[2; 4096]).unwrap_err();
     assert_eq!((error.errno, &*error.text), (EBUSY, "the store has not answered an earlier load yet"));
-    verbs::wait(verbs::resume(&server.registry, &["m"])).unwrap();
+    verbs::block_on_verb(verbs::resume_mapped_devices(&server.registry, &["m"])).unwrap();
     until("the completion of what was in flight", || {
-        match write(&server.io(), &device, Sector(8), &[3; 4096]) {
+        match write_sectors(&server.io(), &device, Sector(8), &[3; 4096]) {
             Ok(()) => true,
             Err(error) => error.errno != EBUSY && panic!("{error}"),
         }
     });
-    assert_eq!(read(&server.io(), &device, Sector(8), Sectors(8)).unwrap(), [3; 4096]);
+    assert_eq!(read_sectors(&server.io(), &device, Sector(8), Sectors(8)).unwrap(), [3; 4096]);
 }
 
 /// A cancelled caller returns at once.
@@ -122,15 +129,16 @@ fn a_load_is_called_off() {
     let device: Arc<dyn Device> = disk.clone();
     let cancel_token = CancelToken::default();
     thread::scope(|scope| {
-        let waits = scope.spawn(|| read(&server.io().until(&cancel_token), &device, Sector(0), Sectors(8)));
+        let waits =
+            scope.spawn(|| read_sectors(&server.io().until(&cancel_token), &device, Sector(0), Sectors(8)));
         until("the read has come", || disk.waiting() > 0);
         cancel_token.cancel(TargetError::errno(EINTR).because("nobody asks any more"));
-        assert_eq!(waits.join().unwrap(), Err(OpenError::new(EINTR, "nobody asks any more")));
+        assert_eq!(waits.join().unwrap(), Err(DeviceControlError::new(EINTR, "nobody asks any more")));
     });
     // It also begins no further requests.
     disk.hold(false);
     assert_eq!(
-        write(&server.io().until(&cancel_token), &device, Sector(0), &[0; 512]).unwrap_err().errno,
+        write_sectors(&server.io().until(&cancel_token), &device, Sector(0), &[0; 512]).unwrap_err().errno,
         EINTR
     );
     assert!(disk.take_log().iter().all(|seen| seen.op == Op::Read));
@@ -150,12 +158,17 @@ fn until(name: &str, mut is: impl FnMut() -> bool) {
 fn hundreds_at_once() {
     let server = Server::new(2);
     let each = |i: u64| {
-        let device = udm_backends::open(&udm_wire::uri::parse("mem:1M").unwrap()).unwrap();
+        let device =
+            udm_backends::open_standalone_device(&udm_wire::uri::parse_device_uri("mem:1M").unwrap())
+                .unwrap();
         let (io, data) = (server.io(), bytes(100_352 + i * 512));
         for _ in 0..5 {
-            write(&io, &device, Sector(i), &data).unwrap();
-            flush(&io, &device).unwrap();
-            assert!(read(&io, &device, Sector(i), Sectors::from_bytes(data.len() as u64)).unwrap() == data);
+            write_sectors(&io, &device, Sector(i), &data).unwrap();
+            flush_device(&io, &device).unwrap();
+            assert!(
+                read_sectors(&io, &device, Sector(i), Sectors::from_bytes(data.len() as u64)).unwrap()
+                    == data
+            );
         }
     };
     let each = &each;
@@ -169,7 +182,7 @@ fn one_store_holds_up_few() {
     let disk = TestDisk::new(64);
     disk.hold(true);
     let device: Arc<dyn Device> = disk.clone();
-    let one = || write(&server.io(), &device, Sector(0), &[7; 4096]);
+    let one = || write_sectors(&server.io(), &device, Sector(0), &[7; 4096]);
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..4).map(|_| scope.spawn(one)).collect();
         until("they wait", || disk.waiting() == 4);
@@ -177,9 +190,10 @@ fn one_store_holds_up_few() {
         assert_eq!((error.errno, &*error.text), (EBUSY, "other loads wait for the store"));
         disk.hold(false);
         // The lane is polled only when its core has something to do.
-        let other = udm_backends::open(&udm_wire::uri::parse("mem:1M").unwrap()).unwrap();
+        let other = udm_backends::open_standalone_device(&udm_wire::uri::parse_device_uri("mem:1M").unwrap())
+            .unwrap();
         until("they are done", || {
-            flush(&server.io(), &other).unwrap();
+            flush_device(&server.io(), &other).unwrap();
             waiting.iter().all(|one| one.is_finished())
         });
         waiting.into_iter().for_each(|one| one.join().unwrap().unwrap());
@@ -197,7 +211,8 @@ fn the_end_ends_runs() {
     let core_set = server.core_set.clone();
     let runtime = server.runtime.take().unwrap();
     thread::scope(|scope| {
-        let waits = scope.spawn(|| read(&CoresIo::new(&*core_set), &device, Sector(0), Sectors(8)));
+        let waits = scope
+            .spawn(|| read_sectors(&TableLoadControlIo::new(&*core_set), &device, Sector(0), Sectors(8)));
         until("the read has come", || disk.waiting() > 0);
         runtime.end();
         assert_eq!(waits.join().unwrap().unwrap_err().errno, ESHUTDOWN);
@@ -205,9 +220,15 @@ fn the_end_ends_runs() {
     disk.hold(false);
     let other = TestDisk::new(64);
     let device: Arc<dyn Device> = other.clone();
-    assert_eq!(write(&CoresIo::new(&*core_set), &device, Sector(0), &[0; 512]).unwrap_err().errno, ESHUTDOWN);
+    assert_eq!(
+        write_sectors(&TableLoadControlIo::new(&*core_set), &device, Sector(0), &[0; 512]).unwrap_err().errno,
+        ESHUTDOWN
+    );
     runtime.stop();
-    assert_eq!(write(&CoresIo::new(&*core_set), &device, Sector(0), &[0; 512]).unwrap_err().errno, ESHUTDOWN);
+    assert_eq!(
+        write_sectors(&TableLoadControlIo::new(&*core_set), &device, Sector(0), &[0; 512]).unwrap_err().errno,
+        ESHUTDOWN
+    );
 }
 
 /// In library mode, threads that drive their own lanes also perform the reads and writes of a load.
@@ -216,9 +237,11 @@ fn library_cores_do_it_beside_their_own_lanes() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("a");
     std::fs::File::create(&path).unwrap().set_len(8 << 20).unwrap();
-    let open = |word: &str| udm_backends::open(&udm_wire::uri::parse(word).unwrap()).unwrap();
+    let open = |word: &str| {
+        udm_backends::open_standalone_device(&udm_wire::uri::parse_device_uri(word).unwrap()).unwrap()
+    };
     let (file, memory) = (open(&path.display().to_string()), open("mem:8M"));
-    let core_set = CoreSet::new(2).unwrap();
+    let core_set = ProcessCores::new(2).unwrap();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for id in 0..2 {
@@ -229,17 +252,17 @@ fn library_cores_do_it_beside_their_own_lanes() {
             });
         }
         for (device, sector) in [(&file, 5000), (&memory, 9000)] {
-            let io = CoresIo::new(&*core_set);
+            let io = TableLoadControlIo::new(&*core_set);
             let data = bytes(2 << 20);
-            write(&io, device, Sector(sector), &data).unwrap();
-            flush(&io, device).unwrap();
-            assert!(read(&io, device, Sector(sector), Sectors::from_bytes(2 << 20)).unwrap() == data);
+            write_sectors(&io, device, Sector(sector), &data).unwrap();
+            flush_device(&io, device).unwrap();
+            assert!(read_sectors(&io, device, Sector(sector), Sectors::from_bytes(2 << 20)).unwrap() == data);
         }
         stop.store(true, Ordering::Relaxed);
     });
     // The cores have ended, so nobody reads their messages.
-    let io = CoresIo::new(&*core_set).with_patience(Duration::from_millis(50));
-    assert_eq!(read(&io, &memory, Sector(0), Sectors(8)).unwrap_err().errno, ETIMEDOUT);
+    let io = TableLoadControlIo::new(&*core_set).with_patience(Duration::from_millis(50));
+    assert_eq!(read_sectors(&io, &memory, Sector(0), Sectors(8)).unwrap_err().errno, ETIMEDOUT);
 }
 
 /// The load of a thread: reads, one at a time, with a pause now and then.

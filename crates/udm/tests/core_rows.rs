@@ -8,7 +8,7 @@ use std::time::Duration;
 use support::mount::Mount;
 use support::nbd::Client;
 use support::{Server, text, until};
-use udm_wire::nbd::Command as Nbd;
+use udm_wire::nbd::NbdCommand as Nbd;
 
 const EIO: u32 = 5;
 const TABLE: &str = "0 16 linear mem:1M 0";

@@ -4,16 +4,16 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
-use udm_wire::cow::{ChunkSize, Exception, StoreHeader};
+use udm_wire::cow::{ChunkSize, ExceptionStoreHeader, SnapshotException};
 
 const UDM: &str = env!("CARGO_BIN_EXE_udm");
 
 /// A store of 16 chunks of 4 KiB with these records, as `store` in `folder`.
 fn store(folder: &TempDir, valid: bool, records: &[(u64, u64)]) {
     let mut bytes = vec![0; 16 * 4096];
-    StoreHeader { valid, chunk: ChunkSize::new(8).unwrap() }.encode(&mut bytes[..4096]);
+    ExceptionStoreHeader { valid, chunk: ChunkSize::new(8).unwrap() }.encode(&mut bytes[..4096]);
     for (index, &(old, new)) in records.iter().enumerate() {
-        Exception { old, new }.encode(&mut bytes[4096..8192], index);
+        SnapshotException { old, new }.encode(&mut bytes[4096..8192], index);
     }
     fs::write(folder.path().join("store"), bytes).unwrap();
 }

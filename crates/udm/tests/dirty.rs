@@ -9,7 +9,7 @@ use support::maps::DirtyMapClient;
 use support::nbd::Client;
 use support::{Server, has, report_skip, text};
 use tempfile::TempDir;
-use udm_wire::nbd::{ClientOption, Command as Nbd, CommandFlags, MetaRequest, OptionReply};
+use udm_wire::nbd::{CommandFlags, MetaContextRequest, NbdCommand as Nbd, NbdOption, OptionReply};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 8 * MIB;
@@ -335,7 +335,7 @@ fn names_and_clients_of_all_kinds() {
     }
     // More queries than there can be contexts, in one option and in several.
     let option = |queries: &[String]| {
-        ClientOption::SetMetaContext(MetaRequest { name: "disk".into(), queries: queries.to_vec() })
+        NbdOption::SetMetaContext(MetaContextRequest { name: "disk".into(), queries: queries.to_vec() })
     };
     lists.send(&option(&vec!["qemu:dirty-bitmap:none".to_owned(); 100_000]));
     assert!(matches!(lists.answer(), OptionReply::Error { .. }));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use support::nbd::Client;
 use support::shutdown::ShutdownServer;
 use support::{Server, udm, until};
-use udm_wire::nbd::{Command, ESHUTDOWN};
+use udm_wire::nbd::{ESHUTDOWN, NbdCommand};
 
 /// A disk on which every request takes an hour.
 const HUNG: &str = "d=0 2048 linear null:size=1M,irqmode=2,completion_nsec=3600000000000 0";
@@ -33,8 +33,8 @@ fn what_is_held_does_not_hold_up_the_end() {
     let mut clients: Vec<_> = ["mp", "s", "top", "slow"].map(|name| server.client(name)).into();
     server.verb(&["suspend", "s"]);
     for c in &mut clients {
-        c.ask(Command::Read, 0, 512);
-        c.ask(Command::Write, 0, 512);
+        c.ask(NbdCommand::Read, 0, 512);
+        c.ask(NbdCommand::Write, 0, 512);
     }
     // Waits until the requests are queued. For some of them there is no status.
     until("the requests wait", || {
@@ -62,7 +62,7 @@ fn a_second_signal_ends_at_once() {
     for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let mut server = ShutdownServer::start(&["--stop-timeout", "3600"], &[HUNG]);
         let mut c = server.client("d");
-        (0..3).for_each(|_| c.ask(Command::Read, 0, 512));
+        (0..3).for_each(|_| c.ask(NbdCommand::Read, 0, 512));
         std::thread::sleep(Duration::from_millis(100));
         server.signal(signal);
         until("a word", || server.output().contains("udm: waiting for 3 requests on d (").then_some(()));
@@ -77,7 +77,7 @@ fn a_second_signal_ends_at_once() {
 fn the_end_has_a_limit_and_says_what_it_leaves() {
     let mut server = ShutdownServer::start(&["--stop-timeout", "1"], &[HUNG, "ok=0 8 linear mem:4k 0"]);
     let mut c = server.client("d");
-    c.ask(Command::Write, 0, 512);
+    c.ask(NbdCommand::Write, 0, 512);
     std::thread::sleep(Duration::from_millis(100));
     server.signal(Signal::TERM);
     assert_eq!(server.wait().code(), Some(1));
@@ -95,7 +95,7 @@ fn idle_and_deaf_clients_do_not_hold_up_the_end() {
     let mut server = ShutdownServer::start(&["--stop-timeout", "60"], &["d=0 65536 linear null:size=32M 0"]);
     let (idle, mut deaf) = (server.client("d"), server.client("d"));
     let silent = UnixStream::connect(server.folder.path().join("nbd.sock")).unwrap();
-    (0..2).for_each(|_| deaf.ask(Command::Read, 0, 32 << 20));
+    (0..2).for_each(|_| deaf.ask(NbdCommand::Read, 0, 32 << 20));
     std::thread::sleep(Duration::from_millis(100));
     let begin = Instant::now();
     server.signal(Signal::HUP);
@@ -112,7 +112,7 @@ fn what_was_acknowledged_is_there_after_the_end() {
     image.as_file().set_len(1 << 20).unwrap();
     let server = Server::start(&[&format!("d=0 2048 linear {} 0", image.path().display())]);
     let mut c = Client::connect(&server.nbd, "d");
-    assert_eq!(c.one(Command::Write, 0, 64 << 10), 0);
+    assert_eq!(c.one(NbdCommand::Write, 0, 64 << 10), 0);
     let mut server = server;
     kill_process(Pid::from_child(&server.child), Signal::TERM).unwrap();
     until("the end of the server", || server.child.try_wait().unwrap());

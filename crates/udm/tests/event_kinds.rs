@@ -13,7 +13,7 @@ use support::listener::EventListener;
 use support::nbd::Client;
 use support::{Server, until};
 use tempfile::TempDir;
-use udm_wire::nbd::Command;
+use udm_wire::nbd::NbdCommand;
 
 /// Disks of 1 MiB in a folder.
 fn disks(names: &[&str]) -> (TempDir, Vec<String>) {
@@ -94,7 +94,7 @@ fn read_until(server: &Server, export: &str, done: &AtomicBool) {
     while !done.load(Relaxed) {
         let (offset, error) = client.reply();
         assert_eq!(error, 0);
-        client.ask(Command::Read, offset, 512);
+        client.ask(NbdCommand::Read, offset, 512);
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use support::mount::Mount;
 use support::shutdown::ShutdownServer;
 use support::{Server, text, until};
-use udm_wire::nbd::Command;
+use udm_wire::nbd::NbdCommand;
 
 /// Sends a request and does not wait for its answer.
 fn begin(server: &Server, method: &str, path: &str, body: &serde_json::Value) -> UnixStream {
@@ -97,7 +97,7 @@ fn what_the_kernel_does_not_give_up_holds_up_nobody_else() {
         let (mut hung, mut well) = (server.client("d"), server.client("ok"));
         // The mount's server accepts the request and passes it on to a server that does not answer.
         mount.signal_behind(Signal::STOP);
-        hung.ask(Command::Write, 0, 512);
+        hung.ask(NbdCommand::Write, 0, 512);
         assert_eq!(well.write(0), 0);
         std::thread::sleep(Duration::from_millis(500));
         server.signal(Signal::TERM);

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::{Command, Output};
 use tempfile::TempDir;
-use udm_wire::log_writes::{EntryFlags, LogEntry, Superblock};
+use udm_wire::log_writes::{EntryFlags, LogWritesEntryHeader, LogWritesSuperblock};
 
 const UDM: &str = env!("CARGO_BIN_EXE_udm");
 
@@ -16,7 +16,7 @@ impl LogFile {
     }
 
     fn add(mut self, sector: u64, sectors: u64, flags: EntryFlags, fill: u8, text: &str) -> LogFile {
-        let entry = LogEntry { sector, sectors, flags, data_len: text.len() as u64 };
+        let entry = LogWritesEntryHeader { sector, sectors, flags, data_len: text.len() as u64 };
         let mut head = vec![0; 512];
         entry.encode(text.as_bytes(), &mut head);
         self.0.extend(head);
@@ -38,7 +38,7 @@ impl LogFile {
     }
 
     fn save(mut self, folder: &TempDir) {
-        Superblock { entries: self.1, sector_size: 512 }.encode(&mut self.0[..512]);
+        LogWritesSuperblock { entries: self.1, sector_size: 512 }.encode(&mut self.0[..512]);
         fs::write(folder.path().join("log"), self.0).unwrap();
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use support::nbd::Client;
 use support::{Server, UDM, text, udm, until};
 use tempfile::TempDir;
-use udm_wire::nbd::{Command as Nbd, CommandFlags};
+use udm_wire::nbd::{CommandFlags, NbdCommand as Nbd};
 
 /// Rounds of the kill, without UDM_KILL_ROUNDS in the environment.
 const ROUNDS: u64 = 4;

@@ -7,7 +7,7 @@ use std::process::Command;
 use support::mount::Mount;
 use support::nbd::Client;
 use support::{Server, text, udm};
-use udm_wire::nbd::Command as Nbd;
+use udm_wire::nbd::NbdCommand as Nbd;
 
 const SNAPSHOT: &str = "0 2048 snapshot mem:1M";
 

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::process::{Command as Program, Stdio};
 use support::nbd::Client;
 use support::{Server, has, until};
-use udm_wire::nbd::Command;
+use udm_wire::nbd::NbdCommand;
 
 /// The value of each sample, by its metric with labels.
 type Samples = BTreeMap<String, f64>;
@@ -80,16 +80,16 @@ fn what_clients_asked_for() {
     let server = Server::start(&["d=0 2048 linear mem:1M 0", "idle=0 8 zero", "e=0 8 error"]);
     let mut client = Client::connect(&server.nbd, "d");
     for (command, offset, len) in [
-        (Command::Write, 0, 4096),
-        (Command::Write, 4097, 512),
-        (Command::Read, 0, 8192),
-        (Command::Flush, 0, 0),
-        (Command::Trim, 8192, 8192),
-        (Command::WriteZeroes, 0, 1 << 20),
+        (NbdCommand::Write, 0, 4096),
+        (NbdCommand::Write, 4097, 512),
+        (NbdCommand::Read, 0, 8192),
+        (NbdCommand::Flush, 0, 0),
+        (NbdCommand::Trim, 8192, 8192),
+        (NbdCommand::WriteZeroes, 0, 1 << 20),
     ] {
         assert_eq!(client.one(command, offset, len), 0);
     }
-    assert_ne!(client.one(Command::Read, 1 << 20, 512), 0);
+    assert_ne!(client.one(NbdCommand::Read, 1 << 20, 512), 0);
     assert_ne!(Client::connect(&server.nbd, "e").write(0), 0);
     // A core counts requests before it replies, but publishes its own counters at the end of its
     // turn.
@@ -122,12 +122,12 @@ fn what_clients_asked_for() {
     server.says(&["rename", "d", r#"a "b"\c"#]);
     server.says(&["load", r#"a "b"\c"#, "--table", "0 2048 zero"]);
     server.says(&["resume", r#"a "b"\c"#]);
-    assert_eq!(client.one(Command::Write, 0, 4096), 0);
+    assert_eq!(client.one(NbdCommand::Write, 0, 4096), 0);
     let (text, all) = look(&server);
     lint(&text);
     assert_eq!(all[r#"udm_requests_total{device="a \"b\"\\c",op="write"}"#], 3.0);
     server.says(&["suspend", r#"a "b"\c"#]);
-    client.ask(Command::Read, 0, 4096);
+    client.ask(NbdCommand::Read, 0, 4096);
     until("the request is held", || {
         (look(&server).1[r#"udm_requests_in_flight{device="a \"b\"\\c"}"#] == 1.0).then_some(())
     });
@@ -154,9 +154,9 @@ fn b07_reads_and_writes_in_flight() {
     let reaches = |counts: [f64; 2]| until(&format!("{counts:?}"), || (in_flight() == counts).then_some(()));
     assert_eq!(in_flight(), [0.0, 0.0]);
     let mut clients = [(); 2].map(|()| Client::connect(&server.nbd, "d"));
-    clients[0].ask(Command::Read, 0, 4096);
+    clients[0].ask(NbdCommand::Read, 0, 4096);
     reaches([1.0, 0.0]);
-    clients[1].ask(Command::Write, 4096, 4096);
+    clients[1].ask(NbdCommand::Write, 4096, 4096);
     reaches([1.0, 1.0]);
     let all = look(&server).1;
     let of = |op: &str| all[&format!("udm_requests_in_flight_by_op{{device=\"d\",op=\"{op}\"}}")];
@@ -173,7 +173,7 @@ fn paths_and_snapshots() {
     server.says(&["snapshot", "create", "s", "--of", "o", "--store", "mem:2M", "--transient"]);
     let mut client = Client::connect(&server.nbd, "mp");
     (0..10).for_each(|sector| assert_eq!(client.write(sector), 0));
-    assert_eq!(Client::connect(&server.nbd, "o").one(Command::Write, 0, 4096), 0);
+    assert_eq!(Client::connect(&server.nbd, "o").one(NbdCommand::Write, 0, 4096), 0);
     let (text, all) = look(&server);
     lint(&text);
     let paths = |name: &str, all: &Samples| -> Vec<f64> {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use support::nbd::Client;
 use support::{Server, report_skip, text, until};
 use tempfile::TempDir;
-use udm_wire::nbd::Command;
+use udm_wire::nbd::NbdCommand;
 
 const TRANSCRIPT: &str = include_str!("../../udm-targets/tests/data/multipath_transcript.txt");
 
@@ -155,7 +155,7 @@ impl Replay {
             assert_eq!(error == 0, rc == "0", "{error}");
             self.dd_failed = false;
         } else if line == "dd: error writing '/dev/mapper/mp': Input/output error" {
-            assert_ne!(self.client().one(Command::Write, 0, 4096), 0);
+            assert_ne!(self.client().one(NbdCommand::Write, 0, 4096), 0);
         } else if line == "1073741824" {
             assert_eq!(self.client().size, 1 << 30);
         } else {

@@ -14,7 +14,7 @@ use support::nbd::Client;
 use support::servers::Nbdkit;
 use support::{Server, UDM, has, report_skip, until};
 use tempfile::TempDir;
-use udm_wire::nbd::{Command as Ask, CommandFlags};
+use udm_wire::nbd::{CommandFlags, NbdCommand as Ask};
 
 const BLOCK: u64 = 4096;
 

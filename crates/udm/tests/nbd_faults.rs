@@ -15,7 +15,7 @@ use support::nbd::Client;
 use support::servers::{Nbdkit, ScriptedServer, request};
 use support::{Server, has, until};
 use tempfile::TempDir;
-use udm_wire::nbd::{Command as Ask, SimpleReply};
+use udm_wire::nbd::{NbdCommand as Ask, SimpleReply};
 
 /// A server that accepts and sends nothing: a load waits for the deadline of the path.
 #[test]

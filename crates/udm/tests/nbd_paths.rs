@@ -15,7 +15,7 @@ use support::nbd::Client;
 use support::servers::{Nbdkit, ScriptedServer, fio, request, serve_zeroes};
 use support::{Server, has, text, until};
 use tempfile::TempDir;
-use udm_wire::nbd::{Command as Ask, Request, SimpleReply};
+use udm_wire::nbd::{NbdCommand as Ask, NbdRequestHeader, SimpleReply};
 
 fn ends_well(command: &mut Command) {
     let out = command.output().unwrap();
@@ -340,7 +340,7 @@ fn a_server_that_comes_back_as_another() {
 #[test]
 fn a_server_that_ends_blames_the_path() {
     let puppet = ScriptedServer::start(|_, stream| {
-        while let Some(Request { cookie, .. }) = request(stream) {
+        while let Some(NbdRequestHeader { cookie, .. }) = request(stream) {
             let _ = stream.write_all(&SimpleReply { error: 108, cookie }.encode());
         }
     });

@@ -16,7 +16,7 @@ use support::nbd::Client;
 use support::servers::{Nbdkit, ScriptedServer, request};
 use support::{Server, has, until};
 use tempfile::TempDir;
-use udm_wire::nbd::{Command, CommandFlags, Request, SimpleReply};
+use udm_wire::nbd::{CommandFlags, NbdCommand, NbdRequestHeader, SimpleReply};
 
 const BLOCK: u64 = 4096;
 
@@ -96,7 +96,7 @@ impl SilentFixture {
 /// Sends a write of a block of `byte`.
 fn begin(client: &mut Client, at: u64, byte: u8) {
     let data = [byte; BLOCK as usize];
-    client.send(CommandFlags::empty(), Command::Write, at * BLOCK, BLOCK, &data).unwrap();
+    client.send(CommandFlags::empty(), NbdCommand::Write, at * BLOCK, BLOCK, &data).unwrap();
 }
 
 fn write(client: &mut Client, at: u64, byte: u8) {
@@ -151,7 +151,7 @@ fn what_can_not_be_fenced_waits_and_says_why() {
     rig.a.signal(Signal::STOP);
     begin(&mut writer, 5, 2);
     begin(&mut writer, 6, 2);
-    reader.ask(Command::Read, 7 * BLOCK, BLOCK);
+    reader.ask(NbdCommand::Read, 7 * BLOCK, BLOCK);
     assert_eq!(reader.error(), 0, "a read is answered by the other path");
     write(&mut reader, 7, 9);
     let why = "2 writes wait until the server answers or closes the connection";
@@ -222,7 +222,7 @@ fn a_write_that_was_sent_in_part() {
     rig.a.signal(Signal::STOP);
     for n in 0..WRITES {
         let data = vec![n as u8 + 1; LEN as usize];
-        client.send(CommandFlags::empty(), Command::Write, n * LEN, LEN, &data).unwrap();
+        client.send(CommandFlags::empty(), NbdCommand::Write, n * LEN, LEN, &data).unwrap();
     }
     rig.waiting("writes wait");
     // Unsent writes are answered while the server is stopped.
@@ -249,7 +249,7 @@ fn a_server_that_lies_is_waited_for() {
         if number != 1 {
             return;
         }
-        assert!(request(stream).is_some_and(|request| request.command == Command::Write));
+        assert!(request(stream).is_some_and(|request| request.command == NbdCommand::Write));
         stream.write_all(&[0xaa; 64]).unwrap();
         until("leave to close", || may_close.load(SeqCst).then_some(()));
     });
@@ -299,7 +299,7 @@ fn serve_scripted(
 }
 
 /// Answers a read with zeroes.
-fn zero(stream: &mut UnixStream, request: &Request) {
+fn zero(stream: &mut UnixStream, request: &NbdRequestHeader) {
     let mut out = SimpleReply { error: 0, cookie: request.cookie }.encode().to_vec();
     out.resize(out.len() + request.len as usize, 0);
     let _ = stream.write_all(&out);
@@ -316,7 +316,7 @@ fn a_busy_server_is_not_silent() {
         }
     });
     let mut client = Client::connect(&server.nbd, "m");
-    (0..8).for_each(|at| client.ask(Command::Read, at * BLOCK, BLOCK));
+    (0..8).for_each(|at| client.ask(NbdCommand::Read, at * BLOCK, BLOCK));
     (0..8).for_each(|_| assert_eq!(client.error(), 0));
     assert!(!server.log().contains("Failing path"), "{}", server.log());
 }
@@ -332,9 +332,9 @@ fn a_request_that_a_busy_server_loses_is_given_up() {
         }
     });
     let mut client = Client::connect(&server.nbd, "m");
-    client.ask(Command::Read, 9 * BLOCK, BLOCK);
+    client.ask(NbdCommand::Read, 9 * BLOCK, BLOCK);
     until("the answer of the other path", || {
-        client.ask(Command::Read, 0, BLOCK);
+        client.ask(NbdCommand::Read, 0, BLOCK);
         let (at, error) = client.reply();
         assert_eq!(error, 0);
         (at == 9 * BLOCK).then_some(())

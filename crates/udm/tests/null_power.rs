@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::fs;
 use support::nbd::Client;
 use support::{Server, has, report_skip};
-use udm_wire::nbd::{Command, CommandFlags};
+use udm_wire::nbd::{CommandFlags, NbdCommand};
 
 const DISK: &str = "null:size=4M,memory_backed=1,discard=1,cache_size=1M";
 
@@ -55,7 +55,7 @@ fn b13_a_power_cut_loses_what_was_not_flushed() {
         // A FUA write after a normal one, in the same connection.
         let mut client = Client::connect(&server.nbd, name);
         for (flags, with) in [(CommandFlags::empty(), 0x44), (CommandFlags::FUA, 0x55)] {
-            client.send(flags, Command::Write, 0, 4096, &[with; 4096]).unwrap();
+            client.send(flags, NbdCommand::Write, 0, 4096, &[with; 4096]).unwrap();
             assert_eq!(client.error(), 0);
         }
         cycle();

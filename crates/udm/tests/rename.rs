@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use support::nbd::Client;
 use support::{Server, has, text, until};
-use udm_wire::nbd::Command as Nbd;
+use udm_wire::nbd::NbdCommand as Nbd;
 
 fn exports(server: &Server) -> Vec<String> {
     let all = server.says(&["exports"]);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use support::nbd::Client;
 use support::{Server, has, text, udm};
 use tempfile::TempDir;
-use udm_wire::nbd::Command as Nbd;
+use udm_wire::nbd::NbdCommand as Nbd;
 
 /// A folder with images of 8 MiB with these names, and a server that maps each of them.
 fn served(names: &[&str]) -> (TempDir, Server) {
@@ -113,7 +113,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
     let at = |name: &str| folder.path().join(name).display().to_string();
     std::fs::write(folder.path().join("old.cow"), [b"SnAp".as_slice(), &[0; 1 << 20]].concat()).unwrap();
     let mut header = [0; 16];
-    udm_wire::cow::StoreHeader { valid: true, chunk: udm_wire::cow::ChunkSize::new(8).unwrap() }
+    udm_wire::cow::ExceptionStoreHeader { valid: true, chunk: udm_wire::cow::ChunkSize::new(8).unwrap() }
         .encode(&mut header);
     let store = [header.as_slice(), &[0; 1 << 20]].concat();
     std::fs::write(folder.path().join("old.cow"), &store[..1 << 20]).unwrap();

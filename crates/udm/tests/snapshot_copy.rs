@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use support::nbd::Client;
 use support::{Server, udm};
-use udm_wire::nbd::Command;
+use udm_wire::nbd::NbdCommand;
 
 const SIZE: u64 = 16 << 20;
 
@@ -30,7 +30,7 @@ fn image(folder: &Path) -> PathBuf {
 fn content(server: &Server, name: &str) -> Vec<u8> {
     let mut client = Client::connect(&server.nbd, name);
     let mut read = |at| {
-        client.ask(Command::Read, at, 1 << 20);
+        client.ask(NbdCommand::Read, at, 1 << 20);
         let (_, error, data) = client.answer().unwrap();
         assert_eq!(error, 0);
         data
@@ -47,7 +47,7 @@ fn a_copy_is_the_instant_in_full_and_since_another() {
     let server = Server::start(&[&format!("disk={}", disk.display())]);
     server.says(&["snapshot", "create", "monday", "--of", "disk", "--transient"]);
     let mut client = Client::connect(&server.nbd, "disk");
-    assert_eq!(client.one(Command::Write, 1 << 20, 65536), 0);
+    assert_eq!(client.one(NbdCommand::Write, 1 << 20, 65536), 0);
 
     let output = server.says(&["snapshot", "copy", "monday", copy]);
     assert!(output.starts_with("copied ") && output.contains(" of 16.0MiB in "), "{output}");
@@ -56,10 +56,10 @@ fn a_copy_is_the_instant_in_full_and_since_another() {
     assert!(blocks < 6 << 20, "holes stay holes: {blocks} bytes");
 
     // What was data becomes zeroes, and what was zeroes data.
-    assert_eq!(client.one(Command::WriteZeroes, 9 << 20, 1 << 20), 0);
-    assert_eq!(client.one(Command::Write, 15 << 20, 512), 0);
+    assert_eq!(client.one(NbdCommand::WriteZeroes, 9 << 20, 1 << 20), 0);
+    assert_eq!(client.one(NbdCommand::Write, 15 << 20, 512), 0);
     server.says(&["snapshot", "create", "tuesday", "--of", "disk", "--transient"]);
-    assert_eq!(client.one(Command::Write, 2 << 20, 4096), 0);
+    assert_eq!(client.one(NbdCommand::Write, 2 << 20, 4096), 0);
     let since = ["snapshot", "copy", "tuesday", "--since", "monday", copy, "--json"];
     let report: serde_json::Value = serde_json::from_str(&server.says(&since)).unwrap();
     let copied = report["copied_bytes"].as_u64().unwrap();

@@ -17,7 +17,7 @@ use support::nbd::Client;
 use support::stamps::{LoadCounts, StampedVolume, image};
 use support::{Server, has, text, until};
 use tempfile::TempDir;
-use udm_wire::nbd::Command as Nbd;
+use udm_wire::nbd::NbdCommand as Nbd;
 
 /// Number of kills, without UDM_KILL_ROUNDS in the environment.
 const ROUNDS: u64 = 10;

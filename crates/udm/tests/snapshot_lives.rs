@@ -12,7 +12,7 @@ use std::time::Duration;
 use support::nbd::Client;
 use support::{Server, signal, text, udm, until};
 use tempfile::TempDir;
-use udm_wire::nbd::{Command as Nbd, CommandFlags};
+use udm_wire::nbd::{CommandFlags, NbdCommand as Nbd};
 
 const SIZE: u64 = 4 << 20;
 const CHUNK: u64 = 4096;

@@ -1,38 +1,44 @@
 //! Tests of the cache against a model: contents, write-back and loss.
 
-use crate::null::Null;
-use crate::testing::{TestCore, bio_without_data, scattered};
+use crate::null::NullBlockDevice;
+use crate::testing::{SingleLaneTestCore, bio_without_data, make_zeroed_segments};
 use proptest::prelude::*;
 use udm_core::{Bio, BioFlags, Device, ExtentKind, Extents, Op, Sector, Sectors, Status, TURN_BUDGET};
 use udm_wire::uri::{self, DeviceUri};
 
 /// Creates a memory-backed null device with the parameters `words`.
-fn null(words: &str) -> Null {
-    let Ok(DeviceUri::Null(params)) = uri::parse(&format!("null:memory_backed=1,discard=1,{words}")) else {
+fn null(words: &str) -> NullBlockDevice {
+    let Ok(DeviceUri::Null(params)) =
+        uri::parse_device_uri(&format!("null:memory_backed=1,discard=1,{words}"))
+    else {
         panic!("not null: {words}")
     };
-    Null::new(&params).unwrap()
+    NullBlockDevice::new(&params).unwrap()
 }
 
-fn turn(device: &Null, on: bool) {
+fn turn(device: &NullBlockDevice, on: bool) {
     device.power().expect("it has a switch").turn(on);
 }
 
-fn cycle(device: &Null) {
+fn cycle(device: &NullBlockDevice) {
     turn(device, false);
     turn(device, true);
 }
 
 fn write(sector: u64, sectors: u64, with: u8, flags: BioFlags) -> Box<Bio> {
-    let mut data = scattered(sectors as usize * 512, &[]);
+    let mut data = make_zeroed_segments(sectors as usize * 512, &[]);
     data.fill(with);
     let mut bio = Bio::write(Sector(sector), Sectors(sectors), data);
     bio.flags = flags;
     bio
 }
 
-fn read(core: &mut TestCore, sector: u64, sectors: u64) -> Vec<u8> {
-    let bio = core.run(Bio::read(Sector(sector), Sectors(sectors), scattered(sectors as usize * 512, &[])));
+fn read(core: &mut SingleLaneTestCore, sector: u64, sectors: u64) -> Vec<u8> {
+    let bio = core.run(Bio::read(
+        Sector(sector),
+        Sectors(sectors),
+        make_zeroed_segments(sectors as usize * 512, &[]),
+    ));
     assert_eq!(bio.status, Status::Ok);
     let mut bytes = vec![0; sectors as usize * 512];
     bio.data.copy_to(&mut bytes);
@@ -44,7 +50,7 @@ fn flush() -> Box<Bio> {
 }
 
 /// Runs one bio that may take several turns.
-fn end(core: &mut TestCore, bio: Box<Bio>) -> Box<Bio> {
+fn end(core: &mut SingleLaneTestCore, bio: Box<Bio>) -> Box<Bio> {
     core.submit(vec![bio]);
     std::iter::repeat_with(|| core.poll().0.pop()).flatten().next().expect("it ends")
 }
@@ -81,7 +87,7 @@ proptest! {
     #[test]
     fn what_a_cut_leaves(acts in proptest::collection::vec((any_action(), 0..2usize), 1..120)) {
         let device = null(&format!("size={},cache_size=1M", SECTORS * 512));
-        let mut cores = [TestCore::over(&device), TestCore::over(&device)];
+        let mut cores = [SingleLaneTestCore::over(&device), SingleLaneTestCore::over(&device)];
         // Contents of each sector, and possible contents after a cut, as numbers of writes.
         let mut now = vec![0u64; SECTORS as usize];
         let mut kept = vec![vec![0u64]; SECTORS as usize];
@@ -101,7 +107,7 @@ proptest! {
             let mut bio = bio_without_data(op, at, len);
             bio.flags = flags;
             if op.has_data() {
-                bio.data = scattered(len as usize * 512, &cuts);
+                bio.data = make_zeroed_segments(len as usize * 512, &cuts);
             }
             if op == Op::Write {
                 bio.data.copy_from(&nr.to_le_bytes().repeat(len as usize * 64));
@@ -133,7 +139,7 @@ proptest! {
 #[test]
 fn b13_a_cut_loses_what_was_not_flushed() {
     let device = null("size=1M,cache_size=1M");
-    let mut core = TestCore::over(&device);
+    let mut core = SingleLaneTestCore::over(&device);
     core.run(write(0, 8, 1, BioFlags::empty()));
     assert_eq!(read(&mut core, 0, 8), [1; 4096]);
     cycle(&device);
@@ -152,7 +158,7 @@ fn b13_a_cut_loses_what_was_not_flushed() {
 #[test]
 fn a_full_cache_writes_back() {
     let device = null("size=4M,cache_size=1M");
-    let mut core = TestCore::over(&device);
+    let mut core = SingleLaneTestCore::over(&device);
     for page in 0..512 {
         core.run(write(page * 8, 8, 1, BioFlags::empty()));
     }
@@ -164,7 +170,7 @@ fn a_full_cache_writes_back() {
 #[test]
 fn without_power_nothing_is_served() {
     let device = null("size=1M,cache_size=1M");
-    let mut core = TestCore::over(&device);
+    let mut core = SingleLaneTestCore::over(&device);
     turn(&device, false);
     assert!(!device.power().unwrap().is_on());
     for bio in [write(0, 1, 1, BioFlags::FUA), bio_without_data(Op::Discard, 0, 8), flush()] {
@@ -178,9 +184,9 @@ fn without_power_nothing_is_served() {
 #[test]
 fn what_was_half_served_fails() {
     let device = null("size=64M,cache_size=64M");
-    let mut core = TestCore::over(&device);
+    let mut core = SingleLaneTestCore::over(&device);
     let sectors = 4 * TURN_BUDGET / 512;
-    let long = |core: &mut TestCore, bio| {
+    let long = |core: &mut SingleLaneTestCore, bio| {
         core.submit(vec![bio]);
         assert_eq!(core.poll().0.len(), 0, "it takes longer than a turn");
         cycle(&device);
@@ -195,7 +201,7 @@ fn what_was_half_served_fails() {
 #[test]
 fn what_is_cached_is_allocated() {
     let device = null("size=2M,cache_size=1M");
-    let mut core = TestCore::over(&device);
+    let mut core = SingleLaneTestCore::over(&device);
     let holes = || {
         let mut out = Extents::new(16);
         device.extents(Sector(0), Sectors(4096), &mut out);
@@ -216,7 +222,9 @@ fn what_is_cached_is_allocated() {
 #[test]
 fn only_a_device_with_a_cache_has_a_switch() {
     for words in ["size=1M", "size=1M,memory_backed=1", "size=1M,cache_size=1M"] {
-        let Ok(DeviceUri::Null(params)) = uri::parse(&format!("null:{words}")) else { panic!("{words}") };
-        assert!(Null::new(&params).unwrap().power().is_none(), "{words}");
+        let Ok(DeviceUri::Null(params)) = uri::parse_device_uri(&format!("null:{words}")) else {
+            panic!("{words}")
+        };
+        assert!(NullBlockDevice::new(&params).unwrap().power().is_none(), "{words}");
     }
 }

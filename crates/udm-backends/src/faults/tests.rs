@@ -1,29 +1,30 @@
 //! Tests of null_blk's fault parameters, with a clock that the test sets.
 
-use crate::faults::Faults;
-use crate::testing::{TestCore, bio_without_data, scattered};
+use crate::faults::InjectedFaults;
+use crate::testing::{SingleLaneTestCore, bio_without_data, make_zeroed_segments};
 use std::sync::Arc;
 use udm_core::{
-    Batch, CoreId, CoreState, Cx, Device, DeviceId, Drain, Lane, Limits, Nanos, Op, OpenError, Sectors,
-    Status,
+    Batch, CoreId, CoreLaneState, Cx, Device, DeviceControlError, DeviceId, DrainMode, Lane, Limits, Nanos,
+    Op, Sectors, Status,
 };
 use udm_wire::uri::NullFaults;
 
 fn null(words: &str) -> Arc<dyn Device> {
-    crate::open(&udm_wire::uri::parse(&format!("null:size=1G,{words}")).unwrap()).unwrap()
+    crate::open_standalone_device(&udm_wire::uri::parse_device_uri(&format!("null:size=1G,{words}")).unwrap())
+        .unwrap()
 }
 
 fn reads(n: u64, sectors: u64) -> Batch {
     (0..n).map(|i| bio_without_data(Op::Read, i * sectors, sectors)).collect()
 }
 
-fn core(words: &str) -> TestCore {
-    TestCore::over(&*null(words))
+fn core(words: &str) -> SingleLaneTestCore {
+    SingleLaneTestCore::over(&*null(words))
 }
 
 /// Polls at each time that the lane requests, until it requests none. Returns the times, numbers
 /// and statuses of the completed requests.
-fn run_out(core: &mut TestCore) -> Vec<(Nanos, usize, Status)> {
+fn run_out(core: &mut SingleLaneTestCore) -> Vec<(Nanos, usize, Status)> {
     let mut all = Vec::new();
     for _ in 0..1000 {
         let (done, wake) = core.poll();
@@ -58,7 +59,7 @@ fn b03_bad_blocks_fail_whatever_touches_them() {
     ] {
         let mut bio = bio_without_data(op, sector, sectors);
         if op.has_data() {
-            bio.data = scattered(sectors as usize * 512, &[]);
+            bio.data = make_zeroed_segments(sectors as usize * 512, &[]);
         }
         let want = if fails { Status::IoErr } else { Status::Ok };
         assert_eq!(core(words).run(bio).status, want, "{op:?} {sector}+{sectors}");
@@ -69,15 +70,15 @@ fn b03_bad_blocks_fail_whatever_touches_them() {
 #[test]
 fn a_write_of_a_bad_block_changes_nothing() {
     let device = null("memory_backed=1,irqmode=2,completion_nsec=1000,badblocks=+2-2");
-    let mut core = TestCore::over(&*device);
-    let mut data = scattered(4 * 512, &[]);
+    let mut core = SingleLaneTestCore::over(&*device);
+    let mut data = make_zeroed_segments(4 * 512, &[]);
     data.fill(7);
     let mut bio = bio_without_data(Op::Write, 0, 4);
     bio.data = data;
     core.submit(vec![bio]);
     assert_eq!(run_out(&mut core), [(Nanos(1001), 1, Status::IoErr)]);
     let mut bio = bio_without_data(Op::Read, 0, 2);
-    bio.data = scattered(2 * 512, &[]);
+    bio.data = make_zeroed_segments(2 * 512, &[]);
     core.submit(vec![bio]);
     core.now = core.now + Nanos(1000);
     let done = core.poll().0;
@@ -106,7 +107,7 @@ fn mbps_is_a_budget_a_tick() {
 fn cores_share_the_bandwidth() {
     let device = null("mbps=1,submit_queues=2");
     let mut cores = [0, 1].map(|id| {
-        let mut state = CoreState::new(CoreId(id), 2, 1, None);
+        let mut state = CoreLaneState::new(CoreId(id), 2, 1, None);
         let lane = device.open(&mut state.cx(Nanos(1))).unwrap();
         (state, lane)
     });
@@ -177,7 +178,7 @@ fn injections_count_as_the_kernels() {
 #[test]
 fn a_hardware_queue_that_cannot_be_set_up() {
     let device = null("init_hctx=1,100,0,1");
-    let mut state = CoreState::new(CoreId(0), 1, 1, None);
+    let mut state = CoreLaneState::new(CoreId(0), 1, 1, None);
     let refused = device.open(&mut state.cx(Nanos(1))).err().unwrap();
     assert_eq!(refused.to_string(), "init_hctx: a hardware queue that can't be set up");
     assert!(device.open(&mut state.cx(Nanos(1))).is_ok(), "once");
@@ -186,9 +187,9 @@ fn a_hardware_queue_that_cannot_be_set_up() {
 /// A suspend ends although all requests always find no resources.
 #[test]
 fn a_suspend_ends() {
-    for how in [Drain::Flush, Drain::NoFlush, Drain::End] {
+    for how in [DrainMode::Flush, DrainMode::NoFlush, DrainMode::End] {
         let device = null("hw_queue_depth=2,requeue=1,100,0,-1");
-        let mut state = CoreState::new(CoreId(0), 1, 1, None);
+        let mut state = CoreLaneState::new(CoreId(0), 1, 1, None);
         let mut lane = device.open(&mut state.cx(Nanos(1))).unwrap();
         let mut batch = reads(4, 8);
         batch.iter_mut().for_each(|bio| bio.start());
@@ -198,7 +199,7 @@ fn a_suspend_ends() {
             lane.drain(how, &mut back, &mut state.cx(Nanos::from_millis(ms)));
             lane.poll(&mut done, &mut state.cx(Nanos::from_millis(ms)));
         }
-        let want = if how == Drain::NoFlush { (0, 4) } else { (4, 0) };
+        let want = if how == DrainMode::NoFlush { (0, 4) } else { (4, 0) };
         assert_eq!((done.len(), back.len()), want, "{how:?}");
         done.iter_mut().chain(&mut back).for_each(|bio| bio.finish());
     }
@@ -208,13 +209,13 @@ fn a_suspend_ends() {
 #[test]
 fn a_suspend_that_is_called_off_in_mid_tick() {
     let device = null("mbps=1");
-    let mut state = CoreState::new(CoreId(0), 1, 1, None);
+    let mut state = CoreLaneState::new(CoreId(0), 1, 1, None);
     let mut lane = device.open(&mut state.cx(Nanos(1))).unwrap();
     let mut batch = reads(6, 8);
     batch.iter_mut().for_each(|bio| bio.start());
     lane.submit(&mut batch, &mut state.cx(Nanos(1)));
     let (mut done, mut back) = (Batch::new(), Batch::new());
-    lane.drain(Drain::NoFlush, &mut back, &mut state.cx(Nanos(2)));
+    lane.drain(DrainMode::NoFlush, &mut back, &mut state.cx(Nanos(2)));
     lane.poll(&mut done, &mut state.cx(Nanos(2)));
     assert_eq!((done.len(), back.len()), (5, 1));
     let mut cx = state.cx(Nanos(3));
@@ -237,9 +238,9 @@ impl Device for InstantDevice {
         self.0
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         let params = NullFaults { mbps: 1000, ..NullFaults::default() };
-        let faults = Faults::new(&params).expect("a bandwidth");
+        let faults = InjectedFaults::new(&params).expect("a bandwidth");
         faults.open(1, Nanos(0), cx, |_| Ok(Box::new(InstantLane(Batch::new()))))
     }
 
@@ -261,7 +262,7 @@ impl Lane for InstantLane {
 /// All requests but the first wait for the tag and are submitted in a poll.
 #[test]
 fn what_ends_as_it_goes_down_is_polled_for() {
-    let mut core = TestCore::over(&InstantDevice(DeviceId::new()));
+    let mut core = SingleLaneTestCore::over(&InstantDevice(DeviceId::new()));
     core.submit(reads(3, 8));
     assert_eq!(run_out(&mut core), [(Nanos(1), 1, Status::Ok); 3]);
 }

@@ -23,47 +23,47 @@ const FORBIDS_WRITE: i64 = 201;
 
 /// Another open file description has a conflicting lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ClaimConflict;
+pub(super) struct FileLockConflict;
 
 /// Claims the file for writing, as long as the open file description of `fd` exists. If the file
 /// system has no such locks, nothing is claimed, as with QEMU's `locking=auto`.
 ///
 /// # Errors
 /// Another description has a conflicting lock. Then `fd` keeps no lock.
-pub(super) fn claim(fd: BorrowedFd<'_>) -> Result<(), ClaimConflict> {
+pub(super) fn lock_file_for_writing(fd: BorrowedFd<'_>) -> Result<(), FileLockConflict> {
     let mine = [USES_CONSISTENT_READ, USES_WRITE, FORBIDS_WRITE];
     for byte in mine {
-        match fcntl(fd, FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, byte))) {
+        match fcntl(fd, FcntlArg::F_OFD_SETLK(&make_byte_lock_request(libc::F_RDLCK, byte))) {
             Ok(_) => {}
-            Err(Errno::EAGAIN | Errno::EACCES) => return Err(release(fd, &mine)),
+            Err(Errno::EAGAIN | Errno::EACCES) => return Err(unlock_file_bytes(fd, &mine)),
             // The file system has no such locks.
             Err(_) => return Ok(()),
         }
     }
     // The locks are set before the check: of two that claim at once, at least one sees the other.
     let theirs = [FORBIDS_CONSISTENT_READ, FORBIDS_WRITE, USES_WRITE];
-    if theirs.iter().any(|&byte| is_locked(fd, byte)) {
-        return Err(release(fd, &mine));
+    if theirs.iter().any(|&byte| is_byte_locked_by_others(fd, byte)) {
+        return Err(unlock_file_bytes(fd, &mine));
     }
     Ok(())
 }
 
 /// Returns true if another description holds a lock of `byte`.
-fn is_locked(fd: BorrowedFd<'_>, byte: i64) -> bool {
-    let mut lock = lock(libc::F_WRLCK, byte);
+fn is_byte_locked_by_others(fd: BorrowedFd<'_>, byte: i64) -> bool {
+    let mut lock = make_byte_lock_request(libc::F_WRLCK, byte);
     fcntl(fd, FcntlArg::F_OFD_GETLK(&mut lock)).is_ok() && i32::from(lock.l_type) != libc::F_UNLCK
 }
 
-fn release(fd: BorrowedFd<'_>, bytes: &[i64]) -> ClaimConflict {
+fn unlock_file_bytes(fd: BorrowedFd<'_>, bytes: &[i64]) -> FileLockConflict {
     for &byte in bytes {
         // A lock that cannot be released is not held.
-        let _ = fcntl(fd, FcntlArg::F_OFD_SETLK(&lock(libc::F_UNLCK, byte)));
+        let _ = fcntl(fd, FcntlArg::F_OFD_SETLK(&make_byte_lock_request(libc::F_UNLCK, byte)));
     }
-    ClaimConflict
+    FileLockConflict
 }
 
 /// A lock request for one byte. `kind` is F_RDLCK, F_WRLCK or F_UNLCK.
-fn lock(kind: i32, byte: i64) -> libc::flock {
+fn make_byte_lock_request(kind: i32, byte: i64) -> libc::flock {
     libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
@@ -87,12 +87,12 @@ mod tests {
     fn a_file_is_claimed_once_and_again_when_it_was_closed() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let (one, other) = (open(file.path()), open(file.path()));
-        assert_eq!(claim(one.as_fd()), Ok(()));
-        assert_eq!(claim(other.as_fd()), Err(ClaimConflict));
+        assert_eq!(lock_file_for_writing(one.as_fd()), Ok(()));
+        assert_eq!(lock_file_for_writing(other.as_fd()), Err(FileLockConflict));
         // A refused claim keeps no lock.
-        assert_eq!(claim(one.as_fd()), Ok(()));
+        assert_eq!(lock_file_for_writing(one.as_fd()), Ok(()));
         drop(one);
-        assert_eq!(claim(other.as_fd()), Ok(()));
+        assert_eq!(lock_file_for_writing(other.as_fd()), Ok(()));
     }
 
     /// The locks of a QEMU reader: it uses reads and forbids writes.
@@ -101,8 +101,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let (reader, writer) = (open(file.path()), open(file.path()));
         for byte in [USES_CONSISTENT_READ, FORBIDS_WRITE] {
-            fcntl(reader.as_fd(), FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, byte))).unwrap();
+            fcntl(reader.as_fd(), FcntlArg::F_OFD_SETLK(&make_byte_lock_request(libc::F_RDLCK, byte)))
+                .unwrap();
         }
-        assert_eq!(claim(writer.as_fd()), Err(ClaimConflict));
+        assert_eq!(lock_file_for_writing(writer.as_fd()), Err(FileLockConflict));
     }
 }

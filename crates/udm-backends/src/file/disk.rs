@@ -5,7 +5,7 @@
 //! exclusive claim, and failed syncs. The lock of the map is held for look-ups only, never during a
 //! call to the file system.
 
-use super::sync::SyncTracker;
+use super::sync::DescriptorSyncTracker;
 use super::{DirectAlignment, open};
 use crate::DiskIdentity;
 use rustix::fd::{AsFd, OwnedFd};
@@ -25,12 +25,12 @@ pub(crate) struct OpenDisks {
     map: Mutex<HashMap<DiskIdentity, Weak<OpenDisk>>>,
     /// Number of cores that may use a disk.
     pub(super) cores: usize,
-    pub(super) closing: Arc<Closing>,
+    pub(super) closing: Arc<ClosingDisks>,
 }
 
 /// Disks that another thread is closing. Their claims are held until that is done.
 #[derive(Default)]
-pub(super) struct Closing {
+pub(super) struct ClosingDisks {
     disks: Mutex<Vec<DiskIdentity>>,
     closed: Condvar,
 }
@@ -39,7 +39,7 @@ pub(super) struct Closing {
 /// open for longer; then its claim holds.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
-impl Closing {
+impl ClosingDisks {
     fn disks(&self) -> MutexGuard<'_, Vec<DiskIdentity>> {
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -53,9 +53,9 @@ impl Closing {
 }
 
 /// Marks a disk as being closed until this is dropped.
-struct ClosingGuard(Arc<Closing>, DiskIdentity);
+struct ClosingDiskGuard(Arc<ClosingDisks>, DiskIdentity);
 
-impl Drop for ClosingGuard {
+impl Drop for ClosingDiskGuard {
     fn drop(&mut self) {
         let mut disks = self.0.disks();
         if let Some(at) = disks.iter().position(|one| *one == self.1) {
@@ -106,9 +106,9 @@ pub(super) struct OpenDisk {
     pub in_memory: bool,
     /// A sync has failed.
     pub failed: Arc<AtomicBool>,
-    closing: Arc<Closing>,
+    closing: Arc<ClosingDisks>,
     /// Descriptors, shared by the devices.
-    fds: Mutex<DescriptorSets>,
+    fds: Mutex<DiskDescriptorsByMode>,
     /// Held while the size is read.
     looking: Mutex<()>,
     /// Block size in bytes. The size of the disk is rounded down to whole blocks.
@@ -123,35 +123,35 @@ pub(super) struct OpenDisk {
 
 /// The descriptors of a disk. They stay open as long as the disk.
 #[derive(Default)]
-pub(super) struct DescriptorSets {
-    read: Option<DiskHandles>,
-    write: Option<DiskHandles>,
+pub(super) struct DiskDescriptorsByMode {
+    read: Option<PerCoreDescriptors>,
+    write: Option<PerCoreDescriptors>,
     /// For reading and writing, and exclusive to this process.
-    alone: Option<DiskHandles>,
+    alone: Option<PerCoreDescriptors>,
 }
 
 /// A descriptor and its syncs.
-pub(super) struct DiskHandle {
+pub(super) struct SyncTrackedDescriptor {
     pub fd: Arc<OwnedFd>,
     /// Another descriptor of the same disk, to which the kernel reports lost data independently of
     /// `fd`. `None` if the kernel reports no lost data: with direct I/O, and for read-only use.
     pub witness: Option<Arc<OwnedFd>>,
-    pub syncs: Arc<SyncTracker>,
+    pub syncs: Arc<DescriptorSyncTracker>,
 }
 
 /// Descriptors of one kind: one per core, up to a maximum.
-pub(super) type DiskHandles = Arc<[DiskHandle]>;
+pub(super) type PerCoreDescriptors = Arc<[SyncTrackedDescriptor]>;
 
-impl DescriptorSets {
+impl DiskDescriptorsByMode {
     /// Returns open descriptors that can be used in this way, if there are any.
-    pub(super) fn get(&self, write: bool, alone: bool) -> Option<DiskHandles> {
+    pub(super) fn get(&self, write: bool, alone: bool) -> Option<PerCoreDescriptors> {
         let read = self.read.as_ref().filter(|_| !write);
         let write = self.write.as_ref().filter(|_| !alone);
         read.or(self.alone.as_ref()).or(write).cloned()
     }
 
     /// Adds descriptors.
-    pub(super) fn put(&mut self, handles: DiskHandles, write: bool, alone: bool) {
+    pub(super) fn put(&mut self, handles: PerCoreDescriptors, write: bool, alone: bool) {
         *(match (write, alone) {
             (false, _) => &mut self.read,
             (true, false) => &mut self.write,
@@ -167,7 +167,7 @@ impl OpenDisk {
         direct: Option<DirectAlignment>,
         in_memory: bool,
         block: u32,
-        closing: Arc<Closing>,
+        closing: Arc<ClosingDisks>,
     ) -> OpenDisk {
         OpenDisk {
             identity,
@@ -187,19 +187,20 @@ impl OpenDisk {
         }
     }
 
-    pub(super) fn fds(&self) -> MutexGuard<'_, DescriptorSets> {
+    pub(super) fn fds(&self) -> MutexGuard<'_, DiskDescriptorsByMode> {
         self.fds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the size again, from an open descriptor. The size is 0 if less than a block is left.
     pub(super) fn refresh(&self) -> Result<Sectors, Errno> {
         let handles = self.fds().get(false, false);
-        let Some(DiskHandle { fd, .. }) = handles.iter().flat_map(|handles| handles.iter()).next() else {
+        let Some(SyncTrackedDescriptor { fd, .. }) = handles.iter().flat_map(|handles| handles.iter()).next()
+        else {
             return Ok(self.size());
         };
         // One thread at a time: an older size must not replace a newer one.
         let _looks = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = open::size(fd.as_fd(), &fs::fstat(fd)?)?;
+        let bytes = open::query_fd_size_bytes(fd.as_fd(), &fs::fstat(fd)?)?;
         let size = Sectors::from_bytes(bytes / self.block * self.block).0;
         // Relaxed is enough: each number is independent, and lanes read it once per batch.
         self.size.store(size, Relaxed);
@@ -242,7 +243,7 @@ impl Drop for OpenDisk {
     fn drop(&mut self) {
         let fds = std::mem::take(self.fds.get_mut().unwrap_or_else(PoisonError::into_inner));
         self.closing.disks().push(self.identity);
-        let guard = ClosingGuard(Arc::clone(&self.closing), self.identity);
+        let guard = ClosingDiskGuard(Arc::clone(&self.closing), self.identity);
         // The descriptors are dropped before the guard.
         drop_blocking((fds, guard));
     }

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use udm_core::{ExtentKind, Extents, SECTOR_SIZE, Sector, Sectors};
 
 /// Appends the extents of `len` sectors of the file from `from` on.
-pub(super) fn extents(fd: BorrowedFd<'_>, from: Sector, len: Sectors, out: &mut Extents) {
+pub(super) fn append_file_extents(fd: BorrowedFd<'_>, from: Sector, len: Sectors, out: &mut Extents) {
     let end = from + len;
     let size = fs::fstat(fd).map_or(0, |stat| stat.st_size.max(0) as u64 / SECTOR_SIZE);
     let mut at = from;
@@ -45,7 +45,7 @@ mod tests {
 
     fn of(file: &std::fs::File, from: u64, len: u64) -> Vec<(u64, ExtentKind)> {
         let mut out = Extents::new(100);
-        extents(file.as_fd(), Sector(from), Sectors(len), &mut out);
+        append_file_extents(file.as_fd(), Sector(from), Sectors(len), &mut out);
         out.list().iter().map(|e| (e.len.0, e.content)).collect()
     }
 

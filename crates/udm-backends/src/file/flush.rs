@@ -6,9 +6,9 @@
 //! ([`super::sync`]).
 
 use super::lane::FileLane;
-use super::outcome::{NextAction, RETRIES};
-use super::request::RequestStep;
-use super::sync::SyncTicket;
+use super::outcome::{FileRequestNextAction, RETRIES};
+use super::request::FileRequestStep;
+use super::sync::InFlightSync;
 use udm_core::errno::{self, EAGAIN, EINTR};
 use udm_core::{Op, Status};
 use udm_runtime::RingOp;
@@ -23,7 +23,7 @@ pub(super) struct FlushQueue {
     members: Vec<usize>,
     /// Requests that wait for the next flush.
     waiting: Vec<usize>,
-    ticket: Option<SyncTicket>,
+    ticket: Option<InFlightSync>,
     retries: u32,
 }
 
@@ -75,9 +75,11 @@ impl FileLane {
             let slot = &mut self.slots[key];
             slot.barrier = barrier;
             let next = match error {
-                Some(status) => NextAction::End(status),
-                None if slot.step == RequestStep::Flush && slot.bio.op != Op::Flush => NextAction::Synced,
-                None => NextAction::End(Status::Ok),
+                Some(status) => FileRequestNextAction::End(status),
+                None if slot.step == FileRequestStep::Flush && slot.bio.op != Op::Flush => {
+                    FileRequestNextAction::Synced
+                }
+                None => FileRequestNextAction::End(Status::Ok),
             };
             self.apply(key, next);
         }

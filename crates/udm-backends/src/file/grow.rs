@@ -12,39 +12,39 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Resource, getrlimit};
 use std::sync::Arc;
 use udm_core::errno::{EAGAIN, EFBIG, EIO, EOPNOTSUPP, EROFS};
-use udm_core::{GrowCallback, OpenError, Sectors};
+use udm_core::{DeviceControlError, GrowResultCallback, Sectors};
 
 /// The longest possible file: the kernel's file offsets are signed.
 const LENGTH_MAX: u64 = i64::MAX as u64;
 
 /// Extends the file `fd` to at least `size`, and calls `then` with the result.
-pub(super) fn start(
+pub(super) fn start_file_growth(
     disk: &Arc<OpenDisk>,
     fd: &Arc<OwnedFd>,
     read_only: bool,
     size: Sectors,
-    then: GrowCallback,
+    then: GrowResultCallback,
 ) {
     if disk.is_block {
-        return then(Err(OpenError::new(EOPNOTSUPP, "a block device does not grow by itself")));
+        return then(Err(DeviceControlError::new(EOPNOTSUPP, "a block device does not grow by itself")));
     }
     if read_only {
-        return then(Err(OpenError::new(EROFS, "it is open for reading only")));
+        return then(Err(DeviceControlError::new(EROFS, "it is open for reading only")));
     }
     let (disk, fd) = (Arc::clone(disk), Arc::clone(fd));
-    let no_thread = || Err(OpenError::new(EAGAIN, "no thread available"));
-    blocking::run("udm-grow", then, no_thread, move || grow(&disk, &fd, size));
+    let no_thread = || Err(DeviceControlError::new(EAGAIN, "no thread available"));
+    blocking::run_on_new_thread("udm-grow", then, no_thread, move || grow_file(&disk, &fd, size));
 }
 
-fn grow(disk: &OpenDisk, fd: &OwnedFd, size: Sectors) -> Result<(), OpenError> {
+fn grow_file(disk: &OpenDisk, fd: &OwnedFd, size: Sectors) -> Result<(), DeviceControlError> {
     let failed = |e: Errno| {
         let text = std::io::Error::from(e).to_string();
-        OpenError::new(e.raw_os_error(), text.split(" (os error").next().unwrap_or_default())
+        DeviceControlError::new(e.raw_os_error(), text.split(" (os error").next().unwrap_or_default())
     };
     let now = disk.refresh().map_err(failed)?;
     if now < disk.reach() {
         // The data of the missing part is lost. Zeroes must not replace it.
-        return Err(OpenError::new(EIO, "it was made shorter"));
+        return Err(DeviceControlError::new(EIO, "it was made shorter"));
     }
     if now >= size {
         return Ok(());
@@ -53,7 +53,7 @@ fn grow(disk: &OpenDisk, fd: &OwnedFd, size: Sectors) -> Result<(), OpenError> {
     // A process that exceeds its file size limit is killed by SIGXFSZ.
     let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX).min(LENGTH_MAX);
     if wanted > limit {
-        return Err(OpenError::new(EFBIG, format!("files end at {limit} bytes here")));
+        return Err(DeviceControlError::new(EFBIG, format!("files end at {limit} bytes here")));
     }
     let more = wanted.saturating_sub(length);
     let tried = match more {
@@ -72,12 +72,12 @@ fn grow(disk: &OpenDisk, fd: &OwnedFd, size: Sectors) -> Result<(), OpenError> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{open, uri};
-    use super::super::{File, OpenDisks};
+    use super::super::{FileDevice, OpenDisks};
     use std::os::unix::fs::MetadataExt;
     use std::sync::mpsc::channel;
     use tempfile::NamedTempFile;
     use udm_core::errno::{EIO, EROFS};
-    use udm_core::{Device, GrowthPolicy, OpenError, Sectors};
+    use udm_core::{Device, DeviceControlError, GrowthPolicy, Sectors};
     use udm_wire::uri::FileUri;
 
     fn file(sectors: u64) -> NamedTempFile {
@@ -86,7 +86,7 @@ mod tests {
         file
     }
 
-    fn grow(device: &File, sectors: u64) -> Result<(), OpenError> {
+    fn grow(device: &FileDevice, sectors: u64) -> Result<(), DeviceControlError> {
         let (tx, rx) = channel();
         device.grow(Sectors(sectors), Box::new(move |outcome| tx.send(outcome).unwrap()));
         rx.recv().unwrap()

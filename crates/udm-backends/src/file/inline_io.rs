@@ -26,7 +26,7 @@ const TMPFS: u64 = 0x0102_1994;
 const RAMFS: u64 = 0x8584_58f6;
 
 /// Returns true if `fd` is on a memory file system.
-pub(super) fn is_memory(fd: BorrowedFd<'_>) -> bool {
+pub(super) fn is_on_memory_filesystem(fd: BorrowedFd<'_>) -> bool {
     fs::fstatfs(fd).is_ok_and(|fs| matches!(fs.f_type as u64 & 0xffff_ffff, TMPFS | RAMFS))
 }
 
@@ -38,11 +38,11 @@ struct InlineTransfer {
     data: Segments,
     /// Bytes that are done.
     done: usize,
-    kind: TransferKind,
+    kind: InlineTransferKind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum TransferKind {
+enum InlineTransferKind {
     Read,
     Write,
     /// A write that is durable when it completes.
@@ -51,14 +51,14 @@ enum TransferKind {
 
 /// Operations that a core executes itself for a lane.
 #[derive(Default)]
-pub(super) struct InlineIo {
+pub(super) struct InlineIoQueue {
     /// Syncs: tag and descriptor.
     syncs: VecDeque<(u64, Arc<OwnedFd>)>,
     short: VecDeque<InlineTransfer>,
     long: VecDeque<InlineTransfer>,
 }
 
-impl InlineIo {
+impl InlineIoQueue {
     /// Queues an operation that the core can execute itself.
     ///
     /// # Errors
@@ -71,9 +71,11 @@ impl InlineIo {
             return Err(op);
         }
         let (fd, offset, data, kind) = match op {
-            RingOp::Read { fd, offset, data, cached: false } => (fd, offset, data, TransferKind::Read),
-            RingOp::Write { fd, offset, data, dsync: false } => (fd, offset, data, TransferKind::Write),
-            RingOp::Write { fd, offset, data, dsync: true } => (fd, offset, data, TransferKind::SyncedWrite),
+            RingOp::Read { fd, offset, data, cached: false } => (fd, offset, data, InlineTransferKind::Read),
+            RingOp::Write { fd, offset, data, dsync: false } => (fd, offset, data, InlineTransferKind::Write),
+            RingOp::Write { fd, offset, data, dsync: true } => {
+                (fd, offset, data, InlineTransferKind::SyncedWrite)
+            }
             RingOp::Fsync { fd, data_only: true } => {
                 self.syncs.push_back((tag, fd));
                 return Ok(());
@@ -142,9 +144,9 @@ impl InlineTransfer {
             }
             let (part, at) = (&mut buf[from..from + len], self.offset + self.done as u64);
             let moved = match self.kind {
-                TransferKind::Read => io::pread(self.fd.as_fd(), part, at),
-                TransferKind::Write => io::pwrite(self.fd.as_fd(), part, at),
-                TransferKind::SyncedWrite => {
+                InlineTransferKind::Read => io::pread(self.fd.as_fd(), part, at),
+                InlineTransferKind::Write => io::pwrite(self.fd.as_fd(), part, at),
+                InlineTransferKind::SyncedWrite => {
                     io::pwritev2(self.fd.as_fd(), &[IoSlice::new(part)], at, ReadWriteFlags::DSYNC)
                 }
             };
@@ -178,13 +180,13 @@ impl InlineTransfer {
 mod tests {
     use super::super::tests::{DiskUnderTest, core, file_in_memory, file_of, open, skipped};
     use super::*;
-    use crate::testing::scattered;
+    use crate::testing::make_zeroed_segments;
     use udm_core::{Batch, Bio, BioFlags, Op, Sector, Sectors, Status, TURN_BUDGET};
 
     #[test]
     fn a_file_on_a_disk_is_the_rings() {
         let file = file_of(1 << 20, 0);
-        if is_memory(file.as_fd()) {
+        if is_on_memory_filesystem(file.as_fd()) {
             return skipped("temporary files are in memory");
         }
         assert!(!open(file.path(), false, false).unwrap().disk.in_memory);
@@ -201,12 +203,12 @@ mod tests {
         let mut lane = core.open(&file).unwrap();
         let mut batch: Batch = (0..8)
             .map(|i| {
-                let mut data = scattered(TURN_BUDGET as usize, &[4096, 200_000]);
+                let mut data = make_zeroed_segments(TURN_BUDGET as usize, &[4096, 200_000]);
                 data.fill(i as u8);
                 Bio::write(Sector(i * TURN_BUDGET / 512), Sectors::from_bytes(TURN_BUDGET), data)
             })
             .collect();
-        batch.push(Bio::read(Sector(20_000), Sectors(8), scattered(4096, &[512])));
+        batch.push(Bio::read(Sector(20_000), Sectors(8), make_zeroed_segments(4096, &[512])));
         batch.iter_mut().for_each(|bio| bio.start());
         let mut done = Batch::new();
         core.turn(|cx| {
@@ -239,7 +241,7 @@ mod tests {
         let file = open(file.path(), false, false).unwrap();
         let mut core = core();
         let mut lane = core.open(&file).unwrap();
-        let mut data = scattered(8192, &[512]);
+        let mut data = make_zeroed_segments(8192, &[512]);
         data.fill(7);
         let mut write = Bio::write(Sector(8), Sectors(16), data);
         write.flags = BioFlags::PREFLUSH | BioFlags::FUA;
@@ -266,7 +268,7 @@ mod tests {
         let Some(temp) = file_in_memory(1 << 20, 5) else { return };
         let mut disk = DiskUnderTest::open(temp.path(), false, false);
         temp.as_file().set_len(512 << 10).unwrap();
-        let bio = disk.run(Bio::read(Sector(1000), Sectors(48), scattered(48 * 512, &[512])));
+        let bio = disk.run(Bio::read(Sector(1000), Sectors(48), make_zeroed_segments(48 * 512, &[512])));
         assert_eq!(bio.status, Status::IoErr);
         assert_eq!(bio.data.len(), 48 * 512, "a bio comes back with its data");
         assert!(disk.read(0, 1024).iter().all(|&byte| byte == 5));

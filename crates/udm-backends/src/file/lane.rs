@@ -1,14 +1,14 @@
 //! The data path of a file: turns requests into ring operations, and completions into results.
 //!
 //! Nearly every request is one operation. A table of slots holds the requests in flight; the key of
-//! a slot is the tag of its operation. If the table is full, requests wait. [`RequestStep`] lists
-//! the rarer cases, and [`super::outcome`] handles completed operations.
+//! a slot is the tag of its operation. If the table is full, requests wait. [`FileRequestStep`]
+//! lists the rarer cases, and [`super::outcome`] handles completed operations.
 
-use super::disk::{DiskHandle, OpenDisk};
+use super::disk::{OpenDisk, SyncTrackedDescriptor};
 use super::flush::{FLUSH, FlushQueue};
-use super::inline_io::InlineIo;
-use super::outcome::NextAction;
-use super::request::{FileRequest, RequestContext, RequestStep};
+use super::inline_io::InlineIoQueue;
+use super::outcome::FileRequestNextAction;
+use super::request::{FileRequest, FileRequestSharedState, FileRequestStep};
 use super::{DirectAlignment, MAX_SECTORS};
 use slab::Slab;
 use std::collections::VecDeque;
@@ -31,23 +31,28 @@ const SYNC_LOOK: Nanos = Nanos(50_000);
 pub(super) struct FileLane {
     pub(super) user: RingUser,
     pub(super) limits: Limits,
-    pub(super) shared: RequestContext,
+    pub(super) shared: FileRequestSharedState,
     pub(super) slots: Slab<FileRequest>,
     waiting: VecDeque<Box<Bio>>,
     pub(super) flushes: FlushQueue,
     /// Requests whose sync succeeded but is not yet confirmed.
-    pub(super) held: Vec<(usize, NextAction)>,
+    pub(super) held: Vec<(usize, FileRequestNextAction)>,
     /// Spare vector for `held` while its requests are checked.
-    looked: Vec<(usize, NextAction)>,
+    looked: Vec<(usize, FileRequestNextAction)>,
     /// Operations that the core executes itself.
-    pub(super) inline_io: InlineIo,
+    pub(super) inline_io: InlineIoQueue,
     ready: Batch,
     finished: Vec<RingCompletion>,
 }
 
 impl FileLane {
-    pub(super) fn new(user: RingUser, disk: &Arc<OpenDisk>, handle: &DiskHandle, limits: Limits) -> FileLane {
-        let shared = RequestContext {
+    pub(super) fn new(
+        user: RingUser,
+        disk: &Arc<OpenDisk>,
+        handle: &SyncTrackedDescriptor,
+        limits: Limits,
+    ) -> FileLane {
+        let shared = FileRequestSharedState {
             disk: Arc::clone(disk),
             fd: Arc::clone(&handle.fd),
             witness: handle.witness.clone(),
@@ -68,7 +73,7 @@ impl FileLane {
             flushes: FlushQueue::default(),
             held: Vec::new(),
             looked: Vec::new(),
-            inline_io: InlineIo::default(),
+            inline_io: InlineIoQueue::default(),
             ready: Batch::new(),
             finished: Vec::new(),
         }
@@ -87,7 +92,7 @@ impl FileLane {
         if bio.op == Op::Flush {
             return self.limits.read_only.then_some(Status::Ok);
         }
-        if let Some(status) = crate::out_of_range_status(bio, self.limits.size) {
+        if let Some(status) = crate::invalid_bio_status(bio, self.limits.size) {
             return Some(status);
         }
         match bio.op {
@@ -111,7 +116,7 @@ impl FileLane {
     /// Starts the operation of the request's current step.
     pub(super) fn issue(&mut self, key: usize, memory: Segments) {
         let slot = &mut self.slots[key];
-        if matches!(slot.step, RequestStep::Flush | RequestStep::FlushAfter) {
+        if matches!(slot.step, FileRequestStep::Flush | FileRequestStep::FlushAfter) {
             return self.flush(key);
         }
         let op = slot.operation(memory, &mut self.shared);
@@ -152,26 +157,26 @@ impl FileLane {
     }
 
     /// Performs `next`, unless it depends on a sync that is not yet confirmed.
-    pub(super) fn apply(&mut self, key: usize, next: NextAction) {
+    pub(super) fn apply(&mut self, key: usize, next: FileRequestNextAction) {
         let slot = &mut self.slots[key];
         let next = match (slot.barrier, &next) {
-            (Some(barrier), NextAction::End(Status::Ok) | NextAction::Synced) => {
+            (Some(barrier), FileRequestNextAction::End(Status::Ok) | FileRequestNextAction::Synced) => {
                 match self.shared.syncs.verdict(barrier) {
                     None => return self.held.push((key, next)),
                     Some(true) => next,
-                    Some(false) => NextAction::End(Status::Medium),
+                    Some(false) => FileRequestNextAction::End(Status::Medium),
                 }
             }
             _ => next,
         };
         match next {
-            NextAction::Again(memory) => self.issue(key, memory),
-            NextAction::Synced => {
+            FileRequestNextAction::Again(memory) => self.issue(key, memory),
+            FileRequestNextAction::Synced => {
                 slot.barrier = None;
                 slot.step = slot.main_step(&self.shared);
                 self.issue(key, Segments::new());
             }
-            NextAction::End(status) => {
+            FileRequestNextAction::End(status) => {
                 let mut bio = self.slots.remove(key).bio;
                 bio.end_with(status);
                 self.ready.push(bio);

@@ -1,11 +1,11 @@
 //! Lanes on a real ring with injected results, as from a disk that fails.
 
 use super::lane::FileLane;
-use super::outcome::{NextAction, RETRIES};
-use super::request::{FileRequest, RequestStep};
+use super::outcome::{FileRequestNextAction, RETRIES};
+use super::request::{FileRequest, FileRequestStep};
 use super::tests::{core, file_of, has_direct, open, skipped, uri};
-use super::{File, OpenDisks};
-use crate::testing::{bio_without_data, scattered};
+use super::{FileDevice, OpenDisks};
+use crate::testing::{bio_without_data, make_zeroed_segments};
 use std::path::Path;
 use tempfile::TempDir;
 use udm_core::errno::{EAGAIN, EIO, ENOSPC};
@@ -24,14 +24,17 @@ struct FaultyRing<'a> {
 }
 
 impl<'a> FaultyRing<'a> {
-    fn over(file: &File, fault: impl FnMut(Option<&FileRequest>) -> Option<i32> + 'a) -> FaultyRing<'a> {
+    fn over(
+        file: &FileDevice,
+        fault: impl FnMut(Option<&FileRequest>) -> Option<i32> + 'a,
+    ) -> FaultyRing<'a> {
         FaultyRing::on(0, file, fault)
     }
 
     /// Creates a lane that uses this descriptor.
     fn on(
         handle: usize,
-        file: &File,
+        file: &FileDevice,
         fault: impl FnMut(Option<&FileRequest>) -> Option<i32> + 'a,
     ) -> FaultyRing<'a> {
         let mut core = core();
@@ -79,7 +82,7 @@ impl<'a> FaultyRing<'a> {
         let mut bio = bio_without_data(op, sector, if op == Op::Flush { 0 } else { 8 });
         bio.flags = flags;
         let len = if op.has_data() { 4096 } else { 0 };
-        bio.data = if op.has_data() { scattered(4096, &[1024]) } else { Segments::new() };
+        bio.data = if op.has_data() { make_zeroed_segments(4096, &[1024]) } else { Segments::new() };
         self.submit(bio);
         let bio = self.end();
         assert_eq!(bio.data.len(), len, "a bio comes back with its data");
@@ -91,7 +94,7 @@ fn plain() -> BioFlags {
     BioFlags::empty()
 }
 
-fn is_at(slot: Option<&FileRequest>, step: RequestStep) -> bool {
+fn is_at(slot: Option<&FileRequest>, step: FileRequestStep) -> bool {
     slot.is_some_and(|slot| slot.step == step)
 }
 
@@ -110,7 +113,7 @@ fn eio_asks_another_block_and_tries_once_more() {
         let file = open(file.path(), direct, false).unwrap();
         for op in [Op::Read, Op::Write] {
             let main = |slot: Option<&FileRequest>| {
-                slot.is_some_and(|s| matches!(s.step, RequestStep::Data | RequestStep::Bounce))
+                slot.is_some_and(|s| matches!(s.step, FileRequestStep::Data | FileRequestStep::Bounce))
             };
             let mut tries = 0;
             let mut disk = FaultyRing::over(&file, |slot| {
@@ -121,7 +124,7 @@ fn eio_asks_another_block_and_tries_once_more() {
             let mut disk = FaultyRing::over(&file, |slot| main(slot).then_some(EIO));
             assert_eq!(disk.run(op, plain(), 3), Status::Medium);
             let mut disk = FaultyRing::over(&file, |slot| {
-                let probe = is_at(slot, RequestStep::Probe);
+                let probe = is_at(slot, FileRequestStep::Probe);
                 (probe || main(slot)).then_some(EIO)
             });
             assert_eq!(disk.run(op, plain(), 3), Status::IoErr);
@@ -138,9 +141,9 @@ fn a_block_from_the_page_cache_clears_no_path() {
     let file = open(file.path(), false, false).unwrap();
     let (mut cached, mut probes) = (0, 0);
     let mut disk = FaultyRing::over(&file, |slot| {
-        cached += i32::from(is_at(slot, RequestStep::Cached));
-        probes += i32::from(is_at(slot, RequestStep::Probe));
-        is_at(slot, RequestStep::Data).then_some(EIO)
+        cached += i32::from(is_at(slot, FileRequestStep::Cached));
+        probes += i32::from(is_at(slot, FileRequestStep::Probe));
+        is_at(slot, FileRequestStep::Data).then_some(EIO)
     });
     assert_eq!(disk.run(Op::Read, plain(), 3), Status::IoErr);
     drop(disk);
@@ -160,11 +163,11 @@ fn eagain_is_tried_again_and_not_for_ever() {
         let mut memory = Segments::from(udm_core::Buf::zeroed(1024));
         for _ in 0..RETRIES {
             match lane.failed(key, EAGAIN, memory, cx) {
-                NextAction::Again(again) => memory = again,
+                FileRequestNextAction::Again(again) => memory = again,
                 other => panic!("{other:?}"),
             }
         }
-        assert!(matches!(lane.failed(key, EAGAIN, memory, cx), NextAction::End(Status::Again)));
+        assert!(matches!(lane.failed(key, EAGAIN, memory, cx), FileRequestNextAction::End(Status::Again)));
     });
     let mut bio = lane.slots.remove(key).bio;
     bio.finish();
@@ -209,10 +212,10 @@ fn a_failed_flush_is_for_good_on_every_core_and_name() {
 #[test]
 fn a_failed_fua_write_is_a_failed_sync_only_when_data_was_lost() {
     let is_fua =
-        |slot: Option<&FileRequest>| is_at(slot, RequestStep::Data) && slot.is_some_and(|s| s.is_fua());
+        |slot: Option<&FileRequest>| is_at(slot, FileRequestStep::Data) && slot.is_some_and(|s| s.is_fua());
     let is_first = |slot: Option<&FileRequest>| is_fua(slot) && slot.is_some_and(|s| !s.retried_without_fua);
     let is_witness =
-        |slot: Option<&FileRequest>| slot.is_some_and(|s| matches!(s.step, RequestStep::Witness(_)));
+        |slot: Option<&FileRequest>| slot.is_some_and(|s| matches!(s.step, FileRequestStep::Witness(_)));
     for errno in [EIO, ENOSPC] {
         let file = file_of(65536, 1);
         let file = open(file.path(), false, false).unwrap();
@@ -246,12 +249,12 @@ fn a_flush_beside_a_doubted_write_waits_for_the_answer() {
         let file = open(file.path(), false, false).unwrap();
         let mut retried_without_fua = FaultyRing::over(&file, |slot| {
             let slot = slot?;
-            let witness = matches!(slot.step, RequestStep::Witness(_));
+            let witness = matches!(slot.step, FileRequestStep::Witness(_));
             ((witness && lost) || (slot.is_fua() && !slot.retried_without_fua)).then_some(EIO)
         });
         let mut quick = FaultyRing::over(&file, |_| None);
         let mut write = bio_without_data(Op::Write, 0, 8);
-        (write.flags, write.data) = (BioFlags::FUA, scattered(4096, &[]));
+        (write.flags, write.data) = (BioFlags::FUA, make_zeroed_segments(4096, &[]));
         retried_without_fua.submit(write);
         quick.submit(bio_without_data(Op::Flush, 0, 0));
         while quick.lane.held.is_empty() {
@@ -359,8 +362,8 @@ fn a_cut_file_gives_path_errors_until_it_is_whole_again() {
         for sector in [16, 1024, 2040] {
             assert_eq!(disk.run(Op::Read, plain(), sector), Status::IoErr, "at {sector}");
         }
-        let mut whole = Bio::read(Sector(0), Sectors(2048), scattered(1 << 20, &[]));
-        whole.owner = udm_core::OwnerId(1);
+        let mut whole = Bio::read(Sector(0), Sectors(2048), make_zeroed_segments(1 << 20, &[]));
+        whole.owner = udm_core::BioOwnerId(1);
         disk.submit(whole);
         let whole = disk.end();
         assert_eq!((whole.status, whole.data.len()), (Status::IoErr, 1 << 20));
@@ -398,6 +401,6 @@ fn no_space_behind_the_end_of_a_block_device_is_a_path_error() {
     }
     let file = file_of(65536, 1);
     let file = open(file.path(), false, false).unwrap();
-    let mut disk = FaultyRing::over(&file, |slot| is_at(slot, RequestStep::Data).then_some(ENOSPC));
+    let mut disk = FaultyRing::over(&file, |slot| is_at(slot, FileRequestStep::Data).then_some(ENOSPC));
     assert_eq!(disk.run(Op::Write, plain(), 0), Status::NoSpace);
 }

@@ -67,15 +67,15 @@ mod warnings;
 
 pub(crate) use disk::OpenDisks;
 
-use disk::{DiskHandles, OpenDisk};
+use disk::{OpenDisk, PerCoreDescriptors};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::sync::Arc;
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{
-    Cx, Device, DeviceId, DiskBusy, DiskLock, ExtentKind, Extents, GrowCallback, GrowthPolicy, Lane, Limits,
-    OpenError, Sector, Sectors, SharedDiskState,
+    Cx, Device, DeviceControlError, DeviceId, DiskInUseByOtherProgram, ExtentKind, Extents,
+    GrowResultCallback, GrowthPolicy, InterProcessDiskLock, Lane, Limits, Sector, Sectors, SharedDiskState,
 };
 use udm_runtime::Ring;
 
@@ -96,25 +96,25 @@ struct DirectAlignment {
 }
 
 /// A device for one name of a file or block device.
-pub(crate) struct File {
+pub(crate) struct FileDevice {
     id: DeviceId,
     /// Dropped before `disk`: the disk holds the last reference and closes the descriptors on a
     /// thread.
-    handles: DiskHandles,
+    handles: PerCoreDescriptors,
     disk: Arc<OpenDisk>,
     /// All limits except the size, which is in `disk`.
     limits: Limits,
     growth: Option<GrowthPolicy>,
 }
 
-impl Device for File {
+impl Device for FileDevice {
     fn id(&self) -> DeviceId {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        let ring =
-            Ring::of(cx).ok_or_else(|| OpenError::new(EOPNOTSUPP, "a file needs a core with an io_uring"))?;
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        let ring = Ring::of(cx)
+            .ok_or_else(|| DeviceControlError::new(EOPNOTSUPP, "a file needs a core with an io_uring"))?;
         let handle = &self.handles[cx.core().index() % self.handles.len()];
         Ok(Box::new(lane::FileLane::new(ring.user(), &self.disk, handle, self.limits)))
     }
@@ -136,8 +136,8 @@ impl Device for File {
         self.growth
     }
 
-    fn grow(&self, size: Sectors, then: GrowCallback) {
-        grow::start(&self.disk, &self.handles[0].fd, self.limits.read_only, size, then);
+    fn grow(&self, size: Sectors, then: GrowResultCallback) {
+        grow::start_file_growth(&self.disk, &self.handles[0].fd, self.limits.read_only, size, then);
     }
 
     fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
@@ -145,7 +145,7 @@ impl Device for File {
             out.push(len, ExtentKind::Data);
         } else {
             // Any descriptor will do: nothing else uses its file position.
-            extents::extents(self.handles[0].fd.as_fd(), from, len, out);
+            extents::append_file_extents(self.handles[0].fd.as_fd(), from, len, out);
         }
     }
 
@@ -154,7 +154,7 @@ impl Device for File {
     }
 
     /// Locks a file with `flock`. A block device that is written is opened exclusively anyway.
-    fn lock(&self) -> Result<Option<DiskLock>, DiskBusy> {
+    fn lock(&self) -> Result<Option<InterProcessDiskLock>, DiskInUseByOtherProgram> {
         if self.disk.is_block || self.limits.read_only {
             return Ok(None);
         }
@@ -169,7 +169,7 @@ impl Device for File {
                     tries += 1;
                     std::thread::sleep(open::CLAIM_PAUSE);
                 }
-                Err(Errno::WOULDBLOCK) => return Err(DiskBusy),
+                Err(Errno::WOULDBLOCK) => return Err(DiskInUseByOtherProgram),
                 // The file system has no locks.
                 Err(_) => return Ok(None),
             }

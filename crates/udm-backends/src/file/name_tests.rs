@@ -1,16 +1,16 @@
 //! The disk that a name leads to: several names of one disk, changed names, and exclusive use.
 
 use super::tests::{DiskUnderTest, LoopDevice, file_of, has_direct, skipped, uri};
-use super::{File, OpenDisks};
+use super::{FileDevice, OpenDisks};
 use crate::DiskIdentity;
-use crate::testing::scattered;
+use crate::testing::make_zeroed_segments;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 use udm_core::{Bio, BioFlags, Device, Op, Sector, Sectors, Status};
 use udm_wire::uri::FileUri;
 
-fn named(disks: &OpenDisks, uri: &FileUri) -> File {
+fn named(disks: &OpenDisks, uri: &FileUri) -> FileDevice {
     disks.open(uri).unwrap().1
 }
 
@@ -191,7 +191,7 @@ fn two_nodes_of_one_disk_agree() {
     for round in 1..=4u8 {
         let (w, r) = if round % 2 == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
         assert_eq!(r.read(0, 64), if round == 1 { vec![7; 32768] } else { vec![round - 1; 32768] });
-        let mut data = scattered(32768, &[]);
+        let mut data = make_zeroed_segments(32768, &[]);
         data.fill(round);
         assert_eq!(w.run(Bio::write(Sector(0), Sectors(64), data)).status, Status::Ok);
         assert_eq!(r.read(0, 64), vec![round; 32768]);

@@ -1,9 +1,9 @@
 //! Opens files and block devices: resolves the path, opens descriptors, and finds the limits.
 
-use super::claim::{ClaimConflict, claim};
-use super::disk::{DiskHandle, DiskHandles, OpenDisk, OpenDisks};
-use super::sync::SyncTracker;
-use super::{DirectAlignment, File, MAX_RANGE, MAX_SECTORS, inline_io, warnings};
+use super::claim::lock_file_for_writing;
+use super::disk::{OpenDisk, OpenDisks, PerCoreDescriptors, SyncTrackedDescriptor};
+use super::sync::DescriptorSyncTracker;
+use super::{DirectAlignment, FileDevice, MAX_RANGE, MAX_SECTORS, inline_io, warnings};
 use crate::DiskIdentity;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::errno::{EAGAIN, EBUSY, EINVAL};
-use udm_core::{Buf, DeviceId, GrowthPolicy, Limits, OpenError, SECTOR_SIZE, Sectors};
+use udm_core::{Buf, DeviceControlError, DeviceId, GrowthPolicy, Limits, SECTOR_SIZE, Sectors};
 use udm_wire::uri::FileUri;
 
 /// Upper limit of retries if the path leads to another disk than a moment ago.
@@ -33,8 +33,8 @@ pub(super) const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 struct OpenMode {
     write: bool,
     /// No other program may write the disk: a block device is opened with `O_EXCL`, a regular file
-    /// is claimed by [`claim`]. The descriptor that writes is the exclusive one: through any other,
-    /// the kernel discards nothing that the page cache of a block device holds.
+    /// is claimed by [`lock_file_for_writing`]. The descriptor that writes is the exclusive one:
+    /// through any other, the kernel discards nothing that the page cache of a block device holds.
     alone: bool,
 }
 
@@ -47,27 +47,27 @@ impl OpenMode {
 
 /// A path, with errors that name it.
 #[derive(Clone, Copy)]
-struct DiskPath<'a>(&'a Path);
+struct PathWithErrorContext<'a>(&'a Path);
 
-impl DiskPath<'_> {
-    fn fail(self, what: &str, e: Errno) -> OpenError {
+impl PathWithErrorContext<'_> {
+    fn fail(self, what: &str, e: Errno) -> DeviceControlError {
         let text = std::io::Error::from(e).to_string();
         let text = text.split(" (os error").next().unwrap_or_default();
-        OpenError::new(e.raw_os_error(), format!("{}: {what}{text}", self.0.display()))
+        DeviceControlError::new(e.raw_os_error(), format!("{}: {what}{text}", self.0.display()))
     }
 
-    fn refuse(self, errno: i32, what: &str) -> OpenError {
-        OpenError::new(errno, format!("{}: {what}", self.0.display()))
+    fn refuse(self, errno: i32, what: &str) -> DeviceControlError {
+        DeviceControlError::new(errno, format!("{}: {what}", self.0.display()))
     }
 
     /// Returns the identity of the disk at the path. The path is checked before it is opened,
     /// because opening a FIFO or a tape has side effects.
-    fn look(self) -> Result<(DiskIdentity, Stat), OpenError> {
+    fn look(self) -> Result<(DiskIdentity, Stat), DeviceControlError> {
         let stat = fs::stat(self.0).map_err(|e| self.fail("", e))?;
         Ok((self.identity(&stat)?, stat))
     }
 
-    fn identity(self, stat: &Stat) -> Result<DiskIdentity, OpenError> {
+    fn identity(self, stat: &Stat) -> Result<DiskIdentity, DeviceControlError> {
         DiskIdentity::of(stat).ok_or_else(|| {
             let is = match FileType::from_raw_mode(stat.st_mode) {
                 FileType::Directory => "a directory",
@@ -81,7 +81,12 @@ impl DiskPath<'_> {
     }
 
     /// Opens the path. Returns `None` if it no longer leads to `identity`.
-    fn open(self, identity: DiskIdentity, direct: bool, how: OpenMode) -> Result<Option<OwnedFd>, OpenError> {
+    fn open(
+        self,
+        identity: DiskIdentity,
+        direct: bool,
+        how: OpenMode,
+    ) -> Result<Option<OwnedFd>, DeviceControlError> {
         let access = if how.write { OFlags::RDWR } else { OFlags::RDONLY };
         let cache = if direct { OFlags::DIRECT } else { OFlags::empty() };
         let is_block = matches!(identity, DiskIdentity::Block { .. });
@@ -116,18 +121,18 @@ impl DiskPath<'_> {
     }
 
     /// Claims the regular file that is open as `fd`, if `how` is exclusive.
-    fn claim(self, disk: &OpenDisk, fd: &OwnedFd, how: OpenMode) -> Result<(), OpenError> {
+    fn claim(self, disk: &OpenDisk, fd: &OwnedFd, how: OpenMode) -> Result<(), DeviceControlError> {
         if !how.alone || disk.is_block {
             return Ok(());
         }
         for _ in 0..CLAIM_TRIES {
-            if claim(fd.as_fd()) == Ok(()) {
+            if lock_file_for_writing(fd.as_fd()) == Ok(()) {
                 return Ok(());
             }
             std::thread::sleep(CLAIM_PAUSE);
         }
         let who = "in use: another program writes it or forbids writes, by QEMU's locks (readonly=on? exclusive=off?)";
-        claim(fd.as_fd()).map_err(|ClaimConflict| self.refuse(EBUSY, who))
+        lock_file_for_writing(fd.as_fd()).map_err(|_| self.refuse(EBUSY, who))
     }
 
     /// Opens as many descriptors as are useful; `fd` is the first. Returns `None` if the path no
@@ -138,7 +143,7 @@ impl DiskPath<'_> {
         fd: OwnedFd,
         how: OpenMode,
         cores: usize,
-    ) -> Result<Option<DiskHandles>, OpenError> {
+    ) -> Result<Option<PerCoreDescriptors>, DeviceControlError> {
         // Only syncs through the page cache wait for each other. An exclusive block device has one
         // descriptor.
         self.claim(disk, &fd, how)?;
@@ -154,8 +159,8 @@ impl DiskPath<'_> {
             } else {
                 None
             };
-            let syncs = Arc::new(SyncTracker::new(&disk.failed));
-            handles.push(DiskHandle { fd: Arc::new(fd), witness, syncs });
+            let syncs = Arc::new(DescriptorSyncTracker::new(&disk.failed));
+            handles.push(SyncTrackedDescriptor { fd: Arc::new(fd), witness, syncs });
             if handles.len() < count {
                 let Some(fd) = self.open(disk.identity, false, how)? else { return Ok(None) };
                 next = Some(fd);
@@ -165,7 +170,7 @@ impl DiskPath<'_> {
     }
 
     /// Reads the size of an open disk again.
-    fn refresh(self, disk: &OpenDisk, block: u32) -> Result<(), OpenError> {
+    fn refresh(self, disk: &OpenDisk, block: u32) -> Result<(), DeviceControlError> {
         match disk.refresh().map_err(|e| self.fail("", e))? {
             Sectors::ZERO => Err(self.refuse(EINVAL, &format!("shorter than a block ({block} bytes)"))),
             _ => Ok(()),
@@ -178,8 +183,8 @@ impl OpenDisks {
     ///
     /// # Errors
     /// As [`OpenDisks::open`].
-    pub(crate) fn look(&self, uri: &FileUri) -> Result<DiskIdentity, OpenError> {
-        let about = DiskPath(&uri.path);
+    pub(crate) fn look(&self, uri: &FileUri) -> Result<DiskIdentity, DeviceControlError> {
+        let about = PathWithErrorContext(&uri.path);
         let (identity, _) = about.look()?;
         if let Some(disk) = self.get(identity) {
             about.refresh(&disk, disk.block())?;
@@ -195,8 +200,8 @@ impl OpenDisks {
     ///   block.
     /// * EBUSY if another program uses the disk exclusively, or if it is open with another
     ///   `direct`.
-    pub(crate) fn open(&self, uri: &FileUri) -> Result<(DiskIdentity, File), OpenError> {
-        let about = DiskPath(&uri.path);
+    pub(crate) fn open(&self, uri: &FileUri) -> Result<(DiskIdentity, FileDevice), DeviceControlError> {
+        let about = PathWithErrorContext(&uri.path);
         for _ in 0..RACES {
             let (identity, stat) = about.look()?;
             let disk = match self.get(identity) {
@@ -208,7 +213,7 @@ impl OpenDisks {
                 },
             };
             let Some(disk) = disk else { continue };
-            if let Some(file) = name(about, uri, &disk, &stat, self.cores)? {
+            if let Some(file) = create_device_on_open_disk(about, uri, &disk, &stat, self.cores)? {
                 return Ok((identity, file));
             }
         }
@@ -219,11 +224,11 @@ impl OpenDisks {
     /// another thread has opened the disk.
     fn make(
         &self,
-        about: DiskPath<'_>,
+        about: PathWithErrorContext<'_>,
         uri: &FileUri,
         identity: DiskIdentity,
         stat: &Stat,
-    ) -> Result<Option<Arc<OpenDisk>>, OpenError> {
+    ) -> Result<Option<Arc<OpenDisk>>, DeviceControlError> {
         let is_block = matches!(identity, DiskIdentity::Block { .. });
         let direct = uri.direct.unwrap_or(is_block);
         self.closing.wait(identity);
@@ -231,9 +236,9 @@ impl OpenDisks {
         let Some(fd) = about.open(identity, direct, how)? else { return Ok(None) };
         let system = |e: Errno| about.fail("", e);
         let direct = if direct { Some(direct_alignment(fd.as_fd()).map_err(system)?) } else { None };
-        let block = limits(fd.as_fd(), stat, direct, false).map_err(system)?.logical_block;
-        warnings::log(&uri.path, fd.as_fd(), stat, block);
-        let in_memory = inline_io::is_memory(fd.as_fd());
+        let block = query_disk_limits(fd.as_fd(), stat, direct, false).map_err(system)?.logical_block;
+        warnings::log_opened_file_warnings(&uri.path, fd.as_fd(), stat, block);
+        let in_memory = inline_io::is_on_memory_filesystem(fd.as_fd());
         let closing = Arc::clone(&self.closing);
         let disk = Arc::new(OpenDisk::new(identity, uri.path.clone(), direct, in_memory, block, closing));
         let Some(handles) = about.handles(&disk, fd, how, self.cores)? else { return Ok(None) };
@@ -244,13 +249,13 @@ impl OpenDisks {
 
 /// Creates a device for one name of an open disk. Returns `None` if the path leads elsewhere by
 /// now.
-fn name(
-    about: DiskPath<'_>,
+fn create_device_on_open_disk(
+    about: PathWithErrorContext<'_>,
     uri: &FileUri,
     disk: &Arc<OpenDisk>,
     stat: &Stat,
     cores: usize,
-) -> Result<Option<File>, OpenError> {
+) -> Result<Option<FileDevice>, DeviceControlError> {
     let is_direct = disk.direct.is_some();
     if uri.direct.is_some_and(|direct| direct != is_direct) {
         let (is, path) = (if is_direct { "on" } else { "off" }, disk.path.display());
@@ -276,7 +281,8 @@ fn name(
         }
     };
     let fd = &handles[0].fd;
-    let mut limits = limits(fd.as_fd(), stat, disk.direct, uri.readonly).map_err(|e| about.fail("", e))?;
+    let mut limits =
+        query_disk_limits(fd.as_fd(), stat, disk.direct, uri.readonly).map_err(|e| about.fail("", e))?;
     about.refresh(disk, limits.logical_block)?;
     if !uri.readonly && !can_discard(fd.as_fd(), stat) {
         limits.max_discard = Sectors::ZERO;
@@ -285,11 +291,11 @@ fn name(
         step: Sectors(step.div_ceil(SECTOR_SIZE)),
         max: Sectors(uri.grow_max.unwrap_or(u64::MAX) / SECTOR_SIZE),
     });
-    Ok(Some(File { id: DeviceId::new(), disk: Arc::clone(disk), handles, limits, growth }))
+    Ok(Some(FileDevice { id: DeviceId::new(), disk: Arc::clone(disk), handles, limits, growth }))
 }
 
 /// Size of `fd` in bytes.
-pub(super) fn size(fd: BorrowedFd<'_>, stat: &Stat) -> Result<u64, Errno> {
+pub(super) fn query_fd_size_bytes(fd: BorrowedFd<'_>, stat: &Stat) -> Result<u64, Errno> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::BlockDevice => fs::seek(fd, SeekFrom::End(0)),
         _ => Ok(stat.st_size.max(0) as u64),
@@ -297,7 +303,7 @@ pub(super) fn size(fd: BorrowedFd<'_>, stat: &Stat) -> Result<u64, Errno> {
 }
 
 /// Limits of the disk without its size, which [`OpenDisk`] keeps.
-fn limits(
+fn query_disk_limits(
     fd: BorrowedFd<'_>,
     stat: &Stat,
     direct: Option<DirectAlignment>,

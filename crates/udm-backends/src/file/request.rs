@@ -2,7 +2,7 @@
 
 use super::DirectAlignment;
 use super::disk::OpenDisk;
-use super::sync::{SyncBarrier, SyncTicket, SyncTracker};
+use super::sync::{DescriptorSyncTracker, EarlierSyncsBarrier, InFlightSync};
 use rustix::fs::FallocateFlags;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub(super) const PIECE: u64 = 128 << 10;
 
 /// The current step of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RequestStep {
+pub(super) enum FileRequestStep {
     /// Reads the last block of the range before a write, if the disk is truncated or the range ends
     /// at the end of a file. Without this check, a write could extend a truncated file.
     Check,
@@ -33,7 +33,7 @@ pub(super) enum RequestStep {
     FlushAfter,
     /// The write with FUA failed, and its result without FUA is known. A sync through the witness
     /// descriptor shows whether data was lost.
-    Witness(NonFuaOutcome),
+    Witness(RetryWithoutFuaResult),
     /// The request failed with EIO. Searches for a block that is not in the page cache.
     Cached,
     /// The request failed with EIO. Reads another block to find out whether the path or the medium
@@ -46,7 +46,7 @@ pub(super) enum RequestStep {
 
 /// Result of a write with FUA that was repeated without FUA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NonFuaOutcome {
+pub(super) enum RetryWithoutFuaResult {
     /// The write completed with this status.
     Ended(Status),
     /// The write failed with this errno.
@@ -55,7 +55,7 @@ pub(super) enum NonFuaOutcome {
 
 /// Error class if the request fails again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RetryBlame {
+pub(super) enum RetryErrorClass {
     /// Another block could be read.
     Medium,
     /// No other block could be checked.
@@ -65,7 +65,7 @@ pub(super) enum RetryBlame {
 /// A request in flight.
 pub(super) struct FileRequest {
     pub(super) bio: Box<Bio>,
-    pub(super) step: RequestStep,
+    pub(super) step: FileRequestStep,
     /// Bytes of the range that are done.
     pub(super) done: u64,
     /// Data of the bio that is done, while the ring has the rest.
@@ -77,22 +77,22 @@ pub(super) struct FileRequest {
     /// Number of blocks tried for a probe.
     pub(super) probes: u32,
     /// Set if the request failed and is being retried.
-    pub(super) tried: Option<RetryBlame>,
+    pub(super) tried: Option<RetryErrorClass>,
     /// The sync in flight.
-    pub(super) ticket: Option<SyncTicket>,
+    pub(super) ticket: Option<InFlightSync>,
     /// The write with FUA failed, and is repeated without FUA.
     pub(super) retried_without_fua: bool,
     /// Syncs that must end before the last sync of this request is confirmed.
-    pub(super) barrier: Option<SyncBarrier>,
+    pub(super) barrier: Option<EarlierSyncsBarrier>,
 }
 
 /// State shared by the slots of a lane.
-pub(super) struct RequestContext {
+pub(super) struct FileRequestSharedState {
     /// Dropped before `disk`, which closes the descriptors.
     pub(super) fd: Arc<OwnedFd>,
     pub(super) witness: Option<Arc<OwnedFd>>,
     pub(super) disk: Arc<OpenDisk>,
-    pub(super) syncs: Arc<SyncTracker>,
+    pub(super) syncs: Arc<DescriptorSyncTracker>,
     /// Reach of the disk as of this batch.
     pub(super) reach: Sectors,
     /// Whether the disk is truncated, as of this batch.
@@ -106,10 +106,10 @@ pub(super) struct RequestContext {
 }
 
 impl FileRequest {
-    pub(super) fn new(bio: Box<Bio>, shared: &RequestContext) -> FileRequest {
+    pub(super) fn new(bio: Box<Bio>, shared: &FileRequestSharedState) -> FileRequest {
         let mut slot = FileRequest {
             bio,
-            step: RequestStep::Flush,
+            step: FileRequestStep::Flush,
             done: 0,
             head: Segments::new(),
             retries: 0,
@@ -125,7 +125,7 @@ impl FileRequest {
         let is_last = slot.bio.end().0 == shared.reach.0 && !shared.disk.is_block;
         slot.step = if changes && (shared.cut || is_last) {
             slot.probe_offset = slot.bio.end().bytes().saturating_sub(u64::from(shared.disk.block()));
-            RequestStep::Check
+            FileRequestStep::Check
         } else {
             slot.first_step(shared)
         };
@@ -133,28 +133,28 @@ impl FileRequest {
     }
 
     /// Returns the first step: the flush before the request, or its main step.
-    pub(super) fn first_step(&self, shared: &RequestContext) -> RequestStep {
+    pub(super) fn first_step(&self, shared: &FileRequestSharedState) -> FileRequestStep {
         if self.bio.flags.contains(BioFlags::PREFLUSH) || self.bio.op == Op::Flush {
-            return RequestStep::Flush;
+            return FileRequestStep::Flush;
         }
         self.main_step(shared)
     }
 
     /// Returns the step that reads, writes, zeroes, discards or flushes.
-    pub(super) fn main_step(&self, shared: &RequestContext) -> RequestStep {
+    pub(super) fn main_step(&self, shared: &FileRequestSharedState) -> FileRequestStep {
         match self.bio.op {
-            Op::Flush => RequestStep::Flush,
+            Op::Flush => FileRequestStep::Flush,
             Op::Read | Op::Write => {
-                let aligned = shared.disk.direct.is_none_or(|d| is_aligned(&self.bio.data, d));
-                if aligned { RequestStep::Data } else { RequestStep::Bounce }
+                let aligned = shared.disk.direct.is_none_or(|d| is_aligned_for_direct_io(&self.bio.data, d));
+                if aligned { FileRequestStep::Data } else { FileRequestStep::Bounce }
             }
-            Op::Discard => RequestStep::Range,
-            Op::WriteZeroes if self.is_known_unsupported(shared) => RequestStep::Zeroes,
-            Op::WriteZeroes => RequestStep::Range,
+            Op::Discard => FileRequestStep::Range,
+            Op::WriteZeroes if self.is_known_unsupported(shared) => FileRequestStep::Zeroes,
+            Op::WriteZeroes => FileRequestStep::Range,
         }
     }
 
-    fn is_known_unsupported(&self, shared: &RequestContext) -> bool {
+    fn is_known_unsupported(&self, shared: &FileRequestSharedState) -> bool {
         if self.keeps_blocks() { shared.no_zero_range } else { shared.no_punch }
     }
 
@@ -174,48 +174,52 @@ impl FileRequest {
 
     /// Returns the ring operation of the current step. `memory` is the memory of the step's
     /// previous operation; it is empty for the first one.
-    pub(super) fn operation(&mut self, memory: Segments, shared: &mut RequestContext) -> RingOp {
+    pub(super) fn operation(&mut self, memory: Segments, shared: &mut FileRequestSharedState) -> RingOp {
         let fd = Arc::clone(&shared.fd);
         let offset = self.bio.sector.bytes() + self.done;
         match self.step {
-            RequestStep::Flush | RequestStep::FlushAfter => unreachable!("the lane handles flushes"),
-            RequestStep::Data => {
+            FileRequestStep::Flush | FileRequestStep::FlushAfter => unreachable!("the lane handles flushes"),
+            FileRequestStep::Data => {
                 let data = if memory.is_empty() { std::mem::take(&mut self.bio.data) } else { memory };
                 self.transfer(fd, offset, data)
             }
-            RequestStep::Bounce => {
+            FileRequestStep::Bounce => {
                 let len = self.left().min(PIECE) as usize;
-                let mut buf = piece(memory, len, &mut shared.pool);
+                let mut buf = reuse_or_allocate_buffer(memory, len, &mut shared.pool);
                 if self.bio.op == Op::Write {
                     self.bio.data.copy_to_at(self.done as usize, &mut buf);
                 }
                 self.transfer(fd, offset, buf.into())
             }
-            RequestStep::Zeroes => {
+            FileRequestStep::Zeroes => {
                 let fresh = memory.is_empty();
-                let mut buf = piece(memory, self.left().min(PIECE) as usize, &mut shared.pool);
+                let mut buf =
+                    reuse_or_allocate_buffer(memory, self.left().min(PIECE) as usize, &mut shared.pool);
                 if fresh {
                     buf.fill(0);
                 }
                 RingOp::Write { fd, offset, data: buf.into(), dsync: false }
             }
-            RequestStep::Range => {
+            FileRequestStep::Range => {
                 let how =
                     if self.keeps_blocks() { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
                 let mode = (how | FallocateFlags::KEEP_SIZE).bits() as i32;
                 RingOp::Fallocate { fd, mode, offset, len: self.bio.sectors.bytes() }
             }
-            RequestStep::Witness(_) => {
+            FileRequestStep::Witness(_) => {
                 let fd = shared.witness.clone().expect("a buffered writer has a witness descriptor");
                 RingOp::Fsync { fd, data_only: true }
             }
-            RequestStep::Check | RequestStep::Cached | RequestStep::Probe | RequestStep::End(_) => {
-                let buf = piece(memory, shared.disk.block() as usize, &mut shared.pool);
+            FileRequestStep::Check
+            | FileRequestStep::Cached
+            | FileRequestStep::Probe
+            | FileRequestStep::End(_) => {
+                let buf = reuse_or_allocate_buffer(memory, shared.disk.block() as usize, &mut shared.pool);
                 RingOp::Read {
                     fd,
                     offset: self.probe_offset,
                     data: buf.into(),
-                    cached: self.step == RequestStep::Cached,
+                    cached: self.step == FileRequestStep::Cached,
                 }
             }
         }
@@ -232,7 +236,7 @@ impl FileRequest {
 
 /// Returns the buffer of the previous operation, or a new one, cut to `len` bytes. Only the last
 /// piece is shorter.
-fn piece(memory: Segments, len: usize, pool: &mut BufPool) -> udm_core::Buf {
+fn reuse_or_allocate_buffer(memory: Segments, len: usize, pool: &mut BufPool) -> udm_core::Buf {
     let mut buf = memory.into_iter().next().unwrap_or_else(|| pool.get(len));
     if buf.len() > len {
         buf.truncate(len);
@@ -240,7 +244,7 @@ fn piece(memory: Segments, len: usize, pool: &mut BufPool) -> udm_core::Buf {
     buf
 }
 
-fn is_aligned(data: &Segments, direct: DirectAlignment) -> bool {
+fn is_aligned_for_direct_io(data: &Segments, direct: DirectAlignment) -> bool {
     data.ranges().all(|(start, len)| {
         start.addr().is_multiple_of(direct.memory) && (len as u64).is_multiple_of(direct.offset)
     })

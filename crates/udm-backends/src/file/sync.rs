@@ -2,13 +2,14 @@
 //!
 //! If data could not be written back, the kernel reports that only once: to the next sync through
 //! each descriptor. That sync fails, the next one succeeds, and the data is lost. So here a failure
-//! is permanent ([`SyncTracker::has_failed`]): all further syncs of the disk fail until the disk is
-//! closed and opened again.
+//! is permanent ([`DescriptorSyncTracker::has_failed`]): all further syncs of the disk fail until
+//! the disk is closed and opened again.
 //!
 //! If several syncs are in flight, the kernel may report the failure to one sync while another one
 //! covers the lost data. So a sync that succeeded is confirmed only when all syncs in flight at
-//! that moment have ended: [`SyncTracker::end`] returns a [`SyncBarrier`], and
-//! [`SyncTracker::verdict`] tells whether it is passed. A sync that was alone is confirmed at once.
+//! that moment have ended: [`DescriptorSyncTracker::end`] returns a [`EarlierSyncsBarrier`], and
+//! [`DescriptorSyncTracker::verdict`] tells whether it is passed. A sync that was alone is
+//! confirmed at once.
 //!
 //! A failed write with FUA does not show whether the write or the sync failed. So the write is
 //! repeated without FUA, and then the disk is synced through a second descriptor, the *witness*.
@@ -27,14 +28,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The syncs through one descriptor.
 #[derive(Default)]
-pub(super) struct SyncTracker {
-    state: Mutex<SyncState>,
+pub(super) struct DescriptorSyncTracker {
+    state: Mutex<InFlightSyncs>,
     /// Shared by all descriptors of a disk.
     failed: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
-struct SyncState {
+struct InFlightSyncs {
     next: u64,
     /// In ascending order.
     in_flight: VecDeque<u64>,
@@ -43,53 +44,53 @@ struct SyncState {
 /// A sync in flight, which must end.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a sync that never ends holds up all others"]
-pub(super) struct SyncTicket(u64);
+pub(super) struct InFlightSync(u64);
 
 /// All syncs with lower numbers must have ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SyncBarrier(u64);
+pub(super) struct EarlierSyncsBarrier(u64);
 
-impl SyncTracker {
+impl DescriptorSyncTracker {
     /// Creates a tracker for a descriptor of a disk.
-    pub(super) fn new(failed: &Arc<AtomicBool>) -> SyncTracker {
-        SyncTracker { state: Mutex::default(), failed: Arc::clone(failed) }
+    pub(super) fn new(failed: &Arc<AtomicBool>) -> DescriptorSyncTracker {
+        DescriptorSyncTracker { state: Mutex::default(), failed: Arc::clone(failed) }
     }
 
-    fn state(&self) -> MutexGuard<'_, SyncState> {
+    fn state(&self) -> MutexGuard<'_, InFlightSyncs> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Registers a sync that is about to start.
-    pub(super) fn begin(&self) -> SyncTicket {
+    pub(super) fn begin(&self) -> InFlightSync {
         let mut state = self.state();
         let ticket = state.next;
         state.next += 1;
         state.in_flight.push_back(ticket);
-        SyncTicket(ticket)
+        InFlightSync(ticket)
     }
 
     /// Registers that the sync succeeded. It is confirmed when the returned barrier is passed.
-    pub(super) fn end(&self, ticket: &SyncTicket) -> SyncBarrier {
+    pub(super) fn end(&self, ticket: &InFlightSync) -> EarlierSyncsBarrier {
         self.over(ticket, false).0
     }
 
     /// Registers that the sync failed. Returns true for the first failure of the disk.
-    pub(super) fn fail(&self, ticket: &SyncTicket) -> bool {
+    pub(super) fn fail(&self, ticket: &InFlightSync) -> bool {
         self.over(ticket, true).1
     }
 
-    fn over(&self, ticket: &SyncTicket, failed: bool) -> (SyncBarrier, bool) {
+    fn over(&self, ticket: &InFlightSync, failed: bool) -> (EarlierSyncsBarrier, bool) {
         let mut state = self.state();
         if let Ok(at) = state.in_flight.binary_search(&ticket.0) {
             state.in_flight.remove(at);
         }
         // Inside the lock, so that no verdict on this descriptor comes between.
         let first = failed && !self.failed.swap(true, Ordering::AcqRel);
-        (SyncBarrier(state.next), first)
+        (EarlierSyncsBarrier(state.next), first)
     }
 
     /// Returns whether the data of a sync is durable; `None` while that is unknown.
-    pub(super) fn verdict(&self, barrier: SyncBarrier) -> Option<bool> {
+    pub(super) fn verdict(&self, barrier: EarlierSyncsBarrier) -> Option<bool> {
         let state = self.state();
         if self.has_failed() {
             return Some(false);
@@ -109,7 +110,7 @@ mod tests {
 
     #[test]
     fn one_that_was_alone_is_believed_at_once() {
-        let syncs = SyncTracker::default();
+        let syncs = DescriptorSyncTracker::default();
         for _ in 0..3 {
             let ticket = syncs.begin();
             let barrier = syncs.end(&ticket);
@@ -119,7 +120,7 @@ mod tests {
 
     #[test]
     fn one_of_several_waits_for_those_that_were_under_way_and_for_no_others() {
-        let syncs = SyncTracker::default();
+        let syncs = DescriptorSyncTracker::default();
         let (a, b) = (syncs.begin(), syncs.begin());
         let barrier = syncs.end(&b);
         let c = syncs.begin();
@@ -133,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_every_ones_and_for_good() {
-        let syncs = SyncTracker::default();
+        let syncs = DescriptorSyncTracker::default();
         let (a, b) = (syncs.begin(), syncs.begin());
         let barrier = syncs.end(&b);
         assert!(syncs.fail(&a), "the first");

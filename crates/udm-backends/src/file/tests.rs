@@ -1,7 +1,7 @@
 //! Files as disks, on a real file system and a real ring.
 
-use super::{File, OpenDisks};
-use crate::testing::{bio_without_data, scattered};
+use super::{FileDevice, OpenDisks};
+use crate::testing::{bio_without_data, make_zeroed_segments};
 use proptest::prelude::*;
 use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, Mode};
@@ -9,9 +9,10 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use tempfile::{NamedTempFile, TempDir};
 use udm_core::{
-    Batch, Bio, BioFlags, Buf, CoreId, Device, Lane, Limits, Op, OpenError, Sector, Sectors, Segments, Status,
+    Batch, Bio, BioFlags, Buf, CoreId, Device, DeviceControlError, Lane, Limits, Op, Sector, Sectors,
+    Segments, Status,
 };
-use udm_runtime::{CoreOptions, CoreSet, LocalCore};
+use udm_runtime::{CoreOptions, LocalCore, ProcessCores};
 use udm_wire::uri::FileUri;
 
 /// A core with a lane of the file.
@@ -22,7 +23,7 @@ pub(super) struct DiskUnderTest {
 }
 
 pub(super) fn core() -> LocalCore {
-    LocalCore::attach(&CoreSet::new(1).unwrap(), CoreId(0), CoreOptions::default()).unwrap()
+    LocalCore::attach(&ProcessCores::new(1).unwrap(), CoreId(0), CoreOptions::default()).unwrap()
 }
 
 /// The URI of `path` with default options.
@@ -31,7 +32,7 @@ pub(super) fn uri(path: &Path) -> FileUri {
 }
 
 /// Opens a disk that no other device uses.
-pub(super) fn open(path: &Path, direct: bool, readonly: bool) -> Result<File, OpenError> {
+pub(super) fn open(path: &Path, direct: bool, readonly: bool) -> Result<FileDevice, DeviceControlError> {
     let uri = FileUri { direct: Some(direct), readonly, ..uri(path) };
     OpenDisks::default().open(&uri).map(|(_, file)| file)
 }
@@ -41,7 +42,7 @@ impl DiskUnderTest {
         DiskUnderTest::over(&open(path, direct, readonly).unwrap())
     }
 
-    pub(super) fn over(file: &File) -> DiskUnderTest {
+    pub(super) fn over(file: &FileDevice) -> DiskUnderTest {
         let mut core = core();
         let lane = core.open(file).unwrap();
         DiskUnderTest { core, lane, limits: file.limits() }
@@ -71,13 +72,13 @@ impl DiskUnderTest {
         let mut bio = bio_without_data(op, sector, sectors);
         bio.flags = flags;
         if op.has_data() {
-            bio.data = scattered(sectors as usize * 512, &[]);
+            bio.data = make_zeroed_segments(sectors as usize * 512, &[]);
         }
         self.run(bio).status
     }
 
     pub(super) fn read(&mut self, sector: u64, sectors: u64) -> Vec<u8> {
-        let data = scattered(sectors as usize * 512, &[]);
+        let data = make_zeroed_segments(sectors as usize * 512, &[]);
         let bio = self.run(Bio::read(Sector(sector), Sectors(sectors), data));
         assert_eq!(bio.status, Status::Ok);
         let mut out = vec![0; bio.data.len()];
@@ -92,8 +93,9 @@ pub(super) fn file_of(len: u64, byte: u8) -> NamedTempFile {
 
 /// Creates such a file on a memory file system, if there is one.
 pub(super) fn file_in_memory(len: u64, byte: u8) -> Option<NamedTempFile> {
-    let file =
-        NamedTempFile::new_in("/dev/shm").ok().filter(|file| super::inline_io::is_memory(file.as_fd()));
+    let file = NamedTempFile::new_in("/dev/shm")
+        .ok()
+        .filter(|file| super::inline_io::is_on_memory_filesystem(file.as_fd()));
     if file.is_none() {
         skipped("/dev/shm is no tmpfs");
     }
@@ -154,7 +156,7 @@ fn as_a_vector(file: &NamedTempFile, direct: bool, requests: &[RandomIo]) {
         let sector = at % (4096 / block) * block;
         let sectors = ((n % 600) * block + block).min(4096 - sector);
         let range = (sector * 512) as usize..((sector + sectors) * 512) as usize;
-        let data = scattered(range.len(), cuts);
+        let data = make_zeroed_segments(range.len(), cuts);
         if *write {
             let bytes: Vec<u8> = (0..range.len()).map(|i| (i / 7) as u8 ^ seed).collect();
             let mut bio = Bio::write(Sector(sector), Sectors(sectors), data);
@@ -217,7 +219,7 @@ fn more_pieces_than_one_operation_takes() {
 fn more_requests_than_slots() {
     let file = file_of(4 << 20, 3);
     let mut disk = DiskUnderTest::open(file.path(), false, false);
-    let bios = (0..3000).map(|i| Bio::read(Sector(i), Sectors(1), scattered(512, &[]))).collect();
+    let bios = (0..3000).map(|i| Bio::read(Sector(i), Sectors(1), make_zeroed_segments(512, &[]))).collect();
     let done = disk.run_all(bios);
     assert!(done.iter().all(|b| b.status == Status::Ok && b.data.iter().all(|d| d.iter().all(|&x| x == 3))));
 }
@@ -273,13 +275,13 @@ fn a_full_file_system_is_no_space_and_zeroes_can_be_written() {
     std::fs::File::create(&path).unwrap().set_len(4 << 20).unwrap();
     let mut disk = DiskUnderTest::open(&path, false, false);
     assert_eq!(disk.op(Op::Write, BioFlags::empty(), 0, 1024), Status::Ok);
-    let mut data = scattered(1 << 20, &[4096]);
+    let mut data = make_zeroed_segments(1 << 20, &[4096]);
     data.fill(1);
     let bio = disk.run(Bio::write(Sector(2048), Sectors(2048), data));
     assert_eq!((bio.status, bio.data.len()), (Status::NoSpace, 1 << 20));
     assert_eq!(disk.op(Op::Discard, BioFlags::empty(), 2048, 2048), Status::Ok);
     // tmpfs has no ZERO_RANGE.
-    let mut data = scattered(512 << 10, &[]);
+    let mut data = make_zeroed_segments(512 << 10, &[]);
     data.fill(9);
     assert_eq!(disk.run(Bio::write(Sector(0), Sectors(1024), data)).status, Status::Ok);
     let fd = rustix::fs::open(&path, rustix::fs::OFlags::RDWR, Mode::empty()).unwrap();
@@ -323,7 +325,7 @@ fn block_devices() {
         assert_eq!((disk.limits.size, disk.limits.logical_block), (Sectors(2048), 512));
         assert_eq!(disk.limits.private_cache, !direct);
         assert_eq!(disk.read(2040, 8), vec![7; 4096]);
-        let mut data = scattered(4096, &[100]);
+        let mut data = make_zeroed_segments(4096, &[100]);
         data.fill(9);
         let mut bio = Bio::write(Sector(1), Sectors(8), data);
         bio.flags = BioFlags::FUA;

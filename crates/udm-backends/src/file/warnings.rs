@@ -25,7 +25,7 @@ const FORMATS: [(usize, &[u8], &str); 8] = [
 ];
 
 /// Returns the format of an image that begins with `head`; `None` for a raw image.
-fn format(head: &[u8]) -> Option<&'static str> {
+fn detect_image_format(head: &[u8]) -> Option<&'static str> {
     let found =
         FORMATS.iter().find(|(at, magic, _)| head.get(*at..).is_some_and(|rest| rest.starts_with(magic)));
     found.map(|(_, _, name)| *name)
@@ -33,7 +33,7 @@ fn format(head: &[u8]) -> Option<&'static str> {
 
 /// Logs warnings about a file that was opened with blocks of `block` bytes. Block devices are not
 /// checked.
-pub(super) fn log(path: &Path, fd: BorrowedFd<'_>, stat: &Stat, block: u32) {
+pub(super) fn log_opened_file_warnings(path: &Path, fd: BorrowedFd<'_>, stat: &Stat, block: u32) {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return;
     }
@@ -47,7 +47,7 @@ pub(super) fn log(path: &Path, fd: BorrowedFd<'_>, stat: &Stat, block: u32) {
     }
     let mut head = Buf::zeroed(HEAD);
     let read = rustix::io::pread(fd, &mut head[..], 0).unwrap_or(0);
-    if let Some(format) = format(&head[..read]) {
+    if let Some(format) = detect_image_format(&head[..read]) {
         tracing::warn!(
             "{path}: begins like an image in format {format}, and is served as it is: \
              \"qemu-img convert -O raw {path} NEW\" makes the disk that is in it"
@@ -61,12 +61,12 @@ mod tests {
 
     #[test]
     fn formats_are_known_by_their_magic() {
-        assert_eq!(format(b"QFI\xfb\0\0\0\x03"), Some("qcow2"));
+        assert_eq!(detect_image_format(b"QFI\xfb\0\0\0\x03"), Some("qcow2"));
         let mut vdi = [0; 512];
         vdi[64..68].copy_from_slice(&[0x7f, 0x10, 0xda, 0xbe]);
-        assert_eq!(format(&vdi), Some("vdi"));
-        assert_eq!(format(&[0; 512]), None);
-        assert_eq!(format(b"QF"), None);
-        assert_eq!(format(b""), None);
+        assert_eq!(detect_image_format(&vdi), Some("vdi"));
+        assert_eq!(detect_image_format(&[0; 512]), None);
+        assert_eq!(detect_image_format(b"QF"), None);
+        assert_eq!(detect_image_format(b""), None);
     }
 }

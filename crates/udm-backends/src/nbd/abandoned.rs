@@ -4,18 +4,18 @@
 //! completes a write. The rest of a partly sent write is still sent, so that the server can answer.
 //! [`super::fence`] lists the other conditions that end the wait.
 
-use super::connection::{Connection, ConnectionEvent, ConnectionStage, LossKind};
+use super::connection::{ConnectionLossKind, ConnectionRingEvent, ConnectionStage, NbdClientConnection};
 use super::fence::{ExportFence, FenceStatus};
-use super::lane::complete_reply;
+use super::lane::handle_nbd_reply;
 use super::remote_export::RemoteExport;
-use super::request::{NbdRequest, status_of};
+use super::request::{NbdRequest, status_from_nbd_error};
 use super::send_queue::SendQueue;
 use slab::Slab;
 use std::sync::Arc;
 use udm_core::{Batch, BufPool, Cx, Nanos, Status, WaitHandle, WakeEpoch};
 use udm_runtime::RingCompletion;
 use udm_wire::nbd::client::ReplyEvent;
-use udm_wire::uri::Fence;
+use udm_wire::uri::ServerFenceMethod;
 
 /// The most abandoned connections per lane. A lane that has reached it does not connect.
 pub(super) const ABANDONED_MAX: usize = 4;
@@ -23,7 +23,7 @@ pub(super) const ABANDONED_MAX: usize = 4;
 /// An abandoned connection and its held writes.
 pub(super) struct AbandonedConnection {
     /// `None` if nothing more can be received on it.
-    connection: Option<Connection>,
+    connection: Option<NbdClientConnection>,
     /// The local system dropped the connection.
     lost: bool,
     /// Received data is trusted.
@@ -49,7 +49,7 @@ pub(super) struct AbandonedConnection {
 }
 
 /// Resources of a lane that its abandoned connections use.
-pub(super) struct LaneResources<'a> {
+pub(super) struct AbandonedConnectionResources<'a> {
     pub(super) server: &'a Arc<RemoteExport>,
     pub(super) wait_handle: &'a WaitHandle,
     pub(super) pool: &'a mut BufPool,
@@ -64,37 +64,41 @@ impl AbandonedConnection {
     /// Creates an abandoned connection. `slots` has the held writes, and `send_queue` at most the
     /// rest of one of them.
     pub(super) fn new(
-        mut connection: Option<Connection>,
-        end: LossKind,
+        mut connection: Option<NbdClientConnection>,
+        end: ConnectionLossKind,
         slots: Slab<NbdRequest>,
         send_queue: SendQueue,
         (runs, abandoned_at): (u64, Nanos),
-        resources: &mut LaneResources<'_>,
+        resources: &mut AbandonedConnectionResources<'_>,
     ) -> AbandonedConnection {
         let listens = match end {
-            LossKind::TimedOut | LossKind::ShuttingDown => true,
+            ConnectionLossKind::TimedOut | ConnectionLossKind::ShuttingDown => true,
             // The close can still be seen.
-            LossKind::ProtocolError => resources.server.uri.silence.fence == Fence::Closed,
-            LossKind::Closed | LossKind::LocalError => false,
+            ConnectionLossKind::ProtocolError => {
+                resources.server.uri.silence.fence == ServerFenceMethod::Closed
+            }
+            ConnectionLossKind::Closed | ConnectionLossKind::LocalError => false,
         };
         if let Some(connection) = connection.take_if(|_| !listens) {
             // Discards unsent data: it could arrive after the wait has ended.
             resources.server.sockets.reset(connection.socket());
         }
         // These losses occurred while received data was handled, so no receive is in flight.
-        if let (Some(connection), LossKind::ProtocolError | LossKind::ShuttingDown) = (&connection, end) {
+        if let (Some(connection), ConnectionLossKind::ProtocolError | ConnectionLossKind::ShuttingDown) =
+            (&connection, end)
+        {
             connection.receive(None, resources.pool);
-            connection.set_defer_sends(end == LossKind::ShuttingDown && send_queue.is_empty());
+            connection.set_defer_sends(end == ConnectionLossKind::ShuttingDown && send_queue.is_empty());
         }
         resources.server.fencing.add_held_writes(slots.len());
-        let lost = end == LossKind::LocalError;
+        let lost = end == ConnectionLossKind::LocalError;
         if lost {
             resources.server.fencing.add_lost_connection();
         }
         AbandonedConnection {
             connection,
             lost,
-            is_trusted: matches!(end, LossKind::TimedOut | LossKind::ShuttingDown),
+            is_trusted: matches!(end, ConnectionLossKind::TimedOut | ConnectionLossKind::ShuttingDown),
             finished: false,
             all: slots.len(),
             slots,
@@ -124,7 +128,7 @@ impl AbandonedConnection {
     }
 
     /// Handles received data, and checks whether the writes can still be executed.
-    pub(super) fn poll(&mut self, resources: &mut LaneResources<'_>, cx: &mut Cx<'_>) {
+    pub(super) fn poll(&mut self, resources: &mut AbandonedConnectionResources<'_>, cx: &mut Cx<'_>) {
         let before = self.slots.len();
         self.receive(resources, cx);
         self.send_rest(resources);
@@ -137,7 +141,7 @@ impl AbandonedConnection {
         }
     }
 
-    fn receive(&mut self, resources: &mut LaneResources<'_>, cx: &mut Cx<'_>) {
+    fn receive(&mut self, resources: &mut AbandonedConnectionResources<'_>, cx: &mut Cx<'_>) {
         let Some(connection) = &mut self.connection else { return };
         let mut finished = std::mem::take(resources.finished);
         connection.take(&mut finished, cx);
@@ -145,7 +149,7 @@ impl AbandonedConnection {
         for done in finished.drain(..) {
             let Some(connection) = &mut self.connection else { break };
             match connection.finished(done, resources.pool, cx) {
-                Ok(ConnectionEvent::Bytes(buf, n)) => {
+                Ok(ConnectionRingEvent::Bytes(buf, n)) => {
                     cx.set_cpu_budget(cx.cpu_budget().saturating_sub(n as u64));
                     if self.is_trusted && self.parse_replies(&buf[..n], resources.ready).is_err() {
                         self.is_trusted = false;
@@ -155,8 +159,8 @@ impl AbandonedConnection {
                         connection.set_defer_sends(self.is_trusted && self.send_queue.is_empty());
                     }
                 }
-                Ok(ConnectionEvent::Sent(buf)) => resources.pool.put(buf),
-                Ok(ConnectionEvent::Connected | ConnectionEvent::Nothing) => {}
+                Ok(ConnectionRingEvent::Sent(buf)) => resources.pool.put(buf),
+                Ok(ConnectionRingEvent::Connected | ConnectionRingEvent::Nothing) => {}
                 Err(loss) => {
                     ended = Some(loss.end);
                     break;
@@ -167,11 +171,13 @@ impl AbandonedConnection {
         *resources.finished = finished;
         if let Some(end) = ended {
             self.connection = None;
-            if end == LossKind::LocalError {
+            if end == ConnectionLossKind::LocalError {
                 self.lost = true;
                 resources.server.fencing.add_lost_connection();
             }
-            if end == LossKind::Closed && resources.server.uri.silence.fence == Fence::Closed {
+            if end == ConnectionLossKind::Closed
+                && resources.server.uri.silence.fence == ServerFenceMethod::Closed
+            {
                 self.go_elsewhere(Some("the server closed the connection"), resources);
             }
         }
@@ -179,7 +185,8 @@ impl AbandonedConnection {
 
     /// Handles received bytes.
     fn parse_replies(&mut self, mut input: &[u8], ready: &mut Batch) -> Result<(), ()> {
-        let Some(Connection { stage: ConnectionStage::Ready(replies), .. }) = &mut self.connection else {
+        let Some(NbdClientConnection { stage: ConnectionStage::Ready(replies), .. }) = &mut self.connection
+        else {
             return Err(());
         };
         while let Some(event) = replies.take(&mut input).map_err(drop)? {
@@ -187,7 +194,13 @@ impl AbandonedConnection {
             if let ReplyEvent::Completed { tag, error } = event
                 && self.slots.contains(tag as usize)
             {
-                complete_reply(tag as usize, status_of(error), &mut self.slots, &mut self.send_queue, ready);
+                handle_nbd_reply(
+                    tag as usize,
+                    status_from_nbd_error(error),
+                    &mut self.slots,
+                    &mut self.send_queue,
+                    ready,
+                );
             }
         }
         Ok(())
@@ -195,7 +208,7 @@ impl AbandonedConnection {
 
     /// Sends the rest of a partly sent write. If received data is not trusted, shuts down the
     /// sending side.
-    fn send_rest(&mut self, resources: &mut LaneResources<'_>) {
+    fn send_rest(&mut self, resources: &mut AbandonedConnectionResources<'_>) {
         let Some(connection) = self.connection.as_mut().filter(|connection| connection.may_send()) else {
             return;
         };
@@ -217,10 +230,10 @@ impl AbandonedConnection {
     }
 
     /// Checks whether the held writes can still be executed.
-    fn check(&mut self, resources: &mut LaneResources<'_>, cx: &mut Cx<'_>) {
+    fn check(&mut self, resources: &mut AbandonedConnectionResources<'_>, cx: &mut Cx<'_>) {
         match &resources.server.uri.silence.fence {
-            Fence::Closed => {}
-            Fence::Wait(time) => {
+            ServerFenceMethod::Closed => {}
+            ServerFenceMethod::Wait(time) => {
                 let until = self.abandoned_at + *time;
                 if until <= cx.now() {
                     self.go_elsewhere(Some("the fence time has passed"), resources);
@@ -228,7 +241,7 @@ impl AbandonedConnection {
                     cx.wake_at(until);
                 }
             }
-            Fence::Exec(command) => {
+            ServerFenceMethod::Exec(command) => {
                 let epoch = resources.wait_handle.epoch();
                 if self.seen != Some(epoch) || self.next_check <= cx.now() {
                     self.seen = Some(epoch);
@@ -247,7 +260,7 @@ impl AbandonedConnection {
 
     /// Fails the held writes, because the server cannot execute them any more. If the lane has
     /// another working connection, they are retried without a path error.
-    fn go_elsewhere(&mut self, why: Option<&'static str>, resources: &mut LaneResources<'_>) {
+    fn go_elsewhere(&mut self, why: Option<&'static str>, resources: &mut AbandonedConnectionResources<'_>) {
         let status = if resources.works { Status::Requeue } else { Status::Transport };
         self.elsewhere = self.slots.len();
         self.why = why;
@@ -258,7 +271,7 @@ impl AbandonedConnection {
     }
 
     /// Ends the connection after its last held write.
-    fn end(&mut self, resources: &mut LaneResources<'_>) {
+    fn end(&mut self, resources: &mut AbandonedConnectionResources<'_>) {
         let AbandonedConnection { all, elsewhere, why, .. } = *self;
         let (uri, answered) = (resources.server.uri.plain(), all - elsewhere);
         if elsewhere == 0 {

@@ -8,12 +8,13 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
-use udm_core::errno::{ECONNREFUSED, EIO, EPROTO, ETIMEDOUT, from_nbd};
-use udm_core::{Nanos, OpenError};
+use udm_core::errno::{ECONNREFUSED, EIO, EPROTO, ETIMEDOUT, errno_from_nbd_error};
+use udm_core::{DeviceControlError, Nanos};
 use udm_wire::nbd::client::{
-    ClientError, ClientHandshake, ExportInfo, HandshakeOptions, ReplyEvent, ReplyParser, RequestParams,
+    ClientHandshake, HandshakeOptions, NbdClientProtocolError, NbdRequestParams, NegotiatedExportInfo,
+    ReplyEvent, ReplyParser,
 };
-use udm_wire::nbd::{Command, CommandFlags};
+use udm_wire::nbd::{CommandFlags, NbdCommand};
 use udm_wire::uri::{NbdAddress, NbdUri, TimeSpan};
 
 /// Upper limit of the wait for a part of an answer, and for the handshake unless its deadline is
@@ -34,15 +35,15 @@ pub enum NbdClientError {
     Silent(Duration),
     /// The server violated the protocol or refused the export.
     #[error(transparent)]
-    NbdClient(#[from] ClientError),
+    NbdClient(#[from] NbdClientProtocolError),
     /// The server closed the connection.
     #[error("the server closed the connection")]
     Closed,
     /// The server answered a request with an error.
-    #[error("{command:?} at byte {offset}: {}", udm_core::errno::text(*errno))]
+    #[error("{command:?} at byte {offset}: {}", udm_core::errno::describe_errno(*errno))]
     Failed {
         /// The command of the request.
-        command: Command,
+        command: NbdCommand,
         /// Offset in bytes.
         offset: u64,
         /// The errno of the answer.
@@ -71,20 +72,20 @@ impl NbdClientError {
     }
 
     /// Returns this error as the result of opening `uri`.
-    pub(super) fn opening(&self, uri: &NbdUri) -> OpenError {
-        OpenError::new(self.errno(), format!("{uri}: {self}"))
+    pub(super) fn opening(&self, uri: &NbdUri) -> DeviceControlError {
+        DeviceControlError::new(self.errno(), format!("{uri}: {self}"))
     }
 }
 
 /// A blocking connection to one export.
-pub struct NbdClient {
+pub struct BlockingNbdClient {
     stream: File,
     replies: ReplyParser,
-    export: ExportInfo,
+    export: NegotiatedExportInfo,
     bytes: Box<[u8]>,
 }
 
-impl NbdClient {
+impl BlockingNbdClient {
     /// Connects and selects the export of `uri`. With `contexts`, structured replies and those of
     /// the metadata contexts that the server has are negotiated. The handshake may take as long as
     /// the deadline of `uri`, but at most ten seconds. Later, a wait of more than ten seconds
@@ -92,10 +93,10 @@ impl NbdClient {
     ///
     /// # Errors
     /// The server cannot be reached, does not answer in time, or refuses.
-    pub fn connect(uri: &NbdUri, contexts: &[&str]) -> Result<NbdClient, NbdClientError> {
+    pub fn connect(uri: &NbdUri, contexts: &[&str]) -> Result<BlockingNbdClient, NbdClientError> {
         let mut last = NbdClientError::Closed;
-        for address in addresses(uri)? {
-            match NbdClient::connect_to(&address, uri, contexts) {
+        for address in resolve_server_addresses(uri)? {
+            match BlockingNbdClient::connect_to(&address, uri, contexts) {
                 Ok(client) => return Ok(client),
                 Err(error) => last = error,
             }
@@ -107,9 +108,9 @@ impl NbdClient {
         address: &ServerAddress,
         uri: &NbdUri,
         contexts: &[&str],
-    ) -> Result<NbdClient, NbdClientError> {
+    ) -> Result<BlockingNbdClient, NbdClientError> {
         let timeout = uri.deadline().map_or(TIMEOUT, |time| Duration::from_nanos(time.0).min(TIMEOUT));
-        NbdClient::shake(address, uri, contexts, timeout).map_err(|error| match error {
+        BlockingNbdClient::shake(address, uri, contexts, timeout).map_err(|error| match error {
             NbdClientError::Silent(_) => NbdClientError::Silent(timeout),
             error => error,
         })
@@ -121,25 +122,25 @@ impl NbdClient {
         uri: &NbdUri,
         contexts: &[&str],
         timeout: Duration,
-    ) -> Result<NbdClient, NbdClientError> {
+    ) -> Result<BlockingNbdClient, NbdClientError> {
         let until = Instant::now() + timeout;
         let left = || match until.saturating_duration_since(Instant::now()) {
             Duration::ZERO => Err(NbdClientError::Silent(timeout)),
             left => Ok(left),
         };
-        let mut stream = open(address, timeout)?;
+        let mut stream = connect_socket_with_timeout(address, timeout)?;
         let contexts: Vec<String> = contexts.iter().map(|&context| context.to_owned()).collect();
         let export = uri.export.clone();
         let mut shake =
             ClientHandshake::new(HandshakeOptions { export, structured: !contexts.is_empty(), contexts });
         let mut bytes = vec![0; RECEIVE].into_boxed_slice();
         loop {
-            set_timeouts(&stream, left()?)?;
-            let n = receive(&mut stream, &mut bytes)?;
+            set_socket_timeouts(&stream, left()?)?;
+            let n = receive_socket_bytes(&mut stream, &mut bytes)?;
             // After the handshake, a server sends nothing until it gets a request.
             if let Some(export) = shake.take(&mut &bytes[..n])? {
-                set_timeouts(&stream, TIMEOUT)?;
-                return Ok(NbdClient { stream, replies: ReplyParser::new(&export), export, bytes });
+                set_socket_timeouts(&stream, TIMEOUT)?;
+                return Ok(BlockingNbdClient { stream, replies: ReplyParser::new(&export), export, bytes });
             }
             stream.write_all(&shake.take_out())?;
         }
@@ -147,13 +148,13 @@ impl NbdClient {
 
     /// Properties of the export.
     #[must_use]
-    pub fn export(&self) -> &ExportInfo {
+    pub fn export(&self) -> &NegotiatedExportInfo {
         &self.export
     }
 
     /// Returns the socket, for a caller that uses it directly, and the properties of the export.
     #[must_use]
-    pub fn into_socket(self) -> (OwnedFd, ExportInfo) {
+    pub fn into_socket(self) -> (OwnedFd, NegotiatedExportInfo) {
         (self.stream.into(), self.export)
     }
 
@@ -164,23 +165,27 @@ impl NbdClient {
     /// After any error but [`NbdClientError::Failed`], the connection cannot be used any more.
     pub fn ask(
         &mut self,
-        command: Command,
+        command: NbdCommand,
         offset: u64,
         len: u32,
         data: &[u8],
         mut each: impl FnMut(ReplyEvent<'_>),
     ) -> Result<(), NbdClientError> {
         let flags = CommandFlags::empty();
-        self.stream.write_all(&self.replies.ask(0, RequestParams { command, flags, offset, len }))?;
+        self.stream.write_all(&self.replies.ask(0, NbdRequestParams { command, flags, offset, len }))?;
         self.stream.write_all(data)?;
         loop {
-            let n = receive(&mut self.stream, &mut self.bytes)?;
+            let n = receive_socket_bytes(&mut self.stream, &mut self.bytes)?;
             let mut input = &self.bytes[..n];
             while let Some(event) = self.replies.take(&mut input)? {
                 match event {
                     ReplyEvent::Completed { error: 0, .. } => return Ok(()),
                     ReplyEvent::Completed { error, .. } => {
-                        return Err(NbdClientError::Failed { command, offset, errno: from_nbd(error) });
+                        return Err(NbdClientError::Failed {
+                            command,
+                            offset,
+                            errno: errno_from_nbd_error(error),
+                        });
                     }
                     event => each(event),
                 }
@@ -191,10 +196,10 @@ impl NbdClient {
     /// Reads `len` bytes at `offset`.
     ///
     /// # Errors
-    /// As [`NbdClient::ask`].
+    /// As [`BlockingNbdClient::ask`].
     pub fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>, NbdClientError> {
         let mut data = vec![0; len as usize];
-        self.ask(Command::Read, offset, len, &[], |event| {
+        self.ask(NbdCommand::Read, offset, len, &[], |event| {
             // The buffer is already zeroed.
             if let ReplyEvent::Data { at, bytes, .. } = event {
                 data[at as usize..][..bytes.len()].copy_from_slice(bytes);
@@ -206,22 +211,22 @@ impl NbdClient {
     /// Writes `data`, which is shorter than 4 GiB, at `offset`.
     ///
     /// # Errors
-    /// As [`NbdClient::ask`].
+    /// As [`BlockingNbdClient::ask`].
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), NbdClientError> {
-        self.ask(Command::Write, offset, data.len() as u32, data, |_| {})
+        self.ask(NbdCommand::Write, offset, data.len() as u32, data, |_| {})
     }
 
     /// Makes all completed writes durable.
     ///
     /// # Errors
-    /// As [`NbdClient::ask`].
+    /// As [`BlockingNbdClient::ask`].
     pub fn flush(&mut self) -> Result<(), NbdClientError> {
-        self.ask(Command::Flush, 0, 0, &[], |_| {})
+        self.ask(NbdCommand::Flush, 0, 0, &[], |_| {})
     }
 }
 
 /// Returns the addresses of the server. May block to resolve a name.
-pub(super) fn addresses(uri: &NbdUri) -> io::Result<Vec<ServerAddress>> {
+pub(super) fn resolve_server_addresses(uri: &NbdUri) -> io::Result<Vec<ServerAddress>> {
     match &uri.address {
         NbdAddress::Unix(path) => Ok(vec![ServerAddress::Unix(path.clone())]),
         NbdAddress::Tcp { host, port } => {
@@ -231,7 +236,7 @@ pub(super) fn addresses(uri: &NbdUri) -> io::Result<Vec<ServerAddress>> {
 }
 
 /// Opens a socket and connects it within `timeout`.
-fn open(address: &ServerAddress, timeout: Duration) -> io::Result<File> {
+fn connect_socket_with_timeout(address: &ServerAddress, timeout: Duration) -> io::Result<File> {
     let fd: OwnedFd = match address {
         ServerAddress::Unix(path) => {
             let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
@@ -251,14 +256,14 @@ fn open(address: &ServerAddress, timeout: Duration) -> io::Result<File> {
 }
 
 /// Sets the timeout of each receive and send.
-fn set_timeouts(stream: &File, timeout: Duration) -> io::Result<()> {
+fn set_socket_timeouts(stream: &File, timeout: Duration) -> io::Result<()> {
     // Zero would mean no timeout.
     let timeout = Some(timeout.max(Duration::from_millis(1)));
     sockopt::set_socket_timeout(stream, sockopt::Timeout::Recv, timeout)?;
     Ok(sockopt::set_socket_timeout(stream, sockopt::Timeout::Send, timeout)?)
 }
 
-fn receive(stream: &mut File, bytes: &mut [u8]) -> Result<usize, NbdClientError> {
+fn receive_socket_bytes(stream: &mut File, bytes: &mut [u8]) -> Result<usize, NbdClientError> {
     loop {
         match stream.read(bytes) {
             Ok(0) => return Err(NbdClientError::Closed),

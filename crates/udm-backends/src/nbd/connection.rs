@@ -6,8 +6,8 @@ use rustix::net::{Shutdown, shutdown};
 use std::sync::Arc;
 use udm_core::{Buf, BufPool, Cx, Nanos, Segments, errno};
 use udm_runtime::{Ring, RingCompletion, RingOp, RingUser};
-use udm_wire::nbd::client::{ClientHandshake, HandshakeOptions, ReplyParser, RequestParams};
-use udm_wire::nbd::{Command, CommandFlags};
+use udm_wire::nbd::client::{ClientHandshake, HandshakeOptions, NbdRequestParams, ReplyParser};
+use udm_wire::nbd::{CommandFlags, NbdCommand};
 
 /// Time limit for connecting and the handshake together, unless the path's deadline is shorter.
 const HANDSHAKE_TIMEOUT: Nanos = Nanos(10_000_000_000);
@@ -40,12 +40,12 @@ pub(super) enum ConnectionStage {
 pub(super) struct ConnectionLoss {
     /// Text for messages, one line.
     pub(super) why: String,
-    pub(super) end: LossKind,
+    pub(super) end: ConnectionLossKind,
 }
 
 /// Kind of loss: it decides whether the server may still execute what was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LossKind {
+pub(super) enum ConnectionLossKind {
     /// The server closed the connection.
     Closed,
     /// The server violated the protocol. The connection is open, but its data is meaningless.
@@ -60,7 +60,7 @@ pub(super) enum LossKind {
 }
 
 impl ConnectionLoss {
-    pub(super) fn new(end: LossKind, why: impl Into<String>) -> ConnectionLoss {
+    pub(super) fn new(end: ConnectionLossKind, why: impl Into<String>) -> ConnectionLoss {
         ConnectionLoss { why: why.into(), end }
     }
 
@@ -69,16 +69,16 @@ impl ConnectionLoss {
     /// more.
     fn failed(what: &str, errno: i32) -> ConnectionLoss {
         let end = if matches!(errno, errno::ECONNRESET | errno::EPIPE) {
-            LossKind::Closed
+            ConnectionLossKind::Closed
         } else {
-            LossKind::LocalError
+            ConnectionLossKind::LocalError
         };
-        ConnectionLoss::new(end, format!("{what}: {}", errno::text(errno)))
+        ConnectionLoss::new(end, format!("{what}: {}", errno::describe_errno(errno)))
     }
 }
 
 /// A connection of a lane to its server.
-pub(super) struct Connection {
+pub(super) struct NbdClientConnection {
     user: RingUser,
     fd: Arc<OwnedFd>,
     pub(super) stage: ConnectionStage,
@@ -104,7 +104,7 @@ pub(super) struct Connection {
 }
 
 /// Result of a ring operation.
-pub(super) enum ConnectionEvent {
+pub(super) enum ConnectionRingEvent {
     /// The socket is connected.
     Connected,
     /// A send is complete; contains its buffer.
@@ -115,7 +115,7 @@ pub(super) enum ConnectionEvent {
     Nothing,
 }
 
-impl Connection {
+impl NbdClientConnection {
     /// Starts to connect.
     ///
     /// # Errors
@@ -125,14 +125,14 @@ impl Connection {
         server: &RemoteExport,
         turn: usize,
         cx: &mut Cx<'_>,
-    ) -> Result<Connection, ConnectionLoss> {
+    ) -> Result<NbdClientConnection, ConnectionLoss> {
         let address = &server.addresses[turn % server.addresses.len()];
         let (fd, to) = server
             .sockets
             .open(address)
-            .map_err(|e| ConnectionLoss::new(LossKind::LocalError, e.to_string()))?;
+            .map_err(|e| ConnectionLoss::new(ConnectionLossKind::LocalError, e.to_string()))?;
         let (now, timeout) = (cx.now(), server.deadline.unwrap_or(HANDSHAKE_TIMEOUT));
-        let connection = Connection {
+        let connection = NbdClientConnection {
             user: ring.watcher(cx),
             fd: Arc::new(fd),
             stage: ConnectionStage::Connecting,
@@ -216,15 +216,15 @@ impl Connection {
         done: RingCompletion,
         pool: &mut BufPool,
         cx: &mut Cx<'_>,
-    ) -> Result<ConnectionEvent, ConnectionLoss> {
+    ) -> Result<ConnectionRingEvent, ConnectionLoss> {
         let failed = |what, errno| Err(ConnectionLoss::failed(what, errno));
         match (done.tag, done.result) {
-            (CONNECT, Ok(_)) => Ok(ConnectionEvent::Connected),
+            (CONNECT, Ok(_)) => Ok(ConnectionRingEvent::Connected),
             (CONNECT, Err(errno)) => failed("connect", errno),
-            (SEND, Err(errno)) if errno::is_transient(errno) => {
+            (SEND, Err(errno)) if errno::is_transient_socket_errno(errno) => {
                 // Nothing was sent.
                 self.passing(errno, SEND, self.sends(done.data), cx);
-                Ok(ConnectionEvent::Nothing)
+                Ok(ConnectionRingEvent::Nothing)
             }
             (SEND, Err(errno)) => failed("send", errno),
             (SEND, Ok(n)) => {
@@ -232,24 +232,26 @@ impl Connection {
                 if (n as usize) < data.len() {
                     drop(data.split_to(n as usize));
                     self.push_send(data);
-                    return Ok(ConnectionEvent::Nothing);
+                    return Ok(ConnectionRingEvent::Nothing);
                 }
                 (self.sending, self.shortage) = (false, SHORTAGE);
-                Ok(data.pop().map_or(ConnectionEvent::Nothing, ConnectionEvent::Sent))
+                Ok(data.pop().map_or(ConnectionRingEvent::Nothing, ConnectionRingEvent::Sent))
             }
-            (_, Ok(0)) => Err(ConnectionLoss::new(LossKind::Closed, "the server closed the connection")),
+            (_, Ok(0)) => {
+                Err(ConnectionLoss::new(ConnectionLossKind::Closed, "the server closed the connection"))
+            }
             (_, Ok(n)) => {
                 let n = n as usize;
                 if n == self.room && self.room < ROOM_MAX {
                     self.room *= 2;
                 }
                 let mut data = done.data;
-                Ok(data.pop().map_or(ConnectionEvent::Nothing, |buf| ConnectionEvent::Bytes(buf, n)))
+                Ok(data.pop().map_or(ConnectionRingEvent::Nothing, |buf| ConnectionRingEvent::Bytes(buf, n)))
             }
-            (_, Err(errno)) if errno::is_transient(errno) => {
+            (_, Err(errno)) if errno::is_transient_socket_errno(errno) => {
                 let buf = self.room_of(done.data.into_iter().next(), pool);
                 self.passing(errno, RECEIVE, self.receives(buf), cx);
-                Ok(ConnectionEvent::Nothing)
+                Ok(ConnectionRingEvent::Nothing)
             }
             (_, Err(errno)) => failed("receive", errno),
         }
@@ -325,15 +327,15 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for NbdClientConnection {
     /// Cancels the operations in flight, so that the socket is closed. If the connection is ready
     /// and idle, a disconnect request is sent first. Answers to it are ignored.
     fn drop(&mut self) {
         if let (ConnectionStage::Ready(replies), false) = (&mut self.stage, self.sending)
             && replies.in_flight() == 0
         {
-            let asked = RequestParams {
-                command: Command::Disconnect,
+            let asked = NbdRequestParams {
+                command: NbdCommand::Disconnect,
                 flags: CommandFlags::empty(),
                 offset: 0,
                 len: 0,

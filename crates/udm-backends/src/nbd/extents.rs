@@ -1,11 +1,11 @@
 //! Block status of an export (`base:allocation`), on a separate connection.
 
-use super::client::{NbdClient, NbdClientError};
+use super::client::{BlockingNbdClient, NbdClientError};
 use super::remote_export::RemoteExport;
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::{ExtentKind, Extents, SECTOR_SIZE, Sector, Sectors};
 use udm_wire::nbd::client::ReplyEvent;
-use udm_wire::nbd::{CONTEXT_ALLOCATION, Command, STATE_ZERO};
+use udm_wire::nbd::{CONTEXT_ALLOCATION, NbdCommand, STATE_ZERO};
 
 /// The longest range of one query, in bytes.
 const RANGE_MAX: u64 = 1 << 30;
@@ -13,7 +13,7 @@ const RANGE_MAX: u64 = 1 << 30;
 /// Queries block status over a connection that is kept for reuse.
 pub(super) struct BlockStatusClient {
     server: Arc<RemoteExport>,
-    client: Mutex<Option<NbdClient>>,
+    client: Mutex<Option<BlockingNbdClient>>,
 }
 
 impl BlockStatusClient {
@@ -31,11 +31,11 @@ impl BlockStatusClient {
         let mut kept = self.client.lock().unwrap_or_else(PoisonError::into_inner);
         let mut client = match kept.take() {
             Some(client) => client,
-            None => NbdClient::connect(&self.server.uri, &[CONTEXT_ALLOCATION])?,
+            None => BlockingNbdClient::connect(&self.server.uri, &[CONTEXT_ALLOCATION])?,
         };
         let (mut at, end) = (from.bytes(), (from + len).bytes());
         while at < end && !out.is_full() {
-            at += ask(&mut client, at, end - at, out)?;
+            at += fetch_block_status(&mut client, at, end - at, out)?;
         }
         // A connection that failed is dropped.
         *kept = Some(client);
@@ -45,14 +45,19 @@ impl BlockStatusClient {
 
 /// Queries a range that starts at `at`. Returns the number of bytes for which extents were
 /// appended.
-fn ask(client: &mut NbdClient, at: u64, left: u64, out: &mut Extents) -> Result<u64, NbdClientError> {
+fn fetch_block_status(
+    client: &mut BlockingNbdClient,
+    at: u64,
+    left: u64,
+    out: &mut Extents,
+) -> Result<u64, NbdClientError> {
     let Some(allocation) = client.export().contexts.first().map(|(id, _)| *id) else {
         out.push(Sectors::from_bytes(left), ExtentKind::Data);
         return Ok(left);
     };
     let len = left.min(RANGE_MAX);
-    let mut runs = RunMerger { total: 0, part: 0, content: ExtentKind::Hole };
-    client.ask(Command::BlockStatus, at, len as u32, &[], |event| {
+    let mut runs = ExtentSectorRounder { total: 0, part: 0, content: ExtentKind::Hole };
+    client.ask(NbdCommand::BlockStatus, at, len as u32, &[], |event| {
         if let ReplyEvent::Status { context, descriptors, .. } = event
             && context == allocation
         {
@@ -72,7 +77,7 @@ fn ask(client: &mut NbdClient, at: u64, left: u64, out: &mut Extents) -> Result<
 }
 
 /// Merges runs of bytes into whole sectors. A sector with both kinds of content is data.
-struct RunMerger {
+struct ExtentSectorRounder {
     /// Total bytes so far.
     total: u64,
     /// Bytes of the last, incomplete sector.
@@ -80,7 +85,7 @@ struct RunMerger {
     content: ExtentKind,
 }
 
-impl RunMerger {
+impl ExtentSectorRounder {
     fn add(&mut self, bytes: u64, content: ExtentKind, out: &mut Extents) {
         self.total += bytes;
         let fills = bytes.min((SECTOR_SIZE - self.part) % SECTOR_SIZE);
@@ -110,7 +115,7 @@ mod tests {
     fn runs_become_sectors() {
         use ExtentKind::{Data, Hole};
         let mut out = Extents::new(100);
-        let mut runs = RunMerger { total: 0, part: 0, content: Hole };
+        let mut runs = ExtentSectorRounder { total: 0, part: 0, content: Hole };
         for (bytes, content) in [
             (512, Hole),
             (100, Hole),

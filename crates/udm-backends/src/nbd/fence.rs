@@ -28,7 +28,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::{Nanos, WaitQueue};
-use udm_wire::uri::{Fence, TimeSpan};
+use udm_wire::uri::{ServerFenceMethod, TimeSpan};
 
 /// Wait before a failed command is run again: at first, and at most.
 const BACK_OFF: Nanos = Nanos(500_000_000);
@@ -55,7 +55,7 @@ pub(crate) struct FenceCommandRuns {
     /// first.
     begun: AtomicU64,
     fenced: AtomicU64,
-    run: Mutex<RunState>,
+    run: Mutex<FenceCommandRunState>,
 }
 
 impl Default for FenceCommandRuns {
@@ -77,14 +77,14 @@ impl FenceCommandRuns {
         self.begun.load(SeqCst)
     }
 
-    fn run(&self) -> MutexGuard<'_, RunState> {
+    fn run(&self) -> MutexGuard<'_, FenceCommandRunState> {
         self.run.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// State of the current or last run.
 #[derive(Default)]
-struct RunState {
+struct FenceCommandRunState {
     running: bool,
     /// Failures since the last success, and the last error.
     failures: u32,
@@ -184,23 +184,23 @@ impl ExportFence {
     }
 
     /// Returns the reason why writes are held, in one line; `None` if none are.
-    pub(super) fn stall_reason(&self, fence: &Fence) -> Option<String> {
+    pub(super) fn stall_reason(&self, fence: &ServerFenceMethod) -> Option<String> {
         let held = self.held.load(SeqCst);
         (held > 0).then(|| format!("{held} writes wait until {}", self.until(fence)))
     }
 
     /// Returns the text of what held writes wait for.
-    pub(super) fn until(&self, fence: &Fence) -> String {
+    pub(super) fn until(&self, fence: &ServerFenceMethod) -> String {
         match fence {
-            Fence::Closed => {
+            ServerFenceMethod::Closed => {
                 let lost = match self.unheard.load(SeqCst) {
                     0 => String::new(),
                     n => format!(" ({n} connections were lost on this side, so a close cannot be seen)"),
                 };
                 format!("the server answers or closes the connection{lost}")
             }
-            Fence::Wait(time) => format!("the server answers or {} have passed", TimeSpan(*time)),
-            Fence::Exec(command) => {
+            ServerFenceMethod::Wait(time) => format!("the server answers or {} have passed", TimeSpan(*time)),
+            ServerFenceMethod::Exec(command) => {
                 let run = self.runs.run();
                 let failed = match run.failures {
                     0 => String::new(),

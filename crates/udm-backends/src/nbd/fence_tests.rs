@@ -3,12 +3,12 @@
 
 use super::super::address::ServerAddress;
 use super::super::remote_export::RemoteExport;
-use super::super::sockets::{FenceDone, SocketFactory};
+use super::super::sockets::{FenceDone, NbdSocketAndFenceOps};
 use super::*;
 use rustix::fd::OwnedFd;
 use rustix::net::SocketAddrAny;
 use udm_wire::nbd::ExportFlags;
-use udm_wire::nbd::client::ExportInfo;
+use udm_wire::nbd::client::NegotiatedExportInfo;
 use udm_wire::uri::{NbdAddress, NbdUri};
 
 const COMMAND: &str = "/sbin/off";
@@ -17,7 +17,7 @@ const COMMAND: &str = "/sbin/off";
 #[derive(Clone, Default)]
 struct PendingFenceCommands(Arc<Mutex<Vec<FenceDone>>>);
 
-impl SocketFactory for PendingFenceCommands {
+impl NbdSocketAndFenceOps for PendingFenceCommands {
     fn open(&self, _: &ServerAddress) -> std::io::Result<(OwnedFd, SocketAddrAny)> {
         panic!("nobody connects here")
     }
@@ -43,11 +43,11 @@ impl PendingFenceCommands {
 
 fn server() -> (Arc<RemoteExport>, PendingFenceCommands) {
     let commands = PendingFenceCommands::default();
-    let blocks = ExportInfo::BLOCKS_ASSUMED;
+    let blocks = NegotiatedExportInfo::BLOCKS_ASSUMED;
     let flags = ExportFlags::HAS_FLAGS;
-    let export = ExportInfo { size: 4096, flags, blocks, structured: false, contexts: vec![] };
+    let export = NegotiatedExportInfo { size: 4096, flags, blocks, structured: false, contexts: vec![] };
     let mut uri = NbdUri::new(NbdAddress::Unix("s".into()), "");
-    uri.silence.fence = Fence::Exec(COMMAND.into());
+    uri.silence.fence = ServerFenceMethod::Exec(COMMAND.into());
     let world = Box::new(commands.clone());
     (Arc::new(RemoteExport::new(uri, vec![], export, world, Default::default())), commands)
 }
@@ -119,7 +119,7 @@ fn exports_of_one_address_share_the_runs_of_a_command() {
     let servers = super::super::remote_export::RemoteExports::default();
     let uri = |export: &str, command: &str| {
         let mut uri = NbdUri::new(NbdAddress::Unix("s".into()), export);
-        uri.silence.fence = Fence::Exec(command.into());
+        uri.silence.fence = ServerFenceMethod::Exec(command.into());
         servers.runs(&uri)
     };
     let (one, two) = (uri("a", "/sbin/off"), uri("b", "/sbin/off"));

@@ -1,22 +1,24 @@
 //! The data path of an NBD export: turns requests into bytes on a connection, and replies into
 //! results.
 
-use super::abandoned::{ABANDONED_MAX, AbandonedConnection, LaneResources};
-use super::connection::{Connection, ConnectionEvent, ConnectionLoss, ConnectionStage, LossKind};
+use super::abandoned::{ABANDONED_MAX, AbandonedConnection, AbandonedConnectionResources};
+use super::connection::{
+    ConnectionLoss, ConnectionLossKind, ConnectionRingEvent, ConnectionStage, NbdClientConnection,
+};
 use super::remote_export::RemoteExport;
-use super::request::{NbdRequest, status_of};
+use super::request::{NbdRequest, status_from_nbd_error};
 use super::send_queue::SendQueue;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BufPool, Cx, DeadlineStatus, DeadlineTimer, Drain, Lane, Limits, Nanos, Op, OwnWork, Status,
-    WaitHandle, move_batch,
+    Batch, Bio, BufPool, Cx, DrainMode, Lane, Limits, Nanos, Op, OwnWork, PauseAwareReplyDeadline, Status,
+    UnansweredRequestState, WaitHandle, move_batch,
 };
 use udm_runtime::{Ring, RingCompletion};
 use udm_wire::nbd::ESHUTDOWN;
 use udm_wire::nbd::client::{ReplyEvent, ReplyParser};
-use udm_wire::uri::{Fence, TimeSpan};
+use udm_wire::uri::{ServerFenceMethod, TimeSpan};
 
 /// Upper limit of requests in flight per lane: more than any server works on at a time.
 const SLOTS: usize = 1024;
@@ -34,7 +36,7 @@ pub(super) struct NbdLane {
     ring: Ring,
     server: Arc<RemoteExport>,
     limits: Limits,
-    connection: Option<Connection>,
+    connection: Option<NbdClientConnection>,
     slots: Slab<NbdRequest>,
     /// Requests that wait for the connection to be ready, or for a slot.
     waiting: VecDeque<Box<Bio>>,
@@ -55,7 +57,7 @@ pub(super) struct NbdLane {
     /// Time at which data last arrived, if there is a deadline.
     last_reply_at: Nanos,
     /// Deadline of requests, if there is one.
-    deadline_timer: Option<DeadlineTimer>,
+    deadline_timer: Option<PauseAwareReplyDeadline>,
     /// Abandoned connections with writes that the server may still execute.
     abandoned: Vec<AbandonedConnection>,
     wait_handle: WaitHandle,
@@ -81,7 +83,7 @@ impl NbdLane {
             made: 0,
             next_check: Nanos(0),
             last_reply_at: Nanos(0),
-            deadline_timer: server.deadline.map(DeadlineTimer::new),
+            deadline_timer: server.deadline.map(PauseAwareReplyDeadline::new),
             abandoned: Vec::new(),
             wait_handle: server.fencing.wait_queue().subscribe(cx),
         };
@@ -91,7 +93,7 @@ impl NbdLane {
 
     #[cold]
     fn connect(&mut self, cx: &mut Cx<'_>) {
-        match Connection::begin(&self.ring, &self.server, self.tries, cx) {
+        match NbdClientConnection::begin(&self.ring, &self.server, self.tries, cx) {
             Ok(connection) => self.connection = Some(connection),
             Err(loss) => self.handle_loss(loss, cx),
         }
@@ -102,7 +104,8 @@ impl NbdLane {
     #[cold]
     fn may_connect(&self, cx: &Cx<'_>) -> bool {
         let server = &self.server;
-        let is_fencing = matches!(server.uri.silence.fence, Fence::Exec(_)) && server.fencing.is_running();
+        let is_fencing =
+            matches!(server.uri.silence.fence, ServerFenceMethod::Exec(_)) && server.fencing.is_running();
         let soon = cx.now() < self.next_try && server.connections_made() == self.made;
         !soon && !is_fencing && self.abandoned.len() < ABANDONED_MAX
     }
@@ -115,14 +118,15 @@ impl NbdLane {
         self.made = self.server.connections_made();
         self.next_try = now + self.back_off;
         self.back_off = (self.back_off + self.back_off).min(BACK_OFF_MAX);
-        let status = if end == LossKind::TimedOut { Status::Timeout } else { Status::Transport };
+        let status = if end == ConnectionLossKind::TimedOut { Status::Timeout } else { Status::Transport };
         let mut over: Vec<_> = self.waiting.drain(..).map(|bio| (bio, status)).collect();
         let (connection, mut slots) = (self.connection.take(), std::mem::take(&mut self.slots));
         let mut send_queue = std::mem::take(&mut self.send_queue);
         over.extend(send_queue.take_unsent().map(|key| (slots.remove(key).bio, status)));
         let runs = connection.as_ref().map_or(0, |connection| connection.fenced);
         let fence = &self.server.uri.silence.fence;
-        let is_dead = end == LossKind::Closed && *fence == Fence::Closed || self.server.fencing.covers(runs);
+        let is_dead = end == ConnectionLossKind::Closed && *fence == ServerFenceMethod::Closed
+            || self.server.fencing.covers(runs);
         let ends = |(key, slot): (usize, &NbdRequest)| (is_dead || !slot.may_still_apply()).then_some(key);
         for key in slots.iter().filter_map(ends).collect::<Vec<_>>() {
             let slot = slots.remove(key);
@@ -151,15 +155,15 @@ impl NbdLane {
     }
 
     /// Returns the abandoned connections, and the lane's resources that they use.
-    fn split_resources(&mut self) -> (&mut Vec<AbandonedConnection>, LaneResources<'_>) {
-        let resources = LaneResources {
+    fn split_resources(&mut self) -> (&mut Vec<AbandonedConnection>, AbandonedConnectionResources<'_>) {
+        let resources = AbandonedConnectionResources {
             server: &self.server,
             wait_handle: &self.wait_handle,
             pool: &mut self.pool,
             finished: &mut self.finished,
             over: &mut self.over,
             ready: &mut self.ready,
-            works: self.connection.as_ref().is_some_and(Connection::is_ready),
+            works: self.connection.as_ref().is_some_and(NbdClientConnection::is_ready),
         };
         (&mut self.abandoned, resources)
     }
@@ -186,16 +190,16 @@ impl NbdLane {
         let Some(oldest) = self.oldest(cx) else { return };
         let (now, Some(deadline_timer)) = (cx.now(), &mut self.deadline_timer) else { return };
         let why = match deadline_timer.check(oldest, self.last_reply_at, now) {
-            DeadlineStatus::Pending(due) => {
+            UnansweredRequestState::Pending(due) => {
                 self.next_check = due.max(now + Nanos(1));
                 return cx.wake_at(self.next_check);
             }
-            DeadlineStatus::Silent(time) => format!("no answer for {}", TimeSpan(time)),
-            DeadlineStatus::Starved(time) => {
+            UnansweredRequestState::Silent(time) => format!("no answer for {}", TimeSpan(time)),
+            UnansweredRequestState::Starved(time) => {
                 format!("others are answered, and one request is not for {}", TimeSpan(time))
             }
         };
-        self.handle_loss(ConnectionLoss::new(LossKind::TimedOut, why), cx);
+        self.handle_loss(ConnectionLoss::new(ConnectionLossKind::TimedOut, why), cx);
     }
 
     /// Returns the time of the oldest request; `None` if no request can be overdue yet.
@@ -218,7 +222,14 @@ impl NbdLane {
             let now = self.server.deadline.map_or(Nanos(0), |_| cx.now());
             while self.slots.len() < SLOTS {
                 let Some(bio) = self.waiting.pop_front() else { break };
-                start(bio, now, &self.limits, &mut self.slots, &mut self.send_queue, &mut self.ready);
+                queue_or_complete_bio(
+                    bio,
+                    now,
+                    &self.limits,
+                    &mut self.slots,
+                    &mut self.send_queue,
+                    &mut self.ready,
+                );
             }
         }
         if !connection.may_send() {
@@ -260,25 +271,28 @@ impl NbdLane {
     fn operation_done(&mut self, done: RingCompletion, cx: &mut Cx<'_>) -> Result<(), ConnectionLoss> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
         match connection.finished(done, &mut self.pool, cx)? {
-            ConnectionEvent::Connected => connection.shake(&self.server.uri.export, &mut self.pool),
-            ConnectionEvent::Sent(buf) => self.pool.put(buf),
-            ConnectionEvent::Bytes(buf, n) => {
+            ConnectionRingEvent::Connected => connection.shake(&self.server.uri.export, &mut self.pool),
+            ConnectionRingEvent::Sent(buf) => self.pool.put(buf),
+            ConnectionRingEvent::Bytes(buf, n) => {
                 if self.server.deadline.is_some() {
                     self.last_reply_at = cx.now();
                 }
                 cx.set_cpu_budget(cx.cpu_budget().saturating_sub(n as u64));
                 let more = self
                     .parse_replies(&buf[..n], cx)
-                    .map_err(|why| ConnectionLoss::new(LossKind::ProtocolError, why))?;
+                    .map_err(|why| ConnectionLoss::new(ConnectionLossKind::ProtocolError, why))?;
                 if !more {
                     self.server.note_shutdown(cx.now());
-                    return Err(ConnectionLoss::new(LossKind::ShuttingDown, "the server shuts down"));
+                    return Err(ConnectionLoss::new(
+                        ConnectionLossKind::ShuttingDown,
+                        "the server shuts down",
+                    ));
                 }
                 if let Some(connection) = &self.connection {
                     connection.receive(Some(buf), &mut self.pool);
                 }
             }
-            ConnectionEvent::Nothing => {}
+            ConnectionRingEvent::Nothing => {}
         }
         Ok(())
     }
@@ -322,12 +336,12 @@ impl NbdLane {
                     self.back_off = BACK_OFF;
                     more &= error != ESHUTDOWN;
                     let (key, slot) = (tag as usize, &mut self.slots[tag as usize]);
-                    let status = slot.verdict(status_of(error));
+                    let status = slot.verdict(status_from_nbd_error(error));
                     if !self.send_queue.is_sending(key) && slot.needs_probe(status, &self.limits, cx.rng()) {
                         self.send_queue.push(key);
                         continue;
                     }
-                    complete_reply(key, status, &mut self.slots, &mut self.send_queue, &mut self.ready);
+                    handle_nbd_reply(key, status, &mut self.slots, &mut self.send_queue, &mut self.ready);
                 }
             }
         }
@@ -348,7 +362,7 @@ impl NbdLane {
 }
 
 /// Gives a request a slot and queues it, or completes it if it needs no server.
-fn start(
+fn queue_or_complete_bio(
     mut bio: Box<Bio>,
     now: Nanos,
     limits: &Limits,
@@ -364,7 +378,7 @@ fn start(
 }
 
 /// Handles the server's answer to the current request of a slot.
-pub(super) fn complete_reply(
+pub(super) fn handle_nbd_reply(
     key: usize,
     status: Status,
     slots: &mut Slab<NbdRequest>,
@@ -390,7 +404,7 @@ fn immediate_status(bio: &Bio, limits: &Limits) -> Option<Status> {
     if bio.op == Op::Flush {
         return (!limits.write_cache).then_some(Status::Ok);
     }
-    if let Some(status) = crate::out_of_range_status(bio, limits.size) {
+    if let Some(status) = crate::invalid_bio_status(bio, limits.size) {
         return Some(status);
     }
     let max = limits.max_for(bio.op);
@@ -431,9 +445,12 @@ impl Lane for NbdLane {
         if !self.abandoned.is_empty() {
             self.poll_abandoned(cx);
         }
-        if let Some(deadline) = self.connection.as_ref().and_then(Connection::deadline) {
+        if let Some(deadline) = self.connection.as_ref().and_then(NbdClientConnection::deadline) {
             if deadline <= cx.now() {
-                self.handle_loss(ConnectionLoss::new(LossKind::LocalError, "the server does not answer"), cx);
+                self.handle_loss(
+                    ConnectionLoss::new(ConnectionLossKind::LocalError, "the server does not answer"),
+                    cx,
+                );
             } else {
                 cx.wake_at(deadline);
             }
@@ -441,8 +458,8 @@ impl Lane for NbdLane {
         move_batch(&mut self.ready, done);
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, _cx: &mut Cx<'_>) {
-        if how == Drain::NoFlush {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, _cx: &mut Cx<'_>) {
+        if how == DrainMode::NoFlush {
             back.extend(self.waiting.drain(..));
         }
     }
@@ -453,7 +470,7 @@ impl Lane for NbdLane {
 
     /// The lane needs turns while it connects, so that a slow attempt is abandoned in time.
     fn own_work(&self) -> OwnWork {
-        match self.connection.as_ref().and_then(Connection::deadline) {
+        match self.connection.as_ref().and_then(NbdClientConnection::deadline) {
             Some(_) => OwnWork::Background,
             None => OwnWork::Idle,
         }

@@ -18,7 +18,7 @@
 //!   * the handshake takes as long as the deadline, or ten seconds if that is shorter.
 //!
 //!   A core that was stopped counts the deadline from its return
-//!   ([`DeadlineTimer`](udm_core::DeadlineTimer)).
+//!   ([`PauseAwareReplyDeadline`](udm_core::PauseAwareReplyDeadline)).
 //! * **Unanswered writes.** All other requests fail at once. A write that was sent stays *held*
 //!   until the server cannot carry it out any more ([`fence`]): an answer, a close, a time, or a
 //!   command, as the URI says. Otherwise multipath could write elsewhere and this write could undo
@@ -29,7 +29,7 @@
 //!   nothing.
 //! * **Several connections** at once are used only if the server says that a flush on one covers
 //!   writes on all (`CAN_MULTI_CONN`), or if nothing is written. Otherwise a task owns one
-//!   connection for all cores ([`SingleOwner`]).
+//!   connection for all cores ([`SingleOwnerForwarder`]).
 //! * **Another export.** A server that returns with another size, or with fewer abilities, is
 //!   refused ([`RemoteExport::accept`]): the layers above have their limits from before.
 //! * **Memory.** Data is copied between requests and the connection's buffers, 256 KiB each way. So
@@ -56,36 +56,37 @@ mod send_queue;
 mod sockets;
 
 pub use address::ServerAddress;
-pub use client::{NbdClient, NbdClientError};
+pub use client::{BlockingNbdClient, NbdClientError};
 pub(crate) use remote_export::RemoteExports;
-pub use sockets::{FenceDone, SocketFactory};
+pub use sockets::{FenceDone, NbdSocketAndFenceOps};
 
 use extents::BlockStatusClient;
 use remote_export::RemoteExport;
 use std::sync::Arc;
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{
-    Cx, Device, DeviceId, ExtentKind, Extents, Lane, Limits, OpenError, Sector, Sectors, SharedDiskState,
+    Cx, Device, DeviceControlError, DeviceId, ExtentKind, Extents, Lane, Limits, Sector, Sectors,
+    SharedDiskState,
 };
-use udm_queue::SingleOwner;
+use udm_queue::SingleOwnerForwarder;
 use udm_runtime::Ring;
-use udm_wire::nbd::client::ExportInfo;
+use udm_wire::nbd::client::NegotiatedExportInfo;
 use udm_wire::uri::NbdUri;
 
-pub(crate) struct Nbd {
+pub(crate) struct NbdDevice {
     id: DeviceId,
     server: Arc<RemoteExport>,
     direct: Arc<dyn Device>,
     /// Set if the server supports only one connection at a time.
-    single_owner: Option<SingleOwner>,
+    single_owner: Option<SingleOwnerForwarder>,
     block_status: BlockStatusClient,
 }
 
-impl Nbd {
-    pub(crate) fn new(server: Arc<RemoteExport>) -> Nbd {
+impl NbdDevice {
+    pub(crate) fn new(server: Arc<RemoteExport>) -> NbdDevice {
         let direct = Arc::new(PerLaneExport { id: DeviceId::new(), server: Arc::clone(&server) });
-        let single_owner = (!server.takes_many()).then(SingleOwner::default);
-        Nbd {
+        let single_owner = (!server.takes_many()).then(SingleOwnerForwarder::default);
+        NbdDevice {
             id: DeviceId::new(),
             direct,
             single_owner,
@@ -99,13 +100,19 @@ impl Nbd {
 /// server at `address`, and lanes get their sockets from `sockets`. `extents` and `refresh_size`
 /// must not be called, because they use the sockets of the system.
 #[must_use]
-pub fn simulated_export(
+pub fn create_simulated_nbd_device(
     uri: NbdUri,
     address: ServerAddress,
-    export: ExportInfo,
-    sockets: Box<dyn SocketFactory>,
+    export: NegotiatedExportInfo,
+    sockets: Box<dyn NbdSocketAndFenceOps>,
 ) -> Arc<dyn Device> {
-    Arc::new(Nbd::new(Arc::new(RemoteExport::new(uri, vec![address], export, sockets, Default::default()))))
+    Arc::new(NbdDevice::new(Arc::new(RemoteExport::new(
+        uri,
+        vec![address],
+        export,
+        sockets,
+        Default::default(),
+    ))))
 }
 
 /// An export with one connection per lane.
@@ -119,9 +126,10 @@ impl Device for PerLaneExport {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        let ring = Ring::of(cx)
-            .ok_or_else(|| OpenError::new(EOPNOTSUPP, "an NBD server needs a core with an io_uring"))?;
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        let ring = Ring::of(cx).ok_or_else(|| {
+            DeviceControlError::new(EOPNOTSUPP, "an NBD server needs a core with an io_uring")
+        })?;
         Ok(Box::new(lane::NbdLane::new(ring, &self.server, cx)))
     }
 
@@ -130,12 +138,12 @@ impl Device for PerLaneExport {
     }
 }
 
-impl Device for Nbd {
+impl Device for NbdDevice {
     fn id(&self) -> DeviceId {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         match &self.single_owner {
             Some(single_owner) => Ok(single_owner.open(&self.direct, cx)),
             None => self.direct.open(cx),

@@ -1,17 +1,17 @@
 //! State of an export, shared by all its names and lanes.
 
 use super::address::ServerAddress;
-use super::client::{self, NbdClient, NbdClientError};
+use super::client::{self, BlockingNbdClient, NbdClientError};
 use super::fence::{ExportFence, FenceCommandRuns};
-use super::sockets::{SocketFactory, SystemSockets};
+use super::sockets::{NbdSocketAndFenceOps, SystemSockets};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::errno::EINVAL;
-use udm_core::{Limits, Nanos, OpenError, Sectors, SharedDiskState};
+use udm_core::{DeviceControlError, Limits, Nanos, Sectors, SharedDiskState};
 use udm_wire::nbd::ExportFlags;
-use udm_wire::nbd::client::ExportInfo;
-use udm_wire::uri::{Fence, NbdUri};
+use udm_wire::nbd::client::NegotiatedExportInfo;
+use udm_wire::uri::{NbdUri, ServerFenceMethod};
 
 /// The exports that a process uses.
 #[derive(Default)]
@@ -29,7 +29,7 @@ impl RemoteExports {
     ///
     /// # Errors
     /// The server cannot be reached, or refuses.
-    pub(crate) fn open(&self, uri: &NbdUri) -> Result<Arc<RemoteExport>, OpenError> {
+    pub(crate) fn open(&self, uri: &NbdUri) -> Result<Arc<RemoteExport>, DeviceControlError> {
         let name = uri.unqueued().to_string();
         if let Some(server) = self.get(&name) {
             return Ok(server);
@@ -37,7 +37,7 @@ impl RemoteExports {
         let shared = (self.shared_disk_state(uri), self.runs(uri));
         let server = Arc::new(RemoteExport::find(uri, shared).map_err(|error| error.opening(uri))?);
         if server.size() == Sectors::ZERO {
-            return Err(OpenError::new(EINVAL, format!("{uri}: an export of less than a block")));
+            return Err(DeviceControlError::new(EINVAL, format!("{uri}: an export of less than a block")));
         }
         let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
         map.retain(|_, server| server.strong_count() > 0);
@@ -57,18 +57,18 @@ impl RemoteExports {
     }
 
     fn shared_disk_state(&self, uri: &NbdUri) -> Arc<SharedDiskState> {
-        shared(&self.shared_disk_state, uri.plain().to_string())
+        get_or_create_weak_entry(&self.shared_disk_state, uri.plain().to_string())
     }
 
     /// Returns the runs of the command that fences the server of `uri`, shared by all its exports.
     pub(super) fn runs(&self, uri: &NbdUri) -> Arc<FenceCommandRuns> {
         match &uri.silence.fence {
-            Fence::Exec(command) => {
+            ServerFenceMethod::Exec(command) => {
                 let mut server = uri.plain();
                 server.export.clear();
-                shared(&self.runs, format!("{server} {}", command.display()))
+                get_or_create_weak_entry(&self.runs, format!("{server} {}", command.display()))
             }
-            Fence::Closed | Fence::Wait(_) => Arc::default(),
+            ServerFenceMethod::Closed | ServerFenceMethod::Wait(_) => Arc::default(),
         }
     }
 
@@ -78,7 +78,7 @@ impl RemoteExports {
 }
 
 /// Returns the value of `name`; creates it if nobody uses it.
-fn shared<T: Default>(map: &Mutex<HashMap<String, Weak<T>>>, name: String) -> Arc<T> {
+fn get_or_create_weak_entry<T: Default>(map: &Mutex<HashMap<String, Weak<T>>>, name: String) -> Arc<T> {
     let mut map = map.lock().unwrap_or_else(PoisonError::into_inner);
     map.retain(|_, entry| entry.strong_count() > 0);
     let known = map.entry(name).or_default();
@@ -97,10 +97,10 @@ pub(crate) struct RemoteExport {
     /// The longest time without data while a request waits; `None` for no limit.
     pub(super) deadline: Option<Nanos>,
     /// Source of sockets for connections.
-    pub(super) sockets: Box<dyn SocketFactory>,
+    pub(super) sockets: Box<dyn NbdSocketAndFenceOps>,
     pub(super) shared_disk_state: Arc<SharedDiskState>,
     /// Export properties when it was opened, and the limits that follow.
-    export: ExportInfo,
+    export: NegotiatedExportInfo,
     limits: Limits,
     /// Size in bytes when it was last read.
     size: AtomicU64,
@@ -121,10 +121,10 @@ impl RemoteExport {
         uri: &NbdUri,
         shared: (Arc<SharedDiskState>, Arc<FenceCommandRuns>),
     ) -> Result<RemoteExport, NbdClientError> {
-        let mut addresses = client::addresses(uri)?;
+        let mut addresses = client::resolve_server_addresses(uri)?;
         let mut last = NbdClientError::Closed;
         for n in 0..addresses.len() {
-            match NbdClient::connect_to(&addresses[n], uri, &[]) {
+            match BlockingNbdClient::connect_to(&addresses[n], uri, &[]) {
                 Ok(client) => {
                     // The address that answers is tried first from now on.
                     addresses.rotate_left(n);
@@ -147,8 +147,8 @@ impl RemoteExport {
     pub(super) fn new(
         uri: NbdUri,
         addresses: Vec<ServerAddress>,
-        export: ExportInfo,
-        sockets: Box<dyn SocketFactory>,
+        export: NegotiatedExportInfo,
+        sockets: Box<dyn NbdSocketAndFenceOps>,
         (shared_disk_state, runs): (Arc<SharedDiskState>, Arc<FenceCommandRuns>),
     ) -> RemoteExport {
         let size = AtomicU64::new(export.size);
@@ -187,7 +187,7 @@ impl RemoteExport {
     ///
     /// # Errors
     /// The reason why not, in one line: the export has changed.
-    pub(super) fn accept(&self, now: &ExportInfo) -> Result<(), String> {
+    pub(super) fn accept(&self, now: &NegotiatedExportInfo) -> Result<(), String> {
         let verdict = self.compare(now);
         *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = verdict.clone().err();
         verdict
@@ -198,7 +198,7 @@ impl RemoteExport {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn compare(&self, now: &ExportInfo) -> Result<(), String> {
+    fn compare(&self, now: &NegotiatedExportInfo) -> Result<(), String> {
         let (was, size) = (&self.export, self.size.load(Relaxed));
         if now.size != size {
             return Err(format!("its size was {size} bytes and is {} now", now.size));
@@ -228,7 +228,7 @@ impl RemoteExport {
     /// block for ten seconds, unless the server is known to be down.
     pub(super) fn refresh_size(&self) {
         if !self.down.load(Relaxed)
-            && let Ok(client) = NbdClient::connect(&self.uri, &[])
+            && let Ok(client) = BlockingNbdClient::connect(&self.uri, &[])
         {
             self.size.store(client.export().size, Relaxed);
         }

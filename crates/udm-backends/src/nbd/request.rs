@@ -1,16 +1,16 @@
 //! A request to an NBD server.
 
 use rand::{Rng, RngExt as _};
-use udm_core::errno::{self, EIO, from_nbd};
+use udm_core::errno::{self, EIO, errno_from_nbd_error};
 use udm_core::{Bio, BioFlags, Limits, Nanos, Op, Status};
-use udm_wire::nbd::client::RequestParams;
-use udm_wire::nbd::{Command, CommandFlags};
+use udm_wire::nbd::client::NbdRequestParams;
+use udm_wire::nbd::{CommandFlags, NbdCommand};
 
 /// Returns the status for an NBD error; 0 is success. EIO is a medium error, because all paths lead
 /// to the same disk, unless a probe shows otherwise ([`NbdRequest::probe`]). ESHUTDOWN is a path
 /// error.
-pub(super) fn status_of(error: u32) -> Status {
-    match from_nbd(error) {
+pub(super) fn status_from_nbd_error(error: u32) -> Status {
+    match errno_from_nbd_error(error) {
         0 => Status::Ok,
         EIO => Status::Medium,
         errno => errno::status(errno),
@@ -39,30 +39,30 @@ impl NbdRequest {
     }
 
     /// Returns the current request to the server.
-    pub(super) fn asked(&self) -> RequestParams {
+    pub(super) fn asked(&self) -> NbdRequestParams {
         let Bio { op, flags, sector, sectors, .. } = *self.bio;
         if let Some((offset, len)) = self.probe {
-            return RequestParams { command: Command::Read, flags: CommandFlags::empty(), offset, len };
+            return NbdRequestParams { command: NbdCommand::Read, flags: CommandFlags::empty(), offset, len };
         }
         if self.flushing || op == Op::Flush {
-            return RequestParams {
-                command: Command::Flush,
+            return NbdRequestParams {
+                command: NbdCommand::Flush,
                 flags: CommandFlags::empty(),
                 offset: 0,
                 len: 0,
             };
         }
         let command = match op {
-            Op::Read => Command::Read,
-            Op::Write => Command::Write,
-            Op::Discard => Command::Trim,
-            Op::WriteZeroes | Op::Flush => Command::WriteZeroes,
+            Op::Read => NbdCommand::Read,
+            Op::Write => NbdCommand::Write,
+            Op::Discard => NbdCommand::Trim,
+            Op::WriteZeroes | Op::Flush => NbdCommand::WriteZeroes,
         };
         let mut modifiers = CommandFlags::empty();
         modifiers.set(CommandFlags::FUA, op != Op::Read && flags.contains(BioFlags::FUA));
         let keeps = op == Op::WriteZeroes && flags.contains(BioFlags::NOUNMAP);
         modifiers.set(CommandFlags::NO_HOLE, keeps);
-        RequestParams { command, flags: modifiers, offset: sector.bytes(), len: sectors.bytes() as u32 }
+        NbdRequestParams { command, flags: modifiers, offset: sector.bytes(), len: sectors.bytes() as u32 }
     }
 
     /// Handles EIO. Returns true if another block must be read first to find the cause.

@@ -4,7 +4,7 @@
 use slab::Slab;
 use std::collections::VecDeque;
 use udm_core::{Buf, BufPool, Op};
-use udm_wire::nbd::Request;
+use udm_wire::nbd::NbdRequestHeader;
 use udm_wire::nbd::client::ReplyParser;
 
 use super::request::NbdRequest;
@@ -64,12 +64,12 @@ impl SendQueue {
                 over.push(key);
             }
         }
-        while self.partial.is_none() && at + Request::SIZE <= buf.len() {
+        while self.partial.is_none() && at + NbdRequestHeader::SIZE <= buf.len() {
             let Some(key) = self.queue.pop_front() else { break };
             let slot = &slots[key];
             let asked = slot.asked();
-            buf[at..at + Request::SIZE].copy_from_slice(&replies.ask(key as u64, asked));
-            at += Request::SIZE;
+            buf[at..at + NbdRequestHeader::SIZE].copy_from_slice(&replies.ask(key as u64, asked));
+            at += NbdRequestHeader::SIZE;
             if slot.sends_data() {
                 at += self.data(key, 0, slot, &mut buf[at..]);
             }
@@ -86,7 +86,7 @@ impl SendQueue {
             if len >= SEND_MAX {
                 break;
             }
-            len += Request::SIZE + if slots[key].sends_data() { data(key) } else { 0 };
+            len += NbdRequestHeader::SIZE + if slots[key].sends_data() { data(key) } else { 0 };
         }
         len.min(SEND_MAX)
     }

@@ -29,7 +29,7 @@ const USER_TIMEOUT: u32 = i32::MAX as u32;
 pub type FenceDone = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// Operations of an NBD lane that do not go through its core's ring.
-pub trait SocketFactory: Send + Sync {
+pub trait NbdSocketAndFenceOps: Send + Sync {
     /// Creates a configured socket for a connection to `address`. Also returns the address to
     /// connect it to.
     ///
@@ -48,7 +48,7 @@ pub trait SocketFactory: Send + Sync {
 /// The sockets of the operating system.
 pub(super) struct SystemSockets;
 
-impl SocketFactory for SystemSockets {
+impl NbdSocketAndFenceOps for SystemSockets {
     fn open(&self, address: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
         /// Space for a deep queue of 4 KiB writes; the kernel limits it to its maximum.
         const UNIX_SEND_BUFFER: usize = 4 << 20;
@@ -78,16 +78,16 @@ impl SocketFactory for SystemSockets {
     }
 
     fn fence(&self, command: &Path, uri: &NbdUri, then: FenceDone) {
-        let (mut prepared, name) = (prepare(command, uri), command.display().to_string());
+        let (mut prepared, name) = (build_fence_command(command, uri), command.display().to_string());
         let no_thread = || Err("there is no thread to run it".into());
-        blocking::run("udm-fence", then, no_thread, move || {
-            run(&mut prepared).map_err(|why| format!("{name}: {why}"))
+        blocking::run_on_new_thread("udm-fence", then, no_thread, move || {
+            run_fence_command(&mut prepared).map_err(|why| format!("{name}: {why}"))
         });
     }
 }
 
 /// Builds the command with arguments that name the server. It runs without a shell.
-fn prepare(command: &Path, uri: &NbdUri) -> Command {
+fn build_fence_command(command: &Path, uri: &NbdUri) -> Command {
     let mut prepared = Command::new(command);
     prepared.arg(uri.to_string()).env("UDM_FENCE_EXPORT", &uri.export);
     match &uri.address {
@@ -101,9 +101,9 @@ fn prepare(command: &Path, uri: &NbdUri) -> Command {
 }
 
 /// Runs the command until it ends or exceeds its time limit.
-fn run(command: &mut Command) -> Result<(), String> {
+fn run_fence_command(command: &mut Command) -> Result<(), String> {
     let mut child = command.spawn().map_err(|error| error.to_string())?;
-    match wait(&mut child).map_err(|error| error.to_string())? {
+    match wait_for_fence_command(&mut child).map_err(|error| error.to_string())? {
         Some(status) if status.success() => Ok(()),
         Some(status) => Err(status.to_string()),
         None => Err(format!("not over after {COMMAND_MAX} s, and killed")),
@@ -111,7 +111,7 @@ fn run(command: &mut Command) -> Result<(), String> {
 }
 
 /// Waits for the command. Returns its status; `None` if it was killed.
-fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
+fn wait_for_fence_command(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
     let limit = Timespec { tv_sec: COMMAND_MAX, tv_nsec: 0 };
     while let Err(error) = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {

@@ -1,18 +1,18 @@
 //! `fio`: the command lines of the originals, with udm's engine.
 
 use super::context_switches::QUIET;
-use super::outcome::{ExperimentOutcome, Finding, ResultTable};
-use super::{Experiment, ExperimentOptions};
-use crate::compare::{LEN, SELECTORS, multipath, path};
+use super::outcome::{ExperimentOutcome, RatioVsPublished, ResultTable};
+use super::{ExperimentRunOptions, PublishedExperiment};
+use crate::compare::{LEN, SELECTORS, multipath_table_line, nth_null_device_uri};
 use crate::device_contest;
-use crate::page::{Axis, AxisUnit, Bar, Bars};
+use crate::page::{Axis, AxisUnit, Bar, BarPlot};
 use crate::stats::median;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 
-pub(super) const EXPERIMENT: Experiment = Experiment {
+pub(super) const EXPERIMENT: PublishedExperiment = PublishedExperiment {
     name: "fio",
     question: "Through fio: how much of the raw device does multipath keep, and how many context switches does it add?",
     source: "Snitzer, lockless dm-multipath, and a report on dm over blk-mq, both 2016, by their fio command lines",
@@ -41,17 +41,17 @@ struct FioResult {
     cpu_ns: f64,
 }
 
-fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
+fn run(effort: &ExperimentRunOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
     let Some(engine) = effort.fio_engine else {
         outcome.note(
             "Not run: it needs udm's engine for fio. Make it with make fio-engine, and name it with --fio-engine.",
         );
         return Ok(());
     };
-    let cpus = device_contest::cpus().len().clamp(1, u32::BITS as usize / 2);
-    case(effort, outcome, engine, 1)?;
+    let cpus = device_contest::get_process_cpu_affinity().len().clamp(1, u32::BITS as usize / 2);
+    compare_devices_with_fio(effort, outcome, engine, 1)?;
     if cpus > 1 {
-        case(effort, outcome, engine, cpus)?;
+        compare_devices_with_fio(effort, outcome, engine, cpus)?;
     }
     outcome.note(
         "The share of raw comes from one fio with two jobs on the same CPUs: one on the raw device, one on the other \
@@ -61,25 +61,29 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
          8 ns for the device. The other figures come from a few short runs of each device alone. Rates below 197 \
          context switches per second, that of the original's raw device, count as 197.",
     );
-    let line = job(engine, "dm_mq", "TABLE", cpus, ALONE_MS).join(" ");
+    let line = fio_job_arguments(engine, "dm_mq", "TABLE", cpus, ALONE_MS).join(" ");
     outcome.note(format!("fio {line}"));
     Ok(())
 }
 
-fn case(
-    effort: &ExperimentOptions<'_>,
+fn compare_devices_with_fio(
+    effort: &ExperimentRunOptions<'_>,
     outcome: &mut ExperimentOutcome,
     engine: &Path,
     jobs: usize,
 ) -> Result<()> {
     let fio = |devices: &[&str], ms| {
         ensure!(!effort.stop.load(Relaxed), "stopped before anything was measured");
-        measure(engine, devices, jobs, ms)
+        run_fio_on_devices(engine, devices, jobs, ms)
     };
-    let linear = format!("0 {LEN} linear {} 0", path(0));
-    let mut devices = vec![("raw", path(0), path(0)), ("linear", linear.clone(), linear)];
+    let linear = format!("0 {LEN} linear {} 0", nth_null_device_uri(0));
+    let mut devices =
+        vec![("raw", nth_null_device_uri(0), nth_null_device_uri(0)), ("linear", linear.clone(), linear)];
     // In a pair, fio has twice as many jobs, each of which is a core.
-    devices.extend(SELECTORS.map(|name| (name, multipath(name, 2, jobs), multipath(name, 2, 2 * jobs))));
+    devices
+        .extend(SELECTORS.map(|name| {
+            (name, multipath_table_line(name, 2, jobs), multipath_table_line(name, 2, 2 * jobs))
+        }));
     let (mut alone, mut shares) = (vec![Vec::new(); devices.len()], vec![Vec::new(); devices.len()]);
     for round in 0..effort.rounds(ROUNDS) {
         for i in 0..devices.len() {
@@ -105,7 +109,7 @@ fn case(
     let mut table = ResultTable::new(format!("fio, {jobs} job{s}, depth {DEPTH}"), heads);
     let axis = Axis::new("share of the raw device", AxisUnit::Ratio);
     let mut bars =
-        Bars::new(format!("Through fio, {jobs} job{s}"), axis, ["udm"]).reference("the original's");
+        BarPlot::new(format!("Through fio, {jobs} job{s}"), axis, ["udm"]).reference("the original's");
     let of = |i: usize, what: fn(&FioResult) -> f64| {
         median(alone[i].iter().map(what).collect()).unwrap_or_default()
     };
@@ -118,15 +122,18 @@ fn case(
             continue;
         }
         let original = KEPT.iter().find(|(selector, _)| selector == name);
-        let mut finding = Finding::more(format!("{name}, {jobs} job{s}: share of raw"), share).aim(0.97);
+        let mut finding =
+            RatioVsPublished::more(format!("{name}, {jobs} job{s}: share of raw"), share).aim(0.97);
         let mut bar = Bar::new(share);
         if let Some((_, original)) = original {
             (finding, bar) = (finding.beside(*original), bar.beside(*original));
         }
         outcome.found(finding);
         bars = bars.group(*name, [bar]);
-        let finding =
-            Finding::less(format!("{name}, {jobs} job{s}: context switches, relative to raw"), added);
+        let finding = RatioVsPublished::less(
+            format!("{name}, {jobs} job{s}: context switches, relative to raw"),
+            added,
+        );
         outcome.found(finding.beside(SWITCHES).aim(1.1));
     }
     outcome.table(table);
@@ -135,7 +142,7 @@ fn case(
 }
 
 /// fio's arguments for a job: those of the original, except for engine and file name.
-fn job(engine: &Path, name: &str, device: &str, jobs: usize, ms: u32) -> Vec<String> {
+fn fio_job_arguments(engine: &Path, name: &str, device: &str, jobs: usize, ms: u32) -> Vec<String> {
     let engine = engine.display();
     let named = [
         format!("--name=task_{name}"),
@@ -163,12 +170,13 @@ fn job(engine: &Path, name: &str, device: &str, jobs: usize, ms: u32) -> Vec<Str
 }
 
 /// Runs one fio with a job per device, all at the same time.
-fn measure(engine: &Path, devices: &[&str], jobs: usize, ms: u32) -> Result<Vec<FioResult>> {
-    let cpus: Vec<String> = device_contest::cpus().iter().take(jobs).map(usize::to_string).collect();
+fn run_fio_on_devices(engine: &Path, devices: &[&str], jobs: usize, ms: u32) -> Result<Vec<FioResult>> {
+    let cpus: Vec<String> =
+        device_contest::get_process_cpu_affinity().iter().take(jobs).map(usize::to_string).collect();
     let mut command = Command::new("fio");
     command.arg("--output-format=json");
     for (nth, device) in devices.iter().enumerate() {
-        command.args(job(engine, &format!("dm_mq{nth}"), device, jobs, ms));
+        command.args(fio_job_arguments(engine, &format!("dm_mq{nth}"), device, jobs, ms));
         command.arg(format!("--cpus_allowed={}", cpus.join(",")));
     }
     let out = command.output().context("fio")?;
@@ -181,11 +189,11 @@ fn measure(engine: &Path, devices: &[&str], jobs: usize, ms: u32) -> Result<Vec<
     // fio may print warnings before its JSON.
     let begin = text.find('{').context("fio printed no JSON")?;
     let output: serde_json::Value = serde_json::from_str(&text[begin..]).context("fio's output")?;
-    (0..devices.len()).map(|nth| parse_fio_job(&output["jobs"][nth])).collect()
+    (0..devices.len()).map(|nth| parse_fio_json_job_result(&output["jobs"][nth])).collect()
 }
 
 /// Reads the result of a job from fio's JSON.
-fn parse_fio_job(job: &serde_json::Value) -> Result<FioResult> {
+fn parse_fio_json_job_result(job: &serde_json::Value) -> Result<FioResult> {
     let number = |value: &serde_json::Value| value.as_f64().context("fio's JSON lacks a number");
     let (read, spent) = (&job["read"], number(&job["usr_cpu"])? + number(&job["sys_cpu"])?);
     Ok(FioResult {

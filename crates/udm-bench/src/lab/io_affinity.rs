@@ -2,17 +2,17 @@
 //! over all paths.
 
 use super::models::paced_path::{PacedPath, PathServiceTime};
-use super::outcome::{ExperimentOutcome, Finding, ResultTable};
-use super::{Experiment, ExperimentOptions, over};
-use crate::device_contest::{self, DeviceContest, StopCondition};
-use crate::page::{Axis, AxisUnit, Bar, Bars};
+use super::outcome::{ExperimentOutcome, RatioVsPublished, ResultTable};
+use super::{ExperimentRunOptions, PublishedExperiment, over};
+use crate::device_contest::{self, InterleavedDeviceBenchmark, StopCondition};
+use crate::page::{Axis, AxisUnit, Bar, BarPlot};
 use anyhow::Result;
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::{Device, Nanos, Sectors};
-use udm_runtime::CoreSet;
+use udm_runtime::ProcessCores;
 
-pub(super) const EXPERIMENT: Experiment = Experiment {
+pub(super) const EXPERIMENT: PublishedExperiment = PublishedExperiment {
     name: "io-affinity",
     question: "What does one path per core gain over selectors that use all paths?",
     source: "Christie, the io-affinity selector, 2020: one path per CPU, with 90K, 180K and more IOPS",
@@ -33,29 +33,29 @@ const PATHS: [(&str, Nanos, f64); 3] = [
 
 const SELECTORS: [&str; 3] = ["io-affinity", "round-robin", "queue-length"];
 
-fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
-    let cores = device_contest::cpus().len().clamp(1, u32::BITS as usize);
+fn run(effort: &ExperimentRunOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
+    let cores = device_contest::get_process_cpu_affinity().len().clamp(1, u32::BITS as usize);
     let mut table = ResultTable::new(
         format!("{cores} cores and paths, depth {DEPTH}: thousand IOPS"),
         std::iter::once("").chain(SELECTORS),
     );
     let axis = Axis::new("io-affinity, relative to the other", AxisUnit::Ratio);
     let mut bars =
-        Bars::new("Gain of io-affinity", axis, SELECTORS[1..].iter().copied()).reference("the original's");
+        BarPlot::new("Gain of io-affinity", axis, SELECTORS[1..].iter().copied()).reference("the original's");
     for (name, service, original) in PATHS {
-        let contest = DeviceContest {
-            cores: device_contest::pinned_cores(cores),
+        let contest = InterleavedDeviceBenchmark {
+            cores: device_contest::pinned_core_options(cores),
             depths: &[DEPTH],
             rounds: effort.rounds(ROUNDS),
             until: StopCondition::Time(TIME),
             len: LEN.0,
         };
-        let scores = contest.scores(|core_set| devices(core_set, service), effort.stop)?;
+        let scores = contest.scores(|core_set| make_io_affinity_devices(core_set, service), effort.stop)?;
         table.row(name, scores.iter().map(|score| score.iops(cores) / 1e3));
         let gain = |other: usize| scores[other].ns / scores[0].ns;
         for (other, selector) in SELECTORS.iter().enumerate().skip(1) {
             outcome.found(
-                Finding::more(format!("{name}: io-affinity, relative to {selector}"), gain(other))
+                RatioVsPublished::more(format!("{name}: io-affinity, relative to {selector}"), gain(other))
                     .beside(original),
             );
         }
@@ -70,7 +70,7 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
     Ok(())
 }
 
-fn devices(core_set: &Arc<CoreSet>, service: Nanos) -> Result<Vec<Arc<dyn Device>>> {
+fn make_io_affinity_devices(core_set: &Arc<ProcessCores>, service: Nanos) -> Result<Vec<Arc<dyn Device>>> {
     let paths = core_set.len();
     let device = |selector: &&str| -> Result<Arc<dyn Device>> {
         let disk = |n: usize| -> Arc<dyn Device> {
@@ -86,7 +86,7 @@ fn devices(core_set: &Arc<CoreSet>, service: Nanos) -> Result<Vec<Arc<dyn Device
         let own = u8::from(*selector == "io-affinity");
         let table = format!("0 {} multipath 0 0 1 1 {selector} 0 {paths} {own} {}", LEN.0, words.join(" "));
         let turn = || std::thread::sleep(Duration::from_micros(50));
-        Ok(over::mapped(&**core_set, paths, &table, &disks, turn)?)
+        Ok(over::make_mapped_device_over_disks(&**core_set, paths, &table, &disks, turn)?)
     };
     SELECTORS.iter().map(device).collect()
 }

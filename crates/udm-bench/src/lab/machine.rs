@@ -36,7 +36,7 @@ impl MachineInfo {
         let last = (0..READINGS).fold(begin, |_, _| Instant::now());
         MachineInfo {
             cpu: model.unwrap_or("unknown CPU").to_owned(),
-            cpus: crate::device_contest::cpus().len().max(1),
+            cpus: crate::device_contest::get_process_cpu_affinity().len().max(1),
             kernel: words.join(" "),
             clock_ns: last.duration_since(begin).as_nanos() as f64 / f64::from(READINGS),
             udm: env!("CARGO_PKG_VERSION"),

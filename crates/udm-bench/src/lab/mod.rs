@@ -30,25 +30,28 @@ mod selectors;
 mod snapshot;
 
 pub use machine::MachineInfo;
-pub use outcome::{ExperimentOutcome, Finding, FindingVerdict, ResultTable, page, text};
+pub use outcome::{
+    ExperimentOutcome, RatioVsPublished, RatioVsPublishedVerdict, ResultTable, render_experiments_html,
+    render_experiments_text,
+};
 
 use anyhow::Result;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 /// An experiment.
-pub struct Experiment {
+pub struct PublishedExperiment {
     /// The name for `udm lab run`.
     pub name: &'static str,
     /// The question that the experiment answers.
     pub question: &'static str,
     /// The publication on which it is based.
     pub source: &'static str,
-    run: fn(&ExperimentOptions<'_>, &mut ExperimentOutcome) -> Result<()>,
+    run: fn(&ExperimentRunOptions<'_>, &mut ExperimentOutcome) -> Result<()>,
 }
 
 /// All experiments.
-pub const EXPERIMENTS: &[Experiment] = &[
+pub const EXPERIMENTS: &[PublishedExperiment] = &[
     lockless::EXPERIMENT,
     context_switches::EXPERIMENT,
     io_affinity::EXPERIMENT,
@@ -60,7 +63,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
 ];
 
 /// How much to measure, and when to stop.
-pub struct ExperimentOptions<'a> {
+pub struct ExperimentRunOptions<'a> {
     /// If set, only a third of the rounds is measured.
     pub quick: bool,
     /// If set, an experiment ends with the rounds that it has.
@@ -69,7 +72,7 @@ pub struct ExperimentOptions<'a> {
     pub fio_engine: Option<&'a Path>,
 }
 
-impl ExperimentOptions<'_> {
+impl ExperimentRunOptions<'_> {
     /// Rounds per device: `all`, or a third for a quick run.
     fn rounds(&self, all: usize) -> usize {
         if self.quick { (all / 3).max(1) } else { all }
@@ -82,10 +85,10 @@ impl ExperimentOptions<'_> {
     }
 }
 
-impl Experiment {
+impl PublishedExperiment {
     /// The experiment of this name.
     #[must_use]
-    pub fn find(name: &str) -> Option<&'static Experiment> {
+    pub fn find(name: &str) -> Option<&'static PublishedExperiment> {
         EXPERIMENTS.iter().find(|experiment| experiment.name == name)
     }
 
@@ -93,7 +96,7 @@ impl Experiment {
     ///
     /// # Errors
     /// If cores or devices are not available, or it was stopped before anything was measured.
-    pub fn run(&self, effort: &ExperimentOptions<'_>) -> Result<ExperimentOutcome> {
+    pub fn run(&self, effort: &ExperimentRunOptions<'_>) -> Result<ExperimentOutcome> {
         let mut outcome = ExperimentOutcome::new(self);
         (self.run)(effort, &mut outcome)?;
         Ok(outcome)

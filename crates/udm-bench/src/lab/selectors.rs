@@ -4,18 +4,18 @@
 //! after another, with its own service time. So the result is the same on every machine.
 
 use super::models::paced_path::{PacedPath, PathServiceTime};
-use super::outcome::{ExperimentOutcome, Finding, ResultTable};
-use super::{Experiment, ExperimentOptions, over};
-use crate::page::{Axis, AxisUnit, Bar, Bars};
+use super::outcome::{ExperimentOutcome, RatioVsPublished, ResultTable};
+use super::{ExperimentRunOptions, PublishedExperiment, over};
+use crate::page::{Axis, AxisUnit, Bar, BarPlot};
 use crate::stats::median;
 use anyhow::{Result, ensure};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tracing::subscriber::{NoSubscriber, with_default};
 use udm_core::{Batch, Bio, Device, Nanos, Sector, Sectors};
-use udm_dm::testing::TestWorld;
+use udm_dm::testing::SteppedTestCores;
 
-pub(super) const EXPERIMENT: Experiment = Experiment {
+pub(super) const EXPERIMENT: PublishedExperiment = PublishedExperiment {
     name: "selectors",
     question: "How does each selector handle paths that are slow, become slow, or fail?",
     source: "udm's own aim: 0.85 of the ideal if one of two paths is ten times slower",
@@ -32,7 +32,7 @@ const SELECTORS: [&str; 4] = ["round-robin", "queue-length", "service-time", "hi
 
 /// The pattern of the requests.
 #[derive(Clone, Copy)]
-enum RequestPattern {
+enum ConstantOrBurstLoad {
     /// A constant number of requests in flight.
     Always(usize),
     /// Two requests all the time, and bursts. A burst has the given number of requests and begins
@@ -44,7 +44,7 @@ enum RequestPattern {
 struct SelectorScenario {
     name: &'static str,
     paths: [PathServiceTime; 2],
-    ask: RequestPattern,
+    ask: ConstantOrBurstLoad,
     /// Requests per second with ideal choices; `None` for the rate of the best of [`SELECTORS`].
     ideal: Option<f64>,
     /// The selectors that should reach [`AIM`] of the ideal.
@@ -61,28 +61,28 @@ const SCENES: [SelectorScenario; 5] = [
     SelectorScenario {
         name: "alike, depth 32",
         paths: [fixed_service_time(100 * US), fixed_service_time(100 * US)],
-        ask: RequestPattern::Always(32),
+        ask: ConstantOrBurstLoad::Always(32),
         ideal: Some(20_000.0),
         fit: &SELECTORS,
     },
     SelectorScenario {
         name: "10 times slower, depth 8",
         paths: [fixed_service_time(100 * US), fixed_service_time(1_000 * US)],
-        ask: RequestPattern::Always(8),
+        ask: ConstantOrBurstLoad::Always(8),
         ideal: Some(11_000.0),
         fit: FIT,
     },
     SelectorScenario {
         name: "10 times slower, depth 32",
         paths: [fixed_service_time(100 * US), fixed_service_time(1_000 * US)],
-        ask: RequestPattern::Always(32),
+        ask: ConstantOrBurstLoad::Always(32),
         ideal: Some(11_000.0),
         fit: FIT,
     },
     SelectorScenario {
         name: "10 times slower, bursts of 32",
         paths: [fixed_service_time(100 * US), fixed_service_time(1_000 * US)],
-        ask: RequestPattern::Bursts(32, Nanos(20 * MS)),
+        ask: ConstantOrBurstLoad::Bursts(32, Nanos(20 * MS)),
         ideal: None,
         fit: &["historical-service-time"],
     },
@@ -92,7 +92,7 @@ const SCENES: [SelectorScenario; 5] = [
             fixed_service_time(100 * US),
             PathServiceTime::Turns(Nanos(100 * US), Nanos(TIME / 2), Nanos(1_000 * US)),
         ],
-        ask: RequestPattern::Always(32),
+        ask: ConstantOrBurstLoad::Always(32),
         ideal: Some((20_000.0 + 11_000.0) / 2.0),
         fit: FIT,
     },
@@ -102,7 +102,7 @@ const SCENES: [SelectorScenario; 5] = [
 const DEAD: SelectorScenario = SelectorScenario {
     name: "fails",
     paths: [fixed_service_time(100 * US), PathServiceTime::Dies(Nanos(100 * US), Nanos(TIME / 2))],
-    ask: RequestPattern::Always(32),
+    ask: ConstantOrBurstLoad::Always(32),
     ideal: Some(15_000.0),
     fit: &SELECTORS,
 };
@@ -110,14 +110,14 @@ const DEAD: SelectorScenario = SelectorScenario {
 /// The aim as a share of the ideal.
 const AIM: f64 = 0.85;
 
-fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
+fn run(effort: &ExperimentRunOptions<'_>, outcome: &mut ExperimentOutcome) -> Result<()> {
     let scenes = SCENES.iter().chain([&DEAD]);
     let mut table = ResultTable::new(
         "requests per second of simulated time",
         [""].into_iter().chain(SELECTORS).chain(["ideal"]),
     );
     let mut bars =
-        Bars::new("Share of the ideal", Axis::new("share of the ideal", AxisUnit::Ratio), SELECTORS)
+        BarPlot::new("Share of the ideal", Axis::new("share of the ideal", AxisUnit::Ratio), SELECTORS)
             .reference("aim");
     for scene in scenes {
         ensure!(!effort.stop.load(Relaxed), "stopped before anything was measured");
@@ -134,8 +134,10 @@ fn run(effort: &ExperimentOptions<'_>, outcome: &mut ExperimentOutcome) -> Resul
             }),
         );
         for (rate, selector) in rates.iter().zip(SELECTORS) {
-            let finding =
-                Finding::more(format!("{}: {selector}, share of the ideal", scene.name), rate / ideal);
+            let finding = RatioVsPublished::more(
+                format!("{}: {selector}, share of the ideal", scene.name),
+                rate / ideal,
+            );
             outcome.found(if scene.fit.contains(&selector) { finding.aim(AIM) } else { finding });
         }
     }
@@ -157,11 +159,11 @@ impl SelectorScenario {
         };
         let disks: Vec<_> = (0..).zip(&self.paths).map(disk).collect();
         let table = format!("0 {} multipath 0 0 1 1 {selector} 0 2 0 253:0 253:1", LEN.0);
-        let mut world = TestWorld::new(1);
+        let mut world = SteppedTestCores::new(1);
         let cores = world.cores();
-        let device = over::mapped(&*cores, 1, &table, &disks, || world.deliver(0))?;
+        let device = over::make_mapped_device_over_disks(&*cores, 1, &table, &disks, || world.deliver(0))?;
         let mut lane = world.open(0, &*device).map_err(|why| anyhow::anyhow!("a lane: {why}"))?;
-        let (mut clients, mut now) = (LoadClients::new(self.ask), Nanos(1));
+        let (mut clients, mut now) = (SimulatedLoadGenerator::new(self.ask), Nanos(1));
         let (mut batch, mut done, mut served) = (Batch::new(), Batch::new(), 0u64);
         // After the end, requests in flight complete.
         while now.0 < TIME || clients.in_flight > 0 {
@@ -186,8 +188,8 @@ impl SelectorScenario {
 }
 
 /// The source of the requests.
-struct LoadClients {
-    ask: RequestPattern,
+struct SimulatedLoadGenerator {
+    ask: ConstantOrBurstLoad,
     idle: Batch,
     in_flight: usize,
     /// The current burst: its begin, and how many completions end it.
@@ -201,15 +203,15 @@ struct LoadClients {
 /// Requests in flight between bursts.
 const STEADY: usize = 2;
 
-impl LoadClients {
-    fn new(ask: RequestPattern) -> LoadClients {
+impl SimulatedLoadGenerator {
+    fn new(ask: ConstantOrBurstLoad) -> SimulatedLoadGenerator {
         let (count, next) = match ask {
-            RequestPattern::Always(count) => (count, Nanos::NEVER),
-            RequestPattern::Bursts(count, pause) => (count + STEADY, pause),
+            ConstantOrBurstLoad::Always(count) => (count, Nanos::NEVER),
+            ConstantOrBurstLoad::Bursts(count, pause) => (count + STEADY, pause),
         };
         let bio = |_| Bio::read(Sector(0), Sectors(8), Default::default());
         let idle = (0..count).map(bio).collect();
-        LoadClients { ask, idle, in_flight: 0, burst: (Nanos(0), 0), next, times: Vec::new() }
+        SimulatedLoadGenerator { ask, idle, in_flight: 0, burst: (Nanos(0), 0), next, times: Vec::new() }
     }
 
     /// Takes the completed requests in `done` and puts new ones into `batch`.
@@ -217,8 +219,8 @@ impl LoadClients {
         let came_back = done.len();
         self.came_back(done);
         let out = match self.ask {
-            RequestPattern::Always(_) => self.idle.len(),
-            RequestPattern::Bursts(count, pause) => self.burst(now, came_back, count, pause),
+            ConstantOrBurstLoad::Always(_) => self.idle.len(),
+            ConstantOrBurstLoad::Bursts(count, pause) => self.burst(now, came_back, count, pause),
         };
         self.in_flight += out;
         batch.extend(self.idle.drain(..out));
@@ -253,8 +255,8 @@ impl LoadClients {
     /// Requests per second in bursts.
     fn bursts(&self) -> Option<f64> {
         match self.ask {
-            RequestPattern::Always(_) => None,
-            RequestPattern::Bursts(count, _) => Some(count as f64 * 1e9 / median(self.times.clone())?),
+            ConstantOrBurstLoad::Always(_) => None,
+            ConstantOrBurstLoad::Bursts(count, _) => Some(count as f64 * 1e9 / median(self.times.clone())?),
         }
     }
 }

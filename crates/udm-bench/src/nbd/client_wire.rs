@@ -12,7 +12,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::time::Duration;
 use udm_core::Op;
-use udm_wire::nbd::{Command, CommandFlags, ReplyHeader, Request};
+use udm_wire::nbd::{CommandFlags, NbdCommand, NbdRequestHeader, ReplyHeader};
 
 /// Bytes per receive.
 const RECEIVE: usize = 256 << 10;
@@ -54,7 +54,7 @@ impl NbdClientWire {
     /// If `fd` is not a socket.
     pub fn new(fd: OwnedFd, payload: Vec<u8>) -> Result<NbdClientWire> {
         set_socket_timeout(&fd, Timeout::Recv, Some(WAIT))?;
-        let out = Vec::with_capacity(SEND + payload.len() + Request::SIZE);
+        let out = Vec::with_capacity(SEND + payload.len() + NbdRequestHeader::SIZE);
         let input = vec![0; RECEIVE].into_boxed_slice();
         Ok(NbdClientWire { fd, out, sent: 0, input, arrived: 0..0, data: None, payload })
     }
@@ -67,12 +67,12 @@ impl NbdClientWire {
     /// Adds a request to those that will be sent.
     pub fn put(&mut self, asked: NbdWireRequest) {
         let command = match asked.op {
-            Op::Write => Command::Write,
-            Op::Discard => Command::Trim,
-            _ => Command::Read,
+            Op::Write => NbdCommand::Write,
+            Op::Discard => NbdCommand::Trim,
+            _ => NbdCommand::Read,
         };
         let NbdWireRequest { cookie, offset, len, .. } = asked;
-        let request = Request { flags: CommandFlags::empty(), command, cookie, offset, len };
+        let request = NbdRequestHeader { flags: CommandFlags::empty(), command, cookie, offset, len };
         self.out.extend_from_slice(&request.encode());
         if asked.op == Op::Write {
             self.out.extend_from_slice(&self.payload[..len as usize]);

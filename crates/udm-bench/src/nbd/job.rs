@@ -4,12 +4,12 @@
 //! once per round. Once warm, a round allocates no memory.
 
 use super::client_wire::{NbdClientWire, NbdWireRequest};
-use crate::clock::{JobClock, nanos};
+use crate::clock::{JobTimers, duration_to_nanos};
 use crate::drain_deadline::DrainDeadline;
 use crate::job::{JobFailure, JobOutcome, JobSpec};
 use crate::plan::AccessPlan;
 use crate::request_source::{NextRequest, RequestSource};
-use crate::stats::{JobStats, direction};
+use crate::stats::{JobStats, direction_index_of_op};
 use anyhow::Result;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ struct NbdJobRunner<'a> {
     wire: NbdClientWire,
     source: RequestSource,
     origin: Instant,
-    clock: JobClock,
+    clock: JobTimers,
     /// The ramp has not ended.
     ramping: bool,
     /// Requests in flight, by cookie.
@@ -44,7 +44,7 @@ struct NbdJobRunner<'a> {
 }
 
 /// Runs a job to its end.
-pub fn run(wire: NbdClientWire, spec: &JobSpec<'_>) -> JobOutcome {
+pub fn run_job_over_nbd(wire: NbdClientWire, spec: &JobSpec<'_>) -> JobOutcome {
     let depth = spec.load.iodepth as usize;
     let plan = AccessPlan::new(spec.load, spec.job, spec.region);
     let (most, seed) = (spec.load.requests(spec.region), spec.load.seed() ^ spec.job as u64);
@@ -53,7 +53,7 @@ pub fn run(wire: NbdClientWire, spec: &JobSpec<'_>) -> JobOutcome {
         wire,
         source: RequestSource::new(spec.load, plan, most, seed),
         origin: Instant::now(),
-        clock: JobClock::new(),
+        clock: JobTimers::new(),
         ramping: true,
         slots: vec![None; depth],
         free: (0..depth).rev().collect(),
@@ -86,7 +86,7 @@ impl NbdJobRunner<'_> {
         let load = self.spec.load;
         let mut now = self.now();
         self.clock.begin(now);
-        self.clock.deadline = now + nanos(load.ramp_time);
+        self.clock.deadline = now + duration_to_nanos(load.ramp_time);
         loop {
             if now >= self.clock.next {
                 self.check_timers(now);
@@ -124,9 +124,10 @@ impl NbdJobRunner<'_> {
                     free.push(cookie as usize);
                     ended += 1;
                     if error == 0 {
-                        stats.directions[direction(op)].count((end.since(since).0, 1), u64::from(len));
+                        stats.directions[direction_index_of_op(op)]
+                            .count((end.since(since).0, 1), u64::from(len));
                     } else {
-                        let number = errno::from_nbd(error);
+                        let number = errno::errno_from_nbd_error(error);
                         failure.get_or_insert_with(|| JobFailure {
                             errno: number,
                             text: format!("{op:?}: errno {number}"),
@@ -182,7 +183,7 @@ impl NbdJobRunner<'_> {
             self.ramping = false;
             self.stats.clear();
             self.clock.begin(now);
-            self.clock.deadline = load.runtime().map_or(Nanos::NEVER, |t| now + nanos(t));
+            self.clock.deadline = load.runtime().map_or(Nanos::NEVER, |t| now + duration_to_nanos(t));
         } else if now >= self.clock.deadline {
             self.stopping = true;
             self.end.begin(now);

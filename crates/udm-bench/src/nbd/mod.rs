@@ -13,30 +13,30 @@ mod reply_loop;
 
 use crate::job::{JobOutcome, JobSpec};
 use crate::jobs::BenchJob;
-use crate::load::Load;
-use crate::report::Report;
-use crate::run::BenchRun;
+use crate::load::FioLoadOptions;
+use crate::report::BenchReport;
+use crate::run::SingleLoadMeasurement;
 use crate::verify::{self, BlockHeader};
 use anyhow::{Result, anyhow, ensure};
 use client_wire::NbdClientWire;
 use rustix::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
-use udm_backends::nbd::NbdClient;
+use udm_backends::nbd::BlockingNbdClient;
 use udm_core::{Limits, Op};
-use udm_runtime::pin;
-use udm_wire::nbd::client::ExportInfo;
+use udm_runtime::pin_thread_to_cpus;
+use udm_wire::nbd::client::NegotiatedExportInfo;
 use udm_wire::nbd::{BlockSizes, ExportFlags};
 use udm_wire::uri::NbdUri;
 
-impl BenchRun<'_> {
+impl SingleLoadMeasurement<'_> {
     /// Runs the jobs against an export, one connection per job.
     ///
     /// # Errors
     /// If the load can't begin. Later failures are in the report.
-    pub fn measure_nbd(&self, uri: &NbdUri) -> Result<Report> {
-        check(self.load)?;
-        let (first, export) = NbdClient::connect(uri, &[])?.into_socket();
+    pub fn measure_nbd(&self, uri: &NbdUri) -> Result<BenchReport> {
+        check_nbd_load_options(self.load)?;
+        let (first, export) = BlockingNbdClient::connect(uri, &[])?.into_socket();
         let several = self.load.numjobs == 1 || export.flags.contains(ExportFlags::CAN_MULTI_CONN);
         let reads = self.load.rw.op() == Some(Op::Read);
         ensure!(
@@ -45,7 +45,7 @@ impl BenchRun<'_> {
         );
         let mut sockets = vec![first];
         for _ in 1..self.load.numjobs {
-            sockets.push(NbdClient::connect(uri, &[])?.into_socket().0);
+            sockets.push(BlockingNbdClient::connect(uri, &[])?.into_socket().0);
         }
         self.on_sockets(sockets, &export)
     }
@@ -53,27 +53,28 @@ impl BenchRun<'_> {
     /// Runs the jobs against loops that only read and write, one per job, over Unix sockets.
     ///
     /// # Errors
-    /// As [`BenchRun::measure_nbd`].
-    pub fn measure_floor(&self) -> Result<Report> {
-        check(self.load)?;
+    /// As [`SingleLoadMeasurement::measure_nbd`].
+    pub fn measure_floor(&self) -> Result<BenchReport> {
+        check_nbd_load_options(self.load)?;
         let pairs: Vec<_> = (0..self.load.numjobs).map(|_| UnixStream::pair()).collect::<Result<_, _>>()?;
         let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 };
         let flags = ExportFlags::HAS_FLAGS | ExportFlags::SEND_TRIM | ExportFlags::CAN_MULTI_CONN;
-        let export = ExportInfo { size: 1 << 40, flags, blocks, structured: false, contexts: Vec::new() };
+        let export =
+            NegotiatedExportInfo { size: 1 << 40, flags, blocks, structured: false, contexts: Vec::new() };
         thread::scope(|scope| {
             let mut sockets = Vec::new();
             for (ours, theirs) in pairs {
-                scope.spawn(|| reply_loop::serve(theirs));
+                scope.spawn(|| reply_loop::serve_minimal_nbd_replies(theirs));
                 sockets.push(ours.into());
             }
             self.on_sockets(sockets, &export)
         })
     }
 
-    fn on_sockets(&self, sockets: Vec<OwnedFd>, export: &ExportInfo) -> Result<Report> {
+    fn on_sockets(&self, sockets: Vec<OwnedFd>, export: &NegotiatedExportInfo) -> Result<BenchReport> {
         let load = self.load;
-        let regions = load.regions(&limits(export))?;
-        let payload = payload(load);
+        let regions = load.regions(&request_limits_of_nbd_export(export))?;
+        let payload = new_nbd_write_payload(load);
         let wires = sockets
             .into_iter()
             .map(|fd| NbdClientWire::new(fd, payload.clone()))
@@ -85,9 +86,12 @@ impl BenchRun<'_> {
                 .map(|(job, wire)| {
                     let region = regions[job];
                     scope.spawn(move || -> Result<JobOutcome> {
-                        pin(&load.cpus(job))?;
+                        pin_thread_to_cpus(&load.cpus(job))?;
                         let progress = self.progress.map(|p| p.counter(job));
-                        Ok(job::run(wire, &JobSpec { load, job, region, progress, stop: self.stop }))
+                        Ok(job::run_job_over_nbd(
+                            wire,
+                            &JobSpec { load, job, region, progress, stop: self.stop },
+                        ))
                     })
                 })
                 .collect();
@@ -96,12 +100,15 @@ impl BenchRun<'_> {
                 .map(|t| t.join().map_err(|_| anyhow!("a job panicked"))?)
                 .collect::<Result<Vec<_>>>()
         })?;
-        Ok(Report::new(&[BenchJob::alone(load.clone())], outcomes.into_iter().map(|outcome| (0, outcome))))
+        Ok(BenchReport::new(
+            &[BenchJob::alone(load.clone())],
+            outcomes.into_iter().map(|outcome| (0, outcome)),
+        ))
     }
 }
 
 /// Checks the options that do not apply to NBD.
-fn check(load: &Load) -> Result<()> {
+fn check_nbd_load_options(load: &FioLoadOptions) -> Result<()> {
     load.check()?;
     ensure!(load.verify.is_none(), "verify: not over NBD");
     ensure!(load.fsync == 0, "fsync: not over NBD");
@@ -110,16 +117,19 @@ fn check(load: &Load) -> Result<()> {
 }
 
 /// The limits of requests: those of the export, but discards are not split here.
-fn limits(export: &ExportInfo) -> Limits {
+fn request_limits_of_nbd_export(export: &NegotiatedExportInfo) -> Limits {
     let limits = export.limits();
     Limits { max_discard: limits.max_discard.min(limits.max_sectors), ..limits }
 }
 
 /// The data of writes, which is incompressible.
-fn payload(load: &Load) -> Vec<u8> {
+fn new_nbd_write_payload(load: &FioLoadOptions) -> Vec<u8> {
     let mut data = vec![0; if load.rw.op() == Some(Op::Read) { 0 } else { load.longest() as usize }];
     if !data.is_empty() {
-        verify::fill(&mut data, BlockHeader { offset: 0, tag: load.seed(), index: 0 });
+        verify::fill_block_with_header_and_crc(
+            &mut data,
+            BlockHeader { offset: 0, tag: load.seed(), index: 0 },
+        );
     }
     data
 }
@@ -127,13 +137,18 @@ fn payload(load: &Load) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::parse_load;
+    use crate::jobs::parse_fio_load_options;
     use std::io::{Read, Write};
     use std::sync::atomic::AtomicBool;
     use udm_core::Nanos;
 
-    fn floor(text: &str) -> Result<Report> {
-        BenchRun { load: &parse_load(text), progress: None, stop: &AtomicBool::new(false) }.measure_floor()
+    fn floor(text: &str) -> Result<BenchReport> {
+        SingleLoadMeasurement {
+            load: &parse_fio_load_options(text),
+            progress: None,
+            stop: &AtomicBool::new(false),
+        }
+        .measure_floor()
     }
 
     /// All requests of each kind complete, including hundreds of short ones, and long ones that
@@ -201,11 +216,11 @@ mod tests {
     /// is sent at 450 ms and completes at 500 ms. Its latency includes the delay.
     #[test]
     fn a_slow_server_hides_nothing_from_a_rate() {
-        let load = parse_load("--rw read --rate_iops 100 --number_ios 10");
+        let load = parse_fio_load_options("--rw read --rate_iops 100 --number_ios 10");
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let server = thread::spawn(move || reply_loop::serve(SlowStream(theirs)));
+        let server = thread::spawn(move || reply_loop::serve_minimal_nbd_replies(SlowStream(theirs)));
         let stop = AtomicBool::new(false);
-        let run = BenchRun { load: &load, progress: None, stop: &stop };
+        let run = SingleLoadMeasurement { load: &load, progress: None, stop: &stop };
         let report = run.on_sockets(vec![ours.into()], &export(1 << 20)).unwrap();
         server.join().unwrap();
         let reads = &report.entries[0].stats.directions[0];
@@ -233,18 +248,24 @@ mod tests {
         }
     }
 
-    fn export(size: u64) -> ExportInfo {
+    fn export(size: u64) -> NegotiatedExportInfo {
         let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 };
-        ExportInfo { size, flags: ExportFlags::HAS_FLAGS, blocks, structured: false, contexts: Vec::new() }
+        NegotiatedExportInfo {
+            size,
+            flags: ExportFlags::HAS_FLAGS,
+            blocks,
+            structured: false,
+            contexts: Vec::new(),
+        }
     }
 
     /// The run time ends a load whose requests are never answered.
     #[test]
     fn a_server_that_answers_nothing() {
-        let load = parse_load("--rw randread --iodepth 8 --runtime 200ms");
+        let load = parse_fio_load_options("--rw randread --iodepth 8 --runtime 200ms");
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let stop = AtomicBool::new(false);
-        let run = BenchRun { load: &load, progress: None, stop: &stop };
+        let run = SingleLoadMeasurement { load: &load, progress: None, stop: &stop };
         let report = run.on_sockets(vec![ours.into()], &export(1 << 20)).unwrap();
         let (_, failure) = report.failure().expect("a failure");
         assert_eq!(failure, "8 requests were not answered within 10 s of the end of the load");
@@ -253,9 +274,9 @@ mod tests {
     /// If the server closes the connection, the job fails and ends.
     #[test]
     fn a_server_that_goes_away() {
-        let load = parse_load("--rw randread --iodepth 8");
+        let load = parse_fio_load_options("--rw randread --iodepth 8");
         let stop = AtomicBool::new(false);
-        let run = BenchRun { load: &load, progress: None, stop: &stop };
+        let run = SingleLoadMeasurement { load: &load, progress: None, stop: &stop };
         let (ours, theirs) = UnixStream::pair().unwrap();
         drop(theirs);
         let report = run.on_sockets(vec![ours.into()], &export(1 << 20)).unwrap();

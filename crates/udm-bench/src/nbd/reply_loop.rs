@@ -6,13 +6,13 @@
 //! client and system at least as much.
 
 use std::io::{ErrorKind, Read, Write};
-use udm_wire::nbd::{Command, Request, SimpleReply};
+use udm_wire::nbd::{NbdCommand, NbdRequestHeader, SimpleReply};
 
 /// Bytes per read.
 const READ: usize = 256 << 10;
 
 /// Serves until the other side closes the connection.
-pub fn serve(mut stream: impl Read + Write) {
+pub fn serve_minimal_nbd_replies(mut stream: impl Read + Write) {
     let mut input = vec![0u8; READ].into_boxed_slice();
     // `skip` is the rest of a write's payload that has not arrived, `owed` the reply of this write.
     let (mut arrived, mut skip, mut owed) = (0..0usize, 0usize, None);
@@ -35,11 +35,11 @@ pub fn serve(mut stream: impl Read + Write) {
             }
             out.extend(owed.take().iter().flat_map(SimpleReply::encode));
             let Some(header) = input[arrived.clone()].first_chunk() else { break };
-            let Ok(request) = Request::decode(header) else { return };
-            arrived.start += Request::SIZE;
+            let Ok(request) = NbdRequestHeader::decode(header) else { return };
+            arrived.start += NbdRequestHeader::SIZE;
             skip = request.payload_len() as usize;
             let reply = SimpleReply { error: 0, cookie: request.cookie };
-            if request.command == Command::Read {
+            if request.command == NbdCommand::Read {
                 out.extend_from_slice(&reply.encode());
                 out.resize(out.len() + request.len as usize, 0);
             } else {

@@ -88,13 +88,17 @@ impl Axis {
     #[must_use]
     pub fn text(&self, value: f64) -> String {
         match self.unit {
-            AxisUnit::Number => scaled(value, 1000.0, &["", "k", "M", "G", "T"]),
-            AxisUnit::Bytes => scaled(value, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB"]),
-            AxisUnit::Nanos => scaled(value, 1000.0, &[" ns", " µs", " ms", " s"]),
-            AxisUnit::Seconds => format!("{} s", digits(value)),
-            AxisUnit::Percent if self.scale == AxisScale::Nines => format!("{}%", plain(value)),
-            AxisUnit::Percent => format!("{}%", digits(value)),
-            AxisUnit::Ratio => format!("{}×", digits(value)),
+            AxisUnit::Number => format_axis_value_with_prefix(value, 1000.0, &["", "k", "M", "G", "T"]),
+            AxisUnit::Bytes => {
+                format_axis_value_with_prefix(value, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB"])
+            }
+            AxisUnit::Nanos => format_axis_value_with_prefix(value, 1000.0, &[" ns", " µs", " ms", " s"]),
+            AxisUnit::Seconds => format!("{} s", format_three_digits(value)),
+            AxisUnit::Percent if self.scale == AxisScale::Nines => {
+                format!("{}%", format_all_significant_digits(value))
+            }
+            AxisUnit::Percent => format!("{}%", format_three_digits(value)),
+            AxisUnit::Ratio => format!("{}×", format_three_digits(value)),
         }
     }
 
@@ -139,7 +143,7 @@ impl Axis {
     fn ticks(&self, low: f64, high: f64) -> (Vec<f64>, f64) {
         match self.scale {
             AxisScale::Linear => {
-                let step = step((high - low) / 6.0, self.unit == AxisUnit::Bytes);
+                let step = round_up_to_tick_step((high - low) / 6.0, self.unit == AxisUnit::Bytes);
                 let (first, last) = ((low / step).floor() as i64, (high / step).ceil() as i64);
                 ((first..=last).map(|i| i as f64 * step).collect(), last as f64 * step)
             }
@@ -188,7 +192,7 @@ impl AxisRange<'_> {
 }
 
 /// The next step of 1, 2, 5, 10 ... (for bytes: 1, 2, 4 ...) that is at least `at_least`.
-fn step(at_least: f64, binary: bool) -> f64 {
+fn round_up_to_tick_step(at_least: f64, binary: bool) -> f64 {
     if binary {
         return 2f64.powi(at_least.max(1.0).log2().ceil() as i32);
     }
@@ -197,33 +201,33 @@ fn step(at_least: f64, binary: bool) -> f64 {
 }
 
 /// A number with the largest prefix that fits.
-fn scaled(value: f64, thousand: f64, prefixes: &[&str]) -> String {
+fn format_axis_value_with_prefix(value: f64, thousand: f64, prefixes: &[&str]) -> String {
     let mut unit = 0;
     let mut value = value;
     while value.abs() >= thousand * 0.9995 && unit + 1 < prefixes.len() {
         value /= thousand;
         unit += 1;
     }
-    format!("{}{}", digits(value), prefixes[unit])
+    format!("{}{}", format_three_digits(value), prefixes[unit])
 }
 
 /// A number with three digits.
-fn digits(value: f64) -> String {
+fn format_three_digits(value: f64) -> String {
     let places = match value.abs() {
         v if v >= 99.95 => 0,
         v if v >= 9.995 => 1,
         v if v >= 0.9995 || v == 0.0 => 2,
         v => (1.0 - v.log10()).floor().clamp(2.0, 9.0) as usize + 1,
     };
-    trimmed(format!("{value:.places$}"))
+    trim_trailing_zeros(format!("{value:.places$}"))
 }
 
 /// A number with all significant digits.
-fn plain(value: f64) -> String {
-    trimmed(format!("{value:.6}"))
+fn format_all_significant_digits(value: f64) -> String {
+    trim_trailing_zeros(format!("{value:.6}"))
 }
 
-fn trimmed(text: String) -> String {
+fn trim_trailing_zeros(text: String) -> String {
     match text.contains('.') {
         true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
         false => text,

@@ -2,7 +2,7 @@
 //! logarithmic axis they are points.
 
 use super::axis::Axis;
-use super::{EscapedText, Plot, WIDTH, caption, class, svg};
+use super::{EscapedText, Plot, WIDTH, series_css_class, write_figure_caption, write_svg_start_tag};
 use std::fmt::{self, Write};
 
 /// Height of a bar, and gaps between bars and between groups.
@@ -39,7 +39,7 @@ impl Bar {
 
 /// A plot of bars.
 #[derive(Debug, Clone)]
-pub struct Bars {
+pub struct BarPlot {
     title: String,
     axis: Axis,
     series: Vec<String>,
@@ -47,45 +47,45 @@ pub struct Bars {
     groups: Vec<(String, Vec<Bar>)>,
 }
 
-impl Bars {
+impl BarPlot {
     /// A plot without bars. Each group has one bar per name in `series`.
     #[must_use]
     pub fn new<S: Into<String>>(
         title: impl Into<String>,
         axis: Axis,
         series: impl IntoIterator<Item = S>,
-    ) -> Bars {
+    ) -> BarPlot {
         let series = series.into_iter().map(Into::into).collect();
-        Bars { title: title.into(), axis, series, reference: "reference".into(), groups: Vec::new() }
+        BarPlot { title: title.into(), axis, series, reference: "reference".into(), groups: Vec::new() }
     }
 
     /// Names the marks in the legend.
     #[must_use]
-    pub fn reference(self, name: impl Into<String>) -> Bars {
-        Bars { reference: name.into(), ..self }
+    pub fn reference(self, name: impl Into<String>) -> BarPlot {
+        BarPlot { reference: name.into(), ..self }
     }
 
     /// Adds a group.
     #[must_use]
-    pub fn group(mut self, name: impl Into<String>, bars: impl IntoIterator<Item = Bar>) -> Bars {
+    pub fn group(mut self, name: impl Into<String>, bars: impl IntoIterator<Item = Bar>) -> BarPlot {
         self.groups.push((name.into(), bars.into_iter().collect()));
         self
     }
 }
 
-impl Plot for Bars {
+impl Plot for BarPlot {
     fn draw(&self, out: &mut String) -> fmt::Result {
         let bars = || self.groups.iter().flat_map(|(_, bars)| bars);
         let axis = self.axis.covering(bars().flat_map(|b| [Some(b.value), b.reference]).flatten(), true);
         let marked = bars().any(|b| b.reference.is_some());
         let names: Vec<&str> = self.series.iter().map(String::as_str).collect();
-        caption(out, "bars", &self.title, &names, marked.then_some(self.reference.as_str()))?;
+        write_figure_caption(out, "bars", &self.title, &names, marked.then_some(self.reference.as_str()))?;
         let longest = self.groups.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
         let left = (7.2 * longest as f64 + 12.0).min(NAMES_MAX);
         let across = WIDTH - left - RIGHT;
         let height = |bars: &[Bar]| bars.len() as f64 * (BAR + GAP) + GROUP_GAP;
         let bottom: f64 = self.groups.iter().map(|(_, bars)| height(bars)).sum();
-        svg(out, &self.title, bottom + BOTTOM)?;
+        write_svg_start_tag(out, &self.title, bottom + BOTTOM)?;
         for (value, place) in &axis.ticks {
             let at = left + place * across;
             write!(
@@ -122,7 +122,7 @@ impl Plot for Bars {
                     let text = axis.text(bar.value);
                     // On such an axis the length of a bar would be misread as its share.
                     let shape = if self.axis.has_no_zero() { "circle" } else { "rect" };
-                    write!(out, "<{shape} class=\"bar {}\" ", class(i))?;
+                    write!(out, "<{shape} class=\"bar {}\" ", series_css_class(i))?;
                     if self.axis.has_no_zero() {
                         let (x, y) = (left + end * across, y + BAR / 2.0);
                         write!(out, "cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{:.1}\">", BAR / 2.0 - 2.0)?;

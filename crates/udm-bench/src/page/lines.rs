@@ -1,7 +1,7 @@
 //! Lines over two axes.
 
 use super::axis::{Axis, AxisRange};
-use super::{EscapedText, Plot, WIDTH, caption, class, svg};
+use super::{EscapedText, Plot, WIDTH, series_css_class, write_figure_caption, write_svg_start_tag};
 use std::fmt::{self, Write};
 
 /// Height of the image, and margins of the lines.
@@ -15,23 +15,23 @@ const POINTS: usize = 40;
 
 /// A plot of lines.
 #[derive(Debug, Clone)]
-pub struct Lines {
+pub struct LinePlot {
     title: String,
     x: Axis,
     y: Axis,
     series: Vec<(String, Vec<(f64, f64)>)>,
 }
 
-impl Lines {
+impl LinePlot {
     /// A plot without lines.
     #[must_use]
-    pub fn new(title: impl Into<String>, x: Axis, y: Axis) -> Lines {
-        Lines { title: title.into(), x, y, series: Vec::new() }
+    pub fn new(title: impl Into<String>, x: Axis, y: Axis) -> LinePlot {
+        LinePlot { title: title.into(), x, y, series: Vec::new() }
     }
 
     /// Adds a line.
     #[must_use]
-    pub fn line(mut self, name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Lines {
+    pub fn line(mut self, name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> LinePlot {
         self.series.push((name.into(), points.into_iter().collect()));
         self
     }
@@ -80,15 +80,15 @@ impl Lines {
     }
 }
 
-impl Plot for Lines {
+impl Plot for LinePlot {
     fn draw(&self, out: &mut String) -> fmt::Result {
         let points = || self.series.iter().flat_map(|(_, points)| points);
         let x = self.x.covering(points().map(|p| p.0), false);
         let y = self.y.covering(points().map(|p| p.1), self.y.is_linear());
         let left = y.text_width() + 14.0;
         let names: Vec<&str> = self.series.iter().map(|(name, _)| name.as_str()).collect();
-        caption(out, "lines", &self.title, &names, None)?;
-        svg(out, &self.title, HEIGHT)?;
+        write_figure_caption(out, "lines", &self.title, &names, None)?;
+        write_svg_start_tag(out, &self.title, HEIGHT)?;
         self.axes(out, &x, &y, left)?;
         let (across, up) = (WIDTH - RIGHT - left, HEIGHT - BOTTOM - TOP);
         for (i, (name, points)) in self.series.iter().enumerate() {
@@ -98,7 +98,7 @@ impl Plot for Lines {
                 .iter()
                 .filter_map(|p| Some((left + x.place(p.0)? * across, TOP + (1.0 - y.place(p.1)?) * up, p)))
                 .collect();
-            write!(out, "<g class=\"{}\"><polyline class=\"line\" points=\"", class(i))?;
+            write!(out, "<g class=\"{}\"><polyline class=\"line\" points=\"", series_css_class(i))?;
             for (x, y, _) in &places {
                 write!(out, "{x:.1},{y:.1} ")?;
             }

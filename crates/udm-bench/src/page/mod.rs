@@ -5,16 +5,16 @@
 //! element and guesses the width of text. Here the legend is text that wraps.
 //!
 //! ```
-//! use udm_bench::page::{Axis, AxisUnit, Lines, Page};
+//! use udm_bench::page::{Axis, AxisUnit, HtmlPage, LinePlot};
 //!
-//! let mut page = Page::new("Cost of a layer");
+//! let mut page = HtmlPage::new("Cost of a layer");
 //! page.text("A machine with two CPUs.");
 //! let section = page.section("Depth");
 //! section.table(&["depth", "ns"], [["1", "19"], ["32", "5"]]);
 //! let depth = Axis::new("depth", AxisUnit::Number).log2();
 //! let time = Axis::new("time", AxisUnit::Nanos);
 //! section.plot(
-//!     &Lines::new("Time per request", depth, time).line("null", [(1.0, 19.0), (32.0, 5.0)]),
+//!     &LinePlot::new("Time per request", depth, time).line("null", [(1.0, 19.0), (32.0, 5.0)]),
 //! );
 //! assert!(page.html().starts_with("<!doctype html>"));
 //! ```
@@ -26,8 +26,8 @@ mod lines;
 mod tests;
 
 pub use axis::{Axis, AxisUnit};
-pub use bars::{Bar, Bars};
-pub use lines::Lines;
+pub use bars::{Bar, BarPlot};
+pub use lines::LinePlot;
 
 use std::fmt::{self, Display, Write};
 
@@ -38,24 +38,24 @@ const COLOURS: usize = 8;
 const WIDTH: f64 = 760.0;
 
 /// An HTML page.
-pub struct Page {
+pub struct HtmlPage {
     title: String,
     /// The sections. The first one has no heading and holds the text below the title.
-    sections: Vec<Section>,
+    sections: Vec<HtmlPageSection>,
 }
 
 /// A section of a page, with a heading.
-pub struct Section {
+pub struct HtmlPageSection {
     heading: String,
     body: String,
 }
 
-impl Page {
+impl HtmlPage {
     /// Creates a page that has only a title.
     #[must_use]
-    pub fn new(title: impl Into<String>) -> Page {
-        let head = Section { heading: String::new(), body: String::new() };
-        Page { title: title.into(), sections: vec![head] }
+    pub fn new(title: impl Into<String>) -> HtmlPage {
+        let head = HtmlPageSection { heading: String::new(), body: String::new() };
+        HtmlPage { title: title.into(), sections: vec![head] }
     }
 
     /// Adds a paragraph below the title.
@@ -64,8 +64,8 @@ impl Page {
     }
 
     /// Adds a section at the end.
-    pub fn section(&mut self, heading: impl Into<String>) -> &mut Section {
-        self.sections.push(Section { heading: heading.into(), body: String::new() });
+    pub fn section(&mut self, heading: impl Into<String>) -> &mut HtmlPageSection {
+        self.sections.push(HtmlPageSection { heading: heading.into(), body: String::new() });
         self.sections.last_mut().expect("one was pushed")
     }
 
@@ -81,7 +81,7 @@ impl Page {
         );
         for section in &self.sections {
             if !section.heading.is_empty() {
-                append(&mut out, format_args!("<h2>{}</h2>\n", EscapedText(&section.heading)));
+                append_fmt_to_string(&mut out, format_args!("<h2>{}</h2>\n", EscapedText(&section.heading)));
             }
             out.push_str(&section.body);
         }
@@ -90,10 +90,10 @@ impl Page {
     }
 }
 
-impl Section {
+impl HtmlPageSection {
     /// Adds a paragraph.
     pub fn text(&mut self, text: &str) {
-        append(&mut self.body, format_args!("<p>{}</p>\n", EscapedText(text)));
+        append_fmt_to_string(&mut self.body, format_args!("<p>{}</p>\n", EscapedText(text)));
     }
 
     /// Adds a table: the heads of its columns, and its rows. The first column is text, the others
@@ -105,13 +105,16 @@ impl Section {
     ) {
         self.body.push_str("<div class=\"wide\"><table>\n<tr>");
         for head in heads {
-            append(&mut self.body, format_args!("<th>{}</th>", EscapedText(head)));
+            append_fmt_to_string(&mut self.body, format_args!("<th>{}</th>", EscapedText(head)));
         }
         self.body.push_str("</tr>\n");
         for row in rows {
             self.body.push_str("<tr>");
             for cell in row {
-                append(&mut self.body, format_args!("<td>{}</td>", EscapedText(&cell.to_string())));
+                append_fmt_to_string(
+                    &mut self.body,
+                    format_args!("<td>{}</td>", EscapedText(&cell.to_string())),
+                );
             }
             self.body.push_str("</tr>\n");
         }
@@ -124,7 +127,7 @@ impl Section {
     }
 }
 
-/// A drawing: [`Lines`] or [`Bars`].
+/// A drawing: [`LinePlot`] or [`BarPlot`].
 pub trait Plot {
     /// Writes a `figure`.
     ///
@@ -134,17 +137,23 @@ pub trait Plot {
 }
 
 /// Appends to a string, which can't fail.
-fn append(out: &mut String, what: fmt::Arguments<'_>) {
+fn append_fmt_to_string(out: &mut String, what: fmt::Arguments<'_>) {
     out.write_fmt(what).expect("a string takes everything");
 }
 
 /// Writes the head of a figure: its title, and a legend if there are several series or a mark.
-fn caption(out: &mut String, kind: &str, title: &str, series: &[&str], mark: Option<&str>) -> fmt::Result {
+fn write_figure_caption(
+    out: &mut String,
+    kind: &str,
+    title: &str,
+    series: &[&str],
+    mark: Option<&str>,
+) -> fmt::Result {
     writeln!(out, "<figure><figcaption>{}</figcaption>", EscapedText(title))?;
     if series.len() > 1 || mark.is_some() {
         write!(out, "<div class=\"legend {kind}\">")?;
         for (i, name) in series.iter().enumerate().filter(|_| series.len() > 1) {
-            write!(out, "<span><i class=\"{}\"></i>{}</span>", class(i), EscapedText(name))?;
+            write!(out, "<span><i class=\"{}\"></i>{}</span>", series_css_class(i), EscapedText(name))?;
         }
         if let Some(mark) = mark {
             write!(out, "<span><i class=\"mark\"></i>{}</span>", EscapedText(mark))?;
@@ -155,12 +164,12 @@ fn caption(out: &mut String, kind: &str, title: &str, series: &[&str], mark: Opt
 }
 
 /// The class of a series: its colour, and a pattern when the colours repeat.
-fn class(series: usize) -> String {
+fn series_css_class(series: usize) -> String {
     format!("s{}{}", series % COLOURS, if series >= COLOURS { " dashed" } else { "" })
 }
 
 /// Writes the start tag of an image of this height.
-fn svg(out: &mut String, title: &str, height: f64) -> fmt::Result {
+fn write_svg_start_tag(out: &mut String, title: &str, height: f64) -> fmt::Result {
     writeln!(out, "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">", EscapedText(title))
 }
 

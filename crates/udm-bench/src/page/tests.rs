@@ -4,8 +4,8 @@ use super::*;
 use std::collections::BTreeSet;
 
 /// A page with all kinds of elements.
-fn everything() -> Page {
-    let mut page = Page::new("udm lab: <lockless> & \"more\"");
+fn everything() -> HtmlPage {
+    let mut page = HtmlPage::new("udm lab: <lockless> & \"more\"");
     page.text("A machine with 2 CPUs, Linux 6.1.\nudm 0.1.0");
     let section = page.section("Lane against lock");
     section.text("Each selector beside the same with one lock per device, at depth 32, as a share of the bare null device.");
@@ -14,7 +14,7 @@ fn everything() -> Page {
         [["null", "10.2M", "1", "1"], ["service-time", "9.9M", "0.97", "0.46"], ["a<b", "1", "2", "3"]],
     );
     let ratio = Axis::new("share of the bare null device", AxisUnit::Ratio);
-    let bars = Bars::new("Throughput with 2 cores", ratio, ["udm's lanes", "one lock per device"]);
+    let bars = BarPlot::new("Throughput with 2 cores", ratio, ["udm's lanes", "one lock per device"]);
     section.plot(
         &bars
             .reference("the original's, 192 threads")
@@ -23,7 +23,7 @@ fn everything() -> Page {
             .group("historical-service-time", [Bar::new(0.91), Bar::new(0.13).beside(0.145)])
             .group("round-robin", [Bar::new(1.02), Bar::new(f64::NAN).beside(0.69)]),
     );
-    let switches = Bars::new("Context switches", Axis::new("of raw", AxisUnit::Ratio).log(), ["udm"]);
+    let switches = BarPlot::new("Context switches", Axis::new("of raw", AxisUnit::Ratio).log(), ["udm"]);
     section.plot(
         &switches
             .group("1 queue", [Bar::new(1.02).beside(339.0)])
@@ -34,9 +34,10 @@ fn everything() -> Page {
         (Axis::new("percentile", AxisUnit::Percent).nines(), Axis::new("latency", AxisUnit::Nanos).log());
     let at = [0.0, 1.0, 5.0, 50.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99];
     let curve = |by: f64| at.map(|p| (p, by * (300.0 + 10_000.0 / (100.3 - p))));
-    section
-        .plot(&Lines::new("Latency by percentile", x, y).line("read", curve(1.0)).line("write", curve(9.0)));
-    let mut lines = Lines::new(
+    section.plot(
+        &LinePlot::new("Latency by percentile", x, y).line("read", curve(1.0)).line("write", curve(9.0)),
+    );
+    let mut lines = LinePlot::new(
         "Throughput",
         Axis::new("time", AxisUnit::Seconds),
         Axis::new("bytes per second", AxisUnit::Bytes),
@@ -48,7 +49,7 @@ fn everything() -> Page {
     }
     section.plot(&lines);
     let depth = Axis::new("paths", AxisUnit::Number).log2();
-    let mut lines = Lines::new("Time per request, ten lines", depth, Axis::new("time", AxisUnit::Nanos));
+    let mut lines = LinePlot::new("Time per request, ten lines", depth, Axis::new("time", AxisUnit::Nanos));
     for n in 1..=10 {
         lines = lines.line(
             format!("selector {n}"),
@@ -76,13 +77,13 @@ fn no_text_is_markup() {
     assert!(html.contains("<title>udm lab: &lt;lockless&gt; &amp; &quot;more&quot;</title>"));
     assert!(html.contains("<td>a&lt;b</td>") && !html.contains("a<b"));
     let hostile = "</title><script>alert('1')</script>\u{1}\"&";
-    let mut page = Page::new(hostile);
+    let mut page = HtmlPage::new(hostile);
     page.text(hostile);
     let section = page.section(hostile);
     section.table(&[hostile], [[hostile]]);
     let axis = || Axis::new(hostile, AxisUnit::Number);
-    section.plot(&Lines::new(hostile, axis(), axis()).line(hostile, [(1.0, 1.0)]).line(hostile, []));
-    let bars = Bars::new(hostile, axis(), [hostile, hostile]).reference(hostile);
+    section.plot(&LinePlot::new(hostile, axis(), axis()).line(hostile, [(1.0, 1.0)]).line(hostile, []));
+    let bars = BarPlot::new(hostile, axis(), [hostile, hostile]).reference(hostile);
     section.plot(&bars.group(hostile, [Bar::new(1.0).beside(2.0)]));
     let html = page.html();
     assert!(!html.contains("<script") && !html.contains('\u{1}') && !html.contains("\"&\n"));

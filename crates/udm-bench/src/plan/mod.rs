@@ -5,14 +5,14 @@ mod free_block_map;
 mod varied_plan;
 
 use crate::distribution::OffsetGenerator;
-use crate::load::Load;
+use crate::load::FioLoadOptions;
 use crate::passes::RemainingPasses;
-use crate::region::Region;
-use crate::stats::{DIRECTIONS, direction};
+use crate::region::JobRegion;
+use crate::stats::{DIRECTIONS, direction_index_of_op};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 use udm_core::{Op, SECTOR_SIZE};
-use varied_plan::VariedPlan;
+use varied_plan::MixedLengthAccessPlan;
 
 /// Position and length of a request on the device, in sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl SectorSpan {
 #[derive(Clone)]
 pub struct AccessPlan {
     order: PlanOrder,
-    region: Region,
+    region: JobRegion,
     /// Sectors per block.
     block: u64,
     /// Requests of this pass so far. `length` is the maximum of a pass.
@@ -58,16 +58,18 @@ enum PlanOrder {
     /// Independent random offsets for each direction.
     Random(Box<[OffsetGenerator; DIRECTIONS]>),
     /// Requests of different lengths, in any order.
-    VariedPlan(Box<VariedPlan>),
+    VariedPlan(Box<MixedLengthAccessPlan>),
 }
 
 impl AccessPlan {
     /// The plan of job number `job`.
-    pub fn new(load: &Load, job: usize, region: Region) -> AccessPlan {
+    pub fn new(load: &FioLoadOptions, job: usize, region: JobRegion) -> AccessPlan {
         let mut rng = SmallRng::seed_from_u64(load.seed() ^ (job as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let varied = load.fixed().is_none();
         let order = match (load.rw.is_random(), load.has_map()) {
-            _ if varied => PlanOrder::VariedPlan(Box::new(VariedPlan::new(load, region, &mut rng))),
+            _ if varied => {
+                PlanOrder::VariedPlan(Box::new(MixedLengthAccessPlan::new(load, region, &mut rng)))
+            }
             (false, _) => PlanOrder::Sequential([0; DIRECTIONS]),
             (true, true) => PlanOrder::Shuffled(Shuffle::new(region.blocks, &mut rng)),
             (true, false) => {
@@ -118,12 +120,12 @@ impl AccessPlan {
         }
         let at = match &mut self.order {
             PlanOrder::Sequential(next) => {
-                let next = &mut next[direction(op)];
+                let next = &mut next[direction_index_of_op(op)];
                 *next += 1;
                 (*next - 1) * self.block
             }
             PlanOrder::Shuffled(shuffle) => shuffle.next() * self.block,
-            PlanOrder::Random(places) => places[direction(op)].next(&mut self.rng) / SECTOR_SIZE,
+            PlanOrder::Random(places) => places[direction_index_of_op(op)].next(&mut self.rng) / SECTOR_SIZE,
             PlanOrder::VariedPlan(_) => return self.next_varied(op),
         };
         self.at += 1;
@@ -133,7 +135,7 @@ impl AccessPlan {
     /// As in fio, a pass ends with the last block of one direction, regardless of the other.
     #[inline]
     fn is_at_the_end(&self, op: Op) -> bool {
-        matches!(&self.order, PlanOrder::Sequential(next) if next[direction(op)] == self.region.blocks)
+        matches!(&self.order, PlanOrder::Sequential(next) if next[direction_index_of_op(op)] == self.region.blocks)
     }
 
     /// Draws the operation of the next request.
@@ -173,7 +175,7 @@ impl AccessPlan {
     fn next_varied(&mut self, op: Op) -> Option<SectorSpan> {
         while self.moved < self.most {
             let PlanOrder::VariedPlan(varied) = &mut self.order else { return None };
-            if let Some((at, bytes)) = varied.next(direction(op), &mut self.rng) {
+            if let Some((at, bytes)) = varied.next(direction_index_of_op(op), &mut self.rng) {
                 self.moved = self.moved.saturating_add(bytes);
                 let sector = self.region.first * self.block + at / SECTOR_SIZE;
                 return Some(SectorSpan { sector, sectors: bytes / SECTOR_SIZE });

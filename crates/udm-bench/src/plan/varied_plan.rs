@@ -8,8 +8,8 @@
 
 use super::free_block_map::FreeBlockMap;
 use crate::distribution::OffsetGenerator;
-use crate::load::Load;
-use crate::region::Region;
+use crate::load::FioLoadOptions;
+use crate::region::JobRegion;
 use crate::request_lengths::LengthDistribution;
 use crate::stats::DIRECTIONS;
 use rand::RngExt;
@@ -17,18 +17,18 @@ use rand::rngs::SmallRng;
 
 /// The requests of one job, in passes over the same region.
 #[derive(Clone)]
-pub struct VariedPlan {
+pub struct MixedLengthAccessPlan {
     sizes: [LengthDistribution; DIRECTIONS],
     unit: u64,
     /// The length of the region in bytes.
     bytes: u64,
-    order: VariedOrder,
+    order: MixedLengthAccessOrder,
     /// Bytes of this pass so far. A pass with a map ends when all bytes are moved.
     moved: u64,
 }
 
 #[derive(Clone)]
-enum VariedOrder {
+enum MixedLengthAccessOrder {
     /// In order, with the offset of the next request of each direction.
     Sequential([u64; DIRECTIONS]),
     /// Independent random offsets for each direction.
@@ -36,48 +36,48 @@ enum VariedOrder {
     Mapped(FreeBlockMap),
 }
 
-impl VariedPlan {
-    pub fn new(load: &Load, region: Region, rng: &mut SmallRng) -> VariedPlan {
+impl MixedLengthAccessPlan {
+    pub fn new(load: &FioLoadOptions, region: JobRegion, rng: &mut SmallRng) -> MixedLengthAccessPlan {
         let (unit, bytes) = (load.unit(), region.blocks * load.unit());
         let order = match (load.rw.is_random(), load.has_map()) {
-            (false, _) => VariedOrder::Sequential([0; DIRECTIONS]),
-            (true, false) => VariedOrder::Random(load.random_places(bytes, rng)),
-            (true, true) => VariedOrder::Mapped(FreeBlockMap::new(region.blocks)),
+            (false, _) => MixedLengthAccessOrder::Sequential([0; DIRECTIONS]),
+            (true, false) => MixedLengthAccessOrder::Random(load.random_places(bytes, rng)),
+            (true, true) => MixedLengthAccessOrder::Mapped(FreeBlockMap::new(region.blocks)),
         };
         let sizes = std::array::from_fn(|direction| load.sizes(direction));
-        VariedPlan { sizes, unit, bytes, order, moved: 0 }
+        MixedLengthAccessPlan { sizes, unit, bytes, order, moved: 0 }
     }
 
     /// Begins another pass.
     pub fn again(&mut self) {
         self.moved = 0;
         match &mut self.order {
-            VariedOrder::Sequential(at) => *at = [0; DIRECTIONS],
-            VariedOrder::Random(_) => {}
-            VariedOrder::Mapped(map) => map.clear(),
+            MixedLengthAccessOrder::Sequential(at) => *at = [0; DIRECTIONS],
+            MixedLengthAccessOrder::Random(_) => {}
+            MixedLengthAccessOrder::Mapped(map) => map.clear(),
         }
     }
 
     /// The next request of a direction: offset in the region and length, in bytes. `None` if the
     /// pass has ended.
     pub fn next(&mut self, direction: usize, rng: &mut SmallRng) -> Option<(u64, u64)> {
-        if self.moved >= self.bytes && matches!(self.order, VariedOrder::Mapped(_)) {
+        if self.moved >= self.bytes && matches!(self.order, MixedLengthAccessOrder::Mapped(_)) {
             return None;
         }
         let sizes = &self.sizes[direction];
         let (at, len) = match &mut self.order {
-            VariedOrder::Sequential(at) => {
+            MixedLengthAccessOrder::Sequential(at) => {
                 let at = &mut at[direction];
                 let len = sizes.draw(self.bytes - *at, rng)?;
                 *at += len;
                 (*at - len, len)
             }
-            VariedOrder::Random(places) => {
+            MixedLengthAccessOrder::Random(places) => {
                 let at = places[direction].next(rng);
                 (at, sizes.draw(self.bytes - at, rng)?)
             }
-            VariedOrder::Mapped(map) => {
-                let block = map.next_free(drawn(self.bytes, sizes, rng) / self.unit)?;
+            MixedLengthAccessOrder::Mapped(map) => {
+                let block = map.next_free(draw_random_offset(self.bytes, sizes, rng) / self.unit)?;
                 let at = block * self.unit;
                 let room = self.bytes - at;
                 let len = sizes.draw(room, rng).unwrap_or(room);
@@ -91,22 +91,22 @@ impl VariedPlan {
 }
 
 /// A random offset for a request of these sizes.
-fn drawn(bytes: u64, sizes: &LengthDistribution, rng: &mut SmallRng) -> u64 {
+fn draw_random_offset(bytes: u64, sizes: &LengthDistribution, rng: &mut SmallRng) -> u64 {
     rng.random_range(0..(bytes / sizes.min).max(1)) * sizes.min
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::parse_load;
+    use crate::jobs::parse_fio_load_options;
     use crate::plan::AccessPlan;
     use udm_core::Op;
 
     /// The requests of a plan: operation, offset and length in bytes.
     fn plan(text: &str, blocks: u64) -> (AccessPlan, Vec<(Op, u64, u64)>) {
-        let load = parse_load(text);
+        let load = parse_fio_load_options(text);
         load.check().unwrap();
-        let region = Region { first: 3, blocks, bytes: blocks * load.unit() };
+        let region = JobRegion { first: 3, blocks, bytes: blocks * load.unit() };
         let mut plan = AccessPlan::new(&load, 0, region);
         let fresh = plan.clone();
         let most = load.requests(region).min(100_000) as usize;
@@ -179,7 +179,7 @@ mod tests {
             ("--rw randtrim --bssplit 8k:12k --blockalign 4k,4k,20k", 20480),
         ] {
             let (_, all) = plan(&format!("{text} --loops 20"), 1001);
-            let end = 1001 * crate::jobs::parse_load(text).unit();
+            let end = 1001 * crate::jobs::parse_fio_load_options(text).unit();
             let (mut last, mut uneven) = (0, 0);
             for (_, first, len) in all {
                 assert!(first % align == 0 && first + len <= end, "{text}: {len} at {first}");
@@ -188,7 +188,7 @@ mod tests {
             }
             assert!(last + align + 4096 > end - 65_536 && uneven > 0, "{text}: {last} of {end}");
         }
-        let one = |text: &str| parse_load(&format!("--rw randread --bs 4k {text}")).has_map();
+        let one = |text: &str| parse_fio_load_options(&format!("--rw randread --bs 4k {text}")).has_map();
         assert!(one("") && one("--ba 4k") && !one("--ba 4k,8k") && !one("--ba 4k --norandommap"));
         assert_eq!(plan("--rw read --bs 4k --ba 64k", 10).1.len(), 10, "in order it means nothing");
     }

@@ -7,17 +7,17 @@ use udm_core::{Batch, Bio, Lane, Op, Sector, Sectors};
 use udm_runtime::LocalCore;
 
 /// A load that keeps a fixed number of requests in flight, each for one chunk.
-pub(super) struct ChunkLoad {
+pub(super) struct FixedDepthChunkLoad {
     idle: Batch,
     batch: Batch,
     done: Batch,
 }
 
-impl ChunkLoad {
+impl FixedDepthChunkLoad {
     /// Creates a load with `depth` requests in flight.
-    pub(super) fn new(depth: usize) -> ChunkLoad {
+    pub(super) fn new(depth: usize) -> FixedDepthChunkLoad {
         let bio = |_| Bio::write(Sector(0), Sectors(CHUNK), Buf::zeroed(CHUNK as usize * 512).into());
-        ChunkLoad { idle: (0..depth).map(bio).collect(), batch: Batch::new(), done: Batch::new() }
+        FixedDepthChunkLoad { idle: (0..depth).map(bio).collect(), batch: Batch::new(), done: Batch::new() }
     }
 
     /// Sends one request per chunk and waits until all complete.
@@ -64,12 +64,12 @@ impl ChunkLoad {
 }
 
 /// A permutation of the numbers below `count`, a power of two.
-pub(super) fn shuffled(number: u64, count: u64) -> u64 {
+pub(super) fn permute_index_below(number: u64, count: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) & (count - 1)
 }
 
 /// A pseudo-random number below `count` for each of `numbers`.
-pub(super) fn random(numbers: Range<u64>, count: u64) -> impl Iterator<Item = u64> {
+pub(super) fn pseudo_random_numbers_below(numbers: Range<u64>, count: u64) -> impl Iterator<Item = u64> {
     let mix = |number: u64| {
         (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number << 7).wrapping_mul(0xbf58_476d_1ce4_e5b9)
     };

@@ -19,16 +19,16 @@ mod text;
 
 use crate::stats::median;
 use anyhow::{Result, ensure};
-use first_write_case::FirstWriteCase;
-pub use first_write_case::FirstWrites;
-use first_write_case::WriteTarget;
+use first_write_case::FirstChunkWriteDeviceKind;
+use first_write_case::FirstChunkWriteMeasurement;
+pub use first_write_case::FirstChunkWriteResult;
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-pub use steady_state::{LaterWrites, Lookups};
+pub use steady_state::{ExceptionLookupCost, SteadyOriginWriteCosts};
 
 /// How much to measure.
 #[derive(Debug, Clone)]
-pub struct SnapshotOptions {
+pub struct SnapshotCostOptions {
     /// Requests in flight per thread.
     pub depths: Vec<usize>,
     /// Numbers of threads.
@@ -41,17 +41,17 @@ pub struct SnapshotOptions {
     pub exceptions: Vec<u64>,
 }
 
-impl SnapshotOptions {
+impl SnapshotCostOptions {
     /// Options for a run of some seconds.
-    pub fn quick() -> SnapshotOptions {
+    pub fn quick() -> SnapshotCostOptions {
         let (depths, threads) = (vec![32], vec![1, 2]);
-        SnapshotOptions { depths, threads, rounds: 3, chunks: 1 << 14, exceptions: vec![1_000, 1 << 20] }
+        SnapshotCostOptions { depths, threads, rounds: 3, chunks: 1 << 14, exceptions: vec![1_000, 1 << 20] }
     }
 
     /// Options for a run of about two minutes on two CPUs.
-    pub fn full() -> SnapshotOptions {
+    pub fn full() -> SnapshotCostOptions {
         let exceptions = vec![1_000, 1 << 20, 16_000_000];
-        SnapshotOptions {
+        SnapshotCostOptions {
             depths: vec![1, 32],
             threads: vec![1, 2, 8],
             rounds: 3,
@@ -62,52 +62,57 @@ impl SnapshotOptions {
 
     /// Number of measurements.
     pub fn steps(&self) -> usize {
-        let first = 2 * self.depths.len() * self.threads.len() * WriteTarget::ALL.len() * self.rounds;
+        let first =
+            2 * self.depths.len() * self.threads.len() * FirstChunkWriteDeviceKind::ALL.len() * self.rounds;
         first + (self.depths.len() + 1) * (self.rounds + 1)
     }
 }
 
 /// The result of the measurement.
 #[derive(Debug, Clone, Serialize)]
-pub struct SnapshotCosts {
+pub struct SnapshotCostResults {
     /// Number of CPUs that the threads share.
     pub cpus: usize,
     /// One row per device, grouped by device below, depth and threads.
-    pub first_writes: Vec<FirstWrites>,
+    pub first_writes: Vec<FirstChunkWriteResult>,
     /// Writes of an origin, one row per depth.
-    pub later_writes: Vec<LaterWrites>,
+    pub later_writes: Vec<SteadyOriginWriteCosts>,
     /// Look-ups, one row per number of exceptions.
-    pub lookups: Vec<Lookups>,
+    pub lookups: Vec<ExceptionLookupCost>,
     /// If set, the measurement was stopped: rows are missing or have fewer rounds.
     pub stopped: bool,
 }
 
-/// Measures, and counts in `done` the completed steps of [`SnapshotOptions::steps`]. If `stop` is
-/// set, the measurement ends with the rounds that it has.
+/// Measures, and counts in `done` the completed steps of [`SnapshotCostOptions::steps`]. If `stop`
+/// is set, the measurement ends with the rounds that it has.
 ///
 /// # Errors
 /// If cores or devices are not available, or it was stopped before anything was measured.
-pub fn snapshots(options: &SnapshotOptions, stop: &AtomicBool, done: &AtomicUsize) -> Result<SnapshotCosts> {
+pub fn measure_snapshot_costs(
+    options: &SnapshotCostOptions,
+    stop: &AtomicBool,
+    done: &AtomicUsize,
+) -> Result<SnapshotCostResults> {
     ensure!(options.chunks.is_power_of_two() && options.rounds > 0, "nothing to measure");
     // The shortest and most important measurements come first.
-    let later_writes = steady_state::later_writes(options, stop, done)?;
-    let lookups = steady_state::lookups(options, stop, done)?;
-    let first_writes = first_writes(options, stop, done)?;
+    let later_writes = steady_state::measure_steady_origin_writes(options, stop, done)?;
+    let lookups = steady_state::measure_exception_lookups(options, stop, done)?;
+    let first_writes = measure_first_chunk_writes(options, stop, done)?;
     let any = !(later_writes.is_empty() && lookups.is_empty() && first_writes.is_empty());
     ensure!(any, "stopped before anything was measured");
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    Ok(SnapshotCosts { cpus, first_writes, later_writes, lookups, stopped: stop.load(Relaxed) })
+    Ok(SnapshotCostResults { cpus, first_writes, later_writes, lookups, stopped: stop.load(Relaxed) })
 }
 
-fn first_writes(
-    options: &SnapshotOptions,
+fn measure_first_chunk_writes(
+    options: &SnapshotCostOptions,
     stop: &AtomicBool,
     done: &AtomicUsize,
-) -> Result<Vec<FirstWrites>> {
+) -> Result<Vec<FirstChunkWriteResult>> {
     let mut rows = Vec::new();
     for below in ["null", "mem"] {
         for &depth in &options.depths {
-            let cases: Vec<(WriteTarget, usize)> = WriteTarget::ALL
+            let cases: Vec<(FirstChunkWriteDeviceKind, usize)> = FirstChunkWriteDeviceKind::ALL
                 .iter()
                 .flat_map(|&kind| options.threads.iter().map(move |&n| (kind, n)))
                 .collect();
@@ -115,14 +120,20 @@ fn first_writes(
             for _ in 0..options.rounds {
                 for (&(kind, threads), out) in cases.iter().zip(&mut rounds) {
                     if !stop.load(Relaxed) {
-                        let case = FirstWriteCase { kind, below, threads, depth, chunks: options.chunks };
+                        let case = FirstChunkWriteMeasurement {
+                            kind,
+                            below,
+                            threads,
+                            depth,
+                            chunks: options.chunks,
+                        };
                         out.push(case.measure()?);
                         done.fetch_add(1, Relaxed);
                     }
                 }
             }
             for ((device, threads), rounds) in cases.into_iter().zip(rounds) {
-                let row = |iops| FirstWrites { below, depth, threads, device, iops };
+                let row = |iops| FirstChunkWriteResult { below, depth, threads, device, iops };
                 rows.extend(median(rounds).map(row));
             }
         }

@@ -1,9 +1,9 @@
 //! The cost of snapshots when all chunks are copied, on one core over null devices.
 
-use super::SnapshotOptions;
-use super::load::{ChunkLoad, random};
+use super::SnapshotCostOptions;
+use super::load::{FixedDepthChunkLoad, pseudo_random_numbers_below};
 use crate::cores;
-use crate::mapped::{MappedDevices, NamedTable, make_mapped};
+use crate::mapped::{MappedDevices, NamedTable, make_mapped_devices};
 use crate::one_mutex_origin::CHUNK;
 use crate::stats::median;
 use anyhow::{Context, Result};
@@ -11,14 +11,14 @@ use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use udm_core::{Batch, Device, Lane, Op};
-use udm_runtime::{CoreOptions, CoreSet, LocalCore};
+use udm_runtime::{CoreOptions, LocalCore, ProcessCores};
 
 /// Requests per round. A debug build only tests that the measurement runs.
 const REQUESTS: u64 = if cfg!(debug_assertions) { 1 << 14 } else { 1 << 20 };
 
 /// Writes of an origin, in nanoseconds per request.
 #[derive(Debug, Clone, Serialize)]
-pub struct LaterWrites {
+pub struct SteadyOriginWriteCosts {
     /// Requests in flight.
     pub depth: usize,
     /// A linear target instead of the origin.
@@ -33,25 +33,25 @@ pub struct LaterWrites {
 
 /// Reads of chunks in a store.
 #[derive(Debug, Clone, Serialize)]
-pub struct Lookups {
+pub struct ExceptionLookupCost {
     /// Number of exceptions.
     pub exceptions: u64,
     /// Nanoseconds per request at depth 32.
     pub ns: f64,
 }
 
-fn null(bytes: u64, number: u64) -> String {
+fn null_device_uri_of_size(bytes: u64, number: u64) -> String {
     // Each device has another size, so the URIs differ.
     format!("null:size={}", bytes + number * CHUNK * 512)
 }
 
-fn single_core() -> [CoreOptions; 1] {
+fn single_core_options() -> [CoreOptions; 1] {
     [CoreOptions { ring_optional: true, ..CoreOptions::default() }]
 }
 
 /// Measures rounds of random writes or reads through each lane. Each lane has its number of chunks.
 /// Returns the median of each lane in nanoseconds per request.
-fn rounds(
+fn measure_median_ns_per_lane(
     core: &mut LocalCore,
     lanes: &mut [Box<dyn Lane>],
     (depth, op): (usize, Op),
@@ -59,7 +59,7 @@ fn rounds(
     (rounds, stop): (usize, &AtomicBool),
     done: &AtomicUsize,
 ) -> Vec<Option<f64>> {
-    let mut load = ChunkLoad::new(depth);
+    let mut load = FixedDepthChunkLoad::new(depth);
     let mut times = vec![Vec::new(); lanes.len()];
     for round in 0..=rounds {
         for ((lane, &chunks), out) in lanes.iter_mut().zip(chunks).zip(&mut times) {
@@ -67,7 +67,7 @@ fn rounds(
                 break;
             }
             let begin = core.clock();
-            load.run(core, &mut **lane, op, random(0..REQUESTS, chunks));
+            load.run(core, &mut **lane, op, pseudo_random_numbers_below(0..REQUESTS, chunks));
             // The first round only warms up.
             if round > 0 {
                 out.push(core.clock().since(begin).0 as f64 / REQUESTS as f64);
@@ -79,16 +79,16 @@ fn rounds(
 }
 
 /// Measures writes of origins.
-pub(super) fn later_writes(
-    options: &SnapshotOptions,
+pub(super) fn measure_steady_origin_writes(
+    options: &SnapshotCostOptions,
     stop: &AtomicBool,
     done: &AtomicUsize,
-) -> Result<Vec<LaterWrites>> {
+) -> Result<Vec<SteadyOriginWriteCosts>> {
     let len = options.chunks * CHUNK;
     let registry = OnceLock::new();
-    let make = |core_set: &Arc<CoreSet>| {
+    let make = |core_set: &Arc<ProcessCores>| {
         // The third disk has the exact length of its table, so each chunk of the disk is copied.
-        let [a, b, c, d, e, f] = [1, 2, 0, 3, 4, 5].map(|number| null(len * 512, number));
+        let [a, b, c, d, e, f] = [1, 2, 0, 3, 4, 5].map(|number| null_device_uri_of_size(len * 512, number));
         let tables = [
             ("linear", format!("0 {len} linear {a} 0")),
             ("never", format!("0 {len} snapshot-origin {b}")),
@@ -103,31 +103,45 @@ pub(super) fn later_writes(
         let _ = registry.set(mapped);
         Ok(devices)
     };
-    let measured = cores::run(&single_core(), make, |core, mut lanes| -> Result<Vec<LaterWrites>> {
-        let mut load = ChunkLoad::new(32);
-        for lane in &mut lanes {
-            load.run(core, &mut **lane, Op::Write, 0..options.chunks);
-        }
-        let mapped = registry.get().context("made before the core begins")?;
-        remove(core, &mut *lanes[3], mapped, "gone")?;
-        let row = |&depth: &usize| {
-            let chunks = [options.chunks; 4];
-            let limits = (options.rounds, stop);
-            let [linear, never, copied, removed] =
-                rounds(core, &mut lanes, (depth, Op::Write), &chunks, limits, done)[..]
-            else {
-                return None;
+    let measured = cores::run_on_attached_cores(
+        &single_core_options(),
+        make,
+        |core, mut lanes| -> Result<Vec<SteadyOriginWriteCosts>> {
+            let mut load = FixedDepthChunkLoad::new(32);
+            for lane in &mut lanes {
+                load.run(core, &mut **lane, Op::Write, 0..options.chunks);
+            }
+            let mapped = registry.get().context("made before the core begins")?;
+            remove_device_while_polling(core, &mut *lanes[3], mapped, "gone")?;
+            let row = |&depth: &usize| {
+                let chunks = [options.chunks; 4];
+                let limits = (options.rounds, stop);
+                let [linear, never, copied, removed] = measure_median_ns_per_lane(
+                    core,
+                    &mut lanes,
+                    (depth, Op::Write),
+                    &chunks,
+                    limits,
+                    done,
+                )[..] else {
+                    return None;
+                };
+                let (linear, never) = (linear?, never?);
+                Some(SteadyOriginWriteCosts { depth, linear, never, copied: copied?, removed: removed? })
             };
-            let (linear, never) = (linear?, never?);
-            Some(LaterWrites { depth, linear, never, copied: copied?, removed: removed? })
-        };
-        Ok(options.depths.iter().filter_map(row).collect())
-    })?;
+            Ok(options.depths.iter().filter_map(row).collect())
+        },
+    )?;
     measured.into_iter().next().context("a core")?
 }
 
 /// Removes the device `name` while this core takes turns for `lane`.
-fn remove(core: &mut LocalCore, lane: &mut dyn Lane, mapped: &MappedDevices, name: &str) -> Result<()> {
+fn remove_device_while_polling(
+    core: &mut LocalCore,
+    lane: &mut dyn Lane,
+    mapped: &MappedDevices,
+    name: &str,
+) -> Result<()> {
     std::thread::scope(|scope| {
         let removal = scope.spawn(|| mapped.remove(name));
         while !removal.is_finished() {
@@ -139,28 +153,28 @@ fn remove(core: &mut LocalCore, lane: &mut dyn Lane, mapped: &MappedDevices, nam
 }
 
 /// Measures reads of chunks in the store, at depth 32.
-pub(super) fn lookups(
-    options: &SnapshotOptions,
+pub(super) fn measure_exception_lookups(
+    options: &SnapshotCostOptions,
     stop: &AtomicBool,
     done: &AtomicUsize,
-) -> Result<Vec<Lookups>> {
-    let make = |core_set: &Arc<CoreSet>| {
+) -> Result<Vec<ExceptionLookupCost>> {
+    let make = |core_set: &Arc<ProcessCores>| {
         let table = |(n, &exceptions): (u64, &u64)| {
             let len = exceptions * CHUNK;
-            let [origin, store] = [n, n + 100].map(|number| null(len * 512, number));
+            let [origin, store] = [n, n + 100].map(|number| null_device_uri_of_size(len * 512, number));
             let text = format!("0 {len} snapshot {origin} {store} N {CHUNK}");
             NamedTable { name: format!("s{exceptions}"), text }
         };
-        make_mapped(core_set, &(0..).zip(&options.exceptions).map(table).collect::<Vec<_>>())
+        make_mapped_devices(core_set, &(0..).zip(&options.exceptions).map(table).collect::<Vec<_>>())
     };
-    let measured = cores::run(&single_core(), make, |core, mut lanes| {
-        let mut load = ChunkLoad::new(32);
+    let measured = cores::run_on_attached_cores(&single_core_options(), make, |core, mut lanes| {
+        let mut load = FixedDepthChunkLoad::new(32);
         for (lane, &exceptions) in lanes.iter_mut().zip(&options.exceptions) {
             load.run(core, &mut **lane, Op::Write, (0..exceptions).take_while(|_| !stop.load(Relaxed)));
         }
         let limits = (options.rounds, stop);
-        rounds(core, &mut lanes, (32, Op::Read), &options.exceptions, limits, done)
+        measure_median_ns_per_lane(core, &mut lanes, (32, Op::Read), &options.exceptions, limits, done)
     })?;
     let rows = options.exceptions.iter().zip(measured.into_iter().flatten());
-    Ok(rows.filter_map(|(&exceptions, ns)| Some(Lookups { exceptions, ns: ns? })).collect())
+    Ok(rows.filter_map(|(&exceptions, ns)| Some(ExceptionLookupCost { exceptions, ns: ns? })).collect())
 }

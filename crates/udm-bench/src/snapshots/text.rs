@@ -1,19 +1,20 @@
 //! The results as text.
 
-use super::first_write_case::{FirstWrites, WriteTarget};
-use super::{LaterWrites, Lookups, SnapshotCosts};
+use super::first_write_case::{FirstChunkWriteDeviceKind, FirstChunkWriteResult};
+use super::{ExceptionLookupCost, SnapshotCostResults, SteadyOriginWriteCosts};
 use std::fmt::Write;
 
-impl SnapshotCosts {
+impl SnapshotCostResults {
     /// The rows as text.
     pub fn table(&self) -> String {
         let mut out = String::new();
-        let of_block = |a: &FirstWrites, b: &FirstWrites| (a.below, a.depth) == (b.below, b.depth);
+        let of_block =
+            |a: &FirstChunkWriteResult, b: &FirstChunkWriteResult| (a.below, a.depth) == (b.below, b.depth);
         for block in self.first_writes.chunk_by(of_block) {
             // Writing to a string can't fail.
             let _ = self.block_text(&mut out, block);
         }
-        for LaterWrites { depth, linear, never, copied, removed } in &self.later_writes {
+        for SteadyOriginWriteCosts { depth, linear, never, copied, removed } in &self.later_writes {
             let line = |name, ns: &f64| {
                 format!("  {name:<24} {ns:>7.1} {:>+7.1} {:>6.1}%\n", ns - never, 100.0 * never / ns)
             };
@@ -29,7 +30,7 @@ impl SnapshotCosts {
             out.push('\n');
         }
         let least = self.lookups.first().map_or(0.0, |few| few.ns);
-        for Lookups { exceptions, ns } in &self.lookups {
+        for ExceptionLookupCost { exceptions, ns } in &self.lookups {
             let _ =
                 writeln!(out, "{exceptions:>10} exceptions: {ns:.1} ns per read, {:.2} times", ns / least);
         }
@@ -39,7 +40,7 @@ impl SnapshotCosts {
         out
     }
 
-    fn block_text(&self, out: &mut String, block: &[FirstWrites]) -> std::fmt::Result {
+    fn block_text(&self, out: &mut String, block: &[FirstChunkWriteResult]) -> std::fmt::Result {
         let Some(first) = block.first() else { return Ok(()) };
         let threads: Vec<usize> =
             block.iter().filter(|row| row.device == first.device).map(|row| row.threads).collect();
@@ -51,7 +52,7 @@ impl SnapshotCosts {
         writeln!(out, "   (thousand writes per second, each chunk once)")?;
         let of =
             |kind, n| block.iter().find(|row| row.device == kind && row.threads == n).map(|row| row.iops);
-        for kind in WriteTarget::ALL {
+        for kind in FirstChunkWriteDeviceKind::ALL {
             write!(out, "{:<24}", kind.name())?;
             for &n in &threads {
                 write!(out, " {:>15.1}", of(kind, n).unwrap_or_default() / 1e3)?;
@@ -60,8 +61,9 @@ impl SnapshotCosts {
         }
         write!(out, "{:<24}", "  N over one mutex")?;
         for &n in &threads {
-            let [ours, theirs] = [WriteTarget::OriginTransient, WriteTarget::OneMutex]
-                .map(|kind| of(kind, n).unwrap_or(f64::NAN));
+            let [ours, theirs] =
+                [FirstChunkWriteDeviceKind::OriginTransient, FirstChunkWriteDeviceKind::OneMutex]
+                    .map(|kind| of(kind, n).unwrap_or(f64::NAN));
             write!(out, " {:>15.2}", ours / theirs)?;
         }
         writeln!(out, "\n")

@@ -1,6 +1,6 @@
 //! Cases: a read returns the data of the last write to its range, for any memory and handle.
 
-use crate::{Request, TestRig};
+use crate::{DeviceTestRig, TestRequest};
 use rand::RngExt;
 use udm_core::{BioFlags, Op};
 
@@ -8,7 +8,7 @@ use udm_core::{BioFlags, Op};
 const ODD: [u64; 7] = [1, 3, 7, 2, 13, 5, 31];
 
 /// Ranges that cover the whole room, with `lengths` repeated.
-fn tiles(rig: &TestRig, lengths: &[u64]) -> Vec<(u64, u64)> {
+fn cover_device_with_ranges(rig: &DeviceTestRig, lengths: &[u64]) -> Vec<(u64, u64)> {
     let (block, room, longest) = (rig.facts.block(), rig.room(), rig.longest());
     let (mut at, mut tiles) = (0, Vec::new());
     for length in lengths.iter().cycle() {
@@ -24,9 +24,9 @@ fn tiles(rig: &TestRig, lengths: &[u64]) -> Vec<(u64, u64)> {
 
 /// The room is written in odd pieces and read in other odd pieces. A second round writes backwards
 /// over the old data.
-pub(super) fn at_its_place(rig: &mut TestRig) {
+pub(super) fn data_is_read_where_written(rig: &mut DeviceTestRig) {
     for round in 0..2 {
-        let mut tiles_to_write = tiles(rig, &ODD[round..]);
+        let mut tiles_to_write = cover_device_with_ranges(rig, &ODD[round..]);
         if round == 1 {
             tiles_to_write.reverse();
         }
@@ -34,15 +34,15 @@ pub(super) fn at_its_place(rig: &mut TestRig) {
             let writes = some.iter().map(|&(at, n)| rig.write(at, n)).collect();
             rig.run(i % 2, writes);
         }
-        for (i, some) in tiles(rig, &[17, 64, 1, 90]).chunks(29).enumerate() {
-            rig.run((i + 1) % 2, some.iter().map(|&(at, n)| Request::read(at, n)).collect());
+        for (i, some) in cover_device_with_ranges(rig, &[17, 64, 1, 90]).chunks(29).enumerate() {
+            rig.run((i + 1) % 2, some.iter().map(|&(at, n)| TestRequest::read(at, n)).collect());
         }
     }
 }
 
 /// Data may have any number of pieces of any length at any address (kernel: bio vectors; udm:
 /// `Segments`). A stream may be split anywhere.
-pub(super) fn in_pieces(rig: &mut TestRig) {
+pub(super) fn odd_data_pieces_are_served(rig: &mut DeviceTestRig) {
     let block = rig.facts.block();
     let cuts: [&[usize]; 7] = [
         &[1],
@@ -58,18 +58,18 @@ pub(super) fn in_pieces(rig: &mut TestRig) {
         if rig.facts.can(Op::Write) {
             let write = rig.write(at, n).in_pieces(cuts);
             rig.one(0, write);
-            rig.one(1, Request::read(at, n));
+            rig.one(1, TestRequest::read(at, n));
             let write = rig.write(at, n).with(BioFlags::FUA).in_pieces(cuts);
             rig.one(1, write);
         }
-        rig.one(0, Request::read(at, n).in_pieces(cuts));
-        rig.one(1, Request::read(at, block).in_pieces(cuts));
+        rig.one(0, TestRequest::read(at, n).in_pieces(cuts));
+        rig.one(1, TestRequest::read(at, block).in_pieces(cuts));
     }
     rig.verify_all(1);
 }
 
 /// After a write completes, a later read on any handle returns its data.
-pub(super) fn on_other_handles(rig: &mut TestRig) {
+pub(super) fn all_handles_see_writes(rig: &mut DeviceTestRig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles());
     for round in 0..40 {
         let at = round * 5 * block;
@@ -77,15 +77,15 @@ pub(super) fn on_other_handles(rig: &mut TestRig) {
             let write = rig.write(at, 3 * block);
             rig.one(writer, write);
             for reader in 0..handles {
-                rig.one(reader, Request::read(at + block, block));
-                rig.one(reader, Request::read(at, 4 * block));
+                rig.one(reader, TestRequest::read(at + block, block));
+                rig.one(reader, TestRequest::read(at, 4 * block));
             }
         }
     }
 }
 
 /// A successful read of an unwritten range returns no old content of a buffer.
-pub(super) fn of_nobody(rig: &mut TestRig) {
+pub(super) fn unwritten_read_leaks_no_data(rig: &mut DeviceTestRig) {
     let block = rig.facts.block();
     let n = 16.min(rig.longest() / block) * block;
     if rig.facts.can(Op::Write) {
@@ -96,13 +96,13 @@ pub(super) fn of_nobody(rig: &mut TestRig) {
         }
     }
     for i in 20..60 {
-        rig.one((i % 2) as usize, Request::read(i * n, n));
-        rig.one(0, Request::read(i * n + block, block).in_pieces(&[3, 77, 200]));
+        rig.one((i % 2) as usize, TestRequest::read(i * n, n));
+        rig.one(0, TestRequest::read(i * n + block, block).in_pieces(&[3, 77, 200]));
     }
 }
 
 /// A few hundred requests of all kinds, one after another on random handles, agree with a model.
-pub(super) fn after_random_requests(rig: &mut TestRig) {
+pub(super) fn random_requests_match_model(rig: &mut DeviceTestRig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles());
     let (blocks, longest) = (rig.room() / block, (rig.longest() / block).min(160));
     for _ in 0..300 {
@@ -122,7 +122,7 @@ pub(super) fn after_random_requests(rig: &mut TestRig) {
         let handle = rig.rng.random_range(0..handles);
         let mut request = rig.request(op, start, length);
         if op == Op::Flush {
-            request = Request::flush();
+            request = TestRequest::flush();
         } else if rig.facts.limits.max_for(op).0 < length {
             continue;
         }

@@ -1,11 +1,11 @@
 //! Cases: guarantees of flush, FUA and PREFLUSH. Other flags do no harm.
 
-use crate::{Request, TestRig};
+use crate::{DeviceTestRig, TestRequest};
 use udm_core::{BioFlags, Op};
 
 /// Any set of flags is legal on any operation and is kept in the completed bio. Flags that do not
 /// apply are ignored (`BioFlags`).
-pub(super) fn all_on_every_operation(rig: &mut TestRig) {
+pub(super) fn any_bio_flags_are_accepted(rig: &mut DeviceTestRig) {
     let block = rig.facts.block();
     let n = 5 * block;
     for bits in 0..=BioFlags::all().bits() {
@@ -13,7 +13,7 @@ pub(super) fn all_on_every_operation(rig: &mut TestRig) {
         for op in Op::ALL {
             let at = u64::from(bits) * 9 * block;
             let request = match op {
-                Op::Flush => Request::flush(),
+                Op::Flush => TestRequest::flush(),
                 _ => rig.request(op, at, n),
             };
             if op == Op::Flush || rig.facts.can(op) {
@@ -26,11 +26,11 @@ pub(super) fn all_on_every_operation(rig: &mut TestRig) {
 
 /// FUA is legal on every NBD command and is ignored if it does not apply (proto.md, "Request
 /// flags").
-pub(super) fn fua_over_the_wire(rig: &mut TestRig) {
+pub(super) fn nbd_commands_accept_fua(rig: &mut DeviceTestRig) {
     let block = rig.facts.block();
     for (i, op) in Op::ALL.into_iter().enumerate().filter(|(_, op)| rig.facts.can(*op)).collect::<Vec<_>>() {
         let at = i as u64 * 20 * block;
-        let request = if op == Op::Flush { Request::flush() } else { rig.request(op, at, 9 * block) };
+        let request = if op == Op::Flush { TestRequest::flush() } else { rig.request(op, at, 9 * block) };
         rig.one(i % 3, request.clone().with(BioFlags::FUA));
         if op == Op::WriteZeroes {
             rig.one(0, request.with(BioFlags::FUA | BioFlags::NOUNMAP));
@@ -41,15 +41,15 @@ pub(super) fn fua_over_the_wire(rig: &mut TestRig) {
 
 /// A flush makes all writes durable that completed before it was sent. They survive a power cut
 /// after the flush completes (kernel: "writeback cache control").
-pub(super) fn flush_is_durable(rig: &mut TestRig) {
+pub(super) fn flush_is_durable(rig: &mut DeviceTestRig) {
     let block = rig.facts.block();
     for round in 0..6 {
         let writes = (0..20).map(|i| rig.write((i * 11 + round) * block, 9 * block)).collect();
         rig.run(0, writes);
         if rig.facts.can(Op::WriteZeroes) {
-            rig.one(0, Request::new(Op::WriteZeroes, 3 * block, 30 * block));
+            rig.one(0, TestRequest::new(Op::WriteZeroes, 3 * block, 30 * block));
         }
-        rig.one(0, Request::flush());
+        rig.one(0, TestRequest::flush());
         rig.ground.cut_power();
         rig.verify(0, 0, 260 * block);
     }
@@ -57,14 +57,14 @@ pub(super) fn flush_is_durable(rig: &mut TestRig) {
 
 /// A flush on one handle covers writes that completed on the other handles (NBD: `CAN_MULTI_CONN`;
 /// in the kernel there is one device).
-pub(super) fn flush_covers_other_handles(rig: &mut TestRig) {
+pub(super) fn flush_covers_other_handles(rig: &mut DeviceTestRig) {
     let (block, handles) = (rig.facts.block(), rig.world.handles());
     for writer in 0..handles {
         for flusher in 0..handles {
             let at = (writer * handles + flusher) as u64 * 50 * block;
             let writes = (0..4).map(|i| rig.write(at + i * 10 * block, 10 * block)).collect();
             rig.run(writer, writes);
-            rig.one(flusher, Request::flush());
+            rig.one(flusher, TestRequest::flush());
             rig.ground.cut_power();
             rig.verify(writer, at, 40 * block);
         }
@@ -72,7 +72,7 @@ pub(super) fn flush_covers_other_handles(rig: &mut TestRig) {
 }
 
 /// A request with FUA is durable when it completes. This holds for writes, discards and zeroes.
-pub(super) fn fua_is_durable(rig: &mut TestRig) {
+pub(super) fn fua_is_durable(rig: &mut DeviceTestRig) {
     let block = rig.facts.block();
     for round in 0..12 {
         let (at, n) = (round * 30 * block, (round * 2 + 1) * block);
@@ -88,7 +88,7 @@ pub(super) fn fua_is_durable(rig: &mut TestRig) {
 }
 
 /// A request with PREFLUSH makes all writes durable that completed before it was sent.
-pub(super) fn preflush_is_durable(rig: &mut TestRig) {
+pub(super) fn preflush_is_durable(rig: &mut DeviceTestRig) {
     let block = rig.facts.block();
     for (round, op) in [Op::Write, Op::WriteZeroes, Op::Discard, Op::Write].into_iter().enumerate() {
         if !rig.facts.can(op) {
@@ -103,7 +103,7 @@ pub(super) fn preflush_is_durable(rig: &mut TestRig) {
             rig.ground.cut_power();
             if !flags.contains(BioFlags::FUA) {
                 // The request itself may be lost.
-                rig.model.may_have_written(&Request::new(Op::Discard, request.sector, request.sectors));
+                rig.model.may_have_written(&TestRequest::new(Op::Discard, request.sector, request.sectors));
             }
             rig.verify(0, at, 50 * block);
             rig.verify(0, at + 50 * block, 9 * block);

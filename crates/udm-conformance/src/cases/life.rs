@@ -1,28 +1,28 @@
 //! Cases: opening, idling and closing.
 
-use super::load::{CaseLoad, collect};
-use crate::TestRig;
+use super::load::{CaseLoad, collect_and_check_load};
+use crate::DeviceTestRig;
 use std::time::{Duration, Instant};
 
 const LOAD: CaseLoad = CaseLoad { each: 48, blocks: 3, round: 0 };
 
 /// An idle lane returns nothing, asks for no wake-up and is not busy. This holds before the first
 /// request and after work.
-pub(super) fn at_rest(rig: &mut TestRig) {
+pub(super) fn idle_lane_requests_no_wakeup(rig: &mut DeviceTestRig) {
     rig.world.quiet();
     for _ in 0..3 {
         let sent = LOAD.submit(rig);
-        collect(rig, sent);
+        collect_and_check_load(rig, sent);
         rig.world.quiet();
     }
 }
 
 /// Handles are closed and opened again, and the data stays. Other tests count descriptors; lanes
 /// and devices are checked after each case.
-pub(super) fn closed_and_opened(rig: &mut TestRig) {
+pub(super) fn data_survives_reopen(rig: &mut DeviceTestRig) {
     for _ in 0..4 {
         let sent = LOAD.submit(rig);
-        collect(rig, sent);
+        collect_and_check_load(rig, sent);
         rig.world.reopen();
         rig.verify_all(1);
     }
@@ -30,7 +30,7 @@ pub(super) fn closed_and_opened(rig: &mut TestRig) {
 
 /// A server that stops answers the requests that it has taken, or the client sees the end of the
 /// connection. Nothing hangs, and nothing is left open.
-pub(super) fn ends_under_load(rig: &mut TestRig) {
+pub(super) fn server_stop_answers_requests(rig: &mut DeviceTestRig) {
     LOAD.submit(rig);
     let begin = Instant::now();
     // The end of the case: one client disconnects, one vanishes, one is connected when the server
@@ -41,7 +41,7 @@ pub(super) fn ends_under_load(rig: &mut TestRig) {
 
 /// Clients vanish with requests in flight. Other clients see each of their writes completely or not
 /// at all.
-pub(super) fn clients_vanish(rig: &mut TestRig) {
+pub(super) fn clients_vanish(rig: &mut DeviceTestRig) {
     for _ in 0..3 {
         let sent = LOAD.submit(rig);
         for request in sent.iter().flatten() {

@@ -1,6 +1,6 @@
 //! A mixed load for cases that change the device meanwhile.
 
-use crate::{Request, TestRig};
+use crate::{DeviceTestRig, TestRequest};
 use udm_core::Op;
 
 /// The requests for each handle.
@@ -16,7 +16,7 @@ pub(super) struct CaseLoad {
 
 impl CaseLoad {
     /// Submits the requests on each handle, without waiting.
-    pub fn submit(self, rig: &mut TestRig) -> Vec<Vec<Request>> {
+    pub fn submit(self, rig: &mut DeviceTestRig) -> Vec<Vec<TestRequest>> {
         let (block, blocks) = (rig.facts.block(), self.blocks);
         let mut sent = Vec::new();
         for handle in 0..rig.world.handles() {
@@ -24,12 +24,12 @@ impl CaseLoad {
             for i in 0..self.each {
                 let at = (handle as u64 * self.each + i) * blocks * block;
                 requests.push(match (i + self.round) % 6 {
-                    0 => Request::flush(),
+                    0 => TestRequest::flush(),
                     1..4 if rig.facts.can(Op::Write) => rig.write(at, blocks * block),
                     4 if rig.facts.can(Op::WriteZeroes) => {
-                        Request::new(Op::WriteZeroes, at, (blocks - 1) * block)
+                        TestRequest::new(Op::WriteZeroes, at, (blocks - 1) * block)
                     }
-                    _ => Request::read(at, blocks * block),
+                    _ => TestRequest::read(at, blocks * block),
                 });
             }
             rig.world.submit(handle, requests.clone());
@@ -40,7 +40,7 @@ impl CaseLoad {
 }
 
 /// Waits for the requests of [`CaseLoad::submit`] and checks each answer.
-pub(super) fn collect(rig: &mut TestRig, sent: Vec<Vec<Request>>) {
+pub(super) fn collect_and_check_load(rig: &mut DeviceTestRig, sent: Vec<Vec<TestRequest>>) {
     for (handle, requests) in sent.into_iter().enumerate() {
         for (request, answer) in requests.iter().zip(rig.world.collect(handle)) {
             rig.set_verdict(request, &answer);

@@ -13,7 +13,7 @@ mod ranges;
 mod zeroes;
 
 use crate::devices_under_test::CreatedDevice;
-use crate::{CheckingLayer, InitialContent, TestRig, WorldKind};
+use crate::{DeviceTestRig, InitialContent, RequestCheckingLayer, WorldKind};
 use udm_core::Op;
 
 /// A case: one rule.
@@ -23,7 +23,7 @@ pub struct ConformanceCase {
     /// The requirements on the device.
     pub needs: &'static [Requirement],
     /// Checks the rule.
-    pub run: fn(&mut TestRig),
+    pub run: fn(&mut DeviceTestRig),
 }
 
 /// A requirement of a case.
@@ -83,9 +83,10 @@ impl Requirement {
             Requirement::Mapped => (made.mapped.is_some(), "it is not a mapped device"),
             Requirement::Lanes => (!kind.is_served(), "NBD cannot express it"),
             Requirement::Server => (kind.is_served(), "it is not served over NBD"),
-            Requirement::Checks => {
-                (facts.boundary != CheckingLayer::Backend || kind.is_served(), "the layer above checks")
-            }
+            Requirement::Checks => (
+                facts.boundary != RequestCheckingLayer::Backend || kind.is_served(),
+                "the layer above checks",
+            ),
             Requirement::Paths => (made.ground.paths().len() > 1, "it has no paths to choose from"),
             Requirement::NoPaths => {
                 let paths = made.mapped.as_ref().is_some_and(|device| {
@@ -107,98 +108,194 @@ impl ConformanceCase {
     }
 }
 
-const fn case(name: &'static str, needs: &'static [Requirement], run: fn(&mut TestRig)) -> ConformanceCase {
+const fn new_conformance_case(
+    name: &'static str,
+    needs: &'static [Requirement],
+    run: fn(&mut DeviceTestRig),
+) -> ConformanceCase {
     ConformanceCase { name, needs, run }
 }
 
 /// All cases.
 pub const CASES: &[ConformanceCase] = &[
-    case("ranges::every_start_and_length", &[Requirement::Stores], ranges::every_start_and_length),
-    case("ranges::beyond_the_end", &[], ranges::beyond_the_end),
-    case("ranges::that_wrap", &[], ranges::that_wrap),
-    case("ranges::far_out", &[Requirement::Huge], ranges::far_out),
-    case("ranges::not_aligned", &[Requirement::LargeBlocks, Requirement::Checks], ranges::not_aligned),
-    case("ranges::empty", &[Requirement::Checks], ranges::empty),
-    case("ranges::longest", &[], ranges::longest),
-    case("data::at_its_place", &[Requirement::Stores], data::at_its_place),
-    case("data::in_pieces", &[], data::in_pieces),
-    case("data::on_other_handles", &[Requirement::Stores], data::on_other_handles),
-    case("data::of_nobody", &[], data::of_nobody),
-    case("data::after_random_requests", &[Requirement::Stores], data::after_random_requests),
-    case("flags::all_on_every_operation", &[Requirement::Lanes], flags::all_on_every_operation),
-    case("flags::fua_over_the_wire", &[Requirement::Server, Requirement::Stores], flags::fua_over_the_wire),
-    case("flags::flush_is_durable", &[Requirement::Stores, Requirement::Power], flags::flush_is_durable),
-    case(
+    new_conformance_case(
+        "ranges::every_start_and_length",
+        &[Requirement::Stores],
+        ranges::every_start_and_length,
+    ),
+    new_conformance_case("ranges::beyond_the_end", &[], ranges::beyond_the_end),
+    new_conformance_case("ranges::wrapping_range_is_refused", &[], ranges::wrapping_range_is_refused),
+    new_conformance_case(
+        "ranges::sector_offsets_have_64_bits",
+        &[Requirement::Huge],
+        ranges::sector_offsets_have_64_bits,
+    ),
+    new_conformance_case(
+        "ranges::unaligned_request_is_refused",
+        &[Requirement::LargeBlocks, Requirement::Checks],
+        ranges::unaligned_request_is_refused,
+    ),
+    new_conformance_case(
+        "ranges::empty_range_is_einval",
+        &[Requirement::Checks],
+        ranges::empty_range_is_einval,
+    ),
+    new_conformance_case("ranges::longest_request_is_served", &[], ranges::longest_request_is_served),
+    new_conformance_case(
+        "data::data_is_read_where_written",
+        &[Requirement::Stores],
+        data::data_is_read_where_written,
+    ),
+    new_conformance_case("data::odd_data_pieces_are_served", &[], data::odd_data_pieces_are_served),
+    new_conformance_case(
+        "data::all_handles_see_writes",
+        &[Requirement::Stores],
+        data::all_handles_see_writes,
+    ),
+    new_conformance_case("data::unwritten_read_leaks_no_data", &[], data::unwritten_read_leaks_no_data),
+    new_conformance_case(
+        "data::random_requests_match_model",
+        &[Requirement::Stores],
+        data::random_requests_match_model,
+    ),
+    new_conformance_case(
+        "flags::any_bio_flags_are_accepted",
+        &[Requirement::Lanes],
+        flags::any_bio_flags_are_accepted,
+    ),
+    new_conformance_case(
+        "flags::nbd_commands_accept_fua",
+        &[Requirement::Server, Requirement::Stores],
+        flags::nbd_commands_accept_fua,
+    ),
+    new_conformance_case(
+        "flags::flush_is_durable",
+        &[Requirement::Stores, Requirement::Power],
+        flags::flush_is_durable,
+    ),
+    new_conformance_case(
         "flags::flush_covers_other_handles",
         &[Requirement::Stores, Requirement::Power],
         flags::flush_covers_other_handles,
     ),
-    case("flags::fua_is_durable", &[Requirement::Stores, Requirement::Power], flags::fua_is_durable),
-    case(
+    new_conformance_case(
+        "flags::fua_is_durable",
+        &[Requirement::Stores, Requirement::Power],
+        flags::fua_is_durable,
+    ),
+    new_conformance_case(
         "flags::preflush_is_durable",
         &[Requirement::Stores, Requirement::Power, Requirement::Lanes],
         flags::preflush_is_durable,
     ),
-    case("zeroes::read_as_zeroes", &[Requirement::Stores, Requirement::Zeroes], zeroes::read_as_zeroes),
-    case(
-        "zeroes::without_the_ability",
-        &[Requirement::Stores, Requirement::NoZeroes],
-        zeroes::without_the_ability,
+    new_conformance_case(
+        "zeroes::write_zeroes_read_as_zeroes",
+        &[Requirement::Stores, Requirement::Zeroes],
+        zeroes::write_zeroes_read_as_zeroes,
     ),
-    case(
+    new_conformance_case(
+        "zeroes::unsupported_write_zeroes_refused",
+        &[Requirement::Stores, Requirement::NoZeroes],
+        zeroes::unsupported_write_zeroes_refused,
+    ),
+    new_conformance_case(
         "discard::then_write_and_read",
         &[Requirement::Stores, Requirement::Discard],
         zeroes::discard_then_write,
     ),
-    case(
+    new_conformance_case(
         "discard::leaves_its_neighbours",
         &[Requirement::Stores, Requirement::Discard],
         zeroes::discard_odd_ends,
     ),
-    case("discard::without_the_ability", &[Requirement::NoDiscard], zeroes::discard_without),
-    case("errors::read_only", &[Requirement::ReadOnly], errors::read_only),
-    case("errors::bad_sectors", &[Requirement::Stores, Requirement::Disks], errors::bad_sectors),
-    case(
-        "errors::go_up_as_they_are",
+    new_conformance_case(
+        "discard::without_the_ability",
+        &[Requirement::NoDiscard],
+        zeroes::unsupported_discard_refused,
+    ),
+    new_conformance_case(
+        "errors::read_only_device_refuses_writes",
+        &[Requirement::ReadOnly],
+        errors::read_only_device_refuses_writes,
+    ),
+    new_conformance_case(
+        "errors::bad_sector_fails_its_requests",
+        &[Requirement::Stores, Requirement::Disks],
+        errors::bad_sector_fails_its_requests,
+    ),
+    new_conformance_case(
+        "errors::non_path_errors_pass_unchanged",
         &[Requirement::Stores, Requirement::Disks, Requirement::Lanes],
-        errors::go_up_as_they_are,
+        errors::non_path_errors_pass_unchanged,
     ),
-    case(
-        "errors::of_a_path",
+    new_conformance_case(
+        "errors::path_errors_pass_unchanged",
         &[Requirement::Stores, Requirement::Disks, Requirement::Lanes, Requirement::NoPaths],
-        errors::of_a_path,
+        errors::path_errors_pass_unchanged,
     ),
-    case(
-        "paths::one_fails_after_the_other",
+    new_conformance_case(
+        "paths::path_failures_fail_no_request",
         &[Requirement::Stores, Requirement::Paths],
-        paths::one_fails_after_the_other,
+        paths::path_failures_fail_no_request,
     ),
-    case("paths::all_fail", &[Requirement::Stores, Requirement::Paths], paths::all_fail),
-    case(
-        "paths::requests_wait_for_one",
+    new_conformance_case(
+        "paths::requests_fail_without_paths",
         &[Requirement::Stores, Requirement::Paths],
-        paths::requests_wait_for_one,
+        paths::requests_fail_without_paths,
     ),
-    case("concurrency::many_in_flight", &[Requirement::Stores], concurrency::many_in_flight),
-    case("concurrency::overlapping_writes", &[Requirement::Stores], concurrency::overlapping_writes),
-    case("concurrency::flushes_among_writes", &[], concurrency::flushes_among_writes),
-    case("concurrency::one_large_batch", &[], concurrency::one_large_batch),
-    case("life::at_rest", &[], life::at_rest),
-    case("life::closed_and_opened", &[], life::closed_and_opened),
-    case("life::ends_under_load", &[Requirement::Server], life::ends_under_load),
-    case("life::clients_vanish", &[Requirement::Server, Requirement::Stores], life::clients_vanish),
-    case("changes::suspend_under_load", &[Requirement::Mapped], changes::suspend_under_load),
-    case("changes::reload_under_load", &[Requirement::Mapped], changes::reload_under_load),
-    case("changes::another_table", &[Requirement::Mapped], changes::another_table),
-    case("changes::suspended_requests_wait", &[Requirement::Mapped], changes::suspended_requests_wait),
-    case(
+    new_conformance_case(
+        "paths::requests_wait_for_path",
+        &[Requirement::Stores, Requirement::Paths],
+        paths::requests_wait_for_path,
+    ),
+    new_conformance_case("concurrency::many_in_flight", &[Requirement::Stores], concurrency::many_in_flight),
+    new_conformance_case(
+        "concurrency::overlapping_writes",
+        &[Requirement::Stores],
+        concurrency::overlapping_writes,
+    ),
+    new_conformance_case("concurrency::flushes_among_writes", &[], concurrency::flushes_among_writes),
+    new_conformance_case("concurrency::one_large_batch", &[], concurrency::one_large_batch),
+    new_conformance_case("life::idle_lane_requests_no_wakeup", &[], life::idle_lane_requests_no_wakeup),
+    new_conformance_case("life::data_survives_reopen", &[], life::data_survives_reopen),
+    new_conformance_case(
+        "life::server_stop_answers_requests",
+        &[Requirement::Server],
+        life::server_stop_answers_requests,
+    ),
+    new_conformance_case(
+        "life::clients_vanish",
+        &[Requirement::Server, Requirement::Stores],
+        life::clients_vanish,
+    ),
+    new_conformance_case("changes::suspend_under_load", &[Requirement::Mapped], changes::suspend_under_load),
+    new_conformance_case("changes::reload_under_load", &[Requirement::Mapped], changes::reload_under_load),
+    new_conformance_case(
+        "changes::loaded_table_takes_effect",
+        &[Requirement::Mapped],
+        changes::loaded_table_takes_effect,
+    ),
+    new_conformance_case(
+        "changes::suspended_requests_wait",
+        &[Requirement::Mapped],
+        changes::suspended_requests_wait,
+    ),
+    new_conformance_case(
         "changes::suspend_waits_for_the_disk",
         &[Requirement::Mapped, Requirement::Disks],
         changes::suspend_waits,
     ),
-    case("changes::called_off", &[Requirement::Mapped, Requirement::Disks], changes::called_off),
-    case("changes::in_any_order", &[Requirement::Mapped], random::in_any_order),
-    case(
+    new_conformance_case(
+        "changes::suspend_can_be_cancelled",
+        &[Requirement::Mapped, Requirement::Disks],
+        changes::suspend_can_be_cancelled,
+    ),
+    new_conformance_case(
+        "changes::in_any_order",
+        &[Requirement::Mapped],
+        random::random_changes_lose_no_request,
+    ),
+    new_conformance_case(
         "changes::closed_while_suspended",
         &[Requirement::Mapped, Requirement::Server],
         changes::closed_while_suspended,

@@ -2,7 +2,7 @@
 //! suspends, resumes, reloads, cancelled changes, disks that delay requests, paths that fail and
 //! are reinstated, and clients that vanish.
 
-use crate::{CheckingLayer, Request, TestRig};
+use crate::{DeviceTestRig, RequestCheckingLayer, TestRequest};
 use rand::RngExt;
 use std::sync::Arc;
 use udm_core::errno::EINTR;
@@ -15,11 +15,11 @@ const ACTS: usize = 150;
 /// Maximum number of uncollected requests per handle. Each request has its own range.
 const SLOTS: u64 = 40;
 
-struct RandomRun<'a> {
-    rig: &'a mut TestRig,
+struct RandomChangeRun<'a> {
+    rig: &'a mut DeviceTestRig,
     device: Arc<MappedDevice>,
     /// Requests that were sent and not collected, by handle.
-    sent: Vec<Vec<Request>>,
+    sent: Vec<Vec<TestRequest>>,
     change: Option<DeviceTransition>,
     holding: bool,
     /// Tables with the same mapping.
@@ -30,7 +30,7 @@ struct RandomRun<'a> {
 }
 
 /// Returns `text` and, if it is one linear target, other tables with the same mapping.
-fn tables(text: &str, block: u64) -> Vec<String> {
+fn list_equivalent_tables(text: &str, block: u64) -> Vec<String> {
     let mut tables = vec![text.to_owned()];
     let words: Vec<&str> = text.split(' ').collect();
     if let ["0", len, "linear", device, offset] = words[..]
@@ -48,7 +48,7 @@ fn tables(text: &str, block: u64) -> Vec<String> {
 
 /// No request fails, is lost or completes twice, and written data is there. Nothing hangs at the
 /// end.
-pub(super) fn in_any_order(rig: &mut TestRig) {
+pub(super) fn random_changes_lose_no_request(rig: &mut DeviceTestRig) {
     let device = rig.mapped.clone().expect("the case needs a mapped device");
     let sent = vec![Vec::new(); rig.world.handles()];
     let paths = if rig.ground.paths().len() > 1 { rig.ground.paths() } else { Vec::new() };
@@ -56,8 +56,9 @@ pub(super) fn in_any_order(rig: &mut TestRig) {
         // Tables printed from now on include this feature, so it stays after a reload.
         rig.message("queue_if_no_path");
     }
-    let tables = tables(&device.table_text(false), rig.facts.block());
-    let mut run = RandomRun { rig, device, sent, change: None, holding: false, tables, paths, failed: 0 };
+    let tables = list_equivalent_tables(&device.table_text(false), rig.facts.block());
+    let mut run =
+        RandomChangeRun { rig, device, sent, change: None, holding: false, tables, paths, failed: 0 };
     for _ in 0..ACTS {
         run.act();
     }
@@ -73,7 +74,7 @@ pub(super) fn in_any_order(rig: &mut TestRig) {
     run.rig.world.quiet();
 }
 
-impl RandomRun<'_> {
+impl RandomChangeRun<'_> {
     fn act(&mut self) {
         let handle = self.rig.rng.random_range(0..self.sent.len());
         match self.rig.rng.random_range(0..17) {
@@ -134,7 +135,8 @@ impl RandomRun<'_> {
                 3..8 if self.rig.facts.can(Op::Write) => Op::Write,
                 _ => Op::Read,
             };
-            let mut request = if op == Op::Flush { Request::flush() } else { self.rig.request(op, at, n) };
+            let mut request =
+                if op == Op::Flush { TestRequest::flush() } else { self.rig.request(op, at, n) };
             if self.rig.rng.random_range(0..6) == 0 {
                 request.flags |= BioFlags::FUA;
             }
@@ -162,7 +164,7 @@ impl RandomRun<'_> {
     fn begin(&mut self, resume: bool) {
         if self.change.is_none() {
             let noflush = !self.paths.is_empty() || self.rig.rng.random_range(0..2) == 0;
-            let wake: udm_dm::WakeFn = Arc::new(|| {});
+            let wake: udm_dm::TransitionWakeFn = Arc::new(|| {});
             let change = if resume { self.device.resume(wake) } else { self.device.suspend(noflush, wake) };
             self.change = Some(change.expect("nothing else changes it"));
         }
@@ -203,7 +205,7 @@ impl RandomRun<'_> {
     /// Closes all handles and opens new ones. Clients vanish with requests in flight; lanes are
     /// closed when they are idle.
     fn away(&mut self) {
-        if self.rig.is(CheckingLayer::Nbd) {
+        if self.rig.is(RequestCheckingLayer::Nbd) {
             for request in self.sent.iter_mut().flat_map(std::mem::take) {
                 self.rig.model.may_have_written(&request);
             }

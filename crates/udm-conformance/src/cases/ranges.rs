@@ -1,12 +1,12 @@
 //! Cases: ranges of requests. They have all starts and lengths, lie at and beyond the end, and at
 //! the limits of 32-bit numbers.
 
-use crate::{CheckingLayer, ExpectedResult, Request, TestRig};
+use crate::{DeviceTestRig, ExpectedResult, RequestCheckingLayer, TestRequest};
 use udm_core::{Op, Sectors};
 
 /// A device accepts each range inside it that is aligned to its block, up to its maximum length
 /// (kernel: `bio_check_eod`, `queue_limits`).
-pub(super) fn every_start_and_length(rig: &mut TestRig) {
+pub(super) fn every_start_and_length(rig: &mut DeviceTestRig) {
     let (block, room) = (rig.facts.block(), rig.room());
     let end = rig.facts.size() / block * block;
     let longest = rig.longest();
@@ -18,7 +18,7 @@ pub(super) fn every_start_and_length(rig: &mut TestRig) {
             if start + length <= end && length <= longest {
                 let write = rig.write(start, length);
                 rig.one(0, write);
-                rig.one(1, Request::read(start, length));
+                rig.one(1, TestRequest::read(start, length));
             }
         }
     }
@@ -27,7 +27,7 @@ pub(super) fn every_start_and_length(rig: &mut TestRig) {
 
 /// A request that ends after the end of the device is refused and changes nothing, not even the
 /// part before the end (kernel: EIO; NBD: ENOSPC or EINVAL).
-pub(super) fn beyond_the_end(rig: &mut TestRig) {
+pub(super) fn beyond_the_end(rig: &mut DeviceTestRig) {
     let (block, end) = (rig.facts.block(), rig.facts.size() / rig.facts.block() * rig.facts.block());
     if rig.facts.can(Op::Write) {
         let write = rig.write(end - 4 * block, 4 * block);
@@ -46,7 +46,7 @@ pub(super) fn beyond_the_end(rig: &mut TestRig) {
 }
 
 /// A range that wraps around, in sectors or in bytes, does not reach the begin of the device.
-pub(super) fn that_wrap(rig: &mut TestRig) {
+pub(super) fn wrapping_range_is_refused(rig: &mut DeviceTestRig) {
     let block = rig.facts.block();
     if rig.facts.can(Op::Write) {
         let write = rig.write(0, 8 * block);
@@ -59,7 +59,7 @@ pub(super) fn that_wrap(rig: &mut TestRig) {
             rig.one(1, request);
         }
     }
-    if !rig.is(CheckingLayer::Nbd) {
+    if !rig.is(RequestCheckingLayer::Nbd) {
         for op in [Op::Discard, Op::WriteZeroes] {
             for length in [1 << 55, u64::MAX / block * block - block] {
                 let request = rig.request(op, block, length);
@@ -72,7 +72,7 @@ pub(super) fn that_wrap(rig: &mut TestRig) {
 
 /// Positions have 64 bits in all layers: on both sides of 2^32 bytes, of 2^31 and 2^32 sectors, and
 /// of the largest power of two inside the device.
-pub(super) fn far_out(rig: &mut TestRig) {
+pub(super) fn sector_offsets_have_64_bits(rig: &mut DeviceTestRig) {
     let (block, end) = (rig.facts.block(), rig.facts.size() / rig.facts.block() * rig.facts.block());
     let mut marks = vec![1 << 22, 1 << 23, 1 << 31, 1 << 32, 1 << 33, 1 << end.ilog2(), end - 8 * block];
     marks.retain(|mark| mark + 8 * block <= end);
@@ -86,8 +86,8 @@ pub(super) fn far_out(rig: &mut TestRig) {
             let write = rig.write(mark - block, 2 * block);
             rig.one(0, write);
         }
-        rig.one(1, Request::read(mark - n, n));
-        rig.one(0, Request::read(mark - block, 2 * block));
+        rig.one(1, TestRequest::read(mark - n, n));
+        rig.one(0, TestRequest::read(mark - block, 2 * block));
     }
     // A position that was cut to 32 bits would have overwritten this data.
     for mark in marks {
@@ -99,7 +99,7 @@ pub(super) fn far_out(rig: &mut TestRig) {
 
 /// A request that is not aligned to the logical block is refused with EINVAL (kernel) and writes
 /// nothing. Over NBD it is served exactly.
-pub(super) fn not_aligned(rig: &mut TestRig) {
+pub(super) fn unaligned_request_is_refused(rig: &mut DeviceTestRig) {
     let block = rig.facts.block();
     let ops = [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes].into_iter();
     for op in ops.filter(|&op| rig.facts.can(op)).collect::<Vec<_>>() {
@@ -112,7 +112,7 @@ pub(super) fn not_aligned(rig: &mut TestRig) {
 }
 
 /// An empty range is EINVAL, for a table and over NBD.
-pub(super) fn empty(rig: &mut TestRig) {
+pub(super) fn empty_range_is_einval(rig: &mut DeviceTestRig) {
     for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
         for start in [0, rig.facts.block(), rig.facts.size()] {
             let request = rig.request(op, start, 0);
@@ -124,7 +124,7 @@ pub(super) fn empty(rig: &mut TestRig) {
 
 /// A request of exactly the maximum length of the limits is served. A table splits a longer one.
 /// Data is limited to 2 MiB here.
-pub(super) fn longest(rig: &mut TestRig) {
+pub(super) fn longest_request_is_served(rig: &mut DeviceTestRig) {
     let block = rig.facts.block();
     let size = rig.facts.size() / block * block;
     for op in [Op::Write, Op::Read, Op::WriteZeroes, Op::Discard, Op::Read] {

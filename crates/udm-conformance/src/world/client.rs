@@ -2,7 +2,7 @@
 //! side waits for the other to read.
 
 use super::HANG;
-use crate::{Answer, Request, stamp};
+use crate::{TestRequest, TestRequestResult, fill_buffer_with_stamps};
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -13,9 +13,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use udm_core::{BioFlags, Op, SECTOR_SIZE};
 use udm_wire::nbd::{
-    Chunk, ChunkHeader, ClientFlags, ClientOption, Command, CommandFlags, GREETING_SIZE, Greeting, Info,
-    InfoRequest, OPTION_REPLY_HEADER_SIZE, OptionReply, OptionReplyHeader, ReplyHeader,
-    Request as WireRequest, encode_client_flags,
+    ClientFlags, CommandFlags, ExportInfoItem, ExportInfoRequest, GREETING_SIZE, NbdCommand, NbdOption,
+    NbdRequestHeader as WireRequest, NbdServerGreeting, OPTION_REPLY_HEADER_SIZE, OptionReply,
+    OptionReplyHeader, ReplyChunk, ReplyChunkHeader, ReplyHeader, encode_client_flags,
 };
 
 /// A request in flight.
@@ -35,12 +35,12 @@ type PendingRequests = Arc<Mutex<HashMap<u64, PendingRequest>>>;
 pub(super) struct NbdTestClient {
     stream: UnixStream,
     open: PendingRequests,
-    news: Receiver<(u64, Answer)>,
+    news: Receiver<(u64, TestRequestResult)>,
     reader: Option<JoinHandle<()>>,
     given: u64,
     collected: u64,
-    answers: BTreeMap<u64, Answer>,
-    pub(super) infos: Vec<Info>,
+    answers: BTreeMap<u64, TestRequestResult>,
+    pub(super) infos: Vec<ExportInfoItem>,
 }
 
 impl NbdTestClient {
@@ -48,7 +48,7 @@ impl NbdTestClient {
     pub(super) fn new(mut stream: UnixStream, structured: bool) -> NbdTestClient {
         stream.set_read_timeout(Some(HANG)).expect("a time-out");
         stream.set_write_timeout(Some(HANG)).expect("a time-out");
-        let infos = handshake(&mut stream, structured);
+        let infos = perform_client_handshake(&mut stream, structured);
         stream.set_read_timeout(None).expect("no time-out");
         let (open, (sender, news)) = (PendingRequests::default(), channel());
         let (socket, theirs) = (stream.try_clone().expect("a second descriptor"), open.clone());
@@ -63,12 +63,12 @@ impl NbdTestClient {
         (ours, theirs.into())
     }
 
-    pub(super) fn send(&mut self, request: &Request) {
+    pub(super) fn send(&mut self, request: &TestRequest) {
         let cookie = self.given;
         self.given += 1;
         let offset = request.sector.checked_mul(SECTOR_SIZE).unwrap_or(u64::MAX - (SECTOR_SIZE - 1));
         let len = u32::try_from(request.sectors * SECTOR_SIZE).expect("a length that fits NBD");
-        let (command, flags) = words(request);
+        let (command, flags) = convert_to_nbd_command(request);
         let read = if request.op == Op::Read { len as usize } else { 0 };
         let pending = PendingRequest { offset, len: read, data: vec![0; read], ..PendingRequest::default() };
         self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(cookie, pending);
@@ -76,7 +76,7 @@ impl NbdTestClient {
         if request.op == Op::Write {
             let at = bytes.len();
             bytes.resize(at + request.data_len(), 0);
-            stamp(offset, request.generation, &mut bytes[at..]);
+            fill_buffer_with_stamps(offset, request.generation, &mut bytes[at..]);
         }
         // The request is sent in pieces, as on a slow network.
         let mut rest = &bytes[..];
@@ -123,7 +123,7 @@ impl NbdTestClient {
         while self.receive(Duration::ZERO) {}
     }
 
-    pub(super) fn collect(&mut self) -> Vec<Answer> {
+    pub(super) fn collect(&mut self) -> Vec<TestRequestResult> {
         while self.in_flight() > 0 {
             assert!(self.receive(HANG), "hung: {} requests", self.in_flight());
         }
@@ -135,7 +135,7 @@ impl NbdTestClient {
     pub(super) fn leave(mut self) {
         let request = WireRequest {
             flags: CommandFlags::empty(),
-            command: Command::Disconnect,
+            command: NbdCommand::Disconnect,
             cookie: u64::MAX,
             offset: 0,
             len: 0,
@@ -168,40 +168,40 @@ impl Drop for NbdTestClient {
     }
 }
 
-fn words(request: &Request) -> (Command, CommandFlags) {
+fn convert_to_nbd_command(request: &TestRequest) -> (NbdCommand, CommandFlags) {
     let (command, mut flags) = match request.op {
-        Op::Read => (Command::Read, CommandFlags::empty()),
-        Op::Write => (Command::Write, CommandFlags::empty()),
-        Op::Flush => (Command::Flush, CommandFlags::empty()),
-        Op::Discard => (Command::Trim, CommandFlags::empty()),
+        Op::Read => (NbdCommand::Read, CommandFlags::empty()),
+        Op::Write => (NbdCommand::Write, CommandFlags::empty()),
+        Op::Flush => (NbdCommand::Flush, CommandFlags::empty()),
+        Op::Discard => (NbdCommand::Trim, CommandFlags::empty()),
         Op::WriteZeroes if request.flags.contains(BioFlags::NOUNMAP) => {
-            (Command::WriteZeroes, CommandFlags::NO_HOLE)
+            (NbdCommand::WriteZeroes, CommandFlags::NO_HOLE)
         }
-        Op::WriteZeroes => (Command::WriteZeroes, CommandFlags::empty()),
+        Op::WriteZeroes => (NbdCommand::WriteZeroes, CommandFlags::empty()),
     };
     flags.set(CommandFlags::FUA, request.flags.contains(BioFlags::FUA));
     (command, flags)
 }
 
-fn exactly<const N: usize>(stream: &mut UnixStream) -> [u8; N] {
+fn read_exact_bytes<const N: usize>(stream: &mut UnixStream) -> [u8; N] {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes).expect("the server answers the handshake");
     bytes
 }
 
-fn handshake(stream: &mut UnixStream, structured: bool) -> Vec<Info> {
-    Greeting::decode(&exactly::<GREETING_SIZE>(stream)).expect("a greeting");
+fn perform_client_handshake(stream: &mut UnixStream, structured: bool) -> Vec<ExportInfoItem> {
+    NbdServerGreeting::decode(&read_exact_bytes::<GREETING_SIZE>(stream)).expect("a greeting");
     let mut bytes = encode_client_flags(ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES).to_vec();
     if structured {
-        ClientOption::StructuredReply.encode(&mut bytes);
+        NbdOption::StructuredReply.encode(&mut bytes);
     }
     let infos = vec![udm_wire::nbd::INFO_BLOCK_SIZE];
-    ClientOption::Go(InfoRequest { name: String::new(), infos }).encode(&mut bytes);
+    NbdOption::Go(ExportInfoRequest { name: String::new(), infos }).encode(&mut bytes);
     stream.write_all(&bytes).expect("the server takes the handshake");
     let (mut acks, mut infos) = (1 + usize::from(structured), Vec::new());
     while acks > 0 {
-        let header =
-            OptionReplyHeader::decode(&exactly::<OPTION_REPLY_HEADER_SIZE>(stream)).expect("a reply");
+        let header = OptionReplyHeader::decode(&read_exact_bytes::<OPTION_REPLY_HEADER_SIZE>(stream))
+            .expect("a reply");
         let mut data = vec![0; header.len as usize];
         stream.read_exact(&mut data).expect("the rest of the reply");
         match OptionReply::decode(header.reply, &data).expect("a reply") {
@@ -218,7 +218,7 @@ fn read_replies(
     mut stream: UnixStream,
     structured: bool,
     open: &PendingRequests,
-    news: &Sender<(u64, Answer)>,
+    news: &Sender<(u64, TestRequestResult)>,
 ) {
     let mut head = Vec::new();
     let mut byte = [0; 4];
@@ -234,11 +234,11 @@ fn read_replies(
         head.clear();
         let done = match header {
             ReplyHeader::Simple(simple) => {
-                let (len, cookie) = (with(open, simple.cookie, |p| p.len), simple.cookie);
+                let (len, cookie) = (with_pending_request(open, simple.cookie, |p| p.len), simple.cookie);
                 assert!(!(structured && len > 0), "a simple reply to a structured read");
                 let mut data = vec![0; if simple.error == 0 { len } else { 0 }];
                 stream.read_exact(&mut data).expect("the data of a reply");
-                with(open, cookie, |p| {
+                with_pending_request(open, cookie, |p| {
                     (p.error, p.got) = (simple.error, data.len());
                     p.data = data;
                 });
@@ -248,7 +248,7 @@ fn read_replies(
                 assert!(structured, "an unexpected chunk");
                 let mut payload = vec![0; header.len as usize];
                 stream.read_exact(&mut payload).expect("the payload of a chunk");
-                with(open, header.cookie, |p| take_chunk(p, header, &payload));
+                with_pending_request(open, header.cookie, |p| store_reply_chunk(p, header, &payload));
                 header.is_done().then_some(header.cookie)
             }
         };
@@ -257,35 +257,39 @@ fn read_replies(
             let pending = pending.expect("the request is in flight");
             assert!(pending.error != 0 || pending.got == pending.len, "a read is incomplete");
             let data = if pending.error == 0 { pending.data } else { Vec::new() };
-            let _ = news.send((cookie, Answer { errno: pending.error as i32, data }));
+            let _ = news.send((cookie, TestRequestResult { errno: pending.error as i32, data }));
         }
     }
 }
 
-fn with<R>(open: &PendingRequests, cookie: u64, f: impl FnOnce(&mut PendingRequest) -> R) -> R {
+fn with_pending_request<R>(
+    open: &PendingRequests,
+    cookie: u64,
+    f: impl FnOnce(&mut PendingRequest) -> R,
+) -> R {
     let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
     f(open.get_mut(&cookie).unwrap_or_else(|| panic!("a reply to cookie {cookie:#x}, which is not open")))
 }
 
-fn take_chunk(pending: &mut PendingRequest, header: ChunkHeader, payload: &[u8]) {
+fn store_reply_chunk(pending: &mut PendingRequest, header: ReplyChunkHeader, payload: &[u8]) {
     let place = |offset: u64, len: usize| {
         let at = offset.checked_sub(pending.offset).expect("data before the read") as usize;
         assert!(at + len <= pending.len, "data after the read");
         at..at + len
     };
-    match Chunk::decode(header, payload).expect("a chunk") {
-        Chunk::None => {}
-        Chunk::Data { offset, data } => {
+    match ReplyChunk::decode(header, payload).expect("a chunk") {
+        ReplyChunk::None => {}
+        ReplyChunk::Data { offset, data } => {
             let range = place(offset, data.len());
             pending.data[range].copy_from_slice(data);
             pending.got += data.len();
         }
-        Chunk::Hole { offset, len } => {
+        ReplyChunk::Hole { offset, len } => {
             let range = place(offset, len as usize);
             pending.data[range].fill(0);
             pending.got += len as usize;
         }
-        Chunk::BlockStatus { .. } => panic!("unexpected block status"),
-        Chunk::Error { error, .. } => pending.error = error,
+        ReplyChunk::BlockStatus { .. } => panic!("unexpected block status"),
+        ReplyChunk::Error { error, .. } => pending.error = error,
     }
 }

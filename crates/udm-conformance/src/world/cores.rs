@@ -3,21 +3,21 @@
 
 use super::{DeviceWorld, HANG};
 use crate::lane_driver::LaneDriver;
-use crate::{Answer, DeviceFacts, Request};
+use crate::{DeviceFacts, TestRequest, TestRequestResult};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use udm_core::{CoreId, Cores as _, Cx, Device, DeviceId, LaneCommand};
+use udm_core::{CoreCommandSender as _, CoreId, Cx, Device, DeviceId, LaneCommand};
 use udm_dm::{DeviceTransition, TargetError};
-use udm_runtime::{CoreOptions, CoreSet, LocalCore};
+use udm_runtime::{CoreOptions, LocalCore, ProcessCores};
 
 const CORES: usize = 2;
 
 /// A job for a core.
 enum CoreJob {
-    Requests(Vec<Request>),
+    Requests(Vec<TestRequest>),
     Reopen,
     Quiet,
     Close,
@@ -25,7 +25,7 @@ enum CoreJob {
 
 /// A message from a core.
 enum CoreReply {
-    Answer(u64, Answer),
+    Answer(u64, TestRequestResult),
     /// The lane is open, idle or closed.
     Done,
 }
@@ -36,11 +36,11 @@ struct CoreThread {
     thread: Option<JoinHandle<()>>,
     given: u64,
     collected: u64,
-    answers: BTreeMap<u64, Answer>,
+    answers: BTreeMap<u64, TestRequestResult>,
 }
 
 pub(super) struct ThreadedWorld {
-    core_set: Arc<CoreSet>,
+    core_set: Arc<ProcessCores>,
     /// An ID without a device: a command for it only wakes the cores.
     nobody: DeviceId,
     facts: DeviceFacts,
@@ -49,7 +49,7 @@ pub(super) struct ThreadedWorld {
 
 impl ThreadedWorld {
     pub(super) fn new(device: &Arc<dyn Device>, facts: DeviceFacts, foreign: bool) -> ThreadedWorld {
-        let core_set = CoreSet::new(CORES).expect("a cluster");
+        let core_set = ProcessCores::new(CORES).expect("a cluster");
         let cores = (0..CORES).map(|core| CoreThread::start(&core_set, core, device, foreign)).collect();
         let mut threads = ThreadedWorld { core_set, nobody: DeviceId::new(), facts, cores };
         threads.cores.iter_mut().for_each(CoreThread::done);
@@ -74,10 +74,17 @@ impl ThreadedWorld {
 }
 
 impl CoreThread {
-    fn start(core_set: &Arc<CoreSet>, core: usize, device: &Arc<dyn Device>, foreign: bool) -> CoreThread {
+    fn start(
+        core_set: &Arc<ProcessCores>,
+        core: usize,
+        device: &Arc<dyn Device>,
+        foreign: bool,
+    ) -> CoreThread {
         let ((jobs, job_box), (news_box, news)) = (channel(), channel());
         let (core_set, device) = (core_set.clone(), device.clone());
-        let thread = std::thread::spawn(move || work(&core_set, core, device, foreign, &job_box, &news_box));
+        let thread = std::thread::spawn(move || {
+            run_core_thread(&core_set, core, device, foreign, &job_box, &news_box);
+        });
         CoreThread { jobs, news, thread: Some(thread), given: 0, collected: 0, answers: BTreeMap::new() }
     }
 
@@ -122,8 +129,8 @@ impl CoreThread {
 }
 
 /// The thread of a core.
-fn work(
-    core_set: &Arc<CoreSet>,
+fn run_core_thread(
+    core_set: &Arc<ProcessCores>,
     core: usize,
     device: Arc<dyn Device>,
     foreign: bool,
@@ -191,12 +198,12 @@ impl DeviceWorld for ThreadedWorld {
         CORES
     }
 
-    fn submit(&mut self, handle: usize, requests: Vec<Request>) {
+    fn submit(&mut self, handle: usize, requests: Vec<TestRequest>) {
         self.cores[handle].given += requests.len() as u64;
         self.ask(handle, CoreJob::Requests(requests));
     }
 
-    fn collect(&mut self, handle: usize) -> Vec<Answer> {
+    fn collect(&mut self, handle: usize) -> Vec<TestRequestResult> {
         let core = &mut self.cores[handle];
         while core.open_requests() > 0 {
             let Some(news) = core.receive(HANG) else { panic!("hung: {} requests", core.open_requests()) };
@@ -224,7 +231,7 @@ impl DeviceWorld for ThreadedWorld {
         self.step(change, Duration::from_millis(20)).is_some()
     }
 
-    fn cores(&self) -> Arc<dyn udm_core::Cores> {
+    fn cores(&self) -> Arc<dyn udm_core::CoreCommandSender> {
         self.core_set.clone()
     }
 

@@ -9,7 +9,7 @@ mod cores;
 mod nbd;
 mod stepped;
 
-use crate::{Answer, CheckingLayer, DeviceFacts, InitialContent, Request};
+use crate::{DeviceFacts, InitialContent, RequestCheckingLayer, TestRequest, TestRequestResult};
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::{Device, LaneCommand};
@@ -30,11 +30,11 @@ pub trait DeviceWorld {
     fn handles(&self) -> usize;
 
     /// Submits requests without waiting.
-    fn submit(&mut self, handle: usize, requests: Vec<Request>);
+    fn submit(&mut self, handle: usize, requests: Vec<TestRequest>);
 
     /// Waits for all requests of the handle since the last call. Returns the answers in the order
     /// of the requests.
-    fn collect(&mut self, handle: usize) -> Vec<Answer>;
+    fn collect(&mut self, handle: usize) -> Vec<TestRequestResult>;
 
     /// Lets time pass. Returns the number of requests in flight on all handles.
     fn settle(&mut self) -> usize;
@@ -49,7 +49,7 @@ pub trait DeviceWorld {
     fn begin_change(&mut self, change: &mut DeviceTransition) -> bool;
 
     /// The cores, for commands.
-    fn cores(&self) -> Arc<dyn udm_core::Cores>;
+    fn cores(&self) -> Arc<dyn udm_core::CoreCommandSender>;
 
     /// Cancels a change. It must still be stepped to its end.
     fn call_off(&mut self, change: &mut DeviceTransition);
@@ -134,9 +134,9 @@ impl WorldKind {
 
 /// The properties of `device` if it is used by its lanes.
 #[must_use]
-pub fn lane_facts(
+pub fn device_facts_over_lanes(
     device: &dyn Device,
-    boundary: CheckingLayer,
+    boundary: RequestCheckingLayer,
     fresh: InitialContent,
     atom: usize,
 ) -> DeviceFacts {
@@ -144,12 +144,12 @@ pub fn lane_facts(
 }
 
 /// Cores that have opened no device, so each command is acknowledged at once.
-pub struct NoCores;
+pub struct CoresWithoutDevices;
 
-impl udm_core::Cores for NoCores {
+impl udm_core::CoreCommandSender for CoresWithoutDevices {
     fn broadcast(&self, _: udm_core::DeviceId, _: LaneCommand) {}
     fn wake_up(&self, _: udm_core::CoreId, _: udm_core::DeviceId) {}
-    fn start(&self, _: udm_core::TaskFactory) -> udm_core::TaskHandle {
-        udm_core::TaskHandle::new(drop)
+    fn start(&self, _: udm_core::BioTaskFactory) -> udm_core::BioTaskHandle {
+        udm_core::BioTaskHandle::new(drop)
     }
 }

@@ -5,14 +5,14 @@
 
 use super::client::NbdTestClient;
 use super::{DeviceWorld, HANG, WorldAction};
-use crate::{Answer, CheckingLayer, DeviceFacts, Request};
+use crate::{DeviceFacts, RequestCheckingLayer, TestRequest, TestRequestResult};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use udm_core::{BioFlags, Device, SECTOR_SIZE, Sectors};
 use udm_dm::{DeviceTransition, TargetError};
-use udm_frontends::nbd::{Export, Exports, NbdServer, ServerOptions};
+use udm_frontends::nbd::{Export, Exports, NbdServer, NbdServerLimits};
 use udm_runtime::{Runtime, RuntimeOptions};
-use udm_wire::nbd::{ExportFlags, Info};
+use udm_wire::nbd::{ExportFlags, ExportInfoItem};
 
 const CLIENTS: usize = 3;
 
@@ -36,7 +36,7 @@ impl NbdWorld {
         let exports = Arc::new(Exports::new());
         let export = Export::new("subject", "", false, device.clone()).expect("a name");
         exports.add(export).expect("the first export");
-        let server = NbdServer::start(runtime.core_set(), exports, ServerOptions::default(), &[]);
+        let server = NbdServer::start(runtime.core_set(), exports, NbdServerLimits::default(), &[]);
         let server = server.expect("a server without listeners");
         let mut nbd = NbdWorld {
             runtime: Some(runtime),
@@ -60,7 +60,7 @@ impl NbdWorld {
             self.clients.push(NbdTestClient::new(ours, n % 2 == 0));
         }
         let same = self.clients.iter().all(|client| {
-            let geometry = |infos: &[Info]| negotiated_facts(&self.facts, infos).limits;
+            let geometry = |infos: &[ExportInfoItem]| negotiated_facts(&self.facts, infos).limits;
             geometry(&client.infos) == geometry(&self.clients[0].infos)
         });
         assert!(same, "all clients negotiate the same limits");
@@ -118,13 +118,13 @@ impl NbdWorld {
 }
 
 /// The properties of the device as negotiated in the handshake.
-fn negotiated_facts(below: &DeviceFacts, infos: &[Info]) -> DeviceFacts {
+fn negotiated_facts(below: &DeviceFacts, infos: &[ExportInfoItem]) -> DeviceFacts {
     let mut facts = below.clone();
-    facts.boundary = CheckingLayer::Nbd;
+    facts.boundary = RequestCheckingLayer::Nbd;
     facts.flags = BioFlags::FUA | BioFlags::NOUNMAP;
     for info in infos {
         match info {
-            Info::Export { size, flags } => {
+            ExportInfoItem::Export { size, flags } => {
                 assert_eq!(size % SECTOR_SIZE, 0, "a size in whole sectors");
                 let block = u64::from(below.limits.logical_block);
                 let all = Sectors::from_bytes(u64::from(u32::MAX) / block * block);
@@ -136,7 +136,7 @@ fn negotiated_facts(below: &DeviceFacts, infos: &[Info]) -> DeviceFacts {
                 let always = ExportFlags::SEND_FLUSH | ExportFlags::SEND_FUA | ExportFlags::CAN_MULTI_CONN;
                 assert!(flags.contains(always), "{flags:?}");
             }
-            Info::BlockSize(blocks) => {
+            ExportInfoItem::BlockSize(blocks) => {
                 // These are the limits of the device; a request may begin and end at any byte.
                 assert_eq!(blocks.minimum, 1);
                 facts.limits.max_sectors = Sectors::from_bytes(blocks.maximum.into());
@@ -156,7 +156,7 @@ impl DeviceWorld for NbdWorld {
         CLIENTS
     }
 
-    fn submit(&mut self, handle: usize, requests: Vec<Request>) {
+    fn submit(&mut self, handle: usize, requests: Vec<TestRequest>) {
         self.sent += requests.len() as u64;
         self.move_all();
         for request in requests {
@@ -165,7 +165,7 @@ impl DeviceWorld for NbdWorld {
         self.move_all();
     }
 
-    fn collect(&mut self, handle: usize) -> Vec<Answer> {
+    fn collect(&mut self, handle: usize) -> Vec<TestRequestResult> {
         self.move_all();
         self.clients[handle].collect()
     }
@@ -184,7 +184,7 @@ impl DeviceWorld for NbdWorld {
         self.step(change, Duration::from_millis(20)).is_some()
     }
 
-    fn cores(&self) -> Arc<dyn udm_core::Cores> {
+    fn cores(&self) -> Arc<dyn udm_core::CoreCommandSender> {
         self.runtime.as_ref().expect("there are cores").core_set().clone()
     }
 

@@ -4,11 +4,11 @@
 
 use super::DeviceWorld;
 use crate::lane_driver::LaneDriver;
-use crate::{Answer, DeviceFacts, Request};
+use crate::{DeviceFacts, TestRequest, TestRequestResult};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use udm_core::{Cores, Device, Nanos};
-use udm_dm::testing::TestWorld;
+use udm_core::{CoreCommandSender, Device, Nanos};
+use udm_dm::testing::SteppedTestCores;
 use udm_dm::{DeviceTransition, TargetError};
 
 const CORES: usize = 2;
@@ -18,20 +18,20 @@ const CORES: usize = 2;
 const TURNS_MAX: usize = 20_000;
 
 pub(super) struct SteppedWorld {
-    world: TestWorld,
+    world: SteppedTestCores,
     device: Arc<dyn Device>,
     facts: DeviceFacts,
     drivers: Vec<LaneDriver>,
     /// The time of the next turn of each core.
     due: Vec<Nanos>,
-    answers: Vec<BTreeMap<u64, Answer>>,
+    answers: Vec<BTreeMap<u64, TestRequestResult>>,
     /// The tag of the first request that was not collected.
     first: Vec<u64>,
 }
 
 impl SteppedWorld {
     pub(super) fn new(device: &Arc<dyn Device>, facts: DeviceFacts) -> SteppedWorld {
-        let mut world = TestWorld::new(CORES);
+        let mut world = SteppedTestCores::new(CORES);
         world.now = Nanos(1_000_000);
         let mut stepped = SteppedWorld {
             world,
@@ -105,12 +105,12 @@ impl DeviceWorld for SteppedWorld {
         CORES
     }
 
-    fn submit(&mut self, handle: usize, requests: Vec<Request>) {
+    fn submit(&mut self, handle: usize, requests: Vec<TestRequest>) {
         self.drivers[handle].give(requests, self.world.now);
         self.due[handle] = self.world.now;
     }
 
-    fn collect(&mut self, handle: usize) -> Vec<Answer> {
+    fn collect(&mut self, handle: usize) -> Vec<TestRequestResult> {
         for _ in 0..TURNS_MAX {
             if self.drivers[handle].in_flight() == 0 {
                 let answers = std::mem::take(&mut self.answers[handle]);
@@ -159,7 +159,7 @@ impl DeviceWorld for SteppedWorld {
         false
     }
 
-    fn cores(&self) -> Arc<dyn Cores> {
+    fn cores(&self) -> Arc<dyn CoreCommandSender> {
         self.world.cores()
     }
 

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use udm_core::errno::EINVAL;
 use udm_core::{
-    Batch, Bio, Buf, Device, DeviceSlot, Limits, Op, SECTOR_SIZE, Sector, Sectors, Segments, SharedMap,
-    SharedRange,
+    Batch, Bio, BioTaskLaneId, Buf, Device, Limits, Op, SECTOR_SIZE, Sector, Sectors, Segments,
+    SharedMemoryMap, SharedRange,
 };
 use udm_runtime::{FrontCx, FrontEnd, RingCompletion, RingOp};
 
@@ -31,11 +31,11 @@ const RECV: u64 = 0;
 
 /// A front end that serves requests from shared memory.
 pub struct SharedMemoryFrontEnd {
-    map: Arc<SharedMap>,
+    map: Arc<SharedMemoryMap>,
     fd: Arc<OwnedFd>,
     device: Arc<dyn Device>,
     limits: Limits,
-    slot: Option<DeviceSlot>,
+    slot: Option<BioTaskLaneId>,
     /// A bio per entry, whose data is set for each request; `None` while it is in flight.
     bios: Vec<Option<Box<Bio>>>,
     taken: u64,
@@ -49,7 +49,7 @@ pub struct SharedMemoryFrontEnd {
 }
 
 impl SharedMemoryFrontEnd {
-    pub fn new(map: Arc<SharedMap>, fd: OwnedFd, device: Arc<dyn Device>) -> SharedMemoryFrontEnd {
+    pub fn new(map: Arc<SharedMemoryMap>, fd: OwnedFd, device: Arc<dyn Device>) -> SharedMemoryFrontEnd {
         let bios = (0..SLOTS).map(|_| {
             let mut bio = Bio::new();
             bio.data = SharedRange::new(&map, DATA, 0).expect("an empty range").into();

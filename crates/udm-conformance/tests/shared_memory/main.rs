@@ -17,7 +17,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 use udm_conformance::{DEVICES_UNDER_TEST, DeviceUnderTest, InitialContent, WorldKind};
-use udm_core::{CoreId, SharedMap};
+use udm_core::{CoreId, SharedMemoryMap};
 use udm_runtime::{Runtime, RuntimeOptions};
 
 const CHILD: &str = "--as-the-other-process";
@@ -61,7 +61,7 @@ fn serve(subject: &DeviceUnderTest) -> Result<(), Failed> {
         let memfd = memfd_create("udm-shared", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC)?;
         ftruncate(&memfd, SHARED as u64)?;
         fcntl_add_seals(&memfd, SealFlags::SHRINK)?;
-        let map = Arc::new(SharedMap::of_memfd(&memfd, SHARED)?);
+        let map = Arc::new(SharedMemoryMap::of_memfd(&memfd, SHARED)?);
         let (ours, theirs) = UnixStream::pair()?;
         let device = Arc::clone(&made.device);
         let make = move || Box::new(SharedMemoryFrontEnd::new(map, ours.into(), device)) as _;

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use udm_core::errno::EINVAL;
-use udm_core::{Op, SECTOR_SIZE, SharedMap, copy_from_shared, copy_to_shared};
+use udm_core::{Op, SECTOR_SIZE, SharedMemoryMap, copy_from_shared, copy_to_shared};
 
 /// Bytes for the data of one request.
 const ROOM: usize = 128 << 10;
@@ -24,7 +24,7 @@ pub struct DiskGeometry {
 }
 
 struct SharedMemoryPeer {
-    map: SharedMap,
+    map: SharedMemoryMap,
     tail: u64,
     disk: DiskGeometry,
     rng: SmallRng,
@@ -32,7 +32,7 @@ struct SharedMemoryPeer {
 
 /// Acts according to `mode`, and panics if a request is served wrongly.
 pub fn run(mode: &str, disk: DiskGeometry) {
-    let map = SharedMap::of_memfd(stdout(), SHARED).expect("the memory");
+    let map = SharedMemoryMap::of_memfd(stdout(), SHARED).expect("the memory");
     let mut peer = SharedMemoryPeer { map, tail: 0, disk, rng: SmallRng::seed_from_u64(7) };
     match mode {
         "honest" => peer.run_honest(),
@@ -118,7 +118,7 @@ impl SharedMemoryPeer {
     /// All bytes change all the time, during writes and reads.
     fn run_scribbling(&mut self) {
         let over = AtomicBool::new(false);
-        let words = SharedMap::of_memfd(stdout(), SHARED).expect("the memory once more");
+        let words = SharedMemoryMap::of_memfd(stdout(), SHARED).expect("the memory once more");
         std::thread::scope(|s| {
             s.spawn(|| {
                 for byte in (0..=255u8).cycle().take_while(|_| !over.load(Relaxed)) {

@@ -13,9 +13,9 @@ pub struct ReconfigureQuery {
 
 /// The changes that the configuration file made, or would make.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Reconfigured {
+pub struct ReconfigureReport {
     /// The changes, in the order in which they were made.
-    pub changes: Vec<Change>,
+    pub changes: Vec<DeviceConfigChange>,
     /// Number of devices that the file declares as before.
     pub unchanged: u64,
     /// Differences between the devices and the file that were left as they are, one line each.
@@ -24,7 +24,7 @@ pub struct Reconfigured {
 
 /// A change of one device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Change {
+pub struct DeviceConfigChange {
     /// Name of the device.
     pub name: String,
     /// "create"; "remove"; "reload" (another table); "take-over" (of a device that a verb created);

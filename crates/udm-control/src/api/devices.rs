@@ -1,12 +1,12 @@
 //! Requests and replies about devices: create, rename, suspend, resume, wait.
 
-use super::queue::{Power, Queue};
+use super::queue::{DiskPowerState, RequestQueueReport};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A mapped device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Device {
+pub struct DeviceDescription {
     /// Name of the device.
     pub name: String,
     /// UUID of the device, if it has one.
@@ -33,23 +33,23 @@ pub struct Device {
     pub deferred_remove: bool,
     /// The queues in front of the disks of the live table, and the device's own, by device number.
     #[serde(default)]
-    pub queues: Vec<Queue>,
+    pub queues: Vec<RequestQueueReport>,
     /// The disks of the live table that have a power switch, by device number.
     #[serde(default)]
-    pub power: Vec<Power>,
+    pub power: Vec<DiskPowerState>,
 }
 
 /// All mapped devices, by number.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceList {
     /// The devices.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceDescription>,
 }
 
 /// A device to create. With a table, the table is loaded and resumed, as by dmsetup create.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Create {
+pub struct CreateDeviceRequest {
     /// Name of the device: 1 to 127 bytes, without a slash.
     pub name: String,
     /// UUID of the device: at most 128 bytes.
@@ -76,7 +76,7 @@ pub struct Create {
 /// from multipath-tools.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CreateMultipath {
+pub struct CreateMultipathRequest {
     /// Name of the device: 1 to 127 bytes, without a slash.
     pub name: String,
     /// UUID of the device: at most 128 bytes.
@@ -98,7 +98,7 @@ pub struct CreateMultipath {
 /// Query of the removal of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct RemoveQuery {
+pub struct RemoveDeviceQuery {
     /// First replace its table by one that fails all requests, even if the removal fails then
     pub force: Option<bool>,
     /// If it is open, remove it after its last close
@@ -110,7 +110,7 @@ pub struct RemoveQuery {
 /// A new name or a UUID for a device: exactly one of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Rename {
+pub struct RenameDeviceRequest {
     /// New name: 1 to 127 bytes, without a slash.
     pub name: Option<String>,
     /// UUID: at most 128 bytes. Refused if the device has one.
@@ -120,7 +120,7 @@ pub struct Rename {
 /// The event to wait for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Wait {
+pub struct WaitDeviceEventRequest {
     /// The event number that the caller last saw. The request completes once the device's number
     /// differs, which may be at once.
     pub event_nr: u32,
@@ -131,7 +131,7 @@ pub struct Wait {
 /// Options of a suspend.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Suspend {
+pub struct SuspendDeviceRequest {
     /// If true, do not wait for requests that targets hold back. They wait for the resume, which
     /// may bring another table.
     pub noflush: Option<bool>,
@@ -142,7 +142,7 @@ pub struct Suspend {
 /// Options of a resume.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Resume {
+pub struct ResumeDeviceRequest {
     /// Cancel after this many milliseconds; the old live table stays live and runs then.
     pub timeout_ms: Option<u64>,
 }
@@ -150,7 +150,7 @@ pub struct Resume {
 /// Devices to suspend together: all of them or none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SuspendTogether {
+pub struct SuspendDevicesRequest {
     /// Names of the devices.
     pub names: Vec<String>,
     /// If true, do not wait for requests that targets hold back. They wait for the resume, which
@@ -163,7 +163,7 @@ pub struct SuspendTogether {
 /// Devices to resume together: all of them or none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ResumeTogether {
+pub struct ResumeDevicesRequest {
     /// Names of the devices.
     pub names: Vec<String>,
     /// Cancel after this many milliseconds; the old live tables stay live and run then.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// A change of state of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Event {
+pub struct DeviceEventDescription {
     /// Number of the event. Each event has the next number; a server that starts later has greater
     /// numbers.
     pub id: u64,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// A path of a multipath target, with counters since its table was loaded. Counters only grow: a
 /// rate is the difference of two readings.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Path {
+pub struct MultipathPathReport {
     /// Start of the target on the device.
     pub start_bytes: u64,
     /// Number of the path's device.
@@ -40,7 +40,7 @@ pub struct Path {
     pub in_flight: u64,
     /// Requests that the path completed, with or without error, by operation: "read", "write",
     /// "flush", "discard" and "write-zeroes".
-    pub served: BTreeMap<String, Moved>,
+    pub served: BTreeMap<String, RequestAndByteCount>,
     /// Requests that the path completed with an error, by the kernel's name of the error. Errors
     /// that did not occur are left out.
     pub errors: BTreeMap<String, u64>,
@@ -53,22 +53,24 @@ pub struct Path {
     #[serde(default)]
     pub ejections: u64,
     /// Counters of the path watch; null without one.
-    pub watch: Option<PathWatch>,
+    pub watch: Option<PathLatencyAndHedgeCounters>,
 }
 
 /// Which paths of a device get requests: the paths that have not failed, except an ejected one
 /// whose group has another usable path.
 #[must_use]
-pub fn usable(paths: &[Path]) -> Vec<bool> {
-    let up = |path: &Path| path.state == "active";
-    let group = |path: &Path| (path.start_bytes, path.group);
-    let other = |path: &Path| paths.iter().any(|one| group(one) == group(path) && up(one) && !one.ejected);
+pub fn usable_path_flags(paths: &[MultipathPathReport]) -> Vec<bool> {
+    let up = |path: &MultipathPathReport| path.state == "active";
+    let group = |path: &MultipathPathReport| (path.start_bytes, path.group);
+    let other = |path: &MultipathPathReport| {
+        paths.iter().any(|one| group(one) == group(path) && up(one) && !one.ejected)
+    };
     paths.iter().map(|path| up(path) && !(path.ejected && other(path))).collect()
 }
 
 /// How the paths of a multipath target are maintained, and their current state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Upkeep {
+pub struct PathMaintenanceStatus {
     /// What happens to requests without a usable path, as in multipath.conf: "fail", "queue", or
     /// the number of checks for which they are queued. Null if table and messages decide.
     pub no_path_retry: Option<String>,
@@ -92,7 +94,7 @@ pub struct Upkeep {
 
 /// Counters of the path watch since the table was loaded.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct PathWatch {
+pub struct PathLatencyAndHedgeCounters {
     /// Writes and flushes that are past their deadline and still wait for the path.
     pub waiting: u64,
     /// Reads that passed their deadline and were sent to another path.
@@ -114,7 +116,7 @@ pub struct PathWatch {
     pub hedges_free: u64,
     /// Latency histogram of reads: each step counts reads faster than its limit and not faster than
     /// the limit of the step before.
-    pub latency: Vec<LatencyStep>,
+    pub latency: Vec<PathLatencyBucket>,
     /// Total time of all reads.
     #[serde(default)]
     pub latency_sum_ns: u64,
@@ -122,7 +124,7 @@ pub struct PathWatch {
 
 /// One step of a latency histogram.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct LatencyStep {
+pub struct PathLatencyBucket {
     /// Upper limit of the time.
     pub below_ns: u64,
     /// Number of reads.
@@ -131,7 +133,7 @@ pub struct LatencyStep {
 
 /// A number of requests and their bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Moved {
+pub struct RequestAndByteCount {
     /// Number of requests.
     pub requests: u64,
     /// Number of bytes.
@@ -142,7 +144,7 @@ pub struct Moved {
 /// a path that it failed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CommandPath {
+pub struct FailOrReinstatePathRequest {
     /// The path's device: its number, major:minor, as in the status, or a word as in a table.
     pub path: String,
     /// "fail" or "reinstate".

@@ -8,7 +8,7 @@ use std::fmt;
 
 /// The queue in front of a disk that a table uses, or a device's own queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Queue {
+pub struct RequestQueueReport {
     /// Number of the device.
     pub number: String,
     /// URI of the device, or @ and the name of a mapped device.
@@ -36,12 +36,12 @@ pub struct HwQueue {
     pub in_line: u64,
     /// Shared tags, if the disk is in use and shares tags with others.
     #[serde(default)]
-    pub shared: Option<SharedTags>,
+    pub shared: Option<SharedTagUsage>,
 }
 
 /// Tags that several disks share, as seen by one disk: each request also needs one of these.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct SharedTags {
+pub struct SharedTagUsage {
     /// Shared tags that this disk holds.
     pub held: u64,
     /// Shared tags that this disk may hold now: its part, and at least four.
@@ -56,7 +56,7 @@ pub struct SharedTags {
 /// table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ChangeQueue {
+pub struct ChangeQueueSettingsRequest {
     /// "scheduler", "nr_requests", "nomerges", "max_sectors_kb", "read_expire", "write_expire",
     /// "writes_starved", "fifo_batch" and "front_merges", with values as in a URI. At least one,
     /// and each only once.
@@ -70,7 +70,7 @@ pub struct ChangeQueue {
 
 /// The power of a disk that a table uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Power {
+pub struct DiskPowerState {
     /// Number of the disk.
     pub number: String,
     /// URI of the disk.
@@ -82,7 +82,7 @@ pub struct Power {
 /// Turns the power of the disks of a device's live table on or off.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct TurnPower {
+pub struct SetDiskPowerRequest {
     /// True to turn on. Turning off loses data that is only in a volatile cache.
     pub on: bool,
     /// Number or URI of the one disk to switch; all disks with a switch if absent.

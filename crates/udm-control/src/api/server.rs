@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// An export and its addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Export {
+pub struct NbdExportDescription {
     /// Name of the export, which is the device's name.
     pub name: String,
     /// Size of the export.
@@ -20,7 +20,7 @@ pub struct Export {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ExportList {
     /// The exports.
-    pub exports: Vec<Export>,
+    pub exports: Vec<NbdExportDescription>,
 }
 
 /// A type of target.
@@ -34,7 +34,7 @@ pub struct TargetVersion {
 
 /// Versions of the server.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Version {
+pub struct ServerVersions {
     /// Version of udm.
     pub version: String,
     /// Version of the kernel's device mapper whose behaviour the server follows.
@@ -45,7 +45,7 @@ pub struct Version {
 
 /// Why a request was refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Error {
+pub struct ApiError {
     /// The complete error in one line.
     pub error: String,
     /// The errno.

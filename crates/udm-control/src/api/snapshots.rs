@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// A snapshot, or one that is being merged.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Snapshot {
+pub struct SnapshotDescription {
     /// Name of the snapshot's device; during a merge, of the origin's device.
     pub name: String,
     /// Name of the origin's device; empty if there is none.
@@ -44,7 +44,7 @@ pub struct Snapshot {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SnapshotList {
     /// The snapshots.
-    pub snapshots: Vec<Snapshot>,
+    pub snapshots: Vec<SnapshotDescription>,
 }
 
 /// A snapshot to create.
@@ -60,7 +60,7 @@ pub struct NewSnapshot {
 /// Snapshots to create at one instant: all of them or none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CreateSnapshots {
+pub struct CreateSnapshotsRequest {
     /// The snapshots and their origins.
     pub snapshots: Vec<NewSnapshot>,
     /// The store: a path, a URI, or a folder in which NAME.cow is created. By default the folder of
@@ -100,7 +100,7 @@ pub struct RemoveSnapshotQuery {
 /// Query of a page of changed ranges.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ChangesQuery {
+pub struct ChangedRangesQuery {
     /// Another snapshot; by default the origin
     pub against: Option<String>,
     /// The byte at which the page begins, by default 0
@@ -111,7 +111,7 @@ pub struct ChangesQuery {
 
 /// A range of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Range {
+pub struct ChangedByteRange {
     /// Start of the range.
     pub start_bytes: u64,
     /// Length of the range.
@@ -120,13 +120,13 @@ pub struct Range {
 
 /// A page of ranges that may differ.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Changes {
+pub struct ChangedRangesPage {
     /// Size of the snapshot.
     pub size_bytes: u64,
     /// Granularity: ranges are multiples of this, except at the end of the device.
     pub chunk_bytes: u64,
     /// The ranges, in order. Everything between them is the same.
-    pub ranges: Vec<Range>,
+    pub ranges: Vec<ChangedByteRange>,
     /// Start of the next page; null after the last page.
     pub next_bytes: Option<u64>,
 }

@@ -1,8 +1,8 @@
 //! Counters of the control socket: totals, for monitoring programs.
 
-use super::devices::Device;
-use super::paths::Path;
-use super::snapshots::Snapshot;
+use super::devices::DeviceDescription;
+use super::paths::MultipathPathReport;
+use super::snapshots::SnapshotDescription;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// The server with its devices and counters. Counters only grow: a rate is the difference of two
 /// readings. They are summed over running cores, so they are recent, but not of one instant.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Stats {
+pub struct ServerStatsReport {
     /// Version of udm.
     pub version: String,
     /// Start of the server in milliseconds since 1970. If this differs, it is another server, whose
@@ -20,7 +20,7 @@ pub struct Stats {
     /// the time between them.
     pub up_ns: u64,
     /// Counters of client connections; null if nothing is exported.
-    pub server: Option<ServerStats>,
+    pub server: Option<NbdConnectionStats>,
     /// Counters of cores; empty if nothing is exported.
     pub cores: Vec<CoreStats>,
     /// All mapped devices, by number.
@@ -29,7 +29,7 @@ pub struct Stats {
 
 /// Counters of NBD connections.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct ServerStats {
+pub struct NbdConnectionStats {
     /// Connected clients.
     pub connections: u64,
     /// Accepted connections.
@@ -53,23 +53,23 @@ pub struct CoreStats {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceStats {
     /// The device.
-    pub device: Device,
+    pub device: DeviceDescription,
     /// The target types of the live table, each listed once, in the order of the table.
     pub target_types: Vec<String>,
     /// Requests of clients that are in flight; null if the device is not exported.
     pub in_flight: Option<u64>,
     /// Requests of clients since the device is exported, by operation: "read", "write", "flush",
     /// "discard" and "write-zeroes". Operations without requests are left out.
-    pub served: BTreeMap<String, Served>,
+    pub served: BTreeMap<String, OperationStats>,
     /// The paths of multipath targets, with counters since the table was loaded.
-    pub paths: Vec<Path>,
+    pub paths: Vec<MultipathPathReport>,
     /// The snapshot in this device, or the one that is merged into it.
-    pub snapshot: Option<Snapshot>,
+    pub snapshot: Option<SnapshotDescription>,
 }
 
 /// Counters of one operation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Served {
+pub struct OperationStats {
     /// Requests in flight.
     #[serde(default)]
     pub in_flight: u64,

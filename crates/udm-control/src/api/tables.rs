@@ -1,12 +1,12 @@
 //! Requests and replies about tables, their status, and messages to targets.
 
-use super::paths::{Path, Upkeep};
+use super::paths::{MultipathPathReport, PathMaintenanceStatus};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// One line of a table or of a status.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Line {
+pub struct TableOrStatusLine {
     /// Start of the target on the device.
     pub start_bytes: u64,
     /// Length of the target.
@@ -19,7 +19,7 @@ pub struct Line {
 
 /// A device that a table uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Below {
+pub struct UnderlyingDevice {
     /// Number of the device, as in the table.
     pub number: String,
     /// URI of the device, or @ and the name of a mapped device.
@@ -28,7 +28,7 @@ pub struct Below {
 
 /// A table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Table {
+pub struct TableDescription {
     /// Name of the device.
     pub name: String,
     /// Number of the device.
@@ -36,51 +36,51 @@ pub struct Table {
     /// The table as dmsetup prints it; empty without a table.
     pub text: String,
     /// The table, one entry per target.
-    pub lines: Vec<Line>,
+    pub lines: Vec<TableOrStatusLine>,
     /// The devices that the table uses, in the kernel's order: the last one in the table comes
     /// first.
-    pub devices: Vec<Below>,
+    pub devices: Vec<UnderlyingDevice>,
 }
 
 /// The tables of all devices, by device number.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TableList {
     /// The tables; the text is empty for a device without a table.
-    pub tables: Vec<Table>,
+    pub tables: Vec<TableDescription>,
 }
 
 /// The status of a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Status {
+pub struct TableStatus {
     /// Name of the device.
     pub name: String,
     /// The status as dmsetup prints it; empty without a table.
     pub text: String,
     /// The status, one entry per target.
-    pub lines: Vec<Line>,
+    pub lines: Vec<TableOrStatusLine>,
     /// Number of events that the device has raised.
     pub event_nr: u32,
     /// The paths of multipath targets; empty for other targets.
     #[serde(default)]
-    pub paths: Vec<Path>,
+    pub paths: Vec<MultipathPathReport>,
     /// How the paths are maintained; null if they are not, or if there are no paths.
     #[serde(default)]
-    pub upkeep: Option<Upkeep>,
+    pub upkeep: Option<PathMaintenanceStatus>,
     /// Devices below that have requests which they can neither complete nor fail.
     #[serde(default)]
-    pub waits: Vec<Waits>,
+    pub waits: Vec<DeviceStallReason>,
 }
 
 /// The status of the tables of all devices, by device number.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct StatusList {
+pub struct TableStatusList {
     /// One status per device; the text is empty for a device without a table.
-    pub statuses: Vec<Status>,
+    pub statuses: Vec<TableStatus>,
 }
 
 /// Why requests of a device wait.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Waits {
+pub struct DeviceStallReason {
     /// URI of the device, or @ and the name of a mapped device above it.
     pub uri: String,
     /// Number of requests and the reason, in one line.
@@ -90,23 +90,23 @@ pub struct Waits {
 /// Query of a request about a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SlotQuery {
+pub struct TableSlotQuery {
     /// 1 for the table in the inactive slot
     pub inactive: Option<u8>,
 }
 
-impl SlotQuery {
+impl TableSlotQuery {
     /// The query for the inactive slot, or for the live table.
     #[must_use]
-    pub fn of(inactive: bool) -> SlotQuery {
-        SlotQuery { inactive: inactive.then_some(1) }
+    pub fn of(inactive: bool) -> TableSlotQuery {
+        TableSlotQuery { inactive: inactive.then_some(1) }
     }
 }
 
 /// A table to load into the inactive slot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Load {
+pub struct LoadTableRequest {
     /// The table, one target per line, at most 1 MiB.
     pub table: String,
     /// Absolute path of the base directory of relative paths in the table. Without it, relative
@@ -120,7 +120,7 @@ pub struct Load {
 /// A message to a target.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Message {
+pub struct TargetMessageRequest {
     /// A sector (of 512 bytes) inside the target.
     pub sector: u64,
     /// The words of the message.
@@ -132,7 +132,7 @@ pub struct Message {
 
 /// Answer of a target to a message.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Answer {
+pub struct TargetMessageReply {
     /// The answer; empty for most messages.
     pub answer: String,
 }

@@ -5,18 +5,25 @@
 //! path or a method stands here and nowhere else.
 #![expect(missing_docs, reason = "each verb has a summary")]
 
-use super::config::{ReconfigureQuery, Reconfigured};
+use super::config::{ReconfigureQuery, ReconfigureReport};
 use super::devices::{
-    Create, CreateMultipath, Device, DeviceList, RemoveQuery, Rename, Resume, ResumeTogether, Suspend,
-    SuspendTogether, Wait,
+    CreateDeviceRequest, CreateMultipathRequest, DeviceDescription, DeviceList, RemoveDeviceQuery,
+    RenameDeviceRequest, ResumeDeviceRequest, ResumeDevicesRequest, SuspendDeviceRequest,
+    SuspendDevicesRequest, WaitDeviceEventRequest,
 };
-use super::events::Event;
-use super::paths::CommandPath;
-use super::queue::{ChangeQueue, TurnPower};
-use super::server::{ExportList, Version};
-use super::snapshots::{Changes, ChangesQuery, CreateSnapshots, RemoveSnapshotQuery, Snapshot, SnapshotList};
-use super::stats::Stats;
-use super::tables::{Answer, Load, Message, SlotQuery, Status, StatusList, Table, TableList};
+use super::events::DeviceEventDescription;
+use super::paths::FailOrReinstatePathRequest;
+use super::queue::{ChangeQueueSettingsRequest, SetDiskPowerRequest};
+use super::server::{ExportList, ServerVersions};
+use super::snapshots::{
+    ChangedRangesPage, ChangedRangesQuery, CreateSnapshotsRequest, RemoveSnapshotQuery, SnapshotDescription,
+    SnapshotList,
+};
+use super::stats::ServerStatsReport;
+use super::tables::{
+    LoadTableRequest, TableDescription, TableList, TableSlotQuery, TableStatus, TableStatusList,
+    TargetMessageReply, TargetMessageRequest,
+};
 use hyper::Method;
 use serde::Serialize;
 use serde_json::Value;
@@ -24,10 +31,10 @@ use std::borrow::Cow;
 use std::marker::PhantomData;
 
 /// A verb with query `Q`, request body `B` and reply `R`.
-pub struct Verb<Q, B, R> {
+pub struct ApiVerbEndpoint<Q, B, R> {
     /// The HTTP method.
     pub method: Method,
-    /// The path, with `{name}` for a device until [`Verb::on`] puts one there.
+    /// The path, with `{name}` for a device until [`ApiVerbEndpoint::on`] puts one there.
     pub path: Cow<'static, str>,
     /// Stable name for generated clients.
     pub id: &'static str,
@@ -36,35 +43,35 @@ pub struct Verb<Q, B, R> {
     types: PhantomData<fn(Q, B) -> R>,
 }
 
-impl<Q, B, R> Verb<Q, B, R> {
+impl<Q, B, R> ApiVerbEndpoint<Q, B, R> {
     const fn new(
         method: Method,
         path: &'static str,
         id: &'static str,
         summary: &'static str,
-    ) -> Verb<Q, B, R> {
-        Verb { method, path: Cow::Borrowed(path), id, summary, types: PhantomData }
+    ) -> ApiVerbEndpoint<Q, B, R> {
+        ApiVerbEndpoint { method, path: Cow::Borrowed(path), id, summary, types: PhantomData }
     }
 
-    const fn get(path: &'static str, id: &'static str, summary: &'static str) -> Verb<Q, B, R> {
-        Verb::new(Method::GET, path, id, summary)
+    const fn get(path: &'static str, id: &'static str, summary: &'static str) -> ApiVerbEndpoint<Q, B, R> {
+        ApiVerbEndpoint::new(Method::GET, path, id, summary)
     }
 
-    const fn post(path: &'static str, id: &'static str, summary: &'static str) -> Verb<Q, B, R> {
-        Verb::new(Method::POST, path, id, summary)
+    const fn post(path: &'static str, id: &'static str, summary: &'static str) -> ApiVerbEndpoint<Q, B, R> {
+        ApiVerbEndpoint::new(Method::POST, path, id, summary)
     }
 
-    const fn put(path: &'static str, id: &'static str, summary: &'static str) -> Verb<Q, B, R> {
-        Verb::new(Method::PUT, path, id, summary)
+    const fn put(path: &'static str, id: &'static str, summary: &'static str) -> ApiVerbEndpoint<Q, B, R> {
+        ApiVerbEndpoint::new(Method::PUT, path, id, summary)
     }
 
-    const fn delete(path: &'static str, id: &'static str, summary: &'static str) -> Verb<Q, B, R> {
-        Verb::new(Method::DELETE, path, id, summary)
+    const fn delete(path: &'static str, id: &'static str, summary: &'static str) -> ApiVerbEndpoint<Q, B, R> {
+        ApiVerbEndpoint::new(Method::DELETE, path, id, summary)
     }
 
     /// The verb on the device or snapshot `name`: its name, UUID or number.
     #[must_use]
-    pub fn on(mut self, name: &str) -> Verb<Q, B, R> {
+    pub fn on(mut self, name: &str) -> ApiVerbEndpoint<Q, B, R> {
         self.path = self.path.replace("{name}", &percent_encode(name)).into();
         self
     }
@@ -74,7 +81,7 @@ impl<Q, B, R> Verb<Q, B, R> {
     /// # Panics
     /// If `query` is not a plain struct.
     #[must_use]
-    pub fn with(mut self, query: &Q) -> Verb<Q, B, R>
+    pub fn with(mut self, query: &Q) -> ApiVerbEndpoint<Q, B, R>
     where
         Q: Serialize,
     {
@@ -105,109 +112,120 @@ fn percent_encode(text: &str) -> String {
     out
 }
 
-pub const LIST_DEVICES: Verb<(), (), DeviceList> =
-    Verb::get("/v1/devices", "listDevices", "All mapped devices");
-pub const CREATE_DEVICE: Verb<(), Create, Device> =
-    Verb::post("/v1/devices", "createDevice", "Creates a device, loads its table and resumes it");
-pub const CREATE_MULTIPATH: Verb<(), CreateMultipath, Device> = Verb::post(
-    "/v1/multipath",
-    "createMultipath",
-    "Creates a multipath device from its paths, and resumes it",
-);
-pub const GET_DEVICE: Verb<(), (), Device> = Verb::get("/v1/devices/{name}", "getDevice", "One device");
-pub const REMOVE_DEVICE: Verb<RemoveQuery, (), ()> =
-    Verb::delete("/v1/devices/{name}", "removeDevice", "Removes a device that is not in use");
-pub const RENAME_DEVICE: Verb<(), Rename, ()> = Verb::post(
+pub const LIST_DEVICES: ApiVerbEndpoint<(), (), DeviceList> =
+    ApiVerbEndpoint::get("/v1/devices", "listDevices", "All mapped devices");
+pub const CREATE_DEVICE: ApiVerbEndpoint<(), CreateDeviceRequest, DeviceDescription> =
+    ApiVerbEndpoint::post("/v1/devices", "createDevice", "Creates a device, loads its table and resumes it");
+pub const CREATE_MULTIPATH: ApiVerbEndpoint<(), CreateMultipathRequest, DeviceDescription> =
+    ApiVerbEndpoint::post(
+        "/v1/multipath",
+        "createMultipath",
+        "Creates a multipath device from its paths, and resumes it",
+    );
+pub const GET_DEVICE: ApiVerbEndpoint<(), (), DeviceDescription> =
+    ApiVerbEndpoint::get("/v1/devices/{name}", "getDevice", "One device");
+pub const REMOVE_DEVICE: ApiVerbEndpoint<RemoveDeviceQuery, (), ()> =
+    ApiVerbEndpoint::delete("/v1/devices/{name}", "removeDevice", "Removes a device that is not in use");
+pub const RENAME_DEVICE: ApiVerbEndpoint<(), RenameDeviceRequest, ()> = ApiVerbEndpoint::post(
     "/v1/devices/{name}/rename",
     "renameDevice",
     "Gives a device another name, or a uuid; clients and tables that use it are not disturbed",
 );
-pub const WAIT_EVENT: Verb<(), Wait, Device> = Verb::post(
+pub const WAIT_EVENT: ApiVerbEndpoint<(), WaitDeviceEventRequest, DeviceDescription> = ApiVerbEndpoint::post(
     "/v1/devices/{name}/wait",
     "waitEvent",
     "Waits for an event of a device, and describes it then; its removal is an event, too",
 );
-pub const GET_STATUS: Verb<SlotQuery, (), Status> =
-    Verb::get("/v1/devices/{name}/status", "getStatus", "The status of a device's table");
-pub const GET_TABLE: Verb<SlotQuery, (), Table> =
-    Verb::get("/v1/devices/{name}/table", "getTable", "A device's table");
-pub const LOAD_TABLE: Verb<(), Load, ()> =
-    Verb::put("/v1/devices/{name}/table", "loadTable", "Loads a table into the inactive slot");
-pub const CLEAR_TABLE: Verb<(), (), ()> =
-    Verb::delete("/v1/devices/{name}/table", "clearTable", "Empties the inactive slot");
-pub const SEND_MESSAGE: Verb<(), Message, Answer> =
-    Verb::post("/v1/devices/{name}/message", "sendMessage", "Sends a message to a target");
-pub const COMMAND_PATH: Verb<(), CommandPath, ()> = Verb::post(
+pub const GET_STATUS: ApiVerbEndpoint<TableSlotQuery, (), TableStatus> =
+    ApiVerbEndpoint::get("/v1/devices/{name}/status", "getStatus", "The status of a device's table");
+pub const GET_TABLE: ApiVerbEndpoint<TableSlotQuery, (), TableDescription> =
+    ApiVerbEndpoint::get("/v1/devices/{name}/table", "getTable", "A device's table");
+pub const LOAD_TABLE: ApiVerbEndpoint<(), LoadTableRequest, ()> =
+    ApiVerbEndpoint::put("/v1/devices/{name}/table", "loadTable", "Loads a table into the inactive slot");
+pub const CLEAR_TABLE: ApiVerbEndpoint<(), (), ()> =
+    ApiVerbEndpoint::delete("/v1/devices/{name}/table", "clearTable", "Empties the inactive slot");
+pub const SEND_MESSAGE: ApiVerbEndpoint<(), TargetMessageRequest, TargetMessageReply> =
+    ApiVerbEndpoint::post("/v1/devices/{name}/message", "sendMessage", "Sends a message to a target");
+pub const COMMAND_PATH: ApiVerbEndpoint<(), FailOrReinstatePathRequest, ()> = ApiVerbEndpoint::post(
     "/v1/devices/{name}/path",
     "commandPath",
     "Reinstates a path, or fails it until a command or message reinstates it",
 );
-pub const CHANGE_QUEUE: Verb<(), ChangeQueue, Device> = Verb::post(
-    "/v1/devices/{name}/queue",
-    "changeQueue",
-    "Changes settings of a device's queues: its own and those of the disks of its table; requests continue",
-);
-pub const TURN_POWER: Verb<(), TurnPower, Device> = Verb::post(
+pub const CHANGE_QUEUE: ApiVerbEndpoint<(), ChangeQueueSettingsRequest, DeviceDescription> =
+    ApiVerbEndpoint::post(
+        "/v1/devices/{name}/queue",
+        "changeQueue",
+        "Changes settings of a device's queues: its own and those of the disks of its table; requests continue",
+    );
+pub const TURN_POWER: ApiVerbEndpoint<(), SetDiskPowerRequest, DeviceDescription> = ApiVerbEndpoint::post(
     "/v1/devices/{name}/power",
     "turnPower",
     "Turns the power of disks that a device's table uses on or off",
 );
-pub const SUSPEND_DEVICE: Verb<(), Suspend, ()> = Verb::post(
+pub const SUSPEND_DEVICE: ApiVerbEndpoint<(), SuspendDeviceRequest, ()> = ApiVerbEndpoint::post(
     "/v1/devices/{name}/suspend",
     "suspendDevice",
     "Holds back new requests and waits for those in flight",
 );
-pub const RESUME_DEVICE: Verb<(), Resume, ()> = Verb::post(
+pub const RESUME_DEVICE: ApiVerbEndpoint<(), ResumeDeviceRequest, ()> = ApiVerbEndpoint::post(
     "/v1/devices/{name}/resume",
     "resumeDevice",
     "Makes a loaded table live and lets requests continue",
 );
-pub const SUSPEND_TOGETHER: Verb<(), SuspendTogether, ()> = Verb::post(
+pub const SUSPEND_TOGETHER: ApiVerbEndpoint<(), SuspendDevicesRequest, ()> = ApiVerbEndpoint::post(
     "/v1/suspend",
     "suspendTogether",
     "Suspends several devices, all or none: at one instant none has a request in flight",
 );
-pub const RESUME_TOGETHER: Verb<(), ResumeTogether, ()> = Verb::post(
+pub const RESUME_TOGETHER: ApiVerbEndpoint<(), ResumeDevicesRequest, ()> = ApiVerbEndpoint::post(
     "/v1/resume",
     "resumeTogether",
     "Resumes several devices, all with their loaded tables or none",
 );
-pub const LISTEN: Verb<(), (), Event> = Verb::get(
+pub const LISTEN: ApiVerbEndpoint<(), (), DeviceEventDescription> = ApiVerbEndpoint::get(
     "/v1/events",
     "listen",
     "Stream of events, without end; with the header Last-Event-ID it continues after that event",
 );
-pub const LIST_TABLES: Verb<SlotQuery, (), TableList> =
-    Verb::get("/v1/tables", "listTables", "The tables of all devices");
-pub const LIST_STATUSES: Verb<SlotQuery, (), StatusList> =
-    Verb::get("/v1/statuses", "listStatuses", "The status of the tables of all devices");
-pub const LIST_EXPORTS: Verb<(), (), ExportList> =
-    Verb::get("/v1/exports", "listExports", "The exports that clients can connect to");
-pub const RECONFIGURE: Verb<ReconfigureQuery, (), Reconfigured> = Verb::post(
+pub const LIST_TABLES: ApiVerbEndpoint<TableSlotQuery, (), TableList> =
+    ApiVerbEndpoint::get("/v1/tables", "listTables", "The tables of all devices");
+pub const LIST_STATUSES: ApiVerbEndpoint<TableSlotQuery, (), TableStatusList> =
+    ApiVerbEndpoint::get("/v1/statuses", "listStatuses", "The status of the tables of all devices");
+pub const LIST_EXPORTS: ApiVerbEndpoint<(), (), ExportList> =
+    ApiVerbEndpoint::get("/v1/exports", "listExports", "The exports that clients can connect to");
+pub const RECONFIGURE: ApiVerbEndpoint<ReconfigureQuery, (), ReconfigureReport> = ApiVerbEndpoint::post(
     "/v1/reconfigure",
     "reconfigure",
     "Reads the server's configuration file again and applies it; each device changes completely or not at all",
 );
-pub const GET_VERSION: Verb<(), (), Version> =
-    Verb::get("/v1/version", "getVersion", "The server and its targets");
-pub const GET_STATS: Verb<(), (), Stats> =
-    Verb::get("/v1/stats", "getStats", "The counters of the server, its cores and its devices");
-pub const METRICS: Verb<(), (), String> = Verb::get("/metrics", "metrics", "The same numbers for Prometheus");
-pub const OPENAPI: Verb<(), (), Value> = Verb::get("/openapi.json", "openapi", "This description");
-pub const LIST_SNAPSHOTS: Verb<(), (), SnapshotList> =
-    Verb::get("/v1/snapshots", "listSnapshots", "All snapshots");
-pub const CREATE_SNAPSHOTS: Verb<(), CreateSnapshots, SnapshotList> =
-    Verb::post("/v1/snapshots", "createSnapshots", "Creates snapshots at one instant, all or none");
-pub const GET_SNAPSHOT: Verb<(), (), Snapshot> =
-    Verb::get("/v1/snapshots/{name}", "getSnapshot", "One snapshot");
-pub const REMOVE_SNAPSHOT: Verb<RemoveSnapshotQuery, (), ()> =
-    Verb::delete("/v1/snapshots/{name}", "removeSnapshot", "Removes a snapshot that is not in use");
-pub const MERGE_SNAPSHOT: Verb<(), (), Snapshot> = Verb::post(
+pub const GET_VERSION: ApiVerbEndpoint<(), (), ServerVersions> =
+    ApiVerbEndpoint::get("/v1/version", "getVersion", "The server and its targets");
+pub const GET_STATS: ApiVerbEndpoint<(), (), ServerStatsReport> =
+    ApiVerbEndpoint::get("/v1/stats", "getStats", "The counters of the server, its cores and its devices");
+pub const METRICS: ApiVerbEndpoint<(), (), String> =
+    ApiVerbEndpoint::get("/metrics", "metrics", "The same numbers for Prometheus");
+pub const OPENAPI: ApiVerbEndpoint<(), (), Value> =
+    ApiVerbEndpoint::get("/openapi.json", "openapi", "This description");
+pub const LIST_SNAPSHOTS: ApiVerbEndpoint<(), (), SnapshotList> =
+    ApiVerbEndpoint::get("/v1/snapshots", "listSnapshots", "All snapshots");
+pub const CREATE_SNAPSHOTS: ApiVerbEndpoint<(), CreateSnapshotsRequest, SnapshotList> = ApiVerbEndpoint::post(
+    "/v1/snapshots",
+    "createSnapshots",
+    "Creates snapshots at one instant, all or none",
+);
+pub const GET_SNAPSHOT: ApiVerbEndpoint<(), (), SnapshotDescription> =
+    ApiVerbEndpoint::get("/v1/snapshots/{name}", "getSnapshot", "One snapshot");
+pub const REMOVE_SNAPSHOT: ApiVerbEndpoint<RemoveSnapshotQuery, (), ()> = ApiVerbEndpoint::delete(
+    "/v1/snapshots/{name}",
+    "removeSnapshot",
+    "Removes a snapshot that is not in use",
+);
+pub const MERGE_SNAPSHOT: ApiVerbEndpoint<(), (), SnapshotDescription> = ApiVerbEndpoint::post(
     "/v1/snapshots/{name}/merge",
     "mergeSnapshot",
     "Starts merging a snapshot into its origin, which reads as the snapshot from then on",
 );
-pub const GET_CHANGES: Verb<ChangesQuery, (), Changes> = Verb::get(
+pub const GET_CHANGES: ApiVerbEndpoint<ChangedRangesQuery, (), ChangedRangesPage> = ApiVerbEndpoint::get(
     "/v1/snapshots/{name}/changes",
     "getChanges",
     "The ranges in which a snapshot may differ from its origin or another snapshot",
@@ -220,8 +238,8 @@ mod tests {
     #[test]
     fn names_and_queries_are_encoded() {
         assert_eq!(LOAD_TABLE.on("a b/ü%").path, "/v1/devices/a%20b%2F%C3%BC%25/table");
-        let page = ChangesQuery { against: Some("a&b".into()), from: Some(7), max: None };
+        let page = ChangedRangesQuery { against: Some("a&b".into()), from: Some(7), max: None };
         assert_eq!(GET_CHANGES.on("s").with(&page).path, "/v1/snapshots/s/changes?against=a%26b&from=7");
-        assert_eq!(GET_TABLE.on("d").with(&SlotQuery::of(false)).path, "/v1/devices/d/table");
+        assert_eq!(GET_TABLE.on("d").with(&TableSlotQuery::of(false)).path, "/v1/devices/d/table");
     }
 }

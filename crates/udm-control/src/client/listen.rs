@@ -1,6 +1,6 @@
 //! The event stream of a client.
 
-use super::{ClientError, ControlClient};
+use super::{ControlClient, ControlClientError};
 use crate::api::{self, verbs};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
@@ -21,7 +21,7 @@ struct SseParser(Vec<u8>);
 impl SseParser {
     /// The events whose data lines are complete with `more`. Other lines of an event repeat its
     /// data, and comments are keep-alives.
-    fn take(&mut self, more: &[u8]) -> Result<Vec<api::Event>, String> {
+    fn take(&mut self, more: &[u8]) -> Result<Vec<api::DeviceEventDescription>, String> {
         self.0.extend_from_slice(more);
         let mut events = Vec::new();
         let mut taken = 0;
@@ -43,13 +43,13 @@ impl ControlClient {
     /// breaks or `enough` completes.
     ///
     /// # Errors
-    /// See [`ClientError`]; the end of the server is one.
+    /// See [`ControlClientError`]; the end of the server is one.
     pub fn listen<T>(
         &self,
         after: Option<u64>,
-        hear: impl FnMut(api::Event) -> ControlFlow<T>,
+        hear: impl FnMut(api::DeviceEventDescription) -> ControlFlow<T>,
         enough: impl Future<Output = T>,
-    ) -> Result<T, ClientError> {
+    ) -> Result<T, ControlClientError> {
         let mut request = self.request(verbs::LISTEN, Vec::new())?;
         if let Some(after) = after {
             request.headers_mut().insert("last-event-id", after.into());
@@ -69,8 +69,8 @@ impl ControlClient {
     async fn hear<T>(
         &self,
         request: Request<Full<Bytes>>,
-        mut hear: impl FnMut(api::Event) -> ControlFlow<T>,
-    ) -> Result<T, ClientError> {
+        mut hear: impl FnMut(api::DeviceEventDescription) -> ControlFlow<T>,
+    ) -> Result<T, ControlClientError> {
         let silent = || self.broken(&"the server does not answer: is it stopped, or stuck?");
         let (answer, _driver) = self.ask(request).await?;
         let status = answer.status();
@@ -100,14 +100,19 @@ mod tests {
 
     #[test]
     fn events_in_any_pieces() {
-        let event = |id| api::Event { id, line: "a: b".into(), ..api::Event::default() };
+        let event = |id| api::DeviceEventDescription {
+            id,
+            line: "a: b".into(),
+            ..api::DeviceEventDescription::default()
+        };
         let data = |id| format!("id:{id}\nevent:x\ndata:{}\n\n", serde_json::to_string(&event(id)).unwrap());
         let text = format!("id:6\n:udm\n\n{}:\n\n{}", data(7), data(8));
         let wanted = [event(7), event(8)];
         for length in 1..text.len() {
             let mut lines = SseParser::default();
             let pieces = text.as_bytes().chunks(length);
-            let events: Vec<api::Event> = pieces.flat_map(|piece| lines.take(piece).unwrap()).collect();
+            let events: Vec<api::DeviceEventDescription> =
+                pieces.flat_map(|piece| lines.take(piece).unwrap()).collect();
             assert_eq!(events, wanted, "pieces of {length}");
         }
         assert!(SseParser::default().take(b"data:{}\n").is_err());

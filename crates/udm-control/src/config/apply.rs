@@ -1,10 +1,13 @@
 //! Applies a configuration file to the devices.
 
-use super::{AppliedConfig, Config, ConfigPlan, DesiredDevice, DesiredState, PlanStep, plan};
+use super::{
+    ConfigPlan, DesiredDevice, DesiredState, LastAppliedConfig, PlanStep, ServerConfigFile,
+    plan_config_changes,
+};
 use crate::api;
 use crate::error::VerbError;
-use crate::registry::{BaseDir, RegisteredDevice, Registry};
-use crate::verbs::snapshot::LostSnapshots;
+use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice};
+use crate::verbs::snapshot::LostSnapshotPolicy;
 use crate::verbs::{self, CancelToken, CreatedDevice, DeviceSpec, RemoveOptions};
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
@@ -17,21 +20,21 @@ use udm_dm::{Table, TargetError};
 const WAIT_STEP: Duration = Duration::from_secs(1);
 
 /// A device that the file created or took over.
-pub(super) struct AppliedDevice {
+pub(super) struct ConfigOwnedDevice {
     wanted: DesiredDevice,
     mapped: Weak<RegisteredDevice>,
     /// The table that it got from the file.
     table: Weak<Table>,
 }
 
-impl AppliedDevice {
+impl ConfigOwnedDevice {
     fn new(
         wanted: &DesiredDevice,
         mapped: &Arc<RegisteredDevice>,
         table: Option<&Arc<Table>>,
-    ) -> AppliedDevice {
+    ) -> ConfigOwnedDevice {
         let table = table.map(Arc::downgrade).unwrap_or_default();
-        AppliedDevice { wanted: wanted.clone(), mapped: Arc::downgrade(mapped), table }
+        ConfigOwnedDevice { wanted: wanted.clone(), mapped: Arc::downgrade(mapped), table }
     }
 
     /// Text about changes by verbs, if any. An origin whose snapshots were created by name does not
@@ -51,7 +54,7 @@ impl AppliedDevice {
 }
 
 /// The configuration of `registry`.
-fn config(registry: &Registry) -> Result<&Config, VerbError> {
+fn require_config_file(registry: &DeviceRegistry) -> Result<&ServerConfigFile, VerbError> {
     let none = || "the server was started without a file: udm serve FILE reads one";
     registry.config().ok_or_else(|| VerbError::new("reconfigure", TargetError::new(none())))
 }
@@ -61,19 +64,23 @@ fn config(registry: &Registry) -> Result<&Config, VerbError> {
 ///
 /// # Errors
 /// EINVAL if the registry has no file, and if the devices use each other in a cycle.
-pub async fn create_declared(
-    registry: &Arc<Registry>,
+pub async fn create_declared_devices(
+    registry: &Arc<DeviceRegistry>,
     desired: &DesiredState,
-) -> Result<api::Reconfigured, VerbError> {
-    let config = config(registry)?;
+) -> Result<api::ReconfigureReport, VerbError> {
+    let config = require_config_file(registry)?;
     let mut applied = config.applied.lock().await;
-    apply_all(registry, &mut applied, desired, false, &CancelToken::default()).await
+    apply_desired_state(registry, &mut applied, desired, false, &CancelToken::default()).await
 }
 
 /// Retries devices of the file whose snapshots can't be attached, if the server is to wait for
 /// them. Calls `made` after each attempt that created some. Never returns.
-pub async fn wait_for_snapshots(registry: &Arc<Registry>, made: impl Fn(&api::Reconfigured)) {
-    let Some(config) = registry.config().filter(|_| registry.lost_snapshots() == LostSnapshots::Wait) else {
+pub async fn run_awaiting_snapshot_retries(
+    registry: &Arc<DeviceRegistry>,
+    made: impl Fn(&api::ReconfigureReport),
+) {
+    let Some(config) = registry.config().filter(|_| registry.lost_snapshots() == LostSnapshotPolicy::Wait)
+    else {
         return std::future::pending().await;
     };
     loop {
@@ -83,7 +90,8 @@ pub async fn wait_for_snapshots(registry: &Arc<Registry>, made: impl Fn(&api::Re
         tokio::time::sleep(WAIT_STEP).await;
         let on = Arc::clone(registry);
         // May block when tables open devices.
-        let tried = tokio::task::spawn_blocking(move || verbs::wait(retry_blocked(&on)));
+        let tried =
+            tokio::task::spawn_blocking(move || verbs::block_on_verb(retry_devices_awaiting_snapshot(&on)));
         if let Ok(Some(done)) = tried.await
             && done.changes.iter().any(|change| change.error.is_none())
         {
@@ -92,10 +100,10 @@ pub async fn wait_for_snapshots(registry: &Arc<Registry>, made: impl Fn(&api::Re
     }
 }
 
-async fn retry_blocked(registry: &Arc<Registry>) -> Option<api::Reconfigured> {
+async fn retry_devices_awaiting_snapshot(registry: &Arc<DeviceRegistry>) -> Option<api::ReconfigureReport> {
     let mut applied = registry.config()?.applied.lock().await;
     let desired = applied.blocked.take()?;
-    apply_all(registry, &mut applied, &desired, false, &CancelToken::default()).await.ok()
+    apply_desired_state(registry, &mut applied, &desired, false, &CancelToken::default()).await.ok()
 }
 
 /// Reads the file of `registry` and applies it; with `dry_run` only reports the changes. May block
@@ -104,31 +112,32 @@ async fn retry_blocked(registry: &Arc<Registry>) -> Option<api::Reconfigured> {
 ///
 /// # Errors
 /// EINVAL if the registry has no file, and for a faulty file; nothing has changed then.
-pub async fn reconfigure(
-    registry: &Arc<Registry>,
+pub async fn apply_config_file(
+    registry: &Arc<DeviceRegistry>,
     dry_run: bool,
     cancel_token: &CancelToken,
-) -> Result<api::Reconfigured, VerbError> {
-    let config = config(registry)?;
+) -> Result<api::ReconfigureReport, VerbError> {
+    let config = require_config_file(registry)?;
     let mut applied = config.applied.lock().await;
     let desired = (config.read)().map_err(|why| {
         let line = why.lines().next().unwrap_or_default();
         VerbError::new("reconfigure", TargetError::new(line))
     })?;
-    apply_all(registry, &mut applied, &desired, dry_run, cancel_token).await
+    apply_desired_state(registry, &mut applied, &desired, dry_run, cancel_token).await
 }
 
-async fn apply_all(
-    registry: &Arc<Registry>,
-    applied: &mut AppliedConfig,
+async fn apply_desired_state(
+    registry: &Arc<DeviceRegistry>,
+    applied: &mut LastAppliedConfig,
     desired: &DesiredState,
     dry_run: bool,
     cancel_token: &CancelToken,
-) -> Result<api::Reconfigured, VerbError> {
+) -> Result<api::ReconfigureReport, VerbError> {
     // A later device may bring the snapshot that an earlier one waits for, so no snapshot is given
     // up before all devices were tried.
     registry.is_starting.store(true, Ordering::Relaxed);
-    let done = apply(registry, &mut applied.devices, desired, dry_run, cancel_token).await;
+    let done =
+        plan_and_run_config_changes(registry, &mut applied.devices, desired, dry_run, cancel_token).await;
     registry.is_starting.store(false, Ordering::Relaxed);
     let (done, blocked) = done?;
     if !dry_run {
@@ -139,27 +148,27 @@ async fn apply_all(
 }
 
 /// Applies `desired`. Returns the changes, and true if some device waits for a snapshot.
-async fn apply(
-    registry: &Arc<Registry>,
-    applied: &mut Vec<AppliedDevice>,
+async fn plan_and_run_config_changes(
+    registry: &Arc<DeviceRegistry>,
+    applied: &mut Vec<ConfigOwnedDevice>,
     desired: &DesiredState,
     dry_run: bool,
     cancel_token: &CancelToken,
-) -> Result<(api::Reconfigured, bool), VerbError> {
+) -> Result<(api::ReconfigureReport, bool), VerbError> {
     applied.retain(|one| one.mapped.upgrade().is_some_and(|mapped| registry.is_active(&mapped)));
-    follow_renames(applied, desired);
+    track_config_device_renames(applied, desired);
     let was: Vec<&DesiredDevice> = applied.iter().map(|one| &one.wanted).collect();
-    let ConfigPlan { steps, refused, unchanged } =
-        plan(&was, &desired.devices).map_err(|why| VerbError::new("reconfigure", TargetError::new(why)))?;
-    let mut done = api::Reconfigured {
+    let ConfigPlan { steps, refused, unchanged } = plan_config_changes(&was, &desired.devices)
+        .map_err(|why| VerbError::new("reconfigure", TargetError::new(why)))?;
+    let mut done = api::ReconfigureReport {
         unchanged: unchanged.len() as u64,
         notes: desired.notes.clone(),
-        ..api::Reconfigured::default()
+        ..api::ReconfigureReport::default()
     };
     done.notes.extend(unchanged.iter().filter_map(|(place, _)| applied[*place].drift()));
     for (place, key, why) in refused {
         let name = desired.devices[place].name.clone();
-        done.changes.push(api::Change { name, change: key.into(), error: Some(why.into()) });
+        done.changes.push(api::DeviceConfigChange { name, change: key.into(), error: Some(why.into()) });
     }
     let (mut gone, mut blocked) = (HashSet::new(), false);
     let mut steps = VecDeque::from(steps);
@@ -172,14 +181,16 @@ async fn apply(
         let (name, change) = match step {
             PlanStep::Remove(place) => (applied[place].wanted.name.clone(), "remove"),
             PlanStep::Reload(_, place) => (desired.devices[place].name.clone(), "reload"),
-            PlanStep::Create(place) if find_by_name(registry, &desired.devices[place].name).is_some() => {
+            PlanStep::Create(place)
+                if find_device_by_name(registry, &desired.devices[place].name).is_some() =>
+            {
                 (desired.devices[place].name.clone(), "take-over")
             }
             PlanStep::Create(place) => (desired.devices[place].name.clone(), "create"),
         };
         let took = match check_not_cancelled(registry, &name, cancel_token) {
             _ if dry_run => Ok(()),
-            Ok(()) => apply_step(registry, applied, desired, &step, &cancel_token.child()).await,
+            Ok(()) => apply_config_plan_step(registry, applied, desired, &step, &cancel_token.child()).await,
             refused => refused,
         };
         let is_blocked = took.as_ref().is_err_and(|error| error.blocked);
@@ -198,7 +209,7 @@ async fn apply(
             let text = e.to_string();
             text.strip_prefix(&format!("{name}: ")).map_or(text.clone(), String::from)
         });
-        done.changes.push(api::Change { name, change: change.into(), error });
+        done.changes.push(api::DeviceConfigChange { name, change: change.into(), error });
     }
     let mut place = 0..;
     applied.retain(|_| !gone.contains(&place.next().unwrap_or_default()));
@@ -207,7 +218,7 @@ async fn apply(
 
 /// Follows renames: if a verb renamed a device to a name in the file, the device keeps its entry
 /// under that name. Another entry with that name is dropped if its device was renamed too.
-fn follow_renames(applied: &mut Vec<AppliedDevice>, desired: &DesiredState) {
+fn track_config_device_renames(applied: &mut Vec<ConfigOwnedDevice>, desired: &DesiredState) {
     let wanted: HashSet<&str> = desired.devices.iter().map(|wanted| wanted.name.as_str()).collect();
     let mut has_own = HashSet::new();
     for one in applied.iter_mut() {
@@ -217,18 +228,22 @@ fn follow_renames(applied: &mut Vec<AppliedDevice>, desired: &DesiredState) {
             one.wanted.name = called;
         }
     }
-    let is_called = |one: &AppliedDevice| {
+    let is_called = |one: &ConfigOwnedDevice| {
         one.mapped.upgrade().is_some_and(|mapped| mapped.device.name() == one.wanted.name)
     };
     applied.retain(|one| !has_own.contains(&one.wanted.name) || is_called(one));
 }
 
 /// The device with this name; a UUID does not match.
-fn find_by_name(registry: &Registry, name: &str) -> Option<Arc<RegisteredDevice>> {
+fn find_device_by_name(registry: &DeviceRegistry, name: &str) -> Option<Arc<RegisteredDevice>> {
     registry.find(name).ok().filter(|mapped| mapped.device.name() == name)
 }
 
-fn check_not_cancelled(registry: &Registry, name: &str, cancel_token: &CancelToken) -> Result<(), VerbError> {
+fn check_not_cancelled(
+    registry: &DeviceRegistry,
+    name: &str,
+    cancel_token: &CancelToken,
+) -> Result<(), VerbError> {
     if let Some(why) = cancel_token.reason() {
         return Err(VerbError::new(name, why.clone()));
     }
@@ -241,9 +256,9 @@ fn check_not_cancelled(registry: &Registry, name: &str, cancel_token: &CancelTok
 }
 
 /// Runs one step, completely or not at all. A removal keeps the entry in `applied`.
-async fn apply_step(
-    registry: &Arc<Registry>,
-    applied: &mut Vec<AppliedDevice>,
+async fn apply_config_plan_step(
+    registry: &Arc<DeviceRegistry>,
+    applied: &mut Vec<ConfigOwnedDevice>,
     desired: &DesiredState,
     step: &PlanStep,
     cancel_token: &CancelToken,
@@ -254,35 +269,40 @@ async fn apply_step(
             let Some(name) = applied[place].mapped.upgrade().map(|mapped| mapped.device.name()) else {
                 return Ok(());
             };
-            verbs::remove_cancellable(registry, &name, RemoveOptions::default(), cancel_token).await
+            verbs::remove_device_cancellable(registry, &name, RemoveOptions::default(), cancel_token).await
         }
         PlanStep::Reload(was, is) => {
             let wanted = &desired.devices[is];
             let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
-            let done = reload(registry, &mapped, wanted, &desired.folder, cancel_token).await;
+            let done = reload_declared_device(registry, &mapped, wanted, &desired.folder, cancel_token).await;
             if done.is_ok() {
-                applied[was] = AppliedDevice::new(wanted, &mapped, done.as_ref().ok());
+                applied[was] = ConfigOwnedDevice::new(wanted, &mapped, done.as_ref().ok());
             }
             done.map(drop)
         }
         PlanStep::Create(is) => {
             let wanted = &desired.devices[is];
             let name = &wanted.name;
-            let one = match find_by_name(registry, name) {
+            let one = match find_device_by_name(registry, name) {
                 Some(mapped) => {
                     if applied.iter().any(|one| one.mapped.ptr_eq(&Arc::downgrade(&mapped))) {
                         // Renamed since the file was read.
-                        return Err(busy(name, "another device of the file has that name by now"));
+                        return Err(busy_verb_error(name, "another device of the file has that name by now"));
                     }
                     if mapped.device.uuid() != wanted.uuid {
                         let why = "a verb has made a device of that name with another uuid";
-                        return Err(busy(name, why));
+                        return Err(busy_verb_error(name, why));
                     }
                     if wanted.read_only {
-                        return Err(busy(name, "a verb has made a device of that name, for writing"));
+                        return Err(busy_verb_error(
+                            name,
+                            "a verb has made a device of that name, for writing",
+                        ));
                     }
-                    let table = reload(registry, &mapped, wanted, &desired.folder, cancel_token).await?;
-                    AppliedDevice::new(wanted, &mapped, Some(&table))
+                    let table =
+                        reload_declared_device(registry, &mapped, wanted, &desired.folder, cancel_token)
+                            .await?;
+                    ConfigOwnedDevice::new(wanted, &mapped, Some(&table))
                 }
                 None => {
                     let (uuid, read_only) = (wanted.uuid.as_deref(), wanted.read_only);
@@ -290,7 +310,7 @@ async fn apply_step(
                     let table = |_: &Arc<RegisteredDevice>| Ok(Some(wanted.table.clone()));
                     let CreatedDevice { mapped, table, .. } =
                         verbs::create_device(registry, called, table, &desired.folder, cancel_token).await?;
-                    AppliedDevice::new(wanted, &mapped, table.as_ref())
+                    ConfigOwnedDevice::new(wanted, &mapped, table.as_ref())
                 }
             };
             applied.push(one);
@@ -299,13 +319,13 @@ async fn apply_step(
     }
 }
 
-fn busy(name: &str, why: &str) -> VerbError {
+fn busy_verb_error(name: &str, why: &str) -> VerbError {
     VerbError::new(name, TargetError::errno(EBUSY).because(why))
 }
 
 /// Loads another table into a device of the file.
-async fn reload(
-    registry: &Arc<Registry>,
+async fn reload_declared_device(
+    registry: &Arc<DeviceRegistry>,
     mapped: &Arc<RegisteredDevice>,
     wanted: &DesiredDevice,
     folder: &BaseDir,
@@ -314,8 +334,14 @@ async fn reload(
     let name = &wanted.name;
     if mapped.snapshot_info().was_linear {
         // An origin with a matching linear table before is what the file declares.
-        return verbs::snapshot::linear_before(registry, mapped, name, wanted.lines(), folder)
-            .ok_or_else(|| busy(name, "it has snapshots that were made by name: remove them first"));
+        return verbs::snapshot::origin_table_if_linear_matches(
+            registry,
+            mapped,
+            name,
+            wanted.lines(),
+            folder,
+        )
+        .ok_or_else(|| busy_verb_error(name, "it has snapshots that were made by name: remove them first"));
     }
-    verbs::reload(registry, mapped, name, &wanted.table, folder, cancel_token).await
+    verbs::reload_live_table(registry, mapped, name, &wanted.table, folder, cancel_token).await
 }

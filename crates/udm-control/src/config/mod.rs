@@ -13,11 +13,11 @@
 mod apply;
 mod plan;
 
-pub use apply::{create_declared, reconfigure, wait_for_snapshots};
-pub use plan::{ConfigPlan, DesiredDevice, PlanStep, plan};
+pub use apply::{apply_config_file, create_declared_devices, run_awaiting_snapshot_retries};
+pub use plan::{ConfigPlan, DesiredDevice, PlanStep, plan_config_changes};
 
 use crate::registry::BaseDir;
-use apply::AppliedDevice;
+use apply::ConfigOwnedDevice;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The content of a configuration file.
@@ -35,10 +35,10 @@ pub struct DesiredState {
 pub type ConfigReader = Box<dyn Fn() -> Result<DesiredState, String> + Send + Sync>;
 
 /// The configuration file of a server, and what is applied of it.
-pub(crate) struct Config {
+pub(crate) struct ServerConfigFile {
     read: ConfigReader,
     /// Lock of changes by the file: one at a time.
-    applied: tokio::sync::Mutex<AppliedConfig>,
+    applied: tokio::sync::Mutex<LastAppliedConfig>,
     /// Notified when devices of the file wait for a snapshot.
     is_blocked: tokio::sync::Notify,
     ends: AtomicBool,
@@ -46,17 +46,22 @@ pub(crate) struct Config {
 
 /// The applied part of a file.
 #[derive(Default)]
-struct AppliedConfig {
-    devices: Vec<AppliedDevice>,
+struct LastAppliedConfig {
+    devices: Vec<ConfigOwnedDevice>,
     /// The file, if some of its devices wait for a snapshot that can't be attached.
     blocked: Option<DesiredState>,
 }
 
-impl Config {
+impl ServerConfigFile {
     /// The file that `read` reads, with nothing applied.
-    pub fn new(read: ConfigReader) -> Config {
+    pub fn new(read: ConfigReader) -> ServerConfigFile {
         let is_blocked = tokio::sync::Notify::new();
-        Config { read, applied: tokio::sync::Mutex::default(), is_blocked, ends: AtomicBool::new(false) }
+        ServerConfigFile {
+            read,
+            applied: tokio::sync::Mutex::default(),
+            is_blocked,
+            ends: AtomicBool::new(false),
+        }
     }
 
     /// Marks the shutdown: no more steps begin.

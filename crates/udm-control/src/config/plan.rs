@@ -31,7 +31,7 @@ impl DesiredDevice {
         uuid: Option<String>,
         read_only: bool,
     ) -> Result<DesiredDevice, VerbError> {
-        let lines = verbs::lines_of(name, &table)?;
+        let lines = verbs::parse_table_or_device_word(name, &table)?;
         Ok(DesiredDevice { name: name.to_owned(), table, uuid, read_only, lines })
     }
 
@@ -64,7 +64,7 @@ impl DesiredDevice {
     /// The names of the devices that its table uses.
     fn below(&self) -> impl Iterator<Item = String> + '_ {
         let words = self.lines.iter().flat_map(|line| &line.args).filter(|word| word.starts_with('@'));
-        words.filter_map(|word| match uri::parse(word) {
+        words.filter_map(|word| match uri::parse_device_uri(word) {
             Ok(DeviceUri::Mapped(name)) => Some(name),
             _ => None,
         })
@@ -98,7 +98,7 @@ pub struct ConfigPlan {
 ///
 /// # Errors
 /// If a device of `is` uses itself or is declared twice.
-pub fn plan(was: &[&DesiredDevice], is: &[DesiredDevice]) -> Result<ConfigPlan, String> {
+pub fn plan_config_changes(was: &[&DesiredDevice], is: &[DesiredDevice]) -> Result<ConfigPlan, String> {
     let all: Vec<&DesiredDevice> = is.iter().collect();
     let mut names = HashSet::new();
     if let Some(twice) = all.iter().find(|wanted| !names.insert(wanted.name.as_str())) {
@@ -234,7 +234,7 @@ mod tests {
 
     fn steps(was: &str, is: &str) -> String {
         let (was, is) = (wanted(was), wanted(is));
-        let plan = plan(&was.iter().collect::<Vec<_>>(), &is).unwrap();
+        let plan = plan_config_changes(&was.iter().collect::<Vec<_>>(), &is).unwrap();
         let steps = plan.steps.iter().map(|step| match step {
             PlanStep::Remove(i) => format!("-{}", was[*i].name),
             PlanStep::Create(i) => format!("+{}", is[*i].name),
@@ -268,7 +268,7 @@ mod tests {
             one("s", "0 8 snapshot d @store P 8"),
             one("store", "0 8 linear b 0"),
         ];
-        let plan = plan(&[], &all).unwrap();
+        let plan = plan_config_changes(&[], &all).unwrap();
         let names = plan.steps.iter().map(|step| match step {
             PlanStep::Create(place) => all[*place].name.as_str(),
             _ => "",
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_circle_is_said() {
-        let error = |text| plan(&[], &wanted(text)).unwrap_err();
+        let error = |text| plan_config_changes(&[], &wanted(text)).unwrap_err();
         assert_eq!(error("x a=b b=c,x c=a"), "a: it lies on itself: a uses b, b uses c, c uses a");
         assert_eq!(error("t=a a=a"), "a: it lies on itself: a uses a");
         assert_eq!(error("a a"), "a: it is wanted twice");
@@ -320,7 +320,7 @@ mod tests {
         /// file, or removes one in use. At the end all declared devices exist.
         #[test]
         fn each_step_can_be_taken(was in files(), is in files()) {
-            let plan = plan(&was.iter().collect::<Vec<_>>(), &is).unwrap();
+            let plan = plan_config_changes(&was.iter().collect::<Vec<_>>(), &is).unwrap();
             let mut there: HashMap<String, DesiredDevice> = was.iter().map(|w| (w.name.clone(), w.clone())).collect();
             for step in &plan.steps {
                 match *step {

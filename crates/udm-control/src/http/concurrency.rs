@@ -109,7 +109,7 @@ impl ConcurrencyLimit {
             drop(permit);
             done
         });
-        super::handlers::finished(done.await)
+        super::handlers::flatten_join_result(done.await)
     }
 }
 
@@ -117,14 +117,14 @@ impl ConcurrencyLimit {
 #[derive(Clone)]
 pub(super) struct AppState {
     /// The devices.
-    pub registry: Arc<crate::registry::Registry>,
+    pub registry: Arc<crate::registry::DeviceRegistry>,
     /// The concurrency limits.
     pub limits: Arc<ConcurrencyLimits>,
     /// Start of the server.
     pub began: crate::stats::StartTime,
 }
 
-impl FromRef<AppState> for Arc<crate::registry::Registry> {
+impl FromRef<AppState> for Arc<crate::registry::DeviceRegistry> {
     fn from_ref(shared: &AppState) -> Self {
         Arc::clone(&shared.registry)
     }

@@ -13,14 +13,14 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// The connection slots of one server.
-pub struct Connections {
+pub struct ControlConnectionSlots {
     max: usize,
-    taken: Mutex<HashMap<u64, ConnectionEntry>>,
+    taken: Mutex<HashMap<u64, ControlConnectionEntry>>,
     /// Notified when a slot may be free.
     slot_freed: Notify,
 }
 
-struct ConnectionEntry {
+struct ControlConnectionEntry {
     /// PID of the peer; 0 if unknown.
     peer: i32,
     /// Start of the quiet time; `None` while busy.
@@ -31,25 +31,25 @@ struct ConnectionEntry {
 }
 
 /// A connection slot, until dropped.
-pub struct ConnectionSlot {
-    connections: Arc<Connections>,
+pub struct ControlConnectionSlot {
+    connections: Arc<ControlConnectionSlots>,
     number: u64,
     evict: Arc<Notify>,
 }
 
 /// Keeps the slot of a connection that reads an event stream, until dropped.
-pub struct StreamGuard(Arc<ConnectionSlot>);
+pub struct EventStreamSlotGuard(Arc<ControlConnectionSlot>);
 
 /// Marks a connection as busy until dropped.
-pub struct RequestGuard(Arc<ConnectionSlot>);
+pub struct BusyConnectionGuard(Arc<ControlConnectionSlot>);
 
-impl Connections {
+impl ControlConnectionSlots {
     /// `max` slots.
-    pub fn new(max: usize) -> Arc<Connections> {
-        Arc::new(Connections { max, taken: Mutex::default(), slot_freed: Notify::new() })
+    pub fn new(max: usize) -> Arc<ControlConnectionSlots> {
+        Arc::new(ControlConnectionSlots { max, taken: Mutex::default(), slot_freed: Notify::new() })
     }
 
-    fn taken(&self) -> MutexGuard<'_, HashMap<u64, ConnectionEntry>> {
+    fn taken(&self) -> MutexGuard<'_, HashMap<u64, ControlConnectionEntry>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -68,25 +68,30 @@ impl Connections {
     /// Asks a quiet connection to close; false if there is none.
     pub fn evict_idle(&self) -> bool {
         let taken = self.taken();
-        longest_idle(&taken).inspect(|number| taken[number].evict.notify_one()).is_some()
+        pick_connection_to_evict(&taken).inspect(|number| taken[number].evict.notify_one()).is_some()
     }
 
-    /// Takes a slot for a peer. The caller has waited for it: [`Connections::wait_for_slot`].
-    pub fn open_slot(self: &Arc<Connections>, number: u64, peer: i32) -> Arc<ConnectionSlot> {
+    /// Takes a slot for a peer. The caller has waited for it:
+    /// [`ControlConnectionSlots::wait_for_slot`].
+    pub fn open_slot(
+        self: &Arc<ControlConnectionSlots>,
+        number: u64,
+        peer: i32,
+    ) -> Arc<ControlConnectionSlot> {
         let evict = Arc::new(Notify::new());
-        let taken = ConnectionEntry {
+        let taken = ControlConnectionEntry {
             peer,
             idle_since: Some(Instant::now()),
             streams: false,
             evict: Arc::clone(&evict),
         };
         self.taken().insert(number, taken);
-        Arc::new(ConnectionSlot { connections: Arc::clone(self), number, evict })
+        Arc::new(ControlConnectionSlot { connections: Arc::clone(self), number, evict })
     }
 }
 
 /// The connection to close.
-fn longest_idle(taken: &HashMap<u64, ConnectionEntry>) -> Option<u64> {
+fn pick_connection_to_evict(taken: &HashMap<u64, ControlConnectionEntry>) -> Option<u64> {
     let mut of_peer: HashMap<i32, usize> = HashMap::new();
     let may_go = || taken.iter().filter(|(_, slot)| !slot.streams);
     let idle = || may_go().filter_map(|(number, slot)| Some((*number, slot.peer, slot.idle_since?)));
@@ -97,17 +102,17 @@ fn longest_idle(taken: &HashMap<u64, ConnectionEntry>) -> Option<u64> {
     first.map(|(number, ..)| number)
 }
 
-impl ConnectionSlot {
+impl ControlConnectionSlot {
     /// Marks the connection as busy: a request was received completely.
-    pub fn begin_request(self: &Arc<ConnectionSlot>) -> RequestGuard {
+    pub fn begin_request(self: &Arc<ControlConnectionSlot>) -> BusyConnectionGuard {
         self.set(None);
-        RequestGuard(Arc::clone(self))
+        BusyConnectionGuard(Arc::clone(self))
     }
 
     /// Marks the connection as reading an event stream.
-    pub fn begin_stream(self: &Arc<ConnectionSlot>) -> StreamGuard {
+    pub fn begin_stream(self: &Arc<ControlConnectionSlot>) -> EventStreamSlotGuard {
         self.set_streams(true);
-        StreamGuard(Arc::clone(self))
+        EventStreamSlotGuard(Arc::clone(self))
     }
 
     fn set_streams(&self, streams: bool) {
@@ -145,20 +150,20 @@ impl ConnectionSlot {
     }
 }
 
-impl Drop for ConnectionSlot {
+impl Drop for ControlConnectionSlot {
     fn drop(&mut self) {
         self.connections.taken().remove(&self.number);
         self.connections.slot_freed.notify_one();
     }
 }
 
-impl Drop for StreamGuard {
+impl Drop for EventStreamSlotGuard {
     fn drop(&mut self) {
         self.0.set_streams(false);
     }
 }
 
-impl Drop for RequestGuard {
+impl Drop for BusyConnectionGuard {
     fn drop(&mut self) {
         self.0.set(Some(Instant::now()));
     }
@@ -170,33 +175,41 @@ mod tests {
 
     #[test]
     fn the_one_that_goes_is_quiet_and_of_the_greediest() {
-        let connections = Connections::new(5);
+        let connections = ControlConnectionSlots::new(5);
         let taken: Vec<_> =
             [7, 9, 9, 9, 7].iter().zip(0..).map(|(&peer, n)| connections.open_slot(n, peer)).collect();
-        assert_eq!(longest_idle(&connections.taken()), Some(1));
+        assert_eq!(pick_connection_to_evict(&connections.taken()), Some(1));
         let request = taken[1].begin_request();
         let again = taken[2].begin_request();
         drop(again);
-        assert_eq!(longest_idle(&connections.taken()), Some(0), "two each, and this one was idle first");
+        assert_eq!(
+            pick_connection_to_evict(&connections.taken()),
+            Some(0),
+            "two each, and this one was idle first"
+        );
         drop(request);
         assert_eq!(
-            longest_idle(&connections.taken()),
+            pick_connection_to_evict(&connections.taken()),
             Some(3),
             "three of 9's, of which this was quiet longest"
         );
         let streams = [taken[3].begin_stream(), taken[0].begin_stream()];
         taken[3].mark_progress();
         taken[0].mark_progress();
-        assert_eq!(longest_idle(&connections.taken()), Some(2), "a connection with a stream keeps its slot");
+        assert_eq!(
+            pick_connection_to_evict(&connections.taken()),
+            Some(2),
+            "a connection with a stream keeps its slot"
+        );
         drop(streams);
-        let all: Vec<_> = taken.iter().map(ConnectionSlot::begin_request).collect();
-        assert_eq!(longest_idle(&connections.taken()), None);
+        let all: Vec<_> = taken.iter().map(ControlConnectionSlot::begin_request).collect();
+        assert_eq!(pick_connection_to_evict(&connections.taken()), None);
         drop(all);
     }
 
     #[tokio::test]
     async fn a_newcomer_waits_for_no_one_but_the_busy() {
-        let connections = Connections::new(2);
+        let connections = ControlConnectionSlots::new(2);
         let (first, second) = (connections.open_slot(0, 1), connections.open_slot(1, 1));
         let request = second.begin_request();
         let first = tokio::spawn(async move { first.evicted().await });

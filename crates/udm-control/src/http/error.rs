@@ -1,7 +1,7 @@
 //! Errors of the control socket, and extractors that return them for bad requests.
 
 use crate::api;
-use crate::error::{VerbError, one_line};
+use crate::error::{VerbError, escape_control_chars};
 use axum::extract::rejection::{BytesRejection, FailedToBufferBody, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::StatusCode;
@@ -16,7 +16,7 @@ use udm_dm::TargetError;
 
 /// An error response: status and JSON body.
 #[derive(Debug)]
-pub(super) struct ErrorResponse(StatusCode, Box<api::Error>);
+pub(super) struct ErrorResponse(StatusCode, Box<api::ApiError>);
 
 impl ErrorResponse {
     /// An error of the request itself, before any verb runs.
@@ -32,7 +32,7 @@ impl ErrorResponse {
         let reason: String =
             why.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect();
         let error = format!("request: {reason}");
-        ErrorResponse(status, Box::new(api::Error { error, errno, reason, ..api::Error::default() }))
+        ErrorResponse(status, Box::new(api::ApiError { error, errno, reason, ..api::ApiError::default() }))
     }
 }
 
@@ -44,7 +44,7 @@ impl ErrorResponse {
 }
 
 /// The HTTP status for the error of a verb.
-fn status_of(error: &VerbError) -> StatusCode {
+fn http_status_for_error(error: &VerbError) -> StatusCode {
     match error.error.errno {
         _ if error.missing => StatusCode::NOT_FOUND,
         EPERM | EACCES => StatusCode::FORBIDDEN,
@@ -58,14 +58,14 @@ fn status_of(error: &VerbError) -> StatusCode {
 
 impl From<VerbError> for ErrorResponse {
     fn from(error: VerbError) -> ErrorResponse {
-        let status = status_of(&error);
+        let status = http_status_for_error(&error);
         let TargetError { errno, text, reason, .. } = *error.error.clone();
         let position = error.position;
-        let body = api::Error {
+        let body = api::ApiError {
             error: error.to_string(),
             errno: errno.unsigned_abs(),
-            text: one_line(&text),
-            reason: one_line(&reason),
+            text: escape_control_chars(&text),
+            reason: escape_control_chars(&reason),
             line: position.map(|p| p.line as u64),
             column: position.map(|p| p.column as u64),
             width: position.map(|p| p.width as u64),
@@ -117,14 +117,14 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for QueryPa
 }
 
 /// Extracts the device name of the path, with errors in our form.
-pub(super) struct DeviceName(pub String);
+pub(super) struct DeviceNameExtractor(pub String);
 
-impl<S: Send + Sync> FromRequestParts<S> for DeviceName {
+impl<S: Send + Sync> FromRequestParts<S> for DeviceNameExtractor {
     type Rejection = ErrorResponse;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<DeviceName, ErrorResponse> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<DeviceNameExtractor, ErrorResponse> {
         let path = axum::extract::Path::<String>::from_request_parts(parts, state).await;
-        path.map(|p| DeviceName(p.0))
+        path.map(|p| DeviceNameExtractor(p.0))
             .map_err(|e| ErrorResponse::request(StatusCode::BAD_REQUEST, e.body_text()))
     }
 }

@@ -6,7 +6,7 @@
 //! closed.
 
 use super::concurrency::{AppState, WAITS_MAX};
-use super::connections::{ConnectionSlot, StreamGuard};
+use super::connections::{ControlConnectionSlot, EventStreamSlotGuard};
 use super::error::ErrorResponse;
 use crate::api;
 use crate::error::VerbError;
@@ -36,14 +36,14 @@ const LAST_EVENT_ID: &str = "last-event-id";
 /// A client that reads the event stream.
 struct EventClient {
     listening: EventSubscription,
-    ready: VecDeque<Arc<api::Event>>,
+    ready: VecDeque<Arc<api::DeviceEventDescription>>,
     /// True after the first comment, which has the start number.
     has_started: bool,
-    _stream: Option<StreamGuard>,
+    _stream: Option<EventStreamSlotGuard>,
     _place: OwnedSemaphorePermit,
 }
 
-pub(super) async fn events(
+pub(super) async fn handle_event_stream(
     State(shared): State<AppState>,
     request: Request,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ErrorResponse> {
@@ -59,7 +59,8 @@ pub(super) async fn events(
             Some(number.ok_or_else(bad)?)
         }
     };
-    let stream = request.extensions().get::<Arc<ConnectionSlot>>().map(ConnectionSlot::begin_stream);
+    let stream =
+        request.extensions().get::<Arc<ControlConnectionSlot>>().map(ControlConnectionSlot::begin_stream);
     // A server that starts later has greater numbers, as long as there is less than one event per
     // microsecond. The numbers fit into the integers of JavaScript.
     let listening = shared.registry.listen(shared.began.ms() * 1000, after);

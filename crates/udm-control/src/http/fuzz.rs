@@ -12,7 +12,7 @@ use super::router;
 use super::routes::{self, Route};
 use crate::api;
 use crate::metrics;
-use crate::registry::Registry;
+use crate::registry::DeviceRegistry;
 use crate::verbs;
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
@@ -22,7 +22,7 @@ use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use std::sync::Arc;
 use std::time::Duration;
-use udm_core::{CoreId, Cores, DeviceId, LaneCommand};
+use udm_core::{CoreCommandSender, CoreId, DeviceId, LaneCommand};
 use udm_wire::uri::{self, DeviceUri};
 
 /// Devices at the begin of each run, with their tables. The second one is suspended and has a
@@ -48,17 +48,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Cores without lanes: every command is acknowledged at once.
 struct StubCores;
 
-impl Cores for StubCores {
+impl CoreCommandSender for StubCores {
     fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
     fn wake_up(&self, _: CoreId, _: DeviceId) {}
-    fn start(&self, _: udm_core::TaskFactory) -> udm_core::TaskHandle {
-        udm_core::TaskHandle::new(drop)
+    fn start(&self, _: udm_core::BioTaskFactory) -> udm_core::BioTaskHandle {
+        udm_core::BioTaskHandle::new(drop)
     }
 }
 
 /// Parses the data as each type of request body: a parsed body must survive a round trip.
-pub fn fuzz_bodies(data: &[u8]) {
-    for route in routes::all() {
+pub fn fuzz_request_body_round_trip(data: &[u8]) {
+    for route in routes::all_http_routes() {
         if let Some(written) = (route.rewrite_body)(data) {
             assert_eq!((route.rewrite_body)(&written).as_ref(), Some(&written), "{}", route.id);
         }
@@ -67,20 +67,20 @@ pub fn fuzz_bodies(data: &[u8]) {
 
 /// Sends one body to every route, on each device.
 pub fn fuzz_body_on_all_routes(data: &[u8]) {
-    let requests = routes::all().into_iter().flat_map(|route| {
+    let requests = routes::all_http_routes().into_iter().flat_map(|route| {
         NAMES[..2]
             .iter()
             .map(move |name| FuzzRequest::of_route(&route, name, false, data))
             .collect::<Vec<_>>()
     });
-    run(requests);
+    run_fuzz_requests(requests);
 }
 
 /// Runs up to 32 requests in sequence on the same devices. A NUL ends each request. A request
 /// starts with `METHOD path` and a newline, or with two bytes that are not capital letters: the
 /// number of a route and of a name. The rest is its body.
 pub fn fuzz_requests(data: &[u8]) {
-    let routes = routes::all();
+    let routes = routes::all_http_routes();
     let asks = data.split(|b| *b == 0).take(REQUESTS_MAX).filter_map(|piece| match piece {
         [route, name, body @ ..] if !route.is_ascii_uppercase() => {
             let route = &routes[usize::from(*route) % routes.len()];
@@ -89,7 +89,7 @@ pub fn fuzz_requests(data: &[u8]) {
         }
         _ => FuzzRequest::of_text(piece),
     });
-    run(asks);
+    run_fuzz_requests(asks);
 }
 
 /// A request.
@@ -127,15 +127,17 @@ impl FuzzRequest {
     /// True for requests that would wait for an event or never end.
     fn waits(&self) -> bool {
         self.target.starts_with("/v1/events") && self.method != Method::HEAD
-            || self.target.ends_with("/wait") && serde_json::from_slice::<api::Wait>(&self.body).is_ok()
+            || self.target.ends_with("/wait")
+                && serde_json::from_slice::<api::WaitDeviceEventRequest>(&self.body).is_ok()
     }
 
     /// True if a table may name a device outside this process.
     fn reaches_out(&self) -> bool {
-        let create = serde_json::from_slice::<api::Create>(&self.body).ok().and_then(|new| new.table);
-        let load = || serde_json::from_slice::<api::Load>(&self.body).ok().map(|load| load.table);
-        let lines = create.or_else(load).and_then(|text| udm_wire::table::parse(&text).ok());
-        lines.iter().flatten().flat_map(|line| &line.args).any(|word| match uri::parse(word) {
+        let create =
+            serde_json::from_slice::<api::CreateDeviceRequest>(&self.body).ok().and_then(|new| new.table);
+        let load = || serde_json::from_slice::<api::LoadTableRequest>(&self.body).ok().map(|load| load.table);
+        let lines = create.or_else(load).and_then(|text| udm_wire::table::parse_table(&text).ok());
+        lines.iter().flatten().flat_map(|line| &line.args).any(|word| match uri::parse_device_uri(word) {
             Ok(DeviceUri::File(file)) => file.path.exists(),
             Ok(DeviceUri::Nbd(_)) => true,
             _ => false,
@@ -144,20 +146,22 @@ impl FuzzRequest {
 }
 
 /// A registry with [`DEVICES`].
-fn registry() -> Arc<Registry> {
-    let registry = Registry::new(Arc::new(StubCores), 2);
+fn create_fuzz_registry() -> Arc<DeviceRegistry> {
+    let registry = DeviceRegistry::new(Arc::new(StubCores), 2);
     for (name, table) in DEVICES {
-        verbs::wait(verbs::create(&registry, name, None, Some(table))).expect("a good table");
+        verbs::block_on_verb(verbs::create_mapped_device(&registry, name, None, Some(table)))
+            .expect("a good table");
     }
     let (name, table) = DEVICES[1];
-    verbs::wait(verbs::suspend(&registry, &[name], false)).expect("nothing to wait for");
-    verbs::load(&registry, name, table).expect("a good table");
+    verbs::block_on_verb(verbs::suspend_mapped_devices(&registry, &[name], false))
+        .expect("nothing to wait for");
+    verbs::load_inactive_table(&registry, name, table).expect("a good table");
     registry
 }
 
-fn run(asks: impl Iterator<Item = FuzzRequest>) {
+fn run_fuzz_requests(asks: impl Iterator<Item = FuzzRequest>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-    let service = TowerToHyperService::new(router(registry()));
+    let service = TowerToHyperService::new(router(create_fuzz_registry()));
     runtime.block_on(async {
         // Loaded tables appear in later answers.
         let mut given = 0;
@@ -167,13 +171,13 @@ fn run(asks: impl Iterator<Item = FuzzRequest>) {
             let Ok(request) = head.body(Body::from(ask.body.clone())) else { continue };
             let answer = tokio::time::timeout(PATIENCE, service.call(request)).await;
             let Ok(answer) = answer.expect("a request comes to its end");
-            check(&ask, answer, given).await;
+            check_fuzz_response(&ask, answer, given).await;
         }
     });
 }
 
 /// Checks the answer to `ask`, after requests of `given` bytes in total.
-async fn check(ask: &FuzzRequest, answer: Response, given: usize) {
+async fn check_fuzz_response(ask: &FuzzRequest, answer: Response, given: usize) {
     let about = format!("{} {} -> {}", ask.method, ask.target, answer.status());
     let (head, body) = answer.into_parts();
     // Metrics and stats have several lines per device, even if its name is short.
@@ -206,7 +210,7 @@ async fn check(ask: &FuzzRequest, answer: Response, given: usize) {
     if ask.method == Method::HEAD {
         return;
     }
-    let error: api::Error = serde_json::from_slice(&body).unwrap_or_else(|e| panic!("{about}: {e}"));
+    let error: api::ApiError = serde_json::from_slice(&body).unwrap_or_else(|e| panic!("{about}: {e}"));
     assert!(error.errno > 0 && !error.error.is_empty(), "{about}: {error:?}");
     for text in [&error.error, &error.text, &error.reason] {
         assert!(!text.contains(|c: char| c.is_control()), "{about}: more than one line: {text:?}");

@@ -6,12 +6,12 @@
 //! flight or for a store is cancelled if its client disconnects.
 
 use super::concurrency::{AppState, WAITS_MAX};
-use super::error::{DeviceName, ErrorResponse, JsonBody, QueryParams};
+use super::error::{DeviceNameExtractor, ErrorResponse, JsonBody, QueryParams};
 use super::openapi;
 use crate::api;
 use crate::error::VerbError;
 use crate::metrics;
-use crate::registry::{BaseDir, NewName, Registry, RequestQueueParams};
+use crate::registry::{BaseDir, DeviceRegistry, NewName, RequestQueueParams};
 use crate::stats::collect_stats;
 use crate::verbs::{self, CancelToken, RemoveOptions};
 use axum::Json;
@@ -38,10 +38,10 @@ const WAIT_MAX_MS: u64 = 60_000;
 const QUEUE_CHANGE_MAX: Duration = Duration::from_secs(10);
 
 pub(super) type JsonResult<T> = Result<Json<T>, ErrorResponse>;
-pub(super) type StatusResult = Result<StatusCode, ErrorResponse>;
+pub(super) type StatusCodeResult = Result<StatusCode, ErrorResponse>;
 
 /// True if the query asks for the inactive slot.
-fn is_inactive(query: &api::SlotQuery) -> Result<bool, ErrorResponse> {
+fn parse_inactive_param(query: &api::TableSlotQuery) -> Result<bool, ErrorResponse> {
     match query.inactive {
         None | Some(0) => Ok(false),
         Some(1) => Ok(true),
@@ -51,12 +51,12 @@ fn is_inactive(query: &api::SlotQuery) -> Result<bool, ErrorResponse> {
 
 /// Cancels a verb when it is dropped with the request, since no client waits for the answer.
 #[derive(Default)]
-pub(super) struct CancelGuard(pub CancelToken, Option<AbortHandle>);
+pub(super) struct VerbCancelGuard(pub CancelToken, Option<AbortHandle>);
 
-impl CancelGuard {
+impl VerbCancelGuard {
     /// Also cancels after `timeout_ms`; the error text ends with `so`, the state of the device
     /// then.
-    pub fn within(timeout_ms: Option<u64>, so: &str) -> CancelGuard {
+    pub fn within(timeout_ms: Option<u64>, so: &str) -> VerbCancelGuard {
         let cancel_token = CancelToken::default();
         let timer = timeout_ms.map(|ms| {
             let (cancel_token, why) = (cancel_token.clone(), format!("not done within {ms} ms; {so}"));
@@ -66,14 +66,14 @@ impl CancelGuard {
             });
             timer.abort_handle()
         });
-        CancelGuard(cancel_token, timer)
+        VerbCancelGuard(cancel_token, timer)
     }
 }
 
-impl Drop for CancelGuard {
+impl Drop for VerbCancelGuard {
     fn drop(&mut self) {
         self.1.iter().for_each(AbortHandle::abort);
-        self.0.cancel(verbs::interrupted("the client hung up"));
+        self.0.cancel(verbs::interrupted_error("the client hung up"));
     }
 }
 
@@ -85,20 +85,20 @@ const NOT_REMOVED: [&str; 2] = ["not done", "the device was not removed"];
 
 /// Runs `verb` and cancels it if its client disconnects or after `timeout_ms`. A cancelled verb
 /// still runs to its end. `late` is the text of the error after `timeout_ms`.
-async fn run_cancellable<F>(
+async fn run_verb_until_disconnect<F>(
     timeout_ms: Option<u64>,
     late: [&str; 2],
     verb: impl FnOnce(CancelToken) -> F,
-) -> StatusResult
+) -> StatusCodeResult
 where
     F: Future<Output = Result<(), VerbError>> + Send + 'static,
 {
-    let guard = CancelGuard::default();
+    let guard = VerbCancelGuard::default();
     let mut task = tokio::spawn(verb(guard.0.clone()));
     if let Some(ms) = timeout_ms {
         tokio::select! {
             biased;
-            joined = &mut task => return finished(joined).map(|()| StatusCode::NO_CONTENT),
+            joined = &mut task => return flatten_join_result(joined).map(|()| StatusCode::NO_CONTENT),
             () = tokio::time::sleep(Duration::from_millis(ms)) => {
                 let [what, state] = late;
                 let reason = format!("{what} within {ms} ms; {state}");
@@ -106,10 +106,10 @@ where
             }
         }
     }
-    finished(task.await).map(|()| StatusCode::NO_CONTENT)
+    flatten_join_result(task.await).map(|()| StatusCode::NO_CONTENT)
 }
 
-pub(super) fn finished<T>(
+pub(super) fn flatten_join_result<T>(
     joined: Result<Result<T, VerbError>, tokio::task::JoinError>,
 ) -> Result<T, ErrorResponse> {
     match joined {
@@ -118,15 +118,17 @@ pub(super) fn finished<T>(
     }
 }
 
-pub(super) async fn list(State(registry): State<Arc<Registry>>) -> Json<api::DeviceList> {
-    Json(api::DeviceList { devices: verbs::ls(&registry) })
+pub(super) async fn handle_list_devices(
+    State(registry): State<Arc<DeviceRegistry>>,
+) -> Json<api::DeviceList> {
+    Json(api::DeviceList { devices: verbs::list_mapped_devices(&registry) })
 }
 
-pub(super) async fn info(
-    State(registry): State<Arc<Registry>>,
-    DeviceName(name): DeviceName,
-) -> JsonResult<api::Device> {
-    Ok(Json(verbs::info(&registry, &name)?))
+pub(super) async fn handle_get_device(
+    State(registry): State<Arc<DeviceRegistry>>,
+    DeviceNameExtractor(name): DeviceNameExtractor,
+) -> JsonResult<api::DeviceDescription> {
+    Ok(Json(verbs::describe_device_by_name(&registry, &name)?))
 }
 
 /// The base directory of relative paths.
@@ -135,13 +137,13 @@ pub(super) fn base_dir(given: Option<&str>) -> Result<BaseDir, ErrorResponse> {
     BaseDir::at(Path::new(path)).map_err(|why| ErrorResponse::request(StatusCode::BAD_REQUEST, why))
 }
 
-pub(super) async fn create(
+pub(super) async fn handle_create_device(
     State(AppState { registry, limits, .. }): State<AppState>,
-    JsonBody(new): JsonBody<api::Create>,
-) -> JsonResult<api::Device> {
+    JsonBody(new): JsonBody<api::CreateDeviceRequest>,
+) -> JsonResult<api::DeviceDescription> {
     let folder = base_dir(new.folder.as_deref())?;
     let name = new.name.clone();
-    let guard = CancelGuard::default();
+    let guard = VerbCancelGuard::default();
     let cancel_token = guard.0.clone();
     let made = limits.loads.run(&name, move || {
         let (name, uuid) = (new.name.as_str(), new.uuid.as_deref());
@@ -149,23 +151,29 @@ pub(super) async fn create(
             RequestQueueParams { queue_depth: new.dm_mq_queue_depth, nr_hw_queues: new.dm_mq_nr_hw_queues };
         let called =
             verbs::DeviceSpec { name, uuid, minor: new.minor, requests, ..verbs::DeviceSpec::default() };
-        verbs::wait(verbs::create_with(&registry, called, |_| Ok(new.table), &folder, &cancel_token))
+        verbs::block_on_verb(verbs::create_device_with_table_fn(
+            &registry,
+            called,
+            |_| Ok(new.table),
+            &folder,
+            &cancel_token,
+        ))
     });
     Ok(Json(made.await?))
 }
 
-pub(super) async fn create_multipath(
+pub(super) async fn handle_create_multipath(
     State(AppState { registry, limits, .. }): State<AppState>,
-    JsonBody(new): JsonBody<api::CreateMultipath>,
-) -> JsonResult<api::Device> {
+    JsonBody(new): JsonBody<api::CreateMultipathRequest>,
+) -> JsonResult<api::DeviceDescription> {
     let folder = base_dir(new.folder.as_deref())?;
     let name = new.name.clone();
-    let guard = CancelGuard::default();
+    let guard = VerbCancelGuard::default();
     let cancel_token = guard.0.clone();
     let made = limits.loads.run(&name, move || {
-        let api::CreateMultipath { name, uuid, paths, policy, prio, prio_args, .. } = new;
-        let (how, uuid) = (verbs::MultipathOptions { policy, prio, prio_args }, uuid.as_deref());
-        verbs::wait(verbs::create_multipath_cancellable(
+        let api::CreateMultipathRequest { name, uuid, paths, policy, prio, prio_args, .. } = new;
+        let (how, uuid) = (verbs::PathGroupingOptions { policy, prio, prio_args }, uuid.as_deref());
+        verbs::block_on_verb(verbs::create_multipath_cancellable(
             &registry,
             &name,
             uuid,
@@ -178,48 +186,52 @@ pub(super) async fn create_multipath(
     Ok(Json(made.await?))
 }
 
-pub(super) async fn remove(
-    State(registry): State<Arc<Registry>>,
-    DeviceName(name): DeviceName,
-    QueryParams(how): QueryParams<api::RemoveQuery>,
-) -> StatusResult {
+pub(super) async fn handle_remove_device(
+    State(registry): State<Arc<DeviceRegistry>>,
+    DeviceNameExtractor(name): DeviceNameExtractor,
+    QueryParams(how): QueryParams<api::RemoveDeviceQuery>,
+) -> StatusCodeResult {
     let removal =
         RemoveOptions { force: how.force.unwrap_or(false), deferred: how.deferred.unwrap_or(false) };
     let verb = |cancel_token| async move {
-        verbs::remove_cancellable(&registry, &name, removal, &cancel_token).await
+        verbs::remove_device_cancellable(&registry, &name, removal, &cancel_token).await
     };
-    run_cancellable(how.timeout_ms, NOT_REMOVED, verb).await
+    run_verb_until_disconnect(how.timeout_ms, NOT_REMOVED, verb).await
 }
 
-pub(super) async fn rename(
+pub(super) async fn handle_rename_device(
     State(AppState { registry, limits, .. }): State<AppState>,
-    DeviceName(name): DeviceName,
-    JsonBody(rename): JsonBody<api::Rename>,
-) -> StatusResult {
+    DeviceNameExtractor(name): DeviceNameExtractor,
+    JsonBody(rename): JsonBody<api::RenameDeviceRequest>,
+) -> StatusCodeResult {
     if rename.name.is_some() == rename.uuid.is_some() {
         return Err(ErrorResponse::request(StatusCode::BAD_REQUEST, "`name` or `uuid`: one of the two"));
     }
     let device = name.clone();
     let verb = move || match (&rename.name, &rename.uuid) {
-        (Some(new), _) => verbs::rename(&registry, &device, NewName::Name(new)),
-        (None, uuid) => verbs::rename(&registry, &device, NewName::Uuid(uuid.as_deref().unwrap_or_default())),
+        (Some(new), _) => verbs::rename_mapped_device(&registry, &device, NewName::Name(new)),
+        (None, uuid) => verbs::rename_mapped_device(
+            &registry,
+            &device,
+            NewName::Uuid(uuid.as_deref().unwrap_or_default()),
+        ),
     };
     limits.renames.run(&name, verb).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn wait(
+pub(super) async fn handle_wait_device_event(
     State(AppState { registry, limits, .. }): State<AppState>,
-    DeviceName(name): DeviceName,
-    JsonBody(wait): JsonBody<api::Wait>,
-) -> JsonResult<api::Device> {
+    DeviceNameExtractor(name): DeviceNameExtractor,
+    JsonBody(wait): JsonBody<api::WaitDeviceEventRequest>,
+) -> JsonResult<api::DeviceDescription> {
     let Ok(_place) = limits.waits.try_acquire() else {
         let why = format!("{WAITS_MAX} clients wait for events already");
         return Err(VerbError::new(name, TargetError::errno(EBUSY).because(why)).into());
     };
     let ms = wait.timeout_ms.unwrap_or(WAIT_MAX_MS).min(WAIT_MAX_MS);
     let cancel_token = CancelToken::default();
-    let event = verbs::wait_event(&registry, &name, wait.event_nr, &cancel_token);
+    let event = verbs::wait_device_event(&registry, &name, wait.event_nr, &cancel_token);
     let Ok(device) = tokio::time::timeout(Duration::from_millis(ms), event).await else {
         let why = format!("no event within {ms} ms");
         return Err(VerbError::new(name, TargetError::errno(ETIMEDOUT).because(why)).into());
@@ -227,91 +239,91 @@ pub(super) async fn wait(
     Ok(Json(device?))
 }
 
-pub(super) async fn status(
-    State(registry): State<Arc<Registry>>,
-    DeviceName(name): DeviceName,
-    QueryParams(slot): QueryParams<api::SlotQuery>,
-) -> JsonResult<api::Status> {
-    Ok(Json(verbs::status(&registry, &name, is_inactive(&slot)?)?))
+pub(super) async fn handle_get_table_status(
+    State(registry): State<Arc<DeviceRegistry>>,
+    DeviceNameExtractor(name): DeviceNameExtractor,
+    QueryParams(slot): QueryParams<api::TableSlotQuery>,
+) -> JsonResult<api::TableStatus> {
+    Ok(Json(verbs::table_status_by_device_name(&registry, &name, parse_inactive_param(&slot)?)?))
 }
 
-pub(super) async fn table(
-    State(registry): State<Arc<Registry>>,
-    DeviceName(name): DeviceName,
-    QueryParams(slot): QueryParams<api::SlotQuery>,
-) -> JsonResult<api::Table> {
-    Ok(Json(verbs::table(&registry, &name, is_inactive(&slot)?)?))
+pub(super) async fn handle_get_table(
+    State(registry): State<Arc<DeviceRegistry>>,
+    DeviceNameExtractor(name): DeviceNameExtractor,
+    QueryParams(slot): QueryParams<api::TableSlotQuery>,
+) -> JsonResult<api::TableDescription> {
+    Ok(Json(verbs::table_by_device_name(&registry, &name, parse_inactive_param(&slot)?)?))
 }
 
 /// Runs `verb` on all devices, on a thread that may block: with thousands of them it takes a while.
 async fn for_all_devices<T: Send + 'static>(
     AppState { registry, limits, .. }: AppState,
-    slot: &api::SlotQuery,
-    verb: impl FnOnce(&Registry, bool) -> T + Send + 'static,
+    slot: &api::TableSlotQuery,
+    verb: impl FnOnce(&DeviceRegistry, bool) -> T + Send + 'static,
 ) -> JsonResult<T> {
-    let inactive = is_inactive(slot)?;
+    let inactive = parse_inactive_param(slot)?;
     Ok(Json(limits.metrics.run("devices", move || Ok(verb(&registry, inactive))).await?))
 }
 
-pub(super) async fn tables(
+pub(super) async fn handle_list_tables(
     State(shared): State<AppState>,
-    QueryParams(slot): QueryParams<api::SlotQuery>,
+    QueryParams(slot): QueryParams<api::TableSlotQuery>,
 ) -> JsonResult<api::TableList> {
-    for_all_devices(shared, &slot, verbs::tables).await
+    for_all_devices(shared, &slot, verbs::all_device_tables).await
 }
 
-pub(super) async fn statuses(
+pub(super) async fn handle_list_table_statuses(
     State(shared): State<AppState>,
-    QueryParams(slot): QueryParams<api::SlotQuery>,
-) -> JsonResult<api::StatusList> {
-    for_all_devices(shared, &slot, verbs::statuses).await
+    QueryParams(slot): QueryParams<api::TableSlotQuery>,
+) -> JsonResult<api::TableStatusList> {
+    for_all_devices(shared, &slot, verbs::all_table_statuses).await
 }
 
-pub(super) async fn load(
+pub(super) async fn handle_load_table(
     State(AppState { registry, limits, .. }): State<AppState>,
-    DeviceName(name): DeviceName,
-    JsonBody(load): JsonBody<api::Load>,
-) -> StatusResult {
+    DeviceNameExtractor(name): DeviceNameExtractor,
+    JsonBody(load): JsonBody<api::LoadTableRequest>,
+) -> StatusCodeResult {
     let folder = base_dir(load.folder.as_deref())?;
     let device = name.clone();
-    let guard = CancelGuard::default();
+    let guard = VerbCancelGuard::default();
     let cancel_token = guard.0.clone();
     let verb = move || {
         let read_only = load.read_only.unwrap_or(false);
-        verbs::load_cancellable(&registry, &device, &load.table, read_only, &folder, &cancel_token)
+        verbs::load_table_cancellable(&registry, &device, &load.table, read_only, &folder, &cancel_token)
     };
     limits.loads.run(&name, verb).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn clear(
+pub(super) async fn handle_clear_inactive_table(
     State(AppState { registry, limits, .. }): State<AppState>,
-    DeviceName(name): DeviceName,
-) -> StatusResult {
+    DeviceNameExtractor(name): DeviceNameExtractor,
+) -> StatusCodeResult {
     let device = name.clone();
-    limits.clears.run(&name, move || verbs::clear(&registry, &device)).await?;
+    limits.clears.run(&name, move || verbs::clear_inactive_table(&registry, &device)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn message(
+pub(super) async fn handle_send_target_message(
     State(AppState { registry, limits, .. }): State<AppState>,
-    DeviceName(name): DeviceName,
-    JsonBody(message): JsonBody<api::Message>,
-) -> JsonResult<api::Answer> {
+    DeviceNameExtractor(name): DeviceNameExtractor,
+    JsonBody(message): JsonBody<api::TargetMessageRequest>,
+) -> JsonResult<api::TargetMessageReply> {
     let folder = base_dir(message.folder.as_deref())?;
     let device = name.clone();
     let answer = limits.messages.run(&name, move || {
-        verbs::message_from(&registry, &device, message.sector, &message.message, &folder)
+        verbs::send_message_with_base_dir(&registry, &device, message.sector, &message.message, &folder)
     });
-    Ok(Json(api::Answer { answer: answer.await? }))
+    Ok(Json(api::TargetMessageReply { answer: answer.await? }))
 }
 
-pub(super) async fn change_queue(
+pub(super) async fn handle_change_queue_settings(
     State(AppState { registry, .. }): State<AppState>,
-    DeviceName(name): DeviceName,
-    JsonBody(body): JsonBody<api::ChangeQueue>,
-) -> JsonResult<api::Device> {
-    let change = verbs::change_queues(&registry, &name, body.disk.as_deref(), &body.settings);
+    DeviceNameExtractor(name): DeviceNameExtractor,
+    JsonBody(body): JsonBody<api::ChangeQueueSettingsRequest>,
+) -> JsonResult<api::DeviceDescription> {
+    let change = verbs::change_queue_settings(&registry, &name, body.disk.as_deref(), &body.settings);
     let late = |_| {
         let why = "requests that were sent before do not complete; the settings are as they were";
         VerbError::new(&name, TargetError::errno(ETIMEDOUT).because(why))
@@ -319,79 +331,81 @@ pub(super) async fn change_queue(
     Ok(Json(tokio::time::timeout(QUEUE_CHANGE_MAX, change).await.map_err(late)??))
 }
 
-pub(super) async fn turn_power(
+pub(super) async fn handle_set_disk_power(
     State(AppState { registry, limits, .. }): State<AppState>,
-    DeviceName(name): DeviceName,
-    JsonBody(body): JsonBody<api::TurnPower>,
-) -> JsonResult<api::Device> {
+    DeviceNameExtractor(name): DeviceNameExtractor,
+    JsonBody(body): JsonBody<api::SetDiskPowerRequest>,
+) -> JsonResult<api::DeviceDescription> {
     let device = name.clone();
     let turn = move || {
-        verbs::turn_power(&registry, &device, body.disk.as_deref(), body.on)?;
-        verbs::info(&registry, &device)
+        verbs::set_disk_power(&registry, &device, body.disk.as_deref(), body.on)?;
+        verbs::describe_device_by_name(&registry, &device)
     };
     Ok(Json(limits.messages.run(&name, turn).await?))
 }
 
-pub(super) async fn command_path(
+pub(super) async fn handle_fail_or_reinstate_path(
     State(AppState { registry, limits, .. }): State<AppState>,
-    DeviceName(name): DeviceName,
-    JsonBody(body): JsonBody<api::CommandPath>,
-) -> StatusResult {
+    DeviceNameExtractor(name): DeviceNameExtractor,
+    JsonBody(body): JsonBody<api::FailOrReinstatePathRequest>,
+) -> StatusCodeResult {
     let (device, folder) = (name.clone(), base_dir(body.folder.as_deref())?);
-    let command = move || verbs::command_path(&registry, &device, &body.path, &body.action, &folder);
+    let command =
+        move || verbs::fail_or_reinstate_path(&registry, &device, &body.path, &body.action, &folder);
     limits.messages.run(&name, command).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn suspend(
-    State(registry): State<Arc<Registry>>,
-    DeviceName(name): DeviceName,
-    JsonBody(how): JsonBody<api::Suspend>,
-) -> StatusResult {
+pub(super) async fn handle_suspend_device(
+    State(registry): State<Arc<DeviceRegistry>>,
+    DeviceNameExtractor(name): DeviceNameExtractor,
+    JsonBody(how): JsonBody<api::SuspendDeviceRequest>,
+) -> StatusCodeResult {
     let noflush = how.noflush.unwrap_or(false);
     let verb = |cancel_token| async move {
-        verbs::suspend_cancellable(&registry, &[&name], noflush, &cancel_token).await
+        verbs::suspend_devices_cancellable(&registry, &[&name], noflush, &cancel_token).await
     };
-    run_cancellable(how.timeout_ms, NOT_AT_REST, verb).await
+    run_verb_until_disconnect(how.timeout_ms, NOT_AT_REST, verb).await
 }
 
-pub(super) async fn resume(
-    State(registry): State<Arc<Registry>>,
-    DeviceName(name): DeviceName,
-    JsonBody(how): JsonBody<api::Resume>,
-) -> StatusResult {
-    let verb =
-        |cancel_token| async move { verbs::resume_cancellable(&registry, &[&name], &cancel_token).await };
-    run_cancellable(how.timeout_ms, NOT_AT_REST, verb).await
+pub(super) async fn handle_resume_device(
+    State(registry): State<Arc<DeviceRegistry>>,
+    DeviceNameExtractor(name): DeviceNameExtractor,
+    JsonBody(how): JsonBody<api::ResumeDeviceRequest>,
+) -> StatusCodeResult {
+    let verb = |cancel_token| async move {
+        verbs::resume_devices_cancellable(&registry, &[&name], &cancel_token).await
+    };
+    run_verb_until_disconnect(how.timeout_ms, NOT_AT_REST, verb).await
 }
 
-pub(super) async fn suspend_together(
-    State(registry): State<Arc<Registry>>,
-    JsonBody(how): JsonBody<api::SuspendTogether>,
-) -> StatusResult {
+pub(super) async fn handle_suspend_devices(
+    State(registry): State<Arc<DeviceRegistry>>,
+    JsonBody(how): JsonBody<api::SuspendDevicesRequest>,
+) -> StatusCodeResult {
     let noflush = how.noflush.unwrap_or(false);
-    let names = check_names(how.names)?;
+    let names = check_device_count(how.names)?;
     let verb = |cancel_token| async move {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        verbs::suspend_cancellable(&registry, &names, noflush, &cancel_token).await
+        verbs::suspend_devices_cancellable(&registry, &names, noflush, &cancel_token).await
     };
-    run_cancellable(how.timeout_ms, NOT_AT_REST, verb).await
+    run_verb_until_disconnect(how.timeout_ms, NOT_AT_REST, verb).await
 }
 
-pub(super) async fn resume_together(
-    State(registry): State<Arc<Registry>>,
-    JsonBody(how): JsonBody<api::ResumeTogether>,
-) -> StatusResult {
-    let names = check_names(how.names)?;
+pub(super) async fn handle_resume_devices(
+    State(registry): State<Arc<DeviceRegistry>>,
+    JsonBody(how): JsonBody<api::ResumeDevicesRequest>,
+) -> StatusCodeResult {
+    let names = check_device_count(how.names)?;
     let verb = |cancel_token| async move {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        verbs::resume_cancellable(&registry, &names, &cancel_token).await
+        verbs::resume_devices_cancellable(&registry, &names, &cancel_token).await
     };
-    run_cancellable(how.timeout_ms, NOT_AT_REST, verb).await
+    run_verb_until_disconnect(how.timeout_ms, NOT_AT_REST, verb).await
 }
 
 /// Checks the number of devices that change together.
-fn check_names(names: Vec<String>) -> Result<Vec<String>, ErrorResponse> {
+fn check_device_count(names: Vec<String>) -> Result<Vec<String>, ErrorResponse> {
     match names.len() {
         0 => Err(ErrorResponse::request(StatusCode::BAD_REQUEST, "`names` is empty: name the devices")),
         1..=TOGETHER_MAX => Ok(names),
@@ -402,15 +416,17 @@ fn check_names(names: Vec<String>) -> Result<Vec<String>, ErrorResponse> {
     }
 }
 
-pub(super) async fn exports(State(registry): State<Arc<Registry>>) -> Json<api::ExportList> {
+pub(super) async fn handle_list_exports(
+    State(registry): State<Arc<DeviceRegistry>>,
+) -> Json<api::ExportList> {
     Json(api::ExportList { exports: registry.exports() })
 }
 
-pub(super) async fn version() -> Json<api::Version> {
-    Json(verbs::version())
+pub(super) async fn handle_get_version() -> Json<api::ServerVersions> {
+    Json(verbs::server_versions())
 }
 
-pub(super) async fn stats(State(shared): State<AppState>) -> Result<Response, ErrorResponse> {
+pub(super) async fn handle_get_stats(State(shared): State<AppState>) -> Result<Response, ErrorResponse> {
     let AppState { registry, limits, began } = shared;
     let json = move || {
         Ok(serde_json::to_vec(&collect_stats(&registry, began)).expect("plain structs can be written"))
@@ -428,8 +444,8 @@ pub(super) async fn metrics(State(shared): State<AppState>) -> Result<Response, 
     Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }
 
-pub(super) async fn openapi() -> Json<serde_json::Value> {
-    Json(openapi::document())
+pub(super) async fn handle_get_openapi() -> Json<serde_json::Value> {
+    Json(openapi::build_openapi_document())
 }
 
 /// The error for an unknown path.

@@ -29,7 +29,7 @@ pub mod socket;
 
 pub use concurrency::BLOCKING_MAX;
 
-use crate::registry::Registry;
+use crate::registry::DeviceRegistry;
 use crate::stats::StartTime;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -40,14 +40,14 @@ use std::sync::Arc;
 pub const BODY_MAX: usize = crate::verbs::TABLE_MAX * 2 + 4096;
 
 /// Finishes merges that an earlier server began. Never returns.
-pub async fn finish_merges(registry: &Arc<Registry>) -> Infallible {
-    snapshots::finish_merges(registry, &concurrency::ConcurrencyLimits::new()).await
+pub async fn finish_resumed_merges(registry: &Arc<DeviceRegistry>) -> Infallible {
+    snapshots::spawn_resumed_merge_finishers(registry, &concurrency::ConcurrencyLimits::new()).await
 }
 
 /// The router of all routes.
-pub fn router(registry: Arc<Registry>) -> Router {
+pub fn router(registry: Arc<DeviceRegistry>) -> Router {
     let mut router = Router::new();
-    for route in routes::all() {
+    for route in routes::all_http_routes() {
         router = router.route(&route.path, route.serve);
     }
     router

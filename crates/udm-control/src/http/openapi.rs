@@ -7,13 +7,13 @@ use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 /// The OpenAPI document.
-pub(super) fn document() -> Value {
+pub(super) fn build_openapi_document() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|s| s.definitions_path = "/components/schemas".into());
     let mut schemas = settings.into_generator();
     let mut paths = Map::new();
-    for route in routes::all() {
+    for route in routes::all_http_routes() {
         let path = paths.entry(&*route.path).or_insert_with(|| json!({}));
-        path[route.method.as_str().to_ascii_lowercase()] = operation(&route, &mut schemas);
+        path[route.method.as_str().to_ascii_lowercase()] = build_openapi_operation(&route, &mut schemas);
     }
     json!({
         "openapi": "3.1.0",
@@ -29,7 +29,7 @@ pub(super) fn document() -> Value {
     })
 }
 
-fn operation(route: &Route, schemas: &mut SchemaGenerator) -> Value {
+fn build_openapi_operation(route: &Route, schemas: &mut SchemaGenerator) -> Value {
     let mut parameters = Vec::new();
     if route.path.contains("{name}") {
         parameters.push(json!({
@@ -67,7 +67,7 @@ fn operation(route: &Route, schemas: &mut SchemaGenerator) -> Value {
     };
     let error = json!({
         "description": "Refused",
-        "content": { "application/json": { "schema": schemas.subschema_for::<api::Error>() } },
+        "content": { "application/json": { "schema": schemas.subschema_for::<api::ApiError>() } },
     });
     let mut operation = json!({
         "operationId": route.id,
@@ -94,7 +94,7 @@ mod tests {
     /// Every `$ref` has its target, every `{name}` its parameter, every operation its own id.
     #[test]
     fn the_document_is_whole() {
-        let document = document();
+        let document = build_openapi_document();
         let text = document.to_string();
         let schemas = document["components"]["schemas"].as_object().unwrap();
         for part in text.split("\"$ref\":\"#/components/schemas/").skip(1) {
@@ -112,15 +112,15 @@ mod tests {
                 assert!(operation["responses"].as_object().unwrap().len() == 2);
             }
         }
-        assert_eq!(ids.len(), routes::all().len());
+        assert_eq!(ids.len(), routes::all_http_routes().len());
     }
 
     #[test]
     fn requests_are_closed_and_replies_open() {
-        let document = document();
+        let document = build_openapi_document();
         let schemas = &document["components"]["schemas"];
-        assert_eq!(schemas["Create"]["additionalProperties"], false);
-        assert_eq!(schemas["Create"]["required"], json!(["name"]));
-        assert!(schemas["Device"].get("additionalProperties").is_none());
+        assert_eq!(schemas["CreateDeviceRequest"]["additionalProperties"], false);
+        assert_eq!(schemas["CreateDeviceRequest"]["required"], json!(["name"]));
+        assert!(schemas["DeviceDescription"].get("additionalProperties").is_none());
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A long answer may be read slowly. While the peer reads, the connection does not count as quiet.
 
-use super::connections::ConnectionSlot;
+use super::connections::ControlConnectionSlot;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 
 /// The stream of a connection.
-pub(super) struct ProgressStream {
+pub(super) struct ProgressTrackingStream {
     stream: UnixStream,
-    slot: Arc<ConnectionSlot>,
+    slot: Arc<ControlConnectionSlot>,
 }
 
-impl ProgressStream {
-    pub fn new(stream: UnixStream, slot: Arc<ConnectionSlot>) -> ProgressStream {
-        ProgressStream { stream, slot }
+impl ProgressTrackingStream {
+    pub fn new(stream: UnixStream, slot: Arc<ControlConnectionSlot>) -> ProgressTrackingStream {
+        ProgressTrackingStream { stream, slot }
     }
 
     fn wrote(&self, done: io::Result<usize>) -> Poll<io::Result<usize>> {
@@ -29,7 +29,7 @@ impl ProgressStream {
     }
 }
 
-impl AsyncRead for ProgressStream {
+impl AsyncRead for ProgressTrackingStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -39,7 +39,7 @@ impl AsyncRead for ProgressStream {
     }
 }
 
-impl AsyncWrite for ProgressStream {
+impl AsyncWrite for ProgressTrackingStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let done = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes));
         self.wrote(done)

@@ -2,7 +2,7 @@
 
 use super::concurrency::AppState;
 use super::{config, events, handlers as h, snapshots as s};
-use crate::api::verbs::{self, Verb};
+use crate::api::verbs::{self, ApiVerbEndpoint};
 use crate::metrics;
 use axum::handler::Handler;
 use axum::http::Method;
@@ -51,7 +51,7 @@ pub(super) struct Route {
     pub serve: MethodRouter<AppState>,
 }
 
-fn route<Q, B, R, H, T>(verb: Verb<Q, B, R>, handler: H) -> Route
+fn route_verb_to_handler<Q, B, R, H, T>(verb: ApiVerbEndpoint<Q, B, R>, handler: H) -> Route
 where
     Q: JsonSchema + 'static,
     B: JsonSchema + Serialize + DeserializeOwned + 'static,
@@ -65,21 +65,21 @@ where
         path: verb.path,
         id: verb.id,
         summary: verb.summary,
-        query: unless_unit::<Q>(Q::json_schema),
-        body: unless_unit::<B>(SchemaGenerator::subschema_for::<B>),
-        rewrite_body: rewrite::<B>,
-        reply: unless_unit::<R>(SchemaGenerator::subschema_for::<R>)
+        query: schema_unless_unit_type::<Q>(Q::json_schema),
+        body: schema_unless_unit_type::<B>(SchemaGenerator::subschema_for::<B>),
+        rewrite_body: reserialize_json_body::<B>,
+        reply: schema_unless_unit_type::<R>(SchemaGenerator::subschema_for::<R>)
             .map_or(ResponseKind::Nothing, ResponseKind::Json),
         serve: on(filter, handler),
     }
 }
 
 /// `schema`, except for `()`, which means that the verb has nothing of this kind.
-fn unless_unit<T: 'static>(schema: SchemaFn) -> Option<SchemaFn> {
+fn schema_unless_unit_type<T: 'static>(schema: SchemaFn) -> Option<SchemaFn> {
     (TypeId::of::<T>() != TypeId::of::<()>()).then_some(schema)
 }
 
-fn rewrite<T: Serialize + DeserializeOwned>(json: &[u8]) -> Option<Vec<u8>> {
+fn reserialize_json_body<T: Serialize + DeserializeOwned>(json: &[u8]) -> Option<Vec<u8>> {
     let body: T = serde_json::from_slice(json).ok()?;
     Some(serde_json::to_vec(&body).expect("plain structs can be written"))
 }
@@ -106,41 +106,41 @@ impl Route {
 }
 
 /// All routes.
-pub(super) fn all() -> Vec<Route> {
+pub(super) fn all_http_routes() -> Vec<Route> {
     vec![
-        route(verbs::LIST_DEVICES, h::list),
-        route(verbs::CREATE_DEVICE, h::create),
-        route(verbs::CREATE_MULTIPATH, h::create_multipath),
-        route(verbs::GET_DEVICE, h::info),
-        route(verbs::REMOVE_DEVICE, h::remove),
-        route(verbs::RENAME_DEVICE, h::rename),
-        route(verbs::WAIT_EVENT, h::wait),
-        route(verbs::GET_STATUS, h::status),
-        route(verbs::GET_TABLE, h::table),
-        route(verbs::LOAD_TABLE, h::load),
-        route(verbs::CLEAR_TABLE, h::clear),
-        route(verbs::SEND_MESSAGE, h::message),
-        route(verbs::COMMAND_PATH, h::command_path),
-        route(verbs::CHANGE_QUEUE, h::change_queue),
-        route(verbs::TURN_POWER, h::turn_power),
-        route(verbs::SUSPEND_DEVICE, h::suspend),
-        route(verbs::RESUME_DEVICE, h::resume),
-        route(verbs::SUSPEND_TOGETHER, h::suspend_together),
-        route(verbs::RESUME_TOGETHER, h::resume_together),
-        route(verbs::LISTEN, events::events).events(),
-        route(verbs::LIST_TABLES, h::tables),
-        route(verbs::LIST_STATUSES, h::statuses),
-        route(verbs::LIST_EXPORTS, h::exports),
-        route(verbs::RECONFIGURE, config::reconfigure),
-        route(verbs::GET_VERSION, h::version),
-        route(verbs::GET_STATS, h::stats),
-        route(verbs::METRICS, h::metrics).document(metrics::CONTENT_TYPE, "string"),
-        route(verbs::OPENAPI, h::openapi).document("application/json", "object"),
-        route(verbs::LIST_SNAPSHOTS, s::list),
-        route(verbs::CREATE_SNAPSHOTS, s::create),
-        route(verbs::GET_SNAPSHOT, s::one),
-        route(verbs::REMOVE_SNAPSHOT, s::remove),
-        route(verbs::MERGE_SNAPSHOT, s::merge),
-        route(verbs::GET_CHANGES, s::changes),
+        route_verb_to_handler(verbs::LIST_DEVICES, h::handle_list_devices),
+        route_verb_to_handler(verbs::CREATE_DEVICE, h::handle_create_device),
+        route_verb_to_handler(verbs::CREATE_MULTIPATH, h::handle_create_multipath),
+        route_verb_to_handler(verbs::GET_DEVICE, h::handle_get_device),
+        route_verb_to_handler(verbs::REMOVE_DEVICE, h::handle_remove_device),
+        route_verb_to_handler(verbs::RENAME_DEVICE, h::handle_rename_device),
+        route_verb_to_handler(verbs::WAIT_EVENT, h::handle_wait_device_event),
+        route_verb_to_handler(verbs::GET_STATUS, h::handle_get_table_status),
+        route_verb_to_handler(verbs::GET_TABLE, h::handle_get_table),
+        route_verb_to_handler(verbs::LOAD_TABLE, h::handle_load_table),
+        route_verb_to_handler(verbs::CLEAR_TABLE, h::handle_clear_inactive_table),
+        route_verb_to_handler(verbs::SEND_MESSAGE, h::handle_send_target_message),
+        route_verb_to_handler(verbs::COMMAND_PATH, h::handle_fail_or_reinstate_path),
+        route_verb_to_handler(verbs::CHANGE_QUEUE, h::handle_change_queue_settings),
+        route_verb_to_handler(verbs::TURN_POWER, h::handle_set_disk_power),
+        route_verb_to_handler(verbs::SUSPEND_DEVICE, h::handle_suspend_device),
+        route_verb_to_handler(verbs::RESUME_DEVICE, h::handle_resume_device),
+        route_verb_to_handler(verbs::SUSPEND_TOGETHER, h::handle_suspend_devices),
+        route_verb_to_handler(verbs::RESUME_TOGETHER, h::handle_resume_devices),
+        route_verb_to_handler(verbs::LISTEN, events::handle_event_stream).events(),
+        route_verb_to_handler(verbs::LIST_TABLES, h::handle_list_tables),
+        route_verb_to_handler(verbs::LIST_STATUSES, h::handle_list_table_statuses),
+        route_verb_to_handler(verbs::LIST_EXPORTS, h::handle_list_exports),
+        route_verb_to_handler(verbs::RECONFIGURE, config::handle_reconfigure_server),
+        route_verb_to_handler(verbs::GET_VERSION, h::handle_get_version),
+        route_verb_to_handler(verbs::GET_STATS, h::handle_get_stats),
+        route_verb_to_handler(verbs::METRICS, h::metrics).document(metrics::CONTENT_TYPE, "string"),
+        route_verb_to_handler(verbs::OPENAPI, h::handle_get_openapi).document("application/json", "object"),
+        route_verb_to_handler(verbs::LIST_SNAPSHOTS, s::handle_list_snapshots),
+        route_verb_to_handler(verbs::CREATE_SNAPSHOTS, s::handle_create_snapshots),
+        route_verb_to_handler(verbs::GET_SNAPSHOT, s::handle_get_snapshot),
+        route_verb_to_handler(verbs::REMOVE_SNAPSHOT, s::handle_remove_snapshot),
+        route_verb_to_handler(verbs::MERGE_SNAPSHOT, s::handle_merge_snapshot),
+        route_verb_to_handler(verbs::GET_CHANGES, s::handle_get_changed_ranges),
     ]
 }

@@ -7,10 +7,10 @@
 //! out of them can still be controlled. Without connections no timer runs.
 
 use super::BODY_MAX;
-use super::connections::{ConnectionSlot, Connections, RequestGuard};
+use super::connections::{BusyConnectionGuard, ControlConnectionSlot, ControlConnectionSlots};
 use super::error::ErrorResponse;
-use super::progress_stream::ProgressStream;
-use super::socket::Socket;
+use super::progress_stream::ProgressTrackingStream;
+use super::socket::ControlSocket;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
@@ -49,9 +49,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// If the socket can't be registered with the reactor.
-pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
+pub async fn serve_control_socket(socket: &ControlSocket, router: Router) -> io::Result<()> {
     let listener = UnixListener::from_std(socket.listener.try_clone()?)?;
-    let connections = Connections::new(CONNECTIONS_MAX);
+    let connections = ControlConnectionSlots::new(CONNECTIONS_MAX);
     let mut spare = Vec::new();
     for number in 0.. {
         connections.wait_for_slot().await;
@@ -60,9 +60,9 @@ pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
         {
             spare.push(file);
         }
-        let stream = accept(&listener, &mut spare, &connections).await;
+        let stream = accept_next_peer(&listener, &mut spare, &connections).await;
         let (peer, allowed) = stream.peer_cred().map_or((0, false), |peer| {
-            (peer.pid().unwrap_or(0), is_authorized(peer.uid(), rustix::process::geteuid().as_raw()))
+            (peer.pid().unwrap_or(0), is_same_user_or_root(peer.uid(), rustix::process::geteuid().as_raw()))
         });
         let slot = connections.open_slot(number, peer);
         let router = allowed.then(|| router.clone());
@@ -70,7 +70,7 @@ pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
             tokio::select! {
                 () = serve_peer(stream, router, Arc::clone(&slot)) => {}
                 () = slot.evicted() => tracing::debug!("control socket: a quiet connection was closed for a new one"),
-                () = idle_timeout(&slot) => tracing::debug!("control socket: a connection ran out of time"),
+                () = wait_until_idle_timeout(&slot) => tracing::debug!("control socket: a connection ran out of time"),
             }
         });
     }
@@ -79,7 +79,11 @@ pub async fn serve(socket: &Socket, router: Router) -> io::Result<()> {
 
 /// Accepts the next peer. If there is no free descriptor, one of the reserve is closed, and a quiet
 /// connection is asked to close.
-async fn accept(listener: &UnixListener, spare: &mut Vec<File>, connections: &Connections) -> UnixStream {
+async fn accept_next_peer(
+    listener: &UnixListener,
+    spare: &mut Vec<File>,
+    connections: &ControlConnectionSlots,
+) -> UnixStream {
     loop {
         let error = match listener.accept().await {
             Ok((stream, _)) => return stream,
@@ -96,7 +100,7 @@ async fn accept(listener: &UnixListener, spare: &mut Vec<File>, connections: &Co
 }
 
 /// Completes when the connection has been quiet for too long.
-async fn idle_timeout(slot: &ConnectionSlot) {
+async fn wait_until_idle_timeout(slot: &ControlConnectionSlot) {
     loop {
         let since = slot.idle_since();
         let until = since.unwrap_or_else(tokio::time::Instant::now) + QUIET_MAX;
@@ -108,17 +112,17 @@ async fn idle_timeout(slot: &ConnectionSlot) {
 }
 
 /// True for our user and root.
-fn is_authorized(peer: u32, own: u32) -> bool {
+fn is_same_user_or_root(peer: u32, own: u32) -> bool {
     peer == own || peer == 0
 }
 
 /// Serves a peer's requests; without a router they are refused.
-async fn serve_peer(stream: UnixStream, router: Option<Router>, slot: Arc<ConnectionSlot>) {
+async fn serve_peer(stream: UnixStream, router: Option<Router>, slot: Arc<ControlConnectionSlot>) {
     let router = router.map(TowerToHyperService::new);
-    let stream = TokioIo::new(ProgressStream::new(stream, Arc::clone(&slot)));
+    let stream = TokioIo::new(ProgressTrackingStream::new(stream, Arc::clone(&slot)));
     let service = service_fn(move |request: Request<Incoming>| {
         let (router, slot) = (router.clone(), Arc::clone(&slot));
-        async move { Ok::<_, Infallible>(answer(request, router, &slot).await) }
+        async move { Ok::<_, Infallible>(serve_http_request(request, router, &slot).await) }
     });
     let done = hyper::server::conn::http1::Builder::new().serve_connection(stream, service).await;
     if let Err(error) = done {
@@ -126,10 +130,10 @@ async fn serve_peer(stream: UnixStream, router: Option<Router>, slot: Arc<Connec
     }
 }
 
-async fn answer(
+async fn serve_http_request(
     request: Request<Incoming>,
     router: Option<TowerToHyperService<Router>>,
-    slot: &Arc<ConnectionSlot>,
+    slot: &Arc<ControlConnectionSlot>,
 ) -> Response<Body> {
     let Some(router) = router else { return wrong_user().into_response() };
     let mut request = match read_body(request).await {
@@ -138,7 +142,7 @@ async fn answer(
     };
     // The event stream needs the slot of its connection.
     request.extensions_mut().insert(Arc::clone(slot));
-    let _busy: RequestGuard = slot.begin_request();
+    let _busy: BusyConnectionGuard = slot.begin_request();
     match hyper::service::Service::call(&router, request).await {
         Ok(answer) => answer,
         Err(never) => match never {},
@@ -178,18 +182,20 @@ mod tests {
 
     #[test]
     fn only_the_owner_and_root_may_control() {
-        assert!(is_authorized(1000, 1000) && is_authorized(0, 1000) && is_authorized(0, 0));
-        assert!(!is_authorized(1001, 1000) && !is_authorized(1000, 0));
+        assert!(
+            is_same_user_or_root(1000, 1000) && is_same_user_or_root(0, 1000) && is_same_user_or_root(0, 0)
+        );
+        assert!(!is_same_user_or_root(1001, 1000) && !is_same_user_or_root(1000, 0));
     }
     /// A connection to a server whose only answer has the given length.
     fn connect(bytes: usize) -> (UnixStream, tokio::task::JoinHandle<bool>) {
         let (client, stream) = UnixStream::pair().unwrap();
-        let slot = Connections::new(1).open_slot(0, 1);
+        let slot = ControlConnectionSlots::new(1).open_slot(0, 1);
         let router = Router::new().fallback(move || async move { vec![b'x'; bytes] });
         let server = tokio::spawn(async move {
             tokio::select! {
                 () = serve_peer(stream, Some(router), Arc::clone(&slot)) => false,
-                () = idle_timeout(&slot) => true,
+                () = wait_until_idle_timeout(&slot) => true,
             }
         });
         (client, server)

@@ -2,10 +2,10 @@
 //! they run on other threads.
 
 use super::concurrency::{AppState, ConcurrencyLimits};
-use super::error::{DeviceName, ErrorResponse, JsonBody, QueryParams};
-use super::handlers::{CancelGuard, JsonResult, StatusResult, TOGETHER_MAX, base_dir};
+use super::error::{DeviceNameExtractor, ErrorResponse, JsonBody, QueryParams};
+use super::handlers::{JsonResult, StatusCodeResult, TOGETHER_MAX, VerbCancelGuard, base_dir};
 use crate::api;
-use crate::registry::Registry;
+use crate::registry::DeviceRegistry;
 use crate::verbs::snapshot::{self, PAGE_MAX, PendingMerge};
 use axum::Json;
 use axum::extract::State;
@@ -21,28 +21,28 @@ const MERGE_STEP: Duration = Duration::from_millis(20);
 /// Interval of checks of a failed merge, and of attempts to restore the origin's table.
 const RETRY_STEP: Duration = Duration::from_secs(1);
 
-pub(super) async fn list(
+pub(super) async fn handle_list_snapshots(
     State(AppState { registry, limits, .. }): State<AppState>,
 ) -> JsonResult<api::SnapshotList> {
     // Reading the state folder may block.
     let all = limits.metrics.run("snapshots", move || {
-        let mut all = snapshot::list(&registry);
-        all.extend(snapshot::unattached(&registry)?);
+        let mut all = snapshot::list_live_snapshots(&registry);
+        all.extend(snapshot::list_unattached_snapshots(&registry)?);
         Ok(all)
     });
     Ok(Json(api::SnapshotList { snapshots: all.await? }))
 }
 
-pub(super) async fn one(
-    State(registry): State<Arc<Registry>>,
-    DeviceName(name): DeviceName,
-) -> JsonResult<api::Snapshot> {
-    Ok(Json(snapshot::get(&registry, &name)?))
+pub(super) async fn handle_get_snapshot(
+    State(registry): State<Arc<DeviceRegistry>>,
+    DeviceNameExtractor(name): DeviceNameExtractor,
+) -> JsonResult<api::SnapshotDescription> {
+    Ok(Json(snapshot::describe_snapshot_by_name(&registry, &name)?))
 }
 
-pub(super) async fn create(
+pub(super) async fn handle_create_snapshots(
     State(AppState { registry, limits, .. }): State<AppState>,
-    JsonBody(new): JsonBody<api::CreateSnapshots>,
+    JsonBody(new): JsonBody<api::CreateSnapshotsRequest>,
 ) -> JsonResult<api::SnapshotList> {
     let folder = base_dir(new.folder.as_deref())?;
     let refuse = |why: String| ErrorResponse::request(StatusCode::BAD_REQUEST, why);
@@ -54,64 +54,75 @@ pub(super) async fn create(
         return Err(refuse(format!("{count} snapshots at once, at most {TOGETHER_MAX} are allowed")));
     }
     let name = first.name.clone();
-    let guard = CancelGuard::within(new.timeout_ms, "no snapshot was made");
+    let guard = VerbCancelGuard::within(new.timeout_ms, "no snapshot was made");
     let cancel_token = guard.0.clone();
-    let made = limits.loads.run(&name, move || snapshot::create(&registry, &new, &folder, &cancel_token));
+    let made =
+        limits.loads.run(&name, move || snapshot::create_snapshots(&registry, &new, &folder, &cancel_token));
     Ok(Json(api::SnapshotList { snapshots: made.await? }))
 }
 
-pub(super) async fn remove(
+pub(super) async fn handle_remove_snapshot(
     State(AppState { registry, limits, .. }): State<AppState>,
-    DeviceName(name): DeviceName,
+    DeviceNameExtractor(name): DeviceNameExtractor,
     QueryParams(keep): QueryParams<api::RemoveSnapshotQuery>,
-) -> StatusResult {
-    let guard = CancelGuard::within(keep.timeout_ms, "the snapshot was not removed");
+) -> StatusCodeResult {
+    let guard = VerbCancelGuard::within(keep.timeout_ms, "the snapshot was not removed");
     let cancel_token = guard.0.clone();
     let device = name.clone();
     let keep = keep.keep_store.unwrap_or(false);
-    limits.loads.run(&name, move || snapshot::remove(&registry, &device, keep, &cancel_token)).await?;
+    limits
+        .loads
+        .run(&name, move || snapshot::remove_snapshot(&registry, &device, keep, &cancel_token))
+        .await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn merge(
+pub(super) async fn handle_merge_snapshot(
     State(AppState { registry, limits, .. }): State<AppState>,
-    DeviceName(name): DeviceName,
-) -> JsonResult<api::Snapshot> {
-    let guard = CancelGuard::default();
+    DeviceNameExtractor(name): DeviceNameExtractor,
+) -> JsonResult<api::SnapshotDescription> {
+    let guard = VerbCancelGuard::default();
     let cancel_token = guard.0.clone();
     let (device, of) = (name.clone(), Arc::clone(&registry));
     let ends = Arc::clone(&limits);
     let (begun, end) = limits
         .loads
         .run(&name, move || {
-            let (begun, end) = snapshot::merge(&of, &device, &cancel_token)?;
+            let (begun, end) = snapshot::start_snapshot_merge(&of, &device, &cancel_token)?;
             Ok((begun, end))
         })
         .await?;
-    tokio::spawn(finish_merge(registry, ends, end));
+    tokio::spawn(finish_merge_when_complete(registry, ends, end));
     Ok(Json(begun))
 }
 
 /// Finishes merges that an earlier server began. Never returns.
-pub(super) async fn finish_merges(registry: &Arc<Registry>, limits: &Arc<ConcurrencyLimits>) -> Infallible {
+pub(super) async fn spawn_resumed_merge_finishers(
+    registry: &Arc<DeviceRegistry>,
+    limits: &Arc<ConcurrencyLimits>,
+) -> Infallible {
     loop {
         let end = registry.next_merge().await;
-        tokio::spawn(finish_merge(Arc::clone(registry), Arc::clone(limits), end));
+        tokio::spawn(finish_merge_when_complete(Arc::clone(registry), Arc::clone(limits), end));
     }
 }
 
 /// Restores the origin's table when the merge is complete. A failed merge is checked until it is
 /// restarted. If the device gets another table, the merge is no longer handled here.
-async fn finish_merge(registry: Arc<Registry>, limits: Arc<ConcurrencyLimits>, end: PendingMerge) {
+async fn finish_merge_when_complete(
+    registry: Arc<DeviceRegistry>,
+    limits: Arc<ConcurrencyLimits>,
+    end: PendingMerge,
+) {
     let (end, name) = (Arc::new(end.clone()), end.name().to_owned());
     let mut warned = false;
     loop {
-        let pause = match snapshot::merge_end(&registry, &end) {
+        let pause = match snapshot::final_merge_state(&registry, &end) {
             None => MERGE_STEP,
             Some(SnapshotState::MergeFailed) => RETRY_STEP,
             Some(SnapshotState::Merged) => {
                 let (of, merge) = (Arc::clone(&registry), Arc::clone(&end));
-                match limits.loads.run(&name, move || snapshot::finish(&of, &merge)).await {
+                match limits.loads.run(&name, move || snapshot::finish_completed_merge(&of, &merge)).await {
                     Ok(()) => return,
                     Err(refusal) if !std::mem::replace(&mut warned, true) => {
                         tracing::warn!(
@@ -129,11 +140,11 @@ async fn finish_merge(registry: Arc<Registry>, limits: Arc<ConcurrencyLimits>, e
     }
 }
 
-pub(super) async fn changes(
-    State(registry): State<Arc<Registry>>,
-    DeviceName(name): DeviceName,
-    QueryParams(page): QueryParams<api::ChangesQuery>,
-) -> JsonResult<api::Changes> {
+pub(super) async fn handle_get_changed_ranges(
+    State(registry): State<Arc<DeviceRegistry>>,
+    DeviceNameExtractor(name): DeviceNameExtractor,
+    QueryParams(page): QueryParams<api::ChangedRangesQuery>,
+) -> JsonResult<api::ChangedRangesPage> {
     let (from, max) = (page.from.unwrap_or(0), page.max.unwrap_or(PAGE_MAX));
-    Ok(Json(snapshot::changes(&registry, &name, page.against.as_deref(), from, max)?))
+    Ok(Json(snapshot::list_changed_ranges(&registry, &name, page.against.as_deref(), from, max)?))
 }

@@ -12,19 +12,19 @@ pub use udm_frontends::unix_socket::PATH_MAX;
 /// A control socket. Dropping it removes the socket file if this process created it, unless another
 /// server has replaced it.
 #[derive(Debug)]
-pub struct Socket {
+pub struct ControlSocket {
     pub(super) listener: UnixListener,
     path: PathBuf,
     /// `None` if the socket was inherited.
     _bound: Option<BoundUnixSocket>,
 }
 
-impl Socket {
+impl ControlSocket {
     /// Binds `path`. Creates its folder (mode 0700) if only that is missing.
     ///
     /// # Errors
     /// As [`BoundUnixSocket::new`].
-    pub fn bind(path: &Path) -> io::Result<Socket> {
+    pub fn bind(path: &Path) -> io::Result<ControlSocket> {
         let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
         match fs::create_dir(folder) {
             Ok(()) => fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?,
@@ -34,7 +34,7 @@ impl Socket {
         }
         let bound = BoundUnixSocket::new(path)?;
         let listener = UnixListener::from(bound.as_fd().try_clone_to_owned()?);
-        Ok(Socket { listener, path: path.into(), _bound: Some(bound) })
+        Ok(ControlSocket { listener, path: path.into(), _bound: Some(bound) })
     }
 
     /// Takes an inherited listening socket. Its file, with its mode, belongs to the process that
@@ -42,11 +42,11 @@ impl Socket {
     ///
     /// # Errors
     /// The system's error, and a socket without a path.
-    pub fn given(listener: UnixListener) -> io::Result<Socket> {
+    pub fn given(listener: UnixListener) -> io::Result<ControlSocket> {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let path = address.as_pathname().ok_or_else(|| io::Error::other("a socket without a path"))?;
-        Ok(Socket { path: path.into(), listener, _bound: None })
+        Ok(ControlSocket { path: path.into(), listener, _bound: None })
     }
 
     /// Path of the socket.
@@ -66,21 +66,21 @@ mod tests {
     fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new/udm.sock");
-        let first = Socket::bind(&path).unwrap();
+        let first = ControlSocket::bind(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o777, 0o700);
-        assert_eq!(Socket::bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(ControlSocket::bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         drop(first);
         assert!(!path.exists(), "the file goes with the socket");
 
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists(), "a stale file");
-        let second = Socket::bind(&path).unwrap();
+        let second = ControlSocket::bind(&path).unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, "something else").unwrap();
         drop(second);
         assert!(path.exists(), "what is not ours stays");
-        assert_eq!(Socket::bind(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(ControlSocket::bind(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
     }
 
     #[test]
@@ -95,11 +95,11 @@ mod tests {
         }
     }
 
-    fn bind_at_once(paths: &[&PathBuf]) -> Vec<Socket> {
+    fn bind_at_once(paths: &[&PathBuf]) -> Vec<ControlSocket> {
         let start = std::sync::Barrier::new(paths.len());
         let bind = |path: &Path| {
             start.wait();
-            Socket::bind(path)
+            ControlSocket::bind(path)
         };
         thread::scope(|scope| {
             let wanting: Vec<_> = paths.iter().map(|path| scope.spawn(|| bind(path))).collect();
@@ -124,7 +124,7 @@ mod tests {
         for length in [100, PATH_MAX, PATH_MAX + 1] {
             let name = "x".repeat(length - folder.path().as_os_str().len() - 1);
             let path = folder.path().join(name);
-            let bound = Socket::bind(&path);
+            let bound = ControlSocket::bind(&path);
             assert_eq!(bound.is_ok(), length <= PATH_MAX, "{length}: {bound:?}");
             assert_eq!(std::os::unix::net::UnixStream::connect(&path).is_ok(), length <= PATH_MAX);
         }

@@ -1,13 +1,13 @@
 //! Prometheus metric families.
 
-use super::list::{ALL, Metric};
+use super::list::{ALL, MetricDefinition};
 use prometheus::proto::{self, MetricFamily, MetricType};
 use prometheus::{Encoder, TextEncoder};
 use std::collections::HashMap;
 use udm_core::Nanos;
 
 /// Names and values of the labels of a series.
-pub(super) type Labels<'a> = &'a [(&'static str, &'a str)];
+pub(super) type MetricLabels<'a> = &'a [(&'static str, &'a str)];
 
 /// Number of histogram buckets; each bound is twice the one before. Finer buckets would be too many
 /// lines for 10,000 devices.
@@ -20,7 +20,7 @@ const SHORTEST: u64 = 2048;
 pub(super) struct MetricFamilies(HashMap<&'static str, Vec<proto::Metric>>);
 
 impl MetricFamilies {
-    fn series(&mut self, metric: &Metric, labels: Labels<'_>) -> &mut proto::Metric {
+    fn series(&mut self, metric: &MetricDefinition, labels: MetricLabels<'_>) -> &mut proto::Metric {
         let pair = |(name, value): &(&str, &str)| {
             let mut pair = proto::LabelPair::default();
             pair.set_name((*name).into());
@@ -33,7 +33,7 @@ impl MetricFamilies {
     }
 
     /// Adds a counter or a gauge.
-    pub fn add(&mut self, metric: &Metric, labels: Labels<'_>, value: f64) {
+    pub fn add(&mut self, metric: &MetricDefinition, labels: MetricLabels<'_>, value: f64) {
         let series = self.series(metric, labels);
         if metric.kind == MetricType::COUNTER {
             let mut counter = proto::Counter::default();
@@ -48,11 +48,17 @@ impl MetricFamilies {
 
     /// Adds a histogram. Each step counts requests that took less than its time and at least the
     /// time of the step before; `sum` is the total time.
-    pub fn add_times(&mut self, metric: &Metric, labels: Labels<'_>, steps: &[(Nanos, u64)], sum: Nanos) {
+    pub fn add_times(
+        &mut self,
+        metric: &MetricDefinition,
+        labels: MetricLabels<'_>,
+        steps: &[(Nanos, u64)],
+        sum: Nanos,
+    ) {
         let bounds = (0..BUCKETS).map(|n| SHORTEST << n);
         let bucket = |bound: u64| {
             let mut bucket = proto::Bucket::default();
-            bucket.set_upper_bound(seconds(Nanos(bound)));
+            bucket.set_upper_bound(nanos_to_seconds(Nanos(bound)));
             let below = steps.iter().filter(|(end, _)| end.0 <= bound);
             bucket.set_cumulative_count(below.map(|(_, count)| count).sum());
             bucket
@@ -60,7 +66,7 @@ impl MetricFamilies {
         let mut histogram = proto::Histogram::default();
         histogram.set_bucket(bounds.map(bucket).collect());
         histogram.set_sample_count(steps.iter().map(|(_, count)| count).sum());
-        histogram.set_sample_sum(seconds(sum));
+        histogram.set_sample_sum(nanos_to_seconds(sum));
         self.series(metric, labels).set_histogram(histogram);
     }
 
@@ -84,6 +90,6 @@ impl MetricFamilies {
 }
 
 /// A time in seconds, Prometheus' unit.
-pub(super) fn seconds(time: Nanos) -> f64 {
+pub(super) fn nanos_to_seconds(time: Nanos) -> f64 {
     time.0 as f64 / 1e9
 }

@@ -3,7 +3,7 @@
 use prometheus::proto::MetricType;
 
 /// A metric.
-pub(super) struct Metric {
+pub(super) struct MetricDefinition {
     /// Name by Prometheus' rules: base units, `_total` for counters.
     pub name: &'static str,
     /// Description.
@@ -14,11 +14,11 @@ pub(super) struct Metric {
 
 macro_rules! metrics {
     ($($ident:ident = $kind:ident $name:literal: $help:literal;)*) => {
-        $(pub(super) const $ident: Metric =
-            Metric { name: $name, help: $help, kind: MetricType::$kind };)*
+        $(pub(super) const $ident: MetricDefinition =
+            MetricDefinition { name: $name, help: $help, kind: MetricType::$kind };)*
 
         /// All metrics, in the order of the output.
-        pub(super) const ALL: &[&Metric] = &[$(&$ident),*];
+        pub(super) const ALL: &[&MetricDefinition] = &[$(&$ident),*];
     };
 }
 

@@ -6,7 +6,7 @@ mod families;
 mod list;
 
 use crate::api;
-use families::{Labels, MetricFamilies, seconds};
+use families::{MetricFamilies, MetricLabels, nanos_to_seconds};
 use list as m;
 use udm_core::Nanos;
 
@@ -15,7 +15,7 @@ pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
 /// All metrics of a reading, as text.
 #[must_use]
-pub fn prometheus_text(stats: &api::Stats) -> Vec<u8> {
+pub fn prometheus_text(stats: &api::ServerStatsReport) -> Vec<u8> {
     let mut all = MetricFamilies::default();
     all.add(&m::BUILD, &[("version", &stats.version)], 1.0);
     if let Some(server) = &stats.server {
@@ -27,11 +27,11 @@ pub fn prometheus_text(stats: &api::Stats) -> Vec<u8> {
     for core in &stats.cores {
         all.add(&m::CORE_REQUESTS, &[("core", &core.core.to_string())], core.requests as f64);
     }
-    stats.devices.iter().for_each(|one| add_device(one, &mut all));
+    stats.devices.iter().for_each(|one| add_device_metrics(one, &mut all));
     all.text()
 }
 
-fn add_device(stats: &api::DeviceStats, all: &mut MetricFamilies) {
+fn add_device_metrics(stats: &api::DeviceStats, all: &mut MetricFamilies) {
     let shown = &stats.device;
     let name = ("device", shown.name.as_str());
     let uuid = shown.uuid.as_deref().unwrap_or_default();
@@ -44,13 +44,13 @@ fn add_device(stats: &api::DeviceStats, all: &mut MetricFamilies) {
     if let Some(in_flight) = stats.in_flight {
         all.add(&m::IN_FLIGHT, &[name], in_flight as f64);
     }
-    stats.served.iter().for_each(|(op, served)| add_operation(&[name, ("op", op)], served, all));
+    stats.served.iter().for_each(|(op, served)| add_operation_metrics(&[name, ("op", op)], served, all));
     // The index of a path in its group distinguishes two paths over one disk.
     let mut last = (0, 0, 0);
     for shown in &stats.paths {
         let nth = if (shown.start_bytes, shown.group) == (last.0, last.1) { last.2 + 1 } else { 1 };
         last = (shown.start_bytes, shown.group, nth);
-        add_path(name.1, nth, shown, all);
+        add_path_metrics(name.1, nth, shown, all);
     }
     if let Some(snapshot) = &stats.snapshot {
         let valid = !matches!(snapshot.state.as_str(), "invalid" | "merge failed");
@@ -61,7 +61,7 @@ fn add_device(stats: &api::DeviceStats, all: &mut MetricFamilies) {
     }
 }
 
-fn add_operation(labels: Labels<'_>, served: &api::Served, all: &mut MetricFamilies) {
+fn add_operation_metrics(labels: MetricLabels<'_>, served: &api::OperationStats, all: &mut MetricFamilies) {
     all.add(&m::REQUESTS, labels, served.requests as f64);
     all.add(&m::BYTES, labels, served.bytes as f64);
     all.add(&m::ERRORS, labels, served.errors as f64);
@@ -70,7 +70,7 @@ fn add_operation(labels: Labels<'_>, served: &api::Served, all: &mut MetricFamil
     all.add_times(&m::DURATION, labels, &steps, Nanos(served.time_ns));
 }
 
-fn add_path(device: &str, nth: u64, path: &api::Path, all: &mut MetricFamilies) {
+fn add_path_metrics(device: &str, nth: u64, path: &api::MultipathPathReport, all: &mut MetricFamilies) {
     let (start, group, nth) = (path.start_bytes.to_string(), path.group.to_string(), nth.to_string());
     let labels = [
         ("device", device),
@@ -88,7 +88,7 @@ fn add_path(device: &str, nth: u64, path: &api::Path, all: &mut MetricFamilies) 
     all.add(&m::PATH_UP, &labels, f64::from(path.state == "active"));
     all.add(&m::PATH_EJECTED, &labels, f64::from(path.ejected));
     all.add(&m::PATH_FAILURES, &labels, path.failures as f64);
-    all.add(&m::PATH_FAILED, &labels, seconds(Nanos(path.failed_ns)));
+    all.add(&m::PATH_FAILED, &labels, nanos_to_seconds(Nanos(path.failed_ns)));
     all.add(&m::PATH_IN_FLIGHT, &labels, path.in_flight as f64);
     all.add(&m::PATH_RETRIES, &labels, path.retries as f64);
     for (op, moved) in path.served.iter().filter(|(_, moved)| moved.requests > 0) {

@@ -4,19 +4,19 @@
 //! sides first write and then read, in one total order (`SeqCst`): either the deferring verb sees
 //! that the device is closed, or the last close sees that a removal is deferred.
 
-use super::Registry;
+use super::DeviceRegistry;
 use super::directory::RegisteredDevice;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use tokio::sync::Notify;
 
 /// Number of deferred removals, and the wake-up of the task that runs them.
 #[derive(Default)]
-pub(super) struct DeferredRemovals {
+pub(super) struct DeferredRemovalNotifier {
     waiting: AtomicUsize,
     wake: Notify,
 }
 
-impl DeferredRemovals {
+impl DeferredRemovalNotifier {
     /// Notes that a device was closed.
     pub fn closed(&self) {
         if self.waiting.load(SeqCst) > 0 {
@@ -50,7 +50,7 @@ impl Drop for RegisteredDevice {
     }
 }
 
-impl Registry {
+impl DeviceRegistry {
     /// Waits until a device is closed while removals are deferred. Only one task may wait.
     pub(crate) async fn closed(&self) {
         self.deferred.wake.notified().await;

@@ -1,24 +1,25 @@
 //! The registry's access to the outside: it opens devices and runs blocking work.
 
 use std::path::Path;
-use udm_backends::Backends;
-pub use udm_backends::{DiskIdentity, OpenedDevice};
-use udm_core::OpenError;
+use udm_backends::BackendDeviceRegistry;
+pub use udm_backends::{DeviceWithDiskIdentity, DiskIdentity};
+use udm_core::DeviceControlError;
 use udm_wire::uri::{DeviceUri, FileUri};
 
-/// Opens devices for a registry. The program uses [`Backends`] and threads, the simulator its own.
+/// Opens devices for a registry. The program uses [`BackendDeviceRegistry`] and threads, the
+/// simulator its own.
 pub trait DeviceOpener: Send + Sync {
-    /// As [`Backends::look`].
+    /// As [`BackendDeviceRegistry::look`].
     ///
     /// # Errors
     /// As there.
-    fn identify(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError>;
+    fn identify(&self, uri: &DeviceUri) -> Result<DiskIdentity, DeviceControlError>;
 
-    /// As [`Backends::open`].
+    /// As [`BackendDeviceRegistry::open`].
     ///
     /// # Errors
     /// As there.
-    fn open(&self, uri: &DeviceUri) -> Result<OpenedDevice, OpenError>;
+    fn open(&self, uri: &DeviceUri) -> Result<DeviceWithDiskIdentity, DeviceControlError>;
 
     /// Canonical form of a URI. A file is named by its real path, so links and `..` lead to the
     /// same device.
@@ -32,13 +33,13 @@ pub trait DeviceOpener: Send + Sync {
     fn spawn_blocking(&self, work: Box<dyn FnOnce() + Send>);
 }
 
-impl DeviceOpener for Backends {
-    fn identify(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError> {
-        Backends::look(self, uri)
+impl DeviceOpener for BackendDeviceRegistry {
+    fn identify(&self, uri: &DeviceUri) -> Result<DiskIdentity, DeviceControlError> {
+        BackendDeviceRegistry::look(self, uri)
     }
 
-    fn open(&self, uri: &DeviceUri) -> Result<OpenedDevice, OpenError> {
-        Backends::open(self, uri)
+    fn open(&self, uri: &DeviceUri) -> Result<DeviceWithDiskIdentity, DeviceControlError> {
+        BackendDeviceRegistry::open(self, uri)
     }
 
     fn canonical(&self, uri: &DeviceUri) -> String {

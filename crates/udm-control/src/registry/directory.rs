@@ -1,28 +1,28 @@
 //! The directory of mapped devices: names, UUIDs, numbers and the stage of each device.
 //!
-//! Contract: an entry belongs to the creator ([`CreationGuard`]) until the device is complete, and
-//! later to the remover ([`RemovalGuard`]). During both, the name, UUID and number are taken, but
-//! look-ups fail, the device is not listed, and no table can use it. A table is counted as a user
-//! of a device ([`DeviceUse`]) under the lock under which a removal begins, so one of the two is
-//! refused. All look-ups use an index.
+//! Contract: an entry belongs to the creator ([`DeviceCreationGuard`]) until the device is
+//! complete, and later to the remover ([`DeviceRemovalGuard`]). During both, the name, UUID and
+//! number are taken, but look-ups fail, the device is not listed, and no table can use it. A table
+//! is counted as a user of a device ([`DeviceUseGuard`]) under the lock under which a removal
+//! begins, so one of the two is refused. All look-ups use an index.
 
 mod rename;
 
 pub use rename::NewName;
 
-use super::deferred_removals::DeferredRemovals;
+use super::deferred_removals::DeferredRemovalNotifier;
 use super::event_stream::EventStream;
 use super::event_waiters::EventWaiters;
-use super::{MAPPED_MAJOR, Registry};
+use super::{DeviceRegistry, MAPPED_MAJOR};
 use crate::error::VerbError;
-use crate::verbs::{PendingVerbs, SnapshotInfo};
+use crate::verbs::{PendingVerbs, SnapshotCreationInfo};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 use udm_core::errno::{EBUSY, EINVAL, ENXIO};
 use udm_core::{DevNo, Nanos};
-use udm_dm::{EventKind, MappedDevice, StateChange, TargetError};
+use udm_dm::{DeviceEventDetails, EventKind, MappedDevice, TargetError};
 
 /// Maximum number of mapped devices (the kernel's minors have 20 bits).
 const MAPPED_MAX: u32 = 1 << 20;
@@ -45,12 +45,12 @@ pub struct RegisteredDevice {
     pub(crate) waiters: Arc<EventWaiters>,
     /// Number of tables that use the device.
     use_count: AtomicUsize,
-    snapshot_info: Mutex<SnapshotInfo>,
+    snapshot_info: Mutex<SnapshotCreationInfo>,
     /// If true, clients may not write. Set before the device is exported.
     pub(crate) read_only: AtomicBool,
     pub(super) is_deferred: AtomicBool,
     /// Wake-up of the task that runs deferred removals.
-    pub(super) deferred: Arc<DeferredRemovals>,
+    pub(super) deferred: Arc<DeferredRemovalNotifier>,
 }
 
 impl RegisteredDevice {
@@ -61,44 +61,44 @@ impl RegisteredDevice {
 
     /// Sends an event of the device to the event stream.
     pub(crate) fn publish(&self, kind: EventKind, line: &str) {
-        self.device.emit_event(&|| StateChange::new(kind, line));
+        self.device.emit_event(&|| DeviceEventDetails::new(kind, line));
     }
 
     /// Facts for the snapshot verbs. Locked only briefly.
-    pub(crate) fn snapshot_info(&self) -> MutexGuard<'_, SnapshotInfo> {
+    pub(crate) fn snapshot_info(&self) -> MutexGuard<'_, SnapshotCreationInfo> {
         self.snapshot_info.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Lifecycle stage of a directory entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum ListingStage {
+enum DeviceLifecycleStage {
     Creating,
     Active,
     Removing,
 }
 
-struct DirectoryEntry {
+struct DeviceDirectoryEntry {
     mapped: Arc<RegisteredDevice>,
-    stage: ListingStage,
+    stage: DeviceLifecycleStage,
 }
 
 /// The directory entries and their indexes.
 #[derive(Default)]
 pub(super) struct DeviceDirectory {
-    by_minor: BTreeMap<u32, DirectoryEntry>,
+    by_minor: BTreeMap<u32, DeviceDirectoryEntry>,
     names: HashMap<String, u32>,
     uuids: HashMap<String, u32>,
     /// Free numbers below `next`.
     free: BTreeSet<u32>,
     next: u32,
-    deferred: Arc<DeferredRemovals>,
+    deferred: Arc<DeferredRemovalNotifier>,
     event_stream: Arc<EventStream>,
 }
 
 impl DeviceDirectory {
     /// An empty directory.
-    pub fn new(deferred: &Arc<DeferredRemovals>, event_stream: &Arc<EventStream>) -> DeviceDirectory {
+    pub fn new(deferred: &Arc<DeferredRemovalNotifier>, event_stream: &Arc<EventStream>) -> DeviceDirectory {
         DeviceDirectory {
             deferred: Arc::clone(deferred),
             event_stream: Arc::clone(event_stream),
@@ -143,9 +143,9 @@ impl DeviceDirectory {
     pub fn numbered(&self, minor: u32) -> Result<&Arc<RegisteredDevice>, LookupFailure> {
         let listing = self.by_minor.get(&minor).ok_or(LookupFailure::Unknown)?;
         match listing.stage {
-            ListingStage::Active => Ok(&listing.mapped),
-            ListingStage::Creating => Err(LookupFailure::Creating),
-            ListingStage::Removing => Err(LookupFailure::Removing),
+            DeviceLifecycleStage::Active => Ok(&listing.mapped),
+            DeviceLifecycleStage::Creating => Err(LookupFailure::Creating),
+            DeviceLifecycleStage::Removing => Err(LookupFailure::Removing),
         }
     }
 
@@ -171,7 +171,7 @@ impl DeviceDirectory {
     pub fn all(&self) -> impl Iterator<Item = &Arc<RegisteredDevice>> {
         self.by_minor
             .values()
-            .filter(|listing| listing.stage == ListingStage::Active)
+            .filter(|listing| listing.stage == DeviceLifecycleStage::Active)
             .map(|listing| &listing.mapped)
     }
 
@@ -227,18 +227,20 @@ impl DeviceDirectory {
         if let Some(uuid) = uuid {
             self.uuids.insert(uuid.into(), minor);
         }
-        self.by_minor
-            .insert(minor, DirectoryEntry { mapped: Arc::clone(&mapped), stage: ListingStage::Creating });
+        self.by_minor.insert(
+            minor,
+            DeviceDirectoryEntry { mapped: Arc::clone(&mapped), stage: DeviceLifecycleStage::Creating },
+        );
         Ok(mapped)
     }
 
     /// The entry of `mapped`; another device may have its number by now.
-    fn listing(&mut self, mapped: &Arc<RegisteredDevice>) -> Option<&mut DirectoryEntry> {
+    fn listing(&mut self, mapped: &Arc<RegisteredDevice>) -> Option<&mut DeviceDirectoryEntry> {
         let listing = self.by_minor.get_mut(&mapped.device.number().minor)?;
         Arc::ptr_eq(&listing.mapped, mapped).then_some(listing)
     }
 
-    fn set(&mut self, mapped: &Arc<RegisteredDevice>, stage: ListingStage) {
+    fn set(&mut self, mapped: &Arc<RegisteredDevice>, stage: DeviceLifecycleStage) {
         if let Some(listing) = self.listing(mapped) {
             listing.stage = stage;
         }
@@ -259,24 +261,24 @@ impl DeviceDirectory {
 }
 
 /// A device that is being created. If dropped before it is complete, the device is removed.
-pub(crate) struct CreationGuard<'a> {
-    registry: &'a Registry,
+pub(crate) struct DeviceCreationGuard<'a> {
+    registry: &'a DeviceRegistry,
     pub mapped: Arc<RegisteredDevice>,
     complete: bool,
 }
 
-impl CreationGuard<'_> {
+impl DeviceCreationGuard<'_> {
     /// Completes the creation: other verbs can use the device from now on.
     pub fn complete(mut self) {
         self.complete = true;
         let mut state = self.registry.state();
-        state.directory.set(&self.mapped, ListingStage::Active);
+        state.directory.set(&self.mapped, DeviceLifecycleStage::Active);
         // Sent before other verbs can find and change the device.
         self.mapped.publish(EventKind::Created, "created");
     }
 }
 
-impl Drop for CreationGuard<'_> {
+impl Drop for DeviceCreationGuard<'_> {
     fn drop(&mut self) {
         if !self.complete {
             self.registry.state().directory.forget(&self.mapped);
@@ -285,13 +287,13 @@ impl Drop for CreationGuard<'_> {
 }
 
 /// A device that is being removed. If dropped before the removal is complete, the device stays.
-pub(crate) struct RemovalGuard<'a> {
-    registry: &'a Registry,
+pub(crate) struct DeviceRemovalGuard<'a> {
+    registry: &'a DeviceRegistry,
     mapped: Arc<RegisteredDevice>,
     committed: bool,
 }
 
-impl RemovalGuard<'_> {
+impl DeviceRemovalGuard<'_> {
     /// Completes the removal: the name, UUID and number are free.
     pub fn commit(mut self) {
         self.committed = true;
@@ -302,33 +304,33 @@ impl RemovalGuard<'_> {
     }
 }
 
-impl Drop for RemovalGuard<'_> {
+impl Drop for DeviceRemovalGuard<'_> {
     fn drop(&mut self) {
         if !self.committed {
-            self.registry.state().directory.set(&self.mapped, ListingStage::Active);
+            self.registry.state().directory.set(&self.mapped, DeviceLifecycleStage::Active);
         }
     }
 }
 
 /// Counts a table as a user of a device until dropped.
-pub(super) struct DeviceUse(Arc<RegisteredDevice>);
+pub(super) struct DeviceUseGuard(Arc<RegisteredDevice>);
 
-impl DeviceUse {
+impl DeviceUseGuard {
     /// The caller holds the directory's lock since it looked the device up.
-    pub fn new(mapped: &Arc<RegisteredDevice>) -> DeviceUse {
+    pub fn new(mapped: &Arc<RegisteredDevice>) -> DeviceUseGuard {
         mapped.use_count.fetch_add(1, Ordering::Relaxed);
-        DeviceUse(Arc::clone(mapped))
+        DeviceUseGuard(Arc::clone(mapped))
     }
 }
 
-impl Drop for DeviceUse {
+impl Drop for DeviceUseGuard {
     fn drop(&mut self) {
         self.0.use_count.fetch_sub(1, Ordering::SeqCst);
         self.0.deferred.closed();
     }
 }
 
-impl Registry {
+impl DeviceRegistry {
     /// Looks up a mapped device by `major:minor`, name or UUID.
     ///
     /// # Errors
@@ -372,13 +374,13 @@ impl Registry {
         name: &str,
         uuid: Option<&str>,
         minor: Option<u32>,
-    ) -> Result<CreationGuard<'_>, TargetError> {
+    ) -> Result<DeviceCreationGuard<'_>, TargetError> {
         let mapped = self.state().directory.reserve(name, uuid, minor)?;
         if self.maintenance.get().is_some() {
             self.maintenance_of(name, uuid).set(&mapped.device);
             mapped.device.set_clock(control_clock);
         }
-        Ok(CreationGuard { registry: self, mapped, complete: false })
+        Ok(DeviceCreationGuard { registry: self, mapped, complete: false })
     }
 
     /// Begins the removal of a device that no table uses, if `may` allows it. From then on no table
@@ -390,11 +392,11 @@ impl Registry {
         &self,
         mapped: &Arc<RegisteredDevice>,
         may: impl FnOnce(&RegisteredDevice) -> bool,
-    ) -> Result<RemovalGuard<'_>, TargetError> {
+    ) -> Result<DeviceRemovalGuard<'_>, TargetError> {
         let _linked = self.linking();
         let mut state = self.state();
         let Some(listing) =
-            state.directory.listing(mapped).filter(|listing| listing.stage == ListingStage::Active)
+            state.directory.listing(mapped).filter(|listing| listing.stage == DeviceLifecycleStage::Active)
         else {
             return Err(TargetError::errno(ENXIO).because("it has been removed meanwhile"));
         };
@@ -405,8 +407,8 @@ impl Registry {
         if count > 0 {
             return Err(TargetError::errno(EBUSY).because(format!("it is open {count} times")));
         }
-        listing.stage = ListingStage::Removing;
-        Ok(RemovalGuard { registry: self, mapped: Arc::clone(mapped), committed: false })
+        listing.stage = DeviceLifecycleStage::Removing;
+        Ok(DeviceRemovalGuard { registry: self, mapped: Arc::clone(mapped), committed: false })
     }
 
     /// Cancels a deferred removal that has not begun.
@@ -415,7 +417,8 @@ impl Registry {
     /// ENXIO if the removal has begun.
     pub(crate) fn cancel_deferred_removal(&self, mapped: &Arc<RegisteredDevice>) -> Result<(), TargetError> {
         let mut state = self.state();
-        if state.directory.listing(mapped).is_none_or(|listing| listing.stage != ListingStage::Active) {
+        if state.directory.listing(mapped).is_none_or(|listing| listing.stage != DeviceLifecycleStage::Active)
+        {
             return Err(TargetError::errno(ENXIO).because("it is being removed"));
         }
         mapped.defer(false);
@@ -425,14 +428,14 @@ impl Registry {
     /// True while the device is being created. Events are not sent for it yet.
     pub(crate) fn is_being_created(&self, mapped: &Arc<RegisteredDevice>) -> bool {
         let mut state = self.state();
-        state.directory.listing(mapped).is_some_and(|listing| listing.stage == ListingStage::Creating)
+        state.directory.listing(mapped).is_some_and(|listing| listing.stage == DeviceLifecycleStage::Creating)
     }
 
-    /// True while `mapped` is listed and not being removed. Under the lock [`Registry::linking`]
-    /// the answer stays valid.
+    /// True while `mapped` is listed and not being removed. Under the lock
+    /// [`DeviceRegistry::linking`] the answer stays valid.
     pub(crate) fn is_active(&self, mapped: &Arc<RegisteredDevice>) -> bool {
         let mut state = self.state();
-        state.directory.listing(mapped).is_some_and(|listing| listing.stage != ListingStage::Removing)
+        state.directory.listing(mapped).is_some_and(|listing| listing.stage != DeviceLifecycleStage::Removing)
     }
 }
 
@@ -453,7 +456,7 @@ mod tests {
         // A device without an entry must not remove another's.
         directory.forget(&made[0]);
         assert!(directory.named("d").is_err_and(|absent| absent == LookupFailure::Creating));
-        directory.set(&again, ListingStage::Active);
+        directory.set(&again, DeviceLifecycleStage::Active);
         assert!(
             directory.resolve("u").is_ok()
                 && directory.resolve("254:0").is_ok()

@@ -6,7 +6,7 @@
 //! the number of lost events and delays no other.
 
 use crate::api;
-use crate::error::one_line;
+use crate::error::escape_control_chars;
 use crossbeam_queue::ArrayQueue;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
@@ -24,7 +24,7 @@ pub(crate) struct EventStream {
     /// True after the first subscription.
     has_subscribers: AtomicBool,
     /// Events that are not yet in the history.
-    queue: ArrayQueue<api::Event>,
+    queue: ArrayQueue<api::DeviceEventDescription>,
     /// Number of events dropped from the full queue.
     dropped: AtomicU64,
     history: Mutex<EventHistory>,
@@ -37,7 +37,7 @@ struct EventHistory {
     /// The number of the last event.
     last: u64,
     /// Events by ascending number; dropped events leave gaps.
-    events: VecDeque<Arc<api::Event>>,
+    events: VecDeque<Arc<api::DeviceEventDescription>>,
 }
 
 impl Default for EventStream {
@@ -63,7 +63,7 @@ impl EventStream {
         if !self.has_subscribers.load(Ordering::SeqCst) {
             return;
         }
-        if self.queue.force_push(to_api_event(event())).is_some() {
+        if self.queue.force_push(describe_device_event(event())).is_some() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
@@ -138,7 +138,7 @@ impl EventSubscription {
     }
 
     /// The next events, at most `max`, and an event for lost ones.
-    pub fn read(&mut self, max: usize) -> Vec<Arc<api::Event>> {
+    pub fn read(&mut self, max: usize) -> Vec<Arc<api::DeviceEventDescription>> {
         let mut history = self.stream.history();
         history.take_in(&self.stream);
         let from = history.events.partition_point(|event| event.id <= self.seen);
@@ -167,8 +167,8 @@ fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-fn to_api_event(event: DeviceEvent) -> api::Event {
-    api::Event {
+fn describe_device_event(event: DeviceEvent) -> api::DeviceEventDescription {
+    api::DeviceEventDescription {
         id: 0,
         time_ms: now_ms(),
         kind: event.change.kind.text().into(),
@@ -179,25 +179,32 @@ fn to_api_event(event: DeviceEvent) -> api::Event {
         path: event.change.path.map(|path| path.to_string()),
         group: event.change.group.map(|group| group as u64),
         lost: None,
-        line: one_line(&event.change.line),
+        line: escape_control_chars(&event.change.line),
     }
 }
 
 /// The event that stands for lost events up to number `id`.
-fn lost_event(id: u64, count: Option<u64>) -> api::Event {
+fn lost_event(id: u64, count: Option<u64>) -> api::DeviceEventDescription {
     let line = match count {
         Some(1) => "1 change is lost".into(),
         Some(count) => format!("{count} changes are lost"),
         None => "the changes of another server are lost".into(),
     };
-    api::Event { id, time_ms: now_ms(), kind: "lost".into(), lost: count, line, ..api::Event::default() }
+    api::DeviceEventDescription {
+        id,
+        time_ms: now_ms(),
+        kind: "lost".into(),
+        lost: count,
+        line,
+        ..api::DeviceEventDescription::default()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use udm_core::DevNo;
-    use udm_dm::{EventKind, StateChange};
+    use udm_dm::{DeviceEventDetails, EventKind};
 
     const BASE: u64 = 1000;
 
@@ -207,7 +214,7 @@ mod tests {
             uuid: None,
             number: DevNo { major: 254, minor: 0 },
             event_nr: 0,
-            change: StateChange::new(EventKind::Event, line.to_string()),
+            change: DeviceEventDetails::new(EventKind::Event, line.to_string()),
         });
     }
 
@@ -329,7 +336,7 @@ mod tests {
             uuid: None,
             number: DevNo { major: 254, minor: 0 },
             event_nr: 0,
-            change: StateChange::new(EventKind::PathFailed, "a\x1b[2J\nb"),
+            change: DeviceEventDetails::new(EventKind::PathFailed, "a\x1b[2J\nb"),
         });
         assert_eq!(all(&mut listening)[0].1, "a\\u{1b}[2J\\nb");
     }

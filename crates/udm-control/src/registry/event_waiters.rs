@@ -17,7 +17,7 @@ pub(crate) struct EventWaiters {
     count: AtomicUsize,
     raised: Notify,
     /// Last state of the device, set when it is removed.
-    last: OnceLock<api::Device>,
+    last: OnceLock<api::DeviceDescription>,
 }
 
 impl EventWaiters {
@@ -30,13 +30,13 @@ impl EventWaiters {
     }
 
     /// Stores the last state of the removed device and wakes the waiters.
-    pub fn gone(&self, last: api::Device) {
+    pub fn gone(&self, last: api::DeviceDescription) {
         let _ = self.last.set(last);
         self.wake();
     }
 
     /// The last state of the device, if it is removed.
-    pub fn last(&self) -> Option<&api::Device> {
+    pub fn last(&self) -> Option<&api::DeviceDescription> {
         self.last.get()
     }
 

@@ -6,17 +6,17 @@
 //! Only the name being resolved is locked, so a hung file system blocks only verbs that name
 //! something on it. Relative paths are relative to a [`BaseDir`].
 
-use super::name_locks::NameGuard;
+use super::name_locks::NameLockGuard;
 use super::opened::OPENED_MAJOR;
-use super::{DeviceUses, RegisteredDevice, Registry};
+use super::{DeviceRegistry, RegisteredDevice, TableDeviceUses};
 use crate::error::VerbError;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use udm_backends::DiskIdentity;
 use udm_core::errno::{self, EBUSY, EINVAL, ENOENT, ENXIO};
-use udm_core::{DevNo, Device, OpenError};
-use udm_dm::{DeviceRef, InvalidStoreMark, LookupError, Resolver, TargetError};
+use udm_core::{DevNo, Device, DeviceControlError};
+use udm_dm::{DeviceLookupError, DeviceNameResolver, InvalidStoreMark, ResolvedDevice, TargetError};
 use udm_wire::uri::{self, DeviceUri, FileUri};
 
 /// Base directory of relative paths.
@@ -49,8 +49,8 @@ impl BaseDir {
     }
 
     /// Parses `word` as a URI and makes its path absolute.
-    pub(crate) fn resolve(&self, word: &str) -> Result<DeviceUri, LookupError> {
-        let uri = uri::parse(word).map_err(|e| lookup_error(EINVAL, e.to_string()))?;
+    pub(crate) fn resolve(&self, word: &str) -> Result<DeviceUri, DeviceLookupError> {
+        let uri = uri::parse_device_uri(word).map_err(|e| device_lookup_error(EINVAL, e.to_string()))?;
         match (uri, &self.0) {
             (DeviceUri::File(file), Some(folder)) if file.path.is_relative() => {
                 // Removes the `.` components of `./a`.
@@ -59,7 +59,7 @@ impl BaseDir {
             }
             (DeviceUri::File(file), None) if file.path.is_relative() => {
                 let path = file.path.display();
-                Err(lookup_error(
+                Err(device_lookup_error(
                     EINVAL,
                     format!("{path}: give an absolute path, or the folder that it counts from"),
                 ))
@@ -71,16 +71,16 @@ impl BaseDir {
 
 /// Resolves the words of one table; opens devices that are not open.
 pub(crate) struct TableResolver<'a> {
-    registry: &'a Registry,
+    registry: &'a DeviceRegistry,
     folder: &'a BaseDir,
-    device_uses: DeviceUses,
+    device_uses: TableDeviceUses,
     /// The device that gets the table.
     own: Option<&'a RegisteredDevice>,
 }
 
 impl<'a> TableResolver<'a> {
     /// A resolver for a new table.
-    pub fn new(registry: &'a Registry, folder: &'a BaseDir) -> TableResolver<'a> {
+    pub fn new(registry: &'a DeviceRegistry, folder: &'a BaseDir) -> TableResolver<'a> {
         TableResolver { registry, folder, device_uses: HashMap::new(), own: None }
     }
 
@@ -102,25 +102,28 @@ impl<'a> TableResolver<'a> {
     }
 
     /// Returns `found`, unless it is above the device that gets the table.
-    fn below(&self, found: DeviceRef) -> Result<DeviceRef, LookupError> {
+    fn below(&self, found: ResolvedDevice) -> Result<ResolvedDevice, DeviceLookupError> {
         match self.own.map(|own| &own.device) {
-            Some(own) if udm_dm::depends_on(&found.device, |device| device.id() == own.id()) => {
-                Err(lookup_error(EINVAL, format!("{} is on top of {} already", found.name, own.name())))
+            Some(own) if udm_dm::device_stack_contains(&found.device, |device| device.id() == own.id()) => {
+                Err(device_lookup_error(
+                    EINVAL,
+                    format!("{} is on top of {} already", found.name, own.name()),
+                ))
             }
             _ => Ok(found),
         }
     }
 }
 
-impl Resolver for TableResolver<'_> {
-    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
+impl DeviceNameResolver for TableResolver<'_> {
+    fn get(&mut self, word: &str) -> Result<ResolvedDevice, DeviceLookupError> {
         let uri = self.folder.resolve(word)?;
         if let Some(mapped) = self.registry.mapped(&uri, Some(&mut self.device_uses)) {
             return match mapped {
                 Ok(found) => self.below(found),
                 // A device that is being created can't be looked up, not even by itself.
                 Err(_) if self.is_own(&uri) => {
-                    Err(lookup_error(EINVAL, format!("{uri} is this device itself")))
+                    Err(device_lookup_error(EINVAL, format!("{uri} is this device itself")))
                 }
                 refused => refused,
             };
@@ -132,7 +135,7 @@ impl Resolver for TableResolver<'_> {
         }
     }
 
-    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn InvalidStoreMark>> {
+    fn mark(&self, device: &ResolvedDevice) -> Option<Arc<dyn InvalidStoreMark>> {
         self.registry.mark(device)
     }
 }
@@ -141,15 +144,15 @@ impl Resolver for TableResolver<'_> {
 /// use already.
 pub(crate) struct MessageResolver<'a> {
     /// The registry with the devices.
-    pub registry: &'a Registry,
+    pub registry: &'a DeviceRegistry,
     /// The device that receives the message.
     pub mapped: &'a RegisteredDevice,
     /// Base directory of relative paths.
     pub folder: &'a BaseDir,
 }
 
-impl Resolver for MessageResolver<'_> {
-    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
+impl DeviceNameResolver for MessageResolver<'_> {
+    fn get(&mut self, word: &str) -> Result<ResolvedDevice, DeviceLookupError> {
         let uri = self.folder.resolve(word)?;
         if let Some(mapped) = self.registry.mapped(&uri, None) {
             return mapped;
@@ -158,7 +161,7 @@ impl Resolver for MessageResolver<'_> {
             DeviceUri::Number { major: OPENED_MAJOR, minor } => {
                 let state = self.registry.state();
                 let name = state.opened.uri(*minor).map(String::from);
-                name.zip(state.opened.device(*minor)).map(|(name, found)| device_ref(name, found))
+                name.zip(state.opened.device(*minor)).map(|(name, found)| make_resolved_device(name, found))
             }
             DeviceUri::Number { .. } => None,
             uri => self.named(&uri.to_string()).or_else(|| self.named(&self.registry.opener.canonical(uri))),
@@ -166,10 +169,10 @@ impl Resolver for MessageResolver<'_> {
         found.ok_or_else(|| match &uri {
             DeviceUri::Number { .. } => unknown_number(&uri),
             DeviceUri::File(file) if !self.registry.opener.exists(&file.path) => {
-                lookup_error(ENOENT, file.path.display().to_string())
+                device_lookup_error(ENOENT, file.path.display().to_string())
             }
             // The device exists, but is no path of this table: EINVAL, as in the kernel.
-            _ => lookup_error(EINVAL, "no table uses it".into()),
+            _ => device_lookup_error(EINVAL, "no table uses it".into()),
         })
     }
 }
@@ -177,24 +180,24 @@ impl Resolver for MessageResolver<'_> {
 impl MessageResolver<'_> {
     /// The open device named `uri`. If the name has led to several disks, this is the one in the
     /// live table, or else the latest.
-    fn named(&self, uri: &str) -> Option<DeviceRef> {
+    fn named(&self, uri: &str) -> Option<ResolvedDevice> {
         let live = self.mapped.device.live();
         let targets = live.iter().flat_map(|table| table.targets());
         let used: Vec<DevNo> =
             targets.flat_map(|entry| entry.target.devices()).map(|used| used.device.number).collect();
         let mut found: Vec<_> = self.registry.state().opened.named(uri).collect();
         let at = found.iter().position(|(number, _)| used.contains(number)).unwrap_or(0);
-        (at < found.len()).then(|| device_ref(uri.into(), found.swap_remove(at)))
+        (at < found.len()).then(|| make_resolved_device(uri.into(), found.swap_remove(at)))
     }
 }
 
-impl Registry {
+impl DeviceRegistry {
     /// The device of `uri`, opened if necessary. May block as long as the file system.
-    fn open(&self, uri: &DeviceUri) -> Result<DeviceRef, LookupError> {
+    fn open(&self, uri: &DeviceUri) -> Result<ResolvedDevice, DeviceLookupError> {
         let written = uri.to_string();
         let _name = self.lock_name(format!("name {written}"), &written)?;
         let name = self.opener.canonical(uri);
-        let identity = self.opener.identify(uri).map_err(open_error)?;
+        let identity = self.opener.identify(uri).map_err(open_error_to_lookup_error)?;
         // Other names of the same disk take this lock too. The name is always locked before the
         // disk, to prevent deadlocks.
         let same = if identity == DiskIdentity::Virtual { name.clone() } else { format!("{identity:?}") };
@@ -205,17 +208,18 @@ impl Registry {
             state.opened.get(&name, identity)
         };
         if let Some(found) = open {
-            return Ok(device_ref(name, found));
+            return Ok(make_resolved_device(name, found));
         }
-        let opened = self.opener.open(uri).map_err(open_error)?;
+        let opened = self.opener.open(uri).map_err(open_error_to_lookup_error)?;
         let numbered = self.state().opened.put(&name, opened.identity, opened.device);
-        let found = numbered.ok_or_else(|| lookup_error(EBUSY, "all device numbers are taken".into()))?;
-        Ok(device_ref(name, found))
+        let found =
+            numbered.ok_or_else(|| device_lookup_error(EBUSY, "all device numbers are taken".into()))?;
+        Ok(make_resolved_device(name, found))
     }
 
-    fn lock_name(&self, name: String, written: &str) -> Result<NameGuard<'_>, LookupError> {
+    fn lock_name(&self, name: String, written: &str) -> Result<NameLockGuard<'_>, DeviceLookupError> {
         let hung = || {
-            lookup_error(
+            device_lookup_error(
                 EBUSY,
                 format!("{written}: another load waits for it to open: does its storage hang?"),
             )
@@ -231,7 +235,7 @@ impl Registry {
         &self,
         name: &str,
         disks: impl IntoIterator<Item = DevNo>,
-    ) -> Result<Vec<NameGuard<'_>>, VerbError> {
+    ) -> Result<Vec<NameLockGuard<'_>>, VerbError> {
         let mut disks: Vec<DevNo> = disks.into_iter().collect();
         // A fixed order prevents deadlocks.
         disks.sort_unstable();
@@ -244,7 +248,7 @@ impl Registry {
     }
 
     /// The device of a number. If the name of the number leads to another disk now, this fails.
-    fn open_numbered(&self, minor: u32) -> Result<DeviceRef, LookupError> {
+    fn open_numbered(&self, minor: u32) -> Result<ResolvedDevice, DeviceLookupError> {
         let number = DeviceUri::Number { major: OPENED_MAJOR, minor };
         let (name, was, open) = {
             let state = self.state();
@@ -253,20 +257,20 @@ impl Registry {
                 name.zip(state.opened.identity(minor)).ok_or_else(|| unknown_number(&number))?;
             (name, was, state.opened.device(minor))
         };
-        let uri = uri::parse(&name).map_err(|_| unknown_number(&number))?;
+        let uri = uri::parse_device_uri(&name).map_err(|_| unknown_number(&number))?;
         let locked = self.lock_name(format!("name {name}"), &name)?;
         let now = self.opener.identify(&uri);
         drop(locked);
         if let Some(found) = open {
             // An open device keeps its number, even if its name leads elsewhere. The look updates
             // its size.
-            return Ok(device_ref(name, found));
+            return Ok(make_resolved_device(name, found));
         }
         let another = || {
             let reason = format!("{number} was {name}, which is another disk now; name it by its path");
-            Err(lookup_error(ENXIO, reason))
+            Err(device_lookup_error(ENXIO, reason))
         };
-        if now.map_err(open_error)? != was {
+        if now.map_err(open_error_to_lookup_error)? != was {
             return another();
         }
         // The name may lead elsewhere since the look.
@@ -275,29 +279,31 @@ impl Registry {
     }
 }
 
-fn device_ref(name: String, (number, device): (DevNo, Arc<dyn Device>)) -> DeviceRef {
-    DeviceRef { number, name, device, hold: None }
+fn make_resolved_device(name: String, (number, device): (DevNo, Arc<dyn Device>)) -> ResolvedDevice {
+    ResolvedDevice { number, name, device, hold: None }
 }
 
-pub(super) fn lookup_error(errno: i32, reason: String) -> LookupError {
-    LookupError { errno, reason }
+pub(super) fn device_lookup_error(errno: i32, reason: String) -> DeviceLookupError {
+    DeviceLookupError { errno, reason }
 }
 
-fn unknown_number(number: &DeviceUri) -> LookupError {
-    lookup_error(ENXIO, format!("no device has the number {number}"))
+fn unknown_number(number: &DeviceUri) -> DeviceLookupError {
+    device_lookup_error(ENXIO, format!("no device has the number {number}"))
 }
 
 /// Removes the text of the errno from the end of an error text, because the text of the look-up
 /// error ends with it again.
-fn open_error(OpenError { errno, mut text }: OpenError) -> LookupError {
+fn open_error_to_lookup_error(
+    DeviceControlError { errno, mut text }: DeviceControlError,
+) -> DeviceLookupError {
     // With and without the suffix that Rust adds.
-    let plain = errno::text(errno);
+    let plain = errno::describe_errno(errno);
     for end in [format!(": {plain} (os error {errno})"), format!(": {plain}")] {
         if text.ends_with(&end) {
             text.truncate(text.len() - end.len());
         }
     }
-    lookup_error(errno, text)
+    device_lookup_error(errno, text)
 }
 
 #[cfg(test)]

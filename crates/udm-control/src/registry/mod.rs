@@ -37,7 +37,7 @@ mod request_queue_params;
 mod resumed_merges;
 mod store_locks;
 
-pub(crate) use directory::CreationGuard;
+pub(crate) use directory::DeviceCreationGuard;
 pub use directory::{NewName, RegisteredDevice};
 pub(crate) use event_stream::EventSubscription;
 pub use lookup::BaseDir;
@@ -46,16 +46,16 @@ pub use opened::OPENED_MAJOR;
 pub use request_queue_params::RequestQueueParams;
 
 use crate::api;
-use crate::config::{Config, ConfigReader};
-use crate::exports::Exporter;
-use crate::state_folder::store_creation::StoreCreation;
-use crate::state_folder::{MarkedStore, StateFolder, StoreId};
-use crate::verbs::snapshot::{LostSnapshots, PendingMerge};
-use deferred_removals::DeferredRemovals;
+use crate::config::{ConfigReader, ServerConfigFile};
+use crate::exports::DeviceExporter;
+use crate::state_folder::store_creation::StoreCreationMarker;
+use crate::state_folder::{StateFolder, StoreId, StoreToMarkInvalid};
+use crate::verbs::snapshot::{LostSnapshotPolicy, PendingMerge};
+use deferred_removals::DeferredRemovalNotifier;
 use device_opener::DeviceOpener;
-use directory::{DeviceDirectory, DeviceUse};
+use directory::{DeviceDirectory, DeviceUseGuard};
 use event_stream::EventStream;
-use lookup::lookup_error;
+use lookup::device_lookup_error;
 use name_locks::NameLocks;
 use opened::OpenedDevices;
 use resumed_merges::ResumedMerges;
@@ -65,34 +65,34 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use store_locks::StoreLocks;
-use udm_backends::Backends;
+use udm_backends::BackendDeviceRegistry;
 use udm_core::errno::{EBUSY, ENOENT, ENXIO};
-use udm_core::{Cores, DevNo, Device, DeviceId};
-use udm_dm::{DeviceRef, InvalidStoreMark, LookupError, QueueFactory};
-pub use udm_targets::multipath::{PathMaintenance, PathWatchOptions};
+use udm_core::{CoreCommandSender, DevNo, Device, DeviceId};
+use udm_dm::{DeviceLookupError, InvalidStoreMark, QueueFactory, ResolvedDevice};
+pub use udm_targets::multipath::{PathMaintenanceSettings, PathWatchOptions};
 use udm_wire::uri::DeviceUri;
 
 /// The major number of mapped devices.
 pub const MAPPED_MAJOR: u32 = 254;
 
 /// Returns the path maintenance for a device, by its name and UUID.
-pub type MaintenancePolicy = Box<dyn Fn(&str, Option<&str>) -> PathMaintenance + Send + Sync>;
+pub type PathMaintenanceFn = Box<dyn Fn(&str, Option<&str>) -> PathMaintenanceSettings + Send + Sync>;
 
 /// All devices of a process.
-pub struct Registry {
-    cores: Arc<dyn Cores>,
+pub struct DeviceRegistry {
+    cores: Arc<dyn CoreCommandSender>,
     core_count: usize,
     opener: Box<dyn DeviceOpener>,
-    state: Mutex<State>,
+    state: Mutex<DeviceRegistryState>,
     opening: NameLocks,
-    deferred: Arc<DeferredRemovals>,
+    deferred: Arc<DeferredRemovalNotifier>,
     event_stream: Arc<EventStream>,
     linking: Mutex<()>,
-    exporter: OnceLock<Exporter>,
-    maintenance: OnceLock<MaintenancePolicy>,
+    exporter: OnceLock<DeviceExporter>,
+    maintenance: OnceLock<PathMaintenanceFn>,
     requests: OnceLock<RequestQueueParams>,
     state_folder: OnceLock<Arc<StateFolder>>,
-    lost_snapshots: OnceLock<LostSnapshots>,
+    lost_snapshots: OnceLock<LostSnapshotPolicy>,
     /// True while a group of devices is created: one may bring a snapshot that blocks another.
     pub(crate) is_starting: AtomicBool,
     is_ending: AtomicBool,
@@ -101,36 +101,36 @@ pub struct Registry {
     /// Locks of stores, for changes of their snapshots.
     pub(crate) store_locks: StoreLocks,
     /// Weak reference to this registry.
-    pub(crate) weak_self: Weak<Registry>,
-    config: OnceLock<Config>,
+    pub(crate) weak_self: Weak<DeviceRegistry>,
+    config: OnceLock<ServerConfigFile>,
 }
 
 #[derive(Default)]
-struct State {
+struct DeviceRegistryState {
     opened: OpenedDevices,
     directory: DeviceDirectory,
 }
 
-impl Registry {
+impl DeviceRegistry {
     /// An empty registry for the `core_count` cores of `cores`.
-    pub fn new(cores: Arc<dyn Cores>, core_count: usize) -> Arc<Registry> {
-        Registry::with_opener(cores, core_count, Box::new(Backends::new(core_count)))
+    pub fn new(cores: Arc<dyn CoreCommandSender>, core_count: usize) -> Arc<DeviceRegistry> {
+        DeviceRegistry::with_opener(cores, core_count, Box::new(BackendDeviceRegistry::new(core_count)))
     }
 
-    /// As [`Registry::new`], with another way to open devices.
+    /// As [`DeviceRegistry::new`], with another way to open devices.
     pub fn with_opener(
-        cores: Arc<dyn Cores>,
+        cores: Arc<dyn CoreCommandSender>,
         core_count: usize,
         opener: Box<dyn DeviceOpener>,
-    ) -> Arc<Registry> {
-        let deferred = Arc::new(DeferredRemovals::default());
+    ) -> Arc<DeviceRegistry> {
+        let deferred = Arc::new(DeferredRemovalNotifier::default());
         let event_stream = Arc::new(EventStream::default());
         let directory = DeviceDirectory::new(&deferred, &event_stream);
-        Arc::new_cyclic(|weak_self| Registry {
+        Arc::new_cyclic(|weak_self| DeviceRegistry {
             cores,
             core_count,
             opener,
-            state: Mutex::new(State { directory, ..State::default() }),
+            state: Mutex::new(DeviceRegistryState { directory, ..DeviceRegistryState::default() }),
             deferred,
             event_stream,
             opening: NameLocks::default(),
@@ -150,14 +150,14 @@ impl Registry {
     }
 
     /// Sets the exporter of devices. Only the first call has an effect.
-    pub fn set_exporter(&self, exporter: Exporter) {
+    pub fn set_exporter(&self, exporter: DeviceExporter) {
         let deferred = Arc::clone(&self.deferred);
         exporter.on_closed(Arc::new(move || deferred.closed()));
         let _ = self.exporter.set(exporter);
     }
 
     /// Sets the path maintenance of devices created from now on. Only the first call has an effect.
-    pub fn set_maintenance(&self, policy: MaintenancePolicy) {
+    pub fn set_maintenance(&self, policy: PathMaintenanceFn) {
         let _ = self.maintenance.set(policy);
     }
 
@@ -173,8 +173,8 @@ impl Registry {
     }
 
     /// The path maintenance of a device with this name and UUID.
-    fn maintenance_of(&self, name: &str, uuid: Option<&str>) -> PathMaintenance {
-        self.maintenance.get().map_or_else(PathMaintenance::default, |of| of(name, uuid))
+    fn maintenance_of(&self, name: &str, uuid: Option<&str>) -> PathMaintenanceSettings {
+        self.maintenance.get().map_or_else(PathMaintenanceSettings::default, |of| of(name, uuid))
     }
 
     /// Sets the folder of persistent facts. Only the first call has an effect.
@@ -184,11 +184,11 @@ impl Registry {
 
     /// Sets the reader of the configuration file. Only the first call has an effect.
     pub fn set_config_reader(&self, read: ConfigReader) {
-        let _ = self.config.set(Config::new(read));
+        let _ = self.config.set(ServerConfigFile::new(read));
     }
 
     /// The configuration, if there is a file.
-    pub(crate) fn config(&self) -> Option<&Config> {
+    pub(crate) fn config(&self) -> Option<&ServerConfigFile> {
         self.config.get()
     }
 
@@ -205,13 +205,13 @@ impl Registry {
 
     /// Sets the policy for disks whose snapshots can't be attached. Only the first call has an
     /// effect.
-    pub fn set_lost_snapshots(&self, how: LostSnapshots) {
+    pub fn set_lost_snapshots(&self, how: LostSnapshotPolicy) {
         let _ = self.lost_snapshots.set(how);
     }
 
     /// The policy for disks whose snapshots can't be attached.
     #[must_use]
-    pub fn lost_snapshots(&self) -> LostSnapshots {
+    pub fn lost_snapshots(&self) -> LostSnapshotPolicy {
         self.lost_snapshots.get().copied().unwrap_or_default()
     }
 
@@ -234,7 +234,7 @@ impl Registry {
 
     /// Identity of the disk of `device`, valid for other servers too. `None` for a disk that ends
     /// with the process. May block.
-    pub(crate) fn disk_id(&self, device: &DeviceRef) -> Option<StoreId> {
+    pub(crate) fn disk_id(&self, device: &ResolvedDevice) -> Option<StoreId> {
         let number = device.number;
         if number.major == MAPPED_MAJOR {
             return self.disk_id_cached(number);
@@ -243,7 +243,7 @@ impl Registry {
         StoreId::of_uri(&self.uri_of(number), identity)
     }
 
-    /// As [`Registry::disk_id`], as far as known without file system access.
+    /// As [`DeviceRegistry::disk_id`], as far as known without file system access.
     pub(crate) fn disk_id_cached(&self, number: DevNo) -> Option<StoreId> {
         match number.major {
             MAPPED_MAJOR => Some(StoreId::mapped(&self.name_of(number)?)),
@@ -255,22 +255,22 @@ impl Registry {
     }
 
     /// Marks that a store is being created. `None` without a state folder.
-    pub(crate) fn begin_store_creation(&self, store: &Path) -> Option<StoreCreation> {
+    pub(crate) fn begin_store_creation(&self, store: &Path) -> Option<StoreCreationMarker> {
         self.state_folder.get()?.begin_store_creation(store)
     }
 
     /// The mark that invalidates a store on this device.
-    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn InvalidStoreMark>> {
+    fn mark(&self, device: &ResolvedDevice) -> Option<Arc<dyn InvalidStoreMark>> {
         let folder = self.state_folder.get()?;
         let store = match device.number.major {
             MAPPED_MAJOR => {
                 let state = self.state();
                 let mapped = state.directory.numbered(device.number.minor).ok()?;
-                MarkedStore::Mapped(mapped.device.name_handle())
+                StoreToMarkInvalid::Mapped(mapped.device.name_handle())
             }
             _ => {
                 let identity = self.state().opened.identity(device.number.minor)?;
-                MarkedStore::Disk(StoreId::of_uri(&device.name, identity)?)
+                StoreToMarkInvalid::Disk(StoreId::of_uri(&device.name, identity)?)
             }
         };
         Some(folder.mark(store))
@@ -278,14 +278,14 @@ impl Registry {
 
     /// The exporter, if one is set.
     #[must_use]
-    pub fn exporter(&self) -> Option<&Exporter> {
+    pub fn exporter(&self) -> Option<&DeviceExporter> {
         self.exporter.get()
     }
 
     /// All exports that clients can connect to.
     #[must_use]
-    pub fn exports(&self) -> Vec<api::Export> {
-        self.exporter().map(Exporter::list).unwrap_or_default()
+    pub fn exports(&self) -> Vec<api::NbdExportDescription> {
+        self.exporter().map(DeviceExporter::list).unwrap_or_default()
     }
 
     /// Subscribes to the events of all devices, from now on or after event `after`. Event numbers
@@ -296,7 +296,7 @@ impl Registry {
 
     /// The cores that run lanes.
     #[must_use]
-    pub fn cores(&self) -> &dyn Cores {
+    pub fn cores(&self) -> &dyn CoreCommandSender {
         &*self.cores
     }
 
@@ -311,7 +311,7 @@ impl Registry {
         self.core_count
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DeviceRegistryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -349,8 +349,8 @@ impl Registry {
     fn mapped(
         &self,
         uri: &DeviceUri,
-        uses: Option<&mut DeviceUses>,
-    ) -> Option<Result<DeviceRef, LookupError>> {
+        uses: Option<&mut TableDeviceUses>,
+    ) -> Option<Result<ResolvedDevice, DeviceLookupError>> {
         let state = self.state();
         let (found, errno) = match uri {
             DeviceUri::Mapped(name) => (state.directory.named(name), ENOENT),
@@ -358,12 +358,12 @@ impl Registry {
             _ => return None,
         };
         let found = found.map_err(|absent| match absent.reason() {
-            None => lookup_error(errno, format!("there is no device {uri}")),
-            Some(reason) => lookup_error(EBUSY, format!("{uri}: {reason}")),
+            None => device_lookup_error(errno, format!("there is no device {uri}")),
+            Some(reason) => device_lookup_error(EBUSY, format!("{uri}: {reason}")),
         });
         Some(found.map(|mapped| {
-            let hold = || -> Arc<dyn Any + Send + Sync> { Arc::new(DeviceUse::new(mapped)) };
-            DeviceRef {
+            let hold = || -> Arc<dyn Any + Send + Sync> { Arc::new(DeviceUseGuard::new(mapped)) };
+            ResolvedDevice {
                 number: mapped.device.number(),
                 name: mapped.device.name(),
                 device: Arc::clone(&mapped.device) as Arc<dyn Device>,
@@ -375,4 +375,4 @@ impl Registry {
 }
 
 /// The mapped devices that a table uses.
-type DeviceUses = HashMap<DeviceId, Arc<dyn Any + Send + Sync>>;
+type TableDeviceUses = HashMap<DeviceId, Arc<dyn Any + Send + Sync>>;

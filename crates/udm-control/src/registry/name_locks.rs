@@ -17,7 +17,7 @@ pub(super) struct NameLocks {
 }
 
 /// Exclusive lock of a name, until dropped.
-pub(crate) struct NameGuard<'a> {
+pub(crate) struct NameLockGuard<'a> {
     alone: &'a NameLocks,
     name: String,
 }
@@ -28,7 +28,7 @@ impl NameLocks {
     }
 
     /// Locks `name`. `None` if that takes longer than [`WAIT_MAX`].
-    pub fn take(&self, name: String) -> Option<NameGuard<'_>> {
+    pub fn take(&self, name: String) -> Option<NameLockGuard<'_>> {
         let until = Instant::now() + WAIT_MAX;
         let mut names = self.names();
         while names.contains(&name) {
@@ -39,11 +39,11 @@ impl NameLocks {
             names = self.freed.wait_timeout(names, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         names.insert(name.clone());
-        Some(NameGuard { alone: self, name })
+        Some(NameLockGuard { alone: self, name })
     }
 }
 
-impl Drop for NameGuard<'_> {
+impl Drop for NameLockGuard<'_> {
     fn drop(&mut self) {
         self.alone.names().remove(&self.name);
         self.alone.freed.notify_all();

@@ -43,7 +43,7 @@ impl OpenedDevices {
 
     /// The device of a number, if it is open.
     pub fn device(&self, minor: u32) -> Option<NumberedDevice> {
-        Some((number(minor), self.at(minor)?.device.upgrade()?))
+        Some((opened_device_number(minor), self.at(minor)?.device.upgrade()?))
     }
 
     /// The URI of a number.
@@ -100,7 +100,7 @@ impl OpenedDevices {
                 }
                 self.remembered[minor as usize] = opened;
                 self.move_last(uri, minor);
-                return Some((number(minor), device));
+                return Some((opened_device_number(minor), device));
             }
             None if self.remembered.len() < REMEMBERED_MAX => {
                 self.remembered.push(opened);
@@ -115,7 +115,7 @@ impl OpenedDevices {
         };
         let minor = u32::try_from(minor).ok()?;
         self.minors.entry(uri.into()).or_default().push(minor);
-        Some((number(minor), device))
+        Some((opened_device_number(minor), device))
     }
 
     fn move_last(&mut self, uri: &str, minor: u32) {
@@ -136,7 +136,7 @@ impl OpenedDevices {
     }
 }
 
-fn number(minor: u32) -> DevNo {
+fn opened_device_number(minor: u32) -> DevNo {
     DevNo { major: OPENED_MAJOR, minor }
 }
 
@@ -146,7 +146,7 @@ mod tests {
     use udm_wire::uri;
 
     fn device() -> Arc<dyn Device> {
-        udm_backends::open(&uri::parse("null:size=1M").unwrap()).unwrap()
+        udm_backends::open_standalone_device(&uri::parse_device_uri("null:size=1M").unwrap()).unwrap()
     }
 
     fn disk(inode: u64) -> DiskIdentity {

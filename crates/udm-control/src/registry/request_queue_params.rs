@@ -5,7 +5,7 @@ use std::sync::Arc;
 use udm_core::Device;
 use udm_dm::QueueFactory;
 use udm_queue::QueuedDevice;
-use udm_wire::uri::{QueueParams, Scheduler};
+use udm_wire::uri::{IoSchedulerName, QueueParams};
 
 /// Parameters of a device's own queue. If both are `None`, the device has no queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl RequestQueueParams {
         let cores = u32::try_from(cores).unwrap_or(u32::MAX).max(1);
         let nr_hw_queues = clamped(self.nr_hw_queues, 1, 32).min(cores);
         // The kernel's default scheduler.
-        let scheduler = if nr_hw_queues == 1 { Scheduler::MqDeadline } else { Scheduler::None };
+        let scheduler = if nr_hw_queues == 1 { IoSchedulerName::MqDeadline } else { IoSchedulerName::None };
         let queue_depth = clamped(self.queue_depth, 2048, 10240);
         Some(QueueParams { scheduler, nr_hw_queues, queue_depth, ..QueueParams::default() })
     }
@@ -61,7 +61,7 @@ mod tests {
             let params = RequestQueueParams { queue_depth, nr_hw_queues }.params(cores)?;
             Some((params.queue_depth, params.nr_hw_queues, params.scheduler, params.requests()))
         };
-        let (none, deadline) = (Scheduler::None, Scheduler::MqDeadline);
+        let (none, deadline) = (IoSchedulerName::None, IoSchedulerName::MqDeadline);
         assert_eq!(params(None, None, 4), None);
         assert_eq!(params(Some(0), None, 4), Some((2048, 1, deadline, 256)));
         assert_eq!(params(None, Some(2), 4), Some((2048, 2, none, 2048)));

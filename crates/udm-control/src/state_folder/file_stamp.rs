@@ -24,21 +24,21 @@ pub(crate) struct FileStamp {
 
 /// A file created for a snapshot, with its identity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct StoreFile {
+pub(crate) struct IdentifiedStoreFile {
     /// The path at which it was created.
     pub path: PathBuf,
     /// Identity of the file.
     disk: FileId,
 }
 
-impl StoreFile {
+impl IdentifiedStoreFile {
     /// The open file `opened`, created at `path`.
     ///
     /// # Errors
     /// The system's; `InvalidInput` if it is neither a file nor a block device.
-    pub(crate) fn new(path: &Path, opened: &File) -> io::Result<StoreFile> {
+    pub(crate) fn new(path: &Path, opened: &File) -> io::Result<IdentifiedStoreFile> {
         let disk = FileId::of(&opened.metadata()?).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(StoreFile { path: path.to_owned(), disk })
+        Ok(IdentifiedStoreFile { path: path.to_owned(), disk })
     }
 
     /// Removes the file, unless another file is at its path by now. A missing file is no error.

@@ -18,8 +18,8 @@
 //! Durable before it is acknowledged: a record is written under another name, synced, renamed into
 //! place, and the folder is synced.
 
-use super::file_stamp::{FileStamp, StoreFile};
-use super::store_creation::has_records;
+use super::file_stamp::{FileStamp, IdentifiedStoreFile};
+use super::store_creation::has_exception_records;
 use super::store_id::FileId;
 use super::{StateFolder, StoreId, write_durably};
 use serde::{Deserialize, Serialize};
@@ -54,7 +54,7 @@ pub(crate) struct SnapshotRecord {
     pub made: u64,
     /// The file that was created for it, with the identity that is checked before its removal.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub made_store: Option<StoreFile>,
+    pub made_store: Option<IdentifiedStoreFile>,
     /// True if its origin's device was linear before it had snapshots.
     #[serde(default)]
     pub was_linear: bool,
@@ -62,13 +62,13 @@ pub(crate) struct SnapshotRecord {
     #[serde(default)]
     pub merging: bool,
     /// Server that has the snapshot, or the facts since.
-    pub state: RecordState,
+    pub state: SnapshotRecordState,
 }
 
 /// State of a snapshot, as in the table of the module.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum RecordState {
+pub(crate) enum SnapshotRecordState {
     /// Attached to the server with this lock file.
     Attached { server: String },
     /// Not attached, and its origin must not be written before it is.
@@ -82,13 +82,13 @@ pub(crate) enum RecordState {
 impl SnapshotRecord {
     /// True if its origin must not be written before it is attached.
     pub(crate) fn is_waited_for(&self) -> bool {
-        matches!(self.state, RecordState::Attached { .. } | RecordState::Detached { .. })
+        matches!(self.state, SnapshotRecordState::Attached { .. } | SnapshotRecordState::Detached { .. })
     }
 
     /// True if its origin was in use without it and is no file, so there is no time of change to
     /// check.
     pub(crate) fn is_uncertain(&self) -> bool {
-        matches!(self.state, RecordState::Released { .. }) && !self.origin.is_file()
+        matches!(self.state, SnapshotRecordState::Released { .. }) && !self.origin.is_file()
     }
 
     /// Why the snapshot is not valid any more, as far as its origin shows; `None` if nothing is
@@ -96,10 +96,10 @@ impl SnapshotRecord {
     pub(crate) fn stale(&self) -> Option<String> {
         let origin = &self.origin.name;
         let (stamp, released) = match &self.state {
-            RecordState::Lost { why } => return Some(why.clone()),
-            RecordState::Attached { .. } => (None, false),
-            RecordState::Detached { origin } => (*origin, false),
-            RecordState::Released { origin } => (*origin, true),
+            SnapshotRecordState::Lost { why } => return Some(why.clone()),
+            SnapshotRecordState::Attached { .. } => (None, false),
+            SnapshotRecordState::Detached { origin } => (*origin, false),
+            SnapshotRecordState::Released { origin } => (*origin, true),
         };
         let Some(found) = self.origin.file() else {
             return (released && self.origin.is_file()).then(|| {
@@ -120,8 +120,10 @@ impl SnapshotRecord {
         let (from, to) = (StoreId::mapped(old), StoreId::mapped(new));
         let moved = |id: &StoreId| if *id == from { to.clone() } else { id.clone() };
         let word = |word: String| if word == from.name { to.name.clone() } else { word };
-        let table: Vec<String> =
-            words::words(&self.table).into_iter().map(|one| words::escape(&word(one)).into_owned()).collect();
+        let table: Vec<String> = words::split_message_words(&self.table)
+            .into_iter()
+            .map(|one| words::escape_table_word(&word(one)).into_owned())
+            .collect();
         let renamed = SnapshotRecord {
             // A snapshot that is not attached keeps its name, even if a device has that name
             // meanwhile.
@@ -165,7 +167,7 @@ impl StateFolder {
             if !name.ends_with(".json") || self.attached().contains_key(name) {
                 continue;
             }
-            match read(&path) {
+            match read_snapshot_record(&path) {
                 Ok(record) => found.push(record),
                 // Another server has just removed the record.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -197,7 +199,7 @@ impl StateFolder {
     pub(crate) fn attach(&self, records: Vec<SnapshotRecord>) -> io::Result<()> {
         let server = self.begin()?;
         let records = records.into_iter().map(|record| SnapshotRecord {
-            state: RecordState::Attached { server: server.clone() },
+            state: SnapshotRecordState::Attached { server: server.clone() },
             ..record
         });
         let records: Vec<SnapshotRecord> = records.collect();
@@ -256,7 +258,7 @@ impl StateFolder {
     /// # Errors
     /// If the record can't be removed.
     pub(crate) fn forget_merged(&self, record: &SnapshotRecord) -> Result<bool, String> {
-        let is_empty = |file: &File| !has_records(file).unwrap_or(true);
+        let is_empty = |file: &File| !has_exception_records(file).unwrap_or(true);
         let is_it = |found: fs::Metadata| {
             FileId::of(&found).zip(record.store.disk).is_some_and(|(is, was)| is.is(was))
         };
@@ -281,7 +283,7 @@ impl StateFolder {
     pub fn detach_all(&self) {
         for record in self.attached_here() {
             let origin = FileStamp::settled(&record.origin);
-            let state = RecordState::Detached { origin };
+            let state = SnapshotRecordState::Detached { origin };
             if let Err(error) = self.record(&SnapshotRecord { state, ..record.clone() }) {
                 tracing::warn!("{}: the state of its origin is not recorded: {error}", record.name);
             }
@@ -339,7 +341,7 @@ impl StateFolder {
             let disk = record.origin.file().as_ref().and_then(FileId::of).or(record.origin.disk);
             let origin = StoreId { disk, ..record.origin.clone() };
             self.forget_snapshot(&record)?;
-            let state = RecordState::Detached { origin: FileStamp::settled(&origin) };
+            let state = SnapshotRecordState::Detached { origin: FileStamp::settled(&origin) };
             self.record(&SnapshotRecord { origin, state, ..record })?;
             count += 1;
         }
@@ -360,7 +362,7 @@ impl StateFolder {
     }
 }
 
-fn read(path: &Path) -> io::Result<SnapshotRecord> {
+fn read_snapshot_record(path: &Path) -> io::Result<SnapshotRecord> {
     let mut bytes = Vec::new();
     File::open(path)?.take(RECORD_MAX).read_to_end(&mut bytes)?;
     Ok(serde_json::from_slice(&bytes)?)

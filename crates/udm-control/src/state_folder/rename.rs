@@ -5,7 +5,7 @@
 //! old name are removed after it. After a kill in between, both count. No mark is set, read or
 //! cleared meanwhile.
 
-use super::{InvalidRecord, MarkedStore, StateFolder, StoreId};
+use super::{InvalidStoreRecord, StateFolder, StoreId, StoreToMarkInvalid};
 use std::fs;
 use std::io;
 use udm_dm::MappedDevice;
@@ -32,7 +32,7 @@ impl StateFolder {
         let moves: Vec<_> = kept.iter().filter(|(_, mark)| mark.store == old).collect();
         let mut copy = None;
         if let Some((_, mark)) = moves.first().filter(|_| !kept.iter().any(|(_, mark)| mark.store == to)) {
-            let mark = InvalidRecord { store: to, ..mark.clone() };
+            let mark = InvalidStoreRecord { store: to, ..mark.clone() };
             copy = Some(self.put(&mark).map_err(&mut failed)?);
         }
         let records = self.records_of(&device.name(), new).and_then(|records| {
@@ -59,7 +59,7 @@ impl StateFolder {
             // Marks of an earlier device with the old name keep that name.
             let mut marked = self.marked();
             let here = marked.iter_mut().filter(|one| ours.contains(&one.id));
-            here.for_each(|one| one.store = MarkedStore::Mapped(device.name_handle()));
+            here.for_each(|one| one.store = StoreToMarkInvalid::Mapped(device.name_handle()));
         }
         changed
     }
@@ -81,7 +81,7 @@ mod tests {
     }
 
     fn why(folder: &Arc<StateFolder>, device: &MappedDevice) -> Option<String> {
-        folder.mark(MarkedStore::Mapped(device.name_handle())).why()
+        folder.mark(StoreToMarkInvalid::Mapped(device.name_handle())).why()
     }
 
     #[test]
@@ -91,7 +91,7 @@ mod tests {
         let folder = StateFolder::new(at.into());
         let (cow, next) = (device("cow"), device("next"));
         rename(&folder, &cow, "store").unwrap();
-        set(&folder, MarkedStore::Mapped(cow.name_handle())).unwrap();
+        set(&folder, StoreToMarkInvalid::Mapped(cow.name_handle())).unwrap();
         rename(&folder, &cow, "kept").unwrap();
         // The mark moves in this server and for a later one, and does not affect another device
         // that takes the name.
@@ -104,12 +104,12 @@ mod tests {
         let refused = folder.renaming(&cow, "other", |e| e.to_string(), || Err("no".into()));
         assert_eq!((refused, known("other"), known("kept")), (Err("no".into()), false, true));
         // An existing mark of the new name stays.
-        set(&folder, MarkedStore::Disk(StoreId::mapped("old"))).unwrap();
+        set(&folder, StoreToMarkInvalid::Disk(StoreId::mapped("old"))).unwrap();
         folder.renaming(&cow, "old", |e| e.to_string(), || Err("no".into())).unwrap_err();
         assert!(known("old") && known("kept"));
         rename(&folder, &cow, "old").unwrap();
         assert_eq!((known("old"), known("kept")), (true, false));
-        folder.mark(MarkedStore::Mapped(cow.name_handle())).clear().unwrap();
+        folder.mark(StoreToMarkInvalid::Mapped(cow.name_handle())).clear().unwrap();
         assert_eq!((known("old"), why(&folder, &cow)), (false, None));
     }
 
@@ -119,7 +119,7 @@ mod tests {
         let temporary = tempfile::tempdir().unwrap();
         let at = temporary.path();
         let (folder, cow) = (StateFolder::new(at.into()), device("cow"));
-        set(&folder, MarkedStore::Mapped(cow.name_handle())).unwrap();
+        set(&folder, StoreToMarkInvalid::Mapped(cow.name_handle())).unwrap();
         let known = |name: &str| knows(at, &StoreId::mapped(name));
         let change = || {
             assert!(known("cow") && known("new"), "killed here, it is under both");
@@ -138,7 +138,7 @@ mod tests {
         fs::write(&state, "no folder").unwrap();
         let folder = StateFolder::new(state);
         let first = device("cow");
-        set(&folder, MarkedStore::Mapped(first.name_handle())).unwrap_err();
+        set(&folder, StoreToMarkInvalid::Mapped(first.name_handle())).unwrap_err();
         drop(first);
         let (again, other) = (device("cow"), device("other"));
         assert!(why(&folder, &again).is_some());

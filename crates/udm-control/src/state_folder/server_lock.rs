@@ -2,7 +2,7 @@
 //! folder locked (`flock`). The kernel releases the lock when the process ends.
 
 use super::StateFolder;
-use super::records::{RecordState, SnapshotRecord};
+use super::records::{SnapshotRecord, SnapshotRecordState};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
@@ -31,7 +31,7 @@ impl Drop for ServerLock {
 impl StateFolder {
     /// True if `record` is attached to another server that runs.
     pub(crate) fn is_elsewhere(&self, record: &SnapshotRecord) -> bool {
-        let RecordState::Attached { server } = &record.state else { return false };
+        let SnapshotRecordState::Attached { server } = &record.state else { return false };
         if self.server().is_some_and(|own| own == *server) || server.contains('/') {
             return false;
         }

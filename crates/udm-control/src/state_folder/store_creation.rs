@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 use udm_core::SECTOR_SIZE;
-use udm_wire::cow::{Exception, HEADER_LEN, RECORD_LEN, StoreHeader, StoreLayout};
+use udm_wire::cow::{ExceptionStoreHeader, ExceptionStoreLayout, HEADER_LEN, RECORD_LEN, SnapshotException};
 
 /// Prefix of the names of these files.
 const MAKING: &str = "making-";
@@ -29,29 +29,29 @@ const MAKING: &str = "making-";
 const FILE_MAX: u64 = 8 << 10;
 
 /// Marker of a store that is being created. Dropped when the store is kept or removed.
-pub struct StoreCreation {
+pub struct StoreCreationMarker {
     path: PathBuf,
     file: File,
 }
 
-impl StoreCreation {
+impl StoreCreationMarker {
     /// Records the identity of the created store. Before that, only an empty file counts as the
     /// store.
     ///
     /// # Errors
     /// If it can't be written.
     pub(crate) fn set_created(&mut self, store: &File) -> io::Result<()> {
-        self.file.write_all(identity_of(&store.metadata()?).as_bytes())
+        self.file.write_all(format_file_identity(&store.metadata()?).as_bytes())
     }
 }
 
 /// Identity of a file. It includes the time of birth, because inode numbers are reused.
-fn identity_of(found: &Metadata) -> String {
+fn format_file_identity(found: &Metadata) -> String {
     let born = found.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
     format!("{} {} {}", found.dev(), found.ino(), born.unwrap_or_default().as_nanos())
 }
 
-impl Drop for StoreCreation {
+impl Drop for StoreCreationMarker {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
@@ -60,9 +60,9 @@ impl Drop for StoreCreation {
 impl StateFolder {
     /// Marks that `store`, an absolute path, is being created. `None` if the marker can't be
     /// written; the store is created anyway.
-    pub(crate) fn begin_store_creation(&self, store: &Path) -> Option<StoreCreation> {
+    pub(crate) fn begin_store_creation(&self, store: &Path) -> Option<StoreCreationMarker> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let begin = || -> io::Result<StoreCreation> {
+        let begin = || -> io::Result<StoreCreationMarker> {
             self.create_folder(&self.path)?;
             loop {
                 // Relaxed: each number is taken once.
@@ -80,7 +80,7 @@ impl StateFolder {
                 if file.metadata()?.nlink() > 0 {
                     file.write_all(store.as_os_str().as_bytes())?;
                     file.write_all(&[0])?;
-                    return Ok(StoreCreation { path, file });
+                    return Ok(StoreCreationMarker { path, file });
                 }
             }
         };
@@ -97,7 +97,7 @@ impl StateFolder {
             name.is_some_and(|name| name.starts_with(MAKING))
         };
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_one) {
-            if let Err(error) = clean_leftover(&path)
+            if let Err(error) = clean_up_store_creation(&path)
                 && error.kind() != io::ErrorKind::NotFound
             {
                 tracing::warn!("{}: {error}", path.display());
@@ -107,7 +107,7 @@ impl StateFolder {
 }
 
 /// Handles one marker; skips it if its creator still runs.
-fn clean_leftover(path: &Path) -> io::Result<()> {
+fn clean_up_store_creation(path: &Path) -> io::Result<()> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = File::from(open(path, flags, Mode::empty())?);
     // Markers of other users are not trusted.
@@ -125,7 +125,7 @@ fn clean_leftover(path: &Path) -> io::Result<()> {
         let identity = String::from_utf8_lossy(&bytes[end + 1..]).into_owned();
         bytes.truncate(end);
         let store = PathBuf::from(std::ffi::OsString::from_vec(bytes));
-        match remove_leftover(&store, &identity) {
+        match remove_leftover_store(&store, &identity) {
             Ok(()) => {
                 tracing::warn!("{}: removed, the server that was making it was killed", store.display());
             }
@@ -137,14 +137,14 @@ fn clean_leftover(path: &Path) -> io::Result<()> {
 }
 
 /// Removes `store` if it is the file with this identity and holds no data.
-fn remove_leftover(store: &Path, identity: &str) -> io::Result<()> {
+fn remove_leftover_store(store: &Path, identity: &str) -> io::Result<()> {
     let kept = |why: &str| io::Error::other(format!("{why}, so it stays"));
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(open(store, flags, Mode::empty())?);
     let found = file.metadata()?;
     let is_it = match identity {
         "" => found.len() == 0,
-        known => known == identity_of(&found),
+        known => known == format_file_identity(&found),
     };
     if !(is_it && found.is_file()) {
         return Err(kept("it is another file by now"));
@@ -152,25 +152,26 @@ fn remove_leftover(store: &Path, identity: &str) -> io::Result<()> {
     if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Err(kept("it is in use"));
     }
-    if has_records(&file)? {
+    if has_exception_records(&file)? {
         return Err(kept("it has a snapshot in it"));
     }
     fs::remove_file(store)
 }
 
 /// True for a persistent store with an exception record.
-pub(super) fn has_records(store: &File) -> io::Result<bool> {
+pub(super) fn has_exception_records(store: &File) -> io::Result<bool> {
     let mut first = [0; HEADER_LEN];
     match store.read_exact_at(&mut first, 0) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
         Err(error) => return Err(error),
     }
-    let Ok(Some(header)) = StoreHeader::decode(&first) else { return Ok(false) };
-    let area = StoreLayout::new(header.chunk).area(0) * u64::from(header.chunk.sectors()) * SECTOR_SIZE;
+    let Ok(Some(header)) = ExceptionStoreHeader::decode(&first) else { return Ok(false) };
+    let area =
+        ExceptionStoreLayout::new(header.chunk).area(0) * u64::from(header.chunk.sectors()) * SECTOR_SIZE;
     let mut record = [0; RECORD_LEN];
     match store.read_exact_at(&mut record, area) {
-        Ok(()) => Ok(Exception::decode(&record, 0).is_some()),
+        Ok(()) => Ok(SnapshotException::decode(&record, 0).is_some()),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
         Err(error) => Err(error),
     }
@@ -185,9 +186,9 @@ mod tests {
     /// Writes a store of 64 KiB with a header and, if asked for, a record.
     fn store(path: &Path, record: bool) {
         let mut bytes = vec![0; 64 << 10];
-        StoreHeader { valid: true, chunk: ChunkSize::new(8).unwrap() }.encode(&mut bytes);
+        ExceptionStoreHeader { valid: true, chunk: ChunkSize::new(8).unwrap() }.encode(&mut bytes);
         if record {
-            Exception { old: 0, new: 2 }.encode(&mut bytes[4096..8192], 0);
+            SnapshotException { old: 0, new: 2 }.encode(&mut bytes[4096..8192], 0);
         }
         fs::write(path, bytes).unwrap();
     }

@@ -64,7 +64,7 @@ impl StoreId {
     /// As [`StoreId::of_uri`], without file system access: the time of birth is unknown.
     #[must_use]
     pub(crate) fn of_uri_cached(uri: &str, identity: DiskIdentity) -> Option<StoreId> {
-        let file = match uri::parse(uri).ok()? {
+        let file = match uri::parse_device_uri(uri).ok()? {
             DeviceUri::File(file) => file,
             DeviceUri::Nbd(nbd) => {
                 let name = DeviceUri::Nbd(NbdUri::new(nbd.address, nbd.export)).to_string();

@@ -15,8 +15,8 @@ use udm_dm::TargetError;
 
 /// EINTR with a reason.
 #[must_use]
-pub fn interrupted(why: &str) -> TargetError {
-    VerbKind::Resume.interrupted(why)
+pub fn interrupted_error(why: &str) -> TargetError {
+    CancellableVerbKind::Resume.interrupted(why)
 }
 
 /// Cancels a running verb. Clones cancel the same verb.
@@ -69,20 +69,20 @@ impl CancelToken {
 
 /// Verb that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum VerbKind {
+pub(crate) enum CancellableVerbKind {
     Create,
     Suspend,
     Resume,
     Remove,
 }
 
-impl VerbKind {
+impl CancellableVerbKind {
     /// EINTR with a reason and the state in which the device is left.
     pub fn interrupted(self, why: &str) -> TargetError {
         let so = match self {
-            VerbKind::Create => "the device was not created",
-            VerbKind::Suspend | VerbKind::Resume => "the device is active",
-            VerbKind::Remove => "the device was not removed",
+            CancellableVerbKind::Create => "the device was not created",
+            CancellableVerbKind::Suspend | CancellableVerbKind::Resume => "the device is active",
+            CancellableVerbKind::Remove => "the device was not removed",
         };
         TargetError::errno(EINTR).because(format!("{why}; {so}"))
     }
@@ -90,26 +90,28 @@ impl VerbKind {
 
 /// The verbs of one device that run or are queued.
 #[derive(Default)]
-pub(crate) struct PendingVerbs(Mutex<Vec<(VerbKind, CancelToken)>>);
+pub(crate) struct PendingVerbs(Mutex<Vec<(CancellableVerbKind, CancelToken)>>);
 
 impl PendingVerbs {
-    fn list(&self) -> MutexGuard<'_, Vec<(VerbKind, CancelToken)>> {
+    fn list(&self) -> MutexGuard<'_, Vec<(CancellableVerbKind, CancelToken)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a verb to the list until the guard is dropped.
-    pub fn enter(&self, who: VerbKind, cancel_token: &CancelToken) -> PendingGuard<'_> {
+    pub fn enter(&self, who: CancellableVerbKind, cancel_token: &CancelToken) -> PendingVerbGuard<'_> {
         self.list().push((who, cancel_token.clone()));
-        PendingGuard { pending: self, cancel_token: cancel_token.clone() }
+        PendingVerbGuard { pending: self, cancel_token: cancel_token.clone() }
     }
 
     /// True while a verb is making a table live.
     pub fn is_resuming(&self) -> bool {
-        self.list().iter().any(|(waiting, _)| matches!(waiting, VerbKind::Create | VerbKind::Resume))
+        self.list()
+            .iter()
+            .any(|(waiting, _)| matches!(waiting, CancellableVerbKind::Create | CancellableVerbKind::Resume))
     }
 
     /// Cancels all verbs of kind `who`.
-    pub fn cancel(&self, who: VerbKind, why: &str) {
+    pub fn cancel(&self, who: CancellableVerbKind, why: &str) {
         for (_, cancel_token) in self.list().iter().filter(|(waiting, _)| *waiting == who) {
             cancel_token.cancel(who.interrupted(why));
         }
@@ -117,12 +119,12 @@ impl PendingVerbs {
 }
 
 /// Entry in the list of [`PendingVerbs`]; removed when dropped.
-pub(crate) struct PendingGuard<'a> {
+pub(crate) struct PendingVerbGuard<'a> {
     pending: &'a PendingVerbs,
     cancel_token: CancelToken,
 }
 
-impl Drop for PendingGuard<'_> {
+impl Drop for PendingVerbGuard<'_> {
     fn drop(&mut self) {
         self.pending.list().retain(|(_, cancel_token)| !Arc::ptr_eq(&cancel_token.0, &self.cancel_token.0));
     }

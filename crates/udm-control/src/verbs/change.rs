@@ -4,18 +4,23 @@
 //! take long: neither a core nor the control thread waits for it. The verb waits, so the files are
 //! closed when the verb returns.
 
-use super::cancel::{CancelToken, VerbKind};
-use super::device_locks::{DeviceLocks, TRIES_MAX};
-use super::snapshot::{AttachTransaction, attach_by_name};
+use super::begin_transition::{
+    LoadedTable, begin_removal_transition, begin_resume_if_still_loaded, begin_resume_transition,
+};
+use super::cancel::{CancelToken, CancellableVerbKind};
+use super::device_locks::{DeviceChangeLocks, TRIES_MAX};
+use super::snapshot::{SnapshotRecordTransaction, attach_recorded_snapshots};
 use super::{show, tables};
 use crate::api;
 use crate::error::VerbError;
-use crate::registry::{BaseDir, RegisteredDevice, Registry, RequestQueueParams};
+use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice, RequestQueueParams};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::{Notify, oneshot};
 use udm_core::errno::{EBUSY, EINTR, ENXIO};
-use udm_dm::{DeviceSetTransition, EventKind, IndexedTargetError, MappedDevice, Table, TargetError, WakeFn};
+use udm_dm::{
+    DeviceSetTransition, EventKind, IndexedDeviceError, MappedDevice, Table, TargetError, TransitionWakeFn,
+};
 
 /// Creates a device. A `table` is loaded and resumed; if that fails, the device is removed again,
 /// as with dmsetup. Relative paths in the table are relative to the working directory of the
@@ -23,31 +28,33 @@ use udm_dm::{DeviceSetTransition, EventKind, IndexedTargetError, MappedDevice, T
 ///
 /// # Errors
 /// EINVAL for a bad name, EBUSY for a name in use, otherwise the table's error.
-pub async fn create(
-    registry: &Arc<Registry>,
+pub async fn create_mapped_device(
+    registry: &Arc<DeviceRegistry>,
     name: &str,
     uuid: Option<&str>,
     table: Option<&str>,
 ) -> Result<(), VerbError> {
-    create_cancellable(registry, name, uuid, table, &BaseDir::own(), &CancelToken::default()).await.map(drop)
+    create_device_cancellable(registry, name, uuid, table, &BaseDir::own(), &CancelToken::default())
+        .await
+        .map(drop)
 }
 
-/// As [`create`], with relative paths based on `folder` and a cancel token. Returns the device as
-/// it was when it was complete. The verb can be cancelled while it waits for other devices or for a
-/// store.
+/// As [`create_mapped_device`], with relative paths based on `folder` and a cancel token. Returns
+/// the device as it was when it was complete. The verb can be cancelled while it waits for other
+/// devices or for a store.
 ///
 /// # Errors
-/// As [`create`], and the error of the cancel token.
-pub async fn create_cancellable(
-    registry: &Arc<Registry>,
+/// As [`create_mapped_device`], and the error of the cancel token.
+pub async fn create_device_cancellable(
+    registry: &Arc<DeviceRegistry>,
     name: &str,
     uuid: Option<&str>,
     table: Option<&str>,
     folder: &BaseDir,
     cancel_token: &CancelToken,
-) -> Result<api::Device, VerbError> {
+) -> Result<api::DeviceDescription, VerbError> {
     let called = DeviceSpec { name, uuid, ..DeviceSpec::default() };
-    create_with(registry, called, |_| Ok(table.map(String::from)), folder, cancel_token).await
+    create_device_with_table_fn(registry, called, |_| Ok(table.map(String::from)), folder, cancel_token).await
 }
 
 /// Name and properties of a device to be created.
@@ -65,19 +72,19 @@ pub struct DeviceSpec<'a> {
     pub requests: RequestQueueParams,
 }
 
-/// As [`create_cancellable`], with a table that the closure `table` returns. The closure gets the
-/// device, which exists but has no table yet.
+/// As [`create_device_cancellable`], with a table that the closure `table` returns. The closure
+/// gets the device, which exists but has no table yet.
 ///
 /// # Errors
-/// As [`create_cancellable`], and the error of `table`; ENXIO if the minor number is in use, EINVAL
-/// if it exceeds the kernel's maximum.
-pub async fn create_with(
-    registry: &Arc<Registry>,
+/// As [`create_device_cancellable`], and the error of `table`; ENXIO if the minor number is in use,
+/// EINVAL if it exceeds the kernel's maximum.
+pub async fn create_device_with_table_fn(
+    registry: &Arc<DeviceRegistry>,
     called: DeviceSpec<'_>,
     table: impl FnOnce(&Arc<RegisteredDevice>) -> Result<Option<String>, VerbError>,
     folder: &BaseDir,
     cancel_token: &CancelToken,
-) -> Result<api::Device, VerbError> {
+) -> Result<api::DeviceDescription, VerbError> {
     create_device(registry, called, table, folder, cancel_token).await.map(|made| made.is)
 }
 
@@ -87,12 +94,12 @@ pub(crate) struct CreatedDevice {
     pub mapped: Arc<RegisteredDevice>,
     /// The table that it was created with.
     pub table: Option<Arc<Table>>,
-    is: api::Device,
+    is: api::DeviceDescription,
 }
 
-/// As [`create_with`], but returns the device itself.
+/// As [`create_device_with_table_fn`], but returns the device itself.
 pub(crate) async fn create_device(
-    registry: &Arc<Registry>,
+    registry: &Arc<DeviceRegistry>,
     called: DeviceSpec<'_>,
     table: impl FnOnce(&Arc<RegisteredDevice>) -> Result<Option<String>, VerbError>,
     folder: &BaseDir,
@@ -107,21 +114,35 @@ pub(crate) async fn create_device(
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
     if let Some(table) = table(&made.mapped)? {
         tables::load_into(registry, &made.mapped, name, &table, folder, cancel_token)?;
-        run_locked(registry, &one, VerbKind::Create, cancel_token, resume_filtered).await?;
+        run_change_with_device_locks(
+            registry,
+            &one,
+            CancellableVerbKind::Create,
+            cancel_token,
+            begin_resume_transition,
+        )
+        .await?;
     }
     if let Err(error) = export_device(registry, &made.mapped) {
-        let _ = run_locked(registry, &one, VerbKind::Remove, cancel_token, remove_filtered).await;
+        let _ = run_change_with_device_locks(
+            registry,
+            &one,
+            CancellableVerbKind::Remove,
+            cancel_token,
+            begin_removal_transition,
+        )
+        .await;
         return Err(error);
     }
     // Described first: others may rename or remove the device as soon as it is complete.
-    let is = show::describe(registry, &made.mapped);
+    let is = show::describe_mapped_device(registry, &made.mapped);
     let (mapped, table) = (Arc::clone(&made.mapped), made.mapped.device.live());
     made.complete();
     Ok(CreatedDevice { mapped, table, is })
 }
 
 /// Exports the device to clients, if there is an exporter.
-pub(super) fn export_device(registry: &Registry, mapped: &RegisteredDevice) -> Result<(), VerbError> {
+pub(super) fn export_device(registry: &DeviceRegistry, mapped: &RegisteredDevice) -> Result<(), VerbError> {
     let Some(exporter) = registry.exporter() else { return Ok(()) };
     let name = mapped.device.name();
     let put = exporter.put(&name, mapped);
@@ -135,34 +156,42 @@ pub(super) fn export_device(registry: &Registry, mapped: &RegisteredDevice) -> R
 /// # Errors
 /// ENXIO if there is no such device, EINTR if a resume or a removal cancels the suspend, otherwise
 /// a device's error.
-pub async fn suspend(registry: &Arc<Registry>, names: &[&str], noflush: bool) -> Result<(), VerbError> {
-    suspend_cancellable(registry, names, noflush, &CancelToken::default()).await
+pub async fn suspend_mapped_devices(
+    registry: &Arc<DeviceRegistry>,
+    names: &[&str],
+    noflush: bool,
+) -> Result<(), VerbError> {
+    suspend_devices_cancellable(registry, names, noflush, &CancelToken::default()).await
 }
 
-/// As [`suspend`], with a cancel token.
+/// As [`suspend_mapped_devices`], with a cancel token.
 ///
 /// # Errors
-/// As [`suspend`], and the error of the cancel token; the devices are active then.
-pub async fn suspend_cancellable(
-    registry: &Arc<Registry>,
+/// As [`suspend_mapped_devices`], and the error of the cancel token; the devices are active then.
+pub async fn suspend_devices_cancellable(
+    registry: &Arc<DeviceRegistry>,
     names: &[&str],
     noflush: bool,
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
-    suspend_devices(registry, &find_all(registry, names)?, noflush, cancel_token).await
+    suspend_devices(registry, &find_devices_by_names(registry, names)?, noflush, cancel_token).await
 }
 
-/// As [`suspend_cancellable`], for devices already looked up. Each comes with the name to use in
-/// errors.
+/// As [`suspend_devices_cancellable`], for devices already looked up. Each comes with the name to
+/// use in errors.
 pub(super) async fn suspend_devices(
-    registry: &Registry,
+    registry: &DeviceRegistry,
     several: &[(String, Arc<RegisteredDevice>)],
     noflush: bool,
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
-    run_locked(registry, several, VerbKind::Suspend, cancel_token, |devices, _, wake| {
-        DeviceSetTransition::suspend(devices, noflush, wake)
-    })
+    run_change_with_device_locks(
+        registry,
+        several,
+        CancellableVerbKind::Suspend,
+        cancel_token,
+        |devices, _, wake| DeviceSetTransition::suspend(devices, noflush, wake),
+    )
     .await
 }
 
@@ -173,40 +202,48 @@ pub(super) async fn suspend_devices(
 /// # Errors
 /// ENXIO if there is no such device; the table's error if the cores can't use it. In that case the
 /// old tables stay live and run.
-pub async fn resume(registry: &Arc<Registry>, names: &[&str]) -> Result<(), VerbError> {
-    resume_cancellable(registry, names, &CancelToken::default()).await
+pub async fn resume_mapped_devices(registry: &Arc<DeviceRegistry>, names: &[&str]) -> Result<(), VerbError> {
+    resume_devices_cancellable(registry, names, &CancelToken::default()).await
 }
 
-/// As [`resume`], with a cancel token.
+/// As [`resume_mapped_devices`], with a cancel token.
 ///
 /// # Errors
-/// As [`resume`], and the error of the cancel token; the old tables stay live and run then.
-pub async fn resume_cancellable(
-    registry: &Arc<Registry>,
+/// As [`resume_mapped_devices`], and the error of the cancel token; the old tables stay live and
+/// run then.
+pub async fn resume_devices_cancellable(
+    registry: &Arc<DeviceRegistry>,
     names: &[&str],
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
-    resume_devices(registry, &find_all(registry, names)?, cancel_token).await
+    resume_devices(registry, &find_devices_by_names(registry, names)?, cancel_token).await
 }
 
-/// As [`resume_cancellable`], for devices already looked up. Each comes with the name to use in
-/// errors.
+/// As [`resume_devices_cancellable`], for devices already looked up. Each comes with the name to
+/// use in errors.
 pub(crate) async fn resume_devices(
-    registry: &Registry,
+    registry: &DeviceRegistry,
     several: &[(String, Arc<RegisteredDevice>)],
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     for (_, mapped) in several {
-        mapped.pending.cancel(VerbKind::Suspend, "cancelled by a resume");
+        mapped.pending.cancel(CancellableVerbKind::Suspend, "cancelled by a resume");
     }
-    run_locked(registry, several, VerbKind::Resume, cancel_token, resume_filtered).await
+    run_change_with_device_locks(
+        registry,
+        several,
+        CancellableVerbKind::Resume,
+        cancel_token,
+        begin_resume_transition,
+    )
+    .await
 }
 
 /// Loads a table into an active device whose inactive slot is empty, and makes it live: both or
 /// neither. If another verb suspends the device or changes the slot meanwhile, the reload fails.
 /// Returns the live table.
-pub(crate) async fn reload(
-    registry: &Registry,
+pub(crate) async fn reload_live_table(
+    registry: &DeviceRegistry,
     mapped: &Arc<RegisteredDevice>,
     name: &str,
     text: &str,
@@ -219,10 +256,10 @@ pub(crate) async fn reload(
             return Err(TargetError::errno(ENXIO).because("it has been removed meanwhile"));
         }
         if info.suspended {
-            return Err(busy("it is suspended: resume it first"));
+            return Err(busy_error("it is suspended: resume it first"));
         }
         if info.inactive {
-            return Err(busy("a table waits in its inactive slot: resume or clear it first"));
+            return Err(busy_error("a table waits in its inactive slot: resume or clear it first"));
         }
         Ok(())
     };
@@ -230,10 +267,16 @@ pub(crate) async fn reload(
     let loaded = tables::load_if(registry, mapped, name, text, folder, cancel_token, |_| is_free())?;
     let one = [(name.to_owned(), Arc::clone(mapped))];
     let ours = [LoadedTable { place: 0, mapped, table: &loaded }];
-    let done = run_locked(registry, &one, VerbKind::Resume, cancel_token, |devices, turns, wake| {
-        let _linked = registry.linking();
-        begin_resume_loaded(&ours, devices, turns, wake)
-    })
+    let done = run_change_with_device_locks(
+        registry,
+        &one,
+        CancellableVerbKind::Resume,
+        cancel_token,
+        |devices, turns, wake| {
+            let _linked = registry.linking();
+            begin_resume_if_still_loaded(&ours, devices, turns, wake)
+        },
+    )
     .await;
     let is_live = || mapped.device.live().is_some_and(|live| Arc::ptr_eq(&live, &loaded));
     match done {
@@ -247,112 +290,62 @@ pub(crate) async fn reload(
     }
 }
 
-fn busy(why: &str) -> TargetError {
+pub(super) fn busy_error(why: &str) -> TargetError {
     TargetError::errno(EBUSY).because(why)
 }
 
 /// Looks up the devices of `names`.
-fn find_all(registry: &Registry, names: &[&str]) -> Result<Vec<(String, Arc<RegisteredDevice>)>, VerbError> {
+fn find_devices_by_names(
+    registry: &DeviceRegistry,
+    names: &[&str],
+) -> Result<Vec<(String, Arc<RegisteredDevice>)>, VerbError> {
     names.iter().map(|name| Ok(((*name).to_owned(), registry.find(name)?))).collect()
 }
 
 /// Cancels all pending verbs; called at shutdown.
-pub fn cancel_all(registry: &Registry) {
+pub fn cancel_all_pending_verbs(registry: &DeviceRegistry) {
     registry.config().inspect(|config| config.end());
     for mapped in registry.all_with_pending() {
-        for who in [VerbKind::Create, VerbKind::Suspend, VerbKind::Resume, VerbKind::Remove] {
+        for who in [
+            CancellableVerbKind::Create,
+            CancellableVerbKind::Suspend,
+            CancellableVerbKind::Resume,
+            CancellableVerbKind::Remove,
+        ] {
             mapped.pending.cancel(who, "the server ends");
         }
     }
 }
 
-/// [`DeviceSetTransition::resume_filtered`] for the locked devices.
-pub(super) fn resume_filtered(
-    devices: &[Arc<MappedDevice>],
-    turns: &DeviceLocks<'_>,
-    wake: &WakeFn,
-) -> Result<DeviceSetTransition, IndexedTargetError> {
-    DeviceSetTransition::resume_filtered(devices, true, wake, |device| turns.has(device))
-}
-
-/// A table that a verb has loaded and will make live.
-pub(super) struct LoadedTable<'a> {
-    /// Index of its device in the list of devices to change.
-    pub place: usize,
-    /// The device.
-    pub mapped: &'a RegisteredDevice,
-    /// The loaded table.
-    pub table: &'a Arc<Table>,
-}
-
-impl LoadedTable<'_> {
-    /// Fails if another verb has suspended the device or changed its inactive slot.
-    fn is_as_it_was(&self) -> Result<(), TargetError> {
-        let device = &self.mapped.device;
-        let is_own = |table: Option<Arc<Table>>| table.is_some_and(|table| Arc::ptr_eq(&table, self.table));
-        if device.is_suspended() {
-            return Err(busy("it is suspended: resume it first"));
-        }
-        // Another verb may have resumed the device, so the table may be live already.
-        match is_own(device.inactive().or_else(|| device.live())) {
-            true => Ok(()),
-            false => Err(busy("somebody else has loaded or cleared a table meanwhile")),
-        }
-    }
-}
-
-/// As [`resume_filtered`], if all `loaded` tables are still in their slots. The caller holds the
-/// registry's `linking` lock, so that nothing is loaded meanwhile.
-pub(super) fn begin_resume_loaded(
-    loaded: &[LoadedTable<'_>],
-    devices: &[Arc<MappedDevice>],
-    turns: &DeviceLocks<'_>,
-    wake: &WakeFn,
-) -> Result<DeviceSetTransition, IndexedTargetError> {
-    for one in loaded {
-        one.is_as_it_was().map_err(|why| (one.place, why))?;
-    }
-    resume_filtered(devices, turns, wake)
-}
-
-/// [`DeviceSetTransition::remove_filtered`] for the locked devices.
-pub(super) fn remove_filtered(
-    devices: &[Arc<MappedDevice>],
-    turns: &DeviceLocks<'_>,
-    wake: &WakeFn,
-) -> Result<DeviceSetTransition, IndexedTargetError> {
-    DeviceSetTransition::remove_filtered(devices, wake, |device| turns.has(device))
-}
-
 /// Runs a change with its devices and their partners locked, so that changes of one device run one
 /// after the other. Retries if the partners or the loaded tables change before the locks are taken.
-pub(super) async fn run_locked(
-    registry: &Registry,
+pub(super) async fn run_change_with_device_locks(
+    registry: &DeviceRegistry,
     several: &[(String, Arc<RegisteredDevice>)],
-    who: VerbKind,
+    who: CancellableVerbKind,
     cancel_token: &CancelToken,
     mut begin: impl FnMut(
         &[Arc<MappedDevice>],
-        &DeviceLocks<'_>,
-        &WakeFn,
-    ) -> Result<DeviceSetTransition, IndexedTargetError>,
+        &DeviceChangeLocks<'_>,
+        &TransitionWakeFn,
+    ) -> Result<DeviceSetTransition, IndexedDeviceError>,
 ) -> Result<(), VerbError> {
     let mut entered: Vec<_> =
         several.iter().map(|(_, mapped)| mapped.pending.enter(who, cancel_token)).collect();
     let devices: Vec<_> = several.iter().map(|(_, mapped)| Arc::clone(&mapped.device)).collect();
-    let blame = |(place, error): IndexedTargetError| VerbError::new(&several[place].0, error);
-    let merges = attach_by_name(registry, several, who, cancel_token).await?;
+    let blame = |(place, error): IndexedDeviceError| VerbError::new(&several[place].0, error);
+    let merges = attach_recorded_snapshots(registry, several, who, cancel_token).await?;
     for _ in 0..TRIES_MAX {
-        let turns = DeviceLocks::take(registry, several, who, cancel_token).await?;
-        let attaching = AttachTransaction::begin(registry, several, who, cancel_token).await?;
+        let turns = DeviceChangeLocks::take(registry, several, who, cancel_token).await?;
+        let attaching = SnapshotRecordTransaction::begin(registry, several, who, cancel_token).await?;
         // `Notify` stores a wake-up that arrives before the wait, so none is lost between a step
         // and its wait.
         let answered = Arc::new(Notify::new());
-        let wake: WakeFn = {
+        let wake: TransitionWakeFn = {
             let answered = Arc::clone(&answered);
             Arc::new(move || answered.notify_one())
         };
-        let moves: Vec<bool> = several.iter().map(|(_, mapped)| changes_device(mapped, who)).collect();
+        let moves: Vec<bool> = several.iter().map(|(_, mapped)| verb_changes_device(mapped, who)).collect();
         let mut changes = match begin(&devices, &turns, &wake) {
             Ok(changes) => changes,
             Err(refused) => {
@@ -399,21 +392,21 @@ pub(super) async fn run_locked(
 }
 
 /// True if this suspend or resume changes the device. Create and remove report their own events.
-fn changes_device(mapped: &RegisteredDevice, who: VerbKind) -> bool {
+fn verb_changes_device(mapped: &RegisteredDevice, who: CancellableVerbKind) -> bool {
     let info = mapped.device.info();
     match who {
-        VerbKind::Suspend => !info.suspended,
-        VerbKind::Resume => info.suspended || info.inactive,
-        VerbKind::Create | VerbKind::Remove => false,
+        CancellableVerbKind::Suspend => !info.suspended,
+        CancellableVerbKind::Resume => info.suspended || info.inactive,
+        CancellableVerbKind::Create | CancellableVerbKind::Remove => false,
     }
 }
 
 /// Sends the event of a completed suspend or resume.
-fn publish_change(registry: &Registry, mapped: &Arc<RegisteredDevice>, who: VerbKind) {
+fn publish_change(registry: &DeviceRegistry, mapped: &Arc<RegisteredDevice>, who: CancellableVerbKind) {
     let (kind, line) = match who {
-        VerbKind::Suspend => (EventKind::Suspended, "suspended"),
-        VerbKind::Resume => (EventKind::Resumed, "resumed"),
-        VerbKind::Create | VerbKind::Remove => return,
+        CancellableVerbKind::Suspend => (EventKind::Suspended, "suspended"),
+        CancellableVerbKind::Resume => (EventKind::Resumed, "resumed"),
+        CancellableVerbKind::Create | CancellableVerbKind::Remove => return,
     };
     if !registry.is_being_created(mapped) {
         mapped.publish(kind, line);
@@ -423,19 +416,19 @@ fn publish_change(registry: &Registry, mapped: &Arc<RegisteredDevice>, who: Verb
 /// Steps a change each time the cores answer, until it ends or is cancelled. If the change is
 /// paused, it continues with the result of `check`.
 async fn drive_change(
-    registry: &Registry,
+    registry: &DeviceRegistry,
     cancel_token: &CancelToken,
     answered: &Notify,
     changes: &mut DeviceSetTransition,
-    check: Option<impl Future<Output = Result<(), IndexedTargetError>>>,
-) -> Result<(), IndexedTargetError> {
+    check: Option<impl Future<Output = Result<(), IndexedDeviceError>>>,
+) -> Result<(), IndexedDeviceError> {
     let mut cancelled = None;
     let mut check = std::pin::pin!(check);
     loop {
         if let Some(done) = changes.step(registry.cores()) {
             // The change may be done, or have failed for another reason; only EINTR is replaced by
             // the reason of the cancellation.
-            let interrupted = |(_, e): &IndexedTargetError| e.errno == EINTR;
+            let interrupted = |(_, e): &IndexedDeviceError| e.errno == EINTR;
             let why = cancelled.filter(|_| done.as_ref().is_err_and(interrupted));
             return why.map_or(done, |why| Err((0, why)));
         }
@@ -459,7 +452,7 @@ async fn drive_change(
 
 /// Drops `what` on a thread of its own and waits for that, until cancelled.
 pub(super) async fn drop_on_thread<T: Send + 'static>(
-    registry: &Registry,
+    registry: &DeviceRegistry,
     what: T,
     cancel_token: &CancelToken,
 ) {

@@ -5,10 +5,10 @@
 //! changed and locked too. They are looked up before the locks are taken; if there are others
 //! afterwards, the change starts again.
 
-use super::cancel::{CancelToken, VerbKind};
+use super::cancel::{CancelToken, CancellableVerbKind};
 use super::lane_guard::{self, LaneGuard};
 use crate::error::VerbError;
-use crate::registry::{RegisteredDevice, Registry};
+use crate::registry::{DeviceRegistry, RegisteredDevice};
 use std::sync::Arc;
 use tokio::sync::OwnedMutexGuard;
 use udm_core::Device;
@@ -19,24 +19,24 @@ use udm_dm::{DeviceSetTransition, MappedDevice, TargetError};
 pub(super) const TRIES_MAX: usize = 100;
 
 /// The locks of one change, and lanes that it needs.
-pub(super) struct DeviceLocks<'a> {
-    registry: &'a Registry,
-    who: VerbKind,
+pub(super) struct DeviceChangeLocks<'a> {
+    registry: &'a DeviceRegistry,
+    who: CancellableVerbKind,
     locked: Vec<(Arc<RegisteredDevice>, OwnedMutexGuard<()>)>,
     renews: bool,
     lanes: Vec<LaneGuard>,
 }
 
-impl<'a> DeviceLocks<'a> {
+impl<'a> DeviceChangeLocks<'a> {
     /// Locks `several` devices and their partners, unless cancelled.
     pub async fn take(
-        registry: &'a Registry,
+        registry: &'a DeviceRegistry,
         several: &[(String, Arc<RegisteredDevice>)],
-        who: VerbKind,
+        who: CancellableVerbKind,
         cancel_token: &CancelToken,
-    ) -> Result<DeviceLocks<'a>, VerbError> {
+    ) -> Result<DeviceChangeLocks<'a>, VerbError> {
         let devices: Vec<_> = several.iter().map(|(_, mapped)| Arc::clone(&mapped.device)).collect();
-        let dependents = dependents_of(who, &devices);
+        let dependents = dependents_of_changed_devices(who, &devices);
         let mut all: Vec<(&str, Arc<RegisteredDevice>)> =
             several.iter().map(|(name, mapped)| (name.as_str(), Arc::clone(mapped))).collect();
         let count = all.len();
@@ -44,7 +44,7 @@ impl<'a> DeviceLocks<'a> {
         let listed = dependents.iter().filter_map(|device| registry.listed(device));
         all.extend(listed.map(|mapped| (several[0].0.as_str(), mapped)));
         let renews = all.len() > count;
-        let mut turns = DeviceLocks { registry, who, locked: Vec::new(), renews, lanes: Vec::new() };
+        let mut turns = DeviceChangeLocks { registry, who, locked: Vec::new(), renews, lanes: Vec::new() };
         all.sort_by_key(|(_, mapped)| mapped.device.number());
         all.dedup_by_key(|(_, mapped)| mapped.device.number());
         for (name, mapped) in all {
@@ -58,13 +58,13 @@ impl<'a> DeviceLocks<'a> {
         }
         for (name, mapped) in several {
             // A removal unlists its device itself, or will find that another one did.
-            if who != VerbKind::Remove && !registry.is_active(mapped) {
+            if who != CancellableVerbKind::Remove && !registry.is_active(mapped) {
                 let error = TargetError::errno(ENXIO).because("it has been removed meanwhile");
                 return Err(VerbError::new(name, error));
             }
         }
         for (mapped, _) in &turns.locked {
-            turns.lanes.extend(lane_guard::lane_for_change(registry, &mapped.device).await);
+            turns.lanes.extend(lane_guard::open_lane_for_change(registry, &mapped.device).await);
         }
         Ok(turns)
     }
@@ -72,7 +72,9 @@ impl<'a> DeviceLocks<'a> {
     /// The token that cancels the change. A create or removal without partners cannot be cancelled.
     pub fn cancel_token(&self, cancel_token: &CancelToken) -> CancelToken {
         match self.who {
-            VerbKind::Create | VerbKind::Remove if !self.renews => CancelToken::default(),
+            CancellableVerbKind::Create | CancellableVerbKind::Remove if !self.renews => {
+                CancelToken::default()
+            }
             _ => cancel_token.clone(),
         }
     }
@@ -84,10 +86,15 @@ impl<'a> DeviceLocks<'a> {
     }
 }
 
-fn dependents_of(who: VerbKind, devices: &[Arc<MappedDevice>]) -> Vec<Arc<MappedDevice>> {
+fn dependents_of_changed_devices(
+    who: CancellableVerbKind,
+    devices: &[Arc<MappedDevice>],
+) -> Vec<Arc<MappedDevice>> {
     match who {
-        VerbKind::Suspend => Vec::new(),
-        VerbKind::Create | VerbKind::Resume => DeviceSetTransition::dependents_of_resume(devices),
-        VerbKind::Remove => DeviceSetTransition::dependents_of_removal(devices),
+        CancellableVerbKind::Suspend => Vec::new(),
+        CancellableVerbKind::Create | CancellableVerbKind::Resume => {
+            DeviceSetTransition::dependents_of_resume(devices)
+        }
+        CancellableVerbKind::Remove => DeviceSetTransition::dependents_of_removal(devices),
     }
 }

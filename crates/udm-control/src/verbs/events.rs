@@ -4,7 +4,7 @@ use super::cancel::CancelToken;
 use super::show;
 use crate::api;
 use crate::error::VerbError;
-use crate::registry::Registry;
+use crate::registry::DeviceRegistry;
 use std::sync::Arc;
 use udm_core::errno::ENXIO;
 use udm_core::interleave;
@@ -17,12 +17,12 @@ use udm_dm::TargetError;
 /// # Errors
 /// ENXIO if there is no such device, or if a device without a live table is removed; the error of
 /// the cancel token.
-pub async fn wait_event(
-    registry: &Registry,
+pub async fn wait_device_event(
+    registry: &DeviceRegistry,
     word: &str,
     event_nr: u32,
     cancel_token: &CancelToken,
-) -> Result<api::Device, VerbError> {
+) -> Result<api::DeviceDescription, VerbError> {
     let (waiters, device) = {
         let mapped = registry.find(word)?;
         (Arc::clone(&mapped.waiters), Arc::downgrade(&mapped))
@@ -37,12 +37,12 @@ pub async fn wait_event(
                 let error = TargetError::errno(ENXIO).because("it has been removed meanwhile");
                 return Err(VerbError::new(word, error));
             }
-            return Ok(api::Device { event_nr: last.event_nr.wrapping_add(1), ..last.clone() });
+            return Ok(api::DeviceDescription { event_nr: last.event_nr.wrapping_add(1), ..last.clone() });
         }
         if let Some(mapped) = device.upgrade().filter(|mapped| mapped.device.event_nr() != event_nr) {
-            return Ok(show::describe(registry, &mapped));
+            return Ok(show::describe_mapped_device(registry, &mapped));
         }
-        interleave::point();
+        interleave::mark_interleave_point();
         tokio::select! {
             biased;
             () = next => {}

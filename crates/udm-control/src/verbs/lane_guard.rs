@@ -1,28 +1,30 @@
 //! Keeps a lane open for a device that no client uses, as long as the device has work.
 
-use crate::registry::Registry;
+use crate::registry::DeviceRegistry;
 use std::sync::Arc;
 use tokio::sync::Notify;
-use udm_core::{Ack, Batch, Device, DeviceSlot, FirstError, OwnWork, Task, TaskCx, TaskHandle};
+use udm_core::{
+    AckOnLastDrop, Batch, BioTask, BioTaskCx, BioTaskHandle, BioTaskLaneId, Device, FirstLaneError, OwnWork,
+};
 use udm_dm::MappedDevice;
 
 /// Keeps a lane of a device open on one core until it is dropped.
 pub(super) struct LaneGuard {
-    _task: TaskHandle,
-    pub(super) failure: FirstError,
+    _task: BioTaskHandle,
+    pub(super) failure: FirstLaneError,
 }
 
 /// Task that keeps a lane open. `ack` is dropped once the lane is open or can't be opened.
-struct LaneTask {
+struct KeepLaneOpenTask {
     device: Option<Arc<dyn Device>>,
-    slot: Option<DeviceSlot>,
-    failure: FirstError,
-    ack: Option<Ack>,
+    slot: Option<BioTaskLaneId>,
+    failure: FirstLaneError,
+    ack: Option<AckOnLastDrop>,
     over: bool,
 }
 
-impl Task for LaneTask {
-    fn turn(&mut self, cx: &mut dyn TaskCx) {
+impl BioTask for KeepLaneOpenTask {
+    fn turn(&mut self, cx: &mut dyn BioTaskCx) {
         if let Some(device) = self.device.take() {
             match cx.open(&device) {
                 Ok(slot) => self.slot = Some(slot),
@@ -32,9 +34,9 @@ impl Task for LaneTask {
         self.ack = None;
     }
 
-    fn complete(&mut self, _: &mut Batch, _: &mut dyn TaskCx) {}
+    fn complete(&mut self, _: &mut Batch, _: &mut dyn BioTaskCx) {}
 
-    fn stop(&mut self, cx: &mut dyn TaskCx) {
+    fn stop(&mut self, cx: &mut dyn BioTaskCx) {
         if let Some(slot) = self.slot.take() {
             cx.close(slot);
         }
@@ -52,17 +54,29 @@ impl Task for LaneTask {
 }
 
 /// Opens a lane. `ack` is dropped once the lane is open or can't be opened.
-pub(super) fn open_lane(registry: &Registry, device: &Arc<MappedDevice>, ack: Ack) -> LaneGuard {
-    let failure = FirstError::default();
+pub(super) fn open_lane(
+    registry: &DeviceRegistry,
+    device: &Arc<MappedDevice>,
+    ack: AckOnLastDrop,
+) -> LaneGuard {
+    let failure = FirstLaneError::default();
     let device = Arc::clone(device) as Arc<dyn Device>;
-    let keep =
-        LaneTask { device: Some(device), slot: None, failure: failure.clone(), ack: Some(ack), over: false };
+    let keep = KeepLaneOpenTask {
+        device: Some(device),
+        slot: None,
+        failure: failure.clone(),
+        ack: Some(ack),
+        over: false,
+    };
     LaneGuard { _task: registry.cores().start(Box::new(move || Box::new(keep))), failure }
 }
 
 /// Opens a lane for a resume or a suspend, if a target needs one. An open error is ignored here:
 /// the next user of the device gets it.
-pub(super) async fn lane_for_change(registry: &Registry, device: &Arc<MappedDevice>) -> Option<LaneGuard> {
+pub(super) async fn open_lane_for_change(
+    registry: &DeviceRegistry,
+    device: &Arc<MappedDevice>,
+) -> Option<LaneGuard> {
     let tables = [device.live(), device.inactive()];
     let mut targets = tables.iter().flatten().flat_map(|table| table.targets());
     if !targets.any(|entry| entry.target.features().needs_own_lane) {
@@ -70,7 +84,7 @@ pub(super) async fn lane_for_change(registry: &Registry, device: &Arc<MappedDevi
     }
     let open = Arc::new(Notify::new());
     let opened = Arc::clone(&open);
-    let held = open_lane(registry, device, Ack::new(move || opened.notify_one()));
+    let held = open_lane(registry, device, AckOnLastDrop::new(move || opened.notify_one()));
     open.notified().await;
     Some(held)
 }

@@ -3,6 +3,7 @@
 //! Contract: verbs need no reactor, so the simulator runs them too. Devices are locked in the order
 //! of their numbers (`device_locks`). `cancel` defines how a verb is cancelled.
 
+mod begin_transition;
 mod cancel;
 mod change;
 mod device_locks;
@@ -21,23 +22,28 @@ mod tables;
 mod wait;
 
 pub(crate) use cancel::PendingVerbs;
-pub use cancel::{CancelToken, interrupted};
-pub(crate) use change::{CreatedDevice, create_device, reload};
+pub use cancel::{CancelToken, interrupted_error};
+pub(crate) use change::{CreatedDevice, create_device, reload_live_table};
 pub use change::{
-    DeviceSpec, cancel_all, create, create_cancellable, create_with, resume, resume_cancellable, suspend,
-    suspend_cancellable,
+    DeviceSpec, cancel_all_pending_verbs, create_device_cancellable, create_device_with_table_fn,
+    create_mapped_device, resume_devices_cancellable, resume_mapped_devices, suspend_devices_cancellable,
+    suspend_mapped_devices,
 };
-pub use events::wait_event;
-pub use multipath::{MultipathOptions, create_multipath_cancellable};
-pub use power::turn_power;
-pub use queue::change_queues;
-pub use remove::{RemoveOptions, remove, remove_cancellable, run_deferred_removals};
-pub use rename::rename;
+pub use events::wait_device_event;
+pub use multipath::{PathGroupingOptions, create_multipath_cancellable};
+pub use power::set_disk_power;
+pub use queue::change_queue_settings;
+pub use remove::{RemoveOptions, remove_device_cancellable, remove_mapped_device, run_deferred_removals};
+pub use rename::rename_mapped_device;
 pub(crate) use show::{OPS, device_and_paths};
-pub use show::{info, ls, status, statuses, table, tables, version};
-pub(crate) use snapshot::SnapshotInfo;
-pub(crate) use tables::lines_of;
-pub use tables::{
-    TABLE_MAX, clear, command_path, load, load_cancellable, message, message_from, resolve_device,
+pub use show::{
+    all_device_tables, all_table_statuses, describe_device_by_name, list_mapped_devices, server_versions,
+    table_by_device_name, table_status_by_device_name,
 };
-pub use wait::{wait, wait_with};
+pub(crate) use snapshot::SnapshotCreationInfo;
+pub(crate) use tables::parse_table_or_device_word;
+pub use tables::{
+    TABLE_MAX, clear_inactive_table, fail_or_reinstate_path, load_inactive_table, load_table_cancellable,
+    resolve_device, send_message_with_base_dir, send_target_message,
+};
+pub use wait::{block_on_verb, block_on_verb_with_idle_fn};

@@ -1,23 +1,27 @@
 //! Verbs that also change partner devices.
 
-use super::cancel::VerbKind;
-use super::change::{resume_filtered, run_locked};
-use super::{CancelToken, RemoveOptions, interrupted, remove, remove_cancellable, resume, suspend, wait};
+use super::begin_transition::begin_resume_transition;
+use super::cancel::CancellableVerbKind;
+use super::change::run_change_with_device_locks;
+use super::{
+    CancelToken, RemoveOptions, block_on_verb, interrupted_error, remove_device_cancellable,
+    remove_mapped_device, resume_mapped_devices, suspend_mapped_devices,
+};
 use crate::error::VerbError;
-use crate::registry::{BaseDir, RegisteredDevice, Registry, TableResolver};
+use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice, TableResolver};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 use udm_core::errno::{EINTR, ENXIO};
 use udm_core::{
-    CoreId, Cores, Cx, Device as _, DeviceId, Lane, LaneCommand, Limits, OpenError, Sector, TaskFactory,
-    TaskHandle,
+    BioTaskFactory, BioTaskHandle, CoreCommandSender, CoreId, Cx, Device as _, DeviceControlError, DeviceId,
+    Lane, LaneCommand, Limits, Sector,
 };
 use udm_dm::testing::TestControlIo;
 use udm_dm::{
-    DeviceRange, DeviceRef, LowerLimits, MappedDevice, Table, Target, TargetArgs, TargetError, TargetHost,
-    TargetType,
+    DeviceRange, LowerLimits, MappedDevice, ResolvedDevice, Table, Target, TargetArgs, TargetError,
+    TargetHostServices, TargetType,
 };
 
 /// Cores without lanes: every command is acknowledged at once, except those to one device that
@@ -40,7 +44,7 @@ impl StubCores {
     }
 }
 
-impl Cores for StubCores {
+impl CoreCommandSender for StubCores {
     fn broadcast(&self, device: DeviceId, command: LaneCommand) {
         // A hanging device answers everything but a suspend.
         let suspends = matches!(command, LaneCommand::Suspend { .. });
@@ -49,8 +53,8 @@ impl Cores for StubCores {
         }
     }
     fn wake_up(&self, _: CoreId, _: DeviceId) {}
-    fn start(&self, _: TaskFactory) -> TaskHandle {
-        TaskHandle::new(drop)
+    fn start(&self, _: BioTaskFactory) -> BioTaskHandle {
+        BioTaskHandle::new(drop)
     }
 }
 
@@ -63,7 +67,7 @@ struct DiskShared {
 
 #[derive(Default)]
 struct TopState {
-    notify: OnceLock<Arc<dyn TargetHost>>,
+    notify: OnceLock<Arc<dyn TargetHostServices>>,
     live: AtomicBool,
 }
 
@@ -76,7 +80,7 @@ impl TopState {
 /// `top DISK` and `side DISK`: like an origin and its snapshots.
 struct TestTarget {
     is_top: bool,
-    disk: DeviceRef,
+    disk: ResolvedDevice,
     args: (Sector, udm_core::Sectors),
     place: Arc<TopState>,
     shared: Arc<DiskShared>,
@@ -104,7 +108,7 @@ impl Target for TestTarget {
     fn type_name(&self) -> &'static str {
         if self.is_top { "top" } else { "side" }
     }
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         self.disk.device.open(cx)
     }
     fn table(&self) -> String {
@@ -116,7 +120,7 @@ impl Target for TestTarget {
     fn devices(&self) -> Vec<DeviceRange> {
         vec![DeviceRange::new(&self.disk, Sector(0), self.args.1)]
     }
-    fn attach(&self, notify: Arc<dyn TargetHost>) {
+    fn attach(&self, notify: Arc<dyn TargetHostServices>) {
         let _ = self.place.notify.set(notify);
         if self.is_top {
             let mut tops = self.shared.tops.lock().unwrap();
@@ -148,14 +152,14 @@ const TYPES: &[TargetType] = &[
 
 const DISK: &str = "mem:64K";
 
-fn rig() -> (Arc<StubCores>, Arc<Registry>) {
+fn rig() -> (Arc<StubCores>, Arc<DeviceRegistry>) {
     let cores = Arc::new(StubCores::default());
-    let registry = Registry::new(Arc::<StubCores>::clone(&cores) as Arc<dyn Cores>, 1);
+    let registry = DeviceRegistry::new(Arc::<StubCores>::clone(&cores) as Arc<dyn CoreCommandSender>, 1);
     (cores, registry)
 }
 
-fn load(registry: &Registry, mapped: &Arc<RegisteredDevice>, kind: &str) {
-    let lines = udm_wire::table::parse(&format!("0 8 {kind} {DISK}")).unwrap();
+fn load(registry: &DeviceRegistry, mapped: &Arc<RegisteredDevice>, kind: &str) {
+    let lines = udm_wire::table::parse_table(&format!("0 8 {kind} {DISK}")).unwrap();
     let folder = BaseDir::none();
     let table =
         Table::build(TYPES, &lines, &mut TableResolver::new(registry, &folder), &TestControlIo::new(), 1)
@@ -165,7 +169,7 @@ fn load(registry: &Registry, mapped: &Arc<RegisteredDevice>, kind: &str) {
 
 /// As `verbs::create`, with targets that have partners.
 fn create(
-    registry: &Arc<Registry>,
+    registry: &Arc<DeviceRegistry>,
     name: &str,
     kind: &str,
     cancel_token: &CancelToken,
@@ -173,7 +177,13 @@ fn create(
     let made = registry.begin_create(name, None, None).unwrap();
     load(registry, &made.mapped, kind);
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
-    wait(run_locked(registry, &one, VerbKind::Create, cancel_token, resume_filtered))?;
+    block_on_verb(run_change_with_device_locks(
+        registry,
+        &one,
+        CancellableVerbKind::Create,
+        cancel_token,
+        begin_resume_transition,
+    ))?;
     made.complete();
     Ok(())
 }
@@ -212,23 +222,23 @@ fn partners_are_waited_for_in_turn() {
                 rounds(&|| {
                     create(registry, name, "side", &never()).unwrap();
                     load(registry, &registry.find(name).unwrap(), "side");
-                    wait(resume(registry, &[name])).unwrap();
-                    wait(remove(registry, name)).unwrap();
+                    block_on_verb(resume_mapped_devices(registry, &[name])).unwrap();
+                    block_on_verb(remove_mapped_device(registry, name)).unwrap();
                 });
             });
         }
         scope.spawn(move || {
             rounds(&|| {
                 create(registry, "t", "top", &never()).unwrap();
-                wait(suspend(registry, &["t"], true)).unwrap();
-                wait(remove(registry, "t")).unwrap();
+                block_on_verb(suspend_mapped_devices(registry, &["t"], true)).unwrap();
+                block_on_verb(remove_mapped_device(registry, "t")).unwrap();
             });
         });
         scope.spawn(move || {
             rounds(&|| {
-                wait(suspend(registry, &["low"], true)).unwrap();
+                block_on_verb(suspend_mapped_devices(registry, &["low"], true)).unwrap();
                 load(registry, &registry.find("low").unwrap(), "top");
-                wait(resume(registry, &["low"])).unwrap();
+                block_on_verb(resume_mapped_devices(registry, &["low"])).unwrap();
             });
         });
         thread::sleep(Duration::from_secs(1));
@@ -238,7 +248,7 @@ fn partners_are_waited_for_in_turn() {
     let low = registry.find("low").unwrap();
     assert!(!low.device.is_suspended());
     create(&registry, "s", "side", &never()).unwrap();
-    wait(remove(&registry, "s")).unwrap();
+    block_on_verb(remove_mapped_device(&registry, "s")).unwrap();
 }
 
 /// A verb that waits for a partner, for its lock or for its suspend, can be cancelled and changes
@@ -260,16 +270,19 @@ fn waiting_for_a_partner_is_called_off() {
             let done = thread::scope(|scope| {
                 let waits = scope.spawn(|| match verb {
                     0 => create(&registry, "s", "side", &cancel_token),
-                    _ => {
-                        wait(remove_cancellable(&registry, "before", RemoveOptions::default(), &cancel_token))
-                    }
+                    _ => block_on_verb(remove_device_cancellable(
+                        &registry,
+                        "before",
+                        RemoveOptions::default(),
+                        &cancel_token,
+                    )),
                 });
                 if for_rest {
                     eventually(|| cores.is_asked());
                     assert!(top.device.is_suspended());
                 }
                 assert!(!waits.is_finished());
-                cancel_token.cancel(interrupted("enough"));
+                cancel_token.cancel(interrupted_error("enough"));
                 waits.join().unwrap()
             });
             assert_eq!(errno(done), EINTR);
@@ -282,14 +295,14 @@ fn waiting_for_a_partner_is_called_off() {
         let before = registry.find("before").unwrap();
         assert!(!before.device.is_suspended() && before.device.live().is_some());
         create(&registry, "s", "side", &never()).unwrap();
-        wait(remove(&registry, "s")).unwrap();
+        block_on_verb(remove_mapped_device(&registry, "s")).unwrap();
     }
     // The shutdown cancels also the verbs of a device that is not listed yet.
     cores.hang(Some(top.device.id()));
     thread::scope(|scope| {
         let waits = scope.spawn(|| create(&registry, "s", "side", &never()));
         eventually(|| cores.is_asked());
-        super::cancel_all(&registry);
+        super::cancel_all_pending_verbs(&registry);
         assert_eq!(errno(waits.join().unwrap()), EINTR);
     });
 }
@@ -303,7 +316,7 @@ fn a_partner_that_is_removed_meanwhile_is_not_waited_for() {
     let suspending = Arc::clone(&top.changing).try_lock_owned().unwrap();
     drop(top);
     thread::scope(|scope| {
-        let retired = scope.spawn(|| wait(remove(&registry, "t")));
+        let retired = scope.spawn(|| block_on_verb(remove_mapped_device(&registry, "t")));
         thread::sleep(Duration::from_millis(20));
         let made = scope.spawn(|| create(&registry, "s", "side", &never()));
         thread::sleep(Duration::from_millis(20));

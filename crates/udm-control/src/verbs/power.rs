@@ -3,7 +3,7 @@
 use super::queue::used_devices;
 use crate::api;
 use crate::error::VerbError;
-use crate::registry::{RegisteredDevice, Registry};
+use crate::registry::{DeviceRegistry, RegisteredDevice};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use udm_core::errno::EINVAL;
@@ -11,15 +11,18 @@ use udm_core::{DevNo, Device};
 use udm_dm::TargetError;
 
 /// The disks of the live table that have a power switch, by number.
-pub(super) fn power(registry: &Registry, mapped: &RegisteredDevice) -> Vec<api::Power> {
+pub(super) fn disk_power_states(
+    registry: &DeviceRegistry,
+    mapped: &RegisteredDevice,
+) -> Vec<api::DiskPowerState> {
     let power = |(number, device): (DevNo, Arc<dyn Device>)| {
         let on = device.power()?.is_on();
-        Some(api::Power { number: number.to_string(), uri: registry.uri_of(number), on })
+        Some(api::DiskPowerState { number: number.to_string(), uri: registry.uri_of(number), on })
     };
-    switchable_disks(mapped).into_iter().filter_map(power).collect()
+    disks_with_power_switch(mapped).into_iter().filter_map(power).collect()
 }
 
-fn switchable_disks(mapped: &RegisteredDevice) -> BTreeMap<DevNo, Arc<dyn Device>> {
+fn disks_with_power_switch(mapped: &RegisteredDevice) -> BTreeMap<DevNo, Arc<dyn Device>> {
     used_devices(mapped).filter(|(_, device)| device.power().is_some()).collect()
 }
 
@@ -28,8 +31,13 @@ fn switchable_disks(mapped: &RegisteredDevice) -> BTreeMap<DevNo, Arc<dyn Device
 ///
 /// # Errors
 /// ENXIO if there is no such device; EINVAL if it uses no such disk with a switch.
-pub fn turn_power(registry: &Registry, word: &str, disk: Option<&str>, on: bool) -> Result<(), VerbError> {
-    let mut all = switchable_disks(&*registry.find(word)?);
+pub fn set_disk_power(
+    registry: &DeviceRegistry,
+    word: &str,
+    disk: Option<&str>,
+    on: bool,
+) -> Result<(), VerbError> {
+    let mut all = disks_with_power_switch(&*registry.find(word)?);
     if let Some(disk) = disk {
         all.retain(|number, _| number.to_string() == disk || registry.uri_of(*number) == disk);
     }

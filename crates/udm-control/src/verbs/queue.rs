@@ -1,18 +1,21 @@
 //! The queues in front of the disks that tables use: reports, and changes of settings.
 
-use super::show::describe;
+use super::show::describe_mapped_device;
 use crate::api;
 use crate::error::VerbError;
-use crate::registry::{RegisteredDevice, Registry};
+use crate::registry::{DeviceRegistry, RegisteredDevice};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 use udm_core::errno::{EINVAL, ENXIO};
-use udm_core::{CancelChange, DevNo, Device, HwQueueReport, OpenError, QueueReport};
+use udm_core::{DevNo, Device, DeviceControlError, HwQueueReport, QueueChangeCancelFn, QueueReport};
 use udm_dm::TargetError;
 
 /// The queues in front of the disks of the live table, and the device's own, by number.
-pub(super) fn queue_reports(registry: &Registry, mapped: &RegisteredDevice) -> Vec<api::Queue> {
+pub(super) fn queue_reports(
+    registry: &DeviceRegistry,
+    mapped: &RegisteredDevice,
+) -> Vec<api::RequestQueueReport> {
     queued_devices(mapped)
         .into_iter()
         .filter_map(|(number, device)| queue_report(registry, number, &*device))
@@ -32,21 +35,25 @@ pub(super) fn used_devices(mapped: &RegisteredDevice) -> impl Iterator<Item = (D
     used.collect::<Vec<_>>().into_iter()
 }
 
-fn queue_report(registry: &Registry, number: DevNo, device: &dyn Device) -> Option<api::Queue> {
+fn queue_report(
+    registry: &DeviceRegistry,
+    number: DevNo,
+    device: &dyn Device,
+) -> Option<api::RequestQueueReport> {
     let QueueReport { scheduler, numbers, hw_queues } = device.queue()?.report(registry.core_count());
     let hw_queue = |hw: HwQueueReport| api::HwQueue {
         cores: hw.cores.into_iter().map(|core| core as u64).collect(),
         tags: hw.tags.into(),
         tags_in_use: hw.tags_in_use.into(),
         in_line: hw.waiting.into(),
-        shared: hw.shared.map(|shared| api::SharedTags {
+        shared: hw.shared.map(|shared| api::SharedTagUsage {
             held: shared.held.into(),
             most: shared.most.into(),
             tags: shared.tags.into(),
             disks: shared.disks.into(),
         }),
     };
-    Some(api::Queue {
+    Some(api::RequestQueueReport {
         number: number.to_string(),
         uri: registry.uri_of(number),
         scheduler,
@@ -64,12 +71,12 @@ fn queue_report(registry: &Registry, number: DevNo, device: &dyn Device) -> Opti
 /// ENXIO if there is no such device, or if it was removed meanwhile; EINVAL if it has no such
 /// queue, or for a setting that can't be changed; EBUSY while a queue is being changed. With
 /// several queues, some may have been changed before the error.
-pub async fn change_queues(
-    registry: &Registry,
+pub async fn change_queue_settings(
+    registry: &DeviceRegistry,
     word: &str,
     disk: Option<&str>,
     settings: &BTreeMap<String, String>,
-) -> Result<api::Device, VerbError> {
+) -> Result<api::DeviceDescription, VerbError> {
     let refused = |errno, why| VerbError::new(word, TargetError::errno(errno).because(why));
     if settings.is_empty() {
         return Err(refused(EINVAL, "there are no settings to change".into()));
@@ -92,24 +99,24 @@ pub async fn change_queues(
         let (done, changed_settings) = oneshot::channel();
         let then = Box::new(move || _ = done.send(()));
         let changed = device.queue().map(|queue| queue.change(&settings, then)).transpose();
-        let cancel =
-            changed.map_err(|OpenError { errno, text }| refused(errno, format!("{number}: {text}")))?;
-        pending.push((changed_settings, CancelOnDrop(cancel)));
+        let cancel = changed
+            .map_err(|DeviceControlError { errno, text }| refused(errno, format!("{number}: {text}")))?;
+        pending.push((changed_settings, QueueChangeCancelGuard(cancel)));
     }
     for (changed_settings, _cancel) in pending {
         // The sender is dropped if the disk is gone.
         let _ = changed_settings.await;
     }
     match registry.listed(&mapped.device) {
-        Some(mapped) => Ok(describe(registry, &mapped)),
+        Some(mapped) => Ok(describe_mapped_device(registry, &mapped)),
         None => Err(refused(ENXIO, "it has been removed meanwhile".into())),
     }
 }
 
 /// Cancels a change of a queue when dropped, unless the change is in effect.
-struct CancelOnDrop(Option<CancelChange>);
+struct QueueChangeCancelGuard(Option<QueueChangeCancelFn>);
 
-impl Drop for CancelOnDrop {
+impl Drop for QueueChangeCancelGuard {
     fn drop(&mut self) {
         if let Some(cancel) = self.0.take() {
             cancel();

@@ -1,12 +1,13 @@
 //! Removing devices: unused devices at once, used ones after their last close (`--deferred`), or
 //! with all their requests failed first (`--force`).
 
-use super::cancel::{CancelToken, VerbKind};
-use super::change::{drop_on_thread, export_device, remove_filtered, resume_filtered, run_locked};
+use super::begin_transition::{begin_removal_transition, begin_resume_transition};
+use super::cancel::{CancelToken, CancellableVerbKind};
+use super::change::{drop_on_thread, export_device, run_change_with_device_locks};
 use super::{show, tables};
 use crate::api;
 use crate::error::VerbError;
-use crate::registry::{BaseDir, RegisteredDevice, Registry};
+use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,19 +29,19 @@ pub struct RemoveOptions {
 ///
 /// # Errors
 /// ENXIO if there is no such device, EBUSY while clients or tables use it.
-pub async fn remove(registry: &Arc<Registry>, name: &str) -> Result<(), VerbError> {
-    remove_cancellable(registry, name, RemoveOptions::default(), &CancelToken::default()).await
+pub async fn remove_mapped_device(registry: &Arc<DeviceRegistry>, name: &str) -> Result<(), VerbError> {
+    remove_device_cancellable(registry, name, RemoveOptions::default(), &CancelToken::default()).await
 }
 
-/// As [`remove`], with the options `how` and a cancel token. The verb can be cancelled while it
-/// waits for requests in flight or for other devices.
+/// As [`remove_mapped_device`], with the options `how` and a cancel token. The verb can be
+/// cancelled while it waits for requests in flight or for other devices.
 ///
 /// # Errors
-/// As [`remove`], and the error of the cancel token; the device stays as it was then. With `force`,
-/// the table that fails all requests stays if only the removal failed. With `deferred`, a device in
-/// use is no error.
-pub async fn remove_cancellable(
-    registry: &Arc<Registry>,
+/// As [`remove_mapped_device`], and the error of the cancel token; the device stays as it was then.
+/// With `force`, the table that fails all requests stays if only the removal failed. With
+/// `deferred`, a device in use is no error.
+pub async fn remove_device_cancellable(
+    registry: &Arc<DeviceRegistry>,
     name: &str,
     how: RemoveOptions,
     cancel_token: &CancelToken,
@@ -65,12 +66,12 @@ pub async fn remove_cancellable(
     Err(error)
 }
 
-fn is_open(registry: &Registry, mapped: &RegisteredDevice) -> bool {
+fn is_open(registry: &DeviceRegistry, mapped: &RegisteredDevice) -> bool {
     show::open_count(registry, mapped) > 0
 }
 
 /// Removes devices with a deferred removal when they are closed. Never returns.
-pub async fn run_deferred_removals(registry: &Arc<Registry>) -> std::convert::Infallible {
+pub async fn run_deferred_removals(registry: &Arc<DeviceRegistry>) -> std::convert::Infallible {
     // The removals run concurrently, because one may wait for other devices.
     let mut removals: Vec<Pin<Box<dyn Future<Output = ()> + Send + '_>>> = Vec::new();
     loop {
@@ -79,14 +80,14 @@ pub async fn run_deferred_removals(registry: &Arc<Registry>) -> std::convert::In
             () = registry.closed() => {
                 let due = registry.all().into_iter();
                 let due = due.filter(|mapped| mapped.is_deferred() && !is_open(registry, mapped));
-                due.for_each(|mapped| removals.push(Box::pin(remove_deferred(registry, mapped))));
+                due.for_each(|mapped| removals.push(Box::pin(finish_deferred_removal(registry, mapped))));
             }
-            () = wait_any(&mut removals) => {}
+            () = wait_for_completed_futures(&mut removals) => {}
         }
     }
 }
 
-async fn remove_deferred(registry: &Arc<Registry>, mapped: Arc<RegisteredDevice>) {
+async fn finish_deferred_removal(registry: &Arc<DeviceRegistry>, mapped: Arc<RegisteredDevice>) {
     let (name, left) = (mapped.device.name(), Arc::downgrade(&mapped));
     let done =
         remove_device(registry, &name, mapped, RegisteredDevice::is_deferred, &CancelToken::default()).await;
@@ -98,7 +99,7 @@ async fn remove_deferred(registry: &Arc<Registry>, mapped: Arc<RegisteredDevice>
 }
 
 /// Polls all futures of `list` until some have completed, and takes those out.
-async fn wait_any<F: Future<Output = ()> + Unpin>(list: &mut Vec<F>) {
+async fn wait_for_completed_futures<F: Future<Output = ()> + Unpin>(list: &mut Vec<F>) {
     poll_fn(|cx| {
         let before = list.len();
         list.retain_mut(|one| Pin::new(one).poll(cx).is_pending());
@@ -109,7 +110,7 @@ async fn wait_any<F: Future<Output = ()> + Unpin>(list: &mut Vec<F>) {
 
 /// Replaces the table by one of the same size that fails all requests.
 async fn load_error_table(
-    registry: &Arc<Registry>,
+    registry: &Arc<DeviceRegistry>,
     name: &str,
     mapped: &Arc<RegisteredDevice>,
     cancel_token: &CancelToken,
@@ -120,27 +121,34 @@ async fn load_error_table(
     }
     let table = format!("0 {sectors} error");
     let loaded = tables::load_into(registry, mapped, name, &table, &BaseDir::none(), cancel_token)?;
-    cancel_others(mapped);
+    cancel_suspend_and_resume(mapped);
     // Requests on storage that hangs may never complete; clients get errors without waiting for
     // them.
     let _failing = registry.exporter().and_then(|exporter| exporter.fail(mapped.device.id()));
     let one = [(name.to_owned(), Arc::clone(mapped))];
-    let done = run_locked(registry, &one, VerbKind::Resume, cancel_token, resume_filtered).await;
+    let done = run_change_with_device_locks(
+        registry,
+        &one,
+        CancellableVerbKind::Resume,
+        cancel_token,
+        begin_resume_transition,
+    )
+    .await;
     if done.is_err() {
         mapped.device.clear_own(&loaded);
     }
     done
 }
 
-fn cancel_others(mapped: &RegisteredDevice) {
-    for who in [VerbKind::Suspend, VerbKind::Resume] {
+fn cancel_suspend_and_resume(mapped: &RegisteredDevice) {
+    for who in [CancellableVerbKind::Suspend, CancellableVerbKind::Resume] {
         mapped.pending.cancel(who, "cancelled by a removal");
     }
 }
 
 /// Removes a device, if `may` allows it once the device is locked.
 pub(super) async fn remove_device(
-    registry: &Arc<Registry>,
+    registry: &Arc<DeviceRegistry>,
     name: &str,
     mapped: Arc<RegisteredDevice>,
     may: impl Fn(&RegisteredDevice) -> bool,
@@ -153,24 +161,31 @@ pub(super) async fn remove_device(
     if open > 0 {
         return Err(VerbError::new(name, busy(open)));
     }
-    cancel_others(&mapped);
+    cancel_suspend_and_resume(&mapped);
     let exporter = registry.exporter();
     let mut removal = None;
     let one = [(name.to_owned(), Arc::clone(&mapped))];
-    let left = run_locked(registry, &one, VerbKind::Remove, cancel_token, |devices, turns, wake| {
-        if removal.is_none() {
-            let taken = registry.begin_removal(&mapped, &may).map_err(|error| (0, error))?;
-            removal = Some((taken, show::describe(registry, &mapped)));
-            // New clients can't open the device any more; clients from before still have it open.
-            exporter.inspect(|exporter| exporter.remove(id));
-        }
-        let users = exporter.map_or(0, |exporter| exporter.users(id));
-        if users > 0 {
-            return Err((0, busy(users as u64)));
-        }
-        // The hooks tell the targets that they are no longer in use.
-        remove_filtered(devices, turns, wake)
-    });
+    let left = run_change_with_device_locks(
+        registry,
+        &one,
+        CancellableVerbKind::Remove,
+        cancel_token,
+        |devices, turns, wake| {
+            if removal.is_none() {
+                let taken = registry.begin_removal(&mapped, &may).map_err(|error| (0, error))?;
+                removal = Some((taken, show::describe_mapped_device(registry, &mapped)));
+                // New clients can't open the device any more; clients from before still have it
+                // open.
+                exporter.inspect(|exporter| exporter.remove(id));
+            }
+            let users = exporter.map_or(0, |exporter| exporter.users(id));
+            if users > 0 {
+                return Err((0, busy(users as u64)));
+            }
+            // The hooks tell the targets that they are no longer in use.
+            begin_removal_transition(devices, turns, wake)
+        },
+    );
     let left = left.await;
     let Some((removal, last)) = removal else { return left };
     if left.is_err() {
@@ -179,7 +194,7 @@ pub(super) async fn remove_device(
     }
     exporter.inspect(|exporter| exporter.forget(id));
     removal.commit();
-    mapped.waiters.gone(api::Device { event_nr: mapped.device.event_nr(), ..last });
+    mapped.waiters.gone(api::DeviceDescription { event_nr: mapped.device.event_nr(), ..last });
     drop(one);
     drop_on_thread(registry, mapped, &CancelToken::default()).await;
     Ok(())

@@ -1,7 +1,7 @@
 //! Renaming devices, and setting a UUID.
 
 use crate::error::VerbError;
-use crate::registry::{NewName, Registry};
+use crate::registry::{DeviceRegistry, NewName};
 use udm_core::errno::EIO;
 use udm_dm::TargetError;
 
@@ -13,7 +13,7 @@ use udm_dm::TargetError;
 /// EINVAL for an invalid name or UUID, and if there is a UUID already; EBUSY if the name or UUID is
 /// in use, even by the device itself, and while the device is being created or removed; ENXIO if
 /// there is no such device; EIO if a mark can't be moved. After an error nothing has changed.
-pub fn rename(registry: &Registry, word: &str, to: NewName<'_>) -> Result<(), VerbError> {
+pub fn rename_mapped_device(registry: &DeviceRegistry, word: &str, to: NewName<'_>) -> Result<(), VerbError> {
     let mapped = registry.may_rename(word, to)?;
     let change = || registry.rename(&mapped, word, to);
     match (registry.state_folder(), to) {

@@ -1,18 +1,19 @@
 //! The verbs that show devices, tables and status, as dmsetup does.
 
-use super::power::power;
+use super::power::disk_power_states;
 use super::queue::queue_reports;
 use crate::api;
 use crate::error::VerbError;
-use crate::registry::{RegisteredDevice, Registry};
+use crate::registry::{DeviceRegistry, RegisteredDevice};
 use std::collections::HashSet;
 use std::sync::Arc;
 use udm_core::{DevNo, Device, Nanos, Op};
 use udm_dm::{
-    MultipathTarget, PathMaintenanceReport, PathReport, PathWatchReport, Table, TableEntry, Target,
+    MultipathTarget, PathLatencyAndHedgeReport, PathReport, QueueingAndFailbackReport, Table, TableEntry,
+    Target,
 };
 use udm_targets::TARGETS;
-use udm_targets::multipath::PathMaintenance;
+use udm_targets::multipath::PathMaintenanceSettings;
 use udm_wire::multipath_conf::{Failback, NoPathRetry};
 
 /// The version of the kernel's device mapper (6.12) whose behaviour udm follows.
@@ -23,24 +24,27 @@ pub(crate) const OPS: [&str; Op::ALL.len()] = ["read", "write", "flush", "discar
 
 /// All mapped devices, by number.
 #[must_use]
-pub fn ls(registry: &Registry) -> Vec<api::Device> {
-    registry.all().iter().map(|mapped| describe(registry, mapped)).collect()
+pub fn list_mapped_devices(registry: &DeviceRegistry) -> Vec<api::DeviceDescription> {
+    registry.all().iter().map(|mapped| describe_mapped_device(registry, mapped)).collect()
 }
 
 /// One mapped device.
 ///
 /// # Errors
 /// ENXIO if there is none.
-pub fn info(registry: &Registry, name: &str) -> Result<api::Device, VerbError> {
-    Ok(describe(registry, &*registry.find(name)?))
+pub fn describe_device_by_name(
+    registry: &DeviceRegistry,
+    name: &str,
+) -> Result<api::DeviceDescription, VerbError> {
+    Ok(describe_mapped_device(registry, &*registry.find(name)?))
 }
 
 /// A device, with the target types and the paths of its live table. Each type is listed once.
 pub(crate) fn device_and_paths(
-    registry: &Registry,
+    registry: &DeviceRegistry,
     mapped: &RegisteredDevice,
-) -> (api::Device, Vec<String>, Vec<api::Path>) {
-    let device = describe(registry, mapped);
+) -> (api::DeviceDescription, Vec<String>, Vec<api::MultipathPathReport>) {
+    let device = describe_mapped_device(registry, mapped);
     let Some(table) = mapped.device.live() else { return (device, Vec::new(), Vec::new()) };
     let mut types: Vec<&str> = Vec::new();
     for entry in table.targets() {
@@ -56,29 +60,34 @@ pub(crate) fn device_and_paths(
 ///
 /// # Errors
 /// ENXIO if there is no such device.
-pub fn table(registry: &Registry, name: &str, inactive: bool) -> Result<api::Table, VerbError> {
+pub fn table_by_device_name(
+    registry: &DeviceRegistry,
+    name: &str,
+    inactive: bool,
+) -> Result<api::TableDescription, VerbError> {
     Ok(table_of(registry, &*registry.find(name)?, inactive))
 }
 
 /// The tables of all devices, live or in the inactive slot, by number.
 #[must_use]
-pub fn tables(registry: &Registry, inactive: bool) -> api::TableList {
+pub fn all_device_tables(registry: &DeviceRegistry, inactive: bool) -> api::TableList {
     let all = registry.all();
     api::TableList { tables: all.iter().map(|mapped| table_of(registry, mapped, inactive)).collect() }
 }
 
-fn table_of(registry: &Registry, mapped: &RegisteredDevice, inactive: bool) -> api::Table {
+fn table_of(registry: &DeviceRegistry, mapped: &RegisteredDevice, inactive: bool) -> api::TableDescription {
     let (name, number) = (mapped.device.name(), mapped.device.number().to_string());
     let Some(table) = table_in_slot(mapped, inactive) else {
-        return api::Table { name, number, ..api::Table::default() };
+        return api::TableDescription { name, number, ..api::TableDescription::default() };
     };
     let mut known = HashSet::new();
     let numbers = table.devices().map(|device| device.number).filter(|number| known.insert(*number));
     let mut numbers: Vec<DevNo> = numbers.collect();
     // The kernel adds each device at the head of its list.
     numbers.reverse();
-    let below = |number: DevNo| api::Below { number: number.to_string(), uri: registry.uri_of(number) };
-    api::Table {
+    let below =
+        |number: DevNo| api::UnderlyingDevice { number: number.to_string(), uri: registry.uri_of(number) };
+    api::TableDescription {
         name,
         number,
         text: table.text(),
@@ -91,41 +100,47 @@ fn table_of(registry: &Registry, mapped: &RegisteredDevice, inactive: bool) -> a
 ///
 /// # Errors
 /// ENXIO if there is no such device.
-pub fn status(registry: &Registry, name: &str, inactive: bool) -> Result<api::Status, VerbError> {
-    Ok(status_of(registry, &*registry.find(name)?, inactive))
+pub fn table_status_by_device_name(
+    registry: &DeviceRegistry,
+    name: &str,
+    inactive: bool,
+) -> Result<api::TableStatus, VerbError> {
+    Ok(table_status_of(registry, &*registry.find(name)?, inactive))
 }
 
 /// The status of the tables of all devices, by number.
 #[must_use]
-pub fn statuses(registry: &Registry, inactive: bool) -> api::StatusList {
+pub fn all_table_statuses(registry: &DeviceRegistry, inactive: bool) -> api::TableStatusList {
     let all = registry.all();
-    api::StatusList { statuses: all.iter().map(|mapped| status_of(registry, mapped, inactive)).collect() }
+    api::TableStatusList {
+        statuses: all.iter().map(|mapped| table_status_of(registry, mapped, inactive)).collect(),
+    }
 }
 
-fn status_of(registry: &Registry, mapped: &RegisteredDevice, inactive: bool) -> api::Status {
+fn table_status_of(registry: &DeviceRegistry, mapped: &RegisteredDevice, inactive: bool) -> api::TableStatus {
     // The number is read first: a client that waits for a number other than this one then sees an
     // event that comes between the two.
     let event_nr = mapped.device.event_nr();
     let table = table_in_slot(mapped, inactive);
-    api::Status {
+    api::TableStatus {
         name: mapped.device.name(),
         text: table.as_ref().map(|t| t.status()).unwrap_or_default(),
         lines: table.as_ref().map(|t| table_lines(t, |target| target.status())).unwrap_or_default(),
         event_nr,
         paths: table.as_ref().map(|t| path_reports(registry, t)).unwrap_or_default(),
-        upkeep: table.as_ref().and_then(|t| maintenance_report(mapped, t)),
-        waits: table.map(|table| waiting_reasons(registry, &table)).unwrap_or_default(),
+        upkeep: table.as_ref().and_then(|t| path_maintenance_status(mapped, t)),
+        waits: table.map(|table| device_stall_reasons(registry, &table)).unwrap_or_default(),
     }
 }
 
 /// The devices below a table that wait for something, with their reasons.
-fn waiting_reasons(registry: &Registry, table: &Table) -> Vec<api::Waits> {
+fn device_stall_reasons(registry: &DeviceRegistry, table: &Table) -> Vec<api::DeviceStallReason> {
     let mut waits = Vec::new();
     for used in table.devices() {
         let mut below: Vec<Arc<dyn Device>> = vec![used.device];
         while let Some(device) = below.pop() {
             let uri = || registry.uri_of(used.number);
-            waits.extend(device.stall_reason().map(|why| api::Waits { uri: uri(), why }));
+            waits.extend(device.stall_reason().map(|why| api::DeviceStallReason { uri: uri(), why }));
             below.extend(device.stacked().map(|stacked| stacked.children()).unwrap_or_default());
         }
     }
@@ -136,9 +151,9 @@ fn waiting_reasons(registry: &Registry, table: &Table) -> Vec<api::Waits> {
 
 /// The versions of this build.
 #[must_use]
-pub fn version() -> api::Version {
+pub fn server_versions() -> api::ServerVersions {
     let version = |[a, b, c]: [u32; 3]| format!("{a}.{b}.{c}");
-    api::Version {
+    api::ServerVersions {
         version: env!("CARGO_PKG_VERSION").into(),
         driver_version: DRIVER_VERSION.into(),
         targets: TARGETS
@@ -149,15 +164,18 @@ pub fn version() -> api::Version {
 }
 
 /// Number of users of the device: clients, and tables in either slot of other devices.
-pub(super) fn open_count(registry: &Registry, mapped: &RegisteredDevice) -> u64 {
+pub(super) fn open_count(registry: &DeviceRegistry, mapped: &RegisteredDevice) -> u64 {
     let clients = registry.exporter().map_or(0, |exporter| exporter.users(mapped.device.id()));
     (mapped.use_count() + clients) as u64
 }
 
 /// The description of a device that `info` returns.
-pub(super) fn describe(registry: &Registry, mapped: &RegisteredDevice) -> api::Device {
+pub(super) fn describe_mapped_device(
+    registry: &DeviceRegistry,
+    mapped: &RegisteredDevice,
+) -> api::DeviceDescription {
     let info = mapped.device.info();
-    api::Device {
+    api::DeviceDescription {
         name: info.name,
         uuid: info.uuid,
         number: info.number.to_string(),
@@ -171,7 +189,7 @@ pub(super) fn describe(registry: &Registry, mapped: &RegisteredDevice) -> api::D
         read_only: info.read_only,
         deferred_remove: mapped.is_deferred(),
         queues: queue_reports(registry, mapped),
-        power: power(registry, mapped),
+        power: disk_power_states(registry, mapped),
     }
 }
 
@@ -179,8 +197,8 @@ fn table_in_slot(mapped: &RegisteredDevice, inactive: bool) -> Option<Arc<Table>
     if inactive { mapped.device.inactive() } else { mapped.device.live() }
 }
 
-fn table_lines(table: &Table, params: impl Fn(&dyn Target) -> String) -> Vec<api::Line> {
-    let line = |entry: &TableEntry| api::Line {
+fn table_lines(table: &Table, params: impl Fn(&dyn Target) -> String) -> Vec<api::TableOrStatusLine> {
+    let line = |entry: &TableEntry| api::TableOrStatusLine {
         start_bytes: entry.start.bytes(),
         length_bytes: entry.len.bytes(),
         target: entry.target.type_name().into(),
@@ -190,20 +208,22 @@ fn table_lines(table: &Table, params: impl Fn(&dyn Target) -> String) -> Vec<api
 }
 
 /// The paths of a table, with their counters.
-fn path_reports(registry: &Registry, table: &Table) -> Vec<api::Path> {
+fn path_reports(registry: &DeviceRegistry, table: &Table) -> Vec<api::MultipathPathReport> {
     let of = |entry: &TableEntry| {
         let start_bytes = entry.start.bytes();
         let reports = entry.target.as_multipath().map(MultipathTarget::path_reports);
         let reports = reports.into_iter().flatten();
-        reports.map(|report| api::Path { start_bytes, ..path_report(registry, report) }).collect::<Vec<_>>()
+        reports
+            .map(|report| api::MultipathPathReport { start_bytes, ..path_report(registry, report) })
+            .collect::<Vec<_>>()
     };
     table.targets().iter().flat_map(of).collect()
 }
 
 /// How the paths of a table of a device are maintained.
-fn maintenance_report(mapped: &RegisteredDevice, table: &Table) -> Option<api::Upkeep> {
-    let settings = PathMaintenance::of(&mapped.device).paths?;
-    let PathMaintenanceReport { queueing, fails_in, failback: planned, manual_group } =
+fn path_maintenance_status(mapped: &RegisteredDevice, table: &Table) -> Option<api::PathMaintenanceStatus> {
+    let settings = PathMaintenanceSettings::of(&mapped.device).paths?;
+    let QueueingAndFailbackReport { queueing, fails_in, failback: planned, manual_group } =
         table.targets().iter().find_map(|entry| entry.target.as_multipath()?.path_maintenance_report())?;
     let no_path_retry = settings.no_path_retry.map(|rule| match rule {
         NoPathRetry::Fail => "fail".to_owned(),
@@ -216,7 +236,7 @@ fn maintenance_report(mapped: &RegisteredDevice, table: &Table) -> Option<api::U
         Failback::Followover => "followover".to_owned(),
         Failback::After(time) => (time.0 / 1_000_000_000).to_string(),
     };
-    Some(api::Upkeep {
+    Some(api::PathMaintenanceStatus {
         no_path_retry,
         queueing,
         queueing_left_ns: fails_in.map(|left| left.0),
@@ -227,11 +247,11 @@ fn maintenance_report(mapped: &RegisteredDevice, table: &Table) -> Option<api::U
     })
 }
 
-fn path_report(registry: &Registry, report: PathReport) -> api::Path {
+fn path_report(registry: &DeviceRegistry, report: PathReport) -> api::MultipathPathReport {
     // A mapped device may have been renamed since the table was loaded.
     let name = registry.name_of(report.number).unwrap_or(report.name);
-    let moved = |(requests, bytes)| api::Moved { requests, bytes };
-    api::Path {
+    let moved = |(requests, bytes)| api::RequestAndByteCount { requests, bytes };
+    api::MultipathPathReport {
         start_bytes: 0,
         number: report.number.to_string(),
         name,
@@ -249,13 +269,13 @@ fn path_report(registry: &Registry, report: PathReport) -> api::Path {
         retries: report.retries,
         ejected: report.ejected,
         ejections: report.ejections,
-        watch: report.watch.map(watch_report),
+        watch: report.watch.map(path_latency_and_hedge_counters),
     }
 }
 
-fn watch_report(report: PathWatchReport) -> api::PathWatch {
-    let step = |(below, reads): (Nanos, u64)| api::LatencyStep { below_ns: below.0, reads };
-    api::PathWatch {
+fn path_latency_and_hedge_counters(report: PathLatencyAndHedgeReport) -> api::PathLatencyAndHedgeCounters {
+    let step = |(below, reads): (Nanos, u64)| api::PathLatencyBucket { below_ns: below.0, reads };
+    api::PathLatencyAndHedgeCounters {
         waiting: report.waiting,
         given_up: report.abandoned_reads,
         late: report.late_completions,

@@ -1,14 +1,16 @@
 //! Loading and clearing tables, and messages.
 
 use super::{CancelToken, lane_guard};
-use crate::CoresIo;
+use crate::TableLoadControlIo;
 use crate::error::{TextPosition, VerbError};
-use crate::registry::{BaseDir, MessageResolver, RegisteredDevice, Registry, TableResolver};
+use crate::registry::{BaseDir, DeviceRegistry, MessageResolver, RegisteredDevice, TableResolver};
 use std::sync::Arc;
 use std::time::Duration;
-use udm_core::Ack;
+use udm_core::AckOnLastDrop;
 use udm_core::errno::{E2BIG, ENXIO, ETIMEDOUT};
-use udm_dm::{CompletionHandle, DeviceRef, EventKind, PathCommand, Resolver, Table, TargetError};
+use udm_dm::{
+    DeviceNameResolver, EventKind, PathCommand, ResolvedDevice, Table, TargetError, TargetMessageWaitHandle,
+};
 use udm_wire::table::{TableLine, TableSyntaxError};
 use udm_wire::words;
 
@@ -27,18 +29,18 @@ const MESSAGE_WAIT_STEP: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// ENXIO if there is no such device; otherwise the table's error, with the position of the fault.
-pub fn load(registry: &Registry, name: &str, text: &str) -> Result<(), VerbError> {
-    load_cancellable(registry, name, text, false, &BaseDir::own(), &CancelToken::default())
+pub fn load_inactive_table(registry: &DeviceRegistry, name: &str, text: &str) -> Result<(), VerbError> {
+    load_table_cancellable(registry, name, text, false, &BaseDir::own(), &CancelToken::default())
 }
 
-/// As [`load`], with relative paths based on `folder` and a cancel token. With `read_only` the
-/// device can't be written while it has this table.
+/// As [`load_inactive_table`], with relative paths based on `folder` and a cancel token. With
+/// `read_only` the device can't be written while it has this table.
 ///
 /// # Errors
-/// As [`load`], and the error of the cancel token while a target waits for its store; nothing is
-/// loaded then.
-pub fn load_cancellable(
-    registry: &Registry,
+/// As [`load_inactive_table`], and the error of the cancel token while a target waits for its
+/// store; nothing is loaded then.
+pub fn load_table_cancellable(
+    registry: &DeviceRegistry,
     name: &str,
     text: &str,
     read_only: bool,
@@ -46,19 +48,20 @@ pub fn load_cancellable(
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
-    load_as(registry, &mapped, name, (text, read_only), folder, cancel_token, |_| Ok(())).map(drop)
+    build_and_load_table(registry, &mapped, name, (text, read_only), folder, cancel_token, |_| Ok(()))
+        .map(drop)
 }
 
 /// A linear table over the whole device `word`, resolved from `folder`. Also returns that device,
 /// which may have been opened for this. May block when it opens the device.
 fn whole_device_table(
-    registry: &Registry,
+    registry: &DeviceRegistry,
     name: &str,
     word: &str,
     folder: &BaseDir,
-) -> Result<(String, DeviceRef), VerbError> {
-    let device = resolve_device_in(registry, name, word, folder)?;
-    Ok((format!("0 {} linear {} 0", device.device.limits().size.0, words::escape(word)), device))
+) -> Result<(String, ResolvedDevice), VerbError> {
+    let device = resolve_device_with_base_dir(registry, name, word, folder)?;
+    Ok((format!("0 {} linear {} 0", device.device.limits().size.0, words::escape_table_word(word)), device))
 }
 
 /// Resolves `word` as in a table of `name`: `@` and a name, a number, a URI or a path. Opens the
@@ -67,17 +70,21 @@ fn whole_device_table(
 ///
 /// # Errors
 /// The error of the word or of its device.
-pub fn resolve_device(registry: &Registry, name: &str, word: &str) -> Result<DeviceRef, VerbError> {
-    resolve_device_in(registry, name, word, &BaseDir::own())
+pub fn resolve_device(
+    registry: &DeviceRegistry,
+    name: &str,
+    word: &str,
+) -> Result<ResolvedDevice, VerbError> {
+    resolve_device_with_base_dir(registry, name, word, &BaseDir::own())
 }
 
-/// As [`device`], with relative paths based on `folder`.
-fn resolve_device_in(
-    registry: &Registry,
+/// As [`resolve_device_with_base_dir`], with relative paths based on `folder`.
+fn resolve_device_with_base_dir(
+    registry: &DeviceRegistry,
     name: &str,
     word: &str,
     folder: &BaseDir,
-) -> Result<DeviceRef, VerbError> {
+) -> Result<ResolvedDevice, VerbError> {
     TableResolver::new(registry, folder).get(word).map_err(|e| {
         let reason = if e.reason.is_empty() { word.to_owned() } else { e.reason };
         VerbError::new(name, TargetError::errno(e.errno).because(reason))
@@ -89,19 +96,22 @@ fn resolve_device_in(
 ///
 /// # Errors
 /// E2BIG for more than [`TABLE_MAX`] bytes, EINVAL for a malformed table, with the position.
-pub(crate) fn lines_of(name: &str, text: &str) -> Result<Vec<TableLine>, VerbError> {
-    if !udm_wire::table::is_table(text) {
-        let mut lines = parse(name, &format!("0 1 linear {} 0", words::escape(text.trim())))?;
+pub(crate) fn parse_table_or_device_word(name: &str, text: &str) -> Result<Vec<TableLine>, VerbError> {
+    if !udm_wire::table::is_table_not_device_name(text) {
+        let mut lines = parse_size_limited_table(
+            name,
+            &format!("0 1 linear {} 0", words::escape_table_word(text.trim())),
+        )?;
         lines.iter_mut().for_each(|line| line.len = 0);
         return Ok(lines);
     }
-    let lines = parse(name, text)?;
+    let lines = parse_size_limited_table(name, text)?;
     let unknown = |line: &&TableLine| !udm_targets::TARGETS.iter().any(|one| one.name == line.kind);
     match lines.iter().find(unknown) {
         None => Ok(lines),
         Some(line) => {
             let error = TargetError::new(format!("{}: unknown target type", line.kind));
-            let at = line.spans.get(2).map(|span| in_line(line.number, &line.text, *span));
+            let at = line.spans.get(2).map(|span| span_to_text_position(line.number, &line.text, *span));
             Err(VerbError::new(name, error).at(at))
         }
     }
@@ -109,33 +119,33 @@ pub(crate) fn lines_of(name: &str, text: &str) -> Result<Vec<TableLine>, VerbErr
 
 /// The error for `text` that is neither a device nor a table.
 fn not_a_table(name: &str, text: &str) -> VerbError {
-    let error = parse(name, text).err();
+    let error = parse_size_limited_table(name, text).err();
     error.unwrap_or_else(|| VerbError::new(name, TargetError::new("a table is START LENGTH TYPE ARGUMENTS")))
 }
 
-fn parse(name: &str, text: &str) -> Result<Vec<TableLine>, VerbError> {
+fn parse_size_limited_table(name: &str, text: &str) -> Result<Vec<TableLine>, VerbError> {
     if text.len() > TABLE_MAX {
         let error = TargetError::errno(E2BIG).because(format!("the table is longer than {TABLE_MAX} bytes"));
         return Err(VerbError::new(name, error));
     }
-    udm_wire::table::parse(text).map_err(|e| syntax_error(name, &e))
+    udm_wire::table::parse_table(text).map_err(|e| table_syntax_verb_error(name, &e))
 }
 
-/// As [`load_cancellable`], for a device already looked up. Returns the table.
+/// As [`load_table_cancellable`], for a device already looked up. Returns the table.
 pub(crate) fn load_into(
-    registry: &Registry,
+    registry: &DeviceRegistry,
     mapped: &Arc<RegisteredDevice>,
     name: &str,
     text: &str,
     folder: &BaseDir,
     cancel_token: &CancelToken,
 ) -> Result<Arc<Table>, VerbError> {
-    load_as(registry, mapped, name, (text, false), folder, cancel_token, |_| Ok(()))
+    build_and_load_table(registry, mapped, name, (text, false), folder, cancel_token, |_| Ok(()))
 }
 
 /// As [`load_into`], but `may` can refuse after the table is built.
 pub(super) fn load_if(
-    registry: &Registry,
+    registry: &DeviceRegistry,
     mapped: &Arc<RegisteredDevice>,
     name: &str,
     text: &str,
@@ -143,11 +153,11 @@ pub(super) fn load_if(
     cancel_token: &CancelToken,
     may: impl FnOnce(&RegisteredDevice) -> Result<(), TargetError>,
 ) -> Result<Arc<Table>, VerbError> {
-    load_as(registry, mapped, name, (text, false), folder, cancel_token, may)
+    build_and_load_table(registry, mapped, name, (text, false), folder, cancel_token, may)
 }
 
-fn load_as(
-    registry: &Registry,
+fn build_and_load_table(
+    registry: &DeviceRegistry,
     mapped: &Arc<RegisteredDevice>,
     name: &str,
     (text, read_only): (&str, bool),
@@ -155,7 +165,7 @@ fn load_as(
     cancel_token: &CancelToken,
     may: impl FnOnce(&RegisteredDevice) -> Result<(), TargetError>,
 ) -> Result<Arc<Table>, VerbError> {
-    let is_short = !udm_wire::table::is_table(text);
+    let is_short = !udm_wire::table::is_table_not_device_name(text);
     let (short, _open);
     let text = if is_short {
         (short, _open) = match whole_device_table(registry, name, text.trim(), folder) {
@@ -167,15 +177,15 @@ fn load_as(
     } else {
         text
     };
-    let lines = parse(name, text)?;
+    let lines = parse_size_limited_table(name, text)?;
     let refused = |error: TargetError| {
         // The position refers to a generated table, not to the user's text.
-        let position = position(&lines, &error).filter(|_| !is_short);
+        let position = error_text_position(&lines, &error).filter(|_| !is_short);
         VerbError::new(name, error).at(position)
     };
     // Loads run concurrently, because the file system may hang during one.
     let mut opening = TableResolver::new(registry, folder).of(mapped);
-    let io = CoresIo::new(registry.cores()).until(cancel_token);
+    let io = TableLoadControlIo::new(registry.cores()).until(cancel_token);
     let table = Table::build(udm_targets::TARGETS, &lines, &mut opening, &io, registry.core_count())
         .map_err(refused)?;
     if read_only {
@@ -202,7 +212,7 @@ fn load_as(
 ///
 /// # Errors
 /// ENXIO if there is no such device.
-pub fn clear(registry: &Registry, name: &str) -> Result<(), VerbError> {
+pub fn clear_inactive_table(registry: &DeviceRegistry, name: &str) -> Result<(), VerbError> {
     let mapped = registry.find(name)?;
     let was = mapped.device.inactive();
     mapped.device.clear();
@@ -220,16 +230,21 @@ pub fn clear(registry: &Registry, name: &str) -> Result<(), VerbError> {
 /// # Errors
 /// ENXIO if there is no such device; EINVAL for an unknown message; ETIMEDOUT if the cores do not
 /// complete it within 10 s; otherwise the target's error.
-pub fn message(registry: &Registry, name: &str, sector: u64, text: &str) -> Result<String, VerbError> {
-    message_from(registry, name, sector, text, &BaseDir::own())
+pub fn send_target_message(
+    registry: &DeviceRegistry,
+    name: &str,
+    sector: u64,
+    text: &str,
+) -> Result<String, VerbError> {
+    send_message_with_base_dir(registry, name, sector, text, &BaseDir::own())
 }
 
-/// As [`message`], with relative paths based on `folder`.
+/// As [`send_target_message`], with relative paths based on `folder`.
 ///
 /// # Errors
-/// As [`message`].
-pub fn message_from(
-    registry: &Registry,
+/// As [`send_target_message`].
+pub fn send_message_with_base_dir(
+    registry: &DeviceRegistry,
     name: &str,
     sector: u64,
     text: &str,
@@ -241,14 +256,14 @@ pub fn message_from(
             TargetError::errno(E2BIG).because(format!("the message is longer than {MESSAGE_MAX} bytes"));
         return Err(VerbError::new(name, error));
     }
-    let words = words::words(text);
-    if let Some(outcome) = cancel_deferred(registry, &mapped, &words) {
+    let words = words::split_message_words(text);
+    if let Some(outcome) = run_cancel_deferred_message(registry, &mapped, &words) {
         return outcome.map(|()| String::new()).map_err(|e| VerbError::new(name, e));
     }
     let in_use = &mut MessageResolver { registry, mapped: &mapped, folder };
     let sent = mapped.device.send(sector, &words, in_use, registry.cores());
     let done = sent.and_then(|(answer, pending)| match pending {
-        Some(pending) => finish(registry, &mapped, &pending).map(|()| answer),
+        Some(pending) => wait_message_completion(registry, &mapped, &pending).map(|()| answer),
         None => Ok(answer),
     });
     done.map_err(|e| VerbError::new(name, e))
@@ -262,8 +277,8 @@ pub fn message_from(
 /// # Errors
 /// ENXIO if there is no such device; EBUSY while it is suspended; EINVAL if it has no such path,
 /// and for another action; the error of looking the word up.
-pub fn command_path(
-    registry: &Registry,
+pub fn fail_or_reinstate_path(
+    registry: &DeviceRegistry,
     name: &str,
     path: &str,
     action: &str,
@@ -297,8 +312,8 @@ pub fn command_path(
 
 /// Handles the message to the device itself that cancels `remove --deferred`. `None` if `words` are
 /// another message.
-fn cancel_deferred(
-    registry: &Registry,
+fn run_cancel_deferred_message(
+    registry: &DeviceRegistry,
     mapped: &Arc<RegisteredDevice>,
     words: &[String],
 ) -> Option<Result<(), TargetError>> {
@@ -314,12 +329,12 @@ fn cancel_deferred(
 
 /// Waits until the cores have completed a message. Keeps a lane open, in case no client uses the
 /// device.
-fn finish(
-    registry: &Registry,
+fn wait_message_completion(
+    registry: &DeviceRegistry,
     mapped: &RegisteredDevice,
-    pending: &CompletionHandle,
+    pending: &TargetMessageWaitHandle,
 ) -> Result<(), TargetError> {
-    let lane = lane_guard::open_lane(registry, &mapped.device, Ack::new(|| {}));
+    let lane = lane_guard::open_lane(registry, &mapped.device, AckOnLastDrop::new(|| {}));
     let mut waited = Duration::ZERO;
     while waited < MESSAGE_WAIT_MAX {
         if let Some(outcome) = pending.wait(MESSAGE_WAIT_STEP) {
@@ -335,14 +350,14 @@ fn finish(
 }
 
 /// Line and column in the text that `error` refers to.
-fn position(lines: &[TableLine], error: &TargetError) -> Option<TextPosition> {
+fn error_text_position(lines: &[TableLine], error: &TargetError) -> Option<TextPosition> {
     let line = lines.get(error.line?)?;
     // If the error names no word, it refers to the line: the position of its target type.
     let span = error.word.map_or_else(|| line.spans.get(2).copied(), |word| Some(line.arg_span(word)))?;
-    Some(in_line(line.number, &line.text, span))
+    Some(span_to_text_position(line.number, &line.text, span))
 }
 
-fn in_line(number: usize, text: &str, span: words::Span) -> TextPosition {
+fn span_to_text_position(number: usize, text: &str, span: words::WordSpan) -> TextPosition {
     let column = |byte: usize| text.char_indices().take_while(|(i, _)| *i < byte).count();
     // A missing word is placed after the end of the text.
     let from = column(span.start) + span.start.saturating_sub(text.len());
@@ -351,7 +366,7 @@ fn in_line(number: usize, text: &str, span: words::Span) -> TextPosition {
 }
 
 /// The error for a text that is no table, in dmsetup's words.
-fn syntax_error(name: &str, error: &TableSyntaxError) -> VerbError {
-    let position = (error.number > 0).then(|| in_line(error.number, &error.text, error.span));
+fn table_syntax_verb_error(name: &str, error: &TableSyntaxError) -> VerbError {
+    let position = (error.number > 0).then(|| span_to_text_position(error.number, &error.text, error.span));
     VerbError::new(name, TargetError::new(error.to_string())).at(position)
 }

@@ -8,10 +8,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 /// Runs `verb` to its end; the thread sleeps while it waits. A thread that is a core uses
-/// [`wait_with`] instead.
-pub fn wait<T>(verb: impl Future<Output = T>) -> T {
+/// [`block_on_verb_with_idle_fn`] instead.
+pub fn block_on_verb<T>(verb: impl Future<Output = T>) -> T {
     // A spurious unpark costs only one extra poll.
-    wait_with(verb, || {
+    block_on_verb_with_idle_fn(verb, || {
         if !wait_hook::run_wait_hook() {
             thread::park();
         }
@@ -20,7 +20,7 @@ pub fn wait<T>(verb: impl Future<Output = T>) -> T {
 
 /// Runs `verb` to its end and calls `turn` whenever the verb waits. A thread that is a core runs a
 /// turn of its core there, so that its own lanes can answer.
-pub fn wait_with<T>(verb: impl Future<Output = T>, mut turn: impl FnMut()) -> T {
+pub fn block_on_verb_with_idle_fn<T>(verb: impl Future<Output = T>, mut turn: impl FnMut()) -> T {
     struct ThreadWaker(Thread);
     impl Wake for ThreadWaker {
         fn wake(self: Arc<Self>) {

@@ -1,7 +1,7 @@
 //! Control I/O in bytes instead of bios.
 
 use super::ControlIo;
-use crate::{Batch, Bio, Buf, Device, Op, OpenError, SECTOR_SIZE, Sector, Sectors};
+use crate::{Batch, Bio, Buf, Device, DeviceControlError, Op, SECTOR_SIZE, Sector, Sectors};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -11,23 +11,24 @@ const PIECE_MAX: u64 = 256 << 10;
 /// Maximum bytes of one run: the memory of a reader in addition to its result.
 const RUN_MAX: u64 = 1 << 20;
 
-/// Bytes of the first run of [`read_all`], which may be enough. The size doubles with each run.
+/// Bytes of the first run of [`read_sector_ranges`], which may be enough. The size doubles with
+/// each run.
 const RUN_FIRST: u64 = 64 << 10;
 
 /// Reads `sectors` sectors at `sector`.
 ///
 /// # Errors
 /// The errno of the first request that failed, or an error of [`ControlIo::run`].
-pub fn read(
+pub fn read_sectors(
     io: &dyn ControlIo,
     device: &Arc<dyn Device>,
     sector: Sector,
     sectors: Sectors,
-) -> Result<Vec<u8>, OpenError> {
+) -> Result<Vec<u8>, DeviceControlError> {
     let mut all = Vec::new();
-    read_all(io, device, &[(sector, sectors)], |_, bytes| {
+    read_sector_ranges(io, device, &[(sector, sectors)], |_, bytes| {
         all.extend_from_slice(bytes);
-        Ok::<_, OpenError>(ControlFlow::Continue(()))
+        Ok::<_, DeviceControlError>(ControlFlow::Continue(()))
     })?;
     Ok(all)
 }
@@ -35,13 +36,13 @@ pub fn read(
 /// Writes `data`, whole sectors, at `sector`, in any order. The data is not yet durable.
 ///
 /// # Errors
-/// As [`read`]. Any part of the data may have been written.
-pub fn write(
+/// As [`read_sectors`]. Any part of the data may have been written.
+pub fn write_sectors(
     io: &dyn ControlIo,
     device: &Arc<dyn Device>,
     sector: Sector,
     data: &[u8],
-) -> Result<(), OpenError> {
+) -> Result<(), DeviceControlError> {
     let piece = max_request_bytes(device);
     let mut at = sector;
     for run in data.chunks(RUN_MAX as usize) {
@@ -53,16 +54,16 @@ pub fn write(
             bios.push(Bio::write(at, sectors, buf.into()));
             at += sectors;
         }
-        run_all(io, device, bios)?;
+        run_bios_or_first_error(io, device, bios)?;
     }
     Ok(())
 }
 
 /// Makes earlier writes durable.
-pub fn flush(io: &dyn ControlIo, device: &Arc<dyn Device>) -> Result<(), OpenError> {
+pub fn flush_device(io: &dyn ControlIo, device: &Arc<dyn Device>) -> Result<(), DeviceControlError> {
     let mut bio = Bio::new();
     bio.op = Op::Flush;
-    run_all(io, device, vec![bio]).map(drop)
+    run_bios_or_first_error(io, device, vec![bio]).map(drop)
 }
 
 /// Reads `ranges`, several at a time. Calls `each` with the index and data of each range, in order,
@@ -70,8 +71,8 @@ pub fn flush(io: &dyn ControlIo, device: &Arc<dyn Device>) -> Result<(), OpenErr
 /// have been read in vain; less near the begin of the list.
 ///
 /// # Errors
-/// As [`read`], and errors of `each`. `each` is not called after an error.
-pub fn read_all<E: From<OpenError>>(
+/// As [`read_sectors`], and errors of `each`. `each` is not called after an error.
+pub fn read_sector_ranges<E: From<DeviceControlError>>(
     io: &dyn ControlIo,
     device: &Arc<dyn Device>,
     ranges: &[(Sector, Sectors)],
@@ -81,7 +82,7 @@ pub fn read_all<E: From<OpenError>>(
     let mut pieces = ranges
         .iter()
         .enumerate()
-        .flat_map(|(place, &range)| split_range(range, max_request_bytes, place))
+        .flat_map(|(place, &range)| split_range_into_requests(range, max_request_bytes, place))
         .peekable();
     let mut whole: Vec<u8> = Vec::new();
     let mut run_max = RUN_FIRST;
@@ -95,7 +96,7 @@ pub fn read_all<E: From<OpenError>>(
             of.push(piece);
         }
         run_max = (run_max * 2).min(RUN_MAX);
-        for (bio, piece) in run_all(io, device, bios)?.iter().zip(of) {
+        for (bio, piece) in run_bios_or_first_error(io, device, bios)?.iter().zip(of) {
             let from = whole.len();
             whole.resize(from + bio.data.len(), 0);
             bio.data.copy_to(&mut whole[from..]);
@@ -111,7 +112,7 @@ pub fn read_all<E: From<OpenError>>(
 }
 
 /// A part of a range that fits into one request.
-struct RequestPiece {
+struct RequestSizedRange {
     sector: Sector,
     sectors: Sectors,
     /// Index of the range.
@@ -120,17 +121,17 @@ struct RequestPiece {
     last: bool,
 }
 
-fn split_range(
+fn split_range_into_requests(
     (sector, sectors): (Sector, Sectors),
     max_request_bytes: u64,
     place: usize,
-) -> impl Iterator<Item = RequestPiece> {
+) -> impl Iterator<Item = RequestSizedRange> {
     let most = max_request_bytes / SECTOR_SIZE;
     // An empty range has one piece too, which the device refuses.
     (0..sectors.0.div_ceil(most).max(1)).map(move |i| {
         let from = i * most;
         let len = Sectors(most.min(sectors.0 - from));
-        RequestPiece {
+        RequestSizedRange {
             sector: Sector(sector.0.saturating_add(from)),
             sectors: len,
             place,
@@ -148,7 +149,11 @@ fn max_request_bytes(device: &Arc<dyn Device>) -> u64 {
 }
 
 /// Runs `bios`; the first one that failed is the error.
-fn run_all(io: &dyn ControlIo, device: &Arc<dyn Device>, bios: Batch) -> Result<Batch, OpenError> {
+fn run_bios_or_first_error(
+    io: &dyn ControlIo,
+    device: &Arc<dyn Device>,
+    bios: Batch,
+) -> Result<Batch, DeviceControlError> {
     let bios = io.run(device, bios)?;
     match bios.iter().find(|bio| !bio.status.is_ok()) {
         None => Ok(bios),
@@ -158,7 +163,7 @@ fn run_all(io: &dyn ControlIo, device: &Arc<dyn Device>, bios: Batch) -> Result<
                 Op::Flush => "it can't be flushed".into(),
                 _ => format!("sector {} can't be written", bio.sector),
             };
-            Err(OpenError::new(bio.status.errno(), text))
+            Err(DeviceControlError::new(bio.status.errno(), text))
         }
     }
 }

@@ -4,9 +4,10 @@
 //! A target gets a [`ControlIo`] for this and does no other I/O. So the same target code runs over
 //! the rings of real cores and in the simulator.
 //!
-//! * [`read`], [`write()`], [`flush`] and [`read_all`] are for callers that have bytes, not bios.
-//! * [`ControlTransfer`] tracks the bios of one run. All implementations share it.
-//! * [`RunHandle`] is a run that a core executes as a task.
+//! * [`read_sectors`], [`write_sectors()`], [`flush_device`] and [`read_sector_ranges`] are for
+//!   callers that have bytes, not bios.
+//! * [`ControlIoBatch`] tracks the bios of one run. All implementations share it.
+//! * [`ControlIoHandle`] is a run that a core executes as a task.
 //!
 //! Contract: runs are independent. If one write must reach the device before another, the caller
 //! sends it in an earlier run; if it must be durable first, the caller also sends a flush.
@@ -15,9 +16,9 @@ mod bytes_io;
 mod run_task;
 mod transfer;
 
-pub use bytes_io::{flush, read, read_all, write};
-pub use run_task::{RunHandle, RunResult};
-pub use transfer::ControlTransfer;
+pub use bytes_io::{flush_device, read_sector_ranges, read_sectors, write_sectors};
+pub use run_task::{ControlIoHandle, ControlIoResult};
+pub use transfer::ControlIoBatch;
 
 use crate::{Batch, Device};
 use std::sync::Arc;
@@ -33,5 +34,5 @@ pub trait ControlIo {
     /// # Errors
     /// No lane can be opened; the device does not answer (ETIMEDOUT); the load is cancelled; the
     /// program ends. Bios that were sent may still take effect, even later.
-    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult;
+    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> ControlIoResult;
 }

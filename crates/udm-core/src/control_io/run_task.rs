@@ -1,12 +1,15 @@
 //! A run of control I/O as a task of a core.
 
-use super::ControlTransfer;
+use super::ControlIoBatch;
 use crate::errno::EBUSY;
-use crate::{Batch, Device, DeviceSlot, OpenError, OwnWork, Task, TaskCx, TaskFactory, TaskHandle};
+use crate::{
+    Batch, BioTask, BioTaskCx, BioTaskFactory, BioTaskHandle, BioTaskLaneId, Device, DeviceControlError,
+    OwnWork,
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Result of a run.
-pub type RunResult = Result<Batch, OpenError>;
+pub type ControlIoResult = Result<Batch, DeviceControlError>;
 
 /// Maximum number of concurrent runs per disk: a disk that hangs blocks a few loads, not all.
 const RUNS_MAX: usize = 4;
@@ -15,47 +18,47 @@ const RUNS_MAX: usize = 4;
 /// stay with the task until they complete. Until then no other run on the disk begins, since a late
 /// write must not overwrite a newer one.
 #[must_use = "the run is stopped when this is dropped"]
-pub struct RunHandle {
+pub struct ControlIoHandle {
     /// Alive while bios may be in flight.
     run: Weak<()>,
-    disk: Option<Arc<DiskRuns>>,
-    _task: TaskHandle,
+    disk: Option<Arc<DiskControlIoRuns>>,
+    _task: BioTaskHandle,
 }
 
 /// The runs of one disk.
 #[derive(Default)]
-struct DiskRuns(Mutex<RunLists>);
+struct DiskControlIoRuns(Mutex<ControlIoRunLists>);
 
 #[derive(Default)]
-struct RunLists {
+struct ControlIoRunLists {
     in_progress: Vec<Weak<()>>,
     /// Runs whose handle was dropped.
     abandoned: Vec<Weak<()>>,
 }
 
-impl DiskRuns {
-    fn known(&self) -> MutexGuard<'_, RunLists> {
+impl DiskControlIoRuns {
+    fn known(&self) -> MutexGuard<'_, ControlIoRunLists> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let RunLists { in_progress, abandoned } = &mut *known;
+        let ControlIoRunLists { in_progress, abandoned } = &mut *known;
         [in_progress, abandoned].into_iter().for_each(|list| list.retain(|run| run.strong_count() > 0));
         known
     }
 
     /// Adds a run, if one more may begin.
-    fn begin(&self, run: Weak<()>) -> Result<(), OpenError> {
+    fn begin(&self, run: Weak<()>) -> Result<(), DeviceControlError> {
         let mut known = self.known();
         if !known.abandoned.is_empty() {
-            return Err(OpenError::new(EBUSY, "the store has not answered an earlier load yet"));
+            return Err(DeviceControlError::new(EBUSY, "the store has not answered an earlier load yet"));
         }
         if known.in_progress.len() >= RUNS_MAX {
-            return Err(OpenError::new(EBUSY, "other loads wait for the store"));
+            return Err(DeviceControlError::new(EBUSY, "other loads wait for the store"));
         }
         known.in_progress.push(run);
         Ok(())
     }
 }
 
-impl RunHandle {
+impl ControlIoHandle {
     /// Runs `bios` on `device` in a task that `start` starts. The core of the task calls `reply`
     /// with the result, or at once if the task is stopped.
     ///
@@ -65,27 +68,27 @@ impl RunHandle {
     pub fn new(
         device: &Arc<dyn Device>,
         bios: Batch,
-        reply: impl FnOnce(RunResult) + Send + 'static,
-        start: impl FnOnce(TaskFactory) -> TaskHandle,
-    ) -> Result<RunHandle, OpenError> {
+        reply: impl FnOnce(ControlIoResult) + Send + 'static,
+        start: impl FnOnce(BioTaskFactory) -> BioTaskHandle,
+    ) -> Result<ControlIoHandle, DeviceControlError> {
         let disk = device
             .shared_disk_state()
-            .map(|shared_disk_state| shared_disk_state.get_or_default::<DiskRuns>());
+            .map(|shared_disk_state| shared_disk_state.get_or_default::<DiskControlIoRuns>());
         let token = Arc::new(());
         let run = Arc::downgrade(&token);
         disk.as_ref().map_or(Ok(()), |disk| disk.begin(Weak::clone(&run)))?;
-        let task = RunTask {
-            transfer: Some(ControlTransfer::new(&**device, bios)),
+        let task = ControlIoTask {
+            transfer: Some(ControlIoBatch::new(&**device, bios)),
             device: Arc::clone(device),
             slot: None,
             reply: Some(Box::new(reply)),
             token: Some((token, disk.clone())),
         };
-        Ok(RunHandle { run, disk, _task: start(Box::new(move || Box::new(task))) })
+        Ok(ControlIoHandle { run, disk, _task: start(Box::new(move || Box::new(task))) })
     }
 }
 
-impl Drop for RunHandle {
+impl Drop for ControlIoHandle {
     fn drop(&mut self) {
         if let Some(disk) = &self.disk {
             disk.known().abandoned.push(Weak::clone(&self.run));
@@ -93,28 +96,28 @@ impl Drop for RunHandle {
     }
 }
 
-type RunCallback = Box<dyn FnOnce(RunResult) + Send>;
+type ControlIoCallback = Box<dyn FnOnce(ControlIoResult) + Send>;
 
-struct RunTask {
+struct ControlIoTask {
     device: Arc<dyn Device>,
-    slot: Option<DeviceSlot>,
+    slot: Option<BioTaskLaneId>,
     /// `None` when the run is over.
-    transfer: Option<ControlTransfer>,
+    transfer: Option<ControlIoBatch>,
     /// `None` when the reply has been sent.
-    reply: Option<RunCallback>,
+    reply: Option<ControlIoCallback>,
     /// Held while bios may be in flight.
-    token: Option<(Arc<()>, Option<Arc<DiskRuns>>)>,
+    token: Option<(Arc<()>, Option<Arc<DiskControlIoRuns>>)>,
 }
 
-impl RunTask {
-    fn reply(&mut self, answer: RunResult) {
+impl ControlIoTask {
+    fn reply(&mut self, answer: ControlIoResult) {
         if let Some(reply) = self.reply.take() {
             reply(answer);
         }
     }
 
     /// Sends bios as far as limits allow, and finishes the run once all have completed.
-    fn go_on(&mut self, cx: &mut dyn TaskCx) {
+    fn go_on(&mut self, cx: &mut dyn BioTaskCx) {
         let Some(transfer) = &mut self.transfer else { return };
         if let Some(slot) = self.slot {
             while let Some(bio) = transfer.next() {
@@ -133,8 +136,8 @@ impl RunTask {
     }
 }
 
-impl Task for RunTask {
-    fn turn(&mut self, cx: &mut dyn TaskCx) {
+impl BioTask for ControlIoTask {
+    fn turn(&mut self, cx: &mut dyn BioTaskCx) {
         let waits = self.transfer.as_ref().is_some_and(|transfer| !transfer.is_over());
         if waits && self.slot.is_none() && self.reply.is_some() {
             match cx.open(&self.device) {
@@ -148,7 +151,7 @@ impl Task for RunTask {
         self.go_on(cx);
     }
 
-    fn complete(&mut self, done: &mut Batch, cx: &mut dyn TaskCx) {
+    fn complete(&mut self, done: &mut Batch, cx: &mut dyn BioTaskCx) {
         for bio in done.drain(..) {
             if let Some(transfer) = &mut self.transfer {
                 transfer.add_completed(bio);
@@ -157,8 +160,8 @@ impl Task for RunTask {
         self.go_on(cx);
     }
 
-    fn stop(&mut self, cx: &mut dyn TaskCx) {
-        self.reply(Err(ControlTransfer::shutdown_error()));
+    fn stop(&mut self, cx: &mut dyn BioTaskCx) {
+        self.reply(Err(ControlIoBatch::shutdown_error()));
         if let Some(transfer) = &mut self.transfer {
             transfer.cancel();
         }

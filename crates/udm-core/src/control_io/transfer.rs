@@ -1,6 +1,6 @@
 //! The state of a run: which bios may be sent next, and which have completed.
 
-use crate::{Batch, Bio, Device, OpenError, Status, errno};
+use crate::{Batch, Bio, Device, DeviceControlError, Status, errno};
 
 /// Maximum bytes in flight; a longer bio is sent alone.
 const BYTES_MAX: u64 = 1 << 20;
@@ -9,9 +9,9 @@ const BYTES_MAX: u64 = 1 << 20;
 const BIOS_MAX: usize = 256;
 
 /// The bios of one [`super::ControlIo::run`]. Its driver has a lane of the device. It submits the
-/// bios from [`ControlTransfer::next`] and passes completed bios to
-/// [`ControlTransfer::add_completed`], until [`ControlTransfer::is_over`].
-pub struct ControlTransfer {
+/// bios from [`ControlIoBatch::next`] and passes completed bios to
+/// [`ControlIoBatch::add_completed`], until [`ControlIoBatch::is_over`].
+pub struct ControlIoBatch {
     /// Bios to be sent, in reverse order.
     waiting: Batch,
     /// Completed bios by index; `None` while a bio waits or is in flight.
@@ -20,11 +20,11 @@ pub struct ControlTransfer {
     bytes: u64,
 }
 
-impl ControlTransfer {
+impl ControlIoBatch {
     /// Creates a transfer of `bios` to `device`. Bios that the device cannot accept complete at
     /// once with an error.
     #[must_use]
-    pub fn new(device: &dyn Device, bios: Batch) -> ControlTransfer {
+    pub fn new(device: &dyn Device, bios: Batch) -> ControlIoBatch {
         let limits = device.limits();
         let mut completed = Vec::with_capacity(bios.len());
         let mut waiting = Vec::with_capacity(bios.len());
@@ -45,7 +45,7 @@ impl ControlTransfer {
             }
         }
         waiting.reverse();
-        ControlTransfer { waiting, completed, in_flight: 0, bytes: 0 }
+        ControlIoBatch { waiting, completed, in_flight: 0, bytes: 0 }
     }
 
     /// The next bio to send, if one more may be in flight.
@@ -102,13 +102,13 @@ impl ControlTransfer {
 
     /// Error of a run if the program ends.
     #[must_use]
-    pub fn shutdown_error() -> OpenError {
-        OpenError::new(errno::ESHUTDOWN, "the program ends")
+    pub fn shutdown_error() -> DeviceControlError {
+        DeviceControlError::new(errno::ESHUTDOWN, "the program ends")
     }
 
     /// Error of a run if the device does not answer.
     #[must_use]
-    pub fn timeout_error() -> OpenError {
-        OpenError::new(errno::ETIMEDOUT, "the store does not answer")
+    pub fn timeout_error() -> DeviceControlError {
+        DeviceControlError::new(errno::ETIMEDOUT, "the store does not answer")
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 use std::cell::RefCell;
 use std::rc::Rc;
-use udm_core::{CoreId, CoreState, Nanos};
+use udm_core::{CoreId, CoreLaneState, Nanos};
 
 /// How often each child was polled, and how many bios each child gives back per poll.
 #[derive(Default)]
@@ -53,12 +53,12 @@ fn poll(children: &mut ChildLanes, apart: bool, cx: &mut Cx<'_>) -> Vec<usize> {
         children.finish_separate_poll(polled, came_back, &mut done, cx);
         return back;
     }
-    if let Some(PolledChild { child, from, .. }) = children.poll_busy(&mut done, cx) {
+    if let Some(ChildPollResult { child, from, .. }) = children.poll_busy(&mut done, cx) {
         back[child] = done.len() - from;
         return back;
     }
     let mut round = children.poll();
-    while let Some(PolledChild { child, from, .. }) = children.poll_next(&mut round, &mut done, cx) {
+    while let Some(ChildPollResult { child, from, .. }) = children.poll_next(&mut round, &mut done, cx) {
         back[child] += done.len() - from;
     }
     children.poll_idle(&round, &mut done, cx);
@@ -75,7 +75,7 @@ proptest! {
         apart: bool,
     ) {
         let (mut children, seen) = children(count);
-        let mut core = CoreState::new(CoreId(0), 1, 1, None);
+        let mut core = CoreLaneState::new(CoreId(0), 1, 1, None);
         let mut in_flight = vec![0; count];
         for turn in turns {
             let mut cx = core.cx(Nanos(1));
@@ -103,7 +103,7 @@ proptest! {
 fn idle_legs_have_a_turn_now_and_then() {
     for count in [2, 64, 65, 129] {
         let (mut children, seen) = children(count);
-        let mut core = CoreState::new(CoreId(0), 1, 1, None);
+        let mut core = CoreLaneState::new(CoreId(0), 1, 1, None);
         seen.borrow_mut().room[count - 1] = 1;
         for _ in 0..IDLE_EVERY {
             let mut cx = core.cx(Nanos(1));

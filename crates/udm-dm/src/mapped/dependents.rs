@@ -9,24 +9,24 @@ use std::sync::Arc;
 use udm_core::{Device, DeviceId};
 
 /// A partner, and the index of the device that requires its renewal.
-pub(super) type Dependent = (usize, Arc<MappedDevice>);
+pub(super) type IndexedDependentDevice = (usize, Arc<MappedDevice>);
 
-pub(super) fn collect_resume_dependents(devices: &[Arc<MappedDevice>]) -> Vec<Dependent> {
+pub(super) fn collect_resume_dependents(devices: &[Arc<MappedDevice>]) -> Vec<IndexedDependentDevice> {
     let tables = |device: &MappedDevice| match device.inactive() {
         Some(inactive) => [device.live(), Some(inactive)],
         None => [None, None],
     };
-    dependents(devices, tables)
+    collect_table_dependents(devices, tables)
 }
 
-pub(super) fn collect_removal_dependents(devices: &[Arc<MappedDevice>]) -> Vec<Dependent> {
-    dependents(devices, |device| [device.live(), None])
+pub(super) fn collect_removal_dependents(devices: &[Arc<MappedDevice>]) -> Vec<IndexedDependentDevice> {
+    collect_table_dependents(devices, |device| [device.live(), None])
 }
 
-fn dependents(
+fn collect_table_dependents(
     devices: &[Arc<MappedDevice>],
     tables: impl Fn(&MappedDevice) -> [Option<Arc<Table>>; 2],
-) -> Vec<Dependent> {
+) -> Vec<IndexedDependentDevice> {
     let mut dependents = Vec::new();
     for (place, device) in devices.iter().enumerate() {
         let of_tables = tables(device).into_iter().flatten().flat_map(|table| table.dependents());
@@ -37,9 +37,9 @@ fn dependents(
 }
 
 /// The devices in `dependents` that are not in `devices`, each once.
-pub(super) fn distinct_dependents(
+pub(super) fn collect_dependents_outside_set(
     devices: &[Arc<MappedDevice>],
-    dependents: Vec<Dependent>,
+    dependents: Vec<IndexedDependentDevice>,
 ) -> Vec<Arc<MappedDevice>> {
     let mut known: HashSet<DeviceId> = devices.iter().map(|device| device.id()).collect();
     dependents
@@ -50,7 +50,7 @@ pub(super) fn distinct_dependents(
 }
 
 /// Wraps an error of a partner that was not in the caller's list.
-pub(super) fn dependent_error(device: &MappedDevice, error: TargetError) -> TargetError {
+pub(super) fn wrap_dependent_error(device: &MappedDevice, error: TargetError) -> TargetError {
     let why = if error.reason.is_empty() { error.text } else { error.reason };
     let because = if why.is_empty() { why } else { format!(": {why}") };
     let reason = format!("{} has to be renewed with it{because}", device.name());

@@ -3,58 +3,59 @@
 //! `load` fills the inactive slot; `resume` makes the inactive table live ([`super::transition`]).
 //! The data path uses only the event counter. No device below is called under the lock.
 
-use super::host::MappedHost;
-use super::lane::{MappedLane, PreparedLane};
-use super::names::DeviceNames;
-use super::queue::DeviceQueue;
-use super::stack::{self, StackWalk};
+use super::host::WeakTargetHost;
+use super::lane::{MappedLane, PreparedTableLane};
+use super::names::DeviceNameAndUuid;
+use super::queue::LazyRequestQueue;
+use super::stack::{self, DeviceStackWalk};
 use super::transition::DeviceTransition;
-use crate::device_events::{EventSink, StateChange};
+use crate::device_events::{DeviceEventDetails, EventSink};
 use crate::device_ref::LowerLimits;
 use crate::error::TargetError;
 use crate::table::Table;
-use crate::target::{DmQueueMode, TargetHost, TargetSettings};
+use crate::target::{DmQueueMode, SettingsOutsideTable, TargetHostServices};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use udm_core::{
-    ChangeStatus, Checkpoint, Cx, DevNo, Device, DeviceId, DiskQueue, ExtentKind, Extents, Lane, Limits,
-    Nanos, OpenError, Sector, Sectors, SharedDiskState, StackedDevice, TaskHandle,
+    BioTaskHandle, ChangeTrackingCheckpoint, Cx, DevNo, Device, DeviceControlError, DeviceId, DiskQueue,
+    ExtentKind, Extents, Lane, Limits, Nanos, RangeChangeStatus, Sector, Sectors, SharedDiskState,
+    StackedDevice,
 };
 
 /// Wakes a thread when a [`DeviceTransition`] can take its next step, or an event was raised.
-pub type WakeFn = Arc<dyn Fn() + Send + Sync>;
+pub type TransitionWakeFn = Arc<dyn Fn() + Send + Sync>;
 
 /// A mapped device: name, number, two table slots, state and event counter.
 pub struct MappedDevice {
     id: DeviceId,
     number: DevNo,
     me: Weak<MappedDevice>,
-    pub(super) names: Arc<Mutex<DeviceNames>>,
-    state: Mutex<MappedState>,
+    pub(super) names: Arc<Mutex<DeviceNameAndUuid>>,
+    state: Mutex<MappedDeviceState>,
     /// Devices whose tables use this device.
-    parents: Mutex<HashMap<DeviceId, Weak<dyn Device>>>,
-    pub(super) events: Arc<MappedHost>,
+    pub(super) parents: Mutex<HashMap<DeviceId, Weak<dyn Device>>>,
+    pub(super) events: Arc<WeakTargetHost>,
     shared_disk_state: SharedDiskState,
-    pub(super) queue: DeviceQueue,
+    pub(super) queue: LazyRequestQueue,
 }
 
 /// A table in use, and its generation. The generation identifies the resume that made the table
 /// live, so lanes can recognize commands for older tables.
 #[derive(Clone)]
-pub(super) struct TableSlot {
+pub(super) struct TableWithGeneration {
     pub table: Arc<Table>,
     pub generation: u64,
 }
 
 #[derive(Default)]
-pub(super) struct MappedState {
-    pub live: Option<TableSlot>,
+pub(super) struct MappedDeviceState {
+    pub live: Option<TableWithGeneration>,
     pub inactive: Option<Arc<Table>>,
     /// The table that the cores are opening for a resume.
-    pub preparing: Option<TableSlot>,
+    pub preparing: Option<TableWithGeneration>,
     /// The previous live table, while cores may still have lanes of it.
-    pub leaving: Option<TableSlot>,
+    pub leaving: Option<TableWithGeneration>,
     pub suspended: bool,
     /// The live table must be renewed before it continues, because a partner changed while the
     /// device was suspended.
@@ -62,16 +63,16 @@ pub(super) struct MappedState {
     /// A [`DeviceTransition`] is running.
     pub changing: bool,
     /// Settings for the targets that no table holds.
-    pub target_settings: Option<TargetSettings>,
+    pub target_settings: Option<SettingsOutsideTable>,
     /// The running tasks of the live table.
-    pub tasks: Vec<TaskHandle>,
+    pub tasks: Vec<BioTaskHandle>,
     /// The last generation that was assigned; 0 means no table.
     pub generation: u64,
     /// Kind of the device, fixed by the first load.
     kind: Option<DmQueueMode>,
 }
 
-impl MappedState {
+impl MappedDeviceState {
     pub fn live_generation(&self) -> u64 {
         self.live.as_ref().map_or(0, |slot| slot.generation)
     }
@@ -79,7 +80,11 @@ impl MappedState {
     /// Every table that may have open lanes now, or after the inactive table is resumed. A table
     /// that is being renewed counts twice. `preparing` is the table that the cores are about to
     /// open. `inactive` is the table in the inactive slot, or the one about to be there.
-    fn tables(&self, preparing: Option<&TableSlot>, inactive: Option<&Arc<Table>>) -> Vec<Arc<Table>> {
+    fn tables(
+        &self,
+        preparing: Option<&TableWithGeneration>,
+        inactive: Option<&Arc<Table>>,
+    ) -> Vec<Arc<Table>> {
         let is_prepared = |table: &Arc<Table>| preparing.is_some_and(|slot| Arc::ptr_eq(&slot.table, table));
         let slots = [self.live.as_ref(), preparing, self.leaving.as_ref()].into_iter().flatten();
         let waits = inactive.filter(|table| !is_prepared(table));
@@ -126,7 +131,7 @@ impl MappedDevice {
     /// An invalid name or uuid.
     pub fn new(name: &str, uuid: Option<&str>, number: DevNo) -> Result<Arc<MappedDevice>, TargetError> {
         let id = DeviceId::new();
-        let names = Arc::new(Mutex::new(DeviceNames::new(name, uuid)?));
+        let names = Arc::new(Mutex::new(DeviceNameAndUuid::new(name, uuid)?));
         Ok(Arc::new_cyclic(|me| MappedDevice {
             id,
             number,
@@ -134,13 +139,13 @@ impl MappedDevice {
             names: Arc::clone(&names),
             state: Mutex::default(),
             parents: Mutex::default(),
-            events: MappedHost::new(id, number, names, Weak::clone(me)),
+            events: WeakTargetHost::new(id, number, names, Weak::clone(me)),
             shared_disk_state: SharedDiskState::default(),
-            queue: DeviceQueue::default(),
+            queue: LazyRequestQueue::default(),
         }))
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, MappedState> {
+    pub(super) fn state(&self) -> MutexGuard<'_, MappedDeviceState> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -163,9 +168,9 @@ impl MappedDevice {
             return Err(TargetError::new(format!("can't replace immutable target type {kept}")));
         }
         table.check(LowerLimits::NOW)?;
-        let mut walk = StackWalk::default();
+        let mut walk = DeviceStackWalk::default();
         let replaced = {
-            let _shape = stack::lock_stack();
+            let _shape = stack::lock_device_stack_for_load();
             let tables = {
                 let state = self.state();
                 state.tables(state.preparing.as_ref(), Some(&table))
@@ -177,7 +182,7 @@ impl MappedDevice {
                 self.queue.begin(self.id, &self.me);
             }
             for entry in table.targets() {
-                let notify: Arc<dyn TargetHost> = Arc::<MappedHost>::clone(&self.events);
+                let notify: Arc<dyn TargetHostServices> = Arc::<WeakTargetHost>::clone(&self.events);
                 entry.target.attach(notify);
             }
             // The partners of this table now open more devices than before.
@@ -199,12 +204,16 @@ impl MappedDevice {
     /// because the devices below may have changed. `below` has the limits that devices below get in
     /// the same change. A renewed table keeps its limits, as a table that continues after a suspend
     /// does.
-    pub(super) fn prepare(&self, slot: &TableSlot, below: LowerLimits<'_>) -> Result<(), TargetError> {
+    pub(super) fn prepare(
+        &self,
+        slot: &TableWithGeneration,
+        below: LowerLimits<'_>,
+    ) -> Result<(), TargetError> {
         if !self.state().is_renewal(&slot.table) {
             slot.table.check(below)?;
         }
-        let mut walk = StackWalk::default();
-        let _shape = stack::lock_stack();
+        let mut walk = DeviceStackWalk::default();
+        let _shape = stack::lock_device_stack_for_load();
         let tables = {
             let state = self.state();
             state.tables(Some(slot), state.inactive.as_ref())
@@ -252,7 +261,11 @@ impl MappedDevice {
     ///
     /// # Errors
     /// EBUSY if another change is running.
-    pub fn suspend(self: &Arc<Self>, noflush: bool, wake: WakeFn) -> Result<DeviceTransition, TargetError> {
+    pub fn suspend(
+        self: &Arc<Self>,
+        noflush: bool,
+        wake: TransitionWakeFn,
+    ) -> Result<DeviceTransition, TargetError> {
         DeviceTransition::suspend(self, noflush, wake)
     }
 
@@ -262,7 +275,7 @@ impl MappedDevice {
     ///
     /// # Errors
     /// EBUSY if another change is running.
-    pub fn resume(self: &Arc<Self>, wake: WakeFn) -> Result<DeviceTransition, TargetError> {
+    pub fn resume(self: &Arc<Self>, wake: TransitionWakeFn) -> Result<DeviceTransition, TargetError> {
         DeviceTransition::resume(self, true, wake)
     }
 
@@ -274,18 +287,18 @@ impl MappedDevice {
     pub fn resume_with(
         self: &Arc<Self>,
         noflush: bool,
-        wake: WakeFn,
+        wake: TransitionWakeFn,
     ) -> Result<DeviceTransition, TargetError> {
         DeviceTransition::resume(self, noflush, wake)
     }
 
     /// Sets the settings for targets that no table holds, from the next load and resume on.
-    pub fn set_target_settings(&self, settings: TargetSettings) {
+    pub fn set_target_settings(&self, settings: SettingsOutsideTable) {
         self.state().target_settings = Some(settings);
     }
 
     /// The settings for targets that no table holds; `None` if none were set.
-    pub fn target_settings(&self) -> Option<TargetSettings> {
+    pub fn target_settings(&self) -> Option<SettingsOutsideTable> {
         self.state().target_settings.clone()
     }
 
@@ -322,7 +335,7 @@ impl MappedDevice {
 
     /// Sets `hook` to be called after each event. Any thread, also a core, may call it, so it
     /// should only wake another thread. Only the first call has an effect.
-    pub fn on_event(&self, hook: WakeFn) {
+    pub fn on_event(&self, hook: TransitionWakeFn) {
         let _ = self.events.hook.set(hook);
     }
 
@@ -333,7 +346,7 @@ impl MappedDevice {
     }
 
     /// Sends an event that does not come from a target of the device.
-    pub fn emit_event(&self, change: &dyn Fn() -> StateChange) {
+    pub fn emit_event(&self, change: &dyn Fn() -> DeviceEventDetails) {
         self.events.emit(change);
     }
 
@@ -400,7 +413,7 @@ impl Device for MappedDevice {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         match self.queue.front_queue() {
             Some(queue) => queue.open(cx),
             None => self.open_unqueued(cx),
@@ -425,17 +438,23 @@ impl Device for MappedDevice {
         out.push(Sectors(len.0 - known), ExtentKind::Data);
     }
 
-    fn checkpoints(&self) -> Vec<Checkpoint> {
+    fn checkpoints(&self) -> Vec<ChangeTrackingCheckpoint> {
         self.live().map_or_else(Vec::new, |table| table.checkpoints())
     }
 
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
+    fn changed(
+        &self,
+        since: &ChangeTrackingCheckpoint,
+        from: Sector,
+        len: Sectors,
+        out: &mut Extents<RangeChangeStatus>,
+    ) {
         let live = self.live();
         let known = live.as_ref().map_or(0, |table| table.limits().size.0.saturating_sub(from.0)).min(len.0);
         if let Some(table) = live.filter(|_| known > 0) {
             table.changed(since, from, Sectors(known), out);
         }
-        out.push(Sectors(len.0 - known), ChangeStatus::Changed);
+        out.push(Sectors(len.0 - known), RangeChangeStatus::Changed);
     }
 
     fn retry_now(&self) {
@@ -452,32 +471,9 @@ impl Device for MappedDevice {
     }
 }
 
-impl StackedDevice for MappedDevice {
-    fn name(&self) -> String {
-        MappedDevice::name(self)
-    }
-
-    fn children(&self) -> Vec<Arc<dyn Device>> {
-        self.slots().iter().flat_map(|table| table.opened()).map(|used| used.device).collect()
-    }
-
-    fn parents(&self) -> Vec<Arc<dyn Device>> {
-        self.lock_parents().values().filter_map(Weak::upgrade).collect()
-    }
-
-    fn add_parent(&self, id: DeviceId, parent: Weak<dyn Device>) {
-        let mut parents = self.lock_parents();
-        if parents.len() == parents.capacity() {
-            // Only when the map is full, because one device may have thousands of parents.
-            parents.retain(|_, known| known.strong_count() > 0);
-        }
-        parents.insert(id, parent);
-    }
-}
-
 impl MappedDevice {
     /// Opens a lane that bypasses the queue.
-    pub(super) fn open_unqueued(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    pub(super) fn open_unqueued(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         // The inbox is opened before the state is read. A command sent before the inbox opened is
         // then already part of the state. A command that repeats the state does no harm.
         let inbox = cx.open_inbox(self.id);
@@ -485,14 +481,10 @@ impl MappedDevice {
             let state = self.state();
             (state.live.clone(), state.preparing.clone(), state.suspended)
         };
-        let open = |slot: Option<TableSlot>, cx: &mut Cx<'_>| {
-            slot.map(|slot| PreparedLane::new(&slot, cx)).transpose()
+        let open = |slot: Option<TableWithGeneration>, cx: &mut Cx<'_>| {
+            slot.map(|slot| PreparedTableLane::new(&slot, cx)).transpose()
         };
         let (live, prepared) = (open(live, cx)?, open(preparing, cx)?);
         Ok(Box::new(MappedLane::new(inbox, live, prepared, suspended, cx)))
-    }
-
-    fn lock_parents(&self) -> MutexGuard<'_, HashMap<DeviceId, Weak<dyn Device>>> {
-        self.parents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -31,10 +31,11 @@
 //! [`Target::dependents`]: crate::Target::dependents
 
 use super::dependents::{
-    Dependent, collect_removal_dependents, collect_resume_dependents, dependent_error, distinct_dependents,
+    IndexedDependentDevice, collect_dependents_outside_set, collect_removal_dependents,
+    collect_resume_dependents, wrap_dependent_error,
 };
-use super::device::{MappedDevice, WakeFn};
-use super::phase::SyncPoint;
+use super::device::{MappedDevice, TransitionWakeFn};
+use super::phase::TransitionSyncPoint;
 use super::transition::{DeviceTransition, lock_table_swap};
 use crate::device_ref::LowerLimits;
 use crate::error::TargetError;
@@ -42,10 +43,10 @@ use crate::table::Table;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, EINTR};
-use udm_core::{Cores, Device, DeviceId, Limits};
+use udm_core::{CoreCommandSender, Device, DeviceId, Limits};
 
 /// An error, and the index of its device in the caller's list.
-pub type IndexedTargetError = (usize, TargetError);
+pub type IndexedDeviceError = (usize, TargetError);
 
 /// A suspend, resume or removal of several devices that is running. If it is dropped before its
 /// end, the devices stay suspended or as they were; a resume repairs this.
@@ -53,20 +54,20 @@ pub type IndexedTargetError = (usize, TargetError);
 pub struct DeviceSetTransition {
     /// The devices by level of the stack, top first. A device is never above a device of its own or
     /// an earlier level.
-    levels: Vec<Vec<SetMember>>,
-    stage: SyncPoint,
+    levels: Vec<Vec<DeviceSetTransitionMember>>,
+    stage: TransitionSyncPoint,
     /// How many levels have reached `stage`.
     level: usize,
     /// Coming limits of the devices in the levels that are prepared.
     coming: HashMap<DeviceId, Limits>,
-    result: Result<(), IndexedTargetError>,
+    result: Result<(), IndexedDeviceError>,
     must_retry: bool,
-    pause: PauseState,
+    pause: TransitionPauseState,
 }
 
 /// Whether a change pauses while its devices are quiesced.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum PauseState {
+enum TransitionPauseState {
     /// No pause is requested, or it is over.
     No,
     /// The change will pause.
@@ -75,7 +76,7 @@ enum PauseState {
     Reached,
 }
 
-struct SetMember {
+struct DeviceSetTransitionMember {
     /// Index in the caller's list. For a partner, the index of the device that requires it.
     place: usize,
     is_dependent: bool,
@@ -92,8 +93,8 @@ impl DeviceSetTransition {
     pub fn suspend(
         devices: &[Arc<MappedDevice>],
         noflush: bool,
-        wake: &WakeFn,
-    ) -> Result<DeviceSetTransition, IndexedTargetError> {
+        wake: &TransitionWakeFn,
+    ) -> Result<DeviceSetTransition, IndexedDeviceError> {
         DeviceSetTransition::begin(devices, &[], |device| device.suspend(noflush, Arc::clone(wake)), wake)
     }
 
@@ -106,8 +107,8 @@ impl DeviceSetTransition {
     pub fn resume(
         devices: &[Arc<MappedDevice>],
         noflush: bool,
-        wake: &WakeFn,
-    ) -> Result<DeviceSetTransition, IndexedTargetError> {
+        wake: &TransitionWakeFn,
+    ) -> Result<DeviceSetTransition, IndexedDeviceError> {
         DeviceSetTransition::resume_filtered(devices, noflush, wake, |_| true)
     }
 
@@ -119,9 +120,9 @@ impl DeviceSetTransition {
     pub fn resume_filtered(
         devices: &[Arc<MappedDevice>],
         noflush: bool,
-        wake: &WakeFn,
+        wake: &TransitionWakeFn,
         may: impl Fn(&Arc<MappedDevice>) -> bool,
-    ) -> Result<DeviceSetTransition, IndexedTargetError> {
+    ) -> Result<DeviceSetTransition, IndexedDeviceError> {
         let mut dependents = collect_resume_dependents(devices);
         dependents.retain(|(_, dependent)| may(dependent));
         let how = |device: &Arc<MappedDevice>| device.resume_with(noflush, Arc::clone(wake));
@@ -139,8 +140,8 @@ impl DeviceSetTransition {
     /// EBUSY if one of the devices is changing.
     pub fn remove(
         devices: &[Arc<MappedDevice>],
-        wake: &WakeFn,
-    ) -> Result<DeviceSetTransition, IndexedTargetError> {
+        wake: &TransitionWakeFn,
+    ) -> Result<DeviceSetTransition, IndexedDeviceError> {
         DeviceSetTransition::remove_filtered(devices, wake, |_| true)
     }
 
@@ -151,9 +152,9 @@ impl DeviceSetTransition {
     /// As [`DeviceSetTransition::remove`].
     pub fn remove_filtered(
         devices: &[Arc<MappedDevice>],
-        wake: &WakeFn,
+        wake: &TransitionWakeFn,
         may: impl Fn(&Arc<MappedDevice>) -> bool,
-    ) -> Result<DeviceSetTransition, IndexedTargetError> {
+    ) -> Result<DeviceSetTransition, IndexedDeviceError> {
         let mut dependents = collect_removal_dependents(devices);
         dependents.retain(|(_, dependent)| may(dependent));
         DeviceSetTransition::begin(
@@ -167,22 +168,22 @@ impl DeviceSetTransition {
     /// The partners that a resume of `devices` would renew now.
     #[must_use]
     pub fn dependents_of_resume(devices: &[Arc<MappedDevice>]) -> Vec<Arc<MappedDevice>> {
-        distinct_dependents(devices, collect_resume_dependents(devices))
+        collect_dependents_outside_set(devices, collect_resume_dependents(devices))
     }
 
     /// The partners that a removal of `devices` would renew now.
     #[must_use]
     pub fn dependents_of_removal(devices: &[Arc<MappedDevice>]) -> Vec<Arc<MappedDevice>> {
-        distinct_dependents(devices, collect_removal_dependents(devices))
+        collect_dependents_outside_set(devices, collect_removal_dependents(devices))
     }
 
     /// Creates the change; `how` begins the change of each device.
     fn begin(
         devices: &[Arc<MappedDevice>],
-        dependents: &[Dependent],
+        dependents: &[IndexedDependentDevice],
         how: impl Fn(&Arc<MappedDevice>) -> Result<DeviceTransition, TargetError>,
-        wake: &WakeFn,
-    ) -> Result<DeviceSetTransition, IndexedTargetError> {
+        wake: &TransitionWakeFn,
+    ) -> Result<DeviceSetTransition, IndexedDeviceError> {
         let dependent_ids: HashSet<DeviceId> =
             dependents.iter().map(|(_, dependent)| dependent.id()).collect();
         let given = devices.iter().enumerate().map(|(place, device)| (place, device, false));
@@ -192,29 +193,29 @@ impl DeviceSetTransition {
         for (place, device, is_dependent) in given.chain(renewals).filter(|part| known.insert(part.1.id())) {
             let change = match is_dependent {
                 true => DeviceTransition::reopen_lanes(device, Arc::clone(wake))
-                    .map_err(|e| dependent_error(device, e)),
+                    .map_err(|e| wrap_dependent_error(device, e)),
                 false => how(device),
             };
             let mut change = change.map_err(|error| (place, error))?;
             if !is_dependent && dependent_ids.contains(&device.id()) {
                 change.also_reopen_lanes();
             }
-            parts.push(SetMember { place, is_dependent, change, over: false });
+            parts.push(DeviceSetTransitionMember { place, is_dependent, change, over: false });
         }
         let all: Vec<_> = parts.iter().map(|part| Arc::clone(part.change.device())).collect();
-        let level_of = stack_levels(&all);
-        let mut levels: Vec<Vec<SetMember>> = Vec::new();
+        let level_of = assign_device_stack_levels(&all);
+        let mut levels: Vec<Vec<DeviceSetTransitionMember>> = Vec::new();
         for part in parts {
             let level = level_of.get(&part.change.device().id()).copied().unwrap_or(0);
             levels.resize_with(levels.len().max(level + 1), Vec::new);
             levels[level].push(part);
         }
         let (coming, result) = (HashMap::new(), Ok(()));
-        let (stage, pause) = (SyncPoint::Preresumed, PauseState::No);
+        let (stage, pause) = (TransitionSyncPoint::Preresumed, TransitionPauseState::No);
         Ok(DeviceSetTransition { levels, stage, level: 0, coming, result, must_retry: false, pause })
     }
 
-    fn parts(&self) -> impl Iterator<Item = &SetMember> {
+    fn parts(&self) -> impl Iterator<Item = &DeviceSetTransitionMember> {
         self.levels.iter().flatten()
     }
 
@@ -228,19 +229,23 @@ impl DeviceSetTransition {
     /// Requests a pause when all devices are quiesced and no table is swapped yet.
     /// [`DeviceSetTransition::continue_after_pause`] ends the pause.
     pub fn pause_when_quiesced(&mut self) {
-        self.pause = PauseState::Requested;
+        self.pause = TransitionPauseState::Requested;
     }
 
     /// True while the change is paused.
     #[must_use]
     pub fn is_paused(&self) -> bool {
-        self.pause == PauseState::Reached
+        self.pause == TransitionPauseState::Reached
     }
 
     /// Ends the pause. If `checked` is `Ok`, the tables are swapped. If it is an error, the devices
     /// continue with their live tables. The caller must step the change to its end.
-    pub fn continue_after_pause(&mut self, checked: Result<(), IndexedTargetError>, cores: &dyn Cores) {
-        if std::mem::replace(&mut self.pause, PauseState::No) == PauseState::Reached
+    pub fn continue_after_pause(
+        &mut self,
+        checked: Result<(), IndexedDeviceError>,
+        cores: &dyn CoreCommandSender,
+    ) {
+        if std::mem::replace(&mut self.pause, TransitionPauseState::No) == TransitionPauseState::Reached
             && let Err(refused) = checked
         {
             self.abort(refused, cores);
@@ -250,12 +255,12 @@ impl DeviceSetTransition {
     /// Does all steps that are possible now. Returns `None` if cores have not answered yet or the
     /// change is paused; call again after the wake or after `continue_after_pause`. Returns the
     /// outcome if the change is finished.
-    pub fn step(&mut self, cores: &dyn Cores) -> Option<Result<(), IndexedTargetError>> {
+    pub fn step(&mut self, cores: &dyn CoreCommandSender) -> Option<Result<(), IndexedDeviceError>> {
         while self.level < self.levels.len() {
             if self.is_paused() {
                 return None;
             }
-            let upwards = self.stage != SyncPoint::Quiesced;
+            let upwards = self.stage != TransitionSyncPoint::Quiesced;
             let level = if upwards { self.levels.len() - 1 - self.level } else { self.level };
             let mut all = true;
             let mut refused = None;
@@ -263,7 +268,7 @@ impl DeviceSetTransition {
                 match part.change.step_to(self.stage, LowerLimits(Some(&self.coming)), cores) {
                     None => all = false,
                     Some(outcome) => {
-                        part.over = self.stage == SyncPoint::Finished;
+                        part.over = self.stage == TransitionSyncPoint::Finished;
                         refused = refused.or_else(|| Some((part.place, part.blame(outcome.err()?))));
                     }
                 }
@@ -275,17 +280,17 @@ impl DeviceSetTransition {
             if !all {
                 return None;
             }
-            if self.stage == SyncPoint::Prepared {
+            if self.stage == TransitionSyncPoint::Prepared {
                 self.coming.extend(self.levels[level].iter().filter_map(|part| part.change.limits_to_come()));
             }
             self.level += 1;
-            if self.level == self.levels.len() && self.stage != SyncPoint::Finished {
+            if self.level == self.levels.len() && self.stage != TransitionSyncPoint::Finished {
                 self.level = 0;
                 match self.stage {
-                    SyncPoint::Preresumed => self.end_preresume(cores),
-                    SyncPoint::Prepared => self.stage = SyncPoint::Quiesced,
-                    SyncPoint::Quiesced if self.pause == PauseState::Requested => {
-                        self.pause = PauseState::Reached;
+                    TransitionSyncPoint::Preresumed => self.end_preresume(cores),
+                    TransitionSyncPoint::Prepared => self.stage = TransitionSyncPoint::Quiesced,
+                    TransitionSyncPoint::Quiesced if self.pause == TransitionPauseState::Requested => {
+                        self.pause = TransitionPauseState::Reached;
                     }
                     _ => self.swap_tables(cores),
                 }
@@ -296,17 +301,17 @@ impl DeviceSetTransition {
 
     /// All targets agreed; lanes that open from now on know the new tables. A partner outside of
     /// the set may have opened lanes before, so the change must be retried.
-    fn end_preresume(&mut self, cores: &dyn Cores) {
+    fn end_preresume(&mut self, cores: &dyn CoreCommandSender) {
         let late = self.late();
         match late.first() {
-            None => self.stage = SyncPoint::Prepared,
+            None => self.stage = TransitionSyncPoint::Prepared,
             Some(late) => self.require_retry(late, cores),
         }
     }
 
     /// Swaps all tables at once; lanes that begin later see the new live tables. A partner that
     /// became live during the change may have lanes that began before.
-    fn swap_tables(&mut self, cores: &dyn Cores) {
+    fn swap_tables(&mut self, cores: &dyn CoreCommandSender) {
         // Dropped after the lock, because this may be the last reference to a device.
         let late;
         let _places = lock_table_swap();
@@ -314,16 +319,16 @@ impl DeviceSetTransition {
         if let Some(late) = late.iter().find(|(_, dependent)| dependent.live().is_some()) {
             return self.require_retry(late, cores);
         }
-        for stage in [SyncPoint::Swapped, SyncPoint::HooksRun] {
+        for stage in [TransitionSyncPoint::Swapped, TransitionSyncPoint::HooksRun] {
             for part in self.levels.iter_mut().rev().flatten() {
                 let _ = part.change.step_to(stage, LowerLimits(Some(&self.coming)), cores);
             }
         }
-        self.stage = SyncPoint::Finished;
+        self.stage = TransitionSyncPoint::Finished;
     }
 
     /// The partners that are not in the set.
-    fn late(&self) -> Vec<Dependent> {
+    fn late(&self) -> Vec<IndexedDependentDevice> {
         let known: HashSet<DeviceId> = self.parts().map(|part| part.change.device().id()).collect();
         let all = self.parts().flat_map(|part| {
             part.change.dependents().into_iter().map(move |dependent| (part.place, dependent))
@@ -331,28 +336,28 @@ impl DeviceSetTransition {
         all.filter(|(_, dependent)| !known.contains(&dependent.id())).collect()
     }
 
-    fn require_retry(&mut self, (place, late): &Dependent, cores: &dyn Cores) {
+    fn require_retry(&mut self, (place, late): &IndexedDependentDevice, cores: &dyn CoreCommandSender) {
         self.must_retry = true;
         let error = TargetError::errno(EBUSY).because("it became a partner during the change");
-        self.abort((*place, dependent_error(late, error)), cores);
+        self.abort((*place, wrap_dependent_error(late, error)), cores);
     }
 
     /// Cancels the change: the devices continue with their live tables. The caller must step the
     /// change to its end, which is EINTR. Returns false if it is too late to cancel; the outcome is
     /// then unchanged.
-    pub fn cancel(&mut self, cores: &dyn Cores) -> bool {
-        let in_time = self.stage != SyncPoint::Finished;
+    pub fn cancel(&mut self, cores: &dyn CoreCommandSender) -> bool {
+        let in_time = self.stage != TransitionSyncPoint::Finished;
         if in_time {
             self.abort((0, TargetError::errno(EINTR).because("called off")), cores);
         }
         in_time
     }
 
-    fn abort(&mut self, refused: IndexedTargetError, cores: &dyn Cores) {
+    fn abort(&mut self, refused: IndexedDeviceError, cores: &dyn CoreCommandSender) {
         self.result = Err(refused);
         let parts = self.levels.iter_mut().flatten();
         parts.for_each(|part| part.change.cancel(cores));
-        (self.stage, self.level, self.pause) = (SyncPoint::Finished, 0, PauseState::No);
+        (self.stage, self.level, self.pause) = (TransitionSyncPoint::Finished, 0, TransitionPauseState::No);
     }
 
     /// Takes the tables that no core uses any more, after the change is finished. The thread that
@@ -363,15 +368,15 @@ impl DeviceSetTransition {
     }
 }
 
-impl SetMember {
+impl DeviceSetTransitionMember {
     /// Adds the name of the device to `error` if it is a partner.
     fn blame(&self, error: TargetError) -> TargetError {
-        if self.is_dependent { dependent_error(self.change.device(), error) } else { error }
+        if self.is_dependent { wrap_dependent_error(self.change.device(), error) } else { error }
     }
 }
 
 /// The level of each device: the length of the longest path to it from above, within `devices`.
-fn stack_levels(devices: &[Arc<MappedDevice>]) -> HashMap<DeviceId, usize> {
+fn assign_device_stack_levels(devices: &[Arc<MappedDevice>]) -> HashMap<DeviceId, usize> {
     if devices.len() < 2 {
         return HashMap::new();
     }

@@ -1,37 +1,46 @@
 //! The part of a mapped device that its targets hold: event counter, name, clock and event
 //! receiver.
 
-use super::device::{MappedDevice, WakeFn};
-use super::names::DeviceNames;
-use crate::device_events::{DeviceEvent, EventKind, EventSink, StateChange};
-use crate::target::{TargetHost, TargetSettings};
+use super::device::{MappedDevice, TransitionWakeFn};
+use super::names::DeviceNameAndUuid;
+use crate::device_events::{DeviceEvent, DeviceEventDetails, EventKind, EventSink};
+use crate::target::{SettingsOutsideTable, TargetHostServices};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use udm_core::{Cores, DevNo, DeviceId, LaneCommand, Nanos};
+use udm_core::{CoreCommandSender, DevNo, DeviceId, LaneCommand, Nanos};
 
-/// Implements [`TargetHost`]. It holds only a weak reference, so a table does not keep its own
-/// device alive.
-pub(super) struct MappedHost {
+/// Implements [`TargetHostServices`]. It holds only a weak reference, so a table does not keep its
+/// own device alive.
+pub(super) struct WeakTargetHost {
     id: DeviceId,
     number: DevNo,
-    names: Arc<Mutex<DeviceNames>>,
+    names: Arc<Mutex<DeviceNameAndUuid>>,
     pub count: AtomicU32,
-    pub hook: OnceLock<WakeFn>,
+    pub hook: OnceLock<TransitionWakeFn>,
     pub event_sink: OnceLock<EventSink>,
     pub clock: OnceLock<fn() -> Nanos>,
     device: Weak<MappedDevice>,
 }
 
-impl MappedHost {
+impl WeakTargetHost {
     /// Creates the host of a device; its event counter is 0.
     pub fn new(
         id: DeviceId,
         number: DevNo,
-        names: Arc<Mutex<DeviceNames>>,
+        names: Arc<Mutex<DeviceNameAndUuid>>,
         device: Weak<MappedDevice>,
-    ) -> Arc<MappedHost> {
+    ) -> Arc<WeakTargetHost> {
         let (hook, event_sink, clock) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Arc::new(MappedHost { id, number, names, count: AtomicU32::new(0), hook, event_sink, clock, device })
+        Arc::new(WeakTargetHost {
+            id,
+            number,
+            names,
+            count: AtomicU32::new(0),
+            hook,
+            event_sink,
+            clock,
+            device,
+        })
     }
 
     /// The name and the uuid. Cores call this, so it does not wait for the lock.
@@ -43,7 +52,7 @@ impl MappedHost {
     }
 }
 
-impl TargetHost for MappedHost {
+impl TargetHostServices for WeakTargetHost {
     fn event(&self) {
         // Release pairs with the acquire in `event_nr`: a reader of the number also sees the state
         // before the event.
@@ -52,10 +61,10 @@ impl TargetHost for MappedHost {
             hook();
         }
         let number = before.wrapping_add(1);
-        self.emit(&|| StateChange::new(EventKind::Event, format!("event number {number}")));
+        self.emit(&|| DeviceEventDetails::new(EventKind::Event, format!("event number {number}")));
     }
 
-    fn emit(&self, change: &dyn Fn() -> StateChange) {
+    fn emit(&self, change: &dyn Fn() -> DeviceEventDetails) {
         let Some(event_sink) = self.event_sink.get() else { return };
         event_sink(&|| {
             let (device, uuid) = self.current_name();
@@ -68,7 +77,7 @@ impl TargetHost for MappedHost {
         self.current_name().0
     }
 
-    fn kick(&self, cores: &dyn Cores) {
+    fn kick(&self, cores: &dyn CoreCommandSender) {
         cores.broadcast(self.id, LaneCommand::Kick);
     }
 
@@ -76,7 +85,7 @@ impl TargetHost for MappedHost {
         self.clock.get().map_or(Nanos(0), |clock| clock())
     }
 
-    fn settings(&self) -> Option<TargetSettings> {
+    fn settings(&self) -> Option<SettingsOutsideTable> {
         self.device.upgrade()?.target_settings()
     }
 

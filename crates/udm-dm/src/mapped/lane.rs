@@ -24,31 +24,33 @@
 //! resumed meanwhile gave it some. It is then *retired*: it gets no bios and is polled until the
 //! work is done. The control half holds its table until then.
 
-use super::device::TableSlot;
+use super::device::TableWithGeneration;
 use crate::table::{Table, TableLane};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
-use udm_core::{Batch, Bio, BioFlags, Cx, Drain, Lane, LaneCommand, LaneInbox, OpenError, OwnWork, Status};
+use udm_core::{
+    Batch, Bio, BioFlags, Cx, DeviceControlError, DrainMode, Lane, LaneCommand, LaneInbox, OwnWork, Status,
+};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum LaneState {
+enum LaneSuspendState {
     Running,
-    Draining(Drain),
+    Draining(DrainMode),
     Suspended,
 }
 
 /// A lane of a table that has not begun yet, and the generation of the table.
-pub(super) struct PreparedLane {
+pub(super) struct PreparedTableLane {
     generation: u64,
     lane: Box<TableLane>,
     /// The control half holds the table as long as the lane can still begin.
     table: Weak<Table>,
 }
 
-impl PreparedLane {
-    pub fn new(slot: &TableSlot, cx: &mut Cx<'_>) -> Result<PreparedLane, OpenError> {
+impl PreparedTableLane {
+    pub fn new(slot: &TableWithGeneration, cx: &mut Cx<'_>) -> Result<PreparedTableLane, DeviceControlError> {
         let lane = Box::new(TableLane::open(&slot.table, cx)?);
-        Ok(PreparedLane { generation: slot.generation, lane, table: Arc::downgrade(&slot.table) })
+        Ok(PreparedTableLane { generation: slot.generation, lane, table: Arc::downgrade(&slot.table) })
     }
 }
 
@@ -63,11 +65,11 @@ pub(super) struct MappedLane {
     /// The table of a live lane that has not begun: the device has not run since the lane was
     /// opened.
     fresh: Option<Weak<Table>>,
-    prepared: Option<PreparedLane>,
+    prepared: Option<PreparedTableLane>,
     /// Replaced lanes with own work left, and the acks that wait for this work.
-    retired: Vec<(Box<TableLane>, udm_core::Ack)>,
-    state: LaneState,
-    acks: Vec<udm_core::Ack>,
+    retired: Vec<(Box<TableLane>, udm_core::AckOnLastDrop)>,
+    state: LaneSuspendState,
+    acks: Vec<udm_core::AckOnLastDrop>,
     /// Bios that the lane below handed back; they are older than the held ones.
     returned: Batch,
     held_bios: Batch,
@@ -78,8 +80,8 @@ pub(super) struct MappedLane {
 impl MappedLane {
     pub fn new(
         inbox: Rc<LaneInbox>,
-        live: Option<PreparedLane>,
-        prepared: Option<PreparedLane>,
+        live: Option<PreparedTableLane>,
+        prepared: Option<PreparedTableLane>,
         suspended: bool,
         cx: &mut Cx<'_>,
     ) -> MappedLane {
@@ -91,7 +93,7 @@ impl MappedLane {
             fresh: None,
             prepared,
             retired: Vec::new(),
-            state: if suspended { LaneState::Suspended } else { LaneState::Running },
+            state: if suspended { LaneSuspendState::Suspended } else { LaneSuspendState::Running },
             acks: Vec::new(),
             returned: Batch::new(),
             held_bios: Batch::new(),
@@ -113,7 +115,7 @@ impl MappedLane {
                 LaneCommand::Prepare { table, generation, failure, ack } => {
                     if self.generation != generation && self.prepared_generation() != Some(generation) {
                         let table = table.downcast::<Table>().expect("the table of a mapped device");
-                        match PreparedLane::new(&TableSlot { table, generation }, cx) {
+                        match PreparedTableLane::new(&TableWithGeneration { table, generation }, cx) {
                             Ok(opened) => self.prepared = Some(opened),
                             Err(error) => failure.set(error),
                         }
@@ -129,8 +131,8 @@ impl MappedLane {
                     }
                 }
                 LaneCommand::Suspend { how, ack } => {
-                    if self.state != LaneState::Suspended {
-                        self.state = LaneState::Draining(how);
+                    if self.state != LaneSuspendState::Suspended {
+                        self.state = LaneSuspendState::Draining(how);
                         self.acks.push(ack);
                     }
                 }
@@ -149,8 +151,8 @@ impl MappedLane {
         self.prepared.as_ref().map(|opened| opened.generation)
     }
 
-    fn take(&mut self, opened: Option<PreparedLane>) {
-        if let Some(PreparedLane { generation, lane, table }) = opened {
+    fn take(&mut self, opened: Option<PreparedTableLane>) {
+        if let Some(PreparedTableLane { generation, lane, table }) = opened {
             (self.live, self.generation, self.fresh) = (Some(lane), generation, Some(table));
         }
     }
@@ -164,7 +166,7 @@ impl MappedLane {
     }
 
     /// Drops a replaced lane and then `ack`: now, or when its own work is done.
-    fn retire(&mut self, lane: Option<Box<TableLane>>, ack: udm_core::Ack) {
+    fn retire(&mut self, lane: Option<Box<TableLane>>, ack: udm_core::AckOnLastDrop) {
         let owes = |lane: &TableLane| lane.own_work() == OwnWork::Required;
         self.retired.extend(lane.filter(|lane| owes(lane)).map(|lane| (lane, ack)));
     }
@@ -182,7 +184,7 @@ impl MappedLane {
             self.take(prepared);
         }
         self.begin_live(cx);
-        self.state = LaneState::Running;
+        self.state = LaneSuspendState::Running;
         self.acks.clear();
         let mut batch = std::mem::take(&mut self.returned);
         batch.append(&mut self.held_bios);
@@ -198,7 +200,7 @@ impl MappedLane {
         }
         match &mut self.live {
             Some(live) => live.submit(batch, cx),
-            None => batch.drain(..).for_each(|bio| end(&mut self.ended, bio, Status::IoErr)),
+            None => batch.drain(..).for_each(|bio| end_bio_with_status(&mut self.ended, bio, Status::IoErr)),
         }
     }
 
@@ -209,14 +211,14 @@ impl MappedLane {
 
     /// Leaves `Draining` if possible, and updates `ordinary`.
     fn update_state(&mut self) {
-        if matches!(self.state, LaneState::Draining(_))
+        if matches!(self.state, LaneSuspendState::Draining(_))
             && self.is_empty()
             && self.own_work() < OwnWork::Required
         {
-            self.state = LaneState::Suspended;
+            self.state = LaneSuspendState::Suspended;
             self.acks.clear();
         }
-        self.ordinary = self.state == LaneState::Running
+        self.ordinary = self.state == LaneSuspendState::Running
             && self.live.is_some()
             && self.prepared.is_none()
             && self.retired.is_empty()
@@ -226,14 +228,14 @@ impl MappedLane {
     #[cold]
     fn submit_slow(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         self.process_commands(cx);
-        if self.state == LaneState::Running {
+        if self.state == LaneSuspendState::Running {
             self.send(batch, cx);
         } else {
             for bio in batch.drain(..) {
                 if bio.flags.contains(BioFlags::NOWAIT) {
-                    end(&mut self.ended, bio, Status::Again);
+                    end_bio_with_status(&mut self.ended, bio, Status::Again);
                 } else if bio.flags.contains(BioFlags::RAHEAD) {
-                    end(&mut self.ended, bio, Status::IoErr);
+                    end_bio_with_status(&mut self.ended, bio, Status::IoErr);
                 } else {
                     self.held_bios.push(bio);
                 }
@@ -246,7 +248,7 @@ impl MappedLane {
     fn poll_slow(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         self.process_commands(cx);
         if let Some(live) = &mut self.live {
-            if let LaneState::Draining(how) = self.state {
+            if let LaneSuspendState::Draining(how) = self.state {
                 let before = self.returned.len();
                 live.drain(how, &mut self.returned, cx);
                 let back = &self.returned[before..];
@@ -271,7 +273,7 @@ impl MappedLane {
     }
 }
 
-fn end(ended: &mut Batch, mut bio: Box<Bio>, status: Status) {
+fn end_bio_with_status(ended: &mut Batch, mut bio: Box<Bio>, status: Status) {
     bio.status = status;
     ended.push(bio);
 }
@@ -282,11 +284,11 @@ impl MappedLane {
     fn drain_final(&mut self, back: &mut Batch, cx: &mut Cx<'_>) {
         let held_bios =
             std::mem::take(&mut self.returned).into_iter().chain(std::mem::take(&mut self.held_bios));
-        held_bios.for_each(|bio| end(&mut self.ended, bio, Status::IoErr));
+        held_bios.for_each(|bio| end_bio_with_status(&mut self.ended, bio, Status::IoErr));
         if let Some(live) = &mut self.live {
-            live.drain(Drain::End, back, cx);
+            live.drain(DrainMode::End, back, cx);
         }
-        self.retired.iter_mut().for_each(|(lane, _)| lane.drain(Drain::End, back, cx));
+        self.retired.iter_mut().for_each(|(lane, _)| lane.drain(DrainMode::End, back, cx));
         self.update_state();
     }
 }
@@ -309,16 +311,18 @@ impl Lane for MappedLane {
     /// A suspend of the device above. Bios that are held here or held by targets can wait above
     /// too, whatever this device does. But a flushing suspend above does not fail bios that this
     /// device will still serve (kernel: it waits).
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
-        if how == Drain::Flush {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
+        if how == DrainMode::Flush {
             return;
         }
-        if how == Drain::End {
+        if how == DrainMode::End {
             return self.drain_final(back, cx);
         }
         back.append(&mut self.returned);
         back.append(&mut self.held_bios);
-        if let (Some(live), LaneState::Running | LaneState::Draining(_)) = (&mut self.live, self.state) {
+        if let (Some(live), LaneSuspendState::Running | LaneSuspendState::Draining(_)) =
+            (&mut self.live, self.state)
+        {
             live.drain(how, back, cx);
         }
         self.update_state();

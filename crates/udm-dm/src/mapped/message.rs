@@ -1,11 +1,11 @@
 //! Messages: words for one target of a device, or for the device itself (`@...`).
 
 use super::MappedDevice;
-use crate::completion::CompletionHandle;
+use crate::completion::TargetMessageWaitHandle;
 use crate::error::TargetError;
-use crate::target::{Resolver, Target};
+use crate::target::{DeviceNameResolver, Target};
 use udm_core::errno::EBUSY;
-use udm_core::{Cores, Device, LaneCommand, Sector};
+use udm_core::{CoreCommandSender, Device, LaneCommand, Sector};
 
 impl MappedDevice {
     /// As [`MappedDevice::send`], for callers that do not wait for completion on the cores.
@@ -16,8 +16,8 @@ impl MappedDevice {
         &self,
         sector: u64,
         words: &[String],
-        resolver: &mut dyn Resolver,
-        cores: &dyn Cores,
+        resolver: &mut dyn DeviceNameResolver,
+        cores: &dyn CoreCommandSender,
     ) -> Result<String, TargetError> {
         self.send(sector, words, resolver, cores).map(|(answer, _)| answer)
     }
@@ -32,9 +32,9 @@ impl MappedDevice {
         &self,
         sector: u64,
         words: &[String],
-        resolver: &mut dyn Resolver,
-        cores: &dyn Cores,
-    ) -> Result<(String, Option<CompletionHandle>), TargetError> {
+        resolver: &mut dyn DeviceNameResolver,
+        cores: &dyn CoreCommandSender,
+    ) -> Result<(String, Option<TargetMessageWaitHandle>), TargetError> {
         let Some(first) = words.first() else {
             return Err(TargetError::new("Empty message received."));
         };
@@ -55,7 +55,7 @@ impl MappedDevice {
     pub(crate) fn with_target<T>(
         &self,
         sector: u64,
-        cores: &dyn Cores,
+        cores: &dyn CoreCommandSender,
         act: impl FnOnce(&dyn Target) -> Result<T, TargetError>,
     ) -> Result<T, TargetError> {
         let live = self.live();

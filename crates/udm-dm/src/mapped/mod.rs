@@ -68,9 +68,9 @@ mod queue;
 mod stack;
 mod transition;
 
-pub use device::{DeviceInfo, MappedDevice, WakeFn};
-pub use device_set::{DeviceSetTransition, IndexedTargetError};
-pub use names::NameHandle;
+pub use device::{DeviceInfo, MappedDevice, TransitionWakeFn};
+pub use device_set::{DeviceSetTransition, IndexedDeviceError};
+pub use names::DeviceNameReader;
 pub use queue::QueueFactory;
-pub use stack::{DEPTH_MAX, LANES_MAX, depends_on};
+pub use stack::{DEPTH_MAX, LANES_MAX, device_stack_contains};
 pub use transition::DeviceTransition;

@@ -2,7 +2,7 @@
 
 use super::MappedDevice;
 use crate::error::TargetError;
-use crate::target::TargetHost;
+use crate::target::TargetHostServices;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The longest name in bytes (kernel `DM_NAME_LEN`, less its NUL).
@@ -11,16 +11,16 @@ const NAME_MAX: usize = 127;
 const UUID_MAX: usize = 128;
 
 /// The name and the uuid of a device.
-pub(super) struct DeviceNames {
+pub(super) struct DeviceNameAndUuid {
     name: String,
     uuid: Option<String>,
 }
 
-impl DeviceNames {
-    pub fn new(name: &str, uuid: Option<&str>) -> Result<DeviceNames, TargetError> {
-        check_name(name)?;
-        uuid.map_or(Ok(()), check_uuid)?;
-        Ok(DeviceNames { name: name.to_owned(), uuid: uuid.map(str::to_owned) })
+impl DeviceNameAndUuid {
+    pub fn new(name: &str, uuid: Option<&str>) -> Result<DeviceNameAndUuid, TargetError> {
+        check_device_name(name)?;
+        uuid.map_or(Ok(()), check_device_uuid)?;
+        Ok(DeviceNameAndUuid { name: name.to_owned(), uuid: uuid.map(str::to_owned) })
     }
 
     pub fn name(&self) -> &str {
@@ -34,9 +34,9 @@ impl DeviceNames {
 
 /// Reads the current name of a device. Does not keep the device alive.
 #[derive(Clone)]
-pub struct NameHandle(Arc<Mutex<DeviceNames>>);
+pub struct DeviceNameReader(Arc<Mutex<DeviceNameAndUuid>>);
 
-impl NameHandle {
+impl DeviceNameReader {
     /// The current name; the last name if the device was removed.
     #[must_use]
     pub fn get(&self) -> String {
@@ -47,11 +47,11 @@ impl NameHandle {
 impl MappedDevice {
     /// A handle that reads the name of the device, also after a rename.
     #[must_use]
-    pub fn name_handle(&self) -> NameHandle {
-        NameHandle(Arc::clone(&self.names))
+    pub fn name_handle(&self) -> DeviceNameReader {
+        DeviceNameReader(Arc::clone(&self.names))
     }
 
-    fn names(&self) -> MutexGuard<'_, DeviceNames> {
+    fn names(&self) -> MutexGuard<'_, DeviceNameAndUuid> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -72,7 +72,7 @@ impl MappedDevice {
     /// # Errors
     /// The rule that `name` breaks.
     pub fn check_name(name: &str) -> Result<(), TargetError> {
-        check_name(name)
+        check_device_name(name)
     }
 
     /// Checks that `uuid` is a valid uuid.
@@ -80,7 +80,7 @@ impl MappedDevice {
     /// # Errors
     /// The rule that `uuid` breaks.
     pub fn check_uuid(uuid: &str) -> Result<(), TargetError> {
-        check_uuid(uuid)
+        check_device_uuid(uuid)
     }
 
     /// Renames the device. The caller knows that the name is free. Raises an event if there is a
@@ -89,7 +89,7 @@ impl MappedDevice {
     /// # Errors
     /// The rule that the name breaks.
     pub fn rename(&self, name: &str) -> Result<(), TargetError> {
-        check_name(name)?;
+        check_device_name(name)?;
         name.clone_into(&mut self.names().name);
         if self.state().live.is_some() {
             self.events.event();
@@ -103,7 +103,7 @@ impl MappedDevice {
     /// # Errors
     /// The rule that the uuid breaks, or that the device already has a uuid.
     pub fn set_uuid(&self, uuid: &str) -> Result<(), TargetError> {
-        check_uuid(uuid)?;
+        check_device_uuid(uuid)?;
         let mut names = self.names();
         if let Some(old) = &names.uuid {
             let name = &names.name;
@@ -120,7 +120,7 @@ impl MappedDevice {
     }
 }
 
-fn check_name(name: &str) -> Result<(), TargetError> {
+fn check_device_name(name: &str) -> Result<(), TargetError> {
     let text = match name {
         "" => "Name not supplied when creating device".to_owned(),
         "control" | "." | ".." => r#"device name cannot be "control", ".", or ".."#.to_owned() + "\"",
@@ -134,7 +134,7 @@ fn check_name(name: &str) -> Result<(), TargetError> {
     Err(TargetError::new(text))
 }
 
-fn check_uuid(uuid: &str) -> Result<(), TargetError> {
+fn check_device_uuid(uuid: &str) -> Result<(), TargetError> {
     let text = if uuid.is_empty() {
         "UUID is empty."
     } else if uuid.len() > UUID_MAX {

@@ -42,7 +42,7 @@ pub(super) enum TransitionPhase {
 
 /// Points at which a change waits for the other devices of its set ([`super::device_set`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum SyncPoint {
+pub(super) enum TransitionSyncPoint {
     /// The targets that are to become live or continue agreed.
     Preresumed,
     /// All steps that can fail are done, and nothing has stopped.
@@ -59,17 +59,17 @@ pub(super) enum SyncPoint {
 
 impl TransitionPhase {
     /// The last synchronization point that was reached.
-    pub fn stage(self) -> Option<SyncPoint> {
+    pub fn stage(self) -> Option<TransitionSyncPoint> {
         match self {
             TransitionPhase::Preresume => None,
-            TransitionPhase::Prepare | TransitionPhase::Prepared => Some(SyncPoint::Preresumed),
-            TransitionPhase::Suspend | TransitionPhase::Suspended => Some(SyncPoint::Prepared),
-            TransitionPhase::Swap => Some(SyncPoint::Quiesced),
-            TransitionPhase::RunResumeHooks => Some(SyncPoint::Swapped),
+            TransitionPhase::Prepare | TransitionPhase::Prepared => Some(TransitionSyncPoint::Preresumed),
+            TransitionPhase::Suspend | TransitionPhase::Suspended => Some(TransitionSyncPoint::Prepared),
+            TransitionPhase::Swap => Some(TransitionSyncPoint::Quiesced),
+            TransitionPhase::RunResumeHooks => Some(TransitionSyncPoint::Swapped),
             TransitionPhase::Resume | TransitionPhase::Resumed | TransitionPhase::Done => {
-                Some(SyncPoint::HooksRun)
+                Some(TransitionSyncPoint::HooksRun)
             }
-            TransitionPhase::Finished => Some(SyncPoint::Finished),
+            TransitionPhase::Finished => Some(TransitionSyncPoint::Finished),
         }
     }
 }

@@ -3,19 +3,19 @@
 use super::device::MappedDevice;
 use std::sync::{Arc, OnceLock, Weak};
 use udm_core::errno::ENXIO;
-use udm_core::{Cx, Device, DeviceId, Lane, Limits, OpenError, Sectors};
+use udm_core::{Cx, Device, DeviceControlError, DeviceId, Lane, Limits, Sectors};
 
 /// Creates a queue in front of a device.
 pub type QueueFactory = Box<dyn Fn(Arc<dyn Device>) -> Arc<dyn Device> + Send + Sync>;
 
 /// The queue factory of a device, and the queue once it is created.
 #[derive(Default)]
-pub(super) struct DeviceQueue {
+pub(super) struct LazyRequestQueue {
     by: OnceLock<QueueFactory>,
     front_queue: OnceLock<Arc<dyn Device>>,
 }
 
-impl DeviceQueue {
+impl LazyRequestQueue {
     /// The queue, if there is one.
     pub fn front_queue(&self) -> Option<&Arc<dyn Device>> {
         self.front_queue.get()
@@ -30,7 +30,7 @@ impl DeviceQueue {
 
     /// Creates a new queue in front of the device.
     pub fn build_queue(&self, id: DeviceId, device: &Weak<MappedDevice>) -> Arc<dyn Device> {
-        let bare = Arc::new(UnqueuedDevice { id, device: Weak::clone(device) });
+        let bare = Arc::new(MappedDeviceBelowQueue { id, device: Weak::clone(device) });
         self.by.get().map_or(Arc::clone(&bare) as Arc<dyn Device>, |by| by(bare))
     }
 }
@@ -49,21 +49,21 @@ impl MappedDevice {
 }
 
 /// The mapped device as its own queue sees it.
-struct UnqueuedDevice {
+struct MappedDeviceBelowQueue {
     id: DeviceId,
     /// Weak, because the device holds the queue, which holds this.
     device: Weak<MappedDevice>,
 }
 
-impl Device for UnqueuedDevice {
+impl Device for MappedDeviceBelowQueue {
     fn id(&self) -> DeviceId {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         match self.device.upgrade() {
             Some(device) => device.open_unqueued(cx),
-            None => Err(OpenError::new(ENXIO, "the device is gone")),
+            None => Err(DeviceControlError::new(ENXIO, "the device is gone")),
         }
     }
 

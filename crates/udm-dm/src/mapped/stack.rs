@@ -5,16 +5,16 @@
 //! limits, for the device and all devices above it. So opening a lane never fails because of them.
 //! The tables of all slots count, because lanes of several tables are open during a swap.
 //!
-//! Only a load makes a stack larger. Loads check and register one at a time ([`lock_stack`]), for
-//! all devices of the process. Nothing under this lock blocks. The walks use explicit lists instead
-//! of recursion, and visit each device once.
+//! Only a load makes a stack larger. Loads check and register one at a time
+//! ([`lock_device_stack_for_load`]), for all devices of the process. Nothing under this lock
+//! blocks. The walks use explicit lists instead of recursion, and visit each device once.
 
 use super::MappedDevice;
 use crate::error::TargetError;
 use crate::table::Table;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::errno::{ELOOP, EMLINK};
 use udm_core::{Device, DeviceId, StackedDevice};
 
@@ -27,45 +27,45 @@ pub const DEPTH_MAX: usize = 32;
 pub const LANES_MAX: u64 = 16384;
 
 /// Locks the stack while a load checks it and registers its table.
-pub(super) fn lock_stack() -> MutexGuard<'static, ()> {
+pub(super) fn lock_device_stack_for_load() -> MutexGuard<'static, ()> {
     static STACK: Mutex<()> = Mutex::new(());
     STACK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The devices directly below a device; a device appears once per use.
-type LowerDevices = Rc<[Arc<dyn Device>]>;
+type DirectLowerDevices = Rc<[Arc<dyn Device>]>;
 
 /// A walk over the stack. It keeps a reference to every device that it met. Dropping the last
-/// reference closes files, which must happen after [`lock_stack`] is released.
+/// reference closes files, which must happen after [`lock_device_stack_for_load`] is released.
 #[derive(Default)]
-pub(super) struct StackWalk {
-    below: HashMap<DeviceId, LowerDevices>,
+pub(super) struct DeviceStackWalk {
+    below: HashMap<DeviceId, DirectLowerDevices>,
     above: Vec<Arc<dyn Device>>,
-    sizes: HashMap<DeviceId, StackSize>,
+    sizes: HashMap<DeviceId, StackDepthAndLaneCount>,
 }
 
 /// Depth and lanes of a device, including all devices below.
 #[derive(Clone, Copy)]
-struct StackSize {
+struct StackDepthAndLaneCount {
     depth: usize,
     lanes: u64,
 }
 
 /// A device whose size is being computed: the devices below, and how many of them are counted.
-struct SizeFrame {
+struct DeviceStackDfsFrame {
     id: DeviceId,
-    below: LowerDevices,
+    below: DirectLowerDevices,
     done: usize,
-    size: StackSize,
+    size: StackDepthAndLaneCount,
 }
 
-impl SizeFrame {
-    fn new(id: DeviceId, below: LowerDevices) -> SizeFrame {
-        SizeFrame { id, below, done: 0, size: StackSize { depth: 0, lanes: 1 } }
+impl DeviceStackDfsFrame {
+    fn new(id: DeviceId, below: DirectLowerDevices) -> DeviceStackDfsFrame {
+        DeviceStackDfsFrame { id, below, done: 0, size: StackDepthAndLaneCount { depth: 0, lanes: 1 } }
     }
 }
 
-impl StackWalk {
+impl DeviceStackWalk {
     /// Checks `device` with `tables` in its slots; `new` is the table that is loaded.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl StackWalk {
     /// Checks `device`, the partner of a table that is loaded: its lanes will open more devices.
     ///
     /// # Errors
-    /// As [`StackWalk::check`].
+    /// As [`DeviceStackWalk::check`].
     pub fn check_dependent(&mut self, device: &MappedDevice) -> Result<(), TargetError> {
         let (all_above, tables) = (self.collect_ancestors(device), device.slots());
         for used in tables.iter().flat_map(|table| table.opened()) {
@@ -116,7 +116,7 @@ impl StackWalk {
         let below = tables.iter().flat_map(|table| table.opened()).map(|used| used.device).collect();
         self.below.insert(device.id(), below);
         let all = std::iter::once(device.id()).chain(all_above);
-        let sizes: Vec<StackSize> = all.map(|id| self.size(id)).collect();
+        let sizes: Vec<StackDepthAndLaneCount> = all.map(|id| self.size(id)).collect();
         let depth = sizes.iter().map(|size| size.depth).max().unwrap_or(0);
         let lanes = sizes.iter().map(|size| size.lanes).max().unwrap_or(0);
         if depth > DEPTH_MAX {
@@ -134,7 +134,7 @@ impl StackWalk {
         Ok(())
     }
 
-    fn below(&mut self, device: &dyn Device) -> Option<LowerDevices> {
+    fn below(&mut self, device: &dyn Device) -> Option<DirectLowerDevices> {
         let stacked = device.stacked()?;
         let below = self.below.entry(device.id()).or_insert_with(|| stacked.children().into());
         Some(Rc::clone(below))
@@ -160,17 +160,17 @@ impl StackWalk {
 
     /// The size of a mapped device, computed from the bottom up. `below` must contain the device.
     /// There are no cycles, because no load accepts one.
-    fn size(&mut self, top: DeviceId) -> StackSize {
+    fn size(&mut self, top: DeviceId) -> StackDepthAndLaneCount {
         if let Some(size) = self.sizes.get(&top) {
             return *size;
         }
-        let mut levels = vec![SizeFrame::new(top, Rc::clone(&self.below[&top]))];
+        let mut levels = vec![DeviceStackDfsFrame::new(top, Rc::clone(&self.below[&top]))];
         while let Some(mut level) = levels.pop() {
             let next = loop {
                 let Some(next) = level.below.get(level.done) else { break None };
                 let size = match self.sizes.get(&next.id()) {
                     Some(size) => *size,
-                    None if next.stacked().is_none() => StackSize { depth: 0, lanes: 1 },
+                    None if next.stacked().is_none() => StackDepthAndLaneCount { depth: 0, lanes: 1 },
                     None => break Some(Arc::clone(next)),
                 };
                 level.done += 1;
@@ -178,13 +178,14 @@ impl StackWalk {
                 level.size.lanes = level.size.lanes.saturating_add(size.lanes);
             };
             let Some(next) = next else {
-                self.sizes.insert(level.id, StackSize { depth: level.size.depth + 1, ..level.size });
+                self.sizes
+                    .insert(level.id, StackDepthAndLaneCount { depth: level.size.depth + 1, ..level.size });
                 continue;
             };
             // Continued when the size of `next` is known.
             levels.push(level);
             if let Some(below) = self.below(&*next) {
-                levels.push(SizeFrame::new(next.id(), below));
+                levels.push(DeviceStackDfsFrame::new(next.id(), below));
             }
         }
         self.sizes[&top]
@@ -193,7 +194,7 @@ impl StackWalk {
 
 /// True if `wanted` accepts `device` or one of the devices below it.
 #[must_use]
-pub fn depends_on(device: &Arc<dyn Device>, mut wanted: impl FnMut(&dyn Device) -> bool) -> bool {
+pub fn device_stack_contains(device: &Arc<dyn Device>, mut wanted: impl FnMut(&dyn Device) -> bool) -> bool {
     // There are no cycles, because no load accepts one. Several paths may lead to one device.
     let (mut seen, mut look) = (HashSet::new(), vec![Arc::clone(device)]);
     while let Some(next) = look.pop() {
@@ -204,4 +205,33 @@ pub fn depends_on(device: &Arc<dyn Device>, mut wanted: impl FnMut(&dyn Device) 
         look.extend(below.into_iter().filter(|device| seen.insert(device.id())));
     }
     false
+}
+
+impl StackedDevice for MappedDevice {
+    fn name(&self) -> String {
+        MappedDevice::name(self)
+    }
+
+    fn children(&self) -> Vec<Arc<dyn Device>> {
+        self.slots().iter().flat_map(|table| table.opened()).map(|used| used.device).collect()
+    }
+
+    fn parents(&self) -> Vec<Arc<dyn Device>> {
+        self.lock_parents().values().filter_map(Weak::upgrade).collect()
+    }
+
+    fn add_parent(&self, id: DeviceId, parent: Weak<dyn Device>) {
+        let mut parents = self.lock_parents();
+        if parents.len() == parents.capacity() {
+            // Only when the map is full, because one device may have thousands of parents.
+            parents.retain(|_, known| known.strong_count() > 0);
+        }
+        parents.insert(id, parent);
+    }
+}
+
+impl MappedDevice {
+    fn lock_parents(&self) -> MutexGuard<'_, HashMap<DeviceId, Weak<dyn Device>>> {
+        self.parents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

@@ -17,8 +17,8 @@
 //! of targets run in the kernel's order: preresume, presuspend, (cores stop), postsuspend, (swap),
 //! retired, resume, (cores continue).
 
-use super::device::{MappedDevice, TableSlot, WakeFn};
-use super::phase::{SyncPoint, TransitionKind, TransitionPhase};
+use super::device::{MappedDevice, TableWithGeneration, TransitionWakeFn};
+use super::phase::{TransitionKind, TransitionPhase, TransitionSyncPoint};
 use crate::device_ref::LowerLimits;
 use crate::error::TargetError;
 use crate::table::Table;
@@ -26,7 +26,9 @@ use crate::target::Target;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::errno::{EBUSY, EINTR};
-use udm_core::{Ack, Cores, Device, DeviceId, Drain, FirstError, LaneCommand, Limits};
+use udm_core::{
+    AckOnLastDrop, CoreCommandSender, Device, DeviceId, DrainMode, FirstLaneError, LaneCommand, Limits,
+};
 
 /// Locks the swap of tables and the hooks after it, for all devices of the process. Of two such
 /// changes, the second sees the live tables of the first. Nothing under this lock blocks.
@@ -41,17 +43,17 @@ pub(super) fn lock_table_swap() -> MutexGuard<'static, ()> {
 #[must_use = "nothing happens until it is stepped"]
 pub struct DeviceTransition {
     device: Arc<MappedDevice>,
-    wake: WakeFn,
+    wake: TransitionWakeFn,
     noflush: bool,
     goal: TransitionKind,
     /// True if the device was already suspended when the change began.
     was_suspended: bool,
     /// The table that becomes live.
-    next: Option<TableSlot>,
+    next: Option<TableWithGeneration>,
     phase: TransitionPhase,
     /// Set to true when all cores have answered.
     waiting: Option<Arc<AtomicBool>>,
-    failure: FirstError,
+    failure: FirstLaneError,
     result: Result<(), TargetError>,
     /// Tables that no core uses any more.
     released: Vec<Arc<Table>>,
@@ -61,7 +63,7 @@ impl DeviceTransition {
     pub(super) fn suspend(
         device: &Arc<MappedDevice>,
         noflush: bool,
-        wake: WakeFn,
+        wake: TransitionWakeFn,
     ) -> Result<DeviceTransition, TargetError> {
         let mut change = DeviceTransition::begin(device, TransitionKind::Suspend, noflush, wake)?;
         change.phase = if change.was_suspended { TransitionPhase::Done } else { TransitionPhase::Suspend };
@@ -71,7 +73,7 @@ impl DeviceTransition {
     pub(super) fn resume(
         device: &Arc<MappedDevice>,
         noflush: bool,
-        wake: WakeFn,
+        wake: TransitionWakeFn,
     ) -> Result<DeviceTransition, TargetError> {
         let mut change = DeviceTransition::begin(device, TransitionKind::Resume, noflush, wake)?;
         let (inactive, stale) = {
@@ -92,7 +94,7 @@ impl DeviceTransition {
     /// Renews the device because a partner changes. No held bio fails.
     pub(super) fn reopen_lanes(
         device: &Arc<MappedDevice>,
-        wake: WakeFn,
+        wake: TransitionWakeFn,
     ) -> Result<DeviceTransition, TargetError> {
         let mut change = DeviceTransition::begin(device, TransitionKind::ReopenLanes, true, wake)?;
         if change.was_suspended {
@@ -119,7 +121,10 @@ impl DeviceTransition {
     }
 
     /// Stops the device and retires its live table.
-    pub(super) fn remove(device: &Arc<MappedDevice>, wake: WakeFn) -> Result<DeviceTransition, TargetError> {
+    pub(super) fn remove(
+        device: &Arc<MappedDevice>,
+        wake: TransitionWakeFn,
+    ) -> Result<DeviceTransition, TargetError> {
         let mut change = DeviceTransition::begin(device, TransitionKind::Remove, true, wake)?;
         change.phase = if change.was_suspended { TransitionPhase::Swap } else { TransitionPhase::Suspend };
         Ok(change)
@@ -129,7 +134,7 @@ impl DeviceTransition {
         device: &Arc<MappedDevice>,
         goal: TransitionKind,
         noflush: bool,
-        wake: WakeFn,
+        wake: TransitionWakeFn,
     ) -> Result<DeviceTransition, TargetError> {
         let mut state = device.state();
         if std::mem::replace(&mut state.changing, true) {
@@ -144,7 +149,7 @@ impl DeviceTransition {
             next: None,
             phase: TransitionPhase::Done,
             waiting: None,
-            failure: FirstError::default(),
+            failure: FirstLaneError::default(),
             result: Ok(()),
             released: Vec::new(),
         })
@@ -153,7 +158,7 @@ impl DeviceTransition {
     fn stage_table(&mut self, table: Arc<Table>) {
         let mut state = self.device.state();
         state.generation += 1;
-        self.next = Some(TableSlot { table, generation: state.generation });
+        self.next = Some(TableWithGeneration { table, generation: state.generation });
     }
 
     fn stage_live_table(&mut self) {
@@ -184,18 +189,18 @@ impl DeviceTransition {
     /// Does all steps that are possible now. Returns `None` if cores have not answered yet; call
     /// again after the wake. Returns the outcome if the change is finished. Partners are not
     /// renewed; use [`super::DeviceSetTransition`] for this.
-    pub fn step(&mut self, cores: &dyn Cores) -> Option<Result<(), TargetError>> {
+    pub fn step(&mut self, cores: &dyn CoreCommandSender) -> Option<Result<(), TargetError>> {
         let _places = lock_table_swap();
-        self.step_to(SyncPoint::Finished, LowerLimits::NOW, cores)
+        self.step_to(TransitionSyncPoint::Finished, LowerLimits::NOW, cores)
     }
 
     /// As [`DeviceTransition::step`], but stops at `stage`. If the change failed before, the error
     /// is returned when `stage` is reached. `below` has the coming limits of the devices below.
     pub(super) fn step_to(
         &mut self,
-        stage: SyncPoint,
+        stage: TransitionSyncPoint,
         below: LowerLimits<'_>,
-        cores: &dyn Cores,
+        cores: &dyn CoreCommandSender,
     ) -> Option<Result<(), TargetError>> {
         loop {
             // Acquire pairs with the release after the last ack, so all effects of the lanes are
@@ -224,7 +229,7 @@ impl DeviceTransition {
 
     /// Cancels the change: the device continues with its live table, if it can. The caller must
     /// step the change to its end, which is EINTR. If it is too late to cancel, this does nothing.
-    pub fn cancel(&mut self, cores: &dyn Cores) {
+    pub fn cancel(&mut self, cores: &dyn CoreCommandSender) {
         match self.phase {
             TransitionPhase::RunResumeHooks
             | TransitionPhase::Resume
@@ -252,11 +257,11 @@ impl DeviceTransition {
         std::mem::take(&mut self.released)
     }
 
-    fn ack(&mut self) -> Ack {
+    fn ack(&mut self) -> AckOnLastDrop {
         let answered = Arc::new(AtomicBool::new(false));
         self.waiting = Some(Arc::clone(&answered));
         let wake = Arc::clone(&self.wake);
-        Ack::new(move || {
+        AckOnLastDrop::new(move || {
             answered.store(true, Ordering::Release);
             wake();
         })
@@ -267,7 +272,7 @@ impl DeviceTransition {
         self.next.as_ref().map(|slot| (self.device.id(), slot.table.limits()))
     }
 
-    fn ask(&mut self, cores: &dyn Cores) -> TransitionPhase {
+    fn ask(&mut self, cores: &dyn CoreCommandSender) -> TransitionPhase {
         let table = self.next.as_ref().map(|slot| Arc::clone(&slot.table)).or_else(|| self.device.live());
         match table.map_or(Ok(()), |table| table.preresume(self.device.id())) {
             Ok(()) => TransitionPhase::Prepare,
@@ -275,19 +280,19 @@ impl DeviceTransition {
         }
     }
 
-    fn prepare(&mut self, below: LowerLimits<'_>, cores: &dyn Cores) -> TransitionPhase {
+    fn prepare(&mut self, below: LowerLimits<'_>, cores: &dyn CoreCommandSender) -> TransitionPhase {
         // Without a new table, the device is already suspended.
         let Some(slot) = self.next.clone() else { return TransitionPhase::Swap };
         if let Err(error) = self.device.prepare(&slot, below) {
             return self.refuse(error, cores);
         }
-        let TableSlot { table, generation } = slot;
+        let TableWithGeneration { table, generation } = slot;
         let (failure, ack) = (self.failure.clone(), self.ack());
         cores.broadcast(self.device.id(), LaneCommand::Prepare { table, generation, failure, ack });
         TransitionPhase::Prepared
     }
 
-    fn prepared(&mut self, cores: &dyn Cores) -> TransitionPhase {
+    fn prepared(&mut self, cores: &dyn CoreCommandSender) -> TransitionPhase {
         if let Some(error) = self.failure.take() {
             return self.refuse(TargetError::errno(error.errno).because(error.text), cores);
         }
@@ -296,7 +301,7 @@ impl DeviceTransition {
 
     /// Cancels the change: the old table stays and runs. A device that was suspended before a
     /// resume also runs, if its live table can continue.
-    fn refuse(&mut self, error: TargetError, cores: &dyn Cores) -> TransitionPhase {
+    fn refuse(&mut self, error: TargetError, cores: &dyn CoreCommandSender) -> TransitionPhase {
         self.drop_prepared(cores);
         self.result = Err(error);
         let (suspended, stale, live) = {
@@ -308,15 +313,15 @@ impl DeviceTransition {
         if runs { TransitionPhase::RunResumeHooks } else { TransitionPhase::Done }
     }
 
-    fn drop_prepared(&mut self, cores: &dyn Cores) {
-        let Some(TableSlot { table, generation }) = self.next.take() else { return };
+    fn drop_prepared(&mut self, cores: &dyn CoreCommandSender) {
+        let Some(TableWithGeneration { table, generation }) = self.next.take() else { return };
         self.device.state().preparing = None;
         self.released(table);
         let ack = self.ack();
         cores.broadcast(self.device.id(), LaneCommand::Unprepare { generation, ack });
     }
 
-    fn stop(&mut self, cores: &dyn Cores) -> TransitionPhase {
+    fn stop(&mut self, cores: &dyn CoreCommandSender) -> TransitionPhase {
         // The hook runs before `suspended` is set. So each lane that opens suspended is one that
         // the targets expect.
         self.each_target(|target| target.presuspend(self.noflush));
@@ -325,7 +330,7 @@ impl DeviceTransition {
             state.suspended = true;
             std::mem::take(&mut state.tasks)
         };
-        let how = if self.noflush { Drain::NoFlush } else { Drain::Flush };
+        let how = if self.noflush { DrainMode::NoFlush } else { DrainMode::Flush };
         let ack = self.ack();
         // The tasks are told to stop; their requests in flight are not waited for.
         tasks.into_iter().for_each(|task| task.stop(ack.clone()));
@@ -381,7 +386,7 @@ impl DeviceTransition {
         TransitionPhase::Resume
     }
 
-    fn go(&mut self, cores: &dyn Cores) -> TransitionPhase {
+    fn go(&mut self, cores: &dyn CoreCommandSender) -> TransitionPhase {
         let generation = {
             let mut state = self.device.state();
             state.suspended = false;
@@ -393,7 +398,7 @@ impl DeviceTransition {
         TransitionPhase::Resumed
     }
 
-    fn start_tasks(&self, cores: &dyn Cores) {
+    fn start_tasks(&self, cores: &dyn CoreCommandSender) {
         let live = self.device.live();
         let targets = live.iter().flat_map(|table| table.targets());
         let makes = targets.flat_map(|entry| entry.target.tasks());

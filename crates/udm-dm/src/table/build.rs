@@ -2,7 +2,7 @@
 
 use super::TableEntry;
 use crate::error::TargetError;
-use crate::target::{Resolver, TargetArgs, TargetType};
+use crate::target::{DeviceNameResolver, TargetArgs, TargetType};
 use udm_core::{ControlIo, Sector, Sectors};
 use udm_wire::table::TableLine;
 
@@ -10,10 +10,10 @@ use udm_wire::table::TableLine;
 const END_MAX: u64 = (1 << 54) - 1;
 
 /// The targets of `lines`. Checks run in the kernel's order (`dm_table_add_target`).
-pub(super) fn build_entries(
+pub(super) fn build_table_entries(
     types: &[TargetType],
     lines: &[TableLine],
-    resolver: &mut dyn Resolver,
+    resolver: &mut dyn DeviceNameResolver,
     io: &dyn ControlIo,
     cores: usize,
 ) -> Result<Vec<TableEntry>, TargetError> {
@@ -22,17 +22,17 @@ pub(super) fn build_entries(
     }
     let mut entries: Vec<TableEntry> = Vec::with_capacity(lines.len());
     for (i, line) in lines.iter().enumerate() {
-        let entry = build_entry(types, line, entries.last(), resolver, io, cores);
+        let entry = build_table_entry(types, line, entries.last(), resolver, io, cores);
         entries.push(entry.map_err(|e| TargetError { line: Some(i), ..e })?);
     }
     Ok(entries)
 }
 
-fn build_entry(
+fn build_table_entry(
     types: &[TargetType],
     line: &TableLine,
     previous: Option<&TableEntry>,
-    resolver: &mut dyn Resolver,
+    resolver: &mut dyn DeviceNameResolver,
     io: &dyn ControlIo,
     cores: usize,
 ) -> Result<TableEntry, TargetError> {

@@ -23,7 +23,7 @@ pub(super) fn table_limits(
     entries: &[TableEntry],
     below: LowerLimits<'_>,
 ) -> Result<TableLimits, TargetError> {
-    check_request_stackable(entries, below)?;
+    check_lower_request_stackable(entries, below)?;
     let size = entries.last().map_or(Sectors::ZERO, |e| Sectors(e.end().0));
     let mut all = Limits::new(size);
     let mut parts = Vec::with_capacity(entries.len());
@@ -35,18 +35,18 @@ pub(super) fn table_limits(
                 .map_err(|e| TargetError { line: Some(i), ..e })?;
         }
         if entry.target.features().is_over_one_disk && !own.read_only {
-            check_path_caches(&devices, below).map_err(|e| TargetError { line: Some(i), ..e })?;
+            reject_private_path_caches(&devices, below).map_err(|e| TargetError { line: Some(i), ..e })?;
         }
         all = all.stack(&own);
         parts.push(own);
     }
-    check_block_alignment(entries, &parts, &all)?;
+    check_blocks_within_targets(entries, &parts, &all)?;
     Ok(TableLimits { whole: all, parts })
 }
 
 /// Checks that a request-based target has only request-based devices below (kernel
 /// `dm_table_determine_type`). A mapped device without a table has no kind yet, so it passes.
-fn check_request_stackable(entries: &[TableEntry], below: LowerLimits<'_>) -> Result<(), TargetError> {
+fn check_lower_request_stackable(entries: &[TableEntry], below: LowerLimits<'_>) -> Result<(), TargetError> {
     let is_request_based = |e: &TableEntry| e.target.features().queue_mode == DmQueueMode::Request;
     for (line, entry) in entries.iter().enumerate().filter(|(_, e)| is_request_based(e)) {
         for used in entry.target.devices() {
@@ -63,7 +63,7 @@ fn check_request_stackable(entries: &[TableEntry], below: LowerLimits<'_>) -> Re
 
 /// Checks that several paths to one disk do not each have a cache. Other paths would not see a
 /// write, and a flush of one path would make only its own writes durable.
-fn check_path_caches(paths: &[DeviceRange], below: LowerLimits<'_>) -> Result<(), TargetError> {
+fn reject_private_path_caches(paths: &[DeviceRange], below: LowerLimits<'_>) -> Result<(), TargetError> {
     let several = paths.iter().any(|path| path.device.number != paths[0].device.number);
     for path in paths.iter().filter(|_| several) {
         let (limits, name) = (below.limits(&path.device), &path.device.name);
@@ -94,7 +94,7 @@ fn check_device_area(
     block: u32,
     below: LowerLimits<'_>,
 ) -> Result<(), TargetError> {
-    let name = base_name(&used.device.name);
+    let name = shorten_device_path(&used.device.name);
     let (start, len, size) = (used.start.0, used.len.0, below.limits(&used.device).size.0);
     // A mapped device without a table has no size. Its coming table is checked when this table is
     // resumed (kernel).
@@ -113,7 +113,7 @@ fn check_device_area(
             let whose = Some(used).filter(has_it).or_else(|| devices.iter().find(has_it)).unwrap_or(used);
             let same = (whose.start, whose.len) == (used.start, used.len);
             let of = if same { String::new() } else { format!(" of {name}") };
-            let whose = base_name(&whose.device.name);
+            let whose = shorten_device_path(&whose.device.name);
             let text = format!("{what}={value}{of} not aligned to h/w logical block size {block} of {whose}");
             return Err(TargetError::new(text));
         }
@@ -123,7 +123,7 @@ fn check_device_area(
 
 /// Names a file path by its last component, as the kernel names block devices; other words stay
 /// unchanged.
-fn base_name(name: &str) -> &str {
+fn shorten_device_path(name: &str) -> &str {
     match name.rsplit_once('/') {
         Some((_, last)) if !name.contains("://") && !last.is_empty() => last,
         _ => name,
@@ -132,7 +132,11 @@ fn base_name(name: &str) -> &str {
 
 /// Checks that no logical block of the whole device crosses a target boundary unless the blocks of
 /// the targets allow it (kernel `validate_hardware_logical_block_alignment`).
-fn check_block_alignment(entries: &[TableEntry], parts: &[Limits], all: &Limits) -> Result<(), TargetError> {
+fn check_blocks_within_targets(
+    entries: &[TableEntry],
+    parts: &[Limits],
+    all: &Limits,
+) -> Result<(), TargetError> {
     let device_block = block_sectors(all.logical_block);
     let mut remaining = 0;
     let mut next_start = 0;

@@ -4,11 +4,11 @@
 use super::TableEntry;
 use crate::target::TargetDataPath;
 use std::collections::BTreeMap;
-use udm_core::{Cx, DeviceId, Lane, OpenError};
+use udm_core::{Cx, DeviceControlError, DeviceId, Lane};
 
 /// The children of a table. The layout is fixed when the lanes are opened, even if targets change
 /// later.
-pub(super) struct ChildLayout {
+pub(super) struct TargetChildMap {
     /// For each target its data path and its child; the first child if it has several.
     pub lines: Vec<(TargetDataPath, usize)>,
     /// For each child its first target, and the stripe of this target.
@@ -16,14 +16,14 @@ pub(super) struct ChildLayout {
 }
 
 /// Number of children that a target needs if it shares none.
-fn children_of(data_path: &TargetDataPath) -> usize {
+fn count_target_children(data_path: &TargetDataPath) -> usize {
     if let TargetDataPath::Striped(striped) = data_path { striped.stripes.len() } else { 1 }
 }
 
-impl ChildLayout {
+impl TargetChildMap {
     /// Creates the layout. Linear targets that overlap on their device get a child each, because
     /// the sector of a bio there does not identify the target.
-    pub fn new(entries: &[TableEntry]) -> ChildLayout {
+    pub fn new(entries: &[TableEntry]) -> TargetChildMap {
         let forms: Vec<TargetDataPath> = entries.iter().map(|entry| entry.target.data_path()).collect();
         let mut runs: BTreeMap<DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
         for (form, entry) in forms.iter().zip(entries) {
@@ -41,12 +41,12 @@ impl ChildLayout {
             _ => None,
         };
         let (mut known, mut children) =
-            (BTreeMap::new(), ChildLayout { lines: Vec::new(), first: Vec::new() });
+            (BTreeMap::new(), TargetChildMap { lines: Vec::new(), first: Vec::new() });
         for (i, form) in forms.into_iter().enumerate() {
             let next = children.first.len();
             let child = shared(&form).map_or(next, |device| *known.entry(device).or_insert(next));
             if child == next {
-                children.first.extend((0..children_of(&form)).map(|stripe| (i, stripe)));
+                children.first.extend((0..count_target_children(&form)).map(|stripe| (i, stripe)));
             }
             children.lines.push((form, child));
         }
@@ -57,7 +57,11 @@ impl ChildLayout {
     ///
     /// # Errors
     /// If a device below cannot be opened on this core.
-    pub fn open(&self, entries: &[TableEntry], cx: &mut Cx<'_>) -> Result<Vec<Box<dyn Lane>>, OpenError> {
+    pub fn open(
+        &self,
+        entries: &[TableEntry],
+        cx: &mut Cx<'_>,
+    ) -> Result<Vec<Box<dyn Lane>>, DeviceControlError> {
         let mut lanes = Vec::with_capacity(self.first.len());
         for &(target, stripe) in &self.first {
             lanes.push(match &self.lines[target].0 {

@@ -4,24 +4,24 @@
 //! to their blocks, within their limits, and of supported operations. Most bios are reads or writes
 //! that fit. Such a bio goes down whole: its sector is changed on the way to its child
 //! ([`ChildLanes`]), and restored on the way up. Linear and striped targets have no lane of their
-//! own, because this change is all they do. All other bios go through the [`Splitter`].
+//! own, because this change is all they do. All other bios go through the [`BioSplitter`].
 //!
 //! A single bio, or a batch for the only child, is passed on in its own batch. Other batches are
 //! distributed to the children. The [`TableRouter`] decides where a bio goes.
 
 use super::Table;
-use super::child_layout::ChildLayout;
-use super::router::{RouteAction, TableRouter};
-use crate::child_lanes::{ChildLanes, PolledChild};
-use crate::split::Splitter;
+use super::child_layout::TargetChildMap;
+use super::router::{BioRoute, TableRouter};
+use crate::child_lanes::{ChildLanes, ChildPollResult};
+use crate::split::BioSplitter;
 use std::rc::Rc;
-use udm_core::{Batch, Cx, Drain, Lane, OpenError, OwnWork};
+use udm_core::{Batch, Cx, DeviceControlError, DrainMode, Lane, OwnWork};
 
 /// The lane of a table: its router, its children and its splitter.
 pub(crate) struct TableLane {
     route: TableRouter,
     children: ChildLanes,
-    split: Splitter,
+    split: BioSplitter,
 }
 
 impl TableLane {
@@ -29,10 +29,10 @@ impl TableLane {
     ///
     /// # Errors
     /// If a device below cannot be opened on this core.
-    pub fn open(table: &Table, cx: &mut Cx<'_>) -> Result<TableLane, OpenError> {
-        let children = Rc::new(ChildLayout::new(&table.entries));
+    pub fn open(table: &Table, cx: &mut Cx<'_>) -> Result<TableLane, DeviceControlError> {
+        let children = Rc::new(TargetChildMap::new(&table.entries));
         let lanes = children.open(&table.entries, cx)?;
-        let split = Splitter::new(cx.new_owner());
+        let split = BioSplitter::new(cx.new_owner());
         Ok(TableLane { route: TableRouter::new(table, children), children: ChildLanes::new(lanes), split })
     }
 
@@ -72,9 +72,9 @@ impl TableLane {
         }
         while let Some(mut bio) = self.route.deal(&mut bios) {
             match self.route.down(&mut bio) {
-                RouteAction::Child(child) => bios.put(child, bio),
-                RouteAction::Split => self.split.take(bio),
-                RouteAction::End(status) => self.split.end(bio, status),
+                BioRoute::Child(child) => bios.put(child, bio),
+                BioRoute::Split => self.split.take(bio),
+                BioRoute::End(status) => self.split.end(bio, status),
             }
         }
         drop(bios);
@@ -100,11 +100,11 @@ impl TableLane {
 
     #[inline(never)]
     fn poll_several(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
-        if let Some(PolledChild { child, from, .. }) = self.children.poll_busy(done, cx) {
+        if let Some(ChildPollResult { child, from, .. }) = self.children.poll_busy(done, cx) {
             return self.route.up(child, &mut done[from..]);
         }
         let mut round = self.children.poll();
-        while let Some(PolledChild { child, from, .. }) = self.children.poll_next(&mut round, done, cx) {
+        while let Some(ChildPollResult { child, from, .. }) = self.children.poll_next(&mut round, done, cx) {
             self.route.up(child, &mut done[from..]);
         }
         self.children.poll_idle(&round, done, cx);
@@ -147,7 +147,7 @@ impl Lane for TableLane {
         self.poll_children(done, cx);
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         let start = back.len();
         for child in 0..self.children.len() {
             let from = self.children.drain(child, how, back, cx);

@@ -2,19 +2,19 @@
 //! whole.
 
 use super::check::TableLimits;
-use super::child_layout::ChildLayout;
+use super::child_layout::TargetChildMap;
 use super::reverse_map::ReverseMap;
-use super::run_index::RunIndex;
+use super::run_index::SectorRunIndex;
 use super::{Table, TableEntry};
 use crate::divisor::Divisor;
-use crate::split::{SplitBio, SplitCursor, SplitPiece, SplitStep};
+use crate::split::{BioSplitRule, NextBioSplitStep, SplitCursor, SplitPiece};
 use crate::stripes::StripeLayout;
 use crate::target::TargetDataPath;
 use std::collections::BTreeSet;
 use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Sector, Sectors};
 
 /// The mapping of one table line, for the data path.
-pub(super) struct TargetMapping {
+pub(super) struct TableLineMapping {
     /// The child of the target; the child of the first stripe, if it is striped.
     child: usize,
     start: u64,
@@ -43,10 +43,10 @@ pub(super) struct StripeMapping {
 }
 
 /// All mappings of a table, and the data that flushes need.
-pub(super) struct TableMap {
-    mappings: Vec<TargetMapping>,
+pub(super) struct TableSectorMap {
+    mappings: Vec<TableLineMapping>,
     /// Finds the mapping of a sector.
-    index: RunIndex,
+    index: SectorRunIndex,
     /// Restores the sectors of bios that come back, one per child.
     pub reverse_maps: Vec<ReverseMap>,
     /// The children that get a flush of the whole device.
@@ -58,20 +58,20 @@ pub(super) struct TableMap {
 }
 
 /// The kind of a table, for reads and writes that fit.
-pub(super) enum MapKind {
+pub(super) enum TableFastPathMap {
     /// All bios go to the only child, with this offset.
     Single(u64),
     /// The only target is striped. True if its layout uses only shifts.
     Striped(StripeMapping, bool),
     /// No target has chunks, so each bio goes whole to one of these.
-    Lines(Box<[SimpleMapping]>),
+    Lines(Box<[OffsetOnlyMapping]>),
     /// Some targets have chunks.
     Mixed,
 }
 
 /// The part of a mapping without chunks that a read or write needs.
 #[derive(Clone, Copy)]
-pub(super) struct SimpleMapping {
+pub(super) struct OffsetOnlyMapping {
     pub end: u64,
     pub shift: u64,
     pub child: u32,
@@ -79,7 +79,7 @@ pub(super) struct SimpleMapping {
 
 impl StripeMapping {
     /// The striped mapping of target `i`, if it is striped.
-    fn new(children: &ChildLayout, i: usize) -> Option<StripeMapping> {
+    fn new(children: &TargetChildMap, i: usize) -> Option<StripeMapping> {
         let (TargetDataPath::Striped(striped), child) = &children.lines[i] else { return None };
         let begins = striped.stripes.iter().map(|stripe| stripe.1.0).collect();
         Some(StripeMapping { layout: striped.layout, begins, child: *child })
@@ -109,14 +109,14 @@ impl StripeMapping {
     }
 }
 
-impl TargetMapping {
-    fn new(children: &ChildLayout, entries: &[TableEntry], i: usize, limits: &Limits) -> TargetMapping {
+impl TableLineMapping {
+    fn new(children: &TargetChildMap, entries: &[TableEntry], i: usize, limits: &Limits) -> TableLineMapping {
         let entry = &entries[i];
         let block = u64::from(limits.logical_block) / SECTOR_SIZE;
         // A limit below one block would cause endless cutting. The device below then decides what
         // to do with a request of one block.
         let whole = |max: Sectors| (max.0 - max.0 % block.max(1)).max(block.max(1));
-        TargetMapping {
+        TableLineMapping {
             child: children.lines[i].1,
             start: entry.start.0,
             end: entry.end().0,
@@ -183,19 +183,19 @@ impl TargetMapping {
     }
 }
 
-impl TableMap {
-    pub fn new(table: &Table, table_limits: &TableLimits, children: &ChildLayout) -> TableMap {
+impl TableSectorMap {
+    pub fn new(table: &Table, table_limits: &TableLimits, children: &TargetChildMap) -> TableSectorMap {
         let entries = &table.entries;
-        let mapping = |(i, limits)| TargetMapping::new(children, entries, i, limits);
-        let mappings: Vec<TargetMapping> = table_limits.parts.iter().enumerate().map(mapping).collect();
+        let mapping = |(i, limits)| TableLineMapping::new(children, entries, i, limits);
+        let mappings: Vec<TableLineMapping> = table_limits.parts.iter().enumerate().map(mapping).collect();
         let fua = table_limits.whole.fua;
         // A mapped device below may get a cache by a reload, which this table would not notice.
         let cache =
             table_limits.whole.write_cache || table.devices().any(|below| below.device.stacked().is_some());
-        TableMap {
-            index: RunIndex::new(mappings.iter().map(|mapping| mapping.end).collect()),
+        TableSectorMap {
+            index: SectorRunIndex::new(mappings.iter().map(|mapping| mapping.end).collect()),
             reverse_maps: ReverseMap::of_all(children, entries),
-            flush: flush_children(table, children),
+            flush: select_flush_children(table, children),
             strip: BioFlags::PREFLUSH | if fua { BioFlags::empty() } else { BioFlags::FUA },
             flush_behind: !fua && cache,
             mappings,
@@ -203,19 +203,19 @@ impl TableMap {
     }
 
     /// The kind of this table.
-    pub fn map_kind(&self, children: &ChildLayout) -> MapKind {
-        let simple = |m: &TargetMapping| match m.chunk {
-            None => Some(SimpleMapping { end: m.end, shift: m.shift, child: m.child as u32 }),
+    pub fn map_kind(&self, children: &TargetChildMap) -> TableFastPathMap {
+        let simple = |m: &TableLineMapping| match m.chunk {
+            None => Some(OffsetOnlyMapping { end: m.end, shift: m.shift, child: m.child as u32 }),
             Some(_) => None,
         };
         match (&*self.mappings, StripeMapping::new(children, 0), self.mappings.iter().map(simple).collect()) {
             ([_], Some(stripes), _) => {
                 let shifts = stripes.layout.is_by_shifts();
-                MapKind::Striped(stripes, shifts)
+                TableFastPathMap::Striped(stripes, shifts)
             }
-            ([mapping], _, Some(_)) => MapKind::Single(mapping.shift),
-            (_, _, Some(lines)) => MapKind::Lines(lines),
-            _ => MapKind::Mixed,
+            ([mapping], _, Some(_)) => TableFastPathMap::Single(mapping.shift),
+            (_, _, Some(lines)) => TableFastPathMap::Lines(lines),
+            _ => TableFastPathMap::Mixed,
         }
     }
 
@@ -231,20 +231,25 @@ impl TableMap {
 
     /// The mapping of `sector`, which is below the end of the device.
     #[inline(always)]
-    pub fn find(&self, sector: u64) -> &TargetMapping {
+    pub fn find(&self, sector: u64) -> &TableLineMapping {
         &self.mappings[self.index.find(sector)]
     }
 
     /// The mapping of `sector`, if the index finds it without a search. For a sector beyond the
     /// end, the result may be any mapping.
     #[inline(always)]
-    pub fn find_unambiguous(&self, sector: u64) -> Option<&TargetMapping> {
+    pub fn find_unambiguous(&self, sector: u64) -> Option<&TableLineMapping> {
         self.index.pick(&self.mappings, sector)
     }
 
-    /// As [`TableMap::find_unambiguous`], for the short mappings of [`MapKind::Lines`].
+    /// As [`TableSectorMap::find_unambiguous`], for the short mappings of
+    /// [`TableFastPathMap::Lines`].
     #[inline(always)]
-    pub fn find_simple<'a>(&self, lines: &'a [SimpleMapping], sector: u64) -> Option<&'a SimpleMapping> {
+    pub fn find_simple<'a>(
+        &self,
+        lines: &'a [OffsetOnlyMapping],
+        sector: u64,
+    ) -> Option<&'a OffsetOnlyMapping> {
         self.index.pick(lines, sector)
     }
 
@@ -288,7 +293,7 @@ impl TableMap {
 /// The children that get a flush. If all targets allow a bypass, each device gets one flush.
 /// Otherwise each target gets one, and a striped target passes it to each of its devices. A target
 /// with nothing to flush completes it at once.
-fn flush_children(table: &Table, children: &ChildLayout) -> Vec<usize> {
+fn select_flush_children(table: &Table, children: &TargetChildMap) -> Vec<usize> {
     let bypass = table.entries.iter().all(|entry| entry.target.features().flush_bypasses_map);
     let (mut seen, mut flush) = (BTreeSet::new(), Vec::new());
     for (entry, (form, child)) in table.entries.iter().zip(&children.lines) {
@@ -314,29 +319,29 @@ const DATA: u8 = 1;
 const STAGE_FLUSH_BEHIND: u8 = 2;
 
 /// Splits a bio into a flush before, the pieces of its range, and a flush after. Each is present
-/// only if requested, and follows a [`SplitStep::Wait`].
-impl SplitBio for TableMap {
-    fn next(&self, bio: &Bio, cursor: &mut SplitCursor) -> SplitStep {
+/// only if requested, and follows a [`NextBioSplitStep::Wait`].
+impl BioSplitRule for TableSectorMap {
+    fn next(&self, bio: &Bio, cursor: &mut SplitCursor) -> NextBioSplitStep {
         let flush_only = bio.op == Op::Flush;
         let preflush = bio.flags.contains(BioFlags::PREFLUSH);
         if cursor.stage == BEFORE && (flush_only || preflush) {
             if let Some(piece) = self.flush_piece(cursor) {
-                return SplitStep::Piece(piece);
+                return NextBioSplitStep::Piece(piece);
             }
             *cursor = SplitCursor { stage: DATA, ..SplitCursor::default() };
-            return if flush_only { SplitStep::End } else { SplitStep::Wait };
+            return if flush_only { NextBioSplitStep::End } else { NextBioSplitStep::Wait };
         }
         if cursor.stage != STAGE_FLUSH_BEHIND {
             cursor.stage = DATA;
             if let Some(piece) = self.data_piece(bio, cursor) {
-                return SplitStep::Piece(piece);
+                return NextBioSplitStep::Piece(piece);
             }
             if !self.flush_behind || !bio.flags.contains(BioFlags::FUA) {
-                return SplitStep::End;
+                return NextBioSplitStep::End;
             }
             *cursor = SplitCursor { stage: STAGE_FLUSH_BEHIND, ..SplitCursor::default() };
-            return SplitStep::Wait;
+            return NextBioSplitStep::Wait;
         }
-        self.flush_piece(cursor).map_or(SplitStep::End, SplitStep::Piece)
+        self.flush_piece(cursor).map_or(NextBioSplitStep::End, NextBioSplitStep::Piece)
     }
 }

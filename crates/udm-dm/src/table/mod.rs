@@ -33,7 +33,7 @@
 //! * A bio that comes back is assigned to its line by its sector on the device, through a reverse
 //!   index (`reverse_map`). Lines that overlap on their device have a child each.
 //! * A bio that crosses targets or exceeds a limit goes through the
-//!   [`Splitter`](crate::split::Splitter).
+//!   [`Splitter`](crate::split::BioSplitter).
 
 mod build;
 mod check;
@@ -44,10 +44,10 @@ mod reverse_map;
 mod router;
 mod run_index;
 
-use crate::device_ref::{DeviceRange, DeviceRef, LowerLimits};
+use crate::device_ref::{DeviceRange, LowerLimits, ResolvedDevice};
 use crate::error::TargetError;
 use crate::mapped::MappedDevice;
-use crate::target::{ChangeTracker, DmQueueMode, Resolver, Target, TargetType};
+use crate::target::{ChangeTracker, DeviceNameResolver, DmQueueMode, Target, TargetType};
 use check::TableLimits;
 pub(crate) use lane::TableLane;
 use std::fmt::Write;
@@ -55,8 +55,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::errno::EBUSY;
 use udm_core::{
-    ChangeStatus, Checkpoint, ControlIo, Cx, DevNo, Device, DeviceId, DiskClaim, Extents, Lane, Limits,
-    OpenError, Sector, Sectors, SharedDiskState,
+    ChangeTrackingCheckpoint, ControlIo, Cx, DevNo, Device, DeviceControlError, DeviceId, DiskClaim, Extents,
+    Lane, Limits, RangeChangeStatus, Sector, Sectors, SharedDiskState,
 };
 
 /// One target of a table and its range.
@@ -99,11 +99,11 @@ impl Table {
     pub fn build(
         types: &[TargetType],
         lines: &[udm_wire::table::TableLine],
-        resolver: &mut dyn Resolver,
+        resolver: &mut dyn DeviceNameResolver,
         io: &dyn ControlIo,
         cores: usize,
     ) -> Result<Arc<Table>, TargetError> {
-        let entries = build::build_entries(types, lines, resolver, io, cores)?;
+        let entries = build::build_table_entries(types, lines, resolver, io, cores)?;
         let table_limits = Mutex::new(Arc::new(check::table_limits(&entries, LowerLimits::NOW)?));
         let (id, read_only) = (DeviceId::new(), AtomicBool::new(false));
         Ok(Arc::new(Table { id, entries, table_limits, claims: Mutex::default(), read_only }))
@@ -243,7 +243,7 @@ impl Table {
     }
 
     /// The devices that the targets use; a device appears once per use.
-    pub fn devices(&self) -> impl Iterator<Item = DeviceRef> + '_ {
+    pub fn devices(&self) -> impl Iterator<Item = ResolvedDevice> + '_ {
         self.entries.iter().flat_map(|entry| entry.target.devices()).map(|used| used.device)
     }
 
@@ -255,7 +255,7 @@ impl Table {
 
     /// All devices that the lanes of this table open: those in [`Table::devices`], and the extra
     /// devices of the targets.
-    pub(crate) fn opened(&self) -> impl Iterator<Item = DeviceRef> + '_ {
+    pub(crate) fn opened(&self) -> impl Iterator<Item = ResolvedDevice> + '_ {
         self.devices().chain(self.entries.iter().flat_map(|entry| entry.target.extra_devices()))
     }
 
@@ -281,7 +281,7 @@ impl Device for Table {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         let mut lane = TableLane::open(self, cx)?;
         lane.begin(self, cx);
         Ok(Box::new(lane))
@@ -303,14 +303,20 @@ impl Device for Table {
         }
     }
 
-    fn checkpoints(&self) -> Vec<Checkpoint> {
+    fn checkpoints(&self) -> Vec<ChangeTrackingCheckpoint> {
         self.change_tracker().map_or_else(Vec::new, ChangeTracker::checkpoints)
     }
 
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
+    fn changed(
+        &self,
+        since: &ChangeTrackingCheckpoint,
+        from: Sector,
+        len: Sectors,
+        out: &mut Extents<RangeChangeStatus>,
+    ) {
         match self.change_tracker() {
             Some(tracker) => tracker.changed(since, from, len, out),
-            None => out.push(len, ChangeStatus::Changed),
+            None => out.push(len, RangeChangeStatus::Changed),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Restores the sectors of bios that come back from a child.
 
 use super::TableEntry;
-use super::child_layout::ChildLayout;
-use super::run_index::RunIndex;
+use super::child_layout::TargetChildMap;
+use super::run_index::SectorRunIndex;
 use crate::stripes::{StripeFailureObserver, StripeLayout};
 use crate::target::TargetDataPath;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ pub(super) enum ReverseMap {
         /// The first sector of the first run.
         begin: u64,
         /// Finds the run of a sector, counted from `begin`.
-        index: RunIndex,
+        index: SectorRunIndex,
         shifts: Box<[u64]>,
     },
     /// The child is a stripe.
-    Stripe(ReverseStripe),
+    Stripe(StripeReverseMap),
 }
 
 /// A stripe of a striped target.
-pub(super) struct ReverseStripe {
+pub(super) struct StripeReverseMap {
     layout: StripeLayout,
     by_shifts: bool,
     /// The first sector of the stripe on its device.
@@ -38,7 +38,7 @@ pub(super) struct ReverseStripe {
 
 impl ReverseMap {
     /// The reverse map of each child.
-    pub fn of_all(children: &ChildLayout, entries: &[TableEntry]) -> Vec<ReverseMap> {
+    pub fn of_all(children: &TargetChildMap, entries: &[TableEntry]) -> Vec<ReverseMap> {
         let mut runs = vec![Vec::new(); children.first.len()];
         for (i, entry) in entries.iter().enumerate() {
             let shift = children.shift(entries, i);
@@ -46,7 +46,7 @@ impl ReverseMap {
             runs[children.lines[i].1].push((begin, begin.saturating_add(entry.len.0), shift));
         }
         let back = |(&(target, stripe), runs): (&(usize, usize), _)| match &children.lines[target].0 {
-            TargetDataPath::Striped(striped) => ReverseMap::Stripe(ReverseStripe {
+            TargetDataPath::Striped(striped) => ReverseMap::Stripe(StripeReverseMap {
                 layout: striped.layout,
                 by_shifts: striped.layout.is_by_shifts(),
                 begin: striped.stripes[stripe].1.0,
@@ -66,7 +66,7 @@ impl ReverseMap {
         if runs.iter().all(|run| run.2 == shift) {
             return ReverseMap::Whole(shift);
         }
-        let index = RunIndex::new(runs.iter().map(|run| run.1 - begin).collect());
+        let index = SectorRunIndex::new(runs.iter().map(|run| run.1 - begin).collect());
         ReverseMap::Runs { begin, index, shifts: runs.iter().map(|run| run.2).collect() }
     }
 
@@ -103,10 +103,10 @@ impl ReverseMap {
     }
 }
 
-impl ReverseStripe {
+impl StripeReverseMap {
     #[inline(always)]
     fn restore_sectors<const SHIFTS: bool>(&self, bios: &mut [Box<Bio>]) {
-        let ReverseStripe { layout, begin, place, .. } = *self;
+        let StripeReverseMap { layout, begin, place, .. } = *self;
         for bio in bios {
             if bio.op.has_data() {
                 let at = bio.sector.0.wrapping_sub(begin);

@@ -1,19 +1,19 @@
 //! The routes of bios: from the sectors of a device to those of its children, and back.
 //!
 //! The functions that run per bio call no other function, so a loop over a batch keeps its values
-//! in registers. The [`MapKind`] of the table is examined once per batch.
+//! in registers. The [`TableFastPathMap`] of the table is examined once per batch.
 
 use super::Table;
-use super::child_layout::ChildLayout;
-use super::map::{MapKind, SimpleMapping, StripeMapping, TableMap};
-use crate::child_lanes::BatchDispatch;
-use crate::split::{SplitBio, SplitCursor, SplitStep};
+use super::child_layout::TargetChildMap;
+use super::map::{OffsetOnlyMapping, StripeMapping, TableFastPathMap, TableSectorMap};
+use crate::child_lanes::ChildLaneDispatcher;
+use crate::split::{BioSplitRule, NextBioSplitStep, SplitCursor};
 use std::rc::Rc;
 use udm_core::{Bio, BioFlags, Limits, Op, SECTOR_SIZE, Status};
 
 /// The route of a bio.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum RouteAction {
+pub(super) enum BioRoute {
     /// To this child, whole; its sector is already mapped.
     Child(usize),
     /// Through the splitter, in pieces.
@@ -23,7 +23,7 @@ pub(super) enum RouteAction {
 }
 
 /// The conditions of the fast path: a read or write that only needs its sector mapped.
-struct FastPathFilter {
+struct TableFastPathFilter {
     /// The last operation of the fast path; [`Op`] lists reads and writes first.
     last: Op,
     special: BioFlags,
@@ -33,7 +33,7 @@ struct FastPathFilter {
     size: u64,
 }
 
-impl FastPathFilter {
+impl TableFastPathFilter {
     #[inline(always)]
     fn takes(&self, bio: &Bio) -> bool {
         // `max` is at most `size`, so the subtraction does not underflow for a bio that fits.
@@ -54,20 +54,20 @@ impl FastPathFilter {
 /// Finds the route of each bio of a table, and restores bios that come back.
 pub(super) struct TableRouter {
     limits: Limits,
-    fast_path: FastPathFilter,
-    map_kind: MapKind,
-    map: TableMap,
+    fast_path: TableFastPathFilter,
+    map_kind: TableFastPathMap,
+    map: TableSectorMap,
     /// The layout of the children when the lanes were opened.
-    pub children: Rc<ChildLayout>,
+    pub children: Rc<TargetChildMap>,
 }
 
 impl TableRouter {
-    pub fn new(table: &Table, children: Rc<ChildLayout>) -> TableRouter {
+    pub fn new(table: &Table, children: Rc<TargetChildMap>) -> TableRouter {
         let table_limits = table.table_limits();
-        let map = TableMap::new(table, &table_limits, &children);
+        let map = TableSectorMap::new(table, &table_limits, &children);
         let limits = table_limits.whole;
         let size = limits.size.0;
-        let fast_path = FastPathFilter {
+        let fast_path = TableFastPathFilter {
             last: if limits.read_only { Op::Read } else { Op::Write },
             special: map.special(),
             unaligned: (u64::from(limits.logical_block) / SECTOR_SIZE).max(1) - 1,
@@ -80,7 +80,7 @@ impl TableRouter {
     /// The offset that is added to sectors, if all bios that go whole go to the only child.
     #[inline(always)]
     pub fn single(&self) -> Option<u64> {
-        if let MapKind::Single(shift) = self.map_kind { Some(shift) } else { None }
+        if let TableFastPathMap::Single(shift) = self.map_kind { Some(shift) } else { None }
     }
 
     #[inline(always)]
@@ -104,7 +104,7 @@ impl TableRouter {
     }
 
     #[inline(always)]
-    fn to_line(&self, bio: &mut Bio, lines: &[SimpleMapping]) -> Option<usize> {
+    fn to_line(&self, bio: &mut Bio, lines: &[OffsetOnlyMapping]) -> Option<usize> {
         let sector = bio.sector.0;
         let to = self.map.find_simple(lines, sector)?;
         // The sum does not overflow: the sector is at most slightly beyond the end, and a bio that
@@ -132,11 +132,11 @@ impl TableRouter {
     #[inline(always)]
     pub fn fast_path(&self, bio: &mut Bio) -> Option<usize> {
         match &self.map_kind {
-            MapKind::Single(shift) => self.to_single(bio, *shift).then_some(0),
-            MapKind::Striped(stripes, true) => self.to_stripe::<true>(bio, stripes),
-            MapKind::Striped(stripes, false) => self.to_stripe::<false>(bio, stripes),
-            MapKind::Lines(lines) => self.to_line(bio, lines),
-            MapKind::Mixed => self.to_any(bio),
+            TableFastPathMap::Single(shift) => self.to_single(bio, *shift).then_some(0),
+            TableFastPathMap::Striped(stripes, true) => self.to_stripe::<true>(bio, stripes),
+            TableFastPathMap::Striped(stripes, false) => self.to_stripe::<false>(bio, stripes),
+            TableFastPathMap::Lines(lines) => self.to_line(bio, lines),
+            TableFastPathMap::Mixed => self.to_any(bio),
         }
     }
 
@@ -145,8 +145,8 @@ impl TableRouter {
     #[inline(always)]
     pub fn fast_path_all(&self, bios: &mut [Box<Bio>]) -> usize {
         let stopped = match &self.map_kind {
-            MapKind::Single(0) => bios.iter_mut().position(|bio| !self.fast_path.takes(bio)),
-            MapKind::Single(shift) => bios.iter_mut().position(|bio| !self.to_single(bio, *shift)),
+            TableFastPathMap::Single(0) => bios.iter_mut().position(|bio| !self.fast_path.takes(bio)),
+            TableFastPathMap::Single(shift) => bios.iter_mut().position(|bio| !self.to_single(bio, *shift)),
             _ => bios.iter_mut().position(|bio| self.fast_path(bio).is_none()),
         };
         stopped.unwrap_or(bios.len())
@@ -154,30 +154,32 @@ impl TableRouter {
 
     /// Distributes bios until the fast path refuses one, and returns this bio.
     #[inline(never)]
-    pub fn deal(&self, bios: &mut BatchDispatch<'_>) -> Option<Box<Bio>> {
+    pub fn deal(&self, bios: &mut ChildLaneDispatcher<'_>) -> Option<Box<Bio>> {
         match &self.map_kind {
-            MapKind::Striped(stripes, true) => bios.each(|bio| self.to_stripe::<true>(bio, stripes)),
-            MapKind::Striped(stripes, false) => bios.each(|bio| self.to_stripe::<false>(bio, stripes)),
-            MapKind::Lines(lines) => bios.each(|bio| self.to_line(bio, lines)),
-            MapKind::Single(_) | MapKind::Mixed => bios.each(|bio| self.fast_path(bio)),
+            TableFastPathMap::Striped(stripes, true) => bios.each(|bio| self.to_stripe::<true>(bio, stripes)),
+            TableFastPathMap::Striped(stripes, false) => {
+                bios.each(|bio| self.to_stripe::<false>(bio, stripes))
+            }
+            TableFastPathMap::Lines(lines) => bios.each(|bio| self.to_line(bio, lines)),
+            TableFastPathMap::Single(_) | TableFastPathMap::Mixed => bios.each(|bio| self.fast_path(bio)),
         }
     }
 
     /// Decides the route of `bio`. If it goes whole, its sector is changed to that of the child.
-    pub fn down(&self, bio: &mut Bio) -> RouteAction {
+    pub fn down(&self, bio: &mut Bio) -> BioRoute {
         if let Err(status) = self.limits.check(bio.op, bio.sector, bio.sectors) {
-            return RouteAction::End(status);
+            return BioRoute::End(status);
         }
         if bio.op == Op::Flush || bio.flags.intersects(self.fast_path.special) {
-            return RouteAction::Split;
+            return BioRoute::Split;
         }
         let mapping = self.map.find(bio.sector.0);
         if mapping.room(bio.op, bio.sector.0) < bio.sectors.0 || mapping.fans_out(bio.op) {
-            return RouteAction::Split;
+            return BioRoute::Split;
         }
         let (child, sector) = mapping.whole(bio.sector.0);
         bio.sector.0 = sector;
-        RouteAction::Child(child)
+        BioRoute::Child(child)
     }
 
     /// Restores the sectors of bios that came back from child `child`. They may include fragments,
@@ -188,8 +190,8 @@ impl TableRouter {
     }
 }
 
-impl SplitBio for TableRouter {
-    fn next(&self, bio: &Bio, cursor: &mut SplitCursor) -> SplitStep {
+impl BioSplitRule for TableRouter {
+    fn next(&self, bio: &Bio, cursor: &mut SplitCursor) -> NextBioSplitStep {
         self.map.next(bio, cursor)
     }
 }

@@ -1,7 +1,7 @@
 //! Finds the run of a sector among many runs, mostly without a search.
 
 /// An index of several runs of sectors. The runs are in order and do not overlap.
-pub(super) struct RunIndex {
+pub(super) struct SectorRunIndex {
     /// The end of each run.
     ends: Box<[u64]>,
     /// For each stretch of 2^`shift` sectors, its run. If a stretch touches several runs, this is
@@ -16,10 +16,10 @@ const STRETCHES: u64 = 32;
 /// Marks a stretch that touches several runs.
 const SEVERAL: u32 = 1 << 31;
 
-impl RunIndex {
+impl SectorRunIndex {
     /// Creates an index of runs with these ends. Each run begins at the end of the previous one, or
     /// later.
-    pub fn new(ends: Box<[u64]>) -> RunIndex {
+    pub fn new(ends: Box<[u64]>) -> SectorRunIndex {
         let (size, last) = (ends.last().copied().unwrap_or_default(), ends.len().saturating_sub(1));
         let most = STRETCHES * ends.len() as u64;
         let shift = (0..u64::BITS).find(|&shift| size >> shift <= most).unwrap_or_default();
@@ -29,7 +29,7 @@ impl RunIndex {
             if first == last { first } else { first | SEVERAL }
         };
         let stretches = (0..=size >> shift).map(stretch).collect();
-        RunIndex { ends, stretches, shift }
+        SectorRunIndex { ends, stretches, shift }
     }
 
     /// Returns the entry of `list` for the run of `sector`, if it is found without a search. For a
@@ -70,7 +70,7 @@ mod tests {
                 runs.push(end + gap..end + gap + len);
                 end += gap + len;
             }
-            let index = RunIndex::new(runs.iter().map(|run| run.end).collect());
+            let index = SectorRunIndex::new(runs.iter().map(|run| run.end).collect());
             let numbers: Vec<usize> = (0..runs.len()).collect();
             for (i, run) in runs.iter().enumerate() {
                 for sector in run.clone() {
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn runs_at_the_far_end() {
-        let index = RunIndex::new([8, 1 << 54, (1 << 54) + 8].into());
+        let index = SectorRunIndex::new([8, 1 << 54, (1 << 54) + 8].into());
         for (sector, run) in [(0, 0), (7, 0), (8, 1), ((1 << 54) - 1, 1), (1 << 54, 2), ((1 << 54) + 7, 2)] {
             assert_eq!(index.find(sector), run, "{sector}");
         }
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn runs_of_whole_stretches_are_plain() {
-        let index = RunIndex::new([240, 480, 800].into());
+        let index = SectorRunIndex::new([240, 480, 800].into());
         assert!((0..800).all(|sector| index.pick(&[0, 1, 2], sector).is_some()));
     }
 }

@@ -1,6 +1,6 @@
 //! The input of a target's constructor, and the lookup of the devices that its words name.
 
-use crate::device_ref::{DeviceRef, LookupError};
+use crate::device_ref::{DeviceLookupError, ResolvedDevice};
 use crate::invalid_store::InvalidStoreMark;
 use std::sync::Arc;
 use udm_core::{ControlIo, Sector, Sectors};
@@ -14,7 +14,7 @@ pub struct TargetArgs<'a> {
     /// The words after the type, without the escaping backslashes.
     pub args: &'a [String],
     /// Looks up devices.
-    pub resolver: &'a mut dyn Resolver,
+    pub resolver: &'a mut dyn DeviceNameResolver,
     /// Reads and writes metadata on devices before a lane is open.
     pub io: &'a dyn ControlIo,
     /// Number of cores (io-affinity masks).
@@ -23,17 +23,17 @@ pub struct TargetArgs<'a> {
 
 /// Looks up the devices that table lines and messages name: a path, a URI, `major:minor` or
 /// `@name`.
-pub trait Resolver {
+pub trait DeviceNameResolver {
     /// Looks up the device for `word`, and opens it if necessary.
     ///
     /// # Errors
     /// An errno and the reason: ENOENT for an unknown name, ENXIO for unknown numbers, otherwise
     /// the errno of the backend.
-    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError>;
+    fn get(&mut self, word: &str) -> Result<ResolvedDevice, DeviceLookupError>;
 
     /// The mark that records a store on `device` as invalid. `device` came from this resolver.
     /// `None` if no marks are kept.
-    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn InvalidStoreMark>> {
+    fn mark(&self, device: &ResolvedDevice) -> Option<Arc<dyn InvalidStoreMark>> {
         let _ = device;
         None
     }
@@ -41,6 +41,6 @@ pub trait Resolver {
 
 /// Parses a decimal number as the kernel's constructors do: only digits, no sign, 64 bits.
 #[must_use]
-pub fn decimal(word: &str) -> Option<u64> {
+pub fn parse_decimal_u64(word: &str) -> Option<u64> {
     word.bytes().all(|b| b.is_ascii_digit()).then(|| word.parse().ok()).flatten()
 }

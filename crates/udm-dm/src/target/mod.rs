@@ -19,22 +19,25 @@ mod host;
 mod multipath;
 mod snapshot;
 
-pub use crate::device_ref::{DeviceRange, DeviceRef, LookupError, LowerLimits};
-pub use args::{Resolver, TargetArgs, decimal};
+pub use crate::device_ref::{DeviceLookupError, DeviceRange, LowerLimits, ResolvedDevice};
+pub use args::{DeviceNameResolver, TargetArgs, parse_decimal_u64};
 pub use change_tracker::ChangeTracker;
 pub use data_path::TargetDataPath;
 pub use features::{DmQueueMode, TargetFeatures};
-pub use host::{TargetHost, TargetSettings};
+pub use host::{SettingsOutsideTable, TargetHostServices};
 pub use multipath::{
-    MultipathTarget, PathCheckState, PathCommand, PathMaintenanceReport, PathReport, PathWatchReport,
+    MultipathTarget, PathCheckResult, PathCommand, PathLatencyAndHedgeReport, PathReport,
+    QueueingAndFailbackReport,
 };
-pub use snapshot::{SnapshotInfo, SnapshotReport, SnapshotState};
+pub use snapshot::{SnapshotReport, SnapshotState, SnapshotTargetQueries};
 
-use crate::completion::CompletionHandle;
+use crate::completion::TargetMessageWaitHandle;
 use crate::error::TargetError;
 use crate::mapped::MappedDevice;
 use std::sync::Arc;
-use udm_core::{Cx, DeviceId, ExtentKind, Extents, Lane, Limits, OpenError, Sector, Sectors, TaskFactory};
+use udm_core::{
+    BioTaskFactory, Cx, DeviceControlError, DeviceId, ExtentKind, Extents, Lane, Limits, Sector, Sectors,
+};
 
 /// The control half of one table line.
 ///
@@ -69,7 +72,7 @@ pub trait Target: Send + Sync {
     ///
     /// # Errors
     /// If a device below cannot be opened on this core.
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         let _ = cx;
         unreachable!("a {} target is data and has no lane", self.type_name())
     }
@@ -99,7 +102,7 @@ pub trait Target: Send + Sync {
 
     /// Devices that the lanes open besides [`Target::devices`], which no word of the table names.
     /// For example, an origin opens the stores of its snapshots. They are also below the target.
-    fn extra_devices(&self) -> Vec<DeviceRef> {
+    fn extra_devices(&self) -> Vec<ResolvedDevice> {
         Vec::new()
     }
 
@@ -125,7 +128,7 @@ pub trait Target: Send + Sync {
     }
 
     /// The snapshot interface of the target; `None` for targets that are not snapshots.
-    fn as_snapshot(&self) -> Option<&dyn SnapshotInfo> {
+    fn as_snapshot(&self) -> Option<&dyn SnapshotTargetQueries> {
         None
     }
 
@@ -133,25 +136,29 @@ pub trait Target: Send + Sync {
     ///
     /// # Errors
     /// EINVAL for an unknown message; other errors of the target. Nothing has changed then.
-    fn message(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<String, TargetError> {
+    fn message(
+        &self,
+        words: &[String],
+        resolver: &mut dyn DeviceNameResolver,
+    ) -> Result<String, TargetError> {
         let _ = (words, resolver);
         Err(TargetError::new(format!("Target type {} does not support messages", self.type_name())))
     }
 
     /// A handle for work that messages started and cores have not finished. It ends when all work
     /// requested so far is done. `None` if a message is done when it is answered.
-    fn pending_completion(&self) -> Option<CompletionHandle> {
+    fn pending_completion(&self) -> Option<TargetMessageWaitHandle> {
         None
     }
 
     /// The tasks of the target, such as checks of its paths. They start at each resume and stop
     /// before the next suspend.
-    fn tasks(&self) -> Vec<TaskFactory> {
+    fn tasks(&self) -> Vec<BioTaskFactory> {
         Vec::new()
     }
 
     /// Called once, when the table is loaded into a device.
-    fn attach(&self, notify: Arc<dyn TargetHost>) {
+    fn attach(&self, notify: Arc<dyn TargetHostServices>) {
         let _ = notify;
     }
 

@@ -3,7 +3,7 @@
 use crate::error::TargetError;
 use crate::mapped::MappedDevice;
 use crate::table::Table;
-use udm_core::{Cores, DevNo, Nanos, Op, Status};
+use udm_core::{CoreCommandSender, DevNo, Nanos, Op, Status};
 
 /// A target whose devices are paths to one disk, each with a state of its own.
 pub trait MultipathTarget {
@@ -11,7 +11,7 @@ pub trait MultipathTarget {
     fn path_reports(&self) -> Vec<PathReport>;
 
     /// State of the path maintenance; `None` without maintenance.
-    fn path_maintenance_report(&self) -> Option<PathMaintenanceReport>;
+    fn path_maintenance_report(&self) -> Option<QueueingAndFailbackReport>;
 
     /// Fails or reinstates each path over device `number`, for an administrator.
     ///
@@ -40,7 +40,7 @@ impl MappedDevice {
         &self,
         number: DevNo,
         command: PathCommand,
-        cores: &dyn Cores,
+        cores: &dyn CoreCommandSender,
     ) -> Result<(), TargetError> {
         self.with_target(0, cores, |target| {
             let no_paths = || TargetError::new(format!("Target type {} has no paths", target.type_name()));
@@ -69,7 +69,7 @@ pub struct PathReport {
     /// Bios in flight on the path, as of the last poll of each core.
     pub in_flight: u64,
     /// Result of the last check of the path.
-    pub check: PathCheckState,
+    pub check: PathCheckResult,
     /// Why no check reinstates the path, in a few words; `None` if a check may.
     pub held: Option<String>,
     /// Priority of the path, if a prioritizer sets it.
@@ -91,12 +91,12 @@ pub struct PathReport {
     /// How often the path was ejected.
     pub ejections: u64,
     /// Counters of the path watch; `None` without one.
-    pub watch: Option<PathWatchReport>,
+    pub watch: Option<PathLatencyAndHedgeReport>,
 }
 
 /// Counters of the watch of a path, since the table was loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PathWatchReport {
+pub struct PathLatencyAndHedgeReport {
     /// Writes and flushes past their deadline that still wait for the path.
     pub waiting: u64,
     /// Reads past their deadline that were sent to another path.
@@ -124,7 +124,7 @@ pub struct PathWatchReport {
 
 /// Current state of the maintenance of a multipath target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PathMaintenanceReport {
+pub struct QueueingAndFailbackReport {
     /// True if requests without a path are queued. For a suspended device, the value from its
     /// resume on.
     pub queueing: bool,
@@ -148,7 +148,7 @@ pub enum PathCommand {
 
 /// Result of a path check, as a state of multipath-tools.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PathCheckState {
+pub enum PathCheckResult {
     /// Not checked yet.
     #[default]
     Unchecked,
@@ -162,25 +162,25 @@ pub enum PathCheckState {
     Delayed,
 }
 
-impl PathCheckState {
+impl PathCheckResult {
     /// All states, in order of their numbers.
-    pub const ALL: [PathCheckState; 5] = [
-        PathCheckState::Unchecked,
-        PathCheckState::Up,
-        PathCheckState::Down,
-        PathCheckState::Timeout,
-        PathCheckState::Delayed,
+    pub const ALL: [PathCheckResult; 5] = [
+        PathCheckResult::Unchecked,
+        PathCheckResult::Up,
+        PathCheckResult::Down,
+        PathCheckResult::Timeout,
+        PathCheckResult::Delayed,
     ];
 
     /// The state as multipath-tools prints it.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
-            PathCheckState::Unchecked => "undef",
-            PathCheckState::Up => "ready",
-            PathCheckState::Down => "faulty",
-            PathCheckState::Timeout => "i/o timeout",
-            PathCheckState::Delayed => "delayed",
+            PathCheckResult::Unchecked => "undef",
+            PathCheckResult::Up => "ready",
+            PathCheckResult::Down => "faulty",
+            PathCheckResult::Timeout => "i/o timeout",
+            PathCheckResult::Delayed => "delayed",
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The interface of snapshot targets to the control half.
 
-use crate::device_ref::DeviceRef;
-use udm_core::{Checkpoint, GrowthPolicy, Sectors};
+use crate::device_ref::ResolvedDevice;
+use udm_core::{ChangeTrackingCheckpoint, GrowthPolicy, Sectors};
 
 /// State of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +45,9 @@ impl SnapshotState {
 #[derive(Clone)]
 pub struct SnapshotReport {
     /// The origin of the snapshot.
-    pub origin: DeviceRef,
+    pub origin: ResolvedDevice,
     /// The store with the copied chunks.
-    pub store: DeviceRef,
+    pub store: ResolvedDevice,
     /// `P`, `PO` or `N`, as in the table.
     pub kind: &'static str,
     /// The chunk size, the unit of copies.
@@ -65,12 +65,12 @@ pub struct SnapshotReport {
 }
 
 /// A target that holds an instant of another device.
-pub trait SnapshotInfo {
+pub trait SnapshotTargetQueries {
     /// Devices, chunk size and fill level of the snapshot.
     fn report(&self) -> SnapshotReport;
 
     /// The checkpoint of this instant. [`crate::ChangeTracker::changed`] takes it for the origin,
     /// for another snapshot of the origin, or for this snapshot. For this snapshot, the changes are
     /// the chunks in its store. `None` if the instant is not kept any more.
-    fn checkpoint(&self) -> Option<Checkpoint>;
+    fn checkpoint(&self) -> Option<ChangeTrackingCheckpoint>;
 }

@@ -1,16 +1,16 @@
 //! A disk in memory that fails or holds requests when a test asks for it.
 
-use super::lock;
+use super::lock_test_mutex;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Device, DeviceId, Drain, GrowCallback, Lane, Limits, Op, OpenError,
-    SECTOR_SIZE, Sectors, SharedDiskState, Status,
+    Batch, Bio, BioFlags, Cx, Device, DeviceControlError, DeviceId, DrainMode, GrowResultCallback, Lane,
+    Limits, Op, SECTOR_SIZE, Sectors, SharedDiskState, Status,
 };
 
 /// A request that the disk executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoggedRequest {
+pub struct LoggedTestDiskRequest {
     /// The operation.
     pub op: Op,
     /// Flags of the request.
@@ -21,22 +21,22 @@ pub struct LoggedRequest {
     pub sectors: u64,
 }
 
-type StatusFn = Box<dyn FnMut(&Bio) -> Status + Send>;
+type TestDiskStatusFn = Box<dyn FnMut(&Bio) -> Status + Send>;
 
 #[derive(Default)]
-struct DiskState {
+struct InMemoryTestDiskState {
     /// The content; `None` for a disk that stores nothing.
     bytes: Option<Vec<u8>>,
-    verdict: Option<StatusFn>,
+    verdict: Option<TestDiskStatusFn>,
     holding: bool,
     permits: usize,
     reverse: bool,
     hand_back: bool,
     waiting: usize,
-    refuse: Option<OpenError>,
+    refuse: Option<DeviceControlError>,
     opened: usize,
-    log: Vec<LoggedRequest>,
-    growths: VecDeque<(Sectors, GrowCallback)>,
+    log: Vec<LoggedTestDiskRequest>,
+    growths: VecDeque<(Sectors, GrowResultCallback)>,
 }
 
 /// A disk in memory. A request takes effect when it completes: in the first `poll` after its
@@ -45,7 +45,7 @@ pub struct TestDisk {
     id: DeviceId,
     shared_disk_state: SharedDiskState,
     limits: Mutex<Limits>,
-    state: Arc<Mutex<DiskState>>,
+    state: Arc<Mutex<InMemoryTestDiskState>>,
 }
 
 impl TestDisk {
@@ -63,7 +63,7 @@ impl TestDisk {
     }
 
     fn make(limits: Limits, bytes: Option<Vec<u8>>) -> Arc<TestDisk> {
-        let state = DiskState { bytes, ..DiskState::default() };
+        let state = InMemoryTestDiskState { bytes, ..InMemoryTestDiskState::default() };
         Arc::new(TestDisk {
             id: DeviceId::new(),
             shared_disk_state: SharedDiskState::default(),
@@ -72,13 +72,13 @@ impl TestDisk {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, DiskState> {
-        lock(&self.state)
+    fn state(&self) -> MutexGuard<'_, InMemoryTestDiskState> {
+        lock_test_mutex(&self.state)
     }
 
     /// Changes the limits that the disk reports from now on.
     pub fn set_limits(&self, change: impl FnOnce(&mut Limits)) {
-        change(&mut lock(&self.limits));
+        change(&mut lock_test_mutex(&self.limits));
     }
 
     /// From now on every request fails with `status`, without effect. [`Status::Ok`] heals the
@@ -117,7 +117,7 @@ impl TestDisk {
     }
 
     /// If set, opening a lane fails with `error`.
-    pub fn refuse(&self, error: Option<OpenError>) {
+    pub fn refuse(&self, error: Option<DeviceControlError>) {
         self.state().refuse = error;
     }
 
@@ -144,10 +144,10 @@ impl TestDisk {
     ///
     /// # Panics
     /// If there is no grow request.
-    pub fn grow_now(&self, refuse: Option<OpenError>) -> Sectors {
+    pub fn grow_now(&self, refuse: Option<DeviceControlError>) -> Sectors {
         let (size, then) = self.state().growths.pop_front().expect("somebody has asked");
         if refuse.is_none() {
-            lock(&self.limits).size = size;
+            lock_test_mutex(&self.limits).size = size;
             if let Some(bytes) = &mut self.state().bytes {
                 bytes.resize((size.0 * SECTOR_SIZE) as usize, 0);
             }
@@ -158,7 +158,7 @@ impl TestDisk {
 
     /// Takes the log of executed requests.
     #[must_use]
-    pub fn take_log(&self) -> Vec<LoggedRequest> {
+    pub fn take_log(&self) -> Vec<LoggedTestDiskRequest> {
         std::mem::take(&mut self.state().log)
     }
 
@@ -188,17 +188,17 @@ impl Device for TestDisk {
         self.id
     }
 
-    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         let mut state = self.state();
         if let Some(error) = state.refuse.clone() {
             return Err(error);
         }
         state.opened += 1;
-        Ok(Box::new(DiskLane { state: Arc::clone(&self.state), queue: VecDeque::new() }))
+        Ok(Box::new(TestDiskLane { state: Arc::clone(&self.state), queue: VecDeque::new() }))
     }
 
     fn limits(&self) -> Limits {
-        *lock(&self.limits)
+        *lock_test_mutex(&self.limits)
     }
 
     fn shared_disk_state(&self) -> Option<&SharedDiskState> {
@@ -206,19 +206,19 @@ impl Device for TestDisk {
     }
 
     /// Queues the request until [`TestDisk::grow_now`].
-    fn grow(&self, size: Sectors, then: GrowCallback) {
+    fn grow(&self, size: Sectors, then: GrowResultCallback) {
         self.state().growths.push_back((size, then));
     }
 }
 
-struct DiskLane {
-    state: Arc<Mutex<DiskState>>,
+struct TestDiskLane {
+    state: Arc<Mutex<InMemoryTestDiskState>>,
     queue: VecDeque<Box<Bio>>,
 }
 
-impl DiskState {
+impl InMemoryTestDiskState {
     fn act(&mut self, bio: &mut Bio) {
-        self.log.push(LoggedRequest {
+        self.log.push(LoggedTestDiskRequest {
             op: bio.op,
             flags: bio.flags,
             sector: bio.sector.0,
@@ -237,9 +237,9 @@ impl DiskState {
     }
 }
 
-impl Lane for DiskLane {
+impl Lane for TestDiskLane {
     fn submit(&mut self, batch: &mut Batch, _cx: &mut Cx<'_>) {
-        lock(&self.state).waiting += batch.len();
+        lock_test_mutex(&self.state).waiting += batch.len();
         for bio in &*batch {
             assert!(bio.is_in_flight(), "a bio that was not started: {bio:?}");
         }
@@ -247,7 +247,7 @@ impl Lane for DiskLane {
     }
 
     fn poll(&mut self, done: &mut Batch, _cx: &mut Cx<'_>) {
-        let mut state = lock(&self.state);
+        let mut state = lock_test_mutex(&self.state);
         while !self.queue.is_empty() {
             if state.holding {
                 if state.permits == 0 {
@@ -263,17 +263,17 @@ impl Lane for DiskLane {
         }
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, _cx: &mut Cx<'_>) {
-        let mut state = lock(&self.state);
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, _cx: &mut Cx<'_>) {
+        let mut state = lock_test_mutex(&self.state);
         if !state.hand_back {
             return;
         }
         match how {
-            Drain::NoFlush => {
+            DrainMode::NoFlush => {
                 state.waiting -= self.queue.len();
                 back.extend(self.queue.drain(..));
             }
-            Drain::Flush | Drain::End => {
+            DrainMode::Flush | DrainMode::End => {
                 state.verdict = Some(Box::new(|_| Status::IoErr));
                 state.holding = false;
             }
@@ -281,8 +281,8 @@ impl Lane for DiskLane {
     }
 }
 
-impl Drop for DiskLane {
+impl Drop for TestDiskLane {
     fn drop(&mut self) {
-        lock(&self.state).opened -= 1;
+        lock_test_mutex(&self.state).opened -= 1;
     }
 }

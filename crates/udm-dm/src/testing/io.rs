@@ -2,8 +2,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
-use udm_core::control_io::RunResult;
-use udm_core::{Batch, ControlIo, ControlTransfer, CoreId, CoreState, Cores, Device, Nanos, OwnWork};
+use udm_core::control_io::ControlIoResult;
+use udm_core::{
+    Batch, ControlIo, ControlIoBatch, CoreCommandSender, CoreId, CoreLaneState, Device, Nanos, OwnWork,
+};
 
 /// Maximum number of polls without a result, if the lane asks for no later time.
 const POLLS_MAX: usize = 1000;
@@ -14,7 +16,7 @@ const WAITS_MAX: usize = 100_000;
 /// Control-side I/O on a core of its own. If a lane waits for a time, the clock advances to this
 /// time at once. If nothing completes, the result is the error of a device that does not answer.
 pub struct TestControlIo {
-    core: RefCell<CoreState>,
+    core: RefCell<CoreLaneState>,
     now: Cell<Nanos>,
 }
 
@@ -28,17 +30,17 @@ impl TestControlIo {
     /// Control-side I/O on a core that reaches no other cores.
     #[must_use]
     pub fn new() -> TestControlIo {
-        TestControlIo::on(CoreState::new(CoreId(0), 1, 1, None))
+        TestControlIo::on(CoreLaneState::new(CoreId(0), 1, 1, None))
     }
 
     /// Control-side I/O on a core among others. Messages of its lanes reach the other cores, but it
     /// receives none itself.
     #[must_use]
-    pub fn with_cores(others: Arc<dyn Cores>, cores: usize) -> TestControlIo {
-        TestControlIo::on(CoreState::new(CoreId(0), cores, 1, None).with_cores(others))
+    pub fn with_cores(others: Arc<dyn CoreCommandSender>, cores: usize) -> TestControlIo {
+        TestControlIo::on(CoreLaneState::new(CoreId(0), cores, 1, None).with_cores(others))
     }
 
-    fn on(core: CoreState) -> TestControlIo {
+    fn on(core: CoreLaneState) -> TestControlIo {
         TestControlIo { core: RefCell::new(core), now: Cell::new(Nanos(0)) }
     }
 
@@ -50,9 +52,9 @@ impl TestControlIo {
 }
 
 impl ControlIo for TestControlIo {
-    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> RunResult {
+    fn run(&self, device: &Arc<dyn Device>, bios: Batch) -> ControlIoResult {
         let mut core = self.core.borrow_mut();
-        let mut transfer = ControlTransfer::new(&**device, bios);
+        let mut transfer = ControlIoBatch::new(&**device, bios);
         let mut lane = device.open(&mut core.cx(self.now.get()))?;
         let (mut batch, mut done) = (Batch::new(), Batch::new());
         let (mut polls, mut waits) = (0, 0);
@@ -82,7 +84,7 @@ impl ControlIo for TestControlIo {
                 return if transfer.is_over() {
                     Ok(transfer.finish())
                 } else {
-                    Err(ControlTransfer::timeout_error())
+                    Err(ControlIoBatch::timeout_error())
                 };
             }
             for mut bio in done.drain(..) {

@@ -10,20 +10,20 @@ mod io;
 mod tasks;
 mod world;
 
-pub use disk::{LoggedRequest, TestDisk};
+pub use disk::{LoggedTestDiskRequest, TestDisk};
 pub use invalid_store::TestStoreMarks;
 pub use io::TestControlIo;
-pub use world::{TestCores, TestWorld};
+pub use world::{SteppedTestCores, TestCoreInboxes};
 
-use crate::device_ref::{DeviceRef, LookupError};
+use crate::device_ref::{DeviceLookupError, ResolvedDevice};
 use crate::invalid_store::InvalidStoreMark;
-use crate::target::Resolver;
+use crate::target::DeviceNameResolver;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::errno::{ENOENT, ENXIO};
 use udm_core::{Bio, Buf, DevNo, Device, Limits, Op, SECTOR_SIZE, Sector, Sectors};
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_test_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
@@ -37,7 +37,7 @@ pub fn bio_without_data(op: Op, sector: u64, sectors: u64) -> Box<Bio> {
 
 /// A read into a buffer of 0xee.
 #[must_use]
-pub fn read(sector: u64, sectors: u64) -> Box<Bio> {
+pub fn make_test_read_bio(sector: u64, sectors: u64) -> Box<Bio> {
     let mut buf = Buf::zeroed((sectors * SECTOR_SIZE) as usize);
     buf.fill(0xee);
     Bio::read(Sector(sector), Sectors(sectors), buf.into())
@@ -45,7 +45,7 @@ pub fn read(sector: u64, sectors: u64) -> Box<Bio> {
 
 /// A write whose sector `i` is full of `fill + i`.
 #[must_use]
-pub fn write(sector: u64, sectors: u64, fill: u8) -> Box<Bio> {
+pub fn make_test_write_bio(sector: u64, sectors: u64, fill: u8) -> Box<Bio> {
     let mut buf = Buf::zeroed((sectors * SECTOR_SIZE) as usize);
     for (i, bytes) in buf.chunks_mut(SECTOR_SIZE as usize).enumerate() {
         bytes.fill(fill.wrapping_add(i as u8));
@@ -55,7 +55,7 @@ pub fn write(sector: u64, sectors: u64, fill: u8) -> Box<Bio> {
 
 /// The data of `bio` in one piece.
 #[must_use]
-pub fn data(bio: &Bio) -> Vec<u8> {
+pub fn copy_bio_data(bio: &Bio) -> Vec<u8> {
     let mut bytes = vec![0; bio.data.len()];
     bio.data.copy_to(&mut bytes);
     bytes
@@ -63,24 +63,24 @@ pub fn data(bio: &Bio) -> Vec<u8> {
 
 /// A resolver of fixed names, with one mark per store name.
 #[derive(Default)]
-pub struct TestResolver {
+pub struct TestDeviceNameResolver {
     names: BTreeMap<String, (DevNo, Arc<dyn Device>)>,
     /// The marks of invalid stores.
     pub marks: TestStoreMarks,
 }
 
-impl TestResolver {
+impl TestDeviceNameResolver {
     /// A resolver without names.
     #[must_use]
-    pub fn new() -> TestResolver {
-        TestResolver::default()
+    pub fn new() -> TestDeviceNameResolver {
+        TestDeviceNameResolver::default()
     }
 
     /// The devices of the machine on which the invalid tables were recorded: `/dev/nullb0` to
     /// `/dev/nullb3` (253:0 to 253:3), 2097152 sectors each.
     #[must_use]
-    pub fn recorded() -> TestResolver {
-        let mut resolver = TestResolver::new();
+    pub fn recorded() -> TestDeviceNameResolver {
+        let mut resolver = TestDeviceNameResolver::new();
         for minor in 0..4 {
             let disk = TestDisk::null(Limits::new(Sectors(2_097_152)));
             resolver.add(&format!("/dev/nullb{minor}"), DevNo { major: 253, minor }, disk);
@@ -95,22 +95,24 @@ impl TestResolver {
     }
 }
 
-impl Resolver for TestResolver {
-    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
+impl DeviceNameResolver for TestDeviceNameResolver {
+    fn get(&mut self, word: &str) -> Result<ResolvedDevice, DeviceLookupError> {
         match self.names.get(word) {
-            Some((number, device)) => Ok(DeviceRef {
+            Some((number, device)) => Ok(ResolvedDevice {
                 number: *number,
                 name: word.to_owned(),
                 device: Arc::clone(device),
                 hold: None,
             }),
             // The kernel's errors for numbers without a device, and for paths without a file.
-            None if word.parse::<DevNo>().is_ok() => Err(LookupError { errno: ENXIO, reason: String::new() }),
-            None => Err(LookupError { errno: ENOENT, reason: String::new() }),
+            None if word.parse::<DevNo>().is_ok() => {
+                Err(DeviceLookupError { errno: ENXIO, reason: String::new() })
+            }
+            None => Err(DeviceLookupError { errno: ENOENT, reason: String::new() }),
         }
     }
 
-    fn mark(&self, device: &DeviceRef) -> Option<Arc<dyn InvalidStoreMark>> {
+    fn mark(&self, device: &ResolvedDevice) -> Option<Arc<dyn InvalidStoreMark>> {
         Some(self.marks.of(&device.name))
     }
 }

@@ -1,69 +1,80 @@
 //! Tasks on cores stepped by hand. Each task has a turn in every round, even if it asked for none.
 
-use super::{TestWorld, lock};
+use super::{SteppedTestCores, lock_test_mutex};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use udm_core::{
-    Ack, Batch, Bio, CoreState, Cores, Device, DeviceSlot, Lane, Nanos, OpenError, OwnWork, OwnerId, Task,
-    TaskCx, TaskFactory, TaskHandle, WaitHandle, WaitQueue,
+    AckOnLastDrop, Batch, Bio, BioOwnerId, BioTask, BioTaskCx, BioTaskFactory, BioTaskHandle, BioTaskLaneId,
+    CoreCommandSender, CoreLaneState, Device, DeviceControlError, Lane, Nanos, OwnWork, WaitHandle,
+    WaitQueue,
 };
 
 /// Start and stop commands that are not executed yet.
 #[derive(Default)]
-pub(super) struct TaskCommandQueue {
+pub(super) struct TaskStartStopQueue {
     started: u64,
-    queue: VecDeque<TaskCommand>,
+    queue: VecDeque<TaskStartStopCommand>,
 }
 
-enum TaskCommand {
-    Start(u64, TaskFactory),
-    Stop(u64, Option<Ack>),
+enum TaskStartStopCommand {
+    Start(u64, BioTaskFactory),
+    Stop(u64, Option<AckOnLastDrop>),
 }
 
 /// Queues the start of the task that `make` creates. Returns a handle that stops the task.
-pub(super) fn start(orders: &Arc<Mutex<TaskCommandQueue>>, make: TaskFactory) -> TaskHandle {
-    let mut all = lock(orders);
+pub(super) fn queue_task_start(
+    orders: &Arc<Mutex<TaskStartStopQueue>>,
+    make: BioTaskFactory,
+) -> BioTaskHandle {
+    let mut all = lock_test_mutex(orders);
     let id = all.started;
     all.started += 1;
-    all.queue.push_back(TaskCommand::Start(id, make));
+    all.queue.push_back(TaskStartStopCommand::Start(id, make));
     let orders = Arc::clone(orders);
-    TaskHandle::new(move |ack| {
-        let mut all = lock(&orders);
-        let waits =
-            all.queue.iter().position(|order| matches!(order, TaskCommand::Start(one, _) if *one == id));
+    BioTaskHandle::new(move |ack| {
+        let mut all = lock_test_mutex(&orders);
+        let waits = all
+            .queue
+            .iter()
+            .position(|order| matches!(order, TaskStartStopCommand::Start(one, _) if *one == id));
         match waits {
             // The task has not started, so its start is removed.
             Some(at) => drop(all.queue.remove(at)),
-            None => all.queue.push_back(TaskCommand::Stop(id, ack)),
+            None => all.queue.push_back(TaskStartStopCommand::Stop(id, ack)),
         }
     })
 }
 
 /// A running task and its core.
-pub(super) struct RunningTask {
+pub(super) struct RunningTestTask {
     id: u64,
     core: usize,
-    task: Box<dyn Task>,
-    owner: OwnerId,
-    lanes: Vec<Option<TaskLane>>,
+    task: Box<dyn BioTask>,
+    owner: BioOwnerId,
+    lanes: Vec<Option<TestTaskLane>>,
 }
 
 /// A lane of a task.
-struct TaskLane {
+struct TestTaskLane {
     lane: Box<dyn Lane>,
     batch: Batch,
     in_flight: usize,
     closed: bool,
 }
 
-impl RunningTask {
-    fn call(&mut self, state: &mut CoreState, now: Nanos, f: impl FnOnce(&mut dyn Task, &mut dyn TaskCx)) {
-        let RunningTask { task, lanes, owner, .. } = self;
+impl RunningTestTask {
+    fn call(
+        &mut self,
+        state: &mut CoreLaneState,
+        now: Nanos,
+        f: impl FnOnce(&mut dyn BioTask, &mut dyn BioTaskCx),
+    ) {
+        let RunningTestTask { task, lanes, owner, .. } = self;
         f(&mut **task, &mut TestTaskCx { state, now, lanes, owner: *owner });
     }
 
     /// Runs one turn. Returns true if the task is over.
-    fn turn(&mut self, state: &mut CoreState, now: Nanos, stop: Option<Option<Ack>>) -> bool {
+    fn turn(&mut self, state: &mut CoreLaneState, now: Nanos, stop: Option<Option<AckOnLastDrop>>) -> bool {
         self.call(state, now, |task, cx| task.turn(cx));
         if let Some(ack) = stop {
             self.call(state, now, |task, cx| task.stop(cx));
@@ -93,32 +104,32 @@ impl RunningTask {
 
 /// The context of a task during its turn.
 struct TestTaskCx<'a> {
-    state: &'a mut CoreState,
+    state: &'a mut CoreLaneState,
     now: Nanos,
-    lanes: &'a mut Vec<Option<TaskLane>>,
-    owner: OwnerId,
+    lanes: &'a mut Vec<Option<TestTaskLane>>,
+    owner: BioOwnerId,
 }
 
 impl TestTaskCx<'_> {
-    fn lane(&mut self, slot: DeviceSlot) -> &mut TaskLane {
+    fn lane(&mut self, slot: BioTaskLaneId) -> &mut TestTaskLane {
         self.lanes[slot.0].as_mut().expect("a lane that is open")
     }
 }
 
-impl TaskCx for TestTaskCx<'_> {
-    fn open(&mut self, device: &Arc<dyn Device>) -> Result<DeviceSlot, OpenError> {
+impl BioTaskCx for TestTaskCx<'_> {
+    fn open(&mut self, device: &Arc<dyn Device>) -> Result<BioTaskLaneId, DeviceControlError> {
         let lane = device.open(&mut self.state.cx(self.now))?;
-        self.lanes.push(Some(TaskLane { lane, batch: Batch::new(), in_flight: 0, closed: false }));
-        Ok(DeviceSlot(self.lanes.len() - 1))
+        self.lanes.push(Some(TestTaskLane { lane, batch: Batch::new(), in_flight: 0, closed: false }));
+        Ok(BioTaskLaneId(self.lanes.len() - 1))
     }
 
-    fn close(&mut self, slot: DeviceSlot) {
+    fn close(&mut self, slot: BioTaskLaneId) {
         let open = self.lane(slot);
         assert_eq!(open.in_flight, 0, "a task closes a lane with bios in flight");
         open.closed = true;
     }
 
-    fn submit(&mut self, slot: DeviceSlot, mut bio: Box<Bio>) {
+    fn submit(&mut self, slot: BioTaskLaneId, mut bio: Box<Bio>) {
         bio.owner = self.owner;
         bio.started = self.now;
         bio.start();
@@ -133,7 +144,7 @@ impl TaskCx for TestTaskCx<'_> {
 
     fn wake_at(&mut self, _: Nanos) {}
 
-    fn all_cores(&self) -> Arc<dyn Cores> {
+    fn all_cores(&self) -> Arc<dyn CoreCommandSender> {
         Arc::clone(self.state.others())
     }
 
@@ -142,20 +153,20 @@ impl TaskCx for TestTaskCx<'_> {
     }
 }
 
-impl TestWorld {
+impl SteppedTestCores {
     /// Starts the queued tasks, round robin over the cores, and gives each task one turn. Returns
     /// the number of running tasks.
     pub fn run_tasks(&mut self) -> usize {
-        let orders = std::mem::take(&mut lock(&self.test_cores.orders).queue);
+        let orders = std::mem::take(&mut lock_test_mutex(&self.test_cores.orders).queue);
         let mut stops = Vec::new();
         for order in orders {
             match order {
-                TaskCommand::Start(id, make) => {
+                TaskStartStopCommand::Start(id, make) => {
                     let core = id as usize % self.cores.len();
                     let owner = self.cores[core].new_owner();
-                    self.tasks.push(RunningTask { id, core, task: make(), owner, lanes: Vec::new() });
+                    self.tasks.push(RunningTestTask { id, core, task: make(), owner, lanes: Vec::new() });
                 }
-                TaskCommand::Stop(id, ack) => stops.push((id, ack)),
+                TaskStartStopCommand::Stop(id, ack) => stops.push((id, ack)),
             }
         }
         let mut tasks = std::mem::take(&mut self.tasks);

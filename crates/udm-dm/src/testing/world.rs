@@ -1,20 +1,20 @@
 //! Cores on one thread.
 
-use super::lock;
-use super::tasks::{self, RunningTask, TaskCommandQueue};
+use super::lock_test_mutex;
+use super::tasks::{self, RunningTestTask, TaskStartStopQueue};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use udm_core::{
-    Batch, Bio, CoreId, CoreState, Cores, Cx, Device, DeviceId, Lane, LaneCommand, Nanos, OpenError,
-    TaskFactory, TaskHandle,
+    Batch, Bio, BioTaskFactory, BioTaskHandle, CoreCommandSender, CoreId, CoreLaneState, Cx, Device,
+    DeviceControlError, DeviceId, Lane, LaneCommand, Nanos,
 };
 
 /// Cores on one thread, stepped by hand.
-pub struct TestWorld {
-    pub(super) cores: Vec<CoreState>,
-    pub(super) test_cores: Arc<TestCores>,
-    pub(super) tasks: Vec<RunningTask>,
+pub struct SteppedTestCores {
+    pub(super) cores: Vec<CoreLaneState>,
+    pub(super) test_cores: Arc<TestCoreInboxes>,
+    pub(super) tasks: Vec<RunningTestTask>,
     in_turn: Arc<AtomicBool>,
     /// The current time; the test advances it.
     pub now: Nanos,
@@ -23,42 +23,43 @@ pub struct TestWorld {
     pub wake: Nanos,
 }
 
-/// The inboxes of a [`TestWorld`].
+/// The inboxes of a [`SteppedTestCores`].
 #[derive(Default)]
-pub struct TestCores {
-    boxes: Vec<Mutex<VecDeque<InboxMessage>>>,
-    pub(super) orders: Arc<Mutex<TaskCommandQueue>>,
+pub struct TestCoreInboxes {
+    boxes: Vec<Mutex<VecDeque<TestCoreMessage>>>,
+    pub(super) orders: Arc<Mutex<TaskStartStopQueue>>,
 }
 
 /// Receiver and command; `None` is a wake-up.
-type InboxMessage = (DeviceId, Option<LaneCommand>);
+type TestCoreMessage = (DeviceId, Option<LaneCommand>);
 
-impl Cores for TestCores {
+impl CoreCommandSender for TestCoreInboxes {
     fn broadcast(&self, device: DeviceId, command: LaneCommand) {
         for inbox in &self.boxes {
-            lock(inbox).push_back((device, Some(command.clone())));
+            lock_test_mutex(inbox).push_back((device, Some(command.clone())));
         }
     }
 
     fn wake_up(&self, core: CoreId, id: DeviceId) {
-        lock(&self.boxes[core.index()]).push_back((id, None));
+        lock_test_mutex(&self.boxes[core.index()]).push_back((id, None));
     }
 
     /// The task runs in [`TestWorld::run_tasks`].
-    fn start(&self, make: TaskFactory) -> TaskHandle {
-        tasks::start(&self.orders, make)
+    fn start(&self, make: BioTaskFactory) -> BioTaskHandle {
+        tasks::queue_task_start(&self.orders, make)
     }
 }
 
-impl TestWorld {
+impl SteppedTestCores {
     /// A world of `cores` cores at time 0.
     #[must_use]
-    pub fn new(cores: usize) -> TestWorld {
+    pub fn new(cores: usize) -> SteppedTestCores {
         let boxes = (0..cores).map(|_| Mutex::default()).collect();
-        let test_cores = Arc::new(TestCores { boxes, orders: Arc::default() });
-        let others = || Arc::<TestCores>::clone(&test_cores) as Arc<dyn Cores>;
-        let state = |n: usize| CoreState::new(CoreId(n as u16), cores, n as u64, None).with_cores(others());
-        TestWorld {
+        let test_cores = Arc::new(TestCoreInboxes { boxes, orders: Arc::default() });
+        let others = || Arc::<TestCoreInboxes>::clone(&test_cores) as Arc<dyn CoreCommandSender>;
+        let state =
+            |n: usize| CoreLaneState::new(CoreId(n as u16), cores, n as u64, None).with_cores(others());
+        SteppedTestCores {
             cores: (0..cores).map(state).collect(),
             test_cores,
             tasks: Vec::new(),
@@ -70,7 +71,7 @@ impl TestWorld {
 
     /// The inboxes, for senders of commands.
     #[must_use]
-    pub fn cores(&self) -> Arc<TestCores> {
+    pub fn cores(&self) -> Arc<TestCoreInboxes> {
         Arc::clone(&self.test_cores)
     }
 
@@ -93,20 +94,20 @@ impl TestWorld {
     }
 
     /// The state of `core`, for tests that create their own turns. Delivers nothing.
-    pub fn state(&mut self, core: usize) -> &mut CoreState {
+    pub fn state(&mut self, core: usize) -> &mut CoreLaneState {
         &mut self.cores[core]
     }
 
     /// True if messages wait for `core`.
     #[must_use]
     pub fn has_messages(&self, core: usize) -> bool {
-        !lock(&self.test_cores.boxes[core]).is_empty()
+        !lock_test_mutex(&self.test_cores.boxes[core]).is_empty()
     }
 
     /// Delivers the messages that wait for `core` to the inboxes of its lanes.
     pub fn deliver(&mut self, core: usize) {
         loop {
-            let next = lock(&self.test_cores.boxes[core]).pop_front();
+            let next = lock_test_mutex(&self.test_cores.boxes[core]).pop_front();
             let ports = self.cores[core].inboxes();
             match next {
                 Some((device, Some(command))) => ports.deliver(device, &command),
@@ -120,7 +121,7 @@ impl TestWorld {
     ///
     /// # Errors
     /// Errors of the device.
-    pub fn open(&mut self, core: usize, device: &dyn Device) -> Result<Box<dyn Lane>, OpenError> {
+    pub fn open(&mut self, core: usize, device: &dyn Device) -> Result<Box<dyn Lane>, DeviceControlError> {
         self.turn(core, |cx| device.open(cx))
     }
 

@@ -7,11 +7,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use udm_core::{Batch, Cx, DevNo, Device, DeviceId, Drain, Lane, Limits, OpenError, Sector, Sectors};
-use udm_dm::testing::{TestControlIo, TestCores, TestDisk, TestResolver, TestWorld};
+use udm_core::{
+    Batch, Cx, DevNo, Device, DeviceControlError, DeviceId, DrainMode, Lane, Limits, Sector, Sectors,
+};
+use udm_dm::testing::{SteppedTestCores, TestControlIo, TestCoreInboxes, TestDeviceNameResolver, TestDisk};
 use udm_dm::{
-    DeviceRange, DeviceRef, DeviceSetTransition, IndexedTargetError, LowerLimits, MappedDevice, Table,
-    Target, TargetArgs, TargetError, TargetHost, TargetType, WakeFn,
+    DeviceRange, DeviceSetTransition, IndexedDeviceError, LowerLimits, MappedDevice, ResolvedDevice, Table,
+    Target, TargetArgs, TargetError, TargetHostServices, TargetType, TransitionWakeFn,
 };
 
 /// State that the targets over one disk share.
@@ -51,7 +53,7 @@ impl LayerLog {
 
 /// The host of a target, once the target is attached.
 #[derive(Default)]
-struct HostCell(OnceLock<Arc<dyn TargetHost>>);
+struct HostCell(OnceLock<Arc<dyn TargetHostServices>>);
 
 impl HostCell {
     fn name(&self) -> String {
@@ -61,7 +63,7 @@ impl HostCell {
 
 struct LayeredTarget {
     is_top: bool,
-    disk: DeviceRef,
+    disk: ResolvedDevice,
     len: Sectors,
     place: Arc<HostCell>,
     shared: Arc<LayerLog>,
@@ -87,9 +89,9 @@ impl Target for LayeredTarget {
         if self.is_top { "top" } else { "side" }
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         if self.is_top && *self.shared.no_lane.lock().unwrap() == Some(cx.core().index()) {
-            return Err(OpenError::new(24, "no lane of a top"));
+            return Err(DeviceControlError::new(24, "no lane of a top"));
         }
         let (shared, lane) = (Arc::clone(&self.shared), self.disk.device.open(cx)?);
         Ok(Box::new(LayeredLane { is_top: self.is_top, shared, lane, sides: None }))
@@ -112,7 +114,7 @@ impl Target for LayeredTarget {
         (self.is_top && !self.shared.sides().is_empty()).then_some(Sectors(1))
     }
 
-    fn attach(&self, notify: Arc<dyn TargetHost>) {
+    fn attach(&self, notify: Arc<dyn TargetHostServices>) {
         let _ = self.place.0.set(notify);
         if self.is_top {
             self.shared.tops.lock().unwrap().push(Arc::downgrade(&self.place));
@@ -190,7 +192,7 @@ impl Lane for LayeredLane {
         self.shared.in_flight.fetch_sub(done.len() - before, Relaxed);
     }
 
-    fn drain(&mut self, _: Drain, _: &mut Batch, _: &mut Cx<'_>) {}
+    fn drain(&mut self, _: DrainMode, _: &mut Batch, _: &mut Cx<'_>) {}
 
     fn begin(&mut self, _: &mut Cx<'_>) -> Option<Box<dyn Lane>> {
         assert!(self.sides.is_none(), "once");
@@ -212,13 +214,13 @@ const TYPES: &[TargetType] = &[
 
 /// Mapped devices over disks in memory on two cores.
 pub struct Fixture {
-    pub world: TestWorld,
-    pub resolver: TestResolver,
+    pub world: SteppedTestCores,
+    pub resolver: TestDeviceNameResolver,
     types: Vec<TargetType>,
     made: u32,
 }
 
-pub fn no_wake() -> WakeFn {
+pub fn no_wake() -> TransitionWakeFn {
     Arc::new(|| {})
 }
 
@@ -226,7 +228,7 @@ impl Fixture {
     pub fn new() -> Fixture {
         let known = TYPES.iter().chain(udm_targets::TARGETS);
         let types = known.map(|t| TargetType { name: t.name, version: t.version, new: t.new }).collect();
-        Fixture { world: TestWorld::new(2), resolver: TestResolver::new(), types, made: 0 }
+        Fixture { world: SteppedTestCores::new(2), resolver: TestDeviceNameResolver::new(), types, made: 0 }
     }
 
     /// Creates a disk that stores nothing, and the shared state of tops and sides over it.
@@ -247,7 +249,7 @@ impl Fixture {
     }
 
     pub fn load(&mut self, device: &MappedDevice, text: &str) {
-        let lines = udm_wire::table::parse(text).unwrap();
+        let lines = udm_wire::table::parse_table(text).unwrap();
         let table = Table::build(&self.types, &lines, &mut self.resolver, &TestControlIo::new(), 2).unwrap();
         device.load(table).unwrap();
     }
@@ -270,7 +272,7 @@ impl Fixture {
         &mut self,
         devices: &[&Arc<MappedDevice>],
         lanes: &mut LanePairs,
-    ) -> Result<(), IndexedTargetError> {
+    ) -> Result<(), IndexedDeviceError> {
         let changes = DeviceSetTransition::suspend(&to_vec_of_devices(devices), true, &no_wake()).unwrap();
         self.all(changes, lanes)
     }
@@ -279,7 +281,7 @@ impl Fixture {
         &mut self,
         devices: &[&Arc<MappedDevice>],
         lanes: &mut LanePairs,
-    ) -> Result<(), IndexedTargetError> {
+    ) -> Result<(), IndexedDeviceError> {
         let changes = DeviceSetTransition::resume(&to_vec_of_devices(devices), true, &no_wake()).unwrap();
         self.all(changes, lanes)
     }
@@ -288,7 +290,7 @@ impl Fixture {
         &mut self,
         device: &Arc<MappedDevice>,
         lanes: &mut LanePairs,
-    ) -> Result<(), IndexedTargetError> {
+    ) -> Result<(), IndexedDeviceError> {
         let changes = DeviceSetTransition::remove(&to_vec_of_devices(&[device]), &no_wake()).unwrap();
         self.all(changes, lanes)
     }
@@ -298,7 +300,7 @@ impl Fixture {
         &mut self,
         mut changes: DeviceSetTransition,
         lanes: &mut LanePairs,
-    ) -> Result<(), IndexedTargetError> {
+    ) -> Result<(), IndexedDeviceError> {
         for _ in 0..100 {
             if let Some(result) = changes.step(&*self.cores()) {
                 return result;
@@ -308,7 +310,7 @@ impl Fixture {
         panic!("the changes do not end");
     }
 
-    pub fn cores(&self) -> Arc<TestCores> {
+    pub fn cores(&self) -> Arc<TestCoreInboxes> {
         self.world.cores()
     }
 

@@ -3,19 +3,19 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use udm_core::{Batch, Cx, DevNo, Device, DeviceId, Lane, Limits, OpenError, Sectors};
-use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld};
+use udm_core::{Batch, Cx, DevNo, Device, DeviceControlError, DeviceId, Lane, Limits, Sectors};
+use udm_dm::testing::{SteppedTestCores, TestControlIo, TestDeviceNameResolver, TestDisk};
 use udm_dm::{DeviceTransition, MappedDevice, Table, TargetError};
 
 pub struct Fixture {
-    pub world: TestWorld,
-    pub resolver: TestResolver,
+    pub world: SteppedTestCores,
+    pub resolver: TestDeviceNameResolver,
     made: u32,
 }
 
 impl Fixture {
     pub fn new() -> Fixture {
-        Fixture { world: TestWorld::new(1), resolver: TestResolver::new(), made: 0 }
+        Fixture { world: SteppedTestCores::new(1), resolver: TestDeviceNameResolver::new(), made: 0 }
     }
 
     /// Creates a disk that stores nothing; `name` is its name in tables.
@@ -36,7 +36,7 @@ impl Fixture {
     }
 
     pub fn load(&mut self, device: &MappedDevice, text: &str) -> Result<(), TargetError> {
-        let lines = udm_wire::table::parse(text).unwrap();
+        let lines = udm_wire::table::parse_table(text).unwrap();
         device.load(Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, &TestControlIo::new(), 1)?)
     }
 
@@ -122,9 +122,9 @@ impl Device for CloseProbeDisk {
         self.0
     }
 
-    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, _cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         match self.1.0.refuse.load(Relaxed) {
-            true => Err(OpenError::new(24, "too many open files")),
+            true => Err(DeviceControlError::new(24, "too many open files")),
             false => Ok(Box::new(CloseProbeLane(Arc::clone(&self.1), Batch::new()))),
         }
     }

@@ -8,8 +8,8 @@
 //!   still has its requests. Such an *orphan* still counts for its export, and its memory for its
 //!   core.
 
-use super::ServerOptions;
-use super::stats::{CounterDelta, ServerCounters};
+use super::NbdServerLimits;
+use super::stats::{ServerCounters, UnpublishedCounters};
 use rustix::net::{AddressFamily, Shutdown, sockopt};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -48,11 +48,11 @@ const GONE: u8 = 3;
 
 /// The connections in the handshake, oldest first. Used only by the accepting side.
 #[derive(Default)]
-pub(super) struct HandshakeSlots {
+pub(super) struct PendingHandshakes {
     handshaking: VecDeque<(Weak<OwnedFd>, Arc<AtomicU8>)>,
 }
 
-impl HandshakeSlots {
+impl PendingHandshakes {
     /// Closes the oldest connection that has sent nothing, or else the oldest. Returns false if
     /// there is none.
     fn evict_oldest(&mut self) -> bool {
@@ -67,7 +67,7 @@ impl HandshakeSlots {
 impl ServerCounters {
     /// Returns true if no more connections may be accepted now. A connection that was evicted keeps
     /// its slot until its core has closed it, so the limit is twice the number of handshakes.
-    pub(super) fn is_full(&self, options: &ServerOptions) -> bool {
+    pub(super) fn is_full(&self, options: &NbdServerLimits) -> bool {
         self.handshakes.load(Ordering::Relaxed) >= 2 * options.handshakes_max.max(1)
     }
 
@@ -77,10 +77,10 @@ impl ServerCounters {
     pub(super) fn place(
         self: &Arc<Self>,
         fd: &Arc<OwnedFd>,
-        handshake_slots: &mut HandshakeSlots,
-        options: &ServerOptions,
+        handshake_slots: &mut PendingHandshakes,
+        options: &NbdServerLimits,
         from: usize,
-    ) -> Option<AdmissionSlot> {
+    ) -> Option<AdmittedConnectionSlot> {
         let max = options.handshakes_max.max(1);
         let full = self.handshakes.load(Ordering::Relaxed) >= max;
         if self.is_full(options) || (full && !handshake_slots.evict_oldest()) {
@@ -99,24 +99,31 @@ impl ServerCounters {
         }
         handshake_slots.handshaking.push_back((Arc::downgrade(fd), Arc::clone(&stage)));
         let (counters, peer) = (self.clone(), Peer::of(fd));
-        Some(AdmissionSlot { counters, core, peer, device: None, stage, life: SlotUse::Connected })
+        Some(AdmittedConnectionSlot {
+            counters,
+            core,
+            peer,
+            device: None,
+            stage,
+            life: NbdConnectionSlotState::Connected,
+        })
     }
 }
 
 /// The slot of one connection, counted until it is dropped.
-pub(super) struct AdmissionSlot {
+pub(super) struct AdmittedConnectionSlot {
     counters: Arc<ServerCounters>,
     core: usize,
     peer: Peer,
     /// Device of the chosen export.
     device: Option<DeviceId>,
     stage: Arc<AtomicU8>,
-    life: SlotUse,
+    life: NbdConnectionSlotState,
 }
 
 /// What a slot counts as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SlotUse {
+enum NbdConnectionSlotState {
     /// A connection.
     Connected,
     /// A connection whose client has disconnected.
@@ -125,7 +132,7 @@ enum SlotUse {
     HandedOver,
 }
 
-impl AdmissionSlot {
+impl AdmittedConnectionSlot {
     pub(super) fn core(&self) -> CoreId {
         CoreId(self.core as u16)
     }
@@ -141,7 +148,7 @@ impl AdmissionSlot {
     ///
     /// # Errors
     /// No slot is left in all, or for this peer. The text is for the client.
-    pub(super) fn serve(&mut self, device: DeviceId, options: &ServerOptions) -> Result<(), String> {
+    pub(super) fn serve(&mut self, device: DeviceId, options: &NbdServerLimits) -> Result<(), String> {
         let refuse = |text: String| {
             self.counters.refused.fetch_add(1, Ordering::Relaxed);
             Err(text)
@@ -175,24 +182,35 @@ impl AdmissionSlot {
 
     /// Records that the client has disconnected, although requests of it may be in flight.
     pub(super) fn mark_client_gone(&mut self) {
-        if self.life == SlotUse::Connected {
-            self.life = SlotUse::Orphan;
+        if self.life == NbdConnectionSlotState::Connected {
+            self.life = NbdConnectionSlotState::Orphan;
             self.counters.orphans.fetch_add(1, Ordering::Relaxed);
             self.give_back();
         }
     }
 
     /// Creates the same slot for core `to`. This slot counts for nothing any more.
-    pub(super) fn hand_over(&mut self, to: CoreId) -> AdmissionSlot {
-        debug_assert_eq!(self.life, SlotUse::Connected, "only who has a place can hand it over");
-        self.life = SlotUse::HandedOver;
+    pub(super) fn hand_over(&mut self, to: CoreId) -> AdmittedConnectionSlot {
+        debug_assert_eq!(
+            self.life,
+            NbdConnectionSlotState::Connected,
+            "only who has a place can hand it over"
+        );
+        self.life = NbdConnectionSlotState::HandedOver;
         let cores = &self.counters.cores;
         cores[self.core].connections.fetch_sub(1, Ordering::Relaxed);
         cores[to.index()].connections.fetch_add(1, Ordering::Relaxed);
         self.counters.moves.fetch_add(1, Ordering::Relaxed);
         let (counters, stage) = (self.counters.clone(), self.stage.clone());
         let (peer, device) = (self.peer, self.device);
-        AdmissionSlot { counters, core: to.index(), peer, device, stage, life: SlotUse::Connected }
+        AdmittedConnectionSlot {
+            counters,
+            core: to.index(),
+            peer,
+            device,
+            stage,
+            life: NbdConnectionSlotState::Connected,
+        }
     }
 
     fn give_back(&mut self) {
@@ -221,17 +239,17 @@ impl AdmissionSlot {
     }
 
     /// Adds `delta` to the counters of the slot's core ([`ServerCounters::publish`]).
-    pub(super) fn publish(&self, delta: &mut CounterDelta) {
+    pub(super) fn publish(&self, delta: &mut UnpublishedCounters) {
         self.counters.publish(self.core, delta);
     }
 }
 
-impl Drop for AdmissionSlot {
+impl Drop for AdmittedConnectionSlot {
     fn drop(&mut self) {
         match self.life {
-            SlotUse::Connected => self.give_back(),
-            SlotUse::Orphan => drop(self.counters.orphans.fetch_sub(1, Ordering::Release)),
-            SlotUse::HandedOver => {}
+            NbdConnectionSlotState::Connected => self.give_back(),
+            NbdConnectionSlotState::Orphan => drop(self.counters.orphans.fetch_sub(1, Ordering::Release)),
+            NbdConnectionSlotState::HandedOver => {}
         }
     }
 }
@@ -252,19 +270,19 @@ mod tests {
         (ours, Arc::new(theirs.into()))
     }
 
-    fn options() -> ServerOptions {
-        ServerOptions {
+    fn options() -> NbdServerLimits {
+        NbdServerLimits {
             handshakes_max: 3,
             connections_max: 4,
             peer_connections_max: 3,
-            ..ServerOptions::default()
+            ..NbdServerLimits::default()
         }
     }
 
     #[test]
     fn connections_go_to_the_emptiest_core() {
         let (c, mut handshake_slots, options) =
-            (ServerCounters::new(3), HandshakeSlots::default(), ServerOptions::default());
+            (ServerCounters::new(3), PendingHandshakes::default(), NbdServerLimits::default());
         let sockets: Vec<_> = (0..7).map(|_| pair()).collect();
         let places: Vec<_> =
             (0..6).map(|i| c.place(&sockets[i].1, &mut handshake_slots, &options, i).unwrap()).collect();
@@ -280,7 +298,7 @@ mod tests {
     #[test]
     fn a_full_lobby_shows_the_silent_out() {
         let (c, mut handshake_slots, options) =
-            (ServerCounters::new(1), HandshakeSlots::default(), options());
+            (ServerCounters::new(1), PendingHandshakes::default(), options());
         let mut sockets: Vec<_> = (0..6).map(|_| pair()).collect();
         let mut places = Vec::new();
         for (i, (_, fd)) in sockets.iter().enumerate() {
@@ -303,7 +321,7 @@ mod tests {
     #[test]
     fn serving_places_are_bounded_in_all_and_a_peer() {
         let (c, mut handshake_slots, options) =
-            (ServerCounters::new(1), HandshakeSlots::default(), options());
+            (ServerCounters::new(1), PendingHandshakes::default(), options());
         let sockets: Vec<_> = (0..6).map(|_| pair()).collect();
         let mut places = Vec::new();
         for (i, (_, fd)) in sockets.iter().enumerate() {
@@ -327,8 +345,8 @@ mod tests {
     /// One user cannot take all slots of a device, but may take more of other devices.
     #[test]
     fn a_device_has_room_for_more_than_one_peer() {
-        let (c, mut handshake_slots) = (ServerCounters::new(1), HandshakeSlots::default());
-        let options = ServerOptions { device_connections_max: 4, ..ServerOptions::default() };
+        let (c, mut handshake_slots) = (ServerCounters::new(1), PendingHandshakes::default());
+        let options = NbdServerLimits { device_connections_max: 4, ..NbdServerLimits::default() };
         let sockets: Vec<_> = (0..6).map(|_| pair()).collect();
         let [a, b] = [DeviceId::new(), DeviceId::new()];
         let mut place = |i: usize| c.place(&sockets[i].1, &mut handshake_slots, &options, 0).unwrap();

@@ -3,13 +3,13 @@
 //! A core measures its CPU time in *windows*, as a part of a CPU, and the share of each client. The
 //! next activity after the end of a window closes it, so an idle core measures nothing. A core
 //! publishes one word per window. If a client would do better on another core in several windows in
-//! a row, it moves there ([`choose_move`] is the rule). Clients do not move back and forth, for
-//! these reasons:
+//! a row, it moves there ([`choose_client_to_move`] is the rule). Clients do not move back and
+//! forth, for these reasons:
 //! * A move must gain by a good margin, in [`STREAK`] windows.
 //! * A server makes one move at a time, and the next one after [`REST`] at the earliest, when all
 //!   cores have measured again.
 //! * A client that has moved stays for a time. This time doubles with each move, unless the client
-//!   has stayed much longer than it had to ([`next_stay`]).
+//!   has stayed much longer than it had to ([`min_stay_after_move`]).
 
 use super::stats::ServerCounters;
 use std::cell::{Cell, RefCell};
@@ -61,7 +61,7 @@ impl CoreLoad {
 /// If the other core has capacity, the move must decrease the load of the busier core by [`GAIN`].
 /// If both cores are saturated, their loads are equal whatever their clients need. Then the other
 /// core must have two active clients less.
-fn choose_move(
+fn choose_client_to_move(
     mine: CoreLoad,
     others: &[(CoreId, CoreLoad)],
     weights: &[u64],
@@ -86,7 +86,7 @@ fn choose_move(
 
 /// Returns how long a client stays after its next move. It had to stay for `stay` after the last
 /// one, and has stayed for `stayed`.
-pub(super) fn next_stay(stay: Nanos, stayed: Nanos) -> Nanos {
+pub(super) fn min_stay_after_move(stay: Nanos, stayed: Nanos) -> Nanos {
     let settled = stayed.0 / 16 > stay.0;
     if settled || stay == Nanos(0) { STAY } else { Nanos((2 * stay.0).min(STAY_MAX.0)) }
 }
@@ -114,9 +114,9 @@ impl PublishedLoad {
 
 /// Earliest time of the next move of a server.
 #[derive(Debug, Default)]
-pub(super) struct MoveThrottle(AtomicU64);
+pub(super) struct ConnectionMoveThrottle(AtomicU64);
 
-impl MoveThrottle {
+impl ConnectionMoveThrottle {
     /// Returns true for one caller, and then for none until [`REST`] has passed.
     fn claim(&self, now: Nanos) -> bool {
         let next = self.0.load(Ordering::Relaxed);
@@ -131,7 +131,7 @@ struct CoreLoadWindow {
     /// CPU time of the core at the start of the window.
     spent: Cell<Nanos>,
     /// Clients that were active in the window.
-    clients: RefCell<Vec<(FrontKey, Rc<ClientLoad>)>>,
+    clients: RefCell<Vec<(FrontKey, Rc<ClientLoadBalanceState>)>>,
     streak: Cell<u32>,
     /// Vectors for the loads of other cores and for weights, kept for reuse.
     others: RefCell<Vec<(CoreId, CoreLoad)>>,
@@ -140,24 +140,24 @@ struct CoreLoadWindow {
 
 /// A client's data for the balance of its core.
 #[derive(Default)]
-struct ClientLoad {
+struct ClientLoadBalanceState {
     weight: Cell<u64>,
     stays_until: Cell<Nanos>,
     to: Cell<Option<CoreId>>,
 }
 
 /// A client's handle to the balance of its core.
-pub(super) struct BalancedClient {
+pub(super) struct ClientLoadBalanceHandle {
     core: Rc<CoreLoadWindow>,
-    me: Rc<ClientLoad>,
+    me: Rc<ClientLoadBalanceState>,
     /// Time at which the client came to this core, and how long it had to stay.
     since: Nanos,
     stay: Nanos,
 }
 
-impl BalancedClient {
+impl ClientLoadBalanceHandle {
     /// Adds a client to the core of `cx`, which it does not leave for `stay`.
-    pub(super) fn new(cx: &mut FrontCx<'_, '_>, stay: Nanos) -> BalancedClient {
+    pub(super) fn new(cx: &mut FrontCx<'_, '_>, stay: Nanos) -> ClientLoadBalanceHandle {
         let (begun, spent) = (cx.now(), cx.cpu_time());
         let core = cx.local(|| CoreLoadWindow {
             begun: Cell::new(begun),
@@ -167,13 +167,16 @@ impl BalancedClient {
             others: RefCell::default(),
             weights: RefCell::default(),
         });
-        let me = ClientLoad { stays_until: Cell::new(begun + stay), ..ClientLoad::default() };
-        BalancedClient { core, me: Rc::new(me), since: begun, stay }
+        let me = ClientLoadBalanceState {
+            stays_until: Cell::new(begun + stay),
+            ..ClientLoadBalanceState::default()
+        };
+        ClientLoadBalanceHandle { core, me: Rc::new(me), since: begun, stay }
     }
 
     /// Returns how long the client stays after a move at `now`.
     pub(super) fn next_stay(&self, now: Nanos) -> Nanos {
-        next_stay(self.stay, now.since(self.since))
+        min_stay_after_move(self.stay, now.since(self.since))
     }
 
     /// Takes the core to which the client should move, if any.
@@ -218,7 +221,7 @@ impl CoreLoadWindow {
         let clients = self.clients.borrow();
         let total: u64 = clients.iter().map(|(_, client)| client.weight.get()).sum();
         let mut mine = CoreLoad { spent: part.min(u64::from(FULL)) as u32, active: 0 };
-        let is_active = |client: &ClientLoad| mine.share(client.weight.get(), total) >= GAIN;
+        let is_active = |client: &ClientLoadBalanceState| mine.share(client.weight.get(), total) >= GAIN;
         mine.active = clients.iter().filter(|(_, client)| is_active(client)).count() as u32;
         let me = cx.core();
         counters.cores[me.index()].load.set(now, mine);
@@ -233,11 +236,12 @@ impl CoreLoadWindow {
                     .filter(|&core| core != me.index())
                     .map(|core| (CoreId(core as u16), counters.cores[core].load.get(now))),
             );
-            let may =
-                |client: &ClientLoad| if client.stays_until.get() <= now { client.weight.get() } else { 0 };
+            let may = |client: &ClientLoadBalanceState| {
+                if client.stays_until.get() <= now { client.weight.get() } else { 0 }
+            };
             weights.clear();
             weights.extend(clients.iter().map(|(_, client)| may(client)));
-            choose_move(mine, &others, &weights, total)
+            choose_client_to_move(mine, &others, &weights, total)
         };
         // A window with a long idle time does not count.
         let counts = found.is_some() && length < STALE;

@@ -55,12 +55,12 @@ fn balance(clients: &mut [HotClient], cores: usize, windows: usize, rng: &mut Sm
             let total = mine.iter().map(|&i| weights[i]).sum();
             let may = |i: usize| clients[i].since + clients[i].stay <= now;
             let weights: Vec<u64> = mine.iter().map(|&i| if may(i) { weights[i] } else { 0 }).collect();
-            let found = choose_move(loads[core], &others, &weights, total);
+            let found = choose_client_to_move(loads[core], &others, &weights, total);
             streaks[core] = if found.is_some() { streaks[core] + 1 } else { 0 };
             if let Some((client, to)) = found.filter(|_| streaks[core] >= STREAK) {
                 let client = &mut clients[mine[client]];
                 (client.core, client.moved) = (to.index(), client.moved + 1);
-                client.stay = next_stay(Nanos(client.stay), Nanos(now - client.since)).0;
+                client.stay = min_stay_after_move(Nanos(client.stay), Nanos(now - client.since)).0;
                 client.since = now;
                 (moves, last) = (moves + 1, window);
                 streaks.fill(0);
@@ -144,7 +144,7 @@ fn what_is_old_says_nothing() {
 
 #[test]
 fn one_move_at_a_time() {
-    let next = MoveThrottle::default();
+    let next = ConnectionMoveThrottle::default();
     let now = Nanos(1_000_000_000);
     assert!(next.claim(now) && !next.claim(now) && !next.claim(now + WINDOW));
     assert!(next.claim(now + REST));

@@ -11,22 +11,23 @@ mod memory_use;
 mod migration;
 mod run_handshake;
 
-pub(super) use migration::MoveMessage;
+pub(super) use migration::ConnectionMoveMessage;
 
-use super::ServerOptions;
-use super::admission::AdmissionSlot;
-use super::balance::BalancedClient;
-use super::block_status::BlockStatusWorker;
+use super::NbdServerLimits;
+use super::admission::AdmittedConnectionSlot;
+use super::balance::ClientLoadBalanceHandle;
+use super::block_status::BlockStatusWorkerHandle;
 use super::contexts::MetaContext;
-use super::exports::{ExportGeometry, ExportRef, Exports};
-use super::handshake::Handshake;
-use super::io_counters::CoreIoCounters;
-use super::memory::MemoryLease;
-use super::range_locks::LockMember;
+use super::export_geometry::ExportGeometry;
+use super::exports::{ExportRef, Exports};
+use super::handshake::ServerHandshake;
+use super::io_counters::CoreDeviceIoCounters;
+use super::memory::ConnectionMemoryLease;
+use super::range_locks::RangeLockMember;
 use super::receive::{ReceiveBlocked, ReceiveBuffer};
-use super::reply::{ReplySender, recycle};
-use super::serve::PendingRequest;
-use super::stats::CounterDelta;
+use super::reply::{ReplySender, return_buffers_to_pool};
+use super::serve::PendingNbdRequest;
+use super::stats::UnpublishedCounters;
 use crossbeam_utils::CachePadded;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::any::Any;
@@ -36,8 +37,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::errno::ECANCELED;
 use udm_core::{Batch, BioFlags, BioPool, BufPool, CoreId, Nanos, Segments};
-use udm_runtime::{CoreSet, DeviceSlot, FrontCx, FrontEnd, RingCompletion, RingOp};
-use udm_wire::nbd::Request;
+use udm_runtime::{BioTaskLaneId, FrontCx, FrontEnd, ProcessCores, RingCompletion, RingOp};
+use udm_wire::nbd::NbdRequestHeader;
 
 const RECV: u64 = 0;
 const SEND: u64 = 1;
@@ -50,7 +51,7 @@ const REQUESTS_A_TURN: usize = 256;
 const IDLE: Nanos = Nanos(1_000_000_000);
 
 pub(super) enum ConnectionPhase {
-    Handshake(Handshake),
+    Handshake(ServerHandshake),
     Serving,
     Draining,
     Dead,
@@ -59,32 +60,32 @@ pub(super) enum ConnectionPhase {
 }
 
 /// The server side of a client's connection.
-pub(super) struct Connection {
+pub(super) struct AcceptedNbdConnection {
     /// `None` when nothing more is received or sent, so that a connection without a client keeps no
     /// descriptor.
     fd: Option<Arc<OwnedFd>>,
-    pub(super) core_set: Arc<CoreSet>,
+    pub(super) core_set: Arc<ProcessCores>,
     exports: Arc<Exports>,
-    options: ServerOptions,
+    options: NbdServerLimits,
     pub(super) phase: ConnectionPhase,
     begun: bool,
     deadline: Nanos,
-    pub(super) device: Option<DeviceSlot>,
+    pub(super) device: Option<BioTaskLaneId>,
     pub(super) export: Option<(ExportRef, ExportGeometry)>,
     pub(super) structured: bool,
     pub(super) contexts: Arc<[MetaContext]>,
     /// Unique number of the connection in messages.
     pub(super) id: u64,
-    pub(super) block_status_worker: BlockStatusWorker,
+    pub(super) block_status_worker: BlockStatusWorkerHandle,
     pub(super) rx: ReceiveBuffer,
     pub(super) tx: ReplySender,
     receiving: bool,
     sending: bool,
     /// A write whose payload is still arriving.
-    pub(super) arriving: Option<(Request, BioFlags)>,
-    pub(super) pending: slab::Slab<PendingRequest>,
+    pub(super) arriving: Option<(NbdRequestHeader, BioFlags)>,
+    pub(super) pending: slab::Slab<PendingNbdRequest>,
     /// Membership in the range locks of the device; `None` if this connection cannot write.
-    pub(super) lock_member: Option<LockMember>,
+    pub(super) lock_member: Option<RangeLockMember>,
     /// Requests that wait for a range lock or for another request of this connection, in order.
     pub(super) blocked: VecDeque<usize>,
     pub(super) bios: BioPool,
@@ -96,15 +97,15 @@ pub(super) struct Connection {
     /// Number of unanswered requests, and the bytes that they count as.
     pub(super) open: usize,
     pub(super) open_bytes: usize,
-    pub(super) delta: CounterDelta,
+    pub(super) delta: UnpublishedCounters,
     /// Counters of this core for the device; `None` before an export is chosen.
-    pub(super) io_counters: Option<Arc<CachePadded<CoreIoCounters>>>,
+    pub(super) io_counters: Option<Arc<CachePadded<CoreDeviceIoCounters>>>,
     /// Time of the current call.
     pub(super) now: Nanos,
     /// `None` before the first call on this core.
-    memory: Option<MemoryLease>,
+    memory: Option<ConnectionMemoryLease>,
     /// `None` before the client is served, and if there is only one core.
-    balanced: Option<BalancedClient>,
+    balanced: Option<ClientLoadBalanceHandle>,
     /// Bytes of buffers that write-zeroes in flight may need.
     pub(super) zeroing: usize,
     /// Time when the client last moved a byte or was last expected to, and time of the last
@@ -119,7 +120,7 @@ pub(super) struct Connection {
     /// The client has ended its stream.
     read_eof: bool,
     /// The move to another core that is in progress.
-    pending_move: Option<migration::PendingMove>,
+    pending_move: Option<migration::PendingConnectionMove>,
     /// The core that it came from, until it is ready on this one.
     from: Option<CoreId>,
     /// Minimum time on this core.
@@ -133,40 +134,40 @@ pub(super) struct Connection {
     turn: Nanos,
     taken: usize,
     /// Dropped last: if no connection is counted, no export has a user.
-    admission_slot: AdmissionSlot,
+    admission_slot: AdmittedConnectionSlot,
 }
 
 /// Returns a new number for a connection.
-fn next_id() -> u64 {
+fn next_connection_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-impl Connection {
+impl AcceptedNbdConnection {
     pub(super) fn new(
         fd: Arc<OwnedFd>,
-        core_set: Arc<CoreSet>,
-        block_status_worker: BlockStatusWorker,
+        core_set: Arc<ProcessCores>,
+        block_status_worker: BlockStatusWorkerHandle,
         exports: Arc<Exports>,
-        mut options: ServerOptions,
-        admission_slot: AdmissionSlot,
-    ) -> Connection {
+        mut options: NbdServerLimits,
+        admission_slot: AdmittedConnectionSlot,
+    ) -> AcceptedNbdConnection {
         // With a limit of 0, no request would be accepted.
         options.requests_max = options.requests_max.max(1);
         options.bytes_max = options.bytes_max.max(1);
-        Connection {
+        AcceptedNbdConnection {
             fd: Some(fd),
             core_set,
             exports,
             admission_slot,
-            phase: ConnectionPhase::Handshake(Handshake::default()),
+            phase: ConnectionPhase::Handshake(ServerHandshake::default()),
             begun: false,
             deadline: Nanos::NEVER,
             device: None,
             export: None,
             structured: false,
             contexts: Arc::default(),
-            id: next_id(),
+            id: next_connection_id(),
             block_status_worker,
             rx: ReceiveBuffer::new(options.bytes_max),
             tx: ReplySender::new(),
@@ -181,7 +182,7 @@ impl Connection {
             writes: BufPool::new(options.bytes_max),
             open: 0,
             open_bytes: 0,
-            delta: CounterDelta::default(),
+            delta: UnpublishedCounters::default(),
             io_counters: None,
             now: Nanos(0),
             memory: None,
@@ -210,7 +211,7 @@ impl Connection {
     fn received(&mut self, done: RingCompletion) {
         self.receiving = false;
         if matches!(self.phase, ConnectionPhase::Dead) {
-            return recycle(done.data, &mut self.writes);
+            return return_buffers_to_pool(done.data, &mut self.writes);
         }
         match done.result {
             Ok(n) if n > 0 => {
@@ -256,7 +257,7 @@ impl Connection {
             other => {
                 tracing::debug!(?other, "nbd: send failed");
                 self.phase = ConnectionPhase::Dead;
-                recycle(done.data, &mut self.reads);
+                return_buffers_to_pool(done.data, &mut self.reads);
                 return;
             }
         };
@@ -390,18 +391,18 @@ impl Connection {
     }
 }
 
-impl FrontEnd for Connection {
+impl FrontEnd for AcceptedNbdConnection {
     fn gather(&mut self, cx: &mut FrontCx<'_, '_>) {
         self.now = cx.now();
         if !self.begun {
             self.begun = true;
-            self.memory = Some(MemoryLease::new(cx, self.options.core_bytes_max));
+            self.memory = Some(ConnectionMemoryLease::new(cx, self.options.core_bytes_max));
             self.balanced = self.join_balance(cx);
             if let Some(from) = self.from.take() {
                 self.settle(from, cx);
             } else {
                 self.deadline = cx.now() + Nanos(self.options.handshake_max.as_nanos() as u64);
-                self.tx.push_raw(&Handshake::greeting());
+                self.tx.push_raw(&ServerHandshake::greeting());
             }
         }
         if matches!(self.phase, ConnectionPhase::Moved) {

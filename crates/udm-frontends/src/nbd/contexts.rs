@@ -6,7 +6,7 @@
 //! checkpoint is deleted, everything is dirty, even if another checkpoint has its name.
 
 use std::collections::HashSet;
-use udm_core::{ChangeStatus, Checkpoint, Device, ExtentKind, Extents, Sector, Sectors};
+use udm_core::{ChangeTrackingCheckpoint, Device, ExtentKind, Extents, RangeChangeStatus, Sector, Sectors};
 use udm_wire::nbd::{CONTEXT_ALLOCATION, CONTEXT_DIRTY, STATE_DIRTY, STATE_HOLE, STATE_ZERO};
 
 /// Limit of contexts that a client may choose: each adds a part to every answer.
@@ -17,47 +17,55 @@ const CHOSEN_MAX: usize = 16;
 const LISTED_MAX: usize = 1025;
 
 /// A run of sectors, and the flags of a context for them.
-pub(super) type FlaggedRun = (Sectors, u32);
+pub(super) type BlockStatusExtent = (Sectors, u32);
 
 /// A metadata context.
 #[derive(Clone)]
 pub(super) struct MetaContext {
     /// Number of the context on the wire.
     pub(super) id: u32,
-    kind: ContextKind,
+    kind: MetaContextKind,
 }
 
 /// Kind of a metadata context.
 #[derive(Clone)]
-enum ContextKind {
+enum MetaContextKind {
     Allocation,
-    Dirty(Checkpoint),
+    Dirty(ChangeTrackingCheckpoint),
 }
 
 impl MetaContext {
     pub(super) fn name(&self) -> String {
         match &self.kind {
-            ContextKind::Allocation => CONTEXT_ALLOCATION.to_owned(),
-            ContextKind::Dirty(since) => format!("{CONTEXT_DIRTY}{}", since.name),
+            MetaContextKind::Allocation => CONTEXT_ALLOCATION.to_owned(),
+            MetaContextKind::Dirty(since) => format!("{CONTEXT_DIRTY}{}", since.name),
         }
     }
 
     /// Queries `device` for `len` sectors from `from` on. Returns at least one and at most `max`
     /// runs, in order. May block.
-    pub(super) fn ask(&self, device: &dyn Device, from: Sector, len: Sectors, max: usize) -> Vec<FlaggedRun> {
+    pub(super) fn ask(
+        &self,
+        device: &dyn Device,
+        from: Sector,
+        len: Sectors,
+        max: usize,
+    ) -> Vec<BlockStatusExtent> {
         match &self.kind {
-            ContextKind::Allocation => {
+            MetaContextKind::Allocation => {
                 let mut out = Extents::new(max);
                 device.extents(from, len, &mut out);
-                runs(&out, |content| match content {
+                to_block_status_extents(&out, |content| match content {
                     ExtentKind::Data => 0,
                     ExtentKind::Hole => STATE_HOLE | STATE_ZERO,
                 })
             }
-            ContextKind::Dirty(since) => {
+            MetaContextKind::Dirty(since) => {
                 let mut out = Extents::new(max);
                 device.changed(since, from, len, &mut out);
-                runs(&out, |since| if since == ChangeStatus::Changed { STATE_DIRTY } else { 0 })
+                to_block_status_extents(&out, |since| {
+                    if since == RangeChangeStatus::Changed { STATE_DIRTY } else { 0 }
+                })
             }
         }
     }
@@ -65,13 +73,16 @@ impl MetaContext {
     /// Flags that are always valid, for an answer without a query.
     pub(super) fn unknown(&self) -> u32 {
         match self.kind {
-            ContextKind::Allocation => 0,
-            ContextKind::Dirty(_) => STATE_DIRTY,
+            MetaContextKind::Allocation => 0,
+            MetaContextKind::Dirty(_) => STATE_DIRTY,
         }
     }
 }
 
-fn runs<T: Copy + PartialEq>(found: &Extents<T>, flags: impl Fn(T) -> u32) -> Vec<FlaggedRun> {
+fn to_block_status_extents<T: Copy + PartialEq>(
+    found: &Extents<T>,
+    flags: impl Fn(T) -> u32,
+) -> Vec<BlockStatusExtent> {
     found.list().iter().map(|run| (run.len, flags(run.content))).collect()
 }
 
@@ -91,7 +102,8 @@ pub(super) fn match_contexts(
     let dirty = |query: &&str| CONTEXT_DIRTY.starts_with(query) || query.starts_with(CONTEXT_DIRTY);
     let asks = list && queries.is_empty() || wanted.iter().any(dirty);
     let checkpoints = if asks { device.checkpoints() } else { Vec::new() };
-    let all = [ContextKind::Allocation].into_iter().chain(checkpoints.into_iter().map(ContextKind::Dirty));
+    let all =
+        [MetaContextKind::Allocation].into_iter().chain(checkpoints.into_iter().map(MetaContextKind::Dirty));
     let mut found: Vec<MetaContext> = Vec::new();
     for kind in all {
         let context = MetaContext { id: found.len() as u32 + 1, kind };

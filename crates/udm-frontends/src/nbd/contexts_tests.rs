@@ -4,7 +4,7 @@ use super::*;
 use std::any::Any;
 use std::sync::{Arc, Weak};
 use udm_core::errno::EOPNOTSUPP;
-use udm_core::{Cx, DeviceId, Lane, Limits, OpenError};
+use udm_core::{Cx, DeviceControlError, DeviceId, Lane, Limits};
 
 /// A device with checkpoints of these names. The first one still exists.
 struct CheckpointDevice {
@@ -31,24 +31,33 @@ impl Device for CheckpointDevice {
     fn id(&self) -> DeviceId {
         DeviceId::new()
     }
-    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Err(OpenError::new(EOPNOTSUPP, "nobody does I/O here"))
+    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        Err(DeviceControlError::new(EOPNOTSUPP, "nobody does I/O here"))
     }
     fn limits(&self) -> Limits {
         Limits::new(Sectors(100))
     }
-    fn checkpoints(&self) -> Vec<Checkpoint> {
+    fn checkpoints(&self) -> Vec<ChangeTrackingCheckpoint> {
         let none: Weak<()> = Weak::new();
         let key = |i| if i == 0 { Arc::downgrade(&self.key) } else { none.clone() };
         let names = self.names.iter().enumerate();
-        names.map(|(i, name)| Checkpoint { name: name.clone(), key: key(i) }).collect()
+        names.map(|(i, name)| ChangeTrackingCheckpoint { name: name.clone(), key: key(i) }).collect()
     }
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
+    fn changed(
+        &self,
+        since: &ChangeTrackingCheckpoint,
+        from: Sector,
+        len: Sectors,
+        out: &mut Extents<RangeChangeStatus>,
+    ) {
         match since.key.upgrade() {
             Some(_) => (from.0..from.0 + len.0).for_each(|at| {
-                out.push(Sectors(1), if at % 4 == 3 { ChangeStatus::Changed } else { ChangeStatus::Same });
+                out.push(
+                    Sectors(1),
+                    if at % 4 == 3 { RangeChangeStatus::Changed } else { RangeChangeStatus::Same },
+                );
             }),
-            None => out.push(len, ChangeStatus::Changed),
+            None => out.push(len, RangeChangeStatus::Changed),
         }
     }
 }

@@ -2,19 +2,19 @@
 //!
 //! The list is read when a client names an export or lists all of them, and never on the data path.
 
-use super::io_counters::{CoreIoCounters, DeviceIoCounters, DeviceIoReport};
+use super::export_geometry::ExportGeometry;
+use super::io_counters::{CoreDeviceIoCounters, DeviceIoCounters, DeviceIoReport};
 use super::range_locks::RangeLocks;
-use super::request::BlockSize;
 use crossbeam_utils::CachePadded;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use udm_core::{CoreId, Device, DeviceId, Limits, SECTOR_SIZE, Sectors};
-use udm_runtime::CoreSet;
-use udm_wire::nbd::{BlockSizes, ExportFlags, PAYLOAD_MAX, PAYLOAD_MAX_DEFAULT, STRING_MAX};
+use udm_core::{CoreId, Device, DeviceId};
+use udm_runtime::ProcessCores;
+use udm_wire::nbd::STRING_MAX;
 
 /// Function that is called when a connection has closed an export.
-type ClosedHook = Arc<OnceLock<Arc<dyn Fn() + Send + Sync>>>;
+type ExportClosedHook = Arc<OnceLock<Arc<dyn Fn() + Send + Sync>>>;
 
 /// A device under a name.
 pub struct Export {
@@ -24,16 +24,16 @@ pub struct Export {
     read_only: bool,
     device: Arc<dyn Device>,
     users: AtomicUsize,
-    /// Number of [`FailRequestsGuard`]s of the export.
+    /// Number of [`FailingExportGuard`]s of the export.
     failing: AtomicUsize,
     /// The hook of the list that the export is on.
-    closed: ClosedHook,
+    closed: ExportClosedHook,
     /// State of the device, shared by all its exports.
-    exported_device: Arc<ExportedDevice>,
+    exported_device: Arc<PerDeviceExportState>,
 }
 
 /// State that all exports of a device share.
-struct ExportedDevice {
+struct PerDeviceExportState {
     range_locks: Arc<RangeLocks>,
     served: DeviceIoCounters,
 }
@@ -49,12 +49,13 @@ impl Export {
         description: impl Into<String>,
         read_only: bool,
         device: Arc<dyn Device>,
-    ) -> Result<Export, ExportError> {
+    ) -> Result<Export, ExportNameError> {
         let (name, description) = (name.into(), description.into());
-        check_text(&name, &name)?;
-        check_text(&description, &name)?;
+        check_export_text(&name, &name)?;
+        check_export_text(&description, &name)?;
         let range_locks = Arc::new(RangeLocks::new());
-        let exported_device = Arc::new(ExportedDevice { range_locks, served: DeviceIoCounters::default() });
+        let exported_device =
+            Arc::new(PerDeviceExportState { range_locks, served: DeviceIoCounters::default() });
         Ok(Export {
             name: Mutex::new(name.into()),
             description,
@@ -62,7 +63,7 @@ impl Export {
             device,
             users: AtomicUsize::new(0),
             failing: AtomicUsize::new(0),
-            closed: ClosedHook::default(),
+            closed: ExportClosedHook::default(),
             exported_device,
         })
     }
@@ -108,7 +109,7 @@ impl Export {
     }
 
     /// Counters of `core` for the device.
-    pub(super) fn io_counters_on(&self, core: CoreId) -> Arc<CachePadded<CoreIoCounters>> {
+    pub(super) fn io_counters_on(&self, core: CoreId) -> Arc<CachePadded<CoreDeviceIoCounters>> {
         self.exported_device.served.on(core)
     }
 
@@ -132,26 +133,30 @@ impl Export {
 }
 
 /// Makes requests of an export's clients fail while it is held ([`Exports::fail_requests`]).
-pub struct FailRequestsGuard {
+pub struct FailingExportGuard {
     export: Arc<Export>,
-    core_set: Weak<CoreSet>,
+    core_set: Weak<ProcessCores>,
 }
 
 /// Message: connections check whether their requests fail.
-pub(super) struct FailMessage;
+pub(super) struct FailingExportMessage;
 
-impl FailRequestsGuard {
+impl FailingExportGuard {
     /// Notifies connections after a change. A connection that subscribes meanwhile reads the new
     /// state.
     fn notify(&self) {
         let Some(core_set) = self.core_set.upgrade() else { return };
         for core in 0..core_set.len() {
-            core_set.send_message(CoreId(core as u16), self.export.device.id(), Box::new(FailMessage));
+            core_set.send_message(
+                CoreId(core as u16),
+                self.export.device.id(),
+                Box::new(FailingExportMessage),
+            );
         }
     }
 }
 
-impl Drop for FailRequestsGuard {
+impl Drop for FailingExportGuard {
     fn drop(&mut self) {
         self.export.failing.fetch_sub(1, Ordering::SeqCst);
         self.notify();
@@ -160,9 +165,9 @@ impl Drop for FailRequestsGuard {
 
 /// A connection's reference to an export. All its clones count as one user.
 #[derive(Clone)]
-pub struct ExportRef(Arc<ExportUseCount>);
+pub struct ExportRef(Arc<ExportUseGuard>);
 
-struct ExportUseCount(Arc<Export>);
+struct ExportUseGuard(Arc<Export>);
 
 impl std::ops::Deref for ExportRef {
     type Target = Export;
@@ -171,7 +176,7 @@ impl std::ops::Deref for ExportRef {
     }
 }
 
-impl Drop for ExportUseCount {
+impl Drop for ExportUseGuard {
     fn drop(&mut self) {
         self.0.users.fetch_sub(1, Ordering::SeqCst);
         if let Some(hook) = self.0.closed.get() {
@@ -180,74 +185,9 @@ impl Drop for ExportUseCount {
     }
 }
 
-/// Size, block sizes and abilities of an export, as sent to a client. They are valid for the whole
-/// connection: NBD cannot change them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ExportGeometry {
-    /// Size in bytes, whole blocks of the device.
-    pub(super) size: u64,
-    /// Block size of the device. Requests may be smaller.
-    pub(super) block: BlockSize,
-    /// Minimum, preferred and maximum block size.
-    pub(super) blocks: BlockSizes,
-    /// Flags without `SEND_DF`, which depends on the client's options.
-    pub(super) flags: ExportFlags,
-    /// The longest read or write of the device in bytes; whole blocks.
-    pub(super) data_max: u32,
-    /// The longest discard of the device in bytes; whole blocks.
-    pub(super) discard_max: u32,
-    /// The longest write-zeroes of the device in bytes; whole blocks.
-    pub(super) zeroes_max: u32,
-}
-
-impl ExportGeometry {
-    fn new(limits: &Limits, read_only: bool) -> ExportGeometry {
-        let block = limits.logical_block;
-        // The protocol requires a power of two, but the optimal size of the device may be a stripe
-        // of any width.
-        let optimum = limits.io_opt.max(limits.io_min).clamp(1, PAYLOAD_MAX_DEFAULT);
-        let preferred = (1 << optimum.ilog2()).max(block).max(4096);
-        let blocks = BlockSizes { minimum: 1, preferred, maximum: PAYLOAD_MAX };
-        // All connections use one device, so a flush on one covers all. Zeroes are not transmitted
-        // as data, so they are never slower than a write. If the device does not support them,
-        // FAST_ZERO is refused, and other zeroes are written as data.
-        let mut flags = ExportFlags::HAS_FLAGS
-            | ExportFlags::SEND_FLUSH
-            | ExportFlags::SEND_FUA
-            | ExportFlags::CAN_MULTI_CONN
-            | ExportFlags::SEND_CACHE
-            | ExportFlags::SEND_WRITE_ZEROES
-            | ExportFlags::SEND_FAST_ZERO;
-        if limits.max_discard.0 > 0 {
-            flags |= ExportFlags::SEND_TRIM;
-        }
-        if read_only || limits.read_only {
-            flags |= ExportFlags::READ_ONLY;
-        }
-        let size = limits.size.bytes();
-        ExportGeometry {
-            size: size - size % u64::from(block),
-            block: BlockSize { size: block },
-            blocks,
-            flags,
-            data_max: range_max(limits.max_sectors, block),
-            discard_max: range_max(limits.max_discard, block),
-            zeroes_max: range_max(limits.max_write_zeroes, block),
-        }
-    }
-}
-
-/// Returns `max` in bytes, limited to whole blocks and to the length of a request. If the device
-/// does not support the operation, it gets requests of any length and refuses them.
-fn range_max(max: Sectors, block: u32) -> u32 {
-    let bytes = if max == Sectors::ZERO { u64::MAX } else { max.0.saturating_mul(SECTOR_SIZE) };
-    let bytes = bytes.min(u64::from(u32::MAX)) as u32;
-    (bytes - bytes % block).max(block)
-}
-
 /// Error of adding or renaming an export.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ExportError {
+pub enum ExportNameError {
     /// The protocol cannot transmit the text.
     #[error("export {0:?}: a name or description has at most 4096 bytes and no NUL")]
     Text(String),
@@ -257,11 +197,11 @@ pub enum ExportError {
 }
 
 /// Checks that the protocol can transmit `text` of the export `name`.
-fn check_text(text: &str, name: &str) -> Result<(), ExportError> {
+fn check_export_text(text: &str, name: &str) -> Result<(), ExportNameError> {
     if text.len() <= STRING_MAX && !text.contains('\0') {
         return Ok(());
     }
-    Err(ExportError::Text(name.chars().take(64).collect()))
+    Err(ExportNameError::Text(name.chars().take(64).collect()))
 }
 
 /// Exports in the order in which they were added, and by name. Look-ups are fast for any number.
@@ -283,9 +223,9 @@ impl ExportTable {
         Arc::ptr_eq(&self.ordered[&place], export).then_some(place)
     }
 
-    fn check_free(&self, name: &str) -> Result<(), ExportError> {
+    fn check_free(&self, name: &str) -> Result<(), ExportNameError> {
         match self.places.contains_key(name) {
-            true => Err(ExportError::Exists(name.into())),
+            true => Err(ExportNameError::Exists(name.into())),
             false => Ok(()),
         }
     }
@@ -315,10 +255,10 @@ impl ExportTable {
 pub struct Exports {
     list: Mutex<ExportTable>,
     /// State of each device that is or was exported, while an export of it exists.
-    exported_devices: Mutex<HashMap<DeviceId, Weak<ExportedDevice>>>,
-    closed: ClosedHook,
+    exported_devices: Mutex<HashMap<DeviceId, Weak<PerDeviceExportState>>>,
+    closed: ExportClosedHook,
     /// The cores that serve the exports.
-    core_set: OnceLock<Weak<CoreSet>>,
+    core_set: OnceLock<Weak<ProcessCores>>,
 }
 
 impl Exports {
@@ -329,7 +269,7 @@ impl Exports {
     }
 
     /// Sets the cores that serve the exports. Only the first call has an effect.
-    pub(super) fn set_core_set(&self, core_set: &Arc<CoreSet>) {
+    pub(super) fn set_core_set(&self, core_set: &Arc<ProcessCores>) {
         let _ = self.core_set.set(Arc::downgrade(core_set));
     }
 
@@ -337,10 +277,10 @@ impl Exports {
     /// held. This includes requests in flight, which fail at once. The device keeps those, with
     /// their memory, until it completes them; a write may still be executed.
     #[must_use = "requests fail while it is held"]
-    pub fn fail_requests(&self, export: &Arc<Export>) -> FailRequestsGuard {
+    pub fn fail_requests(&self, export: &Arc<Export>) -> FailingExportGuard {
         export.failing.fetch_add(1, Ordering::SeqCst);
         let core_set = self.core_set.get().cloned().unwrap_or_default();
-        let failing = FailRequestsGuard { export: Arc::clone(export), core_set };
+        let failing = FailingExportGuard { export: Arc::clone(export), core_set };
         failing.notify();
         failing
     }
@@ -359,7 +299,7 @@ impl Exports {
     ///
     /// # Errors
     /// Another export has the name.
-    pub fn add(&self, mut export: Export) -> Result<Arc<Export>, ExportError> {
+    pub fn add(&self, mut export: Export) -> Result<Arc<Export>, ExportNameError> {
         let mut list = self.list();
         list.check_free(&export.name())?;
         self.share(&mut export);
@@ -374,8 +314,8 @@ impl Exports {
     ///
     /// # Errors
     /// Another export has the name, or the protocol cannot transmit it.
-    pub fn put(&self, export: &Arc<Export>, name: &str) -> Result<(), ExportError> {
-        check_text(name, name)?;
+    pub fn put(&self, export: &Arc<Export>, name: &str) -> Result<(), ExportNameError> {
+        check_export_text(name, name)?;
         let mut list = self.list();
         let place = list.place(export);
         if place.is_some() && *export.name() == *name {
@@ -421,7 +361,7 @@ impl Exports {
         let list = self.list();
         let export = list.find(name)?;
         export.users.fetch_add(1, Ordering::Relaxed);
-        Some(ExportRef(Arc::new(ExportUseCount(Arc::clone(export)))))
+        Some(ExportRef(Arc::new(ExportUseGuard(Arc::clone(export)))))
     }
 
     /// Returns the export `name`. For the empty name, returns the first one unless an export has
@@ -444,51 +384,5 @@ impl Exports {
         let some: Vec<_> = list.ordered.range(from..).take(count).collect();
         let next = some.last().filter(|_| some.len() == count).map(|(place, _)| *place + 1);
         (some.into_iter().map(|(_, export)| Arc::clone(export)).collect(), next)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn limits() -> Limits {
-        Limits::new(Sectors(1000))
-    }
-
-    #[test]
-    fn block_sizes_keep_the_rules_of_the_protocol() {
-        for logical_block in [512, 4096, 65536] {
-            for (io_min, io_opt) in [(512, 0), (4096, 3 << 16), (512, 1 << 30), (0, 0), (1 << 20, u32::MAX)] {
-                let g = ExportGeometry::new(&Limits { logical_block, io_min, io_opt, ..limits() }, false);
-                assert!(g.blocks.is_valid(), "{:?}", g.blocks);
-                assert_eq!((g.blocks.minimum, g.size % u64::from(logical_block)), (1, 0));
-                assert!(g.blocks.preferred >= logical_block);
-            }
-        }
-        let g = ExportGeometry::new(&Limits { io_opt: 3 << 16, ..limits() }, false);
-        assert_eq!(g.blocks.preferred, 2 << 16, "the power of two that the optimum holds");
-    }
-
-    #[test]
-    fn ranges_are_whole_blocks() {
-        for (max, block, expected) in [
-            (8, 4096, 4096),
-            (9, 4096, 4096),
-            (1, 4096, 4096),
-            (2049, 512, 2049 * 512),
-            (0, 512, u32::MAX - 511),
-            (u64::MAX, 65536, u32::MAX - 65535),
-        ] {
-            assert_eq!(range_max(Sectors(max), block), expected, "{max} sectors, blocks of {block}");
-        }
-    }
-
-    #[test]
-    fn abilities_follow_the_limits() {
-        let g = ExportGeometry::new(&Limits { max_discard: Sectors(0), ..limits() }, false);
-        assert!(!g.flags.intersects(ExportFlags::SEND_TRIM | ExportFlags::READ_ONLY));
-        assert!(ExportGeometry::new(&limits(), true).flags.contains(ExportFlags::READ_ONLY));
-        let g = ExportGeometry::new(&Limits { read_only: true, ..limits() }, false);
-        assert!(g.flags.contains(ExportFlags::READ_ONLY));
     }
 }

@@ -1,25 +1,28 @@
 //! The handshake, from the greeting to the choice of an export: a state machine without I/O.
 //!
-//! Contract: one call of [`Handshake::step`] answers at most one message of the client, or a part
-//! of a list of exports. So the caller limits the output that waits. If the client violates the
-//! protocol, the connection ends. An option that is valid but not supported gets an error reply.
+//! Contract: one call of [`ServerHandshake::step`] answers at most one message of the client, or a
+//! part of a list of exports. So the caller limits the output that waits. If the client violates
+//! the protocol, the connection ends. An option that is valid but not supported gets an error
+//! reply.
 
 use super::contexts::{MetaContext, match_contexts};
-use super::exports::{Export, ExportGeometry, ExportRef, Exports};
+use super::export_geometry::ExportGeometry;
+use super::exports::{Export, ExportRef, Exports};
 use std::sync::Arc;
-use udm_core::{DeviceId, OpenError};
+use udm_core::{DeviceControlError, DeviceId};
 use udm_wire::nbd::{
-    ClientFlags, ClientMessage, ClientOption, ExportFlags, ExportNameReply, GREETING_SIZE, HandshakeFlags,
-    HandshakeParser, INFO_DESCRIPTION, INFO_NAME, Info, InfoRequest, MetaRequest, OPT_ABORT, OPT_GO,
-    OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY, REP_ERR_INVALID,
-    REP_ERR_PLATFORM, REP_ERR_TOO_BIG, REP_ERR_UNKNOWN, greeting, put_ack, put_error, put_export_name_reply,
-    put_info, put_meta_context, put_server,
+    ClientFlags, ClientHandshakeMessage, ClientHandshakeMessageParser, ExportFlags, ExportInfoItem,
+    ExportInfoRequest, ExportNameReply, GREETING_SIZE, HandshakeFlags, INFO_DESCRIPTION, INFO_NAME,
+    MetaContextRequest, NbdOption, OPT_ABORT, OPT_GO, OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT,
+    OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY, REP_ERR_INVALID, REP_ERR_PLATFORM, REP_ERR_TOO_BIG,
+    REP_ERR_UNKNOWN, encode_nbd_server_greeting, put_export_info_reply, put_export_list_reply,
+    put_export_name_reply, put_meta_context_reply, put_option_ack_reply, put_option_error_reply,
 };
 
 /// The server's side of a handshake.
 #[derive(Default)]
-pub(super) struct Handshake {
-    parser: HandshakeParser,
+pub(super) struct ServerHandshake {
+    parser: ClientHandshakeMessageParser,
     no_zeroes: bool,
     structured: bool,
     /// The chosen metadata contexts, with the export for which they are valid.
@@ -32,7 +35,7 @@ pub(super) struct Handshake {
 const LISTED_A_STEP: usize = 16;
 
 /// Result of a step.
-pub(super) enum HandshakeStep {
+pub(super) enum HandshakeStepOutcome {
     /// The input is used up.
     More,
     /// A message was answered, or a part of it. The input may have more messages.
@@ -54,12 +57,12 @@ pub(super) struct NegotiatedSession {
 }
 
 /// Opens the device of the chosen export before the client gets a positive answer.
-pub(super) type OpenDeviceFn<'a> = &'a mut dyn FnMut(&Export) -> Result<(), OpenError>;
+pub(super) type OpenDeviceFn<'a> = &'a mut dyn FnMut(&Export) -> Result<(), DeviceControlError>;
 
-impl Handshake {
+impl ServerHandshake {
     /// The first bytes that the server sends.
     pub(super) fn greeting() -> [u8; GREETING_SIZE] {
-        greeting(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES)
+        encode_nbd_server_greeting(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES)
     }
 
     /// Takes the next message from `input` and appends the answer to `out`.
@@ -69,100 +72,112 @@ impl Handshake {
         out: &mut Vec<u8>,
         exports: &Exports,
         open: OpenDeviceFn<'_>,
-    ) -> HandshakeStep {
+    ) -> HandshakeStepOutcome {
         if let Some(from) = self.listing {
             self.list(from, out, exports);
-            return HandshakeStep::Answered;
+            return HandshakeStepOutcome::Answered;
         }
         match self.parser.next(input) {
-            Ok(None) => HandshakeStep::More,
-            Ok(Some(ClientMessage::Flags(flags))) => {
+            Ok(None) => HandshakeStepOutcome::More,
+            Ok(Some(ClientHandshakeMessage::Flags(flags))) => {
                 self.no_zeroes = flags.contains(ClientFlags::NO_ZEROES);
-                HandshakeStep::Answered
+                HandshakeStepOutcome::Answered
             }
-            Ok(Some(ClientMessage::Option(option))) => self.answer(&option, out, exports, open),
+            Ok(Some(ClientHandshakeMessage::Option(option))) => self.answer(&option, out, exports, open),
             Err(e) => {
                 tracing::debug!("nbd handshake: {e}");
-                HandshakeStep::Close
+                HandshakeStepOutcome::Close
             }
         }
     }
 
     fn answer(
         &mut self,
-        option: &ClientOption,
+        option: &NbdOption,
         out: &mut Vec<u8>,
         exports: &Exports,
         open: OpenDeviceFn<'_>,
-    ) -> HandshakeStep {
+    ) -> HandshakeStepOutcome {
         if let Some((error, text)) = option.refusal() {
-            put_error(out, option.number(), error, text);
-            return HandshakeStep::Answered;
+            put_option_error_reply(out, option.number(), error, text);
+            return HandshakeStepOutcome::Answered;
         }
         match option {
-            ClientOption::ExportName(name) => return self.export_name(name, out, exports, open),
-            ClientOption::Go(request) => return self.go(request, out, exports, open),
-            ClientOption::Info(request) => {
+            NbdOption::ExportName(name) => return self.export_name(name, out, exports, open),
+            NbdOption::Go(request) => return self.go(request, out, exports, open),
+            NbdOption::Info(request) => {
                 if let Some(export) =
-                    export_or_error(OPT_INFO, &request.name, out, exports.get(&request.name))
+                    reject_unknown_export(OPT_INFO, &request.name, out, exports.get(&request.name))
                 {
                     self.describe(OPT_INFO, request, &export, export.geometry(), out);
-                    put_ack(out, OPT_INFO);
+                    put_option_ack_reply(out, OPT_INFO);
                 }
             }
-            ClientOption::List => self.list(0, out, exports),
-            ClientOption::StructuredReply => {
+            NbdOption::List => self.list(0, out, exports),
+            NbdOption::StructuredReply => {
                 self.structured = true;
-                put_ack(out, OPT_STRUCTURED_REPLY);
+                put_option_ack_reply(out, OPT_STRUCTURED_REPLY);
             }
-            ClientOption::ListMetaContext(request) => {
+            NbdOption::ListMetaContext(request) => {
                 self.contexts_of(request, OPT_LIST_META_CONTEXT, out, exports);
             }
-            ClientOption::SetMetaContext(request) => {
+            NbdOption::SetMetaContext(request) => {
                 self.contexts_of(request, OPT_SET_META_CONTEXT, out, exports);
             }
-            ClientOption::Abort => {
-                put_ack(out, OPT_ABORT);
-                return HandshakeStep::Close;
+            NbdOption::Abort => {
+                put_option_ack_reply(out, OPT_ABORT);
+                return HandshakeStepOutcome::Close;
             }
-            ClientOption::StartTls | ClientOption::Unknown { .. } | ClientOption::Bad(_) => {
+            NbdOption::StartTls | NbdOption::Unknown { .. } | NbdOption::Bad(_) => {
                 unreachable!("refused above")
             }
         }
-        HandshakeStep::Answered
+        HandshakeStepOutcome::Answered
     }
 
     /// Lists some exports from position `from` on, and ends the answer after the last one.
     fn list(&mut self, from: u64, out: &mut Vec<u8>, exports: &Exports) {
         let (some, next) = exports.page(from, LISTED_A_STEP);
-        some.iter().for_each(|export| put_server(out, &export.name(), export.description()));
+        some.iter().for_each(|export| put_export_list_reply(out, &export.name(), export.description()));
         self.listing = next;
         if next.is_none() {
-            put_ack(out, OPT_LIST);
+            put_option_ack_reply(out, OPT_LIST);
         }
     }
 
     /// Lists the matching metadata contexts, or chooses them. Each choice replaces the previous
     /// one.
-    fn contexts_of(&mut self, request: &MetaRequest, option: u32, out: &mut Vec<u8>, exports: &Exports) {
+    fn contexts_of(
+        &mut self,
+        request: &MetaContextRequest,
+        option: u32,
+        out: &mut Vec<u8>,
+        exports: &Exports,
+    ) {
         let list = option == OPT_LIST_META_CONTEXT;
         if !list {
             self.contexts = None;
         }
         if !self.structured {
-            return put_error(out, option, REP_ERR_INVALID, "metadata contexts need structured replies");
+            return put_option_error_reply(
+                out,
+                option,
+                REP_ERR_INVALID,
+                "metadata contexts need structured replies",
+            );
         }
-        let Some(export) = export_or_error(option, &request.name, out, exports.get(&request.name)) else {
+        let Some(export) = reject_unknown_export(option, &request.name, out, exports.get(&request.name))
+        else {
             return;
         };
         let contexts = match match_contexts(&**export.device(), &request.queries, list) {
             Ok(contexts) => contexts,
-            Err(why) => return put_error(out, option, REP_ERR_TOO_BIG, why),
+            Err(why) => return put_option_error_reply(out, option, REP_ERR_TOO_BIG, why),
         };
         for context in &contexts {
-            put_meta_context(out, option, if list { 0 } else { context.id }, &context.name());
+            put_meta_context_reply(out, option, if list { 0 } else { context.id }, &context.name());
         }
-        put_ack(out, option);
+        put_option_ack_reply(out, option);
         if !list {
             self.contexts = Some((export.name(), export.device().id(), contexts.into()));
         }
@@ -175,14 +190,14 @@ impl Handshake {
         out: &mut Vec<u8>,
         exports: &Exports,
         open: OpenDeviceFn<'_>,
-    ) -> HandshakeStep {
+    ) -> HandshakeStepOutcome {
         let Some(export) = exports.acquire(name) else {
             tracing::info!("nbd: a client asked for the unknown export {name:?}");
-            return HandshakeStep::Close;
+            return HandshakeStepOutcome::Close;
         };
         if let Err(e) = open(&export) {
             tracing::warn!("nbd: export {:?}: {e}", export.name());
-            return HandshakeStep::Close;
+            return HandshakeStepOutcome::Close;
         }
         let geometry = export.geometry();
         let reply = ExportNameReply { size: geometry.size, flags: self.flags(geometry) };
@@ -192,31 +207,37 @@ impl Handshake {
 
     fn go(
         &self,
-        request: &InfoRequest,
+        request: &ExportInfoRequest,
         out: &mut Vec<u8>,
         exports: &Exports,
         open: OpenDeviceFn<'_>,
-    ) -> HandshakeStep {
-        let Some(export) = export_or_error(OPT_GO, &request.name, out, exports.acquire(&request.name)) else {
-            return HandshakeStep::Answered;
+    ) -> HandshakeStepOutcome {
+        let Some(export) = reject_unknown_export(OPT_GO, &request.name, out, exports.acquire(&request.name))
+        else {
+            return HandshakeStepOutcome::Answered;
         };
         if let Err(e) = open(&export) {
             tracing::warn!("nbd: export {:?}: {e}", export.name());
-            put_error(out, OPT_GO, REP_ERR_PLATFORM, &e.text);
-            return HandshakeStep::Answered;
+            put_option_error_reply(out, OPT_GO, REP_ERR_PLATFORM, &e.text);
+            return HandshakeStepOutcome::Answered;
         }
         let geometry = export.geometry();
         self.describe(OPT_GO, request, &export, geometry, out);
-        put_ack(out, OPT_GO);
+        put_option_ack_reply(out, OPT_GO);
         self.begin(export, geometry)
     }
 
-    fn begin(&self, export: ExportRef, geometry: ExportGeometry) -> HandshakeStep {
+    fn begin(&self, export: ExportRef, geometry: ExportGeometry) -> HandshakeStepOutcome {
         // Another device may have the name by now.
         let is = (export.name(), export.device().id());
         let chosen = self.contexts.as_ref().filter(|(name, device, _)| (name, device) == (&is.0, &is.1));
         let contexts = chosen.map_or_else(Arc::default, |(.., contexts)| Arc::clone(contexts));
-        HandshakeStep::Begin(NegotiatedSession { export, geometry, structured: self.structured, contexts })
+        HandshakeStepOutcome::Begin(NegotiatedSession {
+            export,
+            geometry,
+            structured: self.structured,
+            contexts,
+        })
     }
 
     fn flags(&self, geometry: ExportGeometry) -> ExportFlags {
@@ -228,26 +249,30 @@ impl Handshake {
     fn describe(
         &self,
         option: u32,
-        request: &InfoRequest,
+        request: &ExportInfoRequest,
         export: &Export,
         geometry: ExportGeometry,
         out: &mut Vec<u8>,
     ) {
-        put_info(out, option, &Info::Export { size: geometry.size, flags: self.flags(geometry) });
-        put_info(out, option, &Info::BlockSize(geometry.blocks));
+        put_export_info_reply(
+            out,
+            option,
+            &ExportInfoItem::Export { size: geometry.size, flags: self.flags(geometry) },
+        );
+        put_export_info_reply(out, option, &ExportInfoItem::BlockSize(geometry.blocks));
         if request.infos.contains(&INFO_NAME) {
-            put_info(out, option, &Info::Name(export.name().to_string()));
+            put_export_info_reply(out, option, &ExportInfoItem::Name(export.name().to_string()));
         }
         if request.infos.contains(&INFO_DESCRIPTION) && !export.description().is_empty() {
-            put_info(out, option, &Info::Description(export.description().to_owned()));
+            put_export_info_reply(out, option, &ExportInfoItem::Description(export.description().to_owned()));
         }
     }
 }
 
 /// Returns `export`. If it is `None`, appends an error to `out`.
-fn export_or_error<T>(option: u32, name: &str, out: &mut Vec<u8>, export: Option<T>) -> Option<T> {
+fn reject_unknown_export<T>(option: u32, name: &str, out: &mut Vec<u8>, export: Option<T>) -> Option<T> {
     if export.is_none() {
-        put_error(out, option, REP_ERR_UNKNOWN, &format!("there is no export {name:?}"));
+        put_option_error_reply(out, option, REP_ERR_UNKNOWN, &format!("there is no export {name:?}"));
     }
     export
 }

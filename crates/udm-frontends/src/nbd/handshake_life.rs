@@ -23,29 +23,30 @@ const REPLIES: [(u32, &str); 10] = [
     (REP_ERR_TOO_BIG, "too big"),
 ];
 
-fn meta(name: &str) -> MetaRequest {
-    MetaRequest { name: name.into(), queries: vec!["base:allocation".into()] }
+fn make_meta_context_request(name: &str) -> MetaContextRequest {
+    MetaContextRequest { name: name.into(), queries: vec!["base:allocation".into()] }
 }
 
 /// Messages that lead to each state.
-fn states() -> [(&'static str, Vec<u8>); 5] {
-    let chosen = |name| [ClientOption::StructuredReply, ClientOption::SetMetaContext(meta(name))];
+fn handshake_state_scripts() -> [(&'static str, Vec<u8>); 5] {
+    let chosen =
+        |name| [NbdOption::StructuredReply, NbdOption::SetMetaContext(make_meta_context_request(name))];
     [
         ("greeted", Vec::new()),
         ("options", script(&[])),
-        ("structured", script(&[ClientOption::StructuredReply])),
+        ("structured", script(&[NbdOption::StructuredReply])),
         ("contexts of disk", script(&chosen("disk"))),
         ("contexts of other", script(&chosen("other"))),
     ]
 }
 
 /// An option as bytes.
-fn raw(option: u32, len: u32, data: &[u8]) -> Vec<u8> {
+fn encode_raw_option(option: u32, len: u32, data: &[u8]) -> Vec<u8> {
     [&MAGIC_OPTION.to_be_bytes(), &option.to_be_bytes()[..], &len.to_be_bytes(), data].concat()
 }
 
-fn events() -> Vec<(&'static str, Vec<u8>)> {
-    let option = |option: ClientOption| {
+fn handshake_test_messages() -> Vec<(&'static str, Vec<u8>)> {
+    let option = |option: NbdOption| {
         let mut bytes = Vec::new();
         option.encode(&mut bytes);
         bytes
@@ -54,46 +55,51 @@ fn events() -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("flags", encode_client_flags(no_zeroes).to_vec()),
         ("flags that nobody knows", (1u32 << 9).to_be_bytes().to_vec()),
-        ("EXPORT_NAME disk", option(ClientOption::ExportName("disk".into()))),
-        ("EXPORT_NAME none", option(ClientOption::ExportName("none".into()))),
-        ("EXPORT_NAME other, gone", option(ClientOption::ExportName("other".into()))),
-        ("ABORT", option(ClientOption::Abort)),
-        ("LIST", option(ClientOption::List)),
-        ("LIST with data", raw(OPT_LIST, 1, b"x")),
-        ("STARTTLS", raw(OPT_STARTTLS, 0, b"")),
-        ("INFO disk", option(ClientOption::Info(request("disk", &[])))),
-        ("INFO none", option(ClientOption::Info(request("none", &[])))),
-        ("GO disk", option(ClientOption::Go(request("disk", &[])))),
-        ("GO none", option(ClientOption::Go(request("none", &[])))),
-        ("GO other, gone", option(ClientOption::Go(request("other", &[])))),
-        ("GO in half", raw(OPT_GO, 6, b"\0\0\0\x04di")),
-        ("STRUCTURED_REPLY", option(ClientOption::StructuredReply)),
-        ("LIST_META_CONTEXT disk", option(ClientOption::ListMetaContext(meta("disk")))),
-        ("SET_META_CONTEXT disk", option(ClientOption::SetMetaContext(meta("disk")))),
-        ("SET_META_CONTEXT none", option(ClientOption::SetMetaContext(meta("none")))),
-        ("an option that nobody knows", raw(4711, 0, b"")),
-        ("an option of 4 GiB", raw(OPT_LIST, u32::MAX, b"")),
+        ("EXPORT_NAME disk", option(NbdOption::ExportName("disk".into()))),
+        ("EXPORT_NAME none", option(NbdOption::ExportName("none".into()))),
+        ("EXPORT_NAME other, gone", option(NbdOption::ExportName("other".into()))),
+        ("ABORT", option(NbdOption::Abort)),
+        ("LIST", option(NbdOption::List)),
+        ("LIST with data", encode_raw_option(OPT_LIST, 1, b"x")),
+        ("STARTTLS", encode_raw_option(OPT_STARTTLS, 0, b"")),
+        ("INFO disk", option(NbdOption::Info(request("disk", &[])))),
+        ("INFO none", option(NbdOption::Info(request("none", &[])))),
+        ("GO disk", option(NbdOption::Go(request("disk", &[])))),
+        ("GO none", option(NbdOption::Go(request("none", &[])))),
+        ("GO other, gone", option(NbdOption::Go(request("other", &[])))),
+        ("GO in half", encode_raw_option(OPT_GO, 6, b"\0\0\0\x04di")),
+        ("STRUCTURED_REPLY", option(NbdOption::StructuredReply)),
+        ("LIST_META_CONTEXT disk", option(NbdOption::ListMetaContext(make_meta_context_request("disk")))),
+        ("SET_META_CONTEXT disk", option(NbdOption::SetMetaContext(make_meta_context_request("disk")))),
+        ("SET_META_CONTEXT none", option(NbdOption::SetMetaContext(make_meta_context_request("none")))),
+        ("an option that nobody knows", encode_raw_option(4711, 0, b"")),
+        ("an option of 4 GiB", encode_raw_option(OPT_LIST, u32::MAX, b"")),
         ("no option at all", vec![0; 16]),
-        ("half an option", raw(OPT_EXPORT_NAME, 4, b"di")),
+        ("half an option", encode_raw_option(OPT_EXPORT_NAME, 4, b"di")),
     ]
 }
 
 /// Feeds `bytes` until they or the handshake end.
-fn feed(handshake: &mut Handshake, mut bytes: &[u8], out: &mut Vec<u8>, all: &Exports) -> HandshakeStep {
+fn feed_handshake(
+    handshake: &mut ServerHandshake,
+    mut bytes: &[u8],
+    out: &mut Vec<u8>,
+    all: &Exports,
+) -> HandshakeStepOutcome {
     let mut open = |export: &Export| match &*export.name() {
-        "other" => Err(OpenError::new(ENXIO, "the disk is gone")),
+        "other" => Err(DeviceControlError::new(ENXIO, "the disk is gone")),
         _ => Ok(()),
     };
     loop {
         match handshake.step(&mut bytes, out, all, &mut open) {
-            HandshakeStep::Answered => {}
+            HandshakeStepOutcome::Answered => {}
             end => return end,
         }
     }
 }
 
 /// Name of the handshake's state.
-fn state(handshake: &Handshake) -> String {
+fn handshake_state_name(handshake: &ServerHandshake) -> String {
     match (&handshake.contexts, handshake.structured) {
         (Some((name, ..)), _) => format!("contexts of {name}"),
         (None, true) => "structured".into(),
@@ -101,7 +107,7 @@ fn state(handshake: &Handshake) -> String {
     }
 }
 
-fn answers(event: &str, out: &[u8]) -> String {
+fn describe_option_replies(event: &str, out: &[u8]) -> String {
     if event.starts_with("EXPORT_NAME") && !out.is_empty() {
         return format!("{} bytes", out.len());
     }
@@ -114,22 +120,24 @@ fn answers(event: &str, out: &[u8]) -> String {
 fn every_transition() {
     let mut text = String::new();
     let all = exports();
-    for (before, past) in states() {
+    for (before, past) in handshake_state_scripts() {
         writeln!(text, "{before}").unwrap();
-        for (event, bytes) in events() {
-            let (mut handshake, mut out) = (Handshake::default(), Vec::new());
-            feed(&mut handshake, &past, &mut out, &all);
+        for (event, bytes) in handshake_test_messages() {
+            let (mut handshake, mut out) = (ServerHandshake::default(), Vec::new());
+            feed_handshake(&mut handshake, &past, &mut out, &all);
             out.clear();
-            let next = match feed(&mut handshake, &bytes, &mut out, &all) {
-                HandshakeStep::Begin(s) => {
+            let next = match feed_handshake(&mut handshake, &bytes, &mut out, &all) {
+                HandshakeStepOutcome::Begin(s) => {
                     let form = if s.structured { ", structured" } else { "" };
                     format!("serving {}{form}, {} contexts", s.export.name(), s.contexts.len())
                 }
-                HandshakeStep::Close => "closed".into(),
-                HandshakeStep::More | HandshakeStep::Answered => state(&handshake),
+                HandshakeStepOutcome::Close => "closed".into(),
+                HandshakeStepOutcome::More | HandshakeStepOutcome::Answered => {
+                    handshake_state_name(&handshake)
+                }
             };
             let next = if next == before { "same" } else { &next };
-            writeln!(text, "  {event:<27} | {:<30} | {next}", answers(event, &out)).unwrap();
+            writeln!(text, "  {event:<27} | {:<30} | {next}", describe_option_replies(event, &out)).unwrap();
         }
     }
     insta::assert_snapshot!(text);

@@ -18,8 +18,8 @@ impl Device for SizedDevice {
     fn id(&self) -> DeviceId {
         self.0
     }
-    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Err(OpenError::new(EOPNOTSUPP, "not here"))
+    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        Err(DeviceControlError::new(EOPNOTSUPP, "not here"))
     }
     fn limits(&self) -> Limits {
         Limits::new(Sectors(self.1))
@@ -36,18 +36,18 @@ pub(super) fn exports() -> Exports {
 }
 
 /// Appends the answers to a client that sent `input` at once, and returns the last step.
-fn answer_to(input: &[u8], out: &mut Vec<u8>) -> HandshakeStep {
-    let (mut handshake, exports) = (Handshake::default(), exports());
+fn answer_to(input: &[u8], out: &mut Vec<u8>) -> HandshakeStepOutcome {
+    let (mut handshake, exports) = (ServerHandshake::default(), exports());
     let mut input = input;
     loop {
         match handshake.step(&mut input, out, &exports, &mut |_| Ok(())) {
-            HandshakeStep::Answered => {}
+            HandshakeStepOutcome::Answered => {}
             end => return end,
         }
     }
 }
 
-pub(super) fn script(options: &[ClientOption]) -> Vec<u8> {
+pub(super) fn script(options: &[NbdOption]) -> Vec<u8> {
     let flags = ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES;
     let mut bytes = encode_client_flags(flags).to_vec();
     options.iter().for_each(|o| o.encode(&mut bytes));
@@ -67,15 +67,15 @@ pub(super) fn replies(mut out: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
     all
 }
 
-pub(super) fn request(name: &str, infos: &[u16]) -> InfoRequest {
-    InfoRequest { name: name.to_owned(), infos: infos.to_vec() }
+pub(super) fn request(name: &str, infos: &[u16]) -> ExportInfoRequest {
+    ExportInfoRequest { name: name.to_owned(), infos: infos.to_vec() }
 }
 
 #[test]
 fn go_says_size_and_blocks_and_begins() {
     let mut out = Vec::new();
-    let step = answer_to(&script(&[ClientOption::Go(request("other", &[]))]), &mut out);
-    let HandshakeStep::Begin(session) = step else { panic!("no session") };
+    let step = answer_to(&script(&[NbdOption::Go(request("other", &[]))]), &mut out);
+    let HandshakeStepOutcome::Begin(session) = step else { panic!("no session") };
     assert_eq!((&*session.export.name(), session.geometry.size, session.structured), ("other", 51200, false));
     let all = replies(&out);
     let kinds: Vec<_> =
@@ -86,9 +86,10 @@ fn go_says_size_and_blocks_and_begins() {
 #[test]
 fn structured_replies_bring_df_and_hold_for_the_session() {
     let mut out = Vec::new();
-    let options =
-        [ClientOption::StructuredReply, ClientOption::Go(request("", &[INFO_NAME, INFO_DESCRIPTION]))];
-    let HandshakeStep::Begin(session) = answer_to(&script(&options), &mut out) else { panic!("no session") };
+    let options = [NbdOption::StructuredReply, NbdOption::Go(request("", &[INFO_NAME, INFO_DESCRIPTION]))];
+    let HandshakeStepOutcome::Begin(session) = answer_to(&script(&options), &mut out) else {
+        panic!("no session")
+    };
     assert!(session.structured);
     assert_eq!(&*session.export.name(), "disk", "the empty name is the first export");
     let all = replies(&out);
@@ -103,34 +104,35 @@ fn structured_replies_bring_df_and_hold_for_the_session() {
 fn export_name_knows_no_error_but_the_end() {
     let mut out = Vec::new();
     assert!(matches!(
-        answer_to(&script(&[ClientOption::ExportName("other".into())]), &mut out),
-        HandshakeStep::Begin(_)
+        answer_to(&script(&[NbdOption::ExportName("other".into())]), &mut out),
+        HandshakeStepOutcome::Begin(_)
     ));
     assert_eq!(out.len(), 10, "no zeroes, as agreed");
     let mut old = encode_client_flags(ClientFlags::FIXED_NEWSTYLE).to_vec();
-    ClientOption::ExportName(String::new()).encode(&mut old);
+    NbdOption::ExportName(String::new()).encode(&mut old);
     out.clear();
-    assert!(matches!(answer_to(&old, &mut out), HandshakeStep::Begin(_)));
+    assert!(matches!(answer_to(&old, &mut out), HandshakeStepOutcome::Begin(_)));
     assert_eq!(out.len(), 134);
     out.clear();
-    let step = answer_to(&script(&[ClientOption::ExportName("nothing".into())]), &mut out);
-    assert!(matches!(step, HandshakeStep::Close) && out.is_empty());
+    let step = answer_to(&script(&[NbdOption::ExportName("nothing".into())]), &mut out);
+    assert!(matches!(step, HandshakeStepOutcome::Close) && out.is_empty());
 }
 
 #[test]
 fn metadata_contexts() {
-    let meta = |name: &str, query: &str| MetaRequest { name: name.into(), queries: vec![query.into()] };
-    let go = || ClientOption::Go(request("disk", &[]));
-    let chosen = |options: &[ClientOption]| {
+    let meta =
+        |name: &str, query: &str| MetaContextRequest { name: name.into(), queries: vec![query.into()] };
+    let go = || NbdOption::Go(request("disk", &[]));
+    let chosen = |options: &[NbdOption]| {
         let mut out = Vec::new();
-        let HandshakeStep::Begin(session) = answer_to(&script(options), &mut out) else {
+        let HandshakeStepOutcome::Begin(session) = answer_to(&script(options), &mut out) else {
             panic!("no session")
         };
         let said: Vec<_> = replies(&out).iter().map(|r| r.1).filter(|r| *r != REP_INFO).collect();
         (session.contexts.len(), said)
     };
-    let set = |name, query| ClientOption::SetMetaContext(meta(name, query));
-    let structured = || ClientOption::StructuredReply;
+    let set = |name, query| NbdOption::SetMetaContext(meta(name, query));
+    let structured = || NbdOption::StructuredReply;
     let (ack, context) = (REP_ACK, REP_META_CONTEXT);
     assert_eq!(chosen(&[set("disk", "base:allocation"), go()]), (0, vec![REP_ERR_INVALID, ack]));
     let all = [structured(), set("disk", "base:allocation"), go()];
@@ -142,34 +144,34 @@ fn metadata_contexts() {
         let options = [structured(), set("disk", "base:allocation"), set(name, query), go()];
         assert_eq!(chosen(&options), (0, vec![ack, context, ack, error, ack]), "{name} {query}");
     }
-    let list = [structured(), ClientOption::ListMetaContext(meta("disk", "base:")), go()];
+    let list = [structured(), NbdOption::ListMetaContext(meta("disk", "base:")), go()];
     assert_eq!(chosen(&list), (0, vec![ack, context, ack, ack]), "listed is not chosen");
 }
 
 /// A context belongs to the device that had the name when the context was chosen.
 #[test]
 fn metadata_contexts_of_a_name_that_changes_hands() {
-    let choice = MetaRequest { name: "disk".into(), queries: vec!["base:allocation".into()] };
+    let choice = MetaContextRequest { name: "disk".into(), queries: vec!["base:allocation".into()] };
     for changes in [false, true] {
-        let (mut handshake, exports, mut out) = (Handshake::default(), exports(), Vec::new());
+        let (mut handshake, exports, mut out) = (ServerHandshake::default(), exports(), Vec::new());
         let (disk, other) = (exports.get("disk").unwrap(), exports.get("other").unwrap());
         let mut step = |mut bytes: &[u8]| {
             loop {
                 match handshake.step(&mut bytes, &mut out, &exports, &mut |_| Ok(())) {
-                    HandshakeStep::Answered if !bytes.is_empty() => {}
+                    HandshakeStepOutcome::Answered if !bytes.is_empty() => {}
                     step => return step,
                 }
             }
         };
-        step(&script(&[ClientOption::StructuredReply, ClientOption::SetMetaContext(choice.clone())]));
+        step(&script(&[NbdOption::StructuredReply, NbdOption::SetMetaContext(choice.clone())]));
         if changes {
             assert!(exports.put(&other, "disk").is_err_and(|e| e.to_string().contains("exists already")));
             exports.put(&disk, "was").unwrap();
             exports.put(&other, "disk").unwrap();
         }
         let mut go = Vec::new();
-        ClientOption::Go(request("disk", &[])).encode(&mut go);
-        let HandshakeStep::Begin(session) = step(&go) else { panic!("no session") };
+        NbdOption::Go(request("disk", &[])).encode(&mut go);
+        let HandshakeStepOutcome::Begin(session) = step(&go) else { panic!("no session") };
         assert_eq!(
             session.export.device().id(),
             if changes { other.device().id() } else { disk.device().id() }
@@ -182,16 +184,16 @@ fn metadata_contexts_of_a_name_that_changes_hands() {
 fn what_is_refused_leaves_the_handshake_alive() {
     let mut out = Vec::new();
     let options = [
-        ClientOption::Go(request("nothing", &[])),
-        ClientOption::Info(request("nothing", &[])),
-        ClientOption::Unknown { option: 999, data: vec![1, 2, 3] },
-        ClientOption::Unknown { option: OPT_LIST, data: vec![1] },
-        ClientOption::StartTls,
-        ClientOption::List,
-        ClientOption::Info(request("disk", &[])),
-        ClientOption::Abort,
+        NbdOption::Go(request("nothing", &[])),
+        NbdOption::Info(request("nothing", &[])),
+        NbdOption::Unknown { option: 999, data: vec![1, 2, 3] },
+        NbdOption::Unknown { option: OPT_LIST, data: vec![1] },
+        NbdOption::StartTls,
+        NbdOption::List,
+        NbdOption::Info(request("disk", &[])),
+        NbdOption::Abort,
     ];
-    assert!(matches!(answer_to(&script(&options), &mut out), HandshakeStep::Close));
+    assert!(matches!(answer_to(&script(&options), &mut out), HandshakeStepOutcome::Close));
     let kinds: Vec<_> = replies(&out).iter().map(|r| (r.0, r.1)).collect();
     assert_eq!(
         kinds,
@@ -215,22 +217,22 @@ fn what_is_refused_leaves_the_handshake_alive() {
 /// One step lists a few of thousands of exports. Exports may be added and removed meanwhile.
 #[test]
 fn a_long_list_is_told_in_parts() {
-    let (mut handshake, exports, mut out) = (Handshake::default(), Exports::new(), Vec::new());
+    let (mut handshake, exports, mut out) = (ServerHandshake::default(), Exports::new(), Vec::new());
     let add = |n: u64| {
         let device = Arc::new(SizedDevice(DeviceId::new(), 8));
         exports.add(Export::new(format!("d{n}"), "", false, device).unwrap()).unwrap();
     };
     (0..1000).for_each(add);
-    let bytes = script(&[ClientOption::List, ClientOption::Abort]);
+    let bytes = script(&[NbdOption::List, NbdOption::Abort]);
     let (mut input, mut steps) = (&bytes[..], 0);
     loop {
         let before = out.len();
         match handshake.step(&mut input, &mut out, &exports, &mut |_| Ok(())) {
-            HandshakeStep::Answered => {
+            HandshakeStepOutcome::Answered => {
                 assert!(out.len() - before < 1024, "{} bytes in a step", out.len() - before);
             }
-            HandshakeStep::Close => break,
-            HandshakeStep::More | HandshakeStep::Begin(_) => panic!("at byte {before}"),
+            HandshakeStepOutcome::Close => break,
+            HandshakeStepOutcome::More | HandshakeStepOutcome::Begin(_) => panic!("at byte {before}"),
         }
         steps += 1;
         if steps == 10 {
@@ -250,11 +252,11 @@ fn a_long_list_is_told_in_parts() {
 
 #[test]
 fn a_device_that_does_not_open_is_an_answer_and_not_the_end() {
-    let (mut handshake, exports, mut out) = (Handshake::default(), exports(), Vec::new());
-    let bytes = script(&[ClientOption::Go(request("disk", &[]))]);
+    let (mut handshake, exports, mut out) = (ServerHandshake::default(), exports(), Vec::new());
+    let bytes = script(&[NbdOption::Go(request("disk", &[]))]);
     let mut input = &bytes[..];
-    let mut open = |_: &Export| Err(OpenError::new(ENXIO, "the disk is gone"));
-    while let HandshakeStep::Answered = handshake.step(&mut input, &mut out, &exports, &mut open) {}
+    let mut open = |_: &Export| Err(DeviceControlError::new(ENXIO, "the disk is gone"));
+    while let HandshakeStepOutcome::Answered = handshake.step(&mut input, &mut out, &exports, &mut open) {}
     assert_eq!(replies(&out), [(OPT_GO, REP_ERR_PLATFORM, b"the disk is gone".to_vec())]);
 }
 
@@ -262,18 +264,18 @@ fn any_name() -> impl Strategy<Value = String> + Clone {
     prop_oneof![Just("disk".to_owned()), Just(String::new()), "\\PC{0,20}"]
 }
 
-fn any_option() -> impl Strategy<Value = ClientOption> {
+fn any_option() -> impl Strategy<Value = NbdOption> {
     let name = any_name();
     let info = (any_name(), prop::collection::vec(0u16..8, 0..8))
-        .prop_map(|(name, infos)| InfoRequest { name, infos });
+        .prop_map(|(name, infos)| ExportInfoRequest { name, infos });
     prop_oneof![
-        name.prop_map(ClientOption::ExportName),
-        Just(ClientOption::Abort),
-        Just(ClientOption::List),
-        Just(ClientOption::StartTls),
-        Just(ClientOption::StructuredReply),
-        info.clone().prop_map(ClientOption::Info),
-        info.prop_map(ClientOption::Go),
+        name.prop_map(NbdOption::ExportName),
+        Just(NbdOption::Abort),
+        Just(NbdOption::List),
+        Just(NbdOption::StartTls),
+        Just(NbdOption::StructuredReply),
+        info.clone().prop_map(NbdOption::Info),
+        info.prop_map(NbdOption::Go),
         (
             any_name(),
             prop::collection::vec(
@@ -283,15 +285,11 @@ fn any_option() -> impl Strategy<Value = ClientOption> {
             any::<bool>()
         )
             .prop_map(|(name, queries, list)| {
-                let request = MetaRequest { name, queries };
-                if list {
-                    ClientOption::ListMetaContext(request)
-                } else {
-                    ClientOption::SetMetaContext(request)
-                }
+                let request = MetaContextRequest { name, queries };
+                if list { NbdOption::ListMetaContext(request) } else { NbdOption::SetMetaContext(request) }
             }),
         (0u32..20, prop::collection::vec(any::<u8>(), 0..40))
-            .prop_map(|(option, data)| ClientOption::Unknown { option, data }),
+            .prop_map(|(option, data)| NbdOption::Unknown { option, data }),
     ]
 }
 
@@ -323,18 +321,18 @@ proptest! {
         let end = answer_to(&bytes, &mut whole);
         prop_assert!(whole.len() <= 256 + options.len() * 4096);
 
-        let (mut handshake, exports, mut cut) = (Handshake::default(), exports(), Vec::new());
+        let (mut handshake, exports, mut cut) = (ServerHandshake::default(), exports(), Vec::new());
         let mut ended = false;
         for mut input in bytes.chunks(piece) {
             while !ended {
                 match handshake.step(&mut input, &mut cut, &exports, &mut |_| Ok(())) {
-                    HandshakeStep::Answered => {}
-                    HandshakeStep::More => break,
-                    HandshakeStep::Begin(_) | HandshakeStep::Close => ended = true,
+                    HandshakeStepOutcome::Answered => {}
+                    HandshakeStepOutcome::More => break,
+                    HandshakeStepOutcome::Begin(_) | HandshakeStepOutcome::Close => ended = true,
                 }
             }
         }
         prop_assert_eq!(cut, whole);
-        prop_assert_eq!(ended, !matches!(end, HandshakeStep::More));
+        prop_assert_eq!(ended, !matches!(end, HandshakeStepOutcome::More));
     }
 }

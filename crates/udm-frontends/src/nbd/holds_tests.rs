@@ -13,7 +13,7 @@ const BLOCK: u64 = 2;
 /// The inboxes of all cores.
 struct TestInboxes(Mutex<Vec<VecDeque<RangeLockMessage>>>);
 
-impl LockMessenger for TestInboxes {
+impl RangeLockMessenger for TestInboxes {
     fn post(&self, core: CoreId, _: DeviceId, message: RangeLockMessage) {
         self.0.lock().unwrap()[core.index()].push_back(message);
     }
@@ -65,7 +65,7 @@ impl ModelWrite {
 struct ModelConnection {
     core: usize,
     script: VecDeque<ClientAction>,
-    member: Option<LockMember>,
+    member: Option<RangeLockMember>,
     requests: Vec<ModelWrite>,
     blocked: VecDeque<usize>,
     leaving: bool,
@@ -144,9 +144,9 @@ impl LockModel {
             let busy =
                 |range: &Range<u64>| requests.iter().any(|r| r.in_flight() && overlap(&r.blocks(), range));
             match member.message(&message, busy) {
-                LockEvent::None => {}
-                LockEvent::Granted(key) => self.connections[i].requests[key].stage = WriteStage::Granted,
-                LockEvent::Released => self.resume(i),
+                RangeLockEvent::None => {}
+                RangeLockEvent::Granted(key) => self.connections[i].requests[key].stage = WriteStage::Granted,
+                RangeLockEvent::Released => self.resume(i),
             }
         }
     }
@@ -154,8 +154,8 @@ impl LockModel {
     fn act(&mut self, i: usize) {
         let c = &mut self.connections[i];
         if c.member.is_none() {
-            let post: Arc<dyn LockMessenger> = self.inboxes.clone();
-            c.member = Some(LockMember::join(&self.range_locks, post, CoreId(c.core as u16)));
+            let post: Arc<dyn RangeLockMessenger> = self.inboxes.clone();
+            c.member = Some(RangeLockMember::join(&self.range_locks, post, CoreId(c.core as u16)));
         }
         match c.script.pop_front() {
             Some(ClientAction::Write(start, end)) => {
@@ -444,9 +444,9 @@ fn crowds_in_many_orders() {
 fn bounds() {
     let inboxes = Arc::new(TestInboxes(Mutex::new(vec![VecDeque::new()])));
     let range_locks = Arc::new(RangeLocks::new());
-    let post: Arc<dyn LockMessenger> = inboxes.clone();
-    let mut members: Vec<LockMember> =
-        (0..6).map(|_| LockMember::join(&range_locks, post.clone(), CoreId(0))).collect();
+    let post: Arc<dyn RangeLockMessenger> = inboxes.clone();
+    let mut members: Vec<RangeLockMember> =
+        (0..6).map(|_| RangeLockMember::join(&range_locks, post.clone(), CoreId(0))).collect();
     for (i, member) in members.iter_mut().enumerate() {
         let mut key = 0;
         while member.may_acquire() {
@@ -466,7 +466,7 @@ fn bounds() {
     members.clear();
     assert_eq!(count(&range_locks), (0, 0));
     // A message that is still in the inbox must not leave a new member with a lock forever.
-    let mut late = LockMember::join(&range_locks, post, CoreId(0));
+    let mut late = RangeLockMember::join(&range_locks, post, CoreId(0));
     loop {
         let Some(message) = inboxes.0.lock().unwrap()[0].pop_front() else { break };
         late.message(&message, |_| false);

@@ -7,9 +7,9 @@ use crossbeam_utils::CachePadded;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_core::latency::{LatencyCounters, LatencyHistogram};
+use udm_core::latency::{AtomicLatencyHistogram, LatencyHistogramSnapshot};
 use udm_core::{CoreId, Nanos, Op};
-use udm_wire::nbd::Command;
+use udm_wire::nbd::NbdCommand;
 
 /// Counters of one operation of a device, since its first client connected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct OpIoCounters {
     /// Latencies of requests that reached the device, in the steps of [`udm_core::latency`]. The
     /// time runs from the turn in which the core had the whole request to the turn in which the
     /// device completed it.
-    pub latency: LatencyHistogram,
+    pub latency: LatencyHistogramSnapshot,
 }
 
 /// I/O counters of a device.
@@ -39,66 +39,66 @@ pub struct DeviceIoReport {
 
 /// Counters of a device by core. Those of a core are created with its first client.
 #[derive(Default)]
-pub(super) struct DeviceIoCounters(Mutex<BTreeMap<CoreId, Arc<CachePadded<CoreIoCounters>>>>);
+pub(super) struct DeviceIoCounters(Mutex<BTreeMap<CoreId, Arc<CachePadded<CoreDeviceIoCounters>>>>);
 
 /// Counters of one core for a device.
 #[derive(Default)]
-pub(super) struct CoreIoCounters {
-    ops: [OpCounters; Op::ALL.len()],
+pub(super) struct CoreDeviceIoCounters {
+    ops: [AtomicOpIoCounters; Op::ALL.len()],
 }
 
 #[derive(Default)]
-struct OpCounters {
+struct AtomicOpIoCounters {
     begun: AtomicU64,
     ended: AtomicU64,
     requests: AtomicU64,
     bytes: AtomicU64,
     errors: AtomicU64,
-    latency: LatencyCounters,
+    latency: AtomicLatencyHistogram,
 }
 
 /// Adds to a counter whose only writer is this core.
-fn add(to: &AtomicU64, n: u64) {
+fn add_to_core_counter(to: &AtomicU64, n: u64) {
     to.store(to.load(Relaxed).wrapping_add(n), Relaxed);
 }
 
 /// Returns the operation that `command` counts as; `None` if it neither moves nor changes data.
-const fn op_of(command: Command) -> Option<Op> {
+const fn nbd_command_to_op(command: NbdCommand) -> Option<Op> {
     match command {
-        Command::Read => Some(Op::Read),
-        Command::Write => Some(Op::Write),
-        Command::Flush => Some(Op::Flush),
-        Command::Trim => Some(Op::Discard),
-        Command::WriteZeroes => Some(Op::WriteZeroes),
+        NbdCommand::Read => Some(Op::Read),
+        NbdCommand::Write => Some(Op::Write),
+        NbdCommand::Flush => Some(Op::Flush),
+        NbdCommand::Trim => Some(Op::Discard),
+        NbdCommand::WriteZeroes => Some(Op::WriteZeroes),
         _ => None,
     }
 }
 
-impl CoreIoCounters {
+impl CoreDeviceIoCounters {
     /// Counts a request that has arrived completely.
-    pub(super) fn begin(&self, command: Command) {
-        if let Some(op) = op_of(command) {
-            add(&self.ops[op as usize].begun, 1);
+    pub(super) fn begin(&self, command: NbdCommand) {
+        if let Some(op) = nbd_command_to_op(command) {
+            add_to_core_counter(&self.ops[op as usize].begun, 1);
         }
     }
 
     /// Counts a request that the device has completed, or that was not submitted after all.
-    pub(super) fn end(&self, command: Command) {
-        if let Some(op) = op_of(command) {
-            add(&self.ops[op as usize].ended, 1);
+    pub(super) fn end(&self, command: NbdCommand) {
+        if let Some(op) = nbd_command_to_op(command) {
+            add_to_core_counter(&self.ops[op as usize].ended, 1);
         }
     }
 
     /// Counts an answered request for `bytes`. `took` is its time at the device, if it was
     /// submitted.
-    pub(super) fn answer(&self, command: Command, bytes: u32, is_ok: bool, took: Option<Nanos>) {
-        let Some(op) = op_of(command) else { return };
+    pub(super) fn answer(&self, command: NbdCommand, bytes: u32, is_ok: bool, took: Option<Nanos>) {
+        let Some(op) = nbd_command_to_op(command) else { return };
         let counts = &self.ops[op as usize];
-        add(&counts.requests, 1);
+        add_to_core_counter(&counts.requests, 1);
         if is_ok {
-            add(&counts.bytes, bytes.into());
+            add_to_core_counter(&counts.bytes, bytes.into());
         } else {
-            add(&counts.errors, 1);
+            add_to_core_counter(&counts.errors, 1);
         }
         if let Some(took) = took {
             counts.latency.add(took);
@@ -108,7 +108,7 @@ impl CoreIoCounters {
 
 impl DeviceIoCounters {
     /// Returns the counters of `core`.
-    pub(super) fn on(&self, core: CoreId) -> Arc<CachePadded<CoreIoCounters>> {
+    pub(super) fn on(&self, core: CoreId) -> Arc<CachePadded<CoreDeviceIoCounters>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(core).or_default().clone()
     }
 

@@ -1,11 +1,11 @@
 //! The server: a thread accepts connections and assigns them to cores.
 
-use super::admission::HandshakeSlots;
-use super::block_status::BlockStatusWorker;
-use super::connection::{Connection, MoveMessage};
-use super::socket::{ListenSocket, ListenSocketKind, prepare};
+use super::admission::PendingHandshakes;
+use super::block_status::BlockStatusWorkerHandle;
+use super::connection::{AcceptedNbdConnection, ConnectionMoveMessage};
+use super::socket::{ListenSocket, ListenSocketKind, configure_accepted_socket};
 use super::stats::{ServerCounters, ServerCountersHandle};
-use super::{Exports, NbdServerStats, ServerOptions};
+use super::{Exports, NbdServerLimits, NbdServerStats};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use udm_core::CoreId;
-use udm_runtime::CoreSet;
+use udm_runtime::ProcessCores;
 
 /// Address on which a server is to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,27 +41,27 @@ pub enum BoundAddress {
 /// An NBD server. If it is dropped, it accepts no more connections; existing connections continue
 /// until the cores stop.
 pub struct NbdServer {
-    shared: Arc<ServerShared>,
+    shared: Arc<NbdServerShared>,
     bound: Vec<BoundAddress>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct ServerShared {
-    core_set: Arc<CoreSet>,
-    block_status_worker: BlockStatusWorker,
+struct NbdServerShared {
+    core_set: Arc<ProcessCores>,
+    block_status_worker: BlockStatusWorkerHandle,
     exports: Arc<Exports>,
-    options: ServerOptions,
+    options: NbdServerLimits,
     counters: Arc<ServerCounters>,
     /// Core at which the search begins, and connections in the handshake. Locked while a slot is
     /// taken.
-    admission: Mutex<(usize, HandshakeSlots)>,
+    admission: Mutex<(usize, PendingHandshakes)>,
     stopping: AtomicBool,
     accept_errors: AtomicUsize,
     stop_event: OwnedFd,
 }
 
 /// Limit of descriptors of this process.
-fn descriptor_limit() -> usize {
+fn file_descriptor_limit() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }
@@ -73,9 +73,9 @@ impl NbdServer {
     /// # Errors
     /// An address is not available; the error names it. Then nothing listens.
     pub fn start(
-        core_set: &Arc<CoreSet>,
+        core_set: &Arc<ProcessCores>,
         exports: Arc<Exports>,
-        options: ServerOptions,
+        options: NbdServerLimits,
         listen: &[ListenAddress],
     ) -> io::Result<NbdServer> {
         NbdServer::start_with(core_set, exports, options, listen, Vec::new())
@@ -87,9 +87,9 @@ impl NbdServer {
     /// # Errors
     /// As [`NbdServer::start`]; also if a descriptor is no socket of one of these kinds.
     pub fn start_with(
-        core_set: &Arc<CoreSet>,
+        core_set: &Arc<ProcessCores>,
         exports: Arc<Exports>,
-        options: ServerOptions,
+        options: NbdServerLimits,
         listen: &[ListenAddress],
         given: Vec<OwnedFd>,
     ) -> io::Result<NbdServer> {
@@ -106,11 +106,11 @@ impl NbdServer {
                 ListenSocketKind::Tcp(address) => BoundAddress::Tcp(*address),
             })
             .collect();
-        let shared = ServerShared::new(
+        let shared = NbdServerShared::new(
             core_set,
-            BlockStatusWorker::start()?,
+            BlockStatusWorkerHandle::start()?,
             exports,
-            options.within(descriptor_limit()),
+            options.within(file_descriptor_limit()),
         )?;
         let thread = if listeners.is_empty() {
             None
@@ -128,12 +128,16 @@ impl NbdServer {
     /// # Errors
     /// No eventfd is available.
     pub fn stepped(
-        core_set: &Arc<CoreSet>,
+        core_set: &Arc<ProcessCores>,
         exports: Arc<Exports>,
-        options: ServerOptions,
+        options: NbdServerLimits,
     ) -> io::Result<NbdServer> {
-        let shared =
-            ServerShared::new(core_set, BlockStatusWorker::ByHand(Arc::default()), exports, options)?;
+        let shared = NbdServerShared::new(
+            core_set,
+            BlockStatusWorkerHandle::ByHand(Arc::default()),
+            exports,
+            options,
+        )?;
         Ok(NbdServer { shared, bound: Vec::new(), thread: None })
     }
 
@@ -160,7 +164,7 @@ impl NbdServer {
     /// # Errors
     /// The descriptor is no socket, or there are too many connections (EBUSY).
     pub fn adopt(&self, fd: OwnedFd) -> io::Result<()> {
-        prepare(&fd)?;
+        configure_accepted_socket(&fd)?;
         if self.shared.assign_to_core(fd) { Ok(()) } else { Err(Errno::BUSY.into()) }
     }
 
@@ -190,7 +194,7 @@ impl NbdServer {
         devices.sort_unstable();
         devices.dedup();
         for (device, core) in devices.into_iter().flat_map(|d| (0..core_set.len()).map(move |c| (d, c))) {
-            core_set.send_message(CoreId(core as u16), device, Box::new(MoveMessage::Rotate));
+            core_set.send_message(CoreId(core as u16), device, Box::new(ConnectionMoveMessage::Rotate));
         }
     }
 
@@ -210,15 +214,15 @@ impl Drop for NbdServer {
     }
 }
 
-impl ServerShared {
+impl NbdServerShared {
     fn new(
-        core_set: &Arc<CoreSet>,
-        block_status_worker: BlockStatusWorker,
+        core_set: &Arc<ProcessCores>,
+        block_status_worker: BlockStatusWorkerHandle,
         exports: Arc<Exports>,
-        options: ServerOptions,
-    ) -> io::Result<Arc<ServerShared>> {
+        options: NbdServerLimits,
+    ) -> io::Result<Arc<NbdServerShared>> {
         exports.set_core_set(core_set);
-        Ok(Arc::new(ServerShared {
+        Ok(Arc::new(NbdServerShared {
             core_set: core_set.clone(),
             block_status_worker,
             exports,
@@ -262,7 +266,7 @@ impl ServerShared {
             match accept_with(&listener.fd, SocketFlags::CLOEXEC) {
                 Ok(fd) => {
                     // Without these settings the connection works, but more slowly.
-                    if let Err(e) = prepare(&fd) {
+                    if let Err(e) = configure_accepted_socket(&fd) {
                         tracing::debug!("nbd: setting a connection up: {e}");
                     }
                     if !self.assign_to_core(fd) {
@@ -299,7 +303,8 @@ impl ServerShared {
         let (exports, options) = (self.exports.clone(), self.options.clone());
         let core = place.core();
         let make = Box::new(move || {
-            Box::new(Connection::new(fd, core_set, block_status_worker, exports, options, place)) as _
+            Box::new(AcceptedNbdConnection::new(fd, core_set, block_status_worker, exports, options, place))
+                as _
         });
         self.core_set.attach(core, make);
         true

@@ -31,7 +31,7 @@ pub(super) const FLOOR: usize = 640 << 10;
 
 /// Memory that the connections of one device hold beyond their floors.
 #[derive(Default)]
-struct DeviceShare {
+struct DeviceConnectionsMemory {
     held: Cell<usize>,
     /// The part held by connections with requests in flight, which a device that hangs keeps.
     in_flight: Cell<usize>,
@@ -39,7 +39,7 @@ struct DeviceShare {
 
 /// Memory of one connection.
 #[derive(Clone, Copy, Default)]
-pub(super) struct HeldMemory {
+pub(super) struct ConnectionHeldMemory {
     /// In bytes, including its floor.
     pub(super) bytes: usize,
     /// A payload is arriving, and it must be possible to complete it.
@@ -48,7 +48,7 @@ pub(super) struct HeldMemory {
     pub(super) in_flight: bool,
 }
 
-impl HeldMemory {
+impl ConnectionHeldMemory {
     fn beyond_floor(self) -> usize {
         self.bytes.saturating_sub(FLOOR)
     }
@@ -59,9 +59,9 @@ impl HeldMemory {
     }
 }
 
-impl DeviceShare {
+impl DeviceConnectionsMemory {
     /// Replaces a connection's part.
-    fn change(&self, before: HeldMemory, now: HeldMemory) {
+    fn change(&self, before: ConnectionHeldMemory, now: ConnectionHeldMemory) {
         self.held.set(self.held.get() - before.beyond_floor() + now.beyond_floor());
         self.in_flight.set(self.in_flight.get() - before.with_device() + now.with_device());
     }
@@ -73,8 +73,8 @@ pub(super) struct CoreMemoryBudget {
     /// Memory that connections hold beyond their floors.
     used: Cell<usize>,
     /// Connections that wait for memory, the longest waiting first.
-    line: RefCell<VecDeque<(FrontKey, Rc<DeviceShare>)>>,
-    devices: RefCell<HashMap<DeviceId, Weak<DeviceShare>>>,
+    line: RefCell<VecDeque<(FrontKey, Rc<DeviceConnectionsMemory>)>>,
+    devices: RefCell<HashMap<DeviceId, Weak<DeviceConnectionsMemory>>>,
     /// The connection that may exceed the budget.
     pass: Cell<Option<FrontKey>>,
     /// Time since which no waiting connection got memory; [`Nanos::NEVER`] if none waits.
@@ -82,12 +82,12 @@ pub(super) struct CoreMemoryBudget {
 }
 
 /// A connection's part of its core's budget.
-pub(super) struct MemoryLease {
+pub(super) struct ConnectionMemoryLease {
     core: Rc<CoreMemoryBudget>,
     me: FrontKey,
     /// Share of its device; before that, one of its own.
-    share: Rc<DeviceShare>,
-    held: HeldMemory,
+    share: Rc<DeviceConnectionsMemory>,
+    held: ConnectionHeldMemory,
     waits: bool,
 }
 
@@ -119,12 +119,18 @@ impl CoreMemoryBudget {
     }
 }
 
-impl MemoryLease {
+impl ConnectionMemoryLease {
     /// Creates a connection's part of its core's budget of `max` bytes.
-    pub(super) fn new(cx: &mut FrontCx<'_, '_>, max: usize) -> MemoryLease {
+    pub(super) fn new(cx: &mut FrontCx<'_, '_>, max: usize) -> ConnectionMemoryLease {
         let core = cx.local(CoreMemoryBudget::new);
         core.max.set(max);
-        MemoryLease { core, me: cx.me(), share: Rc::default(), held: HeldMemory::default(), waits: false }
+        ConnectionMemoryLease {
+            core,
+            me: cx.me(),
+            share: Rc::default(),
+            held: ConnectionHeldMemory::default(),
+            waits: false,
+        }
     }
 
     /// Counts the held memory for `device` from now on.
@@ -134,12 +140,12 @@ impl MemoryLease {
         let known = devices.get(&device).and_then(Weak::upgrade);
         let share = known.unwrap_or_default();
         devices.insert(device, Rc::downgrade(&share));
-        share.change(HeldMemory::default(), self.held);
+        share.change(ConnectionHeldMemory::default(), self.held);
         self.share = share;
     }
 
     /// Returns the bytes that a connection that holds `held` may take besides.
-    pub(super) fn allowance(&self, held: HeldMemory) -> usize {
+    pub(super) fn allowance(&self, held: ConnectionHeldMemory) -> usize {
         let core = &*self.core;
         let mine = held.beyond_floor();
         let before = self.held.beyond_floor();
@@ -189,7 +195,7 @@ impl MemoryLease {
     }
 
     /// Sets the memory that the connection holds now.
-    pub(super) fn set(&mut self, held: HeldMemory, cx: &mut FrontCx<'_, '_>) {
+    pub(super) fn set(&mut self, held: ConnectionHeldMemory, cx: &mut FrontCx<'_, '_>) {
         let core = &*self.core;
         let before = std::mem::replace(&mut self.held, held);
         core.used.set(core.used.get() - before.beyond_floor() + held.beyond_floor());
@@ -237,11 +243,11 @@ impl MemoryLease {
     }
 }
 
-impl Drop for MemoryLease {
+impl Drop for ConnectionMemoryLease {
     fn drop(&mut self) {
         let core = &*self.core;
         core.used.set(core.used.get() - self.held.beyond_floor());
-        self.share.change(self.held, HeldMemory::default());
+        self.share.change(self.held, ConnectionHeldMemory::default());
         if core.pass.get() == Some(self.me) {
             core.pass.set(None);
         }

@@ -35,7 +35,7 @@
 //! * `io_counters`, `stats`: counters and latencies per device. A core writes its own numbers with
 //!   plain stores, and readers add them up. The cost is 4 KiB per device and core.
 //!
-//! **Bounds** ([`ServerOptions`]). The connections of a core share 256 MiB, and each has 640 KiB
+//! **Bounds** ([`NbdServerLimits`]). The connections of a core share 256 MiB, and each has 640 KiB
 //! besides (`memory`). One request at a time may exceed the bound, so one can always be finished:
 //! `n` cores with `c` connections use at most `n * 320 MiB + c * 640 KiB`. The clients of one
 //! device leave memory to others. A client that holds memory without progress while others wait is
@@ -49,6 +49,7 @@ mod balance;
 mod block_status;
 mod connection;
 mod contexts;
+mod export_geometry;
 mod exports;
 mod handshake;
 mod io_counters;
@@ -63,7 +64,7 @@ mod serve;
 mod socket;
 mod stats;
 
-pub use exports::{Export, ExportError, ExportRef, Exports, FailRequestsGuard};
+pub use exports::{Export, ExportNameError, ExportRef, Exports, FailingExportGuard};
 pub use io_counters::{DeviceIoReport, OpIoCounters};
 pub use listener::{BoundAddress, ListenAddress, NbdServer};
 pub use stats::{NbdServerStats, ServerCountersHandle};
@@ -72,7 +73,7 @@ use std::time::Duration;
 
 /// Limits of a server.
 #[derive(Clone, Debug)]
-pub struct ServerOptions {
+pub struct NbdServerLimits {
     /// Limit of connected clients that have chosen an export. A client over the limit is refused
     /// with an error. At least 1. Clients that have disconnected do not count.
     pub connections_max: usize,
@@ -104,9 +105,9 @@ pub struct ServerOptions {
     pub stop_max: Duration,
 }
 
-impl Default for ServerOptions {
-    fn default() -> ServerOptions {
-        ServerOptions {
+impl Default for NbdServerLimits {
+    fn default() -> NbdServerLimits {
+        NbdServerLimits {
             connections_max: 4096,
             peer_connections_max: 3072,
             device_connections_max: 3072,
@@ -125,7 +126,7 @@ impl Default for ServerOptions {
 /// a quarter of all.
 const DESCRIPTORS_LEFT: usize = 128;
 
-impl ServerOptions {
+impl NbdServerLimits {
     /// Limit of clients per device and peer.
     fn peer_device_max(&self) -> usize {
         self.device_connections_max * 3 / 4
@@ -133,7 +134,7 @@ impl ServerOptions {
 
     /// Returns the options with no more connections than `descriptors` allow. A peer and a device
     /// still get only a part of them.
-    fn within(mut self, descriptors: usize) -> ServerOptions {
+    fn within(mut self, descriptors: usize) -> NbdServerLimits {
         let room = (descriptors - DESCRIPTORS_LEFT.min(descriptors / 4)).max(4);
         // For a moment, twice as many connections may be in the handshake.
         self.handshakes_max = self.handshakes_max.min(room / 8).max(1);
@@ -159,7 +160,7 @@ mod tests {
             (1024, 112, 672, 504, 504),
             (1 << 20, 256, 4096, 3072, 3072),
         ] {
-            let o = ServerOptions::default().within(descriptors);
+            let o = NbdServerLimits::default().within(descriptors);
             let limits =
                 (o.handshakes_max, o.connections_max, o.peer_connections_max, o.device_connections_max);
             assert_eq!(limits, (handshakes, connections, peer, device), "{descriptors}");

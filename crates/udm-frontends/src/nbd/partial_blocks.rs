@@ -14,11 +14,11 @@
 //! request, the request keeps its range lock. A connection that ends drops its blocked requests,
 //! and releases its range locks when its requests in flight have completed.
 
-use super::connection::Connection;
-use super::range_locks::{LockEvent, LockMember, RangeLockMessage};
-use super::reply::recycle;
-use super::request::BlockSize;
-use super::serve::{PendingRequest, RequestStage};
+use super::connection::AcceptedNbdConnection;
+use super::range_locks::{RangeLockEvent, RangeLockMember, RangeLockMessage};
+use super::reply::return_buffers_to_pool;
+use super::request::DeviceBlockSize;
+use super::serve::{PendingNbdRequest, RequestStage};
 use std::any::Any;
 use std::ops::Range;
 use udm_core::{Bio, BioFlags, BufPool, Op, Sector, Sectors, Segments};
@@ -27,7 +27,7 @@ use udm_wire::nbd::ExportFlags;
 
 /// End of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BlockEnd {
+pub(super) enum UnalignedEdge {
     Head,
     Tail,
 }
@@ -54,7 +54,7 @@ impl PartialBlocks {
     /// takes the data of the edges out of `data` and leaves the data of whole blocks.
     pub(super) fn new(
         range: &Range<u64>,
-        blocks: &BlockSize,
+        blocks: &DeviceBlockSize,
         data: &mut Segments,
     ) -> Option<Box<PartialBlocks>> {
         let block = blocks.size;
@@ -87,25 +87,25 @@ impl PartialBlocks {
     }
 
     /// Returns the first edge after `side`, or after the whole blocks.
-    pub(super) fn next(&self, side: Option<BlockEnd>) -> Option<BlockEnd> {
+    pub(super) fn next(&self, side: Option<UnalignedEdge>) -> Option<UnalignedEdge> {
         match side {
-            None if self.head.is_some() => Some(BlockEnd::Head),
-            None | Some(BlockEnd::Head) if self.tail.is_some() => Some(BlockEnd::Tail),
+            None if self.head.is_some() => Some(UnalignedEdge::Head),
+            None | Some(UnalignedEdge::Head) if self.tail.is_some() => Some(UnalignedEdge::Tail),
             _ => None,
         }
     }
 
-    fn edge(&mut self, side: BlockEnd) -> &mut PartialBlock {
+    fn edge(&mut self, side: UnalignedEdge) -> &mut PartialBlock {
         let edge = match side {
-            BlockEnd::Head => &mut self.head,
-            BlockEnd::Tail => &mut self.tail,
+            UnalignedEdge::Head => &mut self.head,
+            UnalignedEdge::Tail => &mut self.tail,
         };
         edge.as_mut().expect("a stage has its edge")
     }
 
     /// Turns `bio` into the read of an edge's block.
-    pub(super) fn read(&mut self, side: BlockEnd, bio: &mut Bio, pool: &mut BufPool) {
-        recycle(std::mem::take(&mut bio.data), pool);
+    pub(super) fn read(&mut self, side: UnalignedEdge, bio: &mut Bio, pool: &mut BufPool) {
+        return_buffers_to_pool(std::mem::take(&mut bio.data), pool);
         (bio.op, bio.flags) = (Op::Read, BioFlags::empty());
         bio.sector = Sector(self.edge(side).at / udm_core::SECTOR_SIZE);
         bio.sectors = Sectors::from_bytes(self.block.into());
@@ -113,7 +113,7 @@ impl PartialBlocks {
     }
 
     /// Turns `bio`, which has read an edge's block, into the write of the changed block.
-    pub(super) fn write(&mut self, side: BlockEnd, bio: &mut Bio, flags: BioFlags, pool: &mut BufPool) {
+    pub(super) fn write(&mut self, side: UnalignedEdge, bio: &mut Bio, flags: BioFlags, pool: &mut BufPool) {
         (bio.op, bio.flags) = (Op::Write, flags);
         let PartialBlock { part, data, .. } = self.edge(side);
         let part = part.start as usize..part.end as usize;
@@ -123,7 +123,7 @@ impl PartialBlocks {
                 block[part].fill(0);
             } else {
                 data.copy_to(&mut block[part]);
-                recycle(std::mem::take(data), pool);
+                return_buffers_to_pool(std::mem::take(data), pool);
             }
         }
     }
@@ -131,12 +131,12 @@ impl PartialBlocks {
     /// Returns the unused data to the pool.
     pub(super) fn recycle(self, pool: &mut BufPool) {
         for edge in [self.head, self.tail].into_iter().flatten() {
-            recycle(edge.data, pool);
+            return_buffers_to_pool(edge.data, pool);
         }
     }
 }
 
-impl Connection {
+impl AcceptedNbdConnection {
     /// Starts a blocked request, or requests its range lock. Returns false if it must stay blocked.
     fn admit(&mut self, key: usize, cx: &mut FrontCx<'_, '_>) -> bool {
         if self.pending[key].writes() {
@@ -178,7 +178,8 @@ impl Connection {
         {
             cx.subscribe(export.range_locks().topic());
             // Joined after the subscription: later changes arrive as messages.
-            self.lock_member = Some(LockMember::join(export.range_locks(), self.core_set.clone(), cx.core()));
+            self.lock_member =
+                Some(RangeLockMember::join(export.range_locks(), self.core_set.clone(), cx.core()));
         }
     }
 
@@ -201,19 +202,19 @@ impl Connection {
             return false;
         };
         let pending = &self.pending;
-        let event = lock_member.message(message, |range| in_flight(pending, range));
+        let event = lock_member.message(message, |range| overlaps_write_in_flight(pending, range));
         if pending.is_empty() && lock_member.is_idle() {
             // The connection gets no messages until it writes again.
             self.leave_range_locks(cx);
             return false;
         }
         match event {
-            LockEvent::None => false,
-            LockEvent::Granted(key) => {
+            RangeLockEvent::None => false,
+            RangeLockEvent::Granted(key) => {
                 self.launch(key, cx);
                 true
             }
-            LockEvent::Released => {
+            RangeLockEvent::Released => {
                 let blocked = self.blocked.len();
                 while let Some(&key) = self.blocked.front()
                     && self.admit(key, cx)
@@ -233,7 +234,7 @@ impl Connection {
             lock_member.release(key);
         }
         if lock_member.is_waited_for() {
-            lock_member.write_ended(|range| in_flight(&self.pending, range));
+            lock_member.write_ended(|range| overlaps_write_in_flight(&self.pending, range));
         }
     }
 
@@ -250,7 +251,7 @@ impl Connection {
 }
 
 /// Returns true if a write that overlaps `range` is in flight.
-fn in_flight(pending: &slab::Slab<PendingRequest>, range: &Range<u64>) -> bool {
+fn overlaps_write_in_flight(pending: &slab::Slab<PendingNbdRequest>, range: &Range<u64>) -> bool {
     let overlaps = |r: Range<u64>| r.start < range.end && range.start < r.end;
     pending
         .iter()
@@ -272,7 +273,7 @@ mod tests {
 
     #[test]
     fn edges_and_whole_blocks_make_up_the_range() {
-        let blocks = BlockSize { size: 512 };
+        let blocks = DeviceBlockSize { size: 512 };
         type Seen = Option<(u64, Range<u32>, Option<u8>)>;
         let check = |range: Range<u64>, head: Seen, tail: Seen, whole: usize| {
             let mut buf = Buf::zeroed((range.end - range.start) as usize);
@@ -296,9 +297,9 @@ mod tests {
         assert!(PartialBlocks::new(&(512..2048), &blocks, &mut Segments::new()).is_none());
         let zeroes = PartialBlocks::new(&(1..1600), &blocks, &mut Segments::new()).unwrap();
         assert_eq!(
-            (zeroes.next(None), zeroes.next(Some(BlockEnd::Head))),
-            (Some(BlockEnd::Head), Some(BlockEnd::Tail))
+            (zeroes.next(None), zeroes.next(Some(UnalignedEdge::Head))),
+            (Some(UnalignedEdge::Head), Some(UnalignedEdge::Tail))
         );
-        assert_eq!(zeroes.next(Some(BlockEnd::Tail)), None);
+        assert_eq!(zeroes.next(Some(UnalignedEdge::Tail)), None);
     }
 }

@@ -33,8 +33,8 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
-use udm_core::{Ack, CoreId, DeviceId};
-use udm_runtime::CoreSet;
+use udm_core::{AckOnLastDrop, CoreId, DeviceId};
+use udm_runtime::ProcessCores;
 
 /// Limit of active locks per device. Each write of whole blocks is compared with at most this many.
 const ACTIVE_MAX: usize = 64;
@@ -54,7 +54,7 @@ pub(super) struct RangeLockId(u64);
 pub(super) enum RangeLockMessage {
     /// A lock is active. A member with an overlapping write in flight keeps a clone of the token
     /// until the write ends.
-    RangeLock { id: RangeLockId, range: Range<u64>, token: Ack },
+    RangeLock { id: RangeLockId, range: Range<u64>, token: AckOnLastDrop },
     /// For the owner only: no overlapping write is in flight.
     Granted(RangeLockId),
     /// The lock is released.
@@ -62,13 +62,13 @@ pub(super) enum RangeLockMessage {
 }
 
 /// Sends messages to all members on a core.
-pub(super) trait LockMessenger: Send + Sync {
+pub(super) trait RangeLockMessenger: Send + Sync {
     /// Sends `message` to the subscribers of `topic` on `core`, without blocking. Messages are
     /// delivered in the order of the calls.
     fn post(&self, core: CoreId, topic: DeviceId, message: RangeLockMessage);
 }
 
-impl LockMessenger for CoreSet {
+impl RangeLockMessenger for ProcessCores {
     fn post(&self, core: CoreId, topic: DeviceId, message: RangeLockMessage) {
         self.send_message(core, topic, Box::new(message) as Box<dyn Any + Send>);
     }
@@ -77,11 +77,11 @@ impl LockMessenger for CoreSet {
 /// The range locks of a device.
 pub(super) struct RangeLocks {
     topic: DeviceId,
-    state: Mutex<LockTable>,
+    state: Mutex<RangeLockTable>,
 }
 
 #[derive(Default)]
-struct LockTable {
+struct RangeLockTable {
     last: u64,
     /// Number of members by core.
     members: Vec<usize>,
@@ -114,21 +114,21 @@ impl RangeLocks {
         self.topic
     }
 
-    fn state(&self) -> MutexGuard<'_, LockTable> {
+    fn state(&self) -> MutexGuard<'_, RangeLockTable> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
-impl LockTable {
+impl RangeLockTable {
     /// Activates queued locks as far as possible, and notifies the members.
-    fn advance(&mut self, topic: DeviceId, post: &Arc<dyn LockMessenger>) {
+    fn advance(&mut self, topic: DeviceId, post: &Arc<dyn RangeLockMessenger>) {
         while self.active.len() < ACTIVE_MAX
             && let Some(first) = self.waiting.front()
             && !self.active.iter().any(|a| overlap(&a.range, &first.range))
             && let Some(mut hold) = self.waiting.pop_front()
         {
             let (id, owner, grant) = (hold.id, hold.owner, post.clone());
-            let token = Ack::new(move || grant.post(owner, topic, RangeLockMessage::Granted(id)));
+            let token = AckOnLastDrop::new(move || grant.post(owner, topic, RangeLockMessage::Granted(id)));
             hold.informed = self.cores().collect();
             for &core in &hold.informed {
                 let message =
@@ -147,28 +147,28 @@ impl LockTable {
 
 /// A member: one connection's view of the range locks of its device. When dropped, it leaves and
 /// releases its own locks.
-pub(super) struct LockMember {
+pub(super) struct RangeLockMember {
     range_locks: Arc<RangeLocks>,
-    post: Arc<dyn LockMessenger>,
+    post: Arc<dyn RangeLockMessenger>,
     core: CoreId,
     /// Locks that are active, as far as this member knows.
-    held: Vec<KnownLock>,
+    held: Vec<KnownActiveRangeLock>,
     /// Its own locks, queued or active, with the request of each.
     own: Vec<(RangeLockId, usize)>,
     /// Messages since its last write.
     idle_messages: u32,
 }
 
-struct KnownLock {
+struct KnownActiveRangeLock {
     id: RangeLockId,
     range: Range<u64>,
     /// Token, kept while a write of this member overlaps.
-    owed: Option<Ack>,
+    owed: Option<AckOnLastDrop>,
 }
 
 /// Effect of a message on the member's requests.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum LockEvent {
+pub(super) enum RangeLockEvent {
     /// Nothing.
     None,
     /// The range lock of this request is granted.
@@ -177,22 +177,32 @@ pub(super) enum LockEvent {
     Released,
 }
 
-impl LockMember {
+impl RangeLockMember {
     /// Joins on `core`. The connection has no write in flight.
     pub(super) fn join(
         range_locks: &Arc<RangeLocks>,
-        post: Arc<dyn LockMessenger>,
+        post: Arc<dyn RangeLockMessenger>,
         core: CoreId,
-    ) -> LockMember {
+    ) -> RangeLockMember {
         let mut state = range_locks.state();
         if state.members.len() <= core.index() {
             state.members.resize(core.index() + 1, 0);
         }
         state.members[core.index()] += 1;
-        let held =
-            state.active.iter().map(|h| KnownLock { id: h.id, range: h.range.clone(), owed: None }).collect();
+        let held = state
+            .active
+            .iter()
+            .map(|h| KnownActiveRangeLock { id: h.id, range: h.range.clone(), owed: None })
+            .collect();
         drop(state);
-        LockMember { range_locks: range_locks.clone(), post, core, held, own: Vec::new(), idle_messages: 0 }
+        RangeLockMember {
+            range_locks: range_locks.clone(),
+            post,
+            core,
+            held,
+            own: Vec::new(),
+            idle_messages: 0,
+        }
     }
 
     /// Returns true if a write to `range`, in bytes, must wait.
@@ -220,7 +230,8 @@ impl LockMember {
         self.own.len() < OWN_MAX
     }
 
-    /// Requests a lock on `range` for request `key`, which continues at [`LockEvent::Granted`].
+    /// Requests a lock on `range` for request `key`, which continues at
+    /// [`RangeLockEvent::Granted`].
     pub(super) fn acquire(&mut self, key: usize, range: Range<u64>) {
         let mut state = self.range_locks.state();
         state.last += 1;
@@ -258,24 +269,24 @@ impl LockMember {
         &mut self,
         message: &RangeLockMessage,
         in_flight: impl FnOnce(&Range<u64>) -> bool,
-    ) -> LockEvent {
+    ) -> RangeLockEvent {
         self.idle_messages = self.idle_messages.saturating_add(1);
         match message {
             RangeLockMessage::RangeLock { id, range, token } => {
                 // A lock that was received when joining may arrive as a message, too.
                 if !self.held.iter().any(|h| h.id == *id) {
                     let owed = in_flight(range).then(|| token.clone());
-                    self.held.push(KnownLock { id: *id, range: range.clone(), owed });
+                    self.held.push(KnownActiveRangeLock { id: *id, range: range.clone(), owed });
                 }
-                LockEvent::None
+                RangeLockEvent::None
             }
             RangeLockMessage::Granted(id) => match self.own.iter().find(|(own, _)| own == id) {
-                Some((_, key)) => LockEvent::Granted(*key),
-                None => LockEvent::None,
+                Some((_, key)) => RangeLockEvent::Granted(*key),
+                None => RangeLockEvent::None,
             },
             RangeLockMessage::Release(id) => {
                 self.held.retain(|h| h.id != *id);
-                LockEvent::Released
+                RangeLockEvent::Released
             }
         }
     }
@@ -296,7 +307,7 @@ impl LockMember {
     }
 }
 
-impl Drop for LockMember {
+impl Drop for RangeLockMember {
     fn drop(&mut self) {
         for (id, _) in std::mem::take(&mut self.own) {
             self.release_id(id);

@@ -13,7 +13,7 @@
 //! This part does no I/O: the connection passes [`ReceiveBuffer::room`] to the ring and the result
 //! to [`ReceiveBuffer::arrived`].
 
-use super::reply::recycle;
+use super::reply::return_buffers_to_pool;
 use udm_buf::PIECE_MAX;
 use udm_core::{Buf, BufPool, Segments};
 
@@ -47,13 +47,13 @@ pub(super) struct ReceiveBuffer {
     need: usize,
     /// Bytes to discard: the payload of a refused write.
     skip: u64,
-    long: Option<LongPayload>,
+    long: Option<PartlyReceivedPayload>,
     /// A vector with capacity for two buffers.
     free_segments: Segments,
 }
 
 /// A long payload that is arriving.
-struct LongPayload {
+struct PartlyReceivedPayload {
     /// Buffers that are full.
     data: Segments,
     /// Received bytes of the next buffer.
@@ -66,7 +66,7 @@ struct LongPayload {
 
 /// Received bytes that a connection has not handled when it moves to another core.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct UnreadBytes {
+pub(super) struct FrozenReceiveBuffer {
     bytes: Vec<u8>,
     /// Bytes to discard when they arrive.
     skip: u64,
@@ -105,15 +105,15 @@ impl ReceiveBuffer {
 
     /// Returns the state for another core. No receive is in flight, and no long payload is
     /// arriving.
-    pub(super) fn freeze(&mut self) -> UnreadBytes {
+    pub(super) fn freeze(&mut self) -> FrozenReceiveBuffer {
         debug_assert!(self.asked == 0 && self.long.is_none());
         let unread = self.unread();
-        UnreadBytes { bytes: unread.to_vec(), skip: self.skip, slab_len: self.slab_len }
+        FrozenReceiveBuffer { bytes: unread.to_vec(), skip: self.skip, slab_len: self.slab_len }
     }
 
     /// Creates a receiver that continues a frozen one.
-    pub(super) fn thaw(unread: UnreadBytes, resting_max: usize) -> ReceiveBuffer {
-        let UnreadBytes { bytes, skip, slab_len } = unread;
+    pub(super) fn thaw(unread: FrozenReceiveBuffer, resting_max: usize) -> ReceiveBuffer {
+        let FrozenReceiveBuffer { bytes, skip, slab_len } = unread;
         let mut receiver = ReceiveBuffer::new(resting_max);
         if !bytes.is_empty() {
             // They fit in one slab, as before.
@@ -167,7 +167,8 @@ impl ReceiveBuffer {
             return None;
         }
         self.need = 1;
-        self.long = Some(LongPayload { data: Segments::new(), front: None, rest: None, missing: len });
+        self.long =
+            Some(PartlyReceivedPayload { data: Segments::new(), front: None, rest: None, missing: len });
         None
     }
 
@@ -327,7 +328,7 @@ impl ReceiveBuffer {
                 n -= got;
                 long.missing -= got;
                 if let Some(front) = &mut long.front {
-                    join(front, rest.split_to(got));
+                    join_adjacent_buffers(front, rest.split_to(got));
                 }
                 if rest.is_empty() {
                     // The empty rest is dropped first: a full buffer must be the only one of its
@@ -349,12 +350,12 @@ impl ReceiveBuffer {
         if let Some(mut slab) = slab {
             let got = slab.split_to(n);
             match &mut self.unread {
-                Some(unread) => join(unread, got),
+                Some(unread) => join_adjacent_buffers(unread, got),
                 None => self.unread = Some(got),
             }
             // The part of the slab that was kept follows the part that the ring had.
             if let Some(kept) = self.free.take() {
-                join(&mut slab, kept);
+                join_adjacent_buffers(&mut slab, kept);
             }
             self.free = Some(slab);
         }
@@ -365,15 +366,15 @@ impl ReceiveBuffer {
     pub(super) fn clear(&mut self, pool: &mut BufPool) {
         self.unread = None;
         self.skip = 0;
-        if let Some(LongPayload { mut data, front, rest, .. }) = self.long.take() {
+        if let Some(PartlyReceivedPayload { mut data, front, rest, .. }) = self.long.take() {
             front.into_iter().chain(rest).for_each(|piece| data.push(piece));
-            recycle(data, pool);
+            return_buffers_to_pool(data, pool);
         }
     }
 }
 
 /// Joins adjacent buffers.
-fn join(front: &mut Buf, back: Buf) {
+fn join_adjacent_buffers(front: &mut Buf, back: Buf) {
     let joined = front.try_join(back);
     debug_assert!(joined.is_ok(), "{front:?} and {joined:?} are no neighbours");
 }

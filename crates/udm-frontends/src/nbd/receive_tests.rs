@@ -44,7 +44,7 @@ fn run(lens: &[usize], sizes: &[usize], held: usize, skip_every: usize) -> usize
                 taken += 1;
                 alive.push_back(data);
                 if alive.len() > held {
-                    crate::nbd::reply::recycle(alive.pop_front().unwrap(), &mut pool);
+                    crate::nbd::reply::return_buffers_to_pool(alive.pop_front().unwrap(), &mut pool);
                 }
             }
             let Some(header) = rx.header::<HEADER>() else { break };
@@ -144,7 +144,7 @@ fn a_long_payload_takes_memory_as_it_arrives() {
         assert!(pool.total_bytes() <= got + PIECE_MAX, "{} for {got} bytes", pool.total_bytes());
         if let Some(data) = rx.payload(len) {
             assert_eq!((data.len(), got), (len, len));
-            recycle(data, &mut pool);
+            return_buffers_to_pool(data, &mut pool);
         }
     }
     assert_eq!(pool.total_bytes(), 0);

@@ -3,11 +3,11 @@
 //! Only one send is in flight at a time. It owns its buffers until it completes. Then the data
 //! buffers return to their pool, and the memory of the headers is reused.
 
-use super::stats::CounterDelta;
+use super::stats::UnpublishedCounters;
 use std::collections::VecDeque;
 use udm_core::{Buf, BufPool, Segments};
 use udm_runtime::RingOp;
-use udm_wire::nbd::{SimpleReply, chunk_data_header, chunk_error_header, chunk_none};
+use udm_wire::nbd::{SimpleReply, chunk_data_header, chunk_none, encode_textless_error_chunk};
 
 /// The longest header in bytes.
 const HEADER_MAX: usize = 28;
@@ -57,12 +57,12 @@ pub(super) struct ReplySender {
     /// A vector with capacity for many buffers.
     free_segments: Segments,
     /// Answers of the send in flight; `None` if there is none.
-    sending: Option<SentReplies>,
+    sending: Option<ReplyBatchCounts>,
 }
 
 /// Number of answers in a send, and the bytes that they count as.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
-pub(super) struct SentReplies {
+pub(super) struct ReplyBatchCounts {
     pub(super) answers: usize,
     pub(super) charge: usize,
 }
@@ -110,11 +110,11 @@ impl ReplySender {
     }
 
     /// Returns the next send, if none is in flight and output waits.
-    pub(super) fn next(&mut self, delta: &mut CounterDelta) -> Option<Segments> {
+    pub(super) fn next(&mut self, delta: &mut UnpublishedCounters) -> Option<Segments> {
         if self.sending.is_some() || (self.queue.is_empty() && self.raw.is_empty()) {
             return None;
         }
-        let mut sent = SentReplies::default();
+        let mut sent = ReplyBatchCounts::default();
         let out =
             if self.raw.is_empty() { self.gather(&mut sent, delta) } else { std::mem::take(&mut self.raw) };
         self.sending = Some(sent);
@@ -132,7 +132,7 @@ impl ReplySender {
     }
 
     /// Gathers as many answers as one send takes.
-    fn gather(&mut self, sent: &mut SentReplies, delta: &mut CounterDelta) -> Segments {
+    fn gather(&mut self, sent: &mut ReplyBatchCounts, delta: &mut UnpublishedCounters) -> Segments {
         let mut out = std::mem::take(&mut self.free_segments);
         // The header memory is complete again: the previous send is done, and no one else has parts
         // of it.
@@ -165,7 +165,7 @@ impl ReplySender {
             (false, ..) => self.header(out, &SimpleReply { error, cookie }.encode()),
             (true, 0, 0) => self.header(out, &chunk_none(cookie)),
             (true, 0, _) => self.header(out, &chunk_data_header(cookie, offset, len, true)),
-            (true, ..) => self.header(out, &chunk_error_header(cookie, error)),
+            (true, ..) => self.header(out, &encode_textless_error_chunk(cookie, error)),
         }
         out.append(data);
     }
@@ -183,9 +183,9 @@ impl ReplySender {
         n: usize,
         mut data: Segments,
         pool: &mut BufPool,
-    ) -> Result<SentReplies, Segments> {
+    ) -> Result<ReplyBatchCounts, Segments> {
         if n < data.len() {
-            recycle(data.split_to(n), pool);
+            return_buffers_to_pool(data.split_to(n), pool);
             return Err(data);
         }
         while let Some(buf) = data.pop() {
@@ -218,16 +218,16 @@ impl ReplySender {
         self.sending = None;
         let n = self.queue.len();
         self.raw = Segments::new();
-        recycle(std::mem::take(&mut self.rest), pool);
+        return_buffers_to_pool(std::mem::take(&mut self.rest), pool);
         for answer in self.queue.drain(..) {
-            recycle(answer.data, pool);
+            return_buffers_to_pool(answer.data, pool);
         }
         n
     }
 }
 
 /// Returns buffers to the pool.
-pub(super) fn recycle(mut data: Segments, pool: &mut BufPool) {
+pub(super) fn return_buffers_to_pool(mut data: Segments, pool: &mut BufPool) {
     while let Some(buf) = data.pop() {
         pool.put(buf);
     }
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn a_failed_read_sends_no_data() {
         for (structured, size) in [(false, 16), (true, 26)] {
-            let (mut s, mut delta) = (ReplySender::new(), CounterDelta::default());
+            let (mut s, mut delta) = (ReplySender::new(), UnpublishedCounters::default());
             s.structured = structured;
             s.push(answer(7, 5, 0));
             assert_eq!(bytes(&s.next(&mut delta).unwrap()).len(), size);
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn a_send_has_no_more_pieces_than_the_ring_takes_and_none_gets_lost() {
         let (mut s, mut delta, mut pool) =
-            (ReplySender::new(), CounterDelta::default(), BufPool::new(1 << 20));
+            (ReplySender::new(), UnpublishedCounters::default(), BufPool::new(1 << 20));
         s.use_structured();
         (0..2000).for_each(|i| s.push(answer(i, 0, 16)));
         let mut answers = 0;
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn a_short_send_goes_on_where_it_stopped() {
         let (mut s, mut delta, mut pool) =
-            (ReplySender::new(), CounterDelta::default(), BufPool::new(1 << 20));
+            (ReplySender::new(), UnpublishedCounters::default(), BufPool::new(1 << 20));
         s.push(answer(1, 0, 100));
         s.push(answer(2, 0, 100));
         let data = s.next(&mut delta).unwrap();
@@ -286,14 +286,14 @@ mod tests {
         assert_eq!(bytes(&rest), whole[120..]);
         assert!(!s.is_idle() && s.next(&mut delta).is_none());
         let n = rest.len();
-        assert_eq!(s.sent(n, rest, &mut pool).unwrap(), SentReplies { answers: 2, charge: 200 });
+        assert_eq!(s.sent(n, rest, &mut pool).unwrap(), ReplyBatchCounts { answers: 2, charge: 200 });
         assert!(s.is_idle());
     }
 
     #[test]
     fn a_long_answer_leaves_in_several_sends() {
         let (mut s, mut delta, mut pool) =
-            (ReplySender::new(), CounterDelta::default(), BufPool::new(1 << 20));
+            (ReplySender::new(), UnpublishedCounters::default(), BufPool::new(1 << 20));
         let len = 2 * SEND_MAX + 100;
         let data = pool.get_pieces(len);
         s.push(QueuedReply { cookie: 1, error: 0, form: ReplyForm::Chunks, offset: 0, charge: len, data });
@@ -306,14 +306,17 @@ mod tests {
                 Err(rest) => part = rest,
             }
         };
-        assert_eq!((lens, sent), (vec![SEND_MAX, SEND_MAX, 116], SentReplies { answers: 1, charge: len }));
+        assert_eq!(
+            (lens, sent),
+            (vec![SEND_MAX, SEND_MAX, 116], ReplyBatchCounts { answers: 1, charge: len })
+        );
         assert_eq!((s.is_idle(), pool.total_bytes()), (true, pool.free_bytes()), "all memory is back");
     }
 
     #[test]
     fn headers_use_the_same_memory_again() {
         let (mut s, mut delta, mut pool) =
-            (ReplySender::new(), CounterDelta::default(), BufPool::new(1 << 20));
+            (ReplySender::new(), UnpublishedCounters::default(), BufPool::new(1 << 20));
         let at = s.headers.addr();
         for i in 0..3000 {
             s.push(answer(i, 22, 0));

@@ -1,17 +1,17 @@
 //! Checks of requests against their export, before any part reaches the device.
 
-use super::exports::ExportGeometry;
+use super::export_geometry::ExportGeometry;
 use std::ops::Range;
 use udm_core::{BioFlags, Op};
-use udm_wire::nbd::{Command, CommandFlags, EINVAL, ENOSPC, EPERM, ExportFlags, Request};
+use udm_wire::nbd::{CommandFlags, EINVAL, ENOSPC, EPERM, ExportFlags, NbdCommand, NbdRequestHeader};
 
 /// Block size of a device in bytes, a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BlockSize {
+pub(super) struct DeviceBlockSize {
     pub(super) size: u32,
 }
 
-impl BlockSize {
+impl DeviceBlockSize {
     /// Returns the blocks that `range`, in bytes, touches.
     pub(super) fn around(&self, range: &Range<u64>) -> Range<u64> {
         let size = u64::from(self.size);
@@ -45,31 +45,31 @@ pub(super) enum RequestPlan {
 /// # Errors
 /// The NBD error of the answer. The payload of a refused write must be skipped.
 pub(super) fn check_request(
-    request: &Request,
+    request: &NbdRequestHeader,
     export: &ExportGeometry,
     structured: bool,
     contexts: bool,
 ) -> Result<RequestPlan, u32> {
     let plan = match request.command {
-        Command::Read => RequestPlan::Bio(Op::Read, BioFlags::empty()),
-        Command::Write if request.flags.contains(CommandFlags::FUA) => {
+        NbdCommand::Read => RequestPlan::Bio(Op::Read, BioFlags::empty()),
+        NbdCommand::Write if request.flags.contains(CommandFlags::FUA) => {
             RequestPlan::Bio(Op::Write, BioFlags::FUA)
         }
-        Command::Write => RequestPlan::Bio(Op::Write, BioFlags::empty()),
-        Command::Flush => RequestPlan::Bio(Op::Flush, BioFlags::empty()),
-        Command::Trim => RequestPlan::Bio(Op::Discard, BioFlags::empty()),
-        Command::WriteZeroes if request.flags.contains(CommandFlags::NO_HOLE) => {
+        NbdCommand::Write => RequestPlan::Bio(Op::Write, BioFlags::empty()),
+        NbdCommand::Flush => RequestPlan::Bio(Op::Flush, BioFlags::empty()),
+        NbdCommand::Trim => RequestPlan::Bio(Op::Discard, BioFlags::empty()),
+        NbdCommand::WriteZeroes if request.flags.contains(CommandFlags::NO_HOLE) => {
             RequestPlan::Bio(Op::WriteZeroes, BioFlags::NOUNMAP)
         }
-        Command::WriteZeroes => RequestPlan::Bio(Op::WriteZeroes, BioFlags::empty()),
-        Command::Cache => RequestPlan::Cache,
-        Command::BlockStatus if contexts => RequestPlan::BlockStatusQuery,
-        Command::Disconnect | Command::BlockStatus | Command::Other(_) => return Err(EINVAL),
+        NbdCommand::WriteZeroes => RequestPlan::Bio(Op::WriteZeroes, BioFlags::empty()),
+        NbdCommand::Cache => RequestPlan::Cache,
+        NbdCommand::BlockStatus if contexts => RequestPlan::BlockStatusQuery,
+        NbdCommand::Disconnect | NbdCommand::BlockStatus | NbdCommand::Other(_) => return Err(EINVAL),
     };
     if !request.flags_fit() || (request.flags.contains(CommandFlags::DF) && !structured) {
         return Err(EINVAL);
     }
-    if request.command == Command::Flush {
+    if request.command == NbdCommand::Flush {
         return if request.offset == 0 && request.len == 0 { Ok(plan) } else { Err(EINVAL) };
     }
     if request.len == 0 {
@@ -77,25 +77,25 @@ pub(super) fn check_request(
         // refused, as by nbdkit.
         return Err(EINVAL);
     }
-    let writes = matches!(request.command, Command::Write | Command::WriteZeroes | Command::Trim);
+    let writes = matches!(request.command, NbdCommand::Write | NbdCommand::WriteZeroes | NbdCommand::Trim);
     if writes && export.flags.contains(ExportFlags::READ_ONLY) {
         return Err(EPERM);
     }
-    if request.command == Command::Trim && !export.flags.contains(ExportFlags::SEND_TRIM) {
+    if request.command == NbdCommand::Trim && !export.flags.contains(ExportFlags::SEND_TRIM) {
         return Err(EINVAL);
     }
-    let carries = matches!(request.command, Command::Read | Command::Write);
+    let carries = matches!(request.command, NbdCommand::Read | NbdCommand::Write);
     if carries && request.len > export.blocks.maximum {
         return Err(EINVAL);
     }
     let end = request.offset.checked_add(request.len.into());
     if end.is_none_or(|end| end > export.size) {
         // proto.md: ENOSPC for writes after the end, EINVAL for other requests.
-        let puts = matches!(request.command, Command::Write | Command::WriteZeroes);
+        let puts = matches!(request.command, NbdCommand::Write | NbdCommand::WriteZeroes);
         return Err(if puts { ENOSPC } else { EINVAL });
     }
     let range = request.offset..request.offset + u64::from(request.len);
-    let nothing = request.command == Command::Trim && export.block.inside(&range).is_empty();
+    let nothing = request.command == NbdCommand::Trim && export.block.inside(&range).is_empty();
     Ok(if nothing { RequestPlan::Nothing } else { plan })
 }
 
@@ -109,7 +109,7 @@ mod tests {
         let flags = ExportFlags::HAS_FLAGS | ExportFlags::SEND_TRIM;
         ExportGeometry {
             size: 96 << 20,
-            block: BlockSize { size: 512 },
+            block: DeviceBlockSize { size: 512 },
             blocks,
             flags,
             data_max: 1 << 20,
@@ -118,17 +118,17 @@ mod tests {
         }
     }
 
-    fn request(command: Command, flags: CommandFlags, offset: u64, len: u32) -> Request {
-        Request { flags, command, cookie: 1, offset, len }
+    fn request(command: NbdCommand, flags: CommandFlags, offset: u64, len: u32) -> NbdRequestHeader {
+        NbdRequestHeader { flags, command, cookie: 1, offset, len }
     }
 
-    fn verdict(command: Command, offset: u64, len: u32) -> Result<RequestPlan, u32> {
+    fn verdict(command: NbdCommand, offset: u64, len: u32) -> Result<RequestPlan, u32> {
         check_request(&request(command, CommandFlags::empty(), offset, len), &geometry(), false, false)
     }
 
     #[test]
     fn blocks() {
-        let b = BlockSize { size: 512 };
+        let b = DeviceBlockSize { size: 512 };
         for (range, around, inside) in [
             (0..512, 0..512, 0..512),
             (1..512, 0..512, 512..512),
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn ranges() {
-        use Command::{Cache, Read, Trim, Write, WriteZeroes};
+        use NbdCommand::{Cache, Read, Trim, Write, WriteZeroes};
         let end = 96 << 20;
         for command in [Read, Write, Trim, WriteZeroes, Cache] {
             let beyond = if matches!(command, Write | WriteZeroes) { ENOSPC } else { EINVAL };
@@ -167,29 +167,32 @@ mod tests {
         let g = geometry();
         let fits = |c, f, structured| check_request(&request(c, f, 0, 512), &g, structured, false);
         assert_eq!(
-            fits(Command::Write, CommandFlags::FUA, false),
+            fits(NbdCommand::Write, CommandFlags::FUA, false),
             Ok(RequestPlan::Bio(Op::Write, BioFlags::FUA))
         );
-        assert_eq!(fits(Command::Read, CommandFlags::DF, false), Err(EINVAL));
-        assert!(fits(Command::Read, CommandFlags::DF, true).is_ok());
+        assert_eq!(fits(NbdCommand::Read, CommandFlags::DF, false), Err(EINVAL));
+        assert!(fits(NbdCommand::Read, CommandFlags::DF, true).is_ok());
         assert_eq!(
-            fits(Command::WriteZeroes, CommandFlags::NO_HOLE, false),
+            fits(NbdCommand::WriteZeroes, CommandFlags::NO_HOLE, false),
             Ok(RequestPlan::Bio(Op::WriteZeroes, BioFlags::NOUNMAP))
         );
-        assert_eq!(fits(Command::Trim, CommandFlags::NO_HOLE, false), Err(EINVAL));
-        assert_eq!(fits(Command::Write, CommandFlags::PAYLOAD_LEN, true), Err(EINVAL));
-        assert_eq!(fits(Command::BlockStatus, CommandFlags::empty(), true), Err(EINVAL));
-        let status = request(Command::BlockStatus, CommandFlags::REQ_ONE, 1, 512);
+        assert_eq!(fits(NbdCommand::Trim, CommandFlags::NO_HOLE, false), Err(EINVAL));
+        assert_eq!(fits(NbdCommand::Write, CommandFlags::PAYLOAD_LEN, true), Err(EINVAL));
+        assert_eq!(fits(NbdCommand::BlockStatus, CommandFlags::empty(), true), Err(EINVAL));
+        let status = request(NbdCommand::BlockStatus, CommandFlags::REQ_ONE, 1, 512);
         assert_eq!(check_request(&status, &g, true, true), Ok(RequestPlan::BlockStatusQuery));
-        assert_eq!(check_request(&Request { len: 0, ..status }, &g, true, true), Err(EINVAL));
-        assert_eq!(check_request(&Request { offset: 96 << 20, ..status }, &g, true, true), Err(EINVAL));
-        assert_eq!(fits(Command::Other(99), CommandFlags::empty(), true), Err(EINVAL));
-        assert_eq!(fits(Command::Flush, CommandFlags::empty(), true), Err(EINVAL), "a flush has no range");
+        assert_eq!(check_request(&NbdRequestHeader { len: 0, ..status }, &g, true, true), Err(EINVAL));
+        assert_eq!(
+            check_request(&NbdRequestHeader { offset: 96 << 20, ..status }, &g, true, true),
+            Err(EINVAL)
+        );
+        assert_eq!(fits(NbdCommand::Other(99), CommandFlags::empty(), true), Err(EINVAL));
+        assert_eq!(fits(NbdCommand::Flush, CommandFlags::empty(), true), Err(EINVAL), "a flush has no range");
     }
 
     #[test]
     fn a_trim_must_have_been_offered() {
-        let trim = request(Command::Trim, CommandFlags::empty(), 0, 512);
+        let trim = request(NbdCommand::Trim, CommandFlags::empty(), 0, 512);
         assert!(check_request(&trim, &geometry(), false, false).is_ok());
         let g = ExportGeometry { flags: ExportFlags::HAS_FLAGS, ..geometry() };
         assert_eq!(check_request(&trim, &g, false, false), Err(EINVAL));
@@ -199,19 +202,19 @@ mod tests {
     fn a_read_only_export_takes_no_writes() {
         let flags = ExportFlags::HAS_FLAGS | ExportFlags::READ_ONLY;
         let g = ExportGeometry { flags, ..geometry() };
-        for command in [Command::Write, Command::Trim, Command::WriteZeroes] {
+        for command in [NbdCommand::Write, NbdCommand::Trim, NbdCommand::WriteZeroes] {
             assert_eq!(
                 check_request(&request(command, CommandFlags::empty(), 0, 512), &g, false, false),
                 Err(EPERM)
             );
         }
-        for command in [Command::Read, Command::Cache] {
+        for command in [NbdCommand::Read, NbdCommand::Cache] {
             assert!(
                 check_request(&request(command, CommandFlags::empty(), 0, 512), &g, false, false).is_ok()
             );
         }
         assert!(
-            check_request(&request(Command::Flush, CommandFlags::empty(), 0, 0), &g, false, false).is_ok()
+            check_request(&request(NbdCommand::Flush, CommandFlags::empty(), 0, 0), &g, false, false).is_ok()
         );
     }
 }

@@ -1,5 +1,5 @@
-//! The transmission phase of a [`Connection`]: turns requests into bios, and completed bios into
-//! answers.
+//! The transmission phase of a [`AcceptedNbdConnection`]: turns requests into bios, and completed
+//! bios into answers.
 //!
 //! Most requests are one bio. These are executed in pieces, one bio at a time: `CACHE`, zeroes that
 //! the device does not support, and requests longer than the device's limit. Blocks that are
@@ -8,28 +8,28 @@
 
 mod status;
 
-use super::connection::{Connection, ConnectionPhase};
-use super::exports::FailMessage;
-use super::partial_blocks::{BlockEnd, PartialBlocks};
-use super::reply::{QueuedReply, ReplyForm, recycle};
-use super::request::{BlockSize, RequestPlan, check_request};
+use super::connection::{AcceptedNbdConnection, ConnectionPhase};
+use super::exports::FailingExportMessage;
+use super::partial_blocks::{PartialBlocks, UnalignedEdge};
+use super::reply::{QueuedReply, ReplyForm, return_buffers_to_pool};
+use super::request::{DeviceBlockSize, RequestPlan, check_request};
 use std::any::Any;
 use std::ops::Range;
 use udm_core::errno;
 use udm_core::{Bio, BioFlags, Nanos, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
-use udm_wire::nbd::{Command, CommandFlags, ESHUTDOWN, PAYLOAD_SKIP_MAX, Request};
+use udm_wire::nbd::{CommandFlags, ESHUTDOWN, NbdCommand, NbdRequestHeader, PAYLOAD_SKIP_MAX};
 
 /// Bytes per piece of `CACHE` and of zeroes written as data.
 pub(super) const PIECE: u32 = 256 << 10;
 
 /// A request between its arrival and the completion of its last bio.
-pub(super) struct PendingRequest {
-    request: Request,
+pub(super) struct PendingNbdRequest {
+    request: NbdRequestHeader,
     op: Op,
     flags: BioFlags,
     pub(super) stage: RequestStage,
-    pub(super) blocks: BlockSize,
+    pub(super) blocks: DeviceBlockSize,
     /// The whole blocks of the request, in bytes.
     start: u64,
     len: u64,
@@ -60,14 +60,14 @@ pub(super) enum RequestStage {
     /// The device does not support write-zeroes; zeroes are written as data after `done` bytes.
     Zeroes { done: u64 },
     /// A block that is covered in part is being read.
-    ReadEdge(BlockEnd),
+    ReadEdge(UnalignedEdge),
     /// The changed block is being written back.
-    WriteEdge(BlockEnd),
+    WriteEdge(UnalignedEdge),
     /// The data is written; a flush makes it durable.
     Flush,
 }
 
-impl Connection {
+impl AcceptedNbdConnection {
     /// Takes one request. Returns false if none has arrived completely.
     pub(super) fn take_request(&mut self, cx: &mut FrontCx<'_, '_>) -> bool {
         if let Some((request, flags)) = self.arriving {
@@ -77,8 +77,8 @@ impl Connection {
             self.start(request, Op::Write, flags, data, charge, cx);
             return true;
         }
-        let Some(header) = self.rx.header::<{ Request::SIZE }>() else { return false };
-        let request = match Request::decode(&header) {
+        let Some(header) = self.rx.header::<{ NbdRequestHeader::SIZE }>() else { return false };
+        let request = match NbdRequestHeader::decode(&header) {
             Ok(request) if request.payload_len() <= PAYLOAD_SKIP_MAX => request,
             other => {
                 tracing::debug!(?other, "nbd: invalid request, or absurd payload length");
@@ -86,7 +86,7 @@ impl Connection {
                 return false;
             }
         };
-        if request.command == Command::Disconnect {
+        if request.command == NbdCommand::Disconnect {
             self.phase = ConnectionPhase::Draining;
             return false;
         }
@@ -101,7 +101,7 @@ impl Connection {
             Ok(RequestPlan::BlockStatusQuery) => self.query_block_status(request, cx),
             Ok(RequestPlan::Nothing) => self.answer(&request, 0, Segments::new(), 0, None),
             Ok(RequestPlan::Cache) => {
-                let whole = around(geometry.block, &request);
+                let whole = touched_blocks_len(geometry.block, &request);
                 let charge = whole.min(u64::from(PIECE)) as usize;
                 let data = self.reads.get(charge);
                 self.start(request, Op::Read, BioFlags::empty(), data.into(), charge, cx);
@@ -113,7 +113,7 @@ impl Connection {
                 self.arriving = Some((request, flags));
             }
             Ok(RequestPlan::Bio(Op::Read, flags)) => {
-                let charge = around(geometry.block, &request) as usize;
+                let charge = touched_blocks_len(geometry.block, &request) as usize;
                 let data = self.reads.get_pieces(charge);
                 self.start(request, Op::Read, flags, data, charge, cx);
             }
@@ -130,7 +130,7 @@ impl Connection {
     /// Starts a request, or parks it until it may start.
     fn start(
         &mut self,
-        request: Request,
+        request: NbdRequestHeader,
         op: Op,
         flags: BioFlags,
         mut data: Segments,
@@ -151,7 +151,7 @@ impl Connection {
         };
         let whole = if op.is_write() { blocks.inside(&range) } else { blocks.around(&range) };
         let piece = self.piece(&request);
-        let key = self.pending.insert(PendingRequest {
+        let key = self.pending.insert(PendingNbdRequest {
             request,
             op,
             flags,
@@ -179,7 +179,7 @@ impl Connection {
     /// Handles a message about failing requests: if they must fail, those in flight fail at once.
     /// Returns true for such a message.
     pub(super) fn on_fail_message(&mut self, message: &(dyn Any + Send)) -> bool {
-        let Some((export, _)) = self.export.as_ref().filter(|_| message.is::<FailMessage>()) else {
+        let Some((export, _)) = self.export.as_ref().filter(|_| message.is::<FailingExportMessage>()) else {
             return false;
         };
         self.failing = export.is_failing();
@@ -234,11 +234,11 @@ impl Connection {
     }
 
     /// Limit of bytes per bio for `request`.
-    fn piece(&self, request: &Request) -> u32 {
+    fn piece(&self, request: &NbdRequestHeader) -> u32 {
         match (request.command, &self.export) {
-            (Command::Cache, _) => PIECE,
-            (Command::Trim, Some((_, geometry))) => geometry.discard_max,
-            (Command::WriteZeroes, Some((_, geometry))) => geometry.zeroes_max,
+            (NbdCommand::Cache, _) => PIECE,
+            (NbdCommand::Trim, Some((_, geometry))) => geometry.discard_max,
+            (NbdCommand::WriteZeroes, Some((_, geometry))) => geometry.zeroes_max,
             (_, Some((_, geometry))) => geometry.data_max,
             (_, None) => request.len,
         }
@@ -293,7 +293,7 @@ impl Connection {
                 bio.op = Op::Flush;
                 bio.flags = BioFlags::empty();
                 (bio.sector, bio.sectors) = (Sector(0), Sectors::ZERO);
-                return recycle(std::mem::take(&mut bio.data), &mut self.writes);
+                return return_buffers_to_pool(std::mem::take(&mut bio.data), &mut self.writes);
             }
         };
         let len = u64::from(piece).min(pending.len - done);
@@ -301,10 +301,10 @@ impl Connection {
         bio.sectors = Sectors::from_bytes(len);
         let data = std::mem::take(&mut bio.data);
         match pending.request.command {
-            Command::Read => pending.front.append(data),
-            Command::Write => recycle(data, &mut self.writes),
+            NbdCommand::Read => pending.front.append(data),
+            NbdCommand::Write => return_buffers_to_pool(data, &mut self.writes),
             // All pieces use one buffer.
-            Command::Cache => pending.rest.append(data),
+            NbdCommand::Cache => pending.rest.append(data),
             _ => {
                 let zeroes = matches!(pending.stage, RequestStage::Zeroes { .. });
                 bio.data = data;
@@ -330,32 +330,34 @@ impl Connection {
             io_counters.end(pending.request.command);
         }
         self.release_range(key, pending.partial_blocks.is_some());
-        let (start, PendingRequest { request, charge, front: mut data, rest, partial_blocks, answered, .. }) =
-            (pending.start, pending);
+        let (
+            start,
+            PendingNbdRequest { request, charge, front: mut data, rest, partial_blocks, answered, .. },
+        ) = (pending.start, pending);
         let error = match bio.status {
             Status::IoErr if self.ending => ESHUTDOWN,
             status => errno::to_nbd(status.errno()),
         };
-        if request.command == Command::WriteZeroes {
+        if request.command == NbdCommand::WriteZeroes {
             self.zeroing -= charge;
         }
         data.append(std::mem::take(&mut bio.data));
         data.append(rest);
         let data = match request.command {
             // Data of a failed read is dropped.
-            Command::Read if bio.status.is_ok() && !answered => {
+            NbdCommand::Read if bio.status.is_ok() && !answered => {
                 // Takes the requested part of the blocks that were read.
-                recycle(data.split_to((request.offset - start) as usize), &mut self.reads);
+                return_buffers_to_pool(data.split_to((request.offset - start) as usize), &mut self.reads);
                 let wanted = data.split_to(request.len as usize);
-                recycle(data, &mut self.reads);
+                return_buffers_to_pool(data, &mut self.reads);
                 wanted
             }
-            Command::Read | Command::Cache => {
-                recycle(data, &mut self.reads);
+            NbdCommand::Read | NbdCommand::Cache => {
+                return_buffers_to_pool(data, &mut self.reads);
                 Segments::new()
             }
             _ => {
-                recycle(data, &mut self.writes);
+                return_buffers_to_pool(data, &mut self.writes);
                 Segments::new()
             }
         };
@@ -369,11 +371,18 @@ impl Connection {
     }
 
     /// Queues the answer to a request. `took` is its time at the device, if it was submitted.
-    fn answer(&mut self, request: &Request, error: u32, data: Segments, charge: usize, took: Option<Nanos>) {
+    fn answer(
+        &mut self,
+        request: &NbdRequestHeader,
+        error: u32,
+        data: Segments,
+        charge: usize,
+        took: Option<Nanos>,
+    ) {
         if let Some(io_counters) = &self.io_counters {
             io_counters.answer(request.command, request.len, error == 0, took);
         }
-        let chunks = matches!(request.command, Command::Read | Command::BlockStatus);
+        let chunks = matches!(request.command, NbdCommand::Read | NbdCommand::BlockStatus);
         let form = if chunks { ReplyForm::Chunks } else { ReplyForm::Simple };
         self.tx.push(QueuedReply {
             cookie: request.cookie,
@@ -387,13 +396,13 @@ impl Connection {
 }
 
 /// Number of bytes in the blocks that `request` touches.
-pub(super) fn around(blocks: BlockSize, request: &Request) -> u64 {
+pub(super) fn touched_blocks_len(blocks: DeviceBlockSize, request: &NbdRequestHeader) -> u64 {
     let end = request.offset.saturating_add(request.len.into()).min(u64::MAX / 2);
     let range = blocks.around(&(request.offset..end));
     range.end.saturating_sub(range.start)
 }
 
-impl PendingRequest {
+impl PendingNbdRequest {
     /// Range in bytes, as in the client's request.
     pub(super) fn range(&self) -> Range<u64> {
         self.request.offset..self.request.offset + u64::from(self.request.len)
@@ -406,7 +415,7 @@ impl PendingRequest {
 
     /// Returns the stage after the one that `bio` completed; `None` if the answer is due.
     fn after(&self, bio: &Bio) -> Option<RequestStage> {
-        let Request { command, flags, .. } = self.request;
+        let NbdRequestHeader { command, flags, .. } = self.request;
         let next = match self.stage {
             // Without FAST_ZERO the client needs zeroes, however long they take.
             RequestStage::Range { done } if bio.status == Status::NotSupp && bio.op == Op::WriteZeroes => {
@@ -432,7 +441,7 @@ impl PendingRequest {
             return Some(RequestStage::ReadEdge(side));
         }
         // A write has FUA itself; a flush follows discards and zeroes, which have no FUA.
-        let separate = matches!(command, Command::Trim | Command::WriteZeroes);
+        let separate = matches!(command, NbdCommand::Trim | NbdCommand::WriteZeroes);
         (separate && flags.contains(CommandFlags::FUA)).then_some(RequestStage::Flush)
     }
 }

@@ -22,7 +22,7 @@ pub(super) enum ListenSocketKind {
     Tcp(SocketAddr),
 }
 
-fn explain(e: impl Into<io::Error>, what: &str) -> io::Error {
+fn add_io_error_context(e: impl Into<io::Error>, what: &str) -> io::Error {
     let e = e.into();
     io::Error::new(e.kind(), format!("{what}: {e}"))
 }
@@ -31,7 +31,8 @@ impl ListenSocket {
     /// Creates a Unix socket at `path` that only this user can connect to. A socket without a
     /// server is replaced.
     pub(super) fn unix(path: &Path) -> io::Result<ListenSocket> {
-        let bound = BoundUnixSocket::new(path).map_err(|e| explain(e, &path.display().to_string()))?;
+        let bound =
+            BoundUnixSocket::new(path).map_err(|e| add_io_error_context(e, &path.display().to_string()))?;
         // The ring uses a duplicate; `bound` removes the file.
         let fd = bound.as_fd().try_clone_to_owned()?;
         Ok(ListenSocket { fd, kind: ListenSocketKind::Unix(path.to_owned(), Some(bound)) })
@@ -39,7 +40,8 @@ impl ListenSocket {
 
     /// Creates a TCP socket; port 0 selects a free one.
     pub(super) fn tcp(address: SocketAddr) -> io::Result<ListenSocket> {
-        let listener = TcpListener::bind(address).map_err(|e| explain(e, &address.to_string()))?;
+        let listener =
+            TcpListener::bind(address).map_err(|e| add_io_error_context(e, &address.to_string()))?;
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         Ok(ListenSocket { fd: listener.into(), kind: ListenSocketKind::Tcp(address) })
@@ -62,7 +64,7 @@ impl ListenSocket {
 }
 
 /// Configures an accepted socket for NBD, and for the ring, which needs it in blocking mode.
-pub(super) fn prepare(fd: &OwnedFd) -> rustix::io::Result<()> {
+pub(super) fn configure_accepted_socket(fd: &OwnedFd) -> rustix::io::Result<()> {
     /// Space for a deep queue of 4 KiB answers; the kernel limits it to its maximum.
     const UNIX_SEND_BUFFER: usize = 4 << 20;
     const KEEP_IDLE: Duration = Duration::from_secs(60);

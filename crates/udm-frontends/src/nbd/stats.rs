@@ -1,7 +1,7 @@
 //! Counters of a server: each core writes its own, readers add them up.
 
 use super::admission::Peer;
-use super::balance::{MoveThrottle, PublishedLoad};
+use super::balance::{ConnectionMoveThrottle, PublishedLoad};
 use crossbeam_utils::CachePadded;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -37,7 +37,7 @@ pub struct NbdServerStats {
 
 /// Counters of the connections of one core. Only that core writes them, except `connections`.
 #[derive(Default)]
-pub(super) struct CoreCounters {
+pub(super) struct CoreConnectionCounters {
     pub(super) connections: AtomicUsize,
     in_flight: AtomicU64,
     requests: AtomicU64,
@@ -67,14 +67,14 @@ impl ServerCountersHandle {
 
 /// The counters of a server.
 pub(super) struct ServerCounters {
-    pub(super) cores: Box<[CachePadded<CoreCounters>]>,
+    pub(super) cores: Box<[CachePadded<CoreConnectionCounters>]>,
     pub(super) handshakes: AtomicUsize,
     pub(super) serving: AtomicUsize,
     pub(super) orphans: AtomicUsize,
     pub(super) accepted: AtomicU64,
     pub(super) refused: AtomicU64,
     pub(super) moves: AtomicU64,
-    pub(super) next_move: MoveThrottle,
+    pub(super) next_move: ConnectionMoveThrottle,
     /// Served connections per peer, in all and for each device. Changed when a connection begins
     /// and ends.
     pub(super) peers: Mutex<HashMap<(Peer, Option<DeviceId>), usize>>,
@@ -82,7 +82,7 @@ pub(super) struct ServerCounters {
 
 /// Changes of the counters since a connection last published.
 #[derive(Default, Debug)]
-pub(super) struct CounterDelta {
+pub(super) struct UnpublishedCounters {
     /// Requests received.
     pub(super) begun: u64,
     /// Requests answered, or dropped with their connection.
@@ -102,7 +102,7 @@ impl ServerCounters {
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             moves: AtomicU64::new(0),
-            next_move: MoveThrottle::default(),
+            next_move: ConnectionMoveThrottle::default(),
             peers: Mutex::default(),
         })
     }
@@ -136,7 +136,7 @@ impl ServerCounters {
 
     /// Adds the changes of a connection on `core` since the last call. Called on the core, once per
     /// turn.
-    pub(super) fn publish(&self, core: usize, delta: &mut CounterDelta) {
+    pub(super) fn publish(&self, core: usize, delta: &mut UnpublishedCounters) {
         let core = &self.cores[core];
         // Plain loads and stores: all connections of a core run on its thread. Readers need recent
         // numbers, but no order among them.
@@ -150,6 +150,6 @@ impl ServerCounters {
         add(&core.errors, delta.errors);
         add(&core.bytes_in, delta.bytes_in);
         add(&core.bytes_out, delta.bytes_out);
-        *delta = CounterDelta::default();
+        *delta = UnpublishedCounters::default();
     }
 }

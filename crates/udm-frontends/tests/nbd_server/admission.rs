@@ -7,8 +7,8 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
-use udm_frontends::nbd::{Export, ListenAddress, ServerOptions};
-use udm_wire::nbd::{Command, CommandFlags, OptionReply, Request};
+use udm_frontends::nbd::{Export, ListenAddress, NbdServerLimits};
+use udm_wire::nbd::{CommandFlags, NbdCommand, NbdRequestHeader, OptionReply};
 
 const MIB: u64 = 1 << 20;
 const NONE: CommandFlags = CommandFlags::empty();
@@ -35,7 +35,7 @@ fn refusal(world: &ServerFixture, export: &str) -> Option<String> {
 
 #[test]
 fn too_many_clients_are_told_so() {
-    let options = ServerOptions { connections_max: 3, ..ServerOptions::default() };
+    let options = NbdServerLimits { connections_max: 3, ..NbdServerLimits::default() };
     let world = ServerFixture::with(disk(MIB), options, &[]);
     let mut clients: Vec<_> = (0..3).map(|_| world.client(true)).collect();
     assert_eq!(refusal(&world, "disk").unwrap(), "3 clients are connected, and there is room for no more");
@@ -54,14 +54,16 @@ fn too_many_clients_are_told_so() {
 /// limit of that device.
 #[test]
 fn who_is_gone_keeps_no_place() {
-    let options = ServerOptions { connections_max: 3, device_connections_max: 8, ..ServerOptions::default() };
+    let options =
+        NbdServerLimits { connections_max: 3, device_connections_max: 8, ..NbdServerLimits::default() };
     let world = ServerFixture::with(disk(MIB), options, &[]);
-    let other = udm_backends::open(&udm_wire::uri::parse("mem:1M").unwrap()).unwrap();
+    let other =
+        udm_backends::open_standalone_device(&udm_wire::uri::parse_device_uri("mem:1M").unwrap()).unwrap();
     world.exports.add(Export::new("other", "", false, other).unwrap()).unwrap();
     world.disk.hold_requests();
     for n in 1..=8 {
         let mut c = world.client(false);
-        c.send(Command::Write, NONE, 0, 512, &[1; 512]);
+        c.send(NbdCommand::Write, NONE, 0, 512, &[1; 512]);
         world.wait_for("the write is on the device", |s| s.in_flight >= 1 && world.disk.held() == n);
         drop(c);
         world.wait_for("it is gone", |s| s.orphans == n && s.connections == 0);
@@ -78,7 +80,7 @@ fn who_is_gone_keeps_no_place() {
 /// Any number of silent connections delays no other client.
 #[test]
 fn silent_connections_make_room() {
-    let options = ServerOptions { handshakes_max: 4, ..ServerOptions::default() };
+    let options = NbdServerLimits { handshakes_max: 4, ..NbdServerLimits::default() };
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("nbd.sock");
     let world = ServerFixture::with(disk(MIB), options, &[ListenAddress::Unix(path.clone())]);
@@ -98,9 +100,9 @@ fn silent_connections_make_room() {
     world.end();
 }
 
-fn tight_limits(stall_ms: u64) -> ServerOptions {
+fn tight_limits(stall_ms: u64) -> NbdServerLimits {
     let stall_max = Duration::from_millis(stall_ms);
-    ServerOptions { core_bytes_max: 4 << 20, stall_max, ..ServerOptions::default() }
+    NbdServerLimits { core_bytes_max: 4 << 20, stall_max, ..NbdServerLimits::default() }
 }
 
 /// Requests of many clients that each exceed all the memory are all served.
@@ -129,7 +131,7 @@ fn long_requests_of_many_clients_share_little_memory() {
 /// has no part of it, and no other connection can free memory.
 #[test]
 fn a_longer_write_behind_a_long_one() {
-    let options = ServerOptions { core_bytes_max: 512 << 10, ..tight_limits(20_000) };
+    let options = NbdServerLimits { core_bytes_max: 512 << 10, ..tight_limits(20_000) };
     let world = ServerFixture::with(disk(8 * MIB), options, &[]);
     let mut c = world.client(false);
     for len in [MIB, 2 * MIB, MIB, 6 * MIB] {
@@ -149,7 +151,7 @@ fn one_request_at_a_time_passes_the_bound() {
     world.disk.hold_requests();
     let mut c = world.client(false);
     for _ in 0..32 {
-        c.send(Command::Read, NONE, 0, 1 << 20, &[]);
+        c.send(NbdCommand::Read, NONE, 0, 1 << 20, &[]);
     }
     world.wait_for("the memory is given out", |_| world.disk.held() >= 3);
     let held = world.disk.held();
@@ -174,7 +176,7 @@ fn a_device_that_hangs_takes_not_all_memory() {
     for _ in 0..12 {
         let mut c = world.client(false);
         for _ in 0..8 {
-            c.send(Command::Read, NONE, 0, 1 << 20, &[]);
+            c.send(NbdCommand::Read, NONE, 0, 1 << 20, &[]);
         }
         stuck.push(c);
     }
@@ -203,8 +205,13 @@ fn clients_that_do_not_move_starve_nobody() {
         let mut c = world.client(false);
         if i % 2 == 0 {
             // Half of a payload.
-            let request =
-                Request { flags: NONE, command: Command::Write, cookie: 1, offset: 0, len: 6 << 20 };
+            let request = NbdRequestHeader {
+                flags: NONE,
+                command: NbdCommand::Write,
+                cookie: 1,
+                offset: 0,
+                len: 6 << 20,
+            };
             c.stream.set_nonblocking(true).unwrap();
             let mut bytes = request.encode().to_vec();
             bytes.resize(3 << 20, 1);
@@ -212,7 +219,7 @@ fn clients_that_do_not_move_starve_nobody() {
             let _ = c.stream.write_all(&bytes);
         } else {
             // Answers that the client does not read.
-            c.send(Command::Read, NONE, 0, 6 << 20, &[]);
+            c.send(NbdCommand::Read, NONE, 0, 6 << 20, &[]);
         }
         stuck.push(c);
     }

@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use udm_wire::nbd::{
-    Chunk, ClientFlags, ClientOption, Command, CommandFlags, GREETING_SIZE, Greeting, Info, InfoRequest,
-    MetaRequest, OPTION_REPLY_HEADER_SIZE, OptionReply, OptionReplyHeader, ReplyHeader, Request,
-    encode_client_flags,
+    ClientFlags, CommandFlags, ExportInfoItem, ExportInfoRequest, GREETING_SIZE, MetaContextRequest,
+    NbdCommand, NbdOption, NbdRequestHeader, NbdServerGreeting, OPTION_REPLY_HEADER_SIZE, OptionReply,
+    OptionReplyHeader, ReplyChunk, ReplyHeader, encode_client_flags,
 };
 
 pub struct ScriptedClient {
@@ -53,9 +53,9 @@ impl ScriptedClient {
         let flags = ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES;
         let mut bytes = encode_client_flags(flags).to_vec();
         if structured {
-            ClientOption::StructuredReply.encode(&mut bytes);
+            NbdOption::StructuredReply.encode(&mut bytes);
         }
-        ClientOption::Go(InfoRequest { name: export.into(), infos: vec![] }).encode(&mut bytes);
+        NbdOption::Go(ExportInfoRequest { name: export.into(), infos: vec![] }).encode(&mut bytes);
         bytes
     }
 
@@ -64,10 +64,10 @@ impl ScriptedClient {
         self.exactly::<GREETING_SIZE>();
         let flags = ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES;
         let mut bytes = encode_client_flags(flags).to_vec();
-        ClientOption::StructuredReply.encode(&mut bytes);
+        NbdOption::StructuredReply.encode(&mut bytes);
         let queries = queries.iter().map(|q| (*q).to_owned()).collect();
-        ClientOption::SetMetaContext(MetaRequest { name: of.into(), queries }).encode(&mut bytes);
-        ClientOption::Go(InfoRequest { name: export.into(), infos: vec![] }).encode(&mut bytes);
+        NbdOption::SetMetaContext(MetaContextRequest { name: of.into(), queries }).encode(&mut bytes);
+        NbdOption::Go(ExportInfoRequest { name: export.into(), infos: vec![] }).encode(&mut bytes);
         self.stream.write_all(&bytes).unwrap();
         self.structured = true;
         let (mut acks, mut ids) = (3, Vec::new());
@@ -85,14 +85,14 @@ impl ScriptedClient {
     /// Sends a `BLOCK_STATUS`. Returns the runs of the only context.
     pub fn status(&mut self, flags: CommandFlags, offset: u64, len: u32) -> Result<Vec<(u32, u32)>, u32> {
         self.blocks.clear();
-        let reply = self.ask(Command::BlockStatus, flags, offset, len, &[]);
+        let reply = self.ask(NbdCommand::BlockStatus, flags, offset, len, &[]);
         if reply.error == 0 { Ok(std::mem::take(&mut self.blocks)) } else { Err(reply.error) }
     }
 
     /// Performs the handshake. Returns the information about the export.
-    pub fn go(&mut self, export: &str, structured: bool) -> Vec<Info> {
+    pub fn go(&mut self, export: &str, structured: bool) -> Vec<ExportInfoItem> {
         let greeting = self.exactly::<GREETING_SIZE>();
-        Greeting::decode(&greeting).unwrap();
+        NbdServerGreeting::decode(&greeting).unwrap();
         self.stream.write_all(&ScriptedClient::opening(export, structured)).unwrap();
         self.structured = structured;
         let mut acks = 1 + usize::from(structured);
@@ -130,7 +130,7 @@ impl ScriptedClient {
     /// Sends a request with its payload. Returns its cookie.
     pub fn send(
         &mut self,
-        command: Command,
+        command: NbdCommand,
         flags: CommandFlags,
         offset: u64,
         len: u32,
@@ -138,10 +138,10 @@ impl ScriptedClient {
     ) -> u64 {
         self.cookie += 1;
         let cookie = self.cookie;
-        let request = Request { flags, command, cookie, offset, len };
+        let request = NbdRequestHeader { flags, command, cookie, offset, len };
         let mut bytes = request.encode().to_vec();
         bytes.extend_from_slice(payload);
-        if matches!(command, Command::Read | Command::BlockStatus) {
+        if matches!(command, NbdCommand::Read | NbdCommand::BlockStatus) {
             self.reads.insert(cookie, (offset, len));
         }
         self.stream.write_all(&bytes).unwrap();
@@ -178,20 +178,20 @@ impl ScriptedClient {
                 let mut payload = vec![0; chunk.len as usize];
                 self.stream.read_exact(&mut payload).unwrap();
                 assert!(done, "a read is one chunk");
-                let (error, data) = match Chunk::decode(chunk, &payload).unwrap() {
-                    Chunk::None => {
+                let (error, data) = match ReplyChunk::decode(chunk, &payload).unwrap() {
+                    ReplyChunk::None => {
                         assert_eq!(len, 0);
                         (0, vec![])
                     }
-                    Chunk::Data { offset: at, data } => {
+                    ReplyChunk::Data { offset: at, data } => {
                         assert_eq!((at, data.len()), (offset, len as usize));
                         (0, data.to_vec())
                     }
-                    Chunk::BlockStatus { descriptors, .. } => {
+                    ReplyChunk::BlockStatus { descriptors, .. } => {
                         self.blocks = descriptors.iter().collect();
                         (0, vec![])
                     }
-                    Chunk::Error { error, .. } => (error, vec![]),
+                    ReplyChunk::Error { error, .. } => (error, vec![]),
                     other => panic!("{other:?}"),
                 };
                 Reply { cookie, error, data }
@@ -202,7 +202,7 @@ impl ScriptedClient {
     /// Sends one request and receives its reply.
     pub fn ask(
         &mut self,
-        command: Command,
+        command: NbdCommand,
         flags: CommandFlags,
         offset: u64,
         len: u32,
@@ -215,17 +215,17 @@ impl ScriptedClient {
     }
 
     pub fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>, u32> {
-        let reply = self.ask(Command::Read, CommandFlags::empty(), offset, len, &[]);
+        let reply = self.ask(NbdCommand::Read, CommandFlags::empty(), offset, len, &[]);
         if reply.error == 0 { Ok(reply.data) } else { Err(reply.error) }
     }
 
     /// Sends a request without data. Returns its error; 0 for none.
-    pub fn plain(&mut self, command: Command, flags: CommandFlags, offset: u64, len: u32) -> u32 {
+    pub fn plain(&mut self, command: NbdCommand, flags: CommandFlags, offset: u64, len: u32) -> u32 {
         self.ask(command, flags, offset, len, &[]).error
     }
 
     pub fn write(&mut self, flags: CommandFlags, offset: u64, payload: &[u8]) -> u32 {
-        self.ask(Command::Write, flags, offset, payload.len() as u32, payload).error
+        self.ask(NbdCommand::Write, flags, offset, payload.len() as u32, payload).error
     }
 
     /// Returns true if the server has closed the connection, after any further output.

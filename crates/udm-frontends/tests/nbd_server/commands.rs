@@ -4,7 +4,7 @@ use crate::ServerFixture;
 use crate::disk::{CompletionOrder, TestDisk, pattern};
 use std::collections::HashMap;
 use udm_core::{BioFlags, Op, Sectors};
-use udm_wire::nbd::{Command, CommandFlags, EIO, ENOTSUP, ExportFlags, Info};
+use udm_wire::nbd::{CommandFlags, EIO, ENOTSUP, ExportFlags, ExportInfoItem, NbdCommand};
 
 const MIB: u64 = 1 << 20;
 const NONE: CommandFlags = CommandFlags::empty();
@@ -20,7 +20,7 @@ fn every_command() {
         let mut c = world.client(structured);
         assert_eq!(c.read(512, 1536), Ok(fresh(512, 1536)));
         if structured {
-            let reply = c.ask(Command::Read, CommandFlags::DF, 4096, 8192, &[]);
+            let reply = c.ask(NbdCommand::Read, CommandFlags::DF, 4096, 8192, &[]);
             assert_eq!((reply.error, reply.data), (0, fresh(4096, 8192)));
         }
         // Sizes around the limits of the receiver, up to the largest one.
@@ -29,12 +29,12 @@ fn every_command() {
             assert_eq!(c.write(NONE, MIB, &data), 0, "{len}");
             assert!(c.read(MIB, len as u32) == Ok(data), "{len}");
         }
-        assert_eq!(c.plain(Command::WriteZeroes, NONE, MIB + 512, 1024), 0);
+        assert_eq!(c.plain(NbdCommand::WriteZeroes, NONE, MIB + 512, 1024), 0);
         assert_eq!(c.read(MIB, 2048).unwrap()[512..1536], [0; 1024]);
-        assert_eq!(c.plain(Command::WriteZeroes, CommandFlags::FAST_ZERO, 2 * MIB, 1 << 20), 0);
-        assert_eq!(c.plain(Command::Trim, NONE, 0, 4096), 0);
-        assert_eq!(c.plain(Command::Flush, NONE, 0, 0), 0);
-        assert_eq!(c.plain(Command::Cache, NONE, 0, 3 << 20), 0);
+        assert_eq!(c.plain(NbdCommand::WriteZeroes, CommandFlags::FAST_ZERO, 2 * MIB, 1 << 20), 0);
+        assert_eq!(c.plain(NbdCommand::Trim, NONE, 0, 4096), 0);
+        assert_eq!(c.plain(NbdCommand::Flush, NONE, 0, 0), 0);
+        assert_eq!(c.plain(NbdCommand::Cache, NONE, 0, 3 << 20), 0);
         let stats = world.wait_for("answers are out", |s| s.in_flight == 0);
         assert_eq!(stats.errors, 0);
         drop(c);
@@ -71,19 +71,19 @@ fn what_reaches_the_device() {
     let mut c = world.client(true);
     let none = BioFlags::empty();
     let mut check = |command, flags, len: u32, expected: &[(Op, BioFlags)]| {
-        let payload = if command == Command::Write { vec![1; len as usize] } else { vec![] };
+        let payload = if command == NbdCommand::Write { vec![1; len as usize] } else { vec![] };
         assert_eq!(c.ask(command, flags, 0, len, &payload).error, 0);
         assert_eq!(world.disk.seen(), expected, "{command:?} {flags:?}");
     };
     let fua = CommandFlags::FUA;
-    check(Command::Write, fua, 512, &[(Op::Write, BioFlags::FUA)]);
-    check(Command::Write, NONE, 512, &[(Op::Write, none)]);
-    check(Command::Flush, NONE, 0, &[(Op::Flush, none)]);
-    check(Command::WriteZeroes, CommandFlags::NO_HOLE, 512, &[(Op::WriteZeroes, BioFlags::NOUNMAP)]);
-    check(Command::Trim, fua, 512, &[(Op::Discard, none), (Op::Flush, none)]);
-    check(Command::WriteZeroes, fua, 512, &[(Op::WriteZeroes, none), (Op::Flush, none)]);
-    check(Command::Read, fua, 512, &[(Op::Read, none)]);
-    check(Command::Cache, NONE, 300 << 10, &[(Op::Read, none), (Op::Read, none)]);
+    check(NbdCommand::Write, fua, 512, &[(Op::Write, BioFlags::FUA)]);
+    check(NbdCommand::Write, NONE, 512, &[(Op::Write, none)]);
+    check(NbdCommand::Flush, NONE, 0, &[(Op::Flush, none)]);
+    check(NbdCommand::WriteZeroes, CommandFlags::NO_HOLE, 512, &[(Op::WriteZeroes, BioFlags::NOUNMAP)]);
+    check(NbdCommand::Trim, fua, 512, &[(Op::Discard, none), (Op::Flush, none)]);
+    check(NbdCommand::WriteZeroes, fua, 512, &[(Op::WriteZeroes, none), (Op::Flush, none)]);
+    check(NbdCommand::Read, fua, 512, &[(Op::Read, none)]);
+    check(NbdCommand::Cache, NONE, 300 << 10, &[(Op::Read, none), (Op::Read, none)]);
     drop(c);
     world.wait_until_empty();
     world.end();
@@ -93,11 +93,11 @@ fn what_reaches_the_device() {
 fn zeroes_that_the_device_can_not_write_are_written_out() {
     let world = ServerFixture::new(TestDisk::new(8 * MIB, CompletionOrder::Shuffled).without_zeroes());
     let mut c = world.client(false);
-    assert_eq!(c.plain(Command::WriteZeroes, CommandFlags::FAST_ZERO, 0, 4096), ENOTSUP);
+    assert_eq!(c.plain(NbdCommand::WriteZeroes, CommandFlags::FAST_ZERO, 0, 4096), ENOTSUP);
     assert_eq!(c.read(0, 4096), Ok(fresh(0, 4096)), "nothing happened");
     world.disk.seen();
     let len = (1 << 20) + 512;
-    assert_eq!(c.plain(Command::WriteZeroes, CommandFlags::FUA, 512, len), 0);
+    assert_eq!(c.plain(NbdCommand::WriteZeroes, CommandFlags::FUA, 512, len), 0);
     let seen = world.disk.seen();
     assert_eq!(seen.first().map(|s| s.0), Some(Op::WriteZeroes));
     assert_eq!(seen.last().map(|s| s.0), Some(Op::Flush));
@@ -110,7 +110,7 @@ fn zeroes_that_the_device_can_not_write_are_written_out() {
     );
     // A buffer is reused for zeroes and for data in any order.
     assert_eq!(c.write(NONE, 0, &vec![7; 1 << 20]), 0);
-    assert_eq!(c.plain(Command::WriteZeroes, NONE, 4 * MIB, 1 << 20), 0);
+    assert_eq!(c.plain(NbdCommand::WriteZeroes, NONE, 4 * MIB, 1 << 20), 0);
     assert!(c.read(4 * MIB, 1 << 20).unwrap().iter().all(|&b| b == 0));
     drop(c);
     world.wait_until_empty();
@@ -124,10 +124,10 @@ fn the_handshake_tells_the_limits() {
     (limits.logical_block, limits.io_opt, limits.read_only) = (4096, 65536, true);
     let world = ServerFixture::new(disk);
     let infos = world.unnegotiated_client().go("", true);
-    let Info::Export { size, flags } = infos[0] else { panic!("{infos:?}") };
+    let ExportInfoItem::Export { size, flags } = infos[0] else { panic!("{infos:?}") };
     assert_eq!(size, 8 * MIB);
     assert!(flags.contains(ExportFlags::READ_ONLY | ExportFlags::SEND_DF | ExportFlags::CAN_MULTI_CONN));
-    let Info::BlockSize(blocks) = infos[1] else { panic!("{infos:?}") };
+    let ExportInfoItem::BlockSize(blocks) = infos[1] else { panic!("{infos:?}") };
     assert_eq!((blocks.minimum, blocks.preferred, blocks.maximum), (1, 65536, 64 << 20));
     world.wait_until_empty();
     world.end();
@@ -145,10 +145,11 @@ fn a_pipeline_out_of_order() {
             if i % 2 == 0 {
                 let len = 512 * (1 + i as u32 % 23);
                 let data = vec![i as u8; len as usize];
-                expected.insert(c.send(Command::Write, NONE, 8 * MIB + i * 12288, len, &data), vec![]);
+                expected.insert(c.send(NbdCommand::Write, NONE, 8 * MIB + i * 12288, len, &data), vec![]);
             } else {
                 let (offset, len) = (i * 4096, 512 * (1 + i as u32 % 61));
-                expected.insert(c.send(Command::Read, NONE, offset, len, &[]), fresh(offset, len as usize));
+                expected
+                    .insert(c.send(NbdCommand::Read, NONE, offset, len, &[]), fresh(offset, len as usize));
             }
         }
         let mut order = Vec::new();

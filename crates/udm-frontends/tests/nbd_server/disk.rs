@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use udm_core::errno::ENXIO;
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Device, DeviceId, ExtentKind, Extents, Lane, Limits, Nanos, Op, OpenError,
-    Sector, Sectors, Status,
+    Batch, Bio, BioFlags, Cx, Device, DeviceControlError, DeviceId, ExtentKind, Extents, Lane, Limits, Nanos,
+    Op, Sector, Sectors, Status,
 };
 
 /// Time at which bios are completed.
@@ -110,9 +110,9 @@ impl Device for TestDisk {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         if self.shared.only_on.is_some_and(|core| core != cx.core().0) {
-            return Err(OpenError::new(ENXIO, "not on this core"));
+            return Err(DeviceControlError::new(ENXIO, "not on this core"));
         }
         self.shared.block.store(self.limits.logical_block as usize, Ordering::Release);
         Ok(Box::new(DiskLane { shared: self.shared.clone(), held: Batch::new() }))

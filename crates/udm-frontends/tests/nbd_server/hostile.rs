@@ -5,8 +5,8 @@ use crate::{ScriptedClient, ServerFixture};
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::time::Duration;
-use udm_frontends::nbd::ServerOptions;
-use udm_wire::nbd::{Command, CommandFlags, Request};
+use udm_frontends::nbd::NbdServerLimits;
+use udm_wire::nbd::{CommandFlags, NbdCommand, NbdRequestHeader};
 
 const MIB: u64 = 1 << 20;
 
@@ -17,18 +17,18 @@ fn conversation() -> Vec<u8> {
     let mut put = |command, offset, len: u32, data: usize| {
         cookie += 1;
         let flags = CommandFlags::empty();
-        bytes.extend_from_slice(&Request { flags, command, cookie, offset, len }.encode());
+        bytes.extend_from_slice(&NbdRequestHeader { flags, command, cookie, offset, len }.encode());
         bytes.resize(bytes.len() + data, 9);
     };
-    put(Command::Read, 0, 4096, 0);
-    put(Command::Write, 4096, 512, 512);
-    put(Command::Flush, 0, 0, 0);
-    put(Command::Write, 1, 100, 100);
-    put(Command::WriteZeroes, 8192, 8192, 0);
-    put(Command::Cache, 0, 65536, 0);
-    put(Command::Write, 16384, 1024, 1024);
-    put(Command::Read, 0, 512, 0);
-    put(Command::Disconnect, 0, 0, 0);
+    put(NbdCommand::Read, 0, 4096, 0);
+    put(NbdCommand::Write, 4096, 512, 512);
+    put(NbdCommand::Flush, 0, 0, 0);
+    put(NbdCommand::Write, 1, 100, 100);
+    put(NbdCommand::WriteZeroes, 8192, 8192, 0);
+    put(NbdCommand::Cache, 0, 65536, 0);
+    put(NbdCommand::Write, 16384, 1024, 1024);
+    put(NbdCommand::Read, 0, 512, 0);
+    put(NbdCommand::Disconnect, 0, 0, 0);
     bytes
 }
 
@@ -58,7 +58,7 @@ fn disconnects_inside_long_payloads() {
     let mut bytes = ScriptedClient::opening("disk", false);
     for (cookie, len) in [(1, 1 << 20), (2, 300 << 10), (3, 70 << 10)] {
         let flags = CommandFlags::empty();
-        let request = Request { flags, command: Command::Write, cookie, offset: 0, len };
+        let request = NbdRequestHeader { flags, command: NbdCommand::Write, cookie, offset: 0, len };
         bytes.extend_from_slice(&request.encode());
         bytes.resize(bytes.len() + len as usize, 9);
     }
@@ -80,7 +80,7 @@ fn what_is_in_flight_is_awaited() {
     for i in 0..20 {
         let mut c = world.client(i % 2 == 0);
         for k in 0..50 {
-            let (command, data) = if k % 2 == 0 { (Command::Read, 0) } else { (Command::Write, 8192) };
+            let (command, data) = if k % 2 == 0 { (NbdCommand::Read, 0) } else { (NbdCommand::Write, 8192) };
             c.send(command, CommandFlags::empty(), k * 8192, 8192, &vec![1; data]);
         }
     }
@@ -136,7 +136,7 @@ fn a_thousand_babblers() {
 #[test]
 fn a_dawdler_is_dropped() {
     let handshake_max = Duration::from_millis(200);
-    let options = ServerOptions { handshake_max, ..ServerOptions::default() };
+    let options = NbdServerLimits { handshake_max, ..NbdServerLimits::default() };
     let world = ServerFixture::with(TestDisk::new(MIB, CompletionOrder::AtOnce), options, &[]);
     let (mut silent, mut served) = (world.unnegotiated_client(), world.client(true));
     let bytes = ScriptedClient::opening("disk", false);
@@ -162,7 +162,7 @@ fn a_deaf_client_in_the_handshake() {
     let mut c = world.unnegotiated_client();
     let mut bytes = ScriptedClient::opening("disk", false)[..4].to_vec();
     for _ in 0..3000 {
-        udm_wire::nbd::ClientOption::List.encode(&mut bytes);
+        udm_wire::nbd::NbdOption::List.encode(&mut bytes);
     }
     c.stream.write_all(&bytes).unwrap();
     c.stream.shutdown(Shutdown::Write).unwrap();

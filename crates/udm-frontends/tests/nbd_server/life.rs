@@ -7,8 +7,8 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
-use udm_frontends::nbd::{BoundAddress, ListenAddress, ServerOptions};
-use udm_wire::nbd::{Command, CommandFlags};
+use udm_frontends::nbd::{BoundAddress, ListenAddress, NbdServerLimits};
+use udm_wire::nbd::{CommandFlags, NbdCommand};
 
 const MIB: u64 = 1 << 20;
 
@@ -23,7 +23,7 @@ fn a_unix_socket_is_private_and_goes_with_the_server() {
     // A socket that a dead server left.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let listen = [ListenAddress::Unix(path.clone())];
-    let world = ServerFixture::with(disk(), ServerOptions::default(), &listen);
+    let world = ServerFixture::with(disk(), NbdServerLimits::default(), &listen);
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let mut c = ScriptedClient::on(UnixStream::connect(&path).unwrap());
     c.go("disk", true);
@@ -32,7 +32,7 @@ fn a_unix_socket_is_private_and_goes_with_the_server() {
     let e = udm_frontends::nbd::NbdServer::start(
         world.runtime.core_set(),
         world.exports.clone(),
-        ServerOptions::default(),
+        NbdServerLimits::default(),
         &listen,
     );
     let text = e.err().expect("the path is taken").to_string();
@@ -49,9 +49,14 @@ fn what_is_no_socket_of_ours_stays() {
     let path = dir.path().join("nbd.sock");
     std::fs::write(&path, "precious").unwrap();
     let runtime_less = |p: &std::path::Path| {
-        let core_set = udm_runtime::CoreSet::new(1).unwrap();
+        let core_set = udm_runtime::ProcessCores::new(1).unwrap();
         let listen = [ListenAddress::Unix(p.to_owned())];
-        udm_frontends::nbd::NbdServer::start(&core_set, Default::default(), ServerOptions::default(), &listen)
+        udm_frontends::nbd::NbdServer::start(
+            &core_set,
+            Default::default(),
+            NbdServerLimits::default(),
+            &listen,
+        )
     };
     assert!(runtime_less(&path).is_err());
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
@@ -70,7 +75,7 @@ fn what_is_no_socket_of_ours_stays() {
 #[test]
 fn tcp_works_as_well() {
     let listen = [ListenAddress::Tcp((Ipv4Addr::LOCALHOST, 0).into())];
-    let world = ServerFixture::with(disk(), ServerOptions::default(), &listen);
+    let world = ServerFixture::with(disk(), NbdServerLimits::default(), &listen);
     let BoundAddress::Tcp(address) = world.server.bound()[0] else { panic!() };
     assert_ne!(address.port(), 0);
     let mut greeting = [0; 18];
@@ -91,7 +96,7 @@ fn a_stop_finishes_what_is_in_flight() {
         (world.client(false), world.client(true), world.unnegotiated_client());
     world.disk.hold_requests();
     for i in 0..100 {
-        c.send(Command::Read, CommandFlags::empty(), i * 512, 512, &[]);
+        c.send(NbdCommand::Read, CommandFlags::empty(), i * 512, 512, &[]);
     }
     world.wait_for("all is under way", |s| s.in_flight == 100);
     let ServerFixture { disk, server, runtime, .. } = world;
@@ -113,11 +118,11 @@ fn a_stop_finishes_what_is_in_flight() {
 /// A client that reads nothing does not keep the server from stopping.
 #[test]
 fn a_stop_waits_for_a_deaf_client_only_so_long() {
-    let options = ServerOptions { stop_max: Duration::from_millis(100), ..ServerOptions::default() };
+    let options = NbdServerLimits { stop_max: Duration::from_millis(100), ..NbdServerLimits::default() };
     let world = ServerFixture::with(TestDisk::new(64 * MIB, CompletionOrder::AtOnce), options, &[]);
     let mut c = world.client(false);
     for _ in 0..4 {
-        c.send(Command::Read, CommandFlags::empty(), 0, 8 << 20, &[]);
+        c.send(NbdCommand::Read, CommandFlags::empty(), 0, 8 << 20, &[]);
     }
     world.wait_for("all is under way", |s| s.in_flight + s.requests == 4);
     world.end();
@@ -129,8 +134,8 @@ fn disconnect_answers_first() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::Shuffled));
     let mut c = world.client(true);
     let cookies: Vec<_> =
-        (0..100).map(|i| c.send(Command::Read, CommandFlags::empty(), i * 512, 512, &[])).collect();
-    c.send(Command::Disconnect, CommandFlags::empty(), 0, 0, &[]);
+        (0..100).map(|i| c.send(NbdCommand::Read, CommandFlags::empty(), i * 512, 512, &[])).collect();
+    c.send(NbdCommand::Disconnect, CommandFlags::empty(), 0, 0, &[]);
     let mut got: Vec<_> = cookies.iter().map(|_| c.receive().cookie).collect();
     got.sort_unstable();
     assert_eq!(got, cookies);

@@ -4,9 +4,10 @@ use crate::disk::{CompletionOrder, TestDisk, pattern};
 use crate::{ScriptedClient, ServerFixture};
 use std::io::Write;
 use std::sync::Arc;
-use udm_frontends::nbd::{Export, ServerOptions};
+use udm_frontends::nbd::{Export, NbdServerLimits};
 use udm_wire::nbd::{
-    Command, CommandFlags, EINVAL, EIO, ENOSPC, EPERM, MAGIC_REQUEST, OptionReply, REP_ERR_UNKNOWN, Request,
+    CommandFlags, EINVAL, EIO, ENOSPC, EPERM, MAGIC_REQUEST, NbdCommand, NbdRequestHeader, OptionReply,
+    REP_ERR_UNKNOWN,
 };
 
 const MIB: u64 = 1 << 20;
@@ -29,10 +30,10 @@ fn requests_that_make_no_sense() {
             EINVAL,
             "too long, and taken off the stream"
         );
-        assert_eq!(c.plain(Command::WriteZeroes, NONE, end, 512), ENOSPC);
-        assert_eq!(c.plain(Command::Trim, NONE, end, 512), EINVAL);
-        assert_eq!(c.plain(Command::BlockStatus, NONE, 0, 512), EINVAL);
-        assert_eq!(c.plain(Command::Other(77), NONE, 0, 512), EINVAL);
+        assert_eq!(c.plain(NbdCommand::WriteZeroes, NONE, end, 512), ENOSPC);
+        assert_eq!(c.plain(NbdCommand::Trim, NONE, end, 512), EINVAL);
+        assert_eq!(c.plain(NbdCommand::BlockStatus, NONE, 0, 512), EINVAL);
+        assert_eq!(c.plain(NbdCommand::Other(77), NONE, 0, 512), EINVAL);
         assert_eq!(world.disk.seen(), [], "nothing of this reached the device");
         assert!(c.read(0, 512).is_ok());
         let stats = world.wait_for("answers are out", |s| s.in_flight == 0);
@@ -48,7 +49,7 @@ fn requests_that_make_no_sense() {
 fn an_absurd_payload_ends_the_connection() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
     let (mut c, mut other) = (world.client(true), world.client(true));
-    c.send(Command::Write, NONE, 0, (256 << 20) + 512, &[]);
+    c.send(NbdCommand::Write, NONE, 0, (256 << 20) + 512, &[]);
     assert!(c.is_at_end());
     assert!(other.read(0, 512).is_ok());
     drop((c, other));
@@ -65,7 +66,7 @@ fn a_device_that_fails() {
         assert_eq!(c.read(last, 512), Err(EIO), "and no data behind it, or the next reply would not be one");
         assert_eq!(c.read(0, 1 << 20), Err(EIO));
         assert_eq!(c.write(NONE, last, &[1; 512]), EIO);
-        assert_eq!(c.plain(Command::Cache, NONE, 0, 1 << 20), EIO);
+        assert_eq!(c.plain(NbdCommand::Cache, NONE, 0, 1 << 20), EIO);
         assert_eq!(c.read(0, 512), Ok((0..512).map(pattern).collect()));
         drop(c);
         world.wait_until_empty();
@@ -81,9 +82,9 @@ fn a_read_only_export() {
     let mut c = world.unnegotiated_client();
     c.go("ro", true);
     assert_eq!(c.write(NONE, 0, &[1; 70_656]), EPERM);
-    assert_eq!(c.plain(Command::WriteZeroes, NONE, 0, 512), EPERM);
-    assert_eq!(c.plain(Command::Trim, NONE, 0, 512), EPERM);
-    assert_eq!(c.plain(Command::Flush, NONE, 0, 0), 0);
+    assert_eq!(c.plain(NbdCommand::WriteZeroes, NONE, 0, 512), EPERM);
+    assert_eq!(c.plain(NbdCommand::Trim, NONE, 0, 512), EPERM);
+    assert_eq!(c.plain(NbdCommand::Flush, NONE, 0, 0), 0);
     assert!(c.read(0, 512).is_ok());
     drop(c);
     world.wait_until_empty();
@@ -111,8 +112,9 @@ fn an_unknown_export_may_be_followed_by_a_known_one() {
 fn a_stream_out_of_step_is_dropped() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::Shuffled));
     let mut c = world.client(true);
-    c.send(Command::Read, NONE, 0, 4096, &[]);
-    let mut bytes = Request { flags: NONE, command: Command::Read, cookie: 1, offset: 0, len: 512 }.encode();
+    c.send(NbdCommand::Read, NONE, 0, 4096, &[]);
+    let mut bytes =
+        NbdRequestHeader { flags: NONE, command: NbdCommand::Read, cookie: 1, offset: 0, len: 512 }.encode();
     bytes[..4].copy_from_slice(&(MAGIC_REQUEST + 1).to_be_bytes());
     c.stream.write_all(&bytes).unwrap();
     assert!(c.is_at_end());
@@ -124,15 +126,15 @@ fn a_stream_out_of_step_is_dropped() {
 /// continues when the client reads.
 #[test]
 fn in_flight_is_bounded() {
-    let by_number = ServerOptions { requests_max: 10, ..ServerOptions::default() };
-    let by_bytes = ServerOptions { bytes_max: 1 << 20, ..ServerOptions::default() };
+    let by_number = NbdServerLimits { requests_max: 10, ..NbdServerLimits::default() };
+    let by_bytes = NbdServerLimits { bytes_max: 1 << 20, ..NbdServerLimits::default() };
     for (options, max) in [(by_number, 10), (by_bytes, 5)] {
         let world = ServerFixture::with(TestDisk::new(4 * MIB, CompletionOrder::AtOnce), options, &[]);
         world.disk.hold_requests();
         let mut c = world.client(false);
         let n = 200;
         for _ in 0..n {
-            c.send(Command::Read, NONE, 0, 256 << 10, &[]);
+            c.send(NbdCommand::Read, NONE, 0, 256 << 10, &[]);
         }
         let stats = world.wait_for("the bound is reached", |s| s.in_flight >= max - 1);
         assert!(stats.in_flight <= max, "{stats:?}");
@@ -151,7 +153,7 @@ fn in_flight_is_bounded() {
 
 #[test]
 fn slow_writes_of_many_clients_pin_bounded_memory() {
-    let options = ServerOptions { bytes_max: 1 << 20, ..ServerOptions::default() };
+    let options = NbdServerLimits { bytes_max: 1 << 20, ..NbdServerLimits::default() };
     let world = ServerFixture::with(TestDisk::new(4 * MIB, CompletionOrder::AtOnce), options, &[]);
     world.disk.hold_requests();
     let mut clients: Vec<_> = (0..4).map(|_| world.client(false)).collect();
@@ -161,7 +163,8 @@ fn slow_writes_of_many_clients_pin_bounded_memory() {
         senders.push(std::thread::spawn(move || {
             for cookie in 0..1500u64 {
                 let flags = CommandFlags::empty();
-                let request = Request { flags, command: Command::Write, cookie, offset: 0, len: 4096 };
+                let request =
+                    NbdRequestHeader { flags, command: NbdCommand::Write, cookie, offset: 0, len: 4096 };
                 stream.write_all(&request.encode()).unwrap();
                 stream.write_all(&[5; 4096]).unwrap();
             }

@@ -16,7 +16,7 @@ use client::ScriptedClient;
 use disk::TestDisk;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use udm_frontends::nbd::{Export, Exports, ListenAddress, NbdServer, NbdServerStats, ServerOptions};
+use udm_frontends::nbd::{Export, Exports, ListenAddress, NbdServer, NbdServerLimits, NbdServerStats};
 use udm_runtime::{Runtime, RuntimeOptions};
 
 /// A server with one export, `disk`, on two cores.
@@ -29,10 +29,10 @@ struct ServerFixture {
 
 impl ServerFixture {
     fn new(disk: TestDisk) -> ServerFixture {
-        ServerFixture::with(disk, ServerOptions::default(), &[])
+        ServerFixture::with(disk, NbdServerLimits::default(), &[])
     }
 
-    fn with(disk: TestDisk, options: ServerOptions, listen: &[ListenAddress]) -> ServerFixture {
+    fn with(disk: TestDisk, options: NbdServerLimits, listen: &[ListenAddress]) -> ServerFixture {
         let spin_max = Duration::from_micros(20);
         let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max }).unwrap();
         let (disk, exports) = (Arc::new(disk), Arc::new(Exports::new()));

@@ -8,8 +8,8 @@ use rand::{RngExt, SeedableRng};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use udm_frontends::nbd::{Export, ServerOptions};
-use udm_wire::nbd::{Command, CommandFlags, EPERM, Request};
+use udm_frontends::nbd::{Export, NbdServerLimits};
+use udm_wire::nbd::{CommandFlags, EPERM, NbdCommand, NbdRequestHeader};
 
 const MIB: u64 = 1 << 20;
 const NONE: CommandFlags = CommandFlags::empty();
@@ -57,20 +57,20 @@ impl RandomClient {
             let (place, range) = (self.base + at as u64, at..at + n);
             match self.rng.random_range(0..10) {
                 0 => {
-                    self.client.send(Command::Flush, NONE, 0, 0, &[]);
+                    self.client.send(NbdCommand::Flush, NONE, 0, 0, &[]);
                 }
                 1 => {
-                    self.client.send(Command::WriteZeroes, CommandFlags::FUA, place, n as u32, &[]);
+                    self.client.send(NbdCommand::WriteZeroes, CommandFlags::FUA, place, n as u32, &[]);
                     self.model[range].fill(0);
                 }
                 2..5 => {
-                    let cookie = self.client.send(Command::Read, NONE, place, n as u32, &[]);
+                    let cookie = self.client.send(NbdCommand::Read, NONE, place, n as u32, &[]);
                     reads.insert(cookie, range);
                 }
                 _ => {
                     let value: u8 = self.rng.random();
                     self.model[range.clone()].fill(value);
-                    self.client.send(Command::Write, NONE, place, n as u32, &self.model[range]);
+                    self.client.send(NbdCommand::Write, NONE, place, n as u32, &self.model[range]);
                 }
             }
             sent += 1;
@@ -125,10 +125,13 @@ fn with_a_request_half_arrived() {
     let mut client = world.client(true);
     let mut refused = world.unnegotiated_client();
     refused.go("read only", true);
-    let write = Request { flags: NONE, command: Command::Write, cookie: 900, offset: 512, len: 100 };
+    let write =
+        NbdRequestHeader { flags: NONE, command: NbdCommand::Write, cookie: 900, offset: 512, len: 100 };
     let mut bytes = write.encode().to_vec();
     bytes.extend((0..100).map(|i| i as u8));
-    bytes.extend(Request { command: Command::Flush, cookie: 901, offset: 0, len: 0, ..write }.encode());
+    bytes.extend(
+        NbdRequestHeader { command: NbdCommand::Flush, cookie: 901, offset: 0, len: 0, ..write }.encode(),
+    );
     for cut in [1, 27, 28, 29, 77, 127, 128, 129, 155] {
         for (client, error) in [(&mut client, 0), (&mut refused, EPERM)] {
             client.stream.write_all(&bytes[..cut]).unwrap();
@@ -155,7 +158,7 @@ fn not_while_a_request_hangs() {
     let mut client = world.unnegotiated_client();
     client.go_with_contexts("disk", &["base:allocation"], "disk");
     world.disk.ignore_extent_queries(true);
-    let hangs = client.send(Command::BlockStatus, NONE, 0, 4096, &[]);
+    let hangs = client.send(NbdCommand::BlockStatus, NONE, 0, 4096, &[]);
     world.wait_for("it is in", |s| s.in_flight == 1);
     for _ in 0..3 {
         world.server.rotate();
@@ -222,14 +225,17 @@ fn counted_once() {
 #[test]
 fn until_the_end() {
     for round in 0..20 {
-        let world =
-            ServerFixture::with(TestDisk::new(MIB, CompletionOrder::Shuffled), ServerOptions::default(), &[]);
+        let world = ServerFixture::with(
+            TestDisk::new(MIB, CompletionOrder::Shuffled),
+            NbdServerLimits::default(),
+            &[],
+        );
         let export = world.exports.get("disk").unwrap();
         let mut clients: Vec<ScriptedClient> = (0..6).map(|_| world.client(true)).collect();
         while_moving(&world, || {
             for client in &mut clients {
                 for i in 0..30 {
-                    client.send(Command::Read, NONE, i * 512, 512, &[]);
+                    client.send(NbdCommand::Read, NONE, i * 512, 512, &[]);
                 }
             }
             for client in clients.drain(..4) {
@@ -237,7 +243,13 @@ fn until_the_end() {
                 drop(client);
             }
             let mut leaver = clients.pop().unwrap();
-            let bye = Request { flags: NONE, command: Command::Disconnect, cookie: 0, offset: 0, len: 0 };
+            let bye = NbdRequestHeader {
+                flags: NONE,
+                command: NbdCommand::Disconnect,
+                cookie: 0,
+                offset: 0,
+                len: 0,
+            };
             leaver.stream.write_all(&bye.encode()).unwrap();
             (0..30).for_each(|_| assert_eq!(leaver.receive().error, 0));
             assert!(leaver.is_at_end());
@@ -269,7 +281,7 @@ fn hot_clients_spread_over_the_cores() {
                 s.spawn(move || {
                     while !over.load(Ordering::Relaxed) {
                         for k in 0..16 {
-                            client.send(Command::Read, NONE, k * 4096, 4096, &[]);
+                            client.send(NbdCommand::Read, NONE, k * 4096, 4096, &[]);
                         }
                         (0..16).for_each(|_| assert_eq!(client.receive().error, 0, "client {i}"));
                     }

@@ -6,7 +6,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use udm_core::{BioFlags, Op};
 use udm_frontends::nbd::Export;
-use udm_wire::nbd::{Command, CommandFlags, EIO};
+use udm_wire::nbd::{CommandFlags, EIO, NbdCommand};
 
 const MIB: u64 = 1 << 20;
 const NONE: CommandFlags = CommandFlags::empty();
@@ -40,14 +40,14 @@ fn any_range_of_any_command() {
                     model[range].copy_from_slice(&data);
                 }
                 2 => {
-                    assert_eq!(c.plain(Command::WriteZeroes, flags, offset, len as u32), 0);
+                    assert_eq!(c.plain(NbdCommand::WriteZeroes, flags, offset, len as u32), 0);
                     model[range].fill(0);
                 }
                 3 => {
                     // The disk does not change trimmed data.
-                    assert_eq!(c.plain(Command::Trim, flags, offset, len as u32), 0);
+                    assert_eq!(c.plain(NbdCommand::Trim, flags, offset, len as u32), 0);
                 }
-                4 => assert_eq!(c.plain(Command::Cache, NONE, offset, len as u32), 0),
+                4 => assert_eq!(c.plain(NbdCommand::Cache, NONE, offset, len as u32), 0),
                 _ => assert!(c.read(offset, len as u32) == Ok(model[range].to_vec()), "{offset} {len}"),
             }
         }
@@ -64,22 +64,22 @@ fn what_the_device_sees() {
     let mut c = world.client(true);
     let (read, none, fua) = ((Op::Read, BioFlags::empty()), BioFlags::empty(), BioFlags::FUA);
     let mut check = |command, flags, offset, len: u32, expected: &[(Op, BioFlags)]| {
-        let payload = if command == Command::Write { vec![1; len as usize] } else { vec![] };
+        let payload = if command == NbdCommand::Write { vec![1; len as usize] } else { vec![] };
         assert_eq!(c.ask(command, flags, offset, len, &payload).error, 0);
         assert_eq!(world.disk.seen(), expected, "{command:?} {offset} {len}");
     };
-    check(Command::Read, NONE, 1, 5000, &[read]);
-    check(Command::Write, NONE, 1, 1, &[read, (Op::Write, none)]);
+    check(NbdCommand::Read, NONE, 1, 5000, &[read]);
+    check(NbdCommand::Write, NONE, 1, 1, &[read, (Op::Write, none)]);
     let write = (Op::Write, fua);
-    check(Command::Write, CommandFlags::FUA, 100, 2000, &[write, read, write, read, write]);
-    check(Command::Write, NONE, 512, 600, &[(Op::Write, none), read, (Op::Write, none)]);
+    check(NbdCommand::Write, CommandFlags::FUA, 100, 2000, &[write, read, write, read, write]);
+    check(NbdCommand::Write, NONE, 512, 600, &[(Op::Write, none), read, (Op::Write, none)]);
     let zeroes = (Op::WriteZeroes, none);
     let (write, flush) = ((Op::Write, none), (Op::Flush, none));
-    check(Command::WriteZeroes, CommandFlags::FUA, 100, 2000, &[zeroes, read, write, read, write, flush]);
-    check(Command::WriteZeroes, CommandFlags::FAST_ZERO, 100, 20, &[read, write]);
-    check(Command::Trim, CommandFlags::FUA, 100, 2000, &[(Op::Discard, none), flush]);
-    check(Command::Trim, CommandFlags::FUA, 100, 500, &[]);
-    check(Command::Cache, NONE, 100, 500, &[read]);
+    check(NbdCommand::WriteZeroes, CommandFlags::FUA, 100, 2000, &[zeroes, read, write, read, write, flush]);
+    check(NbdCommand::WriteZeroes, CommandFlags::FAST_ZERO, 100, 20, &[read, write]);
+    check(NbdCommand::Trim, CommandFlags::FUA, 100, 2000, &[(Op::Discard, none), flush]);
+    check(NbdCommand::Trim, CommandFlags::FUA, 100, 500, &[]);
+    check(NbdCommand::Cache, NONE, 100, 500, &[read]);
     drop(c);
     world.wait_until_empty();
     world.end();
@@ -91,7 +91,7 @@ fn an_edge_that_fails() {
     let world = world(512, MIB, CompletionOrder::Shuffled);
     let mut c = world.client(true);
     assert_eq!(c.write(NONE, MIB - 700, &[1; 400]), EIO);
-    assert_eq!(c.plain(Command::WriteZeroes, NONE, MIB - 100, 50), EIO);
+    assert_eq!(c.plain(NbdCommand::WriteZeroes, NONE, MIB - 100, 50), EIO);
     assert_eq!(c.read(MIB - 512, 1), Err(EIO));
     assert_eq!(c.write(NONE, 5, &[1; 5]), 0, "and its hold is gone");
     drop(c);
@@ -123,10 +123,10 @@ impl UnalignedWriter {
             let value: u8 = self.rng.random();
             let place = self.at + i as u64 * self.step;
             if self.rng.random_bool(0.2) {
-                self.client.send(Command::WriteZeroes, NONE, place, 1, &[]);
+                self.client.send(NbdCommand::WriteZeroes, NONE, place, 1, &[]);
                 self.model[i] = 0;
             } else {
-                self.client.send(Command::Write, NONE, place, 1, &[value]);
+                self.client.send(NbdCommand::Write, NONE, place, 1, &[value]);
                 self.model[i] = value;
             }
             sent += 1;
@@ -230,12 +230,12 @@ fn a_client_that_vanishes_holds_nothing() {
     let mut gone = [world.client(true), world.client(true)];
     for c in &mut gone {
         for i in 0..40 {
-            c.send(Command::Write, NONE, 3 + i % 4 * 700, 9, &[1; 9]);
-            c.send(Command::Write, NONE, i % 4 * 512, 512, &[2; 512]);
+            c.send(NbdCommand::Write, NONE, 3 + i % 4 * 700, 9, &[1; 9]);
+            c.send(NbdCommand::Write, NONE, i % 4 * 512, 512, &[2; 512]);
         }
     }
-    stays[0].send(Command::Write, NONE, 1, 1, &[7]);
-    stays[1].send(Command::Write, NONE, 0, 512, &[8; 512]);
+    stays[0].send(NbdCommand::Write, NONE, 1, 1, &[7]);
+    stays[1].send(NbdCommand::Write, NONE, 0, 512, &[8; 512]);
     world.wait_for("requests are taken in", |s| s.in_flight == 162);
     drop(gone);
     world.disk.release_requests();
@@ -259,7 +259,7 @@ fn a_client_that_comes_late() {
     let mut first = world.client(true);
     let other = world.client(true);
     world.disk.hold_requests();
-    first.send(Command::Write, NONE, 10, 10, &[1; 10]);
+    first.send(NbdCommand::Write, NONE, 10, 10, &[1; 10]);
     world.wait_for("the first is in", |s| s.in_flight == 1);
     // Its read of the block is at the gate before the other clients connect.
     while world.disk.held() == 0 {
@@ -267,7 +267,7 @@ fn a_client_that_comes_late() {
     }
     let mut late: Vec<ScriptedClient> = (0..2).map(|_| world.client(true)).collect();
     for c in &mut late {
-        c.send(Command::Write, NONE, 0, 512, &[9; 512]);
+        c.send(NbdCommand::Write, NONE, 0, 512, &[9; 512]);
     }
     world.wait_for("the late ones are in", |s| s.in_flight == 3);
     assert_eq!(world.disk.held(), 1, "they wait");

@@ -4,7 +4,7 @@ use crate::disk::{CompletionOrder, TestDisk};
 use crate::{ScriptedClient, ServerFixture};
 use std::sync::Arc;
 use udm_frontends::nbd::Export;
-use udm_wire::nbd::{Command, CommandFlags, EINVAL};
+use udm_wire::nbd::{CommandFlags, EINVAL, NbdCommand};
 
 const MIB: u64 = 1 << 20;
 const NONE: CommandFlags = CommandFlags::empty();
@@ -67,9 +67,9 @@ fn a_device_that_does_not_say() {
     // More queries than the queue holds: the others are answered as data.
     let asked = 700;
     for _ in 0..asked {
-        asks.send(Command::BlockStatus, NONE, 0, 16_384, &[]);
+        asks.send(NbdCommand::BlockStatus, NONE, 0, 16_384, &[]);
     }
-    leaves.send(Command::BlockStatus, NONE, 0, 4096, &[]);
+    leaves.send(NbdCommand::BlockStatus, NONE, 0, 4096, &[]);
     world.wait_for("all are taken in", |s| s.requests + s.in_flight > asked);
     drop(leaves);
     assert!(world.client(true).read(0, 512).is_ok());

@@ -7,7 +7,7 @@ use crate::merge::{Merger, Request};
 use fifo::FifoScheduler;
 use mq_deadline::DeadlineScheduler;
 use udm_core::{Batch, Bio, Cx};
-use udm_wire::uri::{QueueParams, Scheduler};
+use udm_wire::uri::{IoSchedulerName, QueueParams};
 
 /// The schedulers, one variant each. An enum instead of a trait, so that calls per request are
 /// inlined.
@@ -32,8 +32,8 @@ impl IoScheduler {
     /// Creates the scheduler that `params` names.
     pub fn new(params: &QueueParams) -> IoScheduler {
         match params.scheduler {
-            Scheduler::None => IoScheduler::None(FifoScheduler::default()),
-            Scheduler::MqDeadline => IoScheduler::MqDeadline(Box::new(DeadlineScheduler::new(params))),
+            IoSchedulerName::None => IoScheduler::None(FifoScheduler::default()),
+            IoSchedulerName::MqDeadline => IoScheduler::MqDeadline(Box::new(DeadlineScheduler::new(params))),
         }
     }
 

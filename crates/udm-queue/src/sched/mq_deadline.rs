@@ -18,7 +18,7 @@ use udm_wire::uri::QueueParams;
 
 /// Waiting requests of one direction.
 #[derive(Default)]
-struct Direction {
+struct WaitingRequestsOfDirection {
     /// Keys of requests by sector, then by age.
     sorted: Vec<(Sector, usize)>,
     /// Keys of requests by age.
@@ -28,7 +28,7 @@ struct Direction {
     latest: Sector,
 }
 
-struct SortedRequest {
+struct RequestWithDeadline {
     request: Request,
     due: Nanos,
 }
@@ -38,8 +38,8 @@ const WRITE: usize = 1;
 
 /// The scheduler `mq-deadline`.
 pub(crate) struct DeadlineScheduler {
-    all: Slab<SortedRequest>,
-    directions: [Direction; 2],
+    all: Slab<RequestWithDeadline>,
+    directions: [WaitingRequestsOfDirection; 2],
     /// Flushes, which have no sector and go first.
     first: VecDeque<Box<Bio>>,
     /// Requests beyond the limit of sorted requests.
@@ -63,7 +63,10 @@ fn direction_of(op: Op) -> usize {
 impl DeadlineScheduler {
     pub fn new(params: &QueueParams) -> DeadlineScheduler {
         let expires = |millis| Nanos(u64::from(millis) * 1_000_000);
-        let direction = |millis| Direction { expire: expires(millis), ..Direction::default() };
+        let direction = |millis| WaitingRequestsOfDirection {
+            expire: expires(millis),
+            ..WaitingRequestsOfDirection::default()
+        };
         DeadlineScheduler {
             all: Slab::new(),
             directions: [direction(params.read_expire), direction(params.write_expire)],
@@ -103,7 +106,7 @@ impl DeadlineScheduler {
     fn insert(&mut self, bio: Box<Bio>, cx: &Cx<'_>) {
         let direction = &mut self.directions[direction_of(bio.op)];
         let (sector, due) = (bio.sector, cx.now() + direction.expire);
-        let key = self.all.insert(SortedRequest { request: Merger::single(bio), due });
+        let key = self.all.insert(RequestWithDeadline { request: Merger::single(bio), due });
         // After older requests of the same sector.
         let at = direction.sorted.partition_point(|(other, _)| *other <= sector);
         direction.sorted.insert(at, (sector, key));
@@ -150,7 +153,7 @@ impl DeadlineScheduler {
         let oldest = direction.oldest.iter().position(|key| [first, second].contains(key));
         direction.oldest.retain(|key| ![first, second].contains(key));
         direction.oldest.insert(oldest.expect("both wait"), first);
-        let SortedRequest { request, due } = self.all.remove(second);
+        let RequestWithDeadline { request, due } = self.all.remove(second);
         let grown = &mut self.all[first];
         grown.due = grown.due.min(due);
         merger.join(&mut grown.request, request);
@@ -215,7 +218,7 @@ impl DeadlineScheduler {
     }
 
     fn take(&mut self, key: usize) -> Request {
-        let SortedRequest { request, .. } = self.all.remove(key);
+        let RequestWithDeadline { request, .. } = self.all.remove(key);
         let direction = &mut self.directions[direction_of(request.bio.op)];
         direction.latest = request.sector();
         let at = direction.place(request.sector(), key);
@@ -238,7 +241,7 @@ impl DeadlineScheduler {
     }
 }
 
-impl Direction {
+impl WaitingRequestsOfDirection {
     /// Index of the request `key`, which begins at `sector`.
     fn place(&self, sector: Sector, key: usize) -> usize {
         let from = self.sorted.partition_point(|(other, _)| *other < sector);

@@ -28,8 +28,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::{
-    Batch, Cx, Device, DeviceId, Drain, Lane, Limits, Nanos, OpenError, OwnWork, WaitHandle, WaitQueue,
-    WakeEpoch, interleave,
+    Batch, Cx, Device, DeviceControlError, DeviceId, DrainMode, Lane, Limits, Nanos, OwnWork, WaitHandle,
+    WaitQueue, WakeEpoch, interleave,
 };
 
 /// Pause between a drain that handed back bios and the next drain request.
@@ -38,36 +38,36 @@ const PAUSE: Nanos = Nanos::from_millis(1);
 const HANDED_BACK: u64 = 1 << 31;
 
 /// The cookie of the owner's bios: the lane, and the key of the request, below 2^31.
-pub(super) fn cookie(lane: u32, key: usize) -> u64 {
+pub(super) fn make_owner_bio_cookie(lane: u32, key: usize) -> u64 {
     u64::from(lane) << 32 | key as u64
 }
 
 /// The key of a cookie, and whether the bio was handed back unstarted.
-pub(super) fn read(cookie: u64) -> (usize, bool) {
+pub(super) fn parse_owner_bio_cookie(cookie: u64) -> (usize, bool) {
     ((cookie & (HANDED_BACK - 1)) as usize, cookie & HANDED_BACK != 0)
 }
 
 /// Drain requests of all lanes.
-pub(super) struct DrainRequests {
+pub(super) struct RemoteDrainRequests {
     /// Requesting lanes with the kind of drain. Locked briefly.
-    wanted: Mutex<Vec<(u32, Drain)>>,
+    wanted: Mutex<Vec<(u32, DrainMode)>>,
     /// Woken when the requests change.
     wait_queue: Arc<WaitQueue>,
 }
 
-impl Default for DrainRequests {
-    fn default() -> DrainRequests {
-        DrainRequests { wanted: Mutex::default(), wait_queue: Arc::new(WaitQueue::new()) }
+impl Default for RemoteDrainRequests {
+    fn default() -> RemoteDrainRequests {
+        RemoteDrainRequests { wanted: Mutex::default(), wait_queue: Arc::new(WaitQueue::new()) }
     }
 }
 
-impl DrainRequests {
-    fn wanted(&self) -> MutexGuard<'_, Vec<(u32, Drain)>> {
+impl RemoteDrainRequests {
+    fn wanted(&self) -> MutexGuard<'_, Vec<(u32, DrainMode)>> {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn want(&self, lane: u32, how: Option<Drain>) {
-        interleave::point();
+    fn want(&self, lane: u32, how: Option<DrainMode>) {
+        interleave::mark_interleave_point();
         let mut wanted = self.wanted();
         wanted.retain(|(other, _)| *other != lane);
         wanted.extend(how.map(|how| (lane, how)));
@@ -77,13 +77,13 @@ impl DrainRequests {
 }
 
 /// The drain state of a requesting lane.
-pub(super) struct DrainRequester {
+pub(super) struct RemoteLaneDrainState {
     lane: u32,
-    drains: Arc<DrainRequests>,
+    drains: Arc<RemoteDrainRequests>,
     /// The drain that the lane requests now.
-    how: Option<Drain>,
+    how: Option<DrainMode>,
     /// The drain since the last poll.
-    drained: Option<Drain>,
+    drained: Option<DrainMode>,
     /// True if the lane has requested a drain since it was last empty: bios may still be handed
     /// back.
     asked: bool,
@@ -91,9 +91,9 @@ pub(super) struct DrainRequester {
     pause: Nanos,
 }
 
-impl DrainRequester {
-    pub fn new(lane: u32, drains: Arc<DrainRequests>) -> DrainRequester {
-        DrainRequester { lane, drains, how: None, drained: None, asked: false, pause: Nanos(0) }
+impl RemoteLaneDrainState {
+    pub fn new(lane: u32, drains: Arc<RemoteDrainRequests>) -> RemoteLaneDrainState {
+        RemoteLaneDrainState { lane, drains, how: None, drained: None, asked: false, pause: Nanos(0) }
     }
 
     /// True if the poll must handle a drain.
@@ -103,12 +103,12 @@ impl DrainRequester {
     }
 
     /// Takes the drain since the last poll.
-    pub fn take_drained(&mut self) -> Option<Drain> {
+    pub fn take_drained(&mut self) -> Option<DrainMode> {
         self.drained.take()
     }
 
     /// Sets the request to `how`; returns true if it changed.
-    pub fn ask(&mut self, how: Option<Drain>) -> bool {
+    pub fn ask(&mut self, how: Option<DrainMode>) -> bool {
         let other = self.how != how;
         if other {
             self.how = how;
@@ -120,11 +120,11 @@ impl DrainRequester {
     /// Handles a drain of the lane. `came` is true if it returned bios, `empty` if no bio waits. If
     /// stacked devices cause several drains before a poll, the one without flush counts, since bios
     /// that it hands back need not fail.
-    pub fn drained(&mut self, how: Drain, came: bool, empty: bool, cx: &mut Cx<'_>) {
+    pub fn drained(&mut self, how: DrainMode, came: bool, empty: bool, cx: &mut Cx<'_>) {
         if empty {
             return self.clear_if_empty(true);
         }
-        if self.drained == Some(Drain::NoFlush) && how == Drain::Flush {
+        if self.drained == Some(DrainMode::NoFlush) && how == DrainMode::Flush {
             return;
         }
         (self.drained, self.asked) = (Some(how), true);
@@ -149,23 +149,23 @@ impl DrainRequester {
 }
 
 /// The device that the owner task opens.
-pub(super) struct OwnerDevice {
+pub(super) struct OwnerTaskDevice {
     device: Arc<dyn Device>,
-    drains: Arc<DrainRequests>,
+    drains: Arc<RemoteDrainRequests>,
 }
 
-impl OwnerDevice {
-    pub fn new(device: Arc<dyn Device>, drains: Arc<DrainRequests>) -> OwnerDevice {
-        OwnerDevice { device, drains }
+impl OwnerTaskDevice {
+    pub fn new(device: Arc<dyn Device>, drains: Arc<RemoteDrainRequests>) -> OwnerTaskDevice {
+        OwnerTaskDevice { device, drains }
     }
 }
 
-impl Device for OwnerDevice {
+impl Device for OwnerTaskDevice {
     fn id(&self) -> DeviceId {
         self.device.id()
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         let (below, drains) = (self.device.open(cx)?, Arc::clone(&self.drains));
         let wait_handle = drains.wait_queue.subscribe(cx);
         let (wanted, back) = (Vec::new(), Batch::new());
@@ -180,11 +180,11 @@ impl Device for OwnerDevice {
 /// The lane of the owner task.
 struct OwnerLane {
     below: Box<dyn Lane>,
-    drains: Arc<DrainRequests>,
+    drains: Arc<RemoteDrainRequests>,
     wait_handle: WaitHandle,
     /// Epoch at which `wanted` was read.
     seen: Option<WakeEpoch>,
-    wanted: Vec<(u32, Drain)>,
+    wanted: Vec<(u32, DrainMode)>,
     /// Reused vector.
     back: Batch,
 }
@@ -199,12 +199,13 @@ impl OwnerLane {
             self.wait_handle.wait(now, cx);
         }
         // Failing drains come last: lower lanes act on the last drain that they saw.
-        for how in [Drain::NoFlush, Drain::Flush, Drain::End] {
+        for how in [DrainMode::NoFlush, DrainMode::Flush, DrainMode::End] {
             if !self.wanted.iter().any(|(_, wanted)| *wanted == how) {
                 continue;
             }
             self.below.drain(how, &mut self.back, cx);
-            let asks = |lane: u32| self.wanted.iter().any(|(of, how)| *of == lane && *how != Drain::Flush);
+            let asks =
+                |lane: u32| self.wanted.iter().any(|(of, how)| *of == lane && *how != DrainMode::Flush);
             for bio in self.back.extract_if(.., |bio| asks((bio.cookie >> 32) as u32)) {
                 done.push(bio);
                 done.last_mut().expect("just pushed").cookie |= HANDED_BACK;
@@ -229,7 +230,7 @@ impl Lane for OwnerLane {
     }
 
     /// Called when the program ends.
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         self.below.drain(how, back, cx);
     }
 

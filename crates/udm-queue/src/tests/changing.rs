@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 impl TestCores {
     /// Starts a change; returns how often it was reported complete.
-    fn change(&mut self, words: &[(&str, &str)]) -> Result<Arc<AtomicU32>, OpenError> {
+    fn change(&mut self, words: &[(&str, &str)]) -> Result<Arc<AtomicU32>, DeviceControlError> {
         let words: Vec<_> = words.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
         let replies = Arc::new(AtomicU32::new(0));
         let of_then = Arc::clone(&replies);
@@ -167,8 +167,8 @@ impl Device for UnopenableDisk {
     fn id(&self) -> DeviceId {
         self.0
     }
-    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Err(OpenError::new(udm_core::errno::EIO, "closed"))
+    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        Err(DeviceControlError::new(udm_core::errno::EIO, "closed"))
     }
     fn limits(&self) -> Limits {
         Limits::new(Sectors(SIZE))
@@ -180,7 +180,8 @@ impl Device for UnopenableDisk {
 fn a_disk_that_cannot_be_opened_refuses_the_lane() {
     for words in ["scheduler=none", "scheduler=mq-deadline"] {
         let queue = QueuedDevice::new(Arc::new(UnopenableDisk(DeviceId::new())), &params(words));
-        let mut core = CoreState::new(CoreId(0), 2, 1, None).with_cores(Arc::new(RecordedWakes::default()));
+        let mut core =
+            CoreLaneState::new(CoreId(0), 2, 1, None).with_cores(Arc::new(RecordedWakes::default()));
         let refused = queue.open(&mut core.cx(Nanos(1))).err().map(|error| error.text);
         assert_eq!(refused.as_deref(), Some("closed"), "{words}");
     }

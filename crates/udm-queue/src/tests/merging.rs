@@ -163,7 +163,7 @@ fn what_is_to_be_read_again_is_handed_back_as_it_was() {
     assert_eq!(world.at_disk().len(), 1);
     let (state, lane) = &mut world.cores[0];
     let mut back = Batch::new();
-    lane.drain(Drain::NoFlush, &mut back, &mut state.cx(world.now));
+    lane.drain(DrainMode::NoFlush, &mut back, &mut state.cx(world.now));
     let status: Vec<_> = back.iter().map(|bio| bio.status).collect();
     assert_eq!(status, [Status::Ok; 2]);
     back.iter_mut().for_each(|bio| bio.finish());

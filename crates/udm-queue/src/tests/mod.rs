@@ -7,14 +7,15 @@ mod shared_tags;
 mod sharing;
 
 use super::*;
-use crate::settings::queue_of;
+use crate::settings::map_core_to_hw_queue;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Mutex;
 use udm_core::{
-    Batch, Bio, BioFlags, Buf, CoreId, CoreState, Cores, Drain, LaneCommand, OwnWork, TaskFactory,
+    Batch, Bio, BioFlags, BioTaskFactory, Buf, CoreCommandSender, CoreId, CoreLaneState, DrainMode,
+    LaneCommand, OwnWork,
 };
-use udm_core::{HwQueueReport, Nanos, Op, SECTOR_SIZE, Segments, Status, TaskHandle};
+use udm_core::{BioTaskHandle, HwQueueReport, Nanos, Op, SECTOR_SIZE, Segments, Status};
 
 /// State of the disk, shared by its lanes on this thread.
 #[derive(Default)]
@@ -58,8 +59,8 @@ impl Lane for DiskLane {
         });
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, _: &mut Cx<'_>) {
-        if how == Drain::NoFlush {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, _: &mut Cx<'_>) {
+        if how == DrainMode::NoFlush {
             with_disk(|state| back.extend(state.bios.drain(..).map(|(_, bio)| bio)));
         }
     }
@@ -76,7 +77,7 @@ impl Device for Disk {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         Ok(Box::new(DiskLane(cx.core())))
     }
 
@@ -89,19 +90,19 @@ impl Device for Disk {
 #[derive(Default)]
 struct RecordedWakes(Mutex<Vec<(CoreId, DeviceId)>>);
 
-impl Cores for RecordedWakes {
+impl CoreCommandSender for RecordedWakes {
     fn broadcast(&self, _: DeviceId, _: LaneCommand) {}
     fn wake_up(&self, core: CoreId, device: DeviceId) {
         self.0.lock().unwrap().push((core, device));
     }
-    fn start(&self, _: TaskFactory) -> TaskHandle {
+    fn start(&self, _: BioTaskFactory) -> BioTaskHandle {
         unreachable!("one core needs no owner task")
     }
 }
 
 /// Cores, each with a lane of the same queue.
 struct TestCores {
-    cores: Vec<(CoreState, Box<dyn Lane>)>,
+    cores: Vec<(CoreLaneState, Box<dyn Lane>)>,
     queue: QueuedDevice,
     wakes: Arc<RecordedWakes>,
     content: Arc<Mutex<Vec<u8>>>,
@@ -118,8 +119,8 @@ impl TestCores {
         let queue = QueuedDevice::new(disk, &params(words));
         let wakes = Arc::new(RecordedWakes::default());
         let open = |core| {
-            let state = CoreState::new(CoreId(core as u16), cores, 1, None);
-            let mut state = state.with_cores(Arc::clone(&wakes) as Arc<dyn Cores>);
+            let state = CoreLaneState::new(CoreId(core as u16), cores, 1, None);
+            let mut state = state.with_cores(Arc::clone(&wakes) as Arc<dyn CoreCommandSender>);
             let lane = queue.open(&mut state.cx(Nanos(1))).unwrap();
             (state, lane)
         };
@@ -192,7 +193,7 @@ impl Drop for TestCores {
 
 /// Parses queue parameters from the words of a URI.
 fn params(words: &str) -> QueueParams {
-    match udm_wire::uri::parse(&format!("mem:1M,{words}")).unwrap() {
+    match udm_wire::uri::parse_device_uri(&format!("mem:1M,{words}")).unwrap() {
         udm_wire::uri::DeviceUri::Mem { queue, .. } => queue.unwrap(),
         other => panic!("{other}"),
     }
@@ -213,7 +214,8 @@ fn write(sector: u64, sectors: u64, byte: u8) -> Box<Bio> {
 
 #[test]
 fn cores_that_share_a_queue_are_neighbours() {
-    let map = |cores, queues| (0..cores).map(|core| queue_of(core, cores, queues)).collect::<Vec<_>>();
+    let map =
+        |cores, queues| (0..cores).map(|core| map_core_to_hw_queue(core, cores, queues)).collect::<Vec<_>>();
     assert_eq!(map(4, 1), [0, 0, 0, 0]);
     assert_eq!(map(4, 2), [0, 0, 1, 1]);
     assert_eq!(map(4, 4), [0, 1, 2, 3]);
@@ -310,7 +312,7 @@ fn a_suspend_without_flush_takes_back_what_waits() {
         assert_eq!(world.at_disk().len(), 1);
         let (state, lane) = &mut world.cores[0];
         let mut back = Batch::new();
-        lane.drain(Drain::NoFlush, &mut back, &mut state.cx(world.now));
+        lane.drain(DrainMode::NoFlush, &mut back, &mut state.cx(world.now));
         back.sort_by_key(|bio| bio.sector.0);
         let whole = |bio: &Bio| (bio.sector.0, bio.sectors.0, bio.data.iter().next().unwrap()[0]);
         let seen: Vec<_> = back.iter().map(|bio| whole(bio)).collect();

@@ -3,7 +3,7 @@
 use super::*;
 
 struct SharedTagDisks {
-    core: CoreState,
+    core: CoreLaneState,
     disks: Vec<(QueuedDevice, Box<dyn Lane>)>,
     now: Nanos,
     done: Batch,
@@ -12,9 +12,9 @@ struct SharedTagDisks {
 impl SharedTagDisks {
     fn new(depth: u32, disks: usize) -> SharedTagDisks {
         with_disk(|state| *state = TestDiskState::default());
-        let set = TagSet::new(1, depth);
-        let wakes = Arc::new(RecordedWakes::default()) as Arc<dyn Cores>;
-        let mut core = CoreState::new(CoreId(0), 1, 1, None).with_cores(wakes);
+        let set = SharedTagSet::new(1, depth);
+        let wakes = Arc::new(RecordedWakes::default()) as Arc<dyn CoreCommandSender>;
+        let mut core = CoreLaneState::new(CoreId(0), 1, 1, None).with_cores(wakes);
         let mut open = |_| {
             let disk = Arc::new(Disk { id: DeviceId::new(), content: Arc::default() });
             let params = params(&format!("nomerges=2,nr_hw_queues=1,queue_depth={depth}"));
@@ -160,7 +160,7 @@ fn what_waits_is_handed_back() {
     all.submit(1, 4);
     let mut back = Batch::new();
     let others = with_disk(|state| std::mem::take(&mut state.bios));
-    all.disks[1].1.drain(Drain::NoFlush, &mut back, &mut all.core.cx(all.now));
+    all.disks[1].1.drain(DrainMode::NoFlush, &mut back, &mut all.core.cx(all.now));
     with_disk(|state| state.bios = others);
     assert_eq!(back.len(), 4);
     back.iter_mut().for_each(|bio| bio.finish());

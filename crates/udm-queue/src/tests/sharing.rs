@@ -50,7 +50,7 @@ fn tags_of_a_lane_that_is_closed_come_back() {
     let (state, lane) = &mut world.cores[1];
     let mut back = Batch::new();
     with_disk(|state| state.back.append(&mut state.bios));
-    lane.drain(Drain::NoFlush, &mut back, &mut state.cx(world.now));
+    lane.drain(DrainMode::NoFlush, &mut back, &mut state.cx(world.now));
     back.iter_mut().for_each(|bio| bio.finish());
     assert_eq!(back.len(), 1);
     world.cores.truncate(1);
@@ -68,16 +68,16 @@ fn tags_of_a_lane_that_is_closed_come_back() {
 /// exist, and no thread waits forever.
 #[test]
 fn threads_share_tags() {
-    use crate::tags::Tags;
+    use crate::tags::HwQueueTags;
     use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
     for depth in [1, 4, 64, 1000] {
-        let tags = Arc::new(Tags::new(depth));
+        let tags = Arc::new(HwQueueTags::new(depth));
         let out = AtomicU32::new(0);
         std::thread::scope(|scope| {
             for core in 0..4_u16 {
                 let (tags, out) = (Arc::clone(&tags), &out);
                 scope.spawn(move || {
-                    let mut state = CoreState::new(CoreId(core), 4, 1, None);
+                    let mut state = CoreLaneState::new(CoreId(core), 4, 1, None);
                     let mut held = crate::tags::LaneTags::new(tags, &mut state.cx(Nanos(1)));
                     let mut left = 2000;
                     while left > 0 {

@@ -21,7 +21,7 @@ mod sys;
 pub(crate) mod unavailable;
 
 pub use op::{RingCompletion, RingOp};
-pub use simulated::{FinishedOp, SimulatedKernel};
+pub use simulated::{SimulatedCqe, SimulatedKernel};
 
 use simulated::RingBackend;
 use slab::Slab;
@@ -30,8 +30,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
-use sys::{Cqe, RingEntry};
-use udm_core::{Cx, WakeTarget, errno};
+use sys::{Cqe, RingOpKernelArgs};
+use udm_core::{Cx, PolledUnitId, errno};
 
 /// The longest quick send in bytes: a socket has room for this much, unless its client is slow.
 const QUICK_MAX: u32 = 64 << 10;
@@ -41,19 +41,19 @@ const ENTRIES: u32 = 512;
 
 /// A handle to the core's ring. Clones refer to the same ring; it never leaves its core.
 #[derive(Clone)]
-pub struct Ring(Rc<RefCell<RingState>>);
+pub struct Ring(Rc<RefCell<RingOpsAndUsers>>);
 
-struct RingState {
+struct RingOpsAndUsers {
     kernel: RingBackend,
     entries: Slab<InFlightOp>,
-    users: Slab<RingUserState>,
+    users: Slab<RingUserCompletions>,
     /// Users with completions since the reactor last took them.
     ready: Vec<usize>,
     /// Operations that did not fit the submission queue.
     backlog: VecDeque<usize>,
     /// Recycled entries, with the capacity of their lists.
     #[expect(clippy::vec_box, reason = "the kernel holds pointers into an entry: it must not move")]
-    free_entries: Vec<Box<RingEntry>>,
+    free_entries: Vec<Box<RingOpKernelArgs>>,
     completions: Vec<Cqe>,
     /// Quick sends, oldest first: the kernel posts a completion only if they fail.
     quick: Vec<usize>,
@@ -64,20 +64,20 @@ struct RingState {
 struct InFlightOp {
     user: usize,
     tag: u64,
-    entry: Box<RingEntry>,
+    entry: Box<RingOpKernelArgs>,
     /// A send that does not wait for room. If there is no room, it is submitted again as a normal
     /// send.
     quick: bool,
 }
 
 #[derive(Default)]
-struct RingUserState {
+struct RingUserCompletions {
     done: Vec<RingCompletion>,
     in_flight: usize,
     dropped: bool,
     ready: bool,
     /// The wake target to run when an operation completes, even if it has nothing in flight.
-    wake_target: Option<WakeTarget>,
+    wake_target: Option<PolledUnitId>,
     /// The user does not need to know when a send has completed.
     defers_sends: bool,
 }
@@ -104,7 +104,7 @@ impl Ring {
     }
 
     fn with_backend(kernel: RingBackend) -> Ring {
-        Ring(Rc::new(RefCell::new(RingState {
+        Ring(Rc::new(RefCell::new(RingOpsAndUsers {
             kernel,
             entries: Slab::with_capacity(ENTRIES as usize),
             users: Slab::new(),
@@ -126,7 +126,7 @@ impl Ring {
     /// Creates a user.
     #[must_use]
     pub fn user(&self) -> RingUser {
-        let id = self.0.borrow_mut().users.insert(RingUserState::default());
+        let id = self.0.borrow_mut().users.insert(RingUserCompletions::default());
         RingUser { ring: self.clone(), id }
     }
 
@@ -189,9 +189,9 @@ impl Ring {
     }
 
     /// Appends the wake targets of completions since the last call.
-    pub(crate) fn take_ready(&self, out: &mut Vec<WakeTarget>) {
+    pub(crate) fn take_ready(&self, out: &mut Vec<PolledUnitId>) {
         let mut inner = self.0.borrow_mut();
-        let RingState { ready, users, .. } = &mut *inner;
+        let RingOpsAndUsers { ready, users, .. } = &mut *inner;
         for id in ready.drain(..) {
             if let Some(user) = users.get_mut(id) {
                 user.ready = false;
@@ -201,7 +201,7 @@ impl Ring {
     }
 }
 
-impl RingState {
+impl RingOpsAndUsers {
     fn push(&mut self, user: usize, tag: u64, op: RingOp) {
         let mut entry = self.free_entries.pop().unwrap_or_default();
         entry.fill(op);
@@ -317,7 +317,7 @@ impl RingState {
     }
 }
 
-impl Drop for RingState {
+impl Drop for RingOpsAndUsers {
     fn drop(&mut self) {
         // Operations that the kernel does not have are dropped. Queued submissions are submitted,
         // so that they can be cancelled.
@@ -381,7 +381,7 @@ impl RingUser {
     }
 
     /// Sets the wake target to run when an operation completes.
-    pub(crate) fn set_wake_target(&self, wake_target: Option<WakeTarget>) {
+    pub(crate) fn set_wake_target(&self, wake_target: Option<PolledUnitId>) {
         self.ring.0.borrow_mut().users[self.id].wake_target = wake_target;
     }
 }

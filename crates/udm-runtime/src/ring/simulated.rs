@@ -4,7 +4,7 @@
 //! the ring is the same: waits, quick sends, full queues, dropped users.
 
 use super::op::RingOp;
-use super::sys::{Cqe, RingEntry, Uring};
+use super::sys::{Cqe, RingOpKernelArgs, Uring};
 use super::{ENTRIES, InFlightOp};
 use slab::Slab;
 use std::io;
@@ -24,12 +24,12 @@ pub trait SimulatedKernel {
     fn has_finished(&self) -> bool;
 
     /// Returns the completed operations.
-    fn finished(&mut self, out: &mut Vec<FinishedOp>);
+    fn finished(&mut self, out: &mut Vec<SimulatedCqe>);
 }
 
 /// A completed operation.
 #[derive(Debug)]
-pub struct FinishedOp {
+pub struct SimulatedCqe {
     /// The key passed to `begin`.
     pub key: u64,
     /// The operation, with its memory.
@@ -42,14 +42,14 @@ pub struct FinishedOp {
 /// A simulated kernel and its submission queue.
 pub(super) struct SimulatedRing {
     kernel: Box<dyn SimulatedKernel>,
-    queue: Vec<QueuedOp>,
+    queue: Vec<SimulatedSqe>,
     /// Capacity of the submission queue.
     room: usize,
-    finished: Vec<FinishedOp>,
+    finished: Vec<SimulatedCqe>,
 }
 
 /// An entry of the submission queue.
-enum QueuedOp {
+enum SimulatedSqe {
     Begin(u64, RingOp, bool),
     Cancel(u64),
 }
@@ -91,11 +91,11 @@ impl RingBackend {
         }
     }
 
-    pub(super) fn push(&mut self, entry: &mut RingEntry, user_data: u64, quick: bool) -> bool {
+    pub(super) fn push(&mut self, entry: &mut RingOpKernelArgs, user_data: u64, quick: bool) -> bool {
         match self {
             RingBackend::Uring(uring) => uring.push(entry, user_data, quick),
             RingBackend::SimulatedRing(simulated) => {
-                simulated.push(|| Some(QueuedOp::Begin(user_data, entry.lend()?, quick)))
+                simulated.push(|| Some(SimulatedSqe::Begin(user_data, entry.lend()?, quick)))
             }
         }
     }
@@ -103,7 +103,7 @@ impl RingBackend {
     pub(super) fn push_cancel(&mut self, user_data: u64) -> bool {
         match self {
             RingBackend::Uring(uring) => uring.push_cancel(user_data),
-            RingBackend::SimulatedRing(simulated) => simulated.push(|| Some(QueuedOp::Cancel(user_data))),
+            RingBackend::SimulatedRing(simulated) => simulated.push(|| Some(SimulatedSqe::Cancel(user_data))),
         }
     }
 
@@ -154,7 +154,7 @@ impl RingBackend {
 }
 
 impl SimulatedRing {
-    fn push(&mut self, queued_op: impl FnOnce() -> Option<QueuedOp>) -> bool {
+    fn push(&mut self, queued_op: impl FnOnce() -> Option<SimulatedSqe>) -> bool {
         let room = self.queue.len() < self.room;
         if room {
             self.queue.extend(queued_op());
@@ -165,15 +165,15 @@ impl SimulatedRing {
     fn submit(&mut self) {
         for queued_op in self.queue.drain(..) {
             match queued_op {
-                QueuedOp::Begin(key, op, quick) => self.kernel.begin(key, op, quick),
-                QueuedOp::Cancel(key) => self.kernel.cancel(key),
+                SimulatedSqe::Begin(key, op, quick) => self.kernel.begin(key, op, quick),
+                SimulatedSqe::Cancel(key) => self.kernel.cancel(key),
             }
         }
     }
 
     fn completions(&mut self, entries: &mut Slab<InFlightOp>, out: &mut Vec<Cqe>) {
         self.kernel.finished(&mut self.finished);
-        for FinishedOp { key, op, result } in self.finished.drain(..) {
+        for SimulatedCqe { key, op, result } in self.finished.drain(..) {
             if let Some(in_flight) = entries.get_mut(key as usize) {
                 in_flight.entry.give_back(op);
             }

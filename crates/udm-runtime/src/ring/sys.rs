@@ -1,9 +1,9 @@
 //! The io_uring itself: the unsafe part of the runtime.
 //!
-//! Contract, on which each SAFETY note below relies: an [`RingEntry`] is boxed and lives in the
-//! ring's table from `push` until its completion was reaped or the ring gave up and leaked it. It
-//! owns the file, the bytes and the pointer lists of its submission, and nothing accesses them in
-//! between.
+//! Contract, on which each SAFETY note below relies: an [`RingOpKernelArgs`] is boxed and lives in
+//! the ring's table from `push` until its completion was reaped or the ring gave up and leaked it.
+//! It owns the file, the bytes and the pointer lists of its submission, and nothing accesses them
+//! in between.
 
 use super::op::RingOp;
 use io_uring::squeue::Flags;
@@ -20,7 +20,7 @@ const NOBODY: u64 = u64::MAX;
 
 /// One operation as the kernel sees it.
 #[derive(Default)]
-pub(super) struct RingEntry {
+pub(super) struct RingOpKernelArgs {
     op: Option<RingOp>,
     iov: Vec<libc::iovec>,
     msg: Option<libc::msghdr>,
@@ -32,7 +32,7 @@ pub(super) struct Cqe {
     pub(super) result: i32,
 }
 
-impl RingEntry {
+impl RingOpKernelArgs {
     /// Takes the operation and lays out its pointers.
     pub(super) fn fill(&mut self, op: RingOp) {
         self.iov.clear();
@@ -195,7 +195,7 @@ impl Uring {
     }
 
     /// Queues `entry`; returns false if the submission queue is full.
-    pub(super) fn push(&mut self, entry: &mut RingEntry, user_data: u64, quick: bool) -> bool {
+    pub(super) fn push(&mut self, entry: &mut RingOpKernelArgs, user_data: u64, quick: bool) -> bool {
         let sqe = entry.build(quick).user_data(user_data);
         // SAFETY: the memory that the submission points to lives in `entry` until it is reaped (see
         // the module's contract).

@@ -7,12 +7,12 @@ use std::io;
 const DISABLED: &str = "/proc/sys/kernel/io_uring_disabled";
 
 /// A one-line explanation of `error`.
-pub(crate) fn describe(error: &io::Error) -> String {
+pub(crate) fn explain_uring_unavailable(error: &io::Error) -> String {
     let disabled = std::fs::read_to_string(DISABLED).ok();
-    explain(error, disabled.as_deref().map_or("", str::trim))
+    format_uring_error_advice(error, disabled.as_deref().map_or("", str::trim))
 }
 
-fn explain(error: &io::Error, disabled: &str) -> String {
+fn format_uring_error_advice(error: &io::Error, disabled: &str) -> String {
     let advice = match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::PERM | Errno::ACCESS) if !matches!(disabled, "" | "0") => {
             format!("kernel.io_uring_disabled is {disabled}: `sysctl kernel.io_uring_disabled=0` allows it")
@@ -39,13 +39,13 @@ mod tests {
 
     #[test]
     fn each_reason_says_what_to_do() {
-        let said = |errno: Errno, disabled| explain(&io::Error::from(errno), disabled);
+        let said = |errno: Errno, disabled| format_uring_error_advice(&io::Error::from(errno), disabled);
         assert!(said(Errno::PERM, "2").contains("sysctl kernel.io_uring_disabled=0"));
         assert!(said(Errno::PERM, "0").contains("seccomp"));
         assert!(said(Errno::PERM, "").contains("seccomp"));
         assert!(said(Errno::NOMEM, "0").contains("ulimit -l"));
         assert!(said(Errno::NOSYS, "").contains("5.19"));
         let other = io::Error::from(Errno::MFILE);
-        assert_eq!(explain(&other, "0"), format!("io_uring is not available: {other}"));
+        assert_eq!(format_uring_error_advice(&other, "0"), format!("io_uring is not available: {other}"));
     }
 }

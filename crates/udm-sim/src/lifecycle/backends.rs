@@ -1,18 +1,18 @@
 //! The backends of the registry over the simulated files.
 
 use super::files::PersistentFiles;
-use crate::environment::{SharedEnv, lock};
+use crate::environment::{SharedEnv, lock_environment};
 use crate::path::SimPath;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use udm_control::registry::device_opener::{DeviceOpener, DiskIdentity, OpenedDevice};
-use udm_core::OpenError;
+use udm_control::registry::device_opener::{DeviceOpener, DeviceWithDiskIdentity, DiskIdentity};
+use udm_core::DeviceControlError;
 use udm_core::errno::{EIO, ENODEV};
 use udm_wire::uri::DeviceUri;
 
 /// Opens simulated files for the registry.
 #[derive(Clone)]
-pub(super) struct LifecycleBackends {
+pub(super) struct SimFileOpener {
     env: SharedEnv,
     files: Arc<Mutex<PersistentFiles>>,
     /// Work for helper threads.
@@ -25,9 +25,9 @@ fn lock_mutex<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl LifecycleBackends {
-    pub(super) fn new(env: &SharedEnv, files: PersistentFiles) -> LifecycleBackends {
-        LifecycleBackends { env: env.clone(), files: Arc::new(Mutex::new(files)), work: Arc::default() }
+impl SimFileOpener {
+    pub(super) fn new(env: &SharedEnv, files: PersistentFiles) -> SimFileOpener {
+        SimFileOpener { env: env.clone(), files: Arc::new(Mutex::new(files)), work: Arc::default() }
     }
 
     pub(super) fn files(&self) -> MutexGuard<'_, PersistentFiles> {
@@ -40,16 +40,16 @@ impl LifecycleBackends {
     }
 
     /// Returns the disk of a file, and its identity.
-    fn find(&self, uri: &DeviceUri) -> Result<(usize, DiskIdentity), OpenError> {
+    fn find(&self, uri: &DeviceUri) -> Result<(usize, DiskIdentity), DeviceControlError> {
         let DeviceUri::File(file) = uri else {
-            return Err(OpenError::new(ENODEV, format!("{uri}: there is no such device here")));
+            return Err(DeviceControlError::new(ENODEV, format!("{uri}: there is no such device here")));
         };
-        let mut env = lock(&self.env);
+        let mut env = lock_environment(&self.env);
         if env.dead {
-            return Err(OpenError::new(EIO, format!("{uri}: the server was killed")));
+            return Err(DeviceControlError::new(EIO, format!("{uri}: the server was killed")));
         }
         let failed = |error: std::io::Error| {
-            OpenError::new(error.raw_os_error().unwrap_or(EIO), format!("{uri}: {error}"))
+            DeviceControlError::new(error.raw_os_error().unwrap_or(EIO), format!("{uri}: {error}"))
         };
         let disk = self.files().disk(&file.path, &mut env, false).map_err(failed)?;
         let found = std::fs::metadata(&file.path).map_err(failed)?;
@@ -58,14 +58,14 @@ impl LifecycleBackends {
     }
 }
 
-impl DeviceOpener for LifecycleBackends {
-    fn identify(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError> {
+impl DeviceOpener for SimFileOpener {
+    fn identify(&self, uri: &DeviceUri) -> Result<DiskIdentity, DeviceControlError> {
         self.find(uri).map(|(_, identity)| identity)
     }
 
-    fn open(&self, uri: &DeviceUri) -> Result<OpenedDevice, OpenError> {
+    fn open(&self, uri: &DeviceUri) -> Result<DeviceWithDiskIdentity, DeviceControlError> {
         let (disk, identity) = self.find(uri)?;
-        Ok(OpenedDevice { identity, device: Arc::new(SimPath::new(&self.env, disk)) })
+        Ok(DeviceWithDiskIdentity { identity, device: Arc::new(SimPath::new(&self.env, disk)) })
     }
 
     fn canonical(&self, uri: &DeviceUri) -> String {

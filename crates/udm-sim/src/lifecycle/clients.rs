@@ -1,7 +1,7 @@
 //! Clients of the devices: they find a device by name, write, read, and disconnect.
 
-use super::model::{ClientTarget, ReadMismatch};
-use super::world::{LifecycleWorld, ServerPhase};
+use super::model::{DiskOrSnapshot, ReadMismatch};
+use super::world::{ServerLifecycleWorld, ServerPhase};
 use crate::cores::TaskPurpose;
 use crate::machine::Machine;
 use crate::model::Violation;
@@ -24,7 +24,7 @@ pub(super) struct DeviceClient {
     pub(super) device: DeviceId,
     /// Reference to the export, held while the client is connected.
     pub(super) _export: ExportRef,
-    pub(super) of: ClientTarget,
+    pub(super) of: DiskOrSnapshot,
     /// Size of the device when the client connected.
     pub(super) sectors: u64,
     /// True if the device has changed, so requests may fail.
@@ -35,7 +35,7 @@ pub(super) struct DeviceClient {
     pub(super) busy: Vec<(u64, u64)>,
 }
 
-impl LifecycleWorld {
+impl ServerLifecycleWorld {
     /// Connects a client to the device called `name`.
     pub(super) fn come(&mut self, name: &str, checks: bool) -> Result<(), Violation> {
         let Some(server) = &self.server else { return Ok(()) };
@@ -127,7 +127,7 @@ impl LifecycleWorld {
             let of = client.of;
             self.model.write_begins(of)?;
             let first = self.model.stamps(len);
-            stamp::write(&mut bio.data, 0..len, |i| first + i);
+            stamp::fill_sectors_with_stamps(&mut bio.data, 0..len, |i| first + i);
             self.model.image(of).begin(from, len, first);
             let number = self.clients[at].number;
             self.machine.say(format!("client {number} writes {from}+{len} with {first:#x}"));
@@ -159,7 +159,7 @@ impl LifecycleWorld {
             Op::Read if ok => {
                 let mut wrong = None;
                 let (image, counts) = (self.model.image(of), &mut self.counts);
-                stamp::read(&bio.data, |i, stamp| {
+                stamp::for_each_sector_stamp(&bio.data, |i, stamp| {
                     counts.sectors += 1;
                     let read = image.read(from + i, stamp.unwrap_or(u64::MAX));
                     if let Err(ReadMismatch { sector, found, can }) = read {
@@ -176,7 +176,7 @@ impl LifecycleWorld {
     }
 }
 
-impl MachineWorld for LifecycleWorld {
+impl MachineWorld for ServerLifecycleWorld {
     fn machine(&mut self) -> &mut Machine {
         &mut self.machine
     }

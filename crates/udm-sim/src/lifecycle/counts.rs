@@ -1,8 +1,11 @@
 //! Coverage counters of runs.
 
 use super::verb_jobs::{KINDS, ServerVerb};
-use crate::counts::{RunHash, counts, format_count, format_counts, format_disturbance_counts, uncovered};
-use crate::plan::{Disturbance, ExcludedDisturbances};
+use crate::counts::{
+    CombinedRunHash, counts, format_count, format_counts, format_disturbance_counts,
+    list_missing_disturbances,
+};
+use crate::plan::{DisturbanceClass, ExcludedDisturbances};
 
 counts! {
     /// Counters of one or several runs.
@@ -58,7 +61,7 @@ counts! {
         /// Simulated time in ns.
         pub simulated: u64,
         /// The hash of all events.
-        pub hash: RunHash,
+        pub hash: CombinedRunHash,
     }
 }
 
@@ -80,30 +83,30 @@ impl LifecycleCounts {
     }
 
     /// All disturbances with their class and count.
-    fn trouble(&self) -> [(&'static str, Disturbance, u64); 15] {
+    fn trouble(&self) -> [(&'static str, DisturbanceClass, u64); 15] {
         [
-            ("killed", Disturbance::Crash, self.killed),
-            ("killed while they started", Disturbance::Crash, self.killed_starting),
-            ("killed in verbs", Disturbance::Crash, self.killed_in_verbs),
-            ("killed in merges", Disturbance::Merge, self.killed_in_merges),
-            ("merges went on", Disturbance::Merge, self.merges_went_on),
-            ("stores away", Disturbance::Paths, self.away),
-            ("stores returned", Disturbance::Paths, self.returned),
-            ("devices refused at a start", Disturbance::Paths, self.refused_at_start),
-            ("attached again", Disturbance::Crash, self.attached_again),
-            ("snapshots made", Disturbance::Reload, self.made),
-            ("given up", Disturbance::Paths, self.lost),
-            ("released", Disturbance::Remove, self.released),
-            ("handed over", Disturbance::Reload, self.handed_over),
-            ("files replaced", Disturbance::Paths, self.replaced),
-            ("verbs within verbs", Disturbance::Reload, self.nested),
+            ("killed", DisturbanceClass::Crash, self.killed),
+            ("killed while they started", DisturbanceClass::Crash, self.killed_starting),
+            ("killed in verbs", DisturbanceClass::Crash, self.killed_in_verbs),
+            ("killed in merges", DisturbanceClass::Merge, self.killed_in_merges),
+            ("merges went on", DisturbanceClass::Merge, self.merges_went_on),
+            ("stores away", DisturbanceClass::Paths, self.away),
+            ("stores returned", DisturbanceClass::Paths, self.returned),
+            ("devices refused at a start", DisturbanceClass::Paths, self.refused_at_start),
+            ("attached again", DisturbanceClass::Crash, self.attached_again),
+            ("snapshots made", DisturbanceClass::Reload, self.made),
+            ("given up", DisturbanceClass::Paths, self.lost),
+            ("released", DisturbanceClass::Remove, self.released),
+            ("handed over", DisturbanceClass::Reload, self.handed_over),
+            ("files replaced", DisturbanceClass::Paths, self.replaced),
+            ("verbs within verbs", DisturbanceClass::Reload, self.nested),
         ]
     }
 
     /// Disturbances that were not excluded and never occurred, because the runs were too short.
     #[must_use]
     pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
-        uncovered(self.trouble(), without)
+        list_missing_disturbances(self.trouble(), without)
     }
 
     /// Text of the coverage, several lines.

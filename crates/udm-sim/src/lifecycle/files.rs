@@ -5,7 +5,7 @@
 //! the state folder reads it there.
 
 use crate::disk::SimDisk;
-use crate::environment::{Env, PathState};
+use crate::environment::{Env, SimPathState};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -22,7 +22,7 @@ const LONG_AGO: u64 = 1_500_000_000;
 type FileIdentity = (u64, u64, Option<SystemTime>);
 
 /// A file whose content is on a simulated disk. Both have the same index.
-struct SimFile {
+struct FileOnSimDisk {
     file: File,
     identity: FileIdentity,
     /// Number of the last write for which the modification time was set.
@@ -33,10 +33,10 @@ struct SimFile {
 pub(super) struct PersistentFiles {
     temporary: Option<TempDir>,
     base: PathBuf,
-    simulated: Vec<SimFile>,
+    simulated: Vec<FileOnSimDisk>,
 }
 
-fn identity(file: &File) -> io::Result<FileIdentity> {
+fn read_file_identity(file: &File) -> io::Result<FileIdentity> {
     let found = file.metadata()?;
     Ok((found.dev(), found.ino(), found.created().ok()))
 }
@@ -76,7 +76,7 @@ impl PersistentFiles {
     /// initial content for an origin, otherwise blank.
     pub(super) fn disk(&mut self, path: &Path, env: &mut Env, is_origin: bool) -> io::Result<usize> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
-        let identity = identity(&file)?;
+        let identity = read_file_identity(&file)?;
         if let Some(known) = self.simulated.iter().position(|one| one.identity == identity) {
             return Ok(known);
         }
@@ -87,8 +87,8 @@ impl PersistentFiles {
             (0..sectors).for_each(|sector| simulated.blank(sector));
         }
         env.disks.push(simulated);
-        env.paths.push(PathState { prompt: true, ..PathState::healthy(disk, 20_000) });
-        self.simulated.push(SimFile { file, identity, stamped: 0 });
+        env.paths.push(SimPathState { prompt: true, ..SimPathState::healthy(disk, 20_000) });
+        self.simulated.push(FileOnSimDisk { file, identity, stamped: 0 });
         Ok(disk)
     }
 

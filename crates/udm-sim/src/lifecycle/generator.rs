@@ -1,11 +1,11 @@
 //! Random choice of verbs and client actions, and changes of files.
 
-use super::model::{ClientTarget, SnapshotFate};
-use super::observation::{DeviceView, TableMeaning, last_component};
+use super::model::{DiskOrSnapshot, SnapshotFate};
+use super::observation::{DeviceView, LiveTableKind, last_component};
 use super::verb_jobs::ServerVerb;
-use super::world::LifecycleWorld;
+use super::world::ServerLifecycleWorld;
 use crate::model::Violation;
-use crate::plan::Disturbance;
+use crate::plan::DisturbanceClass;
 use std::fs;
 
 /// Maximum number of snapshots per disk.
@@ -14,7 +14,7 @@ const SNAPSHOTS_MAX: usize = 4;
 /// Content of a foreign file at the path of a store.
 const OTHER: &[u8] = b"somebody else's";
 
-impl LifecycleWorld {
+impl ServerLifecycleWorld {
     /// Performs random actions: verbs, connections, and file changes.
     pub(super) fn act(&mut self) -> Result<(), Violation> {
         if self.control.one_in(40)
@@ -33,7 +33,7 @@ impl LifecycleWorld {
             10..14 if !self.clients.is_empty() => {
                 // Clients of disks stay longer.
                 let at = self.work.below(self.clients.len() as u64) as usize;
-                if !matches!(self.clients[at].of, ClientTarget::Disk(_)) || self.work.one_in(8) {
+                if !matches!(self.clients[at].of, DiskOrSnapshot::Disk(_)) || self.work.one_in(8) {
                     self.go(at);
                 }
             }
@@ -42,7 +42,7 @@ impl LifecycleWorld {
                 self.counts.returned += 1;
                 self.begin(ServerVerb::Reconfigure);
             }
-            15 if self.on(Disturbance::Paths) && self.away.is_empty() => self.replace_store()?,
+            15 if self.on(DisturbanceClass::Paths) && self.away.is_empty() => self.replace_store()?,
             _ => {}
         }
         Ok(())
@@ -61,41 +61,45 @@ impl LifecycleWorld {
     }
 
     fn draw(&mut self) -> Option<ServerVerb> {
-        let is_snapshot = |seen: &DeviceView| matches!(seen.kind, TableMeaning::Snapshot { .. });
-        let is_disk = |seen: &DeviceView| matches!(seen.kind, TableMeaning::Disk { .. });
+        let is_snapshot = |seen: &DeviceView| matches!(seen.kind, LiveTableKind::Snapshot { .. });
+        let is_disk = |seen: &DeviceView| matches!(seen.kind, LiveTableKind::Disk { .. });
         Some(match self.control.below(26) {
             0..5 => {
                 let of = self.device(is_disk)?;
-                let TableMeaning::Disk { disk, .. } = of.kind else { return None };
-                let kept = |one: &&super::model::Snapshot| one.disk == disk && one.fate == SnapshotFate::Kept;
+                let LiveTableKind::Disk { disk, .. } = of.kind else { return None };
+                let kept = |one: &&super::model::PersistentSnapshotModel| {
+                    one.disk == disk && one.fate == SnapshotFate::Kept
+                };
                 if self.model.snapshots.iter().filter(kept).count() >= SNAPSHOTS_MAX {
                     return None;
                 }
                 ServerVerb::Snapshot { names: vec![self.fresh('s')], of: of.name, store: None }
             }
-            5..7 if self.on(Disturbance::Remove) => {
+            5..7 if self.on(DisturbanceClass::Remove) => {
                 let name = self.device(is_snapshot)?.name;
                 ServerVerb::Discard { name, keep_store: self.control.one_in(3) }
             }
-            7..10 if self.on(Disturbance::Merge) => {
+            7..10 if self.on(DisturbanceClass::Merge) => {
                 ServerVerb::Merge { name: self.device(is_snapshot)?.name }
             }
             10 => ServerVerb::Rename { word: self.device(|_| true)?.name, to: self.fresh('r') },
-            11..14 if self.on(Disturbance::Reload) => {
+            11..14 if self.on(DisturbanceClass::Reload) => {
                 // A snapshot device keeps its own snapshot in a reload, so its clients continue.
                 let own = |seen: &DeviceView| {
-                    matches!(seen.kind, TableMeaning::Snapshot { .. } | TableMeaning::Empty)
+                    matches!(seen.kind, LiveTableKind::Snapshot { .. } | LiveTableKind::Empty)
                 };
                 let DeviceView { name, kind, .. } = self.device(own)?;
-                let store = if let TableMeaning::Snapshot { store, .. } = kind { Some(store) } else { None };
+                let store = if let LiveTableKind::Snapshot { store, .. } = kind { Some(store) } else { None };
                 ServerVerb::Load { word: name, table: self.table(store.as_deref())? }
             }
             14..18 => ServerVerb::Resume { words: vec![self.device(|_| true)?.name] },
-            18..20 if self.on(Disturbance::Suspend) => {
+            18..20 if self.on(DisturbanceClass::Suspend) => {
                 ServerVerb::Suspend { word: self.device(|_| true)?.name }
             }
-            20 if self.on(Disturbance::Remove) => ServerVerb::Remove { word: self.device(is_snapshot)?.name },
-            21 | 22 if self.on(Disturbance::Reload) => {
+            20 if self.on(DisturbanceClass::Remove) => {
+                ServerVerb::Remove { word: self.device(is_snapshot)?.name }
+            }
+            21 | 22 if self.on(DisturbanceClass::Reload) => {
                 let table = if self.control.one_in(2) { Some(self.table(None)?) } else { None };
                 ServerVerb::Create { name: self.fresh('x'), table }
             }
@@ -108,7 +112,7 @@ impl LifecycleWorld {
     /// Returns the table of an existing snapshot, in the store `own` or in any, sometimes with
     /// another length.
     fn table(&mut self, own: Option<&str>) -> Option<String> {
-        let is = |one: &super::model::Snapshot| match own {
+        let is = |one: &super::model::PersistentSnapshotModel| match own {
             Some(store) => one.store.to_str() == Some(store) && one.fate == SnapshotFate::Kept,
             None => matches!(one.fate, SnapshotFate::Kept | SnapshotFate::Released),
         };

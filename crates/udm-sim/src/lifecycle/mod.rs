@@ -31,7 +31,7 @@ mod server_life;
 mod verb_jobs;
 mod world;
 
-use crate::environment::lock;
+use crate::environment::lock_environment;
 use crate::plan::RunPlan;
 use crate::run::{RunFailure, catch_panic};
 pub use counts::LifecycleCounts;
@@ -41,7 +41,7 @@ pub use counts::LifecycleCounts;
 /// # Errors
 /// The failure, with its trace. The world of a failed run is leaked.
 pub fn run(plan: &RunPlan) -> Result<LifecycleCounts, Box<RunFailure>> {
-    let outcome = catch_panic(|| driver::run(plan));
+    let outcome = catch_panic(|| driver::run_servers_in_sequence(plan));
     udm_control::wait_hook::set_wait_hook(None);
     let world = driver::take_world();
     let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
@@ -51,7 +51,7 @@ pub fn run(plan: &RunPlan) -> Result<LifecycleCounts, Box<RunFailure>> {
         plan.steps = world.machine.step.min(plan.steps);
         what = world.wrong.take().unwrap_or(what).replace(&world.base, "");
         world.outside.files().remove();
-        trace.extend(lock(&world.machine.env).trace.last().map(crate::trace::TraceEvent::line));
+        trace.extend(lock_environment(&world.machine.env).trace.last().map(crate::trace::TraceEvent::line));
         Box::leak(world);
     }
     Err(Box::new(RunFailure { plan, what, trace }))

@@ -32,7 +32,7 @@ pub(super) struct ReadMismatch {
     pub(super) can: Vec<u64>,
 }
 
-fn add(list: &mut Vec<u64>, stamp: u64) {
+fn add_stamp_if_missing(list: &mut Vec<u64>, stamp: u64) {
     if !list.contains(&stamp) {
         list.push(stamp);
     }
@@ -68,7 +68,7 @@ impl DiskImage {
     pub(super) fn begin(&mut self, sector: u64, sectors: u64, stamp: u64) {
         for (i, cell) in self.range(sector, sectors) {
             cell.writing = Some(stamp + i);
-            add(&mut cell.recent, stamp + i);
+            add_stamp_if_missing(&mut cell.recent, stamp + i);
         }
     }
 
@@ -80,9 +80,9 @@ impl DiskImage {
                 // The replaced value is recent, because a snapshot created meanwhile may have it.
                 let was = std::mem::replace(&mut cell.can, vec![stamp]);
                 cell.any = false;
-                was.into_iter().for_each(|was| add(&mut cell.recent, was));
+                was.into_iter().for_each(|was| add_stamp_if_missing(&mut cell.recent, was));
             } else {
-                add(&mut cell.can, stamp);
+                add_stamp_if_missing(&mut cell.can, stamp);
             }
         }
     }
@@ -115,7 +115,7 @@ impl DiskImage {
     pub(super) fn instant(&self) -> DiskImage {
         let of = |cell: &SectorState| {
             let mut can = cell.can.clone();
-            cell.recent.iter().for_each(|stamp| add(&mut can, *stamp));
+            cell.recent.iter().for_each(|stamp| add_stamp_if_missing(&mut can, *stamp));
             SectorState { can, any: cell.any, ..SectorState::default() }
         };
         DiskImage(self.0.iter().map(of).collect())
@@ -130,7 +130,7 @@ impl DiskImage {
             let acknowledged: Vec<u64> = acknowledged.collect();
             cell.can.clone_from(&other.can);
             cell.any = other.any;
-            acknowledged.into_iter().for_each(|stamp| add(&mut cell.can, stamp));
+            acknowledged.into_iter().for_each(|stamp| add_stamp_if_missing(&mut cell.can, stamp));
         }
     }
 }
@@ -153,7 +153,7 @@ pub(super) enum SnapshotFate {
 
 /// A persistent snapshot, identified by its store.
 #[derive(Clone, Debug)]
-pub(super) struct Snapshot {
+pub(super) struct PersistentSnapshotModel {
     pub(super) store: PathBuf,
     pub(super) disk: usize,
     pub(super) image: DiskImage,
@@ -177,10 +177,10 @@ pub(super) struct Snapshot {
     pub(super) may_be_lost: bool,
 }
 
-impl Snapshot {
+impl PersistentSnapshotModel {
     /// Creates an attached snapshot.
-    pub(super) fn new(store: PathBuf, disk: usize, image: DiskImage) -> Snapshot {
-        Snapshot {
+    pub(super) fn new(store: PathBuf, disk: usize, image: DiskImage) -> PersistentSnapshotModel {
+        PersistentSnapshotModel {
             store,
             disk,
             image,
@@ -199,36 +199,36 @@ impl Snapshot {
 }
 
 /// A disk with its content.
-pub(super) struct Origin {
+pub(super) struct OriginDiskModel {
     pub(super) path: PathBuf,
     pub(super) image: DiskImage,
 }
 
 /// A disk or snapshot that clients read and write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ClientTarget {
+pub(super) enum DiskOrSnapshot {
     Disk(usize),
     Snapshot(usize),
 }
 
 /// The model of all disks and snapshots.
-pub(super) struct LifecycleModel {
-    pub(super) origins: Vec<Origin>,
-    pub(super) snapshots: Vec<Snapshot>,
+pub(super) struct DiskAndSnapshotModel {
+    pub(super) origins: Vec<OriginDiskModel>,
+    pub(super) snapshots: Vec<PersistentSnapshotModel>,
     /// Verbs in progress.
     pub(super) running: Vec<u64>,
     stamp: u64,
 }
 
-impl LifecycleModel {
-    pub(super) fn new() -> LifecycleModel {
-        LifecycleModel { origins: Vec::new(), snapshots: Vec::new(), running: Vec::new(), stamp: 1 }
+impl DiskAndSnapshotModel {
+    pub(super) fn new() -> DiskAndSnapshotModel {
+        DiskAndSnapshotModel { origins: Vec::new(), snapshots: Vec::new(), running: Vec::new(), stamp: 1 }
     }
 
-    pub(super) fn image(&mut self, of: ClientTarget) -> &mut DiskImage {
+    pub(super) fn image(&mut self, of: DiskOrSnapshot) -> &mut DiskImage {
         match of {
-            ClientTarget::Disk(disk) => &mut self.origins[disk].image,
-            ClientTarget::Snapshot(at) => &mut self.snapshots[at].image,
+            DiskOrSnapshot::Disk(disk) => &mut self.origins[disk].image,
+            DiskOrSnapshot::Snapshot(at) => &mut self.snapshots[at].image,
         }
     }
 
@@ -247,8 +247,8 @@ impl LifecycleModel {
     ///
     /// # Errors
     /// If the disk must not be written without a snapshot that is missing.
-    pub(super) fn write_begins(&mut self, of: ClientTarget) -> Result<(), String> {
-        let ClientTarget::Disk(disk) = of else { return Ok(()) };
+    pub(super) fn write_begins(&mut self, of: DiskOrSnapshot) -> Result<(), String> {
+        let DiskOrSnapshot::Disk(disk) = of else { return Ok(()) };
         for one in self.snapshots.iter_mut().filter(|one| one.disk == disk && !one.attached) {
             let tells = one.released_by.iter().any(|id| self.running.contains(id));
             match one.fate {
@@ -284,7 +284,7 @@ impl LifecycleModel {
 
     /// Returns the latest snapshot in `store`.
     pub(super) fn in_store(&self, store: &str) -> Option<usize> {
-        let is_it = |one: &Snapshot| one.store.to_str() == Some(store);
+        let is_it = |one: &PersistentSnapshotModel| one.store.to_str() == Some(store);
         self.snapshots.iter().rposition(is_it)
     }
 }

@@ -1,18 +1,18 @@
 //! Inspection of devices, tables and log lines after each step.
 
-use super::model::{ClientTarget, Snapshot, SnapshotFate};
-use super::world::{LifecycleWorld, ServerPhase};
+use super::model::{DiskOrSnapshot, PersistentSnapshotModel, SnapshotFate};
+use super::world::{ServerLifecycleWorld, ServerPhase};
 use crate::log_capture;
 use crate::model::Violation;
 use std::path::{Path, PathBuf};
-use udm_control::Registry;
-use udm_control::verbs::snapshot::{self, LostSnapshots};
+use udm_control::DeviceRegistry;
+use udm_control::verbs::snapshot::{self, LostSnapshotPolicy};
 use udm_core::{Device, DeviceId};
 use udm_dm::{SnapshotState, Table};
 
 /// The meaning of a live table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum TableMeaning {
+pub(super) enum LiveTableKind {
     /// A disk; `copies` is true if writes copy for its snapshots.
     Disk { disk: usize, copies: bool },
     /// The snapshot in this store.
@@ -30,7 +30,7 @@ pub(super) enum TableMeaning {
 pub(super) struct DeviceView {
     pub(super) id: DeviceId,
     pub(super) name: String,
-    pub(super) kind: TableMeaning,
+    pub(super) kind: LiveTableKind,
     pub(super) sectors: u64,
     pub(super) suspended: bool,
 }
@@ -39,42 +39,42 @@ impl DeviceView {
     /// True if clients may read and write the device.
     pub(super) fn is_served(&self) -> bool {
         match &self.kind {
-            TableMeaning::Disk { .. } | TableMeaning::Merge { .. } => true,
-            TableMeaning::Snapshot { state, .. } => *state == SnapshotState::Valid,
-            TableMeaning::Empty | TableMeaning::Other => false,
+            LiveTableKind::Disk { .. } | LiveTableKind::Merge { .. } => true,
+            LiveTableKind::Snapshot { state, .. } => *state == SnapshotState::Valid,
+            LiveTableKind::Empty | LiveTableKind::Other => false,
         }
     }
 }
 
 /// Returns the meaning of `table`, over the disks at `paths`.
-fn kind(table: &Table, paths: &[PathBuf]) -> TableMeaning {
-    let [entry] = table.targets() else { return TableMeaning::Other };
+fn classify_live_table(table: &Table, paths: &[PathBuf]) -> LiveTableKind {
+    let [entry] = table.targets() else { return LiveTableKind::Other };
     let disk = |name: &str| paths.iter().position(|path| path == Path::new(name));
     if let Some(report) = entry.target.as_snapshot().map(|view| view.report()) {
-        let Some(disk) = disk(&report.origin.name) else { return TableMeaning::Other };
+        let Some(disk) = disk(&report.origin.name) else { return LiveTableKind::Other };
         let (store, state) = (report.store.name, report.state);
         return match entry.target.type_name() {
-            "snapshot-merge" => TableMeaning::Merge { store, disk, state },
-            _ => TableMeaning::Snapshot { store, disk, state },
+            "snapshot-merge" => LiveTableKind::Merge { store, disk, state },
+            _ => LiveTableKind::Snapshot { store, disk, state },
         };
     }
     let below = entry.target.devices().into_iter().next().and_then(|used| disk(&used.device.name));
     let copies = match entry.target.type_name() {
         "snapshot-origin" => true,
         "linear" => false,
-        _ => return TableMeaning::Other,
+        _ => return LiveTableKind::Other,
     };
-    below.map_or(TableMeaning::Other, |disk| TableMeaning::Disk { disk, copies })
+    below.map_or(LiveTableKind::Other, |disk| LiveTableKind::Disk { disk, copies })
 }
 
 /// Returns all devices of `registry`.
-pub(super) fn list_devices(registry: &Registry, paths: &[PathBuf]) -> Vec<DeviceView> {
+pub(super) fn list_devices(registry: &DeviceRegistry, paths: &[PathBuf]) -> Vec<DeviceView> {
     let seen = |mapped: std::sync::Arc<udm_control::registry::RegisteredDevice>| {
         let live = mapped.device.live();
         DeviceView {
             id: mapped.device.id(),
             name: mapped.device.name(),
-            kind: live.as_ref().map_or(TableMeaning::Empty, |table| kind(table, paths)),
+            kind: live.as_ref().map_or(LiveTableKind::Empty, |table| classify_live_table(table, paths)),
             sectors: live.map_or(0, |table| table.limits().size.0),
             suspended: mapped.device.is_suspended(),
         }
@@ -84,11 +84,11 @@ pub(super) fn list_devices(registry: &Registry, paths: &[PathBuf]) -> Vec<Device
     all
 }
 
-impl LifecycleWorld {
+impl ServerLifecycleWorld {
     /// Updates the model from the devices and the log.
     pub(super) fn look(&mut self) -> Result<(), Violation> {
         if self.phase == ServerPhase::Dying {
-            log_capture::take();
+            log_capture::take_captured_log_lines();
             return Ok(());
         }
         let Some(server) = &self.server else { return Ok(()) };
@@ -99,7 +99,7 @@ impl LifecycleWorld {
         }
         self.view_names = self.view.iter().map(|seen| (seen.id, seen.name.clone())).collect();
         let view = std::mem::take(&mut self.view);
-        let is_disk = |seen: &&DeviceView| matches!(seen.kind, TableMeaning::Disk { .. });
+        let is_disk = |seen: &&DeviceView| matches!(seen.kind, LiveTableKind::Disk { .. });
         let (disks, others): (Vec<&DeviceView>, Vec<&DeviceView>) = view.iter().partition(is_disk);
         let looked = others.into_iter().chain(disks).try_for_each(|seen| self.look_at(seen));
         self.view = view;
@@ -108,7 +108,7 @@ impl LifecycleWorld {
         for one in self.model.snapshots.iter_mut().filter(|one| one.was_attached && !one.attached) {
             one.released_by.clone_from(&self.model.running);
         }
-        let gives_up = self.policy == LostSnapshots::GiveUp;
+        let gives_up = self.policy == LostSnapshotPolicy::GiveUp;
         for snapshot in self.model.snapshots.iter_mut().filter(|one| gives_up && !one.attached) {
             snapshot.may_be_lost = true;
         }
@@ -123,7 +123,7 @@ impl LifecycleWorld {
 
     fn look_at(&mut self, seen: &DeviceView) -> Result<(), Violation> {
         match &seen.kind {
-            TableMeaning::Snapshot { store, disk, state: SnapshotState::Valid } => {
+            LiveTableKind::Snapshot { store, disk, state: SnapshotState::Valid } => {
                 let known = self.model.in_store(store);
                 let is_new = known.is_none_or(|at| {
                     let known = &self.model.snapshots[at];
@@ -133,8 +133,9 @@ impl LifecycleWorld {
                     let origin = &self.model.origins[*disk].image;
                     // The store of a removed snapshot holds another point in time. In the middle of
                     // a merge the content of a disk is not known.
-                    let merges =
-                        |one: &Snapshot| one.disk == *disk && one.fate == SnapshotFate::Merged && !one.over;
+                    let merges = |one: &PersistentSnapshotModel| {
+                        one.disk == *disk && one.fate == SnapshotFate::Merged && !one.over
+                    };
                     let left = known.is_some_and(|at| self.model.snapshots[at].fate == SnapshotFate::Gone)
                         || self.model.snapshots.iter().any(merges);
                     let image = if left {
@@ -144,7 +145,7 @@ impl LifecycleWorld {
                     };
                     self.counts.made += 1;
                     self.machine.say(format!("a snapshot of o{disk} is in {}", last_component(store)));
-                    let mut one = Snapshot::new(store.into(), *disk, image);
+                    let mut one = PersistentSnapshotModel::new(store.into(), *disk, image);
                     one.holder = Some(seen.id);
                     self.model.snapshots.push(one);
                     return Ok(());
@@ -178,7 +179,7 @@ impl LifecycleWorld {
                 Ok(())
             }
             // A user has created this table, and the disk does not copy for it.
-            TableMeaning::Disk { disk, copies: false } => {
+            LiveTableKind::Disk { disk, copies: false } => {
                 let unseen = self.model.snapshots.iter_mut().filter(|one| {
                     let by_table = self
                         .view_names
@@ -189,7 +190,7 @@ impl LifecycleWorld {
                 unseen.for_each(|one| one.image.cut(0));
                 Ok(())
             }
-            TableMeaning::Merge { store, disk, state } => {
+            LiveTableKind::Merge { store, disk, state } => {
                 let Some(at) = self.model.in_store(store) else { return Ok(()) };
                 let known = &mut self.model.snapshots[at];
                 known.attached = true;
@@ -212,14 +213,15 @@ impl LifecycleWorld {
 
     /// Updates the model from log lines about snapshots.
     fn listen(&mut self) -> Result<(), Violation> {
-        for line in log_capture::take() {
+        for line in log_capture::take_captured_log_lines() {
             self.machine.say(format!("log: {}", line.replace(&self.base, "")));
-            let is_named = |one: &Snapshot| one.store.to_str().is_some_and(|store| line.contains(store));
+            let is_named =
+                |one: &PersistentSnapshotModel| one.store.to_str().is_some_and(|store| line.contains(store));
             let Some(at) = self.model.snapshots.iter().rposition(is_named) else { continue };
             let one = &mut self.model.snapshots[at];
             if line.contains(" is lost: ") {
                 let stale = one.fate == SnapshotFate::Released;
-                if one.attached || !(stale || one.may_be_lost || self.policy == LostSnapshots::GiveUp) {
+                if one.attached || !(stale || one.may_be_lost || self.policy == LostSnapshotPolicy::GiveUp) {
                     return Err(format!("without a cause: {line}"));
                 }
                 one.fate = SnapshotFate::Lost;
@@ -235,8 +237,8 @@ impl LifecycleWorld {
     /// Checks that every snapshot is listed: as attached, as missing, or as lost for a reason.
     pub(super) fn check_listed(&mut self) -> Result<(), Violation> {
         let Some(server) = &self.server else { return Ok(()) };
-        let mut all = snapshot::list(&server.registry);
-        all.extend(snapshot::unattached(&server.registry).map_err(|e| e.to_string())?);
+        let mut all = snapshot::list_live_snapshots(&server.registry);
+        all.extend(snapshot::list_unattached_snapshots(&server.registry).map_err(|e| e.to_string())?);
         for at in 0..self.model.snapshots.len() {
             let one = &mut self.model.snapshots[at];
             if !matches!(one.fate, SnapshotFate::Kept | SnapshotFate::Released) {
@@ -276,14 +278,14 @@ impl LifecycleWorld {
     }
 
     /// Returns the disk or snapshot that the clients of `seen` use.
-    pub(super) fn served(&self, seen: &DeviceView) -> Option<ClientTarget> {
+    pub(super) fn served(&self, seen: &DeviceView) -> Option<DiskOrSnapshot> {
         match &seen.kind {
             _ if !seen.is_served() => None,
-            TableMeaning::Disk { disk, .. } | TableMeaning::Merge { disk, .. } => {
-                Some(ClientTarget::Disk(*disk))
+            LiveTableKind::Disk { disk, .. } | LiveTableKind::Merge { disk, .. } => {
+                Some(DiskOrSnapshot::Disk(*disk))
             }
-            TableMeaning::Snapshot { store, .. } => self.model.in_store(store).map(ClientTarget::Snapshot),
-            TableMeaning::Empty | TableMeaning::Other => None,
+            LiveTableKind::Snapshot { store, .. } => self.model.in_store(store).map(DiskOrSnapshot::Snapshot),
+            LiveTableKind::Empty | LiveTableKind::Other => None,
         }
     }
 }

@@ -1,20 +1,20 @@
 //! The life of a server: it starts, serves, sometimes quiesces, and ends or is killed.
 
-use super::driver::{is_in_phase, run_verb, step_until, step_world, with_world};
+use super::driver::{is_server_in_phase, run_verb, step_until, step_world, with_world};
 use super::model::SnapshotFate;
-use super::observation::TableMeaning;
+use super::observation::LiveTableKind;
 use super::verb_jobs::ServerVerb;
-use super::world::{LifecycleWorld, ServerInstance, ServerPhase};
-use crate::environment::lock;
+use super::world::{ServerInstance, ServerLifecycleWorld, ServerPhase};
+use crate::environment::lock_environment;
 use crate::model::Violation;
-use crate::plan::Disturbance;
+use crate::plan::DisturbanceClass;
 use crate::wakeable::WakeableFuture;
 use std::sync::Arc;
 use udm_control::config::{DesiredDevice, DesiredState};
-use udm_control::exports::{ExportOptions, Exporter};
+use udm_control::exports::{DeviceExporter, ExportOptions};
 use udm_control::registry::BaseDir;
-use udm_control::verbs::snapshot::LostSnapshots;
-use udm_control::{Registry, StateFolder, verbs};
+use udm_control::verbs::snapshot::LostSnapshotPolicy;
+use udm_control::{DeviceRegistry, StateFolder, verbs};
 use udm_frontends::nbd::Exports;
 
 /// Maximum number of rounds of removals and resumes until nothing is left.
@@ -24,33 +24,35 @@ const ROUNDS_MAX: usize = 30;
 pub(super) fn run_server(last: bool) -> Result<(), Violation> {
     with_world(|world| world.start(last))?;
     run_verb(ServerVerb::Start)?;
-    if is_in_phase(ServerPhase::Starting) {
+    if is_server_in_phase(ServerPhase::Starting) {
         with_world(|world| {
             world.phase = ServerPhase::Serving;
             world.check_listed()
         })?;
     }
-    while !last && is_in_phase(ServerPhase::Serving) && with_world(|world| world.machine.step < world.end_at)
+    while !last
+        && is_server_in_phase(ServerPhase::Serving)
+        && with_world(|world| world.machine.step < world.end_at)
     {
         step_world()?;
-        if with_world(|world| world.control.one_in(600)) && is_in_phase(ServerPhase::Serving) {
+        if with_world(|world| world.control.one_in(600)) && is_server_in_phase(ServerPhase::Serving) {
             quiesce_and_read_back()?;
         }
     }
-    if is_in_phase(ServerPhase::Serving) {
+    if is_server_in_phase(ServerPhase::Serving) {
         quiesce_and_read_back()?;
     }
-    if is_in_phase(ServerPhase::Serving) {
+    if is_server_in_phase(ServerPhase::Serving) {
         with_world(|world| world.phase = ServerPhase::Ending);
     }
-    if is_in_phase(ServerPhase::Ending) {
+    if is_server_in_phase(ServerPhase::Ending) {
         stop_server()?;
     }
     // The server may have been killed while it ended.
-    if is_in_phase(ServerPhase::Dying) {
+    if is_server_in_phase(ServerPhase::Dying) {
         stop_server()?;
     }
-    with_world(LifecycleWorld::is_gone)
+    with_world(ServerLifecycleWorld::is_gone)
 }
 
 /// Waits until all verbs end, and reads all data back.
@@ -60,15 +62,15 @@ fn quiesce_and_read_back() -> Result<(), Violation> {
         world.machine.say("no more is asked for");
     });
     resume_all()?;
-    if is_in_phase(ServerPhase::Serving) {
+    if is_server_in_phase(ServerPhase::Serving) {
         step_until("requests", |world| world.clients.iter().all(|client| client.busy.is_empty()))?;
     }
-    if is_in_phase(ServerPhase::Serving) {
+    if is_server_in_phase(ServerPhase::Serving) {
         with_world(|world| {
             for at in (0..world.clients.len()).rev() {
                 world.go(at);
             }
-            let now = lock(&world.machine.env).now;
+            let now = lock_environment(&world.machine.env).now;
             world.machine.cores.iter_mut().for_each(|core| core.next_work = now);
             world.machine.reading = true;
             let names: Vec<String> = world.view.iter().map(|seen| seen.name.clone()).collect();
@@ -80,7 +82,7 @@ fn quiesce_and_read_back() -> Result<(), Violation> {
             })
         })?;
     }
-    if is_in_phase(ServerPhase::Serving) {
+    if is_server_in_phase(ServerPhase::Serving) {
         with_world(|world| {
             for at in (0..world.clients.len()).rev() {
                 world.go(at);
@@ -97,7 +99,7 @@ fn quiesce_and_read_back() -> Result<(), Violation> {
 /// Resumes all suspended devices.
 fn resume_all() -> Result<(), Violation> {
     for _ in 0..ROUNDS_MAX {
-        step_until("verbs", LifecycleWorld::is_over)?;
+        step_until("verbs", ServerLifecycleWorld::is_over)?;
         let suspended = with_world(|world| {
             let suspended = world.view.iter().filter(|seen| seen.suspended);
             suspended.map(|seen| seen.name.clone()).collect::<Vec<_>>()
@@ -106,7 +108,7 @@ fn resume_all() -> Result<(), Violation> {
             return Ok(());
         }
         clear_and_resume(suspended)?;
-        with_world(LifecycleWorld::look)?;
+        with_world(ServerLifecycleWorld::look)?;
     }
     Ok(())
 }
@@ -114,7 +116,7 @@ fn resume_all() -> Result<(), Violation> {
 /// Clears all inactive tables and resumes the suspended devices. The inactive tables may not be
 /// valid any more.
 fn clear_and_resume(suspended: Vec<String>) -> Result<(), Violation> {
-    for word in with_world(LifecycleWorld::names) {
+    for word in with_world(ServerLifecycleWorld::names) {
         run_verb(ServerVerb::Clear { word })?;
     }
     for word in suspended {
@@ -128,13 +130,13 @@ fn stop_server() -> Result<(), Violation> {
     let phase = with_world(|world| world.phase);
     with_world(|world| {
         if let Some(server) = &world.server {
-            verbs::cancel_all(&server.registry);
+            verbs::cancel_all_pending_verbs(&server.registry);
         }
     });
     for _ in 0..ROUNDS_MAX {
-        step_until("verbs", LifecycleWorld::is_over)?;
-        let suspended = with_world(LifecycleWorld::suspended);
-        if suspended.is_empty() || !is_in_phase(phase) {
+        step_until("verbs", ServerLifecycleWorld::is_over)?;
+        let suspended = with_world(ServerLifecycleWorld::suspended);
+        if suspended.is_empty() || !is_server_in_phase(phase) {
             break;
         }
         clear_and_resume(suspended)?;
@@ -142,7 +144,7 @@ fn stop_server() -> Result<(), Violation> {
     step_until("clients", |world| {
         world.machine.cores.iter().flat_map(|core| &core.open).all(|open| open.in_flight == 0)
     })?;
-    if !is_in_phase(phase) {
+    if !is_server_in_phase(phase) {
         return Ok(());
     }
     while with_world(|world| !world.clients.is_empty()) {
@@ -150,13 +152,13 @@ fn stop_server() -> Result<(), Violation> {
         if !all {
             step_world()?;
         }
-        if !is_in_phase(phase) {
+        if !is_server_in_phase(phase) {
             return Ok(());
         }
     }
     with_world(|world| world.server.iter().for_each(|server| server.registry.begin_shutdown()));
     for round in 0.. {
-        let names = with_world(LifecycleWorld::names);
+        let names = with_world(ServerLifecycleWorld::names);
         if names.is_empty() {
             break;
         }
@@ -168,7 +170,7 @@ fn stop_server() -> Result<(), Violation> {
         }
         for word in names {
             run_verb(ServerVerb::Remove { word })?;
-            if !is_in_phase(phase) {
+            if !is_server_in_phase(phase) {
                 return Ok(());
             }
         }
@@ -180,14 +182,14 @@ fn stop_server() -> Result<(), Violation> {
     })
 }
 
-impl LifecycleWorld {
+impl ServerLifecycleWorld {
     /// Starts a server over the existing files.
     fn start(&mut self, last: bool) -> Result<(), Violation> {
         self.counts.lives += 1;
         let failed = |e: std::io::Error| e.to_string();
         self.forget_removed().map_err(failed)?;
         {
-            let mut env = lock(&self.machine.env);
+            let mut env = lock_environment(&self.machine.env);
             env.dead = false;
             // The previous users of the disks no longer exist.
             env.disks.iter_mut().for_each(|disk| disk.shared_disk_state = Arc::default());
@@ -195,33 +197,33 @@ impl LifecycleWorld {
             files.tell_writes(&env).map_err(failed)?;
             files.write_stores(&env).map_err(failed)?;
         }
-        let on = |world: &LifecycleWorld, class| world.on(class);
+        let on = |world: &ServerLifecycleWorld, class| world.on(class);
         self.policy = match self.control.below(10) {
-            _ if last => LostSnapshots::Refuse,
-            0 | 1 if on(self, Disturbance::Paths) => LostSnapshots::GiveUp,
-            2 => LostSnapshots::Wait,
-            _ => LostSnapshots::Refuse,
+            _ if last => LostSnapshotPolicy::Refuse,
+            0 | 1 if on(self, DisturbanceClass::Paths) => LostSnapshotPolicy::GiveUp,
+            2 => LostSnapshotPolicy::Wait,
+            _ => LostSnapshotPolicy::Refuse,
         };
         if last {
             self.bring_back_stores()?;
-        } else if on(self, Disturbance::Paths) && self.control.one_in(4) {
+        } else if on(self, DisturbanceClass::Paths) && self.control.one_in(4) {
             self.take_store_away()?;
         }
         let step = self.machine.step;
         let life = self.control.pick(&[300, 1000, 3000]);
         self.end_at = step + self.control.span(life);
-        let killed = !last && on(self, Disturbance::Crash) && self.control.below(5) < 3;
+        let killed = !last && on(self, DisturbanceClass::Crash) && self.control.below(5) < 3;
         self.kill_at = if killed { step + self.control.span(life) } else { u64::MAX };
         let count = self.machine.inboxes.count();
         self.machine.make_cores(count);
         let registry =
-            Registry::with_opener(self.machine.inboxes.clone(), count, Box::new(self.outside.clone()));
+            DeviceRegistry::with_opener(self.machine.inboxes.clone(), count, Box::new(self.outside.clone()));
         let folder = StateFolder::new(self.outside.files().state());
         folder.clean();
         registry.set_state_folder(folder.clone());
         registry.set_lost_snapshots(self.policy);
         let exports = Arc::new(Exports::new());
-        registry.set_exporter(Exporter::new(exports.clone(), ExportOptions::default()));
+        registry.set_exporter(DeviceExporter::new(exports.clone(), ExportOptions::default()));
         let wish = self.wish()?;
         let read = wish.clone();
         registry.set_config_reader(Box::new(move || Ok(read.clone())));
@@ -266,7 +268,7 @@ impl LifecycleWorld {
 
     /// Kills the server.
     pub(super) fn kill(&mut self) -> Result<(), Violation> {
-        let merges = self.view.iter().any(|seen| matches!(seen.kind, TableMeaning::Merge { .. }));
+        let merges = self.view.iter().any(|seen| matches!(seen.kind, LiveTableKind::Merge { .. }));
         self.counts.killed += 1;
         self.counts.killed_starting += u64::from(self.phase == ServerPhase::Starting);
         self.counts.killed_in_verbs +=
@@ -274,7 +276,7 @@ impl LifecycleWorld {
         self.counts.killed_in_merges += u64::from(merges);
         self.machine.say("the server is killed");
         self.outside.files().freeze().map_err(|e| e.to_string())?;
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         env.dead = true;
         env.crashes += 1;
         drop(env);
@@ -304,7 +306,7 @@ impl LifecycleWorld {
     fn is_gone(&mut self) -> Result<(), Violation> {
         let failed = |e: std::io::Error| e.to_string();
         self.machine.set_turn(None);
-        self.outside.files().tell_writes(&lock(&self.machine.env)).map_err(failed)?;
+        self.outside.files().tell_writes(&lock_environment(&self.machine.env)).map_err(failed)?;
         if let Some(server) = self.server.take().filter(|_| self.phase == ServerPhase::Ending) {
             server.folder.detach_all();
             self.counts.ended += 1;

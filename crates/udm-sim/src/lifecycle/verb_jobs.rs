@@ -2,12 +2,12 @@
 
 use crate::wakeable::WakeableFuture;
 use std::sync::Arc;
-use udm_control::api::{CreateSnapshots, NewSnapshot};
+use udm_control::api::{CreateSnapshotsRequest, NewSnapshot};
 use udm_control::error::VerbError;
 use udm_control::registry::{BaseDir, NewName};
 use udm_control::verbs::snapshot::{self, PendingMerge};
 use udm_control::verbs::{self, CancelToken, RemoveOptions};
-use udm_control::{Registry, config};
+use udm_control::{DeviceRegistry, config};
 
 /// A verb with its arguments.
 #[derive(Clone, Debug)]
@@ -116,63 +116,68 @@ impl ServerVerbJob {
     pub(super) fn new(
         id: u64,
         verb: ServerVerb,
-        registry: &Arc<Registry>,
+        registry: &Arc<DeviceRegistry>,
         wish: &config::DesiredState,
     ) -> ServerVerbJob {
-        let waiting = WakeableFuture::new(run(registry.clone(), verb.clone(), wish.clone()));
+        let waiting = WakeableFuture::new(execute_server_verb(registry.clone(), verb.clone(), wish.clone()));
         ServerVerbJob { id, verb, waiting, about: None }
     }
 
     /// Finishes a merge that has completed.
-    pub(super) fn finish(id: u64, registry: &Arc<Registry>, end: PendingMerge) -> ServerVerbJob {
+    pub(super) fn finish(id: u64, registry: &Arc<DeviceRegistry>, end: PendingMerge) -> ServerVerbJob {
         let registry = registry.clone();
-        let waiting =
-            WakeableFuture::new(
-                async move { snapshot::finish(&registry, &end).map(|()| VerbReply::Nothing) },
-            );
+        let waiting = WakeableFuture::new(async move {
+            snapshot::finish_completed_merge(&registry, &end).map(|()| VerbReply::Nothing)
+        });
         ServerVerbJob { id, verb: ServerVerb::Finish, waiting, about: None }
     }
 }
 
-fn applied(done: udm_control::api::Reconfigured) -> VerbReply {
+fn make_reconfigure_reply(done: udm_control::api::ReconfigureReport) -> VerbReply {
     let failed = done.changes.into_iter().filter_map(|c| Some(format!("{}: {}", c.name, c.error?)));
     VerbReply::Applied(failed.collect())
 }
 
-async fn run(
-    registry: Arc<Registry>,
+async fn execute_server_verb(
+    registry: Arc<DeviceRegistry>,
     verb: ServerVerb,
     wish: config::DesiredState,
 ) -> Result<VerbReply, VerbError> {
     let (r, off, folder) = (&registry, CancelToken::default(), BaseDir::none());
     match verb {
-        ServerVerb::Start => return config::create_declared(r, &wish).await.map(applied),
-        ServerVerb::Reconfigure => return config::reconfigure(r, false, &off).await.map(applied),
+        ServerVerb::Start => {
+            return config::create_declared_devices(r, &wish).await.map(make_reconfigure_reply);
+        }
+        ServerVerb::Reconfigure => {
+            return config::apply_config_file(r, false, &off).await.map(make_reconfigure_reply);
+        }
         ServerVerb::Snapshot { names, of, store } => {
             let new = |name: String| NewSnapshot { name, of: of.clone() };
             let snapshots = names.into_iter().map(new).collect();
-            let wanted = CreateSnapshots { snapshots, store, ..CreateSnapshots::default() };
-            snapshot::create(r, &wanted, &folder, &off)?;
+            let wanted = CreateSnapshotsRequest { snapshots, store, ..CreateSnapshotsRequest::default() };
+            snapshot::create_snapshots(r, &wanted, &folder, &off)?;
         }
-        ServerVerb::Discard { name, keep_store } => snapshot::remove(r, &name, keep_store, &off)?,
+        ServerVerb::Discard { name, keep_store } => snapshot::remove_snapshot(r, &name, keep_store, &off)?,
         ServerVerb::Merge { name } => {
-            return snapshot::merge(r, &name, &off).map(|(_, end)| VerbReply::Merging(end));
+            return snapshot::start_snapshot_merge(r, &name, &off).map(|(_, end)| VerbReply::Merging(end));
         }
         ServerVerb::Finish => {}
         ServerVerb::Create { name, table } => {
-            verbs::create_cancellable(r, &name, None, table.as_deref(), &folder, &off).await?;
+            verbs::create_device_cancellable(r, &name, None, table.as_deref(), &folder, &off).await?;
         }
-        ServerVerb::Load { word, table } => verbs::load_cancellable(r, &word, &table, false, &folder, &off)?,
-        ServerVerb::Clear { word } => verbs::clear(r, &word)?,
-        ServerVerb::Suspend { word } => verbs::suspend_cancellable(r, &[&word], false, &off).await?,
+        ServerVerb::Load { word, table } => {
+            verbs::load_table_cancellable(r, &word, &table, false, &folder, &off)?;
+        }
+        ServerVerb::Clear { word } => verbs::clear_inactive_table(r, &word)?,
+        ServerVerb::Suspend { word } => verbs::suspend_devices_cancellable(r, &[&word], false, &off).await?,
         ServerVerb::Resume { words } => {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            verbs::resume_cancellable(r, &words, &off).await?;
+            verbs::resume_devices_cancellable(r, &words, &off).await?;
         }
         ServerVerb::Remove { word } => {
-            verbs::remove_cancellable(r, &word, RemoveOptions::default(), &off).await?;
+            verbs::remove_device_cancellable(r, &word, RemoveOptions::default(), &off).await?;
         }
-        ServerVerb::Rename { word, to } => verbs::rename(r, &word, NewName::Name(&to))?,
+        ServerVerb::Rename { word, to } => verbs::rename_mapped_device(r, &word, NewName::Name(&to))?,
     }
     Ok(VerbReply::Nothing)
 }

@@ -1,29 +1,29 @@
 //! A lifecycle world: cores, the files that outlive servers, and the running server. It runs on one
 //! thread in an order drawn from a seed.
 
-use super::backends::LifecycleBackends;
+use super::backends::SimFileOpener;
 use super::clients::DeviceClient;
 use super::counts::LifecycleCounts;
 use super::files::PersistentFiles;
-use super::model::{DiskImage, LifecycleModel, Origin, SnapshotFate};
+use super::model::{DiskAndSnapshotModel, DiskImage, OriginDiskModel, SnapshotFate};
 use super::observation::{DeviceView, last_component};
 use super::verb_jobs::{ServerVerb, ServerVerbJob, VerbReply};
-use crate::counts::RunHash;
+use crate::counts::CombinedRunHash;
 use crate::disk::SimDisk;
-use crate::environment::{Env, lock};
+use crate::environment::{Env, lock_environment};
 use crate::machine::Machine;
 use crate::model::Violation;
-use crate::plan::{Disturbance, RunPlan};
-use crate::register_model::RegisterModel;
+use crate::plan::{DisturbanceClass, RunPlan};
+use crate::register_model::SectorRegisterModel;
 use crate::rng::{RngStream, SimRng};
-use crate::trace::{EventKind, NO_CORE};
+use crate::trace::{NO_CORE, TraceEventKind};
 use crate::turn::MachineWorld;
 use crate::wakeable::WakeableFuture;
 use std::path::PathBuf;
 use std::sync::Arc;
 use udm_control::error::VerbError;
-use udm_control::verbs::snapshot::{self, LostSnapshots, PendingMerge};
-use udm_control::{Registry, StateFolder, config};
+use udm_control::verbs::snapshot::{self, LostSnapshotPolicy, PendingMerge};
+use udm_control::{DeviceRegistry, StateFolder, config};
 use udm_core::errno::ENXIO;
 use udm_core::{DeviceId, Nanos};
 use udm_dm::SnapshotState;
@@ -44,7 +44,7 @@ pub(super) enum ServerPhase {
 
 /// A running server.
 pub(super) struct ServerInstance {
-    pub(super) registry: Arc<Registry>,
+    pub(super) registry: Arc<DeviceRegistry>,
     pub(super) exports: Arc<Exports>,
     pub(super) folder: Arc<StateFolder>,
     pub(super) wish: config::DesiredState,
@@ -53,25 +53,25 @@ pub(super) struct ServerInstance {
 }
 
 /// A step that runs outside of the borrowed world, because it calls back into the world.
-pub(super) enum ReentrantStep {
+pub(super) enum LifecycleStepOutsideBorrow {
     ServerVerbJob(Box<ServerVerbJob>),
     Work(Box<dyn FnOnce() + Send>),
 }
 
 /// A lifecycle world with its machine, files, server and model.
-pub(super) struct LifecycleWorld {
+pub(super) struct ServerLifecycleWorld {
     pub(super) machine: Machine,
-    pub(super) outside: LifecycleBackends,
+    pub(super) outside: SimFileOpener,
     pub(super) base: String,
     pub(super) server: Option<ServerInstance>,
     pub(super) phase: ServerPhase,
-    pub(super) policy: LostSnapshots,
+    pub(super) policy: LostSnapshotPolicy,
     pub(super) jobs: Vec<ServerVerbJob>,
     pub(super) clients: Vec<DeviceClient>,
     /// Merges in progress, and completed merges that a verb finishes.
     pub(super) merges: Vec<PendingMerge>,
     pub(super) finishing: Vec<(u64, PendingMerge)>,
-    pub(super) model: LifecycleModel,
+    pub(super) model: DiskAndSnapshotModel,
     pub(super) view: Vec<DeviceView>,
     pub(super) view_names: Vec<(DeviceId, String)>,
     /// Stores that were attached in this life.
@@ -97,24 +97,24 @@ pub(super) struct LifecycleWorld {
     pub(super) counts: LifecycleCounts,
 }
 
-impl LifecycleWorld {
-    pub(super) fn new(plan: &RunPlan) -> Result<LifecycleWorld, Violation> {
+impl ServerLifecycleWorld {
+    pub(super) fn new(plan: &RunPlan) -> Result<ServerLifecycleWorld, Violation> {
         let on = |class| !plan.without.has(class);
         let mut build = SimRng::new(plan.seed, RngStream::Build);
         let count = plan.cores.unwrap_or(build.pick(&[1, 2, 2, 3]));
         let env = Env::new(plan.seed, plan.keep_events);
-        let cells = RegisterModel::new(&[], SimDisk::first_stamp);
+        let cells = SectorRegisterModel::new(&[], SimDisk::first_stamp);
         let machine = Machine::new(plan, &mut build, count, env, cells);
         let failed = |e: std::io::Error| format!("a temporary folder: {e}");
         let mut files = PersistentFiles::new().map_err(failed)?;
-        let (mut model, mut file) = (LifecycleModel::new(), Vec::new());
+        let (mut model, mut file) = (DiskAndSnapshotModel::new(), Vec::new());
         let origins = build.pick(&[1, 1, 2]);
         for disk in 0..origins {
             let (name, sectors) = (format!("o{disk}"), 8 * build.between(2, 12));
             files.make(&name, sectors).map_err(failed)?;
             let path = files.path(&name);
-            files.disk(&path, &mut lock(&machine.env), true).map_err(failed)?;
-            let stores = if on(Disturbance::Stacks) { build.pick(&[0, 0, 1, 2]) } else { 0 };
+            files.disk(&path, &mut lock_environment(&machine.env), true).map_err(failed)?;
+            let stores = if on(DisturbanceClass::Stacks) { build.pick(&[0, 0, 1, 2]) } else { 0 };
             let kind = if stores > 0 || build.one_in(3) { "snapshot-origin" } else { "linear" };
             let end = if kind == "linear" { " 0" } else { "" };
             file.push((format!("v{disk}"), format!("0 {sectors} {kind} {}{end}", path.display())));
@@ -126,16 +126,16 @@ impl LifecycleWorld {
                 file.push((store, format!("0 {sectors} snapshot {path} {store_path} P 8")));
             }
             let image = DiskImage::new(sectors, |sector| SimDisk::first_stamp(disk, sector));
-            model.origins.push(Origin { path, image });
+            model.origins.push(OriginDiskModel { path, image });
         }
         let base = files.path("").display().to_string();
-        let outside = LifecycleBackends::new(&machine.env, files);
-        Ok(LifecycleWorld {
+        let outside = SimFileOpener::new(&machine.env, files);
+        Ok(ServerLifecycleWorld {
             outside,
             base,
             server: None,
             phase: ServerPhase::Off,
-            policy: LostSnapshots::Refuse,
+            policy: LostSnapshotPolicy::Refuse,
             jobs: Vec::new(),
             clients: Vec::new(),
             merges: Vec::new(),
@@ -163,16 +163,16 @@ impl LifecycleWorld {
     }
 
     pub(super) fn counts(&self) -> LifecycleCounts {
-        let env = lock(&self.machine.env);
+        let env = lock_environment(&self.machine.env);
         LifecycleCounts {
             steps: self.machine.step,
             simulated: self.machine.totals.simulated,
-            hash: RunHash(env.trace.hash()),
+            hash: CombinedRunHash(env.trace.hash()),
             ..self.counts
         }
     }
 
-    pub(super) fn on(&self, class: Disturbance) -> bool {
+    pub(super) fn on(&self, class: DisturbanceClass) -> bool {
         !self.machine.plan.without.has(class)
     }
 
@@ -196,10 +196,10 @@ impl LifecycleWorld {
     }
 
     /// Runs one step. A verb is returned to the caller, because it runs outside of the world.
-    pub(super) fn step(&mut self) -> Result<Option<ReentrantStep>, Violation> {
+    pub(super) fn step(&mut self) -> Result<Option<LifecycleStepOutsideBorrow>, Violation> {
         self.machine.step += 1;
         self.machine.set_turn(None);
-        self.outside.files().tell_writes(&lock(&self.machine.env)).map_err(|e| e.to_string())?;
+        self.outside.files().tell_writes(&lock_environment(&self.machine.env)).map_err(|e| e.to_string())?;
         self.look()?;
         if self.machine.step >= self.kill_at
             && matches!(self.phase, ServerPhase::Starting | ServerPhase::Serving | ServerPhase::Ending)
@@ -226,13 +226,18 @@ impl LifecycleWorld {
         if nth < verbs {
             let job = self.jobs.swap_remove(ready[nth]);
             self.counts.nested += u64::from(self.depth > 0);
-            let now = lock(&self.machine.env).now;
-            lock(&self.machine.env).trace.add(now, NO_CORE, EventKind::CoreMessage, [job.id, 0, 0, 0]);
+            let now = lock_environment(&self.machine.env).now;
+            lock_environment(&self.machine.env).trace.add(
+                now,
+                NO_CORE,
+                TraceEventKind::CoreMessage,
+                [job.id, 0, 0, 0],
+            );
             self.below.push(job.verb.clone());
-            return Ok(Some(ReentrantStep::ServerVerbJob(Box::new(job))));
+            return Ok(Some(LifecycleStepOutsideBorrow::ServerVerbJob(Box::new(job))));
         }
         let work = self.outside.work().remove(nth - verbs);
-        Ok(Some(ReentrantStep::Work(work)))
+        Ok(Some(LifecycleStepOutsideBorrow::Work(work)))
     }
 
     /// Returns the violation found so far, if any.
@@ -240,12 +245,12 @@ impl LifecycleWorld {
         if let Some(wrong) = self.wrong.clone() {
             return Err(wrong);
         }
-        lock(&self.machine.env).violation.take().map_or(Ok(()), Err)
+        lock_environment(&self.machine.env).violation.take().map_or(Ok(()), Err)
     }
 
     fn jump(&mut self) {
         if !self.machine.jump() {
-            let mut env = lock(&self.machine.env);
+            let mut env = lock_environment(&self.machine.env);
             env.now = env.now + Nanos(1_000_000);
         }
     }
@@ -277,7 +282,7 @@ impl LifecycleWorld {
     pub(super) fn in_device(&self, name: &str) -> Option<usize> {
         let seen = self.view.iter().find(|seen| seen.name == name)?;
         match &seen.kind {
-            super::observation::TableMeaning::Snapshot { store, state: SnapshotState::Valid, .. } => {
+            super::observation::LiveTableKind::Snapshot { store, state: SnapshotState::Valid, .. } => {
                 self.model.in_store(store)
             }
             _ => None,
@@ -287,7 +292,7 @@ impl LifecycleWorld {
     /// Returns the detached snapshot that the device `name` had.
     fn spent(&self, name: &str) -> Option<usize> {
         let seen = self.view.iter().find(|seen| seen.name == name)?;
-        let super::observation::TableMeaning::Snapshot { store, .. } = &seen.kind else { return None };
+        let super::observation::LiveTableKind::Snapshot { store, .. } = &seen.kind else { return None };
         self.model.in_store(store).filter(|at| {
             let one = &self.model.snapshots[*at];
             !one.attached && matches!(one.fate, SnapshotFate::Kept | SnapshotFate::Released)
@@ -296,7 +301,7 @@ impl LifecycleWorld {
 
     /// Returns the unattached snapshot that is recorded as `name`.
     fn recorded(&self, name: &str) -> Option<usize> {
-        let listed = snapshot::unattached(&self.server.as_ref()?.registry).ok()?;
+        let listed = snapshot::list_unattached_snapshots(&self.server.as_ref()?.registry).ok()?;
         let listed = listed.into_iter().find(|listed| listed.name == name)?;
         self.model.in_store(&listed.store)
     }
@@ -363,7 +368,7 @@ impl LifecycleWorld {
             return;
         }
         let at = self.work.below(self.merges.len() as u64) as usize;
-        match snapshot::merge_end(&server.registry, &self.merges[at]) {
+        match snapshot::final_merge_state(&server.registry, &self.merges[at]) {
             None | Some(SnapshotState::MergeFailed) => {}
             Some(SnapshotState::Merged) => {
                 let end = self.merges.swap_remove(at);

@@ -2,17 +2,17 @@
 
 use super::client::{ClientBehavior, SimNbdClient};
 use super::handshake::ClientHandshake;
-use super::world::{NbdServerWorld, wake};
-use crate::environment::{PathMode, lock};
+use super::world::{NbdServerWorld, create_flag_and_wake_fn};
+use crate::environment::{PathMode, lock_environment};
 use crate::model::Violation;
-use crate::plan::Disturbance;
+use crate::plan::DisturbanceClass;
 use std::sync::atomic::Ordering;
 use udm_core::Nanos;
 
 impl NbdServerWorld {
     /// Performs timed actions that are due, and sometimes a random one.
     pub(super) fn disturb(&mut self) {
-        let now = lock(&self.env).now;
+        let now = lock_environment(&self.env).now;
         let due = |all: &mut Vec<(Nanos, usize)>| {
             let due: Vec<usize> = all.iter().filter(|(at, _)| *at <= now).map(|(_, which)| *which).collect();
             all.retain(|(at, _)| *at > now);
@@ -27,9 +27,9 @@ impl NbdServerWorld {
         }
         match self.control.below(24) {
             0..8 if self.alive() < self.clients_max => drop(self.connect()),
-            8..10 if !self.plan.without.has(Disturbance::Paths) => self.trouble(now),
-            10 if !self.plan.without.has(Disturbance::Suspend) => self.suspend(now),
-            11 if !self.plan.without.has(Disturbance::Moves) => {
+            8..10 if !self.plan.without.has(DisturbanceClass::Paths) => self.trouble(now),
+            10 if !self.plan.without.has(DisturbanceClass::Suspend) => self.suspend(now),
+            11 if !self.plan.without.has(DisturbanceClass::Moves) => {
                 self.say("all clients are to move");
                 if let Some(server) = &self.server {
                     server.rotate();
@@ -51,8 +51,8 @@ impl NbdServerWorld {
         let c = &mut self.work;
         let room =
             if plain { 1 << 20 } else { c.pick(&[1, 100, 4096, 4096, 64 << 10, 64 << 10, 1 << 20, 1 << 20]) };
-        let cuts = !self.plan.without.has(Disturbance::Cuts);
-        let stalls = !self.plan.without.has(Disturbance::Stalls) && c.one_in(3);
+        let cuts = !self.plan.without.has(DisturbanceClass::Cuts);
+        let stalls = !self.plan.without.has(DisturbanceClass::Stalls) && c.one_in(3);
         let manner = ClientBehavior {
             depth: self.depth,
             pause: self.pause,
@@ -64,7 +64,7 @@ impl NbdServerWorld {
         };
         let shaking = ClientHandshake::draw(c, export, plain);
         let (link, fd) = self.net.borrow_mut().connect(room).ok()?;
-        let now = lock(&self.env).now;
+        let now = lock_environment(&self.env).now;
         let falls_silent = shaking.falls_silent;
         let mut client = SimNbdClient::new(link, manner, shaking, now);
         client.stalled = falls_silent;
@@ -80,7 +80,7 @@ impl NbdServerWorld {
     fn trouble(&mut self, now: Nanos) {
         let p = self.control.below(self.paths.len() as u64) as usize;
         let mode = match self.control.below(8) {
-            0..2 if !self.plan.without.has(Disturbance::Hang) => PathMode::Hung,
+            0..2 if !self.plan.without.has(DisturbanceClass::Hang) => PathMode::Hung,
             2 if self.fails => PathMode::Silent,
             3 if self.fails => PathMode::Down,
             _ => PathMode::Slow(self.control.between(2, 100)),
@@ -89,7 +89,7 @@ impl NbdServerWorld {
         if self.restores.iter().all(|(_, other)| *other != p) {
             self.counts.troubles += 1;
             self.say(format!("p{p} is {mode:?}"));
-            lock(&self.env).paths[p].mode = mode;
+            lock_environment(&self.env).paths[p].mode = mode;
             self.restores.push((now + last, p));
         }
     }
@@ -97,7 +97,7 @@ impl NbdServerWorld {
     /// Restores path `p` and releases its hung requests. Wakes all cores, because nothing else
     /// does.
     pub(super) fn restore(&mut self, p: usize) {
-        let mut env = lock(&self.env);
+        let mut env = lock_environment(&self.env);
         if env.paths[p].mode == PathMode::Hung {
             // The hung requests succeed or time out.
             env.faults += 1;
@@ -116,7 +116,7 @@ impl NbdServerWorld {
             return;
         }
         let Some(mapped) = slot.mapped.clone() else { return };
-        let (woken, handle) = wake();
+        let (woken, handle) = create_flag_and_wake_fn();
         if let Ok(change) = mapped.suspend(noflush, handle) {
             self.counts.suspends += 1;
             slot.suspended = true;
@@ -129,12 +129,12 @@ impl NbdServerWorld {
     /// Resumes a suspended device. If its suspend is in progress, tries again a little later.
     fn resumes_later(&mut self, device: usize) {
         if self.devices[device].change.is_some() {
-            let later = lock(&self.env).now + Nanos(1_000_000);
+            let later = lock_environment(&self.env).now + Nanos(1_000_000);
             self.resumes.push((later, device));
         } else if self.devices[device].suspended
             && let Err(wrong) = self.resume(device)
         {
-            lock(&self.env).violate(|| wrong);
+            lock_environment(&self.env).violate(|| wrong);
         }
     }
 
@@ -142,7 +142,7 @@ impl NbdServerWorld {
     pub(super) fn resume(&mut self, device: usize) -> Result<(), Violation> {
         let slot = &mut self.devices[device];
         let Some(mapped) = slot.mapped.clone() else { return Ok(()) };
-        let (woken, handle) = wake();
+        let (woken, handle) = create_flag_and_wake_fn();
         let change = mapped.resume(handle).map_err(|e| format!("d{device} can't be resumed: {e}"))?;
         slot.change = Some((change, woken));
         slot.suspended = false;

@@ -1,16 +1,17 @@
 //! A simulated client: it performs the handshake, sends requests and reads replies in parts, at its
 //! own rate, and checks each reply.
 
-use super::handshake::{ClientHandshake, HandshakeStep};
-use super::model::{AllowedErrors, NbdServerModel, UnansweredRequest};
+use super::handshake::{ClientHandshake, HandshakeStepResult};
+use super::model::{NbdServerModel, ServerErrorReasons, UnansweredRequest};
 use super::net::SimNetwork;
 use crate::model::Violation;
 use crate::rng::SimRng;
-use crate::trace::{EventKind, range};
+use crate::trace::{TraceEventKind, pack_sector_range};
 use std::collections::BTreeMap;
 use udm_core::Nanos;
 use udm_wire::nbd::{
-    Chunk, ChunkHeader, Command, CommandFlags, ExportFlags, ReplyHeader, Request, SimpleReply,
+    CommandFlags, ExportFlags, NbdCommand, NbdRequestHeader, ReplyChunk, ReplyChunkHeader, ReplyHeader,
+    SimpleReply,
 };
 
 /// Maximum number of bytes of a client in the network before the server receives them.
@@ -90,9 +91,9 @@ pub(super) struct ClientContext<'a> {
     pub(super) chance: &'a mut SimRng,
     pub(super) step: u64,
     pub(super) now: Nanos,
-    pub(super) excuses: AllowedErrors,
+    pub(super) excuses: ServerErrorReasons,
     /// Events for the trace.
-    pub(super) events: Vec<(EventKind, [u64; 4])>,
+    pub(super) events: Vec<(TraceEventKind, [u64; 4])>,
     /// Device and read-only flag of each export.
     pub(super) exports: &'a [(usize, bool)],
 }
@@ -178,9 +179,9 @@ impl SimNbdClient {
                 ClientState::ClientHandshake(shaking) => {
                     let shaken = shaking.step(&mut self.input, &mut self.out, around)?;
                     match shaken {
-                        HandshakeStep::Waits => {}
-                        HandshakeStep::Begins(agreed) => self.state = ClientState::Served(agreed),
-                        HandshakeStep::Over => {
+                        HandshakeStepResult::Waits => {}
+                        HandshakeStepResult::Begins(agreed) => self.state = ClientState::Served(agreed),
+                        HandshakeStepResult::Over => {
                             self.state = ClientState::Over;
                             around.net.leave(self.link, false, false);
                         }
@@ -254,10 +255,11 @@ impl SimNbdClient {
         let command = asked.request.command;
         let ended = match header {
             ReplyHeader::Simple(SimpleReply { error, .. }) => {
-                if structured && (command == Command::Read || command == Command::BlockStatus) {
+                if structured && (command == NbdCommand::Read || command == NbdCommand::BlockStatus) {
                     return Err(format!("connection {who}: a simple reply to a {command:?}"));
                 }
-                let len = if command == Command::Read && error == 0 { asked.request.len as usize } else { 0 };
+                let len =
+                    if command == NbdCommand::Read && error == 0 { asked.request.len as usize } else { 0 };
                 let Some(data) = input.get(..len) else { return Ok(()) };
                 asked.data.resize(len.max(asked.data.len()), 0);
                 asked.data[..len].copy_from_slice(data);
@@ -272,7 +274,7 @@ impl SimNbdClient {
                         "connection {who}: a chunk, and structured replies were not agreed on"
                     ));
                 }
-                let ended = take_chunk(asked, chunk, payload, context)
+                let ended = handle_reply_chunk(asked, chunk, payload, context)
                     .map_err(|e| format!("connection {who}: {e}"))?;
                 input = &input[payload.len()..];
                 ended
@@ -283,7 +285,7 @@ impl SimNbdClient {
         if let Some(error) = ended
             && let Some(asked) = self.asked.remove(&cookie)
         {
-            around.events.push((EventKind::Answered, [asked.id, self.link as u64, error.into(), 0]));
+            around.events.push((TraceEventKind::Answered, [asked.id, self.link as u64, error.into(), 0]));
             around
                 .model
                 .end(&asked, error, around.step, around.excuses)
@@ -293,7 +295,7 @@ impl SimNbdClient {
     }
 
     /// Sends `request` with a new cookie.
-    pub(super) fn ask(&mut self, mut request: Request, around: &mut ClientContext<'_>) {
+    pub(super) fn ask(&mut self, mut request: NbdRequestHeader, around: &mut ClientContext<'_>) {
         let ClientState::Served(agreed) = &self.state else { return };
         self.cookies += 1 + around.chance.below(3);
         request.cookie = self.cookies;
@@ -310,12 +312,12 @@ impl SimNbdClient {
             faults,
         );
         self.out.extend_from_slice(&request.encode());
-        if request.command == Command::Write {
+        if request.command == NbdCommand::Write {
             self.out.extend_from_slice(&around.model.payload(&asked));
         }
         let op = u64::from(request.command.number()) << 16 | u64::from(request.flags.bits());
-        let args = [asked.id, self.link as u64, op, range(request.offset, request.len.into())];
-        around.events.push((EventKind::Asks, args));
+        let args = [asked.id, self.link as u64, op, pack_sector_range(request.offset, request.len.into())];
+        around.events.push((TraceEventKind::Asks, args));
         self.asked.insert(request.cookie, asked);
     }
 
@@ -326,7 +328,7 @@ impl SimNbdClient {
         trims: bool,
         flushes: bool,
         wild: bool,
-    ) -> Request {
+    ) -> NbdRequestHeader {
         let ClientState::Served(agreed) = &self.state else {
             unreachable!("only a served client sends requests")
         };
@@ -334,18 +336,18 @@ impl SimNbdClient {
         let c = &mut *around.chance;
         let read = c.below(100) < self.manner.reads;
         let command = match c.below(100) {
-            0..6 if flushes => Command::Flush,
-            6..9 if trims && disk.discards => Command::Trim,
-            9..14 if trims => Command::WriteZeroes,
-            14..16 => Command::Cache,
-            16..20 if agreed.context.is_some() => Command::BlockStatus,
-            20 if wild => c.pick(&[Command::Other(9), Command::BlockStatus, Command::Trim]),
-            _ if read => Command::Read,
-            _ => Command::Write,
+            0..6 if flushes => NbdCommand::Flush,
+            6..9 if trims && disk.discards => NbdCommand::Trim,
+            9..14 if trims => NbdCommand::WriteZeroes,
+            14..16 => NbdCommand::Cache,
+            16..20 if agreed.context.is_some() => NbdCommand::BlockStatus,
+            20 if wild => c.pick(&[NbdCommand::Other(9), NbdCommand::BlockStatus, NbdCommand::Trim]),
+            _ if read => NbdCommand::Read,
+            _ => NbdCommand::Write,
         };
-        let writes = matches!(command, Command::Write | Command::WriteZeroes | Command::Trim);
+        let writes = matches!(command, NbdCommand::Write | NbdCommand::WriteZeroes | NbdCommand::Trim);
         let command = if writes && agreed.flags.contains(ExportFlags::READ_ONLY) && !wild {
-            Command::Read
+            NbdCommand::Read
         } else {
             command
         };
@@ -358,24 +360,24 @@ impl SimNbdClient {
         let len = c.between(1, (most / unit).clamp(1, units));
         let room = units - len;
         let at = if c.one_in(3) { c.below(room + 1) } else { c.below(room.min(64) + 1) };
-        let mut request = Request {
+        let mut request = NbdRequestHeader {
             flags: CommandFlags::empty(),
             command,
             cookie: 0,
             offset: at * unit,
             len: (len * unit) as u32,
         };
-        if command == Command::Flush {
+        if command == NbdCommand::Flush {
             (request.offset, request.len) = (0, 0);
         }
         let flag = match command {
-            Command::Write | Command::WriteZeroes | Command::Trim if flushes && c.one_in(8) => {
+            NbdCommand::Write | NbdCommand::WriteZeroes | NbdCommand::Trim if flushes && c.one_in(8) => {
                 CommandFlags::FUA
             }
-            Command::WriteZeroes if c.one_in(3) => CommandFlags::NO_HOLE,
-            Command::WriteZeroes if c.one_in(3) => CommandFlags::FAST_ZERO,
-            Command::Read if agreed.structured && c.one_in(4) => CommandFlags::DF,
-            Command::BlockStatus if c.one_in(4) => CommandFlags::REQ_ONE,
+            NbdCommand::WriteZeroes if c.one_in(3) => CommandFlags::NO_HOLE,
+            NbdCommand::WriteZeroes if c.one_in(3) => CommandFlags::FAST_ZERO,
+            NbdCommand::Read if agreed.structured && c.one_in(4) => CommandFlags::DF,
+            NbdCommand::BlockStatus if c.one_in(4) => CommandFlags::REQ_ONE,
             _ => CommandFlags::empty(),
         };
         request.flags |= flag;
@@ -384,7 +386,7 @@ impl SimNbdClient {
                 0 => request.offset = disk.size - unit * c.below(2),
                 1 => request.offset = u64::MAX - c.below(1000),
                 2 => request.flags |= CommandFlags::PAYLOAD_LEN,
-                _ if command != Command::Write => request.len = 0,
+                _ if command != NbdCommand::Write => request.len = 0,
                 _ => {}
             }
         }
@@ -393,31 +395,31 @@ impl SimNbdClient {
 }
 
 /// Handles a chunk of the reply to `asked`. Returns the error, or 0, if it is the last chunk.
-fn take_chunk(
+fn handle_reply_chunk(
     asked: &mut UnansweredRequest,
-    header: ChunkHeader,
+    header: ReplyChunkHeader,
     payload: &[u8],
     context: Option<u32>,
 ) -> Result<Option<u32>, Violation> {
     let done = header.is_done();
-    let decoded = Chunk::decode(header, payload).map_err(|e| e.to_string())?;
+    let decoded = ReplyChunk::decode(header, payload).map_err(|e| e.to_string())?;
     let command = asked.request.command;
     let mut error = 0;
     match decoded {
-        Chunk::None => {}
-        Chunk::Data { offset, data } if command == Command::Read => {
+        ReplyChunk::None => {}
+        ReplyChunk::Data { offset, data } if command == NbdCommand::Read => {
             store_read_data(asked, offset, data.len(), |to| to.copy_from_slice(data))?;
         }
-        Chunk::Hole { offset, len } if command == Command::Read => {
+        ReplyChunk::Hole { offset, len } if command == NbdCommand::Read => {
             store_read_data(asked, offset, len as usize, |_| {})?;
         }
-        Chunk::BlockStatus { context: of, descriptors } if command == Command::BlockStatus => {
+        ReplyChunk::BlockStatus { context: of, descriptors } if command == NbdCommand::BlockStatus => {
             if Some(of) != context || asked.status.is_some() {
                 return Err(format!("a block status of context {of}, where {context:?} was agreed on"));
             }
             asked.status = Some(descriptors.iter().collect());
         }
-        Chunk::Error { error: found, .. } => error = found,
+        ReplyChunk::Error { error: found, .. } => error = found,
         other => return Err(format!("{other:?} in the answer to a {command:?}")),
     }
     Ok(done.then_some(error))

@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use udm_core::Nanos;
-use udm_runtime::CoreClock;
+use udm_runtime::CoreClockFunctions;
 
 thread_local! {
     static NOW: Cell<Nanos> = const { Cell::new(Nanos(0)) };
@@ -11,10 +11,10 @@ thread_local! {
 }
 
 /// Clock functions for the cores.
-pub(crate) const TIME: CoreClock = CoreClock { now, cpu_time: core_cpu_time };
+pub(crate) const TIME: CoreClockFunctions = CoreClockFunctions { now, cpu_time: core_cpu_time };
 
 /// Sets the time, and the CPU time of the core that has the turn.
-pub(crate) fn set(time: Nanos, of_core: Nanos) {
+pub(crate) fn set_simulated_clock(time: Nanos, of_core: Nanos) {
     NOW.set(time);
     SPENT.set(of_core);
 }

@@ -1,10 +1,11 @@
 //! Coverage counters of runs.
 
 use crate::counts::{
-    Maximum, RunHash, counts, format_count, format_counts, format_disturbance_counts, uncovered,
+    CombinedRunHash, MaxOverRuns, counts, format_count, format_counts, format_disturbance_counts,
+    list_missing_disturbances,
 };
-use crate::plan::{Disturbance, ExcludedDisturbances};
-use udm_wire::nbd::Command;
+use crate::plan::{DisturbanceClass, ExcludedDisturbances};
+use udm_wire::nbd::NbdCommand;
 
 counts! {
     /// Counters of one or several runs.
@@ -51,11 +52,11 @@ counts! {
         /// Quiescences of the whole world with an inspection.
         pub rests: u64,
         /// Maximum memory of a server, in bytes.
-        pub memory: Maximum,
+        pub memory: MaxOverRuns,
         /// Simulated time in ns.
         pub simulated: u64,
         /// The hash of all events.
-        pub hash: RunHash,
+        pub hash: CombinedRunHash,
     }
 }
 
@@ -77,34 +78,34 @@ impl NbdServerCounts {
     }
 
     /// All disturbances with their class and count.
-    fn trouble(&self) -> [(&'static str, Disturbance, u64); 12] {
+    fn trouble(&self) -> [(&'static str, DisturbanceClass, u64); 12] {
         [
-            ("cut short", Disturbance::Cuts, self.cuts),
-            ("failed in the network", Disturbance::Lost, self.failed),
-            ("clients lost", Disturbance::Lost, self.lost),
-            ("stalls", Disturbance::Stalls, self.stalls),
-            ("nonsense", Disturbance::Nonsense, self.nonsense),
-            ("moves", Disturbance::Moves, self.moves),
-            ("cancelled", Disturbance::Moves, self.called_off),
-            ("suspends", Disturbance::Suspend, self.suspends),
-            ("paths in trouble", Disturbance::Paths, self.troubles),
-            ("faults of disks", Disturbance::Errors, self.faults),
-            ("crashes", Disturbance::Crash, self.crashes),
-            ("wild requests", Disturbance::Wild, self.requests[7]),
+            ("cut short", DisturbanceClass::Cuts, self.cuts),
+            ("failed in the network", DisturbanceClass::Lost, self.failed),
+            ("clients lost", DisturbanceClass::Lost, self.lost),
+            ("stalls", DisturbanceClass::Stalls, self.stalls),
+            ("nonsense", DisturbanceClass::Nonsense, self.nonsense),
+            ("moves", DisturbanceClass::Moves, self.moves),
+            ("cancelled", DisturbanceClass::Moves, self.called_off),
+            ("suspends", DisturbanceClass::Suspend, self.suspends),
+            ("paths in trouble", DisturbanceClass::Paths, self.troubles),
+            ("faults of disks", DisturbanceClass::Errors, self.faults),
+            ("crashes", DisturbanceClass::Crash, self.crashes),
+            ("wild requests", DisturbanceClass::Wild, self.requests[7]),
         ]
     }
 
     /// Disturbances that were not excluded and never occurred, because the runs were too short.
     #[must_use]
     pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
-        uncovered(self.trouble(), without)
+        list_missing_disturbances(self.trouble(), without)
     }
 
     /// Text of the coverage, several lines.
     #[must_use]
     pub fn coverage(&self) -> String {
-        let name = |number: usize| match Command::from_number(number as u16) {
-            Command::BlockStatus => "block status and unknown".to_owned(),
+        let name = |number: usize| match NbdCommand::from_number(number as u16) {
+            NbdCommand::BlockStatus => "block status and unknown".to_owned(),
             command => format!("{command:?}").to_lowercase(),
         };
         let commands = self.requests.iter().enumerate().filter(|(number, _)| *number != 2);

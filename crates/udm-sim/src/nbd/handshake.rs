@@ -5,13 +5,13 @@ use crate::model::Violation;
 use crate::rng::SimRng;
 use std::collections::VecDeque;
 use udm_wire::nbd::{
-    CONTEXT_ALLOCATION, ClientFlags, ClientOption, EXPORT_NAME_ZEROES, ExportFlags, ExportNameReply,
-    GREETING_SIZE, Greeting, Info, InfoRequest, MetaRequest, OPTION_REPLY_HEADER_SIZE, OptionReply,
-    OptionReplyHeader, encode_client_flags,
+    CONTEXT_ALLOCATION, ClientFlags, EXPORT_NAME_ZEROES, ExportFlags, ExportInfoItem, ExportInfoRequest,
+    ExportNameReply, GREETING_SIZE, MetaContextRequest, NbdOption, NbdServerGreeting,
+    OPTION_REPLY_HEADER_SIZE, OptionReply, OptionReplyHeader, encode_client_flags,
 };
 
 /// Result of a step of the handshake.
-pub(super) enum HandshakeStep {
+pub(super) enum HandshakeStepResult {
     /// More bytes are needed.
     Waits,
     /// The handshake is complete, so requests may be sent.
@@ -23,9 +23,9 @@ pub(super) enum HandshakeStep {
 /// State of a client's handshake.
 pub(super) struct ClientHandshake {
     /// Options to send.
-    script: VecDeque<ClientOption>,
+    script: VecDeque<NbdOption>,
     /// Options sent and not answered.
-    waiting: VecDeque<ClientOption>,
+    waiting: VecDeque<NbdOption>,
     greeted: bool,
     no_zeroes: bool,
     /// True if all options are sent at once.
@@ -48,37 +48,37 @@ impl ClientHandshake {
     /// Draws the handshake for export `export`. If `plain`, it has only the necessary options.
     pub(super) fn draw(c: &mut SimRng, export: usize, plain: bool) -> ClientHandshake {
         let name = export_name(export);
-        let info = |name: &str, c: &mut SimRng| InfoRequest {
+        let info = |name: &str, c: &mut SimRng| ExportInfoRequest {
             name: name.into(),
             infos: if c.one_in(2) { vec![3, 1] } else { Vec::new() },
         };
-        let meta = |query: &str| MetaRequest { name: name.clone(), queries: vec![query.into()] };
+        let meta = |query: &str| MetaContextRequest { name: name.clone(), queries: vec![query.into()] };
         let mut script = VecDeque::new();
         if !plain && c.one_in(4) {
-            script.push_back(ClientOption::List);
+            script.push_back(NbdOption::List);
         }
         if !plain && c.one_in(6) {
-            script.push_back(ClientOption::Info(info(&name, c)));
+            script.push_back(NbdOption::Info(info(&name, c)));
         }
         if !plain && c.one_in(8) {
-            script.push_back(ClientOption::Unknown { option: 77, data: vec![1; c.below(300) as usize] });
+            script.push_back(NbdOption::Unknown { option: 77, data: vec![1; c.below(300) as usize] });
         }
         if !plain && c.one_in(8) {
-            script.push_back(ClientOption::Go(info("nobody has this", c)));
+            script.push_back(NbdOption::Go(info("nobody has this", c)));
         }
         if c.below(3) > 0 {
-            script.push_back(ClientOption::StructuredReply);
+            script.push_back(NbdOption::StructuredReply);
             if c.one_in(2) {
-                script.push_back(ClientOption::SetMetaContext(meta(CONTEXT_ALLOCATION)));
+                script.push_back(NbdOption::SetMetaContext(meta(CONTEXT_ALLOCATION)));
             }
         }
         if !plain && c.one_in(10) {
-            script.push_back(ClientOption::ListMetaContext(meta("base:")));
+            script.push_back(NbdOption::ListMetaContext(meta("base:")));
         }
         script.push_back(match c.below(12) {
-            0 if !plain => ClientOption::Abort,
-            1..4 => ClientOption::ExportName(name),
-            _ => ClientOption::Go(info(&name, c)),
+            0 if !plain => NbdOption::Abort,
+            1..4 => NbdOption::ExportName(name),
+            _ => NbdOption::Go(info(&name, c)),
         });
         ClientHandshake {
             script,
@@ -100,12 +100,12 @@ impl ClientHandshake {
         input: &mut Vec<u8>,
         out: &mut Vec<u8>,
         around: &mut ClientContext<'_>,
-    ) -> Result<HandshakeStep, Violation> {
+    ) -> Result<HandshakeStepResult, Violation> {
         if !self.greeted {
             let Some(greeting) = input.first_chunk::<GREETING_SIZE>() else {
-                return Ok(HandshakeStep::Waits);
+                return Ok(HandshakeStepResult::Waits);
             };
-            Greeting::decode(greeting).map_err(|e| e.to_string())?;
+            NbdServerGreeting::decode(greeting).map_err(|e| e.to_string())?;
             input.drain(..GREETING_SIZE);
             self.greeted = true;
             let no_zeroes = if self.no_zeroes { ClientFlags::NO_ZEROES } else { ClientFlags::empty() };
@@ -118,24 +118,24 @@ impl ClientHandshake {
             option.encode(out);
             self.waiting.push_back(option);
         }
-        let Some(option) = self.waiting.front().cloned() else { return Ok(HandshakeStep::Waits) };
+        let Some(option) = self.waiting.front().cloned() else { return Ok(HandshakeStepResult::Waits) };
         match option {
-            ClientOption::ExportName(_) => Ok(self.named(input, around)),
+            NbdOption::ExportName(_) => Ok(self.named(input, around)),
             option => self.replied(&option, input, around),
         }
     }
 
     /// Handles the reply to `EXPORT_NAME`, if it is complete.
-    fn named(&mut self, input: &mut Vec<u8>, around: &ClientContext<'_>) -> HandshakeStep {
+    fn named(&mut self, input: &mut Vec<u8>, around: &ClientContext<'_>) -> HandshakeStepResult {
         let zeroes = if self.no_zeroes { 0 } else { EXPORT_NAME_ZEROES };
         if input.len() < ExportNameReply::SIZE + zeroes {
-            return HandshakeStep::Waits;
+            return HandshakeStepResult::Waits;
         }
         let bytes = input.first_chunk().expect("so many bytes are there");
         let ExportNameReply { size, flags } = ExportNameReply::decode(bytes);
         input.drain(..ExportNameReply::SIZE + zeroes);
         self.export_info = Some((size, flags));
-        HandshakeStep::Begins(self.agreed(around))
+        HandshakeStepResult::Begins(self.agreed(around))
     }
 
     fn agreed(&self, around: &ClientContext<'_>) -> NegotiatedExport {
@@ -147,27 +147,29 @@ impl ClientHandshake {
     /// Handles one reply to `option`, if it is complete.
     fn replied(
         &mut self,
-        option: &ClientOption,
+        option: &NbdOption,
         input: &mut Vec<u8>,
         around: &mut ClientContext<'_>,
-    ) -> Result<HandshakeStep, Violation> {
+    ) -> Result<HandshakeStepResult, Violation> {
         let Some(head) = input.first_chunk::<OPTION_REPLY_HEADER_SIZE>() else {
-            return Ok(HandshakeStep::Waits);
+            return Ok(HandshakeStepResult::Waits);
         };
         let head = OptionReplyHeader::decode(head).map_err(|e| e.to_string())?;
         if head.option != option.number() {
             return Err(format!("an answer to option {}, where {} waits", head.option, option.number()));
         }
         let end = OPTION_REPLY_HEADER_SIZE + head.len as usize;
-        let Some(data) = input.get(OPTION_REPLY_HEADER_SIZE..end) else { return Ok(HandshakeStep::Waits) };
+        let Some(data) = input.get(OPTION_REPLY_HEADER_SIZE..end) else {
+            return Ok(HandshakeStepResult::Waits);
+        };
         let reply = OptionReply::decode(head.reply, data).map_err(|e| e.to_string())?;
         input.drain(..end);
         match (option, reply) {
-            (_, OptionReply::Info(Info::Export { size, flags })) => {
+            (_, OptionReply::Info(ExportInfoItem::Export { size, flags })) => {
                 self.export_info = Some((size, flags));
                 self.check(around)?;
             }
-            (ClientOption::SetMetaContext(_), OptionReply::MetaContext { id, name }) => {
+            (NbdOption::SetMetaContext(_), OptionReply::MetaContext { id, name }) => {
                 if name != CONTEXT_ALLOCATION {
                     return Err(format!("a context {name:?}, which was not asked for"));
                 }
@@ -177,11 +179,11 @@ impl ClientHandshake {
             (_, OptionReply::Ack) => {
                 self.waiting.pop_front();
                 match option {
-                    ClientOption::StructuredReply => self.structured = true,
-                    ClientOption::Abort => return Ok(HandshakeStep::Over),
-                    ClientOption::Go(_) => {
+                    NbdOption::StructuredReply => self.structured = true,
+                    NbdOption::Abort => return Ok(HandshakeStepResult::Over),
+                    NbdOption::Go(_) => {
                         self.check(around)?;
-                        return Ok(HandshakeStep::Begins(self.agreed(around)));
+                        return Ok(HandshakeStepResult::Begins(self.agreed(around)));
                     }
                     _ => {}
                 }
@@ -190,13 +192,12 @@ impl ClientHandshake {
                 self.waiting.pop_front();
                 let its_own = format!("{option:?}").contains(&export_name(self.export));
                 match option {
-                    ClientOption::Unknown { .. } => {}
-                    ClientOption::Go(request) if request.name != export_name(self.export) => {}
-                    ClientOption::ListMetaContext(_) | ClientOption::SetMetaContext(_)
-                        if !self.structured => {}
+                    NbdOption::Unknown { .. } => {}
+                    NbdOption::Go(request) if request.name != export_name(self.export) => {}
+                    NbdOption::ListMetaContext(_) | NbdOption::SetMetaContext(_) if !self.structured => {}
                     // The server had no free slot, or the lane could not be opened.
-                    ClientOption::Go(_) if around.net.links.iter().any(|link| link.faulty) => {
-                        return Ok(HandshakeStep::Over);
+                    NbdOption::Go(_) if around.net.links.iter().any(|link| link.faulty) => {
+                        return Ok(HandshakeStepResult::Over);
                     }
                     _ => {
                         return Err(format!(
@@ -208,7 +209,7 @@ impl ClientHandshake {
             }
             (option, other) => return Err(format!("{other:?} in answer to option {}", option.number())),
         }
-        Ok(HandshakeStep::Waits)
+        Ok(HandshakeStepResult::Waits)
     }
 
     /// Checks the reported size and flags of the export.

@@ -2,7 +2,7 @@
 //! errors, or cancelled.
 
 use super::clock;
-use super::net::{IoProgress, SimNetwork};
+use super::net::{SimNetwork, SocketIoResult};
 use crate::rng::SimRng;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::RefCell;
@@ -11,13 +11,13 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use udm_core::{Nanos, errno};
-use udm_runtime::{FinishedOp, RingOp, SimulatedKernel};
+use udm_runtime::{RingOp, SimulatedCqe, SimulatedKernel};
 
 /// Minimum pause of a client before it sends again after a memory shortage.
 const SHORTAGE_MIN: Nanos = Nanos::from_millis(1);
 
 /// An operation in progress.
-struct PendingOp {
+struct PendingRingOp {
     op: RingOp,
     /// Connection of the operation; `None` for the core's doorbell.
     link: Option<usize>,
@@ -34,8 +34,8 @@ pub(crate) struct SimRingState {
     chance: SimRng,
     /// Approximate duration of operations, in ns.
     latency: u64,
-    pending: BTreeMap<u64, PendingOp>,
-    ended: Vec<FinishedOp>,
+    pending: BTreeMap<u64, PendingRingOp>,
+    ended: Vec<SimulatedCqe>,
     /// Number of cancelled operations.
     pub(crate) called_off: u64,
     /// First rule that the core violated.
@@ -94,7 +94,7 @@ impl SimRingState {
                 (RingOp::Recv { .. }, Some(l)) => net.can_receive(l),
                 (RingOp::Send { .. }, Some(l)) => net.can_send(l),
                 (RingOp::Connect { .. }, Some(l)) => net.links[l].connected.is_some(),
-                (RingOp::Read { fd, .. }, None) => is_signalled(fd),
+                (RingOp::Read { fd, .. }, None) => is_fd_readable(fd),
                 _ => true,
             };
             if !can && !pending.called_off {
@@ -107,8 +107,8 @@ impl SimRingState {
                 continue;
             }
             match self.try_one(&mut pending, can, &mut net) {
-                IoProgress::Ended(result) => self.end(key, pending.op, Some(result)),
-                IoProgress::Waits => {
+                SocketIoResult::Ended(result) => self.end(key, pending.op, Some(result)),
+                SocketIoResult::Waits => {
                     pending.due = self.later();
                     // If there is still room, the operation was cut short and continues by itself.
                     if pending.link.is_some_and(|l| net.can_send(l)) {
@@ -121,16 +121,16 @@ impl SimRingState {
         next
     }
 
-    fn try_one(&mut self, pending: &mut PendingOp, can: bool, net: &mut SimNetwork) -> IoProgress {
+    fn try_one(&mut self, pending: &mut PendingRingOp, can: bool, net: &mut SimNetwork) -> SocketIoResult {
         if pending.called_off && (!can || self.chance.one_in(2)) {
             let done = pending.done as i32;
-            return IoProgress::Ended(if done > 0 { done } else { -errno::ECANCELED });
+            return SocketIoResult::Ended(if done > 0 { done } else { -errno::ECANCELED });
         }
         match (&mut pending.op, pending.link) {
             (RingOp::Recv { data, .. }, Some(l)) => net.receive(l, data),
             (RingOp::Send { data, .. }, Some(l)) => net.send(l, data, &mut pending.done, false),
             (RingOp::Connect { .. }, Some(l)) => {
-                net.links[l].connected.map_or(IoProgress::Waits, IoProgress::Ended)
+                net.links[l].connected.map_or(SocketIoResult::Waits, SocketIoResult::Ended)
             }
             (RingOp::Read { fd, data, .. }, None) => {
                 let mut count = [0; 8];
@@ -139,20 +139,20 @@ impl SimRingState {
                     let n = piece.len();
                     piece.copy_from_slice(&count[..n]);
                 }
-                IoProgress::Ended(read.map_or(-errno::EIO, |n| n as i32))
+                SocketIoResult::Ended(read.map_or(-errno::EIO, |n| n as i32))
             }
-            _ => IoProgress::Ended(-errno::EINVAL),
+            _ => SocketIoResult::Ended(-errno::EINVAL),
         }
     }
 
     /// Queues a completion at a random position.
     fn end(&mut self, key: u64, op: RingOp, result: Option<i32>) {
         let at = self.chance.below(self.ended.len() as u64 + 1) as usize;
-        self.ended.insert(at, FinishedOp { key, op, result });
+        self.ended.insert(at, SimulatedCqe { key, op, result });
     }
 }
 
-fn is_signalled(fd: &Arc<OwnedFd>) -> bool {
+fn is_fd_readable(fd: &Arc<OwnedFd>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|n| n > 0)
 }
@@ -181,17 +181,18 @@ impl SimulatedKernel for SimKernel {
         if let (true, RingOp::Send { data, .. }, Some(l)) = (quick, &op, link) {
             let mut done = 0;
             let io = outside.net.borrow_mut().send(l, data, &mut done, true);
-            let IoProgress::Ended(result) = io else { unreachable!("a quick send does not wait") };
+            let SocketIoResult::Ended(result) = io else { unreachable!("a quick send does not wait") };
             let silent = result == data.len() as i32;
             return outside.end(key, op, (!silent).then_some(result));
         }
-        let twin =
-            |p: &PendingOp| p.link == link && std::mem::discriminant(&p.op) == std::mem::discriminant(&op);
+        let twin = |p: &PendingRingOp| {
+            p.link == link && std::mem::discriminant(&p.op) == std::mem::discriminant(&op)
+        };
         if link.is_some() && outside.pending.values().any(twin) {
             outside.wrong = Some(format!("two operations of one kind at once on connection {link:?}"));
         }
         let due = outside.later();
-        outside.pending.insert(key, PendingOp { op, link, done: 0, due, called_off: false });
+        outside.pending.insert(key, PendingRingOp { op, link, done: 0, due, called_off: false });
     }
 
     fn cancel(&mut self, key: u64) {
@@ -207,7 +208,7 @@ impl SimulatedKernel for SimKernel {
         self.0.borrow().has_ended()
     }
 
-    fn finished(&mut self, out: &mut Vec<FinishedOp>) {
+    fn finished(&mut self, out: &mut Vec<SimulatedCqe>) {
         out.append(&mut self.0.borrow_mut().ended);
     }
 }

@@ -24,7 +24,7 @@ mod shutdown;
 mod turn;
 mod world;
 
-use crate::environment::lock;
+use crate::environment::lock_environment;
 use crate::plan::RunPlan;
 use crate::run::{RunFailure, catch_panic};
 pub use counts::NbdServerCounts;
@@ -45,7 +45,7 @@ pub fn run(plan: &RunPlan) -> Result<NbdServerCounts, Box<RunFailure>> {
     let mut trace = Vec::new();
     if let Some(world) = world {
         plan.steps = world.step.min(plan.steps);
-        trace.extend(lock(&world.env).trace.last().map(crate::trace::TraceEvent::line));
+        trace.extend(lock_environment(&world.env).trace.last().map(crate::trace::TraceEvent::line));
         Box::leak(Box::new(world));
     }
     Err(Box::new(RunFailure { plan, what, trace }))

@@ -5,12 +5,12 @@
 //! not have happened. It may also happen later, until the server has dropped its connection.
 
 use crate::model::Violation;
-use crate::register_model::{ANY, RegisterModel, stamp_text};
-use crate::rng::mix;
+use crate::register_model::{ANY, SectorRegisterModel, stamp_text};
+use crate::rng::mix_bits_splitmix64;
 use udm_core::errno;
 use udm_wire::nbd::{
-    Command, CommandFlags, EINVAL, ENOSPC, ENOTSUP, EPERM, ESHUTDOWN, ExportFlags, Request, STATE_HOLE,
-    STATE_ZERO,
+    CommandFlags, EINVAL, ENOSPC, ENOTSUP, EPERM, ESHUTDOWN, ExportFlags, NbdCommand, NbdRequestHeader,
+    STATE_HOLE, STATE_ZERO,
 };
 
 /// A request without a reply.
@@ -18,7 +18,7 @@ use udm_wire::nbd::{
 pub(super) struct UnansweredRequest {
     /// Number of the request, unique in a run.
     pub(super) id: u64,
-    pub(super) request: Request,
+    pub(super) request: NbdRequestHeader,
     /// Index of the device.
     device: usize,
     /// Twice the step in which the request was sent.
@@ -37,7 +37,7 @@ pub(super) struct UnansweredRequest {
 }
 
 /// A device, as its clients see it.
-pub(super) struct ExportedDisk {
+pub(super) struct ExportedDeviceModel {
     /// Size in bytes.
     pub(super) size: u64,
     /// Offset from which the device is a zero target.
@@ -49,7 +49,7 @@ pub(super) struct ExportedDisk {
 
 /// Reasons for an error besides the request itself.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct AllowedErrors {
+pub(super) struct ServerErrorReasons {
     /// Requests that disks have failed so far.
     pub(super) faults: u64,
     /// True if the server is shutting down.
@@ -58,8 +58,8 @@ pub(super) struct AllowedErrors {
 
 /// The model of the exported devices and their requests.
 pub(super) struct NbdServerModel {
-    pub(super) cells: RegisterModel,
-    pub(super) disks: Vec<ExportedDisk>,
+    pub(super) cells: SectorRegisterModel,
+    pub(super) disks: Vec<ExportedDeviceModel>,
     /// Bytes per register.
     pub(super) unit: u64,
     ids: u64,
@@ -74,10 +74,10 @@ pub(super) struct NbdServerModel {
 }
 
 impl NbdServerModel {
-    pub(super) fn new(disks: Vec<ExportedDisk>, unit: u64) -> NbdServerModel {
+    pub(super) fn new(disks: Vec<ExportedDeviceModel>, unit: u64) -> NbdServerModel {
         let sizes: Vec<u64> = disks.iter().map(|disk| disk.size / unit).collect();
         NbdServerModel {
-            cells: RegisterModel::new(&sizes, |_, _| 0),
+            cells: SectorRegisterModel::new(&sizes, |_, _| 0),
             disks,
             unit,
             ids: 0,
@@ -107,7 +107,7 @@ impl NbdServerModel {
 
     fn stamp_of(&self, id: u64, nth: u64) -> u64 {
         match self.unit {
-            1 => mix(id << 20 | nth) & 0xff,
+            1 => mix_bits_splitmix64(id << 20 | nth) & 0xff,
             _ => u64::from_le_bytes(self.pattern(id, nth)),
         }
     }
@@ -126,13 +126,13 @@ impl NbdServerModel {
     }
 
     /// Returns the registers that a request changes: the first, and the one after the last.
-    fn changes(&self, device: usize, request: &Request) -> (u32, u32) {
+    fn changes(&self, device: usize, request: &NbdRequestHeader) -> (u32, u32) {
         let disk = &self.disks[device];
         let end = (request.offset + u64::from(request.len)).min(disk.zero_from);
         let (from, end) = match request.command {
-            Command::Write | Command::WriteZeroes => (request.offset, end),
+            NbdCommand::Write | NbdCommand::WriteZeroes => (request.offset, end),
             // A trim does not change partial blocks.
-            Command::Trim => (request.offset.next_multiple_of(disk.block), end - end % disk.block),
+            NbdCommand::Trim => (request.offset.next_multiple_of(disk.block), end - end % disk.block),
             _ => (0, 0),
         };
         let first = self.cells.index(device, (from / self.unit).min(disk.size / self.unit - 1));
@@ -144,7 +144,7 @@ impl NbdServerModel {
     pub(super) fn begin(
         &mut self,
         device: usize,
-        request: Request,
+        request: NbdRequestHeader,
         flags: ExportFlags,
         structured: bool,
         contexts: bool,
@@ -155,7 +155,7 @@ impl NbdServerModel {
         self.ids += 1;
         let (id, start) = (self.ids, 2 * step);
         let must = self.must(device, &request, flags, structured, contexts);
-        let reads = request.command == Command::Read && must.is_none();
+        let reads = request.command == NbdCommand::Read && must.is_none();
         let data = vec![0; if reads { request.len as usize } else { 0 }];
         let asked =
             UnansweredRequest { id, request, device, start, at, must, faults, data, have: 0, status: None };
@@ -164,8 +164,8 @@ impl NbdServerModel {
             for cell in first..end {
                 let nth = u64::from(cell - first);
                 let stamp = match request.command {
-                    Command::Write => self.stamp_of(id, nth),
-                    Command::Trim => ANY,
+                    NbdCommand::Write => self.stamp_of(id, nth),
+                    NbdCommand::Trim => ANY,
                     _ => 0,
                 };
                 self.cells.begin(cell, id, stamp, start);
@@ -179,24 +179,25 @@ impl NbdServerModel {
     fn must(
         &self,
         device: usize,
-        request: &Request,
+        request: &NbdRequestHeader,
         flags: ExportFlags,
         structured: bool,
         contexts: bool,
     ) -> Option<u32> {
         let size = self.disks[device].size;
         let outside = request.offset.checked_add(request.len.into()).is_none_or(|end| end > size);
-        let writes = matches!(request.command, Command::Write | Command::WriteZeroes | Command::Trim);
+        let writes =
+            matches!(request.command, NbdCommand::Write | NbdCommand::WriteZeroes | NbdCommand::Trim);
         let wrong_flags = !request.flags_fit() || (request.flags.contains(CommandFlags::DF) && !structured);
         match request.command {
-            Command::Other(_) => Some(EINVAL),
-            Command::BlockStatus if !contexts => Some(EINVAL),
+            NbdCommand::Other(_) => Some(EINVAL),
+            NbdCommand::BlockStatus if !contexts => Some(EINVAL),
             _ if wrong_flags => Some(EINVAL),
-            Command::Flush => (request.offset != 0 || request.len != 0).then_some(EINVAL),
+            NbdCommand::Flush => (request.offset != 0 || request.len != 0).then_some(EINVAL),
             _ if request.len == 0 => Some(EINVAL),
             _ if writes && flags.contains(ExportFlags::READ_ONLY) => Some(EPERM),
-            Command::Trim if !flags.contains(ExportFlags::SEND_TRIM) => Some(EINVAL),
-            Command::Write | Command::WriteZeroes if outside => Some(ENOSPC),
+            NbdCommand::Trim if !flags.contains(ExportFlags::SEND_TRIM) => Some(EINVAL),
+            NbdCommand::Write | NbdCommand::WriteZeroes if outside => Some(ENOSPC),
             _ if outside => Some(EINVAL),
             _ => None,
         }
@@ -211,9 +212,9 @@ impl NbdServerModel {
         asked: &UnansweredRequest,
         error: u32,
         step: u64,
-        excuses: AllowedErrors,
+        excuses: ServerErrorReasons,
     ) -> Result<(), Violation> {
-        let Request { command, flags, offset, len, .. } = asked.request;
+        let NbdRequestHeader { command, flags, offset, len, .. } = asked.request;
         let what = || format!("{command:?} {offset}+{len} of d{}", asked.device);
         let now = 2 * step + 1;
         self.requests[usize::from(command.number()).min(7)] += 1;
@@ -239,12 +240,12 @@ impl NbdServerModel {
         }
         match command {
             _ if error != 0 => Ok(()),
-            Command::Flush => {
+            NbdCommand::Flush => {
                 self.cells.flushed(asked.device, asked.start);
                 Ok(())
             }
-            Command::Read => self.compare(asked, now),
-            Command::BlockStatus => self.look_at_status(asked),
+            NbdCommand::Read => self.compare(asked, now),
+            NbdCommand::BlockStatus => self.look_at_status(asked),
             _ => Ok(()),
         }
     }

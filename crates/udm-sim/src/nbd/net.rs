@@ -49,7 +49,7 @@ pub(crate) struct SimConnection {
 
 /// New sockets for connects that the network has not adopted yet: the peer's end, the descriptor of
 /// udm's end, and the server.
-pub(crate) type NewSockets = Arc<Mutex<Vec<(OwnedFd, RawFd, usize)>>>;
+pub(crate) type PendingConnectSockets = Arc<Mutex<Vec<(OwnedFd, RawFd, usize)>>>;
 
 impl SimConnection {
     /// True if the peer need not expect more data.
@@ -59,7 +59,7 @@ impl SimConnection {
 }
 
 /// Returns two connected sockets.
-pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn create_socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 pub(crate) struct SimNetwork {
     pub(crate) links: Vec<SimConnection>,
     by_fd: BTreeMap<RawFd, usize>,
-    pub(crate) dialled: NewSockets,
+    pub(crate) dialled: PendingConnectSockets,
     pub(crate) chance: SimRng,
     /// True if reads and writes are cut short.
     pub(crate) cuts: bool,
@@ -89,7 +89,7 @@ pub(crate) struct SimNetwork {
 }
 
 /// Result of an I/O operation.
-pub(crate) enum IoProgress {
+pub(crate) enum SocketIoResult {
     /// The operation completed with this result.
     Ended(i32),
     /// The operation waits.
@@ -101,7 +101,7 @@ impl SimNetwork {
         SimNetwork {
             links: Vec::new(),
             by_fd: BTreeMap::new(),
-            dialled: NewSockets::default(),
+            dialled: PendingConnectSockets::default(),
             chance,
             cuts: true,
             fails: 0,
@@ -117,7 +117,7 @@ impl SimNetwork {
 
     /// Creates a connection. Returns its number and udm's end.
     pub(crate) fn connect(&mut self, room: usize) -> io::Result<(usize, OwnedFd)> {
-        let (ours, theirs) = pair()?;
+        let (ours, theirs) = create_socket_pair()?;
         Ok((self.add(ours, theirs.as_raw_fd(), room, 0, Some(0)), theirs))
     }
 
@@ -244,7 +244,7 @@ impl SimNetwork {
             error => error,
         };
         self.failed += 1;
-        self.lost += u64::from(!errno::is_transient(error));
+        self.lost += u64::from(!errno::is_transient_socket_errno(error));
         let link = &mut self.links[l];
         link.faulty = true;
         link.broken |= matches!(error, errno::ECONNRESET | errno::EPIPE);
@@ -252,17 +252,17 @@ impl SimNetwork {
     }
 
     /// Performs a receive into `data`.
-    pub(crate) fn receive(&mut self, l: usize, data: &mut Segments) -> IoProgress {
+    pub(crate) fn receive(&mut self, l: usize, data: &mut Segments) -> SocketIoResult {
         if self.links[l].broken {
-            return IoProgress::Ended(-errno::ECONNRESET);
+            return SocketIoResult::Ended(-errno::ECONNRESET);
         }
         let there = self.links[l].up.len();
         if there == 0 {
             let over = self.links[l].up_ended || self.links[l].shut;
-            return if over { IoProgress::Ended(0) } else { IoProgress::Waits };
+            return if over { SocketIoResult::Ended(0) } else { SocketIoResult::Waits };
         }
         if let Some(error) = self.error(l, &[errno::ECONNRESET, errno::EINTR, errno::ETIMEDOUT]) {
-            return IoProgress::Ended(error);
+            return SocketIoResult::Ended(error);
         }
         let most = there.min(data.len());
         let n = self.cut(most);
@@ -275,13 +275,20 @@ impl SimNetwork {
             left -= now;
         }
         self.links[l].moved.0 += n as u64;
-        IoProgress::Ended(n as i32)
+        SocketIoResult::Ended(n as i32)
     }
 
     /// Performs a send of `data` from offset `done`, and advances `done`. A send that waits
     /// continues when there is room.
-    pub(crate) fn send(&mut self, l: usize, data: &Segments, done: &mut usize, quick: bool) -> IoProgress {
-        let ended = |done: usize, error: i32| IoProgress::Ended(if done > 0 { done as i32 } else { error });
+    pub(crate) fn send(
+        &mut self,
+        l: usize,
+        data: &Segments,
+        done: &mut usize,
+        quick: bool,
+    ) -> SocketIoResult {
+        let ended =
+            |done: usize, error: i32| SocketIoResult::Ended(if done > 0 { done as i32 } else { error });
         if let Some(error) = self.error(l, &[errno::ECONNRESET, errno::EPIPE, errno::EINTR, errno::ENOBUFS]) {
             if errno::is_memory_shortage(-error) && *done == 0 && self.clients {
                 self.links[l].short_at = Some(clock::now());
@@ -307,11 +314,11 @@ impl SimNetwork {
         self.links[l].moved.1 += n as u64;
         self.full += u64::from(n < all);
         match n == all {
-            true => IoProgress::Ended(*done as i32),
+            true => SocketIoResult::Ended(*done as i32),
             false if quick => ended(*done, -errno::EAGAIN),
             // The kernel may also complete a partial send for other reasons.
-            false if *done > 0 && !self.calm && self.chance.one_in(8) => IoProgress::Ended(*done as i32),
-            false => IoProgress::Waits,
+            false if *done > 0 && !self.calm && self.chance.one_in(8) => SocketIoResult::Ended(*done as i32),
+            false => SocketIoResult::Waits,
         }
     }
 

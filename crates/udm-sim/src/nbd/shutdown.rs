@@ -3,9 +3,9 @@
 use super::client::{ClientState, SimNbdClient};
 use super::world::NbdServerWorld;
 use crate::disk::SimDisk;
-use crate::environment::lock;
+use crate::environment::lock_environment;
 use crate::model::Violation;
-use crate::plan::Disturbance;
+use crate::plan::DisturbanceClass;
 use udm_core::Nanos;
 
 /// Idle time at quiescence. It is longer than the server keeps memory for reuse, and longer than
@@ -25,7 +25,7 @@ impl NbdServerWorld {
             self.one_step()?;
             if self.step >= self.rest_at {
                 self.rest()?;
-                let crash = !self.plan.without.has(Disturbance::Crash);
+                let crash = !self.plan.without.has(DisturbanceClass::Crash);
                 match self.control.below(6) {
                     0 if crash => self.power_cut()?,
                     1 => {
@@ -35,7 +35,7 @@ impl NbdServerWorld {
                     _ => {}
                 }
                 self.rest_at = self.step + 200 + self.control.span(1500);
-            } else if !self.plan.without.has(Disturbance::Crash) && self.control.one_in(3000) {
+            } else if !self.plan.without.has(DisturbanceClass::Crash) && self.control.one_in(3000) {
                 self.power_cut()?;
             } else if self.control.one_in(6000) {
                 self.end_server()?;
@@ -70,11 +70,11 @@ impl NbdServerWorld {
     /// Stops faults and new requests, and runs until nothing is in flight.
     fn quiet(&mut self) -> Result<(), Violation> {
         self.resting = true;
-        lock(&self.env).calm = true;
+        lock_environment(&self.env).calm = true;
         self.net.borrow_mut().calm = true;
         self.restores.clear();
         (0..self.paths.len()).for_each(|p| self.restore(p));
-        let now = lock(&self.env).now;
+        let now = lock_environment(&self.env).now;
         self.resumes.iter_mut().for_each(|(at, _)| *at = now);
         self.clients.iter_mut().for_each(|client| client.next = client.next.min(now));
         for client in self.clients.iter_mut().filter(|client| client.is_silent()) {
@@ -86,7 +86,7 @@ impl NbdServerWorld {
             let settled = |client: &SimNbdClient| {
                 client.is_over() || (client.is_served() && client.is_through() && client.farewell.is_none())
             };
-            let inside = lock(&world.env).paths.iter().any(|path| path.in_flight > 0);
+            let inside = lock_environment(&world.env).paths.iter().any(|path| path.in_flight > 0);
             let still = world.devices.iter().all(|device| device.change.is_none() && !device.suspended);
             world.clients.iter().all(settled) && !inside && still && world.is_drained()
         })?;
@@ -103,14 +103,14 @@ impl NbdServerWorld {
         self.check_idle()?;
         self.read_back()?;
         self.resting = false;
-        lock(&self.env).calm = false;
+        lock_environment(&self.env).calm = false;
         self.net.borrow_mut().calm = false;
         Ok(())
     }
 
     /// Checks that an idle server sleeps and releases its memory.
     fn check_idle(&mut self) -> Result<(), Violation> {
-        let (from, until) = (self.turns, lock(&self.env).now + ALONE);
+        let (from, until) = (self.turns, lock_environment(&self.env).now + ALONE);
         self.step_until("nothing", |world| {
             let next = (0..world.cores.len()).map(|c| world.core_reason(c)).min();
             next.is_none_or(|next| next > until)
@@ -137,7 +137,7 @@ impl NbdServerWorld {
                 ));
             }
         }
-        let live = udm_buf::slab_count::live_bytes() - self.base;
+        let live = udm_buf::slab_count::thread_live_slab_bytes() - self.base;
         let may = (connections as i64 + self.count as i64) * KEPT;
         if live > may {
             return Err(format!(
@@ -195,7 +195,7 @@ impl NbdServerWorld {
     }
 
     fn check_lanes(&self) -> Result<(), Violation> {
-        let env = lock(&self.env);
+        let env = lock_environment(&self.env);
         match env.paths.iter().position(|path| path.lanes > 0) {
             Some(p) => Err(format!("no client is left, but {} lanes of p{p} are open", env.paths[p].lanes)),
             None => Ok(()),
@@ -216,7 +216,7 @@ impl NbdServerWorld {
         self.counts.crashes += 1;
         self.say("the power fails");
         {
-            let mut env = lock(&self.env);
+            let mut env = lock_environment(&self.env);
             (env.crashes, env.dead) = (env.crashes + 1, true);
             let crate::environment::Env { disks, chance, .. } = &mut *env;
             disks.iter_mut().for_each(|disk| disk.crash(chance));
@@ -232,19 +232,19 @@ impl NbdServerWorld {
         self.restores.clear();
         (0..self.paths.len()).for_each(|p| self.restore(p));
         self.end_server()?;
-        let mut env = lock(&self.env);
+        let mut env = lock_environment(&self.env);
         env.disks.iter_mut().for_each(SimDisk::start);
         env.dead = false;
         drop(env);
         self.dead = false;
         self.say("the power is back");
         self.boot()?;
-        let calm = std::mem::replace(&mut lock(&self.env).calm, true);
+        let calm = std::mem::replace(&mut lock_environment(&self.env).calm, true);
         self.net.borrow_mut().calm = true;
         self.resting = true;
         self.read_back()?;
         self.resting = false;
-        lock(&self.env).calm = calm;
+        lock_environment(&self.env).calm = calm;
         self.net.borrow_mut().calm = calm;
         Ok(())
     }
@@ -259,7 +259,7 @@ impl NbdServerWorld {
         (self.ending, self.resting) = (true, true);
         self.restores.clear();
         (0..self.paths.len()).for_each(|p| self.restore(p));
-        let now = lock(&self.env).now;
+        let now = lock_environment(&self.env).now;
         self.clients.iter_mut().for_each(|client| client.next = client.next.min(now));
         self.set_turn(None);
         self.core_set.end();
@@ -283,7 +283,7 @@ impl NbdServerWorld {
         }
         self.check_lanes()?;
         self.model.forget_lost_requests(self.step);
-        let live = udm_buf::slab_count::live_bytes() - self.base;
+        let live = udm_buf::slab_count::thread_live_slab_bytes() - self.base;
         if live != 0 {
             return Err(format!("the server is gone, and {live} bytes of its memory are not"));
         }

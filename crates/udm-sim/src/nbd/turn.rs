@@ -3,13 +3,13 @@
 use super::client::{ClientContext, ClientState, DisconnectMode};
 use super::clock;
 use super::world::NbdServerWorld;
-use crate::environment::lock;
+use crate::environment::lock_environment;
 use crate::model::Violation;
-use crate::plan::Disturbance;
-use crate::trace::{EventKind, NO_CORE};
+use crate::plan::DisturbanceClass;
+use crate::trace::{NO_CORE, TraceEventKind};
 use udm_core::Nanos;
-use udm_runtime::StepOutcome;
-use udm_wire::nbd::{Command, CommandFlags, Request};
+use udm_runtime::CoreStateAfterStep;
+use udm_wire::nbd::{CommandFlags, NbdCommand, NbdRequestHeader};
 
 /// Maximum number of steps until an awaited event, or until another byte is moved. A long reply may
 /// be sent byte by byte.
@@ -77,7 +77,7 @@ impl NbdServerWorld {
             TurnCandidate::BlockStatus => self.run_block_status(),
             TurnCandidate::Change(d) => self.go_on_changing(d)?,
         }
-        match lock(&self.env).violation.take() {
+        match lock_environment(&self.env).violation.take() {
             Some(wrong) => Err(wrong),
             None => Ok(()),
         }
@@ -93,10 +93,10 @@ impl NbdServerWorld {
         if next == Nanos::NEVER {
             return Err(format!("nothing moves any more, and {} waits", self.waiting()));
         }
-        let mut env = lock(&self.env);
+        let mut env = lock_environment(&self.env);
         if next > env.now {
             env.now = next;
-            env.trace.add(next, NO_CORE, EventKind::Jump, [next.0, 0, 0, 0]);
+            env.trace.add(next, NO_CORE, TraceEventKind::Jump, [next.0, 0, 0, 0]);
         }
         Ok(())
     }
@@ -122,14 +122,14 @@ impl NbdServerWorld {
         let mut text = String::new();
         for client in &self.clients {
             if let Some(asked) = client.asked.values().min_by_key(|asked| asked.id) {
-                let Request { command, offset, len, .. } = asked.request;
+                let NbdRequestHeader { command, offset, len, .. } = asked.request;
                 let (who, since) = (client.link, asked.at.0 / 1000);
                 text += &format!("connection {who} for a {command:?} {offset}+{len} since {since} us; ");
             } else if !client.is_over() && !client.is_served() {
                 text += &format!("connection {} for its handshake; ", client.link);
             }
         }
-        let env = lock(&self.env);
+        let env = lock_environment(&self.env);
         let inside: u64 = env.paths.iter().map(|path| path.in_flight).sum();
         text + &format!("{inside} requests are on the disks, {} devices change", self.changing())
     }
@@ -162,7 +162,7 @@ impl NbdServerWorld {
         self.turns += 1;
         let mut rest = self.cores[c].core.step();
         for _ in 0..self.schedule.below(4) {
-            if rest != StepOutcome::None {
+            if rest != CoreStateAfterStep::None {
                 break;
             }
             self.set_turn(Some(c));
@@ -171,9 +171,9 @@ impl NbdServerWorld {
         let now = clock::now();
         let core = &mut self.cores[c];
         core.wake = match rest {
-            StepOutcome::None => now,
-            StepOutcome::SleepUntil(at) => at,
-            StepOutcome::Exited => {
+            CoreStateAfterStep::None => now,
+            CoreStateAfterStep::SleepUntil(at) => at,
+            CoreStateAfterStep::Exited => {
                 core.over = true;
                 Nanos::NEVER
             }
@@ -181,13 +181,13 @@ impl NbdServerWorld {
         let took = Nanos(1 + self.schedule.span(2_000));
         core.spent = core.spent + took;
         let wrong = core.outside.borrow_mut().wrong.take();
-        let mut env = lock(&self.env);
+        let mut env = lock_environment(&self.env);
         env.now = env.now + took;
-        env.trace.add(now, c as u16, EventKind::Turn, [core.wake.0, 0, 0, 0]);
+        env.trace.add(now, c as u16, TraceEventKind::Turn, [core.wake.0, 0, 0, 0]);
         let mut net = self.net.borrow_mut();
         for (l, received, sent) in net.take_moved() {
             self.moved_at = self.step;
-            env.trace.add(now, c as u16, EventKind::Bytes, [l as u64, received, sent, 0]);
+            env.trace.add(now, c as u16, TraceEventKind::Bytes, [l as u64, received, sent, 0]);
         }
         drop(env);
         net.look();
@@ -198,7 +198,7 @@ impl NbdServerWorld {
 
     /// Checks that the memory of the server is within its options.
     pub(super) fn check_memory(&mut self) -> Result<(), Violation> {
-        let live = udm_buf::slab_count::live_bytes() - self.base;
+        let live = udm_buf::slab_count::thread_live_slab_bytes() - self.base;
         self.counts.memory.see(live.max(0) as u64);
         let Some(server) = &self.server else { return Ok(()) };
         let stats = server.stats();
@@ -230,8 +230,8 @@ impl NbdServerWorld {
         let now = self.set_turn(None);
         let excuses = self.excuses();
         let without = self.plan.without;
-        let (trims, flushes) = (!without.has(Disturbance::Trim), !without.has(Disturbance::Flush));
-        let wild = !without.has(Disturbance::Wild);
+        let (trims, flushes) = (!without.has(DisturbanceClass::Trim), !without.has(DisturbanceClass::Flush));
+        let wild = !without.has(DisturbanceClass::Wild);
         let checks = self.model.unit * 64;
         let NbdServerWorld { clients, net, model, work, step, exports, counts, .. } = self;
         let mut net = net.borrow_mut();
@@ -255,8 +255,13 @@ impl NbdServerWorld {
                 client.check = None;
             } else if client.asked.len() < CHECKS {
                 let flags = CommandFlags::empty();
-                let request =
-                    Request { flags, command: Command::Read, cookie: 0, offset: at, len: len as u32 };
+                let request = NbdRequestHeader {
+                    flags,
+                    command: NbdCommand::Read,
+                    cookie: 0,
+                    offset: at,
+                    len: len as u32,
+                };
                 client.check = Some(at + len);
                 client.ask(request, &mut around);
             }
@@ -270,16 +275,16 @@ impl NbdServerWorld {
                 let farewell = match around.chance.below(8) {
                     0..2 => DisconnectMode::Disconnect,
                     2..4 => DisconnectMode::HalfClose,
-                    4 if !without.has(Disturbance::Nonsense) => DisconnectMode::Nonsense,
-                    5..8 if !without.has(Disturbance::Lost) => DisconnectMode::Cut,
+                    4 if !without.has(DisturbanceClass::Nonsense) => DisconnectMode::Nonsense,
+                    5..8 if !without.has(DisturbanceClass::Lost) => DisconnectMode::Cut,
                     _ => DisconnectMode::Disconnect,
                 };
                 client.farewell = Some(farewell);
                 match farewell {
                     DisconnectMode::Disconnect => {
-                        let request = Request {
+                        let request = NbdRequestHeader {
                             flags: CommandFlags::empty(),
-                            command: Command::Disconnect,
+                            command: NbdCommand::Disconnect,
                             cookie: 0,
                             offset: 0,
                             len: 0,
@@ -309,7 +314,7 @@ impl NbdServerWorld {
             _ => {}
         }
         client.next = now + Nanos(1 + around.chance.span(client.manner.pause));
-        let mut env = lock(&self.env);
+        let mut env = lock_environment(&self.env);
         around.events.into_iter().for_each(|(kind, args)| env.trace.add(now, NO_CORE, kind, args));
         read
     }

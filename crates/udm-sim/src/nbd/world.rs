@@ -6,14 +6,14 @@ use super::clock;
 use super::counts::NbdServerCounts;
 use super::handshake::export_name;
 use super::kernel::{SimKernel, SimRingState};
-use super::model::{AllowedErrors, ExportedDisk, NbdServerModel};
+use super::model::{ExportedDeviceModel, NbdServerModel, ServerErrorReasons};
 use super::net::SimNetwork;
-use crate::counts::RunHash;
+use crate::counts::CombinedRunHash;
 use crate::disk::SimDisk;
-use crate::environment::{Env, PathState, SharedEnv, lock};
+use crate::environment::{Env, SharedEnv, SimPathState, lock_environment};
 use crate::model::Violation;
 use crate::path::SimPath;
-use crate::plan::{Disturbance, RunPlan};
+use crate::plan::{DisturbanceClass, RunPlan};
 use crate::rng::{RngStream, SimRng};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -23,9 +23,9 @@ use std::time::Duration;
 use udm_core::errno::ENOENT;
 use udm_core::{CoreId, DevNo, Nanos};
 use udm_dm::mapped::DeviceTransition;
-use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table, WakeFn};
-use udm_frontends::nbd::{Export, Exports, NbdServer, ServerOptions};
-use udm_runtime::{CoreSet, SteppedCore, TemporaryCoreIo};
+use udm_dm::{DeviceLookupError, DeviceNameResolver, MappedDevice, ResolvedDevice, Table, TransitionWakeFn};
+use udm_frontends::nbd::{Export, Exports, NbdServer, NbdServerLimits};
+use udm_runtime::{ProcessCores, SteppedCore, TemporaryCoreIo};
 
 /// A core of the server.
 pub(super) struct ServerCore {
@@ -57,9 +57,9 @@ pub struct NbdServerWorld {
     /// Device and read-only flag of each export.
     pub(super) exports: Vec<(usize, bool)>,
     pub(super) list: Arc<Exports>,
-    pub(super) core_set: Arc<CoreSet>,
+    pub(super) core_set: Arc<ProcessCores>,
     pub(super) server: Option<NbdServer>,
-    pub(super) options: ServerOptions,
+    pub(super) options: NbdServerLimits,
     pub(super) cores: Vec<ServerCore>,
     pub(super) net: Rc<RefCell<SimNetwork>>,
     pub(super) clients: Vec<SimNbdClient>,
@@ -95,19 +95,19 @@ pub struct NbdServerWorld {
 /// Resolves `p` and a number to a path.
 struct PathResolver(Vec<Arc<SimPath>>);
 
-impl Resolver for PathResolver {
-    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
+impl DeviceNameResolver for PathResolver {
+    fn get(&mut self, word: &str) -> Result<ResolvedDevice, DeviceLookupError> {
         let index = word.strip_prefix('p').and_then(|n| n.parse::<usize>().ok());
         let found = index.and_then(|i| Some((i, self.0.get(i)?)));
         let (i, path) =
-            found.ok_or_else(|| LookupError { errno: ENOENT, reason: format!("no device {word}") })?;
+            found.ok_or_else(|| DeviceLookupError { errno: ENOENT, reason: format!("no device {word}") })?;
         let number = DevNo { major: 8, minor: i as u32 };
-        Ok(DeviceRef { number, name: word.into(), device: path.clone(), hold: None })
+        Ok(ResolvedDevice { number, name: word.into(), device: path.clone(), hold: None })
     }
 }
 
 /// Creates a flag that a change sets when it can continue.
-pub(super) fn wake() -> (Arc<AtomicBool>, WakeFn) {
+pub(super) fn create_flag_and_wake_fn() -> (Arc<AtomicBool>, TransitionWakeFn) {
     let woken = Arc::new(AtomicBool::new(true));
     let handle = woken.clone();
     (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
@@ -118,11 +118,11 @@ impl NbdServerWorld {
         let mut build = SimRng::new(plan.seed, RngStream::Build);
         let count = plan.cores.unwrap_or(build.pick(&[1, 1, 2, 2, 3]));
         let unit: u64 = build.pick(&[1, 8, 8, 512, 512]);
-        let fails = build.one_in(3) && !plan.without.has(Disturbance::Errors);
+        let fails = build.one_in(3) && !plan.without.has(DisturbanceClass::Errors);
         let mut env = Env::new(plan.seed, plan.keep_events);
-        (env.torn, env.lags) = (!plan.without.has(Disturbance::Torn), false);
+        (env.torn, env.lags) = (!plan.without.has(DisturbanceClass::Torn), false);
         let (mut devices, mut shown) = (Vec::new(), Vec::new());
-        let long = unit == 512 && !plan.without.has(Disturbance::Long) && build.one_in(2);
+        let long = unit == 512 && !plan.without.has(DisturbanceClass::Long) && build.one_in(2);
         for device in 0..build.pick(&[1, 1, 2]) {
             let block: u64 = build.pick(&[1, 1, 8]);
             // Large enough for long requests, and small enough that requests overlap.
@@ -135,7 +135,7 @@ impl NbdServerWorld {
             let (first, kind) = (env.disks.len(), build.below(4));
             let disks = if kind == 0 { 2 } else { 1 };
             let most = build.pick(&[u64::from(u32::MAX), 64, 8 * block.max(1)]);
-            let discards = !plan.without.has(Disturbance::Trim) && build.below(3) > 0;
+            let discards = !plan.without.has(DisturbanceClass::Trim) && build.below(3) > 0;
             let zeroes = build.pick(&[0, u64::from(u32::MAX), 16]);
             let (volatile, fua) = (build.below(4) > 0, build.one_in(2));
             for disk in first..first + disks {
@@ -148,11 +148,11 @@ impl NbdServerWorld {
                 made.error_one_in = if fails { build.pick(&[0, 100, 1000]) } else { 0 };
                 env.disks.push(made);
                 let latency = build.pick(&[2_000, 20_000, 200_000, 2_000_000]);
-                let mut path = PathState::healthy(disk, latency);
-                if !plan.without.has(Disturbance::Full) {
+                let mut path = SimPathState::healthy(disk, latency);
+                if !plan.without.has(DisturbanceClass::Full) {
                     path.room = build.pick(&[usize::MAX, usize::MAX, 2, 16]);
                 }
-                path.prompt = !plan.without.has(Disturbance::Prompt) && build.one_in(3);
+                path.prompt = !plan.without.has(DisturbanceClass::Prompt) && build.one_in(3);
                 env.paths.push(path);
             }
             let table = match kind {
@@ -162,7 +162,7 @@ impl NbdServerWorld {
             };
             let size = if kind < 2 { 2 * sectors } else { sectors } * 512;
             let zero_from = if kind == 1 { sectors * 512 } else { size };
-            shown.push(ExportedDisk { size, zero_from, block: block * 512, discards });
+            shown.push(ExportedDeviceModel { size, zero_from, block: block * 512, discards });
             devices.push(ExportedDevice { table, mapped: None, change: None, suspended: false });
             let _ = device;
         }
@@ -176,14 +176,14 @@ impl NbdServerWorld {
             _ => 512 * unit.max(4),
         };
         let mut net = SimNetwork::new(SimRng::new(plan.seed, RngStream::SimNetwork));
-        net.cuts = !plan.without.has(Disturbance::Cuts);
-        net.fails = if plan.without.has(Disturbance::Lost) { 0 } else { build.pick(&[0, 0, 500, 3000]) };
-        let options = ServerOptions {
+        net.cuts = !plan.without.has(DisturbanceClass::Cuts);
+        net.fails = if plan.without.has(DisturbanceClass::Lost) { 0 } else { build.pick(&[0, 0, 500, 3000]) };
+        let options = NbdServerLimits {
             requests_max: build.pick(&[1, 4, 64, 1024]),
             bytes_max: build.pick(&[4 << 10, 64 << 10, 1 << 20, 64 << 20]),
             core_bytes_max: build.pick(&[1 << 10, 512 << 10, 4 << 20, 256 << 20]),
             stall_max: Duration::from_millis(build.pick(&[500, 5000])),
-            ..ServerOptions::default()
+            ..NbdServerLimits::default()
         };
         let all = env.paths.len();
         let env = Arc::new(Mutex::new(env));
@@ -193,7 +193,7 @@ impl NbdServerWorld {
             devices,
             exports,
             list: Arc::new(Exports::new()),
-            core_set: CoreSet::new(count).map_err(|e| e.to_string())?,
+            core_set: ProcessCores::new(count).map_err(|e| e.to_string())?,
             server: None,
             options,
             cores: Vec::new(),
@@ -218,7 +218,7 @@ impl NbdServerWorld {
             restores: Vec::new(),
             resumes: Vec::new(),
             rest_at: 500 + build.span(1500),
-            base: udm_buf::slab_count::live_bytes(),
+            base: udm_buf::slab_count::thread_live_slab_bytes(),
             turns: 0,
             counts: NbdServerCounts::default(),
             plan: plan.clone(),
@@ -231,8 +231,8 @@ impl NbdServerWorld {
     /// Creates the cores, the devices and the server, as after power-on.
     pub(super) fn boot(&mut self) -> Result<(), Violation> {
         let failed = |e: std::io::Error| e.to_string();
-        self.base = udm_buf::slab_count::live_bytes();
-        self.core_set = CoreSet::new(self.count).map_err(failed)?;
+        self.base = udm_buf::slab_count::thread_live_slab_bytes();
+        self.core_set = ProcessCores::new(self.count).map_err(failed)?;
         self.list = Arc::new(Exports::new());
         self.set_turn(None);
         for id in 0..self.count {
@@ -248,7 +248,7 @@ impl NbdServerWorld {
             let number = DevNo { major: 253, minor: device as u32 };
             let mapped = MappedDevice::new(&format!("d{device}"), None, number).map_err(|e| e.to_string())?;
             let words = &self.devices[device].table;
-            let lines = udm_wire::table::parse(words).map_err(|e| format!("{words}: {e}"))?;
+            let lines = udm_wire::table::parse_table(words).map_err(|e| format!("{words}: {e}"))?;
             let mut names = PathResolver(self.paths.clone());
             let table = Table::build(udm_targets::TARGETS, &lines, &mut names, &TemporaryCoreIo, self.count)
                 .map_err(|e| format!("{words}: {e}"))?;
@@ -268,7 +268,7 @@ impl NbdServerWorld {
     }
 
     pub(super) fn counts(&self) -> NbdServerCounts {
-        let (net, env) = (self.net.borrow(), lock(&self.env));
+        let (net, env) = (self.net.borrow(), lock_environment(&self.env));
         NbdServerCounts {
             steps: self.step,
             requests: self.model.requests,
@@ -280,28 +280,28 @@ impl NbdServerWorld {
             full: net.full,
             faults: env.faults,
             simulated: env.now.0,
-            hash: RunHash(env.trace.hash()),
+            hash: CombinedRunHash(env.trace.hash()),
             ..self.counts
         }
     }
 
     pub(super) fn say(&self, text: impl Into<String>) {
-        lock(&self.env).say(text);
+        lock_environment(&self.env).say(text);
     }
 
-    pub(super) fn excuses(&self) -> AllowedErrors {
-        let env = lock(&self.env);
-        AllowedErrors { faults: env.faults, ending: self.ending || self.dead }
+    pub(super) fn excuses(&self) -> ServerErrorReasons {
+        let env = lock_environment(&self.env);
+        ServerErrorReasons { faults: env.faults, ending: self.ending || self.dead }
     }
 
     /// Sets the clocks for a turn of core `c`, or of the control side.
     pub(super) fn set_turn(&mut self, c: Option<usize>) -> Nanos {
-        let mut env = lock(&self.env);
+        let mut env = lock_environment(&self.env);
         // All turns have different times.
         env.now = env.now + Nanos(1);
         env.step = self.step;
         env.core = c.map_or(crate::trace::NO_CORE, |c| c as u16);
-        clock::set(env.now, c.map_or(Nanos(0), |c| self.cores[c].spent));
+        clock::set_simulated_clock(env.now, c.map_or(Nanos(0), |c| self.cores[c].spent));
         env.now
     }
 

@@ -1,13 +1,13 @@
 //! Random actions in the world: server trouble and recovery, reinstated paths, and power cuts.
 
 use super::conn::ServerConn;
-use super::servers::{ServerBehavior, ServerMode, SimServer};
-use super::shared::{FrontEndPhase, lock};
-use super::world::{FenceCommand, NbdClientWorld, ServerPathResolver, lock_mutex};
+use super::servers::{ServerAvailability, ServerBehavior, SimServer};
+use super::shared::{WorkloadPhase, lock_front_end_state};
+use super::world::{NbdClientWorld, NbdPathResolver, RunningFenceCommand, lock_mutex};
 use crate::model::Violation;
-use crate::plan::Disturbance;
+use crate::plan::DisturbanceClass;
 use udm_core::{CoreId, Nanos, errno};
-use udm_wire::uri::Fence;
+use udm_wire::uri::ServerFenceMethod;
 
 /// A server stopped for a shorter time need not end by itself.
 const SHORT: Nanos = Nanos(1_000_000_000);
@@ -16,17 +16,17 @@ impl NbdClientWorld {
     /// Performs timed actions that are due, and sometimes a random one.
     pub(super) fn disturb(&mut self) -> Result<(), Violation> {
         for server in 0..self.servers.len() {
-            if self.servers[server].mode != ServerMode::Up && self.servers[server].until <= self.now {
+            if self.servers[server].mode != ServerAvailability::Up && self.servers[server].until <= self.now {
                 self.restore(server);
             }
         }
-        let phase = lock(&self.shared).phase;
-        if phase != FrontEndPhase::Work || self.calm {
+        let phase = lock_front_end_state(&self.shared).phase;
+        if phase != WorkloadPhase::Work || self.calm {
             return Ok(());
         }
         for server in 0..self.servers.len() {
             let SimServer { mode, again: (trouble, at), .. } = self.servers[server];
-            if mode == ServerMode::Up && at <= self.now {
+            if mode == ServerAvailability::Up && at <= self.now {
                 self.counts.flaps += 1;
                 self.trouble(server, trouble);
             }
@@ -37,27 +37,29 @@ impl NbdClientWorld {
         let without = self.plan.without;
         let server = self.control.below(self.servers.len() as u64) as usize;
         match self.control.below(16) {
-            0..2 if !without.has(Disturbance::Stalls) => self.trouble(server, ServerMode::Stopped),
-            2..4 if !without.has(Disturbance::Stalls) => self.trouble(server, ServerMode::Hole),
-            4 if !without.has(Disturbance::Paths) => self.trouble(server, ServerMode::Refuses),
-            5 if !without.has(Disturbance::Paths) => self.trouble(server, ServerMode::Mute),
-            6 if !without.has(Disturbance::Limits) => self.trouble(server, ServerMode::Other),
-            7..9 if !without.has(Disturbance::Paths) => {
+            0..2 if !without.has(DisturbanceClass::Stalls) => {
+                self.trouble(server, ServerAvailability::Stopped);
+            }
+            2..4 if !without.has(DisturbanceClass::Stalls) => self.trouble(server, ServerAvailability::Hole),
+            4 if !without.has(DisturbanceClass::Paths) => self.trouble(server, ServerAvailability::Refuses),
+            5 if !without.has(DisturbanceClass::Paths) => self.trouble(server, ServerAvailability::Mute),
+            6 if !without.has(DisturbanceClass::Limits) => self.trouble(server, ServerAvailability::Other),
+            7..9 if !without.has(DisturbanceClass::Paths) => {
                 self.kill(server);
                 let mode = self.control.pick(&[
-                    ServerMode::Up,
-                    ServerMode::Refuses,
-                    ServerMode::Mute,
-                    ServerMode::Hole,
+                    ServerAvailability::Up,
+                    ServerAvailability::Refuses,
+                    ServerAvailability::Mute,
+                    ServerAvailability::Hole,
                 ]);
                 self.trouble(server, mode);
             }
-            9..15 if !without.has(Disturbance::Messages) => {
+            9..15 if !without.has(DisturbanceClass::Messages) => {
                 let device = self.control.below(self.devices.len() as u64) as usize;
                 let all = self.control.one_in(8);
                 self.reinstate(device, all)?;
             }
-            15 if !without.has(Disturbance::Crash) && self.control.one_in(self.spared) => {
+            15 if !without.has(DisturbanceClass::Crash) && self.control.one_in(self.spared) => {
                 let export = self.servers[server].export;
                 self.power_cut(export);
             }
@@ -67,15 +69,15 @@ impl NbdClientWorld {
     }
 
     /// Puts server `server` into a fault mode for a while.
-    fn trouble(&mut self, server: usize, mode: ServerMode) {
+    fn trouble(&mut self, server: usize, mode: ServerAvailability) {
         let without = self.plan.without;
         let of = &mut self.servers[server];
-        if of.mode != ServerMode::Up || mode == ServerMode::Up {
+        if of.mode != ServerAvailability::Up || mode == ServerAvailability::Up {
             return;
         }
         of.mode = mode;
         of.since = self.now;
-        let flaps = match (of.flaps, without.has(Disturbance::Paths)) {
+        let flaps = match (of.flaps, without.has(DisturbanceClass::Paths)) {
             (0, false) if self.control.one_in(4) => self.control.between(1, 8),
             (left, _) => left.saturating_sub(1),
         };
@@ -83,18 +85,18 @@ impl NbdClientWorld {
         of.again = (mode, Nanos::NEVER);
         let most = if flaps > 0 { 500 } else { self.control.pick(&[500, 3_000, 30_000]) };
         of.until = self.now + Nanos(self.control.between(1, most) * 1_000_000);
-        of.other = (mode == ServerMode::Other).then(|| self.says[of.export].other(&mut self.control));
+        of.other = (mode == ServerAvailability::Other).then(|| self.says[of.export].other(&mut self.control));
         let counted = match mode {
-            ServerMode::Up => return,
-            ServerMode::Stopped => &mut self.counts.stopped,
-            ServerMode::Hole => &mut self.counts.holes,
-            ServerMode::Refuses => &mut self.counts.deaf,
-            ServerMode::Mute => &mut self.counts.mute,
-            ServerMode::Other => &mut self.counts.others,
+            ServerAvailability::Up => return,
+            ServerAvailability::Stopped => &mut self.counts.stopped,
+            ServerAvailability::Hole => &mut self.counts.holes,
+            ServerAvailability::Refuses => &mut self.counts.deaf,
+            ServerAvailability::Mute => &mut self.counts.mute,
+            ServerAvailability::Other => &mut self.counts.others,
         };
         *counted += 1;
         let export = of.export;
-        let mut shared = lock(&self.shared);
+        let mut shared = lock_front_end_state(&self.shared);
         shared.model.exports[export].trouble(self.now);
         shared.say(format!("n{server} is {mode:?}"));
     }
@@ -102,20 +104,20 @@ impl NbdClientWorld {
     /// Restores server `server`.
     pub(super) fn restore(&mut self, server: usize) {
         let of = &mut self.servers[server];
-        let was = std::mem::replace(&mut of.mode, ServerMode::Up);
+        let was = std::mem::replace(&mut of.mode, ServerAvailability::Up);
         (of.other, of.until) = (None, Nanos(0));
         if of.flaps > 0 && !self.calm {
             of.again.1 = self.now + Nanos(self.control.between(1, 1_000) * 1_000_000);
         }
         let (export, long) = (of.export, self.now.since(of.since) > SHORT);
         let now = self.now;
-        let mut shared = lock(&self.shared);
+        let mut shared = lock_front_end_state(&self.shared);
         shared.model.exports[export].trouble(now);
         shared.say(format!("n{server} was {was:?} and is well"));
         drop(shared);
         // With `fence=wait`, udm relies on the server to end by itself in time, so it is killed.
-        if matches!(self.silence.fence, Fence::Wait(_))
-            && matches!(was, ServerMode::Stopped | ServerMode::Hole)
+        if matches!(self.silence.fence, ServerFenceMethod::Wait(_))
+            && matches!(was, ServerAvailability::Stopped | ServerAvailability::Hole)
             && long
         {
             self.kill(server);
@@ -127,13 +129,13 @@ impl NbdClientWorld {
 
     /// Completes fence commands that are due. Some fail; the others have killed the server.
     pub(super) fn run_fences(&mut self) {
-        let due: Vec<FenceCommand> = {
+        let due: Vec<RunningFenceCommand> = {
             let mut fences = lock_mutex(&self.fences);
             let (due, later) = std::mem::take(&mut *fences).into_iter().partition(|f| f.due <= self.now);
             *fences = later;
             due
         };
-        for FenceCommand { server, then, .. } in due {
+        for RunningFenceCommand { server, then, .. } in due {
             let fails = !self.calm && self.control.one_in(4);
             if !fails {
                 self.kill(server);
@@ -159,7 +161,7 @@ impl NbdClientWorld {
         self.counts.killed += 1;
         self.say(format!("n{server} is killed"));
         let export = self.servers[server].export;
-        lock(&self.shared).model.exports[export].trouble(self.now);
+        lock_front_end_state(&self.shared).model.exports[export].trouble(self.now);
         let mut net = self.net.borrow_mut();
         for conn in self.conns.iter_mut().filter(|conn| conn.server == server && !conn.is_over()) {
             // Its system resets the connection, or closes it if all bytes were read.
@@ -178,7 +180,7 @@ impl NbdClientWorld {
             }
         }
         self.disks[export].crash(&mut self.control);
-        let mut shared = lock(&self.shared);
+        let mut shared = lock_front_end_state(&self.shared);
         shared.say(format!("the power of d{export} fails"));
         shared.model.exports[export].crash(self.step);
     }
@@ -192,13 +194,13 @@ impl NbdClientWorld {
         let reports = table.path_reports();
         for report in reports.iter().filter(|report| report.failed) {
             self.counts.failures += 1;
-            let well = self.servers[report.number.minor as usize].mode == ServerMode::Up;
+            let well = self.servers[report.number.minor as usize].mode == ServerAvailability::Up;
             if self.devices[device].checks || !(well || all) {
                 continue;
             }
             self.set_turn(None);
             let words = ["reinstate_path".to_owned(), report.name.clone()];
-            let mut names = ServerPathResolver(self.paths.clone());
+            let mut names = NbdPathResolver(self.paths.clone());
             mapped
                 .message(0, &words, &mut names, &*self.core_set)
                 .map_err(|e| format!("d{device}: reinstate_path {}: {e}", report.name))?;
@@ -234,16 +236,16 @@ impl NbdClientWorld {
                 self.callers.push((link, due));
                 continue;
             }
-            if mode == ServerMode::Hole {
+            if mode == ServerAvailability::Hole {
                 self.callers.push((link, self.servers[server].until));
                 continue;
             }
             let lost = !self.calm && net.fails > 0 && self.chance.one_in(20);
-            if mode == ServerMode::Refuses || lost {
+            if mode == ServerAvailability::Refuses || lost {
                 let error = if lost { errno::EHOSTUNREACH } else { errno::ECONNREFUSED };
                 net.links[link].connected = Some(-error);
                 self.counts.refusals += 1;
-                lock(&self.shared).model.exports[export].trouble(self.now);
+                lock_front_end_state(&self.shared).model.exports[export].trouble(self.now);
                 continue;
             }
             net.links[link].connected = Some(0);
@@ -254,10 +256,10 @@ impl NbdClientWorld {
                 None => (self.says[export].clone(), false),
             };
             let mut conn = ServerConn::new(link, server, manner, (says, other), self.now);
-            if !self.calm && !self.plan.without.has(Disturbance::Nonsense) && self.chance.one_in(40) {
+            if !self.calm && !self.plan.without.has(DisturbanceClass::Nonsense) && self.chance.one_in(40) {
                 conn.greets_badly();
                 self.counts.lies += 1;
-                lock(&self.shared).model.exports[export].trouble(self.now);
+                lock_front_end_state(&self.shared).model.exports[export].trouble(self.now);
             }
             self.conns.push(conn);
         }
@@ -269,24 +271,24 @@ impl NbdClientWorld {
         let c = &mut self.chance;
         let mut often = |class, all: &[u64]| if calm || without.has(class) { 0 } else { c.pick(all) };
         ServerBehavior {
-            hangs: often(Disturbance::Hang, &[0, 0, 20, 300]),
-            errors: often(Disturbance::Errors, &[0, 0, 30, 300]),
-            early: often(Disturbance::Errors, &[0, 0, 4, 60, 600]),
-            lies: often(Disturbance::Nonsense, &[0, 0, 50, 500]),
-            closes: often(Disturbance::Lost, &[0, 0, 50, 500]),
-            piece: match without.has(Disturbance::Cuts) {
+            hangs: often(DisturbanceClass::Hang, &[0, 0, 20, 300]),
+            errors: often(DisturbanceClass::Errors, &[0, 0, 30, 300]),
+            early: often(DisturbanceClass::Errors, &[0, 0, 4, 60, 600]),
+            lies: often(DisturbanceClass::Nonsense, &[0, 0, 50, 500]),
+            closes: often(DisturbanceClass::Lost, &[0, 0, 50, 500]),
+            piece: match without.has(DisturbanceClass::Cuts) {
                 true => u64::MAX,
                 false => c.pick(&[16, 1024, 64 << 10, 64 << 10, 1 << 20]),
             },
             latency: self.servers[server].latency,
-            mute: self.servers[server].mode == ServerMode::Mute,
+            mute: self.servers[server].mode == ServerAvailability::Mute,
         }
     }
 
     /// Sets the phase of the front ends, and notifies them.
-    pub(super) fn set_phase(&mut self, phase: FrontEndPhase) {
+    pub(super) fn set_phase(&mut self, phase: WorkloadPhase) {
         self.set_turn(None);
-        lock(&self.shared).phase = phase;
+        lock_front_end_state(&self.shared).phase = phase;
         for core in 0..self.cores.len() {
             self.core_set.send_message(CoreId(core as u16), self.topic, Box::new(()));
         }

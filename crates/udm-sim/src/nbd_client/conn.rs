@@ -1,38 +1,36 @@
-//! The server's end of a connection: the handshake, and requests that are received, executed in any
-//! order, and answered.
+//! The server's end of a connection: the handshake, and requests executed in any order.
 
 use super::counts::NbdClientCounts;
 use super::disk::ServerDisk;
 use super::reply::{self, ReplyPieces};
 use super::servers::{ExportDescription, ServerBehavior};
-use super::shared::SharedState;
+use super::shared::FrontEndSharedState;
 use crate::model::Violation;
 use crate::nbd::net::SimNetwork;
 use crate::rng::SimRng;
 use crate::stamp;
-use crate::trace::{EventKind, NO_CORE, range};
+use crate::trace::{NO_CORE, TraceEventKind, pack_sector_range};
 use std::collections::VecDeque;
 use udm_core::Nanos;
 use udm_wire::nbd::{
-    self, ClientFlags, ClientMessage, ClientOption, Command, CommandFlags, ExportFlags, ExportNameReply,
-    HandshakeFlags, HandshakeParser, Info, Request,
+    self, ClientFlags, ClientHandshakeMessage, ClientHandshakeMessageParser, CommandFlags, ExportFlags,
+    ExportInfoItem, ExportNameReply, HandshakeFlags, NbdCommand, NbdOption, NbdRequestHeader,
 };
 
 /// Maximum number of bytes in transit to udm and in queued replies.
 const UP_MAX: usize = 256 << 10;
-
 /// Maximum number of requests of a client in flight on one connection.
 const REQUESTS_MAX: usize = 1024;
 
 enum ConnStage {
-    Shaking { parser: HandshakeParser, no_zeroes: bool },
+    Shaking { parser: ClientHandshakeMessageParser, no_zeroes: bool },
     Serving,
     Over,
 }
 
 /// A received request that is not executed yet.
-struct PendingRequest {
-    request: Request,
+struct UnexecutedRequest {
+    request: NbdRequestHeader,
     /// Stamps of the written data.
     stamps: Vec<u64>,
     /// Number of the request on its connection.
@@ -52,8 +50,8 @@ pub(super) struct ServerConn {
     structured: bool,
     input: Vec<u8>,
     /// Header of a write whose data has not arrived, and whether the write was already refused.
-    head: Option<(Request, bool)>,
-    jobs: Vec<PendingRequest>,
+    head: Option<(NbdRequestHeader, bool)>,
+    jobs: Vec<UnexecutedRequest>,
     /// Replies by cookie; invalid replies have none.
     answers: Vec<(Option<u64>, ReplyPieces)>,
     out: VecDeque<u8>,
@@ -61,8 +59,7 @@ pub(super) struct ServerConn {
     ended: bool,
     /// True if the server closes the connection once the queued bytes are sent.
     closing: bool,
-    /// True if the server has announced its shutdown: it executes nothing and waits for the client
-    /// to close.
+    /// True if the server has announced its shutdown: it executes nothing and waits.
     leaves: bool,
     /// Earliest time of the next turn.
     pub(super) next: Nanos,
@@ -71,17 +68,16 @@ pub(super) struct ServerConn {
     /// Number of received requests; `answered` counts replies.
     taken: u64,
     pub(super) answered: u64,
-    /// True if the server has sent invalid data; `shook_badly` is true if it did so in the
-    /// handshake.
+    /// True if the server has sent invalid data; `shook_badly`: in the handshake.
     pub(super) lied: bool,
     shook_badly: bool,
 }
 
 /// The parts of the world that a connection uses.
-pub(super) struct ConnContext<'a> {
+pub(super) struct ServerConnContext<'a> {
     pub(super) net: &'a mut SimNetwork,
     pub(super) disk: &'a mut ServerDisk,
-    pub(super) shared: &'a mut SharedState,
+    pub(super) shared: &'a mut FrontEndSharedState,
     pub(super) chance: &'a mut SimRng,
     pub(super) counts: &'a mut NbdClientCounts,
     /// Index of the export.
@@ -93,7 +89,7 @@ pub(super) struct ConnContext<'a> {
     pub(super) late: bool,
 }
 
-impl ConnContext<'_> {
+impl ServerConnContext<'_> {
     /// Records an injected fault in the model.
     fn trouble(&mut self) {
         self.shared.model.exports[self.export].trouble(self.now);
@@ -108,8 +104,9 @@ impl ServerConn {
         (says, other): (ExportDescription, bool),
         now: Nanos,
     ) -> ServerConn {
-        let stage = ConnStage::Shaking { parser: HandshakeParser::new(), no_zeroes: false };
-        let greeting = nbd::greeting(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES);
+        let stage = ConnStage::Shaking { parser: ClientHandshakeMessageParser::new(), no_zeroes: false };
+        let greeting =
+            nbd::encode_nbd_server_greeting(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES);
         ServerConn {
             link,
             server,
@@ -182,7 +179,7 @@ impl ServerConn {
     ///
     /// # Errors
     /// A request that a client must not send.
-    pub(super) fn turn(&mut self, a: &mut ConnContext<'_>) -> Result<(), Violation> {
+    pub(super) fn turn(&mut self, a: &mut ServerConnContext<'_>) -> Result<(), Violation> {
         let (broken, shut) = (a.net.links[self.link].broken, a.net.links[self.link].shut);
         if broken || (shut && !a.late) {
             self.end(a.net, broken);
@@ -203,7 +200,7 @@ impl ServerConn {
         Ok(())
     }
 
-    fn read(&mut self, a: &mut ConnContext<'_>) {
+    fn read(&mut self, a: &mut ServerConnContext<'_>) {
         let there = a.net.links[self.link].down.len() as u64;
         if there > 0 {
             let n =
@@ -215,7 +212,7 @@ impl ServerConn {
         }
     }
 
-    fn take_in(&mut self, a: &mut ConnContext<'_>) -> Result<(), Violation> {
+    fn take_in(&mut self, a: &mut ServerConnContext<'_>) -> Result<(), Violation> {
         if self.manner.mute || self.closing {
             self.input.clear();
             return Ok(());
@@ -225,8 +222,10 @@ impl ServerConn {
             let mut input = &self.input[..];
             let message = parser.next(&mut input).map_err(|e| format!("connection {}: {e}", self.link))?;
             match message {
-                Some(ClientMessage::Flags(flags)) => *no_zeroes = flags.contains(ClientFlags::NO_ZEROES),
-                Some(ClientMessage::Option(option)) => {
+                Some(ClientHandshakeMessage::Flags(flags)) => {
+                    *no_zeroes = flags.contains(ClientFlags::NO_ZEROES);
+                }
+                Some(ClientHandshakeMessage::Option(option)) => {
                     let no_zeroes = *no_zeroes;
                     let left = input.len();
                     self.input.drain(..self.input.len() - left);
@@ -249,30 +248,30 @@ impl ServerConn {
         self.closing || (self.ended && self.input.is_empty())
     }
 
-    fn option(&mut self, option: &ClientOption, no_zeroes: bool, a: &mut ConnContext<'_>) {
+    fn option(&mut self, option: &NbdOption, no_zeroes: bool, a: &mut ServerConnContext<'_>) {
         let (says, number) = (&self.says, option.number());
         let ExportDescription { size, flags, .. } = *says;
         let mut out = Vec::new();
         let begins = match option {
-            ClientOption::StructuredReply if says.structured => {
+            NbdOption::StructuredReply if says.structured => {
                 self.structured = true;
-                nbd::put_ack(&mut out, number);
+                nbd::put_option_ack_reply(&mut out, number);
                 false
             }
-            ClientOption::Go(_) if !says.old => {
-                nbd::put_info(&mut out, number, &Info::Export { size, flags });
+            NbdOption::Go(_) if !says.old => {
+                nbd::put_export_info_reply(&mut out, number, &ExportInfoItem::Export { size, flags });
                 if let Some(blocks) = says.blocks {
-                    nbd::put_info(&mut out, number, &Info::BlockSize(blocks));
+                    nbd::put_export_info_reply(&mut out, number, &ExportInfoItem::BlockSize(blocks));
                 }
-                nbd::put_ack(&mut out, number);
+                nbd::put_option_ack_reply(&mut out, number);
                 true
             }
-            ClientOption::ExportName(_) => {
+            NbdOption::ExportName(_) => {
                 nbd::put_export_name_reply(&mut out, ExportNameReply { size, flags }, no_zeroes);
                 true
             }
             _ => {
-                nbd::put_error(&mut out, number, nbd::REP_ERR_UNSUP, "");
+                nbd::put_option_error_reply(&mut out, number, nbd::REP_ERR_UNSUP, "");
                 false
             }
         };
@@ -293,7 +292,7 @@ impl ServerConn {
         }
     }
 
-    fn lies(&mut self, a: &mut ConnContext<'_>) {
+    fn lies(&mut self, a: &mut ServerConnContext<'_>) {
         self.lied = true;
         a.counts.lies += 1;
         a.trouble();
@@ -301,17 +300,21 @@ impl ServerConn {
     }
 
     /// Receives a request, if it is complete.
-    fn request(&mut self, a: &mut ConnContext<'_>) -> Result<bool, Violation> {
+    fn request(&mut self, a: &mut ServerConnContext<'_>) -> Result<bool, Violation> {
         if self.head.is_none() {
-            let Some(header) = self.input.first_chunk::<{ Request::SIZE }>() else { return Ok(false) };
-            let request = Request::decode(header).map_err(|e| format!("connection {}: {e}", self.link))?;
-            self.input.drain(..Request::SIZE);
+            let Some(header) = self.input.first_chunk::<{ NbdRequestHeader::SIZE }>() else {
+                return Ok(false);
+            };
+            let request =
+                NbdRequestHeader::decode(header).map_err(|e| format!("connection {}: {e}", self.link))?;
+            self.input.drain(..NbdRequestHeader::SIZE);
             self.check(&request)?;
             let op = u64::from(request.command.number()) << 16 | u64::from(request.flags.bits());
-            let args = [request.cookie, self.link as u64, op, range(request.offset, request.len.into())];
-            a.shared.trace.add(a.now, NO_CORE, EventKind::Asks, args);
+            let args =
+                [request.cookie, self.link as u64, op, pack_sector_range(request.offset, request.len.into())];
+            a.shared.trace.add(a.now, NO_CORE, TraceEventKind::Asks, args);
             // A server may refuse a write before it has the data.
-            let early = request.command == Command::Write
+            let early = request.command == NbdCommand::Write
                 && !self.lied
                 && !a.calm
                 && a.chance.one_in(self.manner.early);
@@ -328,7 +331,7 @@ impl ServerConn {
         self.head = None;
         let data: Vec<u8> = self.input.drain(..len).collect();
         match request.command {
-            Command::Disconnect => {
+            NbdCommand::Disconnect => {
                 self.ended = true;
                 self.input.clear();
                 return Ok(false);
@@ -336,7 +339,7 @@ impl ServerConn {
             _ if refused => return Ok(true),
             _ => {}
         }
-        let stamps: Option<Vec<u64>> = data.chunks(512).map(stamp::uniform_stamp).collect();
+        let stamps: Option<Vec<u64>> = data.chunks(512).map(stamp::read_sector_stamp).collect();
         let stamps =
             stamps.ok_or_else(|| format!("connection {}: data that was never written", self.link))?;
         let hangs = !a.calm && a.chance.one_in(self.manner.hangs);
@@ -349,16 +352,16 @@ impl ServerConn {
         }
         let due = a.now + due + Nanos(a.chance.span(self.manner.latency));
         self.taken += 1;
-        self.jobs.push(PendingRequest { request, stamps, nth: self.taken, due });
+        self.jobs.push(UnexecutedRequest { request, stamps, nth: self.taken, due });
         Ok(true)
     }
 
     /// Checks that the export accepts the request.
-    fn check(&self, request: &Request) -> Result<(), Violation> {
+    fn check(&self, request: &NbdRequestHeader) -> Result<(), Violation> {
         let wrong = |why: &str| Err(format!("connection {}: {request:?}: {why}", self.link));
-        let Request { command, flags, cookie, offset, len, .. } = *request;
+        let NbdRequestHeader { command, flags, cookie, offset, len, .. } = *request;
         let has = |flag| self.says.flags.contains(flag);
-        if command == Command::Disconnect {
+        if command == NbdCommand::Disconnect {
             return Ok(());
         }
         if self.other || self.shook_badly {
@@ -371,10 +374,10 @@ impl ServerConn {
             return wrong("another one with this cookie is under way");
         }
         let fits = match command {
-            Command::Flush => has(ExportFlags::SEND_FLUSH) && (offset, len) == (0, 0),
-            Command::Trim => has(ExportFlags::SEND_TRIM),
-            Command::WriteZeroes => has(ExportFlags::SEND_WRITE_ZEROES),
-            Command::Read | Command::Write => true,
+            NbdCommand::Flush => has(ExportFlags::SEND_FLUSH) && (offset, len) == (0, 0),
+            NbdCommand::Trim => has(ExportFlags::SEND_TRIM),
+            NbdCommand::WriteZeroes => has(ExportFlags::SEND_WRITE_ZEROES),
+            NbdCommand::Read | NbdCommand::Write => true,
             _ => false,
         };
         if !fits || !request.flags_fit() || (flags.contains(CommandFlags::FUA) && !has(ExportFlags::SEND_FUA))
@@ -383,18 +386,18 @@ impl ServerConn {
         }
         let blocks = self.says.export().blocks;
         let unit = u64::from(blocks.minimum.max(512));
-        let data = matches!(command, Command::Read | Command::Write);
+        let data = matches!(command, NbdCommand::Read | NbdCommand::Write);
         let whole = offset.is_multiple_of(unit) && u64::from(len).is_multiple_of(unit);
         let inside = offset.checked_add(len.into()).is_some_and(|end| end <= self.says.size);
         let short = !data || len <= blocks.maximum;
-        if command != Command::Flush && (len == 0 || !whole || !inside || !short) {
+        if command != NbdCommand::Flush && (len == 0 || !whole || !inside || !short) {
             return wrong("a range that it does not take");
         }
         Ok(())
     }
 
     /// Replies to `request` with an error.
-    fn refuse(&mut self, request: &Request, a: &mut ConnContext<'_>) {
+    fn refuse(&mut self, request: &NbdRequestHeader, a: &mut ServerConnContext<'_>) {
         let error = a.chance.pick(&[
             nbd::EPERM,
             nbd::EIO,
@@ -414,16 +417,22 @@ impl ServerConn {
         self.give(request, error, &[], a);
     }
 
-    fn give(&mut self, request: &Request, error: u32, stamps: &[u64], a: &mut ConnContext<'_>) {
+    fn give(
+        &mut self,
+        request: &NbdRequestHeader,
+        error: u32,
+        stamps: &[u64],
+        a: &mut ServerConnContext<'_>,
+    ) {
         let args = [request.cookie, self.link as u64, error.into(), 0];
-        a.shared.trace.add(a.now, NO_CORE, EventKind::Answered, args);
-        let answer = reply::answer(request, error, stamps, self.structured, a.chance);
+        a.shared.trace.add(a.now, NO_CORE, TraceEventKind::Answered, args);
+        let answer = reply::build_reply_pieces(request, error, stamps, self.structured, a.chance);
         self.answers.push((Some(request.cookie), answer));
         self.answered += 1;
     }
 
     /// Executes the requests that are due, in any order.
-    fn work(&mut self, a: &mut ConnContext<'_>) {
+    fn work(&mut self, a: &mut ServerConnContext<'_>) {
         loop {
             let due: Vec<usize> = (0..self.jobs.len()).filter(|&i| self.jobs[i].due <= a.now).collect();
             if due.is_empty() || self.closing {
@@ -434,7 +443,7 @@ impl ServerConn {
         }
     }
 
-    fn one(&mut self, job: &PendingRequest, a: &mut ConnContext<'_>) {
+    fn one(&mut self, job: &UnexecutedRequest, a: &mut ServerConnContext<'_>) {
         if self.leaves && !a.net.links[self.link].shut {
             return self.give(&job.request, nbd::ESHUTDOWN, &[], a);
         }
@@ -472,7 +481,7 @@ impl ServerConn {
         }
     }
 
-    fn write(&mut self, a: &mut ConnContext<'_>) {
+    fn write(&mut self, a: &mut ServerConnContext<'_>) {
         while self.out.len() < UP_MAX && !self.answers.is_empty() {
             let i = a.chance.below(self.answers.len() as u64) as usize;
             self.out.extend(self.answers[i].1.pop_front().unwrap_or_default());

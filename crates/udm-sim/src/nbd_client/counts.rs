@@ -1,9 +1,10 @@
 //! Coverage counters of runs.
 
 use crate::counts::{
-    Maximum, RunHash, counts, format_count, format_counts, format_disturbance_counts, uncovered,
+    CombinedRunHash, MaxOverRuns, counts, format_count, format_counts, format_disturbance_counts,
+    list_missing_disturbances,
 };
-use crate::plan::{Disturbance, ExcludedDisturbances};
+use crate::plan::{DisturbanceClass, ExcludedDisturbances};
 use crate::trace::op_name;
 use udm_core::Op;
 
@@ -79,11 +80,11 @@ counts! {
         /// Log lines of udm.
         pub lines: u64,
         /// Maximum memory of udm in bytes, without the memory of requests.
-        pub memory: Maximum,
+        pub memory: MaxOverRuns,
         /// Simulated time in ns.
         pub simulated: u64,
         /// The hash of all events.
-        pub hash: RunHash,
+        pub hash: CombinedRunHash,
     }
 }
 
@@ -105,38 +106,38 @@ impl NbdClientCounts {
     }
 
     /// All disturbances with their class and count.
-    fn trouble(&self) -> [(&'static str, Disturbance, u64); 23] {
+    fn trouble(&self) -> [(&'static str, DisturbanceClass, u64); 23] {
         [
-            ("cut short", Disturbance::Cuts, self.cuts),
-            ("failed in the network", Disturbance::Lost, self.failed),
-            ("refused connections", Disturbance::Paths, self.refusals),
-            ("errors", Disturbance::Errors, self.refused),
-            ("lies", Disturbance::Nonsense, self.lies),
-            ("answered twice", Disturbance::Nonsense, self.twice),
-            ("reordered", Disturbance::Hang, self.reordered),
-            ("answered late", Disturbance::Stalls, self.late),
-            ("hangs", Disturbance::Hang, self.hangs),
-            ("done too late", Disturbance::Late, self.landed),
-            ("connections closed", Disturbance::Lost, self.closed),
-            ("servers stopped", Disturbance::Stalls, self.stopped),
-            ("cut off", Disturbance::Stalls, self.holes),
-            ("deaf", Disturbance::Paths, self.deaf),
-            ("mute", Disturbance::Paths, self.mute),
-            ("changed", Disturbance::Limits, self.others),
-            ("flapped", Disturbance::Paths, self.flaps),
-            ("killed", Disturbance::Paths, self.killed),
-            ("paths failed", Disturbance::Paths, self.failures),
-            ("messages", Disturbance::Messages, self.messages),
-            ("servers fenced", Disturbance::Stalls, self.fenced),
-            ("writes that waited", Disturbance::Stalls, self.waited),
-            ("crashes", Disturbance::Crash, self.crashes),
+            ("cut short", DisturbanceClass::Cuts, self.cuts),
+            ("failed in the network", DisturbanceClass::Lost, self.failed),
+            ("refused connections", DisturbanceClass::Paths, self.refusals),
+            ("errors", DisturbanceClass::Errors, self.refused),
+            ("lies", DisturbanceClass::Nonsense, self.lies),
+            ("answered twice", DisturbanceClass::Nonsense, self.twice),
+            ("reordered", DisturbanceClass::Hang, self.reordered),
+            ("answered late", DisturbanceClass::Stalls, self.late),
+            ("hangs", DisturbanceClass::Hang, self.hangs),
+            ("done too late", DisturbanceClass::Late, self.landed),
+            ("connections closed", DisturbanceClass::Lost, self.closed),
+            ("servers stopped", DisturbanceClass::Stalls, self.stopped),
+            ("cut off", DisturbanceClass::Stalls, self.holes),
+            ("deaf", DisturbanceClass::Paths, self.deaf),
+            ("mute", DisturbanceClass::Paths, self.mute),
+            ("changed", DisturbanceClass::Limits, self.others),
+            ("flapped", DisturbanceClass::Paths, self.flaps),
+            ("killed", DisturbanceClass::Paths, self.killed),
+            ("paths failed", DisturbanceClass::Paths, self.failures),
+            ("messages", DisturbanceClass::Messages, self.messages),
+            ("servers fenced", DisturbanceClass::Stalls, self.fenced),
+            ("writes that waited", DisturbanceClass::Stalls, self.waited),
+            ("crashes", DisturbanceClass::Crash, self.crashes),
         ]
     }
 
     /// Disturbances that were not excluded and never occurred, because the runs were too short.
     #[must_use]
     pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
-        uncovered(self.trouble(), without)
+        list_missing_disturbances(self.trouble(), without)
     }
 
     /// Text of the coverage, several lines.

@@ -1,9 +1,9 @@
 //! The disk of an export, with a volatile cache.
 
-use super::model::first_stamp;
+use super::model::make_initial_sector_stamp;
 use crate::disk::OWN;
 use crate::rng::SimRng;
-use udm_wire::nbd::{Command, CommandFlags, ExportFlags, Request};
+use udm_wire::nbd::{CommandFlags, ExportFlags, NbdCommand, NbdRequestHeader};
 
 /// Stamp of each sector: the current content, and the content after a power cut.
 pub(super) struct ServerDisk {
@@ -13,7 +13,8 @@ pub(super) struct ServerDisk {
 
 impl ServerDisk {
     pub(super) fn new(export: usize, sectors: u64) -> ServerDisk {
-        let content: Vec<u64> = (0..sectors).map(|sector| first_stamp(export, sector)).collect();
+        let content: Vec<u64> =
+            (0..sectors).map(|sector| make_initial_sector_stamp(export, sector)).collect();
         ServerDisk { durable: content.clone(), content }
     }
 
@@ -48,21 +49,21 @@ impl ServerDisk {
     /// flags of the export.
     pub(super) fn carry_out(
         &mut self,
-        request: &Request,
+        request: &NbdRequestHeader,
         stamps: &[u64],
         has: ExportFlags,
         chance: &mut SimRng,
     ) -> Vec<u64> {
-        let Request { command, flags, offset, len, .. } = *request;
+        let NbdRequestHeader { command, flags, offset, len, .. } = *request;
         let (first, end) = (offset / 512, (offset + u64::from(len)) / 512);
         let durable = flags.contains(CommandFlags::FUA) || !has.contains(ExportFlags::SEND_FLUSH);
         match command {
-            Command::Read => return (first..end).map(|sector| self.get(sector)).collect(),
-            Command::Write => {
+            NbdCommand::Read => return (first..end).map(|sector| self.get(sector)).collect(),
+            NbdCommand::Write => {
                 stamps.iter().zip(first..).for_each(|(stamp, sector)| self.put(sector, *stamp, durable));
             }
-            Command::WriteZeroes => (first..end).for_each(|sector| self.put(sector, 0, durable)),
-            Command::Trim => {
+            NbdCommand::WriteZeroes => (first..end).for_each(|sector| self.put(sector, 0, durable)),
+            NbdCommand::Trim => {
                 for sector in first..end {
                     match chance.below(3) {
                         0 => {}

@@ -1,12 +1,12 @@
 //! The front end of a core: it sends random requests to its devices, and checks the results.
 
-use super::shared::{FrontEndPhase, SharedState, SharedStateRef, lock};
-use crate::plan::{Disturbance, ExcludedDisturbances};
-use crate::trace::{EventKind, op_bits, range};
+use super::shared::{FrontEndSharedState, FrontEndSharedStateRef, WorkloadPhase, lock_front_end_state};
+use crate::plan::{DisturbanceClass, ExcludedDisturbances};
+use crate::trace::{TraceEventKind, pack_op_and_flags, pack_sector_range};
 use std::any::Any;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, BufPool, Device, DeviceId, DeviceSlot, Nanos, Op, Sector, Sectors, Segments,
+    Batch, Bio, BioFlags, BioTaskLaneId, BufPool, Device, DeviceId, Nanos, Op, Sector, Sectors, Segments,
 };
 use udm_runtime::{FrontCx, FrontEnd};
 
@@ -38,10 +38,10 @@ pub(super) struct LoadProfile {
 
 /// The front end of a core.
 pub(super) struct SimFrontEnd {
-    shared: SharedStateRef,
+    shared: FrontEndSharedStateRef,
     manner: LoadProfile,
     devices: Vec<Arc<dyn Device>>,
-    slots: Vec<DeviceSlot>,
+    slots: Vec<BioTaskLaneId>,
     /// Requests in flight, by device.
     in_flight: Vec<usize>,
     /// Address of messages from the world.
@@ -54,7 +54,7 @@ pub(super) struct SimFrontEnd {
 
 impl SimFrontEnd {
     pub(super) fn new(
-        shared: SharedStateRef,
+        shared: FrontEndSharedStateRef,
         manner: LoadProfile,
         devices: Vec<Arc<dyn Device>>,
         topic: DeviceId,
@@ -80,7 +80,7 @@ impl SimFrontEnd {
                 Ok(slot) => self.slots.push(slot),
                 Err(e) => {
                     let wrong = format!("a device can't be opened: {e}");
-                    lock(&self.shared).wrong.get_or_insert(wrong);
+                    lock_front_end_state(&self.shared).wrong.get_or_insert(wrong);
                 }
             }
         }
@@ -92,9 +92,9 @@ impl SimFrontEnd {
         }
         self.open(cx);
         let (shared, now) = (self.shared.clone(), cx.now());
-        let mut shared = lock(&shared);
+        let mut shared = lock_front_end_state(&shared);
         match shared.phase {
-            FrontEndPhase::Work if self.next <= now => {
+            WorkloadPhase::Work if self.next <= now => {
                 for device in 0..self.slots.len() {
                     let room = self.manner.depth.saturating_sub(self.in_flight[device]) as u64;
                     for _ in 0..(1 + shared.work.below(8)).min(room) {
@@ -105,9 +105,9 @@ impl SimFrontEnd {
                 self.next = now + Nanos(1 + shared.work.span(self.manner.pause));
                 cx.wake_at(self.next);
             }
-            FrontEndPhase::Work => cx.wake_at(self.next),
-            FrontEndPhase::Rest => cx.wake_at(Nanos::NEVER),
-            FrontEndPhase::Check => {
+            WorkloadPhase::Work => cx.wake_at(self.next),
+            WorkloadPhase::Rest => cx.wake_at(Nanos::NEVER),
+            WorkloadPhase::Check => {
                 for device in 0..self.slots.len() {
                     while self.in_flight[device] < CHECKS
                         && let Some((sector, len)) = shared.model.next_readback(device)
@@ -117,7 +117,7 @@ impl SimFrontEnd {
                     }
                 }
             }
-            FrontEndPhase::Close => {
+            WorkloadPhase::Close => {
                 cx.wake_at(Nanos::NEVER);
                 if self.in_flight.iter().all(|n| *n == 0) {
                     self.slots.drain(..).for_each(|slot| cx.close(slot));
@@ -128,26 +128,34 @@ impl SimFrontEnd {
         }
     }
 
-    fn send(&mut self, device: usize, mut bio: Box<Bio>, shared: &mut SharedState, cx: &mut FrontCx<'_, '_>) {
+    fn send(
+        &mut self,
+        device: usize,
+        mut bio: Box<Bio>,
+        shared: &mut FrontEndSharedState,
+        cx: &mut FrontCx<'_, '_>,
+    ) {
         let id = shared.model.begin(device, &mut bio, shared.step, cx.now());
         let (core, now) = (cx.core().0, cx.now());
-        let span = range(bio.sector.0 & 0xff_ffff_ffff, bio.sectors.0);
-        let bits = op_bits(bio.op, bio.flags.bits());
-        shared.trace.add(now, core, EventKind::Submit, [id, device as u64, bits, span]);
+        let span = pack_sector_range(bio.sector.0 & 0xff_ffff_ffff, bio.sectors.0);
+        let bits = pack_op_and_flags(bio.op, bio.flags.bits());
+        shared.trace.add(now, core, TraceEventKind::Submit, [id, device as u64, bits, span]);
         self.in_flight[device] += 1;
         cx.submit(self.slots[device], bio);
     }
 
-    fn draw(&mut self, device: usize, shared: &mut SharedState) -> Box<Bio> {
+    fn draw(&mut self, device: usize, shared: &mut FrontEndSharedState) -> Box<Bio> {
         let limits = shared.model.exports[device].limits;
         let without = self.manner.without;
         let c = &mut shared.work;
         let LoadProfile { reads, flushes, preflushes, longs, .. } = self.manner;
         let read = c.below(100) < reads;
         let op = match c.below(100) {
-            n if n < flushes && !without.has(Disturbance::Flush) => Op::Flush,
-            6..10 if !without.has(Disturbance::Trim) && limits.max_discard.0 > 0 => Op::Discard,
-            10..15 if !without.has(Disturbance::Trim) && limits.max_write_zeroes.0 > 0 => Op::WriteZeroes,
+            n if n < flushes && !without.has(DisturbanceClass::Flush) => Op::Flush,
+            6..10 if !without.has(DisturbanceClass::Trim) && limits.max_discard.0 > 0 => Op::Discard,
+            10..15 if !without.has(DisturbanceClass::Trim) && limits.max_write_zeroes.0 > 0 => {
+                Op::WriteZeroes
+            }
             _ if read => Op::Read,
             _ => Op::Write,
         };
@@ -155,12 +163,12 @@ impl SimFrontEnd {
             return self.make(op, BioFlags::empty(), 0, 0, shared);
         }
         let mut flags = BioFlags::empty();
-        if op != Op::Read && !without.has(Disturbance::Flush) {
+        if op != Op::Read && !without.has(DisturbanceClass::Flush) {
             flags.set(BioFlags::FUA, limits.fua && c.one_in(10));
             flags.set(BioFlags::PREFLUSH, op == Op::Write && limits.write_cache && c.one_in(preflushes));
         }
         flags.set(BioFlags::NOUNMAP, op == Op::WriteZeroes && c.one_in(3));
-        let long = c.one_in(longs) && !without.has(Disturbance::Long);
+        let long = c.one_in(longs) && !without.has(DisturbanceClass::Long);
         let most = match c.below(64) {
             _ if long => LONGEST,
             0..5 => 64,
@@ -173,18 +181,25 @@ impl SimFrontEnd {
         let room = limits.size.0 - len;
         let near = if c.one_in(4) { room } else { room.min(48) };
         let mut sector = c.below(near + 1) / block * block;
-        if !without.has(Disturbance::Wild) && c.one_in(200) {
+        if !without.has(DisturbanceClass::Wild) && c.one_in(200) {
             sector = if c.one_in(2) { room + block } else { c.any() >> 16 };
         }
         self.make(op, flags, sector, len, shared)
     }
 
-    fn make(&mut self, op: Op, flags: BioFlags, sector: u64, len: u64, shared: &mut SharedState) -> Box<Bio> {
+    fn make(
+        &mut self,
+        op: Op,
+        flags: BioFlags,
+        sector: u64,
+        len: u64,
+        shared: &mut FrontEndSharedState,
+    ) -> Box<Bio> {
         let mut bio = self.bios.pop().unwrap_or_default();
         (bio.op, bio.flags, bio.sector, bio.sectors) = (op, flags, Sector(sector), Sectors(len));
         if op.has_data() {
             let bytes = Sectors(len).bytes() as usize;
-            let pieces = !self.manner.without.has(Disturbance::Pieces) && shared.work.one_in(16);
+            let pieces = !self.manner.without.has(DisturbanceClass::Pieces) && shared.work.one_in(16);
             let cut = if pieces { shared.work.below(bytes as u64) as usize } else { 0 };
             bio.data = Segments::from(self.bufs.get(bytes - cut));
             if cut > 0 {
@@ -202,10 +217,10 @@ impl FrontEnd for SimFrontEnd {
 
     fn complete(&mut self, done: &mut Batch, cx: &mut FrontCx<'_, '_>) {
         for mut bio in done.drain(..) {
-            let mut shared = lock(&self.shared);
+            let mut shared = lock_front_end_state(&self.shared);
             let (core, now, step) = (cx.core().0, cx.now(), shared.step);
-            shared.trace.add(now, core, EventKind::Done, [bio.cookie, bio.status as u64, 0, 0]);
-            let quiet = shared.phase == FrontEndPhase::Check;
+            shared.trace.add(now, core, TraceEventKind::Done, [bio.cookie, bio.status as u64, 0, 0]);
+            let quiet = shared.phase == WorkloadPhase::Check;
             match shared.model.end(&bio, step, quiet) {
                 Ok(device) => self.in_flight[device] -= 1,
                 Err(wrong) => {

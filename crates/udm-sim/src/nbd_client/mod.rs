@@ -50,7 +50,9 @@ pub fn run(plan: &RunPlan) -> Result<NbdClientCounts, Box<RunFailure>> {
     let mut trace = Vec::new();
     if let Some(world) = world {
         plan.steps = world.step.min(plan.steps);
-        trace.extend(shared::lock(&world.shared).trace.last().map(crate::trace::TraceEvent::line));
+        trace.extend(
+            shared::lock_front_end_state(&world.shared).trace.last().map(crate::trace::TraceEvent::line),
+        );
         Box::leak(Box::new(world));
     }
     Err(Box::new(RunFailure { plan, what, trace }))

@@ -6,7 +6,7 @@
 
 use crate::disk::OWN;
 use crate::model::Violation;
-use crate::register_model::{ANY, RegisterModel};
+use crate::register_model::{ANY, SectorRegisterModel};
 use crate::stamp;
 use std::collections::BTreeMap;
 use udm_core::{Bio, BioFlags, Limits, Nanos, Op, Status};
@@ -39,7 +39,7 @@ struct OutstandingRequest {
 
 /// The model of an export, and of the device that uses it.
 pub(super) struct ExportModel {
-    pub(super) cells: RegisterModel,
+    pub(super) cells: SectorRegisterModel,
     pub(super) limits: Limits,
     /// True if the device queues requests while there is no path, so path errors must not reach the
     /// front end.
@@ -62,7 +62,9 @@ pub(super) struct ExportModel {
 impl ExportModel {
     pub(super) fn new(index: usize, limits: Limits, holds: bool) -> ExportModel {
         ExportModel {
-            cells: RegisterModel::new(&[limits.size.0], |_, sector| first_stamp(index, sector)),
+            cells: SectorRegisterModel::new(&[limits.size.0], |_, sector| {
+                make_initial_sector_stamp(index, sector)
+            }),
             limits,
             holds,
             late: false,
@@ -89,7 +91,7 @@ impl ExportModel {
 }
 
 /// Initial stamp of a sector.
-pub(super) fn first_stamp(export: usize, sector: u64) -> u64 {
+pub(super) fn make_initial_sector_stamp(export: usize, sector: u64) -> u64 {
     OWN | (export as u64) << 40 | sector
 }
 
@@ -144,12 +146,12 @@ impl NbdClientModel {
         let (sector, sectors) = (bio.sector.0, bio.sectors.0);
         bio.cookie = id;
         if bio.op == Op::Write {
-            stamp::write(&mut bio.data, 0..sectors, |i| id << 10 | i);
+            stamp::fill_sectors_with_stamps(&mut bio.data, 0..sectors, |i| id << 10 | i);
         }
         if bio.op.is_write() && !wild {
             for i in 0..sectors {
                 let cell = export.cells.index(0, sector + i);
-                export.cells.begin(cell, id, write_stamp(bio.op, id, i), start);
+                export.cells.begin(cell, id, make_written_sector_stamp(bio.op, id, i), start);
             }
         }
         let (faults, said_no) = (export.faults, export.said_no);
@@ -209,7 +211,7 @@ impl NbdClientModel {
             Op::Read if ok => self.compare(&asked, bio, now).map_err(|e| format!("{} {e}", what()))?,
             Op::Write => {
                 let mut changed = None;
-                stamp::read(&bio.data, |i, found| {
+                stamp::for_each_sector_stamp(&bio.data, |i, found| {
                     changed = changed.or((found != Some(id << 10 | i)).then_some(i));
                 });
                 if let Some(i) = changed {
@@ -226,7 +228,7 @@ impl NbdClientModel {
         // Data that the read saw before the power cut may be lost by now.
         let (cells, start, lasts) = (&mut export.cells, asked.start, asked.start > export.crashed);
         let (mut wrong, mut n) = (None, 0);
-        stamp::read(&bio.data, |i, found| {
+        stamp::for_each_sector_stamp(&bio.data, |i, found| {
             let cell = cells.index(0, asked.sector + i);
             n += 1;
             match found {
@@ -254,7 +256,7 @@ impl NbdClientModel {
 }
 
 /// Stamp that a request writes to its sector `nth`.
-fn write_stamp(op: Op, id: u64, nth: u64) -> u64 {
+fn make_written_sector_stamp(op: Op, id: u64, nth: u64) -> u64 {
     match op {
         Op::Write => id << 10 | nth,
         Op::Discard => ANY,

@@ -5,7 +5,8 @@ use crate::stamp;
 use std::collections::VecDeque;
 use udm_core::SECTOR_SIZE;
 use udm_wire::nbd::{
-    Command, Request, SimpleReply, chunk_data_header, chunk_hole, chunk_none, put_chunk_error,
+    NbdCommand, NbdRequestHeader, SimpleReply, chunk_data_header, chunk_hole, chunk_none,
+    put_error_chunk_with_text,
 };
 
 /// Bytes in a sector.
@@ -15,38 +16,40 @@ const SECTOR: usize = SECTOR_SIZE as usize;
 pub(super) type ReplyPieces = VecDeque<Vec<u8>>;
 
 /// Returns the bytes of sectors with these stamps.
-fn bytes(stamps: &[u64]) -> Vec<u8> {
+fn encode_stamped_sectors(stamps: &[u64]) -> Vec<u8> {
     let mut out = vec![0; stamps.len() * SECTOR];
-    out.chunks_exact_mut(SECTOR).zip(stamps).for_each(|(sector, stamp)| stamp::fill(sector, *stamp));
+    out.chunks_exact_mut(SECTOR)
+        .zip(stamps)
+        .for_each(|(sector, stamp)| stamp::fill_sector_with_stamp(sector, *stamp));
     out
 }
 
 /// Returns the reply to `request`: an error, or the data of a read from `stamps`.
-pub(super) fn answer(
-    request: &Request,
+pub(super) fn build_reply_pieces(
+    request: &NbdRequestHeader,
     error: u32,
     stamps: &[u64],
     structured: bool,
     c: &mut SimRng,
 ) -> ReplyPieces {
-    let Request { cookie, command, .. } = *request;
-    let reads = command == Command::Read;
+    let NbdRequestHeader { cookie, command, .. } = *request;
+    let reads = command == NbdCommand::Read;
     if !structured || (!reads && c.one_in(2)) {
         let mut out = SimpleReply { error, cookie }.encode().to_vec();
         if reads && error == 0 {
-            out.extend(bytes(stamps));
+            out.extend(encode_stamped_sectors(stamps));
         }
         return ReplyPieces::from([out]);
     }
     let mut pieces = Vec::new();
     if reads && (error == 0 || c.one_in(2)) {
-        pieces = chunks(request, stamps, c);
+        pieces = split_read_into_chunks(request, stamps, c);
     }
     let mut end = Vec::new();
     if error != 0 {
         // Some data may be sent before the error.
         pieces.truncate(c.below(pieces.len() as u64 + 1) as usize);
-        put_chunk_error(&mut end, cookie, error, "no");
+        put_error_chunk_with_text(&mut end, cookie, error, "no");
     } else {
         end.extend(chunk_none(cookie));
     }
@@ -55,8 +58,8 @@ pub(super) fn answer(
 }
 
 /// Returns the data of a read, split anywhere and in any order. Zeroes are sometimes holes.
-fn chunks(request: &Request, stamps: &[u64], c: &mut SimRng) -> Vec<Vec<u8>> {
-    let all = bytes(stamps);
+fn split_read_into_chunks(request: &NbdRequestHeader, stamps: &[u64], c: &mut SimRng) -> Vec<Vec<u8>> {
+    let all = encode_stamped_sectors(stamps);
     let (mut pieces, mut at) = (Vec::new(), 0);
     while at < all.len() {
         let left = (all.len() - at) as u64;
@@ -80,13 +83,13 @@ fn chunks(request: &Request, stamps: &[u64], c: &mut SimRng) -> Vec<Vec<u8>> {
 /// Returns an invalid reply to `request`, and whether it is a reply sent twice. `before` is the
 /// cookie of an earlier reply.
 pub(super) fn forged_reply(
-    request: &Request,
+    request: &NbdRequestHeader,
     before: Option<u64>,
     structured: bool,
     c: &mut SimRng,
 ) -> (Vec<u8>, bool) {
-    let Request { cookie, command, offset, len, .. } = *request;
-    let reads = command == Command::Read && structured;
+    let NbdRequestHeader { cookie, command, offset, len, .. } = *request;
+    let reads = command == NbdCommand::Read && structured;
     let simple = |cookie| SimpleReply { error: 0, cookie }.encode().to_vec();
     let kind = c.below(8);
     let lie = match kind {

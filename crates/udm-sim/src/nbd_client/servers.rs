@@ -1,14 +1,14 @@
 //! The servers: their description of the export, and their behaviour.
 
-use crate::plan::{Disturbance, ExcludedDisturbances};
+use crate::plan::{DisturbanceClass, ExcludedDisturbances};
 use crate::rng::SimRng;
 use udm_core::Nanos;
-use udm_wire::nbd::client::ExportInfo;
+use udm_wire::nbd::client::NegotiatedExportInfo;
 use udm_wire::nbd::{BlockSizes, ExportFlags};
 
 /// Behaviour of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ServerMode {
+pub(super) enum ServerAvailability {
     /// The server works.
     Up,
     /// The server is stopped, as by SIGSTOP. Its system still accepts connections and bytes.
@@ -41,8 +41,8 @@ impl ExportDescription {
         let mut flags = ExportFlags::HAS_FLAGS;
         flags.set(ExportFlags::SEND_FLUSH, c.below(4) > 0);
         flags.set(ExportFlags::SEND_FUA, c.one_in(2));
-        flags.set(ExportFlags::SEND_TRIM, !without.has(Disturbance::Trim) && c.one_in(2));
-        flags.set(ExportFlags::SEND_WRITE_ZEROES, !without.has(Disturbance::Trim) && c.one_in(2));
+        flags.set(ExportFlags::SEND_TRIM, !without.has(DisturbanceClass::Trim) && c.one_in(2));
+        flags.set(ExportFlags::SEND_WRITE_ZEROES, !without.has(DisturbanceClass::Trim) && c.one_in(2));
         flags.set(ExportFlags::CAN_MULTI_CONN, c.below(4) > 0);
         let minimum = c.pick(&[1, 512, 512, 4096]);
         let preferred = c.pick(&[512, 4096, 65536]).max(minimum);
@@ -55,11 +55,11 @@ impl ExportDescription {
     }
 
     /// Returns the export as a client sees it.
-    pub(super) fn export(&self) -> ExportInfo {
-        ExportInfo {
+    pub(super) fn export(&self) -> NegotiatedExportInfo {
+        NegotiatedExportInfo {
             size: self.size,
             flags: self.flags,
-            blocks: self.blocks.unwrap_or(ExportInfo::BLOCKS_ASSUMED),
+            blocks: self.blocks.unwrap_or(NegotiatedExportInfo::BLOCKS_ASSUMED),
             structured: false,
             contexts: Vec::new(),
         }
@@ -105,25 +105,25 @@ pub(super) struct ServerBehavior {
 pub(super) struct SimServer {
     /// Index of the export.
     pub(super) export: usize,
-    pub(super) mode: ServerMode,
-    /// Description while the mode is [`ServerMode::Other`].
+    pub(super) mode: ServerAvailability,
+    /// Description while the mode is [`ServerAvailability::Other`].
     pub(super) other: Option<ExportDescription>,
     /// Start of the present fault; `until` is its end.
     pub(super) since: Nanos,
     pub(super) until: Nanos,
     /// Number of repetitions left of the fault in `again`.
     pub(super) flaps: u64,
-    pub(super) again: (ServerMode, Nanos),
+    pub(super) again: (ServerAvailability, Nanos),
     /// Mean time of a request, in ns.
     pub(super) latency: u64,
 }
 
 impl SimServer {
     pub(super) fn new(export: usize, latency: u64) -> SimServer {
-        let again = (ServerMode::Up, Nanos::NEVER);
+        let again = (ServerAvailability::Up, Nanos::NEVER);
         SimServer {
             export,
-            mode: ServerMode::Up,
+            mode: ServerAvailability::Up,
             other: None,
             since: Nanos(0),
             until: Nanos(0),
@@ -135,6 +135,6 @@ impl SimServer {
 
     /// True if the server makes progress now.
     pub(super) fn is_awake(&self) -> bool {
-        !matches!(self.mode, ServerMode::Stopped | ServerMode::Hole)
+        !matches!(self.mode, ServerAvailability::Stopped | ServerAvailability::Hole)
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 /// Task of the front ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FrontEndPhase {
+pub(super) enum WorkloadPhase {
     /// Send random requests.
     Work,
     /// Send no requests.
@@ -21,12 +21,12 @@ pub(super) enum FrontEndPhase {
 }
 
 /// State shared by the world and its front ends.
-pub(super) struct SharedState {
+pub(super) struct FrontEndSharedState {
     pub(super) step: u64,
     pub(super) trace: Trace,
     pub(super) model: NbdClientModel,
     pub(super) work: SimRng,
-    pub(super) phase: FrontEndPhase,
+    pub(super) phase: WorkloadPhase,
     /// Number of front ends that have closed their devices.
     pub(super) closed: usize,
     /// The first violation.
@@ -34,14 +34,14 @@ pub(super) struct SharedState {
 }
 
 /// Shared reference to the state.
-pub(super) type SharedStateRef = Arc<Mutex<SharedState>>;
+pub(super) type FrontEndSharedStateRef = Arc<Mutex<FrontEndSharedState>>;
 
 /// Locks the state. The world has one thread, so waiting would mean a second lock by the same
 /// thread.
 ///
 /// # Panics
 /// If the state is already locked.
-pub(super) fn lock(shared: &SharedStateRef) -> MutexGuard<'_, SharedState> {
+pub(super) fn lock_front_end_state(shared: &FrontEndSharedStateRef) -> MutexGuard<'_, FrontEndSharedState> {
     match shared.try_lock() {
         Ok(shared) => shared,
         Err(TryLockError::Poisoned(e)) => e.into_inner(),
@@ -49,7 +49,7 @@ pub(super) fn lock(shared: &SharedStateRef) -> MutexGuard<'_, SharedState> {
     }
 }
 
-impl SharedState {
+impl FrontEndSharedState {
     /// Adds a line to the trace.
     pub(super) fn say(&mut self, text: impl Into<String>) {
         self.trace.say(clock::now(), text.into());

@@ -1,7 +1,7 @@
 //! Quiescence of the world, its shutdown, and the checks at these times.
 
-use super::servers::ServerMode;
-use super::shared::{FrontEndPhase, lock};
+use super::servers::ServerAvailability;
+use super::shared::{WorkloadPhase, lock_front_end_state};
 use super::world::NbdClientWorld;
 use crate::model::Violation;
 use udm_core::Nanos;
@@ -35,27 +35,27 @@ impl NbdClientWorld {
         self.calm = true;
         self.net.borrow_mut().calm = true;
         for server in 0..self.servers.len() {
-            if self.servers[server].mode != ServerMode::Up {
+            if self.servers[server].mode != ServerAvailability::Up {
                 self.restore(server);
             }
         }
         let now = self.now;
         self.callers.iter_mut().for_each(|(_, due)| *due = now);
         self.conns.iter_mut().for_each(|conn| conn.finish_hung(now));
-        self.set_phase(FrontEndPhase::Rest);
-        self.step_until("a rest", |world| lock(&world.shared).model.in_flight() == 0)?;
+        self.set_phase(WorkloadPhase::Rest);
+        self.step_until("a rest", |world| lock_front_end_state(&world.shared).model.in_flight() == 0)?;
         self.check_idle()?;
         self.reinstate_all()?;
-        lock(&self.shared).model.exports.iter_mut().for_each(|export| export.check = 0);
-        self.set_phase(FrontEndPhase::Check);
+        lock_front_end_state(&self.shared).model.exports.iter_mut().for_each(|export| export.check = 0);
+        self.set_phase(WorkloadPhase::Check);
         self.step_until("the end of a read of all", |world| {
-            let shared = lock(&world.shared);
+            let shared = lock_front_end_state(&world.shared);
             let read = |export: &super::model::ExportModel| export.check == export.limits.size.0;
             shared.model.in_flight() == 0 && shared.model.exports.iter().all(read)
         })?;
         self.calm = false;
         self.net.borrow_mut().calm = false;
-        self.set_phase(FrontEndPhase::Work);
+        self.set_phase(WorkloadPhase::Work);
         Ok(())
     }
 
@@ -90,11 +90,11 @@ impl NbdClientWorld {
     fn end(&mut self) -> Result<(), Violation> {
         self.calm = true;
         self.net.borrow_mut().calm = true;
-        self.set_phase(FrontEndPhase::Rest);
-        self.step_until("a rest", |world| lock(&world.shared).model.in_flight() == 0)?;
-        self.set_phase(FrontEndPhase::Close);
+        self.set_phase(WorkloadPhase::Rest);
+        self.step_until("a rest", |world| lock_front_end_state(&world.shared).model.in_flight() == 0)?;
+        self.set_phase(WorkloadPhase::Close);
         self.step_until("the end of the front ends", |world| {
-            lock(&world.shared).closed == world.cores.len()
+            lock_front_end_state(&world.shared).closed == world.cores.len()
         })?;
         // The tasks of targets end with their devices.
         self.devices.clear();
@@ -111,7 +111,7 @@ impl NbdClientWorld {
             world.cores.iter().all(|core| core.outside.borrow().in_flight() == 0)
         })?;
         self.cores.clear();
-        let live = udm_buf::slab_count::live_bytes() - self.base;
+        let live = udm_buf::slab_count::thread_live_slab_bytes() - self.base;
         if live != 0 {
             return Err(format!("all is closed, and {live} bytes of memory are not given back"));
         }

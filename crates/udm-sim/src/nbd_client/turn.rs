@@ -1,15 +1,15 @@
 //! Steps of the world: a core or connection with a reason gets a turn.
 
-use super::conn::ConnContext;
-use super::shared::{FrontEndPhase, lock};
+use super::conn::ServerConnContext;
+use super::shared::{WorkloadPhase, lock_front_end_state};
 use super::world::{ConnectAttempts, NbdClientWorld, lock_mutex};
 use crate::log_capture;
 use crate::model::Violation;
-use crate::plan::Disturbance;
-use crate::trace::{EventKind, NO_CORE};
+use crate::plan::DisturbanceClass;
+use crate::trace::{NO_CORE, TraceEventKind};
 use std::sync::atomic::Ordering;
 use udm_core::Nanos;
-use udm_runtime::StepOutcome;
+use udm_runtime::CoreStateAfterStep;
 
 /// Maximum number of steps until an awaited event, or until another byte is moved. While bytes are
 /// moved, the limit is 20 times as high.
@@ -39,7 +39,7 @@ impl NbdClientWorld {
         self.step += 1;
         self.set_turn(None);
         {
-            let mut shared = lock(&self.shared);
+            let mut shared = lock_front_end_state(&self.shared);
             shared.step = self.step;
             if self.step.is_multiple_of(64) {
                 let step = self.step;
@@ -88,7 +88,7 @@ impl NbdClientWorld {
             TurnCandidate::ServerConn(i) => self.conn_turn(i)?,
             TurnCandidate::Change(d) => self.go_on_changing(d)?,
         }
-        lock(&self.shared).wrong.take().map_or(Ok(()), Err)
+        lock_front_end_state(&self.shared).wrong.take().map_or(Ok(()), Err)
     }
 
     /// Advances the clock to the next event.
@@ -104,11 +104,11 @@ impl NbdClientWorld {
         let next =
             self.callers.iter().map(|(_, due)| *due).chain(restores).chain(fences).fold(next, Nanos::min);
         // While front ends work, a fault may occur at any time.
-        let working = lock(&self.shared).phase == FrontEndPhase::Work;
+        let working = lock_front_end_state(&self.shared).phase == WorkloadPhase::Work;
         let next = if working { next.min(self.now + Nanos(1_000_000)) } else { next };
         // If requests do not progress by themselves, the world acts as an administrator. Path
         // checks alone would continue forever.
-        let waits = self.alone_until.is_none() && lock(&self.shared).model.in_flight() > 0;
+        let waits = self.alone_until.is_none() && lock_front_end_state(&self.shared).model.in_flight() > 0;
         let stuck = next == Nanos::NEVER || waits && next > self.now + STUCK_AFTER;
         if stuck && !working && (self.reinstate_all()? || self.kill_unproved()) {
             // Lanes that back off ask for no turn.
@@ -120,7 +120,12 @@ impl NbdClientWorld {
         }
         if next > self.now {
             self.now = next;
-            lock(&self.shared).trace.add(next, NO_CORE, EventKind::Jump, [next.0, 0, 0, 0]);
+            lock_front_end_state(&self.shared).trace.add(
+                next,
+                NO_CORE,
+                TraceEventKind::Jump,
+                [next.0, 0, 0, 0],
+            );
         }
         Ok(())
     }
@@ -150,7 +155,7 @@ impl NbdClientWorld {
 
     /// Describes the work that waits, for a person.
     pub(super) fn waiting(&self) -> String {
-        let shared = lock(&self.shared);
+        let shared = lock_front_end_state(&self.shared);
         let changing = self.devices.iter().filter(|device| device.change.is_some()).count();
         let in_flight: usize = self.cores.iter().map(|core| core.outside.borrow().in_flight()).sum();
         let (oldest, n) = (shared.model.oldest(), shared.model.in_flight());
@@ -174,7 +179,7 @@ impl NbdClientWorld {
         self.turns += 1;
         let mut rest = self.cores[c].core.step();
         for _ in 0..self.schedule.below(4) {
-            if rest != StepOutcome::None {
+            if rest != CoreStateAfterStep::None {
                 break;
             }
             self.note_failures();
@@ -184,9 +189,9 @@ impl NbdClientWorld {
         let now = self.now;
         let core = &mut self.cores[c];
         core.wake = match rest {
-            StepOutcome::None => now,
-            StepOutcome::SleepUntil(at) => at,
-            StepOutcome::Exited => {
+            CoreStateAfterStep::None => now,
+            CoreStateAfterStep::SleepUntil(at) => at,
+            CoreStateAfterStep::Exited => {
                 core.over = true;
                 Nanos::NEVER
             }
@@ -196,12 +201,12 @@ impl NbdClientWorld {
         self.now = now + took;
         let wrong = core.outside.borrow_mut().wrong.take();
         wrong.map_or(Ok(()), Err)?;
-        let mut shared = lock(&self.shared);
-        shared.trace.add(now, c as u16, EventKind::Turn, [core.wake.0, 0, 0, 0]);
+        let mut shared = lock_front_end_state(&self.shared);
+        shared.trace.add(now, c as u16, TraceEventKind::Turn, [core.wake.0, 0, 0, 0]);
         let mut net = self.net.borrow_mut();
         for (l, received, sent) in net.take_moved() {
             self.moved_at = self.step;
-            shared.trace.add(now, c as u16, EventKind::Bytes, [l as u64, received, sent, 0]);
+            shared.trace.add(now, c as u16, TraceEventKind::Bytes, [l as u64, received, sent, 0]);
             // A lane is connected when it has received the last byte of the handshake.
             if received > 0 && self.greeted.contains(&l) && !self.answered.contains(&l) {
                 self.shaken[net.links[l].to] = now;
@@ -212,7 +217,7 @@ impl NbdClientWorld {
         drop((net, shared));
         self.calls_of(c)?;
         self.read_log()?;
-        let live = udm_buf::slab_count::live_bytes() - self.base;
+        let live = udm_buf::slab_count::thread_live_slab_bytes() - self.base;
         self.counts.memory.see(live.max(0) as u64);
         match live > self.memory_max() {
             true => Err(format!("there are {live} bytes of memory, and there may be {}", self.memory_max())),
@@ -224,7 +229,11 @@ impl NbdClientWorld {
     fn note_failures(&mut self) {
         let (lost, now) = (self.net.borrow().lost, self.now);
         if lost > std::mem::replace(&mut self.counts.lost, lost) {
-            lock(&self.shared).model.exports.iter_mut().for_each(|export| export.trouble(now));
+            lock_front_end_state(&self.shared)
+                .model
+                .exports
+                .iter_mut()
+                .for_each(|export| export.trouble(now));
         }
     }
 
@@ -260,7 +269,7 @@ impl NbdClientWorld {
 
     /// Checks the log lines: a server must be reported as lost once, until it is connected again.
     fn read_log(&mut self) -> Result<(), Violation> {
-        for line in log_capture::take() {
+        for line in log_capture::take_captured_log_lines() {
             self.counts.lines += 1;
             self.say(format!("log: {line}"));
             let server = line.split("socket=/n").nth(1).and_then(|rest| {
@@ -288,16 +297,16 @@ impl NbdClientWorld {
     fn conn_turn(&mut self, i: usize) -> Result<(), Violation> {
         self.set_turn(None);
         let (now, calm) = (self.now, self.calm);
-        let late = !self.plan.without.has(Disturbance::Late);
+        let late = !self.plan.without.has(DisturbanceClass::Late);
         let NbdClientWorld { conns, servers, disks, net, shared, chance, counts, .. } = self;
         let conn = &mut conns[i];
         let export = servers[conn.server].export;
-        let (mut net, mut shared) = (net.borrow_mut(), lock(shared));
+        let (mut net, mut shared) = (net.borrow_mut(), lock_front_end_state(shared));
         let disk = &mut disks[export];
         let (net, shared) = (&mut *net, &mut *shared);
         let shaken = counts.handshakes;
         let outcome =
-            conn.turn(&mut ConnContext { net, disk, shared, chance, counts, export, now, calm, late });
+            conn.turn(&mut ServerConnContext { net, disk, shared, chance, counts, export, now, calm, late });
         if counts.handshakes > shaken {
             self.shaken[conn.server] = now;
             self.greeted.insert(conn.link);

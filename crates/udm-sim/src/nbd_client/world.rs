@@ -7,14 +7,14 @@ use super::disk::ServerDisk;
 use super::front_end::{LoadProfile, SimFrontEnd};
 use super::model::{ExportModel, NbdClientModel};
 use super::servers::{ExportDescription, SimServer};
-use super::shared::{FrontEndPhase, SharedState, SharedStateRef, lock};
-use crate::counts::RunHash;
+use super::shared::{FrontEndSharedState, FrontEndSharedStateRef, WorkloadPhase, lock_front_end_state};
+use crate::counts::CombinedRunHash;
 use crate::log_capture;
 use crate::model::Violation;
 use crate::nbd::clock;
 use crate::nbd::kernel::{SimKernel, SimRingState};
-use crate::nbd::net::{NewSockets, SimNetwork, pair};
-use crate::plan::{Disturbance, RunPlan};
+use crate::nbd::net::{PendingConnectSockets, SimNetwork, create_socket_pair};
+use crate::plan::{DisturbanceClass, RunPlan};
 use crate::rng::{RngStream, SimRng};
 use crate::trace::Trace;
 use rustix::net::{SocketAddrAny, SocketAddrUnix};
@@ -27,23 +27,23 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::subscriber::DefaultGuard;
-use udm_backends::nbd::{FenceDone, ServerAddress, SocketFactory, simulated_export};
+use udm_backends::nbd::{FenceDone, NbdSocketAndFenceOps, ServerAddress, create_simulated_nbd_device};
 use udm_core::errno::ENOENT;
 use udm_core::{CoreId, DevNo, Device, DeviceId, Nanos};
 use udm_dm::mapped::DeviceTransition;
-use udm_dm::{DeviceRef, LookupError, MappedDevice, Resolver, Table, WakeFn};
-use udm_runtime::{CoreSet, SteppedCore, TemporaryCoreIo};
-use udm_targets::multipath::PathMaintenance;
+use udm_dm::{DeviceLookupError, DeviceNameResolver, MappedDevice, ResolvedDevice, Table, TransitionWakeFn};
+use udm_runtime::{ProcessCores, SteppedCore, TemporaryCoreIo};
+use udm_targets::multipath::PathMaintenanceSettings;
 use udm_wire::multipath_conf::MultipathSettings;
 use udm_wire::nbd::ExportFlags;
-use udm_wire::uri::{self, DeadlineSetting, DeviceUri, Fence, NbdUri, SilencePolicy};
+use udm_wire::uri::{self, DeviceUri, NbdUri, ReplyDeadlineSetting, ServerFenceMethod, SilentServerPolicy};
 
 /// Time after the end of a connection from which its server executes nothing that came over it, for
 /// `fence=wait`. See `actions`.
 const SELF_FENCED: Nanos = Nanos(30_000_000_000);
 
 /// A core with lanes of exports.
-pub(super) struct ClientCore {
+pub(super) struct CoreWithExportLanes {
     pub(super) core: SteppedCore,
     pub(super) outside: Rc<RefCell<SimRingState>>,
     /// Time of the next turn.
@@ -53,7 +53,7 @@ pub(super) struct ClientCore {
 }
 
 /// The device of an export.
-pub(super) struct ExportDevice {
+pub(super) struct DeviceOverExport {
     /// The device that front ends open.
     pub(super) device: Arc<dyn Device>,
     /// The mapped device, if the export is used through multipath.
@@ -75,25 +75,25 @@ pub(super) struct ConnectAttempts {
 /// A simulated world of the NBD client.
 pub struct NbdClientWorld {
     pub(super) plan: RunPlan,
-    pub(super) shared: SharedStateRef,
+    pub(super) shared: FrontEndSharedStateRef,
     pub(super) now: Nanos,
-    pub(super) core_set: Arc<CoreSet>,
-    pub(super) cores: Vec<ClientCore>,
+    pub(super) core_set: Arc<ProcessCores>,
+    pub(super) cores: Vec<CoreWithExportLanes>,
     pub(super) net: Rc<RefCell<SimNetwork>>,
     pub(super) servers: Vec<SimServer>,
     /// Description of each export by its servers; `disks` has its disk.
     pub(super) says: Vec<ExportDescription>,
     pub(super) disks: Vec<ServerDisk>,
-    pub(super) devices: Vec<ExportDevice>,
+    pub(super) devices: Vec<DeviceOverExport>,
     /// The paths, by server.
     pub(super) paths: Vec<Arc<dyn Device>>,
     pub(super) conns: Vec<ServerConn>,
     /// Connects that wait for their server, with their time.
     pub(super) callers: Vec<(usize, Nanos)>,
     /// Running fence commands.
-    pub(super) fences: FenceCommands,
+    pub(super) fences: RunningFenceCommands,
     /// The settings of the paths for silent servers.
-    pub(super) silence: SilencePolicy,
+    pub(super) silence: SilentServerPolicy,
     /// Number of connections that were checked.
     pub(super) seen: usize,
     /// Connect attempts, by core and server.
@@ -135,14 +135,14 @@ pub struct NbdClientWorld {
 
 /// Socket factory of lanes. Each socket is one end of a pair without data; the other end shows the
 /// actions on it.
-struct SimSockets {
-    dialled: NewSockets,
-    fences: FenceCommands,
+struct SimSocketFactory {
+    dialled: PendingConnectSockets,
+    fences: RunningFenceCommands,
     server: usize,
 }
 
 /// A running fence command.
-pub(super) struct FenceCommand {
+pub(super) struct RunningFenceCommand {
     pub(super) server: usize,
     /// Time of its end.
     pub(super) due: Nanos,
@@ -150,18 +150,18 @@ pub(super) struct FenceCommand {
 }
 
 /// The running fence commands.
-pub(super) type FenceCommands = Arc<Mutex<Vec<FenceCommand>>>;
+pub(super) type RunningFenceCommands = Arc<Mutex<Vec<RunningFenceCommand>>>;
 
 /// Locks a mutex that only one thread uses.
 pub(super) fn lock_mutex<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl SocketFactory for SimSockets {
+impl NbdSocketAndFenceOps for SimSocketFactory {
     fn open(&self, _: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
-        let (ours, theirs) = pair()?;
+        let (ours, theirs) = create_socket_pair()?;
         lock_mutex(&self.dialled).push((ours, theirs.as_raw_fd(), self.server));
-        Ok((theirs, SocketAddrUnix::new(path_of(self.server))?.into()))
+        Ok((theirs, SocketAddrUnix::new(server_socket_path(self.server))?.into()))
     }
 
     /// Bytes already sent are with the server or in transit.
@@ -169,30 +169,30 @@ impl SocketFactory for SimSockets {
 
     fn fence(&self, _: &Path, _: &NbdUri, then: FenceDone) {
         let due = clock::now() + Nanos(1_000_000);
-        lock_mutex(&self.fences).push(FenceCommand { server: self.server, due, then });
+        lock_mutex(&self.fences).push(RunningFenceCommand { server: self.server, due, then });
     }
 }
 
-fn path_of(server: usize) -> PathBuf {
+fn server_socket_path(server: usize) -> PathBuf {
     format!("/n{server}").into()
 }
 
 /// Resolves `n` and a number to a path.
-pub(super) struct ServerPathResolver(pub(super) Vec<Arc<dyn Device>>);
+pub(super) struct NbdPathResolver(pub(super) Vec<Arc<dyn Device>>);
 
-impl Resolver for ServerPathResolver {
-    fn get(&mut self, word: &str) -> Result<DeviceRef, LookupError> {
+impl DeviceNameResolver for NbdPathResolver {
+    fn get(&mut self, word: &str) -> Result<ResolvedDevice, DeviceLookupError> {
         let index = word.strip_prefix('n').and_then(|n| n.parse::<usize>().ok());
         let found = index.and_then(|i| Some((i, self.0.get(i)?)));
         let (i, path) =
-            found.ok_or_else(|| LookupError { errno: ENOENT, reason: format!("no device {word}") })?;
+            found.ok_or_else(|| DeviceLookupError { errno: ENOENT, reason: format!("no device {word}") })?;
         let number = DevNo { major: 8, minor: i as u32 };
-        Ok(DeviceRef { number, name: word.into(), device: path.clone(), hold: None })
+        Ok(ResolvedDevice { number, name: word.into(), device: path.clone(), hold: None })
     }
 }
 
 /// Creates a flag that a change sets when it can continue.
-fn wake() -> (Arc<AtomicBool>, WakeFn) {
+fn create_wake_fn_with_flag() -> (Arc<AtomicBool>, TransitionWakeFn) {
     let woken = Arc::new(AtomicBool::new(true));
     let handle = woken.clone();
     (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
@@ -205,7 +205,7 @@ impl NbdClientWorld {
         let count = plan.cores.unwrap_or(build.pick(&[1, 1, 2, 2, 3]));
         let (mut servers, mut says, mut disks) = (Vec::new(), Vec::new(), Vec::new());
         for export in 0..build.pick(&[1, 1, 2]) {
-            let long = !without.has(Disturbance::Long) && build.one_in(3);
+            let long = !without.has(DisturbanceClass::Long) && build.one_in(3);
             let sectors = 8 * if long { build.between(128, 300) } else { build.between(8, 32) };
             says.push(ExportDescription::draw(&mut build, sectors, without));
             disks.push(ServerDisk::new(export, sectors));
@@ -214,23 +214,23 @@ impl NbdClientWorld {
             }
         }
         let mut net = SimNetwork::new(SimRng::new(plan.seed, RngStream::SimNetwork));
-        net.cuts = !without.has(Disturbance::Cuts);
-        net.fails = if without.has(Disturbance::Lost) { 0 } else { build.pick(&[0, 500, 3000]) };
-        let silence = SilencePolicy {
+        net.cuts = !without.has(DisturbanceClass::Cuts);
+        net.fails = if without.has(DisturbanceClass::Lost) { 0 } else { build.pick(&[0, 500, 3000]) };
+        let silence = SilentServerPolicy {
             deadline: match build.pick(&[None, Some(200), Some(200), Some(3_000)]) {
-                None => DeadlineSetting::Never,
-                Some(ms) => DeadlineSetting::After(Nanos::from_millis(ms)),
+                None => ReplyDeadlineSetting::Never,
+                Some(ms) => ReplyDeadlineSetting::After(Nanos::from_millis(ms)),
             },
             fence: match build.below(3) {
-                0 => Fence::Closed,
-                1 => Fence::Wait(SELF_FENCED),
-                _ => Fence::Exec("/fence".into()),
+                0 => ServerFenceMethod::Closed,
+                1 => ServerFenceMethod::Wait(SELF_FENCED),
+                _ => ServerFenceMethod::Exec("/fence".into()),
             },
         };
         // With `fence=closed` only a close proves a connection dead, so writes of a connection that
         // timed out would wait forever.
         net.clients = true;
-        net.gives_up = silence.fence != Fence::Closed;
+        net.gives_up = silence.fence != ServerFenceMethod::Closed;
         let manner = LoadProfile {
             depth: plan.depth.unwrap_or(build.pick(&[1, 4, 16, 64])),
             pause: build.pick(&[1_000, 100_000, 10_000_000]),
@@ -241,19 +241,19 @@ impl NbdClientWorld {
             keep: 4 << 20,
             without,
         };
-        let shared = SharedState {
+        let shared = FrontEndSharedState {
             step: 0,
             trace: Trace::new(plan.keep_events),
             model: NbdClientModel::default(),
             work: SimRng::new(plan.seed, RngStream::Work),
-            phase: FrontEndPhase::Work,
+            phase: WorkloadPhase::Work,
             closed: 0,
             wrong: None,
         };
         let mut world = NbdClientWorld {
             shared: Arc::new(Mutex::new(shared)),
             now: Nanos(1_000_000_000),
-            core_set: CoreSet::new(count).map_err(|e| e.to_string())?,
+            core_set: ProcessCores::new(count).map_err(|e| e.to_string())?,
             cores: Vec::new(),
             net: Rc::new(RefCell::new(net)),
             down: vec![false; servers.len()],
@@ -269,7 +269,7 @@ impl NbdClientWorld {
             paths: Vec::new(),
             conns: Vec::new(),
             callers: Vec::new(),
-            fences: FenceCommands::default(),
+            fences: RunningFenceCommands::default(),
             silence,
             seen: 0,
             topic: DeviceId::new(),
@@ -285,7 +285,7 @@ impl NbdClientWorld {
             rough: build.pick(&[40, 150, 600]),
             spared: build.pick(&[8, 8, 1]),
             turns: 0,
-            base: udm_buf::slab_count::live_bytes(),
+            base: udm_buf::slab_count::thread_live_slab_bytes(),
             counts: NbdClientCounts::default(),
             _lines: log_capture::capture_log("udm_backends::nbd"),
             plan: plan.clone(),
@@ -304,12 +304,18 @@ impl NbdClientWorld {
             let kernel = Box::new(SimKernel(outside.clone()));
             let room = self.schedule.pick(&[1, 4, 64, 512]);
             let core = SteppedCore::new(&self.core_set, CoreId(id as u16), kernel, room, clock::TIME);
-            self.cores.push(ClientCore { core, outside, wake: self.now, spent: Nanos(0), over: false });
+            self.cores.push(CoreWithExportLanes {
+                core,
+                outside,
+                wake: self.now,
+                spent: Nanos(0),
+                over: false,
+            });
         }
         let dialled = self.net.borrow().dialled.clone();
         for (server, of) in self.servers.iter().enumerate() {
-            let word = format!("nbd+unix:///?socket={}", path_of(server).display());
-            let Ok(DeviceUri::Nbd(mut uri)) = uri::parse(&word) else {
+            let word = format!("nbd+unix:///?socket={}", server_socket_path(server).display());
+            let Ok(DeviceUri::Nbd(mut uri)) = uri::parse_device_uri(&word) else {
                 return Err(format!("no URI: {word}"));
             };
             uri.silence = self.silence.clone();
@@ -319,9 +325,14 @@ impl NbdClientWorld {
             let several = self.servers.iter().filter(|other| other.export == of.export).count() > 1;
             uri.multi_conn = several && self.says[of.export].flags.contains(ExportFlags::SEND_FLUSH);
             let sockets =
-                Box::new(SimSockets { dialled: dialled.clone(), fences: self.fences.clone(), server });
+                Box::new(SimSocketFactory { dialled: dialled.clone(), fences: self.fences.clone(), server });
             let export = self.says[of.export].export();
-            self.paths.push(simulated_export(uri, ServerAddress::Unix(path_of(server)), export, sockets));
+            self.paths.push(create_simulated_nbd_device(
+                uri,
+                ServerAddress::Unix(server_socket_path(server)),
+                export,
+                sockets,
+            ));
         }
         for export in 0..self.says.len() {
             let paths: Vec<usize> =
@@ -329,7 +340,7 @@ impl NbdClientWorld {
             let alone = paths.len() == 1 && build.one_in(2);
             let holds = !alone && build.below(3) > 0;
             let used = match alone {
-                true => ExportDevice {
+                true => DeviceOverExport {
                     device: self.paths[paths[0]].clone(),
                     mapped: None,
                     change: None,
@@ -339,13 +350,13 @@ impl NbdClientWorld {
             };
             let limits = used.device.limits();
             self.devices.push(used);
-            lock(&self.shared).model.exports.push(ExportModel::new(export, limits, holds));
+            lock_front_end_state(&self.shared).model.exports.push(ExportModel::new(export, limits, holds));
             self.resume(export)?;
             // A table has its limits only when it is live.
             let limits = self.devices[export].device.limits();
             let mut export_of = ExportModel::new(export, limits, holds);
-            export_of.late = self.silence.deadline != DeadlineSetting::Never;
-            lock(&self.shared).model.exports[export] = export_of;
+            export_of.late = self.silence.deadline != ReplyDeadlineSetting::Never;
+            lock_front_end_state(&self.shared).model.exports[export] = export_of;
         }
         for core in 0..self.cores.len() {
             let (shared, manner, topic) = (self.shared.clone(), self.manner, self.topic);
@@ -363,7 +374,7 @@ impl NbdClientWorld {
         paths: &[usize],
         holds: bool,
         build: &mut SimRng,
-    ) -> Result<ExportDevice, Violation> {
+    ) -> Result<DeviceOverExport, Violation> {
         let wrong = |e: &dyn std::fmt::Display| format!("d{export}: {e}");
         let features = if holds { "1 queue_if_no_path" } else { "0" };
         let selector =
@@ -386,27 +397,27 @@ impl NbdClientWorld {
             ..MultipathSettings::every(1)
         };
         let paths = checks.then(|| Arc::new(settings));
-        PathMaintenance { paths, ..PathMaintenance::default() }.set(&mapped);
-        let lines = udm_wire::table::parse(&words).map_err(|e| wrong(&e))?;
-        let mut names = ServerPathResolver(self.paths.clone());
+        PathMaintenanceSettings { paths, ..PathMaintenanceSettings::default() }.set(&mapped);
+        let lines = udm_wire::table::parse_table(&words).map_err(|e| wrong(&e))?;
+        let mut names = NbdPathResolver(self.paths.clone());
         let table =
             Table::build(udm_targets::TARGETS, &lines, &mut names, &TemporaryCoreIo, self.cores.len())
                 .map_err(|e| wrong(&e))?;
         mapped.load(table).map_err(|e| wrong(&e))?;
-        lock(&self.shared).say(format!("d{export}: {words}"));
-        Ok(ExportDevice { device: mapped.clone(), mapped: Some(mapped), change: None, checks })
+        lock_front_end_state(&self.shared).say(format!("d{export}: {words}"));
+        Ok(DeviceOverExport { device: mapped.clone(), mapped: Some(mapped), change: None, checks })
     }
 
     fn resume(&mut self, device: usize) -> Result<(), Violation> {
         let Some(mapped) = self.devices[device].mapped.clone() else { return Ok(()) };
-        let (woken, handle) = wake();
+        let (woken, handle) = create_wake_fn_with_flag();
         let change = mapped.resume(handle).map_err(|e| format!("d{device}: {e}"))?;
         self.devices[device].change = Some((change, woken));
         self.step_until("a device that is resumed", |world| world.devices[device].change.is_none())
     }
 
     pub(super) fn counts(&self) -> NbdClientCounts {
-        let (net, shared) = (self.net.borrow(), lock(&self.shared));
+        let (net, shared) = (self.net.borrow(), lock_front_end_state(&self.shared));
         NbdClientCounts {
             steps: self.step,
             requests: shared.model.requests,
@@ -417,20 +428,20 @@ impl NbdClientWorld {
             lost: net.lost,
             full: net.full,
             simulated: self.now.0,
-            hash: RunHash(shared.trace.hash()),
+            hash: CombinedRunHash(shared.trace.hash()),
             ..self.counts
         }
     }
 
     pub(super) fn say(&self, text: impl Into<String>) {
-        lock(&self.shared).say(text);
+        lock_front_end_state(&self.shared).say(text);
     }
 
     /// Sets the clocks for a turn of core `c`, or of the control side.
     pub(super) fn set_turn(&mut self, c: Option<usize>) {
         // All turns have different times.
         self.now = self.now + Nanos(1);
-        clock::set(self.now, c.map_or(Nanos(0), |c| self.cores[c].spent));
+        clock::set_simulated_clock(self.now, c.map_or(Nanos(0), |c| self.cores[c].spent));
     }
 
     /// Maximum memory of udm in bytes, without the memory of requests. A lane has up to five

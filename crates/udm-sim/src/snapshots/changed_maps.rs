@@ -5,7 +5,7 @@
 use super::world::SnapshotWorld;
 use crate::model::Violation;
 use std::sync::Arc;
-use udm_core::{ChangeStatus, Checkpoint, Device as _, Extents, Sector, Sectors};
+use udm_core::{ChangeTrackingCheckpoint, Device as _, Extents, RangeChangeStatus, Sector, Sectors};
 use udm_dm::MappedDevice;
 
 /// Steps between two checks.
@@ -15,13 +15,13 @@ const EVERY: u64 = 16;
 const HELD_MAX: usize = 8;
 
 /// A checkpoint held by a client, which does not know the snapshot's later state.
-pub(super) struct HeldCheckpoint {
+pub(super) struct ClientHeldCheckpoint {
     /// The volume whose device returned the checkpoint.
     of: usize,
     /// The snapshot that holds the data of the checkpoint, and its creation time in `since`.
     kept: usize,
     since: u64,
-    key: Checkpoint,
+    key: ChangeTrackingCheckpoint,
 }
 
 impl SnapshotWorld {
@@ -43,8 +43,10 @@ impl SnapshotWorld {
                 };
                 // A change that makes the snapshot live, or ends it, may be in progress.
                 if self.sides[kept].live {
-                    self.held
-                        .insert(0, HeldCheckpoint { of: side, kept, since: self.sides[kept].since, key });
+                    self.held.insert(
+                        0,
+                        ClientHeldCheckpoint { of: side, kept, since: self.sides[kept].since, key },
+                    );
                     self.held.truncate(HELD_MAX);
                 }
             }
@@ -62,7 +64,12 @@ impl SnapshotWorld {
         [&side.mapped, &side.upper].into_iter().flatten().cloned().collect()
     }
 
-    fn compare_map(&self, held: &HeldCheckpoint, device: &MappedDevice, look: u64) -> Result<(), Violation> {
+    fn compare_map(
+        &self,
+        held: &ClientHeldCheckpoint,
+        device: &MappedDevice,
+        look: u64,
+    ) -> Result<(), Violation> {
         let (one, other) = (&self.sides[held.of], &self.sides[held.kept]);
         let over = other.mapped.is_none() || other.since != held.since;
         // During a merge into a snapshot, its upper device shows data that the snapshot itself does
@@ -77,7 +84,7 @@ impl SnapshotWorld {
             for sector in at..at + run.len.0 {
                 let [a, b] = [held.of, held.kept].map(|side| cells.index(side, sector));
                 let differ = over || known && !cells.may_be_equal(a, b, 2 * self.machine.step);
-                if run.content == ChangeStatus::Same && differ {
+                if run.content == RangeChangeStatus::Same && differ {
                     let why = if over { "which no longer exists" } else { "and they differ" };
                     return Err(format!(
                         "s{} says that sector {sector} has not changed since s{}, {why}:{}\n  and{}",

@@ -1,32 +1,32 @@
 //! The control side of devices: tables, suspends, resumes, messages and status. Each operation runs
 //! to its end while the cores continue.
 
-use super::volumes::PendingSnapshot;
+use super::volumes::SnapshotCreatingTable;
 use super::world::SnapshotWorld;
 use crate::control::DeviceResolver;
-use crate::control_io::SimControlIo;
-use crate::environment::lock;
+use crate::control_io::SimTableLoadIo;
+use crate::environment::lock_environment;
 use crate::helper_threads::MARKED;
 use crate::model::Violation;
-use crate::plan::Disturbance;
+use crate::plan::DisturbanceClass;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::DevNo;
 use udm_core::errno::{EBUSY, EINTR};
-use udm_dm::{DeviceSetTransition, IndexedTargetError, MappedDevice, Table, TargetError, WakeFn};
+use udm_dm::{DeviceSetTransition, IndexedDeviceError, MappedDevice, Table, TargetError, TransitionWakeFn};
 
 /// Maximum number of steps of an operation. A slow path may hold a request for half a second, which
 /// is 200,000 steps.
 pub(super) const STEPS_MAX: u64 = 1_000_000;
 
 /// Result of an operation that may fail: `EINTR` if it was cancelled.
-pub(super) type ChangeOutcome = Result<(), TargetError>;
+pub(super) type CancellableResult = Result<(), TargetError>;
 
 /// First minor number of the devices over snapshots.
 const UPPER: u32 = 64;
 
 impl SnapshotWorld {
-    fn wake() -> (Arc<AtomicBool>, WakeFn) {
+    fn wake() -> (Arc<AtomicBool>, TransitionWakeFn) {
         let woken = Arc::new(AtomicBool::new(true));
         let handle = woken.clone();
         (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
@@ -76,7 +76,7 @@ impl SnapshotWorld {
             false => format!("0 {} {words}", self.sides[side].sectors),
         };
         self.machine.say(format!("s{side} load: {words}"));
-        let lines = udm_wire::table::parse(&words).map_err(|e| format!("{words}: {e}"))?;
+        let lines = udm_wire::table::parse_table(&words).map_err(|e| format!("{words}: {e}"))?;
         let floors = self.sides.iter().map(|side| side.floor.clone());
         let devices = self.sides.iter().map(|side| side.mapped.clone()).chain(floors).collect();
         let mut names = DeviceResolver {
@@ -85,7 +85,7 @@ impl SnapshotWorld {
             devices,
         };
         let cores = self.count;
-        let io = SimControlIo::new(self);
+        let io = SimTableLoadIo::new(self);
         let built = Table::build(udm_targets::TARGETS, &lines, &mut names, &io, cores);
         io.verdict()?;
         let failed = io.has_failed();
@@ -100,7 +100,7 @@ impl SnapshotWorld {
         };
         if let Some((from, group)) = instant {
             let (device, table) = (device.clone(), Arc::downgrade(&table));
-            self.sides[side].coming = Some(PendingSnapshot { device, table, from, group });
+            self.sides[side].coming = Some(SnapshotCreatingTable { device, table, from, group });
         }
         device.load(table).map_err(|e| format!("{words}: {e}"))?;
         Ok(true)
@@ -109,12 +109,12 @@ impl SnapshotWorld {
     /// Runs steps until `changes` has completed.
     fn finish(
         &mut self,
-        changes: Result<DeviceSetTransition, IndexedTargetError>,
+        changes: Result<DeviceSetTransition, IndexedDeviceError>,
         woken: &AtomicBool,
-    ) -> Result<ChangeOutcome, Violation> {
+    ) -> Result<CancellableResult, Violation> {
         let mut changes = changes.map_err(|(_, e)| e.to_string())?;
         let from = self.machine.step;
-        let cancels = self.on(Disturbance::Cancel) && self.machine.control.one_in(12);
+        let cancels = self.on(DisturbanceClass::Cancel) && self.machine.control.one_in(12);
         let cancel_at = from + if cancels { self.machine.control.below(60) } else { STEPS_MAX };
         loop {
             if woken.swap(false, Ordering::Relaxed) {
@@ -141,9 +141,9 @@ impl SnapshotWorld {
     }
 
     /// Resumes these devices in one change.
-    pub(super) fn resume(&mut self, devices: &[Arc<MappedDevice>]) -> Result<ChangeOutcome, Violation> {
+    pub(super) fn resume(&mut self, devices: &[Arc<MappedDevice>]) -> Result<CancellableResult, Violation> {
         let (woken, wake) = SnapshotWorld::wake();
-        self.machine.say(format!("resume of {}", names(devices)));
+        self.machine.say(format!("resume of {}", join_device_names(devices)));
         let noflush = self.machine.control.one_in(2);
         self.machine.set_turn(None);
         let outcome = self.finish(DeviceSetTransition::resume(devices, noflush, &wake), &woken);
@@ -156,16 +156,16 @@ impl SnapshotWorld {
             match self.resume(devices)? {
                 Ok(()) => return Ok(()),
                 Err(error) if error.errno == EINTR => {}
-                Err(error) => return Err(format!("resume of {}: {error}", names(devices))),
+                Err(error) => return Err(format!("resume of {}: {error}", join_device_names(devices))),
             }
         }
-        Err(format!("resume of {} is cancelled each time", names(devices)))
+        Err(format!("resume of {} is cancelled each time", join_device_names(devices)))
     }
 
-    pub(super) fn suspend(&mut self, device: &Arc<MappedDevice>) -> Result<ChangeOutcome, Violation> {
+    pub(super) fn suspend(&mut self, device: &Arc<MappedDevice>) -> Result<CancellableResult, Violation> {
         let (woken, wake) = SnapshotWorld::wake();
         let devices = [device.clone()];
-        self.machine.say(format!("suspend of {}", names(&devices)));
+        self.machine.say(format!("suspend of {}", join_device_names(&devices)));
         let noflush = self.machine.control.one_in(2);
         self.machine.set_turn(None);
         let outcome = self.finish(DeviceSetTransition::suspend(&devices, noflush, &wake), &woken)?;
@@ -182,7 +182,9 @@ impl SnapshotWorld {
             match self.finish(DeviceSetTransition::remove(&devices, &wake), &woken)? {
                 Ok(()) => return Ok(()),
                 Err(error) if error.errno == EINTR => {}
-                Err(error) => return Err(format!("{} can't be removed: {error}", names(&devices))),
+                Err(error) => {
+                    return Err(format!("{} can't be removed: {error}", join_device_names(&devices)));
+                }
             }
         }
     }
@@ -192,7 +194,7 @@ impl SnapshotWorld {
         let Some(mapped) = self.sides[side].mapped.clone() else { return Ok(false) };
         self.machine.say(format!("s{side} message: {words}"));
         // After a message, growth is tried again.
-        lock(&self.machine.env).disks[side].stuck = false;
+        lock_environment(&self.machine.env).disks[side].stuck = false;
         let all: Vec<String> = words.split(' ').map(str::to_string).collect();
         let mut names = DeviceResolver {
             paths: self.machine.paths.clone(),
@@ -221,7 +223,7 @@ impl SnapshotWorld {
     /// same instant.
     fn look_at_tables(&mut self) -> Result<(), Violation> {
         for side in 0..self.sides.len() {
-            let is_live = |coming: &PendingSnapshot| {
+            let is_live = |coming: &SnapshotCreatingTable| {
                 coming.device.live().is_some_and(|live| Arc::as_ptr(&live) == coming.table.as_ptr())
             };
             if !self.sides[side].coming.as_ref().is_some_and(is_live) {
@@ -240,7 +242,7 @@ impl SnapshotWorld {
         Ok(())
     }
 
-    fn take_instant(&mut self, side: usize, coming: &PendingSnapshot) {
+    fn take_instant(&mut self, side: usize, coming: &SnapshotCreatingTable) {
         let from = coming.from;
         let now = 2 * self.machine.step;
         if from != self.sides[side].origin || self.sides[side].origin == side {
@@ -268,7 +270,7 @@ impl SnapshotWorld {
         let all = [from, shadow];
         let sources = if amid { &all[..] } else { &all[..1] };
         let on_disk = self.sides[from].origin == from;
-        let env = lock(&self.machine.env);
+        let env = lock_environment(&self.machine.env);
         let reached = |sector, stamp| !on_disk || env.disks[from].has(sector, stamp);
         self.machine.model.cells.copy(sources, side, self.sides[side].sectors, now, reached);
         // A run that failed or was interrupted may have left intermediate data.
@@ -289,11 +291,11 @@ impl SnapshotWorld {
 
     /// True if the power is off, or was cut in this turn.
     pub(super) fn is_dead(&self) -> bool {
-        self.dead || lock(&self.machine.env).dead
+        self.dead || lock_environment(&self.machine.env).dead
     }
 }
 
-fn names(devices: &[Arc<MappedDevice>]) -> String {
+fn join_device_names(devices: &[Arc<MappedDevice>]) -> String {
     let names: Vec<String> = devices.iter().map(|device| device.name()).collect();
     names.join(", ")
 }
@@ -303,7 +305,7 @@ fn describe_device_state(device: &MappedDevice) -> String {
 }
 
 /// Parses the numbers of a status: used sectors, total sectors, and metadata sectors.
-pub(super) fn parse_usage(status: &str) -> Option<(u64, u64, u64)> {
+pub(super) fn parse_snapshot_status(status: &str) -> Option<(u64, u64, u64)> {
     let (use_, metadata) = status.split_once(' ')?;
     let (used, total) = use_.split_once('/')?;
     Some((used.parse().ok()?, total.parse().ok()?, metadata.parse().ok()?))

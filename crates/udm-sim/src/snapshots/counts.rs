@@ -1,7 +1,7 @@
 //! Coverage counters of runs of snapshot worlds.
 
-use crate::counts::{counts, format_disturbance_counts, uncovered};
-use crate::plan::{Disturbance, ExcludedDisturbances};
+use crate::counts::{counts, format_disturbance_counts, list_missing_disturbances};
+use crate::plan::{DisturbanceClass, ExcludedDisturbances};
 
 counts! {
     /// Counters of one or several runs of snapshot worlds.
@@ -59,39 +59,39 @@ counts! {
 
 impl SnapshotCounts {
     /// All events that many runs must have, with the class that causes them.
-    fn all(&self) -> [(&'static str, Option<Disturbance>, u64); 24] {
+    fn all(&self) -> [(&'static str, Option<DisturbanceClass>, u64); 24] {
         [
             ("made", None, self.made),
             ("made together", None, self.grouped),
-            ("of snapshots", Some(Disturbance::Stacks), self.stacked),
-            ("made amid a merge", Some(Disturbance::Merge), self.amid),
-            ("reloaded", Some(Disturbance::Reload), self.reloaded),
-            ("removed", Some(Disturbance::Remove), self.removed),
-            ("suspends", Some(Disturbance::Suspend), self.suspends),
-            ("cancelled", Some(Disturbance::Cancel), self.cancels),
-            ("merges", Some(Disturbance::Merge), self.merges),
-            ("merged", Some(Disturbance::Merge), self.merged),
-            ("invalid", Some(Disturbance::Small), self.invalid),
-            ("overflowed", Some(Disturbance::Small), self.overflowed),
-            ("writes without room", Some(Disturbance::Small), self.refused),
-            ("grown", Some(Disturbance::Small), self.grown),
-            ("marked", Some(Disturbance::Errors), self.marked),
-            ("grown by themselves", Some(Disturbance::Small), self.grew),
-            ("discards", Some(Disturbance::Trim), self.discards),
-            ("passed down", Some(Disturbance::Trim), self.passed_down),
-            ("cuts", Some(Disturbance::Crash), self.cuts),
-            ("amid a merge", Some(Disturbance::Crash), self.cut_merges),
-            ("with groups", Some(Disturbance::Crash), self.cut_groups),
-            ("survived", Some(Disturbance::Crash), self.survived),
+            ("of snapshots", Some(DisturbanceClass::Stacks), self.stacked),
+            ("made amid a merge", Some(DisturbanceClass::Merge), self.amid),
+            ("reloaded", Some(DisturbanceClass::Reload), self.reloaded),
+            ("removed", Some(DisturbanceClass::Remove), self.removed),
+            ("suspends", Some(DisturbanceClass::Suspend), self.suspends),
+            ("cancelled", Some(DisturbanceClass::Cancel), self.cancels),
+            ("merges", Some(DisturbanceClass::Merge), self.merges),
+            ("merged", Some(DisturbanceClass::Merge), self.merged),
+            ("invalid", Some(DisturbanceClass::Small), self.invalid),
+            ("overflowed", Some(DisturbanceClass::Small), self.overflowed),
+            ("writes without room", Some(DisturbanceClass::Small), self.refused),
+            ("grown", Some(DisturbanceClass::Small), self.grown),
+            ("marked", Some(DisturbanceClass::Errors), self.marked),
+            ("grown by themselves", Some(DisturbanceClass::Small), self.grew),
+            ("discards", Some(DisturbanceClass::Trim), self.discards),
+            ("passed down", Some(DisturbanceClass::Trim), self.passed_down),
+            ("cuts", Some(DisturbanceClass::Crash), self.cuts),
+            ("amid a merge", Some(DisturbanceClass::Crash), self.cut_merges),
+            ("with groups", Some(DisturbanceClass::Crash), self.cut_groups),
+            ("survived", Some(DisturbanceClass::Crash), self.survived),
             ("maps", None, self.maps),
-            ("4 KiB blocks", Some(Disturbance::Limits), self.blocks),
+            ("4 KiB blocks", Some(DisturbanceClass::Limits), self.blocks),
         ]
     }
 
     /// Events that were not excluded and never occurred.
     #[must_use]
     pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
-        uncovered(self.all(), without)
+        list_missing_disturbances(self.all(), without)
     }
 
     /// Text of the coverage, for a person.

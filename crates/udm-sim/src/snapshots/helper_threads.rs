@@ -2,16 +2,16 @@
 //! marked invalid themselves.
 
 use super::world::SnapshotWorld;
-use crate::environment::lock;
+use crate::environment::lock_environment;
 use crate::helper_threads::{HelperRequest, HelperRequestKind};
-use udm_core::OpenError;
+use udm_core::DeviceControlError;
 use udm_core::errno::ENOSPC;
 
 impl SnapshotWorld {
     /// Completes the helper requests that are due. If the power is off, all of them fail.
     pub(super) fn do_asked(&mut self) {
         loop {
-            let mut env = lock(&self.machine.env);
+            let mut env = lock_environment(&self.machine.env);
             // In quiescence, requests complete at once. A step of growth may be one sector, so a
             // request could wait for many slow steps.
             let (now, dead, calm) = (env.now, env.dead, env.calm);
@@ -22,10 +22,10 @@ impl SnapshotWorld {
             drop(env);
             match what {
                 HelperRequestKind::Grow(size, then) if !dead && self.grow_disk(disk, size) => then(Ok(())),
-                HelperRequestKind::Grow(_, then) => then(Err(OpenError::new(ENOSPC, "no room"))),
+                HelperRequestKind::Grow(_, then) => then(Err(DeviceControlError::new(ENOSPC, "no room"))),
                 HelperRequestKind::Mark(kept) if dead => kept(Err("the power is off".into())),
                 HelperRequestKind::Mark(kept) => {
-                    let mut env = lock(&self.machine.env);
+                    let mut env = lock_environment(&self.machine.env);
                     env.marks.get_mut(&disk).into_iter().for_each(|mark| mark.lasts = true);
                     env.say(format!("disk {disk} is marked"));
                     drop(env);
@@ -38,7 +38,7 @@ impl SnapshotWorld {
 
     /// Grows a disk. Returns false if the growth fails.
     fn grow_disk(&mut self, side: usize, size: u64) -> bool {
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         let fails = !env.calm && self.fails && self.machine.control.one_in(8);
         let (one, was_stuck) = (&mut self.sides[side], env.disks[side].stuck);
         // An error may occur after a part of the growth.
@@ -62,7 +62,7 @@ impl SnapshotWorld {
 
     /// True if the store of `side` was marked since its snapshot was created.
     pub(super) fn is_marked(&self, side: usize) -> bool {
-        let env = lock(&self.machine.env);
+        let env = lock_environment(&self.machine.env);
         env.marks.get(&side).is_some_and(|mark| 2 * mark.step >= self.sides[side].since)
     }
 }

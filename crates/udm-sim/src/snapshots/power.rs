@@ -1,9 +1,9 @@
 //! Quiescence, power cuts, and the state after them.
 
-use super::control::{STEPS_MAX, parse_usage};
+use super::control::{STEPS_MAX, parse_snapshot_status};
 use super::world::SnapshotWorld;
 use crate::disk::SimDisk;
-use crate::environment::{PathMode, lock};
+use crate::environment::{PathMode, lock_environment};
 use crate::model::Violation;
 use crate::tasks::RunningTask;
 use crate::turn::MachineWorld as _;
@@ -40,7 +40,7 @@ impl SnapshotWorld {
     /// meanwhile.
     pub(super) fn boot(&mut self) -> Result<(), Violation> {
         self.machine.make_cores(self.count);
-        lock(&self.machine.env).calm = true;
+        lock_environment(&self.machine.env).calm = true;
         self.machine.resting = true;
         self.boot_devices()?;
         if !self.is_dead() {
@@ -49,7 +49,7 @@ impl SnapshotWorld {
         if !self.is_dead() {
             self.look_at_status()?;
             self.machine.resting = false;
-            lock(&self.machine.env).calm = false;
+            lock_environment(&self.machine.env).calm = false;
         }
         Ok(())
     }
@@ -143,13 +143,13 @@ impl SnapshotWorld {
         self.machine.totals.rests += 1;
         if !self.is_dead() {
             self.machine.resting = false;
-            lock(&self.machine.env).calm = false;
+            lock_environment(&self.machine.env).calm = false;
         }
         Ok(())
     }
 
     fn end_disturbances(&mut self) {
-        lock(&self.machine.env).calm = true;
+        lock_environment(&self.machine.env).calm = true;
         self.machine.resting = true;
         self.machine.timers.clear();
         (0..self.machine.paths.len()).for_each(|p| self.restore(p));
@@ -229,13 +229,13 @@ impl SnapshotWorld {
                 }
                 "Overflow" => self.counts.overflowed += 1,
                 numbered => {
-                    let size = lock(&self.machine.env).disks[side].size;
+                    let size = lock_environment(&self.machine.env).disks[side].size;
                     let most = 16.max(
                         2 * self.sides[side].line.split(' ').nth(3).map_or(0, |n| n.parse().unwrap_or(0)),
                     );
                     let sane =
                         |(used, total, metadata)| metadata <= used && total == size && used <= total + most;
-                    if !parse_usage(numbered).is_some_and(sane) {
+                    if !parse_snapshot_status(numbered).is_some_and(sane) {
                         return Err(format!("s{side} says {numbered}, and its store has {size}"));
                     }
                 }
@@ -265,8 +265,8 @@ impl SnapshotWorld {
         self.counts.cuts += 1;
         self.counts.cut_merges += u64::from(self.sides.iter().any(|side| side.merging.is_some()));
         let grouped =
-            |side: &super::volumes::SnapVolume| side.coming.as_ref().is_some_and(|c| c.group.len() > 1);
-        let together = |side: &super::volumes::SnapVolume| {
+            |side: &super::volumes::OriginOrSnapshot| side.coming.as_ref().is_some_and(|c| c.group.len() > 1);
+        let together = |side: &super::volumes::OriginOrSnapshot| {
             side.live
                 && self
                     .sides
@@ -292,7 +292,7 @@ impl SnapshotWorld {
         self.do_asked();
         self.take_apart()?;
         let again = self.machine.control.one_in(4);
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         env.disks.iter_mut().for_each(SimDisk::start);
         env.paths.iter_mut().for_each(|path| path.mode = PathMode::Up);
         env.dead = false;
@@ -303,7 +303,7 @@ impl SnapshotWorld {
         self.machine.say("the power is back");
         let booted = self.boot();
         if !self.is_dead() {
-            lock(&self.machine.env).cut_at = None;
+            lock_environment(&self.machine.env).cut_at = None;
         }
         booted
     }

@@ -1,11 +1,11 @@
 //! Actions on snapshots: create, reload, merge, remove and suspend; and path trouble.
 
-use super::control::{STEPS_MAX, parse_usage};
+use super::control::{STEPS_MAX, parse_snapshot_status};
 use super::volumes::StoreFullPolicy;
 use super::world::SnapshotWorld;
-use crate::environment::{PathMode, lock};
+use crate::environment::{PathMode, lock_environment};
 use crate::model::Violation;
-use crate::plan::Disturbance;
+use crate::plan::DisturbanceClass;
 use crate::timers::TimedEvent;
 use std::sync::Arc;
 use udm_core::errno::EINTR;
@@ -25,11 +25,13 @@ impl SnapshotWorld {
             0..8 if merged_into == Some(side) => self.end_merge(origin),
             _ if merged_into == Some(side) => self.pause(origin),
             0..7 if !there => self.make_some(side),
-            0..2 if there && self.on(Disturbance::Remove) && !self.has_snapshots(side) => self.remove(side),
-            2..4 if there && self.on(Disturbance::Reload) => self.reload(side),
-            4..6 if merged_into.is_none() && self.on(Disturbance::Merge) => self.merge(side),
+            0..2 if there && self.on(DisturbanceClass::Remove) && !self.has_snapshots(side) => {
+                self.remove(side)
+            }
+            2..4 if there && self.on(DisturbanceClass::Reload) => self.reload(side),
+            4..6 if merged_into.is_none() && self.on(DisturbanceClass::Merge) => self.merge(side),
             6 if there && self.sides[side].small => self.grow(side).map(drop),
-            _ if !self.on(Disturbance::Suspend) => Ok(()),
+            _ if !self.on(DisturbanceClass::Suspend) => Ok(()),
             _ => {
                 let side = if self.machine.control.one_in(2) { side } else { origin };
                 self.pause(side)
@@ -39,7 +41,7 @@ impl SnapshotWorld {
 
     /// Restores paths that are due. Sometimes makes a path slow or, if requests may fail, faulty.
     pub(super) fn disturb(&mut self) {
-        let now = lock(&self.machine.env).now;
+        let now = lock_environment(&self.machine.env).now;
         while let Some(timer) = self.machine.timers.take(now) {
             if let TimedEvent::Restore(p) = timer {
                 self.restore(p);
@@ -51,15 +53,15 @@ impl SnapshotWorld {
         }
         let p = self.machine.control.below(self.machine.paths.len() as u64) as usize;
         let mode = match self.machine.control.below(8) {
-            0 if self.fails && self.on(Disturbance::Hang) => PathMode::Hung,
+            0 if self.fails && self.on(DisturbanceClass::Hang) => PathMode::Hung,
             1 if self.fails => PathMode::Silent,
             2 if self.fails => PathMode::Down,
             _ => PathMode::Slow(self.machine.control.between(2, 100)),
         };
         let last = Nanos(self.machine.control.between(1, 100) * 1_000_000);
-        if lock(&self.machine.env).paths[p].mode == PathMode::Up {
+        if lock_environment(&self.machine.env).paths[p].mode == PathMode::Up {
             self.machine.say(format!("p{p} is {mode:?}"));
-            lock(&self.machine.env).paths[p].mode = mode;
+            lock_environment(&self.machine.env).paths[p].mode = mode;
             self.machine.totals.losses += 1;
             self.machine.timers.set(now + last, TimedEvent::Restore(p));
         }
@@ -67,13 +69,13 @@ impl SnapshotWorld {
 
     /// Restores path `p` and releases its hung requests.
     pub(super) fn restore(&mut self, p: usize) {
-        lock(&self.machine.env).paths[p].mode = PathMode::Up;
+        lock_environment(&self.machine.env).paths[p].mode = PathMode::Up;
         self.machine.release(p);
     }
 
     /// Clears the header of the store of `side`.
     pub(super) fn wipe(&mut self, side: usize) {
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         let disk = &mut env.disks[side];
         (0..disk.block).for_each(|sector| disk.blank(sector));
     }
@@ -113,7 +115,7 @@ impl SnapshotWorld {
             self.draw_line(side);
             self.wipe(side);
             let size = self.first_size(side);
-            lock(&self.machine.env).disks[side].show(size);
+            lock_environment(&self.machine.env).disks[side].show(size);
             self.device(side)?;
             match self.load_snapshot(side, Some(group.to_vec())) {
                 Ok(true) => loaded.push(side),
@@ -164,12 +166,12 @@ impl SnapshotWorld {
             false => ["P", "P", "P", "PO", "PO", "N"],
         };
         let mut kind = self.machine.control.pick(&kinds);
-        if !self.on(Disturbance::Crash) && self.machine.plan.cut.is_some() && kind == "N" {
+        if !self.on(DisturbanceClass::Crash) && self.machine.plan.cut.is_some() && kind == "N" {
             kind = "P";
         }
         let features = match self.machine.control.below(4) {
-            0 if self.on(Disturbance::Trim) => " 1 discard_zeroes_cow",
-            1 if self.on(Disturbance::Trim) => " 2 discard_zeroes_cow discard_passdown_origin",
+            0 if self.on(DisturbanceClass::Trim) => " 1 discard_zeroes_cow",
+            1 if self.on(DisturbanceClass::Trim) => " 2 discard_zeroes_cow discard_passdown_origin",
             _ => "",
         };
         let policies = [
@@ -206,7 +208,7 @@ impl SnapshotWorld {
         // A store that was full before the settings arrived acted by default.
         let has_room = |(used, total, _): (u64, u64, u64)| used + 64 < total;
         let grows = self.sides[side].grows && !self.sides[side].small;
-        let in_time = parse_usage(&self.status(side)).is_some_and(|now| grows || has_room(now));
+        let in_time = parse_snapshot_status(&self.status(side)).is_some_and(|now| grows || has_room(now));
         self.sides[side].ends_full = !in_time || self.sides[side].on_full == StoreFullPolicy::Invalidate;
         let (origin, refuses) = (self.sides[side].origin, self.sides[side].refuses());
         self.sides[origin].refused |= refuses;
@@ -353,7 +355,7 @@ impl SnapshotWorld {
         let Some(store) = self.sides[origin].merging else { return Ok(()) };
         let status = self.base_status(origin);
         let is_over = |(used, _, metadata)| used == metadata;
-        if status != "Invalid" && !parse_usage(&status).is_some_and(is_over) {
+        if status != "Invalid" && !parse_snapshot_status(&status).is_some_and(is_over) {
             return Ok(());
         }
         let bare = self.word(origin);
@@ -377,7 +379,7 @@ impl SnapshotWorld {
     pub(super) fn grow(&mut self, side: usize) -> Result<bool, Violation> {
         let before;
         {
-            let mut env = lock(&self.machine.env);
+            let mut env = lock_environment(&self.machine.env);
             let disk = &mut env.disks[side];
             if disk.size == disk.sectors() {
                 return Ok(false);
@@ -389,7 +391,7 @@ impl SnapshotWorld {
         // A suspended snapshot refuses the message, so this is tried again later.
         let accepted = self.send_message(side, "grown")?;
         if !accepted {
-            lock(&self.machine.env).disks[side].show(before);
+            lock_environment(&self.machine.env).disks[side].show(before);
         }
         self.counts.grown += u64::from(accepted);
         Ok(accepted)

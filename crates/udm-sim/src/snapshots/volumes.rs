@@ -1,18 +1,18 @@
 //! The model of origins and snapshots.
 
 use crate::device::next_readback;
-use crate::front_end::RequestTarget;
-use crate::model::RefusalRules;
-use crate::register_model::RegisterModel;
-use crate::table_map::TableMap;
+use crate::front_end::WorkloadDevice;
+use crate::model::RequestRefusalRules;
+use crate::register_model::SectorRegisterModel;
+use crate::table_map::ModelTableMap;
 use std::cell::Cell;
 use std::sync::{Arc, Weak};
 use udm_core::{Device as _, Limits, Sectors};
 use udm_dm::{MappedDevice, Table};
 
-/// An origin or a snapshot. It has a disk of its own in [`RegisterModel`], over the real disk of
-/// the same number: the data of an origin, or the store of a snapshot.
-pub(super) struct SnapVolume {
+/// An origin or a snapshot. It has a disk of its own in [`SectorRegisterModel`], over the real disk
+/// of the same number: the data of an origin, or the store of a snapshot.
+pub(super) struct OriginOrSnapshot {
     /// The volume of which this is a snapshot; the volume itself for an origin.
     pub origin: usize,
     /// Size of the device in sectors; `block` has the sectors per block.
@@ -32,7 +32,7 @@ pub(super) struct SnapVolume {
     pub line: String,
     pub base: String,
     /// A table that creates the snapshot when it becomes live.
-    pub coming: Option<PendingSnapshot>,
+    pub coming: Option<SnapshotCreatingTable>,
     /// True if the snapshot exists.
     pub live: bool,
     /// Creation time of the snapshot: twice the step.
@@ -63,7 +63,7 @@ pub(super) struct SnapVolume {
     pub whole_runs: bool,
     /// Mapping of requests in the model; discards that are passed to the origin reach all volumes
     /// on the same disk.
-    pub map: Arc<TableMap>,
+    pub map: Arc<ModelTableMap>,
     pub limits: Limits,
     /// Next sector to read back.
     pub check: Cell<u64>,
@@ -80,7 +80,7 @@ pub(super) enum StoreFullPolicy {
 }
 
 /// A table that creates a snapshot when it becomes live.
-pub(super) struct PendingSnapshot {
+pub(super) struct SnapshotCreatingTable {
     /// Device of the table.
     pub device: Arc<MappedDevice>,
     pub table: Weak<Table>,
@@ -90,18 +90,19 @@ pub(super) struct PendingSnapshot {
     pub group: Vec<usize>,
 }
 
-impl SnapVolume {
+impl OriginOrSnapshot {
     /// Creates volume `side` without a device.
     pub(super) fn new(
         side: usize,
         origin: usize,
         sectors: u64,
         block: u64,
-        cells: &RegisterModel,
-    ) -> SnapVolume {
+        cells: &SectorRegisterModel,
+    ) -> OriginOrSnapshot {
         let at = (0..sectors).map(|sector| cells.index(side, sector)).collect();
-        let map = TableMap { cells: at, disks: vec![side], bare: false, lossy: Vec::new(), clears: true };
-        SnapVolume {
+        let map =
+            ModelTableMap { cells: at, disks: vec![side], bare: false, lossy: Vec::new(), clears: true };
+        OriginOrSnapshot {
             origin,
             sectors,
             block,
@@ -157,8 +158,8 @@ impl SnapVolume {
         }
     }
 
-    pub(super) fn rules(&self) -> RefusalRules {
-        RefusalRules { block: self.block, read_only: false }
+    pub(super) fn rules(&self) -> RequestRefusalRules {
+        RequestRefusalRules { block: self.block, read_only: false }
     }
 
     pub(super) fn is_persistent(&self) -> bool {
@@ -171,7 +172,7 @@ impl SnapVolume {
     }
 }
 
-impl RequestTarget for SnapVolume {
+impl WorkloadDevice for OriginOrSnapshot {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -186,7 +187,7 @@ impl RequestTarget for SnapVolume {
 }
 
 /// Reasons for which a volume may fail requests.
-pub(super) struct ErrorCauses {
+pub(super) struct VolumeErrorReasons {
     /// The disks that the volume needs.
     pub disks: Vec<usize>,
     /// True if the volume is not usable or not writable for a known reason.

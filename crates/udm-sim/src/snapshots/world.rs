@@ -2,19 +2,19 @@
 //! drawn from a seed.
 
 use super::counts::SnapshotCounts;
-use super::volumes::{ErrorCauses, SnapVolume};
+use super::volumes::{OriginOrSnapshot, VolumeErrorReasons};
 use crate::cores::TaskPurpose;
 use crate::disk::SimDisk;
-use crate::environment::{Env, PathState, lock};
+use crate::environment::{Env, SimPathState, lock_environment};
 use crate::machine::Machine;
 use crate::model::Violation;
-use crate::plan::{Disturbance, RunPlan};
-use crate::register_model::RegisterModel;
+use crate::plan::{DisturbanceClass, RunPlan};
+use crate::register_model::SectorRegisterModel;
 use crate::rng::{RngStream, SimRng};
 use crate::run::RunnableWorld;
-use crate::table_map::TableMap;
+use crate::table_map::ModelTableMap;
 use crate::totals::RunTotals;
-use crate::trace::{EventKind, op_bits, range};
+use crate::trace::{TraceEventKind, pack_op_and_flags, pack_sector_range};
 use crate::turn::MachineWorld;
 use std::sync::Arc;
 use udm_core::{BioFlags, Device as _, Nanos, Op, OwnWork, Status};
@@ -22,7 +22,7 @@ use udm_core::{BioFlags, Device as _, Nanos, Op, OwnWork, Status};
 /// A simulated world of origins and snapshots.
 pub struct SnapshotWorld {
     pub(super) machine: Machine,
-    pub(super) sides: Vec<SnapVolume>,
+    pub(super) sides: Vec<OriginOrSnapshot>,
     pub(super) count: usize,
     /// True if the power is off.
     pub(super) dead: bool,
@@ -34,7 +34,7 @@ pub struct SnapshotWorld {
     pub(super) rest_at: u64,
     pub(super) counts: SnapshotCounts,
     /// Checkpoints held by clients.
-    pub(super) held: Vec<super::changed_maps::HeldCheckpoint>,
+    pub(super) held: Vec<super::changed_maps::ClientHeldCheckpoint>,
 }
 
 /// Size in sectors of a store with space for a whole origin, for any chunk size.
@@ -43,7 +43,7 @@ fn full_store_sectors(origin: u64, block: u64) -> u64 {
 }
 
 /// Returns lines of a few blocks each over the disk of `side`.
-fn split_linear_lines(side: usize, sectors: u64, block: u64, chance: &mut SimRng) -> String {
+fn draw_short_linear_lines(side: usize, sectors: u64, block: u64, chance: &mut SimRng) -> String {
     let most = chance.pick(&[3, 8, 24]);
     let (mut at, mut lines) = (0, Vec::new());
     while at < sectors {
@@ -61,9 +61,9 @@ impl SnapshotWorld {
         let count = plan.cores.unwrap_or(build.pick(&[1, 1, 2, 2, 3]));
         let origins = build.pick(&[1, 1, 2]);
         let stores = build.between(1, 3) as usize;
-        let fails = build.one_in(3) && on(Disturbance::Errors);
-        let block = if build.one_in(6) && on(Disturbance::Limits) { 8 } else { 1 };
-        let stacking = on(Disturbance::Stacks);
+        let fails = build.one_in(3) && on(DisturbanceClass::Errors);
+        let block = if build.one_in(6) && on(DisturbanceClass::Limits) { 8 } else { 1 };
+        let stacking = on(DisturbanceClass::Stacks);
         let stacks = build.one_in(4) && stacking;
         let mut env = Env::new(plan.seed, plan.keep_events);
         env.lags = false;
@@ -81,7 +81,7 @@ impl SnapshotWorld {
                 (false, true) if build.one_in(2) => origins,
                 _ => build.below(origins as u64) as usize,
             };
-            let small = !is_origin && build.one_in(3) && on(Disturbance::Small);
+            let small = !is_origin && build.one_in(3) && on(DisturbanceClass::Small);
             let sectors = if is_origin { sectors } else { drawn[origin].1 };
             let size = match (is_origin, small) {
                 (true, _) => sectors,
@@ -91,7 +91,7 @@ impl SnapshotWorld {
             };
             let mut disk = SimDisk::new(side, if small { full_store_sectors(sectors, block) } else { size });
             (disk.size, disk.block, disk.log) = (size, block, !is_origin);
-            if !is_origin && !small && on(Disturbance::Small) && growth.one_in(3) {
+            if !is_origin && !small && on(DisturbanceClass::Small) && growth.one_in(3) {
                 disk.growth = block * growth.between(1, 40);
                 let tight = (sectors / growth.pick(&[2, 2, 6])).max(6 * block) / block * block;
                 disk.growth_max = if growth.one_in(3) { tight } else { size };
@@ -99,33 +99,33 @@ impl SnapshotWorld {
             disk.volatile = build.below(4) > 0;
             disk.fua = build.one_in(2);
             let most = if is_origin { u64::from(u32::MAX) } else { build.pick(&[8, 64, 4096]) };
-            disk.max = [most, if on(Disturbance::Trim) { build.pick(&[0, 16, 4096]) } else { 0 }, 0];
+            disk.max = [most, if on(DisturbanceClass::Trim) { build.pick(&[0, 16, 4096]) } else { 0 }, 0];
             disk.start();
             disk.error_one_in = if fails { build.pick(&[0, 200, 1000, 4000]) } else { 0 };
             env.disks.push(disk);
-            env.paths.push(PathState::draw(side, &mut build, plan.without));
+            env.paths.push(SimPathState::draw(side, &mut build, plan.without));
             drawn.push((origin, sectors, small));
         }
         // The second half of the registers holds the content below a volume during a merge.
         let sizes = drawn.iter().chain(&drawn).map(|(_, sectors, _)| *sectors);
-        let cells = RegisterModel::new(&sizes.collect::<Vec<u64>>(), SimDisk::first_stamp);
+        let cells = SectorRegisterModel::new(&sizes.collect::<Vec<u64>>(), SimDisk::first_stamp);
         let shown: Vec<u64> = env.disks.iter().map(|disk| disk.size).collect();
         let grows = |disk: &SimDisk| (disk.growth > 0, disk.growth_max < disk.size);
         let grows: Vec<(bool, bool)> = env.disks.iter().map(grows).collect();
         let side = |(i, (origin, sectors, small)): (usize, &(usize, u64, bool))| {
-            let mut side = SnapVolume::new(i, *origin, *sectors, block, &cells);
+            let mut side = OriginOrSnapshot::new(i, *origin, *sectors, block, &cells);
             (side.small, side.shown, side.stacked) = (*small, shown[i], stacks && i == origins);
             (side.grows, side.tight) = grows[i];
             side
         };
-        let sides: Vec<SnapVolume> = drawn.iter().enumerate().map(side).collect();
+        let sides: Vec<OriginOrSnapshot> = drawn.iter().enumerate().map(side).collect();
         let mut world = SnapshotWorld {
             machine: Machine::new(plan, &mut build, count, env, cells),
             sides,
             count,
             dead: false,
             images: build.one_in(6),
-            troubles: on(Disturbance::Paths) && build.one_in(2),
+            troubles: on(DisturbanceClass::Paths) && build.one_in(2),
             fails,
             rest_at: 500 + build.span(1500),
             counts: SnapshotCounts { blocks: u64::from(block > 1), ..SnapshotCounts::default() },
@@ -135,7 +135,7 @@ impl SnapshotWorld {
         for side in 0..world.sides.len() {
             let one = &mut world.sides[side];
             if one.origin == side && stacking && floors.one_in(6) {
-                one.floor_lines = Some(split_linear_lines(side, one.sectors, block, &mut floors));
+                one.floor_lines = Some(draw_short_linear_lines(side, one.sectors, block, &mut floors));
             }
             world.sides[side].base = world.word(side);
         }
@@ -163,7 +163,7 @@ impl SnapshotWorld {
         }
     }
 
-    pub(super) fn on(&self, class: Disturbance) -> bool {
+    pub(super) fn on(&self, class: DisturbanceClass) -> bool {
         !self.machine.plan.without.has(class)
     }
 
@@ -202,30 +202,30 @@ impl SnapshotWorld {
             }
             None => {}
         }
-        if let Some(wrong) = lock(&self.machine.env).violation.take() {
+        if let Some(wrong) = lock_environment(&self.machine.env).violation.take() {
             return Err(wrong);
         }
-        let cut = !self.dead && lock(&self.machine.env).dead;
+        let cut = !self.dead && lock_environment(&self.machine.env).dead;
         if !cut {
             self.look_at_maps()?;
         }
         let drawn = !self.machine.resting && !self.dead && self.machine.crowded.is_none();
-        if cut || drawn && self.on(Disturbance::Crash) && self.machine.control.one_in(6000) {
+        if cut || drawn && self.on(DisturbanceClass::Crash) && self.machine.control.one_in(6000) {
             self.power_off();
         }
         Ok(())
     }
 
     /// Returns the reasons for which requests of `side` may fail.
-    pub(super) fn causes(&self, side: usize) -> ErrorCauses {
+    pub(super) fn causes(&self, side: usize) -> VolumeErrorReasons {
         let one = &self.sides[side];
         let mut causes = match one.origin == side {
-            true => ErrorCauses { disks: vec![side], lost: false },
+            true => VolumeErrorReasons { disks: vec![side], lost: false },
             false => {
                 let below = self.causes(one.origin);
                 let mut disks = below.disks;
                 disks.push(side);
-                ErrorCauses { disks, lost: below.lost || one.small || self.is_faulty(side) }
+                VolumeErrorReasons { disks, lost: below.lost || one.small || self.is_faulty(side) }
             }
         };
         causes.disks.extend(one.merging);
@@ -236,7 +236,7 @@ impl SnapshotWorld {
 
     /// True if a disk that `side` needs has failed a request since the creation of its snapshot.
     pub(super) fn is_faulty(&self, side: usize) -> bool {
-        let (one, env) = (&self.sides[side], lock(&self.machine.env));
+        let (one, env) = (&self.sides[side], lock_environment(&self.machine.env));
         let store = one.merging.unwrap_or(side);
         let later = self.sides[store].since;
         let since = if one.origin == side { later } else { later.min(one.since) };
@@ -255,7 +255,7 @@ impl SnapshotWorld {
     /// True if a request of `side` that began at `start` may fail with `status`.
     fn may_fail(&self, side: usize, (op, status): (Op, Status), start: u64) -> bool {
         let causes = self.causes(side);
-        let full = |snapshot: &SnapVolume| {
+        let full = |snapshot: &OriginOrSnapshot| {
             snapshot.small
                 && snapshot.on_full == super::volumes::StoreFullPolicy::Fail
                 && snapshot.mapped.is_some()
@@ -267,12 +267,12 @@ impl SnapshotWorld {
             // A discard that was held while its table changed.
             || op == Op::Discard && status == Status::NotSupp
             || status == Status::NoSpace && self.sides.iter().any(full)
-            || blamed(&lock(&self.machine.env))
+            || blamed(&lock_environment(&self.machine.env))
     }
 
     /// Returns the maps that a request of `side` may affect. A discard that is passed to the origin
     /// affects all volumes there.
-    fn maps(&self, side: usize, op: Op) -> Vec<Arc<TableMap>> {
+    fn maps(&self, side: usize, op: Op) -> Vec<Arc<ModelTableMap>> {
         let own = &self.sides[side];
         if op != Op::Discard || !own.passes_discards() {
             return vec![Arc::clone(&own.map)];
@@ -282,7 +282,7 @@ impl SnapshotWorld {
         // The content below a volume during a merge is affected too.
         let all = std::iter::once(side).chain(shared).flat_map(|one| [one, sides + one]);
         let cells = &self.machine.model.cells;
-        let anything = |disk: usize| TableMap {
+        let anything = |disk: usize| ModelTableMap {
             cells: (0..own.sectors).map(|sector| cells.index(disk, sector)).collect(),
             disks: vec![disk % sides],
             bare: false,
@@ -323,9 +323,14 @@ impl MachineWorld for SnapshotWorld {
             let (maps, rules) = (self.maps(side, bio.op), self.sides[side].rules());
             let machine = &mut self.machine;
             let id = machine.model.begin(&mut bio, side, (&maps, rules), machine.step, now);
-            let op = op_bits(bio.op, bio.flags.bits());
-            let span = range(bio.sector.0, bio.sectors.0);
-            lock(&machine.env).trace.add(now, c as u16, EventKind::Submit, [id, side as u64, op, span]);
+            let op = pack_op_and_flags(bio.op, bio.flags.bits());
+            let span = pack_sector_range(bio.sector.0, bio.sectors.0);
+            lock_environment(&machine.env).trace.add(
+                now,
+                c as u16,
+                TraceEventKind::Submit,
+                [id, side as u64, op, span],
+            );
             machine.batch.push(bio);
         }
     }
@@ -348,9 +353,9 @@ impl MachineWorld for SnapshotWorld {
                 return Err(format!("s{side} returned more requests than it was given"));
             }
             open.in_flight -= 1;
-            let mut env = lock(&machine.env);
+            let mut env = lock_environment(&machine.env);
             let id = machine.model.id(&bio);
-            env.trace.add(now, c as u16, EventKind::Done, [id, bio.status as u64, 0, 0]);
+            env.trace.add(now, c as u16, TraceEventKind::Done, [id, bio.status as u64, 0, 0]);
             match env.dead {
                 true => machine.model.abandon(&bio)?,
                 false => {

@@ -9,9 +9,9 @@ use crate::path::SimPath;
 use crate::rng::SimRng;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use udm_control::registry::device_opener::{DeviceOpener, DiskIdentity, OpenedDevice};
+use udm_control::registry::device_opener::{DeviceOpener, DeviceWithDiskIdentity, DiskIdentity};
 use udm_core::errno::{EIO, ENOENT};
-use udm_core::{Device, DeviceId, OpenError};
+use udm_core::{Device, DeviceControlError, DeviceId};
 use udm_wire::uri::DeviceUri;
 
 /// Names of disks, and a link to the first of them.
@@ -30,7 +30,7 @@ pub(super) struct OpenedDisk {
 }
 
 /// State of the simulated backends.
-pub(super) struct SimBackendState {
+pub(super) struct SimDiskOpenerState {
     /// Disk of each name.
     pub(super) leads: [usize; LINK],
     pub(super) opened: Vec<OpenedDisk>,
@@ -47,14 +47,14 @@ pub(super) struct SimBackendState {
 
 /// Opens simulated disks for the registry.
 #[derive(Clone)]
-pub(super) struct SimBackends {
+pub(super) struct SimDiskOpener {
     env: SharedEnv,
-    world: Arc<Mutex<SimBackendState>>,
+    world: Arc<Mutex<SimDiskOpenerState>>,
 }
 
-impl SimBackends {
-    pub(super) fn new(env: &SharedEnv, chance: SimRng, fails: u64) -> SimBackends {
-        let world = SimBackendState {
+impl SimDiskOpener {
+    pub(super) fn new(env: &SharedEnv, chance: SimRng, fails: u64) -> SimDiskOpener {
+        let world = SimDiskOpenerState {
             leads: [0, 1, 2],
             opened: Vec::new(),
             fails,
@@ -63,44 +63,45 @@ impl SimBackends {
             actor: 0,
             chance,
         };
-        SimBackends { env: env.clone(), world: Arc::new(Mutex::new(world)) }
+        SimDiskOpener { env: env.clone(), world: Arc::new(Mutex::new(world)) }
     }
 
-    pub(super) fn world(&self) -> MutexGuard<'_, SimBackendState> {
+    pub(super) fn world(&self) -> MutexGuard<'_, SimDiskOpenerState> {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Resolves `uri` to a disk, after running other verbs.
-    fn find(&self, uri: &DeviceUri) -> Result<usize, OpenError> {
-        driver::run_others_during_lookup();
+    fn find(&self, uri: &DeviceUri) -> Result<usize, DeviceControlError> {
+        driver::run_world_during_table_load();
         let mut world = self.world();
-        let name = name(uri).ok_or_else(|| OpenError::new(ENOENT, format!("{uri}: there is none")))?;
-        let SimBackendState { fails, failed, chance, leads, .. } = &mut *world;
+        let name = find_disk_name_index(uri)
+            .ok_or_else(|| DeviceControlError::new(ENOENT, format!("{uri}: there is none")))?;
+        let SimDiskOpenerState { fails, failed, chance, leads, .. } = &mut *world;
         if chance.one_in(*fails) {
             *failed += 1;
-            return Err(OpenError::new(NOT_NOW, format!("{uri}: not now")));
+            return Err(DeviceControlError::new(NOT_NOW, format!("{uri}: not now")));
         }
         Ok(leads[name])
     }
 }
 
 /// Index of a name; a link has the index of its destination.
-fn name(uri: &DeviceUri) -> Option<usize> {
+fn find_disk_name_index(uri: &DeviceUri) -> Option<usize> {
     let DeviceUri::File(file) = uri else { return None };
     NAMES.iter().position(|name| file.path == Path::new(name)).map(|name| name % LINK)
 }
 
 /// Returns the name under which the registry knows a word.
-pub(super) fn canonical(word: &str) -> &str {
+pub(super) fn canonicalize_device_name(word: &str) -> &str {
     if word == NAMES[LINK] { NAMES[0] } else { word }
 }
 
-impl DeviceOpener for SimBackends {
-    fn identify(&self, uri: &DeviceUri) -> Result<DiskIdentity, OpenError> {
+impl DeviceOpener for SimDiskOpener {
+    fn identify(&self, uri: &DeviceUri) -> Result<DiskIdentity, DeviceControlError> {
         self.find(uri).map(|disk| DiskIdentity::File { device: 1, inode: disk as u64 })
     }
 
-    fn open(&self, uri: &DeviceUri) -> Result<OpenedDevice, OpenError> {
+    fn open(&self, uri: &DeviceUri) -> Result<DeviceWithDiskIdentity, DeviceControlError> {
         let disk = self.find(uri)?;
         let device = Arc::new(SimPath::new(&self.env, disk));
         let mut world = self.world();
@@ -108,14 +109,14 @@ impl DeviceOpener for SimBackends {
         world.opened.push(OpenedDisk {
             device: Arc::downgrade(&device),
             id: device.id(),
-            uri: canonical(&uri.to_string()).into(),
+            uri: canonicalize_device_name(&uri.to_string()).into(),
             disk,
         });
-        Ok(OpenedDevice { identity: DiskIdentity::File { device: 1, inode: disk as u64 }, device })
+        Ok(DeviceWithDiskIdentity { identity: DiskIdentity::File { device: 1, inode: disk as u64 }, device })
     }
 
     fn canonical(&self, uri: &DeviceUri) -> String {
-        canonical(&uri.to_string()).into()
+        canonicalize_device_name(&uri.to_string()).into()
     }
 
     fn exists(&self, path: &Path) -> bool {

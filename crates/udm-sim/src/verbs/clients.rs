@@ -1,6 +1,6 @@
 //! Clients of the devices: they find a device by name as NBD clients do, read, and disconnect.
 
-use super::model::Actor;
+use super::model::LastRegistryActor;
 use super::world::RegistryWorld;
 use crate::cores::TaskPurpose;
 use crate::machine::Machine;
@@ -13,7 +13,7 @@ use udm_frontends::nbd::ExportRef;
 const DEPTH: usize = 4;
 
 /// A client of a device.
-pub(super) struct DeviceReader {
+pub(super) struct DeviceReadClient {
     /// Number of the client, which is the device number of its lane.
     pub(super) number: usize,
     pub(super) core: usize,
@@ -38,15 +38,15 @@ impl RegistryWorld {
         let opened = self.machine.open(core, number, |cx| export.device().open(cx));
         self.machine.say(format!("client {number} comes to {name}: {:?}", opened.as_ref().err()));
         match opened {
-            Ok(()) => self.clients.push(DeviceReader { number, core, device, export }),
+            Ok(()) => self.clients.push(DeviceReadClient { number, core, device, export }),
             Err(_) => drop(export),
         }
-        self.look(Actor::Other)
+        self.look(LastRegistryActor::Other)
     }
 
     /// Disconnects client `at`, if it has nothing in flight.
     pub(super) fn go(&mut self, at: usize) -> Result<(), Violation> {
-        let DeviceReader { number, core, .. } = self.clients[at];
+        let DeviceReadClient { number, core, .. } = self.clients[at];
         let lanes = &mut self.machine.cores[core].open;
         let Some(lane) = lanes.iter().position(|open| open.device == number) else { return Ok(()) };
         if lanes[lane].in_flight > 0 || lanes[lane].lane.own_work() == OwnWork::Required {
@@ -57,7 +57,7 @@ impl RegistryWorld {
         self.machine.set_turn(None);
         self.machine.say(format!("client {number} goes"));
         drop(self.clients.swap_remove(at));
-        self.look(Actor::Other)
+        self.look(LastRegistryActor::Other)
     }
 }
 

@@ -1,8 +1,11 @@
 //! Coverage counters of runs.
 
 use super::verb_jobs::{ControlVerb, KINDS};
-use crate::counts::{RunHash, counts, format_count, format_counts, format_disturbance_counts, uncovered};
-use crate::plan::{Disturbance, ExcludedDisturbances};
+use crate::counts::{
+    CombinedRunHash, counts, format_count, format_counts, format_disturbance_counts,
+    list_missing_disturbances,
+};
+use crate::plan::{DisturbanceClass, ExcludedDisturbances};
 
 counts! {
     /// Counters of one or several runs.
@@ -46,7 +49,7 @@ counts! {
         /// Simulated time in ns.
         pub simulated: u64,
         /// The hash of all events.
-        pub hash: RunHash,
+        pub hash: CombinedRunHash,
     }
 }
 
@@ -68,26 +71,26 @@ impl RegistryCounts {
     }
 
     /// All disturbances with their class and count.
-    fn trouble(&self) -> [(&'static str, Disturbance, u64); 11] {
+    fn trouble(&self) -> [(&'static str, DisturbanceClass, u64); 11] {
         [
-            ("met others", Disturbance::Suspend, self.met),
-            ("clients hung up", Disturbance::Cancel, self.hung_up),
-            ("cancelled", Disturbance::Cancel, self.called_off),
-            ("beside loads", Disturbance::Reload, self.beside_loads),
-            ("deferred removals", Disturbance::Remove, self.deferred),
-            ("names not opened", Disturbance::Opens, self.not_opened),
-            ("lanes not opened", Disturbance::Opens, self.no_lanes),
-            ("names moved", Disturbance::Paths, self.moved),
-            ("hangs", Disturbance::Hang, self.hangs),
-            ("messages taken", Disturbance::Messages, self.messages),
-            ("tables over devices", Disturbance::Stacks, self.stacks),
+            ("met others", DisturbanceClass::Suspend, self.met),
+            ("clients hung up", DisturbanceClass::Cancel, self.hung_up),
+            ("cancelled", DisturbanceClass::Cancel, self.called_off),
+            ("beside loads", DisturbanceClass::Reload, self.beside_loads),
+            ("deferred removals", DisturbanceClass::Remove, self.deferred),
+            ("names not opened", DisturbanceClass::Opens, self.not_opened),
+            ("lanes not opened", DisturbanceClass::Opens, self.no_lanes),
+            ("names moved", DisturbanceClass::Paths, self.moved),
+            ("hangs", DisturbanceClass::Hang, self.hangs),
+            ("messages taken", DisturbanceClass::Messages, self.messages),
+            ("tables over devices", DisturbanceClass::Stacks, self.stacks),
         ]
     }
 
     /// Disturbances that were not excluded and never occurred, because the runs were too short.
     #[must_use]
     pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
-        uncovered(self.trouble(), without)
+        list_missing_disturbances(self.trouble(), without)
     }
 
     /// Text of the coverage, several lines.

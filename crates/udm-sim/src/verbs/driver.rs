@@ -3,13 +3,13 @@
 //! The world is in a thread-local variable. When a load resolves a name, the lookup runs steps of
 //! the others from within.
 
-use super::model::Actor;
-use super::observation::number;
+use super::model::LastRegistryActor;
+use super::observation::format_device_number;
 use super::verb_jobs::{ControlVerb, ControlVerbJob, VerbOutcome, WakeableFuture};
 use super::world::RegistryWorld;
-use crate::environment::lock;
+use crate::environment::lock_environment;
 use crate::model::Violation;
-use crate::plan::{Disturbance, RunPlan};
+use crate::plan::{DisturbanceClass, RunPlan};
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::task::Poll;
@@ -36,12 +36,12 @@ fn with_world<T>(f: impl FnOnce(&mut RegistryWorld) -> T) -> T {
 }
 
 /// Reads the configuration file for the running reconfigure.
-pub(super) fn read_file() -> Result<DesiredState, String> {
+pub(super) fn read_simulated_config_file() -> Result<DesiredState, String> {
     with_world(RegistryWorld::read_file)
 }
 
 /// Runs all steps of the plan with quiescence in between, and removes everything.
-pub(super) fn run(plan: &RunPlan) -> Result<(), Violation> {
+pub(super) fn run_registry_steps(plan: &RunPlan) -> Result<(), Violation> {
     let world = RegistryWorld::new(plan);
     WORLD.set(Some(Box::new(world)));
     while with_world(|world| world.machine.step < world.machine.plan.steps) {
@@ -52,11 +52,11 @@ pub(super) fn run(plan: &RunPlan) -> Result<(), Violation> {
         }
     }
     run_to_rest()?;
-    remove_all()
+    remove_all_devices()
 }
 
 /// Runs others while a load accesses the file system.
-pub(super) fn run_others_during_lookup() {
+pub(super) fn run_world_during_table_load() {
     with_world(RegistryWorld::look_at_file);
     let steps = with_world(|world| match &world.loading {
         Some(_) if !world.beside && !world.resting => {
@@ -65,13 +65,13 @@ pub(super) fn run_others_during_lookup() {
         }
         _ => 0,
     });
-    run_others(steps);
+    run_world_during_verb(steps);
     with_world(|world| world.outside.world().actor = world.loading.as_ref().map_or(0, |(id, ..)| *id));
 }
 
 /// Runs others between the check and the wait of a client that waits for an event.
 #[cfg(feature = "interleave")]
-fn run_others_before_wait() {
+fn run_world_before_event_wait() {
     let steps = with_world(|world| match world.beside || world.resting || !world.work.one_in(4) {
         true => 0,
         false => {
@@ -79,23 +79,23 @@ fn run_others_before_wait() {
             world.work.below(20)
         }
     });
-    run_others(steps);
+    run_world_during_verb(steps);
 }
 
 /// Polls a verb.
-fn poll(job: &mut ControlVerbJob) -> Poll<VerbOutcome> {
+fn poll_verb_job(job: &mut ControlVerbJob) -> Poll<VerbOutcome> {
     #[cfg(feature = "interleave")]
-    udm_core::interleave::set(
-        matches!(job.verb, ControlVerb::Wait { .. }).then_some(run_others_before_wait as fn()),
+    udm_core::interleave::set_interleave_hook(
+        matches!(job.verb, ControlVerb::Wait { .. }).then_some(run_world_before_event_wait as fn()),
     );
     let polled = job.waiting.poll();
     #[cfg(feature = "interleave")]
-    udm_core::interleave::set(None);
+    udm_core::interleave::set_interleave_hook(None);
     polled
 }
 
 /// Runs `steps` steps of others while a verb runs.
-fn run_others(steps: u64) {
+fn run_world_during_verb(steps: u64) {
     for _ in 0..steps {
         let stepped = step_world();
         let wrong = stepped.is_err();
@@ -114,7 +114,7 @@ fn run_others(steps: u64) {
 }
 
 /// A step that runs outside of the borrowed world, because it calls back into the world.
-pub(super) enum ReentrantStep {
+pub(super) enum RegistryStepOutsideBorrow {
     ControlVerbJob(Box<ControlVerbJob>),
     Deferred(WakeableFuture<Infallible>),
 }
@@ -122,15 +122,15 @@ pub(super) enum ReentrantStep {
 fn step_world() -> Result<(), Violation> {
     match with_world(RegistryWorld::step)? {
         None => Ok(()),
-        Some(ReentrantStep::ControlVerbJob(mut job)) => {
-            let polled = poll(&mut job);
+        Some(RegistryStepOutsideBorrow::ControlVerbJob(mut job)) => {
+            let polled = poll_verb_job(&mut job);
             with_world(|world| world.after_poll(*job, polled))
         }
-        Some(ReentrantStep::Deferred(mut waiting)) => {
+        Some(RegistryStepOutsideBorrow::Deferred(mut waiting)) => {
             let Poll::Pending = waiting.poll();
             with_world(|world| {
                 world.deferred = Some(waiting);
-                world.look(Actor::Deferred)
+                world.look(LastRegistryActor::Deferred)
             })
         }
     }
@@ -153,11 +153,11 @@ fn run_to_rest() -> Result<(), Violation> {
         world.resting = true;
         world.machine.resting = true;
         world.machine.say("no more is asked for");
-        lock(&world.machine.env).open_fails = None;
+        lock_environment(&world.machine.env).open_fails = None;
         std::mem::take(&mut world.outside.world().fails)
     });
     // A cancelled verb must not wait for storage.
-    if with_world(|world| world.on(Disturbance::Cancel) && world.work.one_in(2)) {
+    if with_world(|world| world.on(DisturbanceClass::Cancel) && world.work.one_in(2)) {
         with_world(|world| (0..world.jobs.len()).for_each(|at| world.hang_up(at)));
         step_until("cancelled verbs", |world| world.jobs.is_empty())?;
     }
@@ -183,7 +183,7 @@ fn run_to_rest() -> Result<(), Violation> {
     step_until("requests", quiet)?;
     step_until("removals that were deferred", RegistryWorld::is_quiet)?;
     with_world(|world| {
-        world.look(Actor::Other)?;
+        world.look(LastRegistryActor::Other)?;
         world.check_rest()?;
         world.resting = false;
         world.machine.resting = false;
@@ -193,7 +193,7 @@ fn run_to_rest() -> Result<(), Violation> {
 }
 
 /// Removes all devices, and checks that nothing of them is left.
-fn remove_all() -> Result<(), Violation> {
+fn remove_all_devices() -> Result<(), Violation> {
     with_world(|world| {
         world.resting = true;
         world.machine.resting = true;
@@ -201,7 +201,7 @@ fn remove_all() -> Result<(), Violation> {
     })?;
     let unused = |world: &RegistryWorld| {
         let seen = world.model.view.0.iter().find(|seen| seen.open == 0);
-        seen.map(|seen| number(seen.minor))
+        seen.map(|seen| format_device_number(seen.minor))
     };
     while let Some(word) = with_world(|world| unused(world)) {
         with_world(|world| world.begin(ControlVerb::Remove { word, how: RemoveOptions::default() }));

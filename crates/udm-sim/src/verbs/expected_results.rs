@@ -1,10 +1,10 @@
 //! The permitted results of verbs.
 
-use super::backends::{NAMES as DISKS, NOT_NOW, canonical};
+use super::backends::{NAMES as DISKS, NOT_NOW, canonicalize_device_name};
 use super::model::RegistryModel;
 use super::multipath;
 use super::observation::ListedDevice;
-use super::verb_jobs::{ControlVerb, ControlVerbJob, DisturbanceCounts, VerbOutcome, VerbProgress};
+use super::verb_jobs::{ControlVerb, ControlVerbJob, RefusalReasonCounts, VerbOutcome, VerbProgress};
 use crate::model::Violation;
 use crate::path::NO_LANE;
 use udm_control::registry::OPENED_MAJOR;
@@ -24,7 +24,7 @@ impl RegistryModel {
         &mut self,
         job: &ControlVerbJob,
         others: &mut [ControlVerbJob],
-        trouble: DisturbanceCounts,
+        trouble: RefusalReasonCounts,
     ) -> (VerbProgress, bool) {
         let mut began = VerbProgress {
             targets: Vec::new(),
@@ -53,7 +53,7 @@ impl RegistryModel {
             } else {
                 let minor = self.free();
                 began.minor = Some(minor);
-                began.must = multipath::expected_errno(&job.verb);
+                began.must = multipath::expected_multipath_verb_errno(&job.verb);
                 self.making(name, uuid.as_ref(), minor);
             }
             return (began, false);
@@ -104,10 +104,10 @@ impl RegistryModel {
                 continue;
             }
             met = true;
-            if cancels(&job.verb, &other.verb) {
+            if verb_cancels_other_verb(&job.verb, &other.verb) {
                 with.may.push(EINTR);
             }
-            if cancels(&other.verb, &job.verb) {
+            if verb_cancels_other_verb(&other.verb, &job.verb) {
                 began.may.push(EINTR);
             }
         }
@@ -118,9 +118,9 @@ impl RegistryModel {
     pub(super) fn end(
         &self,
         job: &ControlVerbJob,
-        was: &super::observation::RegistryView,
+        was: &super::observation::ListedDevices,
         outcome: &VerbOutcome,
-        trouble: DisturbanceCounts,
+        trouble: RefusalReasonCounts,
     ) -> Result<(), Violation> {
         let Some(began) = &job.began else { return Err(format!("{:?} ended before it began", job.verb)) };
         let wrong = |what: &str| {
@@ -169,7 +169,7 @@ impl RegistryModel {
             ControlVerb::Suspend { .. } | ControlVerb::Resume { .. } | ControlVerb::Remove { .. }
         );
         let table = job.verb.table();
-        let open = |view: &super::observation::RegistryView| {
+        let open = |view: &super::observation::ListedDevices| {
             began.targets.iter().any(|id| view.get(*id).is_some_and(|seen| seen.open > 0))
         };
         let fine = began.may.contains(&errno)
@@ -236,7 +236,7 @@ impl RegistryModel {
             None if DISKS.contains(&asked) => {
                 let opened = number.parse().ok().filter(|number: &DevNo| number.major == OPENED_MAJOR);
                 let known = opened.and_then(|number| self.numbers.get(&number.minor));
-                known.is_some_and(|(uri, _)| uri == canonical(asked))
+                known.is_some_and(|(uri, _)| uri == canonicalize_device_name(asked))
             }
             None => false,
         }
@@ -249,7 +249,7 @@ impl RegistryModel {
         began: &VerbProgress,
         seen: &[Option<&ListedDevice>],
         outcome: &VerbOutcome,
-        trouble: DisturbanceCounts,
+        trouble: RefusalReasonCounts,
     ) -> Result<(), Violation> {
         let all = |so: &dyn Fn(&ListedDevice) -> bool| seen.iter().all(|seen| seen.is_some_and(so));
         let reply = outcome.as_ref().map(Vec::as_slice).unwrap_or_default();
@@ -260,7 +260,7 @@ impl RegistryModel {
                 made.is_some_and(|seen| {
                     !seen.suspended
                         && seen.inactive.is_none()
-                        && same(table.as_deref(), text(seen.live), began.look, self)
+                        && text_matches_requested_table(table.as_deref(), text(seen.live), began.look, self)
                 })
             }
             ControlVerb::Multipath { name, paths, policy, .. } => {
@@ -276,7 +276,10 @@ impl RegistryModel {
             // Checked in `event_waits` and `file`.
             ControlVerb::Wait { .. } | ControlVerb::Reconfigure { .. } => false,
             ControlVerb::Load { table, .. } => {
-                began.loaded && all(&|seen| same(Some(table), text(seen.inactive), began.look, self))
+                began.loaded
+                    && all(&|seen| {
+                        text_matches_requested_table(Some(table), text(seen.inactive), began.look, self)
+                    })
             }
             ControlVerb::Clear { .. } => all(&|seen| seen.inactive.is_none()),
             ControlVerb::Suspend { .. } => all(&|seen| seen.suspended),
@@ -293,7 +296,7 @@ impl RegistryModel {
             ControlVerb::Rename { to, uuid: false, .. } => all(&|seen| seen.name == *to),
             ControlVerb::Rename { to, uuid: true, .. } => all(&|seen| seen.uuid.as_ref() == Some(to)),
             ControlVerb::Look { .. } => {
-                let is = |reply: &str, slot| multipath::is_shown_table(reply, text(slot));
+                let is = |reply: &str, slot| multipath::reply_matches_table(reply, text(slot));
                 all(&|seen| is(&reply[1], seen.live) && is(&reply[2], seen.inactive))
             }
         };
@@ -305,7 +308,12 @@ impl RegistryModel {
 
 /// True if `text` is the table `asked`, with numbers for the names that devices had since the
 /// inspection `since`.
-pub(super) fn same(asked: Option<&str>, text: &str, since: u64, model: &RegistryModel) -> bool {
+pub(super) fn text_matches_requested_table(
+    asked: Option<&str>,
+    text: &str,
+    since: u64,
+    model: &RegistryModel,
+) -> bool {
     let (mut asked, mut text) = (asked.unwrap_or_default().split_whitespace(), text.split_whitespace());
     loop {
         match (asked.next(), text.next()) {
@@ -317,7 +325,7 @@ pub(super) fn same(asked: Option<&str>, text: &str, since: u64, model: &Registry
 }
 
 /// True if a verb like `one` cancels verbs like `other` that wait for the same device.
-fn cancels(one: &ControlVerb, other: &ControlVerb) -> bool {
+fn verb_cancels_other_verb(one: &ControlVerb, other: &ControlVerb) -> bool {
     let force = |verb: &ControlVerb| matches!(verb, ControlVerb::Remove { how, .. } if how.force);
     match one {
         ControlVerb::Resume { .. } => matches!(other, ControlVerb::Suspend { .. }),

@@ -7,8 +7,8 @@ mod concurrent_changes;
 mod finish_check;
 
 use super::model::RegistryModel;
-use super::observation::{ListedDevice, NameHistory, RegistryView};
-use super::verb_jobs::{ControlVerb, ControlVerbJob, DisturbanceCounts};
+use super::observation::{ListedDevice, ListedDevices, PreviousDeviceNames};
+use super::verb_jobs::{ControlVerb, ControlVerbJob, RefusalReasonCounts};
 use std::collections::{BTreeMap, BTreeSet};
 use udm_core::DeviceId;
 use udm_core::errno::EINTR;
@@ -41,7 +41,7 @@ struct AppliedDevice {
 
 /// A change of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum ConfigChange {
+enum ReconfigureAction {
     Create,
     Remove,
     Reload,
@@ -49,14 +49,14 @@ enum ConfigChange {
     ReadOnly,
 }
 
-impl ConfigChange {
-    fn of(word: &str) -> Option<ConfigChange> {
+impl ReconfigureAction {
+    fn of(word: &str) -> Option<ReconfigureAction> {
         Some(match word {
-            "create" | "take-over" => ConfigChange::Create,
-            "remove" => ConfigChange::Remove,
-            "reload" => ConfigChange::Reload,
-            "uuid" => ConfigChange::Uuid,
-            "readonly" => ConfigChange::ReadOnly,
+            "create" | "take-over" => ReconfigureAction::Create,
+            "remove" => ReconfigureAction::Remove,
+            "reload" => ReconfigureAction::Reload,
+            "uuid" => ReconfigureAction::Uuid,
+            "readonly" => ReconfigureAction::ReadOnly,
             _ => return None,
         })
     }
@@ -85,12 +85,12 @@ pub(super) struct RunningReconfigure {
     refused: bool,
     pub(super) wish: Vec<DeclaredDevice>,
     was: Vec<AppliedDevice>,
-    plan: Vec<(String, ConfigChange)>,
+    plan: Vec<(String, ReconfigureAction)>,
     unchanged: usize,
     /// Number of the inspection at which it read the file; `trouble` has the disturbances up to
     /// then.
     pub(super) look: u64,
-    trouble: DisturbanceCounts,
+    trouble: RefusalReasonCounts,
     /// Name of the device that it is creating.
     making: Option<String>,
     /// Devices that it created. `swapped` has those with a new table and their possible names in
@@ -118,25 +118,32 @@ pub(super) struct RunningReconfigure {
 }
 
 impl RunningReconfigure {
-    fn plans(&self, name: &str, change: ConfigChange) -> bool {
+    fn plans(&self, name: &str, change: ReconfigureAction) -> bool {
         !self.dry && self.plan.iter().any(|(planned, what)| planned == name && *what == change)
     }
 
     /// Returns the declared devices that `seen` may be for this reconfigure, regardless of its
     /// present name.
-    fn wants(&self, seen: &ListedDevice, names: &NameHistory) -> impl Iterator<Item = &DeclaredDevice> {
+    fn wants(
+        &self,
+        seen: &ListedDevice,
+        names: &PreviousDeviceNames,
+    ) -> impl Iterator<Item = &DeclaredDevice> {
         let was = self.was.iter().find(|one| one.id == seen.id);
         let is_it = move |wanted: &&DeclaredDevice| match was {
-            Some(one) => one.wanted.name == wanted.name && self.plans(&wanted.name, ConfigChange::Reload),
+            Some(one) => {
+                one.wanted.name == wanted.name && self.plans(&wanted.name, ReconfigureAction::Reload)
+            }
             None => {
-                names.was(seen, &wanted.name, self.look) && self.plans(&wanted.name, ConfigChange::Create)
+                names.was(seen, &wanted.name, self.look)
+                    && self.plans(&wanted.name, ReconfigureAction::Create)
             }
         };
         self.wish.iter().filter(is_it)
     }
 
     fn is_to_go(&self, id: DeviceId) -> bool {
-        self.was.iter().any(|one| one.id == id && self.plans(&one.wanted.name, ConfigChange::Remove))
+        self.was.iter().any(|one| one.id == id && self.plans(&one.wanted.name, ReconfigureAction::Remove))
     }
 
     /// True if it has suspended the device `id`.
@@ -158,7 +165,7 @@ impl RunningReconfigure {
     }
 
     /// True if the table of a declared device uses `seen`.
-    pub(super) fn may_hold(&self, seen: &ListedDevice, names: &NameHistory) -> bool {
+    pub(super) fn may_hold(&self, seen: &ListedDevice, names: &PreviousDeviceNames) -> bool {
         self.wish.iter().any(|wanted| seen.stands_in(&wanted.table, self.look, names))
     }
 }
@@ -181,7 +188,7 @@ impl RegistryModel {
     pub(super) fn read_file(
         &mut self,
         job: u64,
-        trouble: DisturbanceCounts,
+        trouble: RefusalReasonCounts,
         others: &mut [ControlVerbJob],
     ) -> Result<Vec<DeclaredDevice>, String> {
         let RegistryModel { config, view, looks, .. } = self;
@@ -216,10 +223,10 @@ impl RegistryModel {
         let applied = |name: &str| config.applied.iter().find(|one| one.wanted.name == name);
         for wanted in &wish {
             let change = match applied(&wanted.name).map(|one| &one.wanted) {
-                None => ConfigChange::Create,
-                Some(was) if was.uuid != wanted.uuid => ConfigChange::Uuid,
-                Some(was) if was.read_only != wanted.read_only => ConfigChange::ReadOnly,
-                Some(was) if was.words() != wanted.words() => ConfigChange::Reload,
+                None => ReconfigureAction::Create,
+                Some(was) if was.uuid != wanted.uuid => ReconfigureAction::Uuid,
+                Some(was) if was.read_only != wanted.read_only => ReconfigureAction::ReadOnly,
+                Some(was) if was.words() != wanted.words() => ReconfigureAction::Reload,
                 Some(_) => {
                     under.unchanged += 1;
                     continue;
@@ -228,7 +235,7 @@ impl RegistryModel {
             under.plan.push((wanted.name.clone(), change));
         }
         let gone = config.applied.iter().filter(|one| wish.iter().all(|w| w.name != one.wanted.name));
-        under.plan.extend(gone.map(|one| (one.wanted.name.clone(), ConfigChange::Remove)));
+        under.plan.extend(gone.map(|one| (one.wanted.name.clone(), ReconfigureAction::Remove)));
         if under.refused {
             under.plan.clear();
         }
@@ -243,7 +250,7 @@ impl RegistryModel {
             }
         }
         config.under = Some(under);
-        self.note(&RegistryView::default());
+        self.note(&ListedDevices::default());
         Ok(wish)
     }
 }

@@ -4,12 +4,12 @@ use super::backends::NAMES as DISKS;
 use super::expected_results::{FAIL_PATH, KEEP};
 use super::file::DeclaredDevice;
 use super::multipath::POLICIES;
-use super::observation::number;
+use super::observation::format_device_number;
 use super::verb_jobs::ControlVerb;
 use super::world::RegistryWorld;
-use crate::environment::{PathMode, lock};
+use crate::environment::{PathMode, lock_environment};
 use crate::model::Violation;
-use crate::plan::{Disturbance, ExcludedDisturbances};
+use crate::plan::{DisturbanceClass, ExcludedDisturbances};
 use crate::rng::SimRng;
 use udm_control::registry::OPENED_MAJOR;
 use udm_control::verbs::{self, RemoveOptions};
@@ -43,20 +43,20 @@ impl VerbGenerator {
                 let uuid = self.chance.one_in(2).then(|| self.chance.pick(&UUIDS).to_owned());
                 ControlVerb::Create { name: NAMES[name].into(), uuid, table }
             }
-            8..13 if on(Disturbance::Reload) => {
+            8..13 if on(DisturbanceClass::Reload) => {
                 let name = self.name();
                 ControlVerb::Load { table: self.table(name), word: NAMES[name].into() }
             }
             13 => ControlVerb::Clear { word: self.word() },
-            14..17 if on(Disturbance::Suspend) => {
+            14..17 if on(DisturbanceClass::Suspend) => {
                 ControlVerb::Suspend { words: self.words(), noflush: self.chance.one_in(2) }
             }
             17..21 => ControlVerb::Resume { words: self.words() },
-            21..27 if on(Disturbance::Remove) => {
+            21..27 if on(DisturbanceClass::Remove) => {
                 let how = RemoveOptions { force: self.chance.one_in(5), deferred: self.chance.one_in(3) };
                 ControlVerb::Remove { word: self.word(), how }
             }
-            27..30 if on(Disturbance::Messages) => {
+            27..30 if on(DisturbanceClass::Messages) => {
                 let text = match self.chance.one_in(3) {
                     true => KEEP.to_owned(),
                     false => format!("{FAIL_PATH} {}", self.chance.pick(&DISKS)),
@@ -76,7 +76,9 @@ impl VerbGenerator {
                 ControlVerb::Multipath { name: NAMES[name].into(), uuid, paths: paths.join(" "), policy }
             }
             37..41 => ControlVerb::Wait { word: self.word(), event: u32::from(self.chance.one_in(4)) },
-            41..45 if on(Disturbance::Reload) => ControlVerb::Reconfigure { dry_run: self.chance.one_in(5) },
+            41..45 if on(DisturbanceClass::Reload) => {
+                ControlVerb::Reconfigure { dry_run: self.chance.one_in(5) }
+            }
             _ => ControlVerb::Look { word: self.word() },
         }
     }
@@ -92,7 +94,7 @@ impl VerbGenerator {
     fn word(&mut self) -> String {
         match self.chance.below(6) {
             0 => self.chance.pick(&UUIDS).into(),
-            1 => number(self.chance.below(4) as u32),
+            1 => format_device_number(self.chance.below(4) as u32),
             _ => NAMES[self.name()].into(),
         }
     }
@@ -124,7 +126,7 @@ impl VerbGenerator {
 
     /// Draws a path of a multipath device.
     fn path(&mut self) -> String {
-        match !self.without.has(Disturbance::Stacks) && self.chance.one_in(8) {
+        match !self.without.has(DisturbanceClass::Stacks) && self.chance.one_in(8) {
             true => format!("@{}", self.chance.pick(&NAMES)),
             false => self.chance.pick(&DISKS).into(),
         }
@@ -133,7 +135,7 @@ impl VerbGenerator {
     /// Draws a table for the device of `name`.
     fn table(&mut self, name: usize) -> String {
         let disk = self.chance.pick(&DISKS);
-        let stacks = !self.without.has(Disturbance::Stacks);
+        let stacks = !self.without.has(DisturbanceClass::Stacks);
         match self.chance.below(16) {
             0 => "0 8 nonsense".into(),
             1 => "0 16 zero".into(),
@@ -145,7 +147,7 @@ impl VerbGenerator {
             }
             7 if stacks => format!("0 16 striped 2 8 @{} 0 {disk} 0", self.chance.pick(&NAMES)),
             8 => format!("0 8 linear {OPENED_MAJOR}:{} 0", self.chance.below(6)),
-            9 if stacks => format!("0 8 linear {} 0", number(self.chance.below(4) as u32)),
+            9 if stacks => format!("0 8 linear {} 0", format_device_number(self.chance.below(4) as u32)),
             10..12 => {
                 let other = self.chance.pick(&DISKS[..3]);
                 format!("0 16 multipath 0 0 1 1 round-robin 0 2 1 {disk} 1 {other} 1")
@@ -165,12 +167,12 @@ impl RegistryWorld {
                 self.begin(verb);
             }
         }
-        if self.on(Disturbance::Reload) && self.work.one_in(30) {
+        if self.on(DisturbanceClass::Reload) && self.work.one_in(30) {
             let RegistryWorld { draw, model, work, .. } = self;
             draw.file(&mut model.config.file);
             model.config.is_broken = work.one_in(12);
         }
-        if self.on(Disturbance::Cancel) && !self.jobs.is_empty() && self.work.one_in(40) {
+        if self.on(DisturbanceClass::Cancel) && !self.jobs.is_empty() && self.work.one_in(40) {
             let at = self.work.below(self.jobs.len() as u64) as usize;
             match self.jobs[at].waits_for_event() && self.work.one_in(2) {
                 // As when the server ends a wait.
@@ -185,22 +187,23 @@ impl RegistryWorld {
             let at = self.work.below(self.clients.len() as u64) as usize;
             self.go(at)?;
         }
-        if self.on(Disturbance::Paths) && self.work.one_in(100) {
+        if self.on(DisturbanceClass::Paths) && self.work.one_in(100) {
             let (name, disk) = (self.work.below(3) as usize, self.work.below(3) as usize);
             self.outside.world().leads[name] = disk;
             self.counts.moved += 1;
             self.machine.say(format!("{} leads to disk {disk}", DISKS[name]));
         }
-        if self.on(Disturbance::Hang) && self.work.one_in(100) {
+        if self.on(DisturbanceClass::Hang) && self.work.one_in(100) {
             let path = self.work.below(self.machine.paths.len() as u64) as usize;
-            let was = std::mem::replace(&mut lock(&self.machine.env).paths[path].mode, PathMode::Hung);
+            let was =
+                std::mem::replace(&mut lock_environment(&self.machine.env).paths[path].mode, PathMode::Hung);
             if was == PathMode::Hung {
                 self.release_path(path);
             }
         }
-        if self.on(Disturbance::Opens) && self.work.one_in(60) {
+        if self.on(DisturbanceClass::Opens) && self.work.one_in(60) {
             let nth = self.work.below(4);
-            lock(&self.machine.env).open_fails = Some(nth);
+            lock_environment(&self.machine.env).open_fails = Some(nth);
         }
         Ok(())
     }
@@ -210,7 +213,7 @@ impl RegistryWorld {
         let job = &mut self.jobs[at];
         if !std::mem::replace(&mut job.hung_up, true) {
             self.counts.hung_up += 1;
-            job.off.cancel(verbs::interrupted("the client hung up"));
+            job.off.cancel(verbs::interrupted_error("the client hung up"));
             let text = format!("the client of {} hangs up", job.id);
             self.machine.say(text);
         }
@@ -218,7 +221,7 @@ impl RegistryWorld {
 
     /// Restores a path and releases its hung requests.
     pub(super) fn release_path(&mut self, path: usize) {
-        lock(&self.machine.env).paths[path].mode = PathMode::Up;
+        lock_environment(&self.machine.env).paths[path].mode = PathMode::Up;
         self.machine.release(path);
     }
 }

@@ -30,7 +30,7 @@ mod observation;
 mod verb_jobs;
 mod world;
 
-use crate::environment::lock;
+use crate::environment::lock_environment;
 use crate::plan::RunPlan;
 use crate::run::{RunFailure, catch_panic};
 pub use counts::RegistryCounts;
@@ -40,14 +40,14 @@ pub use counts::RegistryCounts;
 /// # Errors
 /// The failure, with its trace. The world of a failed run is leaked.
 pub fn run(plan: &RunPlan) -> Result<RegistryCounts, Box<RunFailure>> {
-    let outcome = catch_panic(|| driver::run(plan));
+    let outcome = catch_panic(|| driver::run_registry_steps(plan));
     let world = driver::take_world();
     let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
     let mut plan = plan.clone();
     let mut trace = Vec::new();
     if let Some(world) = world {
         plan.steps = world.machine.step.min(plan.steps);
-        trace.extend(lock(&world.machine.env).trace.last().map(crate::trace::TraceEvent::line));
+        trace.extend(lock_environment(&world.machine.env).trace.last().map(crate::trace::TraceEvent::line));
         Box::leak(world);
     }
     Err(Box::new(RunFailure { plan, what, trace }))

@@ -1,13 +1,15 @@
 //! The permitted changes of the registry, and the rules that hold at any time.
 
-use super::backends::SimBackends;
+use super::backends::SimDiskOpener;
 use super::file::ConfigFileModel;
 use super::generator::{NAMES, UUIDS};
-use super::observation::{KnownTables, ListedDevice, NameHistory, RegistryView, number};
+use super::observation::{
+    ListedDevice, ListedDevices, ObservedTables, PreviousDeviceNames, format_device_number,
+};
 use super::verb_jobs::{ControlVerb, ControlVerbJob, VerbOutcome, VerbProgress};
 use crate::model::Violation;
 use std::collections::BTreeMap;
-use udm_control::Registry;
+use udm_control::DeviceRegistry;
 use udm_control::registry::OPENED_MAJOR;
 use udm_core::DeviceId;
 use udm_core::errno::{EBUSY, ENXIO};
@@ -39,12 +41,12 @@ impl HiddenDevice {
     }
 
     pub(super) fn is_called(&self, word: &str) -> bool {
-        self.name == word || self.uuid.as_deref() == Some(word) || number(self.minor) == word
+        self.name == word || self.uuid.as_deref() == Some(word) || format_device_number(self.minor) == word
     }
 }
 
 /// The part of the world that has just run.
-pub(super) enum Actor<'a> {
+pub(super) enum LastRegistryActor<'a> {
     /// A verb, with its result if it has ended.
     ControlVerb(&'a mut ControlVerbJob, Option<&'a VerbOutcome>),
     /// The task of deferred removals.
@@ -58,8 +60,8 @@ pub(super) enum Actor<'a> {
 /// The model of the registry.
 #[derive(Default)]
 pub(super) struct RegistryModel {
-    pub(super) tables: KnownTables,
-    pub(super) view: RegistryView,
+    pub(super) tables: ObservedTables,
+    pub(super) view: ListedDevices,
     pub(super) hidden: Vec<HiddenDevice>,
     /// Last state of removed devices.
     pub(super) gone: BTreeMap<DeviceId, ListedDevice>,
@@ -67,7 +69,7 @@ pub(super) struct RegistryModel {
     pub(super) numbers: BTreeMap<u32, (String, usize)>,
     /// Number of inspections.
     pub(super) looks: u64,
-    pub(super) names: NameHistory,
+    pub(super) names: PreviousDeviceNames,
     pub(super) config: ConfigFileModel,
     /// Number of tables checked.
     looked: usize,
@@ -79,10 +81,10 @@ pub(super) struct RegistryModel {
     pub(super) deferred: u64,
 }
 
-impl Actor<'_> {
+impl LastRegistryActor<'_> {
     fn began(&self) -> Option<&VerbProgress> {
         match self {
-            Actor::ControlVerb(job, _) => job.began.as_ref(),
+            LastRegistryActor::ControlVerb(job, _) => job.began.as_ref(),
             _ => None,
         }
     }
@@ -93,14 +95,14 @@ impl Actor<'_> {
 
     fn verb(&self) -> Option<&ControlVerb> {
         match self {
-            Actor::ControlVerb(job, _) => Some(&job.verb),
+            LastRegistryActor::ControlVerb(job, _) => Some(&job.verb),
             _ => None,
         }
     }
 
     fn removes(&self, seen: &ListedDevice) -> bool {
         match self {
-            Actor::Deferred => seen.deferred,
+            LastRegistryActor::Deferred => seen.deferred,
             _ => matches!(self.verb(), Some(ControlVerb::Remove { .. })) && self.is_about(seen.id),
         }
     }
@@ -108,7 +110,7 @@ impl Actor<'_> {
     /// Returns the new name or uuid of the device `id`, and true for a uuid.
     fn renames(&self, id: DeviceId) -> Option<(&str, bool)> {
         match self {
-            Actor::ControlVerb(
+            LastRegistryActor::ControlVerb(
                 ControlVerbJob { verb: ControlVerb::Rename { to, uuid, .. }, .. },
                 Some(Ok(_)),
             ) if self.is_about(id) => Some((to, *uuid)),
@@ -123,10 +125,10 @@ impl Actor<'_> {
     /// Describes the actor, for a person.
     fn name(&self) -> String {
         match self {
-            Actor::ControlVerb(job, _) => format!("{:?}", job.verb),
-            Actor::Deferred => "a removal that was deferred".into(),
-            Actor::Reconfigure => "a reconfigure".into(),
-            Actor::Other => "nobody".into(),
+            LastRegistryActor::ControlVerb(job, _) => format!("{:?}", job.verb),
+            LastRegistryActor::Deferred => "a removal that was deferred".into(),
+            LastRegistryActor::Reconfigure => "a reconfigure".into(),
+            LastRegistryActor::Other => "nobody".into(),
         }
     }
 }
@@ -138,13 +140,13 @@ impl RegistryModel {
     /// A change that is not permitted.
     pub(super) fn judge(
         &mut self,
-        registry: &Registry,
-        outside: &SimBackends,
-        mut actor: Actor<'_>,
+        registry: &DeviceRegistry,
+        outside: &SimDiskOpener,
+        mut actor: LastRegistryActor<'_>,
     ) -> Result<Vec<DeviceId>, Violation> {
         self.looks += 1;
         let first_new = self.tables.all.len();
-        let after = RegistryView::take(registry, &mut self.tables)?;
+        let after = ListedDevices::take(registry, &mut self.tables)?;
         let before = std::mem::replace(&mut self.view, after);
         self.check_numbers(outside)?;
         for seen in &self.view.0 {
@@ -159,13 +161,13 @@ impl RegistryModel {
         for was in &before.0 {
             let Some(is) = self.view.get(was.id) else {
                 let removes = match actor {
-                    Actor::Reconfigure => self.file_removes(was.id),
+                    LastRegistryActor::Reconfigure => self.file_removes(was.id),
                     _ => actor.removes(was),
                 };
                 if !removes {
                     return Err(format!("{} took {} away", actor.name(), was.name));
                 }
-                self.deferred += u64::from(matches!(actor, Actor::Deferred));
+                self.deferred += u64::from(matches!(actor, LastRegistryActor::Deferred));
                 gone.push(was.id);
                 self.gone.insert(was.id, was.clone());
                 let ListedDevice { name, uuid, minor, id, .. } = was.clone();
@@ -174,7 +176,7 @@ impl RegistryModel {
             };
             let is = &is.clone();
             let changed = match actor {
-                Actor::Reconfigure => self.file_changes(was, is, first_new),
+                LastRegistryActor::Reconfigure => self.file_changes(was, is, first_new),
                 _ => self.changed(was, is, &actor, first_new),
             };
             changed
@@ -190,13 +192,13 @@ impl RegistryModel {
                 all &= swapped || !sure;
             }
             if is.suspended && !was.suspended {
-                if let Actor::ControlVerb(job, _) = &actor {
+                if let LastRegistryActor::ControlVerb(job, _) = &actor {
                     self.suspended_by.insert(is.id, job.id);
                 }
             } else if !is.suspended {
                 self.suspended_by.remove(&is.id);
             }
-            if let Actor::ControlVerb(ControlVerbJob { began: Some(began), .. }, _) = &mut actor {
+            if let LastRegistryActor::ControlVerb(ControlVerbJob { began: Some(began), .. }, _) = &mut actor {
                 began.swapped |= swapped;
                 began.loaded |= is.inactive != was.inactive && is.inactive.is_some();
             }
@@ -208,15 +210,15 @@ impl RegistryModel {
             ));
         }
         self.come(&before, &actor)?;
-        if matches!(actor, Actor::Reconfigure) {
+        if matches!(actor, LastRegistryActor::Reconfigure) {
             self.file_made(registry);
         }
         self.leave(registry, &actor);
-        if matches!(actor, Actor::Reconfigure) {
+        if matches!(actor, LastRegistryActor::Reconfigure) {
             self.file_begins(registry);
         }
         self.note(&before);
-        if let Actor::ControlVerb(ControlVerbJob { began: Some(began), .. }, _) = &mut actor {
+        if let LastRegistryActor::ControlVerb(ControlVerbJob { began: Some(began), .. }, _) = &mut actor {
             for id in began.targets.clone() {
                 // The inactive table may have been loaded since.
                 let rests = |is: &ListedDevice| is.inactive.is_some() && began.saw(id, is.inactive, true);
@@ -236,7 +238,7 @@ impl RegistryModel {
         &self,
         was: &ListedDevice,
         is: &ListedDevice,
-        actor: &Actor<'_>,
+        actor: &LastRegistryActor<'_>,
         first_new: usize,
     ) -> Result<(), Violation> {
         let may =
@@ -260,7 +262,7 @@ impl RegistryModel {
             sure(resumes && waited || forces && errors(is.live), "its live table")?;
         } else if is.inactive != was.inactive {
             let new = is.inactive.is_some_and(|table| table >= first_new);
-            let ended = matches!(actor, Actor::ControlVerb(_, Some(Ok(_))));
+            let ended = matches!(actor, LastRegistryActor::ControlVerb(_, Some(Ok(_))));
             let loads = may(&|verb| matches!(verb, ControlVerb::Load { .. })) && new && ended;
             let clears = may(&|verb| matches!(verb, ControlVerb::Clear { .. })) && is.inactive.is_none();
             let fails = forces && is.inactive.is_none_or(|table| errors(Some(table)));
@@ -272,9 +274,9 @@ impl RegistryModel {
     }
 
     /// Checks the devices that are new in the registry.
-    fn come(&mut self, before: &RegistryView, actor: &Actor<'_>) -> Result<(), Violation> {
+    fn come(&mut self, before: &ListedDevices, actor: &LastRegistryActor<'_>) -> Result<(), Violation> {
         let made = match actor {
-            Actor::ControlVerb(ControlVerbJob { verb, began: Some(began), .. }, Some(ended)) => {
+            LastRegistryActor::ControlVerb(ControlVerbJob { verb, began: Some(began), .. }, Some(ended)) => {
                 verb.makes().map(|(name, uuid)| (name, uuid, began.minor, ended.is_ok()))
             }
             _ => None,
@@ -286,7 +288,7 @@ impl RegistryModel {
             if let Some(at) = self.hidden.iter().position(|hidden| hidden.id == Some(is.id)) {
                 // The removal has failed.
                 let removes = match actor {
-                    Actor::Reconfigure => self.file_brings_back(is.id),
+                    LastRegistryActor::Reconfigure => self.file_brings_back(is.id),
                     _ => actor.removes(is),
                 };
                 if !removes {
@@ -295,7 +297,7 @@ impl RegistryModel {
                 self.hidden.remove(at);
                 continue;
             }
-            if matches!(actor, Actor::Reconfigure) {
+            if matches!(actor, LastRegistryActor::Reconfigure) {
                 self.file_makes(is)?;
                 continue;
             }
@@ -310,11 +312,11 @@ impl RegistryModel {
     }
 
     /// Updates the devices that were removed completely.
-    fn leave(&mut self, registry: &Registry, actor: &Actor<'_>) {
-        let removes = matches!(actor, Actor::Deferred | Actor::Reconfigure)
+    fn leave(&mut self, registry: &DeviceRegistry, actor: &LastRegistryActor<'_>) {
+        let removes = matches!(actor, LastRegistryActor::Deferred | LastRegistryActor::Reconfigure)
             || matches!(actor.verb(), Some(ControlVerb::Remove { .. }));
         if removes {
-            let waits = |hidden: &HiddenDevice| match registry.find(&number(hidden.minor)) {
+            let waits = |hidden: &HiddenDevice| match registry.find(&format_device_number(hidden.minor)) {
                 Err(e) => e.error.errno == EBUSY,
                 Ok(_) => true,
             };
@@ -323,8 +325,8 @@ impl RegistryModel {
     }
 
     /// Checks that every name, uuid and number leads to the right device.
-    fn check_names(&self, registry: &Registry) -> Result<(), Violation> {
-        let numbers = (0..8).map(number);
+    fn check_names(&self, registry: &DeviceRegistry) -> Result<(), Violation> {
+        let numbers = (0..8).map(format_device_number);
         let words = NAMES.into_iter().chain(UUIDS).map(String::from).chain(numbers);
         for word in words {
             let found = registry.find(&word);
@@ -344,7 +346,7 @@ impl RegistryModel {
 
     /// Checks that each device number always has the same name and disk, and that each disk is open
     /// at most once.
-    fn check_numbers(&mut self, outside: &SimBackends) -> Result<(), Violation> {
+    fn check_numbers(&mut self, outside: &SimDiskOpener) -> Result<(), Violation> {
         let world = outside.world();
         for known in &self.tables.all[self.looked..] {
             for (number, id) in known.devices() {

@@ -1,6 +1,6 @@
 //! The expected table of a multipath device over given paths.
 
-use super::backends::canonical;
+use super::backends::canonicalize_device_name;
 use super::model::RegistryModel;
 use super::verb_jobs::ControlVerb;
 use udm_core::errno::EINVAL;
@@ -9,7 +9,7 @@ use udm_core::errno::EINVAL;
 pub(super) const POLICIES: [&str; 4] = ["failover", "multibus", "group_by_prio", "nonsense"];
 
 /// Returns the error with which `verb` must end for any paths.
-pub(super) fn expected_errno(verb: &ControlVerb) -> Option<i32> {
+pub(super) fn expected_multipath_verb_errno(verb: &ControlVerb) -> Option<i32> {
     let ControlVerb::Multipath { paths, policy, .. } = verb else { return None };
     let wrong = paths.is_empty() || policy.as_deref() == Some("nonsense");
     wrong.then_some(EINVAL)
@@ -17,12 +17,12 @@ pub(super) fn expected_errno(verb: &ControlVerb) -> Option<i32> {
 
 /// True if `paths` has one path twice, under any of its names.
 pub(super) fn has_duplicate_path(paths: &str) -> bool {
-    let words: Vec<&str> = paths.split_whitespace().map(canonical).collect();
+    let words: Vec<&str> = paths.split_whitespace().map(canonicalize_device_name).collect();
     words.iter().enumerate().any(|(i, word)| words[..i].contains(word))
 }
 
 /// True if `reply` may be shown for the table `text`. The number of the current group may differ.
-pub(super) fn is_shown_table(reply: &str, text: &str) -> bool {
+pub(super) fn reply_matches_table(reply: &str, text: &str) -> bool {
     reply == text || path_groups(reply).is_some_and(|shown| Some(shown) == path_groups(text))
 }
 

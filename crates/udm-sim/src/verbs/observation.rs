@@ -3,7 +3,7 @@
 use crate::model::Violation;
 use std::sync::{Arc, Weak};
 use udm_control::registry::MAPPED_MAJOR;
-use udm_control::{Registry, verbs};
+use udm_control::{DeviceRegistry, verbs};
 use udm_core::{Device as _, DeviceId};
 use udm_dm::Table;
 
@@ -15,7 +15,7 @@ pub(super) struct ListedDevice {
     pub(super) uuid: Option<String>,
     pub(super) minor: u32,
     pub(super) suspended: bool,
-    /// Live table, by its number in [`KnownTables`]; `inactive` is the inactive one.
+    /// Live table, by its number in [`ObservedTables`]; `inactive` is the inactive one.
     pub(super) live: Option<usize>,
     pub(super) inactive: Option<usize>,
     pub(super) open: u64,
@@ -25,21 +25,25 @@ pub(super) struct ListedDevice {
 
 /// All listed devices.
 #[derive(Clone, Debug, Default)]
-pub(super) struct RegistryView(pub(super) Vec<ListedDevice>);
+pub(super) struct ListedDevices(pub(super) Vec<ListedDevice>);
 
 /// Device number of a mapped device, as text.
-pub(super) fn number(minor: u32) -> String {
+pub(super) fn format_device_number(minor: u32) -> String {
     format!("{MAPPED_MAJOR}:{minor}")
 }
 
-impl RegistryView {
-    pub(super) fn take(registry: &Registry, tables: &mut KnownTables) -> Result<RegistryView, Violation> {
-        let mut view = RegistryView::default();
+impl ListedDevices {
+    pub(super) fn take(
+        registry: &DeviceRegistry,
+        tables: &mut ObservedTables,
+    ) -> Result<ListedDevices, Violation> {
+        let mut view = ListedDevices::default();
         for mapped in registry.all() {
             let device = &mapped.device;
             let info = device.info();
             let word = info.number.to_string();
-            let shown = verbs::info(registry, &word).map_err(|e| format!("{word} is listed: {e}"))?;
+            let shown = verbs::describe_device_by_name(registry, &word)
+                .map_err(|e| format!("{word} is listed: {e}"))?;
             view.0.push(ListedDevice {
                 id: device.id(),
                 name: info.name,
@@ -68,9 +72,9 @@ impl RegistryView {
 
 /// Previous names of renamed devices, each with the number of the inspection of the rename.
 #[derive(Default)]
-pub(super) struct NameHistory(Vec<(u64, DeviceId, String)>);
+pub(super) struct PreviousDeviceNames(Vec<(u64, DeviceId, String)>);
 
-impl NameHistory {
+impl PreviousDeviceNames {
     /// Records a rename of `was` at the inspection `at`.
     pub(super) fn renamed(&mut self, at: u64, was: &ListedDevice) {
         self.0.push((at, was.id, was.name.clone()));
@@ -85,26 +89,26 @@ impl NameHistory {
 
 impl ListedDevice {
     /// True if `table`, resolved since the inspection `since`, names this device.
-    pub(super) fn stands_in(&self, table: &str, since: u64, names: &NameHistory) -> bool {
-        let number = number(self.minor);
+    pub(super) fn stands_in(&self, table: &str, since: u64, names: &PreviousDeviceNames) -> bool {
+        let number = format_device_number(self.minor);
         let is_name = |name: &str| names.was(self, name, since);
         table.split_whitespace().any(|word| word == number || word.strip_prefix('@').is_some_and(is_name))
     }
 
     pub(super) fn is_called(&self, word: &str) -> bool {
-        self.name == word || self.uuid.as_deref() == Some(word) || number(self.minor) == word
+        self.name == word || self.uuid.as_deref() == Some(word) || format_device_number(self.minor) == word
     }
 }
 
 /// A table that was seen in a slot.
-pub(super) struct KnownTable {
+pub(super) struct ObservedTable {
     table: Weak<Table>,
     /// The mapped devices that the table uses.
     pub(super) uses: Vec<DeviceId>,
     pub(super) text: String,
 }
 
-impl KnownTable {
+impl ObservedTable {
     pub(super) fn is_alive(&self) -> bool {
         self.table.strong_count() > 0
     }
@@ -118,15 +122,15 @@ impl KnownTable {
 
 /// All tables that were seen in a slot.
 #[derive(Default)]
-pub(super) struct KnownTables {
-    pub(super) all: Vec<KnownTable>,
+pub(super) struct ObservedTables {
+    pub(super) all: Vec<ObservedTable>,
     alive: Vec<usize>,
     /// Tables that were dropped while messages were in transit. Cores that had prepared such a
     /// table may hold its devices until the messages arrive.
     leaving: Vec<usize>,
 }
 
-impl KnownTables {
+impl ObservedTables {
     fn number(&mut self, table: &Arc<Table>) -> usize {
         let same = |&&i: &&usize| std::ptr::eq(self.all[i].table.as_ptr(), Arc::as_ptr(table));
         if let Some(known) = self.alive.iter().find(same) {
@@ -136,14 +140,14 @@ impl KnownTables {
         let mut uses: Vec<DeviceId> = mapped.map(|used| used.device.id()).collect();
         uses.sort_unstable();
         uses.dedup();
-        self.all.push(KnownTable { table: Arc::downgrade(table), uses, text: table.text() });
+        self.all.push(ObservedTable { table: Arc::downgrade(table), uses, text: table.text() });
         self.alive.push(self.all.len() - 1);
         self.all.len() - 1
     }
 
     /// Returns the tables that still exist.
     pub(super) fn alive(&mut self) -> &[usize] {
-        let KnownTables { all, alive, leaving } = self;
+        let ObservedTables { all, alive, leaving } = self;
         leaving.extend(alive.extract_if(.., |i| !all[*i].is_alive()));
         alive
     }

@@ -1,13 +1,13 @@
 //! The verbs that control clients call.
 
-use super::observation::RegistryView;
+use super::observation::ListedDevices;
 pub(super) use crate::wakeable::WakeableFuture;
 use std::sync::Arc;
-use udm_control::api::Change;
+use udm_control::api::DeviceConfigChange;
 use udm_control::error::VerbError;
 use udm_control::registry::{BaseDir, NewName};
-use udm_control::verbs::{self, CancelToken, MultipathOptions, RemoveOptions};
-use udm_control::{Registry, config};
+use udm_control::verbs::{self, CancelToken, PathGroupingOptions, RemoveOptions};
+use udm_control::{DeviceRegistry, config};
 use udm_core::DeviceId;
 
 /// A verb with its arguments.
@@ -160,7 +160,7 @@ pub(super) struct ControlVerbJob {
 
 /// Counts of disturbances that may be the reason of a refusal.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct DisturbanceCounts {
+pub(super) struct RefusalReasonCounts {
     /// Names that could not be opened.
     pub(super) failed: u64,
     /// Lanes that could not be opened.
@@ -182,7 +182,7 @@ pub(super) struct VerbProgress {
     /// Number of the inspection at its start.
     pub(super) look: u64,
     /// Disturbances up to its start.
-    pub(super) trouble: DisturbanceCounts,
+    pub(super) trouble: RefusalReasonCounts,
     /// True if a client cancelled the deferred removal of one of the devices.
     pub(super) kept: bool,
     /// Tables that were in the inactive slot of each device since the start.
@@ -197,7 +197,7 @@ pub(super) struct VerbProgress {
 
 impl VerbProgress {
     /// Records the inactive tables of the devices in `view`.
-    pub(super) fn see(&mut self, view: &RegistryView) {
+    pub(super) fn see(&mut self, view: &ListedDevices) {
         for id in &self.targets {
             let waits = view.get(*id).map(|seen| (*id, seen.inactive));
             self.waited.extend(waits.filter(|waits| !self.waited.contains(waits)));
@@ -229,54 +229,67 @@ impl ControlVerbJob {
         !looks && self.began.as_ref().is_some_and(|began| began.targets.contains(&device))
     }
 
-    pub(super) fn new(id: u64, verb: ControlVerb, registry: &Arc<Registry>) -> ControlVerbJob {
+    pub(super) fn new(id: u64, verb: ControlVerb, registry: &Arc<DeviceRegistry>) -> ControlVerbJob {
         let off = CancelToken::default();
-        let waiting = WakeableFuture::new(run(registry.clone(), verb.clone(), off.clone()));
+        let waiting = WakeableFuture::new(execute_control_verb(registry.clone(), verb.clone(), off.clone()));
         ControlVerbJob { id, verb, off, hung_up: false, waiting, began: None }
     }
 }
 
-async fn run(registry: Arc<Registry>, verb: ControlVerb, off: CancelToken) -> VerbOutcome {
+async fn execute_control_verb(
+    registry: Arc<DeviceRegistry>,
+    verb: ControlVerb,
+    off: CancelToken,
+) -> VerbOutcome {
     let folder = BaseDir::none();
     let (r, off) = (&registry, &off);
     match &verb {
         ControlVerb::Create { name, uuid, table } => {
-            verbs::create_cancellable(r, name, uuid.as_deref(), table.as_deref(), &folder, off).await?;
+            verbs::create_device_cancellable(r, name, uuid.as_deref(), table.as_deref(), &folder, off)
+                .await?;
         }
         ControlVerb::Multipath { name, uuid, paths, policy } => {
             let paths: Vec<String> = paths.split_whitespace().map(String::from).collect();
-            let how = MultipathOptions { policy: policy.clone(), ..MultipathOptions::default() };
+            let how = PathGroupingOptions { policy: policy.clone(), ..PathGroupingOptions::default() };
             verbs::create_multipath_cancellable(r, name, uuid.as_deref(), &paths, &how, &folder, off).await?;
         }
         ControlVerb::Reconfigure { dry_run } => {
-            let done = config::reconfigure(r, *dry_run, off).await?;
-            let line = |c: Change| format!("{}\t{}\t{}", c.change, c.name, c.error.unwrap_or_default());
+            let done = config::apply_config_file(r, *dry_run, off).await?;
+            let line =
+                |c: DeviceConfigChange| format!("{}\t{}\t{}", c.change, c.name, c.error.unwrap_or_default());
             let changes = done.changes.into_iter().map(line);
             return Ok([done.unchanged.to_string()].into_iter().chain(changes).collect());
         }
         ControlVerb::Wait { word, event } => {
-            let device = verbs::wait_event(r, word, *event, off).await?;
+            let device = verbs::wait_device_event(r, word, *event, off).await?;
             return Ok(vec![device.event_nr.to_string()]);
         }
-        ControlVerb::Load { word, table } => verbs::load_cancellable(r, word, table, false, &folder, off)?,
-        ControlVerb::Clear { word } => verbs::clear(r, word)?,
+        ControlVerb::Load { word, table } => {
+            verbs::load_table_cancellable(r, word, table, false, &folder, off)?;
+        }
+        ControlVerb::Clear { word } => verbs::clear_inactive_table(r, word)?,
         ControlVerb::Suspend { words, noflush } => {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            verbs::suspend_cancellable(r, &words, *noflush, off).await?;
+            verbs::suspend_devices_cancellable(r, &words, *noflush, off).await?;
         }
         ControlVerb::Resume { words } => {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            verbs::resume_cancellable(r, &words, off).await?;
+            verbs::resume_devices_cancellable(r, &words, off).await?;
         }
-        ControlVerb::Remove { word, how } => verbs::remove_cancellable(r, word, *how, off).await?,
+        ControlVerb::Remove { word, how } => verbs::remove_device_cancellable(r, word, *how, off).await?,
         ControlVerb::Message { word, text } => {
-            return Ok(vec![verbs::message_from(r, word, 0, text, &folder)?]);
+            return Ok(vec![verbs::send_message_with_base_dir(r, word, 0, text, &folder)?]);
         }
-        ControlVerb::Rename { word, to, uuid: false } => verbs::rename(r, word, NewName::Name(to))?,
-        ControlVerb::Rename { word, to, uuid: true } => verbs::rename(r, word, NewName::Uuid(to))?,
+        ControlVerb::Rename { word, to, uuid: false } => {
+            verbs::rename_mapped_device(r, word, NewName::Name(to))?;
+        }
+        ControlVerb::Rename { word, to, uuid: true } => {
+            verbs::rename_mapped_device(r, word, NewName::Uuid(to))?;
+        }
         ControlVerb::Look { word } => {
-            let status = verbs::status(r, word, false)?;
-            let tables = [verbs::table(r, word, false)?, verbs::table(r, word, true)?];
+            let status = verbs::table_status_by_device_name(r, word, false)?;
+            let tables =
+                [verbs::table_by_device_name(r, word, false)?, verbs::table_by_device_name(r, word, true)?];
             return Ok(vec![status.text, tables[0].text.clone(), tables[1].text.clone()]);
         }
     }

@@ -1,32 +1,32 @@
 //! A registry world: cores, the registry and its clients, which run on one thread in an order drawn
 //! from a seed.
 
-use super::backends::{NAMES as DISKS, SimBackends};
-use super::clients::DeviceReader;
+use super::backends::{NAMES as DISKS, SimDiskOpener};
+use super::clients::DeviceReadClient;
 use super::counts::RegistryCounts;
-use super::driver::{self, ReentrantStep};
+use super::driver::{self, RegistryStepOutsideBorrow};
 use super::expected_results::KEEP;
 use super::file::DeclaredDevice;
 use super::generator::VerbGenerator;
-use super::model::{Actor, RegistryModel};
-use super::observation::number;
-use super::verb_jobs::{ControlVerb, ControlVerbJob, DisturbanceCounts, VerbOutcome, WakeableFuture};
-use crate::counts::RunHash;
+use super::model::{LastRegistryActor, RegistryModel};
+use super::observation::format_device_number;
+use super::verb_jobs::{ControlVerb, ControlVerbJob, RefusalReasonCounts, VerbOutcome, WakeableFuture};
+use crate::counts::CombinedRunHash;
 use crate::disk::SimDisk;
-use crate::environment::{Env, PathState, lock};
+use crate::environment::{Env, SimPathState, lock_environment};
 use crate::machine::Machine;
 use crate::model::Violation;
-use crate::plan::{Disturbance, RunPlan};
-use crate::register_model::RegisterModel;
+use crate::plan::{DisturbanceClass, RunPlan};
+use crate::register_model::SectorRegisterModel;
 use crate::rng::{RngStream, SimRng};
-use crate::trace::{EventKind, NO_CORE};
+use crate::trace::{NO_CORE, TraceEventKind};
 use crate::turn::MachineWorld;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::Poll;
-use udm_control::Registry;
+use udm_control::DeviceRegistry;
 use udm_control::config::DesiredState;
-use udm_control::exports::{ExportOptions, Exporter};
+use udm_control::exports::{DeviceExporter, ExportOptions};
 use udm_control::registry::BaseDir;
 use udm_control::{config, verbs};
 use udm_core::Nanos;
@@ -38,13 +38,13 @@ const SECTORS: u64 = 64;
 /// A simulated world of the registry and its clients.
 pub(super) struct RegistryWorld {
     pub(super) machine: Machine,
-    registry: Arc<Registry>,
+    registry: Arc<DeviceRegistry>,
     pub(super) exports: Arc<Exports>,
-    pub(super) outside: SimBackends,
+    pub(super) outside: SimDiskOpener,
     pub(super) jobs: Vec<ControlVerbJob>,
     /// The task of deferred removals.
     pub(super) deferred: Option<WakeableFuture<Infallible>>,
-    pub(super) clients: Vec<DeviceReader>,
+    pub(super) clients: Vec<DeviceReadClient>,
     pub(super) model: RegistryModel,
     pub(super) draw: VerbGenerator,
     pub(super) work: SimRng,
@@ -69,17 +69,17 @@ impl RegistryWorld {
         let mut env = Env::new(plan.seed, plan.keep_events);
         for disk in 0..DISKS.len() - 1 {
             env.disks.push(SimDisk::new(disk, SECTORS));
-            env.paths.push(PathState::draw(disk, &mut build, plan.without));
+            env.paths.push(SimPathState::draw(disk, &mut build, plan.without));
         }
-        let cells = RegisterModel::new(&[SECTORS; 3], SimDisk::first_stamp);
+        let cells = SectorRegisterModel::new(&[SECTORS; 3], SimDisk::first_stamp);
         let mut machine = Machine::new(plan, &mut build, count, env, cells);
         machine.make_cores(count);
-        let fails = if on(Disturbance::Opens) { build.pick(&[0, 10, 30]) } else { 0 };
-        let outside = SimBackends::new(&machine.env, SimRng::new(plan.seed, RngStream::SimNetwork), fails);
-        let registry = Registry::with_opener(machine.inboxes.clone(), count, Box::new(outside.clone()));
-        registry.set_config_reader(Box::new(driver::read_file));
+        let fails = if on(DisturbanceClass::Opens) { build.pick(&[0, 10, 30]) } else { 0 };
+        let outside = SimDiskOpener::new(&machine.env, SimRng::new(plan.seed, RngStream::SimNetwork), fails);
+        let registry = DeviceRegistry::with_opener(machine.inboxes.clone(), count, Box::new(outside.clone()));
+        registry.set_config_reader(Box::new(driver::read_simulated_config_file));
         let exports = Arc::new(Exports::new());
-        registry.set_exporter(Exporter::new(exports.clone(), ExportOptions::default()));
+        registry.set_exporter(DeviceExporter::new(exports.clone(), ExportOptions::default()));
         let sees = registry.clone();
         RegistryWorld {
             deferred: Some(WakeableFuture::new(async move { verbs::run_deferred_removals(&sees).await })),
@@ -108,7 +108,7 @@ impl RegistryWorld {
     }
 
     pub(super) fn counts(&self) -> RegistryCounts {
-        let env = lock(&self.machine.env);
+        let env = lock_environment(&self.machine.env);
         RegistryCounts {
             steps: self.machine.step,
             deferred: self.model.deferred,
@@ -116,12 +116,12 @@ impl RegistryWorld {
             no_lanes: env.seen.refused,
             hangs: env.seen.hangs,
             simulated: self.machine.totals.simulated,
-            hash: RunHash(env.trace.hash()),
+            hash: CombinedRunHash(env.trace.hash()),
             ..self.counts
         }
     }
 
-    pub(super) fn on(&self, class: Disturbance) -> bool {
+    pub(super) fn on(&self, class: DisturbanceClass) -> bool {
         !self.machine.plan.without.has(class)
     }
 
@@ -147,7 +147,7 @@ impl RegistryWorld {
     /// The suspended devices.
     pub(super) fn suspended(&self) -> Vec<String> {
         let suspended = self.model.view.0.iter().filter(|seen| seen.suspended);
-        suspended.map(|seen| number(seen.minor)).collect()
+        suspended.map(|seen| format_device_number(seen.minor)).collect()
     }
 
     /// Describes the work that waits, for a person.
@@ -170,16 +170,16 @@ impl RegistryWorld {
     }
 
     /// Inspects the registry after `actor` has run.
-    pub(super) fn look(&mut self, actor: Actor<'_>) -> Result<(), Violation> {
+    pub(super) fn look(&mut self, actor: LastRegistryActor<'_>) -> Result<(), Violation> {
         self.judge(actor)?;
         self.check()
     }
 
     /// Checks the changes that `actor` made.
-    fn judge(&mut self, actor: Actor<'_>) -> Result<(), Violation> {
+    fn judge(&mut self, actor: LastRegistryActor<'_>) -> Result<(), Violation> {
         self.counts.looks += 1;
         let kept = match &actor {
-            Actor::ControlVerb(
+            LastRegistryActor::ControlVerb(
                 ControlVerbJob { verb: ControlVerb::Message { text, .. }, began: Some(began), .. },
                 _,
             ) if text == KEEP => began.targets.clone(),
@@ -196,17 +196,17 @@ impl RegistryWorld {
         Ok(())
     }
 
-    fn trouble(&self) -> DisturbanceCounts {
+    fn trouble(&self) -> RefusalReasonCounts {
         let failed = self.outside.world().failed;
-        let refused = lock(&self.machine.env).seen.refused;
-        DisturbanceCounts { failed, refused, moved: self.counts.moved }
+        let refused = lock_environment(&self.machine.env).seen.refused;
+        RefusalReasonCounts { failed, refused, moved: self.counts.moved }
     }
 
     /// Inspects the changes of a reconfigure before others run in the middle of it.
     pub(super) fn look_at_file(&mut self) {
         let is_file = self.model.config.under.as_ref().map(|under| under.job);
         if !self.beside && is_file.is_some() && self.loading.as_ref().map(|(id, ..)| *id) == is_file {
-            let looked = self.look(Actor::Reconfigure);
+            let looked = self.look(LastRegistryActor::Reconfigure);
             self.wrong = self.wrong.take().or(looked.err());
         }
     }
@@ -243,11 +243,11 @@ impl RegistryWorld {
         if let Some(export) = self.exports.all().iter().find(is_said) {
             return Err(format!("{}: the read-only flag of the export is wrong", export.name()));
         }
-        lock(&self.machine.env).violation.take().map_or(Ok(()), Err)
+        lock_environment(&self.machine.env).violation.take().map_or(Ok(()), Err)
     }
 
     /// Runs one step. A verb is returned to the caller, because it runs outside of the world.
-    pub(super) fn step(&mut self) -> Result<Option<ReentrantStep>, Violation> {
+    pub(super) fn step(&mut self) -> Result<Option<RegistryStepOutsideBorrow>, Violation> {
         self.machine.step += 1;
         self.machine.set_turn(None);
         if !self.resting {
@@ -267,20 +267,20 @@ impl RegistryWorld {
                 Some(core) => self.turn(core)?,
                 None => self.jump()?,
             }
-            return lock(&self.machine.env).violation.take().map_or(Ok(None), Err);
+            return lock_environment(&self.machine.env).violation.take().map_or(Ok(None), Err);
         }
         let nth = self.work.below(ready.len() as u64) as usize;
         if nth < verbs {
-            return Ok(Some(ReentrantStep::ControlVerbJob(Box::new(self.take(ready[nth])))));
+            return Ok(Some(RegistryStepOutsideBorrow::ControlVerbJob(Box::new(self.take(ready[nth])))));
         }
         if nth < verbs + closing {
             let (_, work) = self.outside.world().closing.remove(nth - verbs);
             work();
-            self.look(Actor::Other)?;
+            self.look(LastRegistryActor::Other)?;
             return Ok(None);
         }
         self.outside.world().actor = 0;
-        Ok(self.deferred.take().map(ReentrantStep::Deferred))
+        Ok(self.deferred.take().map(RegistryStepOutsideBorrow::Deferred))
     }
 
     fn jump(&mut self) -> Result<(), Violation> {
@@ -290,7 +290,7 @@ impl RegistryWorld {
         if self.resting {
             return Err(format!("nothing moves any more: {}", self.waits()));
         }
-        let mut env = lock(&self.machine.env);
+        let mut env = lock_environment(&self.machine.env);
         env.now = env.now + Nanos(1_000_000);
         Ok(())
     }
@@ -335,11 +335,20 @@ impl RegistryWorld {
         }
         self.wrong.take().map_or(Ok(()), Err)?;
         let was = self.model.view.clone();
-        let now = lock(&self.machine.env).now;
-        lock(&self.machine.env).trace.add(now, NO_CORE, EventKind::CoreMessage, [job.id, 0, 0, 0]);
+        let now = lock_environment(&self.machine.env).now;
+        lock_environment(&self.machine.env).trace.add(
+            now,
+            NO_CORE,
+            TraceEventKind::CoreMessage,
+            [job.id, 0, 0, 0],
+        );
         let is_file = matches!(job.verb, ControlVerb::Reconfigure { .. });
         let Poll::Ready(outcome) = polled else {
-            self.judge(if is_file { Actor::Reconfigure } else { Actor::ControlVerb(&mut job, None) })?;
+            self.judge(if is_file {
+                LastRegistryActor::Reconfigure
+            } else {
+                LastRegistryActor::ControlVerb(&mut job, None)
+            })?;
             self.model.check_hang_up(&job)?;
             self.jobs.push(job);
             return self.check();
@@ -347,7 +356,11 @@ impl RegistryWorld {
         let done = |reply: &Vec<String>| if is_file { format!("{reply:?}") } else { "done".into() };
         let reply = outcome.as_ref().map_or_else(ToString::to_string, done);
         self.machine.say(format!("{} ends: {reply}", job.id));
-        self.look(if is_file { Actor::Reconfigure } else { Actor::ControlVerb(&mut job, Some(&outcome)) })?;
+        self.look(if is_file {
+            LastRegistryActor::Reconfigure
+        } else {
+            LastRegistryActor::ControlVerb(&mut job, Some(&outcome))
+        })?;
         self.model.check_hang_up(&job)?;
         let trouble = self.trouble();
         let may_be_called_off = match is_file {

@@ -2,20 +2,20 @@
 //! note.
 
 use slab::Slab;
-use udm_core::{Bio, BioPool, Cx, OwnerId};
+use udm_core::{Bio, BioOwnerId, BioPool, Cx};
 
 /// The requests that have a clone in flight, each with a note of type `T`. A clone carries the data
 /// of its request (moved, not copied); its cookie is the index of the request.
-pub(super) struct CloneTable<T> {
-    owner: OwnerId,
+pub(super) struct InFlightBioClones<T> {
+    owner: BioOwnerId,
     originals: Slab<(Box<Bio>, T)>,
     pool: BioPool,
 }
 
-impl<T> CloneTable<T> {
-    pub(super) fn new(cx: &mut Cx<'_>) -> CloneTable<T> {
+impl<T> InFlightBioClones<T> {
+    pub(super) fn new(cx: &mut Cx<'_>) -> InFlightBioClones<T> {
         // There are as many clones as requests in flight above, and their owners limit those.
-        CloneTable { owner: cx.new_owner(), originals: Slab::new(), pool: BioPool::new(usize::MAX) }
+        InFlightBioClones { owner: cx.new_owner(), originals: Slab::new(), pool: BioPool::new(usize::MAX) }
     }
 
     /// Keeps `bio` with `note` and returns a started clone to send in its place.

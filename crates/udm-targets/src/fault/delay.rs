@@ -17,13 +17,15 @@
 //! `status` shows how many reads, writes and flushes wait, over all cores; a class without delay
 //! counts none. The counts are shared by the cores and changed once per batch.
 
-use super::{OffsetLane, UnderlyingRange, look_up_device, parse_number};
+use super::{SectorOffsetLane, UnderlyingRange, look_up_device, parse_number};
 use crossbeam_utils::CachePadded;
 use std::collections::VecDeque;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use udm_core::{Batch, Bio, BioFlags, Cx, Drain, Lane, Limits, Nanos, Op, OpenError, OwnWork, Sectors};
+use udm_core::{
+    Batch, Bio, BioFlags, Cx, DeviceControlError, DrainMode, Lane, Limits, Nanos, Op, OwnWork, Sectors,
+};
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceRange, LowerLimits, Target, TargetArgs};
 
@@ -86,15 +88,19 @@ impl Target for DelayTarget {
         NAME
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        let mut lanes: Vec<LowerLane> = Vec::new();
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        let mut lanes: Vec<DelayLowerLane> = Vec::new();
         let mut queues = Vec::new();
         for class in &self.classes {
             let lower_range = (class.under.device.device.id(), class.under.start);
             let lane = match lanes.iter().position(|lane| lane.lower_range == lower_range) {
                 Some(lane) => lane,
                 None => {
-                    lanes.push(LowerLane { lower_range, lane: class.under.open(cx)?, down: Batch::new() });
+                    lanes.push(DelayLowerLane {
+                        lower_range,
+                        lane: class.under.open(cx)?,
+                        down: Batch::new(),
+                    });
                     lanes.len() - 1
                 }
             };
@@ -132,9 +138,9 @@ impl Target for DelayTarget {
     }
 }
 
-struct LowerLane {
+struct DelayLowerLane {
     lower_range: (udm_core::DeviceId, udm_core::Sector),
-    lane: OffsetLane,
+    lane: SectorOffsetLane,
     down: Batch,
 }
 
@@ -150,7 +156,7 @@ struct DelayQueue {
 
 struct DelayLane {
     /// One lane per distinct device and offset.
-    lanes: Vec<LowerLane>,
+    lanes: Vec<DelayLowerLane>,
     queues: [DelayQueue; 3],
     queued: Arc<[CachePadded<AtomicU64>; 3]>,
 }
@@ -204,7 +210,7 @@ impl Lane for DelayLane {
         }
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         self.release(Nanos::NEVER, cx);
         for under in &mut self.lanes {
             under.lane.drain(how, back, cx);

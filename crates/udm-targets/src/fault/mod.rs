@@ -12,22 +12,22 @@ pub mod dust;
 pub mod flakey;
 pub mod log_writes;
 
-use udm_core::{Batch, Bio, Cx, Drain, Lane, Limits, Op, OpenError, OwnWork, Sector, Sectors};
+use udm_core::{Batch, Bio, Cx, DeviceControlError, DrainMode, Lane, Limits, Op, OwnWork, Sector, Sectors};
 use udm_dm::TargetError;
-use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Resolver, decimal};
+use udm_dm::target::{DeviceNameResolver, DeviceRange, LowerLimits, ResolvedDevice, parse_decimal_u64};
 
 /// Parses a decimal number that fits `T`.
 fn parse_number<T: TryFrom<u64>>(word: &str) -> Option<T> {
-    decimal(word)?.try_into().ok()
+    parse_decimal_u64(word)?.try_into().ok()
 }
 
 /// Resolves the device of argument `word`; `text` is the kernel's message if there is none.
 fn look_up_device(
-    resolver: &mut dyn Resolver,
+    resolver: &mut dyn DeviceNameResolver,
     args: &[String],
     word: usize,
     text: &str,
-) -> Result<DeviceRef, TargetError> {
+) -> Result<ResolvedDevice, TargetError> {
     resolver
         .get(&args[word])
         .map_err(|e| TargetError::new(text).with_errno(e.errno).because(e.reason).at(word))
@@ -35,13 +35,13 @@ fn look_up_device(
 
 /// The range of a device that a target uses: `<dev> <offset>` in a table.
 struct UnderlyingRange {
-    device: DeviceRef,
+    device: ResolvedDevice,
     start: Sector,
 }
 
 impl UnderlyingRange {
-    fn open(&self, cx: &mut Cx<'_>) -> Result<OffsetLane, OpenError> {
-        Ok(OffsetLane { lane: self.device.device.open(cx)?, start: Sectors(self.start.0) })
+    fn open(&self, cx: &mut Cx<'_>) -> Result<SectorOffsetLane, DeviceControlError> {
+        Ok(SectorOffsetLane { lane: self.device.device.open(cx)?, start: Sectors(self.start.0) })
     }
 
     fn used(&self, len: Sectors) -> DeviceRange {
@@ -56,12 +56,12 @@ impl UnderlyingRange {
 
 /// A lane of an [`UnderlyingRange`]: adds the offset on the way down and subtracts it on the way
 /// up.
-struct OffsetLane {
+struct SectorOffsetLane {
     lane: Box<dyn Lane>,
     start: Sectors,
 }
 
-impl OffsetLane {
+impl SectorOffsetLane {
     fn undo(&self, bios: &mut [Box<Bio>]) {
         for bio in bios.iter_mut().filter(|bio| bio.op != Op::Flush) {
             bio.sector -= self.start;
@@ -69,7 +69,7 @@ impl OffsetLane {
     }
 }
 
-impl Lane for OffsetLane {
+impl Lane for SectorOffsetLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         if batch.is_empty() {
             return;
@@ -86,7 +86,7 @@ impl Lane for OffsetLane {
         self.undo(&mut done[from..]);
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         let from = back.len();
         self.lane.drain(how, back, cx);
         self.undo(&mut back[from..]);

@@ -3,11 +3,11 @@
 use super::quarantine_status::QuarantineStatus;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use udm_core::Nanos;
-use udm_dm::PathCheckState;
+use udm_dm::PathCheckResult;
 
 /// Results and timers of the checker.
-pub(super) struct CheckerStatus {
-    paths: Box<[PathCheckStatus]>,
+pub(super) struct PathCheckerStatus {
+    paths: Box<[LastPathCheckResult]>,
     /// Time when requests without a path fail; [`Nanos::NEVER`] if no timer runs.
     fails_at: AtomicU64,
     /// Time of a planned failback, and its group, counted from 0.
@@ -15,7 +15,7 @@ pub(super) struct CheckerStatus {
     failback_group: AtomicU32,
 }
 
-struct PathCheckStatus {
+struct LastPathCheckResult {
     state: AtomicU8,
     /// The path is shorter than the table's range.
     truncated: AtomicBool,
@@ -28,17 +28,17 @@ struct PathCheckStatus {
     bad: AtomicU64,
 }
 
-impl CheckerStatus {
-    pub fn new(paths: usize) -> CheckerStatus {
-        let slot = |_| PathCheckStatus {
-            state: AtomicU8::new(PathCheckState::Unchecked as u8),
+impl PathCheckerStatus {
+    pub fn new(paths: usize) -> PathCheckerStatus {
+        let slot = |_| LastPathCheckResult {
+            state: AtomicU8::new(PathCheckResult::Unchecked as u8),
             truncated: AtomicBool::new(false),
             prio: AtomicU32::new(0),
             held_until: AtomicU64::new(Nanos::NEVER.0),
             sent: AtomicU64::new(0),
             bad: AtomicU64::new(0),
         };
-        CheckerStatus {
+        PathCheckerStatus {
             paths: (0..paths).map(slot).collect(),
             fails_at: AtomicU64::new(Nanos::NEVER.0),
             failback_at: AtomicU64::new(Nanos::NEVER.0),
@@ -66,13 +66,13 @@ impl CheckerStatus {
     }
 
     /// Stores the state of a path. Returns true if the state changed.
-    pub fn set(&self, path: usize, state: PathCheckState) -> bool {
+    pub fn set(&self, path: usize, state: PathCheckResult) -> bool {
         self.paths[path].state.swap(state as u8, Relaxed) != state as u8
     }
 
-    pub fn state(&self, path: usize) -> PathCheckState {
+    pub fn state(&self, path: usize) -> PathCheckResult {
         let number = self.paths[path].state.load(Relaxed);
-        PathCheckState::ALL[usize::from(number)]
+        PathCheckResult::ALL[usize::from(number)]
     }
 
     pub fn set_truncated(&self, path: usize, truncated: bool) {

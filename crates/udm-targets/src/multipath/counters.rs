@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use udm_core::latency::{LatencyCounters, LatencyHistogram};
+use udm_core::latency::{AtomicLatencyHistogram, LatencyHistogramSnapshot};
 use udm_core::{Bio, Op, Status};
 
 /// Number of operations.
@@ -24,10 +24,10 @@ pub(super) struct PathIoTotals {
     pub(super) retries: u64,
     /// Bios in flight, as of the last poll of each lane.
     pub(super) in_flight: u64,
-    /// Counters of the path watch, in the order of [`WatchCounters::cells`].
+    /// Counters of the path watch, in the order of [`PathWatchCounters::cells`].
     pub(super) watched: [u64; WATCH_COUNTERS],
     /// Latency of reads in watched lanes.
-    pub(super) latency: LatencyHistogram,
+    pub(super) latency: LatencyHistogramSnapshot,
 }
 
 impl Default for PathIoTotals {
@@ -38,7 +38,7 @@ impl Default for PathIoTotals {
             retries: 0,
             in_flight: 0,
             watched: [0; WATCH_COUNTERS],
-            latency: LatencyHistogram::default(),
+            latency: LatencyHistogramSnapshot::default(),
         }
     }
 }
@@ -63,22 +63,22 @@ impl PathIoTotals {
 
 /// The counters of one path in one lane.
 #[derive(Debug, Default)]
-pub(super) struct PathCounters {
+pub(super) struct LanePathCounters {
     ops: [(AtomicU64, AtomicU64); OPS],
     errors: [AtomicU64; ENDS],
     retries: AtomicU64,
     in_flight: AtomicU64,
-    pub(super) watched: WatchCounters,
+    pub(super) watched: PathWatchCounters,
     /// Present only if the lane is watched.
-    pub(super) latency: Option<Box<LatencyCounters>>,
+    pub(super) latency: Option<Box<AtomicLatencyHistogram>>,
 }
 
 /// Number of counters of a path watch.
 const WATCH_COUNTERS: usize = 9;
 
-/// Counters of one lane's path watch for one path ([`udm_dm::PathWatchReport`]).
+/// Counters of one lane's path watch for one path ([`udm_dm::PathLatencyAndHedgeReport`]).
 #[derive(Debug, Default)]
-pub(super) struct WatchCounters {
+pub(super) struct PathWatchCounters {
     pub(super) waiting: AtomicU64,
     pub(super) abandoned_reads: AtomicU64,
     pub(super) late_completions: AtomicU64,
@@ -90,10 +90,10 @@ pub(super) struct WatchCounters {
     pub(super) free_hedges: AtomicU64,
 }
 
-impl WatchCounters {
+impl PathWatchCounters {
     /// Adds `n` to one of the counters.
     pub(super) fn add(cell: &AtomicU64, n: u64) {
-        PathCounters::bump(cell, n);
+        LanePathCounters::bump(cell, n);
     }
 
     /// Subtracts `n` from one of the counters.
@@ -102,7 +102,7 @@ impl WatchCounters {
     }
 
     fn cells(&self) -> [&AtomicU64; WATCH_COUNTERS] {
-        let WatchCounters {
+        let PathWatchCounters {
             waiting,
             abandoned_reads,
             late_completions,
@@ -127,7 +127,7 @@ impl WatchCounters {
     }
 }
 
-impl PathCounters {
+impl LanePathCounters {
     /// Adds to a counter that only the caller's thread writes. Relaxed: no other data depends on
     /// it.
     #[inline(always)]
@@ -139,18 +139,18 @@ impl PathCounters {
     #[inline(always)]
     pub(super) fn count_completed(&self, op: Op, bios: u64, bytes: u64) {
         let (all, sum) = &self.ops[op as usize];
-        PathCounters::bump(all, bios);
-        PathCounters::bump(sum, bytes);
+        LanePathCounters::bump(all, bios);
+        LanePathCounters::bump(sum, bytes);
     }
 
     /// Counts a bio that completed with an error.
     pub(super) fn failed(&self, bio: &Bio) {
-        PathCounters::bump(&self.errors[bio.status as usize], 1);
+        LanePathCounters::bump(&self.errors[bio.status as usize], 1);
     }
 
     /// Counts `bios` bios that another path had failed.
     pub(super) fn retried(&self, bios: u64) {
-        PathCounters::bump(&self.retries, bios);
+        LanePathCounters::bump(&self.retries, bios);
     }
 
     /// Sets the number of bios in flight.
@@ -174,26 +174,27 @@ impl PathCounters {
 }
 
 /// The counters of one lane, one entry per path.
-pub(super) type LaneCounters = Arc<[PathCounters]>;
+pub(super) type LaneCountersByPath = Arc<[LanePathCounters]>;
 
 /// The counters of all lanes of a device. Locked when a lane is opened and when a report is made,
 /// never on the data path.
 #[derive(Debug, Default)]
-pub(super) struct DeviceCounters(Mutex<CounterState>);
+pub(super) struct MultipathDeviceCounters(Mutex<OpenAndClosedLaneCounters>);
 
 #[derive(Debug, Default)]
-struct CounterState {
-    rows: Vec<LaneCounters>,
+struct OpenAndClosedLaneCounters {
+    rows: Vec<LaneCountersByPath>,
     /// Counters of lanes that were closed.
     past: Vec<PathIoTotals>,
 }
 
-impl DeviceCounters {
+impl MultipathDeviceCounters {
     /// Counters for a new lane with `paths` paths; `watched` adds latency counters.
-    pub(super) fn open(&self, paths: usize, watched: bool) -> LaneCounters {
-        let latency = || watched.then(Box::<LatencyCounters>::default);
-        let row: LaneCounters =
-            (0..paths).map(|_| PathCounters { latency: latency(), ..PathCounters::default() }).collect();
+    pub(super) fn open(&self, paths: usize, watched: bool) -> LaneCountersByPath {
+        let latency = || watched.then(Box::<AtomicLatencyHistogram>::default);
+        let row: LaneCountersByPath = (0..paths)
+            .map(|_| LanePathCounters { latency: latency(), ..LanePathCounters::default() })
+            .collect();
         let mut state = self.0.lock().unwrap_or_else(|e| e.into_inner());
         state.retire(paths);
         state.rows.push(row.clone());
@@ -212,7 +213,7 @@ impl DeviceCounters {
     }
 }
 
-impl CounterState {
+impl OpenAndClosedLaneCounters {
     /// Adds up the rows that only this list still holds, and drops them.
     fn retire(&mut self, paths: usize) {
         let past = &mut self.past;
@@ -238,7 +239,7 @@ mod tests {
 
     #[test]
     fn counts_outlive_their_lane() {
-        let served = DeviceCounters::default();
+        let served = MultipathDeviceCounters::default();
         let (a, b) = (served.open(2, false), served.open(2, true));
         a[0].count_completed(Op::Read, 3, 12);
         a[0].set_in_flight(5);

@@ -13,7 +13,7 @@ const EJECTION_TIME_MAX: Nanos = Nanos::from_millis(320_000);
 
 /// The ejection state of one path.
 #[derive(Debug, Default)]
-pub(super) struct Ejection {
+pub(super) struct PathEjectionState {
     /// Time of the next trial, in ns on the cores' clock; 0 while the path is not ejected.
     until: AtomicU64,
     /// Length of the last ejection, in ns.
@@ -23,7 +23,7 @@ pub(super) struct Ejection {
     count: AtomicU64,
 }
 
-impl Ejection {
+impl PathEjectionState {
     /// True while the path is ejected.
     pub(super) fn is_ejected(&self) -> bool {
         self.until.load(Ordering::Relaxed) != 0

@@ -10,25 +10,25 @@
 //! All other code is in `route` and `retry`. It runs only if a path or a group changes, a bio has
 //! an error, or no path is left.
 
-use super::counters::LaneCounters;
-use super::path_log::FailReason;
-use super::reaped_paths::ReapedPaths;
-use super::route::Router;
+use super::counters::LaneCountersByPath;
+use super::path_log::PathFailReason;
+use super::reaped_paths::CompletedPathBios;
+use super::route::LanePriorityGroups;
 use super::selector::SelectorLane;
 use super::state::MultipathState;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, Cx, Drain, Lane, Op, OwnWork, Sectors};
-use udm_dm::child_lanes::{ChildLanes, PolledChild};
+use udm_core::{Batch, Bio, Cx, DrainMode, Lane, Op, OwnWork, Sectors};
+use udm_dm::child_lanes::{ChildLanes, ChildPollResult};
 
 /// The lane of a multipath device.
 pub(super) struct MultipathLane {
     pub(super) shared: Arc<MultipathState>,
-    pub(super) router: Router,
+    pub(super) router: LanePriorityGroups,
     /// The paths.
     pub(super) children: ChildLanes,
     /// For each path, its group and its position in the group.
     path_positions: Vec<(u32, u32)>,
-    pub(super) counters: LaneCounters,
+    pub(super) counters: LaneCountersByPath,
     /// Queued bios that found no path.
     pub(super) held_bios: Batch,
     /// How many of the `held_bios` bios the path log has counted.
@@ -43,7 +43,7 @@ pub(super) struct MultipathLane {
     pub(super) empty_batch: Batch,
     /// The current suspend, set by each `drain` and cleared by the next `poll`. A cancelled suspend
     /// is not reported to the lane, so the value must not outlive that poll.
-    pub(super) draining: Option<Drain>,
+    pub(super) draining: Option<DrainMode>,
 }
 
 impl MultipathLane {
@@ -53,9 +53,9 @@ impl MultipathLane {
         shared: Arc<MultipathState>,
         groups: impl Iterator<Item = (usize, SelectorLane)>,
         paths: Vec<Box<dyn Lane>>,
-        counters: LaneCounters,
+        counters: LaneCountersByPath,
     ) -> MultipathLane {
-        let router = Router::new(&shared, groups);
+        let router = LanePriorityGroups::new(&shared, groups);
         MultipathLane {
             shared,
             path_positions: router.path_positions(),
@@ -118,7 +118,7 @@ impl MultipathLane {
         let Some(polled) = self.children.poll_separately(cx) else { return self.reap_many(done, cx) };
         let (before, mut marks) = (done.len(), polled);
         if let Some(group) = self.router.group() {
-            let to = ReapedPaths { children: &mut self.children, counters: &self.counters, done };
+            let to = CompletedPathBios { children: &mut self.children, counters: &self.counters, done };
             marks = group.selector.reaped(group.paths.clone(), marks, to, cx);
         }
         while marks != 0 {
@@ -128,7 +128,7 @@ impl MultipathLane {
             let count = back.len();
             done.append(back);
             let left = self.children.taken(index, count);
-            self.polled(PolledChild { child: index, from, left }, done, cx);
+            self.polled(ChildPollResult { child: index, from, left }, done, cx);
         }
         self.children.finish_separate_poll(polled, done.len() > before, done, cx);
     }
@@ -145,8 +145,8 @@ impl MultipathLane {
 
     /// Counts the bios in `done` that completed on one path, and removes those with a path error.
     #[inline(always)]
-    fn polled(&mut self, polled: PolledChild, done: &mut Batch, cx: &Cx<'_>) {
-        let PolledChild { child: index, from, left } = polled;
+    fn polled(&mut self, polled: ChildPollResult, done: &mut Batch, cx: &Cx<'_>) {
+        let ChildPollResult { child: index, from, left } = polled;
         let counter = &self.counters[index];
         counter.set_in_flight(left);
         let back = &done[from..];
@@ -203,7 +203,7 @@ impl MultipathLane {
         }
         let blames = |bio: &&Bio| bio.status.fails_path();
         if let Some(bio) = self.to_retry[before..].iter().map(|bio| &**bio).find(blames) {
-            self.router.path_failed |= self.shared.fail(index, &FailReason::Bio(bio));
+            self.router.path_failed |= self.shared.fail(index, &PathFailReason::Bio(bio));
         }
     }
 
@@ -212,7 +212,7 @@ impl MultipathLane {
     fn poll_slow(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         self.slow_poll_due = false;
         done.append(&mut self.ended);
-        if self.draining == Some(Drain::NoFlush) && !self.held_bios.is_empty() {
+        if self.draining == Some(DrainMode::NoFlush) && !self.held_bios.is_empty() {
             // Queued after the last `drain`: the next one hands them back.
             cx.wake_now();
         }
@@ -240,7 +240,7 @@ impl Lane for MultipathLane {
         }
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         (self.draining, self.slow_poll_due) = (Some(how), true);
         // Bios that a path holds back must complete too.
         for index in 0..self.children.len() {

@@ -4,20 +4,20 @@
 
 use super::Multipath;
 use super::parse::parse_u32;
-use super::path_log::{FailReason, ReinstateReason};
+use super::path_log::{PathFailReason, ReinstateReason};
 use std::sync::MutexGuard;
 use udm_core::DevNo;
-use udm_dm::target::{DeviceRef, Resolver};
+use udm_dm::target::{DeviceNameResolver, ResolvedDevice};
 use udm_dm::{PathCommand, TargetError};
 
 /// An error in the kernel's words.
-fn message_error(text: impl std::fmt::Display) -> TargetError {
+fn multipath_message_error(text: impl std::fmt::Display) -> TargetError {
     TargetError::new(format!("multipath: {text}"))
 }
 
 /// The action on a path.
 enum PathAction {
-    Fail(FailReason<'static>),
+    Fail(PathFailReason<'static>),
     Reinstate(ReinstateReason),
 }
 
@@ -25,7 +25,7 @@ impl Multipath {
     pub(super) fn handle_message(
         &self,
         words: &[String],
-        resolver: &mut dyn Resolver,
+        resolver: &mut dyn DeviceNameResolver,
     ) -> Result<(), TargetError> {
         let verb = words.first().map_or_else(String::new, |w| w.to_ascii_lowercase());
         // Resolved before the lock is taken: if resolving a path hangs, other messages can still
@@ -38,7 +38,7 @@ impl Multipath {
         let _one = self.lock_messages();
         if let (Some(number), Some(word)) = (number, words.last()) {
             let act = if verb == "fail_path" {
-                PathAction::Fail(FailReason::Message)
+                PathAction::Fail(PathFailReason::Message)
             } else {
                 PathAction::Reinstate(ReinstateReason::Message)
             };
@@ -53,11 +53,13 @@ impl Multipath {
                 self.shared.switch_manually(self.group(group, "switch_pg_num")?);
             }
             (_, [word, _]) => {
-                return Err(message_error(format!("Unrecognised multipath message received: {word}")));
+                return Err(multipath_message_error(format!(
+                    "Unrecognised multipath message received: {word}"
+                )));
             }
             _ => {
                 let n = words.len();
-                return Err(message_error(format!(
+                return Err(multipath_message_error(format!(
                     "Invalid multipath message arguments. Expected 2 arguments, got {n}."
                 )));
             }
@@ -75,7 +77,7 @@ impl Multipath {
     pub(super) fn command(&self, number: DevNo, command: PathCommand) -> Result<(), TargetError> {
         let _one = self.lock_messages();
         let act = match command {
-            PathCommand::Fail => PathAction::Fail(FailReason::Command),
+            PathCommand::Fail => PathAction::Fail(PathFailReason::Command),
             PathCommand::Reinstate => PathAction::Reinstate(ReinstateReason::Command),
         };
         self.apply_to_paths(number, &number.to_string(), &act)
@@ -100,7 +102,7 @@ impl Multipath {
         let index = parse_u32(word).and_then(|n| (n as usize).checked_sub(1));
         index
             .filter(|&g| g < self.groups.len())
-            .ok_or_else(|| message_error(format!("invalid PG number supplied to {who}")).at(1))
+            .ok_or_else(|| multipath_message_error(format!("invalid PG number supplied to {who}")).at(1))
     }
 
     /// Applies `act` to every path over device `number`, named `word` in the message. Raises one
@@ -119,7 +121,7 @@ impl Multipath {
             };
         }
         if !found {
-            return Err(message_error(format!("no path over device {word}")).at(1));
+            return Err(multipath_message_error(format!("no path over device {word}")).at(1));
         }
         if changed {
             self.shared.path_log.event();
@@ -132,16 +134,16 @@ impl Multipath {
     ///
     /// A number is taken as it is: a device that does not exist is in no table. A name in the table
     /// needs no lookup, unless it is a mapped device, which may have been renamed.
-    fn device(&self, word: &str, resolver: &mut dyn Resolver) -> Result<DevNo, TargetError> {
+    fn device(&self, word: &str, resolver: &mut dyn DeviceNameResolver) -> Result<DevNo, TargetError> {
         if let Ok(number) = word.parse() {
             return Ok(number);
         }
-        let is_it = |device: &DeviceRef| device.name == word && device.device.stacked().is_none();
+        let is_it = |device: &ResolvedDevice| device.name == word && device.device.stacked().is_none();
         if let Some((_, device)) = self.paths().find(|(_, device)| is_it(device)) {
             return Ok(device.number);
         }
         let found = resolver.get(word).map_err(|e| {
-            message_error(format!("message: error getting device {word}"))
+            multipath_message_error(format!("message: error getting device {word}"))
                 .with_errno(e.errno)
                 .because(e.reason)
                 .at(1)

@@ -35,8 +35,9 @@
 //!
 //! **Path maintenance.** The kernel leaves path checks to a daemon. `udm serve` does them itself,
 //! unless it runs with `--check-paths off`. Table, status and messages stay the kernel's. The
-//! settings come from outside the table (`PathMaintenance`), with the words of multipath.conf
-//! (`udm_wire::multipath_conf`). `udm multipath` prints the results with multipath-tools' texts.
+//! settings come from outside the table (`PathMaintenanceSettings`), with the words of
+//! multipath.conf (`udm_wire::multipath_conf`). `udm multipath` prints the results with
+//! multipath-tools' texts.
 //!
 //! A bio is retried only after the lane of the path has returned it. So nothing below can still
 //! touch its data or its blocks.
@@ -62,19 +63,21 @@ mod state;
 mod status;
 mod watch;
 
-use checker_status::CheckerStatus;
-use counters::DeviceCounters;
+use checker_status::PathCheckerStatus;
+use counters::MultipathDeviceCounters;
 use parse::{MultipathFeatures, PriorityGroup, QueueMode};
-use path_log::PathLog;
-pub use path_maintenance::{PathMaintenance, PathWatchOptions};
+use path_log::PathEventLogger;
+pub use path_maintenance::{PathMaintenanceSettings, PathWatchOptions};
 use state::MultipathState;
 use std::sync::{Arc, Mutex, OnceLock};
-use udm_core::{Cx, DevNo, ExtentKind, Extents, Lane, Limits, OpenError, Sector, Sectors, TaskFactory};
-use udm_dm::target::{
-    DeviceRange, DeviceRef, DmQueueMode, LowerLimits, Resolver, Target, TargetArgs, TargetFeatures,
-    TargetHost,
+use udm_core::{
+    BioTaskFactory, Cx, DevNo, DeviceControlError, ExtentKind, Extents, Lane, Limits, Sector, Sectors,
 };
-use udm_dm::{MultipathTarget, PathCommand, PathMaintenanceReport, PathReport, TargetError};
+use udm_dm::target::{
+    DeviceNameResolver, DeviceRange, DmQueueMode, LowerLimits, ResolvedDevice, Target, TargetArgs,
+    TargetFeatures, TargetHostServices,
+};
+use udm_dm::{MultipathTarget, PathCommand, PathReport, QueueingAndFailbackReport, TargetError};
 
 /// The constructor: `multipath FEATURES HANDLER GROUPS INITIAL GROUP...`; the grammar is in
 /// `parse`.
@@ -92,8 +95,8 @@ pub struct Multipath {
     handler: Option<String>,
     groups: Vec<PriorityGroup>,
     shared: Arc<MultipathState>,
-    counters: DeviceCounters,
-    checker_status: Arc<CheckerStatus>,
+    counters: MultipathDeviceCounters,
+    checker_status: Arc<PathCheckerStatus>,
     /// The path watch options, set when the table is loaded into a device.
     watch: OnceLock<PathWatchOptions>,
     /// Serialises messages. The data path never takes it.
@@ -106,10 +109,10 @@ impl Multipath {
     /// # Errors
     /// The kernel's, with the word to blame.
     pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<Multipath>, TargetError> {
-        let params = parse::parse(args)?;
+        let params = parse::parse_multipath_table(args)?;
         let paths = params.groups.iter().map(|g| g.paths.len()).sum();
         let queueing = params.features.queue_if_no_path;
-        let path_log = PathLog::new(params.groups.iter().flat_map(|g| &g.paths));
+        let path_log = PathEventLogger::new(params.groups.iter().flat_map(|g| &g.paths));
         let shared = MultipathState::new(params.groups.len(), paths, queueing, params.initial, path_log);
         Ok(Arc::new(Multipath {
             len: args.len,
@@ -117,15 +120,15 @@ impl Multipath {
             handler: params.handler,
             groups: params.groups,
             shared: Arc::new(shared),
-            counters: DeviceCounters::default(),
-            checker_status: Arc::new(CheckerStatus::new(paths)),
+            counters: MultipathDeviceCounters::default(),
+            checker_status: Arc::new(PathCheckerStatus::new(paths)),
             watch: OnceLock::new(),
             messages: Mutex::new(()),
         }))
     }
 
     /// Every path in the table's order, with the index of its group.
-    fn paths(&self) -> impl Iterator<Item = (usize, &DeviceRef)> {
+    fn paths(&self) -> impl Iterator<Item = (usize, &ResolvedDevice)> {
         self.groups.iter().enumerate().flat_map(|(g, group)| group.paths.iter().map(move |p| (g, p)))
     }
 }
@@ -135,7 +138,7 @@ impl Target for Multipath {
         "multipath"
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         let mut paths = Vec::new();
         for (_, path) in self.paths() {
             paths.push(path.device.open(cx)?);
@@ -147,7 +150,7 @@ impl Target for Multipath {
         if watch.is_on() {
             let counts = self.groups.iter().map(|group| group.paths.len());
             let with = (watch, Arc::clone(&self.shared), Arc::clone(&counters));
-            paths = watch::watch_lanes(paths, counts, with, cx);
+            paths = watch::add_path_watch_to_lanes(paths, counts, with, cx);
         }
         Ok(Box::new(lane::MultipathLane::new(Arc::clone(&self.shared), groups, paths, counters)))
     }
@@ -176,7 +179,7 @@ impl Target for Multipath {
     }
 
     fn devices(&self) -> Vec<DeviceRange> {
-        let used = |device: &DeviceRef| DeviceRange::new(device, Sector(0), self.len);
+        let used = |device: &ResolvedDevice| DeviceRange::new(device, Sector(0), self.len);
         self.paths().map(|(_, path)| used(path)).collect()
     }
 
@@ -198,16 +201,20 @@ impl Target for Multipath {
         Some(self)
     }
 
-    fn message(&self, words: &[String], resolver: &mut dyn Resolver) -> Result<String, TargetError> {
+    fn message(
+        &self,
+        words: &[String],
+        resolver: &mut dyn DeviceNameResolver,
+    ) -> Result<String, TargetError> {
         self.handle_message(words, resolver).map(|()| String::new())
     }
 
-    fn attach(&self, notify: Arc<dyn TargetHost>) {
-        let _ = self.watch.set(PathMaintenance::of_host(&*notify).watch);
+    fn attach(&self, notify: Arc<dyn TargetHostServices>) {
+        let _ = self.watch.set(PathMaintenanceSettings::of_host(&*notify).watch);
         self.shared.attach(notify);
     }
 
-    fn tasks(&self) -> Vec<TaskFactory> {
+    fn tasks(&self) -> Vec<BioTaskFactory> {
         let Some(settings) = self.shared.path_log.settings() else { return Vec::new() };
         let paths = self.paths().map(|(_, path)| path.clone()).collect();
         let mut next = 0;
@@ -218,8 +225,8 @@ impl Target for Multipath {
         let groups = self.groups.iter().map(range).collect();
         let (shared, checker_status) = (Arc::clone(&self.shared), Arc::clone(&self.checker_status));
         let len = self.len;
-        let subject = checker::CheckerInput { shared, checker_status, len, paths, groups, settings };
-        vec![Box::new(move || Box::new(checker::Checker::new(subject)))]
+        let subject = checker::PathCheckerInput { shared, checker_status, len, paths, groups, settings };
+        vec![Box::new(move || Box::new(checker::PathChecker::new(subject)))]
     }
 
     fn presuspend(&self, noflush: bool) {
@@ -237,7 +244,7 @@ impl MultipathTarget for Multipath {
         self.reports()
     }
 
-    fn path_maintenance_report(&self) -> Option<PathMaintenanceReport> {
+    fn path_maintenance_report(&self) -> Option<QueueingAndFailbackReport> {
         self.path_maintenance()
     }
 

@@ -8,12 +8,12 @@
 //! The parser reports the first error, in the kernel's order and words. It allocates only for words
 //! that are present, never for the value of a count.
 
-use super::selector::{SELECTORS, Selector};
+use super::selector::{SELECTORS, SharedPathSelector};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use udm_core::errno::ENODEV;
 use udm_dm::TargetError;
-use udm_dm::target::{DeviceRef, TargetArgs, decimal};
+use udm_dm::target::{ResolvedDevice, TargetArgs, parse_decimal_u64};
 
 /// Maximum of every count in a table: groups, paths, arguments.
 const COUNT_MAX: u32 = 1024;
@@ -42,8 +42,8 @@ pub(super) struct MultipathFeatures {
 
 /// A priority group of a table.
 pub(super) struct PriorityGroup {
-    pub(super) selector: Arc<dyn Selector>,
-    pub(super) paths: Vec<DeviceRef>,
+    pub(super) selector: Arc<dyn SharedPathSelector>,
+    pub(super) paths: Vec<ResolvedDevice>,
 }
 
 /// A parsed table line with its devices resolved.
@@ -59,11 +59,11 @@ pub(super) struct MultipathTable {
 
 /// Parses an unsigned 32-bit decimal without surrounding characters.
 pub(super) fn parse_u32(word: &str) -> Option<u32> {
-    decimal(word)?.try_into().ok()
+    parse_decimal_u64(word)?.try_into().ok()
 }
 
 /// A table error that blames word `word` of the arguments.
-fn table_error(text: impl std::fmt::Display, word: usize) -> TargetError {
+fn multipath_table_error(text: impl std::fmt::Display, word: usize) -> TargetError {
     TargetError::new(format!("multipath: {text}")).at(word)
 }
 
@@ -86,7 +86,7 @@ impl<'a> WordCursor<'a> {
 
     fn number(&mut self, range: RangeInclusive<u32>, text: &str) -> Result<u32, TargetError> {
         let value = self.all.get(self.at).and_then(|w| parse_u32(w)).filter(|n| range.contains(n));
-        let value = value.ok_or_else(|| table_error(text, self.at))?;
+        let value = value.ok_or_else(|| multipath_table_error(text, self.at))?;
         self.at += 1;
         Ok(value)
     }
@@ -96,7 +96,7 @@ impl<'a> WordCursor<'a> {
         let at = self.at;
         let count = self.number(0..=max, text)? as usize;
         if count > self.left() {
-            return Err(table_error(text, at));
+            return Err(multipath_table_error(text, at));
         }
         self.at += count;
         Ok(WordCursor { all: &self.all[..self.at], at: at + 1 })
@@ -107,9 +107,9 @@ impl<'a> WordCursor<'a> {
 ///
 /// # Errors
 /// The kernel's, with the word to blame.
-pub(super) fn parse(args: &mut TargetArgs<'_>) -> Result<MultipathTable, TargetError> {
+pub(super) fn parse_multipath_table(args: &mut TargetArgs<'_>) -> Result<MultipathTable, TargetError> {
     let mut words = WordCursor { all: args.args, at: 0 };
-    let features = parse_features(words.counted(8, "invalid number of feature args")?)?;
+    let features = parse_multipath_features(words.counted(8, "invalid number of feature args")?)?;
     let mut handler_words = words.counted(COUNT_MAX, "invalid number of hardware handler args")?;
     let mut handler = None;
     if handler_words.left() > 0 {
@@ -123,20 +123,20 @@ pub(super) fn parse(args: &mut TargetArgs<'_>) -> Result<MultipathTable, TargetE
     let initial_at = words.at;
     let initial = words.number(0..=COUNT_MAX, "invalid initial priority group number")? as usize;
     if (count == 0) != (initial == 0) {
-        return Err(table_error("invalid initial priority group", initial_at));
+        return Err(multipath_table_error("invalid initial priority group", initial_at));
     }
     let mut groups = Vec::new();
     while words.left() > 0 {
-        groups.push(parse_group(&mut words, args, handler.as_ref().map(|h| h.0))?);
+        groups.push(parse_priority_group(&mut words, args, handler.as_ref().map(|h| h.0))?);
     }
     if groups.len() != count {
-        return Err(table_error("priority group count mismatch", initial_at - 1));
+        return Err(multipath_table_error("priority group count mismatch", initial_at - 1));
     }
     let initial = initial.checked_sub(1).filter(|&i| i < count);
     Ok(MultipathTable { features, handler: handler.map(|h| h.1), initial, groups })
 }
 
-fn parse_features(mut words: WordCursor<'_>) -> Result<MultipathFeatures, TargetError> {
+fn parse_multipath_features(mut words: WordCursor<'_>) -> Result<MultipathFeatures, TargetError> {
     let mut f = MultipathFeatures {
         queue_if_no_path: false,
         retain_attached_hw_handler: false,
@@ -162,10 +162,10 @@ fn parse_features(mut words: WordCursor<'_>) -> Result<MultipathFeatures, Target
                 f.queue_mode = match words.take(1)[0].to_ascii_lowercase().as_str() {
                     "bio" => QueueMode::Bio,
                     "rq" | "mq" => QueueMode::Request,
-                    _ => return Err(table_error("Unknown 'queue_mode' requested", at + 1)),
+                    _ => return Err(multipath_table_error("Unknown 'queue_mode' requested", at + 1)),
                 }
             }
-            _ => return Err(table_error("Unrecognised multipath feature request", at)),
+            _ => return Err(multipath_table_error("Unrecognised multipath feature request", at)),
         }
     }
     // In bio mode no handler can be attached, so an attached handler is always retained.
@@ -173,44 +173,43 @@ fn parse_features(mut words: WordCursor<'_>) -> Result<MultipathFeatures, Target
     Ok(f)
 }
 
-fn parse_group(
+fn parse_priority_group(
     words: &mut WordCursor<'_>,
     args: &mut TargetArgs<'_>,
     handler: Option<usize>,
 ) -> Result<PriorityGroup, TargetError> {
     if words.left() < 2 {
-        return Err(table_error("not enough priority group arguments", words.all.len()));
+        return Err(multipath_table_error("not enough priority group arguments", words.all.len()));
     }
     let at = words.at;
     let name = &words.take(1)[0];
     let Some(kind) = SELECTORS.iter().find(|s| s.name == name) else {
         let names: Vec<_> = SELECTORS.iter().map(|s| s.name).collect();
         let known = format!("known are {}", names.join(", "));
-        return Err(table_error("unknown path selector type", at).because(known));
+        return Err(multipath_table_error("unknown path selector type", at).because(known));
     };
     let mut selector_args = words.counted(COUNT_MAX, "invalid number of path selector args")?;
     let selector_at = selector_args.at;
     let selector_args = selector_args.take(selector_args.left());
     let mut selector = (kind.new)(selector_args)
-        .map_err(|arg| table_error("path selector constructor failed", selector_at + arg))?;
+        .map_err(|arg| multipath_table_error("path selector constructor failed", selector_at + arg))?;
     let path_count = words.number(1..=COUNT_MAX, "invalid number of paths")?;
     let arg_count = words.number(0..=COUNT_MAX, "invalid number of selector args")? as usize;
     let mut paths = Vec::new();
     for _ in 0..path_count {
         if words.left() < 1 + arg_count {
-            return Err(table_error("not enough path parameters", words.all.len()));
+            return Err(multipath_table_error("not enough path parameters", words.all.len()));
         }
         let at = words.at;
-        let path = args
-            .resolver
-            .get(&words.take(1)[0])
-            .map_err(|e| table_error("error getting device", at).with_errno(e.errno).because(e.reason))?;
+        let path = args.resolver.get(&words.take(1)[0]).map_err(|e| {
+            multipath_table_error("error getting device", at).with_errno(e.errno).because(e.reason)
+        })?;
         if let Some(handler) = handler {
-            return Err(table_error("error attaching hardware handler", handler).with_errno(ENODEV));
+            return Err(multipath_table_error("error attaching hardware handler", handler).with_errno(ENODEV));
         }
-        selector
-            .add_path(words.take(arg_count), args.cores)
-            .map_err(|e| table_error(format_args!("{} ps: {}", kind.name, e.text), at + 1 + e.arg))?;
+        selector.add_path(words.take(arg_count), args.cores).map_err(|e| {
+            multipath_table_error(format_args!("{} ps: {}", kind.name, e.text), at + 1 + e.arg)
+        })?;
         paths.push(path);
     }
     Ok(PriorityGroup { selector: Arc::from(selector), paths })

@@ -17,23 +17,23 @@
 //! one of them writes it. Bios that are queued or failed because no path is left are counted over
 //! all cores. Only lanes without a path touch these counters.
 
-use super::checker_status::CheckerStatus;
-use super::path_maintenance::PathMaintenance;
+use super::checker_status::PathCheckerStatus;
+use super::path_maintenance::PathMaintenanceSettings;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
-use udm_core::{Bio, Cores, DeadlineStatus, DevNo, Device, Nanos, StackedDevice, Status};
-use udm_dm::target::{DeviceRef, TargetHost};
-use udm_dm::{EventKind, PathCheckState, StateChange};
+use udm_core::{Bio, CoreCommandSender, DevNo, Device, Nanos, StackedDevice, Status, UnansweredRequestState};
+use udm_dm::target::{ResolvedDevice, TargetHostServices};
+use udm_dm::{DeviceEventDetails, EventKind, PathCheckResult};
 use udm_wire::multipath_conf::MultipathSettings;
 
 /// The paths' names, the device to notify, and counters of bios without a path.
 #[derive(Default)]
-pub(super) struct PathLog {
+pub(super) struct PathEventLogger {
     /// The paths, printed by number and name: `253:1 (same.img)`.
-    paths: Box<[LoggedPath]>,
-    notify: OnceLock<Arc<dyn TargetHost>>,
+    paths: Box<[LoggedPathName]>,
+    notify: OnceLock<Arc<dyn TargetHostServices>>,
     waiting: AtomicUsize,
     failed: AtomicUsize,
     /// The last path has failed, and the line about its requests is not written yet.
@@ -43,14 +43,14 @@ pub(super) struct PathLog {
 }
 
 /// A path. It does not keep the path's device open.
-struct LoggedPath {
+struct LoggedPathName {
     number: DevNo,
     /// The name in the table.
     name: String,
     device: Weak<dyn Device>,
 }
 
-impl fmt::Display for LoggedPath {
+impl fmt::Display for LoggedPathName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let device = self.device.upgrade();
         // A mapped device may have been renamed.
@@ -60,7 +60,7 @@ impl fmt::Display for LoggedPath {
 }
 
 /// The reason why a path is failed.
-pub(super) enum FailReason<'a> {
+pub(super) enum PathFailReason<'a> {
     /// A bio completed with an error that blames the path.
     Bio(&'a Bio),
     /// The message `fail_path`.
@@ -72,7 +72,7 @@ pub(super) enum FailReason<'a> {
     /// A check did not complete within this time.
     NoAnswer(Nanos),
     /// The path does not complete its requests. `waiting` requests cannot be sent elsewhere.
-    Silent { how: DeadlineStatus, waiting: usize },
+    Silent { how: UnansweredRequestState, waiting: usize },
 }
 
 /// The reason why a path is reinstated.
@@ -96,20 +96,24 @@ impl fmt::Display for ReinstateReason {
     }
 }
 
-impl fmt::Display for FailReason<'_> {
+impl fmt::Display for PathFailReason<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FailReason::Bio(bio) => {
+            PathFailReason::Bio(bio) => {
                 write!(f, "{} error, {:?} at sector {}", bio.status, bio.op, bio.sector.0)
             }
-            FailReason::Message => f.write_str("by message"),
-            FailReason::Command => f.write_str("by command, and no check brings it back"),
-            FailReason::Check(status) => write!(f, "{status} error, in a check"),
-            FailReason::NoAnswer(time) => write!(f, "no answer to a check in {} s", time.0 as f64 / 1e9),
-            FailReason::Silent { how, waiting } => {
+            PathFailReason::Message => f.write_str("by message"),
+            PathFailReason::Command => f.write_str("by command, and no check brings it back"),
+            PathFailReason::Check(status) => write!(f, "{status} error, in a check"),
+            PathFailReason::NoAnswer(time) => write!(f, "no answer to a check in {} s", time.0 as f64 / 1e9),
+            PathFailReason::Silent { how, waiting } => {
                 let (what, time) = match how {
-                    DeadlineStatus::Starved(time) => ("answers others, and has kept a request for", time),
-                    DeadlineStatus::Silent(time) | DeadlineStatus::Pending(time) => ("silent for", time),
+                    UnansweredRequestState::Starved(time) => {
+                        ("answers others, and has kept a request for", time)
+                    }
+                    UnansweredRequestState::Silent(time) | UnansweredRequestState::Pending(time) => {
+                        ("silent for", time)
+                    }
                 };
                 write!(f, "{what} {:?}", Duration::from_nanos(time.0))?;
                 match waiting {
@@ -121,31 +125,31 @@ impl fmt::Display for FailReason<'_> {
     }
 }
 
-impl PathLog {
-    pub fn new<'a>(paths: impl Iterator<Item = &'a DeviceRef>) -> PathLog {
-        let path = |d: &DeviceRef| LoggedPath {
+impl PathEventLogger {
+    pub fn new<'a>(paths: impl Iterator<Item = &'a ResolvedDevice>) -> PathEventLogger {
+        let path = |d: &ResolvedDevice| LoggedPathName {
             number: d.number,
             name: d.name.clone(),
             device: Arc::downgrade(&d.device),
         };
         let paths = paths.map(path).collect();
-        PathLog { paths, ..PathLog::default() }
+        PathEventLogger { paths, ..PathEventLogger::default() }
     }
 
     /// Sets the device that receives events.
-    pub fn attach(&self, notify: Arc<dyn TargetHost>) {
+    pub fn attach(&self, notify: Arc<dyn TargetHostServices>) {
         // A table is loaded into one device, once.
         let _ = self.notify.set(notify);
     }
 
-    /// The time on the device's clock; 0 before [`PathLog::attach`].
+    /// The time on the device's clock; 0 before [`PathEventLogger::attach`].
     pub fn now(&self) -> Nanos {
         self.notify.get().map_or(Nanos(0), |notify| notify.now())
     }
 
     /// The path maintenance settings of the device; `None` if its paths are not checked.
     pub fn settings(&self) -> Option<Arc<MultipathSettings>> {
-        self.notify.get().and_then(|notify| PathMaintenance::of_host(&**notify).paths)
+        self.notify.get().and_then(|notify| PathMaintenanceSettings::of_host(&**notify).paths)
     }
 
     /// Raises the device's event counter by one.
@@ -156,14 +160,14 @@ impl PathLog {
     }
 
     /// Polls every lane of the device.
-    pub fn kick(&self, cores: &dyn Cores) {
+    pub fn kick(&self, cores: &dyn CoreCommandSender) {
         if let Some(notify) = self.notify.get() {
             notify.kick(cores);
         }
     }
 
     /// A path was failed; `left` paths are still up.
-    pub fn failed(&self, path: usize, why: &FailReason<'_>, left: u32) {
+    pub fn failed(&self, path: usize, why: &PathFailReason<'_>, left: u32) {
         let (device, name, all) = (self.device(), self.path(path), self.paths.len());
         let rest = if left > 0 { format!("{left} of {all} paths") } else { "no path".into() };
         let line = format!("Failing path {name}: {why}: {rest} left");
@@ -181,13 +185,13 @@ impl PathLog {
 
     /// A failed path is now failed by an administrator.
     pub fn held(&self, path: usize) {
-        let line = format!("path {} stays failed: {}", self.path(path), FailReason::Command);
+        let line = format!("path {} stays failed: {}", self.path(path), PathFailReason::Command);
         self.emit(EventKind::PathHeld, Some(path), &line);
     }
 
     /// Stores the result of a path check in `checker_status`. If the state changed, an event is
     /// sent.
-    pub fn checked(&self, checker_status: &CheckerStatus, path: usize, found: PathCheckState) {
+    pub fn checked(&self, checker_status: &PathCheckerStatus, path: usize, found: PathCheckResult) {
         if !checker_status.set(path, found) {
             return;
         }
@@ -201,7 +205,10 @@ impl PathLog {
         if self.group.swap(group, Relaxed) != group {
             let change = || {
                 let line = format!("group {group} is in use");
-                StateChange { group: Some(group), ..StateChange::new(EventKind::PathGroup, line) }
+                DeviceEventDetails {
+                    group: Some(group),
+                    ..DeviceEventDetails::new(EventKind::PathGroup, line)
+                }
             };
             self.emit_as(&change);
         }
@@ -284,7 +291,10 @@ impl PathLog {
         let (device, group) = (self.device(), group + 1);
         let line = format!("back to group {group}, which is better");
         tracing::warn!("multipath: {device}: {line}");
-        self.emit_as(&|| StateChange { group: Some(group), ..StateChange::new(EventKind::Failback, &*line) });
+        self.emit_as(&|| DeviceEventDetails {
+            group: Some(group),
+            ..DeviceEventDetails::new(EventKind::Failback, &*line)
+        });
     }
 
     /// A lane has `now` queued bios without a path; it last reported `before`.
@@ -306,16 +316,16 @@ impl PathLog {
     }
 
     fn path(&self, path: usize) -> String {
-        self.paths.get(path).map_or_else(|| "?".into(), LoggedPath::to_string)
+        self.paths.get(path).map_or_else(|| "?".into(), LoggedPathName::to_string)
     }
 
     /// Sends an event with the text `line`, about `path` or the whole device.
     fn emit(&self, kind: EventKind, path: Option<usize>, line: &str) {
         let path = path.and_then(|path| self.paths.get(path)).map(|path| path.number);
-        self.emit_as(&|| StateChange { path, ..StateChange::new(kind, line) });
+        self.emit_as(&|| DeviceEventDetails { path, ..DeviceEventDetails::new(kind, line) });
     }
 
-    fn emit_as(&self, change: &dyn Fn() -> StateChange) {
+    fn emit_as(&self, change: &dyn Fn() -> DeviceEventDetails) {
         if let Some(notify) = self.notify.get() {
             notify.emit(change);
         }

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 use udm_core::Nanos;
-use udm_dm::{MappedDevice, TargetHost, TargetSettings};
+use udm_dm::{MappedDevice, SettingsOutsideTable, TargetHostServices};
 use udm_wire::multipath_conf::MultipathSettings;
 
 /// Maintenance of paths besides requests, which the kernel leaves to a daemon.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct PathMaintenance {
+pub struct PathMaintenanceSettings {
     /// Settings of path checks and their consequences. `None` leaves the maintenance to messages,
     /// as the kernel does.
     pub paths: Option<Arc<MultipathSettings>>,
@@ -16,21 +16,23 @@ pub struct PathMaintenance {
     pub watch: PathWatchOptions,
 }
 
-impl PathMaintenance {
+impl PathMaintenanceSettings {
     /// The path maintenance among the `settings` of a device for its targets; by default none.
-    fn among(settings: Option<&TargetSettings>) -> PathMaintenance {
-        settings.and_then(|settings| settings.downcast_ref::<PathMaintenance>().cloned()).unwrap_or_default()
+    fn among(settings: Option<&SettingsOutsideTable>) -> PathMaintenanceSettings {
+        settings
+            .and_then(|settings| settings.downcast_ref::<PathMaintenanceSettings>().cloned())
+            .unwrap_or_default()
     }
 
     /// The path maintenance of `device`; by default none.
     #[must_use]
-    pub fn of(device: &MappedDevice) -> PathMaintenance {
-        PathMaintenance::among(device.target_settings().as_ref())
+    pub fn of(device: &MappedDevice) -> PathMaintenanceSettings {
+        PathMaintenanceSettings::among(device.target_settings().as_ref())
     }
 
     /// The path maintenance of the device of a target; by default none.
-    pub(super) fn of_host(host: &dyn TargetHost) -> PathMaintenance {
-        PathMaintenance::among(host.settings().as_ref())
+    pub(super) fn of_host(host: &dyn TargetHostServices) -> PathMaintenanceSettings {
+        PathMaintenanceSettings::among(host.settings().as_ref())
     }
 
     /// Sets the path maintenance of `device`, from the next load and resume on.

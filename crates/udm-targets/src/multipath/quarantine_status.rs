@@ -2,7 +2,7 @@
 //! print it.
 
 use udm_core::Nanos;
-use udm_wire::multipath_conf::MarginalPolicy;
+use udm_wire::multipath_conf::MarginalPathPolicy;
 
 /// End and reason of a quarantine, for reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub(super) struct QuarantineStatus {
 
 impl QuarantineStatus {
     /// The reason in a few words, as of `now`.
-    pub fn why(&self, now: Nanos, rule: &MarginalPolicy) -> String {
+    pub fn why(&self, now: Nanos, rule: &MarginalPathPolicy) -> String {
         let seconds = |time: Nanos| time.0.div_ceil(1_000_000_000);
         let left = seconds(self.end.since(now));
         match self.sent {

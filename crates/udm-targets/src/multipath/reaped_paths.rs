@@ -1,17 +1,17 @@
 //! The completed bios of several paths, as a selector takes them in one poll.
 
-use super::counters::PathCounters;
+use super::counters::LanePathCounters;
 use udm_core::{Batch, Bio, Op, Sectors};
 use udm_dm::child_lanes::ChildLanes;
 
 /// Bios that completed on several paths, one list per path.
-pub(super) struct ReapedPaths<'a> {
+pub(super) struct CompletedPathBios<'a> {
     pub children: &'a mut ChildLanes,
-    pub counters: &'a [PathCounters],
+    pub counters: &'a [LanePathCounters],
     pub done: &'a mut Batch,
 }
 
-impl ReapedPaths<'_> {
+impl CompletedPathBios<'_> {
     /// Moves the completed bios of path `index` to `done` and counts them, if all of them succeeded
     /// and have the same operation. Returns the bios and their total length.
     #[inline(always)]
@@ -19,7 +19,7 @@ impl ReapedPaths<'_> {
         let (back, from) = (self.children.completions(index), self.done.len());
         let op = back.first().map_or(Op::Read, |bio| bio.op);
         let (count, mut sectors) = (back.len(), Sectors::ZERO);
-        let all = udm_core::append_if_zero(back, self.done, |bio| {
+        let all = udm_core::append_all_unless_flagged(back, self.done, |bio| {
             sectors += bio.sectors;
             bio.status as u8 | (bio.op as u8 ^ op as u8)
         });

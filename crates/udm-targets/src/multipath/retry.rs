@@ -7,12 +7,12 @@
 
 use super::lane::MultipathLane;
 use smallvec::SmallVec;
-use udm_core::{Batch, Cx, Drain, Status};
+use udm_core::{Batch, Cx, DrainMode, Status};
 
 impl MultipathLane {
     /// True if bios without a path are queued. During a flushing suspend they fail.
     fn queues_without_path(&self) -> bool {
-        !self.draining.is_some_and(Drain::fails_held) && self.shared.word().queueing()
+        !self.draining.is_some_and(DrainMode::fails_held) && self.shared.word().queueing()
     }
 
     /// Queues or fails the bios for which there is no path.
@@ -109,8 +109,8 @@ impl MultipathLane {
 
     /// The last step of `drain`. A no-flush suspend hands queued bios back; during a flushing
     /// suspend the next poll fails them.
-    pub(super) fn hand_back_parked(&mut self, how: Drain, back: &mut Batch) {
-        if how == Drain::NoFlush {
+    pub(super) fn hand_back_parked(&mut self, how: DrainMode, back: &mut Batch) {
+        if how == DrainMode::NoFlush {
             back.append(&mut self.held_bios);
             self.report_waiting();
             // Bios are handed back as they were submitted, without their path error.

@@ -6,7 +6,9 @@
 //! between, the choice was based on old state, and the lane starts again.
 
 use super::selector::SelectorLane;
-use super::state::{GroupView, MultipathState, PackedState, PathView, choose_group};
+use super::state::{
+    MultipathState, PackedMultipathState, PathStateSnapshot, PriorityGroupUsability, choose_group,
+};
 use std::ops::Range;
 use udm_core::{Bio, Cx, Sectors};
 
@@ -22,33 +24,33 @@ pub(super) struct GroupLane {
 
 /// The state of a path as this lane last saw it.
 #[derive(Clone, Copy)]
-struct KnownPath {
+struct LastSeenPathState {
     usable: bool,
     stamp: u64,
 }
 
 /// A lane's groups, and its view of the shared state.
-pub(super) struct Router {
-    seen: PackedState,
+pub(super) struct LanePriorityGroups {
+    seen: PackedMultipathState,
     /// The group in use; [`NO_GROUP`] for none.
     group: usize,
     groups: Vec<GroupLane>,
-    views: Vec<GroupView>,
-    known: Vec<KnownPath>,
+    views: Vec<PriorityGroupUsability>,
+    known: Vec<LastSeenPathState>,
     /// Scratch: the paths of a group.
-    now: Vec<PathView>,
+    now: Vec<PathStateSnapshot>,
     /// Scratch: sequence number of the reinstatement, group, path.
     returned: Vec<(u64, usize, usize)>,
     /// This lane failed a path and has not raised the event counter yet.
     pub(super) path_failed: bool,
 }
 
-impl Router {
+impl LanePriorityGroups {
     /// The router of a new lane: all paths are usable, as in a table just loaded.
     pub(super) fn new(
         shared: &MultipathState,
         groups: impl Iterator<Item = (usize, SelectorLane)>,
-    ) -> Router {
+    ) -> LanePriorityGroups {
         let mut start = 0;
         let groups: Vec<_> = groups
             .map(|(count, selector)| {
@@ -58,11 +60,14 @@ impl Router {
             })
             .collect();
         debug_assert_eq!((groups.len(), start), (shared.group_count(), shared.path_count()));
-        Router {
+        LanePriorityGroups {
             seen: shared.word().unseen(),
             group: NO_GROUP,
-            views: groups.iter().map(|g| GroupView { usable: g.paths.len(), bypassed: false }).collect(),
-            known: vec![KnownPath { usable: true, stamp: 0 }; start],
+            views: groups
+                .iter()
+                .map(|g| PriorityGroupUsability { usable: g.paths.len(), bypassed: false })
+                .collect(),
+            known: vec![LastSeenPathState { usable: true, stamp: 0 }; start],
             now: Vec::new(),
             returned: Vec::with_capacity(start),
             groups,
@@ -78,12 +83,12 @@ impl Router {
         self.groups.iter().enumerate().flat_map(path_positions).collect()
     }
 
-    /// The word of the last [`Router::look`].
-    pub(super) fn seen(&self) -> PackedState {
+    /// The word of the last [`LanePriorityGroups::look`].
+    pub(super) fn seen(&self) -> PackedMultipathState {
         self.seen
     }
 
-    /// The group in use as of the last [`Router::look`]; `None` if no path is usable.
+    /// The group in use as of the last [`LanePriorityGroups::look`]; `None` if no path is usable.
     pub(super) fn group(&mut self) -> Option<&mut GroupLane> {
         self.groups.get_mut(self.group)
     }

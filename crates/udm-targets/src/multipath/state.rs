@@ -12,8 +12,8 @@
 
 mod packed;
 
-use super::ejection::Ejection;
-use super::path_log::{FailReason, PathLog, ReinstateReason};
+use super::ejection::PathEjectionState;
+use super::path_log::{PathEventLogger, PathFailReason, ReinstateReason};
 use crossbeam_utils::CachePadded;
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -21,13 +21,13 @@ use std::sync::Arc;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use udm_core::{Nanos, WaitQueue, interleave};
-use udm_dm::target::TargetHost;
+use udm_dm::target::TargetHostServices;
 
-pub(super) use packed::PackedState;
+pub(super) use packed::PackedMultipathState;
 
 /// A group as seen by the lane that chooses a group.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct GroupView {
+pub(super) struct PriorityGroupUsability {
     /// Number of paths that the lane's selector can choose.
     pub(super) usable: usize,
     /// The group is used only if no other group works (`disable_group`).
@@ -39,8 +39,11 @@ pub(super) struct GroupView {
 /// The next group (`switch_group`, or the table's initial group) is tried first, once, even if it
 /// is bypassed. If it has no path, the choice is the current group, then the first usable group,
 /// then the first usable bypassed group.
-pub(super) fn choose_group(word: PackedState, groups: &[GroupView]) -> (PackedState, Option<usize>) {
-    let settled = word.with(PackedState::QUEUE_IO, false);
+pub(super) fn choose_group(
+    word: PackedMultipathState,
+    groups: &[PriorityGroupUsability],
+) -> (PackedMultipathState, Option<usize>) {
+    let settled = word.with(PackedMultipathState::QUEUE_IO, false);
     let usable = |g: &usize| groups[*g].usable > 0;
     let scan = |bypassed: bool| (0..groups.len()).find(|g| usable(g) && groups[*g].bypassed == bypassed);
     let group = word
@@ -59,25 +62,25 @@ pub(super) fn choose_group(word: PackedState, groups: &[GroupView]) -> (PackedSt
 /// A path as all cores see it. It is written only when the path fails or returns, so it needs no
 /// cache line of its own.
 #[derive(Debug, Default)]
-struct PathState {
-    /// Bits [`PathState::FAILED`] and [`PathState::ADMIN_FAILED`]. The bits above count the
-    /// failures since the table was loaded.
+struct SharedPathState {
+    /// Bits [`SharedPathState::FAILED`] and [`SharedPathState::ADMIN_FAILED`]. The bits above count
+    /// the failures since the table was loaded.
     state: AtomicU64,
     /// Sequence number of the last reinstatement, counted per device; 0 for never. Lanes sort
     /// reinstated paths by this number.
     stamp: AtomicU64,
-    /// Claim of the caller that reinstates the path: [`PathState::REINSTATE_IDLE`],
-    /// [`PathState::REINSTATE_RUNNING`] or [`PathState::REINSTATE_AGAIN`]. If a message and the
-    /// checker reinstate a path at the same time, only one of them does the work.
+    /// Claim of the caller that reinstates the path: [`SharedPathState::REINSTATE_IDLE`],
+    /// [`SharedPathState::REINSTATE_RUNNING`] or [`SharedPathState::REINSTATE_AGAIN`]. If a message
+    /// and the checker reinstate a path at the same time, only one of them does the work.
     reinstating: AtomicU32,
     /// Time of the last failure or reinstatement, and the total failed time before it, in ns on the
     /// clock of the path log. Only reports use them.
     since: AtomicU64,
     failed_for: AtomicU64,
-    ejection: Ejection,
+    ejection: PathEjectionState,
 }
 
-impl PathState {
+impl SharedPathState {
     const FAILED: u64 = 1;
     /// An administrator failed the path: no check reinstates it. Set only together with `FAILED`.
     const ADMIN_FAILED: u64 = 2;
@@ -94,7 +97,7 @@ impl PathState {
 
 /// A snapshot of a path's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PathView {
+pub(super) struct PathStateSnapshot {
     pub(super) failed: bool,
     /// An administrator failed the path, so only a command or a message reinstates it.
     pub(super) held: bool,
@@ -104,7 +107,7 @@ pub(super) struct PathView {
     pub(super) ejected: bool,
 }
 
-impl PathView {
+impl PathStateSnapshot {
     /// True if the path is neither failed nor ejected.
     pub(super) fn is_in_use(self) -> bool {
         !self.failed && !self.ejected
@@ -113,7 +116,7 @@ impl PathView {
 
 /// How long a path has been in its state, and its total failed time including the current failure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct PathTimes {
+pub(super) struct PathStateDurations {
     pub(super) in_state: Nanos,
     pub(super) failed: Nanos,
 }
@@ -131,8 +134,8 @@ pub(super) struct MultipathState {
     /// The group that the message `switch_group` chose, counted from 1; 0 for none. The checker
     /// clears it.
     manual_group: AtomicU32,
-    paths: Box<[PathState]>,
-    pub(super) path_log: PathLog,
+    paths: Box<[SharedPathState]>,
+    pub(super) path_log: PathEventLogger,
     /// Wakes the checker if a path failed, or if a message concerns it.
     pub(super) wait_queue: Arc<WaitQueue>,
 }
@@ -144,31 +147,31 @@ impl MultipathState {
         paths: usize,
         queue_if_no_path: bool,
         next: Option<usize>,
-        path_log: PathLog,
+        path_log: PathEventLogger,
     ) -> MultipathState {
         MultipathState {
-            word: CachePadded::new(AtomicU64::new(PackedState::loaded(queue_if_no_path, next).0)),
+            word: CachePadded::new(AtomicU64::new(PackedMultipathState::loaded(queue_if_no_path, next).0)),
             valid: AtomicU32::new(paths as u32),
             stamps: AtomicU64::new(0),
             ejected: AtomicU32::new(0),
             manual_group: AtomicU32::new(0),
             bypassed: (0..groups).map(|_| AtomicBool::new(false)).collect(),
-            paths: (0..paths).map(|_| PathState::default()).collect(),
+            paths: (0..paths).map(|_| SharedPathState::default()).collect(),
             path_log,
             wait_queue: Arc::new(WaitQueue::new()),
         }
     }
 
     /// Loads the word. All writes before its last change are visible afterwards.
-    pub(super) fn word(&self) -> PackedState {
-        interleave::point();
-        PackedState(self.word.load(Ordering::Acquire))
+    pub(super) fn word(&self) -> PackedMultipathState {
+        interleave::mark_interleave_point();
+        PackedMultipathState(self.word.load(Ordering::Acquire))
     }
 
     /// Publishes a lane's choice of group. Returns false if the word has changed since `old`; the
     /// lane must then choose again.
-    pub(super) fn commit(&self, old: PackedState, new: PackedState) -> bool {
-        interleave::point();
+    pub(super) fn commit(&self, old: PackedMultipathState, new: PackedMultipathState) -> bool {
+        interleave::mark_interleave_point();
         if old == new {
             return true;
         }
@@ -179,10 +182,11 @@ impl MultipathState {
         done
     }
 
-    fn update(&self, change: impl Fn(PackedState) -> PackedState) {
+    fn update(&self, change: impl Fn(PackedMultipathState) -> PackedMultipathState) {
         // The closure never returns `None`, so this ends when the compare-and-swap succeeds.
-        let _ =
-            self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |w| Some(change(PackedState(w)).0));
+        let _ = self
+            .word
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |w| Some(change(PackedMultipathState(w)).0));
     }
 
     pub(super) fn group_count(&self) -> usize {
@@ -193,26 +197,26 @@ impl MultipathState {
         self.paths.len()
     }
 
-    pub(super) fn path(&self, path: usize) -> PathView {
-        interleave::point();
+    pub(super) fn path(&self, path: usize) -> PathStateSnapshot {
+        interleave::mark_interleave_point();
         let state = self.paths[path].state.load(Ordering::Acquire);
         let stamp = self.paths[path].stamp.load(Ordering::Relaxed);
         let ejected = self.paths[path].ejection.is_ejected();
         let is = |bit| state & bit != 0;
-        let (failed, held) = (is(PathState::FAILED), is(PathState::ADMIN_FAILED));
-        PathView { failed, held, fail_count: state / PathState::ONE_FAILURE, stamp, ejected }
+        let (failed, held) = (is(SharedPathState::FAILED), is(SharedPathState::ADMIN_FAILED));
+        PathStateSnapshot { failed, held, fail_count: state / SharedPathState::ONE_FAILURE, stamp, ejected }
     }
 
     /// How long `path` has been in its state, and its total failed time.
-    pub(super) fn times(&self, path: usize) -> PathTimes {
+    pub(super) fn times(&self, path: usize) -> PathStateDurations {
         let (failed, path) = (self.path(path).failed, &self.paths[path]);
         let in_state = self.path_log.now().since(Nanos(path.since.load(Ordering::Relaxed)));
         let before = Nanos(path.failed_for.load(Ordering::Relaxed));
-        PathTimes { in_state, failed: if failed { before + in_state } else { before } }
+        PathStateDurations { in_state, failed: if failed { before + in_state } else { before } }
     }
 
     /// Connects the table to the device it is loaded into, whose clock is used from now on.
-    pub(super) fn attach(&self, notify: Arc<dyn TargetHost>) {
+    pub(super) fn attach(&self, notify: Arc<dyn TargetHostServices>) {
         self.path_log.attach(notify);
         let now = self.path_log.now();
         self.paths.iter().for_each(|path| path.since.store(now.0, Ordering::Relaxed));
@@ -230,16 +234,16 @@ impl MultipathState {
     /// Fails a path. Returns false if the path was failed already; a command then only marks it as
     /// failed by an administrator. Messages call this, and lanes of any core on a path error. If
     /// several callers fail a path at once, one of them gets true and writes the log line.
-    pub(super) fn fail(&self, path: usize, why: &FailReason<'_>) -> bool {
-        interleave::point();
-        let held = if matches!(why, FailReason::Command) { PathState::ADMIN_FAILED } else { 0 };
+    pub(super) fn fail(&self, path: usize, why: &PathFailReason<'_>) -> bool {
+        interleave::mark_interleave_point();
+        let held = if matches!(why, PathFailReason::Command) { SharedPathState::ADMIN_FAILED } else { 0 };
         let fail = |s: u64| {
-            let failed = s | PathState::FAILED | held;
-            let once = if s & PathState::FAILED == 0 { PathState::ONE_FAILURE } else { 0 };
+            let failed = s | SharedPathState::FAILED | held;
+            let once = if s & SharedPathState::FAILED == 0 { SharedPathState::ONE_FAILURE } else { 0 };
             (failed != s).then_some(failed + once)
         };
         match self.paths[path].state.fetch_update(Ordering::AcqRel, Ordering::Acquire, fail) {
-            Ok(before) if before & PathState::FAILED == 0 => {}
+            Ok(before) if before & SharedPathState::FAILED == 0 => {}
             Ok(_) => {
                 self.path_log.held(path);
                 return false;
@@ -247,10 +251,10 @@ impl MultipathState {
             Err(_) => return false,
         }
         self.paths[path].since.store(self.path_log.now().0, Ordering::Relaxed);
-        interleave::point();
+        interleave::mark_interleave_point();
         let left = self.valid.fetch_sub(1, Ordering::AcqRel) - 1;
-        interleave::point();
-        self.update(PackedState::moved);
+        interleave::mark_interleave_point();
+        self.update(PackedMultipathState::moved);
         self.path_log.failed(path, why, left);
         self.wait_queue.wake_up();
         true
@@ -265,21 +269,21 @@ impl MultipathState {
     pub(super) fn reinstate(&self, path: usize, mut back: ReinstateReason) -> bool {
         let p = &self.paths[path];
         let claim = |now| match (now, back) {
-            (PathState::REINSTATE_IDLE, _) => Some(PathState::REINSTATE_RUNNING),
+            (SharedPathState::REINSTATE_IDLE, _) => Some(SharedPathState::REINSTATE_RUNNING),
             (_, ReinstateReason::CheckPassed) => None,
-            _ => Some(PathState::REINSTATE_AGAIN),
+            _ => Some(SharedPathState::REINSTATE_AGAIN),
         };
         // Acquire pairs with the releases below: the next caller sees the state that the last one
         // left.
         if p.reinstating.fetch_update(Ordering::AcqRel, Ordering::Acquire, claim)
-            != Ok(PathState::REINSTATE_IDLE)
+            != Ok(SharedPathState::REINSTATE_IDLE)
         {
             return false;
         }
         let mut done = false;
         loop {
             done |= self.reinstate_once(path, back);
-            let (mine, free) = (PathState::REINSTATE_RUNNING, PathState::REINSTATE_IDLE);
+            let (mine, free) = (SharedPathState::REINSTATE_RUNNING, SharedPathState::REINSTATE_IDLE);
             if p.reinstating.compare_exchange(mine, free, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                 return done;
             }
@@ -293,7 +297,7 @@ impl MultipathState {
         let p = &self.paths[path];
         let by_check = matches!(back, ReinstateReason::CheckPassed);
         let state = p.state.load(Ordering::Acquire);
-        if state & PathState::FAILED == 0 || by_check && state & PathState::ADMIN_FAILED != 0 {
+        if state & SharedPathState::FAILED == 0 || by_check && state & SharedPathState::ADMIN_FAILED != 0 {
             return false;
         }
         // Written before the state: its Release makes the stamp visible to every core that sees the
@@ -305,12 +309,13 @@ impl MultipathState {
         let up = self.valid.fetch_add(1, Ordering::AcqRel) + 1;
         // Logged before queued bios are resubmitted.
         self.path_log.reinstated(path, back, up);
-        let before = p.state.fetch_and(!(PathState::FAILED | PathState::ADMIN_FAILED), Ordering::AcqRel);
-        self.update(PackedState::moved);
+        let before =
+            p.state.fetch_and(!(SharedPathState::FAILED | SharedPathState::ADMIN_FAILED), Ordering::AcqRel);
+        self.update(PackedMultipathState::moved);
         // A command marked the path as failed in the meantime.
-        let held = by_check && before & PathState::ADMIN_FAILED != 0;
+        let held = by_check && before & SharedPathState::ADMIN_FAILED != 0;
         if held {
-            self.fail(path, &FailReason::Command);
+            self.fail(path, &PathFailReason::Command);
         }
         !held
     }
@@ -319,7 +324,7 @@ impl MultipathState {
     pub(super) fn eject(&self, path: usize, now: Nanos) -> bool {
         let Some(length) = self.paths[path].ejection.begin(now) else { return false };
         self.ejected.fetch_add(1, Ordering::Relaxed);
-        self.update(PackedState::moved);
+        self.update(PackedMultipathState::moved);
         self.path_log.ejected(path, length);
         true
     }
@@ -330,7 +335,7 @@ impl MultipathState {
     }
 
     /// The ejection state of `path`.
-    pub(super) fn ejection(&self, path: usize) -> &Ejection {
+    pub(super) fn ejection(&self, path: usize) -> &PathEjectionState {
         &self.paths[path].ejection
     }
 
@@ -338,7 +343,7 @@ impl MultipathState {
     pub(super) fn end_ejection(&self, path: usize, now: Nanos) {
         if self.paths[path].ejection.end(now) {
             self.ejected.fetch_sub(1, Ordering::Relaxed);
-            self.update(PackedState::moved);
+            self.update(PackedMultipathState::moved);
             self.path_log.ejection_ended(path);
         }
     }
@@ -380,8 +385,8 @@ impl MultipathState {
     /// value that a suspend saved.
     pub(super) fn set_queueing(&self, on: bool) {
         self.update(|w| {
-            let w = if on { w } else { w.with(PackedState::SAVED, false) };
-            w.with(PackedState::QUEUE_IF_NO_PATH, on)
+            let w = if on { w } else { w.with(PackedMultipathState::SAVED, false) };
+            w.with(PackedMultipathState::QUEUE_IF_NO_PATH, on)
         });
     }
 
@@ -389,12 +394,12 @@ impl MultipathState {
     /// queued bios complete. A second save does not overwrite the first.
     pub(super) fn presuspend(&self, noflush: bool, save: bool) {
         self.update(|w| {
-            let queueing = w.has(PackedState::QUEUE_IF_NO_PATH);
-            let w = w.with(PackedState::NOFLUSH, noflush);
-            match (save, queueing || !w.has(PackedState::SAVED)) {
-                (true, true) => {
-                    w.with(PackedState::SAVED, queueing).with(PackedState::QUEUE_IF_NO_PATH, false)
-                }
+            let queueing = w.has(PackedMultipathState::QUEUE_IF_NO_PATH);
+            let w = w.with(PackedMultipathState::NOFLUSH, noflush);
+            match (save, queueing || !w.has(PackedMultipathState::SAVED)) {
+                (true, true) => w
+                    .with(PackedMultipathState::SAVED, queueing)
+                    .with(PackedMultipathState::QUEUE_IF_NO_PATH, false),
                 _ => w,
             }
         });
@@ -403,9 +408,10 @@ impl MultipathState {
     /// Restores the flag that [`MultipathState::presuspend`] saved.
     pub(super) fn resume(&self) {
         self.update(|w| {
-            let queueing = w.has(PackedState::QUEUE_IF_NO_PATH) || w.has(PackedState::SAVED);
-            w.with(PackedState::NOFLUSH | PackedState::SAVED, false)
-                .with(PackedState::QUEUE_IF_NO_PATH, queueing)
+            let queueing =
+                w.has(PackedMultipathState::QUEUE_IF_NO_PATH) || w.has(PackedMultipathState::SAVED);
+            w.with(PackedMultipathState::NOFLUSH | PackedMultipathState::SAVED, false)
+                .with(PackedMultipathState::QUEUE_IF_NO_PATH, queueing)
         });
     }
 }

@@ -6,12 +6,12 @@ use super::checker;
 use super::counters::PathIoTotals;
 use super::parse::QueueMode;
 use super::path_maintenance::PathWatchOptions;
-use super::state::PackedState;
+use super::state::PackedMultipathState;
 use std::fmt::Write;
-use udm_core::latency::bucket_end;
+use udm_core::latency::latency_bucket_end;
 use udm_core::{Nanos, Status};
-use udm_dm::target::DeviceRef;
-use udm_dm::{PathMaintenanceReport, PathReport, PathWatchReport};
+use udm_dm::target::ResolvedDevice;
+use udm_dm::{PathLatencyAndHedgeReport, PathReport, QueueingAndFailbackReport};
 
 /// Appends a field.
 macro_rules! field {
@@ -23,7 +23,7 @@ macro_rules! field {
 
 impl Multipath {
     /// The number of the next group, else of the current one, else of the first.
-    fn shown_group(&self, word: PackedState) -> usize {
+    fn shown_group(&self, word: PackedMultipathState) -> usize {
         match word.next().or(word.current()) {
             Some(group) => group + 1,
             None => usize::from(!self.groups.is_empty()),
@@ -34,7 +34,7 @@ impl Multipath {
         let word = self.shared.word();
         let f = &self.features;
         let mut features = Vec::new();
-        if word.has(PackedState::QUEUE_IF_NO_PATH) {
+        if word.has(PackedMultipathState::QUEUE_IF_NO_PATH) {
             features.push("queue_if_no_path".to_string());
         }
         if let Some(n) = f.pg_init_retries {
@@ -73,7 +73,7 @@ impl Multipath {
         let word = self.shared.word();
         let mut out = String::new();
         // No handler is ever active, so the counts of group activations and handler status are 0.
-        field!(out, "2 {} 0 0", u8::from(word.has(PackedState::QUEUE_IO)));
+        field!(out, "2 {} 0 0", u8::from(word.has(PackedMultipathState::QUEUE_IO)));
         field!(out, "{} {}", self.groups.len(), self.shown_group(word));
         let mut paths = 0..;
         for (g, group) in self.groups.iter().enumerate() {
@@ -97,14 +97,14 @@ impl Multipath {
     }
 
     /// The path maintenance report: timers and the manual group; `None` if paths are not checked.
-    pub(super) fn path_maintenance(&self) -> Option<PathMaintenanceReport> {
+    pub(super) fn path_maintenance(&self) -> Option<QueueingAndFailbackReport> {
         let path_log = &self.shared.path_log;
         path_log.settings()?;
         let now = path_log.now();
         let left = |at: Nanos| at.since(now);
         let queueing = self.shared.word().queues_after_resume();
         let fails_at = Some(self.checker_status.fails_at()).filter(|at| queueing && *at != Nanos::NEVER);
-        Some(PathMaintenanceReport {
+        Some(QueueingAndFailbackReport {
             queueing,
             fails_in: fails_at.map(left),
             failback: self.checker_status.back().map(|(group, at)| (group + 1, left(at))),
@@ -113,7 +113,7 @@ impl Multipath {
     }
 
     /// The reason why no check reinstates a failed path.
-    fn held(&self, index: usize, device: &DeviceRef) -> Option<String> {
+    fn held(&self, index: usize, device: &ResolvedDevice) -> Option<String> {
         let view = self.shared.path(index);
         if view.held {
             return Some("by command".into());
@@ -122,7 +122,8 @@ impl Multipath {
             let (path_log, held) = (&self.shared.path_log, self.checker_status.quarantine_status(index)?);
             Some(held.why(path_log.now(), &path_log.settings()?.marginal?))
         };
-        let short = || self.checker_status.is_truncated(index).then(|| checker::truncated_reason(self.len));
+        let short =
+            || self.checker_status.is_truncated(index).then(|| checker::short_path_refusal_reason(self.len));
         if view.failed { device.device.rejection_reason().or_else(back).or_else(short) } else { None }
     }
 
@@ -154,7 +155,11 @@ impl Multipath {
                 retries: totals.retries,
                 ejected: view.ejected,
                 ejections: self.shared.ejection(index).count(),
-                watch: self.watch.get().is_some_and(PathWatchOptions::is_on).then(|| watch_report(&totals)),
+                watch: self
+                    .watch
+                    .get()
+                    .is_some_and(PathWatchOptions::is_on)
+                    .then(|| make_path_watch_report(&totals)),
             }
         })
         .collect()
@@ -162,7 +167,7 @@ impl Multipath {
 }
 
 /// The path watch counters of a path.
-fn watch_report(totals: &PathIoTotals) -> PathWatchReport {
+fn make_path_watch_report(totals: &PathIoTotals) -> PathLatencyAndHedgeReport {
     let [
         waiting,
         abandoned_reads,
@@ -175,8 +180,8 @@ fn watch_report(totals: &PathIoTotals) -> PathWatchReport {
         free_hedges,
     ] = totals.watched;
     let steps = totals.latency.steps.iter().enumerate().filter(|(_, count)| **count > 0);
-    let latency = steps.map(|(step, count)| (bucket_end(step), *count)).collect();
-    PathWatchReport {
+    let latency = steps.map(|(step, count)| (latency_bucket_end(step), *count)).collect();
+    PathLatencyAndHedgeReport {
         waiting,
         abandoned_reads,
         late_completions,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use udm_core::errno::EINVAL;
 use udm_core::{Device, Sectors, SharedDiskState};
-use udm_dm::target::{DeviceRef, Resolver, TargetArgs, decimal};
-use udm_dm::{MappedDevice, TargetError, depends_on};
+use udm_dm::target::{DeviceNameResolver, ResolvedDevice, TargetArgs, parse_decimal_u64};
+use udm_dm::{MappedDevice, TargetError, device_stack_contains};
 use udm_wire::cow::{ChunkSize, ChunkSizeError};
 
 /// The optional features of a snapshot.
@@ -20,8 +20,8 @@ pub(super) struct SnapshotFeatures {
 
 /// A parsed table line.
 pub(super) struct SnapshotTableArgs {
-    pub origin: DeviceRef,
-    pub store: DeviceRef,
+    pub origin: ResolvedDevice,
+    pub store: ResolvedDevice,
     pub persistent: bool,
     /// The chunk size of the table; `None` for the store's own size, or the default for a new
     /// store.
@@ -42,7 +42,7 @@ impl SnapshotTableArgs {
 
 /// The kernel's text for every error in a store type or chunk size, with the reason that the kernel
 /// does not show.
-fn store_error(reason: impl Into<String>, word: usize) -> TargetError {
+fn exception_store_arg_error(reason: impl Into<String>, word: usize) -> TargetError {
     TargetError::new("Couldn't create exception store").because(reason.into()).at(word)
 }
 
@@ -50,12 +50,12 @@ fn store_error(reason: impl Into<String>, word: usize) -> TargetError {
 ///
 /// # Errors
 /// The kernel's, in its order.
-pub(super) fn parse(args: &mut TargetArgs<'_>) -> Result<SnapshotTableArgs, TargetError> {
+pub(super) fn parse_snapshot_table_args(args: &mut TargetArgs<'_>) -> Result<SnapshotTableArgs, TargetError> {
     let words = args.args;
     if words.len() < 4 {
         return Err(TargetError::new("requires 4 or more arguments").at(words.len()));
     }
-    let mut features = parse_features(words)?;
+    let mut features = parse_snapshot_features(words)?;
     let origin = look_up_device(args.resolver, words, 0, "Cannot get origin device")?;
     let store = look_up_device(args.resolver, words, 1, "Cannot get COW device")?;
     if is_same_disk(&origin, &store) {
@@ -72,7 +72,7 @@ pub(super) fn parse(args: &mut TargetArgs<'_>) -> Result<SnapshotTableArgs, Targ
 }
 
 /// True if both names lead to the same disk.
-pub(super) fn is_same_disk(one: &DeviceRef, other: &DeviceRef) -> bool {
+pub(super) fn is_same_disk(one: &ResolvedDevice, other: &ResolvedDevice) -> bool {
     is_same_device(&*one.device, &*other.device)
 }
 
@@ -89,41 +89,43 @@ fn is_same_device(one: &dyn Device, other: &dyn Device) -> bool {
 ///
 /// # Errors
 /// EINVAL, with the stacking.
-pub(super) fn check_not_stacked(
+pub(super) fn check_origin_store_not_stacked(
     line: &SnapshotTableArgs,
     len: Sectors,
     origin_devices: &[Arc<MappedDevice>],
 ) -> Result<(), TargetError> {
     let SnapshotTableArgs { origin, store, .. } = line;
-    let on_node =
-        depends_on(&store.device, |device| origin_devices.iter().any(|node| node.id() == device.id()));
+    let on_node = device_stack_contains(&store.device, |device| {
+        origin_devices.iter().any(|node| node.id() == device.id())
+    });
     let whole = len >= origin.device.limits().size;
-    let why =
-        if on_node || whole && depends_on(&store.device, |device| is_same_device(device, &*origin.device)) {
-            format!("{} lies on its own origin", store.name)
-        } else if depends_on(&origin.device, |device| is_same_device(device, &*store.device)) {
-            format!("the origin {} lies on it", origin.name)
-        } else {
-            return Ok(());
-        };
+    let why = if on_node
+        || whole && device_stack_contains(&store.device, |device| is_same_device(device, &*origin.device))
+    {
+        format!("{} lies on its own origin", store.name)
+    } else if device_stack_contains(&origin.device, |device| is_same_device(device, &*store.device)) {
+        format!("the origin {} lies on it", origin.name)
+    } else {
+        return Ok(());
+    };
     Err(TargetError::new("COW device cannot be the same as origin device").because(why).at(1))
 }
 
 fn look_up_device(
-    resolver: &mut dyn Resolver,
+    resolver: &mut dyn DeviceNameResolver,
     words: &[String],
     word: usize,
     text: &str,
-) -> Result<DeviceRef, TargetError> {
+) -> Result<ResolvedDevice, TargetError> {
     let refuse =
-        |e: udm_dm::LookupError| TargetError::new(text).with_errno(e.errno).because(e.reason).at(word);
+        |e: udm_dm::DeviceLookupError| TargetError::new(text).with_errno(e.errno).because(e.reason).at(word);
     resolver.get(&words[word]).map_err(refuse)
 }
 
-fn parse_features(words: &[String]) -> Result<SnapshotFeatures, TargetError> {
+fn parse_snapshot_features(words: &[String]) -> Result<SnapshotFeatures, TargetError> {
     let Some(count) = words.get(4) else { return Ok(SnapshotFeatures::default()) };
     let invalid = |word| TargetError::new("Invalid number of feature arguments").at(word);
-    let count = decimal(count).filter(|count| *count <= 2).ok_or_else(|| invalid(4))? as usize;
+    let count = parse_decimal_u64(count).filter(|count| *count <= 2).ok_or_else(|| invalid(4))? as usize;
     let given = &words[5..];
     if given.len() < count {
         return Err(invalid(words.len()));
@@ -155,24 +157,27 @@ fn parse_store_type(word: &str) -> Result<(bool, bool), TargetError> {
         Some('P') => match letters.next() {
             None => Ok((true, false)),
             Some('O' | 'o') => Ok((true, true)),
-            Some(_) => Err(store_error(format!("Unsupported persistent store option: {}", &word[1..]), 2)),
+            Some(_) => Err(exception_store_arg_error(
+                format!("Unsupported persistent store option: {}", &word[1..]),
+                2,
+            )),
         },
-        _ => Err(store_error("Exception store type is not P or N", 2)),
+        _ => Err(exception_store_arg_error("Exception store type is not P or N", 2)),
     }
 }
 
 fn parse_chunk_size(
     word: &str,
     persistent: bool,
-    origin: &DeviceRef,
-    store: &DeviceRef,
+    origin: &ResolvedDevice,
+    store: &ResolvedDevice,
 ) -> Result<Option<ChunkSize>, TargetError> {
-    let sectors = decimal(word).and_then(|sectors| u32::try_from(sectors).ok());
-    let sectors = sectors.ok_or_else(|| store_error("Invalid chunk size", 3))?;
+    let sectors = parse_decimal_u64(word).and_then(|sectors| u32::try_from(sectors).ok());
+    let sectors = sectors.ok_or_else(|| exception_store_arg_error("Invalid chunk size", 3))?;
     if sectors == 0 {
         return if persistent { Ok(None) } else { Err(TargetError::new("Chunk size not set").at(3)) };
     }
-    let refuse = |why: ChunkSizeError| store_error(why.to_string(), 3);
+    let refuse = |why: ChunkSizeError| exception_store_arg_error(why.to_string(), 3);
     let chunk = ChunkSize::new(u64::from(sectors)).map_err(refuse)?;
     for device in [store, origin] {
         chunk.check_blocks(device.device.limits().logical_block).map_err(refuse)?;

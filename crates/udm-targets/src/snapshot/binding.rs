@@ -12,23 +12,25 @@
 //! source of the second.
 //!
 //! A table that is loaded while the store has no owner reads the store. If another table has used
-//! the store since, the data read is stale and the table is refused ([`StoreReadTicket`]). If two
-//! such tables become live in one change, one of them is refused.
+//! the store since, the data read is stale and the table is refused ([`LoadedStoreValidity`]). If
+//! two such tables become live in one change, one of them is refused.
 
 use super::args::{self, SnapshotFeatures, SnapshotTableArgs};
 use super::load;
-use super::origin_snapshots::{OriginSnapshots, StoreReadTicket};
+use super::origin_snapshots::{LoadedStoreValidity, OriginSnapshots};
 use super::state::Snapshot;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::errno::{EBUSY, EINVAL};
-use udm_core::{ClaimKey, DevNo, Device, DeviceId, Exclusivity, ExtentKind, Extents, Sector, Sectors};
-use udm_dm::target::{DeviceRange, DeviceRef, TargetArgs, TargetHost};
+use udm_core::{
+    ClaimSharingPolicy, DevNo, Device, DeviceId, ExtentKind, Extents, Sector, Sectors, SharedClaimKey,
+};
+use udm_dm::target::{DeviceRange, ResolvedDevice, TargetArgs, TargetHostServices};
 use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, TargetError};
 
 /// The state of a binding.
 #[derive(Clone)]
-pub(super) enum BindingState {
+pub(super) enum SnapshotHandoverState {
     /// Not resumed yet.
     Loaded,
     /// Not resumed yet; at its resume it takes the snapshot over from its source.
@@ -41,7 +43,7 @@ pub(super) enum BindingState {
 
 /// The purpose of a table with a snapshot.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum TableRole {
+pub(super) enum SnapshotTableRole {
     /// Keeps the content of an instant.
     Keep,
     /// Merges the store back into the origin.
@@ -49,70 +51,75 @@ pub(super) enum TableRole {
 }
 
 /// A table's binding to its snapshot.
-pub(super) struct SnapshotBinding {
+pub(super) struct SnapshotTableBinding {
     pub line: SnapshotTableArgs,
     pub len: Sectors,
     pub origin_snapshots: Arc<OriginSnapshots>,
     pub snapshot: Arc<Snapshot>,
-    table_role: TableRole,
+    table_role: SnapshotTableRole,
     /// The ticket of reading the store; `None` for a destination.
-    read_ticket: Option<Arc<StoreReadTicket>>,
+    read_ticket: Option<Arc<LoadedStoreValidity>>,
     /// The last `preresume` allowed the table to become live.
     was_checked: AtomicBool,
-    role: Mutex<BindingState>,
+    role: Mutex<SnapshotHandoverState>,
     /// True if the role is `Released`; read by lanes.
     pub released: Arc<AtomicBool>,
-    notify: Mutex<Option<Arc<dyn TargetHost>>>,
+    notify: Mutex<Option<Arc<dyn TargetHostServices>>>,
 }
 
-impl SnapshotBinding {
+impl SnapshotTableBinding {
     /// Creates the binding for the table line in `args`.
     ///
     /// # Errors
     /// The kernel's, in its order. If the kernel hides the reason behind a general text, the reason
     /// follows.
     pub(super) fn take(
-        table_role: TableRole,
+        table_role: SnapshotTableRole,
         args: &mut TargetArgs<'_>,
-    ) -> Result<Arc<SnapshotBinding>, TargetError> {
-        let line = args::parse(args)?;
-        if table_role == TableRole::Merge && !line.persistent {
+    ) -> Result<Arc<SnapshotTableBinding>, TargetError> {
+        let line = args::parse_snapshot_table_args(args)?;
+        if table_role == SnapshotTableRole::Merge && !line.persistent {
             return Err(TargetError::new("Snapshot exception store does not support snapshot-merge.").at(2));
         }
         let origin_snapshots = OriginSnapshots::of(&line.origin);
-        args::check_not_stacked(&line, args.len, &origin_snapshots.origin_devices(None))?;
+        args::check_origin_store_not_stacked(&line, args.len, &origin_snapshots.origin_devices(None))?;
         let read_ticket = origin_snapshots.read(&line.store);
         let others = origin_snapshots.on_store(&line.store);
-        let source = others.iter().find(|other| matches!(*other.role(), BindingState::Active));
+        let source = others.iter().find(|other| matches!(*other.role(), SnapshotHandoverState::Active));
         // A destination in the device of its source is replaced, as any inactive table.
-        let waits = |other: &&Arc<SnapshotBinding>| matches!(*other.role(), BindingState::Destination);
-        let id = |binding: &Arc<SnapshotBinding>| binding.device().map(|device| device.id());
+        let waits =
+            |other: &&Arc<SnapshotTableBinding>| matches!(*other.role(), SnapshotHandoverState::Destination);
+        let id = |binding: &Arc<SnapshotTableBinding>| binding.device().map(|device| device.id());
         // A destination without a device may belong to the same device; this is checked at the
         // resume.
         let elsewhere =
-            |other: &Arc<SnapshotBinding>| id(other).is_some() && source.map(id) != Some(id(other));
+            |other: &Arc<SnapshotTableBinding>| id(other).is_some() && source.map(id) != Some(id(other));
         let third = others.iter().filter(waits).any(elsewhere);
         let (snapshot, role) = match source {
             // Tables that are loaded and were never resumed have no state that is not in the store.
-            None => (open_store(&line, &origin_snapshots, args)?, BindingState::Loaded),
-            Some(_) if third => return Err(handover_error().at(1)),
-            Some(source) => {
-                (source.snapshot_for_handover(&line, args.len, table_role)?, BindingState::Destination)
-            }
+            None => (open_store_exclusively(&line, &origin_snapshots, args)?, SnapshotHandoverState::Loaded),
+            Some(_) if third => return Err(snapshot_handover_error().at(1)),
+            Some(source) => (
+                source.snapshot_for_handover(&line, args.len, table_role)?,
+                SnapshotHandoverState::Destination,
+            ),
         };
-        let merges =
-            |other: &Arc<SnapshotBinding>| other.table_role == TableRole::Merge && !other.is_released();
+        let merges = |other: &Arc<SnapshotTableBinding>| {
+            other.table_role == SnapshotTableRole::Merge && !other.is_released()
+        };
         let others = origin_snapshots.bindings();
-        if table_role == TableRole::Merge && others.iter().any(|one| merges(one) && !one.is_on(&line.store)) {
+        if table_role == SnapshotTableRole::Merge
+            && others.iter().any(|one| merges(one) && !one.is_on(&line.store))
+        {
             return Err(TargetError::new("A snapshot is already merging."));
         }
-        let binding = Arc::new(SnapshotBinding {
+        let binding = Arc::new(SnapshotTableBinding {
             line,
             len: args.len,
             origin_snapshots,
             snapshot,
             table_role,
-            read_ticket: matches!(role, BindingState::Loaded).then_some(read_ticket),
+            read_ticket: matches!(role, SnapshotHandoverState::Loaded).then_some(read_ticket),
             was_checked: AtomicBool::new(false),
             role: Mutex::new(role),
             released: Arc::default(),
@@ -127,7 +134,7 @@ impl SnapshotBinding {
         &self,
         line: &SnapshotTableArgs,
         len: Sectors,
-        table_role: TableRole,
+        table_role: SnapshotTableRole,
     ) -> Result<Arc<Snapshot>, TargetError> {
         let refuse = |reason: &str| {
             Err(TargetError::new("Couldn't create exception store").because(reason.to_owned()).at(2))
@@ -142,17 +149,17 @@ impl SnapshotBinding {
         }
         match (self.snapshot.commits.is_some() == line.persistent, self.table_role, table_role) {
             (false, ..) => refuse("the snapshot that it takes over has a store of the other type"),
-            (_, TableRole::Merge, TableRole::Keep) => refuse("it is being merged"),
+            (_, SnapshotTableRole::Merge, SnapshotTableRole::Keep) => refuse("it is being merged"),
             _ => Ok(Arc::clone(&self.snapshot)),
         }
     }
 
     /// True if `store` is the binding's store.
-    pub(super) fn is_on(&self, store: &DeviceRef) -> bool {
+    pub(super) fn is_on(&self, store: &ResolvedDevice) -> bool {
         args::is_same_disk(&self.line.store, store)
     }
 
-    fn role(&self) -> MutexGuard<'_, BindingState> {
+    fn role(&self) -> MutexGuard<'_, SnapshotHandoverState> {
         self.role.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -160,30 +167,30 @@ impl SnapshotBinding {
     fn check_store(&self) -> Result<(), TargetError> {
         let mut others = self.origin_snapshots.on_store(&self.line.store);
         others.retain(|other| !std::ptr::eq(&**other, self));
-        if others.iter().any(|other| matches!(*other.role(), BindingState::Active)) {
-            return Err(handover_error());
+        if others.iter().any(|other| matches!(*other.role(), SnapshotHandoverState::Active)) {
+            return Err(snapshot_handover_error());
         }
         // A table of the same change, or of another change in progress.
-        let comes = |other: &Arc<SnapshotBinding>| {
+        let comes = |other: &Arc<SnapshotTableBinding>| {
             other.was_checked.load(Ordering::Relaxed)
                 && other.device().is_some_and(|device| device.is_changing())
         };
         if others.iter().any(comes) {
-            return Err(
-                handover_error().because("another table with this store becomes live at the same time")
-            );
+            return Err(snapshot_handover_error()
+                .because("another table with this store becomes live at the same time"));
         }
         if self.read_ticket.as_ref().is_some_and(|read_ticket| read_ticket.is_stale()) {
             let why = "another table has used the store since this table was loaded: load it again";
-            return Err(handover_error().because(why));
+            return Err(snapshot_handover_error().because(why));
         }
         Ok(())
     }
 
     /// The source of a destination.
-    fn source(&self) -> Option<Arc<SnapshotBinding>> {
-        let has_it = |other: &Arc<SnapshotBinding>| {
-            Arc::ptr_eq(&other.snapshot, &self.snapshot) && matches!(*other.role(), BindingState::Active)
+    fn source(&self) -> Option<Arc<SnapshotTableBinding>> {
+        let has_it = |other: &Arc<SnapshotTableBinding>| {
+            Arc::ptr_eq(&other.snapshot, &self.snapshot)
+                && matches!(*other.role(), SnapshotHandoverState::Active)
         };
         self.origin_snapshots.bindings().into_iter().find(has_it)
     }
@@ -195,25 +202,26 @@ impl SnapshotBinding {
 
     /// True if the snapshot no longer belongs to this table.
     pub(super) fn is_released(&self) -> bool {
-        matches!(*self.role(), BindingState::Released)
+        matches!(*self.role(), SnapshotHandoverState::Released)
     }
 
     fn release(&self) {
-        *self.role() = BindingState::Released;
+        *self.role() = SnapshotHandoverState::Released;
         self.released.store(true, Ordering::Relaxed);
     }
 
-    fn is_destination_of(&self, source: &SnapshotBinding) -> bool {
-        matches!(*self.role(), BindingState::Destination) && Arc::ptr_eq(&self.snapshot, &source.snapshot)
+    fn is_destination_of(&self, source: &SnapshotTableBinding) -> bool {
+        matches!(*self.role(), SnapshotHandoverState::Destination)
+            && Arc::ptr_eq(&self.snapshot, &source.snapshot)
     }
 
-    fn notify(&self) -> Option<Arc<dyn TargetHost>> {
+    fn notify(&self) -> Option<Arc<dyn TargetHostServices>> {
         self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// True if this table is the active snapshot and not a merge.
     pub(super) fn is_active_snapshot(&self) -> bool {
-        self.table_role == TableRole::Keep && matches!(*self.role(), BindingState::Active)
+        self.table_role == SnapshotTableRole::Keep && matches!(*self.role(), SnapshotHandoverState::Active)
     }
 
     /// The name of the device.
@@ -232,7 +240,7 @@ impl SnapshotBinding {
         let kind = self.line.kind();
         // A destination has no chunk size before the handover (kernel).
         let chunk = match *self.role() {
-            BindingState::Destination => 0,
+            SnapshotHandoverState::Destination => 0,
             _ => self.snapshot.chunk.sectors(),
         };
         let words = match features {
@@ -268,7 +276,7 @@ impl SnapshotBinding {
 
     /// The devices below.
     pub(super) fn devices(&self) -> Vec<DeviceRange> {
-        let alone = Some(Exclusivity::With(ClaimKey::of(&self.origin_snapshots)));
+        let alone = Some(ClaimSharingPolicy::With(SharedClaimKey::of(&self.origin_snapshots)));
         let size = self.line.store.device.limits().size;
         let store = DeviceRange { alone, ..DeviceRange::new(&self.line.store, Sector(0), size) };
         vec![DeviceRange::new(&self.line.origin, Sector(0), self.len), store]
@@ -290,7 +298,7 @@ impl SnapshotBinding {
         }
     }
 
-    pub(super) fn attach(&self, notify: Arc<dyn TargetHost>) {
+    pub(super) fn attach(&self, notify: Arc<dyn TargetHostServices>) {
         *self.notify.lock().unwrap_or_else(PoisonError::into_inner) = Some(notify);
     }
 
@@ -303,31 +311,32 @@ impl SnapshotBinding {
     /// The last check before the table becomes live in `device`.
     pub(super) fn preresume(&self, device: DeviceId) -> Result<(), TargetError> {
         let role = self.role().clone();
-        let elsewhere = |binding: &SnapshotBinding| binding.device().filter(|holder| holder.id() != device);
+        let elsewhere =
+            |binding: &SnapshotTableBinding| binding.device().filter(|holder| holder.id() != device);
         match role {
-            BindingState::Destination => {
+            SnapshotHandoverState::Destination => {
                 let holder = self.source().and_then(|source| elsewhere(&source));
                 if holder.is_some_and(|holder| !holder.is_suspended()) {
                     let text = "Unable to perform snapshot handover until source is suspended.";
                     return Err(TargetError::new(text).with_errno(EINVAL));
                 }
             }
-            BindingState::Active => {
+            SnapshotHandoverState::Active => {
                 let others = self.origin_snapshots.bindings();
                 if others.iter().any(|other| other.is_destination_of(self) && elsewhere(other).is_some()) {
                     let text = "Unable to resume snapshot source until handover completes.";
                     return Err(TargetError::new(text).with_errno(EINVAL));
                 }
             }
-            BindingState::Loaded => {
+            SnapshotHandoverState::Loaded => {
                 let _one_at_a_time = self.origin_snapshots.preresume_lock();
                 self.check_store()?;
                 self.was_checked.store(true, Ordering::Relaxed);
-                if self.table_role == TableRole::Keep {
+                if self.table_role == SnapshotTableRole::Keep {
                     self.origin_snapshots.list(&self.snapshot);
                 }
             }
-            BindingState::Released => {}
+            SnapshotHandoverState::Released => {}
         }
         Ok(())
     }
@@ -336,17 +345,17 @@ impl SnapshotBinding {
     pub(super) fn resume(&self) {
         let role = self.role().clone();
         match role {
-            BindingState::Destination => match self.source() {
+            SnapshotHandoverState::Destination => match self.source() {
                 Some(source) => source.release(),
                 None => {
                     tracing::error!("Cancelling snapshot handover.");
                     return self.release();
                 }
             },
-            BindingState::Loaded | BindingState::Active => {}
-            BindingState::Released => return,
+            SnapshotHandoverState::Loaded | SnapshotHandoverState::Active => {}
+            SnapshotHandoverState::Released => return,
         }
-        *self.role() = BindingState::Active;
+        *self.role() = SnapshotHandoverState::Active;
         if let Some(read_ticket) = &self.read_ticket {
             self.origin_snapshots.invalidate_reads(&self.line.store, read_ticket);
         }
@@ -354,10 +363,10 @@ impl SnapshotBinding {
             self.snapshot.attach(notify);
         }
         self.snapshot.set_len(self.len, self.line.origin.device.limits().size);
-        self.snapshot.set_active(self.table_role == TableRole::Keep);
+        self.snapshot.set_active(self.table_role == SnapshotTableRole::Keep);
         match self.table_role {
-            TableRole::Keep => self.origin_snapshots.list(&self.snapshot),
-            TableRole::Merge => self.origin_snapshots.unlist(&self.snapshot),
+            SnapshotTableRole::Keep => self.origin_snapshots.list(&self.snapshot),
+            SnapshotTableRole::Merge => self.origin_snapshots.unlist(&self.snapshot),
         }
     }
 
@@ -366,7 +375,7 @@ impl SnapshotBinding {
         // If the next table of the device takes the snapshot over, it continues there.
         let own = self.device().map(|device| device.id());
         let is_own =
-            |other: &SnapshotBinding| own.is_some() && other.device().map(|device| device.id()) == own;
+            |other: &SnapshotTableBinding| own.is_some() && other.device().map(|device| device.id()) == own;
         let taken = self
             .origin_snapshots
             .bindings()
@@ -377,9 +386,9 @@ impl SnapshotBinding {
         }
     }
 
-    /// As [`SnapshotBinding::retired`], if no table of the device takes the snapshot over.
+    /// As [`SnapshotTableBinding::retired`], if no table of the device takes the snapshot over.
     pub(super) fn removed(&self) {
-        if matches!(*self.role(), BindingState::Active) {
+        if matches!(*self.role(), SnapshotHandoverState::Active) {
             self.snapshot.set_active(false);
             self.origin_snapshots.unlist(&self.snapshot);
             self.release();
@@ -387,26 +396,29 @@ impl SnapshotBinding {
     }
 }
 
-impl Drop for SnapshotBinding {
+impl Drop for SnapshotTableBinding {
     fn drop(&mut self) {
         // The snapshot was listed for a resume that did not happen.
-        if matches!(self.role.get_mut().unwrap_or_else(PoisonError::into_inner), BindingState::Loaded) {
+        if matches!(
+            self.role.get_mut().unwrap_or_else(PoisonError::into_inner),
+            SnapshotHandoverState::Loaded
+        ) {
             self.origin_snapshots.unlist(&self.snapshot);
         }
     }
 }
 
-fn handover_error() -> TargetError {
+fn snapshot_handover_error() -> TargetError {
     TargetError::new("Snapshot cow pairing for exception table handover failed").with_errno(EINVAL)
 }
 
 /// Opens the store with exclusive use: reads it, or formats it if it is blank.
-fn open_store(
+fn open_store_exclusively(
     line: &SnapshotTableArgs,
     origin_snapshots: &Arc<OriginSnapshots>,
     args: &TargetArgs<'_>,
 ) -> Result<Arc<Snapshot>, TargetError> {
-    let alone = Exclusivity::With(ClaimKey::of(origin_snapshots));
+    let alone = ClaimSharingPolicy::With(SharedClaimKey::of(origin_snapshots));
     let number = DevNo { major: 0, minor: 0 };
     let store = &*line.store.device;
     let claim = store

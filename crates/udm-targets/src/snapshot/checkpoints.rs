@@ -11,11 +11,11 @@
 //! * An origin that is being merged into changes all the time. It has no checkpoints, and all of it
 //!   counts as changed.
 
-use super::binding::SnapshotBinding;
+use super::binding::SnapshotTableBinding;
 use super::origin_snapshots::OriginSnapshots;
 use super::state::Snapshot;
 use std::sync::Arc;
-use udm_core::{ChangeStatus, Checkpoint, Extents, Sector, Sectors};
+use udm_core::{ChangeTrackingCheckpoint, Extents, RangeChangeStatus, Sector, Sectors};
 
 /// Maximum number of chunks added to a run, so that extending a run takes no longer than finding
 /// its start.
@@ -42,20 +42,20 @@ impl Snapshot {
 }
 
 /// The runs of sectors that are in at least one of several stores.
-struct ChangedRuns<'a> {
+struct ChangedSectorRuns<'a> {
     end: u64,
     /// Each snapshot with its next run, if it has one.
     sources: Vec<(&'a Snapshot, Option<(u64, u64)>)>,
 }
 
-impl<'a> ChangedRuns<'a> {
-    fn new(sources: impl Iterator<Item = &'a Snapshot>, from: u64, end: u64) -> ChangedRuns<'a> {
+impl<'a> ChangedSectorRuns<'a> {
+    fn new(sources: impl Iterator<Item = &'a Snapshot>, from: u64, end: u64) -> ChangedSectorRuns<'a> {
         let source = |snapshot: &'a Snapshot| (snapshot, snapshot.next_changed(from, end));
-        ChangedRuns { end, sources: sources.map(source).collect() }
+        ChangedSectorRuns { end, sources: sources.map(source).collect() }
     }
 }
 
-impl Iterator for ChangedRuns<'_> {
+impl Iterator for ChangedSectorRuns<'_> {
     type Item = (u64, u64);
 
     /// If runs overlap, no sector is returned twice.
@@ -72,7 +72,7 @@ impl Iterator for ChangedRuns<'_> {
 
 impl OriginSnapshots {
     /// The checkpoints of the origin, without that of the snapshot `except`.
-    pub(super) fn checkpoints(&self, except: Option<&Arc<Snapshot>>) -> Vec<Checkpoint> {
+    pub(super) fn checkpoints(&self, except: Option<&Arc<Snapshot>>) -> Vec<ChangeTrackingCheckpoint> {
         let bindings = self.bindings();
         let others =
             bindings.iter().filter(|binding| except.is_none_or(|own| !Arc::ptr_eq(&binding.snapshot, own)));
@@ -84,56 +84,57 @@ impl OriginSnapshots {
     pub(super) fn changed(
         &self,
         own: Option<&Snapshot>,
-        since: &Checkpoint,
+        since: &ChangeTrackingCheckpoint,
         (from, len): (Sector, Sectors),
-        out: &mut Extents<ChangeStatus>,
+        out: &mut Extents<RangeChangeStatus>,
     ) {
         let base = since.key.upgrade().and_then(|key| key.downcast::<Snapshot>().ok());
         let found = base.and_then(|base| {
-            let found = append_changed(own, &base, from.0, from.0 + len.0, out.like());
+            let found = append_changed_ranges(own, &base, from.0, from.0 + len.0, out.like());
             let is_ours = self.listed().iter().any(|listed| Arc::ptr_eq(listed, &base));
             let all = is_ours && base.keeps_all() && own.is_none_or(Snapshot::keeps_all);
             all.then_some(found)
         });
         match found {
             Some(found) => found.list().iter().for_each(|run| out.push(run.len, run.content)),
-            None => out.push(len, ChangeStatus::Changed),
+            None => out.push(len, RangeChangeStatus::Changed),
         }
     }
 }
 
 /// Appends the ranges that are in one of the stores. Sectors beyond the end of a snapshot count as
 /// changed.
-fn append_changed(
+fn append_changed_ranges(
     own: Option<&Snapshot>,
     base: &Snapshot,
     from: u64,
     end: u64,
-    mut out: Extents<ChangeStatus>,
-) -> Extents<ChangeStatus> {
+    mut out: Extents<RangeChangeStatus>,
+) -> Extents<RangeChangeStatus> {
     let sources = || own.into_iter().chain([base]);
     let known = sources().map(Snapshot::len).fold(end, u64::min).max(from);
     let mut at = from;
     if known > from {
-        for (start, until) in ChangedRuns::new(sources(), from, known) {
+        for (start, until) in ChangedSectorRuns::new(sources(), from, known) {
             if out.is_full() {
                 break;
             }
-            out.push(Sectors(start - at), ChangeStatus::Same);
-            out.push(Sectors(until - start), ChangeStatus::Changed);
+            out.push(Sectors(start - at), RangeChangeStatus::Same);
+            out.push(Sectors(until - start), RangeChangeStatus::Changed);
             at = until;
         }
-        out.push(Sectors(known - at), ChangeStatus::Same);
+        out.push(Sectors(known - at), RangeChangeStatus::Same);
     }
-    out.push(Sectors(end - known), ChangeStatus::Changed);
+    out.push(Sectors(end - known), RangeChangeStatus::Changed);
     out
 }
 
-impl SnapshotBinding {
+impl SnapshotTableBinding {
     /// The checkpoint of the kept instant; `None` if the snapshot is not active or not valid.
-    pub(super) fn checkpoint(&self) -> Option<Checkpoint> {
+    pub(super) fn checkpoint(&self) -> Option<ChangeTrackingCheckpoint> {
         let (name, key) = (self.name()?, Arc::downgrade(&self.snapshot));
         // A table before its handover keeps nothing yet.
-        (self.is_active_snapshot() && self.snapshot.keeps_all()).then_some(Checkpoint { name, key })
+        (self.is_active_snapshot() && self.snapshot.keeps_all())
+            .then_some(ChangeTrackingCheckpoint { name, key })
     }
 }

@@ -5,7 +5,7 @@
 //! jobs are in flight at a time, limited by the lane's copy memory. A completed job returns the
 //! runs that the stores now have.
 
-use super::record_commits::CopiedRun;
+use super::record_commits::ExceptionRun;
 use slab::Slab;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
@@ -20,7 +20,7 @@ pub(super) const PIECE_MAX: Sectors = Sectors((256 << 10) / 512);
 
 /// The maximum piece that all devices with these limits accept without a split: a multiple of each
 /// device's block.
-pub(super) fn max_piece(all: &[Limits]) -> Sectors {
+pub(super) fn max_copy_piece_size(all: &[Limits]) -> Sectors {
     let block = all.iter().map(block_sectors).max().unwrap_or(1);
     let most = all.iter().map(|limits| limits.max_sectors.0).min().unwrap_or(u64::MAX).min(PIECE_MAX.0);
     Sectors((most - most % block).max(block))
@@ -33,15 +33,15 @@ pub(super) fn block_sectors(limits: &Limits) -> u64 {
 
 /// The destination of a run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct CopyDest {
+pub(super) struct ChunkCopyDestination {
     /// Index of the lane's snapshot.
     pub part: usize,
     /// Sequence number and position in the store.
-    pub copied: CopiedRun,
+    pub copied: ExceptionRun,
 }
 
 /// A run of chunks being copied.
-pub(super) struct CopyJob {
+pub(super) struct ChunkCopyJob {
     /// The sectors of the origin that are still to be read: `at..end`.
     at: u64,
     end: u64,
@@ -49,20 +49,20 @@ pub(super) struct CopyJob {
     pub start: u64,
     /// Pieces in flight: a piece that is written to two stores counts twice.
     pub in_flight: usize,
-    pub dests: SmallVec<[CopyDest; 1]>,
+    pub dests: SmallVec<[ChunkCopyDestination; 1]>,
     /// A write of a part of the run's only chunk, which is applied to the data before it is stored.
     pub overlay: Option<Box<Bio>>,
 }
 
-impl CopyJob {
+impl ChunkCopyJob {
     /// A job that copies the sectors from `start` to `end`.
     pub(super) fn new(
         start: u64,
         end: u64,
-        dests: SmallVec<[CopyDest; 1]>,
+        dests: SmallVec<[ChunkCopyDestination; 1]>,
         overlay: Option<Box<Bio>>,
-    ) -> CopyJob {
-        CopyJob { at: start, end, start, in_flight: 0, dests, overlay }
+    ) -> ChunkCopyJob {
+        ChunkCopyJob { at: start, end, start, in_flight: 0, dests, overlay }
     }
 
     /// True if all sectors are copied.
@@ -84,25 +84,25 @@ impl CopyJob {
 
 /// The jobs of a lane.
 #[derive(Default)]
-pub(super) struct CopyJobs {
-    jobs: Slab<CopyJob>,
+pub(super) struct ChunkCopyJobQueue {
+    jobs: Slab<ChunkCopyJob>,
     /// Jobs with pieces that have not been read, in order.
     ready: VecDeque<usize>,
     /// Bytes in flight.
     pub bytes: usize,
 }
 
-impl CopyJobs {
+impl ChunkCopyJobQueue {
     pub(super) fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }
 
-    pub(super) fn add(&mut self, job: CopyJob) {
+    pub(super) fn add(&mut self, job: ChunkCopyJob) {
         let index = self.jobs.insert(job);
         self.ready.push_back(index);
     }
 
-    pub(super) fn get(&mut self, job: usize) -> &mut CopyJob {
+    pub(super) fn get(&mut self, job: usize) -> &mut ChunkCopyJob {
         &mut self.jobs[job]
     }
 
@@ -127,7 +127,7 @@ impl CopyJobs {
     }
 
     /// Completes a piece. Returns the job if it was the last piece.
-    pub(super) fn end_piece(&mut self, job: usize, bytes: usize) -> Option<CopyJob> {
+    pub(super) fn end_piece(&mut self, job: usize, bytes: usize) -> Option<ChunkCopyJob> {
         self.bytes -= bytes;
         self.jobs[job].in_flight -= 1;
         self.jobs[job].is_over().then(|| self.jobs.remove(job))
@@ -137,15 +137,15 @@ impl CopyJobs {
 /// Claimed chunks with reserved room, before they become jobs. Chunks that are consecutive in the
 /// origin and in the store form one run.
 #[derive(Default)]
-pub(super) struct ClaimedRuns(Vec<CopyDest>);
+pub(super) struct ChunkRunsToCopy(Vec<ChunkCopyDestination>);
 
-impl ClaimedRuns {
+impl ChunkRunsToCopy {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Appends a chunk to the last run of its snapshot, or starts a new run.
-    pub(super) fn add(&mut self, dest: CopyDest) {
+    pub(super) fn add(&mut self, dest: ChunkCopyDestination) {
         let last = self.0.iter_mut().rev().find(|last| last.part == dest.part);
         if let Some(last) = last {
             let (run, next) = (&mut last.copied, &dest.copied);
@@ -160,27 +160,30 @@ impl ClaimedRuns {
 
     /// Takes all runs in the order of their addition. Used for a single snapshot, so that its
     /// records are in the order of its copies.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = CopyDest> + '_ {
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = ChunkCopyDestination> + '_ {
         self.0.drain(..)
     }
 
     /// Sorts the runs by position in the origin. `shift` returns the chunk size of a snapshot.
     pub(super) fn sort(&mut self, shift: impl Fn(usize) -> u32) {
-        self.0.sort_unstable_by_key(|dest| Reverse((ClaimedRuns::key(&shift, dest), dest.part)));
+        self.0.sort_unstable_by_key(|dest| Reverse((ChunkRunsToCopy::key(&shift, dest), dest.part)));
     }
 
     /// Takes the next run, and equal runs of other snapshots with it. The runs must be sorted.
-    pub(super) fn take(&mut self, shift: impl Fn(usize) -> u32) -> Option<SmallVec<[CopyDest; 1]>> {
+    pub(super) fn take(
+        &mut self,
+        shift: impl Fn(usize) -> u32,
+    ) -> Option<SmallVec<[ChunkCopyDestination; 1]>> {
         let first = self.0.pop()?;
-        let key = ClaimedRuns::key(&shift, &first);
+        let key = ChunkRunsToCopy::key(&shift, &first);
         let mut group = SmallVec::from_elem(first, 1);
-        while let Some(next) = self.0.pop_if(|next| ClaimedRuns::key(&shift, next) == key) {
+        while let Some(next) = self.0.pop_if(|next| ChunkRunsToCopy::key(&shift, next) == key) {
             group.push(next);
         }
         Some(group)
     }
 
-    fn key(shift: impl Fn(usize) -> u32, dest: &CopyDest) -> (u32, u64, u64) {
+    fn key(shift: impl Fn(usize) -> u32, dest: &ChunkCopyDestination) -> (u32, u64, u64) {
         (shift(dest.part), dest.copied.old, dest.copied.len)
     }
 }

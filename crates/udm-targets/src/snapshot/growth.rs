@@ -15,12 +15,12 @@
 //! After a failure, growth is retried only when the store is full, not when little is left. A step
 //! at most doubles the store, so a small store takes little space from others.
 
-use super::settings::OnFull;
+use super::settings::FullStoreWritePolicy;
 use super::state::Snapshot;
-use super::store_allocator::ChunkRange;
+use super::store_allocator::AllocatedChunkRun;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use udm_core::{GrowthPolicy, Nanos, OpenError, SECTOR_SIZE, Sectors};
+use udm_core::{DeviceControlError, GrowthPolicy, Nanos, SECTOR_SIZE, Sectors};
 use udm_dm::{EventKind, TargetError};
 use udm_wire::size;
 
@@ -36,7 +36,7 @@ const UNBOUNDED: Sectors = Sectors(u64::MAX / SECTOR_SIZE);
 /// The state of a store's growth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum GrowthState {
+pub(super) enum StoreGrowthState {
     /// No growth is in progress.
     Idle,
     /// The device is growing.
@@ -49,19 +49,19 @@ pub(super) enum GrowthState {
     AtMax,
 }
 
-impl GrowthState {
-    fn of(word: u8) -> GrowthState {
+impl StoreGrowthState {
+    fn of(word: u8) -> StoreGrowthState {
         [
-            GrowthState::Idle,
-            GrowthState::Growing,
-            GrowthState::Last,
-            GrowthState::StoreFull,
-            GrowthState::AtMax,
+            StoreGrowthState::Idle,
+            StoreGrowthState::Growing,
+            StoreGrowthState::Last,
+            StoreGrowthState::StoreFull,
+            StoreGrowthState::AtMax,
         ][usize::from(word)]
     }
 
     fn is_under_way(self) -> bool {
-        matches!(self, GrowthState::Growing | GrowthState::Last)
+        matches!(self, StoreGrowthState::Growing | StoreGrowthState::Last)
     }
 }
 
@@ -84,7 +84,7 @@ impl StoreGrowth {
         StoreGrowth {
             step: AtomicU64::new(wanted.map_or(0, |wanted| wanted.step.0)),
             max: AtomicU64::new(wanted.map_or(UNBOUNDED.0, |wanted| wanted.max.0)),
-            state: AtomicU8::new(GrowthState::Idle as u8),
+            state: AtomicU8::new(StoreGrowthState::Idle as u8),
             failed: AtomicBool::new(false),
             again: AtomicU64::new(0),
         }
@@ -106,7 +106,7 @@ impl StoreGrowth {
     /// # Errors
     /// EINVAL for an invalid size.
     pub(super) fn set(&self, key: &str, value: &str) -> Result<(), TargetError> {
-        let bytes = size::parse(value).map_err(|why| {
+        let bytes = size::parse_size_with_unit(value).map_err(|why| {
             TargetError::new(format!("Invalid value for {key}: {value:?}")).because(why.to_string()).at(2)
         })?;
         match key {
@@ -118,8 +118,8 @@ impl StoreGrowth {
 
     /// The growth state. Acquire pairs with the release in [`StoreGrowth::end`]: a core that sees
     /// the end of an attempt also sees the size of the store.
-    pub(super) fn step(&self) -> GrowthState {
-        GrowthState::of(self.state.load(Ordering::Acquire))
+    pub(super) fn step(&self) -> StoreGrowthState {
+        StoreGrowthState::of(self.state.load(Ordering::Acquire))
     }
 
     /// The growth step of a store of `size`; 0 if growth is disabled.
@@ -135,8 +135,8 @@ impl StoreGrowth {
 
     /// Starts an attempt. Returns false if one is in progress. `full` marks it as the last one.
     pub(super) fn begin(&self, full: bool) -> bool {
-        let next = if full { GrowthState::Last } else { GrowthState::Growing };
-        let free = |word| (!GrowthState::of(word).is_under_way()).then_some(next as u8);
+        let next = if full { StoreGrowthState::Last } else { StoreGrowthState::Growing };
+        let free = |word| (!StoreGrowthState::of(word).is_under_way()).then_some(next as u8);
         self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, free).is_ok()
     }
 
@@ -150,11 +150,11 @@ impl StoreGrowth {
 
     /// True if the store may grow before it is full.
     pub(super) fn is_ready(&self) -> bool {
-        self.step() == GrowthState::Idle && !self.failed.load(Ordering::Relaxed)
+        self.step() == StoreGrowthState::Idle && !self.failed.load(Ordering::Relaxed)
     }
 
     /// Ends the attempt with the state `next`. Returns true if it is the first failure.
-    pub(super) fn end(&self, next: GrowthState, failed: bool) -> bool {
+    pub(super) fn end(&self, next: StoreGrowthState, failed: bool) -> bool {
         let before = self.failed.swap(failed, Ordering::Relaxed);
         self.state.store(next as u8, Ordering::Release);
         failed && !before
@@ -163,26 +163,27 @@ impl StoreGrowth {
     /// Resets a failure whose cause may be gone.
     pub(super) fn reset(&self) {
         self.failed.store(false, Ordering::Relaxed);
-        let idle = |word| (!GrowthState::of(word).is_under_way()).then_some(GrowthState::Idle as u8);
+        let idle =
+            |word| (!StoreGrowthState::of(word).is_under_way()).then_some(StoreGrowthState::Idle as u8);
         let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, idle);
     }
 
     /// Time of the next attempt, if the last one failed.
     pub(super) fn retry_at(&self) -> Option<Nanos> {
-        (self.step() == GrowthState::StoreFull).then(|| Nanos(self.again.load(Ordering::Relaxed)))
+        (self.step() == StoreGrowthState::StoreFull).then(|| Nanos(self.again.load(Ordering::Relaxed)))
     }
 
     /// True for the caller that must retry now.
     pub(super) fn retries(&self, now: Nanos) -> bool {
         let due = |at: u64| (at <= now.0).then_some(now.0 + RETRY.0);
-        self.step() == GrowthState::StoreFull
+        self.step() == StoreGrowthState::StoreFull
             && self.again.fetch_update(Ordering::Relaxed, Ordering::Relaxed, due).is_ok()
     }
 }
 
 /// The reason why a store has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StoreFull {
+pub(super) enum StoreFullReason {
     /// The store is growing: the wait queue is woken at the end.
     GrowthPending,
     /// No room is available.
@@ -195,7 +196,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// The store is full.
-    pub(super) fn take(&self, want: u64, size: &mut Sectors) -> Result<ChunkRange, StoreFull> {
+    pub(super) fn take(&self, want: u64, size: &mut Sectors) -> Result<AllocatedChunkRun, StoreFullReason> {
         let grant = self.space.take(want, *size).or_else(|| {
             *size = self.store_size();
             self.space.take(want, *size)
@@ -214,28 +215,32 @@ impl Snapshot {
 
     /// Handles a full store.
     #[cold]
-    fn allocate_when_full(&self, want: u64, size: &mut Sectors) -> Result<ChunkRange, StoreFull> {
+    fn allocate_when_full(
+        &self,
+        want: u64,
+        size: &mut Sectors,
+    ) -> Result<AllocatedChunkRun, StoreFullReason> {
         if !self.growth.is_on() {
-            return Err(StoreFull::Permanent);
+            return Err(StoreFullReason::Permanent);
         }
         match self.growth.step() {
-            GrowthState::Growing | GrowthState::Last => Err(StoreFull::GrowthPending),
-            GrowthState::Idle => {
+            StoreGrowthState::Growing | StoreGrowthState::Last => Err(StoreFullReason::GrowthPending),
+            StoreGrowthState::Idle => {
                 self.grow(true);
-                Err(StoreFull::GrowthPending)
+                Err(StoreFullReason::GrowthPending)
             }
             // A failed attempt may have grown the store partly.
-            GrowthState::StoreFull | GrowthState::AtMax => {
+            StoreGrowthState::StoreFull | StoreGrowthState::AtMax => {
                 *size = self.store_size();
-                self.space.take(want, *size).ok_or(StoreFull::Permanent)
+                self.space.take(want, *size).ok_or(StoreFullReason::Permanent)
             }
         }
     }
 
     /// Reports a crossed watermark, and starts growth if little is left.
-    fn after_allocation(&self, grant: &ChunkRange, size: &mut Sectors) {
+    fn after_allocation(&self, grant: &AllocatedChunkRun, size: &mut Sectors) {
         let [before, now] = [grant.new, grant.new + grant.len].map(|chunk| self.start_of(chunk));
-        let full = match self.growth.wanted().filter(|_| self.growth.step() != GrowthState::StoreFull) {
+        let full = match self.growth.wanted().filter(|_| self.growth.step() != StoreGrowthState::StoreFull) {
             // An unbounded store has no fill level.
             Some(wanted) if wanted.max == UNBOUNDED => Sectors::ZERO,
             Some(wanted) => wanted.max.max(*size),
@@ -286,25 +291,28 @@ impl Snapshot {
                 self.store.device.grow(next, Box::new(on_result));
             }
             None => {
-                self.growth.end(GrowthState::AtMax, false);
+                self.growth.end(StoreGrowthState::AtMax, false);
                 self.wait_queue.wake_up();
             }
         }
     }
 
     /// Called when the device has grown or failed to.
-    fn growth_done(&self, outcome: Result<(), OpenError>) {
-        let last = self.growth.step() == GrowthState::Last;
+    fn growth_done(&self, outcome: Result<(), DeviceControlError>) {
+        let last = self.growth.step() == StoreGrowthState::Last;
         match outcome {
             Ok(()) => {
-                self.growth.end(GrowthState::Idle, false);
+                self.growth.end(StoreGrowthState::Idle, false);
                 // The new room may be used already.
                 if self.is_low(self.space.end(), self.store_size()) {
                     self.grow(false);
                 }
             }
             Err(why) => {
-                if self.growth.end(if last { GrowthState::StoreFull } else { GrowthState::Idle }, true) {
+                if self
+                    .growth
+                    .end(if last { StoreGrowthState::StoreFull } else { StoreGrowthState::Idle }, true)
+                {
                     let size = self.store_size().0;
                     let line = format!("the store stays at {size} sectors: {why}");
                     tracing::warn!("{}: {line}", self.name());
@@ -325,14 +333,14 @@ impl Snapshot {
 
     /// Time at which waiting writes must retry without a wakeup.
     pub(super) fn retry_at(&self) -> Option<Nanos> {
-        self.growth.retry_at().filter(|_| self.settings.on_full() == OnFull::Pause)
+        self.growth.retry_at().filter(|_| self.settings.on_full() == FullStoreWritePolicy::Pause)
     }
 
     /// The policy for a write that found no room.
-    pub(super) fn on_full(&self, full: StoreFull) -> OnFull {
+    pub(super) fn on_full(&self, full: StoreFullReason) -> FullStoreWritePolicy {
         match full {
-            StoreFull::GrowthPending => OnFull::Pause,
-            StoreFull::Permanent => self.settings.on_full(),
+            StoreFullReason::GrowthPending => FullStoreWritePolicy::Pause,
+            StoreFullReason::Permanent => self.settings.on_full(),
         }
     }
 

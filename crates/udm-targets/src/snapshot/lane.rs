@@ -8,27 +8,29 @@
 //! The table splits all requests at chunk boundaries.
 
 use super::args::SnapshotFeatures;
-use super::binding::SnapshotBinding;
-use super::copy_engine::CopyEngine;
+use super::binding::SnapshotTableBinding;
+use super::copy_engine::ChunkCopyEngine;
 use super::exception_map::ChunkState;
-use super::growth::StoreFull;
-use super::readers::LaneReader;
-use super::record_commits::CopiedRun;
+use super::growth::StoreFullReason;
+use super::readers::LaneReadTracker;
+use super::record_commits::ExceptionRun;
 use super::redirected_bios::RedirectedBios;
-use super::settings::OnFull;
+use super::settings::FullStoreWritePolicy;
 use super::state::Snapshot;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use udm_core::{Batch, Bio, Cx, Drain, Lane, Op, OpenError, OwnWork, Sector, Sectors, Segments, Status};
+use udm_core::{
+    Batch, Bio, Cx, DeviceControlError, DrainMode, Lane, Op, OwnWork, Sector, Sectors, Segments, Status,
+};
 
 /// Children of the copy engine.
 const ORIGIN: usize = 0;
 const STORE: usize = 1;
 
 /// The kind of a request in flight.
-enum InFlightKind {
+enum SnapshotInFlightBioKind {
     /// A read of the origin in this epoch.
     Origin(u64),
     /// A request in the store.
@@ -44,19 +46,19 @@ enum InFlightKind {
 
 /// The lane of a snapshot.
 pub(super) struct SnapshotLane {
-    engine: CopyEngine,
+    engine: ChunkCopyEngine,
     snapshot: Arc<Snapshot>,
     features: SnapshotFeatures,
     /// The maximum discard of the origin.
     origin_discard_max: Sectors,
     /// Another table has taken the snapshot over; this lane must not use it.
     taken_over: Arc<AtomicBool>,
-    reader: LaneReader,
-    tags: RedirectedBios<InFlightKind>,
+    reader: LaneReadTracker,
+    tags: RedirectedBios<SnapshotInFlightBioKind>,
     /// Scratch: the chunks of the store for the requests of a batch.
     store_chunks: Vec<Option<u64>>,
     /// Chunks that are written for the first time.
-    first_writes: Slab<CopiedRun>,
+    first_writes: Slab<ExceptionRun>,
     /// Requests for chunks that are being copied.
     waiting: VecDeque<Box<Bio>>,
     /// Writes whose data is in the store and whose records may not be durable yet.
@@ -72,10 +74,13 @@ impl SnapshotLane {
     ///
     /// # Errors
     /// If a device cannot be opened on this core.
-    pub(super) fn open(binding: &SnapshotBinding, cx: &mut Cx<'_>) -> Result<SnapshotLane, OpenError> {
+    pub(super) fn open(
+        binding: &SnapshotTableBinding,
+        cx: &mut Cx<'_>,
+    ) -> Result<SnapshotLane, DeviceControlError> {
         let snapshot = &binding.snapshot;
         Ok(SnapshotLane {
-            engine: CopyEngine::open(&binding.line.origin, std::slice::from_ref(snapshot), cx)?,
+            engine: ChunkCopyEngine::open(&binding.line.origin, std::slice::from_ref(snapshot), cx)?,
             snapshot: Arc::clone(snapshot),
             features: binding.line.features,
             origin_discard_max: binding.line.origin.device.limits().max_discard,
@@ -103,13 +108,13 @@ impl SnapshotLane {
         self.ended.push(bio);
     }
 
-    fn send_to_store(&mut self, mut bio: Box<Bio>, new: u64, what: InFlightKind) {
+    fn send_to_store(&mut self, mut bio: Box<Bio>, new: u64, what: SnapshotInFlightBioKind) {
         let sector = Sector(self.snapshot.in_store(bio.sector.0, new));
         self.tags.put(&mut bio, sector, what);
         self.engine.children.push(STORE, bio);
     }
 
-    fn send_to_origin(&mut self, mut bio: Box<Bio>, what: InFlightKind) {
+    fn send_to_origin(&mut self, mut bio: Box<Bio>, what: SnapshotInFlightBioKind) {
         let sector = bio.sector;
         self.tags.put(&mut bio, sector, what);
         self.engine.children.push(ORIGIN, bio);
@@ -133,7 +138,7 @@ impl SnapshotLane {
         for (at, (bio, &store_chunk)) in batch.iter_mut().zip(&self.store_chunks).enumerate() {
             let (Some(new), Op::Read | Op::Write) = (store_chunk, bio.op) else { return at };
             let sector = Sector(snapshot.in_store(bio.sector.0, new));
-            self.tags.put(bio, sector, InFlightKind::Store);
+            self.tags.put(bio, sector, SnapshotInFlightBioKind::Store);
         }
         batch.len()
     }
@@ -154,7 +159,7 @@ impl SnapshotLane {
             let (None, Op::Read) = (store_chunk, bio.op) else { return at };
             self.reader.count();
             let sector = bio.sector;
-            self.tags.put(bio, sector, InFlightKind::Origin(epoch));
+            self.tags.put(bio, sector, SnapshotInFlightBioKind::Origin(epoch));
         }
         batch.len()
     }
@@ -168,10 +173,10 @@ impl SnapshotLane {
             Op::Read => {
                 let place = self.snapshot.place(self.snapshot.chunk_of(bio.sector.0));
                 match place.store_chunk() {
-                    Some(new) => self.send_to_store(bio, new, InFlightKind::Store),
+                    Some(new) => self.send_to_store(bio, new, SnapshotInFlightBioKind::Store),
                     None => {
                         self.reader.count();
-                        self.send_to_origin(bio, InFlightKind::Origin(epoch));
+                        self.send_to_origin(bio, SnapshotInFlightBioKind::Origin(epoch));
                     }
                 }
             }
@@ -189,14 +194,14 @@ impl SnapshotLane {
         let chunk = self.snapshot.chunk_of(bio.sector.0);
         match self.snapshot.place(chunk) {
             ChunkState::Copied(new) | ChunkState::Settled(new) => {
-                self.send_to_store(bio, new, InFlightKind::Store);
+                self.send_to_store(bio, new, SnapshotInFlightBioKind::Store);
             }
             ChunkState::Pending => self.waiting.push_back(bio),
             ChunkState::Free if !self.snapshot.map.claim(chunk) => self.waiting.push_back(bio),
             ChunkState::Free => match self.engine.room(0, chunk) {
                 Ok(copied) if self.covers(&bio) => {
                     let first = self.first_writes.insert(copied) as u32;
-                    self.send_to_store(bio, copied.new, InFlightKind::FirstWrite(first));
+                    self.send_to_store(bio, copied.new, SnapshotInFlightBioKind::FirstWrite(first));
                 }
                 Ok(copied) => self.engine.copy_under(0, copied, bio),
                 Err(full) => self.is_full(full, bio),
@@ -205,18 +210,18 @@ impl SnapshotLane {
     }
 
     /// Handles a write without room in the store.
-    fn is_full(&mut self, full: StoreFull, bio: Box<Bio>) {
+    fn is_full(&mut self, full: StoreFullReason, bio: Box<Bio>) {
         match self.snapshot.on_full(full) {
-            OnFull::Pause => return self.waiting.push_back(bio),
-            OnFull::Fail => {
+            FullStoreWritePolicy::Pause => return self.waiting.push_back(bio),
+            FullStoreWritePolicy::Fail => {
                 self.snapshot.notify_without_room();
                 return self.end(bio, Status::NoSpace);
             }
-            OnFull::Invalidate if self.features.overflow => {
+            FullStoreWritePolicy::Invalidate if self.features.overflow => {
                 self.snapshot.overflow();
                 self.snapshot.notify_without_room();
             }
-            OnFull::Invalidate => self.engine.lose(0, "Unable to allocate exception"),
+            FullStoreWritePolicy::Invalidate => self.engine.lose(0, "Unable to allocate exception"),
         }
         self.end(bio, Status::IoErr);
     }
@@ -240,9 +245,9 @@ impl SnapshotLane {
                 let mut bio = bio;
                 let zeroes = udm_core::Buf::zeroed(bio.sectors.bytes() as usize);
                 (bio.op, bio.data) = (Op::Write, zeroes.into());
-                self.send_to_store(bio, new, InFlightKind::Clear { discard_origin });
+                self.send_to_store(bio, new, SnapshotInFlightBioKind::Clear { discard_origin });
             }
-            _ if discard_origin => self.send_to_origin(bio, InFlightKind::Discard),
+            _ if discard_origin => self.send_to_origin(bio, SnapshotInFlightBioKind::Discard),
             // A partial discard leaves the chunk as it is: a discard promises nothing.
             _ => self.end(bio, Status::Ok),
         }
@@ -305,21 +310,21 @@ impl SnapshotLane {
                 continue;
             }
             match self.tags.take(&mut done[at]) {
-                Some(InFlightKind::FirstWrite(first)) => {
+                Some(SnapshotInFlightBioKind::FirstWrite(first)) => {
                     let copied = self.first_writes.remove(first as usize);
                     let bio = done.swap_remove(at);
                     let is_valid = bio.status.is_ok();
                     if !is_valid {
                         self.engine.fail(0, bio.status);
                     }
-                    self.engine.copied(0, CopiedRun { is_valid, ..copied });
+                    self.engine.copied(0, ExceptionRun { is_valid, ..copied });
                     if is_valid {
                         self.awaiting_commit.push(bio);
                     } else {
                         self.ended.push(bio);
                     }
                 }
-                Some(InFlightKind::Clear { discard_origin }) => {
+                Some(SnapshotInFlightBioKind::Clear { discard_origin }) => {
                     let bio = &mut done[at];
                     (bio.op, bio.data) = (Op::Discard, Segments::new());
                     if discard_origin && bio.status.is_ok() {
@@ -328,7 +333,12 @@ impl SnapshotLane {
                         at += 1;
                     }
                 }
-                None | Some(InFlightKind::Store | InFlightKind::Discard | InFlightKind::Origin(_)) => {
+                None
+                | Some(
+                    SnapshotInFlightBioKind::Store
+                    | SnapshotInFlightBioKind::Discard
+                    | SnapshotInFlightBioKind::Origin(_),
+                ) => {
                     unreachable!("it passed")
                 }
             }
@@ -373,10 +383,17 @@ impl SnapshotLane {
     #[inline]
     fn passed(&mut self, bio: &mut Bio) -> bool {
         match self.tags.get(bio) {
-            Some(InFlightKind::FirstWrite(_) | InFlightKind::Clear { .. }) => return false,
-            None | Some(InFlightKind::Store | InFlightKind::Discard | InFlightKind::Origin(_)) => {}
+            Some(SnapshotInFlightBioKind::FirstWrite(_) | SnapshotInFlightBioKind::Clear { .. }) => {
+                return false;
+            }
+            None
+            | Some(
+                SnapshotInFlightBioKind::Store
+                | SnapshotInFlightBioKind::Discard
+                | SnapshotInFlightBioKind::Origin(_),
+            ) => {}
         }
-        if let Some(InFlightKind::Origin(epoch)) = self.tags.take(bio) {
+        if let Some(SnapshotInFlightBioKind::Origin(epoch)) = self.tags.take(bio) {
             self.reader.finish(epoch);
             // If a copy was lost, the origin may have changed before this read completed.
             if !self.snapshot.is_valid() {
@@ -394,7 +411,7 @@ impl SnapshotLane {
         if done.len() > from {
             self.came_back(done, from);
             for bio in std::mem::take(&mut self.to_resubmit) {
-                self.send_to_origin(bio, InFlightKind::Discard);
+                self.send_to_origin(bio, SnapshotInFlightBioKind::Discard);
             }
         }
         self.awaiting_commit.extend(self.engine.take_overlaid());
@@ -426,19 +443,21 @@ impl Lane for SnapshotLane {
         }
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         let (tags, reader, snapshot) = (&mut self.tags, &mut self.reader, &self.snapshot);
         let mut void = Vec::new();
         self.engine.drain(how, back, cx, |bio| match tags.take(bio) {
-            Some(InFlightKind::Origin(epoch)) => reader.finish(epoch),
-            Some(InFlightKind::FirstWrite(first)) => void.push(first),
-            Some(InFlightKind::Clear { .. }) => (bio.op, bio.data) = (Op::Discard, Segments::new()),
-            None | Some(InFlightKind::Store | InFlightKind::Discard) => {}
+            Some(SnapshotInFlightBioKind::Origin(epoch)) => reader.finish(epoch),
+            Some(SnapshotInFlightBioKind::FirstWrite(first)) => void.push(first),
+            Some(SnapshotInFlightBioKind::Clear { .. }) => {
+                (bio.op, bio.data) = (Op::Discard, Segments::new());
+            }
+            None | Some(SnapshotInFlightBioKind::Store | SnapshotInFlightBioKind::Discard) => {}
         });
         let any = !void.is_empty();
         for first in void {
             let copied = self.first_writes.remove(first as usize);
-            self.engine.copied(0, CopiedRun { is_valid: false, ..copied });
+            self.engine.copied(0, ExceptionRun { is_valid: false, ..copied });
             snapshot.map.give_up(copied.old);
             snapshot.wait_queue.wake_up();
         }
@@ -447,7 +466,7 @@ impl Lane for SnapshotLane {
             // polled again.
             self.engine.begin(cx);
         }
-        if how == Drain::NoFlush {
+        if how == DrainMode::NoFlush {
             back.extend(self.waiting.drain(..));
         }
     }

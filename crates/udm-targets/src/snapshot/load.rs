@@ -2,18 +2,18 @@
 
 use super::args::{SnapshotTableArgs, default_chunk_size};
 use super::exception_map::{CHUNKS_MAX, ExceptionMap};
-use super::record_commits::RecordCommits;
+use super::record_commits::ExceptionRecordWriter;
 use super::state::StoreContents;
-use super::store_allocator::{StoreAllocator, StoreChunks};
+use super::store_allocator::{StoreAllocator, StoreChunkLayout};
 use std::ops::{ControlFlow, Range};
 use udm_core::control_io;
 use udm_core::errno::{EINVAL, EIO, ENXIO};
-use udm_core::{ControlIo, OpenError, SECTOR_SIZE, Sector, Sectors};
-use udm_dm::target::DeviceRef;
+use udm_core::{ControlIo, DeviceControlError, SECTOR_SIZE, Sector, Sectors};
+use udm_dm::target::ResolvedDevice;
 use udm_dm::{InvalidStoreMark, TargetError};
 use udm_wire::cow::{
-    ChunkSize, Exception, HEADER_LEN, RECORD_LEN, StoreError, StoreFault, StoreHeader, StoreLayout,
-    StoreSummary, StoreWalk,
+    ChunkSize, ExceptionStoreError, ExceptionStoreErrorKind, ExceptionStoreHeader, ExceptionStoreLayout,
+    ExceptionStoreScanResult, ExceptionStoreScanner, HEADER_LEN, RECORD_LEN, SnapshotException,
 };
 
 /// Maximum bytes cleared at a time.
@@ -25,32 +25,32 @@ const AREAS: u64 = 4096;
 /// Maximum bytes of a write of few records: a page.
 const UNIT_MAX: usize = 4096;
 
-fn store_error(errno: i32, reason: impl Into<String>) -> TargetError {
+fn snapshot_metadata_error(errno: i32, reason: impl Into<String>) -> TargetError {
     TargetError::new("Failed to read snapshot metadata").with_errno(errno).because(reason.into()).at(1)
 }
 
 /// The error of a refused store.
-struct StoreRefused(TargetError);
+struct StoreLoadError(TargetError);
 
-impl From<OpenError> for StoreRefused {
-    fn from(error: OpenError) -> StoreRefused {
-        StoreRefused(store_error(error.errno, error.text))
+impl From<DeviceControlError> for StoreLoadError {
+    fn from(error: DeviceControlError) -> StoreLoadError {
+        StoreLoadError(snapshot_metadata_error(error.errno, error.text))
     }
 }
 
-impl From<StoreRefused> for TargetError {
-    fn from(refused: StoreRefused) -> TargetError {
+impl From<StoreLoadError> for TargetError {
+    fn from(refused: StoreLoadError) -> TargetError {
         refused.0
     }
 }
 
-fn io_error(error: OpenError) -> TargetError {
-    StoreRefused::from(error).0
+fn store_io_error(error: DeviceControlError) -> TargetError {
+    StoreLoadError::from(error).0
 }
 
-fn format_error(error: &StoreError) -> StoreRefused {
-    let errno = if matches!(error.fault, StoreFault::Magic(_)) { ENXIO } else { EINVAL };
-    StoreRefused(store_error(errno, error.to_string()))
+fn store_format_error(error: &ExceptionStoreError) -> StoreLoadError {
+    let errno = if matches!(error.fault, ExceptionStoreErrorKind::Magic(_)) { ENXIO } else { EINVAL };
+    StoreLoadError(snapshot_metadata_error(errno, error.to_string()))
 }
 
 /// Opens the store of `line`: reads it, or formats it if it is blank.
@@ -78,16 +78,16 @@ pub(super) fn load_store(
         Ok(ExceptionMap::new(chunks))
     };
     if let (false, Some(chunk)) = (line.persistent, line.chunk) {
-        let plan = StoreChunks::Transient(chunk.sectors());
+        let plan = StoreChunkLayout::Transient(chunk.sectors());
         let (map, space) = (map_of(chunk)?, StoreAllocator::new(plan, 0, Vec::new()));
         return Ok((chunk, StoreContents { valid: true, map, space, commits: None }));
     }
-    let store = StoreIo { device: &line.store, io, size: line.store.device.limits().size };
+    let store = StoreLoadIo { device: &line.store, io, size: line.store.device.limits().size };
     let wanted = line.chunk.unwrap_or_else(|| default_chunk_size(&line.store.device));
-    let header = StoreHeader::decode(&store.head()?).map_err(|error| format_error(&error))?;
+    let header = ExceptionStoreHeader::decode(&store.head()?).map_err(|error| store_format_error(&error))?;
     let marked = mark.and_then(InvalidStoreMark::why).filter(|_| header.is_some_and(|header| header.valid));
     if let Some(why) = marked {
-        return Err(store_error(EINVAL, why));
+        return Err(snapshot_metadata_error(EINVAL, why));
     }
     let (chunk, valid) = match header {
         None => (wanted, true),
@@ -95,9 +95,9 @@ pub(super) fn load_store(
             let blocks = [&line.store, &line.origin].map(|device| device.device.limits().logical_block);
             for block in blocks {
                 header.chunk.check_blocks(block).map_err(|why| {
-                    format_error(&StoreError {
+                    store_format_error(&ExceptionStoreError {
                         offset: 12,
-                        fault: StoreFault::ChunkSize(header.chunk.sectors(), why),
+                        fault: ExceptionStoreErrorKind::ChunkSize(header.chunk.sectors(), why),
                     })
                 })?;
             }
@@ -108,13 +108,13 @@ pub(super) fn load_store(
         let (found, wanted) = (chunk.sectors(), wanted.sectors());
         tracing::warn!("chunk size {found} in device metadata overrides table chunk size of {wanted}");
     }
-    let layout = StoreLayout::new(chunk);
+    let layout = ExceptionStoreLayout::new(chunk);
     let map = map_of(chunk)?;
     let (summary, unit) = match (header.is_none(), valid) {
         (true, _) => {
             // Cleared before the store is formatted. Otherwise a crash in between could leave a new
             // store that is still marked invalid.
-            mark.map_or(Ok(()), InvalidStoreMark::clear).map_err(|why| store_error(EIO, why))?;
+            mark.map_or(Ok(()), InvalidStoreMark::clear).map_err(|why| snapshot_metadata_error(EIO, why))?;
             store.make(layout)?;
             (None, vec![0; store.unit(layout)])
         }
@@ -129,17 +129,19 @@ pub(super) fn load_store(
     };
     let (records, begin, holes) = match summary {
         None => (0, 0, Vec::new()),
-        Some(found) => {
-            (found.exceptions, layout.data_index(found.next_free), data_ranges(layout, found.holes))
-        }
+        Some(found) => (
+            found.exceptions,
+            layout.data_index(found.next_free),
+            filter_data_chunk_ranges(layout, found.holes),
+        ),
     };
-    let plan = StoreChunks::Persistent(layout);
-    let commits = Some(RecordCommits::new(layout, records, unit));
+    let plan = StoreChunkLayout::Persistent(layout);
+    let commits = Some(ExceptionRecordWriter::new(layout, records, unit));
     Ok((chunk, StoreContents { valid, map, space: StoreAllocator::new(plan, begin, holes), commits }))
 }
 
 /// The parts of `ranges` that are data chunks.
-fn data_ranges(layout: StoreLayout, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+fn filter_data_chunk_ranges(layout: ExceptionStoreLayout, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let mut found = Vec::with_capacity(ranges.len());
     for mut range in ranges {
         while range.start < range.end {
@@ -154,47 +156,48 @@ fn data_ranges(layout: StoreLayout, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> 
     found
 }
 
-struct StoreIo<'a> {
-    device: &'a DeviceRef,
+struct StoreLoadIo<'a> {
+    device: &'a ResolvedDevice,
     io: &'a dyn ControlIo,
     size: Sectors,
 }
 
-impl StoreIo<'_> {
+impl StoreLoadIo<'_> {
     /// The block size in bytes.
     fn block(&self) -> usize {
         self.device.device.limits().logical_block as usize
     }
 
     /// Bytes of a unit of records, the smallest write of records.
-    fn unit(&self, layout: StoreLayout) -> usize {
+    fn unit(&self, layout: ExceptionStoreLayout) -> usize {
         (layout.chunk().bytes() as usize).min(self.block().max(UNIT_MAX))
     }
 
     /// The bytes of the header.
     fn head(&self) -> Result<Vec<u8>, TargetError> {
         if self.size.bytes() < self.block() as u64 {
-            return Err(store_error(EIO, "the store is shorter than its header"));
+            return Err(snapshot_metadata_error(EIO, "the store is shorter than its header"));
         }
         let block = Sectors(self.block() as u64 / SECTOR_SIZE);
-        let first = control_io::read(self.io, &self.device.device, Sector(0), block).map_err(io_error)?;
+        let first = control_io::read_sectors(self.io, &self.device.device, Sector(0), block)
+            .map_err(store_io_error)?;
         Ok(first[..HEADER_LEN].to_vec())
     }
 
     /// Formats a store without exceptions. Its first area is cleared before the header is written.
     /// So no crash leaves a header before old bytes that look like records (the kernel's order
     /// can).
-    fn make(&self, layout: StoreLayout) -> Result<(), TargetError> {
+    fn make(&self, layout: ExceptionStoreLayout) -> Result<(), TargetError> {
         let chunk = layout.chunk();
         if layout.chunks(self.size) < 2 {
             let text = format!("a store has at least two chunks of {} sectors", chunk.sectors());
-            return Err(store_error(EIO, text));
+            return Err(snapshot_metadata_error(EIO, text));
         }
         self.clear(layout.area(0) * chunk.bytes()..(layout.area(0) + 1) * chunk.bytes())?;
         let mut block = vec![0; self.block()];
-        StoreHeader { valid: true, chunk }.encode(&mut block);
+        ExceptionStoreHeader { valid: true, chunk }.encode(&mut block);
         self.write(0, &block)?;
-        control_io::flush(self.io, &self.device.device).map_err(io_error)
+        control_io::flush_device(self.io, &self.device.device).map_err(store_io_error)
     }
 
     /// Writes zeroes to these bytes and flushes them.
@@ -205,36 +208,41 @@ impl StoreIo<'_> {
             self.write(bytes.start, &zeroes[..len])?;
             bytes.start += len as u64;
         }
-        control_io::flush(self.io, &self.device.device).map_err(io_error)
+        control_io::flush_device(self.io, &self.device.device).map_err(store_io_error)
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), TargetError> {
-        control_io::write(self.io, &self.device.device, Sector(at / SECTOR_SIZE), bytes).map_err(io_error)
+        control_io::write_sectors(self.io, &self.device.device, Sector(at / SECTOR_SIZE), bytes)
+            .map_err(store_io_error)
     }
 
     /// Reads the records into `map`. Returns the summary and the unit for the next record.
-    fn read(&self, layout: StoreLayout, map: &ExceptionMap) -> Result<(StoreSummary, Vec<u8>), TargetError> {
+    fn read(
+        &self,
+        layout: ExceptionStoreLayout,
+        map: &ExceptionMap,
+    ) -> Result<(ExceptionStoreScanResult, Vec<u8>), TargetError> {
         let chunk = layout.chunk();
         let chunks = layout.chunks(self.size);
-        let mut walk = StoreWalk::new(layout, chunks, Some(map.chunks()));
+        let mut walk = ExceptionStoreScanner::new(layout, chunks, Some(map.chunks()));
         let sectors = Sectors(u64::from(chunk.sectors()));
         let (mut area, mut last) = (0, Vec::new());
-        while walk.next().map_err(|error| format_error(&error))?.is_some() {
+        while walk.next().map_err(|error| store_format_error(&error))?.is_some() {
             let some = (area..area + AREAS).map(|area| layout.area(area)).filter(|at| *at < chunks);
             let ranges: Vec<_> = some.map(|at| (Sector(at * sectors.0), sectors)).collect();
             area += AREAS;
-            control_io::read_all(self.io, &self.device.device, &ranges, |_, bytes| {
-                let take = |exception: Exception| {
+            control_io::read_sector_ranges(self.io, &self.device.device, &ranges, |_, bytes| {
+                let take = |exception: SnapshotException| {
                     let is_new = map.get(exception.old).store_chunk().is_none();
                     map.load(exception.old, exception.new);
                     is_new
                 };
-                walk.take(bytes, take).map_err(|error| format_error(&error))?;
+                walk.take(bytes, take).map_err(|error| store_format_error(&error))?;
                 last.clear();
                 last.extend_from_slice(bytes);
                 // A store that ends here is refused above.
                 let ends = !matches!(walk.next(), Ok(Some(_)));
-                Ok::<_, StoreRefused>(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+                Ok::<_, StoreLoadError>(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
             })?;
         }
         let summary = walk.end();

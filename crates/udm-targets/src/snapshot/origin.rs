@@ -7,14 +7,18 @@
 use super::origin_lane::OriginLane;
 use super::origin_snapshots::OriginSnapshots;
 use std::sync::Arc;
-use udm_core::{ChangeStatus, Checkpoint, Cx, Extents, Lane, Limits, OpenError, Sector, Sectors};
+use udm_core::{
+    ChangeTrackingCheckpoint, Cx, DeviceControlError, Extents, Lane, Limits, RangeChangeStatus, Sector,
+    Sectors,
+};
 use udm_dm::TargetError;
 use udm_dm::target::{
-    ChangeTracker, DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, TargetDataPath, TargetHost,
+    ChangeTracker, DeviceRange, LowerLimits, ResolvedDevice, Target, TargetArgs, TargetDataPath,
+    TargetHostServices,
 };
 
 struct OriginTarget {
-    device: DeviceRef,
+    device: ResolvedDevice,
     len: Sectors,
     origin_snapshots: Arc<OriginSnapshots>,
 }
@@ -43,7 +47,7 @@ impl Target for OriginTarget {
         "snapshot-origin"
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         Ok(Box::new(OriginLane::open(&self.device, &self.origin_snapshots.listed(), cx)?))
     }
 
@@ -70,7 +74,7 @@ impl Target for OriginTarget {
         vec![DeviceRange::new(&self.device, Sector(0), self.len)]
     }
 
-    fn extra_devices(&self) -> Vec<DeviceRef> {
+    fn extra_devices(&self) -> Vec<ResolvedDevice> {
         self.origin_snapshots.stores()
     }
 
@@ -82,17 +86,23 @@ impl Target for OriginTarget {
         }
     }
 
-    fn attach(&self, notify: Arc<dyn TargetHost>) {
+    fn attach(&self, notify: Arc<dyn TargetHostServices>) {
         self.origin_snapshots.add_origin_device(&notify);
     }
 }
 
 impl ChangeTracker for OriginTarget {
-    fn checkpoints(&self) -> Vec<Checkpoint> {
+    fn checkpoints(&self) -> Vec<ChangeTrackingCheckpoint> {
         self.origin_snapshots.checkpoints(None)
     }
 
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
+    fn changed(
+        &self,
+        since: &ChangeTrackingCheckpoint,
+        from: Sector,
+        len: Sectors,
+        out: &mut Extents<RangeChangeStatus>,
+    ) {
         self.origin_snapshots.changed(None, since, (from, len), out);
     }
 }

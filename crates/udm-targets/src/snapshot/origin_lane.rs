@@ -4,18 +4,18 @@
 //! Otherwise it waits here while free chunks are copied. Writes are not split: a write of many
 //! chunks waits for all of them, and they are copied together.
 
-use super::copy_engine::CopyEngine;
+use super::copy_engine::ChunkCopyEngine;
 use super::exception_map::ChunkState;
-use super::growth::StoreFull;
-use super::settings::OnFull;
+use super::growth::StoreFullReason;
+use super::settings::FullStoreWritePolicy;
 use super::state::{Snapshot, SnapshotHealth};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, Cx, Drain, Lane, Op, OpenError, OwnWork, Status};
-use udm_dm::target::DeviceRef;
+use udm_core::{Batch, Bio, Cx, DeviceControlError, DrainMode, Lane, Op, OwnWork, Status};
+use udm_dm::target::ResolvedDevice;
 
 /// A write that must wait.
-struct WaitingWrite {
+struct WaitingOriginWrite {
     bio: Box<Bio>,
     /// For each snapshot, the epoch whose readers must have completed; 0 if it is not known yet
     /// because chunks are not copied.
@@ -28,14 +28,14 @@ struct WaitingWrite {
     fails: bool,
 }
 
-impl WaitingWrite {
-    fn new(bio: Box<Bio>, parts: usize) -> WaitingWrite {
+impl WaitingOriginWrite {
+    fn new(bio: Box<Bio>, parts: usize) -> WaitingOriginWrite {
         let epochs = SmallVec::from_elem(0, parts);
-        WaitingWrite { bio, epochs, has_claimed: false, waits_for_others: false, fails: false }
+        WaitingOriginWrite { bio, epochs, has_claimed: false, waits_for_others: false, fails: false }
     }
 
     /// True if snapshot `part` no longer holds the write back.
-    fn may_pass(&mut self, engine: &CopyEngine, part: usize) -> bool {
+    fn may_pass(&mut self, engine: &ChunkCopyEngine, part: usize) -> bool {
         let snapshot = &engine.parts()[part].snapshot;
         let Some((first, last)) = snapshot.to_copy(&self.bio) else { return true };
         match self.epochs[part] {
@@ -56,7 +56,7 @@ impl WaitingWrite {
 const UNKNOWN: u64 = u64::MAX;
 
 /// The progress of a write with one snapshot.
-enum WriteProgress {
+enum OriginWriteProgress {
     /// The write may pass.
     Pass,
     /// The write's chunks are in the store; reads of the origin may be in flight.
@@ -69,8 +69,8 @@ enum WriteProgress {
 
 /// The lane of an origin with snapshots.
 pub(super) struct OriginLane {
-    engine: CopyEngine,
-    waiting: Vec<WaitingWrite>,
+    engine: ChunkCopyEngine,
+    waiting: Vec<WaitingOriginWrite>,
     /// Some waiting write waits, or may wait, for other lanes.
     waits_for_others: bool,
     down: Batch,
@@ -84,11 +84,11 @@ impl OriginLane {
     /// # Errors
     /// If a device cannot be opened on this core.
     pub(super) fn open(
-        origin: &DeviceRef,
+        origin: &ResolvedDevice,
         snapshots: &[Arc<Snapshot>],
         cx: &mut Cx<'_>,
-    ) -> Result<OriginLane, OpenError> {
-        let engine = CopyEngine::open(origin, snapshots, cx)?;
+    ) -> Result<OriginLane, DeviceControlError> {
+        let engine = ChunkCopyEngine::open(origin, snapshots, cx)?;
         Ok(OriginLane {
             engine,
             waiting: Vec::new(),
@@ -113,12 +113,12 @@ impl OriginLane {
             let mut wants = false;
             for one in waiting.iter_mut().filter(|one| one.epochs[part] == 0) {
                 match self.step(one, part) {
-                    WriteProgress::Copied => {
+                    OriginWriteProgress::Copied => {
                         one.epochs[part] = UNKNOWN;
                         wants = true;
                     }
-                    WriteProgress::Fail => one.fails = true,
-                    WriteProgress::Pass | WriteProgress::Wait => {}
+                    OriginWriteProgress::Fail => one.fails = true,
+                    OriginWriteProgress::Pass | OriginWriteProgress::Wait => {}
                 }
             }
             if wants {
@@ -155,14 +155,14 @@ impl OriginLane {
     }
 
     /// The progress of a write with snapshot `part`. Free chunks are claimed.
-    fn step(&mut self, one: &mut WaitingWrite, part: usize) -> WriteProgress {
+    fn step(&mut self, one: &mut WaitingOriginWrite, part: usize) -> OriginWriteProgress {
         let snapshot = &self.engine.parts()[part].snapshot;
-        let Some((first, last)) = snapshot.to_copy(&one.bio) else { return WriteProgress::Pass };
+        let Some((first, last)) = snapshot.to_copy(&one.bio) else { return OriginWriteProgress::Pass };
         // Any lane may write the records.
         one.waits_for_others |= snapshot.commits.is_some();
         if snapshot.health() == SnapshotHealth::Invalidating {
             one.waits_for_others = true;
-            return WriteProgress::Wait;
+            return OriginWriteProgress::Wait;
         }
         let (mut copied, mut settled) = (true, true);
         for chunk in first..=last {
@@ -187,24 +187,24 @@ impl OriginLane {
             }
         }
         match (copied, settled) {
-            (true, true) => WriteProgress::Pass,
-            (true, false) => WriteProgress::Copied,
-            (false, _) => WriteProgress::Wait,
+            (true, true) => OriginWriteProgress::Pass,
+            (true, false) => OriginWriteProgress::Copied,
+            (false, _) => OriginWriteProgress::Wait,
         }
     }
 
     /// Handles a copy without room in the store.
     #[cold]
-    fn is_full(&mut self, part: usize, full: StoreFull) -> WriteProgress {
+    fn is_full(&mut self, part: usize, full: StoreFullReason) -> OriginWriteProgress {
         match self.engine.parts()[part].snapshot.on_full(full) {
-            OnFull::Invalidate => self.engine.lose(part, "Unable to allocate exception"),
-            OnFull::Pause => {}
-            OnFull::Fail => {
+            FullStoreWritePolicy::Invalidate => self.engine.lose(part, "Unable to allocate exception"),
+            FullStoreWritePolicy::Pause => {}
+            FullStoreWritePolicy::Fail => {
                 self.engine.parts()[part].snapshot.notify_without_room();
-                return WriteProgress::Fail;
+                return OriginWriteProgress::Fail;
             }
         }
-        WriteProgress::Wait
+        OriginWriteProgress::Wait
     }
 }
 
@@ -231,8 +231,8 @@ impl Lane for OriginLane {
         }
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
-        if how == Drain::NoFlush {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
+        if how == DrainMode::NoFlush {
             back.extend(self.waiting.drain(..).map(|one| one.bio));
         }
         self.engine.drain(how, back, cx, |_| {});
@@ -262,7 +262,7 @@ impl OriginLane {
             if self.passes(&bio) {
                 self.down.push(bio);
             } else {
-                self.waiting.push(WaitingWrite::new(bio, parts));
+                self.waiting.push(WaitingOriginWrite::new(bio, parts));
             }
         }
         self.engine.has_news(true);

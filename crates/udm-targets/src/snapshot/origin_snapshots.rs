@@ -5,41 +5,41 @@
 //! ([`udm_dm::target::Target::dependents`]). All of them are quiesced during the change.
 
 use super::args;
-use super::binding::SnapshotBinding;
+use super::binding::SnapshotTableBinding;
 use super::state::Snapshot;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::{Device, DeviceId, SharedDiskState};
 use udm_dm::MappedDevice;
-use udm_dm::target::{DeviceRef, TargetHost};
+use udm_dm::target::{ResolvedDevice, TargetHostServices};
 
 /// The snapshots, tables and devices of one origin.
 #[derive(Default)]
 pub(super) struct OriginSnapshots {
-    members: Mutex<OriginMembers>,
+    members: Mutex<OriginTablesAndSnapshots>,
     preresume_lock: Mutex<()>,
 }
 
 #[derive(Default)]
-struct OriginMembers {
+struct OriginTablesAndSnapshots {
     /// The tables with a snapshot of the origin, live or not.
-    bindings: Vec<Weak<SnapshotBinding>>,
+    bindings: Vec<Weak<SnapshotTableBinding>>,
     /// The snapshots that lanes of the origin copy for, largest chunks first.
     listed: Vec<Arc<Snapshot>>,
     /// The devices with a `snapshot-origin` or `snapshot-merge` target of the origin.
-    origin_devices: Vec<Weak<dyn TargetHost>>,
+    origin_devices: Vec<Weak<dyn TargetHostServices>>,
     /// Tickets of stores that were read and are not in use yet.
-    read_tickets: Vec<Weak<StoreReadTicket>>,
+    read_tickets: Vec<Weak<LoadedStoreValidity>>,
 }
 
 /// A ticket for the contents of a store that were read when a table was loaded.
-pub(super) struct StoreReadTicket {
-    store: DeviceRef,
+pub(super) struct LoadedStoreValidity {
+    store: ResolvedDevice,
     /// Another table has used the store since it was read, so the contents are out of date.
     is_stale: AtomicBool,
 }
 
-impl StoreReadTicket {
+impl LoadedStoreValidity {
     /// True if the store must be read again.
     pub(super) fn is_stale(&self) -> bool {
         self.is_stale.load(Ordering::Relaxed)
@@ -48,11 +48,11 @@ impl StoreReadTicket {
 
 impl OriginSnapshots {
     /// The shared state of `origin`.
-    pub(super) fn of(origin: &DeviceRef) -> Arc<OriginSnapshots> {
+    pub(super) fn of(origin: &ResolvedDevice) -> Arc<OriginSnapshots> {
         origin.device.shared_disk_state().map(SharedDiskState::get_or_default).unwrap_or_default()
     }
 
-    fn members(&self) -> MutexGuard<'_, OriginMembers> {
+    fn members(&self) -> MutexGuard<'_, OriginTablesAndSnapshots> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -62,21 +62,21 @@ impl OriginSnapshots {
     }
 
     /// The tables with a snapshot of the origin.
-    pub(super) fn bindings(&self) -> Vec<Arc<SnapshotBinding>> {
+    pub(super) fn bindings(&self) -> Vec<Arc<SnapshotTableBinding>> {
         self.members().bindings.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// The tables with a snapshot on `store`, without released tables.
-    pub(super) fn on_store(&self, store: &DeviceRef) -> Vec<Arc<SnapshotBinding>> {
+    pub(super) fn on_store(&self, store: &ResolvedDevice) -> Vec<Arc<SnapshotTableBinding>> {
         let mut bindings = self.bindings();
         bindings.retain(|binding| binding.is_on(store) && !binding.is_released() && !binding.is_orphan());
         bindings
     }
 
     /// Creates a ticket for a table that is about to read `store`.
-    pub(super) fn read(&self, store: &DeviceRef) -> Arc<StoreReadTicket> {
+    pub(super) fn read(&self, store: &ResolvedDevice) -> Arc<LoadedStoreValidity> {
         let read_ticket =
-            Arc::new(StoreReadTicket { store: store.clone(), is_stale: AtomicBool::new(false) });
+            Arc::new(LoadedStoreValidity { store: store.clone(), is_stale: AtomicBool::new(false) });
         let mut members = self.members();
         members.read_tickets.retain(|known| known.strong_count() > 0);
         members.read_tickets.push(Arc::downgrade(&read_ticket));
@@ -84,7 +84,7 @@ impl OriginSnapshots {
     }
 
     /// `store` is in use now: all tickets for it, except `own`, become stale.
-    pub(super) fn invalidate_reads(&self, store: &DeviceRef, own: &Arc<StoreReadTicket>) {
+    pub(super) fn invalidate_reads(&self, store: &ResolvedDevice, own: &Arc<LoadedStoreValidity>) {
         let members = self.members();
         let others =
             members.read_tickets.iter().filter_map(Weak::upgrade).filter(|one| !Arc::ptr_eq(one, own));
@@ -94,14 +94,14 @@ impl OriginSnapshots {
     }
 
     /// The stores of all tables with a snapshot, live or not. Lanes of the origin may open them.
-    pub(super) fn stores(&self) -> Vec<DeviceRef> {
+    pub(super) fn stores(&self) -> Vec<ResolvedDevice> {
         let bindings = self.bindings();
         let held = bindings.iter().filter(|binding| !binding.is_released() && !binding.is_orphan());
         held.map(|binding| binding.line.store.clone()).collect()
     }
 
     /// Adds a table with a snapshot.
-    pub(super) fn join(&self, binding: &Arc<SnapshotBinding>) {
+    pub(super) fn join(&self, binding: &Arc<SnapshotTableBinding>) {
         let mut members = self.members();
         members.bindings.retain(|known| known.strong_count() > 0);
         members.bindings.push(Arc::downgrade(binding));
@@ -133,7 +133,7 @@ impl OriginSnapshots {
     }
 
     /// Adds a device with a table that writes the origin.
-    pub(super) fn add_origin_device(&self, notify: &Arc<dyn TargetHost>) {
+    pub(super) fn add_origin_device(&self, notify: &Arc<dyn TargetHostServices>) {
         let mut members = self.members();
         members.origin_devices.retain(|known| known.strong_count() > 0);
         members.origin_devices.push(Arc::downgrade(notify));

@@ -2,8 +2,8 @@
 //! handles flushes and FUA for devices that do not support them.
 
 use std::sync::Arc;
-use udm_core::{Cx, Device, Lane, Limits, OpenError, Sector, Sectors};
-use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target, TargetDataPath, TargetFeatures};
+use udm_core::{Cx, Device, DeviceControlError, Lane, Limits, Sector, Sectors};
+use udm_dm::target::{DeviceRange, LowerLimits, ResolvedDevice, Target, TargetDataPath, TargetFeatures};
 use udm_dm::{Table, TargetError};
 
 /// The size of the largest possible device, in whole blocks of any size.
@@ -11,20 +11,23 @@ const END: Sectors = Sectors((1 << 54) - (1 << 20));
 
 /// A target with the maximum size. The device itself refuses sectors beyond its end, and a device
 /// that grows can be used at once.
-struct RawDeviceTarget(DeviceRef);
+struct UnboundedDeviceTarget(ResolvedDevice);
 
 /// Opens a lane of `device` through a table of one line.
-pub(super) fn open_lane(device: &DeviceRef, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-    let refuse = |error: TargetError| OpenError::new(error.errno, error.to_string());
-    Table::single_target(Arc::new(RawDeviceTarget(device.clone())), END).map_err(refuse)?.open(cx)
+pub(super) fn open_lane_through_table(
+    device: &ResolvedDevice,
+    cx: &mut Cx<'_>,
+) -> Result<Box<dyn Lane>, DeviceControlError> {
+    let refuse = |error: TargetError| DeviceControlError::new(error.errno, error.to_string());
+    Table::single_target(Arc::new(UnboundedDeviceTarget(device.clone())), END).map_err(refuse)?.open(cx)
 }
 
-impl Target for RawDeviceTarget {
+impl Target for UnboundedDeviceTarget {
     fn type_name(&self) -> &'static str {
         "linear"
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         self.0.device.open(cx)
     }
 

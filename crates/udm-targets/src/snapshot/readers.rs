@@ -33,24 +33,24 @@ const NONE: u64 = u64::MAX;
 
 /// The published state of one lane's reads, on its own cache line.
 #[repr(align(128))]
-struct ReaderCell {
+struct LaneReadEpochCell {
     oldest: AtomicU64,
     taken: AtomicBool,
-    next: OnceLock<Arc<ReaderCell>>,
+    next: OnceLock<Arc<LaneReadEpochCell>>,
 }
 
 /// The readers of one snapshot, over all lanes.
-pub(super) struct Readers {
+pub(super) struct SnapshotReadTracker {
     epoch: CachePadded<AtomicU64>,
     /// Cells are added and never removed. A closed lane leaves its cell to the next one.
-    first: OnceLock<Arc<ReaderCell>>,
+    first: OnceLock<Arc<LaneReadEpochCell>>,
     /// A writer waits for readers.
     awaited: AtomicBool,
 }
 
-impl Readers {
-    pub(super) fn new() -> Readers {
-        Readers {
+impl SnapshotReadTracker {
+    pub(super) fn new() -> SnapshotReadTracker {
+        SnapshotReadTracker {
             epoch: CachePadded::new(AtomicU64::new(1)),
             first: OnceLock::new(),
             awaited: AtomicBool::new(false),
@@ -58,11 +58,11 @@ impl Readers {
     }
 
     /// Creates the reader of a lane. Takes no lock; allocates if no cell is free.
-    pub(super) fn join(&self) -> LaneReader {
+    pub(super) fn join(&self) -> LaneReadTracker {
         let mut place = &self.first;
         loop {
             let cell = place.get_or_init(|| {
-                Arc::new(ReaderCell {
+                Arc::new(LaneReadEpochCell {
                     oldest: AtomicU64::new(NONE),
                     taken: AtomicBool::new(false),
                     next: OnceLock::new(),
@@ -70,7 +70,7 @@ impl Readers {
             });
             // Acquire pairs with the release of the lane that left the cell.
             if !cell.taken.swap(true, Ordering::Acquire) {
-                return LaneReader { cell: Arc::clone(cell), in_flight: VecDeque::new() };
+                return LaneReadTracker { cell: Arc::clone(cell), in_flight: VecDeque::new() };
             }
             place = &cell.next;
         }
@@ -79,7 +79,7 @@ impl Readers {
     /// Advances the epoch after the caller has seen a copied chunk. Returns the new epoch: all its
     /// readers, and all later ones, see the copy too.
     pub(super) fn advance_epoch(&self) -> u64 {
-        interleave::point();
+        interleave::mark_interleave_point();
         fence(Ordering::SeqCst);
         let epoch = self.epoch.fetch_add(1, Ordering::AcqRel) + 1;
         fence(Ordering::SeqCst);
@@ -99,8 +99,8 @@ impl Readers {
         true
     }
 
-    /// As [`Readers::are_past`]. If it returns false, [`LaneReader::end`] returns true for the last
-    /// reader.
+    /// As [`SnapshotReadTracker::are_past`]. If it returns false, [`LaneReadTracker::end`] returns
+    /// true for the last reader.
     pub(super) fn are_past_or_notify(&self, epoch: u64) -> bool {
         if self.are_past(epoch) {
             return true;
@@ -112,16 +112,16 @@ impl Readers {
 }
 
 /// The reader of one lane.
-pub(super) struct LaneReader {
-    cell: Arc<ReaderCell>,
+pub(super) struct LaneReadTracker {
+    cell: Arc<LaneReadEpochCell>,
     /// Reads in flight: epoch and count, oldest first.
     in_flight: VecDeque<(u64, u64)>,
 }
 
-impl LaneReader {
+impl LaneReadTracker {
     /// Starts a batch with reads, before the map is read. Returns the epoch of the reads.
-    pub(super) fn begin(&mut self, readers: &Readers) -> u64 {
-        interleave::point();
+    pub(super) fn begin(&mut self, readers: &SnapshotReadTracker) -> u64 {
+        interleave::mark_interleave_point();
         // Acquire: a read of this epoch sees the copies made before the epoch began.
         let epoch = readers.epoch.load(Ordering::Acquire);
         if self.in_flight.is_empty() {
@@ -141,7 +141,7 @@ impl LaneReader {
         }
     }
 
-    /// Counts a completed read of `epoch`. Call [`LaneReader::end`] after the last one.
+    /// Counts a completed read of `epoch`. Call [`LaneReadTracker::end`] after the last one.
     pub(super) fn finish(&mut self, epoch: u64) {
         if let Some((_, count)) = self.in_flight.iter_mut().find(|(known, _)| *known == epoch) {
             *count -= 1;
@@ -150,7 +150,7 @@ impl LaneReader {
 
     /// Publishes the oldest epoch in flight, after a batch and after completed reads. Returns true
     /// if a writer waits and must be woken.
-    pub(super) fn end(&mut self, readers: &Readers) -> bool {
+    pub(super) fn end(&mut self, readers: &SnapshotReadTracker) -> bool {
         let before = self.in_flight.len();
         while self.in_flight.front().is_some_and(|(_, count)| *count == 0) {
             self.in_flight.pop_front();
@@ -158,7 +158,7 @@ impl LaneReader {
         if self.in_flight.len() == before {
             return false;
         }
-        interleave::point();
+        interleave::mark_interleave_point();
         let oldest = self.in_flight.front().map_or(NONE, |(epoch, _)| *epoch);
         // Release: the reads have completed.
         self.cell.oldest.store(oldest, Ordering::Release);
@@ -167,7 +167,7 @@ impl LaneReader {
     }
 }
 
-impl Drop for LaneReader {
+impl Drop for LaneReadTracker {
     fn drop(&mut self) {
         self.cell.oldest.store(NONE, Ordering::Release);
         self.cell.taken.store(false, Ordering::Release);
@@ -184,13 +184,13 @@ mod loom_tests {
 
     struct Model {
         map: ExceptionMap,
-        readers: Readers,
+        readers: SnapshotReadTracker,
         /// The content of the chunk of the origin: 0 before the write.
         origin: AtomicU64,
     }
 
     /// Reads the chunk, which must have its old content.
-    fn read(m: &Model, reader: &mut LaneReader) {
+    fn read(m: &Model, reader: &mut LaneReadTracker) {
         let epoch = reader.begin(&m.readers);
         if m.map.get(0).store_chunk().is_none() {
             reader.count();
@@ -219,11 +219,11 @@ mod loom_tests {
 
     /// A model and a reader. Lazy allocations are made here, because loom does not know the
     /// standard library's locks.
-    fn model() -> (Arc<Model>, LaneReader) {
+    fn model() -> (Arc<Model>, LaneReadTracker) {
         let map = ExceptionMap::new(1);
         map.claim(0);
         map.give_up(0);
-        let readers = Readers::new();
+        let readers = SnapshotReadTracker::new();
         let reader = readers.join();
         (Arc::new(Model { map, readers, origin: AtomicU64::new(0) }), reader)
     }
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn reads_that_keep_coming_hold_up_nobody() {
-        let readers = Readers::new();
+        let readers = SnapshotReadTracker::new();
         let (mut one, other) = (readers.join(), readers.join());
         let first = one.begin(&readers);
         one.count();

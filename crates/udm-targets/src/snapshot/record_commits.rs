@@ -1,13 +1,14 @@
 //! The records of a persistent store, written in the order in which chunks were allocated.
 //!
-//! A lane that has copied chunks calls [`RecordCommits::copied`]. One lane at a time has the right
-//! to write records ([`RecordCommits::begin`]). This lane takes all copied runs of all cores, as
-//! far as their sequence numbers are consecutive. It writes their records at once, after a flush
-//! that makes their data durable. Records are written in the order in which chunks were allocated,
-//! so a crash leaves no holes among them.
+//! A lane that has copied chunks calls [`ExceptionRecordWriter::copied`]. One lane at a time has
+//! the right to write records ([`ExceptionRecordWriter::begin`]). This lane takes all copied runs
+//! of all cores, as far as their sequence numbers are consecutive. It writes their records at once,
+//! after a flush that makes their data durable. Records are written in the order in which chunks
+//! were allocated, so a crash leaves no holes among them.
 //!
-//! Written records are durable after the next flush ([`RecordCommits::durable`]). If more chunks
-//! were copied in the meantime, the flush for their data does this too, so a group costs one flush.
+//! Written records are durable after the next flush ([`ExceptionRecordWriter::durable`]). If more
+//! chunks were copied in the meantime, the flush for their data does this too, so a group costs one
+//! flush.
 //!
 //! Only the lane that has the right uses the state behind the lock, so the lock is never contended.
 
@@ -16,11 +17,11 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use udm_core::{SECTOR_SIZE, interleave};
-use udm_wire::cow::{Exception, RECORD_LEN, StoreLayout};
+use udm_wire::cow::{ExceptionStoreLayout, RECORD_LEN, SnapshotException};
 
 /// A run of chunks in the store, consecutive there and in the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CopiedRun {
+pub(super) struct ExceptionRun {
     /// Sequence number of the first chunk.
     pub seq: u64,
     /// The first chunk of the origin.
@@ -39,7 +40,7 @@ const RECORDS_MAX: u64 = 1 << 14;
 
 /// A write of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RecordWrite {
+pub(super) struct ExceptionRecordWrite {
     /// An area that must be cleared first: its sector and its length in bytes.
     pub clear: Option<(u64, usize)>,
     /// First sector of the write.
@@ -51,34 +52,34 @@ pub(super) struct RecordWrite {
 }
 
 /// The record writer of one store.
-pub(super) struct RecordCommits {
-    layout: StoreLayout,
+pub(super) struct ExceptionRecordWriter {
+    layout: ExceptionStoreLayout,
     /// Bytes of a unit, the smallest write of records.
     unit: usize,
-    copied: SegQueue<CopiedRun>,
+    copied: SegQueue<ExceptionRun>,
     /// A lane has the right to write.
     writing: AtomicBool,
     /// Number of records in the store.
     records: AtomicU64,
-    tail: Mutex<RecordTail>,
+    tail: Mutex<ExceptionRecordQueue>,
 }
 
-struct RecordTail {
+struct ExceptionRecordQueue {
     /// The next sequence number.
     seq: u64,
     /// Runs copied out of order, indexed by sequence number minus `seq`; a run is at the index of
     /// its first chunk.
-    early: VecDeque<Option<CopiedRun>>,
+    early: VecDeque<Option<ExceptionRun>>,
     /// The last unit of records, including records in flight.
     unit: Vec<u8>,
     /// Runs whose records are in flight.
-    on_its_way: Vec<CopiedRun>,
+    on_its_way: Vec<ExceptionRun>,
     /// Runs whose records are written but may be in a cache.
-    written: Vec<CopiedRun>,
+    written: Vec<ExceptionRun>,
 }
 
-impl RecordTail {
-    fn put(&mut self, copied: CopiedRun) {
+impl ExceptionRecordQueue {
+    fn put(&mut self, copied: ExceptionRun) {
         let place = (copied.seq - self.seq) as usize;
         if self.early.len() <= place {
             self.early.resize(place + 1, None);
@@ -94,14 +95,14 @@ impl RecordTail {
     }
 }
 
-impl RecordCommits {
+impl ExceptionRecordWriter {
     /// A store with `records` records. `unit` is the content of the unit that the next record is
     /// written to; its length is the unit size.
-    pub(super) fn new(layout: StoreLayout, records: u64, unit: Vec<u8>) -> RecordCommits {
+    pub(super) fn new(layout: ExceptionStoreLayout, records: u64, unit: Vec<u8>) -> ExceptionRecordWriter {
         let len = unit.len();
         let (on_its_way, written) = (Vec::new(), Vec::new());
-        let tail = RecordTail { seq: 0, early: VecDeque::new(), unit, on_its_way, written };
-        RecordCommits {
+        let tail = ExceptionRecordQueue { seq: 0, early: VecDeque::new(), unit, on_its_way, written };
+        ExceptionRecordWriter {
             layout,
             unit: len,
             copied: SegQueue::new(),
@@ -122,8 +123,8 @@ impl RecordCommits {
     }
 
     /// Adds a copied run, whose records may now be written.
-    pub(super) fn copied(&self, copied: CopiedRun) {
-        interleave::point();
+    pub(super) fn copied(&self, copied: ExceptionRun) {
+        interleave::mark_interleave_point();
         self.copied.push(copied);
     }
 
@@ -139,7 +140,7 @@ impl RecordCommits {
 
     /// Gives up the right to write. Returns true if it was taken again.
     pub(super) fn end(&self) -> bool {
-        interleave::point();
+        interleave::mark_interleave_point();
         self.writing.store(false, Ordering::Release);
         self.begin()
     }
@@ -149,13 +150,13 @@ impl RecordCommits {
         !self.copied.is_empty()
     }
 
-    fn tail(&self) -> MutexGuard<'_, RecordTail> {
+    fn tail(&self) -> MutexGuard<'_, ExceptionRecordQueue> {
         self.tail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the next write, from copied runs with consecutive sequence numbers. Only for the
     /// lane with the right.
-    pub(super) fn collect(&self) -> Option<RecordWrite> {
+    pub(super) fn collect(&self) -> Option<ExceptionRecordWrite> {
         let mut tail = self.tail();
         while let Some(copied) = self.copied.pop() {
             tail.put(copied);
@@ -168,7 +169,7 @@ impl RecordCommits {
             let Some(mut next) = tail.early.front_mut().and_then(Option::take) else { break };
             if next.is_valid && next.len > room - taken {
                 let fits = room - taken;
-                let rest = CopiedRun {
+                let rest = ExceptionRun {
                     seq: next.seq + fits,
                     old: next.old + fits,
                     new: next.new + fits,
@@ -187,7 +188,7 @@ impl RecordCommits {
         (taken > 0).then(|| self.plan(start, taken))
     }
 
-    fn plan(&self, start: u64, records: u64) -> RecordWrite {
+    fn plan(&self, start: u64, records: u64) -> ExceptionRecordWrite {
         let (area, place) = (start / self.layout.records(), start % self.layout.records());
         let from = place as usize * RECORD_LEN;
         let begin = from - from % self.unit;
@@ -195,7 +196,7 @@ impl RecordCommits {
         let chunk = self.layout.chunk();
         let sector_of = |area| self.layout.area(area) * u64::from(chunk.sectors());
         let fills = place + records == self.layout.records();
-        RecordWrite {
+        ExceptionRecordWrite {
             clear: fills.then(|| (sector_of(area + 1), chunk.bytes() as usize)),
             sector: sector_of(area) + begin as u64 / SECTOR_SIZE,
             len: end - begin,
@@ -204,11 +205,11 @@ impl RecordCommits {
     }
 
     /// Fills `bytes` with the records of `commit`.
-    pub(super) fn fill(&self, commit: &RecordWrite, bytes: &mut [u8]) {
+    pub(super) fn fill(&self, commit: &ExceptionRecordWrite, bytes: &mut [u8]) {
         let tail = &mut *self.tail();
         let per_unit = self.unit / RECORD_LEN;
         let place = (self.records() % self.layout.records()) as usize;
-        let mut exceptions = tail.on_its_way.iter().flat_map(exceptions);
+        let mut exceptions = tail.on_its_way.iter().flat_map(iter_run_exceptions);
         // Unit by unit: usually there is one, which already has the older records.
         for (unit, at) in bytes.chunks_mut(self.unit).zip(0..) {
             let first = if at == 0 { place % per_unit } else { 0 };
@@ -233,22 +234,22 @@ impl RecordCommits {
     }
 
     /// Called when `commit` was written; it may be in a cache.
-    pub(super) fn written(&self, commit: &RecordWrite) {
+    pub(super) fn written(&self, commit: &ExceptionRecordWrite) {
         let tail = &mut *self.tail();
         self.records.store(self.records() + commit.records, Ordering::Relaxed);
         tail.written.append(&mut tail.on_its_way);
     }
 
     /// Calls `publish` for all written runs, which are durable now.
-    pub(super) fn durable(&self, mut publish: impl FnMut(&CopiedRun)) {
+    pub(super) fn durable(&self, mut publish: impl FnMut(&ExceptionRun)) {
         self.tail().written.drain(..).for_each(|copied| publish(&copied));
     }
 }
 
 /// The exceptions of a run.
-fn exceptions(copied: &CopiedRun) -> impl Iterator<Item = Exception> {
-    let CopiedRun { old, new, len, .. } = *copied;
-    (0..len).map(move |at| Exception { old: old + at, new: new + at })
+fn iter_run_exceptions(copied: &ExceptionRun) -> impl Iterator<Item = SnapshotException> {
+    let ExceptionRun { old, new, len, .. } = *copied;
+    (0..len).map(move |at| SnapshotException { old: old + at, new: new + at })
 }
 
 #[cfg(test)]
@@ -256,12 +257,12 @@ mod tests {
     use super::*;
     use udm_wire::cow::ChunkSize;
 
-    fn copied(seq: u64, len: u64) -> CopiedRun {
-        CopiedRun { seq, old: 100 + seq, new: 2 + seq, len, is_valid: true }
+    fn copied(seq: u64, len: u64) -> ExceptionRun {
+        ExceptionRun { seq, old: 100 + seq, new: 2 + seq, len, is_valid: true }
     }
 
     /// Writes all records that can be written. Returns the published runs.
-    fn write(commits: &RecordCommits, image: &mut [u8]) -> Vec<CopiedRun> {
+    fn write(commits: &ExceptionRecordWriter, image: &mut [u8]) -> Vec<ExceptionRun> {
         let mut published = Vec::new();
         let mut right = commits.begin();
         while right {
@@ -284,25 +285,25 @@ mod tests {
 
     #[test]
     fn records_follow_each_other_whatever_was_copied_first() {
-        let layout = StoreLayout::new(ChunkSize::new(2).unwrap());
-        let commits = RecordCommits::new(layout, 0, vec![0; 512]);
+        let layout = ExceptionStoreLayout::new(ChunkSize::new(2).unwrap());
+        let commits = ExceptionRecordWriter::new(layout, 0, vec![0; 512]);
         let mut image = vec![0xff; 200 * 1024];
         image[1024..2048].fill(0);
         commits.copied(copied(2, 3));
         assert!(write(&commits, &mut image).is_empty(), "0 and 1 come first");
-        commits.copied(CopiedRun { is_valid: false, ..copied(0, 2) });
+        commits.copied(ExceptionRun { is_valid: false, ..copied(0, 2) });
         assert_eq!(write(&commits, &mut image), [copied(2, 3)]);
-        let record = |n: usize| Exception::decode(&image[1024..2048], n);
-        assert_eq!(record(0), Some(Exception { old: 102, new: 4 }));
-        assert_eq!((record(2), record(3)), (Some(Exception { old: 104, new: 6 }), None));
+        let record = |n: usize| SnapshotException::decode(&image[1024..2048], n);
+        assert_eq!(record(0), Some(SnapshotException { old: 102, new: 4 }));
+        assert_eq!((record(2), record(3)), (Some(SnapshotException { old: 104, new: 6 }), None));
         // An area has 64 records: 61 more fill it, and the rest goes to the next area.
         commits.copied(copied(5, 70));
         let published = write(&commits, &mut image);
         assert_eq!(published.iter().map(|one| one.len).collect::<Vec<_>>(), [61, 9]);
         let area = |a: u64| &image[layout.area(a) as usize * 1024..][..1024];
-        assert_eq!(Exception::decode(area(0), 63), Some(Exception { old: 165, new: 67 }));
-        assert_eq!(Exception::decode(area(1), 8), Some(Exception { old: 174, new: 76 }));
-        assert_eq!((Exception::decode(area(1), 9), commits.records()), (None, 73));
+        assert_eq!(SnapshotException::decode(area(0), 63), Some(SnapshotException { old: 165, new: 67 }));
+        assert_eq!(SnapshotException::decode(area(1), 8), Some(SnapshotException { old: 174, new: 76 }));
+        assert_eq!((SnapshotException::decode(area(1), 9), commits.records()), (None, 73));
         // One record at a time, across the end of a unit.
         for seq in 75..120 {
             commits.copied(copied(seq, 1));
@@ -310,15 +311,15 @@ mod tests {
         }
         let area = &image[layout.area(1) as usize * 1024..][..1024];
         for (n, old) in (166..220).enumerate() {
-            assert_eq!(Exception::decode(area, n).unwrap().old, old);
+            assert_eq!(SnapshotException::decode(area, n).unwrap().old, old);
         }
-        assert_eq!(Exception::decode(area, 54), None);
+        assert_eq!(SnapshotException::decode(area, 54), None);
     }
 
     #[test]
     fn one_at_a_time_has_the_right() {
-        let layout = StoreLayout::new(ChunkSize::new(8).unwrap());
-        let commits = RecordCommits::new(layout, 0, vec![0; 4096]);
+        let layout = ExceptionStoreLayout::new(ChunkSize::new(8).unwrap());
+        let commits = ExceptionRecordWriter::new(layout, 0, vec![0; 4096]);
         assert!(!commits.begin(), "nothing to write");
         commits.copied(copied(0, 1));
         assert!(commits.begin() && !commits.begin());

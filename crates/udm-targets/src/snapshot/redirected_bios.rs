@@ -1,17 +1,17 @@
 //! Bios that are redirected to another sector, with the data to restore them.
 
 use slab::Slab;
-use udm_core::{Bio, OwnerId, Sector};
+use udm_core::{Bio, BioOwnerId, Sector};
 
 /// Redirected bios in flight. A bio's owner and cookie are replaced until it completes; `T` is the
 /// lane's note about the bio.
 pub(super) struct RedirectedBios<T> {
-    owner: OwnerId,
-    notes: Slab<SavedBio<T>>,
+    owner: BioOwnerId,
+    notes: Slab<SavedBioFields<T>>,
 }
 
-struct SavedBio<T> {
-    owner: OwnerId,
+struct SavedBioFields<T> {
+    owner: BioOwnerId,
     cookie: u64,
     sector: Sector,
     what: T,
@@ -19,14 +19,14 @@ struct SavedBio<T> {
 
 impl<T> RedirectedBios<T> {
     /// An empty list. Redirected bios get this owner.
-    pub(super) fn new(owner: OwnerId) -> RedirectedBios<T> {
+    pub(super) fn new(owner: BioOwnerId) -> RedirectedBios<T> {
         RedirectedBios { owner, notes: Slab::new() }
     }
 
     /// Redirects `bio` to `sector`.
     #[inline]
     pub(super) fn put(&mut self, bio: &mut Bio, sector: Sector, what: T) {
-        let note = SavedBio { owner: bio.owner, cookie: bio.cookie, sector: bio.sector, what };
+        let note = SavedBioFields { owner: bio.owner, cookie: bio.cookie, sector: bio.sector, what };
         bio.owner = self.owner;
         bio.cookie = self.notes.insert(note) as u64;
         bio.sector = sector;

@@ -19,7 +19,7 @@ use udm_wire::size;
 /// The policy for a write if the store has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum OnFull {
+pub(super) enum FullStoreWritePolicy {
     /// The snapshot becomes invalid, or overflowed (`PO`), as in the kernel; writes of the origin
     /// continue.
     Invalidate,
@@ -45,18 +45,18 @@ impl SnapshotSettings {
     /// The kernel's behaviour, with at most `copy_memory` bytes of copies per lane.
     pub(super) fn new(copy_memory: usize) -> SnapshotSettings {
         SnapshotSettings {
-            on_full: AtomicU8::new(OnFull::Invalidate as u8),
+            on_full: AtomicU8::new(FullStoreWritePolicy::Invalidate as u8),
             watermark: AtomicU8::new(0),
             copy_memory: AtomicUsize::new(copy_memory),
             map_memory: AtomicU64::new(u64::MAX),
         }
     }
 
-    pub(super) fn on_full(&self) -> OnFull {
+    pub(super) fn on_full(&self) -> FullStoreWritePolicy {
         match self.on_full.load(Relaxed) {
-            0 => OnFull::Invalidate,
-            1 => OnFull::Pause,
-            _ => OnFull::Fail,
+            0 => FullStoreWritePolicy::Invalidate,
+            1 => FullStoreWritePolicy::Pause,
+            _ => FullStoreWritePolicy::Fail,
         }
     }
 
@@ -89,9 +89,9 @@ impl SnapshotSettings {
         match key {
             "on_full" => {
                 let policy = match value {
-                    "invalidate" => OnFull::Invalidate,
-                    "pause" => OnFull::Pause,
-                    "fail" => OnFull::Fail,
+                    "invalidate" => FullStoreWritePolicy::Invalidate,
+                    "pause" => FullStoreWritePolicy::Pause,
+                    "fail" => FullStoreWritePolicy::Fail,
                     _ => return refuse("invalidate, pause or fail"),
                 };
                 self.on_full.store(policy as u8, Relaxed);
@@ -100,11 +100,11 @@ impl SnapshotSettings {
                 Ok(percent @ 0..=100) => self.watermark.store(percent, Relaxed),
                 _ => return refuse("0 to 100 percent"),
             },
-            "copy_memory" => match size::parse(value).map(usize::try_from) {
+            "copy_memory" => match size::parse_size_with_unit(value).map(usize::try_from) {
                 Ok(Ok(bytes @ COPY_MEMORY_MIN..)) => self.copy_memory.store(bytes, Relaxed),
                 _ => return refuse("64k or more bytes"),
             },
-            "map_memory" => match size::parse(value) {
+            "map_memory" => match size::parse_size_with_unit(value) {
                 Ok(bytes) => self.map_memory.store(bytes, Relaxed),
                 Err(_) => return refuse("a number of bytes"),
             },

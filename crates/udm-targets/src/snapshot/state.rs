@@ -6,16 +6,16 @@
 use super::copy_jobs::COPY_MEMORY;
 use super::exception_map::{ChunkState, ExceptionMap};
 use super::growth::StoreGrowth;
-use super::readers::Readers;
-use super::record_commits::{CopiedRun, RecordCommits};
+use super::readers::SnapshotReadTracker;
+use super::record_commits::{ExceptionRecordWriter, ExceptionRun};
 use super::settings::SnapshotSettings;
 use super::store_allocator::StoreAllocator;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::{Bio, Op, Sectors, WaitQueue};
-use udm_dm::target::{DeviceRef, TargetHost};
-use udm_dm::{EventKind, InvalidStoreMark, StateChange};
-use udm_wire::cow::{ChunkSize, StoreLayout};
+use udm_dm::target::{ResolvedDevice, TargetHostServices};
+use udm_dm::{DeviceEventDetails, EventKind, InvalidStoreMark};
+use udm_wire::cow::{ChunkSize, ExceptionStoreLayout};
 
 /// Whether a snapshot can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,18 +39,18 @@ pub(super) struct StoreContents {
     /// The free chunks of the store.
     pub space: StoreAllocator,
     /// The record writer; `None` for a transient store.
-    pub commits: Option<RecordCommits>,
+    pub commits: Option<ExceptionRecordWriter>,
 }
 
 /// The state of one snapshot.
 pub(super) struct Snapshot {
-    pub store: DeviceRef,
+    pub store: ResolvedDevice,
     pub chunk: ChunkSize,
     /// A chunk has 2^`shift` sectors.
     pub shift: u32,
     pub map: ExceptionMap,
-    pub readers: Readers,
-    pub commits: Option<RecordCommits>,
+    pub readers: SnapshotReadTracker,
+    pub commits: Option<ExceptionRecordWriter>,
     pub settings: SnapshotSettings,
     /// Woken when a chunk was copied, readers have completed, or the snapshot became invalid.
     pub wait_queue: Arc<WaitQueue>,
@@ -69,15 +69,15 @@ pub(super) struct Snapshot {
     overflowed: AtomicBool,
     /// The snapshot has been resumed: writes of the origin are copied.
     active: AtomicBool,
-    notify: Mutex<Option<Arc<dyn TargetHost>>>,
+    notify: Mutex<Option<Arc<dyn TargetHostServices>>>,
     /// Marks the store as invalid outside of it, if its header cannot be written.
     mark: Option<Arc<dyn InvalidStoreMark>>,
 }
 
 impl Snapshot {
     pub(super) fn new(
-        origin: &DeviceRef,
-        store: DeviceRef,
+        origin: &ResolvedDevice,
+        store: ResolvedDevice,
         chunk: ChunkSize,
         loaded: StoreContents,
         mark: Option<Arc<dyn InvalidStoreMark>>,
@@ -91,7 +91,7 @@ impl Snapshot {
             chunk,
             shift: chunk.sectors().trailing_zeros(),
             map: loaded.map,
-            readers: Readers::new(),
+            readers: SnapshotReadTracker::new(),
             commits: loaded.commits,
             settings: SnapshotSettings::new(COPY_MEMORY),
             wait_queue: Arc::new(WaitQueue::new()),
@@ -219,7 +219,7 @@ impl Snapshot {
     }
 
     /// Sets the device that receives events.
-    pub(super) fn attach(&self, notify: Arc<dyn TargetHost>) {
+    pub(super) fn attach(&self, notify: Arc<dyn TargetHostServices>) {
         *self.notify.lock().unwrap_or_else(PoisonError::into_inner) = Some(notify);
     }
 
@@ -232,7 +232,7 @@ impl Snapshot {
     /// Sends an event with the text `line` about the snapshot's device.
     pub(super) fn emit(&self, kind: EventKind, line: &str) {
         let notify = self.notify.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        notify.iter().for_each(|notify| notify.emit(&|| StateChange::new(kind, line)));
+        notify.iter().for_each(|notify| notify.emit(&|| DeviceEventDetails::new(kind, line)));
     }
 
     /// The name of the snapshot in log lines.
@@ -309,7 +309,7 @@ impl Snapshot {
     /// published and true is returned: the caller must wake waiters. If it is persistent, some lane
     /// writes the records first.
     #[must_use]
-    pub(super) fn copied(&self, copied: CopiedRun) -> bool {
+    pub(super) fn copied(&self, copied: ExceptionRun) -> bool {
         match &self.commits {
             Some(commits) => commits.copied(copied),
             None => self.publish(&copied),
@@ -319,7 +319,7 @@ impl Snapshot {
 
     /// Marks a run as copied in the map. The caller wakes waiters after all runs that are published
     /// together.
-    pub(super) fn publish(&self, copied: &CopiedRun) {
+    pub(super) fn publish(&self, copied: &ExceptionRun) {
         for at in (0..copied.len).filter(|_| copied.is_valid) {
             self.map.publish(copied.old + at, copied.new + at);
         }
@@ -335,15 +335,17 @@ impl Snapshot {
     /// The numbers of `status`: used, total and metadata sectors.
     pub(super) fn usage(&self) -> (u64, u64, u64) {
         let sectors = u64::from(self.chunk.sectors());
-        let areas = |commits: &RecordCommits| commits.records() / StoreLayout::new(self.chunk).records();
+        let areas = |commits: &ExceptionRecordWriter| {
+            commits.records() / ExceptionStoreLayout::new(self.chunk).records()
+        };
         let metadata = self.commits.as_ref().map_or(0, |commits| (areas(commits) + 2) * sectors);
         (self.space.end() * sectors, self.store.device.limits().size.0, metadata)
     }
 
     /// The numbers of `status` during a merge: those needed by the remaining records (kernel).
     pub(super) fn usage_from_records(&self) -> (u64, u64, u64) {
-        let (sectors, layout) = (u64::from(self.chunk.sectors()), StoreLayout::new(self.chunk));
-        let records = self.commits.as_ref().map_or(0, RecordCommits::records);
+        let (sectors, layout) = (u64::from(self.chunk.sectors()), ExceptionStoreLayout::new(self.chunk));
+        let records = self.commits.as_ref().map_or(0, ExceptionRecordWriter::records);
         let area = records.saturating_sub(1) / layout.records();
         let used = layout.area(area) + (records - area * layout.records()) + 1;
         (used * sectors, self.store.device.limits().size.0, (area + 2) * sectors)

@@ -13,11 +13,11 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use udm_core::{Sectors, interleave};
-use udm_wire::cow::StoreLayout;
+use udm_wire::cow::ExceptionStoreLayout;
 
 /// A run of allocated chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ChunkRange {
+pub(super) struct AllocatedChunkRun {
     /// Sequence number of the first chunk; the others follow.
     pub seq: u64,
     /// The first chunk; the others follow it.
@@ -30,27 +30,27 @@ pub(super) struct ChunkRange {
 
 /// The layout of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StoreChunks {
+pub(super) enum StoreChunkLayout {
     /// The kernel's layout.
-    Persistent(StoreLayout),
+    Persistent(ExceptionStoreLayout),
     /// All chunks are data, with this many sectors each.
     Transient(u32),
 }
 
-impl StoreChunks {
+impl StoreChunkLayout {
     /// Number of data chunks of a store of `size`.
     fn capacity(self, size: Sectors) -> u64 {
         match self {
-            StoreChunks::Persistent(layout) => layout.capacity(layout.chunks(size)),
-            StoreChunks::Transient(sectors) => size.0 / u64::from(sectors),
+            StoreChunkLayout::Persistent(layout) => layout.capacity(layout.chunks(size)),
+            StoreChunkLayout::Transient(sectors) => size.0 / u64::from(sectors),
         }
     }
 
     /// The minimum size of a store with `chunks` data chunks.
     fn size(self, chunks: u64) -> Sectors {
         let (chunks, sectors) = match self {
-            StoreChunks::Persistent(layout) => (layout.chunks_for(chunks), layout.chunk().sectors()),
-            StoreChunks::Transient(sectors) => (chunks, sectors),
+            StoreChunkLayout::Persistent(layout) => (layout.chunks_for(chunks), layout.chunk().sectors()),
+            StoreChunkLayout::Transient(sectors) => (chunks, sectors),
         };
         Sectors(chunks.saturating_mul(u64::from(sectors)))
     }
@@ -58,8 +58,8 @@ impl StoreChunks {
     /// The position of data chunk `index`, and the number of consecutive data chunks from there on.
     fn chunk(self, index: u64) -> (u64, u64) {
         match self {
-            StoreChunks::Persistent(layout) => layout.data_chunk(index),
-            StoreChunks::Transient(_) => (index, u64::MAX),
+            StoreChunkLayout::Persistent(layout) => layout.data_chunk(index),
+            StoreChunkLayout::Transient(_) => (index, u64::MAX),
         }
     }
 }
@@ -69,19 +69,19 @@ const CLOSED: u64 = 1 << 63;
 
 /// The allocator of one store.
 pub(super) struct StoreAllocator {
-    plan: StoreChunks,
+    plan: StoreChunkLayout,
     /// The first free data chunk when the store was opened.
     begin: u64,
     /// The next free data chunk. On its own cache line, because every request reads the fields
     /// around it.
     next: CachePadded<AtomicU64>,
     /// The holes, and the front after `next` was closed.
-    holes: Mutex<AllocatorHoles>,
+    holes: Mutex<StoreAllocatorHoles>,
     has_holes: bool,
 }
 
 #[derive(Default)]
-struct AllocatorHoles {
+struct StoreAllocatorHoles {
     ranges: VecDeque<Range<u64>>,
     /// The next sequence number and data chunk, since `next` was closed.
     at: Option<(u64, u64)>,
@@ -89,15 +89,15 @@ struct AllocatorHoles {
 
 impl StoreAllocator {
     /// The first free data chunk is `begin`; `holes` are chunks before it.
-    pub(super) fn new(plan: StoreChunks, begin: u64, holes: Vec<Range<u64>>) -> StoreAllocator {
+    pub(super) fn new(plan: StoreChunkLayout, begin: u64, holes: Vec<Range<u64>>) -> StoreAllocator {
         let has_holes = !holes.is_empty();
-        let holes = Mutex::new(AllocatorHoles { ranges: holes.into(), at: None });
+        let holes = Mutex::new(StoreAllocatorHoles { ranges: holes.into(), at: None });
         StoreAllocator { plan, begin, next: CachePadded::new(AtomicU64::new(begin)), holes, has_holes }
     }
 
     /// Allocates up to `want` consecutive chunks in a store of `size`. `None` if the store is full.
-    pub(super) fn take(&self, want: u64, size: Sectors) -> Option<ChunkRange> {
-        interleave::point();
+    pub(super) fn take(&self, want: u64, size: Sectors) -> Option<AllocatedChunkRun> {
+        interleave::mark_interleave_point();
         let capacity = self.plan.capacity(size);
         // Relaxed: no other data depends on the number.
         let mut next = self.next.load(Ordering::Relaxed);
@@ -114,7 +114,7 @@ impl StoreAllocator {
             };
             match self.next.compare_exchange_weak(next, then, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) if len > 0 => {
-                    return Some(ChunkRange { seq: next - self.begin, new, len, end: new + len });
+                    return Some(AllocatedChunkRun { seq: next - self.begin, new, len, end: new + len });
                 }
                 Ok(_) => next = then,
                 Err(now) => next = now,
@@ -124,7 +124,7 @@ impl StoreAllocator {
 
     /// Allocates when the store was full once. It takes a lock, because this is rare.
     #[cold]
-    fn take_hole(&self, want: u64, capacity: u64) -> Option<ChunkRange> {
+    fn take_hole(&self, want: u64, capacity: u64) -> Option<AllocatedChunkRun> {
         let mut holes = self.holes.lock().unwrap_or_else(PoisonError::into_inner);
         let closed = self.next.load(Ordering::Relaxed) & !CLOSED;
         let (seq, front) = holes.at.unwrap_or((closed - self.begin, closed));
@@ -146,7 +146,7 @@ impl StoreAllocator {
         let from_hole = new < self.plan.chunk(front).0;
         let front = if from_hole { front } else { front + len };
         holes.at = Some((seq + len, front));
-        (len > 0).then(|| ChunkRange { seq, new, len, end: self.plan.chunk(front).0 })
+        (len > 0).then(|| AllocatedChunkRun { seq, new, len, end: self.plan.chunk(front).0 })
     }
 
     /// True if a store of `size` is not full.

@@ -1,13 +1,20 @@
 //! The `snapshot` target: the control half.
 
-use super::binding::{SnapshotBinding, TableRole};
+use super::binding::{SnapshotTableBinding, SnapshotTableRole};
 use super::lane::SnapshotLane;
 use std::sync::Arc;
-use udm_core::{ChangeStatus, Checkpoint, Cx, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors};
-use udm_dm::target::{DeviceRange, LowerLimits, Resolver, Target, TargetArgs, TargetFeatures, TargetHost};
-use udm_dm::{ChangeTracker, MappedDevice, SnapshotInfo, SnapshotReport, SnapshotState, TargetError};
+use udm_core::{
+    ChangeTrackingCheckpoint, Cx, DeviceControlError, DeviceId, Extents, Lane, Limits, RangeChangeStatus,
+    Sector, Sectors,
+};
+use udm_dm::target::{
+    DeviceNameResolver, DeviceRange, LowerLimits, Target, TargetArgs, TargetFeatures, TargetHostServices,
+};
+use udm_dm::{
+    ChangeTracker, MappedDevice, SnapshotReport, SnapshotState, SnapshotTargetQueries, TargetError,
+};
 
-struct SnapshotTarget(Arc<SnapshotBinding>);
+struct SnapshotTarget(Arc<SnapshotTableBinding>);
 
 /// Creates a snapshot target.
 ///
@@ -15,7 +22,7 @@ struct SnapshotTarget(Arc<SnapshotBinding>);
 /// The kernel's, in its order. If the kernel hides the reason behind a general text, the reason
 /// follows.
 pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
-    Ok(Arc::new(SnapshotTarget(SnapshotBinding::take(TableRole::Keep, args)?)))
+    Ok(Arc::new(SnapshotTarget(SnapshotTableBinding::take(SnapshotTableRole::Keep, args)?)))
 }
 
 impl Target for SnapshotTarget {
@@ -23,7 +30,7 @@ impl Target for SnapshotTarget {
         "snapshot"
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         Ok(Box::new(SnapshotLane::open(&self.0, cx)?))
     }
 
@@ -79,11 +86,11 @@ impl Target for SnapshotTarget {
         Some(self)
     }
 
-    fn as_snapshot(&self) -> Option<&dyn SnapshotInfo> {
+    fn as_snapshot(&self) -> Option<&dyn SnapshotTargetQueries> {
         Some(self)
     }
 
-    fn message(&self, words: &[String], _: &mut dyn Resolver) -> Result<String, TargetError> {
+    fn message(&self, words: &[String], _: &mut dyn DeviceNameResolver) -> Result<String, TargetError> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         match &words[..] {
             ["set", key @ ("grow" | "grow_max"), value] => self.0.snapshot.growth.set(key, value)?,
@@ -98,7 +105,7 @@ impl Target for SnapshotTarget {
         Ok(String::new())
     }
 
-    fn attach(&self, notify: Arc<dyn TargetHost>) {
+    fn attach(&self, notify: Arc<dyn TargetHostServices>) {
         self.0.attach(notify);
     }
 
@@ -124,23 +131,29 @@ impl Target for SnapshotTarget {
 }
 
 impl ChangeTracker for SnapshotTarget {
-    fn checkpoints(&self) -> Vec<Checkpoint> {
+    fn checkpoints(&self) -> Vec<ChangeTrackingCheckpoint> {
         self.0.origin_snapshots.checkpoints(Some(&self.0.snapshot))
     }
 
-    fn changed(&self, since: &Checkpoint, from: Sector, len: Sectors, out: &mut Extents<ChangeStatus>) {
+    fn changed(
+        &self,
+        since: &ChangeTrackingCheckpoint,
+        from: Sector,
+        len: Sectors,
+        out: &mut Extents<RangeChangeStatus>,
+    ) {
         self.0.origin_snapshots.changed(Some(&self.0.snapshot), since, (from, len), out);
     }
 }
 
-impl SnapshotInfo for SnapshotTarget {
+impl SnapshotTargetQueries for SnapshotTarget {
     fn report(&self) -> SnapshotReport {
         let full = self.0.snapshot.is_overflowed();
         let state = if full { SnapshotState::Overflowed } else { SnapshotState::Valid };
         self.0.report(state, self.0.snapshot.usage())
     }
 
-    fn checkpoint(&self) -> Option<Checkpoint> {
+    fn checkpoint(&self) -> Option<ChangeTrackingCheckpoint> {
         self.0.checkpoint()
     }
 }

@@ -1,7 +1,7 @@
 //! Tables that a kernel was given, with its recorded answers.
 #![allow(dead_code, reason = "each test uses its part")]
 
-use udm_dm::testing::{TestControlIo, TestResolver};
+use udm_dm::testing::{TestControlIo, TestDeviceNameResolver};
 use udm_dm::{MappedDevice, Table, TargetError};
 
 /// One recorded `dmsetup reload`.
@@ -53,12 +53,12 @@ fn read(value: &serde_json::Value) -> RecordedReload {
 
 /// Loads a table into a new device of the recorded machine. Returns its printed form.
 pub fn load(table: &str) -> Result<String, TargetError> {
-    load_with(table, &mut TestResolver::recorded())
+    load_with(table, &mut TestDeviceNameResolver::recorded())
 }
 
 /// As [`load`], with the devices of `resolver`.
-pub fn load_with(table: &str, resolver: &mut TestResolver) -> Result<String, TargetError> {
-    let lines = udm_wire::table::parse(table).expect("a table that dmsetup reads");
+pub fn load_with(table: &str, resolver: &mut TestDeviceNameResolver) -> Result<String, TargetError> {
+    let lines = udm_wire::table::parse_table(table).expect("a table that dmsetup reads");
     let table = Table::build(udm_targets::TARGETS, &lines, resolver, &TestControlIo::new(), 2)?;
     let device = MappedDevice::new("t", None, "254:0".parse().expect("a number"))?;
     device.load(table)?;

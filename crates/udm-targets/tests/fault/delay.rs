@@ -1,6 +1,8 @@
 use crate::{bio_identity, build, disks, open, tagged};
-use udm_core::{BioFlags, Drain, Nanos, Op};
-use udm_dm::testing::{TestWorld, bio_without_data, data, read, write};
+use udm_core::{BioFlags, DrainMode, Nanos, Op};
+use udm_dm::testing::{
+    SteppedTestCores, bio_without_data, copy_bio_data, make_test_read_bio, make_test_write_bio,
+};
 
 fn ms(ms: u64) -> Nanos {
     Nanos::from_millis(ms)
@@ -10,15 +12,15 @@ fn ms(ms: u64) -> Nanos {
 fn each_class_waits_its_own_time() {
     let (a, b, mut resolver) = disks(64, 64);
     let target = build("delay a 8 10 b 16 20 a 0 30", 32, &mut resolver).unwrap();
-    let mut world = TestWorld::new(1);
+    let mut world = SteppedTestCores::new(1);
     let mut lane = open(&mut world, 0, &target);
     a.put(8, &[7; 512]);
 
-    let mut preflush = tagged(write(1, 1, 0x55), 4);
+    let mut preflush = tagged(make_test_write_bio(1, 1, 0x55), 4);
     preflush.flags = BioFlags::PREFLUSH;
     let bios = [
-        tagged(read(0, 1), 1),
-        tagged(write(0, 1, 0x44), 2),
+        tagged(make_test_read_bio(0, 1), 1),
+        tagged(make_test_write_bio(0, 1, 0x44), 2),
         tagged(bio_without_data(Op::Flush, 0, 0), 3),
         preflush,
         tagged(bio_without_data(Op::Discard, 4, 2), 5),
@@ -32,7 +34,7 @@ fn each_class_waits_its_own_time() {
     world.now = ms(10);
     let done = world.poll(0, &mut *lane);
     assert_eq!(done.iter().map(|bio| bio_identity(bio)).collect::<Vec<_>>(), [(Op::Read, 0, 1, 1)]);
-    assert_eq!(data(&done[0]), [7; 512]);
+    assert_eq!(copy_bio_data(&done[0]), [7; 512]);
     assert_eq!(target.status(), "0 2 2");
 
     world.now = ms(20);
@@ -56,9 +58,9 @@ fn each_class_waits_its_own_time() {
 fn no_delay_is_straight_through() {
     let (_a, _b, mut resolver) = disks(64, 64);
     let target = build("delay a 0 0 b 0 5", 32, &mut resolver).unwrap();
-    let mut world = TestWorld::new(1);
+    let mut world = SteppedTestCores::new(1);
     let mut lane = open(&mut world, 0, &target);
-    world.submit(0, &mut *lane, [read(0, 1)]);
+    world.submit(0, &mut *lane, [make_test_read_bio(0, 1)]);
     assert_eq!(target.status(), "0 0 0");
     assert_eq!(world.poll(0, &mut *lane).len(), 1);
     assert_eq!(world.wake, Nanos::NEVER);
@@ -68,11 +70,15 @@ fn no_delay_is_straight_through() {
 fn a_suspend_lets_all_go_at_once() {
     let (_a, _b, mut resolver) = disks(64, 64);
     let target = build("delay a 0 1000", 32, &mut resolver).unwrap();
-    for how in [Drain::Flush, Drain::NoFlush] {
-        let mut world = TestWorld::new(2);
+    for how in [DrainMode::Flush, DrainMode::NoFlush] {
+        let mut world = SteppedTestCores::new(2);
         let mut lanes = [open(&mut world, 0, &target), open(&mut world, 1, &target)];
         for (core, lane) in lanes.iter_mut().enumerate() {
-            world.submit(core, &mut **lane, [read(0, 1), write(1, 2, 3), bio_without_data(Op::Flush, 0, 0)]);
+            world.submit(
+                core,
+                &mut **lane,
+                [make_test_read_bio(0, 1), make_test_write_bio(1, 2, 3), bio_without_data(Op::Flush, 0, 0)],
+            );
         }
         assert_eq!(target.status(), "2 2 2", "the count is over all cores");
         for (core, lane) in lanes.iter_mut().enumerate() {

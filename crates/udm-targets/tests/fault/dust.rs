@@ -1,6 +1,9 @@
 use crate::{build, disks, message, open};
 use udm_core::{DevNo, Limits, Op, Sectors, Status};
-use udm_dm::testing::{TestDisk, TestResolver, TestWorld, bio_without_data, read, write};
+use udm_dm::testing::{
+    SteppedTestCores, TestDeviceNameResolver, TestDisk, bio_without_data, make_test_read_bio,
+    make_test_write_bio,
+};
 
 /// The kernel's results and texts for `dmsetup message`.
 #[test]
@@ -54,7 +57,7 @@ fn messages() {
 #[test]
 fn requests_are_not_cut_below_the_blocks_of_the_device() {
     let disk = TestDisk::null(Limits { logical_block: 4096, ..Limits::new(Sectors(64)) });
-    let mut resolver = TestResolver::new();
+    let mut resolver = TestDeviceNameResolver::new();
     resolver.add("a", DevNo { major: 1, minor: 0 }, disk);
     assert_eq!(build("dust a 8 512", 32, &mut resolver).unwrap().max_io_len(), Some(Sectors(8)));
     assert_eq!(build("dust a 8 8192", 32, &mut resolver).unwrap().max_io_len(), Some(Sectors(16)));
@@ -64,42 +67,42 @@ fn requests_are_not_cut_below_the_blocks_of_the_device() {
 fn bad_blocks_fail_reads_and_are_healed_by_writes() {
     let (a, _b, mut resolver) = disks(64, 64);
     let target = build("dust a 8 4096", 32, &mut resolver).unwrap();
-    let mut world = TestWorld::new(2);
+    let mut world = SteppedTestCores::new(2);
     let mut lanes = [open(&mut world, 0, &target), open(&mut world, 1, &target)];
     let mut run = |core: usize, bio| world.run(core, &mut *lanes[core], bio).status;
     // Block 2 of the device is sectors 8 to 15 of the target.
     message(&*target, "addbadblock 2 1").unwrap();
-    assert!(run(0, read(8, 8)).is_ok(), "in bypass nothing is bad");
+    assert!(run(0, make_test_read_bio(8, 8)).is_ok(), "in bypass nothing is bad");
     message(&*target, "enable").unwrap();
     let _ = a.take_log();
-    assert_eq!(run(0, read(8, 1)), Status::IoErr);
-    assert_eq!(run(1, read(15, 1)), Status::IoErr);
+    assert_eq!(run(0, make_test_read_bio(8, 1)), Status::IoErr);
+    assert_eq!(run(1, make_test_read_bio(15, 1)), Status::IoErr);
     assert!(a.take_log().is_empty(), "a failed read reaches nothing");
-    assert!(run(0, read(7, 1)).is_ok() && run(0, read(16, 1)).is_ok());
+    assert!(run(0, make_test_read_bio(7, 1)).is_ok() && run(0, make_test_read_bio(16, 1)).is_ok());
     assert!(run(0, bio_without_data(Op::Flush, 0, 0)).is_ok());
-    assert_eq!(run(0, write(8, 1, 1)), Status::IoErr, "the first write was told to fail");
-    assert_eq!(run(1, read(8, 1)), Status::IoErr);
-    assert!(run(1, write(8, 1, 1)).is_ok());
-    assert!(run(0, read(8, 1)).is_ok(), "a write on one core heals the block for all");
+    assert_eq!(run(0, make_test_write_bio(8, 1, 1)), Status::IoErr, "the first write was told to fail");
+    assert_eq!(run(1, make_test_read_bio(8, 1)), Status::IoErr);
+    assert!(run(1, make_test_write_bio(8, 1, 1)).is_ok());
+    assert!(run(0, make_test_read_bio(8, 1)).is_ok(), "a write on one core heals the block for all");
     assert_eq!(message(&*target, "countbadblocks").unwrap(), "countbadblocks: 0 badblock(s) found");
     message(&*target, "addbadblock 2").unwrap();
-    assert_eq!(run(0, read(8, 1)), Status::IoErr, "it can be made bad again");
+    assert_eq!(run(0, make_test_read_bio(8, 1)), Status::IoErr, "it can be made bad again");
     assert!(run(0, bio_without_data(Op::Discard, 8, 8)).is_ok(), "a discard counts as a write");
-    assert!(run(0, read(8, 1)).is_ok());
+    assert!(run(0, make_test_read_bio(8, 1)).is_ok());
     message(&*target, "addbadblock 4").unwrap();
     message(&*target, "disable").unwrap();
-    assert!(run(0, read(24, 8)).is_ok());
+    assert!(run(0, make_test_read_bio(24, 8)).is_ok());
 }
 
 #[test]
 fn with_a_crooked_offset_both_blocks_count() {
     let (_a, _b, mut resolver) = disks(64, 64);
     let target = build("dust a 3 4096", 32, &mut resolver).unwrap();
-    let mut world = TestWorld::new(1);
+    let mut world = SteppedTestCores::new(1);
     let mut lane = open(&mut world, 0, &target);
     message(&*target, "addbadblock 1").unwrap();
     message(&*target, "enable").unwrap();
     // Sectors 3 to 10 of the device: blocks 0 and 1.
-    assert_eq!(world.run(0, &mut *lane, read(0, 8)).status, Status::IoErr);
-    assert!(world.run(0, &mut *lane, read(0, 5)).status.is_ok());
+    assert_eq!(world.run(0, &mut *lane, make_test_read_bio(0, 8)).status, Status::IoErr);
+    assert!(world.run(0, &mut *lane, make_test_read_bio(0, 5)).status.is_ok());
 }

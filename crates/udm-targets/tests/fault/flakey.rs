@@ -1,6 +1,8 @@
 use crate::{bio_identity, build, disks, open, tagged};
 use udm_core::{BioFlags, Nanos, Op, Status};
-use udm_dm::testing::{TestWorld, bio_without_data, data, read, write};
+use udm_dm::testing::{
+    SteppedTestCores, bio_without_data, copy_bio_data, make_test_read_bio, make_test_write_bio,
+};
 
 fn at_second(seconds: u64) -> Nanos {
     Nanos(seconds * 1_000_000_000)
@@ -10,12 +12,16 @@ fn at_second(seconds: u64) -> Nanos {
 fn end_statuses(line: &str, now: Nanos) -> [Status; 4] {
     let (_a, _b, mut resolver) = disks(64, 64);
     let target = build(line, 32, &mut resolver).unwrap();
-    let mut world = TestWorld::new(1);
+    let mut world = SteppedTestCores::new(1);
     world.now = at_second(5);
     let mut lane = open(&mut world, 0, &target);
     world.now = now;
-    let bios =
-        [read(0, 1), write(0, 1, 1), bio_without_data(Op::Discard, 0, 1), bio_without_data(Op::Flush, 0, 0)];
+    let bios = [
+        make_test_read_bio(0, 1),
+        make_test_write_bio(0, 1, 1),
+        bio_without_data(Op::Discard, 0, 1),
+        bio_without_data(Op::Flush, 0, 0),
+    ];
     bios.map(|bio| world.run(0, &mut *lane, bio).status)
 }
 
@@ -56,24 +62,34 @@ fn features_say_what_is_bad() {
 fn dropped_writes_reach_nothing() {
     let (a, _b, mut resolver) = disks(64, 64);
     let target = build("flakey a 4 0 1 1 drop_writes", 32, &mut resolver).unwrap();
-    let mut world = TestWorld::new(1);
+    let mut world = SteppedTestCores::new(1);
     let mut lane = open(&mut world, 0, &target);
-    for bio in [write(0, 4, 9), bio_without_data(Op::Discard, 0, 4), bio_without_data(Op::Flush, 0, 0)] {
+    for bio in
+        [make_test_write_bio(0, 4, 9), bio_without_data(Op::Discard, 0, 4), bio_without_data(Op::Flush, 0, 0)]
+    {
         assert!(world.run(0, &mut *lane, bio).status.is_ok());
     }
     assert!(a.take_log().is_empty());
     a.put(4, &[3; 512]);
-    assert_eq!(data(&world.run(0, &mut *lane, read(0, 1))), [3; 512]);
+    assert_eq!(copy_bio_data(&world.run(0, &mut *lane, make_test_read_bio(0, 1))), [3; 512]);
 }
 
 #[test]
 fn a_read_is_corrupted_on_its_way_up() {
     let (a, _b, mut resolver) = disks(64, 64);
     let target = build("flakey a 0 1 1 5 corrupt_bio_byte 514 r 170 0", 32, &mut resolver).unwrap();
-    let mut world = TestWorld::new(1);
+    let mut world = SteppedTestCores::new(1);
     let mut lane = open(&mut world, 0, &target);
     world.now = at_second(1);
-    world.submit(0, &mut *lane, [tagged(read(2, 2), 7), tagged(read(2, 1), 8), tagged(write(0, 2, 5), 9)]);
+    world.submit(
+        0,
+        &mut *lane,
+        [
+            tagged(make_test_read_bio(2, 2), 7),
+            tagged(make_test_read_bio(2, 1), 8),
+            tagged(make_test_write_bio(0, 2, 5), 9),
+        ],
+    );
     // The arrival time of the read counts.
     world.now = at_second(2);
     let done = world.poll(0, &mut *lane);
@@ -81,28 +97,28 @@ fn a_read_is_corrupted_on_its_way_up() {
     assert_eq!(faces, [(Op::Read, 2, 2, 7), (Op::Read, 2, 1, 8), (Op::Write, 0, 2, 9)]);
     let mut expected = vec![0; 1024];
     expected[513] = 170;
-    assert_eq!(data(&done[0]), expected);
-    assert_eq!(data(&done[1]), [0; 512], "too short for that byte");
+    assert_eq!(copy_bio_data(&done[0]), expected);
+    assert_eq!(copy_bio_data(&done[1]), [0; 512], "too short for that byte");
     assert_eq!(a.bytes(0, 1), [5; 512]);
-    assert_eq!(data(&world.run(0, &mut *lane, read(2, 2))), [0; 1024], "good again");
+    assert_eq!(copy_bio_data(&world.run(0, &mut *lane, make_test_read_bio(2, 2))), [0; 1024], "good again");
 }
 
 #[test]
 fn a_write_is_corrupted_on_a_copy() {
     let (a, _b, mut resolver) = disks(64, 64);
     let target = build("flakey a 0 0 1 5 corrupt_bio_byte 1 w 170 0", 32, &mut resolver).unwrap();
-    let mut world = TestWorld::new(1);
+    let mut world = SteppedTestCores::new(1);
     let mut lane = open(&mut world, 0, &target);
-    let bio = tagged(write(0, 1, 5), 3);
+    let bio = tagged(make_test_write_bio(0, 1, 5), 3);
     let place = bio.data.iter().next().unwrap().addr();
     let bio = world.run(0, &mut *lane, bio);
-    assert_eq!((bio_identity(&bio), data(&bio)), ((Op::Write, 0, 1, 3), vec![5; 512]));
+    assert_eq!((bio_identity(&bio), copy_bio_data(&bio)), ((Op::Write, 0, 1, 3), vec![5; 512]));
     assert_eq!(bio.data.iter().next().unwrap().addr(), place, "its own buffer, not a copy");
     let stored = a.bytes(0, 1);
     assert_eq!((stored[0], &stored[1..]), (170, &[5; 511][..]));
     a.fail(Status::Medium);
-    let bio = world.run(0, &mut *lane, write(0, 1, 5));
-    assert_eq!((bio.status, data(&bio)), (Status::Medium, vec![5; 512]));
+    let bio = world.run(0, &mut *lane, make_test_write_bio(0, 1, 5));
+    assert_eq!((bio.status, copy_bio_data(&bio)), (Status::Medium, vec![5; 512]));
 }
 
 #[test]
@@ -110,10 +126,10 @@ fn the_mask_picks_the_writes() {
     let (a, _b, mut resolver) = disks(64, 64);
     // REQ_FUA is bit 17 in Linux 6.12.
     let target = build("flakey a 0 0 1 5 corrupt_bio_byte 1 w 170 131072", 32, &mut resolver).unwrap();
-    let mut world = TestWorld::new(1);
+    let mut world = SteppedTestCores::new(1);
     let mut lane = open(&mut world, 0, &target);
-    world.run(0, &mut *lane, write(0, 1, 5));
-    let mut fua = write(1, 1, 5);
+    world.run(0, &mut *lane, make_test_write_bio(0, 1, 5));
+    let mut fua = make_test_write_bio(1, 1, 5);
     fua.flags = BioFlags::FUA;
     world.run(0, &mut *lane, fua);
     assert_eq!((a.bytes(0, 1)[0], a.bytes(1, 1)[0]), (5, 170));
@@ -125,11 +141,12 @@ fn chance_comes_from_the_seed() {
         let (a, _b, mut resolver) = disks(64, 64);
         let line = "flakey a 0 0 1 4 random_read_corrupt 500000000 random_write_corrupt 500000000";
         let target = build(line, 64, &mut resolver).unwrap();
-        let mut world = TestWorld::new(1);
+        let mut world = SteppedTestCores::new(1);
         let mut lane = open(&mut world, 0, &target);
-        let reads: Vec<_> = (0..32).map(|i| data(&world.run(0, &mut *lane, read(i, 1)))).collect();
+        let reads: Vec<_> =
+            (0..32).map(|i| copy_bio_data(&world.run(0, &mut *lane, make_test_read_bio(i, 1)))).collect();
         for i in 0..32 {
-            assert_eq!(data(&world.run(0, &mut *lane, write(32 + i, 1, 1))), [1; 512]);
+            assert_eq!(copy_bio_data(&world.run(0, &mut *lane, make_test_write_bio(32 + i, 1, 1))), [1; 512]);
         }
         (reads, a.bytes(32, 32))
     };

@@ -1,15 +1,18 @@
 use crate::{build, disks, message, open, poll_until_idle, tagged};
 use std::sync::Arc;
-use udm_core::{Batch, BioFlags, DevNo, Drain, Nanos, Op, OwnWork, Status};
-use udm_dm::testing::{TestControlIo, TestDisk, TestWorld, bio_without_data, data, read, write};
+use udm_core::{Batch, BioFlags, DevNo, DrainMode, Nanos, Op, OwnWork, Status};
+use udm_dm::testing::{
+    SteppedTestCores, TestControlIo, TestDisk, bio_without_data, copy_bio_data, make_test_read_bio,
+    make_test_write_bio,
+};
 use udm_dm::{DeviceTransition, LowerLimits, MappedDevice, Table, Target};
 use udm_targets::fault::log_writes::HELD_MAX;
-use udm_wire::log_writes::{LogCursor, LogRecord};
+use udm_wire::log_writes::{LogWritesCursor, LogWritesEntry};
 
 /// The entries on the log, as a reader finds them.
-fn entries(log: &TestDisk, sectors: u64) -> Vec<LogRecord> {
+fn entries(log: &TestDisk, sectors: u64) -> Vec<LogWritesEntry> {
     let bytes = log.bytes(0, sectors);
-    let mut cursor = LogCursor::new(&bytes, bytes.len() as u64).expect("a log");
+    let mut cursor = LogWritesCursor::new(&bytes, bytes.len() as u64).expect("a log");
     let size = cursor.superblock().sector_size as usize;
     let mut all = Vec::new();
     while let Some(at) = cursor.offset().unwrap() {
@@ -23,7 +26,7 @@ fn entries(log: &TestDisk, sectors: u64) -> Vec<LogRecord> {
 fn log_of(log: &TestDisk) -> String {
     let sectors = 4096;
     let bytes = log.bytes(0, sectors);
-    let short = |record: &LogRecord| {
+    let short = |record: &LogWritesEntry| {
         let entry = &record.entry;
         let mut text = match &record.mark {
             Some(mark) => return format!("m:{}", String::from_utf8_lossy(mark)),
@@ -48,7 +51,7 @@ fn log_of(log: &TestDisk) -> String {
 }
 
 fn fua(sector: u64, fill: u8) -> Box<udm_core::Bio> {
-    let mut bio = write(sector, 1, fill);
+    let mut bio = make_test_write_bio(sector, 1, fill);
     bio.flags = BioFlags::FUA;
     bio
 }
@@ -57,14 +60,14 @@ struct LogWritesRig {
     disk: Arc<TestDisk>,
     log: Arc<TestDisk>,
     target: Arc<dyn Target>,
-    world: TestWorld,
+    world: SteppedTestCores,
     lanes: Vec<Box<dyn udm_core::Lane>>,
 }
 
 fn rig(log_sectors: u64, cores: usize) -> LogWritesRig {
     let (disk, log, mut resolver) = disks(1 << 18, log_sectors);
     let target = build("log-writes a b", 1 << 18, &mut resolver).unwrap();
-    let mut world = TestWorld::new(cores);
+    let mut world = SteppedTestCores::new(cores);
     let lanes = (0..cores).map(|core| open(&mut world, core, &target)).collect();
     target.resume();
     LogWritesRig { disk, log, target, world, lanes }
@@ -92,7 +95,7 @@ impl LogWritesRig {
         for _ in 0..50 {
             for (core, lane) in self.lanes.iter_mut().enumerate() {
                 let mut back = Batch::new();
-                self.world.turn(core, |cx| lane.drain(Drain::Flush, &mut back, cx));
+                self.world.turn(core, |cx| lane.drain(DrainMode::Flush, &mut back, cx));
                 assert!(back.is_empty() && self.world.poll(core, &mut **lane).is_empty());
             }
             self.world.now = self.world.now + Nanos::from_millis(1);
@@ -107,7 +110,12 @@ impl LogWritesRig {
 #[test]
 fn t04_a_log_in_the_kernels_format() {
     let mut rig = rig(4096, 1);
-    for bio in [write(1, 1, 1), write(2, 1, 2), bio_without_data(Op::Flush, 0, 0), fua(3, 3)] {
+    for bio in [
+        make_test_write_bio(1, 1, 1),
+        make_test_write_bio(2, 1, 2),
+        bio_without_data(Op::Flush, 0, 0),
+        fua(3, 3),
+    ] {
         assert_eq!(rig.run(0, bio), Status::Ok);
     }
     message(&*rig.target, "mark m").unwrap();
@@ -127,7 +135,7 @@ fn a_flush_logs_what_had_completed_when_it_came_in() {
     let mut rig = rig(4096, 1);
     rig.disk.hold(true);
     rig.disk.reverse(true);
-    rig.submit(0, [write(1, 1, 1), write(2, 1, 2), write(3, 1, 3)]);
+    rig.submit(0, [make_test_write_bio(1, 1, 1), make_test_write_bio(2, 1, 2), make_test_write_bio(3, 1, 3)]);
     rig.disk.release(2);
     assert_eq!(rig.poll_until_idle(0).len(), 2);
     assert_eq!(log_of(&rig.log), "", "an empty log is a log");
@@ -146,15 +154,15 @@ fn a_flush_logs_what_had_completed_when_it_came_in() {
 #[test]
 fn fua_goes_at_its_own_completion_and_discards_carry_nothing() {
     let mut rig = rig(4096, 1);
-    rig.run(0, write(1, 1, 1));
+    rig.run(0, make_test_write_bio(1, 1, 1));
     rig.run(0, bio_without_data(Op::Discard, 1, 8));
     rig.run(0, fua(9, 9));
     assert_eq!(log_of(&rig.log), "u9+1=9");
-    let mut preflush = write(20, 1, 20);
+    let mut preflush = make_test_write_bio(20, 1, 20);
     preflush.flags = BioFlags::PREFLUSH | BioFlags::FUA;
     rig.run(0, preflush);
     assert_eq!(log_of(&rig.log), "u9+1=9 w1+1=1 d1+8 fu20+1=20");
-    rig.run(0, read(0, 8));
+    rig.run(0, make_test_read_bio(0, 8));
     rig.disk.set_limits(|limits| limits.max_discard = udm_core::Sectors::ZERO);
     assert!(
         rig.target.limits(LowerLimits::NOW).max_discard.0 > 0,
@@ -168,7 +176,7 @@ fn a_discard_that_the_device_does_not_take_is_logged_all_the_same() {
     let (disk, log, mut resolver) = disks(64, 4096);
     disk.set_limits(|limits| limits.max_discard = udm_core::Sectors::ZERO);
     let target = build("log-writes a b", 64, &mut resolver).unwrap();
-    let mut world = TestWorld::new(1);
+    let mut world = SteppedTestCores::new(1);
     let mut lane = open(&mut world, 0, &target);
     target.resume();
     assert!(world.run(0, &mut *lane, bio_without_data(Op::Discard, 0, 8)).status.is_ok());
@@ -184,10 +192,10 @@ fn a_discard_that_the_device_does_not_take_is_logged_all_the_same() {
 fn lanes_opened_late_take_discards_as_the_table_does() {
     let (disk, log, mut resolver) = disks(64, 4096);
     disk.set_limits(|limits| limits.max_discard = udm_core::Sectors::ZERO);
-    let lines = udm_wire::table::parse("0 64 log-writes a b").unwrap();
+    let lines = udm_wire::table::parse_table("0 64 log-writes a b").unwrap();
     let table = Table::build(udm_targets::TARGETS, &lines, &mut resolver, &TestControlIo::new(), 1).unwrap();
     disk.set_limits(|limits| limits.max_discard = udm_core::Sectors(16));
-    let mut world = TestWorld::new(1);
+    let mut world = SteppedTestCores::new(1);
     let mut lane = world.open(0, &*table).unwrap();
     table.targets()[0].target.resume();
     assert!(world.run(0, &mut *lane, bio_without_data(Op::Discard, 0, 26)).status.is_ok());
@@ -205,7 +213,7 @@ fn lanes_opened_late_take_discards_as_the_table_does() {
 #[test]
 fn marks_stand_where_they_were_given() {
     let mut rig = rig(4096, 1);
-    rig.run(0, write(1, 1, 1));
+    rig.run(0, make_test_write_bio(1, 1, 1));
     rig.run(0, bio_without_data(Op::Flush, 0, 0));
     message(&*rig.target, "mark mkfs").unwrap();
     let pending = rig.target.pending_completion().expect("a mark is not done when it is taken");
@@ -261,9 +269,9 @@ fn a_mark_that_cannot_be_logged_is_refused() {
 #[test]
 fn what_fails_is_not_logged_and_a_failed_flush_covers_nothing() {
     let mut rig = rig(4096, 1);
-    rig.run(0, write(1, 1, 1));
+    rig.run(0, make_test_write_bio(1, 1, 1));
     rig.disk.fail(Status::Medium);
-    assert_eq!(rig.run(0, write(2, 1, 2)), Status::Medium);
+    assert_eq!(rig.run(0, make_test_write_bio(2, 1, 2)), Status::Medium);
     assert_eq!(rig.run(0, bio_without_data(Op::Flush, 0, 0)), Status::Medium);
     assert_eq!(rig.run(0, fua(3, 3)), Status::Medium);
     assert_eq!(log_of(&rig.log), "");
@@ -276,7 +284,7 @@ fn what_fails_is_not_logged_and_a_failed_flush_covers_nothing() {
 #[test]
 fn of_two_flushes_the_first_to_complete_takes_all() {
     let mut rig = rig(4096, 2);
-    rig.run(0, write(1, 1, 1));
+    rig.run(0, make_test_write_bio(1, 1, 1));
     rig.disk.hold(true);
     rig.submit(0, [bio_without_data(Op::Flush, 0, 0)]);
     rig.submit(1, [bio_without_data(Op::Flush, 0, 0)]);
@@ -293,13 +301,13 @@ fn of_two_flushes_the_first_to_complete_takes_all() {
 #[test]
 fn cores_share_one_order() {
     let mut rig = rig(4096, 2);
-    let bio = tagged(write(7, 2, 7), 77);
+    let bio = tagged(make_test_write_bio(7, 2, 7), 77);
     let place = bio.data.iter().next().unwrap().addr();
     rig.submit(0, [bio]);
     let mut done = rig.poll_until_idle(0);
     let mut bio = done.pop().unwrap();
     assert_eq!((bio.cookie, bio.data.iter().next().unwrap().addr()), (77, place));
-    assert_eq!(data(&bio)[..512], [7; 512]);
+    assert_eq!(copy_bio_data(&bio)[..512], [7; 512]);
     // The caller has its buffer back and may overwrite it.
     bio.data.fill(0);
     rig.run(1, bio_without_data(Op::Flush, 0, 0));
@@ -336,7 +344,7 @@ fn the_superblock_counts_a_dense_beginning() {
 #[test]
 fn a_flush_is_returned_when_the_superblock_counts_it() {
     let mut rig = rig(4096, 1);
-    rig.run(0, write(1, 1, 1));
+    rig.run(0, make_test_write_bio(1, 1, 1));
     rig.log.hold(true);
     rig.submit(0, [bio_without_data(Op::Flush, 0, 0)]);
     assert!(rig.poll_until_idle(0).is_empty());
@@ -357,7 +365,7 @@ fn a_log_device_with_a_cache_is_flushed() {
         let (_disk, log, mut resolver) = disks(64, 4096);
         log.set_limits(|limits| (limits.write_cache, limits.fua) = (true, fua_known));
         let target = build("log-writes a b", 64, &mut resolver).unwrap();
-        let mut world = TestWorld::new(1);
+        let mut world = SteppedTestCores::new(1);
         let mut lane = open(&mut world, 0, &target);
         target.resume();
         poll_until_idle(&mut world, 0, &mut *lane);
@@ -389,8 +397,8 @@ fn a_log_device_with_a_cache_is_flushed() {
 #[test]
 fn a_held_write_is_logged_before_a_fua_write_that_overlaps_it() {
     let mut rig = rig(4096, 2);
-    rig.run(0, write(1, 1, 1));
-    rig.run(0, write(30, 1, 30));
+    rig.run(0, make_test_write_bio(1, 1, 1));
+    rig.run(0, make_test_write_bio(30, 1, 30));
     rig.run(0, fua(1, 2));
     assert_eq!(log_of(&rig.log), "w1+1=1 u1+1=2", "and what lies elsewhere may still be lost");
     rig.run(0, bio_without_data(Op::Flush, 0, 0));
@@ -402,16 +410,16 @@ fn overlapping_entries_stand_in_the_order_of_their_completion() {
     // A chain over two cores: the write that the FUA write overlaps was itself written over
     // another.
     let mut rig = rig(4096, 2);
-    rig.run(0, write(10, 4, 1));
-    rig.run(1, write(12, 4, 11));
+    rig.run(0, make_test_write_bio(10, 4, 1));
+    rig.run(1, make_test_write_bio(12, 4, 11));
     rig.run(0, bio_without_data(Op::Discard, 14, 8));
-    rig.run(1, write(40, 1, 40));
+    rig.run(1, make_test_write_bio(40, 1, 40));
     rig.run(1, fua(20, 50));
     assert_eq!(log_of(&rig.log), "w10+4=1 w12+4=11 d14+8 u20+1=50");
     // A write that completes after the FUA write is logged after it, even if it arrived before.
     rig.disk.hold(true);
     rig.disk.reverse(true);
-    rig.submit(0, [write(5, 2, 5), fua(6, 60)]);
+    rig.submit(0, [make_test_write_bio(5, 2, 5), fua(6, 60)]);
     rig.disk.release(1);
     assert_eq!(rig.poll_until_idle(0).len(), 1);
     rig.disk.release(1);
@@ -427,8 +435,8 @@ fn overlapping_entries_stand_in_the_order_of_their_completion() {
 #[test]
 fn a_fua_write_beside_a_flush_under_way() {
     let mut rig = rig(4096, 2);
-    rig.run(0, write(1, 1, 1));
-    rig.run(0, write(2, 1, 2));
+    rig.run(0, make_test_write_bio(1, 1, 1));
+    rig.run(0, make_test_write_bio(2, 1, 2));
     rig.disk.hold(true);
     rig.submit(0, [bio_without_data(Op::Flush, 0, 0)]);
     rig.submit(1, [fua(1, 9)]);
@@ -446,14 +454,18 @@ fn a_fua_write_beside_a_flush_under_way() {
 fn requests_wait_until_the_log_may_be_written() {
     let (disk, log, mut resolver) = disks(64, 4096);
     let target = build("log-writes a b", 64, &mut resolver).unwrap();
-    let mut world = TestWorld::new(2);
+    let mut world = SteppedTestCores::new(2);
     let mut lanes: Vec<_> = (0..2).map(|core| open(&mut world, core, &target)).collect();
     for again in [false, true] {
         target.resume();
         log.hold(true);
         let _ = log.take_log();
-        world.submit(0, &mut *lanes[0], [fua(1, 1), read(0, 1), bio_without_data(Op::Flush, 0, 0)]);
-        world.submit(1, &mut *lanes[1], [write(2, 1, 2)]);
+        world.submit(
+            0,
+            &mut *lanes[0],
+            [fua(1, 1), make_test_read_bio(0, 1), bio_without_data(Op::Flush, 0, 0)],
+        );
+        world.submit(1, &mut *lanes[1], [make_test_write_bio(2, 1, 2)]);
         let back = poll_until_idle(&mut world, 0, &mut *lanes[0]);
         assert_eq!(back.iter().map(|bio| bio.op).collect::<Vec<_>>(), [Op::Read], "reads need no log");
         assert!(poll_until_idle(&mut world, 1, &mut *lanes[1]).is_empty());
@@ -472,7 +484,7 @@ fn requests_wait_until_the_log_may_be_written() {
             assert!(!log_of(&log).contains("m:"), "more may come");
             for _ in 0..2 {
                 for (core, lane) in lanes.iter_mut().enumerate() {
-                    world.turn(core, |cx| lane.drain(Drain::Flush, &mut Batch::new(), cx));
+                    world.turn(core, |cx| lane.drain(DrainMode::Flush, &mut Batch::new(), cx));
                     poll_until_idle(&mut world, core, &mut **lane);
                 }
             }
@@ -493,7 +505,10 @@ fn a_full_log_ends_logging_and_nothing_else() {
     assert_eq!(rig.target.status(), "3 6");
     assert!(rig.run(0, fua(4, 4)).is_ok());
     assert_eq!(rig.target.status(), "3 6 logging_disabled");
-    assert!(rig.run(0, write(5, 1, 5)).is_ok() && rig.run(0, bio_without_data(Op::Flush, 0, 0)).is_ok());
+    assert!(
+        rig.run(0, make_test_write_bio(5, 1, 5)).is_ok()
+            && rig.run(0, bio_without_data(Op::Flush, 0, 0)).is_ok()
+    );
     assert_eq!(rig.disk.bytes(4, 1), [4; 512]);
     assert_eq!(entries(&rig.log, 8).len(), 3);
     rig.suspend();
@@ -506,18 +521,21 @@ fn a_log_that_fails_ends_logging_and_nothing_else() {
     rig.log.fail(Status::IoErr);
     assert!(rig.run(0, fua(1, 1)).is_ok());
     assert!(rig.target.status().ends_with(" logging_disabled"), "{}", rig.target.status());
-    assert!(rig.run(0, write(2, 1, 2)).is_ok() && rig.run(0, bio_without_data(Op::Flush, 0, 0)).is_ok());
+    assert!(
+        rig.run(0, make_test_write_bio(2, 1, 2)).is_ok()
+            && rig.run(0, bio_without_data(Op::Flush, 0, 0)).is_ok()
+    );
     rig.suspend();
 }
 
 #[test]
 fn a_suspend_closes_the_log_and_a_resume_opens_it_again() {
     let mut rig = rig(4096, 2);
-    rig.run(0, write(1, 1, 1));
+    rig.run(0, make_test_write_bio(1, 1, 1));
     rig.suspend();
     assert_eq!(log_of(&rig.log), "w1+1=1 m:dm-log-writes-end");
     rig.target.resume();
-    rig.run(1, write(2, 1, 2));
+    rig.run(1, make_test_write_bio(2, 1, 2));
     rig.run(1, bio_without_data(Op::Flush, 0, 0));
     assert_eq!(log_of(&rig.log), "w1+1=1 w2+1=2 f");
     rig.disk.fail(Status::IoErr);
@@ -531,14 +549,14 @@ fn a_suspend_closes_the_log_and_a_resume_opens_it_again() {
 fn the_end_is_flushed_once() {
     let mut rig = rig(4096, 2);
     for core in 0..2 {
-        assert_eq!(rig.run(core, write(core as u64, 1, 1)), Status::Ok);
+        assert_eq!(rig.run(core, make_test_write_bio(core as u64, 1, 1)), Status::Ok);
     }
     rig.disk.take_log().clear();
     rig.disk.hold(true);
     rig.target.presuspend(false);
     for _ in 0..4 {
         for (core, lane) in rig.lanes.iter_mut().enumerate() {
-            rig.world.turn(core, |cx| lane.drain(Drain::Flush, &mut Batch::new(), cx));
+            rig.world.turn(core, |cx| lane.drain(DrainMode::Flush, &mut Batch::new(), cx));
             rig.world.poll(core, &mut **lane);
         }
     }
@@ -558,7 +576,7 @@ fn copies_are_bounded_by_a_flush_of_its_own() {
     let mut rig = rig(1 << 19, 1);
     let sectors = 8192;
     let writes = 2 * HELD_MAX as u64 / (sectors * 512);
-    let mut bios: Vec<_> = (0..writes).map(|i| write(i * sectors, sectors, i as u8)).collect();
+    let mut bios: Vec<_> = (0..writes).map(|i| make_test_write_bio(i * sectors, sectors, i as u8)).collect();
     rig.submit(0, bios.drain(..));
     let done = rig.poll_until_idle(0);
     assert_eq!(done.len() as u64, writes);
@@ -579,10 +597,10 @@ fn sectors_are_logical_blocks() {
     disk.set_limits(|limits| limits.logical_block = 4096);
     let target = build("log-writes a b", 64, &mut resolver).unwrap();
     assert_eq!(target.status(), "0 7");
-    let mut world = TestWorld::new(1);
+    let mut world = SteppedTestCores::new(1);
     let mut lane = open(&mut world, 0, &target);
     target.resume();
-    let mut bio = write(16, 8, 5);
+    let mut bio = make_test_write_bio(16, 8, 5);
     bio.flags = BioFlags::FUA;
     world.submit(0, &mut *lane, [bio]);
     assert_eq!(poll_until_idle(&mut world, 0, &mut *lane).len(), 1);
@@ -600,13 +618,13 @@ fn blocks_and_size_are_those_of_the_resume() {
     log.set_limits(|limits| limits.size = udm_core::Sectors(4096));
     disk.set_limits(|limits| limits.logical_block = 4096);
     assert_eq!(target.limits(LowerLimits::NOW).logical_block, 4096);
-    let mut world = TestWorld::new(1);
+    let mut world = SteppedTestCores::new(1);
     let mut lane = open(&mut world, 0, &target);
     target.resume();
     disk.set_limits(|limits| limits.logical_block = 512);
     assert_eq!(target.limits(LowerLimits::NOW).logical_block, 4096, "in use: as it was taken");
     for block in 0..4 {
-        let mut bio = write(block * 8, 8, 5);
+        let mut bio = make_test_write_bio(block * 8, 8, 5);
         bio.flags = BioFlags::FUA;
         world.submit(0, &mut *lane, [bio]);
         assert_eq!(poll_until_idle(&mut world, 0, &mut *lane).len(), 1);
@@ -620,14 +638,14 @@ fn blocks_and_size_are_those_of_the_resume() {
 #[test]
 fn a_mapped_device_waits_for_the_log() {
     let (disk, log, mut resolver) = disks(64, 4096);
-    let lines = udm_wire::table::parse("0 64 log-writes a b").unwrap();
+    let lines = udm_wire::table::parse_table("0 64 log-writes a b").unwrap();
     let table = Table::build(udm_targets::TARGETS, &lines, &mut resolver, &TestControlIo::new(), 2).unwrap();
     let device = MappedDevice::new("d", None, DevNo { major: 254, minor: 0 }).unwrap();
     device.load(table).unwrap();
-    let mut world = TestWorld::new(2);
+    let mut world = SteppedTestCores::new(2);
     let cores = world.cores();
     let mut lanes: Vec<_> = (0..2).map(|core| world.open(core, &*device).unwrap()).collect();
-    let mut finish = |world: &mut TestWorld, mut change: DeviceTransition| {
+    let mut finish = |world: &mut SteppedTestCores, mut change: DeviceTransition| {
         for _ in 0..100 {
             if let Some(result) = change.step(&*cores) {
                 return result.unwrap();

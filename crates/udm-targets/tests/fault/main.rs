@@ -11,12 +11,16 @@ mod recorded;
 
 use std::sync::Arc;
 use udm_core::{Batch, Bio, Cx, DevNo, Device, Lane, Op, Sector, Sectors};
-use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld};
+use udm_dm::testing::{SteppedTestCores, TestControlIo, TestDeviceNameResolver, TestDisk};
 use udm_dm::{Target, TargetArgs, TargetError};
 use udm_targets::TARGETS;
 
 /// Builds the target of `line` (type and arguments), over `len` sectors.
-fn build(line: &str, len: u64, resolver: &mut TestResolver) -> Result<Arc<dyn Target>, TargetError> {
+fn build(
+    line: &str,
+    len: u64,
+    resolver: &mut TestDeviceNameResolver,
+) -> Result<Arc<dyn Target>, TargetError> {
     let mut words = line.split_whitespace();
     let word = words.next().unwrap();
     let kind = TARGETS.iter().find(|kind| kind.name == word).expect("a type that there is");
@@ -32,9 +36,9 @@ fn build(line: &str, len: u64, resolver: &mut TestResolver) -> Result<Arc<dyn Ta
 }
 
 /// Disks `a` (1:0) and `b` (1:1) with these sizes in sectors, and a resolver that knows them.
-fn disks(a: u64, b: u64) -> (Arc<TestDisk>, Arc<TestDisk>, TestResolver) {
+fn disks(a: u64, b: u64) -> (Arc<TestDisk>, Arc<TestDisk>, TestDeviceNameResolver) {
     let (a, b) = (TestDisk::new(a), TestDisk::new(b));
-    let mut resolver = TestResolver::new();
+    let mut resolver = TestDeviceNameResolver::new();
     resolver.add("a", DevNo { major: 1, minor: 0 }, Arc::clone(&a) as Arc<dyn Device>);
     resolver.add("b", DevNo { major: 1, minor: 1 }, Arc::clone(&b) as Arc<dyn Device>);
     (a, b, resolver)
@@ -42,15 +46,15 @@ fn disks(a: u64, b: u64) -> (Arc<TestDisk>, Arc<TestDisk>, TestResolver) {
 
 fn message(target: &dyn Target, words: &str) -> Result<String, TargetError> {
     let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
-    target.message(&words, &mut TestResolver::new())
+    target.message(&words, &mut TestDeviceNameResolver::new())
 }
 
-fn open(world: &mut TestWorld, core: usize, target: &Arc<dyn Target>) -> Box<dyn Lane> {
+fn open(world: &mut SteppedTestCores, core: usize, target: &Arc<dyn Target>) -> Box<dyn Lane> {
     world.turn(core, |cx: &mut Cx<'_>| target.open(cx)).unwrap()
 }
 
 /// Polls until nothing more completes.
-fn poll_until_idle(world: &mut TestWorld, core: usize, lane: &mut dyn Lane) -> Batch {
+fn poll_until_idle(world: &mut SteppedTestCores, core: usize, lane: &mut dyn Lane) -> Batch {
     let mut done = Batch::new();
     for _ in 0..16 {
         done.append(&mut world.poll(core, lane));

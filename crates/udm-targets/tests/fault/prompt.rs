@@ -2,10 +2,10 @@
 
 use crate::{build, disks, message, open};
 use udm_core::{Batch, BioFlags, Lane, Nanos};
-use udm_dm::testing::{TestWorld, write};
+use udm_dm::testing::{SteppedTestCores, make_test_write_bio};
 
 /// Polls after a submit or for a message, and then as often as the lane requests.
-fn poll_as_asked(world: &mut TestWorld, lane: &mut dyn Lane) -> Batch {
+fn poll_as_asked(world: &mut SteppedTestCores, lane: &mut dyn Lane) -> Batch {
     let mut done = Batch::new();
     for _ in 0..16 {
         world.wake = Nanos::NEVER;
@@ -25,12 +25,12 @@ fn what_ends_as_it_goes_down_is_polled_for() {
         let (disk, log, mut resolver) = disks(64, 4096);
         log.set_limits(|limits| (limits.write_cache, limits.fua) = (cache, fua_known));
         let target = build("log-writes a b", 64, &mut resolver).unwrap();
-        let mut world = TestWorld::new(1);
+        let mut world = SteppedTestCores::new(1);
         let mut lane = open(&mut world, 0, &target);
         target.resume();
         assert!(poll_as_asked(&mut world, &mut *lane).is_empty());
         let _begun = log.take_log();
-        let mut bio = write(1, 1, 1);
+        let mut bio = make_test_write_bio(1, 1, 1);
         bio.flags = BioFlags::FUA;
         world.submit(0, &mut *lane, [bio]);
         assert_eq!(poll_as_asked(&mut world, &mut *lane).len(), 1, "{cache} {fua_known}");

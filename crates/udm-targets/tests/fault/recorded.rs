@@ -2,7 +2,7 @@
 
 use crate::build;
 use crate::common::{compare, recorded};
-use udm_dm::testing::TestResolver;
+use udm_dm::testing::TestDeviceNameResolver;
 
 #[test]
 fn recorded_tables() {
@@ -106,7 +106,7 @@ fn the_other_refusals() {
         ("log-writes /dev/nullb0 nosuch", "log-writes: Log device lookup failed", 2, 1),
     ];
     for (line, text, errno, word) in all {
-        let error = build(line, 2_097_152, &mut TestResolver::recorded()).err().expect(line);
+        let error = build(line, 2_097_152, &mut TestDeviceNameResolver::recorded()).err().expect(line);
         assert_eq!((error.text.as_str(), error.errno, error.word), (text, errno, Some(word)), "{line}");
     }
 }
@@ -128,12 +128,12 @@ fn canonical_tables() {
         ("log-writes /dev/nullb0 /dev/nullb1", "253:0 253:1"),
     ];
     for (line, table) in all {
-        let target =
-            build(line, 4096, &mut TestResolver::recorded()).unwrap_or_else(|e| panic!("{line}: {e}"));
+        let target = build(line, 4096, &mut TestDeviceNameResolver::recorded())
+            .unwrap_or_else(|e| panic!("{line}: {e}"));
         assert_eq!(target.table(), table, "{line}");
         let again = format!("{} {table}", target.type_name());
-        let again =
-            build(&again, 4096, &mut TestResolver::recorded()).unwrap_or_else(|e| panic!("{again}: {e}"));
+        let again = build(&again, 4096, &mut TestDeviceNameResolver::recorded())
+            .unwrap_or_else(|e| panic!("{again}: {e}"));
         assert_eq!(again.table(), table, "a printed table loads as itself");
     }
 }

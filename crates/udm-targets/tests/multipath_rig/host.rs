@@ -2,16 +2,16 @@
 
 use super::disks;
 use std::sync::Arc;
-use udm_core::{Cores, DevNo, Lane, Op, Status};
-use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bio_without_data};
+use udm_core::{CoreCommandSender, DevNo, Lane, Op, Status};
+use udm_dm::testing::{SteppedTestCores, TestControlIo, TestDeviceNameResolver, TestDisk, bio_without_data};
 use udm_dm::{MappedDevice, Table, TargetError};
 
 /// The device and the devices below it.
 pub struct MappedRig {
-    pub world: TestWorld,
-    pub cores: Arc<dyn Cores>,
+    pub world: SteppedTestCores,
+    pub cores: Arc<dyn CoreCommandSender>,
     pub disks: Vec<Arc<TestDisk>>,
-    pub resolver: TestResolver,
+    pub resolver: TestDeviceNameResolver,
     pub device: Arc<MappedDevice>,
     pub lane: Box<dyn Lane>,
 }
@@ -20,10 +20,10 @@ impl MappedRig {
     /// A device over `/dev/nullb0` to `/dev/nullb3`, with `table` live.
     pub fn new(table: &str) -> MappedRig {
         let (disks, resolver) = disks(4);
-        let mut world = TestWorld::new(1);
+        let mut world = SteppedTestCores::new(1);
         let device = MappedDevice::new("t", None, DevNo { major: 254, minor: 0 }).unwrap();
         let lane = world.open(0, &*device).unwrap();
-        let cores: Arc<dyn Cores> = world.cores();
+        let cores: Arc<dyn CoreCommandSender> = world.cores();
         let mut host = MappedRig { world, cores, disks, resolver, device, lane };
         host.load(table).unwrap();
         host.resume();
@@ -32,7 +32,7 @@ impl MappedRig {
 
     /// Loads `table` as the inactive table.
     pub fn load(&mut self, table: &str) -> Result<(), TargetError> {
-        let lines = udm_wire::table::parse(table).unwrap();
+        let lines = udm_wire::table::parse_table(table).unwrap();
         self.device.load(Table::build(
             udm_targets::TARGETS,
             &lines,

@@ -7,9 +7,11 @@ pub mod host;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::errno::EBUSY;
-use udm_core::{Batch, Bio, Cores, DevNo, Drain, Lane, Limits, Sector, Sectors, Status};
-use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, bio_without_data, read};
-use udm_dm::{Target, TargetArgs, TargetError, TargetHost};
+use udm_core::{Batch, Bio, CoreCommandSender, DevNo, DrainMode, Lane, Limits, Sector, Sectors, Status};
+use udm_dm::testing::{
+    SteppedTestCores, TestControlIo, TestDeviceNameResolver, TestDisk, bio_without_data, make_test_read_bio,
+};
+use udm_dm::{Target, TargetArgs, TargetError, TargetHostServices};
 use udm_targets::multipath::Multipath;
 
 /// Number of cores that a table is built for.
@@ -28,20 +30,20 @@ impl EventCounter {
     }
 }
 
-impl TargetHost for EventCounter {
+impl TargetHostServices for EventCounter {
     fn event(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
     fn device(&self) -> String {
         "rig".into()
     }
-    fn kick(&self, _cores: &dyn Cores) {}
+    fn kick(&self, _cores: &dyn CoreCommandSender) {}
 }
 
 pub struct MultipathRig {
-    pub world: TestWorld,
+    pub world: SteppedTestCores,
     pub disks: Vec<Arc<TestDisk>>,
-    pub resolver: TestResolver,
+    pub resolver: TestDeviceNameResolver,
     pub target: Arc<Multipath>,
     pub lane: Box<dyn Lane>,
     pub events: Arc<EventCounter>,
@@ -53,7 +55,7 @@ pub struct MultipathRig {
 }
 
 /// Builds the target of `params` with the devices of `resolver`.
-pub fn build(params: &str, resolver: &mut TestResolver) -> Result<Arc<Multipath>, TargetError> {
+pub fn build(params: &str, resolver: &mut TestDeviceNameResolver) -> Result<Arc<Multipath>, TargetError> {
     let args: Vec<String> = params.split_whitespace().map(String::from).collect();
     Multipath::new(&mut TargetArgs {
         start: Sector(0),
@@ -66,9 +68,9 @@ pub fn build(params: &str, resolver: &mut TestResolver) -> Result<Arc<Multipath>
 }
 
 /// `count` null disks with the names and numbers of the recordings.
-pub fn disks(count: u32) -> (Vec<Arc<TestDisk>>, TestResolver) {
+pub fn disks(count: u32) -> (Vec<Arc<TestDisk>>, TestDeviceNameResolver) {
     let disks: Vec<_> = (0..count).map(|_| TestDisk::null(Limits::new(Sectors(SIZE)))).collect();
-    let mut resolver = TestResolver::new();
+    let mut resolver = TestDeviceNameResolver::new();
     for (minor, disk) in (0..count).zip(&disks) {
         resolver.add(&format!("/dev/nullb{minor}"), DevNo { major: 253, minor }, disk.clone());
     }
@@ -82,12 +84,12 @@ impl MultipathRig {
 
     pub fn with_disks(
         params: &str,
-        (disks, mut resolver): (Vec<Arc<TestDisk>>, TestResolver),
+        (disks, mut resolver): (Vec<Arc<TestDisk>>, TestDeviceNameResolver),
     ) -> MultipathRig {
         let target = build(params, &mut resolver).unwrap_or_else(|e| panic!("{params}: {e}"));
         let events = Arc::new(EventCounter::default());
         target.attach(events.clone());
-        let mut world = TestWorld::new(1);
+        let mut world = SteppedTestCores::new(1);
         let lane = world.turn(0, |cx| target.open(cx)).expect("disks open");
         let (finished, back) = (Batch::new(), Batch::new());
         MultipathRig { world, disks, resolver, target, lane, events, finished, back, suspended: false }
@@ -123,7 +125,7 @@ impl MultipathRig {
 
     /// Reads 4 KiB at sector 0.
     pub fn read(&mut self) -> Status {
-        self.run(read(0, 8))
+        self.run(make_test_read_bio(0, 8))
     }
 
     /// Sends a message, and polls the lane as a mapped device does.
@@ -151,7 +153,7 @@ impl MultipathRig {
             self.poll();
             assert!(self.finished[before..].iter().all(|bio| bio.status.is_ok()));
         }
-        let how = if noflush { Drain::NoFlush } else { Drain::Flush };
+        let how = if noflush { DrainMode::NoFlush } else { DrainMode::Flush };
         for _ in 0..4 {
             self.world.turn(0, |cx| self.lane.drain(how, &mut self.back, cx));
             self.poll();

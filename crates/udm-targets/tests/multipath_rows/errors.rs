@@ -3,7 +3,7 @@
 
 use super::multipath_rig::{MultipathRig, SIZE, bare_read};
 use udm_core::{Op, Status};
-use udm_dm::testing::{bio_without_data, read};
+use udm_dm::testing::{bio_without_data, make_test_read_bio};
 
 const FOUR: &str = "0 0 2 1 round-robin 0 2 0 253:0 253:1 round-robin 0 2 0 253:2 253:3";
 
@@ -14,7 +14,7 @@ fn both_queue_modes(count: u32, features: &str, rest: &str) -> [String; 2] {
 }
 
 fn read_bad_half() -> Box<udm_core::Bio> {
-    read(SIZE / 2, 8)
+    make_test_read_bio(SIZE / 2, 8)
 }
 
 #[test]

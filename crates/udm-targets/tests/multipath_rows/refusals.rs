@@ -5,7 +5,7 @@ use super::multipath_rig::{SIZE, build, disks};
 use std::sync::Arc;
 use udm_core::DevNo;
 use udm_core::errno::{EINVAL, ENOENT, ENXIO};
-use udm_dm::testing::{TestControlIo, TestResolver};
+use udm_dm::testing::{TestControlIo, TestDeviceNameResolver};
 use udm_dm::{MappedDevice, Table, TargetError};
 
 const ONE: &str = "0 1 1 round-robin 0 1 1 253:0 1";
@@ -22,8 +22,8 @@ fn refused(all: &[&str], text: &str) {
     }
 }
 
-fn load_table(text: &str, resolver: &mut TestResolver) -> Result<Arc<Table>, TargetError> {
-    let lines = udm_wire::table::parse(text).expect("the syntax is good");
+fn load_table(text: &str, resolver: &mut TestDeviceNameResolver) -> Result<Arc<Table>, TargetError> {
+    let lines = udm_wire::table::parse_table(text).expect("the syntax is good");
     Table::build(udm_targets::TARGETS, &lines, resolver, &TestControlIo::new(), 4)
 }
 

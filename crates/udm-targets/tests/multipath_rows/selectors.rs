@@ -3,7 +3,7 @@
 use super::multipath_rig::{MultipathRig, bare_read, build, disks};
 use udm_core::{Lane, Op, Status};
 use udm_dm::Target;
-use udm_dm::testing::{TestWorld, bio_without_data};
+use udm_dm::testing::{SteppedTestCores, bio_without_data};
 
 fn three_paths(selector: &str) -> MultipathRig {
     MultipathRig::new(&format!("0 0 1 1 {selector} 0 3 0 253:0 253:1 253:2"))
@@ -56,7 +56,7 @@ fn r03_a_path_returns_to_the_head_of_round_robin() {
 fn r04_round_robin_is_fair_over_cores() {
     let (disks, mut resolver) = disks(3);
     let target = build("0 0 1 1 round-robin 0 3 0 253:0 253:1 253:2", &mut resolver).unwrap();
-    let mut world = TestWorld::new(4);
+    let mut world = SteppedTestCores::new(4);
     let mut lanes: Vec<_> = (0..4).map(|core| world.turn(core, |cx| target.open(cx)).unwrap()).collect();
     for _ in 0..250 {
         for (core, lane) in lanes.iter_mut().enumerate() {
@@ -154,7 +154,7 @@ fn s06_service_time_that_is_even_takes_turns() {
 
 /// Makes ten reads on each of four cores. Returns the path of each core, and the printed misses.
 fn ten_reads_per_core(
-    world: &mut TestWorld,
+    world: &mut SteppedTestCores,
     lanes: &mut [Box<dyn Lane>],
     rig: &IoAffinityRig,
 ) -> (Vec<usize>, String) {
@@ -174,15 +174,15 @@ fn ten_reads_per_core(
 /// Core 0 has the first path, core 1 the second; cores 2 and 3 have none.
 struct IoAffinityRig {
     disks: Vec<std::sync::Arc<udm_dm::testing::TestDisk>>,
-    resolver: udm_dm::testing::TestResolver,
+    resolver: udm_dm::testing::TestDeviceNameResolver,
     target: std::sync::Arc<udm_targets::multipath::Multipath>,
 }
 
 impl IoAffinityRig {
-    fn new() -> (IoAffinityRig, TestWorld, Vec<Box<dyn Lane>>) {
+    fn new() -> (IoAffinityRig, SteppedTestCores, Vec<Box<dyn Lane>>) {
         let (disks, mut resolver) = disks(2);
         let target = build("0 0 1 1 io-affinity 0 2 1 253:0 1 253:1 2", &mut resolver).unwrap();
-        let mut world = TestWorld::new(4);
+        let mut world = SteppedTestCores::new(4);
         let lanes = (0..4).map(|core| world.turn(core, |cx| target.open(cx)).unwrap()).collect();
         (IoAffinityRig { disks, resolver, target }, world, lanes)
     }

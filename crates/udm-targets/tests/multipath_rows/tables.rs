@@ -2,7 +2,7 @@
 
 use super::multipath_rig::{MultipathRig, build, disks};
 use udm_core::Status;
-use udm_dm::testing::{TestControlIo, TestResolver};
+use udm_dm::testing::{TestControlIo, TestDeviceNameResolver};
 use udm_dm::{Table, Target};
 
 /// Asserts that a table is accepted and printed as `table`, with the initial status `status`, and
@@ -15,8 +15,8 @@ fn assert_accepted(params: &str, table: &str, status: &str) {
 }
 
 /// Builds a table of any length, as a load does, and prints it.
-fn print_loaded(text: &str, resolver: &mut TestResolver) -> String {
-    let lines = udm_wire::table::parse(text).expect("a table");
+fn print_loaded(text: &str, resolver: &mut TestDeviceNameResolver) -> String {
+    let lines = udm_wire::table::parse_table(text).expect("a table");
     Table::build(udm_targets::TARGETS, &lines, resolver, &TestControlIo::new(), 4).expect("accepted").text()
 }
 

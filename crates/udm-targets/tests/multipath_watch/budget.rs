@@ -2,7 +2,7 @@
 
 use crate::rig::{MS, WatchRig, fill_window, hedge_settings};
 use udm_core::{Nanos, Status};
-use udm_dm::testing::{data, read, write};
+use udm_dm::testing::{copy_bio_data, make_test_read_bio, make_test_write_bio};
 
 /// Twenty reads earn one hedge, and refused hedges are counted. Writes are never hedged.
 #[test]
@@ -10,8 +10,8 @@ fn hedges_keep_to_their_budget() {
     let mut rig = WatchRig::new(2, hedge_settings());
     fill_window(&mut rig, 100);
     rig.disks[0].hold(true);
-    (0..40).for_each(|_| rig.start(read(0, 8)));
-    (0..4).for_each(|_| rig.start(write(8, 8, 7)));
+    (0..40).for_each(|_| rig.start(make_test_read_bio(0, 8)));
+    (0..4).for_each(|_| rig.start(make_test_write_bio(8, 8, 7)));
     rig.world.now = rig.world.now + MS;
     (0..3).for_each(|_| rig.poll());
     let watch = rig.watch(0);
@@ -34,12 +34,14 @@ fn the_budget_keeps_no_read_waiting_for_a_silent_path() {
         rig.disks[0].hold(true);
         for _ in 0..600u32.div_ceil(depth) {
             let from = rig.world.now;
-            (0..depth).for_each(|_| rig.start(read(0, 8)));
+            (0..depth).for_each(|_| rig.start(make_test_read_bio(0, 8)));
             let mut back = 0;
             while back < depth {
                 rig.wait();
                 back += rig.done.len() as u32;
-                assert!(rig.done.drain(..).all(|bio| bio.status == Status::Ok && data(&bio)[0] == 2));
+                assert!(
+                    rig.done.drain(..).all(|bio| bio.status == Status::Ok && copy_bio_data(&bio)[0] == 2)
+                );
             }
             let took = rig.world.now.since(from);
             assert!(took <= Nanos::from_millis(5), "{took:?} at depth {depth}");
@@ -59,7 +61,7 @@ fn nothing_is_free_where_all_paths_are_silent() {
     let mut rig = WatchRig::new(2, hedge_settings());
     fill_window(&mut rig, 100);
     rig.disks.iter().for_each(|disk| disk.hold(true));
-    (0..200).for_each(|_| rig.start(read(0, 8)));
+    (0..200).for_each(|_| rig.start(make_test_read_bio(0, 8)));
     for _ in 0..50 {
         rig.world.now = rig.world.now + MS;
         rig.poll();
@@ -80,7 +82,7 @@ fn a_rest_keeps_no_read_waiting_for_a_silent_path() {
     fill_window(&mut rig, 700);
     for nth in 0..32 {
         rig.disks.iter().for_each(|disk| disk.hold(true));
-        rig.start(read(0, 8));
+        rig.start(make_test_read_bio(0, 8));
         rig.poll();
         rig.world.now = rig.world.now + MS;
         rig.poll();
@@ -95,12 +97,12 @@ fn a_rest_keeps_no_read_waiting_for_a_silent_path() {
     assert_eq!(lost, (32, 0));
     rig.disks[0].hold(true);
     for _ in 0..4 {
-        rig.start(read(0, 8));
-        rig.start(read(0, 8));
+        rig.start(make_test_read_bio(0, 8));
+        rig.start(make_test_read_bio(0, 8));
         let from = rig.world.now;
         for _ in 0..2 {
             rig.wait();
-            assert_eq!(data(&rig.done.pop().unwrap())[0], 2);
+            assert_eq!(copy_bio_data(&rig.done.pop().unwrap())[0], 2);
         }
         let took = rig.world.now.since(from);
         assert!(took <= Nanos::from_millis(5), "{took:?}");
@@ -119,7 +121,7 @@ fn nothing_is_free_in_a_rest_but_where_a_path_answers() {
     let mut rig = WatchRig::new(2, hedge_settings());
     fill_window(&mut rig, 700);
     rig.disks.iter().for_each(|disk| disk.hold(true));
-    (0..64).for_each(|_| rig.start(read(0, 8)));
+    (0..64).for_each(|_| rig.start(make_test_read_bio(0, 8)));
     rig.world.now = rig.world.now + MS;
     rig.poll();
     assert_eq!(rig.watch(0).hedges + rig.watch(1).hedges, 38, "of 764 reads");
@@ -129,9 +131,9 @@ fn nothing_is_free_in_a_rest_but_where_a_path_answers() {
     assert_eq!(rig.done.drain(..).count(), 64);
     rig.world.now = rig.world.now + Nanos::from_millis(100);
     rig.disks.iter().for_each(|disk| disk.hold(true));
-    rig.start(read(0, 8));
+    rig.start(make_test_read_bio(0, 8));
     rig.world.now = rig.world.now + Nanos::from_millis(4);
-    (0..20).for_each(|_| rig.start(read(0, 8)));
+    (0..20).for_each(|_| rig.start(make_test_read_bio(0, 8)));
     rig.poll();
     assert_eq!((rig.watch(0).free_hedges, rig.watch(1).free_hedges), (0, 0));
     // The second path is polled after the first, whose read is examined again then.
@@ -176,7 +178,7 @@ fn a_standstill_puts_hedges_off_by_little() {
     let mut rig = WatchRig::new(2, hedge_settings());
     fill_window(&mut rig, 200);
     rig.disks.iter().for_each(|disk| disk.hold(true));
-    (0..200).for_each(|_| rig.start(read(0, 8)));
+    (0..200).for_each(|_| rig.start(make_test_read_bio(0, 8)));
     rig.poll();
     rig.world.now = rig.world.now + Nanos::from_millis(3_000);
     rig.disks.iter().for_each(|disk| disk.hold(false));

@@ -1,8 +1,8 @@
 //! Deadlines: requests past them, and late answers.
 
 use crate::rig::{DEADLINE, MS, WatchRig};
-use udm_core::{Batch, Drain, Nanos, Op, OwnWork, Status};
-use udm_dm::testing::{bio_without_data, read, write};
+use udm_core::{Batch, DrainMode, Nanos, Op, OwnWork, Status};
+use udm_dm::testing::{bio_without_data, make_test_read_bio, make_test_write_bio};
 use udm_targets::multipath::PathWatchOptions;
 
 fn deadline() -> PathWatchOptions {
@@ -43,7 +43,7 @@ fn m10_reads_of_a_hung_path_end_within_the_deadline() {
 fn a_path_that_answers_others_is_busy() {
     let mut rig = WatchRig::new(2, deadline());
     rig.disks.iter().for_each(|disk| disk.hold(true));
-    (0..6).for_each(|_| rig.start(read(0, 8)));
+    (0..6).for_each(|_| rig.start(make_test_read_bio(0, 8)));
     rig.poll();
     for _ in 0..3 {
         rig.world.now = rig.world.now + Nanos(DEADLINE.0 * 3 / 4);
@@ -61,18 +61,18 @@ fn a_path_that_answers_others_is_busy() {
 /// A path answers all requests but one: that one is given up after four deadlines.
 #[test]
 fn what_a_busy_path_keeps_is_given_up() {
-    for lost in [read(0, 8), write(0, 8, 99)] {
+    for lost in [make_test_read_bio(0, 8), make_test_write_bio(0, 8, 99)] {
         let (op, from) = (lost.op, MS);
         let mut rig = WatchRig::new(2, deadline());
         rig.disks[0].hold(true);
         rig.disks[0].reverse(true);
         rig.start(lost);
-        rig.start(read(0, 8));
+        rig.start(make_test_read_bio(0, 8));
         rig.poll();
         while !rig.report(0).failed {
             rig.done.clear();
             rig.world.now = rig.world.now + Nanos(DEADLINE.0 / 2);
-            (0..2).for_each(|_| rig.start(read(0, 8)));
+            (0..2).for_each(|_| rig.start(make_test_read_bio(0, 8)));
             rig.disks[0].release(1);
             rig.poll();
             // One more poll.
@@ -100,7 +100,7 @@ fn what_a_busy_path_keeps_is_given_up() {
 fn a_write_waits_for_its_path() {
     let mut rig = WatchRig::new(2, deadline());
     rig.disks[0].hold(true);
-    rig.start(write(0, 8, 99));
+    rig.start(make_test_write_bio(0, 8, 99));
     rig.start(bio_without_data(Op::Flush, 0, 0));
     rig.disks[1].hold(true);
     rig.start(bio_without_data(Op::Flush, 0, 0));
@@ -130,7 +130,7 @@ fn a_write_waits_for_its_path() {
 fn a_write_that_comes_back_late_goes_elsewhere() {
     let mut rig = WatchRig::new(2, deadline());
     rig.disks[0].hold(true);
-    let bio = write(0, 8, 99);
+    let bio = make_test_write_bio(0, 8, 99);
     rig.start(bio);
     rig.world.now = rig.world.now + DEADLINE;
     rig.poll();
@@ -147,10 +147,13 @@ fn a_write_that_comes_back_late_goes_elsewhere() {
 #[test]
 fn bios_come_back_as_they_were() {
     let mut rig = WatchRig::new(2, deadline());
-    for mut bio in
-        [read(0, 8), write(8, 8, 1), bio_without_data(Op::Flush, 0, 0), bio_without_data(Op::Discard, 8, 8)]
-    {
-        (bio.cookie, bio.owner) = (77, udm_core::OwnerId(5));
+    for mut bio in [
+        make_test_read_bio(0, 8),
+        make_test_write_bio(8, 8, 1),
+        bio_without_data(Op::Flush, 0, 0),
+        bio_without_data(Op::Discard, 8, 8),
+    ] {
+        (bio.cookie, bio.owner) = (77, udm_core::BioOwnerId(5));
         let addr = |bio: &udm_core::Bio| bio.data.iter().next().map(|piece| piece.addr());
         let (op, memory) = (bio.op, addr(&bio));
         rig.start(bio);
@@ -168,12 +171,12 @@ fn what_is_handed_back_is_as_it_was() {
         disk.hold(true);
         disk.hand_back(true);
     }
-    for mut bio in [read(0, 8), write(8, 8, 1)] {
+    for mut bio in [make_test_read_bio(0, 8), make_test_write_bio(8, 8, 1)] {
         bio.cookie = 77;
         rig.start(bio);
     }
     let mut back = Batch::new();
-    rig.world.turn(0, |cx| rig.lane.drain(Drain::NoFlush, &mut back, cx));
+    rig.world.turn(0, |cx| rig.lane.drain(DrainMode::NoFlush, &mut back, cx));
     let ops: Vec<_> = back.iter().map(|bio| (bio.op, bio.cookie, bio.status, bio.data.len())).collect();
     assert_eq!(ops, [(Op::Read, 77, Status::Ok, 4096), (Op::Write, 77, Status::Ok, 4096)]);
     back.iter_mut().for_each(|bio| bio.finish());

@@ -3,7 +3,7 @@
 use crate::rig::WatchRig;
 use udm_core::{Nanos, Status};
 use udm_dm::Target;
-use udm_dm::testing::{read, write};
+use udm_dm::testing::{make_test_read_bio, make_test_write_bio};
 use udm_targets::multipath::PathWatchOptions;
 
 fn ejection_settings() -> PathWatchOptions {
@@ -17,7 +17,7 @@ impl WatchRig {
         let mut slowed = 0;
         for _ in 0..40 {
             self.disks.iter().for_each(|disk| disk.hold(true));
-            (0..self.disks.len()).for_each(|_| self.start(read(0, 8)));
+            (0..self.disks.len()).for_each(|_| self.start(make_test_read_bio(0, 8)));
             self.poll();
             self.world.now = self.world.now + Nanos(250_000);
             self.disks[1..].iter().for_each(|disk| disk.hold(false));
@@ -70,7 +70,7 @@ fn a_trial_without_reads_is_not_held_against_the_path() {
     }
     assert!(rig.report(0).ejected);
     rig.world.now = rig.world.now + Nanos::from_millis(10_000);
-    rig.start(write(0, 8, 1));
+    rig.start(make_test_write_bio(0, 8, 1));
     rig.wait();
     rig.done.clear();
     rig.world.now = rig.world.now + Nanos::from_millis(10_000);

@@ -2,7 +2,7 @@
 
 use crate::rig::{MS, WatchRig, fill_window, hedge_settings};
 use udm_core::{Nanos, OwnWork, Status};
-use udm_dm::testing::{data, read};
+use udm_dm::testing::{copy_bio_data, make_test_read_bio};
 
 /// A read that takes longer than most is sent to a second path, and the first answer wins.
 #[test]
@@ -31,14 +31,14 @@ fn a_hedge_that_loses_is_dropped() {
     let mut rig = WatchRig::new(2, hedge_settings());
     fill_window(&mut rig, 200);
     rig.disks.iter().for_each(|disk| disk.hold(true));
-    rig.start(read(0, 8));
+    rig.start(make_test_read_bio(0, 8));
     rig.poll();
     rig.world.now = rig.world.now + MS;
     rig.poll();
     assert_eq!((rig.disks[0].waiting(), rig.disks[1].waiting()), (1, 1));
     rig.disks[0].release(1);
     rig.poll();
-    assert_eq!(data(&rig.done.pop().unwrap())[0], 1);
+    assert_eq!(copy_bio_data(&rig.done.pop().unwrap())[0], 1);
     assert_eq!(rig.lane.own_work(), OwnWork::Required);
     rig.disks.iter().for_each(|disk| disk.hold(false));
     rig.poll();
@@ -55,7 +55,7 @@ fn an_error_of_a_hedge_is_not_believed() {
     fill_window(&mut rig, 200);
     rig.disks[0].hold(true);
     rig.disks[1].fail(Status::Transport);
-    rig.start(read(0, 8));
+    rig.start(make_test_read_bio(0, 8));
     rig.poll();
     rig.world.now = rig.world.now + MS;
     (0..3).for_each(|_| rig.poll());
@@ -63,7 +63,7 @@ fn an_error_of_a_hedge_is_not_believed() {
     assert!(!rig.report(0).failed && !rig.report(1).failed);
     rig.disks[0].hold(false);
     rig.poll();
-    assert_eq!((rig.done[0].status, data(&rig.done[0])[0]), (Status::Ok, 1));
+    assert_eq!((rig.done[0].status, copy_bio_data(&rig.done[0])[0]), (Status::Ok, 1));
     rig.done.clear();
     rig.rests();
 }
@@ -87,7 +87,7 @@ fn a_hedge_goes_to_no_silent_path() {
     let mut rig = WatchRig::new(3, hedge_settings());
     fill_window(&mut rig, 99);
     rig.disks.iter().for_each(|disk| disk.hold(true));
-    (0..30).for_each(|_| rig.start(read(0, 8)));
+    (0..30).for_each(|_| rig.start(make_test_read_bio(0, 8)));
     rig.poll();
     rig.disks[..2].iter().for_each(|disk| disk.release(9));
     rig.poll();

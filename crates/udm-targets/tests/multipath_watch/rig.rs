@@ -3,10 +3,14 @@
 use crate::multipath_rig::build;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use udm_core::{Batch, Cores, DevNo, Lane, Nanos, OwnWork, Status};
-use udm_dm::testing::{TestDisk, TestResolver, TestWorld, data, read};
-use udm_dm::{MultipathTarget, PathReport, PathWatchReport, Target, TargetHost, TargetSettings};
-use udm_targets::multipath::{Multipath, PathMaintenance, PathWatchOptions};
+use udm_core::{Batch, CoreCommandSender, DevNo, Lane, Nanos, OwnWork, Status};
+use udm_dm::testing::{
+    SteppedTestCores, TestDeviceNameResolver, TestDisk, copy_bio_data, make_test_read_bio,
+};
+use udm_dm::{
+    MultipathTarget, PathLatencyAndHedgeReport, PathReport, SettingsOutsideTable, Target, TargetHostServices,
+};
+use udm_targets::multipath::{Multipath, PathMaintenanceSettings, PathWatchOptions};
 
 /// The deadline of the tests that have one.
 pub const DEADLINE: Nanos = Nanos::from_millis(2000);
@@ -18,21 +22,21 @@ pub struct TestNotify {
     events: AtomicU64,
 }
 
-impl TargetHost for TestNotify {
+impl TargetHostServices for TestNotify {
     fn event(&self) {
         self.events.fetch_add(1, Ordering::Relaxed);
     }
     fn device(&self) -> String {
         "watched".into()
     }
-    fn kick(&self, _: &dyn Cores) {}
-    fn settings(&self) -> Option<TargetSettings> {
-        Some(Arc::new(PathMaintenance { watch: self.watch, ..PathMaintenance::default() }))
+    fn kick(&self, _: &dyn CoreCommandSender) {}
+    fn settings(&self) -> Option<SettingsOutsideTable> {
+        Some(Arc::new(PathMaintenanceSettings { watch: self.watch, ..PathMaintenanceSettings::default() }))
     }
 }
 
 pub struct WatchRig {
-    pub world: TestWorld,
+    pub world: SteppedTestCores,
     pub disks: Vec<Arc<TestDisk>>,
     pub target: Arc<Multipath>,
     pub lane: Box<dyn Lane>,
@@ -44,7 +48,7 @@ impl WatchRig {
     /// `count` paths in one round-robin group. The content of each disk identifies it.
     pub fn new(count: u32, watch: PathWatchOptions) -> WatchRig {
         let disks: Vec<_> = (0..count).map(|_| TestDisk::new(32768)).collect();
-        let mut resolver = TestResolver::new();
+        let mut resolver = TestDeviceNameResolver::new();
         for (minor, disk) in (0..count).zip(&disks) {
             disk.put(0, &vec![minor as u8 + 1; 64 * 512]);
             resolver.add(&format!("p{minor}"), DevNo { major: 253, minor }, disk.clone());
@@ -54,7 +58,7 @@ impl WatchRig {
         let target = build(&params, &mut resolver).unwrap();
         let above = Arc::new(TestNotify { watch, events: AtomicU64::new(0) });
         target.attach(above.clone());
-        let mut world = TestWorld::new(1);
+        let mut world = SteppedTestCores::new(1);
         world.now = MS;
         let lane = world.turn(0, |cx| target.open(cx)).unwrap();
         WatchRig { world, disks, target, lane, above, done: Batch::new() }
@@ -87,10 +91,10 @@ impl WatchRig {
 
     /// Makes a single read. Returns its status, its disk and its time.
     pub fn read(&mut self) -> (Status, u8, Nanos) {
-        self.start(read(0, 8));
+        self.start(make_test_read_bio(0, 8));
         let took = self.wait();
         let bio = self.done.pop().unwrap();
-        let bytes = data(&bio);
+        let bytes = copy_bio_data(&bio);
         assert!(bytes.iter().all(|byte| *byte == bytes[0]), "of one answer");
         (bio.status, bytes[0], took)
     }
@@ -99,7 +103,7 @@ impl WatchRig {
         self.target.path_reports().swap_remove(path)
     }
 
-    pub fn watch(&self, path: usize) -> PathWatchReport {
+    pub fn watch(&self, path: usize) -> PathLatencyAndHedgeReport {
         self.report(path).watch.unwrap()
     }
 

@@ -6,7 +6,7 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use udm_core::errno::EBUSY;
 use udm_core::{Device, Op, Sectors, Status};
-use udm_dm::testing::{bio_without_data, data, read};
+use udm_dm::testing::{bio_without_data, copy_bio_data, make_test_read_bio};
 
 #[test]
 fn c04_a_whole_chunk_is_not_copied() {
@@ -86,7 +86,7 @@ fn c16_a_copy_does_not_overtake_a_read() {
         let origin = host.get_disk("O");
         let _ = origin.take_log();
         origin.hold(true);
-        let reading = host.send("sn", 1, read(24, 8));
+        let reading = host.send("sn", 1, make_test_read_bio(24, 8));
         let writing = host.send("od", 0, filled_write(24, 8, b'X'));
         // The lane of the origin is polled first, so this completes the copy's read.
         origin.release(1);
@@ -96,7 +96,7 @@ fn c16_a_copy_does_not_overtake_a_read() {
         assert_eq!(origin.take_log().iter().map(|seen| seen.op).collect::<Vec<_>>(), [Op::Read]);
         assert_eq!(origin.waiting(), 1, "the read, and no write");
         origin.hold(false);
-        assert_eq!(data(&host.wait(reading)), [b'd'; 4096]);
+        assert_eq!(copy_bio_data(&host.wait(reading)), [b'd'; 4096]);
         assert!(host.wait(writing).status.is_ok());
         let order: Vec<_> = origin.take_log().iter().map(|seen| seen.op).collect();
         assert_eq!(order, [Op::Read, Op::Write]);
@@ -121,7 +121,7 @@ fn c17_reads_are_of_the_instant() {
             for core in 0..CORES {
                 let (at, to) = (rng.random_range(0..504), rng.random_range(0..504));
                 host.send("od", core, filled_write(to, 1 + round % 8, rng.random()));
-                under_way.push((at, host.send("sn", core, read(at, 8))));
+                under_way.push((at, host.send("sn", core, make_test_read_bio(at, 8))));
             }
             for disk in &disks {
                 disk.reverse(rng.random());
@@ -132,7 +132,7 @@ fn c17_reads_are_of_the_instant() {
         disks.iter().for_each(|disk| disk.hold(false));
         for (at, id) in under_way {
             let bio = host.wait(id);
-            let found: Vec<u8> = data(&bio).chunks(512).map(|sector| sector[0]).collect();
+            let found: Vec<u8> = copy_bio_data(&bio).chunks(512).map(|sector| sector[0]).collect();
             assert_eq!(
                 (bio.status, &*found),
                 (Status::Ok, &start[at as usize..at as usize + 8]),

@@ -309,7 +309,7 @@ fn f23_in_which_order_a_store_is_written() {
 }
 
 /// Each write of records is FUA and comes after a flush of the preceding writes.
-fn check_order(log: &[udm_dm::testing::LoggedRequest]) {
+fn check_order(log: &[udm_dm::testing::LoggedTestDiskRequest]) {
     let mut dirty = false;
     for seen in log {
         if seen.op == Op::Flush || seen.flags.contains(BioFlags::PREFLUSH) {

@@ -2,7 +2,7 @@
 
 use crate::rig::{SIZE, SnapshotRig, filled_write};
 use udm_core::errno::{ENOSPC, EOPNOTSUPP};
-use udm_core::{Device, OpenError, Sectors, Status};
+use udm_core::{Device, DeviceControlError, Sectors, Status};
 
 /// An origin, and a snapshot whose store has room for `chunks` chunks and grows by `step`.
 fn growing_snapshot(kind: &str, chunks: u64, step: &str) -> SnapshotRig {
@@ -15,8 +15,8 @@ fn growing_snapshot(kind: &str, chunks: u64, step: &str) -> SnapshotRig {
     host
 }
 
-fn no_space() -> Option<OpenError> {
-    Some(OpenError::new(ENOSPC, "No space left on device"))
+fn no_space() -> Option<DeviceControlError> {
+    Some(DeviceControlError::new(ENOSPC, "No space left on device"))
 }
 
 /// Writes chunk `chunk` of the origin, and polls for a while.
@@ -188,7 +188,7 @@ fn what_can_not_grow_says_so_and_bad_numbers_are_refused() {
     }
     let disk = host.get_disk("W");
     assert_eq!(write(&mut host, 1), 1);
-    disk.grow_now(Some(OpenError::new(EOPNOTSUPP, "only a regular file grows by itself")));
+    disk.grow_now(Some(DeviceControlError::new(EOPNOTSUPP, "only a regular file grows by itself")));
     assert_eq!(host.events("sn"), 1);
     // The largest possible numbers.
     host.message("sn", "set grow_max 18446744073709551615").unwrap();

@@ -4,7 +4,7 @@ use crate::log::LogCapture;
 use crate::rig::{ORIGIN, SIZE, SnapshotRig, filled_write, host_with_snapshot};
 use udm_core::Status;
 use udm_core::errno::EINVAL;
-use udm_dm::testing::read;
+use udm_dm::testing::make_test_read_bio;
 
 #[test]
 fn h01_a_table_with_other_features() {
@@ -186,7 +186,7 @@ fn a_write_that_is_taken_back_keeps_no_record_waiting() {
     let origin = host.get_disk("O");
     origin.hold(true);
     let taken_back = host.send("sn", 0, filled_write(0, 8, b'A'));
-    let reads = host.send("sn", 0, read(80, 1));
+    let reads = host.send("sn", 0, make_test_read_bio(80, 1));
     let waits = host.send("sn", 1, filled_write(8, 8, b'B'));
     (0..10).for_each(|_| host.poll());
     assert_eq!(held.waiting(), 1);

@@ -7,7 +7,7 @@ use rand::rngs::SmallRng;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use udm_core::{BioFlags, Op, SECTOR_SIZE, Status};
-use udm_dm::testing::{TestDisk, data};
+use udm_dm::testing::{TestDisk, copy_bio_data};
 
 /// The part of a disk's cache that survives the cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,10 @@ impl DiskJournal {
             }
             if bio.op == Op::Write {
                 let fua = bio.flags.contains(BioFlags::FUA);
-                journal.push(number, DiskRequest::Write { sector: bio.sector.0, bytes: data(bio), fua });
+                journal.push(
+                    number,
+                    DiskRequest::Write { sector: bio.sector.0, bytes: copy_bio_data(bio), fua },
+                );
             }
             Status::Ok
         });

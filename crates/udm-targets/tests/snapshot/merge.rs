@@ -99,7 +99,7 @@ fn m02_progress_is_told_and_the_image_stands_still() {
     for round in 0..100 {
         // Chunks in both directions: merged ones and others.
         let chunk = round * 125 % 1200;
-        let read = host.send("m", 0, udm_dm::testing::read(chunk * 8, 8));
+        let read = host.send("m", 0, udm_dm::testing::make_test_read_bio(chunk * 8, 8));
         let bio = loop {
             complete_one(&mut host);
             let now = used_sectors(&host, "m");
@@ -111,7 +111,11 @@ fn m02_progress_is_told_and_the_image_stands_still() {
                 break bio;
             }
         };
-        assert_eq!(udm_dm::testing::data(&bio), [merged.as_bytes()[chunk as usize]; 4096], "{round}");
+        assert_eq!(
+            udm_dm::testing::copy_bio_data(&bio),
+            [merged.as_bytes()[chunk as usize]; 4096],
+            "{round}"
+        );
     }
     while used_sectors(&host, "m") > 16 {
         complete_one(&mut host);

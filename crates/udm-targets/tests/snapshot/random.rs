@@ -7,7 +7,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use std::ops::Range;
 use udm_core::Status;
-use udm_dm::testing::{data, read};
+use udm_dm::testing::{copy_bio_data, make_test_read_bio};
 
 const SECTORS: u64 = 300;
 const CORES: usize = 3;
@@ -50,7 +50,7 @@ impl CheckedDevice {
         let (len, core) = (range.end - range.start, rng.random_range(0..CORES));
         let id = match fill {
             Some(fill) => host.send(self.name, core, filled_write(start, len, fill)),
-            None => host.send(self.name, core, read(start, len)),
+            None => host.send(self.name, core, make_test_read_bio(start, len)),
         };
         self.under_way.push(SentRequest { id, range, fill });
     }
@@ -66,7 +66,7 @@ impl CheckedDevice {
             match sent.fill {
                 Some(fill) => self.image[range].fill(fill),
                 None => {
-                    let found: Vec<u8> = data(&bio).chunks(512).map(|sector| sector[0]).collect();
+                    let found: Vec<u8> = copy_bio_data(&bio).chunks(512).map(|sector| sector[0]).collect();
                     assert_eq!(found, self.image[range.clone()], "{} at {range:?}", self.name);
                 }
             }

@@ -4,8 +4,10 @@
 use crate::reader::{ParsedStore, read_store};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, Cores, DevNo, Device, Lane, Op, OwnWork, Status};
-use udm_dm::testing::{TestControlIo, TestDisk, TestResolver, TestWorld, data, read};
+use udm_core::{Batch, Bio, CoreCommandSender, DevNo, Device, Lane, Op, OwnWork, Status};
+use udm_dm::testing::{
+    SteppedTestCores, TestControlIo, TestDeviceNameResolver, TestDisk, copy_bio_data, make_test_read_bio,
+};
 use udm_dm::{DeviceSetTransition, MappedDevice, Table, TargetError};
 
 /// Sectors of the disks of the recorded cases.
@@ -19,10 +21,10 @@ struct DeviceNode {
 
 /// A host with disks and mapped devices.
 pub struct SnapshotRig {
-    pub world: TestWorld,
-    cores: Arc<dyn Cores>,
+    pub world: SteppedTestCores,
+    cores: Arc<dyn CoreCommandSender>,
     count: usize,
-    pub resolver: TestResolver,
+    pub resolver: TestDeviceNameResolver,
     disks: BTreeMap<String, Arc<TestDisk>>,
     nodes: BTreeMap<String, DeviceNode>,
     minor: u32,
@@ -38,12 +40,12 @@ pub struct SnapshotRig {
 impl SnapshotRig {
     /// A host of `count` cores without devices.
     pub fn new(count: usize) -> SnapshotRig {
-        let world = TestWorld::new(count);
+        let world = SteppedTestCores::new(count);
         SnapshotRig {
             cores: world.cores(),
             world,
             count,
-            resolver: TestResolver::new(),
+            resolver: TestDeviceNameResolver::new(),
             disks: BTreeMap::new(),
             nodes: BTreeMap::new(),
             minor: 0,
@@ -89,7 +91,7 @@ impl SnapshotRig {
     }
 
     fn table(&mut self, table: &str) -> Result<Arc<Table>, TargetError> {
-        let lines = udm_wire::table::parse(table).unwrap();
+        let lines = udm_wire::table::parse_table(table).unwrap();
         Table::build(udm_targets::TARGETS, &lines, &mut self.resolver, &TestControlIo::new(), self.count)
     }
 
@@ -330,15 +332,15 @@ impl SnapshotRig {
     }
 
     pub fn write_bytes(&mut self, name: &str, sector: u64, bytes: &[u8]) -> Status {
-        let mut bio = udm_dm::testing::write(sector, bytes.len() as u64 / 512, 0);
+        let mut bio = udm_dm::testing::make_test_write_bio(sector, bytes.len() as u64 / 512, 0);
         bio.data.copy_from(bytes);
         self.run(name, bio).status
     }
 
     /// Reads; returns the bytes.
     pub fn read(&mut self, name: &str, sector: u64, sectors: u64) -> Result<Vec<u8>, Status> {
-        let bio = self.run(name, read(sector, sectors));
-        if bio.status.is_ok() { Ok(data(&bio)) } else { Err(bio.status) }
+        let bio = self.run(name, make_test_read_bio(sector, sectors));
+        if bio.status.is_ok() { Ok(copy_bio_data(&bio)) } else { Err(bio.status) }
     }
 
     /// The first byte of each of the first `chunks` chunks of 4 KiB, zero as `.`.
@@ -371,7 +373,7 @@ fn behind_the_type(text: &str) -> String {
     text.trim_end().splitn(4, ' ').nth(3).unwrap_or_default().to_owned()
 }
 
-fn wake() -> udm_dm::WakeFn {
+fn wake() -> udm_dm::TransitionWakeFn {
     Arc::new(|| {})
 }
 
@@ -389,7 +391,7 @@ pub fn host_with_snapshot(words: &str) -> SnapshotRig {
 
 /// A write of `sectors` sectors of `fill`.
 pub fn filled_write(sector: u64, sectors: u64, fill: u8) -> Box<Bio> {
-    let mut bio = udm_dm::testing::write(sector, sectors, 0);
+    let mut bio = udm_dm::testing::make_test_write_bio(sector, sectors, 0);
     bio.data.fill(fill);
     bio
 }

@@ -9,7 +9,7 @@ const BLOCK: u64 = 512;
 /// so a large chunk number does not make the set large. A chunk near the last insertion is found
 /// without a search.
 #[derive(Clone, Debug, Default)]
-pub struct ChunkSet {
+pub struct SparseChunkBitmap {
     blocks: Vec<[u64; (BLOCK / 64) as usize]>,
     /// The index in `blocks` of each block number.
     places: BTreeMap<u64, usize>,
@@ -17,7 +17,7 @@ pub struct ChunkSet {
     last: Option<(u64, usize)>,
 }
 
-impl ChunkSet {
+impl SparseChunkBitmap {
     /// Inserts `chunk`. Returns false if it is already in the set.
     #[inline]
     pub fn insert(&mut self, chunk: u64) -> bool {
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn what_is_put_in_is_in_once_and_in_order() {
-        let mut set = ChunkSet::default();
+        let mut set = SparseChunkBitmap::default();
         let chunks = [0, u64::MAX, 511, 512, 1 << 40, 3, u64::MAX - 511, 513, u64::MAX - 512];
         for chunk in chunks {
             assert!(set.insert(chunk), "{chunk}");

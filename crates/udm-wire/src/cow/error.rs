@@ -6,16 +6,16 @@ use thiserror::Error;
 /// The reason why a store was refused, and the byte to blame.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("at byte {offset}: {fault}")]
-pub struct StoreError {
+pub struct ExceptionStoreError {
     /// The byte offset in the store.
     pub offset: u64,
     /// The error at this offset.
-    pub fault: StoreFault,
+    pub fault: ExceptionStoreErrorKind,
 }
 
 /// An error of a store. The texts of the first four begin with the kernel's words.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum StoreFault {
+pub enum ExceptionStoreErrorKind {
     /// The store is shorter than its header.
     #[error("the store ends inside its header")]
     Short,
@@ -93,6 +93,6 @@ pub enum StoreFault {
 }
 
 /// `fault` at byte `offset`.
-pub(super) fn fault(offset: u64, fault: StoreFault) -> StoreError {
-    StoreError { offset, fault }
+pub(super) fn exception_store_error_at(offset: u64, fault: ExceptionStoreErrorKind) -> ExceptionStoreError {
+    ExceptionStoreError { offset, fault }
 }

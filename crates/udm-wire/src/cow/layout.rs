@@ -66,15 +66,15 @@ impl ChunkSize {
 /// The layout of a store with one chunk size. Chunks are counted from 0. No function panics for a
 /// chunk number that a device can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoreLayout {
+pub struct ExceptionStoreLayout {
     chunk: ChunkSize,
 }
 
-impl StoreLayout {
+impl ExceptionStoreLayout {
     /// The layout with chunks of this size.
     #[must_use]
-    pub fn new(chunk: ChunkSize) -> StoreLayout {
-        StoreLayout { chunk }
+    pub fn new(chunk: ChunkSize) -> ExceptionStoreLayout {
+        ExceptionStoreLayout { chunk }
     }
 
     /// The size of a chunk.

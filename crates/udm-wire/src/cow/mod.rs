@@ -21,13 +21,13 @@ mod error;
 mod layout;
 mod store_walk;
 
-pub use chunk_set::ChunkSet;
-pub use error::{StoreError, StoreFault};
-pub use layout::{ChunkSize, ChunkSizeError, StoreLayout};
-pub use store_walk::{StoreSummary, StoreWalk};
+pub use chunk_set::SparseChunkBitmap;
+pub use error::{ExceptionStoreError, ExceptionStoreErrorKind};
+pub use layout::{ChunkSize, ChunkSizeError, ExceptionStoreLayout};
+pub use store_walk::{ExceptionStoreScanResult, ExceptionStoreScanner};
 
 use crate::bytes::{u32_at, u64_at};
-use error::fault;
+use error::exception_store_error_at;
 
 /// The first four bytes of a store: "SnAp".
 pub const MAGIC: u32 = 0x7041_6e53;
@@ -40,7 +40,7 @@ pub const RECORD_LEN: usize = 16;
 
 /// The header of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoreHeader {
+pub struct ExceptionStoreHeader {
     /// True if the snapshot is usable: no copy was lost.
     pub valid: bool,
     /// The chunk size.
@@ -49,36 +49,36 @@ pub struct StoreHeader {
 
 /// A chunk of the origin that is kept in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Exception {
+pub struct SnapshotException {
     /// The chunk of the origin.
     pub old: u64,
     /// The chunk of the store; never 0.
     pub new: u64,
 }
 
-impl StoreHeader {
+impl ExceptionStoreHeader {
     /// Reads the header from the first bytes of a store. Returns `None` for a blank device: its
     /// magic number is 0, and the rest is ignored.
     ///
     /// # Errors
     /// Another magic number or version, an invalid chunk size, or fewer than [`HEADER_LEN`] bytes.
-    pub fn decode(first: &[u8]) -> Result<Option<StoreHeader>, StoreError> {
+    pub fn decode(first: &[u8]) -> Result<Option<ExceptionStoreHeader>, ExceptionStoreError> {
         if first.len() < HEADER_LEN {
-            return Err(fault(0, StoreFault::Short));
+            return Err(exception_store_error_at(0, ExceptionStoreErrorKind::Short));
         }
         match u32_at(first, 0) {
             0 => return Ok(None),
             MAGIC => {}
-            other => return Err(fault(0, StoreFault::Magic(other))),
+            other => return Err(exception_store_error_at(0, ExceptionStoreErrorKind::Magic(other))),
         }
         let version = u32_at(first, 8);
         if version != VERSION {
-            return Err(fault(8, StoreFault::Version(version)));
+            return Err(exception_store_error_at(8, ExceptionStoreErrorKind::Version(version)));
         }
         let chunk = u32_at(first, 12);
-        let chunk =
-            ChunkSize::new(u64::from(chunk)).map_err(|why| fault(12, StoreFault::ChunkSize(chunk, why)))?;
-        Ok(Some(StoreHeader { valid: u32_at(first, 4) != 0, chunk }))
+        let chunk = ChunkSize::new(u64::from(chunk))
+            .map_err(|why| exception_store_error_at(12, ExceptionStoreErrorKind::ChunkSize(chunk, why)))?;
+        Ok(Some(ExceptionStoreHeader { valid: u32_at(first, 4) != 0, chunk }))
     }
 
     /// Writes the header to the start of `chunk` and clears the rest.
@@ -94,16 +94,16 @@ impl StoreHeader {
     }
 }
 
-impl Exception {
+impl SnapshotException {
     /// Reads record `index` of `area`; `None` at the end of the records.
     ///
     /// # Panics
     /// If the area has no such record.
     #[must_use]
-    pub fn decode(area: &[u8], index: usize) -> Option<Exception> {
+    pub fn decode(area: &[u8], index: usize) -> Option<SnapshotException> {
         let at = index * RECORD_LEN;
         let (old, new) = (u64_at(area, at), u64_at(area, at + 8));
-        (new != 0).then_some(Exception { old, new })
+        (new != 0).then_some(SnapshotException { old, new })
     }
 
     /// Writes the exception as record `index` of `area`.

@@ -1,11 +1,11 @@
 //! Creates multipath tables from paths, by the grouping policies of multipath-tools.
 
-use super::{MultipathSettings, NoPathRetry, Prio, matches_pattern};
+use super::{MultipathSettings, NoPathRetry, PathPrioritizer, matches_pattern};
 use crate::words;
 
 /// Options for the table of a device that is created from paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Grouping {
+pub struct MultipathTableOptions {
     /// `path_grouping_policy`.
     pub policy: GroupingPolicy,
     /// `path_selector`: its name, a count, and as many arguments.
@@ -16,10 +16,10 @@ pub struct Grouping {
     pub min_io: u32,
 }
 
-impl Default for Grouping {
+impl Default for MultipathTableOptions {
     /// The defaults of multipath-tools.
-    fn default() -> Grouping {
-        Grouping {
+    fn default() -> MultipathTableOptions {
+        MultipathTableOptions {
             policy: GroupingPolicy::Failover,
             selector: "service-time 0".into(),
             features: Vec::new(),
@@ -53,13 +53,13 @@ impl GroupingPolicy {
 }
 
 /// The priority of a path that follows from its name; `None` if only checks can tell it.
-pub fn prio_by_name(prio: &Prio, name: &str) -> Option<u32> {
+pub fn derive_prio_from_path_name(prio: &PathPrioritizer, name: &str) -> Option<u32> {
     match prio {
-        Prio::Const => Some(1),
-        Prio::Weighted(weights) => Some(
+        PathPrioritizer::Const => Some(1),
+        PathPrioritizer::Weighted(weights) => Some(
             weights.iter().find(|(pattern, _)| matches_pattern(pattern, name)).map_or(0, |(_, prio)| *prio),
         ),
-        Prio::Latency { .. } => None,
+        PathPrioritizer::Latency { .. } => None,
     }
 }
 
@@ -68,11 +68,15 @@ pub fn prio_by_name(prio: &Prio, name: &str) -> Option<u32> {
 ///
 /// # Errors
 /// If `group_by_prio` is used with priorities that only checks can tell.
-pub fn table(settings: &MultipathSettings, sectors: u64, paths: &[String]) -> Result<String, &'static str> {
-    let Grouping { policy, selector, features, min_io } = &settings.grouping;
+pub fn build_multipath_table(
+    settings: &MultipathSettings,
+    sectors: u64,
+    paths: &[String],
+) -> Result<String, &'static str> {
+    let MultipathTableOptions { policy, selector, features, min_io } = &settings.grouping;
     let mut groups: Vec<(u32, Vec<&String>)> = Vec::new();
     for path in paths {
-        let known = prio_by_name(&settings.prio, path);
+        let known = derive_prio_from_path_name(&settings.prio, path);
         let prio = match policy {
             GroupingPolicy::GroupByPrio => {
                 known.ok_or("group_by_prio wants priorities that are known before")?
@@ -106,7 +110,7 @@ pub fn table(settings: &MultipathSettings, sectors: u64, paths: &[String]) -> Re
         // As in multipath-tools: one argument per path. The io-affinity selector takes it for the
         // path's cores.
         let arg = if selector.starts_with("io-affinity ") { 1 } else { *min_io };
-        group.iter().for_each(|path| table += &format!(" {} {arg}", words::escape(path)));
+        group.iter().for_each(|path| table += &format!(" {} {arg}", words::escape_table_word(path)));
     }
     Ok(table)
 }
@@ -117,18 +121,23 @@ mod tests {
 
     #[test]
     fn paths_are_grouped_as_by_multipath_tools() {
-        let weights = || Prio::Weighted(vec![("b*".into(), 50), ("d".into(), 50), ("c".into(), 70)]);
+        let weights =
+            || PathPrioritizer::Weighted(vec![("b*".into(), 50), ("d".into(), 50), ("c".into(), 70)]);
         let of = |policy, prio, paths: &str| {
-            let grouping = Grouping { policy, ..Grouping::default() };
+            let grouping = MultipathTableOptions { policy, ..MultipathTableOptions::default() };
             let settings = MultipathSettings { prio, grouping, ..MultipathSettings::every(5) };
             let paths: Vec<String> = paths.split(' ').map(String::from).collect();
-            table(&settings, 8, &paths)
+            build_multipath_table(&settings, 8, &paths)
         };
         let rows = [
-            (GroupingPolicy::Failover, Prio::Const, "0 2 1 service-time 0 1 1 a 1 service-time 0 1 1 b 1"),
+            (
+                GroupingPolicy::Failover,
+                PathPrioritizer::Const,
+                "0 2 1 service-time 0 1 1 a 1 service-time 0 1 1 b 1",
+            ),
             (GroupingPolicy::Failover, weights(), "0 2 1 service-time 0 1 1 b 1 service-time 0 1 1 a 1"),
             (GroupingPolicy::Multibus, weights(), "0 1 1 service-time 0 2 1 a 1 b 1"),
-            (GroupingPolicy::GroupByPrio, Prio::Const, "0 1 1 service-time 0 2 1 a 1 b 1"),
+            (GroupingPolicy::GroupByPrio, PathPrioritizer::Const, "0 1 1 service-time 0 2 1 a 1 b 1"),
             (GroupingPolicy::GroupByPrio, weights(), "0 2 1 service-time 0 1 1 b 1 service-time 0 1 1 a 1"),
         ];
         for (policy, prio, want) in rows {
@@ -139,7 +148,7 @@ mod tests {
             of(GroupingPolicy::GroupByPrio, weights(), "a b c d").unwrap(),
             format!("0 8 multipath 0 {four}")
         );
-        let latency = || Prio::Latency { checks: 20, base: 10.0 };
+        let latency = || PathPrioritizer::Latency { checks: 20, base: 10.0 };
         assert!(of(GroupingPolicy::GroupByPrio, latency(), "a b").is_err());
         assert!(of(GroupingPolicy::Multibus, latency(), "a b").is_ok());
     }
@@ -147,9 +156,13 @@ mod tests {
     #[test]
     fn each_path_has_its_count_of_requests() {
         let of = |selector: &str| {
-            let grouping = Grouping { selector: selector.into(), min_io: 7, ..Grouping::default() };
+            let grouping = MultipathTableOptions {
+                selector: selector.into(),
+                min_io: 7,
+                ..MultipathTableOptions::default()
+            };
             let settings = MultipathSettings { grouping, ..MultipathSettings::every(5) };
-            table(&settings, 8, &["8:0".to_owned()]).unwrap()
+            build_multipath_table(&settings, 8, &["8:0".to_owned()]).unwrap()
         };
         assert_eq!(of("round-robin 0"), "0 8 multipath 0 0 1 1 round-robin 0 1 1 8:0 7");
         assert_eq!(of("io-affinity 0"), "0 8 multipath 0 0 1 1 io-affinity 0 1 1 8:0 1", "a mask of cores");
@@ -157,7 +170,7 @@ mod tests {
 
     #[test]
     fn features_and_names() {
-        let grouping = Grouping {
+        let grouping = MultipathTableOptions {
             policy: GroupingPolicy::Multibus,
             selector: "historical-service-time 1 900".into(),
             features: vec!["queue_mode".into(), "bio".into()],
@@ -167,14 +180,14 @@ mod tests {
         let paths = ["/a b".to_owned()];
         let group = "historical-service-time 1 900 1 1 /a\\ b 1";
         assert_eq!(
-            table(&settings, 8, &paths).unwrap(),
+            build_multipath_table(&settings, 8, &paths).unwrap(),
             format!("0 8 multipath 2 queue_mode bio 0 1 1 {group}")
         );
         for rule in [NoPathRetry::Queue, NoPathRetry::Checks(3)] {
             settings.no_path_retry = Some(rule);
             let features = "3 queue_if_no_path queue_mode bio";
             assert_eq!(
-                table(&settings, 8, &paths).unwrap(),
+                build_multipath_table(&settings, 8, &paths).unwrap(),
                 format!("0 8 multipath {features} 0 1 1 {group}")
             );
         }

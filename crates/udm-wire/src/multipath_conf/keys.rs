@@ -1,8 +1,8 @@
 //! The keys of a section: their values, and the settings that result.
 
 use super::{
-    CHECKER_TIMEOUT, Failback, Grouping, GroupingPolicy, MAX_OF_INTERVAL, MarginalPolicy, MultipathSettings,
-    NoPathRetry, POLLING_INTERVAL, Prio,
+    CHECKER_TIMEOUT, Failback, GroupingPolicy, MAX_OF_INTERVAL, MarginalPathPolicy, MultipathSettings,
+    MultipathTableOptions, NoPathRetry, POLLING_INTERVAL, PathPrioritizer,
 };
 use udm_core::Nanos;
 
@@ -14,7 +14,7 @@ const PATTERNS_MAX: usize = 256;
 
 /// The keys of a section; `None` for a key that is not set.
 #[derive(Clone, Debug, Default)]
-pub(super) struct SectionKeys {
+pub(super) struct MultipathSectionKeys {
     polling_interval: Option<u64>,
     max_polling_interval: Option<u64>,
     checker_timeout: Option<u64>,
@@ -42,7 +42,7 @@ struct PrioArgs {
 }
 
 /// The effect of a key.
-pub(super) enum KeyOutcome {
+pub(super) enum MultipathKeyOutcome {
     /// The key was applied.
     Applied,
     /// The key has no effect, for this reason.
@@ -51,67 +51,82 @@ pub(super) enum KeyOutcome {
     Unknown,
 }
 
-fn seconds(value: &str, least: u64, most: u64) -> Result<u64, String> {
+fn parse_bounded_conf_number(value: &str, least: u64, most: u64) -> Result<u64, String> {
     let number = value.parse().ok().filter(|n| (least..=most).contains(n));
-    number.ok_or_else(|| format!("wants a number from {least} to {most}, not {}", shown(value)))
+    number.ok_or_else(|| format!("wants a number from {least} to {most}, not {}", quote_conf_word(value)))
 }
 
 /// Quotes a word of the file, cut at 40 characters.
-pub(super) fn shown(value: &str) -> String {
+pub(super) fn quote_conf_word(value: &str) -> String {
     let short: String = value.chars().take(40).collect();
     format!("{short:?}")
 }
 
-impl SectionKeys {
+impl MultipathSectionKeys {
     /// Sets a key.
     ///
     /// # Errors
     /// The values that the key takes.
-    pub fn set(&mut self, key: &str, value: &str) -> Result<KeyOutcome, String> {
-        let time = |value| seconds(value, 1, SECONDS_MAX).map(Some);
+    pub fn set(&mut self, key: &str, value: &str) -> Result<MultipathKeyOutcome, String> {
+        let time = |value| parse_bounded_conf_number(value, 1, SECONDS_MAX).map(Some);
         match key {
-            "polling_interval" => self.polling_interval = seconds(value, 1, 3600).map(Some)?,
-            "max_polling_interval" => self.max_polling_interval = seconds(value, 1, 86_400).map(Some)?,
-            "checker_timeout" => self.checker_timeout = seconds(value, 1, 3600).map(Some)?,
-            "no_path_retry" => self.no_path_retry = Some(no_path_retry(value)?),
-            "failback" => self.failback = Some(failback(value)?),
+            "polling_interval" => {
+                self.polling_interval = parse_bounded_conf_number(value, 1, 3600).map(Some)?;
+            }
+            "max_polling_interval" => {
+                self.max_polling_interval = parse_bounded_conf_number(value, 1, 86_400).map(Some)?;
+            }
+            "checker_timeout" => {
+                self.checker_timeout = parse_bounded_conf_number(value, 1, 3600).map(Some)?;
+            }
+            "no_path_retry" => self.no_path_retry = Some(parse_no_path_retry(value)?),
+            "failback" => self.failback = Some(parse_failback(value)?),
             "prio" => return Ok(self.prio(value)),
-            "prio_args" => match prio_args(value)? {
+            "prio_args" => match parse_prio_args(value)? {
                 Some(args) => self.prio_args = Some(args),
                 None => {
-                    return Ok(KeyOutcome::Ignored(
+                    return Ok(MultipathKeyOutcome::Ignored(
                         "devname PATTERN PRIORITY, io_num=N and base_num=N are known",
                     ));
                 }
             },
-            "path_checker" => return Ok(checker(value)),
+            "path_checker" => return Ok(check_path_checker_value(value)),
             "marginal_path_double_failed_time" => self.double_failed_time = time(value)?,
             "marginal_path_err_sample_time" => {
-                self.err_sample_time = Some(seconds(value, 120, SECONDS_MAX)?);
+                self.err_sample_time = Some(parse_bounded_conf_number(value, 120, SECONDS_MAX)?);
             }
-            "marginal_path_err_rate_threshold" => self.err_rate_threshold = Some(seconds(value, 1, 1000)?),
+            "marginal_path_err_rate_threshold" => {
+                self.err_rate_threshold = Some(parse_bounded_conf_number(value, 1, 1000)?);
+            }
             "marginal_path_err_recheck_gap_time" => self.err_recheck_gap_time = time(value)?,
             "path_grouping_policy" => match (GroupingPolicy::named(value), value) {
                 (Some(policy), _) => self.policy = Some(policy),
                 (None, "group_by_serial" | "group_by_node_name" | "group_by_tpg") => {
-                    return Ok(KeyOutcome::Ignored(
+                    return Ok(MultipathKeyOutcome::Ignored(
                         "only failover, multibus and group_by_prio are supported",
                     ));
                 }
                 (None, _) => {
-                    return Err(format!("wants failover, multibus or group_by_prio, not {}", shown(value)));
+                    return Err(format!(
+                        "wants failover, multibus or group_by_prio, not {}",
+                        quote_conf_word(value)
+                    ));
                 }
             },
             "path_selector" => {
                 let (name, args) = value.trim().split_once(' ').unwrap_or((value, ""));
-                self.selector = Some(format!("{name} {}", counted(args)?.join(" ")));
+                self.selector = Some(format!("{name} {}", parse_counted_words(args)?.join(" ")));
             }
-            "features" => self.features = Some(counted(value)?.split_off(1)),
-            "rr_min_io_rq" => self.min_io = Some(seconds(value, 1, u32::MAX.into())? as u32),
+            "features" => self.features = Some(parse_counted_words(value)?.split_off(1)),
+            "rr_min_io_rq" => {
+                self.min_io = Some(parse_bounded_conf_number(value, 1, u32::MAX.into())? as u32);
+            }
             "rr_min_io" => {
-                return Ok(KeyOutcome::Ignored("current multipath targets use rr_min_io_rq"));
+                return Ok(MultipathKeyOutcome::Ignored("current multipath targets use rr_min_io_rq"));
             }
-            "rr_weight" => return Ok(KeyOutcome::Ignored("selectors give each path one request by turns")),
+            "rr_weight" => {
+                return Ok(MultipathKeyOutcome::Ignored("selectors give each path one request by turns"));
+            }
             "hardware_handler"
             | "detect_prio"
             | "detect_checker"
@@ -119,29 +134,29 @@ impl SectionKeys {
             | "dev_loss_tmo"
             | "eh_deadline"
             | "retain_attached_hw_handler" => {
-                return Ok(KeyOutcome::Ignored("there is no SCSI device here"));
+                return Ok(MultipathKeyOutcome::Ignored("there is no SCSI device here"));
             }
             "user_friendly_names" | "find_multipaths" | "uid_attribute" | "alias_prefix" => {
-                return Ok(KeyOutcome::Ignored("the creator of a device chooses its name"));
+                return Ok(MultipathKeyOutcome::Ignored("the creator of a device chooses its name"));
             }
             "san_path_err_threshold"
             | "san_path_err_forget_rate"
             | "san_path_err_recovery_time"
             | "marginal_pathgroups" => {
-                return Ok(KeyOutcome::Ignored("only the marginal_path_* keys are supported"));
+                return Ok(MultipathKeyOutcome::Ignored("only the marginal_path_* keys are supported"));
             }
-            _ => return Ok(KeyOutcome::Unknown),
+            _ => return Ok(MultipathKeyOutcome::Unknown),
         }
-        Ok(KeyOutcome::Applied)
+        Ok(MultipathKeyOutcome::Applied)
     }
 
-    fn prio(&mut self, value: &str) -> KeyOutcome {
+    fn prio(&mut self, value: &str) -> MultipathKeyOutcome {
         match value {
             "const" | "weightedpath" | "path_latency" => {
                 self.prio = Some(value.to_owned());
-                KeyOutcome::Applied
+                MultipathKeyOutcome::Applied
             }
-            _ => KeyOutcome::Ignored("only const, weightedpath and path_latency are supported"),
+            _ => MultipathKeyOutcome::Ignored("only const, weightedpath and path_latency are supported"),
         }
     }
 
@@ -158,8 +173,8 @@ impl SectionKeys {
     }
 
     /// The keys of this section; keys that are not set come from `other`.
-    pub fn or(self, other: SectionKeys) -> SectionKeys {
-        SectionKeys {
+    pub fn or(self, other: MultipathSectionKeys) -> MultipathSectionKeys {
+        MultipathSectionKeys {
             polling_interval: self.polling_interval.or(other.polling_interval),
             max_polling_interval: self.max_polling_interval.or(other.max_polling_interval),
             checker_timeout: self.checker_timeout.or(other.checker_timeout),
@@ -185,23 +200,24 @@ impl SectionKeys {
         let most = self.max_polling_interval.unwrap_or(interval * MAX_OF_INTERVAL);
         let args = self.prio_args.unwrap_or_default();
         let prio = match self.prio.as_deref() {
-            Some("weightedpath") => Prio::Weighted(args.weights),
-            Some("path_latency") => {
-                Prio::Latency { checks: args.io_num.unwrap_or(20), base: args.base_num.unwrap_or(10.0) }
-            }
-            _ => Prio::Const,
+            Some("weightedpath") => PathPrioritizer::Weighted(args.weights),
+            Some("path_latency") => PathPrioritizer::Latency {
+                checks: args.io_num.unwrap_or(20),
+                base: args.base_num.unwrap_or(10.0),
+            },
+            _ => PathPrioritizer::Const,
         };
         // As in multipathd: all four keys, or none.
         let marginal = || {
-            Some(MarginalPolicy {
+            Some(MarginalPathPolicy {
                 double_failed_time: nanos(self.double_failed_time?),
                 err_sample_time: nanos(self.err_sample_time?),
                 err_rate_threshold: self.err_rate_threshold? as u32,
                 err_recheck_gap_time: nanos(self.err_recheck_gap_time?),
             })
         };
-        let usual = Grouping::default();
-        let grouping = Grouping {
+        let usual = MultipathTableOptions::default();
+        let grouping = MultipathTableOptions {
             policy: self.policy.unwrap_or(usual.policy),
             selector: self.selector.unwrap_or(usual.selector),
             features: self.features.unwrap_or(usual.features),
@@ -221,44 +237,49 @@ impl SectionKeys {
 }
 
 /// Parses a count and as many words. The result includes the count.
-fn counted(value: &str) -> Result<Vec<String>, String> {
+fn parse_counted_words(value: &str) -> Result<Vec<String>, String> {
     let words: Vec<String> = value.split_whitespace().map(String::from).collect();
     let count = words.first().and_then(|word| word.parse().ok());
     match count == Some(words.len().saturating_sub(1)) && !words.is_empty() {
         true => Ok(words),
-        false => Err(format!("wants a count and as many words, not {}", shown(value))),
+        false => Err(format!("wants a count and as many words, not {}", quote_conf_word(value))),
     }
 }
 
-fn checker(value: &str) -> KeyOutcome {
+fn check_path_checker_value(value: &str) -> MultipathKeyOutcome {
     match value {
-        "directio" | "readsector0" | "tur" => KeyOutcome::Applied,
-        _ => KeyOutcome::Ignored("a check reads the path's first block"),
+        "directio" | "readsector0" | "tur" => MultipathKeyOutcome::Applied,
+        _ => MultipathKeyOutcome::Ignored("a check reads the path's first block"),
     }
 }
 
-fn no_path_retry(value: &str) -> Result<Option<NoPathRetry>, String> {
+fn parse_no_path_retry(value: &str) -> Result<Option<NoPathRetry>, String> {
     Ok(match value {
         "fail" | "0" => Some(NoPathRetry::Fail),
         "queue" => Some(NoPathRetry::Queue),
         "off" => None,
-        number => match seconds(number, 1, 1_000_000) {
+        number => match parse_bounded_conf_number(number, 1, 1_000_000) {
             Ok(checks) => Some(NoPathRetry::Checks(checks as u32)),
-            Err(_) => return Err(format!("wants fail, queue or a number of checks, not {}", shown(number))),
+            Err(_) => {
+                return Err(format!(
+                    "wants fail, queue or a number of checks, not {}",
+                    quote_conf_word(number)
+                ));
+            }
         },
     })
 }
 
-fn failback(value: &str) -> Result<Failback, String> {
+fn parse_failback(value: &str) -> Result<Failback, String> {
     Ok(match value {
         "manual" => Failback::Manual,
         "immediate" | "0" => Failback::Immediate,
         "followover" => Failback::Followover,
-        number => match seconds(number, 1, SECONDS_MAX) {
+        number => match parse_bounded_conf_number(number, 1, SECONDS_MAX) {
             Ok(seconds) => Failback::After(Nanos::from_millis(seconds * 1000)),
             Err(_) => {
                 let what = "manual, immediate, followover or a number of seconds";
-                return Err(format!("wants {what}, not {}", shown(number)));
+                return Err(format!("wants {what}, not {}", quote_conf_word(number)));
             }
         },
     })
@@ -266,15 +287,16 @@ fn failback(value: &str) -> Result<Failback, String> {
 
 /// Parses `devname PATTERN PRIO ...`, or `io_num=N base_num=N`. Returns `None` for the arguments of
 /// another prioritizer, because multipathd passes any arguments to the one in use.
-fn prio_args(value: &str) -> Result<Option<PrioArgs>, String> {
+fn parse_prio_args(value: &str) -> Result<Option<PrioArgs>, String> {
     let mut args = PrioArgs::default();
     let mut words = value.split_whitespace();
     while let Some(word) = words.next() {
         if let Some(number) = word.strip_prefix("io_num=") {
-            args.io_num = Some(seconds(number, 2, 200)? as u32);
+            args.io_num = Some(parse_bounded_conf_number(number, 2, 200)? as u32);
         } else if let Some(number) = word.strip_prefix("base_num=") {
             let base = number.parse().ok().filter(|base| (1.1..=100.0).contains(base));
-            let base = base.ok_or_else(|| format!("base_num is from 1.1 to 100, not {}", shown(number)))?;
+            let base =
+                base.ok_or_else(|| format!("base_num is from 1.1 to 100, not {}", quote_conf_word(number)))?;
             args.base_num = Some(base);
         } else if word == "devname" {
             let (Some(name), Some(prio)) = (words.next(), words.next()) else {
@@ -283,7 +305,8 @@ fn prio_args(value: &str) -> Result<Option<PrioArgs>, String> {
             if args.weights.len() == PATTERNS_MAX {
                 return Err(format!("has more than {PATTERNS_MAX} patterns"));
             }
-            args.weights.push((pattern(name)?, seconds(prio, 0, 1_000_000)? as u32));
+            args.weights
+                .push((convert_regex_to_glob(name)?, parse_bounded_conf_number(prio, 0, 1_000_000)? as u32));
         } else {
             return Ok(None);
         }
@@ -293,9 +316,9 @@ fn prio_args(value: &str) -> Result<Option<PrioArgs>, String> {
 
 /// multipath-tools takes regular expressions. Accepts those with the same meaning here: text, and
 /// `.*` for any text.
-fn pattern(word: &str) -> Result<String, String> {
+fn convert_regex_to_glob(word: &str) -> Result<String, String> {
     if word.contains(['[', ']', '(', ')', '^', '$', '+', '|', '\\', '{', '}']) {
-        return Err(format!("a pattern is text with * and ?, not {}", shown(word)));
+        return Err(format!("a pattern is text with * and ?, not {}", quote_conf_word(word)));
     }
     Ok(word.replace(".*", "*"))
 }

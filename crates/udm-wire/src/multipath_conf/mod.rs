@@ -13,9 +13,9 @@ mod parser;
 #[cfg(test)]
 mod tests;
 
-pub use grouping::{Grouping, GroupingPolicy};
+pub use grouping::{GroupingPolicy, MultipathTableOptions};
 
-use keys::SectionKeys;
+use keys::MultipathSectionKeys;
 use udm_core::Nanos;
 
 /// The longest accepted file, in bytes.
@@ -51,11 +51,11 @@ pub struct MultipathSettings {
     /// When requests return to the best group.
     pub failback: Failback,
     /// How the priority of a path is determined.
-    pub prio: Prio,
+    pub prio: PathPrioritizer,
     /// Rule for paths that keep failing and are held back.
-    pub marginal: Option<MarginalPolicy>,
+    pub marginal: Option<MarginalPathPolicy>,
     /// How a device is created from paths.
-    pub grouping: Grouping,
+    pub grouping: MultipathTableOptions,
 }
 
 /// `no_path_retry`.
@@ -85,7 +85,7 @@ pub enum Failback {
 
 /// `prio`, with `prio_args`. A higher priority is better.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Prio {
+pub enum PathPrioritizer {
     /// Priority 1 for each path.
     Const,
     /// By the path's name: the priority of the first pattern that matches, else 0.
@@ -102,7 +102,7 @@ pub enum Prio {
 /// The `marginal_path_*` keys. After two failures in a short time, a path must show over a longer
 /// time that it has few errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MarginalPolicy {
+pub struct MarginalPathPolicy {
     /// Two failures within this time make a path suspicious.
     pub double_failed_time: Nanos,
     /// A suspicious path is sampled by reads for this time.
@@ -113,21 +113,21 @@ pub struct MarginalPolicy {
     pub err_recheck_gap_time: Nanos,
 }
 
-impl Prio {
+impl PathPrioritizer {
     /// Parses `prio` with its `prio_args`.
     ///
     /// # Errors
     /// The accepted values, in one line.
-    pub fn named(name: &str, args: Option<&str>) -> Result<Prio, String> {
+    pub fn named(name: &str, args: Option<&str>) -> Result<PathPrioritizer, String> {
         if name == "weightedpath" && args.is_none() {
             return Err("prio weightedpath wants prio_args: patterns and priorities".into());
         }
-        let mut keys = SectionKeys::default();
+        let mut keys = MultipathSectionKeys::default();
         for (key, value) in [("prio", Some(name)), ("prio_args", args)] {
             let Some(value) = value else { continue };
             match keys.set(key, value) {
-                Ok(keys::KeyOutcome::Ignored(why)) => {
-                    return Err(format!("{key} {}: {why}", keys::shown(value)));
+                Ok(keys::MultipathKeyOutcome::Ignored(why)) => {
+                    return Err(format!("{key} {}: {why}", keys::quote_conf_word(value)));
                 }
                 Err(why) => return Err(format!("{key} {why}")),
                 Ok(_) => {}
@@ -141,7 +141,7 @@ impl MultipathSettings {
     /// The defaults, with checks every `seconds` seconds.
     #[must_use]
     pub fn every(seconds: u64) -> MultipathSettings {
-        SectionKeys::default().settings(Some(seconds))
+        MultipathSectionKeys::default().settings(Some(seconds))
     }
 }
 
@@ -173,19 +173,19 @@ pub fn matches_pattern(pattern: &str, name: &str) -> bool {
 /// A parsed `multipath.conf`.
 #[derive(Clone, Debug, Default)]
 pub struct MultipathConf {
-    defaults: SectionKeys,
-    overrides: SectionKeys,
-    maps: Vec<MultipathSection>,
+    defaults: MultipathSectionKeys,
+    overrides: MultipathSectionKeys,
+    maps: Vec<MultipathMapSection>,
     /// Ignored and missing keys, one line each.
     pub warnings: Vec<String>,
 }
 
 /// A `multipath` section.
 #[derive(Clone, Debug, Default)]
-struct MultipathSection {
+struct MultipathMapSection {
     wwid: Option<String>,
     alias: Option<String>,
-    keys: SectionKeys,
+    keys: MultipathSectionKeys,
 }
 
 impl MultipathConf {
@@ -194,7 +194,7 @@ impl MultipathConf {
     /// # Errors
     /// The first error with its line number, in one line.
     pub fn parse(text: &str) -> Result<MultipathConf, String> {
-        parser::parse(text)
+        parser::parse_multipath_conf(text)
     }
 
     /// The settings for the device with this name and uuid. `every` is the check interval in

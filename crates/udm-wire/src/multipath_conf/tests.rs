@@ -60,17 +60,17 @@ fn a_device_has_its_own_then_overrides_then_defaults() {
         (Nanos(10 * SECOND), Nanos(40 * SECOND), Nanos(7 * SECOND))
     );
     assert_eq!((other.no_path_retry, other.failback), (Some(NoPathRetry::Checks(12)), Failback::Immediate));
-    assert_eq!((other.prio, other.marginal), (Prio::Const, None));
-    assert_eq!(other.grouping, Grouping::default());
+    assert_eq!((other.prio, other.marginal), (PathPrioritizer::Const, None));
+    assert_eq!(other.grouping, MultipathTableOptions::default());
     let yellow = of("yellow", None);
     assert_eq!(yellow, of("x", Some("3600508b4000156d700012000000b0000")), "by its wwid");
     assert_eq!(yellow.no_path_retry, Some(NoPathRetry::Queue));
-    assert_eq!(yellow.prio, Prio::Weighted(vec![("sd*".into(), 50), ("*b??".into(), 10)]));
+    assert_eq!(yellow.prio, PathPrioritizer::Weighted(vec![("sd*".into(), 50), ("*b??".into(), 10)]));
     let marginal = yellow.marginal.unwrap();
     assert_eq!((marginal.err_rate_threshold, marginal.err_sample_time), (10, Nanos(120 * SECOND)));
     let red = of("red", None);
     assert_eq!(red.failback, Failback::After(Nanos(15 * SECOND)));
-    assert_eq!(red.prio, Prio::Latency { checks: 50, base: 1.5 });
+    assert_eq!(red.prio, PathPrioritizer::Latency { checks: 50, base: 1.5 });
 }
 
 #[test]
@@ -85,10 +85,10 @@ fn how_a_device_is_made_from_paths() {
     assert_eq!((grouping.policy, warnings), (GroupingPolicy::Multibus, 0));
     assert_eq!(grouping.selector, "historical-service-time 1 900");
     assert_eq!(grouping.features, ["queue_mode", "bio"]);
-    assert_eq!(of("features 0").unwrap(), (Grouping::default(), 0));
+    assert_eq!(of("features 0").unwrap(), (MultipathTableOptions::default(), 0));
     assert_eq!((of("rr_min_io_rq 100").unwrap().0.min_io, of("").unwrap().0.min_io), (100, 1));
-    assert_eq!(of("rr_min_io 100").unwrap(), (Grouping::default(), 1), "of another time");
-    assert_eq!(of("path_grouping_policy group_by_tpg").unwrap(), (Grouping::default(), 1));
+    assert_eq!(of("rr_min_io 100").unwrap(), (MultipathTableOptions::default(), 1), "of another time");
+    assert_eq!(of("path_grouping_policy group_by_tpg").unwrap(), (MultipathTableOptions::default(), 1));
     for (line, why) in [
         (
             "path_grouping_policy most",
@@ -185,9 +185,9 @@ fn a_value_without_its_quotes_is_a_warning() {
     );
     let settings = conf.settings("m", None, None);
     assert_eq!(settings.failback, Failback::Immediate);
-    assert_eq!(settings.grouping, Grouping::default());
+    assert_eq!(settings.grouping, MultipathTableOptions::default());
     // On the command line, the same arguments are an error.
-    let said = Prio::named("weightedpath", Some("preferredip")).unwrap_err();
+    let said = PathPrioritizer::named("weightedpath", Some("preferredip")).unwrap_err();
     assert!(said.starts_with("prio_args \"preferredip\": devname PATTERN"), "{said}");
 }
 

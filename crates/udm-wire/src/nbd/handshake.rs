@@ -1,15 +1,15 @@
 //! The server's half of the handshake: greeting out; flags and options in, piece by piece.
 
-use super::option::{ClientOption, MalformedOption};
+use super::option::{MalformedOption, NbdOption};
 use super::{
     CLIENT_FLAGS_SIZE, ClientFlags, GREETING_SIZE, HandshakeFlags, MAGIC_OPTION, MAGIC_SERVER,
-    OPT_EXPORT_NAME, OPTION_HEADER_SIZE, OPTION_LEN_MAX, OPTION_SKIP_MAX, OPTIONS_MAX, ProtocolError,
+    NbdProtocolError, OPT_EXPORT_NAME, OPTION_HEADER_SIZE, OPTION_LEN_MAX, OPTION_SKIP_MAX, OPTIONS_MAX,
     REP_ERR_TOO_BIG, be16_at, be32_at, be64_at,
 };
 
 /// Encodes the server's greeting.
 #[must_use]
-pub fn greeting(flags: HandshakeFlags) -> [u8; GREETING_SIZE] {
+pub fn encode_nbd_server_greeting(flags: HandshakeFlags) -> [u8; GREETING_SIZE] {
     let mut out = [0; GREETING_SIZE];
     out[..8].copy_from_slice(&MAGIC_SERVER.to_be_bytes());
     out[8..16].copy_from_slice(&MAGIC_OPTION.to_be_bytes());
@@ -19,24 +19,24 @@ pub fn greeting(flags: HandshakeFlags) -> [u8; GREETING_SIZE] {
 
 /// The server's greeting, as a client receives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Greeting {
+pub struct NbdServerGreeting {
     /// Capabilities of the server; unknown flags are dropped.
     pub flags: HandshakeFlags,
 }
 
-impl Greeting {
+impl NbdServerGreeting {
     /// Decodes the greeting.
     ///
     /// # Errors
     /// The peer does not speak NBD, or uses the oldstyle handshake.
-    pub fn decode(bytes: &[u8; GREETING_SIZE]) -> Result<Greeting, ProtocolError> {
+    pub fn decode(bytes: &[u8; GREETING_SIZE]) -> Result<NbdServerGreeting, NbdProtocolError> {
         if be64_at(bytes, 0) != MAGIC_SERVER {
-            return Err(ProtocolError::Magic { what: "greeting", found: be64_at(bytes, 0) });
+            return Err(NbdProtocolError::Magic { what: "greeting", found: be64_at(bytes, 0) });
         }
         if be64_at(bytes, 8) != MAGIC_OPTION {
-            return Err(ProtocolError::Magic { what: "newstyle", found: be64_at(bytes, 8) });
+            return Err(NbdProtocolError::Magic { what: "newstyle", found: be64_at(bytes, 8) });
         }
-        Ok(Greeting { flags: HandshakeFlags::from_bits_truncate(be16_at(bytes, 16)) })
+        Ok(NbdServerGreeting { flags: HandshakeFlags::from_bits_truncate(be16_at(bytes, 16)) })
     }
 }
 
@@ -48,19 +48,19 @@ pub fn encode_client_flags(flags: ClientFlags) -> [u8; CLIENT_FLAGS_SIZE] {
 
 /// A message of a client during the handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ClientMessage {
+pub enum ClientHandshakeMessage {
     /// The reply to the greeting; always first, and once.
     Flags(ClientFlags),
     /// An option that needs a reply; `ABORT` and `EXPORT_NAME` have their own rules.
-    Option(ClientOption),
+    Option(NbdOption),
 }
 
 /// The reason why the connection must be closed without a reply.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum HandshakeError {
+pub enum FatalHandshakeError {
     /// The message is not NBD.
     #[error(transparent)]
-    Protocol(#[from] ProtocolError),
+    Protocol(#[from] NbdProtocolError),
     /// The client set unknown flags.
     #[error("unknown client flags {0:#x}")]
     UnknownFlags(u32),
@@ -84,14 +84,14 @@ pub enum HandshakeError {
 ///
 /// Keeps at most [`OPTION_LEN_MAX`] and 16 bytes, and never more than have arrived.
 #[derive(Debug, Default)]
-pub struct HandshakeParser {
-    stage: Stage,
+pub struct ClientHandshakeMessageParser {
+    stage: HandshakeMessageParserStage,
     held: Vec<u8>,
     options: u32,
 }
 
 #[derive(Debug, Default)]
-enum Stage {
+enum HandshakeMessageParserStage {
     #[default]
     Flags,
     Header,
@@ -105,11 +105,11 @@ enum Stage {
     },
 }
 
-impl HandshakeParser {
+impl ClientHandshakeMessageParser {
     /// The parser before the first byte of the client.
     #[must_use]
-    pub fn new() -> HandshakeParser {
-        HandshakeParser::default()
+    pub fn new() -> ClientHandshakeMessageParser {
+        ClientHandshakeMessageParser::default()
     }
 
     /// Consumes bytes from the front of `input` up to the end of the next message, and returns this
@@ -118,45 +118,46 @@ impl HandshakeParser {
     ///
     /// # Errors
     /// The connection must be closed; the parser cannot be used any more.
-    pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<ClientMessage>, HandshakeError> {
+    pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<ClientHandshakeMessage>, FatalHandshakeError> {
         loop {
             match self.stage {
-                Stage::Flags => {
+                HandshakeMessageParserStage::Flags => {
                     let Some(bytes) = self.gather(input, CLIENT_FLAGS_SIZE) else { return Ok(None) };
                     let bits = be32_at(&bytes, 0);
-                    let flags = ClientFlags::from_bits(bits).ok_or(HandshakeError::UnknownFlags(bits))?;
-                    self.stage = Stage::Header;
-                    return Ok(Some(ClientMessage::Flags(flags)));
+                    let flags =
+                        ClientFlags::from_bits(bits).ok_or(FatalHandshakeError::UnknownFlags(bits))?;
+                    self.stage = HandshakeMessageParserStage::Header;
+                    return Ok(Some(ClientHandshakeMessage::Flags(flags)));
                 }
-                Stage::Header => {
+                HandshakeMessageParserStage::Header => {
                     let Some(bytes) = self.gather(input, OPTION_HEADER_SIZE) else { return Ok(None) };
-                    self.stage = header(&bytes)?;
+                    self.stage = parse_nbd_option_header(&bytes)?;
                     self.options += 1;
                     if self.options > OPTIONS_MAX {
-                        return Err(HandshakeError::TooManyOptions);
+                        return Err(FatalHandshakeError::TooManyOptions);
                     }
                 }
-                Stage::Data { option, len } => {
+                HandshakeMessageParserStage::Data { option, len } => {
                     let Some(data) = self.gather(input, len) else { return Ok(None) };
-                    self.stage = Stage::Header;
-                    let option = ClientOption::decode(option, &data);
+                    self.stage = HandshakeMessageParserStage::Header;
+                    let option = NbdOption::decode(option, &data);
                     return match option {
-                        ClientOption::Bad(MalformedOption { option: OPT_EXPORT_NAME, why, .. }) => {
-                            Err(HandshakeError::ExportName(why))
+                        NbdOption::Bad(MalformedOption { option: OPT_EXPORT_NAME, why, .. }) => {
+                            Err(FatalHandshakeError::ExportName(why))
                         }
-                        option => Ok(Some(ClientMessage::Option(option))),
+                        option => Ok(Some(ClientHandshakeMessage::Option(option))),
                     };
                 }
-                Stage::Skip { option, left } => {
+                HandshakeMessageParserStage::Skip { option, left } => {
                     let n = left.min(input.len());
                     *input = &input[n..];
                     if n < left {
-                        self.stage = Stage::Skip { option, left: left - n };
+                        self.stage = HandshakeMessageParserStage::Skip { option, left: left - n };
                         return Ok(None);
                     }
-                    self.stage = Stage::Header;
+                    self.stage = HandshakeMessageParserStage::Header;
                     let why = "the option is longer than 64 KiB";
-                    return Ok(Some(ClientMessage::Option(ClientOption::Bad(MalformedOption {
+                    return Ok(Some(ClientHandshakeMessage::Option(NbdOption::Bad(MalformedOption {
                         option,
                         reply: REP_ERR_TOO_BIG,
                         why,
@@ -176,16 +177,16 @@ impl HandshakeParser {
 }
 
 /// The stage after an option's header.
-fn header(bytes: &[u8]) -> Result<Stage, HandshakeError> {
+fn parse_nbd_option_header(bytes: &[u8]) -> Result<HandshakeMessageParserStage, FatalHandshakeError> {
     let (magic, option, len) = (be64_at(bytes, 0), be32_at(bytes, 8), be32_at(bytes, 12));
     if magic != MAGIC_OPTION {
-        return Err(ProtocolError::Magic { what: "option", found: magic }.into());
+        return Err(NbdProtocolError::Magic { what: "option", found: magic }.into());
     }
     match len {
-        _ if len <= OPTION_LEN_MAX => Ok(Stage::Data { option, len: len as usize }),
+        _ if len <= OPTION_LEN_MAX => Ok(HandshakeMessageParserStage::Data { option, len: len as usize }),
         _ if len <= OPTION_SKIP_MAX && option != OPT_EXPORT_NAME => {
-            Ok(Stage::Skip { option, left: len as usize })
+            Ok(HandshakeMessageParserStage::Skip { option, left: len as usize })
         }
-        _ => Err(HandshakeError::OptionLength { option, len }),
+        _ => Err(FatalHandshakeError::OptionLength { option, len }),
     }
 }

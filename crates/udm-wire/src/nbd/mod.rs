@@ -5,10 +5,11 @@
 //! contexts. Not supported: TLS, extended headers, resizing. Their options are answered with
 //! [`REP_ERR_UNSUP`] or [`REP_ERR_POLICY`].
 //!
-//! A server sends [`greeting`], feeds received bytes to a [`HandshakeParser`], and answers each
-//! [`ClientOption`] with the `put_*` functions. After a successful `EXPORT_NAME` or `GO` it reads
-//! [`Request`]s of [`Request::SIZE`] bytes and sends [`SimpleReply`]s or chunks. [`client`] is the
-//! other side.
+//! A server sends [`encode_nbd_server_greeting`], feeds received bytes to a
+//! [`ClientHandshakeMessageParser`], and answers each [`NbdOption`] with the `put_*` functions.
+//! After a successful `EXPORT_NAME` or `GO` it reads [`NbdRequestHeader`]s of
+//! [`NbdRequestHeader::SIZE`] bytes and sends [`SimpleReply`]s or chunks. [`client`] is the other
+//! side.
 //!
 //! All integers are big-endian on the wire. No input from the peer causes a panic.
 
@@ -22,23 +23,26 @@ mod request;
 
 pub use consts::*;
 pub use handshake::{
-    ClientMessage, Greeting, HandshakeError, HandshakeParser, encode_client_flags, greeting,
+    ClientHandshakeMessage, ClientHandshakeMessageParser, FatalHandshakeError, NbdServerGreeting,
+    encode_client_flags, encode_nbd_server_greeting,
 };
-pub use option::{ClientOption, InfoRequest, MalformedOption, MetaRequest};
+pub use option::{ExportInfoRequest, MalformedOption, MetaContextRequest, NbdOption};
 pub use option_reply::{
-    BlockSizes, ExportNameReply, Info, OptionReply, OptionReplyHeader, put_ack, put_error,
-    put_export_name_reply, put_info, put_meta_context, put_reply, put_server,
+    BlockSizes, ExportInfoItem, ExportNameReply, OptionReply, OptionReplyHeader, put_export_info_reply,
+    put_export_list_reply, put_export_name_reply, put_meta_context_reply, put_option_ack_reply,
+    put_option_error_reply, put_option_reply,
 };
 pub use reply::{
-    Chunk, ChunkHeader, Descriptors, ReplyHeader, SimpleReply, block_descriptor, chunk_block_status_header,
-    chunk_data_header, chunk_error_header, chunk_hole, chunk_none, put_chunk_error,
+    BlockStatusDescriptors, ReplyChunk, ReplyChunkHeader, ReplyHeader, SimpleReply,
+    chunk_block_status_header, chunk_data_header, chunk_hole, chunk_none, encode_block_status_descriptor,
+    encode_textless_error_chunk, put_error_chunk_with_text,
 };
-pub use request::{Command, Request};
+pub use request::{NbdCommand, NbdRequestHeader};
 
 /// The peer sent an invalid message. The connection cannot be used any more, because the start of
 /// the next message is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ProtocolError {
+pub enum NbdProtocolError {
     /// The message has a wrong magic number.
     #[error("bad {what} magic {found:#x}")]
     Magic {
@@ -58,7 +62,7 @@ pub enum ProtocolError {
 }
 
 /// A string of the protocol: UTF-8, no NUL, at most [`STRING_MAX`] bytes.
-fn string(bytes: &[u8]) -> Result<&str, &'static str> {
+fn decode_nbd_string(bytes: &[u8]) -> Result<&str, &'static str> {
     if bytes.len() > STRING_MAX {
         return Err("a string is longer than 4096 bytes");
     }
@@ -71,7 +75,7 @@ fn string(bytes: &[u8]) -> Result<&str, &'static str> {
 
 /// The longest prefix of `text` that fits the protocol's limit for strings, so udm never sends an
 /// invalid string.
-fn clip_string(text: &str) -> &str {
+fn clip_nbd_string(text: &str) -> &str {
     let text = text.split('\0').next().unwrap_or_default();
     let mut end = text.len().min(STRING_MAX);
     while !text.is_char_boundary(end) {

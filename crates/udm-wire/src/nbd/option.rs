@@ -3,34 +3,35 @@
 use super::{
     MAGIC_OPTION, OPT_ABORT, OPT_EXPORT_NAME, OPT_GO, OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT,
     OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY, REP_ERR_INVALID, REP_ERR_POLICY,
-    REP_ERR_TOO_BIG, REP_ERR_UNSUP, STRING_MAX, string,
+    REP_ERR_TOO_BIG, REP_ERR_UNSUP, STRING_MAX, decode_nbd_string,
 };
 
 /// An option with its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ClientOption {
+pub enum NbdOption {
     /// Start transmission on an export. The reply is [`super::put_export_name_reply`], or the
     /// connection is closed.
     ExportName(String),
     /// End the session. The server sends an ACK if the client still reads, then closes the
     /// connection.
     Abort,
-    /// List all exports: one [`super::put_server`] each, then [`super::put_ack`].
+    /// List all exports: one [`super::put_export_list_reply`] each, then
+    /// [`super::put_option_ack_reply`].
     List,
     /// Start TLS.
     StartTls,
-    /// Describe an export: one [`super::put_info`] per information, then [`super::put_ack`]; or
-    /// [`super::put_error`].
-    Info(InfoRequest),
+    /// Describe an export: one [`super::put_export_info_reply`] per information, then
+    /// [`super::put_option_ack_reply`]; or [`super::put_option_error_reply`].
+    Info(ExportInfoRequest),
     /// As `Info`; transmission starts after the ACK.
-    Go(InfoRequest),
-    /// Use structured replies from the start of transmission: [`super::put_ack`].
+    Go(ExportInfoRequest),
+    /// Use structured replies from the start of transmission: [`super::put_option_ack_reply`].
     StructuredReply,
-    /// List the available metadata contexts that match: one [`super::put_meta_context`] each, then
-    /// [`super::put_ack`].
-    ListMetaContext(MetaRequest),
+    /// List the available metadata contexts that match: one [`super::put_meta_context_reply`] each,
+    /// then [`super::put_option_ack_reply`].
+    ListMetaContext(MetaContextRequest),
     /// Use the contexts that match; they replace an earlier selection.
-    SetMetaContext(MetaRequest),
+    SetMetaContext(MetaContextRequest),
     /// An option that udm does not know.
     Unknown {
         /// The number of the option.
@@ -44,7 +45,7 @@ pub enum ClientOption {
 
 /// The data of `INFO` and `GO`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct InfoRequest {
+pub struct ExportInfoRequest {
     /// The export; empty for the default one.
     pub name: String,
     /// The requested informations (`INFO_*`), as sent, including unknown and repeated ones.
@@ -53,7 +54,7 @@ pub struct InfoRequest {
 
 /// The data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct MetaRequest {
+pub struct MetaContextRequest {
     /// The export; empty for the default one.
     pub name: String,
     /// The queries, as sent, including repeated ones; each at most [`STRING_MAX`] bytes.
@@ -71,32 +72,32 @@ pub struct MalformedOption {
     pub why: &'static str,
 }
 
-impl ClientOption {
-    /// Decodes the data of option `option`. Never fails: invalid data become [`ClientOption::Bad`].
+impl NbdOption {
+    /// Decodes the data of option `option`. Never fails: invalid data become [`NbdOption::Bad`].
     #[must_use]
-    pub fn decode(option: u32, data: &[u8]) -> ClientOption {
-        let bad = |why| ClientOption::Bad(MalformedOption { option, reply: REP_ERR_INVALID, why });
+    pub fn decode(option: u32, data: &[u8]) -> NbdOption {
+        let bad = |why| NbdOption::Bad(MalformedOption { option, reply: REP_ERR_INVALID, why });
         let bare = |decoded| if data.is_empty() { decoded } else { bad("the option takes no data") };
         match option {
-            OPT_EXPORT_NAME => match string(data) {
-                Ok(name) => ClientOption::ExportName(name.to_owned()),
+            OPT_EXPORT_NAME => match decode_nbd_string(data) {
+                Ok(name) => NbdOption::ExportName(name.to_owned()),
                 Err(why) => bad(why),
             },
-            OPT_ABORT => ClientOption::Abort,
-            OPT_LIST => bare(ClientOption::List),
-            OPT_STARTTLS => bare(ClientOption::StartTls),
-            OPT_STRUCTURED_REPLY => bare(ClientOption::StructuredReply),
-            OPT_INFO | OPT_GO => match InfoRequest::decode(data) {
-                Ok(request) if option == OPT_GO => ClientOption::Go(request),
-                Ok(request) => ClientOption::Info(request),
-                Err((reply, why)) => ClientOption::Bad(MalformedOption { option, reply, why }),
+            OPT_ABORT => NbdOption::Abort,
+            OPT_LIST => bare(NbdOption::List),
+            OPT_STARTTLS => bare(NbdOption::StartTls),
+            OPT_STRUCTURED_REPLY => bare(NbdOption::StructuredReply),
+            OPT_INFO | OPT_GO => match ExportInfoRequest::decode(data) {
+                Ok(request) if option == OPT_GO => NbdOption::Go(request),
+                Ok(request) => NbdOption::Info(request),
+                Err((reply, why)) => NbdOption::Bad(MalformedOption { option, reply, why }),
             },
-            OPT_LIST_META_CONTEXT | OPT_SET_META_CONTEXT => match MetaRequest::decode(data) {
-                Ok(request) if option == OPT_SET_META_CONTEXT => ClientOption::SetMetaContext(request),
-                Ok(request) => ClientOption::ListMetaContext(request),
-                Err((reply, why)) => ClientOption::Bad(MalformedOption { option, reply, why }),
+            OPT_LIST_META_CONTEXT | OPT_SET_META_CONTEXT => match MetaContextRequest::decode(data) {
+                Ok(request) if option == OPT_SET_META_CONTEXT => NbdOption::SetMetaContext(request),
+                Ok(request) => NbdOption::ListMetaContext(request),
+                Err((reply, why)) => NbdOption::Bad(MalformedOption { option, reply, why }),
             },
-            _ => ClientOption::Unknown { option, data: data.to_vec() },
+            _ => NbdOption::Unknown { option, data: data.to_vec() },
         }
     }
 
@@ -104,17 +105,17 @@ impl ClientOption {
     #[must_use]
     pub fn number(&self) -> u32 {
         match self {
-            ClientOption::ExportName(_) => OPT_EXPORT_NAME,
-            ClientOption::Abort => OPT_ABORT,
-            ClientOption::List => OPT_LIST,
-            ClientOption::StartTls => OPT_STARTTLS,
-            ClientOption::Info(_) => OPT_INFO,
-            ClientOption::Go(_) => OPT_GO,
-            ClientOption::StructuredReply => OPT_STRUCTURED_REPLY,
-            ClientOption::ListMetaContext(_) => OPT_LIST_META_CONTEXT,
-            ClientOption::SetMetaContext(_) => OPT_SET_META_CONTEXT,
-            ClientOption::Unknown { option, .. } => *option,
-            ClientOption::Bad(bad) => bad.option,
+            NbdOption::ExportName(_) => OPT_EXPORT_NAME,
+            NbdOption::Abort => OPT_ABORT,
+            NbdOption::List => OPT_LIST,
+            NbdOption::StartTls => OPT_STARTTLS,
+            NbdOption::Info(_) => OPT_INFO,
+            NbdOption::Go(_) => OPT_GO,
+            NbdOption::StructuredReply => OPT_STRUCTURED_REPLY,
+            NbdOption::ListMetaContext(_) => OPT_LIST_META_CONTEXT,
+            NbdOption::SetMetaContext(_) => OPT_SET_META_CONTEXT,
+            NbdOption::Unknown { option, .. } => *option,
+            NbdOption::Bad(bad) => bad.option,
         }
     }
 
@@ -123,14 +124,14 @@ impl ClientOption {
     #[must_use]
     pub fn refusal(&self) -> Option<(u32, &'static str)> {
         match self {
-            ClientOption::StartTls => Some((REP_ERR_POLICY, "this server does not do TLS")),
-            ClientOption::Unknown { .. } => Some((REP_ERR_UNSUP, "this server does not know the option")),
-            ClientOption::Bad(bad) => Some((bad.reply, bad.why)),
+            NbdOption::StartTls => Some((REP_ERR_POLICY, "this server does not do TLS")),
+            NbdOption::Unknown { .. } => Some((REP_ERR_UNSUP, "this server does not know the option")),
+            NbdOption::Bad(bad) => Some((bad.reply, bad.why)),
             _ => None,
         }
     }
 
-    /// Appends the option as a client sends it. A [`ClientOption::Bad`] has lost its data, so it is
+    /// Appends the option as a client sends it. A [`NbdOption::Bad`] has lost its data, so it is
     /// sent without data.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&MAGIC_OPTION.to_be_bytes());
@@ -138,12 +139,12 @@ impl ClientOption {
         let length = out.len();
         out.extend_from_slice(&[0; 4]);
         match self {
-            ClientOption::ExportName(name) => out.extend_from_slice(name.as_bytes()),
-            ClientOption::Info(request) | ClientOption::Go(request) => request.encode(out),
-            ClientOption::ListMetaContext(request) | ClientOption::SetMetaContext(request) => {
+            NbdOption::ExportName(name) => out.extend_from_slice(name.as_bytes()),
+            NbdOption::Info(request) | NbdOption::Go(request) => request.encode(out),
+            NbdOption::ListMetaContext(request) | NbdOption::SetMetaContext(request) => {
                 request.encode(out);
             }
-            ClientOption::Unknown { data, .. } => out.extend_from_slice(data),
+            NbdOption::Unknown { data, .. } => out.extend_from_slice(data),
             _ => {}
         }
         let len = u32::try_from(out.len() - length - 4).unwrap_or(u32::MAX);
@@ -155,32 +156,35 @@ const SHORT: (u32, &str) = (REP_ERR_INVALID, "the option is shorter than it says
 
 /// Splits off a string that follows its length, and returns the rest. `long` is the error text if
 /// the string is too long.
-fn counted<'a>(data: &'a [u8], long: &'static str) -> Result<(&'a str, &'a [u8]), (u32, &'static str)> {
+fn split_length_prefixed_string<'a>(
+    data: &'a [u8],
+    long: &'static str,
+) -> Result<(&'a str, &'a [u8]), (u32, &'static str)> {
     let (len, data) = data.split_first_chunk().ok_or(SHORT)?;
     let len = u32::from_be_bytes(*len) as usize;
     if len > STRING_MAX {
         return Err((REP_ERR_TOO_BIG, long));
     }
     let (text, rest) = data.split_at_checked(len).ok_or(SHORT)?;
-    Ok((string(text).map_err(|why| (REP_ERR_INVALID, why))?, rest))
+    Ok((decode_nbd_string(text).map_err(|why| (REP_ERR_INVALID, why))?, rest))
 }
 
-impl MetaRequest {
+impl MetaContextRequest {
     /// Decodes name length, name, number of queries, and queries, each with its length.
-    fn decode(data: &[u8]) -> Result<MetaRequest, (u32, &'static str)> {
-        let (name, data) = counted(data, "the export name is longer than 4096 bytes")?;
+    fn decode(data: &[u8]) -> Result<MetaContextRequest, (u32, &'static str)> {
+        let (name, data) = split_length_prefixed_string(data, "the export name is longer than 4096 bytes")?;
         let (count, mut data) = data.split_first_chunk().ok_or(SHORT)?;
         let mut queries = Vec::new();
         // A query takes at least 4 bytes, so a too large count ends with the data.
         for _ in 0..u32::from_be_bytes(*count) {
-            let (query, rest) = counted(data, "a query is longer than 4096 bytes")?;
+            let (query, rest) = split_length_prefixed_string(data, "a query is longer than 4096 bytes")?;
             queries.push(query.to_owned());
             data = rest;
         }
         if !data.is_empty() {
             return Err((REP_ERR_INVALID, "the number of queries does not fit the option's length"));
         }
-        Ok(MetaRequest { name: name.to_owned(), queries })
+        Ok(MetaContextRequest { name: name.to_owned(), queries })
     }
 
     fn encode(&self, out: &mut Vec<u8>) {
@@ -194,17 +198,17 @@ impl MetaRequest {
     }
 }
 
-impl InfoRequest {
+impl ExportInfoRequest {
     /// Decodes name length, name, count, and infos.
-    fn decode(data: &[u8]) -> Result<InfoRequest, (u32, &'static str)> {
+    fn decode(data: &[u8]) -> Result<ExportInfoRequest, (u32, &'static str)> {
         let invalid = |why| (REP_ERR_INVALID, why);
-        let (name, data) = counted(data, "the export name is longer than 4096 bytes")?;
+        let (name, data) = split_length_prefixed_string(data, "the export name is longer than 4096 bytes")?;
         let (count, data) = data.split_first_chunk().ok_or(SHORT)?;
         if data.len() != usize::from(u16::from_be_bytes(*count)) * 2 {
             return Err(invalid("the number of informations does not fit the option's length"));
         }
         let infos = data.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]])).collect();
-        Ok(InfoRequest { name: name.to_owned(), infos })
+        Ok(ExportInfoRequest { name: name.to_owned(), infos })
     }
 
     fn encode(&self, out: &mut Vec<u8>) {

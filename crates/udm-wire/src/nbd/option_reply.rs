@@ -2,13 +2,13 @@
 
 use super::{
     EXPORT_NAME_ZEROES, ExportFlags, INFO_BLOCK_SIZE, INFO_DESCRIPTION, INFO_EXPORT, INFO_NAME,
-    MAGIC_OPTION_REPLY, OPTION_LEN_MAX, OPTION_REPLY_HEADER_SIZE, ProtocolError, REP_ACK, REP_FLAG_ERROR,
-    REP_INFO, REP_META_CONTEXT, REP_SERVER, be16_at, be32_at, be64_at, clip_string, string,
+    MAGIC_OPTION_REPLY, NbdProtocolError, OPTION_LEN_MAX, OPTION_REPLY_HEADER_SIZE, REP_ACK, REP_FLAG_ERROR,
+    REP_INFO, REP_META_CONTEXT, REP_SERVER, be16_at, be32_at, be64_at, clip_nbd_string, decode_nbd_string,
 };
 
 /// One information about an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Info {
+pub enum ExportInfoItem {
     /// Size in bytes and flags. Always part of the reply.
     Export {
         /// Size in bytes.
@@ -38,7 +38,7 @@ pub struct BlockSizes {
 }
 
 /// Appends any reply to an option.
-pub fn put_reply(out: &mut Vec<u8>, option: u32, reply: u32, data: &[&[u8]]) {
+pub fn put_option_reply(out: &mut Vec<u8>, option: u32, reply: u32, data: &[&[u8]]) {
     let len: usize = data.iter().map(|piece| piece.len()).sum();
     debug_assert!(len <= OPTION_LEN_MAX as usize, "a reply of {len} bytes");
     out.extend_from_slice(&MAGIC_OPTION_REPLY.to_be_bytes());
@@ -49,55 +49,57 @@ pub fn put_reply(out: &mut Vec<u8>, option: u32, reply: u32, data: &[&[u8]]) {
 }
 
 /// Appends the reply that ends a successful option.
-pub fn put_ack(out: &mut Vec<u8>, option: u32) {
-    put_reply(out, option, REP_ACK, &[]);
+pub fn put_option_ack_reply(out: &mut Vec<u8>, option: u32) {
+    put_option_reply(out, option, REP_ACK, &[]);
 }
 
 /// Appends an error (`REP_ERR_*`) with a text for people, which is cut at [`super::STRING_MAX`]
 /// bytes.
-pub fn put_error(out: &mut Vec<u8>, option: u32, error: u32, text: &str) {
-    put_reply(out, option, error | REP_FLAG_ERROR, &[clip_string(text).as_bytes()]);
+pub fn put_option_error_reply(out: &mut Vec<u8>, option: u32, error: u32, text: &str) {
+    put_option_reply(out, option, error | REP_FLAG_ERROR, &[clip_nbd_string(text).as_bytes()]);
 }
 
 /// Appends one export of the reply to `LIST`. The description may be empty. Both are cut at
 /// [`super::STRING_MAX`] bytes.
-pub fn put_server(out: &mut Vec<u8>, name: &str, description: &str) {
-    let name = clip_string(name);
+pub fn put_export_list_reply(out: &mut Vec<u8>, name: &str, description: &str) {
+    let name = clip_nbd_string(name);
     let len = (name.len() as u32).to_be_bytes();
-    put_reply(
+    put_option_reply(
         out,
         super::OPT_LIST,
         REP_SERVER,
-        &[&len, name.as_bytes(), clip_string(description).as_bytes()],
+        &[&len, name.as_bytes(), clip_nbd_string(description).as_bytes()],
     );
 }
 
 /// Appends one information of the reply to `option` (`OPT_INFO` or `OPT_GO`).
-pub fn put_info(out: &mut Vec<u8>, option: u32, info: &Info) {
+pub fn put_export_info_reply(out: &mut Vec<u8>, option: u32, info: &ExportInfoItem) {
     let mut put = |kind: u16, data: &[&[u8]]| {
         let kind = kind.to_be_bytes();
         let mut pieces = vec![&kind[..]];
         pieces.extend_from_slice(data);
-        put_reply(out, option, REP_INFO, &pieces);
+        put_option_reply(out, option, REP_INFO, &pieces);
     };
     match info {
-        Info::Export { size, flags } => put(INFO_EXPORT, &[&size.to_be_bytes(), &flags.bits().to_be_bytes()]),
-        Info::Name(name) => put(INFO_NAME, &[clip_string(name).as_bytes()]),
-        Info::Description(text) => put(INFO_DESCRIPTION, &[clip_string(text).as_bytes()]),
-        Info::BlockSize(b) => {
+        ExportInfoItem::Export { size, flags } => {
+            put(INFO_EXPORT, &[&size.to_be_bytes(), &flags.bits().to_be_bytes()]);
+        }
+        ExportInfoItem::Name(name) => put(INFO_NAME, &[clip_nbd_string(name).as_bytes()]),
+        ExportInfoItem::Description(text) => put(INFO_DESCRIPTION, &[clip_nbd_string(text).as_bytes()]),
+        ExportInfoItem::BlockSize(b) => {
             put(
                 INFO_BLOCK_SIZE,
                 &[&b.minimum.to_be_bytes(), &b.preferred.to_be_bytes(), &b.maximum.to_be_bytes()],
             );
         }
-        Info::Other(kind) => put(*kind, &[]),
+        ExportInfoItem::Other(kind) => put(*kind, &[]),
     }
 }
 
 /// Appends one metadata context of the reply to `option` (`OPT_LIST_META_CONTEXT`, where `id` has
 /// no meaning, or `OPT_SET_META_CONTEXT`).
-pub fn put_meta_context(out: &mut Vec<u8>, option: u32, id: u32, name: &str) {
-    put_reply(out, option, REP_META_CONTEXT, &[&id.to_be_bytes(), clip_string(name).as_bytes()]);
+pub fn put_meta_context_reply(out: &mut Vec<u8>, option: u32, id: u32, name: &str) {
+    put_option_reply(out, option, REP_META_CONTEXT, &[&id.to_be_bytes(), clip_nbd_string(name).as_bytes()]);
 }
 
 /// Appends the reply to a successful `EXPORT_NAME`; transmission starts after it. `no_zeroes` is
@@ -146,10 +148,10 @@ impl OptionReplyHeader {
     ///
     /// # Errors
     /// A wrong magic, or data longer than [`OPTION_LEN_MAX`].
-    pub fn decode(bytes: &[u8; OPTION_REPLY_HEADER_SIZE]) -> Result<OptionReplyHeader, ProtocolError> {
+    pub fn decode(bytes: &[u8; OPTION_REPLY_HEADER_SIZE]) -> Result<OptionReplyHeader, NbdProtocolError> {
         let magic = be64_at(bytes, 0);
         if magic != MAGIC_OPTION_REPLY {
-            return Err(ProtocolError::Magic { what: "option reply", found: magic });
+            return Err(NbdProtocolError::Magic { what: "option reply", found: magic });
         }
         let header = OptionReplyHeader {
             option: be32_at(bytes, 8),
@@ -157,7 +159,7 @@ impl OptionReplyHeader {
             len: be32_at(bytes, 16),
         };
         if header.len > OPTION_LEN_MAX {
-            return Err(ProtocolError::Malformed { what: "option reply", why: "longer than 64 KiB" });
+            return Err(NbdProtocolError::Malformed { what: "option reply", why: "longer than 64 KiB" });
         }
         Ok(header)
     }
@@ -176,7 +178,7 @@ pub enum OptionReply {
         description: String,
     },
     /// One information, in the reply to `INFO` and `GO`.
-    Info(Info),
+    Info(ExportInfoItem),
     /// One metadata context, in the reply to `LIST_META_CONTEXT` and `SET_META_CONTEXT`.
     MetaContext {
         /// Id of the context in replies to `BLOCK_STATUS`.
@@ -200,9 +202,9 @@ impl OptionReply {
     ///
     /// # Errors
     /// Data that does not fit the kind.
-    pub fn decode(reply: u32, data: &[u8]) -> Result<OptionReply, ProtocolError> {
-        let bad = |why| ProtocolError::Malformed { what: "option reply", why };
-        let text = |bytes| string(bytes).map(str::to_owned).map_err(bad);
+    pub fn decode(reply: u32, data: &[u8]) -> Result<OptionReply, NbdProtocolError> {
+        let bad = |why| NbdProtocolError::Malformed { what: "option reply", why };
+        let text = |bytes| decode_nbd_string(bytes).map(str::to_owned).map_err(bad);
         match reply {
             REP_ACK if data.is_empty() => Ok(OptionReply::Ack),
             REP_ACK => Err(bad("an ACK with data")),
@@ -215,7 +217,7 @@ impl OptionReply {
             }
             REP_INFO => {
                 let (kind, data) = data.split_first_chunk().ok_or(bad("too short"))?;
-                Ok(OptionReply::Info(Info::decode(u16::from_be_bytes(*kind), data)?))
+                Ok(OptionReply::Info(ExportInfoItem::decode(u16::from_be_bytes(*kind), data)?))
             }
             REP_META_CONTEXT => {
                 let (id, name) = data.split_first_chunk().ok_or(bad("too short"))?;
@@ -227,17 +229,19 @@ impl OptionReply {
     }
 }
 
-impl Info {
-    fn decode(kind: u16, data: &[u8]) -> Result<Info, ProtocolError> {
-        let bad = |why| ProtocolError::Malformed { what: "information", why };
+impl ExportInfoItem {
+    fn decode(kind: u16, data: &[u8]) -> Result<ExportInfoItem, NbdProtocolError> {
+        let bad = |why| NbdProtocolError::Malformed { what: "information", why };
         match kind {
             INFO_EXPORT => {
                 let bytes = data.try_into().map_err(|_| bad("the export's is not 12 bytes"))?;
                 let ExportNameReply { size, flags } = ExportNameReply::decode(bytes);
-                Ok(Info::Export { size, flags })
+                Ok(ExportInfoItem::Export { size, flags })
             }
-            INFO_NAME => Ok(Info::Name(string(data).map_err(bad)?.to_owned())),
-            INFO_DESCRIPTION => Ok(Info::Description(string(data).map_err(bad)?.to_owned())),
+            INFO_NAME => Ok(ExportInfoItem::Name(decode_nbd_string(data).map_err(bad)?.to_owned())),
+            INFO_DESCRIPTION => {
+                Ok(ExportInfoItem::Description(decode_nbd_string(data).map_err(bad)?.to_owned()))
+            }
             INFO_BLOCK_SIZE => {
                 let bytes: &[u8; 12] =
                     data.try_into().map_err(|_| bad("the block sizes' is not 14 bytes"))?;
@@ -246,9 +250,13 @@ impl Info {
                     preferred: be32_at(bytes, 4),
                     maximum: be32_at(bytes, 8),
                 };
-                if sizes.is_valid() { Ok(Info::BlockSize(sizes)) } else { Err(bad("impossible block sizes")) }
+                if sizes.is_valid() {
+                    Ok(ExportInfoItem::BlockSize(sizes))
+                } else {
+                    Err(bad("impossible block sizes"))
+                }
             }
-            other => Ok(Info::Other(other)),
+            other => Ok(ExportInfoItem::Other(other)),
         }
     }
 }

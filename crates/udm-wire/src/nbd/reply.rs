@@ -2,8 +2,8 @@
 
 use super::{
     CHUNK_BLOCK_STATUS, CHUNK_ERROR, CHUNK_ERROR_OFFSET, CHUNK_FLAG_ERROR, CHUNK_NONE, CHUNK_OFFSET_DATA,
-    CHUNK_OFFSET_HOLE, MAGIC_SIMPLE_REPLY, MAGIC_STRUCTURED_REPLY, ProtocolError, ReplyFlags, be16_at,
-    be32_at, be64_at, clip_string, string,
+    CHUNK_OFFSET_HOLE, MAGIC_SIMPLE_REPLY, MAGIC_STRUCTURED_REPLY, NbdProtocolError, ReplyFlags, be16_at,
+    be32_at, be64_at, clip_nbd_string, decode_nbd_string,
 };
 
 /// A simple reply; the data of a successful read follow.
@@ -32,7 +32,7 @@ impl SimpleReply {
 
 /// The header of a chunk of a structured reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ChunkHeader {
+pub struct ReplyChunkHeader {
     /// Unknown bits are kept; a client ignores them.
     pub flags: ReplyFlags,
     /// The kind of chunk (`CHUNK_*`).
@@ -43,7 +43,7 @@ pub struct ChunkHeader {
     pub len: u32,
 }
 
-impl ChunkHeader {
+impl ReplyChunkHeader {
     /// Bytes of the header.
     pub const SIZE: usize = 20;
 
@@ -67,11 +67,17 @@ impl ChunkHeader {
 }
 
 /// A chunk header with the first `N - 20` bytes of its payload.
-fn chunk<const N: usize>(kind: u16, cookie: u64, done: bool, len: u32, head: &[&[u8]]) -> [u8; N] {
+fn encode_reply_chunk_start<const N: usize>(
+    kind: u16,
+    cookie: u64,
+    done: bool,
+    len: u32,
+    head: &[&[u8]],
+) -> [u8; N] {
     let flags = if done { ReplyFlags::DONE } else { ReplyFlags::empty() };
     let mut out = [0; N];
-    out[..ChunkHeader::SIZE].copy_from_slice(&ChunkHeader { flags, kind, cookie, len }.encode());
-    let mut at = ChunkHeader::SIZE;
+    out[..ReplyChunkHeader::SIZE].copy_from_slice(&ReplyChunkHeader { flags, kind, cookie, len }.encode());
+    let mut at = ReplyChunkHeader::SIZE;
     for piece in head {
         out[at..at + piece.len()].copy_from_slice(piece);
         at += piece.len();
@@ -82,33 +88,40 @@ fn chunk<const N: usize>(kind: u16, cookie: u64, done: bool, len: u32, head: &[&
 /// The last chunk of a reply, without content: success, unless an error chunk was sent before.
 #[must_use]
 pub fn chunk_none(cookie: u64) -> [u8; 20] {
-    chunk(CHUNK_NONE, cookie, true, 0, &[])
+    encode_reply_chunk_start(CHUNK_NONE, cookie, true, 0, &[])
 }
 
 /// The head of a data chunk; `len` bytes of data at `offset` follow. `len` is 1..=`u32::MAX` - 8.
 #[must_use]
 pub fn chunk_data_header(cookie: u64, offset: u64, len: u32, done: bool) -> [u8; 28] {
     debug_assert!(len > 0 && len <= u32::MAX - 8, "a data chunk of {len} bytes");
-    chunk(CHUNK_OFFSET_DATA, cookie, done, len.saturating_add(8), &[&offset.to_be_bytes()])
+    encode_reply_chunk_start(CHUNK_OFFSET_DATA, cookie, done, len.saturating_add(8), &[&offset.to_be_bytes()])
 }
 
 /// A complete hole chunk: `len` bytes at `offset` are zero. `len` is above 0.
 #[must_use]
 pub fn chunk_hole(cookie: u64, offset: u64, len: u32, done: bool) -> [u8; 32] {
     debug_assert!(len > 0, "an empty hole");
-    chunk(CHUNK_OFFSET_HOLE, cookie, done, 12, &[&offset.to_be_bytes(), &len.to_be_bytes()])
+    encode_reply_chunk_start(
+        CHUNK_OFFSET_HOLE,
+        cookie,
+        done,
+        12,
+        &[&offset.to_be_bytes(), &len.to_be_bytes()],
+    )
 }
 
-/// The head of a block status chunk; `count` [`block_descriptor`]s follow. `count` is 1..=2^28.
+/// The head of a block status chunk; `count` [`encode_block_status_descriptor`]s follow. `count` is
+/// 1..=2^28.
 #[must_use]
 pub fn chunk_block_status_header(cookie: u64, context: u32, count: u32, done: bool) -> [u8; 24] {
     debug_assert!(count > 0 && count <= 1 << 28, "{count} descriptors");
-    chunk(CHUNK_BLOCK_STATUS, cookie, done, 4 + 8 * count, &[&context.to_be_bytes()])
+    encode_reply_chunk_start(CHUNK_BLOCK_STATUS, cookie, done, 4 + 8 * count, &[&context.to_be_bytes()])
 }
 
 /// One descriptor: the flags of a context for the next `len` bytes (above 0).
 #[must_use]
-pub fn block_descriptor(len: u32, flags: u32) -> [u8; 8] {
+pub fn encode_block_status_descriptor(len: u32, flags: u32) -> [u8; 8] {
     let mut out = [0; 8];
     out[..4].copy_from_slice(&len.to_be_bytes());
     out[4..].copy_from_slice(&flags.to_be_bytes());
@@ -117,16 +130,16 @@ pub fn block_descriptor(len: u32, flags: u32) -> [u8; 8] {
 
 /// A complete error chunk without a text; it ends the reply. `error` is an NBD error, not 0.
 #[must_use]
-pub fn chunk_error_header(cookie: u64, error: u32) -> [u8; 26] {
+pub fn encode_textless_error_chunk(cookie: u64, error: u32) -> [u8; 26] {
     debug_assert!(error != 0, "an error chunk without an error");
-    chunk(CHUNK_ERROR, cookie, true, 6, &[&error.to_be_bytes()])
+    encode_reply_chunk_start(CHUNK_ERROR, cookie, true, 6, &[&error.to_be_bytes()])
 }
 
 /// Appends an error chunk with a text for people (cut at [`super::STRING_MAX`] bytes); it ends the
 /// reply.
-pub fn put_chunk_error(out: &mut Vec<u8>, cookie: u64, error: u32, text: &str) {
-    let text = clip_string(text).as_bytes();
-    let head: [u8; 26] = chunk(
+pub fn put_error_chunk_with_text(out: &mut Vec<u8>, cookie: u64, error: u32, text: &str) {
+    let text = clip_nbd_string(text).as_bytes();
+    let head: [u8; 26] = encode_reply_chunk_start(
         CHUNK_ERROR,
         cookie,
         true,
@@ -143,7 +156,7 @@ pub enum ReplyHeader {
     /// A simple reply. Data follow if the request was a read and there is no error.
     Simple(SimpleReply),
     /// A chunk; `len` bytes of payload follow.
-    Chunk(ChunkHeader),
+    Chunk(ReplyChunkHeader),
 }
 
 impl ReplyHeader {
@@ -152,7 +165,7 @@ impl ReplyHeader {
     ///
     /// # Errors
     /// A wrong magic number: the stream is out of sync and must be closed.
-    pub fn decode(input: &mut &[u8]) -> Result<Option<ReplyHeader>, ProtocolError> {
+    pub fn decode(input: &mut &[u8]) -> Result<Option<ReplyHeader>, NbdProtocolError> {
         let Some(magic) = input.first_chunk() else { return Ok(None) };
         match u32::from_be_bytes(*magic) {
             MAGIC_SIMPLE_REPLY => {
@@ -166,25 +179,25 @@ impl ReplyHeader {
                 })))
             }
             MAGIC_STRUCTURED_REPLY => {
-                let Some((bytes, rest)) = input.split_first_chunk::<{ ChunkHeader::SIZE }>() else {
+                let Some((bytes, rest)) = input.split_first_chunk::<{ ReplyChunkHeader::SIZE }>() else {
                     return Ok(None);
                 };
                 *input = rest;
-                Ok(Some(ReplyHeader::Chunk(ChunkHeader {
+                Ok(Some(ReplyHeader::Chunk(ReplyChunkHeader {
                     flags: ReplyFlags::from_bits_retain(be16_at(bytes, 4)),
                     kind: be16_at(bytes, 6),
                     cookie: be64_at(bytes, 8),
                     len: be32_at(bytes, 16),
                 })))
             }
-            found => Err(ProtocolError::Magic { what: "reply", found: found.into() }),
+            found => Err(NbdProtocolError::Magic { what: "reply", found: found.into() }),
         }
     }
 }
 
 /// A chunk of a structured reply, as a client receives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Chunk<'a> {
+pub enum ReplyChunk<'a> {
     /// A chunk without content.
     None,
     /// Bytes of a read.
@@ -205,8 +218,8 @@ pub enum Chunk<'a> {
     BlockStatus {
         /// The context.
         context: u32,
-        /// At least one descriptor: [`Descriptors`].
-        descriptors: Descriptors<'a>,
+        /// At least one descriptor: [`BlockStatusDescriptors`].
+        descriptors: BlockStatusDescriptors<'a>,
     },
     /// The request failed.
     Error {
@@ -221,44 +234,44 @@ pub enum Chunk<'a> {
 
 /// The descriptors of a block status: a number of bytes, above 0, and the context's flags for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Descriptors<'a>(&'a [u8]);
+pub struct BlockStatusDescriptors<'a>(&'a [u8]);
 
-impl Descriptors<'_> {
+impl BlockStatusDescriptors<'_> {
     /// The descriptors in order.
     pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.0.chunks_exact(8).map(|pair| (be32_at(pair, 0), be32_at(pair, 4)))
     }
 }
 
-impl Chunk<'_> {
+impl ReplyChunk<'_> {
     /// Decodes a payload. The caller has checked that `header.len` is possible for the request.
     ///
     /// # Errors
     /// A payload that does not fit its kind, or an unknown kind that is not an error. The
     /// connection must be closed.
-    pub fn decode(header: ChunkHeader, payload: &[u8]) -> Result<Chunk<'_>, ProtocolError> {
-        let bad = |why| ProtocolError::Malformed { what: "chunk", why };
+    pub fn decode(header: ReplyChunkHeader, payload: &[u8]) -> Result<ReplyChunk<'_>, NbdProtocolError> {
+        let bad = |why| NbdProtocolError::Malformed { what: "chunk", why };
         if payload.len() != header.len as usize {
             return Err(bad("not as long as its header says"));
         }
         match header.kind {
-            CHUNK_NONE if payload.is_empty() && header.is_done() => Ok(Chunk::None),
+            CHUNK_NONE if payload.is_empty() && header.is_done() => Ok(ReplyChunk::None),
             CHUNK_NONE => Err(bad("an empty chunk that has a payload or is not the last")),
             CHUNK_OFFSET_DATA if payload.len() > 8 => {
-                Ok(Chunk::Data { offset: be64_at(payload, 0), data: &payload[8..] })
+                Ok(ReplyChunk::Data { offset: be64_at(payload, 0), data: &payload[8..] })
             }
             CHUNK_OFFSET_DATA => Err(bad("a data chunk without data")),
             CHUNK_OFFSET_HOLE if payload.len() == 12 && be32_at(payload, 8) != 0 => {
-                Ok(Chunk::Hole { offset: be64_at(payload, 0), len: be32_at(payload, 8) })
+                Ok(ReplyChunk::Hole { offset: be64_at(payload, 0), len: be32_at(payload, 8) })
             }
             CHUNK_OFFSET_HOLE => Err(bad("an empty hole, or one that is not 12 bytes")),
             CHUNK_BLOCK_STATUS => {
                 let (context, list) = payload.split_first_chunk().ok_or(bad("a status without a context"))?;
-                let descriptors = Descriptors(list);
+                let descriptors = BlockStatusDescriptors(list);
                 if list.is_empty() || !list.len().is_multiple_of(8) || descriptors.iter().any(|d| d.0 == 0) {
                     return Err(bad("a status without descriptors, with half a one or an empty one"));
                 }
-                Ok(Chunk::BlockStatus { context: u32::from_be_bytes(*context), descriptors })
+                Ok(ReplyChunk::BlockStatus { context: u32::from_be_bytes(*context), descriptors })
             }
             kind if kind & CHUNK_FLAG_ERROR != 0 => {
                 let (head, rest) =
@@ -274,7 +287,11 @@ impl Chunk<'_> {
                 if be32_at(head, 0) == 0 {
                     return Err(bad("an error chunk without an error"));
                 }
-                Ok(Chunk::Error { error: be32_at(head, 0), text: string(text).map_err(bad)?, offset })
+                Ok(ReplyChunk::Error {
+                    error: be32_at(head, 0),
+                    text: decode_nbd_string(text).map_err(bad)?,
+                    offset,
+                })
             }
             _ => Err(bad("a kind that was not asked for")),
         }

@@ -1,10 +1,10 @@
 //! Requests of the transmission phase.
 
-use super::{CommandFlags, MAGIC_REQUEST, ProtocolError, be16_at, be32_at, be64_at};
+use super::{CommandFlags, MAGIC_REQUEST, NbdProtocolError, be16_at, be32_at, be64_at};
 
 /// The command of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Command {
+pub enum NbdCommand {
     /// Read `len` bytes at `offset`.
     Read,
     /// Write the `len` bytes that follow the header.
@@ -25,20 +25,20 @@ pub enum Command {
     Other(u16),
 }
 
-impl Command {
+impl NbdCommand {
     /// The command with this number.
     #[must_use]
-    pub const fn from_number(number: u16) -> Command {
+    pub const fn from_number(number: u16) -> NbdCommand {
         match number {
-            0 => Command::Read,
-            1 => Command::Write,
-            2 => Command::Disconnect,
-            3 => Command::Flush,
-            4 => Command::Trim,
-            5 => Command::Cache,
-            6 => Command::WriteZeroes,
-            7 => Command::BlockStatus,
-            other => Command::Other(other),
+            0 => NbdCommand::Read,
+            1 => NbdCommand::Write,
+            2 => NbdCommand::Disconnect,
+            3 => NbdCommand::Flush,
+            4 => NbdCommand::Trim,
+            5 => NbdCommand::Cache,
+            6 => NbdCommand::WriteZeroes,
+            7 => NbdCommand::BlockStatus,
+            other => NbdCommand::Other(other),
         }
     }
 
@@ -46,15 +46,15 @@ impl Command {
     #[must_use]
     pub const fn number(self) -> u16 {
         match self {
-            Command::Read => 0,
-            Command::Write => 1,
-            Command::Disconnect => 2,
-            Command::Flush => 3,
-            Command::Trim => 4,
-            Command::Cache => 5,
-            Command::WriteZeroes => 6,
-            Command::BlockStatus => 7,
-            Command::Other(other) => other,
+            NbdCommand::Read => 0,
+            NbdCommand::Write => 1,
+            NbdCommand::Disconnect => 2,
+            NbdCommand::Flush => 3,
+            NbdCommand::Trim => 4,
+            NbdCommand::Cache => 5,
+            NbdCommand::WriteZeroes => 6,
+            NbdCommand::BlockStatus => 7,
+            NbdCommand::Other(other) => other,
         }
     }
 
@@ -63,11 +63,11 @@ impl Command {
     #[must_use]
     pub const fn flags(self) -> CommandFlags {
         match self {
-            Command::Read => CommandFlags::FUA.union(CommandFlags::DF),
-            Command::WriteZeroes => {
+            NbdCommand::Read => CommandFlags::FUA.union(CommandFlags::DF),
+            NbdCommand::WriteZeroes => {
                 CommandFlags::FUA.union(CommandFlags::NO_HOLE).union(CommandFlags::FAST_ZERO)
             }
-            Command::BlockStatus => CommandFlags::FUA.union(CommandFlags::REQ_ONE),
+            NbdCommand::BlockStatus => CommandFlags::FUA.union(CommandFlags::REQ_ONE),
             _ => CommandFlags::FUA,
         }
     }
@@ -75,11 +75,12 @@ impl Command {
 
 /// The header of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Request {
-    /// Flags of the command. Unknown bits are kept, so that [`Request::flags_fit`] finds them.
+pub struct NbdRequestHeader {
+    /// Flags of the command. Unknown bits are kept, so that [`NbdRequestHeader::flags_fit`] finds
+    /// them.
     pub flags: CommandFlags,
     /// The command.
-    pub command: Command,
+    pub command: NbdCommand,
     /// The client's identifier of the request, returned in the reply.
     pub cookie: u64,
     /// First byte.
@@ -88,7 +89,7 @@ pub struct Request {
     pub len: u32,
 }
 
-impl Request {
+impl NbdRequestHeader {
     /// Bytes of the header.
     pub const SIZE: usize = 28;
 
@@ -96,13 +97,13 @@ impl Request {
     ///
     /// # Errors
     /// A wrong magic number: the stream is out of sync and must be closed.
-    pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<Request, ProtocolError> {
+    pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<NbdRequestHeader, NbdProtocolError> {
         if be32_at(bytes, 0) != MAGIC_REQUEST {
-            return Err(ProtocolError::Magic { what: "request", found: be32_at(bytes, 0).into() });
+            return Err(NbdProtocolError::Magic { what: "request", found: be32_at(bytes, 0).into() });
         }
-        Ok(Request {
+        Ok(NbdRequestHeader {
             flags: CommandFlags::from_bits_retain(be16_at(bytes, 4)),
-            command: Command::from_number(be16_at(bytes, 6)),
+            command: NbdCommand::from_number(be16_at(bytes, 6)),
             cookie: be64_at(bytes, 8),
             offset: be64_at(bytes, 16),
             len: be32_at(bytes, 24),
@@ -126,7 +127,7 @@ impl Request {
     #[must_use]
     pub const fn payload_len(&self) -> u32 {
         match self.command {
-            Command::Write => self.len,
+            NbdCommand::Write => self.len,
             _ => 0,
         }
     }

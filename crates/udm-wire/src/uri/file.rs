@@ -1,8 +1,8 @@
 //! `file:PATH?NAME=VALUE&...`, or a path alone: a file or block device.
 
-use super::{PATH_MAX, QueueParams, UriError, parse_switch, percent};
-use crate::size::{self, Size};
-use crate::words::shown;
+use super::{DeviceUriError, PATH_MAX, QueueParams, parse_switch, percent};
+use crate::size::{self, SizeWithUnit};
+use crate::words::quote_for_error_line;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -52,24 +52,26 @@ impl FileUri {
     ///
     /// # Errors
     /// An invalid path.
-    pub(super) fn literal(path: &str) -> Result<FileUri, UriError> {
-        Ok(FileUri::new(checked_path(path)?))
+    pub(super) fn literal(path: &str) -> Result<FileUri, DeviceUriError> {
+        Ok(FileUri::new(check_file_uri_path(path)?))
     }
 
     /// Parses the text after `file:`.
     ///
     /// # Errors
     /// One line with the reason, and the accepted values.
-    pub(super) fn parse(rest: &str) -> Result<FileUri, UriError> {
+    pub(super) fn parse(rest: &str) -> Result<FileUri, DeviceUriError> {
         let (path, query) = rest.split_once('?').map_or((rest, None), |(path, query)| (path, Some(query)));
         let option = OPTIONS.iter().filter_map(|name| path.find(&format!(",{name}="))).min();
         if let (None, Some(at)) = (query, option) {
-            let right = shown(&format!("file:{}?{}", &path[..at], path[at + 1..].replace(',', "&")));
+            let right =
+                quote_for_error_line(&format!("file:{}?{}", &path[..at], path[at + 1..].replace(',', "&")));
             let why = format!("options follow a ?: {right} (%2C is a comma in the path)");
-            return Err(UriError::new(format!("file: {why}")));
+            return Err(DeviceUriError::new(format!("file: {why}")));
         }
-        let path = percent::decode(path).map_err(|why| UriError::new(format!("file: {why}")))?;
-        let path = checked_path(&path)?;
+        let path =
+            percent::percent_decode_uri(path).map_err(|why| DeviceUriError::new(format!("file: {why}")))?;
+        let path = check_file_uri_path(&path)?;
         let (mut direct, mut readonly, mut exclusive) = (None, None, None);
         let (mut grow, mut grow_max) = (None, None);
         let (mut queue, mut queued) = (None, Vec::new());
@@ -80,40 +82,40 @@ impl FileUri {
                 "readonly" => &mut readonly,
                 "exclusive" => &mut exclusive,
                 "grow" | "grow_max" => {
-                    let bytes =
-                        size::parse(value).map_err(|e| UriError::new(format!("file: {name}: {e}")))?;
+                    let bytes = size::parse_size_with_unit(value)
+                        .map_err(|e| DeviceUriError::new(format!("file: {name}: {e}")))?;
                     if bytes == 0 {
-                        return Err(UriError::new(format!("file: {name} is above 0")));
+                        return Err(DeviceUriError::new(format!("file: {name} is above 0")));
                     }
                     let option = if name == "grow" { &mut grow } else { &mut grow_max };
                     if option.replace(bytes).is_some() {
-                        return Err(UriError::new(format!("file: {name} is given twice")));
+                        return Err(DeviceUriError::new(format!("file: {name} is given twice")));
                     }
                     continue;
                 }
                 _ if QueueParams::word(&mut queue, name, value)
-                    .map_err(|why| UriError::new(format!("file: {why}")))? =>
+                    .map_err(|why| DeviceUriError::new(format!("file: {why}")))? =>
                 {
                     if queued.contains(&name) {
-                        return Err(UriError::new(format!("file: {name} is given twice")));
+                        return Err(DeviceUriError::new(format!("file: {name} is given twice")));
                     }
                     queued.push(name);
                     continue;
                 }
                 _ => {
-                    let name = shown(name);
+                    let name = quote_for_error_line(name);
                     let known = [&OPTIONS, QueueParams::NAMES].concat().join(", ");
-                    return Err(UriError::new(format!("file: unknown option {name}; one of {known}")));
+                    return Err(DeviceUriError::new(format!("file: unknown option {name}; one of {known}")));
                 }
             };
             let value = parse_switch("file", name, value)?;
             if option.replace(value).is_some() {
-                return Err(UriError::new(format!("file: {name} is given twice")));
+                return Err(DeviceUriError::new(format!("file: {name} is given twice")));
             }
         }
         let (readonly, exclusive) = (readonly.unwrap_or(false), exclusive.unwrap_or(true));
         if grow.is_none() && grow_max.is_some() {
-            return Err(UriError::new(
+            return Err(DeviceUriError::new(
                 "file: grow_max says how far it grows, and grow by how much at a time",
             ));
         }
@@ -126,8 +128,8 @@ impl FileUri {
         let readonly = self.readonly.then_some("readonly=on");
         let exclusive = (!self.exclusive).then_some("exclusive=off");
         let switches = [direct, readonly, exclusive].into_iter().flatten().map(String::from);
-        let grow = self.grow.map(|bytes| format!("grow={}", Size(bytes)));
-        let grow_max = self.grow_max.map(|bytes| format!("grow_max={}", Size(bytes)));
+        let grow = self.grow.map(|bytes| format!("grow={}", SizeWithUnit(bytes)));
+        let grow_max = self.grow_max.map(|bytes| format!("grow_max={}", SizeWithUnit(bytes)));
         switches.chain(grow).chain(grow_max).chain(QueueParams::words(self.queue.as_ref()))
     }
 }
@@ -139,7 +141,7 @@ impl fmt::Display for FileUri {
         if literal && self.options().next().is_none() {
             return f.write_str(&path);
         }
-        write!(f, "file:{}", percent::encode(&path))?;
+        write!(f, "file:{}", percent::percent_encode_word(&path))?;
         for (i, option) in self.options().enumerate() {
             write!(f, "{}{option}", if i == 0 { '?' } else { '&' })?;
         }
@@ -147,13 +149,16 @@ impl fmt::Display for FileUri {
     }
 }
 
-fn checked_path(path: &str) -> Result<PathBuf, UriError> {
+fn check_file_uri_path(path: &str) -> Result<PathBuf, DeviceUriError> {
     match path {
-        "" => Err(UriError::new("no path of a device")),
-        _ if path.len() > PATH_MAX => {
-            Err(UriError::new(format!("{}: a path has at most {PATH_MAX} bytes", shown(path))))
+        "" => Err(DeviceUriError::new("no path of a device")),
+        _ if path.len() > PATH_MAX => Err(DeviceUriError::new(format!(
+            "{}: a path has at most {PATH_MAX} bytes",
+            quote_for_error_line(path)
+        ))),
+        _ if path.contains('\0') => {
+            Err(DeviceUriError::new(format!("{}: a NUL character", quote_for_error_line(path))))
         }
-        _ if path.contains('\0') => Err(UriError::new(format!("{}: a NUL character", shown(path)))),
         _ => Ok(PathBuf::from(path)),
     }
 }

@@ -11,8 +11,8 @@
 //! | `8:16` | a device by its number |
 //!
 //! Any other `scheme:...` is refused. A relative path with a colon in its first component is
-//! written `./a:b`. `Display` prints one canonical form, which [`parse`] reads as the same device;
-//! for a table it must be escaped with [`crate::words::escape`].
+//! written `./a:b`. `Display` prints one canonical form, which [`parse_device_uri`] reads as the
+//! same device; for a table it must be escaped with [`crate::words::escape_table_word`].
 
 mod file;
 mod nbd;
@@ -25,12 +25,12 @@ mod reply_deadline;
 pub use file::FileUri;
 pub use nbd::{NbdAddress, NbdUri};
 pub use null::NullParams;
-pub use null_faults::{FaultInjection, NullFaults};
-pub use queue::{QueueParams, Scheduler};
-pub use reply_deadline::{DeadlineSetting, Fence, SilencePolicy, TimeSpan};
+pub use null_faults::{FaultAttr, NullFaults};
+pub use queue::{IoSchedulerName, QueueParams};
+pub use reply_deadline::{ReplyDeadlineSetting, ServerFenceMethod, SilentServerPolicy, TimeSpan};
 
-use crate::size::{self, Size};
-use crate::words::shown;
+use crate::size::{self, SizeWithUnit};
+use crate::words::quote_for_error_line;
 use std::fmt;
 
 /// The longest name of a device, in bytes: a path or export name of 4096 bytes, each
@@ -76,11 +76,11 @@ pub enum DeviceUri {
 /// The reason why a word is not a device name; prints as one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct UriError(String);
+pub struct DeviceUriError(String);
 
-impl UriError {
-    fn new(text: impl Into<String>) -> UriError {
-        UriError(text.into())
+impl DeviceUriError {
+    fn new(text: impl Into<String>) -> DeviceUriError {
+        DeviceUriError(text.into())
     }
 }
 
@@ -88,55 +88,59 @@ impl UriError {
 ///
 /// # Errors
 /// One line with the reason, and the accepted values if there are few.
-pub fn parse(word: &str) -> Result<DeviceUri, UriError> {
+pub fn parse_device_uri(word: &str) -> Result<DeviceUri, DeviceUriError> {
     if word.len() > WORD_MAX {
-        return Err(UriError::new(format!("the name of a device is longer than {WORD_MAX} bytes")));
+        return Err(DeviceUriError::new(format!("the name of a device is longer than {WORD_MAX} bytes")));
     }
     if word.contains('\0') {
-        return Err(UriError::new(format!("{}: a NUL character", shown(word))));
+        return Err(DeviceUriError::new(format!("{}: a NUL character", quote_for_error_line(word))));
     }
     if let Some(name) = word.strip_prefix('@') {
-        return parse_mapped(name);
+        return parse_mapped_device_name(name);
     }
-    if let Some((major, minor)) = split_number(word) {
+    if let Some((major, minor)) = split_major_minor(word) {
         let (Ok(major), Ok(minor)) = (major.parse(), minor.parse()) else {
-            return Err(UriError::new(format!("{}: no such device number", shown(word))));
+            return Err(DeviceUriError::new(format!(
+                "{}: no such device number",
+                quote_for_error_line(word)
+            )));
         };
         return Ok(DeviceUri::Number { major, minor });
     }
-    let Some((scheme, rest)) = scheme(word) else {
+    let Some((scheme, rest)) = split_uri_scheme(word) else {
         return FileUri::literal(word).map(DeviceUri::File);
     };
     match scheme {
         "file" => FileUri::parse(rest).map(DeviceUri::File),
         "null" => NullParams::parse(rest).map(DeviceUri::Null),
-        "mem" => parse_mem(rest),
-        "pattern" => Ok(DeviceUri::Pattern { size: parse_size("pattern", rest)? }),
+        "mem" => parse_mem_uri(rest),
+        "pattern" => Ok(DeviceUri::Pattern { size: parse_device_size("pattern", rest)? }),
         "nbd" | "nbd+unix" => NbdUri::parse(scheme, rest).map(DeviceUri::Nbd),
-        "nbds" | "nbds+unix" => Err(UriError::new(format!("{scheme}: udm does not do TLS"))),
-        _ => Err(UriError::new(format!(
+        "nbds" | "nbds+unix" => Err(DeviceUriError::new(format!("{scheme}: udm does not do TLS"))),
+        _ => Err(DeviceUriError::new(format!(
             "{}: no such kind of device; a path, @name, or one of file: nbd: null: mem: pattern:",
-            shown(scheme)
+            quote_for_error_line(scheme)
         ))),
     }
 }
 
 /// Splits `digits:digits`.
-fn split_number(word: &str) -> Option<(&str, &str)> {
+fn split_major_minor(word: &str) -> Option<(&str, &str)> {
     let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
     word.split_once(':').filter(|(major, minor)| digits(major) && digits(minor))
 }
 
 /// Splits at the first colon, if the text before it is a valid scheme of a URI (RFC 3986, 3.1).
-fn scheme(word: &str) -> Option<(&str, &str)> {
+fn split_uri_scheme(word: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = word.split_once(':')?;
     let ok = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
         && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));
     ok.then_some((scheme, rest))
 }
 
-fn parse_mapped(name: &str) -> Result<DeviceUri, UriError> {
-    let refuse = |why: &str| Err(UriError::new(format!("@{name}: {why}", name = shown(name))));
+fn parse_mapped_device_name(name: &str) -> Result<DeviceUri, DeviceUriError> {
+    let refuse =
+        |why: &str| Err(DeviceUriError::new(format!("@{name}: {why}", name = quote_for_error_line(name))));
     match name {
         "" => refuse("no name of a device"),
         "." | ".." | "control" => refuse("device name cannot be \"control\", \".\", or \"..\""),
@@ -147,19 +151,19 @@ fn parse_mapped(name: &str) -> Result<DeviceUri, UriError> {
 }
 
 /// Parses `SIZE`, and options of a queue after commas.
-fn parse_mem(text: &str) -> Result<DeviceUri, UriError> {
+fn parse_mem_uri(text: &str) -> Result<DeviceUri, DeviceUriError> {
     let (size, words) = text.split_once(',').map_or((text, None), |(size, words)| (size, Some(words)));
-    let size = parse_size("mem", size)?;
+    let size = parse_device_size("mem", size)?;
     let (mut queue, mut seen) = (None, Vec::new());
     for word in words.into_iter().flat_map(|words| words.split(',')) {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
-        let refuse = |why: String| UriError::new(format!("mem: {why}"));
+        let refuse = |why: String| DeviceUriError::new(format!("mem: {why}"));
         if seen.contains(&name) {
             return Err(refuse(format!("{name} is given twice")));
         }
         if !QueueParams::word(&mut queue, name, value).map_err(refuse)? {
             let known = QueueParams::NAMES.join(", ");
-            return Err(refuse(format!("unknown parameter {}; one of {known}", shown(name))));
+            return Err(refuse(format!("unknown parameter {}; one of {known}", quote_for_error_line(name))));
         }
         seen.push(name);
     }
@@ -167,19 +171,22 @@ fn parse_mem(text: &str) -> Result<DeviceUri, UriError> {
 }
 
 /// Parses a value that is on or off.
-fn parse_switch(kind: &str, name: &str, value: &str) -> Result<bool, UriError> {
+fn parse_switch(kind: &str, name: &str, value: &str) -> Result<bool, DeviceUriError> {
     match value {
         "on" | "1" | "true" | "yes" => Ok(true),
         "off" | "0" | "false" | "no" => Ok(false),
-        _ => Err(UriError::new(format!("{kind}: {name}={} is neither on nor off", shown(value)))),
+        _ => Err(DeviceUriError::new(format!(
+            "{kind}: {name}={} is neither on nor off",
+            quote_for_error_line(value)
+        ))),
     }
 }
 
-fn parse_size(kind: &str, text: &str) -> Result<u64, UriError> {
-    match size::parse(text) {
-        Ok(0) => Err(UriError::new(format!("{kind}: a device of no size"))),
+fn parse_device_size(kind: &str, text: &str) -> Result<u64, DeviceUriError> {
+    match size::parse_size_with_unit(text) {
+        Ok(0) => Err(DeviceUriError::new(format!("{kind}: a device of no size"))),
         Ok(size) => Ok(size),
-        Err(error) => Err(UriError::new(format!("{kind}: {error}"))),
+        Err(error) => Err(DeviceUriError::new(format!("{kind}: {error}"))),
     }
 }
 
@@ -189,10 +196,10 @@ impl fmt::Display for DeviceUri {
             DeviceUri::File(file) => file.fmt(f),
             DeviceUri::Null(params) => params.fmt(f),
             DeviceUri::Mem { size, queue } => {
-                write!(f, "mem:{}", Size(*size))?;
+                write!(f, "mem:{}", SizeWithUnit(*size))?;
                 QueueParams::words(queue.as_ref()).iter().try_for_each(|word| write!(f, ",{word}"))
             }
-            DeviceUri::Pattern { size } => write!(f, "pattern:{}", Size(*size)),
+            DeviceUri::Pattern { size } => write!(f, "pattern:{}", SizeWithUnit(*size)),
             DeviceUri::Nbd(uri) => uri.fmt(f),
             DeviceUri::Mapped(name) => write!(f, "@{name}"),
             DeviceUri::Number { major, minor } => write!(f, "{major}:{minor}"),
@@ -201,8 +208,8 @@ impl fmt::Display for DeviceUri {
 }
 
 impl std::str::FromStr for DeviceUri {
-    type Err = UriError;
-    fn from_str(word: &str) -> Result<DeviceUri, UriError> {
-        parse(word)
+    type Err = DeviceUriError;
+    fn from_str(word: &str) -> Result<DeviceUri, DeviceUriError> {
+        parse_device_uri(word)
     }
 }

@@ -5,10 +5,10 @@
 //! them. Not supported: TLS (`nbds:`, a user, `tls-*` parameters) and sockets in the abstract name
 //! space.
 
-use super::reply_deadline::{DeadlineSetting, SilencePolicy};
-use super::{QueueParams, UriError, percent};
+use super::reply_deadline::{ReplyDeadlineSetting, SilentServerPolicy};
+use super::{DeviceUriError, QueueParams, percent};
 use crate::nbd::{PORT, STRING_MAX};
-use crate::words::shown;
+use crate::words::quote_for_error_line;
 use std::fmt;
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ pub struct NbdUri {
     /// default.
     pub export: String,
     /// What to do if the server stops answering.
-    pub silence: SilencePolicy,
+    pub silence: SilentServerPolicy,
     /// A flush covers all connections, even if the server does not announce this.
     pub multi_conn: bool,
     /// The queue in front of the export; `None` for none.
@@ -59,7 +59,7 @@ impl NbdUri {
         NbdUri {
             address,
             export: export.into(),
-            silence: SilencePolicy::default(),
+            silence: SilentServerPolicy::default(),
             multi_conn: false,
             queue: None,
         }
@@ -69,9 +69,9 @@ impl NbdUri {
     #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
         match (self.silence.deadline, &self.address) {
-            (DeadlineSetting::After(time), _) => Some(time),
-            (DeadlineSetting::Default, NbdAddress::Tcp { .. }) => Some(TCP_DEADLINE),
-            (DeadlineSetting::Default, NbdAddress::Unix(_)) | (DeadlineSetting::Never, _) => None,
+            (ReplyDeadlineSetting::After(time), _) => Some(time),
+            (ReplyDeadlineSetting::Default, NbdAddress::Tcp { .. }) => Some(TCP_DEADLINE),
+            (ReplyDeadlineSetting::Default, NbdAddress::Unix(_)) | (ReplyDeadlineSetting::Never, _) => None,
         }
     }
 
@@ -88,19 +88,19 @@ impl NbdUri {
     }
 
     /// Parses the text after `nbd:` or `nbd+unix:`.
-    pub(super) fn parse(scheme: &str, rest: &str) -> Result<NbdUri, UriError> {
-        let refuse = |why: String| UriError::new(format!("{scheme}: {why}"));
+    pub(super) fn parse(scheme: &str, rest: &str) -> Result<NbdUri, DeviceUriError> {
+        let refuse = |why: String| DeviceUriError::new(format!("{scheme}: {why}"));
         let rest = rest.strip_prefix("//").ok_or_else(|| refuse("\"//\" must follow".into()))?;
         if rest.contains('#') {
             return Err(refuse("an NBD URI has no fragment; write %23 for #".into()));
         }
         let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
         let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
-        let export = percent::decode(export).map_err(|why| refuse(why.into()))?;
+        let export = percent::percent_decode_uri(export).map_err(|why| refuse(why.into()))?;
         if export.len() > STRING_MAX || export.contains('\0') {
             return Err(refuse(format!("an export's name has at most {STRING_MAX} bytes and no NUL")));
         }
-        let Query { socket, silence, multi_conn, queue } = Query::parse(query).map_err(refuse)?;
+        let NbdUriQuery { socket, silence, multi_conn, queue } = NbdUriQuery::parse(query).map_err(refuse)?;
         let address = match (scheme, socket) {
             ("nbd", None) => {
                 let (host, port) = host_and_port(authority).map_err(refuse)?;
@@ -111,7 +111,7 @@ impl NbdUri {
             (_, Some(_)) if !authority.is_empty() => {
                 return Err(refuse(format!(
                     "{} is no part of a Unix socket; nbd+unix:///EXPORT?socket=PATH",
-                    shown(authority)
+                    quote_for_error_line(authority)
                 )));
             }
             (_, Some(socket)) => NbdAddress::Unix(socket),
@@ -122,16 +122,16 @@ impl NbdUri {
 
 /// The parameters after the `?`.
 #[derive(Default)]
-struct Query {
+struct NbdUriQuery {
     socket: Option<PathBuf>,
-    silence: SilencePolicy,
+    silence: SilentServerPolicy,
     multi_conn: bool,
     queue: Option<QueueParams>,
 }
 
-impl Query {
-    fn parse(query: Option<&str>) -> Result<Query, String> {
-        let mut parsed = Query::default();
+impl NbdUriQuery {
+    fn parse(query: Option<&str>) -> Result<NbdUriQuery, String> {
+        let mut parsed = NbdUriQuery::default();
         let mut seen = Vec::new();
         for pair in query.into_iter().flat_map(|query| query.split('&')) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -139,16 +139,21 @@ impl Query {
                 return Err(format!("{name} is given twice"));
             }
             match name {
-                "socket" => parsed.socket = Some(socket_path(value)?),
+                "socket" => parsed.socket = Some(parse_uri_socket_path(value)?),
                 "multi-conn" => match value {
                     "on" => parsed.multi_conn = true,
-                    _ => return Err(format!("multi-conn is on, or left out, not {}", shown(value))),
+                    _ => {
+                        return Err(format!(
+                            "multi-conn is on, or left out, not {}",
+                            quote_for_error_line(value)
+                        ));
+                    }
                 },
                 _ if parsed.silence.word(name, value)? => {}
                 _ if QueueParams::word(&mut parsed.queue, name, value)? => {}
                 _ if name.starts_with("tls-") => return Err("udm does not do TLS".into()),
                 _ => {
-                    let name = shown(name);
+                    let name = quote_for_error_line(name);
                     let queue = QueueParams::NAMES.join(", ");
                     return Err(format!(
                         "unknown parameter {name}; there are socket, deadline, fence, multi-conn, {queue}"
@@ -161,14 +166,15 @@ impl Query {
     }
 }
 
-fn socket_path(value: &str) -> Result<PathBuf, String> {
-    let path = percent::decode(value)?;
+fn parse_uri_socket_path(value: &str) -> Result<PathBuf, String> {
+    let path = percent::percent_decode_uri(value)?;
     match path.as_str() {
         "" => Err("socket has no path".into()),
         _ if path.contains('\0') => Err("udm uses no sockets in the abstract name space".into()),
-        _ if path.len() > SOCKET_PATH_MAX => {
-            Err(format!("the socket's path {} is longer than {SOCKET_PATH_MAX} bytes", shown(&path)))
-        }
+        _ if path.len() > SOCKET_PATH_MAX => Err(format!(
+            "the socket's path {} is longer than {SOCKET_PATH_MAX} bytes",
+            quote_for_error_line(&path)
+        )),
         _ => Ok(PathBuf::from(path)),
     }
 }
@@ -182,11 +188,11 @@ fn host_and_port(authority: &str) -> Result<(String, u16), String> {
         Some(rest) => {
             let (host, port) = rest.split_once(']').ok_or("a [ without its ]")?;
             let address: Ipv6Addr =
-                host.parse().map_err(|_| format!("{} is no IPv6 address", shown(host)))?;
+                host.parse().map_err(|_| format!("{} is no IPv6 address", quote_for_error_line(host)))?;
             let port = match port.strip_prefix(':') {
                 Some(port) => port,
                 None if port.is_empty() => "",
-                None => return Err(format!("{} after a host", shown(port))),
+                None => return Err(format!("{} after a host", quote_for_error_line(port))),
             };
             (address.to_string(), port)
         }
@@ -195,7 +201,7 @@ fn host_and_port(authority: &str) -> Result<(String, u16), String> {
             let ok = host.len() <= HOST_MAX
                 && host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
             if !ok {
-                return Err(format!("{} is no host name", shown(host)));
+                return Err(format!("{} is no host name", quote_for_error_line(host)));
             }
             (if host.is_empty() { "localhost" } else { host }.to_owned(), port)
         }
@@ -204,16 +210,16 @@ fn host_and_port(authority: &str) -> Result<(String, u16), String> {
         "" => PORT,
         _ if port.bytes().all(|b| b.is_ascii_digit()) => match port.parse() {
             Ok(port) if port > 0 => port,
-            _ => return Err(format!("port {} is not in 1..65535", shown(port))),
+            _ => return Err(format!("port {} is not in 1..65535", quote_for_error_line(port))),
         },
-        _ => return Err(format!("{} is no port", shown(port))),
+        _ => return Err(format!("{} is no port", quote_for_error_line(port))),
     };
     Ok((host, port))
 }
 
 impl fmt::Display for NbdUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let export = percent::encode(&self.export);
+        let export = percent::percent_encode_word(&self.export);
         let mut separator = '?';
         match &self.address {
             NbdAddress::Tcp { host, port } => {
@@ -225,7 +231,11 @@ impl fmt::Display for NbdUri {
                 write!(f, "/{export}")?;
             }
             NbdAddress::Unix(socket) => {
-                write!(f, "nbd+unix:///{export}?socket={}", percent::encode(&socket.to_string_lossy()))?;
+                write!(
+                    f,
+                    "nbd+unix:///{export}?socket={}",
+                    percent::percent_encode_word(&socket.to_string_lossy())
+                )?;
                 separator = '&';
             }
         }

@@ -5,9 +5,9 @@
 //! number without a unit counts bytes, not MiB). Parameters without a meaning here (NUMA, sleeping)
 //! are accepted and ignored. Parameters that udm does not support (zones, power) are refused.
 
-use super::{NullFaults, QueueParams, Scheduler, UriError, parse_switch};
-use crate::size::{self, Size};
-use crate::words::shown;
+use super::{DeviceUriError, IoSchedulerName, NullFaults, QueueParams, parse_switch};
+use crate::size::{self, SizeWithUnit};
+use crate::words::quote_for_error_line;
 use std::fmt;
 
 /// Parameters of a null device, after null_blk's clamps.
@@ -101,7 +101,7 @@ const LEFT_OUT: &[&str] = &[
 const DEPTH_MAX: u32 = 10240;
 
 /// The names of queue options, without those that have another name for a null device.
-fn queue_names() -> String {
+fn null_queue_option_names() -> String {
     let own = ["nr_hw_queues", "queue_depth"];
     let names: Vec<_> = QueueParams::NAMES.iter().copied().filter(|name| !own.contains(name)).collect();
     names.join(", ")
@@ -109,34 +109,34 @@ fn queue_names() -> String {
 
 impl NullParams {
     /// Parses the text after `null:`.
-    pub(super) fn parse(text: &str) -> Result<NullParams, UriError> {
+    pub(super) fn parse(text: &str) -> Result<NullParams, DeviceUriError> {
         let mut params = NullParams::default();
         let mut seen = Vec::new();
-        for pair in pairs(text) {
+        for pair in split_null_params(text) {
             let (name, value) = match pair.split_once('=') {
                 Some(named) => named,
                 // As for other kinds of device: `null:1G`.
-                None if size::parse(pair).is_ok() => ("size", pair),
+                None if size::parse_size_with_unit(pair).is_ok() => ("size", pair),
                 None => (pair, ""),
             };
-            let name = params.set(name, value).map_err(|why| UriError::new(format!("null: {why}")))?;
+            let name = params.set(name, value).map_err(|why| DeviceUriError::new(format!("null: {why}")))?;
             if name != "badblocks" && seen.contains(&name) {
-                return Err(UriError::new(format!("null: {name} is given twice")));
+                return Err(DeviceUriError::new(format!("null: {name} is given twice")));
             }
             seen.push(name);
         }
         if params.size < u64::from(params.bs) {
-            return Err(UriError::new(format!(
+            return Err(DeviceUriError::new(format!(
                 "null: size {} is less than a block of {}",
-                Size(params.size),
+                SizeWithUnit(params.size),
                 params.bs
             )));
         }
         if !params.memory_backed {
             (params.discard, params.cache_size) = (false, 0);
         }
-        if params.no_sched && params.queue.as_ref().is_some_and(|q| q.scheduler != Scheduler::None) {
-            return Err(UriError::new("null: no_sched=1 forbids a scheduler"));
+        if params.no_sched && params.queue.as_ref().is_some_and(|q| q.scheduler != IoSchedulerName::None) {
+            return Err(DeviceUriError::new("null: no_sched=1 forbids a scheduler"));
         }
         if params.shared_tags {
             params.queue.get_or_insert_default();
@@ -152,13 +152,14 @@ impl NullParams {
         let number = |max: u64| {
             let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
             let number = value.parse().ok().filter(|n: &u64| digits && *n <= max);
-            number.ok_or_else(|| format!("{name}={} is not a number in 0..{max}", shown(value)))
+            number
+                .ok_or_else(|| format!("{name}={} is not a number in 0..{max}", quote_for_error_line(value)))
         };
         let small = || number(u64::from(u32::MAX)).map(|n| n as u32);
-        let bytes = || size::parse(value).map_err(|error| format!("{name}: {error}"));
+        let bytes = || size::parse_size_with_unit(value).map_err(|error| format!("{name}: {error}"));
         let on_off = || {
             parse_switch("null", name, value)
-                .map_err(|_| format!("{name}={} is neither 0 nor 1", shown(value)))
+                .map_err(|_| format!("{name}={} is neither 0 nor 1", quote_for_error_line(value)))
         };
         Ok(match name {
             "size" => {
@@ -261,8 +262,11 @@ impl NullParams {
             _ => match self.faults.set(name, value)? {
                 Some(name) => name,
                 None => {
-                    let queue = queue_names();
-                    return Err(format!("unknown parameter {}; one of {NAMES}, {queue}", shown(name)));
+                    let queue = null_queue_option_names();
+                    return Err(format!(
+                        "unknown parameter {}; one of {NAMES}, {queue}",
+                        quote_for_error_line(name)
+                    ));
                 }
             },
         })
@@ -270,7 +274,7 @@ impl NullParams {
 }
 
 /// Splits `text` at commas into parameters. Some parameters contain commas.
-fn pairs(text: &str) -> Vec<&str> {
+fn split_null_params(text: &str) -> Vec<&str> {
     let mut pairs = Vec::new();
     let mut rest = Some(text).filter(|text| !text.is_empty());
     while let Some(text) = rest {
@@ -290,7 +294,7 @@ fn pairs(text: &str) -> Vec<&str> {
 impl fmt::Display for NullParams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plain = NullParams::default();
-        write!(f, "null:size={}", Size(self.size))?;
+        write!(f, "null:size={}", SizeWithUnit(self.size))?;
         if self.bs != plain.bs {
             write!(f, ",blocksize={}", self.bs)?;
         }
@@ -316,7 +320,7 @@ impl fmt::Display for NullParams {
             f.write_str(",discard=1")?;
         }
         if self.cache_size != plain.cache_size {
-            write!(f, ",cache_size={}", Size(self.cache_size))?;
+            write!(f, ",cache_size={}", SizeWithUnit(self.cache_size))?;
         }
         if self.fua != plain.fua {
             f.write_str(",fua=0")?;

@@ -1,6 +1,6 @@
 //! Injected faults of a null device, by null_blk's parameters, and its speed limit.
 
-use crate::words::shown;
+use crate::words::quote_for_error_line;
 use std::fmt;
 
 /// Maximum number of bad ranges of a device.
@@ -18,16 +18,16 @@ pub struct NullFaults {
     /// between.
     pub badblocks: Vec<(u64, u64)>,
     /// Requests that get no completion and time out after 5 s.
-    pub timeout: FaultInjection,
+    pub timeout: FaultAttr,
     /// Requests that find no resources and are requeued.
-    pub requeue: FaultInjection,
+    pub requeue: FaultAttr,
     /// Hardware queues whose setup fails.
-    pub init_hctx: FaultInjection,
+    pub init_hctx: FaultAttr,
 }
 
 /// How often a fault occurs: the kernel's fault attributes `interval,probability,space,times`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FaultInjection {
+pub struct FaultAttr {
     /// Only each `interval`th chance counts; 0 and 1 mean all.
     pub interval: u64,
     /// Percentage of the counted chances at which the fault occurs; 0, the default, is never.
@@ -38,15 +38,16 @@ pub struct FaultInjection {
     pub times: i32,
 }
 
-impl Default for FaultInjection {
-    fn default() -> FaultInjection {
-        FaultInjection { interval: 1, probability: 0, space: 0, times: -1 }
+impl Default for FaultAttr {
+    fn default() -> FaultAttr {
+        FaultAttr { interval: 1, probability: 0, space: 0, times: -1 }
     }
 }
 
-impl FaultInjection {
-    fn parse(name: &str, text: &str) -> Result<FaultInjection, String> {
-        let wrong = || format!("{name}={} is not INTERVAL,PROBABILITY,SPACE,TIMES", shown(text));
+impl FaultAttr {
+    fn parse(name: &str, text: &str) -> Result<FaultAttr, String> {
+        let wrong =
+            || format!("{name}={} is not INTERVAL,PROBABILITY,SPACE,TIMES", quote_for_error_line(text));
         let mut words = text.split(',');
         let mut next = || words.next().filter(|word| !word.starts_with('+')).ok_or_else(wrong);
         let counted = |word: &str| word.parse().map_err(|_| wrong());
@@ -56,13 +57,13 @@ impl FaultInjection {
         if words.next().is_some() {
             return Err(wrong());
         }
-        Ok(FaultInjection { interval, probability, space, times })
+        Ok(FaultAttr { interval, probability, space, times })
     }
 }
 
-impl fmt::Display for FaultInjection {
+impl fmt::Display for FaultAttr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FaultInjection { interval, probability, space, times } = self;
+        let FaultAttr { interval, probability, space, times } = self;
         write!(f, "{interval},{probability},{space},{times}")
     }
 }
@@ -83,8 +84,9 @@ impl NullFaults {
             "mbps" => {
                 let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
                 let number = value.parse().ok().filter(|n: &u64| digits && *n <= u64::from(u32::MAX));
-                let number =
-                    number.ok_or_else(|| format!("mbps={} is not a number of MiB a second", shown(value)))?;
+                let number = number.ok_or_else(|| {
+                    format!("mbps={} is not a number of MiB a second", quote_for_error_line(value))
+                })?;
                 self.mbps = number.min(MBPS_MAX) as u32;
                 "mbps"
             }
@@ -93,15 +95,15 @@ impl NullFaults {
                 "badblocks"
             }
             "timeout" => {
-                self.timeout = FaultInjection::parse(name, value)?;
+                self.timeout = FaultAttr::parse(name, value)?;
                 "timeout"
             }
             "requeue" => {
-                self.requeue = FaultInjection::parse(name, value)?;
+                self.requeue = FaultAttr::parse(name, value)?;
                 "requeue"
             }
             "init_hctx" => {
-                self.init_hctx = FaultInjection::parse(name, value)?;
+                self.init_hctx = FaultAttr::parse(name, value)?;
                 "init_hctx"
             }
             _ => return Ok(None),
@@ -115,7 +117,7 @@ impl NullFaults {
         let range = range.and_then(|(first, last)| Some((number(first)?, number(last)?)));
         let range: Option<(u64, u64)> = range.filter(|(first, last)| first <= last);
         let (Some((first, last)), Some(sign @ ('+' | '-'))) = (range, text.chars().next()) else {
-            let text = shown(text);
+            let text = quote_for_error_line(text);
             return Err(format!("badblocks={text} is neither +FIRST-LAST, to add sectors, nor -FIRST-LAST"));
         };
         let mut left = Vec::new();
@@ -146,7 +148,7 @@ impl fmt::Display for NullFaults {
         }
         self.badblocks.iter().try_for_each(|(first, last)| write!(f, ",badblocks=+{first}-{last}"))?;
         let all = [("timeout", self.timeout), ("requeue", self.requeue), ("init_hctx", self.init_hctx)];
-        let set = all.into_iter().filter(|(_, injection)| *injection != FaultInjection::default());
+        let set = all.into_iter().filter(|(_, injection)| *injection != FaultAttr::default());
         set.into_iter().try_for_each(|(name, injection)| write!(f, ",{name}={injection}"))
     }
 }

@@ -1,15 +1,15 @@
 //! Percent-encoding (RFC 3986, 2.1), as needed by udm's own forms and NBD URIs.
 
 /// True for bytes that need no encoding in any part of the URIs that udm writes.
-fn is_plain(b: u8) -> bool {
+fn needs_no_percent_encoding(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b"-._~/:@".contains(&b)
 }
 
 /// Encodes each byte of `text` that could have another meaning as `%XX`.
-pub(super) fn encode(text: &str) -> String {
+pub(super) fn percent_encode_word(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for b in text.bytes() {
-        if is_plain(b) {
+        if needs_no_percent_encoding(b) {
             out.push(char::from(b));
         } else {
             out.push_str(&format!("%{b:02X}"));
@@ -19,7 +19,7 @@ pub(super) fn encode(text: &str) -> String {
 }
 
 /// Decodes `encoded`; a `+` is a plus.
-pub(super) fn decode(encoded: &str) -> Result<String, &'static str> {
+pub(super) fn percent_decode_uri(encoded: &str) -> Result<String, &'static str> {
     let mut out = Vec::with_capacity(encoded.len());
     let mut bytes = encoded.bytes();
     while let Some(b) = bytes.next() {

@@ -1,12 +1,12 @@
 //! Options of the queue in front of a disk, such as `scheduler=mq-deadline` and `queue_depth=32`,
 //! in its URI. The names are those below `/sys/block/DISK/queue` and `queue/iosched`.
 
-use crate::words::shown;
+use crate::words::quote_for_error_line;
 use std::fmt;
 
 /// The order in which requests that wait for a tag are sent to the disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Scheduler {
+pub enum IoSchedulerName {
     /// First in, first out.
     #[default]
     None,
@@ -14,15 +14,15 @@ pub enum Scheduler {
     MqDeadline,
 }
 
-impl Scheduler {
+impl IoSchedulerName {
     /// All schedulers with their names.
-    pub const ALL: [(&'static str, Scheduler); 2] =
-        [("none", Scheduler::None), ("mq-deadline", Scheduler::MqDeadline)];
+    pub const ALL: [(&'static str, IoSchedulerName); 2] =
+        [("none", IoSchedulerName::None), ("mq-deadline", IoSchedulerName::MqDeadline)];
 }
 
-impl fmt::Display for Scheduler {
+impl fmt::Display for IoSchedulerName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Scheduler::ALL.iter().find(|(_, scheduler)| scheduler == self).map(|(name, _)| name);
+        let name = IoSchedulerName::ALL.iter().find(|(_, scheduler)| scheduler == self).map(|(name, _)| name);
         f.write_str(name.expect("the list is whole"))
     }
 }
@@ -34,13 +34,13 @@ macro_rules! numbers {
         #[derive(Debug, Clone, PartialEq, Eq, Hash)]
         pub struct QueueParams {
             /// The order of waiting requests.
-            pub scheduler: Scheduler,
+            pub scheduler: IoSchedulerName,
             $($(#[$doc])* pub $name: u32,)*
         }
 
         impl Default for QueueParams {
             fn default() -> QueueParams {
-                QueueParams { scheduler: Scheduler::None, $($name: $default,)* }
+                QueueParams { scheduler: IoSchedulerName::None, $($name: $default,)* }
             }
         }
 
@@ -109,7 +109,7 @@ const SORTED_MAX: u32 = 2048;
 fn parse_in_range(name: &str, value: &str, min: u32, max: u32) -> Result<u32, String> {
     let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
     let number = value.parse().ok().filter(|n: &u32| digits && (min..=max).contains(n));
-    number.ok_or_else(|| format!("{name}={} is not a number in {min}..{max}", shown(value)))
+    number.ok_or_else(|| format!("{name}={} is not a number in {min}..{max}", quote_for_error_line(value)))
 }
 
 impl QueueParams {
@@ -118,10 +118,10 @@ impl QueueParams {
     #[must_use]
     pub fn requests(&self) -> u32 {
         match (self.scheduler, self.nr_requests) {
-            (Scheduler::None, 0) => self.queue_depth,
-            (Scheduler::None, n) => n.min(self.queue_depth),
-            (Scheduler::MqDeadline, 0) => 2 * self.queue_depth.min(128),
-            (Scheduler::MqDeadline, n) => n,
+            (IoSchedulerName::None, 0) => self.queue_depth,
+            (IoSchedulerName::None, n) => n.min(self.queue_depth),
+            (IoSchedulerName::MqDeadline, 0) => 2 * self.queue_depth.min(128),
+            (IoSchedulerName::MqDeadline, n) => n,
         }
     }
 
@@ -146,10 +146,15 @@ impl QueueParams {
             }
             return Ok(true);
         }
-        let known = Scheduler::ALL.iter().find(|(name, _)| *name == value);
+        let known = IoSchedulerName::ALL.iter().find(|(name, _)| *name == value);
         queue.scheduler = match known {
             Some((_, scheduler)) => *scheduler,
-            None => return Err(format!("scheduler={} is neither none nor mq-deadline", shown(value))),
+            None => {
+                return Err(format!(
+                    "scheduler={} is neither none nor mq-deadline",
+                    quote_for_error_line(value)
+                ));
+            }
         };
         Ok(true)
     }
@@ -167,15 +172,18 @@ impl QueueParams {
         if !QueueParams::word(&mut changed, name, value)? {
             let known = QueueParams::NAMES.iter().filter(|name| !QueueParams::FIXED.contains(name));
             let known = known.copied().collect::<Vec<_>>().join(", ");
-            return Err(format!("a queue in use has no setting {}: it has {known}", shown(name)));
+            return Err(format!(
+                "a queue in use has no setting {}: it has {known}",
+                quote_for_error_line(name)
+            ));
         }
         let mut changed = changed.expect("it was there");
         match (name, changed.scheduler) {
             ("scheduler", scheduler) if scheduler != was => changed.forget_scheduler(),
             ("nr_requests", scheduler) => {
                 let (most, of) = match scheduler {
-                    Scheduler::None => (self.queue_depth, "queue_depth"),
-                    Scheduler::MqDeadline => (SORTED_MAX, "what a scheduler sorts at the most"),
+                    IoSchedulerName::None => (self.queue_depth, "queue_depth"),
+                    IoSchedulerName::MqDeadline => (SORTED_MAX, "what a scheduler sorts at the most"),
                 };
                 // Here 0 is a number, not the default.
                 changed.nr_requests = changed.nr_requests.max(4);
@@ -208,7 +216,7 @@ impl QueueParams {
     pub(super) fn words(queue: Option<&QueueParams>) -> Vec<String> {
         let Some(queue) = queue else { return Vec::new() };
         let mut words = queue.numbers();
-        if queue.scheduler != Scheduler::None || words.is_empty() {
+        if queue.scheduler != IoSchedulerName::None || words.is_empty() {
             words.insert(0, format!("scheduler={}", queue.scheduler));
         }
         words

@@ -2,23 +2,23 @@
 //! server stops answering.
 
 use super::{PATH_MAX, percent};
-use crate::words::shown;
+use crate::words::quote_for_error_line;
 use std::fmt;
 use std::path::PathBuf;
 use udm_core::Nanos;
 
 /// How long the server may be silent, and when an unanswered write may be sent to another path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SilencePolicy {
+pub struct SilentServerPolicy {
     /// How long the server may be silent while a request waits.
-    pub deadline: DeadlineSetting,
+    pub deadline: ReplyDeadlineSetting,
     /// The proof that the server cannot carry out an unanswered write any more.
-    pub fence: Fence,
+    pub fence: ServerFenceMethod,
 }
 
 /// The time after which a server with a waiting request counts as silent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum DeadlineSetting {
+pub enum ReplyDeadlineSetting {
     /// Not set: a minute over TCP. No limit over a Unix socket, whose server runs on this system.
     #[default]
     Default,
@@ -30,7 +30,7 @@ pub enum DeadlineSetting {
 
 /// The proof that a server cannot carry out an unanswered request any more.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Fence {
+pub enum ServerFenceMethod {
     /// `closed`: the server has closed the connection.
     #[default]
     Closed,
@@ -41,16 +41,16 @@ pub enum Fence {
     Exec(PathBuf),
 }
 
-impl SilencePolicy {
+impl SilentServerPolicy {
     /// Sets one parameter after the `?`. Returns false if `name` is not one of these.
     ///
     /// # Errors
     /// An invalid value.
     pub(super) fn word(&mut self, name: &str, value: &str) -> Result<bool, String> {
         match name {
-            "deadline" if value == "none" => self.deadline = DeadlineSetting::Never,
-            "deadline" => self.deadline = DeadlineSetting::After(TimeSpan::parse("deadline", value)?.0),
-            "fence" => self.fence = Fence::parse(value)?,
+            "deadline" if value == "none" => self.deadline = ReplyDeadlineSetting::Never,
+            "deadline" => self.deadline = ReplyDeadlineSetting::After(TimeSpan::parse("deadline", value)?.0),
+            "fence" => self.fence = ServerFenceMethod::parse(value)?,
             _ => return Ok(false),
         }
         Ok(true)
@@ -59,38 +59,45 @@ impl SilencePolicy {
     /// The parameters that differ from the defaults.
     pub(super) fn words(&self) -> impl Iterator<Item = String> {
         let deadline = match self.deadline {
-            DeadlineSetting::Default => None,
-            DeadlineSetting::Never => Some("deadline=none".into()),
-            DeadlineSetting::After(time) => Some(format!("deadline={}", TimeSpan(time))),
+            ReplyDeadlineSetting::Default => None,
+            ReplyDeadlineSetting::Never => Some("deadline=none".into()),
+            ReplyDeadlineSetting::After(time) => Some(format!("deadline={}", TimeSpan(time))),
         };
-        let fence = (self.fence != Fence::Closed).then(|| format!("fence={}", self.fence));
+        let fence = (self.fence != ServerFenceMethod::Closed).then(|| format!("fence={}", self.fence));
         deadline.into_iter().chain(fence)
     }
 }
 
-impl Fence {
-    fn parse(value: &str) -> Result<Fence, String> {
+impl ServerFenceMethod {
+    fn parse(value: &str) -> Result<ServerFenceMethod, String> {
         match value.split_once(':') {
-            None if value == "closed" => Ok(Fence::Closed),
-            Some(("wait", time)) => Ok(Fence::Wait(TimeSpan::parse("fence=wait", time)?.0)),
+            None if value == "closed" => Ok(ServerFenceMethod::Closed),
+            Some(("wait", time)) => Ok(ServerFenceMethod::Wait(TimeSpan::parse("fence=wait", time)?.0)),
             Some(("exec", path)) => {
-                let path = percent::decode(path)?;
+                let path = percent::percent_decode_uri(path)?;
                 match path.starts_with('/') && path.len() <= PATH_MAX && !path.contains('\0') {
-                    true => Ok(Fence::Exec(PathBuf::from(path))),
-                    false => Err(format!("fence=exec: {} is no absolute path of a command", shown(&path))),
+                    true => Ok(ServerFenceMethod::Exec(PathBuf::from(path))),
+                    false => Err(format!(
+                        "fence=exec: {} is no absolute path of a command",
+                        quote_for_error_line(&path)
+                    )),
                 }
             }
-            _ => Err(format!("fence={} is none of closed, wait:TIME, exec:PATH", shown(value))),
+            _ => {
+                Err(format!("fence={} is none of closed, wait:TIME, exec:PATH", quote_for_error_line(value)))
+            }
         }
     }
 }
 
-impl fmt::Display for Fence {
+impl fmt::Display for ServerFenceMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fence::Closed => f.write_str("closed"),
-            Fence::Wait(time) => write!(f, "wait:{}", TimeSpan(*time)),
-            Fence::Exec(path) => write!(f, "exec:{}", percent::encode(&path.to_string_lossy())),
+            ServerFenceMethod::Closed => f.write_str("closed"),
+            ServerFenceMethod::Wait(time) => write!(f, "wait:{}", TimeSpan(*time)),
+            ServerFenceMethod::Exec(path) => {
+                write!(f, "exec:{}", percent::percent_encode_word(&path.to_string_lossy()))
+            }
         }
     }
 }
@@ -117,7 +124,7 @@ impl TimeSpan {
             Some(ms @ 1..=SPAN_MAX) => Ok(TimeSpan(Nanos::from_millis(ms))),
             _ => Err(format!(
                 "{name}: {} is no time from 1ms to 24h (a number, then ms, s, m or h)",
-                shown(text)
+                quote_for_error_line(text)
             )),
         }
     }

@@ -20,7 +20,7 @@ const PIECE: usize = 1 << 20;
 ///
 /// # Errors
 /// If the device does not support `direct`, or the file cannot be extended to the required length.
-pub fn prepare_file(uri: DeviceUri, job: &JobDevice, stop: &AtomicBool) -> Result<DeviceUri> {
+pub fn prepare_bench_job_device(uri: DeviceUri, job: &JobDevice, stop: &AtomicBool) -> Result<DeviceUri> {
     let DeviceUri::File(mut file) = uri else {
         if job.direct == Some(true)
             && let DeviceUri::Nbd(_) = uri
@@ -44,10 +44,11 @@ pub fn prepare_file(uri: DeviceUri, job: &JobDevice, stop: &AtomicBool) -> Resul
 ///
 /// # Errors
 /// One line that names the file.
-pub fn check_table(text: &str, direct: Option<bool>) -> Result<()> {
+pub fn refuse_direct_for_cached_file(text: &str, direct: Option<bool>) -> Result<()> {
     let cached = |word: &&str| {
         let is_path = word.contains('/') || word.starts_with("file:");
-        is_path && matches!(udm_wire::uri::parse(word), Ok(DeviceUri::File(file)) if file.direct.is_none())
+        is_path
+            && matches!(udm_wire::uri::parse_device_uri(word), Ok(DeviceUri::File(file)) if file.direct.is_none())
     };
     match text.split_whitespace().find(cached) {
         Some(word) if direct.is_some() => {
@@ -73,8 +74,12 @@ fn lay_out_file(uri: &FileUri, job: &JobDevice, stop: &AtomicBool) -> Result<()>
     if there.is_some_and(|there| there >= job.bytes) || uri.readonly {
         return Ok(());
     }
-    log::say(format!("udm: {}: laid out ({}B)\n", uri.path.display(), units::binary(job.bytes as f64, 4)));
-    let written = fill_file(&uri.path, there.unwrap_or(0), job, stop);
+    log::print_to_stderr(format!(
+        "udm: {}: laid out ({}B)\n",
+        uri.path.display(),
+        units::format_with_binary_prefix(job.bytes as f64, 4)
+    ));
+    let written = extend_bench_job_file(&uri.path, there.unwrap_or(0), job, stop);
     if written.is_err() && there.is_none() {
         // Removes the incomplete file.
         let _ = std::fs::remove_file(&uri.path);
@@ -82,7 +87,7 @@ fn lay_out_file(uri: &FileUri, job: &JobDevice, stop: &AtomicBool) -> Result<()>
     written
 }
 
-fn fill_file(path: &Path, from: u64, job: &JobDevice, stop: &AtomicBool) -> Result<()> {
+fn extend_bench_job_file(path: &Path, from: u64, job: &JobDevice, stop: &AtomicBool) -> Result<()> {
     let mut file: File = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
     if !job.is_read {
         // If the file system cannot allocate, the file gets a hole.

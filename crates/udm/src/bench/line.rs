@@ -11,7 +11,7 @@ use udm_bench::{JobFile, JobOptions, WAY_OUT};
 /// The options of one job.
 #[derive(Parser)]
 #[command(args_override_self = true)]
-struct JobLine {
+struct BenchJobArgs {
     #[command(flatten)]
     args: BenchArgs,
 }
@@ -20,32 +20,37 @@ struct JobLine {
 ///
 /// # Errors
 /// One line that names the option.
-pub fn jobs(args: &BenchArgs, words: impl Iterator<Item = OsString>) -> Result<JobFile> {
+pub fn parse_bench_jobs_from_args(
+    args: &BenchArgs,
+    words: impl Iterator<Item = OsString>,
+) -> Result<JobFile> {
     let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
     let mut file = JobFile::default();
-    let parts = parts(&words);
+    let parts = split_bench_args_by_job(&words);
     if parts.len() < 2 {
         file.add(args.options.clone())?;
         return Ok(file);
     }
     for words in parts {
-        file.add(options(&words)?)?;
+        file.add(parse_bench_job_options(&words)?)?;
     }
     Ok(file)
 }
 
-fn options(words: &[String]) -> Result<JobOptions> {
+fn parse_bench_job_options(words: &[String]) -> Result<JobOptions> {
     // The device may be given for the whole line, so each job gets a placeholder.
     let device = ["--device", "@"]
         .into_iter()
         .filter(|_| !words.iter().any(|word| word == "--floor" || word.starts_with("--nbd")));
     let words = std::iter::once("bench").chain(device).chain(words.iter().map(String::as_str));
-    let line = JobLine::command().try_get_matches_from(words).and_then(|m| JobLine::from_arg_matches(&m))?;
+    let line = BenchJobArgs::command()
+        .try_get_matches_from(words)
+        .and_then(|m| BenchJobArgs::from_arg_matches(&m))?;
     Ok(line.args.options)
 }
 
 /// Splits the words into jobs; each begins with the global words.
-fn parts(words: &[String]) -> Vec<Vec<String>> {
+fn split_bench_args_by_job(words: &[String]) -> Vec<Vec<String>> {
     let (mut global, mut jobs) = (Vec::new(), Vec::<Vec<String>>::new());
     let mut for_all = true;
     let mut words = words.iter().peekable();
@@ -71,7 +76,7 @@ fn parts(words: &[String]) -> Vec<Vec<String>> {
 }
 
 /// Adds a hint to an error about an option that `udm bench` does not have.
-pub fn with_hint(mut error: clap::Error) -> clap::Error {
+pub fn add_unknown_option_hint(mut error: clap::Error) -> clap::Error {
     let known = error.get(ContextKind::ValidValue).is_some();
     if error.kind() == ErrorKind::UnknownArgument || (error.kind() == ErrorKind::InvalidValue && known) {
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![WAY_OUT.into()]));
@@ -85,7 +90,7 @@ mod tests {
 
     fn split(line: &str) -> Vec<String> {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        parts(&words).iter().map(|words| words.join(" ")).collect()
+        split_bench_args_by_job(&words).iter().map(|words| words.join(" ")).collect()
     }
 
     #[test]

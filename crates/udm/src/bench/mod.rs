@@ -7,10 +7,10 @@ mod line;
 pub mod progress;
 pub mod stop;
 
-pub use line::with_hint;
+pub use line::add_unknown_option_hint;
 
 use crate::log;
-use crate::output::{say, say_json};
+use crate::output::{print_json_to_stdout, print_to_stdout};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum, value_parser};
 use std::fs;
@@ -20,8 +20,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use udm_bench::{
-    BenchRun, CompareOptions, JobFile, JobOptions, Load, PATHS_MAX, PathSampler, SnapshotOptions, TEXT_MAX,
-    compare, measure_jobs, read_jobs, snapshots,
+    DmLayerComparisonOptions, FioLoadOptions, JobFile, JobOptions, PATHS_MAX, PathSampler,
+    SingleLoadMeasurement, SnapshotCostOptions, TEXT_MAX, compare_dm_layers, measure_jobs,
+    measure_snapshot_costs, parse_job_file,
 };
 use udm_wire::uri::{DeviceUri, NbdUri};
 
@@ -37,7 +38,7 @@ udm bench --compare")]
 pub struct BenchArgs {
     /// A job file of fio: sections with options. The device of a job is its filename, or --device
     /// for all. Options that only choose fio's way of access are ignored and listed
-    #[arg(value_name = "FILE", conflicts_with_all = ["JobOptions", "Load", "nbd", "floor", "comparison"])]
+    #[arg(value_name = "FILE", conflicts_with_all = ["JobOptions", "FioLoadOptions", "nbd", "floor", "comparison"])]
     file: Option<PathBuf>,
     /// The device to measure: a device with its table, a URI or a path. If there are several, the
     /// last is measured, and its table may name the others as @NAME
@@ -74,8 +75,8 @@ pub struct BenchArgs {
     #[command(flatten)]
     options: JobOptions,
     /// Format of the report
-    #[arg(long = "output-format", value_name = "FORMAT", value_enum, default_value_t = Format::Normal)]
-    output_format: Format,
+    #[arg(long = "output-format", value_name = "FORMAT", value_enum, default_value_t = BenchReportFormat::Normal)]
+    output_format: BenchReportFormat,
     /// Also write a page with plots to this file: throughput over time, per job and per path, and
     /// latency percentiles
     #[arg(long, value_name = "FILE", conflicts_with = "comparison")]
@@ -87,7 +88,7 @@ pub struct BenchArgs {
 
 /// The format of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum BenchReportFormat {
     /// fio's summary
     Normal,
     /// fio's JSON
@@ -98,8 +99,12 @@ enum Format {
 }
 
 impl BenchArgs {
-    fn format(&self) -> Format {
-        if self.json && self.output_format == Format::Normal { Format::Json } else { self.output_format }
+    fn format(&self) -> BenchReportFormat {
+        if self.json && self.output_format == BenchReportFormat::Normal {
+            BenchReportFormat::Json
+        } else {
+            self.output_format
+        }
     }
 }
 
@@ -110,24 +115,24 @@ impl BenchArgs {
 pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let stop = stop::install_stop_handler().context("bench: signals")?;
     if args.compare {
-        run_compare(args, stop)?;
-        return Ok(stop::status(stop));
+        run_layer_comparison_bench(args, stop)?;
+        return Ok(stop::measurement_exit_code(stop));
     }
     if args.snapshots {
-        run_snapshots(args, stop)?;
-        return Ok(stop::status(stop));
+        run_snapshot_bench(args, stop)?;
+        return Ok(stop::measurement_exit_code(stop));
     }
-    let server = args.nbd.as_deref().map(nbd_uri).transpose()?;
-    let JobFile { jobs, devices, .. } = jobs(args)?;
-    let loads: Vec<&Load> = jobs.iter().map(|job| &job.load).collect();
+    let server = args.nbd.as_deref().map(parse_nbd_uri_arg).transpose()?;
+    let JobFile { jobs, devices, .. } = load_bench_jobs(args)?;
+    let loads: Vec<&FioLoadOptions> = jobs.iter().map(|job| &job.load).collect();
     let (mut mapped, mut watch) = (None, None);
-    let report = progress::with_progress(&loads, |progress| {
-        let run = BenchRun { load: loads[0], progress, stop };
+    let report = progress::run_with_bench_progress(&loads, |progress| {
+        let run = SingleLoadMeasurement { load: loads[0], progress, stop };
         match &server {
             Some(uri) => run.measure_nbd(uri).context("bench"),
             None if args.floor => run.measure_floor().context("bench"),
             None => measure_jobs(&jobs, progress, stop, |core_set| {
-                let (devices, all) = device::open_devices(core_set, &args.devices, &devices, stop)?;
+                let (devices, all) = device::open_bench_job_devices(core_set, &args.devices, &devices, stop)?;
                 let all = Arc::new(all);
                 if args.html.is_some() {
                     watch = Some(PathSampler::start(Arc::clone(&all)).context("bench")?);
@@ -143,24 +148,24 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let named = devices.iter().find_map(|device| device.filename.as_ref()).or(args.devices.last());
     let device = args.nbd.as_deref().or(named.map(String::as_str));
     match args.format() {
-        Format::Normal => say(&report.text())?,
-        format => say_json(&report.json(device, format == Format::JsonPlus))?,
+        BenchReportFormat::Normal => print_to_stdout(&report.text())?,
+        format => print_json_to_stdout(&report.json(device, format == BenchReportFormat::JsonPlus))?,
     }
     if let Some(file) = &args.html {
         fs::write(file, report.html(device, &paths)).with_context(|| format!("--html {}", file.display()))?;
     }
     match report.failure() {
         Some((job, failure)) => bail!("{job}: {failure}"),
-        None => Ok(stop::status(stop)),
+        None => Ok(stop::measurement_exit_code(stop)),
     }
 }
 
 /// Reads the jobs of the file, or those of the command line.
-fn jobs(args: &BenchArgs) -> Result<JobFile> {
+fn load_bench_jobs(args: &BenchArgs) -> Result<JobFile> {
     let (file, from) = match &args.file {
         None => {
             let words = std::env::args_os().skip_while(|word| word != "bench").skip(1);
-            (line::jobs(args, words)?, "bench".to_owned())
+            (line::parse_bench_jobs_from_args(args, words)?, "bench".to_owned())
         }
         Some(path) => {
             let from = path.display().to_string();
@@ -169,13 +174,13 @@ fn jobs(args: &BenchArgs) -> Result<JobFile> {
             let mut text = String::new();
             let mut file = file.take(TEXT_MAX as u64 + 1);
             file.read_to_string(&mut text).with_context(|| from.clone())?;
-            let jobs = read_jobs(&text, |name| std::env::var(name).ok());
+            let jobs = parse_job_file(&text, |name| std::env::var(name).ok());
             (jobs.with_context(|| from.clone())?, from)
         }
     };
     if !file.ignored.is_empty() {
         let ignored = file.ignored.join(", ");
-        log::say(format!("udm: {from}: left out, as they mean nothing here: {ignored}\n"));
+        log::print_to_stderr(format!("udm: {from}: left out, as they mean nothing here: {ignored}\n"));
     }
     if args.nbd.is_some() || args.floor {
         let direct = file.devices.iter().any(|device| device.direct == Some(true));
@@ -191,29 +196,32 @@ fn jobs(args: &BenchArgs) -> Result<JobFile> {
     Ok(file)
 }
 
-fn nbd_uri(word: &str) -> Result<NbdUri> {
-    match udm_wire::uri::parse(word)? {
+fn parse_nbd_uri_arg(word: &str) -> Result<NbdUri> {
+    match udm_wire::uri::parse_device_uri(word)? {
         DeviceUri::Nbd(uri) => Ok(uri),
         _ => bail!("--nbd {word}: no NBD URI; nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH"),
     }
 }
 
-fn run_snapshots(args: &BenchArgs, stop: &AtomicBool) -> Result<()> {
-    let options = if args.quick { SnapshotOptions::quick() } else { SnapshotOptions::full() };
-    let costs = progress::with_step_progress(options.steps(), |done| snapshots(&options, stop, done))
-        .context("bench")?;
+fn run_snapshot_bench(args: &BenchArgs, stop: &AtomicBool) -> Result<()> {
+    let options = if args.quick { SnapshotCostOptions::quick() } else { SnapshotCostOptions::full() };
+    let costs = progress::run_with_step_progress(options.steps(), |done| {
+        measure_snapshot_costs(&options, stop, done)
+    })
+    .context("bench")?;
     match args.format() {
-        Format::Normal => say(&costs.table()),
-        _ => say_json(&costs),
+        BenchReportFormat::Normal => print_to_stdout(&costs.table()),
+        _ => print_json_to_stdout(&costs),
     }
 }
 
-fn run_compare(args: &BenchArgs, stop: &AtomicBool) -> Result<()> {
-    let options = if args.quick { CompareOptions::quick() } else { CompareOptions::full() };
-    let options = CompareOptions { paths: args.paths.into(), ..options };
-    let comparison = compare(&options, stop).context("bench")?;
+fn run_layer_comparison_bench(args: &BenchArgs, stop: &AtomicBool) -> Result<()> {
+    let options =
+        if args.quick { DmLayerComparisonOptions::quick() } else { DmLayerComparisonOptions::full() };
+    let options = DmLayerComparisonOptions { paths: args.paths.into(), ..options };
+    let comparison = compare_dm_layers(&options, stop).context("bench")?;
     match args.format() {
-        Format::Normal => say(&comparison.table()),
-        _ => say_json(&comparison),
+        BenchReportFormat::Normal => print_to_stdout(&comparison.table()),
+        _ => print_json_to_stdout(&comparison),
     }
 }

@@ -6,22 +6,25 @@ use std::io::IsTerminal;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use udm_bench::units::{binary, decimal};
-use udm_bench::{Load, Progress};
+use udm_bench::units::{format_with_binary_prefix, format_with_decimal_prefix};
+use udm_bench::{FioLoadOptions, JobProgressCounters};
 
 /// Time between two updates of the line.
 const TICK: Duration = Duration::from_millis(500);
 
 /// Runs `measure`, draws its progress on a terminal, and returns the result.
-pub fn with_progress<T>(loads: &[&Load], measure: impl FnOnce(Option<&Progress>) -> T) -> T {
+pub fn run_with_bench_progress<T>(
+    loads: &[&FioLoadOptions],
+    measure: impl FnOnce(Option<&JobProgressCounters>) -> T,
+) -> T {
     if !std::io::stderr().is_terminal() {
         return measure(None);
     }
-    let progress = Progress::new(loads.iter().map(|load| usize::from(load.numjobs)).sum());
+    let progress = JobProgressCounters::new(loads.iter().map(|load| usize::from(load.numjobs)).sum());
     let (running, over) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let progress = &progress;
-        scope.spawn(move || draw(loads, progress, &over));
+        scope.spawn(move || draw_bench_progress(loads, progress, &over));
         let measured = measure(Some(progress));
         drop(running);
         measured
@@ -30,7 +33,7 @@ pub fn with_progress<T>(loads: &[&Load], measure: impl FnOnce(Option<&Progress>)
 
 /// Runs `measure`, which counts its finished steps in the argument. Draws on a terminal how many of
 /// `steps` are finished and the estimated time left. Returns the result of `measure`.
-pub fn with_step_progress<T>(steps: usize, measure: impl FnOnce(&AtomicUsize) -> T) -> T {
+pub fn run_with_step_progress<T>(steps: usize, measure: impl FnOnce(&AtomicUsize) -> T) -> T {
     let done = AtomicUsize::new(0);
     if !std::io::stderr().is_terminal() {
         return measure(&done);
@@ -55,7 +58,7 @@ pub fn with_step_progress<T>(steps: usize, measure: impl FnOnce(&AtomicUsize) ->
 }
 
 /// Draws until the sender of `over` is dropped.
-fn draw(loads: &[&Load], progress: &Progress, over: &mpsc::Receiver<()>) {
+fn draw_bench_progress(loads: &[&FioLoadOptions], progress: &JobProgressCounters, over: &mpsc::Receiver<()>) {
     // With several loads the total time is not known: they may run in parallel or end early.
     let total = match loads {
         [load] => load.runtime.map(|t| (t + load.ramp_time).as_secs()),
@@ -73,8 +76,10 @@ fn draw(loads: &[&Load], progress: &Progress, over: &mpsc::Receiver<()>) {
         let iops = (done - last) as f64 / (now - at).as_secs_f64();
         (last, at) = (done, now);
         bar.set_position(begin.elapsed().as_secs());
-        let bytes = bs.map_or_else(String::new, |bs| format!(", {}B/s", binary(iops * bs as f64, 4)));
-        bar.set_message(format!("[{} IOPS{bytes}]", decimal(iops, 4)));
+        let bytes = bs.map_or_else(String::new, |bs| {
+            format!(", {}B/s", format_with_binary_prefix(iops * bs as f64, 4))
+        });
+        bar.set_message(format!("[{} IOPS{bytes}]", format_with_decimal_prefix(iops, 4)));
     }
     bar.finish_and_clear();
 }

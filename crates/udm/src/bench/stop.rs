@@ -13,14 +13,14 @@ static STOP: AtomicBool = AtomicBool::new(false);
 
 /// Installs the signal handler; returns the flag that it sets and the jobs check.
 pub fn install_stop_handler() -> std::io::Result<&'static AtomicBool> {
-    interrupt::on_first_signal(|signal| {
-        log::say(format!("\nudm: terminating on signal {signal}; a second one ends at once\n"));
+    interrupt::call_on_first_stop_signal(|signal| {
+        log::print_to_stderr(format!("\nudm: terminating on signal {signal}; a second one ends at once\n"));
         STOP.store(true, Relaxed);
     })?;
     Ok(&STOP)
 }
 
 /// The exit status of a measurement without errors.
-pub fn status(stopped: &AtomicBool) -> ExitCode {
+pub fn measurement_exit_code(stopped: &AtomicBool) -> ExitCode {
     if stopped.load(Relaxed) { ExitCode::from(STATUS) } else { ExitCode::SUCCESS }
 }

@@ -1,6 +1,6 @@
 //! The fields of a device that columns can show, with dmsetup's names.
 
-use super::DeviceRow;
+use super::DeviceReportRow;
 use std::fmt::Write as _;
 
 /// The alignment and order of a field.
@@ -14,7 +14,7 @@ pub enum FieldKind {
 
 /// The data that a field needs besides the device itself; each kind takes a request to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FieldScope {
+pub enum FieldDataSource {
     /// Nothing.
     Device,
     /// The devices below the live table.
@@ -24,7 +24,7 @@ pub enum FieldScope {
 }
 
 /// A field.
-pub struct Field {
+pub struct ReportField {
     /// The name for `-o`.
     pub name: &'static str,
     /// The heading of the column.
@@ -34,9 +34,9 @@ pub struct Field {
     /// Alignment and order.
     pub kind: FieldKind,
     /// The data that the field needs.
-    pub needs: FieldScope,
+    pub needs: FieldDataSource,
     /// Returns the value, or the reason why there is none.
-    pub value: fn(&DeviceRow) -> Result<String, String>,
+    pub value: fn(&DeviceReportRow) -> Result<String, String>,
 }
 
 /// A group of fields, which `-o` can name as a whole.
@@ -46,34 +46,34 @@ pub struct FieldGroup {
     /// The title of the group.
     pub heading: &'static str,
     /// The fields.
-    pub fields: &'static [Field],
+    pub fields: &'static [ReportField],
 }
 
 macro_rules! fields {
     ($($name:literal $heading:literal $width:literal $kind:ident $needs:ident $value:expr;)*) => {
-        &[$(Field {
+        &[$(ReportField {
             name: $name,
             heading: $heading,
             width: $width,
             kind: FieldKind::$kind,
-            needs: FieldScope::$needs,
+            needs: FieldDataSource::$needs,
             value: |row| $value(row).into_value(),
         },)*]
     };
 }
 
 /// A value, or the reason why there is none.
-trait IntoValue {
+trait IntoFieldValue {
     fn into_value(self) -> Result<String, String>;
 }
 
-impl IntoValue for String {
+impl IntoFieldValue for String {
     fn into_value(self) -> Result<String, String> {
         Ok(self)
     }
 }
 
-impl IntoValue for Result<String, String> {
+impl IntoFieldValue for Result<String, String> {
     fn into_value(self) -> Result<String, String> {
         self
     }
@@ -85,23 +85,23 @@ pub const GROUPS: [FieldGroup; 5] = [
         name: "name_all",
         heading: "Names",
         fields: fields! {
-            "name" "Name" 16 Text Device |row: &DeviceRow| row.device.name.clone();
-            "mangled_name" "MangledName" 16 Text Device |row: &DeviceRow| mangled(&row.device.name);
-            "unmangled_name" "UnmangledName" 16 Text Device |row: &DeviceRow| row.device.name.clone();
-            "uuid" "UUID" 32 Text Device uuid;
-            "mangled_uuid" "MangledUUID" 32 Text Device |row: &DeviceRow| mangled(&uuid(row));
-            "unmangled_uuid" "UnmangledUUID" 32 Text Device uuid;
+            "name" "Name" 16 Text Device |row: &DeviceReportRow| row.device.name.clone();
+            "mangled_name" "MangledName" 16 Text Device |row: &DeviceReportRow| mangle_name_or_uuid(&row.device.name);
+            "unmangled_name" "UnmangledName" 16 Text Device |row: &DeviceReportRow| row.device.name.clone();
+            "uuid" "UUID" 32 Text Device uuid_field_value;
+            "mangled_uuid" "MangledUUID" 32 Text Device |row: &DeviceReportRow| mangle_name_or_uuid(&uuid_field_value(row));
+            "unmangled_uuid" "UnmangledUUID" 32 Text Device uuid_field_value;
             // udm has no read-ahead; dmsetup prints 0 if it cannot find out.
-            "read_ahead" "RAhead" 6 Number Device |_: &DeviceRow| "0".to_owned();
+            "read_ahead" "RAhead" 6 Number Device |_: &DeviceReportRow| "0".to_owned();
         },
     },
     FieldGroup {
         name: "info_all",
         heading: "State",
         fields: fields! {
-            "blkdevname" "BlkDevName" 16 Text Device kernel_node;
-            "attr" "Stat" 4 Text Device attr;
-            "tables_loaded" "Tables" 6 Text Device |row: &DeviceRow| {
+            "blkdevname" "BlkDevName" 16 Text Device blkdevname_field_value;
+            "attr" "Stat" 4 Text Device device_attr_letters;
+            "tables_loaded" "Tables" 6 Text Device |row: &DeviceReportRow| {
                 let text = match (row.device.live_table, row.device.inactive_table) {
                     (true, true) => "Both",
                     (true, false) => "Live",
@@ -110,31 +110,31 @@ pub const GROUPS: [FieldGroup; 5] = [
                 };
                 text.to_owned()
             };
-            "suspended" "Suspended" 9 Text Device |row: &DeviceRow| {
-                choose(row.device.state == "suspended", "Suspended", "Active")
+            "suspended" "Suspended" 9 Text Device |row: &DeviceReportRow| {
+                bool_to_text(row.device.state == "suspended", "Suspended", "Active")
             };
-            "readonly" "Read-only" 9 Text Device |row: &DeviceRow| {
-                choose(row.device.read_only, "Read-only", "Writeable")
+            "readonly" "Read-only" 9 Text Device |row: &DeviceReportRow| {
+                bool_to_text(row.device.read_only, "Read-only", "Writeable")
             };
-            "devno" "DevNo" 5 Text Device |row: &DeviceRow| row.device.number.clone();
-            "major" "Maj" 3 Number Device |row: &DeviceRow| row.number().0.to_owned();
-            "minor" "Min" 3 Number Device |row: &DeviceRow| row.number().1.to_owned();
-            "open" "Open" 4 Number Device |row: &DeviceRow| row.device.open_count.to_string();
-            "segments" "Targ" 4 Number Device |row: &DeviceRow| row.device.targets.to_string();
-            "events" "Event" 6 Number Device |row: &DeviceRow| row.device.event_nr.to_string();
+            "devno" "DevNo" 5 Text Device |row: &DeviceReportRow| row.device.number.clone();
+            "major" "Maj" 3 Number Device |row: &DeviceReportRow| row.number().0.to_owned();
+            "minor" "Min" 3 Number Device |row: &DeviceReportRow| row.number().1.to_owned();
+            "open" "Open" 4 Number Device |row: &DeviceReportRow| row.device.open_count.to_string();
+            "segments" "Targ" 4 Number Device |row: &DeviceReportRow| row.device.targets.to_string();
+            "events" "Event" 6 Number Device |row: &DeviceReportRow| row.device.event_nr.to_string();
         },
     },
     FieldGroup {
         name: "deps_all",
         heading: "Dependencies",
         fields: fields! {
-            "device_count" "#Devs" 5 Number Below |row: &DeviceRow| row.below.len().to_string();
-            "devnos_used" "DevNosUsed" 16 Text Below |row: &DeviceRow| {
-                list(row.below.iter().map(|below| below.number.as_str()))
+            "device_count" "#Devs" 5 Number Below |row: &DeviceReportRow| row.below.len().to_string();
+            "devnos_used" "DevNosUsed" 16 Text Below |row: &DeviceReportRow| {
+                join_with_commas(row.below.iter().map(|below| below.number.as_str()))
             };
-            "blkdevs_used" "BlkDevNamesUsed" 16 Text Below |row: &DeviceRow| {
-                let names: Vec<_> = row.below.iter().map(super::node_below).collect();
-                list(names.iter().map(String::as_str))
+            "blkdevs_used" "BlkDevNamesUsed" 16 Text Below |row: &DeviceReportRow| {
+                let names: Vec<_> = row.below.iter().map(super::underlying_device_node_name).collect();
+                join_with_commas(names.iter().map(String::as_str))
             };
         },
     },
@@ -142,15 +142,15 @@ pub const GROUPS: [FieldGroup; 5] = [
         name: "",
         heading: "Names of dependencies",
         fields: fields! {
-            "devs_used" "DevNamesUsed" 16 Text Below |row: &DeviceRow| {
-                list(row.below.iter().filter_map(|below| below.uri.strip_prefix('@')))
+            "devs_used" "DevNamesUsed" 16 Text Below |row: &DeviceReportRow| {
+                join_with_commas(row.below.iter().filter_map(|below| below.uri.strip_prefix('@')))
             };
-            "device_ref_count" "#Refs" 5 Number Above |row: &DeviceRow| row.above.len().to_string();
-            "names_using_dev" "RefNames" 8 Text Above |row: &DeviceRow| {
-                list(row.above.iter().map(|(name, _)| name.as_str()))
+            "device_ref_count" "#Refs" 5 Number Above |row: &DeviceReportRow| row.above.len().to_string();
+            "names_using_dev" "RefNames" 8 Text Above |row: &DeviceReportRow| {
+                join_with_commas(row.above.iter().map(|(name, _)| name.as_str()))
             };
-            "devnos_using_dev" "RefDevNos" 9 Text Above |row: &DeviceRow| {
-                list(row.above.iter().map(|(_, number)| number.as_str()))
+            "devnos_using_dev" "RefDevNos" 9 Text Above |row: &DeviceReportRow| {
+                join_with_commas(row.above.iter().map(|(_, number)| number.as_str()))
             };
         },
     },
@@ -159,26 +159,26 @@ pub const GROUPS: [FieldGroup; 5] = [
         heading: "Parts of LVM's names",
         fields: fields! {
             "subsystem" "Subsys" 6 Text Device uuid_subsystem;
-            "vg_name" "VG" 4 Text Device |row: &DeviceRow| lvm_name_part(row, 0);
-            "lv_name" "LV" 4 Text Device |row: &DeviceRow| lvm_name_part(row, 1);
-            "lv_layer" "LVLayer" 7 Text Device |row: &DeviceRow| lvm_name_part(row, 2);
+            "vg_name" "VG" 4 Text Device |row: &DeviceReportRow| lvm_name_part(row, 0);
+            "lv_name" "LV" 4 Text Device |row: &DeviceReportRow| lvm_name_part(row, 1);
+            "lv_layer" "LVLayer" 7 Text Device |row: &DeviceReportRow| lvm_name_part(row, 2);
         },
     },
 ];
 
-fn uuid(row: &DeviceRow) -> String {
+fn uuid_field_value(row: &DeviceReportRow) -> String {
     row.device.uuid.clone().unwrap_or_default()
 }
 
-fn choose(is: bool, so: &str, otherwise: &str) -> String {
+fn bool_to_text(is: bool, so: &str, otherwise: &str) -> String {
     if is { so } else { otherwise }.to_owned()
 }
 
-fn list<'a>(words: impl Iterator<Item = &'a str>) -> String {
+fn join_with_commas<'a>(words: impl Iterator<Item = &'a str>) -> String {
     words.collect::<Vec<_>>().join(",")
 }
 
-fn attr(row: &DeviceRow) -> String {
+fn device_attr_letters(row: &DeviceReportRow) -> String {
     let device = &row.device;
     let letter = |is, so: char, otherwise: char| if is { so } else { otherwise };
     let letters = [
@@ -191,13 +191,13 @@ fn attr(row: &DeviceRow) -> String {
 }
 
 /// The kernel's name for the node of a device.
-fn kernel_node(row: &DeviceRow) -> Result<String, String> {
-    super::node_of(&row.device)
+fn blkdevname_field_value(row: &DeviceReportRow) -> Result<String, String> {
+    super::dm_node_name(&row.device)
         .ok_or_else(|| format!("Could not resolve block device name for {}.", row.device.number))
 }
 
 /// `text` as dmsetup passes it to the kernel: special bytes become `\xHH`.
-pub fn mangled(text: &str) -> String {
+pub fn mangle_name_or_uuid(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"#+-.:=@_".contains(&byte) {
@@ -211,19 +211,23 @@ pub fn mangled(text: &str) -> String {
 }
 
 /// The part of the uuid before the first hyphen.
-fn uuid_subsystem(row: &DeviceRow) -> String {
+fn uuid_subsystem(row: &DeviceReportRow) -> String {
     let uuid = row.device.uuid.as_deref();
     uuid.and_then(|uuid| uuid.split_once('-')).map_or("", |(before, _)| before).to_owned()
 }
 
 /// A part of the name of an LVM device.
-fn lvm_name_part(row: &DeviceRow, place: usize) -> String {
-    if uuid_subsystem(row) == "LVM" { split_name(&row.device.name)[place].clone() } else { String::new() }
+fn lvm_name_part(row: &DeviceReportRow, place: usize) -> String {
+    if uuid_subsystem(row) == "LVM" {
+        split_lvm_device_name(&row.device.name)[place].clone()
+    } else {
+        String::new()
+    }
 }
 
 /// Splits a name into volume group, logical volume and layer. The separators are single hyphens; a
 /// doubled hyphen is a hyphen in a part.
-pub fn split_name(name: &str) -> [String; 3] {
+pub fn split_lvm_device_name(name: &str) -> [String; 3] {
     let mut parts = [const { String::new() }; 3];
     let (mut place, mut rest) = (0, name.chars().peekable());
     while let Some(c) = rest.next() {
@@ -242,9 +246,9 @@ mod tests {
 
     #[test]
     fn names_of_lvm() {
-        assert_eq!(split_name("vg-lv"), ["vg", "lv", ""]);
-        assert_eq!(split_name("a--b-c--d-real"), ["a-b", "c-d", "real"]);
-        assert_eq!(split_name("plain"), ["plain", "", ""]);
-        assert_eq!(mangled("a b\\ü"), "a\\x20b\\x5c\\xc3\\xbc");
+        assert_eq!(split_lvm_device_name("vg-lv"), ["vg", "lv", ""]);
+        assert_eq!(split_lvm_device_name("a--b-c--d-real"), ["a-b", "c-d", "real"]);
+        assert_eq!(split_lvm_device_name("plain"), ["plain", "", ""]);
+        assert_eq!(mangle_name_or_uuid("a b\\ü"), "a\\x20b\\x5c\\xc3\\xbc");
     }
 }

@@ -9,26 +9,26 @@ mod select;
 
 use crate::requests::all_tables;
 use anyhow::Result;
-use fields::{Field, FieldKind, FieldScope, GROUPS};
-pub use select::Selection;
+use fields::{FieldDataSource, FieldKind, GROUPS, ReportField};
+pub use select::SelectionCriterion;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use udm_control::api;
-use udm_control::client::{ClientError, ControlClient};
+use udm_control::client::{ControlClient, ControlClientError};
 
 /// The fields that are shown by default.
 const DEFAULT: &str = "name,major,minor,attr,open,segments,events,uuid";
 
 /// The known data of a device.
 #[derive(Clone, Default)]
-pub struct DeviceRow {
-    device: api::Device,
-    below: Vec<api::Below>,
+pub struct DeviceReportRow {
+    device: api::DeviceDescription,
+    below: Vec<api::UnderlyingDevice>,
     /// Names and numbers of the devices that use this one.
     above: Vec<(String, String)>,
 }
 
-impl DeviceRow {
+impl DeviceReportRow {
     fn number(&self) -> (&str, &str) {
         self.device.number.split_once(':').unwrap_or((&self.device.number, ""))
     }
@@ -36,7 +36,7 @@ impl DeviceRow {
 
 /// The layout of the output.
 #[derive(Debug, Default)]
-pub struct ColumnLayout {
+pub struct ColumnReportLayout {
     /// No line of headings; values are then separated, by default with `:`.
     pub no_headings: bool,
     /// The separator of values, which are then not aligned.
@@ -51,7 +51,7 @@ pub struct ColumnLayout {
 
 /// An error in the arguments, in dmsetup's words.
 #[derive(Debug)]
-pub enum ColumnError {
+pub enum ColumnReportArgError {
     /// A word that is not a field, or is misplaced; dmsetup then lists the fields.
     Word(String),
     /// Any other error.
@@ -59,11 +59,11 @@ pub enum ColumnError {
 }
 
 /// A report: fields, order, selection and layout.
-pub struct Columns {
+pub struct ColumnReport {
     fields: Vec<Column>,
-    sort: Vec<(&'static Field, bool)>,
-    selection: Option<Selection>,
-    layout: ColumnLayout,
+    sort: Vec<(&'static ReportField, bool)>,
+    selection: Option<SelectionCriterion>,
+    layout: ColumnReportLayout,
     /// Widths of the columns so far; columns only grow.
     widths: Vec<usize>,
 }
@@ -71,7 +71,7 @@ pub struct Columns {
 /// A column of a report.
 #[derive(Clone, Copy)]
 enum Column {
-    Field(&'static Field),
+    Field(&'static ReportField),
     /// 1 if the device is selected, else 0.
     Selected,
 }
@@ -92,20 +92,20 @@ impl Column {
     }
 
     fn is_number(self) -> bool {
-        !matches!(self, Column::Field(Field { kind: FieldKind::Text, .. }))
+        !matches!(self, Column::Field(ReportField { kind: FieldKind::Text, .. }))
     }
 }
 
-fn iter_fields() -> impl Iterator<Item = &'static Field> {
+fn iter_report_fields() -> impl Iterator<Item = &'static ReportField> {
     GROUPS.iter().flat_map(|group| group.fields)
 }
 
-fn field(name: &str) -> Option<&'static Field> {
-    iter_fields().find(|field| field.name.eq_ignore_ascii_case(name))
+fn find_report_field(name: &str) -> Option<&'static ReportField> {
+    iter_report_fields().find(|field| field.name.eq_ignore_ascii_case(name))
 }
 
 /// The fields that `-o` can name, one group per line.
-pub fn list_of_fields() -> String {
+pub fn report_fields_help() -> String {
     let group = |group: &fields::FieldGroup| {
         let names: Vec<_> = group.fields.iter().map(|field| field.name).collect();
         let all = if group.name.is_empty() { String::new() } else { format!(" ({})", group.name) };
@@ -118,7 +118,7 @@ fn parse_columns(names: &str) -> Result<Vec<Column>, String> {
     let mut all = Vec::new();
     let (names, default) = names.strip_prefix('+').map_or((names, ""), |names| (names, DEFAULT));
     for name in default.split(',').chain(names.split(',')).filter(|name| !name.is_empty()) {
-        match (GROUPS.iter().find(|group| group.name.eq_ignore_ascii_case(name)), field(name)) {
+        match (GROUPS.iter().find(|group| group.name.eq_ignore_ascii_case(name)), find_report_field(name)) {
             (Some(group), _) => all.extend(group.fields.iter().map(Column::Field)),
             (None, Some(field)) => all.push(Column::Field(field)),
             (None, None) if name == "selected" => all.push(Column::Selected),
@@ -128,7 +128,7 @@ fn parse_columns(names: &str) -> Result<Vec<Column>, String> {
     Ok(all)
 }
 
-impl Columns {
+impl ColumnReport {
     /// Creates a report of the fields in `options`, sorted by the fields in `sort`, with the
     /// devices that match `select`.
     ///
@@ -138,26 +138,29 @@ impl Columns {
         options: Option<&str>,
         sort: Option<&str>,
         select: Option<&str>,
-        layout: ColumnLayout,
-    ) -> Result<Columns, ColumnError> {
+        layout: ColumnReportLayout,
+    ) -> Result<ColumnReport, ColumnReportArgError> {
         let fields = parse_columns(options.unwrap_or(DEFAULT))?;
         let mut keys = Vec::new();
         for key in sort.unwrap_or_default().split(',').filter(|key| !key.is_empty()) {
             let (name, down) = key.strip_prefix('-').map_or((key, false), |name| (name, true));
             let name = name.strip_prefix('+').unwrap_or(name);
-            keys.push((field(name).ok_or_else(|| format!("dm_report: Unrecognised field: {name}"))?, down));
+            keys.push((
+                find_report_field(name).ok_or_else(|| format!("dm_report: Unrecognised field: {name}"))?,
+                down,
+            ));
         }
-        let selection = select.map(Selection::parse).transpose()?;
-        Ok(Columns { widths: vec![0; fields.len()], fields, sort: keys, selection, layout })
+        let selection = select.map(SelectionCriterion::parse).transpose()?;
+        Ok(ColumnReport { widths: vec![0; fields.len()], fields, sort: keys, selection, layout })
     }
 
-    fn needs(&self, scope: FieldScope) -> bool {
+    fn needs(&self, scope: FieldDataSource) -> bool {
         let columns = self.fields.iter().filter_map(|column| match column {
             Column::Field(field) => Some(*field),
             Column::Selected => None,
         });
         let sorted = self.sort.iter().map(|(field, _)| *field);
-        let selected = self.selection.iter().flat_map(Selection::fields);
+        let selected = self.selection.iter().flat_map(SelectionCriterion::fields);
         columns.chain(sorted).chain(selected).any(|field| field.needs == scope)
     }
 
@@ -168,11 +171,11 @@ impl Columns {
     pub fn ask(
         &self,
         client: &ControlClient,
-        devices: Vec<api::Device>,
-    ) -> Result<Vec<DeviceRow>, ClientError> {
-        let is_asked = self.needs(FieldScope::Above) || self.needs(FieldScope::Below);
+        devices: Vec<api::DeviceDescription>,
+    ) -> Result<Vec<DeviceReportRow>, ControlClientError> {
+        let is_asked = self.needs(FieldDataSource::Above) || self.needs(FieldDataSource::Below);
         let tables = if is_asked { all_tables(client)? } else { Vec::new() };
-        let mut rows: HashMap<&str, DeviceRow> = HashMap::new();
+        let mut rows: HashMap<&str, DeviceReportRow> = HashMap::new();
         for table in &tables {
             rows.entry(&table.number).or_default().below.clone_from(&table.devices);
             for below in &table.devices {
@@ -180,15 +183,15 @@ impl Columns {
                 rows.entry(&below.number).or_default().above.push(user);
             }
         }
-        let row = |device: api::Device| {
+        let row = |device: api::DeviceDescription| {
             let known = rows.get(&device.number[..]).cloned().unwrap_or_default();
-            DeviceRow { device, ..known }
+            DeviceReportRow { device, ..known }
         };
         Ok(devices.into_iter().map(row).collect())
     }
 
     /// Returns the text, and the errors of fields without a value.
-    pub fn print(&mut self, mut rows: Vec<DeviceRow>) -> (String, Vec<String>) {
+    pub fn print(&mut self, mut rows: Vec<DeviceReportRow>) -> (String, Vec<String>) {
         let mut wrong = Vec::new();
         rows.sort_by(|a, b| self.order(a, b));
         let keeps_all = self.fields.iter().any(|column| matches!(column, Column::Selected));
@@ -211,7 +214,7 @@ impl Columns {
         (self.text(&lines), wrong)
     }
 
-    fn order(&self, a: &DeviceRow, b: &DeviceRow) -> Ordering {
+    fn order(&self, a: &DeviceReportRow, b: &DeviceReportRow) -> Ordering {
         self.sort.iter().fold(Ordering::Equal, |order, (field, down)| {
             order.then_with(|| {
                 let value = |row| (field.value)(row).unwrap_or_default();
@@ -230,7 +233,7 @@ impl Columns {
             return String::new();
         }
         self.widen(lines);
-        let ColumnLayout { no_headings, separator, name_prefixes, unquoted, rows } = &self.layout;
+        let ColumnReportLayout { no_headings, separator, name_prefixes, unquoted, rows } = &self.layout;
         let headings = || self.fields.iter().map(|column| column.heading().to_owned()).collect::<Vec<_>>();
         if !no_headings && separator.is_none() && !name_prefixes && !rows {
             return self.aligned(&headings(), lines);
@@ -283,23 +286,23 @@ impl Columns {
 }
 
 /// A row with only a device name, for a uuid of `subsystem`.
-pub fn split_row(name: &str, subsystem: &str) -> DeviceRow {
+pub fn build_splitname_row(name: &str, subsystem: &str) -> DeviceReportRow {
     let uuid = Some(format!("{subsystem}-"));
-    DeviceRow {
-        device: api::Device { name: name.to_owned(), uuid, ..api::Device::default() },
-        ..DeviceRow::default()
+    DeviceReportRow {
+        device: api::DeviceDescription { name: name.to_owned(), uuid, ..api::DeviceDescription::default() },
+        ..DeviceReportRow::default()
     }
 }
 
 /// The kernel's name of the node of a mapped device; `None` until it has a table.
-pub fn node_of(device: &api::Device) -> Option<String> {
+pub fn dm_node_name(device: &api::DeviceDescription) -> Option<String> {
     let minor = device.number.split_once(':')?.1;
     (device.live_table || device.inactive_table).then(|| format!("dm-{minor}"))
 }
 
 /// The node name of a device below a table: the last component of a file's path, or the URI of
 /// other devices.
-pub fn node_below(below: &api::Below) -> String {
+pub fn underlying_device_node_name(below: &api::UnderlyingDevice) -> String {
     if below.uri.starts_with('@') {
         return format!("dm-{}", below.number.split_once(':').map_or("", |(_, minor)| minor));
     }

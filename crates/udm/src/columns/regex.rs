@@ -75,18 +75,18 @@ fn to_rust_regex(text: &[u8]) -> Option<String> {
                 out.push(char::from(all));
             }
             b'.' => out.push_str(r"[^\n\r\x00]"),
-            b'[' => parse_class(&mut bytes, &mut out)?,
-            b'^' => push_byte(ENDS[0], &mut out),
-            b'$' => push_byte(ENDS[1], &mut out),
-            b'\\' => push_byte(escape_byte(bytes.next()?), &mut out),
-            byte => push_byte(byte, &mut out),
+            b'[' => parse_regex_char_class(&mut bytes, &mut out)?,
+            b'^' => push_hex_escaped_byte(ENDS[0], &mut out),
+            b'$' => push_hex_escaped_byte(ENDS[1], &mut out),
+            b'\\' => push_hex_escaped_byte(unescape_regex_byte(bytes.next()?), &mut out),
+            byte => push_hex_escaped_byte(byte, &mut out),
         }
         is_term = true;
     }
     (is_term && depth == 0).then_some(out)
 }
 
-fn escape_byte(byte: u8) -> u8 {
+fn unescape_regex_byte(byte: u8) -> u8 {
     match byte {
         b'n' => b'\n',
         b'r' => b'\r',
@@ -95,14 +95,14 @@ fn escape_byte(byte: u8) -> u8 {
     }
 }
 
-fn push_byte(byte: u8, out: &mut String) {
+fn push_hex_escaped_byte(byte: u8, out: &mut String) {
     // Writing to a String can't fail.
     let _ = write!(out, r"\x{byte:02x}");
 }
 
 /// Parses a class after `[`, up to and including `]`. A range may be in reverse order, and `]` may
 /// be its end.
-fn parse_class(bytes: &mut impl Iterator<Item = u8>, out: &mut String) -> Option<()> {
+fn parse_regex_char_class(bytes: &mut impl Iterator<Item = u8>, out: &mut String) -> Option<()> {
     let mut members = Vec::new();
     let mut byte = bytes.next()?;
     let is_not = byte == b'^';
@@ -112,7 +112,7 @@ fn parse_class(bytes: &mut impl Iterator<Item = u8>, out: &mut String) -> Option
     let mut last = None;
     while byte != b']' {
         let found = match (byte, last) {
-            (b'\\', _) => escape_byte(bytes.next()?),
+            (b'\\', _) => unescape_regex_byte(bytes.next()?),
             (b'-', Some(last)) => {
                 let end = bytes.next()?;
                 members.extend(end.min(last)..=end.max(last));
@@ -133,7 +133,7 @@ fn parse_class(bytes: &mut impl Iterator<Item = u8>, out: &mut String) -> Option
         // The empty class: it matches nothing.
         (false, true) => r"[^\x00-\xff",
     });
-    members.iter().for_each(|byte| push_byte(*byte, out));
+    members.iter().for_each(|byte| push_hex_escaped_byte(*byte, out));
     out.push(']');
     Some(())
 }

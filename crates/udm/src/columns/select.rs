@@ -1,22 +1,22 @@
 //! `-S`: selects devices by criteria such as `open>0 && (name=a || uuid=~^x)`.
 
-use super::fields::{Field, FieldKind};
+use super::fields::{FieldKind, ReportField};
 use super::regex::Regex;
-use super::{ColumnError, DeviceRow, field};
+use super::{ColumnReportArgError, DeviceReportRow, find_report_field};
 
 /// A selection criterion.
 #[derive(Debug)]
-pub enum Selection {
+pub enum SelectionCriterion {
     /// Both criteria hold.
-    And(Box<Selection>, Box<Selection>),
+    And(Box<SelectionCriterion>, Box<SelectionCriterion>),
     /// At least one of the criteria holds.
-    Or(Box<Selection>, Box<Selection>),
+    Or(Box<SelectionCriterion>, Box<SelectionCriterion>),
     /// The criterion does not hold.
-    Not(Box<Selection>),
+    Not(Box<SelectionCriterion>),
     /// The comparison of a field with a value.
-    Is(&'static Field, CompareOp, String),
+    Is(&'static ReportField, CompareOp, String),
     /// The field matches a regular expression.
-    Matches(&'static Field, Regex),
+    Matches(&'static ReportField, Regex),
 }
 
 /// A comparison operator.
@@ -43,51 +43,56 @@ const OPERATORS: [(&str, CompareOp); 6] = [
 /// Maximum depth of nested criteria.
 const DEPTH_MAX: usize = 100;
 
-impl From<String> for ColumnError {
-    fn from(why: String) -> ColumnError {
-        ColumnError::Word(why)
+impl From<String> for ColumnReportArgError {
+    fn from(why: String) -> ColumnReportArgError {
+        ColumnReportArgError::Word(why)
     }
 }
 
-impl std::fmt::Debug for Field {
+impl std::fmt::Debug for ReportField {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name)
     }
 }
 
-impl Selection {
+impl SelectionCriterion {
     /// Parses criteria.
     ///
     /// # Errors
     /// The error lines of dmsetup.
-    pub fn parse(text: &str) -> Result<Selection, ColumnError> {
-        let mut parser = Parser { rest: text };
+    pub fn parse(text: &str) -> Result<SelectionCriterion, ColumnReportArgError> {
+        let mut parser = SelectionParser { rest: text };
         let selection = parser.any(0)?;
         match parser.rest.trim_start() {
             "" => Ok(selection),
-            rest => Err(ColumnError::Value(format!("Expecting logical operator\n{}", syntax(rest)))),
+            rest => Err(ColumnReportArgError::Value(format!(
+                "Expecting logical operator\n{}",
+                selection_syntax_error(rest)
+            ))),
         }
     }
 
     /// The fields that the criteria use.
-    pub fn fields(&self) -> Vec<&'static Field> {
+    pub fn fields(&self) -> Vec<&'static ReportField> {
         match self {
-            Selection::And(a, b) | Selection::Or(a, b) => [a.fields(), b.fields()].concat(),
-            Selection::Not(it) => it.fields(),
-            Selection::Is(field, ..) | Selection::Matches(field, _) => vec![field],
+            SelectionCriterion::And(a, b) | SelectionCriterion::Or(a, b) => [a.fields(), b.fields()].concat(),
+            SelectionCriterion::Not(it) => it.fields(),
+            SelectionCriterion::Is(field, ..) | SelectionCriterion::Matches(field, _) => vec![field],
         }
     }
 
     /// True if the criteria select `row`; a field without a value does not match.
-    pub fn takes(&self, row: &DeviceRow) -> bool {
+    pub fn takes(&self, row: &DeviceReportRow) -> bool {
         match self {
-            Selection::And(a, b) => a.takes(row) && b.takes(row),
-            Selection::Or(a, b) => a.takes(row) || b.takes(row),
-            Selection::Not(it) => !it.takes(row),
-            Selection::Is(field, compare, expected) => {
+            SelectionCriterion::And(a, b) => a.takes(row) && b.takes(row),
+            SelectionCriterion::Or(a, b) => a.takes(row) || b.takes(row),
+            SelectionCriterion::Not(it) => !it.takes(row),
+            SelectionCriterion::Is(field, compare, expected) => {
                 (field.value)(row).is_ok_and(|value| compare.holds(field.kind, &value, expected))
             }
-            Selection::Matches(field, regex) => (field.value)(row).is_ok_and(|value| regex.is_match(&value)),
+            SelectionCriterion::Matches(field, regex) => {
+                (field.value)(row).is_ok_and(|value| regex.is_match(&value))
+            }
         }
     }
 }
@@ -109,15 +114,15 @@ impl CompareOp {
     }
 }
 
-fn syntax(at: &str) -> String {
+fn selection_syntax_error(at: &str) -> String {
     format!("Selection syntax error at '{at}'.\nUse 'help' for selection to get more help.")
 }
 
-struct Parser<'a> {
+struct SelectionParser<'a> {
     rest: &'a str,
 }
 
-impl Parser<'_> {
+impl SelectionParser<'_> {
     fn eat(&mut self, tokens: &[&str]) -> bool {
         let rest = self.rest.trim_start();
         let found = tokens.iter().find_map(|token| rest.strip_prefix(token));
@@ -125,63 +130,69 @@ impl Parser<'_> {
         found.is_some()
     }
 
-    fn any(&mut self, depth: usize) -> Result<Selection, ColumnError> {
+    fn any(&mut self, depth: usize) -> Result<SelectionCriterion, ColumnReportArgError> {
         let mut left = self.all(depth)?;
         while self.eat(&["||", "#"]) {
-            left = Selection::Or(Box::new(left), Box::new(self.all(depth)?));
+            left = SelectionCriterion::Or(Box::new(left), Box::new(self.all(depth)?));
         }
         Ok(left)
     }
 
-    fn all(&mut self, depth: usize) -> Result<Selection, ColumnError> {
+    fn all(&mut self, depth: usize) -> Result<SelectionCriterion, ColumnReportArgError> {
         let mut left = self.one(depth)?;
         while self.eat(&["&&", ","]) {
-            left = Selection::And(Box::new(left), Box::new(self.one(depth)?));
+            left = SelectionCriterion::And(Box::new(left), Box::new(self.one(depth)?));
         }
         Ok(left)
     }
 
-    fn one(&mut self, depth: usize) -> Result<Selection, ColumnError> {
+    fn one(&mut self, depth: usize) -> Result<SelectionCriterion, ColumnReportArgError> {
         let begin = self.rest.trim_start();
         if depth > DEPTH_MAX {
-            return Err(syntax(begin).into());
+            return Err(selection_syntax_error(begin).into());
         }
         if self.eat(&["!"]) {
-            return Ok(Selection::Not(Box::new(self.one(depth + 1)?)));
+            return Ok(SelectionCriterion::Not(Box::new(self.one(depth + 1)?)));
         }
         if self.eat(&["("]) {
             let inner = self.any(depth + 1)?;
-            return if self.eat(&[")"]) { Ok(inner) } else { Err(syntax(begin).into()) };
+            return if self.eat(&[")"]) { Ok(inner) } else { Err(selection_syntax_error(begin).into()) };
         }
         let end = begin.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(begin.len());
         let (name, rest) = begin.split_at(end);
-        let field =
-            field(name).ok_or_else(|| format!("Unrecognised selection field: {name}\n{}", syntax(begin)))?;
+        let field = find_report_field(name).ok_or_else(|| {
+            format!("Unrecognised selection field: {name}\n{}", selection_syntax_error(begin))
+        })?;
         self.rest = rest;
         if let Some(is) = [("=~", true), ("!~", false)].into_iter().find(|(token, _)| self.eat(&[token])) {
-            let matches = Selection::Matches(field, self.regex(field, begin)?);
-            return Ok(if is.1 { matches } else { Selection::Not(Box::new(matches)) });
+            let matches = SelectionCriterion::Matches(field, self.regex(field, begin)?);
+            return Ok(if is.1 { matches } else { SelectionCriterion::Not(Box::new(matches)) });
         }
         let operator = OPERATORS.into_iter().find(|(token, _)| self.eat(&[token]));
-        let (_, compare) = operator.ok_or_else(|| syntax(begin))?;
-        let value = self.value().ok_or_else(|| syntax(begin))?;
+        let (_, compare) = operator.ok_or_else(|| selection_syntax_error(begin))?;
+        let value = self.value().ok_or_else(|| selection_syntax_error(begin))?;
         let fits = match field.kind {
             FieldKind::Number => value.parse::<u64>().is_ok(),
             FieldKind::Text => matches!(compare, CompareOp::Equal | CompareOp::NotEqual),
         };
-        if fits { Ok(Selection::Is(field, compare, value)) } else { Err(syntax(begin).into()) }
+        if fits {
+            Ok(SelectionCriterion::Is(field, compare, value))
+        } else {
+            Err(selection_syntax_error(begin).into())
+        }
     }
 
     /// Parses the regular expression of the criterion that begins at `begin`: up to an operator or
     /// a blank, or between quotes or brackets.
-    fn regex(&mut self, field: &Field, begin: &str) -> Result<Regex, ColumnError> {
+    fn regex(&mut self, field: &ReportField, begin: &str) -> Result<Regex, ColumnReportArgError> {
         let name = field.name;
         if field.kind == FieldKind::Number {
-            return Err(ColumnError::Value(format!(
+            return Err(ColumnReportArgError::Value(format!(
                 "dm_report: incompatible comparison type for selection field {name}"
             )));
         }
-        let no = |why: &str| Err(ColumnError::Value(format!("{why}\n{}", syntax(begin))));
+        let no =
+            |why: &str| Err(ColumnReportArgError::Value(format!("{why}\n{}", selection_syntax_error(begin))));
         let rest = self.rest.trim_start();
         let quotes = ["()", "{}", "[]", "\"\"", "''"];
         let quote = quotes.iter().find(|quote| rest.starts_with(&quote[..1]));
@@ -203,7 +214,7 @@ impl Parser<'_> {
         };
         self.rest = left;
         let why = "Parse error in regex\nCouldn't parse regex\ndm_report: failed to create regex matcher for";
-        Regex::new(text).ok_or_else(|| ColumnError::Value(format!("{why} selection field {name}")))
+        Regex::new(text).ok_or_else(|| ColumnReportArgError::Value(format!("{why} selection field {name}")))
     }
 
     /// Reads a word or a quoted text; returns `None` if there is neither.
@@ -253,21 +264,23 @@ mod tests {
             ),
             ("open=~1", "dm_report: incompatible comparison type for selection field open".to_owned()),
         ] {
-            let Err(ColumnError::Value(why)) = Selection::parse(text) else { panic!("{text}") };
+            let Err(ColumnReportArgError::Value(why)) = SelectionCriterion::parse(text) else {
+                panic!("{text}")
+            };
             assert_eq!(why, expected, "{text}");
         }
     }
 
     #[test]
     fn criteria() {
-        let device = api::Device {
+        let device = api::DeviceDescription {
             name: "a".into(),
             number: "254:10".into(),
             open_count: 2,
             state: "active".into(),
-            ..api::Device::default()
+            ..api::DeviceDescription::default()
         };
-        let row = DeviceRow { device, ..DeviceRow::default() };
+        let row = DeviceReportRow { device, ..DeviceReportRow::default() };
         for (text, takes) in [
             ("name=a", true),
             ("name!=a", false),
@@ -284,11 +297,11 @@ mod tests {
             ("name=~a|b,open=2", true),
             ("!(name=~(a)) || name !~ 'a'", false),
         ] {
-            assert_eq!(Selection::parse(text).unwrap().takes(&row), takes, "{text}");
+            assert_eq!(SelectionCriterion::parse(text).unwrap().takes(&row), takes, "{text}");
         }
         for text in ["", "open", "open>", "open=x", "name>a", "(open=1", "open=1)", "open=~1", "nosuch=1"] {
-            assert!(Selection::parse(text).is_err(), "{text}");
+            assert!(SelectionCriterion::parse(text).is_err(), "{text}");
         }
-        assert!(Selection::parse(&"!".repeat(100_000)).is_err());
+        assert!(SelectionCriterion::parse(&"!".repeat(100_000)).is_err());
     }
 }

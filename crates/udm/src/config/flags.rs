@@ -7,14 +7,14 @@ use std::any::TypeId;
 use std::error::Error as _;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use udm_wire::udm_conf::{ConfError, OptionValue, ServeOption};
+use udm_wire::udm_conf::{ServeOptionValue, ServeSectionOption, UdmConfError};
 
 /// Options that are not keys of a file: how a server is started, the devices, which have their own
 /// section, and --run.
 const NO_KEYS: [&str; 7] = ["device", "run", "fork", "ready-on-stdout", "check", "help", "version"];
 
 /// The options that are keys of the file.
-pub fn keys(serve: &Command) -> impl Iterator<Item = &Arg> {
+pub fn serve_config_keys(serve: &Command) -> impl Iterator<Item = &Arg> {
     let is_key = |arg: &&Arg| arg.get_long().is_some_and(|long| !NO_KEYS.contains(&long));
     serve.get_arguments().filter(is_key)
 }
@@ -23,13 +23,17 @@ pub fn keys(serve: &Command) -> impl Iterator<Item = &Arg> {
 ///
 /// # Errors
 /// The key is unknown, or the option refuses its value.
-pub fn arguments(key: &ServeOption, folder: &Path, serve: &Command) -> Result<Vec<OsString>, ConfError> {
+pub fn serve_option_to_args(
+    key: &ServeSectionOption,
+    folder: &Path,
+    serve: &Command,
+) -> Result<Vec<OsString>, UdmConfError> {
     let name = &key.name;
-    let Some(option) = keys(serve).find(|option| option.get_long() == Some(name)) else {
+    let Some(option) = serve_config_keys(serve).find(|option| option.get_long() == Some(name)) else {
         let why = format!("serve: {name}: unknown: see docs/config.md, or udm serve --help");
-        return Err(ConfError::new(why, key.at.clone()));
+        return Err(UdmConfError::new(why, key.at.clone()));
     };
-    let refuse = |why: &str| Err(ConfError::new(format!("serve: {name}: {why}"), key.value_at.clone()));
+    let refuse = |why: &str| Err(UdmConfError::new(format!("serve: {name}: {why}"), key.value_at.clone()));
     let is_path = option.get_value_parser().type_id() == TypeId::of::<PathBuf>();
     let argument = |value: &String| {
         let mut argument = OsString::from(format!("--{name}="));
@@ -40,14 +44,14 @@ pub fn arguments(key: &ServeOption, folder: &Path, serve: &Command) -> Result<Ve
         argument
     };
     let arguments = match (option.get_action(), &key.value) {
-        (ArgAction::SetTrue, OptionValue::Flag(flag)) => {
+        (ArgAction::SetTrue, ServeOptionValue::Flag(flag)) => {
             flag.then(|| OsString::from(format!("--{name}"))).into_iter().collect()
         }
         (ArgAction::SetTrue, _) => return refuse("expected true or false"),
-        (_, OptionValue::Text(text)) => vec![argument(text)],
-        (ArgAction::Append, OptionValue::List(list)) => list.iter().map(argument).collect(),
-        (_, OptionValue::List(_)) => return refuse("expected one value"),
-        (_, OptionValue::Flag(_)) => {
+        (_, ServeOptionValue::Text(text)) => vec![argument(text)],
+        (ArgAction::Append, ServeOptionValue::List(list)) => list.iter().map(argument).collect(),
+        (_, ServeOptionValue::List(_)) => return refuse("expected one value"),
+        (_, ServeOptionValue::Flag(_)) => {
             let names = option.get_value_names().unwrap_or_default();
             let expected: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
             return refuse(&format!("expected {}", expected.join(" ")));
@@ -56,13 +60,15 @@ pub fn arguments(key: &ServeOption, folder: &Path, serve: &Command) -> Result<Ve
     let read = serve.clone().no_binary_name(true).try_get_matches_from(&arguments);
     match read {
         // Required companion options are checked later, when all keys are known.
-        Err(error) if error.kind() != ErrorKind::MissingRequiredArgument => refuse(&first_line(&error)),
+        Err(error) if error.kind() != ErrorKind::MissingRequiredArgument => {
+            refuse(&clap_error_reason(&error))
+        }
         _ => Ok(arguments),
     }
 }
 
 /// The reason of an error, without the text around it.
-pub fn first_line(error: &clap::Error) -> String {
+pub fn clap_error_reason(error: &clap::Error) -> String {
     match error.source() {
         Some(why) => why.to_string(),
         None => {
@@ -104,8 +110,9 @@ mod tests {
                 format!("{}{list}", names.join(" "))
             }
         };
-        let has: Vec<(String, String)> =
-            keys(&serve).map(|option| (option.get_long().unwrap().to_owned(), takes(option))).collect();
+        let has: Vec<(String, String)> = serve_config_keys(&serve)
+            .map(|option| (option.get_long().unwrap().to_owned(), takes(option)))
+            .collect();
         assert_eq!(rows("[serve]"), has);
         let devices: Vec<String> = rows("[devices.NAME]").into_iter().map(|(key, _)| key).collect();
         assert_eq!(devices, DEVICE_KEYS);

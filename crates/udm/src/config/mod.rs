@@ -17,7 +17,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use udm_control::config::{DesiredDevice, DesiredState};
 use udm_control::registry::BaseDir;
-use udm_wire::udm_conf::{ConfError, TEXT_MAX, TableSource, UdmConf};
+use udm_wire::udm_conf::{TEXT_MAX, TableSource, UdmConf, UdmConfError};
 
 /// The folder next to the file; its files are read too.
 const MORE: &str = "conf.d";
@@ -43,7 +43,7 @@ pub struct ConfigFiles {
 ///
 /// # Errors
 /// The first fault, with its place and its text.
-pub fn load(file: &Path, serve: &Command) -> Result<ConfigFiles> {
+pub fn load_config_files(file: &Path, serve: &Command) -> Result<ConfigFiles> {
     let file = std::path::absolute(file).with_context(|| file.display().to_string())?;
     let folder = file.parent().unwrap_or(Path::new("/")).to_owned();
     let mut loaded =
@@ -53,29 +53,30 @@ pub fn load(file: &Path, serve: &Command) -> Result<ConfigFiles> {
     let (mut keys, mut devices, mut size) = (HashMap::new(), HashMap::new(), 0);
     for file in &files {
         let name = file.display().to_string();
-        let text = read(file)?;
+        let text = read_config_file(file)?;
         size += text.len();
-        let shown = |fault: &ConfError| anyhow::anyhow!(fault.with_source_line(&name, &text));
+        let shown = |fault: &UdmConfError| anyhow::anyhow!(fault.with_source_line(&name, &text));
         let conf = UdmConf::parse(&text).map_err(|fault| shown(&fault))?;
         for key in &conf.serve {
-            let arguments = flags::arguments(key, &loaded.folder, serve).map_err(|fault| shown(&fault))?;
+            let arguments =
+                flags::serve_option_to_args(key, &loaded.folder, serve).map_err(|fault| shown(&fault))?;
             if let Some(other) = keys.insert(key.name.clone(), name.clone()) {
                 let why = format!("serve: {}: {other} has it too", key.name);
-                return Err(shown(&ConfError::new(why, key.at.clone())));
+                return Err(shown(&UdmConfError::new(why, key.at.clone())));
             }
             loaded.serve.insert(key.name.clone(), arguments);
         }
         for device in conf.devices {
             if let Some(other) = devices.insert(device.name.clone(), name.clone()) {
                 let why = format!("devices.{}: {other} has it too", device.name);
-                return Err(shown(&ConfError::new(why, device.at)));
+                return Err(shown(&UdmConfError::new(why, device.at)));
             }
             let table = match device.table {
                 TableSource::Text(text) => text,
                 TableSource::File(file) => {
                     let table = read_table(&loaded.folder.join(file));
                     table.map_err(|e| {
-                        shown(&ConfError::new(format!("devices.{}: {e:#}", device.name), device.at))
+                        shown(&UdmConfError::new(format!("devices.{}: {e:#}", device.name), device.at))
                     })?
                 }
             };
@@ -90,7 +91,7 @@ pub fn load(file: &Path, serve: &Command) -> Result<ConfigFiles> {
         }
     }
     // Devices that form a cycle are an error of the file.
-    let circle = udm_control::config::plan(&[], &loaded.devices).err();
+    let circle = udm_control::config::plan_config_changes(&[], &loaded.devices).err();
     circle.map_or(Ok(loaded), |circle| bail!("{}: devices.{circle}", files[0].display()))
 }
 
@@ -116,7 +117,7 @@ fn list_conf_d(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn read(file: &Path) -> Result<String> {
+fn read_config_file(file: &Path) -> Result<String> {
     let name = || file.display().to_string();
     let mut bytes = Vec::new();
     let open = std::fs::File::open(file).with_context(name)?;
@@ -149,7 +150,7 @@ impl ConfigFiles {
             let all = verb.iter().cloned().chain(arguments).chain(rest.iter().cloned());
             self.command.clone().try_get_matches_from(all)
         };
-        merge().map_err(|e| anyhow::anyhow!("{}: serve: {}", file.display(), flags::first_line(&e)))
+        merge().map_err(|e| anyhow::anyhow!("{}: serve: {}", file.display(), flags::clap_error_reason(&e)))
     }
 
     /// The devices to apply, for a server that was started with the options `first`.
@@ -172,14 +173,16 @@ impl ConfigFiles {
         let command = self.command.clone();
         let desired_state = self.desired_state(&first);
         let read = move || {
-            load(&file, &command).map(|loaded| loaded.desired_state(&first)).map_err(|e| strip_os_error(&e))
+            load_config_files(&file, &command)
+                .map(|loaded| loaded.desired_state(&first))
+                .map_err(|e| format_error_without_errno(&e))
         };
         (desired_state, Box::new(read))
     }
 }
 
 /// Formats an error without system error numbers.
-fn strip_os_error(error: &anyhow::Error) -> String {
+fn format_error_without_errno(error: &anyhow::Error) -> String {
     crate::strip_os_error(&format!("{error:#}"))
 }
 
@@ -195,9 +198,9 @@ mod tests {
         for (name, text) in files {
             fs::write(folder.path().join(name), text).unwrap();
         }
-        let error = load(&folder.path().join("udm.toml"), &ServeArgs::command())
+        let error = load_config_files(&folder.path().join("udm.toml"), &ServeArgs::command())
             .err()
-            .map(|e| strip_os_error(&e))
+            .map(|e| format_error_without_errno(&e))
             .unwrap_or_default();
         error.replace(&folder.path().display().to_string(), "F")
     }
@@ -258,7 +261,7 @@ mod tests {
         write("conf.d/1.toml~", "what an editor leaves");
         write("conf.d/.2.toml", "the same");
         write("b.table", "0 8 zero\n");
-        let read = || load(&folder.path().join("udm.toml"), &ServeArgs::command()).unwrap();
+        let read = || load_config_files(&folder.path().join("udm.toml"), &ServeArgs::command()).unwrap();
         let loaded = read();
         let names: Vec<_> = loaded.devices.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(names, ["a", "b"]);

@@ -11,10 +11,10 @@
 //! A record lies within one sector, so it points to the old chunk or to the new one. Both chunks
 //! hold the data until all durable records point to the new one.
 
-use super::CompactArgs;
-use super::print::invalid_mark_of;
-use super::store::{StoreFile, read_records};
-use crate::output::to_stdout;
+use super::CowCompactArgs;
+use super::print::read_store_invalid_mark;
+use super::store::{StoreFile, for_each_cow_exception};
+use crate::output::with_stdout_ignoring_epipe;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{FlockOperation, flock};
@@ -24,13 +24,15 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::ExitCode;
-use udm_wire::cow::{Exception, RECORD_LEN, StoreHeader, StoreLayout, StoreSummary};
+use udm_wire::cow::{
+    ExceptionStoreHeader, ExceptionStoreLayout, ExceptionStoreScanResult, RECORD_LEN, SnapshotException,
+};
 
 /// Maximum bytes that are copied or cleared at once.
 const PIECE_MAX: u64 = 1 << 20;
 
 /// A file with a store; tests use one that loses power.
-trait Medium {
+trait StoreFileIo {
     fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()>;
     fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
     /// Makes all earlier writes durable.
@@ -38,7 +40,7 @@ trait Medium {
     fn set_len(&self, len: u64) -> io::Result<()>;
 }
 
-impl Medium for File {
+impl StoreFileIo for File {
     fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.read_exact_at(bytes, at)
     }
@@ -58,10 +60,10 @@ impl Medium for File {
 
 /// The moves that compact a store.
 struct CompactPlan {
-    header: StoreHeader,
-    layout: StoreLayout,
+    header: ExceptionStoreHeader,
+    layout: ExceptionStoreLayout,
     size: u64,
-    found: StoreSummary,
+    found: ExceptionStoreScanResult,
     /// Number of chunks that move.
     moves: u64,
 }
@@ -78,7 +80,7 @@ struct CompactReport {
 }
 
 /// Runs `udm cow compact`.
-pub(super) fn run(args: &CompactArgs) -> Result<ExitCode> {
+pub(super) fn run(args: &CowCompactArgs) -> Result<ExitCode> {
     let path = &args.store.store;
     let context = || path.display().to_string();
     let file = File::options().read(true).write(!args.dry_run).open(path).with_context(context)?;
@@ -94,7 +96,7 @@ pub(super) fn run(args: &CompactArgs) -> Result<ExitCode> {
     if !header.valid {
         bail!("{}: the snapshot in it is invalid: nothing of it is of use", path.display());
     }
-    if let Some(why) = invalid_mark_of(&args.store) {
+    if let Some(why) = read_store_invalid_mark(&args.store) {
         bail!("{why}");
     }
     let disk = |file: &File| file.metadata().map(|meta| meta.blocks() * 512).ok();
@@ -102,7 +104,7 @@ pub(super) fn run(args: &CompactArgs) -> Result<ExitCode> {
     let plan = CompactPlan::new(&file, header, store.size).with_context(context)?;
     let len = if args.shrink { plan.least() } else { plan.size };
     if !args.dry_run {
-        let bar = progress_bar(plan.moves * header.chunk.bytes());
+        let bar = create_compact_progress_bar(plan.moves * header.chunk.bytes());
         plan.carry_out(&file, len, |moved| bar.inc(moved)).with_context(context)?;
         bar.finish_and_clear();
     }
@@ -112,11 +114,11 @@ pub(super) fn run(args: &CompactArgs) -> Result<ExitCode> {
         size_bytes: [plan.size, len],
         disk_bytes: [before, disk(&file).filter(|_| !args.dry_run)],
     };
-    show(&report, args)?;
+    print_compact_report(&report, args)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn progress_bar(bytes: u64) -> ProgressBar {
+fn create_compact_progress_bar(bytes: u64) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
@@ -124,8 +126,8 @@ fn progress_bar(bytes: u64) -> ProgressBar {
     ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn show(report: &CompactReport, args: &CompactArgs) -> Result<()> {
-    to_stdout(|out| {
+fn print_compact_report(report: &CompactReport, args: &CowCompactArgs) -> Result<()> {
+    with_stdout_ignoring_epipe(|out| {
         if args.store.json {
             return Ok(writeln!(out, "{}", serde_json::to_string(report)?)?);
         }
@@ -143,9 +145,10 @@ fn show(report: &CompactReport, args: &CompactArgs) -> Result<()> {
 
 impl CompactPlan {
     /// Reads all records and counts the moves.
-    fn new(medium: &impl Medium, header: StoreHeader, size: u64) -> Result<CompactPlan> {
-        let layout = StoreLayout::new(header.chunk);
-        let found = read_records(|at, bytes| medium.read(at, bytes), header, size, None, |_| Ok(()))?;
+    fn new(medium: &impl StoreFileIo, header: ExceptionStoreHeader, size: u64) -> Result<CompactPlan> {
+        let layout = ExceptionStoreLayout::new(header.chunk);
+        let found =
+            for_each_cow_exception(|at, bytes| medium.read(at, bytes), header, size, None, |_| Ok(()))?;
         let mut plan = CompactPlan { header, layout, size, found, moves: 0 };
         let mut moves = 0;
         plan.each_move(medium, |_, _, _| {
@@ -166,7 +169,7 @@ impl CompactPlan {
     /// to.
     fn each_move(
         &self,
-        medium: &impl Medium,
+        medium: &impl StoreFileIo,
         mut each: impl FnMut(u64, u64, u64) -> Result<()>,
     ) -> Result<()> {
         let (layout, bytes) = (self.layout, self.header.chunk.bytes());
@@ -176,7 +179,7 @@ impl CompactPlan {
         let holes = self.found.holes.iter().cloned().flatten();
         let mut free = holes.filter(|chunk| !layout.is_metadata(*chunk));
         let mut record = 0;
-        let one = |exception: Exception| {
+        let one = |exception: SnapshotException| {
             let area = layout.area(record / layout.records()) * bytes;
             let at = area + record % layout.records() * RECORD_LEN as u64;
             record += 1;
@@ -186,12 +189,13 @@ impl CompactPlan {
             let to = free.next().context("there is no hole to move a chunk to")?;
             each(at, exception.new, to)
         };
-        read_records(|at, bytes| medium.read(at, bytes), self.header, self.size, None, one).map(drop)
+        for_each_cow_exception(|at, bytes| medium.read(at, bytes), self.header, self.size, None, one)
+            .map(drop)
     }
 
     /// Moves the chunks and sets the length of the store to `len`; `moved` is called with the bytes
     /// of each copy.
-    fn carry_out(&self, medium: &impl Medium, len: u64, moved: impl Fn(u64)) -> Result<()> {
+    fn carry_out(&self, medium: &impl StoreFileIo, len: u64, moved: impl Fn(u64)) -> Result<()> {
         let bytes = self.header.chunk.bytes();
         if self.moves > 0 {
             let mut piece = vec![0; bytes.min(PIECE_MAX) as usize];
@@ -223,7 +227,7 @@ impl CompactPlan {
 
     /// Clears bytes that a torn write left after the records. Another reader would take them for
     /// records.
-    fn clear_leftover(&self, medium: &impl Medium) -> Result<()> {
+    fn clear_leftover(&self, medium: &impl StoreFileIo) -> Result<()> {
         let Some(mut at) = self.found.leftover else { return Ok(()) };
         let bytes = self.header.chunk.bytes();
         let end = (self.layout.area(self.found.area) + 1) * bytes;

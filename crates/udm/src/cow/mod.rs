@@ -1,8 +1,8 @@
 //! `udm cow`: examines the store of a snapshot offline.
 //!
-//! `info` describes the store, and `dump` prints its exceptions. `check` reads everything that a
-//! load would read and reports errors. `compact` moves the data to the front of the store and cuts
-//! off the end.
+//! `info` describes the store, and `dump` prints its exceptions. `check` reads
+//! everything that a load would read and reports errors. `compact` moves the data to the front of
+//! the store and cuts off the end.
 //!
 //! Contract: the store is hostile input. Only `compact` writes it. An error names its byte. Memory
 //! is a few bits per exception.
@@ -12,7 +12,7 @@ mod compact;
 mod print;
 mod store;
 
-use crate::args::StateArgs;
+use crate::args::StateFolderArgs;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
@@ -36,13 +36,13 @@ enum CowVerb {
         after_help = "The status is 0 for a store that can be used or is blank, and 1 for one that is invalid or damaged.\n\n\
 Example:\n  udm cow check cow.img --origin-size 64G"
     )]
-    Check(CheckArgs),
+    Check(CowCheckArgs),
     /// Move the data to the front of the store, and free the rest in the file system
     #[command(
         after_help = "The file keeps its length, with a hole at its end, so the store keeps its room. With --shrink the file ends after the data, and the store is full until it grows. A store that is in use is refused. A crash leaves a store with the same exceptions.\n\n\
 Example:\n  udm cow compact --dry-run monday.cow"
     )]
-    Compact(CompactArgs),
+    Compact(CowCompactArgs),
     /// Accept a store again that the server has marked as invalid
     #[command(
         after_help = "If a copy for a snapshot fails, the store no longer matches the origin, and the snapshot marks the store as invalid. If this mark cannot be written, because the disk is gone, the server keeps the mark itself \
@@ -50,7 +50,7 @@ and refuses the store when the disk is back. This command removes the server's m
 A store that is itself marked as invalid stays invalid.\n\n\
 Example:\n  udm cow clear-invalid /srv/stores/monday.cow"
     )]
-    ClearInvalid(clear::ClearArgs),
+    ClearInvalid(clear::CowClearInvalidArgs),
 }
 
 /// The store, and the output format.
@@ -62,22 +62,22 @@ struct StoreArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    state: StateArgs,
+    state: StateFolderArgs,
 }
 
 /// The arguments of `udm cow check`.
 #[derive(Debug, Args)]
-struct CheckArgs {
+struct CowCheckArgs {
     #[command(flatten)]
     store: StoreArgs,
     /// Fail if an exception is beyond the end of an origin of this size (64M, 1G)
-    #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse_size_with_unit)]
     origin_size: Option<u64>,
 }
 
 /// The arguments of `udm cow compact`.
 #[derive(Debug, Args)]
-struct CompactArgs {
+struct CowCompactArgs {
     #[command(flatten)]
     store: StoreArgs,
     /// Print the result without writing anything
@@ -94,10 +94,10 @@ struct CompactArgs {
 /// One line: the store, the byte at fault if there is one, and what is wrong.
 pub fn run(args: &CowArgs) -> Result<ExitCode> {
     match &args.verb {
-        CowVerb::Info(args) => print::info(args),
-        CowVerb::Dump(args) => print::dump(args),
-        CowVerb::Check(args) => print::check(args),
+        CowVerb::Info(args) => print::run_cow_info(args),
+        CowVerb::Dump(args) => print::run_cow_dump(args),
+        CowVerb::Check(args) => print::run_cow_check(args),
         CowVerb::Compact(args) => compact::run(args),
-        CowVerb::ClearInvalid(args) => clear::clear(args),
+        CowVerb::ClearInvalid(args) => clear::run_cow_clear_invalid(args),
     }
 }

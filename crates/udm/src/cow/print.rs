@@ -1,16 +1,18 @@
 //! Output of the verbs `info`, `check` and `dump`.
 
 use super::store::StoreFile;
-use super::{CheckArgs, StoreArgs};
-use crate::output::to_stdout;
+use super::{CowCheckArgs, StoreArgs};
+use crate::output::with_stdout_ignoring_epipe;
 use anyhow::Result;
 use serde::Serialize;
 use std::io::Write;
 use std::ops::Range;
 use std::process::ExitCode;
-use udm_control::state_folder::{MarkedStore, StoreId};
+use udm_control::state_folder::{StoreId, StoreToMarkInvalid};
 use udm_core::{SECTOR_SIZE, Sectors};
-use udm_wire::cow::{Exception, StoreHeader, StoreLayout, StoreSummary};
+use udm_wire::cow::{
+    ExceptionStoreHeader, ExceptionStoreLayout, ExceptionStoreScanResult, SnapshotException,
+};
 
 /// A store, as `--json` prints it.
 #[derive(Serialize)]
@@ -23,12 +25,12 @@ struct StoreReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     chunk_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    records: Option<RecordSummary>,
+    records: Option<StoreRecordsSummary>,
 }
 
 /// Summary of the records of a store.
 #[derive(Serialize)]
-struct RecordSummary {
+struct StoreRecordsSummary {
     exceptions: u64,
     /// Maximum number of exceptions.
     capacity: u64,
@@ -49,21 +51,21 @@ struct ExceptionRow {
 }
 
 /// Runs `udm cow info`.
-pub(super) fn info(args: &StoreArgs) -> Result<ExitCode> {
-    let (report, _) = report(args, None)?;
-    show(&report, args.json)?;
+pub(super) fn run_cow_info(args: &StoreArgs) -> Result<ExitCode> {
+    let (report, _) = read_cow_store_report(args, None)?;
+    print_cow_store_report(&report, args.json)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Runs `udm cow check`.
-pub(super) fn check(args: &CheckArgs) -> Result<ExitCode> {
-    let (report, usable) = report(&args.store, args.origin_size)?;
-    show(&report, args.store.json)?;
+pub(super) fn run_cow_check(args: &CowCheckArgs) -> Result<ExitCode> {
+    let (report, usable) = read_cow_store_report(&args.store, args.origin_size)?;
+    print_cow_store_report(&report, args.store.json)?;
     Ok(if usable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Reads the store; returns the report, and true if the store can be used.
-fn report(args: &StoreArgs, origin_size: Option<u64>) -> Result<(StoreReport, bool)> {
+fn read_cow_store_report(args: &StoreArgs, origin_size: Option<u64>) -> Result<(StoreReport, bool)> {
     let store = StoreFile::open(&args.store)?;
     let Some(header) = store.header else {
         let blank = StoreReport {
@@ -76,31 +78,35 @@ fn report(args: &StoreArgs, origin_size: Option<u64>) -> Result<(StoreReport, bo
         return Ok((blank, true));
     };
     let summary = store.read(header, origin_size, |_| Ok(()))?;
-    let marked = invalid_mark_of(args).filter(|_| header.valid);
+    let marked = read_store_invalid_mark(args).filter(|_| header.valid);
     let usable = header.valid && marked.is_none();
     let report = StoreReport {
         state: if usable { "valid" } else { "invalid" },
         marked,
         size_bytes: store.size,
         chunk_bytes: Some(header.chunk.bytes()),
-        records: Some(RecordSummary::new(header, &summary, store.size)),
+        records: Some(StoreRecordsSummary::new(header, &summary, store.size)),
     };
     Ok((report, usable))
 }
 
 /// Returns the reason if the server's state folder marks the store as invalid. A state folder
 /// without a valid path holds no marks.
-pub(super) fn invalid_mark_of(args: &StoreArgs) -> Option<String> {
-    args.state.open().ok()?.mark(MarkedStore::Disk(StoreId::named(&args.store))).why()
+pub(super) fn read_store_invalid_mark(args: &StoreArgs) -> Option<String> {
+    args.state.open().ok()?.mark(StoreToMarkInvalid::Disk(StoreId::named(&args.store))).why()
 }
 
-impl RecordSummary {
-    fn new(header: StoreHeader, summary: &StoreSummary, size: u64) -> RecordSummary {
-        let layout = StoreLayout::new(header.chunk);
+impl StoreRecordsSummary {
+    fn new(
+        header: ExceptionStoreHeader,
+        summary: &ExceptionStoreScanResult,
+        size: u64,
+    ) -> StoreRecordsSummary {
+        let layout = ExceptionStoreLayout::new(header.chunk);
         let (sectors, bytes) = (u64::from(header.chunk.sectors()), header.chunk.bytes());
         let size = Sectors::from_bytes(size);
         let (used, metadata) = (summary.next_free * sectors, (summary.area + 2) * sectors);
-        RecordSummary {
+        StoreRecordsSummary {
             exceptions: summary.exceptions,
             capacity: layout.capacity(layout.chunks(size)),
             status: format!("{used}/{} {metadata}", size.0),
@@ -110,8 +116,8 @@ impl RecordSummary {
     }
 }
 
-fn show(report: &StoreReport, json: bool) -> Result<()> {
-    to_stdout(|out| {
+fn print_cow_store_report(report: &StoreReport, json: bool) -> Result<()> {
+    with_stdout_ignoring_epipe(|out| {
         if json {
             return Ok(writeln!(out, "{}", serde_json::to_string(report)?)?);
         }
@@ -137,9 +143,9 @@ fn show(report: &StoreReport, json: bool) -> Result<()> {
 }
 
 /// Runs `udm cow dump`.
-pub(super) fn dump(args: &StoreArgs) -> Result<ExitCode> {
+pub(super) fn run_cow_dump(args: &StoreArgs) -> Result<ExitCode> {
     let store = StoreFile::open(&args.store)?;
-    to_stdout(|out| {
+    with_stdout_ignoring_epipe(|out| {
         let chunk = store.header.map(|header| header.chunk);
         match (args.json, chunk) {
             (true, Some(chunk)) => write!(out, "{{\"chunk_bytes\":{},\"exceptions\":[", chunk.bytes())?,
@@ -149,7 +155,7 @@ pub(super) fn dump(args: &StoreArgs) -> Result<ExitCode> {
         }
         if let Some(header) = store.header {
             let mut comma = "";
-            store.read(header, None, |Exception { old, new }| {
+            store.read(header, None, |SnapshotException { old, new }| {
                 if !args.json {
                     return Ok(writeln!(out, "{old} {new}")?);
                 }

@@ -6,7 +6,10 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use udm_core::Sectors;
-use udm_wire::cow::{ChunkSet, Exception, HEADER_LEN, StoreHeader, StoreLayout, StoreSummary, StoreWalk};
+use udm_wire::cow::{
+    ExceptionStoreHeader, ExceptionStoreLayout, ExceptionStoreScanResult, ExceptionStoreScanner, HEADER_LEN,
+    SnapshotException, SparseChunkBitmap,
+};
 
 /// An open store.
 pub(super) struct StoreFile {
@@ -15,7 +18,7 @@ pub(super) struct StoreFile {
     /// Size of the file or device, in bytes.
     pub(super) size: u64,
     /// The header; `None` if the store is blank.
-    pub(super) header: Option<StoreHeader>,
+    pub(super) header: Option<ExceptionStoreHeader>,
 }
 
 impl StoreFile {
@@ -26,36 +29,36 @@ impl StoreFile {
         let size = file.seek(SeekFrom::End(0)).with_context(context)?;
         let mut first = vec![0; size.min(HEADER_LEN as u64) as usize];
         file.read_exact_at(&mut first, 0).with_context(context)?;
-        let header = StoreHeader::decode(&first).with_context(context)?;
+        let header = ExceptionStoreHeader::decode(&first).with_context(context)?;
         Ok(StoreFile { file, path: path.to_owned(), size, header })
     }
 
     /// Reads the records of a store with this header, and calls `each` for each exception.
     pub(super) fn read(
         &self,
-        header: StoreHeader,
+        header: ExceptionStoreHeader,
         origin_size: Option<u64>,
-        each: impl FnMut(Exception) -> Result<()>,
-    ) -> Result<StoreSummary> {
+        each: impl FnMut(SnapshotException) -> Result<()>,
+    ) -> Result<ExceptionStoreScanResult> {
         let read = |at, bytes: &mut [u8]| self.file.read_exact_at(bytes, at);
-        read_records(read, header, self.size, origin_size, each)
+        for_each_cow_exception(read, header, self.size, origin_size, each)
             .with_context(|| self.path.display().to_string())
     }
 }
 
 /// Reads the records of a store of `size` bytes with this header, through `read`, and calls `each`
 /// for each exception.
-pub(super) fn read_records(
+pub(super) fn for_each_cow_exception(
     read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
-    header: StoreHeader,
+    header: ExceptionStoreHeader,
     size: u64,
     origin_size: Option<u64>,
-    mut each: impl FnMut(Exception) -> Result<()>,
-) -> Result<StoreSummary> {
-    let layout = StoreLayout::new(header.chunk);
+    mut each: impl FnMut(SnapshotException) -> Result<()>,
+) -> Result<ExceptionStoreScanResult> {
+    let layout = ExceptionStoreLayout::new(header.chunk);
     let origin = origin_size.map(|size| size.div_ceil(header.chunk.bytes()));
-    let mut walk = StoreWalk::new(layout, layout.chunks(Sectors::from_bytes(size)), origin);
-    let (mut area, mut known, mut result) = (Vec::new(), ChunkSet::default(), Ok(()));
+    let mut walk = ExceptionStoreScanner::new(layout, layout.chunks(Sectors::from_bytes(size)), origin);
+    let (mut area, mut known, mut result) = (Vec::new(), SparseChunkBitmap::default(), Ok(()));
     while let Some(at) = walk.next()? {
         area.resize((at.end - at.start) as usize, 0);
         read(at.start, &mut area).with_context(|| format!("at byte {}", at.start))?;

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use udm_backends::nbd::NbdClient;
+use udm_backends::nbd::BlockingNbdClient;
 use udm_control::api;
-use udm_control::exports::{ExportOptions, Exporter};
+use udm_control::exports::{DeviceExporter, ExportOptions};
 use udm_control::registry::BaseDir;
 use udm_control::verbs::{CancelToken, snapshot};
-use udm_control::{Registry, verbs};
+use udm_control::{DeviceRegistry, verbs};
 use udm_core::SECTOR_SIZE;
-use udm_frontends::nbd::{Exports, ListenAddress, NbdServer, ServerOptions};
+use udm_frontends::nbd::{Exports, ListenAddress, NbdServer, NbdServerLimits};
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
 use udm_wire::uri::{NbdAddress, NbdUri};
 
@@ -30,25 +30,25 @@ const LEAVE_MAX: Duration = Duration::from_secs(10);
 /// The server and its folder. Dropping it ends the server and removes the folder.
 pub(super) struct DemoServer {
     folder: TempDir,
-    pub registry: Arc<Registry>,
+    pub registry: Arc<DeviceRegistry>,
     running: Option<(NbdServer, Runtime)>,
 }
 
 impl DemoServer {
     /// Creates an empty folder and a server without devices.
     pub fn start() -> Result<DemoServer> {
-        descriptors::raise();
-        let folder = super::temp_folder()?;
+        descriptors::raise_open_file_limit();
+        let folder = super::create_demo_temp_folder()?;
         let count = std::thread::available_parallelism().map_or(1, usize::from).min(CORES_MAX);
         let spin_max = CoreOptions::default().spin_max;
         let options = RuntimeOptions { cpus: vec![None; count], poll: false, spin_max };
         let cores = Runtime::start(&options).context("demo: cores")?;
         let core_set = Arc::clone(cores.core_set());
-        let registry = Registry::new(core_set.clone(), core_set.len());
+        let registry = DeviceRegistry::new(core_set.clone(), core_set.len());
         let exports = Arc::new(Exports::new());
-        registry.set_exporter(Exporter::new(Arc::clone(&exports), ExportOptions::default()));
+        registry.set_exporter(DeviceExporter::new(Arc::clone(&exports), ExportOptions::default()));
         let listen = [ListenAddress::Unix(folder.path().join("nbd.sock"))];
-        let server = NbdServer::start(&core_set, exports, ServerOptions::default(), &listen)
+        let server = NbdServer::start(&core_set, exports, NbdServerLimits::default(), &listen)
             .context("demo: NBD server")?;
         Ok(DemoServer { folder, registry, running: Some((server, cores)) })
     }
@@ -69,24 +69,25 @@ impl DemoServer {
     }
 
     /// Connects a client to an export.
-    pub fn client(&self, export: &str) -> Result<NbdClient> {
-        Ok(NbdClient::connect(&self.uri(export), &[])?)
+    pub fn client(&self, export: &str) -> Result<BlockingNbdClient> {
+        Ok(BlockingNbdClient::connect(&self.uri(export), &[])?)
     }
 
     /// Creates a device that maps a whole image.
     pub fn map(&self, name: &str, image: &Path, bytes: u64) -> Result<()> {
-        let word = udm_wire::words::escape(&image.to_string_lossy()).into_owned();
+        let word = udm_wire::words::escape_table_word(&image.to_string_lossy()).into_owned();
         let table = format!("0 {} linear {word} 0", bytes / SECTOR_SIZE);
-        Ok(verbs::wait(verbs::create(&self.registry, name, None, Some(&table)))?)
+        Ok(verbs::block_on_verb(verbs::create_mapped_device(&self.registry, name, None, Some(&table)))?)
     }
 
     /// Takes snapshots at one instant; each pair is a snapshot's name and its device. Returns the
     /// time needed.
     pub fn take_snapshots(&self, snapshots: impl Iterator<Item = (String, String)>) -> Result<Duration> {
         let new = |(name, of)| api::NewSnapshot { name, of };
-        let body = api::CreateSnapshots { snapshots: snapshots.map(new).collect(), ..Default::default() };
+        let body =
+            api::CreateSnapshotsRequest { snapshots: snapshots.map(new).collect(), ..Default::default() };
         let begin = Instant::now();
-        snapshot::create(&self.registry, &body, &BaseDir::own(), &CancelToken::default())?;
+        snapshot::create_snapshots(&self.registry, &body, &BaseDir::own(), &CancelToken::default())?;
         Ok(begin.elapsed())
     }
 
@@ -94,7 +95,7 @@ impl DemoServer {
     pub fn remove(&self, name: &str) -> Result<()> {
         let end = Instant::now() + LEAVE_MAX;
         loop {
-            match snapshot::remove(&self.registry, name, false, &CancelToken::default()) {
+            match snapshot::remove_snapshot(&self.registry, name, false, &CancelToken::default()) {
                 Err(e) if e.error.errno == udm_core::errno::EBUSY && Instant::now() < end => {
                     std::thread::sleep(Duration::from_micros(200));
                 }

@@ -8,7 +8,9 @@ use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use udm_core::{Batch, Bio, Buf, Device, Lane, Op, OpenError, SECTOR_SIZE, Sector, Sectors, Segments};
+use udm_core::{
+    Batch, Bio, Buf, Device, DeviceControlError, Lane, Op, SECTOR_SIZE, Sector, Sectors, Segments,
+};
 use udm_runtime::LocalCore;
 
 /// Block size in bytes.
@@ -95,7 +97,7 @@ impl LoadProgress {
 }
 
 #[derive(Clone, Copy, Default)]
-struct BlockState {
+struct VerifyBlockState {
     version: u32,
     busy: bool,
 }
@@ -106,7 +108,7 @@ pub(super) struct VerifyLoad {
     lane: Box<dyn Lane>,
     progress: Arc<LoadProgress>,
     first: u64,
-    blocks: Vec<BlockState>,
+    blocks: Vec<VerifyBlockState>,
     /// The next block to read back; equal to the number of blocks at the end.
     next_check: usize,
     free: Batch,
@@ -126,7 +128,7 @@ impl VerifyLoad {
         progress: Arc<LoadProgress>,
         first: u64,
         blocks: usize,
-    ) -> Result<VerifyLoad, OpenError> {
+    ) -> Result<VerifyLoad, DeviceControlError> {
         let lane = core.open(device)?;
         let mut memory = Buf::zeroed(DEPTH * BLOCK as usize);
         let mut bio = || {
@@ -141,7 +143,7 @@ impl VerifyLoad {
             lane,
             progress,
             first,
-            blocks: vec![BlockState::default(); blocks],
+            blocks: vec![VerifyBlockState::default(); blocks],
             next_check: 0,
             free,
             batch: Batch::new(),
@@ -205,7 +207,7 @@ impl VerifyLoad {
             if bio.op == Op::Write {
                 let version = self.blocks[index].version + 1;
                 for piece in bio.data.iter_mut() {
-                    contents(self.first + index as u64, version, piece);
+                    fill_versioned_block(self.first + index as u64, version, piece);
                 }
             }
             self.put(bio, index);
@@ -242,7 +244,7 @@ impl VerifyLoad {
         } else if bio.op == Op::Write {
             block.version += 1;
         } else {
-            contents(self.first + index as u64, block.version, &mut self.expected);
+            fill_versioned_block(self.first + index as u64, block.version, &mut self.expected);
             let right = bio.data.iter().all(|piece| piece[..] == self.expected[..]);
             *(if right { &mut self.counts.verified } else { &mut self.counts.wrong }) += 1;
         }
@@ -253,7 +255,7 @@ impl VerifyLoad {
 }
 
 /// The content of block `block` after write `version`: zeroes before the first write.
-fn contents(block: u64, version: u32, out: &mut [u8]) {
+fn fill_versioned_block(block: u64, version: u32, out: &mut [u8]) {
     if version == 0 {
         out.fill(0);
         return;
@@ -272,7 +274,7 @@ mod tests {
     fn contents_tell_place_and_version() {
         let make = |block, version| {
             let mut bytes = vec![1; BLOCK as usize];
-            contents(block, version, &mut bytes);
+            fill_versioned_block(block, version, &mut bytes);
             bytes
         };
         assert!(make(5, 0).iter().all(|&b| b == 0));

@@ -12,13 +12,13 @@ mod load;
 mod multipath_fixture;
 mod printer;
 
-use crate::args::PrintArgs;
+use crate::args::OutputFormatArgs;
 use crate::{interrupt, private_dir};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use load::LoadCounters;
 use multipath_fixture::MultipathFixture;
-use printer::{Printer, thousands};
+use printer::{DemoPrinter, thousands};
 use serde::Serialize;
 use std::sync::atomic::AtomicBool;
 use std::thread::sleep;
@@ -38,7 +38,7 @@ pub struct DemoArgs {
     #[command(subcommand)]
     pub verb: Option<DemoVerb>,
     #[command(flatten)]
-    pub print: PrintArgs,
+    pub print: OutputFormatArgs,
     /// Seconds of the verified load
     #[arg(long, value_name = "SECONDS", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub runtime: u64,
@@ -48,16 +48,16 @@ pub struct DemoArgs {
 #[derive(Debug, Subcommand)]
 pub enum DemoVerb {
     /// A hundred writable disks from one image, each with an NBD client
-    Disks(PrintArgs),
+    Disks(OutputFormatArgs),
     /// Backups of two volumes at the same instant, under load: full and incremental
-    Backup(PrintArgs),
+    Backup(OutputFormatArgs),
     /// Two NBD servers of one file as paths: under fio, one or both are stopped, killed or cut off
-    Cable(PrintArgs),
+    Cable(OutputFormatArgs),
 }
 
 /// A step of the demo, with the counters of its requests.
 #[derive(Debug, Serialize)]
-struct DemoStep {
+struct DemoStepReport {
     name: String,
     paths: Vec<PathCounters>,
     verified_blocks: u64,
@@ -75,21 +75,21 @@ struct PathCounters {
 /// The complete result, for `--json`.
 #[derive(Debug, Serialize)]
 struct DemoReport {
-    steps: Vec<DemoStep>,
+    steps: Vec<DemoStepReport>,
     reloads: usize,
     requests: LoadCounters,
     checked_blocks: u64,
-    compare: udm_bench::Comparison,
+    compare: udm_bench::DmLayerComparison,
 }
 
 /// Creates a private folder, which is also removed on a signal. Loads have their files open already
 /// and need no names; they end with the process.
-fn temp_folder() -> Result<TempDir> {
+fn create_demo_temp_folder() -> Result<TempDir> {
     let folder = private_dir::private_temp_dir("udm-demo-").context("demo: temporary folder")?;
     let leftover = folder.path().to_owned();
-    interrupt::on_first_signal(move |signal| {
+    interrupt::call_on_first_stop_signal(move |signal| {
         let _ = std::fs::remove_dir_all(leftover);
-        interrupt::exit_by_signal(signal);
+        interrupt::exit_with_signal_status(signal);
     })
     .context("demo: signals")?;
     Ok(folder)
@@ -103,25 +103,32 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         Some(DemoVerb::Cable(print)) => return cable::run(print.json),
         None => {}
     }
-    let printer = Printer::new(args.print.json);
+    let printer = DemoPrinter::new(args.print.json);
     let fixture = MultipathFixture::start()?;
-    print_intro(&printer, &fixture)?;
-    let steps = run_steps(&printer, &fixture, Duration::from_secs(args.runtime))?;
+    print_multipath_demo_intro(&printer, &fixture)?;
+    let steps = run_multipath_demo_steps(&printer, &fixture, Duration::from_secs(args.runtime))?;
     let (requests, checked_blocks) = fixture.check_all()?;
     drop(fixture);
-    let good = print_summary(&printer, requests, checked_blocks)?;
+    let good = print_multipath_demo_summary(&printer, requests, checked_blocks)?;
 
     printer.section("What a request costs (4 KiB random reads of a null device, side by side)")?;
-    let compare = udm_bench::compare(&udm_bench::CompareOptions::quick(), &AtomicBool::new(false))?;
+    let compare =
+        udm_bench::compare_dm_layers(&udm_bench::DmLayerComparisonOptions::quick(), &AtomicBool::new(false))?;
     if args.print.json {
-        crate::output::say_json(&DemoReport { steps, reloads: RELOADS, requests, checked_blocks, compare })?;
+        crate::output::print_json_to_stdout(&DemoReport {
+            steps,
+            reloads: RELOADS,
+            requests,
+            checked_blocks,
+            compare,
+        })?;
     } else {
-        crate::output::say(&compare.table())?;
+        crate::output::print_to_stdout(&compare.table())?;
     }
     if good { Ok(()) } else { bail!("demo: requests were lost or blocks are wrong: this is a bug in udm") }
 }
 
-fn print_intro(printer: &Printer, fixture: &MultipathFixture) -> Result<()> {
+fn print_multipath_demo_intro(printer: &DemoPrinter, fixture: &MultipathFixture) -> Result<()> {
     printer.section("One disk, two paths, one device over both")?;
     printer.fact(
         "disk",
@@ -143,7 +150,11 @@ fn print_intro(printer: &Printer, fixture: &MultipathFixture) -> Result<()> {
 }
 
 /// Runs the steps of the demo one after the other under load.
-fn run_steps(printer: &Printer, fixture: &MultipathFixture, runtime: Duration) -> Result<Vec<DemoStep>> {
+fn run_multipath_demo_steps(
+    printer: &DemoPrinter,
+    fixture: &MultipathFixture,
+    runtime: Duration,
+) -> Result<Vec<DemoStepReport>> {
     printer.section("Requests by path")?;
     let [a, b] = multipath_fixture::PATHS;
     printer.head(&["requests by path", a, b, "blocks verified"])?;
@@ -186,7 +197,11 @@ fn run_steps(printer: &Printer, fixture: &MultipathFixture, runtime: Duration) -
 }
 
 /// Prints the result; returns false if anything is wrong.
-fn print_summary(printer: &Printer, requests: LoadCounters, checked_blocks: u64) -> Result<bool> {
+fn print_multipath_demo_summary(
+    printer: &DemoPrinter,
+    requests: LoadCounters,
+    checked_blocks: u64,
+) -> Result<bool> {
     printer.section("Lost requests and blocks")?;
     let all_back = requests.submitted == requests.completed;
     let (submitted, completed) = (thousands(requests.submitted), thousands(requests.completed));

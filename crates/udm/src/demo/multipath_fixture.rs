@@ -1,7 +1,7 @@
 //! The setup of the multipath demo: the image, the cores with their loads, and the device.
 
 use super::load::{BLOCK, LoadCounters, LoadProgress, VerifyLoad};
-use super::{DemoStep, PathCounters};
+use super::{DemoStepReport, PathCounters};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use udm_control::{Registry, verbs};
-use udm_core::{CoreId, Cores, Device, LaneCommand, SECTOR_SIZE};
+use udm_control::{DeviceRegistry, verbs};
+use udm_core::{CoreCommandSender, CoreId, Device, LaneCommand, SECTOR_SIZE};
 use udm_dm::{MappedDevice, Table};
-use udm_runtime::{CoreOptions, CoreSet, LocalCore};
+use udm_runtime::{CoreOptions, LocalCore, ProcessCores};
 
 /// The size of the image in bytes.
 pub(super) const IMAGE_BYTES: u64 = 64 << 20;
@@ -36,8 +36,8 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// The image, cores and device. Dropping it ends the loads and removes the image.
 pub(super) struct MultipathFixture {
     folder: TempDir,
-    core_set: Arc<CoreSet>,
-    registry: Arc<Registry>,
+    core_set: Arc<ProcessCores>,
+    registry: Arc<DeviceRegistry>,
     device: Arc<MappedDevice>,
     progress: Arc<LoadProgress>,
     threads: Vec<JoinHandle<()>>,
@@ -46,8 +46,8 @@ pub(super) struct MultipathFixture {
 }
 
 /// The data that a core's thread starts with.
-struct CoreStart {
-    core_set: Arc<CoreSet>,
+struct CoreThreadParams {
+    core_set: Arc<ProcessCores>,
     progress: Arc<LoadProgress>,
     device: Arc<OnceLock<Arc<MappedDevice>>>,
     ready: SyncSender<Result<()>>,
@@ -56,25 +56,25 @@ struct CoreStart {
 impl MultipathFixture {
     /// Creates the image, starts the cores, creates the device and starts the loads.
     pub fn start() -> Result<MultipathFixture> {
-        let folder = super::temp_folder()?;
+        let folder = super::create_demo_temp_folder()?;
         let image = folder.path().join(PATHS[0]);
         let name = || image.display().to_string();
         std::fs::File::create(&image).and_then(|f| f.set_len(IMAGE_BYTES)).with_context(name)?;
         std::fs::hard_link(&image, folder.path().join(PATHS[1])).with_context(name)?;
 
         let cores = std::thread::available_parallelism().map_or(1, usize::from).min(CORES_MAX);
-        let core_set = CoreSet::new(cores).context("demo: cores")?;
-        let registry = Registry::new(core_set.clone(), cores);
+        let core_set = ProcessCores::new(cores).context("demo: cores")?;
+        let registry = DeviceRegistry::new(core_set.clone(), cores);
         let progress = Arc::new(LoadProgress::default());
         let place = Arc::new(OnceLock::new());
         let (ready, answers) = sync_channel(2 * cores);
-        let threads = start_threads(cores, &core_set, &progress, &place, &ready)?;
+        let threads = start_core_load_threads(cores, &core_set, &progress, &place, &ready)?;
         let wait = |answers: &Receiver<Result<()>>| -> Result<()> {
             (0..cores).try_for_each(|_| answers.recv().context("demo: a core ended")?)
         };
         wait(&answers)?;
-        let text = table(folder.path(), "service-time");
-        verbs::wait(verbs::create(&registry, NAME, None, Some(&text)))?;
+        let text = two_path_multipath_table(folder.path(), "service-time");
+        verbs::block_on_verb(verbs::create_mapped_device(&registry, NAME, None, Some(&text)))?;
         let device = Arc::clone(&registry.find(NAME)?.device);
         let _ = place.set(Arc::clone(&device));
         core_set.broadcast(device.id(), LaneCommand::Kick);
@@ -104,8 +104,8 @@ impl MultipathFixture {
     /// Sends a message with a path as its argument.
     pub fn message(&self, word: &str, path: &str) -> Result<()> {
         let path = self.folder.path().join(path);
-        let path = udm_wire::words::escape(&path.to_string_lossy()).into_owned();
-        verbs::message(&self.registry, NAME, 0, &format!("{word} {path}"))?;
+        let path = udm_wire::words::escape_table_word(&path.to_string_lossy()).into_owned();
+        verbs::send_target_message(&self.registry, NAME, 0, &format!("{word} {path}"))?;
         // Requests in flight on the path still complete there.
         std::thread::sleep(SETTLE);
         Ok(())
@@ -113,15 +113,19 @@ impl MultipathFixture {
 
     /// Reloads the device with another selector under the running load.
     pub fn reload(&self, selector: &str) -> Result<()> {
-        verbs::load(&self.registry, NAME, &table(self.folder.path(), selector))?;
-        verbs::wait(verbs::suspend(&self.registry, &[NAME], false))?;
-        verbs::wait(verbs::resume(&self.registry, &[NAME]))?;
+        verbs::load_inactive_table(
+            &self.registry,
+            NAME,
+            &two_path_multipath_table(self.folder.path(), selector),
+        )?;
+        verbs::block_on_verb(verbs::suspend_mapped_devices(&self.registry, &[NAME], false))?;
+        verbs::block_on_verb(verbs::resume_mapped_devices(&self.registry, &[NAME]))?;
         self.tables.lock().expect("one thread").extend(self.device.live());
         Ok(())
     }
 
     /// Runs `act`, and returns the requests of each path meanwhile.
-    pub fn step(&self, name: &str, act: &mut dyn FnMut() -> Result<()>) -> Result<DemoStep> {
+    pub fn step(&self, name: &str, act: &mut dyn FnMut() -> Result<()>) -> Result<DemoStepReport> {
         let (paths, counts) = (self.paths(), self.progress.counts());
         act()?;
         let share = |(name, now): (String, PathCounters)| {
@@ -134,7 +138,7 @@ impl MultipathFixture {
                 name,
             }
         };
-        Ok(DemoStep {
+        Ok(DemoStepReport {
             name: name.into(),
             paths: self.paths().into_iter().map(share).collect(),
             verified_blocks: self.progress.counts().verified - counts.verified,
@@ -185,10 +189,10 @@ impl Drop for MultipathFixture {
 }
 
 /// A multipath table with both paths in one group.
-fn table(folder: &Path, selector: &str) -> String {
+fn two_path_multipath_table(folder: &Path, selector: &str) -> String {
     let path = |name: &str| {
         let path = folder.join(name);
-        udm_wire::words::escape(&path.to_string_lossy()).into_owned()
+        udm_wire::words::escape_table_word(&path.to_string_lossy()).into_owned()
     };
     let [a, b] = PATHS.map(path);
     // Path arguments of the selector: the repeat count, and for service-time also the relative
@@ -200,16 +204,16 @@ fn table(folder: &Path, selector: &str) -> String {
 
 /// Starts one thread per core. Each thread reports once when its core has joined, and once when its
 /// load runs.
-fn start_threads(
+fn start_core_load_threads(
     cores: usize,
-    core_set: &Arc<CoreSet>,
+    core_set: &Arc<ProcessCores>,
     progress: &Arc<LoadProgress>,
     device: &Arc<OnceLock<Arc<MappedDevice>>>,
     ready: &SyncSender<Result<()>>,
 ) -> Result<Vec<JoinHandle<()>>> {
     let blocks = IMAGE_BYTES / BLOCK / cores as u64;
     let thread = |i: usize| {
-        let begin = CoreStart {
+        let begin = CoreThreadParams {
             core_set: Arc::clone(core_set),
             progress: Arc::clone(progress),
             device: Arc::clone(device),
@@ -222,7 +226,7 @@ fn start_threads(
     (0..cores).map(thread).collect()
 }
 
-impl CoreStart {
+impl CoreThreadParams {
     fn run(self, id: CoreId, first: u64, blocks: usize) {
         let mut core = match LocalCore::attach(&self.core_set, id, CoreOptions::default()) {
             Ok(core) => core,

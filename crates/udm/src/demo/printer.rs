@@ -4,17 +4,17 @@ use anyhow::Result;
 use std::io::IsTerminal;
 
 /// Prints the demo's output; with `--json` it prints nothing.
-pub(super) struct Printer {
+pub(super) struct DemoPrinter {
     silent: bool,
     colour: bool,
 }
 
-impl Printer {
+impl DemoPrinter {
     /// Prints to standard output; in colour only on a terminal and without `$NO_COLOR`.
-    pub fn new(silent: bool) -> Printer {
+    pub fn new(silent: bool) -> DemoPrinter {
         let colour =
             std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-        Printer { silent, colour }
+        DemoPrinter { silent, colour }
     }
 
     fn styled(&self, style: &str, text: &str) -> String {
@@ -22,7 +22,7 @@ impl Printer {
     }
 
     fn put(&self, text: &str) -> Result<()> {
-        if self.silent { Ok(()) } else { crate::output::say(text) }
+        if self.silent { Ok(()) } else { crate::output::print_to_stdout(text) }
     }
 
     /// Prints a heading.
@@ -38,12 +38,12 @@ impl Printer {
     /// Prints the head of a table: the first column left-aligned, the others right-aligned.
     pub fn head(&self, columns: &[&str]) -> Result<()> {
         let columns: Vec<String> = columns.iter().map(|&c| c.into()).collect();
-        self.put(&format!("{}\n", self.styled("2", &row(&columns))))
+        self.put(&format!("{}\n", self.styled("2", &format_aligned_row(&columns))))
     }
 
     /// Prints a row of a table.
     pub fn row(&self, columns: &[String]) -> Result<()> {
-        self.put(&format!("{}\n", row(columns)))
+        self.put(&format!("{}\n", format_aligned_row(columns)))
     }
 
     /// Prints a result with a mark for good or bad.
@@ -53,7 +53,7 @@ impl Printer {
     }
 }
 
-fn row(columns: &[String]) -> String {
+fn format_aligned_row(columns: &[String]) -> String {
     let (first, rest) = columns.split_first().expect("a table has columns");
     let rest: String = rest.iter().map(|c| format!("{c:>16}")).collect();
     format!("  {first:<34}{rest}")

@@ -3,7 +3,7 @@
 
 /// An option of dmsetup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OptionName {
+pub enum DmsetupOption {
     Columns,
     Concise,
     Count,
@@ -39,71 +39,71 @@ pub enum OptionName {
 }
 
 /// All options: the long name, the short letters, whether it takes a value, and the option.
-const OPTIONS: [(&str, &str, bool, OptionName); 47] = [
-    ("addnodeoncreate", "", false, OptionName::Ignored),
-    ("addnodeonresume", "", false, OptionName::Ignored),
-    ("checks", "", false, OptionName::Ignored),
-    ("columns", "cC", false, OptionName::Columns),
-    ("concise", "", false, OptionName::Concise),
-    ("count", "", true, OptionName::Count),
-    ("deferred", "", false, OptionName::Deferred),
-    ("exec", "", true, OptionName::Exec),
-    ("force", "f", false, OptionName::Force),
-    ("gid", "G", true, OptionName::Ignored),
-    ("help", "h?", false, OptionName::Help),
-    ("inactive", "", false, OptionName::Inactive),
-    ("interval", "", true, OptionName::Interval),
-    ("major", "j", true, OptionName::Major),
-    ("manglename", "", true, OptionName::Ignored),
-    ("minor", "m", true, OptionName::Minor),
-    ("mode", "M", true, OptionName::Ignored),
-    ("nameprefixes", "", false, OptionName::Prefixes),
-    ("noflush", "", false, OptionName::NoFlush),
-    ("noheadings", "", false, OptionName::NoHeadings),
-    ("nolockfs", "", false, OptionName::Ignored),
-    ("noopencount", "", false, OptionName::Ignored),
-    ("notable", "n", false, OptionName::NoTable),
-    ("noudevrules", "", false, OptionName::Ignored),
-    ("noudevsync", "", false, OptionName::Ignored),
-    ("options", "o", true, OptionName::Options),
-    ("readahead", "", true, OptionName::Ignored),
-    ("readonly", "r", false, OptionName::ReadOnly),
-    ("retry", "", false, OptionName::Retry),
-    ("rows", "", false, OptionName::Rows),
-    ("select", "S", true, OptionName::Select),
-    ("separator", "", true, OptionName::Separator),
-    ("setuuid", "", false, OptionName::SetUuid),
-    ("showkeys", "", false, OptionName::Ignored),
-    ("sort", "O", true, OptionName::Sort),
-    ("table", "", true, OptionName::Table),
-    ("target", "", true, OptionName::Target),
-    ("tree", "", false, OptionName::Tree),
-    ("udevcookie", "", true, OptionName::Ignored),
-    ("uid", "U", true, OptionName::Ignored),
-    ("unbuffered", "", false, OptionName::Ignored),
-    ("unquoted", "", false, OptionName::Unquoted),
-    ("uuid", "u", true, OptionName::Uuid),
-    ("verbose", "v", false, OptionName::Verbose),
-    ("verifyudev", "", false, OptionName::Ignored),
-    ("version", "", false, OptionName::Version),
-    ("yes", "y", false, OptionName::Ignored),
+const OPTIONS: [(&str, &str, bool, DmsetupOption); 47] = [
+    ("addnodeoncreate", "", false, DmsetupOption::Ignored),
+    ("addnodeonresume", "", false, DmsetupOption::Ignored),
+    ("checks", "", false, DmsetupOption::Ignored),
+    ("columns", "cC", false, DmsetupOption::Columns),
+    ("concise", "", false, DmsetupOption::Concise),
+    ("count", "", true, DmsetupOption::Count),
+    ("deferred", "", false, DmsetupOption::Deferred),
+    ("exec", "", true, DmsetupOption::Exec),
+    ("force", "f", false, DmsetupOption::Force),
+    ("gid", "G", true, DmsetupOption::Ignored),
+    ("help", "h?", false, DmsetupOption::Help),
+    ("inactive", "", false, DmsetupOption::Inactive),
+    ("interval", "", true, DmsetupOption::Interval),
+    ("major", "j", true, DmsetupOption::Major),
+    ("manglename", "", true, DmsetupOption::Ignored),
+    ("minor", "m", true, DmsetupOption::Minor),
+    ("mode", "M", true, DmsetupOption::Ignored),
+    ("nameprefixes", "", false, DmsetupOption::Prefixes),
+    ("noflush", "", false, DmsetupOption::NoFlush),
+    ("noheadings", "", false, DmsetupOption::NoHeadings),
+    ("nolockfs", "", false, DmsetupOption::Ignored),
+    ("noopencount", "", false, DmsetupOption::Ignored),
+    ("notable", "n", false, DmsetupOption::NoTable),
+    ("noudevrules", "", false, DmsetupOption::Ignored),
+    ("noudevsync", "", false, DmsetupOption::Ignored),
+    ("options", "o", true, DmsetupOption::Options),
+    ("readahead", "", true, DmsetupOption::Ignored),
+    ("readonly", "r", false, DmsetupOption::ReadOnly),
+    ("retry", "", false, DmsetupOption::Retry),
+    ("rows", "", false, DmsetupOption::Rows),
+    ("select", "S", true, DmsetupOption::Select),
+    ("separator", "", true, DmsetupOption::Separator),
+    ("setuuid", "", false, DmsetupOption::SetUuid),
+    ("showkeys", "", false, DmsetupOption::Ignored),
+    ("sort", "O", true, DmsetupOption::Sort),
+    ("table", "", true, DmsetupOption::Table),
+    ("target", "", true, DmsetupOption::Target),
+    ("tree", "", false, DmsetupOption::Tree),
+    ("udevcookie", "", true, DmsetupOption::Ignored),
+    ("uid", "U", true, DmsetupOption::Ignored),
+    ("unbuffered", "", false, DmsetupOption::Ignored),
+    ("unquoted", "", false, DmsetupOption::Unquoted),
+    ("uuid", "u", true, DmsetupOption::Uuid),
+    ("verbose", "v", false, DmsetupOption::Verbose),
+    ("verifyudev", "", false, DmsetupOption::Ignored),
+    ("version", "", false, DmsetupOption::Version),
+    ("yes", "y", false, DmsetupOption::Ignored),
 ];
 
 /// A parsed command line.
 #[derive(Debug, Default)]
-pub struct CommandLine {
-    given: Vec<(OptionName, String)>,
+pub struct DmsetupCommandLine {
+    given: Vec<(DmsetupOption, String)>,
     /// The words that are not options: the command and its arguments.
     pub words: Vec<String>,
 }
 
-impl CommandLine {
+impl DmsetupCommandLine {
     /// Parses the words after the program's name.
     ///
     /// # Errors
     /// getopt's message for an unknown option.
-    pub fn parse(words: impl IntoIterator<Item = String>) -> Result<CommandLine, String> {
-        let mut line = CommandLine::default();
+    pub fn parse(words: impl IntoIterator<Item = String>) -> Result<DmsetupCommandLine, String> {
+        let mut line = DmsetupCommandLine::default();
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
             if word == "--" {
@@ -163,13 +163,13 @@ impl CommandLine {
 
     /// True if `name` was given.
     #[must_use]
-    pub fn has(&self, name: OptionName) -> bool {
+    pub fn has(&self, name: DmsetupOption) -> bool {
         self.given.iter().any(|(given, _)| *given == name)
     }
 
     /// The last value of `name`.
     #[must_use]
-    pub fn value(&self, name: OptionName) -> Option<&str> {
+    pub fn value(&self, name: DmsetupOption) -> Option<&str> {
         self.given.iter().rev().find(|(given, _)| *given == name).map(|(_, value)| value.as_str())
     }
 }
@@ -178,8 +178,8 @@ impl CommandLine {
 mod tests {
     use super::*;
 
-    fn parse(words: &[&str]) -> Result<CommandLine, String> {
-        CommandLine::parse(words.iter().map(|word| (*word).to_owned()))
+    fn parse(words: &[&str]) -> Result<DmsetupCommandLine, String> {
+        DmsetupCommandLine::parse(words.iter().map(|word| (*word).to_owned()))
     }
 
     #[test]
@@ -187,14 +187,14 @@ mod tests {
         let line = parse(&["-v", "info", "-Coname", "a", "--sep=:", "--nohead", "--", "-b"]).unwrap();
         assert_eq!(line.words, ["info", "a", "-b"]);
         assert!(
-            line.has(OptionName::Verbose)
-                && line.has(OptionName::Columns)
-                && line.has(OptionName::NoHeadings)
+            line.has(DmsetupOption::Verbose)
+                && line.has(DmsetupOption::Columns)
+                && line.has(DmsetupOption::NoHeadings)
         );
-        assert_eq!(line.value(OptionName::Options), Some("name"));
-        assert_eq!(line.value(OptionName::Separator), Some(":"));
-        assert_eq!(parse(&["-j", "254", "-m0"]).unwrap().value(OptionName::Minor), Some("0"));
-        assert_eq!(parse(&["-o", "a", "-o", "b"]).unwrap().value(OptionName::Options), Some("b"));
+        assert_eq!(line.value(DmsetupOption::Options), Some("name"));
+        assert_eq!(line.value(DmsetupOption::Separator), Some(":"));
+        assert_eq!(parse(&["-j", "254", "-m0"]).unwrap().value(DmsetupOption::Minor), Some("0"));
+        assert_eq!(parse(&["-o", "a", "-o", "b"]).unwrap().value(DmsetupOption::Options), Some("b"));
     }
 
     #[test]

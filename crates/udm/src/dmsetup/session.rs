@@ -1,11 +1,11 @@
 //! The shared part of dmsetup's commands: device arguments, requests to the server, and error
 //! texts.
 
-use super::options::{CommandLine, OptionName};
+use super::options::{DmsetupCommandLine, DmsetupOption};
 use crate::log;
 use crate::requests::all_devices;
 use udm_control::api::{self, verbs};
-use udm_control::client::{ClientError, ControlClient};
+use udm_control::client::{ControlClient, ControlClientError};
 use udm_core::errno::ENXIO;
 
 /// Folder of device nodes, as scripts name them.
@@ -13,7 +13,7 @@ pub const NODES: &str = "/dev/mapper/";
 
 /// The error of a command. `dmsetup` prints the text and then a last line.
 #[derive(Debug, PartialEq, Eq)]
-pub enum CommandError {
+pub enum DmsetupError {
     /// The last line is `Command failed.`
     Failed(String),
     /// The last line is `Couldn't process command line.`
@@ -24,21 +24,21 @@ pub enum CommandError {
     Silent(String),
 }
 
-impl CommandError {
+impl DmsetupError {
     /// Puts `lines` before the text of the error.
-    pub fn with_lines_before(self, lines: &str) -> CommandError {
+    pub fn with_lines_before(self, lines: &str) -> DmsetupError {
         match self {
-            CommandError::Failed(text) => CommandError::Failed(format!("{lines}\n{text}")),
+            DmsetupError::Failed(text) => DmsetupError::Failed(format!("{lines}\n{text}")),
             other => other,
         }
     }
 }
 
-pub type CommandResult = Result<(), CommandError>;
+pub type DmsetupResult = Result<(), DmsetupError>;
 
 /// The error with the last line `Command failed.`
-pub fn command_failed<T>(text: impl Into<String>) -> Result<T, CommandError> {
-    Err(CommandError::Failed(text.into()))
+pub fn command_failed_error<T>(text: impl Into<String>) -> Result<T, DmsetupError> {
+    Err(DmsetupError::Failed(text.into()))
 }
 
 /// A device argument of the command line.
@@ -57,10 +57,10 @@ impl DeviceSelector {
     ///
     /// # Errors
     /// The path is not below `/dev/mapper`.
-    fn parse(word: &str) -> Result<DeviceSelector, CommandError> {
+    fn parse(word: &str) -> Result<DeviceSelector, DmsetupError> {
         match word.strip_prefix(NODES) {
             Some(name) => Ok(DeviceSelector::Name(name.to_owned())),
-            None if word.contains('/') => command_failed(format!("Device {word} not found")),
+            None if word.contains('/') => command_failed_error(format!("Device {word} not found")),
             None => Ok(DeviceSelector::Name(word.to_owned())),
         }
     }
@@ -71,7 +71,7 @@ impl DeviceSelector {
         }
     }
 
-    fn matches(&self, device: &api::Device) -> bool {
+    fn matches(&self, device: &api::DeviceDescription) -> bool {
         match self {
             DeviceSelector::Name(name) => device.name == *name,
             DeviceSelector::Uuid(uuid) => device.uuid.as_ref() == Some(uuid),
@@ -97,37 +97,41 @@ pub fn ioctl_failed(ioctl: &str, device: &str, errno: u32) -> String {
 }
 
 /// A command line, its server and its output.
-pub struct Session {
-    pub line: CommandLine,
+pub struct DmsetupInvocation {
+    pub line: DmsetupCommandLine,
     pub client: ControlClient,
     /// Text for standard output.
     pub out: String,
 }
 
-impl Session {
-    pub fn has(&self, name: OptionName) -> bool {
+impl DmsetupInvocation {
+    pub fn has(&self, name: DmsetupOption) -> bool {
         self.line.has(name)
     }
 
-    pub fn value(&self, name: OptionName) -> Option<&str> {
+    pub fn value(&self, name: DmsetupOption) -> Option<&str> {
         self.line.value(name)
     }
 
     /// Prints to standard error at once.
     pub fn warn(text: &str) {
-        log::say(format!("{text}\n"));
+        log::print_to_stderr(format!("{text}\n"));
     }
 
     /// The device that `-u`, or `-j` and `-m`, select.
     ///
     /// # Errors
     /// Only one of the two numbers is given.
-    pub fn selected(&self) -> Result<Option<DeviceSelector>, CommandError> {
-        match (self.value(OptionName::Uuid), self.value(OptionName::Major), self.value(OptionName::Minor)) {
+    pub fn selected(&self) -> Result<Option<DeviceSelector>, DmsetupError> {
+        match (
+            self.value(DmsetupOption::Uuid),
+            self.value(DmsetupOption::Major),
+            self.value(DmsetupOption::Minor),
+        ) {
             (Some(uuid), ..) => Ok(Some(DeviceSelector::Uuid(uuid.to_owned()))),
             (None, None, None) => Ok(None),
             (None, Some(major), Some(minor)) => Ok(Some(DeviceSelector::Number(format!("{major}:{minor}")))),
-            _ => Err(CommandError::Line("Please specify both major number and minor number.".into())),
+            _ => Err(DmsetupError::Line("Please specify both major number and minor number.".into())),
         }
     }
 
@@ -139,11 +143,11 @@ impl Session {
         &self,
         words: &'a [String],
         missing: &str,
-    ) -> Result<(DeviceSelector, &'a [String]), CommandError> {
+    ) -> Result<(DeviceSelector, &'a [String]), DmsetupError> {
         match (self.selected()?, words) {
             (Some(selector), words) => Ok((selector, words)),
             (None, [name, rest @ ..]) => Ok((DeviceSelector::parse(name)?, rest)),
-            (None, []) => command_failed(missing),
+            (None, []) => command_failed_error(missing),
         }
     }
 
@@ -154,13 +158,13 @@ impl Session {
     pub fn each(
         &mut self,
         words: &[String],
-        mut verb: impl FnMut(&mut Session, &DeviceSelector) -> CommandResult,
-    ) -> CommandResult {
+        mut verb: impl FnMut(&mut DmsetupInvocation, &DeviceSelector) -> DmsetupResult,
+    ) -> DmsetupResult {
         if let Some(selector) = self.selected()? {
             return verb(self, &selector);
         }
         if words.is_empty() {
-            return command_failed("No device specified.");
+            return command_failed_error("No device specified.");
         }
         words.iter().try_for_each(|word| {
             let selector = DeviceSelector::parse(word)?;
@@ -176,8 +180,8 @@ impl Session {
     pub fn each_or_all(
         &mut self,
         words: &[String],
-        mut verb: impl FnMut(&mut Session, &DeviceSelector, bool) -> CommandResult,
-    ) -> CommandResult {
+        mut verb: impl FnMut(&mut DmsetupInvocation, &DeviceSelector, bool) -> DmsetupResult,
+    ) -> DmsetupResult {
         if !words.is_empty() || self.selected()?.is_some() {
             let several = words.len() > 1;
             return self.each(words, |session, selector| verb(session, selector, several));
@@ -193,8 +197,8 @@ impl Session {
     ///
     /// # Errors
     /// The server does not answer.
-    pub fn all(&self) -> Result<Vec<api::Device>, CommandError> {
-        let mut all = all_devices(&self.client).map_err(|e| CommandError::Failed(e.to_string()))?;
+    pub fn all(&self) -> Result<Vec<api::DeviceDescription>, DmsetupError> {
+        let mut all = all_devices(&self.client).map_err(|e| DmsetupError::Failed(e.to_string()))?;
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
     }
@@ -203,11 +207,11 @@ impl Session {
     ///
     /// # Errors
     /// The server does not answer.
-    pub fn lookup(&self, selector: &DeviceSelector) -> Result<Option<api::Device>, CommandError> {
+    pub fn lookup(&self, selector: &DeviceSelector) -> Result<Option<api::DeviceDescription>, DmsetupError> {
         match self.client.call(verbs::GET_DEVICE.on(selector.word()), &()) {
             Ok(device) => Ok(Some(device).filter(|device| selector.matches(device))),
-            Err(ClientError::Refused(_)) => Ok(None),
-            Err(error) => command_failed(error.to_string()),
+            Err(ControlClientError::Refused(_)) => Ok(None),
+            Err(error) => command_failed_error(error.to_string()),
         }
     }
 
@@ -215,9 +219,13 @@ impl Session {
     ///
     /// # Errors
     /// The device does not exist; the message names `ioctl`.
-    pub fn find(&self, selector: &DeviceSelector, ioctl: &str) -> Result<api::Device, CommandError> {
+    pub fn find(
+        &self,
+        selector: &DeviceSelector,
+        ioctl: &str,
+    ) -> Result<api::DeviceDescription, DmsetupError> {
         let missing =
-            || CommandError::Failed(ioctl_failed(ioctl, &selector.in_errors(), ENXIO.unsigned_abs()));
+            || DmsetupError::Failed(ioctl_failed(ioctl, &selector.in_errors(), ENXIO.unsigned_abs()));
         self.lookup(selector)?.ok_or_else(missing)
     }
 
@@ -225,8 +233,8 @@ impl Session {
     ///
     /// # Errors
     /// The device does not exist.
-    pub fn find_or_fail(&self, selector: &DeviceSelector) -> Result<api::Device, CommandError> {
-        self.lookup(selector)?.ok_or_else(|| CommandError::Failed("Device does not exist.".into()))
+    pub fn find_or_fail(&self, selector: &DeviceSelector) -> Result<api::DeviceDescription, DmsetupError> {
+        self.lookup(selector)?.ok_or_else(|| DmsetupError::Failed("Device does not exist.".into()))
     }
 
     /// Converts the result of a request about `device` that the kernel calls `ioctl`.
@@ -237,27 +245,27 @@ impl Session {
         &self,
         ioctl: &str,
         device: &str,
-        result: Result<T, ClientError>,
-    ) -> Result<T, CommandError> {
+        result: Result<T, ControlClientError>,
+    ) -> Result<T, DmsetupError> {
         result.map_err(|error| match error {
-            ClientError::Refused(why) if self.has(OptionName::Verbose) => {
-                CommandError::Failed(format!("{}\n{}", ioctl_failed(ioctl, device, why.errno), why.error))
+            ControlClientError::Refused(why) if self.has(DmsetupOption::Verbose) => {
+                DmsetupError::Failed(format!("{}\n{}", ioctl_failed(ioctl, device, why.errno), why.error))
             }
-            ClientError::Refused(why) => CommandError::Failed(ioctl_failed(ioctl, device, why.errno)),
-            error => CommandError::Failed(error.to_string()),
+            ControlClientError::Refused(why) => DmsetupError::Failed(ioctl_failed(ioctl, device, why.errno)),
+            error => DmsetupError::Failed(error.to_string()),
         })
     }
 
-    /// [`Session::map_ioctl_error`] for a device argument.
+    /// [`DmsetupInvocation::map_ioctl_error`] for a device argument.
     ///
     /// # Errors
-    /// As for [`Session::map_ioctl_error`].
+    /// As for [`DmsetupInvocation::map_ioctl_error`].
     pub fn map_error<T>(
         &self,
         ioctl: &str,
         selector: &DeviceSelector,
-        result: Result<T, ClientError>,
-    ) -> Result<T, CommandError> {
+        result: Result<T, ControlClientError>,
+    ) -> Result<T, DmsetupError> {
         self.map_ioctl_error(ioctl, &selector.in_errors(), result)
     }
 }

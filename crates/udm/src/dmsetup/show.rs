@@ -1,27 +1,33 @@
 //! Commands that print tables, statuses and descriptions of devices.
 
-use super::options::OptionName;
-use super::report::{columns_of, repeat_report};
-use super::session::{CommandError, CommandResult, Session};
-use crate::columns::{Columns, list_of_fields};
+use super::options::DmsetupOption;
+use super::report::{build_column_report, repeat_report};
+use super::session::{DmsetupError, DmsetupInvocation, DmsetupResult};
+use crate::columns::{ColumnReport, report_fields_help};
 use crate::concise;
 use crate::verbs;
 use udm_control::api;
-use udm_control::client::ClientError;
+use udm_control::client::ControlClientError;
 
 /// The active table of a device, or with `--inactive` the inactive one.
-fn table_of(session: &Session, device: &api::Device) -> Result<api::Table, ClientError> {
-    session.client.call(api::verbs::GET_TABLE.on(&device.number).with(&slot(session)), &())
+fn fetch_device_table(
+    session: &DmsetupInvocation,
+    device: &api::DeviceDescription,
+) -> Result<api::TableDescription, ControlClientError> {
+    session.client.call(api::verbs::GET_TABLE.on(&device.number).with(&table_slot_from_options(session)), &())
 }
 
 /// The table slot that the command asks for.
-fn slot(session: &Session) -> api::SlotQuery {
-    api::SlotQuery::of(session.has(OptionName::Inactive))
+fn table_slot_from_options(session: &DmsetupInvocation) -> api::TableSlotQuery {
+    api::TableSlotQuery::of(session.has(DmsetupOption::Inactive))
 }
 
 /// The lines of the target type in `--target`, or all lines; `None` if no line has the type.
-fn filter_by_target(session: &Session, mut lines: Vec<api::Line>) -> Option<Vec<api::Line>> {
-    let Some(target) = session.value(OptionName::Target) else { return Some(lines) };
+fn filter_lines_by_target(
+    session: &DmsetupInvocation,
+    mut lines: Vec<api::TableOrStatusLine>,
+) -> Option<Vec<api::TableOrStatusLine>> {
+    let Some(target) = session.value(DmsetupOption::Target) else { return Some(lines) };
     lines.retain(|line| line.target == target);
     Some(lines).filter(|lines| !lines.is_empty())
 }
@@ -30,54 +36,65 @@ fn filter_by_target(session: &Session, mut lines: Vec<api::Line>) -> Option<Vec<
 ///
 /// # Errors
 /// The server does not answer.
-pub fn describe(session: &Session, device: &api::Device) -> Result<String, CommandError> {
+pub fn format_dmsetup_info(
+    session: &DmsetupInvocation,
+    device: &api::DeviceDescription,
+) -> Result<String, DmsetupError> {
     let mut device = device.clone();
-    if session.has(OptionName::Inactive) {
-        let table = table_of(session, &device).map_err(|e| CommandError::Failed(e.to_string()))?;
+    if session.has(DmsetupOption::Inactive) {
+        let table = fetch_device_table(session, &device).map_err(|e| DmsetupError::Failed(e.to_string()))?;
         device.targets = table.lines.len() as u64;
     }
     let mut out = String::new();
-    verbs::describe(&device, &mut out);
+    verbs::write_device_info(&device, &mut out);
     Ok(out)
 }
 
 /// Runs `dmsetup table`.
-pub fn table(session: &mut Session, words: &[String]) -> CommandResult {
-    if session.has(OptionName::Concise) {
-        return concise_table(session, words);
+pub fn run_dmsetup_table(session: &mut DmsetupInvocation, words: &[String]) -> DmsetupResult {
+    if session.has(DmsetupOption::Concise) {
+        return run_dmsetup_table_concise(session, words);
     }
     session.each_or_all(words, |session, selector, prefix| {
         let device = session.find(selector, "table")?;
-        let table = session.map_error("table", selector, table_of(session, &device))?;
-        lines(session, &device, table.lines, prefix)
+        let table = session.map_error("table", selector, fetch_device_table(session, &device))?;
+        print_table_or_status_lines(session, &device, table.lines, prefix)
     })
 }
 
 /// Runs `dmsetup status`.
-pub fn status(session: &mut Session, words: &[String]) -> CommandResult {
+pub fn run_dmsetup_status(session: &mut DmsetupInvocation, words: &[String]) -> DmsetupResult {
     session.each_or_all(words, |session, selector, prefix| {
         let device = session.find_or_fail(selector)?;
-        let verb = api::verbs::GET_STATUS.on(&device.number).with(&slot(session));
+        let verb = api::verbs::GET_STATUS.on(&device.number).with(&table_slot_from_options(session));
         let status = session.map_error("table", selector, session.client.call(verb, &()))?;
-        lines(session, &device, status.lines, prefix)
+        print_table_or_status_lines(session, &device, status.lines, prefix)
     })
 }
 
-fn lines(session: &mut Session, device: &api::Device, lines: Vec<api::Line>, prefix: bool) -> CommandResult {
-    let Some(lines) = filter_by_target(session, lines) else { return Ok(()) };
-    if session.has(OptionName::Verbose) {
-        session.out += &describe(session, device)?;
+fn print_table_or_status_lines(
+    session: &mut DmsetupInvocation,
+    device: &api::DeviceDescription,
+    lines: Vec<api::TableOrStatusLine>,
+    prefix: bool,
+) -> DmsetupResult {
+    let Some(lines) = filter_lines_by_target(session, lines) else { return Ok(()) };
+    if session.has(DmsetupOption::Verbose) {
+        session.out += &format_dmsetup_info(session, device)?;
     }
-    verbs::table_lines(prefix.then_some(device.name.as_str()), &lines, &mut session.out);
+    verbs::format_table_or_status_lines(prefix.then_some(device.name.as_str()), &lines, &mut session.out);
     Ok(())
 }
 
-fn concise_table(session: &mut Session, words: &[String]) -> CommandResult {
+fn run_dmsetup_table_concise(session: &mut DmsetupInvocation, words: &[String]) -> DmsetupResult {
     let mut all = Vec::new();
     let done = session.each_or_all(words, |session, selector, _| {
         let device = session.find(selector, "table")?;
-        let table = session.map_error("table", selector, table_of(session, &device))?;
-        all.extend(filter_by_target(session, table.lines).map(|lines| concise::print(&device, &lines)));
+        let table = session.map_error("table", selector, fetch_device_table(session, &device))?;
+        all.extend(
+            filter_lines_by_target(session, table.lines)
+                .map(|lines| concise::format_concise_device(&device, &lines)),
+        );
         Ok(())
     });
     if !all.is_empty() {
@@ -87,39 +104,43 @@ fn concise_table(session: &mut Session, words: &[String]) -> CommandResult {
 }
 
 /// Runs `dmsetup info`.
-pub fn info(session: &mut Session, words: &[String]) -> CommandResult {
-    if session.has(OptionName::Columns) {
-        return columns(session, words);
+pub fn run_dmsetup_info(session: &mut DmsetupInvocation, words: &[String]) -> DmsetupResult {
+    if session.has(DmsetupOption::Columns) {
+        return run_dmsetup_info_columns(session, words);
     }
     session.each_or_all(words, |session, selector, _| {
         let device = session.find_or_fail(selector)?;
-        session.out += &describe(session, &device)?;
+        session.out += &format_dmsetup_info(session, &device)?;
         Ok(())
     })
 }
 
-fn columns(session: &mut Session, words: &[String]) -> CommandResult {
-    if matches!(session.value(OptionName::Options), Some("help" | "?"))
-        || session.value(OptionName::Select) == Some("help")
+fn run_dmsetup_info_columns(session: &mut DmsetupInvocation, words: &[String]) -> DmsetupResult {
+    if matches!(session.value(DmsetupOption::Options), Some("help" | "?"))
+        || session.value(DmsetupOption::Select) == Some("help")
     {
-        Session::warn(list_of_fields().trim_end());
+        DmsetupInvocation::warn(report_fields_help().trim_end());
         return Ok(());
     }
-    let mut columns = columns_of(session, session.value(OptionName::Options))?;
-    repeat_report(session, |session| report(session, words, &mut columns))
+    let mut columns = build_column_report(session, session.value(DmsetupOption::Options))?;
+    repeat_report(session, |session| print_column_report(session, words, &mut columns))
 }
 
-fn report(session: &mut Session, words: &[String], columns: &mut Columns) -> CommandResult {
+fn print_column_report(
+    session: &mut DmsetupInvocation,
+    words: &[String],
+    columns: &mut ColumnReport,
+) -> DmsetupResult {
     let mut devices = Vec::new();
     let done = session.each_or_all(words, |session, selector, _| {
         devices.push(session.find_or_fail(selector)?);
         Ok(())
     });
-    let rows = columns.ask(&session.client, devices).map_err(|e| CommandError::Failed(e.to_string()))?;
+    let rows = columns.ask(&session.client, devices).map_err(|e| DmsetupError::Failed(e.to_string()))?;
     let (text, wrong) = columns.print(rows);
     session.out += &text;
     match (done, wrong.is_empty()) {
-        (Ok(()), false) => Err(CommandError::Failed(wrong.join("\n"))),
+        (Ok(()), false) => Err(DmsetupError::Failed(wrong.join("\n"))),
         (done, _) => done,
     }
 }

@@ -15,14 +15,14 @@ const BURST: u64 = 32;
 /// Milliseconds of budget per line.
 const LINE_MS: u64 = 1000;
 
-pub(super) struct RateLimit {
-    sites: Box<[CallSite]>,
+pub(super) struct LogRateLimiter {
+    sites: Box<[LogCallsiteBudget]>,
     /// True if a site has dropped lines since the last report.
     left_out: AtomicBool,
 }
 
 #[derive(Default)]
-struct CallSite {
+struct LogCallsiteBudget {
     /// Address of the callsite; 0 if the slot is free.
     key: AtomicUsize,
     /// Time in milliseconds at which the budget is full again.
@@ -32,7 +32,7 @@ struct CallSite {
 
 /// The decision on a line of a site.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum LogDecision {
+pub(super) enum LogRateDecision {
     /// Write the line; the number is the index of the site.
     Write(usize),
     /// Drop the line. True for the first line dropped since a report: the caller must wake the
@@ -40,16 +40,16 @@ pub(super) enum LogDecision {
     LeaveOut(bool),
 }
 
-impl RateLimit {
-    pub fn new() -> RateLimit {
-        RateLimit {
-            sites: (0..SITES).map(|_| CallSite::default()).collect(),
+impl LogRateLimiter {
+    pub fn new() -> LogRateLimiter {
+        LogRateLimiter {
+            sites: (0..SITES).map(|_| LogCallsiteBudget::default()).collect(),
             left_out: AtomicBool::new(false),
         }
     }
 
     /// Decides on a line of the callsite `key`, which is not 0.
-    pub fn line(&self, key: usize, now_ms: u64) -> LogDecision {
+    pub fn line(&self, key: usize, now_ms: u64) -> LogRateDecision {
         let index = self.site(key);
         let site = &self.sites[index];
         let take = |whole_at: u64| {
@@ -57,10 +57,10 @@ impl RateLimit {
             (whole_at - now_ms <= BURST * LINE_MS).then_some(whole_at)
         };
         if site.whole_at_ms.fetch_update(Relaxed, Relaxed, take).is_ok() {
-            return LogDecision::Write(index);
+            return LogRateDecision::Write(index);
         }
         site.left_out.fetch_add(1, Relaxed);
-        LogDecision::LeaveOut(!self.left_out.swap(true, Relaxed))
+        LogRateDecision::LeaveOut(!self.left_out.swap(true, Relaxed))
     }
 
     /// True if there are dropped lines to report.
@@ -101,13 +101,13 @@ impl RateLimit {
 mod tests {
     use super::*;
 
-    fn written(limit: &RateLimit, key: usize, now_ms: u64, lines: usize) -> usize {
-        (0..lines).filter(|_| matches!(limit.line(key, now_ms), LogDecision::Write(_))).count()
+    fn written(limit: &LogRateLimiter, key: usize, now_ms: u64, lines: usize) -> usize {
+        (0..lines).filter(|_| matches!(limit.line(key, now_ms), LogRateDecision::Write(_))).count()
     }
 
     #[test]
     fn a_burst_and_then_one_a_second() {
-        let limit = RateLimit::new();
+        let limit = LogRateLimiter::new();
         assert_eq!(written(&limit, 16, 5, 1000), 32);
         assert_eq!(written(&limit, 16, 1004, 10), 0);
         assert_eq!(written(&limit, 16, 1005, 10), 1);
@@ -118,22 +118,22 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_counted_and_reported_once() {
-        let limit = RateLimit::new();
+        let limit = LogRateLimiter::new();
         assert_eq!(written(&limit, 16, 0, 32), 32);
         assert!(!limit.has_left_out());
-        assert_eq!(limit.line(16, 0), LogDecision::LeaveOut(true));
-        assert_eq!(limit.line(16, 0), LogDecision::LeaveOut(false));
+        assert_eq!(limit.line(16, 0), LogRateDecision::LeaveOut(true));
+        assert_eq!(limit.line(16, 0), LogRateDecision::LeaveOut(false));
         let mut reported = Vec::new();
         limit.report(|site, n| reported.push((site, n)));
         assert_eq!(reported, [(1, 2)]);
         assert!(!limit.has_left_out());
         limit.report(|_, _| panic!("twice"));
-        assert_eq!(limit.line(16, 0), LogDecision::LeaveOut(true));
+        assert_eq!(limit.line(16, 0), LogRateDecision::LeaveOut(true));
     }
 
     #[test]
     fn more_places_than_are_told_apart() {
-        let limit = RateLimit::new();
+        let limit = LogRateLimiter::new();
         for key in 1..=2 * SITES {
             // The index is in range, and the search ends.
             written(&limit, key << 4, 0, 1);

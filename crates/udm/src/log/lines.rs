@@ -1,10 +1,11 @@
-//! Events as lines: `2026-11-21T18:33:57.123456Z  WARN multipath: mp: path 253:1 (same.img) failed: I/O`.
+//! Events as lines: `2026-11-21T18:33:57.123456Z  WARN multipath: mp: path 253:1 (same.img) failed:
+//! I/O`.
 //!
 //! One event is one line, whatever text a client has caused in it: control characters are escaped,
 //! and the length is limited.
 
-use super::limit::{LogDecision, RateLimit};
-use super::writer::{LogLine, LogWriter};
+use super::limit::{LogRateDecision, LogRateLimiter};
+use super::writer::{LogLine, LogQueueSender};
 use std::fmt::{self, Write};
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -19,36 +20,41 @@ use tracing_subscriber::layer::{Context, Layer};
 const TEXT_MAX: usize = 2048;
 
 /// The `tracing` layer that formats events as lines and gives them to the writer.
-pub(super) struct LineLayer {
-    writer: LogWriter,
-    limit: Arc<RateLimit>,
+pub(super) struct TracingLogLayer {
+    writer: LogQueueSender,
+    limit: Arc<LogRateLimiter>,
     begin: Instant,
 }
 
-impl LineLayer {
-    pub fn new(writer: &LogWriter) -> LineLayer {
-        LineLayer { writer: writer.clone(), limit: writer.limit(), begin: Instant::now() }
+impl TracingLogLayer {
+    pub fn new(writer: &LogQueueSender) -> TracingLogLayer {
+        TracingLogLayer { writer: writer.clone(), limit: writer.limit(), begin: Instant::now() }
     }
 }
 
-impl<S: Subscriber> Layer<S> for LineLayer {
+impl<S: Subscriber> Layer<S> for TracingLogLayer {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let site: &'static Metadata<'static> = event.metadata();
         let now_ms = self.begin.elapsed().as_millis() as u64;
         match self.limit.line(std::ptr::from_ref(site) as usize, now_ms) {
-            LogDecision::Write(index) => {
-                let mut text = EventText::default();
+            LogRateDecision::Write(index) => {
+                let mut text = TracingEventText::default();
                 event.record(&mut text);
-                self.writer.log(LogLine { site: index, time: now(), level: *site.level(), text: text.cut() });
+                self.writer.log(LogLine {
+                    site: index,
+                    time: log_timestamp_now(),
+                    level: *site.level(),
+                    text: text.cut(),
+                });
             }
-            LogDecision::LeaveOut(true) => self.writer.wake(),
-            LogDecision::LeaveOut(false) => {}
+            LogRateDecision::LeaveOut(true) => self.writer.wake(),
+            LogRateDecision::LeaveOut(false) => {}
         }
     }
 }
 
 /// The current time in the format of the log: UTC, RFC 3339.
-pub(super) fn now() -> String {
+pub(super) fn log_timestamp_now() -> String {
     let mut text = String::new();
     // Writing to a String can't fail.
     let _ = SystemTime.format_time(&mut TimeWriter::new(&mut text));
@@ -56,12 +62,12 @@ pub(super) fn now() -> String {
 }
 
 /// True if standard error is a terminal and `$NO_COLOR` is not set.
-pub fn colour() -> bool {
+pub fn stderr_uses_colour() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
 }
 
 /// A level, padded to five columns.
-pub(super) fn level(level: Level, colour: bool) -> String {
+pub(super) fn format_log_level(level: Level, colour: bool) -> String {
     let number = match level {
         Level::ERROR => 31,
         Level::WARN => 33,
@@ -74,9 +80,9 @@ pub(super) fn level(level: Level, colour: bool) -> String {
 
 /// The message of an event, followed by its other fields as `name=value`.
 #[derive(Default)]
-struct EventText(String);
+struct TracingEventText(String);
 
-impl Visit for EventText {
+impl Visit for TracingEventText {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {
             let rest = std::mem::take(&mut self.0);
@@ -89,7 +95,7 @@ impl Visit for EventText {
     }
 }
 
-impl Write for EventText {
+impl Write for TracingEventText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for c in text.chars() {
             if c.is_control() {
@@ -102,7 +108,7 @@ impl Write for EventText {
     }
 }
 
-impl EventText {
+impl TracingEventText {
     /// The text, truncated to the maximum length.
     fn cut(mut self) -> String {
         if self.0.len() > TEXT_MAX {
@@ -120,14 +126,14 @@ mod tests {
 
     #[test]
     fn one_event_is_one_line() {
-        let mut text = EventText::default();
+        let mut text = TracingEventText::default();
         text.write_str("nbd: export a\nb\x1b[2J: gone").unwrap();
         assert_eq!(text.cut(), "nbd: export a\\nb\\u{1b}[2J: gone");
     }
 
     #[test]
     fn a_line_has_an_end() {
-        let mut text = EventText::default();
+        let mut text = TracingEventText::default();
         write!(text, "x{}", "ü".repeat(TEXT_MAX)).unwrap();
         let cut = text.cut();
         assert_eq!(cut.len(), TEXT_MAX - 1 + '…'.len_utf8(), "no half of a letter");

@@ -15,7 +15,7 @@ mod limit;
 mod lines;
 mod writer;
 
-pub use lines::colour;
+pub use lines::stderr_uses_colour;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fs::File;
 use std::sync::OnceLock;
@@ -23,7 +23,7 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use writer::LogWriter;
+use writer::LogQueueSender;
 
 /// How long the program waits at its end for its last lines.
 const FLUSH_MAX: Duration = Duration::from_secs(1);
@@ -32,13 +32,13 @@ const FLUSH_MAX: Duration = Duration::from_secs(1);
 /// is set is used.
 const VARIABLES: [&str; 2] = ["UDM_LOG", "RUST_LOG"];
 
-static WRITER: OnceLock<LogWriter> = OnceLock::new();
+static WRITER: OnceLock<LogQueueSender> = OnceLock::new();
 
 /// Starts the log, at `level` if no variable is set, and sends the texts of panics to it.
-pub fn start(level: &str) {
-    let writer = WRITER.get_or_init(LogWriter::start);
-    let (filter, wrong) = filter(level);
-    tracing_subscriber::registry().with(filter).with(lines::LineLayer::new(writer)).init();
+pub fn init_logging(level: &str) {
+    let writer = WRITER.get_or_init(LogQueueSender::start);
+    let (filter, wrong) = log_filter_from_env(level);
+    tracing_subscriber::registry().with(filter).with(lines::TracingLogLayer::new(writer)).init();
     if let Some(wrong) = wrong {
         tracing::warn!("{wrong}");
     }
@@ -47,14 +47,14 @@ pub fn start(level: &str) {
         let trace = Backtrace::capture();
         let trace =
             if trace.status() == BacktraceStatus::Captured { format!("{trace}\n") } else { String::new() };
-        say(format!("udm: thread '{}' {panic}\n{trace}", thread.name().unwrap_or("?")));
+        print_to_stderr(format!("udm: thread '{}' {panic}\n{trace}", thread.name().unwrap_or("?")));
         // The program may abort next.
-        flush();
+        flush_log();
     }));
 }
 
 /// The log filter, and the error in the variable that should have set it.
-fn filter(level: &str) -> (EnvFilter, Option<String>) {
+fn log_filter_from_env(level: &str) -> (EnvFilter, Option<String>) {
     let set = |variable| Some((variable, std::env::var(variable).ok().filter(|v| !v.trim().is_empty())?));
     let Some((variable, value)) = VARIABLES.into_iter().find_map(set) else {
         return (EnvFilter::new(level), None);
@@ -68,21 +68,21 @@ fn filter(level: &str) -> (EnvFilter, Option<String>) {
 }
 
 /// Writes a text for the user to standard error unchanged. Does not block.
-pub fn say(text: String) {
+pub fn print_to_stderr(text: String) {
     if let Some(writer) = WRITER.get() {
         writer.say(text);
     }
 }
 
 /// Sends all later texts and lines to `file`. Waits at most 1 s for the earlier ones.
-pub fn write_to(file: File) {
+pub fn redirect_log_to_file(file: File) {
     if let Some(writer) = WRITER.get() {
         writer.write_to(file, FLUSH_MAX);
     }
 }
 
 /// Waits until all texts and lines are written, at most 1 s.
-pub fn flush() {
+pub fn flush_log() {
     if let Some(writer) = WRITER.get() {
         writer.flush(FLUSH_MAX);
     }

@@ -1,7 +1,7 @@
 //! The thread that writes to standard error, so that no other thread blocks on it, and its queue.
 
-use super::limit::RateLimit;
-use super::lines::{colour, level, now};
+use super::limit::LogRateLimiter;
+use super::lines::{format_log_level, log_timestamp_now, stderr_uses_colour};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::HashMap;
 use std::fs::File;
@@ -24,14 +24,14 @@ const AGAIN: Duration = Duration::from_millis(10);
 
 /// A line of the log.
 pub(super) struct LogLine {
-    /// Index of its site in [`RateLimit`].
+    /// Index of its site in [`LogRateLimiter`].
     pub site: usize,
     pub time: String,
     pub level: Level,
     pub text: String,
 }
 
-enum QueueItem {
+enum LogQueueItem {
     LogLine(LogLine),
     Text(String),
     /// There are dropped lines to report.
@@ -44,45 +44,50 @@ enum QueueItem {
 
 /// The sending end of the queue, and the state that both ends share.
 #[derive(Clone)]
-pub(super) struct LogWriter {
-    queue: SyncSender<QueueItem>,
-    shared: Arc<WriterState>,
+pub(super) struct LogQueueSender {
+    queue: SyncSender<LogQueueItem>,
+    shared: Arc<LogQueueState>,
 }
 
-struct WriterState {
+struct LogQueueState {
     /// Lines that did not fit into the queue or could not be written, and are not reported yet.
     lost: AtomicU64,
-    limit: Arc<RateLimit>,
+    limit: Arc<LogRateLimiter>,
 }
 
-impl LogWriter {
+impl LogQueueSender {
     /// Starts the thread.
-    pub fn start() -> LogWriter {
+    pub fn start() -> LogQueueSender {
         let (queue, items) = sync_channel(QUEUE_MAX);
-        let shared = Arc::new(WriterState { lost: AtomicU64::new(0), limit: Arc::new(RateLimit::new()) });
+        let shared =
+            Arc::new(LogQueueState { lost: AtomicU64::new(0), limit: Arc::new(LogRateLimiter::new()) });
         let out = io::stderr().as_fd().try_clone_to_owned().map(File::from);
         // Without the thread or the descriptor, lines are lost and the program continues.
         if let Ok(out) = out {
-            let thread =
-                WriterThread { out, shared: Arc::clone(&shared), last: HashMap::new(), colour: colour() };
+            let thread = LogWriterThread {
+                out,
+                shared: Arc::clone(&shared),
+                last: HashMap::new(),
+                colour: stderr_uses_colour(),
+            };
             let _ = std::thread::Builder::new().name("udm-log".into()).spawn(move || thread.run(&items));
         }
-        LogWriter { queue, shared }
+        LogQueueSender { queue, shared }
     }
 
-    pub fn limit(&self) -> Arc<RateLimit> {
+    pub fn limit(&self) -> Arc<LogRateLimiter> {
         Arc::clone(&self.shared.limit)
     }
 
     pub fn log(&self, line: LogLine) {
-        self.put(QueueItem::LogLine(line));
+        self.put(LogQueueItem::LogLine(line));
     }
 
     pub fn say(&self, text: String) {
-        self.put(QueueItem::Text(text));
+        self.put(LogQueueItem::Text(text));
     }
 
-    fn put(&self, item: QueueItem) {
+    fn put(&self, item: LogQueueItem) {
         if self.queue.try_send(item).is_err() {
             self.shared.lost.fetch_add(1, Relaxed);
         }
@@ -91,28 +96,28 @@ impl LogWriter {
     /// Makes the thread check for dropped lines. If the queue is full, the thread is busy and
     /// checks anyway.
     pub fn wake(&self) {
-        let _ = self.queue.try_send(QueueItem::Wake);
+        let _ = self.queue.try_send(LogQueueItem::Wake);
     }
 
     /// Waits until all earlier items are written, at most `max`.
     pub fn flush(&self, max: Duration) {
         let begin = Instant::now();
         let (done, is_done) = sync_channel(1);
-        if self.put_within(QueueItem::Flush(done), begin, max) {
+        if self.put_within(LogQueueItem::Flush(done), begin, max) {
             let _ = is_done.recv_timeout(max.saturating_sub(begin.elapsed()));
         }
     }
 
     /// Writes all later items to `file`. Waits for the earlier ones, at most `max`.
     pub fn write_to(&self, file: File, max: Duration) {
-        if self.put_within(QueueItem::WriteTo(file), Instant::now(), max) {
+        if self.put_within(LogQueueItem::WriteTo(file), Instant::now(), max) {
             self.flush(max);
         }
     }
 
     /// Puts an item into the queue; retries until `max` after `begin`. Returns false if there was
     /// no room.
-    fn put_within(&self, mut item: QueueItem, begin: Instant, max: Duration) -> bool {
+    fn put_within(&self, mut item: LogQueueItem, begin: Instant, max: Duration) -> bool {
         while let Err(refused) = self.queue.try_send(item) {
             let TrySendError::Full(back) = refused else { return false };
             if begin.elapsed() >= max {
@@ -125,16 +130,16 @@ impl LogWriter {
     }
 }
 
-struct WriterThread {
+struct LogWriterThread {
     out: File,
-    shared: Arc<WriterState>,
+    shared: Arc<LogQueueState>,
     /// The last line of each site, for "N more like it".
     last: HashMap<usize, (Level, String)>,
     colour: bool,
 }
 
-impl WriterThread {
-    fn run(mut self, items: &Receiver<QueueItem>) {
+impl LogWriterThread {
+    fn run(mut self, items: &Receiver<LogQueueItem>) {
         let mut reported = Instant::now();
         loop {
             let item = if self.shared.limit.has_left_out() {
@@ -143,15 +148,15 @@ impl WriterThread {
                 items.recv().map_err(|_| RecvTimeoutError::Disconnected)
             };
             match item {
-                Ok(QueueItem::LogLine(line)) => self.line(line),
-                Ok(QueueItem::Text(text)) => self.text(&text),
-                Ok(QueueItem::Wake) => reported = Instant::now(),
-                Ok(QueueItem::Flush(done)) => {
+                Ok(LogQueueItem::LogLine(line)) => self.line(line),
+                Ok(LogQueueItem::Text(text)) => self.text(&text),
+                Ok(LogQueueItem::Wake) => reported = Instant::now(),
+                Ok(LogQueueItem::Flush(done)) => {
                     self.report();
                     // The sender of the request may have given up.
                     let _ = done.try_send(());
                 }
-                Ok(QueueItem::WriteTo(file)) => self.out = file,
+                Ok(LogQueueItem::WriteTo(file)) => self.out = file,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -163,7 +168,7 @@ impl WriterThread {
     }
 
     fn line(&mut self, line: LogLine) {
-        let text = format!("{} {} {}\n", line.time, level(line.level, self.colour), line.text);
+        let text = format!("{} {} {}\n", line.time, format_log_level(line.level, self.colour), line.text);
         self.text(&text);
         self.last.insert(line.site, (line.level, line.text));
     }
@@ -176,15 +181,18 @@ impl WriterThread {
             lines.push((level, format!("{n} more like it: {text}")));
         });
         for (at, text) in lines {
-            self.text(&format!("{} {} {text}\n", now(), level(at, self.colour)));
+            self.text(&format!("{} {} {text}\n", log_timestamp_now(), format_log_level(at, self.colour)));
         }
     }
 
     fn text(&mut self, text: &str) {
         let lost = self.shared.lost.load(Relaxed);
         if lost > 0 {
-            let warn = level(Level::WARN, self.colour);
-            let line = format!("{} {warn} {lost} lines lost: standard error could not take them\n", now());
+            let warn = format_log_level(Level::WARN, self.colour);
+            let line = format!(
+                "{} {warn} {lost} lines lost: standard error could not take them\n",
+                log_timestamp_now()
+            );
             if self.write(line.as_bytes()).is_ok() {
                 self.shared.lost.fetch_sub(lost, Relaxed);
             }

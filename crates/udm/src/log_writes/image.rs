@@ -1,6 +1,6 @@
 //! The device that a replay writes to, and copies of it.
 
-use super::source::Log;
+use super::source::LogWritesReader;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FallocateFlags, SeekFrom as Seek};
 use std::fs::{File, OpenOptions};
@@ -13,17 +13,17 @@ use std::path::{Path, PathBuf};
 const STEP: u64 = 1 << 20;
 
 /// The file or block device to write to.
-pub(super) struct Image {
+pub(super) struct ReplayOutputImage {
     file: File,
     path: PathBuf,
     size: u64,
     buffer: Vec<u8>,
 }
 
-impl Image {
+impl ReplayOutputImage {
     /// Opens `path` for writing; with `size`, creates it. Refuses the file of the log itself, under
     /// any name.
-    pub(super) fn open(path: &Path, size: Option<u64>, log: &Log) -> Result<Image> {
+    pub(super) fn open(path: &Path, size: Option<u64>, log: &LogWritesReader) -> Result<ReplayOutputImage> {
         let context = || path.display().to_string();
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(size.is_some());
@@ -43,7 +43,7 @@ impl Image {
             file.set_len(size).with_context(context)?;
         }
         let size = std::io::Seek::seek(&mut file, SeekFrom::End(0)).with_context(context)?;
-        Ok(Image { file, path: path.to_owned(), size, buffer: vec![0; STEP as usize] })
+        Ok(ReplayOutputImage { file, path: path.to_owned(), size, buffer: vec![0; STEP as usize] })
     }
 
     pub(super) fn size(&self) -> u64 {
@@ -55,7 +55,7 @@ impl Image {
     }
 
     /// Copies the bytes `data` of `log` to `at`.
-    pub(super) fn write(&mut self, log: &Log, data: &Range<u64>, at: u64) -> Result<()> {
+    pub(super) fn write(&mut self, log: &LogWritesReader, data: &Range<u64>, at: u64) -> Result<()> {
         for from in data.clone().step_by(STEP as usize) {
             let buffer = &mut self.buffer[..(data.end - from).min(STEP) as usize];
             log.data(buffer, from)?;
@@ -122,10 +122,10 @@ mod tests {
         let path = folder.path().join("image");
         let log = folder.path().join("log");
         let mut head = [0; 512];
-        udm_wire::log_writes::Superblock { entries: 0, sector_size: 512 }.encode(&mut head);
+        udm_wire::log_writes::LogWritesSuperblock { entries: 0, sector_size: 512 }.encode(&mut head);
         std::fs::write(&log, head).unwrap();
-        let log = Log::open(&log).unwrap();
-        let mut image = Image::open(&path, Some(8 << 20), &log).unwrap();
+        let log = LogWritesReader::open(&log).unwrap();
+        let mut image = ReplayOutputImage::open(&path, Some(8 << 20), &log).unwrap();
         image.file.write_all_at(&[7; 5000], 3 << 20).unwrap();
         image.file.write_all_at(&[8; 10], (8 << 20) - 10).unwrap();
         let copy = tempfile::NamedTempFile::new_in(folder.path()).unwrap();
@@ -136,7 +136,7 @@ mod tests {
         image.zero(&((3 << 20) + 1..(3 << 20) + 4999)).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         assert_eq!((bytes[3 << 20], bytes[(3 << 20) + 1], bytes[(3 << 20) + 4999]), (7, 0, 7));
-        assert!(Image::open(&path, Some(1), &log).is_err(), "never over an old file");
-        assert!(Image::open(&folder.path().join("no"), None, &log).is_err());
+        assert!(ReplayOutputImage::open(&path, Some(1), &log).is_err(), "never over an old file");
+        assert!(ReplayOutputImage::open(&folder.path().join("no"), None, &log).is_err());
     }
 }

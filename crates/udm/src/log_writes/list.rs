@@ -1,16 +1,16 @@
 //! `udm log-writes list`.
 
-use super::ListArgs;
-use super::source::Log;
-use crate::output::to_stdout;
+use super::LogWritesListArgs;
+use super::source::LogWritesReader;
+use crate::output::with_stdout_ignoring_epipe;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::io::Write;
-use udm_wire::log_writes::{EntryFlags, LogRecord};
+use udm_wire::log_writes::{EntryFlags, LogWritesEntry};
 
 /// An entry, as `--json` prints it: one object per line.
 #[derive(Serialize)]
-struct EntryRow<'a> {
+struct LogWritesEntryRow<'a> {
     index: u64,
     /// Position of the entry in the log, in bytes.
     log_offset_bytes: u64,
@@ -25,20 +25,20 @@ struct EntryRow<'a> {
 }
 
 #[derive(Serialize)]
-struct LogHeader {
+struct LogWritesListHeader {
     sector_size_bytes: u32,
     entries: u64,
 }
 
-pub(super) fn run(args: &ListArgs) -> Result<()> {
-    let mut log = Log::open(&args.log)?;
-    to_stdout(|out| print(&mut log, args.json, out))
+pub(super) fn run(args: &LogWritesListArgs) -> Result<()> {
+    let mut log = LogWritesReader::open(&args.log)?;
+    with_stdout_ignoring_epipe(|out| print_log_writes_entries(&mut log, args.json, out))
 }
 
-fn print(log: &mut Log, json: bool, out: &mut impl Write) -> Result<()> {
+fn print_log_writes_entries(log: &mut LogWritesReader, json: bool, out: &mut impl Write) -> Result<()> {
     let head = log.superblock();
     if json {
-        let head = LogHeader { sector_size_bytes: head.sector_size, entries: head.entries };
+        let head = LogWritesListHeader { sector_size_bytes: head.sector_size, entries: head.entries };
         let text = serde_json::to_string(&head)?;
         write!(out, "{{\"log\":{text},\"entries\":[").context("standard output")?;
     } else {
@@ -54,7 +54,8 @@ fn print(log: &mut Log, json: bool, out: &mut impl Write) -> Result<()> {
         let is_flush = record.entry.flags.contains(EntryFlags::FLUSH);
         flushes += u64::from(is_flush);
         let flush = is_flush.then_some(flushes);
-        let text = if json { row(&record, flush)? } else { line(&record, flush) };
+        let text =
+            if json { log_writes_entry_json(&record, flush)? } else { log_writes_entry_line(&record, flush) };
         out.write_all(text.as_bytes()).context("standard output")?;
     }
     if json {
@@ -63,8 +64,8 @@ fn print(log: &mut Log, json: bool, out: &mut impl Write) -> Result<()> {
     Ok(())
 }
 
-fn row(record: &LogRecord, flush: Option<u64>) -> Result<String> {
-    let row = EntryRow {
+fn log_writes_entry_json(record: &LogWritesEntry, flush: Option<u64>) -> Result<String> {
+    let row = LogWritesEntryRow {
         index: record.index,
         log_offset_bytes: record.offset,
         start_bytes: record.range.start,
@@ -77,7 +78,7 @@ fn row(record: &LogRecord, flush: Option<u64>) -> Result<String> {
     Ok(comma.to_owned() + &serde_json::to_string(&row)?)
 }
 
-fn line(record: &LogRecord, flush: Option<u64>) -> String {
+fn log_writes_entry_line(record: &LogWritesEntry, flush: Option<u64>) -> String {
     let entry = &record.entry;
     let mut text = format!("{} {} {} {}", record.index, entry.sector, entry.sectors, entry.flags.names());
     if let Some(flush) = flush {
@@ -93,12 +94,12 @@ fn line(record: &LogRecord, flush: Option<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use udm_wire::log_writes::LogEntry;
+    use udm_wire::log_writes::LogWritesEntryHeader;
 
     #[test]
     fn a_mark_cannot_reach_the_terminal() {
-        let entry = LogEntry { flags: EntryFlags::MARK, ..LogEntry::default() };
-        let record = LogRecord {
+        let entry = LogWritesEntryHeader { flags: EntryFlags::MARK, ..LogWritesEntryHeader::default() };
+        let record = LogWritesEntry {
             index: 7,
             offset: 0,
             entry,
@@ -106,17 +107,21 @@ mod tests {
             data: 0..0,
             range: 0..0,
         };
-        assert_eq!(line(&record, None), "7 0 0 mark \"a\\x1b[2J\\\"\\n\"\n");
+        assert_eq!(log_writes_entry_line(&record, None), "7 0 0 mark \"a\\x1b[2J\\\"\\n\"\n");
     }
 
     #[test]
     fn a_flush_has_its_number() {
-        let entry =
-            LogEntry { sector: 8, sectors: 2, flags: EntryFlags::FLUSH | EntryFlags::FUA, data_len: 0 };
+        let entry = LogWritesEntryHeader {
+            sector: 8,
+            sectors: 2,
+            flags: EntryFlags::FLUSH | EntryFlags::FUA,
+            data_len: 0,
+        };
         let record =
-            LogRecord { index: 3, offset: 512, entry, mark: None, data: 1024..2048, range: 4096..5120 };
-        assert_eq!(line(&record, Some(2)), "3 8 2 flush|fua #2\n");
-        let row = row(&record, Some(2)).unwrap();
+            LogWritesEntry { index: 3, offset: 512, entry, mark: None, data: 1024..2048, range: 4096..5120 };
+        assert_eq!(log_writes_entry_line(&record, Some(2)), "3 8 2 flush|fua #2\n");
+        let row = log_writes_entry_json(&record, Some(2)).unwrap();
         assert_eq!(
             row,
             ",\n{\"index\":3,\"log_offset_bytes\":512,\"start_bytes\":4096,\"length_bytes\":1024,\"flags\":[\"flush\",\"fua\"],\"flush\":2}"

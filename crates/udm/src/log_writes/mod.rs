@@ -28,14 +28,14 @@ pub struct LogWritesArgs {
 #[derive(Debug, Subcommand)]
 enum LogWritesVerb {
     /// Print the entries of a log
-    List(ListArgs),
+    List(LogWritesListArgs),
     /// Rebuild the content of the logged device after an entry
-    Replay(ReplayArgs),
+    Replay(LogWritesReplayArgs),
 }
 
 /// The arguments of `udm log-writes list`.
 #[derive(Debug, Args)]
-struct ListArgs {
+struct LogWritesListArgs {
     /// The log: a file or block device that a log-writes target wrote
     log: PathBuf,
     /// Print JSON: positions and sizes in bytes
@@ -51,13 +51,13 @@ at the start of the replay: zeroes for a new device (--size), or the result of a
 Examples:\n  udm log-writes replay log.img disk.img --size 64M --upto-mark mkfs\n  \
 udm log-writes replay log.img disk.img --start-mark mkfs --each-flush --check 'e2fsck -fy $image'"
 )]
-struct ReplayArgs {
+struct LogWritesReplayArgs {
     /// The log: a file or block device that a log-writes target wrote
     log: PathBuf,
     /// The file or block device to write to
     device: PathBuf,
     /// Create DEVICE, which must not exist, with this many bytes of zeroes (64M, 1G)
-    #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse_size_with_unit)]
     size: Option<u64>,
     /// Begin after the first mark with this text
     #[arg(long, value_name = "TEXT", group = "start")]

@@ -1,13 +1,13 @@
 //! `udm log-writes replay`.
 
-use super::ReplayArgs;
-use super::check::Check;
-use super::image::Image;
-use super::source::Log;
+use super::LogWritesReplayArgs;
+use super::check::ReplayCheckCommand;
+use super::image::ReplayOutputImage;
+use super::source::LogWritesReader;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use std::ops::Range;
-use udm_wire::log_writes::{EntryFlags, LogRecord};
+use udm_wire::log_writes::{EntryFlags, LogWritesEntry};
 
 /// What a replay did.
 #[derive(Debug, Default, Serialize)]
@@ -25,14 +25,15 @@ struct ReplaySummary {
 struct ReplayPlan {
     entries: Range<u64>,
     /// The record that reaches furthest into the device.
-    furthest: Option<LogRecord>,
+    furthest: Option<LogWritesEntry>,
 }
 
-pub(super) fn run(args: &ReplayArgs) -> Result<()> {
-    let plan = plan(args)?;
-    let mut log = Log::open(&args.log)?;
-    let mut image = open_image(args, &plan, &log)?;
-    let mut check = args.check.as_deref().map(|command| Check::new(command, &image)).transpose()?;
+pub(super) fn run(args: &LogWritesReplayArgs) -> Result<()> {
+    let plan = plan_log_writes_replay(args)?;
+    let mut log = LogWritesReader::open(&args.log)?;
+    let mut image = open_replay_output_image(args, &plan, &log)?;
+    let mut check =
+        args.check.as_deref().map(|command| ReplayCheckCommand::new(command, &image)).transpose()?;
     let mut summary = ReplaySummary { first_entry: plan.entries.start, ..ReplaySummary::default() };
     let mut flushes = 0;
     for _ in 0..plan.entries.end {
@@ -42,21 +43,26 @@ pub(super) fn run(args: &ReplayArgs) -> Result<()> {
         if record.index < plan.entries.start {
             continue;
         }
-        apply(&log, &record, &mut image, &mut summary)?;
+        replay_log_entry(&log, &record, &mut image, &mut summary)?;
         if let Some(check) = check.as_mut().filter(|_| is_flush && args.each_flush) {
-            run_check(check, &mut image, &format!("flush {flushes} (entry {})", record.index), &mut summary)?;
+            run_replay_check_command(
+                check,
+                &mut image,
+                &format!("flush {flushes} (entry {})", record.index),
+                &mut summary,
+            )?;
         }
     }
     if let Some(check) = check.as_mut().filter(|_| !args.each_flush) {
-        run_check(check, &mut image, "the end", &mut summary)?;
+        run_replay_check_command(check, &mut image, "the end", &mut summary)?;
     }
-    report(&summary, args.json)
+    print_replay_summary(&summary, args.json)
 }
 
 /// Finds the entries to replay. Reads, and so checks, the log up to the last of them.
-fn plan(args: &ReplayArgs) -> Result<ReplayPlan> {
+fn plan_log_writes_replay(args: &LogWritesReplayArgs) -> Result<ReplayPlan> {
     let name = args.log.display();
-    let mut log = Log::open(&args.log)?;
+    let mut log = LogWritesReader::open(&args.log)?;
     let mut start = if args.start_mark.is_some() { None } else { Some(args.start_entry.unwrap_or(0)) };
     let mut plan = ReplayPlan { entries: 0..0, furthest: None };
     let (mut flushes, mut reached) = (0, false);
@@ -105,7 +111,11 @@ fn plan(args: &ReplayArgs) -> Result<ReplayPlan> {
 }
 
 /// Opens or creates the device, after checking that all entries fit.
-fn open_image(args: &ReplayArgs, plan: &ReplayPlan, log: &Log) -> Result<Image> {
+fn open_replay_output_image(
+    args: &LogWritesReplayArgs,
+    plan: &ReplayPlan,
+    log: &LogWritesReader,
+) -> Result<ReplayOutputImage> {
     let fits = |size: u64| match &plan.furthest {
         Some(record) if record.range.end > size => bail!(
             "{}: at byte {}: entry {} reaches to byte {} of a device of {size}",
@@ -119,13 +129,18 @@ fn open_image(args: &ReplayArgs, plan: &ReplayPlan, log: &Log) -> Result<Image> 
     if let Some(size) = args.size {
         fits(size)?;
     }
-    let image = Image::open(&args.device, args.size, log)?;
+    let image = ReplayOutputImage::open(&args.device, args.size, log)?;
     fits(image.size())?;
     Ok(image)
 }
 
 /// Applies to the image the operation that the entry records.
-fn apply(log: &Log, record: &LogRecord, image: &mut Image, summary: &mut ReplaySummary) -> Result<()> {
+fn replay_log_entry(
+    log: &LogWritesReader,
+    record: &LogWritesEntry,
+    image: &mut ReplayOutputImage,
+    summary: &mut ReplaySummary,
+) -> Result<()> {
     let flags = record.entry.flags;
     summary.entries += 1;
     summary.flushes += u64::from(flags.contains(EntryFlags::FLUSH));
@@ -141,7 +156,12 @@ fn apply(log: &Log, record: &LogRecord, image: &mut Image, summary: &mut ReplayS
 }
 
 /// Runs the check. If it fails, the replay ends, and the device holds the state that failed.
-fn run_check(check: &mut Check<'_>, image: &mut Image, at: &str, summary: &mut ReplaySummary) -> Result<()> {
+fn run_replay_check_command(
+    check: &mut ReplayCheckCommand<'_>,
+    image: &mut ReplayOutputImage,
+    at: &str,
+    summary: &mut ReplaySummary,
+) -> Result<()> {
     let status = check.run(image)?;
     if !status.success() {
         bail!("{}: the check failed at {at}: {status}: the file holds what failed", image.path().display());
@@ -150,7 +170,7 @@ fn run_check(check: &mut Check<'_>, image: &mut Image, at: &str, summary: &mut R
     Ok(())
 }
 
-fn report(summary: &ReplaySummary, json: bool) -> Result<()> {
+fn print_replay_summary(summary: &ReplaySummary, json: bool) -> Result<()> {
     let ReplaySummary { first_entry, entries, writes, written_bytes, discards, flushes, checks_passed } =
         summary;
     let text = if json {
@@ -161,5 +181,5 @@ fn report(summary: &ReplaySummary, json: bool) -> Result<()> {
              {checks_passed} checks passed\n"
         )
     };
-    crate::output::say(&text)
+    crate::output::print_to_stdout(&text)
 }

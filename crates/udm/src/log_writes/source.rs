@@ -5,28 +5,28 @@ use std::fs::{File, Metadata};
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use udm_wire::log_writes::{LogCursor, LogRecord, SECTOR_SIZE_MIN, Superblock};
+use udm_wire::log_writes::{LogWritesCursor, LogWritesEntry, LogWritesSuperblock, SECTOR_SIZE_MIN};
 
 /// A log and a cursor over its entries.
-pub(super) struct Log {
+pub(super) struct LogWritesReader {
     file: File,
     path: PathBuf,
-    cursor: LogCursor,
+    cursor: LogWritesCursor,
     sector: Vec<u8>,
 }
 
-impl Log {
+impl LogWritesReader {
     /// Opens the log at `path`.
-    pub(super) fn open(path: &Path) -> Result<Log> {
+    pub(super) fn open(path: &Path) -> Result<LogWritesReader> {
         let context = || path.display().to_string();
         let mut file = File::open(path).with_context(context)?;
         // Finds the length by seeking to the end: a block device has no length in its metadata.
         let len = file.seek(SeekFrom::End(0)).with_context(context)?;
         let mut first = vec![0; len.min(SECTOR_SIZE_MIN.into()) as usize];
         file.read_exact_at(&mut first, 0).with_context(context)?;
-        let cursor = LogCursor::new(&first, len).with_context(context)?;
+        let cursor = LogWritesCursor::new(&first, len).with_context(context)?;
         let sector = vec![0; cursor.superblock().sector_size as usize];
-        Ok(Log { file, path: path.to_owned(), cursor, sector })
+        Ok(LogWritesReader { file, path: path.to_owned(), cursor, sector })
     }
 
     /// True if `other` is the file or block device of the log, under any name.
@@ -40,12 +40,12 @@ impl Log {
         Ok(node || (log.dev(), log.ino()) == (other.dev(), other.ino()))
     }
 
-    pub(super) fn superblock(&self) -> Superblock {
+    pub(super) fn superblock(&self) -> LogWritesSuperblock {
         self.cursor.superblock()
     }
 
     /// Reads the next entry; `None` after the last one.
-    pub(super) fn next(&mut self) -> Result<Option<LogRecord>> {
+    pub(super) fn next(&mut self) -> Result<Option<LogWritesEntry>> {
         let Some(at) = self.cursor.offset().with_context(|| self.path.display().to_string())? else {
             return Ok(None);
         };

@@ -1,11 +1,11 @@
 //! A multipath device, composed from its table and its status.
 
-use crate::requests::explain;
+use crate::requests::explain_client_error;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use std::str::SplitWhitespace;
 use udm_control::api::{self, verbs};
-use udm_control::client::{ClientError, ControlClient};
+use udm_control::client::{ControlClient, ControlClientError};
 
 /// A multipath device, with the field names of multipath-tools.
 #[derive(Debug, Default, Serialize)]
@@ -39,12 +39,12 @@ pub struct PathGroup {
     /// Mean priority of the paths in use.
     pub pri: i64,
     pub dm_st: &'static str,
-    pub paths: Vec<Path>,
+    pub paths: Vec<MultipathPath>,
 }
 
 /// A path.
 #[derive(Debug, Default, Serialize)]
-pub struct Path {
+pub struct MultipathPath {
     pub dev: String,
     pub dev_t: String,
     /// "active" or "failed".
@@ -65,9 +65,9 @@ pub struct Path {
 }
 
 /// The words of a table or a status line; its methods return `None` if words are missing.
-struct WordReader<'a>(SplitWhitespace<'a>);
+struct StatusWordReader<'a>(SplitWhitespace<'a>);
 
-impl<'a> WordReader<'a> {
+impl<'a> StatusWordReader<'a> {
     fn word(&mut self) -> Option<&'a str> {
         self.0.next()
     }
@@ -99,21 +99,22 @@ const TRIES: usize = 10;
 ///
 /// # Errors
 /// The server refused a request, or `name` is no multipath device.
-pub fn maps(client: &ControlClient, name: Option<&str>) -> Result<Vec<MultipathMap>> {
+pub fn read_multipath_maps(client: &ControlClient, name: Option<&str>) -> Result<Vec<MultipathMap>> {
     if let Some(name) = name {
-        let device = client.call(verbs::GET_DEVICE.on(name), &()).map_err(|e| explain(e, None))?;
-        return match read_map(client, &device).map_err(|e| explain(e, None))? {
+        let device =
+            client.call(verbs::GET_DEVICE.on(name), &()).map_err(|e| explain_client_error(e, None))?;
+        return match read_multipath_map(client, &device).map_err(|e| explain_client_error(e, None))? {
             Some(map) => Ok(vec![map]),
             None => bail!("{name}: it is no multipath device"),
         };
     }
-    let devices = client.call(verbs::LIST_DEVICES, &()).map_err(|e| explain(e, None))?.devices;
+    let devices = client.call(verbs::LIST_DEVICES, &()).map_err(|e| explain_client_error(e, None))?.devices;
     let mut maps = Vec::new();
     for device in &devices {
-        match read_map(client, device) {
+        match read_multipath_map(client, device) {
             Ok(map) => maps.extend(map),
             // The device was removed meanwhile.
-            Err(ClientError::Refused(_)) => {}
+            Err(ControlClientError::Refused(_)) => {}
             Err(error) => return Err(error.into()),
         }
     }
@@ -121,10 +122,13 @@ pub fn maps(client: &ControlClient, name: Option<&str>) -> Result<Vec<MultipathM
 }
 
 /// Reads a device; returns `None` if its live table is not multipath.
-fn read_map(client: &ControlClient, device: &api::Device) -> Result<Option<MultipathMap>, ClientError> {
+fn read_multipath_map(
+    client: &ControlClient,
+    device: &api::DeviceDescription,
+) -> Result<Option<MultipathMap>, ControlClientError> {
     let table = || client.call(verbs::GET_TABLE.on(&device.name), &());
     let mut before = table()?;
-    if params(&before.lines).is_none() {
+    if multipath_line_params(&before.lines).is_none() {
         return Ok(None);
     }
     let mut tries = TRIES;
@@ -134,14 +138,14 @@ fn read_map(client: &ControlClient, device: &api::Device) -> Result<Option<Multi
         tries -= 1;
         // If the table changed, the status may belong to the other table.
         if before == after || tries == 0 {
-            return Ok(map(device, &before, &status));
+            return Ok(parse_multipath_map(device, &before, &status));
         }
         before = after;
     }
 }
 
 /// The parameters of a table or status with a single multipath line.
-fn params(lines: &[api::Line]) -> Option<&str> {
+fn multipath_line_params(lines: &[api::TableOrStatusLine]) -> Option<&str> {
     match lines {
         [line] if line.target == "multipath" => Some(&line.params),
         _ => None,
@@ -150,10 +154,14 @@ fn params(lines: &[api::Line]) -> Option<&str> {
 
 /// Composes the device; returns `None` if the table is not multipath, or the status belongs to
 /// another table.
-fn map(device: &api::Device, table: &api::Table, status: &api::Status) -> Option<MultipathMap> {
-    let (table, status_words) = (params(&table.lines)?, params(&status.lines)?);
+fn parse_multipath_map(
+    device: &api::DeviceDescription,
+    table: &api::TableDescription,
+    status: &api::TableStatus,
+) -> Option<MultipathMap> {
+    let (table, status_words) = (multipath_line_params(&table.lines)?, multipath_line_params(&status.lines)?);
     let (mut table, mut status_words) =
-        (WordReader(table.split_whitespace()), WordReader(status_words.split_whitespace()));
+        (StatusWordReader(table.split_whitespace()), StatusWordReader(status_words.split_whitespace()));
     let (features, hwhandler) = (table.counted()?, table.counted()?);
     let groups = table.number()?;
     // The number of the next group.
@@ -162,7 +170,7 @@ fn map(device: &api::Device, table: &api::Table, status: &api::Status) -> Option
     status_words.counted()?;
     status_words.counted()?;
     status_words.rows(2, 1)?;
-    let (mut path_groups, usable) = (Vec::new(), api::usable(&status.paths));
+    let (mut path_groups, usable) = (Vec::new(), api::usable_path_flags(&status.paths));
     for group in 1..=groups {
         let selector = format!("{} {}", table.word()?, table.counted()?);
         let (count, arguments) = (table.number()?, table.number()?);
@@ -177,14 +185,15 @@ fn map(device: &api::Device, table: &api::Table, status: &api::Status) -> Option
         let (count, values) = (status_words.number()?, status_words.number()?);
         status_words.rows(count, values.checked_add(3)?)?;
         let paths = status.paths.iter().zip(&usable).filter(|(path, _)| path.group == group as u64);
-        let paths: Vec<Path> = paths.map(|(path, up)| path_of(path, *up, &device.name)).collect();
-        path_groups.push(PathGroup { group, selector, pri: mean(&paths), dm_st, paths });
+        let paths: Vec<MultipathPath> =
+            paths.map(|(path, up)| multipath_path_from_api(path, *up, &device.name)).collect();
+        path_groups.push(PathGroup { group, selector, pri: mean_path_priority(&paths), dm_st, paths });
     }
     let paths = || path_groups.iter().flat_map(|group| &group.paths);
     let up = paths().filter(|path| path.is_up).count();
     Some(MultipathMap {
-        failback: failback(status.upkeep.as_ref()),
-        queueing: queueing(status.upkeep.as_ref(), up),
+        failback: format_failback_status(status.upkeep.as_ref()),
+        queueing: format_no_path_retry(status.upkeep.as_ref(), up),
         name: device.name.clone(),
         uuid: device.uuid.clone().unwrap_or_else(|| device.name.clone()),
         sysfs: format!("dm-{}", device.number.rsplit(':').next().unwrap_or_default()),
@@ -200,14 +209,14 @@ fn map(device: &api::Device, table: &api::Table, status: &api::Status) -> Option
 }
 
 /// Whole seconds, rounded up.
-fn seconds(ns: u64) -> u64 {
+fn ceil_ns_to_seconds(ns: u64) -> u64 {
     ns.div_ceil(1_000_000_000)
 }
 
 /// `failback` as multipathd prints it: the time left as a bar of at most ten marks, which becomes
 /// shorter. If a person has switched to another group than the best, the text says so.
-fn failback(upkeep: Option<&api::Upkeep>) -> String {
-    let Some(api::Upkeep { failback, failback_left_ns, group_by_hand, .. }) = upkeep else {
+fn format_failback_status(upkeep: Option<&api::PathMaintenanceStatus>) -> String {
+    let Some(api::PathMaintenanceStatus { failback, failback_left_ns, group_by_hand, .. }) = upkeep else {
         return "-".into();
     };
     if group_by_hand.is_some() {
@@ -215,7 +224,7 @@ fn failback(upkeep: Option<&api::Upkeep>) -> String {
     }
     match (failback.parse::<u64>(), failback_left_ns) {
         (Ok(all), Some(left)) => {
-            let left = seconds(*left).min(all);
+            let left = ceil_ns_to_seconds(*left).min(all);
             let part = (left * 10).checked_div(all).unwrap_or(0) as usize;
             format!("{}{} {left}/{all}", "X".repeat(part), ".".repeat(10 - part))
         }
@@ -226,26 +235,26 @@ fn failback(upkeep: Option<&api::Upkeep>) -> String {
 
 /// `no_path_retry` as multipathd prints it, for a device with `up` paths in use. A setting made by
 /// a message takes precedence.
-fn queueing(upkeep: Option<&api::Upkeep>, up: usize) -> String {
+fn format_no_path_retry(upkeep: Option<&api::PathMaintenanceStatus>, up: usize) -> String {
     let Some(upkeep) = upkeep else { return "-".into() };
     match (upkeep.no_path_retry.as_deref(), upkeep.queueing_left_ns) {
         (None, _) => "-".into(),
         _ if !upkeep.queueing => "off".into(),
         (Some("fail" | "queue"), _) => "on".into(),
-        (Some(_), Some(left)) => format!("{} sec", seconds(left)),
+        (Some(_), Some(left)) => format!("{} sec", ceil_ns_to_seconds(left)),
         (Some(checks), None) if up > 0 => format!("{checks} chk"),
         (Some(_), None) => "on".into(),
     }
 }
 
 /// The priority of a group: the mean of its paths in use, 0 if none is known.
-fn mean(paths: &[Path]) -> i64 {
+fn mean_path_priority(paths: &[MultipathPath]) -> i64 {
     let known = || paths.iter().filter(|path| path.is_up && path.pri >= 0).map(|path| path.pri);
     known().sum::<i64>().checked_div(known().count() as i64).unwrap_or(0)
 }
 
-fn path_of(path: &api::Path, is_up: bool, multipath: &str) -> Path {
-    Path {
+fn multipath_path_from_api(path: &api::MultipathPathReport, is_up: bool, multipath: &str) -> MultipathPath {
+    MultipathPath {
         dev: path.name.clone(),
         dev_t: path.number.clone(),
         dm_st: path.state.clone(),
@@ -265,15 +274,17 @@ mod tests {
 
     #[test]
     fn what_is_planned_in_multipathds_words() {
-        let upkeep = |no_path_retry: Option<&str>, left, failback: &str, back| api::Upkeep {
+        let upkeep = |no_path_retry: Option<&str>, left, failback: &str, back| api::PathMaintenanceStatus {
             no_path_retry: no_path_retry.map(str::to_owned),
             queueing: no_path_retry.is_some_and(|rule| rule != "fail"),
             queueing_left_ns: left,
             failback: failback.into(),
             failback_left_ns: back,
-            ..api::Upkeep::default()
+            ..api::PathMaintenanceStatus::default()
         };
-        let words = |upkeep: &api::Upkeep, up| (queueing(Some(upkeep), up), failback(Some(upkeep)));
+        let words = |upkeep: &api::PathMaintenanceStatus, up| {
+            (format_no_path_retry(Some(upkeep), up), format_failback_status(Some(upkeep)))
+        };
         let rows = [
             (upkeep(None, None, "manual", None), 1, "-", "-"),
             (upkeep(Some("fail"), None, "immediate", None), 0, "off", "immediate"),
@@ -290,47 +301,56 @@ mod tests {
         for (upkeep, up, queueing, failback) in rows {
             assert_eq!(words(&upkeep, up), (queueing.to_owned(), failback.to_owned()), "{upkeep:?}");
         }
-        assert_eq!((queueing(None, 1), failback(None)), ("-".to_owned(), "-".to_owned()));
-        let chosen = api::Upkeep { group_by_hand: Some(2), ..upkeep(None, None, "immediate", None) };
-        assert_eq!(failback(Some(&chosen)), "by hand");
+        assert_eq!(
+            (format_no_path_retry(None, 1), format_failback_status(None)),
+            ("-".to_owned(), "-".to_owned())
+        );
+        let chosen =
+            api::PathMaintenanceStatus { group_by_hand: Some(2), ..upkeep(None, None, "immediate", None) };
+        assert_eq!(format_failback_status(Some(&chosen)), "by hand");
         // A message changed the setting, or the time is over.
         for (rule, waits, is) in [("fail", true, "on"), ("queue", false, "off"), ("3", false, "off")] {
-            let upkeep = api::Upkeep { queueing: waits, ..upkeep(Some(rule), None, "manual", None) };
-            assert_eq!([0, 1].map(|up| queueing(Some(&upkeep), up)), [is, is], "{rule}");
+            let upkeep =
+                api::PathMaintenanceStatus { queueing: waits, ..upkeep(Some(rule), None, "manual", None) };
+            assert_eq!([0, 1].map(|up| format_no_path_retry(Some(&upkeep), up)), [is, is], "{rule}");
         }
     }
 
     #[test]
     fn a_map_is_read_from_table_and_status() {
-        let line = |params: &str| api::Line {
+        let line = |params: &str| api::TableOrStatusLine {
             target: "multipath".into(),
             params: params.into(),
-            ..api::Line::default()
+            ..api::TableOrStatusLine::default()
         };
-        let table = api::Table {
+        let table = api::TableDescription {
             lines: vec![line(
                 "1 queue_if_no_path 0 2 1 historical-service-time 2 972 0 1 1 8:1 1 service-time 0 2 2 8:2 1 1 8:3 1 1 ",
             )],
-            ..api::Table::default()
+            ..api::TableDescription::default()
         };
-        let path = |group, name: &str, state: &str, priority| api::Path {
+        let path = |group, name: &str, state: &str, priority| api::MultipathPathReport {
             group,
             name: name.into(),
             state: state.into(),
             priority,
-            ..api::Path::default()
+            ..api::MultipathPathReport::default()
         };
-        let status = api::Status {
+        let status = api::TableStatus {
             lines: vec![line("2 0 0 0 2 1 E 2 972 0 1 3 8:1 F 1 5 0 7 A 0 2 2 8:2 A 0 0 1 8:3 A 0 0 1 ")],
             paths: vec![
                 path(1, "a", "failed", Some(9)),
                 path(2, "b", "active", Some(50)),
                 path(2, "c", "active", Some(11)),
             ],
-            ..api::Status::default()
+            ..api::TableStatus::default()
         };
-        let device = api::Device { name: "m".into(), number: "254:7".into(), ..api::Device::default() };
-        let map = map(&device, &table, &status).unwrap();
+        let device = api::DeviceDescription {
+            name: "m".into(),
+            number: "254:7".into(),
+            ..api::DeviceDescription::default()
+        };
+        let map = parse_multipath_map(&device, &table, &status).unwrap();
         assert_eq!((map.features.as_str(), map.hwhandler.as_str()), ("1 queue_if_no_path", "0"));
         assert_eq!((map.sysfs.as_str(), map.uuid.as_str(), map.paths), ("dm-7", "m", 2));
         let groups: Vec<_> =
@@ -343,14 +363,14 @@ mod tests {
         let slow = |at: &[usize]| {
             let mut status = status.clone();
             at.iter().for_each(|at| status.paths[*at].ejected = true);
-            let map = super::map(&device, &table, &status).unwrap();
+            let map = super::parse_multipath_map(&device, &table, &status).unwrap();
             (map.paths, map.path_groups[1].pri)
         };
         assert_eq!((slow(&[1]), slow(&[1, 2])), ((1, 11), (2, 30)));
         // A status of another table, and wrong counts.
         let groups = |text: &str| {
-            let status = api::Status { lines: vec![line(text)], ..api::Status::default() };
-            super::map(&device, &table, &status).map(|map| map.path_groups.len())
+            let status = api::TableStatus { lines: vec![line(text)], ..api::TableStatus::default() };
+            super::parse_multipath_map(&device, &table, &status).map(|map| map.path_groups.len())
         };
         assert_eq!(groups("2 0 0 0 1 1 E 0 1 2 8:1 A 0 0 1 "), None);
         assert_eq!(groups(&format!("2 0 0 0 2 1 E 2 1 1 {0} {0}", usize::MAX)), None);

@@ -6,15 +6,15 @@
 mod map_reader;
 mod print;
 
-use crate::args::{PrintArgs, ServerArgs};
-use crate::output::{say, say_json};
-use crate::requests::{current_dir, explain};
+use crate::args::{OutputFormatArgs, ServerArgs};
+use crate::output::{print_json_to_stdout, print_to_stdout};
+use crate::requests::{current_dir, explain_client_error};
 use anyhow::{Result, bail};
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
-use map_reader::{MultipathMap, Path};
+use map_reader::{MultipathMap, MultipathPath};
 use serde::Serialize;
 use udm_control::api::{self, verbs};
-use udm_control::client::{ClientError, ControlClient};
+use udm_control::client::{ControlClient, ControlClientError};
 use udm_core::errno::{EINVAL, ENOENT, ENXIO};
 
 /// The arguments of `udm multipath`.
@@ -31,7 +31,7 @@ pub struct MultipathArgs {
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
-    print: PrintArgs,
+    print: OutputFormatArgs,
     /// List the devices with their groups and paths; -l and -ll are the same in udm
     #[arg(short, action = ArgAction::Count)]
     list: u8,
@@ -42,18 +42,18 @@ pub struct MultipathArgs {
 #[derive(Debug, Subcommand)]
 enum MultipathVerb {
     /// Create a device from paths to one disk
-    Create(CreateArgs),
+    Create(MultipathCreateArgs),
     /// Show paths, devices (maps), or devices with their groups and paths (topology), as multipathd
     /// does
     #[command(visible_alias = "list")]
-    Show(ShowArgs),
+    Show(MultipathShowArgs),
     /// Fail a path in all devices that have it, until it is reinstated by a command; checks do not
     /// reinstate it
     Fail(PathArgs),
     /// Reinstate a path in all devices that have it
     Reinstate(PathArgs),
     /// Switch to a group, if it has a path in use
-    Switch(SwitchArgs),
+    Switch(SwitchPathGroupArgs),
 }
 
 #[derive(Debug, Args)]
@@ -62,11 +62,11 @@ enum MultipathVerb {
 Groups are ordered by their priority, then by their number of paths.\n\nExamples:\n  udm multipath create mp --policy multibus nbd://a/disk nbd://b/disk\n  \
 udm multipath create mp --policy group_by_prio --prio weightedpath --prio-args 'devname *//a/* 50 devname * 10' nbd://a/disk nbd://b/disk"
 )]
-struct CreateArgs {
+struct MultipathCreateArgs {
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
-    print: PrintArgs,
+    print: OutputFormatArgs,
     /// The name of the device
     name: String,
     /// How paths are grouped: one group per path, one group of all, or one group per priority
@@ -101,7 +101,7 @@ struct PathArgs {
 }
 
 #[derive(Debug, Args)]
-struct SwitchArgs {
+struct SwitchPathGroupArgs {
     #[command(flatten)]
     server: ServerArgs,
     /// The word map
@@ -117,13 +117,13 @@ struct SwitchArgs {
 }
 
 #[derive(Debug, Args)]
-struct ShowArgs {
+struct MultipathShowArgs {
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
-    print: PrintArgs,
+    print: OutputFormatArgs,
     /// The kind of objects to show
-    what: ShowKind,
+    what: MultipathShowKind,
     /// json; format FORMAT, for columns; raw format FORMAT, without headings and padding; for maps
     /// also status: whether requests without a path are queued, and when failback happens
     #[arg(value_name = "HOW")]
@@ -131,7 +131,7 @@ struct ShowArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ShowKind {
+enum MultipathShowKind {
     /// All paths.
     Paths,
     /// All devices.
@@ -152,7 +152,7 @@ const NOT_THERE: [u32; 3] = [ENOENT as u32, ENXIO as u32, EINVAL as u32];
 
 /// The head of multipathd's JSON.
 #[derive(Serialize)]
-struct JsonReply<T> {
+struct MultipathdJsonReply<T> {
     major_version: u32,
     minor_version: u32,
     #[serde(flatten)]
@@ -161,13 +161,13 @@ struct JsonReply<T> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
-enum JsonList<'a> {
+enum MultipathdJsonList<'a> {
     Maps(&'a [MultipathMap]),
-    Paths(Vec<&'a Path>),
+    Paths(Vec<&'a MultipathPath>),
 }
 
-fn json(list: JsonList<'_>) -> Result<()> {
-    say_json(&JsonReply { major_version: 0, minor_version: 1, list })
+fn print_multipathd_json(list: MultipathdJsonList<'_>) -> Result<()> {
+    print_json_to_stdout(&MultipathdJsonReply { major_version: 0, minor_version: 1, list })
 }
 
 /// Runs the verb.
@@ -176,22 +176,26 @@ fn json(list: JsonList<'_>) -> Result<()> {
 /// The server refused a request, or a format letter is not known.
 pub fn run(args: &MultipathArgs) -> Result<()> {
     match &args.verb {
-        Some(MultipathVerb::Create(args)) => return create(args),
-        Some(MultipathVerb::Show(args)) => return show(args),
-        Some(MultipathVerb::Fail(args)) => return command_path(args, "fail"),
-        Some(MultipathVerb::Reinstate(args)) => return command_path(args, "reinstate"),
+        Some(MultipathVerb::Create(args)) => return run_multipath_create(args),
+        Some(MultipathVerb::Show(args)) => return run_multipath_show(args),
+        Some(MultipathVerb::Fail(args)) => return send_path_command(args, "fail"),
+        Some(MultipathVerb::Reinstate(args)) => return send_path_command(args, "reinstate"),
         Some(MultipathVerb::Switch(args)) => {
             return send_message(&args.server.client()?, &args.name, format!("switch_group {}", args.group));
         }
         None => {}
     }
-    let maps = map_reader::maps(&args.server.client()?, args.name.as_deref())?;
-    if args.print.json { json(JsonList::Maps(&maps)) } else { say(&print::topology(&maps)) }
+    let maps = map_reader::read_multipath_maps(&args.server.client()?, args.name.as_deref())?;
+    if args.print.json {
+        print_multipathd_json(MultipathdJsonList::Maps(&maps))
+    } else {
+        print_to_stdout(&print::format_multipath_topology(&maps))
+    }
 }
 
-fn create(args: &CreateArgs) -> Result<()> {
-    let CreateArgs { name, uuid, paths, policy, prio, prio_args, .. } = args;
-    let new = api::CreateMultipath {
+fn run_multipath_create(args: &MultipathCreateArgs) -> Result<()> {
+    let MultipathCreateArgs { name, uuid, paths, policy, prio, prio_args, .. } = args;
+    let new = api::CreateMultipathRequest {
         name: name.clone(),
         uuid: uuid.clone(),
         paths: paths.clone(),
@@ -201,45 +205,57 @@ fn create(args: &CreateArgs) -> Result<()> {
         folder: current_dir(),
     };
     let created = args.server.client()?.call(verbs::CREATE_MULTIPATH, &new);
-    let created = created.map_err(|e| explain(e, None))?;
-    if args.print.json { say_json(&created) } else { Ok(()) }
+    let created = created.map_err(|e| explain_client_error(e, None))?;
+    if args.print.json { print_json_to_stdout(&created) } else { Ok(()) }
 }
 
-fn show(args: &ShowArgs) -> Result<()> {
+fn run_multipath_show(args: &MultipathShowArgs) -> Result<()> {
     let how: Vec<&str> = args.how.iter().map(String::as_str).collect();
     let (as_json, raw, format) = match (how.as_slice(), args.what) {
         ([], _) => (args.print.json, false, None),
         (["json"], _) => (true, false, None),
-        (["status"], ShowKind::Maps) => (false, false, Some(MAPS_STATUS)),
-        (["format", _] | ["raw", "format", _], ShowKind::Topology) => {
+        (["status"], MultipathShowKind::Maps) => (false, false, Some(MAPS_STATUS)),
+        (["format", _] | ["raw", "format", _], MultipathShowKind::Topology) => {
             bail!("multipath show topology: it has no format")
         }
         (["format", format], _) => (false, false, Some(*format)),
         (["raw", "format", format], _) => (false, true, Some(*format)),
         _ => bail!("multipath show: what may follow is json, format FORMAT, or raw format FORMAT"),
     };
-    let maps = map_reader::maps(&args.server.client()?, None)?;
+    let maps = map_reader::read_multipath_maps(&args.server.client()?, None)?;
     match args.what {
-        ShowKind::Paths if as_json => json(JsonList::Paths(print::all_paths(&maps))),
-        ShowKind::Maps | ShowKind::Topology if as_json => json(JsonList::Maps(&maps)),
-        ShowKind::Topology => say(&print::topology(&maps)),
-        ShowKind::Paths => say(&print::paths(&maps, format.unwrap_or(PATHS), raw)?),
-        ShowKind::Maps => say(&print::maps(&maps, format.unwrap_or(MAPS), raw)?),
+        MultipathShowKind::Paths if as_json => {
+            print_multipathd_json(MultipathdJsonList::Paths(print::all_paths(&maps)))
+        }
+        MultipathShowKind::Maps | MultipathShowKind::Topology if as_json => {
+            print_multipathd_json(MultipathdJsonList::Maps(&maps))
+        }
+        MultipathShowKind::Topology => print_to_stdout(&print::format_multipath_topology(&maps)),
+        MultipathShowKind::Paths => {
+            print_to_stdout(&print::format_multipath_paths(&maps, format.unwrap_or(PATHS), raw)?)
+        }
+        MultipathShowKind::Maps => {
+            print_to_stdout(&print::format_multipath_maps(&maps, format.unwrap_or(MAPS), raw)?)
+        }
     }
 }
 
 /// Sends a message to a device.
 fn send_message(client: &ControlClient, device: &str, message: String) -> Result<()> {
-    let message = api::Message { sector: 0, message, folder: None };
+    let message = api::TargetMessageRequest { sector: 0, message, folder: None };
     let answer = client.call(verbs::SEND_MESSAGE.on(device), &message);
-    answer.map(drop).map_err(|e| explain(e, None))
+    answer.map(drop).map_err(|e| explain_client_error(e, None))
 }
 
-fn command_path(args: &PathArgs, action: &str) -> Result<()> {
+fn send_path_command(args: &PathArgs, action: &str) -> Result<()> {
     let client = args.server.client()?;
-    let maps = map_reader::maps(&client, None)?;
+    let maps = map_reader::read_multipath_maps(&client, None)?;
     let send_command = |device: &str, path: &str| {
-        let command = api::CommandPath { path: path.into(), action: action.into(), folder: current_dir() };
+        let command = api::FailOrReinstatePathRequest {
+            path: path.into(),
+            action: action.into(),
+            folder: current_dir(),
+        };
         client.call(verbs::COMMAND_PATH.on(device), &command)
     };
     let mut commanded = Vec::new();
@@ -247,7 +263,7 @@ fn command_path(args: &PathArgs, action: &str) -> Result<()> {
         let is_named = [&path.dev, &path.dev_t].contains(&&args.path);
         // A command applies to the path in every group that has it.
         if is_named && !commanded.contains(&(&path.multipath, &path.dev_t)) {
-            send_command(&path.multipath, &path.dev_t).map_err(|e| explain(e, None))?;
+            send_command(&path.multipath, &path.dev_t).map_err(|e| explain_client_error(e, None))?;
             commanded.push((&path.multipath, &path.dev_t));
         }
     }
@@ -256,8 +272,8 @@ fn command_path(args: &PathArgs, action: &str) -> Result<()> {
     for map in maps.iter().filter(|_| commanded.is_empty()) {
         match send_command(&map.name, &args.path) {
             Ok(()) => done = true,
-            Err(ClientError::Refused(e)) if NOT_THERE.contains(&e.errno) => {}
-            Err(e) => return Err(explain(e, None)),
+            Err(ControlClientError::Refused(e)) if NOT_THERE.contains(&e.errno) => {}
+            Err(e) => return Err(explain_client_error(e, None)),
         }
     }
     if !done {

@@ -1,6 +1,6 @@
 //! Output in the format of multipath-tools: the tree of `multipath -ll`, and columns by format.
 
-use super::map_reader::{MultipathMap, Path};
+use super::map_reader::{MultipathMap, MultipathPath};
 use anyhow::{Result, bail};
 use std::fmt::Write as _;
 
@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 const NO_VENDOR: &str = "##,##";
 
 /// A format letter, its heading, and the function that prints its value.
-type Field<T> = (char, &'static str, fn(&T) -> String);
+type FormatWildcard<T> = (char, &'static str, fn(&T) -> String);
 
-const MAP: &[Field<MultipathMap>] = &[
+const MAP: &[FormatWildcard<MultipathMap>] = &[
     ('n', "name", |map| map.name.clone()),
     ('w', "uuid", |map| map.uuid.clone()),
     ('d', "sysfs", |map| map.sysfs.clone()),
@@ -19,14 +19,14 @@ const MAP: &[Field<MultipathMap>] = &[
     ('N', "paths", |map| map.paths.to_string()),
     ('r', "write_prot", |map| map.write_prot.into()),
     ('t', "dm-st", |map| map.dm_st.into()),
-    ('S', "size", |map| size(map.size_bytes)),
+    ('S', "size", |map| format_multipath_size(map.size_bytes)),
     ('f', "features", |map| map.features.clone()),
     ('h', "hwhandler", |map| map.hwhandler.clone()),
     ('0', "path_faults", |map| map.path_faults.to_string()),
     ('s', "vend/prod/rev", |_| NO_VENDOR.into()),
 ];
 
-const PATH: &[Field<Path>] = &[
+const PATH: &[FormatWildcard<MultipathPath>] = &[
     ('i', "hcil", |_| "#:#:#:#".into()),
     ('d', "dev", |path| path.dev.clone()),
     ('D', "dev_t", |path| path.dev_t.clone()),
@@ -41,7 +41,7 @@ const PATH: &[Field<Path>] = &[
 ];
 
 /// A size as multipath-tools prints it: in KiB or larger units, with one decimal below 10.
-fn size(bytes: u64) -> String {
+fn format_multipath_size(bytes: u64) -> String {
     let (mut size, mut units) = (bytes as f64 / 1024.0, "KMGTP".chars().peekable());
     while size >= 1024.0 && units.peek() != Some(&'P') {
         size /= 1024.0;
@@ -53,11 +53,14 @@ fn size(bytes: u64) -> String {
 
 /// A part of a format: a field or literal text.
 enum FormatPart<'a, T> {
-    Field(&'a Field<T>),
+    Field(&'a FormatWildcard<T>),
     Text(char),
 }
 
-fn parse_format<'a, T>(format: &str, fields: &'a [Field<T>]) -> Result<Vec<FormatPart<'a, T>>> {
+fn parse_multipathd_format<'a, T>(
+    format: &str,
+    fields: &'a [FormatWildcard<T>],
+) -> Result<Vec<FormatPart<'a, T>>> {
     let mut parts = Vec::new();
     let mut chars = format.chars();
     while let Some(c) = chars.next() {
@@ -74,8 +77,14 @@ fn parse_format<'a, T>(format: &str, fields: &'a [Field<T>]) -> Result<Vec<Forma
 }
 
 /// Formats lines of fields: in columns, with headings, or raw.
-fn lines<T>(of: &[&T], format: &str, fields: &[Field<T>], heads: bool, columns: bool) -> Result<Vec<String>> {
-    let parts = parse_format(format, fields)?;
+fn format_multipathd_rows<T>(
+    of: &[&T],
+    format: &str,
+    fields: &[FormatWildcard<T>],
+    heads: bool,
+    columns: bool,
+) -> Result<Vec<String>> {
+    let parts = parse_multipathd_format(format, fields)?;
     let mut rows: Vec<Vec<String>> = Vec::new();
     let value = |part: &FormatPart<'_, T>, one: Option<&T>| match part {
         FormatPart::Field(field) => one.map_or_else(|| field.1.to_owned(), |one| (field.2)(one)),
@@ -95,7 +104,7 @@ fn lines<T>(of: &[&T], format: &str, fields: &[Field<T>], heads: bool, columns: 
     Ok(rows.iter().map(line).collect())
 }
 
-fn text(lines: &[String]) -> String {
+fn join_lines(lines: &[String]) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
@@ -103,26 +112,27 @@ fn text(lines: &[String]) -> String {
 ///
 /// # Errors
 /// A format letter is not known.
-pub fn paths(maps: &[MultipathMap], format: &str, raw: bool) -> Result<String> {
-    Ok(text(&lines(&all_paths(maps), format, PATH, !raw, !raw)?))
+pub fn format_multipath_paths(maps: &[MultipathMap], format: &str, raw: bool) -> Result<String> {
+    Ok(join_lines(&format_multipathd_rows(&all_paths(maps), format, PATH, !raw, !raw)?))
 }
 
 /// Output of `show maps`.
 ///
 /// # Errors
 /// A format letter is not known.
-pub fn maps(maps: &[MultipathMap], format: &str, raw: bool) -> Result<String> {
-    Ok(text(&lines(&maps.iter().collect::<Vec<_>>(), format, MAP, !raw, !raw)?))
+pub fn format_multipath_maps(maps: &[MultipathMap], format: &str, raw: bool) -> Result<String> {
+    Ok(join_lines(&format_multipathd_rows(&maps.iter().collect::<Vec<_>>(), format, MAP, !raw, !raw)?))
 }
 
 /// The paths of all devices.
-pub fn all_paths(maps: &[MultipathMap]) -> Vec<&Path> {
+pub fn all_paths(maps: &[MultipathMap]) -> Vec<&MultipathPath> {
     maps.iter().flat_map(|map| &map.path_groups).flat_map(|group| &group.paths).collect()
 }
 
 /// The tree. Columns are as wide as the widest path needs.
-pub fn topology(maps: &[MultipathMap]) -> String {
-    let paths = lines(&all_paths(maps), "%i %d %D %t %T %o", PATH, false, true).unwrap_or_default();
+pub fn format_multipath_topology(maps: &[MultipathMap]) -> String {
+    let paths =
+        format_multipathd_rows(&all_paths(maps), "%i %d %D %t %T %o", PATH, false, true).unwrap_or_default();
     let (mut paths, mut out) = (paths.into_iter(), String::new());
     for map in maps {
         let uuid = if map.uuid == map.name { String::new() } else { format!(" ({})", map.uuid) };
@@ -131,7 +141,7 @@ pub fn topology(maps: &[MultipathMap]) -> String {
         let _ = writeln!(
             out,
             "size={} features='{}' hwhandler='{}' wp={}",
-            size(map.size_bytes),
+            format_multipath_size(map.size_bytes),
             map.features,
             map.hwhandler,
             map.write_prot
@@ -158,11 +168,12 @@ mod tests {
     use super::super::map_reader::PathGroup;
     use super::*;
 
-    fn path(dev: &str, dev_t: &str, dm_st: &str, chk_st: &str) -> Path {
+    fn path(dev: &str, dev_t: &str, dm_st: &str, chk_st: &str) -> MultipathPath {
         let (dev, dev_t) = (dev.into(), dev_t.into());
         let (dm_st, chk_st) = (dm_st.into(), chk_st.into());
-        let path = Path { dev, dev_t, dm_st, chk_st, pri: 50, failures: 2, ..Path::default() };
-        Path { dev_st: "running", multipath: "mp".into(), ..path }
+        let path =
+            MultipathPath { dev, dev_t, dm_st, chk_st, pri: 50, failures: 2, ..MultipathPath::default() };
+        MultipathPath { dev_st: "running", multipath: "mp".into(), ..path }
     }
 
     fn map() -> MultipathMap {
@@ -209,19 +220,28 @@ size=64M features='1 queue_if_no_path' hwhandler='0' wp=rw
 `-+- policy='service-time 0' prio=50 status=enabled
   `- #:#:#:# sdc 8:32 active ready  running
 ";
-        assert_eq!(topology(&[map()]), expected);
+        assert_eq!(format_multipath_topology(&[map()]), expected);
     }
 
     #[test]
     fn columns_by_format() {
         let maps_ = [map()];
         assert_eq!(
-            paths(&maps_, "%d %t %0", false).unwrap(),
+            format_multipath_paths(&maps_, "%d %t %0", false).unwrap(),
             "dev dm_st  failures\nsda active 2\nsdb failed 2\nsdc active 2\n"
         );
-        assert_eq!(paths(&maps_, "%d|%T", true).unwrap(), "sda|ready\nsdb|faulty\nsdc|ready\n");
-        assert_eq!(maps(&maps_, "%n %d %w", false).unwrap(), "name   sysfs uuid\nmpatha dm-0  3600a0\n");
-        assert!(paths(&maps_, "%q", false).is_err() && maps(&maps_, "%", false).is_err());
+        assert_eq!(
+            format_multipath_paths(&maps_, "%d|%T", true).unwrap(),
+            "sda|ready\nsdb|faulty\nsdc|ready\n"
+        );
+        assert_eq!(
+            format_multipath_maps(&maps_, "%n %d %w", false).unwrap(),
+            "name   sysfs uuid\nmpatha dm-0  3600a0\n"
+        );
+        assert!(
+            format_multipath_paths(&maps_, "%q", false).is_err()
+                && format_multipath_maps(&maps_, "%", false).is_err()
+        );
     }
 
     #[test]
@@ -229,8 +249,11 @@ size=64M features='1 queue_if_no_path' hwhandler='0' wp=rw
         for (bytes, want) in
             [(0, "0.0K"), (512, "0.5K"), (9 << 20, "9.0M"), (1 << 30, "1.0G"), (15 << 40, "15T")]
         {
-            assert_eq!(size(bytes), want);
+            assert_eq!(format_multipath_size(bytes), want);
         }
-        assert_eq!((size(64 << 20).as_str(), size(1536 << 20).as_str()), ("64M", "1.5G"));
+        assert_eq!(
+            (format_multipath_size(64 << 20).as_str(), format_multipath_size(1536 << 20).as_str()),
+            ("64M", "1.5G")
+        );
     }
 }

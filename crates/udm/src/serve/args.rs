@@ -1,8 +1,8 @@
 //! The arguments of `udm serve`.
 
-use super::path_maintenance::CheckPaths;
-use crate::args::{StateArgs, parse_seconds};
-use crate::table_arg::{DeviceArg, parse_device_arg};
+use super::path_maintenance::PathCheckInterval;
+use crate::args::{StateFolderArgs, parse_seconds};
+use crate::table_arg::{DeviceTableArg, parse_device_table_arg};
 use clap::{Args, Command, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub enum LostSnapshotsArg {
     GiveUp,
 }
 
-impl From<LostSnapshotsArg> for udm_control::verbs::snapshot::LostSnapshots {
+impl From<LostSnapshotsArg> for udm_control::verbs::snapshot::LostSnapshotPolicy {
     fn from(arg: LostSnapshotsArg) -> Self {
         match arg {
             LostSnapshotsArg::Refuse => Self::Refuse,
@@ -49,8 +49,8 @@ pub struct ServeArgs {
     pub check: bool,
     /// A device and its table, a file with the table, or another device to map as a whole; may be
     /// repeated
-    #[arg(long = "device", value_name = "NAME=TABLE|NAME=@FILE|NAME=DEVICE", value_parser = parse_device_arg)]
-    pub devices: Vec<DeviceArg>,
+    #[arg(long = "device", value_name = "NAME=TABLE|NAME=@FILE|NAME=DEVICE", value_parser = parse_device_table_arg)]
+    pub devices: Vec<DeviceTableArg>,
     /// Serve NBD on a Unix socket; - creates one in a private folder
     #[arg(short = 'U', long, value_name = "PATH")]
     pub unix: Option<PathBuf>,
@@ -80,7 +80,7 @@ pub struct ServeArgs {
     /// for working paths; fail paths that do not answer, and reinstate those that do. off: paths
     /// fail by I/O errors and messages only, as with a kernel without multipathd [default: 5]
     #[arg(long, value_name = "SECONDS|off")]
-    pub check_paths: Option<CheckPaths>,
+    pub check_paths: Option<PathCheckInterval>,
     /// Maintain paths as this multipath.conf says; docs/multipath.md lists its keys
     #[arg(long, value_name = "FILE")]
     pub multipath_conf: Option<PathBuf>,
@@ -129,7 +129,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     #[command(flatten)]
-    pub state: StateArgs,
+    pub state: StateFolderArgs,
 }
 
 impl ServeArgs {

@@ -4,15 +4,15 @@
 //! are left after [`END_MAX`] are killed. If the command ends by itself, its remaining processes
 //! continue.
 
-use super::sockets::Sockets;
-use super::{Signals, descriptors, systemd};
+use super::sockets::ServerSockets;
+use super::{SignalReceiver, descriptors, systemd};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 use std::io::IsTerminal;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
-use udm_control::exports::Exporter;
+use udm_control::exports::DeviceExporter;
 
 /// How long the command may take to end after a signal.
 const END_MAX: Duration = Duration::from_secs(5);
@@ -21,15 +21,19 @@ const END_MAX: Duration = Duration::from_secs(5);
 const END_PAUSE: Duration = Duration::from_millis(10);
 
 /// The running command. Dropping it kills the command.
-pub(super) struct Child(tokio::process::Child);
+pub(super) struct RunCommandProcess(tokio::process::Child);
 
-impl Child {
+impl RunCommandProcess {
     /// Starts `command` through the shell, with the exports in its environment.
-    pub fn start(command: &str, sockets: &Sockets, exporter: &Exporter) -> Result<Child> {
+    pub fn start(
+        command: &str,
+        sockets: &ServerSockets,
+        exporter: &DeviceExporter,
+    ) -> Result<RunCommandProcess> {
         // Orphaned descendants become children of this process, so that they can be found at the
         // end.
         set_child_subreaper(Some(getpid())).context("adopting its orphaned processes")?;
-        let mut shell = descriptors::limited_shell(command);
+        let mut shell = descriptors::shell_with_original_ulimit(command);
         for variable in systemd::VARIABLES {
             shell.env_remove(variable);
         }
@@ -40,18 +44,18 @@ impl Child {
         let mut first = None;
         for export in exporter.list() {
             let Some(uri) = export.uris.into_iter().next() else { continue };
-            shell.env(env_name(&export.name), &uri);
+            shell.env(export_uri_env_name(&export.name), &uri);
             first.get_or_insert(uri);
         }
         shell.env("uri", first.unwrap_or_default());
-        Ok(Child(shell.spawn().context("/bin/sh")?))
+        Ok(RunCommandProcess(shell.spawn().context("/bin/sh")?))
     }
 
     /// Waits for the end of the command; meanwhile passes signals on to it.
-    pub async fn finish(&mut self, signals: &mut Signals) -> Result<ExitCode> {
+    pub async fn finish(&mut self, signals: &mut SignalReceiver) -> Result<ExitCode> {
         loop {
             let signal = tokio::select! {
-                status = self.0.wait() => return Ok(exit_code(status?)),
+                status = self.0.wait() => return Ok(shell_exit_code(status?)),
                 signal = signals.next() => signal,
             };
             // Ctrl-C in a terminal has sent SIGINT to all processes already.
@@ -59,7 +63,7 @@ impl Child {
                 signal_descendants(signal);
             }
             if let Ok(status) = tokio::time::timeout(END_MAX, self.all_ended()).await {
-                return Ok(exit_code(status?));
+                return Ok(shell_exit_code(status?));
             }
             signal_descendants(Signal::KILL);
         }
@@ -69,7 +73,7 @@ impl Child {
     async fn all_ended(&mut self) -> std::io::Result<ExitStatus> {
         let status = self.0.wait().await?;
         loop {
-            let left = descendants(getpid());
+            let left = find_descendant_processes(getpid());
             for &pid in &left {
                 // Succeeds only for adopted processes, which are children of this one.
                 let _ = waitpid(Some(pid), WaitOptions::NOHANG);
@@ -84,14 +88,14 @@ impl Child {
 
 /// Sends `signal` to every process below this one.
 fn signal_descendants(signal: Signal) {
-    for pid in descendants(getpid()) {
+    for pid in find_descendant_processes(getpid()) {
         // The process may have ended meanwhile.
         let _ = kill_process(pid, signal);
     }
 }
 
 /// The processes below `root`, parents before children.
-fn descendants(root: Pid) -> Vec<Pid> {
+fn find_descendant_processes(root: Pid) -> Vec<Pid> {
     let mut found = vec![root];
     let mut next = 0;
     while let Some(parent) = found.get(next) {
@@ -106,13 +110,13 @@ fn descendants(root: Pid) -> Vec<Pid> {
 }
 
 /// The name of the variable with the URI of an export.
-fn env_name(name: &str) -> String {
+fn export_uri_env_name(name: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' };
     format!("uri_{}", name.chars().map(plain).collect::<String>())
 }
 
 /// The exit status as in a shell: the status, or 128 plus the signal.
-fn exit_code(status: ExitStatus) -> ExitCode {
+fn shell_exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|n| 128 + n)).unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
@@ -123,12 +127,12 @@ mod tests {
 
     #[test]
     fn variables_are_words_of_the_shell() {
-        assert_eq!(env_name("a-b c_9ü"), "uri_a_b_c_9_");
+        assert_eq!(export_uri_env_name("a-b c_9ü"), "uri_a_b_c_9_");
     }
 
     #[test]
     fn exit_codes() {
-        let code = |raw| format!("{:?}", exit_code(ExitStatus::from_raw(raw)));
+        let code = |raw| format!("{:?}", shell_exit_code(ExitStatus::from_raw(raw)));
         assert_eq!(code(0x0300), format!("{:?}", ExitCode::from(3)));
         assert_eq!(code(9), format!("{:?}", ExitCode::from(137)));
     }

@@ -12,7 +12,7 @@ use tokio::process::Command;
 static ORIGINAL_LIMIT: OnceLock<u64> = OnceLock::new();
 
 /// Raises the soft limit to the hard limit, once.
-pub fn raise() {
+pub fn raise_open_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     let Some(soft) = limit.current.filter(|&soft| limit.maximum.is_none_or(|hard| soft < hard)) else {
         return;
@@ -24,7 +24,7 @@ pub fn raise() {
 }
 
 /// A shell that runs `command` under the original limit.
-pub(super) fn limited_shell(command: &str) -> Command {
+pub(super) fn shell_with_original_ulimit(command: &str) -> Command {
     let mut shell = Command::new("/bin/sh");
     match ORIGINAL_LIMIT.get() {
         None => shell.args(["-c", command]),

@@ -39,7 +39,7 @@ impl InheritedSockets {
 ///
 /// # Errors
 /// A descriptor is no listening socket, or two are named `control`.
-pub(super) fn take() -> Result<InheritedSockets> {
+pub(super) fn take_inherited_sockets() -> Result<InheritedSockets> {
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':');
     let (mut sockets, mut inherited) = (ListenFd::from_env(), InheritedSockets::default());

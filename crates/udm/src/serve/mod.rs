@@ -18,27 +18,27 @@ mod sockets;
 mod systemd;
 
 use crate::config;
-use crate::output::{count_noun, say};
-use crate::table_arg::{DeviceArg, TableArg};
+use crate::output::{count_noun, print_to_stdout};
+use crate::table_arg::{DeviceTableArg, TableArg};
 use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
 use args::LostSnapshotsArg;
 pub use args::ServeArgs;
-use child::Child;
+use child::RunCommandProcess;
 use clap::FromArgMatches;
-pub use ready::spawn_background;
-use reload::File;
-use shutdown::Signals;
-use sockets::Sockets;
+pub use ready::spawn_daemon_until_ready;
+use reload::ReloadableConfig;
+use shutdown::SignalReceiver;
+use sockets::ServerSockets;
 use std::collections::VecDeque;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
-use udm_control::exports::{ExportOptions, Exporter};
-use udm_control::http::{self, socket::Socket};
-use udm_control::{Registry, verbs};
+use udm_control::exports::{DeviceExporter, ExportOptions};
+use udm_control::http::{self, socket::ControlSocket};
+use udm_control::{DeviceRegistry, verbs};
 use udm_core::Device;
-use udm_frontends::nbd::{Exports, NbdServer, ServerOptions};
+use udm_frontends::nbd::{Exports, NbdServer, NbdServerLimits};
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
 
 /// Maximum number of cores without `--cores`; a server shares its machine with other programs.
@@ -53,37 +53,37 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Runs the server until its end; the exit status is that of the command of `--run`.
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
-    let Some(file) = &args.config else { return serve_until_the_end(args, None) };
-    let loaded = config::load(file, &ServeArgs::command())?;
+    let Some(file) = &args.config else { return serve_in_tokio_runtime(args, None) };
+    let loaded = config::load_config_files(file, &ServeArgs::command())?;
     let merged = ServeArgs::from_arg_matches(&loaded.merged(file)?)?;
     if args.check {
         let devices = count_noun(loaded.devices.len() as u64, "device");
-        say(&format!("{}: good, {devices}\n", file.display()))?;
+        print_to_stdout(&format!("{}: good, {devices}\n", file.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
-    serve_until_the_end(&merged, Some(loaded.reader(file)))
+    serve_in_tokio_runtime(&merged, Some(loaded.reader(file)))
 }
 
 /// Serves the devices of `args` and of a file.
-fn serve_until_the_end(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
-    descriptors::raise();
+fn serve_in_tokio_runtime(args: &ServeArgs, file: Option<ReloadableConfig>) -> Result<ExitCode> {
+    descriptors::raise_open_file_limit();
     let control = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(http::BLOCKING_MAX)
         .build()
         .context("serve: control thread")?;
-    let done = control.block_on(serve(args, file));
+    let done = control.block_on(run_device_server(args, file));
     // A load that hangs on its storage must not keep the process alive.
     control.shutdown_background();
     done
 }
 
-async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
+async fn run_device_server(args: &ServeArgs, file: Option<ReloadableConfig>) -> Result<ExitCode> {
     let reloads = file.is_some();
-    let upkeep = path_maintenance::of(args)?;
-    let cores = Runtime::start(&cores(args)).context("serve: cores")?;
+    let upkeep = path_maintenance::maintenance_policy_from_args(args)?;
+    let cores = Runtime::start(&runtime_options_from_args(args)).context("serve: cores")?;
     let core_set = Arc::clone(cores.core_set());
-    let registry = Registry::new(core_set.clone(), core_set.len());
+    let registry = DeviceRegistry::new(core_set.clone(), core_set.len());
     registry.set_maintenance(upkeep);
     let (queue_depth, nr_hw_queues) = (args.dm_mq_queue_depth, args.dm_mq_nr_hw_queues);
     registry.set_request_queues(udm_control::registry::RequestQueueParams { queue_depth, nr_hw_queues });
@@ -101,13 +101,13 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
     };
     let exports = Arc::new(Exports::new());
     let options = ExportOptions { only: args.exports.clone(), read_only: args.readonly };
-    registry.set_exporter(Exporter::new(Arc::clone(&exports), options));
+    registry.set_exporter(DeviceExporter::new(Arc::clone(&exports), options));
 
     let limit = Duration::from_secs(args.stop_timeout);
-    let done = match make_devices(args, file, &registry).await {
+    let done = match create_startup_devices(args, file, &registry).await {
         Ok(()) => {
-            let mut signals = Signals::start(reloads).context("serve: signals")?;
-            let done = serve_devices(args, &registry, exports, &cores, &mut signals).await;
+            let mut signals = SignalReceiver::start(reloads).context("serve: signals")?;
+            let done = run_listeners_until_shutdown(args, &registry, exports, &cores, &mut signals).await;
             let names = registry.all().iter().map(|m| (m.device.id(), m.device.name())).collect();
             signals.end_within(limit, &core_set, names);
             done
@@ -117,7 +117,7 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
     // No step here needs its own time limit: at the limit the shutdown thread ends the program.
     registry.begin_shutdown();
     cores.end();
-    let all_gone = tokio::time::timeout(limit, remove_all(&registry)).await.is_ok();
+    let all_gone = tokio::time::timeout(limit, remove_devices_at_shutdown(&registry)).await.is_ok();
     let stopping = cores.stop_within(limit);
     while !stopping.is_over() {
         tokio::time::sleep(PAUSE).await;
@@ -130,7 +130,7 @@ async fn serve(args: &ServeArgs, file: Option<File>) -> Result<ExitCode> {
 }
 
 /// The options of the cores.
-fn cores(args: &ServeArgs) -> RuntimeOptions {
+fn runtime_options_from_args(args: &ServeArgs) -> RuntimeOptions {
     let cpus = match &args.cores {
         Some(list) => list.numbers().iter().copied().map(Some).collect(),
         None => {
@@ -144,16 +144,20 @@ fn cores(args: &ServeArgs) -> RuntimeOptions {
 /// Creates the devices of the command line in their order, so that later ones can name earlier
 /// ones. If a device waits for a snapshot that is not attached yet, the next devices are created
 /// first.
-async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Registry>) -> Result<()> {
-    let mut left: VecDeque<&DeviceArg> = args.devices.iter().collect();
+async fn create_startup_devices(
+    args: &ServeArgs,
+    file: Option<ReloadableConfig>,
+    registry: &Arc<DeviceRegistry>,
+) -> Result<()> {
+    let mut left: VecDeque<&DeviceTableArg> = args.devices.iter().collect();
     let (mut waited, mut is_reported) = (0, false);
     registry.set_starting(true);
     while let Some(device) = left.pop_front() {
         // All remaining devices wait, so no snapshot will be attached by creating another one.
         let is_last = waited > left.len();
         registry.set_starting(!is_last);
-        let table = table_of(&device.name, &device.table)?;
-        match verbs::create(registry, &device.name, None, Some(&table)).await {
+        let table = resolve_table_arg(&device.name, &device.table)?;
+        match verbs::create_mapped_device(registry, &device.name, None, Some(&table)).await {
             Ok(()) => waited = 0,
             Err(error) if error.blocked && !is_last => {
                 left.push_back(device);
@@ -172,11 +176,11 @@ async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Regis
     registry.set_starting(false);
     let mut names: Vec<&str> = args.devices.iter().map(|device| device.name.as_str()).collect();
     let declared = match file {
-        Some(file) => reload::start(registry, file, &names).await?,
+        Some(file) => reload::create_config_file_devices(registry, file, &names).await?,
         None => Vec::new(),
     };
     names.extend(declared.iter().map(String::as_str));
-    verbs::snapshot::find_bypasses(registry).iter().for_each(|line| tracing::warn!("{line}"));
+    verbs::snapshot::find_devices_bypassing_origin(registry).iter().for_each(|line| tracing::warn!("{line}"));
     match args.exports.iter().find(|export| !names.contains(&export.as_str())) {
         Some(missing) => bail!("{missing}: export: no --device of that name"),
         None => Ok(()),
@@ -184,7 +188,7 @@ async fn make_devices(args: &ServeArgs, file: Option<File>, registry: &Arc<Regis
 }
 
 /// The text of the table of device `name`.
-pub(crate) fn table_of(name: &str, table: &TableArg) -> Result<String> {
+pub(crate) fn resolve_table_arg(name: &str, table: &TableArg) -> Result<String> {
     match table {
         TableArg::Text(text) | TableArg::Whole(text) => Ok(text.clone()),
         TableArg::File(file) => read_table(file).with_context(|| name.to_owned()),
@@ -192,53 +196,53 @@ pub(crate) fn table_of(name: &str, table: &TableArg) -> Result<String> {
 }
 
 /// Starts the listeners, waits for the end, and stops the listeners.
-async fn serve_devices(
+async fn run_listeners_until_shutdown(
     args: &ServeArgs,
-    registry: &Arc<Registry>,
+    registry: &Arc<DeviceRegistry>,
     exports: Arc<Exports>,
     cores: &Runtime,
-    signals: &mut Signals,
+    signals: &mut SignalReceiver,
 ) -> Result<ExitCode> {
-    let given = inherited_sockets::take()?;
-    let sockets = Sockets::new(args, &given)?;
+    let given = inherited_sockets::take_inherited_sockets()?;
+    let sockets = ServerSockets::new(args, &given)?;
     if sockets.listen.is_empty() && given.nbd.is_empty() {
         bail!("serve: nowhere to serve: expected unix or port, in the file or on the command line");
     }
-    let socket = given.control.map_or_else(|| Socket::bind(&sockets.control), Socket::given);
+    let socket = given.control.map_or_else(|| ControlSocket::bind(&sockets.control), ControlSocket::given);
     let socket = socket.with_context(|| format!("control socket {}", sockets.control.display()))?;
-    let options = ServerOptions::default();
+    let options = NbdServerLimits::default();
     let server = NbdServer::start_with(cores.core_set(), exports, options, &sockets.listen, given.nbd)
         .context("serve")?;
     let exporter = registry.exporter().expect("set before");
     exporter.serves(sockets.addresses(&server), server.counts());
-    report::exports(&exporter.list(), &sockets.control);
-    let _pid = ready::report_ready(args)?;
-    systemd::ready(registry.all().len());
+    report::print_exports_to_stderr(&exporter.list(), &sockets.control);
+    let _pid = ready::write_pidfile_and_detach(args)?;
+    systemd::notify_systemd_ready(registry.all().len());
 
     let hangups = signals.hangups();
-    let listening = http::server::serve(&socket, http::router(Arc::clone(registry)));
+    let listening = http::server::serve_control_socket(&socket, http::router(Arc::clone(registry)));
     let done = tokio::select! {
         never = verbs::run_deferred_removals(registry) => match never {},
         never = reload::reload_on_sighup(&hangups, registry) => match never {},
-        never = reload::create_when_attachable(registry) => match never {},
-        never = http::finish_merges(registry) => match never {},
+        never = reload::create_devices_awaiting_snapshot(registry) => match never {},
+        never = http::finish_resumed_merges(registry) => match never {},
         broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
-        never = systemd::run_watchdog(cores.core_set()) => match never {},
-        done = run_until_done(args, &sockets, exporter, signals) => done,
+        never = systemd::send_systemd_keepalives(cores.core_set()) => match never {},
+        done = run_command_or_wait_signal(args, &sockets, exporter, signals) => done,
     };
-    systemd::stopping();
-    verbs::cancel_all(registry);
+    systemd::notify_systemd_stopping();
+    verbs::cancel_all_pending_verbs(registry);
     drop(socket);
     server.stop();
     done
 }
 
 /// Runs the command of `--run`, or waits for a signal.
-async fn run_until_done(
+async fn run_command_or_wait_signal(
     args: &ServeArgs,
-    sockets: &Sockets,
-    exporter: &Exporter,
-    signals: &mut Signals,
+    sockets: &ServerSockets,
+    exporter: &DeviceExporter,
+    signals: &mut SignalReceiver,
 ) -> Result<ExitCode> {
     match &args.run {
         None => {
@@ -246,7 +250,7 @@ async fn run_until_done(
             Ok(ExitCode::SUCCESS)
         }
         Some(command) => {
-            let mut child = Child::start(command, sockets, exporter).context("serve: --run")?;
+            let mut child = RunCommandProcess::start(command, sockets, exporter).context("serve: --run")?;
             child.finish(signals).await.context("serve: --run")
         }
     }
@@ -254,10 +258,10 @@ async fn run_until_done(
 
 /// Removes all devices as soon as their clients have their replies; a device is removed after the
 /// devices that use it.
-async fn remove_all(registry: &Arc<Registry>) {
+async fn remove_devices_at_shutdown(registry: &Arc<DeviceRegistry>) {
     loop {
         for mapped in registry.all() {
-            let _ = verbs::remove(registry, &mapped.device.name()).await;
+            let _ = verbs::remove_mapped_device(registry, &mapped.device.name()).await;
         }
         if registry.all().is_empty() {
             return;

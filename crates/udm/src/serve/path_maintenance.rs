@@ -7,42 +7,42 @@ use std::io::Read;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
-use udm_control::registry::{MaintenancePolicy, PathMaintenance, PathWatchOptions};
+use udm_control::registry::{PathMaintenanceFn, PathMaintenanceSettings, PathWatchOptions};
 use udm_core::Nanos;
 use udm_wire::multipath_conf::{CONF_MAX, MultipathConf};
 
 /// The check interval of paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CheckPaths {
+pub enum PathCheckInterval {
     /// Paths are not checked.
     Off,
     /// The first interval in seconds; intervals of working paths become longer.
     Every(u64),
 }
 
-impl FromStr for CheckPaths {
+impl FromStr for PathCheckInterval {
     type Err = String;
-    fn from_str(word: &str) -> Result<CheckPaths, String> {
+    fn from_str(word: &str) -> Result<PathCheckInterval, String> {
         match (word, word.parse()) {
-            ("off", _) => Ok(CheckPaths::Off),
-            (_, Ok(seconds @ 1..=3600)) => Ok(CheckPaths::Every(seconds)),
+            ("off", _) => Ok(PathCheckInterval::Off),
+            (_, Ok(seconds @ 1..=3600)) => Ok(PathCheckInterval::Every(seconds)),
             _ => Err("neither off nor seconds in 1..=3600".into()),
         }
     }
 }
 
 /// The maintenance policy: settings for a device by its names.
-pub fn of(args: &ServeArgs) -> Result<MaintenancePolicy> {
+pub fn maintenance_policy_from_args(args: &ServeArgs) -> Result<PathMaintenanceFn> {
     let (off, every) = match args.check_paths {
-        Some(CheckPaths::Off) => (true, None),
-        Some(CheckPaths::Every(seconds)) => (false, Some(seconds)),
+        Some(PathCheckInterval::Off) => (true, None),
+        Some(PathCheckInterval::Every(seconds)) => (false, Some(seconds)),
         None => (false, None),
     };
     let conf = match &args.multipath_conf {
         Some(_) if off => {
             bail!("--multipath-conf and --check-paths off exclude each other")
         }
-        Some(file) => Some(read(file)?),
+        Some(file) => Some(read_multipath_conf(file)?),
         None => (!off).then(MultipathConf::default),
     };
     let watch = PathWatchOptions {
@@ -52,13 +52,13 @@ pub fn of(args: &ServeArgs) -> Result<MaintenancePolicy> {
     };
     let of = move |name: &str, uuid: Option<&str>| {
         let settings = conf.as_ref().map(|conf| conf.settings(name, uuid, every));
-        PathMaintenance { paths: settings.map(Arc::new), watch }
+        PathMaintenanceSettings { paths: settings.map(Arc::new), watch }
     };
     Ok(Box::new(of))
 }
 
 /// Reads a `multipath.conf`; ignored settings are logged.
-fn read(file: &Path) -> Result<MultipathConf> {
+fn read_multipath_conf(file: &Path) -> Result<MultipathConf> {
     let name = file.display().to_string();
     let mut text = String::new();
     let open = std::fs::File::open(file).with_context(|| name.clone())?;
@@ -82,7 +82,7 @@ mod tests {
         let words = ["serve", "--unix", "-"].iter().chain(options);
         let matches = ServeArgs::command().try_get_matches_from(words).map_err(|e| e.to_string())?;
         let args = ServeArgs::from_arg_matches(&matches).map_err(|e| e.to_string())?;
-        let upkeep = of(&args).map_err(|e| e.to_string())?("mp", None);
+        let upkeep = maintenance_policy_from_args(&args).map_err(|e| e.to_string())?("mp", None);
         Ok(upkeep.paths.map(|paths| paths.polling_interval.0 / 1_000_000_000))
     }
 

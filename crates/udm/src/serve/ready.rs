@@ -25,7 +25,7 @@ const READY: &str = "ready\n";
 ///
 /// # Errors
 /// The server cannot be started.
-pub fn spawn_background() -> Result<ExitCode> {
+pub fn spawn_daemon_until_ready() -> Result<ExitCode> {
     let start = || -> std::io::Result<std::process::Child> {
         let mut arguments = std::env::args_os();
         // Starts this program, even if its file has been replaced.
@@ -64,14 +64,14 @@ impl Drop for PidFile {
 ///
 /// # Errors
 /// The file cannot be written, or the process cannot detach.
-pub(super) fn report_ready(args: &ServeArgs) -> Result<Option<PidFile>> {
+pub(super) fn write_pidfile_and_detach(args: &ServeArgs) -> Result<Option<PidFile>> {
     let write = |file: &PathBuf| {
         write_pid(file).with_context(|| format!("serve: --pidfile {}", file.display()))?;
         Ok::<_, anyhow::Error>(PidFile(std::path::absolute(file).unwrap_or_else(|_| file.clone())))
     };
     let file = args.pidfile.as_ref().map(write).transpose()?;
     if args.ready_on_stdout {
-        detach().context("serve: --fork")?;
+        detach_from_terminal().context("serve: --fork")?;
     }
     Ok(file)
 }
@@ -87,7 +87,7 @@ fn write_pid(file: &Path) -> std::io::Result<()> {
 }
 
 /// Leaves the terminal, so that its end does not end the server, and then reports readiness.
-fn detach() -> std::io::Result<()> {
+fn detach_from_terminal() -> std::io::Result<()> {
     rustix::process::setsid()?;
     let nothing = File::options().write(true).open("/dev/null")?;
     let mut out = std::io::stdout();
@@ -97,7 +97,7 @@ fn detach() -> std::io::Result<()> {
     let kind = rustix::fs::stat("/proc/self/fd/2").map(|found| FileType::from_raw_mode(found.st_mode));
     if matches!(kind, Ok(FileType::Fifo | FileType::Socket)) {
         rustix::stdio::dup2_stderr(&nothing)?;
-        log::write_to(nothing);
+        log::redirect_log_to_file(nothing);
     }
     Ok(())
 }

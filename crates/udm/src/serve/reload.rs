@@ -3,18 +3,18 @@
 use super::shutdown::SighupStream;
 use super::systemd;
 use crate::log;
-use crate::verbs::result_lines;
+use crate::verbs::format_reconfigure_changes;
 use anyhow::{Result, bail};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
-use udm_control::api::Reconfigured;
+use udm_control::api::ReconfigureReport;
 use udm_control::config::{self, ConfigReader, DesiredState};
 use udm_control::verbs::{self, CancelToken};
-use udm_control::{Registry, error::VerbError};
+use udm_control::{DeviceRegistry, error::VerbError};
 
 /// The content of a file at the start, and a function that reads the file again.
-pub(super) type File = (DesiredState, ConfigReader);
+pub(super) type ReloadableConfig = (DesiredState, ConfigReader);
 
 /// Time limit of changes after SIGHUP that wait for requests in flight; no user is present to
 /// cancel them.
@@ -23,60 +23,64 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Creates the devices of a file in addition to those of the command line. Returns the names of all
 /// devices in the file. Devices that cannot be created are logged; the next start or `udm
 /// reconfigure` tries again.
-pub(super) async fn start(
-    registry: &Arc<Registry>,
-    (desired_state, read): File,
+pub(super) async fn create_config_file_devices(
+    registry: &Arc<DeviceRegistry>,
+    (desired_state, read): ReloadableConfig,
     given: &[&str],
 ) -> Result<Vec<String>> {
     if let Some(twice) = desired_state.devices.iter().find(|device| given.contains(&device.name.as_str())) {
         bail!("{}: --device and the file have it both", twice.name);
     }
     registry.set_config_reader(read);
-    let done = config::create_declared(registry, &desired_state).await?;
+    let done = config::create_declared_devices(registry, &desired_state).await?;
     let failed = done.changes.iter().filter_map(|change| Some((&change.name, change.error.as_ref()?)));
-    failed.for_each(|(name, why)| log::say(format!("udm: {name}: {why}\n")));
+    failed.for_each(|(name, why)| log::print_to_stderr(format!("udm: {name}: {why}\n")));
     Ok(desired_state.devices.into_iter().map(|device| device.name).collect())
 }
 
 /// Applies the file at each SIGHUP, and logs the changes.
-pub(super) async fn reload_on_sighup(hangups: &SighupStream, registry: &Arc<Registry>) -> Infallible {
+pub(super) async fn reload_on_sighup(hangups: &SighupStream, registry: &Arc<DeviceRegistry>) -> Infallible {
     loop {
         hangups.next().await;
-        systemd::reloading();
+        systemd::notify_systemd_reloading();
         let cancel_token = CancelToken::default();
         let (token, registry_clone) = (cancel_token.clone(), Arc::clone(registry));
         let mut change = tokio::task::spawn_blocking(move || {
-            verbs::wait(config::reconfigure(&registry_clone, false, &token))
+            verbs::block_on_verb(config::apply_config_file(&registry_clone, false, &token))
         });
         let done = tokio::select! {
             done = &mut change => done,
             () = tokio::time::sleep(PATIENCE) => {
-                cancel_token.cancel(verbs::interrupted(&format!("not done within {} s", PATIENCE.as_secs())));
+                cancel_token.cancel(verbs::interrupted_error(&format!("not done within {} s", PATIENCE.as_secs())));
                 change.await
             }
         };
         match done {
-            Ok(done) => log_result(&done),
+            Ok(done) => log_reload_result(&done),
             Err(error) => tracing::error!("reconfigure: {error}"),
         }
-        systemd::ready(registry.all().len());
+        systemd::notify_systemd_ready(registry.all().len());
     }
 }
 
 /// Creates devices that waited for a snapshot once it can be attached, and logs them.
-pub(super) async fn create_when_attachable(registry: &Arc<Registry>) -> Infallible {
-    let log_created =
-        |done: &Reconfigured| result_lines(done).0.iter().for_each(|line| log::say(format!("udm: {line}\n")));
-    config::wait_for_snapshots(registry, log_created).await;
+pub(super) async fn create_devices_awaiting_snapshot(registry: &Arc<DeviceRegistry>) -> Infallible {
+    let log_created = |done: &ReconfigureReport| {
+        format_reconfigure_changes(done)
+            .0
+            .iter()
+            .for_each(|line| log::print_to_stderr(format!("udm: {line}\n")));
+    };
+    config::run_awaiting_snapshot_retries(registry, log_created).await;
     std::future::pending().await
 }
 
-fn log_result(done: &Result<Reconfigured, VerbError>) {
+fn log_reload_result(done: &Result<ReconfigureReport, VerbError>) {
     match done {
         Ok(done) => {
-            let (lines, refused) = result_lines(done);
-            lines.iter().chain(&refused).for_each(|line| log::say(format!("udm: {line}\n")));
+            let (lines, refused) = format_reconfigure_changes(done);
+            lines.iter().chain(&refused).for_each(|line| log::print_to_stderr(format!("udm: {line}\n")));
         }
-        Err(error) => log::say(format!("udm: {error}\n")),
+        Err(error) => log::print_to_stderr(format!("udm: {error}\n")),
     }
 }

@@ -4,11 +4,12 @@ use crate::log;
 use std::fmt::Write;
 use std::path::Path;
 use udm_control::api;
-use udm_wire::size::Size;
+use udm_wire::size::SizeWithUnit;
 
 /// Prints one line per export to standard error. Without exports, prints how to create a device.
-pub(super) fn exports(exports: &[api::Export], control: &Path) {
-    let (bold, dim, plain) = if log::colour() { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
+pub(super) fn print_exports_to_stderr(exports: &[api::NbdExportDescription], control: &Path) {
+    let (bold, dim, plain) =
+        if log::stderr_uses_colour() { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
     let width = exports.iter().map(|e| e.name.chars().count()).max().unwrap_or(0);
     let mut out = String::new();
     for export in exports {
@@ -18,12 +19,12 @@ pub(super) fn exports(exports: &[api::Export], control: &Path) {
             out,
             "udm: {bold}{:<width$}{plain}  {dim}{}{read_only}{plain}  {}",
             export.name,
-            Size(export.size_bytes),
+            SizeWithUnit(export.size_bytes),
             export.uris.join("  ")
         );
     }
     if exports.is_empty() {
         let _ = writeln!(out, "udm: no devices yet; control socket {}", control.display());
     }
-    log::say(out);
+    log::print_to_stderr(out);
 }

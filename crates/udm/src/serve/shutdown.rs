@@ -22,7 +22,7 @@ use tokio::signal::unix::{self, SignalKind};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep_until};
 use udm_core::DeviceId;
-use udm_runtime::{CoreSet, InFlightReport};
+use udm_runtime::{CoreWorkInFlightReport, ProcessCores};
 
 /// Time until the first report of a shutdown that waits.
 const QUIET_MAX: Duration = Duration::from_secs(1);
@@ -31,33 +31,33 @@ const QUIET_MAX: Duration = Duration::from_secs(1);
 const REPORT_MAX: Duration = Duration::from_millis(200);
 
 /// The signals for the serving thread, and the link to the thread that supervises the shutdown.
-pub(super) struct Signals {
+pub(super) struct SignalReceiver {
     queue: mpsc::Receiver<Signal>,
-    shared: Arc<ShutdownState>,
+    shared: Arc<SignalThreadState>,
 }
 
 #[derive(Default)]
-struct ShutdownState {
+struct SignalThreadState {
     begun: Notify,
     hung_up: Notify,
-    plan: Mutex<Option<ShutdownPlan>>,
+    plan: Mutex<Option<ShutdownWatchParams>>,
 }
 
 /// The data that the supervision needs.
 #[derive(Clone)]
-struct ShutdownPlan {
+struct ShutdownWatchParams {
     limit: Duration,
-    core_set: Arc<CoreSet>,
+    core_set: Arc<ProcessCores>,
     names: HashMap<DeviceId, String>,
 }
 
-impl Signals {
+impl SignalReceiver {
     /// Installs the signal handlers, and starts the thread that receives signals. With `reloads`
-    /// SIGHUP does not end the server: see [`Signals::hangups`].
-    pub fn start(reloads: bool) -> io::Result<Signals> {
+    /// SIGHUP does not end the server: see [`SignalReceiver::hangups`].
+    pub fn start(reloads: bool) -> io::Result<SignalReceiver> {
         // A signal that finds the queue full is the second one: the serving thread is stuck.
         let (tx, queue) = mpsc::channel(1);
-        let shared = Arc::new(ShutdownState::default());
+        let shared = Arc::new(SignalThreadState::default());
         let (ready, answer) = std::sync::mpsc::sync_channel(1);
         let watched = Arc::clone(&shared);
         std::thread::Builder::new().name("udm-signals".into()).spawn(move || {
@@ -69,13 +69,13 @@ impl Signals {
             match started {
                 Ok((runtime, streams)) => {
                     let _ = ready.send(Ok(()));
-                    runtime.block_on(watch_shutdown(streams, reloads, &tx, &watched));
+                    runtime.block_on(watch_signals_and_shutdown(streams, reloads, &tx, &watched));
                 }
                 Err(error) => drop(ready.send(Err(error))),
             }
         })?;
         answer.recv().unwrap_or_else(|_| Err(io::Error::other("the thread ended")))?;
-        Ok(Signals { queue, shared })
+        Ok(SignalReceiver { queue, shared })
     }
 
     /// Waits for the next signal.
@@ -94,15 +94,15 @@ impl Signals {
 
     /// Starts the supervision of the shutdown with the time limit `limit`. `names` are the names of
     /// the devices.
-    pub fn end_within(self, limit: Duration, core_set: &Arc<CoreSet>, names: HashMap<DeviceId, String>) {
-        let plan = ShutdownPlan { limit, core_set: Arc::clone(core_set), names };
+    pub fn end_within(self, limit: Duration, core_set: &Arc<ProcessCores>, names: HashMap<DeviceId, String>) {
+        let plan = ShutdownWatchParams { limit, core_set: Arc::clone(core_set), names };
         *self.shared.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
         self.shared.begun.notify_one();
     }
 }
 
 /// SIGHUP signals that ask for a reload.
-pub(super) struct SighupStream(Arc<ShutdownState>);
+pub(super) struct SighupStream(Arc<SignalThreadState>);
 
 impl SighupStream {
     /// Waits for the next SIGHUP; several that arrived meanwhile count as one.
@@ -136,11 +136,11 @@ impl SignalStreams {
     }
 }
 
-async fn watch_shutdown(
+async fn watch_signals_and_shutdown(
     mut streams: SignalStreams,
     reloads: bool,
     queue: &mpsc::Sender<Signal>,
-    shared: &ShutdownState,
+    shared: &SignalThreadState,
 ) {
     loop {
         tokio::select! {
@@ -169,15 +169,15 @@ async fn watch_shutdown(
             () = sleep_until(begin + next) => {
                 let waited_for = plan.text();
                 if !unanswered {
-                    log::say(format!(
+                    log::print_to_stderr(format!(
                         "udm: stopped waiting after {} s: {waited_for}; flushed data is safe; \
                          the process ends when the kernel has completed its requests\n",
                         plan.limit.as_secs()
                     ));
-                    exit_now(1);
+                    shutdown_connections_and_exit(1);
                 }
                 unanswered = false;
-                log::say(format!("udm: waiting for {waited_for} (a second signal, or Ctrl-C, ends at once)\n"));
+                log::print_to_stderr(format!("udm: waiting for {waited_for} (a second signal, or Ctrl-C, ends at once)\n"));
             }
         }
     }
@@ -185,20 +185,20 @@ async fn watch_shutdown(
 
 /// Ends the program after a second signal.
 fn exit_by_second_signal(signal: Signal) -> ! {
-    log::say("udm: ended at once; flushed data is safe\n".into());
-    exit_now(128 + signal.as_raw())
+    log::print_to_stderr("udm: ended at once; flushed data is safe\n".into());
+    shutdown_connections_and_exit(128 + signal.as_raw())
 }
 
 /// Ends the program regardless of its other threads. A request that hangs in the kernel keeps the
 /// process and its descriptors after this, so connections are shut down first.
-fn exit_now(status: i32) -> ! {
-    log::flush();
-    let _ = shutdown_sockets();
+fn shutdown_connections_and_exit(status: i32) -> ! {
+    log::flush_log();
+    let _ = shutdown_all_connections();
     std::process::exit(status)
 }
 
 /// Shuts down all connections of this process.
-fn shutdown_sockets() -> io::Result<()> {
+fn shutdown_all_connections() -> io::Result<()> {
     let this = pidfd_open(getpid(), PidfdFlags::empty())?;
     for entry in std::fs::read_dir("/proc/self/fd")? {
         let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -209,7 +209,8 @@ fn shutdown_sockets() -> io::Result<()> {
         }
         let Ok(socket) = pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) else { continue };
         // An unnamed socket pair belongs to the tokio runtime, which panics if it is shut down.
-        let inside = is_unnamed(getsockname(&socket).ok()) && is_unnamed(getpeername(&socket).ok().flatten());
+        let inside = is_unnamed_unix_address(getsockname(&socket).ok())
+            && is_unnamed_unix_address(getpeername(&socket).ok().flatten());
         if socket_acceptconn(&socket) == Ok(false) && !inside {
             let _ = shutdown(&socket, Shutdown::Both);
         }
@@ -218,19 +219,22 @@ fn shutdown_sockets() -> io::Result<()> {
 }
 
 /// True for the address of a Unix socket that was never bound.
-fn is_unnamed(address: Option<SocketAddrAny>) -> bool {
+fn is_unnamed_unix_address(address: Option<SocketAddrAny>) -> bool {
     let unix = address.and_then(|address| SocketAddrUnix::try_from(address).ok());
     unix.is_some_and(|unix| unix.path().is_none())
 }
 
-impl ShutdownPlan {
+impl ShutdownWatchParams {
     fn text(&self) -> String {
-        describe(&self.core_set.in_flight_report(REPORT_MAX), &self.names)
+        describe_in_flight_requests(&self.core_set.in_flight_report(REPORT_MAX), &self.names)
     }
 }
 
 /// Describes the requests in flight in words.
-fn describe(under_way: &InFlightReport, names: &HashMap<DeviceId, String>) -> String {
+fn describe_in_flight_requests(
+    under_way: &CoreWorkInFlightReport,
+    names: &HashMap<DeviceId, String>,
+) -> String {
     let name = |id: &DeviceId| names.get(id).map_or("a device", String::as_str).to_owned();
     let many = |n: usize, noun: &str| format!("{n} {noun}{}", if n == 1 { "" } else { "s" });
     let mut parts: Vec<String> =
@@ -256,15 +260,15 @@ mod tests {
     fn what_is_waited_for_is_said_in_words() {
         let (a, b) = (DeviceId::new(), DeviceId::new());
         let names = HashMap::from([(a, "a".to_string()), (b, "b".to_string())]);
-        let mut under_way = InFlightReport::default();
-        assert_eq!(describe(&under_way, &names), "devices to close");
+        let mut under_way = CoreWorkInFlightReport::default();
+        assert_eq!(describe_in_flight_requests(&under_way, &names), "devices to close");
         under_way.front_ends = 2;
-        assert_eq!(describe(&under_way, &names), "2 clients to read the last replies");
+        assert_eq!(describe_in_flight_requests(&under_way, &names), "2 clients to read the last replies");
         under_way.requests.extend([(a, 1), (b, 30)]);
         under_way.busy.insert(b);
         under_way.unanswered = 1;
         assert_eq!(
-            describe(&under_way, &names),
+            describe_in_flight_requests(&under_way, &names),
             "1 request on a, 30 requests on b, internal work of b, 1 core stuck in a system call"
         );
     }

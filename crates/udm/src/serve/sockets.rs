@@ -2,7 +2,7 @@
 
 use super::args::ServeArgs;
 use super::inherited_sockets::InheritedSockets;
-use crate::args::socket_path;
+use crate::args::resolve_control_socket_path;
 use anyhow::{Context, Result};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use udm_frontends::nbd::{BoundAddress, ListenAddress, NbdServer};
 use udm_wire::uri::NbdAddress;
 
 /// The sockets of one server. Dropping it removes the private folder.
-pub(super) struct Sockets {
+pub(super) struct ServerSockets {
     /// The path of the control socket.
     pub control: PathBuf,
     /// The path of the NBD server's Unix socket.
@@ -22,12 +22,12 @@ pub(super) struct Sockets {
     private: Option<TempDir>,
 }
 
-impl Sockets {
+impl ServerSockets {
     /// The sockets that the command line names. With only `--run`, both sockets are private.
     /// Inherited NBD sockets are used in addition, and an inherited control socket instead. If
     /// there are only inherited sockets, the control socket is private too, because another program
     /// started this server for itself.
-    pub fn new(args: &ServeArgs, given: &InheritedSockets) -> Result<Sockets> {
+    pub fn new(args: &ServeArgs, given: &InheritedSockets) -> Result<ServerSockets> {
         let running = args.run.is_some();
         let is_anothers = args.config.is_none() && args.unix.is_none() && args.port.is_none();
         let unix_is_private = match &args.unix {
@@ -44,19 +44,19 @@ impl Sockets {
         let unix = if unix_is_private {
             inside("nbd.sock")
         } else {
-            args.unix.as_deref().map(absolute).transpose()?
+            args.unix.as_deref().map(make_path_absolute).transpose()?
         };
         let inside_control = inside("control.sock").filter(|_| control_is_private);
         let control = match control.map(Path::to_owned).or(inside_control) {
             Some(path) => path,
-            None => absolute(&socket_path(args.socket.clone())?)?,
+            None => make_path_absolute(&resolve_control_socket_path(args.socket.clone())?)?,
         };
         // An inherited socket already uses its path.
         let is_given = |path: &PathBuf| given.nbd_paths().any(|given| given == *path);
         let own = unix.clone().filter(|path| !is_given(path));
         let tcp = args.port.map(|port| ListenAddress::Tcp(SocketAddr::new(args.ipaddr, port)));
         let listen = own.map(ListenAddress::Unix).into_iter().chain(tcp).collect();
-        Ok(Sockets { control, unix, listen, private })
+        Ok(ServerSockets { control, unix, listen, private })
     }
 
     /// The addresses of `server`, for NBD URIs.
@@ -64,7 +64,7 @@ impl Sockets {
         let address = |bound: &BoundAddress| match bound {
             BoundAddress::Unix(path) => NbdAddress::Unix(path.clone()),
             BoundAddress::Tcp(address) => {
-                NbdAddress::Tcp { host: loopback_host(address.ip()), port: address.port() }
+                NbdAddress::Tcp { host: host_for_local_clients(address.ip()), port: address.port() }
             }
         };
         server.bound().iter().map(address).collect()
@@ -72,11 +72,11 @@ impl Sockets {
 }
 
 /// An absolute path, which is valid in a URI and in a child process with another folder.
-fn absolute(path: &Path) -> Result<PathBuf> {
+fn make_path_absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
 }
 
 /// The host name for clients on this machine to reach `ip`.
-fn loopback_host(ip: IpAddr) -> String {
+fn host_for_local_clients(ip: IpAddr) -> String {
     if ip.is_unspecified() { "localhost".into() } else { ip.to_string() }
 }

@@ -5,12 +5,12 @@
 //! copy writes into the file in place: the same command completes one that was interrupted, because
 //! the two snapshots do not change.
 
-use super::diff::DiffPages;
+use super::diff::SnapshotDiffPages;
 use super::print::format_bytes;
 use super::progress;
-use super::{CopyArgs, find_export};
-use crate::output::{say, say_json};
-use crate::requests::ask;
+use super::{SnapshotCopyArgs, find_snapshot_export};
+use crate::output::{print_json_to_stdout, print_to_stdout};
+use crate::requests::call_verb_without_body;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
 use serde::Serialize;
@@ -24,7 +24,7 @@ use std::time::Instant;
 use udm_control::api::{self, verbs};
 use udm_control::client::ControlClient;
 use udm_core::{Batch, Bio, Buf, CoreId, Device, ExtentKind, Extents, SECTOR_SIZE, Sector, Sectors};
-use udm_runtime::{CoreOptions, CoreSet, LocalCore};
+use udm_runtime::{CoreOptions, LocalCore, ProcessCores};
 use udm_wire::uri;
 
 /// Bytes that one request reads, and requests in flight.
@@ -36,7 +36,7 @@ const EXTENTS_MAX: usize = 4096;
 
 /// The result, for `--json`.
 #[derive(Debug, Serialize)]
-struct CopyReport {
+struct SnapshotCopyReport {
     /// The size of the snapshot.
     size_bytes: u64,
     /// Bytes that were read from it and written to the file.
@@ -46,22 +46,22 @@ struct CopyReport {
 
 /// Bytes of the snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct CopyRange {
+struct SnapshotByteRange {
     start: u64,
     len: u64,
 }
 
 /// # Errors
 /// One line that names the snapshot or the file, and what to do.
-pub(super) fn run(args: &CopyArgs) -> Result<()> {
+pub(super) fn run(args: &SnapshotCopyArgs) -> Result<()> {
     let begun = Instant::now();
     let client = args.server.client()?;
-    let snapshot = ask(&client, verbs::GET_SNAPSHOT.on(&args.name))?;
-    let export = find_export(&client, &snapshot.name)?;
+    let snapshot = call_verb_without_body(&client, verbs::GET_SNAPSHOT.on(&args.name))?;
+    let export = find_snapshot_export(&client, &snapshot.name)?;
     let uri = export.uris.first().with_context(|| format!("{}: its export has no URI", args.name))?;
     // Before the file is opened: a wrong name must not leave a file.
     let changed = args.since.as_deref().map(|old| changed_ranges(&client, &args.name, old)).transpose()?;
-    let device = udm_backends::open(&uri::parse(uri)?)?;
+    let device = udm_backends::open_standalone_device(&uri::parse_device_uri(uri)?)?;
     let size = device.limits().size.bytes();
     let ranges = match changed {
         Some(ranges) => ranges,
@@ -69,39 +69,42 @@ pub(super) fn run(args: &CopyArgs) -> Result<()> {
     };
     let name = args.file.display();
     let file = match &args.since {
-        Some(old) => open_copy(&args.file, size, &args.name, old)?,
-        None => create_copy(&args.file, size)?,
+        Some(old) => open_old_snapshot_copy(&args.file, size, &args.name, old)?,
+        None => create_unnamed_copy_file(&args.file, size)?,
     };
-    let copied_bytes = copy(&device, &file, &ranges).with_context(|| name.to_string())?;
+    let copied_bytes = copy_ranges_to_file(&device, &file, &ranges).with_context(|| name.to_string())?;
     file.sync_all().with_context(|| name.to_string())?;
     if args.since.is_none() {
-        publish(&file, &args.file)?;
+        link_tmpfile_to_path(&file, &args.file)?;
     }
     let elapsed = begun.elapsed();
     if args.print.json {
-        return say_json(&CopyReport {
+        return print_json_to_stdout(&SnapshotCopyReport {
             size_bytes: size,
             copied_bytes,
             elapsed_ns: u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX),
         });
     }
     let (copied, size, seconds) = (format_bytes(copied_bytes), format_bytes(size), elapsed.as_secs_f64());
-    say(&format!("copied {copied}B of {size}B in {seconds:.2} s\n"))
+    print_to_stdout(&format!("copied {copied}B of {size}B in {seconds:.2} s\n"))
 }
 
 /// The ranges that may differ between the snapshots `new` and `old`.
-fn changed_ranges(client: &ControlClient, new: &str, old: &str) -> Result<Vec<CopyRange>> {
-    let mut pages = DiffPages::new(client, new, Some(old));
+fn changed_ranges(client: &ControlClient, new: &str, old: &str) -> Result<Vec<SnapshotByteRange>> {
+    let mut pages = SnapshotDiffPages::new(client, new, Some(old));
     let mut ranges = Vec::new();
     while let Some(page) = pages.next()? {
-        let range = |range: api::Range| CopyRange { start: range.start_bytes, len: range.length_bytes };
+        let range = |range: api::ChangedByteRange| SnapshotByteRange {
+            start: range.start_bytes,
+            len: range.length_bytes,
+        };
         ranges.extend(page.ranges.into_iter().map(range));
     }
     Ok(ranges)
 }
 
 /// The ranges of `device` that are not known to be zeroes.
-fn data_ranges(device: &dyn Device) -> Vec<CopyRange> {
+fn data_ranges(device: &dyn Device) -> Vec<SnapshotByteRange> {
     let (mut at, size, mut ranges) = (0, device.limits().size.0, Vec::new());
     while at < size {
         let mut extents = Extents::new(EXTENTS_MAX);
@@ -109,13 +112,13 @@ fn data_ranges(device: &dyn Device) -> Vec<CopyRange> {
         let before = at;
         for run in extents.list() {
             if run.content == ExtentKind::Data {
-                ranges.push(CopyRange { start: at * SECTOR_SIZE, len: run.len.bytes() });
+                ranges.push(SnapshotByteRange { start: at * SECTOR_SIZE, len: run.len.bytes() });
             }
             at += run.len.0;
         }
         if at == before {
             // Nothing is known of the rest.
-            ranges.push(CopyRange { start: at * SECTOR_SIZE, len: (size - at) * SECTOR_SIZE });
+            ranges.push(SnapshotByteRange { start: at * SECTOR_SIZE, len: (size - at) * SECTOR_SIZE });
             break;
         }
     }
@@ -123,7 +126,7 @@ fn data_ranges(device: &dyn Device) -> Vec<CopyRange> {
 }
 
 /// Opens the copy of `old`, to be made a copy of `new`.
-fn open_copy(path: &Path, size: u64, new: &str, old: &str) -> Result<File> {
+fn open_old_snapshot_copy(path: &Path, size: u64, new: &str, old: &str) -> Result<File> {
     let name = path.display();
     let mut file = match OpenOptions::new().read(true).write(true).open(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => {
@@ -137,7 +140,7 @@ fn open_copy(path: &Path, size: u64, new: &str, old: &str) -> Result<File> {
 }
 
 /// A file without a name, of `size` bytes of zeroes, in the folder of `path`.
-fn create_copy(path: &Path, size: u64) -> Result<File> {
+fn create_unnamed_copy_file(path: &Path, size: u64) -> Result<File> {
     let name = path.display();
     let exists = || format!("{name}: the file exists: name another, or update a copy with --since OLD");
     ensure!(!path.try_exists().with_context(|| name.to_string())?, exists());
@@ -155,7 +158,7 @@ fn folder_of(path: &Path) -> &Path {
 }
 
 /// Gives a complete copy its name.
-fn publish(file: &File, path: &Path) -> Result<()> {
+fn link_tmpfile_to_path(file: &File, path: &Path) -> Result<()> {
     let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
     rustix::fs::linkat(CWD, unnamed, CWD, path, AtFlags::SYMLINK_FOLLOW)
         .with_context(|| format!("{}: the copy is complete and can't have this name", path.display()))?;
@@ -164,11 +167,11 @@ fn publish(file: &File, path: &Path) -> Result<()> {
 }
 
 /// Copies `ranges` of `device` to the same places of `file`. Returns the number of bytes.
-fn copy(device: &Arc<dyn Device>, file: &File, ranges: &[CopyRange]) -> Result<u64> {
+fn copy_ranges_to_file(device: &Arc<dyn Device>, file: &File, ranges: &[SnapshotByteRange]) -> Result<u64> {
     let progress = progress::bytes_bar(ranges.iter().map(|range| range.len).sum());
-    let mut core = LocalCore::attach(&CoreSet::new(1)?, CoreId(0), CoreOptions::default())?;
+    let mut core = LocalCore::attach(&ProcessCores::new(1)?, CoreId(0), CoreOptions::default())?;
     let mut lane = core.open(&**device)?;
-    let mut pieces = pieces(ranges, device.limits().max_sectors.bytes().min(REQUEST));
+    let mut pieces = split_long_ranges(ranges, device.limits().max_sectors.bytes().min(REQUEST));
     let mut bytes = vec![0; REQUEST as usize];
     let (mut batch, mut done, mut in_flight, mut copied) = (Batch::new(), Batch::new(), 0, 0);
     let mut result = Ok(());
@@ -178,7 +181,7 @@ fn copy(device: &Arc<dyn Device>, file: &File, ranges: &[CopyRange]) -> Result<u
             && result.is_ok()
             && let Some(piece) = pieces.next()
         {
-            batch.push(read_bio(piece));
+            batch.push(build_read_bio(piece));
             in_flight += 1;
         }
         if in_flight == 0 {
@@ -197,7 +200,7 @@ fn copy(device: &Arc<dyn Device>, file: &File, ranges: &[CopyRange]) -> Result<u
             bio.finish();
             in_flight -= 1;
             copied += bio.sectors.bytes();
-            result = result.and_then(|()| write_bio(file, &bio, &mut bytes));
+            result = result.and_then(|()| write_bio_to_sparse_file(file, &bio, &mut bytes));
         }
         progress.set_position(copied);
     }
@@ -206,17 +209,17 @@ fn copy(device: &Arc<dyn Device>, file: &File, ranges: &[CopyRange]) -> Result<u
 }
 
 /// `ranges`, cut into pieces of at most `max` bytes.
-fn pieces(ranges: &[CopyRange], max: u64) -> impl Iterator<Item = CopyRange> {
+fn split_long_ranges(ranges: &[SnapshotByteRange], max: u64) -> impl Iterator<Item = SnapshotByteRange> {
     ranges.iter().flat_map(move |range| {
         let end = range.start + range.len;
         (range.start..end)
             .step_by(max as usize)
-            .map(move |start| CopyRange { start, len: max.min(end - start) })
+            .map(move |start| SnapshotByteRange { start, len: max.min(end - start) })
     })
 }
 
 /// A read of `range`, ready to be submitted.
-fn read_bio(range: CopyRange) -> Box<Bio> {
+fn build_read_bio(range: SnapshotByteRange) -> Box<Bio> {
     let data = Buf::zeroed(range.len as usize).into();
     let mut bio = Bio::read(Sector(range.start / SECTOR_SIZE), Sectors::from_bytes(range.len), data);
     bio.start();
@@ -224,7 +227,7 @@ fn read_bio(range: CopyRange) -> Box<Bio> {
 }
 
 /// Writes what a completed read holds into the file: zeroes as a hole, where the file can have one.
-fn write_bio(file: &File, bio: &Bio, bytes: &mut [u8]) -> Result<()> {
+fn write_bio_to_sparse_file(file: &File, bio: &Bio, bytes: &mut [u8]) -> Result<()> {
     let at = bio.sector.0 * SECTOR_SIZE;
     ensure!(bio.status.is_ok(), "byte {at} of the snapshot can't be read: {}", bio.status);
     let len = bio.data.copy_to(bytes);
@@ -244,8 +247,8 @@ mod tests {
 
     #[test]
     fn pieces_cover_each_range_once() {
-        let ranges = [CopyRange { start: 0, len: 10 }, CopyRange { start: 20, len: 4 }];
-        let pieces: Vec<_> = pieces(&ranges, 4).map(|piece| (piece.start, piece.len)).collect();
+        let ranges = [SnapshotByteRange { start: 0, len: 10 }, SnapshotByteRange { start: 20, len: 4 }];
+        let pieces: Vec<_> = split_long_ranges(&ranges, 4).map(|piece| (piece.start, piece.len)).collect();
         assert_eq!(pieces, [(0, 4), (4, 4), (8, 2), (20, 4)]);
     }
 }

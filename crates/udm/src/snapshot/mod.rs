@@ -1,17 +1,17 @@
 //! `udm snapshot`: snapshots by name, against a running `udm serve`.
 //!
-//! `create`, `remove` and `merge` change tables; `list`, `diff` and `export` only read. The server
-//! does the work ([`udm_control::verbs::snapshot`]); this folder has the command line and the
-//! output.
+//! `create`, `remove` and `merge` change tables; `list`, `diff` and
+//! `export` only read. The server does the work ([`udm_control::verbs::snapshot`]); this folder has
+//! the command line and the output.
 
 mod copy;
 mod diff;
 mod print;
 mod progress;
 
-use crate::args::{PrintArgs, ServerArgs, TimeoutArgs};
-use crate::output::{say, say_json};
-use crate::requests::{ask, current_dir, explain};
+use crate::args::{InFlightTimeoutArgs, OutputFormatArgs, ServerArgs};
+use crate::output::{print_json_to_stdout, print_to_stdout};
+use crate::requests::{call_verb_without_body, current_dir, explain_client_error};
 use anyhow::{Context, Result};
 use clap::{ArgGroup, Args, Subcommand};
 use std::path::PathBuf;
@@ -36,44 +36,44 @@ again when its last snapshot is removed. The snapshot does not see writes that r
 Examples:\n  udm snapshot create monday --of disk\n  udm snapshot create monday --of disk --store /srv/stores/monday.cow --size 1G --overflow\n  \
 udm snapshot create --group data-monday=data,log-monday=log"
     )]
-    Create(CreateArgs),
+    Create(SnapshotCreateArgs),
     /// List snapshots
-    List(ListArgs),
+    List(SnapshotListArgs),
     /// Remove snapshots that are not in use, with the stores that were created for them
-    Remove(RemoveArgs),
+    Remove(SnapshotRemoveArgs),
     /// Merge a snapshot into its origin, which reads as the snapshot at once
     #[command(
         after_help = "The snapshot's own device is removed when the merge begins. If the server ends or crashes during a merge, the merge continues when the table \
 snapshot-merge is loaded again."
     )]
-    Merge(MergeArgs),
+    Merge(SnapshotMergeArgs),
     /// Print the ranges in which a snapshot and its origin, or two snapshots, may differ
     #[command(
         after_help = "The ranges are those that were copied into a store or written to a snapshot. Everything outside the ranges is identical.\n\n\
 Example:\n  udm snapshot diff monday tuesday --json"
     )]
-    Diff(DiffArgs),
+    Diff(SnapshotDiffArgs),
     /// Copy a snapshot into a file, or only the changes since an older snapshot
     #[command(
         after_help = "Without --since FILE is created, with holes for zeroes; it has its name once the copy is complete. With --since OLD, FILE is a copy of the snapshot OLD, \
 and the blocks that may differ between OLD and NAME are written into it. An incremental copy that was interrupted is completed by the same command.\n\n\
 Examples:\n  udm snapshot copy monday disk.backup\n  udm snapshot copy tuesday --since monday disk.backup"
     )]
-    Copy(CopyArgs),
+    Copy(SnapshotCopyArgs),
     /// Print the NBD URIs of a snapshot
-    Export(ExportArgs),
+    Export(SnapshotExportArgs),
 }
 
 /// The arguments of `udm snapshot create`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").required(true).args(["name", "group"]))]
-struct CreateArgs {
+struct SnapshotCreateArgs {
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
-    print: PrintArgs,
+    print: OutputFormatArgs,
     #[command(flatten)]
-    timeout: TimeoutArgs,
+    timeout: InFlightTimeoutArgs,
     /// The name of the snapshot
     #[arg(requires = "of")]
     name: Option<String>,
@@ -81,22 +81,22 @@ struct CreateArgs {
     #[arg(long, value_name = "DEVICE", requires = "name")]
     of: Option<String>,
     /// Take several snapshots at one instant, all or none
-    #[arg(long, value_name = "NAME=DEVICE,...", value_delimiter = ',', value_parser = pair)]
+    #[arg(long, value_name = "NAME=DEVICE,...", value_delimiter = ',', value_parser = parse_name_device_pair)]
     group: Vec<(String, String)>,
     /// The store: a path, a device, or a folder, in which NAME.cow is created [default: the folder
     /// of the device's disk]
     #[arg(long, value_name = "PATH")]
     store: Option<String>,
     /// The largest size of a store that is created [default: enough for every chunk]
-    #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse_size_with_unit)]
     size: Option<u64>,
     /// How much the store grows at a time, before it is full; 0 creates it with its full size
     /// [default: its own size, at most 64M]
-    #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse_size_with_unit)]
     grow: Option<u64>,
     /// The chunk size, the unit of copying: a power of two [default: 4k, or the block size of the
     /// disk]
-    #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse_size_with_unit)]
     chunk: Option<u64>,
     /// Keep the exceptions only in memory: fewer writes, but the snapshot is lost when the server
     /// ends
@@ -109,20 +109,20 @@ struct CreateArgs {
 
 /// The arguments of `udm snapshot list`.
 #[derive(Debug, Args)]
-struct ListArgs {
+struct SnapshotListArgs {
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
-    print: PrintArgs,
+    print: OutputFormatArgs,
 }
 
 /// The arguments of `udm snapshot remove`.
 #[derive(Debug, Args)]
-struct RemoveArgs {
+struct SnapshotRemoveArgs {
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
-    timeout: TimeoutArgs,
+    timeout: InFlightTimeoutArgs,
     /// The snapshots
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
@@ -133,7 +133,7 @@ struct RemoveArgs {
 
 /// The arguments of `udm snapshot merge`.
 #[derive(Debug, Args)]
-struct MergeArgs {
+struct SnapshotMergeArgs {
     #[command(flatten)]
     server: ServerArgs,
     /// The snapshot
@@ -145,11 +145,11 @@ struct MergeArgs {
 
 /// The arguments of `udm snapshot diff`.
 #[derive(Debug, Args)]
-struct DiffArgs {
+struct SnapshotDiffArgs {
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
-    print: PrintArgs,
+    print: OutputFormatArgs,
     /// The snapshot
     name: String,
     /// Another snapshot of the same origin [default: the origin as it is now]
@@ -158,11 +158,11 @@ struct DiffArgs {
 
 /// `udm snapshot copy`.
 #[derive(Debug, Args)]
-struct CopyArgs {
+struct SnapshotCopyArgs {
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
-    print: PrintArgs,
+    print: OutputFormatArgs,
     /// The snapshot
     name: String,
     /// The snapshot that FILE is a copy of
@@ -175,17 +175,17 @@ struct CopyArgs {
 
 /// The arguments of `udm snapshot export`.
 #[derive(Debug, Args)]
-struct ExportArgs {
+struct SnapshotExportArgs {
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
-    print: PrintArgs,
+    print: OutputFormatArgs,
     /// The snapshot
     name: String,
 }
 
 /// Parses `NAME=DEVICE`.
-fn pair(word: &str) -> Result<(String, String), String> {
+fn parse_name_device_pair(word: &str) -> Result<(String, String), String> {
     let (name, of) = word.split_once('=').ok_or("expected NAME=DEVICE")?;
     match (name, of) {
         ("", _) => Err("the name is missing".into()),
@@ -200,22 +200,22 @@ fn pair(word: &str) -> Result<(String, String), String> {
 /// One line: the device, and what is wrong.
 pub fn run(args: &SnapshotArgs) -> Result<ExitCode> {
     match &args.verb {
-        SnapshotVerb::Create(args) => create(args),
-        SnapshotVerb::List(args) => list(args),
-        SnapshotVerb::Remove(args) => remove(args),
-        SnapshotVerb::Merge(args) => merge(args),
+        SnapshotVerb::Create(args) => run_snapshot_create(args),
+        SnapshotVerb::List(args) => run_snapshot_list(args),
+        SnapshotVerb::Remove(args) => run_snapshot_remove(args),
+        SnapshotVerb::Merge(args) => run_snapshot_merge(args),
         SnapshotVerb::Diff(args) => diff::run(args),
         SnapshotVerb::Copy(args) => copy::run(args),
-        SnapshotVerb::Export(args) => export(args),
+        SnapshotVerb::Export(args) => run_snapshot_export(args),
     }
     .map(|()| ExitCode::SUCCESS)
 }
 
-fn create(args: &CreateArgs) -> Result<()> {
+fn run_snapshot_create(args: &SnapshotCreateArgs) -> Result<()> {
     let one = args.name.iter().zip(&args.of);
     let all = args.group.iter().map(|(name, of)| (name, of)).chain(one);
     let new = |(name, of): (&String, &String)| api::NewSnapshot { name: name.clone(), of: of.clone() };
-    let body = api::CreateSnapshots {
+    let body = api::CreateSnapshotsRequest {
         snapshots: all.map(new).collect(),
         store: args.store.clone(),
         size_bytes: args.size,
@@ -227,50 +227,52 @@ fn create(args: &CreateArgs) -> Result<()> {
         timeout_ms: args.timeout.timeout_ms(),
     };
     let created = args.server.client()?.call(verbs::CREATE_SNAPSHOTS, &body);
-    let created = created.map_err(|e| explain(e, None))?;
-    if args.print.json { say_json(&created.snapshots) } else { Ok(()) }
+    let created = created.map_err(|e| explain_client_error(e, None))?;
+    if args.print.json { print_json_to_stdout(&created.snapshots) } else { Ok(()) }
 }
 
-fn list(args: &ListArgs) -> Result<()> {
-    let found = ask(&args.server.client()?, verbs::LIST_SNAPSHOTS)?.snapshots;
+fn run_snapshot_list(args: &SnapshotListArgs) -> Result<()> {
+    let found = call_verb_without_body(&args.server.client()?, verbs::LIST_SNAPSHOTS)?.snapshots;
     match (args.print.json, found.is_empty()) {
-        (true, _) => say_json(&found),
-        (false, true) => say("No snapshots found\n"),
-        (false, false) => say(&print::table(&found)),
+        (true, _) => print_json_to_stdout(&found),
+        (false, true) => print_to_stdout("No snapshots found\n"),
+        (false, false) => print_to_stdout(&print::format_snapshot_list(&found)),
     }
 }
 
-fn remove(args: &RemoveArgs) -> Result<()> {
+fn run_snapshot_remove(args: &SnapshotRemoveArgs) -> Result<()> {
     let client = args.server.client()?;
     let (keep_store, timeout_ms) = (Some(args.keep_store), args.timeout.timeout_ms());
     let query = api::RemoveSnapshotQuery { keep_store, timeout_ms };
-    args.names.iter().try_for_each(|name| ask(&client, verbs::REMOVE_SNAPSHOT.on(name).with(&query)))
+    args.names
+        .iter()
+        .try_for_each(|name| call_verb_without_body(&client, verbs::REMOVE_SNAPSHOT.on(name).with(&query)))
 }
 
-fn merge(args: &MergeArgs) -> Result<()> {
+fn run_snapshot_merge(args: &SnapshotMergeArgs) -> Result<()> {
     let client = args.server.client()?;
     // Reads the size before the merge reduces it.
-    let before = ask(&client, verbs::GET_SNAPSHOT.on(&args.name))?;
-    let begun = ask(&client, verbs::MERGE_SNAPSHOT.on(&args.name))?;
+    let before = call_verb_without_body(&client, verbs::GET_SNAPSHOT.on(&args.name))?;
+    let begun = call_verb_without_body(&client, verbs::MERGE_SNAPSHOT.on(&args.name))?;
     if args.background {
         return Ok(());
     }
-    progress::watch(&client, &before, begun)
+    progress::wait_for_snapshot_merge(&client, &before, begun)
 }
 
-fn export(args: &ExportArgs) -> Result<()> {
+fn run_snapshot_export(args: &SnapshotExportArgs) -> Result<()> {
     let client = args.server.client()?;
-    let snapshot = ask(&client, verbs::GET_SNAPSHOT.on(&args.name))?;
-    let export = find_export(&client, &snapshot.name)?;
+    let snapshot = call_verb_without_body(&client, verbs::GET_SNAPSHOT.on(&args.name))?;
+    let export = find_snapshot_export(&client, &snapshot.name)?;
     if args.print.json {
-        return say_json(&export);
+        return print_json_to_stdout(&export);
     }
-    say(&export.uris.iter().map(|uri| format!("{uri}\n")).collect::<String>())
+    print_to_stdout(&export.uris.iter().map(|uri| format!("{uri}\n")).collect::<String>())
 }
 
 /// The export of the snapshot `name`.
-fn find_export(client: &ControlClient, name: &str) -> Result<api::Export> {
-    let exports = ask(client, verbs::LIST_EXPORTS)?.exports;
+fn find_snapshot_export(client: &ControlClient, name: &str) -> Result<api::NbdExportDescription> {
+    let exports = call_verb_without_body(client, verbs::LIST_EXPORTS)?.exports;
     let found = exports.into_iter().find(|export| export.name == name);
     found.with_context(|| format!("{name}: it is not exported: the server has --export for others"))
 }

@@ -1,6 +1,6 @@
 //! Snapshots as a table for people.
 
-use udm_bench::units::binary;
+use udm_bench::units::format_with_binary_prefix;
 use udm_control::api;
 
 /// The heads of the columns.
@@ -13,8 +13,8 @@ const END: u64 = 1 << 62;
 const WORDS: usize = 3;
 
 /// Prints one line per snapshot. The store is the last column, since a path may be long.
-pub(super) fn table(all: &[api::Snapshot]) -> String {
-    let rows: Vec<_> = all.iter().map(row).collect();
+pub(super) fn format_snapshot_list(all: &[api::SnapshotDescription]) -> String {
+    let rows: Vec<_> = all.iter().map(format_snapshot_list_row).collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([HEADS[column].len()]).max().unwrap_or(0)
@@ -37,7 +37,7 @@ pub(super) fn table(all: &[api::Snapshot]) -> String {
     out
 }
 
-fn row(one: &api::Snapshot) -> [String; 10] {
+fn format_snapshot_list_row(one: &api::SnapshotDescription) -> [String; 10] {
     // A store that grows without limit has no maximum.
     let max = one.max_bytes.filter(|max| *max < END);
     let full = max.unwrap_or(one.total_bytes).max(one.total_bytes);
@@ -62,7 +62,7 @@ fn row(one: &api::Snapshot) -> [String; 10] {
 
 /// Formats bytes with a binary unit and at most four digits.
 pub(super) fn format_bytes(bytes: u64) -> String {
-    binary(bytes as f64, 4)
+    format_with_binary_prefix(bytes as f64, 4)
 }
 
 fn age_text(seconds: u64) -> String {
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn columns_stand_below_their_heads() {
-        let one = api::Snapshot {
+        let one = api::SnapshotDescription {
             name: "monday".into(),
             origin: "disk".into(),
             kind: "P".into(),
@@ -91,9 +91,9 @@ mod tests {
             total_bytes: 1 << 20,
             max_bytes: Some(4 << 20),
             age_ns: Some(125_000_000_000),
-            ..api::Snapshot::default()
+            ..api::SnapshotDescription::default()
         };
-        let text = table(&[one]);
+        let text = format_snapshot_list(&[one]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 2);
         for head in ["NAME", "ORIGIN", "TYPE", "STATE", "STORE"] {

@@ -1,15 +1,15 @@
 //! Progress of a merge: a bar on a terminal, otherwise lines.
 
 use super::print::format_bytes;
-use crate::output::say;
-use crate::requests::explain;
+use crate::output::print_to_stdout;
+use crate::requests::explain_client_error;
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::thread::sleep;
 use std::time::Duration;
 use udm_control::api::{self, verbs};
-use udm_control::client::{ClientError, ControlClient};
+use udm_control::client::{ControlClient, ControlClientError};
 use udm_core::errno::EINVAL;
 
 /// Time between two queries of the server.
@@ -19,7 +19,7 @@ const TICK: Duration = Duration::from_millis(50);
 const LINE_EVERY: u64 = 10;
 
 /// How the progress is shown.
-enum MergeProgress {
+enum MergeProgressDisplay {
     Bar(ProgressBar),
     /// The percent of the last line.
     Lines(u64),
@@ -29,46 +29,50 @@ enum MergeProgress {
 ///
 /// # Errors
 /// If the merge fails, or the server does.
-pub(super) fn watch(client: &ControlClient, before: &api::Snapshot, begun: api::Snapshot) -> Result<()> {
-    let total = bytes_left(before);
+pub(super) fn wait_for_snapshot_merge(
+    client: &ControlClient,
+    before: &api::SnapshotDescription,
+    begun: api::SnapshotDescription,
+) -> Result<()> {
+    let total = merge_bytes_left(before);
     let mut shown = if std::io::stderr().is_terminal() {
         let bar = ProgressBar::new(total);
         let style = ProgressStyle::with_template("{bar:30} {percent}% {msg} ({eta})");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        MergeProgress::Bar(bar)
+        MergeProgressDisplay::Bar(bar)
     } else {
-        MergeProgress::Lines(0)
+        MergeProgressDisplay::Lines(0)
     };
     // Uses the device number: the device may be renamed meanwhile.
     let number = client.call(verbs::GET_DEVICE.on(&begun.name), &()).map(|origin| origin.number);
-    let number = number.map_err(|error| explain(error, None))?;
+    let number = number.map_err(|error| explain_client_error(error, None))?;
     let mut now = begun;
     loop {
         match now.state.as_str() {
-            "merging" | "merged" => shown.show(total, bytes_left(&now))?,
+            "merging" | "merged" => shown.show(total, merge_bytes_left(&now))?,
             state => bail!("{}: {state}", now.name),
         }
         sleep(TICK);
         match client.call(verbs::GET_SNAPSHOT.on(&number), &()) {
             Ok(next) => now = next,
             // The merge is over: the origin has its own table again.
-            Err(ClientError::Refused(why)) if why.errno == EINVAL.unsigned_abs() => break,
-            Err(error) => return Err(explain(error, None)),
+            Err(ControlClientError::Refused(why)) if why.errno == EINVAL.unsigned_abs() => break,
+            Err(error) => return Err(explain_client_error(error, None)),
         }
     }
     shown.show(total, 0)
 }
 
 /// Bytes that are still to be merged.
-fn bytes_left(merge: &api::Snapshot) -> u64 {
+fn merge_bytes_left(merge: &api::SnapshotDescription) -> u64 {
     merge.used_bytes.saturating_sub(merge.metadata_bytes)
 }
 
-impl MergeProgress {
+impl MergeProgressDisplay {
     fn show(&mut self, total: u64, left: u64) -> Result<()> {
         let done = total.saturating_sub(left);
         match self {
-            MergeProgress::Bar(bar) => {
+            MergeProgressDisplay::Bar(bar) => {
                 bar.set_position(done);
                 bar.set_message(format!("{}B of {}B", format_bytes(done), format_bytes(total)));
                 if left == 0 {
@@ -76,13 +80,17 @@ impl MergeProgress {
                 }
                 Ok(())
             }
-            MergeProgress::Lines(last) => {
+            MergeProgressDisplay::Lines(last) => {
                 let percent = (done * 100).checked_div(total).unwrap_or(100);
                 if percent < *last + LINE_EVERY {
                     return Ok(());
                 }
                 *last = percent;
-                say(&format!("merged {percent}%, {}B of {}B\n", format_bytes(done), format_bytes(total)))
+                print_to_stdout(&format!(
+                    "merged {percent}%, {}B of {}B\n",
+                    format_bytes(done),
+                    format_bytes(total)
+                ))
             }
         }
     }

@@ -15,22 +15,22 @@ mod text;
 mod view;
 
 use crate::args::{ServerArgs, parse_seconds};
-use crate::output::{say, say_json};
-use crate::requests::explain;
+use crate::output::{print_json_to_stdout, print_to_stdout};
+use crate::requests::explain_client_error;
 use anyhow::{Context, Result};
 use clap::Args;
-use rates::Rates;
+use rates::AllDeviceRates;
 use rustix::process::{Signal, getpid, kill_process};
 use screen::ScreenContext;
 use std::io::Read;
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
-use terminal::{Terminal, TypedInput};
+use terminal::{Terminal, TerminalInput};
 use tokio::signal::unix::{SignalKind, signal};
-use udm_control::api::{Stats, verbs};
-use udm_control::client::{ClientError, ControlClient};
-use view::{KeyAction, ListView};
+use udm_control::api::{ServerStatsReport, verbs};
+use udm_control::client::{ControlClient, ControlClientError};
+use view::{KeyAction, TopListState};
 
 /// Width of the output if it is no terminal.
 const WIDTH: usize = 100;
@@ -67,32 +67,36 @@ fn parse_interval(word: &str) -> Result<Duration, String> {
 /// Shows live figures until the user or a signal ends the program.
 pub fn run(args: &TopArgs) -> Result<ExitCode> {
     let client = args.server.client()?;
-    let first = fetch_stats(&client).map_err(|error| explain(error, None))?;
+    let first = fetch_stats(&client).map_err(|error| explain_client_error(error, None))?;
     if args.once || args.json {
-        return print_loop(args, &client, first).map(|()| ExitCode::SUCCESS);
+        return print_io_rates_repeatedly(args, &client, first).map(|()| ExitCode::SUCCESS);
     }
-    run_ui(client, first, args.interval)
+    run_top_screen(client, first, args.interval)
 }
 
-fn fetch_stats(client: &ControlClient) -> Result<Stats, ClientError> {
+fn fetch_stats(client: &ControlClient) -> Result<ServerStatsReport, ControlClientError> {
     client.call(verbs::GET_STATS, &())
 }
 
 /// Prints the figures without a terminal; with `--once` only one interval.
-fn print_loop(args: &TopArgs, client: &ControlClient, mut before: Stats) -> Result<()> {
+fn print_io_rates_repeatedly(
+    args: &TopArgs,
+    client: &ControlClient,
+    mut before: ServerStatsReport,
+) -> Result<()> {
     loop {
         std::thread::sleep(args.interval);
-        let after = fetch_stats(client).map_err(|error| explain(error, None))?;
+        let after = fetch_stats(client).map_err(|error| explain_client_error(error, None))?;
         let rates = rates::compute_rates(Some(&before), &after);
         match (args.json, args.once) {
-            (true, true) => say_json(&rates)?,
-            (true, false) => say(&format!("{}\n", serde_json::to_string(&rates)?))?,
+            (true, true) => print_json_to_stdout(&rates)?,
+            (true, false) => print_to_stdout(&format!("{}\n", serde_json::to_string(&rates)?))?,
             (false, _) => {
-                let mut view = ListView::default();
-                view.press(view::Key::Char('f'), &rates, 1);
-                let width = terminal::size().map_or(WIDTH, |(width, _)| width);
-                let lines = screen::list(&view, &rates, width);
-                say(&lines.iter().map(|line| line.text() + "\n").collect::<String>())?;
+                let mut view = TopListState::default();
+                view.press(view::KeyPress::Char('f'), &rates, 1);
+                let width = terminal::terminal_size().map_or(WIDTH, |(width, _)| width);
+                let lines = screen::draw_device_list(&view, &rates, width);
+                print_to_stdout(&lines.iter().map(|line| line.text() + "\n").collect::<String>())?;
             }
         }
         if args.once {
@@ -103,8 +107,8 @@ fn print_loop(args: &TopArgs, client: &ControlClient, mut before: Stats) -> Resu
 }
 
 /// The events for the drawing thread.
-enum InputEvent {
-    TypedInput(TypedInput),
+enum TopScreenEvent {
+    TypedInput(TerminalInput),
     /// The size of the terminal changed.
     Resized,
     /// The program was stopped and now continues.
@@ -113,7 +117,7 @@ enum InputEvent {
     Signal(i32),
     /// Standard input has ended.
     HungUp,
-    Stats(Result<Box<Stats>, String>),
+    Stats(Result<Box<ServerStatsReport>, String>),
 }
 
 /// Requests the figures of the server without end, at an interval that the drawing thread sets.
@@ -121,7 +125,7 @@ fn poll_stats(
     client: &ControlClient,
     mut interval: Duration,
     intervals: &Receiver<Duration>,
-    events: &Sender<InputEvent>,
+    events: &Sender<TopScreenEvent>,
 ) {
     loop {
         match intervals.recv_timeout(interval) {
@@ -130,21 +134,21 @@ fn poll_stats(
             Err(RecvTimeoutError::Disconnected) => return,
         }
         let looked = fetch_stats(client).map(Box::new).map_err(|error| error.to_string());
-        if events.send(InputEvent::Stats(looked)).is_err() {
+        if events.send(TopScreenEvent::Stats(looked)).is_err() {
             return;
         }
     }
 }
 
-fn read_keys(events: &Sender<InputEvent>) {
+fn read_terminal_input(events: &Sender<TopScreenEvent>) {
     let mut bytes = [0; 256];
     loop {
         match std::io::stdin().lock().read(&mut bytes) {
             Ok(0) => break,
             Ok(n)
-                if terminal::parse_keys(&bytes[..n])
+                if terminal::parse_terminal_input(&bytes[..n])
                     .into_iter()
-                    .any(|key| events.send(InputEvent::TypedInput(key)).is_err()) =>
+                    .any(|key| events.send(TopScreenEvent::TypedInput(key)).is_err()) =>
             {
                 return;
             }
@@ -152,11 +156,11 @@ fn read_keys(events: &Sender<InputEvent>) {
             _ => {}
         }
     }
-    let _ = events.send(InputEvent::HungUp);
+    let _ = events.send(TopScreenEvent::HungUp);
 }
 
 /// Sends signals as events; from here on they no longer end the program.
-fn forward_signals(events: Sender<InputEvent>) -> Result<()> {
+fn forward_signals_as_events(events: Sender<TopScreenEvent>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let inside = runtime.enter();
     let of = |kind| signal(kind).context("top: signals");
@@ -168,11 +172,11 @@ fn forward_signals(events: Sender<InputEvent>) -> Result<()> {
         runtime.block_on(async {
             loop {
                 let event = tokio::select! {
-                    _ = interrupt.recv() => InputEvent::Signal(SignalKind::interrupt().as_raw_value()),
-                    _ = terminate.recv() => InputEvent::Signal(SignalKind::terminate().as_raw_value()),
-                    _ = hangup.recv() => InputEvent::Signal(SignalKind::hangup().as_raw_value()),
-                    _ = resized.recv() => InputEvent::Resized,
-                    _ = continued.recv() => InputEvent::Continued,
+                    _ = interrupt.recv() => TopScreenEvent::Signal(SignalKind::interrupt().as_raw_value()),
+                    _ = terminate.recv() => TopScreenEvent::Signal(SignalKind::terminate().as_raw_value()),
+                    _ = hangup.recv() => TopScreenEvent::Signal(SignalKind::hangup().as_raw_value()),
+                    _ = resized.recv() => TopScreenEvent::Resized,
+                    _ = continued.recv() => TopScreenEvent::Continued,
                 };
                 if events.send(event).is_err() {
                     return;
@@ -186,29 +190,33 @@ fn forward_signals(events: Sender<InputEvent>) -> Result<()> {
 /// Stops the program, as Ctrl-Z does by default. Another thread may take the signal, so this thread
 /// waits until the program continues. If no shell can continue the program, the system does not
 /// stop it, and the wait ends after `STOP_MAX`.
-fn suspend_program(inbox: &Receiver<InputEvent>) {
+fn suspend_program(inbox: &Receiver<TopScreenEvent>) {
     let until = Instant::now() + STOP_MAX;
     let _ = kill_process(getpid(), Signal::TSTP);
     while let Ok(event) = inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
-        if matches!(event, InputEvent::Continued) {
+        if matches!(event, TopScreenEvent::Continued) {
             return;
         }
     }
 }
 
-fn run_ui(client: ControlClient, first: Stats, mut interval: Duration) -> Result<ExitCode> {
+fn run_top_screen(
+    client: ControlClient,
+    first: ServerStatsReport,
+    mut interval: Duration,
+) -> Result<ExitCode> {
     let socket = client.path().display().to_string();
     let (events, inbox) = channel();
     let (set_interval, intervals) = channel();
     let mut terminal = Terminal::enter()?;
-    forward_signals(events.clone())?;
+    forward_signals_as_events(events.clone())?;
     let keys = events.clone();
-    std::thread::Builder::new().name("udm-keys".into()).spawn(move || read_keys(&keys))?;
+    std::thread::Builder::new().name("udm-keys".into()).spawn(move || read_terminal_input(&keys))?;
     let poll = move || poll_stats(&client, interval, &intervals, &events);
     std::thread::Builder::new().name("udm-looks".into()).spawn(poll)?;
 
-    let mut view = ListView::default();
-    let mut rates: Rates = rates::compute_rates(None, &first);
+    let mut view = TopListState::default();
+    let mut rates: AllDeviceRates = rates::compute_rates(None, &first);
     let mut before = first;
     let mut trouble: Option<String> = None;
     loop {
@@ -219,18 +227,18 @@ fn run_ui(client: ControlClient, first: Stats, mut interval: Duration) -> Result
             interval: interval.as_secs_f64(),
             trouble: trouble.as_deref(),
         };
-        terminal.show(&screen::draw(&mut view, &rates, &context, width, height));
+        terminal.show(&screen::draw_top_screen(&mut view, &rates, &context, width, height));
         // All events that have arrived are handled before the next draw.
         let first = inbox.recv().context("top: the event threads have ended")?;
         for event in std::iter::once(first).chain(inbox.try_iter()) {
             match event {
-                InputEvent::Stats(Ok(stats)) => {
+                TopScreenEvent::Stats(Ok(stats)) => {
                     rates = rates::compute_rates(Some(&before), &stats);
                     (before, trouble) = (*stats, None);
                 }
-                InputEvent::Stats(Err(why)) => trouble = Some(format!("{why}; trying again")),
-                InputEvent::TypedInput(TypedInput::Key(key)) => {
-                    let act = view.press(key, &rates, screen::page(height));
+                TopScreenEvent::Stats(Err(why)) => trouble = Some(format!("{why}; trying again")),
+                TopScreenEvent::TypedInput(TerminalInput::Key(key)) => {
+                    let act = view.press(key, &rates, screen::rows_per_page(height));
                     interval = match act {
                         KeyAction::Quit => return Ok(ExitCode::SUCCESS),
                         KeyAction::Faster => (interval / 2).max(OFTEN),
@@ -239,16 +247,16 @@ fn run_ui(client: ControlClient, first: Stats, mut interval: Duration) -> Result
                     };
                     let _ = set_interval.send(interval);
                 }
-                InputEvent::TypedInput(TypedInput::Stop) => {
+                TopScreenEvent::TypedInput(TerminalInput::Stop) => {
                     terminal.give_back();
                     suspend_program(&inbox);
                     terminal.take()?;
                 }
-                InputEvent::Resized | InputEvent::Continued => terminal.clear(),
-                InputEvent::Signal(number) => {
+                TopScreenEvent::Resized | TopScreenEvent::Continued => terminal.clear(),
+                TopScreenEvent::Signal(number) => {
                     return Ok(ExitCode::from(u8::try_from(128 + number).unwrap_or(u8::MAX)));
                 }
-                InputEvent::HungUp => return Ok(ExitCode::SUCCESS),
+                TopScreenEvent::HungUp => return Ok(ExitCode::SUCCESS),
             }
         }
     }

@@ -5,11 +5,11 @@
 
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
-use udm_control::api::{self, DeviceStats, Path, Served, Stats};
+use udm_control::api::{self, DeviceStats, MultipathPathReport, OperationStats, ServerStatsReport};
 
 /// The rates of all devices.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Rates {
+pub struct AllDeviceRates {
     /// Seconds between the two statistics; null if there is only one of this server.
     pub seconds: Option<f64>,
     /// Number of NBD connections.
@@ -35,7 +35,7 @@ pub struct IoRates {
 
 /// Latency percentiles, in ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Latency {
+pub struct LatencyPercentiles {
     /// Half of the requests took less.
     pub p50_ns: u64,
     /// 95 % of the requests took less.
@@ -68,7 +68,7 @@ pub struct DeviceRates {
     /// The rates.
     pub flow: Option<IoRates>,
     /// The latency of the requests; null if there were none.
-    pub latency: Option<Latency>,
+    pub latency: Option<LatencyPercentiles>,
     /// Rates per operation.
     pub ops: Vec<OpRates>,
     /// The paths.
@@ -91,7 +91,7 @@ pub struct OpRates {
     /// Failed requests per second.
     pub errors: f64,
     /// The latency of the requests.
-    pub latency: Option<Latency>,
+    pub latency: Option<LatencyPercentiles>,
 }
 
 /// The figures of a path.
@@ -118,11 +118,11 @@ pub struct PathRates {
     /// The rates.
     pub flow: Option<IoRates>,
     /// The latency of reads, if the path watch is on.
-    pub latency: Option<Latency>,
+    pub latency: Option<LatencyPercentiles>,
 }
 
 /// Computes the rates between two statistics. With only one, returns the figures that it contains.
-pub fn compute_rates(before: Option<&Stats>, after: &Stats) -> Rates {
+pub fn compute_rates(before: Option<&ServerStatsReport>, after: &ServerStatsReport) -> AllDeviceRates {
     let same = before.filter(|before| before.started_ms == after.started_ms);
     let pair = same.and_then(|before| {
         let ns = after.up_ns.checked_sub(before.up_ns).filter(|ns| *ns > 0)?;
@@ -135,7 +135,7 @@ pub fn compute_rates(before: Option<&Stats>, after: &Stats) -> Rates {
         let was = known.get(after.device.number.as_str()).filter(|was| was.device.uuid == after.device.uuid);
         device_rates(was.copied(), after, pair.map(|(_, seconds)| seconds))
     };
-    Rates {
+    AllDeviceRates {
         seconds: pair.map(|(_, seconds)| seconds),
         connections: after.server.as_ref().map_or(0, |server| server.connections),
         devices: after.devices.iter().map(device).collect(),
@@ -146,9 +146,9 @@ fn device_rates(was: Option<&DeviceStats>, is: &DeviceStats, seconds: Option<f64
     let ops = was.zip(seconds).and_then(|(was, seconds)| {
         is.served.iter().map(|(op, served)| op_rates(op, was.served.get(op), served, seconds)).collect()
     });
-    let steps: Option<Vec<Vec<HistogramStep>>> = ops
+    let steps: Option<Vec<Vec<LatencyBucket>>> = ops
         .as_ref()
-        .map(|ops: &Vec<(OpRates, Vec<HistogramStep>)>| ops.iter().map(|(_, steps)| steps.clone()).collect());
+        .map(|ops: &Vec<(OpRates, Vec<LatencyBucket>)>| ops.iter().map(|(_, steps)| steps.clone()).collect());
     let ops: Option<Vec<OpRates>> = ops.map(|ops| ops.into_iter().map(|(op, _)| op).collect());
     let flow = ops.as_ref().map(|ops| {
         let sum = |of: &dyn Fn(&OpRates) -> f64| ops.iter().map(of).sum::<f64>();
@@ -161,22 +161,23 @@ fn device_rates(was: Option<&DeviceStats>, is: &DeviceStats, seconds: Option<f64
             errors: sum(&|op| op.errors),
         }
     });
-    let was_path =
-        |path: &Path, nth: usize| was.and_then(|was| was.paths.get(nth)).filter(|was| is_same(was, path));
-    let paths = is.paths.iter().zip(api::usable(&is.paths)).enumerate();
+    let was_path = |path: &MultipathPathReport, nth: usize| {
+        was.and_then(|was| was.paths.get(nth)).filter(|was| is_same_table_path(was, path))
+    };
+    let paths = is.paths.iter().zip(api::usable_path_flags(&is.paths)).enumerate();
     let filled = |used: u64, total: u64| if total == 0 { 0.0 } else { used as f64 * 100.0 / total as f64 };
     DeviceRates {
         name: is.device.name.clone(),
         uuid: is.device.uuid.clone(),
         number: is.device.number.clone(),
-        state: state(is),
+        state: device_state_text(is),
         target_types: is.target_types.clone(),
         size_bytes: is.device.size_bytes,
         open_count: is.device.open_count,
         in_flight: is.in_flight.unwrap_or(0),
         errors: is.served.values().map(|served| served.errors).sum(),
         flow,
-        latency: steps.and_then(|steps| latency(steps.into_iter().flatten())),
+        latency: steps.and_then(|steps| compute_latency_percentiles(steps.into_iter().flatten())),
         ops: ops.unwrap_or_default(),
         paths: paths
             .map(|(nth, (path, usable))| PathRates {
@@ -189,7 +190,7 @@ fn device_rates(was: Option<&DeviceStats>, is: &DeviceStats, seconds: Option<f64
     }
 }
 
-fn state(is: &DeviceStats) -> String {
+fn device_state_text(is: &DeviceStats) -> String {
     let device = &is.device;
     let state = match (device.deferred_remove, device.live_table) {
         (true, _) => "removing",
@@ -200,21 +201,21 @@ fn state(is: &DeviceStats) -> String {
 }
 
 /// True if both are the same path in the same place of the same table.
-fn is_same(was: &Path, is: &Path) -> bool {
+fn is_same_table_path(was: &MultipathPathReport, is: &MultipathPathReport) -> bool {
     (was.start_bytes, was.group, &was.number) == (is.start_bytes, is.group, &is.number)
 }
 
 /// The upper bound of a latency bucket in ns, and the number of requests in it.
-type HistogramStep = (u64, u64);
+type LatencyBucket = (u64, u64);
 
 /// Returns `None` if a counter decreased.
 fn op_rates(
     op: &str,
-    was: Option<&Served>,
-    is: &Served,
+    was: Option<&OperationStats>,
+    is: &OperationStats,
     seconds: f64,
-) -> Option<(OpRates, Vec<HistogramStep>)> {
-    let nothing = Served::default();
+) -> Option<(OpRates, Vec<LatencyBucket>)> {
+    let nothing = OperationStats::default();
     let was = was.unwrap_or(&nothing);
     let rate = |is: u64, was: u64| Some(is.checked_sub(was)? as f64 / seconds);
     let steps = histogram_difference(&was.latency, &is.latency)?;
@@ -223,18 +224,23 @@ fn op_rates(
         requests: rate(is.requests, was.requests)?,
         bytes: rate(is.bytes, was.bytes)?,
         errors: rate(is.errors, was.errors)?,
-        latency: latency(steps.iter().copied()),
+        latency: compute_latency_percentiles(steps.iter().copied()),
     };
     Some((rates, steps))
 }
 
-fn path_rates(was: Option<&Path>, is: &Path, seconds: Option<f64>) -> PathRates {
-    let errors = |path: &Path| path.errors.values().sum::<u64>();
+fn path_rates(
+    was: Option<&MultipathPathReport>,
+    is: &MultipathPathReport,
+    seconds: Option<f64>,
+) -> PathRates {
+    let errors = |path: &MultipathPathReport| path.errors.values().sum::<u64>();
     let flow = was.zip(seconds).and_then(|(was, seconds)| {
         let rate = |is: u64, was: u64| Some(is.checked_sub(was)? as f64 / seconds);
-        let of = |path: &Path, op: &str| path.served.get(op).map_or(0, |moved| moved.requests);
-        let requests = |path: &Path| path.served.values().map(|moved| moved.requests).sum::<u64>();
-        let bytes = |path: &Path| path.served.values().map(|moved| moved.bytes).sum::<u64>();
+        let of = |path: &MultipathPathReport, op: &str| path.served.get(op).map_or(0, |moved| moved.requests);
+        let requests =
+            |path: &MultipathPathReport| path.served.values().map(|moved| moved.requests).sum::<u64>();
+        let bytes = |path: &MultipathPathReport| path.served.values().map(|moved| moved.bytes).sum::<u64>();
         Some(IoRates {
             reads: rate(of(is, "read"), of(was, "read"))?,
             writes: rate(of(is, "write"), of(was, "write"))?,
@@ -243,7 +249,7 @@ fn path_rates(was: Option<&Path>, is: &Path, seconds: Option<f64>) -> PathRates 
             errors: rate(errors(is), errors(was))?,
         })
     });
-    let watched = |path: &Path| -> Option<Vec<HistogramStep>> {
+    let watched = |path: &MultipathPathReport| -> Option<Vec<LatencyBucket>> {
         path.watch
             .as_ref()
             .map(|watch| watch.latency.iter().map(|step| (step.below_ns, step.reads)).collect())
@@ -265,12 +271,12 @@ fn path_rates(was: Option<&Path>, is: &Path, seconds: Option<f64>) -> PathRates 
         errors: errors(is),
         failures: is.failures,
         flow,
-        latency: steps.and_then(|steps| latency(steps.into_iter())),
+        latency: steps.and_then(|steps| compute_latency_percentiles(steps.into_iter())),
     }
 }
 
 /// The difference of two histograms; `None` if a counter decreased.
-fn histogram_difference(was: &[HistogramStep], is: &[HistogramStep]) -> Option<Vec<HistogramStep>> {
+fn histogram_difference(was: &[LatencyBucket], is: &[LatencyBucket]) -> Option<Vec<LatencyBucket>> {
     let mut left: BTreeMap<u64, u64> = is.iter().copied().collect();
     for (below, count) in was {
         let left = left.get_mut(below)?;
@@ -279,8 +285,8 @@ fn histogram_difference(was: &[HistogramStep], is: &[HistogramStep]) -> Option<V
     Some(left.into_iter().collect())
 }
 
-fn latency(steps: impl Iterator<Item = HistogramStep>) -> Option<Latency> {
-    let mut steps: Vec<HistogramStep> = steps.filter(|(_, count)| *count > 0).collect();
+fn compute_latency_percentiles(steps: impl Iterator<Item = LatencyBucket>) -> Option<LatencyPercentiles> {
+    let mut steps: Vec<LatencyBucket> = steps.filter(|(_, count)| *count > 0).collect();
     steps.sort_unstable();
     let all: u64 = steps.iter().map(|(_, count)| count).sum();
     let at = |percent: u64| {
@@ -291,34 +297,48 @@ fn latency(steps: impl Iterator<Item = HistogramStep>) -> Option<Latency> {
             (below >= rank).then_some(*time)
         })
     };
-    Some(Latency { p50_ns: at(50)?, p95_ns: at(95)?, p99_ns: at(99)? })
+    Some(LatencyPercentiles { p50_ns: at(50)?, p95_ns: at(95)?, p99_ns: at(99)? })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use udm_control::api::{Device, LatencyStep, Moved, PathWatch, Snapshot};
+    use udm_control::api::{
+        DeviceDescription, PathLatencyAndHedgeCounters, PathLatencyBucket, RequestAndByteCount,
+        SnapshotDescription,
+    };
 
-    fn served(requests: u64, latency: &[HistogramStep]) -> Served {
+    fn served(requests: u64, latency: &[LatencyBucket]) -> OperationStats {
         let latency = latency.to_vec();
-        Served { requests, bytes: requests * 4096, errors: requests / 10, latency, ..Served::default() }
+        OperationStats {
+            requests,
+            bytes: requests * 4096,
+            errors: requests / 10,
+            latency,
+            ..OperationStats::default()
+        }
     }
 
-    fn device(number: u32, served_by: &[(&str, Served)]) -> DeviceStats {
+    fn device(number: u32, served_by: &[(&str, OperationStats)]) -> DeviceStats {
         let name = format!("d{number}");
-        let device = Device {
+        let device = DeviceDescription {
             name,
             number: format!("254:{number}"),
             state: "active".into(),
             live_table: true,
-            ..Device::default()
+            ..DeviceDescription::default()
         };
         let served = served_by.iter().map(|(op, served)| ((*op).to_owned(), served.clone())).collect();
         DeviceStats { device, served, in_flight: Some(3), ..DeviceStats::default() }
     }
 
-    fn look(started_ms: u64, seconds: u64, devices: Vec<DeviceStats>) -> Stats {
-        Stats { started_ms, up_ns: seconds * 1_000_000_000, devices, ..Stats::default() }
+    fn look(started_ms: u64, seconds: u64, devices: Vec<DeviceStats>) -> ServerStatsReport {
+        ServerStatsReport {
+            started_ms,
+            up_ns: seconds * 1_000_000_000,
+            devices,
+            ..ServerStatsReport::default()
+        }
     }
 
     #[test]
@@ -334,7 +354,7 @@ mod tests {
         assert_eq!((flow.reads, flow.writes, flow.requests), (100.0, 10.0, 110.0));
         assert_eq!((flow.bytes, flow.errors), (110.0 * 4096.0, 11.0));
         // 50 requests below 2 µs, 150 below 8 µs, 20 below 16 µs, in this interval only.
-        let all = Latency { p50_ns: 8000, p95_ns: 16000, p99_ns: 16000 };
+        let all = LatencyPercentiles { p50_ns: 8000, p95_ns: 16000, p99_ns: 16000 };
         assert_eq!((one.latency, one.in_flight, one.errors), (Some(all), 3, 32));
         assert_eq!(one.ops.iter().map(|op| op.op.as_str()).collect::<Vec<_>>(), ["read", "write"]);
         assert_eq!(one.ops[0].latency.unwrap().p50_ns, 8000);
@@ -346,7 +366,7 @@ mod tests {
         let few = device(0, &[("read", served(5, &[(2000, 5)]))]);
         let before = look(1, 10, vec![many.clone(), device(1, &[])]);
         // A restarted server; a clock that did not advance; counters that decreased; a new device.
-        let unknown = |after: &Stats| {
+        let unknown = |after: &ServerStatsReport| {
             let rates = compute_rates(Some(&before), after);
             assert!(rates.devices.iter().all(|one| one.flow.is_none() && one.latency.is_none()), "{rates:?}");
         };
@@ -369,24 +389,28 @@ mod tests {
 
     #[test]
     fn paths_and_snapshots() {
-        let path = |requests: u64, failed: bool, reads: u64| Path {
+        let path = |requests: u64, failed: bool, reads: u64| MultipathPathReport {
             number: "253:1".into(),
             name: "a.img".into(),
             group: 1,
             state: if failed { "failed" } else { "active" }.into(),
             held: failed.then(|| "by command".into()),
             ejected: !failed,
-            served: [("write".to_owned(), Moved { requests, bytes: requests * 512 })].into(),
+            served: [("write".to_owned(), RequestAndByteCount { requests, bytes: requests * 512 })].into(),
             errors: [("I/O".to_owned(), requests / 10)].into(),
-            watch: Some(PathWatch {
-                latency: vec![LatencyStep { below_ns: 9000, reads }],
-                ..PathWatch::default()
+            watch: Some(PathLatencyAndHedgeCounters {
+                latency: vec![PathLatencyBucket { below_ns: 9000, reads }],
+                ..PathLatencyAndHedgeCounters::default()
             }),
-            ..Path::default()
+            ..MultipathPathReport::default()
         };
-        let with = |path: Path, used_bytes: u64| DeviceStats {
+        let with = |path: MultipathPathReport, used_bytes: u64| DeviceStats {
             paths: vec![path],
-            snapshot: Some(Snapshot { used_bytes, total_bytes: 200, ..Snapshot::default() }),
+            snapshot: Some(SnapshotDescription {
+                used_bytes,
+                total_bytes: 200,
+                ..SnapshotDescription::default()
+            }),
             ..device(0, &[])
         };
         let before = look(1, 10, vec![with(path(100, false, 5), 20)]);
@@ -396,7 +420,7 @@ mod tests {
         assert_eq!((of.state.as_str(), of.latency.unwrap().p99_ns), ("held", 9000));
         assert_eq!(one.filled_percent, Some(25.0));
         // A path of another table, with its own counters.
-        let other = Path { number: "253:2".into(), ..path(500, false, 0) };
+        let other = MultipathPathReport { number: "253:2".into(), ..path(500, false, 0) };
         let one = &compute_rates(Some(&before), &look(1, 11, vec![with(other, 0)])).devices[0];
         assert_eq!((one.paths[0].flow, one.paths[0].state.as_str()), (None, "ejected"));
     }
@@ -404,9 +428,13 @@ mod tests {
     /// An ejected path is used if its group has no other.
     #[test]
     fn paths_that_can_be_used() {
-        let path =
-            |group, state: &str, ejected| Path { group, state: state.into(), ejected, ..Path::default() };
-        let usable = |paths: Vec<Path>| {
+        let path = |group, state: &str, ejected| MultipathPathReport {
+            group,
+            state: state.into(),
+            ejected,
+            ..MultipathPathReport::default()
+        };
+        let usable = |paths: Vec<MultipathPathReport>| {
             let look = look(1, 10, vec![DeviceStats { paths, ..device(0, &[]) }]);
             compute_rates(None, &look).devices[0].paths.iter().map(|path| path.usable).collect::<Vec<_>>()
         };

@@ -3,8 +3,8 @@
 //! Contract: the terminal is restored at any end of the program: normal, by a panic, or by a signal
 //! that can be caught. Only changed lines are written.
 
-use super::text::Line;
-use super::view::Key;
+use super::text::ScreenLine;
+use super::view::KeyPress;
 use anyhow::{Context, Result, bail};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 use std::io::{Write, stdin, stdout};
@@ -24,22 +24,22 @@ pub struct Terminal {
 }
 
 /// Columns and lines of standard output; `None` if it is no terminal.
-pub fn size() -> Option<(usize, usize)> {
+pub fn terminal_size() -> Option<(usize, usize)> {
     let size = tcgetwinsize(stdout()).ok()?;
     (size.ws_col > 0).then(|| (size.ws_col.into(), size.ws_row.into()))
 }
 
-fn write(text: &str) {
+fn write_to_terminal(text: &str) {
     // Errors are ignored: a closed terminal sends SIGHUP.
     let mut out = stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 /// Restores the terminal if it is in use.
-fn restore() {
+fn restore_terminal() {
     let before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(before) = before {
-        write(LEAVE);
+        write_to_terminal(LEAVE);
         let _ = tcsetattr(stdin(), OptionalActions::Now, &before);
     }
 }
@@ -55,7 +55,7 @@ impl Terminal {
         }
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            restore();
+            restore_terminal();
             hook(info);
         }));
         let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -77,23 +77,23 @@ impl Terminal {
 
     /// Restores the terminal for a while.
     pub fn give_back(&mut self) {
-        restore();
+        restore_terminal();
     }
 
     /// Clears the screen, so that the next update draws all lines, for example after a change of
     /// size.
     pub fn clear(&mut self) {
         self.shown.clear();
-        write(ENTER);
+        write_to_terminal(ENTER);
     }
 
     /// Columns and lines.
     pub fn size(&self) -> (usize, usize) {
-        size().unwrap_or((80, 24))
+        terminal_size().unwrap_or((80, 24))
     }
 
     /// Shows `lines`.
-    pub fn show(&mut self, lines: &[Line]) {
+    pub fn show(&mut self, lines: &[ScreenLine]) {
         let (width, _) = self.size();
         let lines: Vec<String> = lines.iter().map(|line| line.ansi(width, self.colour)).collect();
         let mut out = String::new();
@@ -101,7 +101,7 @@ impl Terminal {
             out.push_str(&format!("\x1b[{};1H\x1b[K{line}", at + 1));
         }
         if !out.is_empty() {
-            write(&out);
+            write_to_terminal(&out);
         }
         self.shown = lines;
     }
@@ -109,21 +109,21 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        restore();
+        restore_terminal();
     }
 }
 
 /// An input of the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TypedInput {
+pub enum TerminalInput {
     /// A key.
-    Key(Key),
+    Key(KeyPress),
     /// Ctrl-Z.
     Stop,
 }
 
 /// Parses input bytes of a terminal; unknown sequences are ignored.
-pub fn parse_keys(bytes: &[u8]) -> Vec<TypedInput> {
+pub fn parse_terminal_input(bytes: &[u8]) -> Vec<TerminalInput> {
     let mut keys = Vec::new();
     let mut rest = bytes;
     while let [first, more @ ..] = rest {
@@ -135,29 +135,29 @@ pub fn parse_keys(bytes: &[u8]) -> Vec<TypedInput> {
                     let Some(end) = end else { break };
                     rest = &code[end + 1..];
                     match &code[..=end] {
-                        b"A" => Key::Up,
-                        b"B" => Key::Down,
-                        b"C" => Key::Right,
-                        b"D" => Key::Left,
-                        b"H" | b"1~" => Key::Home,
-                        b"F" | b"4~" => Key::End,
-                        b"5~" => Key::PageUp,
-                        b"6~" => Key::PageDown,
+                        b"A" => KeyPress::Up,
+                        b"B" => KeyPress::Down,
+                        b"C" => KeyPress::Right,
+                        b"D" => KeyPress::Left,
+                        b"H" | b"1~" => KeyPress::Home,
+                        b"F" | b"4~" => KeyPress::End,
+                        b"5~" => KeyPress::PageUp,
+                        b"6~" => KeyPress::PageDown,
                         _ => continue,
                     }
                 }
-                _ => Key::Escape,
+                _ => KeyPress::Escape,
             },
-            b'\r' | b'\n' => Key::Enter,
-            0x03 => Key::Char('q'),
+            b'\r' | b'\n' => KeyPress::Enter,
+            0x03 => KeyPress::Char('q'),
             0x1a => {
-                keys.push(TypedInput::Stop);
+                keys.push(TerminalInput::Stop);
                 continue;
             }
-            byte if byte.is_ascii_graphic() || *byte == b' ' => Key::Char(char::from(*byte)),
+            byte if byte.is_ascii_graphic() || *byte == b' ' => KeyPress::Char(char::from(*byte)),
             _ => continue,
         };
-        keys.push(TypedInput::Key(key));
+        keys.push(TerminalInput::Key(key));
     }
     keys
 }
@@ -168,16 +168,19 @@ mod tests {
 
     #[test]
     fn keys() {
-        let keys = |bytes: &[u8]| -> Vec<Key> {
-            let key = |input: &TypedInput| match input {
-                TypedInput::Key(key) => *key,
-                TypedInput::Stop => Key::Char('Z'),
+        let keys = |bytes: &[u8]| -> Vec<KeyPress> {
+            let key = |input: &TerminalInput| match input {
+                TerminalInput::Key(key) => *key,
+                TerminalInput::Stop => KeyPress::Char('Z'),
             };
-            parse_keys(bytes).iter().map(key).collect()
+            parse_terminal_input(bytes).iter().map(key).collect()
         };
-        assert_eq!(keys(b"\x1b[A\x1bOB\x1b[5~q"), [Key::Up, Key::Down, Key::PageUp, Key::Char('q')]);
-        assert_eq!(keys(b"\x1b"), [Key::Escape]);
-        assert_eq!(keys(b"\x1b\x1b[1;5C \r"), [Key::Escape, Key::Char(' '), Key::Enter]);
-        assert_eq!(keys(b"\x03\x1a\xc3\xa4\x00\x1b[9999"), [Key::Char('q'), Key::Char('Z')]);
+        assert_eq!(
+            keys(b"\x1b[A\x1bOB\x1b[5~q"),
+            [KeyPress::Up, KeyPress::Down, KeyPress::PageUp, KeyPress::Char('q')]
+        );
+        assert_eq!(keys(b"\x1b"), [KeyPress::Escape]);
+        assert_eq!(keys(b"\x1b\x1b[1;5C \r"), [KeyPress::Escape, KeyPress::Char(' '), KeyPress::Enter]);
+        assert_eq!(keys(b"\x03\x1a\xc3\xa4\x00\x1b[9999"), [KeyPress::Char('q'), KeyPress::Char('Z')]);
     }
 }

@@ -7,7 +7,7 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// The style of a piece of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Style {
+pub enum TextStyle {
     /// Normal text.
     #[default]
     Plain,
@@ -25,21 +25,21 @@ pub enum Style {
 
 /// A line of the screen.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Line {
+pub struct ScreenLine {
     /// Pieces of text with their styles.
-    pub pieces: Vec<(String, Style)>,
+    pub pieces: Vec<(String, TextStyle)>,
     /// The line is selected.
     pub chosen: bool,
 }
 
-impl Line {
+impl ScreenLine {
     /// A line of one piece.
-    pub fn new(text: impl Into<String>, style: Style) -> Line {
-        Line { pieces: vec![(text.into(), style)], chosen: false }
+    pub fn new(text: impl Into<String>, style: TextStyle) -> ScreenLine {
+        ScreenLine { pieces: vec![(text.into(), style)], chosen: false }
     }
 
     /// Appends a piece.
-    pub fn push(&mut self, text: impl Into<String>, style: Style) {
+    pub fn push(&mut self, text: impl Into<String>, style: TextStyle) {
         self.pieces.push((text.into(), style));
     }
 
@@ -55,15 +55,15 @@ impl Line {
         let mut out = String::from(if self.chosen { "\x1b[7m" } else { "" });
         let mut left = width;
         for (text, style) in &self.pieces {
-            let text = cut(text, left);
+            let text = truncate_to_width(text, left);
             left -= text.width().min(left);
             let code = match (style, colour) {
-                (Style::Plain, _) | (Style::Good | Style::Warn, false) => "",
-                (Style::Dim, _) => "2",
-                (Style::Head, _) | (Style::Bad, false) => "1",
-                (Style::Good, true) => "32",
-                (Style::Warn, true) => "33",
-                (Style::Bad, true) => "31",
+                (TextStyle::Plain, _) | (TextStyle::Good | TextStyle::Warn, false) => "",
+                (TextStyle::Dim, _) => "2",
+                (TextStyle::Head, _) | (TextStyle::Bad, false) => "1",
+                (TextStyle::Good, true) => "32",
+                (TextStyle::Warn, true) => "33",
+                (TextStyle::Bad, true) => "31",
             };
             match code {
                 "" => out.push_str(&text),
@@ -95,7 +95,7 @@ pub fn sanitize(text: &str) -> String {
 }
 
 /// The longest prefix of `text` that fits into `width` columns.
-fn cut(text: &str, width: usize) -> String {
+fn truncate_to_width(text: &str, width: usize) -> String {
     let mut used = 0;
     let fits = |c: &char| {
         used += c.width().unwrap_or(0);
@@ -105,13 +105,13 @@ fn cut(text: &str, width: usize) -> String {
 }
 
 /// The sanitized end of `text` in at most `width` columns; a mark shows that the beginning is cut.
-pub fn tail(text: &str, width: usize) -> String {
+pub fn truncate_start_to_width(text: &str, width: usize) -> String {
     let text = sanitize(text);
     if text.width() <= width {
         return text;
     }
     let backwards: String = text.chars().rev().collect();
-    let end: String = cut(&backwards, width.saturating_sub(1)).chars().rev().collect();
+    let end: String = truncate_to_width(&backwards, width.saturating_sub(1)).chars().rev().collect();
     format!("…{end}")
 }
 
@@ -119,7 +119,7 @@ pub fn tail(text: &str, width: usize) -> String {
 pub fn align_left(text: &str, width: usize) -> String {
     let text = sanitize(text);
     let mut out = if text.width() > width {
-        let mut out = cut(&text, width.saturating_sub(1));
+        let mut out = truncate_to_width(&text, width.saturating_sub(1));
         out.push('…');
         out
     } else {
@@ -138,16 +138,16 @@ pub fn align_right(text: &str, width: usize) -> String {
 }
 
 /// A number in at most five columns: `0`, `7.2`, `120`, `12.3k`, `1.2M`.
-pub fn count(n: f64) -> String {
-    scaled(n, 1000.0, ["", "k", "M", "G", "T", "P", "E"])
+pub fn format_short_count(n: f64) -> String {
+    format_with_unit_prefix(n, 1000.0, ["", "k", "M", "G", "T", "P", "E"])
 }
 
 /// Bytes in at most five columns, in powers of 1024.
-pub fn bytes(n: f64) -> String {
-    scaled(n, 1024.0, ["", "K", "M", "G", "T", "P", "E"])
+pub fn format_short_bytes(n: f64) -> String {
+    format_with_unit_prefix(n, 1024.0, ["", "K", "M", "G", "T", "P", "E"])
 }
 
-fn scaled(n: f64, step: f64, units: [&str; 7]) -> String {
+fn format_with_unit_prefix(n: f64, step: f64, units: [&str; 7]) -> String {
     let (mut n, mut unit) = (n.max(0.0), 0);
     // A number that would round to four digits gets the next unit.
     while n >= 999.5 && unit + 1 < units.len() {
@@ -159,7 +159,7 @@ fn scaled(n: f64, step: f64, units: [&str; 7]) -> String {
 }
 
 /// A time: `830ns`, `1.2ms`, `34s`.
-pub fn time(ns: u64) -> String {
+pub fn format_latency_ns(ns: u64) -> String {
     let (n, unit) = match ns {
         0..1_000 => return format!("{ns}ns"),
         1_000..999_500 => (ns as f64 / 1e3, "us"),
@@ -171,7 +171,7 @@ pub fn time(ns: u64) -> String {
 }
 
 /// A duration: `12s`, `3m04s`, `5h06m`, `7d08h`.
-pub fn since(ns: u64) -> String {
+pub fn format_uptime_ns(ns: u64) -> String {
     let seconds = ns / 1_000_000_000;
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -199,9 +199,12 @@ mod tests {
             (1e30, "1000000000000E"),
             (-1.0, "0"),
         ] {
-            assert_eq!(count(n), expected, "{n}");
+            assert_eq!(format_short_count(n), expected, "{n}");
         }
-        assert_eq!([bytes(512.0), bytes(1024.0), bytes(1536.0 * 1024.0)], ["512", "1.0K", "1.5M"]);
+        assert_eq!(
+            [format_short_bytes(512.0), format_short_bytes(1024.0), format_short_bytes(1536.0 * 1024.0)],
+            ["512", "1.0K", "1.5M"]
+        );
         for (ns, expected) in [
             (0, "0ns"),
             (999, "999ns"),
@@ -212,9 +215,9 @@ mod tests {
             (999_499_999, "999ms"),
             (34_359_738_368, "34s"),
         ] {
-            assert_eq!(time(ns), expected, "{ns}");
+            assert_eq!(format_latency_ns(ns), expected, "{ns}");
         }
-        assert_eq!([since(0), since(3_723 * 1_000_000_000)], ["0s", "1h02m"]);
+        assert_eq!([format_uptime_ns(0), format_uptime_ns(3_723 * 1_000_000_000)], ["0s", "1h02m"]);
     }
 
     #[test]
@@ -223,7 +226,7 @@ mod tests {
             for text in [align_left(bad, 10), align_right(bad, 10)] {
                 assert!(!text.chars().any(is_unsafe_char) && text.width() == 10, "{bad:?}: {text:?}");
             }
-            let line = Line::new(align_left(bad, 10), Style::Bad).ansi(80, false);
+            let line = ScreenLine::new(align_left(bad, 10), TextStyle::Bad).ansi(80, false);
             assert_eq!(line.matches('\x1b').count(), 2, "{line:?}");
         }
         // Wide characters and combining characters.
@@ -237,8 +240,8 @@ mod tests {
 
     #[test]
     fn a_line_is_cut_and_coloured() {
-        let mut line = Line::new("abc", Style::Bad);
-        line.push("def", Style::Plain);
+        let mut line = ScreenLine::new("abc", TextStyle::Bad);
+        line.push("def", TextStyle::Plain);
         assert_eq!(line.ansi(4, true), "\x1b[31mabc\x1b[0md");
         assert_eq!(line.ansi(2, false), "\x1b[1mab\x1b[0m");
         line.chosen = true;

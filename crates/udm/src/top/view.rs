@@ -2,13 +2,13 @@
 //!
 //! Pure functions of keys and rates.
 
-use super::rates::{DeviceRates, PathRates, Rates};
+use super::rates::{AllDeviceRates, DeviceRates, PathRates};
 use std::cmp::Ordering;
 use std::collections::HashSet;
 
 /// A key that was pressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Key {
+pub enum KeyPress {
     /// A character.
     Char(char),
     /// Up by one row.
@@ -48,7 +48,7 @@ pub enum KeyAction {
 
 /// The sort key of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum SortOrder {
+pub enum DeviceSortKey {
     /// The device number, which is the order of creation.
     #[default]
     Number,
@@ -66,34 +66,34 @@ pub enum SortOrder {
     Errors,
 }
 
-impl SortOrder {
+impl DeviceSortKey {
     /// All orders, with their keys and their names on the screen.
-    pub const ALL: [(char, SortOrder, &'static str); 7] = [
-        ('o', SortOrder::Number, "number"),
-        ('n', SortOrder::Name, "name"),
-        ('r', SortOrder::Requests, "requests"),
-        ('b', SortOrder::Bytes, "bandwidth"),
-        ('l', SortOrder::Latency, "latency"),
-        ('i', SortOrder::InFlight, "in flight"),
-        ('e', SortOrder::Errors, "errors"),
+    pub const ALL: [(char, DeviceSortKey, &'static str); 7] = [
+        ('o', DeviceSortKey::Number, "number"),
+        ('n', DeviceSortKey::Name, "name"),
+        ('r', DeviceSortKey::Requests, "requests"),
+        ('b', DeviceSortKey::Bytes, "bandwidth"),
+        ('l', DeviceSortKey::Latency, "latency"),
+        ('i', DeviceSortKey::InFlight, "in flight"),
+        ('e', DeviceSortKey::Errors, "errors"),
     ];
 
     /// The name on the screen.
     pub fn text(self) -> &'static str {
-        SortOrder::ALL.iter().find(|(_, order, _)| *order == self).map_or("", |(.., text)| text)
+        DeviceSortKey::ALL.iter().find(|(_, order, _)| *order == self).map_or("", |(.., text)| text)
     }
 
     /// Highest value first; names in ascending order.
     fn compare(self, a: &DeviceRates, b: &DeviceRates) -> Ordering {
         let most = |of: &dyn Fn(&DeviceRates) -> f64| of(b).total_cmp(&of(a));
         match self {
-            SortOrder::Number => Ordering::Equal,
-            SortOrder::Name => a.name.cmp(&b.name),
-            SortOrder::Requests => most(&|one| one.flow.map_or(-1.0, |flow| flow.requests)),
-            SortOrder::Bytes => most(&|one| one.flow.map_or(-1.0, |flow| flow.bytes)),
-            SortOrder::Latency => b.latency.map(|l| l.p99_ns).cmp(&a.latency.map(|l| l.p99_ns)),
-            SortOrder::InFlight => b.in_flight.cmp(&a.in_flight),
-            SortOrder::Errors => {
+            DeviceSortKey::Number => Ordering::Equal,
+            DeviceSortKey::Name => a.name.cmp(&b.name),
+            DeviceSortKey::Requests => most(&|one| one.flow.map_or(-1.0, |flow| flow.requests)),
+            DeviceSortKey::Bytes => most(&|one| one.flow.map_or(-1.0, |flow| flow.bytes)),
+            DeviceSortKey::Latency => b.latency.map(|l| l.p99_ns).cmp(&a.latency.map(|l| l.p99_ns)),
+            DeviceSortKey::InFlight => b.in_flight.cmp(&a.in_flight),
+            DeviceSortKey::Errors => {
                 let rate = most(&|one| one.flow.map_or(-1.0, |flow| flow.errors));
                 rate.then(b.errors.cmp(&a.errors))
             }
@@ -103,34 +103,34 @@ impl SortOrder {
 
 /// A row of the list.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum ListRow<'a> {
+pub enum TopListRow<'a> {
     /// A device.
     Device(&'a DeviceRates),
     /// A path of the device, with its index.
     Path(&'a DeviceRates, usize, &'a PathRates),
 }
 
-impl<'a> ListRow<'a> {
+impl<'a> TopListRow<'a> {
     /// The device of the row.
     pub fn device(self) -> &'a DeviceRates {
         match self {
-            ListRow::Device(device) | ListRow::Path(device, ..) => device,
+            TopListRow::Device(device) | TopListRow::Path(device, ..) => device,
         }
     }
 
     fn place(self) -> (String, Option<usize>) {
         match self {
-            ListRow::Device(device) => (device.number.clone(), None),
-            ListRow::Path(device, nth, _) => (device.number.clone(), Some(nth)),
+            TopListRow::Device(device) => (device.number.clone(), None),
+            TopListRow::Path(device, nth, _) => (device.number.clone(), Some(nth)),
         }
     }
 }
 
 /// The state of the list, which keys change.
 #[derive(Debug, Clone, Default)]
-pub struct ListView {
+pub struct TopListState {
     /// The sort key of devices.
-    pub order: SortOrder,
+    pub order: DeviceSortKey,
     /// The order is reversed.
     pub reversed: bool,
     /// Idle devices are hidden.
@@ -151,14 +151,14 @@ pub struct ListView {
     top: usize,
 }
 
-impl ListView {
+impl TopListState {
     /// True if the paths of the device `number` are shown.
     pub fn is_unfolded(&self, number: &str) -> bool {
         self.unfold != self.folded.contains(number)
     }
 
     /// All rows, in order.
-    pub fn rows<'a>(&self, rates: &'a Rates) -> Vec<ListRow<'a>> {
+    pub fn rows<'a>(&self, rates: &'a AllDeviceRates) -> Vec<TopListRow<'a>> {
         let is_busy = |one: &&DeviceRates| {
             !self.busy_only || one.in_flight > 0 || one.flow.is_some_and(|flow| flow.requests > 0.0)
         };
@@ -169,10 +169,10 @@ impl ListView {
         }
         let mut rows = Vec::with_capacity(devices.len());
         for device in devices {
-            rows.push(ListRow::Device(device));
+            rows.push(TopListRow::Device(device));
             if self.is_unfolded(&device.number) {
                 rows.extend(
-                    device.paths.iter().enumerate().map(|(nth, path)| ListRow::Path(device, nth, path)),
+                    device.paths.iter().enumerate().map(|(nth, path)| TopListRow::Path(device, nth, path)),
                 );
             }
         }
@@ -181,14 +181,14 @@ impl ListView {
 
     /// The position of the selected row. If that row no longer exists, the row at its last position
     /// is selected.
-    pub fn chosen(&self, rows: &[ListRow<'_>]) -> usize {
+    pub fn chosen(&self, rows: &[TopListRow<'_>]) -> usize {
         let same = self.chosen.as_ref().and_then(|chosen| rows.iter().position(|row| row.place() == *chosen));
         same.unwrap_or(self.at).min(rows.len().saturating_sub(1))
     }
 
     /// Scrolls so that the selected row is visible in `height` rows; returns the position of the
     /// first row.
-    pub fn scroll(&mut self, rows: &[ListRow<'_>], height: usize) -> usize {
+    pub fn scroll(&mut self, rows: &[TopListRow<'_>], height: usize) -> usize {
         let chosen = self.chosen(rows);
         self.at = chosen;
         self.top = self.top.min(chosen).max((chosen + 1).saturating_sub(height));
@@ -196,36 +196,36 @@ impl ListView {
         self.top
     }
 
-    fn choose(&mut self, rows: &[ListRow<'_>], at: usize) {
+    fn choose(&mut self, rows: &[TopListRow<'_>], at: usize) {
         self.at = at.min(rows.len().saturating_sub(1));
         self.chosen = rows.get(self.at).map(|row| row.place());
     }
 
     /// Handles a key; `page` is the number of rows on the screen.
-    pub fn press(&mut self, key: Key, rates: &Rates, page: usize) -> KeyAction {
-        if std::mem::take(&mut self.help) && key != Key::Char('q') {
+    pub fn press(&mut self, key: KeyPress, rates: &AllDeviceRates, page: usize) -> KeyAction {
+        if std::mem::take(&mut self.help) && key != KeyPress::Char('q') {
             return KeyAction::Show;
         }
         let rows = self.rows(rates);
         let at = self.chosen(&rows);
         match key {
-            Key::Char('q') => return KeyAction::Quit,
-            Key::Char('+') => return KeyAction::Faster,
-            Key::Char('-') => return KeyAction::Slower,
-            Key::Char('?' | 'h') => self.help = true,
-            Key::Escape | Key::Left | Key::Enter if self.alone.is_some() => self.alone = None,
-            Key::Up | Key::Char('k') => self.choose(&rows, at.saturating_sub(1)),
-            Key::Down | Key::Char('j') => self.choose(&rows, at + 1),
-            Key::PageUp => self.choose(&rows, at.saturating_sub(page)),
-            Key::PageDown => self.choose(&rows, at + page),
-            Key::Home | Key::Char('g') => self.choose(&rows, 0),
-            Key::End | Key::Char('G') => self.choose(&rows, usize::MAX),
-            Key::Enter => self.alone = rows.get(at).map(|row| row.device().number.clone()),
-            Key::Right | Key::Char(' ') | Key::Left => {
+            KeyPress::Char('q') => return KeyAction::Quit,
+            KeyPress::Char('+') => return KeyAction::Faster,
+            KeyPress::Char('-') => return KeyAction::Slower,
+            KeyPress::Char('?' | 'h') => self.help = true,
+            KeyPress::Escape | KeyPress::Left | KeyPress::Enter if self.alone.is_some() => self.alone = None,
+            KeyPress::Up | KeyPress::Char('k') => self.choose(&rows, at.saturating_sub(1)),
+            KeyPress::Down | KeyPress::Char('j') => self.choose(&rows, at + 1),
+            KeyPress::PageUp => self.choose(&rows, at.saturating_sub(page)),
+            KeyPress::PageDown => self.choose(&rows, at + page),
+            KeyPress::Home | KeyPress::Char('g') => self.choose(&rows, 0),
+            KeyPress::End | KeyPress::Char('G') => self.choose(&rows, usize::MAX),
+            KeyPress::Enter => self.alone = rows.get(at).map(|row| row.device().number.clone()),
+            KeyPress::Right | KeyPress::Char(' ') | KeyPress::Left => {
                 let Some(row) = rows.get(at) else { return KeyAction::Show };
                 let number = row.device().number.clone();
                 let is = self.is_unfolded(&number);
-                if key == Key::Char(' ') || is != (key == Key::Right) {
+                if key == KeyPress::Char(' ') || is != (key == KeyPress::Right) {
                     let folds = is;
                     if !self.folded.remove(&number) {
                         self.folded.insert(number.clone());
@@ -235,19 +235,19 @@ impl ListView {
                     }
                 }
             }
-            Key::Char('f') => {
+            KeyPress::Char('f') => {
                 self.unfold = !self.unfold;
                 self.folded.clear();
                 self.chosen = rows.get(at).map(|row| (row.device().number.clone(), None));
             }
-            Key::Char('a') => self.busy_only = !self.busy_only,
-            Key::Char(letter) => {
-                if let Some((_, order, _)) = SortOrder::ALL.iter().find(|(key, ..)| *key == letter) {
+            KeyPress::Char('a') => self.busy_only = !self.busy_only,
+            KeyPress::Char(letter) => {
+                if let Some((_, order, _)) = DeviceSortKey::ALL.iter().find(|(key, ..)| *key == letter) {
                     self.reversed = self.order == *order && !self.reversed;
                     self.order = *order;
                 }
             }
-            Key::Escape => {}
+            KeyPress::Escape => {}
         }
         KeyAction::Show
     }
@@ -255,7 +255,7 @@ impl ListView {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rates::{IoRates, Latency};
+    use super::super::rates::{IoRates, LatencyPercentiles};
     use super::*;
 
     fn device(number: usize, name: &str, requests: f64, paths: usize) -> DeviceRates {
@@ -263,33 +263,34 @@ mod tests {
             name: name.into(),
             number: format!("254:{number}"),
             flow: Some(IoRates { requests, bytes: 100.0 - requests, ..IoRates::default() }),
-            latency: (requests > 0.0).then(|| Latency { p99_ns: number as u64, ..Latency::default() }),
+            latency: (requests > 0.0)
+                .then(|| LatencyPercentiles { p99_ns: number as u64, ..LatencyPercentiles::default() }),
             errors: number as u64,
             paths: vec![PathRates::default(); paths],
             ..DeviceRates::default()
         }
     }
 
-    fn three() -> Rates {
+    fn three() -> AllDeviceRates {
         let devices = vec![device(0, "b", 5.0, 2), device(1, "c", 9.0, 0), device(2, "a", 0.0, 3)];
-        Rates { devices, ..Rates::default() }
+        AllDeviceRates { devices, ..AllDeviceRates::default() }
     }
 
-    fn names(view: &ListView, rates: &Rates) -> String {
-        let name = |row: &ListRow<'_>| match row {
-            ListRow::Device(device) => device.name.clone(),
-            ListRow::Path(_, nth, _) => nth.to_string(),
+    fn names(view: &TopListState, rates: &AllDeviceRates) -> String {
+        let name = |row: &TopListRow<'_>| match row {
+            TopListRow::Device(device) => device.name.clone(),
+            TopListRow::Path(_, nth, _) => nth.to_string(),
         };
         view.rows(rates).iter().map(name).collect()
     }
 
-    fn keys(view: &mut ListView, rates: &Rates, keys: &str) {
-        keys.chars().for_each(|key| assert_eq!(view.press(Key::Char(key), rates, 10), KeyAction::Show));
+    fn keys(view: &mut TopListState, rates: &AllDeviceRates, keys: &str) {
+        keys.chars().for_each(|key| assert_eq!(view.press(KeyPress::Char(key), rates, 10), KeyAction::Show));
     }
 
     #[test]
     fn each_order_and_back() {
-        let (rates, mut view) = (three(), ListView::default());
+        let (rates, mut view) = (three(), TopListState::default());
         for (key, first, again) in [
             ("n", "abc", "cba"),
             ("r", "cba", "abc"),
@@ -308,19 +309,19 @@ mod tests {
 
     #[test]
     fn folding() {
-        let (rates, mut view) = (three(), ListView::default());
+        let (rates, mut view) = (three(), TopListState::default());
         assert_eq!(names(&view, &rates), "bca");
         keys(&mut view, &rates, " ");
         assert_eq!(names(&view, &rates), "b01ca");
         // On a path, Left folds its device and selects it.
         keys(&mut view, &rates, "jj");
-        view.press(Key::Left, &rates, 10);
+        view.press(KeyPress::Left, &rates, 10);
         assert_eq!((names(&view, &rates).as_str(), view.chosen(&view.rows(&rates))), ("bca", 0));
-        view.press(Key::Left, &rates, 10);
+        view.press(KeyPress::Left, &rates, 10);
         assert_eq!(names(&view, &rates), "bca");
         keys(&mut view, &rates, "f");
         assert_eq!(names(&view, &rates), "b01ca012");
-        view.press(Key::End, &rates, 10);
+        view.press(KeyPress::End, &rates, 10);
         keys(&mut view, &rates, " ");
         assert_eq!((names(&view, &rates).as_str(), view.chosen(&view.rows(&rates))), ("b01ca", 4));
         keys(&mut view, &rates, "f");
@@ -331,10 +332,10 @@ mod tests {
 
     #[test]
     fn what_is_chosen_stays_chosen() {
-        let (mut rates, mut view) = (three(), ListView::default());
+        let (mut rates, mut view) = (three(), TopListState::default());
         keys(&mut view, &rates, "j");
         keys(&mut view, &rates, "n");
-        let chosen = |view: &ListView, rates: &Rates| {
+        let chosen = |view: &TopListState, rates: &AllDeviceRates| {
             let rows = view.rows(rates);
             rows.get(view.chosen(&rows)).map(|row| row.device().name.clone())
         };
@@ -348,7 +349,15 @@ mod tests {
         assert_eq!(chosen(&view, &rates), Some("a".into()));
         rates.devices.clear();
         assert_eq!(chosen(&view, &rates), None);
-        for key in [Key::Down, Key::End, Key::PageDown, Key::Enter, Key::Right, Key::Left, Key::Up] {
+        for key in [
+            KeyPress::Down,
+            KeyPress::End,
+            KeyPress::PageDown,
+            KeyPress::Enter,
+            KeyPress::Right,
+            KeyPress::Left,
+            KeyPress::Up,
+        ] {
             assert_eq!(view.press(key, &rates, 10), KeyAction::Show);
         }
     }
@@ -356,36 +365,37 @@ mod tests {
     #[test]
     fn the_screen_follows() {
         let devices = (0..1000).map(|n| device(n, &format!("{n:04}"), 1.0, 0)).collect();
-        let (rates, mut view) = (Rates { devices, ..Rates::default() }, ListView::default());
-        let top = |view: &mut ListView| {
+        let (rates, mut view) =
+            (AllDeviceRates { devices, ..AllDeviceRates::default() }, TopListState::default());
+        let top = |view: &mut TopListState| {
             let rows = view.rows(&rates);
             let (top, chosen) = (view.scroll(&rows, 20), view.chosen(&rows));
             assert!((top..top + 20).contains(&chosen));
             (top, chosen)
         };
         assert_eq!(top(&mut view), (0, 0));
-        view.press(Key::PageDown, &rates, 20);
+        view.press(KeyPress::PageDown, &rates, 20);
         assert_eq!(top(&mut view), (1, 20));
-        view.press(Key::End, &rates, 20);
+        view.press(KeyPress::End, &rates, 20);
         assert_eq!(top(&mut view), (980, 999));
-        view.press(Key::Up, &rates, 20);
+        view.press(KeyPress::Up, &rates, 20);
         assert_eq!(top(&mut view), (980, 998));
-        view.press(Key::Home, &rates, 20);
+        view.press(KeyPress::Home, &rates, 20);
         assert_eq!(top(&mut view), (0, 0));
     }
 
     #[test]
     fn one_alone_and_help() {
-        let (rates, mut view) = (three(), ListView::default());
+        let (rates, mut view) = (three(), TopListState::default());
         keys(&mut view, &rates, "j");
-        view.press(Key::Enter, &rates, 10);
+        view.press(KeyPress::Enter, &rates, 10);
         assert_eq!(view.alone.as_deref(), Some("254:1"));
-        view.press(Key::Escape, &rates, 10);
+        view.press(KeyPress::Escape, &rates, 10);
         keys(&mut view, &rates, "?");
         assert!(view.alone.is_none() && view.help);
         keys(&mut view, &rates, "n");
-        assert_eq!((view.help, view.order), (false, SortOrder::Number), "any key leaves the help");
-        assert_eq!(view.press(Key::Char('q'), &rates, 10), KeyAction::Quit);
-        assert_eq!(view.press(Key::Char('+'), &rates, 10), KeyAction::Faster);
+        assert_eq!((view.help, view.order), (false, DeviceSortKey::Number), "any key leaves the help");
+        assert_eq!(view.press(KeyPress::Char('q'), &rates, 10), KeyAction::Quit);
+        assert_eq!(view.press(KeyPress::Char('+'), &rates, 10), KeyAction::Faster);
     }
 }

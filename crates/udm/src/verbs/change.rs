@@ -1,23 +1,23 @@
 //! Verbs that change a device.
 
-use crate::args::{PrintArgs, ServerArgs, TimeoutArgs};
+use crate::args::{InFlightTimeoutArgs, OutputFormatArgs, ServerArgs};
 use crate::concise;
-use crate::output::{say, say_json};
-use crate::requests::{current_dir, explain};
+use crate::output::{print_json_to_stdout, print_to_stdout};
+use crate::requests::{current_dir, explain_client_error};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use udm_control::api::{self, verbs};
-use udm_control::client::{ClientError, ControlClient};
+use udm_control::client::{ControlClient, ControlClientError};
 use udm_control::verbs::TABLE_MAX;
 
 /// The table of a verb: from the command line, a file or standard input.
-fn table_text(table: Option<&str>, file: Option<&Path>) -> Result<String> {
+fn read_table_argument(table: Option<&str>, file: Option<&Path>) -> Result<String> {
     match (table, file) {
         (Some(table), _) => Ok(table.into()),
         (None, Some(file)) => read_table(file),
-        (None, None) => read_bounded(std::io::stdin().lock(), "standard input"),
+        (None, None) => read_bounded_table(std::io::stdin().lock(), "standard input"),
     }
 }
 
@@ -25,14 +25,14 @@ fn table_text(table: Option<&str>, file: Option<&Path>) -> Result<String> {
 pub fn read_table(file: &Path) -> Result<String> {
     let name = file.display().to_string();
     let open = std::fs::File::open(file).with_context(|| name.clone())?;
-    read_bounded(open, &name)
+    read_bounded_table(open, &name)
 }
 
 /// Reads a table; `name` is the source for error texts.
 ///
 /// # Errors
 /// The table cannot be read, is not UTF-8, or is longer than `TABLE_MAX` bytes.
-pub fn read_bounded(from: impl Read, name: &str) -> Result<String> {
+pub fn read_bounded_table(from: impl Read, name: &str) -> Result<String> {
     let mut text = String::new();
     from.take(TABLE_MAX as u64 + 1).read_to_string(&mut text).with_context(|| format!("{name}: table"))?;
     if text.len() > TABLE_MAX {
@@ -43,11 +43,12 @@ pub fn read_bounded(from: impl Read, name: &str) -> Result<String> {
 
 /// Creates devices in concise form one after the other; stops at the first failure.
 fn create_concise(args: &CreateArgs) -> Result<()> {
-    let text = table_text(args.name.as_deref(), None)?;
+    let text = read_table_argument(args.name.as_deref(), None)?;
     let client = args.server.client()?;
-    let (devices, wrong) = concise::parse(&text);
+    let (devices, wrong) = concise::parse_concise_devices(&text);
     for device in &devices {
-        concise::make(&client, device).map_err(|refused| explain(refused.error, Some(&device.table)))?;
+        concise::create_load_resume_device(&client, device)
+            .map_err(|refused| explain_client_error(refused.error, Some(&device.table)))?;
     }
     wrong.map_or(Ok(()), |why| bail!(why.replace('\n', ": ")))
 }
@@ -58,7 +59,7 @@ pub struct CreateArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
-    pub print: PrintArgs,
+    pub print: OutputFormatArgs,
     /// The name of the device; with --concise, the devices [default: standard input]
     #[arg(required_unless_present = "concise", value_name = "NAME|DEVICES")]
     pub name: Option<String>,
@@ -89,15 +90,15 @@ pub struct CreateArgs {
     pub concise: bool,
 }
 
-pub fn create(args: &CreateArgs) -> Result<()> {
+pub fn run_create_command(args: &CreateArgs) -> Result<()> {
     if args.concise {
         return create_concise(args);
     }
     let table = match args.notable {
         true => None,
-        false => Some(table_text(args.table.as_deref(), args.file.as_deref())?),
+        false => Some(read_table_argument(args.table.as_deref(), args.file.as_deref())?),
     };
-    let new = api::Create {
+    let new = api::CreateDeviceRequest {
         name: args.name.clone().unwrap_or_default(),
         uuid: args.uuid.clone(),
         table,
@@ -107,13 +108,13 @@ pub fn create(args: &CreateArgs) -> Result<()> {
         dm_mq_nr_hw_queues: args.dm_mq_nr_hw_queues,
     };
     let created = args.server.client()?.call(verbs::CREATE_DEVICE, &new);
-    let created = created.map_err(|e| explain(e, new.table.as_deref()))?;
-    if args.print.json { say_json(&created) } else { Ok(()) }
+    let created = created.map_err(|e| explain_client_error(e, new.table.as_deref()))?;
+    if args.print.json { print_json_to_stdout(&created) } else { Ok(()) }
 }
 
 /// The arguments of `udm load`.
 #[derive(Debug, Args)]
-pub struct LoadArgs {
+pub struct LoadTableArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     /// The device
@@ -127,21 +128,21 @@ pub struct LoadArgs {
     pub table: Option<String>,
 }
 
-pub fn load(args: &LoadArgs) -> Result<()> {
-    let table = table_text(args.table.as_deref(), args.file.as_deref())?;
-    let body = api::Load { table, folder: current_dir(), read_only: None };
+pub fn run_load_command(args: &LoadTableArgs) -> Result<()> {
+    let table = read_table_argument(args.table.as_deref(), args.file.as_deref())?;
+    let body = api::LoadTableRequest { table, folder: current_dir(), read_only: None };
     let done = args.server.client()?.call(verbs::LOAD_TABLE.on(&args.name), &body);
-    done.map_err(|e| explain(e, Some(&body.table)))
+    done.map_err(|e| explain_client_error(e, Some(&body.table)))
 }
 
 /// Applies `verb` to each device in turn; stops at the first failure.
-fn each(
+fn call_for_each_device(
     server: &ServerArgs,
     names: &[String],
-    verb: impl Fn(&ControlClient, &str) -> Result<(), ClientError>,
+    verb: impl Fn(&ControlClient, &str) -> Result<(), ControlClientError>,
 ) -> Result<()> {
     let client = server.client()?;
-    names.iter().try_for_each(|name| verb(&client, name).map_err(|e| explain(e, None)))
+    names.iter().try_for_each(|name| verb(&client, name).map_err(|e| explain_client_error(e, None)))
 }
 
 /// The arguments of `udm remove`.
@@ -150,7 +151,7 @@ pub struct RemoveArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
-    pub timeout: TimeoutArgs,
+    pub timeout: InFlightTimeoutArgs,
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
@@ -162,10 +163,10 @@ pub struct RemoveArgs {
     pub deferred: bool,
 }
 
-pub fn remove(args: &RemoveArgs) -> Result<()> {
+pub fn run_remove_command(args: &RemoveArgs) -> Result<()> {
     let (force, deferred, timeout_ms) = (Some(args.force), Some(args.deferred), args.timeout.timeout_ms());
-    let query = api::RemoveQuery { force, deferred, timeout_ms };
-    each(&args.server, &args.names, |client, name| {
+    let query = api::RemoveDeviceQuery { force, deferred, timeout_ms };
+    call_for_each_device(&args.server, &args.names, |client, name| {
         client.call(verbs::REMOVE_DEVICE.on(name).with(&query), &())
     })
 }
@@ -185,18 +186,21 @@ pub struct RenameArgs {
     pub setuuid: bool,
 }
 
-pub fn rename(args: &RenameArgs) -> Result<()> {
+pub fn run_rename_command(args: &RenameArgs) -> Result<()> {
     let new = Some(args.new.clone());
     let to = match args.setuuid {
-        true => api::Rename { uuid: new, ..api::Rename::default() },
-        false => api::Rename { name: new, ..api::Rename::default() },
+        true => api::RenameDeviceRequest { uuid: new, ..api::RenameDeviceRequest::default() },
+        false => api::RenameDeviceRequest { name: new, ..api::RenameDeviceRequest::default() },
     };
-    args.server.client()?.call(verbs::RENAME_DEVICE.on(&args.name), &to).map_err(|e| explain(e, None))
+    args.server
+        .client()?
+        .call(verbs::RENAME_DEVICE.on(&args.name), &to)
+        .map_err(|e| explain_client_error(e, None))
 }
 
 /// The arguments of verbs that take only devices.
 #[derive(Debug, Args)]
-pub struct NamesArgs {
+pub struct DeviceNamesArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     /// The devices
@@ -204,8 +208,10 @@ pub struct NamesArgs {
     pub names: Vec<String>,
 }
 
-pub fn clear(args: &NamesArgs) -> Result<()> {
-    each(&args.server, &args.names, |client, name| client.call(verbs::CLEAR_TABLE.on(name), &()))
+pub fn run_clear_command(args: &DeviceNamesArgs) -> Result<()> {
+    call_for_each_device(&args.server, &args.names, |client, name| {
+        client.call(verbs::CLEAR_TABLE.on(name), &())
+    })
 }
 
 /// The arguments of `udm suspend`.
@@ -214,7 +220,7 @@ pub struct SuspendArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
-    pub timeout: TimeoutArgs,
+    pub timeout: InFlightTimeoutArgs,
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
@@ -226,10 +232,10 @@ pub struct SuspendArgs {
     pub nolockfs: bool,
 }
 
-pub fn suspend(args: &SuspendArgs) -> Result<()> {
+pub fn run_suspend_command(args: &SuspendArgs) -> Result<()> {
     let (noflush, timeout_ms) = (Some(args.noflush), args.timeout.timeout_ms());
-    let how = api::SuspendTogether { names: args.names.clone(), noflush, timeout_ms };
-    args.server.client()?.call(verbs::SUSPEND_TOGETHER, &how).map_err(|e| explain(e, None))
+    let how = api::SuspendDevicesRequest { names: args.names.clone(), noflush, timeout_ms };
+    args.server.client()?.call(verbs::SUSPEND_TOGETHER, &how).map_err(|e| explain_client_error(e, None))
 }
 
 /// The arguments of `udm resume`.
@@ -238,15 +244,15 @@ pub struct ResumeArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
-    pub timeout: TimeoutArgs,
+    pub timeout: InFlightTimeoutArgs,
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
 }
 
-pub fn resume(args: &ResumeArgs) -> Result<()> {
-    let how = api::ResumeTogether { names: args.names.clone(), timeout_ms: args.timeout.timeout_ms() };
-    args.server.client()?.call(verbs::RESUME_TOGETHER, &how).map_err(|e| explain(e, None))
+pub fn run_resume_command(args: &ResumeArgs) -> Result<()> {
+    let how = api::ResumeDevicesRequest { names: args.names.clone(), timeout_ms: args.timeout.timeout_ms() };
+    args.server.client()?.call(verbs::RESUME_TOGETHER, &how).map_err(|e| explain_client_error(e, None))
 }
 
 /// The arguments of `udm message`.
@@ -255,7 +261,7 @@ pub struct MessageArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
-    pub print: PrintArgs,
+    pub print: OutputFormatArgs,
     /// The device
     pub name: String,
     /// A sector inside the target; 0 addresses the first target
@@ -265,14 +271,17 @@ pub struct MessageArgs {
     pub message: Vec<String>,
 }
 
-pub fn message(args: &MessageArgs) -> Result<()> {
-    let message =
-        api::Message { sector: args.sector, message: args.message.join(" "), folder: current_dir() };
+pub fn run_message_command(args: &MessageArgs) -> Result<()> {
+    let message = api::TargetMessageRequest {
+        sector: args.sector,
+        message: args.message.join(" "),
+        folder: current_dir(),
+    };
     let answer = args.server.client()?.call(verbs::SEND_MESSAGE.on(&args.name), &message);
-    let answer = answer.map_err(|e| explain(e, None))?;
+    let answer = answer.map_err(|e| explain_client_error(e, None))?;
     match (args.print.json, answer.answer.as_str()) {
-        (true, _) => say_json(&answer),
+        (true, _) => print_json_to_stdout(&answer),
         (false, "") => Ok(()),
-        (false, text) => say(&format!("{}\n", text.trim_end_matches('\n'))),
+        (false, text) => print_to_stdout(&format!("{}\n", text.trim_end_matches('\n'))),
     }
 }

@@ -1,12 +1,12 @@
 //! `udm info`: devices, as dmsetup prints them.
 
-use super::power::power_line;
-use super::queue::queue_lines;
+use super::power::format_disk_power_state;
+use super::queue::format_request_queue;
 use super::show::{NONE, find_devices};
-use crate::args::{PrintArgs, ServerArgs};
-use crate::columns::{ColumnError, ColumnLayout, Columns, list_of_fields};
-use crate::output::{say, say_json};
-use crate::requests::explain;
+use crate::args::{OutputFormatArgs, ServerArgs};
+use crate::columns::{ColumnReport, ColumnReportArgError, ColumnReportLayout, report_fields_help};
+use crate::output::{print_json_to_stdout, print_to_stdout};
+use crate::requests::explain_client_error;
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use std::fmt::Write as _;
@@ -19,17 +19,17 @@ pub struct InfoArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
-    pub print: PrintArgs,
+    pub print: OutputFormatArgs,
     /// The devices [default: all]
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
     #[command(flatten)]
-    pub columns: ColumnArgs,
+    pub columns: InfoColumnArgs,
 }
 
 /// How `udm info -c` prints.
 #[derive(Debug, Args)]
-pub struct ColumnArgs {
+pub struct InfoColumnArgs {
     /// Print one line per device, with one column per field
     #[arg(short = 'c', short_alias = 'C', long, conflicts_with = "json")]
     pub columns: bool,
@@ -60,34 +60,34 @@ pub struct ColumnArgs {
     pub rows: bool,
 }
 
-pub fn info(args: &InfoArgs) -> Result<()> {
+pub fn run_info_command(args: &InfoArgs) -> Result<()> {
     let client = args.server.client()?;
     if args.columns.columns {
-        return columns(&client, &args.names, &args.columns);
+        return print_info_columns(&client, &args.names, &args.columns);
     }
     let devices = find_devices(&client, &args.names)?;
     if args.print.json {
-        return say_json(&devices);
+        return print_json_to_stdout(&devices);
     }
     let mut out = String::new();
     for device in &devices {
-        describe(device, &mut out);
+        write_device_info(device, &mut out);
         if !device.queues.is_empty() || !device.power.is_empty() {
             // The lines of queues belong before the empty line at the end of the block.
             out.pop();
-            device.queues.iter().for_each(|queue| queue_lines(queue, &mut out));
-            device.power.iter().for_each(|power| power_line(power, &mut out));
+            device.queues.iter().for_each(|queue| format_request_queue(queue, &mut out));
+            device.power.iter().for_each(|power| format_disk_power_state(power, &mut out));
             out.push('\n');
         }
     }
-    say(if devices.is_empty() { NONE } else { &out })
+    print_to_stdout(if devices.is_empty() { NONE } else { &out })
 }
 
-fn columns(client: &ControlClient, names: &[String], args: &ColumnArgs) -> Result<()> {
+fn print_info_columns(client: &ControlClient, names: &[String], args: &InfoColumnArgs) -> Result<()> {
     if matches!(args.options.as_deref(), Some("help" | "?")) {
-        return say(&list_of_fields());
+        return print_to_stdout(&report_fields_help());
     }
-    let layout = ColumnLayout {
+    let layout = ColumnReportLayout {
         no_headings: args.noheadings,
         separator: args.separator.clone(),
         name_prefixes: args.nameprefixes,
@@ -95,28 +95,31 @@ fn columns(client: &ControlClient, names: &[String], args: &ColumnArgs) -> Resul
         rows: args.rows,
     };
     let (options, sort, select) = (args.options.as_deref(), args.sort.as_deref(), args.select.as_deref());
-    let wrong = |(ColumnError::Word(why) | ColumnError::Value(why))| anyhow!(one_line(&why));
-    let mut columns = Columns::new(options, sort, select, layout).map_err(wrong)?;
+    let wrong = |(ColumnReportArgError::Word(why) | ColumnReportArgError::Value(why))| {
+        anyhow!(join_message_lines(&why))
+    };
+    let mut columns = ColumnReport::new(options, sort, select, layout).map_err(wrong)?;
     let devices = find_devices(client, names)?;
     if devices.is_empty() {
-        return say(NONE);
+        return print_to_stdout(NONE);
     }
-    let (text, wrong) = columns.print(columns.ask(client, devices).map_err(|e| explain(e, None))?);
-    say(&text)?;
+    let (text, wrong) =
+        columns.print(columns.ask(client, devices).map_err(|e| explain_client_error(e, None))?);
+    print_to_stdout(&text)?;
     match wrong.first() {
-        Some(why) => bail!(one_line(why)),
+        Some(why) => bail!(join_message_lines(why)),
         None => Ok(()),
     }
 }
 
 /// Joins the lines of a message of dmsetup.
-fn one_line(text: &str) -> String {
+fn join_message_lines(text: &str) -> String {
     text.replace('\n', ": ")
 }
 
 /// One device as `dmsetup info` prints it, with the empty line at the end. "Read Ahead" is omitted:
 /// udm has none.
-pub fn describe(device: &api::Device, out: &mut String) {
+pub fn write_device_info(device: &api::DeviceDescription, out: &mut String) {
     let mut state = device.state.to_ascii_uppercase();
     if device.read_only {
         state.push_str(" (READ-ONLY)");
@@ -155,7 +158,7 @@ mod tests {
     #[test]
     fn info_is_dmsetups() {
         let mut out = String::new();
-        let device = api::Device {
+        let device = api::DeviceDescription {
             name: "snap".into(),
             uuid: Some("LVM-x".into()),
             number: "254:3".into(),
@@ -163,9 +166,9 @@ mod tests {
             live_table: true,
             inactive_table: true,
             targets: 2,
-            ..api::Device::default()
+            ..api::DeviceDescription::default()
         };
-        describe(&device, &mut out);
+        write_device_info(&device, &mut out);
         let expected = "Name:              snap\nState:             ACTIVE\nTables present:    LIVE & INACTIVE\n\
                       Open count:        0\nEvent number:      0\nMajor, minor:      254, 3\nNumber of targets: 2\nUUID: LVM-x\n\n";
         assert_eq!(out, expected);

@@ -57,16 +57,16 @@ impl ManPage {
             } else if let Some(heading) = line.strip_prefix("## ") {
                 roff.control("SH", [heading.to_uppercase().as_str()]);
             } else if let Some(point) = line.strip_prefix("* ") {
-                roff.control("IP", ["*", "2"]).text(parse_inlines(point));
+                roff.control("IP", ["*", "2"]).text(markdown_to_roff_inlines(point));
             } else if line.starts_with('|') {
                 // The row above a separator is the heading, and is skipped.
                 if lines.next_if(|next| next.starts_with("|---")).is_none() {
-                    row(line, &mut roff);
+                    append_roff_table_row(line, &mut roff);
                 }
             } else if line.is_empty() {
                 roff.control("PP", []);
             } else {
-                roff.text(parse_inlines(line.trim_start()));
+                roff.text(markdown_to_roff_inlines(line.trim_start()));
             }
         }
         roff.control("SH", ["SEE ALSO"]).text([roman(self.see)]);
@@ -75,17 +75,17 @@ impl ManPage {
 }
 
 /// A row of a table: the first cell as a tag, the others indented below it.
-fn row(line: &str, roff: &mut Roff) {
+fn append_roff_table_row(line: &str, roff: &mut Roff) {
     let line = line.trim_matches('|').replace("\\|", "\u{1}");
     let mut cells = line.split('|').map(|cell| cell.trim().replace('\u{1}', "|"));
-    roff.control("TP", []).text(parse_inlines(&cells.next().unwrap_or_default()));
+    roff.control("TP", []).text(markdown_to_roff_inlines(&cells.next().unwrap_or_default()));
     cells.for_each(|cell| {
-        roff.text(parse_inlines(&cell));
+        roff.text(markdown_to_roff_inlines(&cell));
     });
 }
 
 /// Code and bold text become bold; a link becomes its text.
-fn parse_inlines(text: &str) -> Vec<Inline> {
+fn markdown_to_roff_inlines(text: &str) -> Vec<Inline> {
     let mut out = Vec::new();
     for (nth, part) in text.split('`').enumerate() {
         if nth % 2 == 1 {
@@ -93,17 +93,17 @@ fn parse_inlines(text: &str) -> Vec<Inline> {
             continue;
         }
         for (nth, part) in part.split("**").enumerate() {
-            let part = without_links(part);
+            let part = strip_markdown_links(part);
             out.push(if nth % 2 == 1 { bold(part) } else { roman(part) });
         }
     }
     out
 }
 
-fn without_links(text: &str) -> String {
+fn strip_markdown_links(text: &str) -> String {
     let Some((before, rest)) = text.split_once('[') else { return text.to_owned() };
     match rest.split_once("](").and_then(|(name, rest)| Some((name, rest.split_once(')')?.1))) {
-        Some((name, behind)) => format!("{before}{name}{}", without_links(behind)),
+        Some((name, behind)) => format!("{before}{name}{}", strip_markdown_links(behind)),
         None => text.to_owned(),
     }
 }

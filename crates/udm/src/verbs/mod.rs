@@ -15,8 +15,8 @@ pub mod show;
 pub mod tree;
 pub mod wait;
 
-pub use change::{read_bounded, read_table};
-pub use info::describe;
-pub use reconfigure::result_lines;
-pub use show::table_lines;
-pub use tree::{DeviceTree, TreeGlyphs, TreeStyle, deps_line};
+pub use change::{read_bounded_table, read_table};
+pub use info::write_device_info;
+pub use reconfigure::format_reconfigure_changes;
+pub use show::format_table_or_status_lines;
+pub use tree::{DeviceTree, TreeGlyphs, TreePrintOptions, deps_line};

@@ -1,8 +1,8 @@
 //! `udm queue`: shows or changes the request queues in front of disks.
 
-use crate::args::{PrintArgs, ServerArgs};
-use crate::output::{say, say_json};
-use crate::requests::explain;
+use crate::args::{OutputFormatArgs, ServerArgs};
+use crate::output::{print_json_to_stdout, print_to_stdout};
+use crate::requests::explain_client_error;
 use anyhow::{Result, bail};
 use clap::Args;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ pub struct QueueArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
-    pub print: PrintArgs,
+    pub print: OutputFormatArgs,
     /// The device
     pub name: String,
     /// Settings to change [default: show the present ones]
@@ -27,7 +27,7 @@ pub struct QueueArgs {
 }
 
 /// Runs `udm queue`.
-pub fn queue(args: &QueueArgs) -> Result<()> {
+pub fn run_queue_command(args: &QueueArgs) -> Result<()> {
     let client = args.server.client()?;
     let mut settings = BTreeMap::new();
     for setting in &args.settings {
@@ -41,10 +41,10 @@ pub fn queue(args: &QueueArgs) -> Result<()> {
     let device = if settings.is_empty() {
         client.call(verbs::GET_DEVICE.on(&args.name), &())
     } else {
-        let change = api::ChangeQueue { settings, disk: args.disk.clone() };
+        let change = api::ChangeQueueSettingsRequest { settings, disk: args.disk.clone() };
         client.call(verbs::CHANGE_QUEUE.on(&args.name), &change)
     };
-    let mut queues = device.map_err(|e| explain(e, None))?.queues;
+    let mut queues = device.map_err(|e| explain_client_error(e, None))?.queues;
     if let Some(disk) = &args.disk {
         queues.retain(|queue| queue.number == *disk || queue.uri == *disk);
         if queues.is_empty() {
@@ -52,18 +52,18 @@ pub fn queue(args: &QueueArgs) -> Result<()> {
         }
     }
     if args.print.json {
-        return say_json(&queues);
+        return print_json_to_stdout(&queues);
     }
     let mut out = String::new();
     if args.settings.is_empty() {
-        queues.iter().for_each(|queue| queue_lines(queue, &mut out));
+        queues.iter().for_each(|queue| format_request_queue(queue, &mut out));
     }
-    say(&out)
+    print_to_stdout(&out)
 }
 
 /// Prints one queue: its disk, its settings, and one line per hardware queue.
-pub fn queue_lines(queue: &api::Queue, out: &mut String) {
-    let api::Queue { number, uri, scheduler, settings, hw_queues } = queue;
+pub fn format_request_queue(queue: &api::RequestQueueReport, out: &mut String) {
+    let api::RequestQueueReport { number, uri, scheduler, settings, hw_queues } = queue;
     // Writing to a String can't fail.
     let _ = write!(out, "Queue of {number} {uri}:\n  scheduler={scheduler}");
     for (name, value) in settings {
@@ -78,7 +78,7 @@ pub fn queue_lines(queue: &api::Queue, out: &mut String) {
         if hw.in_line > 0 {
             let _ = write!(out, ", {} in line", hw.in_line);
         }
-        if let Some(api::SharedTags { held, most, tags, disks }) = &hw.shared {
+        if let Some(api::SharedTagUsage { held, most, tags, disks }) = &hw.shared {
             let _ =
                 write!(out, "; {held} of {tags} shared with other disks, {most} at the most, {disks} active");
         }
@@ -99,7 +99,7 @@ mod tests {
             in_line,
             shared: None,
         };
-        let queue = api::Queue {
+        let queue = api::RequestQueueReport {
             number: "253:0".into(),
             uri: "mem:1M,queue_depth=4".into(),
             scheduler: "none".into(),
@@ -107,7 +107,7 @@ mod tests {
             hw_queues: vec![hw(&[0, 1], 2), hw(&[2], 0)],
         };
         let mut out = String::new();
-        queue_lines(&queue, &mut out);
+        format_request_queue(&queue, &mut out);
         let expected = "Queue of 253:0 mem:1M,queue_depth=4:\n  scheduler=none nomerges=0 queue_depth=4\n  \
                       cores 0,1: 4 of 4 tags in use, 2 in line\n  core 2: 4 of 4 tags in use\n";
         assert_eq!(out, expected);

@@ -1,11 +1,11 @@
 //! `udm reconfigure`: makes the server read its file again.
 
-use crate::args::{PrintArgs, ServerArgs};
+use crate::args::{OutputFormatArgs, ServerArgs};
 use crate::log;
-use crate::output::{say, say_json};
+use crate::output::{print_json_to_stdout, print_to_stdout};
 use anyhow::{Result, bail};
 use clap::Args;
-use udm_control::api::{ReconfigureQuery, Reconfigured, verbs};
+use udm_control::api::{ReconfigureQuery, ReconfigureReport, verbs};
 
 /// The arguments of `udm reconfigure`.
 #[derive(Debug, Args)]
@@ -13,7 +13,7 @@ pub struct ReconfigureArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
-    pub print: PrintArgs,
+    pub print: OutputFormatArgs,
     /// Print the changes without making them
     #[arg(short = 'n', long)]
     pub dry_run: bool,
@@ -22,21 +22,21 @@ pub struct ReconfigureArgs {
 pub fn run(args: &ReconfigureArgs) -> Result<()> {
     let query = ReconfigureQuery { dry_run: Some(args.dry_run) };
     let done = args.server.client()?.call(verbs::RECONFIGURE.with(&query), &())?;
-    let (changed, refused) = result_lines(&done);
+    let (changed, refused) = format_reconfigure_changes(&done);
     if args.print.json {
-        say_json(&done)?;
+        print_json_to_stdout(&done)?;
     } else {
-        say(&changed.iter().map(|line| format!("{line}\n")).collect::<String>())?;
+        print_to_stdout(&changed.iter().map(|line| format!("{line}\n")).collect::<String>())?;
     }
     if refused.is_empty() {
         return Ok(());
     }
-    refused.iter().for_each(|line| log::say(format!("udm: {line}\n")));
+    refused.iter().for_each(|line| log::print_to_stderr(format!("udm: {line}\n")));
     bail!("reconfigure: {} of {} changes could not be made", refused.len(), done.changes.len())
 }
 
 /// One line per change that was made, and one per change that failed.
-pub fn result_lines(done: &Reconfigured) -> (Vec<String>, Vec<String>) {
+pub fn format_reconfigure_changes(done: &ReconfigureReport) -> (Vec<String>, Vec<String>) {
     let (mut changed, mut refused) = (Vec::new(), Vec::new());
     for change in &done.changes {
         let name = &change.name;

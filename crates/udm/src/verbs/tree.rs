@@ -1,16 +1,16 @@
 //! Dependencies of devices: `udm deps` and `udm ls --tree`, in dmsetup's format.
 
-use super::show::{NONE, list, tables};
-use crate::args::{ListArgs, PrintArgs, ServerArgs};
-use crate::columns::{node_below, node_of};
-use crate::output::{say, say_json};
-use crate::requests::{all_tables, explain};
+use super::show::{NONE, fetch_all_devices, fetch_tables_of_devices};
+use crate::args::{OutputFormatArgs, ServerArgs, SharedListArgs};
+use crate::columns::{dm_node_name, underlying_device_node_name};
+use crate::output::{print_json_to_stdout, print_to_stdout};
+use crate::requests::{all_tables, explain_client_error};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use udm_control::api;
-use udm_control::client::{ClientError, ControlClient};
+use udm_control::client::{ControlClient, ControlClientError};
 
 /// The arguments of `udm deps`.
 #[derive(Debug, Args)]
@@ -18,10 +18,10 @@ pub struct DepsArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
-    pub print: PrintArgs,
+    pub print: OutputFormatArgs,
     /// How the devices below are named
     #[arg(short = 'o', long = "options", value_name = "HOW", default_value = "devno")]
-    pub how: DepName,
+    pub how: DepsNameStyle,
     /// Use the table in the inactive slot
     #[arg(long)]
     pub inactive: bool,
@@ -32,7 +32,7 @@ pub struct DepsArgs {
 
 /// How a device is named in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DepName {
+pub enum DepsNameStyle {
     /// By its number
     Devno,
     /// By its name; a device that is not a mapped device by its URI
@@ -40,26 +40,30 @@ pub enum DepName {
 }
 
 /// The text for a device below a table.
-pub fn dependency_name(below: &api::Below, how: DepName) -> String {
+pub fn dependency_name(below: &api::UnderlyingDevice, how: DepsNameStyle) -> String {
     match how {
-        DepName::Devno => below.number.replace(':', ", "),
-        DepName::Devname => below.uri.strip_prefix('@').unwrap_or(&below.uri).to_owned(),
+        DepsNameStyle::Devno => below.number.replace(':', ", "),
+        DepsNameStyle::Devname => below.uri.strip_prefix('@').unwrap_or(&below.uri).to_owned(),
     }
 }
 
-pub fn deps(args: &DepsArgs) -> Result<()> {
-    let tables = tables(&args.server.client()?, &args.names, args.inactive)?;
+pub fn run_deps_command(args: &DepsArgs) -> Result<()> {
+    let tables = fetch_tables_of_devices(&args.server.client()?, &args.names, args.inactive)?;
     if args.print.json {
-        return say_json(&tables);
+        return print_json_to_stdout(&tables);
     }
     let prefix = args.names.len() != 1;
-    let how = |below: &api::Below| dependency_name(below, args.how);
+    let how = |below: &api::UnderlyingDevice| dependency_name(below, args.how);
     let out: String = tables.iter().map(|table| deps_line(table, prefix, how)).collect();
-    say(if tables.is_empty() { NONE } else { &out })
+    print_to_stdout(if tables.is_empty() { NONE } else { &out })
 }
 
 /// The line of `dmsetup deps` for a table.
-pub fn deps_line(table: &api::Table, prefix: bool, how: impl Fn(&api::Below) -> String) -> String {
+pub fn deps_line(
+    table: &api::TableDescription,
+    prefix: bool,
+    how: impl Fn(&api::UnderlyingDevice) -> String,
+) -> String {
     let prefix = if prefix { format!("{}: ", table.name) } else { String::new() };
     let below: String = table.devices.iter().map(|below| format!(" ({})", how(below))).collect();
     format!("{prefix}{} dependencies\t:{below}\n", table.devices.len())
@@ -103,7 +107,7 @@ impl TreeGlyphs {
 
 /// The shape of a tree, and the fields that it shows of each device.
 #[derive(Debug, Clone, Copy)]
-pub struct TreeStyle {
+pub struct TreePrintOptions {
     pub lines: TreeGlyphs,
     /// The devices without dependencies are the roots.
     pub inverted: bool,
@@ -119,10 +123,10 @@ pub struct TreeStyle {
     pub uuid: bool,
 }
 
-impl TreeStyle {
+impl TreePrintOptions {
     /// The default style of `ls --tree`.
-    pub fn plain(lines: TreeGlyphs) -> TreeStyle {
-        TreeStyle {
+    pub fn plain(lines: TreeGlyphs) -> TreePrintOptions {
+        TreePrintOptions {
             lines,
             inverted: false,
             compact: false,
@@ -166,7 +170,7 @@ type DevNumber = (u32, u32);
 
 /// A node of a tree: a mapped device, or a device below one.
 struct TreeNode {
-    device: Option<api::Device>,
+    device: Option<api::DeviceDescription>,
     node: Option<String>,
     next: Vec<DevNumber>,
 }
@@ -177,7 +181,7 @@ pub struct DeviceTree {
     order: Vec<DevNumber>,
 }
 
-fn number(text: &str) -> DevNumber {
+fn parse_device_number(text: &str) -> DevNumber {
     let (major, minor) = text.split_once(':').unwrap_or((text, ""));
     (major.parse().unwrap_or(0), minor.parse().unwrap_or(0))
 }
@@ -187,7 +191,10 @@ impl DeviceTree {
     ///
     /// # Errors
     /// The server refused a request or cannot be reached.
-    pub fn ask(client: &ControlClient, devices: Vec<api::Device>) -> Result<DeviceTree, ClientError> {
+    pub fn ask(
+        client: &ControlClient,
+        devices: Vec<api::DeviceDescription>,
+    ) -> Result<DeviceTree, ControlClientError> {
         let tables = all_tables(client)?.into_iter().map(|table| (table.number, table.devices));
         let mut tables: HashMap<_, _> = tables.collect();
         // Devices that were removed meanwhile are left out.
@@ -198,21 +205,25 @@ impl DeviceTree {
         Ok(DeviceTree::of(there.collect()))
     }
 
-    fn of(devices: Vec<(api::Device, Vec<api::Below>)>) -> DeviceTree {
+    fn of(devices: Vec<(api::DeviceDescription, Vec<api::UnderlyingDevice>)>) -> DeviceTree {
         let mut forest = DeviceTree { all: BTreeMap::new(), order: Vec::new() };
         for (device, below) in devices {
-            let own = number(&device.number);
-            let node = node_of(&device);
-            let next = below.iter().map(|below| number(&below.number)).collect();
+            let own = parse_device_number(&device.number);
+            let node = dm_node_name(&device);
+            let next = below.iter().map(|below| parse_device_number(&below.number)).collect();
             let device = Some(device);
             if forest.all.insert(own, TreeNode { device, node, next }).is_none() {
                 forest.order.push(own);
             }
             for below in below {
-                let lies_on = number(&below.number);
+                let lies_on = parse_device_number(&below.number);
                 forest.all.entry(lies_on).or_insert_with(|| {
                     forest.order.push(lies_on);
-                    TreeNode { device: None, node: Some(node_below(&below)), next: Vec::new() }
+                    TreeNode {
+                        device: None,
+                        node: Some(underlying_device_node_name(&below)),
+                        next: Vec::new(),
+                    }
                 });
             }
         }
@@ -239,7 +250,7 @@ impl DeviceTree {
 
     /// The lines of all trees.
     #[must_use]
-    pub fn text(mut self, style: &TreeStyle) -> String {
+    pub fn text(mut self, style: &TreePrintOptions) -> String {
         if style.inverted {
             self = self.inverted();
         }
@@ -253,13 +264,13 @@ impl DeviceTree {
     }
 
     /// True if the device has a text; devices without one are left out.
-    fn is_shown(&self, number: DevNumber, style: &TreeStyle) -> bool {
+    fn is_shown(&self, number: DevNumber, style: &TreePrintOptions) -> bool {
         style.number || self.all[&number].device.is_some()
     }
 
     /// Writes the device `at` and its children, at `depth` below a root. All lines except the first
     /// begin with `under`.
-    fn write(&self, at: DevNumber, under: &str, depth: usize, style: &TreeStyle, out: &mut String) {
+    fn write(&self, at: DevNumber, under: &str, depth: usize, style: &TreePrintOptions, out: &mut String) {
         let one = &self.all[&at];
         let text = style.text(at, one);
         out.push_str(&text);
@@ -294,24 +305,32 @@ impl DeviceTree {
 }
 
 /// Prints all devices as trees from the top, in the order of their numbers.
-pub fn ls(args: &ListArgs) -> Result<()> {
+pub fn run_ls_tree_command(args: &SharedListArgs) -> Result<()> {
     let client = args.server.client()?;
-    let forest = DeviceTree::ask(&client, list(&client)?).map_err(|e| explain(e, None))?;
-    let style = TreeStyle::plain(TreeGlyphs::of_locale());
-    say(&if forest.is_empty() { NONE.to_owned() } else { forest.text(&style) })
+    let forest =
+        DeviceTree::ask(&client, fetch_all_devices(&client)?).map_err(|e| explain_client_error(e, None))?;
+    let style = TreePrintOptions::plain(TreeGlyphs::of_locale());
+    print_to_stdout(&if forest.is_empty() { NONE.to_owned() } else { forest.text(&style) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn device(minor: u32, name: &str, below: &[DevNumber]) -> (api::Device, Vec<api::Below>) {
+    fn device(
+        minor: u32,
+        name: &str,
+        below: &[DevNumber],
+    ) -> (api::DeviceDescription, Vec<api::UnderlyingDevice>) {
         let number = format!("254:{minor}");
         let below = below.iter().map(|(major, minor)| {
             let number = format!("{major}:{minor}");
-            api::Below { uri: if *major == 254 { "@".into() } else { "mem:1M".into() }, number }
+            api::UnderlyingDevice { uri: if *major == 254 { "@".into() } else { "mem:1M".into() }, number }
         });
-        (api::Device { name: name.into(), number, ..api::Device::default() }, below.collect())
+        (
+            api::DeviceDescription { name: name.into(), number, ..api::DeviceDescription::default() },
+            below.collect(),
+        )
     }
 
     #[test]
@@ -326,15 +345,15 @@ mod tests {
         };
         let expected = "top (254:2)\n ├─mp (254:1)\n │  ├─base (254:0)\n │  │  └─ (253:0)\n │  └─ (253:1)\n \
                       └─base (254:0)\n    └─ (253:0)\nalone (254:3)\n";
-        assert_eq!(all().text(&TreeStyle::plain(TreeGlyphs::UTF8)), expected);
-        let compact = TreeStyle { compact: true, ..TreeStyle::plain(TreeGlyphs::ASCII) };
+        assert_eq!(all().text(&TreePrintOptions::plain(TreeGlyphs::UTF8)), expected);
+        let compact = TreePrintOptions { compact: true, ..TreePrintOptions::plain(TreeGlyphs::ASCII) };
         let expected = "top (254:2)-+-mp (254:1)-+-base (254:0)--- (253:0)\n            |            `- (253:1)\n            \
                       `-base (254:0)--- (253:0)\nalone (254:3)\n";
         assert_eq!(all().text(&compact), expected);
         // A cycle has no root; below a root the depth limit ends it.
         let circle =
             vec![device(0, "a", &[(254, 1)]), device(1, "b", &[(254, 0)]), device(2, "c", &[(254, 0)])];
-        let text = DeviceTree::of(circle).text(&TreeStyle::plain(TreeGlyphs::ASCII));
+        let text = DeviceTree::of(circle).text(&TreePrintOptions::plain(TreeGlyphs::ASCII));
         assert_eq!(text.lines().count(), DEPTH_MAX + 1);
     }
 }

@@ -1,14 +1,14 @@
 //! `udm wait`: waits for an event of a device.
 
-use super::describe;
-use crate::args::{PrintArgs, ServerArgs, parse_seconds};
-use crate::output::{say, say_json};
-use crate::requests::explain;
+use super::write_device_info;
+use crate::args::{OutputFormatArgs, ServerArgs, parse_seconds};
+use crate::output::{print_json_to_stdout, print_to_stdout};
+use crate::requests::explain_client_error;
 use anyhow::Result;
 use clap::Args;
 use std::time::{Duration, Instant};
 use udm_control::api::{self, verbs};
-use udm_control::client::ClientError;
+use udm_control::client::ControlClientError;
 use udm_core::errno::ETIMEDOUT;
 
 /// The arguments of `udm wait`.
@@ -17,7 +17,7 @@ pub struct WaitArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
-    pub print: PrintArgs,
+    pub print: OutputFormatArgs,
     /// The device
     pub name: String,
     /// The event number that you saw last
@@ -33,26 +33,26 @@ pub struct WaitArgs {
 
 /// Waits for an event of a device. The server limits the time of a request, so the request is
 /// repeated.
-pub fn wait(args: &WaitArgs) -> Result<()> {
+pub fn run_wait_command(args: &WaitArgs) -> Result<()> {
     let (client, begun) = (args.server.client()?, Instant::now());
     let device = loop {
         let left = args.timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
         let timeout_ms = left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
-        let wait = api::Wait { event_nr: args.event_nr, timeout_ms };
+        let wait = api::WaitDeviceEventRequest { event_nr: args.event_nr, timeout_ms };
         match client.call(verbs::WAIT_EVENT.on(&args.name), &wait) {
             Ok(device) => break device,
-            Err(ClientError::Refused(why))
+            Err(ControlClientError::Refused(why))
                 if why.errno == ETIMEDOUT.unsigned_abs()
                     && args.timeout.is_none_or(|timeout| begun.elapsed() < timeout) => {}
-            Err(error) => return Err(explain(error, None)),
+            Err(error) => return Err(explain_client_error(error, None)),
         }
     };
     if args.print.json {
-        return say_json(&device);
+        return print_json_to_stdout(&device);
     }
     let mut out = String::new();
     if args.verbose {
-        describe(&device, &mut out);
+        write_device_info(&device, &mut out);
     }
-    say(&out)
+    print_to_stdout(&out)
 }

@@ -16,7 +16,7 @@ use rand::RngExt;
 use std::net::IpAddr;
 
 /// The body of a response.
-pub(super) type Body = BoxBody<Bytes, hyper::Error>;
+pub(super) type HttpResponseBody = BoxBody<Bytes, hyper::Error>;
 
 /// Bytes of a token; each is written as two hexadecimal digits.
 const TOKEN_BYTES: usize = 16;
@@ -35,16 +35,16 @@ const CLOSED: &[(HeaderName, &str)] = &[
 ];
 
 /// The access rules of one `udm web`.
-pub(super) struct AccessCheck {
+pub(super) struct WebAccessRules {
     token: String,
     write: bool,
 }
 
-impl AccessCheck {
+impl WebAccessRules {
     /// Creates the rules with a random token.
-    pub fn new(write: bool) -> AccessCheck {
+    pub fn new(write: bool) -> WebAccessRules {
         let bytes: [u8; TOKEN_BYTES] = rand::rng().random();
-        AccessCheck { token: bytes.iter().map(|byte| format!("{byte:02x}")).collect(), write }
+        WebAccessRules { token: bytes.iter().map(|byte| format!("{byte:02x}")).collect(), write }
     }
 
     /// The token.
@@ -59,19 +59,19 @@ impl AccessCheck {
 
     /// Returns the response 403 if the request is not allowed, else `None`. A request for a file of
     /// the page (`is_page`) needs no token, because these files hold no secrets.
-    pub fn reject<B>(&self, request: &Request<B>, is_page: bool) -> Option<Response<Body>> {
+    pub fn reject<B>(&self, request: &Request<B>, is_page: bool) -> Option<Response<HttpResponseBody>> {
         let head = request.headers();
-        if !host(head).is_some_and(|host| is_loopback(&host)) {
-            return Some(forbidden("this address is not one of loopback"));
+        if !host_from_header(head).is_some_and(|host| is_loopback(&host)) {
+            return Some(forbidden_response("this address is not one of loopback"));
         }
         if is_page {
             return None;
         }
         if !bearer(head).is_some_and(|given| self.knows(given)) {
-            return Some(forbidden("open the address that udm web printed: it has the token"));
+            return Some(forbidden_response("open the address that udm web printed: it has the token"));
         }
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-        (!reads && !self.write).then(|| forbidden("udm web was started without --write"))
+        (!reads && !self.write).then(|| forbidden_response("udm web was started without --write"))
     }
 
     /// Compares in constant time for tokens of the right length.
@@ -87,7 +87,7 @@ fn bearer(head: &HeaderMap) -> Option<&str> {
 }
 
 /// The host of the request's `Host` header, without its port.
-fn host(head: &HeaderMap) -> Option<String> {
+fn host_from_header(head: &HeaderMap) -> Option<String> {
     let authority: hyper::http::uri::Authority = head.get(header::HOST)?.to_str().ok()?.parse().ok()?;
     Some(authority.host().trim_matches(['[', ']']).to_ascii_lowercase())
 }
@@ -96,12 +96,12 @@ fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-fn forbidden(why: &str) -> Response<Body> {
+fn forbidden_response(why: &str) -> Response<HttpResponseBody> {
     text_response(StatusCode::FORBIDDEN, &format!("udm web: {why}\n"))
 }
 
 /// A plain text response.
-pub(super) fn text_response(status: StatusCode, text: &str) -> Response<Body> {
+pub(super) fn text_response(status: StatusCode, text: &str) -> Response<HttpResponseBody> {
     let body = Full::new(Bytes::copy_from_slice(text.as_bytes()));
     let mut answer = Response::new(body.map_err(|never| match never {}).boxed());
     *answer.status_mut() = status;
@@ -111,7 +111,7 @@ pub(super) fn text_response(status: StatusCode, text: &str) -> Response<Body> {
 }
 
 /// Adds the security headers to a response.
-pub(super) fn add_security_headers(mut answer: Response<Body>) -> Response<Body> {
+pub(super) fn add_security_headers(mut answer: Response<HttpResponseBody>) -> Response<HttpResponseBody> {
     for (name, value) in CLOSED {
         answer.headers_mut().insert(name, HeaderValue::from_static(value));
     }
@@ -122,7 +122,7 @@ pub(super) fn add_security_headers(mut answer: Response<Body>) -> Response<Body>
 mod tests {
     use super::*;
 
-    fn ask(check: &AccessCheck, method: &str, target: &str, head: &[(&str, &str)]) -> u16 {
+    fn ask(check: &WebAccessRules, method: &str, target: &str, head: &[(&str, &str)]) -> u16 {
         let mut request = Request::builder().method(method).uri(target);
         for (name, value) in head {
             request = request.header(*name, value.replace("TOKEN", check.token()));
@@ -137,9 +137,9 @@ mod tests {
 
     #[test]
     fn the_token_is_asked_for() {
-        let check = AccessCheck::new(false);
+        let check = WebAccessRules::new(false);
         assert_eq!(check.token().len(), 2 * TOKEN_BYTES);
-        assert_ne!(check.token(), AccessCheck::new(false).token());
+        assert_ne!(check.token(), WebAccessRules::new(false).token());
         assert_eq!(ask(&check, "GET", "/", &[HOST]), 200, "the page has nothing to hide");
         assert_eq!(ask(&check, "GET", "/v1/devices", &[HOST]), 403);
         assert_eq!(ask(&check, "GET", "/v1/devices", &[HOST, KNOWN]), 200);
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn hosts_are_loopback() {
-        let check = AccessCheck::new(false);
+        let check = WebAccessRules::new(false);
         for target in ["/", "/v1/devices"] {
             for host in ["localhost", "LOCALHOST:1", "127.0.0.1:65535", "127.1.2.3", "[::1]:80", "[::1]"] {
                 assert_eq!(ask(&check, "GET", target, &[("host", host), KNOWN]), 200, "{host}");
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn changes_need_write_and_the_token() {
-        let (reads, writes) = (AccessCheck::new(false), AccessCheck::new(true));
+        let (reads, writes) = (WebAccessRules::new(false), WebAccessRules::new(true));
         for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT"] {
             let target = if method == "CONNECT" { "127.0.0.1:80" } else { "/v1/devices" };
             assert_eq!(ask(&reads, method, target, &[HOST, KNOWN]), 403, "{method}");

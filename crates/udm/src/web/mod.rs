@@ -11,20 +11,20 @@ mod page;
 mod relay;
 
 use crate::args::ServerArgs;
-use crate::output::say;
-use access::AccessCheck;
+use crate::output::print_to_stdout;
+use access::WebAccessRules;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use relay::ControlRelay;
+use relay::ControlSocketProxy;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
-use udm_control::http::connections::{ConnectionSlot, Connections, RequestGuard};
+use udm_control::http::connections::{BusyConnectionGuard, ControlConnectionSlot, ControlConnectionSlots};
 
 /// Maximum number of open browser connections; a further one replaces an idle one.
 const CONNECTIONS_MAX: usize = 64;
@@ -63,11 +63,11 @@ pub fn run(args: &WebArgs) -> Result<()> {
         let (mut interrupt, mut terminate) =
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         let listener = TcpListener::bind(args.listen).await.with_context(|| args.listen.to_string())?;
-        let check = AccessCheck::new(args.write);
-        say(&format!("http://{}/#token={}\n", listener.local_addr()?, check.token()))?;
-        let state = Arc::new(WebState { check, relay: ControlRelay::new(client.path()) });
+        let check = WebAccessRules::new(args.write);
+        print_to_stdout(&format!("http://{}/#token={}\n", listener.local_addr()?, check.token()))?;
+        let state = Arc::new(WebState { check, relay: ControlSocketProxy::new(client.path()) });
         tokio::select! {
-            () = serve(&listener, &state) => {}
+            () = accept_web_connections(&listener, &state) => {}
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }
@@ -77,12 +77,12 @@ pub fn run(args: &WebArgs) -> Result<()> {
 
 /// The state that all connections share.
 struct WebState {
-    check: AccessCheck,
-    relay: ControlRelay,
+    check: WebAccessRules,
+    relay: ControlSocketProxy,
 }
 
-async fn serve(listener: &TcpListener, state: &Arc<WebState>) {
-    let connections = Connections::new(CONNECTIONS_MAX);
+async fn accept_web_connections(listener: &TcpListener, state: &Arc<WebState>) {
+    let connections = ControlConnectionSlots::new(CONNECTIONS_MAX);
     for number in 0.. {
         connections.wait_for_slot().await;
         match listener.accept().await {
@@ -90,7 +90,7 @@ async fn serve(listener: &TcpListener, state: &Arc<WebState>) {
                 let (state, slot) = (Arc::clone(state), connections.open_slot(number, 0));
                 tokio::spawn(async move {
                     tokio::select! {
-                        () = serve_connection(stream, state, Arc::clone(&slot)) => {}
+                        () = serve_web_connection(stream, state, Arc::clone(&slot)) => {}
                         () = slot.evicted() => {}
                     }
                 });
@@ -103,15 +103,15 @@ async fn serve(listener: &TcpListener, state: &Arc<WebState>) {
     }
 }
 
-async fn serve_connection(stream: TcpStream, state: Arc<WebState>, slot: Arc<ConnectionSlot>) {
+async fn serve_web_connection(stream: TcpStream, state: Arc<WebState>, slot: Arc<ControlConnectionSlot>) {
     let service = service_fn(move |request| {
         let (state, slot) = (Arc::clone(&state), Arc::clone(&slot));
         async move {
-            let page = page::find(request.uri().path(), state.check.write());
+            let page = page::web_asset_response(request.uri().path(), state.check.write());
             let answer = match state.check.reject(&request, page.is_some()).or(page) {
                 Some(answer) => answer,
                 None => {
-                    let _busy: RequestGuard = slot.begin_request();
+                    let _busy: BusyConnectionGuard = slot.begin_request();
                     state.relay.pass(request, &slot).await
                 }
             };

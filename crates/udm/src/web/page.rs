@@ -1,16 +1,16 @@
 //! The files of the page, which are part of the binary.
 
-use super::access::{Body, text_response};
+use super::access::{HttpResponseBody, text_response};
 use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 
 /// A file of the page: its path, its content type, its text.
-type Asset = (&'static str, &'static str, &'static str);
+type WebAsset = (&'static str, &'static str, &'static str);
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// All files of the page.
-const ASSETS: &[Asset] = &[
+const ASSETS: &[WebAsset] = &[
     ("/", "text/html; charset=utf-8", include_str!("page/index.html")),
     ("/page.css", "text/css; charset=utf-8", include_str!("page/page.css")),
     ("/icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
@@ -25,7 +25,7 @@ const ASSETS: &[Asset] = &[
 ];
 
 /// Returns the file at `path`, with `write` filled in.
-pub(super) fn find(path: &str, write: bool) -> Option<Response<Body>> {
+pub(super) fn web_asset_response(path: &str, write: bool) -> Option<Response<HttpResponseBody>> {
     let (_, kind, text) = ASSETS.iter().find(|(at, ..)| *at == path)?;
     let text = text.replace("data-write=\"\"", &format!("data-write=\"{write}\""));
     let mut answer = text_response(StatusCode::OK, &text);

@@ -1,7 +1,7 @@
 //! Forwards requests of the page to the control socket. Responses are forwarded as they arrive, so
 //! a stream of events stays a stream.
 
-use super::access::{Body, text_response};
+use super::access::{HttpResponseBody, text_response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::net::UnixStream;
-use udm_control::http::connections::ConnectionSlot;
+use udm_control::http::connections::ControlConnectionSlot;
 
 /// Paths that are forwarded: verbs and metrics.
 const PATHS: &[&str] = &["/v1/", "/metrics", "/openapi.json"];
@@ -28,19 +28,23 @@ const HEAD: &[&str] = &[
 const EVENTS: &str = "text/event-stream";
 
 /// Forwards requests to one control socket.
-pub(super) struct ControlRelay {
+pub(super) struct ControlSocketProxy {
     socket: PathBuf,
 }
 
-impl ControlRelay {
+impl ControlSocketProxy {
     /// Opens nothing yet.
-    pub fn new(socket: &Path) -> ControlRelay {
-        ControlRelay { socket: socket.to_owned() }
+    pub fn new(socket: &Path) -> ControlSocketProxy {
+        ControlSocketProxy { socket: socket.to_owned() }
     }
 
     /// Forwards a request on a connection of its own. While a stream of events is open, `slot`
     /// counts as listening, so no new connection takes it.
-    pub async fn pass(&self, request: Request<Incoming>, slot: &Arc<ConnectionSlot>) -> Response<Body> {
+    pub async fn pass(
+        &self,
+        request: Request<Incoming>,
+        slot: &Arc<ControlConnectionSlot>,
+    ) -> Response<HttpResponseBody> {
         if !PATHS.iter().any(|path| request.uri().path().starts_with(path)) {
             return text_response(StatusCode::NOT_FOUND, "udm web: no such page\n");
         }
@@ -56,8 +60,8 @@ impl ControlRelay {
     async fn exchange(
         &self,
         request: Request<Incoming>,
-        slot: &Arc<ConnectionSlot>,
-    ) -> Result<Response<Body>, String> {
+        slot: &Arc<ControlConnectionSlot>,
+    ) -> Result<Response<HttpResponseBody>, String> {
         let stream = UnixStream::connect(&self.socket)
             .await
             .map_err(|error| format!("can't reach udm serve: {error}"))?;
@@ -66,7 +70,7 @@ impl ControlRelay {
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
         // The task ends with the response, or when the page's connection drops it.
         tokio::spawn(connection);
-        let answer = sender.send_request(forwarded_request(request)?).await.map_err(lost)?;
+        let answer = sender.send_request(request_for_control_socket(request)?).await.map_err(lost)?;
         let (head, body) = answer.into_parts();
         let kind = head.headers.get(header::CONTENT_TYPE);
         let body = if kind.is_some_and(|kind| kind == EVENTS) {
@@ -89,7 +93,7 @@ impl ControlRelay {
 }
 
 /// The request to send to the control socket.
-fn forwarded_request(request: Request<Incoming>) -> Result<Request<Incoming>, String> {
+fn request_for_control_socket(request: Request<Incoming>) -> Result<Request<Incoming>, String> {
     let (head, body) = request.into_parts();
     let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
     let mut builder = Request::builder().method(head.method).uri(target);

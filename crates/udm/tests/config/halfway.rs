@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
-use udm_wire::nbd::{Command as Nbd, ExportFlags, SimpleReply};
+use udm_wire::nbd::{ExportFlags, NbdCommand as Nbd, SimpleReply};
 
 /// An NBD server that holds back the first read until it is released.
 struct HeldReadServer {

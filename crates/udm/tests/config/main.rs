@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use support::nbd::Client;
 use support::{Server, signal, text, udm, until};
 use tempfile::TempDir;
-use udm_wire::nbd::{Command as Nbd, ExportFlags};
+use udm_wire::nbd::{ExportFlags, NbdCommand as Nbd};
 
 /// A folder with a configuration file.
 struct ConfigDir(TempDir);

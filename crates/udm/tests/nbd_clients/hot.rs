@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use udm_frontends::nbd::{Export, Exports, ListenAddress, NbdServer, ServerOptions};
+use udm_frontends::nbd::{Export, Exports, ListenAddress, NbdServer, NbdServerLimits};
 use udm_runtime::{Runtime, RuntimeOptions};
 
 /// Two busy fio and fourteen idle clients, in two orders: once the two start on different cores,
@@ -89,7 +89,7 @@ pub fn moved_all_the_time() -> Outcome {
     let exports = Arc::new(Exports::new());
     exports.add(Export::new("disk", "", false, open(&folder.path().join("disk.img"))?)?)?;
     let listen = [ListenAddress::Unix(path)];
-    let server = NbdServer::start(runtime.core_set(), exports, ServerOptions::default(), &listen)?;
+    let server = NbdServer::start(runtime.core_set(), exports, NbdServerLimits::default(), &listen)?;
     let over = AtomicBool::new(false);
     let outcome = std::thread::scope(|s| {
         s.spawn(|| {
@@ -110,7 +110,10 @@ pub fn moved_all_the_time() -> Outcome {
 }
 
 fn open(image: &Path) -> Result<Arc<dyn udm_core::Device>, libtest_mimic::Failed> {
-    Ok(udm_backends::open(&udm_wire::uri::parse(&format!("file:{}", image.display()))?)?)
+    Ok(udm_backends::open_standalone_device(&udm_wire::uri::parse_device_uri(&format!(
+        "file:{}",
+        image.display()
+    ))?)?)
 }
 
 fn clients(folder: &Path, uri: &str) -> Outcome {

@@ -5,9 +5,9 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use udm_wire::nbd::{
-    Chunk, ChunkHeader, ClientFlags, ClientOption, Command, CommandFlags, GREETING_SIZE, InfoRequest,
-    MetaRequest, OPTION_REPLY_HEADER_SIZE, OptionReply, OptionReplyHeader, ReplyHeader, Request,
-    encode_client_flags,
+    ClientFlags, CommandFlags, ExportInfoRequest, GREETING_SIZE, MetaContextRequest, NbdCommand, NbdOption,
+    NbdRequestHeader, OPTION_REPLY_HEADER_SIZE, OptionReply, OptionReplyHeader, ReplyChunk, ReplyChunkHeader,
+    ReplyHeader, encode_client_flags,
 };
 
 /// A connection, with the numbers and names of its metadata contexts.
@@ -16,8 +16,11 @@ pub struct DirtyMapClient {
     ids: Vec<(u32, String)>,
 }
 
-fn meta(export: &str, queries: &[&str]) -> MetaRequest {
-    MetaRequest { name: export.into(), queries: queries.iter().map(|query| (*query).to_owned()).collect() }
+fn meta(export: &str, queries: &[&str]) -> MetaContextRequest {
+    MetaContextRequest {
+        name: export.into(),
+        queries: queries.iter().map(|query| (*query).to_owned()).collect(),
+    }
 }
 
 impl DirtyMapClient {
@@ -26,7 +29,7 @@ impl DirtyMapClient {
         let mut stream = dial(socket);
         stream.read_exact(&mut [0; GREETING_SIZE]).unwrap();
         let mut opening = encode_client_flags(ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES).to_vec();
-        ClientOption::StructuredReply.encode(&mut opening);
+        NbdOption::StructuredReply.encode(&mut opening);
         stream.write_all(&opening).unwrap();
         let mut maps = DirtyMapClient { stream, ids: Vec::new() };
         assert_eq!(maps.answer(), OptionReply::Ack);
@@ -52,7 +55,7 @@ impl DirtyMapClient {
         OptionReply::decode(header.reply, &data).unwrap()
     }
 
-    pub fn send(&mut self, option: &ClientOption) {
+    pub fn send(&mut self, option: &NbdOption) {
         let mut bytes = Vec::new();
         option.encode(&mut bytes);
         self.stream.write_all(&bytes).unwrap();
@@ -60,13 +63,13 @@ impl DirtyMapClient {
 
     /// The names of the available contexts.
     pub fn list(&mut self, export: &str, queries: &[&str]) -> Result<Vec<String>, String> {
-        self.send(&ClientOption::ListMetaContext(meta(export, queries)));
+        self.send(&NbdOption::ListMetaContext(meta(export, queries)));
         self.names()
     }
 
     /// Chooses contexts; returns the names that the server accepted.
     pub fn set(&mut self, export: &str, queries: &[&str]) -> Result<Vec<String>, String> {
-        self.send(&ClientOption::SetMetaContext(meta(export, queries)));
+        self.send(&NbdOption::SetMetaContext(meta(export, queries)));
         self.names()
     }
 
@@ -83,13 +86,14 @@ impl DirtyMapClient {
     }
 
     pub fn go(&mut self, export: &str) {
-        self.send(&ClientOption::Go(InfoRequest { name: export.into(), infos: Vec::new() }));
+        self.send(&NbdOption::Go(ExportInfoRequest { name: export.into(), infos: Vec::new() }));
         while self.answer() != OptionReply::Ack {}
     }
 
     /// Sends a block-status request.
     pub fn ask(&mut self, flags: CommandFlags, offset: u64, len: u32) {
-        let request = Request { flags, command: Command::BlockStatus, cookie: offset, offset, len };
+        let request =
+            NbdRequestHeader { flags, command: NbdCommand::BlockStatus, cookie: offset, offset, len };
         self.stream.write_all(&request.encode()).unwrap();
     }
 
@@ -98,15 +102,15 @@ impl DirtyMapClient {
         self.ask(flags, offset, len);
         let mut found = vec![Vec::new(); self.ids.len()];
         loop {
-            let mut head = [0; ChunkHeader::SIZE];
+            let mut head = [0; ReplyChunkHeader::SIZE];
             self.stream.read_exact(&mut head).unwrap();
             let Ok(Some(ReplyHeader::Chunk(header))) = ReplyHeader::decode(&mut &head[..]) else {
                 panic!("no chunk: {head:?}")
             };
             let mut payload = vec![0; header.len as usize];
             self.stream.read_exact(&mut payload).unwrap();
-            match Chunk::decode(header, &payload).unwrap() {
-                Chunk::BlockStatus { context, descriptors } => {
+            match ReplyChunk::decode(header, &payload).unwrap() {
+                ReplyChunk::BlockStatus { context, descriptors } => {
                     let at = self.ids.iter().position(|(id, _)| *id == context).expect("a context chosen");
                     found[at] = descriptors.iter().collect();
                 }

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use udm_wire::nbd::{
-    ClientFlags, ClientOption, Command, CommandFlags, ExportFlags, GREETING_SIZE, Request,
+    ClientFlags, CommandFlags, ExportFlags, GREETING_SIZE, NbdCommand, NbdOption, NbdRequestHeader,
     encode_client_flags,
 };
 
@@ -25,7 +25,7 @@ pub struct Client {
     pub size: u64,
     pub flags: ExportFlags,
     /// The requests so far; the index is the cookie.
-    asked: Vec<(Command, u64, u64)>,
+    asked: Vec<(NbdCommand, u64, u64)>,
 }
 
 impl Client {
@@ -33,7 +33,7 @@ impl Client {
         let mut stream = dial(socket);
         stream.read_exact(&mut [0; GREETING_SIZE]).unwrap();
         let mut opening = encode_client_flags(ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES).to_vec();
-        ClientOption::ExportName(export.into()).encode(&mut opening);
+        NbdOption::ExportName(export.into()).encode(&mut opening);
         stream.write_all(&opening).unwrap();
         let (mut size, mut flags) = ([0; 8], [0; 2]);
         stream.read_exact(&mut size).unwrap();
@@ -43,16 +43,16 @@ impl Client {
     }
 
     /// Sends the header of a request. The caller sends the payload of a write.
-    pub fn head(&mut self, command: Command, offset: u64, len: u64) -> io::Result<()> {
+    pub fn head(&mut self, command: NbdCommand, offset: u64, len: u64) -> io::Result<()> {
         let request = self.request(CommandFlags::empty(), command, offset, len);
         self.stream.write_all(&request)
     }
 
     /// The header of the next request.
-    fn request(&mut self, flags: CommandFlags, command: Command, offset: u64, len: u64) -> Vec<u8> {
+    fn request(&mut self, flags: CommandFlags, command: NbdCommand, offset: u64, len: u64) -> Vec<u8> {
         let cookie = self.asked.len() as u64;
         self.asked.push((command, offset, len));
-        Request { flags, command, cookie, offset, len: len as u32 }.encode().to_vec()
+        NbdRequestHeader { flags, command, cookie, offset, len: len as u32 }.encode().to_vec()
     }
 
     /// Sends a request, with its data if it is a write; returns its cookie. Cookies count from 0.
@@ -62,7 +62,7 @@ impl Client {
     pub fn send(
         &mut self,
         flags: CommandFlags,
-        command: Command,
+        command: NbdCommand,
         offset: u64,
         len: u64,
         data: &[u8],
@@ -74,9 +74,9 @@ impl Client {
     }
 
     /// Sends a request; the payload of a write is bytes of 1.
-    pub fn ask(&mut self, command: Command, offset: u64, len: u64) {
+    pub fn ask(&mut self, command: NbdCommand, offset: u64, len: u64) {
         self.head(command, offset, len).unwrap();
-        if command == Command::Write {
+        if command == NbdCommand::Write {
             self.stream.write_all(&vec![1; len as usize]).unwrap();
         }
     }
@@ -91,7 +91,7 @@ impl Client {
         let error = u32::from_be_bytes(head[4..8].try_into().unwrap());
         let cookie = u64::from_be_bytes(head[8..].try_into().unwrap());
         let (command, _, len) = self.asked[cookie as usize];
-        let is_data = command == Command::Read && error == 0;
+        let is_data = command == NbdCommand::Read && error == 0;
         let mut data = vec![0; if is_data { len as usize } else { 0 }];
         self.stream.read_exact(&mut data)?;
         Ok((cookie, error, data))
@@ -109,7 +109,7 @@ impl Client {
     }
 
     /// Sends one request; returns the error of its reply.
-    pub fn one(&mut self, command: Command, offset: u64, len: u64) -> u32 {
+    pub fn one(&mut self, command: NbdCommand, offset: u64, len: u64) -> u32 {
         self.ask(command, offset, len);
         let (answered, error) = self.reply();
         assert_eq!(answered, offset);
@@ -118,16 +118,16 @@ impl Client {
 
     /// Sends a read of one sector.
     pub fn ask_read(&mut self, sector: u64) {
-        self.ask(Command::Read, sector * SECTOR, SECTOR);
+        self.ask(NbdCommand::Read, sector * SECTOR, SECTOR);
     }
 
     /// Reads one sector; returns the error.
     pub fn read(&mut self, sector: u64) -> u32 {
-        self.one(Command::Read, sector * SECTOR, SECTOR)
+        self.one(NbdCommand::Read, sector * SECTOR, SECTOR)
     }
 
     /// Writes one sector; returns the error.
     pub fn write(&mut self, sector: u64) -> u32 {
-        self.one(Command::Write, sector * SECTOR, SECTOR)
+        self.one(NbdCommand::Write, sector * SECTOR, SECTOR)
     }
 }

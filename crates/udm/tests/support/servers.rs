@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 use udm_wire::nbd::{
-    BlockSizes, ClientMessage, ExportFlags, HandshakeFlags, HandshakeParser, Info, OPT_GO, REP_ERR_UNSUP,
-    Request, SimpleReply, greeting, put_ack, put_error, put_info,
+    BlockSizes, ClientHandshakeMessage, ClientHandshakeMessageParser, ExportFlags, ExportInfoItem,
+    HandshakeFlags, NbdRequestHeader, OPT_GO, REP_ERR_UNSUP, SimpleReply, encode_nbd_server_greeting,
+    put_export_info_reply, put_option_ack_reply, put_option_error_reply,
 };
 
 /// nbdkit on a Unix socket. Dropping it kills it.
@@ -119,16 +120,17 @@ impl ScriptedServer {
 }
 
 pub fn handshake(stream: &mut UnixStream, size: u64) -> std::io::Result<()> {
-    stream.write_all(&greeting(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES))?;
-    let mut parser = HandshakeParser::new();
+    stream
+        .write_all(&encode_nbd_server_greeting(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES))?;
+    let mut parser = ClientHandshakeMessageParser::new();
     loop {
         // Reads single bytes, because data after the handshake belongs to the test.
         let mut byte = [0];
         stream.read_exact(&mut byte)?;
-        let Ok(Some(ClientMessage::Option(option))) = parser.next(&mut &byte[..]) else { continue };
+        let Ok(Some(ClientHandshakeMessage::Option(option))) = parser.next(&mut &byte[..]) else { continue };
         if option.number() != OPT_GO {
             let mut out = Vec::new();
-            put_error(&mut out, option.number(), REP_ERR_UNSUP, "");
+            put_option_error_reply(&mut out, option.number(), REP_ERR_UNSUP, "");
             stream.write_all(&out)?;
             continue;
         }
@@ -137,18 +139,18 @@ pub fn handshake(stream: &mut UnixStream, size: u64) -> std::io::Result<()> {
             | ExportFlags::SEND_FLUSH
             | ExportFlags::SEND_WRITE_ZEROES;
         let mut out = Vec::new();
-        put_info(&mut out, OPT_GO, &Info::Export { size, flags });
+        put_export_info_reply(&mut out, OPT_GO, &ExportInfoItem::Export { size, flags });
         let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 1 << 20 };
-        put_info(&mut out, OPT_GO, &Info::BlockSize(blocks));
-        put_ack(&mut out, OPT_GO);
+        put_export_info_reply(&mut out, OPT_GO, &ExportInfoItem::BlockSize(blocks));
+        put_option_ack_reply(&mut out, OPT_GO);
         return stream.write_all(&out);
     }
 }
 
-pub fn request(stream: &mut UnixStream) -> Option<Request> {
-    let mut header = [0; Request::SIZE];
+pub fn request(stream: &mut UnixStream) -> Option<NbdRequestHeader> {
+    let mut header = [0; NbdRequestHeader::SIZE];
     stream.read_exact(&mut header).ok()?;
-    let request = Request::decode(&header).unwrap();
+    let request = NbdRequestHeader::decode(&header).unwrap();
     let mut data = vec![0; request.payload_len() as usize];
     stream.read_exact(&mut data).ok()?;
     Some(request)
@@ -158,7 +160,7 @@ pub fn request(stream: &mut UnixStream) -> Option<Request> {
 pub fn serve_zeroes(stream: &mut UnixStream) {
     while let Some(request) = request(stream) {
         let mut out = SimpleReply { error: 0, cookie: request.cookie }.encode().to_vec();
-        if request.command == udm_wire::nbd::Command::Read {
+        if request.command == udm_wire::nbd::NbdCommand::Read {
             out.resize(out.len() + request.len as usize, 0);
         }
         if stream.write_all(&out).is_err() {

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
-use udm_wire::nbd::{Command, CommandFlags};
+use udm_wire::nbd::{CommandFlags, NbdCommand};
 
 const SECTOR: usize = 512;
 /// Maximum sectors per request.
@@ -131,7 +131,7 @@ impl StampedVolume {
         let none = CommandFlags::empty();
         let kind = rng.random_range(0..20);
         if kind == 0 {
-            let cookie = client.send(none, Command::Flush, 0, 0, &[]).ok()?;
+            let cookie = client.send(none, NbdCommand::Flush, 0, 0, &[]).ok()?;
             return Some((cookie, (0..0, None)));
         }
         let (sectors, data) = loop {
@@ -162,9 +162,9 @@ impl StampedVolume {
         let (cookie, before) = match data {
             Ok(data) => {
                 let flags = if kind == 6 { CommandFlags::FUA } else { none };
-                (client.send(flags, Command::Write, at, len, &data), None)
+                (client.send(flags, NbdCommand::Write, at, len, &data), None)
             }
-            Err(before) => (client.send(none, Command::Read, at, len, &[]), Some(before)),
+            Err(before) => (client.send(none, NbdCommand::Read, at, len, &[]), Some(before)),
         };
         Some((cookie.ok()?, (sectors, before)))
     }
@@ -198,7 +198,7 @@ impl StampedVolume {
         for at in (0..all.len()).step_by(PIECE / SECTOR) {
             let part = at..all.len().min(at + PIECE / SECTOR);
             let (from, len) = (part.start * SECTOR, part.len() * SECTOR);
-            client.send(CommandFlags::empty(), Command::Read, from as u64, len as u64, &[]).unwrap();
+            client.send(CommandFlags::empty(), NbdCommand::Read, from as u64, len as u64, &[]).unwrap();
             let (_, error, data) = client.answer().unwrap();
             assert_eq!(error, 0, "{export}: sector {at} cannot be read");
             for (sector, bytes) in part.zip(data.chunks(SECTOR)).filter(|(at, _)| !others.contains(at)) {

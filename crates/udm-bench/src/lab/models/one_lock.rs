@@ -7,7 +7,7 @@
 //! accounts for its additional cost over udm's multipath.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use udm_core::{Batch, Bio, Cx, Device, DeviceId, Lane, Limits, OpenError};
+use udm_core::{Batch, Bio, Cx, Device, DeviceControlError, DeviceId, Lane, Limits};
 
 /// The selectors of the kernel at that time, by their rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,9 +75,9 @@ impl Device for OneLockMultipath {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         let path = |device: &Arc<dyn Device>| Ok(OneLockPath { lane: device.open(cx)?, batch: Batch::new() });
-        let paths = self.below.iter().map(path).collect::<Result<_, OpenError>>()?;
+        let paths = self.below.iter().map(path).collect::<Result<_, DeviceControlError>>()?;
         Ok(Box::new(OneLockLane { paths, state: Arc::clone(&self.state) }))
     }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use udm_core::{Batch, Bio, Cx, Device, DeviceId, Lane, Limits, Nanos, OpenError, Sectors, Status};
+use udm_core::{Batch, Bio, Cx, Device, DeviceControlError, DeviceId, Lane, Limits, Nanos, Sectors, Status};
 
 /// The service time of a request.
 #[derive(Debug, Clone, Copy)]
@@ -66,8 +66,8 @@ impl Device for PacedPath {
         self.id
     }
 
-    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        Ok(Box::new(PacedLane { shared: Arc::clone(&self.shared), running: VecDeque::new() }))
+    fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        Ok(Box::new(PacedPathLane { shared: Arc::clone(&self.shared), running: VecDeque::new() }))
     }
 
     fn limits(&self) -> Limits {
@@ -75,13 +75,13 @@ impl Device for PacedPath {
     }
 }
 
-struct PacedLane {
+struct PacedPathLane {
     shared: Arc<PacedState>,
     /// Requests with their completion times, in rising order.
     running: VecDeque<(Nanos, Box<Bio>)>,
 }
 
-impl PacedLane {
+impl PacedPathLane {
     fn wake(&self, cx: &mut Cx<'_>) {
         if let Some((end, _)) = self.running.front() {
             cx.wake_at(*end);
@@ -89,7 +89,7 @@ impl PacedLane {
     }
 }
 
-impl Lane for PacedLane {
+impl Lane for PacedPathLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         let now = cx.now();
         for mut bio in batch.drain(..) {

@@ -10,14 +10,15 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use udm_core::{
-    Batch, Bio, Cx, Device, DeviceId, Lane, Limits, OpenError, Status, WaitHandle, WaitQueue, WakeEpoch,
+    Batch, Bio, Cx, Device, DeviceControlError, DeviceId, Lane, Limits, Status, WaitHandle, WaitQueue,
+    WakeEpoch,
 };
 
 /// The device with two queues.
-pub(crate) struct TwoQueueDevice {
+pub(crate) struct RequestBasedDmModel {
     id: DeviceId,
     limits: Limits,
-    queues: Vec<Arc<HwQueue>>,
+    queues: Vec<Arc<RequestBasedDmHwQueue>>,
     threads: Vec<JoinHandle<()>>,
     /// Number of lanes so far. Each lane gets the next hardware queue.
     lanes: AtomicUsize,
@@ -25,62 +26,62 @@ pub(crate) struct TwoQueueDevice {
 
 /// A hardware queue of the upper device.
 #[derive(Default)]
-struct HwQueue {
-    state: Mutex<HwQueueState>,
+struct RequestBasedDmHwQueue {
+    state: Mutex<RequestBasedDmHwQueueState>,
     work: Condvar,
 }
 
 #[derive(Default)]
-struct HwQueueState {
+struct RequestBasedDmHwQueueState {
     /// Requests to serve, each with the completions of its lane.
-    requests: VecDeque<(Arc<Completions>, Box<Bio>)>,
+    requests: VecDeque<(Arc<LaneCompletionQueue>, Box<Bio>)>,
     ended: bool,
 }
 
 /// Completed requests of a lane.
-struct Completions {
+struct LaneCompletionQueue {
     done: Mutex<Batch>,
     wait_queue: Arc<WaitQueue>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_mutex_ignoring_poison<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl HwQueue {
+impl RequestBasedDmHwQueue {
     /// Serves requests until the end. The device below does nothing, so it takes no time.
     fn serve(&self) {
         loop {
-            let mut state = lock(&self.state);
+            let mut state = lock_mutex_ignoring_poison(&self.state);
             while state.requests.is_empty() && !state.ended {
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
             let Some((asked, mut bio)) = state.requests.pop_front() else { return };
             drop(state);
             bio.end_with(Status::Ok);
-            lock(&asked.done).push(bio);
+            lock_mutex_ignoring_poison(&asked.done).push(bio);
             asked.wait_queue.wake_up();
         }
     }
 }
 
-impl TwoQueueDevice {
+impl RequestBasedDmModel {
     /// Creates a device with these limits and hardware queues, each with its thread.
-    pub(crate) fn new(queues: usize, limits: Limits) -> TwoQueueDevice {
-        let queues: Vec<Arc<HwQueue>> = (0..queues).map(|_| Arc::default()).collect();
-        let serve = |queue: &Arc<HwQueue>| {
+    pub(crate) fn new(queues: usize, limits: Limits) -> RequestBasedDmModel {
+        let queues: Vec<Arc<RequestBasedDmHwQueue>> = (0..queues).map(|_| Arc::default()).collect();
+        let serve = |queue: &Arc<RequestBasedDmHwQueue>| {
             let queue = Arc::clone(queue);
             thread::spawn(move || queue.serve())
         };
         let threads = queues.iter().map(serve).collect();
-        TwoQueueDevice { id: DeviceId::new(), limits, queues, threads, lanes: AtomicUsize::new(0) }
+        RequestBasedDmModel { id: DeviceId::new(), limits, queues, threads, lanes: AtomicUsize::new(0) }
     }
 }
 
-impl Drop for TwoQueueDevice {
+impl Drop for RequestBasedDmModel {
     fn drop(&mut self) {
         for queue in &self.queues {
-            lock(&queue.state).ended = true;
+            lock_mutex_ignoring_poison(&queue.state).ended = true;
             queue.work.notify_one();
         }
         for thread in self.threads.drain(..) {
@@ -89,18 +90,18 @@ impl Drop for TwoQueueDevice {
     }
 }
 
-impl Device for TwoQueueDevice {
+impl Device for RequestBasedDmModel {
     fn id(&self) -> DeviceId {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         let number = self.lanes.fetch_add(1, Relaxed);
         let wait_queue = Arc::new(WaitQueue::new());
         let wait_handle = wait_queue.subscribe(cx);
-        Ok(Box::new(TwoQueueLane {
+        Ok(Box::new(RequestBasedDmModelLane {
             queue: Arc::clone(&self.queues[number % self.queues.len()]),
-            done: Arc::new(Completions { done: Mutex::default(), wait_queue }),
+            done: Arc::new(LaneCompletionQueue { done: Mutex::default(), wait_queue }),
             seen: wait_handle.epoch(),
             wait_handle,
             in_flight: 0,
@@ -112,15 +113,15 @@ impl Device for TwoQueueDevice {
     }
 }
 
-struct TwoQueueLane {
-    queue: Arc<HwQueue>,
-    done: Arc<Completions>,
+struct RequestBasedDmModelLane {
+    queue: Arc<RequestBasedDmHwQueue>,
+    done: Arc<LaneCompletionQueue>,
     wait_handle: WaitHandle,
     seen: WakeEpoch,
     in_flight: usize,
 }
 
-impl TwoQueueLane {
+impl RequestBasedDmModelLane {
     fn wait(&self, cx: &mut Cx<'_>) {
         if self.in_flight > 0 {
             self.wait_handle.wait(self.seen, cx);
@@ -128,11 +129,11 @@ impl TwoQueueLane {
     }
 }
 
-impl Lane for TwoQueueLane {
+impl Lane for RequestBasedDmModelLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         for bio in batch.drain(..) {
             self.in_flight += 1;
-            lock(&self.queue.state).requests.push_back((Arc::clone(&self.done), bio));
+            lock_mutex_ignoring_poison(&self.queue.state).requests.push_back((Arc::clone(&self.done), bio));
             self.queue.work.notify_one();
         }
         self.wait(cx);
@@ -142,7 +143,7 @@ impl Lane for TwoQueueLane {
         let now = self.wait_handle.epoch();
         if std::mem::replace(&mut self.seen, now) != now {
             let from = done.len();
-            done.append(&mut lock(&self.done.done));
+            done.append(&mut lock_mutex_ignoring_poison(&self.done.done));
             self.in_flight -= done.len() - from;
         }
         self.wait(cx);

@@ -6,7 +6,7 @@
 
 use super::{DeviceDirectory, RegisteredDevice, check_not_number};
 use crate::error::VerbError;
-use crate::registry::Registry;
+use crate::registry::DeviceRegistry;
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, ENXIO};
 use udm_dm::{EventKind, MappedDevice, TargetError};
@@ -59,11 +59,11 @@ impl DeviceDirectory {
     }
 }
 
-impl Registry {
+impl DeviceRegistry {
     /// The device `word`, if it may get this name or UUID now.
     ///
     /// # Errors
-    /// As [`Registry::rename`].
+    /// As [`DeviceRegistry::rename`].
     pub(crate) fn may_rename(&self, word: &str, to: NewName<'_>) -> Result<Arc<RegisteredDevice>, VerbError> {
         self.state().directory.renameable(word, to).cloned()
     }
@@ -112,7 +112,7 @@ impl Registry {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ListingStage;
+    use super::super::DeviceLifecycleStage;
     use super::*;
 
     #[test]
@@ -127,7 +127,7 @@ mod tests {
         let (name, uuid) = (NewName::Name, NewName::Uuid);
         let (errno, text) = refusal(&directory, "a", name("c"));
         assert!(errno == EBUSY && text.contains("still being created"), "{text}");
-        directory.set(&made, ListingStage::Active);
+        directory.set(&made, DeviceLifecycleStage::Active);
         assert!(directory.renameable("254:0", name("c")).is_ok_and(|found| Arc::ptr_eq(found, &made)));
         // The name of a device being created is in use, and so is the device's own name.
         for new in ["b", "a"] {
@@ -148,7 +148,7 @@ mod tests {
         for bad in [name(""), name("a/b"), name("254:9"), name("."), uuid(""), uuid("1:1"), name("x\ny")] {
             assert_eq!(refusal(&directory, "a", bad).0, udm_core::errno::EINVAL, "{bad:?}");
         }
-        directory.set(&made, ListingStage::Removing);
+        directory.set(&made, DeviceLifecycleStage::Removing);
         let (errno, text) = refusal(&directory, "a", name("c"));
         assert!(errno == EBUSY && text.contains("is being removed"), "{text}");
     }

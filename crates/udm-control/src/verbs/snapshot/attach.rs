@@ -8,7 +8,7 @@
 //! * If a disk has a recorded snapshot that is not attached, no table that can write the disk
 //!   becomes live, except in the same change as the snapshot. Snapshots created by name are
 //!   attached first ([`super::restore`]). For any other snapshot the change is refused, or the
-//!   snapshot is given up if the server is configured so ([`LostSnapshots`]).
+//!   snapshot is given up if the server is configured so ([`LostSnapshotPolicy`]).
 //! * If no table has a snapshot any more, and its origin's disk can still be written, the snapshot
 //!   is *released*: no device waits for it, and it is refused later if the origin was written
 //!   meanwhile. If the disk can't be written, the snapshot is *detached*. The size and time of
@@ -17,13 +17,15 @@
 //!
 //! Not covered: disks that end with the process (`mem`, `null`), and writes by other programs.
 
-use super::record_update::{RecordUpdate, Refused, WrittenRecords, stale_error};
-use super::tables::{is_live, persistent_snapshots, record, writable_disks};
+use super::record_update::{
+    IndexedDeviceRefusal, SnapshotRecordUpdate, WrittenSnapshotRecords, stale_snapshot_error,
+};
+use super::tables::{build_snapshot_record, is_snapshot_in_tables, persistent_snapshots, writable_disks};
 use crate::error::VerbError;
-use crate::registry::{RegisteredDevice, Registry};
+use crate::registry::{DeviceRegistry, RegisteredDevice};
 use crate::state_folder::records::SnapshotRecord;
 use crate::state_folder::{StateFolder, StoreId};
-use crate::verbs::cancel::{CancelToken, VerbKind};
+use crate::verbs::cancel::{CancelToken, CancellableVerbKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::{OwnedMutexGuard, oneshot};
@@ -32,7 +34,7 @@ use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, Table, TargetError};
 
 /// Policy for a disk with a snapshot that can't be attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LostSnapshots {
+pub enum LostSnapshotPolicy {
     /// The disk is not opened for writing.
     #[default]
     Refuse,
@@ -43,29 +45,29 @@ pub enum LostSnapshots {
 }
 
 /// A checked change whose snapshots are recorded.
-pub(in crate::verbs) struct AttachTransaction<'a> {
-    registry: &'a Registry,
+pub(in crate::verbs) struct SnapshotRecordTransaction<'a> {
+    registry: &'a DeviceRegistry,
     /// The table in the inactive slot of each device, if the change makes it live.
     tables: Vec<Option<Arc<Table>>>,
-    recorded: WrittenRecords,
+    recorded: WrittenSnapshotRecords,
     /// The kind of the change.
-    who: VerbKind,
+    who: CancellableVerbKind,
     /// The stores of the valid snapshots that become live.
     valid: Vec<StoreId>,
     /// Until this is dropped, changes that write the origins of these snapshots are refused.
-    _attach_guard: AttachGuard,
+    _attach_guard: AttachingSnapshotsGuard,
     /// Locks of the stores: no other change updates the records of these snapshots.
     _stores: Vec<OwnedMutexGuard<()>>,
 }
 
 /// Marks snapshots as being attached until dropped.
 #[derive(Default)]
-struct AttachGuard {
+struct AttachingSnapshotsGuard {
     folder: Option<Arc<StateFolder>>,
     names: Vec<String>,
 }
 
-impl Drop for AttachGuard {
+impl Drop for AttachingSnapshotsGuard {
     fn drop(&mut self) {
         self.folder.iter().for_each(|folder| folder.finish_attach(&self.names));
     }
@@ -73,8 +75,8 @@ impl Drop for AttachGuard {
 
 /// Runs `work`, which uses the state folder, on another thread. If cancelled meanwhile, its effect
 /// is reverted by `undone`.
-pub(super) async fn run_with_state_folder<T: Send + 'static>(
-    registry: &Registry,
+pub(super) async fn run_state_folder_work_on_thread<T: Send + 'static>(
+    registry: &DeviceRegistry,
     name: &str,
     cancel_token: &CancelToken,
     work: impl FnOnce(&Arc<StateFolder>) -> Result<T, String> + Send + 'static,
@@ -99,7 +101,7 @@ pub(super) async fn run_with_state_folder<T: Send + 'static>(
 }
 
 /// Error for a disk that can't be written before a snapshot is attached.
-pub(super) fn blocked_error(record: &SnapshotRecord, why: &str) -> TargetError {
+pub(super) fn snapshot_not_attached_error(record: &SnapshotRecord, why: &str) -> TargetError {
     let SnapshotRecord { name, origin, store, .. } = record;
     TargetError::errno(EBUSY).because(format!(
         "{} has the snapshot {name} in {}, which {why}: what is written now would be missing in it; attach it \
@@ -109,31 +111,31 @@ pub(super) fn blocked_error(record: &SnapshotRecord, why: &str) -> TargetError {
     ))
 }
 
-impl<'a> AttachTransaction<'a> {
+impl<'a> SnapshotRecordTransaction<'a> {
     /// Checks a change of `several` devices. Records the snapshots that become live in it, and
     /// those that no table has after it.
     pub async fn begin(
-        registry: &'a Registry,
+        registry: &'a DeviceRegistry,
         several: &[(String, Arc<RegisteredDevice>)],
-        who: VerbKind,
+        who: CancellableVerbKind,
         cancel_token: &CancelToken,
-    ) -> Result<AttachTransaction<'a>, VerbError> {
-        let comes = matches!(who, VerbKind::Create | VerbKind::Resume);
+    ) -> Result<SnapshotRecordTransaction<'a>, VerbError> {
+        let comes = matches!(who, CancellableVerbKind::Create | CancellableVerbKind::Resume);
         let inactive = |mapped: &Arc<RegisteredDevice>| mapped.device.inactive().filter(|_| comes);
         let tables: Vec<_> = several.iter().map(|(_, mapped)| inactive(mapped)).collect();
         let is_valid = |report: &SnapshotReport| report.state != SnapshotState::Invalid;
         let valid = store_ids(registry, &tables, is_valid);
-        let recorded = WrittenRecords::default();
-        let mut attaching = AttachTransaction {
+        let recorded = WrittenSnapshotRecords::default();
+        let mut attaching = SnapshotRecordTransaction {
             registry,
             tables,
             recorded,
             who,
             valid,
-            _attach_guard: AttachGuard::default(),
+            _attach_guard: AttachingSnapshotsGuard::default(),
             _stores: Vec::new(),
         };
-        let is_change = who == VerbKind::Remove || attaching.tables.iter().any(Option::is_some);
+        let is_change = who == CancellableVerbKind::Remove || attaching.tables.iter().any(Option::is_some);
         if registry.state_folder().is_none() || !is_change || registry.is_ending() {
             return Ok(attaching);
         }
@@ -143,20 +145,20 @@ impl<'a> AttachTransaction<'a> {
             locked = attaching.lock_stores(several) => locked,
             why = cancel_token.cancelled() => return Err(VerbError::new(name, why)),
         };
-        let mut recording = RecordUpdate {
+        let mut recording = SnapshotRecordUpdate {
             writable_disks: writable_disks(registry, &attaching.tables),
             gives_up: registry.gives_up_snapshots(),
-            is_removal: who == VerbKind::Remove,
+            is_removal: who == CancellableVerbKind::Remove,
             warns: !registry.is_starting.load(Ordering::Relaxed),
             names: several.iter().map(|(name, _)| name.clone()).collect(),
-            ..RecordUpdate::default()
+            ..SnapshotRecordUpdate::default()
         };
         for ((_, mapped), table) in several.iter().zip(&attaching.tables) {
             let found = table.iter().flat_map(|table| persistent_snapshots(table));
-            recording
-                .attached
-                .extend(found.filter_map(|(report, len)| record(registry, mapped, &report, len)));
-            let leaves = table.is_some() || who == VerbKind::Remove;
+            recording.attached.extend(
+                found.filter_map(|(report, len)| build_snapshot_record(registry, mapped, &report, len)),
+            );
+            let leaves = table.is_some() || who == CancellableVerbKind::Remove;
             let Some(live) = mapped.device.live().filter(|_| leaves) else { continue };
             let removed = mapped.snapshot_info().is_discarded;
             recording.released.extend(persistent_snapshots(&live).filter_map(|(report, _)| {
@@ -167,9 +169,9 @@ impl<'a> AttachTransaction<'a> {
         if !recording.released.is_empty() {
             // Another device may have taken the snapshot over.
             let others = attaching.others(several);
-            recording.released.retain(|(store, _)| !is_live(&others, registry, store));
+            recording.released.retain(|(store, _)| !is_snapshot_in_tables(&others, registry, store));
         }
-        let done = run_with_state_folder(
+        let done = run_state_folder_work_on_thread(
             registry,
             name,
             cancel_token,
@@ -178,10 +180,12 @@ impl<'a> AttachTransaction<'a> {
                 done.unwrap_or_default().undo(folder, &[]);
             },
         );
-        match done.await?.unwrap_or_else(|| Ok(WrittenRecords::default())) {
+        match done.await?.unwrap_or_else(|| Ok(WrittenSnapshotRecords::default())) {
             Ok(recorded) => {
-                attaching._attach_guard =
-                    AttachGuard { folder: registry.state_folder().cloned(), names: recorded.names() };
+                attaching._attach_guard = AttachingSnapshotsGuard {
+                    folder: registry.state_folder().cloned(),
+                    names: recorded.names(),
+                };
                 attaching.recorded = recorded;
             }
             Err((place, error)) => {
@@ -216,13 +220,14 @@ impl<'a> AttachTransaction<'a> {
                 (Some(one), Some(other)) => Arc::ptr_eq(one, &other),
                 _ => false,
             };
-        matches!(self.who, VerbKind::Suspend | VerbKind::Remove) || self.tables.iter().zip(devices).all(same)
+        matches!(self.who, CancellableVerbKind::Suspend | CancellableVerbKind::Remove)
+            || self.tables.iter().zip(devices).all(same)
     }
 
     /// A second check of the origins of released snapshots that become live, to be run while all
     /// devices are suspended: until then the origins were written without copies. `None` if there
     /// are no such snapshots.
-    pub fn check_at_rest(&self) -> Option<impl Future<Output = Result<(), Refused>> + use<'a>> {
+    pub fn check_at_rest(&self) -> Option<impl Future<Output = Result<(), IndexedDeviceRefusal>> + use<'a>> {
         let released = self.recorded.were_released();
         if released.is_empty() {
             return None;
@@ -231,7 +236,7 @@ impl<'a> AttachTransaction<'a> {
         let opener = self.registry.opener();
         Some(async move {
             opener.spawn_blocking(Box::new(move || {
-                let _ = sender.send(released.iter().find_map(stale_error));
+                let _ = sender.send(released.iter().find_map(stale_snapshot_error));
             }));
             match receiver.await {
                 Ok(None) => Ok(()),
@@ -246,12 +251,14 @@ impl<'a> AttachTransaction<'a> {
         let (recorded, _guard) = (self.recorded, self._attach_guard);
         if !recorded.is_empty() {
             let writable_disks =
-                writable_disks(self.registry, &tables_in_use(&self.registry.all_with_pending()));
+                writable_disks(self.registry, &live_or_resuming_tables(&self.registry.all_with_pending()));
             let undo = move |folder: &Arc<StateFolder>| {
                 recorded.undo(folder, &writable_disks);
                 Ok(())
             };
-            let _ = run_with_state_folder(self.registry, "", &CancelToken::default(), undo, |_, ()| {}).await;
+            let _ =
+                run_state_folder_work_on_thread(self.registry, "", &CancelToken::default(), undo, |_, ()| {})
+                    .await;
         }
     }
 
@@ -266,9 +273,11 @@ impl<'a> AttachTransaction<'a> {
             return;
         }
         let is_gone = |mapped: &Arc<RegisteredDevice>| {
-            self.who == VerbKind::Remove && several.iter().any(|(_, one)| Arc::ptr_eq(one, mapped))
+            self.who == CancellableVerbKind::Remove && several.iter().any(|(_, one)| Arc::ptr_eq(one, mapped))
         };
-        let tables = tables_in_use(self.registry.all_with_pending().iter().filter(|mapped| !is_gone(mapped)));
+        let tables = live_or_resuming_tables(
+            self.registry.all_with_pending().iter().filter(|mapped| !is_gone(mapped)),
+        );
         let (writable_disks, mut recorded, _guard) =
             (writable_disks(self.registry, &tables), self.recorded, self._attach_guard);
         let commit = move |folder: &Arc<StateFolder>| {
@@ -276,13 +285,13 @@ impl<'a> AttachTransaction<'a> {
             recorded.commit(folder, &writable_disks)
         };
         let cancel_token = CancelToken::default();
-        let done = run_with_state_folder(self.registry, "", &cancel_token, commit, |_, ()| {});
+        let done = run_state_folder_work_on_thread(self.registry, "", &cancel_token, commit, |_, ()| {});
         done.await.err().inspect(|error| tracing::error!("{error}"));
     }
 }
 
 /// The tables of `devices` that are live or are becoming live.
-fn tables_in_use<'a>(
+fn live_or_resuming_tables<'a>(
     devices: impl IntoIterator<Item = &'a Arc<RegisteredDevice>>,
 ) -> Vec<Option<Arc<Table>>> {
     let of = |mapped: &Arc<RegisteredDevice>| {
@@ -294,7 +303,7 @@ fn tables_in_use<'a>(
 
 /// The stores of the persistent snapshots in `tables` for which `wanted` is true.
 fn store_ids(
-    registry: &Registry,
+    registry: &DeviceRegistry,
     tables: &[Option<Arc<Table>>],
     wanted: impl Fn(&SnapshotReport) -> bool,
 ) -> Vec<StoreId> {
@@ -302,9 +311,9 @@ fn store_ids(
     all.filter(wanted).filter_map(|report| registry.disk_id_cached(report.store.number)).collect()
 }
 
-impl Registry {
+impl DeviceRegistry {
     /// True if snapshots that can't be attached are given up.
     fn gives_up_snapshots(&self) -> bool {
-        self.lost_snapshots() == LostSnapshots::GiveUp && !self.is_starting.load(Ordering::Relaxed)
+        self.lost_snapshots() == LostSnapshotPolicy::GiveUp && !self.is_starting.load(Ordering::Relaxed)
     }
 }

@@ -1,23 +1,23 @@
 //! The ranges in which a snapshot may differ from its origin or from another snapshot of it.
 
-use super::{error_for, find_again, snapshot_report};
-use crate::api::{Changes, Range};
+use super::{current_snapshot_report, snapshot_report, verb_error_with_errno};
+use crate::api::{ChangedByteRange, ChangedRangesPage};
 use crate::error::VerbError;
-use crate::registry::{RegisteredDevice, Registry};
+use crate::registry::{DeviceRegistry, RegisteredDevice};
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, EINVAL, EIO};
-use udm_core::{ChangeStatus, Checkpoint, Device, Extents, SECTOR_SIZE, Sector, Sectors};
+use udm_core::{ChangeTrackingCheckpoint, Device, Extents, RangeChangeStatus, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::{SnapshotReport, SnapshotState, Table};
 
 /// Maximum number of ranges in a page.
 pub const PAGE_MAX: usize = 16 << 10;
 
 /// A snapshot whose exceptions can be read.
-struct ReadableSnapshot {
+struct SnapshotExceptionView {
     mapped: Arc<RegisteredDevice>,
     table: Arc<Table>,
     report: SnapshotReport,
-    instant: Checkpoint,
+    instant: ChangeTrackingCheckpoint,
 }
 
 /// A page of the ranges in which `name` may differ from its origin, or from the snapshot `other`,
@@ -28,27 +28,29 @@ struct ReadableSnapshot {
 /// # Errors
 /// If one of the devices is not a valid snapshot or is being merged; if they have different
 /// origins.
-pub fn changes(
-    registry: &Registry,
+pub fn list_changed_ranges(
+    registry: &DeviceRegistry,
     name: &str,
     other: Option<&str>,
     from: u64,
     max: usize,
-) -> Result<Changes, VerbError> {
-    let kept_as = |name| readable_snapshot(registry, name, registry.find(name)?);
+) -> Result<ChangedRangesPage, VerbError> {
+    let kept_as = |name| view_snapshot_exceptions(registry, name, registry.find(name)?);
     let first = kept_as(name)?;
     let second = other.map(kept_as).transpose()?;
     let disk = first.report.origin.number;
-    if let Some(ReadableSnapshot { report, .. }) =
+    if let Some(SnapshotExceptionView { report, .. }) =
         second.as_ref().filter(|other| other.report.origin.number != disk)
     {
         let (one, two) = (registry.uri_of(disk), registry.uri_of(report.origin.number));
         let why = format!("it is of {one}, and {} of {two}", other.unwrap_or_default());
-        return Err(error_for(name, EINVAL, why));
+        return Err(verb_error_with_errno(name, EINVAL, why));
     }
-    if let Some(merge) = second.is_none().then(|| merging_device(registry, &first.report)).flatten() {
+    if let Some(merge) =
+        second.is_none().then(|| find_merging_origin_device(registry, &first.report)).flatten()
+    {
         let why = format!("a snapshot is being merged into its origin {merge}: all of it may differ");
-        return Err(error_for(name, EBUSY, why));
+        return Err(verb_error_with_errno(name, EBUSY, why));
     }
     let len = first.table.limits().size.0;
     let against = second.as_ref().unwrap_or(&first);
@@ -61,10 +63,10 @@ pub fn changes(
     // If a snapshot became invalid meanwhile, fail instead of reporting that everything differs.
     let names = [Some((name, &first)), other.zip(second.as_ref())];
     for (name, found) in names.into_iter().flatten() {
-        readable_snapshot(registry, name, Arc::clone(&found.mapped))?;
+        view_snapshot_exceptions(registry, name, Arc::clone(&found.mapped))?;
     }
-    let (ranges, end) = ranges(from, &found);
-    Ok(Changes {
+    let (ranges, end) = extents_to_changed_ranges(from, &found);
+    Ok(ChangedRangesPage {
         size_bytes: len * SECTOR_SIZE,
         chunk_bytes: chunk.bytes(),
         ranges,
@@ -73,23 +75,25 @@ pub fn changes(
 }
 
 /// The snapshot `mapped`, if its exceptions can be read. Errors call it `name`.
-fn readable_snapshot(
-    registry: &Registry,
+fn view_snapshot_exceptions(
+    registry: &DeviceRegistry,
     name: &str,
     mapped: Arc<RegisteredDevice>,
-) -> Result<ReadableSnapshot, VerbError> {
-    let (table, report) = find_again(registry, name, &mapped)?;
+) -> Result<SnapshotExceptionView, VerbError> {
+    let (table, report) = current_snapshot_report(registry, name, &mapped)?;
     let target = table.only_target().map(|entry| &entry.target);
     let instant = target.and_then(|target| target.as_snapshot()?.checkpoint());
     match (report.state, instant) {
-        (state, _) if state.is_merge() => Err(error_for(name, EBUSY, "it is being merged")),
-        (SnapshotState::Invalid, _) | (_, None) => Err(error_for(name, EIO, "the snapshot is invalid")),
-        (_, Some(instant)) => Ok(ReadableSnapshot { mapped, table, report, instant }),
+        (state, _) if state.is_merge() => Err(verb_error_with_errno(name, EBUSY, "it is being merged")),
+        (SnapshotState::Invalid, _) | (_, None) => {
+            Err(verb_error_with_errno(name, EIO, "the snapshot is invalid"))
+        }
+        (_, Some(instant)) => Ok(SnapshotExceptionView { mapped, table, report, instant }),
     }
 }
 
 /// The device into which a snapshot of the same origin is being merged.
-fn merging_device(registry: &Registry, of: &SnapshotReport) -> Option<String> {
+fn find_merging_origin_device(registry: &DeviceRegistry, of: &SnapshotReport) -> Option<String> {
     let merges = |found: &SnapshotReport| found.origin.number == of.origin.number && found.state.is_merge();
     let all = registry.all().into_iter();
     let mut merging =
@@ -98,11 +102,11 @@ fn merging_device(registry: &Registry, of: &SnapshotReport) -> Option<String> {
 }
 
 /// The changed ranges from sector `from` on, and the sector up to which they are known.
-fn ranges(from: u64, found: &Extents<ChangeStatus>) -> (Vec<Range>, u64) {
+fn extents_to_changed_ranges(from: u64, found: &Extents<RangeChangeStatus>) -> (Vec<ChangedByteRange>, u64) {
     let (mut at, mut ranges) = (from, Vec::new());
     for run in found.list() {
-        if run.content == ChangeStatus::Changed {
-            ranges.push(Range { start_bytes: at * SECTOR_SIZE, length_bytes: run.len.bytes() });
+        if run.content == RangeChangeStatus::Changed {
+            ranges.push(ChangedByteRange { start_bytes: at * SECTOR_SIZE, length_bytes: run.len.bytes() });
         }
         at += run.len.0;
     }

@@ -1,14 +1,15 @@
 //! Creating snapshots, several at one instant.
 
-use super::error_for;
 use super::origin::OriginDevice;
-use super::store::{NewStore, StoreSpec};
+use super::store::{NewSnapshotStore, StoreSpec};
+use super::verb_error_with_errno;
 use crate::api;
 use crate::error::VerbError;
-use crate::registry::{BaseDir, CreationGuard, RegisteredDevice, Registry};
-use crate::verbs::cancel::{CancelToken, VerbKind};
-use crate::verbs::change::{LoadedTable, begin_resume_loaded, export_device, remove_filtered, run_locked};
-use crate::verbs::{tables, wait};
+use crate::registry::{BaseDir, DeviceCreationGuard, DeviceRegistry, RegisteredDevice};
+use crate::verbs::begin_transition::{LoadedTable, begin_removal_transition, begin_resume_if_still_loaded};
+use crate::verbs::cancel::{CancelToken, CancellableVerbKind};
+use crate::verbs::change::{export_device, run_change_with_device_locks};
+use crate::verbs::{block_on_verb, tables};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -27,14 +28,15 @@ const LOADS_MAX: usize = 8;
 /// # Errors
 /// An error with the device's name if a name is in use, if a device can't be an origin, or if a
 /// store can't be used; the error of the cancel token.
-pub fn create(
-    registry: &Arc<Registry>,
-    wanted: &api::CreateSnapshots,
+pub fn create_snapshots(
+    registry: &Arc<DeviceRegistry>,
+    wanted: &api::CreateSnapshotsRequest,
     folder: &BaseDir,
     cancel_token: &CancelToken,
-) -> Result<Vec<api::Snapshot>, VerbError> {
+) -> Result<Vec<api::SnapshotDescription>, VerbError> {
     let all = &wanted.snapshots;
-    let first = all.first().ok_or_else(|| error_for("snapshot", EINVAL, "no snapshot is named"))?;
+    let first =
+        all.first().ok_or_else(|| verb_error_with_errno("snapshot", EINVAL, "no snapshot is named"))?;
     let store = StoreSpec {
         store: wanted.store.as_deref(),
         size_bytes: wanted.size_bytes,
@@ -62,7 +64,7 @@ pub fn create(
     }
     let _alone = registry.lock_snapshots(first.name.as_str(), disks)?;
 
-    let mut set = NewSnapshots { registry, origins: Vec::new(), made: Vec::new() };
+    let mut set = SnapshotCreationGuard { registry, origins: Vec::new(), made: Vec::new() };
     for (name, mapped) in &devices {
         if !registry.is_active(mapped) {
             return Err(VerbError::missing(*name));
@@ -87,28 +89,31 @@ pub fn create(
     set.fill_snapshot_infos();
     set.cut(cancel_token)?;
     let made = set.keep();
-    all.iter().zip(made).map(|(one, made)| super::list::describe_mapped(registry, &one.name, &made)).collect()
+    all.iter()
+        .zip(made)
+        .map(|(one, made)| super::list::describe_snapshot_device(registry, &one.name, &made))
+        .collect()
 }
 
 /// Snapshots that are being created. Unless they are kept, dropping this undoes everything.
-struct NewSnapshots<'a> {
-    registry: &'a Arc<Registry>,
+struct SnapshotCreationGuard<'a> {
+    registry: &'a Arc<DeviceRegistry>,
     /// The origins, with the origin table loaded into linear ones.
     origins: Vec<(OriginDevice, Option<Arc<Table>>)>,
-    made: Vec<(CreationGuard<'a>, NewStore)>,
+    made: Vec<(DeviceCreationGuard<'a>, NewSnapshotStore)>,
 }
 
-impl NewSnapshots<'_> {
+impl SnapshotCreationGuard<'_> {
     /// Loads the tables of the snapshots. Tables with a newly created store are independent of each
     /// other and are loaded concurrently, because each load waits for a disk.
     fn load(&self, tables: &[String], folder: &BaseDir, cancel_token: &CancelToken) -> Result<(), VerbError> {
-        let all: Vec<(&CreationGuard<'_>, &NewStore, &str)> = self
+        let all: Vec<(&DeviceCreationGuard<'_>, &NewSnapshotStore, &str)> = self
             .made
             .iter()
             .zip(tables)
             .map(|((made, store), table)| (made, store, table.as_str()))
             .collect();
-        let load = |(made, _, table): &(&CreationGuard<'_>, &NewStore, &str)| {
+        let load = |(made, _, table): &(&DeviceCreationGuard<'_>, &NewSnapshotStore, &str)| {
             let name = made.mapped.device.name();
             let loaded = tables::load_into(self.registry, &made.mapped, &name, table, folder, cancel_token);
             loaded.map(drop).map_err(|e| e.at(None))
@@ -176,10 +181,16 @@ impl NewSnapshots<'_> {
         let places = self.made.len()..;
         let ours = places.zip(origins).map(|(place, (mapped, table))| LoadedTable { place, mapped, table });
         let ours: Vec<_> = ours.collect();
-        wait(run_locked(self.registry, &several, VerbKind::Resume, cancel_token, |devices, turns, wake| {
-            let _linked = self.registry.linking();
-            begin_resume_loaded(&ours, devices, turns, wake)
-        }))?;
+        block_on_verb(run_change_with_device_locks(
+            self.registry,
+            &several,
+            CancellableVerbKind::Resume,
+            cancel_token,
+            |devices, turns, wake| {
+                let _linked = self.registry.linking();
+                begin_resume_if_still_loaded(&ours, devices, turns, wake)
+            },
+        ))?;
         let exported = self.made.iter().try_for_each(|(made, _)| export_device(self.registry, &made.mapped));
         exported.inspect_err(|_| self.take_back())
     }
@@ -193,7 +204,13 @@ impl NewSnapshots<'_> {
             exporter.inspect(|exporter| exporter.remove(mapped.device.id()));
         }
         let cancel_token = CancelToken::default();
-        let _ = wait(run_locked(self.registry, &made, VerbKind::Remove, &cancel_token, remove_filtered));
+        let _ = block_on_verb(run_change_with_device_locks(
+            self.registry,
+            &made,
+            CancellableVerbKind::Remove,
+            &cancel_token,
+            begin_removal_transition,
+        ));
         for (_, mapped) in &made {
             exporter.inspect(|exporter| exporter.forget(mapped.device.id()));
         }
@@ -214,7 +231,7 @@ impl NewSnapshots<'_> {
     }
 }
 
-impl Drop for NewSnapshots<'_> {
+impl Drop for SnapshotCreationGuard<'_> {
     fn drop(&mut self) {
         for (origin, loaded) in &self.origins {
             loaded.as_ref().inspect(|loaded| origin.mapped.device.clear_own(loaded));

@@ -3,9 +3,9 @@
 use super::snapshot_report;
 use crate::api;
 use crate::error::VerbError;
-use crate::registry::{RegisteredDevice, Registry};
+use crate::registry::{DeviceRegistry, RegisteredDevice};
 use crate::state_folder::StateFolder;
-use crate::state_folder::records::{RecordState, SnapshotRecord};
+use crate::state_folder::records::{SnapshotRecord, SnapshotRecordState};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,7 +15,7 @@ use udm_dm::{SnapshotReport, TargetError};
 
 /// All live snapshots, by number.
 #[must_use]
-pub fn list(registry: &Registry) -> Vec<api::Snapshot> {
+pub fn list_live_snapshots(registry: &DeviceRegistry) -> Vec<api::SnapshotDescription> {
     let all = registry.all();
     let mut origins: HashMap<DevNo, String> = HashMap::new();
     let mut found = Vec::new();
@@ -34,7 +34,10 @@ pub fn list(registry: &Registry) -> Vec<api::Snapshot> {
         }
     }
     let origin = |report: &SnapshotReport| origins.get(&report.origin.number).cloned().unwrap_or_default();
-    found.iter().map(|(mapped, report)| describe(registry, mapped, origin(report), report)).collect()
+    found
+        .iter()
+        .map(|(mapped, report)| build_snapshot_description(registry, mapped, origin(report), report))
+        .collect()
 }
 
 /// The recorded persistent snapshots that no device of this server has, each with a reason. May
@@ -42,14 +45,16 @@ pub fn list(registry: &Registry) -> Vec<api::Snapshot> {
 ///
 /// # Errors
 /// If the state folder can't be read.
-pub fn unattached(registry: &Registry) -> Result<Vec<api::Snapshot>, VerbError> {
+pub fn list_unattached_snapshots(
+    registry: &DeviceRegistry,
+) -> Result<Vec<api::SnapshotDescription>, VerbError> {
     let Some(folder) = registry.state_folder() else { return Ok(Vec::new()) };
     let found = folder.unattached();
     let found = found.map_err(|why| VerbError::new("snapshots", TargetError::errno(EIO).because(why)))?;
-    Ok(found.into_iter().map(|record| describe_record(folder, record)).collect())
+    Ok(found.into_iter().map(|record| describe_snapshot_record(folder, record)).collect())
 }
 
-fn describe_record(folder: &StateFolder, record: SnapshotRecord) -> api::Snapshot {
+fn describe_snapshot_record(folder: &StateFolder, record: SnapshotRecord) -> api::SnapshotDescription {
     let stale = record.stale();
     let state = if stale.is_some() { "lost" } else { "not attached" };
     let (origin, store) = (record.origin.name(), record.store.name());
@@ -58,7 +63,9 @@ fn describe_record(folder: &StateFolder, record: SnapshotRecord) -> api::Snapsho
         (_, Some(why)) => why,
         _ if folder.is_elsewhere(&record) => "another server has it".into(),
         _ if is_gone => format!("its store {store} does not exist"),
-        (RecordState::Released { .. }, _) => format!("it was removed, and {origin} goes on without it"),
+        (SnapshotRecordState::Released { .. }, _) => {
+            format!("it was removed, and {origin} goes on without it")
+        }
         _ if record.by_name => format!("nothing has opened {origin} for writing"),
         _ => "no table has it since the server was started".into(),
     };
@@ -66,7 +73,7 @@ fn describe_record(folder: &StateFolder, record: SnapshotRecord) -> api::Snapsho
     let mut words = record.table.split_whitespace().skip(5);
     let kind = words.next().unwrap_or_default().to_owned();
     let chunk = words.next().and_then(|chunk| chunk.parse().ok()).unwrap_or(0_u64);
-    api::Snapshot {
+    api::SnapshotDescription {
         name: record.name,
         disk: origin.to_owned(),
         store: store.to_owned(),
@@ -75,7 +82,7 @@ fn describe_record(folder: &StateFolder, record: SnapshotRecord) -> api::Snapsho
         why: Some(why),
         chunk_bytes: chunk * SECTOR_SIZE,
         age_ns: age.ok().and_then(|age| u64::try_from(age.as_nanos()).ok()),
-        ..api::Snapshot::default()
+        ..api::SnapshotDescription::default()
     }
 }
 
@@ -83,20 +90,23 @@ fn describe_record(folder: &StateFolder, record: SnapshotRecord) -> api::Snapsho
 ///
 /// # Errors
 /// ENXIO if there is no such device, EINVAL if it is not a snapshot.
-pub fn get(registry: &Registry, name: &str) -> Result<api::Snapshot, VerbError> {
-    describe_mapped(registry, name, &registry.find(name)?)
+pub fn describe_snapshot_by_name(
+    registry: &DeviceRegistry,
+    name: &str,
+) -> Result<api::SnapshotDescription, VerbError> {
+    describe_snapshot_device(registry, name, &registry.find(name)?)
 }
 
 /// The snapshot `mapped`. Errors call it `name`.
 ///
 /// # Errors
-/// As [`get`].
-pub(super) fn describe_mapped(
-    registry: &Registry,
+/// As [`describe_snapshot_by_name`].
+pub(super) fn describe_snapshot_device(
+    registry: &DeviceRegistry,
     name: &str,
     mapped: &Arc<RegisteredDevice>,
-) -> Result<api::Snapshot, VerbError> {
-    let report = super::find_again(registry, name, mapped)?.1;
+) -> Result<api::SnapshotDescription, VerbError> {
+    let report = super::current_snapshot_report(registry, name, mapped)?.1;
     let origin = match report.state.is_merge() {
         true => mapped.device.name(),
         false => {
@@ -104,17 +114,17 @@ pub(super) fn describe_mapped(
             origins.next().map(|(name, _)| name).unwrap_or_default()
         }
     };
-    Ok(describe(registry, mapped, origin, &report))
+    Ok(build_snapshot_description(registry, mapped, origin, &report))
 }
 
-fn describe(
-    registry: &Registry,
+fn build_snapshot_description(
+    registry: &DeviceRegistry,
     mapped: &RegisteredDevice,
     origin: String,
     report: &SnapshotReport,
-) -> api::Snapshot {
+) -> api::SnapshotDescription {
     let made = mapped.snapshot_info().made;
-    api::Snapshot {
+    api::SnapshotDescription {
         name: mapped.device.name(),
         origin,
         disk: registry.uri_of(report.origin.number),

@@ -2,8 +2,8 @@
 //! step each.
 //!
 //! Contract: each verb works on tables that dmsetup's verbs can also read and change. A
-//! [`SnapshotInfo`] keeps the facts that tables lack: if the device was linear before, the store
-//! that was made for a snapshot, and the time. All devices of one verb change together
+//! [`SnapshotCreationInfo`] keeps the facts that tables lack: if the device was linear before, the
+//! store that was made for a snapshot, and the time. All devices of one verb change together
 //! ([`udm_dm::DeviceSetTransition`]), so the snapshots of a verb have one instant. Verbs on the
 //! snapshots of one disk run one after the other. They may block on devices that they open.
 //!
@@ -38,20 +38,20 @@ mod restore;
 mod store;
 mod tables;
 
-pub(super) use attach::AttachTransaction;
-pub use attach::LostSnapshots;
-pub use changes::{PAGE_MAX, changes};
-pub use create::create;
-pub use list::{get, list, unattached};
-pub use merge::{PendingMerge, finish, merge, merge_end};
-pub use origin::find_bypasses;
-pub(crate) use origin::linear_before;
-pub use remove::remove;
-pub(super) use restore::attach_by_name;
+pub use attach::LostSnapshotPolicy;
+pub(super) use attach::SnapshotRecordTransaction;
+pub use changes::{PAGE_MAX, list_changed_ranges};
+pub use create::create_snapshots;
+pub use list::{describe_snapshot_by_name, list_live_snapshots, list_unattached_snapshots};
+pub use merge::{PendingMerge, final_merge_state, finish_completed_merge, start_snapshot_merge};
+pub use origin::find_devices_bypassing_origin;
+pub(crate) use origin::origin_table_if_linear_matches;
+pub use remove::remove_snapshot;
+pub(super) use restore::attach_recorded_snapshots;
 
 use crate::error::VerbError;
-use crate::registry::{RegisteredDevice, Registry};
-use crate::state_folder::file_stamp::StoreFile;
+use crate::registry::{DeviceRegistry, RegisteredDevice};
+use crate::state_folder::file_stamp::IdentifiedStoreFile;
 use std::sync::Arc;
 use std::time::Instant;
 use udm_core::errno::EINVAL;
@@ -59,11 +59,11 @@ use udm_dm::{SnapshotReport, Table, TargetError};
 
 /// Facts of a snapshot or an origin that its table lacks.
 #[derive(Default)]
-pub(crate) struct SnapshotInfo {
+pub(crate) struct SnapshotCreationInfo {
     /// Creation time of a snapshot.
     pub made: Option<Instant>,
     /// The store, if it was created for this snapshot.
-    pub store: Option<StoreFile>,
+    pub store: Option<IdentifiedStoreFile>,
     /// True for a snapshot that was created by name.
     pub by_name: bool,
     /// True for a snapshot whose origin was linear before.
@@ -87,11 +87,11 @@ fn snapshot_report(table: &Table) -> Option<SnapshotReport> {
 /// # Errors
 /// ENXIO if there is no such device, EINVAL if it is not a snapshot.
 fn find_snapshot(
-    registry: &Registry,
+    registry: &DeviceRegistry,
     name: &str,
 ) -> Result<(Arc<RegisteredDevice>, Arc<Table>, SnapshotReport), VerbError> {
     let mapped = registry.find(name)?;
-    let (table, report) = find_again(registry, name, &mapped)?;
+    let (table, report) = current_snapshot_report(registry, name, &mapped)?;
     Ok((mapped, table, report))
 }
 
@@ -100,8 +100,8 @@ fn find_snapshot(
 ///
 /// # Errors
 /// As [`find_snapshot`].
-fn find_again(
-    registry: &Registry,
+fn current_snapshot_report(
+    registry: &DeviceRegistry,
     name: &str,
     mapped: &Arc<RegisteredDevice>,
 ) -> Result<(Arc<Table>, SnapshotReport), VerbError> {
@@ -109,9 +109,9 @@ fn find_again(
         return Err(VerbError::missing(name));
     }
     let found = mapped.device.live().and_then(|table| snapshot_report(&table).map(|report| (table, report)));
-    found.ok_or_else(|| error_for(name, EINVAL, "it is no snapshot"))
+    found.ok_or_else(|| verb_error_with_errno(name, EINVAL, "it is no snapshot"))
 }
 
-fn error_for(name: &str, errno: i32, why: impl Into<String>) -> VerbError {
+fn verb_error_with_errno(name: &str, errno: i32, why: impl Into<String>) -> VerbError {
     VerbError::new(name, TargetError::errno(errno).because(why))
 }

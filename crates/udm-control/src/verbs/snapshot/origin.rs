@@ -1,13 +1,13 @@
 //! The origins of snapshots.
 
-use super::{error_for, snapshot_report};
+use super::{snapshot_report, verb_error_with_errno};
 use crate::error::VerbError;
-use crate::registry::{BaseDir, RegisteredDevice, Registry, TableResolver};
+use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice, TableResolver};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, EINVAL};
 use udm_core::{DevNo, Device, Sector, Sectors};
-use udm_dm::{DeviceRef, Resolver, Table};
+use udm_dm::{DeviceNameResolver, ResolvedDevice, Table};
 use udm_wire::table::TableLine;
 
 /// Target type of an origin.
@@ -17,7 +17,7 @@ const ORIGIN: &str = "snapshot-origin";
 pub(super) struct OriginDevice {
     pub mapped: Arc<RegisteredDevice>,
     /// The disk below the device.
-    pub disk: DeviceRef,
+    pub disk: ResolvedDevice,
     pub len: Sectors,
     /// True if the table must be replaced by that of an origin.
     pub is_linear: bool,
@@ -29,7 +29,8 @@ impl OriginDevice {
     /// # Errors
     /// If it has another kind of table.
     pub fn of(name: &str, mapped: Arc<RegisteredDevice>) -> Result<OriginDevice, VerbError> {
-        let cannot = |why: String| error_for(name, EINVAL, format!("no origin of a snapshot: {why}"));
+        let cannot =
+            |why: String| verb_error_with_errno(name, EINVAL, format!("no origin of a snapshot: {why}"));
         let table = mapped.device.live().ok_or_else(|| cannot("it has no table".into()))?;
         let [entry] = table.targets() else {
             return Err(cannot(format!("its table has {} lines", table.targets().len())));
@@ -55,10 +56,12 @@ impl OriginDevice {
     /// EBUSY if the device is suspended or its inactive slot has a table.
     pub fn is_ours_to_change(&self, name: &str) -> Result<(), VerbError> {
         match (self.mapped.device.is_suspended(), self.mapped.device.inactive().is_some()) {
-            (true, _) => Err(error_for(name, EBUSY, "it is suspended: resume it first")),
-            (_, true) => {
-                Err(error_for(name, EBUSY, "its inactive slot has a table: resume or clear it first"))
-            }
+            (true, _) => Err(verb_error_with_errno(name, EBUSY, "it is suspended: resume it first")),
+            (_, true) => Err(verb_error_with_errno(
+                name,
+                EBUSY,
+                "its inactive slot has a table: resume or clear it first",
+            )),
             _ => Ok(()),
         }
     }
@@ -77,8 +80,8 @@ impl OriginDevice {
 /// The live table of `mapped`, an origin that was linear before it had snapshots, if its linear
 /// table matches `lines`: one line over all of the same disk, or the disk itself. May block when it
 /// opens the disk.
-pub(crate) fn linear_before(
-    registry: &Registry,
+pub(crate) fn origin_table_if_linear_matches(
+    registry: &DeviceRegistry,
     mapped: &Arc<RegisteredDevice>,
     name: &str,
     lines: &[TableLine],
@@ -95,7 +98,7 @@ pub(crate) fn linear_before(
 }
 
 /// The devices that are origins over `disk`, with their names.
-pub(super) fn origins_over(registry: &Registry, disk: DevNo) -> Vec<(String, OriginDevice)> {
+pub(super) fn origins_over(registry: &DeviceRegistry, disk: DevNo) -> Vec<(String, OriginDevice)> {
     let all = registry.all().into_iter().map(|mapped| (mapped.device.name(), mapped));
     let origins =
         all.filter_map(|(name, mapped)| Some((name.clone(), OriginDevice::of(&name, mapped).ok()?)));
@@ -103,7 +106,7 @@ pub(super) fn origins_over(registry: &Registry, disk: DevNo) -> Vec<(String, Ori
 }
 
 /// True if a live or inactive table has a snapshot of `disk`.
-pub(super) fn has_snapshots(registry: &Registry, disk: DevNo) -> bool {
+pub(super) fn has_snapshots(registry: &DeviceRegistry, disk: DevNo) -> bool {
     registry.all().iter().any(|mapped| {
         let tables = [mapped.device.live(), mapped.device.inactive()];
         tables
@@ -117,7 +120,7 @@ pub(super) fn has_snapshots(registry: &Registry, disk: DevNo) -> bool {
 /// Finds writes that bypass snapshots: one line for each device that can write an origin's disk
 /// without copying. Such tables are legal, but after a restart mostly a mistake.
 #[must_use]
-pub fn find_bypasses(registry: &Registry) -> Vec<String> {
+pub fn find_devices_bypassing_origin(registry: &DeviceRegistry) -> Vec<String> {
     let all = registry.all();
     let mut origins: HashMap<DevNo, (String, usize)> = HashMap::new();
     for snapshot in &all {

@@ -1,10 +1,10 @@
 //! The update of the state folder for a change of devices: written before the change begins, taken
 //! back if it fails. Blocks on files.
 
-use super::attach::blocked_error;
+use super::attach::snapshot_not_attached_error;
 use super::tables::WritableDisk;
 use crate::state_folder::file_stamp::FileStamp;
-use crate::state_folder::records::{RecordState, SnapshotRecord};
+use crate::state_folder::records::{SnapshotRecord, SnapshotRecordState};
 use crate::state_folder::{StateFolder, StoreId};
 use std::collections::HashSet;
 use udm_core::errno::EBUSY;
@@ -12,7 +12,7 @@ use udm_dm::TargetError;
 
 /// Effect of a change on persistent snapshots and their disks.
 #[derive(Default)]
-pub(super) struct RecordUpdate {
+pub(super) struct SnapshotRecordUpdate {
     /// The disks that the new tables can write.
     pub writable_disks: Vec<WritableDisk>,
     /// The snapshots that become live.
@@ -33,7 +33,7 @@ pub(super) struct RecordUpdate {
 
 /// Records that a change has written, with the previous ones.
 #[derive(Default)]
-pub(super) struct WrittenRecords {
+pub(super) struct WrittenSnapshotRecords {
     /// Each new record with its previous version.
     changed: Vec<(SnapshotRecord, Option<SnapshotRecord>)>,
     /// Records of snapshots that no table has after the change.
@@ -43,19 +43,22 @@ pub(super) struct WrittenRecords {
 }
 
 /// Index of a device of the change, and why its change is refused.
-pub(super) type Refused = (usize, TargetError);
+pub(super) type IndexedDeviceRefusal = (usize, TargetError);
 
-impl RecordUpdate {
+impl SnapshotRecordUpdate {
     /// Checks the change and writes its records.
     ///
     /// # Errors
     /// A text, if the state folder can't be read or written; nothing is changed then. The inner
     /// error refuses the change.
-    pub fn record(self, folder: &StateFolder) -> Result<Result<WrittenRecords, Refused>, String> {
+    pub fn record(
+        self,
+        folder: &StateFolder,
+    ) -> Result<Result<WrittenSnapshotRecords, IndexedDeviceRefusal>, String> {
         if let Some(refused) = self.check(folder)? {
             return Ok(Err(refused));
         }
-        let mut recorded = WrittenRecords::default();
+        let mut recorded = WrittenSnapshotRecords::default();
         match self.write(folder, &mut recorded) {
             Ok(()) => Ok(Ok(recorded)),
             Err(why) => {
@@ -66,14 +69,17 @@ impl RecordUpdate {
     }
 
     /// Refuses the change if a disk must wait for a snapshot, or if a snapshot is not up to date.
-    fn check(&self, folder: &StateFolder) -> Result<Option<Refused>, String> {
+    fn check(&self, folder: &StateFolder) -> Result<Option<IndexedDeviceRefusal>, String> {
         if self.writable_disks.is_empty() && self.attached.is_empty() {
             return Ok(None);
         }
         let comes_too = |record: &SnapshotRecord| self.attached.iter().any(|one| one.store.is(&record.store));
         for record in folder.attaching().into_iter().filter(|record| !comes_too(record)) {
             if let Some(writer) = self.writable_disks.iter().find(|writer| record.origin.is(&writer.disk)) {
-                return Ok(Some((writer.place, blocked_error(&record, "is just being attached"))));
+                return Ok(Some((
+                    writer.place,
+                    snapshot_not_attached_error(&record, "is just being attached"),
+                )));
             }
         }
         for record in folder.unattached()? {
@@ -85,15 +91,15 @@ impl RecordUpdate {
                 continue;
             }
             let why = if folder.is_elsewhere(&record) {
-                return Ok(Some((writer.place, blocked_error(&record, "another server has"))));
+                return Ok(Some((writer.place, snapshot_not_attached_error(&record, "another server has"))));
             } else if let Some(why) = record.stale() {
                 why
             } else if self.gives_up {
                 "it was given up".to_owned()
             } else {
-                return Ok(Some((writer.place, blocked_error(&record, "is not attached"))));
+                return Ok(Some((writer.place, snapshot_not_attached_error(&record, "is not attached"))));
             };
-            record_lost(folder, &record, &why)?;
+            record_lost_snapshot(folder, &record, &why)?;
         }
         if self.warns {
             self.warn_of_bypasses(folder);
@@ -110,9 +116,9 @@ impl RecordUpdate {
                 );
             }
             if let Some(record) = known.as_ref().filter(|known| known.merging && !one.merging) {
-                return Ok(Some((0, merging_error(record))));
+                return Ok(Some((0, partly_merged_snapshot_error(record))));
             }
-            if let Some(why) = known.as_ref().and_then(stale_error) {
+            if let Some(why) = known.as_ref().and_then(stale_snapshot_error) {
                 return Ok(Some((0, why)));
             }
         }
@@ -137,7 +143,7 @@ impl RecordUpdate {
         }
     }
 
-    fn write(self, folder: &StateFolder, recorded: &mut WrittenRecords) -> Result<(), String> {
+    fn write(self, folder: &StateFolder, recorded: &mut WrittenSnapshotRecords) -> Result<(), String> {
         for (store, is_over) in &self.released {
             if self.attached.iter().any(|one| one.store.is(store)) {
                 continue;
@@ -147,10 +153,10 @@ impl RecordUpdate {
                     recorded.over.push(before);
                     continue;
                 }
-                let state = RecordState::Released { origin: FileStamp::settled(&before.origin) };
+                let state = SnapshotRecordState::Released { origin: FileStamp::settled(&before.origin) };
                 let by_name = before.by_name && !self.is_removal;
                 let record = SnapshotRecord { state, by_name, ..before.clone() };
-                folder.record(&record).map_err(|error| stale_record_text(&record, &error))?;
+                folder.record(&record).map_err(|error| record_update_failed_text(&record, &error))?;
                 recorded.changed.push((record.clone(), Some(before)));
                 // The record is deleted only after the change: a server that is killed before has
                 // written the origin without the snapshot.
@@ -164,8 +170,10 @@ impl RecordUpdate {
         let mut stores = HashSet::new();
         let mut attached = self.attached;
         attached.retain(|one| stores.insert(one.file_name()));
-        let attached =
-            attached.into_iter().map(|one| merge_with_known(folder, one)).collect::<Result<Vec<_>, _>>()?;
+        let attached = attached
+            .into_iter()
+            .map(|one| merge_with_existing_record(folder, one))
+            .collect::<Result<Vec<_>, _>>()?;
         if let Err(error) = folder.attach(attached.iter().map(|(record, _)| record.clone()).collect()) {
             tracing::warn!(
                 "persistent snapshots are not recorded, so a later server does not wait for them: {error}"
@@ -175,7 +183,7 @@ impl RecordUpdate {
         for (record, before) in &attached {
             // The store had a snapshot of another disk, which is overwritten.
             if let Some(before) = before.as_ref().filter(|before| !before.origin.is(&record.origin)) {
-                folder.forget_snapshot(before).map_err(|error| stale_record_text(before, &error))?;
+                folder.forget_snapshot(before).map_err(|error| record_update_failed_text(before, &error))?;
             }
         }
         recorded.changed.extend(attached);
@@ -183,7 +191,7 @@ impl RecordUpdate {
     }
 }
 
-impl WrittenRecords {
+impl WrittenSnapshotRecords {
     /// File names of the written records.
     pub fn names(&self) -> Vec<String> {
         self.changed.iter().map(|(record, _)| record.file_name()).collect()
@@ -197,7 +205,10 @@ impl WrittenRecords {
     /// The previous records of released snapshots that become live again.
     pub fn were_released(&self) -> Vec<SnapshotRecord> {
         let before = self.changed.iter().filter_map(|(_, before)| before.as_ref());
-        before.filter(|before| matches!(before.state, RecordState::Released { .. })).cloned().collect()
+        before
+            .filter(|before| matches!(before.state, SnapshotRecordState::Released { .. }))
+            .cloned()
+            .collect()
     }
 
     /// True if the change drops snapshots.
@@ -210,22 +221,24 @@ impl WrittenRecords {
     pub fn undo(self, folder: &StateFolder, writable_disks: &[WritableDisk]) {
         for (record, before) in self.changed.into_iter().rev() {
             let done = match before {
-                Some(SnapshotRecord { state: RecordState::Detached { origin }, .. })
+                Some(SnapshotRecord { state: SnapshotRecordState::Detached { origin }, .. })
                     if writable_disks.iter().any(|writer| record.origin.is(&writer.disk)) =>
                 {
                     // A table that writes the origin became live while the snapshot was recorded as
                     // attached.
-                    warn_released(&record);
-                    folder
-                        .record(&SnapshotRecord { state: RecordState::Released { origin }, ..record.clone() })
+                    warn_snapshot_released(&record);
+                    folder.record(&SnapshotRecord {
+                        state: SnapshotRecordState::Released { origin },
+                        ..record.clone()
+                    })
                 }
                 None => folder.forget_snapshot(&record),
-                Some(before) if matches!(before.state, RecordState::Attached { .. }) => {
+                Some(before) if matches!(before.state, SnapshotRecordState::Attached { .. }) => {
                     folder.attach(vec![before])
                 }
                 Some(before) => folder.record(&before),
             };
-            done.err().inspect(|error| tracing::warn!("{}", stale_record_text(&record, error)));
+            done.err().inspect(|error| tracing::warn!("{}", record_update_failed_text(&record, error)));
         }
     }
 
@@ -236,21 +249,22 @@ impl WrittenRecords {
         let (off, changed) =
             std::mem::take(&mut self.changed).into_iter().partition(|(record, _)| is_off(record));
         self.changed = changed;
-        WrittenRecords { changed: off, ..WrittenRecords::default() }.undo(folder, writable_disks);
+        WrittenSnapshotRecords { changed: off, ..WrittenSnapshotRecords::default() }
+            .undo(folder, writable_disks);
     }
 
     /// Completes the records after the change. `writable_disks` are all disks that can be written
     /// now.
     pub fn commit(self, folder: &StateFolder, writable_disks: &[WritableDisk]) -> Result<(), String> {
         for record in &self.over {
-            folder.forget_snapshot(record).map_err(|error| stale_record_text(record, &error))?;
+            folder.forget_snapshot(record).map_err(|error| record_update_failed_text(record, &error))?;
         }
         for record in self.released {
             if writable_disks.iter().any(|writer| record.origin.is(&writer.disk)) {
-                warn_released(&record);
-            } else if let RecordState::Released { origin } = record.state {
-                let record = SnapshotRecord { state: RecordState::Detached { origin }, ..record };
-                folder.record(&record).map_err(|error| stale_record_text(&record, &error))?;
+                warn_snapshot_released(&record);
+            } else if let SnapshotRecordState::Released { origin } = record.state {
+                let record = SnapshotRecord { state: SnapshotRecordState::Detached { origin }, ..record };
+                folder.record(&record).map_err(|error| record_update_failed_text(&record, &error))?;
             }
         }
         Ok(())
@@ -259,13 +273,13 @@ impl WrittenRecords {
 
 /// The error for loading a snapshot whose origin was written without it; `None` if the snapshot is
 /// up to date.
-pub(super) fn stale_error(record: &SnapshotRecord) -> Option<TargetError> {
+pub(super) fn stale_snapshot_error(record: &SnapshotRecord) -> Option<TargetError> {
     let why = record.stale()?;
     Some(TargetError::errno(EBUSY).because(format!("{}: {why}", record.store.name())))
 }
 
 /// The error for loading a snapshot that is partly merged.
-fn merging_error(record: &SnapshotRecord) -> TargetError {
+fn partly_merged_snapshot_error(record: &SnapshotRecord) -> TargetError {
     let (origin, store) = (record.origin.name(), record.store.name());
     TargetError::errno(EBUSY).because(format!(
         "{store} is being merged into {origin}: the merge continues in the device over all of {origin}; this table \
@@ -273,7 +287,7 @@ fn merging_error(record: &SnapshotRecord) -> TargetError {
     ))
 }
 
-fn warn_released(record: &SnapshotRecord) {
+fn warn_snapshot_released(record: &SnapshotRecord) {
     tracing::warn!(
         "{}: no longer attached: what is written to {} from now on is not copied to {}",
         record.name,
@@ -282,13 +296,17 @@ fn warn_released(record: &SnapshotRecord) {
     );
 }
 
-fn stale_record_text(record: &SnapshotRecord, error: &std::io::Error) -> String {
+fn record_update_failed_text(record: &SnapshotRecord, error: &std::io::Error) -> String {
     format!("{}: its record stays as it was: {error}", record.name)
 }
 
 /// Records and logs that a snapshot is lost.
-pub(super) fn record_lost(folder: &StateFolder, record: &SnapshotRecord, why: &str) -> Result<(), String> {
-    let state = RecordState::Lost { why: why.to_owned() };
+pub(super) fn record_lost_snapshot(
+    folder: &StateFolder,
+    record: &SnapshotRecord,
+    why: &str,
+) -> Result<(), String> {
+    let state = SnapshotRecordState::Lost { why: why.to_owned() };
     let kept = folder.record(&SnapshotRecord { state, ..record.clone() });
     kept.map_err(|error| format!("{}: can't record that it is lost: {error}", record.name))?;
     tracing::error!("{}: the snapshot in {} is lost: {why}", record.name, record.store.name());
@@ -297,7 +315,7 @@ pub(super) fn record_lost(folder: &StateFolder, record: &SnapshotRecord, why: &s
 
 /// `new`, completed with the facts of an existing record of the same snapshot; also returns that
 /// record.
-fn merge_with_known(
+fn merge_with_existing_record(
     folder: &StateFolder,
     new: SnapshotRecord,
 ) -> Result<(SnapshotRecord, Option<SnapshotRecord>), String> {

@@ -6,14 +6,14 @@
 //! of a snapshot that was loaded as a table. While a snapshot can't be attached, its disk can't be
 //! written, until the snapshot is given up ([`super::attach`]).
 
-use super::attach::{LostSnapshots, blocked_error, run_with_state_folder};
-use super::record_update::record_lost;
+use super::attach::{LostSnapshotPolicy, run_state_folder_work_on_thread, snapshot_not_attached_error};
+use super::record_update::record_lost_snapshot;
 use super::tables::{WritableDisk, writable_disks};
-use super::{SnapshotInfo, merge::PendingMerge};
+use super::{SnapshotCreationInfo, merge::PendingMerge};
 use crate::error::VerbError;
-use crate::registry::{BaseDir, RegisteredDevice, Registry};
+use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice};
 use crate::state_folder::records::SnapshotRecord;
-use crate::verbs::cancel::{CancelToken, VerbKind};
+use crate::verbs::cancel::{CancelToken, CancellableVerbKind};
 use crate::verbs::{DeviceSpec, create_device, tables};
 use std::future::Future;
 use std::pin::Pin;
@@ -28,14 +28,15 @@ use udm_dm::Table;
 ///
 /// # Errors
 /// If a snapshot can't be attached.
-pub(in crate::verbs) fn attach_by_name<'a>(
-    registry: &'a Registry,
+pub(in crate::verbs) fn attach_recorded_snapshots<'a>(
+    registry: &'a DeviceRegistry,
     several: &'a [(String, Arc<RegisteredDevice>)],
-    who: VerbKind,
+    who: CancellableVerbKind,
     cancel_token: &'a CancelToken,
 ) -> Pin<Box<dyn Future<Output = Result<Vec<PendingMerge>, VerbError>> + Send + 'a>> {
     Box::pin(async move {
-        let comes = matches!(who, VerbKind::Create | VerbKind::Resume) && !registry.is_ending();
+        let comes =
+            matches!(who, CancellableVerbKind::Create | CancellableVerbKind::Resume) && !registry.is_ending();
         if !comes || registry.state_folder().is_none() {
             return Ok(Vec::new());
         }
@@ -45,7 +46,7 @@ pub(in crate::verbs) fn attach_by_name<'a>(
         if disks.is_empty() {
             return Ok(Vec::new());
         }
-        let found = run_with_state_folder(
+        let found = run_state_folder_work_on_thread(
             registry,
             &several[0].0,
             cancel_token,
@@ -74,7 +75,7 @@ pub(in crate::verbs) fn attach_by_name<'a>(
         let (found, attached) = found.await?.unwrap_or_default();
         let (merging, keeping): (Vec<_>, Vec<_>) = found.into_iter().partition(|(.., record)| record.merging);
         for (place, _, record) in &keeping {
-            attach(registry, &several[*place].0, record, cancel_token).await?;
+            recreate_snapshot_device(registry, &several[*place].0, record, cancel_token).await?;
         }
         let is_new = |place: usize| several[place].1.device.live().is_none();
         let keeping = keeping.iter().filter(|(.., record)| record.was_linear);
@@ -90,21 +91,21 @@ pub(in crate::verbs) fn attach_by_name<'a>(
 }
 
 /// The facts of the snapshot of `record`.
-fn info_of(record: &SnapshotRecord) -> SnapshotInfo {
+fn creation_info_of_snapshot_record(record: &SnapshotRecord) -> SnapshotCreationInfo {
     let since = SystemTime::UNIX_EPOCH + Duration::from_secs(record.made);
     let age = SystemTime::now().duration_since(since).unwrap_or_default();
-    SnapshotInfo {
+    SnapshotCreationInfo {
         made: Instant::now().checked_sub(age),
         store: record.made_store.clone(),
         by_name: true,
         origin_was_linear: record.was_linear,
-        ..SnapshotInfo::default()
+        ..SnapshotCreationInfo::default()
     }
 }
 
 /// Creates the device of `record` again.
-async fn attach(
-    registry: &Registry,
+async fn recreate_snapshot_device(
+    registry: &DeviceRegistry,
     origin: &str,
     record: &SnapshotRecord,
     cancel_token: &CancelToken,
@@ -112,7 +113,7 @@ async fn attach(
     let Some(registry) = registry.weak_self.upgrade() else { return Ok(()) };
     let called = DeviceSpec { name: &record.name, uuid: record.uuid.as_deref(), ..DeviceSpec::default() };
     let table = |mapped: &Arc<RegisteredDevice>| {
-        *mapped.snapshot_info() = info_of(record);
+        *mapped.snapshot_info() = creation_info_of_snapshot_record(record);
         Ok(Some(record.table.clone()))
     };
     let Err(error) = create_device(&registry, called, table, &BaseDir::none(), cancel_token).await else {
@@ -120,15 +121,19 @@ async fn attach(
         return Ok(());
     };
     let why = format!("can't be attached ({})", error.error);
-    if registry.lost_snapshots() != LostSnapshots::GiveUp || registry.is_starting.load(Ordering::Relaxed) {
-        return Err(VerbError { blocked: true, ..VerbError::new(origin, blocked_error(record, &why)) });
+    if registry.lost_snapshots() != LostSnapshotPolicy::GiveUp || registry.is_starting.load(Ordering::Relaxed)
+    {
+        return Err(VerbError {
+            blocked: true,
+            ..VerbError::new(origin, snapshot_not_attached_error(record, &why))
+        });
     }
     let (record, why) = (record.clone(), format!("it {why}, and was given up"));
-    run_with_state_folder(
+    run_state_folder_work_on_thread(
         &registry,
         origin,
         cancel_token,
-        move |folder| record_lost(folder, &record, &why),
+        move |folder| record_lost_snapshot(folder, &record, &why),
         |_, ()| {},
     )
     .await
@@ -137,7 +142,7 @@ async fn attach(
 
 /// If the inactive table of `mapped` is one line over all of the disk `number`, linear or an
 /// origin: its length, and true if it is linear.
-fn whole_disk_table(mapped: &RegisteredDevice, number: DevNo) -> Option<(u64, bool)> {
+fn match_whole_disk_table(mapped: &RegisteredDevice, number: DevNo) -> Option<(u64, bool)> {
     let table = mapped.device.inactive()?;
     let [entry] = table.targets() else { return None };
     let is_linear = entry.target.type_name() == "linear";
@@ -150,28 +155,31 @@ fn whole_disk_table(mapped: &RegisteredDevice, number: DevNo) -> Option<(u64, bo
 
 /// Replaces a linear table by that of an origin.
 fn load_origin_table(
-    registry: &Registry,
+    registry: &DeviceRegistry,
     (name, mapped): &(String, Arc<RegisteredDevice>),
     number: DevNo,
 ) -> Result<(), VerbError> {
-    let Some((len, true)) = whole_disk_table(mapped, number) else { return Ok(()) };
-    load(registry, name, mapped, &format!("0 {len} snapshot-origin {number}"))?;
+    let Some((len, true)) = match_whole_disk_table(mapped, number) else { return Ok(()) };
+    load_replacement_table(registry, name, mapped, &format!("0 {len} snapshot-origin {number}"))?;
     mapped.snapshot_info().was_linear = true;
     Ok(())
 }
 
 /// Replaces a linear or origin table by that of a merge.
 fn load_merge_table(
-    registry: &Registry,
+    registry: &DeviceRegistry,
     (name, mapped): &(String, Arc<RegisteredDevice>),
     number: DevNo,
     record: &SnapshotRecord,
 ) -> Result<Option<PendingMerge>, VerbError> {
-    let Some((len, _)) = whole_disk_table(mapped, number) else { return Ok(None) };
+    let Some((len, _)) = match_whole_disk_table(mapped, number) else { return Ok(None) };
     let merge = record.table.replacen(" snapshot ", " snapshot-merge ", 1);
-    if let Err(error) = load(registry, name, mapped, &merge) {
+    if let Err(error) = load_replacement_table(registry, name, mapped, &merge) {
         let why = format!("is being merged, and can't be attached ({})", error.error);
-        return Err(VerbError { blocked: true, ..VerbError::new(name, blocked_error(record, &why)) });
+        return Err(VerbError {
+            blocked: true,
+            ..VerbError::new(name, snapshot_not_attached_error(record, &why))
+        });
     }
     mapped.snapshot_info().was_linear = record.was_linear;
     tracing::info!("{name}: the merge of snapshot {} continues", record.name);
@@ -179,8 +187,8 @@ fn load_merge_table(
     Ok(Some(PendingMerge::new(mapped, name, table, record.made_store.clone())))
 }
 
-fn load(
-    registry: &Registry,
+fn load_replacement_table(
+    registry: &DeviceRegistry,
     name: &str,
     mapped: &Arc<RegisteredDevice>,
     table: &str,

@@ -1,12 +1,12 @@
 //! Creates the stores of new snapshots.
 
-use super::error_for;
 use super::origin::OriginDevice;
-use crate::CoresIo;
+use super::verb_error_with_errno;
+use crate::TableLoadControlIo;
 use crate::error::VerbError;
-use crate::registry::{BaseDir, Registry, TableResolver};
-use crate::state_folder::file_stamp::StoreFile;
-use crate::state_folder::store_creation::StoreCreation;
+use crate::registry::{BaseDir, DeviceRegistry, TableResolver};
+use crate::state_folder::file_stamp::IdentifiedStoreFile;
+use crate::state_folder::store_creation::StoreCreationMarker;
 use crate::verbs::CancelToken;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
@@ -16,10 +16,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use udm_core::errno::{EEXIST, EINVAL, EIO};
 use udm_core::{SECTOR_SIZE, Sector, Sectors, control_io};
-use udm_dm::{Resolver, TargetError};
-use udm_wire::cow::{ChunkSize, HEADER_LEN, StoreHeader, StoreLayout};
+use udm_dm::{DeviceNameResolver, TargetError};
+use udm_wire::cow::{ChunkSize, ExceptionStoreHeader, ExceptionStoreLayout, HEADER_LEN};
 use udm_wire::uri::{DeviceUri, FileUri};
-use udm_wire::words::escape;
+use udm_wire::words::escape_table_word;
 
 /// Default chunk size: `lvcreate`'s.
 const CHUNK_BYTES: u64 = 4096;
@@ -48,27 +48,27 @@ pub(super) struct StoreSpec<'a> {
 }
 
 /// The store of a new snapshot. If it was created and is not kept, dropping this removes the file.
-pub(super) struct NewStore {
+pub(super) struct NewSnapshotStore {
     /// The words of the table from the store on.
     pub words: String,
-    made: Option<CreatedFile>,
+    made: Option<CreatedStoreFile>,
 }
 
 /// A store file created by this verb.
-struct CreatedFile {
-    file: StoreFile,
+struct CreatedStoreFile {
+    file: IdentifiedStoreFile,
     /// Marker for the next server, in case this one is killed. Dropped after the file.
-    _creation: Option<StoreCreation>,
+    _creation: Option<StoreCreationMarker>,
 }
 
-impl NewStore {
+impl NewSnapshotStore {
     /// True if the store was just created, so nobody else uses it.
     pub fn is_made(&self) -> bool {
         self.made.is_some()
     }
 
     /// The created file, if any.
-    pub fn file(&self) -> Option<&StoreFile> {
+    pub fn file(&self) -> Option<&IdentifiedStoreFile> {
         self.made.as_ref().map(|made| &made.file)
     }
 
@@ -78,7 +78,7 @@ impl NewStore {
     }
 }
 
-impl Drop for NewStore {
+impl Drop for NewSnapshotStore {
     fn drop(&mut self) {
         if let Some(made) = &self.made {
             // The creation failed: the new file holds no data and is removed.
@@ -94,32 +94,41 @@ impl StoreSpec<'_> {
     /// If the store can't be created, or already holds a snapshot.
     pub fn store(
         &self,
-        registry: &Registry,
+        registry: &DeviceRegistry,
         name: &str,
         origin: &OriginDevice,
         cancel_token: &CancelToken,
-    ) -> Result<NewStore, VerbError> {
+    ) -> Result<NewSnapshotStore, VerbError> {
         let chunk = self.chunk(name, origin)?;
         let kind = match (self.transient, self.overflow) {
-            (true, true) => return Err(error_for(name, EINVAL, "a transient store has no overflow")),
+            (true, true) => {
+                return Err(verb_error_with_errno(name, EINVAL, "a transient store has no overflow"));
+            }
             (true, false) => "N",
             (false, true) => "PO",
             (false, false) => "P",
         };
         let mut uri = self.place(registry, name, origin)?;
-        let most = self.size_bytes.unwrap_or_else(|| default_size(origin.len, chunk, self.transient));
+        let most = self.size_bytes.unwrap_or_else(|| default_store_size(origin.len, chunk, self.transient));
         let made = match &mut uri {
             DeviceUri::File(file) => self.create_store(registry, name, file, most, chunk)?,
             _ if self.grow_bytes.is_some_and(|step| step > 0) => {
-                return Err(error_for(name, EINVAL, format!("{uri}: only a regular file grows")));
+                return Err(verb_error_with_errno(name, EINVAL, format!("{uri}: only a regular file grows")));
             }
             _ => None,
         };
         if made.is_none() && self.size_bytes.is_some() {
-            return Err(error_for(name, EEXIST, format!("{uri} exists and is not resized: omit the size")));
+            return Err(verb_error_with_errno(
+                name,
+                EEXIST,
+                format!("{uri} exists and is not resized: omit the size"),
+            ));
         }
         let word = uri.to_string();
-        let store = NewStore { words: format!("{} {kind} {}", escape(&word), chunk.sectors()), made };
+        let store = NewSnapshotStore {
+            words: format!("{} {kind} {}", escape_table_word(&word), chunk.sectors()),
+            made,
+        };
         if store.made.is_none() && !self.transient {
             self.check_blank(registry, name, &word, cancel_token)?;
         }
@@ -130,31 +139,45 @@ impl StoreSpec<'_> {
         let block = u64::from(origin.disk.device.limits().logical_block);
         let bytes = self.chunk_bytes.unwrap_or(CHUNK_BYTES.max(block));
         if !bytes.is_multiple_of(SECTOR_SIZE) {
-            return Err(error_for(name, EINVAL, format!("chunks of {bytes} bytes are no whole sectors")));
+            return Err(verb_error_with_errno(
+                name,
+                EINVAL,
+                format!("chunks of {bytes} bytes are no whole sectors"),
+            ));
         }
-        ChunkSize::new(bytes / SECTOR_SIZE).map_err(|why| error_for(name, EINVAL, why.to_string()))
+        ChunkSize::new(bytes / SECTOR_SIZE)
+            .map_err(|why| verb_error_with_errno(name, EINVAL, why.to_string()))
     }
 
     /// The place of the store: the given one, or NAME.cow in the given folder or in the folder of
     /// the origin's disk.
-    fn place(&self, registry: &Registry, name: &str, origin: &OriginDevice) -> Result<DeviceUri, VerbError> {
+    fn place(
+        &self,
+        registry: &DeviceRegistry,
+        name: &str,
+        origin: &OriginDevice,
+    ) -> Result<DeviceUri, VerbError> {
         let own = |folder: &Path| {
             let path = folder.join(format!("{name}.cow"));
             DeviceUri::File(FileUri::new(path))
         };
         let Some(word) = self.store else {
-            let disk = udm_wire::uri::parse(&registry.uri_of(origin.disk.number));
+            let disk = udm_wire::uri::parse_device_uri(&registry.uri_of(origin.disk.number));
             return match disk {
                 Ok(DeviceUri::File(file)) if file.path.is_file() => {
                     Ok(own(file.path.parent().unwrap_or(Path::new("/"))))
                 }
-                _ => Err(error_for(name, EINVAL, "its origin is not a file: give a place for the store")),
+                _ => Err(verb_error_with_errno(
+                    name,
+                    EINVAL,
+                    "its origin is not a file: give a place for the store",
+                )),
             };
         };
-        let uri = self.folder.resolve(word).map_err(|e| error_for(name, e.errno, e.reason))?;
+        let uri = self.folder.resolve(word).map_err(|e| verb_error_with_errno(name, e.errno, e.reason))?;
         match &uri {
             DeviceUri::File(file) if file.path.is_dir() => Ok(own(&file.path)),
-            _ if self.several => Err(error_for(
+            _ if self.several => Err(verb_error_with_errno(
                 name,
                 EINVAL,
                 format!("{uri} is not a folder: each of several snapshots needs its own store"),
@@ -167,12 +190,12 @@ impl StoreSpec<'_> {
     /// gets the growth options.
     fn create_store(
         &self,
-        registry: &Registry,
+        registry: &DeviceRegistry,
         name: &str,
         file: &mut FileUri,
         most: u64,
         chunk: ChunkSize,
-    ) -> Result<Option<CreatedFile>, VerbError> {
+    ) -> Result<Option<CreatedStoreFile>, VerbError> {
         let asked = self.grow_bytes.or(file.grow);
         let step = asked.unwrap_or(GROW_BYTES);
         let first = match step {
@@ -194,29 +217,33 @@ impl StoreSpec<'_> {
 
     fn create_file(
         &self,
-        registry: &Registry,
+        registry: &DeviceRegistry,
         name: &str,
         path: &Path,
         most: u64,
         (first, is_preallocated): (u64, bool),
-    ) -> Result<Option<CreatedFile>, VerbError> {
+    ) -> Result<Option<CreatedStoreFile>, VerbError> {
         let failed = |e: std::io::Error| {
-            error_for(name, e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", path.display()))
+            verb_error_with_errno(name, e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", path.display()))
         };
         if most < SECTOR_SIZE || !most.is_multiple_of(SECTOR_SIZE) {
-            return Err(error_for(name, EINVAL, format!("a store of {most} bytes is no whole sectors")));
+            return Err(verb_error_with_errno(
+                name,
+                EINVAL,
+                format!("a store of {most} bytes is no whole sectors"),
+            ));
         }
         let mut creation = registry.begin_store_creation(path);
         match OpenOptions::new().write(true).create_new(true).mode(MODE).open(path) {
             Ok(file) => {
                 let known = creation.as_mut().is_none_or(|creation| creation.set_created(&file).is_ok());
-                let made = StoreFile::new(path, &file).map_err(|error| {
+                let made = IdentifiedStoreFile::new(path, &file).map_err(|error| {
                     // Without an identity nothing else would remove the new file.
                     let _ = std::fs::remove_file(path);
                     failed(error)
                 })?;
-                let made = CreatedFile { file: made, _creation: creation.filter(|_| known) };
-                let mut store = NewStore { words: String::new(), made: Some(made) };
+                let made = CreatedStoreFile { file: made, _creation: creation.filter(|_| known) };
+                let mut store = NewSnapshotStore { words: String::new(), made: Some(made) };
                 if is_preallocated { preallocate(&file, first) } else { file.set_len(first) }
                     .map_err(failed)?;
                 Ok(store.made.take())
@@ -229,24 +256,24 @@ impl StoreSpec<'_> {
     /// Refuses a store with a snapshot: its data is of another instant.
     fn check_blank(
         &self,
-        registry: &Registry,
+        registry: &DeviceRegistry,
         name: &str,
         word: &str,
         cancel_token: &CancelToken,
     ) -> Result<(), VerbError> {
         let opened = TableResolver::new(registry, self.folder).get(word);
-        let opened = opened.map_err(|e| error_for(name, e.errno, e.reason))?;
+        let opened = opened.map_err(|e| verb_error_with_errno(name, e.errno, e.reason))?;
         let block = opened.device.limits().logical_block.max(HEADER_LEN as u32);
-        let io = CoresIo::new(registry.cores()).until(cancel_token);
+        let io = TableLoadControlIo::new(registry.cores()).until(cancel_token);
         let sectors = Sectors::from_bytes(u64::from(block));
         if opened.device.limits().size < sectors {
             // Building the table reports this error.
             return Ok(());
         }
-        let first = control_io::read(&io, &opened.device, Sector(0), sectors)
+        let first = control_io::read_sectors(&io, &opened.device, Sector(0), sectors)
             .map_err(|e| VerbError::new(name, TargetError::errno(e.errno).because(e.text)))?;
-        match StoreHeader::decode(&first) {
-            Ok(Some(_)) => Err(error_for(
+        match ExceptionStoreHeader::decode(&first) {
+            Ok(Some(_)) => Err(verb_error_with_errno(
                 name,
                 EEXIST,
                 format!(
@@ -269,8 +296,8 @@ fn preallocate(file: &File, bytes: u64) -> std::io::Result<()> {
 }
 
 /// Size in bytes for all chunks of an origin.
-fn default_size(origin: Sectors, chunk: ChunkSize, transient: bool) -> u64 {
+fn default_store_size(origin: Sectors, chunk: ChunkSize, transient: bool) -> u64 {
     let chunks = origin.bytes().div_ceil(chunk.bytes());
-    let needed = if transient { chunks } else { StoreLayout::new(chunk).chunks_for(chunks) };
+    let needed = if transient { chunks } else { ExceptionStoreLayout::new(chunk).chunks_for(chunks) };
     needed * chunk.bytes()
 }

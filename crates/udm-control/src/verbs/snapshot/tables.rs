@@ -1,13 +1,13 @@
 //! The disks that tables can write, and the persistent snapshots that they have.
 
-use crate::registry::{RegisteredDevice, Registry};
+use crate::registry::{DeviceRegistry, RegisteredDevice};
 use crate::state_folder::StoreId;
-use crate::state_folder::records::{RecordState, SnapshotRecord};
+use crate::state_folder::records::{SnapshotRecord, SnapshotRecordState};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use udm_core::{DevNo, Device, Sectors};
 use udm_dm::{SnapshotReport, SnapshotState, Table};
-use udm_wire::words::escape;
+use udm_wire::words::escape_table_word;
 
 /// A disk that a table can write.
 pub(super) struct WritableDisk {
@@ -23,7 +23,7 @@ pub(super) struct WritableDisk {
 
 /// The disks that `tables` can write: all devices of tables that are not read-only, except the
 /// origin of a snapshot.
-pub(super) fn writable_disks(registry: &Registry, tables: &[Option<Arc<Table>>]) -> Vec<WritableDisk> {
+pub(super) fn writable_disks(registry: &DeviceRegistry, tables: &[Option<Arc<Table>>]) -> Vec<WritableDisk> {
     let mut found = Vec::new();
     for (place, table) in tables.iter().enumerate() {
         let Some(table) = table.as_ref().filter(|table| !table.limits().read_only) else { continue };
@@ -55,16 +55,16 @@ fn seconds_now() -> u64 {
 
 /// The record for a snapshot that becomes live in `mapped`. `None` if its disk or its store ends
 /// with the process.
-pub(super) fn record(
-    registry: &Registry,
+pub(super) fn build_snapshot_record(
+    registry: &DeviceRegistry,
     mapped: &RegisteredDevice,
     report: &SnapshotReport,
     len: Sectors,
 ) -> Option<SnapshotRecord> {
     let (origin, store) = (registry.disk_id(&report.origin)?, registry.disk_id(&report.store)?);
     let info = mapped.snapshot_info();
-    let words =
-        [&report.origin, &report.store].map(|device| escape(&registry.uri_of(device.number)).into_owned());
+    let words = [&report.origin, &report.store]
+        .map(|device| escape_table_word(&registry.uri_of(device.number)).into_owned());
     Some(SnapshotRecord {
         name: mapped.device.name(),
         uuid: mapped.device.uuid(),
@@ -76,13 +76,17 @@ pub(super) fn record(
         made_store: info.store.clone(),
         was_linear: info.origin_was_linear,
         merging: report.state.is_merge(),
-        state: RecordState::Detached { origin: None },
+        state: SnapshotRecordState::Detached { origin: None },
     })
 }
 
 /// True if one of `tables` has the snapshot in `store`. If another table took the snapshot over,
 /// the old one does not count.
-pub(super) fn is_live(tables: &[Option<Arc<Table>>], registry: &Registry, store: &StoreId) -> bool {
+pub(super) fn is_snapshot_in_tables(
+    tables: &[Option<Arc<Table>>],
+    registry: &DeviceRegistry,
+    store: &StoreId,
+) -> bool {
     tables.iter().flatten().any(|table| {
         let has_it = |report: &SnapshotReport| report.state != SnapshotState::Invalid;
         let mut stores =

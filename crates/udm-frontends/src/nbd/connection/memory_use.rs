@@ -1,27 +1,27 @@
 //! Memory that a connection holds of its core, and when it is freed.
 
-use super::{Connection, ConnectionPhase, IDLE};
-use crate::nbd::memory::{HeldMemory, MemoryLease};
-use crate::nbd::serve::{PIECE, around};
+use super::{AcceptedNbdConnection, ConnectionPhase, IDLE};
+use crate::nbd::memory::{ConnectionHeldMemory, ConnectionMemoryLease};
+use crate::nbd::serve::{PIECE, touched_blocks_len};
 use udm_core::{BioPool, Nanos};
 use udm_runtime::FrontCx;
-use udm_wire::nbd::{Command, PAYLOAD_MAX, Request};
+use udm_wire::nbd::{NbdCommand, NbdRequestHeader, PAYLOAD_MAX};
 
 /// Minimum time that a client gets to move data, however many wait: enough for one send over a slow
 /// line.
 const WAIT_LIMIT_MIN: Nanos = Nanos(1_000_000_000);
 
-impl Connection {
+impl AcceptedNbdConnection {
     /// Time for which a stalled client may block others now. The more wait, the shorter.
     fn wait_limit(&self) -> Nanos {
-        let line = self.memory.as_ref().map_or(1, MemoryLease::line).max(1);
+        let line = self.memory.as_ref().map_or(1, ConnectionMemoryLease::line).max(1);
         let alone = self.options.stall_max.as_nanos() as u64;
         Nanos((alone / line as u64).max(WAIT_LIMIT_MIN.0.min(alone)))
     }
 
-    fn held(&self) -> HeldMemory {
+    fn held(&self) -> ConnectionHeldMemory {
         let pools = self.reads.total_bytes() + self.writes.total_bytes();
-        HeldMemory {
+        ConnectionHeldMemory {
             bytes: self.rx.held() + self.tx.held() + pools + self.zeroing,
             midway: self.rx.is_midway(),
             in_flight: !self.pending.is_empty(),
@@ -35,17 +35,19 @@ impl Connection {
     /// New memory that the next request needs, if it has arrived: for the data of a read, or for a
     /// partial block. The payload of a write takes its memory as it arrives.
     pub(super) fn next_need(&self) -> usize {
-        let Some(Ok(request)) = self.rx.unread().first_chunk().map(Request::decode) else { return 0 };
+        let Some(Ok(request)) = self.rx.unread().first_chunk().map(NbdRequestHeader::decode) else {
+            return 0;
+        };
         let Some((_, geometry)) = &self.export else { return 0 };
-        let whole = around(geometry.block, &request);
+        let whole = touched_blocks_len(geometry.block, &request);
         match request.command {
-            Command::Read => self.reads.growth(whole.min(u64::from(PAYLOAD_MAX)) as usize),
+            NbdCommand::Read => self.reads.growth(whole.min(u64::from(PAYLOAD_MAX)) as usize),
             // A partial block is read before it is changed.
-            Command::Write if whole != u64::from(request.len) => {
+            NbdCommand::Write if whole != u64::from(request.len) => {
                 self.writes.growth(geometry.block.size as usize)
             }
-            Command::Cache => self.reads.growth(request.len.min(PIECE) as usize),
-            Command::WriteZeroes => request.len.min(PIECE) as usize,
+            NbdCommand::Cache => self.reads.growth(request.len.min(PIECE) as usize),
+            NbdCommand::WriteZeroes => request.len.min(PIECE) as usize,
             _ => 0,
         }
     }
@@ -67,7 +69,7 @@ impl Connection {
             return true;
         }
         // The first in line checks for stalled clients.
-        if !self.memory.as_ref().is_some_and(MemoryLease::is_first) {
+        if !self.memory.as_ref().is_some_and(ConnectionMemoryLease::is_first) {
             self.wait_limit_at = Nanos::NEVER;
         } else if self.wait_limit_at == Nanos::NEVER {
             self.wait_limit_at = cx.now() + self.wait_limit();
@@ -87,7 +89,7 @@ impl Connection {
         if !matches!(self.phase, ConnectionPhase::Serving) {
             self.leave_line(cx);
         }
-        if self.memory.as_ref().is_some_and(MemoryLease::is_wanted) {
+        if self.memory.as_ref().is_some_and(ConnectionMemoryLease::is_wanted) {
             self.trim();
         }
         let held = self.held();

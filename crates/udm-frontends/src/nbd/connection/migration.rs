@@ -13,19 +13,20 @@
 //! keeps its export and its slot, so the export is in use. A server that stops moves no clients. A
 //! core that has stopped drops arriving connections; they have nothing in flight.
 
-use super::{Connection, ConnectionPhase, RECV};
-use crate::nbd::ServerOptions;
-use crate::nbd::admission::AdmissionSlot;
-use crate::nbd::balance::BalancedClient;
-use crate::nbd::block_status::BlockStatusWorker;
+use super::{AcceptedNbdConnection, ConnectionPhase, RECV};
+use crate::nbd::NbdServerLimits;
+use crate::nbd::admission::AdmittedConnectionSlot;
+use crate::nbd::balance::ClientLoadBalanceHandle;
+use crate::nbd::block_status::BlockStatusWorkerHandle;
 use crate::nbd::contexts::MetaContext;
-use crate::nbd::exports::{ExportGeometry, ExportRef, Exports};
-use crate::nbd::receive::{ReceiveBuffer, UnreadBytes};
+use crate::nbd::export_geometry::ExportGeometry;
+use crate::nbd::exports::{ExportRef, Exports};
+use crate::nbd::receive::{FrozenReceiveBuffer, ReceiveBuffer};
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use udm_core::{CoreId, Nanos};
-use udm_runtime::{CoreSet, FrontCx};
+use udm_runtime::{FrontCx, ProcessCores};
 
 /// Time limit for leaving. A request that takes longer keeps its connection on this core, so that
 /// other requests of the client are not delayed.
@@ -36,7 +37,7 @@ const REFUSED: Nanos = Nanos(60_000_000_000);
 
 /// A move that has begun.
 #[derive(Clone, Copy)]
-pub(super) struct PendingMove {
+pub(super) struct PendingConnectionMove {
     to: CoreId,
     /// Time at which the move is cancelled.
     pub(super) until: Nanos,
@@ -49,44 +50,45 @@ pub(in crate::nbd) struct FrozenConnection {
     fd: Arc<OwnedFd>,
     id: u64,
     /// Its slot in the limits of connections.
-    admission_slot: AdmissionSlot,
+    admission_slot: AdmittedConnectionSlot,
     export: ExportRef,
     /// The geometry that was sent to the client.
     geometry: ExportGeometry,
     structured: bool,
     contexts: Arc<[MetaContext]>,
-    unread: UnreadBytes,
+    unread: FrozenReceiveBuffer,
     /// The core that keeps a lane open meanwhile.
     from: CoreId,
     /// Minimum time on the new core.
     stay: Nanos,
-    server: ServerContext,
+    server: ConnectionServerRefs,
 }
 
 /// Parts of the server that a connection needs.
-struct ServerContext {
-    core_set: Arc<CoreSet>,
-    block_status_worker: BlockStatusWorker,
+struct ConnectionServerRefs {
+    core_set: Arc<ProcessCores>,
+    block_status_worker: BlockStatusWorkerHandle,
     exports: Arc<Exports>,
-    options: ServerOptions,
+    options: NbdServerLimits,
 }
 
 /// Messages about moves, sent to the connections of a device.
-pub(in crate::nbd) enum MoveMessage {
+pub(in crate::nbd) enum ConnectionMoveMessage {
     /// All connections move to the next core.
     Rotate,
     /// The connection with this number has arrived: the rest on the old core may be closed.
     Arrived(u64),
 }
 
-impl Connection {
+impl AcceptedNbdConnection {
     /// Starts a move to core `to`, which completes when nothing is in flight here. Does nothing
     /// while the server stops.
     pub(in crate::nbd) fn start_move(&mut self, to: CoreId, cx: &mut FrontCx<'_, '_>) {
         let may =
             matches!(self.phase, ConnectionPhase::Serving) && !self.ending && self.pending_move.is_none();
         if may && to != cx.core() {
-            self.pending_move = Some(PendingMove { to, until: cx.now() + LEAVE_MAX, called_off: false });
+            self.pending_move =
+                Some(PendingConnectionMove { to, until: cx.now() + LEAVE_MAX, called_off: false });
         }
     }
 
@@ -96,13 +98,13 @@ impl Connection {
     }
 
     /// Joins the balance of this core, if there are several cores.
-    pub(super) fn join_balance(&self, cx: &mut FrontCx<'_, '_>) -> Option<BalancedClient> {
+    pub(super) fn join_balance(&self, cx: &mut FrontCx<'_, '_>) -> Option<ClientLoadBalanceHandle> {
         let stay = match self.from {
             // The other core sent the connection back.
             Some(from) if from == cx.core() => REFUSED,
             _ => self.stay,
         };
-        (self.core_set.len() > 1).then(|| BalancedClient::new(cx, stay))
+        (self.core_set.len() > 1).then(|| ClientLoadBalanceHandle::new(cx, stay))
     }
 
     /// Records the work since the last call for the balance.
@@ -115,7 +117,7 @@ impl Connection {
 
     /// Starts a move if the balance has chosen one. Cancels a move that has taken too long.
     pub(super) fn start_or_cancel_move(&mut self, cx: &mut FrontCx<'_, '_>) {
-        if let Some(to) = self.balanced.as_ref().and_then(BalancedClient::to) {
+        if let Some(to) = self.balanced.as_ref().and_then(ClientLoadBalanceHandle::to) {
             self.start_move(to, cx);
         }
         if self.pending_move.take_if(|pending_move| pending_move.until <= cx.now()).is_some()
@@ -144,7 +146,7 @@ impl Connection {
         let to = pending_move.to;
         if let Some(frozen) = self.freeze(to, cx.core(), cx) {
             debug_assert_eq!((cx.ring_in_flight(), self.open, self.open_bytes), (0, 0, 0));
-            send(to, frozen);
+            send_frozen_connection(to, frozen);
         }
     }
 
@@ -175,7 +177,7 @@ impl Connection {
             unread,
             from,
             stay,
-            server: ServerContext {
+            server: ConnectionServerRefs {
                 core_set: self.core_set.clone(),
                 block_status_worker: self.block_status_worker.clone(),
                 exports: self.exports.clone(),
@@ -185,9 +187,9 @@ impl Connection {
     }
 
     /// Creates a connection from a frozen one. It continues when its core first gathers it.
-    fn thaw(frozen: FrozenConnection) -> Connection {
-        let ServerContext { core_set, block_status_worker, exports, options } = frozen.server;
-        let mut thawed = Connection::new(
+    fn thaw(frozen: FrozenConnection) -> AcceptedNbdConnection {
+        let ConnectionServerRefs { core_set, block_status_worker, exports, options } = frozen.server;
+        let mut thawed = AcceptedNbdConnection::new(
             frozen.fd,
             core_set,
             block_status_worker,
@@ -218,12 +220,12 @@ impl Connection {
                 self.device = Some(slot);
                 (self.client_at, self.active_at) = (cx.now(), cx.now());
                 self.attend(cx);
-                self.core_set.send_message(from, device, Box::new(MoveMessage::Arrived(self.id)));
+                self.core_set.send_message(from, device, Box::new(ConnectionMoveMessage::Arrived(self.id)));
             }
             Err(e) if from != cx.core() => {
                 tracing::debug!("nbd: a client stays on its core: {e}");
                 if let Some(frozen) = self.freeze(from, from, cx) {
-                    send(from, frozen);
+                    send_frozen_connection(from, frozen);
                 }
                 self.export = None;
             }
@@ -252,12 +254,12 @@ impl Connection {
     /// Handles a message about moves. Returns true if a move has begun.
     pub(super) fn on_move_message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) -> bool {
         match message.downcast_ref() {
-            Some(MoveMessage::Rotate) => {
+            Some(ConnectionMoveMessage::Rotate) => {
                 let next = (cx.core().index() + 1) % self.core_set.len();
                 self.start_move(CoreId(next as u16), cx);
                 self.pending_move.is_some()
             }
-            Some(MoveMessage::Arrived(id)) if *id == self.id => {
+            Some(ConnectionMoveMessage::Arrived(id)) if *id == self.id => {
                 self.close_moved(cx);
                 false
             }
@@ -277,7 +279,7 @@ impl Connection {
 }
 
 /// Sends a frozen connection to core `to`.
-fn send(to: CoreId, frozen: FrozenConnection) {
+fn send_frozen_connection(to: CoreId, frozen: FrozenConnection) {
     let core_set = frozen.server.core_set.clone();
-    core_set.attach(to, Box::new(move || Box::new(Connection::thaw(frozen))));
+    core_set.attach(to, Box::new(move || Box::new(AcceptedNbdConnection::thaw(frozen))));
 }

@@ -1,9 +1,9 @@
 //! The handshake phase of a connection.
 
-use super::{Connection, ConnectionPhase};
-use crate::nbd::handshake::{HandshakeStep, NegotiatedSession};
+use super::{AcceptedNbdConnection, ConnectionPhase};
+use crate::nbd::handshake::{HandshakeStepOutcome, NegotiatedSession};
 use udm_core::errno::EBUSY;
-use udm_core::{Nanos, OpenError};
+use udm_core::{DeviceControlError, Nanos};
 use udm_runtime::FrontCx;
 
 /// Limit of output in bytes that waits for a send. More input is handled after it has left.
@@ -13,7 +13,7 @@ const OUT_MAX: usize = 64 << 10;
 /// exports.
 const STEPS_A_TURN: usize = 8;
 
-impl Connection {
+impl AcceptedNbdConnection {
     pub(super) fn run_handshake(&mut self, cx: &mut FrontCx<'_, '_>) {
         if !self.tx.is_idle() {
             return;
@@ -36,12 +36,12 @@ impl Connection {
                 if users >= options.device_connections_max.max(1) {
                     let text =
                         format!("{users} clients use it, or have left requests in it: no room for more");
-                    return Err(OpenError::new(EBUSY, text));
+                    return Err(DeviceControlError::new(EBUSY, text));
                 }
                 let slot = cx.open(export.device())?;
                 if let Err(text) = admission_slot.serve(export.device().id(), options) {
                     cx.close(slot);
-                    return Err(OpenError::new(EBUSY, text));
+                    return Err(DeviceControlError::new(EBUSY, text));
                 }
                 *device = Some(slot);
                 Ok(())
@@ -49,10 +49,10 @@ impl Connection {
             let taken = before - input.len();
             self.rx.consume(taken);
             match step {
-                HandshakeStep::Answered => {}
-                HandshakeStep::More => break,
-                HandshakeStep::Close => self.phase = ConnectionPhase::Draining,
-                HandshakeStep::Begin(session) => self.begin(session, cx),
+                HandshakeStepOutcome::Answered => {}
+                HandshakeStepOutcome::More => break,
+                HandshakeStepOutcome::Close => self.phase = ConnectionPhase::Draining,
+                HandshakeStepOutcome::Begin(session) => self.begin(session, cx),
             }
         }
         self.tx.push_raw(&out);

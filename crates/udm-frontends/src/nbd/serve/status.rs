@@ -1,29 +1,31 @@
 //! `BLOCK_STATUS`: starts a query of the device on a thread, and builds the reply.
 
-use super::{PendingRequest, RequestStage};
+use super::{PendingNbdRequest, RequestStage};
 use crate::nbd::block_status::{BlockStatusAnswer, BlockStatusQuery};
-use crate::nbd::connection::Connection;
-use crate::nbd::contexts::{FlaggedRun, MetaContext};
+use crate::nbd::connection::AcceptedNbdConnection;
+use crate::nbd::contexts::{BlockStatusExtent, MetaContext};
 use crate::nbd::reply::{QueuedReply, ReplyForm};
-use crate::nbd::request::BlockSize;
+use crate::nbd::request::DeviceBlockSize;
 use std::any::Any;
 use std::sync::Arc;
 use udm_core::{BioFlags, Op, Sector, Sectors, Segments};
 use udm_runtime::FrontCx;
-use udm_wire::nbd::{CommandFlags, Request, block_descriptor, chunk_block_status_header};
+use udm_wire::nbd::{
+    CommandFlags, NbdRequestHeader, chunk_block_status_header, encode_block_status_descriptor,
+};
 
 /// Limit of runs of blocks in a reply, over all contexts. The client requests the rest separately.
 const EXTENTS_MAX: usize = 512;
 
-impl Connection {
+impl AcceptedNbdConnection {
     /// Starts a block-status query of the device.
-    pub(super) fn query_block_status(&mut self, request: Request, cx: &mut FrontCx<'_, '_>) {
+    pub(super) fn query_block_status(&mut self, request: NbdRequestHeader, cx: &mut FrontCx<'_, '_>) {
         let Some((export, geometry)) = &self.export else {
             unreachable!("requests are taken from an export")
         };
-        let blocks = BlockSize { size: udm_core::SECTOR_SIZE as u32 };
+        let blocks = DeviceBlockSize { size: udm_core::SECTOR_SIZE as u32 };
         let range = blocks.around(&(request.offset..request.offset + u64::from(request.len)));
-        let key = self.pending.insert(PendingRequest {
+        let key = self.pending.insert(PendingNbdRequest {
             request,
             op: Op::Read,
             flags: BioFlags::empty(),
@@ -67,7 +69,7 @@ impl Connection {
         };
         let (request, start) = (pending.request, pending.start);
         self.pending.remove(message.key);
-        let bytes = status(&request, start, &message.found, &self.contexts);
+        let bytes = encode_block_status_reply(&request, start, &message.found, &self.contexts);
         let mut data = self.reads.get(bytes.len());
         data.copy_from_slice(&bytes);
         let (cookie, offset) = (request.cookie, request.offset);
@@ -86,7 +88,12 @@ impl Connection {
 /// Returns the reply to a `BLOCK_STATUS`: one chunk per context, for the requested range only.
 /// `found` has the runs of each context. They begin at byte `start`, at or before the request's
 /// offset.
-fn status(request: &Request, start: u64, found: &[Vec<FlaggedRun>], contexts: &[MetaContext]) -> Vec<u8> {
+fn encode_block_status_reply(
+    request: &NbdRequestHeader,
+    start: u64,
+    found: &[Vec<BlockStatusExtent>],
+    contexts: &[MetaContext],
+) -> Vec<u8> {
     let mut out = Vec::new();
     for (i, (context, found)) in contexts.iter().zip(found).enumerate() {
         let mut runs: Vec<(u32, u32)> = Vec::new();
@@ -104,7 +111,8 @@ fn status(request: &Request, start: u64, found: &[Vec<FlaggedRun>], contexts: &[
         let done = i + 1 == contexts.len();
         let head = chunk_block_status_header(request.cookie, context.id, runs.len() as u32, done);
         out.extend_from_slice(&head);
-        runs.iter().for_each(|(len, flags)| out.extend_from_slice(&block_descriptor(*len, *flags)));
+        runs.iter()
+            .for_each(|(len, flags)| out.extend_from_slice(&encode_block_status_descriptor(*len, *flags)));
     }
     out
 }

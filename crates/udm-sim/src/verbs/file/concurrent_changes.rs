@@ -1,12 +1,12 @@
 //! The permitted steps of a reconfigure, and the effects of other verbs on it.
 
-use super::{ConfigChange, DeclaredDevice};
+use super::{DeclaredDevice, ReconfigureAction};
 use crate::model::Violation;
-use crate::verbs::expected_results::same;
+use crate::verbs::expected_results::text_matches_requested_table;
 use crate::verbs::model::{HiddenDevice, RegistryModel};
-use crate::verbs::observation::{ListedDevice, RegistryView};
+use crate::verbs::observation::{ListedDevice, ListedDevices};
 use crate::verbs::verb_jobs::{ControlVerb, ControlVerbJob};
-use udm_control::Registry;
+use udm_control::DeviceRegistry;
 use udm_core::DeviceId;
 use udm_core::errno::{EBUSY, EINTR};
 
@@ -22,7 +22,7 @@ impl RegistryModel {
     }
 
     /// Records changes by others that may prevent a step of the reconfigure.
-    pub(in crate::verbs) fn note(&mut self, before: &RegistryView) {
+    pub(in crate::verbs) fn note(&mut self, before: &ListedDevices) {
         let Some(under) = &mut self.config.under else { return };
         for seen in &self.view.0 {
             under.taken.insert(seen.name.clone());
@@ -101,7 +101,12 @@ impl RegistryModel {
         let is_new = |slot: Option<usize>, wanted: &DeclaredDevice| {
             slot.is_some_and(|t| {
                 (t >= first_new || under.own.contains(&(is.id, t)))
-                    && same(Some(&wanted.table), &self.tables.all[t].text, under.look, self)
+                    && text_matches_requested_table(
+                        Some(&wanted.table),
+                        &self.tables.all[t].text,
+                        under.look,
+                        self,
+                    )
             })
         };
         let swaps = is.live != was.live;
@@ -134,7 +139,7 @@ impl RegistryModel {
             wanted.uuid == is.uuid
                 && is.inactive.is_none()
                 && !is.suspended
-                && same(Some(&wanted.table), text, under.look, self)
+                && text_matches_requested_table(Some(&wanted.table), text, under.look, self)
         });
         let Some(wanted) = wanted else {
             return Err(format!("a reconfigure made {is:?}, {text:?}, of {:?}", under.wish));
@@ -150,7 +155,7 @@ impl RegistryModel {
     }
 
     /// Records that the creation of a device by a reconfigure has ended.
-    pub(in crate::verbs) fn file_made(&mut self, registry: &Registry) {
+    pub(in crate::verbs) fn file_made(&mut self, registry: &DeviceRegistry) {
         let Some(under) = &mut self.config.under else { return };
         let waits = |name: &str| registry.find(name).is_err_and(|e| e.error.errno == EBUSY);
         if let Some(name) = under.making.take_if(|name| !waits(name)) {
@@ -159,7 +164,7 @@ impl RegistryModel {
     }
 
     /// Records that a reconfigure has started to create a device.
-    pub(in crate::verbs) fn file_begins(&mut self, registry: &Registry) {
+    pub(in crate::verbs) fn file_begins(&mut self, registry: &DeviceRegistry) {
         let minor = self.free();
         let Some(under) = &mut self.config.under else { return };
         let waits = |name: &str| registry.find(name).is_err_and(|e| e.error.errno == EBUSY);
@@ -168,7 +173,9 @@ impl RegistryModel {
                 || self.hidden.iter().any(|hidden| hidden.name == name)
         };
         let begins = |wanted: &&DeclaredDevice| {
-            under.plans(&wanted.name, ConfigChange::Create) && !is_known(&wanted.name) && waits(&wanted.name)
+            under.plans(&wanted.name, ReconfigureAction::Create)
+                && !is_known(&wanted.name)
+                && waits(&wanted.name)
         };
         if under.making.is_none()
             && let Some(wanted) = under.wish.iter().find(begins).cloned()

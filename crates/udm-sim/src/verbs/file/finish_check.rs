@@ -1,11 +1,11 @@
 //! Check of the report of a reconfigure: the changes made, and a reason for each change not made.
 
-use super::{AppliedDevice, ConfigChange, DeclaredDevice, RunningReconfigure, has_cycle};
+use super::{AppliedDevice, DeclaredDevice, ReconfigureAction, RunningReconfigure, has_cycle};
 use crate::model::Violation;
 use crate::path::NO_LANE;
 use crate::verbs::backends::NOT_NOW;
 use crate::verbs::model::RegistryModel;
-use crate::verbs::verb_jobs::{ControlVerbJob, DisturbanceCounts, VerbOutcome};
+use crate::verbs::verb_jobs::{ControlVerbJob, RefusalReasonCounts, VerbOutcome};
 use std::collections::BTreeSet;
 use udm_core::DeviceId;
 use udm_core::errno::{self, EBUSY, EINTR, EINVAL, ENOENT, ENXIO};
@@ -16,7 +16,7 @@ impl RegistryModel {
         &mut self,
         job: &ControlVerbJob,
         outcome: &VerbOutcome,
-        trouble: DisturbanceCounts,
+        trouble: RefusalReasonCounts,
     ) -> Result<bool, Violation> {
         let Some(under) = self.config.under.take_if(|under| under.job == job.id) else {
             return Err(format!("a reconfigure ended before it read the file: {outcome:?}"));
@@ -32,7 +32,7 @@ impl RegistryModel {
         }
         let parts = |line: &String| {
             let mut parts = line.splitn(3, '\t').map(String::from);
-            Some((ConfigChange::of(&parts.next()?)?, parts.next()?, parts.next()?))
+            Some((ReconfigureAction::of(&parts.next()?)?, parts.next()?, parts.next()?))
         };
         let Some(changes) = reply[1..].iter().map(parts).collect::<Option<Vec<_>>>() else {
             return wrong("unknown change");
@@ -64,13 +64,13 @@ impl RegistryModel {
                 all.min_by_key(|(_, names)| names.len()).map(|(id, _)| *id)
             };
             let done = match what {
-                ConfigChange::Create => under.created.get(name).copied().or_else(taken_over),
-                ConfigChange::Reload => id.filter(|id| under.swapped.contains_key(id)),
-                ConfigChange::Remove if error.is_empty() => id.filter(|id| self.view.get(*id).is_none()),
-                ConfigChange::Remove => id.filter(|id| under.removed.contains(id)),
-                ConfigChange::Uuid | ConfigChange::ReadOnly => None,
+                ReconfigureAction::Create => under.created.get(name).copied().or_else(taken_over),
+                ReconfigureAction::Reload => id.filter(|id| under.swapped.contains_key(id)),
+                ReconfigureAction::Remove if error.is_empty() => id.filter(|id| self.view.get(*id).is_none()),
+                ReconfigureAction::Remove => id.filter(|id| under.removed.contains(id)),
+                ReconfigureAction::Uuid | ReconfigureAction::ReadOnly => None,
             };
-            let refused = matches!(what, ConfigChange::Uuid | ConfigChange::ReadOnly);
+            let refused = matches!(what, ReconfigureAction::Uuid | ReconfigureAction::ReadOnly);
             if under.dry || refused {
                 if error.is_empty() == refused {
                     return wrong("the report does not match the result");
@@ -106,18 +106,19 @@ impl RegistryModel {
         &self,
         under: &RunningReconfigure,
         job: &ControlVerbJob,
-        (what, name, id, wanted): (ConfigChange, &str, Option<DeviceId>, Option<&DeclaredDevice>),
+        (what, name, id, wanted): (ReconfigureAction, &str, Option<DeviceId>, Option<&DeclaredDevice>),
         error: &str,
-        trouble: DisturbanceCounts,
+        trouble: RefusalReasonCounts,
     ) -> bool {
         let known = [EINTR, EBUSY, ENXIO, ENOENT, EINVAL, NOT_NOW, NO_LANE];
-        let Some(errno) = known.into_iter().find(|errno| error.ends_with(&errno::text(*errno))) else {
+        let Some(errno) = known.into_iter().find(|errno| error.ends_with(&errno::describe_errno(*errno)))
+        else {
             return false;
         };
         let is = |set: &BTreeSet<DeviceId>| id.is_some_and(|id| set.contains(&id));
         let text = wanted.map_or("", |wanted| wanted.table.as_str());
         let uuid = wanted.and_then(|wanted| wanted.uuid.as_ref());
-        let taken = what == ConfigChange::Create
+        let taken = what == ReconfigureAction::Create
             && (under.taken.contains(name) || uuid.is_some_and(|uuid| under.taken.contains(uuid)));
         let gone = id.is_some_and(|id| self.view.get(id).is_none());
         let slots = id.and_then(|id| self.view.get(id)).map(|seen| [seen.live, seen.inactive]);
@@ -125,7 +126,7 @@ impl RegistryModel {
         let stacks = stacked || text.contains('@') || text.contains("254:");
         match errno {
             EINTR => job.hung_up || taken || is(&under.leaving),
-            EBUSY if what == ConfigChange::Remove => stacks || is(&under.open) || is(&under.leaving),
+            EBUSY if what == ReconfigureAction::Remove => stacks || is(&under.open) || is(&under.leaving),
             EBUSY => stacks || taken || is(&under.occupied),
             ENXIO => gone || taken || ["253:", "254:"].iter().any(|word| text.contains(word)),
             ENOENT => text.contains('@'),
@@ -139,8 +140,9 @@ impl RegistryModel {
 impl RunningReconfigure {
     /// Checks the order of changes: a lower device is created before, and removed after, the
     /// devices that use it.
-    fn is_in_order(&self, changes: &[(ConfigChange, String, String)]) -> bool {
-        let comes = |what: ConfigChange| matches!(what, ConfigChange::Create | ConfigChange::Reload);
+    fn is_in_order(&self, changes: &[(ReconfigureAction, String, String)]) -> bool {
+        let comes =
+            |what: ReconfigureAction| matches!(what, ReconfigureAction::Create | ReconfigureAction::Reload);
         let wanted = |name: &str| self.wish.iter().find(|wanted| wanted.name == name);
         // After renames, the previous declarations may have a cycle by their names, and then have
         // no order.
@@ -150,7 +152,7 @@ impl RunningReconfigure {
         changes.iter().enumerate().all(|(i, (what, name, _))| {
             changes[i + 1..].iter().all(|(later, other, _)| {
                 let early = comes(*what) && comes(*later) && wanted(name).is_some_and(|w| w.uses(other));
-                let gone = (*what, *later) == (ConfigChange::Remove, ConfigChange::Remove);
+                let gone = (*what, *later) == (ReconfigureAction::Remove, ReconfigureAction::Remove);
                 !(early || gone && ordered && was(other).is_some_and(|w| w.uses(name)))
             })
         })

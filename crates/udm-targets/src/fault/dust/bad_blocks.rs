@@ -6,7 +6,7 @@ use udm_core::{Bio, Op, Status};
 use udm_dm::TargetError;
 
 /// The state of a bad block: how many more writes of it fail, or [`GOOD`].
-pub(super) type BadBlockState = Arc<AtomicU16>;
+pub(super) type BadBlockWriteFailCount = Arc<AtomicU16>;
 
 /// The state of a block that a write has made good.
 pub(super) const GOOD: u16 = u16::MAX;
@@ -17,11 +17,11 @@ pub(super) struct BadBlockSet {
     /// False in bypass mode: bad blocks do not fail.
     pub(super) enabled: bool,
     /// Sorted by block.
-    pub(super) blocks: Vec<(u64, BadBlockState)>,
+    pub(super) blocks: Vec<(u64, BadBlockWriteFailCount)>,
 }
 
 impl BadBlockSet {
-    pub(super) fn find(&self, block: u64) -> Option<&BadBlockState> {
+    pub(super) fn find(&self, block: u64) -> Option<&BadBlockWriteFailCount> {
         let at = self.blocks.binary_search_by_key(&block, |(block, _)| *block).ok()?;
         Some(&self.blocks[at].1)
     }

@@ -29,15 +29,17 @@
 
 mod bad_blocks;
 
-use super::{OffsetLane, UnderlyingRange, look_up_device, parse_number};
+use super::{SectorOffsetLane, UnderlyingRange, look_up_device, parse_number};
 use bad_blocks::{BadBlockSet, GOOD, SharedBadBlocks};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use udm_core::errno::EINVAL;
-use udm_core::{Batch, Cx, Drain, Lane, Limits, Op, OpenError, OwnWork, Sector, Sectors, Status};
+use udm_core::{
+    Batch, Cx, DeviceControlError, DrainMode, Lane, Limits, Op, OwnWork, Sector, Sectors, Status,
+};
 use udm_dm::TargetError;
-use udm_dm::target::{DeviceRange, LowerLimits, Resolver, Target, TargetArgs};
+use udm_dm::target::{DeviceNameResolver, DeviceRange, LowerLimits, Target, TargetArgs};
 
 const NAME: &str = "dust";
 
@@ -164,7 +166,7 @@ impl Target for DustTarget {
         NAME
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         Ok(Box::new(DustLane {
             under: self.under.open(cx)?,
             shift: self.block.trailing_zeros(),
@@ -201,7 +203,7 @@ impl Target for DustTarget {
         Some(Sectors(self.block.max(least)))
     }
 
-    fn message(&self, words: &[String], _: &mut dyn Resolver) -> Result<String, TargetError> {
+    fn message(&self, words: &[String], _: &mut dyn DeviceNameResolver) -> Result<String, TargetError> {
         let name = words.first().map(|word| word.to_ascii_lowercase()).unwrap_or_default();
         let unrecognised = || {
             let word = words.first().map_or("", String::as_str);
@@ -252,7 +254,7 @@ impl Target for DustTarget {
 }
 
 struct DustLane {
-    under: OffsetLane,
+    under: SectorOffsetLane,
     /// Converts a sector of the device below to its block.
     shift: u32,
     start: Sectors,
@@ -312,7 +314,7 @@ impl Lane for DustLane {
         self.under.poll(done, cx);
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         self.under.drain(how, back, cx);
     }
 

@@ -34,7 +34,7 @@ fn bio_opf(bio: &Bio) -> u32 {
 
 /// The action on writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WriteAction {
+pub(super) enum FlakeyWriteAction {
     Pass,
     Drop,
     Fail,
@@ -55,7 +55,7 @@ pub(super) struct CorruptByte {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FlakeyFeatures {
     pub(super) error_reads: bool,
-    pub(super) writes: WriteAction,
+    pub(super) writes: FlakeyWriteAction,
     corrupt: Option<CorruptByte>,
     /// Out of [`PROBABILITY_BASE`]; 0 is never.
     pub(super) random_read: u32,
@@ -63,19 +63,19 @@ pub(super) struct FlakeyFeatures {
 }
 
 /// The kernel's message and the word to blame, counted from the number of words.
-type FeatureError = (&'static str, usize);
+type FlakeyFeatureError = (&'static str, usize);
 
 impl FlakeyFeatures {
     const NONE: FlakeyFeatures = FlakeyFeatures {
         error_reads: false,
-        writes: WriteAction::Pass,
+        writes: FlakeyWriteAction::Pass,
         corrupt: None,
         random_read: 0,
         random_write: 0,
     };
 
     /// Parses `[<#words> <feature>...]`.
-    pub(super) fn parse(words: &[String]) -> Result<FlakeyFeatures, FeatureError> {
+    pub(super) fn parse(words: &[String]) -> Result<FlakeyFeatures, FlakeyFeatureError> {
         let mut features = FlakeyFeatures::NONE;
         if let Some(count) = words.first() {
             let count =
@@ -85,14 +85,14 @@ impl FlakeyFeatures {
         }
         if features == FlakeyFeatures::NONE {
             features =
-                FlakeyFeatures { error_reads: true, writes: WriteAction::Fail, ..FlakeyFeatures::NONE };
+                FlakeyFeatures { error_reads: true, writes: FlakeyWriteAction::Fail, ..FlakeyFeatures::NONE };
         }
         Ok(features)
     }
 
     /// Parses the features from word 1 of `announced`, which has the announced number of words.
     /// `words` has all words.
-    fn read(&mut self, announced: &[String], words: &[String]) -> Result<(), FeatureError> {
+    fn read(&mut self, announced: &[String], words: &[String]) -> Result<(), FlakeyFeatureError> {
         let mut at = 1;
         while at < announced.len() {
             let name = at;
@@ -108,18 +108,18 @@ impl FlakeyFeatures {
                 "error_reads" if self.error_reads => return Err(("Feature error_reads duplicated", name)),
                 "error_reads" => self.error_reads = true,
                 "drop_writes" => match self.writes {
-                    WriteAction::Drop => return Err(("Feature drop_writes duplicated", name)),
-                    WriteAction::Fail => {
+                    FlakeyWriteAction::Drop => return Err(("Feature drop_writes duplicated", name)),
+                    FlakeyWriteAction::Fail => {
                         return Err(("Feature drop_writes conflicts with feature error_writes", name));
                     }
-                    WriteAction::Pass => self.writes = WriteAction::Drop,
+                    FlakeyWriteAction::Pass => self.writes = FlakeyWriteAction::Drop,
                 },
                 "error_writes" => match self.writes {
-                    WriteAction::Fail => return Err(("Feature error_writes duplicated", name)),
-                    WriteAction::Drop => {
+                    FlakeyWriteAction::Fail => return Err(("Feature error_writes duplicated", name)),
+                    FlakeyWriteAction::Drop => {
                         return Err(("Feature error_writes conflicts with feature drop_writes", name));
                     }
-                    WriteAction::Pass => self.writes = WriteAction::Fail,
+                    FlakeyWriteAction::Pass => self.writes = FlakeyWriteAction::Fail,
                 },
                 "corrupt_bio_byte" => {
                     if name + 1 == announced.len() {
@@ -161,19 +161,19 @@ impl FlakeyFeatures {
         }
         if self.corrupt.is_some_and(|corrupt| corrupt.writes) {
             match self.writes {
-                WriteAction::Drop => {
+                FlakeyWriteAction::Drop => {
                     return Err((
                         "drop_writes is incompatible with corrupt_bio_byte with the WRITE flag set",
                         0,
                     ));
                 }
-                WriteAction::Fail => {
+                FlakeyWriteAction::Fail => {
                     return Err((
                         "error_writes is incompatible with corrupt_bio_byte with the WRITE flag set",
                         0,
                     ));
                 }
-                WriteAction::Pass => {}
+                FlakeyWriteAction::Pass => {}
             }
         }
         Ok(())
@@ -192,7 +192,7 @@ impl fmt::Display for FlakeyFeatures {
     /// The canonical words, in the kernel's order.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words = usize::from(self.error_reads)
-            + usize::from(self.writes != WriteAction::Pass)
+            + usize::from(self.writes != FlakeyWriteAction::Pass)
             + 5 * usize::from(self.corrupt.is_some())
             + 2 * usize::from(self.random_read > 0)
             + 2 * usize::from(self.random_write > 0);
@@ -201,9 +201,9 @@ impl fmt::Display for FlakeyFeatures {
             f.write_str(" error_reads")?;
         }
         match self.writes {
-            WriteAction::Pass => {}
-            WriteAction::Drop => f.write_str(" drop_writes")?,
-            WriteAction::Fail => f.write_str(" error_writes")?,
+            FlakeyWriteAction::Pass => {}
+            FlakeyWriteAction::Drop => f.write_str(" drop_writes")?,
+            FlakeyWriteAction::Fail => f.write_str(" error_writes")?,
         }
         if let Some(CorruptByte { nth, writes, value, flags }) = self.corrupt {
             write!(f, " corrupt_bio_byte {nth} {} {value} {flags}", if writes { 'w' } else { 'r' })?;

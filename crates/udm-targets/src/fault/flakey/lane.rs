@@ -4,20 +4,20 @@
 //! corrupted on completion. A write is sent with a corrupted copy, and its own data is kept in the
 //! note.
 
-use super::features::{FlakeyFeatures, PROBABILITY_BASE, WriteAction};
+use super::features::{FlakeyFeatures, FlakeyWriteAction, PROBABILITY_BASE};
 use super::{FREE_COPY_BYTES, FlakeyTarget, UpDownSchedule};
-use crate::fault::OffsetLane;
-use crate::fault::clone_table::CloneTable;
+use crate::fault::SectorOffsetLane;
+use crate::fault::clone_table::InFlightBioClones;
 use rand::RngExt;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, BufPool, Cx, Drain, Lane, Op, OpenError, OwnWork, Segments, Status};
+use udm_core::{Batch, Bio, BufPool, Cx, DeviceControlError, DrainMode, Lane, Op, OwnWork, Segments, Status};
 
 pub(super) struct FlakeyLane {
-    under: OffsetLane,
+    under: SectorOffsetLane,
     phases: Arc<UpDownSchedule>,
     features: FlakeyFeatures,
     /// The note is the data of a write whose clone carries a copy.
-    clones: CloneTable<Segments>,
+    clones: InFlightBioClones<Segments>,
     copies: BufPool,
     /// Bios that failed or were dropped in `submit`; the next `poll` returns them.
     ended: Batch,
@@ -26,7 +26,7 @@ pub(super) struct FlakeyLane {
 }
 
 /// The action on a request while the device is down.
-enum FaultAction {
+enum FlakeyDownBioAction {
     Pass,
     Corrupt,
     End(Status),
@@ -50,28 +50,30 @@ fn corrupt_data(features: &FlakeyFeatures, probability: u32, bio: &mut Bio, cx: 
 }
 
 impl FlakeyLane {
-    pub(super) fn open(target: &FlakeyTarget, cx: &mut Cx<'_>) -> Result<FlakeyLane, OpenError> {
+    pub(super) fn open(target: &FlakeyTarget, cx: &mut Cx<'_>) -> Result<FlakeyLane, DeviceControlError> {
         Ok(FlakeyLane {
             under: target.under.open(cx)?,
             phases: Arc::clone(&target.phases),
             features: target.features,
-            clones: CloneTable::new(cx),
+            clones: InFlightBioClones::new(cx),
             copies: BufPool::new(FREE_COPY_BYTES),
             ended: Batch::new(),
             scratch: Batch::new(),
         })
     }
 
-    fn fault_action(&self, bio: &Bio) -> FaultAction {
+    fn fault_action(&self, bio: &Bio) -> FlakeyDownBioAction {
         let may_corrupt = |probability| probability > 0 || self.features.corrupt_byte(bio).is_some();
         match (bio.op, self.features.writes) {
-            (Op::Read, _) if self.features.error_reads => FaultAction::End(Status::IoErr),
-            (Op::Read, _) if may_corrupt(self.features.random_read) => FaultAction::Corrupt,
-            (Op::Read, _) => FaultAction::Pass,
-            (_, WriteAction::Drop) => FaultAction::End(Status::Ok),
-            (_, WriteAction::Fail) => FaultAction::End(Status::IoErr),
-            (Op::Write, WriteAction::Pass) if may_corrupt(self.features.random_write) => FaultAction::Corrupt,
-            (_, WriteAction::Pass) => FaultAction::Pass,
+            (Op::Read, _) if self.features.error_reads => FlakeyDownBioAction::End(Status::IoErr),
+            (Op::Read, _) if may_corrupt(self.features.random_read) => FlakeyDownBioAction::Corrupt,
+            (Op::Read, _) => FlakeyDownBioAction::Pass,
+            (_, FlakeyWriteAction::Drop) => FlakeyDownBioAction::End(Status::Ok),
+            (_, FlakeyWriteAction::Fail) => FlakeyDownBioAction::End(Status::IoErr),
+            (Op::Write, FlakeyWriteAction::Pass) if may_corrupt(self.features.random_write) => {
+                FlakeyDownBioAction::Corrupt
+            }
+            (_, FlakeyWriteAction::Pass) => FlakeyDownBioAction::Pass,
         }
     }
 
@@ -117,9 +119,9 @@ impl Lane for FlakeyLane {
         let mut down = std::mem::take(&mut self.scratch);
         for mut bio in batch.drain(..) {
             match self.fault_action(&bio) {
-                FaultAction::Pass => down.push(bio),
-                FaultAction::Corrupt => down.push(self.clone_to_corrupt(bio, cx)),
-                FaultAction::End(status) => {
+                FlakeyDownBioAction::Pass => down.push(bio),
+                FlakeyDownBioAction::Corrupt => down.push(self.clone_to_corrupt(bio, cx)),
+                FlakeyDownBioAction::End(status) => {
                     bio.end_with(status);
                     self.ended.push(bio);
                 }
@@ -147,7 +149,7 @@ impl Lane for FlakeyLane {
         self.scratch = home;
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         let mut home = std::mem::take(&mut self.scratch);
         self.under.drain(how, &mut home, cx);
         for bio in home.drain(..) {

@@ -29,7 +29,7 @@ use super::{UnderlyingRange, look_up_device, parse_number};
 use features::FlakeyFeatures;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use udm_core::{Cx, Lane, Limits, Nanos, OpenError, Sector, Sectors};
+use udm_core::{Cx, DeviceControlError, Lane, Limits, Nanos, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceRange, LowerLimits, Target, TargetArgs};
 
@@ -105,7 +105,7 @@ impl Target for FlakeyTarget {
         NAME
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         self.phases.begin(cx.now());
         Ok(Box::new(lane::FlakeyLane::open(self, cx)?))
     }

@@ -4,34 +4,38 @@
 //! completed write is held, logged, or both.
 
 use super::LogWritesTarget;
-use super::shared::{LogEndAction, LogRecord, LogState, PendingMarks, PlacedRecord, SharedLog, mark_refused};
-use super::writer::{EntryWaiters, LogWriter, UsageDelta, bio_range_in};
-use crate::fault::OffsetLane;
-use crate::fault::clone_table::CloneTable;
+use super::shared::{
+    LogRecord, LogSuspendAction, PendingLogMarks, PlacedLogRecord, SharedWriteLog, WriteLogState,
+    unlogged_mark_error,
+};
+use super::writer::{LogEntryWaiters, LogWriter, LogWritesUsageDelta, bio_range_in_log_sectors};
+use crate::fault::SectorOffsetLane;
+use crate::fault::clone_table::InFlightBioClones;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use udm_core::{
-    Batch, Bio, BioFlags, Buf, Cx, Drain, Lane, Op, OpenError, OwnWork, OwnerId, Status, WaitHandle,
+    Batch, Bio, BioFlags, BioOwnerId, Buf, Cx, DeviceControlError, DrainMode, Lane, Op, OwnWork, Status,
+    WaitHandle,
 };
-use udm_wire::log_writes::{EntryFlags, LogEntry};
+use udm_wire::log_writes::{EntryFlags, LogWritesEntryHeader};
 
 /// The note of a clone.
-struct CloneNote {
+struct InFlightLogRecord {
     append: LogRecord,
     /// For a flush: the number of writes completed when it arrived.
     covers: u64,
 }
 
 pub(super) struct LogWritesLane {
-    under: OffsetLane,
+    under: SectorOffsetLane,
     writer: LogWriter,
-    shared: Arc<SharedLog>,
+    shared: Arc<SharedWriteLog>,
     wait_handle: WaitHandle,
     discards: bool,
-    clones: CloneTable<CloneNote>,
+    clones: InFlightBioClones<InFlightLogRecord>,
     /// The owner of the lane's own flush.
-    owner: OwnerId,
+    owner: BioOwnerId,
     /// The bio of the lane's own flush while it is not in flight.
     flush: Option<Box<Bio>>,
     /// The number of writes that the own flush in flight covers.
@@ -47,11 +51,14 @@ pub(super) struct LogWritesLane {
     ended: Batch,
     scratch: Batch,
     appends: Vec<LogRecord>,
-    placed: Vec<PlacedRecord>,
+    placed: Vec<PlacedLogRecord>,
 }
 
 impl LogWritesLane {
-    pub(super) fn open(target: &LogWritesTarget, cx: &mut Cx<'_>) -> Result<LogWritesLane, OpenError> {
+    pub(super) fn open(
+        target: &LogWritesTarget,
+        cx: &mut Cx<'_>,
+    ) -> Result<LogWritesLane, DeviceControlError> {
         let log = target.log.device.open(cx)?;
         Ok(LogWritesLane {
             under: target.under.open(cx)?,
@@ -59,7 +66,7 @@ impl LogWritesLane {
             shared: Arc::clone(&target.shared),
             wait_handle: target.shared.wait_queue.subscribe(cx),
             discards: target.discards.load(Ordering::Relaxed),
-            clones: CloneTable::new(cx),
+            clones: InFlightBioClones::new(cx),
             owner: cx.new_owner(),
             flush: Some(Bio::new()),
             flush_covers: 0,
@@ -89,8 +96,8 @@ impl LogWritesLane {
     }
 
     /// The log entry of `bio`.
-    fn entry_of(&self, bio: &Bio) -> LogEntry {
-        let (sector, sectors) = bio_range_in(bio, self.shared.sector_size());
+    fn entry_of(&self, bio: &Bio) -> LogWritesEntryHeader {
+        let (sector, sectors) = bio_range_in_log_sectors(bio, self.shared.sector_size());
         let flags = [
             (bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH), EntryFlags::FLUSH),
             (bio.flags.contains(BioFlags::FUA), EntryFlags::FUA),
@@ -99,7 +106,7 @@ impl LogWritesLane {
         ];
         let flags =
             flags.iter().filter(|(set, _)| *set).fold(EntryFlags::empty(), |all, (_, flag)| all | *flag);
-        LogEntry { sector, sectors, flags, data_len: 0 }
+        LogWritesEntryHeader { sector, sectors, flags, data_len: 0 }
     }
 
     fn copy_of(&mut self, bio: &Bio) -> Option<Buf> {
@@ -114,7 +121,13 @@ impl LogWritesLane {
     }
 
     /// Sends `bio` down as a clone.
-    fn begin(&mut self, bio: Box<Bio>, covers: &mut Option<u64>, down: &mut Batch, tally: &mut UsageDelta) {
+    fn begin(
+        &mut self,
+        bio: Box<Bio>,
+        covers: &mut Option<u64>,
+        down: &mut Batch,
+        tally: &mut LogWritesUsageDelta,
+    ) {
         let flush = bio.op == Op::Flush || bio.flags.contains(BioFlags::PREFLUSH);
         let covers =
             if flush { *covers.get_or_insert_with(|| self.shared.lock().held.completed()) } else { 0 };
@@ -122,12 +135,12 @@ impl LogWritesLane {
         tally.bytes += append.held() as isize;
         tally.requests += 1;
         let ends_here = bio.op == Op::Discard && !self.discards;
-        let clone = self.clones.begin(bio, CloneNote { append, covers });
+        let clone = self.clones.begin(bio, InFlightLogRecord { append, covers });
         if ends_here { self.ended.push(clone) } else { down.push(clone) }
     }
 
     /// Sends held requests down, as far as there is memory for their copies and the log is open.
-    fn unpark(&mut self, tally: &mut UsageDelta, cx: &mut Cx<'_>) {
+    fn unpark(&mut self, tally: &mut LogWritesUsageDelta, cx: &mut Cx<'_>) {
         if self.held_bios.is_empty() {
             return;
         }
@@ -138,7 +151,7 @@ impl LogWritesLane {
         let mut room = self.shared.room();
         let (mut down, mut covers) = (Batch::new(), None);
         while let Some(bio) = self.held_bios.front() {
-            let bytes = copy_size(bio);
+            let bytes = bio_copy_bytes(bio);
             if logging && bytes > room && room < usize::MAX {
                 break;
             }
@@ -160,14 +173,14 @@ impl LogWritesLane {
     /// Logs `append`, after the held entries that it overlaps. Overlapping entries must be in the
     /// log in the order of their completion. Otherwise a replay would write an older held write
     /// over `append`, a state that no power cut can leave.
-    fn log(appends: &mut Vec<LogRecord>, state: &mut LogState, append: LogRecord) {
+    fn log(appends: &mut Vec<LogRecord>, state: &mut WriteLogState, append: LogRecord) {
         state.held.take_overlapping(&append.entry, appends);
         appends.push(append);
     }
 
     /// Takes completions from the device. Entries that are logged now go to the writer; other
     /// requests go to `done`.
-    fn reap_device(&mut self, done: &mut Batch, tally: &mut UsageDelta, cx: &mut Cx<'_>) {
+    fn reap_device(&mut self, done: &mut Batch, tally: &mut LogWritesUsageDelta, cx: &mut Cx<'_>) {
         let mut home = std::mem::take(&mut self.scratch);
         self.under.poll(&mut home, cx);
         home.append(&mut self.ended);
@@ -191,7 +204,7 @@ impl LogWritesLane {
                 done.push(bio);
                 continue;
             }
-            let (bio, CloneNote { append, covers }) = self.clones.end(bio);
+            let (bio, InFlightLogRecord { append, covers }) = self.clones.end(bio);
             if !bio.status.is_ok() || !shared.is_enabled() {
                 tally.bytes -= append.held() as isize;
                 tally.requests -= 1;
@@ -216,7 +229,7 @@ impl LogWritesLane {
         if let Some(mut state) = state {
             let range = shared.place(&mut state, &mut self.appends, &mut self.placed);
             drop(state);
-            let waits = EntryWaiters { acks, ..EntryWaiters::default() };
+            let waits = LogEntryWaiters { acks, ..LogEntryWaiters::default() };
             let mut waits = self.writer.entries(shared, range, &mut self.placed, waits);
             tally.requests -= waits.acks.len() as isize;
             done.append(&mut waits.acks);
@@ -252,19 +265,19 @@ impl LogWritesLane {
         }
         let mut waits = !self.held_bios.is_empty();
         match shared.closing(&state) {
-            LogEndAction::No => self.flush_failed &= !self.held_bios.is_empty(),
-            LogEndAction::Wait => waits = true,
-            LogEndAction::End if !state.held.is_empty() && !self.flush_failed => {
+            LogSuspendAction::No => self.flush_failed &= !self.held_bios.is_empty(),
+            LogSuspendAction::Wait => waits = true,
+            LogSuspendAction::End if !state.held.is_empty() && !self.flush_failed => {
                 covers = Some(state.held.completed());
                 if self.flush.is_some() {
                     self.flushes_end = true;
                     shared.begin_flush(&mut state);
                 }
             }
-            LogEndAction::End => {
+            LogSuspendAction::End => {
                 let range = shared.place_end(&mut state, &mut self.placed);
                 let _nobody_waits =
-                    self.writer.entries(&shared, range, &mut self.placed, EntryWaiters::default());
+                    self.writer.entries(&shared, range, &mut self.placed, LogEntryWaiters::default());
             }
         }
         if let Some(entries) = state.space.begin_count() {
@@ -282,15 +295,15 @@ impl LogWritesLane {
     }
 
     /// Assigns places to the posted marks.
-    fn log_marks(&mut self, state: &mut LogState) {
-        let PendingMarks { appends, completers } = state.take_unlogged_marks();
+    fn log_marks(&mut self, state: &mut WriteLogState) {
+        let PendingLogMarks { appends, completers } = state.take_unlogged_marks();
         for (mark, completer) in appends.into_iter().zip(completers) {
             let range = self.shared.place(state, &mut vec![mark], &mut self.placed);
-            let waits = EntryWaiters { marks: vec![completer], ..EntryWaiters::default() };
+            let waits = LogEntryWaiters { marks: vec![completer], ..LogEntryWaiters::default() };
             let waits = self.writer.entries(&self.shared, range, &mut self.placed, waits);
             // There was no room for the mark.
             for completer in waits.marks {
-                completer.end(mark_refused(state.ended()));
+                completer.end(unlogged_mark_error(state.ended()));
             }
         }
     }
@@ -303,7 +316,7 @@ impl Drop for LogWritesLane {
 }
 
 /// Bytes that a copy of `bio` needs.
-fn copy_size(bio: &Bio) -> usize {
+fn bio_copy_bytes(bio: &Bio) -> usize {
     if bio.op == Op::Write { bio.sectors.bytes() as usize } else { 0 }
 }
 
@@ -314,7 +327,7 @@ impl Lane for LogWritesLane {
             self.under.submit(batch, cx);
             return;
         }
-        let mut tally = UsageDelta::default();
+        let mut tally = LogWritesUsageDelta::default();
         let mut down = std::mem::take(&mut self.scratch);
         let mut covers = None;
         let (open, mut room) = (self.shared.is_open(), self.shared.room());
@@ -325,13 +338,13 @@ impl Lane for LogWritesLane {
                     bio.end_with(Status::NotSupp);
                     self.ended.push(bio);
                 }
-                _ if !open || !self.held_bios.is_empty() || copy_size(&bio) > room => {
+                _ if !open || !self.held_bios.is_empty() || bio_copy_bytes(&bio) > room => {
                     tally.requests += 1;
                     self.held_bios.push_back(bio);
                     cx.wake_now();
                 }
                 _ => {
-                    room = room.min(super::HELD_MAX).saturating_sub(copy_size(&bio));
+                    room = room.min(super::HELD_MAX).saturating_sub(bio_copy_bytes(&bio));
                     self.begin(bio, &mut covers, &mut down, &mut tally);
                 }
             }
@@ -347,7 +360,7 @@ impl Lane for LogWritesLane {
 
     fn poll(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         let seen = self.wait_handle.epoch();
-        let mut tally = UsageDelta::default();
+        let mut tally = LogWritesUsageDelta::default();
         self.unpark(&mut tally, cx);
         self.reap_device(done, &mut tally, cx);
         self.writer.submit(cx);
@@ -367,8 +380,8 @@ impl Lane for LogWritesLane {
         }
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
-        let mut tally = UsageDelta::default();
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
+        let mut tally = LogWritesUsageDelta::default();
         let mut home = std::mem::take(&mut self.scratch);
         self.under.drain(how, &mut home, cx);
         for bio in home.drain(..) {
@@ -388,7 +401,7 @@ impl Lane for LogWritesLane {
             }
         }
         self.scratch = home;
-        if how == Drain::NoFlush {
+        if how == DrainMode::NoFlush {
             tally.requests -= self.held_bios.len() as isize;
             back.extend(self.held_bios.drain(..));
         }
@@ -398,8 +411,9 @@ impl Lane for LogWritesLane {
     }
 
     fn own_work(&self) -> OwnWork {
-        let pending_work =
-            || self.shared.has_pending_work() && self.shared.closing(&self.shared.lock()) != LogEndAction::No;
+        let pending_work = || {
+            self.shared.has_pending_work() && self.shared.closing(&self.shared.lock()) != LogSuspendAction::No
+        };
         let below = self.under.own_work().max(self.writer.below());
         if self.flush.is_none() || self.writer.is_busy() || pending_work() {
             OwnWork::Required

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 use udm_core::{SECTOR_SIZE, Sectors};
-use udm_wire::log_writes::LogEntry;
+use udm_wire::log_writes::LogWritesEntryHeader;
 
 /// The block size and the size of a log.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl LogSpace {
     /// Assigns a place to `entry`, in sectors of 512 bytes; `None` if there is no room. If the log
     /// is not open (the entry was in flight when a suspend was cancelled), the end mark stays,
     /// because the superblock may count it.
-    pub(super) fn take(&mut self, entry: &LogEntry) -> Option<u64> {
+    pub(super) fn take(&mut self, entry: &LogWritesEntryHeader) -> Option<u64> {
         let open = self.is_open();
         if let Some(next) = self.after_end.take().filter(|_| !open) {
             self.next = next;
@@ -185,8 +185,8 @@ mod tests {
         (space, mark)
     }
 
-    fn entry() -> LogEntry {
-        LogEntry { sector: 0, sectors: 1, flags: EntryFlags::empty(), data_len: 0 }
+    fn entry() -> LogWritesEntryHeader {
+        LogWritesEntryHeader { sector: 0, sectors: 1, flags: EntryFlags::empty(), data_len: 0 }
     }
 
     #[test]

@@ -55,14 +55,16 @@ mod writer;
 
 use super::{UnderlyingRange, look_up_device};
 use log_space::LogGeometry;
-use shared::{LogRecord, SharedLog};
+use shared::{LogRecord, SharedWriteLog};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::errno::EACCES;
-use udm_core::{Cx, Exclusivity, Lane, Limits, OpenError, SECTOR_SIZE, Sector, Sectors};
+use udm_core::{ClaimSharingPolicy, Cx, DeviceControlError, Lane, Limits, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::TargetError;
-use udm_dm::completion::CompletionHandle;
-use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Resolver, Target, TargetArgs, TargetFeatures};
+use udm_dm::completion::TargetMessageWaitHandle;
+use udm_dm::target::{
+    DeviceNameResolver, DeviceRange, LowerLimits, ResolvedDevice, Target, TargetArgs, TargetFeatures,
+};
 use udm_wire::log_writes::HEADER_LEN;
 
 const NAME: &str = "log-writes";
@@ -74,9 +76,9 @@ pub const HELD_MAX: usize = 64 << 20;
 /// The control half.
 struct LogWritesTarget {
     under: UnderlyingRange,
-    log: DeviceRef,
+    log: ResolvedDevice,
     len: Sectors,
-    shared: Arc<SharedLog>,
+    shared: Arc<SharedWriteLog>,
     /// The device supports discards, as of the last call of `limits`: lanes use the same value as
     /// the table's limits.
     discards: AtomicBool,
@@ -98,14 +100,14 @@ pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
         let error = TargetError::new("log-writes: Log device lookup failed").with_errno(EACCES);
         return Err(error.because("it is read-only").at(1));
     }
-    let shared = Arc::new(SharedLog::new(log_geometry(&device, &log, LowerLimits::NOW)));
+    let shared = Arc::new(SharedWriteLog::new(log_geometry(&device, &log, LowerLimits::NOW)));
     let discards = AtomicBool::new(device.device.limits().max_discard > Sectors::ZERO);
     let under = UnderlyingRange { device, start: Sector(0) };
     Ok(Arc::new(LogWritesTarget { under, log, len: args.len, shared, discards }))
 }
 
 /// The geometry of the log, with the limits in `below`.
-fn log_geometry(device: &DeviceRef, log: &DeviceRef, below: LowerLimits<'_>) -> LogGeometry {
+fn log_geometry(device: &ResolvedDevice, log: &ResolvedDevice, below: LowerLimits<'_>) -> LogGeometry {
     let (device, log) = (below.limits(device), below.limits(log));
     LogGeometry { sector_size: log.logical_block.max(device.logical_block), size: log.size }
 }
@@ -123,7 +125,7 @@ impl Target for LogWritesTarget {
         NAME
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         Ok(Box::new(lane::LogWritesLane::open(self, cx)?))
     }
 
@@ -160,12 +162,14 @@ impl Target for LogWritesTarget {
 
     fn devices(&self) -> Vec<DeviceRange> {
         let size = self.log.device.limits().size;
-        let log =
-            DeviceRange { alone: Some(Exclusivity::Device), ..DeviceRange::new(&self.log, Sector(0), size) };
+        let log = DeviceRange {
+            alone: Some(ClaimSharingPolicy::Device),
+            ..DeviceRange::new(&self.log, Sector(0), size)
+        };
         vec![self.under.used(self.len), log]
     }
 
-    fn message(&self, words: &[String], _: &mut dyn Resolver) -> Result<String, TargetError> {
+    fn message(&self, words: &[String], _: &mut dyn DeviceNameResolver) -> Result<String, TargetError> {
         let [name, text] = words else {
             return Err(TargetError::new(format!(
                 "log-writes: Invalid log-writes message arguments, expect 2 arguments, got {}",
@@ -183,7 +187,7 @@ impl Target for LogWritesTarget {
         Ok(String::new())
     }
 
-    fn pending_completion(&self) -> Option<CompletionHandle> {
+    fn pending_completion(&self) -> Option<TargetMessageWaitHandle> {
         self.shared.marks_pending()
     }
 

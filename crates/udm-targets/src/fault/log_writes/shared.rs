@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::errno::{EBUSY, EIO};
 use udm_core::{Buf, WaitQueue, interleave};
 use udm_dm::TargetError;
-use udm_dm::completion::{Completer, CompletionHandle, completion_pair};
-use udm_wire::log_writes::{END_MARK, EntryFlags, LogEntry};
+use udm_dm::completion::{TargetMessageCompleter, TargetMessageWaitHandle, create_message_completion_pair};
+use udm_wire::log_writes::{END_MARK, EntryFlags, LogWritesEntryHeader};
 
 /// A record to be put in the log.
 pub(super) struct LogRecord {
-    pub(super) entry: LogEntry,
+    pub(super) entry: LogWritesEntryHeader,
     /// A copy of the written data, or the text of a mark.
     pub(super) data: Option<Buf>,
 }
@@ -27,7 +27,11 @@ impl LogRecord {
             buf.copy_from_slice(text);
             buf
         });
-        let entry = LogEntry { flags: EntryFlags::MARK, data_len: text.len() as u64, ..LogEntry::default() };
+        let entry = LogWritesEntryHeader {
+            flags: EntryFlags::MARK,
+            data_len: text.len() as u64,
+            ..LogWritesEntryHeader::default()
+        };
         LogRecord { entry, data }
     }
 
@@ -39,7 +43,7 @@ impl LogRecord {
 }
 
 /// A record with its place in the log.
-pub(super) struct PlacedRecord {
+pub(super) struct PlacedLogRecord {
     /// First sector, in sectors of 512 bytes.
     pub(super) at: u64,
     pub(super) append: LogRecord,
@@ -47,19 +51,19 @@ pub(super) struct PlacedRecord {
 
 /// Posted marks and the completers of their messages.
 #[derive(Default)]
-pub(super) struct PendingMarks {
+pub(super) struct PendingLogMarks {
     pub(super) appends: Vec<LogRecord>,
-    pub(super) completers: Vec<Completer>,
+    pub(super) completers: Vec<TargetMessageCompleter>,
 }
 
 /// The state of the log.
-pub(super) struct LogState {
+pub(super) struct WriteLogState {
     pub(super) space: LogSpace,
     pub(super) held: UnflushedWrites,
     /// Marks that no lane has taken yet.
-    unlogged_marks: PendingMarks,
+    unlogged_marks: PendingLogMarks,
     /// The completion of the last posted mark.
-    last_mark: Option<CompletionHandle>,
+    last_mark: Option<TargetMessageWaitHandle>,
     /// The device is being suspended.
     closing: bool,
     /// Number of suspends, by which lanes distinguish them.
@@ -76,8 +80,8 @@ pub(super) struct LogState {
 }
 
 /// The state shared by the control half and the lanes.
-pub(super) struct SharedLog {
-    state: Mutex<LogState>,
+pub(super) struct SharedWriteLog {
+    state: Mutex<WriteLogState>,
     /// Bytes in a sector of the log.
     sector_size: AtomicU32,
     /// Writes are logged.
@@ -100,12 +104,12 @@ pub(super) struct SharedLog {
     pub(super) wait_queue: Arc<WaitQueue>,
 }
 
-impl SharedLog {
-    pub(super) fn new(geometry: LogGeometry) -> SharedLog {
-        let state = LogState {
+impl SharedWriteLog {
+    pub(super) fn new(geometry: LogGeometry) -> SharedWriteLog {
+        let state = WriteLogState {
             space: LogSpace::new(geometry),
             held: UnflushedWrites::default(),
-            unlogged_marks: PendingMarks::default(),
+            unlogged_marks: PendingLogMarks::default(),
             last_mark: None,
             closing: false,
             closings: 0,
@@ -115,7 +119,7 @@ impl SharedLog {
             closed: false,
             ended: None,
         };
-        SharedLog {
+        SharedWriteLog {
             state: Mutex::new(state),
             sector_size: AtomicU32::new(geometry.sector_size),
             enabled: AtomicBool::new(true),
@@ -130,8 +134,8 @@ impl SharedLog {
     }
 
     /// Locks the state. Not recursive.
-    pub(super) fn lock(&self) -> MutexGuard<'_, LogState> {
-        interleave::point();
+    pub(super) fn lock(&self) -> MutexGuard<'_, WriteLogState> {
+        interleave::mark_interleave_point();
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -166,7 +170,8 @@ impl SharedLog {
     }
 
     /// Number of entries in the superblock. Acquire pairs with the release in
-    /// [`SharedLog::end_count`]: a core that sees the number knows that the superblock is written.
+    /// [`SharedWriteLog::end_count`]: a core that sees the number knows that the superblock is
+    /// written.
     pub(super) fn counted(&self) -> u64 {
         self.counted.load(Ordering::Acquire)
     }
@@ -185,7 +190,7 @@ impl SharedLog {
         if state.closing {
             return Err(TargetError::errno(EBUSY).because("the device is suspended, and its log closed"));
         }
-        let (completer, pending) = completion_pair();
+        let (completer, pending) = create_message_completion_pair();
         state.unlogged_marks.appends.push(mark);
         state.unlogged_marks.completers.push(completer);
         state.last_mark = Some(pending);
@@ -194,7 +199,7 @@ impl SharedLog {
     }
 
     /// The completion of the marks posted so far.
-    pub(super) fn marks_pending(&self) -> Option<CompletionHandle> {
+    pub(super) fn marks_pending(&self) -> Option<TargetMessageWaitHandle> {
         self.lock().last_mark.clone()
     }
 
@@ -241,7 +246,7 @@ impl SharedLog {
         state.closings
     }
 
-    fn set_open(&self, state: &LogState) {
+    fn set_open(&self, state: &WriteLogState) {
         self.open.store(state.space.is_open(), Ordering::Relaxed);
     }
 
@@ -269,7 +274,7 @@ impl SharedLog {
 
     /// Ends logging, with `why` in the kernel's words. Entries that have a place are still written
     /// and counted.
-    pub(super) fn disable(&self, state: &mut LogState, why: &'static str) {
+    pub(super) fn disable(&self, state: &mut WriteLogState, why: &'static str) {
         if self.enabled.swap(false, Ordering::Relaxed) {
             tracing::error!("log-writes: {why}");
             state.ended = Some(why);
@@ -277,14 +282,14 @@ impl SharedLog {
         self.count(-(state.held.bytes() as isize), 0);
         state.held.clear();
         for completer in std::mem::take(&mut state.unlogged_marks).completers {
-            completer.end(mark_refused(why));
+            completer.end(unlogged_mark_error(why));
         }
         self.wait_queue.wake_up();
     }
 
     /// Ends logging after a failure of the log device. Requests that wait for the log complete
     /// without it.
-    pub(super) fn fail_log(&self, state: &mut LogState, why: &'static str) {
+    pub(super) fn fail_log(&self, state: &mut WriteLogState, why: &'static str) {
         self.disable(state, why);
         self.broken.store(true, Ordering::Relaxed);
         self.wait_queue.wake_up();
@@ -294,9 +299,9 @@ impl SharedLog {
     /// ends.
     pub(super) fn place(
         &self,
-        state: &mut LogState,
+        state: &mut WriteLogState,
         appends: &mut Vec<LogRecord>,
-        placed: &mut Vec<PlacedRecord>,
+        placed: &mut Vec<PlacedLogRecord>,
     ) -> Range<u64> {
         let first = state.space.entries();
         state.closed &= appends.is_empty();
@@ -304,7 +309,7 @@ impl SharedLog {
         for append in appends.drain(..) {
             let at = self.is_enabled().then(|| state.space.take(&append.entry)).flatten();
             match at {
-                Some(at) => placed.push(PlacedRecord { at, append }),
+                Some(at) => placed.push(PlacedLogRecord { at, append }),
                 None => {
                     dropped += append.held();
                     self.disable(state, "Ran out of space on the logdev");
@@ -316,7 +321,7 @@ impl SharedLog {
     }
 
     /// Called when the superblock counts `entries`.
-    pub(super) fn end_count(&self, state: &mut LogState, entries: u64) {
+    pub(super) fn end_count(&self, state: &mut WriteLogState, entries: u64) {
         state.space.end_count(entries);
         self.counted.store(entries, Ordering::Release);
         self.set_open(state);
@@ -324,42 +329,46 @@ impl SharedLog {
     }
 
     /// The next action for the end of the log.
-    pub(super) fn closing(&self, state: &LogState) -> LogEndAction {
+    pub(super) fn closing(&self, state: &WriteLogState) -> LogSuspendAction {
         if !state.closing {
-            return LogEndAction::No;
+            return LogSuspendAction::No;
         }
         // This holds even if logging has ended since: a device must not be suspended while its
         // flush is in flight below. The lane that began the flush may have acknowledged the suspend
         // already.
         if state.flushing {
-            return LogEndAction::Wait;
+            return LogSuspendAction::Wait;
         }
         if !self.is_enabled() {
-            return LogEndAction::No;
+            return LogSuspendAction::No;
         }
         match (state.closed, state.space.is_counted()) {
-            (true, true) => LogEndAction::No,
-            (true, false) => LogEndAction::Wait,
+            (true, true) => LogSuspendAction::No,
+            (true, false) => LogSuspendAction::Wait,
             // Until all lanes have stopped, more entries may come.
-            (false, _) if state.stopped < state.lanes || !self.is_open() => LogEndAction::Wait,
-            (false, _) if self.in_flight.load(Ordering::Relaxed) > 0 => LogEndAction::Wait,
-            (false, _) => LogEndAction::End,
+            (false, _) if state.stopped < state.lanes || !self.is_open() => LogSuspendAction::Wait,
+            (false, _) if self.in_flight.load(Ordering::Relaxed) > 0 => LogSuspendAction::Wait,
+            (false, _) => LogSuspendAction::End,
         }
     }
 
     /// Records that the caller flushes the device before the end mark; other lanes wait for it.
-    pub(super) fn begin_flush(&self, state: &mut LogState) {
+    pub(super) fn begin_flush(&self, state: &mut WriteLogState) {
         state.flushing = true;
     }
 
     /// Records that this flush completed, with or without error.
-    pub(super) fn end_flush(&self, state: &mut LogState) {
+    pub(super) fn end_flush(&self, state: &mut WriteLogState) {
         state.flushing = false;
         self.wait_queue.wake_up();
     }
 
     /// Assigns a place to the end mark.
-    pub(super) fn place_end(&self, state: &mut LogState, placed: &mut Vec<PlacedRecord>) -> Range<u64> {
+    pub(super) fn place_end(
+        &self,
+        state: &mut WriteLogState,
+        placed: &mut Vec<PlacedLogRecord>,
+    ) -> Range<u64> {
         let mut mark = vec![LogRecord::mark(END_MARK.as_bytes())];
         let range = self.place(state, &mut mark, placed);
         if !range.is_empty() {
@@ -370,7 +379,7 @@ impl SharedLog {
     }
 
     /// Clears the flag for pending work if there is none.
-    pub(super) fn clear_pending_work(&self, state: &LogState) {
+    pub(super) fn clear_pending_work(&self, state: &WriteLogState) {
         if state.unlogged_marks.appends.is_empty() && !state.closing && state.space.needs_no_count() {
             self.pending_work.store(false, Ordering::Relaxed);
         }
@@ -378,11 +387,11 @@ impl SharedLog {
 }
 
 /// The error for a mark that will not be in the log.
-pub(super) fn mark_refused(why: &str) -> Result<(), TargetError> {
+pub(super) fn unlogged_mark_error(why: &str) -> Result<(), TargetError> {
     Err(TargetError::errno(EIO).because(format!("the mark is not in the log: {why}")))
 }
 
-impl LogState {
+impl WriteLogState {
     /// Holds a completed write.
     pub(super) fn hold(&mut self, append: LogRecord) {
         self.held.push(append);
@@ -395,17 +404,17 @@ impl LogState {
     }
 
     /// Takes the posted marks, if places may be assigned.
-    pub(super) fn take_unlogged_marks(&mut self) -> PendingMarks {
+    pub(super) fn take_unlogged_marks(&mut self) -> PendingLogMarks {
         match self.space.is_open() {
             true => std::mem::take(&mut self.unlogged_marks),
-            false => PendingMarks::default(),
+            false => PendingLogMarks::default(),
         }
     }
 }
 
 /// A lane's action for the end of the log.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum LogEndAction {
+pub(super) enum LogSuspendAction {
     /// Nothing: the device is not being suspended, or the end mark is on the log.
     No,
     /// Wait: requests are in flight, or the end mark is being written.

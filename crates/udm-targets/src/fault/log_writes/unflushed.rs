@@ -3,7 +3,7 @@
 use super::shared::LogRecord;
 use std::collections::VecDeque;
 use std::ops::Range;
-use udm_wire::log_writes::LogEntry;
+use udm_wire::log_writes::LogWritesEntryHeader;
 
 /// Completed writes and discards that no flush has covered yet, in the order of their completion.
 #[derive(Default)]
@@ -49,8 +49,8 @@ impl UnflushedWrites {
     /// Takes the writes that must be in the log before `entry`: those that `entry` overlaps, and
     /// earlier writes that these overlap in turn. Other writes may still be lost in a power cut,
     /// and stay.
-    pub(super) fn take_overlapping(&mut self, entry: &LogEntry, into: &mut Vec<LogRecord>) {
-        let range = |entry: &LogEntry| entry.sector..entry.sector.saturating_add(entry.sectors);
+    pub(super) fn take_overlapping(&mut self, entry: &LogWritesEntryHeader, into: &mut Vec<LogRecord>) {
+        let range = |entry: &LogWritesEntryHeader| entry.sector..entry.sector.saturating_add(entry.sectors);
         let meet = |a: &Range<u64>, b: &Range<u64>| a.start < b.end && b.start < a.end;
         let mut ranges = vec![range(entry)];
         // The hull of all ranges: most writes are outside, and cost two comparisons.
@@ -85,7 +85,10 @@ mod tests {
     use super::*;
 
     fn write(sector: u64, sectors: u64) -> LogRecord {
-        LogRecord { entry: LogEntry { sector, sectors, ..LogEntry::default() }, data: None }
+        LogRecord {
+            entry: LogWritesEntryHeader { sector, sectors, ..LogWritesEntryHeader::default() },
+            data: None,
+        }
     }
 
     fn starts(appends: &[LogRecord]) -> Vec<u64> {
@@ -102,7 +105,7 @@ mod tests {
         held.take_overlapping(&write(12, 1).entry, &mut first);
         assert_eq!(starts(&first), [7, 8, 9], "a chain, in order of completion");
         held.take_overlapping(&write(3, 4).entry, &mut first);
-        held.take_overlapping(&LogEntry::default(), &mut first);
+        held.take_overlapping(&LogWritesEntryHeader::default(), &mut first);
         assert_eq!(first.len(), 3, "side by side is no overlap, and a bare flush overlaps nothing");
         let mut rest = Vec::new();
         held.take_covered(5, &mut rest);

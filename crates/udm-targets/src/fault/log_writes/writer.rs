@@ -5,15 +5,15 @@
 //! entries are durable, and the superblock is written with FUA. Then the group is complete: its
 //! requests are returned and its marks are answered.
 
-use super::shared::{LogState, PlacedRecord, SharedLog, mark_refused};
+use super::shared::{PlacedLogRecord, SharedWriteLog, WriteLogState, unlogged_mark_error};
 use slab::Slab;
 use std::ops::Range;
 use udm_core::{
-    Batch, Bio, BioFlags, BioPool, BufPool, Cx, Device, Drain, Lane, Op, OwnWork, OwnerId, SECTOR_SIZE,
-    Sector, Sectors, Segments,
+    Batch, Bio, BioFlags, BioOwnerId, BioPool, BufPool, Cx, Device, DrainMode, Lane, Op, OwnWork,
+    SECTOR_SIZE, Sector, Sectors, Segments,
 };
-use udm_dm::completion::Completer;
-use udm_wire::log_writes::{EntryFlags, Superblock};
+use udm_dm::completion::TargetMessageCompleter;
+use udm_wire::log_writes::{EntryFlags, LogWritesSuperblock};
 
 /// Maximum bytes of free copies that a lane keeps.
 const FREE_COPY_BYTES: usize = 16 << 20;
@@ -23,24 +23,24 @@ const SUPERBLOCK: u64 = u64::MAX;
 
 /// Changes to the shared counts, collected for a batch.
 #[derive(Default)]
-pub(super) struct UsageDelta {
+pub(super) struct LogWritesUsageDelta {
     pub(super) bytes: isize,
     pub(super) requests: isize,
 }
 
 /// Entries that got their places together.
-struct EntryGroup {
+struct LogEntryGroup {
     range: Range<u64>,
     /// Number of entries still being written.
     left: usize,
-    waits: EntryWaiters,
+    waits: LogEntryWaiters,
 }
 
 /// Requests and marks that wait until their entries are counted.
 #[derive(Default)]
-pub(super) struct EntryWaiters {
+pub(super) struct LogEntryWaiters {
     pub(super) acks: Batch,
-    pub(super) marks: Vec<Completer>,
+    pub(super) marks: Vec<TargetMessageCompleter>,
 }
 
 /// The stage of a superblock.
@@ -56,15 +56,15 @@ enum SuperblockStage {
 
 pub(super) struct LogWriter {
     log: Box<dyn Lane>,
-    owner: OwnerId,
+    owner: BioOwnerId,
     /// The log device has a volatile cache, and it supports FUA.
     cache: bool,
     fua: bool,
     bios: BioPool,
     pub(super) copies: BufPool,
-    jobs: Slab<EntryGroup>,
+    jobs: Slab<LogEntryGroup>,
     /// Written groups that the superblock does not count yet, by the end of their ranges.
-    written: Vec<(u64, EntryWaiters)>,
+    written: Vec<(u64, LogEntryWaiters)>,
     /// The superblock in flight: its number of entries, and its stage.
     counting: Option<(u64, SuperblockStage)>,
     down: Batch,
@@ -120,16 +120,16 @@ impl LogWriter {
     #[must_use]
     pub(super) fn entries(
         &mut self,
-        shared: &SharedLog,
+        shared: &SharedWriteLog,
         range: Range<u64>,
-        placed: &mut Vec<PlacedRecord>,
-        waits: EntryWaiters,
-    ) -> EntryWaiters {
+        placed: &mut Vec<PlacedLogRecord>,
+        waits: LogEntryWaiters,
+    ) -> LogEntryWaiters {
         if placed.is_empty() {
             return waits;
         }
-        let key = self.jobs.insert(EntryGroup { range, left: placed.len(), waits }) as u64;
-        for PlacedRecord { at, append } in placed.drain(..) {
+        let key = self.jobs.insert(LogEntryGroup { range, left: placed.len(), waits }) as u64;
+        for PlacedLogRecord { at, append } in placed.drain(..) {
             let mut head = self.copies.get(shared.sector_size() as usize);
             let is_mark = append.entry.flags.contains(EntryFlags::MARK);
             let (text, data) = if is_mark { (append.data, None) } else { (None, append.data) };
@@ -140,11 +140,11 @@ impl LogWriter {
             }
             self.send(Op::Write, at, entry, key, BioFlags::empty());
         }
-        EntryWaiters::default()
+        LogEntryWaiters::default()
     }
 
     /// Starts a superblock that counts `entries`.
-    pub(super) fn superblock(&mut self, shared: &SharedLog, entries: u64) {
+    pub(super) fn superblock(&mut self, shared: &SharedWriteLog, entries: u64) {
         if self.cache {
             self.counting = Some((entries, SuperblockStage::FlushBefore));
             self.send(Op::Flush, 0, Segments::new(), SUPERBLOCK, BioFlags::empty());
@@ -153,16 +153,16 @@ impl LogWriter {
         }
     }
 
-    fn write_superblock(&mut self, shared: &SharedLog, entries: u64) {
+    fn write_superblock(&mut self, shared: &SharedWriteLog, entries: u64) {
         let sector_size = shared.sector_size();
         let mut head = self.copies.get(sector_size as usize);
-        Superblock { entries, sector_size }.encode(&mut head);
+        LogWritesSuperblock { entries, sector_size }.encode(&mut head);
         self.counting = Some((entries, SuperblockStage::Write));
         self.send(Op::Write, 0, Segments::from(head), SUPERBLOCK, BioFlags::FUA);
     }
 
     /// Advances the superblock after one of its requests has completed.
-    fn step_superblock(&mut self, shared: &SharedLog, state: &mut LogState) {
+    fn step_superblock(&mut self, shared: &SharedWriteLog, state: &mut WriteLogState) {
         match self.counting {
             Some((entries, SuperblockStage::FlushBefore)) => self.write_superblock(shared, entries),
             Some((entries, SuperblockStage::Write)) if self.cache && !self.fua => {
@@ -191,9 +191,9 @@ impl LogWriter {
     /// or write the entries before them.
     pub(super) fn poll(
         &mut self,
-        shared: &SharedLog,
+        shared: &SharedWriteLog,
         done: &mut Batch,
-        tally: &mut UsageDelta,
+        tally: &mut LogWritesUsageDelta,
         cx: &mut Cx<'_>,
     ) -> bool {
         self.log.poll(&mut self.completed, cx);
@@ -217,9 +217,9 @@ impl LogWriter {
     fn complete_own(
         &mut self,
         mut bio: Box<Bio>,
-        shared: &SharedLog,
-        state: &mut LogState,
-        tally: &mut UsageDelta,
+        shared: &SharedWriteLog,
+        state: &mut WriteLogState,
+        tally: &mut LogWritesUsageDelta,
     ) {
         bio.finish();
         let ok = bio.status.is_ok();
@@ -237,7 +237,7 @@ impl LogWriter {
             let job = &mut self.jobs[bio.cookie as usize];
             job.left -= 1;
             if job.left == 0 {
-                let EntryGroup { range, waits, .. } = self.jobs.remove(bio.cookie as usize);
+                let LogEntryGroup { range, waits, .. } = self.jobs.remove(bio.cookie as usize);
                 let end = range.end;
                 if !shared.is_broken() {
                     state.space.mark_written(range);
@@ -257,25 +257,34 @@ impl LogWriter {
     }
 
     /// Completes the waiters whose entries the superblock counts; all waiters if the log is broken.
-    fn complete_waiters(&mut self, shared: &SharedLog, done: &mut Batch, tally: &mut UsageDelta) {
+    fn complete_waiters(
+        &mut self,
+        shared: &SharedWriteLog,
+        done: &mut Batch,
+        tally: &mut LogWritesUsageDelta,
+    ) {
         let (counted, broken) = (shared.counted(), shared.is_broken());
         for (end, mut waits) in self.written.extract_if(.., |(end, _)| *end <= counted || broken) {
             tally.requests -= waits.acks.len() as isize;
             done.append(&mut waits.acks);
             for completer in waits.marks {
-                completer.end(if end <= counted { Ok(()) } else { mark_refused("the log device failed") });
+                completer.end(if end <= counted {
+                    Ok(())
+                } else {
+                    unlogged_mark_error("the log device failed")
+                });
             }
         }
     }
 
     /// Drains the log device, so that it completes what it holds back.
     pub(super) fn drain(&mut self, cx: &mut Cx<'_>) {
-        self.log.drain(Drain::Flush, &mut self.completed, cx);
+        self.log.drain(DrainMode::Flush, &mut self.completed, cx);
     }
 }
 
 /// The position and length of `bio` in sectors of `sector_size` bytes.
-pub(super) fn bio_range_in(bio: &Bio, sector_size: u32) -> (u64, u64) {
+pub(super) fn bio_range_in_log_sectors(bio: &Bio, sector_size: u32) -> (u64, u64) {
     let unit = u64::from(sector_size) / SECTOR_SIZE;
     (bio.sector.0 / unit, bio.sectors.0 / unit)
 }

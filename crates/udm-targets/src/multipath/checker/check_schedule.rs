@@ -4,7 +4,7 @@ use udm_core::Nanos;
 use udm_wire::multipath_conf::MultipathSettings;
 
 /// The check times and intervals of one path.
-pub(super) struct CheckSchedule {
+pub(super) struct PathCheckSchedule {
     first: Nanos,
     most: Nanos,
     /// Time of the next check.
@@ -17,15 +17,15 @@ pub(super) struct CheckSchedule {
     back: Option<Nanos>,
 }
 
-impl CheckSchedule {
+impl PathCheckSchedule {
     /// The schedule of a path that is assumed to work. `number` spreads the first checks of all
     /// devices over the first interval.
-    pub fn new(settings: &MultipathSettings, now: Nanos, number: u32) -> CheckSchedule {
+    pub fn new(settings: &MultipathSettings, now: Nanos, number: u32) -> PathCheckSchedule {
         let (first, most) = (settings.polling_interval, settings.max_polling_interval);
         // The golden ratio spreads consecutive numbers evenly, whatever their count.
         let part = u128::from(number.wrapping_mul(0x9e37_79b9));
         let due = now + Nanos(((u128::from(first.0) * part) >> 32) as u64);
-        CheckSchedule { first, most, due, up: Nanos(0), down: first, back: None }
+        PathCheckSchedule { first, most, due, up: Nanos(0), down: first, back: None }
     }
 
     /// The path still works: the interval doubles, up to the maximum.
@@ -69,8 +69,8 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn new_schedule() -> CheckSchedule {
-        CheckSchedule::new(&MultipathSettings::every(5), Nanos(0), 0)
+    fn new_schedule() -> PathCheckSchedule {
+        PathCheckSchedule::new(&MultipathSettings::every(5), Nanos(0), 0)
     }
 
     fn seconds(due: Nanos, now: u64) -> u64 {
@@ -118,7 +118,8 @@ mod tests {
     #[test]
     fn first_checks_are_spread() {
         let settings = MultipathSettings::every(5);
-        let mut due: Vec<u64> = (0..16).map(|n| CheckSchedule::new(&settings, Nanos(0), n).due.0).collect();
+        let mut due: Vec<u64> =
+            (0..16).map(|n| PathCheckSchedule::new(&settings, Nanos(0), n).due.0).collect();
         due.sort_unstable();
         assert!(due.iter().all(|&due| due < 5 * SECOND));
         let apart = due.windows(2).map(|pair| pair[1] - pair[0]).min();

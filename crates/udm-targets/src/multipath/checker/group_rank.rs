@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 use udm_core::Nanos;
-use udm_wire::multipath_conf::grouping::prio_by_name;
-use udm_wire::multipath_conf::{MultipathSettings, Prio};
+use udm_wire::multipath_conf::grouping::derive_prio_from_path_name;
+use udm_wire::multipath_conf::{MultipathSettings, PathPrioritizer};
 
 /// A latency of 100 s or more, in µs, has priority 1, as in multipath-tools.
 const LATENCY_MAX: f64 = 1e8;
 
 /// The priorities of the paths of a device.
 pub(super) struct PathPriorities {
-    rule: Prio,
+    rule: PathPrioritizer,
     /// The priority of each path by its name.
     weights: Vec<u32>,
     /// The latencies of the last checks of each path.
@@ -19,14 +19,14 @@ pub(super) struct PathPriorities {
 
 impl PathPriorities {
     pub fn new<'a>(settings: &MultipathSettings, names: impl Iterator<Item = &'a str>) -> PathPriorities {
-        let weight = |name: &str| prio_by_name(&settings.prio, name).unwrap_or(0);
+        let weight = |name: &str| derive_prio_from_path_name(&settings.prio, name).unwrap_or(0);
         let weights: Vec<u32> = names.map(weight).collect();
         PathPriorities { rule: settings.prio.clone(), took: vec![VecDeque::new(); weights.len()], weights }
     }
 
     /// A check of a path succeeded in time `took`.
     pub fn answered(&mut self, path: usize, took: Nanos) {
-        let Prio::Latency { checks, .. } = self.rule else { return };
+        let PathPrioritizer::Latency { checks, .. } = self.rule else { return };
         let last = &mut self.took[path];
         last.push_back(took);
         if last.len() > checks as usize {
@@ -36,7 +36,7 @@ impl PathPriorities {
 
     /// The priority of a path; `None` if it is not known yet.
     pub fn of(&self, path: usize) -> Option<u32> {
-        let Prio::Latency { base, .. } = self.rule else { return Some(self.weights[path]) };
+        let PathPrioritizer::Latency { base, .. } = self.rule else { return Some(self.weights[path]) };
         let took = &self.took[path];
         let sum: f64 = took.iter().map(|took| took.0 as f64 / 1000.0).sum();
         let log = |us: f64| us.clamp(1.0, LATENCY_MAX).ln() / base.ln();
@@ -111,10 +111,10 @@ mod tests {
         let names = ["disk-a", "disk-b", "other"];
         let mut settings = MultipathSettings::every(5);
         assert_eq!(PathPriorities::new(&settings, names.into_iter()).of(2), Some(1), "const");
-        settings.prio = Prio::Weighted(vec![("*-a".into(), 50), ("disk*".into(), 10)]);
+        settings.prio = PathPrioritizer::Weighted(vec![("*-a".into(), 50), ("disk*".into(), 10)]);
         let prios = PathPriorities::new(&settings, names.into_iter());
         assert_eq!([0, 1, 2].map(|path| prios.of(path)), [Some(50), Some(10), Some(0)]);
-        settings.prio = Prio::Latency { checks: 2, base: 10.0 };
+        settings.prio = PathPrioritizer::Latency { checks: 2, base: 10.0 };
         let mut prios = PathPriorities::new(&settings, names.into_iter());
         assert_eq!(prios.of(0), None, "nothing is known yet");
         for (path, us) in [(0, 100), (1, 100_000), (2, 0)] {

@@ -3,7 +3,7 @@
 
 use crate::multipath::quarantine_status::QuarantineStatus;
 use udm_core::Nanos;
-use udm_wire::multipath_conf::MarginalPolicy;
+use udm_wire::multipath_conf::MarginalPathPolicy;
 
 /// Interval between two reads of a sample.
 const SAMPLE_INTERVAL: Nanos = Nanos::from_millis(100);
@@ -17,7 +17,7 @@ pub(super) const SAMPLES_MAX: usize = 32;
 
 /// The quarantine state of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Quarantine {
+pub(super) enum PathQuarantineState {
     /// Not in quarantine. The value is the time of the last failure.
     Healthy(Option<Nanos>),
     /// The path is sampled with reads.
@@ -44,7 +44,7 @@ pub(super) enum Quarantine {
 
 /// The next step for a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum QuarantineAction {
+pub(super) enum QuarantinedPathAction {
     /// Nothing.
     Nothing,
     /// Send a sample read.
@@ -53,37 +53,39 @@ pub(super) enum QuarantineAction {
     Release,
 }
 
-impl Quarantine {
+impl PathQuarantineState {
     /// The path has failed. If no path is left, there is no quarantine: the path is checked again
     /// as any failed path.
-    pub fn failed(&mut self, now: Nanos, rule: &MarginalPolicy, none_left: bool) {
-        if let Quarantine::Healthy(last) = self {
+    pub fn failed(&mut self, now: Nanos, rule: &MarginalPathPolicy, none_left: bool) {
+        if let PathQuarantineState::Healthy(last) = self {
             *self = match last {
                 Some(at) if now.since(*at) <= rule.double_failed_time && !none_left => {
-                    Quarantine::sample(now)
+                    PathQuarantineState::sample(now)
                 }
-                _ => Quarantine::Healthy(Some(now)),
+                _ => PathQuarantineState::Healthy(Some(now)),
             };
         }
     }
 
-    fn sample(now: Nanos) -> Quarantine {
-        Quarantine::Sampling { since: now, due: now, sent: 0, bad: 0 }
+    fn sample(now: Nanos) -> PathQuarantineState {
+        PathQuarantineState::Sampling { since: now, due: now, sent: 0, bad: 0 }
     }
 
     /// True if the path must not be reinstated.
     pub fn is_quarantined(&self) -> bool {
-        !matches!(self, Quarantine::Healthy(_))
+        !matches!(self, PathQuarantineState::Healthy(_))
     }
 
     /// The end and reason of the quarantine, if there is one.
-    pub fn quarantine_status(&self, rule: &MarginalPolicy) -> Option<QuarantineStatus> {
+    pub fn quarantine_status(&self, rule: &MarginalPathPolicy) -> Option<QuarantineStatus> {
         match *self {
-            Quarantine::Healthy(_) => None,
-            Quarantine::Sampling { since, .. } => {
+            PathQuarantineState::Healthy(_) => None,
+            PathQuarantineState::Sampling { since, .. } => {
                 Some(QuarantineStatus { end: since + rule.err_sample_time, sent: 0, bad: 0 })
             }
-            Quarantine::Failed { until, sent, bad } => Some(QuarantineStatus { end: until, sent, bad }),
+            PathQuarantineState::Failed { until, sent, bad } => {
+                Some(QuarantineStatus { end: until, sent, bad })
+            }
         }
     }
 
@@ -92,66 +94,66 @@ impl Quarantine {
     pub fn look(
         &mut self,
         now: Nanos,
-        rule: &MarginalPolicy,
+        rule: &MarginalPathPolicy,
         in_flight: usize,
         none_left: bool,
-    ) -> QuarantineAction {
+    ) -> QuarantinedPathAction {
         if none_left && self.is_quarantined() {
-            *self = Quarantine::Healthy(None);
-            return QuarantineAction::Release;
+            *self = PathQuarantineState::Healthy(None);
+            return QuarantinedPathAction::Release;
         }
         match self {
-            Quarantine::Healthy(_) => QuarantineAction::Nothing,
-            Quarantine::Failed { until, .. } => {
+            PathQuarantineState::Healthy(_) => QuarantinedPathAction::Nothing,
+            PathQuarantineState::Failed { until, .. } => {
                 if *until <= now {
-                    *self = Quarantine::sample(now);
+                    *self = PathQuarantineState::sample(now);
                     return self.look(now, rule, in_flight, none_left);
                 }
-                QuarantineAction::Nothing
+                QuarantinedPathAction::Nothing
             }
-            Quarantine::Sampling { since, due, sent, bad } => {
+            PathQuarantineState::Sampling { since, due, sent, bad } => {
                 let end = *since + rule.err_sample_time;
                 if end <= now {
                     let errors = *bad + in_flight as u64;
                     if errors * 1000 <= *sent * u64::from(rule.err_rate_threshold) {
-                        *self = Quarantine::Healthy(None);
-                        return QuarantineAction::Release;
+                        *self = PathQuarantineState::Healthy(None);
+                        return QuarantinedPathAction::Release;
                     }
                     let until = now + rule.err_recheck_gap_time;
-                    *self = Quarantine::Failed { until, sent: *sent, bad: errors };
-                    return QuarantineAction::Nothing;
+                    *self = PathQuarantineState::Failed { until, sent: *sent, bad: errors };
+                    return QuarantinedPathAction::Nothing;
                 }
                 if now < *due {
-                    return QuarantineAction::Nothing;
+                    return QuarantinedPathAction::Nothing;
                 }
                 let quiet = Nanos(SAMPLE_TIMEOUT.0.min(rule.err_sample_time.0 / 2));
                 if now + quiet >= end {
                     *due = end;
-                    return QuarantineAction::Nothing;
+                    return QuarantinedPathAction::Nothing;
                 }
                 *due = now + SAMPLE_INTERVAL;
                 if in_flight >= SAMPLES_MAX {
-                    return QuarantineAction::Nothing;
+                    return QuarantinedPathAction::Nothing;
                 }
                 *sent += 1;
-                QuarantineAction::Sample
+                QuarantinedPathAction::Sample
             }
         }
     }
 
     /// A sample read completed.
     pub fn sampled(&mut self, well: bool) {
-        if let Quarantine::Sampling { bad, .. } = self {
+        if let PathQuarantineState::Sampling { bad, .. } = self {
             *bad += u64::from(!well);
         }
     }
 
-    /// Time of the next call of [`Quarantine::look`].
+    /// Time of the next call of [`PathQuarantineState::look`].
     pub fn next(&self) -> Nanos {
         match self {
-            Quarantine::Healthy(_) => Nanos::NEVER,
-            Quarantine::Sampling { due, .. } => *due,
-            Quarantine::Failed { until, .. } => *until,
+            PathQuarantineState::Healthy(_) => Nanos::NEVER,
+            PathQuarantineState::Sampling { due, .. } => *due,
+            PathQuarantineState::Failed { until, .. } => *until,
         }
     }
 }
@@ -164,8 +166,8 @@ mod tests {
         Nanos::from_millis(ms)
     }
 
-    fn rule(threshold: u32) -> MarginalPolicy {
-        MarginalPolicy {
+    fn rule(threshold: u32) -> MarginalPathPolicy {
+        MarginalPathPolicy {
             double_failed_time: at(60_000),
             err_sample_time: at(160_000),
             err_rate_threshold: threshold,
@@ -176,19 +178,20 @@ mod tests {
     /// Runs a sample in which every `n`th read fails. Returns the number of reads and the last
     /// step.
     fn sample(
-        quarantine: &mut Quarantine,
-        rule: &MarginalPolicy,
+        quarantine: &mut PathQuarantineState,
+        rule: &MarginalPathPolicy,
         from: Nanos,
         n: u64,
-    ) -> (u64, QuarantineAction) {
+    ) -> (u64, QuarantinedPathAction) {
         let (mut now, mut reads) = (from, 0);
         loop {
             match quarantine.look(now, rule, 0, false) {
-                QuarantineAction::Sample => {
+                QuarantinedPathAction::Sample => {
                     reads += 1;
                     quarantine.sampled(!u64::is_multiple_of(reads, n));
                 }
-                QuarantineAction::Nothing if matches!(quarantine, Quarantine::Sampling { .. }) => {}
+                QuarantinedPathAction::Nothing
+                    if matches!(quarantine, PathQuarantineState::Sampling { .. }) => {}
                 act => return (reads, act),
             }
             now = quarantine.next();
@@ -197,27 +200,27 @@ mod tests {
 
     #[test]
     fn d07_few_errors_and_it_is_back_many_and_it_is_held() {
-        for (threshold, act) in [(10, QuarantineAction::Release), (1, QuarantineAction::Nothing)] {
+        for (threshold, act) in [(10, QuarantinedPathAction::Release), (1, QuarantinedPathAction::Nothing)] {
             let rule = rule(threshold);
-            let mut quarantine = Quarantine::Healthy(None);
+            let mut quarantine = PathQuarantineState::Healthy(None);
             quarantine.failed(at(0), &rule, false);
             assert!(!quarantine.is_quarantined(), "once is nothing");
             quarantine.failed(at(60_000), &rule, false);
             assert!(quarantine.is_quarantined());
             // 1000 reads: one per 100 ms for 160 s, without the last 60 s.
             assert_eq!(sample(&mut quarantine, &rule, at(60_000), 200), (1000, act));
-            if act == QuarantineAction::Nothing {
+            if act == QuarantinedPathAction::Nothing {
                 let until = at(60_000 + 160_000 + 300_000);
-                assert_eq!(quarantine, Quarantine::Failed { until, sent: 1000, bad: 5 });
+                assert_eq!(quarantine, PathQuarantineState::Failed { until, sent: 1000, bad: 5 });
                 let again = at(520_000);
                 assert_eq!(
                     quarantine.look(again, &rule, 0, false),
-                    QuarantineAction::Sample,
+                    QuarantinedPathAction::Sample,
                     "after the gap it is sampled again"
                 );
                 assert_eq!(
                     quarantine.look(again, &rule, 0, true),
-                    QuarantineAction::Release,
+                    QuarantinedPathAction::Release,
                     "no other path"
                 );
             }
@@ -227,7 +230,7 @@ mod tests {
 
     #[test]
     fn failures_far_apart_are_nothing() {
-        let mut quarantine = Quarantine::Healthy(None);
+        let mut quarantine = PathQuarantineState::Healthy(None);
         for minute in 0..10 {
             quarantine.failed(at(minute * 61_000), &rule(1), false);
             assert!(!quarantine.is_quarantined());
@@ -237,14 +240,14 @@ mod tests {
     #[test]
     fn reads_without_an_answer_are_errors_and_bounded() {
         let rule = rule(10);
-        let mut quarantine = Quarantine::sample(at(0));
+        let mut quarantine = PathQuarantineState::sample(at(0));
         let (mut sent, mut now) = (0, at(0));
         while now < at(160_000) {
-            sent += usize::from(quarantine.look(now, &rule, sent, false) == QuarantineAction::Sample);
+            sent += usize::from(quarantine.look(now, &rule, sent, false) == QuarantinedPathAction::Sample);
             now = quarantine.next();
         }
         assert_eq!(sent, SAMPLES_MAX);
-        assert_eq!(quarantine.look(now, &rule, sent, false), QuarantineAction::Nothing);
-        assert!(matches!(quarantine, Quarantine::Failed { sent: 32, bad: 32, .. }));
+        assert_eq!(quarantine.look(now, &rule, sent, false), QuarantinedPathAction::Nothing);
+        assert!(matches!(quarantine, PathQuarantineState::Failed { sent: 32, bad: 32, .. }));
     }
 }

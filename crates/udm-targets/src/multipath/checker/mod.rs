@@ -2,11 +2,11 @@
 //! do.
 //!
 //! The kernel leaves this to a daemon (multipathd). If the device's maintenance settings request it
-//! ([`super::PathMaintenance`]), a task reads the first block of each path through lanes of its
-//! own. The interval grows while the path works. An answer that does not blame the path is good; an
-//! answer that blames it, or none in time, is bad. A good path with a bad answer is failed before a
-//! request meets it. A failed path with a good answer is reinstated. A path that an administrator
-//! failed is not checked until it is reinstated.
+//! ([`super::PathMaintenanceSettings`]), a task reads the first block of each path through lanes of
+//! its own. The interval grows while the path works. An answer that does not blame the path is
+//! good; an answer that blames it, or none in time, is bad. A good path with a bad answer is failed
+//! before a request meets it. A failed path with a good answer is reinstated. A path that an
+//! administrator failed is not checked until it is reinstated.
 //!
 //! A message such as `fail_if_no_path` holds until a path comes back. Then `no_path_retry` applies
 //! again, as with multipathd.
@@ -33,35 +33,35 @@ mod marginal;
 mod policy;
 mod report;
 
-use super::checker_status::CheckerStatus;
-use super::path_log::{self, FailReason};
-use super::state::{MultipathState, PathView};
-use check_schedule::CheckSchedule;
-use checked_path::{CheckedPath, PendingCheck};
+use super::checker_status::PathCheckerStatus;
+use super::path_log::{self, PathFailReason};
+use super::state::{MultipathState, PathStateSnapshot};
+use check_schedule::PathCheckSchedule;
+use checked_path::{CheckedPath, PendingPathCheck};
 use group_rank::{GroupRank, PathPriorities};
-use marginal::{Quarantine, QuarantineAction};
-use policy::{FailbackPolicy, NoPathPolicy, PathReturn};
-pub(super) use report::truncated_reason;
+use marginal::{PathQuarantineState, QuarantinedPathAction};
+use policy::{FailbackPolicy, NoPathPolicy, PathReinstateKind};
+pub(super) use report::short_path_refusal_reason;
 use std::ops::Range;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, Buf, Limits, Nanos, Op, OwnWork, SECTOR_SIZE, Sector, Sectors, Task, TaskCx, WaitHandle,
+    Batch, Bio, BioTask, BioTaskCx, Buf, Limits, Nanos, Op, OwnWork, SECTOR_SIZE, Sector, Sectors, WaitHandle,
 };
-use udm_dm::PathCheckState;
-use udm_dm::target::DeviceRef;
+use udm_dm::PathCheckResult;
+use udm_dm::target::ResolvedDevice;
 use udm_wire::multipath_conf::MultipathSettings;
 
 /// Bit in the cookie of a sample read, beside the index of the path.
 const SAMPLE: u64 = 1 << 63;
 
 /// The input of a checker.
-pub(super) struct CheckerInput {
+pub(super) struct PathCheckerInput {
     pub shared: Arc<MultipathState>,
-    pub checker_status: Arc<CheckerStatus>,
+    pub checker_status: Arc<PathCheckerStatus>,
     /// The length of the target.
     pub len: Sectors,
     /// All paths in the table's order.
-    pub paths: Vec<DeviceRef>,
+    pub paths: Vec<ResolvedDevice>,
     /// The range of path indexes of each group.
     pub groups: Vec<Range<usize>>,
     pub settings: Arc<MultipathSettings>,
@@ -71,15 +71,15 @@ pub(super) struct CheckerInput {
 const STALL: Nanos = Nanos::from_millis(1_000);
 
 /// The task that checks the paths of one device.
-pub(super) struct Checker {
+pub(super) struct PathChecker {
     shared: Arc<MultipathState>,
-    checker_status: Arc<CheckerStatus>,
+    checker_status: Arc<PathCheckerStatus>,
     len: Sectors,
     settings: Arc<MultipathSettings>,
     groups: Vec<Range<usize>>,
     /// Empty before the first turn.
     paths: Vec<CheckedPath>,
-    devices: Vec<DeviceRef>,
+    devices: Vec<ResolvedDevice>,
     queueing: NoPathPolicy,
     failback: FailbackPolicy,
     prios: PathPriorities,
@@ -91,15 +91,15 @@ pub(super) struct Checker {
     due: Nanos,
 }
 
-impl Checker {
-    pub fn new(subject: CheckerInput) -> Checker {
-        let CheckerInput { shared, checker_status, len, paths, groups, settings } = subject;
+impl PathChecker {
+    pub fn new(subject: PathCheckerInput) -> PathChecker {
+        let PathCheckerInput { shared, checker_status, len, paths, groups, settings } = subject;
         let prios = PathPriorities::new(&settings, paths.iter().map(|path| path.name.as_str()));
         for path in 0..paths.len() {
-            checker_status.set(path, PathCheckState::Unchecked);
+            checker_status.set(path, PathCheckResult::Unchecked);
             checker_status.set_prio(path, prios.of(path));
         }
-        Checker {
+        PathChecker {
             queueing: NoPathPolicy::new(&settings),
             failback: FailbackPolicy::new(&settings),
             prios,
@@ -118,17 +118,17 @@ impl Checker {
     }
 
     /// Initializes the paths in the first turn.
-    fn begin(&mut self, cx: &mut dyn TaskCx) {
+    fn begin(&mut self, cx: &mut dyn BioTaskCx) {
         let now = cx.now();
-        let checked = |device: DeviceRef| CheckedPath {
-            schedule: CheckSchedule::new(&self.settings, now, device.number.minor),
+        let checked = |device: ResolvedDevice| CheckedPath {
+            schedule: PathCheckSchedule::new(&self.settings, now, device.number.minor),
             device: Some(device),
             lane: None,
             seen: (0, false),
             fails_at_start: 0,
             pending: None,
             samples: 0,
-            quarantine: Quarantine::Healthy(None),
+            quarantine: PathQuarantineState::Healthy(None),
             refused: false,
         };
         self.paths = self.devices.drain(..).map(checked).collect();
@@ -141,7 +141,7 @@ impl Checker {
     }
 
     /// Sets whether requests without a path are queued.
-    fn queue(&self, on: bool, cx: &mut dyn TaskCx) {
+    fn queue(&self, on: bool, cx: &mut dyn BioTaskCx) {
         if self.shared.valid() == 0 && on != self.shared.word().queueing() {
             self.shared.path_log.policy(on);
         }
@@ -150,7 +150,7 @@ impl Checker {
     }
 
     /// Observes all paths, handles timeouts and starts the checks that are due.
-    fn look(&mut self, cx: &mut dyn TaskCx) {
+    fn look(&mut self, cx: &mut dyn BioTaskCx) {
         let now = cx.now();
         if self.due < Nanos::NEVER && self.due + STALL < now {
             // The core was stalled. That time does not count, because completed checks may not have
@@ -167,9 +167,9 @@ impl Checker {
                 Some(pending) if !pending.late && pending.at + self.settings.checker_timeout <= now => {
                     pending.late = true;
                     let same = pending.fails == view.fail_count && !view.failed;
-                    self.shared.path_log.checked(&self.checker_status, index, PathCheckState::Timeout);
+                    self.shared.path_log.checked(&self.checker_status, index, PathCheckResult::Timeout);
                     if same {
-                        self.fail(index, &FailReason::NoAnswer(self.settings.checker_timeout), cx);
+                        self.fail(index, &PathFailReason::NoAnswer(self.settings.checker_timeout), cx);
                     }
                 }
                 // The path is scheduled again when the pending check completes.
@@ -185,7 +185,7 @@ impl Checker {
             self.queue(on, cx);
         }
         if self.failback.next() <= now {
-            self.fail_back(PathReturn::StillUp, cx);
+            self.fail_back(PathReinstateKind::StillUp, cx);
         }
         self.publish_status(now);
         self.due = self.next();
@@ -208,7 +208,7 @@ impl Checker {
     }
 
     /// Handles failures of the path, and reinstatements by message, since the last look.
-    fn observe_path(&mut self, index: usize, view: PathView, now: Nanos) {
+    fn observe_path(&mut self, index: usize, view: PathStateSnapshot, now: Nanos) {
         let none_left = self.shared.valid() == 0;
         let path = &mut self.paths[index];
         let (fails, failed) = std::mem::replace(&mut path.seen, (view.fail_count, view.failed));
@@ -230,27 +230,29 @@ impl Checker {
             path.schedule.returned(now, false);
         }
         if view.held {
-            self.shared.path_log.checked(&self.checker_status, index, PathCheckState::Unchecked);
+            self.shared.path_log.checked(&self.checker_status, index, PathCheckResult::Unchecked);
         }
         // A message or command reinstated the path, which ends the quarantine.
         if !view.failed && path.quarantine.is_quarantined() {
-            path.quarantine = Quarantine::Healthy(None);
+            path.quarantine = PathQuarantineState::Healthy(None);
         }
     }
 
     /// Runs the quarantine of a path that keeps failing.
-    fn quarantine(&mut self, index: usize, cx: &mut dyn TaskCx) {
+    fn quarantine(&mut self, index: usize, cx: &mut dyn BioTaskCx) {
         let (Some(rule), now) = (self.settings.marginal, cx.now()) else { return };
         let none_left = self.shared.valid() == 0;
         let path = &mut self.paths[index];
-        let samples = matches!(path.quarantine, Quarantine::Sampling { .. });
+        let samples = matches!(path.quarantine, PathQuarantineState::Sampling { .. });
         match path.quarantine.look(now, &rule, path.samples, none_left) {
-            QuarantineAction::Nothing if samples && matches!(path.quarantine, Quarantine::Failed { .. }) => {
+            QuarantinedPathAction::Nothing
+                if samples && matches!(path.quarantine, PathQuarantineState::Failed { .. }) =>
+            {
                 self.log_quarantine(index, now);
             }
-            QuarantineAction::Nothing => {}
-            QuarantineAction::Release => path.schedule.due = now,
-            QuarantineAction::Sample => {
+            QuarantinedPathAction::Nothing => {}
+            QuarantinedPathAction::Release => path.schedule.due = now,
+            QuarantinedPathAction::Sample => {
                 if self.read(index, SAMPLE, false, cx) {
                     self.paths[index].samples += 1;
                 } else {
@@ -261,7 +263,7 @@ impl Checker {
     }
 
     /// Fails a path.
-    fn fail(&self, index: usize, why: &FailReason<'_>, cx: &mut dyn TaskCx) {
+    fn fail(&self, index: usize, why: &PathFailReason<'_>, cx: &mut dyn BioTaskCx) {
         if self.shared.fail(index, why) {
             self.shared.path_log.event();
             self.shared.path_log.kick(&*cx.all_cores());
@@ -269,7 +271,7 @@ impl Checker {
     }
 
     /// Starts the check of a path.
-    fn check(&mut self, index: usize, fails: u64, cx: &mut dyn TaskCx) {
+    fn check(&mut self, index: usize, fails: u64, cx: &mut dyn BioTaskCx) {
         let now = cx.now();
         if self.shared.path(index).failed
             && let Some(path) = &self.paths[index].device
@@ -279,7 +281,8 @@ impl Checker {
         }
         match self.read(index, 0, false, cx) {
             true => {
-                self.paths[index].pending = Some(PendingCheck { at: now, fails, late: false, end: false });
+                self.paths[index].pending =
+                    Some(PendingPathCheck { at: now, fails, late: false, end: false });
             }
             // Without a lane the state of the path is unknown.
             false => self.paths[index].schedule.still_down(now),
@@ -288,7 +291,7 @@ impl Checker {
 
     /// Reads the first block of a path, or the last one that the table uses. Returns false if the
     /// path cannot be opened.
-    fn read(&mut self, index: usize, what: u64, end: bool, cx: &mut dyn TaskCx) -> bool {
+    fn read(&mut self, index: usize, what: u64, end: bool, cx: &mut dyn BioTaskCx) -> bool {
         let of = self.len;
         let path = &mut self.paths[index];
         let Some(device) = path.device.as_ref().map(|device| &device.device) else { return false };
@@ -309,7 +312,7 @@ impl Checker {
     }
 
     /// Handles a completed check or sample read.
-    fn answered(&mut self, bio: &Bio, cx: &mut dyn TaskCx) {
+    fn answered(&mut self, bio: &Bio, cx: &mut dyn BioTaskCx) {
         let index = (bio.cookie & !SAMPLE) as usize;
         let (path, now, well) = (&mut self.paths[index], cx.now(), !bio.status.is_path_error());
         if bio.cookie & SAMPLE != 0 {
@@ -329,16 +332,16 @@ impl Checker {
         match (view.failed, well && !(view.failed && short)) {
             (false, true) => {
                 path.schedule.works(now);
-                self.works(index, pending.at, PathReturn::StillUp, cx);
+                self.works(index, pending.at, PathReinstateKind::StillUp, cx);
             }
             (false, false) => {
                 path.schedule.still_down(now);
-                self.shared.path_log.checked(&self.checker_status, index, PathCheckState::Down);
-                self.fail(index, &FailReason::Check(bio.status), cx);
+                self.shared.path_log.checked(&self.checker_status, index, PathCheckResult::Down);
+                self.fail(index, &PathFailReason::Check(bio.status), cx);
             }
             (true, true) if path.quarantine.is_quarantined() => {
                 path.schedule.still_down(now);
-                self.shared.path_log.checked(&self.checker_status, index, PathCheckState::Delayed);
+                self.shared.path_log.checked(&self.checker_status, index, PathCheckResult::Delayed);
             }
             // The last block is read too, within the remaining time.
             (true, true) if !pending.end && self.read(index, 0, true, cx) => {
@@ -361,29 +364,35 @@ impl Checker {
             }
             (true, false) => {
                 self.paths[index].schedule.still_down(now);
-                self.shared.path_log.checked(&self.checker_status, index, PathCheckState::Down);
+                self.shared.path_log.checked(&self.checker_status, index, PathCheckResult::Down);
                 self.log_refused(index, short);
             }
         }
     }
 
     /// A check of a path succeeded.
-    fn works(&mut self, index: usize, pending: Nanos, path_return: PathReturn, cx: &mut dyn TaskCx) {
+    fn works(
+        &mut self,
+        index: usize,
+        pending: Nanos,
+        path_return: PathReinstateKind,
+        cx: &mut dyn BioTaskCx,
+    ) {
         self.prios.answered(index, cx.now().since(pending));
-        self.shared.path_log.checked(&self.checker_status, index, PathCheckState::Up);
+        self.shared.path_log.checked(&self.checker_status, index, PathCheckResult::Up);
         self.checker_status.set_prio(index, self.prios.of(index));
         self.fail_back(path_return, cx);
     }
 
     /// The kind of return that a failed path makes if it is reinstated now.
-    fn kind_of_return(&self, index: usize) -> PathReturn {
+    fn kind_of_return(&self, index: usize) -> PathReinstateKind {
         let alone = |group: &Range<usize>| group.clone().all(|path| self.shared.path(path).failed);
         let first = self.groups.iter().position(|group| group.contains(&index)).filter(|group| {
             let mut ranks = self.ranks();
             ranks[*group] = GroupRank::new(false, std::iter::once(self.prios.of(index)));
             alone(&self.groups[*group]) && group_rank::best_group(&ranks) == Some(*group)
         });
-        if first.is_some() { PathReturn::FirstOfBest } else { PathReturn::Path }
+        if first.is_some() { PathReinstateKind::FirstOfBest } else { PathReinstateKind::Path }
     }
 
     fn ranks(&self) -> Vec<GroupRank> {
@@ -396,7 +405,7 @@ impl Checker {
 
     /// Switches back to the best group if it is time. If a group is disabled, or a message chose a
     /// working group, there is no failback.
-    fn fail_back(&mut self, path_return: PathReturn, cx: &mut dyn TaskCx) {
+    fn fail_back(&mut self, path_return: PathReinstateKind, cx: &mut dyn BioTaskCx) {
         if (0..self.groups.len()).any(|group| self.shared.is_bypassed(group)) {
             return self.failback.failed();
         }
@@ -420,8 +429,8 @@ impl Checker {
     }
 }
 
-impl Task for Checker {
-    fn turn(&mut self, cx: &mut dyn TaskCx) {
+impl BioTask for PathChecker {
+    fn turn(&mut self, cx: &mut dyn BioTaskCx) {
         if self.stopping {
             return;
         }
@@ -439,7 +448,7 @@ impl Task for Checker {
         self.wait_handle = Some(wait_handle);
     }
 
-    fn complete(&mut self, done: &mut Batch, cx: &mut dyn TaskCx) {
+    fn complete(&mut self, done: &mut Batch, cx: &mut dyn BioTaskCx) {
         for bio in done.drain(..) {
             self.answered(&bio, cx);
             self.free_bios.push(bio);
@@ -450,7 +459,7 @@ impl Task for Checker {
         }
     }
 
-    fn stop(&mut self, cx: &mut dyn TaskCx) {
+    fn stop(&mut self, cx: &mut dyn BioTaskCx) {
         self.stopping = true;
         self.wait_handle = None;
         self.devices.clear();

@@ -69,7 +69,7 @@ pub(super) struct FailbackPolicy {
 
 /// The kind of a path's return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PathReturn {
+pub(super) enum PathReinstateKind {
     /// No return: the path still works.
     StillUp,
     /// A path returned, but others of its group were up or its group is not the best.
@@ -89,7 +89,7 @@ impl FailbackPolicy {
         now: Nanos,
         best: Option<usize>,
         in_use: Option<usize>,
-        who: PathReturn,
+        who: PathReinstateKind,
     ) -> Option<usize> {
         let Some(best) = best.filter(|_| best != in_use) else {
             self.plan = None;
@@ -98,10 +98,10 @@ impl FailbackPolicy {
         match self.rule {
             Failback::Manual => None,
             Failback::Immediate => Some(best),
-            Failback::Followover => (who == PathReturn::FirstOfBest).then_some(best),
+            Failback::Followover => (who == PathReinstateKind::FirstOfBest).then_some(best),
             Failback::After(time) => {
                 // Each returning path restarts the delay.
-                let kept = self.plan.filter(|&(to, _)| to == best && who == PathReturn::StillUp);
+                let kept = self.plan.filter(|&(to, _)| to == best && who == PathReinstateKind::StillUp);
                 let (_, at) = *self.plan.insert(kept.unwrap_or((best, now + time)));
                 (at <= now).then_some(best)
             }
@@ -199,28 +199,39 @@ mod tests {
         let look = |back: &mut FailbackPolicy, now, who| back.look(at(now), Some(0), Some(1), who);
         let back = |rule| FailbackPolicy::new(&settings(None, rule));
         let mut manual = back(Failback::Manual);
-        assert_eq!(look(&mut manual, 0, PathReturn::FirstOfBest), None);
-        assert_eq!((look(&mut manual, 1000, PathReturn::StillUp), manual.next()), (None, Nanos::NEVER));
-        assert_eq!(look(&mut back(Failback::Immediate), 0, PathReturn::Path), Some(0));
+        assert_eq!(look(&mut manual, 0, PathReinstateKind::FirstOfBest), None);
+        assert_eq!(
+            (look(&mut manual, 1000, PathReinstateKind::StillUp), manual.next()),
+            (None, Nanos::NEVER)
+        );
+        assert_eq!(look(&mut back(Failback::Immediate), 0, PathReinstateKind::Path), Some(0));
         let mut over = back(Failback::Followover);
-        assert_eq!(look(&mut over, 0, PathReturn::Path), None, "others of its group were up");
-        assert_eq!(look(&mut over, 1, PathReturn::StillUp), None);
-        assert_eq!(look(&mut over, 2, PathReturn::FirstOfBest), Some(0));
+        assert_eq!(look(&mut over, 0, PathReinstateKind::Path), None, "others of its group were up");
+        assert_eq!(look(&mut over, 1, PathReinstateKind::StillUp), None);
+        assert_eq!(look(&mut over, 2, PathReinstateKind::FirstOfBest), Some(0));
         let mut ten = back(Failback::After(at(10)));
-        assert_eq!((look(&mut ten, 0, PathReturn::FirstOfBest), ten.next()), (None, at(10)));
-        assert_eq!(look(&mut ten, 9, PathReturn::StillUp), None);
-        assert_eq!(look(&mut ten, 10, PathReturn::StillUp), Some(0));
+        assert_eq!((look(&mut ten, 0, PathReinstateKind::FirstOfBest), ten.next()), (None, at(10)));
+        assert_eq!(look(&mut ten, 9, PathReinstateKind::StillUp), None);
+        assert_eq!(look(&mut ten, 10, PathReinstateKind::StillUp), Some(0));
         let mut ten = back(Failback::After(at(10)));
-        look(&mut ten, 0, PathReturn::FirstOfBest);
-        assert_eq!((look(&mut ten, 5, PathReturn::Path), ten.next()), (None, at(15)), "another came back");
+        look(&mut ten, 0, PathReinstateKind::FirstOfBest);
+        assert_eq!(
+            (look(&mut ten, 5, PathReinstateKind::Path), ten.next()),
+            (None, at(15)),
+            "another came back"
+        );
         ten.failed();
         assert_eq!(ten.next(), Nanos::NEVER, "a failure cancels it");
         assert_eq!(
-            (look(&mut ten, 16, PathReturn::StillUp), ten.next()),
+            (look(&mut ten, 16, PathReinstateKind::StillUp), ten.next()),
             (None, at(26)),
             "and it is planned again"
         );
-        assert_eq!(ten.look(at(30), Some(1), Some(1), PathReturn::StillUp), None, "the best is in use");
+        assert_eq!(
+            ten.look(at(30), Some(1), Some(1), PathReinstateKind::StillUp),
+            None,
+            "the best is in use"
+        );
         assert_eq!(ten.next(), Nanos::NEVER);
     }
 }

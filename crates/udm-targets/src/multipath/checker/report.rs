@@ -1,16 +1,16 @@
 //! The checker's output: its status for reports, and log lines.
 
-use super::Checker;
+use super::PathChecker;
 use crate::multipath::quarantine_status::QuarantineStatus;
 use udm_core::{Nanos, Sectors};
-use udm_wire::multipath_conf::MarginalPolicy;
+use udm_wire::multipath_conf::MarginalPathPolicy;
 
 /// The reason for refusing a path whose device is shorter than the table's range.
-pub(in crate::multipath) fn truncated_reason(len: Sectors) -> String {
+pub(in crate::multipath) fn short_path_refusal_reason(len: Sectors) -> String {
     format!("it is shorter than the {} bytes of the table", len.bytes())
 }
 
-impl Checker {
+impl PathChecker {
     /// Publishes timers and quarantines, converted to the path log's clock.
     pub(super) fn publish_status(&self, now: Nanos) {
         let theirs = self.shared.path_log.now();
@@ -38,7 +38,7 @@ impl Checker {
             return;
         }
         let why = path.device.as_ref().and_then(|device| device.device.rejection_reason());
-        if let Some(why) = why.or_else(|| short.then(|| truncated_reason(self.len))) {
+        if let Some(why) = why.or_else(|| short.then(|| short_path_refusal_reason(self.len))) {
             path.refused = true;
             self.shared.path_log.refused(index, &why);
         }
@@ -46,7 +46,7 @@ impl Checker {
 
     /// Logs that a path is now in quarantine, if it is.
     pub(super) fn log_quarantine(&self, index: usize, now: Nanos) {
-        let held = |rule: &MarginalPolicy| {
+        let held = |rule: &MarginalPathPolicy| {
             Some(self.paths[index].quarantine.quarantine_status(rule)?.why(now, rule))
         };
         if let Some(why) = self.settings.marginal.as_ref().and_then(held) {

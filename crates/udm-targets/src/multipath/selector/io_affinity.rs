@@ -9,7 +9,9 @@
 //!
 //! Cores share only the number of misses: a core with misses adds to it once per poll.
 
-use super::{BioDispatch, PathArgError, PathChooser, Selector, SelectorLane, SelectorType};
+use super::{
+    BatchPathDispatch, PathArgError, PathSelectorLaneOps, SelectorLane, SelectorType, SharedPathSelector,
+};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,14 +29,14 @@ pub(in crate::multipath) struct IoAffinity {
     misses: AtomicU64,
 }
 
-impl Selector for IoAffinity {
+impl SharedPathSelector for IoAffinity {
     fn name(&self) -> &'static str {
         TYPE.name
     }
 
     fn add_path(&mut self, args: &[String], cores: usize) -> Result<(), PathArgError> {
         let [word] = args else { return Err(PathArgError { text: "invalid number of arguments", arg: 0 }) };
-        let mask = parse_mask(word, cores).ok_or(PathArgError { text: "invalid cpumask", arg: 0 })?;
+        let mask = parse_cpu_mask(word, cores).ok_or(PathArgError { text: "invalid cpumask", arg: 0 })?;
         self.owners.resize(cores, None);
         let mut is_new = false;
         for (core, owner) in self.owners.iter_mut().enumerate().filter(|(core, _)| mask[*core]) {
@@ -56,7 +58,7 @@ impl Selector for IoAffinity {
     }
 
     fn path_args(&self, path: usize) -> String {
-        format_mask(&self.masks[path])
+        format_cpu_mask(&self.masks[path])
     }
 
     fn path_info_count(&self) -> usize {
@@ -90,7 +92,7 @@ impl Selector for IoAffinity {
 
 /// Parses a mask as the kernel does (`bitmap_parse`): groups of at most eight hexadecimal digits,
 /// separated by commas. Returns `None` for anything else, and for a core that does not exist.
-fn parse_mask(word: &str, cores: usize) -> Option<Vec<bool>> {
+fn parse_cpu_mask(word: &str, cores: usize) -> Option<Vec<bool>> {
     let mut mask = vec![false; cores];
     for (group, digits) in word.rsplit(',').enumerate() {
         let ok = (1..=8).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit());
@@ -103,7 +105,7 @@ fn parse_mask(word: &str, cores: usize) -> Option<Vec<bool>> {
 }
 
 /// Formats a mask as the kernel does (`%*pb`), with as many digits as all cores need.
-fn format_mask(mask: &[bool]) -> String {
+fn format_cpu_mask(mask: &[bool]) -> String {
     let mut text = String::new();
     for (n, group) in mask.chunks(u32::BITS as usize).enumerate().rev() {
         let bits = group.iter().rev().fold(0u32, |bits, &bit| bits << 1 | u32::from(bit));
@@ -135,7 +137,7 @@ impl IoAffinityLane {
     }
 }
 
-impl PathChooser for IoAffinityLane {
+impl PathSelectorLaneOps for IoAffinityLane {
     fn fail(&mut self, path: usize) {
         self.changed(path, false);
     }
@@ -151,7 +153,7 @@ impl PathChooser for IoAffinityLane {
     }
 
     #[inline]
-    fn choose_all(&mut self, mut bios: impl BioDispatch) {
+    fn choose_all(&mut self, mut bios: impl BatchPathDispatch) {
         let mut count = 0;
         let _ = bios.each(|_| {
             count += 1;
@@ -175,7 +177,7 @@ mod tests {
     #[test]
     fn masks_are_the_kernels() {
         let cores = |word, count| {
-            let mask = parse_mask(word, count)?;
+            let mask = parse_cpu_mask(word, count)?;
             Some(mask.iter().enumerate().filter(|(_, bit)| **bit).map(|(n, _)| n).collect::<Vec<_>>())
         };
         assert_eq!(cores("3", 4), Some(vec![0, 1]));
@@ -193,7 +195,7 @@ mod tests {
             ("1,2", 33, "1,00000002"),
             ("f", 64, "00000000,0000000f"),
         ] {
-            assert_eq!(format_mask(&parse_mask(mask, count).unwrap()), text);
+            assert_eq!(format_cpu_mask(&parse_cpu_mask(mask, count).unwrap()), text);
         }
     }
 }

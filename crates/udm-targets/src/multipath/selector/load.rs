@@ -18,8 +18,8 @@
 mod equal_loads;
 mod path_load;
 
-use super::rotation::{Rotation, next_position};
-use super::{BioDispatch, PathChooser};
+use super::rotation::{PathRotation, next_rotation_position};
+use super::{BatchPathDispatch, PathSelectorLaneOps};
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
 pub(super) use path_load::PathLoad;
@@ -29,11 +29,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use udm_core::{Bio, Cx, Sectors};
 
 /// The comparison of a selector by load.
-pub(in crate::multipath) trait LoadRule: Send + Sync + 'static {
+pub(in crate::multipath) trait PathLoadComparison: Send + Sync + 'static {
     /// The load that `bio` adds to its path.
     fn weight(bio: &Bio) -> u64;
 
-    /// The sum of [`LoadRule::weight`] over `bios` bios of `sectors` in total.
+    /// The sum of [`PathLoadComparison::weight`] over `bios` bios of `sectors` in total.
     fn total(bios: usize, sectors: Sectors) -> u64;
 
     /// True if a bio of weight `n` should rather go to `a` than to `b`. This is a transitive order.
@@ -43,7 +43,7 @@ pub(in crate::multipath) trait LoadRule: Send + Sync + 'static {
 
 /// A path in the order of a batch.
 #[derive(Clone, Copy)]
-struct LoadRank {
+struct LoadRankedPath {
     load: u64,
     used: u64,
     path: u32,
@@ -51,9 +51,9 @@ struct LoadRank {
 
 /// The shared load of each path of a group, stored together because a choice reads them all.
 #[derive(Debug, Default)]
-pub(in crate::multipath) struct SharedLoads(Vec<AtomicU64>);
+pub(in crate::multipath) struct SharedPathLoads(Vec<AtomicU64>);
 
-impl SharedLoads {
+impl SharedPathLoads {
     pub(super) fn add_path(&mut self) {
         self.0.push(AtomicU64::new(0));
     }
@@ -74,14 +74,14 @@ impl SharedLoads {
 }
 
 /// A selector with shared loads.
-pub(in crate::multipath) trait LoadSelector: Send + Sync + 'static {
-    type LoadRule: LoadRule;
-    fn loads(&self) -> &SharedLoads;
+pub(in crate::multipath) trait LoadBasedSelector: Send + Sync + 'static {
+    type LoadRule: PathLoadComparison;
+    fn loads(&self) -> &SharedPathLoads;
     fn throughput(&self, path: usize) -> u32;
 }
 
 /// The selector's state on one core.
-pub(in crate::multipath) struct LoadLane<S: LoadSelector> {
+pub(in crate::multipath) struct LoadBasedSelectorLane<S: LoadBasedSelector> {
     selector: Arc<S>,
     /// Indexed by path.
     slots: Vec<PathLoad>,
@@ -90,15 +90,15 @@ pub(in crate::multipath) struct LoadLane<S: LoadSelector> {
     same_throughput: bool,
     /// The usable paths, sorted as of the end of the last batch. The next batch mostly has the same
     /// order.
-    ranking: Vec<LoadRank>,
+    ranking: Vec<LoadRankedPath>,
     /// The kernel's list, while `is_rotating`.
-    rotation: Rotation,
+    rotation: PathRotation,
     /// Paths with the same load take turns; [`PathLoad::used`] is not up to date then.
     is_rotating: bool,
 }
 
-impl<S: LoadSelector> LoadLane<S> {
-    pub(super) fn new(selector: Arc<S>) -> LoadLane<S> {
+impl<S: LoadBasedSelector> LoadBasedSelectorLane<S> {
+    pub(super) fn new(selector: Arc<S>) -> LoadBasedSelectorLane<S> {
         let paths = selector.loads().all().len();
         let slot = |path| PathLoad {
             used: path as u64 + 1,
@@ -106,12 +106,12 @@ impl<S: LoadSelector> LoadLane<S> {
             ..PathLoad::default()
         };
         let slots = (0..paths).map(slot).collect();
-        let mut lane = LoadLane {
+        let mut lane = LoadBasedSelectorLane {
             slots,
             clock: paths as u64,
             same_throughput: true,
             ranking: Vec::with_capacity(paths),
-            rotation: Rotation::default(),
+            rotation: PathRotation::default(),
             is_rotating: false,
             selector,
         };
@@ -120,7 +120,7 @@ impl<S: LoadSelector> LoadLane<S> {
     }
 }
 
-impl<S: LoadSelector> LoadLane<S> {
+impl<S: LoadBasedSelector> LoadBasedSelectorLane<S> {
     /// Reads the shared load of each path.
     #[inline(always)]
     fn look(&mut self) {
@@ -149,7 +149,7 @@ impl<S: LoadSelector> LoadLane<S> {
         let same_throughput = self.usable().all(|(_, slot)| Some(slot.throughput) == first);
         self.same_throughput = same_throughput;
         let ranking =
-            self.usable().map(|(path, _)| LoadRank { load: 0, used: 0, path: path as u32 }).collect();
+            self.usable().map(|(path, _)| LoadRankedPath { load: 0, used: 0, path: path as u32 }).collect();
         self.ranking = ranking;
     }
 
@@ -164,7 +164,7 @@ impl<S: LoadSelector> LoadLane<S> {
             slot.look(&loads[turn.path as usize]);
             (turn.load, turn.used) = (slot.load(), slot.used);
         }
-        let key = |turn: &LoadRank| (turn.load, turn.used);
+        let key = |turn: &LoadRankedPath| (turn.load, turn.used);
         if !self.ranking.is_sorted_by(|a, b| key(a) < key(b)) {
             self.ranking.sort_unstable_by_key(key);
         }
@@ -172,7 +172,7 @@ impl<S: LoadSelector> LoadLane<S> {
 
     /// The choices for a batch on paths of the same throughput.
     #[inline(always)]
-    fn choose_many(&mut self, bios: &mut impl BioDispatch) {
+    fn choose_many(&mut self, bios: &mut impl BatchPathDispatch) {
         let next = if self.is_rotating && self.has_equal_loads() || self.begin_rotation() {
             self.choose_in_rotation(bios)
         } else {
@@ -185,20 +185,20 @@ impl<S: LoadSelector> LoadLane<S> {
 
     /// The choices for `next` and the bios after it, by the order of the batch.
     #[inline(never)]
-    fn choose_in_order(&mut self, mut next: Option<Box<Bio>>, bios: &mut impl BioDispatch) {
+    fn choose_in_order(&mut self, mut next: Option<Box<Bio>>, bios: &mut impl BatchPathDispatch) {
         if self.end_rotation() {
             self.order();
         }
         let ranking = &mut self.ranking[..];
         while let Some(bio) = next {
             let n = S::LoadRule::weight(&bio);
-            if can_rotate(ranking, n) {
+            if can_choose_paths_in_rotation(ranking, n) {
                 let count;
-                (count, next) = choose_rotating::<S::LoadRule>(ranking, n, self.clock, bio, bios);
+                (count, next) = choose_paths_in_rotation::<S::LoadRule>(ranking, n, self.clock, bio, bios);
                 self.clock += count;
             } else {
                 self.clock += 1;
-                bios.put(choose_first(ranking, n, self.clock), bio);
+                bios.put(choose_least_loaded_path(ranking, n, self.clock), bio);
                 next = bios.take();
             }
         }
@@ -254,8 +254,8 @@ impl<S: LoadSelector> LoadLane<S> {
 /// Chooses the first path for a bio of weight `n` and moves it after the paths with no greater
 /// load.
 #[inline(never)]
-fn choose_first(order: &mut [LoadRank], n: u64, clock: u64) -> usize {
-    let first = LoadRank { load: order[0].load + n, used: clock, ..order[0] };
+fn choose_least_loaded_path(order: &mut [LoadRankedPath], n: u64, clock: u64) -> usize {
+    let first = LoadRankedPath { load: order[0].load + n, used: clock, ..order[0] };
     let place = order[1..].iter().take_while(|turn| turn.load <= first.load).count();
     order.copy_within(1..=place, 0);
     order[place] = first;
@@ -264,26 +264,27 @@ fn choose_first(order: &mut [LoadRank], n: u64, clock: u64) -> usize {
 
 /// True if the first path becomes the last once it is chosen for a bio of weight `n`. The same then
 /// holds for each following path and bios of the same weight.
-fn can_rotate(order: &[LoadRank], n: u64) -> bool {
+fn can_choose_paths_in_rotation(order: &[LoadRankedPath], n: u64) -> bool {
     order.last().is_some_and(|last| order[0].load + n >= last.load)
 }
 
-/// Chooses for `bio` and the bios after it, as long as they have weight `n`. [`can_rotate`] must be
-/// true for the paths. Returns the number of bios, and the first bio with another weight.
+/// Chooses for `bio` and the bios after it, as long as they have weight `n`.
+/// [`can_choose_paths_in_rotation`] must be true for the paths. Returns the number of bios, and the
+/// first bio with another weight.
 #[inline(always)]
-fn choose_rotating<R: LoadRule>(
-    order: &mut [LoadRank],
+fn choose_paths_in_rotation<R: PathLoadComparison>(
+    order: &mut [LoadRankedPath],
     n: u64,
     clock: u64,
     bio: Box<Bio>,
-    bios: &mut impl BioDispatch,
+    bios: &mut impl BatchPathDispatch,
 ) -> (u64, Option<Box<Bio>>) {
-    let (mut count, length, mut place) = (1, order.len(), next_position(0, order.len()));
+    let (mut count, length, mut place) = (1, order.len(), next_rotation_position(0, order.len()));
     bios.put(order[0].path as usize, bio);
     let next = bios.each(|bio| {
         (R::weight(bio) == n).then(|| {
             let path = order[place].path;
-            (count, place) = (count + 1, next_position(place, length));
+            (count, place) = (count + 1, next_rotation_position(place, length));
             path as usize
         })
     });
@@ -297,7 +298,7 @@ fn choose_rotating<R: LoadRule>(
     (count as u64, next)
 }
 
-impl<S: LoadSelector> PathChooser for LoadLane<S> {
+impl<S: LoadBasedSelector> PathSelectorLaneOps for LoadBasedSelectorLane<S> {
     fn fail(&mut self, path: usize) {
         self.end_rotation();
         let slot = &mut self.slots[path];
@@ -320,7 +321,7 @@ impl<S: LoadSelector> PathChooser for LoadLane<S> {
     }
 
     #[inline]
-    fn choose_all(&mut self, mut bios: impl BioDispatch) {
+    fn choose_all(&mut self, mut bios: impl BatchPathDispatch) {
         if self.same_throughput {
             return self.choose_many(&mut bios);
         }
@@ -340,7 +341,7 @@ impl<S: LoadSelector> PathChooser for LoadLane<S> {
     }
 }
 
-impl<S: LoadSelector> Drop for LoadLane<S> {
+impl<S: LoadBasedSelector> Drop for LoadBasedSelectorLane<S> {
     /// Removes the lane's part from the shared loads.
     fn drop(&mut self) {
         for (slot, load) in self.slots.iter_mut().zip(self.selector.loads().all()) {
@@ -355,14 +356,14 @@ mod tests;
 
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests {
-    use super::super::choose_all;
+    use super::super::record_path_choices;
     use super::*;
     use loom::thread;
 
     #[derive(Default)]
-    struct CountRule(SharedLoads);
+    struct CountRule(SharedPathLoads);
 
-    impl LoadRule for CountRule {
+    impl PathLoadComparison for CountRule {
         fn weight(_: &Bio) -> u64 {
             1
         }
@@ -376,10 +377,10 @@ mod loom_tests {
         }
     }
 
-    impl LoadSelector for CountRule {
+    impl LoadBasedSelector for CountRule {
         type LoadRule = CountRule;
 
-        fn loads(&self) -> &SharedLoads {
+        fn loads(&self) -> &SharedPathLoads {
             &self.0
         }
 
@@ -391,10 +392,10 @@ mod loom_tests {
     /// Two bios are sent and one completes; after another poll one more is sent. The lane's part is
     /// 2 when it is dropped.
     fn run_core(selector: &Arc<CountRule>) {
-        let mut lane = LoadLane::new(Arc::clone(selector));
-        let choose = |lane: &mut LoadLane<CountRule>, bios| {
+        let mut lane = LoadBasedSelectorLane::new(Arc::clone(selector));
+        let choose = |lane: &mut LoadBasedSelectorLane<CountRule>, bios| {
             let batch: Vec<_> = (0..bios).map(|_| Bio::new()).collect();
-            assert!(choose_all(lane, batch).iter().all(|(path, _)| *path == 0));
+            assert!(record_path_choices(lane, batch).iter().all(|(path, _)| *path == 0));
         };
         choose(&mut lane, 2);
         lane.came_back(0, 0, Sectors(0));

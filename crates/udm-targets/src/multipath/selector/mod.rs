@@ -1,7 +1,7 @@
 //! Path selectors: they choose the path of a group that a bio takes.
 //!
-//! A selector has two halves. The [`Selector`] is shared by all cores: arguments of the paths,
-//! printed text, and for some selectors a number per path on its own cache line. The
+//! A selector has two halves. The [`SharedPathSelector`] is shared by all cores: arguments of the
+//! paths, printed text, and for some selectors a number per path on its own cache line. The
 //! [`SelectorLane`] belongs to one core: the order of the usable paths. It reads the shared numbers
 //! once per batch, chooses for the whole batch on its own copy, and publishes the change once per
 //! poll. A request that was sent and completed within one turn is never published. So cores with
@@ -19,21 +19,21 @@ mod rotation;
 mod round_robin;
 mod service_time;
 
-use super::reaped_paths::ReapedPaths;
+use super::reaped_paths::CompletedPathBios;
 use std::ops::Range;
 use std::sync::Arc;
 use udm_core::{Batch, Bio, CoreId, Cx, Sectors};
-use udm_dm::child_lanes::{BatchDispatch, ChildLanes};
+use udm_dm::child_lanes::{ChildLaneDispatcher, ChildLanes};
 
 /// A selector without paths, or the index of the invalid argument.
-type SelectorResult = Result<Box<dyn Selector>, usize>;
+type CreatePathSelectorResult = Result<Box<dyn SharedPathSelector>, usize>;
 
 /// An entry of the list of selectors.
 pub struct SelectorType {
     /// The name in tables; case-sensitive.
     pub name: &'static str,
     /// Creates the selector of one group from its arguments.
-    pub(super) new: fn(args: &[String]) -> SelectorResult,
+    pub(super) new: fn(args: &[String]) -> CreatePathSelectorResult,
 }
 
 /// All path selectors.
@@ -55,7 +55,7 @@ pub(super) struct PathArgError {
 }
 
 /// The part of a selector that the cores share, for one group of one table.
-pub(super) trait Selector: Send + Sync {
+pub(super) trait SharedPathSelector: Send + Sync {
     /// The name in tables.
     fn name(&self) -> &'static str;
 
@@ -71,13 +71,13 @@ pub(super) trait Selector: Send + Sync {
         String::from("0")
     }
 
-    /// Number of words of [`Selector::path_args`] per path.
+    /// Number of words of [`SharedPathSelector::path_args`] per path.
     fn path_arg_count(&self) -> usize;
 
     /// The arguments of `path` as `table` prints them, with defaults filled in.
     fn path_args(&self, path: usize) -> String;
 
-    /// Number of words of [`Selector::path_info`] per path.
+    /// Number of words of [`SharedPathSelector::path_info`] per path.
     fn path_info_count(&self) -> usize {
         0
     }
@@ -100,17 +100,17 @@ pub(super) enum SelectorLane {
     /// Paths take turns.
     RoundRobin(round_robin::RoundRobinLane),
     /// By the number of bios in flight.
-    QueueLength(load::LoadLane<queue_length::QueueLength>),
+    QueueLength(load::LoadBasedSelectorLane<queue_length::QueueLength>),
     /// By the bytes in flight.
-    ServiceTime(load::LoadLane<service_time::ServiceTime>),
+    ServiceTime(load::LoadBasedSelectorLane<service_time::ServiceTime>),
     /// By past service times.
-    Historical(historical_service_time::HistoricalLane),
+    Historical(historical_service_time::HistoricalServiceTimeLane),
     /// By the core.
     IoAffinity(io_affinity::IoAffinityLane),
 }
 
 /// The bios of a batch that are distributed to paths.
-pub(super) trait BioDispatch {
+pub(super) trait BatchPathDispatch {
     /// Number of bios left.
     fn left(&self) -> usize;
 
@@ -130,13 +130,13 @@ pub(super) trait BioDispatch {
 }
 
 /// A batch that is distributed to the legs of a group.
-struct GroupDispatch<'a> {
-    deal: BatchDispatch<'a>,
+struct PriorityGroupDispatch<'a> {
+    deal: ChildLaneDispatcher<'a>,
     /// The leg of the group's first path.
     first: usize,
 }
 
-impl BioDispatch for GroupDispatch<'_> {
+impl BatchPathDispatch for PriorityGroupDispatch<'_> {
     #[inline(always)]
     fn left(&self) -> usize {
         self.deal.left()
@@ -165,7 +165,7 @@ impl BioDispatch for GroupDispatch<'_> {
 }
 
 /// The operations of a selector on one core.
-pub(super) trait PathChooser {
+pub(super) trait PathSelectorLaneOps {
     /// Marks a usable path as failed.
     fn fail(&mut self, path: usize);
 
@@ -182,9 +182,9 @@ pub(super) trait PathChooser {
     /// Returns a usable path for a bio that is a batch of its own. At least one path is usable.
     fn choose(&mut self, bio: &mut Bio) -> usize;
 
-    /// Chooses a path for each of `bios`, with the same result as calls of [`PathChooser::choose`]
-    /// if nothing changes in between.
-    fn choose_all(&mut self, bios: impl BioDispatch);
+    /// Chooses a path for each of `bios`, with the same result as calls of
+    /// [`PathSelectorLaneOps::choose`] if nothing changes in between.
+    fn choose_all(&mut self, bios: impl BatchPathDispatch);
 
     /// Accounts for `back`, bios of `path` that completed with or without error, with `sectors` in
     /// total; possibly none. Called once per poll in which bios of the path are in flight or
@@ -194,14 +194,14 @@ pub(super) trait PathChooser {
         let _ = (path, back, sectors, cx);
     }
 
-    /// As [`PathChooser::polled`], for one of several paths that are polled together, if all of its
-    /// bios succeeded. [`PathChooser::end_reap`] is called after the last path.
+    /// As [`PathSelectorLaneOps::polled`], for one of several paths that are polled together, if
+    /// all of its bios succeeded. [`PathSelectorLaneOps::end_reap`] is called after the last path.
     #[inline(always)]
     fn reaped(&mut self, path: usize, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
         self.polled(path, back, sectors, cx);
     }
 
-    /// Called after the last call of [`PathChooser::reaped`] in a poll.
+    /// Called after the last call of [`PathSelectorLaneOps::reaped`] in a poll.
     #[inline(always)]
     fn end_reap(&mut self, cx: &Cx<'_>) {
         let _ = cx;
@@ -222,12 +222,12 @@ macro_rules! each {
 }
 
 impl SelectorLane {
-    /// See [`PathChooser::fail`].
+    /// See [`PathSelectorLaneOps::fail`].
     pub(super) fn fail(&mut self, path: usize) {
         each!(self, lane => lane.fail(path));
     }
 
-    /// See [`PathChooser::reinstate`].
+    /// See [`PathSelectorLaneOps::reinstate`].
     pub(super) fn reinstate(&mut self, path: usize) {
         each!(self, lane => lane.reinstate(path));
     }
@@ -240,19 +240,19 @@ impl SelectorLane {
     #[inline(always)]
     pub(super) fn deal(&mut self, batch: &mut Batch, first: usize, legs: &mut ChildLanes, cx: &mut Cx<'_>) {
         match self {
-            SelectorLane::RoundRobin(lane) => dispatch_batch(lane, batch, first, legs, cx),
-            SelectorLane::QueueLength(lane) => dispatch_batch(lane, batch, first, legs, cx),
-            SelectorLane::ServiceTime(lane) => dispatch_batch(lane, batch, first, legs, cx),
+            SelectorLane::RoundRobin(lane) => dispatch_batch_to_paths(lane, batch, first, legs, cx),
+            SelectorLane::QueueLength(lane) => dispatch_batch_to_paths(lane, batch, first, legs, cx),
+            SelectorLane::ServiceTime(lane) => dispatch_batch_to_paths(lane, batch, first, legs, cx),
             other => other.dispatch_by_other(batch, first, legs, cx),
         }
     }
 
     #[inline(never)]
     fn dispatch_by_other(&mut self, batch: &mut Batch, first: usize, legs: &mut ChildLanes, cx: &mut Cx<'_>) {
-        each!(self, lane => dispatch_batch(lane, batch, first, legs, cx));
+        each!(self, lane => dispatch_batch_to_paths(lane, batch, first, legs, cx));
     }
 
-    /// See [`PathChooser::polled`].
+    /// See [`PathSelectorLaneOps::polled`].
     #[inline(always)]
     pub(super) fn polled(&mut self, path: usize, back: &[Box<Bio>], sectors: Sectors, cx: &Cx<'_>) {
         match self {
@@ -269,24 +269,24 @@ impl SelectorLane {
     }
 
     /// Takes the completed bios of the legs set in `polled`, if a leg belongs to the group's
-    /// `paths` and all of its bios succeeded ([`PathChooser::reaped`]). Returns the bits of the
-    /// other legs.
+    /// `paths` and all of its bios succeeded ([`PathSelectorLaneOps::reaped`]). Returns the bits of
+    /// the other legs.
     #[inline(always)]
     pub(super) fn reaped(
         &mut self,
         paths: Range<usize>,
         polled: u64,
-        from: ReapedPaths<'_>,
+        from: CompletedPathBios<'_>,
         cx: &Cx<'_>,
     ) -> u64 {
-        each!(self, lane => reap_group(lane, paths, polled, from, cx))
+        each!(self, lane => reap_priority_group_bios(lane, paths, polled, from, cx))
     }
 }
 
 /// Not inlined, as the loop that chooses: so each has all registers.
 #[inline(never)]
-fn dispatch_batch(
-    lane: &mut impl PathChooser,
+fn dispatch_batch_to_paths(
+    lane: &mut impl PathSelectorLaneOps,
     batch: &mut Batch,
     first: usize,
     legs: &mut ChildLanes,
@@ -298,17 +298,17 @@ fn dispatch_batch(
             let path = lane.choose(only);
             legs.submit(first + path, batch, cx);
         }
-        _ => dispatch_many(lane, batch, first, legs, cx),
+        _ => dispatch_many_bios_to_paths(lane, batch, first, legs, cx),
     }
 }
 
 /// Not inlined, one instance per selector: the loop has no match on the selector.
 #[inline(never)]
-fn reap_group(
-    lane: &mut impl PathChooser,
+fn reap_priority_group_bios(
+    lane: &mut impl PathSelectorLaneOps,
     paths: Range<usize>,
     polled: u64,
-    mut from: ReapedPaths<'_>,
+    mut from: CompletedPathBios<'_>,
     cx: &Cx<'_>,
 ) -> u64 {
     let (first, mut rest, mut marks) = (paths.start, 0, polled);
@@ -328,15 +328,15 @@ fn reap_group(
 }
 
 #[inline(never)]
-fn dispatch_many(
-    lane: &mut impl PathChooser,
+fn dispatch_many_bios_to_paths(
+    lane: &mut impl PathSelectorLaneOps,
     batch: &mut Batch,
     first: usize,
     legs: &mut ChildLanes,
     cx: &mut Cx<'_>,
 ) {
     if !batch.is_empty() {
-        lane.choose_all(GroupDispatch { deal: legs.deal(batch), first });
+        lane.choose_all(PriorityGroupDispatch { deal: legs.deal(batch), first });
         legs.send(cx);
     }
 }
@@ -356,9 +356,9 @@ fn parse_repeat_count(selector: &str, word: &str) -> Result<u32, PathArgError> {
 
 /// The choices of [`PathChooser::choose_all`] for `bios`.
 #[cfg(test)]
-fn choose_all(lane: &mut impl PathChooser, bios: Batch) -> Vec<(usize, Box<Bio>)> {
+fn record_path_choices(lane: &mut impl PathSelectorLaneOps, bios: Batch) -> Vec<(usize, Box<Bio>)> {
     struct RecordedChoices<'a>(&'a mut std::vec::IntoIter<Box<Bio>>, &'a mut Vec<(usize, Box<Bio>)>);
-    impl BioDispatch for RecordedChoices<'_> {
+    impl BatchPathDispatch for RecordedChoices<'_> {
         fn left(&self) -> usize {
             self.0.len()
         }

@@ -1,7 +1,7 @@
 //! `queue-length`: the path with the fewest bios in flight.
 
-use super::load::{LoadLane, LoadRule, LoadSelector, PathLoad, SharedLoads};
-use super::{PathArgError, Selector, SelectorLane, SelectorType};
+use super::load::{LoadBasedSelector, LoadBasedSelectorLane, PathLoad, PathLoadComparison, SharedPathLoads};
+use super::{PathArgError, SelectorLane, SelectorType, SharedPathSelector};
 use std::sync::Arc;
 use udm_core::{Bio, CoreId, Sectors};
 
@@ -11,10 +11,10 @@ pub(super) const TYPE: SelectorType =
 #[derive(Default)]
 pub(in crate::multipath) struct QueueLength {
     repeat_counts: Vec<u32>,
-    loads: SharedLoads,
+    loads: SharedPathLoads,
 }
 
-impl Selector for QueueLength {
+impl SharedPathSelector for QueueLength {
     fn name(&self) -> &'static str {
         TYPE.name
     }
@@ -46,14 +46,14 @@ impl Selector for QueueLength {
     }
 
     fn lane(self: Arc<Self>, _core: CoreId) -> SelectorLane {
-        SelectorLane::QueueLength(LoadLane::new(self))
+        SelectorLane::QueueLength(LoadBasedSelectorLane::new(self))
     }
 }
 
-impl LoadSelector for QueueLength {
+impl LoadBasedSelector for QueueLength {
     type LoadRule = QueueLength;
 
-    fn loads(&self) -> &SharedLoads {
+    fn loads(&self) -> &SharedPathLoads {
         &self.loads
     }
 
@@ -62,7 +62,7 @@ impl LoadSelector for QueueLength {
     }
 }
 
-impl LoadRule for QueueLength {
+impl PathLoadComparison for QueueLength {
     fn weight(_bio: &Bio) -> u64 {
         1
     }

@@ -1,20 +1,20 @@
 //! Paths that take turns.
 
-use super::BioDispatch;
+use super::BatchPathDispatch;
 use udm_core::Bio;
 
 /// Paths in a cyclic order: the first follows the last.
 #[derive(Debug, Default)]
-pub(super) struct Rotation {
+pub(super) struct PathRotation {
     paths: Vec<u32>,
     /// The position of the next path.
     place: usize,
 }
 
-impl Rotation {
+impl PathRotation {
     /// A rotation of `paths` that starts at position `place`.
-    pub(super) fn new(paths: impl Iterator<Item = u32>, place: usize) -> Rotation {
-        Rotation { paths: paths.collect(), place }
+    pub(super) fn new(paths: impl Iterator<Item = u32>, place: usize) -> PathRotation {
+        PathRotation { paths: paths.collect(), place }
     }
 
     /// Starts again with other paths, in the same memory.
@@ -58,7 +58,7 @@ impl Rotation {
     #[inline(always)]
     pub(super) fn next(&mut self) -> usize {
         let path = self.first();
-        self.place = next_position(self.place, self.paths.len());
+        self.place = next_rotation_position(self.place, self.paths.len());
         path
     }
 
@@ -67,7 +67,7 @@ impl Rotation {
     #[inline(always)]
     pub(super) fn deal(
         &mut self,
-        bios: &mut impl BioDispatch,
+        bios: &mut impl BatchPathDispatch,
         mut may: impl FnMut(&mut Bio) -> bool,
     ) -> Option<Box<Bio>> {
         let (paths, mut place) = (&self.paths[..], self.place);
@@ -76,7 +76,7 @@ impl Rotation {
                 return None;
             }
             let path = paths[place];
-            place = next_position(place, paths.len());
+            place = next_rotation_position(place, paths.len());
             Some(path as usize)
         });
         self.place = place;
@@ -86,6 +86,6 @@ impl Rotation {
 
 /// The position after `place` in a rotation of `len` paths.
 #[inline(always)]
-pub(super) fn next_position(place: usize, len: usize) -> usize {
+pub(super) fn next_rotation_position(place: usize, len: usize) -> usize {
     if place + 1 == len { 0 } else { place + 1 }
 }

@@ -4,8 +4,10 @@
 //! each core rotates on its own, from a start that depends on the core. So on c cores the numbers
 //! of bios of two paths differ by at most c.
 
-use super::rotation::Rotation;
-use super::{BioDispatch, PathArgError, PathChooser, Selector, SelectorLane, SelectorType};
+use super::rotation::PathRotation;
+use super::{
+    BatchPathDispatch, PathArgError, PathSelectorLaneOps, SelectorLane, SelectorType, SharedPathSelector,
+};
 use std::sync::Arc;
 use udm_core::{Bio, CoreId};
 
@@ -17,7 +19,7 @@ struct RoundRobin {
     repeat_counts: Vec<u32>,
 }
 
-impl Selector for RoundRobin {
+impl SharedPathSelector for RoundRobin {
     fn name(&self) -> &'static str {
         TYPE.name
     }
@@ -45,16 +47,16 @@ impl Selector for RoundRobin {
 }
 
 /// The usable paths.
-pub(in crate::multipath) struct RoundRobinLane(Rotation);
+pub(in crate::multipath) struct RoundRobinLane(PathRotation);
 
 impl SelectorLane {
     /// A round-robin lane over `paths` paths, with a start that depends on the core.
     pub(in crate::multipath) fn by_turns(paths: usize, core: CoreId) -> SelectorLane {
-        SelectorLane::RoundRobin(RoundRobinLane(Rotation::new(0..paths as u32, core.index() % paths)))
+        SelectorLane::RoundRobin(RoundRobinLane(PathRotation::new(0..paths as u32, core.index() % paths)))
     }
 }
 
-impl PathChooser for RoundRobinLane {
+impl PathSelectorLaneOps for RoundRobinLane {
     fn fail(&mut self, path: usize) {
         self.0.rotate_to_front().retain(|&p| p as usize != path);
     }
@@ -69,7 +71,7 @@ impl PathChooser for RoundRobinLane {
     }
 
     #[inline]
-    fn choose_all(&mut self, mut bios: impl BioDispatch) {
+    fn choose_all(&mut self, mut bios: impl BatchPathDispatch) {
         let _ = self.0.deal(&mut bios, |_| true);
     }
 }

@@ -3,8 +3,8 @@
 //! A path with throughput 0 is used only if every usable path has throughput 0. A flush has no
 //! bytes and adds no load.
 
-use super::load::{LoadLane, LoadRule, LoadSelector, PathLoad, SharedLoads};
-use super::{PathArgError, Selector, SelectorLane, SelectorType};
+use super::load::{LoadBasedSelector, LoadBasedSelectorLane, PathLoad, PathLoadComparison, SharedPathLoads};
+use super::{PathArgError, SelectorLane, SelectorType, SharedPathSelector};
 use crate::multipath::parse::parse_u32;
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ pub(in crate::multipath) struct ServiceTime {
     /// Repeat count and relative throughput of each path.
     args: Vec<(u32, u32)>,
     /// Bytes in flight.
-    loads: SharedLoads,
+    loads: SharedPathLoads,
 }
 
-impl Selector for ServiceTime {
+impl SharedPathSelector for ServiceTime {
     fn name(&self) -> &'static str {
         TYPE.name
     }
@@ -63,14 +63,14 @@ impl Selector for ServiceTime {
     }
 
     fn lane(self: Arc<Self>, _core: CoreId) -> SelectorLane {
-        SelectorLane::ServiceTime(LoadLane::new(self))
+        SelectorLane::ServiceTime(LoadBasedSelectorLane::new(self))
     }
 }
 
-impl LoadSelector for ServiceTime {
+impl LoadBasedSelector for ServiceTime {
     type LoadRule = ServiceTime;
 
-    fn loads(&self) -> &SharedLoads {
+    fn loads(&self) -> &SharedPathLoads {
         &self.loads
     }
 
@@ -79,7 +79,7 @@ impl LoadSelector for ServiceTime {
     }
 }
 
-impl LoadRule for ServiceTime {
+impl PathLoadComparison for ServiceTime {
     fn weight(bio: &Bio) -> u64 {
         bio.sectors.bytes()
     }

@@ -4,7 +4,7 @@
 //! The lane's part is the real [`Router`], with selectors that share nothing.
 
 use super::*;
-use crate::multipath::route::Router;
+use crate::multipath::route::LanePriorityGroups;
 use crate::multipath::selector::SelectorLane;
 use loom::thread;
 use udm_core::CoreId;
@@ -12,13 +12,13 @@ use udm_core::CoreId;
 /// A lane over groups of one path each.
 struct Core {
     shared: Arc<MultipathState>,
-    router: Router,
+    router: LanePriorityGroups,
 }
 
 impl Core {
     fn new(shared: &Arc<MultipathState>) -> Core {
         let groups = (0..shared.group_count()).map(|_| (1, SelectorLane::by_turns(1, CoreId(0))));
-        Core { router: Router::new(shared, groups), shared: Arc::clone(shared) }
+        Core { router: LanePriorityGroups::new(shared, groups), shared: Arc::clone(shared) }
     }
 
     /// As `submit` of the lane: refreshes if the word has changed. Returns the group that the batch
@@ -33,7 +33,7 @@ impl Core {
 
 /// The state of a table with `groups` groups of one path each.
 fn shared(groups: usize) -> Arc<MultipathState> {
-    Arc::new(MultipathState::new(groups, groups, false, None, PathLog::default()))
+    Arc::new(MultipathState::new(groups, groups, false, None, PathEventLogger::default()))
 }
 
 /// Lets loom try `model` twice, starting with either side of its [`race`]. Loom remembers only one
@@ -87,8 +87,12 @@ fn of_two_failures_one_counts() {
     explore(|begins| {
         let s = shared(2);
         let before = s.word();
-        let (one, other) =
-            race(begins, &s, |s| s.fail(0, &FailReason::Message), |s| s.fail(0, &FailReason::Message));
+        let (one, other) = race(
+            begins,
+            &s,
+            |s| s.fail(0, &PathFailReason::Message),
+            |s| s.fail(0, &PathFailReason::Message),
+        );
         assert!(one != other, "one PATH_FAILED");
         assert_eq!((s.path(0).fail_count, s.path(0).failed, s.valid()), (1, true, 1));
         assert_eq!(s.word().generation(), before.generation().wrapping_add(1));
@@ -101,9 +105,9 @@ fn of_two_failures_one_counts() {
 fn the_count_of_valid_paths_ends_right() {
     explore(|begins| {
         let s = shared(1);
-        assert!(s.fail(0, &FailReason::Message));
+        assert!(s.fail(0, &PathFailReason::Message));
         let fail = |s: &Arc<MultipathState>| {
-            let failed = s.fail(0, &FailReason::Message);
+            let failed = s.fail(0, &PathFailReason::Message);
             assert!(s.valid() <= 1, "{} of one path are valid", s.valid());
             failed
         };
@@ -126,7 +130,7 @@ fn a_generation_brings_its_paths_along() {
                 assert!(s.path(0).failed);
             }
         };
-        race(begins, &s, |s| s.fail(0, &FailReason::Message), look);
+        race(begins, &s, |s| s.fail(0, &PathFailReason::Message), look);
     });
 }
 
@@ -135,7 +139,7 @@ fn a_generation_brings_its_paths_along() {
 fn a_returned_path_brings_its_stamp_along() {
     explore(|begins| {
         let s = shared(1);
-        s.fail(0, &FailReason::Message);
+        s.fail(0, &PathFailReason::Message);
         let look = |s: &Arc<MultipathState>| {
             let path = s.path(0);
             assert!(path.failed || path.stamp == 1, "{path:?}");
@@ -150,9 +154,9 @@ fn a_returned_path_brings_its_stamp_along() {
 fn a_command_holds_a_path_that_a_check_brings_back() {
     explore(|begins| {
         let s = shared(1);
-        assert!(s.fail(0, &FailReason::Message));
+        assert!(s.fail(0, &PathFailReason::Message));
         let checker = |s: &Arc<MultipathState>| s.reinstate(0, ReinstateReason::CheckPassed);
-        let command = |s: &Arc<MultipathState>| s.fail(0, &FailReason::Command);
+        let command = |s: &Arc<MultipathState>| s.fail(0, &PathFailReason::Command);
         race(begins, &s, checker, command);
         let path = s.path(0);
         assert!(path.failed && path.held, "{path:?}");
@@ -166,10 +170,10 @@ fn a_command_holds_a_path_that_a_check_brings_back() {
 fn a_command_that_is_taken_back_leaves_no_hold() {
     explore(|begins| {
         let s = shared(1);
-        assert!(s.fail(0, &FailReason::Message));
+        assert!(s.fail(0, &PathFailReason::Message));
         let checker = |s: &Arc<MultipathState>| s.reinstate(0, ReinstateReason::CheckPassed);
         let command = |s: &Arc<MultipathState>| {
-            s.fail(0, &FailReason::Command);
+            s.fail(0, &PathFailReason::Command);
             s.reinstate(0, ReinstateReason::Command)
         };
         race(begins, &s, checker, command);
@@ -208,7 +212,7 @@ fn a_switch_is_not_missed() {
 fn a_failed_path_is_not_missed() {
     explore(|begins| {
         let s = shared(1);
-        let (_, mut core) = race(begins, &s, |s| s.fail(0, &FailReason::Message), submit(Core::new(&s)));
+        let (_, mut core) = race(begins, &s, |s| s.fail(0, &PathFailReason::Message), submit(Core::new(&s)));
         assert_eq!(core.submit(), None);
         assert_eq!(s.word().current(), None);
     });
@@ -218,7 +222,7 @@ fn a_failed_path_is_not_missed() {
 fn a_returned_path_is_not_missed() {
     explore(|begins| {
         let s = shared(1);
-        s.fail(0, &FailReason::Message);
+        s.fail(0, &PathFailReason::Message);
         let (_, mut core) =
             race(begins, &s, |s| s.reinstate(0, ReinstateReason::Message), submit(Core::new(&s)));
         assert_eq!(core.submit(), Some(0));
@@ -231,10 +235,13 @@ fn a_returned_path_is_not_missed() {
 fn a_choice_and_a_message_keep_each_others_bits() {
     explore(|begins| {
         let s = shared(2);
-        s.fail(0, &FailReason::Message);
+        s.fail(0, &PathFailReason::Message);
         race(begins, &s, |s| s.set_queueing(true), submit(Core::new(&s)));
         let word = s.word();
-        assert!(word.has(PackedState::QUEUE_IF_NO_PATH) && !word.has(PackedState::QUEUE_IO), "{word:?}");
+        assert!(
+            word.has(PackedMultipathState::QUEUE_IF_NO_PATH) && !word.has(PackedMultipathState::QUEUE_IO),
+            "{word:?}"
+        );
         assert_eq!(word.current(), Some(1));
     });
 }
@@ -245,7 +252,7 @@ fn two_lanes_agree() {
     explore(|begins| {
         let s = shared(2);
         let fail_over = |s: &Arc<MultipathState>| {
-            assert!(s.fail(0, &FailReason::Message));
+            assert!(s.fail(0, &PathFailReason::Message));
             Core::new(s).submit()
         };
         let (theirs, mut ours) = race(begins, &s, fail_over, submit(Core::new(&s)));
@@ -259,7 +266,7 @@ fn two_lanes_agree() {
 fn of_two_that_reinstate_a_path_one_does() {
     explore(|begins| {
         let s = shared(1);
-        assert!(s.fail(0, &FailReason::Message));
+        assert!(s.fail(0, &PathFailReason::Message));
         let checker = |s: &Arc<MultipathState>| s.reinstate(0, ReinstateReason::CheckPassed);
         let (message, checker) = race(begins, &s, |s| s.reinstate(0, ReinstateReason::Message), checker);
         assert!(message ^ checker);

@@ -1,16 +1,18 @@
 //! Completions of the paths of a watched lane, and requests past their deadline.
 
-use super::PathWatcher;
-use super::in_flight::{CopiedRead, CopyRole, InFlightSlot, SentSlot, SlotKind, copy_segments};
+use super::LanePathWatcher;
+use super::in_flight::{
+    BioSendTime, PathInFlightBio, PathInFlightBioKind, ReadAwaitingCopies, ReadCopyReason, copy_segments,
+};
 use super::slow_path_score::LOST_READS_MAX;
-use crate::multipath::counters::WatchCounters;
-use crate::multipath::path_log::FailReason;
-use udm_core::{Bio, Cx, DeadlineStatus, Nanos, Op, Status};
+use crate::multipath::counters::PathWatchCounters;
+use crate::multipath::path_log::PathFailReason;
+use udm_core::{Bio, Cx, Nanos, Op, Status, UnansweredRequestState};
 
 /// Bytes of completed reads that a poll copies even if the core's work budget is used up.
 const FLOOR: u64 = 256 << 10;
 
-impl PathWatcher {
+impl LanePathWatcher {
     /// Polls the lane of a path and processes its completions, as far as the work budget allows.
     pub(super) fn poll_path(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
         let mut completions = std::mem::take(&mut self.completions);
@@ -37,7 +39,7 @@ impl PathWatcher {
     }
 
     /// Frees the slot of `bio`, which completed on `path`, and returns the slot.
-    pub(super) fn remove_slot(&mut self, path: usize, bio: &Bio) -> InFlightSlot {
+    pub(super) fn remove_slot(&mut self, path: usize, bio: &Bio) -> PathInFlightBio {
         let slot = self.slots.remove(bio.cookie as usize);
         debug_assert_eq!(slot.path, path, "a bio came back from another path");
         self.paths[path].in_flight -= 1;
@@ -57,18 +59,20 @@ impl PathWatcher {
             self.groups[group].count(slot.kind, took);
         }
         match slot.kind {
-            SlotKind::Original { cookie, late } => {
+            PathInFlightBioKind::Original { cookie, late } => {
                 bio.cookie = cookie;
                 self.late_completed(path, late);
                 self.paths[path].completed.push(bio);
             }
-            SlotKind::Copy { read, role } => {
+            PathInFlightBioKind::Copy { read, role } => {
                 bio.finish();
                 self.copy_completed(path, read, role);
                 match read {
                     Some(read) => self.answered(read, role, &bio, now, cx),
-                    None if role == CopyRole::EjectionTrial => self.trial_read_done(slot.serial, took, now),
-                    None => WatchCounters::add(&self.counts(path).late_completions, 1),
+                    None if role == ReadCopyReason::EjectionTrial => {
+                        self.trial_read_done(slot.serial, took, now);
+                    }
+                    None => PathWatchCounters::add(&self.counts(path).late_completions, 1),
                 }
                 self.copies.give_back(bio);
             }
@@ -76,8 +80,8 @@ impl PathWatcher {
     }
 
     /// Counts a completed copy on `path`.
-    pub(super) fn copy_completed(&mut self, path: usize, read: Option<usize>, role: CopyRole) {
-        if read.is_none() || role != CopyRole::Own {
+    pub(super) fn copy_completed(&mut self, path: usize, read: Option<usize>, role: ReadCopyReason) {
+        if read.is_none() || role != ReadCopyReason::Own {
             self.detached_copies -= 1;
             self.paths[path].detached_copies -= 1;
         }
@@ -86,17 +90,17 @@ impl PathWatcher {
     /// Counts a request that completed after its deadline.
     pub(super) fn late_completed(&self, path: usize, late: bool) {
         if late {
-            WatchCounters::take(&self.counts(path).waiting, 1);
+            PathWatchCounters::take(&self.counts(path).waiting, 1);
         }
     }
 
     /// The first answer completes a read. If a hedge fails, the read still waits for its own path.
-    fn answered(&mut self, read: usize, role: CopyRole, copy: &Bio, now: Nanos, cx: &mut Cx<'_>) {
-        let won = role == CopyRole::Hedge;
+    fn answered(&mut self, read: usize, role: ReadCopyReason, copy: &Bio, now: Nanos, cx: &mut Cx<'_>) {
+        let won = role == ReadCopyReason::Hedge;
         if won && !copy.status.is_ok() {
             return self.hedge_failed(read, now);
         }
-        let CopiedRead { mut bio, child, .. } = self.end_read(read, Some(won), now);
+        let ReadAwaitingCopies { mut bio, child, .. } = self.end_read(read, Some(won), now);
         if copy.status.is_ok() {
             copy_segments(&copy.data, &mut bio.data);
         }
@@ -116,13 +120,13 @@ impl PathWatcher {
 
     /// Removes `read`, which is completed or given up. `won` is `None` if it was given up,
     /// otherwise it is true if the hedge answered first.
-    pub(super) fn end_read(&mut self, read: usize, won: Option<bool>, now: Nanos) -> CopiedRead {
+    pub(super) fn end_read(&mut self, read: usize, won: Option<bool>, now: Nanos) -> ReadAwaitingCopies {
         let ended = self.reads.remove(read);
-        let CopiedRead { child, own, hedge, .. } = ended;
+        let ReadAwaitingCopies { child, own, hedge, .. } = ended;
         match won {
             Some(true) => {
                 self.detach_copy(own);
-                WatchCounters::add(&self.counts(child).hedges_won, 1);
+                PathWatchCounters::add(&self.counts(child).hedges_won, 1);
             }
             Some(false) => {}
             // Given up: its own copy may still be in flight.
@@ -131,7 +135,7 @@ impl PathWatcher {
         if let Some(hedge) = hedge {
             if won != Some(true) {
                 self.detach_copy(hedge);
-                WatchCounters::add(&self.counts(child).hedges_wasted, 1);
+                PathWatchCounters::add(&self.counts(child).hedges_wasted, 1);
             }
             let group = self.paths[child].group;
             self.groups[group].budget.ended(won == Some(true), now);
@@ -141,11 +145,12 @@ impl PathWatcher {
 
     /// Marks a copy as no longer needed.
     fn detach_copy(&mut self, slot: usize) {
-        let Some(InFlightSlot { path, kind: SlotKind::Copy { read, role }, .. }) = self.slots.get_mut(slot)
+        let Some(PathInFlightBio { path, kind: PathInFlightBioKind::Copy { read, role }, .. }) =
+            self.slots.get_mut(slot)
         else {
             return;
         };
-        if read.take().is_some() && *role == CopyRole::Own {
+        if read.take().is_some() && *role == ReadCopyReason::Own {
             self.detached_copies += 1;
             self.paths[*path].detached_copies += 1;
         }
@@ -153,19 +158,19 @@ impl PathWatcher {
 
     /// A hedge failed or is on a quiet path.
     pub(super) fn hedge_failed(&mut self, read: usize, now: Nanos) {
-        let CopiedRead { child, hedge, .. } = &mut self.reads[read];
+        let ReadAwaitingCopies { child, hedge, .. } = &mut self.reads[read];
         let (child, hedge) = (*child, hedge.take());
         if let Some(hedge) = hedge {
             self.detach_copy(hedge);
         }
-        WatchCounters::add(&self.counts(child).hedges_wasted, 1);
+        PathWatchCounters::add(&self.counts(child).hedges_wasted, 1);
         let group = self.paths[child].group;
         self.groups[group].budget.ended(false, now);
         // The read may be hedged again, on another path.
         let own = self.reads[read].own;
-        let InFlightSlot { at, serial, .. } = self.slots[own];
+        let PathInFlightBio { at, serial, .. } = self.slots[own];
         let path = &mut self.paths[child];
-        path.refused.push(SentSlot { at, slot: own, serial }, path.in_flight, &self.slots);
+        path.refused.push(BioSendTime { at, slot: own, serial }, path.in_flight, &self.slots);
     }
 
     /// Handles the requests on `path` that are past their deadline.
@@ -174,7 +179,7 @@ impl PathWatcher {
             let last_answer = self.paths[path].last_answer;
             let Some(deadline_timer) = &mut self.paths[path].deadline_timer else { return };
             let how = deadline_timer.check(sent.at, last_answer, now);
-            if let DeadlineStatus::Pending(due) = how {
+            if let UnansweredRequestState::Pending(due) = how {
                 cx.wake_at(due);
                 break;
             }
@@ -185,13 +190,15 @@ impl PathWatcher {
     }
 
     /// Fails a path because it is silent or has not completed a request for too long.
-    fn fail_silent(&self, path: usize, how: DeadlineStatus) {
+    fn fail_silent(&self, path: usize, how: UnansweredRequestState) {
         if self.shared.path(path).failed {
             return;
         }
-        let stays = |slot: &InFlightSlot| slot.path == path && matches!(slot.kind, SlotKind::Original { .. });
+        let stays = |slot: &PathInFlightBio| {
+            slot.path == path && matches!(slot.kind, PathInFlightBioKind::Original { .. })
+        };
         let waiting = self.slots.iter().filter(|(_, slot)| stays(slot)).count();
-        if self.shared.fail(path, &FailReason::Silent { how, waiting }) {
+        if self.shared.fail(path, &PathFailReason::Silent { how, waiting }) {
             self.shared.path_log.event();
         }
     }
@@ -199,25 +206,26 @@ impl PathWatcher {
     /// Handles the request in `slot`, whose deadline has passed.
     fn expire_slot(&mut self, path: usize, slot: usize, now: Nanos) {
         match &mut self.slots[slot].kind {
-            SlotKind::Original { late, .. } => {
+            PathInFlightBioKind::Original { late, .. } => {
                 *late = true;
-                WatchCounters::add(&self.counts(path).waiting, 1);
+                PathWatchCounters::add(&self.counts(path).waiting, 1);
             }
-            SlotKind::Copy { read: Some(read), role: CopyRole::Own } => {
+            PathInFlightBioKind::Copy { read: Some(read), role: ReadCopyReason::Own } => {
                 let read = *read;
-                let CopiedRead { mut bio, child, .. } = self.end_read(read, None, now);
-                WatchCounters::add(&self.counts(child).abandoned_reads, 1);
+                let ReadAwaitingCopies { mut bio, child, .. } = self.end_read(read, None, now);
+                PathWatchCounters::add(&self.counts(child).abandoned_reads, 1);
                 bio.end_with(Status::Timeout);
                 self.paths[child].completed.push(bio);
             }
-            SlotKind::Copy { read: Some(read), .. } => {
+            PathInFlightBioKind::Copy { read: Some(read), .. } => {
                 let read = *read;
                 self.hedge_failed(read, now);
             }
-            SlotKind::Copy { read: None, role } => {
-                if *role == CopyRole::EjectionTrial {
+            PathInFlightBioKind::Copy { read: None, role } => {
+                if *role == ReadCopyReason::EjectionTrial {
                     let serial = self.slots[slot].serial;
-                    self.slots[slot].kind = SlotKind::Copy { read: None, role: CopyRole::Hedge };
+                    self.slots[slot].kind =
+                        PathInFlightBioKind::Copy { read: None, role: ReadCopyReason::Hedge };
                     self.trial_read_done(serial, None, now);
                 }
             }

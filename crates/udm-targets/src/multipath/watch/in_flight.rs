@@ -3,7 +3,7 @@
 use slab::Slab;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
-use udm_core::{Batch, Bio, BufPool, Nanos, OwnerId, Segments};
+use udm_core::{Batch, Bio, BioOwnerId, BufPool, Nanos, Segments};
 
 /// Maximum bytes of all copies of a lane, including copies on hanging paths. A read that does not
 /// fit is sent itself.
@@ -12,18 +12,18 @@ const MEMORY_MAX: usize = 32 << 20;
 const KEPT_MAX: usize = 4 << 20;
 
 /// A bio in flight on a path.
-pub(super) struct InFlightSlot {
+pub(super) struct PathInFlightBio {
     /// Unique within a lane.
     pub(super) serial: u64,
     pub(super) path: usize,
     /// Time when the bio was sent.
     pub(super) at: Nanos,
-    pub(super) kind: SlotKind,
+    pub(super) kind: PathInFlightBioKind,
 }
 
 /// The kind of a bio in flight.
 #[derive(Clone, Copy)]
-pub(super) enum SlotKind {
+pub(super) enum PathInFlightBioKind {
     /// The original bio: a write, a flush, or a read whose copy did not fit.
     Original {
         /// The cookie set by the owner of the bio.
@@ -35,13 +35,13 @@ pub(super) enum SlotKind {
     Copy {
         /// The read; `None` if the answer is no longer needed.
         read: Option<usize>,
-        role: CopyRole,
+        role: ReadCopyReason,
     },
 }
 
 /// The reason why a copy was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CopyRole {
+pub(super) enum ReadCopyReason {
     /// The path was chosen for the read.
     Own,
     /// The chosen path takes too long.
@@ -51,7 +51,7 @@ pub(super) enum CopyRole {
 }
 
 /// An original read whose copies are in flight.
-pub(super) struct CopiedRead {
+pub(super) struct ReadAwaitingCopies {
     pub(super) bio: Box<Bio>,
     /// The path chosen for the read.
     pub(super) child: usize,
@@ -65,30 +65,36 @@ pub(super) struct CopiedRead {
 
 /// Slots in the order of their sending.
 #[derive(Default)]
-pub(super) struct SlotQueue(VecDeque<SentSlot>);
+pub(super) struct BioSendTimeQueue(VecDeque<BioSendTime>);
 
 /// The time at which a slot was sent, and its identity.
 #[derive(Clone, Copy)]
-pub(super) struct SentSlot {
+pub(super) struct BioSendTime {
     pub(super) at: Nanos,
     pub(super) slot: usize,
     pub(super) serial: u64,
 }
 
-impl SentSlot {
+impl BioSendTime {
     /// True if the answer is still needed.
-    fn is_waited_for(&self, slots: &Slab<InFlightSlot>) -> bool {
+    fn is_waited_for(&self, slots: &Slab<PathInFlightBio>) -> bool {
         slots.get(self.slot).is_some_and(|slot| {
             slot.serial == self.serial
-                && !matches!(slot.kind, SlotKind::Copy { read: None, role: CopyRole::Own | CopyRole::Hedge })
+                && !matches!(
+                    slot.kind,
+                    PathInFlightBioKind::Copy {
+                        read: None,
+                        role: ReadCopyReason::Own | ReadCopyReason::Hedge
+                    }
+                )
         })
     }
 }
 
-impl SlotQueue {
+impl BioSendTimeQueue {
     /// Appends a slot. If the queue is much longer than `in_flight`, finished slots are removed
     /// first, so that one hanging request does not keep them.
-    pub(super) fn push(&mut self, sent: SentSlot, in_flight: usize, slots: &Slab<InFlightSlot>) {
+    pub(super) fn push(&mut self, sent: BioSendTime, in_flight: usize, slots: &Slab<PathInFlightBio>) {
         if self.0.len() >= 64 + 2 * in_flight {
             self.0.retain(|sent| sent.is_waited_for(slots));
         }
@@ -96,7 +102,7 @@ impl SlotQueue {
     }
 
     /// The oldest slot whose answer is still needed.
-    pub(super) fn first(&mut self, slots: &Slab<InFlightSlot>) -> Option<SentSlot> {
+    pub(super) fn first(&mut self, slots: &Slab<PathInFlightBio>) -> Option<BioSendTime> {
         while let Some(sent) = self.0.front() {
             if sent.is_waited_for(slots) {
                 return Some(*sent);
@@ -113,15 +119,15 @@ impl SlotQueue {
 }
 
 /// Copies of reads. Each has its own memory, so that a late answer overwrites nothing else.
-pub(super) struct ReadCopies {
-    pub(super) owner: OwnerId,
+pub(super) struct ReadCopyPool {
+    pub(super) owner: BioOwnerId,
     memory: BufPool,
     free_bios: Batch,
 }
 
-impl ReadCopies {
-    pub(super) fn new(owner: OwnerId) -> ReadCopies {
-        ReadCopies { owner, memory: BufPool::new(KEPT_MAX), free_bios: Batch::new() }
+impl ReadCopyPool {
+    pub(super) fn new(owner: BioOwnerId) -> ReadCopyPool {
+        ReadCopyPool { owner, memory: BufPool::new(KEPT_MAX), free_bios: Batch::new() }
     }
 
     /// A copy of `bio`; `None` if it does not fit into the memory limit.

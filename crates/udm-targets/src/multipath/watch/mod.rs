@@ -3,8 +3,8 @@
 //!
 //! The watch is a layer between the multipath lane and its paths, not a mode of that lane. The lane
 //! above sees a silent path as a path that failed with a timeout. Each path gets a
-//! [`WatchedPathLane`]. All of them share one [`PathWatcher`], which owns the lanes of the paths,
-//! because a hedged read involves two paths.
+//! [`WatchedPathLane`]. All of them share one [`LanePathWatcher`], which owns the lanes of the
+//! paths, because a hedged read involves two paths.
 //!
 //! * **A read is sent as a copy with memory of its own.** A late answer lands in the copy. So the
 //!   original can complete or be sent to another path. If the memory for copies is used up, the
@@ -19,8 +19,8 @@
 //! * The deadline counts from the last answer of the path on this core, because a path that answers
 //!   other requests is busy and not silent. A request that gets no answer at all is given up after
 //!   four deadlines. An NBD path with its own `deadline=` counts with the same type
-//!   ([`DeadlineTimer`](udm_core::DeadlineTimer)): time in which the core did not run does not
-//!   count.
+//!   ([`PauseAwareReplyDeadline`](udm_core::PauseAwareReplyDeadline)): time in which the core did
+//!   not run does not count.
 //! * If a request is past its deadline, its path is failed. Reads return with a timeout and are
 //!   retried on other paths. Other requests wait and are counted.
 //! * Copies that the lane above no longer waits for (`detached_copies`) are required own work: a
@@ -39,11 +39,14 @@ mod in_flight;
 mod slow_path_score;
 mod slow_paths;
 
-use super::counters::{LaneCounters, WatchCounters};
+use super::counters::{LaneCountersByPath, PathWatchCounters};
 use super::path_maintenance::PathWatchOptions;
 use super::state::MultipathState;
 use hedge_budget::HedgeBudget;
-use in_flight::{CopiedRead, CopyRole, InFlightSlot, ReadCopies, SentSlot, SlotKind, SlotQueue};
+use in_flight::{
+    BioSendTime, BioSendTimeQueue, PathInFlightBio, PathInFlightBioKind, ReadAwaitingCopies, ReadCopyPool,
+    ReadCopyReason,
+};
 use slab::Slab;
 use slow_path_score::SlowPathScore;
 use slow_paths::EjectionTrial;
@@ -54,19 +57,19 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use udm_core::latency::LatencyWindow;
-use udm_core::{Batch, Bio, Cx, DeadlineTimer, Drain, Lane, Nanos, Op, OwnWork};
+use udm_core::{Batch, Bio, Cx, DrainMode, Lane, Nanos, Op, OwnWork, PauseAwareReplyDeadline};
 
 /// The watch of one lane over its paths.
-pub(super) struct PathWatcher {
+pub(super) struct LanePathWatcher {
     shared: Arc<MultipathState>,
     settings: PathWatchOptions,
-    counters: LaneCounters,
+    counters: LaneCountersByPath,
     paths: Vec<WatchedPath>,
     groups: Vec<WatchedGroup>,
-    slots: Slab<InFlightSlot>,
-    reads: Slab<CopiedRead>,
+    slots: Slab<PathInFlightBio>,
+    reads: Slab<ReadAwaitingCopies>,
     serial: u64,
-    copies: ReadCopies,
+    copies: ReadCopyPool,
     /// Number of copies on all paths that the lane above does not know of.
     detached_copies: usize,
     /// A suspend is in progress. The caller polls each path once after each drain, so a poll here
@@ -92,14 +95,14 @@ struct WatchedPath {
     /// copies of reads that were given up or answered by another path.
     detached_copies: usize,
     /// The deadline timer, if there is a deadline, and the requests that it applies to.
-    deadline_timer: Option<DeadlineTimer>,
-    before_deadline: SlotQueue,
+    deadline_timer: Option<PauseAwareReplyDeadline>,
+    before_deadline: BioSendTimeQueue,
     /// Reads that may still be hedged.
-    unhedged: SlotQueue,
+    unhedged: BioSendTimeQueue,
     /// Slow reads that were refused a hedge, or whose hedge failed.
-    refused: SlotQueue,
+    refused: BioSendTimeQueue,
     /// Hedged reads, in the order of their hedges.
-    hedged: SlotQueue,
+    hedged: BioSendTimeQueue,
     /// Completions that were not processed because the work budget was used up.
     unprocessed: VecDeque<Box<Bio>>,
     /// Bios to return in the next poll.
@@ -122,15 +125,15 @@ struct WatchedGroup {
 
 /// The lane of one watched path.
 struct WatchedPathLane {
-    watch: Rc<RefCell<PathWatcher>>,
+    watch: Rc<RefCell<LanePathWatcher>>,
     path: usize,
 }
 
 /// Puts a watch over `lanes`; `counts` has the number of paths of each group.
-pub(super) fn watch_lanes(
+pub(super) fn add_path_watch_to_lanes(
     lanes: Vec<Box<dyn Lane>>,
     counts: impl Iterator<Item = usize>,
-    (settings, shared, counters): (PathWatchOptions, Arc<MultipathState>, LaneCounters),
+    (settings, shared, counters): (PathWatchOptions, Arc<MultipathState>, LaneCountersByPath),
     cx: &mut Cx<'_>,
 ) -> Vec<Box<dyn Lane>> {
     let mut start = 0;
@@ -154,11 +157,11 @@ pub(super) fn watch_lanes(
         last_answer: Nanos(0),
         busy_since: Nanos(0),
         detached_copies: 0,
-        deadline_timer: settings.deadline.map(DeadlineTimer::new),
-        before_deadline: SlotQueue::default(),
-        unhedged: SlotQueue::default(),
-        refused: SlotQueue::default(),
-        hedged: SlotQueue::default(),
+        deadline_timer: settings.deadline.map(PauseAwareReplyDeadline::new),
+        before_deadline: BioSendTimeQueue::default(),
+        unhedged: BioSendTimeQueue::default(),
+        refused: BioSendTimeQueue::default(),
+        hedged: BioSendTimeQueue::default(),
         unprocessed: VecDeque::new(),
         completed: Batch::new(),
         window: LatencyWindow::default(),
@@ -166,7 +169,7 @@ pub(super) fn watch_lanes(
     };
     let paths: Vec<_> = lanes.into_iter().enumerate().map(path).collect();
     let count = paths.len();
-    let watch = Rc::new(RefCell::new(PathWatcher {
+    let watch = Rc::new(RefCell::new(LanePathWatcher {
         shared,
         settings,
         counters,
@@ -175,7 +178,7 @@ pub(super) fn watch_lanes(
         slots: Slab::new(),
         reads: Slab::new(),
         serial: 0,
-        copies: ReadCopies::new(cx.new_owner()),
+        copies: ReadCopyPool::new(cx.new_owner()),
         detached_copies: 0,
         draining: false,
         window_end: Nanos(0),
@@ -197,7 +200,7 @@ impl Lane for WatchedPathLane {
         self.watch.borrow_mut().poll(self.path, done, cx);
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         self.watch.borrow_mut().drain(self.path, how, back, cx);
     }
 
@@ -208,7 +211,7 @@ impl Lane for WatchedPathLane {
     }
 }
 
-impl PathWatcher {
+impl LanePathWatcher {
     fn submit(&mut self, path: usize, batch: &mut Batch, cx: &mut Cx<'_>) {
         let now = cx.now();
         self.draining = false;
@@ -233,14 +236,18 @@ impl PathWatcher {
         if bio.op == Op::Read
             && let Some(mut copy) = self.copies.of(&bio)
         {
-            let read = self.reads.insert(CopiedRead {
+            let read = self.reads.insert(ReadAwaitingCopies {
                 bio,
                 child: path,
                 own: 0,
                 hedge: None,
                 hedge_paths: SmallVec::new(),
             });
-            let sent = self.add_slot(path, SlotKind::Copy { read: Some(read), role: CopyRole::Own }, now);
+            let sent = self.add_slot(
+                path,
+                PathInFlightBioKind::Copy { read: Some(read), role: ReadCopyReason::Own },
+                now,
+            );
             self.reads[read].own = sent.slot;
             copy.cookie = sent.slot as u64;
             if self.settings.hedge_reads {
@@ -250,18 +257,19 @@ impl PathWatcher {
             return (copy, Some(read));
         }
         if bio.op == Op::Read {
-            WatchCounters::add(&self.counts(path).uncopied_reads, 1);
+            PathWatchCounters::add(&self.counts(path).uncopied_reads, 1);
         }
-        let sent = self.add_slot(path, SlotKind::Original { cookie: bio.cookie, late: false }, now);
+        let sent =
+            self.add_slot(path, PathInFlightBioKind::Original { cookie: bio.cookie, late: false }, now);
         bio.cookie = sent.slot as u64;
         (bio, None)
     }
 
     /// Registers a bio that is about to be sent.
-    fn add_slot(&mut self, path: usize, kind: SlotKind, now: Nanos) -> SentSlot {
+    fn add_slot(&mut self, path: usize, kind: PathInFlightBioKind, now: Nanos) -> BioSendTime {
         self.serial += 1;
-        let slot = self.slots.insert(InFlightSlot { serial: self.serial, path, at: now, kind });
-        let sent = SentSlot { at: now, slot, serial: self.serial };
+        let slot = self.slots.insert(PathInFlightBio { serial: self.serial, path, at: now, kind });
+        let sent = BioSendTime { at: now, slot, serial: self.serial };
         let path = &mut self.paths[path];
         if path.in_flight == 0 {
             path.busy_since = now;
@@ -296,7 +304,7 @@ impl PathWatcher {
     }
 
     /// Bios that a path hands back were not started, and are returned as they were submitted.
-    fn drain(&mut self, path: usize, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, path: usize, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         let now = cx.now();
         self.draining = true;
         let mut completions = std::mem::take(&mut self.completions);
@@ -304,19 +312,19 @@ impl PathWatcher {
         for mut bio in completions.drain(..) {
             let slot = self.remove_slot(path, &bio);
             match slot.kind {
-                SlotKind::Original { cookie, late } => {
+                PathInFlightBioKind::Original { cookie, late } => {
                     bio.cookie = cookie;
                     self.late_completed(path, late);
                     back.push(bio);
                 }
-                SlotKind::Copy { read, role } => {
+                PathInFlightBioKind::Copy { read, role } => {
                     bio.finish();
                     self.copies.give_back(bio);
                     self.copy_completed(path, read, role);
                     match (read, role) {
-                        (Some(read), CopyRole::Own) => back.push(self.end_read(read, None, now).bio),
+                        (Some(read), ReadCopyReason::Own) => back.push(self.end_read(read, None, now).bio),
                         (Some(read), _) => self.hedge_failed(read, now),
-                        (None, CopyRole::EjectionTrial) => self.trial_read_done(slot.serial, None, now),
+                        (None, ReadCopyReason::EjectionTrial) => self.trial_read_done(slot.serial, None, now),
                         (None, _) => {}
                     }
                 }
@@ -326,7 +334,7 @@ impl PathWatcher {
     }
 
     /// The watch counters of `path`.
-    fn counts(&self, path: usize) -> &WatchCounters {
+    fn counts(&self, path: usize) -> &PathWatchCounters {
         &self.counters[path].watched
     }
 }

@@ -32,7 +32,7 @@ pub(super) struct SlowPathScore {
 }
 
 /// True if `median` is slow compared to the medians of the other paths in use of the group.
-fn is_slow(median: Nanos, others: &mut [Nanos]) -> bool {
+fn is_median_latency_slow(median: Nanos, others: &mut [Nanos]) -> bool {
     others.sort_unstable();
     match others.get(others.len().saturating_sub(1) / 2) {
         Some(usual) => median >= SLOW_MIN && median.0 > SLOW_FACTOR * usual.0,
@@ -53,7 +53,7 @@ pub(super) fn find_slow_path(paths: &mut [(usize, &mut SlowPathScore, &LatencyWi
         }
         let others = medians.iter().enumerate().filter(|(other, _)| *other != at);
         let mut others: Vec<_> = others.filter_map(|(_, median)| *median).collect();
-        let slow = score.median.is_some_and(|median| is_slow(median, &mut others));
+        let slow = score.median.is_some_and(|median| is_median_latency_slow(median, &mut others));
         score.strikes = if slow { score.strikes + 1 } else { 0 };
         if score.strikes >= STRIKES && verdict.is_none() {
             score.strikes = 0;
@@ -69,7 +69,7 @@ pub(super) fn trial_passed(trials: &mut [Nanos], others: &[&SlowPathScore]) -> b
     trials.sort_unstable();
     let Some(median) = trials.get(trials.len().saturating_sub(1) / 2) else { return false };
     let mut others: Vec<_> = others.iter().filter_map(|score| score.median).collect();
-    !is_slow(*median, &mut others)
+    !is_median_latency_slow(*median, &mut others)
 }
 
 #[cfg(test)]

@@ -6,10 +6,10 @@
 //! long.
 
 use super::hedge_budget::{AFTER_MIN, PERCENTILE, QUIET_FACTOR, READS_MIN};
-use super::in_flight::{CopyRole, SentSlot, SlotKind};
+use super::in_flight::{BioSendTime, PathInFlightBioKind, ReadCopyReason};
 use super::slow_path_score::{self, SlowPathScore, TRIAL_READS};
-use super::{PathWatcher, WatchedGroup, WatchedPath};
-use crate::multipath::counters::WatchCounters;
+use super::{LanePathWatcher, WatchedGroup, WatchedPath};
+use crate::multipath::counters::PathWatchCounters;
 use udm_core::latency::LatencyWindow;
 use udm_core::{Cx, Nanos};
 
@@ -39,16 +39,18 @@ impl WatchedGroup {
     /// Records one latency. The latency of a copy that is no longer needed is clamped to just below
     /// the hedge delay. If it counted in full, a hanging path would increase the delay for all
     /// paths. If it did not count, the delay would become shorter and shorter.
-    pub(super) fn count(&mut self, what: SlotKind, took: Nanos) {
+    pub(super) fn count(&mut self, what: PathInFlightBioKind, took: Nanos) {
         match what {
-            SlotKind::Copy { role: CopyRole::EjectionTrial, .. } => {}
-            SlotKind::Copy { read: None, .. } => self.window.add(took.min(Nanos(self.after.0 - 1))),
+            PathInFlightBioKind::Copy { role: ReadCopyReason::EjectionTrial, .. } => {}
+            PathInFlightBioKind::Copy { read: None, .. } => {
+                self.window.add(took.min(Nanos(self.after.0 - 1)));
+            }
             _ => self.window.add(took),
         }
     }
 }
 
-impl PathWatcher {
+impl LanePathWatcher {
     /// Hedges the slow reads on `path`.
     pub(super) fn check_hedges(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
         if !self.settings.hedge_reads {
@@ -76,7 +78,7 @@ impl PathWatcher {
             }
             self.paths[path].unhedged.pop();
             if !self.hedge(path, sent, now, cx) {
-                WatchCounters::add(&self.counts(path).hedges_refused, 1);
+                PathWatchCounters::add(&self.counts(path).hedges_refused, 1);
                 let path = &mut self.paths[path];
                 path.refused.push(sent, path.in_flight, &self.slots);
             }
@@ -93,7 +95,9 @@ impl PathWatcher {
     /// is checked: on a working path a hedge completes soon.
     fn check_hedged(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
         while let Some(sent) = self.paths[path].hedged.first(&self.slots) {
-            let SlotKind::Copy { read: Some(read), .. } = self.slots[sent.slot].kind else { return };
+            let PathInFlightBioKind::Copy { read: Some(read), .. } = self.slots[sent.slot].kind else {
+                return;
+            };
             if let Some(hedge) = self.reads[read].hedge {
                 let other = self.slots[hedge].path;
                 if !self.is_quiet(other, now) {
@@ -106,8 +110,10 @@ impl PathWatcher {
     }
 
     /// Hedges a read on `path`. Returns false if no hedge is available now.
-    fn hedge(&mut self, path: usize, sent: SentSlot, now: Nanos, cx: &mut Cx<'_>) -> bool {
-        let SlotKind::Copy { read: Some(read), role: CopyRole::Own } = self.slots[sent.slot].kind else {
+    fn hedge(&mut self, path: usize, sent: BioSendTime, now: Nanos, cx: &mut Cx<'_>) -> bool {
+        let PathInFlightBioKind::Copy { read: Some(read), role: ReadCopyReason::Own } =
+            self.slots[sent.slot].kind
+        else {
             return true;
         };
         let tried = &self.reads[read].hedge_paths;
@@ -115,14 +121,14 @@ impl PathWatcher {
         let budget = &mut self.groups[self.paths[path].group].budget;
         let (paid, paused) = (budget.take(now), budget.paused(now));
         let free = !paid && self.is_quiet(path, now) && self.may_answer(other, paused, now);
-        if !(paid || free) || !self.send_copy(other, read, CopyRole::Hedge, now, cx) {
+        if !(paid || free) || !self.send_copy(other, read, ReadCopyReason::Hedge, now, cx) {
             return false;
         }
         self.reads[read].hedge_paths.push(other);
         let on = &mut self.paths[path];
         on.hedged.push(sent, on.in_flight, &self.slots);
-        WatchCounters::add(&self.counts(path).hedges, 1);
-        WatchCounters::add(&self.counts(path).free_hedges, u64::from(free));
+        PathWatchCounters::add(&self.counts(path).hedges, 1);
+        PathWatchCounters::add(&self.counts(path).free_hedges, u64::from(free));
         true
     }
 
@@ -148,12 +154,19 @@ impl PathWatcher {
     }
 
     /// Sends a further copy of `read` to `path`. Returns false if the copy does not fit.
-    fn send_copy(&mut self, path: usize, read: usize, role: CopyRole, now: Nanos, cx: &mut Cx<'_>) -> bool {
+    fn send_copy(
+        &mut self,
+        path: usize,
+        read: usize,
+        role: ReadCopyReason,
+        now: Nanos,
+        cx: &mut Cx<'_>,
+    ) -> bool {
         let Some(mut copy) = self.copies.of(&self.reads[read].bio) else { return false };
-        let of = (role == CopyRole::Hedge).then_some(read);
-        let sent = self.add_slot(path, SlotKind::Copy { read: of, role }, now);
+        let of = (role == ReadCopyReason::Hedge).then_some(read);
+        let sent = self.add_slot(path, PathInFlightBioKind::Copy { read: of, role }, now);
         copy.cookie = sent.slot as u64;
-        if role == CopyRole::Hedge {
+        if role == ReadCopyReason::Hedge {
             self.reads[read].hedge = Some(sent.slot);
         }
         self.detached_copies += 1;
@@ -252,7 +265,7 @@ impl PathWatcher {
         let Some(EjectionTrial { path, out: None, .. }) = self.trial else { return };
         let same = self.paths[path].group == self.paths[self.reads[read].child].group;
         if same && !self.shared.path(path).failed {
-            let sent = self.send_copy(path, read, CopyRole::EjectionTrial, now, cx);
+            let sent = self.send_copy(path, read, ReadCopyReason::EjectionTrial, now, cx);
             let serial = sent.then_some(self.serial);
             self.trial.as_mut().into_iter().for_each(|trial| trial.out = serial);
         }

@@ -1,12 +1,12 @@
 //! The pieces of a copy: read from the origin, written to each store.
 
-use super::super::copy_jobs::{CopyDest, CopyJob};
-use super::super::record_commits::CopiedRun;
-use super::{CopyEngine, EngineRequest};
+use super::super::copy_jobs::{ChunkCopyDestination, ChunkCopyJob};
+use super::super::record_commits::ExceptionRun;
+use super::{ChunkCopyEngine, CopyEngineRequestKind};
 use smallvec::SmallVec;
 use udm_core::{Bio, BioFlags, Op, Sectors};
 
-impl CopyEngine {
+impl ChunkCopyEngine {
     pub(super) fn read_done(&mut self, job: usize, mut bio: Box<Bio>) {
         let from = bio.sector.0;
         if !bio.status.is_ok() {
@@ -64,10 +64,10 @@ impl CopyEngine {
 
     /// Sends the piece that begins at sector `from` of the origin to `dests[dest]` of `job`.
     fn write_piece(&mut self, job: usize, dest: usize, from: u64, bio: Box<Bio>) {
-        let CopyJob { dests, start, .. } = self.jobs.get(job);
-        let (CopyDest { part, copied }, start) = (dests[dest], *start);
+        let ChunkCopyJob { dests, start, .. } = self.jobs.get(job);
+        let (ChunkCopyDestination { part, copied }, start) = (dests[dest], *start);
         let sector = self.parts[part].snapshot.start_of(copied.new) + (from - start);
-        let request = EngineRequest::Write { job, dest };
+        let request = CopyEngineRequestKind::Write { job, dest };
         self.send(1 + part, bio, (Op::Write, BioFlags::empty(), sector), request);
     }
 
@@ -86,9 +86,9 @@ impl CopyEngine {
 
     fn piece_done(&mut self, job: usize, bytes: usize) {
         let Some(job) = self.jobs.end_piece(job, bytes) else { return };
-        for CopyDest { part, copied } in job.dests {
+        for ChunkCopyDestination { part, copied } in job.dests {
             let is_valid = self.parts[part].snapshot.is_valid();
-            self.copied(part, CopiedRun { is_valid, ..copied });
+            self.copied(part, ExceptionRun { is_valid, ..copied });
         }
         self.overlaid.extend(job.overlay);
     }

@@ -20,28 +20,30 @@ mod copies;
 mod records;
 mod wakeup;
 
-use super::copy_jobs::{ClaimedRuns, CopyDest, CopyJob, CopyJobs, max_piece};
-use super::growth::StoreFull;
+use super::copy_jobs::{
+    ChunkCopyDestination, ChunkCopyJob, ChunkCopyJobQueue, ChunkRunsToCopy, max_copy_piece_size,
+};
+use super::growth::StoreFullReason;
 use super::raw_device;
-use super::record_commits::CopiedRun;
+use super::record_commits::ExceptionRun;
 use super::state::Snapshot;
-use records::RecordWriteInProgress;
+use records::InFlightExceptionRecordWrite;
 use slab::Slab;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, BioPool, Buf, BufPool, Cx, Drain, Nanos, Op, OpenError, OwnWork, OwnerId,
-    SECTOR_SIZE, Sector, Sectors,
+    Batch, Bio, BioFlags, BioOwnerId, BioPool, Buf, BufPool, Cx, DeviceControlError, DrainMode, Nanos, Op,
+    OwnWork, SECTOR_SIZE, Sector, Sectors,
 };
 use udm_dm::child_lanes::ChildLanes;
-use wakeup::WakeupCursor;
+use wakeup::WaitQueueSeenEpoch;
 
 /// Maximum bytes of free buffers that a lane keeps.
 const FREE_BYTES: usize = 256 << 10;
 
 /// The purpose of one of the engine's own requests.
 #[derive(Clone, Copy)]
-enum EngineRequest {
+enum CopyEngineRequestKind {
     /// Reads a piece of a job from the origin.
     Read { job: usize },
     /// Writes a piece to `dests[dest]` of a job.
@@ -63,10 +65,10 @@ enum EngineRequest {
 const ROUNDS_MAX: usize = 8;
 
 /// A snapshot that the lane copies for.
-pub(in crate::snapshot) struct EngineSnapshot {
+pub(in crate::snapshot) struct CopyEngineSnapshotState {
     pub snapshot: Arc<Snapshot>,
-    wakeup: WakeupCursor,
-    invalidated_wakeup: WakeupCursor,
+    wakeup: WaitQueueSeenEpoch,
+    invalidated_wakeup: WaitQueueSeenEpoch,
     /// The size of the store.
     size: Sectors,
     /// The block size of the store in bytes.
@@ -78,7 +80,7 @@ pub(in crate::snapshot) struct EngineSnapshot {
     /// The lane has the right to write records.
     may_write_records: bool,
     /// The write of records in progress.
-    writing: Option<RecordWriteInProgress>,
+    writing: Option<InFlightExceptionRecordWrite>,
     /// The last written records may be in the cache of the store.
     unflushed: bool,
     /// The store has a cache, or may get one.
@@ -89,15 +91,15 @@ pub(in crate::snapshot) struct EngineSnapshot {
 }
 
 /// The copy engine of one lane.
-pub(in crate::snapshot) struct CopyEngine {
-    owner: OwnerId,
+pub(in crate::snapshot) struct ChunkCopyEngine {
+    owner: BioOwnerId,
     pub children: ChildLanes,
-    parts: Vec<EngineSnapshot>,
-    jobs: CopyJobs,
-    requests: Slab<EngineRequest>,
+    parts: Vec<CopyEngineSnapshotState>,
+    jobs: ChunkCopyJobQueue,
+    requests: Slab<CopyEngineRequestKind>,
     pool: BioPool,
     bufs: BufPool,
-    runs: ClaimedRuns,
+    runs: ChunkRunsToCopy,
     /// Own requests that a child handed back, to be sent again.
     again: Vec<(usize, Box<Bio>)>,
     /// Overlay writes that were stored with their chunk.
@@ -111,27 +113,27 @@ pub(in crate::snapshot) struct CopyEngine {
     look_at: Nanos,
 }
 
-impl CopyEngine {
+impl ChunkCopyEngine {
     /// An engine over `origin`, for `snapshots`.
     ///
     /// # Errors
     /// If a device cannot be opened on this core.
     pub(in crate::snapshot) fn open(
-        origin: &udm_dm::target::DeviceRef,
+        origin: &udm_dm::target::ResolvedDevice,
         snapshots: &[Arc<Snapshot>],
         cx: &mut Cx<'_>,
-    ) -> Result<CopyEngine, OpenError> {
+    ) -> Result<ChunkCopyEngine, DeviceControlError> {
         let mut lanes = vec![origin.device.open(cx)?];
         let mut all = vec![origin.device.limits()];
         let mut parts = Vec::with_capacity(snapshots.len());
         for snapshot in snapshots {
-            lanes.push(raw_device::open_lane(&snapshot.store, cx)?);
+            lanes.push(raw_device::open_lane_through_table(&snapshot.store, cx)?);
             let limits = snapshot.store.device.limits();
             all.push(limits);
-            parts.push(EngineSnapshot {
+            parts.push(CopyEngineSnapshotState {
                 snapshot: Arc::clone(snapshot),
-                wakeup: WakeupCursor::new(&snapshot.wait_queue, cx),
-                invalidated_wakeup: WakeupCursor::new(&snapshot.invalidated_wakeup, cx),
+                wakeup: WaitQueueSeenEpoch::new(&snapshot.wait_queue, cx),
+                invalidated_wakeup: WaitQueueSeenEpoch::new(&snapshot.invalidated_wakeup, cx),
                 size: limits.size,
                 block: limits.logical_block as usize,
                 notify_due: false,
@@ -143,18 +145,18 @@ impl CopyEngine {
                 last_block_check_at: if snapshot.store.device.may_shrink() { Nanos(0) } else { Nanos::NEVER },
             });
         }
-        Ok(CopyEngine {
+        Ok(ChunkCopyEngine {
             owner: cx.new_owner(),
             children: ChildLanes::new(lanes),
             parts,
-            jobs: CopyJobs::default(),
+            jobs: ChunkCopyJobQueue::default(),
             requests: Slab::new(),
             pool: BioPool::new(usize::MAX),
             bufs: BufPool::new(FREE_BYTES),
-            runs: ClaimedRuns::default(),
+            runs: ChunkRunsToCopy::default(),
             again: Vec::new(),
             overlaid: Batch::new(),
-            max_piece: max_piece(&all),
+            max_piece: max_copy_piece_size(&all),
             progress: false,
             refused: false,
             look_at: Nanos::NEVER,
@@ -173,7 +175,7 @@ impl CopyEngine {
 
     /// The snapshots.
     #[inline]
-    pub(in crate::snapshot) fn parts(&self) -> &[EngineSnapshot] {
+    pub(in crate::snapshot) fn parts(&self) -> &[CopyEngineSnapshotState] {
         &self.parts
     }
 
@@ -188,16 +190,16 @@ impl CopyEngine {
     }
 
     /// Claims `chunk` of snapshot `part` and allocates room for it. Returns true if this lane must
-    /// copy the chunk. [`CopyEngine::begin`] must follow after all claims of a turn.
+    /// copy the chunk. [`ChunkCopyEngine::begin`] must follow after all claims of a turn.
     ///
     /// # Errors
     /// The store is full; the claim is given back.
-    pub(in crate::snapshot) fn claim(&mut self, part: usize, chunk: u64) -> Result<bool, StoreFull> {
+    pub(in crate::snapshot) fn claim(&mut self, part: usize, chunk: u64) -> Result<bool, StoreFullReason> {
         if !self.parts[part].snapshot.map.claim(chunk) {
             return Ok(false);
         }
         let copied = self.room(part, chunk)?;
-        self.runs.add(CopyDest { part, copied });
+        self.runs.add(ChunkCopyDestination { part, copied });
         Ok(true)
     }
 
@@ -206,28 +208,35 @@ impl CopyEngine {
     ///
     /// # Errors
     /// The store is full; the claim is given back.
-    pub(in crate::snapshot) fn room(&mut self, part: usize, chunk: u64) -> Result<CopiedRun, StoreFull> {
+    pub(in crate::snapshot) fn room(
+        &mut self,
+        part: usize,
+        chunk: u64,
+    ) -> Result<ExceptionRun, StoreFullReason> {
         let part = &mut self.parts[part];
         let has_memory = part.snapshot.map.bytes() <= part.snapshot.settings.map_memory();
-        let room = if has_memory { part.snapshot.take(1, &mut part.size) } else { Err(StoreFull::Permanent) };
+        let room =
+            if has_memory { part.snapshot.take(1, &mut part.size) } else { Err(StoreFullReason::Permanent) };
         match room {
-            Ok(grant) => Ok(CopiedRun { seq: grant.seq, old: chunk, new: grant.new, len: 1, is_valid: true }),
+            Ok(grant) => {
+                Ok(ExceptionRun { seq: grant.seq, old: chunk, new: grant.new, len: 1, is_valid: true })
+            }
             Err(full) => {
                 part.snapshot.map.give_up(chunk);
-                self.refused |= full == StoreFull::Permanent;
+                self.refused |= full == StoreFullReason::Permanent;
                 Err(full)
             }
         }
     }
 
-    /// Copies `copied` and applies `overlay` to it. [`CopyEngine::take_overlaid`] returns
+    /// Copies `copied` and applies `overlay` to it. [`ChunkCopyEngine::take_overlaid`] returns
     /// `overlay`.
-    pub(in crate::snapshot) fn copy_under(&mut self, part: usize, copied: CopiedRun, overlay: Box<Bio>) {
-        let dests = smallvec![CopyDest { part, copied }];
+    pub(in crate::snapshot) fn copy_under(&mut self, part: usize, copied: ExceptionRun, overlay: Box<Bio>) {
+        let dests = smallvec![ChunkCopyDestination { part, copied }];
         self.add(dests, Some(overlay));
     }
 
-    fn add(&mut self, dests: SmallVec<[CopyDest; 1]>, overlay: Option<Box<Bio>>) {
+    fn add(&mut self, dests: SmallVec<[ChunkCopyDestination; 1]>, overlay: Option<Box<Bio>>) {
         let (run, snapshot) = (dests[0].copied, &self.parts[dests[0].part].snapshot);
         let start = snapshot.start_of(run.old);
         // The origin may end within its last chunk, and may have grown since a snapshot was
@@ -235,7 +244,7 @@ impl CopyEngine {
         let sizes = dests.iter().map(|dest| self.parts[dest.part].snapshot.origin_size());
         let limit = sizes.max().unwrap_or(u64::MAX);
         let end = snapshot.start_of(run.old + run.len).min(limit);
-        self.jobs.add(CopyJob::new(start, end, dests, overlay));
+        self.jobs.add(ChunkCopyJob::new(start, end, dests, overlay));
     }
 
     /// Starts the claimed copies.
@@ -260,7 +269,7 @@ impl CopyEngine {
     }
 
     /// Called if `copied` is in the store of `part`, or was allocated but not used.
-    pub(in crate::snapshot) fn copied(&mut self, part: usize, copied: CopiedRun) {
+    pub(in crate::snapshot) fn copied(&mut self, part: usize, copied: ExceptionRun) {
         let part = &mut self.parts[part];
         part.notify_due |= part.snapshot.copied(copied);
         part.records_due = true;
@@ -268,14 +277,27 @@ impl CopyEngine {
     }
 
     /// Sends one of the engine's own writes to the store of `part`.
-    fn write(&mut self, part: usize, sector: u64, data: Buf, flags: BioFlags, request: EngineRequest) {
+    fn write(
+        &mut self,
+        part: usize,
+        sector: u64,
+        data: Buf,
+        flags: BioFlags,
+        request: CopyEngineRequestKind,
+    ) {
         let mut bio = self.pool.get().expect("the pool has no bound");
         bio.sectors = Sectors(data.len() as u64 / SECTOR_SIZE);
         bio.data = data.into();
         self.send(1 + part, bio, (Op::Write, flags, sector), request);
     }
 
-    fn send(&mut self, child: usize, mut bio: Box<Bio>, what: (Op, BioFlags, u64), request: EngineRequest) {
+    fn send(
+        &mut self,
+        child: usize,
+        mut bio: Box<Bio>,
+        what: (Op, BioFlags, u64),
+        request: CopyEngineRequestKind,
+    ) {
         (bio.op, bio.flags, bio.sector) = (what.0, what.1, Sector(what.2));
         bio.owner = self.owner;
         bio.cookie = self.requests.insert(request) as u64;
@@ -297,7 +319,7 @@ impl CopyEngine {
             let mut bio = self.pool.get().expect("the pool has no bound");
             bio.sectors = sectors;
             bio.data = self.bufs.get(sectors.bytes() as usize).into();
-            self.send(0, bio, (Op::Read, BioFlags::empty(), sector), EngineRequest::Read { job });
+            self.send(0, bio, (Op::Read, BioFlags::empty(), sector), CopyEngineRequestKind::Read { job });
         }
         for part in 0..self.parts.len() {
             self.commit(part);
@@ -325,8 +347,8 @@ impl CopyEngine {
         }
     }
 
-    /// As [`CopyEngine::poll`], if the engine has no own requests in flight and only one child is
-    /// busy. Otherwise returns false. Waiting requests are not handled.
+    /// As [`ChunkCopyEngine::poll`], if the engine has no own requests in flight and only one child
+    /// is busy. Otherwise returns false. Waiting requests are not handled.
     #[inline]
     pub(in crate::snapshot) fn poll_through(&mut self, done: &mut Batch, cx: &mut Cx<'_>) -> bool {
         self.is_idle() && self.children.poll_busy(done, cx).is_some()
@@ -366,13 +388,13 @@ impl CopyEngine {
         bio.finish();
         let request = self.requests.remove(bio.cookie as usize);
         match request {
-            EngineRequest::Read { job } => return self.read_done(job, bio),
-            EngineRequest::Write { job, dest } => self.write_done(job, dest, &bio),
-            EngineRequest::Clear { part } => self.clear_done(part, bio.status),
-            EngineRequest::Flush { part } => self.flush_done(part, bio.status),
-            EngineRequest::Records { part } => self.records_done(part, &bio),
-            EngineRequest::Header { part } => self.mark_done(part, bio.status),
-            EngineRequest::LastBlock { part, size } => self.last_block_done(part, size, bio.status),
+            CopyEngineRequestKind::Read { job } => return self.read_done(job, bio),
+            CopyEngineRequestKind::Write { job, dest } => self.write_done(job, dest, &bio),
+            CopyEngineRequestKind::Clear { part } => self.clear_done(part, bio.status),
+            CopyEngineRequestKind::Flush { part } => self.flush_done(part, bio.status),
+            CopyEngineRequestKind::Records { part } => self.records_done(part, &bio),
+            CopyEngineRequestKind::Header { part } => self.mark_done(part, bio.status),
+            CopyEngineRequestKind::LastBlock { part, size } => self.last_block_done(part, size, bio.status),
         }
         self.put(bio);
     }
@@ -387,7 +409,7 @@ impl CopyEngine {
     /// Drains the children. The engine's own requests that a child hands back are sent again.
     pub(in crate::snapshot) fn drain(
         &mut self,
-        how: Drain,
+        how: DrainMode,
         back: &mut Batch,
         cx: &mut Cx<'_>,
         mut up: impl FnMut(&mut Box<Bio>),
@@ -395,7 +417,7 @@ impl CopyEngine {
         // The lane is quiesced when all of the engine's own requests have completed. If a child
         // handed such a request back in each round, a request that is split into parts might never
         // complete.
-        if how == Drain::NoFlush && !self.requests.is_empty() {
+        if how == DrainMode::NoFlush && !self.requests.is_empty() {
             return;
         }
         for child in 0..self.children.len() {

@@ -1,27 +1,27 @@
 //! A lane's metadata writes: records, and the mark of an invalid store.
 
 use super::super::copy_jobs::PIECE_MAX;
-use super::super::record_commits::RecordWrite;
+use super::super::record_commits::ExceptionRecordWrite;
 use super::super::state::SnapshotHealth;
-use super::{CopyEngine, EngineRequest, EngineSnapshot};
+use super::{ChunkCopyEngine, CopyEngineRequestKind, CopyEngineSnapshotState};
 use std::sync::Arc;
 use udm_core::{Bio, BioFlags, Nanos, Op, SECTOR_SIZE, Sectors, Status};
-use udm_wire::cow::StoreHeader;
+use udm_wire::cow::ExceptionStoreHeader;
 
 /// Minimum interval of checks that a store has not become shorter.
 const LAST_BLOCK_INTERVAL: Nanos = Nanos(100_000_000);
 
 /// A write of records in progress.
-pub(super) struct RecordWriteInProgress {
+pub(super) struct InFlightExceptionRecordWrite {
     /// The records; `None` if there are no more and the last written records must become durable.
-    commit: Option<RecordWrite>,
+    commit: Option<ExceptionRecordWrite>,
     /// Parts of the next area that are not cleared yet.
     clearing: usize,
     /// The records are durable when the write completes.
     is_synced: bool,
 }
 
-impl CopyEngine {
+impl ChunkCopyEngine {
     /// Called when a request of a copy or record has failed: the snapshot of `part` is lost.
     pub(in crate::snapshot) fn fail(&mut self, part: usize, status: Status) {
         // The kernel's text, plus the case that an administrator can fix.
@@ -45,9 +45,9 @@ impl CopyEngine {
             return snapshot.invalidated();
         }
         let mut block = self.bufs.get(self.parts[part].block);
-        StoreHeader { valid: false, chunk: snapshot.chunk }.encode(&mut block);
+        ExceptionStoreHeader { valid: false, chunk: snapshot.chunk }.encode(&mut block);
         let flags = BioFlags::PREFLUSH | BioFlags::FUA | BioFlags::META;
-        self.write(part, 0, block, flags, EngineRequest::Header { part });
+        self.write(part, 0, block, flags, CopyEngineRequestKind::Header { part });
     }
 
     /// Writes the records of copied chunks, if no other lane does.
@@ -78,7 +78,7 @@ impl CopyEngine {
         }
     }
 
-    fn begin_commit(&mut self, part: usize, commit: Option<RecordWrite>) {
+    fn begin_commit(&mut self, part: usize, commit: Option<ExceptionRecordWrite>) {
         let mut clearing = 0;
         if let Some((sector, len)) = commit.as_ref().and_then(|commit| commit.clear) {
             let piece = PIECE_MAX.bytes() as usize;
@@ -86,11 +86,11 @@ impl CopyEngine {
                 let mut zeroes = self.bufs.get(piece.min(len - at));
                 zeroes.fill(0);
                 let sector = sector + at as u64 / SECTOR_SIZE;
-                self.write(part, sector, zeroes, BioFlags::META, EngineRequest::Clear { part });
+                self.write(part, sector, zeroes, BioFlags::META, CopyEngineRequestKind::Clear { part });
                 clearing += 1;
             }
         }
-        self.parts[part].writing = Some(RecordWriteInProgress { commit, clearing, is_synced: false });
+        self.parts[part].writing = Some(InFlightExceptionRecordWrite { commit, clearing, is_synced: false });
         if clearing == 0 {
             self.flush(part);
         }
@@ -113,7 +113,12 @@ impl CopyEngine {
             return self.flush_done(index, Status::Ok);
         }
         let bio = self.pool.get().expect("the pool has no bound");
-        self.send(1 + index, bio, (Op::Flush, BioFlags::empty(), 0), EngineRequest::Flush { part: index });
+        self.send(
+            1 + index,
+            bio,
+            (Op::Flush, BioFlags::empty(), 0),
+            CopyEngineRequestKind::Flush { part: index },
+        );
     }
 
     pub(super) fn flush_done(&mut self, index: usize, status: Status) {
@@ -143,14 +148,15 @@ impl CopyEngine {
             commit.sector,
             bytes,
             BioFlags::META | sync,
-            EngineRequest::Records { part: index },
+            CopyEngineRequestKind::Records { part: index },
         );
     }
 
     pub(super) fn records_done(&mut self, index: usize, bio: &Bio) {
         self.progress = true;
         let part = &mut self.parts[index];
-        let Some(RecordWriteInProgress { commit: Some(commit), is_synced, .. }) = part.writing.take() else {
+        let Some(InFlightExceptionRecordWrite { commit: Some(commit), is_synced, .. }) = part.writing.take()
+        else {
             return;
         };
         if !bio.status.is_ok() {
@@ -167,7 +173,7 @@ impl CopyEngine {
     /// Publishes the runs of the written records, which are durable.
     fn publish(&mut self, index: usize) {
         self.progress = true;
-        let EngineSnapshot { snapshot, notify_due, .. } = &mut self.parts[index];
+        let CopyEngineSnapshotState { snapshot, notify_due, .. } = &mut self.parts[index];
         let Some(commits) = &snapshot.commits else { return };
         commits.durable(|copied| snapshot.publish(copied));
         *notify_due = true;
@@ -186,7 +192,7 @@ impl CopyEngine {
         }
         let mut bio = self.pool.get().expect("the pool has no bound");
         (bio.sectors, bio.data) = (sectors, self.bufs.get(block).into());
-        let request = EngineRequest::LastBlock { part: index, size };
+        let request = CopyEngineRequestKind::LastBlock { part: index, size };
         self.send(1 + index, bio, (Op::Read, BioFlags::empty(), size.0 - sectors.0), request);
     }
 

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use udm_core::{Cx, WaitHandle, WaitQueue, WakeEpoch};
 
 /// A wait queue and the last epoch that the lane has seen.
-pub(super) struct WakeupCursor(WaitHandle, WakeEpoch);
+pub(super) struct WaitQueueSeenEpoch(WaitHandle, WakeEpoch);
 
-impl WakeupCursor {
+impl WaitQueueSeenEpoch {
     /// A cursor that has seen all wakeups so far.
-    pub(super) fn new(wait_queue: &Arc<WaitQueue>, cx: &mut Cx<'_>) -> WakeupCursor {
+    pub(super) fn new(wait_queue: &Arc<WaitQueue>, cx: &mut Cx<'_>) -> WaitQueueSeenEpoch {
         let wait_handle = wait_queue.subscribe(cx);
         let seen = wait_handle.epoch();
-        WakeupCursor(wait_handle, seen)
+        WaitQueueSeenEpoch(wait_handle, seen)
     }
 
     /// True if there was a wakeup since the last call.

@@ -46,15 +46,15 @@ const KEY_MASK: u64 = (1 << NEW_SHIFT) - SLOT;
 
 /// A word and its key.
 #[derive(Clone, Copy)]
-pub(super) struct ChunkWord<'a> {
+pub(super) struct PackedExceptionRef<'a> {
     word: &'a AtomicU64,
     key: u64,
 }
 
-impl ChunkWord<'_> {
+impl PackedExceptionRef<'_> {
     /// The value: the state in the lowest two bits, and the chunk of the store above them.
     pub(super) fn load(self, order: Ordering) -> u64 {
-        unpack_value(self.word.load(order))
+        unpack_exception(self.word.load(order))
     }
 
     pub(super) fn store(self, value: u64, order: Ordering) {
@@ -62,7 +62,7 @@ impl ChunkWord<'_> {
     }
 
     pub(super) fn swap(self, value: u64, order: Ordering) -> u64 {
-        unpack_value(self.word.swap(self.pack(value), order))
+        unpack_exception(self.word.swap(self.pack(value), order))
     }
 
     /// Replaces `from` with `to`. Returns true if the value was `from`.
@@ -77,7 +77,7 @@ impl ChunkWord<'_> {
 }
 
 #[inline(always)]
-fn unpack_value(word: u64) -> u64 {
+fn unpack_exception(word: u64) -> u64 {
     (word >> NEW_SHIFT) << 2 | word & 3
 }
 
@@ -85,30 +85,31 @@ fn unpack_value(word: u64) -> u64 {
 pub(super) const STORE_CHUNKS_MAX: u64 = 1 << (64 - NEW_SHIFT);
 
 /// Slots, and the next slots, which are allocated when these are taken.
-pub(super) struct LeafSlots<const N: usize, Next> {
+pub(super) struct ExceptionLeafSlots<const N: usize, Next> {
     slots: [AtomicU64; N],
     next: OnceBox<Next>,
 }
 
 /// A leaf that is not a page.
-pub(super) type SmallLeaf = LeafSlots<FIRST, LeafSlots<SECOND, LeafSlots<30, ()>>>;
+pub(super) type SmallExceptionLeaf =
+    ExceptionLeafSlots<FIRST, ExceptionLeafSlots<SECOND, ExceptionLeafSlots<30, ()>>>;
 const FIRST: usize = 2;
 const SECOND: usize = 14;
 
 /// A leaf that is a page.
-pub(super) type LeafPage = [AtomicU64; CHUNKS];
+pub(super) type ExceptionLeafPage = [AtomicU64; CHUNKS];
 
-impl<const N: usize, Next> LeafSlots<N, Next> {
-    fn new() -> LeafSlots<N, Next> {
-        LeafSlots { slots: from_fn(|_| AtomicU64::new(0)), next: OnceBox::new() }
+impl<const N: usize, Next> ExceptionLeafSlots<N, Next> {
+    fn new() -> ExceptionLeafSlots<N, Next> {
+        ExceptionLeafSlots { slots: from_fn(|_| AtomicU64::new(0)), next: OnceBox::new() }
     }
 
     /// Finds the slot of `key`. `None` if the chunk has no slot here.
-    fn find(&self, key: u64) -> Option<ChunkWord<'_>> {
+    fn find(&self, key: u64) -> Option<PackedExceptionRef<'_>> {
         for word in &self.slots {
             match word.load(Ordering::Acquire) & KEY_MASK {
                 0 => return None,
-                found if found == key => return Some(ChunkWord { word, key }),
+                found if found == key => return Some(PackedExceptionRef { word, key }),
                 _ => {}
             }
         }
@@ -116,7 +117,7 @@ impl<const N: usize, Next> LeafSlots<N, Next> {
     }
 
     /// The slot of `key`, taken if the chunk had none; `None` if all are taken by other chunks.
-    fn take(&self, key: u64) -> Option<ChunkWord<'_>> {
+    fn take(&self, key: u64) -> Option<PackedExceptionRef<'_>> {
         for word in &self.slots {
             let mut found = word.load(Ordering::Acquire) & KEY_MASK;
             if found == 0 {
@@ -124,14 +125,14 @@ impl<const N: usize, Next> LeafSlots<N, Next> {
                 found = taken.map_or_else(|other| other & KEY_MASK, |_| key);
             }
             if found == key {
-                return Some(ChunkWord { word, key });
+                return Some(PackedExceptionRef { word, key });
             }
         }
         None
     }
 
     /// Enters the slots of these chunks into `page`; `first` is the number of the first slot.
-    fn mark(&self, page: &LeafPage, first: usize) {
+    fn mark(&self, page: &ExceptionLeafPage, first: usize) {
         for (word, slot) in self.slots.iter().zip(first..) {
             let chunk = (word.load(Ordering::Acquire) & KEY_MASK) >> CHUNK_SHIFT;
             page[chunk as usize].store((slot as u64) << NEW_SHIFT | SLOT, Ordering::Relaxed);
@@ -139,14 +140,14 @@ impl<const N: usize, Next> LeafSlots<N, Next> {
     }
 }
 
-fn key_of(chunk: usize) -> u64 {
+fn pack_chunk_slot_key(chunk: usize) -> u64 {
     (chunk as u64) << CHUNK_SHIFT | SLOT
 }
 
-impl SmallLeaf {
+impl SmallExceptionLeaf {
     /// The word of `chunk`, if it has a slot.
-    pub(super) fn word(&self, chunk: usize) -> Option<ChunkWord<'_>> {
-        let key = key_of(chunk);
+    pub(super) fn word(&self, chunk: usize) -> Option<PackedExceptionRef<'_>> {
+        let key = pack_chunk_slot_key(chunk);
         self.find(key).or_else(|| {
             let second = self.next.get()?;
             second.find(key).or_else(|| second.next.get()?.find(key))
@@ -155,16 +156,16 @@ impl SmallLeaf {
 
     /// The word of `chunk`, with a slot taken for it; `None` if all slots are taken by other
     /// chunks. `allocated` is called with the bytes of each allocation.
-    pub(super) fn make(&self, chunk: usize, allocated: impl Fn(usize)) -> Option<ChunkWord<'_>> {
-        let key = key_of(chunk);
+    pub(super) fn make(&self, chunk: usize, allocated: impl Fn(usize)) -> Option<PackedExceptionRef<'_>> {
+        let key = pack_chunk_slot_key(chunk);
         if let Some(word) = self.take(key) {
             return Some(word);
         }
-        let second = get_or_alloc(&self.next, &allocated);
+        let second = get_or_alloc_leaf_slots(&self.next, &allocated);
         if let Some(word) = second.take(key) {
             return Some(word);
         }
-        get_or_alloc(&second.next, &allocated).take(key)
+        get_or_alloc_leaf_slots(&second.next, &allocated).take(key)
     }
 
     /// The values of all taken slots, with their chunks.
@@ -181,7 +182,7 @@ impl SmallLeaf {
             .chain(rest)
             .map(|word| word.load(Ordering::Acquire))
             .take_while(|word| word & KEY_MASK != 0);
-        taken.map(|word| (((word & KEY_MASK) >> CHUNK_SHIFT) as usize, unpack_value(word)))
+        taken.map(|word| (((word & KEY_MASK) >> CHUNK_SHIFT) as usize, unpack_exception(word)))
     }
 
     /// The first chunk from `from` on that has a slot with a value that `wanted` accepts, with the
@@ -191,8 +192,8 @@ impl SmallLeaf {
     }
 
     /// The page for this leaf, whose slots are all taken.
-    fn page(&self) -> Box<LeafPage> {
-        let page: Box<LeafPage> = Box::new(from_fn(|_| AtomicU64::new(0)));
+    fn page(&self) -> Box<ExceptionLeafPage> {
+        let page: Box<ExceptionLeafPage> = Box::new(from_fn(|_| AtomicU64::new(0)));
         self.mark(&page, 0);
         if let Some(second) = self.next.get() {
             second.mark(&page, FIRST);
@@ -211,36 +212,36 @@ impl SmallLeaf {
                 Some(at) => second.next.get().and_then(|third| third.slots.get(at)),
             }),
         };
-        found.map_or(0, |word| unpack_value(word.load(Ordering::Acquire)))
+        found.map_or(0, |word| unpack_exception(word.load(Ordering::Acquire)))
     }
 }
 
-fn get_or_alloc<'a, const N: usize, Next>(
-    next: &'a OnceBox<LeafSlots<N, Next>>,
+fn get_or_alloc_leaf_slots<'a, const N: usize, Next>(
+    next: &'a OnceBox<ExceptionLeafSlots<N, Next>>,
     allocated: &impl Fn(usize),
-) -> &'a LeafSlots<N, Next> {
+) -> &'a ExceptionLeafSlots<N, Next> {
     next.get_or_init(|| {
-        allocated(size_of::<LeafSlots<N, Next>>());
-        Box::new(LeafSlots::new())
+        allocated(size_of::<ExceptionLeafSlots<N, Next>>());
+        Box::new(ExceptionLeafSlots::new())
     })
 }
 
 /// The small leaf, allocated on first use; `allocated` is called with the bytes of the allocation.
-pub(super) fn get_or_alloc_small<'a>(
-    leaf: &'a OnceBox<SmallLeaf>,
+pub(super) fn get_or_alloc_small_leaf<'a>(
+    leaf: &'a OnceBox<SmallExceptionLeaf>,
     allocated: &impl Fn(usize),
-) -> &'a SmallLeaf {
-    get_or_alloc(leaf, allocated)
+) -> &'a SmallExceptionLeaf {
+    get_or_alloc_leaf_slots(leaf, allocated)
 }
 
 /// The page of a leaf whose slots are all taken, allocated on first use.
-pub(super) fn get_or_alloc_page<'a>(
-    leaf: &'a OnceBox<LeafPage>,
-    small: &SmallLeaf,
+pub(super) fn get_or_alloc_leaf_page<'a>(
+    leaf: &'a OnceBox<ExceptionLeafPage>,
+    small: &SmallExceptionLeaf,
     allocated: &impl Fn(usize),
-) -> &'a LeafPage {
+) -> &'a ExceptionLeafPage {
     leaf.get_or_init(|| {
-        allocated(size_of::<LeafPage>());
+        allocated(size_of::<ExceptionLeafPage>());
         small.page()
     })
 }
@@ -250,14 +251,17 @@ pub(super) fn get_or_alloc_page<'a>(
 /// # Errors
 /// The number of the chunk's slot, if it has one.
 #[inline(always)]
-pub(super) fn value_in_page(page: &LeafPage, chunk: usize) -> Result<u64, usize> {
+pub(super) fn read_leaf_page_exception(page: &ExceptionLeafPage, chunk: usize) -> Result<u64, usize> {
     let word = page[chunk].load(Ordering::Acquire);
-    if word & SLOT == 0 { Ok(unpack_value(word)) } else { Err((word >> NEW_SHIFT) as usize) }
+    if word & SLOT == 0 { Ok(unpack_exception(word)) } else { Err((word >> NEW_SHIFT) as usize) }
 }
 
 /// The word of `chunk` in a page; `None` if the chunk has a slot.
-pub(super) fn word_in_page(page: &LeafPage, chunk: usize) -> Option<ChunkWord<'_>> {
+pub(super) fn get_leaf_page_exception_ref(
+    page: &ExceptionLeafPage,
+    chunk: usize,
+) -> Option<PackedExceptionRef<'_>> {
     let word = &page[chunk];
     // Relaxed: this bit does not change after the page is allocated.
-    (word.load(Ordering::Relaxed) & SLOT == 0).then_some(ChunkWord { word, key: 0 })
+    (word.load(Ordering::Relaxed) & SLOT == 0).then_some(PackedExceptionRef { word, key: 0 })
 }

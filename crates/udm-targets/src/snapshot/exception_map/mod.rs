@@ -20,7 +20,7 @@ mod leaf;
 mod tests;
 
 use crossbeam_utils::CachePadded;
-use leaf::{ChunkWord, LeafPage, STORE_CHUNKS_MAX, SmallLeaf};
+use leaf::{ExceptionLeafPage, PackedExceptionRef, STORE_CHUNKS_MAX, SmallExceptionLeaf};
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
 use once_cell::race::OnceBox;
@@ -79,22 +79,22 @@ impl ChunkState {
 ///
 /// [`OnceBox`] is a single pointer, which itself shows whether it is set. It takes half the memory
 /// of the standard library's `OnceLock`, and one load less.
-struct LeafBranch {
-    leaves: [OnceBox<SmallLeaf>; FAN],
+struct ExceptionLeafBranch {
+    leaves: [OnceBox<SmallExceptionLeaf>; FAN],
     /// The pages of leaves that have become pages.
-    pages: OnceBox<[OnceBox<LeafPage>; FAN]>,
+    pages: OnceBox<[OnceBox<ExceptionLeafPage>; FAN]>,
 }
 
-impl LeafBranch {
-    fn new() -> LeafBranch {
-        LeafBranch { leaves: from_fn(|_| OnceBox::new()), pages: OnceBox::new() }
+impl ExceptionLeafBranch {
+    fn new() -> ExceptionLeafBranch {
+        ExceptionLeafBranch { leaves: from_fn(|_| OnceBox::new()), pages: OnceBox::new() }
     }
 
     /// The value of chunk `chunk` of leaf `leaf`; 0 if it has no word.
     #[inline(always)]
     fn value(&self, leaf: usize, chunk: usize) -> u64 {
         if let Some(page) = self.pages.get().and_then(|pages| pages[leaf].get()) {
-            return match leaf::value_in_page(page, chunk) {
+            return match leaf::read_leaf_page_exception(page, chunk) {
                 Ok(value) => value,
                 Err(slot) => self.leaves[leaf].get().map_or(0, |small| small.value_at(slot)),
             };
@@ -109,9 +109,10 @@ impl LeafBranch {
     }
 
     /// The word of chunk `chunk` of leaf `leaf`, if it has one.
-    fn find(&self, leaf: usize, chunk: usize) -> Option<ChunkWord<'_>> {
+    fn find(&self, leaf: usize, chunk: usize) -> Option<PackedExceptionRef<'_>> {
         let page = self.pages.get().and_then(|pages| pages[leaf].get());
-        page.and_then(|page| leaf::word_in_page(page, chunk)).or_else(|| self.leaves[leaf].get()?.word(chunk))
+        page.and_then(|page| leaf::get_leaf_page_exception_ref(page, chunk))
+            .or_else(|| self.leaves[leaf].get()?.word(chunk))
     }
 
     /// The first chunk of leaf `leaf` from `from` on that is in the store, and its chunk there.
@@ -122,7 +123,7 @@ impl LeafBranch {
         let end = in_slots.map_or(FAN, |(chunk, _)| chunk);
         let in_page = page.and_then(|page| {
             (from..end).find_map(|chunk| {
-                Some((chunk, leaf::value_in_page(page, chunk).ok()?))
+                Some((chunk, leaf::read_leaf_page_exception(page, chunk).ok()?))
                     .filter(|(_, value)| ChunkState::of(*value).store_chunk().is_some())
             })
         });
@@ -131,18 +132,18 @@ impl LeafBranch {
     }
 
     /// The word of chunk `chunk` of leaf `leaf`, allocated if it has none.
-    fn make(&self, leaf: usize, chunk: usize, allocated: &impl Fn(usize)) -> ChunkWord<'_> {
+    fn make(&self, leaf: usize, chunk: usize, allocated: &impl Fn(usize)) -> PackedExceptionRef<'_> {
         if let Some(word) = self.find(leaf, chunk) {
             return word;
         }
-        let small = leaf::get_or_alloc_small(&self.leaves[leaf], allocated);
+        let small = leaf::get_or_alloc_small_leaf(&self.leaves[leaf], allocated);
         small.make(chunk, allocated).unwrap_or_else(|| {
             let pages = self.pages.get_or_init(|| {
-                allocated(size_of::<[OnceBox<LeafPage>; FAN]>());
+                allocated(size_of::<[OnceBox<ExceptionLeafPage>; FAN]>());
                 Box::new(from_fn(|_| OnceBox::new()))
             });
-            let page = leaf::get_or_alloc_page(&pages[leaf], small, allocated);
-            leaf::word_in_page(page, chunk).expect("a chunk with a slot was found there")
+            let page = leaf::get_or_alloc_leaf_page(&pages[leaf], small, allocated);
+            leaf::get_leaf_page_exception_ref(page, chunk).expect("a chunk with a slot was found there")
         })
     }
 }
@@ -156,7 +157,7 @@ pub(super) struct ExceptionMap {
     settled: CachePadded<AtomicU64>,
     /// Bytes allocated.
     bytes: AtomicU64,
-    branches: Box<[OnceBox<LeafBranch>]>,
+    branches: Box<[OnceBox<ExceptionLeafBranch>]>,
 }
 
 impl ExceptionMap {
@@ -164,7 +165,7 @@ impl ExceptionMap {
     pub(super) fn new(chunks: u64) -> ExceptionMap {
         assert!(chunks <= CHUNKS_MAX, "{chunks} chunks");
         let count = chunks.div_ceil(BRANCH);
-        let branches: Box<[OnceBox<LeafBranch>]> = (0..count).map(|_| OnceBox::new()).collect();
+        let branches: Box<[OnceBox<ExceptionLeafBranch>]> = (0..count).map(|_| OnceBox::new()).collect();
         ExceptionMap {
             chunks: AtomicU64::new(chunks),
             settled: CachePadded::new(AtomicU64::new(0)),
@@ -204,20 +205,20 @@ impl ExceptionMap {
     }
 
     /// The word of `chunk`, if it has one.
-    fn find(&self, chunk: u64) -> Option<ChunkWord<'_>> {
+    fn find(&self, chunk: u64) -> Option<PackedExceptionRef<'_>> {
         let branch = self.branches.get((chunk / BRANCH) as usize)?.get()?;
         branch.find((chunk / LEAF % LEAF) as usize, (chunk % LEAF) as usize)
     }
 
     /// The word of `chunk`, which must be below the capacity. Allocates if the leaf must grow.
-    fn make(&self, chunk: u64) -> ChunkWord<'_> {
+    fn make(&self, chunk: u64) -> PackedExceptionRef<'_> {
         // Relaxed: the count is informational and an approximate limit.
         let allocated = |bytes: usize| {
             self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         };
         let branch = self.branches[(chunk / BRANCH) as usize].get_or_init(|| {
-            allocated(size_of::<LeafBranch>());
-            Box::new(LeafBranch::new())
+            allocated(size_of::<ExceptionLeafBranch>());
+            Box::new(ExceptionLeafBranch::new())
         });
         branch.make((chunk / LEAF % LEAF) as usize, (chunk % LEAF) as usize, &allocated)
     }
@@ -249,7 +250,7 @@ impl ExceptionMap {
     /// Claims a free chunk. If it returns true, the caller copies the chunk. Acquire and release: a
     /// chunk may be given up and claimed by another core.
     pub(super) fn claim(&self, chunk: u64) -> bool {
-        interleave::point();
+        interleave::mark_interleave_point();
         let word = self.make(chunk);
         word.replace(0, PENDING)
     }

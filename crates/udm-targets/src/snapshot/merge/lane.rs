@@ -7,14 +7,14 @@ use super::MergeShared;
 use crate::snapshot::exception_map::ChunkState;
 use crate::snapshot::origin_lane::OriginLane;
 use crate::snapshot::raw_device;
-use crate::snapshot::readers::LaneReader;
+use crate::snapshot::readers::LaneReadTracker;
 use crate::snapshot::redirected_bios::RedirectedBios;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioPool, Cx, Drain, Lane, Op, OpenError, OwnWork, OwnerId, Sector, Sectors, Status,
-    WaitHandle, WakeEpoch,
+    Batch, Bio, BioOwnerId, BioPool, Cx, DeviceControlError, DrainMode, Lane, Op, OwnWork, Sector, Sectors,
+    Status, WaitHandle, WakeEpoch,
 };
 use udm_dm::child_lanes::ChildLanes;
 
@@ -35,21 +35,22 @@ pub(super) struct MergeLane {
     wait_handle: WaitHandle,
     seen: WakeEpoch,
     /// Writes to the store, by epoch: a unit begins when the writes before it have completed.
-    writes: LaneReader,
+    writes: LaneReadTracker,
     tags: RedirectedBios<Option<u64>>,
     /// Writes to chunks of the current unit.
     waiting: VecDeque<Box<Bio>>,
-    owner: OwnerId,
+    owner: BioOwnerId,
     flushes: Slab<TwoDeviceFlush>,
     pool: BioPool,
     ended: Batch,
 }
 
 impl MergeLane {
-    pub(super) fn open(shared: &Arc<MergeShared>, cx: &mut Cx<'_>) -> Result<MergeLane, OpenError> {
+    pub(super) fn open(shared: &Arc<MergeShared>, cx: &mut Cx<'_>) -> Result<MergeLane, DeviceControlError> {
         let binding = &shared.binding;
         let origin = OriginLane::open(&binding.line.origin, &binding.origin_snapshots.listed(), cx)?;
-        let lanes: [Box<dyn Lane>; 2] = [Box::new(origin), raw_device::open_lane(&binding.line.store, cx)?];
+        let lanes: [Box<dyn Lane>; 2] =
+            [Box::new(origin), raw_device::open_lane_through_table(&binding.line.store, cx)?];
         let wait_handle = binding.snapshot.wait_queue.subscribe(cx);
         Ok(MergeLane {
             children: ChildLanes::new(lanes),
@@ -195,7 +196,7 @@ impl Lane for MergeLane {
         done.append(&mut self.ended);
     }
 
-    fn drain(&mut self, how: Drain, back: &mut Batch, cx: &mut Cx<'_>) {
+    fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         let mut again = Vec::new();
         for child in 0..self.children.len() {
             let mut at = self.children.drain(child, how, back, cx);
@@ -211,7 +212,7 @@ impl Lane for MergeLane {
             }
         }
         again.into_iter().for_each(|(child, bio)| self.children.push(child, bio));
-        if how == Drain::NoFlush {
+        if how == DrainMode::NoFlush {
             back.extend(self.waiting.drain(..));
         }
     }

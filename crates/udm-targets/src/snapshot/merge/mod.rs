@@ -14,16 +14,19 @@
 mod lane;
 mod task;
 
-use super::binding::{SnapshotBinding, TableRole};
+use super::binding::{SnapshotTableBinding, SnapshotTableRole};
 use super::origin_lane::OriginLane;
 use super::{origin_snapshots::OriginSnapshots, raw_device};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::{
-    Checkpoint, Cx, Device, DeviceId, Extents, Lane, Limits, OpenError, Sector, Sectors, TaskFactory,
+    BioTaskFactory, ChangeTrackingCheckpoint, Cx, Device, DeviceControlError, DeviceId, Extents, Lane,
+    Limits, Sector, Sectors,
 };
-use udm_dm::target::{DeviceRange, DeviceRef, LowerLimits, Target, TargetArgs, TargetFeatures, TargetHost};
-use udm_dm::{MappedDevice, SnapshotInfo, SnapshotReport, SnapshotState, TargetError};
+use udm_dm::target::{
+    DeviceRange, LowerLimits, ResolvedDevice, Target, TargetArgs, TargetFeatures, TargetHostServices,
+};
+use udm_dm::{MappedDevice, SnapshotReport, SnapshotState, SnapshotTargetQueries, TargetError};
 
 /// A run of chunks, consecutive in the origin and in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +70,7 @@ impl MergeUnit {
 }
 
 /// Whether a unit may begin.
-enum UnitStart {
+enum MergeUnitStartDecision {
     Go,
     /// The task from before a cancelled suspend has not completed its unit. The wait queue is woken
     /// when it has.
@@ -78,7 +81,7 @@ enum UnitStart {
 
 /// The state shared by the lanes and the task.
 struct MergeShared {
-    binding: Arc<SnapshotBinding>,
+    binding: Arc<SnapshotTableBinding>,
     /// A unit is in progress: a suspend waits for it.
     running: AtomicBool,
     /// The device is being suspended: no unit begins.
@@ -90,9 +93,9 @@ struct MergeShared {
 
 impl MergeShared {
     /// Begins a unit, if one may begin.
-    fn begin(&self) -> UnitStart {
+    fn begin(&self) -> MergeUnitStartDecision {
         if self.running.swap(true, Ordering::SeqCst) {
-            return UnitStart::Wait;
+            return MergeUnitStartDecision::Wait;
         }
         // Pairs with the fence in `stop`: either the suspend sees the unit, or the unit sees the
         // suspend.
@@ -100,9 +103,9 @@ impl MergeShared {
         if self.stopping.load(Ordering::SeqCst) {
             self.end();
             self.give_up();
-            return UnitStart::Stop;
+            return MergeUnitStartDecision::Stop;
         }
-        UnitStart::Go
+        MergeUnitStartDecision::Go
     }
 
     fn end(&self) {
@@ -165,7 +168,7 @@ struct MergeTarget(Arc<MergeShared>);
 /// As for a snapshot; `Snapshot exception store does not support snapshot-merge.` for a transient
 /// store, `A snapshot is already merging.` for a second merge of an origin.
 pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
-    let binding = SnapshotBinding::take(TableRole::Merge, args)?;
+    let binding = SnapshotTableBinding::take(SnapshotTableRole::Merge, args)?;
     Ok(Arc::new(MergeTarget(Arc::new(MergeShared {
         binding,
         running: AtomicBool::new(false),
@@ -180,7 +183,7 @@ impl Target for MergeTarget {
         "snapshot-merge"
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         Ok(Box::new(lane::MergeLane::open(&self.0, cx)?))
     }
 
@@ -229,20 +232,20 @@ impl Target for MergeTarget {
         self.0.binding.devices()
     }
 
-    fn extra_devices(&self) -> Vec<DeviceRef> {
+    fn extra_devices(&self) -> Vec<ResolvedDevice> {
         self.0.binding.origin_snapshots.stores()
     }
 
-    fn as_snapshot(&self) -> Option<&dyn SnapshotInfo> {
+    fn as_snapshot(&self) -> Option<&dyn SnapshotTargetQueries> {
         Some(self)
     }
 
-    fn attach(&self, notify: Arc<dyn TargetHost>) {
+    fn attach(&self, notify: Arc<dyn TargetHostServices>) {
         self.0.binding.origin_snapshots.add_origin_device(&notify);
         self.0.binding.attach(notify);
     }
 
-    fn tasks(&self) -> Vec<TaskFactory> {
+    fn tasks(&self) -> Vec<BioTaskFactory> {
         let shared = Arc::clone(&self.0);
         if shared.binding.is_released() || !shared.binding.snapshot.is_valid() {
             tracing::error!("Snapshot is invalid: can't merge");
@@ -280,7 +283,7 @@ impl Target for MergeTarget {
     }
 }
 
-impl SnapshotInfo for MergeTarget {
+impl SnapshotTargetQueries for MergeTarget {
     fn report(&self) -> SnapshotReport {
         let state = match (self.0.has_failed(), self.0.left()) {
             (true, _) => SnapshotState::MergeFailed,
@@ -290,21 +293,21 @@ impl SnapshotInfo for MergeTarget {
         self.0.binding.report(state, self.0.binding.snapshot.usage_from_records())
     }
 
-    fn checkpoint(&self) -> Option<Checkpoint> {
+    fn checkpoint(&self) -> Option<ChangeTrackingCheckpoint> {
         None
     }
 }
 
 /// The origin as written by the merge: other snapshots keep their data.
-struct MergeOriginDevice {
+struct MergeOriginCowDevice {
     id: DeviceId,
-    origin: DeviceRef,
+    origin: ResolvedDevice,
     origin_snapshots: Arc<OriginSnapshots>,
 }
 
-impl MergeOriginDevice {
-    fn device(binding: &SnapshotBinding) -> Arc<dyn Device> {
-        Arc::new(MergeOriginDevice {
+impl MergeOriginCowDevice {
+    fn device(binding: &SnapshotTableBinding) -> Arc<dyn Device> {
+        Arc::new(MergeOriginCowDevice {
             id: DeviceId::new(),
             origin: binding.line.origin.clone(),
             origin_snapshots: Arc::clone(&binding.origin_snapshots),
@@ -312,12 +315,12 @@ impl MergeOriginDevice {
     }
 }
 
-impl Device for MergeOriginDevice {
+impl Device for MergeOriginCowDevice {
     fn id(&self) -> DeviceId {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         let others = self.origin_snapshots.listed();
         let mut lane = OriginLane::open(&self.origin, &others, cx)?;
         // A task opens the device, after the table has become live.
@@ -330,24 +333,24 @@ impl Device for MergeOriginDevice {
 }
 
 /// The store, with flushes around writes if it needs them.
-struct MergeStoreDevice {
+struct MergeStoreFlushDevice {
     id: DeviceId,
-    store: DeviceRef,
+    store: ResolvedDevice,
 }
 
-impl MergeStoreDevice {
-    fn device(binding: &SnapshotBinding) -> Arc<dyn Device> {
-        Arc::new(MergeStoreDevice { id: DeviceId::new(), store: binding.line.store.clone() })
+impl MergeStoreFlushDevice {
+    fn device(binding: &SnapshotTableBinding) -> Arc<dyn Device> {
+        Arc::new(MergeStoreFlushDevice { id: DeviceId::new(), store: binding.line.store.clone() })
     }
 }
 
-impl Device for MergeStoreDevice {
+impl Device for MergeStoreFlushDevice {
     fn id(&self) -> DeviceId {
         self.id
     }
 
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, OpenError> {
-        raw_device::open_lane(&self.store, cx)
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        raw_device::open_lane_through_table(&self.store, cx)
     }
 
     fn limits(&self) -> Limits {

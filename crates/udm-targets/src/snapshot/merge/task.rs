@@ -9,15 +9,15 @@
 //! unit are cleared with one write, after a flush has made the chunks durable in the origin. So a
 //! crash leaves each chunk in the store or in the origin, or equal in both.
 
-use super::{MergeOriginDevice, MergeShared, MergeStoreDevice, MergeUnit, UnitStart};
-use crate::snapshot::copy_jobs::{block_sectors, max_piece};
+use super::{MergeOriginCowDevice, MergeShared, MergeStoreFlushDevice, MergeUnit, MergeUnitStartDecision};
+use crate::snapshot::copy_jobs::{block_sectors, max_copy_piece_size};
 use std::sync::{Arc, PoisonError};
 use udm_core::{
-    Batch, Bio, BioFlags, Buf, DeviceSlot, Op, OwnWork, SECTOR_SIZE, Sector, Sectors, Segments, Task, TaskCx,
-    WaitHandle,
+    Batch, Bio, BioFlags, BioTask, BioTaskCx, BioTaskLaneId, Buf, Op, OwnWork, SECTOR_SIZE, Sector, Sectors,
+    Segments, WaitHandle,
 };
 use udm_dm::EventKind;
-use udm_wire::cow::{Exception, RECORD_LEN, StoreLayout};
+use udm_wire::cow::{ExceptionStoreLayout, RECORD_LEN, SnapshotException};
 
 /// Maximum bytes of a unit; a unit has at least one chunk.
 const UNIT_BYTES_MAX: u64 = 1 << 20;
@@ -53,14 +53,14 @@ enum MergeStep {
 /// The lanes of the task.
 #[derive(Clone, Copy)]
 struct MergeTaskLanes {
-    origin: DeviceSlot,
-    store: DeviceSlot,
+    origin: BioTaskLaneId,
+    store: BioTaskLaneId,
 }
 
 /// The task that merges one snapshot.
 pub(super) struct MergeTask {
     shared: Arc<MergeShared>,
-    layout: StoreLayout,
+    layout: ExceptionStoreLayout,
     lanes: Option<MergeTaskLanes>,
     wait_handle: Option<WaitHandle>,
     step: MergeStep,
@@ -77,7 +77,7 @@ pub(super) struct MergeTask {
 
 impl MergeTask {
     pub(super) fn new(shared: Arc<MergeShared>) -> MergeTask {
-        let layout = StoreLayout::new(shared.binding.snapshot.chunk);
+        let layout = ExceptionStoreLayout::new(shared.binding.snapshot.chunk);
         MergeTask {
             shared,
             layout,
@@ -109,7 +109,7 @@ impl MergeTask {
     }
 
     /// Runs the steps until the task must wait.
-    fn go_on(&mut self, cx: &mut dyn TaskCx) {
+    fn go_on(&mut self, cx: &mut dyn BioTaskCx) {
         loop {
             let Some(lanes) = self.lanes(cx) else { return };
             match self.step {
@@ -125,10 +125,10 @@ impl MergeTask {
                     let (begin, quiet) = (self.shared.begin(), wait_handle.register_wait(seen));
                     self.wait_handle = Some(wait_handle);
                     match begin {
-                        UnitStart::Go => {}
-                        UnitStart::Wait if quiet => return,
-                        UnitStart::Wait => continue,
-                        UnitStart::Stop => return self.rest(cx),
+                        MergeUnitStartDecision::Go => {}
+                        MergeUnitStartDecision::Wait if quiet => return,
+                        MergeUnitStartDecision::Wait => continue,
+                        MergeUnitStartDecision::Stop => return self.rest(cx),
                     }
                     let left = self.shared.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).take();
                     match left {
@@ -179,11 +179,11 @@ impl MergeTask {
         }
     }
 
-    fn lanes(&mut self, cx: &mut dyn TaskCx) -> Option<MergeTaskLanes> {
+    fn lanes(&mut self, cx: &mut dyn BioTaskCx) -> Option<MergeTaskLanes> {
         if self.lanes.is_none() && self.step != MergeStep::Idle {
             let binding = &self.shared.binding;
-            let opened = cx.open(&MergeOriginDevice::device(binding)).and_then(|origin| {
-                match cx.open(&MergeStoreDevice::device(binding)) {
+            let opened = cx.open(&MergeOriginCowDevice::device(binding)).and_then(|origin| {
+                match cx.open(&MergeStoreFlushDevice::device(binding)) {
                     Ok(store) => Ok(MergeTaskLanes { origin, store }),
                     Err(error) => {
                         cx.close(origin);
@@ -203,12 +203,12 @@ impl MergeTask {
         self.lanes
     }
 
-    fn submit(&mut self, lane: DeviceSlot, bio: Box<Bio>, cx: &mut dyn TaskCx) {
+    fn submit(&mut self, lane: BioTaskLaneId, bio: Box<Bio>, cx: &mut dyn BioTaskCx) {
         self.in_flight += 1;
         cx.submit(lane, bio);
     }
 
-    fn read_records(&mut self, step: MergeStep, lanes: MergeTaskLanes, cx: &mut dyn TaskCx) {
+    fn read_records(&mut self, step: MergeStep, lanes: MergeTaskLanes, cx: &mut dyn BioTaskCx) {
         self.step = step;
         let (sector, sectors, _) = self.window(1);
         let data = Buf::zeroed(sectors.bytes() as usize);
@@ -224,7 +224,9 @@ impl MergeTask {
         let most = (UNIT_BYTES_MAX / snapshot.chunk.bytes()).max(1);
         let mut unit = MergeUnit::default();
         for index in (0..=last).rev() {
-            let Some(Exception { old, new }) = Exception::decode(&bytes, index) else { break };
+            let Some(SnapshotException { old, new }) = SnapshotException::decode(&bytes, index) else {
+                break;
+            };
             let is_known = snapshot.place(old).store_chunk() == Some(new) && !unit.has(old);
             if unit.len() == most || !is_known {
                 break;
@@ -244,11 +246,11 @@ impl MergeTask {
     }
 
     /// Reads the next piece of the unit. Returns false if there is none, or enough is in flight.
-    fn read_piece(&mut self, lanes: MergeTaskLanes, cx: &mut dyn TaskCx) -> bool {
+    fn read_piece(&mut self, lanes: MergeTaskLanes, cx: &mut dyn BioTaskCx) -> bool {
         let binding = &self.shared.binding;
         let (snapshot, store) = (&binding.snapshot, binding.line.store.device.limits());
         let block = block_sectors(&store);
-        let most = max_piece(&[binding.line.origin.device.limits(), store]);
+        let most = max_copy_piece_size(&[binding.line.origin.device.limits(), store]);
         let Some(run) = self.unit.runs.get(self.run) else { return false };
         if self.in_flight == PIECES_MAX || self.bytes >= IN_FLIGHT_MAX {
             return false;
@@ -273,7 +275,7 @@ impl MergeTask {
         true
     }
 
-    fn came_back(&mut self, mut bio: Box<Bio>, lanes: MergeTaskLanes, cx: &mut dyn TaskCx) {
+    fn came_back(&mut self, mut bio: Box<Bio>, lanes: MergeTaskLanes, cx: &mut dyn BioTaskCx) {
         self.in_flight -= 1;
         if !bio.status.is_ok() {
             return self.came_back_bad(&bio, cx);
@@ -308,7 +310,7 @@ impl MergeTask {
         }
     }
 
-    fn came_back_bad(&mut self, bio: &Bio, cx: &mut dyn TaskCx) {
+    fn came_back_bad(&mut self, bio: &Bio, cx: &mut dyn BioTaskCx) {
         let what = match (self.step, bio.op) {
             (MergeStep::Flush, _) => "Flush after merge failed",
             (MergeStep::Clear | MergeStep::ReadAgain | MergeStep::Read, _) => "Error in the exception store",
@@ -333,7 +335,7 @@ impl MergeTask {
     }
 
     /// Clears the records of the unit, which is durable in the origin.
-    fn clear(&mut self, mut bio: Box<Bio>, lanes: MergeTaskLanes, cx: &mut dyn TaskCx) {
+    fn clear(&mut self, mut bio: Box<Bio>, lanes: MergeTaskLanes, cx: &mut dyn BioTaskCx) {
         self.step = MergeStep::Clear;
         let (sector, sectors, first) = self.window(self.unit.len());
         let mut buf = Buf::zeroed(sectors.bytes() as usize);
@@ -363,7 +365,7 @@ impl MergeTask {
 
     /// Stops the merge until the next resume. If `back` is set, the chunks of the unit are
     /// unchanged and are settled again.
-    fn fail(&mut self, back: bool, cx: &mut dyn TaskCx) {
+    fn fail(&mut self, back: bool, cx: &mut dyn BioTaskCx) {
         if back {
             let map = &self.shared.binding.snapshot.map;
             self.unit.chunks().for_each(|(chunk, _)| map.settle(chunk, chunk));
@@ -380,7 +382,7 @@ impl MergeTask {
         snapshot.event();
     }
 
-    fn rest(&mut self, cx: &mut dyn TaskCx) {
+    fn rest(&mut self, cx: &mut dyn BioTaskCx) {
         self.step = MergeStep::Idle;
         self.wait_handle = None;
         if let Some(MergeTaskLanes { origin, store }) = self.lanes.take() {
@@ -390,12 +392,12 @@ impl MergeTask {
     }
 }
 
-impl Task for MergeTask {
-    fn turn(&mut self, cx: &mut dyn TaskCx) {
+impl BioTask for MergeTask {
+    fn turn(&mut self, cx: &mut dyn BioTaskCx) {
         self.go_on(cx);
     }
 
-    fn complete(&mut self, done: &mut Batch, cx: &mut dyn TaskCx) {
+    fn complete(&mut self, done: &mut Batch, cx: &mut dyn BioTaskCx) {
         for bio in done.drain(..) {
             match self.lanes {
                 Some(lanes) => self.came_back(bio, lanes, cx),
@@ -405,7 +407,7 @@ impl Task for MergeTask {
         self.go_on(cx);
     }
 
-    fn stop(&mut self, cx: &mut dyn TaskCx) {
+    fn stop(&mut self, cx: &mut dyn BioTaskCx) {
         self.stopping = true;
         if self.step == MergeStep::StartUnit {
             self.rest(cx);

@@ -3,12 +3,12 @@
 use super::*;
 use udm_wire::cow::ChunkSize;
 
-fn persistent() -> StoreChunks {
-    StoreChunks::Persistent(StoreLayout::new(ChunkSize::new(1).unwrap()))
+fn persistent() -> StoreChunkLayout {
+    StoreChunkLayout::Persistent(ExceptionStoreLayout::new(ChunkSize::new(1).unwrap()))
 }
 
 /// Sequence number, first chunk, number of chunks.
-fn parts(grant: ChunkRange) -> (u64, u64, u64) {
+fn parts(grant: AllocatedChunkRun) -> (u64, u64, u64) {
     (grant.seq, grant.new, grant.len)
 }
 
@@ -45,7 +45,7 @@ fn holes_are_used_when_the_front_is_at_the_end() {
 
 #[test]
 fn a_transient_store_is_all_data() {
-    let space = StoreAllocator::new(StoreChunks::Transient(8), 0, Vec::new());
+    let space = StoreAllocator::new(StoreChunkLayout::Transient(8), 0, Vec::new());
     assert_eq!(space.take(9, Sectors(48)).map(parts), Some((0, 0, 6)));
     assert_eq!((space.take(1, Sectors(55)), space.end()), (None, 6));
 }
@@ -63,6 +63,6 @@ fn cores_that_take_at_once_get_different_chunks() {
     all.sort_unstable();
     all.dedup();
     assert_eq!(all.len(), count);
-    let layout = StoreLayout::new(ChunkSize::new(1).unwrap());
+    let layout = ExceptionStoreLayout::new(ChunkSize::new(1).unwrap());
     assert!(!all.iter().any(|chunk| layout.is_metadata(*chunk)));
 }

@@ -1,12 +1,12 @@
 //! The client's half of the handshake: from the greeting to the start of transmission.
 
 use super::super::{
-    CLIENT_FLAGS_SIZE, ClientFlags, ClientOption, EXPORT_NAME_ZEROES, ExportFlags, ExportNameReply,
-    GREETING_SIZE, Greeting, HandshakeFlags, INFO_BLOCK_SIZE, Info, InfoRequest, MetaRequest,
-    OPT_EXPORT_NAME, OPT_GO, OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY, OPTION_REPLY_HEADER_SIZE,
-    OptionReply, OptionReplyHeader, REP_ERR_UNSUP, encode_client_flags,
+    CLIENT_FLAGS_SIZE, ClientFlags, EXPORT_NAME_ZEROES, ExportFlags, ExportInfoItem, ExportInfoRequest,
+    ExportNameReply, GREETING_SIZE, HandshakeFlags, INFO_BLOCK_SIZE, MetaContextRequest, NbdOption,
+    NbdServerGreeting, OPT_EXPORT_NAME, OPT_GO, OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY,
+    OPTION_REPLY_HEADER_SIZE, OptionReply, OptionReplyHeader, REP_ERR_UNSUP, encode_client_flags,
 };
-use super::{ClientError, ExportInfo};
+use super::{NbdClientProtocolError, NegotiatedExportInfo};
 
 /// Maximum number of replies to one option.
 const REPLIES_MAX: u32 = 64;
@@ -26,7 +26,7 @@ pub struct HandshakeOptions {
 #[derive(Debug)]
 pub struct ClientHandshake {
     options: HandshakeOptions,
-    stage: Stage,
+    stage: ClientHandshakeStage,
     /// Bytes of the next message that have arrived.
     held: Vec<u8>,
     /// Bytes to send.
@@ -42,7 +42,7 @@ pub struct ClientHandshake {
 
 /// The next message from the server.
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+enum ClientHandshakeStage {
     Greeting,
     /// The header of a reply to this option.
     Reply(u32),
@@ -58,7 +58,7 @@ impl ClientHandshake {
     pub fn new(options: HandshakeOptions) -> ClientHandshake {
         ClientHandshake {
             options,
-            stage: Stage::Greeting,
+            stage: ClientHandshakeStage::Greeting,
             held: Vec::new(),
             out: Vec::new(),
             no_zeroes: false,
@@ -80,14 +80,17 @@ impl ClientHandshake {
     ///
     /// # Errors
     /// The connection must be closed.
-    pub fn take(&mut self, input: &mut &[u8]) -> Result<Option<ExportInfo>, ClientError> {
+    pub fn take(
+        &mut self,
+        input: &mut &[u8],
+    ) -> Result<Option<NegotiatedExportInfo>, NbdClientProtocolError> {
         loop {
             let len = match self.stage {
-                Stage::Greeting => GREETING_SIZE,
-                Stage::Reply(_) => OPTION_REPLY_HEADER_SIZE,
-                Stage::Data(header) => header.len as usize,
-                Stage::ExportName if self.no_zeroes => ExportNameReply::SIZE,
-                Stage::ExportName => ExportNameReply::SIZE + EXPORT_NAME_ZEROES,
+                ClientHandshakeStage::Greeting => GREETING_SIZE,
+                ClientHandshakeStage::Reply(_) => OPTION_REPLY_HEADER_SIZE,
+                ClientHandshakeStage::Data(header) => header.len as usize,
+                ClientHandshakeStage::ExportName if self.no_zeroes => ExportNameReply::SIZE,
+                ClientHandshakeStage::ExportName => ExportNameReply::SIZE + EXPORT_NAME_ZEROES,
             };
             let now = (len - self.held.len()).min(input.len());
             self.held.extend_from_slice(&input[..now]);
@@ -98,12 +101,15 @@ impl ClientHandshake {
             let held = std::mem::take(&mut self.held);
             if self.message(&held)? {
                 let Some((size, flags)) = self.export else {
-                    return Err(ClientError::Handshake { asked: OPT_GO, why: "nothing of its export" });
+                    return Err(NbdClientProtocolError::Handshake {
+                        asked: OPT_GO,
+                        why: "nothing of its export",
+                    });
                 };
-                return Ok(Some(ExportInfo {
+                return Ok(Some(NegotiatedExportInfo {
                     size,
                     flags,
-                    blocks: self.blocks.unwrap_or(ExportInfo::BLOCKS_ASSUMED),
+                    blocks: self.blocks.unwrap_or(NegotiatedExportInfo::BLOCKS_ASSUMED),
                     structured: self.structured,
                     contexts: std::mem::take(&mut self.contexts),
                 }));
@@ -112,25 +118,25 @@ impl ClientHandshake {
     }
 
     /// Handles a complete message. Returns true if transmission starts after it.
-    fn message(&mut self, bytes: &[u8]) -> Result<bool, ClientError> {
+    fn message(&mut self, bytes: &[u8]) -> Result<bool, NbdClientProtocolError> {
         match self.stage {
-            Stage::Greeting => self.greeting(bytes)?,
-            Stage::Reply(asked) => {
+            ClientHandshakeStage::Greeting => self.greeting(bytes)?,
+            ClientHandshakeStage::Reply(asked) => {
                 let header = OptionReplyHeader::decode(bytes.try_into().unwrap_or(&[0; _]))?;
                 if header.option != asked {
-                    return Err(ClientError::Handshake { asked, why: "a reply to another" });
+                    return Err(NbdClientProtocolError::Handshake { asked, why: "a reply to another" });
                 }
                 self.replies += 1;
                 if self.replies > REPLIES_MAX {
-                    return Err(ClientError::Handshake { asked, why: "more than 64 replies" });
+                    return Err(NbdClientProtocolError::Handshake { asked, why: "more than 64 replies" });
                 }
-                self.stage = Stage::Data(header);
+                self.stage = ClientHandshakeStage::Data(header);
             }
-            Stage::Data(header) => {
+            ClientHandshakeStage::Data(header) => {
                 let reply = OptionReply::decode(header.reply, bytes)?;
                 return self.reply(header.option, reply);
             }
-            Stage::ExportName => {
+            ClientHandshakeStage::ExportName => {
                 let reply = bytes.first_chunk().unwrap_or(&[0; _]);
                 let ExportNameReply { size, flags } = ExportNameReply::decode(reply);
                 self.export = Some((size, flags));
@@ -140,10 +146,10 @@ impl ClientHandshake {
         Ok(false)
     }
 
-    fn greeting(&mut self, bytes: &[u8]) -> Result<(), ClientError> {
-        let offered = Greeting::decode(bytes.try_into().unwrap_or(&[0; _]))?.flags;
+    fn greeting(&mut self, bytes: &[u8]) -> Result<(), NbdClientProtocolError> {
+        let offered = NbdServerGreeting::decode(bytes.try_into().unwrap_or(&[0; _]))?.flags;
         if !offered.contains(HandshakeFlags::FIXED_NEWSTYLE) {
-            return Err(ClientError::Oldstyle);
+            return Err(NbdClientProtocolError::Oldstyle);
         }
         self.no_zeroes = offered.contains(HandshakeFlags::NO_ZEROES);
         let mut flags = ClientFlags::FIXED_NEWSTYLE;
@@ -151,26 +157,26 @@ impl ClientHandshake {
         const { assert!(CLIENT_FLAGS_SIZE == 4) };
         self.out.extend_from_slice(&encode_client_flags(flags));
         match self.options.structured {
-            true => self.ask(&ClientOption::StructuredReply),
+            true => self.ask(&NbdOption::StructuredReply),
             false => self.go(),
         }
         Ok(())
     }
 
-    fn ask(&mut self, option: &ClientOption) {
+    fn ask(&mut self, option: &NbdOption) {
         option.encode(&mut self.out);
         self.replies = 0;
-        self.stage = Stage::Reply(option.number());
+        self.stage = ClientHandshakeStage::Reply(option.number());
     }
 
     fn go(&mut self) {
         let name = self.options.export.clone();
-        self.ask(&ClientOption::Go(InfoRequest { name, infos: vec![INFO_BLOCK_SIZE] }));
+        self.ask(&NbdOption::Go(ExportInfoRequest { name, infos: vec![INFO_BLOCK_SIZE] }));
     }
 
     /// Handles a reply to `option`. Returns true if transmission starts after it.
-    fn reply(&mut self, option: u32, reply: OptionReply) -> Result<bool, ClientError> {
-        self.stage = Stage::Reply(option);
+    fn reply(&mut self, option: u32, reply: OptionReply) -> Result<bool, NbdClientProtocolError> {
+        self.stage = ClientHandshakeStage::Reply(option);
         match (option, reply) {
             (OPT_STRUCTURED_REPLY, OptionReply::Ack) => {
                 self.structured = true;
@@ -178,7 +184,7 @@ impl ClientHandshake {
                     self.go();
                 } else {
                     let (name, queries) = (self.options.export.clone(), self.options.contexts.clone());
-                    self.ask(&ClientOption::SetMetaContext(MetaRequest { name, queries }));
+                    self.ask(&NbdOption::SetMetaContext(MetaContextRequest { name, queries }));
                 }
             }
             // The server refuses, so the client continues without it.
@@ -195,20 +201,24 @@ impl ClientHandshake {
                 }
             }
             (OPT_GO, OptionReply::Ack) => return Ok(true),
-            (OPT_GO, OptionReply::Info(Info::Export { size, flags })) => self.export = Some((size, flags)),
-            (OPT_GO, OptionReply::Info(Info::BlockSize(sizes))) => self.blocks = Some(sizes),
+            (OPT_GO, OptionReply::Info(ExportInfoItem::Export { size, flags })) => {
+                self.export = Some((size, flags));
+            }
+            (OPT_GO, OptionReply::Info(ExportInfoItem::BlockSize(sizes))) => self.blocks = Some(sizes),
             (OPT_GO, OptionReply::Info(_)) => {}
             // An old server without `GO`.
             (OPT_GO, OptionReply::Error { error: REP_ERR_UNSUP, .. }) => {
-                let option = ClientOption::ExportName(self.options.export.clone());
+                let option = NbdOption::ExportName(self.options.export.clone());
                 debug_assert_eq!(option.number(), OPT_EXPORT_NAME);
                 option.encode(&mut self.out);
-                self.stage = Stage::ExportName;
+                self.stage = ClientHandshakeStage::ExportName;
             }
             (option, OptionReply::Error { error, text }) => {
-                return Err(ClientError::Refused { option, error, text });
+                return Err(NbdClientProtocolError::Refused { option, error, text });
             }
-            (asked, _) => return Err(ClientError::Handshake { asked, why: "another kind of reply" }),
+            (asked, _) => {
+                return Err(NbdClientProtocolError::Handshake { asked, why: "another kind of reply" });
+            }
         }
         Ok(false)
     }

@@ -10,19 +10,19 @@ mod received_ranges;
 mod replies;
 
 pub use client_handshake::{ClientHandshake, HandshakeOptions};
-pub use replies::{ReplyEvent, ReplyParser, RequestParams};
+pub use replies::{NbdRequestParams, ReplyEvent, ReplyParser};
 
 use super::{
-    BlockSizes, ExportFlags, OPT_EXPORT_NAME, OPT_GO, OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY,
-    PAYLOAD_MAX_DEFAULT, ProtocolError, REP_ERR_BLOCK_SIZE_REQD, REP_ERR_INVALID, REP_ERR_PLATFORM,
+    BlockSizes, ExportFlags, NbdProtocolError, OPT_EXPORT_NAME, OPT_GO, OPT_SET_META_CONTEXT,
+    OPT_STRUCTURED_REPLY, PAYLOAD_MAX_DEFAULT, REP_ERR_BLOCK_SIZE_REQD, REP_ERR_INVALID, REP_ERR_PLATFORM,
     REP_ERR_POLICY, REP_ERR_SHUTDOWN, REP_ERR_TLS_REQD, REP_ERR_UNKNOWN, REP_ERR_UNSUP,
 };
-use crate::words::shown;
+use crate::words::quote_for_error_line;
 use udm_core::{Limits, SECTOR_SIZE, Sectors};
 
 /// An export, as the server describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExportInfo {
+pub struct NegotiatedExportInfo {
     /// Size in bytes.
     pub size: u64,
     /// Capabilities of the export.
@@ -36,7 +36,7 @@ pub struct ExportInfo {
     pub contexts: Vec<(u32, String)>,
 }
 
-impl ExportInfo {
+impl NegotiatedExportInfo {
     /// The block sizes to assume if the server sends none (proto.md, "Block size constraints").
     pub const BLOCKS_ASSUMED: BlockSizes =
         BlockSizes { minimum: 1, preferred: 4096, maximum: PAYLOAD_MAX_DEFAULT };
@@ -68,15 +68,15 @@ const RANGE_MAX: u64 = 1 << 30;
 
 /// The reason why a connection to a server cannot be used; prints as one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ClientError {
+pub enum NbdClientProtocolError {
     /// The server sent an invalid message.
     #[error(transparent)]
-    Protocol(#[from] ProtocolError),
+    Protocol(#[from] NbdProtocolError),
     /// The server uses a handshake from before 2011.
     #[error("the server does not speak the fixed newstyle handshake")]
     Oldstyle,
     /// The server refuses an option.
-    #[error("the server refuses {}: {}{}", option_name(*option), reason(*error), parenthesized(text))]
+    #[error("the server refuses {}: {}{}", describe_refused_option(*option), describe_refusal_reason(*error), parenthesize_server_text(text))]
     Refused {
         /// The refused option (`OPT_*`).
         option: u32,
@@ -101,7 +101,7 @@ pub enum ClientError {
     Mismatch(&'static str),
 }
 
-fn option_name(option: u32) -> &'static str {
+fn describe_refused_option(option: u32) -> &'static str {
     match option {
         OPT_EXPORT_NAME | OPT_GO => "the export",
         OPT_STRUCTURED_REPLY => "structured replies",
@@ -111,7 +111,7 @@ fn option_name(option: u32) -> &'static str {
 }
 
 /// The meaning of a refusal.
-fn reason(error: u32) -> &'static str {
+fn describe_refusal_reason(error: u32) -> &'static str {
     match error {
         REP_ERR_UNSUP => "it does not know the option",
         REP_ERR_POLICY => "not allowed",
@@ -126,6 +126,6 @@ fn reason(error: u32) -> &'static str {
 }
 
 /// A server's text in parentheses, or nothing.
-fn parenthesized(text: &str) -> String {
-    if text.is_empty() { String::new() } else { format!(" ({})", shown(text)) }
+fn parenthesize_server_text(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(" ({})", quote_for_error_line(text)) }
 }

@@ -1,11 +1,11 @@
 //! Requests in flight, and the server's replies to them.
 
 use super::super::{
-    CHUNK_BLOCK_STATUS, CHUNK_FLAG_ERROR, CHUNK_OFFSET_DATA, Chunk, ChunkHeader, Command, CommandFlags,
-    ReplyHeader, Request, STRING_MAX, SimpleReply, be64_at,
+    CHUNK_BLOCK_STATUS, CHUNK_FLAG_ERROR, CHUNK_OFFSET_DATA, CommandFlags, NbdCommand, NbdRequestHeader,
+    ReplyChunk, ReplyChunkHeader, ReplyHeader, STRING_MAX, SimpleReply, be64_at,
 };
 use super::received_ranges::ReceivedRanges;
-use super::{ClientError, ExportInfo};
+use super::{NbdClientProtocolError, NegotiatedExportInfo};
 use slab::Slab;
 
 /// The longest payload of a chunk without data, in bytes: an error with a text and an offset.
@@ -15,9 +15,9 @@ const STATUS_MAX: u32 = 4 + (8 << 17);
 
 /// Parameters of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RequestParams {
+pub struct NbdRequestParams {
     /// The command.
-    pub command: Command,
+    pub command: NbdCommand,
     /// Flags of the command.
     pub flags: CommandFlags,
     /// First byte.
@@ -70,19 +70,19 @@ pub enum ReplyEvent<'a> {
 pub struct ReplyParser {
     structured: bool,
     contexts: Vec<u32>,
-    pending: Slab<PendingRequest>,
+    pending: Slab<SentNbdRequest>,
     /// Makes the cookies of successive requests with the same slab key distinct.
     generation: u32,
-    stage: Stage,
+    stage: ReplyParserStage,
     /// Received bytes of an incomplete header or chunk.
     held: Vec<u8>,
 }
 
 #[derive(Debug)]
-struct PendingRequest {
+struct SentNbdRequest {
     cookie: u64,
     tag: u64,
-    asked: RequestParams,
+    asked: NbdRequestParams,
     /// The error from a chunk; 0 if there was none.
     error: u32,
     received_ranges: ReceivedRanges,
@@ -90,12 +90,12 @@ struct PendingRequest {
 
 /// The next part of the stream.
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+enum ReplyParserStage {
     Header,
     /// The offset at the start of a data chunk.
     Offset {
         key: usize,
-        header: ChunkHeader,
+        header: ReplyChunkHeader,
     },
     /// Bytes of a read.
     Data {
@@ -107,7 +107,7 @@ enum Stage {
     /// The payload of any other chunk.
     Payload {
         key: usize,
-        header: ChunkHeader,
+        header: ReplyChunkHeader,
     },
     /// No bytes: the request has completed.
     End {
@@ -118,32 +118,32 @@ enum Stage {
 impl ReplyParser {
     /// The parser at the start of transmission on `export`.
     #[must_use]
-    pub fn new(export: &ExportInfo) -> ReplyParser {
+    pub fn new(export: &NegotiatedExportInfo) -> ReplyParser {
         ReplyParser {
             structured: export.structured,
             contexts: export.contexts.iter().map(|(id, _)| *id).collect(),
             pending: Slab::new(),
             generation: 0,
-            stage: Stage::Header,
+            stage: ReplyParserStage::Header,
             held: Vec::new(),
         }
     }
 
     /// Adds a request. Returns its header; the data of a write follow it on the wire. Events of the
     /// reply carry `tag`.
-    pub fn ask(&mut self, tag: u64, asked: RequestParams) -> [u8; Request::SIZE] {
+    pub fn ask(&mut self, tag: u64, asked: NbdRequestParams) -> [u8; NbdRequestHeader::SIZE] {
         self.generation = self.generation.wrapping_add(1);
         let place = self.pending.vacant_entry();
         let cookie = u64::from(self.generation) << 32 | place.key() as u64;
-        place.insert(PendingRequest {
+        place.insert(SentNbdRequest {
             cookie,
             tag,
             asked,
             error: 0,
             received_ranges: ReceivedRanges::default(),
         });
-        let RequestParams { command, flags, offset, len } = asked;
-        Request { flags, command, cookie, offset, len }.encode()
+        let NbdRequestParams { command, flags, offset, len } = asked;
+        NbdRequestHeader { flags, command, cookie, offset, len }.encode()
     }
 
     /// Number of requests in flight.
@@ -157,22 +157,25 @@ impl ReplyParser {
     ///
     /// # Errors
     /// The connection must be closed; requests in flight get no reply.
-    pub fn take<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<ReplyEvent<'a>>, ClientError> {
+    pub fn take<'a>(
+        &mut self,
+        input: &mut &'a [u8],
+    ) -> Result<Option<ReplyEvent<'a>>, NbdClientProtocolError> {
         loop {
             match self.stage {
-                Stage::Header => match self.header(input)? {
+                ReplyParserStage::Header => match self.header(input)? {
                     None => return Ok(None),
                     Some(ReplyHeader::Simple(reply)) => self.simple(reply)?,
                     Some(ReplyHeader::Chunk(header)) => self.chunk(header)?,
                 },
-                Stage::Offset { key, header } => {
+                ReplyParserStage::Offset { key, header } => {
                     let Some(offset) = self.gather(input, 8) else { return Ok(None) };
                     let offset = be64_at(&offset, 0);
                     let len = header.len - 8;
                     let at = self.receive_range(key, offset, len)?;
-                    self.stage = Stage::Data { key, at, left: len, done: header.is_done() };
+                    self.stage = ReplyParserStage::Data { key, at, left: len, done: header.is_done() };
                 }
-                Stage::Data { key, at, left, done } => {
+                ReplyParserStage::Data { key, at, left, done } => {
                     let now = (left as usize).min(input.len());
                     if now == 0 {
                         return Ok(None);
@@ -181,24 +184,24 @@ impl ReplyParser {
                     *input = rest;
                     let (at_next, left) = (at + now as u32, left - now as u32);
                     self.stage = match left {
-                        0 => Stage::after(key, done),
-                        _ => Stage::Data { key, at: at_next, left, done },
+                        0 => ReplyParserStage::after(key, done),
+                        _ => ReplyParserStage::Data { key, at: at_next, left, done },
                     };
                     return Ok(Some(ReplyEvent::Data { tag: self.pending[key].tag, at, bytes }));
                 }
-                Stage::Payload { key, header } => {
+                ReplyParserStage::Payload { key, header } => {
                     let Some(payload) = self.gather(input, header.len as usize) else { return Ok(None) };
-                    self.stage = Stage::after(key, header.is_done());
+                    self.stage = ReplyParserStage::after(key, header.is_done());
                     if let Some(event) = self.payload(key, header, &payload)? {
                         return Ok(Some(event));
                     }
                 }
-                Stage::End { key } => {
-                    self.stage = Stage::Header;
-                    let PendingRequest { tag, asked, error, received_ranges, .. } = self.pending.remove(key);
+                ReplyParserStage::End { key } => {
+                    self.stage = ReplyParserStage::Header;
+                    let SentNbdRequest { tag, asked, error, received_ranges, .. } = self.pending.remove(key);
                     let whole = received_ranges.is_whole(asked.len);
-                    if error == 0 && asked.command == Command::Read && !whole {
-                        return Err(ClientError::Mismatch("a read that comes in part"));
+                    if error == 0 && asked.command == NbdCommand::Read && !whole {
+                        return Err(NbdClientProtocolError::Mismatch("a read that comes in part"));
                     }
                     return Ok(Some(ReplyEvent::Completed { tag, error }));
                 }
@@ -207,7 +210,7 @@ impl ReplyParser {
     }
 
     /// The next header, when it is complete.
-    fn header(&mut self, input: &mut &[u8]) -> Result<Option<ReplyHeader>, ClientError> {
+    fn header(&mut self, input: &mut &[u8]) -> Result<Option<ReplyHeader>, NbdClientProtocolError> {
         if self.held.is_empty()
             && let Some(header) = ReplyHeader::decode(input)?
         {
@@ -234,33 +237,35 @@ impl ReplyParser {
     }
 
     /// The request with this cookie.
-    fn find(&self, cookie: u64) -> Result<usize, ClientError> {
+    fn find(&self, cookie: u64) -> Result<usize, NbdClientProtocolError> {
         let key = cookie as u32 as usize;
         match self.pending.get(key) {
             Some(request) if request.cookie == cookie => Ok(key),
-            _ => Err(ClientError::UnknownCookie(cookie)),
+            _ => Err(NbdClientProtocolError::UnknownCookie(cookie)),
         }
     }
 
-    fn simple(&mut self, reply: SimpleReply) -> Result<(), ClientError> {
+    fn simple(&mut self, reply: SimpleReply) -> Result<(), NbdClientProtocolError> {
         let key = self.find(reply.cookie)?;
         let asked = self.pending[key].asked;
         self.pending[key].error = reply.error;
         self.stage = match (asked.command, reply.error) {
-            (Command::Read | Command::BlockStatus, 0) if self.structured => {
-                return Err(ClientError::Mismatch("a simple reply where structured ones were agreed on"));
+            (NbdCommand::Read | NbdCommand::BlockStatus, 0) if self.structured => {
+                return Err(NbdClientProtocolError::Mismatch(
+                    "a simple reply where structured ones were agreed on",
+                ));
             }
-            (Command::Read, 0) => {
+            (NbdCommand::Read, 0) => {
                 self.receive_range(key, asked.offset, asked.len)?;
-                Stage::Data { key, at: 0, left: asked.len, done: true }
+                ReplyParserStage::Data { key, at: 0, left: asked.len, done: true }
             }
-            _ => Stage::End { key },
+            _ => ReplyParserStage::End { key },
         };
         Ok(())
     }
 
-    fn chunk(&mut self, header: ChunkHeader) -> Result<(), ClientError> {
-        let misfit = |why| Err(ClientError::Mismatch(why));
+    fn chunk(&mut self, header: ReplyChunkHeader) -> Result<(), NbdClientProtocolError> {
+        let misfit = |why| Err(NbdClientProtocolError::Mismatch(why));
         let key = self.find(header.cookie)?;
         let command = self.pending[key].asked.command;
         if !self.structured {
@@ -268,13 +273,13 @@ impl ReplyParser {
         }
         let max = if header.kind == CHUNK_BLOCK_STATUS { STATUS_MAX } else { CHUNK_MAX };
         self.stage = match (header.kind, command) {
-            (CHUNK_OFFSET_DATA, Command::Read) if header.len <= 8 => {
+            (CHUNK_OFFSET_DATA, NbdCommand::Read) if header.len <= 8 => {
                 return misfit("a data chunk without data");
             }
-            (CHUNK_OFFSET_DATA, Command::Read) => Stage::Offset { key, header },
+            (CHUNK_OFFSET_DATA, NbdCommand::Read) => ReplyParserStage::Offset { key, header },
             (CHUNK_OFFSET_DATA, _) => return misfit("data that nobody asked for"),
             _ if header.len > max => return misfit("a chunk longer than any of its kind"),
-            _ => Stage::Payload { key, header },
+            _ => ReplyParserStage::Payload { key, header },
         };
         Ok(())
     }
@@ -283,47 +288,47 @@ impl ReplyParser {
     fn payload(
         &mut self,
         key: usize,
-        header: ChunkHeader,
+        header: ReplyChunkHeader,
         payload: &[u8],
-    ) -> Result<Option<ReplyEvent<'static>>, ClientError> {
+    ) -> Result<Option<ReplyEvent<'static>>, NbdClientProtocolError> {
         let request = &mut self.pending[key];
         let (tag, command) = (request.tag, request.asked.command);
-        match Chunk::decode(header, payload)? {
-            Chunk::None => Ok(None),
-            Chunk::Error { error, .. } => {
+        match ReplyChunk::decode(header, payload)? {
+            ReplyChunk::None => Ok(None),
+            ReplyChunk::Error { error, .. } => {
                 debug_assert!(header.kind & CHUNK_FLAG_ERROR != 0);
                 if request.error == 0 {
                     request.error = error;
                 }
                 Ok(None)
             }
-            Chunk::Hole { offset, len } if command == Command::Read => {
+            ReplyChunk::Hole { offset, len } if command == NbdCommand::Read => {
                 let at = self.receive_range(key, offset, len)?;
                 Ok(Some(ReplyEvent::Zeroes { tag, at, len }))
             }
-            Chunk::BlockStatus { context, descriptors }
-                if command == Command::BlockStatus && self.contexts.contains(&context) =>
+            ReplyChunk::BlockStatus { context, descriptors }
+                if command == NbdCommand::BlockStatus && self.contexts.contains(&context) =>
             {
                 Ok(Some(ReplyEvent::Status { tag, context, descriptors: descriptors.iter().collect() }))
             }
-            _ => Err(ClientError::Mismatch("a chunk of another command, or context")),
+            _ => Err(NbdClientProtocolError::Mismatch("a chunk of another command, or context")),
         }
     }
 
     /// Records received bytes of a read. Returns their offset in the read.
-    fn receive_range(&mut self, key: usize, offset: u64, len: u32) -> Result<u32, ClientError> {
-        let PendingRequest { asked, received_ranges, .. } = &mut self.pending[key];
+    fn receive_range(&mut self, key: usize, offset: u64, len: u32) -> Result<u32, NbdClientProtocolError> {
+        let SentNbdRequest { asked, received_ranges, .. } = &mut self.pending[key];
         let at = offset.checked_sub(asked.offset).filter(|at| *at <= u64::from(asked.len));
         let at = at.map(|at| at as u32).filter(|at| len <= asked.len - at);
-        let at = at.ok_or(ClientError::Mismatch("bytes from outside of its range"))?;
-        received_ranges.add(at, len).map_err(ClientError::Mismatch)?;
+        let at = at.ok_or(NbdClientProtocolError::Mismatch("bytes from outside of its range"))?;
+        received_ranges.add(at, len).map_err(NbdClientProtocolError::Mismatch)?;
         Ok(at)
     }
 }
 
-impl Stage {
+impl ReplyParserStage {
     /// The stage after a chunk.
-    fn after(key: usize, done: bool) -> Stage {
-        if done { Stage::End { key } } else { Stage::Header }
+    fn after(key: usize, done: bool) -> ReplyParserStage {
+        if done { ReplyParserStage::End { key } } else { ReplyParserStage::Header }
     }
 }

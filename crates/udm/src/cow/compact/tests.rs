@@ -46,7 +46,7 @@ impl PowerCutMedium {
     }
 }
 
-impl Medium for PowerCutMedium {
+impl StoreFileIo for PowerCutMedium {
     fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
         let (now, at) = (self.now.borrow(), at as usize);
         bytes.copy_from_slice(now.get(at..at + bytes.len()).ok_or(io::ErrorKind::UnexpectedEof)?);
@@ -75,16 +75,16 @@ impl Medium for PowerCutMedium {
 /// A store of `exceptions` exceptions in random chunks, with leftovers after them.
 fn store(rng: &mut SmallRng, exceptions: usize) -> Vec<u8> {
     let chunk = ChunkSize::new(1 << rng.random_range(0..3)).unwrap();
-    let (layout, bytes) = (StoreLayout::new(chunk), chunk.bytes() as usize);
+    let (layout, bytes) = (ExceptionStoreLayout::new(chunk), chunk.bytes() as usize);
     let chunks = layout.chunks_for(exceptions as u64) + rng.random_range(0..200);
     let mut image = vec![0; chunks as usize * bytes];
-    StoreHeader { valid: true, chunk }.encode(&mut image[..bytes]);
+    ExceptionStoreHeader { valid: true, chunk }.encode(&mut image[..bytes]);
     let mut places: Vec<u64> = (2..chunks).filter(|chunk| !layout.is_metadata(*chunk)).collect();
     for index in 0..exceptions {
         let new = places.swap_remove(rng.random_range(0..places.len()));
         let (area, place) = (index as u64 / layout.records(), index % layout.records() as usize);
         let at = layout.area(area) as usize * bytes;
-        Exception { old: index as u64 * 3, new }.encode(&mut image[at..at + bytes], place);
+        SnapshotException { old: index as u64 * 3, new }.encode(&mut image[at..at + bytes], place);
         image[new as usize * bytes..][..bytes].fill(index as u8 | 1);
         if exceptions % layout.records() as usize > index {
             // The bytes after the last record look like a record.
@@ -123,7 +123,7 @@ fn a_cut_at_any_point_leaves_what_was_kept() {
                 now: RefCell::new(image.clone()),
                 left: Cell::new(left),
             };
-            let header = StoreHeader::decode(&image).unwrap().unwrap();
+            let header = ExceptionStoreHeader::decode(&image).unwrap().unwrap();
             let plan = CompactPlan::new(&medium, header, image.len() as u64).unwrap();
             let len = if seed % 2 == 0 { plan.least() } else { plan.size };
             let done = plan.carry_out(&medium, len, |_| {});

@@ -10,9 +10,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command as Program, Stdio};
-use udm_backends::nbd::NbdClient;
+use udm_backends::nbd::BlockingNbdClient;
 use udm_wire::nbd::client::ReplyEvent;
-use udm_wire::nbd::{CONTEXT_DIRTY, Command, STATE_DIRTY};
+use udm_wire::nbd::{CONTEXT_DIRTY, NbdCommand, STATE_DIRTY};
 
 /// Bytes per read.
 const PIECE: u64 = 1 << 20;
@@ -21,14 +21,14 @@ const PIECE: u64 = 1 << 20;
 const STATUS: u64 = 1 << 30;
 
 /// The program that makes the full copy.
-pub(super) fn copy_program() -> &'static str {
+pub(super) fn full_copy_program_name() -> &'static str {
     let found = Program::new("nbdcopy").arg("--version").output().is_ok_and(|out| out.status.success());
     if found { "nbdcopy" } else { "udm's own client; nbdcopy is not installed" }
 }
 
 /// Copies all of `export` into a new file. Returns the number of bytes transferred.
 pub(super) fn full_backup(server: &DemoServer, export: &str, to: &Path) -> Result<u64> {
-    if copy_program() == "nbdcopy" {
+    if full_copy_program_name() == "nbdcopy" {
         let uri = server.uri(export).to_string();
         let out = Program::new("nbdcopy").arg(uri).arg(to).stdin(Stdio::null()).output()?;
         if !out.status.success() {
@@ -53,13 +53,13 @@ pub(super) fn incremental_backup(server: &DemoServer, export: &str, since: &str,
 }
 
 /// A client that can query the ranges changed since a snapshot.
-struct DirtyMapClient(NbdClient);
+struct DirtyMapClient(BlockingNbdClient);
 
 impl DirtyMapClient {
     /// Connects to `export`, with the dirty bitmap of the changes since `since`.
     fn connect(server: &DemoServer, export: &str, since: Option<&str>) -> Result<DirtyMapClient> {
         let map = since.map(|since| format!("{CONTEXT_DIRTY}{since}"));
-        let client = NbdClient::connect(&server.uri(export), map.as_deref().as_slice())?;
+        let client = BlockingNbdClient::connect(&server.uri(export), map.as_deref().as_slice())?;
         match since {
             Some(since) if client.export().contexts.is_empty() => {
                 bail!("{export}: it has no bitmap of the changes since {since}")
@@ -77,7 +77,7 @@ impl DirtyMapClient {
         let (mut at, mut dirty) = (0, Vec::<(u64, u64)>::new());
         while at < self.size() {
             let (asked, len) = (at, STATUS.min(self.size() - at));
-            self.0.ask(Command::BlockStatus, asked, len as u32, &[], |event| {
+            self.0.ask(NbdCommand::BlockStatus, asked, len as u32, &[], |event| {
                 let ReplyEvent::Status { descriptors, .. } = event else { return };
                 for (len, flags) in descriptors {
                     let end = at + u64::from(len);

@@ -1,13 +1,16 @@
 //! The load: writers that write marks to both volumes, and read some back.
 
 use super::super::demo_server::DemoServer;
-use super::model::{BLOCK, VOLUMES, WRITERS, WriterMarks, block, mark_position, offset};
+use super::model::{
+    BLOCK, LastMarkPerSlot, VOLUMES, WRITERS, expected_slot_content, volume_and_slot_of_mark,
+    writer_slot_offset,
+};
 use anyhow::{Result, anyhow};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use udm_backends::nbd::NbdClient;
+use udm_backends::nbd::BlockingNbdClient;
 
 /// Number of writes per checked read.
 const READ_EVERY: u64 = 4;
@@ -21,7 +24,7 @@ struct WriterProgress {
 }
 
 #[derive(Default)]
-struct LoadState {
+struct MarkWritersState {
     over: AtomicBool,
     writers: [WriterProgress; WRITERS as usize],
     read: AtomicU64,
@@ -29,16 +32,16 @@ struct LoadState {
 }
 
 /// The running writers. Dropping it ends them.
-pub(super) struct MarkLoad {
-    shared: Arc<LoadState>,
+pub(super) struct MarkWriters {
+    shared: Arc<MarkWritersState>,
     threads: Vec<JoinHandle<Result<()>>>,
 }
 
-impl MarkLoad {
+impl MarkWriters {
     /// Starts the writers; each has its own client of each volume.
-    pub fn start(server: &DemoServer) -> Result<MarkLoad> {
-        let shared = Arc::new(LoadState::default());
-        let mut load = MarkLoad { shared: Arc::clone(&shared), threads: Vec::new() };
+    pub fn start(server: &DemoServer) -> Result<MarkWriters> {
+        let shared = Arc::new(MarkWritersState::default());
+        let mut load = MarkWriters { shared: Arc::clone(&shared), threads: Vec::new() };
         for writer in 0..WRITERS {
             let clients = [server.client(VOLUMES[0])?, server.client(VOLUMES[1])?];
             let shared = Arc::clone(&shared);
@@ -78,7 +81,7 @@ impl MarkLoad {
     }
 }
 
-impl Drop for MarkLoad {
+impl Drop for MarkWriters {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -88,23 +91,24 @@ impl Drop for MarkLoad {
     }
 }
 
-impl LoadState {
-    fn run(&self, writer: u64, mut clients: [NbdClient; 2]) -> Result<()> {
-        let mut marks = WriterMarks::new();
+impl MarkWritersState {
+    fn run(&self, writer: u64, mut clients: [BlockingNbdClient; 2]) -> Result<()> {
+        let mut marks = LastMarkPerSlot::new();
         for n in 1.. {
             if self.over.load(Ordering::Relaxed) {
                 break;
             }
-            let (volume, slot) = mark_position(writer, n);
+            let (volume, slot) = volume_and_slot_of_mark(writer, n);
             self.writers[writer as usize].sent.store(n, Ordering::SeqCst);
-            clients[volume].write(offset(writer, slot), &block(volume, writer, slot, n))?;
+            clients[volume]
+                .write(writer_slot_offset(writer, slot), &expected_slot_content(volume, writer, slot, n))?;
             self.writers[writer as usize].acknowledged.store(n, Ordering::SeqCst);
             marks.put(writer, n);
             if n % READ_EVERY == 0 {
                 // Reads a pseudo-random block, which may or may not have been written.
-                let (volume, slot) = mark_position(writer, n * 7 + 1);
-                let got = clients[volume].read(offset(writer, slot), BLOCK as u32)?;
-                let right = got == block(volume, writer, slot, marks.at(volume, slot));
+                let (volume, slot) = volume_and_slot_of_mark(writer, n * 7 + 1);
+                let got = clients[volume].read(writer_slot_offset(writer, slot), BLOCK as u32)?;
+                let right = got == expected_slot_content(volume, writer, slot, marks.at(volume, slot));
                 self.read.fetch_add(1, Ordering::Relaxed);
                 self.wrong.fetch_add(u64::from(!right), Ordering::Relaxed);
             }

@@ -9,10 +9,10 @@ mod load;
 mod model;
 
 use super::demo_server::DemoServer;
-use super::printer::{Printer, thousands};
+use super::printer::{DemoPrinter, thousands};
 use anyhow::{Result, bail};
-use load::MarkLoad;
-use model::{BYTES, CheckResult, VOLUMES, WRITERS, compare, fill};
+use load::MarkWriters;
+use model::{BYTES, BlockCheckCounts, VOLUMES, WRITERS, compare_volume_copies, create_patterned_volume};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::thread::sleep;
@@ -29,7 +29,7 @@ const PARTS: [&str; 5] = ["no snapshot", "first run", "between", "second run", "
 
 /// The results, for `--json`.
 #[derive(Debug, Default, Serialize)]
-struct BackupReport {
+struct BackupDemoReport {
     rounds: usize,
     volumes_bytes: u64,
     /// Median over the rounds.
@@ -40,7 +40,7 @@ struct BackupReport {
     /// The longest time to take a group of snapshots.
     snapshot_ns: u64,
     /// Write rate during each part of a round.
-    rates: Vec<WriteRate>,
+    rates: Vec<BackupPartWriteRate>,
     instants: u64,
     blocks_checked: u64,
     blocks_wrong: u64,
@@ -51,18 +51,18 @@ struct BackupReport {
 
 /// The write rate of one part of a round, as a median over the rounds.
 #[derive(Debug, Serialize)]
-struct WriteRate {
+struct BackupPartWriteRate {
     part: &'static str,
     writes_a_second: f64,
 }
 
 /// The results of one round.
-struct BackupRound {
+struct BackupDemoRoundResult {
     rates: [f64; 5],
     bytes: [u64; 2],
     times: [Duration; 2],
     snapshots: [Duration; 2],
-    checked: CheckResult,
+    checked: BlockCheckCounts,
 }
 
 /// Runs the demo.
@@ -70,11 +70,11 @@ struct BackupRound {
 /// # Errors
 /// A step fails, or a result is wrong, which is a bug in udm.
 pub fn run(json: bool) -> Result<()> {
-    let printer = Printer::new(json);
+    let printer = DemoPrinter::new(json);
     let server = DemoServer::start()?;
     for (volume, name) in VOLUMES.iter().enumerate() {
         let image = server.folder().join(format!("{name}.img"));
-        fill(volume, &image)?;
+        create_patterned_volume(volume, &image)?;
         server.map(name, &image, BYTES)?;
     }
     printer.section("Two volumes, kept at one instant while they are written")?;
@@ -85,20 +85,20 @@ pub fn run(json: bool) -> Result<()> {
     )?;
     let how = "each puts its marks on both volumes in turn and reads some back";
     printer.fact("load", &format!("{WRITERS} writers over NBD; {how}"))?;
-    let load = MarkLoad::start(&server)?;
-    let rounds = (0..ROUNDS).map(|_| run_round(&server, &load)).collect::<Result<Vec<_>>>()?;
-    let mut report = summarize(&rounds);
+    let load = MarkWriters::start(&server)?;
+    let rounds = (0..ROUNDS).map(|_| run_backup_demo_round(&server, &load)).collect::<Result<Vec<_>>>()?;
+    let mut report = summarize_backup_rounds(&rounds);
     let (last, read, wrong) = load.end()?;
     (report.load_blocks_checked, report.load_blocks_wrong) = (read, wrong);
     // At the end the volumes themselves are compared.
     let last: Vec<_> = last.into_iter().map(|last| (last, last)).collect();
-    let end = compare(&VOLUMES.map(|name| server.folder().join(format!("{name}.img"))), &last)?;
+    let end = compare_volume_copies(&VOLUMES.map(|name| server.folder().join(format!("{name}.img"))), &last)?;
     report.load_blocks_checked += end.blocks;
     report.load_blocks_wrong += end.wrong;
     report.stores_bytes_left = server.stores_bytes()?;
-    print_report(&printer, &report)?;
+    print_backup_demo_report(&printer, &report)?;
     if json {
-        crate::output::say_json(&report)?;
+        crate::output::print_json_to_stdout(&report)?;
     }
     match report.blocks_wrong + report.load_blocks_wrong + report.stores_bytes_left {
         0 => Ok(()),
@@ -107,29 +107,33 @@ pub fn run(json: bool) -> Result<()> {
 }
 
 /// The name of a volume's snapshot in the first or second group.
-fn snapshot_name(volume: &str, group: usize) -> String {
+fn volume_snapshot_name(volume: &str, group: usize) -> String {
     format!("{volume}-{}", ["monday", "tuesday"][group])
 }
 
 /// Takes snapshots of both volumes. Returns the time needed, and bounds for the last mark of each
 /// writer in them.
-fn take_snapshots(server: &DemoServer, load: &MarkLoad, group: usize) -> Result<(Duration, Vec<(u64, u64)>)> {
+fn snapshot_both_volumes(
+    server: &DemoServer,
+    load: &MarkWriters,
+    group: usize,
+) -> Result<(Duration, Vec<(u64, u64)>)> {
     let least = load.acknowledged();
-    let pairs = VOLUMES.iter().map(|volume| (snapshot_name(volume, group), (*volume).into()));
+    let pairs = VOLUMES.iter().map(|volume| (volume_snapshot_name(volume, group), (*volume).into()));
     // The snapshots are persistent, as for backups that continue after a restart.
     let time = server.take_snapshots(pairs)?;
     Ok((time, least.into_iter().zip(load.sent()).collect()))
 }
 
-fn run_round(server: &DemoServer, load: &MarkLoad) -> Result<BackupRound> {
+fn run_backup_demo_round(server: &DemoServer, load: &MarkWriters) -> Result<BackupDemoRoundResult> {
     let copies: [PathBuf; 2] = VOLUMES.map(|volume| server.folder().join(format!("{volume}.copy")));
     let watch = || {
         sleep(WATCH);
         Ok(())
     };
-    let mut checked = CheckResult::default();
+    let mut checked = BlockCheckCounts::default();
     let mut compare = |bounds: &[(u64, u64)]| -> Result<()> {
-        let found = compare(&copies, bounds)?;
+        let found = compare_volume_copies(&copies, bounds)?;
         checked.blocks += found.blocks;
         checked.wrong += found.wrong;
         Ok(())
@@ -143,23 +147,28 @@ fn run_round(server: &DemoServer, load: &MarkLoad) -> Result<BackupRound> {
         Ok((sent, begin.elapsed()))
     };
     let (before, ()) = load.rate(watch)?;
-    let (monday, bounds) = take_snapshots(server, load, 0)?;
+    let (monday, bounds) = snapshot_both_volumes(server, load, 0)?;
     let (first, (all, first_time)) =
-        load.rate(|| both(&|volume, to| copy::full_backup(server, &snapshot_name(volume, 0), to)))?;
+        load.rate(|| both(&|volume, to| copy::full_backup(server, &volume_snapshot_name(volume, 0), to)))?;
     compare(&bounds)?;
     let (between, ()) = load.rate(watch)?;
-    let (tuesday, bounds) = take_snapshots(server, load, 1)?;
+    let (tuesday, bounds) = snapshot_both_volumes(server, load, 1)?;
     let (second, (changed, second_time)) = load.rate(|| {
         both(&|volume, to| {
-            copy::incremental_backup(server, &snapshot_name(volume, 1), &snapshot_name(volume, 0), to)
+            copy::incremental_backup(
+                server,
+                &volume_snapshot_name(volume, 1),
+                &volume_snapshot_name(volume, 0),
+                to,
+            )
         })
     })?;
     compare(&bounds)?;
     for group in 0..2 {
-        VOLUMES.iter().try_for_each(|volume| server.remove(&snapshot_name(volume, group)))?;
+        VOLUMES.iter().try_for_each(|volume| server.remove(&volume_snapshot_name(volume, group)))?;
     }
     let (after, ()) = load.rate(watch)?;
-    Ok(BackupRound {
+    Ok(BackupDemoRoundResult {
         rates: [before, first, between, second, after],
         bytes: [all, changed],
         times: [first_time, second_time],
@@ -169,39 +178,42 @@ fn run_round(server: &DemoServer, load: &MarkLoad) -> Result<BackupRound> {
 }
 
 /// The median over the rounds.
-fn median<T: PartialOrd + Copy>(rounds: &[BackupRound], of: impl Fn(&BackupRound) -> T) -> T {
+fn median_over_rounds<T: PartialOrd + Copy>(
+    rounds: &[BackupDemoRoundResult],
+    of: impl Fn(&BackupDemoRoundResult) -> T,
+) -> T {
     let mut all: Vec<T> = rounds.iter().map(of).collect();
     all.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
     all[all.len() / 2]
 }
 
-fn summarize(rounds: &[BackupRound]) -> BackupReport {
+fn summarize_backup_rounds(rounds: &[BackupDemoRoundResult]) -> BackupDemoReport {
     let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    let rate = |(i, part): (usize, &&'static str)| WriteRate {
+    let rate = |(i, part): (usize, &&'static str)| BackupPartWriteRate {
         part,
-        writes_a_second: median(rounds, |r| r.rates[i]),
+        writes_a_second: median_over_rounds(rounds, |r| r.rates[i]),
     };
-    BackupReport {
+    BackupDemoReport {
         rounds: rounds.len(),
         volumes_bytes: BYTES * VOLUMES.len() as u64,
-        first_run_bytes: median(rounds, |r| r.bytes[0]),
-        second_run_bytes: median(rounds, |r| r.bytes[1]),
-        first_run_ns: nanos(median(rounds, |r| r.times[0])),
-        second_run_ns: nanos(median(rounds, |r| r.times[1])),
+        first_run_bytes: median_over_rounds(rounds, |r| r.bytes[0]),
+        second_run_bytes: median_over_rounds(rounds, |r| r.bytes[1]),
+        first_run_ns: nanos(median_over_rounds(rounds, |r| r.times[0])),
+        second_run_ns: nanos(median_over_rounds(rounds, |r| r.times[1])),
         snapshot_ns: nanos(rounds.iter().flat_map(|r| r.snapshots).max().unwrap_or_default()),
         rates: PARTS.iter().enumerate().map(rate).collect(),
         instants: 2 * rounds.len() as u64,
         blocks_checked: rounds.iter().map(|r| r.checked.blocks).sum(),
         blocks_wrong: rounds.iter().map(|r| r.checked.wrong).sum(),
-        ..BackupReport::default()
+        ..BackupDemoReport::default()
     }
 }
 
 /// Prints the results.
-fn print_report(printer: &Printer, report: &BackupReport) -> Result<()> {
+fn print_backup_demo_report(printer: &DemoPrinter, report: &BackupDemoReport) -> Result<()> {
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     let seconds = |nanos: u64| format!("{:.2} s", nanos as f64 / 1e9);
-    let BackupReport { first_run_bytes: first, second_run_bytes: second, .. } = *report;
+    let BackupDemoReport { first_run_bytes: first, second_run_bytes: second, .. } = *report;
     let group = format!(
         "persistent, both at one instant, {:.1} ms at the most until they were there",
         report.snapshot_ns as f64 / 1e6
@@ -209,7 +221,7 @@ fn print_report(printer: &Printer, report: &BackupReport) -> Result<()> {
     printer.fact("snapshots", &group)?;
     printer.fact(
         "first run",
-        &format!("{} in {}, by {}", mib(first), seconds(report.first_run_ns), copy::copy_program()),
+        &format!("{} in {}, by {}", mib(first), seconds(report.first_run_ns), copy::full_copy_program_name()),
     )?;
     let context = "the changes in qemu:dirty-bitmap:NAME";
     printer
@@ -222,7 +234,7 @@ fn print_report(printer: &Printer, report: &BackupReport) -> Result<()> {
         )?;
     }
     printer.section("Results")?;
-    let BackupReport { instants, blocks_checked, blocks_wrong, .. } = *report;
+    let BackupDemoReport { instants, blocks_checked, blocks_wrong, .. } = *report;
     let backups = format!("{instants} backups of both volumes, each one instant of both");
     printer.verdict(
         blocks_wrong == 0,

@@ -47,17 +47,17 @@ impl FioResult {
 }
 
 /// A running fio. Dropping it ends fio.
-pub(super) struct FioRun(Option<Child>);
+pub(super) struct FioProcess(Option<Child>);
 
-impl FioRun {
+impl FioProcess {
     /// Starts fio on the export of `uri`.
-    pub fn start(uri: &str, folder: &Path) -> Result<FioRun> {
+    pub fn start(uri: &str, folder: &Path) -> Result<FioProcess> {
         let words = "--name=cable --ioengine=nbd --rw=randrw --bs=4k --iodepth=16 --size=64m --time_based \
                      --verify=crc32c --verify_backlog=256 --verify_state_save=0 --output-format=json";
         let mut fio = Command::new("fio");
         fio.args(words.split_whitespace()).arg(format!("--runtime={SECONDS}")).arg(format!("--uri={uri}"));
         fio.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Ok(FioRun(Some(fio.spawn().context("demo: fio")?)))
+        Ok(FioProcess(Some(fio.spawn().context("demo: fio")?)))
     }
 
     /// Waits for the end of fio.
@@ -84,7 +84,7 @@ impl FioRun {
     }
 }
 
-impl Drop for FioRun {
+impl Drop for FioProcess {
     fn drop(&mut self) {
         if let Some(mut child) = self.0.take() {
             let _ = child.kill();

@@ -9,15 +9,15 @@ mod fio;
 mod servers;
 
 use super::demo_server::DemoServer;
-use super::printer::Printer;
+use super::printer::DemoPrinter;
 use anyhow::{Context, Result, bail};
-use fio::{FioResult, FioRun};
+use fio::{FioProcess, FioResult};
 use serde::Serialize;
-use servers::{Faultable, NbdkitServer, NetnsServer};
+use servers::{FaultableServer, NbdkitServer, NetnsNbdkitServer};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use udm_control::registry::{PathMaintenance, PathWatchOptions};
+use udm_control::registry::{PathMaintenanceSettings, PathWatchOptions};
 use udm_control::verbs;
 use udm_core::{Nanos, SECTOR_SIZE};
 use udm_wire::multipath_conf::MultipathSettings;
@@ -40,7 +40,7 @@ const WHOLE: &str = "nothing is lost";
 
 /// A part of the demo, for `--json`.
 #[derive(Debug, Serialize)]
-struct FaultReport {
+struct CableDemoFaultReport {
     what: &'static str,
     udm: FioResult,
     /// The same fault with plain NBD, if it was measured.
@@ -48,16 +48,16 @@ struct FaultReport {
 }
 
 /// The server and its files.
-struct Fixture {
+struct CableDemoFixture {
     server: DemoServer,
     disk: PathBuf,
     fence: PathBuf,
 }
 
-impl Fixture {
-    fn start() -> Result<Fixture> {
+impl CableDemoFixture {
+    fn start() -> Result<CableDemoFixture> {
         for program in ["nbdkit", "fio"] {
-            if !servers::is_installed(program) {
+            if !servers::is_program_installed(program) {
                 bail!(
                     "demo cable: {program} is not installed; the servers are nbdkit, and the client is fio"
                 );
@@ -70,14 +70,14 @@ impl Fixture {
             ..MultipathSettings::every(1)
         };
         let settings = Arc::new(settings);
-        server.registry.set_maintenance(Box::new(move |name, _| PathMaintenance {
+        server.registry.set_maintenance(Box::new(move |name, _| PathMaintenanceSettings {
             paths: Some(Arc::clone(&settings)),
             watch: PathWatchOptions { hedge_reads: name == HEDGED, ..PathWatchOptions::default() },
         }));
         let disk = server.folder().join("disk.img");
         std::fs::File::create(&disk).and_then(|file| file.set_len(BYTES)).context("demo: image")?;
-        let fence = servers::write_fence_command(server.folder()).context("demo: command that fences")?;
-        Ok(Fixture { server, disk, fence })
+        let fence = servers::write_fence_script(server.folder()).context("demo: command that fences")?;
+        Ok(CableDemoFixture { server, disk, fence })
     }
 
     fn start_server(&self, name: &str) -> Result<NbdkitServer> {
@@ -93,12 +93,17 @@ impl Fixture {
         });
         let sectors = BYTES / SECTOR_SIZE;
         let table = format!("0 {sectors} multipath 1 queue_if_no_path 0 1 1 round-robin 0 2 1 {a} {b}");
-        Ok(verbs::wait(verbs::create(&self.server.registry, name, None, Some(&table)))?)
+        Ok(verbs::block_on_verb(verbs::create_mapped_device(
+            &self.server.registry,
+            name,
+            None,
+            Some(&table),
+        ))?)
     }
 
     /// Runs fio on `uri`; `servers` fail for a time meanwhile.
-    fn run(&self, uri: &str, servers: &mut [&mut dyn Faultable]) -> Result<FioResult> {
-        let run = FioRun::start(uri, self.server.folder())?;
+    fn run(&self, uri: &str, servers: &mut [&mut dyn FaultableServer]) -> Result<FioResult> {
+        let run = FioProcess::start(uri, self.server.folder())?;
         std::thread::sleep(LOST_AT);
         for server in &mut *servers {
             server.fail()?;
@@ -117,7 +122,7 @@ impl Fixture {
     /// Waits until all paths of a device work.
     fn wait_until_healthy(&self, device: &str) -> Result<()> {
         for _ in 0..600 {
-            let status = verbs::status(&self.server.registry, device, false)?;
+            let status = verbs::table_status_by_device_name(&self.server.registry, device, false)?;
             if !status.text.contains(" F ") {
                 return Ok(());
             }
@@ -133,18 +138,18 @@ impl Fixture {
 /// A program is missing, a step fails, or a block is wrong or a request failed. The last two are
 /// bugs in udm.
 pub fn run(json: bool) -> Result<()> {
-    let printer = Printer::new(json);
-    let fixture = Fixture::start()?;
+    let printer = DemoPrinter::new(json);
+    let fixture = CableDemoFixture::start()?;
     let (mut a, mut b) = (fixture.start_server("a")?, fixture.start_server("b")?);
     fixture.map("mp", [&a.uri(), &b.uri()])?;
-    print_intro(&printer, &fixture)?;
+    print_cable_demo_intro(&printer, &fixture)?;
     let (device, alone) = (fixture.uri("mp"), a.uri());
     let mut parts = Vec::new();
     let mut part = |what, udm: FioResult, plain: Option<FioResult>| -> Result<()> {
         let mut row = vec![String::from(what), udm.read(), udm.write()];
         row.extend(plain.iter().flat_map(|plain| [plain.read(), plain.write()]));
         printer.row(&row)?;
-        parts.push(FaultReport { what, udm, plain });
+        parts.push(CableDemoFaultReport { what, udm, plain });
         Ok(())
     };
     part(WHOLE, fixture.run(&device, &mut [])?, Some(fixture.run(&alone, &mut [])?))?;
@@ -162,21 +167,21 @@ pub fn run(json: bool) -> Result<()> {
     fixture.wait_until_healthy("mp")?;
     part("both are killed for 1 s", fixture.run(&device, &mut [&mut a.kill(), &mut b.kill()])?, None)?;
     fixture.wait_until_healthy("mp")?;
-    match NetnsServer::missing() {
+    match NetnsNbdkitServer::missing() {
         Some(why) => {
             printer.fact("left out", &format!("a server that is cut off from the network: {why}"))?;
         }
         None => {
-            let mut net = NetnsServer::start(&fixture.server.folder().join("net"), &fixture.disk)?;
+            let mut net = NetnsNbdkitServer::start(&fixture.server.folder().join("net"), &fixture.disk)?;
             fixture.map("net", [&net.uri(), &b.uri()])?;
             let udm = fixture.run(&fixture.uri("net"), &mut [&mut net])?;
             part("a server is cut off", udm, None)?;
         }
     }
-    print_summary(&printer, &parts, json)
+    print_cable_demo_summary(&printer, &parts, json)
 }
 
-fn print_intro(printer: &Printer, fixture: &Fixture) -> Result<()> {
+fn print_cable_demo_intro(printer: &DemoPrinter, fixture: &CableDemoFixture) -> Result<()> {
     printer.section("One file, two servers, one device over both")?;
     printer.fact("servers", &format!("nbdkit, twice, over one file of {} MiB", BYTES >> 20))?;
     printer.fact(
@@ -200,7 +205,7 @@ fn print_intro(printer: &Printer, fixture: &Fixture) -> Result<()> {
     printer.head(&["", "udm: read", "write", "plain NBD: read", "write"])
 }
 
-fn print_summary(printer: &Printer, parts: &[FaultReport], json: bool) -> Result<()> {
+fn print_cable_demo_summary(printer: &DemoPrinter, parts: &[CableDemoFaultReport], json: bool) -> Result<()> {
     printer.section("What the client saw")?;
     let whole = parts.iter().find(|part| part.what == WHOLE);
     if let Some(whole) = whole.filter(|part| part.udm.is_well) {
@@ -216,7 +221,7 @@ fn print_summary(printer: &Printer, parts: &[FaultReport], json: bool) -> Result
         ),
     )?;
     if json {
-        crate::output::say_json(&parts)?;
+        crate::output::print_json_to_stdout(&parts)?;
     }
     if let Some(part) = parts.iter().find(|part| !part.udm.is_well) {
         bail!("demo: {}: {}: this is a bug in udm", part.what, part.udm.said);

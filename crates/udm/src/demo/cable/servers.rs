@@ -26,14 +26,14 @@ const THERE: &str = "198.18.91.2/30";
 const PORT: u16 = 10809;
 
 /// True if a program can be run.
-pub(super) fn is_installed(program: &str) -> bool {
+pub(super) fn is_program_installed(program: &str) -> bool {
     let mut command = Command::new(program);
     command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok()
 }
 
 /// Writes the fence command to a file.
-pub(super) fn write_fence_command(folder: &Path) -> std::io::Result<PathBuf> {
+pub(super) fn write_fence_script(folder: &Path) -> std::io::Result<PathBuf> {
     let path = folder.join("fence");
     let mut file = std::fs::File::options().write(true).create_new(true).mode(0o700).open(&path)?;
     let net = folder.join("net").display().to_string();
@@ -42,7 +42,7 @@ pub(super) fn write_fence_command(folder: &Path) -> std::io::Result<PathBuf> {
 }
 
 /// A server with a temporary fault.
-pub(super) trait Faultable {
+pub(super) trait FaultableServer {
     fn fail(&mut self) -> Result<()>;
     fn recover(&mut self) -> Result<()>;
 }
@@ -71,8 +71,8 @@ impl NbdkitServer {
         let _ = std::fs::remove_file(&self.socket);
         let mut nbdkit = Command::new("nbdkit");
         nbdkit.arg("-f").arg("-U").arg(&self.socket).arg("file").arg(&self.disk);
-        self.child = Some(spawn_server(&mut nbdkit, &self.socket)?);
-        wait_until_up(|| UnixStream::connect(&self.socket).is_ok())
+        self.child = Some(spawn_nbdkit_with_pidfile(&mut nbdkit, &self.socket)?);
+        wait_until_nbdkit_answers(|| UnixStream::connect(&self.socket).is_ok())
     }
 
     fn end(&mut self) {
@@ -89,18 +89,18 @@ impl NbdkitServer {
 
     /// The fault: stopped (SIGSTOP), then started again, because the old process may have been
     /// fenced.
-    pub fn stop_and_restart(&mut self) -> impl Faultable {
-        SignalFault { server: self, signal: Signal::STOP, resumes: false }
+    pub fn stop_and_restart(&mut self) -> impl FaultableServer {
+        FaultBySignal { server: self, signal: Signal::STOP, resumes: false }
     }
 
     /// The fault: stopped (SIGSTOP), then continued.
-    pub fn pause(&mut self) -> impl Faultable {
-        SignalFault { server: self, signal: Signal::STOP, resumes: true }
+    pub fn pause(&mut self) -> impl FaultableServer {
+        FaultBySignal { server: self, signal: Signal::STOP, resumes: true }
     }
 
     /// The fault: killed, then started again.
-    pub fn kill(&mut self) -> impl Faultable {
-        SignalFault { server: self, signal: Signal::KILL, resumes: false }
+    pub fn kill(&mut self) -> impl FaultableServer {
+        FaultBySignal { server: self, signal: Signal::KILL, resumes: false }
     }
 }
 
@@ -111,13 +111,13 @@ impl Drop for NbdkitServer {
 }
 
 /// A fault by a signal.
-struct SignalFault<'a> {
+struct FaultBySignal<'a> {
     server: &'a mut NbdkitServer,
     signal: Signal,
     resumes: bool,
 }
 
-impl Faultable for SignalFault<'_> {
+impl FaultableServer for FaultBySignal<'_> {
     fn fail(&mut self) -> Result<()> {
         self.server.signal(self.signal)
     }
@@ -128,7 +128,7 @@ impl Faultable for SignalFault<'_> {
 }
 
 /// Waits until a server is up.
-fn wait_until_up(is_there: impl Fn() -> bool) -> Result<()> {
+fn wait_until_nbdkit_answers(is_there: impl Fn() -> bool) -> Result<()> {
     for _ in 0..500 {
         if is_there() {
             return Ok(());
@@ -139,7 +139,7 @@ fn wait_until_up(is_there: impl Fn() -> bool) -> Result<()> {
 }
 
 /// Starts a server, and writes its process ID to a file for the fence command.
-fn spawn_server(command: &mut Command, name: &Path) -> Result<Child> {
+fn spawn_nbdkit_with_pidfile(command: &mut Command, name: &Path) -> Result<Child> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn().context("demo: nbdkit")?;
     std::fs::write(name.with_extension("pid"), child.id().to_string()).context("demo: process ID")?;
@@ -147,15 +147,16 @@ fn spawn_server(command: &mut Command, name: &Path) -> Result<Child> {
 }
 
 /// nbdkit in its own network namespace, which ends with it.
-pub(super) struct NetnsServer(Child);
+pub(super) struct NetnsNbdkitServer(Child);
 
-impl NetnsServer {
+impl NetnsNbdkitServer {
     /// The reason why this server cannot run here, if there is one.
     pub fn missing() -> Option<&'static str> {
         if !rustix::process::geteuid().is_root() {
             return Some("that needs root");
         }
-        let ready = is_installed("ip") && is_installed("unshare") && is_installed("nsenter");
+        let ready =
+            is_program_installed("ip") && is_program_installed("unshare") && is_program_installed("nsenter");
         if !ready {
             return Some("that needs ip, unshare and nsenter");
         }
@@ -164,22 +165,22 @@ impl NetnsServer {
         (!free).then_some("its addresses are in use (198.18.0.0/15)")
     }
 
-    pub fn start(name: &Path, disk: &Path) -> Result<NetnsServer> {
+    pub fn start(name: &Path, disk: &Path) -> Result<NetnsNbdkitServer> {
         let mut nbdkit = Command::new("unshare");
         nbdkit.args(["--net", "nbdkit", "-f", "-p", "10809", "file"]).arg(disk);
-        let net = NetnsServer(spawn_server(&mut nbdkit, name)?);
+        let net = NetnsNbdkitServer(spawn_nbdkit_with_pidfile(&mut nbdkit, name)?);
         let pid = net.0.id().to_string();
         let of = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).ok();
         // The namespace is new only once `unshare` has created it.
-        wait_until_up(|| of(&pid).is_some_and(|theirs| Some(theirs) != of("self")))?;
-        let link = veth_name(net.0.id());
+        wait_until_nbdkit_answers(|| of(&pid).is_some_and(|theirs| Some(theirs) != of("self")))?;
+        let link = host_veth_name(net.0.id());
         run_ip(&["link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &pid])?;
         run_ip(&["addr", "add", HERE, "dev", &link])?;
         run_ip(&["link", "set", &link, "up"])?;
         net.inside(&["addr", "add", THERE, "dev", "eth0"])?;
         net.inside(&["link", "set", "eth0", "up"])?;
         let address = (net.host(), PORT);
-        wait_until_up(|| TcpStream::connect(address).is_ok())?;
+        wait_until_nbdkit_answers(|| TcpStream::connect(address).is_ok())?;
         Ok(net)
     }
 
@@ -194,11 +195,11 @@ impl NetnsServer {
     fn inside(&self, words: &[&str]) -> Result<()> {
         let mut command = Command::new("nsenter");
         command.args(["--net", "--target", &self.0.id().to_string(), "ip"]).args(words);
-        run_ok(&mut command)
+        run_command_or_fail(&mut command)
     }
 }
 
-impl Faultable for NetnsServer {
+impl FaultableServer for NetnsNbdkitServer {
     /// Drops all packets without notice to either side.
     fn fail(&mut self) -> Result<()> {
         self.inside(&["link", "set", "eth0", "down"])
@@ -210,24 +211,24 @@ impl Faultable for NetnsServer {
     }
 }
 
-impl Drop for NetnsServer {
+impl Drop for NetnsNbdkitServer {
     fn drop(&mut self) {
-        let _ = run_ip(&["link", "del", &veth_name(self.0.id())]);
+        let _ = run_ip(&["link", "del", &host_veth_name(self.0.id())]);
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 /// The name of our end of the link to a server.
-fn veth_name(pid: u32) -> String {
+fn host_veth_name(pid: u32) -> String {
     format!("udm{pid}")
 }
 
 fn run_ip(words: &[&str]) -> Result<()> {
-    run_ok(Command::new("ip").args(words))
+    run_command_or_fail(Command::new("ip").args(words))
 }
 
-fn run_ok(command: &mut Command) -> Result<()> {
+fn run_command_or_fail(command: &mut Command) -> Result<()> {
     let out = command.stdin(Stdio::null()).output().context("demo: ip")?;
     if !out.status.success() {
         bail!("demo: ip: {}", String::from_utf8_lossy(&out.stderr).trim());

@@ -7,9 +7,9 @@
 mod image;
 
 use super::demo_server::DemoServer;
-use super::printer::{Printer, thousands};
+use super::printer::{DemoPrinter, thousands};
 use anyhow::{Context, Result, bail};
-use image::{IMAGE, IMAGE_BYTES, block, memory_bytes};
+use image::{IMAGE, IMAGE_BYTES, image_block_content, read_rss_anon_bytes};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 use udm_control::api;
@@ -27,7 +27,7 @@ const STRIDE: u64 = 16 << 20;
 
 /// The results, for `--json`.
 #[derive(Debug, Serialize)]
-struct DisksReport {
+struct DisksDemoReport {
     disks: u64,
     image_bytes: u64,
     create_ns: u64,
@@ -48,21 +48,25 @@ struct DisksReport {
 /// # Errors
 /// A step fails, or a result is wrong, which is a bug in udm.
 pub fn run(json: bool) -> Result<()> {
-    let printer = Printer::new(json);
+    let printer = DemoPrinter::new(json);
     let server = DemoServer::start()?;
     let image = server.folder().join("image.img");
-    image::make(&image).with_context(|| image.display().to_string())?;
+    image::create_sparse_image(&image).with_context(|| image.display().to_string())?;
     server.map(IMAGE, &image, IMAGE_BYTES)?;
     printer.section("One image, a hundred disks")?;
     let image = format!("{} MiB, mostly holes, in {}", IMAGE_BYTES >> 20, server.folder().display());
     printer.fact("image", &image)?;
-    let mut report = DisksReport { disks: DISKS, image_bytes: IMAGE_BYTES, ..make(&printer, &server)? };
-    write_all(&printer, &server, &mut report)?;
-    compare_all(&printer, &server, &mut report)?;
-    reset(&printer, &server, &mut report)?;
-    remove_all(&printer, &server, &mut report)?;
+    let mut report = DisksDemoReport {
+        disks: DISKS,
+        image_bytes: IMAGE_BYTES,
+        ..create_and_measure_disks(&printer, &server)?
+    };
+    write_and_check_disks(&printer, &server, &mut report)?;
+    check_disk_diffs(&printer, &server, &mut report)?;
+    reset_disk_to_image(&printer, &server, &mut report)?;
+    remove_demo_disks(&printer, &server, &mut report)?;
     if json {
-        crate::output::say_json(&report)?;
+        crate::output::print_json_to_stdout(&report)?;
     }
     if report.blocks_wrong + report.diffs_wrong > 0 {
         bail!("demo: blocks or diffs are wrong: this is a bug in udm");
@@ -70,49 +74,51 @@ pub fn run(json: bool) -> Result<()> {
     Ok(())
 }
 
-fn name(disk: u64) -> String {
+fn demo_disk_name(disk: u64) -> String {
     format!("vm{disk:03}")
 }
 
 /// The offsets that the client of `disk` writes.
-fn places(disk: u64) -> impl Iterator<Item = u64> {
+fn disk_write_offsets(disk: u64) -> impl Iterator<Item = u64> {
     (0..BLOCKS).map(move |at| at * STRIDE + (disk + 1) * BLOCK)
 }
 
 /// The content that it writes at an offset.
-fn content(disk: u64, at: u64) -> Vec<u8> {
+fn written_block_content(disk: u64, at: u64) -> Vec<u8> {
     [at.to_le_bytes(), disk.to_be_bytes()].concat().repeat(BLOCK as usize / 16)
 }
 
-fn create(server: &DemoServer, disks: impl Iterator<Item = u64>) -> Result<Duration> {
-    server.take_snapshots(disks.map(|disk| (name(disk), IMAGE.into())))
+fn create_demo_disks(server: &DemoServer, disks: impl Iterator<Item = u64>) -> Result<Duration> {
+    server.take_snapshots(disks.map(|disk| (demo_disk_name(disk), IMAGE.into())))
 }
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn millis(time: Duration) -> String {
+fn format_millis(time: Duration) -> String {
     format!("{:.1} ms", time.as_secs_f64() * 1e3)
 }
 
-fn kib(bytes: u64) -> String {
+fn format_kib(bytes: u64) -> String {
     format!("{} KiB", thousands(bytes.div_ceil(1024)))
 }
 
 /// Creates the disks.
-fn make(printer: &Printer, server: &DemoServer) -> Result<DisksReport> {
-    let before = memory_bytes()?;
-    let time = create(server, 0..DISKS)?;
+fn create_and_measure_disks(printer: &DemoPrinter, server: &DemoServer) -> Result<DisksDemoReport> {
+    let before = read_rss_anon_bytes()?;
+    let time = create_demo_disks(server, 0..DISKS)?;
     let exports = server.registry.exports().len() as u64 - 1;
-    let memory = memory_bytes()?.saturating_sub(before) / DISKS;
+    let memory = read_rss_anon_bytes()?.saturating_sub(before) / DISKS;
     let disk = server.stores_bytes()? / DISKS;
-    printer.fact("created", &format!("{DISKS} writable disks in {}, {exports} exported", millis(time)))?;
-    printer.fact("a fresh disk", &format!("{} of memory, {} of disk", kib(memory), kib(disk)))?;
+    printer
+        .fact("created", &format!("{DISKS} writable disks in {}, {exports} exported", format_millis(time)))?;
+    printer
+        .fact("a fresh disk", &format!("{} of memory, {} of disk", format_kib(memory), format_kib(disk)))?;
     if exports != DISKS {
         bail!("demo: {exports} of {DISKS} disks are exported");
     }
-    Ok(DisksReport {
+    Ok(DisksDemoReport {
         disks: DISKS,
         image_bytes: IMAGE_BYTES,
         create_ns: nanos(time),
@@ -131,31 +137,36 @@ fn make(printer: &Printer, server: &DemoServer) -> Result<DisksReport> {
 
 /// Writes the blocks of each disk with one client per disk. Then each client reads its own blocks
 /// and those of the next disk.
-fn write_all(printer: &Printer, server: &DemoServer, report: &mut DisksReport) -> Result<()> {
-    let (begin, before) = (Instant::now(), memory_bytes()?);
+fn write_and_check_disks(
+    printer: &DemoPrinter,
+    server: &DemoServer,
+    report: &mut DisksDemoReport,
+) -> Result<()> {
+    let (begin, before) = (Instant::now(), read_rss_anon_bytes()?);
     for disk in 0..DISKS {
-        let mut client = server.client(&name(disk))?;
-        for at in places(disk) {
-            client.write(at, &content(disk, at))?;
+        let mut client = server.client(&demo_disk_name(disk))?;
+        for at in disk_write_offsets(disk) {
+            client.write(at, &written_block_content(disk, at))?;
             report.blocks_written += 1;
         }
         client.flush()?;
     }
     for disk in 0..DISKS {
-        check(server, disk, true, report)?;
+        check_disk_blocks(server, disk, true, report)?;
     }
     let mut image = server.client(IMAGE)?;
-    for at in (0..DISKS).flat_map(places) {
-        count_block(report, image.read(at, BLOCK as u32)? == block(at));
+    for at in (0..DISKS).flat_map(disk_write_offsets) {
+        count_checked_block(report, image.read(at, BLOCK as u32)? == image_block_content(at));
     }
     report.used_memory_bytes_a_disk =
-        report.fresh_memory_bytes_a_disk + memory_bytes()?.saturating_sub(before) / DISKS;
+        report.fresh_memory_bytes_a_disk + read_rss_anon_bytes()?.saturating_sub(before) / DISKS;
     report.used_disk_bytes_a_disk = server.stores_bytes()? / DISKS;
-    let (memory, disk) = (kib(report.used_memory_bytes_a_disk), kib(report.used_disk_bytes_a_disk));
+    let (memory, disk) =
+        (format_kib(report.used_memory_bytes_a_disk), format_kib(report.used_disk_bytes_a_disk));
     let written = thousands(report.blocks_written);
     printer.fact(
         "written",
-        &format!("{written} blocks by {DISKS} NBD clients in {}", millis(begin.elapsed())),
+        &format!("{written} blocks by {DISKS} NBD clients in {}", format_millis(begin.elapsed())),
     )?;
     printer.fact("a used disk", &format!("{memory} of memory with its client's buffers, {disk} of disk"))?;
     let (checked, wrong) = (thousands(report.blocks_checked), report.blocks_wrong);
@@ -164,28 +175,40 @@ fn write_all(printer: &Printer, server: &DemoServer, report: &mut DisksReport) -
 
 /// Checks the blocks of `disk`, which are new if `written`, and the unwritten blocks of the next
 /// disk.
-fn check(server: &DemoServer, disk: u64, written: bool, report: &mut DisksReport) -> Result<()> {
-    let mut client = server.client(&name(disk))?;
-    for at in places(disk) {
-        let expected = if written { content(disk, at) } else { block(at) };
-        count_block(report, client.read(at, BLOCK as u32)? == expected);
+fn check_disk_blocks(
+    server: &DemoServer,
+    disk: u64,
+    written: bool,
+    report: &mut DisksDemoReport,
+) -> Result<()> {
+    let mut client = server.client(&demo_disk_name(disk))?;
+    for at in disk_write_offsets(disk) {
+        let expected = if written { written_block_content(disk, at) } else { image_block_content(at) };
+        count_checked_block(report, client.read(at, BLOCK as u32)? == expected);
     }
-    for at in places((disk + 1) % DISKS).chain([0, STRIDE]) {
-        count_block(report, client.read(at, BLOCK as u32)? == block(at));
+    for at in disk_write_offsets((disk + 1) % DISKS).chain([0, STRIDE]) {
+        count_checked_block(report, client.read(at, BLOCK as u32)? == image_block_content(at));
     }
     Ok(())
 }
 
-fn count_block(report: &mut DisksReport, right: bool) {
+fn count_checked_block(report: &mut DisksDemoReport, right: bool) {
     report.blocks_checked += 1;
     report.blocks_wrong += u64::from(!right);
 }
 
 /// Checks that the diff of each disk is exactly the written blocks.
-fn compare_all(printer: &Printer, server: &DemoServer, report: &mut DisksReport) -> Result<()> {
+fn check_disk_diffs(printer: &DemoPrinter, server: &DemoServer, report: &mut DisksDemoReport) -> Result<()> {
     for disk in 0..DISKS {
-        let found = snapshot::changes(&server.registry, &name(disk), None, 0, snapshot::PAGE_MAX)?;
-        let expected = places(disk).map(|start_bytes| api::Range { start_bytes, length_bytes: BLOCK });
+        let found = snapshot::list_changed_ranges(
+            &server.registry,
+            &demo_disk_name(disk),
+            None,
+            0,
+            snapshot::PAGE_MAX,
+        )?;
+        let expected = disk_write_offsets(disk)
+            .map(|start_bytes| api::ChangedByteRange { start_bytes, length_bytes: BLOCK });
         report.diffs_wrong += u64::from(!found.ranges.into_iter().eq(expected));
     }
     let wrong = report.diffs_wrong;
@@ -196,23 +219,31 @@ fn compare_all(printer: &Printer, server: &DemoServer, report: &mut DisksReport)
 }
 
 /// Resets one disk to the image.
-fn reset(printer: &Printer, server: &DemoServer, report: &mut DisksReport) -> Result<()> {
+fn reset_disk_to_image(
+    printer: &DemoPrinter,
+    server: &DemoServer,
+    report: &mut DisksDemoReport,
+) -> Result<()> {
     let begin = Instant::now();
-    server.remove(&name(0))?;
-    create(server, 0..1)?;
+    server.remove(&demo_disk_name(0))?;
+    create_demo_disks(server, 0..1)?;
     let time = begin.elapsed();
     report.reset_ns = nanos(time);
     let wrong = report.blocks_wrong;
-    check(server, 0, false, report)?;
-    check(server, 1, true, report)?;
+    check_disk_blocks(server, 0, false, report)?;
+    check_disk_blocks(server, 1, true, report)?;
     let good = wrong == report.blocks_wrong;
-    printer.verdict(good, &format!("{} removed and created again in {}", name(0), millis(time)))
+    printer
+        .verdict(good, &format!("{} removed and created again in {}", demo_disk_name(0), format_millis(time)))
 }
 
-fn remove_all(printer: &Printer, server: &DemoServer, report: &mut DisksReport) -> Result<()> {
+fn remove_demo_disks(printer: &DemoPrinter, server: &DemoServer, report: &mut DisksDemoReport) -> Result<()> {
     let begin = Instant::now();
-    (0..DISKS).try_for_each(|disk| server.remove(&name(disk)))?;
+    (0..DISKS).try_for_each(|disk| server.remove(&demo_disk_name(disk)))?;
     report.remove_ns = nanos(begin.elapsed());
     let left = server.stores_bytes()?;
-    printer.verdict(left == 0, &format!("all removed in {}, {} left", millis(begin.elapsed()), kib(left)))
+    printer.verdict(
+        left == 0,
+        &format!("all removed in {}, {} left", format_millis(begin.elapsed()), format_kib(left)),
+    )
 }

@@ -3,8 +3,8 @@
 //! the content of a log. The simulator finds them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use udm_conformance::{CASES, DEVICES_UNDER_TEST, TestRig, WorldKind};
-use udm_core::bugs::{Bug, set};
+use udm_conformance::{CASES, DEVICES_UNDER_TEST, DeviceTestRig, WorldKind};
+use udm_core::bugs::{Bug, plant_bug};
 
 /// The bugs, each with a device that shows it, and the group of cases, or the case, that must fail.
 const FOUND_BY: &[(Bug, &str, &str)] = &[
@@ -15,20 +15,20 @@ const FOUND_BY: &[(Bug, &str, &str)] = &[
     (Bug::FlushNotFannedOut, "lines", "flags::flush_is_durable"),
     (Bug::PreflushDropped, "linear_cache", "flags::preflush_is_durable"),
     (Bug::FuaDropped, "linear_no_fua", "flags::fua_is_durable"),
-    (Bug::OffsetKeptOnError, "linear", "errors::bad_sectors"),
-    (Bug::PieceErrorLost, "linear", "errors::go_up_as_they_are"),
-    (Bug::MediumErrorFailsPath, "round_robin", "errors::bad_sectors"),
-    (Bug::PathErrorNotRetried, "round_robin", "paths::one_fails_after_the_other"),
-    (Bug::RetryForgets, "round_robin", "paths::one_fails_after_the_other"),
-    (Bug::StalePathGeneration, "round_robin", "paths::one_fails_after_the_other"),
-    (Bug::HeldBioFails, "round_robin", "paths::requests_wait_for_one"),
-    (Bug::NoKick, "round_robin", "paths::requests_wait_for_one"),
+    (Bug::OffsetKeptOnError, "linear", "errors::bad_sector_fails_its_requests"),
+    (Bug::PieceErrorLost, "linear", "errors::non_path_errors_pass_unchanged"),
+    (Bug::MediumErrorFailsPath, "round_robin", "errors::bad_sector_fails_its_requests"),
+    (Bug::PathErrorNotRetried, "round_robin", "paths::path_failures_fail_no_request"),
+    (Bug::RetryForgets, "round_robin", "paths::path_failures_fail_no_request"),
+    (Bug::StalePathGeneration, "round_robin", "paths::path_failures_fail_no_request"),
+    (Bug::HeldBioFails, "round_robin", "paths::requests_wait_for_path"),
+    (Bug::NoKick, "round_robin", "paths::requests_wait_for_path"),
     (Bug::SuspendAcksEarly, "linear_cache", "changes::"),
     (Bug::SwapTooEarly, "linear", "changes::reload_under_load"),
     (Bug::ReloadDropsParked, "linear", "changes::reload_under_load"),
-    (Bug::OldTableKept, "linear_cache", "changes::another_table"),
+    (Bug::OldTableKept, "linear_cache", "changes::loaded_table_takes_effect"),
     (Bug::FlushMissesPage, "null_memory", "flags::flush_is_durable"),
-    (Bug::SuperblockNotSent, "log_writes", "life::at_rest"),
+    (Bug::SuperblockNotSent, "log_writes", "life::idle_lane_requests_no_wakeup"),
 ];
 
 #[test]
@@ -47,13 +47,13 @@ fn fails(bug: Bug, subject: &str, group: &str) -> bool {
     });
     cases.any(|case| {
         let run = |bug: Option<Bug>| {
-            set(bug);
+            plant_bug(bug);
             let result = catch_unwind(AssertUnwindSafe(|| {
-                let mut rig = TestRig::new(subject, WorldKind::Stepped);
+                let mut rig = DeviceTestRig::new(subject, WorldKind::Stepped);
                 (case.run)(&mut rig);
                 rig.end();
             }));
-            set(None);
+            plant_bug(None);
             result.is_ok()
         };
         !run(Some(bug)) && run(None)

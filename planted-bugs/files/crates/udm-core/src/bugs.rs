@@ -7,20 +7,23 @@
 mod bio_faults;
 mod list;
 
-pub use bio_faults::{drop_echoes, duplicate_bio, leak_bios, record_echo, take_echoes};
-pub use list::{Bug, SimWorld};
+pub use bio_faults::{
+    duplicate_bio, leak_bios, remove_duplicate_completions, schedule_duplicate_write,
+    take_due_duplicate_writes,
+};
+pub use list::{Bug, SimWorldKind};
 
 thread_local! {
     static ON: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
 }
 
 /// Switches `bug` on for this thread; `None` switches the current one off.
-pub fn set(bug: Option<Bug>) {
+pub fn plant_bug(bug: Option<Bug>) {
     ON.set(bug);
-    bio_faults::clear_echoes();
+    bio_faults::leak_scheduled_duplicate_writes();
 }
 
 /// Returns true if `bug` is on.
-pub fn on(bug: Bug) -> bool {
+pub fn is_bug_planted(bug: Bug) -> bool {
     ON.get() == Some(bug)
 }

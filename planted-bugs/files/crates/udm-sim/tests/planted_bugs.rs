@@ -3,9 +3,9 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use udm_core::bugs::{Bug, SimWorld, set};
+use udm_core::bugs::{Bug, SimWorldKind, plant_bug};
 use udm_sim::run::RunFailure;
-use udm_sim::{Disturbance, ExcludedDisturbances, RunPlan, lifecycle, nbd, nbd_client, run, verbs};
+use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan, lifecycle, nbd, nbd_client, run, verbs};
 
 /// Steps per seed, and the number of seeds in which a bug must be found.
 const STEPS: u64 = 5000;
@@ -18,31 +18,33 @@ const RARE: [Bug; 3] = [Bug::PreparedNotBusy, Bug::EndMarkWaits, Bug::GivenUpUnh
 const BETWEEN: [Bug; 2] = [Bug::FailNotAtomic, Bug::SeenTooLate];
 
 /// Runs `plan` in a world of kind `world`.
-fn try_one(world: SimWorld, plan: &RunPlan) -> Result<(), Box<RunFailure>> {
+fn try_one(world: SimWorldKind, plan: &RunPlan) -> Result<(), Box<RunFailure>> {
     match world {
-        SimWorld::Devices => run::run(plan).map(drop),
-        SimWorld::Faults => run::run(&RunPlan { faulty: true, ..plan.clone() }).map(drop),
-        SimWorld::Snapshots => run::run(&RunPlan { snapshots: true, ..plan.clone() }).map(drop),
-        SimWorld::Nbd => nbd::run(plan).map(drop),
-        SimWorld::Verbs => verbs::run(plan).map(drop),
-        SimWorld::NbdClient => nbd_client::run(plan).map(drop),
-        SimWorld::Lives => lifecycle::run(plan).map(drop),
+        SimWorldKind::Devices => run::run(plan).map(drop),
+        SimWorldKind::Faults => run::run(&RunPlan { faulty: true, ..plan.clone() }).map(drop),
+        SimWorldKind::Snapshots => run::run(&RunPlan { snapshots: true, ..plan.clone() }).map(drop),
+        SimWorldKind::Nbd => nbd::run(plan).map(drop),
+        SimWorldKind::Verbs => verbs::run(plan).map(drop),
+        SimWorldKind::NbdClient => nbd_client::run(plan).map(drop),
+        SimWorldKind::Lives => lifecycle::run(plan).map(drop),
     }
 }
 
 /// Returns the plan of `seed` for `bug`. A bug that is rare otherwise gets only the disturbances
 /// that it needs.
 fn plan(bug: Bug, seed: u64) -> RunPlan {
-    let kept = [Disturbance::Paths, Disturbance::Messages, Disturbance::Delay];
-    let is_left_out = |class: &Disturbance| match bug {
+    let kept = [DisturbanceClass::Paths, DisturbanceClass::Messages, DisturbanceClass::Delay];
+    let is_left_out = |class: &DisturbanceClass| match bug {
         Bug::ParkedMissReturn => !kept.contains(class),
         // A crash or a cancel ends the endless loop of this bug.
-        Bug::CopyHandedBack => [Disturbance::Crash, Disturbance::Cancel].contains(class),
+        Bug::CopyHandedBack => [DisturbanceClass::Crash, DisturbanceClass::Cancel].contains(class),
         // The marked snapshot must still exist after the power cut.
-        Bug::MarkNotKept => [Disturbance::Remove, Disturbance::Reload, Disturbance::Merge].contains(class),
+        Bug::MarkNotKept => {
+            [DisturbanceClass::Remove, DisturbanceClass::Reload, DisturbanceClass::Merge].contains(class)
+        }
         _ => false,
     };
-    let left_out = Disturbance::ALL.into_iter().filter(is_left_out);
+    let left_out = DisturbanceClass::ALL.into_iter().filter(is_left_out);
     RunPlan {
         without: left_out.fold(ExcludedDisturbances::default(), ExcludedDisturbances::and),
         ..RunPlan::new(seed, STEPS)
@@ -51,10 +53,10 @@ fn plan(bug: Bug, seed: u64) -> RunPlan {
 
 /// Returns a line of the table, or `None` if `bug` is not found. A seed counts only if it fails
 /// with the bug and, up to the same step, passes without it.
-fn look_for(bug: Bug, world: SimWorld) -> Option<String> {
-    set(Some(bug));
+fn look_for(bug: Bug, world: SimWorldKind) -> Option<String> {
+    plant_bug(Some(bug));
     let found = (1..=SEEDS_MAX).find_map(|seed| try_one(world, &plan(bug, seed)).err());
-    set(None);
+    plant_bug(None);
     let failure = found?;
     if let Err(anyway) = try_one(world, &failure.plan) {
         panic!("seed {} fails without {bug:?} too: {}", anyway.plan.seed, anyway.what);
@@ -92,16 +94,16 @@ fn every_planted_bug_is_found() {
 #[test]
 fn whole_turns_do_not_see_what_happens_between() {
     for bug in BETWEEN {
-        set(Some(bug));
+        plant_bug(Some(bug));
         for seed in 1..=60 {
             let plan = RunPlan {
-                without: ExcludedDisturbances::default().and(Disturbance::Between),
+                without: ExcludedDisturbances::default().and(DisturbanceClass::Between),
                 ..RunPlan::new(seed, STEPS)
             };
             if let Err(failure) = run::run(&plan) {
                 panic!("{bug:?} shows in whole turns too, seed {seed}: {}", failure.what);
             }
         }
-        set(None);
+        plant_bug(None);
     }
 }

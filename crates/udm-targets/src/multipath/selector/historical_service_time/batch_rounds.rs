@@ -17,11 +17,11 @@
 //! all paths are alike, a round contains all of them.
 
 use super::PathHistory;
-use super::lane::PathEstimate;
+use super::lane::LanePathHistoryAndLoad;
 
 /// A path in the order of a batch.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct CostRank {
+pub(super) struct CostRankedPath {
     /// The cost of one more bio: the average times (bios in flight + 1).
     pub(super) cost: u64,
     /// The increase of the cost per choice.
@@ -35,15 +35,16 @@ pub(super) struct CostRank {
     pub(super) is_idle: bool,
 }
 
-impl CostRank {
+impl CostRankedPath {
     /// The rank of `path` with the state `slot`. `stale` is true if all paths are stale, and false
     /// if none is.
     #[inline(always)]
-    pub(super) fn new(path: u32, slot: &PathEstimate, stale: bool) -> CostRank {
-        let PathEstimate { history: PathHistory { average, stale_after, .. }, load, used, .. } = *slot;
+    pub(super) fn new(path: u32, slot: &LanePathHistoryAndLoad, stale: bool) -> CostRankedPath {
+        let LanePathHistoryAndLoad { history: PathHistory { average, stale_after, .. }, load, used, .. } =
+            *slot;
         let (cost, step) =
             if stale { (load, 1) } else { (average.wrapping_mul(load.wrapping_add(1)), average) };
-        CostRank { cost, step, stale_after, used, path, times: 0, is_idle: load == 0 }
+        CostRankedPath { cost, step, stale_after, used, path, times: 0, is_idle: load == 0 }
     }
 
     /// The sort key of busy paths, which are stored before the idle ones.
@@ -59,9 +60,9 @@ impl CostRank {
 }
 
 /// The state of the rounds of one batch.
-pub(super) struct BatchRounds<'a> {
+pub(super) struct BatchPathChoiceRounds<'a> {
     /// The busy paths in their order, then the idle paths in theirs.
-    ranking: &'a mut [CostRank],
+    ranking: &'a mut [CostRankedPath],
     /// True if all paths are stale, false if none is.
     stale: bool,
     /// Number of busy paths.
@@ -77,16 +78,16 @@ pub(super) struct BatchRounds<'a> {
     clock: u64,
 }
 
-impl BatchRounds<'_> {
+impl BatchPathChoiceRounds<'_> {
     /// The rounds for `ranking`, in any order and not empty. `clock` is the last sequence number.
     #[inline(always)]
-    pub(super) fn new(ranking: &mut [CostRank], stale: bool, clock: u64) -> BatchRounds<'_> {
-        let rank = |turn: &CostRank| turn.rank_of_all(stale);
+    pub(super) fn new(ranking: &mut [CostRankedPath], stale: bool, clock: u64) -> BatchPathChoiceRounds<'_> {
+        let rank = |turn: &CostRankedPath| turn.rank_of_all(stale);
         if !ranking.is_sorted_by(|a, b| rank(a) < rank(b)) {
             ranking.sort_unstable_by_key(rank);
         }
         let busy = ranking.iter().take_while(|turn| !turn.is_idle).count();
-        BatchRounds { ranking, stale, busy, from: 0, next: 0, to: 0, again: 0, most: 0, clock }
+        BatchPathChoiceRounds { ranking, stale, busy, from: 0, next: 0, to: 0, again: 0, most: 0, clock }
     }
 
     /// Returns the path for the next bio.
@@ -165,7 +166,7 @@ impl BatchRounds<'_> {
         let stale = self.stale;
         let chosen = &mut self.ranking[self.from..self.next];
         if !stale && !chosen.is_sorted_by(|a, b| a.cost < b.cost) {
-            reverse_ties(chosen);
+            reverse_equal_cost_paths(chosen);
         }
         let busy = &mut self.ranking[..self.busy];
         if !busy.is_sorted_by(|a, b| a.rank(stale) < b.rank(stale)) {
@@ -175,6 +176,6 @@ impl BatchRounds<'_> {
 }
 
 /// Reverses each run of paths with equal cost: the last chosen comes first.
-fn reverse_ties(ranking: &mut [CostRank]) {
-    ranking.chunk_by_mut(|a, b| a.cost == b.cost).for_each(<[CostRank]>::reverse);
+fn reverse_equal_cost_paths(ranking: &mut [CostRankedPath]) {
+    ranking.chunk_by_mut(|a, b| a.cost == b.cost).for_each(<[CostRankedPath]>::reverse);
 }

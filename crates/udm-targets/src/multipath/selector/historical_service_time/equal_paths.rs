@@ -6,12 +6,12 @@
 //! cost the last chosen is next), and so on. If the paths are stale, each round goes along the
 //! list. The only check per batch is that nothing is in flight.
 
-use super::super::BioDispatch;
+use super::super::BatchPathDispatch;
 use super::MANY;
-use super::lane::{HistoricalLane, PathEstimate};
+use super::lane::{HistoricalServiceTimeLane, LanePathHistoryAndLoad};
 use std::sync::atomic::Ordering::Relaxed;
 
-impl HistoricalLane {
+impl HistoricalServiceTimeLane {
     /// True if the equal paths have no bio in flight and `count` bios are full rounds of all paths.
     #[inline(always)]
     pub(super) fn can_rotate(&self, count: usize) -> bool {
@@ -20,16 +20,16 @@ impl HistoricalLane {
             .iter()
             .zip(self.selector.loads.all())
             .fold(0, |sum, (slot, load)| sum | load.load(Relaxed).wrapping_add(slot.unpublished));
-        let all = PathEstimate { load: count as u64, ..self.slots[0] };
+        let all = LanePathHistoryAndLoad { load: count as u64, ..self.slots[0] };
         (in_flight == 0)
             & all.is_plain(MANY)
             & (self.selector.threshold == 0)
             & count.is_multiple_of(self.slots.len())
     }
 
-    /// The choices for a batch for which [`HistoricalLane::can_rotate`] is true.
+    /// The choices for a batch for which [`HistoricalServiceTimeLane::can_rotate`] is true.
     #[inline(always)]
-    pub(super) fn choose_in_rotation(&mut self, mut bios: impl BioDispatch) {
+    pub(super) fn choose_in_rotation(&mut self, mut bios: impl BatchPathDispatch) {
         let (now, stale, paths) = (self.now, self.slots[0].is_stale(self.now), self.slots.len());
         if self.rotation_is_stale != Some(stale) {
             self.begin_rotation(stale);

@@ -2,14 +2,14 @@
 //!
 //! The kernel keeps a list, compares all paths from the front for each bio, and moves the winner to
 //! the back. This code does the same for a single bio, and for batches that need the list. For most
-//! batches the choices follow from an order ([`BatchRounds`]) without these comparisons. Then only
-//! the sequence numbers of the last choices are kept instead of the list.
+//! batches the choices follow from an order ([`BatchPathChoiceRounds`]) without these comparisons.
+//! Then only the sequence numbers of the last choices are kept instead of the list.
 
-use super::super::rotation::Rotation;
-use super::super::{BioDispatch, PathChooser};
-use super::batch_rounds::{BatchRounds, CostRank};
+use super::super::rotation::PathRotation;
+use super::super::{BatchPathDispatch, PathSelectorLaneOps};
+use super::batch_rounds::{BatchPathChoiceRounds, CostRankedPath};
 use super::{
-    ALONE_AFTER, HistoricalServiceTime, MANY, POINT, PathHistory, SHARE_EVERY, SHORT, SharedHistory,
+    ALONE_AFTER, HistoricalServiceTime, MANY, POINT, PathHistory, SHARE_EVERY, SHORT, SharedPathHistory,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -17,7 +17,7 @@ use udm_core::{Bio, Cx, Nanos, Sectors};
 
 /// The state of a path on one core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct PathEstimate {
+pub(super) struct LanePathHistoryAndLoad {
     pub(super) history: PathHistory,
     /// Bios in flight, including the choices of this batch.
     pub(super) load: u64,
@@ -33,16 +33,16 @@ pub(super) struct PathEstimate {
 const PUBLICATION_STEP: u64 = 1 << 32;
 
 /// The selector's state on one core.
-pub(in crate::multipath) struct HistoricalLane {
+pub(in crate::multipath) struct HistoricalServiceTimeLane {
     pub(super) selector: Arc<HistoricalServiceTime>,
     /// The usable paths.
     pub(super) order: Vec<u32>,
-    /// `order` is sorted by [`PathEstimate::used`]: it is the kernel's list.
+    /// `order` is sorted by [`LanePathHistoryAndLoad::used`]: it is the kernel's list.
     pub(super) listed: bool,
     /// Scratch: for each position of the list, the best of the positions up to it.
     bests: Vec<u32>,
-    pub(super) slots: Vec<PathEstimate>,
-    /// The last [`PathEstimate::used`].
+    pub(super) slots: Vec<LanePathHistoryAndLoad>,
+    /// The last [`LanePathHistoryAndLoad::used`].
     pub(super) clock: u64,
     /// Time of the batch.
     pub(super) now: Nanos,
@@ -56,13 +56,14 @@ pub(in crate::multipath) struct HistoricalLane {
     /// Time of the next publication while other cores work.
     share_at: Nanos,
     /// The order of the batch.
-    ranking: Vec<CostRank>,
+    ranking: Vec<CostRankedPath>,
     /// The last computed history in this poll.
-    ended: HistoryMemo,
+    ended: MemoizedPathHistory,
     /// All paths are usable and have equal histories, as of the last poll.
     are_equal: bool,
-    /// The order of the paths while they take turns ([`HistoricalLane::choose_in_rotation`]).
-    pub(super) rotation: Rotation,
+    /// The order of the paths while they take turns
+    /// ([`HistoricalServiceTimeLane::choose_in_rotation`]).
+    pub(super) rotation: PathRotation,
     /// `None` if there is no rotation; otherwise whether its paths are stale.
     pub(super) rotation_is_stale: Option<bool>,
 }
@@ -70,7 +71,7 @@ pub(in crate::multipath) struct HistoricalLane {
 /// Inputs and result of the last computed history in a poll. If the next path has the same inputs,
 /// it gets the same result.
 #[derive(Clone, Copy, Debug, Default)]
-struct HistoryMemo {
+struct MemoizedPathHistory {
     /// The average before.
     average: u64,
     /// Start time of the first completed bio.
@@ -83,7 +84,7 @@ struct HistoryMemo {
     paths: usize,
 }
 
-impl PathEstimate {
+impl LanePathHistoryAndLoad {
     /// Updates the load from `shared`, the path's load as published by all cores.
     #[inline(always)]
     pub(super) fn look(&mut self, shared: u64) {
@@ -103,7 +104,12 @@ impl PathEstimate {
 }
 
 /// True if `c` is better than `b` (kernel `hst_compare`).
-pub(super) fn is_better_path(c: &PathEstimate, b: &PathEstimate, now: u64, threshold: u32) -> bool {
+pub(super) fn is_better_path(
+    c: &LanePathHistoryAndLoad,
+    b: &LanePathHistoryAndLoad,
+    now: u64,
+    threshold: u32,
+) -> bool {
     let (c_average, b_average) = (c.history.average, b.history.average);
     let (high, low) = (c_average.max(b_average), c_average.min(b_average));
     if high <= low.saturating_mul(threshold.into()) {
@@ -113,7 +119,8 @@ pub(super) fn is_better_path(c: &PathEstimate, b: &PathEstimate, now: u64, thres
     let (c_stale, b_stale) = (c.history.stale_after < now, b.history.stale_after < now);
     if c_idle & (c_stale | b_idle) | b_idle & b_stale {
         // Compared to a busy path, an idle stale path counts as stale forever.
-        let stale = |slot: &PathEstimate, other_idle| if other_idle { slot.history.stale_after } else { 0 };
+        let stale =
+            |slot: &LanePathHistoryAndLoad, other_idle| if other_idle { slot.history.stale_after } else { 0 };
         return stale(c, b_idle) < stale(b, c_idle);
     }
     let b_better = if c.load == b.load {
@@ -121,23 +128,24 @@ pub(super) fn is_better_path(c: &PathEstimate, b: &PathEstimate, now: u64, thres
     } else if c.load < MANY && b.load < MANY {
         c_average * (c.load + 1) > b_average * (b.load + 1)
     } else {
-        let cost =
-            |slot: &PathEstimate| u128::from(slot.history.average >> POINT) * (u128::from(slot.load) + 1);
+        let cost = |slot: &LanePathHistoryAndLoad| {
+            u128::from(slot.history.average >> POINT) * (u128::from(slot.load) + 1)
+        };
         cost(c) > cost(b)
     };
     if if b_better { b_stale } else { c_stale } { c.load < b.load } else { !b_better }
 }
 
-impl HistoricalLane {
-    pub(super) fn new(selector: Arc<HistoricalServiceTime>) -> HistoricalLane {
+impl HistoricalServiceTimeLane {
+    pub(super) fn new(selector: Arc<HistoricalServiceTime>) -> HistoricalServiceTimeLane {
         let paths = selector.paths.len();
         let last_publication = selector.last_publication.load(Acquire);
-        let slot = |(path, used): (&SharedHistory, u64)| PathEstimate {
+        let slot = |(path, used): (&SharedPathHistory, u64)| LanePathHistoryAndLoad {
             history: path.get(),
             used,
-            ..PathEstimate::default()
+            ..LanePathHistoryAndLoad::default()
         };
-        HistoricalLane {
+        HistoricalServiceTimeLane {
             order: (0..paths as u32).collect(),
             listed: true,
             bests: vec![0; paths],
@@ -149,9 +157,9 @@ impl HistoricalLane {
             alone_from: Nanos(0),
             share_at: Nanos(0),
             ranking: Vec::with_capacity(paths),
-            ended: HistoryMemo::default(),
+            ended: MemoizedPathHistory::default(),
             are_equal: false,
-            rotation: Rotation::default(),
+            rotation: PathRotation::default(),
             rotation_is_stale: None,
             selector,
         }
@@ -231,7 +239,7 @@ impl HistoricalLane {
     /// The choices for a batch, by the list. Comparisons among the positions before the last winner
     /// have the same result for the next bio and are not repeated.
     #[inline(never)]
-    fn choose_by_list(&mut self, mut bios: impl BioDispatch) {
+    fn choose_by_list(&mut self, mut bios: impl BatchPathDispatch) {
         self.list();
         let (now, threshold, mut front) = (self.now.0, self.selector.threshold, 0);
         let _ = bios.each(|bio| {
@@ -280,16 +288,16 @@ impl HistoricalLane {
                 0 => last_idle = last_idle.max(slot.used),
                 _ => first_busy = first_busy.min(slot.used),
             }
-            self.ranking.push(CostRank::new(path, slot, stale));
+            self.ranking.push(CostRankedPath::new(path, slot, stale));
         }
         (plain && last_idle < first_busy).then_some(stale)
     }
 
     /// The choices for a batch, by the order in `ranking`.
     #[inline(always)]
-    fn choose_in_order(&mut self, stale: bool, mut bios: impl BioDispatch) {
+    fn choose_in_order(&mut self, stale: bool, mut bios: impl BatchPathDispatch) {
         let now = self.now;
-        let mut rounds = BatchRounds::new(&mut self.ranking, stale, self.clock);
+        let mut rounds = BatchPathChoiceRounds::new(&mut self.ranking, stale, self.clock);
         let _ = bios.each(|bio| {
             bio.sent = now;
             Some(rounds.choose())
@@ -305,7 +313,7 @@ impl HistoricalLane {
 
     /// The choices for a batch with a single path.
     #[inline(always)]
-    fn choose_only(&mut self, path: usize, mut bios: impl BioDispatch) {
+    fn choose_only(&mut self, path: usize, mut bios: impl BatchPathDispatch) {
         let (count, now) = (bios.left() as u64, self.now);
         let _ = bios.each(|bio| {
             bio.sent = now;
@@ -319,7 +327,7 @@ impl HistoricalLane {
     /// Called when the set of usable paths has changed.
     fn forget(&mut self) {
         self.are_equal = false;
-        self.ended = HistoryMemo::default();
+        self.ended = MemoizedPathHistory::default();
     }
 
     fn publish(&mut self, path: usize) {
@@ -329,7 +337,7 @@ impl HistoricalLane {
     }
 }
 
-impl PathChooser for HistoricalLane {
+impl PathSelectorLaneOps for HistoricalServiceTimeLane {
     fn fail(&mut self, path: usize) {
         self.list();
         self.forget();
@@ -360,7 +368,7 @@ impl PathChooser for HistoricalLane {
     }
 
     #[inline]
-    fn choose_all(&mut self, bios: impl BioDispatch) {
+    fn choose_all(&mut self, bios: impl BatchPathDispatch) {
         self.sync_history();
         if self.are_equal && self.can_rotate(bios.left()) {
             return self.choose_in_rotation(bios);
@@ -399,8 +407,8 @@ impl PathChooser for HistoricalLane {
         }
     }
 
-    /// Compares the path with the previous one. [`PathChooser::polled`] does not, because with one
-    /// path it would only cost time.
+    /// Compares the path with the previous one. [`PathSelectorLaneOps::polled`] does not, because
+    /// with one path it would only cost time.
     #[inline(always)]
     fn reaped(&mut self, path: usize, back: &[Box<Bio>], _sectors: Sectors, cx: &Cx<'_>) {
         let slot = &mut self.slots[path];
@@ -412,7 +420,7 @@ impl PathChooser for HistoricalLane {
                 last.paths += 1;
             } else {
                 let after = self.selector.ended(&slot.history, first.sent, count, self.order.len(), now);
-                *last = HistoryMemo { average, start, count, after, paths: 1 };
+                *last = MemoizedPathHistory { average, start, count, after, paths: 1 };
             }
             slot.history = last.after;
             slot.unpublished = slot.unpublished.wrapping_sub(count as u64);
@@ -424,7 +432,7 @@ impl PathChooser for HistoricalLane {
 
     #[inline(always)]
     fn end_reap(&mut self, cx: &Cx<'_>) {
-        let HistoryMemo { paths, count, .. } = self.ended;
+        let MemoizedPathHistory { paths, count, .. } = self.ended;
         self.are_equal = (paths == self.slots.len()) & (self.order.len() == self.slots.len());
         (self.ended.paths, self.ended.count) = (0, 0);
         if count > 0 && cx.now() >= self.alone_from {
@@ -433,7 +441,7 @@ impl PathChooser for HistoricalLane {
     }
 }
 
-impl Drop for HistoricalLane {
+impl Drop for HistoricalServiceTimeLane {
     /// Publishes the lane's histories and removes its bios in flight from the shared loads.
     fn drop(&mut self) {
         if self.alone_from > Nanos(0) {

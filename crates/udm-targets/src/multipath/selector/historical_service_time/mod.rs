@@ -14,7 +14,7 @@
 //! poll. If several cores work, each writes once in [`SHARE_EVERY`] and continues from the value
 //! that another core wrote; a shared write in each poll would cost more than all the rest. Of two
 //! simultaneous writes one may be lost, because an average is advice. The bios in flight are exact
-//! ([`SharedLoads`]).
+//! ([`SharedPathLoads`]).
 //!
 //! `lane`: the choices of one core, bio by bio as in the kernel's list. `batch_rounds`: choices for
 //! a batch, if the kernel's comparisons form an order. That is not so with a threshold, if only
@@ -27,16 +27,17 @@ mod equal_paths;
 mod lane;
 mod two_paths;
 
-use super::load::SharedLoads;
-use super::{PathArgError, Selector, SelectorLane, SelectorResult, SelectorType};
+use super::load::SharedPathLoads;
+use super::{CreatePathSelectorResult, PathArgError, SelectorLane, SelectorType, SharedPathSelector};
 use crate::multipath::parse::parse_u32;
 use crossbeam_utils::CachePadded;
-pub(in crate::multipath) use lane::HistoricalLane;
+pub(in crate::multipath) use lane::HistoricalServiceTimeLane;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use udm_core::{CoreId, Nanos};
 
-pub(super) const TYPE: SelectorType = SelectorType { name: "historical-service-time", new };
+pub(super) const TYPE: SelectorType =
+    SelectorType { name: "historical-service-time", new: create_historical_service_time };
 
 /// Number of fractional bits.
 const POINT: u32 = 10;
@@ -65,12 +66,12 @@ pub(in crate::multipath) struct HistoricalServiceTime {
     threshold: u32,
     weights: [u64; WEIGHTS],
     /// The published histories of the paths.
-    paths: Vec<SharedHistory>,
+    paths: Vec<SharedPathHistory>,
     /// Changes with each publication; all cores read it once per batch.
     last_publication: CachePadded<AtomicU64>,
     /// Number of lanes created.
     lanes: AtomicU32,
-    loads: SharedLoads,
+    loads: SharedPathLoads,
 }
 
 /// The history of a path.
@@ -86,13 +87,13 @@ struct PathHistory {
 
 /// The history of a path shared by all cores. Each word is independent: a mix of words from two
 /// cores is still valid.
-struct SharedHistory {
+struct SharedPathHistory {
     average: AtomicU64,
     stale_after: AtomicU64,
     last_finish: AtomicU64,
 }
 
-impl SharedHistory {
+impl SharedPathHistory {
     #[inline(always)]
     fn get(&self) -> PathHistory {
         PathHistory {
@@ -111,7 +112,7 @@ impl SharedHistory {
 }
 
 /// The constructor, with the arguments `[BASE [THRESHOLD]]`.
-fn new(args: &[String]) -> SelectorResult {
+fn create_historical_service_time(args: &[String]) -> CreatePathSelectorResult {
     if args.len() > 2 {
         return Err(2);
     }
@@ -136,7 +137,7 @@ fn fixed_power(mut base: u64, mut n: u32) -> u64 {
     }
 }
 
-impl Selector for HistoricalServiceTime {
+impl SharedPathSelector for HistoricalServiceTime {
     fn name(&self) -> &'static str {
         TYPE.name
     }
@@ -150,7 +151,7 @@ impl Selector for HistoricalServiceTime {
             _ => return Err(PathArgError { text: "incorrect number of arguments", arg: 1 }),
         }
         let (stale_after, last_finish) = (AtomicU64::new(0), AtomicU64::new(0));
-        self.paths.push(SharedHistory { average: AtomicU64::new(ONE), stale_after, last_finish });
+        self.paths.push(SharedPathHistory { average: AtomicU64::new(ONE), stale_after, last_finish });
         self.loads.add_path();
         Ok(())
     }
@@ -177,7 +178,7 @@ impl Selector for HistoricalServiceTime {
     }
 
     fn lane(self: Arc<Self>, _core: CoreId) -> SelectorLane {
-        SelectorLane::Historical(HistoricalLane::new(self))
+        SelectorLane::Historical(HistoricalServiceTimeLane::new(self))
     }
 }
 
@@ -195,7 +196,7 @@ impl HistoricalServiceTime {
             paths: Vec::new(),
             last_publication: CachePadded::default(),
             lanes: AtomicU32::new(0),
-            loads: SharedLoads::default(),
+            loads: SharedPathLoads::default(),
         }
     }
 

@@ -1,23 +1,23 @@
 //! Rows H01 to H05 and H07 of the multipath cases, and comparisons with the kernel's rules.
 
-use super::super::{PathChooser, choose_all};
-use super::lane::{PathEstimate, is_better_path};
+use super::super::{PathSelectorLaneOps, record_path_choices};
+use super::lane::{LanePathHistoryAndLoad, is_better_path};
 use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
-use udm_core::{Batch, Bio, CoreState, Nanos, Sectors};
+use udm_core::{Batch, Bio, CoreLaneState, Nanos, Sectors};
 
 fn selector(args: &[&str], paths: usize) -> Arc<HistoricalServiceTime> {
     let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
     let base = args.first().map_or(BASE, |word| word.parse().unwrap());
     let threshold = args.get(1).map_or(0, |word| word.parse().unwrap());
-    assert_eq!(super::new(&args).unwrap().args(), format!("2 {base} {threshold}"));
+    assert_eq!(super::create_historical_service_time(&args).unwrap().args(), format!("2 {base} {threshold}"));
     let mut made = HistoricalServiceTime::new(base, threshold);
     (0..paths).for_each(|_| made.add_path(&[], 1).unwrap());
     Arc::new(made)
 }
 
-fn lane(selector: &Arc<HistoricalServiceTime>) -> HistoricalLane {
+fn lane(selector: &Arc<HistoricalServiceTime>) -> HistoricalServiceTimeLane {
     match Arc::clone(selector).lane(CoreId(0)) {
         SelectorLane::Historical(lane) => lane,
         _ => unreachable!(),
@@ -25,14 +25,14 @@ fn lane(selector: &Arc<HistoricalServiceTime>) -> HistoricalLane {
 }
 
 /// Sends one bio at `now` and returns its path.
-fn send(lane: &mut HistoricalLane, now: u64) -> (usize, Box<Bio>) {
-    let (mut core, mut bio) = (CoreState::new(CoreId(0), 1, 1, None), Bio::new());
+fn send(lane: &mut HistoricalServiceTimeLane, now: u64) -> (usize, Box<Bio>) {
+    let (mut core, mut bio) = (CoreLaneState::new(CoreId(0), 1, 1, None), Bio::new());
     lane.look(&core.cx(Nanos(now)));
     (lane.choose(&mut bio), bio)
 }
 
-fn back(lane: &mut HistoricalLane, path: usize, bio: Box<Bio>, now: u64) {
-    let mut core = CoreState::new(CoreId(0), 1, 1, None);
+fn back(lane: &mut HistoricalServiceTimeLane, path: usize, bio: Box<Bio>, now: u64) {
+    let mut core = CoreLaneState::new(CoreId(0), 1, 1, None);
     lane.polled(path, &[bio], Sectors(8), &core.cx(Nanos(now)));
 }
 
@@ -165,9 +165,9 @@ fn h07_a_path_that_failed_keeps_its_average() {
 fn cores_tell_each_other() {
     let selector = selector(&[], 1);
     let mut lanes = [lane(&selector), lane(&selector)];
-    let average = |lane: &HistoricalLane| lane.history_of(0).average;
+    let average = |lane: &HistoricalServiceTimeLane| lane.history_of(0).average;
     let shared = || info(&selector, 0)[0];
-    let serve = |lane: &mut HistoricalLane, now: u64| {
+    let serve = |lane: &mut HistoricalServiceTimeLane, now: u64| {
         let (path, bio) = send(lane, now);
         back(lane, path, bio, now + 100);
     };
@@ -197,17 +197,17 @@ fn cores_tell_each_other() {
     assert_eq!(average(a), shared(), "alone again");
 }
 
-fn known(average: u64, load: u64, stale_after: u64) -> PathEstimate {
-    PathEstimate {
+fn known(average: u64, load: u64, stale_after: u64) -> LanePathHistoryAndLoad {
+    LanePathHistoryAndLoad {
         history: PathHistory { average, stale_after, last_finish: 0 },
         load,
-        ..PathEstimate::default()
+        ..LanePathHistoryAndLoad::default()
     }
 }
 
 /// Below 0 if `c` is better than `b`, above 0 if it is worse: the kernel's `hst_compare` line by
 /// line, in numbers that cannot overflow.
-fn compare(c: &PathEstimate, b: &PathEstimate, now: u64, threshold: u32) -> i128 {
+fn compare(c: &LanePathHistoryAndLoad, b: &LanePathHistoryAndLoad, now: u64, threshold: u32) -> i128 {
     let by_load = i128::from(c.load) - i128::from(b.load);
     let (high, low) = (c.history.average.max(b.history.average), c.history.average.min(b.history.average));
     if u128::from(high) <= u128::from(low) * u128::from(threshold) {
@@ -216,7 +216,7 @@ fn compare(c: &PathEstimate, b: &PathEstimate, now: u64, threshold: u32) -> i128
     let (c_idle, b_idle) = (c.load == 0, b.load == 0);
     let (c_stale, b_stale) = (c.history.stale_after < now, b.history.stale_after < now);
     if c_idle && c_stale || b_idle && b_stale || c_idle && b_idle {
-        let stale = |slot: &PathEstimate, other_idle| {
+        let stale = |slot: &LanePathHistoryAndLoad, other_idle| {
             if other_idle { i128::from(slot.history.stale_after) } else { 0 }
         };
         return stale(c, b_idle) - stale(b, c_idle);
@@ -225,7 +225,7 @@ fn compare(c: &PathEstimate, b: &PathEstimate, now: u64, threshold: u32) -> i128
         c.history.average > b.history.average
     } else {
         let many = c.load >= MANY || b.load >= MANY;
-        let cost = |slot: &PathEstimate| {
+        let cost = |slot: &LanePathHistoryAndLoad| {
             let average = if many { slot.history.average >> POINT } else { slot.history.average };
             u128::from(average) * (u128::from(slot.load) + 1)
         };
@@ -310,7 +310,7 @@ proptest! {
     }
 }
 
-fn slots() -> impl Strategy<Value = PathEstimate> {
+fn slots() -> impl Strategy<Value = LanePathHistoryAndLoad> {
     let average = prop_oneof![0..4u64, 1..100_000u64, Just(TIME_MAX)];
     let load = prop_oneof![0..4u64, 1000..1050u64, Just(u64::MAX)];
     (average, load, 0..4u64).prop_map(|(average, load, stale_after)| known(average, load, stale_after))
@@ -352,7 +352,7 @@ proptest! {
             }
             lane(&selector)
         });
-        let (mut core, mut now) = (CoreState::new(CoreId(0), 1, 1, None), if all_stale { 3 } else { 1 });
+        let (mut core, mut now) = (CoreLaneState::new(CoreId(0), 1, 1, None), if all_stale { 3 } else { 1 });
         let (paths, mut usable) = (known.len(), vec![true; known.len()]);
         let mut under_way: Vec<VecDeque<(Box<Bio>, Box<Bio>)>> = (0..paths).map(|_| VecDeque::new()).collect();
         for (count, time, change, back) in steps {
@@ -360,7 +360,7 @@ proptest! {
             cores.iter_mut().for_each(|lane| lane.look(&cx));
             let [whole, single] = &mut cores;
             let bios = (0..count).map(|_| Bio::new()).collect();
-            for (n, (path, bio)) in choose_all(whole, bios).into_iter().enumerate() {
+            for (n, (path, bio)) in record_path_choices(whole, bios).into_iter().enumerate() {
                 let mut other = Bio::new();
                 prop_assert_eq!((single.choose(&mut other), other.sent), (path, bio.sent), "bio {}", n);
                 under_way[path].push_back((bio, other));
@@ -404,12 +404,12 @@ proptest! {
 fn equal_paths_take_turns() {
     for (paths, counts) in [(2, [2, 6, 4, 3, 8]), (3, [3, 3, 6, 12, 4]), (16, [32, 16, 64, 48, 7])] {
         let [mut whole, mut single] = [(); 2].map(|()| lane(&selector(&[], paths)));
-        let (mut core, mut now, mut rings) = (CoreState::new(CoreId(0), 1, 1, None), 1_000, Vec::new());
+        let (mut core, mut now, mut rings) = (CoreLaneState::new(CoreId(0), 1, 1, None), 1_000, Vec::new());
         for count in counts.into_iter().cycle().take(40) {
             let cx = core.cx(Nanos(now));
             whole.look(&cx);
             single.look(&cx);
-            let chosen = choose_all(&mut whole, (0..count).map(|_| Bio::new()).collect());
+            let chosen = record_path_choices(&mut whole, (0..count).map(|_| Bio::new()).collect());
             let mut back: Vec<(Batch, Batch)> = (0..paths).map(|_| Default::default()).collect();
             for (n, (path, bio)) in chosen.into_iter().enumerate() {
                 let mut other = Bio::new();

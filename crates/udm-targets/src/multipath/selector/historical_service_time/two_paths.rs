@@ -3,10 +3,10 @@
 //! Each choice is one comparison, or two if only one path is stale. Their results are
 //! unpredictable, so they are computed without branches.
 
-use super::super::BioDispatch;
+use super::super::BatchPathDispatch;
 use super::MANY;
-use super::batch_rounds::CostRank;
-use super::lane::{HistoricalLane, PathEstimate};
+use super::batch_rounds::CostRankedPath;
+use super::lane::{HistoricalServiceTimeLane, LanePathHistoryAndLoad};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Chooses one of two paths.
@@ -22,7 +22,7 @@ pub(super) trait TwoPathChooser {
 /// rules. Once one path is busy, the same comparison holds whether the other is idle or busy.
 ///
 /// Costs are doubled, so that adding -1 decides a tie without changing other comparisons.
-pub(super) struct SameStalenessPair {
+pub(super) struct SameStalenessPathPair {
     /// Twice the difference in cost: second path minus first path.
     dearer: i64,
     /// Change of `dearer` per choice: the first value always, the second in addition if the second
@@ -34,12 +34,12 @@ pub(super) struct SameStalenessPair {
     last: i64,
 }
 
-impl SameStalenessPair {
+impl SameStalenessPathPair {
     /// The state for two paths with the states `slots`, and whether their order was swapped. Their
     /// costs stay below 2^60 until the end of the batch.
     #[inline(always)]
-    pub(super) fn new(slots: [&PathEstimate; 2], stale: bool) -> (SameStalenessPair, bool) {
-        let [mut a, mut b] = slots.map(|slot| CostRank::new(0, slot, stale));
+    pub(super) fn new(slots: [&LanePathHistoryAndLoad; 2], stale: bool) -> (SameStalenessPathPair, bool) {
+        let [mut a, mut b] = slots.map(|slot| CostRankedPath::new(0, slot, stale));
         let swapped = b.rank_of_all(stale) < a.rank_of_all(stale);
         if swapped {
             (a, b) = (b, a);
@@ -49,11 +49,11 @@ impl SameStalenessPair {
         let adds = [-2 * a.step as i64, 2 * (a.step + b.step) as i64];
         // If both are idle, the first is chosen, whatever its cost.
         let force = i64::from(a.is_idle) << 62;
-        (SameStalenessPair { dearer, adds, stale, last: stale ^ force }, swapped)
+        (SameStalenessPathPair { dearer, adds, stale, last: stale ^ force }, swapped)
     }
 }
 
-impl TwoPathChooser for SameStalenessPair {
+impl TwoPathChooser for SameStalenessPathPair {
     #[inline(always)]
     fn choose(&mut self) -> bool {
         // A tie goes to the path chosen last, or to the other path if both are stale.
@@ -71,7 +71,7 @@ impl TwoPathChooser for SameStalenessPair {
 /// Two paths of which only the first is stale. An idle first path is chosen once. Then it is chosen
 /// if it neither costs more nor has more bios in flight than the second. A tie in cost goes to the
 /// path chosen last, a tie in bios in flight to the other path.
-pub(super) struct OneStalePair {
+pub(super) struct OneStalePathPair {
     /// The difference in cost: second path minus first path.
     dearer: i64,
     /// Change of `dearer` per choice: the first value is always added, the second is subtracted if
@@ -85,13 +85,13 @@ pub(super) struct OneStalePair {
     idle: i64,
 }
 
-impl OneStalePair {
+impl OneStalePathPair {
     /// The state for two paths with the states `slots`; `last` is true if the first was chosen
     /// last. Their costs stay below 2^60 until the end of the batch.
     #[inline(always)]
-    pub(super) fn new(slots: [&PathEstimate; 2], last: bool) -> OneStalePair {
-        let [a, b] = slots.map(|slot| CostRank::new(0, slot, false));
-        OneStalePair {
+    pub(super) fn new(slots: [&LanePathHistoryAndLoad; 2], last: bool) -> OneStalePathPair {
+        let [a, b] = slots.map(|slot| CostRankedPath::new(0, slot, false));
+        OneStalePathPair {
             dearer: b.cost as i64 - a.cost as i64,
             adds: [b.step as i64, (a.step + b.step) as i64],
             more: slots[1].load as i64 - slots[0].load as i64,
@@ -101,7 +101,7 @@ impl OneStalePair {
     }
 }
 
-impl TwoPathChooser for OneStalePair {
+impl TwoPathChooser for OneStalePathPair {
     #[inline(always)]
     fn choose(&mut self) -> bool {
         let first = !((self.dearer - 1 - self.last) | (self.more + self.last)) >> 63 | self.idle;
@@ -117,7 +117,7 @@ impl TwoPathChooser for OneStalePair {
     }
 }
 
-impl HistoricalLane {
+impl HistoricalServiceTimeLane {
     /// Updates the loads of two `paths`, given in the order of the list, and returns which of them
     /// are stale. Returns `None` if `count` bios must be chosen by the list.
     #[inline(always)]
@@ -134,11 +134,16 @@ impl HistoricalLane {
 
     /// The choices for a batch between two `paths`, given in the order of the list.
     #[inline(always)]
-    pub(super) fn choose_between(&mut self, mut paths: [usize; 2], stale: [bool; 2], bios: impl BioDispatch) {
+    pub(super) fn choose_between(
+        &mut self,
+        mut paths: [usize; 2],
+        stale: [bool; 2],
+        bios: impl BatchPathDispatch,
+    ) {
         if stale[0] != stale[1] {
             return self.choose_with_one_stale(paths, stale[1], bios);
         }
-        let (pair, swapped) = SameStalenessPair::new(paths.map(|path| &self.slots[path]), stale[0]);
+        let (pair, swapped) = SameStalenessPathPair::new(paths.map(|path| &self.slots[path]), stale[0]);
         if swapped {
             paths.swap(0, 1);
         }
@@ -147,11 +152,11 @@ impl HistoricalLane {
 
     /// The choices if one path is stale. `last` is true if the stale path was chosen last.
     #[inline(never)]
-    fn choose_with_one_stale(&mut self, mut paths: [usize; 2], last: bool, bios: impl BioDispatch) {
+    fn choose_with_one_stale(&mut self, mut paths: [usize; 2], last: bool, bios: impl BatchPathDispatch) {
         if last {
             paths.swap(0, 1);
         }
-        let pair = OneStalePair::new(paths.map(|path| &self.slots[path]), last);
+        let pair = OneStalePathPair::new(paths.map(|path| &self.slots[path]), last);
         self.dispatch_to_two(paths, pair, bios);
     }
 
@@ -161,7 +166,7 @@ impl HistoricalLane {
         &mut self,
         mut paths: [usize; 2],
         mut pair: impl TwoPathChooser,
-        bios: impl BioDispatch,
+        bios: impl BatchPathDispatch,
     ) {
         let (count, now) = (bios.left(), self.now);
         let seconds = bios.between(paths, |bio| {

@@ -5,11 +5,11 @@
 //! the times of the last choices. The rotation ends with a batch that finds different loads, a bio
 //! of another weight, a single bio, or a path that fails or returns.
 
-use super::super::BioDispatch;
-use super::{LoadLane, LoadRule, LoadSelector, Ordering};
+use super::super::BatchPathDispatch;
+use super::{LoadBasedSelector, LoadBasedSelectorLane, Ordering, PathLoadComparison};
 use udm_core::Bio;
 
-impl<S: LoadSelector> LoadLane<S> {
+impl<S: LoadBasedSelector> LoadBasedSelectorLane<S> {
     /// True if all usable paths have the same load as the next path of the rotation.
     #[inline(always)]
     pub(super) fn has_equal_loads(&self) -> bool {
@@ -39,7 +39,7 @@ impl<S: LoadSelector> LoadLane<S> {
 
     /// The choices for bios of the same weight. Returns the first bio with another weight.
     #[inline(always)]
-    pub(super) fn choose_in_rotation(&mut self, bios: &mut impl BioDispatch) -> Option<Box<Bio>> {
+    pub(super) fn choose_in_rotation(&mut self, bios: &mut impl BatchPathDispatch) -> Option<Box<Bio>> {
         let (all, place, mut weight) = (bios.left(), self.rotation.place(), None);
         let rest = self.rotation.deal(bios, |bio| {
             let n = S::LoadRule::weight(bio);

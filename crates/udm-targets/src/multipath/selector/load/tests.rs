@@ -1,11 +1,13 @@
 //! A batch gets the same choices as its bios one by one.
 
-use super::super::{Selector, choose_all, queue_length::QueueLength, service_time::ServiceTime};
+use super::super::{
+    SharedPathSelector, queue_length::QueueLength, record_path_choices, service_time::ServiceTime,
+};
 use super::*;
 use proptest::prelude::*;
 use udm_core::{Batch, Sector};
 
-fn selector<S: Selector + Default>(args: &[String]) -> Arc<S> {
+fn selector<S: SharedPathSelector + Default>(args: &[String]) -> Arc<S> {
     let mut selector = S::default();
     for arg in args {
         let args: Vec<String> = arg.split_whitespace().map(String::from).collect();
@@ -20,13 +22,14 @@ fn bios(sectors: &[u64]) -> Batch {
 
 /// One lane gets batches of bios with these lengths as a whole, another lane the same bios one by
 /// one. Between batches the bios of a path complete, and paths fail and return.
-fn same<S: LoadSelector>(selector: &Arc<S>, batches: &[Vec<u64>], changes: &[usize]) {
-    let mut lanes = [(); 2].map(|()| LoadLane::new(Arc::clone(selector)));
+fn same<S: LoadBasedSelector>(selector: &Arc<S>, batches: &[Vec<u64>], changes: &[usize]) {
+    let mut lanes = [(); 2].map(|()| LoadBasedSelectorLane::new(Arc::clone(selector)));
     let paths = lanes[0].slots.len();
     for (batch, change) in batches.iter().zip(changes.iter().cycle()) {
         let mut bios = bios(batch);
         let one_by_one: Vec<usize> = bios.iter_mut().map(|bio| lanes[1].choose(bio)).collect();
-        let chosen: Vec<usize> = choose_all(&mut lanes[0], bios).into_iter().map(|(path, _)| path).collect();
+        let chosen: Vec<usize> =
+            record_path_choices(&mut lanes[0], bios).into_iter().map(|(path, _)| path).collect();
         assert_eq!(chosen, one_by_one);
         let path = change % paths;
         // The bios of one path complete, or those of all.
@@ -72,10 +75,10 @@ proptest! {
 #[test]
 fn a_ring_begins_and_ends() {
     let selector = selector::<ServiceTime>(&[String::new(), String::new(), String::new()]);
-    let mut lane = LoadLane::new(Arc::clone(&selector));
+    let mut lane = LoadBasedSelectorLane::new(Arc::clone(&selector));
     let rings = [(vec![8; 4], true), (vec![8; 6], true), (vec![16, 8], false), (vec![8; 3], true)].map(
         |(batch, want)| {
-            let paths: Vec<_> = choose_all(&mut lane, bios(&batch))
+            let paths: Vec<_> = record_path_choices(&mut lane, bios(&batch))
                 .into_iter()
                 .map(|(path, bio)| (path, bio.sectors))
                 .collect();

@@ -1,6 +1,6 @@
 //! Operations of planted bugs on bios: lose them, or submit a copy of them.
 
-use crate::{Batch, Bio, Buf, Op, OwnerId, Segments};
+use crate::{Batch, Bio, BioOwnerId, Buf, Op, Segments};
 
 /// Leaks bios. Dropping a bio in flight would panic.
 pub fn leak_bios(bios: impl IntoIterator<Item = Box<Bio>>) {
@@ -32,16 +32,16 @@ thread_local! {
 }
 
 /// Owner of the copies of writes.
-const ECHO: OwnerId = OwnerId(u32::MAX);
+const ECHO: BioOwnerId = BioOwnerId(u32::MAX);
 
 /// Leaks all copies of writes that were not submitted yet.
-pub(super) fn clear_echoes() {
+pub(super) fn leak_scheduled_duplicate_writes() {
     ECHOES.with_borrow_mut(|all| leak_bios(all.drain(..).map(|echo| echo.2)));
 }
 
 /// Stores a copy of the first write of `bios`, to be submitted to `device` with its fourth batch
 /// from now.
-pub fn record_echo(device: usize, bios: &[Box<Bio>]) {
+pub fn schedule_duplicate_write(device: usize, bios: &[Box<Bio>]) {
     if let Some(bio) = bios.iter().find(|bio| bio.op == Op::Write && bio.owner != ECHO) {
         let mut echo = duplicate_bio(bio);
         echo.owner = ECHO;
@@ -50,7 +50,7 @@ pub fn record_echo(device: usize, bios: &[Box<Bio>]) {
 }
 
 /// Removes and returns the copies that go to `device` with this batch.
-pub fn take_echoes(device: usize) -> Vec<Box<Bio>> {
+pub fn take_due_duplicate_writes(device: usize) -> Vec<Box<Bio>> {
     ECHOES.with_borrow_mut(|all| {
         all.iter_mut().filter(|echo| echo.0 == device).for_each(|echo| echo.1 -= 1);
         let due: Vec<usize> = (0..all.len()).rev().filter(|i| all[*i].1 == 0).collect();
@@ -59,7 +59,7 @@ pub fn take_echoes(device: usize) -> Vec<Box<Bio>> {
 }
 
 /// Removes completed copies of writes from `done`.
-pub fn drop_echoes(done: &mut Batch) {
+pub fn remove_duplicate_completions(done: &mut Batch) {
     done.retain_mut(|bio| {
         let echo = bio.owner == ECHO;
         if echo {

@@ -2,7 +2,7 @@
 
 /// A kind of world of the simulator in which a bug shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SimWorld {
+pub enum SimWorldKind {
     /// Mapped devices with their tables and paths.
     Devices,
     /// Mapped devices over disks that have the faults of null devices.
@@ -30,7 +30,7 @@ macro_rules! bugs {
 
         impl Bug {
             /// All bugs, each with the kind of world in which it shows.
-            pub const ALL: &[(Bug, SimWorld)] = &[$((Bug::$bug, SimWorld::$world),)*];
+            pub const ALL: &[(Bug, SimWorldKind)] = &[$((Bug::$bug, SimWorldKind::$world),)*];
         }
     };
 }
