@@ -46,7 +46,7 @@ fn check_access_plan_invariants(load: &FioLoadOptions) -> anyhow::Result<()> {
             let next = plan.next();
             assert_eq!(next, again.next());
             let Some((_, span)) = next else { break };
-            assert!(span.sectors > 0 && span.bytes() <= load.longest());
+            assert!(span.bytes() == load.block_bytes());
             assert!(span.sector < DEVICE && span.sectors <= DEVICE - span.sector, "{span:?}");
         }
     }

@@ -27,8 +27,8 @@ pub fn render_html_report(
     page.text(device.unwrap_or("The device has no name."));
     for BenchJob { load, .. } in jobs {
         let (name, rw) = (&load.name, load.rw.name());
-        let (bs, depth, n) = (load.sizes_word(), load.iodepth, load.numjobs);
-        page.text(&format!("{name}: rw={rw}, {bs}, iodepth={depth}, numjobs={n}"));
+        let (bs, depth, n) = (load.block_bytes(), load.iodepth, load.numjobs);
+        page.text(&format!("{name}: rw={rw}, bs={bs}, iodepth={depth}, numjobs={n}"));
     }
     for failure in entries.iter().filter_map(|e| e.failure.as_ref()) {
         page.text(&format!("Failed: {}", failure.text));

@@ -10,7 +10,7 @@
 use crate::clock::{JobTimers, duration_to_nanos};
 use crate::drain_deadline::DrainDeadline;
 use crate::load::FioLoadOptions;
-use crate::payload::{PayloadPool, new_bio_with_job_payload};
+use crate::payload::new_bio_with_job_payload;
 use crate::plan::AccessPlan;
 use crate::region::JobRegion;
 use crate::request_source::{NextRequest, RequestSource};
@@ -100,11 +100,8 @@ struct JobRunner<'a> {
     unflushed: u32,
     in_flight: usize,
     batch_max: usize,
-    /// The length of each request; 0 if lengths differ. `carry` has the data in this case.
+    /// The length of each request.
     bs: u64,
-    /// The length of the shortest request, which is the size of a written block.
-    unit: u64,
-    carry: Option<PayloadPool>,
     /// No new requests: the phase ends once the requests in flight complete.
     stopping: bool,
     /// The deadline for requests in flight after the clock, a signal or an error ended the load.
@@ -135,7 +132,7 @@ impl<'a> JobRunner<'a> {
             replay: (load.verify.is_some() && load.do_verify && writes).then(|| plan.clone()),
             stamps: load.verify.is_some() && writes,
             once: plan.covers_each_block_once(),
-            source: RequestSource::new(load, plan, load.requests(spec.region), load.seed() ^ spec.job as u64),
+            source: RequestSource::new(load, plan, load.requests(spec.region)),
             idle: bios,
             batch: room(),
             done: room(),
@@ -143,9 +140,7 @@ impl<'a> JobRunner<'a> {
             unflushed: 0,
             in_flight: 0,
             batch_max: load.iodepth_batch.map_or(depth, |n| depth.min(n as usize)),
-            bs: load.fixed().unwrap_or(0),
-            unit: load.unit(),
-            carry: PayloadPool::new(load),
+            bs: load.block_bytes(),
             stopping: false,
             end: DrainDeadline::default(),
             gave_up: false,
@@ -181,10 +176,6 @@ impl<'a> JobRunner<'a> {
             self.stats.submits.count(submitted);
             // All requests of the batch count at the depth that the batch reaches.
             self.stats.depths[(self.in_flight.ilog2() as usize).min(6)] += submitted as u64;
-            if let Some(carry) = &mut self.carry {
-                carry.load(&mut self.batch);
-                self.stamp();
-            }
             self.lane.submit(&mut self.batch, cx);
         }
         cx.wake_at(self.clock.next);
@@ -200,9 +191,6 @@ impl<'a> JobRunner<'a> {
         // one.
         let mut runs = [(0u64, 0u64); DIRECTIONS];
         let mut done = std::mem::take(&mut self.done);
-        if self.carry.is_some() {
-            PayloadPool::count(&done, &mut self.stats.directions);
-        }
         for mut bio in done.drain(..) {
             bio.finish();
             let latency = now.since(bio.started).0;
@@ -225,9 +213,6 @@ impl<'a> JobRunner<'a> {
             run.1 += 1;
             self.idle.push(bio);
         }
-        if let Some(carry) = &mut self.carry {
-            self.idle.iter_mut().rev().take(finished).for_each(|bio| carry.unload(bio));
-        }
         self.done = done;
         for (direction, run) in self.stats.directions.iter_mut().zip(runs) {
             direction.count(run, self.bs);
@@ -249,8 +234,7 @@ impl<'a> JobRunner<'a> {
                 return self.issue_flush(now);
             }
             let Some(mut bio) = self.idle.pop() else { return };
-            let all_back = self.in_flight == 0 && self.batch.is_empty();
-            let (op, span, started) = match self.source.next(all_back, now) {
+            let (op, span, started) = match self.source.next(now) {
                 NextRequest::Request(op, span, since) => (op, span, since),
                 NextRequest::Wait(until) => {
                     self.idle.push(bio);
@@ -270,19 +254,11 @@ impl<'a> JobRunner<'a> {
             if op == Op::Write {
                 self.unflushed += 1;
                 if self.stamps {
-                    fill_write_with_block_headers(&mut bio, self.tag, self.unit);
+                    stamp_write_with_block_header(&mut bio, self.tag);
                 }
             }
             bio.start();
             self.batch.push(bio);
-        }
-    }
-
-    /// Stamps writes that have just received their data.
-    fn stamp(&mut self) {
-        if self.stamps {
-            let writes = self.batch.iter_mut().filter(|bio| bio.op == Op::Write);
-            writes.for_each(|bio| fill_write_with_block_headers(bio, self.tag, self.unit));
         }
     }
 
@@ -362,11 +338,9 @@ impl<'a> JobRunner<'a> {
         let own = self.phase == JobPhase::ReadBack;
         let tag = own.then_some(self.tag);
         let index = (own && self.once).then_some(bio.cookie);
-        let (first, block) = (bio.sector.bytes(), self.unit);
-        let blocks = bio.data.iter().flat_map(|data| data.chunks(block as usize));
-        let mut blocks = blocks.zip((first..).step_by(block as usize));
+        let at = bio.sector.bytes();
         let wrong =
-            blocks.find_map(|(data, at)| verify::check_block_header_and_crc(data, at, tag, index).err());
+            bio.data.iter().find_map(|data| verify::check_block_header_and_crc(data, at, tag, index).err());
         if let Some(text) = wrong {
             // fio uses this error, too.
             self.fail(EILSEQ, || text);
@@ -384,11 +358,8 @@ fn describe_failed_bio(bio: &Bio) -> String {
     format!("{:?} of {} bytes at {}: {}", bio.op, bio.sectors.bytes(), bio.sector.bytes(), bio.status)
 }
 
-/// Fills the data of a write with blocks that have a header and a checksum.
-fn fill_write_with_block_headers(bio: &mut Bio, tag: u64, block: u64) {
-    let (first, index) = (bio.sector.bytes(), bio.cookie);
-    let blocks = bio.data.iter_mut().flat_map(|data| data.chunks_mut(block as usize));
-    for (data, offset) in blocks.zip((first..).step_by(block as usize)) {
-        verify::fill_block_with_header_and_crc(data, BlockHeader { offset, tag, index });
-    }
+/// Gives the data of a write a header and a checksum.
+fn stamp_write_with_block_header(bio: &mut Bio, tag: u64) {
+    let header = BlockHeader { offset: bio.sector.bytes(), tag, index: bio.cookie };
+    bio.data.iter_mut().for_each(|data| verify::fill_block_with_header_and_crc(data, header));
 }

@@ -352,12 +352,6 @@ mod tests {
             "rate=1m:2m",
             "rate_iops=1,2,3,4",
             "rate_iops=1.5",
-            "ba=0",
-            "ba=4k,0",
-            "ba=x",
-            "blockalign=",
-            "bssplit=4k/60:8k/60",
-            "bssplit=4k/0.5:8k",
             "cpus_allowed=0:1",
             "cpus_allowed=0,,1",
             "cpus_allowed=",
@@ -367,6 +361,21 @@ mod tests {
         ] {
             let said = refused(&format!("[a]\n{bad}"));
             assert!(said.starts_with("job a: ") && !said.contains('\n'), "{bad}: {said}");
+        }
+        for (option, value) in [
+            ("ba", "16k"),
+            ("blockalign", "16k"),
+            ("bsrange", "4k-64k"),
+            ("bssplit", "4k/70:64k/30"),
+            ("io_size", "1m"),
+            ("random_distribution", "zipf:1.2"),
+            ("rate_ignore_thinktime", "1"),
+            ("rate_process", "poisson"),
+            ("thinktime", "100"),
+            ("thinktime_blocks", "2"),
+        ] {
+            let want = format!("job a: unexpected argument '--{option}' found. {WAY_OUT}");
+            assert_eq!(refused(&format!("[a]\n{option}={value}")), want);
         }
         let cpus = |list: &str| read(&format!("[a]\ncpus_allowed={list}")).unwrap().jobs[0].load.cpus(0);
         assert_eq!((cpus("3,0-1,1"), cpus("1,")), (vec![0, 1, 3], vec![1]));

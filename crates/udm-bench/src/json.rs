@@ -77,14 +77,11 @@ fn fio_job_options_json(load: &FioLoadOptions, device: Option<&str>) -> Value {
         "ioengine": "udm",
         "device": device,
         "rw": load.rw.name(),
-        "bs": load.fixed().map_or_else(|| load.bs.to_string(), |bs| bs.to_string()),
+        "bs": load.block_bytes().to_string(),
         "iodepth": load.iodepth.to_string(),
         "numjobs": load.numjobs.to_string(),
     });
     if let Value::Object(map) = &mut options {
-        map.extend(load.bsrange.iter().map(|range| ("bsrange".into(), json!(range.to_string()))));
-        map.extend(load.bssplit.iter().map(|split| ("bssplit".into(), json!(split.to_string()))));
-        map.extend(load.blockalign.iter().map(|align| ("blockalign".into(), json!(align.to_string()))));
         map.extend(load.rate.iter().map(|rate| ("rate".into(), json!(rate.to_string()))));
         map.extend(load.rate_iops.iter().map(|rate| ("rate_iops".into(), json!(rate.to_string()))));
         if let Some(runtime) = load.runtime() {

@@ -1,11 +1,9 @@
 //! A load: the options of fio that apply to udm, with fio's names. They derive clap's `Args`, so a
 //! command line can include them.
 
-use crate::distribution::RandomOffsetDistribution;
+use crate::options::WAY_OUT;
+use crate::per_direction::{ByteLength, IoRateLimit, PerDirection};
 use crate::percentiles::PercentileList;
-use crate::request_lengths::{
-    ByteLength, IoRateLimit, LengthDistribution, LengthRange, LengthSplit, PerDirection,
-};
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use std::collections::BTreeSet;
@@ -44,22 +42,10 @@ pub struct FioLoadOptions {
     /// the last one counts
     #[arg(long, value_name = "PERCENT", overrides_with = "rwmixread", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub rwmixwrite: Option<u8>,
-    /// The length of a request; for reads, writes and trims, separated by commas
+    /// The length of a request; for reads, writes and trims, separated by commas. A mixed load has
+    /// one length for both
     #[arg(long, alias = "blocksize", value_name = "SIZE", default_value = "4k", value_parser = PerDirection::<ByteLength>::from_str)]
     pub bs: PerDirection<ByteLength>,
-    /// Lengths from MIN to MAX in steps of MIN, all equally likely; for reads, writes and trims,
-    /// separated by commas
-    #[arg(long, alias = "blocksize_range", value_name = "MIN-MAX", value_parser = PerDirection::<LengthRange>::from_str)]
-    pub bsrange: Option<PerDirection<LengthRange>>,
-    /// Percentage of the requests for each length, as in 4k/70:64k/30; for reads, writes and trims,
-    /// separated by commas
-    #[arg(long, value_name = "SIZE/PERCENT:...", value_parser = PerDirection::<LengthSplit>::from_str)]
-    pub bssplit: Option<PerDirection<LengthSplit>>,
-    /// Random requests begin at multiples of this from the begin of the load; for reads, writes and
-    /// trims, separated by commas [default: the shortest length]. Any other value implies
-    /// --norandommap
-    #[arg(long, visible_alias = "ba", value_name = "SIZE", value_parser = PerDirection::<ByteLength>::from_str)]
-    pub blockalign: Option<PerDirection<ByteLength>>,
     /// Requests in flight per job
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub iodepth: u32,
@@ -79,10 +65,6 @@ pub struct FioLoadOptions {
     /// The length of the file. If the file is longer, the rest is not used
     #[arg(long, value_name = "SIZE", value_parser = parse_byte_size)]
     pub filesize: Option<u64>,
-    /// How much each job moves per loop (--loops), in bytes or percent of --size. If it is more
-    /// than --size, the job goes over the same blocks again [default: --size]
-    #[arg(long, value_name = "SIZE|N%", value_parser = parse_bytes_or_percent)]
-    pub io_size: Option<BytesOrPercent>,
     /// How often to go over the whole region
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub loops: u32,
@@ -94,23 +76,11 @@ pub struct FioLoadOptions {
     /// Like --rate, in requests per second
     #[arg(long, value_name = "N", value_parser = PerDirection::<IoRateLimit>::from_str)]
     pub rate_iops: Option<PerDirection<IoRateLimit>>,
-    /// How the requests of a rate follow each other
-    #[arg(long, value_enum, default_value_t = RateProcess::Linear)]
-    pub rate_process: RateProcess,
-    /// Pause for this time (microseconds, or 1ms, 2s) once all requests in flight have completed
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_duration_in_microseconds)]
-    pub thinktime: Duration,
-    /// Number of requests between two pauses of --thinktime
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub thinktime_blocks: u32,
-    /// Exclude the pauses from the rate, and do not catch up after them
-    #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = parse_fio_bool)]
-    pub rate_ignore_thinktime: FioBool,
     /// Stop after this time, in seconds (or 500ms, 2m)
     #[arg(long, alias = "timeout", value_name = "TIME", value_parser = parse_duration_in_seconds)]
     pub runtime: Option<Duration>,
     /// Run for the whole --runtime. If necessary, go over the same blocks again, regardless of
-    /// --io_size, --number_ios and --loops
+    /// --number_ios and --loops
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = parse_fio_bool)]
     pub time_based: FioBool,
     /// Time at the begin of the load that is not measured
@@ -120,11 +90,6 @@ pub struct FioLoadOptions {
     /// block repeats
     #[arg(long, value_name = "0|1", num_args = 0..=1, require_equals = true, default_value = "0", default_missing_value = "1", value_parser = parse_fio_bool)]
     pub norandommap: FioBool,
-    /// Distribution of random blocks: random, zipf:THETA, pareto:H or normal:DEVIATION, the last
-    /// three with an optional :CENTER; zoned:ACCESS/SIZE:... with sizes in percent, or zoned_abs
-    /// with sizes in bytes. All but random imply --norandommap
-    #[arg(long, value_name = "KIND:...", default_value = "random", value_parser = RandomOffsetDistribution::from_str)]
-    pub random_distribution: RandomOffsetDistribution,
     /// Draw the same blocks in every run
     #[arg(long, value_name = "0|1", num_args = 0..=1, default_value = "1", default_missing_value = "1", value_parser = parse_fio_bool)]
     pub randrepeat: FioBool,
@@ -221,15 +186,6 @@ pub enum FioRwMode {
     Randrw,
 }
 
-/// How the requests of a rate follow each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum RateProcess {
-    /// At equal intervals
-    Linear,
-    /// At random intervals, like requests of many independent clients
-    Poisson,
-}
-
 /// How `cpus_allowed` applies to each job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CpusPolicy {
@@ -283,18 +239,11 @@ impl FioLoadOptions {
     /// # Errors
     /// One line that names the option.
     pub fn check(&self) -> Result<()> {
-        for sizes in self.used_sizes() {
-            let what = self.sizes_word();
-            ensure!(sizes.are_multiples_of(512), "{what}: not a multiple of 512");
-            ensure!(sizes.max <= BS_MAX, "{what}: more than {BS_MAX}");
-            let even = self.verify.is_none() || sizes.are_multiples_of(self.unit());
-            ensure!(even, "verify: {what}: not all lengths are multiples of the shortest");
-        }
-        for one in self.blockalign.iter().flat_map(|align| align.of.iter().flatten()) {
-            ensure!(one.0.is_multiple_of(512), "blockalign={}: not a multiple of 512", one.0);
-            let even = self.verify.is_none() || one.0.is_multiple_of(self.unit());
-            ensure!(even, "verify: blockalign={}: not a multiple of the shortest length", one.0);
-        }
+        let (bs, parts) = (self.block_bytes(), &self.bs);
+        let same = self.used().iter().all(|direction| self.bs_of(*direction) == bs);
+        ensure!(same, "bs={parts}: reads and writes of one job have one length. {WAY_OUT}");
+        ensure!(bs.is_multiple_of(512), "bs={bs}: not a multiple of 512");
+        ensure!(bs <= BS_MAX, "bs={bs}: more than {BS_MAX}");
         FioLoadOptions::check_memory(std::iter::once(self))?;
         ensure!(!self.time_based || self.runtime().is_some(), "time_based needs runtime");
         if self.verify.is_some() {
@@ -316,12 +265,7 @@ impl FioLoadOptions {
 
     /// The memory of all requests, in bytes.
     fn memory(&self) -> u64 {
-        let one = match self.fixed() {
-            _ if self.bare || self.has_no_data() => 0,
-            Some(bs) => bs,
-            // One buffer of each power of two.
-            None => self.longest().next_power_of_two() * 2,
-        };
+        let one = if self.bare || self.has_no_data() { 0 } else { self.block_bytes() };
         one.max(BIO) * u64::from(self.iodepth) * u64::from(self.numjobs)
     }
 
@@ -334,57 +278,24 @@ impl FioLoadOptions {
         self.runtime.filter(|time| !time.is_zero())
     }
 
-    /// The lengths of the requests of a direction.
-    pub fn sizes(&self, direction: usize) -> LengthDistribution {
-        let bs = self.bs.of[direction].map_or(BS_DEFAULT, |one| one.0);
-        let range = self.bsrange.as_ref().and_then(|range| range.of[direction]);
-        LengthDistribution::new(
-            bs,
-            range,
-            self.bssplit.as_ref().and_then(|split| split.of[direction].as_ref()),
-        )
+    /// The length of the requests of a direction.
+    pub fn bs_of(&self, direction: usize) -> u64 {
+        self.bs.of[direction].map_or(BS_DEFAULT, |one| one.0)
     }
 
-    /// The lengths of the requests of all directions that the load has.
-    pub fn used_sizes(&self) -> impl Iterator<Item = LengthDistribution> {
-        self.used().iter().map(|direction| self.sizes(*direction))
+    /// The length of all requests of the load.
+    pub fn block_bytes(&self) -> u64 {
+        self.bs_of(self.used()[0])
     }
 
-    /// The directions that the load has.
-    pub fn used(&self) -> &'static [usize] {
+    /// The directions that the load has. `check` refuses different lengths of them.
+    fn used(&self) -> &'static [usize] {
         match self.rw.op() {
             Some(Op::Write) => &[1],
             Some(Op::Discard) => &[2],
             Some(_) => &[0],
             None => &[0, 1],
         }
-    }
-
-    /// The option that sets the lengths, for errors and the page.
-    pub fn sizes_word(&self) -> String {
-        let bs = match self.fixed() {
-            Some(bs) => bs.to_string(),
-            None => self.bs.to_string(),
-        };
-        let split = self.bssplit.iter().map(|split| format!("bssplit={split}"));
-        let range = self.bsrange.iter().map(|range| format!("bsrange={range}"));
-        split.chain(range).next().unwrap_or_else(|| format!("bs={bs}"))
-    }
-
-    /// The length of all requests, if they have the same length.
-    pub fn fixed(&self) -> Option<u64> {
-        let unit = self.unit();
-        self.used_sizes().all(|sizes| (sizes.min, sizes.max) == (unit, unit)).then_some(unit)
-    }
-
-    /// The length of the shortest request.
-    pub fn unit(&self) -> u64 {
-        self.used_sizes().map(|sizes| sizes.min).min().unwrap_or(BS_DEFAULT)
-    }
-
-    /// The length of the longest request.
-    pub fn longest(&self) -> u64 {
-        self.used_sizes().map(|sizes| sizes.max).max().unwrap_or(BS_DEFAULT)
     }
 
     /// Whether the load has requests of this operation.
@@ -445,21 +356,12 @@ pub(crate) fn parse_fio_bool(text: &str) -> Result<FioBool, String> {
 
 /// Parses a time: seconds, or a number with a unit (`us`, `ms`, `s`, `m`, `h`, `d`).
 fn parse_duration_in_seconds(text: &str) -> Result<Duration, String> {
-    parse_duration_with_default_unit("s", text)
-}
-
-/// Parses a time: microseconds, or a number with a unit.
-fn parse_duration_in_microseconds(text: &str) -> Result<Duration, String> {
-    parse_duration_with_default_unit("us", text)
-}
-
-fn parse_duration_with_default_unit(plain: &str, text: &str) -> Result<Duration, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
-    let us: u64 = match if unit.is_empty() { plain } else { unit } {
+    let us: u64 = match unit {
         "us" => 1,
         "ms" => 1000,
-        "s" => 1_000_000,
+        "" | "s" => 1_000_000,
         "m" => 60_000_000,
         "h" => 3_600_000_000,
         "d" => 86_400_000_000,

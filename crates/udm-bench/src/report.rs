@@ -101,12 +101,8 @@ fn write_fio_text_report(
 ) -> std::fmt::Result {
     for BenchJob { load, group, .. } in jobs {
         let [r, w, t] = [0, 1, 2].map(|direction| {
-            let sizes = load.sizes(direction);
-            format!(
-                "{}B-{}B",
-                format_with_binary_prefix(sizes.min as f64, 4),
-                format_with_binary_prefix(sizes.max as f64, 4)
-            )
+            let bs = format_with_binary_prefix(load.bs_of(direction) as f64, 4);
+            format!("{bs}B-{bs}B")
         });
         write!(out, "{}: (g={group}): rw={}, bs=(R) {r}, (W) {w}, (T) {t}, ", load.name, load.rw.name())?;
         writeln!(out, "ioengine=udm, iodepth={}", load.iodepth)?;

@@ -26,21 +26,21 @@ pub struct RequestSource {
 pub enum NextRequest {
     /// Send this request, which was due at the given time.
     Request(Op, SectorSpan, Nanos),
-    /// Send nothing until this time, or until nothing is in flight.
+    /// Send nothing until this time.
     Wait(Nanos),
     /// The source has no more requests.
     Over,
 }
 
 impl RequestSource {
-    /// Creates the source of a load with at most `most` requests. `seed` is for the pace.
-    pub fn new(load: &FioLoadOptions, plan: AccessPlan, most: u64, seed: u64) -> RequestSource {
+    /// Creates the source of a load with at most `most` requests.
+    pub fn new(load: &FioLoadOptions, plan: AccessPlan, most: u64) -> RequestSource {
         let mixed = load.rw.op().is_none() && (1..100).contains(&load.read_percent());
         RequestSource {
             plan,
             taken: 0,
             take_max: most,
-            pacer: RequestPacer::new(load, seed),
+            pacer: RequestPacer::new(load),
             held: None,
             // With `verify`, the requests must follow the plan, because it is replayed later.
             switches: mixed && load.verify.is_none(),
@@ -59,11 +59,11 @@ impl RequestSource {
         (self.pacer, self.held, self.reads_back) = (None, None, true);
     }
 
-    /// The next request. `all_back` is true if nothing is in flight.
+    /// The next request.
     #[inline]
-    pub fn next(&mut self, all_back: bool, now: Nanos) -> NextRequest {
+    pub fn next(&mut self, now: Nanos) -> NextRequest {
         if self.pacer.is_some() || self.reads_back {
-            return self.next_of_some(all_back, now);
+            return self.next_of_some(now);
         }
         if self.taken >= self.take_max {
             return NextRequest::Over;
@@ -78,14 +78,11 @@ impl RequestSource {
     }
 
     #[inline(never)]
-    fn next_of_some(&mut self, all_back: bool, now: Nanos) -> NextRequest {
+    fn next_of_some(&mut self, now: Nanos) -> NextRequest {
         if self.reads_back {
             return self.next_read(now);
         }
         let Some(pacer) = &mut self.pacer else { return NextRequest::Over };
-        if let Some(until) = pacer.think_until(all_back, now) {
-            return NextRequest::Wait(until);
-        }
         if self.taken >= self.take_max {
             return NextRequest::Over;
         }
@@ -130,14 +127,14 @@ mod tests {
     fn source(text: &str) -> RequestSource {
         let load = parse_fio_load_options(&format!("{text} --randseed 1"));
         let region = load.regions(&Limits::new(Sectors(1 << 20))).unwrap()[0];
-        RequestSource::new(&load, AccessPlan::new(&load, 0, region), load.requests(region), 1)
+        RequestSource::new(&load, AccessPlan::new(&load, 0, region), load.requests(region))
     }
 
     /// Reads and writes that a job sends in ten seconds if all complete at once.
     fn sent(text: &str) -> [u64; 2] {
         let (mut source, mut now, mut sent) = (source(text), Nanos(0), [0; 2]);
         while now < Nanos::from_millis(10_000) {
-            match source.next(true, now) {
+            match source.next(now) {
                 NextRequest::Request(op, _, since) => {
                     assert!(since <= now);
                     sent[direction_index_of_op(op)] += 1;
@@ -174,7 +171,7 @@ mod tests {
         let region = load.regions(&Limits::new(Sectors(1 << 20))).unwrap()[0];
         let mut now = Nanos(0);
         let mut next = |source: &mut RequestSource| loop {
-            match source.next(true, now) {
+            match source.next(now) {
                 NextRequest::Request(op, span, _) => return Some((op, span)),
                 NextRequest::Wait(until) => now = until,
                 NextRequest::Over => return None,

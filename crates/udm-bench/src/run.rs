@@ -99,10 +99,6 @@ pub fn measure_jobs(
                     .with_context(|| job_error_prefix(jobs, job))
             };
             let regions = jobs.iter().map(regions).collect::<Result<Vec<Vec<_>>>>()?;
-            for stage in 0..stages.len() {
-                let maps = of_stage(stage).map(|(at, job)| (&job.load, &regions[at][..]));
-                FioLoadOptions::check_maps(maps).context("bench: all jobs")?;
-            }
             let _ = start.set(ProcessCoresAndJobRegions { core_set: Arc::clone(core_set), regions });
             Ok(devices)
         },

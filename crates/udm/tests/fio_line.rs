@@ -37,18 +37,15 @@ fn moved(out: &str) -> Vec<(String, Vec<(u64, u64)>)> {
     jobs.iter().map(|job| (job["jobname"].as_str().unwrap_or_default().to_owned(), of(job))).collect()
 }
 
-const LINES: [&str; 12] = [
+const LINES: [&str; 9] = [
     "--name=a --filename=f --ioengine=psync --direct=1 --rw=randread --bs=4k --size=2M --eta=never",
     "--filename f --size 2M --direct 0 --name=a --rw=read --name=b --stonewall --rw=write --bs=64k",
     "--name=global --filename=f --filesize=2M --bs=16k --name=a --rw=randrw --rwmixread=100 --name=global --bs=8k --name=b",
     "--name=a --filename=f --size=1M --rw=write --verify=crc32c --do_verify=0",
     "--name=a --filename=f --size=1M --offset=1M --rw=randwrite --buffered=1 --invalidate=0 --thread",
-    "--name=a --filename=f --size=2M --io_size=50% --bs=12k --rw=read --group_reporting",
+    "--name=a --filename=f --size=2M --bs=12k --rw=read --group_reporting",
     "--name=a --filename=f --filesize=2M --offset=33% --bs=64k --rw=read",
-    "--name=a --filename=f --size=2M --rw=randread --random_distribution=zipf:1.2 --ioengine=sync",
-    "--name=a --filename=f --size=2M --rw=randwrite --random_distribution=pareto:0.3:0.5 --norandommap",
-    "--name=a --filename=f --size=2M --rw=randread --random_distribution=normal:10 --timeout=60",
-    "--name=a --filename=f --size=2M --rw=randread --random_distribution=zoned:90/10:10/90",
+    "--name=a --filename=f --size=2M --rw=randread --ioengine=sync --timeout=60",
     "--name=a --ioengine=null --size=2M --rw=randwrite --disable_lat=1",
 ];
 
@@ -130,7 +127,9 @@ fn what_udm_does_not_have_is_named_with_the_way_out() {
         ("--name=a --filename=f --size=1M --rw=write --verify=md5", "--verify"),
         ("--name=a --filename=f --size=1M --flow=8 --rw=read", "--flow"),
         ("--name=a --filename=f --size=1M --ioengine=mmap", "--ioengine"),
-        ("--name=a --filename=f --size=1M --random_distribution=flat", "--random_distribution"),
+        ("--name=a --filename=f --size=1M --random_distribution=zipf", "--random_distribution"),
+        ("--name=a --filename=f --size=1M --thinktime=100", "--thinktime"),
+        ("--name=a --filename=f --size=1M --bssplit=4k:8k", "--bssplit"),
         ("--name=a --filename=f", "no such file"),
         ("--name=a --device d=0~2048~linear~/tmp/x~0 --direct=1", "direct"),
     ] {
@@ -139,7 +138,9 @@ fn what_udm_does_not_have_is_named_with_the_way_out() {
         bench.args(&words);
         let (status, _, output) = outcome(bench, folder.path());
         assert!(status != Some(0) && output.contains(want), "{words:?}: {output}");
-        let known = ["startdelay", "md5", "flow=", "mmap"].iter().any(|word| words.join(" ").contains(word));
+        let known = ["startdelay", "md5", "flow=", "mmap", "zipf", "think", "split"]
+            .iter()
+            .any(|word| words.join(" ").contains(word));
         assert_eq!(output.contains("make fio-engine"), known, "{words:?}: {output}");
         assert!(!folder.path().join("f").exists(), "{words:?} made a file");
     }
@@ -188,15 +189,14 @@ fn examples() -> Vec<PathBuf> {
 }
 
 /// Similar jobs, for machines without fio's examples.
-const OWN: [(&str, &str); 8] = [
+const OWN: [(&str, &str); 10] = [
     (
         "[global]\nioengine=libaio\ndirect=1\niodepth=16\nname=all\n[r]\nrw=randread\n[w]\nrw=randwrite\nstonewall\n",
         "",
     ),
-    (
-        "[global]\nfilesize=1m\nbs=4k\n[v]\nrw=write\nverify=crc32c\ndo_verify=1\n[z]\nrw=randread\nrandom_distribution=zipf:0.9\n",
-        "",
-    ),
+    ("[global]\nfilesize=1m\nbs=4k\n[v]\nrw=write\nverify=crc32c\ndo_verify=1\n[z]\nrw=randread\n", ""),
+    ("[z]\nrw=randread\nrandom_distribution=zipf:0.9\n", "random_distribution"),
+    ("[b]\nrw=randrw\nbs=4k,8k\n", "bs"),
     ("[n]\nioengine=null\nsize=4m\nrw=randwrite\n", ""),
     ("[f]\nrw=randread\nflow=8\n", "flow"),
     ("[d]\ndirectory=/tmp\nrw=read\n", "directory"),
@@ -205,10 +205,10 @@ const OWN: [(&str, &str); 8] = [
     ("[s]\nrw=read:8k\n", "rw"),
 ];
 
-/// The same jobs, reduced: each section moves up to 256 KiB of a file of 1 MiB.
+/// The same jobs, reduced: each section moves up to 1 MiB of a file of 1 MiB.
 fn small(job: &str) -> String {
-    let limits = "filename=f\nsize=1m\nfilesize=1m\noffset=0\nio_size=256k\nruntime=5\ntime_based=0\nramp_time=0\n\
-                  loops=1\nnumber_ios=0\nnumjobs=1\nrate=0\nrate_iops=0\nthinktime=0\n";
+    let limits = "filename=f\nsize=1m\nfilesize=1m\noffset=0\nruntime=5\ntime_based=0\nramp_time=0\n\
+                  loops=1\nnumber_ios=0\nnumjobs=1\nrate=0\nrate_iops=0\n";
     let mut out = String::new();
     let mut inside = false;
     for line in job.lines() {
@@ -254,7 +254,7 @@ fn each_example_runs_as_with_fio_or_is_refused_by_name() {
                 };
                 let (ours, fios) = (all(&moved(&out)), all(&moved(&report)));
                 assert_eq!(ours.len(), fios.len(), "{name}\n{output}");
-                // With random lengths, the last request may be long.
+                // The last request may be long.
                 let near = |a: u64, b: u64| a.abs_diff(b) <= 64 << 10;
                 let same = ours.iter().zip(&fios).all(|(a, b)| a.0 == b.0 && near(a.1, b.1));
                 assert!(same, "{name}: {ours:?}, fio {fios:?}\n{output}");

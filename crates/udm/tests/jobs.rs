@@ -47,21 +47,6 @@ number_ios=20
 offset=70k
 size=512k
 
-[more]
-rw=read
-bs=64k
-io_size=3000k
-
-[again-less]
-rw=read
-io_size=64k
-loops=3
-
-[again-more]
-rw=write
-io_size=3m
-loops=2
-
 [shares]
 rw=rw
 number_ios=100
@@ -71,10 +56,7 @@ rwmixread=0
 [slowly]
 rw=randread
 rate_iops=1000
-thinktime=100
-thinktime_blocks=10
-number_ios=50
-io_size=100k
+number_ios=25
 
 [mixed]
 rw=randrw
@@ -126,7 +108,7 @@ fn a_job_file_does_what_it_does_with_fio() {
         totals(&json(command.arg("--output-format=json").arg(&path).env("DISK", &disk)))
     };
     let ours = run(udm(&["bench"]));
-    assert_eq!(ours.iter().map(|j| j.1).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2]);
+    assert_eq!(ours.iter().map(|j| j.1).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1, 1, 1, 1, 2]);
     if has("fio") {
         assert_eq!(ours, run(Command::new("fio")));
     }
@@ -171,9 +153,6 @@ fn what_is_left_out_or_refused_is_named() {
         status == Some(1) && output.contains("28991029248 bytes of data, more than 17179869184"),
         "{output}"
     );
-    let map = "rw=randread\nbsrange=512-4k\nnumber_ios=1\nfilename=null:size=1T\n";
-    let (status, output) = run(&format!("[global]\n{map}[a]\n[b]\n[c]"), &[]);
-    assert!(status == Some(1) && output.contains("maps of 6442450944 blocks in all"), "{output}");
     let requests = "[a]\nbare\niodepth=65536\nnumjobs=1024\nfilename=null:size=4k";
     let (status, output) = run(requests, &[]);
     assert!(status == Some(1) && output.contains("bytes of data, more than"), "{output}");

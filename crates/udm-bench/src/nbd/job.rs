@@ -47,11 +47,10 @@ struct NbdJobRunner<'a> {
 pub fn run_job_over_nbd(wire: NbdClientWire, spec: &JobSpec<'_>) -> JobOutcome {
     let depth = spec.load.iodepth as usize;
     let plan = AccessPlan::new(spec.load, spec.job, spec.region);
-    let (most, seed) = (spec.load.requests(spec.region), spec.load.seed() ^ spec.job as u64);
     let mut job = NbdJobRunner {
         spec,
         wire,
-        source: RequestSource::new(spec.load, plan, most, seed),
+        source: RequestSource::new(spec.load, plan, spec.load.requests(spec.region)),
         origin: Instant::now(),
         clock: JobTimers::new(),
         ramping: true,
@@ -154,7 +153,7 @@ impl NbdJobRunner<'_> {
         self.due = Nanos::NEVER;
         while put < most && self.wire.has_room() {
             let Some(&slot) = self.free.last() else { break };
-            let (op, span, since) = match self.source.next(self.free.len() == self.slots.len(), now) {
+            let (op, span, since) = match self.source.next(now) {
                 NextRequest::Request(op, span, since) => (op, span, since),
                 NextRequest::Wait(until) => {
                     self.due = until;

@@ -64,7 +64,7 @@ fn draw_bench_progress(loads: &[&FioLoadOptions], progress: &JobProgressCounters
         [load] => load.runtime.map(|t| (t + load.ramp_time).as_secs()),
         _ => None,
     };
-    let bs = loads[0].fixed().filter(|bs| loads.iter().all(|load| load.fixed() == Some(*bs)));
+    let bs = Some(loads[0].block_bytes()).filter(|bs| loads.iter().all(|load| load.block_bytes() == *bs));
     let bar = ProgressBar::new(total.unwrap_or(0));
     let template = if total.is_some() { "{bar:30} {pos}/{len}s {msg}" } else { "{spinner} {pos}s {msg}" };
     bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));

@@ -1,10 +1,6 @@
 //! The blocks and operations of a job, in order. A plan uses little memory and can be replayed: a
 //! clone of a fresh plan produces the same requests.
 
-mod free_block_map;
-mod varied_plan;
-
-use crate::distribution::OffsetGenerator;
 use crate::load::FioLoadOptions;
 use crate::passes::RemainingPasses;
 use crate::region::JobRegion;
@@ -12,7 +8,6 @@ use crate::stats::{DIRECTIONS, direction_index_of_op};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 use udm_core::{Op, SECTOR_SIZE};
-use varied_plan::MixedLengthAccessPlan;
 
 /// Position and length of a request on the device, in sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,12 +33,8 @@ pub struct AccessPlan {
     /// Requests of this pass so far. `length` is the maximum of a pass.
     at: u64,
     length: u64,
-    /// Passes after this one. `moved` is the number of bytes before this pass; if lengths differ,
-    /// the total.
+    /// Passes after this one.
     passes: RemainingPasses,
-    moved: u64,
-    /// Maximum total bytes of the job, if lengths differ.
-    most: u64,
     rng: SmallRng,
     op: Option<Op>,
     read_percent: u8,
@@ -55,43 +46,28 @@ enum PlanOrder {
     Sequential([u64; DIRECTIONS]),
     /// Each block once, in random order.
     Shuffled(Shuffle),
-    /// Independent random offsets for each direction.
-    Random(Box<[OffsetGenerator; DIRECTIONS]>),
-    /// Requests of different lengths, in any order.
-    VariedPlan(Box<MixedLengthAccessPlan>),
+    /// Independent random blocks.
+    Random,
 }
 
 impl AccessPlan {
     /// The plan of job number `job`.
     pub fn new(load: &FioLoadOptions, job: usize, region: JobRegion) -> AccessPlan {
         let mut rng = SmallRng::seed_from_u64(load.seed() ^ (job as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        let varied = load.fixed().is_none();
         let order = match (load.rw.is_random(), load.has_map()) {
-            _ if varied => {
-                PlanOrder::VariedPlan(Box::new(MixedLengthAccessPlan::new(load, region, &mut rng)))
-            }
             (false, _) => PlanOrder::Sequential([0; DIRECTIONS]),
             (true, true) => PlanOrder::Shuffled(Shuffle::new(region.blocks, &mut rng)),
-            (true, false) => {
-                PlanOrder::Random(Box::new(load.random_places(region.blocks * load.unit(), &mut rng)))
-            }
+            (true, false) => PlanOrder::Random,
         };
         let in_order_each = !load.rw.is_random() && load.rw.op().is_none();
-        let length = match (varied, in_order_each) {
-            (true, _) => u64::MAX,
-            (false, true) => region.blocks * 2,
-            (false, false) => region.blocks,
-        };
-        let most = if varied { load.most_bytes(region) } else { u64::MAX };
+        let length = if in_order_each { region.blocks * 2 } else { region.blocks };
         AccessPlan {
             order,
             region,
-            block: load.unit() / SECTOR_SIZE,
+            block: load.block_bytes() / SECTOR_SIZE,
             at: 0,
             length,
             passes: RemainingPasses::new(load),
-            moved: 0,
-            most,
             rng,
             op: load.rw.op(),
             read_percent: load.read_percent(),
@@ -100,9 +76,7 @@ impl AccessPlan {
 
     /// Whether no block comes twice.
     pub fn covers_each_block_once(&self) -> bool {
-        // If lengths differ, a pass may end before the end of the region.
-        let pass = if self.length == u64::MAX { 0 } else { self.of_requests(self.region.blocks) };
-        self.passes.are_one(pass)
+        self.passes.are_one()
     }
 
     /// The next request: operation and span. `None` if the plan has ended.
@@ -118,18 +92,17 @@ impl AccessPlan {
         if self.at == self.length || self.is_at_the_end(op) {
             self.again()?;
         }
-        let at = match &mut self.order {
+        let block = match &mut self.order {
             PlanOrder::Sequential(next) => {
                 let next = &mut next[direction_index_of_op(op)];
                 *next += 1;
-                (*next - 1) * self.block
+                *next - 1
             }
-            PlanOrder::Shuffled(shuffle) => shuffle.next() * self.block,
-            PlanOrder::Random(places) => places[direction_index_of_op(op)].next(&mut self.rng) / SECTOR_SIZE,
-            PlanOrder::VariedPlan(_) => return self.next_varied(op),
+            PlanOrder::Shuffled(shuffle) => shuffle.next(),
+            PlanOrder::Random => self.rng.random_range(0..self.region.blocks),
         };
         self.at += 1;
-        Some(SectorSpan { sector: self.region.first * self.block + at, sectors: self.block })
+        Some(SectorSpan { sector: (self.region.first + block) * self.block, sectors: self.block })
     }
 
     /// As in fio, a pass ends with the last block of one direction, regardless of the other.
@@ -150,39 +123,16 @@ impl AccessPlan {
 
     /// Begins another pass, if there is one.
     fn again(&mut self) -> Option<()> {
-        if self.length != u64::MAX {
-            self.moved = self.moved.saturating_add(self.of_requests(self.at));
-        }
-        if !self.passes.again(self.moved) {
+        if !self.passes.again() {
             return None;
         }
         self.at = 0;
         match &mut self.order {
             PlanOrder::Shuffled(shuffle) => *shuffle = Shuffle::new(self.region.blocks, &mut self.rng),
-            PlanOrder::VariedPlan(varied) => varied.again(),
             PlanOrder::Sequential(next) => *next = [0; DIRECTIONS],
-            PlanOrder::Random(_) => {}
+            PlanOrder::Random => {}
         }
         Some(())
-    }
-
-    /// Bytes of `n` requests, if all have one length.
-    fn of_requests(&self, n: u64) -> u64 {
-        n * self.block * SECTOR_SIZE
-    }
-
-    #[inline(never)]
-    fn next_varied(&mut self, op: Op) -> Option<SectorSpan> {
-        while self.moved < self.most {
-            let PlanOrder::VariedPlan(varied) = &mut self.order else { return None };
-            if let Some((at, bytes)) = varied.next(direction_index_of_op(op), &mut self.rng) {
-                self.moved = self.moved.saturating_add(bytes);
-                let sector = self.region.first * self.block + at / SECTOR_SIZE;
-                return Some(SectorSpan { sector, sectors: bytes / SECTOR_SIZE });
-            }
-            self.again()?;
-        }
-        None
     }
 }
 
