@@ -39,7 +39,7 @@ pub struct DevicePlan {
 }
 
 /// All components of a world.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct WorldBlueprint {
     /// Number of cores.
     pub cores: usize,
@@ -77,20 +77,7 @@ impl WorldBlueprint {
         without: ExcludedDisturbances,
         delay_max: u64,
     ) -> WorldBlueprint {
-        let mut b = WorldBlueprint {
-            cores,
-            disks: Vec::new(),
-            paths: Vec::new(),
-            queues: Vec::new(),
-            own_queues: Vec::new(),
-            via: Vec::new(),
-            devices: Vec::new(),
-            blocks: Vec::new(),
-            log: None,
-            logger: None,
-            over_log: false,
-            delay_max,
-        };
+        let mut b = WorldBlueprint { cores, delay_max, ..WorldBlueprint::default() };
         let limits = !without.has(DisturbanceClass::Limits);
         for disk in 0..chance.between(1, 3) as usize {
             let volatile = !chance.one_in(5);
@@ -196,15 +183,9 @@ impl WorldBlueprint {
             cores,
             disks: vec![disk],
             paths: vec![0; paths],
-            queues: Vec::new(),
-            own_queues: Vec::new(),
-            via: Vec::new(),
             devices: vec![DevicePlan { table, top: true }],
             blocks: vec![(TableLineDevice::Device(0), 2048)],
-            log: None,
-            logger: None,
-            over_log: false,
-            delay_max: 0,
+            ..WorldBlueprint::default()
         }
     }
 

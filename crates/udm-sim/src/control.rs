@@ -9,11 +9,12 @@ use crate::model::Violation;
 use crate::path::SimPath;
 use crate::table_map::ModelTableMap;
 use crate::tables::TableSpec;
+use crate::wakeable::create_transition_wake_flag;
 use crate::world::TargetWorld;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use udm_core::errno::{EBUSY, EMLINK, ENOENT};
 use udm_core::{DevNo, Limits, Nanos};
 use udm_dm::{
@@ -263,15 +264,9 @@ impl TargetWorld {
         }
     }
 
-    fn flag() -> (Arc<AtomicBool>, Arc<dyn Fn() + Send + Sync>) {
-        let woken = Arc::new(AtomicBool::new(true));
-        let handle = woken.clone();
-        (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
-    }
-
     /// Starts a suspend of one or several devices.
     pub fn suspend(&mut self, several: &[usize], noflush: bool) -> Result<(), Violation> {
-        let (woken, wake) = TargetWorld::flag();
+        let (woken, wake) = create_transition_wake_flag();
         for &i in several {
             let how = if noflush { " without a flush" } else { "" };
             lock_environment(&self.machine.env).say(format!("d{i} suspend, of {}{how}", several.len()));
@@ -306,7 +301,7 @@ impl TargetWorld {
 
     /// Starts a resume of one or several devices.
     pub fn resume(&mut self, several: &[usize]) -> Result<(), Violation> {
-        let (woken, wake) = TargetWorld::flag();
+        let (woken, wake) = create_transition_wake_flag();
         let live = |world: &TargetWorld, i: usize| world.devices[i].phase == DevicePhase::Live;
         // With the kernel's semantics, held requests fail; with `noflush` they wait for the new
         // table. Requests that a suspended device holds must wait.

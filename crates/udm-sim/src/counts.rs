@@ -1,4 +1,4 @@
-//! Counters of runs: their sums, uncovered disturbances, and text for the report.
+//! Counters of runs: their sums, and the report of each kind of world.
 
 use crate::plan::{DisturbanceClass, ExcludedDisturbances};
 
@@ -17,6 +17,12 @@ impl AccumulateRuns for u64 {
 impl<const N: usize> AccumulateRuns for [u64; N] {
     fn add(&mut self, more: &[u64; N]) {
         self.iter_mut().zip(more).for_each(|(all, more)| *all += more);
+    }
+}
+
+impl AccumulateRuns for bool {
+    fn add(&mut self, more: &bool) {
+        *self |= more;
     }
 }
 
@@ -66,14 +72,41 @@ macro_rules! counts {
 
 pub(crate) use counts;
 
-/// Returns the disturbances that were not excluded and still never occurred, because the runs were
-/// too short.
-pub(crate) fn list_missing_disturbances<C: Into<Option<DisturbanceClass>>>(
-    all: impl IntoIterator<Item = (&'static str, C, u64)>,
-    without: ExcludedDisturbances,
-) -> Vec<&'static str> {
-    let is_out = |class: C| class.into().is_some_and(|class| without.has(class));
-    all.into_iter().filter_map(|(name, class, n)| (n == 0 && !is_out(class)).then_some(name)).collect()
+/// Name, class and count of a disturbance.
+pub type DisturbanceCount = (&'static str, Option<DisturbanceClass>, u64);
+
+/// Report of runs of one kind of world.
+#[derive(Clone, Debug)]
+pub struct RunReport {
+    /// Steps taken.
+    pub steps: u64,
+    /// Completed requests, or verbs.
+    pub requests: u64,
+    /// Simulated time in ns.
+    pub simulated: u64,
+    /// The reason why the runs tested nothing, if they did.
+    pub nothing: Option<&'static str>,
+    /// All disturbances that many runs must have.
+    pub disturbances: Vec<DisturbanceCount>,
+    /// Text of the coverage, several lines.
+    pub coverage: String,
+}
+
+impl RunReport {
+    /// Disturbances that were not excluded and never occurred, because the runs were too short.
+    #[must_use]
+    pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
+        let is_in = |class: Option<DisturbanceClass>| class.is_none_or(|class| !without.has(class));
+        let missing = self.disturbances.iter().filter(|(_, class, n)| *n == 0 && is_in(*class));
+        missing.map(|(name, ..)| *name).collect()
+    }
+}
+
+/// Collects the disturbances of a report.
+pub(crate) fn collect_disturbances(
+    all: impl IntoIterator<Item = (&'static str, DisturbanceClass, u64)>,
+) -> Vec<DisturbanceCount> {
+    all.into_iter().map(|(name, class, n)| (name, Some(class), n)).collect()
 }
 
 /// Formats a list of counts for a person.

@@ -12,7 +12,7 @@ use crate::rng::{RngStream, SimRng};
 use crate::trace::Trace;
 use crate::write_effects::LateWrite;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use udm_core::{Bio, Nanos, Status};
 
 /// Time that a checker may need to notice a change.
@@ -282,6 +282,11 @@ pub struct Env {
 /// The environment, shared by all parts of a world.
 pub type SharedEnv = Arc<Mutex<Env>>;
 
+/// Locks a mutex that only one thread uses.
+pub(crate) fn lock_mutex<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Locks the environment. The world has one thread, so waiting would mean a second lock by the same
 /// thread.
 ///
@@ -378,6 +383,11 @@ impl Env {
         if self.violation.is_none() {
             self.violation = Some(what());
         }
+    }
+
+    /// Returns the violation, and forgets it.
+    pub(crate) fn verdict(&mut self) -> Result<(), String> {
+        self.violation.take().map_or(Ok(()), Err)
     }
 
     /// Adds a line to the trace.

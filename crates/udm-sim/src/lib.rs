@@ -86,5 +86,5 @@ pub mod write_effects;
 pub mod write_log_model;
 
 pub use plan::{DisturbanceClass, ExcludedDisturbances, RunPlan};
-pub use run::{RunFailure, run, shrink};
+pub use run::{RunFailure, run};
 pub use totals::RunTotals;

@@ -6,7 +6,7 @@
 //! next one. No lane is polled without a reason, so a lost wake-up is found.
 
 use crate::cores::SimCoreInboxes;
-use crate::environment::{Env, SharedEnv, lock_environment};
+use crate::environment::{Env, PathMode, SharedEnv, lock_environment};
 use crate::faulty_path::FaultInjectingPath;
 use crate::front_end::WorkloadGenerator;
 use crate::model::{DeviceModel, Violation};
@@ -226,6 +226,19 @@ impl Machine {
         opened
     }
 
+    /// Closes the lane of `device` on a core. Returns false if the lane has work to do.
+    pub(crate) fn close(&mut self, core: usize, device: usize) -> bool {
+        let lanes = &mut self.cores[core].open;
+        let Some(at) = lanes.iter().position(|open| open.device == device) else { return true };
+        if lanes[at].in_flight > 0 || lanes[at].lane.own_work() == OwnWork::Required {
+            return false;
+        }
+        self.set_turn(Some(core));
+        drop(self.cores[core].open.remove(at));
+        self.set_turn(None);
+        true
+    }
+
     /// Sets the core that has the turn. Returns the time.
     pub fn set_turn(&mut self, core: Option<usize>) -> Nanos {
         let mut env = lock_environment(&self.env);
@@ -233,6 +246,18 @@ impl Machine {
         env.core = core.map_or(NO_CORE, |c| c as u16);
         self.inboxes.set_turn(env.now, core);
         env.now
+    }
+
+    /// The present step, and the last events as lines.
+    pub(crate) fn last_events(&self) -> (u64, Vec<String>) {
+        (self.step, lock_environment(&self.env).trace.lines())
+    }
+
+    /// Adds the start of the turn of control job `id` to the trace.
+    pub(crate) fn note_control_job(&self, id: u64) {
+        let mut env = lock_environment(&self.env);
+        let now = env.now;
+        env.trace.add(now, NO_CORE, TraceEventKind::CoreMessage, [id, 0, 0, 0]);
     }
 
     /// Adds a line to the trace.
@@ -318,6 +343,12 @@ impl Machine {
         let now = env.now;
         self.cores.iter_mut().flat_map(|c| &mut c.open).for_each(|o| o.wake = o.wake.min(now));
         self.cores.iter_mut().flat_map(|c| &mut c.tasks).for_each(|task| task.wake_lanes(now));
+    }
+
+    /// Restores path `p` and releases its hung requests.
+    pub(crate) fn restore_path(&mut self, p: usize) {
+        lock_environment(&self.env).paths[p].mode = PathMode::Up;
+        self.release(p);
     }
 
     /// True if no message is in transit.

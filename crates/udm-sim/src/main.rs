@@ -4,10 +4,10 @@ use clap::Parser;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use udm_sim::counts::{AccumulateRuns, format_count};
+use udm_sim::counts::{AccumulateRuns, CombinedRunHash, RunReport, format_count};
 use udm_sim::{
     DisturbanceClass, ExcludedDisturbances, RunFailure, RunPlan, RunTotals, lifecycle, nbd, nbd_client, run,
-    shrink, verbs,
+    verbs,
 };
 
 /// Runs udm's targets in a simulated world, one seed after another, and stops at the first failure.
@@ -89,27 +89,40 @@ fn parse_minutes(word: &str) -> Result<Duration, String> {
     }
 }
 
+/// Executes a plan, without its counters.
+type PlanRunner = fn(&RunPlan) -> Result<(), Box<RunFailure>>;
+
 /// Coverage counters of the runs.
 enum CoverageCounters {
     Targets(Box<RunTotals>),
-    Snapshots(Box<RunTotals>),
     Nbd(Box<nbd::NbdServerCounts>),
     Verbs(Box<verbs::RegistryCounts>),
     NbdClient(Box<nbd_client::NbdClientCounts>),
     Lives(Box<lifecycle::LifecycleCounts>),
 }
 
+/// Adds the counters of a run to `all`.
+fn add_counts<C: AccumulateRuns>(
+    all: &mut C,
+    counts: Result<C, Box<RunFailure>>,
+    hash: fn(&C) -> CombinedRunHash,
+) -> Result<u64, Box<RunFailure>> {
+    let counts = counts?;
+    all.add(&counts);
+    Ok(hash(&counts).0)
+}
+
 impl CoverageCounters {
     fn none(options: &Options) -> CoverageCounters {
-        if options.lives {
-            return CoverageCounters::Lives(Box::default());
-        }
-        match (options.nbd, options.snapshots, options.verbs, options.nbd_client) {
+        match (options.nbd, options.verbs, options.nbd_client) {
+            _ if options.lives => CoverageCounters::Lives(Box::default()),
             (true, ..) => CoverageCounters::Nbd(Box::default()),
-            (_, true, ..) => CoverageCounters::Snapshots(Box::default()),
-            (_, _, true, _) => CoverageCounters::Verbs(Box::default()),
+            (_, true, _) => CoverageCounters::Verbs(Box::default()),
             (.., true) => CoverageCounters::NbdClient(Box::default()),
-            _ => CoverageCounters::Targets(Box::default()),
+            _ => CoverageCounters::Targets(Box::new(RunTotals {
+                snapshots: options.snapshots,
+                ..RunTotals::default()
+            })),
         }
     }
 
@@ -117,108 +130,40 @@ impl CoverageCounters {
     /// Returns the hash of the events.
     fn run(&mut self, plan: &RunPlan, every_cut: bool) -> Result<u64, Box<RunFailure>> {
         match self {
-            CoverageCounters::Targets(all) | CoverageCounters::Snapshots(all) => {
+            CoverageCounters::Targets(all) => {
                 let clean = if every_cut { run::run_every_power_cut(plan) } else { run::run(plan) }?;
                 all.add(&clean.totals);
                 Ok(clean.hash)
             }
-            CoverageCounters::Nbd(all) => nbd::run(plan).map(|counts| {
-                all.add(&counts);
-                counts.hash.0
-            }),
-            CoverageCounters::Verbs(all) => verbs::run(plan).map(|counts| {
-                all.add(&counts);
-                counts.hash.0
-            }),
-            CoverageCounters::NbdClient(all) => nbd_client::run(plan).map(|counts| {
-                all.add(&counts);
-                counts.hash.0
-            }),
-            CoverageCounters::Lives(all) => lifecycle::run(plan).map(|counts| {
-                all.add(&counts);
-                counts.hash.0
-            }),
+            CoverageCounters::Nbd(all) => add_counts(&mut **all, nbd::run(plan), |counts| counts.hash),
+            CoverageCounters::Verbs(all) => add_counts(&mut **all, verbs::run(plan), |counts| counts.hash),
+            CoverageCounters::NbdClient(all) => {
+                add_counts(&mut **all, nbd_client::run(plan), |counts| counts.hash)
+            }
+            CoverageCounters::Lives(all) => {
+                add_counts(&mut **all, lifecycle::run(plan), |counts| counts.hash)
+            }
         }
     }
 
     fn shrink(&self, failure: RunFailure) -> RunFailure {
-        match self {
-            CoverageCounters::Targets(_) | CoverageCounters::Snapshots(_) => shrink(failure),
-            CoverageCounters::Nbd(_) => {
-                run::shrink_failure_with_runner(failure, &|plan| nbd::run(plan).map(drop))
-            }
-            CoverageCounters::Verbs(_) => {
-                run::shrink_failure_with_runner(failure, &|plan| verbs::run(plan).map(drop))
-            }
-            CoverageCounters::NbdClient(_) => {
-                run::shrink_failure_with_runner(failure, &|plan| nbd_client::run(plan).map(drop))
-            }
-            CoverageCounters::Lives(_) => {
-                run::shrink_failure_with_runner(failure, &|plan| lifecycle::run(plan).map(drop))
-            }
-        }
+        let run: PlanRunner = match self {
+            CoverageCounters::Targets(_) => |plan| run::run(plan).map(drop),
+            CoverageCounters::Nbd(_) => |plan| nbd::run(plan).map(drop),
+            CoverageCounters::Verbs(_) => |plan| verbs::run(plan).map(drop),
+            CoverageCounters::NbdClient(_) => |plan| nbd_client::run(plan).map(drop),
+            CoverageCounters::Lives(_) => |plan| lifecycle::run(plan).map(drop),
+        };
+        run::shrink_failure_with_runner(failure, &run)
     }
 
-    fn steps(&self) -> u64 {
+    fn report(&self) -> RunReport {
         match self {
-            CoverageCounters::Targets(t) | CoverageCounters::Snapshots(t) => t.steps,
-            CoverageCounters::Nbd(c) => c.steps,
-            CoverageCounters::Verbs(c) => c.steps,
-            CoverageCounters::NbdClient(c) => c.steps,
-            CoverageCounters::Lives(c) => c.steps,
-        }
-    }
-
-    fn requests(&self) -> u64 {
-        match self {
-            CoverageCounters::Targets(t) | CoverageCounters::Snapshots(t) => t.all_requests(),
-            CoverageCounters::Nbd(c) => c.all_requests(),
-            CoverageCounters::Verbs(c) => c.all_verbs(),
-            CoverageCounters::NbdClient(c) => c.all_requests(),
-            CoverageCounters::Lives(c) => c.requests,
-        }
-    }
-
-    fn simulated(&self) -> u64 {
-        match self {
-            CoverageCounters::Targets(t) | CoverageCounters::Snapshots(t) => t.simulated,
-            CoverageCounters::Nbd(c) => c.simulated,
-            CoverageCounters::Verbs(c) => c.simulated,
-            CoverageCounters::NbdClient(c) => c.simulated,
-            CoverageCounters::Lives(c) => c.simulated,
-        }
-    }
-
-    fn nothing(&self) -> Option<&'static str> {
-        match self {
-            CoverageCounters::Targets(t) => t.nothing(false),
-            CoverageCounters::Snapshots(t) => t.nothing(true),
-            CoverageCounters::Nbd(c) => c.nothing(),
-            CoverageCounters::Verbs(c) => c.nothing(),
-            CoverageCounters::NbdClient(c) => c.nothing(),
-            CoverageCounters::Lives(c) => c.nothing(),
-        }
-    }
-
-    fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
-        match self {
-            CoverageCounters::Targets(t) => t.uncovered(without, false),
-            CoverageCounters::Snapshots(t) => t.uncovered(without, true),
-            CoverageCounters::Nbd(c) => c.uncovered(without),
-            CoverageCounters::Verbs(c) => c.uncovered(without),
-            CoverageCounters::NbdClient(c) => c.uncovered(without),
-            CoverageCounters::Lives(c) => c.uncovered(without),
-        }
-    }
-
-    fn coverage(&self) -> String {
-        match self {
-            CoverageCounters::Targets(t) => t.coverage(false),
-            CoverageCounters::Snapshots(t) => t.coverage(true),
-            CoverageCounters::Nbd(c) => c.coverage(),
-            CoverageCounters::Verbs(c) => c.coverage(),
-            CoverageCounters::NbdClient(c) => c.coverage(),
-            CoverageCounters::Lives(c) => c.coverage(),
+            CoverageCounters::Targets(counts) => counts.report(),
+            CoverageCounters::Nbd(counts) => counts.report(),
+            CoverageCounters::Verbs(counts) => counts.report(),
+            CoverageCounters::NbdClient(counts) => counts.report(),
+            CoverageCounters::Lives(counts) => counts.report(),
         }
     }
 }
@@ -233,13 +178,13 @@ struct RunProgress {
 
 impl RunProgress {
     fn line(&self) -> String {
-        let (s, t) = (self.seeds, &self.covered);
-        let hours = t.simulated() as f64 / 3.6e12;
+        let (s, t) = (self.seeds, self.covered.report());
+        let hours = t.simulated as f64 / 3.6e12;
         let seeds = if s == 1 { "1 seed".to_string() } else { format!("{s} seeds") };
         format!(
             "{seeds}, {} steps, {} requests, {hours:.1} simulated hours",
-            format_count(t.steps()),
-            format_count(t.requests())
+            format_count(t.steps),
+            format_count(t.requests)
         )
     }
 
@@ -257,7 +202,7 @@ impl RunProgress {
         let speed = format!(
             "{:.1} seeds/s, {} requests/s",
             self.seeds as f64 / seconds,
-            format_count((self.covered.requests() as f64 / seconds) as u64)
+            format_count((self.covered.report().requests as f64 / seconds) as u64)
         );
         let (start, end) = if terminal { ("\r\x1b[K", "") } else { ("", "\n") };
         print_ignoring_errors(&mut std::io::stderr(), format_args!("{start}{}, {speed}{end}", self.line()));
@@ -364,8 +309,8 @@ fn run_all_seeds(options: &Options) -> ExitCode {
 /// Prints the coverage and the verdict. Runs that covered nothing count as a failure, because they
 /// would look clean.
 fn print_coverage_and_verdict(tally: &RunProgress, hash: Option<u64>, options: &Options) -> ExitCode {
-    let t = &tally.covered;
-    let nothing = t.nothing();
+    let t = tally.covered.report();
+    let nothing = t.nothing;
     let left_out: Vec<&str> = options.without.iter().map(|class| class.name()).collect();
     let verdict = match nothing {
         Some(why) => format!("nothing was tested: {why}"),
@@ -378,14 +323,14 @@ fn print_coverage_and_verdict(tally: &RunProgress, hash: Option<u64>, options: &
         (missed, None) if !missed.is_empty() => format!("never came: {}\n", missed.join(", ")),
         _ => String::new(),
     };
-    let rate = (t.requests() as f64 / tally.began.elapsed().as_secs_f64()) as u64;
+    let rate = (t.requests as f64 / tally.began.elapsed().as_secs_f64()) as u64;
     let mut out = std::io::stdout();
     print_ignoring_errors(
         &mut out,
         format_args!(
             "{}: {verdict}\n{}{missed}{} requests/s\n",
             tally.line(),
-            t.coverage(),
+            t.coverage,
             format_count(rate)
         ),
     );

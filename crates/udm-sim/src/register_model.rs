@@ -36,6 +36,23 @@ struct SectorWriteRecord {
     inherited: bool,
 }
 
+impl SectorWriteRecord {
+    /// Creates the record of a write that may be neither executed nor durable.
+    fn new(id: u64, stamp: u64, start: u64, end: u64) -> SectorWriteRecord {
+        SectorWriteRecord {
+            id,
+            stamp,
+            start,
+            end,
+            sure: false,
+            durable: false,
+            dead: NEVER,
+            gone: false,
+            inherited: false,
+        }
+    }
+}
+
 /// Stamp of a discard: any value may be read.
 pub const ANY: u64 = u64::MAX;
 
@@ -93,17 +110,8 @@ impl SectorRegisterModel {
             starts.push(cells.len() as u32);
             cells.extend((0..*size).map(|sector| {
                 let stamp = first(disk, sector);
-                let entry = SectorWriteRecord {
-                    id: 0,
-                    stamp,
-                    start: 0,
-                    end: 0,
-                    sure: true,
-                    durable: true,
-                    dead: NEVER,
-                    gone: false,
-                    inherited: false,
-                };
+                let record = SectorWriteRecord::new(0, stamp, 0, 0);
+                let entry = SectorWriteRecord { sure: true, durable: true, ..record };
                 SectorRegister { entries: vec![entry], dirty: false, disk: disk as u8, synced: 0 }
             }));
         }
@@ -145,17 +153,7 @@ impl SectorRegisterModel {
             slot.sync(self.flushed[usize::from(slot.disk)]);
             slot.entries.retain(|e| !(e.gone && e.dead < horizon));
         }
-        slot.entries.push(SectorWriteRecord {
-            id,
-            stamp,
-            start,
-            end: NEVER,
-            sure: false,
-            durable: false,
-            dead: NEVER,
-            gone: false,
-            inherited: false,
-        });
+        slot.entries.push(SectorWriteRecord::new(id, stamp, start, NEVER));
         if !slot.dirty {
             slot.dirty = true;
             self.dirty[usize::from(slot.disk)].push(cell);
@@ -274,17 +272,8 @@ impl SectorRegisterModel {
         if slot.entries.iter().any(|e| (e.stamp == stamp || e.stamp == ANY) && e.dead > now) {
             return;
         }
-        slot.entries.push(SectorWriteRecord {
-            id: 0,
-            stamp,
-            start: 0,
-            end: now,
-            sure: false,
-            durable: false,
-            dead: NEVER,
-            gone: false,
-            inherited: true,
-        });
+        let record = SectorWriteRecord::new(0, stamp, 0, now);
+        slot.entries.push(SectorWriteRecord { inherited: true, ..record });
         if !std::mem::replace(&mut slot.dirty, true) {
             self.dirty[usize::from(slot.disk)].push(cell);
         }

@@ -24,7 +24,7 @@ pub struct RunFailure {
 }
 
 /// A run without a failure.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct CleanRun {
     /// Counters of the run.
     pub totals: RunTotals,
@@ -108,23 +108,35 @@ pub fn run_every_power_cut(plan: &RunPlan) -> Result<CleanRun, Box<RunFailure>> 
 
 fn run_world<W: RunnableWorld>(plan: &RunPlan) -> Result<CleanRun, Box<RunFailure>> {
     let mut world = None;
-    let outcome = catch_panic(|| {
-        let world = world.insert(W::build(plan)?);
-        world.run()
-    });
-    let (mut plan, mut trace) = (plan.clone(), Vec::new());
-    let Some(mut world) = world else {
-        return Err(Box::new(RunFailure { plan, what: outcome.err().unwrap_or_default(), trace }));
+    let outcome = catch_panic(|| world.insert(W::build(plan)?).run());
+    let clean = |world: &mut W| {
+        let totals = collect_run_totals(world);
+        CleanRun { totals, hash: lock_environment(&world.machine().env).trace.hash() }
     };
+    finish_run(plan, outcome, world, clean, |world| world.machine().last_events())
+}
+
+/// Returns the result of a run: the counters of its world, or the failure with the step and the
+/// last events of its world. The world of a failed run is leaked, because requests are still in
+/// flight in it.
+pub(crate) fn finish_run<W, C: Default>(
+    plan: &RunPlan,
+    outcome: Result<(), Violation>,
+    world: Option<W>,
+    counts: impl FnOnce(&mut W) -> C,
+    last_events: impl FnOnce(&mut W) -> (u64, Vec<String>),
+) -> Result<C, Box<RunFailure>> {
     let Err(what) = outcome else {
-        let totals = collect_run_totals(&mut world);
-        return Ok(CleanRun { totals, hash: lock_environment(&world.machine().env).trace.hash() });
+        return Ok(world.map(|mut world| counts(&mut world)).unwrap_or_default());
     };
-    let machine = world.machine();
-    plan.steps = machine.step.min(plan.steps);
-    trace.extend(lock_environment(&machine.env).trace.last().map(crate::trace::TraceEvent::line));
-    Box::leak(Box::new(world));
-    Err(Box::new(RunFailure { plan, what, trace }))
+    let mut failure = Box::new(RunFailure { plan: plan.clone(), what, trace: Vec::new() });
+    if let Some(mut world) = world {
+        let (step, trace) = last_events(&mut world);
+        failure.plan.steps = step.min(plan.steps);
+        failure.trace = trace;
+        Box::leak(Box::new(world));
+    }
+    Err(failure)
 }
 
 fn collect_run_totals(world: &mut impl RunnableWorld) -> RunTotals {
@@ -132,7 +144,8 @@ fn collect_run_totals(world: &mut impl RunnableWorld) -> RunTotals {
     let env = lock_environment(&machine.env);
     let (faults, seen, sectors, changes) = (env.faults, env.seen, machine.model.compared, env.changes);
     drop(env);
-    let mut totals = RunTotals { sectors, faults, seen, changes, ..machine.totals };
+    let mut totals =
+        RunTotals { snapshots: machine.plan.snapshots, sectors, faults, seen, changes, ..machine.totals };
     world.count(&mut totals);
     totals
 }
@@ -155,13 +168,8 @@ impl RunnableWorld for TargetWorld {
 const TRIES_MAX: usize = 64;
 
 /// Searches for a smaller run that fails too: with fewer classes of disturbance, cores, requests in
-/// flight, and steps. Returns the smallest one, which may be `failure` itself.
-#[must_use]
-pub fn shrink(failure: RunFailure) -> RunFailure {
-    shrink_failure_with_runner(failure, &|plan| run(plan).map(drop))
-}
-
-/// Shrinks a failure as [`shrink`] does, with `run` to execute a plan.
+/// flight, and steps. `run` executes a plan. Returns the smallest failure, which may be `failure`
+/// itself.
 #[must_use]
 pub fn shrink_failure_with_runner(
     failure: RunFailure,

@@ -12,7 +12,7 @@ pub const ZERO: u32 = u32::MAX;
 pub const ERROR: u32 = u32::MAX - 1;
 
 /// The mapping of a table.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct ModelTableMap {
     /// Register of each sector, or [`ZERO`], or [`ERROR`].
     pub cells: Vec<u32>,
@@ -57,13 +57,7 @@ impl ModelTableMap {
         cells: &SectorRegisterModel,
         below: &dyn Fn(usize) -> Arc<ModelTableMap>,
     ) -> ModelTableMap {
-        let mut map = ModelTableMap {
-            cells: Vec::new(),
-            disks: Vec::new(),
-            bare: false,
-            lossy: Vec::new(),
-            clears: false,
-        };
+        let mut map = ModelTableMap::default();
         let find = |b: TableLineDevice, sector: u64| match b {
             TableLineDevice::Path(p) => cells.index(disk_of_path[p], sector),
             TableLineDevice::Device(d) => below(d).cells[sector as usize],

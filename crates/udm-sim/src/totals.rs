@@ -1,10 +1,10 @@
 //! Counters of runs, as the coverage for the verdict.
 
 use crate::counts::{
-    counts, format_count, format_counts, format_disturbance_counts, list_missing_disturbances,
+    RunReport, collect_disturbances, counts, format_count, format_counts, format_disturbance_counts,
 };
 use crate::environment::EnvCounters;
-use crate::plan::{DisturbanceClass, ExcludedDisturbances};
+use crate::plan::DisturbanceClass;
 use crate::snapshots::SnapshotCounts;
 use crate::tables::{PassThroughTarget, TableLineTarget};
 use udm_core::Op;
@@ -16,6 +16,8 @@ pub const TARGETS: [&str; 9] =
 counts! {
     /// Counters of one or several runs.
     pub struct RunTotals {
+        /// True for runs of worlds of snapshots.
+        pub snapshots: bool,
         /// Steps taken.
         pub steps: u64,
         /// Completed and checked requests, by [`Op`].
@@ -124,24 +126,6 @@ impl RunTotals {
         }
     }
 
-    /// Number of requests of all kinds.
-    #[must_use]
-    pub fn all_requests(&self) -> u64 {
-        self.requests.iter().sum()
-    }
-
-    /// The reason why the runs tested nothing, if they did: no request, no comparison, or no
-    /// snapshot in runs for `snapshots`.
-    #[must_use]
-    pub fn nothing(&self, snapshots: bool) -> Option<&'static str> {
-        match (self.all_requests(), self.sectors, self.snap.made) {
-            (0, ..) => Some("no request came back"),
-            (_, 0, _) => Some("no sector was read and compared"),
-            (_, _, 0) if snapshots => Some("no snapshot was made"),
-            _ => None,
-        }
-    }
-
     /// All disturbances with their class and count.
     fn trouble(&self) -> [(&'static str, DisturbanceClass, u64); 28] {
         [
@@ -176,51 +160,46 @@ impl RunTotals {
         ]
     }
 
-    /// Disturbances that were not excluded and never occurred, because the runs were too short.
+    /// The report of the runs. Those of worlds of snapshots have other disturbances.
     #[must_use]
-    pub fn uncovered(&self, without: ExcludedDisturbances, snapshots: bool) -> Vec<&'static str> {
+    pub fn report(&self) -> RunReport {
+        let requests = self.requests.iter().sum::<u64>();
+        let nothing = match (requests, self.sectors, self.snap.made) {
+            (0, ..) => Some("no request came back"),
+            (_, 0, _) => Some("no sector was read and compared"),
+            (_, _, 0) if self.snapshots => Some("no snapshot was made"),
+            _ => None,
+        };
+        let of_kind = |name: &str| !self.snapshots || COMMON.contains(&name);
+        let trouble = || self.trouble().into_iter().filter(|(name, ..)| of_kind(name));
         let there = |class| class != DisturbanceClass::Between || cfg!(feature = "interleave");
-        let all = self.trouble().into_iter().filter(|(_, class, _)| there(*class));
-        if snapshots {
-            let common = all.filter(|(name, ..)| COMMON.contains(name));
-            return list_missing_disturbances(common, without)
-                .into_iter()
-                .chain(self.snap.uncovered(without))
-                .collect();
+        let mut disturbances = collect_disturbances(trouble().filter(|(_, class, _)| there(*class)));
+        if self.snapshots {
+            disturbances.extend(self.snap.all());
         }
-        list_missing_disturbances(all, without)
-    }
-
-    /// Text of the coverage, one line each: requests by operation, disturbances, targets, and
-    /// checks.
-    #[must_use]
-    pub fn coverage(&self, snapshots: bool) -> String {
         let ops = Op::ALL.iter().map(|op| (crate::trace::op_name(*op), self.requests[*op as usize]));
-        if snapshots {
-            let trouble = self.trouble().into_iter().filter(|(name, ..)| COMMON.contains(name));
-            return format!(
-                "requests: {}\ntrouble: {}\nsnapshots: {}\nchecked: {} sectors read, {} rests, {} crowds\n",
-                format_counts(ops),
-                format_disturbance_counts(trouble),
-                self.snap.coverage(),
+        let common =
+            format!("requests: {}\ntrouble: {}\n", format_counts(ops), format_disturbance_counts(trouble()));
+        let coverage = match self.snapshots {
+            true => format!(
+                "{common}snapshots: {}\nchecked: {} sectors read, {} rests, {} crowds\n",
+                format_disturbance_counts(self.snap.all()),
                 format_count(self.sectors),
                 format_count(self.rests),
                 format_count(self.crowds)
-            );
-        }
-        let seen = TARGETS.into_iter().zip(self.targets).filter(|(_, n)| *n > 0);
-        format!(
-            "requests: {}\ntrouble: {}\ntargets: {}\nchecked: {} sectors read, {} rests, {} of them with a disk that hung, {} crowds, {} logs, {} paths back, {} out by a check\n",
-            format_counts(ops),
-            format_disturbance_counts(self.trouble()),
-            format_counts(seen),
-            format_count(self.sectors),
-            format_count(self.rests),
-            format_count(self.hung_rests),
-            format_count(self.crowds),
-            format_count(self.logs),
-            format_count(self.reinstated),
-            format_count(self.checked_out)
-        )
+            ),
+            false => format!(
+                "{common}targets: {}\nchecked: {} sectors read, {} rests, {} of them with a disk that hung, {} crowds, {} logs, {} paths back, {} out by a check\n",
+                format_counts(TARGETS.into_iter().zip(self.targets).filter(|(_, n)| *n > 0)),
+                format_count(self.sectors),
+                format_count(self.rests),
+                format_count(self.hung_rests),
+                format_count(self.crowds),
+                format_count(self.logs),
+                format_count(self.reinstated),
+                format_count(self.checked_out)
+            ),
+        };
+        RunReport { steps: self.steps, requests, simulated: self.simulated, nothing, disturbances, coverage }
     }
 }

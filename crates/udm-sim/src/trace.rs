@@ -2,7 +2,7 @@
 //! report.
 
 use std::collections::VecDeque;
-use udm_core::{Nanos, Op, Status};
+use udm_core::{Bio, Nanos, Op, Status};
 
 /// Kind of a [`TraceEvent`]. [`TraceEvent::line`] shows the meaning of its four numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +143,13 @@ impl Trace {
         self.keep(TraceEvent { at, core, kind, args, text: None });
     }
 
+    /// Adds request `id`, the submission of `bio` to `device`.
+    pub(crate) fn add_submit(&mut self, at: Nanos, core: u16, id: u64, device: usize, bio: &Bio) {
+        let op = pack_op_and_flags(bio.op, bio.flags.bits());
+        let span = pack_sector_range(bio.sector.0, bio.sectors.0);
+        self.add(at, core, TraceEventKind::Submit, [id, device as u64, op, span]);
+    }
+
     /// Adds a text of the control side.
     pub fn say(&mut self, at: Nanos, text: String) {
         self.eat(at.0);
@@ -181,8 +188,9 @@ impl Trace {
         crate::rng::mix_bits_splitmix64(self.hash ^ self.count)
     }
 
-    /// The kept events, oldest first.
-    pub fn last(&self) -> impl Iterator<Item = &TraceEvent> {
-        self.last.iter()
+    /// The kept events as lines, oldest first.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        self.last.iter().map(TraceEvent::line).collect()
     }
 }

@@ -91,11 +91,14 @@ pub trait MachineWorld {
     /// The machine of the world.
     fn machine(&mut self) -> &mut Machine;
 
-    /// Runs one step: a turn of one core, and other actions.
+    /// Runs one step: a turn of one core, and other actions. A world that its driver steps does not
+    /// have it.
     ///
     /// # Errors
     /// The first violation.
-    fn step(&mut self) -> Result<(), Violation>;
+    fn step(&mut self) -> Result<(), Violation> {
+        Err("this world is not stepped by its machine".into())
+    }
 
     /// Draws requests of core `c` for its lane `i` into the batch.
     fn gather(&mut self, c: usize, i: usize, now: Nanos);
@@ -277,12 +280,8 @@ impl Machine {
         let most = 1 + self.schedule.below(4);
         let count = self.cores[c].deliver(&self.inboxes, c, most);
         if count > 0 {
-            lock_environment(&self.env).trace.add(
-                now,
-                c as u16,
-                TraceEventKind::CoreMessage,
-                [count, 0, 0, 0],
-            );
+            let mut env = lock_environment(&self.env);
+            env.trace.add(now, c as u16, TraceEventKind::CoreMessage, [count, 0, 0, 0]);
         }
     }
 }
@@ -339,9 +338,7 @@ impl MachineWorld for TargetWorld {
                 let sure = self.devices[open.device].maps().len() == 1;
                 self.log.begin(id, bio, self.machine.step, sure);
             }
-            let op = crate::trace::pack_op_and_flags(bio.op, bio.flags.bits());
-            let span = crate::trace::pack_sector_range(bio.sector.0, bio.sectors.0);
-            env.trace.add(now, c as u16, TraceEventKind::Submit, [id, open.device as u64, op, span]);
+            env.trace.add_submit(now, c as u16, id, open.device, bio);
         }
         open.in_flight += self.machine.batch.len();
     }

@@ -1,10 +1,11 @@
-//! Futures that the world polls after they are woken, in its own order.
+//! Futures and device transitions that the world continues after they are woken, in its own order.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
+use udm_dm::TransitionWakeFn;
 
 /// Flag that is set when a future is woken.
 struct WakeFlag(AtomicBool);
@@ -37,4 +38,11 @@ impl<T> WakeableFuture<T> {
         let waker = Waker::from(self.woken.clone());
         self.future.as_mut().poll(&mut Context::from_waker(&waker))
     }
+}
+
+/// Creates a flag that a device transition sets when it can continue.
+pub(crate) fn create_transition_wake_flag() -> (Arc<AtomicBool>, TransitionWakeFn) {
+    let woken = Arc::new(AtomicBool::new(true));
+    let handle = woken.clone();
+    (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
 }

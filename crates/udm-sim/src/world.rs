@@ -212,10 +212,7 @@ impl TargetWorld {
             None => self.jump()?,
         }
         self.take_marks()?;
-        match lock_environment(&self.machine.env).violation.take() {
-            Some(wrong) => Err(wrong),
-            None => Ok(()),
-        }
+        lock_environment(&self.machine.env).verdict()
     }
 
     /// Advances the clock to the next event.

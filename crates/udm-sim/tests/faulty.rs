@@ -1,5 +1,7 @@
 //! Worlds in which disks have the faults of null devices pass.
 
+mod common;
+
 use udm_sim::counts::AccumulateRuns;
 use udm_sim::{RunPlan, RunTotals, run};
 
@@ -8,12 +10,8 @@ fn seeds_run_clean() {
     let mut all = RunTotals::default();
     for seed in 1..=150 {
         let plan = RunPlan { faulty: true, ..RunPlan::new(seed, 4000) };
-        let clean = run::run(&plan).unwrap_or_else(|failure| {
-            let (trace, what) = (failure.trace.join("\n"), failure.what);
-            panic!("{trace}\n{what}\nreplay: udm-sim {}", failure.plan.options())
-        });
-        all.add(&clean.totals);
+        all.add(&common::or_panic("", run::run(&plan)).totals);
     }
     assert!(all.null_caches > 50 && all.crashes > 50, "{all:?} cut no power");
-    assert!(all.seen.injected > 500 && all.all_requests() > 50_000, "{all:?} is no test");
+    assert!(all.seen.injected > 500 && all.report().requests > 50_000, "{all:?} is no test");
 }

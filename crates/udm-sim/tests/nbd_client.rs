@@ -1,6 +1,8 @@
 //! Worlds of the NBD client pass, the same seed always gives the same run, and runs cover their
 //! purpose.
 
+mod common;
+
 use udm_sim::counts::AccumulateRuns;
 use udm_sim::nbd_client::{self, NbdClientCounts};
 use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan};
@@ -9,10 +11,7 @@ use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan};
 const STEPS: u64 = 3000;
 
 fn clean(plan: &RunPlan) -> NbdClientCounts {
-    nbd_client::run(plan).unwrap_or_else(|failure| {
-        let (trace, what, options) = (failure.trace.join("\n"), failure.what, failure.plan.options());
-        panic!("{trace}\n{what}\nreplay: udm-sim --nbd-client {options}")
-    })
+    common::or_panic("--nbd-client ", nbd_client::run(plan))
 }
 
 #[test]
@@ -21,19 +20,18 @@ fn seeds_run_clean() {
     for seed in 1..=120 {
         all.add(&clean(&RunPlan::new(seed, STEPS)));
     }
-    assert!(all.all_requests() > 10_000 && all.compared > 100_000, "{}", all.coverage());
-    assert_eq!((all.uncovered(ExcludedDisturbances::default()), all.nothing()), (vec![], None));
-    assert!(all.full > 0 && all.called_off > 0 && all.lines > 0, "{}", all.coverage());
+    let report = all.report();
+    assert!(report.requests > 10_000 && all.compared > 100_000, "{}", report.coverage);
+    common::covers_all(&report);
+    assert!(all.full > 0 && all.called_off > 0 && all.lines > 0, "{}", report.coverage);
 }
 
 #[test]
 fn the_same_seed_is_the_same_run() {
-    for seed in 1000..1008 {
-        let plan = RunPlan::new(seed, STEPS);
-        let (a, b) = (clean(&plan), clean(&RunPlan { keep_events: 100_000, ..plan.clone() }));
-        assert_eq!((a.hash, a.requests, a.simulated), (b.hash, b.requests, b.simulated), "seed {seed}");
-        assert_ne!(a.hash, clean(&RunPlan::new(seed + 1, STEPS)).hash);
-    }
+    common::same_seed_is_same_run(1000..1008, STEPS, |plan| {
+        let run = clean(plan);
+        (run.hash, (run.requests, run.simulated))
+    });
 }
 
 #[test]
@@ -42,18 +40,13 @@ fn classes_can_be_left_out() {
     assert_eq!((quiet.cuts, quiet.failed, quiet.lies, quiet.hangs, quiet.refused), (0, 0, 0, 0, 0));
     assert_eq!((quiet.stopped, quiet.holes, quiet.killed, quiet.others, quiet.crashes), (0, 0, 0, 0, 0));
     assert_eq!(quiet.errors, 0);
-    for class in [
+    let classes = [
         DisturbanceClass::Cuts,
         DisturbanceClass::Lost,
         DisturbanceClass::Stalls,
         DisturbanceClass::Nonsense,
         DisturbanceClass::Late,
         DisturbanceClass::Crash,
-    ] {
-        let some = clean(&RunPlan {
-            without: ExcludedDisturbances::default().and(class),
-            ..RunPlan::new(12, STEPS)
-        });
-        assert!(some.all_requests() > 0);
-    }
+    ];
+    common::runs_without(&classes, STEPS, |plan| clean(plan).report().requests);
 }

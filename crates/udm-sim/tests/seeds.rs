@@ -1,22 +1,14 @@
 //! A fixed set of seeds passes, and the same seed always gives the same run.
 
+mod common;
+
 use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan, run};
 
 /// Steps per seed.
 const STEPS: u64 = 5000;
 
 fn clean(plan: &RunPlan) -> run::CleanRun {
-    match run::run(plan) {
-        Ok(clean) => clean,
-        Err(failure) => {
-            panic!(
-                "{}\n{}\nreplay: udm-sim {}",
-                failure.trace.join("\n"),
-                failure.what,
-                failure.plan.options()
-            )
-        }
-    }
+    common::or_panic("", run::run(plan))
 }
 
 /// Seeds 1 to 100, and seeds that once found a bug in the tested code:
@@ -30,7 +22,7 @@ fn seeds_run_clean() {
     let (mut requests, mut shared) = (0, 0);
     for seed in (1..=100).chain([178, 2608]) {
         let totals = clean(&RunPlan::new(seed, STEPS)).totals;
-        requests += totals.all_requests();
+        requests += totals.report().requests;
         shared += totals.shared_tags;
     }
     assert!(shared > 5, "disks share tags in {shared} worlds");

@@ -1,18 +1,13 @@
 //! Worlds of origins and their snapshots pass, and a power cut at any write or flush leaves each
 //! snapshot as promised.
 
-use udm_sim::counts::AccumulateRuns;
-use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunFailure, RunPlan, RunTotals, run};
+mod common;
 
-fn or_panic(outcome: Result<run::CleanRun, Box<RunFailure>>) -> run::CleanRun {
-    outcome.unwrap_or_else(|failure| {
-        let RunFailure { trace, what, plan } = *failure;
-        panic!("{}\n{what}\nreplay: udm-sim {}", trace.join("\n"), plan.options())
-    })
-}
+use udm_sim::counts::AccumulateRuns;
+use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan, RunTotals, run};
 
 fn clean(plan: &RunPlan) -> run::CleanRun {
-    or_panic(run::run(plan))
+    common::or_panic("", run::run(plan))
 }
 
 /// Seeds 1 to 300. Some once found a bug in the tested code.
@@ -22,9 +17,9 @@ fn seeds_run_clean() {
     for seed in 1..=300 {
         all.add(&clean(&RunPlan::snapshots(seed, 5000)).totals);
     }
-    assert!(all.all_requests() > 100_000 && all.sectors > 500_000, "{all:?} is no test");
-    let missed = all.uncovered(ExcludedDisturbances::default(), true);
-    assert!(missed.is_empty(), "never came: {missed:?}");
+    let report = all.report();
+    assert!(report.requests > 100_000 && all.sectors > 500_000, "{all:?} is no test");
+    common::covers_all(&report);
 }
 
 /// Cuts the power at every write and flush of short runs. In these runs a persistent snapshot is
@@ -51,7 +46,7 @@ fn a_cut_at_any_write_loses_nothing() {
         let seeds: Vec<u64> = (1..1000).filter(is_one).take(2).collect();
         assert!(!seeds.is_empty(), "{name}: no seed");
         for seed in seeds {
-            all.add(&or_panic(run::run_every_power_cut(&plan(seed))).totals);
+            all.add(&common::or_panic("", run::run_every_power_cut(&plan(seed))).totals);
         }
     }
     let snap = &all.snap;

@@ -1,6 +1,8 @@
 //! Worlds of the registry and its verbs pass, the same seed always gives the same run, and runs
 //! cover their purpose.
 
+mod common;
+
 use udm_sim::counts::AccumulateRuns;
 use udm_sim::verbs::{self, RegistryCounts};
 use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan};
@@ -9,10 +11,7 @@ use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan};
 const STEPS: u64 = 3000;
 
 fn clean(plan: &RunPlan) -> RegistryCounts {
-    verbs::run(plan).unwrap_or_else(|failure| {
-        let (trace, what, options) = (failure.trace.join("\n"), failure.what, failure.plan.options());
-        panic!("{trace}\n{what}\nreplay: udm-sim --verbs {options}")
-    })
+    common::or_panic("--verbs ", verbs::run(plan))
 }
 
 #[test]
@@ -21,18 +20,17 @@ fn seeds_run_clean() {
     for seed in 1..=100 {
         all.add(&clean(&RunPlan::new(seed, STEPS)));
     }
+    let report = all.report();
     assert!(all.verbs.iter().all(|verbs| *verbs > 500) && all.requests > 5000, "{all:?}");
-    assert_eq!((all.uncovered(ExcludedDisturbances::default()), all.nothing()), (vec![], None));
+    common::covers_all(&report);
 }
 
 #[test]
 fn the_same_seed_is_the_same_run() {
-    for seed in 1000..1010 {
-        let plan = RunPlan::new(seed, STEPS);
-        let (a, b) = (clean(&plan), clean(&RunPlan { keep_events: 100_000, ..plan.clone() }));
-        assert_eq!((a.hash, a.verbs, a.simulated), (b.hash, b.verbs, b.simulated), "seed {seed}");
-        assert_ne!(a.hash, clean(&RunPlan::new(seed + 1, STEPS)).hash);
-    }
+    common::same_seed_is_same_run(1000..1010, STEPS, |plan| {
+        let run = clean(plan);
+        (run.hash, (run.verbs, run.simulated))
+    });
 }
 
 #[test]
@@ -40,17 +38,12 @@ fn classes_can_be_left_out() {
     let quiet = clean(&RunPlan { without: ExcludedDisturbances::all(), ..RunPlan::new(11, STEPS) });
     assert_eq!((quiet.hung_up, quiet.moved, quiet.hangs, quiet.stacks), (0, 0, 0, 0));
     assert_eq!((quiet.not_opened, quiet.no_lanes, quiet.messages), (0, 0, 0));
-    for class in [
+    let classes = [
         DisturbanceClass::Cancel,
         DisturbanceClass::Reload,
         DisturbanceClass::Remove,
         DisturbanceClass::Stacks,
         DisturbanceClass::Suspend,
-    ] {
-        let some = clean(&RunPlan {
-            without: ExcludedDisturbances::default().and(class),
-            ..RunPlan::new(12, STEPS)
-        });
-        assert!(some.all_verbs() > 0);
-    }
+    ];
+    common::runs_without(&classes, STEPS, |plan| clean(plan).report().requests);
 }

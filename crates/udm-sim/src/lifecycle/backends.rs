@@ -1,10 +1,10 @@
 //! The backends of the registry over the simulated files.
 
 use super::files::PersistentFiles;
-use crate::environment::{SharedEnv, lock_environment};
+use crate::environment::{SharedEnv, lock_environment, lock_mutex};
 use crate::path::SimPath;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use udm_control::registry::device_opener::{DeviceOpener, DeviceWithDiskIdentity, DiskIdentity};
 use udm_core::DeviceControlError;
 use udm_core::errno::{EIO, ENODEV};
@@ -20,10 +20,6 @@ pub(super) struct SimFileOpener {
 }
 
 type HelperWork = Box<dyn FnOnce() + Send>;
-
-fn lock_mutex<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl SimFileOpener {
     pub(super) fn new(env: &SharedEnv, files: PersistentFiles) -> SimFileOpener {

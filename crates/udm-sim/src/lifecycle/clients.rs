@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::model::Violation;
 use crate::stamp;
 use crate::turn::MachineWorld;
-use udm_core::{Bio, BioFlags, Buf, DeviceId, Nanos, Op, OwnWork, Sector, Sectors, Segments};
+use udm_core::{Bio, BioFlags, Buf, DeviceId, Nanos, Op, Sector, Sectors, Segments};
 use udm_frontends::nbd::ExportRef;
 
 /// Maximum number of requests of a client in flight.
@@ -77,14 +77,8 @@ impl ServerLifecycleWorld {
     /// Disconnects client `at` if it has nothing in flight. Returns false if it stays.
     pub(super) fn go(&mut self, at: usize) -> bool {
         let DeviceClient { number, core, .. } = self.clients[at];
-        let lanes = &mut self.machine.cores[core].open;
-        if let Some(lane) = lanes.iter().position(|open| open.device == number) {
-            if lanes[lane].in_flight > 0 || lanes[lane].lane.own_work() == OwnWork::Required {
-                return false;
-            }
-            self.machine.set_turn(Some(core));
-            drop(self.machine.cores[core].open.remove(lane));
-            self.machine.set_turn(None);
+        if !self.machine.close(core, number) {
+            return false;
         }
         self.machine.say(format!("client {number} goes"));
         drop(self.clients.swap_remove(at));
@@ -179,10 +173,6 @@ impl ServerLifecycleWorld {
 impl MachineWorld for ServerLifecycleWorld {
     fn machine(&mut self) -> &mut Machine {
         &mut self.machine
-    }
-
-    fn step(&mut self) -> Result<(), Violation> {
-        Err("this world is not stepped by its machine".into())
     }
 
     /// Requests of loads and merges go to the disks like all others.

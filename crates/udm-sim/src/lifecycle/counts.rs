@@ -2,10 +2,10 @@
 
 use super::verb_jobs::{KINDS, ServerVerb};
 use crate::counts::{
-    CombinedRunHash, counts, format_count, format_counts, format_disturbance_counts,
-    list_missing_disturbances,
+    CombinedRunHash, RunReport, collect_disturbances, counts, format_count, format_counts,
+    format_disturbance_counts,
 };
-use crate::plan::{DisturbanceClass, ExcludedDisturbances};
+use crate::plan::DisturbanceClass;
 
 counts! {
     /// Counters of one or several runs.
@@ -66,25 +66,10 @@ counts! {
 }
 
 impl LifecycleCounts {
-    /// Number of verbs of all kinds.
+    /// The report of the runs.
     #[must_use]
-    pub fn all_verbs(&self) -> u64 {
-        self.verbs.iter().sum()
-    }
-
-    /// The reason why the runs tested nothing, if they did.
-    #[must_use]
-    pub fn nothing(&self) -> Option<&'static str> {
-        match (self.sectors, self.ended + self.killed) {
-            (0, _) => Some("no sector was compared"),
-            (_, 0) => Some("no server ended"),
-            _ => None,
-        }
-    }
-
-    /// All disturbances with their class and count.
-    fn trouble(&self) -> [(&'static str, DisturbanceClass, u64); 15] {
-        [
+    pub fn report(&self) -> RunReport {
+        let trouble = [
             ("killed", DisturbanceClass::Crash, self.killed),
             ("killed while they started", DisturbanceClass::Crash, self.killed_starting),
             ("killed in verbs", DisturbanceClass::Crash, self.killed_in_verbs),
@@ -100,28 +85,28 @@ impl LifecycleCounts {
             ("handed over", DisturbanceClass::Reload, self.handed_over),
             ("files replaced", DisturbanceClass::Paths, self.replaced),
             ("verbs within verbs", DisturbanceClass::Reload, self.nested),
-        ]
-    }
-
-    /// Disturbances that were not excluded and never occurred, because the runs were too short.
-    #[must_use]
-    pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
-        list_missing_disturbances(self.trouble(), without)
-    }
-
-    /// Text of the coverage, several lines.
-    #[must_use]
-    pub fn coverage(&self) -> String {
-        format!(
-            "lives: {}, {} ended in order\nverbs: {}; {} of them refused\ntrouble: {}\nchecked: {} sectors read by {} clients, {} rests\n",
-            format_count(self.lives),
-            format_count(self.ended),
-            format_counts(ServerVerb::NAMES.into_iter().zip(self.verbs)),
-            format_count(self.refused),
-            format_disturbance_counts(self.trouble()),
-            format_count(self.sectors),
-            format_count(self.clients),
-            format_count(self.rests)
-        )
+        ];
+        RunReport {
+            steps: self.steps,
+            requests: self.requests,
+            simulated: self.simulated,
+            nothing: match (self.sectors, self.ended + self.killed) {
+                (0, _) => Some("no sector was compared"),
+                (_, 0) => Some("no server ended"),
+                _ => None,
+            },
+            disturbances: collect_disturbances(trouble),
+            coverage: format!(
+                "lives: {}, {} ended in order\nverbs: {}; {} of them refused\ntrouble: {}\nchecked: {} sectors read by {} clients, {} rests\n",
+                format_count(self.lives),
+                format_count(self.ended),
+                format_counts(ServerVerb::NAMES.into_iter().zip(self.verbs)),
+                format_count(self.refused),
+                format_disturbance_counts(trouble),
+                format_count(self.sectors),
+                format_count(self.clients),
+                format_count(self.rests)
+            ),
+        }
     }
 }

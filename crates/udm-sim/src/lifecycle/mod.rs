@@ -31,9 +31,8 @@ mod server_life;
 mod verb_jobs;
 mod world;
 
-use crate::environment::lock_environment;
 use crate::plan::RunPlan;
-use crate::run::{RunFailure, catch_panic};
+use crate::run::{RunFailure, catch_panic, finish_run};
 pub use counts::LifecycleCounts;
 
 /// Runs the lifecycle world of `plan`.
@@ -43,16 +42,13 @@ pub use counts::LifecycleCounts;
 pub fn run(plan: &RunPlan) -> Result<LifecycleCounts, Box<RunFailure>> {
     let outcome = catch_panic(|| driver::run_servers_in_sequence(plan));
     udm_control::wait_hook::set_wait_hook(None);
-    let world = driver::take_world();
-    let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
-    let mut plan = plan.clone();
-    let (mut what, mut trace) = (what, Vec::new());
-    if let Some(mut world) = world {
-        plan.steps = world.machine.step.min(plan.steps);
-        what = world.wrong.take().unwrap_or(what).replace(&world.base, "");
-        world.outside.files().remove();
-        trace.extend(lock_environment(&world.machine.env).trace.last().map(crate::trace::TraceEvent::line));
-        Box::leak(world);
-    }
-    Err(Box::new(RunFailure { plan, what, trace }))
+    let mut world = driver::take_world();
+    let outcome = outcome.map_err(|what| match &mut world {
+        Some(world) => {
+            world.outside.files().remove();
+            world.wrong.take().unwrap_or(what).replace(&world.base, "")
+        }
+        None => what,
+    });
+    finish_run(plan, outcome, world, |world| world.counts(), |world| world.machine.last_events())
 }

@@ -16,7 +16,6 @@ use crate::model::Violation;
 use crate::plan::{DisturbanceClass, RunPlan};
 use crate::register_model::SectorRegisterModel;
 use crate::rng::{RngStream, SimRng};
-use crate::trace::{NO_CORE, TraceEventKind};
 use crate::turn::MachineWorld;
 use crate::wakeable::WakeableFuture;
 use std::path::PathBuf;
@@ -226,13 +225,7 @@ impl ServerLifecycleWorld {
         if nth < verbs {
             let job = self.jobs.swap_remove(ready[nth]);
             self.counts.nested += u64::from(self.depth > 0);
-            let now = lock_environment(&self.machine.env).now;
-            lock_environment(&self.machine.env).trace.add(
-                now,
-                NO_CORE,
-                TraceEventKind::CoreMessage,
-                [job.id, 0, 0, 0],
-            );
+            self.machine.note_control_job(job.id);
             self.below.push(job.verb.clone());
             return Ok(Some(LifecycleStepOutsideBorrow::ServerVerbJob(Box::new(job))));
         }
@@ -245,7 +238,7 @@ impl ServerLifecycleWorld {
         if let Some(wrong) = self.wrong.clone() {
             return Err(wrong);
         }
-        lock_environment(&self.machine.env).violation.take().map_or(Ok(()), Err)
+        lock_environment(&self.machine.env).verdict()
     }
 
     fn jump(&mut self) {

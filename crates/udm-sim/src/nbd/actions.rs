@@ -2,11 +2,11 @@
 
 use super::client::{ClientBehavior, SimNbdClient};
 use super::handshake::ClientHandshake;
-use super::world::{NbdServerWorld, create_flag_and_wake_fn};
+use super::ring_core::RunningDeviceChange;
+use super::world::NbdServerWorld;
 use crate::environment::{PathMode, lock_environment};
 use crate::model::Violation;
 use crate::plan::DisturbanceClass;
-use std::sync::atomic::Ordering;
 use udm_core::Nanos;
 
 impl NbdServerWorld {
@@ -116,11 +116,10 @@ impl NbdServerWorld {
             return;
         }
         let Some(mapped) = slot.mapped.clone() else { return };
-        let (woken, handle) = create_flag_and_wake_fn();
-        if let Ok(change) = mapped.suspend(noflush, handle) {
+        if let Ok(change) = RunningDeviceChange::start(|wake| mapped.suspend(noflush, wake)) {
             self.counts.suspends += 1;
             slot.suspended = true;
-            slot.change = Some((change, woken));
+            slot.change = Some(change);
             self.say(format!("d{device} is to be suspended"));
             self.resumes.push((now + Nanos(1 + self.control.span(100_000_000)), device));
         }
@@ -142,9 +141,9 @@ impl NbdServerWorld {
     pub(super) fn resume(&mut self, device: usize) -> Result<(), Violation> {
         let slot = &mut self.devices[device];
         let Some(mapped) = slot.mapped.clone() else { return Ok(()) };
-        let (woken, handle) = create_flag_and_wake_fn();
-        let change = mapped.resume(handle).map_err(|e| format!("d{device} can't be resumed: {e}"))?;
-        slot.change = Some((change, woken));
+        let change = RunningDeviceChange::start(|wake| mapped.resume(wake));
+        let change = change.map_err(|e| format!("d{device} can't be resumed: {e}"))?;
+        slot.change = Some(change);
         slot.suspended = false;
         self.say(format!("d{device} is to be resumed"));
         Ok(())
@@ -153,16 +152,11 @@ impl NbdServerWorld {
     /// Continues the change of `device`.
     pub(super) fn go_on_changing(&mut self, device: usize) -> Result<(), Violation> {
         self.set_turn(None);
-        let Some((change, woken)) = &mut self.devices[device].change else { return Ok(()) };
-        woken.store(false, Ordering::Relaxed);
-        match change.step(&*self.core_set) {
-            None => Ok(()),
-            Some(outcome) => {
-                self.devices[device].change = None;
-                self.say(format!("d{device} has changed"));
-                outcome.map_err(|e| format!("a change of d{device} failed: {e}"))
-            }
-        }
+        let change = self.devices[device].change.as_mut();
+        let Some(outcome) = change.and_then(|change| change.step(&self.core_set)) else { return Ok(()) };
+        self.devices[device].change = None;
+        self.say(format!("d{device} has changed"));
+        outcome.map_err(|e| format!("a change of d{device} failed: {e}"))
     }
 
     /// Number of devices with a change in progress.

@@ -1,10 +1,10 @@
 //! Coverage counters of runs.
 
 use crate::counts::{
-    CombinedRunHash, MaxOverRuns, counts, format_count, format_counts, format_disturbance_counts,
-    list_missing_disturbances,
+    CombinedRunHash, MaxOverRuns, RunReport, collect_disturbances, counts, format_count, format_counts,
+    format_disturbance_counts,
 };
-use crate::plan::{DisturbanceClass, ExcludedDisturbances};
+use crate::plan::DisturbanceClass;
 use udm_wire::nbd::NbdCommand;
 
 counts! {
@@ -61,25 +61,11 @@ counts! {
 }
 
 impl NbdServerCounts {
-    /// Number of requests of all kinds.
+    /// The report of the runs.
     #[must_use]
-    pub fn all_requests(&self) -> u64 {
-        self.requests.iter().sum()
-    }
-
-    /// The reason why the runs tested nothing, if they did: no reply, or no comparison.
-    #[must_use]
-    pub fn nothing(&self) -> Option<&'static str> {
-        match (self.all_requests(), self.compared) {
-            (0, _) => Some("no request was answered"),
-            (_, 0) => Some("no data was read and compared"),
-            _ => None,
-        }
-    }
-
-    /// All disturbances with their class and count.
-    fn trouble(&self) -> [(&'static str, DisturbanceClass, u64); 12] {
-        [
+    pub fn report(&self) -> RunReport {
+        let requests = self.requests.iter().sum::<u64>();
+        let trouble = [
             ("cut short", DisturbanceClass::Cuts, self.cuts),
             ("failed in the network", DisturbanceClass::Lost, self.failed),
             ("clients lost", DisturbanceClass::Lost, self.lost),
@@ -92,35 +78,35 @@ impl NbdServerCounts {
             ("faults of disks", DisturbanceClass::Errors, self.faults),
             ("crashes", DisturbanceClass::Crash, self.crashes),
             ("wild requests", DisturbanceClass::Wild, self.requests[7]),
-        ]
-    }
-
-    /// Disturbances that were not excluded and never occurred, because the runs were too short.
-    #[must_use]
-    pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
-        list_missing_disturbances(self.trouble(), without)
-    }
-
-    /// Text of the coverage, several lines.
-    #[must_use]
-    pub fn coverage(&self) -> String {
+        ];
         let name = |number: usize| match NbdCommand::from_number(number as u16) {
             NbdCommand::BlockStatus => "block status and unknown".to_owned(),
             command => format!("{command:?}").to_lowercase(),
         };
         let commands = self.requests.iter().enumerate().filter(|(number, _)| *number != 2);
-        format!(
-            "requests: {}; {} of them with an error\ntrouble: {}\nchecked: {} pieces of data, {} block statuses, {} clients, {} full sockets, {} rests, {} ends; {} KiB of memory at the most\n",
-            format_counts(commands.map(|(number, n)| (name(number), *n))),
-            format_count(self.errors),
-            format_disturbance_counts(self.trouble()),
-            format_count(self.compared),
-            format_count(self.statuses),
-            format_count(self.clients),
-            format_count(self.full),
-            format_count(self.rests),
-            format_count(self.ends),
-            format_count(self.memory.0 >> 10)
-        )
+        RunReport {
+            steps: self.steps,
+            requests,
+            simulated: self.simulated,
+            nothing: match (requests, self.compared) {
+                (0, _) => Some("no request was answered"),
+                (_, 0) => Some("no data was read and compared"),
+                _ => None,
+            },
+            disturbances: collect_disturbances(trouble),
+            coverage: format!(
+                "requests: {}; {} of them with an error\ntrouble: {}\nchecked: {} pieces of data, {} block statuses, {} clients, {} full sockets, {} rests, {} ends; {} KiB of memory at the most\n",
+                format_counts(commands.map(|(number, n)| (name(number), *n))),
+                format_count(self.errors),
+                format_disturbance_counts(trouble),
+                format_count(self.compared),
+                format_count(self.statuses),
+                format_count(self.clients),
+                format_count(self.full),
+                format_count(self.rests),
+                format_count(self.ends),
+                format_count(self.memory.0 >> 10)
+            ),
+        }
     }
 }

@@ -7,8 +7,8 @@
 //! disconnect in every way. Meanwhile they move between cores, devices are suspended, paths hang,
 //! and power fails.
 //!
-//! * `clock`, `net`, `kernel`: the environment of the cores, here and in the worlds of the NBD
-//!   client.
+//! * `clock`, `net`, `kernel`, `ring_core`: the cores and their environment, here and in the worlds
+//!   of the NBD client.
 //! * `handshake`, `client`: the clients. `model`: their permitted replies.
 //! * `world`, `turn`, `actions`, `shutdown`: the run. `counts`: the counters.
 
@@ -20,13 +20,14 @@ mod handshake;
 pub(crate) mod kernel;
 mod model;
 pub(crate) mod net;
+pub(crate) mod ring_core;
 mod shutdown;
 mod turn;
 mod world;
 
 use crate::environment::lock_environment;
 use crate::plan::RunPlan;
-use crate::run::{RunFailure, catch_panic};
+use crate::run::{RunFailure, catch_panic, finish_run};
 pub use counts::NbdServerCounts;
 use world::NbdServerWorld;
 
@@ -36,17 +37,7 @@ use world::NbdServerWorld;
 /// The failure, with its trace. The world of a failed run is leaked.
 pub fn run(plan: &RunPlan) -> Result<NbdServerCounts, Box<RunFailure>> {
     let mut world = None;
-    let outcome = catch_panic(|| {
-        let world = world.insert(NbdServerWorld::new(plan)?);
-        world.run()
-    });
-    let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
-    let mut plan = plan.clone();
-    let mut trace = Vec::new();
-    if let Some(world) = world {
-        plan.steps = world.step.min(plan.steps);
-        trace.extend(lock_environment(&world.env).trace.last().map(crate::trace::TraceEvent::line));
-        Box::leak(Box::new(world));
-    }
-    Err(Box::new(RunFailure { plan, what, trace }))
+    let outcome = catch_panic(|| world.insert(NbdServerWorld::new(plan)?).run());
+    let last_events = |world: &mut NbdServerWorld| (world.step, lock_environment(&world.env).trace.lines());
+    finish_run(plan, outcome, world, |world| world.counts(), last_events)
 }

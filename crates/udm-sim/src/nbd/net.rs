@@ -7,13 +7,14 @@
 //! shows these actions to the world.
 
 use super::clock;
+use crate::environment::lock_mutex;
 use crate::rng::SimRng;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use udm_core::{Nanos, Segments, errno};
 
 /// A connection.
@@ -123,7 +124,7 @@ impl SimNetwork {
 
     /// Adopts the new sockets that udm has created for connects.
     pub(crate) fn adopt(&mut self) {
-        let dialled = std::mem::take(&mut *self.dialled.lock().unwrap_or_else(PoisonError::into_inner));
+        let dialled = std::mem::take(&mut *lock_mutex(&self.dialled));
         for (ours, theirs, to) in dialled {
             self.add(ours, theirs, 1, to, None);
         }

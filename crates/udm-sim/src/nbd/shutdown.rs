@@ -1,6 +1,7 @@
 //! Quiescence of the world, power cuts, the shutdown of the server, and the checks at these times.
 
 use super::client::{ClientState, SimNbdClient};
+use super::ring_core::{RingCore, count_ring_operations};
 use super::world::NbdServerWorld;
 use crate::disk::SimDisk;
 use crate::environment::lock_environment;
@@ -112,15 +113,15 @@ impl NbdServerWorld {
     fn check_idle(&mut self) -> Result<(), Violation> {
         let (from, until) = (self.turns, lock_environment(&self.env).now + ALONE);
         self.step_until("nothing", |world| {
-            let next = (0..world.cores.len()).map(|c| world.core_reason(c)).min();
+            let next = world.cores.iter().map(RingCore::reason).min();
             next.is_none_or(|next| next > until)
         })?;
         let (turns, connections) = (self.turns - from, self.alive() as u64);
         if turns > TURNS_ALONE * (connections + self.count as u64) {
             return Err(format!("{turns} turns of cores with {connections} clients that do nothing"));
         }
-        if let Some(c) = (0..self.cores.len()).find(|&c| self.core_reason(c) != Nanos::NEVER) {
-            let wake = self.core_reason(c).0;
+        if let Some(c) = (0..self.cores.len()).find(|&c| self.cores[c].reason() != Nanos::NEVER) {
+            let wake = self.cores[c].reason().0;
             return Err(format!("core {c} asks to be woken at {wake} ns, with nothing to do"));
         }
         let stats = self.server.as_ref().map(|server| server.stats()).unwrap_or_default();
@@ -203,8 +204,7 @@ impl NbdServerWorld {
     }
 
     fn check_ring(&self) -> Result<(), Violation> {
-        let in_flight: usize = self.cores.iter().map(|core| core.outside.borrow().in_flight()).sum();
-        match in_flight {
+        match count_ring_operations(&self.cores) {
             0 => Ok(()),
             n => Err(format!("no client is left, but {n} operations are in progress in the rings")),
         }

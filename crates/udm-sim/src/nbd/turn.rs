@@ -2,6 +2,7 @@
 
 use super::client::{ClientContext, ClientState, DisconnectMode};
 use super::clock;
+use super::ring_core::RunningDeviceChange;
 use super::world::NbdServerWorld;
 use crate::environment::lock_environment;
 use crate::model::Violation;
@@ -45,7 +46,7 @@ impl NbdServerWorld {
         }
         let mut ready = Vec::new();
         for c in 0..self.cores.len() {
-            let wake = self.core_reason(c);
+            let wake = self.cores[c].reason();
             next = next.min(wake);
             if wake <= now {
                 ready.push(TurnCandidate::Core(c));
@@ -62,9 +63,7 @@ impl NbdServerWorld {
             ready.push(TurnCandidate::BlockStatus);
         }
         for (d, device) in self.devices.iter().enumerate() {
-            let woken =
-                device.change.as_ref().map(|(_, woken)| woken.load(std::sync::atomic::Ordering::Relaxed));
-            if woken == Some(true) {
+            if device.change.as_ref().is_some_and(RunningDeviceChange::is_woken) {
                 ready.push(TurnCandidate::Change(d));
             }
         }
@@ -77,10 +76,7 @@ impl NbdServerWorld {
             TurnCandidate::BlockStatus => self.run_block_status(),
             TurnCandidate::Change(d) => self.go_on_changing(d)?,
         }
-        match lock_environment(&self.env).violation.take() {
-            Some(wrong) => Err(wrong),
-            None => Ok(()),
-        }
+        lock_environment(&self.env).verdict()
     }
 
     /// Advances the clock to the next event.
@@ -134,16 +130,6 @@ impl NbdServerWorld {
         text + &format!("{inside} requests are on the disks, {} devices change", self.changing())
     }
 
-    /// Time of the next turn of core `c`.
-    pub(super) fn core_reason(&self, c: usize) -> Nanos {
-        let core = &self.cores[c];
-        match (core.over, core.outside.borrow().has_ended()) {
-            (true, _) => Nanos::NEVER,
-            (false, true) => Nanos(0),
-            (false, false) => core.wake,
-        }
-    }
-
     /// Time of the next turn of client `i`.
     pub(super) fn client_reason(&self, i: usize) -> Nanos {
         let client = &self.clients[i];
@@ -170,16 +156,7 @@ impl NbdServerWorld {
         }
         let now = clock::now();
         let core = &mut self.cores[c];
-        core.wake = match rest {
-            CoreStateAfterStep::None => now,
-            CoreStateAfterStep::SleepUntil(at) => at,
-            CoreStateAfterStep::Exited => {
-                core.over = true;
-                Nanos::NEVER
-            }
-        };
-        let took = Nanos(1 + self.schedule.span(2_000));
-        core.spent = core.spent + took;
+        let took = core.end_turn(rest, now, &mut self.schedule);
         let wrong = core.outside.borrow_mut().wrong.take();
         let mut env = lock_environment(&self.env);
         env.now = env.now + took;

@@ -5,9 +5,9 @@ use super::client::SimNbdClient;
 use super::clock;
 use super::counts::NbdServerCounts;
 use super::handshake::export_name;
-use super::kernel::{SimKernel, SimRingState};
 use super::model::{ExportedDeviceModel, NbdServerModel, ServerErrorReasons};
 use super::net::SimNetwork;
+use super::ring_core::{NumberedPathResolver, RingCore, RunningDeviceChange};
 use crate::counts::CombinedRunHash;
 use crate::disk::SimDisk;
 use crate::environment::{Env, SharedEnv, SimPathState, lock_environment};
@@ -17,34 +17,19 @@ use crate::plan::{DisturbanceClass, RunPlan};
 use crate::rng::{RngStream, SimRng};
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use udm_core::errno::ENOENT;
-use udm_core::{CoreId, DevNo, Nanos};
-use udm_dm::mapped::DeviceTransition;
-use udm_dm::{DeviceLookupError, DeviceNameResolver, MappedDevice, ResolvedDevice, Table, TransitionWakeFn};
+use udm_core::{DevNo, Nanos};
+use udm_dm::{MappedDevice, Table};
 use udm_frontends::nbd::{Export, Exports, NbdServer, NbdServerLimits};
-use udm_runtime::{ProcessCores, SteppedCore, TemporaryCoreIo};
-
-/// A core of the server.
-pub(super) struct ServerCore {
-    /// The core in library mode.
-    pub(super) core: SteppedCore,
-    pub(super) outside: Rc<RefCell<SimRingState>>,
-    /// Time of the next turn.
-    pub(super) wake: Nanos,
-    /// CPU time used.
-    pub(super) spent: Nanos,
-    pub(super) over: bool,
-}
+use udm_runtime::{ProcessCores, TemporaryCoreIo};
 
 /// A device with an export, while the power is on.
 pub(super) struct ExportedDevice {
     /// The table, over the paths with the numbers of its disks.
     pub(super) table: String,
     pub(super) mapped: Option<Arc<MappedDevice>>,
-    pub(super) change: Option<(DeviceTransition, Arc<AtomicBool>)>,
+    pub(super) change: Option<RunningDeviceChange>,
     pub(super) suspended: bool,
 }
 
@@ -60,7 +45,7 @@ pub struct NbdServerWorld {
     pub(super) core_set: Arc<ProcessCores>,
     pub(super) server: Option<NbdServer>,
     pub(super) options: NbdServerLimits,
-    pub(super) cores: Vec<ServerCore>,
+    pub(super) cores: Vec<RingCore>,
     pub(super) net: Rc<RefCell<SimNetwork>>,
     pub(super) clients: Vec<SimNbdClient>,
     pub(super) model: NbdServerModel,
@@ -90,27 +75,6 @@ pub struct NbdServerWorld {
     /// Number of turns of cores.
     pub(super) turns: u64,
     pub(super) counts: NbdServerCounts,
-}
-
-/// Resolves `p` and a number to a path.
-struct PathResolver(Vec<Arc<SimPath>>);
-
-impl DeviceNameResolver for PathResolver {
-    fn get(&mut self, word: &str) -> Result<ResolvedDevice, DeviceLookupError> {
-        let index = word.strip_prefix('p').and_then(|n| n.parse::<usize>().ok());
-        let found = index.and_then(|i| Some((i, self.0.get(i)?)));
-        let (i, path) =
-            found.ok_or_else(|| DeviceLookupError { errno: ENOENT, reason: format!("no device {word}") })?;
-        let number = DevNo { major: 8, minor: i as u32 };
-        Ok(ResolvedDevice { number, name: word.into(), device: path.clone(), hold: None })
-    }
-}
-
-/// Creates a flag that a change sets when it can continue.
-pub(super) fn create_flag_and_wake_fn() -> (Arc<AtomicBool>, TransitionWakeFn) {
-    let woken = Arc::new(AtomicBool::new(true));
-    let handle = woken.clone();
-    (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
 }
 
 impl NbdServerWorld {
@@ -236,20 +200,16 @@ impl NbdServerWorld {
         self.list = Arc::new(Exports::new());
         self.set_turn(None);
         for id in 0..self.count {
-            let chance = SimRng::new(self.schedule.any(), RngStream::SimNetwork);
-            let outside = SimRingState::new(&self.net, chance, self.latency);
-            let kernel = Box::new(SimKernel(outside.clone()));
-            let room = self.schedule.pick(&[1, 4, 64, 512]);
-            let core = SteppedCore::new(&self.core_set, CoreId(id as u16), kernel, room, clock::TIME);
-            let now = clock::now();
-            self.cores.push(ServerCore { core, outside, wake: now, spent: Nanos(0), over: false });
+            let core = RingCore::new(&self.core_set, id, &self.net, self.latency, &mut self.schedule);
+            self.cores.push(core);
         }
         for device in 0..self.devices.len() {
             let number = DevNo { major: 253, minor: device as u32 };
             let mapped = MappedDevice::new(&format!("d{device}"), None, number).map_err(|e| e.to_string())?;
             let words = &self.devices[device].table;
             let lines = udm_wire::table::parse_table(words).map_err(|e| format!("{words}: {e}"))?;
-            let mut names = PathResolver(self.paths.clone());
+            let paths = self.paths.iter().map(|path| path.clone() as _).collect();
+            let mut names = NumberedPathResolver { letter: 'p', paths };
             let table = Table::build(udm_targets::TARGETS, &lines, &mut names, &TemporaryCoreIo, self.count)
                 .map_err(|e| format!("{words}: {e}"))?;
             mapped.load(table).map_err(|e| e.to_string())?;

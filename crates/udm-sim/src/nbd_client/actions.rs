@@ -3,8 +3,10 @@
 use super::conn::ServerConn;
 use super::servers::{ServerAvailability, ServerBehavior, SimServer};
 use super::shared::{WorkloadPhase, lock_front_end_state};
-use super::world::{NbdClientWorld, NbdPathResolver, RunningFenceCommand, lock_mutex};
+use super::world::{NbdClientWorld, RunningFenceCommand};
+use crate::environment::lock_mutex;
 use crate::model::Violation;
+use crate::nbd::ring_core::NumberedPathResolver;
 use crate::plan::DisturbanceClass;
 use udm_core::{CoreId, Nanos, errno};
 use udm_wire::uri::ServerFenceMethod;
@@ -200,7 +202,7 @@ impl NbdClientWorld {
             }
             self.set_turn(None);
             let words = ["reinstate_path".to_owned(), report.name.clone()];
-            let mut names = NbdPathResolver(self.paths.clone());
+            let mut names = NumberedPathResolver { letter: 'n', paths: self.paths.clone() };
             mapped
                 .message(0, &words, &mut names, &*self.core_set)
                 .map_err(|e| format!("d{device}: reinstate_path {}: {e}", report.name))?;

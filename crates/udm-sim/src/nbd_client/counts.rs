@@ -1,10 +1,10 @@
 //! Coverage counters of runs.
 
 use crate::counts::{
-    CombinedRunHash, MaxOverRuns, counts, format_count, format_counts, format_disturbance_counts,
-    list_missing_disturbances,
+    CombinedRunHash, MaxOverRuns, RunReport, collect_disturbances, counts, format_count, format_counts,
+    format_disturbance_counts,
 };
-use crate::plan::{DisturbanceClass, ExcludedDisturbances};
+use crate::plan::DisturbanceClass;
 use crate::trace::op_name;
 use udm_core::Op;
 
@@ -89,25 +89,11 @@ counts! {
 }
 
 impl NbdClientCounts {
-    /// Number of requests of all kinds.
+    /// The report of the runs.
     #[must_use]
-    pub fn all_requests(&self) -> u64 {
-        self.requests.iter().sum()
-    }
-
-    /// The reason why the runs tested nothing, if they did: no request, or no comparison.
-    #[must_use]
-    pub fn nothing(&self) -> Option<&'static str> {
-        match (self.all_requests(), self.compared) {
-            (0, _) => Some("no request came back"),
-            (_, 0) => Some("no sector was read and compared"),
-            _ => None,
-        }
-    }
-
-    /// All disturbances with their class and count.
-    fn trouble(&self) -> [(&'static str, DisturbanceClass, u64); 23] {
-        [
+    pub fn report(&self) -> RunReport {
+        let requests = self.requests.iter().sum::<u64>();
+        let trouble = [
             ("cut short", DisturbanceClass::Cuts, self.cuts),
             ("failed in the network", DisturbanceClass::Lost, self.failed),
             ("refused connections", DisturbanceClass::Paths, self.refusals),
@@ -131,31 +117,31 @@ impl NbdClientCounts {
             ("servers fenced", DisturbanceClass::Stalls, self.fenced),
             ("writes that waited", DisturbanceClass::Stalls, self.waited),
             ("crashes", DisturbanceClass::Crash, self.crashes),
-        ]
-    }
-
-    /// Disturbances that were not excluded and never occurred, because the runs were too short.
-    #[must_use]
-    pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
-        list_missing_disturbances(self.trouble(), without)
-    }
-
-    /// Text of the coverage, several lines.
-    #[must_use]
-    pub fn coverage(&self) -> String {
-        format!(
-            "requests: {}; {} of them with an error\ntrouble: {}\nchecked: {} sectors read, {} attempts to connect and {} handshakes, {} full sockets, {} cancelled operations, {} rests, {} lines of the log; {} KiB of memory at the most\n",
-            format_counts(Op::ALL.iter().map(|op| (op_name(*op), self.requests[*op as usize]))),
-            format_count(self.errors),
-            format_disturbance_counts(self.trouble()),
-            format_count(self.compared),
-            format_count(self.connects),
-            format_count(self.handshakes),
-            format_count(self.full),
-            format_count(self.called_off),
-            format_count(self.rests),
-            format_count(self.lines),
-            format_count(self.memory.0 >> 10)
-        )
+        ];
+        RunReport {
+            steps: self.steps,
+            requests,
+            simulated: self.simulated,
+            nothing: match (requests, self.compared) {
+                (0, _) => Some("no request came back"),
+                (_, 0) => Some("no sector was read and compared"),
+                _ => None,
+            },
+            disturbances: collect_disturbances(trouble),
+            coverage: format!(
+                "requests: {}; {} of them with an error\ntrouble: {}\nchecked: {} sectors read, {} attempts to connect and {} handshakes, {} full sockets, {} cancelled operations, {} rests, {} lines of the log; {} KiB of memory at the most\n",
+                format_counts(Op::ALL.iter().map(|op| (op_name(*op), self.requests[*op as usize]))),
+                format_count(self.errors),
+                format_disturbance_counts(trouble),
+                format_count(self.compared),
+                format_count(self.connects),
+                format_count(self.handshakes),
+                format_count(self.full),
+                format_count(self.called_off),
+                format_count(self.rests),
+                format_count(self.lines),
+                format_count(self.memory.0 >> 10)
+            ),
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::shared::{FrontEndSharedState, FrontEndSharedStateRef, WorkloadPhase, lock_front_end_state};
 use crate::plan::{DisturbanceClass, ExcludedDisturbances};
-use crate::trace::{TraceEventKind, pack_op_and_flags, pack_sector_range};
+use crate::trace::TraceEventKind;
 use std::any::Any;
 use std::sync::Arc;
 use udm_core::{
@@ -137,9 +137,7 @@ impl SimFrontEnd {
     ) {
         let id = shared.model.begin(device, &mut bio, shared.step, cx.now());
         let (core, now) = (cx.core().0, cx.now());
-        let span = pack_sector_range(bio.sector.0 & 0xff_ffff_ffff, bio.sectors.0);
-        let bits = pack_op_and_flags(bio.op, bio.flags.bits());
-        shared.trace.add(now, core, TraceEventKind::Submit, [id, device as u64, bits, span]);
+        shared.trace.add_submit(now, core, id, device, &bio);
         self.in_flight[device] += 1;
         cx.submit(self.slots[device], bio);
     }

@@ -31,7 +31,7 @@ mod turn;
 mod world;
 
 use crate::plan::RunPlan;
-use crate::run::{RunFailure, catch_panic};
+use crate::run::{RunFailure, catch_panic, finish_run};
 pub use counts::NbdClientCounts;
 use world::NbdClientWorld;
 
@@ -41,19 +41,8 @@ use world::NbdClientWorld;
 /// The failure, with its trace. The world of a failed run is leaked.
 pub fn run(plan: &RunPlan) -> Result<NbdClientCounts, Box<RunFailure>> {
     let mut world = None;
-    let outcome = catch_panic(|| {
-        let world = world.insert(NbdClientWorld::new(plan)?);
-        world.run()
-    });
-    let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
-    let mut plan = plan.clone();
-    let mut trace = Vec::new();
-    if let Some(world) = world {
-        plan.steps = world.step.min(plan.steps);
-        trace.extend(
-            shared::lock_front_end_state(&world.shared).trace.last().map(crate::trace::TraceEvent::line),
-        );
-        Box::leak(Box::new(world));
-    }
-    Err(Box::new(RunFailure { plan, what, trace }))
+    let outcome = catch_panic(|| world.insert(NbdClientWorld::new(plan)?).run());
+    let last_events =
+        |world: &mut NbdClientWorld| (world.step, shared::lock_front_end_state(&world.shared).trace.lines());
+    finish_run(plan, outcome, world, |world| world.counts(), last_events)
 }

@@ -4,6 +4,7 @@ use super::servers::ServerAvailability;
 use super::shared::{WorkloadPhase, lock_front_end_state};
 use super::world::NbdClientWorld;
 use crate::model::Violation;
+use crate::nbd::ring_core::count_ring_operations;
 use udm_core::Nanos;
 
 /// Idle time at quiescence. It is longer than a handshake may take, and longer than a past fault
@@ -70,9 +71,9 @@ impl NbdClientWorld {
         if !looks && turns > TURNS_ALONE * lanes {
             return Err(format!("{turns} turns of cores at rest, with {lanes} lanes"));
         }
-        let asks = |&c: &usize| !looks && self.core_reason(c) != Nanos::NEVER;
+        let asks = |&c: &usize| !looks && self.cores[c].reason() != Nanos::NEVER;
         if let Some(c) = (0..self.cores.len()).find(asks) {
-            let wake = self.core_reason(c).0;
+            let wake = self.cores[c].reason().0;
             return Err(format!("core {c} asks to be woken at {wake} ns, with nothing to do"));
         }
         self.now = self.now.max(until);
@@ -100,16 +101,14 @@ impl NbdClientWorld {
         self.devices.clear();
         self.paths.clear();
         self.step_until("the end of tasks", |world| {
-            (0..world.cores.len()).all(|c| world.core_reason(c) == Nanos::NEVER)
+            world.cores.iter().all(|core| core.reason() == Nanos::NEVER)
         })?;
         self.core_set.end();
         self.core_set.stop(Nanos(60_000_000_000));
         self.step_until("the end of the cores", |world| world.cores.iter().all(|core| core.over))?;
         self.counts.called_off = self.cores.iter().map(|core| core.outside.borrow().called_off).sum();
         // Cancelled operations and disconnect requests complete by themselves.
-        self.step_until("the end of the last operation", |world| {
-            world.cores.iter().all(|core| core.outside.borrow().in_flight() == 0)
-        })?;
+        self.step_until("the end of the last operation", |world| count_ring_operations(&world.cores) == 0)?;
         self.cores.clear();
         let live = udm_buf::slab_count::thread_live_slab_bytes() - self.base;
         if live != 0 {

@@ -2,12 +2,13 @@
 
 use super::conn::ServerConnContext;
 use super::shared::{WorkloadPhase, lock_front_end_state};
-use super::world::{ConnectAttempts, NbdClientWorld, lock_mutex};
+use super::world::{ConnectAttempts, NbdClientWorld};
+use crate::environment::lock_mutex;
 use crate::log_capture;
 use crate::model::Violation;
+use crate::nbd::ring_core::{RunningDeviceChange, count_ring_operations};
 use crate::plan::DisturbanceClass;
 use crate::trace::{NO_CORE, TraceEventKind};
-use std::sync::atomic::Ordering;
 use udm_core::Nanos;
 use udm_runtime::CoreStateAfterStep;
 
@@ -58,7 +59,7 @@ impl NbdClientWorld {
         self.note_failures();
         let mut ready = Vec::new();
         for c in 0..self.cores.len() {
-            let wake = self.core_reason(c);
+            let wake = self.cores[c].reason();
             next = next.min(wake);
             if wake <= self.now {
                 ready.push(TurnCandidate::Core(c));
@@ -76,7 +77,7 @@ impl NbdClientWorld {
             }
         }
         for (d, device) in self.devices.iter().enumerate() {
-            if device.change.as_ref().is_some_and(|(_, woken)| woken.load(Ordering::Relaxed)) {
+            if device.change.as_ref().is_some_and(RunningDeviceChange::is_woken) {
                 ready.push(TurnCandidate::Change(d));
             }
         }
@@ -157,21 +158,11 @@ impl NbdClientWorld {
     pub(super) fn waiting(&self) -> String {
         let shared = lock_front_end_state(&self.shared);
         let changing = self.devices.iter().filter(|device| device.change.is_some()).count();
-        let in_flight: usize = self.cores.iter().map(|core| core.outside.borrow().in_flight()).sum();
+        let in_flight = count_ring_operations(&self.cores);
         let (oldest, n) = (shared.model.oldest(), shared.model.in_flight());
         let states: Vec<_> =
             self.devices.iter().filter_map(|device| Some(device.mapped.as_ref()?.status_text())).collect();
         format!("{oldest} of {n}, {in_flight} operations, {changing} devices change: {}", states.join("; "))
-    }
-
-    /// Time of the next turn of core `c`.
-    pub(super) fn core_reason(&self, c: usize) -> Nanos {
-        let core = &self.cores[c];
-        match (core.over, core.outside.borrow().has_ended()) {
-            (true, _) => Nanos::NEVER,
-            (false, true) => Nanos(0),
-            (false, false) => core.wake,
-        }
     }
 
     fn turn(&mut self, c: usize) -> Result<(), Violation> {
@@ -188,16 +179,7 @@ impl NbdClientWorld {
         }
         let now = self.now;
         let core = &mut self.cores[c];
-        core.wake = match rest {
-            CoreStateAfterStep::None => now,
-            CoreStateAfterStep::SleepUntil(at) => at,
-            CoreStateAfterStep::Exited => {
-                core.over = true;
-                Nanos::NEVER
-            }
-        };
-        let took = Nanos(1 + self.schedule.span(2_000));
-        core.spent = core.spent + took;
+        let took = core.end_turn(rest, now, &mut self.schedule);
         self.now = now + took;
         let wrong = core.outside.borrow_mut().wrong.take();
         wrong.map_or(Ok(()), Err)?;
@@ -320,14 +302,9 @@ impl NbdClientWorld {
     /// Continues the change of `device`.
     fn go_on_changing(&mut self, device: usize) -> Result<(), Violation> {
         self.set_turn(None);
-        let Some((change, woken)) = &mut self.devices[device].change else { return Ok(()) };
-        woken.store(false, Ordering::Relaxed);
-        match change.step(&*self.core_set) {
-            None => Ok(()),
-            Some(outcome) => {
-                self.devices[device].change = None;
-                outcome.map_err(|e| format!("a change of d{device} failed: {e}"))
-            }
-        }
+        let change = self.devices[device].change.as_mut();
+        let Some(outcome) = change.and_then(|change| change.step(&self.core_set)) else { return Ok(()) };
+        self.devices[device].change = None;
+        outcome.map_err(|e| format!("a change of d{device} failed: {e}"))
     }
 }

@@ -9,11 +9,12 @@ use super::model::{ExportModel, NbdClientModel};
 use super::servers::{ExportDescription, SimServer};
 use super::shared::{FrontEndSharedState, FrontEndSharedStateRef, WorkloadPhase, lock_front_end_state};
 use crate::counts::CombinedRunHash;
+use crate::environment::lock_mutex;
 use crate::log_capture;
 use crate::model::Violation;
 use crate::nbd::clock;
-use crate::nbd::kernel::{SimKernel, SimRingState};
 use crate::nbd::net::{PendingConnectSockets, SimNetwork, create_socket_pair};
+use crate::nbd::ring_core::{NumberedPathResolver, RingCore, RunningDeviceChange};
 use crate::plan::{DisturbanceClass, RunPlan};
 use crate::rng::{RngStream, SimRng};
 use crate::trace::Trace;
@@ -24,15 +25,12 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use tracing::subscriber::DefaultGuard;
 use udm_backends::nbd::{FenceDone, NbdSocketAndFenceOps, ServerAddress, create_simulated_nbd_device};
-use udm_core::errno::ENOENT;
 use udm_core::{CoreId, DevNo, Device, DeviceId, Nanos};
-use udm_dm::mapped::DeviceTransition;
-use udm_dm::{DeviceLookupError, DeviceNameResolver, MappedDevice, ResolvedDevice, Table, TransitionWakeFn};
-use udm_runtime::{ProcessCores, SteppedCore, TemporaryCoreIo};
+use udm_dm::{MappedDevice, Table};
+use udm_runtime::{ProcessCores, TemporaryCoreIo};
 use udm_targets::multipath::PathMaintenanceSettings;
 use udm_wire::multipath_conf::MultipathSettings;
 use udm_wire::nbd::ExportFlags;
@@ -42,23 +40,13 @@ use udm_wire::uri::{self, DeviceUri, NbdUri, ReplyDeadlineSetting, ServerFenceMe
 /// `fence=wait`. See `actions`.
 const SELF_FENCED: Nanos = Nanos(30_000_000_000);
 
-/// A core with lanes of exports.
-pub(super) struct CoreWithExportLanes {
-    pub(super) core: SteppedCore,
-    pub(super) outside: Rc<RefCell<SimRingState>>,
-    /// Time of the next turn.
-    pub(super) wake: Nanos,
-    pub(super) spent: Nanos,
-    pub(super) over: bool,
-}
-
 /// The device of an export.
 pub(super) struct DeviceOverExport {
     /// The device that front ends open.
     pub(super) device: Arc<dyn Device>,
     /// The mapped device, if the export is used through multipath.
     pub(super) mapped: Option<Arc<MappedDevice>>,
-    pub(super) change: Option<(DeviceTransition, Arc<AtomicBool>)>,
+    pub(super) change: Option<RunningDeviceChange>,
     /// True if udm itself checks failed paths.
     pub(super) checks: bool,
 }
@@ -78,7 +66,7 @@ pub struct NbdClientWorld {
     pub(super) shared: FrontEndSharedStateRef,
     pub(super) now: Nanos,
     pub(super) core_set: Arc<ProcessCores>,
-    pub(super) cores: Vec<CoreWithExportLanes>,
+    pub(super) cores: Vec<RingCore>,
     pub(super) net: Rc<RefCell<SimNetwork>>,
     pub(super) servers: Vec<SimServer>,
     /// Description of each export by its servers; `disks` has its disk.
@@ -152,11 +140,6 @@ pub(super) struct RunningFenceCommand {
 /// The running fence commands.
 pub(super) type RunningFenceCommands = Arc<Mutex<Vec<RunningFenceCommand>>>;
 
-/// Locks a mutex that only one thread uses.
-pub(super) fn lock_mutex<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl NbdSocketAndFenceOps for SimSocketFactory {
     fn open(&self, _: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
         let (ours, theirs) = create_socket_pair()?;
@@ -175,27 +158,6 @@ impl NbdSocketAndFenceOps for SimSocketFactory {
 
 fn server_socket_path(server: usize) -> PathBuf {
     format!("/n{server}").into()
-}
-
-/// Resolves `n` and a number to a path.
-pub(super) struct NbdPathResolver(pub(super) Vec<Arc<dyn Device>>);
-
-impl DeviceNameResolver for NbdPathResolver {
-    fn get(&mut self, word: &str) -> Result<ResolvedDevice, DeviceLookupError> {
-        let index = word.strip_prefix('n').and_then(|n| n.parse::<usize>().ok());
-        let found = index.and_then(|i| Some((i, self.0.get(i)?)));
-        let (i, path) =
-            found.ok_or_else(|| DeviceLookupError { errno: ENOENT, reason: format!("no device {word}") })?;
-        let number = DevNo { major: 8, minor: i as u32 };
-        Ok(ResolvedDevice { number, name: word.into(), device: path.clone(), hold: None })
-    }
-}
-
-/// Creates a flag that a change sets when it can continue.
-fn create_wake_fn_with_flag() -> (Arc<AtomicBool>, TransitionWakeFn) {
-    let woken = Arc::new(AtomicBool::new(true));
-    let handle = woken.clone();
-    (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
 }
 
 impl NbdClientWorld {
@@ -299,18 +261,7 @@ impl NbdClientWorld {
         self.set_turn(None);
         let latency = build.pick(&[100, 10_000, 1_000_000]);
         for id in 0..self.attempts.len() {
-            let chance = SimRng::new(self.schedule.any(), RngStream::SimNetwork);
-            let outside = SimRingState::new(&self.net, chance, latency);
-            let kernel = Box::new(SimKernel(outside.clone()));
-            let room = self.schedule.pick(&[1, 4, 64, 512]);
-            let core = SteppedCore::new(&self.core_set, CoreId(id as u16), kernel, room, clock::TIME);
-            self.cores.push(CoreWithExportLanes {
-                core,
-                outside,
-                wake: self.now,
-                spent: Nanos(0),
-                over: false,
-            });
+            self.cores.push(RingCore::new(&self.core_set, id, &self.net, latency, &mut self.schedule));
         }
         let dialled = self.net.borrow().dialled.clone();
         for (server, of) in self.servers.iter().enumerate() {
@@ -399,7 +350,7 @@ impl NbdClientWorld {
         let paths = checks.then(|| Arc::new(settings));
         PathMaintenanceSettings { paths, ..PathMaintenanceSettings::default() }.set(&mapped);
         let lines = udm_wire::table::parse_table(&words).map_err(|e| wrong(&e))?;
-        let mut names = NbdPathResolver(self.paths.clone());
+        let mut names = NumberedPathResolver { letter: 'n', paths: self.paths.clone() };
         let table =
             Table::build(udm_targets::TARGETS, &lines, &mut names, &TemporaryCoreIo, self.cores.len())
                 .map_err(|e| wrong(&e))?;
@@ -410,9 +361,9 @@ impl NbdClientWorld {
 
     fn resume(&mut self, device: usize) -> Result<(), Violation> {
         let Some(mapped) = self.devices[device].mapped.clone() else { return Ok(()) };
-        let (woken, handle) = create_wake_fn_with_flag();
-        let change = mapped.resume(handle).map_err(|e| format!("d{device}: {e}"))?;
-        self.devices[device].change = Some((change, woken));
+        let change = RunningDeviceChange::start(|wake| mapped.resume(wake));
+        let change = change.map_err(|e| format!("d{device}: {e}"))?;
+        self.devices[device].change = Some(change);
         self.step_until("a device that is resumed", |world| world.devices[device].change.is_none())
     }
 

@@ -9,11 +9,12 @@ use crate::environment::lock_environment;
 use crate::helper_threads::MARKED;
 use crate::model::Violation;
 use crate::plan::DisturbanceClass;
+use crate::wakeable::create_transition_wake_flag;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::DevNo;
 use udm_core::errno::{EBUSY, EINTR};
-use udm_dm::{DeviceSetTransition, IndexedDeviceError, MappedDevice, Table, TargetError, TransitionWakeFn};
+use udm_dm::{DeviceSetTransition, IndexedDeviceError, MappedDevice, Table, TargetError};
 
 /// Maximum number of steps of an operation. A slow path may hold a request for half a second, which
 /// is 200,000 steps.
@@ -26,12 +27,6 @@ pub(super) type CancellableResult = Result<(), TargetError>;
 const UPPER: u32 = 64;
 
 impl SnapshotWorld {
-    fn wake() -> (Arc<AtomicBool>, TransitionWakeFn) {
-        let woken = Arc::new(AtomicBool::new(true));
-        let handle = woken.clone();
-        (woken, Arc::new(move || handle.store(true, Ordering::Relaxed)))
-    }
-
     /// Creates the device of volume `side`, without a table.
     pub(super) fn device(&mut self, side: usize) -> Result<Arc<MappedDevice>, Violation> {
         let number = DevNo { major: 253, minor: side as u32 };
@@ -142,7 +137,7 @@ impl SnapshotWorld {
 
     /// Resumes these devices in one change.
     pub(super) fn resume(&mut self, devices: &[Arc<MappedDevice>]) -> Result<CancellableResult, Violation> {
-        let (woken, wake) = SnapshotWorld::wake();
+        let (woken, wake) = create_transition_wake_flag();
         self.machine.say(format!("resume of {}", join_device_names(devices)));
         let noflush = self.machine.control.one_in(2);
         self.machine.set_turn(None);
@@ -163,7 +158,7 @@ impl SnapshotWorld {
     }
 
     pub(super) fn suspend(&mut self, device: &Arc<MappedDevice>) -> Result<CancellableResult, Violation> {
-        let (woken, wake) = SnapshotWorld::wake();
+        let (woken, wake) = create_transition_wake_flag();
         let devices = [device.clone()];
         self.machine.say(format!("suspend of {}", join_device_names(&devices)));
         let noflush = self.machine.control.one_in(2);
@@ -177,7 +172,7 @@ impl SnapshotWorld {
     pub(super) fn leave(&mut self, device: Arc<MappedDevice>) -> Result<(), Violation> {
         let devices = [device];
         loop {
-            let (woken, wake) = SnapshotWorld::wake();
+            let (woken, wake) = create_transition_wake_flag();
             self.machine.set_turn(None);
             match self.finish(DeviceSetTransition::remove(&devices, &wake), &woken)? {
                 Ok(()) => return Ok(()),

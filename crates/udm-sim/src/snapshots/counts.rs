@@ -1,7 +1,7 @@
 //! Coverage counters of runs of snapshot worlds.
 
-use crate::counts::{counts, format_disturbance_counts, list_missing_disturbances};
-use crate::plan::{DisturbanceClass, ExcludedDisturbances};
+use crate::counts::counts;
+use crate::plan::DisturbanceClass;
 
 counts! {
     /// Counters of one or several runs of snapshot worlds.
@@ -59,7 +59,7 @@ counts! {
 
 impl SnapshotCounts {
     /// All events that many runs must have, with the class that causes them.
-    fn all(&self) -> [(&'static str, Option<DisturbanceClass>, u64); 24] {
+    pub(crate) fn all(&self) -> [(&'static str, Option<DisturbanceClass>, u64); 24] {
         [
             ("made", None, self.made),
             ("made together", None, self.grouped),
@@ -86,17 +86,5 @@ impl SnapshotCounts {
             ("maps", None, self.maps),
             ("4 KiB blocks", Some(DisturbanceClass::Limits), self.blocks),
         ]
-    }
-
-    /// Events that were not excluded and never occurred.
-    #[must_use]
-    pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
-        list_missing_disturbances(self.all(), without)
-    }
-
-    /// Text of the coverage, for a person.
-    #[must_use]
-    pub fn coverage(&self) -> String {
-        format_disturbance_counts(self.all())
     }
 }

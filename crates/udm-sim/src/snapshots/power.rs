@@ -152,7 +152,7 @@ impl SnapshotWorld {
         lock_environment(&self.machine.env).calm = true;
         self.machine.resting = true;
         self.machine.timers.clear();
-        (0..self.machine.paths.len()).for_each(|p| self.restore(p));
+        (0..self.machine.paths.len()).for_each(|p| self.machine.restore_path(p));
     }
 
     /// Stops faults, and runs until nothing is in flight.
@@ -279,7 +279,7 @@ impl SnapshotWorld {
         self.sides.iter_mut().for_each(|side| side.whole_runs = false);
         (self.machine.resting, self.machine.reading) = (true, false);
         self.machine.timers.clear();
-        (0..self.machine.paths.len()).for_each(|p| self.restore(p));
+        (0..self.machine.paths.len()).for_each(|p| self.machine.restore_path(p));
         let machine = &mut self.machine;
         if machine.plan.cut.is_some() {
             machine.plan.steps = machine.plan.steps.min(machine.step + STEPS_BEHIND);

@@ -44,7 +44,7 @@ impl SnapshotWorld {
         let now = lock_environment(&self.machine.env).now;
         while let Some(timer) = self.machine.timers.take(now) {
             if let TimedEvent::Restore(p) = timer {
-                self.restore(p);
+                self.machine.restore_path(p);
             }
         }
         let quiet = self.machine.resting || self.dead || self.machine.crowded.is_some();
@@ -65,12 +65,6 @@ impl SnapshotWorld {
             self.machine.totals.losses += 1;
             self.machine.timers.set(now + last, TimedEvent::Restore(p));
         }
-    }
-
-    /// Restores path `p` and releases its hung requests.
-    pub(super) fn restore(&mut self, p: usize) {
-        lock_environment(&self.machine.env).paths[p].mode = PathMode::Up;
-        self.machine.release(p);
     }
 
     /// Clears the header of the store of `side`.

@@ -14,7 +14,7 @@ use crate::rng::{RngStream, SimRng};
 use crate::run::RunnableWorld;
 use crate::table_map::ModelTableMap;
 use crate::totals::RunTotals;
-use crate::trace::{TraceEventKind, pack_op_and_flags, pack_sector_range};
+use crate::trace::TraceEventKind;
 use crate::turn::MachineWorld;
 use std::sync::Arc;
 use udm_core::{BioFlags, Device as _, Nanos, Op, OwnWork, Status};
@@ -202,9 +202,7 @@ impl SnapshotWorld {
             }
             None => {}
         }
-        if let Some(wrong) = lock_environment(&self.machine.env).violation.take() {
-            return Err(wrong);
-        }
+        lock_environment(&self.machine.env).verdict()?;
         let cut = !self.dead && lock_environment(&self.machine.env).dead;
         if !cut {
             self.look_at_maps()?;
@@ -285,9 +283,7 @@ impl SnapshotWorld {
         let anything = |disk: usize| ModelTableMap {
             cells: (0..own.sectors).map(|sector| cells.index(disk, sector)).collect(),
             disks: vec![disk % sides],
-            bare: false,
-            lossy: Vec::new(),
-            clears: false,
+            ..ModelTableMap::default()
         };
         all.map(|disk| Arc::new(anything(disk))).collect()
     }
@@ -323,14 +319,7 @@ impl MachineWorld for SnapshotWorld {
             let (maps, rules) = (self.maps(side, bio.op), self.sides[side].rules());
             let machine = &mut self.machine;
             let id = machine.model.begin(&mut bio, side, (&maps, rules), machine.step, now);
-            let op = pack_op_and_flags(bio.op, bio.flags.bits());
-            let span = pack_sector_range(bio.sector.0, bio.sectors.0);
-            lock_environment(&machine.env).trace.add(
-                now,
-                c as u16,
-                TraceEventKind::Submit,
-                [id, side as u64, op, span],
-            );
+            lock_environment(&machine.env).trace.add_submit(now, c as u16, id, side, &bio);
             machine.batch.push(bio);
         }
     }

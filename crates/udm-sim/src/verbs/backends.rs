@@ -4,11 +4,11 @@
 //! other verbs run.
 
 use super::driver;
-use crate::environment::SharedEnv;
+use crate::environment::{SharedEnv, lock_mutex};
 use crate::path::SimPath;
 use crate::rng::SimRng;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use udm_control::registry::device_opener::{DeviceOpener, DeviceWithDiskIdentity, DiskIdentity};
 use udm_core::errno::{EIO, ENOENT};
 use udm_core::{Device, DeviceControlError, DeviceId};
@@ -67,7 +67,7 @@ impl SimDiskOpener {
     }
 
     pub(super) fn world(&self) -> MutexGuard<'_, SimDiskOpenerState> {
-        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+        lock_mutex(&self.world)
     }
 
     /// Resolves `uri` to a disk, after running other verbs.

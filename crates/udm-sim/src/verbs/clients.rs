@@ -6,7 +6,7 @@ use crate::cores::TaskPurpose;
 use crate::machine::Machine;
 use crate::model::Violation;
 use crate::turn::MachineWorld;
-use udm_core::{Bio, BioFlags, Buf, DeviceId, Nanos, Op, OwnWork, Sector, Sectors, Segments};
+use udm_core::{Bio, BioFlags, Buf, DeviceId, Nanos, Op, Sector, Sectors, Segments};
 use udm_frontends::nbd::ExportRef;
 
 /// Maximum number of requests of a client in flight.
@@ -47,14 +47,9 @@ impl RegistryWorld {
     /// Disconnects client `at`, if it has nothing in flight.
     pub(super) fn go(&mut self, at: usize) -> Result<(), Violation> {
         let DeviceReadClient { number, core, .. } = self.clients[at];
-        let lanes = &mut self.machine.cores[core].open;
-        let Some(lane) = lanes.iter().position(|open| open.device == number) else { return Ok(()) };
-        if lanes[lane].in_flight > 0 || lanes[lane].lane.own_work() == OwnWork::Required {
+        if !self.machine.close(core, number) {
             return Ok(());
         }
-        self.machine.set_turn(Some(core));
-        drop(self.machine.cores[core].open.remove(lane));
-        self.machine.set_turn(None);
         self.machine.say(format!("client {number} goes"));
         drop(self.clients.swap_remove(at));
         self.look(LastRegistryActor::Other)
@@ -64,10 +59,6 @@ impl RegistryWorld {
 impl MachineWorld for RegistryWorld {
     fn machine(&mut self) -> &mut Machine {
         &mut self.machine
-    }
-
-    fn step(&mut self) -> Result<(), Violation> {
-        Err("this world is not stepped by its machine".into())
     }
 
     fn is_internal_io(purpose: TaskPurpose) -> bool {

@@ -2,10 +2,10 @@
 
 use super::verb_jobs::{ControlVerb, KINDS};
 use crate::counts::{
-    CombinedRunHash, counts, format_count, format_counts, format_disturbance_counts,
-    list_missing_disturbances,
+    CombinedRunHash, RunReport, collect_disturbances, counts, format_count, format_counts,
+    format_disturbance_counts,
 };
-use crate::plan::{DisturbanceClass, ExcludedDisturbances};
+use crate::plan::DisturbanceClass;
 
 counts! {
     /// Counters of one or several runs.
@@ -54,25 +54,11 @@ counts! {
 }
 
 impl RegistryCounts {
-    /// Number of verbs of all kinds.
+    /// The report of the runs.
     #[must_use]
-    pub fn all_verbs(&self) -> u64 {
-        self.verbs.iter().sum()
-    }
-
-    /// The reason why the runs tested nothing, if they did.
-    #[must_use]
-    pub fn nothing(&self) -> Option<&'static str> {
-        match (self.all_verbs() - self.refused, self.rests) {
-            (0, _) => Some("no verb did anything"),
-            (_, 0) => Some("the registry was never checked at rest"),
-            _ => None,
-        }
-    }
-
-    /// All disturbances with their class and count.
-    fn trouble(&self) -> [(&'static str, DisturbanceClass, u64); 11] {
-        [
+    pub fn report(&self) -> RunReport {
+        let verbs = self.verbs.iter().sum::<u64>();
+        let trouble = [
             ("met others", DisturbanceClass::Suspend, self.met),
             ("clients hung up", DisturbanceClass::Cancel, self.hung_up),
             ("cancelled", DisturbanceClass::Cancel, self.called_off),
@@ -84,27 +70,27 @@ impl RegistryCounts {
             ("hangs", DisturbanceClass::Hang, self.hangs),
             ("messages taken", DisturbanceClass::Messages, self.messages),
             ("tables over devices", DisturbanceClass::Stacks, self.stacks),
-        ]
-    }
-
-    /// Disturbances that were not excluded and never occurred, because the runs were too short.
-    #[must_use]
-    pub fn uncovered(&self, without: ExcludedDisturbances) -> Vec<&'static str> {
-        list_missing_disturbances(self.trouble(), without)
-    }
-
-    /// Text of the coverage, several lines.
-    #[must_use]
-    pub fn coverage(&self) -> String {
-        format!(
-            "verbs: {}; {} of them refused\ntrouble: {}\nchecked: {} looks at the registry, {} rests, {} requests of {} clients\n",
-            format_counts(ControlVerb::NAMES.into_iter().zip(self.verbs)),
-            format_count(self.refused),
-            format_disturbance_counts(self.trouble()),
-            format_count(self.looks),
-            format_count(self.rests),
-            format_count(self.requests),
-            format_count(self.clients)
-        )
+        ];
+        RunReport {
+            steps: self.steps,
+            requests: verbs,
+            simulated: self.simulated,
+            nothing: match (verbs - self.refused, self.rests) {
+                (0, _) => Some("no verb did anything"),
+                (_, 0) => Some("the registry was never checked at rest"),
+                _ => None,
+            },
+            disturbances: collect_disturbances(trouble),
+            coverage: format!(
+                "verbs: {}; {} of them refused\ntrouble: {}\nchecked: {} looks at the registry, {} rests, {} requests of {} clients\n",
+                format_counts(ControlVerb::NAMES.into_iter().zip(self.verbs)),
+                format_count(self.refused),
+                format_disturbance_counts(trouble),
+                format_count(self.looks),
+                format_count(self.rests),
+                format_count(self.requests),
+                format_count(self.clients)
+            ),
+        }
     }
 }

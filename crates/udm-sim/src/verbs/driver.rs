@@ -161,7 +161,7 @@ fn run_to_rest() -> Result<(), Violation> {
         with_world(|world| (0..world.jobs.len()).for_each(|at| world.hang_up(at)));
         step_until("cancelled verbs", |world| world.jobs.is_empty())?;
     }
-    with_world(|world| (0..world.machine.paths.len()).for_each(|path| world.release_path(path)));
+    with_world(|world| (0..world.machine.paths.len()).for_each(|path| world.machine.restore_path(path)));
     // A suspend may wait for requests that a suspended lower device holds, so several rounds are
     // needed.
     for _ in 0..RESUMES_MAX {

@@ -198,7 +198,7 @@ impl RegistryWorld {
             let was =
                 std::mem::replace(&mut lock_environment(&self.machine.env).paths[path].mode, PathMode::Hung);
             if was == PathMode::Hung {
-                self.release_path(path);
+                self.machine.restore_path(path);
             }
         }
         if self.on(DisturbanceClass::Opens) && self.work.one_in(60) {
@@ -217,11 +217,5 @@ impl RegistryWorld {
             let text = format!("the client of {} hangs up", job.id);
             self.machine.say(text);
         }
-    }
-
-    /// Restores a path and releases its hung requests.
-    pub(super) fn release_path(&mut self, path: usize) {
-        lock_environment(&self.machine.env).paths[path].mode = PathMode::Up;
-        self.machine.release(path);
     }
 }

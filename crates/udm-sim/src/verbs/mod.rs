@@ -30,9 +30,8 @@ mod observation;
 mod verb_jobs;
 mod world;
 
-use crate::environment::lock_environment;
 use crate::plan::RunPlan;
-use crate::run::{RunFailure, catch_panic};
+use crate::run::{RunFailure, catch_panic, finish_run};
 pub use counts::RegistryCounts;
 
 /// Runs the registry world of `plan`.
@@ -42,13 +41,5 @@ pub use counts::RegistryCounts;
 pub fn run(plan: &RunPlan) -> Result<RegistryCounts, Box<RunFailure>> {
     let outcome = catch_panic(|| driver::run_registry_steps(plan));
     let world = driver::take_world();
-    let Err(what) = outcome else { return Ok(world.map(|world| world.counts()).unwrap_or_default()) };
-    let mut plan = plan.clone();
-    let mut trace = Vec::new();
-    if let Some(world) = world {
-        plan.steps = world.machine.step.min(plan.steps);
-        trace.extend(lock_environment(&world.machine.env).trace.last().map(crate::trace::TraceEvent::line));
-        Box::leak(world);
-    }
-    Err(Box::new(RunFailure { plan, what, trace }))
+    finish_run(plan, outcome, world, |world| world.counts(), |world| world.machine.last_events())
 }

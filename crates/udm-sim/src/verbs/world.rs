@@ -19,7 +19,6 @@ use crate::model::Violation;
 use crate::plan::{DisturbanceClass, RunPlan};
 use crate::register_model::SectorRegisterModel;
 use crate::rng::{RngStream, SimRng};
-use crate::trace::{NO_CORE, TraceEventKind};
 use crate::turn::MachineWorld;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -243,7 +242,7 @@ impl RegistryWorld {
         if let Some(export) = self.exports.all().iter().find(is_said) {
             return Err(format!("{}: the read-only flag of the export is wrong", export.name()));
         }
-        lock_environment(&self.machine.env).violation.take().map_or(Ok(()), Err)
+        lock_environment(&self.machine.env).verdict()
     }
 
     /// Runs one step. A verb is returned to the caller, because it runs outside of the world.
@@ -267,7 +266,7 @@ impl RegistryWorld {
                 Some(core) => self.turn(core)?,
                 None => self.jump()?,
             }
-            return lock_environment(&self.machine.env).violation.take().map_or(Ok(None), Err);
+            return lock_environment(&self.machine.env).verdict().map(|()| None);
         }
         let nth = self.work.below(ready.len() as u64) as usize;
         if nth < verbs {
@@ -335,13 +334,7 @@ impl RegistryWorld {
         }
         self.wrong.take().map_or(Ok(()), Err)?;
         let was = self.model.view.clone();
-        let now = lock_environment(&self.machine.env).now;
-        lock_environment(&self.machine.env).trace.add(
-            now,
-            NO_CORE,
-            TraceEventKind::CoreMessage,
-            [job.id, 0, 0, 0],
-        );
+        self.machine.note_control_job(job.id);
         let is_file = matches!(job.verb, ControlVerb::Reconfigure { .. });
         let Poll::Ready(outcome) = polled else {
             self.judge(if is_file {
