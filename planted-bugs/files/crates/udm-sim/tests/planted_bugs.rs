@@ -11,6 +11,42 @@ use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan, lifecycle, nbd, n
 const STEPS: u64 = 5000;
 const SEEDS_MAX: u64 = 2000;
 
+/// Bugs whose first hundreds of seeds find nothing, each with the seed at which the search begins.
+/// This saves most of the time of the test. If a change of a world moves such a bug, the search
+/// takes longer, but still has [`SEEDS_MAX`] seeds.
+const FIRST_SEEDS: [(Bug, u64); 29] = [
+    (Bug::AnswerToNothing, 440),
+    (Bug::BadBlocksStale, 1240),
+    (Bug::CorruptionForgotten, 480),
+    (Bug::CountedEntryOverwritten, 80),
+    (Bug::DrainNotRung, 260),
+    (Bug::DrainOutlives, 420),
+    (Bug::DroppedWriteSent, 280),
+    (Bug::EarlyEnds, 320),
+    (Bug::FailNotAtomic, 270),
+    (Bug::FlushFirstForgotten, 130),
+    (Bug::HandoverUnsettled, 500),
+    (Bug::HedgeUnpaid, 120),
+    (Bug::LateAnswerBelieved, 120),
+    (Bug::LoserTaken, 120),
+    (Bug::MergeTwice, 910),
+    (Bug::MergeUnflushed, 190),
+    (Bug::MergedFlags, 120),
+    (Bug::MergedUnsound, 1110),
+    // Seed 102 shows it too, after minutes: a write that never completes, and its reads.
+    (Bug::NoKick, 290),
+    (Bug::OutIsFailed, 310),
+    (Bug::OwnWorkDropped, 290),
+    (Bug::ParkedMissReturn, 165),
+    (Bug::PartTaken, 300),
+    (Bug::SeenTooLate, 410),
+    (Bug::SharedTagNotRung, 165),
+    (Bug::SharedTagTwice, 230),
+    (Bug::SpentTableCounts, 160),
+    (Bug::TrialBelieved, 1070),
+    (Bug::WayNotDrained, 200),
+];
+
 /// Bugs that need more seeds than this test has time for. Long runs with `--bug` find them.
 const RARE: [Bug; 3] = [Bug::PreparedNotBusy, Bug::EndMarkWaits, Bug::GivenUpUnheard];
 
@@ -54,8 +90,9 @@ fn plan(bug: Bug, seed: u64) -> RunPlan {
 /// Returns a line of the table, or `None` if `bug` is not found. A seed counts only if it fails
 /// with the bug and, up to the same step, passes without it.
 fn look_for(bug: Bug, world: SimWorldKind) -> Option<String> {
+    let first = FIRST_SEEDS.iter().find(|(other, _)| *other == bug).map_or(1, |(_, seed)| *seed);
     plant_bug(Some(bug));
-    let found = (1..=SEEDS_MAX).find_map(|seed| try_one(world, &plan(bug, seed)).err());
+    let found = (first..first + SEEDS_MAX).find_map(|seed| try_one(world, &plan(bug, seed)).err());
     plant_bug(None);
     let failure = found?;
     if let Err(anyway) = try_one(world, &failure.plan) {
