@@ -217,7 +217,7 @@ impl CpuBioHandler for NullBioHandler {
             }
             NullBackingStore::Discarded if bio.op == Op::Read && !bio.data.is_empty() => {
                 let now = part.now();
-                bio.data.produce(part.done as usize, now as usize, |_, piece| piece.fill(0));
+                bio.data.fill_at(part.done as usize, now as usize, 0);
                 part.advance(now);
                 Status::Ok
             }

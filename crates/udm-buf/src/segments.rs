@@ -55,6 +55,12 @@ impl Segments {
         self.push(range.0);
     }
 
+    /// Moves all foreign pieces to `spare`, in order, and drops owned ones. The list keeps its
+    /// room.
+    pub fn take_shared(&mut self, spare: &mut Vec<SharedRange>) {
+        spare.extend(self.bufs.drain(..).filter(Buf::is_shared).map(SharedRange));
+    }
+
     /// True if a piece is foreign: the pieces cannot be taken apart then.
     #[must_use]
     pub fn is_shared(&self) -> bool {
@@ -173,7 +179,20 @@ impl Segments {
 
     /// Sets every byte to `byte`.
     pub fn fill(&mut self, byte: u8) {
-        self.produce(0, usize::MAX, |_, part| part.fill(byte));
+        self.fill_at(0, usize::MAX, byte);
+    }
+
+    /// Sets at most `len` bytes from byte `from` on to `byte`.
+    pub fn fill_at(&mut self, from: usize, len: usize, byte: u8) {
+        let mut window = SegmentRangeCursor::new(from, len);
+        for buf in &mut self.bufs {
+            let Some((_, range)) = window.of(buf.len()) else { return };
+            if buf.is_shared() {
+                buf.fill_shared(range, byte);
+            } else {
+                buf[range].fill(byte);
+            }
+        }
     }
 
     /// Copies as many bytes as both have into `out`; returns their number.
