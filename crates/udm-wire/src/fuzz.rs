@@ -9,7 +9,7 @@
 //! * the result depends on how the bytes are cut into pieces
 //! * an error has more than one line
 
-use crate::{cow, log_writes, multipath_conf, nbd, size, table, udm_conf, uri, words};
+use crate::{cow, log_writes, multipath_conf, nbd, size, table, udm_conf, uri, vhost_user, words};
 
 fn decode_lossy_utf8(data: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(data)
@@ -45,6 +45,25 @@ pub fn fuzz_table_parser(data: &[u8]) {
                 assert_eq!((&again.kind, &again.args), (&line.kind, &line.args));
                 let made = table::TableLine::new(line.start, line.len, &line.kind, line.args.clone());
                 assert_eq!(&made, again);
+            }
+        }
+    }
+}
+
+/// Messages of a vhost-user front end: [`vhost_user::FrontEndRequest`].
+pub fn fuzz_vhost_user_message(data: &[u8]) {
+    let Some((header, rest)) = data.split_first_chunk() else { return };
+    match vhost_user::MessageHeader::decode(header) {
+        Err(error) => assert_one_line_error(&error),
+        Ok(header) => {
+            assert!(header.size <= vhost_user::PAYLOAD_MAX);
+            let payload = &rest[..rest.len().min(header.size)];
+            for fds in 0..10 {
+                match vhost_user::FrontEndRequest::decode(&header, payload, fds) {
+                    Err(error) => assert_one_line_error(&error),
+                    Ok(vhost_user::FrontEndRequest::GetConfig(range)) => assert_eq!(range.encode(), payload),
+                    Ok(request) => assert!(request.descriptors() <= vhost_user::TABLE_REGIONS_MAX),
+                }
             }
         }
     }

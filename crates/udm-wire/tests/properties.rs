@@ -329,6 +329,14 @@ proptest! {
         fuzz::fuzz_nbd_option_reply(&data);
         fuzz::fuzz_nbd_reply(&data);
         fuzz::fuzz_nbd_client(&data);
+        fuzz::fuzz_vhost_user_message(&data);
+    }
+
+    #[test]
+    fn vhost_user_messages(request in 0u32..45, data in vec(any::<u8>(), 0..100), small in vec(0u8..4, 0..100)) {
+        for payload in [data, small] {
+            fuzz::fuzz_vhost_user_message(&udm_wire::vhost_user::encode_message(request, false, &payload));
+        }
     }
 
     #[test]
