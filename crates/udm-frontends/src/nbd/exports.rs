@@ -16,6 +16,9 @@ use udm_wire::nbd::STRING_MAX;
 /// Function that is called when a connection has closed an export.
 type ExportClosedHook = Arc<OnceLock<Arc<dyn Fn() + Send + Sync>>>;
 
+/// Function that is called when a device may have another size or other limits.
+type DeviceChangedHook = OnceLock<Arc<dyn Fn(DeviceId) + Send + Sync>>;
+
 /// A device under a name.
 pub struct Export {
     /// Changed only under the lock of the list.
@@ -99,7 +102,7 @@ impl Export {
     }
 
     /// Returns true while requests of the export fail.
-    pub(super) fn is_failing(&self) -> bool {
+    pub(crate) fn is_failing(&self) -> bool {
         self.failing.load(Ordering::SeqCst) > 0
     }
 
@@ -109,7 +112,7 @@ impl Export {
     }
 
     /// Counters of `core` for the device.
-    pub(super) fn io_counters_on(&self, core: CoreId) -> Arc<CachePadded<CoreDeviceIoCounters>> {
+    pub(crate) fn io_counters_on(&self, core: CoreId) -> Arc<CachePadded<CoreDeviceIoCounters>> {
         self.exported_device.served.on(core)
     }
 
@@ -257,6 +260,7 @@ pub struct Exports {
     /// State of each device that is or was exported, while an export of it exists.
     exported_devices: Mutex<HashMap<DeviceId, Weak<PerDeviceExportState>>>,
     closed: ExportClosedHook,
+    changed: DeviceChangedHook,
     /// The cores that serve the exports.
     core_set: OnceLock<Weak<ProcessCores>>,
 }
@@ -293,6 +297,20 @@ impl Exports {
     /// should only wake a thread. Only the first call has an effect.
     pub fn on_closed(&self, hook: Arc<dyn Fn() + Send + Sync>) {
         let _ = self.closed.set(hook);
+    }
+
+    /// Sets the function that is called with the id of a device that may have another size or other
+    /// limits. It should only wake a thread. Only the first call has an effect.
+    pub fn on_changed(&self, hook: Arc<dyn Fn(DeviceId) + Send + Sync>) {
+        let _ = self.changed.set(hook);
+    }
+
+    /// Reports that `device` may have another size or other limits, such as after a change of its
+    /// table.
+    pub fn device_changed(&self, device: DeviceId) {
+        if let Some(hook) = self.changed.get() {
+            hook(device);
+        }
     }
 
     /// Adds an export at the end.
