@@ -95,6 +95,11 @@ impl DeviceExporter {
         Ok(())
     }
 
+    /// Reports that `device` may have another size or other limits.
+    pub(crate) fn device_changed(&self, device: DeviceId) {
+        self.exports.device_changed(device);
+    }
+
     /// Unlists a device before its removal: new clients do not find it.
     pub fn remove(&self, device: DeviceId) {
         self.by_device().get(&device).inspect(|export| self.exports.remove(export));

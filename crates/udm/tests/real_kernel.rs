@@ -8,11 +8,11 @@
 mod support;
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-use support::{Server, has, report_skip, text};
+use std::process::Command;
+use support::guest::{GuestKernel, finish};
+use support::{Server, has, text};
 use tempfile::TempDir;
 
 /// Bytes of an origin, of a store, and of a store that begins small and grows.
@@ -21,21 +21,8 @@ const STORE: u64 = 16 << 20;
 const SMALL: u64 = 64 << 10;
 const CHUNK: u64 = 4096;
 
-/// Time limit of the emulated machine.
-const LIMIT: Duration = Duration::from_secs(400);
-
-/// In the order of their dependencies; a module that is built in is missing from the package.
-const MODULES: [&str; 9] = [
-    "virtio_ring",
-    "virtio",
-    "virtio_pci_modern_dev",
-    "virtio_pci_legacy_dev",
-    "virtio_pci",
-    "virtio_blk",
-    "dm-mod",
-    "dm-bufio",
-    "dm-snapshot",
-];
+/// In the order of their dependencies.
+const MODULES: [&str; 3] = ["dm-mod", "dm-bufio", "dm-snapshot"];
 
 /// A snapshot that udm created: three disks of the machine.
 struct SnapshotCase {
@@ -127,94 +114,23 @@ fn make_case(
     case
 }
 
-/// The initramfs of the machine: a shell, dmsetup, the modules, and a script.
-fn initrd(folder: &Path, kernel: &Path, script: &str) -> PathBuf {
-    let root = folder.join("root");
-    for place in ["bin", "dev", "proc", "sys", "mod"] {
-        fs::create_dir_all(root.join(place)).unwrap();
-    }
-    let look = "command -v busybox; command -v dmsetup || echo /usr/sbin/dmsetup";
-    let found = text(&Command::new("sh").args(["-c", look]).output().unwrap().stdout);
-    for (from, name) in found.lines().zip(["busybox", "dmsetup"]) {
-        fs::copy(from, root.join("bin").join(name)).unwrap();
-    }
-    let libraries = Command::new("ldd").arg(root.join("bin/dmsetup")).output().unwrap();
-    for library in text(&libraries.stdout).split_whitespace().filter(|word| word.starts_with('/')) {
-        let to = root.join(&library[1..]);
-        fs::create_dir_all(to.parent().unwrap()).unwrap();
-        fs::copy(library, to).unwrap();
-    }
-    for tool in ["sh", "mount", "insmod", "cat", "echo", "cmp", "dd", "poweroff", "sleep", "seq"] {
-        std::os::unix::fs::symlink("busybox", root.join("bin").join(tool)).unwrap();
-    }
-    let find = |name: &str| {
-        let out = Command::new("find").arg(kernel).arg("-name").arg(format!("{name}.ko")).output().unwrap();
-        text(&out.stdout).lines().next().map(PathBuf::from)
-    };
-    let mut loads = String::new();
-    for module in MODULES {
-        if let Some(path) = find(module) {
-            fs::copy(path, root.join(format!("mod/{module}.ko"))).unwrap();
-            loads += &format!("insmod /mod/{module}.ko\n");
-        }
-    }
-    let init = format!(
-        "#!/bin/sh\nmount -t devtmpfs d /dev; mount -t proc p /proc; mount -t sysfs s /sys\n{loads}\
-         for i in $(seq 50); do [ -b /dev/vdf ] && break; sleep 0.1; done\n{script}\npoweroff -f\n"
-    );
-    fs::write(root.join("init"), init).unwrap();
-    fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755)).unwrap();
-    let packed = folder.join("initrd");
-    let pack = format!("find . | cpio -o -H newc --quiet > '{}'", packed.display());
-    assert!(Command::new("sh").args(["-c", &pack]).current_dir(&root).status().unwrap().success());
-    packed
-}
-
-/// Runs the machine to its end; returns its output.
-fn run_vm(kernel: &Path, initrd: &Path, disks: &[&Path], folder: &Path) -> String {
-    let output = folder.join("said");
-    let mut qemu = Command::new("qemu-system-x86_64");
-    qemu.args(["-M", "q35,accel=tcg", "-m", "256", "-display", "none", "-nodefaults", "-no-reboot"]);
-    qemu.arg("-serial").arg(format!("file:{}", output.display())).arg("-kernel").arg(kernel);
-    qemu.arg("-initrd").arg(initrd).args(["-append", "console=ttyS0 panic=-1 quiet"]);
-    for disk in disks {
-        qemu.arg("-drive").arg(format!("file={},format=raw,if=virtio,cache=unsafe", disk.display()));
-    }
-    let mut running = qemu.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-    let begin = Instant::now();
-    while running.try_wait().unwrap().is_none() {
-        if begin.elapsed() > LIMIT {
-            running.kill().unwrap();
-            running.wait().unwrap();
-            panic!("the machine does not end: {}", fs::read_to_string(&output).unwrap_or_default());
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    text(&fs::read(output).unwrap())
-}
-
 /// Both directions: 600 exceptions over three areas in a store that has grown, which the kernel
 /// reads and extends; and a store with larger chunks, which the kernel merges.
 #[test]
 fn f22_a_real_kernel_takes_stores_that_udm_wrote() {
-    let Some(kernel) = std::env::var_os("UDM_TEST_KERNEL").map(PathBuf::from) else {
-        return report_skip("UDM_TEST_KERNEL names no unpacked kernel package");
-    };
-    let tools = ["qemu-system-x86_64", "qemu-io", "nbdcopy", "cpio", "busybox"];
-    if !tools.iter().all(|tool| has(tool)) {
+    let Some(kernel) = GuestKernel::find() else { return };
+    if !["qemu-io", "nbdcopy"].iter().all(|tool| has(tool)) {
         return;
     }
     let folder = TempDir::new().unwrap();
-    let mut images = fs::read_dir(kernel.join("boot")).unwrap().map(|entry| entry.unwrap().path());
-    let image = images.find(|path| path.display().to_string().contains("vmlinuz"));
-    let image = image.expect("boot/vmlinuz-*");
     let filled = make_case(folder.path(), 0, "P 8", "?grow=64k", 600);
     let merged = make_case(folder.path(), 1, "PO 64", "", 300);
     let size = fs::metadata(&filled.store).unwrap().len();
     assert!(size > 600 * CHUNK, "it has grown to {size} bytes");
     let sectors = ORIGIN / 512;
     let script = format!(
-        "dmsetup --noudevsync create a --table '0 {sectors} snapshot /dev/vda /dev/vdb P 8'\n\
+        "for i in $(seq 50); do [ -b /dev/vdf ] && break; sleep 0.1; done\n\
+         dmsetup --noudevsync create a --table '0 {sectors} snapshot /dev/vda /dev/vdb P 8'\n\
          echo \"KEPT $(dmsetup status a)\"; cmp /dev/dm-0 /dev/vdc && echo KEPT SAME\n\
          for n in 5 1000 2047; do echo KKKKKKKKKKKKKKK | dd of=/dev/dm-0 bs=4096 seek=$n conv=sync,fsync,notrunc 2>/dev/null; done\n\
          echo \"ADDED $(dmsetup status a)\"; dmsetup --noudevsync remove a\n\
@@ -223,9 +139,11 @@ fn f22_a_real_kernel_takes_stores_that_udm_wrote() {
          cmp /dev/dm-0 /dev/vdf && echo MERGED SEEN; dmsetup --noudevsync remove m\n\
          cmp /dev/vdd /dev/vdf && echo MERGED SAME"
     );
-    let initrd = initrd(folder.path(), &kernel, &script);
-    let disks = [&filled, &merged].map(|case| [&*case.origin, &case.store, &case.view]);
-    let output = run_vm(&image, &initrd, disks.as_flattened(), folder.path());
+    let mut qemu = kernel.machine(folder.path(), &MODULES, &["dmsetup"], &script);
+    for disk in [&filled, &merged].map(|case| [&case.origin, &case.store, &case.view]).as_flattened() {
+        qemu.arg("-drive").arg(format!("file={},format=raw,if=virtio,cache=unsafe", disk.display()));
+    }
+    let output = finish(qemu.spawn().unwrap(), folder.path());
     // 600 records: the header, three areas, 600 chunks.
     let (used, areas) = ((2 + 600 + 600 / 256) * 8, (600 / 256 + 2) * 8);
     let status = |used: u64, areas: u64| format!("0 {sectors} snapshot {used}/{} {areas}", size / 512);

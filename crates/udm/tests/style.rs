@@ -79,6 +79,7 @@ const TEST_IMPORTS: &[(&str, &[&str])] = &[
     ("udm-backends", &["udm-dm", "udm-targets"]),
     ("udm-dm", &["udm-targets"]),
     ("udm-frontends", &["udm-backends"]),
+    ("udm", &["udm-buf"]),
 ];
 
 /// Files with `unsafe`: memory of requests, its partition into two vectors, copies of memory that
@@ -86,6 +87,7 @@ const TEST_IMPORTS: &[(&str, &[&str])] = &[
 /// prefixes of paths.
 const UNSAFE: &[&str] = &[
     "crates/udm-buf/src/lib.rs",
+    "crates/udm-buf/src/lost_pages.rs",
     "crates/udm-buf/src/partition.rs",
     "crates/udm-buf/src/shared.rs",
     "crates/udm-capi/src/abi.rs",

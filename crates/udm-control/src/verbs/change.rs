@@ -17,6 +17,7 @@ use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice, RequestQueuePar
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::{Notify, oneshot};
+use udm_core::Device;
 use udm_core::errno::{EBUSY, EINTR, ENXIO};
 use udm_dm::{
     DeviceSetTransition, EventKind, IndexedDeviceError, MappedDevice, Table, TargetError, TransitionWakeFn,
@@ -410,6 +411,9 @@ fn publish_change(registry: &DeviceRegistry, mapped: &Arc<RegisteredDevice>, who
     };
     if !registry.is_being_created(mapped) {
         mapped.publish(kind, line);
+    }
+    if let Some(exporter) = registry.exporter() {
+        exporter.device_changed(mapped.device.id());
     }
 }
 

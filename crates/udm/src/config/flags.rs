@@ -1,6 +1,7 @@
 //! The keys of `[serve]`: the long options of `udm serve`, parsed by the parser of the command
 //! line.
 
+use crate::serve::VhostUserDiskArg;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, Command};
 use std::any::TypeId;
@@ -34,13 +35,23 @@ pub fn serve_option_to_args(
         return Err(UdmConfError::new(why, key.at.clone()));
     };
     let refuse = |why: &str| Err(UdmConfError::new(format!("serve: {name}: {why}"), key.value_at.clone()));
-    let is_path = option.get_value_parser().type_id() == TypeId::of::<PathBuf>();
+    let kind = option.get_value_parser().type_id();
     let argument = |value: &String| {
         let mut argument = OsString::from(format!("--{name}="));
-        match is_path && value != "-" && !value.is_empty() {
-            true => argument.push(folder.join(value)),
-            false => argument.push(value),
+        let (name, path) = match value.split_once('=') {
+            Some((name, path)) if kind == TypeId::of::<VhostUserDiskArg>() => (Some(name), path),
+            _ if kind == TypeId::of::<PathBuf>() => (None, value.as_str()),
+            _ => (None, ""),
+        };
+        if path.is_empty() || path == "-" {
+            argument.push(value);
+            return argument;
         }
+        if let Some(name) = name {
+            argument.push(name);
+            argument.push("=");
+        }
+        argument.push(folder.join(path));
         argument
     };
     let arguments = match (option.get_action(), &key.value) {

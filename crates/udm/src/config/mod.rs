@@ -219,6 +219,10 @@ mod tests {
         let head = |line: &str| serve(line).lines().next().unwrap_or_default().to_owned();
         assert_eq!(head("readonly = \"yes\""), "F/udm.toml:2:12: serve: readonly: expected true or false");
         assert_eq!(head("unix = true"), "F/udm.toml:2:8: serve: unix: expected PATH");
+        assert_eq!(
+            head("vhost-user = \"disk\""),
+            "F/udm.toml:2:14: serve: vhost-user: expected NAME=PATH: a device, and a path for its socket"
+        );
         assert_eq!(head("port = [1, 2]"), "F/udm.toml:2:8: serve: port: expected one value");
         for name in ["device = \"a=mem:1M\"", "run = \"true\"", "fork = true", "check = true", "help = true"]
         {

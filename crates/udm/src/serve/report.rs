@@ -6,13 +6,21 @@ use std::path::Path;
 use udm_control::api;
 use udm_wire::size::SizeWithUnit;
 
-/// Prints one line per export to standard error. Without exports, prints how to create a device.
-pub(super) fn print_exports_to_stderr(exports: &[api::NbdExportDescription], control: &Path) {
+/// Prints one line per export to standard error, with its NBD URIs and vhost-user sockets. Without
+/// exports, prints where the control socket is.
+pub(super) fn print_exports_to_stderr(
+    exports: &[api::NbdExportDescription],
+    machines: &[(&str, &Path)],
+    control: &Path,
+) {
     let (bold, dim, plain) =
         if log::stderr_uses_colour() { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
     let width = exports.iter().map(|e| e.name.chars().count()).max().unwrap_or(0);
     let mut out = String::new();
     for export in exports {
+        let sockets = machines.iter().filter(|(name, _)| *name == export.name);
+        let sockets = sockets.map(|(_, path)| format!("vhost-user:{}", path.display()));
+        let addresses: Vec<String> = export.uris.iter().cloned().chain(sockets).collect();
         let read_only = if export.read_only { " read-only" } else { "" };
         // Writing to a String can't fail.
         let _ = writeln!(
@@ -20,7 +28,7 @@ pub(super) fn print_exports_to_stderr(exports: &[api::NbdExportDescription], con
             "udm: {bold}{:<width$}{plain}  {dim}{}{read_only}{plain}  {}",
             export.name,
             SizeWithUnit(export.size_bytes),
-            export.uris.join("  ")
+            addresses.join("  ")
         );
     }
     if exports.is_empty() {

@@ -60,6 +60,7 @@ fn main() {
             &["nbdinfo", "nbdcopy", "qemu-io"],
             docs::snapshots,
         ),
+        trial("a_disk_of_a_machine_is_served_as_described", &[], docs::vhost_user),
         trial(
             "paths_that_fail_by_themselves_are_logged",
             &["fio"],

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file is a separate program and uses a part of this module")]
 
 pub mod browser;
+pub mod guest;
 pub mod listener;
 pub mod maps;
 pub mod mount;

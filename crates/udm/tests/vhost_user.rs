@@ -1,0 +1,240 @@
+//! Disks of virtual machines: a small machine whose server is killed, and a real kernel.
+
+#[path = "../../udm-frontends/tests/vhost_user/driver.rs"]
+#[allow(dead_code, reason = "the front end's tests use all of it")]
+mod driver;
+mod support;
+
+use driver::{DATA, Machine, message};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use std::collections::HashMap;
+use std::fs;
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use support::guest::{GuestKernel, finish, output};
+use support::{Server, text, udm, until};
+use tempfile::TempDir;
+use udm_wire::virtio::VirtioFeatures;
+
+const READ: u32 = 0;
+const WRITE: u32 = 1;
+
+/// Blocks of 4 KiB of the disk.
+const BLOCKS: u64 = 512;
+const BLOCK: usize = 4096;
+/// Places for the data of requests in flight.
+const PLACES: usize = 30;
+
+fn serve(image: &Path, delay: u32, socket: &Path) -> Server {
+    let sectors = BLOCKS * 8;
+    let table = format!("disk=0 {sectors} delay {} 0 0 {} 0 {delay}", image.display(), image.display());
+    Server::start_with(&[&table], &["--vhost-user", &format!("disk={}", socket.display())])
+}
+
+fn block(number: u64, version: u64) -> Vec<u8> {
+    [number, version].map(u64::to_ne_bytes).concat().repeat(BLOCK / 16)
+}
+
+/// A machine that writes all the time.
+struct WritingMachine {
+    machine: Machine,
+    rng: SmallRng,
+    /// Completed versions.
+    written: Vec<u64>,
+    version: u64,
+    places: Vec<usize>,
+    /// Block, version and place of each request, by ring and head.
+    in_flight: HashMap<(usize, u16), (u64, u64, usize)>,
+}
+
+impl WritingMachine {
+    fn add(&mut self) {
+        let Some(place) = self.places.pop() else { return };
+        let number = loop {
+            let number = self.rng.random_range(0..BLOCKS);
+            if self.in_flight.values().all(|(other, ..)| *other != number) {
+                break number;
+            }
+        };
+        self.version += 1;
+        let at = DATA + place * BLOCK;
+        self.machine.write(at, &block(number, self.version));
+        let ring = self.rng.random_range(0..2);
+        let old = self.machine.avail(ring);
+        let head = self.machine.add(ring, WRITE, number * 8, &[(at, BLOCK)], &[]);
+        self.machine.kick(ring, old);
+        self.in_flight.insert((ring, head), (number, self.version, place));
+    }
+
+    /// Takes what is complete.
+    fn reap(&mut self) {
+        for ring in 0..2 {
+            while let Some((head, written)) = self.machine.take_used(ring) {
+                let (number, version, place) = self.in_flight.remove(&(ring, head)).expect("completed twice");
+                let status = self.machine.read((self.machine.status_at(ring, head), 1));
+                assert_eq!((written, status), (1, vec![0]), "block {number}");
+                self.written[number as usize] = version;
+                self.places.push(place);
+            }
+        }
+    }
+}
+
+/// A server that is killed under load, and started again: the machine reconnects, every request
+/// completes once, and every block has its last acknowledged version.
+#[test]
+fn a_machine_survives_a_server_that_is_killed() {
+    let folder = TempDir::new().unwrap();
+    let (image, socket) = (folder.path().join("disk"), folder.path().join("vhost.sock"));
+    fs::File::create(&image).unwrap().set_len(BLOCKS * BLOCK as u64).unwrap();
+    let mut server = serve(&image, 10, &socket);
+    let mut machine = Machine::new(&socket, 2);
+    machine.negotiate(VirtioFeatures::EVENT_IDX | VirtioFeatures::INDIRECT_DESC);
+    machine.create_inflight();
+    machine.reconnect(&socket);
+    let mut load = WritingMachine {
+        machine,
+        rng: SmallRng::seed_from_u64(7),
+        written: vec![0; BLOCKS as usize],
+        version: 0,
+        places: (0..PLACES).collect(),
+        in_flight: HashMap::new(),
+    };
+    let mut submitted_again = 0;
+    for round in 0..12 {
+        for _ in 0..load.rng.random_range(1..200) {
+            load.add();
+            load.reap();
+            std::thread::sleep(Duration::from_micros(load.rng.random_range(0..800)));
+        }
+        server.child.kill().unwrap();
+        server.child.wait().unwrap();
+        load.reap();
+        submitted_again += load.in_flight.len();
+        server = serve(&image, 10, &socket);
+        load.machine.reconnect(&socket);
+        until("requests of the last life", || {
+            load.reap();
+            load.in_flight.is_empty().then_some(())
+        });
+        for number in 0..BLOCKS {
+            let at = DATA + PLACES * BLOCK;
+            assert_eq!(load.machine.request(0, READ, number * 8, &[], &[(at, BLOCK)]).0, 0);
+            let version = load.written[number as usize];
+            let expected = if version == 0 { vec![0; BLOCK] } else { block(number, version) };
+            assert!(load.machine.read((at, BLOCK)) == expected, "round {round}: block {number}");
+        }
+    }
+    assert!(submitted_again > 0, "no request was in flight when its server was killed");
+}
+
+/// What a user may write wrongly.
+#[test]
+fn disks_that_cannot_be_served_are_refused() {
+    let folder = TempDir::new().unwrap();
+    let socket = folder.path().join("v");
+    let refused = |disks: &[&str]| {
+        let mut command = udm(&["serve", "--device", "disk=null:1G"]);
+        for disk in disks {
+            command.args(["--vhost-user", disk]);
+        }
+        let out = command.arg("--socket").arg(folder.path().join("c")).output().unwrap();
+        assert!(!out.status.success());
+        text(&out.stderr)
+    };
+    let path = |name: &str| format!("{name}={}", socket.display());
+    assert!(refused(&["disk"]).contains("expected NAME=PATH"));
+    assert!(refused(&[&path("other")]).contains("there is no --device of that name"));
+    assert!(refused(&[&path("disk"), &path("disk")]).contains("the path is given twice"));
+    fs::write(&socket, "").unwrap();
+    assert!(refused(&[&path("disk")]).contains("it exists and is no socket"));
+}
+
+fn guest_disk(folder: &Path) -> PathBuf {
+    let image = folder.join("disk");
+    fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    let out = Command::new("/sbin/mkfs.ext4").arg("-q").arg(&image).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    image
+}
+
+/// A Linux guest: a file system, discards, and writes that are verified while the server is killed
+/// and replaced several times.
+#[test]
+fn a_real_kernel_keeps_its_disk_over_killed_servers() {
+    let Some(kernel) = GuestKernel::find() else { return };
+    let folder = TempDir::new().unwrap();
+    let (image, socket) = (guest_disk(folder.path()), folder.path().join("vhost.sock"));
+    let sectors = (64 << 20) / 512;
+    let serve = || {
+        let table = format!("disk=0 {sectors} linear {} 0", image.display());
+        Server::start_with(&[&table], &["--vhost-user", &format!("disk={}", socket.display())])
+    };
+    let mut server = serve();
+    let script = "\
+        echo SEEN $(cat /sys/block/vda/size) $(cat /sys/block/vda/serial) $(cat /sys/block/vda/queue/write_cache)\n\
+        mount -t ext4 -o discard /dev/vda /mnt\n\
+        dd if=/dev/urandom of=/mnt/a bs=1M count=8 2>/dev/null; sync\n\
+        for i in $(seq 40); do\n\
+          cp /mnt/a /mnt/b || echo FAILED\n\
+          sync; echo 3 > /proc/sys/vm/drop_caches\n\
+          cmp /mnt/a /mnt/b || echo FAILED\n\
+          echo ROUND $i\n\
+        done\n\
+        fstrim /mnt && echo TRIMMED; umount /mnt\n\
+        blkdiscard -o 0 -l 4096 /dev/vda && echo DISCARDED; cat /proc/kmsg > /kmsg & sleep 0.5\n\
+        grep -i 'error' /kmsg; echo FINISHED";
+    let mut qemu = kernel.machine(folder.path(), &[], &[], script);
+    qemu.args([
+        "-smp",
+        "2",
+        "-object",
+        "memory-backend-memfd,id=m,size=256M,share=on",
+        "-numa",
+        "node,memdev=m",
+    ]);
+    qemu.arg("-chardev").arg(format!("socket,id=c,path={},reconnect=1", socket.display()));
+    qemu.args(["-device", "vhost-user-blk-pci,chardev=c,num-queues=2"]);
+    let running = qemu.spawn().unwrap();
+    for life in 1..5 {
+        until("rounds", || output(folder.path()).contains(&format!("ROUND {}", life * 6)).then_some(()));
+        server.child.kill().unwrap();
+        server.child.wait().unwrap();
+        server = serve();
+    }
+    let output = finish(running, folder.path());
+    for line in [&format!("SEEN {sectors} disk write back"), "ROUND 40", "TRIMMED", "DISCARDED", "FINISHED"] {
+        assert!(output.contains(line), "no {line:?}: {output}");
+    }
+    assert!(!output.contains("FAILED") && !output.contains("I/O error"), "{output}");
+}
+
+/// A table that is replaced while a machine runs: the machine learns the new size.
+#[test]
+fn a_machine_learns_the_new_size_of_its_disk() {
+    let folder = TempDir::new().unwrap();
+    let socket = folder.path().join("vhost.sock");
+    let disk = format!("disk={}", socket.display());
+    let server = Server::start_with(&["disk=0 2048 linear null:1G 0"], &["--vhost-user", &disk]);
+    let mut machine = Machine::new(&socket, 1);
+    machine.start(VirtioFeatures::empty());
+    let (back, theirs) = UnixStream::pair().unwrap();
+    back.set_read_timeout(Some(support::PATIENCE)).unwrap();
+    machine.tell(message::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
+    assert_eq!(machine.request(0, READ, 2048, &[], &[(DATA, BLOCK)]).0, 1, "behind the end");
+    server.says(&["load", "disk", "--table", "0 4096 linear null:1G 0"]);
+    server.says(&["resume", "disk"]);
+    (&back).read_exact(&mut [0; 12]).unwrap();
+    assert_eq!(machine.config()[..8], 4096u64.to_le_bytes());
+    assert_eq!(machine.request(0, READ, 2048, &[], &[(DATA, BLOCK)]).0, 0);
+    let refused = server.refuses(&["remove", "disk"]);
+    assert!(refused.contains("busy"), "{refused}");
+    assert!(server.log().contains("vhost-user:"), "{}", server.log());
+    drop(machine);
+    until("the end of the session", || server.verb(&["remove", "disk"]).status.success().then_some(()));
+}
