@@ -231,8 +231,8 @@ pub fn fill_shared(words: &[AtomicU64], at: usize, len: usize, byte: u8) {
     assert_shared_copy_in_bounds(words, at, len);
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the range is inside its slice. Memory of atomics may be written through a shared
-    // borrow, whatever accesses others make: the access is not the compiler's. The direction flag is
-    // clear, as the calling convention demands.
+    // borrow, whatever accesses others make: the access is not the compiler's. The direction flag
+    // is clear, as the calling convention demands.
     unsafe {
         std::arch::asm!(
             "rep stosb",

@@ -238,3 +238,22 @@ fn a_machine_learns_the_new_size_of_its_disk() {
     drop(machine);
     until("the end of the session", || server.verb(&["remove", "disk"]).status.success().then_some(()));
 }
+
+/// A disk that does not answer does not keep the server from its end.
+#[test]
+fn a_hanging_disk_does_not_keep_the_server() {
+    let folder = TempDir::new().unwrap();
+    let socket = folder.path().join("vhost.sock");
+    let disk = format!("disk={}", socket.display());
+    let table = "disk=0 2048 delay null:1G 0 600000";
+    let mut server = Server::start_with(&[table], &["--vhost-user", &disk, "--stop-timeout", "1"]);
+    let mut machine = Machine::new(&socket, 1);
+    machine.start(VirtioFeatures::empty());
+    machine.add(0, READ, 0, &[], &[(DATA, BLOCK)]);
+    machine.kick_always(0);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(machine.take_used(0), None, "the disk answers");
+    let pid = rustix::process::Pid::from_child(&server.child);
+    support::signal(pid, rustix::process::Signal::TERM);
+    until("the end of the server", || server.child.try_wait().unwrap());
+}

@@ -113,8 +113,8 @@ pub(super) fn buffers_len(buffers: &[GuestBuffer]) -> usize {
     buffers.iter().map(|(_, len)| len).sum()
 }
 
-/// Reads the first 16 bytes of `buffers` and removes them. `None` if there are fewer, or some are in
-/// no memory of the guest.
+/// Reads the first 16 bytes of `buffers` and removes them. `None` if there are fewer, or some are
+/// in no memory of the guest.
 pub(super) fn read_front_16(memory: &GuestMemory, buffers: &mut Vec<GuestBuffer>) -> Option<[u8; 16]> {
     match buffers.first() {
         Some((address, 16)) => {

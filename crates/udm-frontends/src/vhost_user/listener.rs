@@ -13,9 +13,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use udm_core::DeviceId;
 use udm_runtime::ProcessCores;
+
+/// The longest wait of a dropped server for its thread.
+const STOP_PAUSE: Duration = Duration::from_millis(50);
 
 /// Pause after a failed `accept`, such as one without a free descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -29,7 +32,8 @@ struct VhostUserShared {
     is_connected: AtomicBool,
 }
 
-/// A vhost-user-blk back end for one disk. If it is dropped, its thread ends without a wait.
+/// A vhost-user-blk back end for one disk. If it is dropped, it stops listening and its session
+/// ends; requests in flight are completed, and the drop waits for them for a moment only.
 pub struct VhostUserServer {
     shared: Arc<VhostUserShared>,
     path: PathBuf,
@@ -119,6 +123,11 @@ impl VhostUserRefreshHandle {
 impl Drop for VhostUserServer {
     fn drop(&mut self) {
         signal(&self.shared.stop);
+        // The thread removes the socket. It may be waiting for a disk that does not answer.
+        let end = Instant::now() + STOP_PAUSE;
+        while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 

@@ -154,8 +154,8 @@ impl GuestMemory {
         })
     }
 
-    /// Reads the 16 bytes at guest address `address`, such as a descriptor or a header. Two loads, if
-    /// they are aligned and in one region.
+    /// Reads the 16 bytes at guest address `address`, such as a descriptor or a header. Two loads,
+    /// if they are aligned and in one region.
     pub(super) fn read_16(&self, address: u64) -> Option<[u8; 16]> {
         let mut out = [0; 16];
         match self.first_part(address, 16) {

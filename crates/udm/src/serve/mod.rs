@@ -237,7 +237,8 @@ async fn run_listeners_until_shutdown(
     systemd::notify_systemd_stopping();
     verbs::cancel_all_pending_verbs(registry);
     drop(socket);
-    machines.stop();
+    // Their requests in flight are waited for with those of the other clients.
+    drop(machines);
     server.stop();
     done
 }

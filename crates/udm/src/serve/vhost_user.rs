@@ -44,9 +44,4 @@ impl VhostUserDisks {
     pub(super) fn sockets(&self) -> Vec<(&str, &Path)> {
         self.0.iter().map(|server| (server.name(), server.path())).collect()
     }
-
-    /// Stops listening, and waits for the requests of all machines.
-    pub(super) fn stop(self) {
-        self.0.into_iter().for_each(VhostUserServer::stop);
-    }
 }
