@@ -36,7 +36,8 @@ impl InflightRecord {
         let is_fresh = field(InflightLayout::VERSION).load(Ordering::Relaxed) != INFLIGHT_VERSION
             || field(InflightLayout::DESC_NUM).load(Ordering::Relaxed) != self.layout.ring_size;
         if is_fresh {
-            // The ring may have been in use before the record was.
+            // Marks of another layout mean nothing, and the ring may have been in use before.
+            (0..self.layout.ring_size).for_each(|head| self.mark(head, false));
             field(InflightLayout::USED_IDX).store(ring_used, Ordering::Relaxed);
             field(InflightLayout::DESC_NUM).store(self.layout.ring_size, Ordering::Relaxed);
             field(InflightLayout::VERSION).store(INFLIGHT_VERSION, Ordering::Release);
@@ -127,6 +128,18 @@ mod tests {
         second.link(2);
         second.end(&[2], 504);
         assert_eq!(record(&map).recover(504).resubmit, Vec::<u16>::new());
+    }
+
+    /// A record of another ring size is not followed.
+    #[test]
+    fn a_record_of_another_layout_is_begun_again() {
+        let map = Arc::new(SharedMemoryMap::of_guest_memory(memfd(4096), 0, 4096).unwrap());
+        let mut first = record(&map);
+        first.recover(0);
+        first.begin(2);
+        map.u16_at(first.start + InflightLayout::DESC_NUM).store(16, Ordering::Relaxed);
+        let recovery = record(&map).recover(9);
+        assert_eq!((recovery.resubmit, recovery.completed, recovery.next_avail), (vec![], vec![], 9));
     }
 
     #[test]

@@ -149,7 +149,10 @@ impl<'a> Session<'a> {
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
         let request = FrontEndRequest::decode(&header, &payload, fds.len()).map_err(invalid)?;
         tracing::debug!("vhost-user {}: {request:x?}", self.export.name());
-        let acks = header.needs_reply && self.protocol.contains(ProtocolFeatures::REPLY_ACK);
+        // A request with a reply of its own has no reply that reports a failure.
+        let acks = header.needs_reply
+            && self.protocol.contains(ProtocolFeatures::REPLY_ACK)
+            && !request.has_own_reply();
         let (payload, fd) = match self.execute(request, fds) {
             Ok(Answer::None) if acks => (0u64.to_ne_bytes().to_vec(), None),
             Ok(Answer::None) => return Ok(()),

@@ -251,6 +251,12 @@ impl Machine {
         self.receive().unwrap() == 0u64.to_ne_bytes()
     }
 
+    /// Sends a request that asks for a reply; returns whether the back end closes the connection.
+    pub fn is_closed_by(&mut self, request: u32, payload: &[u8]) -> bool {
+        self.send(request, true, payload, &[]);
+        self.is_closed()
+    }
+
     /// Sends a request that has no reply.
     pub fn tell_plain(&mut self, request: u32, payload: &[u8]) {
         self.send(request, false, payload, &[]);

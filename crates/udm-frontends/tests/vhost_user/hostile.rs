@@ -101,6 +101,11 @@ fn messages_that_cannot_be_are_refused() {
         assert!(!machine.try_tell(message::ADD_MEM_REG, &payload, &[memfd.as_fd()]));
     }
     assert_eq!(machine.request(0, READ, 0, &[], &[(DATA, 512)]).0, 0);
+    // The reply to these is a value, so it cannot report a failure.
+    assert!(machine.is_closed_by(message::GET_VRING_BASE, &pair(64, 0)));
+    let mut machine = fixture.machine(1, VirtioFeatures::empty());
+    assert!(machine.is_closed_by(message::GET_INFLIGHT_FD, &[0; 24]));
+    let mut machine = fixture.machine(1, VirtioFeatures::empty());
     // A message of the wrong length ends the connection.
     machine.tell_plain(message::SET_FEATURES, &[1, 2, 3]);
     assert!(machine.is_closed());

@@ -302,6 +302,23 @@ impl FrontEndRequest {
         Ok(request)
     }
 
+    /// True if the request is answered with a value. Such an answer cannot report a failure.
+    #[must_use]
+    pub fn has_own_reply(&self) -> bool {
+        use FrontEndRequest as R;
+        matches!(
+            self,
+            R::GetFeatures
+                | R::GetVringBase(_)
+                | R::GetProtocolFeatures
+                | R::GetQueueNum
+                | R::GetConfig(_)
+                | R::GetInflightFd(_)
+                | R::GetMaxMemSlots
+                | R::GetStatus
+        )
+    }
+
     /// Number of file descriptors that come with the request.
     #[must_use]
     pub fn descriptors(&self) -> usize {
