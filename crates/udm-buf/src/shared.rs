@@ -152,7 +152,7 @@ impl SharedMemoryMap {
     /// The memory as words.
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: mapped with this length in `of_memfd`, readable and writable, page-aligned, and
+        // SAFETY: mapped with this length by `map_shared`, readable and writable, page-aligned, and
         // unmapped in drop. Others may write there at any time, as they may to atomics; every value
         // of a byte is valid. A page is there as long as the file has it, or is replaced when it is
         // accessed (`lost_pages`).

@@ -87,12 +87,7 @@ impl VhostUserServer {
         self.shared.is_connected.load(Ordering::Relaxed)
     }
 
-    /// Makes the session look at its device, whose size or limits may have changed.
-    pub fn refresh(&self) {
-        self.refresh_handle().refresh_if_of(None);
-    }
-
-    /// A handle for [`VhostUserServer::refresh`] from another thread.
+    /// A handle that makes the session look at its device, whose size or limits may have changed.
     #[must_use]
     pub fn refresh_handle(&self) -> VhostUserRefreshHandle {
         VhostUserRefreshHandle(Arc::clone(&self.shared))
@@ -111,10 +106,10 @@ impl VhostUserServer {
 pub struct VhostUserRefreshHandle(Arc<VhostUserShared>);
 
 impl VhostUserRefreshHandle {
-    /// Makes the session look at its device, if that is `device` or `None`.
-    pub fn refresh_if_of(&self, device: Option<DeviceId>) {
-        let is_of = |device| self.0.exports.get(&self.0.name).is_some_and(|e| e.device().id() == device);
-        if self.0.is_connected.load(Ordering::Relaxed) && device.is_none_or(is_of) {
+    /// Makes the session look at its device, if that is `device`.
+    pub fn refresh_if_of(&self, device: DeviceId) {
+        let export = self.0.exports.get(&self.0.name);
+        if self.0.is_connected.load(Ordering::Relaxed) && export.is_some_and(|e| e.device().id() == device) {
             signal(&self.0.event);
         }
     }

@@ -24,6 +24,7 @@ use std::sync::mpsc::SyncSender;
 use udm_buf::{Buf, SharedRange};
 use udm_core::{AckOnLastDrop, Batch, Bio, BioTaskLaneId, DeviceId, Segments, Status};
 use udm_runtime::{FrontCx, FrontEnd, RingCompletion, RingOp};
+use udm_wire::virtio::blk::BLK_ID_SIZE;
 
 const KICK: u64 = 0;
 const CALL: u64 = 1;
@@ -43,6 +44,8 @@ pub(super) struct QueueStart {
     pub(super) record: Option<InflightRecord>,
     /// Heads of requests that an earlier back end has left.
     pub(super) resubmit: Vec<u16>,
+    /// The ID that the guest reads.
+    pub(super) disk_id: [u8; BLK_ID_SIZE],
     pub(super) kick: Option<Arc<OwnedFd>>,
     pub(super) call: Option<Arc<OwnedFd>>,
     pub(super) settings: QueueSettings,
@@ -79,6 +82,7 @@ pub(super) struct VirtQueue {
     ring: SplitRing,
     record: Option<InflightRecord>,
     resubmit: Vec<u16>,
+    pub(super) disk_id: [u8; BLK_ID_SIZE],
     kick: Option<Arc<OwnedFd>>,
     call: Option<Arc<OwnedFd>>,
     pub(super) settings: QueueSettings,
@@ -106,6 +110,8 @@ pub(super) struct VirtQueue {
     /// The 8 bytes of a notification.
     call_bytes: Segments,
     begun: bool,
+    /// New requests fail, as of the last batch.
+    pub(super) is_failing: bool,
     is_broken: bool,
     stop: Option<SyncSender<u16>>,
     is_draining: bool,
@@ -125,6 +131,7 @@ impl VirtQueue {
             ring: start.ring,
             record: start.record,
             resubmit: start.resubmit,
+            disk_id: start.disk_id,
             kick: start.kick,
             call: start.call,
             settings: start.settings,
@@ -144,6 +151,7 @@ impl VirtQueue {
             calls_again: false,
             call_bytes: Segments::new(),
             begun: false,
+            is_failing: false,
             is_broken: false,
             stop: None,
             is_draining: false,
@@ -189,6 +197,7 @@ impl VirtQueue {
 
     fn take_available(&mut self, cx: &mut FrontCx<'_, '_>) {
         self.ring.suppress_notifications();
+        self.is_failing = self.export.is_failing();
         let available = match self.ring.available() {
             Ok(count) => usize::from(count),
             Err(broken) => return self.give_up(&broken.to_string()),
@@ -210,6 +219,7 @@ impl VirtQueue {
             record.begin(head);
         }
         self.in_flight += 1;
+        self.slots[usize::from(head)].begin(self.generation, cx.now());
         if let Err(broken) = self.chain.read(&self.ring, &self.memory, head) {
             tracing::debug!("vhost-user {}: queue {}: {broken}", self.export.name(), self.index);
             return self.complete_slot(head);
@@ -226,9 +236,6 @@ impl VirtQueue {
         let written = slot.finish();
         if slot.generation != self.generation && self.old_in_flight > 0 {
             self.old_in_flight -= 1;
-            if self.old_in_flight == 0 {
-                self.old_memory.clear();
-            }
         }
         self.in_flight -= 1;
         if let Some(record) = &self.record {
@@ -247,6 +254,9 @@ impl VirtQueue {
             record.end(&self.completed, self.ring.next_used());
         }
         self.completed.clear();
+        if self.old_in_flight == 0 {
+            self.old_memory.clear();
+        }
         if self.memory.is_lost() && !self.is_broken {
             self.give_up("the file of the guest's memory was cut");
         }

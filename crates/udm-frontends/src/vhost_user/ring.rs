@@ -63,6 +63,11 @@ impl SplitRing {
         }
     }
 
+    /// Sets the index of the next available entry.
+    pub(super) fn continue_at(&mut self, next_avail: u16) {
+        self.next_avail = next_avail;
+    }
+
     /// Index of the next available entry.
     pub(super) fn next_avail(&self) -> u16 {
         self.next_avail

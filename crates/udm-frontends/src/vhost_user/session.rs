@@ -29,7 +29,7 @@ use udm_wire::vhost_user::{
     REGIONS_MAX, VringAddresses, VringFd, VringState, encode_message, encode_reply,
 };
 use udm_wire::virtio::VirtioFeatures;
-use udm_wire::virtio::blk::{BLK_CONFIG_SIZE, BLK_CONFIG_WRITEBACK};
+use udm_wire::virtio::blk::{BLK_CONFIG_SIZE, BLK_CONFIG_WRITEBACK, BLK_ID_SIZE};
 use udm_wire::virtio::ring::SplitRingLayout;
 
 /// Queues per machine.
@@ -331,7 +331,7 @@ impl<'a> Session<'a> {
             part("used ring", addresses.used, layout.used_len(), 4)?,
         ];
         let has_event_index = self.features.contains(VirtioFeatures::EVENT_IDX);
-        let mut split = SplitRing::new(layout, parts.clone(), has_event_index, ring.base);
+        let mut split = SplitRing::new(layout, parts, has_event_index, ring.base);
         let mut record = None;
         let mut resubmit = Vec::new();
         if let Some((map, area)) = &self.inflight {
@@ -343,7 +343,7 @@ impl<'a> Session<'a> {
             if let Some(head) = recovery.resubmit.iter().find(|head| **head >= size) {
                 return Err(refused(format!("ring {index}: request {head} in flight is not in the ring")));
             }
-            split = SplitRing::new(layout, parts, has_event_index, recovery.next_avail);
+            split.continue_at(recovery.next_avail);
             (record, resubmit) = (Some(own), recovery.resubmit);
             if !resubmit.is_empty() {
                 let (name, count) = (self.export.name(), resubmit.len());
@@ -361,6 +361,7 @@ impl<'a> Session<'a> {
             ring: split,
             record,
             resubmit,
+            disk_id: encode_disk_id(&self.export.name()),
             kick: ring.kick.clone(),
             call: ring.call.clone(),
             settings: self.settings(index),
@@ -476,6 +477,14 @@ impl<'a> Session<'a> {
 fn map_inflight_area(file: &OwnedFd, area: &InflightArea) -> io::Result<SharedMemoryMap> {
     let len = usize::try_from(area.size).map_err(|_| io::ErrorKind::InvalidData)?;
     SharedMemoryMap::of_guest_memory(file, area.offset, len)
+}
+
+/// The ID of a disk: the first bytes of its name, with zeroes up to 20 bytes.
+fn encode_disk_id(name: &str) -> [u8; BLK_ID_SIZE] {
+    let mut id = [0; BLK_ID_SIZE];
+    let len = name.len().min(BLK_ID_SIZE);
+    id[..len].copy_from_slice(&name.as_bytes()[..len]);
+    id
 }
 
 fn refused(why: String) -> io::Error {

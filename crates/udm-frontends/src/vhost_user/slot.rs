@@ -42,6 +42,13 @@ pub(super) struct QueueSlot {
 }
 
 impl QueueSlot {
+    /// Begins a request that uses the memory of number `generation`.
+    pub(super) fn begin(&mut self, generation: u32, now: Nanos) {
+        (self.is_busy, self.op, self.left, self.status) = (true, None, 0, Status::Ok);
+        (self.flushes_after, self.written, self.bytes) = (false, 0, 0);
+        (self.generation, self.since) = (generation, now);
+    }
+
     /// True while the request is in flight.
     pub(super) fn is_busy(&self) -> bool {
         self.is_busy
@@ -57,11 +64,7 @@ impl QueueSlot {
 impl VirtQueue {
     /// Starts the request in `self.chain`.
     pub(super) fn start_request(&mut self, head: u16, lane: BioTaskLaneId, cx: &mut FrontCx<'_, '_>) {
-        let generation = self.generation;
         let slot = &mut self.slots[usize::from(head)];
-        (slot.is_busy, slot.op, slot.left, slot.status) = (true, None, 0, Status::Ok);
-        (slot.flushes_after, slot.written, slot.bytes, slot.generation) = (false, 0, 0, generation);
-        slot.since = cx.now();
         let header = read_front_16(&self.memory, &mut self.chain.readable);
         let (Some(bytes), Some(status_at)) = (header, take_last_byte(&mut self.chain.writable)) else {
             // Without a status byte there is no way to report an error.
@@ -70,7 +73,7 @@ impl VirtQueue {
         slot.status_at = status_at;
         let header = BlkRequestHeader::decode(&bytes);
         let started = match header.kind {
-            _ if self.export.is_failing() => Err(Status::IoErr),
+            _ if self.is_failing => Err(Status::IoErr),
             BlkRequestType::Read => self.start_data(head, Op::Read, header.sector, lane, cx),
             BlkRequestType::Write => self.start_data(head, Op::Write, header.sector, lane, cx),
             BlkRequestType::Flush => {
@@ -248,16 +251,12 @@ impl VirtQueue {
         cx.submit(lane, bio);
     }
 
-    /// Writes the ID of the device: the first bytes of its name, with zeroes up to 20 bytes.
+    /// Writes the ID of the disk.
     fn write_id(&mut self, head: u16) -> Result<(), Status> {
-        let mut id = [0; BLK_ID_SIZE];
-        let name = self.export.name();
-        let len = name.len().min(BLK_ID_SIZE);
-        id[..len].copy_from_slice(&name.as_bytes()[..len]);
         let mut done = 0;
         for (address, room) in &self.chain.writable {
             let part = (*room).min(BLK_ID_SIZE - done);
-            if !self.memory.write(*address, &id[done..done + part]) {
+            if !self.memory.write(*address, &self.disk_id[done..done + part]) {
                 return Err(Status::IoErr);
             }
             done += part;

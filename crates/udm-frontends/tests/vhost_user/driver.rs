@@ -241,14 +241,30 @@ impl Machine {
         assert!(self.try_tell(request, payload, fds), "message {request} was refused");
     }
 
-    /// Sends a request; returns whether it succeeded. The first two need no reply.
+    /// Sends a request; returns whether it succeeded. The first one needs no reply.
     pub fn try_tell(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         if request == message::SET_OWNER {
             self.send(request, false, payload, fds);
             return true;
         }
         self.send(request, true, payload, fds);
+        self.is_success()
+    }
+
+    /// Receives the reply to a request; returns whether it reports success.
+    fn is_success(&mut self) -> bool {
         self.receive().unwrap() == 0u64.to_ne_bytes()
+    }
+
+    /// Adds a second region, of one page, and calls `meanwhile` before it waits for the reply.
+    pub fn add_page(&mut self, meanwhile: impl FnOnce(&mut Machine)) {
+        let memfd = memfd_create("page", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&memfd, 4096).unwrap();
+        let region = [0, GUEST + (1 << 40), 4096, USER + (1 << 40), 0];
+        let region: Vec<u8> = region.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        self.send(message::ADD_MEM_REG, true, &region, &[memfd.as_fd()]);
+        meanwhile(self);
+        assert!(self.is_success());
     }
 
     /// Sends a request that asks for a reply; returns whether the back end closes the connection.

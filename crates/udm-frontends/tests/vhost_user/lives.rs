@@ -124,6 +124,28 @@ fn memory_is_removed_and_added() {
     fixture.end();
 }
 
+/// A change of the memory is acknowledged when the requests before it are complete, whatever else
+/// completes meanwhile: here a chain that breaks the rules.
+#[test]
+fn a_change_of_memory_waits_for_older_requests() {
+    let fixture = ServerFixture::new("null:size=1G,irqmode=2,completion_nsec=100000000");
+    let mut machine = fixture.machine(1, VirtioFeatures::empty());
+    let older = machine.add(0, READ, 0, &[], &[(DATA, 512)]);
+    machine.kick_always(0);
+    std::thread::sleep(Duration::from_millis(20));
+    let status = machine.status_at(0, 0);
+    let mut broken = 0;
+    machine.add_page(|machine| {
+        std::thread::sleep(Duration::from_millis(10));
+        let chain = [(DATA, 16, false), (DATA, 512, true), (DATA, 512, false), (status, 1, true)];
+        broken = machine.add_chain(0, &chain);
+        machine.kick_always(0);
+        assert_eq!(machine.wait_used(0), (broken, 0));
+    });
+    assert_eq!(machine.take_used(0), Some((older, 513)), "acknowledged while the old memory is used");
+    fixture.end();
+}
+
 /// The file of the memory is cut: the queue ends, and the server serves other machines.
 #[test]
 fn a_file_of_memory_that_is_cut_ends_its_queue_only() {
@@ -152,8 +174,9 @@ fn a_new_size_is_announced() {
     machine.tell(message::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
     assert!(theirs.as_raw_fd() > 0);
     file.as_file().set_len(2 << 20).unwrap();
-    fixture.exports.get("disk").unwrap().device().refresh_size();
-    fixture.server.refresh();
+    let export = fixture.exports.get("disk").unwrap();
+    export.device().refresh_size();
+    fixture.server.refresh_handle().refresh_if_of(export.device().id());
     let mut bytes = [0; HEADER_SIZE];
     back.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     std::io::Read::read_exact(&mut &back, &mut bytes).unwrap();

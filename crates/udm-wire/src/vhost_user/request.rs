@@ -212,6 +212,9 @@ impl FrontEndRequest {
     ) -> Result<FrontEndRequest, VhostUserError> {
         use FrontEndRequest as R;
         let name = request_name(header.request);
+        if header.is_reply {
+            return Err(VhostUserError::Value { name, why: "it is marked as a reply" });
+        }
         let sized = |expected: usize| {
             let size = payload.len();
             if size == expected {
@@ -453,6 +456,8 @@ mod tests {
         assert_eq!(refused(39, &words(&[256]), 0), "vhost-user SET_STATUS: the status has more than 8 bits");
         let header = |bytes: &[u8]| MessageHeader::decode(bytes[..HEADER_SIZE].try_into().unwrap());
         let mut bytes = encode_reply(1, &[]);
+        let reply = FrontEndRequest::decode(&header(&bytes).unwrap(), &[], 0);
+        assert_eq!(reply.unwrap_err().to_string(), "vhost-user GET_FEATURES: it is marked as a reply");
         assert!(header(&bytes).is_ok_and(|header| header.is_reply && !header.needs_reply));
         bytes[8..].copy_from_slice(&513u32.to_ne_bytes());
         assert_eq!(

@@ -35,7 +35,7 @@ impl VhostUserDisks {
             servers.push(server);
         }
         let machines: Vec<_> = servers.iter().map(VhostUserServer::refresh_handle).collect();
-        let refresh = move |device| machines.iter().for_each(|machine| machine.refresh_if_of(Some(device)));
+        let refresh = move |device| machines.iter().for_each(|machine| machine.refresh_if_of(device));
         exports.on_changed(Arc::new(refresh));
         Ok(VhostUserDisks(servers))
     }
