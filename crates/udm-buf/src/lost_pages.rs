@@ -3,7 +3,7 @@
 //! A process that shares its memory may truncate the file. An access to a page beyond the new end
 //! raises SIGBUS, which ends a process by default. For a guarded range the handler maps zero pages
 //! over the whole range instead, marks the range as lost, and the access continues. Users check
-//! [`LostPageGuard::is_lost`] before they report success.
+//! [`LostPagesGuard::is_lost`] before they report success.
 //!
 //! The handler only reads atomics and calls `mmap`, which is a plain system call. A SIGBUS at any
 //! other address goes to the handler that was installed before.
@@ -20,38 +20,38 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 const SLOTS: usize = 1024;
 
 /// A guarded range of addresses; unused if `start` is 0.
-struct GuardSlot {
+struct GuardedRange {
     start: AtomicUsize,
     len: AtomicUsize,
     lost: AtomicBool,
 }
 
-static GUARDS: [GuardSlot; SLOTS] = [const {
-    GuardSlot { start: AtomicUsize::new(0), len: AtomicUsize::new(0), lost: AtomicBool::new(false) }
+static GUARDS: [GuardedRange; SLOTS] = [const {
+    GuardedRange { start: AtomicUsize::new(0), len: AtomicUsize::new(0), lost: AtomicBool::new(false) }
 }; SLOTS];
 
 /// Held while a slot is taken.
 static CLAIM: Mutex<()> = Mutex::new(());
 
 /// The disposition of SIGBUS before [`install`].
-struct PreviousAction(UnsafeCell<MaybeUninit<libc::sigaction>>);
+struct PreviousSigbusAction(UnsafeCell<MaybeUninit<libc::sigaction>>);
 
 // SAFETY: written once, before the handler that reads it is installed.
-unsafe impl Sync for PreviousAction {}
+unsafe impl Sync for PreviousSigbusAction {}
 
-static PREVIOUS: PreviousAction = PreviousAction(UnsafeCell::new(MaybeUninit::zeroed()));
+static PREVIOUS: PreviousSigbusAction = PreviousSigbusAction(UnsafeCell::new(MaybeUninit::zeroed()));
 
 /// Keeps a mapped range of this process usable after its file was cut.
 #[derive(Debug)]
-pub(crate) struct LostPageGuard(usize);
+pub(crate) struct LostPagesGuard(usize);
 
-impl LostPageGuard {
+impl LostPagesGuard {
     /// Guards `len` bytes from address `start` on. The caller drops the guard before it unmaps
     /// them.
     ///
     /// # Errors
     /// 1,024 ranges are guarded already, or the handler cannot be installed.
-    pub(crate) fn new(start: usize, len: usize) -> io::Result<LostPageGuard> {
+    pub(crate) fn new(start: usize, len: usize) -> io::Result<LostPagesGuard> {
         static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
         INSTALLED.get_or_init(install).map_err(io::Error::from_raw_os_error)?;
         let _claim = CLAIM.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,7 +63,7 @@ impl LostPageGuard {
         slot.lost.store(false, Ordering::Relaxed);
         slot.len.store(len, Ordering::Relaxed);
         slot.start.store(start, Ordering::Release);
-        Ok(LostPageGuard(index))
+        Ok(LostPagesGuard(index))
     }
 
     /// True if the file of the range was cut and a lost page was accessed. The range holds zeroes
@@ -73,7 +73,7 @@ impl LostPageGuard {
     }
 }
 
-impl Drop for LostPageGuard {
+impl Drop for LostPagesGuard {
     fn drop(&mut self) {
         GUARDS[self.0].start.store(0, Ordering::Release);
     }
@@ -104,7 +104,7 @@ extern "C" fn on_bus_error(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_v
     let info = unsafe { &*info };
     // SAFETY: SIGBUS has an address.
     let address = unsafe { info.si_addr() } as usize;
-    let contains = |slot: &&GuardSlot| {
+    let contains = |slot: &&GuardedRange| {
         let start = slot.start.load(Ordering::Acquire);
         start != 0 && address.wrapping_sub(start) < slot.len.load(Ordering::Relaxed)
     };
@@ -116,7 +116,7 @@ extern "C" fn on_bus_error(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_v
 }
 
 /// Maps zero pages over the range of `slot` and marks it as lost; false if that fails.
-fn replace_pages(slot: &GuardSlot) -> bool {
+fn replace_pages(slot: &GuardedRange) -> bool {
     let (start, len) = (slot.start.load(Ordering::Relaxed), slot.len.load(Ordering::Relaxed));
     slot.lost.store(true, Ordering::Relaxed);
     // The interrupted code may be about to read errno.

@@ -10,7 +10,7 @@
 //! On x86-64 a copy is one CPU instruction. The compiler only knows that the instruction accesses
 //! memory, as with an access by a device or a system call. Other CPUs copy word by word.
 
-use crate::lost_pages::LostPageGuard;
+use crate::lost_pages::LostPagesGuard;
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
@@ -28,7 +28,7 @@ pub struct SharedMemoryMap {
     base: NonNull<AtomicU64>,
     len: usize,
     /// `None` if the file cannot shrink.
-    lost_pages: Option<LostPageGuard>,
+    lost_pages: Option<LostPagesGuard>,
 }
 
 // SAFETY: the memory consists of atomics, which any thread may use. Nothing else uses the mapping,
@@ -99,7 +99,7 @@ impl SharedMemoryMap {
         }
         let base = map_shared(file, offset, len)?;
         let mut map = SharedMemoryMap { base, len, lost_pages: None };
-        map.lost_pages = Some(LostPageGuard::new(base.as_ptr().addr(), len)?);
+        map.lost_pages = Some(LostPagesGuard::new(base.as_ptr().addr(), len)?);
         Ok(map)
     }
 
@@ -107,7 +107,7 @@ impl SharedMemoryMap {
     /// since may be zeroes, and the other process sees nothing that is written.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.lost_pages.as_ref().is_some_and(LostPageGuard::is_lost)
+        self.lost_pages.as_ref().is_some_and(LostPagesGuard::is_lost)
     }
 
     /// The byte at `at`.

@@ -8,7 +8,7 @@
 #[allow(dead_code, reason = "the tests use all of it")]
 mod driver;
 
-use driver::{DATA, MEMORY, Machine};
+use driver::{DATA, MEMORY, TestMachine};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use udm_wire::virtio::VirtioFeatures;
@@ -20,12 +20,12 @@ fn main() {
     let [_, path, depth, seconds] = words.as_slice() else { panic!("expected PATH DEPTH SECONDS") };
     let depth: usize = depth.parse().expect("a depth");
     let limit = Duration::from_secs_f64(seconds.parse().expect("seconds"));
-    let mut machine = Machine::new(Path::new(path), 1);
+    let mut machine = TestMachine::new(Path::new(path), 1);
     machine.polls = true;
     machine.start(VirtioFeatures::EVENT_IDX | VirtioFeatures::INDIRECT_DESC);
     let capacity = u64::from_le_bytes(machine.config()[..8].try_into().expect("8 bytes"));
     let (mut done, mut kicks, mut state) = (0u64, 0u64, 1u64);
-    let mut add = |machine: &mut Machine| {
+    let mut add = |machine: &mut TestMachine| {
         // An xorshift generator.
         state ^= state << 13;
         state ^= state >> 7;

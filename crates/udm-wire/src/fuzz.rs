@@ -50,18 +50,18 @@ pub fn fuzz_table_parser(data: &[u8]) {
     }
 }
 
-/// Messages of a vhost-user front end: [`vhost_user::FrontEndRequest`].
+/// Messages of a vhost-user front end: [`vhost_user::VhostUserRequest`].
 pub fn fuzz_vhost_user_message(data: &[u8]) {
     let Some((header, rest)) = data.split_first_chunk() else { return };
-    match vhost_user::MessageHeader::decode(header) {
+    match vhost_user::VhostUserMessageHeader::decode(header) {
         Err(error) => assert_one_line_error(&error),
         Ok(header) => {
             assert!(header.size <= vhost_user::PAYLOAD_MAX);
             let payload = &rest[..rest.len().min(header.size)];
             for fds in 0..10 {
-                match vhost_user::FrontEndRequest::decode(&header, payload, fds) {
+                match vhost_user::VhostUserRequest::decode(&header, payload, fds) {
                     Err(error) => assert_one_line_error(&error),
-                    Ok(vhost_user::FrontEndRequest::GetConfig(range)) => assert_eq!(range.encode(), payload),
+                    Ok(vhost_user::VhostUserRequest::GetConfig(range)) => assert_eq!(range.encode(), payload),
                     Ok(request) => assert!(request.descriptors() <= vhost_user::TABLE_REGIONS_MAX),
                 }
             }

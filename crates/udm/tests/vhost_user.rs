@@ -5,7 +5,7 @@
 mod driver;
 mod support;
 
-use driver::{DATA, Machine, message};
+use driver::{DATA, TestMachine, message};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::HashMap;
@@ -41,8 +41,8 @@ fn block(number: u64, version: u64) -> Vec<u8> {
 }
 
 /// A machine that writes all the time.
-struct WritingMachine {
-    machine: Machine,
+struct WritingTestMachine {
+    machine: TestMachine,
     rng: SmallRng,
     /// Completed versions.
     written: Vec<u64>,
@@ -52,7 +52,7 @@ struct WritingMachine {
     in_flight: HashMap<(usize, u16), (u64, u64, usize)>,
 }
 
-impl WritingMachine {
+impl WritingTestMachine {
     fn add(&mut self) {
         let Some(place) = self.places.pop() else { return };
         let number = loop {
@@ -93,11 +93,11 @@ fn a_machine_survives_a_server_that_is_killed() {
     let (image, socket) = (folder.path().join("disk"), folder.path().join("vhost.sock"));
     fs::File::create(&image).unwrap().set_len(BLOCKS * BLOCK as u64).unwrap();
     let mut server = serve(&image, 10, &socket);
-    let mut machine = Machine::new(&socket, 2);
+    let mut machine = TestMachine::new(&socket, 2);
     machine.negotiate(VirtioFeatures::EVENT_IDX | VirtioFeatures::INDIRECT_DESC);
     machine.create_inflight();
     machine.reconnect(&socket);
-    let mut load = WritingMachine {
+    let mut load = WritingTestMachine {
         machine,
         rng: SmallRng::seed_from_u64(7),
         written: vec![0; BLOCKS as usize],
@@ -221,7 +221,7 @@ fn a_machine_learns_the_new_size_of_its_disk() {
     let socket = folder.path().join("vhost.sock");
     let disk = format!("disk={}", socket.display());
     let server = Server::start_with(&["disk=0 2048 linear null:1G 0"], &["--vhost-user", &disk]);
-    let mut machine = Machine::new(&socket, 1);
+    let mut machine = TestMachine::new(&socket, 1);
     machine.start(VirtioFeatures::empty());
     let (back, theirs) = UnixStream::pair().unwrap();
     back.set_read_timeout(Some(support::PATIENCE)).unwrap();
@@ -247,7 +247,7 @@ fn a_hanging_disk_does_not_keep_the_server() {
     let disk = format!("disk={}", socket.display());
     let table = "disk=0 2048 delay null:1G 0 600000";
     let mut server = Server::start_with(&[table], &["--vhost-user", &disk, "--stop-timeout", "1"]);
-    let mut machine = Machine::new(&socket, 1);
+    let mut machine = TestMachine::new(&socket, 1);
     machine.start(VirtioFeatures::empty());
     machine.add(0, READ, 0, &[], &[(DATA, BLOCK)]);
     machine.kick_always(0);

@@ -10,7 +10,7 @@ const BUFFERS_MAX: usize = 1024;
 
 /// The guest has made a chain that breaks the rules. It is used with nothing written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum BrokenChain {
+pub(super) enum BrokenChainError {
     #[error("a chain of descriptors has a circle, or more than 1024 buffers")]
     TooLong,
     #[error("a descriptor is followed by one that the ring does not have")]
@@ -43,7 +43,7 @@ impl DescriptorChain {
         ring: &SplitRing,
         memory: &GuestMemory,
         head: u16,
-    ) -> Result<(), BrokenChain> {
+    ) -> Result<(), BrokenChainError> {
         self.readable.clear();
         self.writable.clear();
         let mut index = head;
@@ -51,7 +51,7 @@ impl DescriptorChain {
             let descriptor = ring.descriptor(index);
             if descriptor.is_indirect() {
                 if descriptor.has_next() {
-                    return Err(BrokenChain::BadIndirect);
+                    return Err(BrokenChainError::BadIndirect);
                 }
                 return self.read_indirect(memory, &descriptor);
             }
@@ -61,26 +61,30 @@ impl DescriptorChain {
             }
             index = descriptor.next;
             if index >= ring.layout.size {
-                return Err(BrokenChain::NoSuchDescriptor);
+                return Err(BrokenChainError::NoSuchDescriptor);
             }
         }
-        Err(BrokenChain::TooLong)
+        Err(BrokenChainError::TooLong)
     }
 
-    fn read_indirect(&mut self, memory: &GuestMemory, table: &RingDescriptor) -> Result<(), BrokenChain> {
+    fn read_indirect(
+        &mut self,
+        memory: &GuestMemory,
+        table: &RingDescriptor,
+    ) -> Result<(), BrokenChainError> {
         let count = table.len as usize / DESCRIPTOR_SIZE;
         if count == 0 || !(table.len as usize).is_multiple_of(DESCRIPTOR_SIZE) {
-            return Err(BrokenChain::BadIndirect);
+            return Err(BrokenChainError::BadIndirect);
         }
         let mut index = 0;
         for _ in 0..count.min(BUFFERS_MAX) {
             let at = table.address.checked_add((index * DESCRIPTOR_SIZE) as u64);
-            let bytes = at.and_then(|at| memory.read_16(at)).ok_or(BrokenChain::BadIndirect)?;
+            let bytes = at.and_then(|at| memory.read_16(at)).ok_or(BrokenChainError::BadIndirect)?;
             let (low, high) = bytes.split_at(8);
             let word = |half: &[u8]| u64::from_le_bytes(half.try_into().unwrap_or_default());
             let descriptor = RingDescriptor::from_words([word(low), word(high)]);
             if descriptor.is_indirect() {
-                return Err(BrokenChain::BadIndirect);
+                return Err(BrokenChainError::BadIndirect);
             }
             self.add(&descriptor)?;
             if !descriptor.has_next() {
@@ -88,20 +92,20 @@ impl DescriptorChain {
             }
             index = usize::from(descriptor.next);
             if index >= count {
-                return Err(BrokenChain::NoSuchDescriptor);
+                return Err(BrokenChainError::NoSuchDescriptor);
             }
         }
-        Err(BrokenChain::TooLong)
+        Err(BrokenChainError::TooLong)
     }
 
-    fn add(&mut self, descriptor: &RingDescriptor) -> Result<(), BrokenChain> {
+    fn add(&mut self, descriptor: &RingDescriptor) -> Result<(), BrokenChainError> {
         let buffer = (descriptor.address, descriptor.len as usize);
         if self.readable.len() + self.writable.len() == BUFFERS_MAX {
-            return Err(BrokenChain::TooLong);
+            return Err(BrokenChainError::TooLong);
         }
         match descriptor.is_writable() {
             true => self.writable.push(buffer),
-            false if !self.writable.is_empty() => return Err(BrokenChain::Order),
+            false if !self.writable.is_empty() => return Err(BrokenChainError::Order),
             false => self.readable.push(buffer),
         }
         Ok(())

@@ -9,21 +9,21 @@ use rustix::net::{
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use udm_wire::vhost_user::{HEADER_SIZE, MessageHeader};
+use udm_wire::vhost_user::{HEADER_SIZE, VhostUserMessageHeader};
 
 /// File descriptors per message: the kernel's limit is 253, the protocol's is 8.
 const FDS_MAX: usize = 8;
 
 /// A message as it was received.
-pub(super) struct ReceivedMessage {
-    pub(super) header: MessageHeader,
+pub(super) struct ReceivedVhostUserMessage {
+    pub(super) header: VhostUserMessageHeader,
     pub(super) payload: Vec<u8>,
     pub(super) fds: Vec<OwnedFd>,
 }
 
 /// Why no message came.
 #[derive(Debug)]
-pub(super) enum ReceiveEnd {
+pub(super) enum ReceiveInterruption {
     /// The peer has closed the connection.
     Closed,
     /// The server stops.
@@ -33,7 +33,7 @@ pub(super) enum ReceiveEnd {
 }
 
 /// A connected socket and the descriptor that ends waits.
-pub(super) struct MessageChannel<'a> {
+pub(super) struct VhostUserChannel<'a> {
     pub(super) socket: OwnedFd,
     /// Readable when the server stops.
     pub(super) stop: BorrowedFd<'a>,
@@ -41,23 +41,23 @@ pub(super) struct MessageChannel<'a> {
     pub(super) event: BorrowedFd<'a>,
 }
 
-impl MessageChannel<'_> {
+impl VhostUserChannel<'_> {
     /// Waits for a message.
     ///
     /// # Errors
     /// The connection is broken, or the peer sends nonsense.
-    pub(super) fn receive(&self) -> io::Result<Result<ReceivedMessage, ReceiveEnd>> {
+    pub(super) fn receive(&self) -> io::Result<Result<ReceivedVhostUserMessage, ReceiveInterruption>> {
         let mut header = [0; HEADER_SIZE];
         let mut fds = Vec::new();
         if let Err(end) = self.fill(&mut header, &mut fds, true)? {
             return Ok(Err(end));
         }
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-        let header = MessageHeader::decode(&header).map_err(invalid)?;
+        let header = VhostUserMessageHeader::decode(&header).map_err(invalid)?;
         let mut payload = vec![0; header.size];
         match self.fill(&mut payload, &mut fds, false)? {
-            Ok(()) => Ok(Ok(ReceivedMessage { header, payload, fds })),
-            Err(ReceiveEnd::Closed) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(()) => Ok(Ok(ReceivedVhostUserMessage { header, payload, fds })),
+            Err(ReceiveInterruption::Closed) => Err(io::ErrorKind::UnexpectedEof.into()),
             Err(end) => Ok(Err(end)),
         }
     }
@@ -68,7 +68,7 @@ impl MessageChannel<'_> {
         out: &mut [u8],
         fds: &mut Vec<OwnedFd>,
         is_start: bool,
-    ) -> io::Result<Result<(), ReceiveEnd>> {
+    ) -> io::Result<Result<(), ReceiveInterruption>> {
         let mut done = 0;
         while done < out.len() {
             if let Err(end) = self.wait(is_start && done == 0)? {
@@ -89,7 +89,7 @@ impl MessageChannel<'_> {
                 }
             }
             if received.bytes == 0 {
-                return Ok(Err(ReceiveEnd::Closed));
+                return Ok(Err(ReceiveInterruption::Closed));
             }
             if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > FDS_MAX {
                 return Err(io::Error::new(
@@ -103,7 +103,7 @@ impl MessageChannel<'_> {
     }
 
     /// Waits until the socket is readable.
-    fn wait(&self, with_events: bool) -> io::Result<Result<(), ReceiveEnd>> {
+    fn wait(&self, with_events: bool) -> io::Result<Result<(), ReceiveInterruption>> {
         loop {
             let fd = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
             let mut fds = [fd(self.socket.as_fd()), fd(self.stop), fd(self.event)];
@@ -114,12 +114,12 @@ impl MessageChannel<'_> {
                 Err(error) => return Err(error.into()),
             }
             if !fds[1].revents().is_empty() {
-                return Ok(Err(ReceiveEnd::Stopped));
+                return Ok(Err(ReceiveInterruption::Stopped));
             }
             if with_events && !fds[2].revents().is_empty() {
                 // Nonblocking; another session may have read it.
                 let _ = rustix::io::read(self.event, &mut [0; 8]);
-                return Ok(Err(ReceiveEnd::Event));
+                return Ok(Err(ReceiveInterruption::Event));
             }
             if !fds[0].revents().is_empty() {
                 return Ok(Ok(()));

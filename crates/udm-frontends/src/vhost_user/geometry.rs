@@ -4,7 +4,7 @@ use super::slot::RANGES_MAX;
 use crate::nbd::export_geometry::max_export_request_bytes;
 use udm_core::{Limits, Op, SECTOR_SIZE, Sectors};
 use udm_wire::virtio::VirtioFeatures;
-use udm_wire::virtio::blk::BlkConfig;
+use udm_wire::virtio::blk::VirtioBlkConfig;
 
 /// Data segments per request: what a ring of 128 entries holds besides the header and the status.
 const SEGMENTS_MAX: u32 = 126;
@@ -47,14 +47,14 @@ impl DiskGeometry {
     }
 
     /// The configuration space.
-    pub(super) fn config(&self, queues: u16, writeback: bool) -> BlkConfig {
+    pub(super) fn config(&self, queues: u16, writeback: bool) -> VirtioBlkConfig {
         let limits = &self.limits;
         let block = limits.logical_block;
         let in_blocks = |bytes: u32| bytes / block;
         let ranges = RANGES_MAX as u32;
         let sectors = |op: Op| u32::try_from(self.max_for(op).0).unwrap_or(u32::MAX);
         let size = limits.size.0 - limits.size.0 % (u64::from(block) / SECTOR_SIZE);
-        BlkConfig {
+        VirtioBlkConfig {
             capacity: size,
             size_max: 0,
             seg_max: SEGMENTS_MAX,

@@ -1,7 +1,7 @@
 //! The server of one disk: it listens on a Unix socket and serves one machine at a time.
 
-use super::channel::MessageChannel;
-use super::session::Session;
+use super::channel::VhostUserChannel;
+use super::session::VhostUserSession;
 use crate::nbd::Exports;
 use crate::unix_socket::BoundUnixSocket;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -163,8 +163,8 @@ impl VhostUserShared {
         };
         tracing::info!("vhost-user {}: a machine has connected", self.name);
         self.is_connected.store(true, Ordering::Relaxed);
-        let channel = MessageChannel { socket, stop: self.stop.as_fd(), event: self.event.as_fd() };
-        match Session::new(channel, Arc::clone(&self.core_set), export).run() {
+        let channel = VhostUserChannel { socket, stop: self.stop.as_fd(), event: self.event.as_fd() };
+        match VhostUserSession::new(channel, Arc::clone(&self.core_set), export).run() {
             Ok(()) => tracing::info!("vhost-user {}: the machine has disconnected", self.name),
             Err(error) => tracing::warn!("vhost-user {}: the machine is disconnected: {error}", self.name),
         }

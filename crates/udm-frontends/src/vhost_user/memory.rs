@@ -9,12 +9,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use udm_buf::{SharedMemoryMap, copy_from_shared, copy_to_shared};
-use udm_wire::vhost_user::{MemoryRegion, REGIONS_MAX};
+use udm_wire::vhost_user::{GuestMemoryRegion, REGIONS_MAX};
 
 /// A mapped region.
 #[derive(Clone, Debug)]
-pub(super) struct GuestRegion {
-    region: MemoryRegion,
+pub(super) struct MappedGuestRegion {
+    region: GuestMemoryRegion,
     /// Device and inode of the file.
     file: (u64, u64),
     map: Arc<SharedMemoryMap>,
@@ -23,12 +23,12 @@ pub(super) struct GuestRegion {
 /// All regions of a machine. Immutable: a change makes a new one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GuestMemory {
-    regions: Vec<GuestRegion>,
+    regions: Vec<MappedGuestRegion>,
 }
 
 /// A part of a buffer in one region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GuestPart {
+pub(super) struct GuestBufferPart {
     /// Index of the region.
     pub(super) region: usize,
     /// Byte offset in its mapping.
@@ -43,7 +43,11 @@ impl GuestMemory {
     ///
     /// # Errors
     /// A region cannot be mapped, or two regions overlap.
-    pub(super) fn replaced(&self, table: &[MemoryRegion], files: Vec<OwnedFd>) -> io::Result<GuestMemory> {
+    pub(super) fn replaced(
+        &self,
+        table: &[GuestMemoryRegion],
+        files: Vec<OwnedFd>,
+    ) -> io::Result<GuestMemory> {
         let mut new = GuestMemory::default();
         for (region, file) in table.iter().zip(files) {
             new.add(*region, file, self)?;
@@ -55,21 +59,21 @@ impl GuestMemory {
     ///
     /// # Errors
     /// As for [`GuestMemory::replaced`], and there are too many regions.
-    pub(super) fn with(&self, region: MemoryRegion, file: OwnedFd) -> io::Result<GuestMemory> {
+    pub(super) fn with(&self, region: GuestMemoryRegion, file: OwnedFd) -> io::Result<GuestMemory> {
         let mut new = self.clone();
         new.add(region, file, self)?;
         Ok(new)
     }
 
     /// Returns the memory without the region at the addresses of `region`; `None` if there is none.
-    pub(super) fn without(&self, region: &MemoryRegion) -> Option<GuestMemory> {
-        let key = |r: &MemoryRegion| (r.guest_address, r.user_address, r.size);
+    pub(super) fn without(&self, region: &GuestMemoryRegion) -> Option<GuestMemory> {
+        let key = |r: &GuestMemoryRegion| (r.guest_address, r.user_address, r.size);
         let mut new = self.clone();
         new.regions.retain(|other| key(&other.region) != key(region));
         (new.regions.len() < self.regions.len()).then_some(new)
     }
 
-    fn add(&mut self, region: MemoryRegion, file: OwnedFd, old: &GuestMemory) -> io::Result<()> {
+    fn add(&mut self, region: GuestMemoryRegion, file: OwnedFd, old: &GuestMemory) -> io::Result<()> {
         let refuse = |why: &str| {
             let text = format!("guest memory of {} bytes at {:#x}: {why}", region.size, region.guest_address);
             Err(io::Error::new(io::ErrorKind::InvalidInput, text))
@@ -99,7 +103,7 @@ impl GuestMemory {
                 Arc::new(SharedMemoryMap::of_guest_memory(file, region.file_offset, len)?)
             }
         };
-        self.regions.push(GuestRegion { region, file: file_id, map });
+        self.regions.push(MappedGuestRegion { region, file: file_id, map });
         Ok(())
     }
 
@@ -120,18 +124,18 @@ impl GuestMemory {
 
     /// Returns the first part of the `len` bytes (above 0) at guest address `address`; `None` if no
     /// region has the address. The rest of the bytes, if any, is in other regions.
-    pub(super) fn first_part(&self, address: u64, len: usize) -> Option<GuestPart> {
+    pub(super) fn first_part(&self, address: u64, len: usize) -> Option<GuestBufferPart> {
         self.regions.iter().enumerate().find_map(|(index, region)| {
             let at = address.checked_sub(region.region.guest_address)?;
             let left = region.region.size.checked_sub(at).filter(|left| *left > 0)?;
             let len = usize::try_from(left).unwrap_or(usize::MAX).min(len);
-            Some(GuestPart { region: index, at: at as usize, len })
+            Some(GuestBufferPart { region: index, at: at as usize, len })
         })
     }
 
     /// Calls `each` for the parts of the `len` bytes at guest address `address`, in order. Returns
     /// false if some bytes are in no region.
-    pub(super) fn parts(&self, mut address: u64, len: usize, mut each: impl FnMut(GuestPart)) -> bool {
+    pub(super) fn parts(&self, mut address: u64, len: usize, mut each: impl FnMut(GuestBufferPart)) -> bool {
         let mut left = len;
         while left > 0 {
             let Some(part) = self.first_part(address, left) else { return false };
@@ -213,8 +217,8 @@ pub(super) mod tests {
         fd
     }
 
-    fn region(guest_address: u64, size: u64, user_address: u64) -> MemoryRegion {
-        MemoryRegion { guest_address, size, user_address, file_offset: 0 }
+    fn region(guest_address: u64, size: u64, user_address: u64) -> GuestMemoryRegion {
+        GuestMemoryRegion { guest_address, size, user_address, file_offset: 0 }
     }
 
     #[test]
@@ -230,7 +234,7 @@ pub(super) mod tests {
         assert!(memory.parts(8142, 100, |part| parts.push(part)));
         assert_eq!(
             parts,
-            [GuestPart { region: 0, at: 8142, len: 50 }, GuestPart { region: 1, at: 0, len: 50 }]
+            [GuestBufferPart { region: 0, at: 8142, len: 50 }, GuestBufferPart { region: 1, at: 0, len: 50 }]
         );
         assert!(
             !memory.read(12_200, &mut seen) && !memory.read(u64::MAX, &mut seen) && memory.read(0, &mut [])

@@ -13,7 +13,7 @@ use super::geometry::DiskGeometry;
 use super::inflight_record::InflightRecord;
 use super::memory::GuestMemory;
 use super::ring::SplitRing;
-use super::slot::QueueSlot;
+use super::slot::VirtQueueSlot;
 use crate::nbd::ExportRef;
 use crate::nbd::io_counters::CoreDeviceIoCounters;
 use crossbeam_utils::CachePadded;
@@ -33,7 +33,7 @@ const CALL: u64 = 1;
 const REQUESTS_A_TURN: usize = 256;
 
 /// What a queue is started with.
-pub(super) struct QueueStart {
+pub(super) struct VirtQueueStart {
     /// Number of the queue, for the log.
     pub(super) index: u32,
     /// The topic of its messages.
@@ -48,12 +48,12 @@ pub(super) struct QueueStart {
     pub(super) disk_id: [u8; BLK_ID_SIZE],
     pub(super) kick: Option<Arc<OwnedFd>>,
     pub(super) call: Option<Arc<OwnedFd>>,
-    pub(super) settings: QueueSettings,
+    pub(super) settings: VirtQueueSettings,
 }
 
 /// Settings that may change while a queue runs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct QueueSettings {
+pub(super) struct VirtQueueSettings {
     pub(super) geometry: DiskGeometry,
     /// A write completes only when it is durable.
     pub(super) writes_through: bool,
@@ -62,7 +62,7 @@ pub(super) struct QueueSettings {
 }
 
 /// A message to a queue.
-pub(super) enum QueueMessage {
+pub(super) enum VirtQueueMessage {
     /// Complete what is in flight, send the index of the next available entry, and close.
     Stop(SyncSender<u16>),
     /// Use this memory. The acknowledgement is dropped when no request uses the old one.
@@ -70,7 +70,7 @@ pub(super) enum QueueMessage {
     /// Notify by this eventfd.
     Call(Option<Arc<OwnedFd>>),
     /// Use these settings.
-    Settings(QueueSettings),
+    Settings(VirtQueueSettings),
 }
 
 /// A queue of a virtual machine.
@@ -85,11 +85,11 @@ pub(super) struct VirtQueue {
     pub(super) disk_id: [u8; BLK_ID_SIZE],
     kick: Option<Arc<OwnedFd>>,
     call: Option<Arc<OwnedFd>>,
-    pub(super) settings: QueueSettings,
+    pub(super) settings: VirtQueueSettings,
     lane: Option<BioTaskLaneId>,
     pub(super) io_counters: Option<Arc<CachePadded<CoreDeviceIoCounters>>>,
     /// By head of the chain.
-    pub(super) slots: Vec<QueueSlot>,
+    pub(super) slots: Vec<VirtQueueSlot>,
     pub(super) chain: DescriptorChain,
     /// Ranges for reuse, by region of the memory.
     pub(super) spare: Vec<Vec<SharedRange>>,
@@ -120,7 +120,7 @@ pub(super) struct VirtQueue {
 }
 
 impl VirtQueue {
-    pub(super) fn new(start: QueueStart) -> VirtQueue {
+    pub(super) fn new(start: VirtQueueStart) -> VirtQueue {
         let size = usize::from(start.ring.layout.size);
         VirtQueue {
             index: start.index,
@@ -137,7 +137,7 @@ impl VirtQueue {
             settings: start.settings,
             lane: None,
             io_counters: None,
-            slots: (0..size).map(|_| QueueSlot::default()).collect(),
+            slots: (0..size).map(|_| VirtQueueSlot::default()).collect(),
             chain: DescriptorChain::default(),
             taken_back: Vec::new(),
             bios: Batch::new(),
@@ -362,18 +362,18 @@ impl FrontEnd for VirtQueue {
     }
 
     fn message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
-        let Some(message) = message.downcast_ref::<QueueMessage>() else { return };
+        let Some(message) = message.downcast_ref::<VirtQueueMessage>() else { return };
         match message {
-            QueueMessage::Stop(reply) => {
+            VirtQueueMessage::Stop(reply) => {
                 self.stop = Some(reply.clone());
                 self.drain(cx);
             }
-            QueueMessage::Memory(memory, ack) => self.set_memory(memory, ack),
-            QueueMessage::Call(call) => {
+            VirtQueueMessage::Memory(memory, ack) => self.set_memory(memory, ack),
+            VirtQueueMessage::Call(call) => {
                 self.call.clone_from(call);
                 self.notify(cx);
             }
-            QueueMessage::Settings(settings) => self.settings = *settings,
+            VirtQueueMessage::Settings(settings) => self.settings = *settings,
         }
         cx.poll_input();
         self.run(cx);

@@ -19,7 +19,7 @@ pub(super) type RingPart = (Arc<SharedMemoryMap>, usize);
 
 /// The guest has broken the rules of the ring, so it cannot be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum BrokenRing {
+pub(super) enum BrokenRingError {
     #[error("the available ring has more entries than the ring")]
     TooManyAvailable,
     #[error("an entry of the available ring names no descriptor")]
@@ -91,20 +91,20 @@ impl SplitRing {
     ///
     /// # Errors
     /// There are more than the ring has.
-    pub(super) fn available(&self) -> Result<u16, BrokenRing> {
+    pub(super) fn available(&self) -> Result<u16, BrokenRingError> {
         let count = self.avail_index().wrapping_sub(self.next_avail);
-        if count > self.layout.size { Err(BrokenRing::TooManyAvailable) } else { Ok(count) }
+        if count > self.layout.size { Err(BrokenRingError::TooManyAvailable) } else { Ok(count) }
     }
 
     /// Takes the next available entry: the head of a chain of descriptors.
     ///
     /// # Errors
     /// The entry names no descriptor.
-    pub(super) fn take(&mut self) -> Result<u16, BrokenRing> {
+    pub(super) fn take(&mut self) -> Result<u16, BrokenRingError> {
         let at = self.avail.1 + self.layout.avail_entry(self.next_avail);
         let head = u16::from_le(self.avail.0.u16_at(at).load(Ordering::Relaxed));
         if head >= self.layout.size {
-            return Err(BrokenRing::NoSuchDescriptor);
+            return Err(BrokenRingError::NoSuchDescriptor);
         }
         self.next_avail = self.next_avail.wrapping_add(1);
         Ok(head)

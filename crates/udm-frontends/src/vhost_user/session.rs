@@ -8,11 +8,11 @@
 //! session ends, the queues complete what is in flight, and only then another session begins. So no
 //! request of an old session can land after one that a new session submits again.
 
-use super::channel::{MessageChannel, ReceiveEnd, ReceivedMessage, send_message};
+use super::channel::{ReceiveInterruption, ReceivedVhostUserMessage, VhostUserChannel, send_message};
 use super::geometry::DiskGeometry;
 use super::inflight_record::InflightRecord;
 use super::memory::GuestMemory;
-use super::queue::{QueueMessage, QueueSettings, QueueStart, VirtQueue};
+use super::queue::{VirtQueue, VirtQueueMessage, VirtQueueSettings, VirtQueueStart};
 use super::ring::SplitRing;
 use crate::nbd::ExportRef;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -25,8 +25,9 @@ use udm_buf::SharedMemoryMap;
 use udm_core::{AckOnLastDrop, CoreId, DeviceId};
 use udm_runtime::ProcessCores;
 use udm_wire::vhost_user::{
-    BACKEND_CONFIG_CHANGE, ConfigRange, FrontEndRequest, InflightArea, InflightLayout, ProtocolFeatures,
-    REGIONS_MAX, VringAddresses, VringFd, VringState, encode_message, encode_reply,
+    BACKEND_CONFIG_CHANGE, ConfigSpaceRange, InflightArea, InflightLayout, REGIONS_MAX,
+    VhostUserProtocolFeatures, VhostUserRequest, VringAddresses, VringFd, VringState, encode_message,
+    encode_reply,
 };
 use udm_wire::virtio::VirtioFeatures;
 use udm_wire::virtio::blk::{BLK_CONFIG_SIZE, BLK_CONFIG_WRITEBACK, BLK_ID_SIZE};
@@ -42,18 +43,18 @@ const RING_SIZE_MAX: u16 = 1024;
 const WAIT_REPORT: Duration = Duration::from_secs(10);
 
 /// Protocol features that are offered.
-const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
-    .union(ProtocolFeatures::REPLY_ACK)
-    .union(ProtocolFeatures::BACKEND_REQ)
-    .union(ProtocolFeatures::CONFIG)
-    .union(ProtocolFeatures::INFLIGHT_SHMFD)
-    .union(ProtocolFeatures::RESET_DEVICE)
-    .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
-    .union(ProtocolFeatures::STATUS);
+const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
+    .union(VhostUserProtocolFeatures::REPLY_ACK)
+    .union(VhostUserProtocolFeatures::BACKEND_REQ)
+    .union(VhostUserProtocolFeatures::CONFIG)
+    .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
+    .union(VhostUserProtocolFeatures::RESET_DEVICE)
+    .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+    .union(VhostUserProtocolFeatures::STATUS);
 
 /// The state of a ring.
 #[derive(Default)]
-struct Vring {
+struct VringSetup {
     size: Option<u16>,
     addresses: Option<VringAddresses>,
     base: u16,
@@ -62,24 +63,24 @@ struct Vring {
     has_kick: bool,
     call: Option<Arc<OwnedFd>>,
     is_enabled: bool,
-    running: Option<RunningQueue>,
+    running: Option<RunningVirtQueue>,
 }
 
 #[derive(Clone, Copy)]
-struct RunningQueue {
+struct RunningVirtQueue {
     topic: DeviceId,
     core: CoreId,
 }
 
 /// A session of one front end.
-pub(super) struct Session<'a> {
-    channel: MessageChannel<'a>,
+pub(super) struct VhostUserSession<'a> {
+    channel: VhostUserChannel<'a>,
     core_set: Arc<ProcessCores>,
     export: ExportRef,
     features: VirtioFeatures,
-    protocol: ProtocolFeatures,
+    protocol: VhostUserProtocolFeatures,
     memory: Arc<GuestMemory>,
-    rings: Vec<Vring>,
+    rings: Vec<VringSetup>,
     inflight: Option<(Arc<SharedMemoryMap>, InflightArea)>,
     back_channel: Option<OwnedFd>,
     /// The guest has switched the write cache off.
@@ -89,7 +90,7 @@ pub(super) struct Session<'a> {
 }
 
 /// What a request leads to besides its effect.
-enum Answer {
+enum RequestReply {
     /// The request has no reply of its own.
     None,
     /// A number.
@@ -98,21 +99,21 @@ enum Answer {
     Payload(Vec<u8>, Option<OwnedFd>),
 }
 
-impl<'a> Session<'a> {
+impl<'a> VhostUserSession<'a> {
     pub(super) fn new(
-        channel: MessageChannel<'a>,
+        channel: VhostUserChannel<'a>,
         core_set: Arc<ProcessCores>,
         export: ExportRef,
-    ) -> Session<'a> {
+    ) -> VhostUserSession<'a> {
         let geometry = DiskGeometry::new(export.device().limits(), export.is_read_only());
-        Session {
+        VhostUserSession {
             channel,
             core_set,
             export,
             features: VirtioFeatures::empty(),
-            protocol: ProtocolFeatures::empty(),
+            protocol: VhostUserProtocolFeatures::empty(),
             memory: Arc::default(),
-            rings: (0..QUEUES_MAX).map(|_| Vring::default()).collect(),
+            rings: (0..QUEUES_MAX).map(|_| VringSetup::default()).collect(),
             inflight: None,
             back_channel: None,
             writeback: true,
@@ -138,26 +139,26 @@ impl<'a> Session<'a> {
         loop {
             match self.channel.receive()? {
                 Ok(message) => self.handle(message)?,
-                Err(ReceiveEnd::Event) => self.look_at_device(),
-                Err(ReceiveEnd::Closed | ReceiveEnd::Stopped) => return Ok(()),
+                Err(ReceiveInterruption::Event) => self.look_at_device(),
+                Err(ReceiveInterruption::Closed | ReceiveInterruption::Stopped) => return Ok(()),
             }
         }
     }
 
-    fn handle(&mut self, message: ReceivedMessage) -> io::Result<()> {
-        let ReceivedMessage { header, payload, fds } = message;
+    fn handle(&mut self, message: ReceivedVhostUserMessage) -> io::Result<()> {
+        let ReceivedVhostUserMessage { header, payload, fds } = message;
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-        let request = FrontEndRequest::decode(&header, &payload, fds.len()).map_err(invalid)?;
+        let request = VhostUserRequest::decode(&header, &payload, fds.len()).map_err(invalid)?;
         tracing::debug!("vhost-user {}: {request:x?}", self.export.name());
         // A request with a reply of its own has no reply that reports a failure.
         let acks = header.needs_reply
-            && self.protocol.contains(ProtocolFeatures::REPLY_ACK)
+            && self.protocol.contains(VhostUserProtocolFeatures::REPLY_ACK)
             && !request.has_own_reply();
         let (payload, fd) = match self.execute(request, fds) {
-            Ok(Answer::None) if acks => (0u64.to_ne_bytes().to_vec(), None),
-            Ok(Answer::None) => return Ok(()),
-            Ok(Answer::Number(number)) => (number.to_ne_bytes().to_vec(), None),
-            Ok(Answer::Payload(payload, fd)) => (payload, fd),
+            Ok(RequestReply::None) if acks => (0u64.to_ne_bytes().to_vec(), None),
+            Ok(RequestReply::None) => return Ok(()),
+            Ok(RequestReply::Number(number)) => (number.to_ne_bytes().to_vec(), None),
+            Ok(RequestReply::Payload(payload, fd)) => (payload, fd),
             Err(error) if acks => {
                 tracing::warn!("vhost-user {}: {error}", self.export.name());
                 (1u64.to_ne_bytes().to_vec(), None)
@@ -168,10 +169,10 @@ impl<'a> Session<'a> {
         self.channel.send(&encode_reply(header.request, &payload), fd.as_ref().map(AsFd::as_fd))
     }
 
-    fn execute(&mut self, request: FrontEndRequest, mut fds: Vec<OwnedFd>) -> io::Result<Answer> {
-        use FrontEndRequest as R;
+    fn execute(&mut self, request: VhostUserRequest, mut fds: Vec<OwnedFd>) -> io::Result<RequestReply> {
+        use VhostUserRequest as R;
         match request {
-            R::GetFeatures => return Ok(Answer::Number(self.geometry.features(QUEUES_MAX).bits())),
+            R::GetFeatures => return Ok(RequestReply::Number(self.geometry.features(QUEUES_MAX).bits())),
             R::SetFeatures(features) => {
                 let unknown = features.difference(self.geometry.features(QUEUES_MAX));
                 if !unknown.is_empty() {
@@ -200,7 +201,7 @@ impl<'a> Session<'a> {
                 let missing = || refused(format!("there is no memory region at {:#x}", region.guest_address));
                 self.set_memory(without.ok_or_else(missing)?);
             }
-            R::GetMaxMemSlots => return Ok(Answer::Number(REGIONS_MAX as u64)),
+            R::GetMaxMemSlots => return Ok(RequestReply::Number(REGIONS_MAX as u64)),
             R::SetVringNum(VringState { index, value }) => {
                 let layout = SplitRingLayout::new(value).filter(|layout| layout.size <= RING_SIZE_MAX);
                 let bad =
@@ -224,7 +225,7 @@ impl<'a> Session<'a> {
                 (ring.kick, ring.has_kick, ring.call) = (None, false, None);
                 let base = u32::from(ring.base);
                 let payload = [index.to_ne_bytes(), base.to_ne_bytes()].concat();
-                return Ok(Answer::Payload(payload, None));
+                return Ok(RequestReply::Payload(payload, None));
             }
             R::SetVringKick(VringFd { index, .. }) => {
                 self.ring(index)?;
@@ -241,10 +242,10 @@ impl<'a> Session<'a> {
             R::SetVringCall(VringFd { index, .. }) => {
                 let call = fds.pop().map(Arc::new);
                 self.ring(index)?.call.clone_from(&call);
-                self.tell(index as usize, QueueMessage::Call(call));
+                self.tell(index as usize, VirtQueueMessage::Call(call));
             }
             R::SetVringErr(VringFd { index, .. }) => drop(self.ring(index)?),
-            R::GetProtocolFeatures => return Ok(Answer::Number(PROTOCOL_FEATURES.bits())),
+            R::GetProtocolFeatures => return Ok(RequestReply::Number(PROTOCOL_FEATURES.bits())),
             R::SetProtocolFeatures(protocol) => {
                 let unknown = protocol.difference(PROTOCOL_FEATURES);
                 if !unknown.is_empty() {
@@ -252,14 +253,14 @@ impl<'a> Session<'a> {
                 }
                 self.protocol = protocol;
             }
-            R::GetQueueNum => return Ok(Answer::Number(QUEUES_MAX.into())),
+            R::GetQueueNum => return Ok(RequestReply::Number(QUEUES_MAX.into())),
             R::SetVringEnable(VringState { index, value }) => {
                 self.ring(index)?.is_enabled = value != 0;
                 self.start_if_ready(index as usize)?;
                 self.update_settings();
             }
             R::SetBackendReqFd => self.back_channel = fds.pop(),
-            R::GetConfig(range) => return Ok(Answer::Payload(self.read_config(range).encode(), None)),
+            R::GetConfig(range) => return Ok(RequestReply::Payload(self.read_config(range).encode(), None)),
             R::SetConfig(range) => self.write_config(&range)?,
             R::GetInflightFd(area) => return self.create_inflight_area(area),
             R::SetInflightFd(area) => {
@@ -272,26 +273,26 @@ impl<'a> Session<'a> {
                     (0..self.rings.len()).for_each(|index| self.stop(index));
                 }
             }
-            R::GetStatus => return Ok(Answer::Number(self.status.into())),
+            R::GetStatus => return Ok(RequestReply::Number(self.status.into())),
             R::Unsupported(number) => return Err(refused(format!("message {number} is not supported"))),
         }
-        Ok(Answer::None)
+        Ok(RequestReply::None)
     }
 
-    fn ring(&mut self, index: u32) -> io::Result<&mut Vring> {
+    fn ring(&mut self, index: u32) -> io::Result<&mut VringSetup> {
         let missing = || refused(format!("there is no ring {index}: a machine has at most {QUEUES_MAX}"));
         self.rings.get_mut(index as usize).ok_or_else(missing)
     }
 
     /// The ring, for a change that a running ring cannot take.
-    fn stopped_ring(&mut self, index: u32) -> io::Result<&mut Vring> {
+    fn stopped_ring(&mut self, index: u32) -> io::Result<&mut VringSetup> {
         let ring = self.ring(index)?;
         if ring.running.is_some() { Err(refused(format!("ring {index} is in use"))) } else { Ok(ring) }
     }
 
-    fn settings(&self, index: usize) -> QueueSettings {
+    fn settings(&self, index: usize) -> VirtQueueSettings {
         let has_cache = self.features.contains(VirtioFeatures::BLK_FLUSH);
-        QueueSettings {
+        VirtQueueSettings {
             geometry: self.geometry,
             writes_through: !(self.writeback && has_cache) && self.geometry.limits.write_cache,
             is_enabled: self.rings[index].is_enabled,
@@ -300,12 +301,12 @@ impl<'a> Session<'a> {
 
     fn update_settings(&self) {
         for index in 0..self.rings.len() {
-            self.tell(index, QueueMessage::Settings(self.settings(index)));
+            self.tell(index, VirtQueueMessage::Settings(self.settings(index)));
         }
     }
 
     /// Sends a message to a running queue.
-    fn tell(&self, index: usize, message: QueueMessage) {
+    fn tell(&self, index: usize, message: VirtQueueMessage) {
         if let Some(running) = self.rings[index].running {
             self.core_set.send_message(running.core, running.topic, Box::new(message));
         }
@@ -353,7 +354,7 @@ impl<'a> Session<'a> {
             }
         }
         let (topic, core) = (DeviceId::new(), CoreId((index % self.core_set.len()) as u16));
-        let start = QueueStart {
+        let start = VirtQueueStart {
             index: index as u32,
             topic,
             export: self.export.clone(),
@@ -367,7 +368,7 @@ impl<'a> Session<'a> {
             settings: self.settings(index),
         };
         self.core_set.attach(core, Box::new(move || Box::new(VirtQueue::new(start))));
-        self.rings[index].running = Some(RunningQueue { topic, core });
+        self.rings[index].running = Some(RunningVirtQueue { topic, core });
         Ok(())
     }
 
@@ -375,7 +376,7 @@ impl<'a> Session<'a> {
     fn stop(&mut self, index: usize) {
         let Some(running) = self.rings[index].running.take() else { return };
         let (reply, stopped) = sync_channel(1);
-        self.core_set.send_message(running.core, running.topic, Box::new(QueueMessage::Stop(reply)));
+        self.core_set.send_message(running.core, running.topic, Box::new(VirtQueueMessage::Stop(reply)));
         if let Some(base) = self.wait_for(&stopped, index) {
             self.rings[index].base = base;
         }
@@ -406,13 +407,13 @@ impl<'a> Session<'a> {
             let _ = done.try_send(());
         });
         for index in 0..self.rings.len() {
-            self.tell(index, QueueMessage::Memory(Arc::clone(&self.memory), ack.clone()));
+            self.tell(index, VirtQueueMessage::Memory(Arc::clone(&self.memory), ack.clone()));
         }
         drop(ack);
         self.wait_for(&acknowledged, 0);
     }
 
-    fn read_config(&self, mut range: ConfigRange) -> ConfigRange {
+    fn read_config(&self, mut range: ConfigSpaceRange) -> ConfigSpaceRange {
         let config = self.geometry.config(QUEUES_MAX, self.writeback).encode();
         let start = range.offset as usize;
         for (at, byte) in range.bytes.iter_mut().enumerate() {
@@ -422,7 +423,7 @@ impl<'a> Session<'a> {
     }
 
     /// The only field that a driver may change is the write cache.
-    fn write_config(&mut self, range: &ConfigRange) -> io::Result<()> {
+    fn write_config(&mut self, range: &ConfigSpaceRange) -> io::Result<()> {
         let start = range.offset as usize;
         if start.saturating_add(range.bytes.len()) > BLK_CONFIG_SIZE {
             return Err(refused("the configuration space has 60 bytes".into()));
@@ -435,7 +436,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn create_inflight_area(&mut self, asked: InflightArea) -> io::Result<Answer> {
+    fn create_inflight_area(&mut self, asked: InflightArea) -> io::Result<RequestReply> {
         if asked.queues == 0
             || asked.queues > QUEUES_MAX
             || asked.ring_size == 0
@@ -452,7 +453,7 @@ impl<'a> Session<'a> {
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let area = InflightArea { size, offset: 0, ..asked };
         self.inflight = Some((Arc::new(map_inflight_area(&file, &area)?), area));
-        Ok(Answer::Payload(area.encode(), Some(file)))
+        Ok(RequestReply::Payload(area.encode(), Some(file)))
     }
 
     /// Looks if the device has changed, and tells the front end so.

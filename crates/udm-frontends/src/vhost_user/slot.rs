@@ -6,8 +6,8 @@ use udm_buf::SharedRange;
 use udm_core::{BioFlags, BioTaskLaneId, Nanos, Op, SECTOR_SIZE, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
 use udm_wire::virtio::blk::{
-    BLK_ID_SIZE, BLK_RANGE_SIZE, BLK_S_IOERR, BLK_S_OK, BLK_S_UNSUPP, BlkRange, BlkRequestHeader,
-    BlkRequestType,
+    BLK_ID_SIZE, BLK_RANGE_SIZE, BLK_S_IOERR, BLK_S_OK, BLK_S_UNSUPP, VirtioBlkRange, VirtioBlkRequestHeader,
+    VirtioBlkRequestType,
 };
 
 /// Ranges per DISCARD or WRITE ZEROES.
@@ -15,7 +15,7 @@ pub(super) const RANGES_MAX: usize = 16;
 
 /// The state of one request, by the head of its chain.
 #[derive(Debug, Default)]
-pub(super) struct QueueSlot {
+pub(super) struct VirtQueueSlot {
     is_busy: bool,
     /// The operation for the counters; `None` for a request that moves no data.
     op: Option<Op>,
@@ -41,7 +41,7 @@ pub(super) struct QueueSlot {
     pub(super) generation: u32,
 }
 
-impl QueueSlot {
+impl VirtQueueSlot {
     /// Begins a request that uses the memory of number `generation`.
     pub(super) fn begin(&mut self, generation: u32, now: Nanos) {
         (self.is_busy, self.op, self.left, self.status) = (true, None, 0, Status::Ok);
@@ -71,21 +71,21 @@ impl VirtQueue {
             return self.complete_slot(head);
         };
         slot.status_at = status_at;
-        let header = BlkRequestHeader::decode(&bytes);
+        let header = VirtioBlkRequestHeader::decode(&bytes);
         let started = match header.kind {
             _ if self.is_failing => Err(Status::IoErr),
-            BlkRequestType::Read => self.start_data(head, Op::Read, header.sector, lane, cx),
-            BlkRequestType::Write => self.start_data(head, Op::Write, header.sector, lane, cx),
-            BlkRequestType::Flush => {
+            VirtioBlkRequestType::Read => self.start_data(head, Op::Read, header.sector, lane, cx),
+            VirtioBlkRequestType::Write => self.start_data(head, Op::Write, header.sector, lane, cx),
+            VirtioBlkRequestType::Flush => {
                 self.slots[usize::from(head)].op = Some(Op::Flush);
                 self.count_begin(Op::Flush);
                 self.submit_flush(head, lane, cx);
                 Ok(())
             }
-            BlkRequestType::Discard => self.start_ranges(head, Op::Discard, lane, cx),
-            BlkRequestType::WriteZeroes => self.start_ranges(head, Op::WriteZeroes, lane, cx),
-            BlkRequestType::GetId => self.write_id(head),
-            BlkRequestType::Unknown(_) => Err(Status::NotSupp),
+            VirtioBlkRequestType::Discard => self.start_ranges(head, Op::Discard, lane, cx),
+            VirtioBlkRequestType::WriteZeroes => self.start_ranges(head, Op::WriteZeroes, lane, cx),
+            VirtioBlkRequestType::GetId => self.write_id(head),
+            VirtioBlkRequestType::Unknown(_) => Err(Status::NotSupp),
         };
         if let Err(status) = started {
             self.slots[usize::from(head)].status = status;
@@ -182,7 +182,7 @@ impl VirtQueue {
         let mut total = 0u64;
         for range in ranges.iter_mut().take(len / BLK_RANGE_SIZE) {
             let bytes = read_front_16(&self.memory, &mut self.chain.readable).ok_or(Status::IoErr)?;
-            let decoded = BlkRange::decode(&bytes);
+            let decoded = VirtioBlkRange::decode(&bytes);
             // VIRTIO 1.2, 5.2.6.2: a discard with `unmap` is unsupported too.
             if decoded.has_unknown_flags || (op == Op::Discard && decoded.unmap) {
                 return Err(Status::NotSupp);

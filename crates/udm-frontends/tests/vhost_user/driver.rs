@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 use udm_buf::{SharedMemoryMap, copy_from_shared, copy_to_shared};
-use udm_wire::vhost_user::{HEADER_SIZE, InflightArea, MessageHeader, encode_message};
+use udm_wire::vhost_user::{HEADER_SIZE, InflightArea, VhostUserMessageHeader, encode_message};
 use udm_wire::virtio::VirtioFeatures;
 use udm_wire::virtio::blk::BLK_CONFIG_SIZE;
 use udm_wire::virtio::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, SplitRingLayout, needs_event};
@@ -53,7 +53,7 @@ pub mod message {
 }
 
 /// The driver's side of a ring.
-struct DriverRing {
+struct TestDriverRing {
     start: usize,
     free: Vec<u16>,
     /// Descriptors of each request in flight, by its head.
@@ -65,12 +65,12 @@ struct DriverRing {
 }
 
 /// A virtual machine.
-pub struct Machine {
+pub struct TestMachine {
     pub socket: UnixStream,
     pub memory: Arc<SharedMemoryMap>,
     pub memfd: OwnedFd,
     pub features: VirtioFeatures,
-    rings: Vec<DriverRing>,
+    rings: Vec<TestDriverRing>,
     pub inflight: Option<(OwnedFd, InflightArea)>,
     is_indirect: bool,
     /// The driver looks at the used ring and asks for no notification.
@@ -80,14 +80,14 @@ pub struct Machine {
 /// A buffer of a request: offset in the memory and length.
 pub type Place = (usize, usize);
 
-impl Machine {
+impl TestMachine {
     /// A machine with `rings` rings that is not connected to a back end yet.
-    pub fn new(path: &Path, rings: usize) -> Machine {
+    pub fn new(path: &Path, rings: usize) -> TestMachine {
         let memfd = memfd_create("machine", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memfd, MEMORY as u64).unwrap();
         let memory = Arc::new(SharedMemoryMap::of_guest_memory(&memfd, 0, MEMORY).unwrap());
         let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
-        let ring = |index| DriverRing {
+        let ring = |index| TestDriverRing {
             start: index * RING_BYTES,
             free: (0..RING).rev().collect(),
             in_flight: HashMap::new(),
@@ -99,7 +99,16 @@ impl Machine {
         let rings = (0..rings).map(ring).collect();
         let socket = connect(path);
         let features = VirtioFeatures::empty();
-        Machine { socket, memory, memfd, features, rings, inflight: None, is_indirect: false, polls: false }
+        TestMachine {
+            socket,
+            memory,
+            memfd,
+            features,
+            rings,
+            inflight: None,
+            is_indirect: false,
+            polls: false,
+        }
     }
 
     /// Negotiates `features` and starts all rings.
@@ -219,7 +228,7 @@ impl Machine {
     fn receive(&mut self) -> std::io::Result<Vec<u8>> {
         let mut header = [0; HEADER_SIZE];
         self.socket.read_exact(&mut header)?;
-        let header = MessageHeader::decode(&header).unwrap();
+        let header = VhostUserMessageHeader::decode(&header).unwrap();
         assert!(header.is_reply);
         let mut payload = vec![0; header.size];
         self.socket.read_exact(&mut payload)?;
@@ -257,7 +266,7 @@ impl Machine {
     }
 
     /// Adds a second region, of one page, and calls `meanwhile` before it waits for the reply.
-    pub fn add_page(&mut self, meanwhile: impl FnOnce(&mut Machine)) {
+    pub fn add_page(&mut self, meanwhile: impl FnOnce(&mut TestMachine)) {
         let memfd = memfd_create("page", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memfd, 4096).unwrap();
         let region = [0, GUEST + (1 << 40), 4096, USER + (1 << 40), 0];

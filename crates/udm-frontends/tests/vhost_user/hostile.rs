@@ -1,7 +1,7 @@
 //! Machines and front ends that break the rules: nothing is lost, and the server serves others.
 
 use super::driver::{DATA, GUEST, MEMORY, RING, message};
-use super::{READ, ServerFixture};
+use super::{READ, VhostUserServerFixture};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use std::io::Write;
@@ -11,14 +11,14 @@ use std::time::Duration;
 use udm_wire::virtio::VirtioFeatures;
 
 /// True if a new machine is served.
-fn serves(fixture: &ServerFixture) -> bool {
+fn serves(fixture: &VhostUserServerFixture) -> bool {
     let mut machine = fixture.machine(1, VirtioFeatures::empty());
     machine.request(0, READ, 0, &[], &[(DATA, 512)]).0 == 0
 }
 
 #[test]
 fn chains_that_break_the_rules_complete_with_nothing() {
-    let fixture = ServerFixture::new("null:1G");
+    let fixture = VhostUserServerFixture::new("null:1G");
     let mut machine = fixture.machine(1, VirtioFeatures::empty());
     let status = machine.status_at(0, 0);
     for chain in [
@@ -47,7 +47,7 @@ fn chains_that_break_the_rules_complete_with_nothing() {
 /// is not used any more, until it is reset.
 #[test]
 fn rings_that_break_the_rules_are_left_alone() {
-    let fixture = ServerFixture::new("null:1G");
+    let fixture = VhostUserServerFixture::new("null:1G");
     // A descriptor that is followed by itself.
     let mut machine = fixture.machine(1, VirtioFeatures::empty());
     let mut descriptor = GUEST.to_le_bytes().to_vec();
@@ -78,7 +78,7 @@ fn rings_that_break_the_rules_are_left_alone() {
 
 #[test]
 fn messages_that_cannot_be_are_refused() {
-    let fixture = ServerFixture::new("null:1G");
+    let fixture = VhostUserServerFixture::new("null:1G");
     let mut machine = fixture.machine(1, VirtioFeatures::empty());
     let pair = |index: u32, value: u32| [index.to_ne_bytes(), value.to_ne_bytes()].concat();
     for (request, payload) in [
@@ -116,7 +116,7 @@ fn messages_that_cannot_be_are_refused() {
 /// Random bytes on the socket, and random bytes in the memory of a running machine.
 #[test]
 fn nonsense_harms_nobody() {
-    let fixture = ServerFixture::new("mem:16M");
+    let fixture = VhostUserServerFixture::new("mem:16M");
     let mut rng = SmallRng::seed_from_u64(29);
     for _ in 0..200 {
         let mut socket = UnixStream::connect(fixture.path()).unwrap();

@@ -1,7 +1,7 @@
 //! What survives the end of a session, of a server, and of memory.
 
-use super::driver::{DATA, Machine, message};
-use super::{READ, ServerFixture, WRITE, pattern};
+use super::driver::{DATA, TestMachine, message};
+use super::{READ, VhostUserServerFixture, WRITE, pattern};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use udm_wire::virtio::VirtioFeatures;
 /// A ring that is stopped has nothing in flight, and continues where it was.
 #[test]
 fn a_ring_stops_and_continues() {
-    let fixture = ServerFixture::new("null:size=1G,irqmode=2,completion_nsec=20000000");
+    let fixture = VhostUserServerFixture::new("null:size=1G,irqmode=2,completion_nsec=20000000");
     let mut machine = fixture.machine(1, VirtioFeatures::empty());
     for round in 1..4u32 {
         for _ in 0..10 {
@@ -37,8 +37,8 @@ fn a_ring_stops_and_continues() {
 /// once, and none is lost.
 #[test]
 fn requests_in_flight_survive_the_session() {
-    let fixture = ServerFixture::new("null:size=1G,irqmode=2,completion_nsec=5000000");
-    let mut machine = Machine::new(&fixture.path(), 2);
+    let fixture = VhostUserServerFixture::new("null:size=1G,irqmode=2,completion_nsec=5000000");
+    let mut machine = TestMachine::new(&fixture.path(), 2);
     machine.negotiate(VirtioFeatures::EVENT_IDX);
     machine.create_inflight();
     drop(std::mem::replace(&mut machine.socket, UnixStream::pair().unwrap().0));
@@ -69,12 +69,12 @@ fn requests_in_flight_survive_the_session() {
 /// One machine at a time: the next one is served when the first has gone.
 #[test]
 fn the_next_machine_waits() {
-    let fixture = ServerFixture::new("null:1G");
+    let fixture = VhostUserServerFixture::new("null:1G");
     let first = fixture.machine(1, VirtioFeatures::empty());
     let path = fixture.path();
     std::thread::scope(|scope| {
         let second = scope.spawn(|| {
-            let mut machine = Machine::new(&path, 1);
+            let mut machine = TestMachine::new(&path, 1);
             machine.start(VirtioFeatures::empty());
             machine.request(0, READ, 0, &[], &[(DATA, 512)])
         });
@@ -89,10 +89,10 @@ fn the_next_machine_waits() {
 /// A device that is removed and comes back under its name: a machine is turned away, then served.
 #[test]
 fn a_device_may_be_missing_for_a_while() {
-    let fixture = ServerFixture::new("null:1G");
+    let fixture = VhostUserServerFixture::new("null:1G");
     let export = fixture.exports.get("disk").unwrap();
     fixture.exports.remove(&export);
-    let mut turned_away = Machine::new(&fixture.path(), 1);
+    let mut turned_away = TestMachine::new(&fixture.path(), 1);
     assert!(turned_away.is_closed());
     fixture.exports.put(&export, "disk").unwrap();
     let mut machine = fixture.machine(1, VirtioFeatures::empty());
@@ -110,7 +110,7 @@ fn a_device_may_be_missing_for_a_while() {
 /// Memory that is removed is not used any more; requests in flight use it to their end.
 #[test]
 fn memory_is_removed_and_added() {
-    let fixture = ServerFixture::new("null:size=1G,irqmode=2,completion_nsec=10000000");
+    let fixture = VhostUserServerFixture::new("null:size=1G,irqmode=2,completion_nsec=10000000");
     let mut machine = fixture.machine(1, VirtioFeatures::empty());
     let head = machine.add(0, READ, 0, &[], &[(DATA, 512)]);
     machine.kick_always(0);
@@ -128,7 +128,7 @@ fn memory_is_removed_and_added() {
 /// completes meanwhile: here a chain that breaks the rules.
 #[test]
 fn a_change_of_memory_waits_for_older_requests() {
-    let fixture = ServerFixture::new("null:size=1G,irqmode=2,completion_nsec=100000000");
+    let fixture = VhostUserServerFixture::new("null:size=1G,irqmode=2,completion_nsec=100000000");
     let mut machine = fixture.machine(1, VirtioFeatures::empty());
     let older = machine.add(0, READ, 0, &[], &[(DATA, 512)]);
     machine.kick_always(0);
@@ -149,7 +149,7 @@ fn a_change_of_memory_waits_for_older_requests() {
 /// The file of the memory is cut: the queue ends, and the server serves other machines.
 #[test]
 fn a_file_of_memory_that_is_cut_ends_its_queue_only() {
-    let fixture = ServerFixture::new("mem:16M");
+    let fixture = VhostUserServerFixture::new("mem:16M");
     let mut machine = fixture.machine(1, VirtioFeatures::empty());
     machine.write(DATA, &pattern(4096, 3));
     assert_eq!(machine.request(0, WRITE, 0, &[(DATA, 4096)], &[]).0, 0);
@@ -168,7 +168,7 @@ fn a_file_of_memory_that_is_cut_ends_its_queue_only() {
 fn a_new_size_is_announced() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(1 << 20).unwrap();
-    let fixture = ServerFixture::new(&format!("file:{}", file.path().display()));
+    let fixture = VhostUserServerFixture::new(&format!("file:{}", file.path().display()));
     let mut machine = fixture.machine(1, VirtioFeatures::empty());
     let (back, theirs) = UnixStream::pair().unwrap();
     machine.tell(message::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
@@ -189,7 +189,7 @@ fn a_new_size_is_announced() {
 /// Requests of a device whose removal is forced fail.
 #[test]
 fn a_failing_export_fails_requests() {
-    let fixture = ServerFixture::new("null:1G");
+    let fixture = VhostUserServerFixture::new("null:1G");
     let mut machine = fixture.machine(1, VirtioFeatures::empty());
     let export: Arc<Export> = fixture.exports.get("disk").unwrap();
     let failing = fixture.exports.fail_requests(&export);

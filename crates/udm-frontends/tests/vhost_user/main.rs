@@ -4,7 +4,7 @@ mod driver;
 mod hostile;
 mod lives;
 
-use driver::{DATA, MEMORY, Machine, message};
+use driver::{DATA, MEMORY, TestMachine, message};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,20 +23,20 @@ const DISCARD: u32 = 11;
 const WRITE_ZEROES: u32 = 13;
 
 /// A server of the device `disk`, on two cores.
-struct ServerFixture {
+struct VhostUserServerFixture {
     folder: TempDir,
     runtime: Runtime,
     exports: Arc<Exports>,
     server: VhostUserServer,
 }
 
-impl ServerFixture {
-    fn new(uri: &str) -> ServerFixture {
+impl VhostUserServerFixture {
+    fn new(uri: &str) -> VhostUserServerFixture {
         let uri = udm_wire::uri::parse_device_uri(uri).unwrap();
-        ServerFixture::of(udm_backends::open_standalone_device(&uri).unwrap())
+        VhostUserServerFixture::of(udm_backends::open_standalone_device(&uri).unwrap())
     }
 
-    fn of(device: Arc<dyn Device>) -> ServerFixture {
+    fn of(device: Arc<dyn Device>) -> VhostUserServerFixture {
         let spin_max = Duration::from_micros(20);
         let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max }).unwrap();
         let exports = Arc::new(Exports::new());
@@ -44,15 +44,15 @@ impl ServerFixture {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk.sock");
         let server = VhostUserServer::start(runtime.core_set(), &exports, "disk", &path).unwrap();
-        ServerFixture { folder, runtime, exports, server }
+        VhostUserServerFixture { folder, runtime, exports, server }
     }
 
     fn path(&self) -> PathBuf {
         self.folder.path().join("disk.sock")
     }
 
-    fn machine(&self, rings: usize, features: VirtioFeatures) -> Machine {
-        let mut machine = Machine::new(&self.path(), rings);
+    fn machine(&self, rings: usize, features: VirtioFeatures) -> TestMachine {
+        let mut machine = TestMachine::new(&self.path(), rings);
         machine.start(features);
         machine
     }
@@ -78,7 +78,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
 /// Each operation, with data in one and in many buffers, over several rings.
 #[test]
 fn data_is_read_as_it_was_written() {
-    let fixture = ServerFixture::new("mem:16M");
+    let fixture = VhostUserServerFixture::new("mem:16M");
     for (seed, features) in WAYS.into_iter().enumerate() {
         let mut machine = fixture.machine(3, features | VirtioFeatures::BLK_FLUSH);
         for ring in 0..3 {
@@ -104,7 +104,7 @@ fn data_is_read_as_it_was_written() {
 
 #[test]
 fn ranges_are_discarded_and_zeroed() {
-    let fixture = ServerFixture::new("mem:16M");
+    let fixture = VhostUserServerFixture::new("mem:16M");
     let mut machine = fixture.machine(1, VirtioFeatures::empty());
     machine.write(DATA, &pattern(8192, 5));
     assert_eq!(machine.request(0, WRITE, 0, &[(DATA, 8192)], &[]).0, 0);
@@ -138,7 +138,7 @@ fn ranges_are_discarded_and_zeroed() {
 /// machine asks for.
 #[test]
 fn a_batch_needs_one_notification_each_way() {
-    let fixture = ServerFixture::new("null:1G");
+    let fixture = VhostUserServerFixture::new("null:1G");
     for features in [VirtioFeatures::EVENT_IDX, VirtioFeatures::empty()] {
         let mut machine = fixture.machine(1, features | VirtioFeatures::INDIRECT_DESC);
         for _ in 0..50 {
@@ -159,7 +159,7 @@ fn a_batch_needs_one_notification_each_way() {
 /// A queue that was idle gets its next kick, however long it was idle.
 #[test]
 fn a_sleeping_core_asks_for_a_notification() {
-    let fixture = ServerFixture::new("null:1G");
+    let fixture = VhostUserServerFixture::new("null:1G");
     for features in WAYS {
         let mut machine = fixture.machine(2, features);
         for pause in [0, 1, 30, 100] {
@@ -178,7 +178,7 @@ fn a_sleeping_core_asks_for_a_notification() {
 
 #[test]
 fn requests_that_cannot_be_are_refused() {
-    let fixture = ServerFixture::new("mem:1M");
+    let fixture = VhostUserServerFixture::new("mem:1M");
     let mut machine = fixture.machine(1, VirtioFeatures::empty());
     let end = (1 << 20) / 512;
     for (kind, sector, len, status) in [
@@ -203,7 +203,7 @@ fn requests_that_cannot_be_are_refused() {
 
 #[test]
 fn the_write_cache_can_be_switched_off() {
-    let fixture = ServerFixture::new("null:size=1G,memory_backed=on,cache_size=4M");
+    let fixture = VhostUserServerFixture::new("null:size=1G,memory_backed=on,cache_size=4M");
     let mut machine = fixture.machine(1, VirtioFeatures::BLK_FLUSH | VirtioFeatures::BLK_CONFIG_WCE);
     let config = machine.config();
     assert_eq!((config[..8].to_vec(), config[32]), (((1u64 << 30) / 512).to_le_bytes().to_vec(), 1));

@@ -63,7 +63,7 @@ pub enum VhostUserError {
 
 /// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MessageHeader {
+pub struct VhostUserMessageHeader {
     /// Number of the request.
     pub request: u32,
     /// The sender waits for a reply even if the request has none.
@@ -74,12 +74,12 @@ pub struct MessageHeader {
     pub size: usize,
 }
 
-impl MessageHeader {
+impl VhostUserMessageHeader {
     /// Decodes a header.
     ///
     /// # Errors
     /// The version is not 1, or the payload is too long.
-    pub fn decode(bytes: &[u8; HEADER_SIZE]) -> Result<MessageHeader, VhostUserError> {
+    pub fn decode(bytes: &[u8; HEADER_SIZE]) -> Result<VhostUserMessageHeader, VhostUserError> {
         let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let (request, flags, size) = (word(0), word(4), word(8));
         if flags & VERSION_MASK != VERSION {
@@ -88,7 +88,7 @@ impl MessageHeader {
         if size as usize > PAYLOAD_MAX {
             return Err(VhostUserError::TooLong { request, size });
         }
-        Ok(MessageHeader {
+        Ok(VhostUserMessageHeader {
             request,
             needs_reply: flags & FLAG_NEED_REPLY != 0,
             is_reply: flags & FLAG_REPLY != 0,

@@ -5,8 +5,8 @@
 //! come with the first byte. This module says how many descriptors a message may carry, and never
 //! sees them.
 //!
-//! A back end reads a [`MessageHeader`] of [`HEADER_SIZE`] bytes and then its payload, and decodes
-//! both with [`FrontEndRequest::decode`]. It answers with [`encode_reply`].
+//! A back end reads a [`VhostUserMessageHeader`] of [`HEADER_SIZE`] bytes and then its payload, and
+//! decodes both with [`VhostUserRequest::decode`]. It answers with [`encode_reply`].
 
 mod inflight;
 mod message;
@@ -16,11 +16,12 @@ pub use inflight::{
     INFLIGHT_VERSION, InflightEntry, InflightLayout, InflightRecovery, recover_inflight_requests,
 };
 pub use message::{
-    CONFIG_PAYLOAD_MAX, HEADER_SIZE, MessageHeader, PAYLOAD_MAX, VhostUserError, encode_message, encode_reply,
+    CONFIG_PAYLOAD_MAX, HEADER_SIZE, PAYLOAD_MAX, VhostUserError, VhostUserMessageHeader, encode_message,
+    encode_reply,
 };
 pub use request::{
-    ConfigRange, FrontEndRequest, InflightArea, MemoryRegion, RegionTable, VringAddresses, VringFd,
-    VringState,
+    ConfigSpaceRange, GuestMemoryRegion, GuestMemoryTable, InflightArea, VhostUserRequest, VringAddresses,
+    VringFd, VringState,
 };
 
 use bitflags::bitflags;
@@ -28,7 +29,7 @@ use bitflags::bitflags;
 bitflags! {
     /// Protocol features.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-    pub struct ProtocolFeatures: u64 {
+    pub struct VhostUserProtocolFeatures: u64 {
         /// More than one queue.
         const MQ = 1 << 0;
         /// The front end may ask for a reply to any message.

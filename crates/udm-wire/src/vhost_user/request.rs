@@ -1,6 +1,8 @@
 //! Requests of a front end.
 
-use super::{CONFIG_PAYLOAD_MAX, MessageHeader, ProtocolFeatures, TABLE_REGIONS_MAX, VhostUserError};
+use super::{
+    CONFIG_PAYLOAD_MAX, TABLE_REGIONS_MAX, VhostUserError, VhostUserMessageHeader, VhostUserProtocolFeatures,
+};
 use crate::virtio::VirtioFeatures;
 
 /// Bit of a `SET_VRING_{KICK,CALL,ERR}` payload: no descriptor is sent.
@@ -9,7 +11,7 @@ const VRING_INDEX: u64 = 0xff;
 
 /// A region of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryRegion {
+pub struct GuestMemoryRegion {
     /// First address in the guest.
     pub guest_address: u64,
     /// Length in bytes.
@@ -21,7 +23,7 @@ pub struct MemoryRegion {
 }
 
 /// The regions of a SET_MEM_TABLE, in order; one file descriptor belongs to each.
-pub type RegionTable = Vec<MemoryRegion>;
+pub type GuestMemoryTable = Vec<GuestMemoryRegion>;
 
 /// A number for one ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +58,7 @@ pub struct VringFd {
 
 /// A range of the configuration space.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigRange {
+pub struct ConfigSpaceRange {
     /// Offset of the first byte.
     pub offset: u32,
     /// The flags of the front end, which a reply repeats.
@@ -65,7 +67,7 @@ pub struct ConfigRange {
     pub bytes: Vec<u8>,
 }
 
-impl ConfigRange {
+impl ConfigSpaceRange {
     /// Encodes the payload of the reply to GET_CONFIG.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -107,7 +109,7 @@ impl InflightArea {
 
 /// A request of the front end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FrontEndRequest {
+pub enum VhostUserRequest {
     /// Which virtio features does the device offer? Reply: u64.
     GetFeatures,
     /// These virtio features are used.
@@ -117,7 +119,7 @@ pub enum FrontEndRequest {
     /// Obsolete; disables all rings.
     ResetOwner,
     /// The guest's memory; a descriptor a region.
-    SetMemTable(RegionTable),
+    SetMemTable(GuestMemoryTable),
     /// Number of entries of a ring.
     SetVringNum(VringState),
     /// Addresses of a ring.
@@ -135,7 +137,7 @@ pub enum FrontEndRequest {
     /// Which protocol features exist? Reply: u64.
     GetProtocolFeatures,
     /// These protocol features are used.
-    SetProtocolFeatures(ProtocolFeatures),
+    SetProtocolFeatures(VhostUserProtocolFeatures),
     /// How many rings are possible? Reply: u64.
     GetQueueNum,
     /// Enables or disables a ring.
@@ -143,9 +145,9 @@ pub enum FrontEndRequest {
     /// The channel for requests of the back end, as a descriptor.
     SetBackendReqFd,
     /// Reads the configuration space. Reply: the range.
-    GetConfig(ConfigRange),
+    GetConfig(ConfigSpaceRange),
     /// Writes the configuration space.
-    SetConfig(ConfigRange),
+    SetConfig(ConfigSpaceRange),
     /// Create the memory for requests in flight. Reply: the area and a descriptor.
     GetInflightFd(InflightArea),
     /// The memory for requests in flight, as a descriptor.
@@ -155,9 +157,9 @@ pub enum FrontEndRequest {
     /// How many memory regions are possible? Reply: u64.
     GetMaxMemSlots,
     /// Adds a region, with its descriptor.
-    AddMemReg(MemoryRegion),
+    AddMemReg(GuestMemoryRegion),
     /// Removes a region.
-    RemMemReg(MemoryRegion),
+    RemMemReg(GuestMemoryRegion),
     /// The status of the device, as the guest has set it.
     SetStatus(u8),
     /// Reads the status of the device. Reply: u64.
@@ -167,9 +169,9 @@ pub enum FrontEndRequest {
 }
 
 /// Reads fields of a payload whose length was checked.
-struct PayloadReader<'a>(&'a [u8]);
+struct VhostUserPayloadReader<'a>(&'a [u8]);
 
-impl PayloadReader<'_> {
+impl VhostUserPayloadReader<'_> {
     fn bytes<const N: usize>(&mut self) -> [u8; N] {
         let (front, rest) = self.0.split_at(N);
         self.0 = rest;
@@ -190,8 +192,8 @@ impl PayloadReader<'_> {
         u16::from_ne_bytes(self.bytes())
     }
 
-    fn region(&mut self) -> MemoryRegion {
-        MemoryRegion {
+    fn region(&mut self) -> GuestMemoryRegion {
+        GuestMemoryRegion {
             guest_address: self.u64(),
             size: self.u64(),
             user_address: self.u64(),
@@ -200,17 +202,17 @@ impl PayloadReader<'_> {
     }
 }
 
-impl FrontEndRequest {
+impl VhostUserRequest {
     /// Decodes a request with its `payload` and the number of descriptors that came with it.
     ///
     /// # Errors
     /// The payload or the number of descriptors is wrong, or a value is out of range.
     pub fn decode(
-        header: &MessageHeader,
+        header: &VhostUserMessageHeader,
         payload: &[u8],
         fds: usize,
-    ) -> Result<FrontEndRequest, VhostUserError> {
-        use FrontEndRequest as R;
+    ) -> Result<VhostUserRequest, VhostUserError> {
+        use VhostUserRequest as R;
         let name = request_name(header.request);
         if header.is_reply {
             return Err(VhostUserError::Value { name, why: "it is marked as a reply" });
@@ -218,7 +220,7 @@ impl FrontEndRequest {
         let sized = |expected: usize| {
             let size = payload.len();
             if size == expected {
-                Ok(PayloadReader(payload))
+                Ok(VhostUserPayloadReader(payload))
             } else {
                 Err(VhostUserError::Size { name, size, expected })
             }
@@ -229,11 +231,11 @@ impl FrontEndRequest {
             let has_fd = value & VRING_NO_FD == 0;
             Ok(VringFd { index: (value & VRING_INDEX) as u32, has_fd })
         };
-        let config = || -> Result<ConfigRange, VhostUserError> {
+        let config = || -> Result<ConfigSpaceRange, VhostUserError> {
             if payload.len() < 12 {
                 return Err(VhostUserError::Size { name, size: payload.len(), expected: 12 });
             }
-            let mut p = PayloadReader(payload);
+            let mut p = VhostUserPayloadReader(payload);
             let (offset, size, flags) = (p.u32(), p.u32() as usize, p.u32());
             if size != p.0.len() || size > CONFIG_PAYLOAD_MAX {
                 return Err(VhostUserError::Value {
@@ -241,11 +243,11 @@ impl FrontEndRequest {
                     why: "its size is not that of its bytes, up to 256",
                 });
             }
-            Ok(ConfigRange { offset, flags, bytes: p.0.to_vec() })
+            Ok(ConfigSpaceRange { offset, flags, bytes: p.0.to_vec() })
         };
         let inflight = || {
             // The structure has 20 bytes; most front ends also send its 4 bytes of padding.
-            let p = if payload.len() == 20 { Ok(PayloadReader(payload)) } else { sized(24) };
+            let p = if payload.len() == 20 { Ok(VhostUserPayloadReader(payload)) } else { sized(24) };
             p.map(|mut p| InflightArea {
                 size: p.u64(),
                 offset: p.u64(),
@@ -253,7 +255,7 @@ impl FrontEndRequest {
                 ring_size: p.u16(),
             })
         };
-        let region = || -> Result<MemoryRegion, VhostUserError> {
+        let region = || -> Result<GuestMemoryRegion, VhostUserError> {
             let mut p = sized(40)?;
             p.u64();
             Ok(p.region())
@@ -276,7 +278,7 @@ impl FrontEndRequest {
             13 => R::SetVringCall(vring_fd()?),
             14 => R::SetVringErr(vring_fd()?),
             15 => R::GetProtocolFeatures,
-            16 => R::SetProtocolFeatures(ProtocolFeatures::from_bits_retain(sized(8)?.u64())),
+            16 => R::SetProtocolFeatures(VhostUserProtocolFeatures::from_bits_retain(sized(8)?.u64())),
             17 => R::GetQueueNum,
             18 => R::SetVringEnable(state()?),
             21 => R::SetBackendReqFd,
@@ -308,7 +310,7 @@ impl FrontEndRequest {
     /// True if the request is answered with a value. Such an answer cannot report a failure.
     #[must_use]
     pub fn has_own_reply(&self) -> bool {
-        use FrontEndRequest as R;
+        use VhostUserRequest as R;
         matches!(
             self,
             R::GetFeatures
@@ -326,23 +328,23 @@ impl FrontEndRequest {
     #[must_use]
     pub fn descriptors(&self) -> usize {
         match self {
-            FrontEndRequest::SetMemTable(regions) => regions.len(),
-            FrontEndRequest::SetVringKick(fd)
-            | FrontEndRequest::SetVringCall(fd)
-            | FrontEndRequest::SetVringErr(fd) => usize::from(fd.has_fd),
-            FrontEndRequest::SetBackendReqFd
-            | FrontEndRequest::SetInflightFd(_)
-            | FrontEndRequest::AddMemReg(_) => 1,
+            VhostUserRequest::SetMemTable(regions) => regions.len(),
+            VhostUserRequest::SetVringKick(fd)
+            | VhostUserRequest::SetVringCall(fd)
+            | VhostUserRequest::SetVringErr(fd) => usize::from(fd.has_fd),
+            VhostUserRequest::SetBackendReqFd
+            | VhostUserRequest::SetInflightFd(_)
+            | VhostUserRequest::AddMemReg(_) => 1,
             _ => 0,
         }
     }
 }
 
-fn decode_region_table(name: &'static str, payload: &[u8]) -> Result<RegionTable, VhostUserError> {
+fn decode_region_table(name: &'static str, payload: &[u8]) -> Result<GuestMemoryTable, VhostUserError> {
     if payload.len() < 8 {
         return Err(VhostUserError::Size { name, size: payload.len(), expected: 8 });
     }
-    let mut p = PayloadReader(payload);
+    let mut p = VhostUserPayloadReader(payload);
     let count = p.u32() as usize;
     p.u32();
     if count > TABLE_REGIONS_MAX {
@@ -395,10 +397,10 @@ mod tests {
     use super::*;
     use crate::vhost_user::{HEADER_SIZE, encode_message, encode_reply};
 
-    fn decode(request: u32, payload: &[u8], fds: usize) -> Result<FrontEndRequest, VhostUserError> {
+    fn decode(request: u32, payload: &[u8], fds: usize) -> Result<VhostUserRequest, VhostUserError> {
         let bytes = encode_message(request, false, payload);
-        let header = MessageHeader::decode(bytes[..HEADER_SIZE].try_into().unwrap())?;
-        FrontEndRequest::decode(&header, &bytes[HEADER_SIZE..], fds)
+        let header = VhostUserMessageHeader::decode(bytes[..HEADER_SIZE].try_into().unwrap())?;
+        VhostUserRequest::decode(&header, &bytes[HEADER_SIZE..], fds)
     }
 
     fn words(words: &[u64]) -> Vec<u8> {
@@ -407,31 +409,35 @@ mod tests {
 
     #[test]
     fn requests_are_decoded() {
-        assert_eq!(decode(1, &[], 0), Ok(FrontEndRequest::GetFeatures));
+        assert_eq!(decode(1, &[], 0), Ok(VhostUserRequest::GetFeatures));
         let table = decode(5, &words(&[1, 0x1000, 0x2000, 0x3000, 0x4000]), 1);
-        let region =
-            MemoryRegion { guest_address: 0x1000, size: 0x2000, user_address: 0x3000, file_offset: 0x4000 };
-        assert_eq!(table, Ok(FrontEndRequest::SetMemTable(vec![region])));
-        let kick = FrontEndRequest::SetVringKick(VringFd { index: 3, has_fd: true });
+        let region = GuestMemoryRegion {
+            guest_address: 0x1000,
+            size: 0x2000,
+            user_address: 0x3000,
+            file_offset: 0x4000,
+        };
+        assert_eq!(table, Ok(VhostUserRequest::SetMemTable(vec![region])));
+        let kick = VhostUserRequest::SetVringKick(VringFd { index: 3, has_fd: true });
         assert_eq!(decode(12, &words(&[3]), 1), Ok(kick));
-        let no_call = FrontEndRequest::SetVringCall(VringFd { index: 1, has_fd: false });
+        let no_call = VhostUserRequest::SetVringCall(VringFd { index: 1, has_fd: false });
         assert_eq!(decode(13, &words(&[0x101]), 0), Ok(no_call));
         let num = VringState { index: 2, value: 256 };
-        assert_eq!(decode(8, &words(&[256 << 32 | 2]), 0), Ok(FrontEndRequest::SetVringNum(num)));
+        assert_eq!(decode(8, &words(&[256 << 32 | 2]), 0), Ok(VhostUserRequest::SetVringNum(num)));
         assert_eq!(
             decode(37, &words(&[0, 0x1000, 0x2000, 0x3000, 0x4000]), 1),
-            Ok(FrontEndRequest::AddMemReg(region))
+            Ok(VhostUserRequest::AddMemReg(region))
         );
         let mut config = Vec::new();
         [0u32, 8, 1].iter().for_each(|word| config.extend(word.to_ne_bytes()));
         config.extend([0; 8]);
-        let range = ConfigRange { offset: 0, flags: 1, bytes: vec![0; 8] };
+        let range = ConfigSpaceRange { offset: 0, flags: 1, bytes: vec![0; 8] };
         assert_eq!(range.encode(), config);
-        assert_eq!(decode(24, &config, 0), Ok(FrontEndRequest::GetConfig(range)));
+        assert_eq!(decode(24, &config, 0), Ok(VhostUserRequest::GetConfig(range)));
         let area = InflightArea { size: 4096, offset: 0, queues: 2, ring_size: 128 };
-        assert_eq!(decode(31, &area.encode(), 0), Ok(FrontEndRequest::GetInflightFd(area)));
-        assert_eq!(decode(31, &area.encode()[..20], 0), Ok(FrontEndRequest::GetInflightFd(area)));
-        assert_eq!(decode(99, &[1, 2, 3], 5), Ok(FrontEndRequest::Unsupported(99)));
+        assert_eq!(decode(31, &area.encode(), 0), Ok(VhostUserRequest::GetInflightFd(area)));
+        assert_eq!(decode(31, &area.encode()[..20], 0), Ok(VhostUserRequest::GetInflightFd(area)));
+        assert_eq!(decode(99, &[1, 2, 3], 5), Ok(VhostUserRequest::Unsupported(99)));
     }
 
     #[test]
@@ -454,9 +460,9 @@ mod tests {
         assert_eq!(refused(24, &[0; 11], 0), "vhost-user GET_CONFIG has 11 bytes: expected 12");
         assert!(refused(24, &[1; 12], 0).contains("its size"));
         assert_eq!(refused(39, &words(&[256]), 0), "vhost-user SET_STATUS: the status has more than 8 bits");
-        let header = |bytes: &[u8]| MessageHeader::decode(bytes[..HEADER_SIZE].try_into().unwrap());
+        let header = |bytes: &[u8]| VhostUserMessageHeader::decode(bytes[..HEADER_SIZE].try_into().unwrap());
         let mut bytes = encode_reply(1, &[]);
-        let reply = FrontEndRequest::decode(&header(&bytes).unwrap(), &[], 0);
+        let reply = VhostUserRequest::decode(&header(&bytes).unwrap(), &[], 0);
         assert_eq!(reply.unwrap_err().to_string(), "vhost-user GET_FEATURES: it is marked as a reply");
         assert!(header(&bytes).is_ok_and(|header| header.is_reply && !header.needs_reply));
         bytes[8..].copy_from_slice(&513u32.to_ne_bytes());

@@ -20,7 +20,7 @@ pub const BLK_S_UNSUPP: u8 = 2;
 
 /// Type of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlkRequestType {
+pub enum VirtioBlkRequestType {
     /// Reads (`VIRTIO_BLK_T_IN`).
     Read,
     /// Writes (`VIRTIO_BLK_T_OUT`).
@@ -39,35 +39,35 @@ pub enum BlkRequestType {
 
 /// The header of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlkRequestHeader {
+pub struct VirtioBlkRequestHeader {
     /// What to do.
-    pub kind: BlkRequestType,
+    pub kind: VirtioBlkRequestType,
     /// First sector of 512 bytes; 0 unless the request reads or writes.
     pub sector: u64,
 }
 
-impl BlkRequestHeader {
+impl VirtioBlkRequestHeader {
     /// Decodes a header.
     #[must_use]
-    pub fn decode(bytes: &[u8; BLK_HEADER_SIZE]) -> BlkRequestHeader {
+    pub fn decode(bytes: &[u8; BLK_HEADER_SIZE]) -> VirtioBlkRequestHeader {
         let kind = match u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) {
-            0 => BlkRequestType::Read,
-            1 => BlkRequestType::Write,
-            4 => BlkRequestType::Flush,
-            8 => BlkRequestType::GetId,
-            11 => BlkRequestType::Discard,
-            13 => BlkRequestType::WriteZeroes,
-            other => BlkRequestType::Unknown(other),
+            0 => VirtioBlkRequestType::Read,
+            1 => VirtioBlkRequestType::Write,
+            4 => VirtioBlkRequestType::Flush,
+            8 => VirtioBlkRequestType::GetId,
+            11 => VirtioBlkRequestType::Discard,
+            13 => VirtioBlkRequestType::WriteZeroes,
+            other => VirtioBlkRequestType::Unknown(other),
         };
         let mut sector = [0; 8];
         sector.copy_from_slice(&bytes[8..]);
-        BlkRequestHeader { kind, sector: u64::from_le_bytes(sector) }
+        VirtioBlkRequestHeader { kind, sector: u64::from_le_bytes(sector) }
     }
 }
 
 /// A range of DISCARD or WRITE ZEROES.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlkRange {
+pub struct VirtioBlkRange {
     /// First sector of 512 bytes.
     pub sector: u64,
     /// Number of sectors of 512 bytes.
@@ -78,14 +78,14 @@ pub struct BlkRange {
     pub has_unknown_flags: bool,
 }
 
-impl BlkRange {
+impl VirtioBlkRange {
     /// Decodes a range.
     #[must_use]
-    pub fn decode(bytes: &[u8; BLK_RANGE_SIZE]) -> BlkRange {
+    pub fn decode(bytes: &[u8; BLK_RANGE_SIZE]) -> VirtioBlkRange {
         let mut sector = [0; 8];
         sector.copy_from_slice(&bytes[..8]);
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        BlkRange {
+        VirtioBlkRange {
             sector: u64::from_le_bytes(sector),
             sectors: word(8),
             unmap: word(12) & 1 != 0,
@@ -96,7 +96,7 @@ impl BlkRange {
 
 /// The configuration space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BlkConfig {
+pub struct VirtioBlkConfig {
     /// Size in sectors of 512 bytes.
     pub capacity: u64,
     /// Maximum number of bytes of a segment.
@@ -129,7 +129,7 @@ pub struct BlkConfig {
     pub write_zeroes_may_unmap: bool,
 }
 
-impl BlkConfig {
+impl VirtioBlkConfig {
     /// Encodes the configuration space. The geometry is 0: the feature is not offered.
     #[must_use]
     pub fn encode(&self) -> [u8; BLK_CONFIG_SIZE] {
@@ -163,24 +163,24 @@ mod tests {
         let mut header = [0; BLK_HEADER_SIZE];
         header[0] = 13;
         header[8..].copy_from_slice(&0x0102_0304_0506_0708u64.to_le_bytes());
-        let decoded = BlkRequestHeader::decode(&header);
+        let decoded = VirtioBlkRequestHeader::decode(&header);
         assert_eq!(decoded.sector, 0x0102_0304_0506_0708);
         let kinds = [0, 1, 4, 8, 11, 13, 2, 200].map(|kind| {
             header[0] = kind;
-            BlkRequestHeader::decode(&header).kind
+            VirtioBlkRequestHeader::decode(&header).kind
         });
-        use BlkRequestType::{Discard, Flush, GetId, Read, Unknown, Write, WriteZeroes};
+        use VirtioBlkRequestType::{Discard, Flush, GetId, Read, Unknown, Write, WriteZeroes};
         assert_eq!(kinds, [Read, Write, Flush, GetId, Discard, WriteZeroes, Unknown(2), Unknown(200)]);
         let range = [9, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0];
-        let expected = BlkRange { sector: 9, sectors: 8, unmap: true, has_unknown_flags: false };
-        assert_eq!(BlkRange::decode(&range), expected);
-        assert!(BlkRange::decode(&[0xff; 16]).has_unknown_flags);
+        let expected = VirtioBlkRange { sector: 9, sectors: 8, unmap: true, has_unknown_flags: false };
+        assert_eq!(VirtioBlkRange::decode(&range), expected);
+        assert!(VirtioBlkRange::decode(&[0xff; 16]).has_unknown_flags);
     }
 
     /// The offsets of the specification's `struct virtio_blk_config`.
     #[test]
     fn the_configuration_space_has_its_layout() {
-        let config = BlkConfig {
+        let config = VirtioBlkConfig {
             capacity: 0x1122_3344_5566_7788,
             size_max: 0x0102_0304,
             seg_max: 126,
