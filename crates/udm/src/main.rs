@@ -63,9 +63,13 @@ fn main() -> ExitCode {
 
 fn run_udm_or_dmsetup() -> ExitCode {
     let mut words = std::env::args_os();
-    if dmsetup::is_dmsetup(words.next().as_deref()) {
+    let program = words.next();
+    if dmsetup::is_dmsetup(program.as_deref()) {
         log::init_logging("warn");
         return dmsetup::run_dmsetup_command_line(words);
+    }
+    if serve::is_supervisor(program.as_deref()) {
+        return serve::run_supervisor(words).unwrap_or_else(|error| fail_without_log(&error));
     }
     let cli = Cli::try_parse().unwrap_or_else(|error| {
         let bench = std::env::args_os().nth(1).is_some_and(|verb| verb == "bench");
@@ -81,11 +85,7 @@ fn run_udm_or_dmsetup() -> ExitCode {
         && args.fork
         && !args.ready_on_stdout
     {
-        return serve::spawn_daemon_until_ready().unwrap_or_else(|error| {
-            // If standard error is closed too, nothing more can be done.
-            let _ = writeln!(std::io::stderr(), "udm: {}", strip_os_error(&format!("{error:#}")));
-            ExitCode::FAILURE
-        });
+        return serve::spawn_daemon_until_ready().unwrap_or_else(|error| fail_without_log(&error));
     }
     // Verbs report the errors of their own requests, so the log shows only warnings. The demo
     // causes path failures itself and reports them, so its log shows only errors.
@@ -96,6 +96,13 @@ fn run_udm_or_dmsetup() -> ExitCode {
     });
     log::flush_log();
     code
+}
+
+/// Prints the error of a process that has no log.
+fn fail_without_log(error: &anyhow::Error) -> ExitCode {
+    // If standard error is closed too, nothing more can be done.
+    let _ = writeln!(std::io::stderr(), "udm: {}", strip_os_error(&format!("{error:#}")));
+    ExitCode::FAILURE
 }
 
 /// Removes the numbers that Rust appends to the texts of system errors.

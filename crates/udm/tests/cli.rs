@@ -95,21 +95,48 @@ fn a_signal_ends_all_that_the_command_started() {
     let below = |pid: u32| {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
         let lists = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("children")).ok());
-        lists.flat_map(|l| l.split_whitespace().map(|p| p.parse().unwrap()).collect::<Vec<u32>>()).collect()
+        lists
+            .flat_map(|l| l.split_whitespace().map(|p| p.parse().unwrap()).collect::<Vec<u32>>())
+            .collect::<Vec<_>>()
     };
     let running = until("the command's processes", || {
-        let shell: Vec<u32> = below(child.id());
+        let shell: Vec<u32> = below(child.id()).iter().flat_map(|&supervisor| below(supervisor)).collect();
         let all: Vec<u32> = shell.iter().flat_map(|&pid| below(pid)).collect();
         (all.len() == 3 && folder.path().join("pid").exists()).then_some(all)
     });
     Command::new("kill").arg("-TERM").arg(child.id().to_string()).status().unwrap();
     let status = until("the end of the server", || child.try_wait().unwrap());
     assert_eq!(status.code(), Some(143));
-    let alive = |pid: &u32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.contains("(sleep)") && !stat.contains(") Z ")
-    };
-    assert!(!running.iter().any(alive), "{running:?}");
+    assert!(!running.iter().any(is_running), "{running:?}");
+}
+
+/// True if the process exists and has not ended.
+fn is_running(pid: &u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    !stat.is_empty() && !stat.contains(") Z ")
+}
+
+/// All processes of the command end with a server that is killed, and the server's private folder
+/// is removed.
+#[test]
+fn a_killed_server_takes_its_command_along() {
+    let folder = tempfile::tempdir().unwrap();
+    let temporary = folder.path().join("tmp");
+    fs::create_dir(&temporary).unwrap();
+    let command = "sleep 1000 & echo $! > 1; (setsid sleep 1001 & echo $! > 2); test -S $unixsocket && echo $$ > 3; sleep 1002";
+    let mut serve = udm(&["serve", "--device", "d=0 8 zero", "--run", command]);
+    serve.current_dir(folder.path()).env("TMPDIR", &temporary).stderr(Stdio::null());
+    let mut child = serve.spawn().unwrap();
+    let running = until("the command's processes", || {
+        let read = |n: u32| fs::read_to_string(folder.path().join(n.to_string())).ok()?.trim().parse().ok();
+        let pids: Vec<u32> = (1..=3).map_while(read).collect();
+        (pids.len() == 3).then_some(pids)
+    });
+    let is_empty = || fs::read_dir(&temporary).unwrap().next().is_none();
+    assert!(!is_empty(), "the private folder");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    until("the end of all", || (!running.iter().any(is_running) && is_empty()).then_some(()));
 }
 
 #[test]

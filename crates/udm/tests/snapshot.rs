@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use support::nbd::Client;
 use support::{Server, has, text, udm};
 use tempfile::TempDir;
-use udm_wire::nbd::NbdCommand as Nbd;
+use udm_wire::nbd::{ExportFlags, NbdCommand as Nbd};
 
 /// A folder with images of 8 MiB with these names, and a server that maps each of them.
 fn served(names: &[&str]) -> (TempDir, Server) {
@@ -340,4 +340,28 @@ fn an_origin_that_copies_nothing_is_told() {
         let server = Server::start(&[&format!("disk=0 16384 {table}"), &monday, &tuesday]);
         assert_eq!(server.log().contains(line), is_logged, "{}", server.log());
     }
+}
+
+/// A client keeps the trims and write-zeroes that it was offered when it connected.
+#[test]
+fn a_client_from_before_the_snapshot_trims_and_zeroes() {
+    let (folder, server) = served(&["disk"]);
+    std::fs::write(folder.path().join("disk.img"), vec![7; 8 << 20]).unwrap();
+    let mut client = Client::connect(&server.nbd, "disk");
+    assert!(client.flags.contains(ExportFlags::SEND_TRIM | ExportFlags::SEND_WRITE_ZEROES));
+    server.says(&["snapshot", "create", "monday", "--of", "disk"]);
+    let zeroed = (64 << 10, 4 << 10);
+    assert_eq!(client.one(Nbd::Trim, 128 << 10, 4 << 10), 0);
+    assert_eq!(client.one(Nbd::WriteZeroes, zeroed.0, zeroed.1), 0);
+    client.one(Nbd::Flush, 0, 0);
+    let read = |client: &mut Client| {
+        client.ask(Nbd::Read, 0, 1 << 20);
+        client.answer().unwrap().2
+    };
+    assert_eq!(read(&mut Client::connect(&server.nbd, "monday")), vec![7; 1 << 20]);
+    let mut expected = vec![7; 1 << 20];
+    expected[zeroed.0 as usize..(zeroed.0 + zeroed.1) as usize].fill(0);
+    assert_eq!(read(&mut client), expected, "a trim changes nothing, and zeroes are zeroes");
+    let new = Client::connect(&server.nbd, "disk");
+    assert!(!new.flags.contains(ExportFlags::SEND_TRIM));
 }

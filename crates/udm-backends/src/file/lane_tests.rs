@@ -382,6 +382,39 @@ fn a_cut_file_gives_path_errors_until_it_is_whole_again() {
     }
 }
 
+/// udm does not look at the length of a file before each write. A read beyond the end finds out
+/// that the file was truncated, and so does a write of the last block. Earlier writes make the file
+/// longer again, and the gap reads as zeroes.
+#[test]
+fn a_write_before_the_cut_is_known_makes_the_file_longer() {
+    let file = file_of(1 << 20, 1);
+    let len = || file.as_file().metadata().unwrap().len();
+    let device = open(file.path(), false, false).unwrap();
+    let mut disk = FaultyRing::over(&device, |_| None);
+    file.as_file().set_len(8192).unwrap();
+    assert_eq!(disk.run(Op::Write, plain(), 1024), Status::Ok);
+    assert_eq!(len(), 1032 * 512);
+    let mut gap = Bio::read(Sector(512), Sectors(8), make_zeroed_segments(4096, &[]));
+    gap.data.fill(7);
+    gap.owner = udm_core::BioOwnerId(1);
+    disk.submit(gap);
+    let gap = disk.end();
+    let mut bytes = [7; 4096];
+    gap.data.copy_to(&mut bytes);
+    assert_eq!((gap.status, bytes), (Status::Ok, [0; 4096]));
+    assert_eq!(disk.run(Op::Read, plain(), 1536), Status::IoErr, "this read finds out");
+    assert_eq!(disk.run(Op::Write, plain(), 1536), Status::IoErr);
+    assert_eq!(len(), 1032 * 512);
+
+    let file = file_of(1 << 20, 1);
+    let device = open(file.path(), false, false).unwrap();
+    let mut disk = FaultyRing::over(&device, |_| None);
+    file.as_file().set_len(8192).unwrap();
+    assert_eq!(disk.run(Op::Write, plain(), 2040), Status::IoErr, "this write finds out");
+    assert_eq!(disk.run(Op::Write, plain(), 1024), Status::IoErr);
+    assert_eq!(file.as_file().metadata().unwrap().len(), 8192);
+}
+
 /// A write after the end of a shrunken block device fails with "no space". That is a path error; a
 /// full file system is not.
 #[test]

@@ -31,9 +31,11 @@
 //!   locked as QEMU locks it ([`claim`]).
 //! * **Size.** Rounded down to sectors (with `direct=on` to the block of direct I/O), and read
 //!   again at each load, so a disk may grow under a table that is loaded again. If a disk shrank,
-//!   requests to the missing part fail with a path error. A write of its last block checks the size
-//!   first, so writes do not extend a file that is known to be truncated. A regular file is
-//!   extended on request ([`grow`]).
+//!   requests to the missing part fail with a path error. A read beyond the end of the file, a
+//!   write of the last block, or a load notices that. From then on each write checks first if its
+//!   range exists, so no write extends a truncated file. Before that, a write does: to check the
+//!   length before each write would cost an operation each. A regular file is extended on request
+//!   ([`grow`]).
 //! * **Durability.** The volatile cache is the page cache, or that of the disk. A flush is
 //!   `fdatasync`, FUA is `RWF_DSYNC`. If the kernel could not write data back, it reports that
 //!   once, to one sync per descriptor. So a sync through the page cache counts only when all syncs

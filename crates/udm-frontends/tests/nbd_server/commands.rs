@@ -117,6 +117,22 @@ fn zeroes_that_the_device_can_not_write_are_written_out() {
     world.end();
 }
 
+/// A trim is a hint (proto.md). The device may lose its discards while a client is connected: it is
+/// made the origin of a snapshot.
+#[test]
+fn a_trim_that_the_device_does_not_support_succeeds() {
+    let world = ServerFixture::new(TestDisk::new(8 * MIB, CompletionOrder::AtOnce).without_discards());
+    let mut c = world.client(false);
+    assert_eq!(c.plain(NbdCommand::Trim, NONE, 0, 4096), 0);
+    assert_eq!(c.plain(NbdCommand::Trim, CommandFlags::FUA, 4096, 4096), 0);
+    let ops: Vec<Op> = world.disk.seen().into_iter().map(|seen| seen.0).collect();
+    assert_eq!(ops, [Op::Discard, Op::Discard, Op::Flush]);
+    assert_eq!(c.read(0, 8192), Ok(fresh(0, 8192)));
+    drop(c);
+    world.wait_until_empty();
+    world.end();
+}
+
 #[test]
 fn the_handshake_tells_the_limits() {
     let mut disk = TestDisk::new(8 * MIB, CompletionOrder::AtOnce);

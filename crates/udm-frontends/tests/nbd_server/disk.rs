@@ -30,6 +30,7 @@ struct DiskShared {
     /// The logical block size, set when the first lane is opened.
     block: AtomicUsize,
     zeroes: bool,
+    discards: bool,
     bad: Sector,
     closed: AtomicBool,
     /// Block-status queries hang.
@@ -50,6 +51,7 @@ impl TestDisk {
             order,
             block: AtomicUsize::new(512),
             zeroes: true,
+            discards: true,
             bad: Sector(sectors.0 - 1),
             closed: AtomicBool::new(false),
             dumb: AtomicBool::new(false),
@@ -62,6 +64,13 @@ impl TestDisk {
     /// Removes the support of write-zeroes.
     pub fn without_zeroes(mut self) -> TestDisk {
         Arc::get_mut(&mut self.shared).unwrap().zeroes = false;
+        self
+    }
+
+    /// Fails discards, although the limits announce them: as a device whose table changed after its
+    /// clients connected.
+    pub fn without_discards(mut self) -> TestDisk {
+        Arc::get_mut(&mut self.shared).unwrap().discards = false;
         self
     }
 
@@ -154,6 +163,7 @@ impl DiskShared {
         assert!(range.start.is_multiple_of(block) && range.end.is_multiple_of(block), "{bio:?} cuts a block");
         match bio.op {
             Op::WriteZeroes if !self.zeroes => return Status::NotSupp,
+            Op::Discard if !self.discards => return Status::NotSupp,
             Op::Read | Op::Write => assert_eq!(bio.data.len(), range.len(), "{bio:?}"),
             _ => assert!(bio.data.is_empty(), "{bio:?}"),
         }

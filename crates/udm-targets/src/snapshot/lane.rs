@@ -5,7 +5,9 @@
 //! free chunk of the store. A write of a part of a chunk is applied to the copied data, so it needs
 //! no request of its own. Both are acknowledged when their record is on disk.
 //!
-//! The table splits all requests at chunk boundaries.
+//! The table splits all requests at chunk boundaries. [`discard`] has the discards.
+
+mod discard;
 
 use super::args::SnapshotFeatures;
 use super::binding::SnapshotTableBinding;
@@ -21,9 +23,7 @@ use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use udm_core::{
-    Batch, Bio, Cx, DeviceControlError, DrainMode, Lane, Op, OwnWork, Sector, Sectors, Segments, Status,
-};
+use udm_core::{Batch, Bio, Cx, DeviceControlError, DrainMode, Lane, Op, OwnWork, Sector, Sectors, Status};
 
 /// Children of the copy engine.
 const ORIGIN: usize = 0;
@@ -37,8 +37,8 @@ enum SnapshotInFlightBioKind {
     Store,
     /// The first write of a whole chunk, with its index in `first_writes`.
     FirstWrite(u32),
-    /// A discard that clears a chunk of the store. If `discard_origin` is set, the origin is
-    /// discarded afterwards.
+    /// A discard that clears a chunk of the store: the write of one piece. If `discard_origin` is
+    /// set, the origin is discarded afterwards.
     Clear { discard_origin: bool },
     /// A discard of the origin.
     Discard,
@@ -65,8 +65,8 @@ pub(super) struct SnapshotLane {
     awaiting_commit: Batch,
     /// Bios completed here, for the next poll.
     ended: Batch,
-    /// Completed bios that go to another device next.
-    to_resubmit: Batch,
+    /// Discards whose last step completed, with their next step.
+    to_resubmit: Vec<(Box<Bio>, SnapshotInFlightBioKind)>,
 }
 
 impl SnapshotLane {
@@ -92,7 +92,7 @@ impl SnapshotLane {
             waiting: VecDeque::new(),
             awaiting_commit: Batch::new(),
             ended: Batch::new(),
-            to_resubmit: Batch::new(),
+            to_resubmit: Vec::new(),
         })
     }
 
@@ -233,26 +233,6 @@ impl SnapshotLane {
             && bio.end().0 <= self.snapshot.origin_size()
     }
 
-    fn discard(&mut self, bio: Box<Bio>) {
-        // A discard that is too long for the origin is not passed down: a discard promises nothing.
-        let fits = bio.sectors <= self.origin_discard_max;
-        let discard_origin = self.features.discard_passdown_origin && fits;
-        let chunk = self.snapshot.chunk_of(bio.sector.0);
-        match self.snapshot.place(chunk) {
-            ChunkState::Pending => self.waiting.push_back(bio),
-            ChunkState::Copied(new) | ChunkState::Settled(new) if self.covers(&bio) => {
-                // Zeroes are written as data, because a device may not support write-zeroes.
-                let mut bio = bio;
-                let zeroes = udm_core::Buf::zeroed(bio.sectors.bytes() as usize);
-                (bio.op, bio.data) = (Op::Write, zeroes.into());
-                self.send_to_store(bio, new, SnapshotInFlightBioKind::Clear { discard_origin });
-            }
-            _ if discard_origin => self.send_to_origin(bio, SnapshotInFlightBioKind::Discard),
-            // A partial discard leaves the chunk as it is: a discard promises nothing.
-            _ => self.end(bio, Status::Ok),
-        }
-    }
-
     /// Retries waiting requests.
     fn look(&mut self, cx: &mut Cx<'_>) {
         let epoch = self.reader.begin(&self.snapshot.readers);
@@ -325,13 +305,7 @@ impl SnapshotLane {
                     }
                 }
                 Some(SnapshotInFlightBioKind::Clear { discard_origin }) => {
-                    let bio = &mut done[at];
-                    (bio.op, bio.data) = (Op::Discard, Segments::new());
-                    if discard_origin && bio.status.is_ok() {
-                        self.to_resubmit.push(done.swap_remove(at));
-                    } else {
-                        at += 1;
-                    }
+                    at += usize::from(self.piece_cleared(done, at, discard_origin));
                 }
                 None
                 | Some(
@@ -410,8 +384,13 @@ impl SnapshotLane {
         }
         if done.len() > from {
             self.came_back(done, from);
-            for bio in std::mem::take(&mut self.to_resubmit) {
-                self.send_to_origin(bio, SnapshotInFlightBioKind::Discard);
+            for (bio, next) in std::mem::take(&mut self.to_resubmit) {
+                match next {
+                    SnapshotInFlightBioKind::Clear { discard_origin } => {
+                        self.clear_piece(bio, discard_origin);
+                    }
+                    next => self.send_to_origin(bio, next),
+                }
             }
         }
         self.awaiting_commit.extend(self.engine.take_overlaid());
@@ -449,9 +428,7 @@ impl Lane for SnapshotLane {
         self.engine.drain(how, back, cx, |bio| match tags.take(bio) {
             Some(SnapshotInFlightBioKind::Origin(epoch)) => reader.finish(epoch),
             Some(SnapshotInFlightBioKind::FirstWrite(first)) => void.push(first),
-            Some(SnapshotInFlightBioKind::Clear { .. }) => {
-                (bio.op, bio.data) = (Op::Discard, Segments::new());
-            }
+            Some(SnapshotInFlightBioKind::Clear { .. }) => discard::restore_discard(bio, snapshot),
             None | Some(SnapshotInFlightBioKind::Store | SnapshotInFlightBioKind::Discard) => {}
         });
         let any = !void.is_empty();

@@ -14,17 +14,22 @@ impl WatchRig {
     /// A window of reads in which the first path takes `slow` and the others 0.25 ms. Returns the
     /// number of reads of the first path.
     fn window(&mut self, slow: Nanos) -> usize {
+        self.window_of(1, slow)
+    }
+
+    /// As `window`, with `slow_paths` slow paths.
+    fn window_of(&mut self, slow_paths: usize, slow: Nanos) -> usize {
         let mut slowed = 0;
         for _ in 0..40 {
             self.disks.iter().for_each(|disk| disk.hold(true));
             (0..self.disks.len()).for_each(|_| self.start(make_test_read_bio(0, 8)));
             self.poll();
             self.world.now = self.world.now + Nanos(250_000);
-            self.disks[1..].iter().for_each(|disk| disk.hold(false));
+            self.disks[slow_paths..].iter().for_each(|disk| disk.hold(false));
             self.poll();
             slowed += self.disks[0].waiting();
             self.world.now = self.world.now + slow;
-            self.disks[0].hold(false);
+            self.disks[..slow_paths].iter().for_each(|disk| disk.hold(false));
             (0..3).for_each(|_| self.poll());
             assert_eq!(self.done.len(), self.disks.len());
             self.done.clear();
@@ -92,4 +97,42 @@ fn what_is_slow_serves_where_nothing_else_does() {
     rig.disks[1].fail(Status::Transport);
     (0..4).for_each(|_| assert_eq!((rig.read().0, rig.read().1), (Status::Ok, 1)));
     assert!(rig.report(0).ejected && rig.report(1).failed);
+}
+
+/// A trial that takes too long ends, and its copy may still be answered later. That answer is no
+/// result of the trial of another path.
+#[test]
+fn a_late_answer_of_one_trial_counts_in_no_other() {
+    let mut rig = WatchRig::new(4, ejection_settings());
+    for _ in 0..5 {
+        rig.window_of(2, Nanos::from_millis(5));
+    }
+    assert!(rig.report(0).ejected && rig.report(1).ejected);
+    let read = |rig: &mut WatchRig| {
+        rig.start(make_test_read_bio(0, 8));
+        rig.wait();
+        assert_eq!(rig.done.drain(..).map(|bio| bio.status).collect::<Vec<_>>(), [Status::Ok]);
+    };
+    rig.disks[..2].iter().for_each(|disk| disk.hold(true));
+    let in_trial = |rig: &mut WatchRig, first: usize, second: usize| {
+        rig.world.now = rig.world.now + Nanos::from_millis(10_000);
+        read(rig);
+        assert_eq!([rig.disks[0].waiting(), rig.disks[1].waiting()], [first, second]);
+    };
+    in_trial(&mut rig, 1, 0);
+    in_trial(&mut rig, 1, 1);
+    rig.disks[0].hold(false);
+    rig.poll();
+    read(&mut rig);
+    assert_eq!(rig.disks[1].waiting(), 1, "one copy at a time, and the trial still waits for it");
+    // This copy and seven more are the trial.
+    rig.disks[1].hold(false);
+    rig.poll();
+    (0..7).for_each(|_| {
+        assert!(rig.report(1).ejected);
+        read(&mut rig);
+        rig.poll();
+    });
+    assert!(rig.report(0).ejected && !rig.report(1).ejected);
+    rig.rests();
 }

@@ -206,6 +206,78 @@ fn c25_a_discard_of_the_origin_as_well() {
     assert_eq!((host.letters("od", 10), host.letters("sn", 10)), ("abcdefgh.j".into(), "abcdefgh.j".into()));
 }
 
+/// Sectors of the chunk of the tests of long discards: 4 MiB.
+const LONG_CHUNK: u64 = 8192;
+
+/// A snapshot whose first chunk is in the store, full of `X`, over a store that takes requests of
+/// at most `max_sectors`.
+fn host_with_long_chunk(max_sectors: u64) -> SnapshotRig {
+    let mut host = SnapshotRig::new(1);
+    host.disk("O", SIZE).put(0, &vec![b'o'; LONG_CHUNK as usize * 2 * 512]);
+    host.disk("W", SIZE).set_limits(|limits| limits.max_sectors = Sectors(max_sectors));
+    host.create("od", ORIGIN).unwrap();
+    let words = format!("P {LONG_CHUNK} 2 discard_zeroes_cow discard_passdown_origin");
+    host.attach("od", "sn", &format!("0 {SIZE} snapshot O W {words}")).unwrap();
+    assert_eq!(host.write("sn", 0, LONG_CHUNK, b'X'), Status::Ok);
+    let _ = host.get_disk("W").take_log();
+    host
+}
+
+/// Sectors of the writes of `W` since the last look.
+fn writes_of_store(host: &SnapshotRig) -> Vec<u64> {
+    let log = host.get_disk("W").take_log().into_iter();
+    log.filter(|one| one.op == Op::Write).map(|one| one.sectors).collect()
+}
+
+fn is_filled(host: &mut SnapshotRig, name: &str, sector: u64, fill: u8) -> bool {
+    host.read(name, sector, LONG_CHUNK).unwrap().iter().all(|byte| *byte == fill)
+}
+
+/// The zeroes of a discard take no more memory than a piece of a copy, however long the chunk is,
+/// and the store takes each piece.
+#[test]
+fn a_discard_of_a_long_chunk_is_cleared_in_pieces() {
+    for (max_sectors, longest) in [(u64::from(u32::MAX), 512), (255, 255)] {
+        let mut host = host_with_long_chunk(max_sectors);
+        assert_eq!(host.discard("sn", 0, LONG_CHUNK), Status::Ok);
+        let pieces = writes_of_store(&host);
+        assert_eq!((pieces.iter().sum(), pieces.iter().max()), (LONG_CHUNK, Some(&longest)));
+        assert!(is_filled(&mut host, "sn", 0, 0) && is_filled(&mut host, "sn", LONG_CHUNK, b'o'));
+        assert!(is_filled(&mut host, "od", 0, 0), "passed down");
+    }
+}
+
+/// A piece that fails fails the discard. A piece that is handed back is the whole discard again.
+#[test]
+fn a_discard_of_a_long_chunk_ends_between_its_pieces() {
+    for fails in [true, false] {
+        let mut host = host_with_long_chunk(u64::from(u32::MAX));
+        let store = host.get_disk("W");
+        store.hold(true);
+        store.hand_back(true);
+        store.release(3);
+        let sent = host.send("sn", 0, bio_without_data(Op::Discard, 0, LONG_CHUNK));
+        (0..20).for_each(|_| host.poll());
+        assert_eq!((writes_of_store(&host).len(), store.waiting()), (3, 1));
+        if fails {
+            store.fail(Status::Medium);
+        } else {
+            assert!(host.suspend_asleep("sn", |_, _| true));
+            assert_eq!(store.waiting(), 0);
+        }
+        store.hold(false);
+        if !fails {
+            host.resume(&["sn"]).unwrap();
+        }
+        let bio = host.wait(sent);
+        assert_eq!((bio.op, bio.sector.0, bio.sectors.0), (Op::Discard, 0, LONG_CHUNK));
+        assert!(bio.data.is_empty());
+        assert_eq!(bio.status, if fails { Status::Medium } else { Status::Ok });
+        store.fail(Status::Ok);
+        assert_eq!((is_filled(&mut host, "sn", 0, 0), is_filled(&mut host, "od", 0, 0)), (!fails, !fails));
+    }
+}
+
 /// Two writes of the origin whose copies complete in reverse order. Returns which of them have
 /// completed then.
 fn copies_end_backwards(kind: &str) -> [bool; 2] {

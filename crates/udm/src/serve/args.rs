@@ -60,7 +60,8 @@ pub struct ServeArgs {
     /// repeated
     #[arg(long = "device", value_name = "NAME=TABLE|NAME=@FILE|NAME=DEVICE", value_parser = parse_device_table_arg)]
     pub devices: Vec<DeviceTableArg>,
-    /// Serve NBD on a Unix socket; - creates one in a private folder
+    /// Serve NBD on a Unix socket; - creates one in a private folder, which stays if the server is
+    /// killed without --run
     #[arg(short = 'U', long, value_name = "PATH")]
     pub unix: Option<PathBuf>,
     /// Serve NBD on a TCP port
@@ -80,7 +81,8 @@ pub struct ServeArgs {
     #[arg(short, long)]
     pub readonly: bool,
     /// Run a command through /bin/sh with $uri, $unixsocket, $uri_NAME and $UDM_SOCKET set, then
-    /// shut down with its status
+    /// shut down with its status. If the server is killed, the command with all its processes is
+    /// ended, and the private folder of the sockets is removed
     #[arg(long, value_name = "CMD")]
     pub run: Option<String>,
     /// The CPUs to use, one core each (0-3, 0,2) [default: one core per CPU, at most 8, not pinned]

@@ -6,7 +6,6 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::OnceLock;
-use tokio::process::Command;
 
 /// The soft limit before it was raised.
 static ORIGINAL_LIMIT: OnceLock<u64> = OnceLock::new();
@@ -23,12 +22,10 @@ pub fn raise_open_file_limit() {
     }
 }
 
-/// A shell that runs `command` under the original limit.
-pub(super) fn shell_with_original_ulimit(command: &str) -> Command {
-    let mut shell = Command::new("/bin/sh");
-    match ORIGINAL_LIMIT.get() {
-        None => shell.args(["-c", command]),
-        Some(soft) => shell.args(["-c", &format!("ulimit -Sn {soft}; exec /bin/sh -c \"$0\""), command]),
-    };
+/// The words of a shell that runs `command` under the original limit.
+pub(super) fn shell_with_original_ulimit(command: &str) -> Vec<String> {
+    let mut shell = vec!["/bin/sh".to_owned(), "-c".into()];
+    shell.extend(ORIGINAL_LIMIT.get().map(|soft| format!("ulimit -Sn {soft}; exec /bin/sh -c \"$0\"")));
+    shell.push(command.into());
     shell
 }

@@ -1,7 +1,7 @@
 //! `udm serve`: serves devices to NBD clients until a signal comes or the command of `--run` ends.
 //!
 //! The calling thread becomes the control thread: it has the signals, the control socket and the
-//! child of `--run`. The cores are threads of their own. There is no periodic timer: a server
+//! supervisor of `--run`. The cores are threads of their own. There is no periodic timer: a server
 //! without requests sleeps. A separate thread supervises the end of the server and receives the
 //! second signal, because the others may be stuck (`shutdown`).
 
@@ -15,6 +15,7 @@ mod reload;
 mod report;
 mod shutdown;
 mod sockets;
+mod supervisor;
 mod systemd;
 mod vhost_user;
 
@@ -35,6 +36,7 @@ use std::collections::VecDeque;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
+pub use supervisor::{is_supervisor, run_supervisor};
 use udm_control::exports::{DeviceExporter, ExportOptions};
 use udm_control::http::{self, socket::ControlSocket};
 use udm_control::{DeviceRegistry, verbs};

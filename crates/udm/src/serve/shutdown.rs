@@ -112,14 +112,15 @@ impl SighupStream {
 }
 
 /// The system's signal streams.
-struct SignalStreams {
+pub(super) struct SignalStreams {
     interrupt: unix::Signal,
     terminate: unix::Signal,
     hangup: unix::Signal,
 }
 
 impl SignalStreams {
-    fn new() -> io::Result<SignalStreams> {
+    /// Installs the signal handlers.
+    pub fn new() -> io::Result<SignalStreams> {
         Ok(SignalStreams {
             interrupt: unix::signal(SignalKind::interrupt())?,
             terminate: unix::signal(SignalKind::terminate())?,
@@ -127,7 +128,8 @@ impl SignalStreams {
         })
     }
 
-    async fn next(&mut self) -> Signal {
+    /// Waits for the next signal.
+    pub async fn next(&mut self) -> Signal {
         tokio::select! {
             _ = self.interrupt.recv() => Signal::INT,
             _ = self.terminate.recv() => Signal::TERM,

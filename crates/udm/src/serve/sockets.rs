@@ -18,7 +18,6 @@ pub(super) struct ServerSockets {
     pub unix: Option<PathBuf>,
     /// All addresses on which the NBD server listens.
     pub listen: Vec<ListenAddress>,
-    #[expect(dead_code, reason = "held for its drop")]
     private: Option<TempDir>,
 }
 
@@ -57,6 +56,11 @@ impl ServerSockets {
         let tcp = args.port.map(|port| ListenAddress::Tcp(SocketAddr::new(args.ipaddr, port)));
         let listen = own.map(ListenAddress::Unix).into_iter().chain(tcp).collect();
         Ok(ServerSockets { control, unix, listen, private })
+    }
+
+    /// The private folder, if any socket is in it.
+    pub fn private_folder(&self) -> Option<&Path> {
+        self.private.as_ref().map(TempDir::path)
     }
 
     /// The addresses of `server`, for NBD URIs.

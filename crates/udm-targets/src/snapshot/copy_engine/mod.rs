@@ -305,6 +305,11 @@ impl ChunkCopyEngine {
         self.children.push(child, bio);
     }
 
+    /// The longest request that the origin and all stores accept without a split, at most 256 KiB.
+    pub(in crate::snapshot) fn max_piece(&self) -> Sectors {
+        self.max_piece
+    }
+
     fn next_piece(&mut self) -> Option<(usize, u64, Sectors)> {
         if self.jobs.is_empty() {
             return None;
