@@ -37,6 +37,7 @@
 //! This crate is one of the few places in udm with `unsafe`. It does no I/O and knows no requests.
 //! It lies below `udm-core`, so `udm-core` can forbid `unsafe`.
 
+mod lost_pages;
 mod partition;
 mod pool;
 mod segments;

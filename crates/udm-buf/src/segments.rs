@@ -55,6 +55,11 @@ impl Segments {
         self.push(range.0);
     }
 
+    /// Moves all foreign pieces to `spare`, in order, and drops owned ones. The list keeps its room.
+    pub fn take_shared(&mut self, spare: &mut Vec<SharedRange>) {
+        spare.extend(self.bufs.drain(..).filter(Buf::is_shared).map(SharedRange));
+    }
+
     /// True if a piece is foreign: the pieces cannot be taken apart then.
     #[must_use]
     pub fn is_shared(&self) -> bool {

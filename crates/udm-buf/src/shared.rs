@@ -4,28 +4,31 @@
 //! another thread changes the range meanwhile, each byte is the old or the new one. A copy orders
 //! no other access. A reader that needs a complete copy must be synchronised by other means.
 //!
+//! The other process may also cut the file of the memory. [`SharedMemoryMap::of_memfd`] refuses files
+//! that can be cut; [`SharedMemoryMap::of_guest_memory`] survives it and reports the loss.
+//!
 //! On x86-64 a copy is one CPU instruction. The compiler only knows that the instruction accesses
 //! memory, as with an access by a device or a system call. Other CPUs copy word by word.
 
+use crate::lost_pages::LostPageGuard;
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 /// Magic number of the file system of memfds (`statfs(2)`).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// Memory shared with another process, which may change it at any time: a mapped, sealed memfd. It
-/// consists of [`AtomicU64`] words that are copied or given to the kernel, never read as a slice.
-///
-/// The file cannot shrink. So the other process cannot remove a page in use, which would cause a
-/// SIGBUS here.
+/// Memory shared with another process, which may change it at any time: a mapped file. It consists
+/// of [`AtomicU64`] words that are copied or given to the kernel, never read as a slice.
 #[derive(Debug)]
 pub struct SharedMemoryMap {
     base: NonNull<AtomicU64>,
     len: usize,
+    /// `None` if the file cannot shrink.
+    lost_pages: Option<LostPageGuard>,
 }
 
 // SAFETY: the memory consists of atomics, which any thread may use. Nothing else uses the mapping,
@@ -34,8 +37,11 @@ unsafe impl Send for SharedMemoryMap {}
 // SAFETY: as above; a shared borrow gives atomics only.
 unsafe impl Sync for SharedMemoryMap {}
 
-/// The longest mapping in bytes (64 GiB).
+/// The longest mapping of a memfd in bytes (64 GiB).
 const MAP_MAX: usize = 64 << 30;
+
+/// The longest region of guest memory in bytes (16 TiB).
+const GUEST_MAP_MAX: usize = 16 << 40;
 
 impl SharedMemoryMap {
     /// Maps the first `len` bytes (a multiple of 4096, up to 64 GiB) of a memfd.
@@ -63,12 +69,71 @@ impl SharedMemoryMap {
         if size < len as u64 {
             return refuse(format!("shared memory of {size} bytes, but {len} are needed"));
         }
-        // SAFETY: a new mapping at an address that the system chooses touches no other memory.
-        let base = unsafe {
-            mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, memfd, 0)
-        }?;
-        let Some(base) = NonNull::new(base.cast()) else { return Err(io::ErrorKind::OutOfMemory.into()) };
-        Ok(SharedMemoryMap { base, len })
+        // The file cannot shrink, so the other process cannot remove a page in use.
+        Ok(SharedMemoryMap { base: map_shared(memfd, 0, len)?, len, lost_pages: None })
+    }
+
+    /// Maps `len` bytes (a multiple of 4096, up to 16 TiB) at byte `offset` (a multiple of 4096) of
+    /// the memory of a virtual machine. The file may be a memfd, also of huge pages, or a file of
+    /// any file system that can be mapped. If it is cut later, the memory reads as zeroes and
+    /// [`SharedMemoryMap::is_lost`] is true.
+    ///
+    /// # Errors
+    /// The range is not made of pages or exceeds the file, there are too many regions, and errors
+    /// of the system. The error text has the reason.
+    pub fn of_guest_memory(file: impl AsFd, offset: u64, len: usize) -> io::Result<SharedMemoryMap> {
+        let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        let page = crate::ALIGN as u64;
+        if len == 0
+            || !len.is_multiple_of(crate::ALIGN)
+            || len > GUEST_MAP_MAX
+            || !offset.is_multiple_of(page)
+        {
+            return refuse(format!(
+                "guest memory of {len} bytes at {offset}: expected whole pages of 4096 bytes"
+            ));
+        }
+        let size = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
+        if offset.checked_add(len as u64).is_none_or(|end| end > size) {
+            return refuse(format!("guest memory of {len} bytes at {offset} of a file of {size} bytes"));
+        }
+        let base = map_shared(file, offset, len)?;
+        let mut map = SharedMemoryMap { base, len, lost_pages: None };
+        map.lost_pages = Some(LostPageGuard::new(base.as_ptr().addr(), len)?);
+        Ok(map)
+    }
+
+    /// True if the file was cut and a lost page was accessed here. What was read from the memory
+    /// since may be zeroes, and the other process sees nothing that is written.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.lost_pages.as_ref().is_some_and(LostPageGuard::is_lost)
+    }
+
+    /// The 16-bit word at byte `at`, in the byte order of this machine.
+    ///
+    /// # Panics
+    /// If `at` is odd, or the word exceeds the memory.
+    #[must_use]
+    pub fn u16_at(&self, at: usize) -> &AtomicU16 {
+        assert!(at.is_multiple_of(2) && at < self.len, "a word of 16 bits at {at} of {}", self.len);
+        // SAFETY: inside the mapping, which has whole pages.
+        let word = unsafe { self.base.cast::<AtomicU16>().add(at / 2) };
+        // SAFETY: as above.
+        unsafe { word.as_ref() }
+    }
+
+    /// The 32-bit word at byte `at`, in the byte order of this machine.
+    ///
+    /// # Panics
+    /// If `at` is no multiple of 4, or the word exceeds the memory.
+    #[must_use]
+    pub fn u32_at(&self, at: usize) -> &AtomicU32 {
+        assert!(at.is_multiple_of(4) && at < self.len, "a word of 32 bits at {at} of {}", self.len);
+        // SAFETY: as above.
+        let word = unsafe { self.base.cast::<AtomicU32>().add(at / 4) };
+        // SAFETY: as above.
+        unsafe { word.as_ref() }
     }
 
     /// The memory as words.
@@ -76,7 +141,8 @@ impl SharedMemoryMap {
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: mapped with this length in `of_memfd`, readable and writable, page-aligned, and
         // unmapped in drop. Others may write there at any time, as they may to atomics; every value
-        // of a byte is valid. The file cannot shrink, so every page is there.
+        // of a byte is valid. A page is there as long as the file has it, or is replaced when it is
+        // accessed (`lost_pages`).
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len / size_of::<AtomicU64>()) }
     }
 
@@ -88,9 +154,19 @@ impl SharedMemoryMap {
     }
 }
 
+/// Maps `len` bytes at byte `offset` of `file`, readable and writable.
+fn map_shared(file: impl AsFd, offset: u64, len: usize) -> io::Result<NonNull<AtomicU64>> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address that the system chooses touches no other memory.
+    let base = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, offset) }?;
+    NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
 impl Drop for SharedMemoryMap {
     fn drop(&mut self) {
-        // SAFETY: mapped in `of_memfd` with this very length; each user of the mapping holds this
+        // Nothing else may use the addresses of a guard.
+        self.lost_pages = None;
+        // SAFETY: mapped by `map_shared` with this very length; each user of the mapping holds this
         // value.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");

@@ -36,6 +36,16 @@ impl SharedRange {
     ) -> Result<SharedRange, SharedRangeOutOfBounds> {
         Ok(SharedRange(Buf::shared_range(Arc::clone(map), at, check_shared_range_len(map, at, len)?)))
     }
+
+    /// Points the range to another range of the same memory. Touches no shared count and allocates
+    /// nothing.
+    ///
+    /// # Errors
+    /// The range exceeds the memory, or another piece of the old range is alive. It is unchanged
+    /// then.
+    pub fn retarget(&mut self, at: usize, len: usize) -> Result<(), SharedRangeOutOfBounds> {
+        self.0.retarget(at, len)
+    }
 }
 
 fn check_shared_range_len(
@@ -125,6 +135,67 @@ mod tests {
         }
         assert!(SharedMemoryMap::of_memfd(rustix::pipe::pipe().unwrap().0, 4096).is_err());
         assert!(SharedMemoryMap::of_memfd(memfd(4096, SealFlags::SHRINK | SealFlags::WRITE), 4096).is_err());
+    }
+
+    /// A file that is cut while its memory is in use: the process lives, the memory reads as zeroes
+    /// and is reported as lost. Other mappings are not affected.
+    #[test]
+    fn memory_of_a_file_that_is_cut_is_lost() {
+        let fd = memfd(16 << 10, SealFlags::empty());
+        let map = SharedMemoryMap::of_guest_memory(&fd, 4096, 12 << 10).unwrap();
+        let other = SharedMemoryMap::of_guest_memory(&fd, 0, 4096).unwrap();
+        copy_to_shared(map.words(), 8000, &[7; 8]);
+        copy_to_shared(other.words(), 0, &[9; 8]);
+        ftruncate(&fd, 8192).unwrap();
+        assert!(!map.is_lost(), "nothing was accessed yet");
+        let mut seen = [1; 8];
+        copy_from_shared(map.words(), 8000, &mut seen);
+        assert_eq!((seen, map.is_lost(), other.is_lost()), ([0; 8], true, false));
+        copy_from_shared(other.words(), 0, &mut seen);
+        assert_eq!(seen, [9; 8]);
+        drop(map);
+        assert!(!SharedMemoryMap::of_guest_memory(&fd, 0, 8192).unwrap().is_lost(), "a new slot");
+        let refused =
+            |offset, len| SharedMemoryMap::of_guest_memory(&fd, offset, len).unwrap_err().to_string();
+        assert!(refused(4096, 8192).contains("of a file of 8192 bytes"));
+        assert!(refused(u64::MAX - 4095, 4096).contains("of a file of 8192 bytes"));
+        for (offset, len) in [(0, 0), (0, 5000), (512, 4096), (0, usize::MAX & !4095)] {
+            assert!(refused(offset, len).contains("whole pages"), "{len} at {offset}");
+        }
+    }
+
+    #[test]
+    fn words_are_those_of_the_other_process() {
+        let map = map(4096);
+        copy_to_shared(map.words(), 6, &[1, 2, 3, 4, 5, 6]);
+        assert_eq!(map.u16_at(6).load(Ordering::Relaxed), u16::from_ne_bytes([1, 2]));
+        map.u32_at(8).store(0, Ordering::Release);
+        let mut seen = [9; 8];
+        copy_from_shared(map.words(), 6, &mut seen);
+        assert_eq!(seen, [1, 2, 0, 0, 0, 0, 0, 0]);
+        let panics = |f: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err();
+        assert!(panics(&|| assert!(map.u16_at(1).load(Ordering::Relaxed) < 1)));
+        assert!(panics(&|| assert!(map.u16_at(4096).load(Ordering::Relaxed) < 1)));
+        assert!(panics(&|| assert!(map.u32_at(2).load(Ordering::Relaxed) < 1)));
+        assert!(panics(&|| assert!(map.u32_at(4096).load(Ordering::Relaxed) < 1)));
+    }
+
+    /// A list keeps its room, and its pieces go back to their owner for reuse.
+    #[test]
+    fn pieces_are_reused() {
+        let map = map(8192);
+        let mut spare = vec![SharedRange::new(&map, 0, 512).unwrap(), SharedRange::new(&map, 0, 8).unwrap()];
+        let mut data = Segments::new();
+        for from in [0, 2048] {
+            for at in [from + 1024, from] {
+                let mut piece = spare.pop().unwrap();
+                piece.retarget(at, 512).unwrap();
+                data.push_shared(piece);
+            }
+            assert_eq!((data.len(), data.ranges().count()), (1024, 2));
+            data.take_shared(&mut spare);
+            assert_eq!((data.len(), spare.len()), (0, 2));
+        }
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! Front ends: they turn requests from outside into bios.
 //!
 //! * [`nbd`]: a server for NBD clients, over Unix sockets and TCP.
+//! * [`vhost_user`]: disks of virtual machines, over Unix sockets and shared memory.
 //!
 //! A front end knows devices and bios. It knows no target and no backend.
 #![forbid(unsafe_code)]
 
 pub mod nbd;
 pub mod unix_socket;
+pub mod vhost_user;

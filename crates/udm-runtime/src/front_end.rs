@@ -32,6 +32,16 @@ pub trait FrontEnd {
     /// Stops the front end: it refuses new requests, completes those in flight, then is closed.
     fn stop(&mut self, cx: &mut FrontCx<'_, '_>);
 
+    /// Looks for input that no ring operation reports, such as new entries of a ring in shared
+    /// memory. Returns true if there is any; a `gather` follows. Called in each turn after
+    /// [`FrontCx::poll_input`] and while the core spins, so it must be cheap. With `sleeps`, the
+    /// core is about to sleep: the front end first asks the other side for a notification that
+    /// completes a ring operation, and then looks. If no front end has input, the polling ends.
+    fn has_input(&mut self, sleeps: bool) -> bool {
+        let _ = sleeps;
+        false
+    }
+
     /// True if the front end is over and has nothing in flight: the core drops it.
     fn is_closed(&self) -> bool;
 
@@ -64,6 +74,8 @@ pub struct FrontCx<'a, 'b> {
     pub(crate) wake: &'a mut Nanos,
     /// Front ends to call in the next turn.
     pub(crate) scheduled: &'a mut Vec<usize>,
+    /// The front end is asked for input until the core sleeps.
+    pub(crate) polls_input: &'a mut bool,
     /// If true, all front ends are called in the next turn.
     pub(crate) all_scheduled: &'a mut bool,
     pub(crate) locals: &'a mut FrontEndSharedValues,
@@ -147,6 +159,11 @@ impl FrontCx<'_, '_> {
     /// Ignored if the front end is closed; harmless if another one has its slot.
     pub fn schedule(&mut self, front: FrontKey) {
         self.scheduled.push(front.0);
+    }
+
+    /// Makes the core ask this front end for input ([`FrontEnd::has_input`]) until it sleeps next.
+    pub fn poll_input(&mut self) {
+        *self.polls_input = true;
     }
 
     /// Schedules a `gather` of all front ends of this core.

@@ -49,6 +49,22 @@ enum CoreEventSource {
     EventFd(Arc<OwnedFd>, String),
 }
 
+/// Input of a core that neither its ring nor its inbox reports.
+pub(crate) trait PolledInput {
+    /// True if there is input. With `sleeps`, all sources first promise a completion of the ring
+    /// for what comes later.
+    fn has_input(&mut self, sleeps: bool) -> bool;
+}
+
+/// No such input.
+struct NoPolledInput;
+
+impl PolledInput for NoPolledInput {
+    fn has_input(&mut self, _: bool) -> bool {
+        false
+    }
+}
+
 /// The calling thread as core `id` of a [`ProcessCores`]. It opens lanes and drives them itself:
 /// [`LocalCore::turn`] with a `submit` and a `poll` of each lane, and [`LocalCore::park`] after a
 /// turn with nothing to do.
@@ -277,7 +293,12 @@ impl LocalCore {
     /// lane asked for in the last turn. Spins first if that makes the wait shorter, then sleeps.
     /// Afterwards poll every lane once.
     pub fn park(&mut self) {
-        if self.prepare_sleep() {
+        self.park_with(&mut NoPolledInput);
+    }
+
+    /// As [`LocalCore::park`]; also returns if there is `input`.
+    pub(crate) fn park_with(&mut self, input: &mut impl PolledInput) {
+        if self.prepare_sleep(input) {
             let timeout =
                 (self.wake != Nanos::NEVER).then(|| Duration::from_nanos(self.wake.since(self.clock()).0));
             self.wait(timeout);
@@ -286,7 +307,7 @@ impl LocalCore {
     }
 
     /// The part of [`LocalCore::park`] before the sleep. False if the core must not sleep.
-    pub(crate) fn prepare_sleep(&mut self) -> bool {
+    pub(crate) fn prepare_sleep(&mut self, input: &mut impl PolledInput) -> bool {
         if self.take_progress() {
             self.submit_and_reap();
             return false;
@@ -308,7 +329,8 @@ impl LocalCore {
             return false;
         }
         self.wait_began = begin;
-        if (self.spin.length() == 0 || !self.spin_until_event(begin))
+        if (self.spin.length() == 0 || !self.spin_until_event(begin, input))
+            && !input.has_input(true)
             && self.core_set.inbox(self.id).try_sleep()
         {
             return true;
@@ -339,7 +361,7 @@ impl LocalCore {
     }
 
     /// Spins from `begin` on. Returns true if there is a reason for another turn.
-    fn spin_until_event(&mut self, begin: Nanos) -> bool {
+    fn spin_until_event(&mut self, begin: Nanos, input: &mut impl PolledInput) -> bool {
         self.submit_and_reap();
         if self.take_progress() {
             return true;
@@ -349,7 +371,7 @@ impl LocalCore {
                 std::hint::spin_loop();
             }
             let now = self.clock();
-            if self.has_wakeup() || now >= self.wake {
+            if input.has_input(false) || self.has_wakeup() || now >= self.wake {
                 self.add_spin_time(begin, now);
                 self.submit_and_reap();
                 return true;

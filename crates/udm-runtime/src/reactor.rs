@@ -9,7 +9,7 @@ use crate::core_lanes::CoreLanes;
 use crate::core_set::CoreMessage;
 use crate::front_end::{FRONT, FrontCx, FrontEnd, FrontEndSharedValues};
 use crate::in_flight_report::CoreWorkInFlightReport;
-use crate::local::{CoreClockFunctions, LocalCore};
+use crate::local::{CoreClockFunctions, LocalCore, PolledInput};
 use crate::ring::RingUser;
 use crate::subscriptions::FrontEndSubscriptions;
 use slab::Slab;
@@ -25,6 +25,8 @@ struct AttachedFrontEnd {
     done: Batch,
     in_flight: usize,
     wake: Nanos,
+    /// The front end is asked for input until the core sleeps.
+    polls_input: bool,
     /// Topics to which the front end subscribes.
     topics: Vec<DeviceId>,
 }
@@ -90,6 +92,8 @@ struct CoreFrontEnds {
     /// Front ends to gather in the next turn.
     scheduled: Vec<usize>,
     all_scheduled: bool,
+    /// Front ends that are asked for input until the core sleeps.
+    polled: Vec<usize>,
     /// The front ends of `scheduled` while they run.
     running: Vec<usize>,
     /// Values that the front ends share.
@@ -120,7 +124,7 @@ impl Reactor {
         loop {
             match self.step() {
                 ReactorTurnOutcome::RunAgain => {}
-                ReactorTurnOutcome::Sleep => self.core.park(),
+                ReactorTurnOutcome::Sleep => self.core.park_with(&mut self.inner),
                 ReactorTurnOutcome::Exited => return self.stop_receiving(),
             }
         }
@@ -172,6 +176,11 @@ impl Reactor {
     pub(crate) fn core(&mut self) -> &mut LocalCore {
         &mut self.core
     }
+
+    /// As [`LocalCore::prepare_sleep`], with the input of the front ends.
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        self.core.prepare_sleep(&mut self.inner)
+    }
 }
 
 impl CoreFrontEnds {
@@ -213,6 +222,7 @@ impl CoreFrontEnds {
         while let Some(target) = self.ready.pop() {
             self.run_target(target, cx);
         }
+        self.has_input(false);
         std::mem::swap(&mut self.scheduled, &mut self.running);
         if std::mem::take(&mut self.all_scheduled) {
             self.running.clear();
@@ -255,6 +265,7 @@ impl CoreFrontEnds {
             done: Batch::new(),
             in_flight: 0,
             wake: Nanos::NEVER,
+            polls_input: false,
             topics: Vec::new(),
         };
         let key = self.fronts.insert(attached);
@@ -334,6 +345,7 @@ impl CoreFrontEnds {
         let Some(attached) = self.fronts.get_mut(key) else { return };
         let mut front = attached.front.take().expect("front ends do not call each other");
         let mut done = std::mem::take(&mut attached.done);
+        let polled_before = attached.polls_input;
         cx.set_current_target(Some(PolledUnitId(FRONT | key as u32)));
         let mut fcx = FrontCx {
             background: attached.background,
@@ -344,6 +356,7 @@ impl CoreFrontEnds {
             in_flight: &mut attached.in_flight,
             wake: &mut attached.wake,
             scheduled: &mut self.scheduled,
+            polls_input: &mut attached.polls_input,
             all_scheduled: &mut self.all_scheduled,
             locals: &mut self.locals,
             cpu_time: self.time.cpu_time,
@@ -353,6 +366,9 @@ impl CoreFrontEnds {
         f(&mut *front, &mut done, &mut fcx);
         fcx.cx.set_current_target(None);
         attached.done = done;
+        if attached.polls_input != polled_before {
+            set_polled(&mut self.polled, key, attached.polls_input);
+        }
         self.wake = self.wake.min(attached.wake);
         if let Some(deadline) = self.stopping {
             self.wake = self.wake.min(deadline);
@@ -360,9 +376,34 @@ impl CoreFrontEnds {
         if front.is_closed() && attached.in_flight == 0 {
             let topics = std::mem::take(&mut attached.topics);
             self.topics.forget(key, &topics);
+            set_polled(&mut self.polled, key, false);
             self.fronts.remove(key);
         } else {
             attached.front = Some(front);
         }
+    }
+}
+
+/// Adds `key` to the front ends that are asked for input, or removes it.
+fn set_polled(polled: &mut Vec<usize>, key: usize, polls: bool) {
+    polled.retain(|other| *other != key);
+    if polls {
+        polled.push(key);
+    }
+}
+
+impl PolledInput for CoreFrontEnds {
+    fn has_input(&mut self, sleeps: bool) -> bool {
+        for key in &self.polled {
+            let front = self.fronts[*key].front.as_mut().expect("no front end runs while the core waits");
+            if front.has_input(sleeps) {
+                self.scheduled.push(*key);
+            }
+        }
+        if sleeps && self.scheduled.is_empty() {
+            // A completion of the ring calls each of them.
+            self.polled.drain(..).for_each(|key| self.fronts[key].polls_input = false);
+        }
+        !self.scheduled.is_empty()
     }
 }

@@ -53,11 +53,11 @@ impl SteppedCore {
         match reactor.step() {
             ReactorTurnOutcome::RunAgain => CoreStateAfterStep::None,
             ReactorTurnOutcome::Sleep => {
-                let core = reactor.core();
-                self.asleep = core.prepare_sleep();
+                self.asleep = reactor.prepare_sleep();
                 if !self.asleep {
                     return CoreStateAfterStep::None;
                 }
+                let core = reactor.core();
                 if let Some(ring) = core.ring() {
                     ring.submit();
                 }

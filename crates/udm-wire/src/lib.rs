@@ -1,5 +1,5 @@
-//! Parsers and printers: table lines, sizes, URIs, the NBD protocol, snapshot stores, configuration
-//! files.
+//! Parsers and printers: table lines, sizes, URIs, the protocols NBD, vhost-user and virtio, snapshot
+//! stores, configuration files.
 //!
 //! Contract: everything here is a pure function of its input. There is no I/O, no clock, no thread
 //! and no `unsafe`. All input counts as hostile. Each parser bounds the memory that it uses,
@@ -20,6 +20,8 @@ pub mod size;
 pub mod table;
 pub mod udm_conf;
 pub mod uri;
+pub mod vhost_user;
+pub mod virtio;
 pub mod words;
 
 #[doc(hidden)]

@@ -63,7 +63,7 @@ impl ExportGeometry {
 
 /// Returns `max` in bytes, limited to whole blocks and to the length of a request. If the device
 /// does not support the operation, it gets requests of any length and refuses them.
-fn max_export_request_bytes(max: Sectors, block: u32) -> u32 {
+pub(crate) fn max_export_request_bytes(max: Sectors, block: u32) -> u32 {
     let bytes = if max == Sectors::ZERO { u64::MAX } else { max.0.saturating_mul(SECTOR_SIZE) };
     let bytes = bytes.min(u64::from(u32::MAX)) as u32;
     (bytes - bytes % block).max(block)

@@ -99,7 +99,7 @@ impl Export {
     }
 
     /// Returns true while requests of the export fail.
-    pub(super) fn is_failing(&self) -> bool {
+    pub(crate) fn is_failing(&self) -> bool {
         self.failing.load(Ordering::SeqCst) > 0
     }
 
@@ -109,7 +109,7 @@ impl Export {
     }
 
     /// Counters of `core` for the device.
-    pub(super) fn io_counters_on(&self, core: CoreId) -> Arc<CachePadded<CoreDeviceIoCounters>> {
+    pub(crate) fn io_counters_on(&self, core: CoreId) -> Arc<CachePadded<CoreDeviceIoCounters>> {
         self.exported_device.served.on(core)
     }
 

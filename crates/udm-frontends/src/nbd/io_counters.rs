@@ -43,7 +43,7 @@ pub(super) struct DeviceIoCounters(Mutex<BTreeMap<CoreId, Arc<CachePadded<CoreDe
 
 /// Counters of one core for a device.
 #[derive(Default)]
-pub(super) struct CoreDeviceIoCounters {
+pub(crate) struct CoreDeviceIoCounters {
     ops: [AtomicOpIoCounters; Op::ALL.len()],
 }
 
@@ -63,7 +63,7 @@ fn add_to_core_counter(to: &AtomicU64, n: u64) {
 }
 
 /// Returns the operation that `command` counts as; `None` if it neither moves nor changes data.
-const fn nbd_command_to_op(command: NbdCommand) -> Option<Op> {
+pub(super) const fn nbd_command_to_op(command: NbdCommand) -> Option<Op> {
     match command {
         NbdCommand::Read => Some(Op::Read),
         NbdCommand::Write => Some(Op::Write),
@@ -76,23 +76,18 @@ const fn nbd_command_to_op(command: NbdCommand) -> Option<Op> {
 
 impl CoreDeviceIoCounters {
     /// Counts a request that has arrived completely.
-    pub(super) fn begin(&self, command: NbdCommand) {
-        if let Some(op) = nbd_command_to_op(command) {
-            add_to_core_counter(&self.ops[op as usize].begun, 1);
-        }
+    pub(crate) fn begin(&self, op: Op) {
+        add_to_core_counter(&self.ops[op as usize].begun, 1);
     }
 
     /// Counts a request that the device has completed, or that was not submitted after all.
-    pub(super) fn end(&self, command: NbdCommand) {
-        if let Some(op) = nbd_command_to_op(command) {
-            add_to_core_counter(&self.ops[op as usize].ended, 1);
-        }
+    pub(crate) fn end(&self, op: Op) {
+        add_to_core_counter(&self.ops[op as usize].ended, 1);
     }
 
     /// Counts an answered request for `bytes`. `took` is its time at the device, if it was
     /// submitted.
-    pub(super) fn answer(&self, command: NbdCommand, bytes: u32, is_ok: bool, took: Option<Nanos>) {
-        let Some(op) = nbd_command_to_op(command) else { return };
+    pub(crate) fn answer(&self, op: Op, bytes: u32, is_ok: bool, took: Option<Nanos>) {
         let counts = &self.ops[op as usize];
         add_to_core_counter(&counts.requests, 1);
         if is_ok {

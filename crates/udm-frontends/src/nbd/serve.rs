@@ -10,6 +10,7 @@ mod status;
 
 use super::connection::{AcceptedNbdConnection, ConnectionPhase};
 use super::exports::FailingExportMessage;
+use super::io_counters::nbd_command_to_op;
 use super::partial_blocks::{PartialBlocks, UnalignedEdge};
 use super::reply::{QueuedReply, ReplyForm, return_buffers_to_pool};
 use super::request::{DeviceBlockSize, RequestPlan, check_request};
@@ -167,8 +168,8 @@ impl AcceptedNbdConnection {
             partial_blocks,
             answered: false,
         });
-        if let Some(io_counters) = &self.io_counters {
-            io_counters.begin(request.command);
+        if let (Some(op), Some(io_counters)) = (nbd_command_to_op(request.command), &self.io_counters) {
+            io_counters.begin(op);
         }
         match self.failing {
             true => self.fail(key),
@@ -326,8 +327,9 @@ impl AcceptedNbdConnection {
     pub(super) fn end(&mut self, key: usize, mut bio: Box<Bio>) {
         let pending = self.pending.remove(key);
         let took = (pending.stage != RequestStage::Parked).then(|| Nanos(self.now.0 - pending.since.0));
-        if let Some(io_counters) = &self.io_counters {
-            io_counters.end(pending.request.command);
+        if let (Some(op), Some(io_counters)) = (nbd_command_to_op(pending.request.command), &self.io_counters)
+        {
+            io_counters.end(op);
         }
         self.release_range(key, pending.partial_blocks.is_some());
         let (
@@ -379,8 +381,8 @@ impl AcceptedNbdConnection {
         charge: usize,
         took: Option<Nanos>,
     ) {
-        if let Some(io_counters) = &self.io_counters {
-            io_counters.answer(request.command, request.len, error == 0, took);
+        if let (Some(op), Some(io_counters)) = (nbd_command_to_op(request.command), &self.io_counters) {
+            io_counters.answer(op, request.len, error == 0, took);
         }
         let chunks = matches!(request.command, NbdCommand::Read | NbdCommand::BlockStatus);
         let form = if chunks { ReplyForm::Chunks } else { ReplyForm::Simple };

@@ -30,6 +30,15 @@ impl From<LostSnapshotsArg> for udm_control::verbs::snapshot::LostSnapshotPolicy
     }
 }
 
+/// A value of `--vhost-user`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VhostUserDiskArg {
+    /// Name of the device.
+    pub name: String,
+    /// Path of the socket.
+    pub path: PathBuf,
+}
+
 /// The arguments of `udm serve`.
 #[derive(Debug, Args)]
 #[command(
@@ -60,6 +69,10 @@ pub struct ServeArgs {
     /// The address to listen on with --port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", requires = "port")]
     pub ipaddr: std::net::IpAddr,
+    /// Serve this device as a vhost-user-blk disk for a virtual machine on a Unix socket; may be
+    /// repeated
+    #[arg(long = "vhost-user", value_name = "NAME=PATH", value_parser = parse_vhost_user_disk)]
+    pub vhost_user: Vec<VhostUserDiskArg>,
     /// Export only this device; may be repeated [default: all]
     #[arg(long = "export", value_name = "NAME")]
     pub exports: Vec<String>,
@@ -144,7 +157,17 @@ impl ServeArgs {
     pub fn has_listen_args(&self) -> bool {
         let is_named =
             self.config.is_some() || self.unix.is_some() || self.port.is_some() || self.run.is_some();
-        is_named || std::env::var_os("LISTEN_FDS").is_some()
+        is_named || !self.vhost_user.is_empty() || std::env::var_os("LISTEN_FDS").is_some()
+    }
+}
+
+/// Parses a value of `--vhost-user`.
+fn parse_vhost_user_disk(word: &str) -> Result<VhostUserDiskArg, String> {
+    match word.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Ok(VhostUserDiskArg { name: name.to_owned(), path: PathBuf::from(path) })
+        }
+        _ => Err("expected NAME=PATH: a device, and a path for its socket".into()),
     }
 }
 

@@ -16,6 +16,7 @@ mod report;
 mod shutdown;
 mod sockets;
 mod systemd;
+mod vhost_user;
 
 use crate::config;
 use crate::output::{count_noun, print_to_stdout};
@@ -205,12 +206,15 @@ async fn run_listeners_until_shutdown(
 ) -> Result<ExitCode> {
     let given = inherited_sockets::take_inherited_sockets()?;
     let sockets = ServerSockets::new(args, &given)?;
-    if sockets.listen.is_empty() && given.nbd.is_empty() {
-        bail!("serve: nowhere to serve: expected unix or port, in the file or on the command line");
+    if sockets.listen.is_empty() && given.nbd.is_empty() && args.vhost_user.is_empty() {
+        bail!(
+            "serve: nowhere to serve: expected unix, port or vhost-user, in the file or on the command line"
+        );
     }
     let socket = given.control.map_or_else(|| ControlSocket::bind(&sockets.control), ControlSocket::given);
     let socket = socket.with_context(|| format!("control socket {}", sockets.control.display()))?;
     let options = NbdServerLimits::default();
+    let machines = vhost_user::VhostUserDisks::start(args, cores.core_set(), &exports)?;
     let server = NbdServer::start_with(cores.core_set(), exports, options, &sockets.listen, given.nbd)
         .context("serve")?;
     let exporter = registry.exporter().expect("set before");
@@ -233,6 +237,7 @@ async fn run_listeners_until_shutdown(
     systemd::notify_systemd_stopping();
     verbs::cancel_all_pending_verbs(registry);
     drop(socket);
+    machines.stop();
     server.stop();
     done
 }

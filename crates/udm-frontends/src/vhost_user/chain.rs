@@ -1,0 +1,149 @@
+//! Chains of descriptors: the buffers of one request.
+
+use super::memory::GuestMemory;
+use super::ring::SplitRing;
+use udm_wire::virtio::ring::{DESCRIPTOR_SIZE, RingDescriptor};
+
+/// The longest chain. A guest must not make one longer than its ring, but rings may have 32,768
+/// entries.
+const BUFFERS_MAX: usize = 1024;
+
+/// The guest has made a chain that breaks the rules. It is used with nothing written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum BrokenChain {
+    #[error("a chain of descriptors has a circle, or more than 1024 buffers")]
+    TooLong,
+    #[error("a descriptor is followed by one that the ring does not have")]
+    NoSuchDescriptor,
+    #[error("a table of indirect descriptors is empty, in another one, or in no memory of the guest")]
+    BadIndirect,
+    #[error("a buffer that the device reads follows one that it writes")]
+    Order,
+}
+
+/// A buffer: guest address and length.
+pub(super) type GuestBuffer = (u64, usize);
+
+/// The buffers of a request, in order.
+#[derive(Debug, Default)]
+pub(super) struct DescriptorChain {
+    /// Buffers that the device reads.
+    pub(super) readable: Vec<GuestBuffer>,
+    /// Buffers that the device writes.
+    pub(super) writable: Vec<GuestBuffer>,
+}
+
+impl DescriptorChain {
+    /// Reads the chain that begins at `head`, which is below the size of the ring.
+    ///
+    /// # Errors
+    /// The chain is broken.
+    pub(super) fn read(
+        &mut self,
+        ring: &SplitRing,
+        memory: &GuestMemory,
+        head: u16,
+    ) -> Result<(), BrokenChain> {
+        self.readable.clear();
+        self.writable.clear();
+        let mut index = head;
+        for _ in 0..ring.layout.size {
+            let descriptor = ring.descriptor(index);
+            if descriptor.is_indirect() {
+                if descriptor.has_next() {
+                    return Err(BrokenChain::BadIndirect);
+                }
+                return self.read_indirect(memory, &descriptor);
+            }
+            self.add(&descriptor)?;
+            if !descriptor.has_next() {
+                return Ok(());
+            }
+            index = descriptor.next;
+            if index >= ring.layout.size {
+                return Err(BrokenChain::NoSuchDescriptor);
+            }
+        }
+        Err(BrokenChain::TooLong)
+    }
+
+    fn read_indirect(&mut self, memory: &GuestMemory, table: &RingDescriptor) -> Result<(), BrokenChain> {
+        let count = table.len as usize / DESCRIPTOR_SIZE;
+        if count == 0 || !(table.len as usize).is_multiple_of(DESCRIPTOR_SIZE) {
+            return Err(BrokenChain::BadIndirect);
+        }
+        let mut index = 0;
+        for _ in 0..count.min(BUFFERS_MAX) {
+            let mut bytes = [0; DESCRIPTOR_SIZE];
+            let at = table.address.checked_add((index * DESCRIPTOR_SIZE) as u64);
+            if !at.is_some_and(|at| memory.read(at, &mut bytes)) {
+                return Err(BrokenChain::BadIndirect);
+            }
+            let (low, high) = bytes.split_at(8);
+            let word = |half: &[u8]| u64::from_le_bytes(half.try_into().unwrap_or_default());
+            let descriptor = RingDescriptor::from_words([word(low), word(high)]);
+            if descriptor.is_indirect() {
+                return Err(BrokenChain::BadIndirect);
+            }
+            self.add(&descriptor)?;
+            if !descriptor.has_next() {
+                return Ok(());
+            }
+            index = usize::from(descriptor.next);
+            if index >= count {
+                return Err(BrokenChain::NoSuchDescriptor);
+            }
+        }
+        Err(BrokenChain::TooLong)
+    }
+
+    fn add(&mut self, descriptor: &RingDescriptor) -> Result<(), BrokenChain> {
+        let buffer = (descriptor.address, descriptor.len as usize);
+        if self.readable.len() + self.writable.len() == BUFFERS_MAX {
+            return Err(BrokenChain::TooLong);
+        }
+        match descriptor.is_writable() {
+            true => self.writable.push(buffer),
+            false if !self.writable.is_empty() => return Err(BrokenChain::Order),
+            false => self.readable.push(buffer),
+        }
+        Ok(())
+    }
+}
+
+/// Number of bytes of `buffers`.
+pub(super) fn buffers_len(buffers: &[GuestBuffer]) -> usize {
+    buffers.iter().map(|(_, len)| len).sum()
+}
+
+/// Reads the first `out.len()` bytes of `buffers` and removes them. False if there are fewer, or
+/// some are in no memory of the guest.
+pub(super) fn read_front(memory: &GuestMemory, buffers: &mut Vec<GuestBuffer>, out: &mut [u8]) -> bool {
+    let mut done = 0;
+    let mut whole = 0;
+    for (address, len) in buffers.iter_mut() {
+        let part = (*len).min(out.len() - done);
+        if !memory.read(*address, &mut out[done..done + part]) {
+            return false;
+        }
+        done += part;
+        if part < *len {
+            // It was readable, so its end does not overflow.
+            (*address, *len) = (*address + part as u64, *len - part);
+            break;
+        }
+        whole += 1;
+    }
+    buffers.drain(..whole);
+    done == out.len()
+}
+
+/// Removes the last byte of `buffers` and returns its address.
+pub(super) fn take_last_byte(buffers: &mut Vec<GuestBuffer>) -> Option<u64> {
+    while buffers.last().is_some_and(|(_, len)| *len == 0) {
+        buffers.pop();
+    }
+    let (address, len) = buffers.last_mut()?;
+    *len -= 1;
+    address.checked_add(*len as u64)
+}

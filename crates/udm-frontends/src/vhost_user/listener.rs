@@ -1,0 +1,149 @@
+//! The server of one disk: it listens on a Unix socket and serves one machine at a time.
+
+use super::channel::MessageChannel;
+use super::session::Session;
+use crate::nbd::Exports;
+use crate::unix_socket::BoundUnixSocket;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use udm_runtime::ProcessCores;
+
+/// Pause after a failed `accept`, such as one without a free descriptor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+struct VhostUserShared {
+    core_set: Arc<ProcessCores>,
+    exports: Arc<Exports>,
+    name: String,
+    stop: OwnedFd,
+    event: OwnedFd,
+    is_connected: AtomicBool,
+}
+
+/// A vhost-user-blk back end for one disk. If it is dropped, its thread ends without a wait.
+pub struct VhostUserServer {
+    shared: Arc<VhostUserShared>,
+    path: PathBuf,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl VhostUserServer {
+    /// Serves the export `name` of `exports` at the Unix socket `path`. The export may be added
+    /// later, or be replaced: a machine that connects gets the one of that moment.
+    ///
+    /// # Errors
+    /// The path is not available.
+    pub fn start(
+        core_set: &Arc<ProcessCores>,
+        exports: &Arc<Exports>,
+        name: &str,
+        path: &Path,
+    ) -> io::Result<VhostUserServer> {
+        let socket = BoundUnixSocket::new(path)?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let shared = Arc::new(VhostUserShared {
+            core_set: Arc::clone(core_set),
+            exports: Arc::clone(exports),
+            name: name.to_owned(),
+            stop: eventfd(0, flags)?,
+            event: eventfd(0, flags)?,
+            is_connected: AtomicBool::new(false),
+        });
+        let thread = {
+            let shared = Arc::clone(&shared);
+            std::thread::Builder::new().name("udm-vhost-user".into()).spawn(move || shared.serve(&socket))?
+        };
+        Ok(VhostUserServer { shared, path: path.to_owned(), thread: Some(thread) })
+    }
+
+    /// Name of the export.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// Path of the socket.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// True while a machine is connected.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.shared.is_connected.load(Ordering::Relaxed)
+    }
+
+    /// Makes the session look at its device, whose size or limits may have changed.
+    pub fn refresh(&self) {
+        signal(&self.shared.event);
+    }
+
+    /// Stops listening, ends the session, and waits until none of its requests is in flight.
+    pub fn stop(mut self) {
+        signal(&self.shared.stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for VhostUserServer {
+    fn drop(&mut self) {
+        signal(&self.shared.stop);
+    }
+}
+
+/// Makes an eventfd readable.
+fn signal(eventfd: &OwnedFd) {
+    // Fails only if it is readable already.
+    let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+}
+
+impl VhostUserShared {
+    fn serve(&self, socket: &BoundUnixSocket) {
+        loop {
+            let fd = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+            let mut fds = [fd(socket.as_fd()), fd(self.stop.as_fd())];
+            match poll(&mut fds, None) {
+                Ok(_) if !fds[1].revents().is_empty() => return,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return tracing::error!("vhost-user {}: {error}", self.name),
+            }
+            match accept_with(socket, SocketFlags::CLOEXEC) {
+                Ok(client) => self.serve_client(client),
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+                Err(error) => {
+                    tracing::warn!("vhost-user {}: {error}", self.name);
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+    }
+
+    fn serve_client(&self, socket: OwnedFd) {
+        let Some(export) = self.exports.acquire(&self.name).filter(|export| *export.name() == *self.name)
+        else {
+            return tracing::warn!(
+                "vhost-user {}: there is no such device: a machine is turned away",
+                self.name
+            );
+        };
+        tracing::info!("vhost-user {}: a machine has connected", self.name);
+        self.is_connected.store(true, Ordering::Relaxed);
+        let channel = MessageChannel { socket, stop: self.stop.as_fd(), event: self.event.as_fd() };
+        match Session::new(channel, Arc::clone(&self.core_set), export).run() {
+            Ok(()) => tracing::info!("vhost-user {}: the machine has disconnected", self.name),
+            Err(error) => tracing::warn!("vhost-user {}: the machine is disconnected: {error}", self.name),
+        }
+        self.is_connected.store(false, Ordering::Relaxed);
+    }
+}

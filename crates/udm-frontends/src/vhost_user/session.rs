@@ -1,0 +1,480 @@
+//! A session: one connected front end, and the rings that it has set up.
+//!
+//! The session runs on the thread of the server, because mapping memory and waiting for queues may
+//! block. The queues run on the cores. A message that changes a queue is answered when the queue has
+//! acknowledged it.
+//!
+//! A ring is started once it has a size, addresses and a kick descriptor, and is enabled. When the
+//! session ends, the queues complete what is in flight, and only then another session begins. So no
+//! request of an old session can land after one that a new session submits again.
+
+use super::channel::{MessageChannel, ReceiveEnd, ReceivedMessage, send_message};
+use super::geometry::DiskGeometry;
+use super::inflight_record::InflightRecord;
+use super::memory::GuestMemory;
+use super::queue::{QueueMessage, QueueSettings, QueueStart, VirtQueue};
+use super::ring::SplitRing;
+use crate::nbd::ExportRef;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
+use udm_buf::SharedMemoryMap;
+use udm_core::{AckOnLastDrop, CoreId, DeviceId};
+use udm_runtime::ProcessCores;
+use udm_wire::vhost_user::{
+    BACKEND_CONFIG_CHANGE, ConfigRange, FrontEndRequest, InflightArea, InflightLayout, ProtocolFeatures,
+    REGIONS_MAX, VringAddresses, VringFd, VringState, encode_message, encode_reply,
+};
+use udm_wire::virtio::VirtioFeatures;
+use udm_wire::virtio::blk::{BLK_CONFIG_SIZE, BLK_CONFIG_WRITEBACK};
+use udm_wire::virtio::ring::SplitRingLayout;
+
+/// Queues per machine.
+pub(super) const QUEUES_MAX: u16 = 64;
+
+/// The largest ring: the virtio crates and QEMU allow no larger one.
+const RING_SIZE_MAX: u16 = 1024;
+
+/// Pause between two lines of the log about a queue whose requests do not complete.
+const WAIT_REPORT: Duration = Duration::from_secs(10);
+
+/// Protocol features that are offered.
+const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
+    .union(ProtocolFeatures::REPLY_ACK)
+    .union(ProtocolFeatures::BACKEND_REQ)
+    .union(ProtocolFeatures::CONFIG)
+    .union(ProtocolFeatures::INFLIGHT_SHMFD)
+    .union(ProtocolFeatures::RESET_DEVICE)
+    .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
+    .union(ProtocolFeatures::STATUS);
+
+/// The state of a ring.
+#[derive(Default)]
+struct Vring {
+    size: Option<u16>,
+    addresses: Option<VringAddresses>,
+    base: u16,
+    kick: Option<Arc<OwnedFd>>,
+    /// A kick descriptor was set, or polling without one.
+    has_kick: bool,
+    call: Option<Arc<OwnedFd>>,
+    is_enabled: bool,
+    running: Option<RunningQueue>,
+}
+
+#[derive(Clone, Copy)]
+struct RunningQueue {
+    topic: DeviceId,
+    core: CoreId,
+}
+
+/// A session of one front end.
+pub(super) struct Session<'a> {
+    channel: MessageChannel<'a>,
+    core_set: Arc<ProcessCores>,
+    export: ExportRef,
+    features: VirtioFeatures,
+    protocol: ProtocolFeatures,
+    memory: Arc<GuestMemory>,
+    rings: Vec<Vring>,
+    inflight: Option<(Arc<SharedMemoryMap>, InflightArea)>,
+    back_channel: Option<OwnedFd>,
+    /// The guest has switched the write cache off.
+    writeback: bool,
+    status: u8,
+    geometry: DiskGeometry,
+}
+
+/// What a request leads to besides its effect.
+enum Answer {
+    /// The request has no reply of its own.
+    None,
+    /// A number.
+    Number(u64),
+    /// Bytes, and a descriptor.
+    Payload(Vec<u8>, Option<OwnedFd>),
+}
+
+impl<'a> Session<'a> {
+    pub(super) fn new(
+        channel: MessageChannel<'a>,
+        core_set: Arc<ProcessCores>,
+        export: ExportRef,
+    ) -> Session<'a> {
+        let geometry = DiskGeometry::new(export.device().limits(), export.is_read_only());
+        Session {
+            channel,
+            core_set,
+            export,
+            features: VirtioFeatures::empty(),
+            protocol: ProtocolFeatures::empty(),
+            memory: Arc::default(),
+            rings: (0..QUEUES_MAX).map(|_| Vring::default()).collect(),
+            inflight: None,
+            back_channel: None,
+            writeback: true,
+            status: 0,
+            geometry,
+        }
+    }
+
+    /// Serves the front end until it disconnects or the server stops. Afterwards no request of it is
+    /// in flight.
+    ///
+    /// # Errors
+    /// The front end has broken the protocol.
+    pub(super) fn run(mut self) -> io::Result<()> {
+        let done = self.serve();
+        for index in 0..self.rings.len() {
+            self.stop(index);
+        }
+        done
+    }
+
+    fn serve(&mut self) -> io::Result<()> {
+        loop {
+            match self.channel.receive()? {
+                Ok(message) => self.handle(message)?,
+                Err(ReceiveEnd::Event) => self.look_at_device(),
+                Err(ReceiveEnd::Closed | ReceiveEnd::Stopped) => return Ok(()),
+            }
+        }
+    }
+
+    fn handle(&mut self, message: ReceivedMessage) -> io::Result<()> {
+        let ReceivedMessage { header, payload, fds } = message;
+        let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        let request = FrontEndRequest::decode(&header, &payload, fds.len()).map_err(invalid)?;
+        tracing::debug!("vhost-user {}: {request:x?}", self.export.name());
+        let acks = header.needs_reply && self.protocol.contains(ProtocolFeatures::REPLY_ACK);
+        let (payload, fd) = match self.execute(request, fds) {
+            Ok(Answer::None) if acks => (0u64.to_ne_bytes().to_vec(), None),
+            Ok(Answer::None) => return Ok(()),
+            Ok(Answer::Number(number)) => (number.to_ne_bytes().to_vec(), None),
+            Ok(Answer::Payload(payload, fd)) => (payload, fd),
+            Err(error) if acks => {
+                tracing::warn!("vhost-user {}: {error}", self.export.name());
+                (1u64.to_ne_bytes().to_vec(), None)
+            }
+            // The front end would not learn of it otherwise.
+            Err(error) => return Err(error),
+        };
+        self.channel.send(&encode_reply(header.request, &payload), fd.as_ref().map(AsFd::as_fd))
+    }
+
+    fn execute(&mut self, request: FrontEndRequest, mut fds: Vec<OwnedFd>) -> io::Result<Answer> {
+        use FrontEndRequest as R;
+        match request {
+            R::GetFeatures => return Ok(Answer::Number(self.geometry.features(QUEUES_MAX).bits())),
+            R::SetFeatures(features) => {
+                let unknown = features.difference(self.geometry.features(QUEUES_MAX));
+                if !unknown.is_empty() {
+                    return Err(refused(format!("features {:#x} are not offered", unknown.bits())));
+                }
+                self.features = features;
+                // Without protocol features there is no message that enables a ring.
+                if !features.contains(VirtioFeatures::VHOST_PROTOCOL_FEATURES) {
+                    self.rings.iter_mut().for_each(|ring| ring.is_enabled = true);
+                }
+                self.update_settings();
+            }
+            R::SetOwner => {}
+            R::ResetOwner | R::ResetDevice => {
+                (0..self.rings.len()).for_each(|index| self.stop(index));
+                self.rings.iter_mut().for_each(|ring| ring.is_enabled = false);
+                (self.status, self.writeback) = (0, true);
+            }
+            R::SetMemTable(table) => self.set_memory(self.memory.replaced(&table, fds)?),
+            R::AddMemReg(region) => {
+                let file = fds.pop().ok_or(io::ErrorKind::InvalidData)?;
+                self.set_memory(self.memory.with(region, file)?);
+            }
+            R::RemMemReg(region) => {
+                let without = self.memory.without(&region);
+                let missing = || refused(format!("there is no memory region at {:#x}", region.guest_address));
+                self.set_memory(without.ok_or_else(missing)?);
+            }
+            R::GetMaxMemSlots => return Ok(Answer::Number(REGIONS_MAX as u64)),
+            R::SetVringNum(VringState { index, value }) => {
+                let layout = SplitRingLayout::new(value).filter(|layout| layout.size <= RING_SIZE_MAX);
+                let bad =
+                    || refused(format!("a ring of {value} entries: expected a power of two up to 1024"));
+                self.stopped_ring(index)?.size = Some(layout.ok_or_else(bad)?.size);
+            }
+            R::SetVringAddr(addresses) => {
+                let ring = self.ring(addresses.index)?;
+                // A running ring is named again when the front end changes what it logs.
+                if ring.running.is_none() || ring.addresses != Some(addresses) {
+                    self.stopped_ring(addresses.index)?.addresses = Some(addresses);
+                }
+            }
+            R::SetVringBase(VringState { index, value }) => {
+                self.stopped_ring(index)?.base = value as u16;
+            }
+            R::GetVringBase(index) => {
+                self.ring(index)?;
+                self.stop(index as usize);
+                let ring = self.ring(index)?;
+                (ring.kick, ring.has_kick, ring.call) = (None, false, None);
+                let base = u32::from(ring.base);
+                let payload = [index.to_ne_bytes(), base.to_ne_bytes()].concat();
+                return Ok(Answer::Payload(payload, None));
+            }
+            R::SetVringKick(VringFd { index, .. }) => {
+                self.ring(index)?;
+                self.stop(index as usize);
+                let ring = self.ring(index)?;
+                (ring.kick, ring.has_kick) = (fds.pop().map(Arc::new), true);
+                if ring.kick.is_none() {
+                    return Err(refused(format!(
+                        "ring {index} has no kick descriptor: polling is not supported"
+                    )));
+                }
+                self.start_if_ready(index as usize)?;
+            }
+            R::SetVringCall(VringFd { index, .. }) => {
+                let call = fds.pop().map(Arc::new);
+                self.ring(index)?.call.clone_from(&call);
+                self.tell(index as usize, QueueMessage::Call(call));
+            }
+            R::SetVringErr(VringFd { index, .. }) => drop(self.ring(index)?),
+            R::GetProtocolFeatures => return Ok(Answer::Number(PROTOCOL_FEATURES.bits())),
+            R::SetProtocolFeatures(protocol) => {
+                let unknown = protocol.difference(PROTOCOL_FEATURES);
+                if !unknown.is_empty() {
+                    return Err(refused(format!("protocol features {:#x} are not offered", unknown.bits())));
+                }
+                self.protocol = protocol;
+            }
+            R::GetQueueNum => return Ok(Answer::Number(QUEUES_MAX.into())),
+            R::SetVringEnable(VringState { index, value }) => {
+                self.ring(index)?.is_enabled = value != 0;
+                self.start_if_ready(index as usize)?;
+                self.update_settings();
+            }
+            R::SetBackendReqFd => self.back_channel = fds.pop(),
+            R::GetConfig(range) => return Ok(Answer::Payload(self.read_config(range).encode(), None)),
+            R::SetConfig(range) => self.write_config(&range)?,
+            R::GetInflightFd(area) => return self.create_inflight_area(area),
+            R::SetInflightFd(area) => {
+                let file = fds.pop().ok_or(io::ErrorKind::InvalidData)?;
+                self.inflight = Some((Arc::new(map_inflight_area(&file, &area)?), area));
+            }
+            R::SetStatus(status) => {
+                self.status = status;
+                if status == 0 {
+                    (0..self.rings.len()).for_each(|index| self.stop(index));
+                }
+            }
+            R::GetStatus => return Ok(Answer::Number(self.status.into())),
+            R::Unsupported(number) => return Err(refused(format!("message {number} is not supported"))),
+        }
+        Ok(Answer::None)
+    }
+
+    fn ring(&mut self, index: u32) -> io::Result<&mut Vring> {
+        let missing = || refused(format!("there is no ring {index}: a machine has at most {QUEUES_MAX}"));
+        self.rings.get_mut(index as usize).ok_or_else(missing)
+    }
+
+    /// The ring, for a change that a running ring cannot take.
+    fn stopped_ring(&mut self, index: u32) -> io::Result<&mut Vring> {
+        let ring = self.ring(index)?;
+        if ring.running.is_some() { Err(refused(format!("ring {index} is in use"))) } else { Ok(ring) }
+    }
+
+    fn settings(&self, index: usize) -> QueueSettings {
+        let has_cache = self.features.contains(VirtioFeatures::BLK_FLUSH);
+        QueueSettings {
+            geometry: self.geometry,
+            writes_through: !(self.writeback && has_cache) && self.geometry.limits.write_cache,
+            is_enabled: self.rings[index].is_enabled,
+        }
+    }
+
+    fn update_settings(&self) {
+        for index in 0..self.rings.len() {
+            self.tell(index, QueueMessage::Settings(self.settings(index)));
+        }
+    }
+
+    /// Sends a message to a running queue.
+    fn tell(&self, index: usize, message: QueueMessage) {
+        if let Some(running) = self.rings[index].running {
+            self.core_set.send_message(running.core, running.topic, Box::new(message));
+        }
+    }
+
+    /// Starts a ring if it has all that it needs.
+    fn start_if_ready(&mut self, index: usize) -> io::Result<()> {
+        let ring = &self.rings[index];
+        let (Some(size), Some(addresses), true, true, None) =
+            (ring.size, ring.addresses, ring.has_kick, ring.is_enabled, ring.running)
+        else {
+            return Ok(());
+        };
+        let layout = SplitRingLayout { size };
+        let part = |name: &str, address: u64, len: usize, align: u64| {
+            let bad =
+                || refused(format!("ring {index}: its {name} is in no region, or is not aligned to {align}"));
+            self.memory.find_user(address, len, align).ok_or_else(bad)
+        };
+        let parts = [
+            part("descriptor table", addresses.descriptors, layout.descriptors_len(), 16)?,
+            part("available ring", addresses.avail, layout.avail_len(), 2)?,
+            part("used ring", addresses.used, layout.used_len(), 4)?,
+        ];
+        let has_event_index = self.features.contains(VirtioFeatures::EVENT_IDX);
+        let mut split = SplitRing::new(layout, parts.clone(), has_event_index, ring.base);
+        let mut record = None;
+        let mut resubmit = Vec::new();
+        if let Some((map, area)) = &self.inflight {
+            let bad = || refused(format!("ring {index} is not in the memory for requests in flight"));
+            let fits = size <= area.ring_size && index < usize::from(area.queues);
+            let own = InflightRecord::new(map, index, area.ring_size).filter(|_| fits);
+            let mut own = own.ok_or_else(bad)?;
+            let recovery = own.recover(split.next_used());
+            if let Some(head) = recovery.resubmit.iter().find(|head| **head >= size) {
+                return Err(refused(format!("ring {index}: request {head} in flight is not in the ring")));
+            }
+            split = SplitRing::new(layout, parts, has_event_index, recovery.next_avail);
+            (record, resubmit) = (Some(own), recovery.resubmit);
+            if !resubmit.is_empty() {
+                let (name, count) = (self.export.name(), resubmit.len());
+                tracing::info!(
+                    "vhost-user {name}: ring {index}: {count} requests in flight are submitted again"
+                );
+            }
+        }
+        let (topic, core) = (DeviceId::new(), CoreId((index % self.core_set.len()) as u16));
+        let start = QueueStart {
+            index: index as u32,
+            topic,
+            export: self.export.clone(),
+            memory: Arc::clone(&self.memory),
+            ring: split,
+            record,
+            resubmit,
+            kick: ring.kick.clone(),
+            call: ring.call.clone(),
+            settings: self.settings(index),
+        };
+        self.core_set.attach(core, Box::new(move || Box::new(VirtQueue::new(start))));
+        self.rings[index].running = Some(RunningQueue { topic, core });
+        Ok(())
+    }
+
+    /// Stops a ring and waits until its requests are completed.
+    fn stop(&mut self, index: usize) {
+        let Some(running) = self.rings[index].running.take() else { return };
+        let (reply, stopped) = sync_channel(1);
+        self.core_set.send_message(running.core, running.topic, Box::new(QueueMessage::Stop(reply)));
+        if let Some(base) = self.wait_for(&stopped, index) {
+            self.rings[index].base = base;
+        }
+    }
+
+    /// Waits for a queue; `None` if the cores have ended.
+    fn wait_for<T>(&self, receiver: &Receiver<T>, index: usize) -> Option<T> {
+        loop {
+            match receiver.recv_timeout(WAIT_REPORT) {
+                Ok(value) => return Some(value),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {
+                    let name = self.export.name();
+                    tracing::warn!(
+                        "vhost-user {name}: ring {index} waits for requests that its disk does not answer"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Gives all queues a new memory, and waits until none uses the old one.
+    fn set_memory(&mut self, memory: GuestMemory) {
+        self.memory = Arc::new(memory);
+        let (done, acknowledged) = sync_channel::<()>(1);
+        let ack = AckOnLastDrop::new(move || {
+            // The receiver waits, and there is one acknowledgement.
+            let _ = done.try_send(());
+        });
+        for index in 0..self.rings.len() {
+            self.tell(index, QueueMessage::Memory(Arc::clone(&self.memory), ack.clone()));
+        }
+        drop(ack);
+        self.wait_for(&acknowledged, 0);
+    }
+
+    fn read_config(&self, mut range: ConfigRange) -> ConfigRange {
+        let config = self.geometry.config(QUEUES_MAX, self.writeback).encode();
+        let start = range.offset as usize;
+        for (at, byte) in range.bytes.iter_mut().enumerate() {
+            *byte = config.get(start.saturating_add(at)).copied().unwrap_or(0);
+        }
+        range
+    }
+
+    /// The only field that a driver may change is the write cache.
+    fn write_config(&mut self, range: &ConfigRange) -> io::Result<()> {
+        let start = range.offset as usize;
+        if start.saturating_add(range.bytes.len()) > BLK_CONFIG_SIZE {
+            return Err(refused("the configuration space has 60 bytes".into()));
+        }
+        let writeback = BLK_CONFIG_WRITEBACK.checked_sub(start).and_then(|at| range.bytes.get(at));
+        if let Some(byte) = writeback {
+            self.writeback = *byte != 0;
+            self.update_settings();
+        }
+        Ok(())
+    }
+
+    fn create_inflight_area(&mut self, asked: InflightArea) -> io::Result<Answer> {
+        if asked.queues == 0
+            || asked.queues > QUEUES_MAX
+            || asked.ring_size == 0
+            || asked.ring_size > RING_SIZE_MAX
+        {
+            return Err(refused(
+                "memory for requests in flight: expected 1 to 64 queues of 1 to 1024".into(),
+            ));
+        }
+        let part = InflightLayout { ring_size: asked.ring_size }.part_len();
+        let size = (part * usize::from(asked.queues)).next_multiple_of(4096) as u64;
+        let file = memfd_create("udm-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, size)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let area = InflightArea { size, offset: 0, ..asked };
+        self.inflight = Some((Arc::new(map_inflight_area(&file, &area)?), area));
+        Ok(Answer::Payload(area.encode(), Some(file)))
+    }
+
+    /// Looks if the device has changed, and tells the front end so.
+    fn look_at_device(&mut self) {
+        let before = self.geometry.config(QUEUES_MAX, self.writeback);
+        self.geometry = DiskGeometry::new(self.export.device().limits(), self.export.is_read_only());
+        self.update_settings();
+        if self.geometry.config(QUEUES_MAX, self.writeback) == before {
+            return;
+        }
+        let Some(back_channel) = &self.back_channel else { return };
+        let message = encode_message(BACKEND_CONFIG_CHANGE, false, &[]);
+        if let Err(error) = send_message(back_channel.as_fd(), &message, None) {
+            tracing::warn!(
+                "vhost-user {}: the machine is not told its new size: {error}",
+                self.export.name()
+            );
+        }
+    }
+}
+
+fn map_inflight_area(file: &OwnedFd, area: &InflightArea) -> io::Result<SharedMemoryMap> {
+    let len = usize::try_from(area.size).map_err(|_| io::ErrorKind::InvalidData)?;
+    SharedMemoryMap::of_guest_memory(file, area.offset, len)
+}
+
+fn refused(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
+}
