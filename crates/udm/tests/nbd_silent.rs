@@ -71,8 +71,8 @@ impl SilentFixture {
     /// The reasons why requests wait.
     fn waits(&self) -> Vec<String> {
         let status: Value = serde_json::from_str(&self.server.says(&["status", "m", "--json"])).unwrap();
-        let waits = status[0]["waits"].as_array().unwrap();
-        waits.iter().map(|waits| waits["why"].as_str().unwrap().to_owned()).collect()
+        let stalls = status[0]["stalls"].as_array().unwrap();
+        stalls.iter().map(|stall| stall["why"].as_str().unwrap().to_owned()).collect()
     }
 
     fn waiting(&self, text: &str) {

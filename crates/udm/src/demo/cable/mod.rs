@@ -224,7 +224,7 @@ fn print_cable_demo_summary(printer: &DemoPrinter, parts: &[CableDemoFaultReport
         crate::output::print_json_to_stdout(&parts)?;
     }
     if let Some(part) = parts.iter().find(|part| !part.udm.is_well) {
-        bail!("demo: {}: {}: this is a bug in udm", part.what, part.udm.said);
+        bail!("demo: {}: {}: this is a bug in udm", part.what, part.udm.errors);
     }
     Ok(())
 }
