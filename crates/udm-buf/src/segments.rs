@@ -55,7 +55,8 @@ impl Segments {
         self.push(range.0);
     }
 
-    /// Moves all foreign pieces to `spare`, in order, and drops owned ones. The list keeps its room.
+    /// Moves all foreign pieces to `spare`, in order, and drops owned ones. The list keeps its
+    /// capacity.
     pub fn take_shared(&mut self, spare: &mut Vec<SharedRange>) {
         spare.extend(self.bufs.drain(..).filter(Buf::is_shared).map(SharedRange));
     }

@@ -98,14 +98,14 @@ const TRIES: usize = 10;
 /// Reads all multipath devices, or only the one with the name `name`.
 ///
 /// # Errors
-/// The server refused a request, or `name` is no multipath device.
+/// The server refused a request, or `name` is not a multipath device.
 pub fn read_multipath_maps(client: &ControlClient, name: Option<&str>) -> Result<Vec<MultipathMap>> {
     if let Some(name) = name {
         let device =
             client.call(verbs::GET_DEVICE.on(name), &()).map_err(|e| explain_client_error(e, None))?;
         return match read_multipath_map(client, &device).map_err(|e| explain_client_error(e, None))? {
             Some(map) => Ok(vec![map]),
-            None => bail!("{name}: it is no multipath device"),
+            None => bail!("{name}: it is not a multipath device"),
         };
     }
     let devices = client.call(verbs::LIST_DEVICES, &()).map_err(|e| explain_client_error(e, None))?.devices;

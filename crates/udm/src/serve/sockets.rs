@@ -18,7 +18,7 @@ pub(super) struct ServerSockets {
     pub unix: Option<PathBuf>,
     /// All addresses on which the NBD server listens.
     pub listen: Vec<ListenAddress>,
-    #[expect(dead_code, reason = "held for its drop")]
+    #[expect(dead_code, reason = "dropping it removes the folder")]
     private: Option<TempDir>,
 }
 

@@ -144,9 +144,9 @@ fn what_is_not_known_and_what_is_not_there() {
     assert_eq!(raw("paths", "%d %t,%T,%p,%0"), "a active,undef,-1,0\nb failed,undef,-1,1\n");
     assert_eq!(raw("maps", "%n %t %N %0 %f"), "m suspend 1 1 3 retain_attached_hw_handler queue_mode bio\n");
     let refusals: [(&[&str], &str); 5] = [
-        (&["-ll", "a"], "udm: a: it is no multipath device\n"),
+        (&["-ll", "a"], "udm: a: it is not a multipath device\n"),
         (&["-ll", "none"], "udm: none: no device of that name: No such device or address\n"),
-        (&["show", "paths", "format", "%q"], "udm: multipath: %q means nothing here\n"),
+        (&["show", "paths", "format", "%q"], "udm: multipath: %q is not supported\n"),
         (&["show", "topology", "format", "%n"], "udm: multipath show topology: it has no format\n"),
         (
             &["show", "maps", "raw", "%n"],
