@@ -151,8 +151,8 @@ impl BandwidthBudget {
     }
 
     /// Takes `bytes` from the budget, or returns false and takes all of this tick. A request longer
-    /// than a whole tick takes a positive rest, and later ticks pay for it. A caller that looks
-    /// while another core adds the bytes of a new tick may have to wait for the next tick.
+    /// than a whole tick may start if any bytes are left, and later ticks pay for it. A caller that
+    /// looks while another core adds the bytes of a new tick may have to wait for the next tick.
     fn take(&self, bytes: u64, now: Nanos) -> bool {
         let change = |cell: &AtomicI64, change: &dyn Fn(i64) -> i64| {
             let changed = cell.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| Some(change(n)));
@@ -280,8 +280,8 @@ impl FaultyLane {
     /// was submitted to the lane below.
     fn start(&mut self, cx: &mut Cx<'_>) -> bool {
         let now = cx.now();
-        // A request that is retried at once waits for the next poll: one that always finds no
-        // resources must not keep the turn from ending.
+        // A request that is retried at once waits for the next poll. Otherwise a request that never
+        // finds resources would keep this loop running.
         let mut again = Batch::new();
         while self.stopped <= now {
             let Some(bio) = self.next() else { break };

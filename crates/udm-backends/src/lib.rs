@@ -122,7 +122,7 @@ impl BackendDeviceRegistry {
             DeviceUri::Pattern { size } => (Arc::new(pattern::PatternDevice::new(*size)?), &None),
             DeviceUri::Nbd(nbd) => (Arc::new(nbd::NbdDevice::new(self.servers.open(nbd)?)), &nbd.queue),
             DeviceUri::Mapped(_) | DeviceUri::Number { .. } => {
-                return Err(unsupported_uri_error(uri, "a mapped device is no backend"));
+                return Err(unsupported_uri_error(uri, "a mapped device is not a backend"));
             }
         };
         let device = match queue {

@@ -249,7 +249,7 @@ fn parse_job_file_sections(
         };
         let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let is_key = !key.is_empty() && key.chars().all(is_word);
-        ensure!(is_key, "{}: {:?} is no option", at(), make_printable_excerpt(key));
+        ensure!(is_key, "{}: {:?} is not an option", at(), make_printable_excerpt(key));
         let section = sections.last_mut();
         let section = section.with_context(|| {
             format!("{}: {} outside of [] job section", at(), make_printable_excerpt(key))
@@ -384,7 +384,7 @@ mod tests {
         assert_eq!(refused("[a\u{1b}]"), "line 1: a control character");
         assert_eq!(refused("[a]\r\nname=\tb\tc\r\nfilename=\u{7}"), "line 3: a control character");
         assert_eq!(refused("[a]\nname=${BELL}"), "line 2: a control character in a variable");
-        assert_eq!(refused("[a]\n-x=1"), "line 2: \"-x\" is no option");
+        assert_eq!(refused("[a]\n-x=1"), "line 2: \"-x\" is not an option");
         assert!(refused("[a]\nfilename").starts_with("job a: a value is required for '--filename"));
     }
 }

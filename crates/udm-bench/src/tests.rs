@@ -311,7 +311,7 @@ fn the_page_has_jobs_and_paths() {
     for entry in &report.entries {
         let d = &entry.stats.directions[0];
         let share = moved(entry, 0) / d.bytes as f64;
-        assert!((0.5..=1.0001).contains(&share), "the plot has {share} of what was read");
+        assert!((0.5..=1.0001).contains(&share), "the plot shows {share} of the bytes read");
     }
 }
 

@@ -68,7 +68,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::rc::Rc;
 
-    /// The result equals that of pushes, for all answers.
+    /// The result is the same as with `Vec::push`, for all results of `second`.
     #[test]
     fn in_their_order() {
         for (answers, before) in (0..1_u32 << 9).zip([0, 3, 8].into_iter().cycle()) {

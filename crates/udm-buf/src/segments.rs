@@ -56,7 +56,7 @@ impl Segments {
     }
 
     /// Moves all foreign pieces to `spare`, in order, and drops owned ones. The list keeps its
-    /// room.
+    /// capacity.
     pub fn take_shared(&mut self, spare: &mut Vec<SharedRange>) {
         spare.extend(self.bufs.drain(..).filter(Buf::is_shared).map(SharedRange));
     }

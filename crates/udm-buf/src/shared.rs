@@ -58,11 +58,11 @@ impl SharedMemoryMap {
             ));
         }
         if fstatfs(&memfd)?.f_type as u64 != TMPFS_MAGIC {
-            return refuse("shared memory that is no memfd of plain pages".into());
+            return refuse("shared memory: expected a memfd without huge pages".into());
         }
         let seals = fcntl_get_seals(&memfd).unwrap_or(SealFlags::empty());
         if !seals.contains(SealFlags::SHRINK) {
-            return refuse("shared memory that may shrink: it needs F_SEAL_SHRINK".into());
+            return refuse("shared memory: the memfd needs F_SEAL_SHRINK".into());
         }
         // Read after the seal was checked: from there on the size only grows.
         let size = u64::try_from(fstat(&memfd)?.st_size).unwrap_or(0);
@@ -248,7 +248,10 @@ pub fn fill_shared(words: &[AtomicU64], at: usize, len: usize, byte: u8) {
 
 fn assert_shared_copy_in_bounds(words: &[AtomicU64], at: usize, len: usize) {
     let there = size_of_val(words);
-    assert!(at <= there && len <= there - at, "{len} bytes at {at} of {there}");
+    assert!(
+        at <= there && len <= there - at,
+        "{len} bytes at byte {at} exceed the {there} bytes of the memory"
+    );
 }
 
 /// Copies `len` bytes in ascending order.

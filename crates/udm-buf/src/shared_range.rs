@@ -134,7 +134,7 @@ mod tests {
         // A file on a disk, a file on tmpfs that is not a memfd, a pipe, and memory that cannot be
         // written.
         let file = std::fs::File::open("/proc/self/exe").unwrap().into();
-        assert!(refused(&file, 4096).contains("no memfd"));
+        assert!(refused(&file, 4096).contains("expected a memfd"));
         if let Ok(file) =
             std::fs::File::options().read(true).write(true).create_new(true).open("/dev/shm/udm-no-memfd")
         {
@@ -189,7 +189,7 @@ mod tests {
         assert!(panics(&|| assert!(map.u32_at(4096).load(Ordering::Relaxed) < 1)));
     }
 
-    /// A list keeps its room, and its pieces go back to their owner for reuse.
+    /// A list keeps its capacity, and its pieces go back to their owner for reuse.
     #[test]
     fn pieces_are_reused() {
         let map = map(8192);
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(data.retarget(8000, 193), Err(SharedRangeOutOfBounds));
         assert_eq!((data.len(), data.retarget(8000, 192), data.len()), (512, Ok(()), 192));
         let cut = data.split_to(64);
-        assert_eq!(data.retarget(0, 8), Err(SharedRangeOutOfBounds), "part of it is elsewhere");
+        assert_eq!(data.retarget(0, 8), Err(SharedRangeOutOfBounds), "another piece of the range is alive");
         drop(cut);
         assert_eq!(data.retarget(0, 8), Ok(()));
         assert_eq!(Segments::from(Buf::zeroed(1)).retarget(0, 1), Err(SharedRangeOutOfBounds));
@@ -268,7 +268,7 @@ mod tests {
         front.append(middle);
         assert_eq!((front.len(), front.ranges().count()), (14_013, 3));
         drop(front);
-        assert_eq!(Arc::strong_count(&map), 1, "nothing keeps the memory");
+        assert_eq!(Arc::strong_count(&map), 1, "no range refers to the memory any more");
     }
 
     #[test]

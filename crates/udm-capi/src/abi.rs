@@ -262,7 +262,7 @@ pub extern "C" fn udm_core_open(context: c_int, number: i32, cpu: i32) -> c_int 
             UDM_ANY => Ok(None),
             value => usize::try_from(value)
                 .map(Some)
-                .map_err(|_| ErrnoWithText::new(libc::EINVAL, format!("{what}: {value} is none"))),
+                .map_err(|_| ErrnoWithText::new(libc::EINVAL, format!("{what}: {value} is negative"))),
         };
         core_handle::open_calling_thread_core(context, given("number", number)?, given("cpu", cpu)?)
     })

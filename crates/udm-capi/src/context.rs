@@ -64,7 +64,7 @@ fn lock_libudm_contexts() -> Result<MutexGuard<'static, BTreeMap<i32, Arc<Libudm
 pub(crate) fn find_libudm_context(handle: i32) -> Result<Arc<LibudmContext>, ErrnoWithText> {
     let found = lock_libudm_contexts()?.get(&handle).cloned();
     let context =
-        found.ok_or_else(|| ErrnoWithText::new(libc::EBADF, format!("{handle} is no open context")))?;
+        found.ok_or_else(|| ErrnoWithText::new(libc::EBADF, format!("{handle} is not an open context")))?;
     if context.forks != FORKS.load(Ordering::Relaxed) {
         return Err(ErrnoWithText::new(
             libc::ECHILD,

@@ -117,7 +117,7 @@ pub(crate) fn with_calling_thread_core<T>(
     let core = held.core.as_mut().ok_or_else(|| {
         ErrnoWithText::new(
             libc::EBADF,
-            format!("{handle} is no core of this thread: only the one that opened it uses it"),
+            format!("{handle} is not a core of this thread: only the thread that opened it may use it"),
         )
     })?;
     if core.forks != FORKS.load(Ordering::Relaxed) {
@@ -198,7 +198,7 @@ pub(crate) struct CallingThreadCore {
 
 impl CallingThreadCore {
     fn local(&mut self) -> &mut LocalCore {
-        self.local.as_mut().expect("a closed core handle is in no list")
+        self.local.as_mut().expect("a core handle in the list is open")
     }
 
     fn in_flight(&self) -> usize {
@@ -207,7 +207,9 @@ impl CallingThreadCore {
 
     fn lane(&mut self, lane: i32) -> Result<&mut OpenLane, ErrnoWithText> {
         let found = usize::try_from(lane).ok().and_then(|lane| self.lanes.get_mut(lane));
-        found.ok_or_else(|| ErrnoWithText::new(libc::EBADF, format!("{lane} is no open lane of this core")))
+        found.ok_or_else(|| {
+            ErrnoWithText::new(libc::EBADF, format!("{lane} is not an open lane of this core"))
+        })
     }
 
     /// Opens a lane of the device `word`.
@@ -284,7 +286,7 @@ impl CallingThreadCore {
         }
         if !self.batch.is_empty() {
             open.in_flight += self.batch.len();
-            let local = self.local.as_mut().expect("a closed core handle is in no list");
+            let local = self.local.as_mut().expect("a core handle in the list is open");
             local.turn(|cx| open.lane.submit(&mut self.batch, cx));
         }
         match refused {
@@ -300,7 +302,7 @@ impl CallingThreadCore {
     /// Runs a turn and sets a timer for `until`. Returns true if a request completed.
     fn turn(&mut self, until: Nanos) -> bool {
         let before = self.completed.len();
-        let local = self.local.as_mut().expect("a closed core handle is in no list");
+        let local = self.local.as_mut().expect("a core handle in the list is open");
         let (lanes, done, completed, pool) =
             (&mut self.lanes, &mut self.done, &mut self.completed, &mut self.pool);
         local.turn(|cx| {

@@ -139,10 +139,10 @@ pub(crate) unsafe fn fill_bio(bio: &mut Bio, request: &udm_request) -> Result<()
             // SAFETY: as the caller says.
             (false, true) => unsafe { borrow_iovec(&mut bio.data, request, len) }?,
             (false, false) => return Err(null_pointer_error("request: buffer")),
-            (true, true) => return Err(einval_error("request: a buffer and a list of buffers")),
+            (true, true) => return Err(einval_error("request: buffer and iov are both set")),
         }
     } else if buffer || iov {
-        return Err(einval_error("request: a buffer that its operation does not have"));
+        return Err(einval_error("request: its operation has no data, but buffer or iov is set"));
     } else {
         bio.data = Segments::new();
     }

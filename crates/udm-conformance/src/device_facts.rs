@@ -25,7 +25,8 @@ pub struct DeviceFacts {
     pub boundary: RequestCheckingLayer,
     /// The content before the first write.
     pub fresh: InitialContent,
-    /// Number of contiguous bytes of a sector that come from one write if writes overlap in time.
+    /// Atomic unit in bytes: a read of such a unit returns the data of one write, even if writes
+    /// overlap in time.
     pub atom: usize,
     /// The flags that reach the device. NBD cannot express some flags.
     pub flags: BioFlags,

@@ -137,7 +137,7 @@ impl DeviceUnderTest {
             }
             DeviceSpec::Tables(tables) => {
                 let made = tables.iter().map(|(name, lines)| ground.mapped(name, lines)).last();
-                let mapped = made.expect("a subject has a table");
+                let mapped = made.expect("a device under test has at least one table");
                 (mapped.clone() as Arc<dyn Device>, Some(mapped))
             }
         };

@@ -126,16 +126,16 @@ impl SharedDiskMedium {
         let limits = &self.limits;
         assert!(bio.is_in_flight(), "a bio that was not started: {bio:?}");
         if !limits.fua {
-            assert!(!bio.flags.contains(BioFlags::FUA), "FUA for a disk without: {bio:?}");
+            assert!(!bio.flags.contains(BioFlags::FUA), "FUA for a disk without FUA: {bio:?}");
         }
         if bio.op == Op::Flush {
             return assert!(
                 bio.data.is_empty() && bio.sectors == Sectors::ZERO,
-                "a flush of a range: {bio:?}"
+                "a flush with a range or data: {bio:?}"
             );
         }
         limits.check(bio.op, bio.sector, bio.sectors).unwrap_or_else(|why| panic!("{why}: {bio:?}"));
-        assert!(bio.sectors <= limits.max_for(bio.op), "longer than announced: {bio:?}");
+        assert!(bio.sectors <= limits.max_for(bio.op), "longer than the limits allow: {bio:?}");
         let data = if bio.op.has_data() { bio.sectors.bytes() } else { 0 };
         assert_eq!(bio.data.len() as u64, data, "data of another length: {bio:?}");
     }

@@ -55,7 +55,8 @@ pub trait CoreCommandSender: Send + Sync {
     /// Delivers `command` to the lanes of `device` on every core.
     fn broadcast(&self, device: DeviceId, command: LaneCommand);
 
-    /// Polls, once, the holder of a lane inbox for `id` on `core`; see [`crate::WaitQueue`].
+    /// Requests one poll of each lane or front end on `core` that has a lane inbox for `id`; see
+    /// [`crate::WaitQueue`].
     fn wake_up(&self, core: CoreId, id: DeviceId);
 
     /// Starts a task on a core of the implementation's choice. If no core runs tasks, the task is
@@ -65,7 +66,9 @@ pub trait CoreCommandSender: Send + Sync {
 
 /// A token held by each receiver that has yet to reply. Dropping the last clone runs the callback.
 #[derive(Clone)]
-pub struct AckOnLastDrop(#[expect(dead_code, reason = "held for its drop")] Arc<LastDropCallback>);
+pub struct AckOnLastDrop(
+    #[expect(dead_code, reason = "dropping it runs the callback")] Arc<LastDropCallback>,
+);
 
 struct LastDropCallback(Option<Box<dyn FnOnce() + Send + Sync>>);
 

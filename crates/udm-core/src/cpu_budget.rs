@@ -204,7 +204,7 @@ impl<S: CpuBioHandler> CpuBudgetedQueue<S> {
 fn serve_whole_bio<S: CpuBioHandler>(serve: &mut S, bio: &mut Bio) {
     let mut part = BioProgress::first(serve.length(bio), u64::MAX);
     let status = serve.serve(bio, &mut part);
-    debug_assert!(part.is_done() || !status.is_ok(), "a whole request is served whole");
+    debug_assert!(part.is_done() || !status.is_ok(), "a request within the budget is served in one call");
     bio.end_with(status);
 }
 
@@ -287,7 +287,11 @@ mod tests {
         let long = || (0..120).map(|i| bio(i, 64 * MIB)).collect::<Batch>();
         let turns = turns(vec![long()]);
         assert!(turns.iter().all(|(_, bytes)| *bytes <= TURN_BUDGET + 2 * LANE_MIN), "{:?}", &turns[..3]);
-        assert_eq!(turns.iter().map(|t| t.1).sum::<u64>(), 120 * 64 * MIB, "all of it is done, once");
+        assert_eq!(
+            turns.iter().map(|t| t.1).sum::<u64>(),
+            120 * 64 * MIB,
+            "each byte is served exactly once"
+        );
         assert_eq!(turns.iter().map(|t| t.0.len()).sum::<usize>(), 120);
     }
 

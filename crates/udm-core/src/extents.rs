@@ -110,7 +110,7 @@ mod tests {
         assert!(!e.is_full());
         e.push(Sectors(1), ExtentKind::Data);
         e.push(Sectors(1), ExtentKind::Hole);
-        assert!(e.is_full(), "nothing follows what was left out");
+        assert!(e.is_full(), "no extent is added after an ignored one");
         let seen: Vec<_> = e.list().iter().map(|e| (e.len.0, e.content)).collect();
         assert_eq!(seen, [(7, ExtentKind::Data), (11, ExtentKind::Hole)]);
         let mut e = Extents::new(1);

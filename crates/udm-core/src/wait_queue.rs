@@ -198,9 +198,9 @@ mod loom_tests {
             threads.into_iter().for_each(|t| t.join().unwrap());
             if asleep {
                 wakes = m.wakes.load(Ordering::Acquire);
-                assert!(wakes > 0, "asleep before the last step, and no wakeup came");
+                assert!(wakes > 0, "the lane has waited since before the last step and was not woken");
             }
-            assert!(wakes <= 1, "one wakeup for one wait");
+            assert!(wakes <= 1, "at most one wakeup per wait");
             assert_eq!(m.done.load(Ordering::Relaxed), rings);
         });
     }

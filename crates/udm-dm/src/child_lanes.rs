@@ -251,7 +251,7 @@ impl ChildLanes {
         let child = self.children.get_mut(index)?;
         child.lane.poll(done, cx);
         let count = done.len() - from;
-        debug_assert!(count <= child.in_flight, "a child handed back more than it was given");
+        debug_assert!(count <= child.in_flight, "a child returned more bios than it had in flight");
         child.in_flight -= count;
         let left = child.in_flight;
         if left == 0 {
@@ -293,7 +293,7 @@ impl ChildLanes {
         let from = done.len();
         child.lane.poll(done, cx);
         let count = done.len() - from;
-        debug_assert!(count <= child.in_flight, "a child handed back more than it was given");
+        debug_assert!(count <= child.in_flight, "a child returned more bios than it had in flight");
         child.in_flight -= count;
         let left = child.in_flight;
         round.came_back |= count > 0;
@@ -341,7 +341,7 @@ impl ChildLanes {
     #[inline(always)]
     pub fn taken(&mut self, index: usize, count: usize) -> usize {
         let child = &mut self.children[index];
-        debug_assert!(count <= child.in_flight, "a child handed back more than it was given");
+        debug_assert!(count <= child.in_flight, "a child returned more bios than it had in flight");
         child.in_flight -= count;
         self.busy &= !(u64::from(child.in_flight == 0) << index);
         child.in_flight
@@ -412,7 +412,7 @@ impl ChildLanes {
         for child in self.children.iter_mut().filter(|child| child.in_flight == 0) {
             let before = done.len();
             child.lane.poll(done, cx);
-            debug_assert_eq!(before, done.len(), "a child handed back what it was not given");
+            debug_assert_eq!(before, done.len(), "an idle child returned bios");
         }
     }
 

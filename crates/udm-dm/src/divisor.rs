@@ -53,7 +53,7 @@ impl Divisor {
     /// then be a power of two ([`Divisor::is_shift`]).
     #[inline(always)]
     pub fn div_rem_by<const SHIFT: bool>(self, n: u64) -> (u64, u64) {
-        debug_assert!(!SHIFT || self.is_shift(), "{} is no power of two", self.by);
+        debug_assert!(!SHIFT || self.is_shift(), "{} is not a power of two", self.by);
         if SHIFT { (n >> self.shift, n & (self.by - 1)) } else { self.div_rem(n) }
     }
 

@@ -20,7 +20,7 @@ fn a_log_has_one_device() {
     }
     let (one, two) = (rig.make("one"), rig.make("two"));
     rig.load(&one, "0 8 log-writes /a /log").unwrap();
-    let text = "log-writes: Device lookup failed (254:5 has /log alone): Device or resource busy";
+    let text = "log-writes: Device lookup failed (254:5 uses /log exclusively): Device or resource busy";
     assert_eq!(refusal_text(rig.load(&two, "0 8 log-writes /b /log")), text);
     assert!(two.inactive().is_none());
     // The disk may be used by targets that do not need it alone. The owner may load it again.

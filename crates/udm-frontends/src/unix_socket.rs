@@ -137,7 +137,7 @@ fn remove_stale_socket_file(path: &Path, address: &SocketAddrUnix) -> io::Result
         found => found?,
     };
     if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is no socket"));
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is not a socket"));
     }
     match rustix::net::connect(create_unix_stream_socket()?, address) {
         // A server whose backlog is full is alive, too.

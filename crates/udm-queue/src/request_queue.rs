@@ -176,10 +176,10 @@ impl RequestQueue {
             return Err(DeviceControlError::new(EINVAL, "no_sched=1 forbids a scheduler"));
         }
         if self.changing.load(Ordering::Acquire) {
-            return Err(DeviceControlError::new(EBUSY, "another change of the queue is under way"));
+            return Err(DeviceControlError::new(EBUSY, "another change of the queue is in progress"));
         }
         if params == now.params {
-            // No change, so nothing to wait for: the disk may hang.
+            // Nothing changes, so this must not wait for requests: the disk may hang.
             drop(now);
             then();
             return Ok(Box::new(|| {}));

@@ -422,7 +422,7 @@ mod loom_tests {
             let waiter = Arc::new(TagWaiter::new());
             let got = tags.enqueue(&waiter, 1);
             let sees = tags.is_retired();
-            assert!(got == 0 || !sees, "a request has a tag");
+            assert!(got == 0 || !sees, "retired although a request has a tag");
             other.join().unwrap();
             tags.give(got + waiter.collect());
             assert!(tags.is_retired());

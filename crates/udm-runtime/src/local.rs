@@ -51,8 +51,8 @@ enum CoreEventSource {
 
 /// Input of a core that neither its ring nor its inbox reports.
 pub(crate) trait PolledInput {
-    /// True if there is input. With `sleeps`, all sources first promise a completion of the ring
-    /// for what comes later.
+    /// True if there is input. With `sleeps`, all sources first arrange that later input completes
+    /// a ring operation.
     fn has_input(&mut self, sleeps: bool) -> bool;
 }
 
@@ -229,8 +229,8 @@ impl LocalCore {
         r
     }
 
-    /// Runs a turn that leaves the ring to [`LocalCore::submit_and_reap`] or [`LocalCore::park`].
-    /// If the core has nothing else to do, one system call then submits and waits.
+    /// Runs a turn without a system call for the ring. Call [`LocalCore::submit_and_reap`] or
+    /// [`LocalCore::park`] next. If the core is idle, `park` submits and waits in one system call.
     pub(crate) fn turn_without_enter<R>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> R) -> R {
         if self.options.poll {
             self.begun = self.clock();

@@ -211,7 +211,7 @@ impl CoreFrontEnds {
                     let _ = to.try_send(report);
                 }
                 CoreMessage::Command(..) | CoreMessage::Wake(_) => {
-                    unreachable!("the core itself delivers these")
+                    unreachable!("the core delivers commands and wakes before")
                 }
             }
         }

@@ -97,7 +97,7 @@ impl Runtime {
 
     /// As [`Runtime::stop`], without waiting. After `limit`, a core leaves requests in flight
     /// unanswered, and leaks their memory.
-    #[must_use = "it says when the threads are over"]
+    #[must_use = "it tells when the threads have ended"]
     pub fn stop_within(self, limit: Duration) -> StoppedRuntimeThreads {
         let limit = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX / 2));
         self.core_set.stop(limit);

@@ -75,7 +75,7 @@ struct Options {
 
 fn parse_seed_range(word: &str) -> Result<(u64, u64), String> {
     let (a, b) = word.split_once("..").ok_or("a range is written A..B")?;
-    let number = |s: &str| s.parse::<u64>().map_err(|_| format!("{s:?} is no number"));
+    let number = |s: &str| s.parse::<u64>().map_err(|_| format!("{s:?} is not a number"));
     let (a, b) = (number(a)?, number(b)?);
     if a < b { Ok((a, b)) } else { Err("there is no seed in it".into()) }
 }

@@ -6,13 +6,13 @@
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// The part of the world that draws.
+/// The part of the world that uses a stream of random numbers.
 #[derive(Clone, Copy, Debug)]
 #[repr(u64)]
 pub enum RngStream {
     /// The disks, tables and devices of a world.
     Build = 1,
-    /// The core that runs next, and durations.
+    /// The choice of the next core, and durations.
     Schedule,
     /// Requests of front ends.
     Work,

@@ -152,7 +152,7 @@ impl TargetWorld {
     fn check_no_other_ejected(&self, slow: &SlowPath) -> Result<(), Violation> {
         let mut others = self.reports(slow.device).into_iter();
         match others.find(|r| r.ejected && r.number.minor as usize != slow.path) {
-            Some(r) => Err(format!("path {} of d{} is out of use, and not slow", r.name, slow.device)),
+            Some(r) => Err(format!("path {} of d{} is ejected, and not slow", r.name, slow.device)),
             None => Ok(()),
         }
     }
@@ -168,7 +168,7 @@ impl TargetWorld {
                 return Err(format!("p{path} of d{device} is slow, and is in use"));
             }
             (ExpectedPathEjection::Stays, true) => {
-                return Err(format!("p{path} of d{device} is out of use, and not slow"));
+                return Err(format!("p{path} of d{device} is ejected, and not slow"));
             }
             (_, false) => return Ok(()),
             (_, true) => {}
@@ -179,7 +179,7 @@ impl TargetWorld {
         self.read_for(Nanos(5 * SLOW_TIME.0))?;
         let after = self.report(slow)?;
         if before.ops[Op::Read as usize] != after.ops[Op::Read as usize] {
-            return Err(format!("p{path} of d{device} is out of use, and was given reads"));
+            return Err(format!("p{path} of d{device} is ejected, and was given reads"));
         }
         if self.slow.one_in(2) {
             self.check_last_path_used(slow)?;

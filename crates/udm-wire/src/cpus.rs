@@ -24,7 +24,7 @@ impl FromStr for CpuList {
     fn from_str(text: &str) -> Result<CpuList, String> {
         let number = |s: &str| match s.parse::<usize>() {
             Ok(n) if n < CPUS_MAX => Ok(n),
-            _ => Err(format!("'{s}' is no CPU number below {CPUS_MAX}")),
+            _ => Err(format!("'{s}' is not a CPU number below {CPUS_MAX}")),
         };
         let mut cpus = Vec::new();
         for part in text.split(',') {

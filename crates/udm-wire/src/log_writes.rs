@@ -84,7 +84,7 @@ pub enum LogWritesErrorKind {
     #[error("version {0} of the log is not known")]
     Version(u64),
     /// The sector size is invalid.
-    #[error("sector size {0} is no power of two from 512 to 65536")]
+    #[error("sector size {0} is not a power of two from 512 to 65536")]
     SectorSize(u32),
     /// The superblock counts more entries than fit the log.
     #[error("entry {index} of {entries} lies beyond the end of the log ({len} bytes)")]
@@ -405,7 +405,7 @@ mod tests {
         log[24] = 1;
         assert_eq!(
             walk(&log).unwrap_err().to_string(),
-            "at byte 24: sector size 513 is no power of two from 512 to 65536"
+            "at byte 24: sector size 513 is not a power of two from 512 to 65536"
         );
         log[8] = 2;
         assert_eq!(walk(&log).unwrap_err().to_string(), "at byte 8: version 2 of the log is not known");

@@ -121,7 +121,7 @@ fn a_server_that_says_no_or_nonsense() {
     type ServerScript = Box<dyn FnMut(&NbdOption, &mut Vec<u8>)>;
     let rows: Vec<(ServerScript, &str)> = vec![
         (Box::new(no(REP_ERR_UNKNOWN)), "the server refuses the export: no such export (\"try\\nlater\")"),
-        (Box::new(no(REP_ERR_TLS_REQD)), "wants TLS"),
+        (Box::new(no(REP_ERR_TLS_REQD)), "requires TLS"),
         (Box::new(no(REP_ERR_POLICY)), "not allowed"),
         (Box::new(go(|out| put_option_ack_reply(out, OPT_GO))), "nothing of its export"),
         (Box::new(go(|out| put_option_ack_reply(out, OPT_LIST))), "a reply to another"),
@@ -317,8 +317,8 @@ fn servers_that_violate_the_protocol() {
         (true, |_, _| vec![1; 20], "bad reply magic"),
         (true, |read, _| SimpleReply { error: 0, cookie: read }.encode().to_vec(), "a simple reply"),
         (false, |read, _| chunk_none(read).to_vec(), "nobody agreed on"),
-        (true, |read, _| chunk_none(read ^ 1 << 40).to_vec(), "a reply to nothing"),
-        (false, |_, _| SimpleReply { error: 0, cookie: 9999 }.encode().to_vec(), "a reply to nothing"),
+        (true, |read, _| chunk_none(read ^ 1 << 40).to_vec(), "a reply to no request"),
+        (false, |_, _| SimpleReply { error: 0, cookie: 9999 }.encode().to_vec(), "a reply to no request"),
         (true, |read, _| chunk_none(read).to_vec(), "comes in part"),
         (true, |_, write| chunk_data_header(write, 0, 4096, true).to_vec(), "nobody asked for"),
         (true, |read, _| chunk_data_header(read, 0, 4096, true).to_vec(), "outside of its range"),
@@ -347,7 +347,11 @@ fn servers_that_violate_the_protocol() {
             },
             "bad chunk",
         ),
-        (false, |_, write| SimpleReply { error: 0, cookie: write }.encode().repeat(2), "a reply to nothing"),
+        (
+            false,
+            |_, write| SimpleReply { error: 0, cookie: write }.encode().repeat(2),
+            "a reply to no request",
+        ),
     ];
     for (structured, lie, want) in rows {
         for step in [1, 3, 1 << 20] {

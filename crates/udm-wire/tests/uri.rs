@@ -189,7 +189,7 @@ fn refusals_say_what_would_be_right() {
         ("file:a?grow=0", "file: grow is above 0"),
         ("file:a?grow=1x", "file: grow: \"1x\" is not a size: a number, then K, M, G, T, P or E"),
         ("file:a?grow=1M&grow=1M", "file: grow is given twice"),
-        ("file:a?grow_max=1M", "file: grow_max says how far it grows, and grow by how much at a time"),
+        ("file:a?grow_max=1M", "file: grow_max (the maximum size) needs grow (the step)"),
         ("file:a?direct=on&direct=on", "file: direct is given twice"),
         ("file:a%zz", "file: a % that two hexadecimal digits do not follow"),
         ("file:a%ff", "file: percent-encoded bytes that are not UTF-8"),
@@ -199,14 +199,14 @@ fn refusals_say_what_would_be_right() {
         ("pattern:16E", "pattern: \"16E\" is too large a size"),
         ("nbd:host:10809", "nbd: \"//\" must follow"),
         ("nbds://host/", "nbds: udm does not do TLS"),
-        ("nbd://user@host/", "nbd: a user is of no use without TLS"),
+        ("nbd://user@host/", "nbd: a user has no effect without TLS"),
         ("nbd://host:0/", "nbd: port \"0\" is not in 1..65535"),
         ("nbd://host:65536/", "nbd: port \"65536\" is not in 1..65535"),
-        ("nbd://host:+1/", "nbd: \"+1\" is no port"),
+        ("nbd://host:+1/", "nbd: \"+1\" is not a port"),
         ("nbd://[::1/", "nbd: a [ without its ]"),
-        ("nbd://[x]/", "nbd: \"x\" is no IPv6 address"),
+        ("nbd://[x]/", "nbd: \"x\" is not an IPv6 address"),
         ("nbd://[::1]x/", "nbd: \"x\" after a host"),
-        ("nbd://ho st/", "nbd: \"ho st\" is no host name"),
+        ("nbd://ho st/", "nbd: \"ho st\" is not a host name"),
         ("nbd://host/?tls-type=x509", "nbd: udm does not do TLS"),
         (
             "nbd://host/?foo=1",
@@ -228,23 +228,23 @@ fn refusals_say_what_would_be_right() {
         ("nbd://host/?deadline=1s&deadline=1s", "nbd: deadline is given twice"),
         (
             "nbd://host/?deadline=500",
-            "nbd: deadline: \"500\" is no time from 1ms to 24h (a number, then ms, s, m or h)",
+            "nbd: deadline: \"500\" is not a time from 1ms to 24h (a number, then ms, s, m or h)",
         ),
         (
             "nbd://host/?deadline=0ms",
-            "nbd: deadline: \"0ms\" is no time from 1ms to 24h (a number, then ms, s, m or h)",
+            "nbd: deadline: \"0ms\" is not a time from 1ms to 24h (a number, then ms, s, m or h)",
         ),
         (
             "nbd://host/?fence=wait:25h",
-            "nbd: fence=wait: \"25h\" is no time from 1ms to 24h (a number, then ms, s, m or h)",
+            "nbd: fence=wait: \"25h\" is not a time from 1ms to 24h (a number, then ms, s, m or h)",
         ),
         (
             "nbd://host/?fence=wait:18446744073709551615s",
-            "nbd: fence=wait: \"18446744073709551615s\" is no time from 1ms to 24h (a number, then ms, s, m or h)",
+            "nbd: fence=wait: \"18446744073709551615s\" is not a time from 1ms to 24h (a number, then ms, s, m or h)",
         ),
-        ("nbd://host/?fence=kill", "nbd: fence=\"kill\" is none of closed, wait:TIME, exec:PATH"),
-        ("nbd://host/?fence=exec:off", "nbd: fence=exec: \"off\" is no absolute path of a command"),
-        ("nbd://host/?fence=exec:/a%00", "nbd: fence=exec: \"/a\\0\" is no absolute path of a command"),
+        ("nbd://host/?fence=kill", "nbd: fence=\"kill\" is not closed, wait:TIME or exec:PATH"),
+        ("nbd://host/?fence=exec:off", "nbd: fence=exec: \"off\" is not the absolute path of a command"),
+        ("nbd://host/?fence=exec:/a%00", "nbd: fence=exec: \"/a\\0\" is not the absolute path of a command"),
         ("nbd://host/?socket=/a", "nbd: a socket belongs to nbd+unix"),
         ("nbd://host/a#b", "nbd: an NBD URI has no fragment; write %23 for #"),
         ("nbd://host/%00", "nbd: an export's name has at most 4096 bytes and no NUL"),
@@ -254,7 +254,7 @@ fn refusals_say_what_would_be_right() {
         ("nbd+unix:///?socket=%00abstract", "nbd+unix: udm uses no sockets in the abstract name space"),
         (
             "nbd+unix://host/?socket=/a",
-            "nbd+unix: \"host\" is no part of a Unix socket; nbd+unix:///EXPORT?socket=PATH",
+            "nbd+unix: \"host\" is not part of a Unix socket's URI; expected nbd+unix:///EXPORT?socket=PATH",
         ),
     ] {
         assert_eq!(parse_device_uri(word).unwrap_err().to_string(), want, "{word}");
@@ -288,7 +288,7 @@ fn null_parameters_are_clamped_as_in_the_kernel() {
     assert_eq!(get("queue_mode=0").queue_mode, 2);
     assert_eq!(
         null("queue_mode=1").unwrap_err(),
-        "null: queue_mode=1 (single queue) is gone; it is 2 (multi-queue)"
+        "null: queue_mode=1 (single queue) is not supported; use 2 (multi-queue)"
     );
     assert_eq!(get("queue_mode=3").queue_mode, 2);
     assert_eq!(get("irqmode=3").irqmode, 2);

@@ -21,7 +21,7 @@ pub fn private_temp_dir(prefix: &str) -> io::Result<TempDir> {
     let found = fs::symlink_metadata(folder.path())?;
     let ours = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
     if !ours || found.mode() & 0o777 != MODE {
-        let text = format!("{}: not a folder of mode 0700 of this user's", folder.path().display());
+        let text = format!("{}: expected a folder of this user with mode 0700", folder.path().display());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
     }
     Ok(folder)

@@ -151,7 +151,7 @@ fn a_second_writer_of_a_store_is_refused_in_one_line() {
             &format!("0 2048 snapshot mem:1M {} P 8", name.display()),
         ]);
         assert!(
-            output.contains("254:0 has") && output.contains("alone): Device or resource busy"),
+            output.contains("254:0 uses") && output.contains("exclusively): Device or resource busy"),
             "{output}"
         );
         let output = other.refuses(&["create", "t", "--table", &table(Path::new("mem:1M"), name)]);
@@ -162,7 +162,8 @@ fn a_second_writer_of_a_store_is_refused_in_one_line() {
         let output =
             other.refuses(&["create", "t", "--table", &table(Path::new("mem:1M"), Path::new(&shared))]);
         assert!(
-            output.contains("another program has") && output.contains("alone): Device or resource busy"),
+            output.contains("another program uses")
+                && output.contains("exclusively): Device or resource busy"),
             "{output}"
         );
         let out = udm(&["cow", "compact"]).arg(name).output().unwrap();

@@ -165,7 +165,7 @@ fn cpus_are_shared_or_split() {
     let misread = [["--cpus_allowed=0:1"], ["--cpus_allowed=0,,1"]];
     for words in misread {
         let out = udm(&["bench", "--device", "null:size=4M"]).args(load).args(words).output().unwrap();
-        assert!(!out.status.success() && text(&out.stderr).contains("is no CPU number"), "{words:?}");
+        assert!(!out.status.success() && text(&out.stderr).contains("is not a CPU number"), "{words:?}");
     }
     if has("fio") {
         let fios = |words: &[&str]| {

@@ -198,7 +198,10 @@ fn growth_that_fails_ends_with_the_policy_and_one_line() {
         assert_eq!(state(&server), end);
         let log = warnings(&server);
         let grown: Vec<_> = log.iter().filter(|line| line.contains("stays at")).collect();
-        assert!(grown.len() == 1 && grown[0].contains("files end at 102400 bytes here"), "{log:?}");
+        assert!(
+            grown.len() == 1 && grown[0].contains("the maximum length of a file is 102400 bytes here"),
+            "{log:?}"
+        );
         assert!(!server.says(&["info", "s"]).contains("Event number:      0"));
         assert_eq!(std::fs::metadata(folder.path().join("s.cow")).unwrap().len(), 64 << 10);
         if policy == "fail" {

@@ -139,7 +139,7 @@ fn what_is_left_out_or_refused_is_named() {
     };
     let (status, output) = run("[a]\nioengine=libaio\nhipri\nfilename=null:size=4k", &[]);
     assert!(
-        status == Some(0) && output.contains("left out, as they mean nothing here: hipri, ioengine"),
+        status == Some(0) && output.contains("options without effect here are ignored: hipri, ioengine"),
         "{output}"
     );
     let (status, output) = run("[a]\nfilename=null:size=4k\nnosuch=1", &[]);

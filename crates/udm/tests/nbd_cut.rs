@@ -162,7 +162,7 @@ fn a_machine_that_was_started_anew() {
     rig.tcp.wait().unwrap();
     rig.net.link("up");
     assert_eq!((client.answer().unwrap().1, rig.byte()), (0, 2));
-    until("a line", || rig.server.log().contains("1 writes that waited go elsewhere").then_some(()));
+    until("a line", || rig.server.log().contains("waiting writes that fail over: 1").then_some(()));
 }
 
 /// A server that does not read is cut off. Then the local TCP gives up the connection in spite of
@@ -184,5 +184,5 @@ fn what_the_system_gives_up_is_not_closed() {
     until("a connection that is lost", || {
         rig.status().contains("1 connections were lost on this side").then_some(())
     });
-    assert!(!rig.server.log().contains("go elsewhere"), "{}", rig.server.log());
+    assert!(!rig.server.log().contains("fail over"), "{}", rig.server.log());
 }

@@ -257,7 +257,7 @@ fn servers_that_lie() {
                 let _ = stream.write_all(&SimpleReply { error: 0, cookie: 77 << 32 }.encode());
                 let _ = stream.read(&mut [0]);
             },
-            "a reply to nothing",
+            "a reply to no request",
         ),
         (
             |stream| {
@@ -285,7 +285,7 @@ fn servers_that_lie() {
                 let _ = stream.write_all(&out.repeat(2));
                 let _ = stream.read(&mut [0]);
             },
-            "a reply to nothing",
+            "a reply to no request",
         ),
     ];
     for (lie, want) in lies {

@@ -71,8 +71,8 @@ impl SilentFixture {
     /// The reasons why requests wait.
     fn waits(&self) -> Vec<String> {
         let status: Value = serde_json::from_str(&self.server.says(&["status", "m", "--json"])).unwrap();
-        let waits = status[0]["waits"].as_array().unwrap();
-        waits.iter().map(|waits| waits["why"].as_str().unwrap().to_owned()).collect()
+        let stalls = status[0]["stalls"].as_array().unwrap();
+        stalls.iter().map(|stall| stall["why"].as_str().unwrap().to_owned()).collect()
     }
 
     fn waiting(&self, text: &str) {
@@ -192,7 +192,7 @@ fn a_fence_that_fails_is_tried_again() {
     rig.command(KILL);
     assert_eq!(client.answer().unwrap().1, 0);
     assert_eq!((rig.waits(), rig.block(5)), (vec![], 2));
-    rig.says("fenced: 1 writes that waited go elsewhere");
+    rig.says("fenced: waiting writes that fail over: 1");
 }
 
 /// A server that stops by itself is waited for.
@@ -266,7 +266,7 @@ fn a_server_that_lies_is_waited_for() {
     close.store(true, SeqCst);
     assert_eq!(client.answer().unwrap().1, 0);
     until("a line", || {
-        let line = "the server closed the connection: 1 writes that waited go elsewhere, 0 were answered";
+        let line = "the server closed the connection: waiting writes that fail over: 1, answered: 0";
         server.log().contains(line).then_some(())
     });
 }
@@ -283,7 +283,7 @@ fn a_server_that_lies_is_told_to_end() {
         }
     });
     write(&mut Client::connect(&server.nbd, "m"), 5, 2);
-    until("a line", || server.log().contains("1 writes that waited go elsewhere").then_some(()));
+    until("a line", || server.log().contains("waiting writes that fail over: 1").then_some(()));
 }
 
 /// A multipath device over a server that does `act` with its first connection, and over one that

@@ -146,7 +146,7 @@ fn fio_verifies_over_changes_of_the_scheduler() {
         "udm: d: its table uses no \"253:7\" with a queue in front: Invalid argument\n"
     );
     assert_eq!(refused(&["--disk", "x"]), "udm: d: its table uses no \"x\" with a queue in front\n");
-    assert_eq!(refused(&["nomerges"]), "udm: \"nomerges\" is no NAME=VALUE\n");
+    assert_eq!(refused(&["nomerges"]), "udm: \"nomerges\" is not NAME=VALUE\n");
     assert_eq!(refused(&["nomerges=0", "nomerges=1"]), "udm: nomerges is given twice\n");
 }
 
@@ -222,7 +222,7 @@ fn a_change_waits_for_requests_of_before_and_not_for_ever() {
     support::until("both in line", || server.says(&["queue", "mp"]).contains(", 2 in line").then_some(()));
     assert_eq!(
         server.refuses(&["queue", "mp", "nomerges=1"]),
-        "udm: mp: 254:0: another change of the queue is under way: Device or resource busy\n"
+        "udm: mp: 254:0: another change of the queue is in progress: Device or resource busy\n"
     );
     let refused = change.wait_with_output().unwrap();
     assert_eq!(

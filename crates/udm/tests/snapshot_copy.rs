@@ -82,8 +82,11 @@ fn what_is_no_copy_is_refused_and_no_file_is_left() {
     fs::write(path("short"), "short").unwrap();
     for (words, why) in [
         (vec!["monday", "short"], "the file exists: name another, or update a copy with --since OLD"),
-        (vec!["monday", "--since", "monday", "short"], "it has 5 bytes and monday has 16777216"),
-        (vec!["monday", "--since", "monday", "none"], "no such file: without --since monday all of monday"),
+        (vec!["monday", "--since", "monday", "short"], "5 bytes, but monday has 16777216"),
+        (
+            vec!["monday", "--since", "monday", "none"],
+            "no such file: omit --since monday to copy all of monday",
+        ),
         (vec!["monday", "--since", "sunday", "none"], "sunday"),
         (vec!["monday", "--since", "else", "none"], "it is of"),
         (vec!["disk", "none"], "disk"),

@@ -57,7 +57,7 @@ fn for_scripts() {
     assert!(paths > 0.0 && mp["paths"][0]["state"] == "active", "{mp}");
     assert_eq!((number(&idle["flow"]["requests"]), &idle["latency"]), (0.0, &Value::Null));
     let output = server.refuses(&["top"]);
-    assert!(output.contains("no terminal"), "{output}");
+    assert!(output.contains("not a terminal"), "{output}");
     let out = server.verb(&["top", "--interval", "0.01"]);
     assert_eq!(out.status.code(), Some(2));
     let none = support::udm(&["top", "--once", "--socket", "/nonexistent/udm.sock"]).output().unwrap();

@@ -152,7 +152,7 @@ fn disks_that_cannot_be_served_are_refused() {
     assert!(refused(&[&path("other")]).contains("there is no --device of that name"));
     assert!(refused(&[&path("disk"), &path("disk")]).contains("the path is given twice"));
     fs::write(&socket, "").unwrap();
-    assert!(refused(&[&path("disk")]).contains("it exists and is no socket"));
+    assert!(refused(&[&path("disk")]).contains("it exists and is not a socket"));
 }
 
 fn guest_disk(folder: &Path) -> PathBuf {

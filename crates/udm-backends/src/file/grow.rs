@@ -29,7 +29,7 @@ pub(super) fn start_file_growth(
         return then(Err(DeviceControlError::new(EOPNOTSUPP, "a block device does not grow by itself")));
     }
     if read_only {
-        return then(Err(DeviceControlError::new(EROFS, "it is open for reading only")));
+        return then(Err(DeviceControlError::new(EROFS, "the file is open read-only")));
     }
     let (disk, fd) = (Arc::clone(disk), Arc::clone(fd));
     let no_thread = || Err(DeviceControlError::new(EAGAIN, "no thread available"));
@@ -44,7 +44,7 @@ fn grow_file(disk: &OpenDisk, fd: &OwnedFd, size: Sectors) -> Result<(), DeviceC
     let now = disk.refresh().map_err(failed)?;
     if now < disk.reach() {
         // The data of the missing part is lost. Zeroes must not replace it.
-        return Err(DeviceControlError::new(EIO, "it was made shorter"));
+        return Err(DeviceControlError::new(EIO, "the file was truncated"));
     }
     if now >= size {
         return Ok(());
@@ -53,7 +53,10 @@ fn grow_file(disk: &OpenDisk, fd: &OwnedFd, size: Sectors) -> Result<(), DeviceC
     // A process that exceeds its file size limit is killed by SIGXFSZ.
     let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX).min(LENGTH_MAX);
     if wanted > limit {
-        return Err(DeviceControlError::new(EFBIG, format!("files end at {limit} bytes here")));
+        return Err(DeviceControlError::new(
+            EFBIG,
+            format!("the maximum length of a file is {limit} bytes here"),
+        ));
     }
     let more = wanted.saturating_sub(length);
     let tried = match more {
@@ -118,7 +121,7 @@ mod tests {
         let device = open(file.path(), false, false).unwrap();
         file.as_file().set_len(4096).unwrap();
         let error = grow(&device, 4096).unwrap_err();
-        assert_eq!((error.errno, error.text.as_str()), (EIO, "it was made shorter"));
+        assert_eq!((error.errno, error.text.as_str()), (EIO, "the file was truncated"));
         assert_eq!(file.as_file().metadata().unwrap().len(), 4096);
     }
 

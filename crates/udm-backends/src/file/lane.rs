@@ -108,7 +108,10 @@ impl FileLane {
             self.ready.push(bio);
             return;
         }
-        debug_assert!(!bio.op.has_data() || bio.sectors <= MAX_SECTORS, "longer than announced: {bio:?}");
+        debug_assert!(
+            !bio.op.has_data() || bio.sectors <= MAX_SECTORS,
+            "longer than the limits allow: {bio:?}"
+        );
         let key = self.slots.insert(FileRequest::new(bio, &self.shared));
         self.issue(key, Segments::new());
     }

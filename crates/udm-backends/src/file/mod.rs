@@ -155,7 +155,8 @@ impl Device for FileDevice {
         Some(&self.disk.shared_disk_state)
     }
 
-    /// Locks a file with `flock`. A block device that is written is opened exclusively anyway.
+    /// Locks a file with `flock`. A block device needs no lock: it is opened exclusively for
+    /// writing.
     fn lock(&self) -> Result<Option<InterProcessDiskLock>, DiskInUseByOtherProgram> {
         if self.disk.is_block || self.limits.read_only {
             return Ok(None);

@@ -35,7 +35,7 @@ fn two_names_of_one_disk_are_two_devices_over_one() {
     assert!(std::ptr::eq(&*a.disk, &*b.disk));
     assert!(
         std::ptr::eq(a.shared_disk_state().unwrap(), b.shared_disk_state().unwrap()),
-        "who has one alone has the other"
+        "a claim of one name covers the other"
     );
     assert!(!a.limits().private_cache, "a regular file has one page cache");
 }

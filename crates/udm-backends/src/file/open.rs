@@ -105,9 +105,9 @@ impl PathWithErrorContext<'_> {
             }
         };
         let fd = fd.map_err(|e| match e {
-            Errno::INVAL if direct => self.fail("no direct I/O on this file system: ", e),
+            Errno::INVAL if direct => self.fail("this file system does not support direct I/O: ", e),
             Errno::ACCESS | Errno::ROFS | Errno::PERM if how.write => {
-                self.fail("not for writing (readonly=on?): ", e)
+                self.fail("can't be opened for writing (readonly=on?): ", e)
             }
             Errno::BUSY if how.alone => {
                 let who = "in use: mounted, or open exclusively by another program (exclusive=off?)";
@@ -217,7 +217,7 @@ impl OpenDisks {
                 return Ok((identity, file));
             }
         }
-        Err(about.refuse(EAGAIN, "is being replaced all the time"))
+        Err(about.refuse(EAGAIN, "leads to another disk at each attempt"))
     }
 
     /// Opens a disk that is not open yet. Returns `None` if the path leads elsewhere by now, or

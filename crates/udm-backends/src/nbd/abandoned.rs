@@ -41,7 +41,7 @@ pub(super) struct AbandonedConnection {
     /// wake.
     seen: Option<WakeEpoch>,
     next_check: Nanos,
-    /// Number of writes at first, and of those that failed and go elsewhere.
+    /// Number of writes at first, and of those that failed, so that they can fail over.
     all: usize,
     elsewhere: usize,
     /// Reason to log, if it is not logged yet.
@@ -277,9 +277,7 @@ impl AbandonedConnection {
         if elsewhere == 0 {
             tracing::warn!("{uri}: all {all} writes that waited were answered");
         } else if let Some(why) = why {
-            tracing::warn!(
-                "{uri}: {why}: {elsewhere} writes that waited go elsewhere, {answered} were answered"
-            );
+            tracing::warn!("{uri}: {why}: waiting writes that fail over: {elsewhere}, answered: {answered}");
         }
         if let Some(connection) = self.connection.take().filter(|_| elsewhere > 0) {
             // Discards unsent data.

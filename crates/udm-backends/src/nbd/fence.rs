@@ -39,8 +39,8 @@ pub(super) struct ExportFence {
     runs: Arc<FenceCommandRuns>,
     /// Number of held writes of all lanes.
     held: AtomicUsize,
-    /// Number of abandoned connections with held writes that the local system dropped. Their close
-    /// cannot be detected.
+    /// Number of abandoned connections with held writes that ended with an error of this system.
+    /// The server's close of such a connection cannot be detected.
     unheard: AtomicUsize,
 }
 
@@ -132,7 +132,7 @@ impl ExportFence {
         self.runs.abandoned.fetch_add(1, SeqCst);
     }
 
-    /// Records that the local system dropped a connection with held writes.
+    /// Records that a connection with held writes ended with an error of this system.
     pub(super) fn add_lost_connection(&self) {
         self.unheard.fetch_add(1, SeqCst);
     }
@@ -223,7 +223,7 @@ impl FenceCommandRuns {
             Ok(()) => {
                 run.failures = 0;
                 self.fenced.fetch_max(number, SeqCst);
-                tracing::warn!("{uri}: fenced: {held} writes that waited go elsewhere");
+                tracing::warn!("{uri}: fenced: waiting writes that fail over: {held}");
             }
             Err(why) => {
                 run.failures = run.failures.saturating_add(1);

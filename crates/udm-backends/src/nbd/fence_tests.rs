@@ -64,7 +64,11 @@ fn one_run_is_for_all_that_were_connected_before() {
     assert!(server.fencing.is_running() && !server.fencing.covers(before));
     assert_eq!(check(&server, before, 100), FenceStatus::Running);
     let meanwhile = server.fencing.runs();
-    assert_eq!(check(&server, before, 101), FenceStatus::Running, "another lane's, connected before");
+    assert_eq!(
+        check(&server, before, 101),
+        FenceStatus::Running,
+        "a connection of another lane, from before the run"
+    );
     assert_eq!(check(&server, meanwhile, 110), FenceStatus::Running, "connected while it runs");
     assert_eq!(commands.running(), 1);
     commands.end(Ok(()));
@@ -72,7 +76,7 @@ fn one_run_is_for_all_that_were_connected_before() {
     assert_eq!(
         (check(&server, meanwhile, 120), commands.running()),
         (FenceStatus::Running, 1),
-        "it proves nothing of that"
+        "the run does not cover this connection"
     );
     commands.end(Ok(()));
     assert_eq!(check(&server, meanwhile, 130), FenceStatus::Done);

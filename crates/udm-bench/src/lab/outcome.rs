@@ -17,7 +17,7 @@ pub struct ExperimentOutcome {
     pub question: &'static str,
     /// The publication on which it is based.
     pub source: &'static str,
-    /// The findings, each with the original's result.
+    /// The findings, each with the published result.
     pub findings: Vec<RatioVsPublished>,
     /// The measured values.
     pub tables: Vec<ResultTable>,
@@ -34,14 +34,14 @@ enum BarOrLinePlot {
     Lines(LinePlot),
 }
 
-/// A ratio, and the original's.
+/// A measured ratio, and the published one.
 #[derive(Debug, Clone, Serialize)]
 pub struct RatioVsPublished {
     /// A description of the ratio.
     pub what: String,
     /// The ratio of this run.
     pub here: f64,
-    /// The ratio of the original; `None` if the original does not report it.
+    /// The published ratio; `None` if the publication does not report it.
     pub original: Option<f64>,
     /// The ratio that udm aims for.
     pub aim: Option<f64>,
@@ -59,13 +59,13 @@ pub enum RatioVsPublishedVerdict {
     Met,
     /// The aim is not reached.
     Missed,
-    /// There is no aim, and the ratio is better than the original's.
+    /// There is no aim, and the ratio is better than the published one.
     Better,
-    /// There is no aim, and the ratio is about the original's.
+    /// There is no aim, and the ratio is close to the published one.
     Alike,
-    /// There is no aim, and the ratio is worse than the original's.
+    /// There is no aim, and the ratio is worse than the published one.
     Worse,
-    /// There is no aim and no original.
+    /// There is no aim and no published ratio.
     New,
 }
 
@@ -118,12 +118,12 @@ impl RatioVsPublished {
         }
     }
 
-    /// Adds the original's ratio.
+    /// Adds the published ratio.
     pub(super) fn beside(self, original: f64) -> RatioVsPublished {
         RatioVsPublished { original: Some(original), ..self }.judged()
     }
 
-    /// Adds the original's ratio without a verdict, because the ratio is that of a model.
+    /// Adds the published ratio without a verdict, because the measured ratio is that of a model.
     pub(super) fn of_model(self, original: f64) -> RatioVsPublished {
         RatioVsPublished { original: Some(original), ..self }
     }

@@ -126,8 +126,8 @@ impl FirstChunkWriteMeasurement {
         Ok(self.chunks as f64 * 1e9 / (end - begin) as f64)
     }
 
-    /// Takes turns until all threads reach this point. One thread may have to write data for which
-    /// others wait.
+    /// Takes turns until all threads reach this point, because other threads may wait for data that
+    /// this thread must write.
     fn join(&self, core: &mut LocalCore, lane: &mut dyn Lane, left: &AtomicUsize, barrier: &Barrier) {
         left.fetch_sub(1, Relaxed);
         while left.load(Relaxed) > 0 {

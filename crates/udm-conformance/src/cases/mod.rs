@@ -71,11 +71,11 @@ impl Requirement {
         let writes = !facts.limits.read_only;
         let (has, why) = match self {
             Requirement::Stores => (facts.fresh == InitialContent::Zeroes && writes, "it stores no data"),
-            Requirement::ReadOnly => (!writes, "it takes writes"),
-            Requirement::Discard => (facts.can(Op::Discard), "it takes no discards"),
-            Requirement::NoDiscard => (writes && !facts.can(Op::Discard), "it takes discards"),
-            Requirement::Zeroes => (facts.can(Op::WriteZeroes), "it takes no write-zeroes"),
-            Requirement::NoZeroes => (writes && !facts.can(Op::WriteZeroes), "it takes write-zeroes"),
+            Requirement::ReadOnly => (!writes, "it is writable"),
+            Requirement::Discard => (facts.can(Op::Discard), "it does not support discards"),
+            Requirement::NoDiscard => (writes && !facts.can(Op::Discard), "it supports discards"),
+            Requirement::Zeroes => (facts.can(Op::WriteZeroes), "it does not support write-zeroes"),
+            Requirement::NoZeroes => (writes && !facts.can(Op::WriteZeroes), "it supports write-zeroes"),
             Requirement::LargeBlocks => (facts.block() > 1, "its blocks have 512 bytes"),
             Requirement::Huge => (facts.size() > 1 << 23, "it is small"),
             Requirement::Disks => (made.ground.has_disks(), "it is not over disks in memory"),
@@ -85,7 +85,7 @@ impl Requirement {
             Requirement::Server => (kind.is_served(), "it is not served over NBD"),
             Requirement::Checks => (
                 facts.boundary != RequestCheckingLayer::Backend || kind.is_served(),
-                "the layer above checks",
+                "only the layer above checks requests",
             ),
             Requirement::Paths => (made.ground.paths().len() > 1, "it has no paths to choose from"),
             Requirement::NoPaths => {
@@ -93,7 +93,7 @@ impl Requirement {
                     let text = device.table_text(false);
                     text.contains("multipath") || text.contains("log-writes") || text.contains("dust")
                 });
-                (!paths, "it retries elsewhere")
+                (!paths, "its table does not pass path errors up")
             }
         };
         (!has).then_some(why)

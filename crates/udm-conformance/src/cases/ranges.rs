@@ -98,7 +98,7 @@ pub(super) fn sector_offsets_have_64_bits(rig: &mut DeviceTestRig) {
 }
 
 /// A request that is not aligned to the logical block is refused with EINVAL (kernel) and writes
-/// nothing. Over NBD it is served exactly.
+/// nothing. Over NBD it succeeds and affects exactly its range.
 pub(super) fn unaligned_request_is_refused(rig: &mut DeviceTestRig) {
     let block = rig.facts.block();
     let ops = [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes].into_iter();

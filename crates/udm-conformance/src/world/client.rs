@@ -197,7 +197,7 @@ fn perform_client_handshake(stream: &mut UnixStream, structured: bool) -> Vec<Ex
     }
     let infos = vec![udm_wire::nbd::INFO_BLOCK_SIZE];
     NbdOption::Go(ExportInfoRequest { name: String::new(), infos }).encode(&mut bytes);
-    stream.write_all(&bytes).expect("the server takes the handshake");
+    stream.write_all(&bytes).expect("the server reads the handshake");
     let (mut acks, mut infos) = (1 + usize::from(structured), Vec::new());
     while acks > 0 {
         let header = OptionReplyHeader::decode(&read_exact_bytes::<OPTION_REPLY_HEADER_SIZE>(stream))

@@ -43,6 +43,18 @@ fn main() {
     libtest_mimic::run(&args, trials).exit();
 }
 
+/// Waits until the front end has released `map`. Until then, a write of the peer that ended may
+/// still reach the device, and the next peer would read its data.
+fn wait_for_last_request(map: &Arc<SharedMemoryMap>) -> Result<(), Failed> {
+    for _ in 0..2000 {
+        if Arc::strong_count(map) == 1 {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Err("the front end still uses the memory of a peer that ended".into())
+}
+
 /// Runs all kinds of peers of one device, one after another, on one server.
 fn serve(subject: &DeviceUnderTest) -> Result<(), Failed> {
     let made = subject.make(WorldKind::SharedRange);
@@ -64,7 +76,8 @@ fn serve(subject: &DeviceUnderTest) -> Result<(), Failed> {
         let map = Arc::new(SharedMemoryMap::of_memfd(&memfd, SHARED)?);
         let (ours, theirs) = UnixStream::pair()?;
         let device = Arc::clone(&made.device);
-        let make = move || Box::new(SharedMemoryFrontEnd::new(map, ours.into(), device)) as _;
+        let memory = Arc::clone(&map);
+        let make = move || Box::new(SharedMemoryFrontEnd::new(memory, ours.into(), device)) as _;
         runtime.attach(CoreId((n % 2) as u16), Box::new(make));
         let sectors = limits.size.0.min(4096);
         let numbers = [sectors, u64::from(limits.logical_block) / 512, max].map(|n| n.to_string());
@@ -86,6 +99,7 @@ fn serve(subject: &DeviceUnderTest) -> Result<(), Failed> {
         if !child.status.success() {
             return Err(format!("{mode}: {}{}", child.status, String::from_utf8_lossy(&child.stderr)).into());
         }
+        wait_for_last_request(&map)?;
     }
     // The peers must be completely removed; otherwise the server does not end.
     runtime.stop();

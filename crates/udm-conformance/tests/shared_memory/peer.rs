@@ -159,9 +159,10 @@ impl SharedMemoryPeer {
         }
         // Data in the table itself only harms the process that asks for it.
         assert_eq!(self.ask(Op::Read, 0, one, 2048), 0);
-        // An inconsistent table ends the connection.
+        // An inconsistent table ends the connection, possibly before the notification is sent: the
+        // server may still handle an earlier one.
         self.map.words()[TAIL].store(self.tail + SLOTS + 1, Release);
-        self.ring();
+        let _ = rustix::io::write(stdin(), &[1]);
         let mut rest = [0; 64];
         while rustix::io::read(stdin(), &mut rest[..]).is_ok_and(|n| n > 0) {}
     }

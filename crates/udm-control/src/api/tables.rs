@@ -63,12 +63,12 @@ pub struct TableStatus {
     /// The paths of multipath targets; empty for other targets.
     #[serde(default)]
     pub paths: Vec<MultipathPathReport>,
-    /// How the paths are maintained; null if they are not, or if there are no paths.
+    /// The state of path maintenance; null without maintenance or without paths.
     #[serde(default)]
-    pub upkeep: Option<PathMaintenanceStatus>,
+    pub path_maintenance: Option<PathMaintenanceStatus>,
     /// Devices below that have requests which they can neither complete nor fail.
     #[serde(default)]
-    pub waits: Vec<DeviceStallReason>,
+    pub stalls: Vec<DeviceStallReason>,
 }
 
 /// The status of the tables of all devices, by device number.

@@ -129,12 +129,12 @@ pub const REMOVE_DEVICE: ApiVerbEndpoint<RemoveDeviceQuery, (), ()> =
 pub const RENAME_DEVICE: ApiVerbEndpoint<(), RenameDeviceRequest, ()> = ApiVerbEndpoint::post(
     "/v1/devices/{name}/rename",
     "renameDevice",
-    "Gives a device another name, or a uuid; clients and tables that use it are not disturbed",
+    "Gives a device another name, or a uuid; its clients, and tables that use it, are not affected",
 );
 pub const WAIT_EVENT: ApiVerbEndpoint<(), WaitDeviceEventRequest, DeviceDescription> = ApiVerbEndpoint::post(
     "/v1/devices/{name}/wait",
     "waitEvent",
-    "Waits for an event of a device, and describes it then; its removal is an event, too",
+    "Waits for an event of a device, or for its removal, and then describes the device",
 );
 pub const GET_STATUS: ApiVerbEndpoint<TableSlotQuery, (), TableStatus> =
     ApiVerbEndpoint::get("/v1/devices/{name}/status", "getStatus", "The status of a device's table");
@@ -155,7 +155,7 @@ pub const CHANGE_QUEUE: ApiVerbEndpoint<(), ChangeQueueSettingsRequest, DeviceDe
     ApiVerbEndpoint::post(
         "/v1/devices/{name}/queue",
         "changeQueue",
-        "Changes settings of a device's queues: its own and those of the disks of its table; requests continue",
+        "Changes settings of the queue of a device and of the queues of its table's disks; requests continue",
     );
 pub const TURN_POWER: ApiVerbEndpoint<(), SetDiskPowerRequest, DeviceDescription> = ApiVerbEndpoint::post(
     "/v1/devices/{name}/power",
@@ -223,7 +223,7 @@ pub const REMOVE_SNAPSHOT: ApiVerbEndpoint<RemoveSnapshotQuery, (), ()> = ApiVer
 pub const MERGE_SNAPSHOT: ApiVerbEndpoint<(), (), SnapshotDescription> = ApiVerbEndpoint::post(
     "/v1/snapshots/{name}/merge",
     "mergeSnapshot",
-    "Starts merging a snapshot into its origin, which reads as the snapshot from then on",
+    "Starts merging a snapshot into its origin; from then on the origin reads as the snapshot",
 );
 pub const GET_CHANGES: ApiVerbEndpoint<ChangedRangesQuery, (), ChangedRangesPage> = ApiVerbEndpoint::get(
     "/v1/snapshots/{name}/changes",

@@ -204,7 +204,7 @@ fn dependency_order(all: &[&DesiredDevice]) -> (Vec<usize>, Option<String>) {
     let uses: Vec<String> = (0..circle.len())
         .map(|i| format!("{} uses {}", all[circle[i]].name, all[circle[(i + 1) % circle.len()]].name))
         .collect();
-    let why = format!("{}: it lies on itself: {}", all[circle[0]].name, uses.join(", "));
+    let why = format!("{}: it depends on itself: {}", all[circle[0]].name, uses.join(", "));
     order.extend((0..all.len()).filter(left));
     (order, Some(why))
 }
@@ -279,8 +279,8 @@ mod tests {
     #[test]
     fn a_circle_is_said() {
         let error = |text| plan_config_changes(&[], &wanted(text)).unwrap_err();
-        assert_eq!(error("x a=b b=c,x c=a"), "a: it lies on itself: a uses b, b uses c, c uses a");
-        assert_eq!(error("t=a a=a"), "a: it lies on itself: a uses a");
+        assert_eq!(error("x a=b b=c,x c=a"), "a: it depends on itself: a uses b, b uses c, c uses a");
+        assert_eq!(error("t=a a=a"), "a: it depends on itself: a uses a");
         assert_eq!(error("a a"), "a: it is wanted twice");
     }
 

@@ -199,8 +199,11 @@ impl DeviceDirectory {
         let is_wanted = minor.is_some();
         let minor = minor.or(self.free.first().copied()).unwrap_or(self.next);
         if minor >= MAPPED_MAX {
-            let errno = if is_wanted { EINVAL } else { EBUSY };
-            return Err(TargetError::errno(errno).because("there is no such device number, or none is free"));
+            let (errno, why) = match is_wanted {
+                true => (EINVAL, "the minor number is above the maximum"),
+                false => (EBUSY, "no device number is free"),
+            };
+            return Err(TargetError::errno(errno).because(why));
         }
         let device = MappedDevice::new(name, uuid, DevNo { major: MAPPED_MAJOR, minor })?;
         let waiters = Arc::new(EventWaiters::default());

@@ -388,7 +388,8 @@ pub(super) async fn run_change_with_device_locks(
             return done.map_err(blame);
         }
     }
-    let error = TargetError::errno(EBUSY).because("others change what lies on the same disk all the time");
+    let error =
+        TargetError::errno(EBUSY).because("other changes of devices on the same disk interfere: try again");
     Err(blame((0, error)))
 }
 

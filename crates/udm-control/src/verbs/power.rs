@@ -30,7 +30,7 @@ fn disks_with_power_switch(mapped: &RegisteredDevice) -> BTreeMap<DevNo, Arc<dyn
 /// one `disk`, given by its number or URI. May wait until memory is freed.
 ///
 /// # Errors
-/// ENXIO if there is no such device; EINVAL if it uses no such disk with a switch.
+/// ENXIO if there is no such device; EINVAL if its table uses no such disk with a power switch.
 pub fn set_disk_power(
     registry: &DeviceRegistry,
     word: &str,

@@ -128,8 +128,8 @@ fn table_status_of(registry: &DeviceRegistry, mapped: &RegisteredDevice, inactiv
         lines: table.as_ref().map(|t| table_lines(t, |target| target.status())).unwrap_or_default(),
         event_nr,
         paths: table.as_ref().map(|t| path_reports(registry, t)).unwrap_or_default(),
-        upkeep: table.as_ref().and_then(|t| path_maintenance_status(mapped, t)),
-        waits: table.map(|table| device_stall_reasons(registry, &table)).unwrap_or_default(),
+        path_maintenance: table.as_ref().and_then(|t| path_maintenance_status(mapped, t)),
+        stalls: table.map(|table| device_stall_reasons(registry, &table)).unwrap_or_default(),
     }
 }
 

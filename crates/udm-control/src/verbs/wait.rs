@@ -18,8 +18,8 @@ pub fn block_on_verb<T>(verb: impl Future<Output = T>) -> T {
     })
 }
 
-/// Runs `verb` to its end and calls `turn` whenever the verb waits. A thread that is a core runs a
-/// turn of its core there, so that its own lanes can answer.
+/// Runs `verb` to its end and calls `turn` whenever the verb waits. For a thread that is a core,
+/// `turn` runs a turn of the core, so that the lanes of this thread can answer.
 pub fn block_on_verb_with_idle_fn<T>(verb: impl Future<Output = T>, mut turn: impl FnMut()) -> T {
     struct ThreadWaker(Thread);
     impl Wake for ThreadWaker {

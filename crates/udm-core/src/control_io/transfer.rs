@@ -2,7 +2,7 @@
 
 use crate::{Batch, Bio, Device, DeviceControlError, Status, errno};
 
-/// Maximum bytes in flight; a longer bio is sent alone.
+/// Maximum bytes in flight. A longer bio is sent when no other is in flight.
 const BYTES_MAX: u64 = 1 << 20;
 
 /// Maximum bios in flight.

@@ -175,7 +175,7 @@ impl MappedLane {
     fn resume(&mut self, generation: u64, cx: &mut Cx<'_>) -> Option<Box<TableLane>> {
         let mut old = None;
         if self.generation != generation {
-            assert!(self.is_empty(), "tables change places while nothing is in flight");
+            assert!(self.is_empty(), "tables are swapped while nothing is in flight");
             let prepared = self.prepared.take().filter(|opened| opened.generation == generation);
             // Either every lane prepared this generation, or the change was cancelled. Without a
             // prepared lane, the old table must not be used either.
@@ -260,12 +260,12 @@ impl MappedLane {
         if let Some(opened) = &mut self.prepared {
             let from = done.len();
             opened.lane.poll(done, cx);
-            debug_assert_eq!(done.len(), from, "a lane that was given nothing has nothing to return");
+            debug_assert_eq!(done.len(), from, "a prepared lane has no bios to return");
         }
         self.retired.retain_mut(|(lane, _)| {
             let from = done.len();
             lane.poll(done, cx);
-            debug_assert_eq!(done.len(), from, "a lane that was let go has nothing to return");
+            debug_assert_eq!(done.len(), from, "a retired lane has no bios to return");
             lane.own_work() == OwnWork::Required
         });
         done.append(&mut self.ended);

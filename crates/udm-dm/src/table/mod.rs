@@ -208,7 +208,7 @@ impl Table {
             };
             let refuse = |who: &str| {
                 let text = format!("{}: Device lookup failed", self.entries[*line].target.type_name());
-                let reason = format!("{who} has {} alone", used.device.name);
+                let reason = format!("{who} uses {} exclusively", used.device.name);
                 let error = TargetError::new(text).with_errno(EBUSY).because(reason);
                 TargetError { line: Some(*line), ..error }
             };

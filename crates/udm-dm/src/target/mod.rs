@@ -77,9 +77,9 @@ pub trait Target: Send + Sync {
         unreachable!("a {} target is data and has no lane", self.type_name())
     }
 
-    /// How the table handles the data path. A target that only adds an offset or distributes its
+    /// The route of bios to this target. A target that only adds an offset or distributes its
     /// sectors over several devices has no lane: the table maps its bios itself, without a call.
-    /// Read when a lane is opened; the answer may be another for the next lane.
+    /// Read when a lane is opened; the answer may differ for the next lane.
     fn data_path(&self) -> TargetDataPath {
         TargetDataPath::OwnLane
     }

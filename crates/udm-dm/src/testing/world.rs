@@ -153,11 +153,11 @@ impl SteppedTestCores {
         self.submit(core, lane, [bio]);
         for _ in 0..1000 {
             let mut done = self.poll(core, lane);
-            assert!(done.len() <= 1, "one bio went down, {} came back", done.len());
+            assert!(done.len() <= 1, "one bio was submitted, {} were returned", done.len());
             if let Some(bio) = done.pop() {
                 return bio;
             }
         }
-        panic!("the bio did not come back");
+        panic!("the bio did not complete");
     }
 }

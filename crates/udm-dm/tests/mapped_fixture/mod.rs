@@ -104,7 +104,7 @@ impl Drop for CloseGuard {
 
 struct CloseProbeDisk(DeviceId, Arc<CloseGuard>);
 
-struct CloseProbeLane(#[expect(dead_code, reason = "held for its drop")] Arc<CloseGuard>, Batch);
+struct CloseProbeLane(#[expect(dead_code, reason = "dropping it records the close")] Arc<CloseGuard>, Batch);
 
 impl CloseProbe {
     pub fn closed_by(&self) -> Option<&'static str> {

@@ -155,7 +155,7 @@ impl AdmittedConnectionSlot {
         };
         let max = options.connections_max.max(1);
         if !try_increment(&self.counters.serving, max) {
-            return refuse(format!("{max} clients are connected, and there is room for no more"));
+            return refuse(format!("{max} clients are connected, which is the maximum"));
         }
         let mut peers = self.counters.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let bounds = [(None, options.peer_connections_max), (Some(device), options.peer_device_max())];
@@ -163,7 +163,7 @@ impl AdmittedConnectionSlot {
         if let Some((of, max)) = bounds.into_iter().find(|&(of, max)| count(of) >= max.max(1)) {
             let to = if of.is_some() { " to this device" } else { "" };
             let text = format!(
-                "{} clients are connected{to} from where you are, and there is room for no more",
+                "{} clients of your user or address are connected{to}, which is the maximum",
                 max.max(1)
             );
             drop(peers);
@@ -356,7 +356,7 @@ mod tests {
         let why = fourth.serve(a, &options).unwrap_err();
         assert_eq!(
             why,
-            "3 clients are connected to this device from where you are, and there is room for no more"
+            "3 clients of your user or address are connected to this device, which is the maximum"
         );
         assert_eq!(fourth.serve(b, &options), Ok(()));
         let mut others = place(4);

@@ -88,7 +88,7 @@ mod tests {
             }
         }
         let g = ExportGeometry::new(&Limits { io_opt: 3 << 16, ..limits() }, false);
-        assert_eq!(g.blocks.preferred, 2 << 16, "the power of two that the optimum holds");
+        assert_eq!(g.blocks.preferred, 2 << 16, "the largest power of two up to the optimum");
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl NbdServer {
     /// when the server stops.
     ///
     /// # Errors
-    /// As [`NbdServer::start`]; also if a descriptor is no socket of one of these kinds.
+    /// As [`NbdServer::start`]; also if a descriptor is not a socket of one of these kinds.
     pub fn start_with(
         core_set: &Arc<ProcessCores>,
         exports: Arc<Exports>,
@@ -162,7 +162,7 @@ impl NbdServer {
     /// Serves a client on a connected socket, for example one half of a pair or an inherited one.
     ///
     /// # Errors
-    /// The descriptor is no socket, or there are too many connections (EBUSY).
+    /// The descriptor is not a socket, or there are too many connections (EBUSY).
     pub fn adopt(&self, fd: OwnedFd) -> io::Result<()> {
         configure_accepted_socket(&fd)?;
         if self.shared.assign_to_core(fd) { Ok(()) } else { Err(Errno::BUSY.into()) }

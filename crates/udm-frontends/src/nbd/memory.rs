@@ -144,7 +144,7 @@ impl ConnectionMemoryLease {
         self.share = share;
     }
 
-    /// Returns the bytes that a connection that holds `held` may take besides.
+    /// Returns the number of bytes that a connection that holds `held` may take in addition.
     pub(super) fn allowance(&self, held: ConnectionHeldMemory) -> usize {
         let core = &*self.core;
         let mine = held.beyond_floor();
@@ -154,7 +154,8 @@ impl ConnectionMemoryLease {
         if core.pass.get() == Some(self.me) && (held.midway || (free > 0 && with_device <= free)) {
             return usize::MAX;
         }
-        // What its device may take besides; half of that is left to the device's other clients.
+        // The bytes that all clients of its device may still take. Half of them are left to the
+        // device's other clients.
         let room = free.saturating_sub(self.share.held.get() - before + mine) / 2;
         FLOOR.saturating_sub(held.bytes) + room.saturating_sub(mine) / 2
     }

@@ -41,8 +41,8 @@ const ACTIVE_MAX: usize = 64;
 /// Limit of active and queued locks per member.
 pub(super) const OWN_MAX: usize = 16;
 
-/// Number of messages without a write of its own after which a member is idle. Joining again costs
-/// a mutex and an allocation, so a member that writes now and then stays.
+/// A member is idle if it has received this many messages since its own last write. Joining again
+/// costs a mutex and an allocation, so a member that writes now and then stays.
 const IDLE_MESSAGES: u32 = 16;
 
 /// Number of a range lock, unique for its device.

@@ -35,7 +35,7 @@ fn run(lens: &[usize], sizes: &[usize], held: usize, skip_every: usize) -> usize
                 let Some(data) = rx.payload(len) else { break };
                 assert!(
                     data.iter().count() <= len.div_ceil(PIECE_MAX),
-                    "a payload is in as few pieces as there can be"
+                    "a payload has as few pieces as possible"
                 );
                 let got: Vec<u8> = data.iter().flat_map(|b| b.to_vec()).collect();
                 assert!(got == bytes[at..at + len], "payload {taken} of {len} bytes");
@@ -67,10 +67,13 @@ fn run(lens: &[usize], sizes: &[usize], held: usize, skip_every: usize) -> usize
         let may = [usize::MAX, PIECE_MAX][turn % 2];
         let before = rx.held() + pool.total_bytes();
         let mut room = rx.room(&mut pool, may).expect("the bound is not reached here");
-        assert!(rx.held() + pool.total_bytes() <= before.saturating_add(may), "it takes what it may");
+        assert!(
+            rx.held() + pool.total_bytes() <= before.saturating_add(may),
+            "it takes no more memory than allowed"
+        );
         assert_eq!(rx.room(&mut pool, 0).unwrap_err(), ReceiveBlocked::BuffersInUse, "one receive at a time");
         let n = sizes[turn % sizes.len()].min(room.len()).min(bytes.len() - sent);
-        assert!(n > 0, "nothing left to receive, and {taken} of {} taken", lens.len());
+        assert!(n > 0, "all bytes are received, but only {taken} of {} payloads were taken", lens.len());
         turn += 1;
         room.copy_from(&bytes[sent..sent + n]);
         sent += n;

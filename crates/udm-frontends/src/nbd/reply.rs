@@ -310,7 +310,11 @@ mod tests {
             (lens, sent),
             (vec![SEND_MAX, SEND_MAX, 116], ReplyBatchCounts { answers: 1, charge: len })
         );
-        assert_eq!((s.is_idle(), pool.total_bytes()), (true, pool.free_bytes()), "all memory is back");
+        assert_eq!(
+            (s.is_idle(), pool.total_bytes()),
+            (true, pool.free_bytes()),
+            "all buffers are back in the pool"
+        );
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(super) struct ListenSocket {
 
 pub(super) enum ListenSocketKind {
     /// The path, and the socket file if this server created it.
-    Unix(PathBuf, #[expect(dead_code, reason = "its file goes with it")] Option<BoundUnixSocket>),
+    Unix(PathBuf, #[expect(dead_code, reason = "dropping it removes the file")] Option<BoundUnixSocket>),
     Tcp(SocketAddr),
 }
 

@@ -38,7 +38,7 @@ fn too_many_clients_are_told_so() {
     let options = NbdServerLimits { connections_max: 3, ..NbdServerLimits::default() };
     let world = ServerFixture::with(disk(MIB), options, &[]);
     let mut clients: Vec<_> = (0..3).map(|_| world.client(true)).collect();
-    assert_eq!(refusal(&world, "disk").unwrap(), "3 clients are connected, and there is room for no more");
+    assert_eq!(refusal(&world, "disk").unwrap(), "3 clients are connected, which is the maximum");
     for c in &mut clients {
         assert!(c.read(0, 512).is_ok());
     }

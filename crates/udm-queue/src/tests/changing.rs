@@ -31,7 +31,7 @@ fn a_change_takes_what_waits_with_it() {
         world.submit(cores - 1, (20..32).map(|n| read(n * 16, 8)).collect());
         let replies = world.change(&[("nr_requests", "4"), ("nomerges", "0")]).unwrap();
         let busy = world.change(&[("nomerges", "0")]).unwrap_err();
-        assert_eq!(busy.text, "another change of the queue is under way");
+        assert_eq!(busy.text, "another change of the queue is in progress");
         // Requests continue while the change collects the tags.
         for _ in 0..4 {
             assert_eq!(replies.load(SeqCst), 0);

@@ -91,7 +91,7 @@ fn threads_share_tags() {
                             }
                         }
                         let now = out.fetch_add(got as u32, SeqCst) + got as u32;
-                        assert!(now <= depth, "{now} of {depth} are out");
+                        assert!(now <= depth, "{now} tags are in use, the depth is {depth}");
                         out.fetch_sub(got as u32, SeqCst);
                         held.completed(got);
                         left -= got;

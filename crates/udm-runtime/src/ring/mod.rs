@@ -10,7 +10,7 @@
 //! 6.1). After the system call that submits it, the data is sent, or a completion gives the error.
 //! So on a core that sleeps, a request to a null device costs one `io_uring_enter`, and one to a
 //! file costs two. [`RingUser::set_defer_sends`] declares that a user need not know when a send has
-//! completed. For all other users the core checks before it sleeps.
+//! completed. For all other users, the core checks before it sleeps whether a send has completed.
 //!
 //! In the simulator a [`SimulatedKernel`] executes the operations. All other code of the ring is
 //! the same.

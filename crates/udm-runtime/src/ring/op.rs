@@ -65,7 +65,7 @@ pub enum RingOp {
         /// Destination.
         data: Segments,
     },
-    /// `sendmsg` of all pieces, without SIGPIPE. The result may still be short.
+    /// `sendmsg` of all pieces, without SIGPIPE. The result may be less than their length.
     Send {
         /// A stream socket.
         fd: Arc<OwnedFd>,

@@ -80,7 +80,7 @@ impl NbdServerCounts {
             ("wild requests", DisturbanceClass::Wild, self.requests[7]),
         ];
         let name = |number: usize| match NbdCommand::from_number(number as u16) {
-            NbdCommand::BlockStatus => "block status and unknown".to_owned(),
+            NbdCommand::BlockStatus => "block status and unknown commands".to_owned(),
             command => format!("{command:?}").to_lowercase(),
         };
         let commands = self.requests.iter().enumerate().filter(|(number, _)| *number != 2);

@@ -218,10 +218,13 @@ impl ClientHandshake {
         let disk = &around.model.disks[device];
         let Some((size, flags)) = self.export_info else { return Err("an export without a size".into()) };
         if size != disk.size || flags.contains(ExportFlags::READ_ONLY) != read_only {
-            return Err(format!("an export of {size} bytes with {flags:?}, where {} are", disk.size));
+            return Err(format!(
+                "an export of {size} bytes with {flags:?}, expected {} bytes, read-only: {read_only}",
+                disk.size
+            ));
         }
         if flags.contains(ExportFlags::SEND_TRIM) != disk.discards {
-            return Err(format!("an export with {flags:?}, and discards are {}", disk.discards));
+            return Err(format!("an export with {flags:?}, expected support of discards: {}", disk.discards));
         }
         Ok(())
     }

@@ -285,7 +285,7 @@ impl NbdServerWorld {
         self.model.forget_lost_requests(self.step);
         let live = udm_buf::slab_count::thread_live_slab_bytes() - self.base;
         if live != 0 {
-            return Err(format!("the server is gone, and {live} bytes of its memory are not"));
+            return Err(format!("the server has ended, but {live} bytes of its memory are still allocated"));
         }
         (self.ending, self.resting) = (false, false);
         Ok(())

@@ -7,8 +7,8 @@ use crate::model::Violation;
 use crate::nbd::ring_core::count_ring_operations;
 use udm_core::Nanos;
 
-/// Idle time at quiescence. It is longer than a handshake may take, and longer than a past fault
-/// may cause errors.
+/// Idle time at quiescence. It is longer than the limit of a handshake, and longer than the time
+/// after a fault in which errors are allowed.
 const ALONE: Nanos = Nanos(120_000_000_000);
 
 /// Maximum number of turns of cores per lane during this time.

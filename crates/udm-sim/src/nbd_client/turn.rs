@@ -202,7 +202,9 @@ impl NbdClientWorld {
         let live = udm_buf::slab_count::thread_live_slab_bytes() - self.base;
         self.counts.memory.see(live.max(0) as u64);
         match live > self.memory_max() {
-            true => Err(format!("there are {live} bytes of memory, and there may be {}", self.memory_max())),
+            true => {
+                Err(format!("{live} bytes of memory are allocated, the maximum is {}", self.memory_max()))
+            }
             false => Ok(()),
         }
     }
@@ -260,12 +262,17 @@ impl NbdClientWorld {
             });
             let Some(server) = server else { return Err(format!("a line of no server: {line}")) };
             // Each event of writes that wait is logged once.
-            if line.contains("writes that waited") || line.contains(": fence") {
+            if line.contains("writes that waited")
+                || line.contains("waiting writes")
+                || line.contains(": fence")
+            {
                 self.counts.waited += 1;
                 if line.ends_with(" writes that waited were answered") {
                     self.last_reply_at[server] = self.now;
                 }
-                self.counts.late += u64::from(line.ends_with(" were answered") && !line.contains(", 0 were"));
+                let answered = line.rsplit_once("answered: ").is_some_and(|(_, n)| n != "0");
+                let all = line.ends_with(" were answered");
+                self.counts.late += u64::from(all || answered);
                 continue;
             }
             let up = line.ends_with(": connected again");

@@ -425,7 +425,7 @@ fn open_store_exclusively(
         .shared_disk_state()
         .map(|shared_disk_state| shared_disk_state.claim(DeviceId::new(), number, &alone, store));
     let _claim = claim.transpose().map_err(|taken| {
-        let reason = format!("{taken} has {} alone", line.store.name);
+        let reason = format!("{taken} uses {} exclusively", line.store.name);
         TargetError::new("Cannot get COW device").with_errno(EBUSY).because(reason).at(1)
     })?;
     let mark = args.resolver.mark(&line.store).filter(|_| line.persistent);

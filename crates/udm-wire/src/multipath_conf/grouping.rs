@@ -79,7 +79,7 @@ pub fn build_multipath_table(
         let known = derive_prio_from_path_name(&settings.prio, path);
         let prio = match policy {
             GroupingPolicy::GroupByPrio => {
-                known.ok_or("group_by_prio wants priorities that are known before")?
+                known.ok_or("group_by_prio needs priorities that are known at creation")?
             }
             _ => known.unwrap_or(0),
         };

@@ -53,7 +53,7 @@ pub(super) enum MultipathKeyOutcome {
 
 fn parse_bounded_conf_number(value: &str, least: u64, most: u64) -> Result<u64, String> {
     let number = value.parse().ok().filter(|n| (least..=most).contains(n));
-    number.ok_or_else(|| format!("wants a number from {least} to {most}, not {}", quote_conf_word(value)))
+    number.ok_or_else(|| format!("expected a number from {least} to {most}, not {}", quote_conf_word(value)))
 }
 
 /// Quotes a word of the file, cut at 40 characters.
@@ -108,7 +108,7 @@ impl MultipathSectionKeys {
                 }
                 (None, _) => {
                     return Err(format!(
-                        "wants failover, multibus or group_by_prio, not {}",
+                        "expected failover, multibus or group_by_prio, not {}",
                         quote_conf_word(value)
                     ));
                 }
@@ -125,7 +125,7 @@ impl MultipathSectionKeys {
                 return Ok(MultipathKeyOutcome::Ignored("current multipath targets use rr_min_io_rq"));
             }
             "rr_weight" => {
-                return Ok(MultipathKeyOutcome::Ignored("selectors give each path one request by turns"));
+                return Ok(MultipathKeyOutcome::Ignored("path selectors send one request per path in turn"));
             }
             "hardware_handler"
             | "detect_prio"
@@ -242,7 +242,7 @@ fn parse_counted_words(value: &str) -> Result<Vec<String>, String> {
     let count = words.first().and_then(|word| word.parse().ok());
     match count == Some(words.len().saturating_sub(1)) && !words.is_empty() {
         true => Ok(words),
-        false => Err(format!("wants a count and as many words, not {}", quote_conf_word(value))),
+        false => Err(format!("expected a count and as many words, not {}", quote_conf_word(value))),
     }
 }
 
@@ -262,7 +262,7 @@ fn parse_no_path_retry(value: &str) -> Result<Option<NoPathRetry>, String> {
             Ok(checks) => Some(NoPathRetry::Checks(checks as u32)),
             Err(_) => {
                 return Err(format!(
-                    "wants fail, queue or a number of checks, not {}",
+                    "expected fail, queue or a number of checks, not {}",
                     quote_conf_word(number)
                 ));
             }
@@ -279,7 +279,7 @@ fn parse_failback(value: &str) -> Result<Failback, String> {
             Ok(seconds) => Failback::After(Nanos::from_millis(seconds * 1000)),
             Err(_) => {
                 let what = "manual, immediate, followover or a number of seconds";
-                return Err(format!("wants {what}, not {}", quote_conf_word(number)));
+                return Err(format!("expected {what}, not {}", quote_conf_word(number)));
             }
         },
     })
@@ -295,15 +295,16 @@ fn parse_prio_args(value: &str) -> Result<Option<PrioArgs>, String> {
             args.io_num = Some(parse_bounded_conf_number(number, 2, 200)? as u32);
         } else if let Some(number) = word.strip_prefix("base_num=") {
             let base = number.parse().ok().filter(|base| (1.1..=100.0).contains(base));
-            let base =
-                base.ok_or_else(|| format!("base_num is from 1.1 to 100, not {}", quote_conf_word(number)))?;
+            let base = base.ok_or_else(|| {
+                format!("expected a base_num from 1.1 to 100, not {}", quote_conf_word(number))
+            })?;
             args.base_num = Some(base);
         } else if word == "devname" {
             let (Some(name), Some(prio)) = (words.next(), words.next()) else {
-                return Err("devname wants a pattern and a priority".into());
+                return Err("expected a pattern and a priority after devname".into());
             };
             if args.weights.len() == PATTERNS_MAX {
-                return Err(format!("has more than {PATTERNS_MAX} patterns"));
+                return Err(format!("more than {PATTERNS_MAX} patterns"));
             }
             args.weights
                 .push((convert_regex_to_glob(name)?, parse_bounded_conf_number(prio, 0, 1_000_000)? as u32));
@@ -318,7 +319,7 @@ fn parse_prio_args(value: &str) -> Result<Option<PrioArgs>, String> {
 /// `.*` for any text.
 fn convert_regex_to_glob(word: &str) -> Result<String, String> {
     if word.contains(['[', ']', '(', ')', '^', '$', '+', '|', '\\', '{', '}']) {
-        return Err(format!("a pattern is text with * and ?, not {}", quote_conf_word(word)));
+        return Err(format!("expected a pattern of text, * and ?, not {}", quote_conf_word(word)));
     }
     Ok(word.replace(".*", "*"))
 }

@@ -120,7 +120,7 @@ impl PathPrioritizer {
     /// The accepted values, in one line.
     pub fn named(name: &str, args: Option<&str>) -> Result<PathPrioritizer, String> {
         if name == "weightedpath" && args.is_none() {
-            return Err("prio weightedpath wants prio_args: patterns and priorities".into());
+            return Err("prio weightedpath needs prio_args: patterns and priorities".into());
         }
         let mut keys = MultipathSectionKeys::default();
         for (key, value) in [("prio", Some(name)), ("prio_args", args)] {
@@ -129,7 +129,7 @@ impl PathPrioritizer {
                 Ok(keys::MultipathKeyOutcome::Ignored(why)) => {
                     return Err(format!("{key} {}: {why}", keys::quote_conf_word(value)));
                 }
-                Err(why) => return Err(format!("{key} {why}")),
+                Err(why) => return Err(format!("{key}: {why}")),
                 Ok(_) => {}
             }
         }

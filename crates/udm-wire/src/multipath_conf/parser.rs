@@ -92,7 +92,7 @@ fn apply_multipath_conf_line(
             };
             open.push(inner);
             let warns = inner == MultipathConfSection::Skipped && !skips;
-            return Ok(warns.then(|| format!("{}: udm has no use for this section", name.plain())));
+            return Ok(warns.then(|| format!("{}: udm ignores this section", name.plain())));
         }
         _ => {}
     }
@@ -125,12 +125,12 @@ fn apply_multipath_conf_line(
             }
             &mut map.keys
         }
-        _ => return Err(format!("{} is in no section that has keys", key.plain())),
+        _ => return Err(format!("{} is outside of the sections that have keys", key.plain())),
     };
     let said = match keys.set(&key.text, &value.text) {
         // The value may lack its quotes, so its first word may be invalid.
         Err(_) if !extra.is_empty() => MultipathKeyOutcome::Ignored(QUOTES),
-        said => said.map_err(|why| format!("{} {why}", key.plain()))?,
+        said => said.map_err(|why| format!("{}: {why}", key.plain()))?,
     };
     Ok(match said {
         MultipathKeyOutcome::Applied => {

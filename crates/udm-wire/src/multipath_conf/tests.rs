@@ -92,14 +92,14 @@ fn how_a_device_is_made_from_paths() {
     for (line, why) in [
         (
             "path_grouping_policy most",
-            "path_grouping_policy wants failover, multibus or group_by_prio, not \"most\"",
+            "path_grouping_policy: expected failover, multibus or group_by_prio, not \"most\"",
         ),
-        ("rr_min_io_rq 0", "rr_min_io_rq wants a number from 1 to 4294967295, not \"0\""),
-        ("path_selector round-robin", "path_selector wants a count and as many words, not \"\""),
-        ("path_selector \"round-robin 1\"", "path_selector wants a count and as many words, not \"1\""),
+        ("rr_min_io_rq 0", "rr_min_io_rq: expected a number from 1 to 4294967295, not \"0\""),
+        ("path_selector round-robin", "path_selector: expected a count and as many words, not \"\""),
+        ("path_selector \"round-robin 1\"", "path_selector: expected a count and as many words, not \"1\""),
         (
             "features \"1 queue_mode bio\"",
-            "features wants a count and as many words, not \"1 queue_mode bio\"",
+            "features: expected a count and as many words, not \"1 queue_mode bio\"",
         ),
     ] {
         assert_eq!(of(line).unwrap_err(), format!("line 2: {why}"));
@@ -114,8 +114,8 @@ fn what_is_passed_over_is_said_with_its_line() {
         [
             "line 9: user_friendly_names yes is ignored: the creator of a device chooses its name",
             "line 10: frobnicate is not a key that udm knows",
-            "line 12: blacklist: udm has no use for this section",
-            "line 20: protocol: udm has no use for this section",
+            "line 12: blacklist: udm ignores this section",
+            "line 20: protocol: udm ignores this section",
         ]
     );
     let many = format!("defaults {{\n{}}}", "x 1\n".repeat(150));
@@ -129,27 +129,27 @@ fn a_file_that_is_wrong_is_refused_in_one_line() {
         ("defaults {", "the last section has no closing brace"),
         ("}", "line 1: a closing brace with nothing open"),
         ("\ndefaults\n{\n}", "line 2: expected a key and a value, or a section with its brace"),
-        ("failback manual", "line 1: failback is in no section that has keys"),
+        ("failback manual", "line 1: failback is outside of the sections that have keys"),
         ("defaults {\nfailback \"x", "line 2: a quote that is not closed"),
         (
             "defaults {\nfailback soon\n}",
-            "line 2: failback wants manual, immediate, followover or a number of seconds, not \"soon\"",
+            "line 2: failback: expected manual, immediate, followover or a number of seconds, not \"soon\"",
         ),
         (
             "defaults {\nno_path_retry -1\n}",
-            "line 2: no_path_retry wants fail, queue or a number of checks, not \"-1\"",
+            "line 2: no_path_retry: expected fail, queue or a number of checks, not \"-1\"",
         ),
         (
             "defaults {\npolling_interval 0\n}",
-            "line 2: polling_interval wants a number from 1 to 3600, not \"0\"",
+            "line 2: polling_interval: expected a number from 1 to 3600, not \"0\"",
         ),
         (
             "defaults {\nprio_args \"devname x\"\n}",
-            "line 2: prio_args devname wants a pattern and a priority",
+            "line 2: prio_args: expected a pattern and a priority after devname",
         ),
         (
             "defaults {\nprio_args \"devname sd[ab] 1\"\n}",
-            "line 2: prio_args a pattern is text with * and ?, not \"sd[ab]\"",
+            "line 2: prio_args: expected a pattern of text, * and ?, not \"sd[ab]\"",
         ),
         ("defaults {\nfailback manual }", "line 2: expected a key and a value, or a section with its brace"),
         (

@@ -115,9 +115,7 @@ impl FileUri {
         }
         let (readonly, exclusive) = (readonly.unwrap_or(false), exclusive.unwrap_or(true));
         if grow.is_none() && grow_max.is_some() {
-            return Err(DeviceUriError::new(
-                "file: grow_max says how far it grows, and grow by how much at a time",
-            ));
+            return Err(DeviceUriError::new("file: grow_max (the maximum size) needs grow (the step)"));
         }
         Ok(FileUri { path, direct, readonly, exclusive, grow, grow_max, queue })
     }

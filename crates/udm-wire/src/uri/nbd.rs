@@ -110,7 +110,7 @@ impl NbdUri {
             (_, None) => return Err(refuse("?socket=PATH must follow".into())),
             (_, Some(_)) if !authority.is_empty() => {
                 return Err(refuse(format!(
-                    "{} is no part of a Unix socket; nbd+unix:///EXPORT?socket=PATH",
+                    "{} is not part of a Unix socket's URI; expected nbd+unix:///EXPORT?socket=PATH",
                     quote_for_error_line(authority)
                 )));
             }
@@ -182,13 +182,13 @@ fn parse_uri_socket_path(value: &str) -> Result<PathBuf, String> {
 /// Parses `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`; an empty host is `localhost`.
 fn host_and_port(authority: &str) -> Result<(String, u16), String> {
     if authority.contains('@') {
-        return Err("a user is of no use without TLS".into());
+        return Err("a user has no effect without TLS".into());
     }
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let (host, port) = rest.split_once(']').ok_or("a [ without its ]")?;
             let address: Ipv6Addr =
-                host.parse().map_err(|_| format!("{} is no IPv6 address", quote_for_error_line(host)))?;
+                host.parse().map_err(|_| format!("{} is not an IPv6 address", quote_for_error_line(host)))?;
             let port = match port.strip_prefix(':') {
                 Some(port) => port,
                 None if port.is_empty() => "",
@@ -201,7 +201,7 @@ fn host_and_port(authority: &str) -> Result<(String, u16), String> {
             let ok = host.len() <= HOST_MAX
                 && host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
             if !ok {
-                return Err(format!("{} is no host name", quote_for_error_line(host)));
+                return Err(format!("{} is not a host name", quote_for_error_line(host)));
             }
             (if host.is_empty() { "localhost" } else { host }.to_owned(), port)
         }
@@ -212,7 +212,7 @@ fn host_and_port(authority: &str) -> Result<(String, u16), String> {
             Ok(port) if port > 0 => port,
             _ => return Err(format!("port {} is not in 1..65535", quote_for_error_line(port))),
         },
-        _ => return Err(format!("{} is no port", quote_for_error_line(port))),
+        _ => return Err(format!("{} is not a port", quote_for_error_line(port))),
     };
     Ok((host, port))
 }

@@ -190,7 +190,7 @@ impl NullParams {
             }
             "queue_mode" => {
                 if small()? == 1 {
-                    return Err("queue_mode=1 (single queue) is gone; it is 2 (multi-queue)".into());
+                    return Err("queue_mode=1 (single queue) is not supported; use 2 (multi-queue)".into());
                 }
                 "queue_mode"
             }
@@ -249,11 +249,11 @@ impl NullParams {
             "nr_hw_queues" => return Err("a null device has submit_queues for nr_hw_queues".into()),
             "queue_depth" => return Err("a null device has hw_queue_depth for queue_depth".into()),
             _ if QueueParams::word(&mut self.queue, name, value)? => {
-                QueueParams::NAMES.iter().find(|known| **known == name).expect("it is one of them")
+                QueueParams::NAMES.iter().find(|known| **known == name).expect("a known name")
             }
             _ if WITHOUT_EFFECT.contains(&name) => {
                 on_off()?;
-                WITHOUT_EFFECT.iter().find(|known| **known == name).expect("it is one of them")
+                WITHOUT_EFFECT.iter().find(|known| **known == name).expect("a known name")
             }
             "" => return Err("an empty parameter; NAME=VALUE,NAME=VALUE".into()),
             name if LEFT_OUT.contains(&name) => {

@@ -78,14 +78,12 @@ impl ServerFenceMethod {
                 match path.starts_with('/') && path.len() <= PATH_MAX && !path.contains('\0') {
                     true => Ok(ServerFenceMethod::Exec(PathBuf::from(path))),
                     false => Err(format!(
-                        "fence=exec: {} is no absolute path of a command",
+                        "fence=exec: {} is not the absolute path of a command",
                         quote_for_error_line(&path)
                     )),
                 }
             }
-            _ => {
-                Err(format!("fence={} is none of closed, wait:TIME, exec:PATH", quote_for_error_line(value)))
-            }
+            _ => Err(format!("fence={} is not closed, wait:TIME or exec:PATH", quote_for_error_line(value))),
         }
     }
 }
@@ -123,7 +121,7 @@ impl TimeSpan {
         match ms {
             Some(ms @ 1..=SPAN_MAX) => Ok(TimeSpan(Nanos::from_millis(ms))),
             _ => Err(format!(
-                "{name}: {} is no time from 1ms to 24h (a number, then ms, s, m or h)",
+                "{name}: {} is not a time from 1ms to 24h (a number, then ms, s, m or h)",
                 quote_for_error_line(text)
             )),
         }

@@ -180,7 +180,7 @@ fn load_bench_jobs(args: &BenchArgs) -> Result<JobFile> {
     };
     if !file.ignored.is_empty() {
         let ignored = file.ignored.join(", ");
-        log::print_to_stderr(format!("udm: {from}: left out, as they mean nothing here: {ignored}\n"));
+        log::print_to_stderr(format!("udm: {from}: options without effect here are ignored: {ignored}\n"));
     }
     if args.nbd.is_some() || args.floor {
         let direct = file.devices.iter().any(|device| device.direct == Some(true));
@@ -199,7 +199,9 @@ fn load_bench_jobs(args: &BenchArgs) -> Result<JobFile> {
 fn parse_nbd_uri_arg(word: &str) -> Result<NbdUri> {
     match udm_wire::uri::parse_device_uri(word)? {
         DeviceUri::Nbd(uri) => Ok(uri),
-        _ => bail!("--nbd {word}: no NBD URI; nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH"),
+        _ => bail!(
+            "--nbd {word}: not an NBD URI; expected nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH"
+        ),
     }
 }
 

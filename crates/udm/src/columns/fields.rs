@@ -156,7 +156,7 @@ pub const GROUPS: [FieldGroup; 5] = [
     },
     FieldGroup {
         name: "splitname_all",
-        heading: "Parts of LVM's names",
+        heading: "Components of LVM names",
         fields: fields! {
             "subsystem" "Subsys" 6 Text Device uuid_subsystem;
             "vg_name" "VG" 4 Text Device |row: &DeviceReportRow| lvm_name_part(row, 0);

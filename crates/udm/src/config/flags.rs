@@ -78,7 +78,7 @@ pub fn serve_option_to_args(
     }
 }
 
-/// The reason of an error, without the text around it.
+/// The reason of an error, without the text that clap puts around it.
 pub fn clap_error_reason(error: &clap::Error) -> String {
     match error.source() {
         Some(why) => why.to_string(),

@@ -237,7 +237,7 @@ mod tests {
         let circle = "[devices]\na.table = \"0 8 linear @b 0\"\nb.table = \"0 8 linear @a 0\"";
         assert_eq!(
             refused(&[("udm.toml", circle)]),
-            "F/udm.toml: devices.a: it lies on itself: a uses b, b uses a"
+            "F/udm.toml: devices.a: it depends on itself: a uses b, b uses a"
         );
         let file = "[devices.a]\ntable-file = \"t\"";
         assert_eq!(

@@ -98,14 +98,14 @@ const TRIES: usize = 10;
 /// Reads all multipath devices, or only the one with the name `name`.
 ///
 /// # Errors
-/// The server refused a request, or `name` is no multipath device.
+/// The server refused a request, or `name` is not a multipath device.
 pub fn read_multipath_maps(client: &ControlClient, name: Option<&str>) -> Result<Vec<MultipathMap>> {
     if let Some(name) = name {
         let device =
             client.call(verbs::GET_DEVICE.on(name), &()).map_err(|e| explain_client_error(e, None))?;
         return match read_multipath_map(client, &device).map_err(|e| explain_client_error(e, None))? {
             Some(map) => Ok(vec![map]),
-            None => bail!("{name}: it is no multipath device"),
+            None => bail!("{name}: it is not a multipath device"),
         };
     }
     let devices = client.call(verbs::LIST_DEVICES, &()).map_err(|e| explain_client_error(e, None))?.devices;
@@ -192,8 +192,8 @@ fn parse_multipath_map(
     let paths = || path_groups.iter().flat_map(|group| &group.paths);
     let up = paths().filter(|path| path.is_up).count();
     Some(MultipathMap {
-        failback: format_failback_status(status.upkeep.as_ref()),
-        queueing: format_no_path_retry(status.upkeep.as_ref(), up),
+        failback: format_failback_status(status.path_maintenance.as_ref()),
+        queueing: format_no_path_retry(status.path_maintenance.as_ref(), up),
         name: device.name.clone(),
         uuid: device.uuid.clone().unwrap_or_else(|| device.name.clone()),
         sysfs: format!("dm-{}", device.number.rsplit(':').next().unwrap_or_default()),
@@ -215,8 +215,9 @@ fn ceil_ns_to_seconds(ns: u64) -> u64 {
 
 /// `failback` as multipathd prints it: the time left as a bar of at most ten marks, which becomes
 /// shorter. If a person has switched to another group than the best, the text says so.
-fn format_failback_status(upkeep: Option<&api::PathMaintenanceStatus>) -> String {
-    let Some(api::PathMaintenanceStatus { failback, failback_left_ns, group_by_hand, .. }) = upkeep else {
+fn format_failback_status(maintenance: Option<&api::PathMaintenanceStatus>) -> String {
+    let Some(api::PathMaintenanceStatus { failback, failback_left_ns, group_by_hand, .. }) = maintenance
+    else {
         return "-".into();
     };
     if group_by_hand.is_some() {
@@ -235,11 +236,11 @@ fn format_failback_status(upkeep: Option<&api::PathMaintenanceStatus>) -> String
 
 /// `no_path_retry` as multipathd prints it, for a device with `up` paths in use. A setting made by
 /// a message takes precedence.
-fn format_no_path_retry(upkeep: Option<&api::PathMaintenanceStatus>, up: usize) -> String {
-    let Some(upkeep) = upkeep else { return "-".into() };
-    match (upkeep.no_path_retry.as_deref(), upkeep.queueing_left_ns) {
+fn format_no_path_retry(maintenance: Option<&api::PathMaintenanceStatus>, up: usize) -> String {
+    let Some(maintenance) = maintenance else { return "-".into() };
+    match (maintenance.no_path_retry.as_deref(), maintenance.queueing_left_ns) {
         (None, _) => "-".into(),
-        _ if !upkeep.queueing => "off".into(),
+        _ if !maintenance.queueing => "off".into(),
         (Some("fail" | "queue"), _) => "on".into(),
         (Some(_), Some(left)) => format!("{} sec", ceil_ns_to_seconds(left)),
         (Some(checks), None) if up > 0 => format!("{checks} chk"),
@@ -274,45 +275,54 @@ mod tests {
 
     #[test]
     fn what_is_planned_in_multipathds_words() {
-        let upkeep = |no_path_retry: Option<&str>, left, failback: &str, back| api::PathMaintenanceStatus {
-            no_path_retry: no_path_retry.map(str::to_owned),
-            queueing: no_path_retry.is_some_and(|rule| rule != "fail"),
-            queueing_left_ns: left,
-            failback: failback.into(),
-            failback_left_ns: back,
-            ..api::PathMaintenanceStatus::default()
-        };
-        let words = |upkeep: &api::PathMaintenanceStatus, up| {
-            (format_no_path_retry(Some(upkeep), up), format_failback_status(Some(upkeep)))
+        let maintenance =
+            |no_path_retry: Option<&str>, left, failback: &str, back| api::PathMaintenanceStatus {
+                no_path_retry: no_path_retry.map(str::to_owned),
+                queueing: no_path_retry.is_some_and(|rule| rule != "fail"),
+                queueing_left_ns: left,
+                failback: failback.into(),
+                failback_left_ns: back,
+                ..api::PathMaintenanceStatus::default()
+            };
+        let words = |maintenance: &api::PathMaintenanceStatus, up| {
+            (format_no_path_retry(Some(maintenance), up), format_failback_status(Some(maintenance)))
         };
         let rows = [
-            (upkeep(None, None, "manual", None), 1, "-", "-"),
-            (upkeep(Some("fail"), None, "immediate", None), 0, "off", "immediate"),
-            (upkeep(Some("queue"), None, "followover", None), 0, "on", "followover"),
-            (upkeep(Some("3"), None, "10", None), 2, "3 chk", "-"),
+            (maintenance(None, None, "manual", None), 1, "-", "-"),
+            (maintenance(Some("fail"), None, "immediate", None), 0, "off", "immediate"),
+            (maintenance(Some("queue"), None, "followover", None), 0, "on", "followover"),
+            (maintenance(Some("3"), None, "10", None), 2, "3 chk", "-"),
             (
-                upkeep(Some("3"), Some(13_000_000_001), "10", Some(6_500_000_000)),
+                maintenance(Some("3"), Some(13_000_000_001), "10", Some(6_500_000_000)),
                 0,
                 "14 sec",
                 "XXXXXXX... 7/10",
             ),
-            (upkeep(Some("3"), None, "10", Some(0)), 0, "on", ".......... 0/10"),
+            (maintenance(Some("3"), None, "10", Some(0)), 0, "on", ".......... 0/10"),
         ];
-        for (upkeep, up, queueing, failback) in rows {
-            assert_eq!(words(&upkeep, up), (queueing.to_owned(), failback.to_owned()), "{upkeep:?}");
+        for (maintenance, up, queueing, failback) in rows {
+            assert_eq!(
+                words(&maintenance, up),
+                (queueing.to_owned(), failback.to_owned()),
+                "{maintenance:?}"
+            );
         }
         assert_eq!(
             (format_no_path_retry(None, 1), format_failback_status(None)),
             ("-".to_owned(), "-".to_owned())
         );
-        let chosen =
-            api::PathMaintenanceStatus { group_by_hand: Some(2), ..upkeep(None, None, "immediate", None) };
+        let chosen = api::PathMaintenanceStatus {
+            group_by_hand: Some(2),
+            ..maintenance(None, None, "immediate", None)
+        };
         assert_eq!(format_failback_status(Some(&chosen)), "by hand");
         // A message changed the setting, or the time is over.
         for (rule, waits, is) in [("fail", true, "on"), ("queue", false, "off"), ("3", false, "off")] {
-            let upkeep =
-                api::PathMaintenanceStatus { queueing: waits, ..upkeep(Some(rule), None, "manual", None) };
-            assert_eq!([0, 1].map(|up| format_no_path_retry(Some(&upkeep), up)), [is, is], "{rule}");
+            let maintenance = api::PathMaintenanceStatus {
+                queueing: waits,
+                ..maintenance(Some(rule), None, "manual", None)
+            };
+            assert_eq!([0, 1].map(|up| format_no_path_retry(Some(&maintenance), up)), [is, is], "{rule}");
         }
     }
 

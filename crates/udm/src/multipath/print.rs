@@ -67,7 +67,7 @@ fn parse_multipathd_format<'a, T>(
         parts.push(match (c, if c == '%' { chars.next() } else { None }) {
             ('%', Some(letter)) => match fields.iter().find(|field| field.0 == letter) {
                 Some(field) => FormatPart::Field(field),
-                None => bail!("multipath: %{} means nothing here", letter.escape_default()),
+                None => bail!("multipath: %{} is not supported", letter.escape_default()),
             },
             ('%', None) => bail!("multipath: a letter is missing after %"),
             (c, _) => FormatPart::Text(c),

@@ -83,11 +83,11 @@ fn serve_in_tokio_runtime(args: &ServeArgs, file: Option<ReloadableConfig>) -> R
 
 async fn run_device_server(args: &ServeArgs, file: Option<ReloadableConfig>) -> Result<ExitCode> {
     let reloads = file.is_some();
-    let upkeep = path_maintenance::maintenance_policy_from_args(args)?;
+    let maintenance = path_maintenance::maintenance_policy_from_args(args)?;
     let cores = Runtime::start(&runtime_options_from_args(args)).context("serve: cores")?;
     let core_set = Arc::clone(cores.core_set());
     let registry = DeviceRegistry::new(core_set.clone(), core_set.len());
-    registry.set_maintenance(upkeep);
+    registry.set_maintenance(maintenance);
     let (queue_depth, nr_hw_queues) = (args.dm_mq_queue_depth, args.dm_mq_nr_hw_queues);
     registry.set_request_queues(udm_control::registry::RequestQueueParams { queue_depth, nr_hw_queues });
     registry.set_lost_snapshots(args.lost_snapshots.into());

@@ -82,8 +82,8 @@ mod tests {
         let words = ["serve", "--unix", "-"].iter().chain(options);
         let matches = ServeArgs::command().try_get_matches_from(words).map_err(|e| e.to_string())?;
         let args = ServeArgs::from_arg_matches(&matches).map_err(|e| e.to_string())?;
-        let upkeep = maintenance_policy_from_args(&args).map_err(|e| e.to_string())?("mp", None);
-        Ok(upkeep.paths.map(|paths| paths.polling_interval.0 / 1_000_000_000))
+        let maintenance = maintenance_policy_from_args(&args).map_err(|e| e.to_string())?("mp", None);
+        Ok(maintenance.paths.map(|paths| paths.polling_interval.0 / 1_000_000_000))
     }
 
     #[test]

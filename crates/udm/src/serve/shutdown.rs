@@ -191,8 +191,8 @@ fn exit_by_second_signal(signal: Signal) -> ! {
     shutdown_connections_and_exit(128 + signal.as_raw())
 }
 
-/// Ends the program regardless of its other threads. A request that hangs in the kernel keeps the
-/// process and its descriptors after this, so connections are shut down first.
+/// Ends the program regardless of its other threads. Connections are shut down first: a request
+/// that hangs in the kernel keeps the process and its descriptors open even after the exit.
 fn shutdown_connections_and_exit(status: i32) -> ! {
     log::flush_log();
     let _ = shutdown_all_connections();

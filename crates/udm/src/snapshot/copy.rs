@@ -130,12 +130,12 @@ fn open_old_snapshot_copy(path: &Path, size: u64, new: &str, old: &str) -> Resul
     let name = path.display();
     let mut file = match OpenOptions::new().read(true).write(true).open(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => {
-            bail!("{name}: no such file: without --since {old} all of {new} is copied")
+            bail!("{name}: no such file: omit --since {old} to copy all of {new}")
         }
         opened => opened.with_context(|| name.to_string())?,
     };
     let has = file.seek(SeekFrom::End(0)).with_context(|| name.to_string())?;
-    ensure!(has == size, "{name}: it has {has} bytes and {new} has {size}: it is no copy of {old}");
+    ensure!(has == size, "{name}: {has} bytes, but {new} has {size}: not a copy of {old}");
     Ok(file)
 }
 

@@ -32,7 +32,7 @@ pub fn run_queue_command(args: &QueueArgs) -> Result<()> {
     let mut settings = BTreeMap::new();
     for setting in &args.settings {
         let Some((name, value)) = setting.split_once('=') else {
-            bail!("{setting:?} is no NAME=VALUE");
+            bail!("{setting:?} is not NAME=VALUE");
         };
         if settings.insert(name.to_owned(), value.to_owned()).is_some() {
             bail!("{name} is given twice");

@@ -19,7 +19,7 @@ fn a_log_is_one_devices_alone() {
         let refused = create("two", log);
         let output = text(&refused.stderr);
         assert!(!refused.status.success() && output.starts_with("udm: two: "), "{output}");
-        let reason = format!("254:0 has {} alone", path(log));
+        let reason = format!("254:0 uses {} exclusively", path(log));
         assert!(output.contains(&reason) && output.contains("Device or resource busy"), "{output}");
     }
     // The refused device leaves no trace, and the first device may claim its log again.
@@ -44,7 +44,7 @@ fn a_store_is_one_programs_alone() {
     let second = Server::start(&["other=mem:1M"]);
     let refused = second.verb(&["create", "two", "--table", &line]);
     let output = text(&refused.stderr);
-    assert!(!refused.status.success() && output.contains("another program has"), "{output}");
+    assert!(!refused.status.success() && output.contains("another program uses"), "{output}");
     first.says(&["remove", "one"]);
     assert!(second.verb(&["create", "two", "--table", &line]).status.success());
     let refused = first.verb(&["create", "one", "--table", &line]);

@@ -100,10 +100,10 @@ fn what_is_left_of_the_time_is_told() {
     let mut client = Client::connect(&server.nbd, "m");
     assert_eq!(client.read(0), 0);
     let shows = |format: &str| server.says(&["multipath", "show", "maps", "raw", "format", format]);
-    let upkeep = || {
+    let maintenance = || {
         let status = server.says(&["status", "m", "--json"]);
         let json: Value = serde_json::from_str(&status).unwrap();
-        json.pointer("/upkeep").or_else(|| json.pointer("/0/upkeep")).unwrap().clone()
+        json.pointer("/path_maintenance").or_else(|| json.pointer("/0/path_maintenance")).unwrap().clone()
     };
     assert_eq!(
         server.says(&["multipath", "show", "maps", "status"]),
@@ -113,12 +113,12 @@ fn what_is_left_of_the_time_is_told() {
         "no_path_retry": "1000", "queueing": true, "queueing_left_ns": null,
         "failback": "1000", "failback_group": null, "failback_left_ns": null, "group_by_hand": null,
     });
-    assert_eq!(upkeep(), plain);
+    assert_eq!(maintenance(), plain);
     for path in ["a", "b"] {
         server.says(&["multipath", "fail", "path", path]);
     }
     let left = |value: &Value| value.as_u64().is_some_and(|ns| (1..=1_000_000_000_000).contains(&ns));
-    until("time that runs", || left(&upkeep()["queueing_left_ns"]).then_some(()));
+    until("time that runs", || left(&maintenance()["queueing_left_ns"]).then_some(()));
     let shown = shows("%Q");
     let seconds = shown.strip_suffix(" sec\n").unwrap_or_else(|| panic!("{shown}"));
     assert!((1..=1000).contains(&seconds.parse::<u64>().unwrap()), "{shown}");
@@ -127,8 +127,8 @@ fn what_is_left_of_the_time_is_told() {
     assert_eq!(client.read(0), 0);
     assert_eq!(shows("%Q"), "1000 chk\n");
     server.says(&["multipath", "reinstate", "path", "a"]);
-    until("a plan", || (upkeep()["failback_group"] == 1).then_some(()));
-    assert!(left(&upkeep()["failback_left_ns"]), "{}", upkeep());
+    until("a plan", || (maintenance()["failback_group"] == 1).then_some(()));
+    assert!(left(&maintenance()["failback_left_ns"]), "{}", maintenance());
     let shown = shows("%F");
     assert!(shown.starts_with('X') && shown.ends_with("/1000\n"), "{shown}");
 }
@@ -144,9 +144,9 @@ fn what_is_not_known_and_what_is_not_there() {
     assert_eq!(raw("paths", "%d %t,%T,%p,%0"), "a active,undef,-1,0\nb failed,undef,-1,1\n");
     assert_eq!(raw("maps", "%n %t %N %0 %f"), "m suspend 1 1 3 retain_attached_hw_handler queue_mode bio\n");
     let refusals: [(&[&str], &str); 5] = [
-        (&["-ll", "a"], "udm: a: it is no multipath device\n"),
+        (&["-ll", "a"], "udm: a: it is not a multipath device\n"),
         (&["-ll", "none"], "udm: none: no device of that name: No such device or address\n"),
-        (&["show", "paths", "format", "%q"], "udm: multipath: %q means nothing here\n"),
+        (&["show", "paths", "format", "%q"], "udm: multipath: %q is not supported\n"),
         (&["show", "topology", "format", "%n"], "udm: multipath show topology: it has no format\n"),
         (
             &["show", "maps", "raw", "%n"],

@@ -91,16 +91,16 @@ fn what_is_not_one_disk_is_refused() {
         ),
         (
             &[a, "--prio", "weightedpath", "--prio-args", "devname"],
-            format!("udm: m: prio_args devname wants a pattern and a priority{invalid}"),
+            format!("udm: m: prio_args: expected a pattern and a priority after devname{invalid}"),
         ),
         (
             &[a, "--prio", "weightedpath"],
-            format!("udm: m: prio weightedpath wants prio_args: patterns and priorities{invalid}"),
+            format!("udm: m: prio weightedpath needs prio_args: patterns and priorities{invalid}"),
         ),
         (&[a, "@m"], format!("udm: m: @m is this device itself{invalid}")),
         (
             &[a, "--policy", "group_by_prio", "--prio", "path_latency"],
-            format!("udm: m: group_by_prio wants priorities that are known before{invalid}"),
+            format!("udm: m: group_by_prio needs priorities that are known at creation{invalid}"),
         ),
     ];
     for (args, output) in rows {

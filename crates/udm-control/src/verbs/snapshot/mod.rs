@@ -109,7 +109,7 @@ fn current_snapshot_report(
         return Err(VerbError::missing(name));
     }
     let found = mapped.device.live().and_then(|table| snapshot_report(&table).map(|report| (table, report)));
-    found.ok_or_else(|| verb_error_with_errno(name, EINVAL, "it is no snapshot"))
+    found.ok_or_else(|| verb_error_with_errno(name, EINVAL, "it is not a snapshot"))
 }
 
 fn verb_error_with_errno(name: &str, errno: i32, why: impl Into<String>) -> VerbError {

@@ -289,7 +289,7 @@ fn partly_merged_snapshot_error(record: &SnapshotRecord) -> TargetError {
 
 fn warn_snapshot_released(record: &SnapshotRecord) {
     tracing::warn!(
-        "{}: no longer attached: what is written to {} from now on is not copied to {}",
+        "{}: no longer attached: later writes to {} are not copied to {}",
         record.name,
         record.origin.name(),
         record.store.name()

@@ -142,7 +142,7 @@ impl StoreSpec<'_> {
             return Err(verb_error_with_errno(
                 name,
                 EINVAL,
-                format!("chunks of {bytes} bytes are no whole sectors"),
+                format!("chunks of {bytes} bytes are not a multiple of a sector"),
             ));
         }
         ChunkSize::new(bytes / SECTOR_SIZE)
@@ -230,7 +230,7 @@ impl StoreSpec<'_> {
             return Err(verb_error_with_errno(
                 name,
                 EINVAL,
-                format!("a store of {most} bytes is no whole sectors"),
+                format!("a store of {most} bytes is not a multiple of a sector"),
             ));
         }
         let mut creation = registry.begin_store_creation(path);

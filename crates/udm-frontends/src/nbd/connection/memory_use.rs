@@ -126,7 +126,8 @@ impl AcceptedNbdConnection {
         }
     }
 
-    /// Returns true if the client should move data and does not.
+    /// Returns true if the server waits for the client to send or receive data, and the client has
+    /// moved none within the time limit.
     fn is_stalled(&self, now: Nanos) -> bool {
         let its_turn = self.sending || (self.receiving && self.rx.is_midway());
         its_turn && self.client_at + self.wait_limit() <= now

@@ -10,8 +10,8 @@
 //!    has a lane. If the new core cannot open the device, it sends the connection back.
 //!
 //! A frozen connection has no range locks, counts for no core's memory and gets no messages. It
-//! keeps its export and its slot, so the export is in use. A server that stops moves no clients. A
-//! core that has stopped drops arriving connections; they have nothing in flight.
+//! keeps its export and its slot, so the export stays in use. A server that stops moves no clients.
+//! A core that has stopped drops arriving connections; they have nothing in flight.
 
 use super::{AcceptedNbdConnection, ConnectionPhase, RECV};
 use crate::nbd::NbdServerLimits;

@@ -200,8 +200,8 @@ mod tests {
         assert_eq!((space.take(&entry()), space.entries()), (Some(mark), 2));
     }
 
-    /// A suspend was cancelled while a request was in flight that is logged before the superblock
-    /// stops counting the mark.
+    /// A suspend is cancelled while a request is in flight. The request is logged before the
+    /// superblock stops counting the mark.
     #[test]
     fn what_comes_before_the_log_is_open_leaves_the_mark() {
         for counting in [false, true] {
@@ -211,13 +211,13 @@ mod tests {
                 assert_eq!(space.begin_count(), Some(1));
             }
             let at = space.take(&entry()).unwrap();
-            assert!(at > mark, "the superblock counts what is at {mark}");
+            assert!(at > mark, "the superblock counts the entry at {mark}");
             assert_eq!(space.entries(), 3);
             space.mark_written(2..3);
             if counting {
                 space.end_count(1);
             }
-            assert_eq!(space.begin_count(), Some(3), "the mark is an entry again, and on the log");
+            assert_eq!(space.begin_count(), Some(3), "the mark is an entry again, and is in the log");
         }
     }
 }

@@ -154,7 +154,7 @@ impl SharedWriteLog {
     }
 
     pub(super) fn is_enabled(&self) -> bool {
-        // Relaxed: a lane that sees it late only makes a needless copy.
+        // Relaxed: a lane that reads an old value only makes a needless copy.
         self.enabled.load(Ordering::Relaxed)
     }
 

@@ -143,7 +143,7 @@ impl ExceptionLeafBranch {
                 Box::new(from_fn(|_| OnceBox::new()))
             });
             let page = leaf::get_or_alloc_leaf_page(&pages[leaf], small, allocated);
-            leaf::get_leaf_page_exception_ref(page, chunk).expect("a chunk with a slot was found there")
+            leaf::get_leaf_page_exception_ref(page, chunk).expect("a chunk with a slot is in the small leaf")
         })
     }
 }

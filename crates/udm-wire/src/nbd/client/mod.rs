@@ -94,7 +94,7 @@ pub enum NbdClientProtocolError {
         why: &'static str,
     },
     /// A reply to a request that is not in flight.
-    #[error("a reply to nothing: cookie {0:#x}")]
+    #[error("a reply to no request: cookie {0:#x}")]
     UnknownCookie(u64),
     /// A reply that does not fit its request.
     #[error("a reply that does not fit its request: {0}")]
@@ -116,11 +116,11 @@ fn describe_refusal_reason(error: u32) -> &'static str {
         REP_ERR_UNSUP => "it does not know the option",
         REP_ERR_POLICY => "not allowed",
         REP_ERR_INVALID => "malformed",
-        REP_ERR_PLATFORM => "not on its platform",
-        REP_ERR_TLS_REQD => "it wants TLS, which udm does not do",
+        REP_ERR_PLATFORM => "not supported on its platform",
+        REP_ERR_TLS_REQD => "it requires TLS, which udm does not support",
         REP_ERR_UNKNOWN => "no such export",
         REP_ERR_SHUTDOWN => "it is shutting down",
-        REP_ERR_BLOCK_SIZE_REQD => "it wants to be asked for its block sizes",
+        REP_ERR_BLOCK_SIZE_REQD => "it requires a request for its block sizes",
         _ => "another error",
     }
 }

@@ -72,7 +72,7 @@ impl StoreFileIo for PowerCutMedium {
     }
 }
 
-/// A store of `exceptions` exceptions in random chunks, with leftovers after them.
+/// A store of `exceptions` exceptions in random chunks, with invalid bytes after the last record.
 fn store(rng: &mut SmallRng, exceptions: usize) -> Vec<u8> {
     let chunk = ChunkSize::new(1 << rng.random_range(0..3)).unwrap();
     let (layout, bytes) = (ExceptionStoreLayout::new(chunk), chunk.bytes() as usize);

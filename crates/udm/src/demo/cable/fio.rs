@@ -21,7 +21,7 @@ pub(super) struct FioResult {
     /// The latency that 99.9 % of reads do not exceed.
     pub read_ns_p999: u64,
     /// fio's error messages; empty if there was no error.
-    pub said: String,
+    pub errors: String,
 }
 
 impl FioResult {
@@ -71,15 +71,15 @@ impl FioProcess {
         let number = |value: &Value| value.as_u64().unwrap_or_default();
         let (read, write) = (&job["read"], &job["write"]);
         let is_well = out.status.success() && number(&job["error"]) == 0 && !job.is_null();
-        let said = String::from_utf8_lossy(&out.stderr);
-        let said = if is_well { String::new() } else { format!("{}: {}", out.status, said.trim()) };
+        let errors = String::from_utf8_lossy(&out.stderr);
+        let errors = if is_well { String::new() } else { format!("{}: {}", out.status, errors.trim()) };
         Ok(FioResult {
             is_well,
             requests: number(&read["total_ios"]) + number(&write["total_ios"]),
             read_ns_max: number(&read["clat_ns"]["max"]),
             write_ns_max: number(&write["clat_ns"]["max"]),
             read_ns_p999: number(&read["clat_ns"]["percentile"]["99.900000"]),
-            said,
+            errors,
         })
     }
 }

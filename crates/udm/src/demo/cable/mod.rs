@@ -169,7 +169,7 @@ pub fn run(json: bool) -> Result<()> {
     fixture.wait_until_healthy("mp")?;
     match NetnsNbdkitServer::missing() {
         Some(why) => {
-            printer.fact("left out", &format!("a server that is cut off from the network: {why}"))?;
+            printer.fact("skipped", &format!("a server that is cut off from the network: {why}"))?;
         }
         None => {
             let mut net = NetnsNbdkitServer::start(&fixture.server.folder().join("net"), &fixture.disk)?;
@@ -192,12 +192,12 @@ fn print_cable_demo_intro(printer: &DemoPrinter, fixture: &CableDemoFixture) -> 
     printer.fact(
         "silence",
         &format!(
-            "no answer for {DEADLINE}: reads go elsewhere; writes do when \"{fence}\" has ended the server"
+            "after {DEADLINE}, reads use the other path; writes too, once \"{fence}\" has ended the server"
         ),
     )?;
     printer.fact(
         "hedged reads",
-        "those that take long go to the other path too: the device is as mp otherwise",
+        "a read that takes long is also sent on the other path; otherwise the device is as mp",
     )?;
     printer
         .fact("client", "fio over NBD, 16 requests in flight, half are writes; every block is verified")?;
@@ -224,7 +224,7 @@ fn print_cable_demo_summary(printer: &DemoPrinter, parts: &[CableDemoFaultReport
         crate::output::print_json_to_stdout(&parts)?;
     }
     if let Some(part) = parts.iter().find(|part| !part.udm.is_well) {
-        bail!("demo: {}: {}: this is a bug in udm", part.what, part.udm.said);
+        bail!("demo: {}: {}: this is a bug in udm", part.what, part.udm.errors);
     }
     Ok(())
 }

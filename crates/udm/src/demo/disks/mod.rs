@@ -214,7 +214,7 @@ fn check_disk_diffs(printer: &DemoPrinter, server: &DemoServer, report: &mut Dis
     let wrong = report.diffs_wrong;
     printer.verdict(
         wrong == 0,
-        &format!("{DISKS} diffs, each the {BLOCKS} blocks that were written: {wrong} wrong"),
+        &format!("{DISKS} diffs compared with the {BLOCKS} blocks written to each disk, {wrong} wrong"),
     )
 }
 

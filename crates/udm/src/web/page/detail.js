@@ -80,7 +80,7 @@ async function status(node) {
   let text;
   try {
     const now = await server.status(name);
-    text = [now.text.trimEnd(), ...now.waits.map((wait) => `${wait.uri}: ${wait.why}`)].join("\n");
+    text = [now.text.trimEnd(), ...now.stalls.map((stall) => `${stall.uri}: ${stall.why}`)].join("\n");
   } catch (error) {
     text = error.message;
   }

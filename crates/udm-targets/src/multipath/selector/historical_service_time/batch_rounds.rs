@@ -125,8 +125,8 @@ impl BatchPathChoiceRounds<'_> {
             Some(idle) => (0, self.busy, idle.cost + 1),
             None => (0, self.busy, u64::MAX),
         };
-        // If a chosen path and another cost the same, the newest is next; if all are stale, the
-        // oldest.
+        // If a path of this round and another path cost the same, the path used last is next. If
+        // all paths are stale, the path that was unused for longest is next.
         let tie = u64::from(self.stale);
         let round = self.ranking[from..until].iter().take_while(|turn| {
             let is_next = turn.cost < limit;
@@ -144,7 +144,8 @@ impl BatchPathChoiceRounds<'_> {
         // Indexes in `rest`: the next busy path, and the first idle one.
         let limit = |place: usize| rest.get(place).map_or(u64::MAX, |turn| turn.cost);
         let limit = limit(0).min(limit(self.busy - 1));
-        // If two paths cost the same, the newest is next; if all are stale, the oldest.
+        // If two paths cost the same, the path used last is next. If all paths are stale, the path
+        // that was unused for longest is next.
         (limit - first.cost - u64::from(self.stale)) / first.step
     }
 
