@@ -15,6 +15,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use udm_core::Segments;
 
+/// Number of reads and writes of files that one system call submits. The kernel plugs the block
+/// device during the call: the device sees the first request when the last one is prepared. Measured
+/// with direct I/O at depth 32: with all 32 in a call, a disk does 0.7 to 0.8 of the requests that it
+/// does with 4; with 1 in a call, no more than with 4.
+const FILE_BATCH: u32 = 4;
+
 /// User data of cancel requests: no operation has this number.
 const NOBODY: u64 = u64::MAX;
 
@@ -80,6 +86,11 @@ impl RingOpKernelArgs {
     /// Takes the operation back from a simulated kernel.
     pub(super) fn give_back(&mut self, op: RingOp) {
         self.op = Some(op);
+    }
+
+    /// True for a read or write of a file.
+    fn is_file_op(&self) -> bool {
+        matches!(self.op, Some(RingOp::Read { .. } | RingOp::Write { .. }))
     }
 
     /// True for a send, the only operation that can be quick.
@@ -159,6 +170,8 @@ pub(super) struct Uring {
     ring: IoUring,
     /// The kernel is Linux 6.1 or later.
     modern: bool,
+    /// Number of reads and writes of files that were queued since the last system call.
+    file_ops: u32,
 }
 
 impl Uring {
@@ -173,10 +186,10 @@ impl Uring {
             .setup_cqsize(entries * 8)
             .build(entries);
         match modern {
-            Ok(ring) => Ok(Uring { ring, modern: true }),
+            Ok(ring) => Ok(Uring { ring, modern: true, file_ops: 0 }),
             Err(_) => {
                 let ring = IoUring::builder().setup_cqsize(entries * 8).build(entries)?;
-                Ok(Uring { ring, modern: false })
+                Ok(Uring { ring, modern: false, file_ops: 0 })
             }
         }
     }
@@ -197,6 +210,7 @@ impl Uring {
     /// Queues `entry`; returns false if the submission queue is full.
     pub(super) fn push(&mut self, entry: &mut RingOpKernelArgs, user_data: u64, quick: bool) -> bool {
         let sqe = entry.build(quick).user_data(user_data);
+        self.file_ops += u32::from(entry.is_file_op());
         // SAFETY: the memory that the submission points to lives in `entry` until it is reaped (see
         // the module's contract).
         unsafe { self.ring.submission().push(&sqe) }.is_ok()
@@ -226,6 +240,7 @@ impl Uring {
 
     /// Enters the kernel without waiting, if there is a reason to.
     pub(super) fn submit(&mut self) {
+        self.submit_file_batches();
         let (pending, work) = {
             let sq = self.ring.submission();
             (sq.len() as u32, sq.taskrun() || sq.cq_overflow())
@@ -234,9 +249,25 @@ impl Uring {
             return;
         }
         const GETEVENTS: u32 = 1;
-        let flags = if work { GETEVENTS } else { 0 };
+        self.enter(pending, if work { GETEVENTS } else { 0 });
+    }
+
+    /// If there are more than [`FILE_BATCH`] reads and writes of files, submits all operations but
+    /// the last of them, in batches. The caller's system call submits the others.
+    fn submit_file_batches(&mut self) {
+        if std::mem::take(&mut self.file_ops) <= FILE_BATCH {
+            return;
+        }
+        let pending = self.ring.submission().len() as u32;
+        for _ in 1..pending.div_ceil(FILE_BATCH) {
+            self.enter(FILE_BATCH, 0);
+        }
+    }
+
+    /// Enters the kernel, which takes up to `count` operations.
+    fn enter(&mut self, count: u32, flags: u32) {
         // SAFETY: no argument is passed; the entries pushed are valid by `push`.
-        let entered = unsafe { self.ring.submitter().enter::<()>(pending, 0, flags, None) };
+        let entered = unsafe { self.ring.submitter().enter::<()>(count, 0, flags, None) };
         // After EBUSY or EAGAIN, completions must be reaped first. As after EINTR, the entries stay
         // queued for the next call.
         if let Err(e) = entered {
@@ -249,6 +280,7 @@ impl Uring {
 
     /// Enters the kernel and sleeps until a completion or the end of `timeout`.
     pub(super) fn wait(&mut self, timeout: Option<Duration>) {
+        self.submit_file_batches();
         let slept = match timeout {
             None => self.ring.submit_and_wait(1),
             Some(t) => {
