@@ -16,9 +16,9 @@ use std::time::Duration;
 use udm_core::Segments;
 
 /// Number of reads and writes of files that one system call submits. The kernel plugs the block
-/// device during the call: the device sees the first request when the last one is prepared. Measured
-/// with direct I/O at depth 32: with all 32 in a call, a disk does 0.7 to 0.8 of the requests that it
-/// does with 4; with 1 in a call, no more than with 4.
+/// device during the call: the device sees the first request when the last one is prepared.
+/// Measured with direct I/O at depth 32: with all 32 in a call, a disk does 0.7 to 0.8 of the
+/// requests that it does with 4; with 1 in a call, no more than with 4.
 const FILE_BATCH: u32 = 4;
 
 /// User data of cancel requests: no operation has this number.
