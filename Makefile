@@ -18,9 +18,16 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 TEST_PROGRAMS := fio:fio curl:curl python3:python3 nbdkit:nbdkit nbdinfo:libnbd-bin qemu-io:qemu-utils fusermount3:fuse3 mkfs.ext4:e2fsprogs \
     fuse2fs:fuse2fs sqlite3:sqlite3 valgrind:valgrind pkg-config:pkg-config ip:iproute2 chromedriver:chromium-driver
 
+# Cargo must not count as a job of make.
+CARGO_TEST := MAKEFLAGS= $(CARGO) test --locked
+# Crates with tests that try every order of atomic accesses.
+LOOM_CRATES := udm-core udm-runtime udm-queue udm-targets
+comma := ,
+space := $(subst ,, )
+
 LAB ?= lab.html
 
-.PHONY: help build library demo lab test test-planted-bugs test-programs lint bench install install-library fio-engine deb clean
+.PHONY: help build library demo lab test test-workspace test-others test-planted-bugs test-programs lint bench install install-library fio-engine deb clean
 
 help:
 	@echo 'make build    the program, as $(UDM)'
@@ -54,19 +61,23 @@ lab: build
 	else echo 'make lab: no engine for fio, so the experiment fio is left out'; fi; \
 	$(UDM) lab run --html $(LAB) $$engine
 
+# The tests of the workspace mostly wait, so the others are built and run beside them.
 test: test-programs
-	$(CARGO) test --locked --workspace
-	$(MAKE) test-planted-bugs
-	$(CARGO) test --locked -p udm-core --features loom --lib loom
-	$(CARGO) test --locked -p udm-runtime --features loom --lib loom
-	$(CARGO) test --locked -p udm-queue --features loom --lib loom
-	$(CARGO) test --locked -p udm-targets --features loom --lib loom
-	$(CARGO) test --locked --release -p udm-backends --test instructions
+	$(CARGO_TEST) --workspace --no-run
+	$(MAKE) -j2 test-workspace test-others
+
+test-workspace:
+	$(CARGO_TEST) --workspace
+
+test-others: test-planted-bugs
+	$(CARGO_TEST) $(addprefix -p ,$(LOOM_CRATES)) \
+	    --features $(subst $(space),$(comma),$(addsuffix /loom,$(LOOM_CRATES))) --lib loom
+	$(CARGO_TEST) --release -p udm-backends --test instructions
 
 # Bugs that the simulator and the conformance battery must find, as patches on a copy of the tree.
 test-planted-bugs:
 	planted-bugs/apply $(TARGET_DIR)/planted
-	$(CARGO) test --locked --manifest-path $(TARGET_DIR)/planted/Cargo.toml --target-dir $(TARGET_DIR) \
+	$(CARGO_TEST) --manifest-path $(TARGET_DIR)/planted/Cargo.toml --target-dir $(TARGET_DIR) \
 	    -p udm-sim -p udm-conformance --features udm-sim/interleave --test planted_bugs
 
 test-programs:
