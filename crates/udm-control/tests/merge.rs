@@ -16,7 +16,7 @@ use udm_dm::testing::{SteppedTestCores, make_test_read_bio, make_test_write_bio}
 use udm_frontends::nbd::{ExportRef, Exports};
 
 /// The core, and a client of the snapshot.
-struct World {
+struct MergeFixture {
     core: SteppedTestCores,
     registry: Arc<DeviceRegistry>,
     exports: Arc<Exports>,
@@ -27,22 +27,22 @@ struct World {
 }
 
 thread_local! {
-    /// The world of this test. It is leaked, because a test that fails has bios in flight.
-    static WORLD: RefCell<Option<&'static mut World>> = const { RefCell::new(None) };
+    /// The fixture of this test. It is leaked, because a test that fails has bios in flight.
+    static FIXTURE: RefCell<Option<&'static mut MergeFixture>> = const { RefCell::new(None) };
 }
 
-fn with_world<T>(f: impl FnOnce(&mut World) -> T) -> T {
-    WORLD.with_borrow_mut(|world| f(world.as_mut().unwrap()))
+fn with_fixture<T>(f: impl FnOnce(&mut MergeFixture) -> T) -> T {
+    FIXTURE.with_borrow_mut(|fixture| f(fixture.as_mut().unwrap()))
 }
 
-impl World {
+impl MergeFixture {
     /// A server of one core, with the origin `o` and its snapshot `s`.
     fn start() -> Arc<DeviceRegistry> {
         let core = SteppedTestCores::new(1);
         let registry = DeviceRegistry::new(core.cores() as Arc<dyn CoreCommandSender>, 1);
         let exports = Arc::new(Exports::new());
         registry.set_exporter(DeviceExporter::new(Arc::clone(&exports), ExportOptions::default()));
-        WORLD.set(Some(Box::leak(Box::new(World {
+        FIXTURE.set(Some(Box::leak(Box::new(MergeFixture {
             core,
             registry: Arc::clone(&registry),
             exports,
@@ -50,7 +50,7 @@ impl World {
             client: None,
             done: Batch::new(),
         }))));
-        wait_hook::set_wait_hook(Some(|| with_world(World::turn)));
+        wait_hook::set_wait_hook(Some(|| with_fixture(MergeFixture::turn)));
         for (name, table) in [
             ("disk", "0 8192 linear mem:4M 0"),
             ("store", "0 8192 linear mem:4M 0"),
@@ -95,37 +95,37 @@ fn state(registry: &Arc<DeviceRegistry>, name: &str) -> String {
 }
 
 fn turns() {
-    (0..100).for_each(|_| with_world(World::turn));
+    (0..100).for_each(|_| with_fixture(MergeFixture::turn));
 }
 
 /// A client connects after the merge has counted the users of the snapshot, and before it removes
 /// the snapshot's device. The device stays, and its requests end: it may not stay suspended.
 #[test]
 fn a_client_that_comes_between_the_count_and_the_removal_gets_errors() {
-    let registry = World::start();
-    with_world(|world| {
-        world.connect();
-        let (_, lane) = world.client.as_mut().unwrap();
-        world.core.submit(0, &mut **lane, [make_test_write_bio(0, 8, 7)]);
+    let registry = MergeFixture::start();
+    with_fixture(|fixture| {
+        fixture.connect();
+        let (_, lane) = fixture.client.as_mut().unwrap();
+        fixture.core.submit(0, &mut **lane, [make_test_write_bio(0, 8, 7)]);
     });
     turns();
-    assert_eq!(with_world(|world| world.done.pop().unwrap().status), Status::Ok);
+    assert_eq!(with_fixture(|fixture| fixture.done.pop().unwrap().status), Status::Ok);
     let merge = || start_snapshot_merge(&registry, "s", &CancelToken::default());
     assert_eq!(merge().err().unwrap().error.errno, EBUSY, "this client was counted");
-    with_world(World::disconnect);
+    with_fixture(MergeFixture::disconnect);
 
-    with_world(|world| world.waits_for_suspend = true);
+    with_fixture(|fixture| fixture.waits_for_suspend = true);
     let (_, end) = merge().unwrap();
-    assert!(with_world(|world| !world.waits_for_suspend), "the client came during the merge");
+    assert!(with_fixture(|fixture| !fixture.waits_for_suspend), "the client came during the merge");
     let device = verbs::describe_device_by_name(&registry, "s").unwrap();
     assert_eq!((device.state.as_str(), device.open_count), ("active", 1));
     turns();
-    let statuses = with_world(|world| world.done.drain(..).map(|bio| bio.status).collect::<Vec<_>>());
+    let statuses = with_fixture(|fixture| fixture.done.drain(..).map(|bio| bio.status).collect::<Vec<_>>());
     assert_eq!(statuses, [Status::IoErr], "the request of the client ends");
 
     assert_eq!(final_merge_state(&registry, &end), Some(SnapshotState::Merged));
     finish_completed_merge(&registry, &end).unwrap();
-    with_world(World::disconnect);
+    with_fixture(MergeFixture::disconnect);
     block_on_verb(verbs::remove_mapped_device(&registry, "s")).unwrap();
     assert!(list_live_snapshots(&registry).is_empty(), "the origin has its own table again");
 }
@@ -133,7 +133,7 @@ fn a_client_that_comes_between_the_count_and_the_removal_gets_errors() {
 /// Without a client, the snapshot's device goes.
 #[test]
 fn the_device_of_a_merged_snapshot_is_removed() {
-    let registry = World::start();
+    let registry = MergeFixture::start();
     start_snapshot_merge(&registry, "s", &CancelToken::default()).unwrap();
     verbs::describe_device_by_name(&registry, "s").unwrap_err();
     assert_eq!(state(&registry, "o"), "active");

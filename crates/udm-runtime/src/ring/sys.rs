@@ -12,7 +12,7 @@ use io_uring::{IoUring, opcode, squeue};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use udm_core::Segments;
 
 /// Number of reads and writes of files that one system call submits. The kernel plugs the block
@@ -20,6 +20,11 @@ use udm_core::Segments;
 /// Measured with direct I/O at depth 32: with all 32 in a call, a disk does 0.7 to 0.8 of the
 /// requests that it does with 4; with 1 in a call, no more than with 4.
 const FILE_BATCH: u32 = 4;
+
+/// How long a new ring waits for locked memory. The kernel returns the memory of a closed ring late,
+/// so the limit of a user may be reached for a moment, as when a server is started again.
+const MEMORY_WAIT_MAX: Duration = Duration::from_secs(1);
+const MEMORY_PAUSE: Duration = Duration::from_millis(10);
 
 /// User data of cancel requests: no operation has this number.
 const NOBODY: u64 = u64::MAX;
@@ -165,6 +170,10 @@ impl RingOpKernelArgs {
     }
 }
 
+fn is_out_of_memory(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOMEM)
+}
+
 /// The submission and completion queues.
 pub(super) struct Uring {
     ring: IoUring,
@@ -175,7 +184,24 @@ pub(super) struct Uring {
 }
 
 impl Uring {
+    /// Creates a ring of `entries` submissions.
+    ///
+    /// # Errors
+    /// The error of the system. ENOMEM only if the user's limit of locked memory is still reached
+    /// after [`MEMORY_WAIT_MAX`].
     pub(super) fn new(entries: u32) -> io::Result<Uring> {
+        let begun = Instant::now();
+        loop {
+            match Uring::try_new(entries) {
+                Err(e) if is_out_of_memory(&e) && begun.elapsed() < MEMORY_WAIT_MAX => {
+                    std::thread::sleep(MEMORY_PAUSE);
+                }
+                made => return made,
+            }
+        }
+    }
+
+    fn try_new(entries: u32) -> io::Result<Uring> {
         // The kernel processes completions when this thread enters it, instead of interrupting the
         // thread (Linux 6.1). Older kernels, and seccomp filters that know only the first flags,
         // get a plain ring.
@@ -187,6 +213,8 @@ impl Uring {
             .build(entries);
         match modern {
             Ok(ring) => Ok(Uring { ring, modern: true, file_ops: 0 }),
+            // An older ring needs as much memory.
+            Err(e) if is_out_of_memory(&e) => Err(e),
             Err(_) => {
                 let ring = IoUring::builder().setup_cqsize(entries * 8).build(entries)?;
                 Ok(Uring { ring, modern: false, file_ops: 0 })
@@ -210,10 +238,11 @@ impl Uring {
     /// Queues `entry`; returns false if the submission queue is full.
     pub(super) fn push(&mut self, entry: &mut RingOpKernelArgs, user_data: u64, quick: bool) -> bool {
         let sqe = entry.build(quick).user_data(user_data);
-        self.file_ops += u32::from(entry.is_file_op());
         // SAFETY: the memory that the submission points to lives in `entry` until it is reaped (see
         // the module's contract).
-        unsafe { self.ring.submission().push(&sqe) }.is_ok()
+        let queued = unsafe { self.ring.submission().push(&sqe) }.is_ok();
+        self.file_ops += u32::from(queued && entry.is_file_op());
+        queued
     }
 
     /// Queues a cancel of the operation `user_data`; returns false if the submission queue is full.

@@ -7,13 +7,14 @@
 //! file. If standard error is a file, the log stays there.
 
 use super::args::ServeArgs;
+use super::supervisor::shell_exit_code;
 use crate::log;
 use anyhow::{Context, Result};
 use rustix::fs::FileType;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
@@ -44,8 +45,7 @@ pub fn spawn_daemon_until_ready() -> Result<ExitCode> {
     }
     // The server has printed the reason.
     let status = server.wait().context("serve: --fork")?;
-    let code = status.code().or_else(|| status.signal().map(|n| 128 + n)).unwrap_or(1);
-    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+    Ok(shell_exit_code(status))
 }
 
 /// The file with the server's process ID. Dropping it removes the file, if it still has this ID.
