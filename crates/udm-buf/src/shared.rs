@@ -152,7 +152,7 @@ impl SharedMemoryMap {
     /// The memory as words.
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
-        // Others may write there at any time, as they may to atomics; every value of a byte is valid.
+        // Others may write there at any time, as to atomics. Every value of a byte is valid.
         // SAFETY: mapped with this length by `map_shared`, readable and writable, page-aligned, and
         // unmapped in drop. A page is in the file, or is replaced on access (`lost_pages`).
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len / size_of::<AtomicU64>()) }

@@ -21,8 +21,8 @@ use udm_core::Segments;
 /// requests that it does with 4; with 1 in a call, no more than with 4.
 const FILE_BATCH: u32 = 4;
 
-/// How long a new ring waits for locked memory. The kernel returns the memory of a closed ring late,
-/// so the limit of a user may be reached for a moment, as when a server is started again.
+/// How long a new ring waits for locked memory. The kernel returns the memory of a closed ring
+/// late, so the limit of a user may be reached for a moment, as when a server is started again.
 const MEMORY_WAIT_MAX: Duration = Duration::from_secs(1);
 const MEMORY_PAUSE: Duration = Duration::from_millis(10);
 
