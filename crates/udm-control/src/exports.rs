@@ -95,6 +95,18 @@ impl DeviceExporter {
         Ok(())
     }
 
+    /// Lists the exports with these names in this order, after all others.
+    pub(crate) fn reorder(&self, names: &[String]) {
+        for name in names {
+            let Some(export) = self.exports.get(name).filter(|export| *export.name() == **name) else {
+                continue;
+            };
+            self.exports.remove(&export);
+            // The name was just freed.
+            let _ = self.exports.put(&export, name);
+        }
+    }
+
     /// Reports that `device` may have another size or other limits.
     pub(crate) fn device_changed(&self, device: DeviceId) {
         self.exports.device_changed(device);

@@ -5,15 +5,18 @@
 //! is bound but does not listen yet looks like one without a server. So a server holds a lock from
 //! its check until it listens: a file `PATH.lock` of mode 0600, which exists only for that moment.
 //! [`BoundUnixSocket`] removes the socket file when it is dropped, unless another server has
-//! replaced the file meanwhile.
+//! replaced the file meanwhile, or has taken the socket over.
 
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// The longest path of a socket in bytes (`sun_path`, less its NUL).
@@ -32,6 +35,7 @@ pub struct BoundUnixSocket {
     fd: OwnedFd,
     path: PathBuf,
     file: Stat,
+    keeps_file: AtomicBool,
 }
 
 impl BoundUnixSocket {
@@ -56,9 +60,35 @@ impl BoundUnixSocket {
         // connect at any moment.
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
         rustix::net::bind(&fd, &address)?;
-        let bound = BoundUnixSocket { file: rustix::fs::lstat(path)?, path: path.to_owned(), fd };
+        let bound = BoundUnixSocket::with_file_of(fd, path)?;
         rustix::net::listen(&bound.fd, BACKLOG)?;
         Ok(bound)
+    }
+
+    /// Takes over a listening socket that another process bound to a path. The file stays until
+    /// [`BoundUnixSocket::keep_file`] says that it is this one's.
+    ///
+    /// # Errors
+    /// ENOENT if the path was removed, EINVAL if the socket has no path, otherwise the error of the
+    /// system.
+    pub fn taken_over(fd: OwnedFd) -> io::Result<BoundUnixSocket> {
+        let address = SocketAddrUnix::try_from(rustix::net::getsockname(&fd)?)?;
+        let path = address.path().ok_or(Errno::INVAL)?;
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        let bound = BoundUnixSocket::with_file_of(fd, Path::new(OsStr::from_bytes(path.to_bytes())))?;
+        bound.keep_file(true);
+        Ok(bound)
+    }
+
+    fn with_file_of(fd: OwnedFd, path: &Path) -> io::Result<BoundUnixSocket> {
+        let file = rustix::fs::lstat(path)?;
+        Ok(BoundUnixSocket { fd, path: path.to_owned(), file, keeps_file: AtomicBool::new(false) })
+    }
+
+    /// Sets whether the socket file stays when this is dropped, because another process uses the
+    /// socket.
+    pub fn keep_file(&self, keep: bool) {
+        self.keeps_file.store(keep, Ordering::Relaxed);
     }
 
     /// Path of the socket.
@@ -77,6 +107,9 @@ impl AsFd for BoundUnixSocket {
 impl Drop for BoundUnixSocket {
     fn drop(&mut self) {
         // The socket still answers during the check, so no server takes it for stale.
+        if self.keeps_file.load(Ordering::Relaxed) {
+            return;
+        }
         let is_ours = |now: Stat| (now.st_dev, now.st_ino) == (self.file.st_dev, self.file.st_ino);
         if rustix::fs::lstat(&self.path).is_ok_and(is_ours) {
             let _ = std::fs::remove_file(&self.path);

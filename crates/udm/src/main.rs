@@ -140,6 +140,7 @@ fn run_cli_verb(verb: &CliVerb) -> anyhow::Result<ExitCode> {
         CliVerb::Wait(args) => verbs::wait::run_wait_command(args),
         CliVerb::Events(args) => verbs::events::print_events(args),
         CliVerb::Reconfigure(args) => verbs::reconfigure::run(args),
+        CliVerb::Upgrade(args) => verbs::upgrade::run(args),
         CliVerb::Table(args) => show::run_table_command(args),
         CliVerb::Status(args) => show::run_status_command(args),
         CliVerb::Info(args) => verbs::info::run_info_command(args),

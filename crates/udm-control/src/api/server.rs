@@ -43,6 +43,29 @@ pub struct ServerVersions {
     pub targets: Vec<TargetVersion>,
 }
 
+/// A request to replace the server by another program.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UpgradeServerRequest {
+    /// Absolute path of the program; without it, the server's own, as its file is now.
+    pub program: Option<String>,
+}
+
+/// Result of an upgrade.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct UpgradeReport {
+    /// Process ID of the new server.
+    pub pid: u32,
+    /// Version of the new server.
+    pub version: String,
+    /// Number of devices that were handed over.
+    pub devices: u64,
+    /// Number of NBD clients that were handed over.
+    pub clients: u64,
+    /// How long no request was served, in nanoseconds.
+    pub pause_ns: u64,
+}
+
 /// Why a request was refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ApiError {

@@ -14,7 +14,7 @@ use super::devices::{
 use super::events::DeviceEventDescription;
 use super::paths::FailOrReinstatePathRequest;
 use super::queue::{ChangeQueueSettingsRequest, SetDiskPowerRequest};
-use super::server::{ExportList, ServerVersions};
+use super::server::{ExportList, ServerVersions, UpgradeReport, UpgradeServerRequest};
 use super::snapshots::{
     ChangedRangesPage, ChangedRangesQuery, CreateSnapshotsRequest, RemoveSnapshotQuery, SnapshotDescription,
     SnapshotList,
@@ -197,6 +197,11 @@ pub const RECONFIGURE: ApiVerbEndpoint<ReconfigureQuery, (), ReconfigureReport> 
     "/v1/reconfigure",
     "reconfigure",
     "Reads the server's configuration file again and applies it; each device changes completely or not at all",
+);
+pub const UPGRADE: ApiVerbEndpoint<(), UpgradeServerRequest, UpgradeReport> = ApiVerbEndpoint::post(
+    "/v1/upgrade",
+    "upgrade",
+    "Starts another program, hands devices, clients and sockets over to it, and ends this server",
 );
 pub const GET_VERSION: ApiVerbEndpoint<(), (), ServerVersions> =
     ApiVerbEndpoint::get("/v1/version", "getVersion", "The server and its targets");

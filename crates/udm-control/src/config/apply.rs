@@ -1,8 +1,8 @@
 //! Applies a configuration file to the devices.
 
 use super::{
-    ConfigPlan, DesiredDevice, DesiredState, LastAppliedConfig, PlanStep, ServerConfigFile,
-    plan_config_changes,
+    ConfigPlan, DesiredDevice, DesiredState, HandedOverConfigDevice, LastAppliedConfig, PlanStep,
+    ServerConfigFile, plan_config_changes,
 };
 use crate::api;
 use crate::error::VerbError;
@@ -35,6 +35,26 @@ impl ConfigOwnedDevice {
     ) -> ConfigOwnedDevice {
         let table = table.map(Arc::downgrade).unwrap_or_default();
         ConfigOwnedDevice { wanted: wanted.clone(), mapped: Arc::downgrade(mapped), table }
+    }
+
+    /// The device for another process; `None` if it was removed.
+    pub(super) fn to_hand_over(&self) -> Option<HandedOverConfigDevice> {
+        let mapped = self.mapped.upgrade()?;
+        let live = mapped.device.live().as_ref().map(Arc::downgrade).unwrap_or_default();
+        let DesiredDevice { table, uuid, read_only, .. } = self.wanted.clone();
+        let is_changed = !live.ptr_eq(&self.table) || mapped.device.name() != self.wanted.name;
+        Some(HandedOverConfigDevice { name: mapped.device.name(), table, uuid, read_only, is_changed })
+    }
+
+    /// The device that another process has handed over; `None` if it does not exist.
+    pub(super) fn taken_over(
+        registry: &DeviceRegistry,
+        wanted: &DesiredDevice,
+        is_changed: bool,
+    ) -> Option<ConfigOwnedDevice> {
+        let mapped = find_device_by_name(registry, &wanted.name)?;
+        let table = mapped.device.live().filter(|_| !is_changed);
+        Some(ConfigOwnedDevice::new(wanted, &mapped, table.as_ref()))
     }
 
     /// Text about changes by verbs, if any. An origin whose snapshots were created by name does not

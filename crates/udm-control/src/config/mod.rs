@@ -11,9 +11,13 @@
 //! are removed that had users before. Each step is a verb.
 
 mod apply;
+mod handover;
 mod plan;
 
 pub use apply::{apply_config_file, create_declared_devices, run_awaiting_snapshot_retries};
+pub use handover::{HandedOverConfig, HandedOverConfigDevice};
+pub(crate) use handover::{config_to_hand_over, take_over_config};
+pub(crate) use plan::creation_order;
 pub use plan::{ConfigPlan, DesiredDevice, PlanStep, plan_config_changes};
 
 use crate::registry::BaseDir;

@@ -137,6 +137,12 @@ pub fn plan_config_changes(was: &[&DesiredDevice], is: &[DesiredDevice]) -> Resu
     Ok(plan)
 }
 
+/// Indexes of `devices` in the order in which to create them: used devices before their users, and
+/// snapshots before their origin.
+pub(crate) fn creation_order(devices: &[DesiredDevice]) -> Vec<usize> {
+    dependency_order(&devices.iter().collect::<Vec<_>>()).0
+}
+
 /// Orders removals: users come before what they use. Early removals have no users that stay, so
 /// their disks are free for new devices. Late removals wait until their users have changed.
 fn order_removals(was: &[&DesiredDevice], gone: impl Fn(&str) -> bool) -> (Vec<usize>, Vec<usize>) {

@@ -296,6 +296,14 @@ pub(super) async fn handle_load_table(
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// Goes on even if the client disconnects.
+pub(super) async fn handle_upgrade_server(
+    State(registry): State<Arc<DeviceRegistry>>,
+    JsonBody(body): JsonBody<api::UpgradeServerRequest>,
+) -> JsonResult<api::UpgradeReport> {
+    Ok(Json(registry.upgrade(body).await?))
+}
+
 pub(super) async fn handle_clear_inactive_table(
     State(AppState { registry, limits, .. }): State<AppState>,
     DeviceNameExtractor(name): DeviceNameExtractor,

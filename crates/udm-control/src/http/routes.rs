@@ -132,6 +132,7 @@ pub(super) fn all_http_routes() -> Vec<Route> {
         route_verb_to_handler(verbs::LIST_STATUSES, h::handle_list_table_statuses),
         route_verb_to_handler(verbs::LIST_EXPORTS, h::handle_list_exports),
         route_verb_to_handler(verbs::RECONFIGURE, config::handle_reconfigure_server),
+        route_verb_to_handler(verbs::UPGRADE, h::handle_upgrade_server),
         route_verb_to_handler(verbs::GET_VERSION, h::handle_get_version),
         route_verb_to_handler(verbs::GET_STATS, h::handle_get_stats),
         route_verb_to_handler(verbs::METRICS, h::metrics).document(metrics::CONTENT_TYPE, "string"),

@@ -45,7 +45,7 @@ const SPARE: usize = 4;
 /// Pause if there is no descriptor left and no quiet connection to close.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves `router` on `socket`, until the future is dropped.
+/// Serves `router` on `socket`, except while that is paused, until the future is dropped.
 ///
 /// # Errors
 /// If the socket can't be registered with the reactor.
@@ -60,7 +60,14 @@ pub async fn serve_control_socket(socket: &ControlSocket, router: Router) -> io:
         {
             spare.push(file);
         }
-        let stream = accept_next_peer(&listener, &mut spare, &connections).await;
+        let stream = loop {
+            socket.is_paused(false).await;
+            tokio::select! {
+                biased;
+                () = socket.is_paused(true) => {}
+                stream = accept_next_peer(&listener, &mut spare, &connections) => break stream,
+            }
+        };
         let (peer, allowed) = stream.peer_cred().map_or((0, false), |peer| {
             (peer.pid().unwrap_or(0), is_same_user_or_root(peer.uid(), rustix::process::geteuid().as_raw()))
         });

@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use tokio::sync::watch;
 use udm_frontends::unix_socket::BoundUnixSocket;
 pub use udm_frontends::unix_socket::PATH_MAX;
 
@@ -16,7 +17,9 @@ pub struct ControlSocket {
     pub(super) listener: UnixListener,
     path: PathBuf,
     /// `None` if the socket was inherited.
-    _bound: Option<BoundUnixSocket>,
+    bound: Option<BoundUnixSocket>,
+    /// True while no connections are accepted.
+    pauses: watch::Sender<bool>,
 }
 
 impl ControlSocket {
@@ -34,7 +37,12 @@ impl ControlSocket {
         }
         let bound = BoundUnixSocket::new(path)?;
         let listener = UnixListener::from(bound.as_fd().try_clone_to_owned()?);
-        Ok(ControlSocket { listener, path: path.into(), _bound: Some(bound) })
+        Ok(ControlSocket {
+            listener,
+            path: path.into(),
+            bound: Some(bound),
+            pauses: watch::Sender::new(false),
+        })
     }
 
     /// Takes an inherited listening socket. Its file, with its mode, belongs to the process that
@@ -46,13 +54,52 @@ impl ControlSocket {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let path = address.as_pathname().ok_or_else(|| io::Error::other("a socket without a path"))?;
-        Ok(ControlSocket { path: path.into(), listener, _bound: None })
+        Ok(ControlSocket { path: path.into(), listener, bound: None, pauses: watch::Sender::new(false) })
+    }
+
+    /// Takes over the socket of another server. If `removes_file`, its file is removed at the end,
+    /// unless [`ControlSocket::keep_file`] says otherwise; at first it stays.
+    ///
+    /// # Errors
+    /// As [`ControlSocket::given`] and [`BoundUnixSocket::taken_over`].
+    pub fn taken_over(listener: UnixListener, removes_file: bool) -> io::Result<ControlSocket> {
+        let bound = listener.as_fd().try_clone_to_owned()?;
+        let bound = removes_file.then(|| BoundUnixSocket::taken_over(bound)).transpose()?;
+        Ok(ControlSocket { bound, ..ControlSocket::given(listener)? })
+    }
+
+    /// Sets whether the file stays when this is dropped.
+    pub fn keep_file(&self, keep: bool) {
+        self.bound.iter().for_each(|bound| bound.keep_file(keep));
+    }
+
+    /// True if the file is removed when this is dropped.
+    #[must_use]
+    pub fn removes_file(&self) -> bool {
+        self.bound.is_some()
+    }
+
+    /// Accepts no connections while `pause` is true: they wait in the backlog.
+    pub fn pause(&self, pause: bool) {
+        self.pauses.send_replace(pause);
+    }
+
+    /// Completes when the socket is paused, or when it is not.
+    pub(super) async fn is_paused(&self, paused: bool) {
+        // Fails only if the sender is gone.
+        let _ = self.pauses.subscribe().wait_for(|now| *now == paused).await;
     }
 
     /// Path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+impl AsFd for ControlSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 }
 

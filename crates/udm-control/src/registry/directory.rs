@@ -13,7 +13,7 @@ pub use rename::NewName;
 use super::deferred_removals::DeferredRemovalNotifier;
 use super::event_stream::EventStream;
 use super::event_waiters::EventWaiters;
-use super::{DeviceRegistry, MAPPED_MAJOR};
+use super::{DeviceRegistry, MAPPED_MAJOR, RequestQueueParams};
 use crate::error::VerbError;
 use crate::verbs::{PendingVerbs, SnapshotCreationInfo};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -46,9 +46,11 @@ pub struct RegisteredDevice {
     /// Number of tables that use the device.
     use_count: AtomicUsize,
     snapshot_info: Mutex<SnapshotCreationInfo>,
+    /// Parameters of its own queue.
+    requests: OnceLock<RequestQueueParams>,
     /// If true, clients may not write. Set before the device is exported.
     pub(crate) read_only: AtomicBool,
-    pub(super) is_deferred: AtomicBool,
+    pub(crate) is_deferred: AtomicBool,
     /// Wake-up of the task that runs deferred removals.
     pub(super) deferred: Arc<DeferredRemovalNotifier>,
 }
@@ -57,6 +59,16 @@ impl RegisteredDevice {
     /// Number of tables that use the device, in either slot of other devices or still being built.
     pub(crate) fn use_count(&self) -> usize {
         self.use_count.load(Ordering::SeqCst)
+    }
+
+    /// Parameters of the device's own queue, as its creator gave them.
+    pub(crate) fn requests(&self) -> RequestQueueParams {
+        self.requests.get().copied().unwrap_or_default()
+    }
+
+    /// Sets the parameters of the device's own queue. Only the first call has an effect.
+    pub(crate) fn set_requests(&self, requests: RequestQueueParams) {
+        let _ = self.requests.set(requests);
     }
 
     /// Sends an event of the device to the event stream.
@@ -218,6 +230,7 @@ impl DeviceDirectory {
             pending: PendingVerbs::default(),
             use_count: AtomicUsize::new(0),
             snapshot_info: Mutex::default(),
+            requests: OnceLock::new(),
             read_only: AtomicBool::new(false),
             is_deferred: AtomicBool::new(false),
             deferred: Arc::clone(&self.deferred),
@@ -378,6 +391,9 @@ impl DeviceRegistry {
         uuid: Option<&str>,
         minor: Option<u32>,
     ) -> Result<DeviceCreationGuard<'_>, TargetError> {
+        if self.is_ending() {
+            return Err(TargetError::errno(EBUSY).because("the server ends, or is being upgraded: try again"));
+        }
         let mapped = self.state().directory.reserve(name, uuid, minor)?;
         if self.maintenance.get().is_some() {
             self.maintenance_of(name, uuid).set(&mapped.device);

@@ -47,6 +47,7 @@ pub use request_queue_params::RequestQueueParams;
 
 use crate::api;
 use crate::config::{ConfigReader, ServerConfigFile};
+use crate::error::VerbError;
 use crate::exports::DeviceExporter;
 use crate::state_folder::store_creation::StoreCreationMarker;
 use crate::state_folder::{StateFolder, StoreId, StoreToMarkInvalid};
@@ -65,10 +66,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use store_locks::StoreLocks;
-use udm_backends::BackendDeviceRegistry;
-use udm_core::errno::{EBUSY, ENOENT, ENXIO};
+use tokio::sync::{mpsc, oneshot};
+use udm_backends::{BackendDeviceRegistry, DiskIdentity};
+use udm_core::errno::{EBUSY, ENOENT, ENXIO, EOPNOTSUPP};
 use udm_core::{CoreCommandSender, DevNo, Device, DeviceId};
-use udm_dm::{DeviceLookupError, InvalidStoreMark, QueueFactory, ResolvedDevice};
+use udm_dm::{DeviceLookupError, InvalidStoreMark, QueueFactory, ResolvedDevice, TargetError};
 pub use udm_targets::multipath::{PathMaintenanceSettings, PathWatchOptions};
 use udm_wire::uri::DeviceUri;
 
@@ -77,6 +79,10 @@ pub const MAPPED_MAJOR: u32 = 254;
 
 /// Returns the path maintenance for a device, by its name and UUID.
 pub type PathMaintenanceFn = Box<dyn Fn(&str, Option<&str>) -> PathMaintenanceSettings + Send + Sync>;
+
+/// Sends a request for an upgrade to the task that serves it, with the place for its reply.
+pub type UpgradeRequestSender =
+    mpsc::Sender<(api::UpgradeServerRequest, oneshot::Sender<Result<api::UpgradeReport, VerbError>>)>;
 
 /// All devices of a process.
 pub struct DeviceRegistry {
@@ -96,6 +102,7 @@ pub struct DeviceRegistry {
     /// True while a group of devices is created: one may bring a snapshot that blocks another.
     pub(crate) is_starting: AtomicBool,
     is_ending: AtomicBool,
+    upgrades: OnceLock<UpgradeRequestSender>,
     /// Merges that an earlier server began and that must be finished.
     pub(crate) merges: ResumedMerges,
     /// Locks of stores, for changes of their snapshots.
@@ -142,6 +149,7 @@ impl DeviceRegistry {
             lost_snapshots: OnceLock::new(),
             is_starting: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
+            upgrades: OnceLock::new(),
             merges: ResumedMerges::default(),
             store_locks: StoreLocks::default(),
             weak_self: Weak::clone(weak_self),
@@ -227,9 +235,49 @@ impl DeviceRegistry {
         self.is_ending.store(true, Ordering::Relaxed);
     }
 
-    /// True during the shutdown.
-    pub(crate) fn is_ending(&self) -> bool {
+    /// Ends the state of [`DeviceRegistry::begin_shutdown`]: an upgrade has failed, and the server
+    /// goes on.
+    pub fn cancel_shutdown(&self) {
+        self.is_ending.store(false, Ordering::Relaxed);
+    }
+
+    /// Sets the task that upgrades the server. Only the first call has an effect.
+    pub fn set_upgrades(&self, upgrades: UpgradeRequestSender) {
+        let _ = self.upgrades.set(upgrades);
+    }
+
+    /// Has the server upgraded by its task.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP if it has no such task, EBUSY during another upgrade, otherwise the reason why
+    /// the server goes on as it was.
+    pub async fn upgrade(&self, request: api::UpgradeServerRequest) -> Result<api::UpgradeReport, VerbError> {
+        let refuse =
+            |errno, why: &str| Err(VerbError::new("upgrade", TargetError::new(why).with_errno(errno)));
+        let Some(upgrades) = self.upgrades.get() else {
+            return refuse(EOPNOTSUPP, "only udm serve can be upgraded");
+        };
+        let (reply, done) = oneshot::channel();
+        if upgrades.try_send((request, reply)).is_err() {
+            return refuse(EBUSY, "another upgrade is under way, or the server ends");
+        }
+        done.await.unwrap_or_else(|_| refuse(EBUSY, "the server ends"))
+    }
+
+    /// True during the shutdown, and while an upgrade hands the devices over.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
         self.is_ending.load(Ordering::Relaxed)
+    }
+
+    /// The opened devices in the order of their numbers, open or not.
+    pub(crate) fn opened_disks(&self) -> Vec<(String, DiskIdentity)> {
+        self.state().opened.disks()
+    }
+
+    /// Gives the numbers from 0 on to these devices, which are not open yet.
+    pub(crate) fn remember_opened_disks(&self, disks: Vec<(String, DiskIdentity)>) {
+        self.state().opened.remember(disks);
     }
 
     /// Identity of the disk of `device`, valid for other servers too. `None` for a disk that ends

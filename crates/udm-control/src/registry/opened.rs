@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use udm_backends::DiskIdentity;
 use udm_core::{DevNo, Device};
+use udm_dm::MappedDevice;
 
 /// The major number of opened devices: a range that Linux leaves to local use.
 pub const OPENED_MAJOR: u32 = 253;
@@ -54,6 +55,22 @@ impl OpenedDevices {
     /// The disk of a number, open or not.
     pub fn identity(&self, minor: u32) -> Option<DiskIdentity> {
         self.at(minor).map(|one| one.identity)
+    }
+
+    /// All remembered devices, by number.
+    pub fn disks(&self) -> Vec<(String, DiskIdentity)> {
+        self.remembered.iter().map(|one| (one.uri.clone(), one.identity)).collect()
+    }
+
+    /// Remembers devices that another process had opened. Does nothing if any is remembered.
+    pub fn remember(&mut self, disks: Vec<(String, DiskIdentity)>) {
+        if !self.remembered.is_empty() {
+            return;
+        }
+        for (minor, (uri, identity)) in (0..).zip(disks.into_iter().take(REMEMBERED_MAX)) {
+            self.minors.entry(uri.clone()).or_default().push(minor);
+            self.remembered.push(OpenedDevice { uri, identity, device: Weak::<MappedDevice>::new() });
+        }
     }
 
     /// The device of a canonical URI that leads to `identity`, if it is open.

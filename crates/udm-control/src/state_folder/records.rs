@@ -290,6 +290,13 @@ impl StateFolder {
         }
     }
 
+    /// Gives up all snapshots for another server that attaches them at once. Their records stay as
+    /// those of a server that was killed, so nothing is written, and nothing can fail.
+    pub fn hand_over_all(&self) {
+        self.attached().clear();
+        *self.own_server() = None;
+    }
+
     /// The records that mention the mapped device `old`, each with its version for the name `new`.
     pub(super) fn records_of(
         &self,

@@ -109,6 +109,7 @@ pub(crate) async fn create_device(
     let DeviceSpec { name, uuid, minor, read_only, requests } = called;
     let made = registry.begin_create(name, uuid, minor).map_err(|e| VerbError::new(name, e))?;
     made.mapped.read_only.store(read_only, Ordering::Relaxed);
+    made.mapped.set_requests(requests);
     if let Some(by) = registry.queue_by(requests) {
         made.mapped.device.set_queue_factory(by);
     }

@@ -8,6 +8,7 @@ mod cancel;
 mod change;
 mod device_locks;
 mod events;
+pub mod handover;
 mod lane_guard;
 mod multipath;
 #[cfg(test)]

@@ -89,8 +89,8 @@ pub async fn run_deferred_removals(registry: &Arc<DeviceRegistry>) -> std::conve
 
 async fn finish_deferred_removal(registry: &Arc<DeviceRegistry>, mapped: Arc<RegisteredDevice>) {
     let (name, left) = (mapped.device.name(), Arc::downgrade(&mapped));
-    let done =
-        remove_device(registry, &name, mapped, RegisteredDevice::is_deferred, &CancelToken::default()).await;
+    let may = RegisteredDevice::is_deferred;
+    let done = remove_device(registry, &name, mapped, may, &CancelToken::default()).await;
     let (Err(error), Some(left)) = (done, left.upgrade()) else { return };
     // If a client has opened the device meanwhile, its close retries.
     if left.is_deferred() && registry.is_active(&left) && !is_open(registry, &left) {
@@ -154,6 +154,19 @@ pub(super) async fn remove_device(
     may: impl Fn(&RegisteredDevice) -> bool,
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
+    remove_described_device(registry, name, mapped, may, |_| {}, cancel_token).await
+}
+
+/// As [`remove_device`]. `begun` gets the device when no verb can find it any more; its table is
+/// still live.
+pub(super) async fn remove_described_device(
+    registry: &Arc<DeviceRegistry>,
+    name: &str,
+    mapped: Arc<RegisteredDevice>,
+    may: impl Fn(&RegisteredDevice) -> bool,
+    mut begun: impl FnMut(&RegisteredDevice),
+    cancel_token: &CancelToken,
+) -> Result<(), VerbError> {
     let id = mapped.device.id();
     let busy = |open| TargetError::errno(EBUSY).because(format!("it is open {open} times"));
     // Users are reported at once, even while another change runs.
@@ -174,6 +187,7 @@ pub(super) async fn remove_device(
             if removal.is_none() {
                 let taken = registry.begin_removal(&mapped, &may).map_err(|error| (0, error))?;
                 removal = Some((taken, show::describe_mapped_device(registry, &mapped)));
+                begun(&mapped);
                 // New clients can't open the device any more; clients from before still have it
                 // open.
                 exporter.inspect(|exporter| exporter.remove(id));

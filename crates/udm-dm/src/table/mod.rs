@@ -127,6 +127,12 @@ impl Table {
         self.read_only.store(true, Relaxed);
     }
 
+    /// True if [`Table::set_read_only`] was called.
+    #[must_use]
+    pub fn is_set_read_only(&self) -> bool {
+        self.read_only.load(Relaxed)
+    }
+
     /// The targets, in order.
     #[must_use]
     pub fn targets(&self) -> &[TableEntry] {

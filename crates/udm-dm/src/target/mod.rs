@@ -91,6 +91,13 @@ pub trait Target: Send + Sync {
         None
     }
 
+    /// State of the target that a new table with the same text would not have, in a few words, such
+    /// as "2 bad blocks". `None` if the text and the devices below say all that requests depend on.
+    /// An upgrade in place is refused while there is such state.
+    fn state_outside_table(&self) -> Option<String> {
+        None
+    }
+
     /// The fixed features of the target.
     fn features(&self) -> TargetFeatures {
         TargetFeatures::default()

@@ -11,7 +11,7 @@ mod memory_use;
 mod migration;
 mod run_handshake;
 
-pub(super) use migration::ConnectionMoveMessage;
+pub(super) use migration::{ConnectionMoveMessage, ConnectionServerRefs, attach_detached_client};
 
 use super::NbdServerLimits;
 use super::admission::AdmittedConnectionSlot;
@@ -398,8 +398,8 @@ impl FrontEnd for AcceptedNbdConnection {
             self.begun = true;
             self.memory = Some(ConnectionMemoryLease::new(cx, self.options.core_bytes_max));
             self.balanced = self.join_balance(cx);
-            if let Some(from) = self.from.take() {
-                self.settle(from, cx);
+            if matches!(self.phase, ConnectionPhase::Serving) {
+                self.settle(cx);
             } else {
                 self.deadline = cx.now() + Nanos(self.options.handshake_max.as_nanos() as u64);
                 self.tx.push_raw(&ServerHandshake::greeting());

@@ -121,6 +121,24 @@ pub(super) fn match_contexts(
     Ok(found)
 }
 
+/// The contexts of `device` with these numbers on the wire and names, in this order.
+///
+/// # Errors
+/// One of them does not exist any more, or there are more than a client may have.
+pub(super) fn find_contexts(
+    device: &dyn Device,
+    wanted: &[(u32, String)],
+) -> Result<Vec<MetaContext>, String> {
+    let names: Vec<String> = wanted.iter().map(|(_, name)| name.clone()).collect();
+    let found = match_contexts(device, &names, false)?;
+    let one = |(id, name): &(u32, String)| {
+        let context = found.iter().find(|context| context.name() == *name);
+        let context = context.ok_or_else(|| format!("there is no metadata context {name:?}"))?;
+        Ok(MetaContext { id: *id, ..context.clone() })
+    };
+    wanted.iter().map(one).collect()
+}
+
 #[cfg(test)]
 #[path = "contexts_tests.rs"]
 mod tests;

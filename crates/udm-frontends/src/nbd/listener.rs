@@ -1,8 +1,11 @@
 //! The server: a thread accepts connections and assigns them to cores.
 
-use super::admission::PendingHandshakes;
+use super::admission::{AdmittedConnectionSlot, PendingHandshakes};
 use super::block_status::BlockStatusWorkerHandle;
-use super::connection::{AcceptedNbdConnection, ConnectionMoveMessage};
+use super::connection::{
+    AcceptedNbdConnection, ConnectionMoveMessage, ConnectionServerRefs, attach_detached_client,
+};
+use super::handover::{DetachedNbdClient, InheritedListener, send_to_clients};
 use super::socket::{ListenSocket, ListenSocketKind, configure_accepted_socket};
 use super::stats::{ServerCounters, ServerCountersHandle};
 use super::{Exports, NbdServerLimits, NbdServerStats};
@@ -14,9 +17,8 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use udm_core::CoreId;
 use udm_runtime::ProcessCores;
 
 /// Address on which a server is to listen.
@@ -43,6 +45,7 @@ pub enum BoundAddress {
 pub struct NbdServer {
     shared: Arc<NbdServerShared>,
     bound: Vec<BoundAddress>,
+    listeners: Arc<[ListenSocket]>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -56,6 +59,8 @@ struct NbdServerShared {
     /// taken.
     admission: Mutex<(usize, PendingHandshakes)>,
     stopping: AtomicBool,
+    /// True while no connections are accepted. Locked while some are.
+    pauses: Mutex<bool>,
     accept_errors: AtomicUsize,
     stop_event: OwnedFd,
 }
@@ -78,11 +83,11 @@ impl NbdServer {
         options: NbdServerLimits,
         listen: &[ListenAddress],
     ) -> io::Result<NbdServer> {
-        NbdServer::start_with(core_set, exports, options, listen, Vec::new())
+        NbdServer::start_with(core_set, exports, options, listen, Vec::new(), true)
     }
 
-    /// As [`NbdServer::start`], and also on the open, listening sockets `given`. Their paths stay
-    /// when the server stops.
+    /// As [`NbdServer::start`], and also on the listening sockets `given` of another process.
+    /// Unless `accepts`, it accepts nothing before [`NbdServer::resume_accepting`].
     ///
     /// # Errors
     /// As [`NbdServer::start`]; also if a descriptor is not a socket of one of these kinds.
@@ -91,14 +96,15 @@ impl NbdServer {
         exports: Arc<Exports>,
         options: NbdServerLimits,
         listen: &[ListenAddress],
-        given: Vec<OwnedFd>,
+        given: Vec<InheritedListener>,
+        accepts: bool,
     ) -> io::Result<NbdServer> {
         let made = listen.iter().map(|l| match l {
             ListenAddress::Unix(path) => ListenSocket::unix(path),
             ListenAddress::Tcp(address) => ListenSocket::tcp(*address),
         });
-        let all = made.chain(given.into_iter().map(ListenSocket::given));
-        let listeners = all.collect::<io::Result<Vec<_>>>()?;
+        let all = made.chain(given.into_iter().map(ListenSocket::inherited));
+        let listeners: Arc<[ListenSocket]> = all.collect::<io::Result<_>>()?;
         let bound = listeners
             .iter()
             .map(|l| match &l.kind {
@@ -112,14 +118,15 @@ impl NbdServer {
             exports,
             options.within(file_descriptor_limit()),
         )?;
+        *shared.pauses() = !accepts;
         let thread = if listeners.is_empty() {
             None
         } else {
-            let shared = shared.clone();
+            let (shared, listeners) = (shared.clone(), listeners.clone());
             let name = "udm-nbd-accept".to_owned();
             Some(std::thread::Builder::new().name(name).spawn(move || shared.accept_loop(&listeners))?)
         };
-        Ok(NbdServer { shared, bound, thread })
+        Ok(NbdServer { shared, bound, listeners, thread })
     }
 
     /// Creates a server for the simulator: it does not listen and has no thread. The simulator
@@ -138,7 +145,7 @@ impl NbdServer {
             exports,
             options,
         )?;
-        Ok(NbdServer { shared, bound: Vec::new(), thread: None })
+        Ok(NbdServer { shared, bound: Vec::new(), listeners: Arc::default(), thread: None })
     }
 
     /// Number of waiting block-status queries of a stepped server.
@@ -189,13 +196,61 @@ impl NbdServer {
     /// Moves each served client to the next core, without effects that it can see. A client whose
     /// request takes too long stays on its core.
     pub fn rotate(&self) {
-        let core_set = &self.shared.core_set;
-        let mut devices: Vec<_> = self.shared.exports.all().iter().map(|e| e.device().id()).collect();
-        devices.sort_unstable();
-        devices.dedup();
-        for (device, core) in devices.into_iter().flat_map(|d| (0..core_set.len()).map(move |c| (d, c))) {
-            core_set.send_message(CoreId(core as u16), device, Box::new(ConnectionMoveMessage::Rotate));
-        }
+        let (exports, core_set) = self.parts();
+        send_to_clients(exports, core_set, || ConnectionMoveMessage::Rotate);
+    }
+
+    /// The exports, and the cores that serve them.
+    pub(super) fn parts(&self) -> (&Exports, &ProcessCores) {
+        (&self.shared.exports, &self.shared.core_set)
+    }
+
+    /// Accepts no more connections: new ones wait in the backlog of their socket. When this
+    /// returns, none is being accepted.
+    pub fn pause_accepting(&self) {
+        *self.shared.pauses() = true;
+        self.shared.wake_accept_loop();
+    }
+
+    /// Accepts connections again.
+    pub fn resume_accepting(&self) {
+        *self.shared.pauses() = false;
+        self.shared.wake_accept_loop();
+    }
+
+    /// The listening sockets for a server that takes over.
+    ///
+    /// # Errors
+    /// The system's error, if there are no descriptors.
+    pub fn handed_over_listeners(&self) -> io::Result<Vec<InheritedListener>> {
+        self.listeners.iter().map(ListenSocket::handed_over).collect()
+    }
+
+    /// Sets whether the files of the listening sockets stay when this server stops.
+    pub fn keep_socket_files(&self, keep: bool) {
+        self.listeners.iter().for_each(|listener| listener.keep_file(keep));
+    }
+
+    /// Serves a client that another server has detached.
+    ///
+    /// # Errors
+    /// Why it cannot be served: it is disconnected then.
+    pub fn attach_detached(&self, client: DetachedNbdClient) -> Result<(), String> {
+        let shared = &self.shared;
+        configure_accepted_socket(&client.socket).map_err(|e| e.to_string())?;
+        let export = shared.exports.acquire(&client.export);
+        let export = export.filter(|export| *export.name() == *client.export);
+        let export = export.ok_or("there is no such export")?;
+        let fd = Arc::new(client.socket.try_clone().map_err(|e| e.to_string())?);
+        let mut slot = shared.take_slot(&fd).ok_or("there are too many connections")?;
+        slot.serve(export.device().id(), &shared.options)?;
+        let server = ConnectionServerRefs {
+            core_set: shared.core_set.clone(),
+            block_status_worker: shared.block_status_worker.clone(),
+            exports: shared.exports.clone(),
+            options: shared.options.clone(),
+        };
+        attach_detached_client(client, export, fd, slot, server)
     }
 
     /// Stops accepting and removes the socket files. Connections continue until the cores stop.
@@ -207,7 +262,7 @@ impl NbdServer {
 impl Drop for NbdServer {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
-        let _ = rustix::io::write(&self.shared.stop_event, &1u64.to_ne_bytes());
+        self.shared.wake_accept_loop();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -230,24 +285,42 @@ impl NbdServerShared {
             counters: ServerCounters::new(core_set.len()),
             admission: Mutex::default(),
             stopping: AtomicBool::new(false),
+            pauses: Mutex::default(),
             accept_errors: AtomicUsize::new(0),
-            stop_event: eventfd(0, EventfdFlags::CLOEXEC)?,
+            stop_event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         }))
+    }
+
+    fn pauses(&self) -> MutexGuard<'_, bool> {
+        self.pauses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the accepting thread look at `stopping` and `pauses`.
+    fn wake_accept_loop(&self) {
+        // Fails only if it is readable already.
+        let _ = rustix::io::write(&self.stop_event, &1u64.to_ne_bytes());
     }
 
     /// Waits for connections until the server stops.
     fn accept_loop(&self, listeners: &[ListenSocket]) {
-        let mut fds: Vec<PollFd<'_>> = listeners.iter().map(|l| PollFd::new(&l.fd, PollFlags::IN)).collect();
-        fds.push(PollFd::new(&self.stop_event, PollFlags::IN));
+        let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(&self.stop_event, PollFlags::IN)];
+        fds.extend(listeners.iter().map(|l| PollFd::new(&l.fd, PollFlags::IN)));
         while !self.stopping.load(Ordering::Acquire) {
-            if let Err(e) = poll(&mut fds, None)
+            let polled = if *self.pauses() { 1 } else { fds.len() };
+            if let Err(e) = poll(&mut fds[..polled], None)
                 && e != Errno::INTR
             {
                 tracing::error!("nbd: waiting for connections: {e}");
                 return;
             }
-            for listener in listeners {
-                self.accept_all(listener);
+            if !fds[0].revents().is_empty() {
+                // The state is read again.
+                let _ = rustix::io::read(&self.stop_event, &mut [0; 8]);
+                continue;
+            }
+            let pauses = self.pauses();
+            if !*pauses {
+                listeners.iter().for_each(|listener| self.accept_all(listener));
             }
         }
     }
@@ -292,13 +365,7 @@ impl NbdServerShared {
     /// Assigns a connection to a core. If there are too many, closes it and returns false.
     fn assign_to_core(&self, fd: OwnedFd) -> bool {
         let fd = Arc::new(fd);
-        let place = {
-            let mut admission = self.admission.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let (turn, handshake_slots) = &mut *admission;
-            *turn = turn.wrapping_add(1);
-            self.counters.place(&fd, handshake_slots, &self.options, *turn)
-        };
-        let Some(place) = place else { return false };
+        let Some(place) = self.take_slot(&fd) else { return false };
         let (core_set, block_status_worker) = (self.core_set.clone(), self.block_status_worker.clone());
         let (exports, options) = (self.exports.clone(), self.options.clone());
         let core = place.core();
@@ -308,5 +375,13 @@ impl NbdServerShared {
         });
         self.core_set.attach(core, make);
         true
+    }
+
+    /// Takes a slot for the connection `fd`; `None` if there are too many.
+    fn take_slot(&self, fd: &Arc<OwnedFd>) -> Option<AdmittedConnectionSlot> {
+        let mut admission = self.admission.lock().unwrap_or_else(PoisonError::into_inner);
+        let (turn, handshake_slots) = &mut *admission;
+        *turn = turn.wrapping_add(1);
+        self.counters.place(fd, handshake_slots, &self.options, *turn)
     }
 }

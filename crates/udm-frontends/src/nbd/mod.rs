@@ -29,6 +29,7 @@
 //!   snapshot is checked after. If its snapshot is gone, everything counts as changed.
 //! * `connection/migration`: a client moves to another core as a plain value, once none of its
 //!   requests or ring operations is in flight. A move that takes longer than 50 ms is cancelled.
+//! * `handover`: a client moves to another process in the same way.
 //! * `balance`: chooses the client to move. Each core measures the CPU time of its clients in
 //!   windows of 10 ms. A client moves if it gains a sixteenth of a CPU in three windows; an idle
 //!   core measures nothing.
@@ -51,6 +52,7 @@ mod connection;
 mod contexts;
 pub(crate) mod export_geometry;
 mod exports;
+mod handover;
 mod handshake;
 pub(crate) mod io_counters;
 mod listener;
@@ -65,6 +67,7 @@ mod socket;
 mod stats;
 
 pub use exports::{Export, ExportNameError, ExportRef, Exports, FailingExportGuard};
+pub use handover::{DetachedNbdClient, InheritedListener, NbdHandover};
 pub use io_counters::{DeviceIoReport, OpIoCounters};
 pub use listener::{BoundAddress, ListenAddress, NbdServer};
 pub use stats::{NbdServerStats, ServerCountersHandle};

@@ -74,6 +74,20 @@ pub(super) struct FrozenReceiveBuffer {
     slab_len: usize,
 }
 
+impl FrozenReceiveBuffer {
+    /// The received bytes that were not handled, and the number of bytes to discard when they
+    /// arrive.
+    pub(super) fn into_parts(self) -> (Vec<u8>, u64) {
+        (self.bytes, self.skip)
+    }
+
+    /// A receiver with these bytes; `None` if there are more than a receiver can have.
+    pub(super) fn from_parts(bytes: Vec<u8>, skip: u64) -> Option<FrozenReceiveBuffer> {
+        let slab_len = bytes.len().next_power_of_two().max(SLAB_MIN);
+        (slab_len <= SLAB_MAX).then_some(FrozenReceiveBuffer { bytes, skip, slab_len })
+    }
+}
+
 /// Reason why nothing can be received now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReceiveBlocked {

@@ -1,5 +1,6 @@
 //! Listening sockets.
 
+use super::handover::InheritedListener;
 use crate::unix_socket::BoundUnixSocket;
 use rustix::net::{AddressFamily, SocketAddrUnix, sockopt};
 use std::ffi::OsStr;
@@ -17,8 +18,8 @@ pub(super) struct ListenSocket {
 }
 
 pub(super) enum ListenSocketKind {
-    /// The path, and the socket file if this server created it.
-    Unix(PathBuf, #[expect(dead_code, reason = "dropping it removes the file")] Option<BoundUnixSocket>),
+    /// The path, and the socket file if this server removes it.
+    Unix(PathBuf, Option<BoundUnixSocket>),
     Tcp(SocketAddr),
 }
 
@@ -33,9 +34,26 @@ impl ListenSocket {
     pub(super) fn unix(path: &Path) -> io::Result<ListenSocket> {
         let bound =
             BoundUnixSocket::new(path).map_err(|e| add_io_error_context(e, &path.display().to_string()))?;
-        // The ring uses a duplicate; `bound` removes the file.
+        ListenSocket::of_bound(bound)
+    }
+
+    fn of_bound(bound: BoundUnixSocket) -> io::Result<ListenSocket> {
+        // `bound` removes the file.
         let fd = bound.as_fd().try_clone_to_owned()?;
-        Ok(ListenSocket { fd, kind: ListenSocketKind::Unix(path.to_owned(), Some(bound)) })
+        Ok(ListenSocket { fd, kind: ListenSocketKind::Unix(bound.path().to_owned(), Some(bound)) })
+    }
+
+    /// The socket for a server that takes over from this one.
+    pub(super) fn handed_over(&self) -> io::Result<InheritedListener> {
+        let removes_file = matches!(&self.kind, ListenSocketKind::Unix(_, Some(_)));
+        Ok(InheritedListener { socket: self.fd.try_clone()?, removes_file })
+    }
+
+    /// Sets whether the socket file stays when this is dropped.
+    pub(super) fn keep_file(&self, keep: bool) {
+        if let ListenSocketKind::Unix(_, Some(bound)) = &self.kind {
+            bound.keep_file(keep);
+        }
     }
 
     /// Creates a TCP socket; port 0 selects a free one.
@@ -47,8 +65,14 @@ impl ListenSocket {
         Ok(ListenSocket { fd: listener.into(), kind: ListenSocketKind::Tcp(address) })
     }
 
-    /// Uses a socket that listens already. Its path is not removed.
-    pub(super) fn given(fd: OwnedFd) -> io::Result<ListenSocket> {
+    /// Uses a socket that listens already.
+    pub(super) fn inherited(
+        InheritedListener { socket: fd, removes_file }: InheritedListener,
+    ) -> io::Result<ListenSocket> {
+        if removes_file {
+            let bound = BoundUnixSocket::taken_over(fd)?;
+            return ListenSocket::of_bound(bound);
+        }
         let address = rustix::net::getsockname(&fd)?;
         let kind = match SocketAddr::try_from(address.clone()) {
             Ok(address) => ListenSocketKind::Tcp(address),

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -36,7 +36,7 @@ struct VhostUserShared {
 /// ends; requests in flight are completed, and the drop waits for them for a moment only.
 pub struct VhostUserServer {
     shared: Arc<VhostUserShared>,
-    path: PathBuf,
+    socket: Arc<BoundUnixSocket>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -52,7 +52,19 @@ impl VhostUserServer {
         name: &str,
         path: &Path,
     ) -> io::Result<VhostUserServer> {
-        let socket = BoundUnixSocket::new(path)?;
+        VhostUserServer::start_on(core_set, exports, name, Arc::new(BoundUnixSocket::new(path)?))
+    }
+
+    /// As [`VhostUserServer::start`], on a listening socket.
+    ///
+    /// # Errors
+    /// There are no descriptors or threads.
+    pub fn start_on(
+        core_set: &Arc<ProcessCores>,
+        exports: &Arc<Exports>,
+        name: &str,
+        socket: Arc<BoundUnixSocket>,
+    ) -> io::Result<VhostUserServer> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let shared = Arc::new(VhostUserShared {
             core_set: Arc::clone(core_set),
@@ -63,10 +75,10 @@ impl VhostUserServer {
             is_connected: AtomicBool::new(false),
         });
         let thread = {
-            let shared = Arc::clone(&shared);
+            let (shared, socket) = (Arc::clone(&shared), Arc::clone(&socket));
             std::thread::Builder::new().name("udm-vhost-user".into()).spawn(move || shared.serve(&socket))?
         };
-        Ok(VhostUserServer { shared, path: path.to_owned(), thread: Some(thread) })
+        Ok(VhostUserServer { shared, socket, thread: Some(thread) })
     }
 
     /// Name of the export.
@@ -78,7 +90,7 @@ impl VhostUserServer {
     /// Path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        self.socket.path()
     }
 
     /// True while a machine is connected.
@@ -93,9 +105,26 @@ impl VhostUserServer {
         VhostUserRefreshHandle(Arc::clone(&self.shared))
     }
 
+    /// Stops accepting and ends the session. Returns at once; see [`VhostUserServer::is_stopped`].
+    pub fn begin_stop(&self) {
+        signal(&self.shared.stop);
+    }
+
+    /// True if the server has stopped, and none of its requests is in flight.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// The listening socket, which others can use after this server has stopped.
+    #[must_use]
+    pub fn socket(&self) -> &Arc<BoundUnixSocket> {
+        &self.socket
+    }
+
     /// Stops listening, ends the session, and waits until none of its requests is in flight.
     pub fn stop(mut self) {
-        signal(&self.shared.stop);
+        self.begin_stop();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

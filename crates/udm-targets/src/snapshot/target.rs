@@ -30,6 +30,11 @@ impl Target for SnapshotTarget {
         "snapshot"
     }
 
+    fn state_outside_table(&self) -> Option<String> {
+        let is_transient = !self.0.line.persistent;
+        is_transient.then(|| "a snapshot without a persistent store (N)".into())
+    }
+
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         Ok(Box::new(SnapshotLane::open(&self.0, cx)?))
     }

@@ -136,6 +136,9 @@ pub struct ServeArgs {
     /// Used by --fork: report readiness on standard output
     #[arg(long, hide = true)]
     pub ready_on_stdout: bool,
+    /// Used by udm upgrade: take over from the server at the other end of standard input
+    #[arg(long, hide = true)]
+    pub take_over_on_stdin: bool,
     /// How long a shutdown after a signal may take; after that udm reports what it abandons and
     /// exits with status 1
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -159,7 +162,10 @@ impl ServeArgs {
     pub fn has_listen_args(&self) -> bool {
         let is_named =
             self.config.is_some() || self.unix.is_some() || self.port.is_some() || self.run.is_some();
-        is_named || !self.vhost_user.is_empty() || std::env::var_os("LISTEN_FDS").is_some()
+        is_named
+            || !self.vhost_user.is_empty()
+            || std::env::var_os("LISTEN_FDS").is_some()
+            || self.take_over_on_stdin
     }
 }
 

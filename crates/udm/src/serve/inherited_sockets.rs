@@ -1,4 +1,4 @@
-//! Sockets that the server inherits: systemd's socket activation.
+//! Sockets that the server inherits: systemd's socket activation, or an upgrade.
 //!
 //! Contract: `$LISTEN_FDS` has the number of descriptors. The one that `$LISTEN_FDNAMES` names
 //! `control` is the control socket; all others are for NBD clients. The server does not remove the
@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use udm_frontends::nbd::InheritedListener;
 
 /// The name of the control socket in `$LISTEN_FDNAMES`.
 const CONTROL: &str = "control";
@@ -21,15 +22,17 @@ const CONTROL: &str = "control";
 pub(super) struct InheritedSockets {
     /// The control socket.
     pub control: Option<UnixListener>,
+    /// True if the server removes the file of the control socket at its end.
+    pub removes_control_file: bool,
     /// The listening sockets for NBD clients.
-    pub nbd: Vec<OwnedFd>,
+    pub nbd: Vec<InheritedListener>,
 }
 
 impl InheritedSockets {
     /// The paths of the inherited Unix sockets for NBD clients.
     pub fn nbd_paths(&self) -> impl Iterator<Item = PathBuf> + '_ {
-        self.nbd.iter().filter_map(|fd| {
-            let address = SocketAddrUnix::try_from(rustix::net::getsockname(fd).ok()?).ok()?;
+        self.nbd.iter().filter_map(|given| {
+            let address = SocketAddrUnix::try_from(rustix::net::getsockname(&given.socket).ok()?).ok()?;
             Some(PathBuf::from(OsStr::from_bytes(address.path()?.to_bytes())))
         })
     }
@@ -58,7 +61,7 @@ pub(super) fn take_inherited_sockets() -> Result<InheritedSockets> {
             Ok(socket) => socket.map(OwnedFd::from),
             Err(_) => sockets.take_tcp_listener(i).with_context(name_of_socket)?.map(OwnedFd::from),
         };
-        inherited.nbd.extend(fd);
+        inherited.nbd.extend(fd.map(|socket| InheritedListener { socket, removes_file: false }));
     }
     Ok(inherited)
 }

@@ -17,6 +17,7 @@ mod shutdown;
 mod sockets;
 mod supervisor;
 mod systemd;
+mod upgrade;
 mod vhost_user;
 
 use crate::config;
@@ -30,6 +31,7 @@ use child::RunCommandProcess;
 use clap::FromArgMatches;
 pub use ready::spawn_daemon_until_ready;
 use reload::ReloadableConfig;
+use rustix::process::{Pid, Signal, kill_process};
 use shutdown::SignalReceiver;
 use sockets::ServerSockets;
 use std::collections::VecDeque;
@@ -39,10 +41,12 @@ use std::time::Duration;
 pub use supervisor::{is_supervisor, run_supervisor};
 use udm_control::exports::{DeviceExporter, ExportOptions};
 use udm_control::http::{self, socket::ControlSocket};
-use udm_control::{DeviceRegistry, verbs};
+use udm_control::{DeviceRegistry, StateFolder, verbs};
 use udm_core::Device;
 use udm_frontends::nbd::{Exports, NbdServer, NbdServerLimits};
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
+use upgrade::{RunningServer, TakeOver, UpgradeRequests, serve_upgrade_requests};
+use vhost_user::VhostUserDisks;
 
 /// Maximum number of cores without `--cores`; a server shares its machine with other programs.
 const CORES_DEFAULT_MAX: usize = 8;
@@ -107,16 +111,31 @@ async fn run_device_server(args: &ServeArgs, file: Option<ReloadableConfig>) -> 
     registry.set_exporter(DeviceExporter::new(Arc::clone(&exports), options));
 
     let limit = Duration::from_secs(args.stop_timeout);
-    let done = match create_startup_devices(args, file, &registry).await {
+    let mut take_over = args.take_over_on_stdin.then(TakeOver::receive).transpose()?;
+    let created = match &mut take_over {
+        Some(take_over) => take_over.create_devices(&registry, file).await,
+        None => create_startup_devices(args, file, &registry).await,
+    };
+    let done = match created {
         Ok(()) => {
             let mut signals = SignalReceiver::start(reloads).context("serve: signals")?;
-            let done = run_listeners_until_shutdown(args, &registry, exports, &cores, &mut signals).await;
+            let parts = ServerParts {
+                args,
+                registry: &registry,
+                exports,
+                cores: &cores,
+                state_folder: state_folder.as_ref(),
+            };
+            let done = run_listeners_until_shutdown(parts, take_over.as_mut(), &mut signals).await;
             let names = registry.all().iter().map(|m| (m.device.id(), m.device.name())).collect();
             signals.end_within(limit, &core_set, names);
             done
         }
         Err(error) => Err(error),
     };
+    if let (Err(error), Some(take_over)) = (&done, &mut take_over) {
+        take_over.report_failure(error);
+    }
     // No step here needs its own time limit: at the limit the shutdown thread ends the program.
     registry.begin_shutdown();
     cores.end();
@@ -198,51 +217,150 @@ pub(crate) fn resolve_table_arg(name: &str, table: &TableArg) -> Result<String> 
     }
 }
 
-/// Starts the listeners, waits for the end, and stops the listeners.
-async fn run_listeners_until_shutdown(
-    args: &ServeArgs,
-    registry: &Arc<DeviceRegistry>,
+/// What a server consists of before it listens.
+struct ServerParts<'a> {
+    args: &'a ServeArgs,
+    registry: &'a Arc<DeviceRegistry>,
     exports: Arc<Exports>,
-    cores: &Runtime,
+    cores: &'a Runtime,
+    state_folder: Option<&'a Arc<StateFolder>>,
+}
+
+/// Starts the listeners, waits for the end, and stops the listeners. With `take_over`, uses the
+/// sockets of another server and serves its clients.
+async fn run_listeners_until_shutdown(
+    parts: ServerParts<'_>,
+    take_over: Option<&mut TakeOver>,
     signals: &mut SignalReceiver,
 ) -> Result<ExitCode> {
-    let given = inherited_sockets::take_inherited_sockets()?;
-    let sockets = ServerSockets::new(args, &given)?;
+    let ServerParts { args, registry, exports, cores, state_folder } = parts;
+    let is_taken_over = take_over.is_some();
+    let (mut take_over, given) = match take_over {
+        Some(take_over) => {
+            let given = take_over.take_sockets();
+            (Some(take_over), given)
+        }
+        None => (None, inherited_sockets::take_inherited_sockets()?),
+    };
+    let mut sockets = ServerSockets::new(args, &given)?;
+    if is_taken_over {
+        // All of them are among the given ones.
+        sockets.listen.clear();
+    }
     if sockets.listen.is_empty() && given.nbd.is_empty() && args.vhost_user.is_empty() {
         bail!(
             "serve: nowhere to serve: expected unix, port or vhost-user, in the file or on the command line"
         );
     }
-    let socket = given.control.map_or_else(|| ControlSocket::bind(&sockets.control), ControlSocket::given);
+    let socket = match given.control {
+        Some(control) if is_taken_over => ControlSocket::taken_over(control, given.removes_control_file),
+        Some(control) => ControlSocket::given(control),
+        None => ControlSocket::bind(&sockets.control),
+    };
     let socket = socket.with_context(|| format!("control socket {}", sockets.control.display()))?;
+    let machines = match &take_over {
+        Some(take_over) => take_over.machines(),
+        None => VhostUserDisks::bind(args, &exports)?,
+    };
     let options = NbdServerLimits::default();
-    let machines = vhost_user::VhostUserDisks::start(args, cores.core_set(), &exports)?;
-    let server = NbdServer::start_with(cores.core_set(), exports, options, &sockets.listen, given.nbd)
-        .context("serve")?;
+    let (core_set, listen) = (cores.core_set(), &sockets.listen);
+    let server =
+        NbdServer::start_with(core_set, Arc::clone(&exports), options, listen, given.nbd, !is_taken_over)
+            .context("serve")?;
+    if let Some(take_over) = &mut take_over {
+        take_over.commit()?;
+        server.keep_socket_files(false);
+        socket.keep_file(false);
+        machines.iter().for_each(|(_, socket)| socket.keep_file(false));
+    }
+    let machines = VhostUserDisks::start(core_set, &exports, machines)?;
     let exporter = registry.exporter().expect("set before");
     exporter.serves(sockets.addresses(&server), server.counts());
-    report::print_exports_to_stderr(&exporter.list(), &machines.sockets(), &sockets.control);
-    let _pid = ready::write_pidfile_and_detach(args)?;
+    let _pid = match take_over {
+        Some(take_over) => {
+            let (clients, old) = take_over.attach_clients(&server);
+            server.resume_accepting();
+            let pid = ready::write_pidfile(args);
+            take_over.report_serving();
+            report::print_taken_over(registry.all().len(), clients, old);
+            pid?
+        }
+        None => {
+            report::print_exports_to_stderr(&exporter.list(), &machines.sockets(), &sockets.control);
+            ready::write_pidfile_and_detach(args)?
+        }
+    };
     systemd::notify_systemd_ready(registry.all().len());
 
-    let hangups = signals.hangups();
-    let listening = http::server::serve_control_socket(&socket, http::router(Arc::clone(registry)));
-    let done = tokio::select! {
-        never = verbs::run_deferred_removals(registry) => match never {},
-        never = reload::reload_on_sighup(&hangups, registry) => match never {},
-        never = reload::create_devices_awaiting_snapshot(registry) => match never {},
-        never = http::finish_resumed_merges(registry) => match never {},
-        broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
-        never = systemd::send_systemd_keepalives(cores.core_set()) => match never {},
-        done = run_command_or_wait_signal(args, &sockets, exporter, signals) => done,
+    let running = RunningServer {
+        args,
+        registry,
+        state_folder,
+        server: &server,
+        machines: &machines,
+        control: &socket,
     };
-    systemd::notify_systemd_stopping();
+    let (done, is_upgraded) = run_until_end(running, cores, &sockets, signals).await;
+    if !is_upgraded {
+        systemd::notify_systemd_stopping();
+    }
     verbs::cancel_all_pending_verbs(registry);
     drop(socket);
     // Their requests in flight are waited for with those of the other clients.
     drop(machines);
     server.stop();
     done
+}
+
+/// Serves until the end. Also returns true if another process serves now.
+async fn run_until_end(
+    running: RunningServer<'_>,
+    cores: &Runtime,
+    sockets: &ServerSockets,
+    signals: &mut SignalReceiver,
+) -> (Result<ExitCode>, bool) {
+    let (registry, args) = (running.registry, running.args);
+    let exporter = registry.exporter().expect("set before");
+    let hangups = signals.hangups();
+    let listening = http::server::serve_control_socket(running.control, http::router(Arc::clone(registry)));
+    let mut upgrade = std::pin::pin!(serve_upgrade_requests(UpgradeRequests::of(registry), running));
+    let end = async {
+        tokio::select! {
+            never = verbs::run_deferred_removals(registry) => match never {},
+            never = reload::reload_on_sighup(&hangups, registry) => match never {},
+            never = reload::create_devices_awaiting_snapshot(registry) => match never {},
+            never = http::finish_resumed_merges(registry) => match never {},
+            broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
+            never = systemd::send_systemd_keepalives(cores.core_set()) => match never {},
+            done = run_command_or_wait_signal(args, sockets, exporter, signals) => done,
+        }
+    };
+    let mut successor = None;
+    let done = tokio::select! {
+        done = end => done,
+        pid = &mut upgrade => {
+            // The client of the control socket gets its reply.
+            tokio::time::sleep(PAUSE).await;
+            successor = Some(pid);
+            Ok(ExitCode::SUCCESS)
+        }
+    };
+    if successor.is_none() && registry.is_ending() {
+        // A signal during an upgrade is for whoever serves afterwards.
+        let given_up = async {
+            while registry.is_ending() {
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        tokio::select! {
+            pid = upgrade => successor = Some(pid),
+            () = given_up => {}
+        }
+        if let Some(pid) = successor.and_then(|pid| Pid::from_raw(pid.cast_signed())) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+    }
+    (done, successor.is_some())
 }
 
 /// Runs the command of `--run`, or waits for a signal.

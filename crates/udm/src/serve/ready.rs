@@ -65,15 +65,23 @@ impl Drop for PidFile {
 /// # Errors
 /// The file cannot be written, or the process cannot detach.
 pub(super) fn write_pidfile_and_detach(args: &ServeArgs) -> Result<Option<PidFile>> {
-    let write = |file: &PathBuf| {
-        write_pid(file).with_context(|| format!("serve: --pidfile {}", file.display()))?;
-        Ok::<_, anyhow::Error>(PidFile(std::path::absolute(file).unwrap_or_else(|_| file.clone())))
-    };
-    let file = args.pidfile.as_ref().map(write).transpose()?;
+    let file = write_pidfile(args)?;
     if args.ready_on_stdout {
         detach_from_terminal().context("serve: --fork")?;
     }
     Ok(file)
+}
+
+/// Writes the file with the process ID, if there is to be one.
+///
+/// # Errors
+/// The file cannot be written.
+pub(super) fn write_pidfile(args: &ServeArgs) -> Result<Option<PidFile>> {
+    let write = |file: &PathBuf| {
+        write_pid(file).with_context(|| format!("serve: --pidfile {}", file.display()))?;
+        Ok::<_, anyhow::Error>(PidFile(std::path::absolute(file).unwrap_or_else(|_| file.clone())))
+    };
+    args.pidfile.as_ref().map(write).transpose()
 }
 
 /// Replaces the file atomically, because a script may read it at any time.

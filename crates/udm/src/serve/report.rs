@@ -1,8 +1,9 @@
 //! The report of `udm serve` when it is ready.
 
 use crate::log;
+use crate::output::count_noun;
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use udm_control::api;
 use udm_wire::size::SizeWithUnit;
 
@@ -10,7 +11,7 @@ use udm_wire::size::SizeWithUnit;
 /// exports, prints where the control socket is.
 pub(super) fn print_exports_to_stderr(
     exports: &[api::NbdExportDescription],
-    machines: &[(&str, &Path)],
+    machines: &[(String, PathBuf)],
     control: &Path,
 ) {
     let (bold, dim, plain) =
@@ -35,4 +36,10 @@ pub(super) fn print_exports_to_stderr(
         let _ = writeln!(out, "udm: no devices yet; control socket {}", control.display());
     }
     log::print_to_stderr(out);
+}
+
+/// Prints what this server has taken over from process `old`.
+pub(super) fn print_taken_over(devices: usize, clients: usize, old: u32) {
+    let (devices, clients) = (count_noun(devices as u64, "device"), count_noun(clients as u64, "client"));
+    log::print_to_stderr(format!("udm: took over {devices} and {clients} from process {old}\n"));
 }

@@ -13,6 +13,7 @@ pub mod queue;
 pub mod reconfigure;
 pub mod show;
 pub mod tree;
+pub mod upgrade;
 pub mod wait;
 
 pub use change::{read_bounded_table, read_table};

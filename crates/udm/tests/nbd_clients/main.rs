@@ -61,6 +61,7 @@ fn main() {
             docs::snapshots,
         ),
         trial("a_disk_of_a_machine_is_served_as_described", &[], docs::vhost_user),
+        trial("a_server_is_upgraded_as_described", &[], docs::upgrade),
         trial(
             "paths_that_fail_by_themselves_are_logged",
             &["fio"],

@@ -89,6 +89,8 @@ pub struct Server {
     pub folder: TempDir,
     pub socket: PathBuf,
     pub nbd: PathBuf,
+    /// The process that has taken over from `child`.
+    pub successor: Option<Pid>,
 }
 
 impl Server {
@@ -121,7 +123,7 @@ impl Server {
         command.env("UDM_STATE", folder.path().join("state"));
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
         let child = command.stderr(log).spawn().unwrap();
-        let mut server = Server { child, folder, socket, nbd };
+        let mut server = Server { child, folder, socket, nbd, successor: None };
         until("a server that answers", || {
             assert!(server.child.try_wait().unwrap().is_none(), "the server ended: {}", server.log());
             UnixStream::connect(&server.socket).and_then(|_| UnixStream::connect(&server.nbd)).ok()
@@ -155,6 +157,36 @@ impl Server {
         text(&out.stderr)
     }
 
+    /// Runs `udm upgrade` with `args`, which must succeed, and waits for the end of the old process.
+    /// Returns its standard output.
+    pub fn upgrade(&mut self, args: &[&str]) -> String {
+        let said = self.says(&[&["upgrade"][..], args].concat());
+        let log = self.log();
+        let taken = log.lines().rev().find_map(|line| line.strip_prefix("udm: upgraded: process "));
+        let pid = taken.and_then(|line| line.split(' ').next()?.parse().ok());
+        match self.successor.replace(pid.and_then(Pid::from_raw).expect("the log has the process")) {
+            None => assert!(self.child.wait().unwrap().success(), "{}", self.log()),
+            Some(old) => until_gone(old),
+        }
+        said
+    }
+
+    /// The process that serves.
+    pub fn pid(&self) -> Pid {
+        self.successor.unwrap_or_else(|| Pid::from_child(&self.child))
+    }
+
+    /// Kills the process that serves, and waits for its end.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some(pid) = self.successor.take() {
+            // It may have ended.
+            let _ = kill_process(pid, Signal::KILL);
+            until_gone(pid);
+        }
+    }
+
     /// One HTTP exchange: status, head, body.
     pub fn http(&self, method: &str, path: &str, body: &str) -> (u16, String, String) {
         let length = body.len();
@@ -167,9 +199,16 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
+}
+
+/// Waits until a process that is no child of this one has ended.
+fn until_gone(pid: Pid) {
+    let state = format!("/proc/{}/stat", pid.as_raw_nonzero());
+    // A zombie waits for its new parent.
+    let is_over = || fs::read_to_string(&state).map_or(true, |stat| stat.contains(") Z "));
+    until("the end of a process", || is_over().then_some(()));
 }
 
 /// Sends as many bytes as the server accepts, and closes the sending side. Returns everything that

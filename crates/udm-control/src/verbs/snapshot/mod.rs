@@ -47,7 +47,7 @@ pub use merge::{PendingMerge, final_merge_state, finish_completed_merge, start_s
 pub use origin::find_devices_bypassing_origin;
 pub(crate) use origin::origin_table_if_linear_matches;
 pub use remove::remove_snapshot;
-pub(super) use restore::attach_recorded_snapshots;
+pub(super) use restore::{attach_recorded_snapshots, restore_creation_info};
 
 use crate::error::VerbError;
 use crate::registry::{DeviceRegistry, RegisteredDevice};

@@ -20,8 +20,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
+use udm_core::errno::EBUSY;
 use udm_core::{DevNo, Sector};
-use udm_dm::Table;
+use udm_dm::{Table, TargetError};
 
 /// Attaches the snapshots by name of the disks that the inactive tables of `several` write, and
 /// replaces those tables by origin or merge tables. Returns the merges that continue.
@@ -101,6 +102,23 @@ fn creation_info_of_snapshot_record(record: &SnapshotRecord) -> SnapshotCreation
         origin_was_linear: record.was_linear,
         ..SnapshotCreationInfo::default()
     }
+}
+
+/// Gives `mapped`, the device of the snapshot `name`, the facts of its record.
+///
+/// # Errors
+/// The state folder cannot be read, or has no such record.
+pub(in crate::verbs) fn restore_creation_info(
+    registry: &DeviceRegistry,
+    name: &str,
+    mapped: &RegisteredDevice,
+) -> Result<(), VerbError> {
+    let records = registry.state_folder().map_or(Ok(Vec::new()), |folder| folder.unattached());
+    let refused = |why: String| VerbError::new(name, TargetError::errno(EBUSY).because(why));
+    let record = records.map_err(refused)?.into_iter().find(|record| record.by_name && record.name == name);
+    let record = record.ok_or_else(|| refused("the state folder has no record of this snapshot".into()))?;
+    *mapped.snapshot_info() = creation_info_of_snapshot_record(&record);
+    Ok(())
 }
 
 /// Creates the device of `record` again.

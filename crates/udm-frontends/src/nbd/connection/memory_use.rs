@@ -100,7 +100,7 @@ impl AcceptedNbdConnection {
             // All connections use the same times, so the core wakes up once for all.
             self.trim_at = Nanos((cx.now().0 / IDLE.0 + 2) * IDLE.0);
         }
-        let pending_move = self.pending_move.map_or(Nanos::NEVER, |pending_move| pending_move.until);
+        let pending_move = self.pending_move.as_ref().map_or(Nanos::NEVER, |pending_move| pending_move.until);
         cx.wake_at(self.deadline.min(self.trim_at).min(self.wait_limit_at).min(pending_move));
     }
 

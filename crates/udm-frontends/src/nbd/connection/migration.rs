@@ -12,19 +12,24 @@
 //! A frozen connection has no range locks, counts for no core's memory and gets no messages. It
 //! keeps its export and its slot, so the export stays in use. A server that stops moves no clients.
 //! A core that has stopped drops arriving connections; they have nothing in flight.
+//!
+//! A client that is *detached* moves to another process in the same way (`handover`). Nothing of it
+//! stays here, and only its owner cancels the move.
 
-use super::{AcceptedNbdConnection, ConnectionPhase, RECV};
+use super::{AcceptedNbdConnection, ConnectionPhase, RECV, next_connection_id};
 use crate::nbd::NbdServerLimits;
 use crate::nbd::admission::AdmittedConnectionSlot;
 use crate::nbd::balance::ClientLoadBalanceHandle;
 use crate::nbd::block_status::BlockStatusWorkerHandle;
-use crate::nbd::contexts::MetaContext;
+use crate::nbd::contexts::{MetaContext, find_contexts};
 use crate::nbd::export_geometry::ExportGeometry;
 use crate::nbd::exports::{ExportRef, Exports};
+use crate::nbd::handover::DetachedNbdClient;
 use crate::nbd::receive::{FrozenReceiveBuffer, ReceiveBuffer};
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use udm_core::{CoreId, Nanos};
 use udm_runtime::{FrontCx, ProcessCores};
 
@@ -35,10 +40,17 @@ const LEAVE_MAX: Nanos = Nanos(50_000_000);
 /// Time that a client stays if the other core could not open its device.
 const REFUSED: Nanos = Nanos(60_000_000_000);
 
+/// The aim of a move.
+#[derive(Clone)]
+enum ConnectionMoveTarget {
+    Core(CoreId),
+    /// Another process: the owner of the receiver passes the client on.
+    Process(Sender<DetachedNbdClient>),
+}
+
 /// A move that has begun.
-#[derive(Clone, Copy)]
 pub(super) struct PendingConnectionMove {
-    to: CoreId,
+    to: ConnectionMoveTarget,
     /// Time at which the move is cancelled.
     pub(super) until: Nanos,
     /// Whether the receive was cancelled.
@@ -57,19 +69,19 @@ pub(in crate::nbd) struct FrozenConnection {
     structured: bool,
     contexts: Arc<[MetaContext]>,
     unread: FrozenReceiveBuffer,
-    /// The core that keeps a lane open meanwhile.
-    from: CoreId,
+    /// The core that keeps a lane open meanwhile; `None` for a client of another process.
+    from: Option<CoreId>,
     /// Minimum time on the new core.
     stay: Nanos,
     server: ConnectionServerRefs,
 }
 
 /// Parts of the server that a connection needs.
-struct ConnectionServerRefs {
-    core_set: Arc<ProcessCores>,
-    block_status_worker: BlockStatusWorkerHandle,
-    exports: Arc<Exports>,
-    options: NbdServerLimits,
+pub(in crate::nbd) struct ConnectionServerRefs {
+    pub(in crate::nbd) core_set: Arc<ProcessCores>,
+    pub(in crate::nbd) block_status_worker: BlockStatusWorkerHandle,
+    pub(in crate::nbd) exports: Arc<Exports>,
+    pub(in crate::nbd) options: NbdServerLimits,
 }
 
 /// Messages about moves, sent to the connections of a device.
@@ -78,6 +90,10 @@ pub(in crate::nbd) enum ConnectionMoveMessage {
     Rotate,
     /// The connection with this number has arrived: the rest on the old core may be closed.
     Arrived(u64),
+    /// All connections are detached.
+    Detach(Sender<DetachedNbdClient>),
+    /// Connections that are not detached yet stay.
+    Stay,
 }
 
 impl AcceptedNbdConnection {
@@ -87,9 +103,26 @@ impl AcceptedNbdConnection {
         let may =
             matches!(self.phase, ConnectionPhase::Serving) && !self.ending && self.pending_move.is_none();
         if may && to != cx.core() {
-            self.pending_move =
-                Some(PendingConnectionMove { to, until: cx.now() + LEAVE_MAX, called_off: false });
+            let (to, until) = (ConnectionMoveTarget::Core(to), cx.now() + LEAVE_MAX);
+            self.pending_move = Some(PendingConnectionMove { to, until, called_off: false });
         }
+    }
+
+    /// Starts to detach the client, in place of a move to another core. Does nothing while the
+    /// server stops.
+    fn start_detach(&mut self, to: &Sender<DetachedNbdClient>) -> bool {
+        let is_detaching = self.is_detaching();
+        if !matches!(self.phase, ConnectionPhase::Serving) || self.ending || is_detaching {
+            return false;
+        }
+        let to = ConnectionMoveTarget::Process(to.clone());
+        self.pending_move = Some(PendingConnectionMove { to, until: Nanos::NEVER, called_off: false });
+        true
+    }
+
+    fn is_detaching(&self) -> bool {
+        let to = self.pending_move.as_ref().map(|pending_move| &pending_move.to);
+        matches!(to, Some(ConnectionMoveTarget::Process(_)))
     }
 
     /// Returns true while new requests are left to the new core.
@@ -143,11 +176,50 @@ impl AcceptedNbdConnection {
         if self.receiving || self.sending || !self.tx.is_idle() {
             return;
         }
-        let to = pending_move.to;
-        if let Some(frozen) = self.freeze(to, cx.core(), cx) {
-            debug_assert_eq!((cx.ring_in_flight(), self.open, self.open_bytes), (0, 0, 0));
-            send_frozen_connection(to, frozen);
+        debug_assert_eq!((cx.ring_in_flight(), self.open, self.open_bytes), (0, 0, 0));
+        match pending_move.to.clone() {
+            ConnectionMoveTarget::Core(to) => {
+                if let Some(frozen) = self.freeze(to, cx.core(), cx) {
+                    send_frozen_connection(to, frozen);
+                }
+            }
+            ConnectionMoveTarget::Process(to) => self.detach(&to, cx),
         }
+    }
+
+    /// Detaches the client. The rest is closed at once.
+    fn detach(&mut self, to: &Sender<DetachedNbdClient>, cx: &mut FrontCx<'_, '_>) {
+        self.pending_move = None;
+        let (Some((export, _)), Some(fd)) = (&self.export, self.fd.take()) else { return };
+        let socket = match Arc::try_unwrap(fd).or_else(|shared| shared.try_clone()) {
+            Ok(socket) => socket,
+            Err(error) => {
+                tracing::warn!("nbd: a client is disconnected, because it cannot be handed over: {error}");
+                self.phase = ConnectionPhase::Dead;
+                return self.advance_shutdown(cx);
+            }
+        };
+        let contexts = self.contexts.iter().map(|context| (context.id, context.name())).collect();
+        let (export, structured) = (export.name().to_string(), self.structured);
+        let (unread, skip) = self.leave(cx).into_parts();
+        // The receiver is gone if the upgrade was given up: the client is disconnected then.
+        let _ = to.send(DetachedNbdClient { socket, export, structured, contexts, unread, skip });
+        self.balanced = None;
+        self.close_moved(cx);
+    }
+
+    /// Ends the part of the connection on this core, and returns the received bytes.
+    fn leave(&mut self, cx: &mut FrontCx<'_, '_>) -> FrozenReceiveBuffer {
+        self.pending_move = None;
+        self.phase = ConnectionPhase::Moved;
+        // No write is in flight, so no other connection waits for it.
+        self.leave_range_locks(cx);
+        self.admission_slot.publish(&mut self.delta);
+        let unread = self.rx.freeze();
+        self.rx.clear(&mut self.writes);
+        self.trim();
+        (self.has_reusable_memory, self.trim_at) = (false, Nanos::NEVER);
+        unread
     }
 
     /// Freezes the connection for core `to`. The rest keeps the lane of core `from` open, if it has
@@ -156,16 +228,8 @@ impl AcceptedNbdConnection {
         let (export, geometry) =
             self.export.as_ref().map(|(export, geometry)| (export.clone(), *geometry))?;
         let fd = self.fd.take()?;
-        self.pending_move = None;
-        self.phase = ConnectionPhase::Moved;
-        // No write is in flight, so no other connection waits for it.
-        self.leave_range_locks(cx);
-        self.admission_slot.publish(&mut self.delta);
-        let unread = self.rx.freeze();
+        let unread = self.leave(cx);
         let stay = self.balanced.take().map_or(Nanos(0), |balanced| balanced.next_stay(self.active_at));
-        self.rx.clear(&mut self.writes);
-        self.trim();
-        (self.has_reusable_memory, self.trim_at) = (false, Nanos::NEVER);
         Some(FrozenConnection {
             fd,
             id: self.id,
@@ -175,7 +239,7 @@ impl AcceptedNbdConnection {
             structured: self.structured,
             contexts: std::mem::take(&mut self.contexts),
             unread,
-            from,
+            from: Some(from),
             stay,
             server: ConnectionServerRefs {
                 core_set: self.core_set.clone(),
@@ -203,7 +267,7 @@ impl AcceptedNbdConnection {
         thawed.structured = frozen.structured;
         thawed.contexts = frozen.contexts;
         thawed.rx = ReceiveBuffer::thaw(frozen.unread, thawed.options.bytes_max);
-        thawed.from = Some(frozen.from);
+        thawed.from = frozen.from;
         thawed.stay = frozen.stay;
         if frozen.structured {
             thawed.tx.use_structured();
@@ -211,8 +275,9 @@ impl AcceptedNbdConnection {
         thawed
     }
 
-    /// Completes a move from core `from`: opens a lane here, or sends the connection back.
-    pub(super) fn settle(&mut self, from: CoreId, cx: &mut FrontCx<'_, '_>) {
+    /// Completes a move: opens a lane here, or sends the connection back to its core.
+    pub(super) fn settle(&mut self, cx: &mut FrontCx<'_, '_>) {
+        let from = self.from.take();
         let Some((export, _)) = &self.export else { return };
         let device = export.device().id();
         match cx.open(export.device()) {
@@ -220,21 +285,26 @@ impl AcceptedNbdConnection {
                 self.device = Some(slot);
                 (self.client_at, self.active_at) = (cx.now(), cx.now());
                 self.attend(cx);
-                self.core_set.send_message(from, device, Box::new(ConnectionMoveMessage::Arrived(self.id)));
-            }
-            Err(e) if from != cx.core() => {
-                tracing::debug!("nbd: a client stays on its core: {e}");
-                if let Some(frozen) = self.freeze(from, from, cx) {
-                    send_frozen_connection(from, frozen);
+                if let Some(from) = from {
+                    let arrived = ConnectionMoveMessage::Arrived(self.id);
+                    self.core_set.send_message(from, device, Box::new(arrived));
                 }
-                self.export = None;
             }
-            Err(e) => {
-                // The lane was kept open until the server began to stop.
-                tracing::warn!("nbd: export {:?}: {e}", export.name());
-                self.export = None;
-                self.phase = ConnectionPhase::Dead;
-            }
+            Err(e) => match from.filter(|from| *from != cx.core()) {
+                Some(from) => {
+                    tracing::debug!("nbd: a client stays on its core: {e}");
+                    if let Some(frozen) = self.freeze(from, from, cx) {
+                        send_frozen_connection(from, frozen);
+                    }
+                    self.export = None;
+                }
+                None => {
+                    // The lane was kept open until the server began to stop.
+                    tracing::warn!("nbd: export {:?}: {e}", export.name());
+                    self.export = None;
+                    self.phase = ConnectionPhase::Dead;
+                }
+            },
         }
     }
 
@@ -263,6 +333,11 @@ impl AcceptedNbdConnection {
                 self.close_moved(cx);
                 false
             }
+            Some(ConnectionMoveMessage::Detach(to)) => self.start_detach(to),
+            Some(ConnectionMoveMessage::Stay) if self.is_detaching() => {
+                self.pending_move = None;
+                true
+            }
             _ => false,
         }
     }
@@ -276,6 +351,38 @@ impl AcceptedNbdConnection {
             self.export = None;
         }
     }
+}
+
+/// Serves a client that another process has detached, on the core of its slot.
+///
+/// # Errors
+/// Why it cannot be served.
+pub(in crate::nbd) fn attach_detached_client(
+    client: DetachedNbdClient,
+    export: ExportRef,
+    fd: Arc<OwnedFd>,
+    admission_slot: AdmittedConnectionSlot,
+    server: ConnectionServerRefs,
+) -> Result<(), String> {
+    let contexts = find_contexts(&**export.device(), &client.contexts)?.into();
+    let unread = FrozenReceiveBuffer::from_parts(client.unread, client.skip);
+    let unread = unread.ok_or("it has sent more than a client may")?;
+    let (core, geometry) = (admission_slot.core(), export.geometry());
+    let frozen = FrozenConnection {
+        fd,
+        id: next_connection_id(),
+        admission_slot,
+        export,
+        geometry,
+        structured: client.structured,
+        contexts,
+        unread,
+        from: None,
+        stay: Nanos(0),
+        server,
+    };
+    send_frozen_connection(core, frozen);
+    Ok(())
 }
 
 /// Sends a frozen connection to core `to`.

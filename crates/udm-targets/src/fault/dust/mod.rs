@@ -189,6 +189,16 @@ impl Target for DustTarget {
         format!("{} {mode} {log}", self.under.device.number)
     }
 
+    fn state_outside_table(&self) -> Option<String> {
+        let set = self.shared.lock();
+        match (set.blocks.len(), set.enabled) {
+            (0, false) => None,
+            (0, true) => Some("bad blocks fail, because a message enabled it".into()),
+            (1, _) => Some("a bad block that a message added".into()),
+            (count, _) => Some(format!("{count} bad blocks that messages added")),
+        }
+    }
+
     fn limits(&self, below: LowerLimits<'_>) -> Limits {
         self.under.limits(self.len, below)
     }

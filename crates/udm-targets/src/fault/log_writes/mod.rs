@@ -139,6 +139,10 @@ impl Target for LogWritesTarget {
         format!("{} {}{disabled}", state.space.entries(), state.space.next() - 1)
     }
 
+    fn state_outside_table(&self) -> Option<String> {
+        Some("a log that a new table would begin again".into())
+    }
+
     fn limits(&self, below: LowerLimits<'_>) -> Limits {
         let limits = self.under.limits(self.len, below);
         // An entry is one request: a sector for its header, and the data.

@@ -183,6 +183,10 @@ impl Target for MergeTarget {
         "snapshot-merge"
     }
 
+    fn state_outside_table(&self) -> Option<String> {
+        Some("a merge, which its server finishes".into())
+    }
+
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
         Ok(Box::new(lane::MergeLane::open(&self.0, cx)?))
     }

@@ -1,0 +1,61 @@
+//! What is applied of a configuration file, handed over to another process.
+
+use super::apply::ConfigOwnedDevice;
+use super::{DesiredDevice, LastAppliedConfig};
+use crate::error::VerbError;
+use crate::registry::DeviceRegistry;
+use serde::{Deserialize, Serialize};
+use udm_core::errno::EBUSY;
+use udm_dm::TargetError;
+
+/// A device that the file owns, as the file declared it when it was applied last.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandedOverConfigDevice {
+    /// Name of the device.
+    pub name: String,
+    /// The table in the file.
+    pub table: String,
+    /// The UUID in the file.
+    pub uuid: Option<String>,
+    /// True if the file says that clients may not write.
+    pub read_only: bool,
+    /// True if a verb has changed the table since.
+    pub is_changed: bool,
+}
+
+/// The applied part of a file.
+pub type HandedOverConfig = Vec<HandedOverConfigDevice>;
+
+/// The applied part of the server's file; empty without a file.
+///
+/// # Errors
+/// EBUSY while the file is being applied, and while a device of it waits for a snapshot.
+pub(crate) fn config_to_hand_over(registry: &DeviceRegistry) -> Result<HandedOverConfig, VerbError> {
+    let Some(config) = registry.config() else { return Ok(Vec::new()) };
+    let busy = |why: &str| VerbError::new("upgrade", TargetError::new(why).with_errno(EBUSY));
+    let Ok(applied) = config.applied.try_lock() else {
+        return Err(busy("the configuration file is being applied: try again"));
+    };
+    if applied.blocked.is_some() {
+        return Err(busy("a device of the configuration file waits for a snapshot that is not attached"));
+    }
+    Ok(applied.devices.iter().filter_map(ConfigOwnedDevice::to_hand_over).collect())
+}
+
+/// Makes the file the owner of its devices, which exist already.
+///
+/// # Errors
+/// A table of `from` has no target type that this program knows.
+pub(crate) fn take_over_config(registry: &DeviceRegistry, from: &HandedOverConfig) -> Result<(), VerbError> {
+    let Some(config) = registry.config() else { return Ok(()) };
+    let mut devices = Vec::new();
+    for one in from {
+        let HandedOverConfigDevice { name, table, uuid, read_only, is_changed } = one.clone();
+        let wanted = DesiredDevice::new(&name, table, uuid, read_only)?;
+        devices.extend(ConfigOwnedDevice::taken_over(registry, &wanted, is_changed));
+    }
+    if let Ok(mut applied) = config.applied.try_lock() {
+        *applied = LastAppliedConfig { devices, blocked: None };
+    }
+    Ok(())
+}

@@ -1,0 +1,352 @@
+//! Hands all devices over to another process, and takes them over there.
+//!
+//! Contract: [`check_handover`] changes nothing and says what cannot be handed over. Then
+//! [`remove_devices_for_handover`] removes the devices as a shutdown does: snapshots stay attached
+//! until [`StateFolder::hand_over_all`](crate::StateFolder::hand_over_all). The other process, or
+//! this one if that fails, creates them again ([`create_handed_over_devices`]) with the same names,
+//! UUIDs, numbers and tables. Failed paths stay failed, and a path or group that an administrator
+//! chose stays chosen.
+//!
+//! Not handed over: event numbers and counters, which begin again, the time of `flakey`, and
+//! settings of queues that a verb changed.
+
+use super::change::{create_device, resume_devices};
+use super::remove::remove_described_device;
+use super::{CancelToken, DeviceSpec, snapshot, tables};
+use crate::config::{self, DesiredDevice, HandedOverConfig};
+use crate::error::VerbError;
+use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice, RequestQueueParams};
+use serde::{Deserialize, Serialize};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use udm_backends::DiskIdentity;
+use udm_core::DevNo;
+use udm_core::errno::{EBUSY, EOPNOTSUPP};
+use udm_dm::{MultipathTarget, Table, TargetError};
+use udm_wire::uri::{self, DeviceUri};
+use udm_wire::words::escape_table_word;
+
+/// A table, with URIs in place of numbers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandedOverTable {
+    /// The text.
+    pub text: String,
+    /// True if the device cannot be written while it has this table.
+    pub read_only: bool,
+}
+
+/// A mapped device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandedOverDevice {
+    /// Its name.
+    pub name: String,
+    /// Its UUID.
+    pub uuid: Option<String>,
+    /// Its minor number.
+    pub minor: u32,
+    /// True if clients may not write.
+    pub read_only: bool,
+    /// `dm_mq_queue_depth` of its own queue.
+    pub queue_depth: Option<u32>,
+    /// `dm_mq_nr_hw_queues` of its own queue.
+    pub nr_hw_queues: Option<u32>,
+    /// The live table.
+    pub live: Option<HandedOverTable>,
+    /// The table in the inactive slot.
+    pub inactive: Option<HandedOverTable>,
+    /// True for a snapshot that was created by name; its record in the state folder has the rest.
+    pub is_snapshot_by_name: bool,
+    /// True for an origin that was linear before it had snapshots.
+    pub was_linear: bool,
+    /// Messages that bring targets into their state: sector and words.
+    pub messages: Vec<(u64, String)>,
+    /// URIs of the paths that an administrator failed.
+    pub failed_by_hand: Vec<String>,
+}
+
+/// A disk that has a number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandedOverDisk {
+    /// The canonical URI.
+    pub uri: String,
+    /// Where the URI led.
+    pub identity: HandedOverDiskIdentity,
+}
+
+/// [`DiskIdentity`] in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HandedOverDiskIdentity {
+    /// A regular file.
+    File {
+        /// `st_dev`.
+        device: u64,
+        /// `st_ino`.
+        inode: u64,
+    },
+    /// A block device.
+    Block {
+        /// `st_rdev`.
+        number: u64,
+    },
+    /// No disk of the operating system.
+    Virtual,
+}
+
+impl From<DiskIdentity> for HandedOverDiskIdentity {
+    fn from(identity: DiskIdentity) -> Self {
+        match identity {
+            DiskIdentity::File { device, inode } => Self::File { device, inode },
+            DiskIdentity::Block { number } => Self::Block { number },
+            DiskIdentity::Virtual => Self::Virtual,
+        }
+    }
+}
+
+impl From<HandedOverDiskIdentity> for DiskIdentity {
+    fn from(identity: HandedOverDiskIdentity) -> Self {
+        match identity {
+            HandedOverDiskIdentity::File { device, inode } => Self::File { device, inode },
+            HandedOverDiskIdentity::Block { number } => Self::Block { number },
+            HandedOverDiskIdentity::Virtual => Self::Virtual,
+        }
+    }
+}
+
+/// All devices of a server.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandedOverDevices {
+    /// The disks, by number from 0.
+    pub disks: Vec<HandedOverDisk>,
+    /// The mapped devices, in an order in which they can be created.
+    pub devices: Vec<HandedOverDevice>,
+    /// The names of the exports, in their order: a client that names none gets the first.
+    pub exports: Vec<String>,
+    /// What is applied of the configuration file.
+    pub config: HandedOverConfig,
+}
+
+/// Checks that all devices can be handed over. Changes nothing.
+///
+/// # Errors
+/// EBUSY for a device that is busy or suspended, EOPNOTSUPP for state that would be lost: what it
+/// is and what to do.
+pub fn check_handover(registry: &DeviceRegistry) -> Result<(), VerbError> {
+    let all = registry.all();
+    let refuse = |name: &str, errno, why: String| {
+        Err(VerbError::new("upgrade", TargetError::new(format!("{name}: {why}")).with_errno(errno)))
+    };
+    if let Some(busy) =
+        registry.all_with_pending().iter().find(|one| !all.iter().any(|m| Arc::ptr_eq(m, one)))
+    {
+        return refuse(&busy.device.name(), EBUSY, "it is being created or removed: try again".into());
+    }
+    for mapped in &all {
+        let name = mapped.device.name();
+        if mapped.device.is_suspended() || mapped.device.is_changing() {
+            return refuse(&name, EBUSY, "it is suspended: resume it first".into());
+        }
+        if mapped.is_deferred.load(Ordering::Relaxed) {
+            let why = "it is removed when its last client has gone: wait, or cancel the removal";
+            return refuse(&name, EBUSY, why.into());
+        }
+        for table in [mapped.device.live(), mapped.device.inactive()].iter().flatten() {
+            let state = table.targets().iter().find_map(|entry| entry.target.state_outside_table());
+            if let Some(state) = state {
+                return refuse(&name, EOPNOTSUPP, format!("it has {state}; this would be lost"));
+            }
+            let memory =
+                table.devices().map(|used| registry.uri_of(used.number)).find(|uri| is_in_memory(uri));
+            if let Some(uri) = memory {
+                return refuse(&name, EOPNOTSUPP, format!("the content of {uri} is memory of this server"));
+            }
+        }
+    }
+    config::config_to_hand_over(registry).map(drop)
+}
+
+/// True for a device whose content ends with the process.
+fn is_in_memory(uri: &str) -> bool {
+    match uri::parse_device_uri(uri) {
+        Ok(DeviceUri::Mem { .. }) => true,
+        Ok(DeviceUri::Null(null)) => null.memory_backed || null.cache_size > 0,
+        _ => false,
+    }
+}
+
+/// Removes all devices, users before what they use, and returns them. No client uses a device any
+/// more, and [`DeviceRegistry::begin_shutdown`] was called. After an error, the devices that were
+/// removed until then are in `removed`.
+///
+/// # Errors
+/// A device cannot be removed, or can no longer be handed over.
+pub async fn remove_devices_for_handover(
+    registry: &Arc<DeviceRegistry>,
+    cancel_token: &CancelToken,
+    removed: &mut HandedOverDevices,
+) -> Result<(), VerbError> {
+    check_handover(registry)?;
+    removed.config = config::config_to_hand_over(registry)?;
+    removed.exports = registry.exports().into_iter().map(|export| export.name).collect();
+    let disk = |(uri, identity): (String, DiskIdentity)| HandedOverDisk { uri, identity: identity.into() };
+    removed.disks = registry.opened_disks().into_iter().map(disk).collect();
+    let mut left: VecDeque<Arc<RegisteredDevice>> = registry.all().into();
+    // Each round removes at least one device, because no two use each other.
+    let mut postponed = 0;
+    while let Some(mapped) = left.pop_front() {
+        if mapped.use_count() > 0 && postponed <= left.len() {
+            left.push_back(mapped);
+            postponed += 1;
+            continue;
+        }
+        postponed = 0;
+        let (name, mut found) = (mapped.device.name(), None);
+        let begun = |mapped: &RegisteredDevice| found = Some(device_to_hand_over(registry, mapped));
+        remove_described_device(registry, &name, mapped, |_| true, begun, cancel_token).await?;
+        removed.devices.extend(found);
+    }
+    sort_for_creation(&mut removed.devices);
+    Ok(())
+}
+
+/// Sorts devices so that each comes after those that it uses, and origins after their snapshots.
+fn sort_for_creation(devices: &mut [HandedOverDevice]) {
+    // A table in the inactive slot is loaded after all devices exist.
+    let wanted: Vec<DesiredDevice> = devices
+        .iter()
+        .filter_map(|device| {
+            let text = device.live.as_ref().map(|table| table.text.clone())?;
+            DesiredDevice::new(&device.name, text, None, false).ok()
+        })
+        .collect();
+    let order = config::creation_order(&wanted);
+    let places: HashMap<&str, usize> =
+        (1..).zip(order).map(|(place, index)| (wanted[index].name.as_str(), place)).collect();
+    devices.sort_by_key(|device| places.get(device.name.as_str()).copied().unwrap_or(0));
+}
+
+/// Describes a device for another process.
+fn device_to_hand_over(registry: &DeviceRegistry, mapped: &RegisteredDevice) -> HandedOverDevice {
+    let table = |table: &Arc<Table>| HandedOverTable {
+        text: table_with_uris(registry, table),
+        read_only: table.is_set_read_only(),
+    };
+    let live = mapped.device.live();
+    let (info, requests) = (mapped.snapshot_info(), mapped.requests());
+    let mut device = HandedOverDevice {
+        name: mapped.device.name(),
+        uuid: mapped.device.uuid(),
+        minor: mapped.device.number().minor,
+        read_only: mapped.read_only.load(Ordering::Relaxed),
+        queue_depth: requests.queue_depth,
+        nr_hw_queues: requests.nr_hw_queues,
+        live: live.as_ref().map(table),
+        inactive: mapped.device.inactive().as_ref().map(table),
+        is_snapshot_by_name: info.by_name,
+        was_linear: info.was_linear,
+        messages: Vec::new(),
+        failed_by_hand: Vec::new(),
+    };
+    for entry in live.iter().flat_map(|table| table.targets()) {
+        let Some(multipath) = entry.target.as_multipath() else { continue };
+        describe_path_states(registry, entry.start.0, multipath, &mut device);
+    }
+    device
+}
+
+/// The messages and commands that fail the same paths and choose the same group.
+fn describe_path_states(
+    registry: &DeviceRegistry,
+    start: u64,
+    multipath: &dyn MultipathTarget,
+    device: &mut HandedOverDevice,
+) {
+    for path in multipath.path_reports().into_iter().filter(|path| path.failed) {
+        let uri = registry.uri_of(path.number);
+        match path.held {
+            Some(_) if !device.failed_by_hand.contains(&uri) => device.failed_by_hand.push(uri),
+            Some(_) => {}
+            None => device.messages.push((start, format!("fail_path {}", escape_table_word(&uri)))),
+        }
+    }
+    let group = multipath.path_maintenance_report().and_then(|report| report.manual_group);
+    device.messages.extend(group.map(|group| (start, format!("switch_group {group}"))));
+}
+
+/// The text of `table` with URIs in place of the numbers of devices.
+fn table_with_uris(registry: &DeviceRegistry, table: &Table) -> String {
+    let numbers: HashMap<String, DevNo> =
+        table.devices().map(|used| (used.number.to_string(), used.number)).collect();
+    let word = |word: &str| match numbers.get(word) {
+        Some(number) => escape_table_word(&registry.uri_of(*number)).into_owned(),
+        None => word.to_owned(),
+    };
+    let line = |line: &str| line.split(' ').map(word).collect::<Vec<_>>().join(" ");
+    table.text().lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Creates the devices of another process, or of this one after a failed upgrade. May block.
+///
+/// # Errors
+/// The first device that cannot be created; those before it exist then.
+pub async fn create_handed_over_devices(
+    registry: &Arc<DeviceRegistry>,
+    from: &HandedOverDevices,
+) -> Result<(), VerbError> {
+    let disks = from.disks.iter().map(|disk| (disk.uri.clone(), disk.identity.into())).collect();
+    registry.remember_opened_disks(disks);
+    registry.set_starting(true);
+    for device in &from.devices {
+        create_handed_over_device(registry, device).await?;
+    }
+    registry.set_starting(false);
+    registry.exporter().inspect(|exporter| exporter.reorder(&from.exports));
+    for device in &from.devices {
+        if let Some(HandedOverTable { text, read_only }) = &device.inactive {
+            let (folder, token) = (BaseDir::none(), CancelToken::default());
+            tables::load_table_cancellable(registry, &device.name, text, *read_only, &folder, &token)?;
+        }
+        for (sector, message) in &device.messages {
+            tables::send_message_with_base_dir(registry, &device.name, *sector, message, &BaseDir::none())?;
+        }
+        for path in &device.failed_by_hand {
+            tables::fail_or_reinstate_path(registry, &device.name, path, "fail", &BaseDir::none())?;
+        }
+    }
+    config::take_over_config(registry, &from.config)
+}
+
+async fn create_handed_over_device(
+    registry: &Arc<DeviceRegistry>,
+    device: &HandedOverDevice,
+) -> Result<(), VerbError> {
+    let HandedOverDevice { name, queue_depth, nr_hw_queues, .. } = device;
+    let (folder, token) = (BaseDir::none(), CancelToken::default());
+    let spec = DeviceSpec {
+        name,
+        uuid: device.uuid.as_deref(),
+        minor: Some(device.minor),
+        read_only: device.read_only,
+        requests: RequestQueueParams { queue_depth: *queue_depth, nr_hw_queues: *nr_hw_queues },
+    };
+    let live = device.live.as_ref();
+    // A read-only table is loaded by its own verb.
+    let (with, after) = match live {
+        Some(table) if table.read_only => (None, live),
+        table => (table.map(|table| table.text.clone()), None),
+    };
+    let table = |mapped: &Arc<RegisteredDevice>| {
+        if device.is_snapshot_by_name {
+            snapshot::restore_creation_info(registry, name, mapped)?;
+        }
+        mapped.snapshot_info().was_linear = device.was_linear;
+        Ok(with)
+    };
+    let mapped = create_device(registry, spec, table, &folder, &token).await?.mapped;
+    if let Some(HandedOverTable { text, read_only }) = after {
+        tables::load_table_cancellable(registry, name, text, *read_only, &folder, &token)?;
+        resume_devices(registry, &[(name.clone(), mapped)], &token).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,381 @@
+//! The old server: hands everything over to a new program, or goes on as it was.
+
+use super::channel::{NewServerMessage, OldServerMessage, UpgradeChannel};
+use super::state::{ClientState, FORMAT, ServerState};
+use crate::log;
+use crate::serve::args::ServeArgs;
+use crate::serve::systemd;
+use crate::serve::vhost_user::VhostUserDisks;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::process::{Child, Command};
+use tokio::sync::{mpsc, oneshot};
+use udm_control::api::{UpgradeReport, UpgradeServerRequest};
+use udm_control::error::VerbError;
+use udm_control::http::socket::ControlSocket;
+use udm_control::verbs::CancelToken;
+use udm_control::verbs::handover::{
+    HandedOverDevices, check_handover, create_handed_over_devices, remove_devices_for_handover,
+};
+use udm_control::{DeviceRegistry, StateFolder};
+use udm_core::errno::{EINVAL, EIO, EOPNOTSUPP, ETIMEDOUT};
+use udm_dm::TargetError;
+use udm_frontends::nbd::{DetachedNbdClient, InheritedListener, NbdHandover, NbdServer};
+
+/// How long the new program may take to start its cores, and to create all devices.
+const START_MAX: Duration = Duration::from_secs(15);
+
+/// How long a program that has failed may take to end before it is killed.
+const END_MAX: Duration = Duration::from_secs(10);
+
+/// How long clients in the handshake are waited for, before the pause.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(1);
+
+/// The longest pause until no request is in flight.
+const QUIESCE_MAX: Duration = Duration::from_secs(5);
+
+/// Interval of looks at what is left, and of repeated requests to clients.
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
+const REPEAT_LOOKS: u32 = 20;
+
+/// Requests for upgrades, from the control socket.
+pub(in crate::serve) struct UpgradeRequests(mpsc::Receiver<UpgradeRequest>);
+
+type UpgradeRequest = (UpgradeServerRequest, oneshot::Sender<Result<UpgradeReport, VerbError>>);
+
+impl UpgradeRequests {
+    /// Accepts requests from `registry`.
+    pub(in crate::serve) fn of(registry: &DeviceRegistry) -> UpgradeRequests {
+        let (sender, requests) = mpsc::channel(1);
+        registry.set_upgrades(sender);
+        UpgradeRequests(requests)
+    }
+}
+
+/// The parts of a running server.
+#[derive(Clone, Copy)]
+pub(in crate::serve) struct RunningServer<'a> {
+    pub(in crate::serve) args: &'a ServeArgs,
+    pub(in crate::serve) registry: &'a Arc<DeviceRegistry>,
+    pub(in crate::serve) state_folder: Option<&'a Arc<StateFolder>>,
+    pub(in crate::serve) server: &'a NbdServer,
+    pub(in crate::serve) machines: &'a VhostUserDisks,
+    pub(in crate::serve) control: &'a ControlSocket,
+}
+
+/// Serves requests for upgrades. Returns the process ID of the new server after the first one that
+/// succeeds: this server has nothing left then.
+pub(in crate::serve) async fn serve_upgrade_requests(
+    mut requests: UpgradeRequests,
+    running: RunningServer<'_>,
+) -> u32 {
+    loop {
+        let Some((request, reply)) = requests.0.recv().await else { return std::future::pending().await };
+        let done = running.upgrade(&request).await;
+        match &done {
+            Ok(report) => log::print_to_stderr(format!(
+                "udm: upgraded: process {} serves, after a pause of {:.1} ms\n",
+                report.pid,
+                report.pause_ns as f64 / 1e6
+            )),
+            Err(error) => log::print_to_stderr(format!("udm: {error}\n")),
+        }
+        let pid = done.as_ref().ok().map(|report| report.pid);
+        // The client may have gone.
+        let _ = reply.send(done);
+        if let Some(pid) = pid {
+            return pid;
+        }
+    }
+}
+
+/// An error of the upgrade; the server goes on as it was.
+fn refused(errno: i32, why: impl Into<String>) -> VerbError {
+    VerbError::new("upgrade", TargetError::new(why).with_errno(errno))
+}
+
+/// The new program.
+struct NewServer {
+    child: Child,
+    channel: Option<UpgradeChannel>,
+    version: String,
+}
+
+impl RunningServer<'_> {
+    async fn upgrade(&self, request: &UpgradeServerRequest) -> Result<UpgradeReport, VerbError> {
+        self.check()?;
+        let mut new = NewServer::start(&program(request.program.as_deref())?).await?;
+        let done = self.hand_over(&mut new).await;
+        if done.is_err() {
+            new.end().await;
+        }
+        done
+    }
+
+    /// Says what cannot be handed over.
+    fn check(&self) -> Result<(), VerbError> {
+        if self.args.run.is_some() {
+            return Err(refused(EOPNOTSUPP, "the command of --run ends with its server"));
+        }
+        if self.args.unix.as_deref() == Some(Path::new("-")) {
+            return Err(refused(
+                EOPNOTSUPP,
+                "the private folder of --unix - ends with its server: give a path",
+            ));
+        }
+        check_handover(self.registry)
+    }
+
+    /// Hands everything over. After an error, this server serves as before.
+    async fn hand_over(&self, new: &mut NewServer) -> Result<UpgradeReport, VerbError> {
+        self.control.pause(true);
+        self.server.pause_accepting();
+        self.wait_for_handshakes().await;
+        let begun = Instant::now();
+        let (mut clients, mut devices) = (Vec::new(), HandedOverDevices::default());
+        let done = self.hand_over_state(new, &mut clients, &mut devices).await;
+        if let Err(error) = done {
+            // The new program detaches its snapshots before it ends, so it ends first.
+            new.end().await;
+            self.go_on(clients, &devices).await;
+            return Err(error);
+        }
+        self.server.keep_socket_files(true);
+        self.control.keep_file(true);
+        self.machines.keep_files(true);
+        let pid = new.child.id().unwrap_or_default();
+        systemd::notify_systemd(&format!("MAINPID={pid}"));
+        if let Err(error) = new.receive::<NewServerMessage>(START_MAX).await {
+            tracing::warn!("upgrade: process {pid} has taken over, and does not say that it serves: {error}");
+        }
+        Ok(UpgradeReport {
+            pid,
+            version: std::mem::take(&mut new.version),
+            devices: devices.devices.len() as u64,
+            clients: clients.len() as u64,
+            pause_ns: begun.elapsed().as_nanos() as u64,
+        })
+    }
+
+    /// Waits for clients in the handshake. Those that are left are disconnected by the upgrade:
+    /// they have sent no request.
+    async fn wait_for_handshakes(&self) {
+        let begun = Instant::now();
+        while self.server.stats().handshakes > 0 && begun.elapsed() < HANDSHAKE_MAX {
+            tokio::time::sleep(LOOK_PAUSE).await;
+        }
+    }
+
+    /// Quiesces the server, sends its state and commits. What this server must take back after an
+    /// error is in `clients` and `devices`.
+    async fn hand_over_state(
+        &self,
+        new: &mut NewServer,
+        clients: &mut Vec<DetachedNbdClient>,
+        devices: &mut HandedOverDevices,
+    ) -> Result<(), VerbError> {
+        self.registry.begin_shutdown();
+        self.machines.begin_stop();
+        self.detach_clients(clients).await?;
+        let token = CancelToken::default();
+        let removal = remove_devices_for_handover(self.registry, &token, devices);
+        match tokio::time::timeout(QUIESCE_MAX, removal).await {
+            Ok(done) => done?,
+            Err(_) => return Err(refused(ETIMEDOUT, "a device has requests in flight that do not complete")),
+        }
+        self.state_folder.inspect(|folder| folder.hand_over_all());
+        let listeners = self.server.handed_over_listeners().map_err(|e| refused(EIO, e.to_string()))?;
+        let state = self.state(clients, devices, &listeners);
+        new.send_state(state, self.descriptors(clients, &listeners)?).await?;
+        match new.receive(START_MAX).await? {
+            NewServerMessage::Prepared => {}
+            NewServerMessage::Failed(why) => return Err(refused(EIO, format!("the new program: {why}"))),
+            _ => return Err(refused(EIO, "the new program does not follow the protocol")),
+        }
+        new.send(OldServerMessage::Commit).await
+    }
+
+    /// Detaches all NBD clients, and waits for the requests of machines.
+    async fn detach_clients(&self, clients: &mut Vec<DetachedNbdClient>) -> Result<(), VerbError> {
+        let handover = NbdHandover::start(self.server);
+        let begun = Instant::now();
+        for look in 1_u32.. {
+            clients.extend(handover.detached());
+            let stats = self.server.stats();
+            let served = stats.connections.saturating_sub(stats.handshakes);
+            if served == 0 && stats.orphans == 0 && self.machines.running() == 0 {
+                break;
+            }
+            if begun.elapsed() > QUIESCE_MAX {
+                let left = served + stats.orphans + self.machines.running();
+                let have = if left == 1 { "client has" } else { "clients have" };
+                let why = format!("{left} {have} requests in flight that do not complete");
+                return Err(refused(ETIMEDOUT, why));
+            }
+            if look.is_multiple_of(REPEAT_LOOKS) {
+                handover.repeat();
+            }
+            tokio::time::sleep(LOOK_PAUSE).await;
+        }
+        clients.extend(handover.detached());
+        Ok(())
+    }
+
+    fn state(
+        &self,
+        clients: &[DetachedNbdClient],
+        devices: &HandedOverDevices,
+        listeners: &[InheritedListener],
+    ) -> ServerState {
+        ServerState {
+            format: FORMAT,
+            pid: std::process::id(),
+            removes_control_file: self.control.removes_file(),
+            listeners: listeners.iter().map(|listener| listener.removes_file).collect(),
+            machines: self.machines.names(),
+            devices: devices.clone(),
+            clients: clients.iter().map(ClientState::of).collect(),
+        }
+    }
+
+    /// Copies of the descriptors in the order of [`ServerState`].
+    fn descriptors(
+        &self,
+        clients: &[DetachedNbdClient],
+        listeners: &[InheritedListener],
+    ) -> Result<Vec<OwnedFd>, VerbError> {
+        let machines = self.machines.listening();
+        let control = [self.control.as_fd()].into_iter();
+        let all = control
+            .chain(listeners.iter().map(|listener| listener.socket.as_fd()))
+            .chain(machines.iter().map(|socket| socket.as_fd()))
+            .chain(clients.iter().map(|client| client.socket.as_fd()));
+        all.map(|fd| fd.try_clone_to_owned())
+            .collect::<Result<_, _>>()
+            .map_err(|error| refused(EIO, format!("{error}: raise the limit on open files (ulimit -n)")))
+    }
+
+    /// Serves again after a failed upgrade.
+    async fn go_on(&self, mut clients: Vec<DetachedNbdClient>, devices: &HandedOverDevices) {
+        self.registry.cancel_shutdown();
+        if !devices.devices.is_empty()
+            && let Err(error) = create_handed_over_devices(self.registry, devices).await
+        {
+            tracing::error!("after a failed upgrade: {error}");
+        }
+        self.machines.start_again();
+        for client in clients.drain(..) {
+            let export = client.export.clone();
+            if let Err(why) = self.server.attach_detached(client) {
+                tracing::warn!("nbd: export {export:?}: a client is disconnected: {why}");
+            }
+        }
+        self.server.resume_accepting();
+        self.control.pause(false);
+    }
+}
+
+/// The program to start: `given`, or the file of this one, which may have been replaced.
+fn program(given: Option<&str>) -> Result<PathBuf, VerbError> {
+    let program = match given {
+        Some(path) => PathBuf::from(path),
+        None => {
+            let own = std::env::current_exe().map_err(|e| refused(EIO, format!("/proc/self/exe: {e}")))?;
+            // The kernel's mark of a file that was removed or replaced.
+            let path = own.as_os_str().as_bytes();
+            OsString::from_vec(path.strip_suffix(b" (deleted)").unwrap_or(path).to_vec()).into()
+        }
+    };
+    if !program.is_absolute() {
+        return Err(refused(EINVAL, format!("{}: expected an absolute path", program.display())));
+    }
+    Ok(program)
+}
+
+impl NewServer {
+    /// Starts `program` with the arguments of this one, and waits until it is ready.
+    async fn start(program: &Path) -> Result<NewServer, VerbError> {
+        let failed = |error: &dyn std::fmt::Display| refused(EIO, format!("{}: {error}", program.display()));
+        let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let (own, theirs) = pair.map_err(|error| failed(&error))?;
+        let mut arguments = std::env::args_os();
+        let mut command = Command::new(program);
+        command.arg0(arguments.next().unwrap_or_else(|| "udm".into()));
+        let once = ["--fork", "--ready-on-stdout", "--take-over-on-stdin"];
+        command.args(arguments.filter(|word| !once.iter().any(|one| word == one)));
+        command.arg("--take-over-on-stdin").stdin(Stdio::from(theirs));
+        for variable in ["WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"] {
+            command.env_remove(variable);
+        }
+        let child = command.spawn().map_err(|error| failed(&error))?;
+        // The child has the other end alone, so its end is seen.
+        drop(command);
+        let mut new = NewServer { child, channel: Some(UpgradeChannel::new(own)), version: String::new() };
+        let why = match new.receive(START_MAX).await {
+            Ok(NewServerMessage::Ready { version, formats }) if formats.contains(&FORMAT) => {
+                new.version = version;
+                return Ok(new);
+            }
+            Ok(NewServerMessage::Ready { version, .. }) => {
+                format!("version {version} cannot read the state of this server (format {FORMAT})")
+            }
+            Ok(NewServerMessage::Failed(why)) => why,
+            Ok(_) => "it does not follow the protocol".into(),
+            Err(_) => "it did not get ready; the log has what it said".into(),
+        };
+        new.end().await;
+        Err(failed(&why))
+    }
+
+    /// Runs a step with the channel on a thread that may block.
+    async fn with_channel<T: Send + 'static>(
+        &mut self,
+        step: impl FnOnce(&mut UpgradeChannel) -> std::io::Result<T> + Send + 'static,
+    ) -> Result<T, VerbError> {
+        let gone = || refused(EIO, "the new program is gone");
+        let mut channel = self.channel.take().ok_or_else(gone)?;
+        let done = tokio::task::spawn_blocking(move || {
+            let done = step(&mut channel);
+            (done, channel)
+        });
+        let (done, channel) = done.await.map_err(|_| gone())?;
+        self.channel = Some(channel);
+        done.map_err(|error| refused(EIO, format!("the new program ended, or does not answer: {error}")))
+    }
+
+    async fn receive<M: DeserializeOwned + Send + 'static>(
+        &mut self,
+        timeout: Duration,
+    ) -> Result<M, VerbError> {
+        self.with_channel(move |channel| channel.receive(timeout)).await
+    }
+
+    async fn send(&mut self, message: impl Serialize + Send + 'static) -> Result<(), VerbError> {
+        self.with_channel(move |channel| channel.send(&message)).await
+    }
+
+    async fn send_state(&mut self, state: ServerState, fds: Vec<OwnedFd>) -> Result<(), VerbError> {
+        self.with_channel(move |channel| {
+            channel.send(&OldServerMessage::State(Box::new(state)))?;
+            channel.send_descriptors(&fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())
+        })
+        .await
+    }
+
+    /// Closes the channel, by which the program learns that it must not serve, and waits for its
+    /// end.
+    async fn end(&mut self) {
+        self.channel = None;
+        if tokio::time::timeout(END_MAX, self.child.wait()).await.is_err() {
+            let _ = self.child.kill().await;
+        }
+    }
+}
