@@ -143,7 +143,7 @@ Output: + NAME created, - NAME removed, ~ NAME another table, = N unchanged."
     /// Replace a running server by another version; its clients stay connected
     #[command(
         after_help = "The server starts PROGRAM with its own arguments. Once that is ready, the server waits for requests in flight and hands over its devices, connections, sockets and exports; then it ends. \
-NBD clients see a pause and no error; virtual machines connect to their vhost-user sockets again. If PROGRAM does not start, or cannot take the devices over, the server goes on as it was. \
+NBD clients and virtual machines see a pause and no error. If PROGRAM does not start, or cannot take the devices over, the server goes on as it was. \
 What cannot be handed over is refused before anything changes: contents of mem: and memory_backed devices, snapshots without a persistent store, merges, logs of log-writes, bad blocks of dust, suspended devices, serve --run. \
 Counters and event numbers begin again. docs/upgrade.md has more.\n\n\
 Example:\n  udm upgrade /usr/local/bin/udm"

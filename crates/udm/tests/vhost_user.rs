@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use support::guest::{GuestKernel, finish, output};
-use support::{Server, text, udm, until};
+use support::{Server, UDM, text, udm, until};
 use tempfile::TempDir;
 use udm_wire::virtio::VirtioFeatures;
 
@@ -85,10 +85,11 @@ impl WritingTestMachine {
     }
 }
 
-/// A server that is killed under load, and started again: the machine reconnects, every request
-/// completes once, and every block has its last acknowledged version.
+/// Servers that are killed and upgraded under load: the machine reconnects after a kill, and stays
+/// connected over an upgrade. Every request completes once, and every block has its last
+/// acknowledged version.
 #[test]
-fn a_machine_survives_a_server_that_is_killed() {
+fn a_machine_survives_servers_that_are_killed_and_upgraded() {
     let folder = TempDir::new().unwrap();
     let (image, socket) = (folder.path().join("disk"), folder.path().join("vhost.sock"));
     fs::File::create(&image).unwrap().set_len(BLOCKS * BLOCK as u64).unwrap();
@@ -106,18 +107,21 @@ fn a_machine_survives_a_server_that_is_killed() {
         in_flight: HashMap::new(),
     };
     let mut submitted_again = 0;
-    for round in 0..12 {
+    for round in 0..24 {
         for _ in 0..load.rng.random_range(1..200) {
             load.add();
             load.reap();
             std::thread::sleep(Duration::from_micros(load.rng.random_range(0..800)));
         }
-        server.child.kill().unwrap();
-        server.child.wait().unwrap();
-        load.reap();
-        submitted_again += load.in_flight.len();
-        server = serve(&image, 10, &socket);
-        load.machine.reconnect(&socket);
+        if round % 2 == 0 {
+            server.upgrade(&[UDM]);
+        } else {
+            server.kill();
+            load.reap();
+            submitted_again += load.in_flight.len();
+            server = serve(&image, 10, &socket);
+            load.machine.reconnect(&socket);
+        }
         until("requests of the last life", || {
             load.reap();
             load.in_flight.is_empty().then_some(())
@@ -164,9 +168,9 @@ fn guest_disk(folder: &Path) -> PathBuf {
 }
 
 /// A Linux guest: a file system, discards, and writes that are verified while the server is killed
-/// and replaced several times.
+/// and upgraded several times.
 #[test]
-fn a_real_kernel_keeps_its_disk_over_killed_servers() {
+fn a_real_kernel_keeps_its_disk_over_killed_and_upgraded_servers() {
     let Some(kernel) = GuestKernel::find() else { return };
     let folder = TempDir::new().unwrap();
     let (image, socket) = (guest_disk(folder.path()), folder.path().join("vhost.sock"));
@@ -201,11 +205,14 @@ fn a_real_kernel_keeps_its_disk_over_killed_servers() {
     qemu.arg("-chardev").arg(format!("socket,id=c,path={},reconnect=1", socket.display()));
     qemu.args(["-device", "vhost-user-blk-pci,chardev=c,num-queues=2"]);
     let running = qemu.spawn().unwrap();
-    for life in 1..5 {
-        until("rounds", || output(folder.path()).contains(&format!("ROUND {}", life * 6)).then_some(()));
-        server.child.kill().unwrap();
-        server.child.wait().unwrap();
-        server = serve();
+    for life in 1..10 {
+        until("rounds", || output(folder.path()).contains(&format!("ROUND {}", life * 4)).then_some(()));
+        if life % 2 == 0 {
+            server.upgrade(&[UDM]);
+        } else {
+            server.kill();
+            server = serve();
+        }
     }
     let output = finish(running, folder.path());
     for line in [&format!("SEEN {sectors} disk write back"), "ROUND 40", "TRIMMED", "DISCARDED", "FINISHED"] {

@@ -57,12 +57,12 @@ impl VhostUserChannel<'_> {
         let mut payload = vec![0; header.size];
         match self.fill(&mut payload, &mut fds, false)? {
             Ok(()) => Ok(Ok(ReceivedVhostUserMessage { header, payload, fds })),
-            Err(ReceiveInterruption::Closed) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Err(end) => Ok(Err(end)),
+            Err(_) => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
 
-    /// Receives until `out` is full. Events end the wait only before the first byte.
+    /// Receives until `out` is full. Events end the wait only before the first byte of a message,
+    /// and a stop in its middle is an error: a part of the message is lost.
     fn fill(
         &self,
         out: &mut [u8],
@@ -72,7 +72,7 @@ impl VhostUserChannel<'_> {
         let mut done = 0;
         while done < out.len() {
             if let Err(end) = self.wait(is_start && done == 0)? {
-                return Ok(Err(end));
+                return if done == 0 { Ok(Err(end)) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
             }
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);

@@ -1,6 +1,7 @@
 //! The server of one disk: it listens on a Unix socket and serves one machine at a time.
 
 use super::channel::VhostUserChannel;
+use super::handover::{DetachedVhostUserFrontEnd, VhostUserSetupMessage};
 use super::session::VhostUserSession;
 use crate::nbd::Exports;
 use crate::unix_socket::BoundUnixSocket;
@@ -10,8 +11,8 @@ use rustix::net::{SocketFlags, accept_with};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use udm_core::DeviceId;
@@ -30,6 +31,9 @@ struct VhostUserShared {
     stop: OwnedFd,
     event: OwnedFd,
     is_connected: AtomicBool,
+    /// The session that a stop ends is detached.
+    detaches: AtomicBool,
+    detached: Mutex<Option<DetachedVhostUserFrontEnd>>,
 }
 
 /// A vhost-user-blk back end for one disk. If it is dropped, it stops listening and its session
@@ -52,10 +56,11 @@ impl VhostUserServer {
         name: &str,
         path: &Path,
     ) -> io::Result<VhostUserServer> {
-        VhostUserServer::start_on(core_set, exports, name, Arc::new(BoundUnixSocket::new(path)?))
+        VhostUserServer::start_on(core_set, exports, name, Arc::new(BoundUnixSocket::new(path)?), None)
     }
 
-    /// As [`VhostUserServer::start`], on a listening socket.
+    /// As [`VhostUserServer::start`], on a listening socket. Serves a front end that another server
+    /// has detached, if there is one, until that disconnects.
     ///
     /// # Errors
     /// There are no descriptors or threads.
@@ -64,6 +69,7 @@ impl VhostUserServer {
         exports: &Arc<Exports>,
         name: &str,
         socket: Arc<BoundUnixSocket>,
+        detached: Option<DetachedVhostUserFrontEnd>,
     ) -> io::Result<VhostUserServer> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let shared = Arc::new(VhostUserShared {
@@ -73,10 +79,15 @@ impl VhostUserServer {
             stop: eventfd(0, flags)?,
             event: eventfd(0, flags)?,
             is_connected: AtomicBool::new(false),
+            detaches: AtomicBool::new(false),
+            detached: Mutex::default(),
         });
         let thread = {
             let (shared, socket) = (Arc::clone(&shared), Arc::clone(&socket));
-            std::thread::Builder::new().name("udm-vhost-user".into()).spawn(move || shared.serve(&socket))?
+            std::thread::Builder::new().name("udm-vhost-user".into()).spawn(move || {
+                detached.into_iter().for_each(|one| shared.serve_client(one.socket, one.messages));
+                shared.serve(&socket);
+            })?
         };
         Ok(VhostUserServer { shared, socket, thread: Some(thread) })
     }
@@ -105,9 +116,24 @@ impl VhostUserServer {
         VhostUserRefreshHandle(Arc::clone(&self.shared))
     }
 
-    /// Stops accepting and ends the session. Returns at once; see [`VhostUserServer::is_stopped`].
-    pub fn begin_stop(&self) {
+    /// Stops accepting and detaches the front end. Returns at once; see
+    /// [`VhostUserServer::is_stopped`].
+    pub fn begin_detach(&self) {
+        self.shared.detaches.store(true, Ordering::Relaxed);
         signal(&self.shared.stop);
+    }
+
+    /// True after [`VhostUserServer::begin_detach`].
+    #[must_use]
+    pub fn is_detaching(&self) -> bool {
+        self.shared.detaches.load(Ordering::Relaxed)
+    }
+
+    /// The front end that was detached, once. `None` if none was connected, or if it was in the
+    /// middle of a message: it is disconnected then.
+    #[must_use]
+    pub fn take_detached(&self) -> Option<DetachedVhostUserFrontEnd> {
+        self.shared.detached.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// True if the server has stopped, and none of its requests is in flight.
@@ -124,7 +150,7 @@ impl VhostUserServer {
 
     /// Stops listening, ends the session, and waits until none of its requests is in flight.
     pub fn stop(mut self) {
-        self.begin_stop();
+        signal(&self.shared.stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -172,7 +198,7 @@ impl VhostUserShared {
                 Err(error) => return tracing::error!("vhost-user {}: {error}", self.name),
             }
             match accept_with(socket, SocketFlags::CLOEXEC) {
-                Ok(client) => self.serve_client(client),
+                Ok(client) => self.serve_client(client, Vec::new()),
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => {
                     tracing::warn!("vhost-user {}: {error}", self.name);
@@ -182,7 +208,8 @@ impl VhostUserShared {
         }
     }
 
-    fn serve_client(&self, socket: OwnedFd) {
+    /// Serves a connected front end, which has sent `messages` to another server.
+    fn serve_client(&self, socket: OwnedFd, messages: Vec<VhostUserSetupMessage>) {
         let Some(export) = self.exports.acquire(&self.name).filter(|export| *export.name() == *self.name)
         else {
             return tracing::warn!(
@@ -190,11 +217,22 @@ impl VhostUserShared {
                 self.name
             );
         };
-        tracing::info!("vhost-user {}: a machine has connected", self.name);
+        if messages.is_empty() {
+            tracing::info!("vhost-user {}: a machine has connected", self.name);
+        }
         self.is_connected.store(true, Ordering::Relaxed);
         let channel = VhostUserChannel { socket, stop: self.stop.as_fd(), event: self.event.as_fd() };
-        match VhostUserSession::new(channel, Arc::clone(&self.core_set), export).run() {
-            Ok(()) => tracing::info!("vhost-user {}: the machine has disconnected", self.name),
+        let mut session = VhostUserSession::new(channel, Arc::clone(&self.core_set), export);
+        match session.run(messages) {
+            Ok(true) if self.detaches.load(Ordering::Relaxed) => match session.detach() {
+                Ok(detached) => {
+                    *self.detached.lock().unwrap_or_else(PoisonError::into_inner) = Some(detached);
+                }
+                Err(error) => {
+                    tracing::warn!("vhost-user {}: the machine is disconnected: {error}", self.name);
+                }
+            },
+            Ok(_) => tracing::info!("vhost-user {}: the machine has disconnected", self.name),
             Err(error) => tracing::warn!("vhost-user {}: the machine is disconnected: {error}", self.name),
         }
         self.is_connected.store(false, Ordering::Relaxed);

@@ -15,8 +15,9 @@ use udm_wire::vhost_user::{GuestMemoryRegion, REGIONS_MAX};
 #[derive(Clone, Debug)]
 pub(super) struct MappedGuestRegion {
     region: GuestMemoryRegion,
+    file: Arc<OwnedFd>,
     /// Device and inode of the file.
-    file: (u64, u64),
+    file_id: (u64, u64),
     map: Arc<SharedMemoryMap>,
 }
 
@@ -95,16 +96,21 @@ impl GuestMemory {
         }
         let stat = fstat(&file)?;
         let file_id = (stat.st_dev, stat.st_ino);
-        let known = old.regions.iter().find(|other| other.region == region && other.file == file_id);
+        let known = old.regions.iter().find(|other| other.region == region && other.file_id == file_id);
         let map = match known {
             Some(known) => Arc::clone(&known.map),
             None => {
                 let Ok(len) = usize::try_from(region.size) else { return refuse("it is too long") };
-                Arc::new(SharedMemoryMap::of_guest_memory(file, region.file_offset, len)?)
+                Arc::new(SharedMemoryMap::of_guest_memory(&file, region.file_offset, len)?)
             }
         };
-        self.regions.push(MappedGuestRegion { region, file: file_id, map });
+        self.regions.push(MappedGuestRegion { region, file: Arc::new(file), file_id, map });
         Ok(())
+    }
+
+    /// The regions with their files.
+    pub(super) fn files(&self) -> impl Iterator<Item = (GuestMemoryRegion, &OwnedFd)> {
+        self.regions.iter().map(|region| (region.region, &*region.file))
     }
 
     /// The mapping of a region.

@@ -21,7 +21,9 @@
 //!   writes directly. Nothing is copied but headers and ranges.
 //! * `memory`: the regions. A file that is cut while it is in use ends the queue and not the
 //!   process (`udm_buf::SharedMemoryMap`).
-//! * `inflight_record`: what a new server needs to continue after this one was killed.
+//! * `handover`: a front end moves to another process.
+//! * `inflight_memory`, `inflight_record`: what a new server needs to continue after this one was
+//!   killed.
 //!
 //! **Lives.** A session that ends completes its requests before another one begins. A server that
 //! is killed leaves the record; the next one submits again what was in flight, in its order, and
@@ -34,6 +36,8 @@
 mod chain;
 mod channel;
 mod geometry;
+mod handover;
+mod inflight_memory;
 mod inflight_record;
 mod listener;
 mod memory;
@@ -42,4 +46,5 @@ mod ring;
 mod session;
 mod slot;
 
+pub use handover::{DetachedVhostUserFrontEnd, VhostUserSetupMessage};
 pub use listener::{VhostUserRefreshHandle, VhostUserServer};

@@ -10,24 +10,23 @@
 
 use super::channel::{ReceiveInterruption, ReceivedVhostUserMessage, VhostUserChannel, send_message};
 use super::geometry::DiskGeometry;
+use super::handover::VhostUserSetupMessage;
+use super::inflight_memory::InflightMemory;
 use super::inflight_record::InflightRecord;
 use super::memory::GuestMemory;
 use super::queue::{VirtQueue, VirtQueueMessage, VirtQueueSettings, VirtQueueStart};
 use super::ring::SplitRing;
 use crate::nbd::ExportRef;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
-use udm_buf::SharedMemoryMap;
 use udm_core::{AckOnLastDrop, CoreId, DeviceId};
 use udm_runtime::ProcessCores;
 use udm_wire::vhost_user::{
-    BACKEND_CONFIG_CHANGE, ConfigSpaceRange, InflightArea, InflightLayout, REGIONS_MAX,
-    VhostUserProtocolFeatures, VhostUserRequest, VringAddresses, VringFd, VringState, encode_message,
-    encode_reply,
+    BACKEND_CONFIG_CHANGE, ConfigSpaceRange, REGIONS_MAX, VhostUserProtocolFeatures, VhostUserRequest,
+    VringAddresses, VringFd, VringState, encode_message, encode_reply,
 };
 use udm_wire::virtio::VirtioFeatures;
 use udm_wire::virtio::blk::{BLK_CONFIG_SIZE, BLK_CONFIG_WRITEBACK, BLK_ID_SIZE};
@@ -54,15 +53,15 @@ const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::
 
 /// The state of a ring.
 #[derive(Default)]
-struct VringSetup {
-    size: Option<u16>,
-    addresses: Option<VringAddresses>,
-    base: u16,
-    kick: Option<Arc<OwnedFd>>,
+pub(super) struct VringSetup {
+    pub(super) size: Option<u16>,
+    pub(super) addresses: Option<VringAddresses>,
+    pub(super) base: u16,
+    pub(super) kick: Option<Arc<OwnedFd>>,
     /// A kick descriptor was set, or polling without one.
     has_kick: bool,
-    call: Option<Arc<OwnedFd>>,
-    is_enabled: bool,
+    pub(super) call: Option<Arc<OwnedFd>>,
+    pub(super) is_enabled: bool,
     running: Option<RunningVirtQueue>,
 }
 
@@ -74,23 +73,23 @@ struct RunningVirtQueue {
 
 /// A session of one front end.
 pub(super) struct VhostUserSession<'a> {
-    channel: VhostUserChannel<'a>,
+    pub(super) channel: VhostUserChannel<'a>,
     core_set: Arc<ProcessCores>,
     export: ExportRef,
-    features: VirtioFeatures,
-    protocol: VhostUserProtocolFeatures,
-    memory: Arc<GuestMemory>,
-    rings: Vec<VringSetup>,
-    inflight: Option<(Arc<SharedMemoryMap>, InflightArea)>,
-    back_channel: Option<OwnedFd>,
-    /// The guest has switched the write cache off.
-    writeback: bool,
-    status: u8,
+    pub(super) features: VirtioFeatures,
+    pub(super) protocol: VhostUserProtocolFeatures,
+    pub(super) memory: Arc<GuestMemory>,
+    pub(super) rings: Vec<VringSetup>,
+    pub(super) inflight: Option<InflightMemory>,
+    pub(super) back_channel: Option<OwnedFd>,
+    /// False if the guest has switched the write cache off.
+    pub(super) writeback: bool,
+    pub(super) status: u8,
     geometry: DiskGeometry,
 }
 
 /// What a request leads to besides its effect.
-enum RequestReply {
+pub(super) enum RequestReply {
     /// The request has no reply of its own.
     None,
     /// A number.
@@ -122,25 +121,27 @@ impl<'a> VhostUserSession<'a> {
         }
     }
 
-    /// Serves the front end until it disconnects or the server stops. Afterwards no request of it
-    /// is in flight.
+    /// Serves the front end, which has sent `messages` to another server, until it disconnects or
+    /// the server stops; returns true if the server stops. Afterwards no request of it is in
+    /// flight.
     ///
     /// # Errors
     /// The front end has broken the protocol.
-    pub(super) fn run(mut self) -> io::Result<()> {
-        let done = self.serve();
+    pub(super) fn run(&mut self, messages: Vec<VhostUserSetupMessage>) -> io::Result<bool> {
+        let done = self.set_up(messages).and_then(|()| self.serve());
         for index in 0..self.rings.len() {
             self.stop(index);
         }
         done
     }
 
-    fn serve(&mut self) -> io::Result<()> {
+    fn serve(&mut self) -> io::Result<bool> {
         loop {
             match self.channel.receive()? {
                 Ok(message) => self.handle(message)?,
                 Err(ReceiveInterruption::Event) => self.look_at_device(),
-                Err(ReceiveInterruption::Closed | ReceiveInterruption::Stopped) => return Ok(()),
+                Err(ReceiveInterruption::Closed) => return Ok(false),
+                Err(ReceiveInterruption::Stopped) => return Ok(true),
             }
         }
     }
@@ -169,7 +170,11 @@ impl<'a> VhostUserSession<'a> {
         self.channel.send(&encode_reply(header.request, &payload), fd.as_ref().map(AsFd::as_fd))
     }
 
-    fn execute(&mut self, request: VhostUserRequest, mut fds: Vec<OwnedFd>) -> io::Result<RequestReply> {
+    pub(super) fn execute(
+        &mut self,
+        request: VhostUserRequest,
+        mut fds: Vec<OwnedFd>,
+    ) -> io::Result<RequestReply> {
         use VhostUserRequest as R;
         match request {
             R::GetFeatures => return Ok(RequestReply::Number(self.geometry.features(QUEUES_MAX).bits())),
@@ -262,10 +267,15 @@ impl<'a> VhostUserSession<'a> {
             R::SetBackendReqFd => self.back_channel = fds.pop(),
             R::GetConfig(range) => return Ok(RequestReply::Payload(self.read_config(range).encode(), None)),
             R::SetConfig(range) => self.write_config(&range)?,
-            R::GetInflightFd(area) => return self.create_inflight_area(area),
+            R::GetInflightFd(asked) => {
+                let (memory, file) = InflightMemory::create(asked, QUEUES_MAX, RING_SIZE_MAX)?;
+                let reply = memory.area.encode();
+                self.inflight = Some(memory);
+                return Ok(RequestReply::Payload(reply, Some(file)));
+            }
             R::SetInflightFd(area) => {
                 let file = fds.pop().ok_or(io::ErrorKind::InvalidData)?;
-                self.inflight = Some((Arc::new(map_inflight_area(&file, &area)?), area));
+                self.inflight = Some(InflightMemory::new(file, area)?);
             }
             R::SetStatus(status) => {
                 self.status = status;
@@ -335,7 +345,7 @@ impl<'a> VhostUserSession<'a> {
         let mut split = SplitRing::new(layout, parts, has_event_index, ring.base);
         let mut record = None;
         let mut resubmit = Vec::new();
-        if let Some((map, area)) = &self.inflight {
+        if let Some(InflightMemory { map, area, .. }) = &self.inflight {
             let bad = || refused(format!("ring {index} is not in the memory for requests in flight"));
             let fits = size <= area.ring_size && index < usize::from(area.queues);
             let own = InflightRecord::new(map, index, area.ring_size).filter(|_| fits);
@@ -436,26 +446,6 @@ impl<'a> VhostUserSession<'a> {
         Ok(())
     }
 
-    fn create_inflight_area(&mut self, asked: InflightArea) -> io::Result<RequestReply> {
-        if asked.queues == 0
-            || asked.queues > QUEUES_MAX
-            || asked.ring_size == 0
-            || asked.ring_size > RING_SIZE_MAX
-        {
-            return Err(refused(
-                "memory for requests in flight: expected 1 to 64 queues of 1 to 1024".into(),
-            ));
-        }
-        let part = InflightLayout { ring_size: asked.ring_size }.part_len();
-        let size = (part * usize::from(asked.queues)).next_multiple_of(4096) as u64;
-        let file = memfd_create("udm-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&file, size)?;
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let area = InflightArea { size, offset: 0, ..asked };
-        self.inflight = Some((Arc::new(map_inflight_area(&file, &area)?), area));
-        Ok(RequestReply::Payload(area.encode(), Some(file)))
-    }
-
     /// Looks if the device has changed, and tells the front end so.
     fn look_at_device(&mut self) {
         let before = self.geometry.config(QUEUES_MAX, self.writeback);
@@ -473,11 +463,6 @@ impl<'a> VhostUserSession<'a> {
             );
         }
     }
-}
-
-fn map_inflight_area(file: &OwnedFd, area: &InflightArea) -> io::Result<SharedMemoryMap> {
-    let len = usize::try_from(area.size).map_err(|_| io::ErrorKind::InvalidData)?;
-    SharedMemoryMap::of_guest_memory(file, area.offset, len)
 }
 
 /// The ID of a disk: the first bytes of its name, with zeroes up to 20 bytes.

@@ -11,6 +11,7 @@
 mod inflight;
 mod message;
 mod request;
+mod setup;
 
 pub use inflight::{
     INFLIGHT_VERSION, InflightEntry, InflightLayout, InflightRecovery, recover_inflight_requests,
@@ -23,6 +24,7 @@ pub use request::{
     ConfigSpaceRange, GuestMemoryRegion, GuestMemoryTable, InflightArea, VhostUserRequest, VringAddresses,
     VringFd, VringState,
 };
+pub use setup::encode_setup_request;
 
 use bitflags::bitflags;
 

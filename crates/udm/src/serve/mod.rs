@@ -258,8 +258,8 @@ async fn run_listeners_until_shutdown(
         None => ControlSocket::bind(&sockets.control),
     };
     let socket = socket.with_context(|| format!("control socket {}", sockets.control.display()))?;
-    let machines = match &take_over {
-        Some(take_over) => take_over.machines(),
+    let disks = match &mut take_over {
+        Some(take_over) => take_over.take_machines(),
         None => VhostUserDisks::bind(args, &exports)?,
     };
     let options = NbdServerLimits::default();
@@ -271,9 +271,9 @@ async fn run_listeners_until_shutdown(
         take_over.commit()?;
         server.keep_socket_files(false);
         socket.keep_file(false);
-        machines.iter().for_each(|(_, socket)| socket.keep_file(false));
+        disks.iter().for_each(|disk| disk.socket.keep_file(false));
     }
-    let machines = VhostUserDisks::start(core_set, &exports, machines)?;
+    let machines = Arc::new(VhostUserDisks::start(core_set, &exports, disks)?);
     let exporter = registry.exporter().expect("set before");
     exporter.serves(sockets.addresses(&server), server.counts());
     let _pid = match take_over {

@@ -4,10 +4,24 @@ use super::args::ServeArgs;
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use udm_frontends::nbd::Exports;
 use udm_frontends::unix_socket::BoundUnixSocket;
-use udm_frontends::vhost_user::{VhostUserRefreshHandle, VhostUserServer};
+use udm_frontends::vhost_user::{DetachedVhostUserFrontEnd, VhostUserRefreshHandle, VhostUserServer};
 use udm_runtime::ProcessCores;
+
+/// Pause between looks at servers that are stopping.
+const RESTART_PAUSE: Duration = Duration::from_millis(10);
+
+/// The socket of a disk, for a server.
+pub(super) struct VhostUserDisk {
+    /// Name of the device.
+    pub(super) name: String,
+    /// The listening socket.
+    pub(super) socket: Arc<BoundUnixSocket>,
+    /// The connected front end, which another server had.
+    pub(super) front_end: Option<DetachedVhostUserFrontEnd>,
+}
 
 /// The servers of all disks.
 pub(super) struct VhostUserDisks {
@@ -22,12 +36,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn detached_disk(server: &VhostUserServer) -> VhostUserDisk {
+    let (name, socket) = (server.name().to_owned(), Arc::clone(server.socket()));
+    VhostUserDisk { name, socket, front_end: server.take_detached() }
+}
+
 impl VhostUserDisks {
     /// Binds the sockets of all disks, with the names of their devices.
     ///
     /// # Errors
     /// A path is named twice, a device does not exist, or a path is not available.
-    pub(super) fn bind(args: &ServeArgs, exports: &Exports) -> Result<Vec<(String, Arc<BoundUnixSocket>)>> {
+    pub(super) fn bind(args: &ServeArgs, exports: &Exports) -> Result<Vec<VhostUserDisk>> {
         let mut sockets = Vec::new();
         for (at, disk) in args.vhost_user.iter().enumerate() {
             if args.vhost_user[..at].iter().any(|other| other.path == disk.path) {
@@ -38,37 +57,38 @@ impl VhostUserDisks {
             }
             let bound = std::path::absolute(&disk.path).and_then(|path| BoundUnixSocket::new(&path));
             let bound = bound.with_context(|| format!("vhost-user {}", disk.path.display()))?;
-            sockets.push((disk.name.clone(), Arc::new(bound)));
+            let (name, socket) = (disk.name.clone(), Arc::new(bound));
+            sockets.push(VhostUserDisk { name, socket, front_end: None });
         }
         Ok(sockets)
     }
 
-    /// Serves the machines that connect to `sockets`.
+    /// Serves the machines that connect to the sockets of `disks`.
     ///
     /// # Errors
     /// There are no descriptors or threads.
     pub(super) fn start(
         core_set: &Arc<ProcessCores>,
         exports: &Arc<Exports>,
-        sockets: Vec<(String, Arc<BoundUnixSocket>)>,
+        disks: Vec<VhostUserDisk>,
     ) -> Result<VhostUserDisks> {
         let refreshed: Arc<Mutex<Vec<VhostUserRefreshHandle>>> = Arc::default();
         let machines = Arc::clone(&refreshed);
         let refresh = move |device| lock(&machines).iter().for_each(|machine| machine.refresh_if_of(device));
         exports.on_changed(Arc::new(refresh));
         let (core_set, exports) = (Arc::clone(core_set), Arc::clone(exports));
-        let disks = VhostUserDisks { core_set, exports, servers: Mutex::default(), refreshed };
-        disks.serve(sockets)?;
-        Ok(disks)
+        let all = VhostUserDisks { core_set, exports, servers: Mutex::default(), refreshed };
+        all.serve(disks)?;
+        Ok(all)
     }
 
-    fn serve(&self, sockets: Vec<(String, Arc<BoundUnixSocket>)>) -> Result<()> {
-        let start = |(name, socket): (String, Arc<BoundUnixSocket>)| {
+    fn serve(&self, disks: Vec<VhostUserDisk>) -> Result<()> {
+        let start = |VhostUserDisk { name, socket, front_end }| {
             let path = socket.path().to_owned();
-            let server = VhostUserServer::start_on(&self.core_set, &self.exports, &name, socket);
+            let server = VhostUserServer::start_on(&self.core_set, &self.exports, &name, socket, front_end);
             server.with_context(|| format!("vhost-user {}", path.display()))
         };
-        let servers = sockets.into_iter().map(start).collect::<Result<Vec<_>>>()?;
+        let servers = disks.into_iter().map(start).collect::<Result<Vec<_>>>()?;
         *lock(&self.refreshed) = servers.iter().map(VhostUserServer::refresh_handle).collect();
         *lock(&self.servers) = servers;
         Ok(())
@@ -79,19 +99,59 @@ impl VhostUserDisks {
         lock(&self.servers).iter().map(|one| (one.name().to_owned(), one.path().to_owned())).collect()
     }
 
-    /// Names of the devices.
-    pub(super) fn names(&self) -> Vec<String> {
-        lock(&self.servers).iter().map(|one| one.name().to_owned()).collect()
+    /// Accepts no machines, and detaches those that are connected.
+    pub(super) fn begin_detach(&self) {
+        lock(&self.servers).iter().for_each(VhostUserServer::begin_detach);
     }
 
-    /// The listening sockets, in the order of [`VhostUserDisks::names`].
-    pub(super) fn listening(&self) -> Vec<Arc<BoundUnixSocket>> {
-        lock(&self.servers).iter().map(|one| Arc::clone(one.socket())).collect()
+    /// Serves each machine again as soon as none of its requests is in flight: the detaching of all
+    /// was given up.
+    pub(super) fn start_again_when_stopped(self: &Arc<Self>) {
+        if self.restart_stopped() == 0 {
+            return;
+        }
+        let weak = Arc::downgrade(self);
+        let wait = move || {
+            while weak.upgrade().is_some_and(|disks| disks.restart_stopped() > 0) {
+                std::thread::sleep(RESTART_PAUSE);
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("udm-vhost-user".into()).spawn(wait) {
+            tracing::error!("vhost-user: {error}");
+        }
     }
 
-    /// Accepts no machines, and ends the sessions: machines connect again to whoever listens then.
-    pub(super) fn begin_stop(&self) {
-        lock(&self.servers).iter().for_each(VhostUserServer::begin_stop);
+    /// Starts the servers again that were stopped. Returns the number of those that are still
+    /// stopping.
+    fn restart_stopped(&self) -> usize {
+        let mut left = 0;
+        for one in &mut *lock(&self.servers) {
+            if !one.is_detaching() {
+                continue;
+            }
+            if !one.is_stopped() {
+                left += 1;
+                continue;
+            }
+            let disk = detached_disk(one);
+            match VhostUserServer::start_on(
+                &self.core_set,
+                &self.exports,
+                &disk.name,
+                disk.socket,
+                disk.front_end,
+            ) {
+                Ok(server) => *one = server,
+                Err(error) => tracing::error!("vhost-user {}: {error}", one.path().display()),
+            }
+        }
+        *lock(&self.refreshed) = lock(&self.servers).iter().map(VhostUserServer::refresh_handle).collect();
+        left
+    }
+
+    /// The disks with the machines that were detached, once no server is running any more.
+    pub(super) fn take_detached(&self) -> Vec<VhostUserDisk> {
+        lock(&self.servers).iter().map(detached_disk).collect()
     }
 
     /// Number of servers that have not stopped: they have requests in flight.
@@ -101,14 +161,13 @@ impl VhostUserDisks {
 
     /// Sets whether the files of the sockets stay at the end.
     pub(super) fn keep_files(&self, keep: bool) {
-        self.listening().iter().for_each(|socket| socket.keep_file(keep));
+        lock(&self.servers).iter().for_each(|one| one.socket().keep_file(keep));
     }
 
-    /// Serves again after [`VhostUserDisks::begin_stop`].
-    pub(super) fn start_again(&self) {
-        let sockets = self.names().into_iter().zip(self.listening()).collect();
+    /// Serves `disks`, which come from [`VhostUserDisks::take_detached`], again.
+    pub(super) fn start_again(&self, disks: Vec<VhostUserDisk>) {
         lock(&self.servers).clear();
-        if let Err(error) = self.serve(sockets) {
+        if let Err(error) = self.serve(disks) {
             tracing::error!("{error:#}");
         }
     }

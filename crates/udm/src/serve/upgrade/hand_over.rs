@@ -1,15 +1,16 @@
 //! The old server: hands everything over to a new program, or goes on as it was.
 
 use super::channel::{NewServerMessage, OldServerMessage, UpgradeChannel};
-use super::state::{ClientState, FORMAT, ServerState};
+use super::state::{ClientState, FORMAT, MachineState, ServerState};
 use crate::log;
 use crate::serve::args::ServeArgs;
 use crate::serve::systemd;
-use crate::serve::vhost_user::VhostUserDisks;
+use crate::serve::vhost_user::{VhostUserDisk, VhostUserDisks};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ffi::OsString;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -67,7 +68,7 @@ pub(in crate::serve) struct RunningServer<'a> {
     pub(in crate::serve) registry: &'a Arc<DeviceRegistry>,
     pub(in crate::serve) state_folder: Option<&'a Arc<StateFolder>>,
     pub(in crate::serve) server: &'a NbdServer,
-    pub(in crate::serve) machines: &'a VhostUserDisks,
+    pub(in crate::serve) machines: &'a Arc<VhostUserDisks>,
     pub(in crate::serve) control: &'a ControlSocket,
 }
 
@@ -95,6 +96,15 @@ pub(in crate::serve) async fn serve_upgrade_requests(
             return pid;
         }
     }
+}
+
+/// What this server has detached from itself.
+#[derive(Default)]
+struct DetachedParts {
+    clients: Vec<DetachedNbdClient>,
+    /// `None` before all machines are detached.
+    machines: Option<Vec<VhostUserDisk>>,
+    devices: HandedOverDevices,
 }
 
 /// An error of the upgrade; the server goes on as it was.
@@ -140,12 +150,12 @@ impl RunningServer<'_> {
         self.server.pause_accepting();
         self.wait_for_handshakes().await;
         let begun = Instant::now();
-        let (mut clients, mut devices) = (Vec::new(), HandedOverDevices::default());
-        let done = self.hand_over_state(new, &mut clients, &mut devices).await;
+        let mut parts = DetachedParts::default();
+        let done = self.hand_over_state(new, &mut parts).await;
         if let Err(error) = done {
             // The new program detaches its snapshots before it ends, so it ends first.
             new.end().await;
-            self.go_on(clients, &devices).await;
+            self.go_on(parts).await;
             return Err(error);
         }
         self.server.keep_socket_files(true);
@@ -159,8 +169,8 @@ impl RunningServer<'_> {
         Ok(UpgradeReport {
             pid,
             version: std::mem::take(&mut new.version),
-            devices: devices.devices.len() as u64,
-            clients: clients.len() as u64,
+            devices: parts.devices.devices.len() as u64,
+            clients: parts.clients.len() as u64,
             pause_ns: begun.elapsed().as_nanos() as u64,
         })
     }
@@ -175,26 +185,23 @@ impl RunningServer<'_> {
     }
 
     /// Quiesces the server, sends its state and commits. What this server must take back after an
-    /// error is in `clients` and `devices`.
-    async fn hand_over_state(
-        &self,
-        new: &mut NewServer,
-        clients: &mut Vec<DetachedNbdClient>,
-        devices: &mut HandedOverDevices,
-    ) -> Result<(), VerbError> {
+    /// error is in `parts`.
+    async fn hand_over_state(&self, new: &mut NewServer, parts: &mut DetachedParts) -> Result<(), VerbError> {
         self.registry.begin_shutdown();
-        self.machines.begin_stop();
-        self.detach_clients(clients).await?;
+        self.machines.begin_detach();
+        self.detach_clients(&mut parts.clients).await?;
+        parts.machines = Some(self.machines.take_detached());
         let token = CancelToken::default();
-        let removal = remove_devices_for_handover(self.registry, &token, devices);
+        let removal = remove_devices_for_handover(self.registry, &token, &mut parts.devices);
         match tokio::time::timeout(QUIESCE_MAX, removal).await {
             Ok(done) => done?,
             Err(_) => return Err(refused(ETIMEDOUT, "a device has requests in flight that do not complete")),
         }
         self.state_folder.inspect(|folder| folder.hand_over_all());
         let listeners = self.server.handed_over_listeners().map_err(|e| refused(EIO, e.to_string()))?;
-        let state = self.state(clients, devices, &listeners);
-        new.send_state(state, self.descriptors(clients, &listeners)?).await?;
+        let fds = self.descriptors(parts, &listeners);
+        let fds = fds.map_err(|e| refused(EIO, format!("{e}: raise the limit on open files (ulimit -n)")))?;
+        new.send_state(self.state(parts, &listeners), fds).await?;
         match new.receive(START_MAX).await? {
             NewServerMessage::Prepared => {}
             NewServerMessage::Failed(why) => return Err(refused(EIO, format!("the new program: {why}"))),
@@ -229,50 +236,50 @@ impl RunningServer<'_> {
         Ok(())
     }
 
-    fn state(
-        &self,
-        clients: &[DetachedNbdClient],
-        devices: &HandedOverDevices,
-        listeners: &[InheritedListener],
-    ) -> ServerState {
+    fn state(&self, parts: &DetachedParts, listeners: &[InheritedListener]) -> ServerState {
         ServerState {
             format: FORMAT,
             pid: std::process::id(),
             removes_control_file: self.control.removes_file(),
             listeners: listeners.iter().map(|listener| listener.removes_file).collect(),
-            machines: self.machines.names(),
-            devices: devices.clone(),
-            clients: clients.iter().map(ClientState::of).collect(),
+            machines: parts.machines.iter().flatten().map(MachineState::of).collect(),
+            devices: parts.devices.clone(),
+            clients: parts.clients.iter().map(ClientState::of).collect(),
         }
     }
 
     /// Copies of the descriptors in the order of [`ServerState`].
     fn descriptors(
         &self,
-        clients: &[DetachedNbdClient],
+        parts: &DetachedParts,
         listeners: &[InheritedListener],
-    ) -> Result<Vec<OwnedFd>, VerbError> {
-        let machines = self.machines.listening();
-        let control = [self.control.as_fd()].into_iter();
-        let all = control
-            .chain(listeners.iter().map(|listener| listener.socket.as_fd()))
-            .chain(machines.iter().map(|socket| socket.as_fd()))
-            .chain(clients.iter().map(|client| client.socket.as_fd()));
-        all.map(|fd| fd.try_clone_to_owned())
-            .collect::<Result<_, _>>()
-            .map_err(|error| refused(EIO, format!("{error}: raise the limit on open files (ulimit -n)")))
+    ) -> io::Result<Vec<OwnedFd>> {
+        let mut all = vec![self.control.as_fd().try_clone_to_owned()?];
+        for listener in listeners {
+            all.push(listener.socket.try_clone()?);
+        }
+        for disk in parts.machines.iter().flatten() {
+            all.extend(MachineState::clone_descriptors(disk)?);
+        }
+        for client in &parts.clients {
+            all.push(client.socket.try_clone()?);
+        }
+        Ok(all)
     }
 
     /// Serves again after a failed upgrade.
-    async fn go_on(&self, mut clients: Vec<DetachedNbdClient>, devices: &HandedOverDevices) {
+    async fn go_on(&self, parts: DetachedParts) {
         self.registry.cancel_shutdown();
-        if !devices.devices.is_empty()
-            && let Err(error) = create_handed_over_devices(self.registry, devices).await
+        if !parts.devices.devices.is_empty()
+            && let Err(error) = create_handed_over_devices(self.registry, &parts.devices).await
         {
             tracing::error!("after a failed upgrade: {error}");
         }
-        self.machines.start_again();
-        for client in clients.drain(..) {
+        match parts.machines {
+            Some(machines) => self.machines.start_again(machines),
+            None => self.machines.start_again_when_stopped(),
+        }
+        for client in parts.clients {
             let export = client.export.clone();
             if let Err(why) = self.server.attach_detached(client) {
                 tracing::warn!("nbd: export {export:?}: a client is disconnected: {why}");

@@ -5,8 +5,7 @@
 //!    starts its cores and says which formats of the state it can read. Until here nothing has
 //!    changed.
 //! 2. *Pause*: the old server accepts no connections, detaches its NBD clients
-//!    (`udm_frontends::nbd::NbdHandover`), ends the sessions of machines, which connect again, and
-//!    removes its devices as in a shutdown.
+//!    (`udm_frontends::nbd::NbdHandover`) and machines, and removes its devices as in a shutdown.
 //! 3. *Prepare* (`take_over`): the new program gets the state and all sockets, creates the devices
 //!    and listens, but serves nothing yet.
 //! 4. *Commit*: the old server lets go of everything and ends. The new one serves.

@@ -3,10 +3,15 @@
 //! A field is never removed or given another meaning without another [`FORMAT`]. New fields have a
 //! default, so a newer program reads the state of an older one.
 
+use crate::serve::vhost_user::VhostUserDisk;
 use serde::{Deserialize, Serialize};
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use udm_control::verbs::handover::HandedOverDevices;
 use udm_frontends::nbd::DetachedNbdClient;
+use udm_frontends::unix_socket::BoundUnixSocket;
+use udm_frontends::vhost_user::{DetachedVhostUserFrontEnd, VhostUserSetupMessage};
 
 /// Version of the format.
 pub(super) const FORMAT: u32 = 1;
@@ -23,8 +28,8 @@ pub(super) struct ServerState {
     pub(super) removes_control_file: bool,
     /// For each listening socket of NBD, true if the server removes its file at its end.
     pub(super) listeners: Vec<bool>,
-    /// The devices of the vhost-user sockets.
-    pub(super) machines: Vec<String>,
+    /// The vhost-user sockets.
+    pub(super) machines: Vec<MachineState>,
     /// The devices.
     pub(super) devices: HandedOverDevices,
     /// The NBD clients.
@@ -34,7 +39,65 @@ pub(super) struct ServerState {
 impl ServerState {
     /// Number of descriptors that belong to the state.
     pub(super) fn descriptors(&self) -> usize {
-        1 + self.listeners.len() + self.machines.len() + self.clients.len()
+        let machines: usize = self.machines.iter().map(MachineState::descriptors).sum();
+        1 + self.listeners.len() + machines + self.clients.len()
+    }
+}
+
+/// A vhost-user socket. Its descriptors: the listening socket, then the connection of the front end
+/// and those of its messages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct MachineState {
+    /// Name of the device.
+    pub(super) device: String,
+    /// The messages of the connected front end, two digits a byte, with their numbers of
+    /// descriptors.
+    pub(super) messages: Option<Vec<(String, usize)>>,
+}
+
+impl MachineState {
+    /// Describes a disk.
+    pub(super) fn of(disk: &VhostUserDisk) -> MachineState {
+        let message = |message: &VhostUserSetupMessage| (to_hex(&message.bytes), message.fds.len());
+        let messages = disk.front_end.as_ref().map(|one| one.messages.iter().map(message).collect());
+        MachineState { device: disk.name.clone(), messages }
+    }
+
+    /// Number of its descriptors.
+    fn descriptors(&self) -> usize {
+        let of_messages =
+            |messages: &Vec<(String, usize)>| 1 + messages.iter().map(|(_, fds)| fds).sum::<usize>();
+        1 + self.messages.as_ref().map_or(0, of_messages)
+    }
+
+    /// Its descriptors, in their order.
+    ///
+    /// # Errors
+    /// There are no descriptors for copies.
+    pub(super) fn clone_descriptors(disk: &VhostUserDisk) -> io::Result<Vec<OwnedFd>> {
+        let front_end = disk.front_end.iter();
+        let of_messages = front_end.clone().flat_map(|one| &one.messages).flat_map(|message| &message.fds);
+        let connection = front_end.map(|one| &one.socket);
+        let all = connection.chain(of_messages).map(OwnedFd::as_fd);
+        [disk.socket.as_fd()].into_iter().chain(all).map(|fd| fd.try_clone_to_owned()).collect()
+    }
+
+    /// The disk with its descriptors; `None` if one is missing or a message is no text of bytes.
+    pub(super) fn with_descriptors(self, fds: &mut impl Iterator<Item = OwnedFd>) -> Option<VhostUserDisk> {
+        let socket = Arc::new(BoundUnixSocket::taken_over(fds.next()?).ok()?);
+        let front_end = match self.messages {
+            None => None,
+            Some(messages) => {
+                let connection = fds.next()?;
+                let message = |(text, count): (String, usize)| {
+                    let (bytes, fds) = (parse_hex(&text)?, fds.by_ref().take(count).collect());
+                    Some(VhostUserSetupMessage { bytes, fds })
+                };
+                let messages = messages.into_iter().map(message).collect::<Option<_>>()?;
+                Some(DetachedVhostUserFrontEnd { socket: connection, messages })
+            }
+        };
+        Some(VhostUserDisk { name: self.device, socket, front_end })
     }
 }
 
@@ -60,7 +123,7 @@ impl ClientState {
             export: client.export.clone(),
             structured: client.structured,
             contexts: client.contexts.clone(),
-            unread: client.unread.iter().map(|byte| format!("{byte:02x}")).collect(),
+            unread: to_hex(&client.unread),
             skip: client.skip,
         }
     }
@@ -71,6 +134,11 @@ impl ClientState {
         let unread = parse_hex(&unread)?;
         Some(DetachedNbdClient { socket, export, structured, contexts, unread, skip })
     }
+}
+
+/// Two hexadecimal digits a byte.
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The bytes of pairs of hexadecimal digits.
@@ -102,6 +170,7 @@ mod tests {
     #[test]
     fn bytes_are_pairs_of_digits() {
         assert_eq!(parse_hex("00ff2A"), Some(vec![0, 255, 42]));
+        assert_eq!(to_hex(&[0, 255, 42]), "00ff2a");
         assert_eq!((parse_hex(""), parse_hex("0"), parse_hex("0g")), (Some(vec![]), None, None));
     }
 }

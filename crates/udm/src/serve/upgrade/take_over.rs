@@ -1,9 +1,10 @@
 //! The new program: takes over from a server that waits at the other end of standard input.
 
 use super::channel::{NewServerMessage, OldServerMessage, UpgradeChannel};
-use super::state::{FORMAT, ServerState};
+use super::state::{FORMAT, MachineState, ServerState};
 use crate::serve::inherited_sockets::InheritedSockets;
 use crate::serve::reload::ReloadableConfig;
+use crate::serve::vhost_user::VhostUserDisk;
 use anyhow::{Context, Result, bail};
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -12,7 +13,6 @@ use std::time::Duration;
 use udm_control::DeviceRegistry;
 use udm_control::verbs::handover::create_handed_over_devices;
 use udm_frontends::nbd::{InheritedListener, NbdServer};
-use udm_frontends::unix_socket::BoundUnixSocket;
 
 /// How long the old server may take for a step, which waits for requests in flight.
 const STEP_MAX: Duration = Duration::from_secs(60);
@@ -22,7 +22,7 @@ pub(in crate::serve) struct TakeOver {
     channel: UpgradeChannel,
     state: ServerState,
     clients: Vec<OwnedFd>,
-    machines: Vec<Arc<BoundUnixSocket>>,
+    machines: Vec<VhostUserDisk>,
     given: Option<InheritedSockets>,
 }
 
@@ -38,17 +38,17 @@ impl TakeOver {
         rustix::stdio::dup2_stdin(&nothing).context("serve: standard input")?;
         let mut channel = UpgradeChannel::new(socket);
         let received = receive_state(&mut channel);
-        let (state, fds) = received.inspect_err(|error| report_failure(&mut channel, error))?;
+        let (mut state, fds) = received.inspect_err(|error| report_failure(&mut channel, error))?;
         let mut fds = fds.into_iter();
-        let mut next = || fds.next().context("a descriptor is missing");
-        let control = next()?;
-        let listeners = state.listeners.iter().map(|&removes_file| {
-            let socket = next()?;
-            Ok(InheritedListener { socket, removes_file })
-        });
-        let nbd = listeners.collect::<Result<_>>()?;
-        let machine = |_| Ok(Arc::new(BoundUnixSocket::taken_over(next()?)?));
-        let machines = state.machines.iter().map(machine).collect::<Result<_>>()?;
+        let control = fds.next().context("upgrade: the control socket is missing")?;
+        let listeners = fds.by_ref().zip(&state.listeners);
+        let nbd =
+            listeners.map(|(socket, &removes_file)| InheritedListener { socket, removes_file }).collect();
+        let machine = |one: MachineState| {
+            let name = one.device.clone();
+            one.with_descriptors(&mut fds).with_context(|| format!("vhost-user {name}: its state is invalid"))
+        };
+        let machines = std::mem::take(&mut state.machines).into_iter().map(machine).collect::<Result<_>>()?;
         let given = InheritedSockets {
             control: Some(control.into()),
             nbd,
@@ -78,9 +78,9 @@ impl TakeOver {
         self.given.take().unwrap_or_default()
     }
 
-    /// The vhost-user sockets, with the names of their devices.
-    pub(in crate::serve) fn machines(&self) -> Vec<(String, Arc<BoundUnixSocket>)> {
-        self.state.machines.iter().cloned().zip(self.machines.iter().cloned()).collect()
+    /// The disks of machines, once.
+    pub(in crate::serve) fn take_machines(&mut self) -> Vec<VhostUserDisk> {
+        std::mem::take(&mut self.machines)
     }
 
     /// Reports an error to the old server, which goes on then.
