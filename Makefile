@@ -36,7 +36,7 @@ help:
 	@echo 'make lint     formatting and clippy, as CI checks them'
 	@echo 'make bench    udm compared with the one-mutex design, the bare device and other servers'
 	@echo 'make lab      the experiments on which udm is based, with their references, as $(LAB)'
-	@echo 'make install  program, man pages, completions, lib/udm/dmsetup and libudm under PREFIX ($(PREFIX))'
+	@echo 'make install  program, man pages, completions, lib/udm/dmsetup, lib/udm/vhost-user-blk and libudm under PREFIX ($(PREFIX))'
 	@echo 'make fio-engine  an engine for the installed fio, as $(TARGET_DIR)/fio/udm.so'
 	@echo 'make deb      packages for Debian, with units for systemd, in $(TARGET_DIR)/debian'
 
@@ -104,6 +104,9 @@ install: build library install-library
 	$(STRIP) $(DESTDIR)$(PREFIX)/bin/udm
 	install -d $(DESTDIR)$(PREFIX)/lib/udm
 	ln -sf ../../bin/udm $(DESTDIR)$(PREFIX)/lib/udm/dmsetup
+	ln -sf ../../bin/udm $(DESTDIR)$(PREFIX)/lib/udm/vhost-user-blk
+	install -d $(DESTDIR)$(PREFIX)/share/qemu/vhost-user
+	sed -e 's,@PREFIX@,$(PREFIX),' packaging/50-udm-blk.json.in > $(DESTDIR)$(PREFIX)/share/qemu/vhost-user/50-udm-blk.json
 	$(UDM) generate man $(TARGET_DIR)/man
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/man/man5
 	install -m 644 $(TARGET_DIR)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/

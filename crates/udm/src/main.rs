@@ -4,7 +4,8 @@
 //!   `requests`: requests that they share.
 //! * `verbs`, `snapshot`, `multipath`: commands that talk to a running server.
 //! * `serve`, `config`, `log`: the server. `top`, `web`: displays of a running server.
-//! * `dmsetup`, `columns`, `concise`: dmsetup's command line and output.
+//! * `dmsetup`, `columns`, `concise`: dmsetup's command line and output. `vhost_user_blk`: the
+//!   command line that QEMU expects of a back end.
 //! * `bench`, `lab`, `demo`: measurements and demonstrations. `cow`, `log_writes`: offline tools.
 #![forbid(unsafe_code)]
 
@@ -30,6 +31,7 @@ mod snapshot;
 mod table_arg;
 mod top;
 mod verbs;
+mod vhost_user_blk;
 mod web;
 
 use clap::{CommandFactory, Parser};
@@ -70,6 +72,11 @@ fn run_udm_or_dmsetup() -> ExitCode {
     }
     if serve::is_supervisor(program.as_deref()) {
         return serve::run_supervisor(words).unwrap_or_else(|error| fail_without_log(&error));
+    }
+    if vhost_user_blk::is_vhost_user_blk(program.as_deref()) {
+        let code = vhost_user_blk::run(words).unwrap_or_else(|error| fail_without_log(&error));
+        log::flush_log();
+        return code;
     }
     let cli = Cli::try_parse().unwrap_or_else(|error| {
         let bench = std::env::args_os().nth(1).is_some_and(|verb| verb == "bench");

@@ -8,10 +8,11 @@ mod support;
 use driver::{DATA, TestMachine, message};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
+use rustix::process::{Pid, Signal, kill_process};
 use std::collections::HashMap;
 use std::fs;
 use std::io::Read;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -138,6 +139,55 @@ fn a_machine_survives_servers_that_are_killed_and_upgraded() {
         }
     }
     assert!(submitted_again > 0, "no request was in flight when its server was killed");
+}
+
+/// The command line that QEMU and libvirt expect of a back-end program.
+#[test]
+fn a_back_end_program_serves_a_file() {
+    let folder = TempDir::new().unwrap();
+    let (program, file) = (folder.path().join("vhost-user-blk"), folder.path().join("a disk"));
+    std::os::unix::fs::symlink(UDM, &program).unwrap();
+    fs::write(&file, block(1, 2)).unwrap();
+    let run = |args: &[&str]| Command::new(&program).args(args).output().unwrap();
+    let capabilities = text(&run(&["--print-capabilities"]).stdout);
+    assert_eq!(capabilities, "{\"type\": \"block\", \"features\": [\"read-only\", \"blk-file\"]}\n");
+    for wrong in [&[][..], &["--blk-file=x"], &["--fd=3"], &["--fd=3", "--socket-path=s", "--blk-file=x"]] {
+        assert_eq!(run(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+    let missing = run(&["--socket-path=s", "--blk-file=/nonexistent"]);
+    assert!(text(&missing.stderr).contains("/nonexistent: No such file or directory"), "{missing:?}");
+
+    let reads = |machine: &mut TestMachine| {
+        machine.start(VirtioFeatures::INDIRECT_DESC);
+        assert_eq!(machine.request(0, READ, 0, &[], &[(DATA, BLOCK)]).0, 0);
+        assert!(machine.read((DATA, BLOCK)) == block(1, 2));
+    };
+    // A listening socket: two machines, one after the other, and a disk that refuses writes.
+    let socket = folder.path().join("s");
+    let blk_file = format!("--blk-file={}", file.display());
+    let mut command = Command::new(&program);
+    command.arg(format!("--socket-path={}", socket.display())).args([&blk_file, "--read-only"]);
+    let mut child = command.spawn().unwrap();
+    until("a socket", || socket.exists().then_some(()));
+    for _ in 0..2 {
+        let mut machine = TestMachine::new(&socket, 1);
+        reads(&mut machine);
+        assert_ne!(machine.request(0, WRITE, 0, &[(DATA, BLOCK)], &[]).0, 0, "it is read-only");
+    }
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert!(child.wait().unwrap().success() && !socket.exists());
+
+    // A connected socket: the program ends with the machine.
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$0\" --fd=9 \"$1\" 9<&0 0</dev/null"]).arg(&program).arg(&blk_file);
+    let mut child = command.stdin(OwnedFd::from(theirs)).spawn().unwrap();
+    drop(command);
+    let mut machine = TestMachine::on(ours, 1);
+    reads(&mut machine);
+    assert_eq!(machine.request(0, WRITE, 0, &[(DATA, BLOCK)], &[]).0, 0);
+    drop(machine);
+    assert!(child.wait().unwrap().success());
 }
 
 /// What a user may write wrongly.

@@ -71,17 +71,7 @@ impl VhostUserServer {
         socket: Arc<BoundUnixSocket>,
         detached: Option<DetachedVhostUserFrontEnd>,
     ) -> io::Result<VhostUserServer> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let shared = Arc::new(VhostUserShared {
-            core_set: Arc::clone(core_set),
-            exports: Arc::clone(exports),
-            name: name.to_owned(),
-            stop: eventfd(0, flags)?,
-            event: eventfd(0, flags)?,
-            is_connected: AtomicBool::new(false),
-            detaches: AtomicBool::new(false),
-            detached: Mutex::default(),
-        });
+        let shared = VhostUserShared::new(core_set, exports, name)?;
         let thread = {
             let (shared, socket) = (Arc::clone(&shared), Arc::clone(&socket));
             std::thread::Builder::new().name("udm-vhost-user".into()).spawn(move || {
@@ -157,6 +147,44 @@ impl VhostUserServer {
     }
 }
 
+/// The service of one machine that is connected already. If it is dropped, its session ends.
+pub struct VhostUserConnection(Arc<VhostUserShared>);
+
+impl VhostUserConnection {
+    /// Serves the export `name` to the machine at the other end of `socket`. When the machine has
+    /// disconnected, `ended` is called on a thread.
+    ///
+    /// # Errors
+    /// There are no descriptors or threads.
+    pub fn start(
+        core_set: &Arc<ProcessCores>,
+        exports: &Arc<Exports>,
+        name: &str,
+        socket: OwnedFd,
+        ended: impl FnOnce() + Send + 'static,
+    ) -> io::Result<VhostUserConnection> {
+        let shared = VhostUserShared::new(core_set, exports, name)?;
+        let served = Arc::clone(&shared);
+        std::thread::Builder::new().name("udm-vhost-user".into()).spawn(move || {
+            served.serve_client(socket, Vec::new());
+            ended();
+        })?;
+        Ok(VhostUserConnection(shared))
+    }
+
+    /// As [`VhostUserServer::refresh_handle`].
+    #[must_use]
+    pub fn refresh_handle(&self) -> VhostUserRefreshHandle {
+        VhostUserRefreshHandle(Arc::clone(&self.0))
+    }
+}
+
+impl Drop for VhostUserConnection {
+    fn drop(&mut self) {
+        signal(&self.0.stop);
+    }
+}
+
 /// Makes the session of a server look at its device.
 pub struct VhostUserRefreshHandle(Arc<VhostUserShared>);
 
@@ -188,6 +216,24 @@ fn signal(eventfd: &OwnedFd) {
 }
 
 impl VhostUserShared {
+    fn new(
+        core_set: &Arc<ProcessCores>,
+        exports: &Arc<Exports>,
+        name: &str,
+    ) -> io::Result<Arc<VhostUserShared>> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Arc::new(VhostUserShared {
+            core_set: Arc::clone(core_set),
+            exports: Arc::clone(exports),
+            name: name.to_owned(),
+            stop: eventfd(0, flags)?,
+            event: eventfd(0, flags)?,
+            is_connected: AtomicBool::new(false),
+            detaches: AtomicBool::new(false),
+            detached: Mutex::default(),
+        }))
+    }
+
     fn serve(&self, socket: &BoundUnixSocket) {
         loop {
             let fd = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);

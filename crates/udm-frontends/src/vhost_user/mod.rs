@@ -47,4 +47,4 @@ mod session;
 mod slot;
 
 pub use handover::{DetachedVhostUserFrontEnd, VhostUserSetupMessage};
-pub use listener::{VhostUserRefreshHandle, VhostUserServer};
+pub use listener::{VhostUserConnection, VhostUserRefreshHandle, VhostUserServer};

@@ -83,6 +83,11 @@ pub type Place = (usize, usize);
 impl TestMachine {
     /// A machine with `rings` rings that is not connected to a back end yet.
     pub fn new(path: &Path, rings: usize) -> TestMachine {
+        TestMachine::on(connect(path), rings)
+    }
+
+    /// A machine on a connected socket.
+    pub fn on(socket: UnixStream, rings: usize) -> TestMachine {
         let memfd = memfd_create("machine", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memfd, MEMORY as u64).unwrap();
         let memory = Arc::new(SharedMemoryMap::of_guest_memory(&memfd, 0, MEMORY).unwrap());
@@ -97,7 +102,6 @@ impl TestMachine {
             call: eventfd(0, flags).unwrap(),
         };
         let rings = (0..rings).map(ring).collect();
-        let socket = connect(path);
         let features = VirtioFeatures::empty();
         TestMachine {
             socket,

@@ -39,6 +39,15 @@ pub struct VhostUserDiskArg {
     pub path: PathBuf,
 }
 
+/// A value of `--vhost-user-fd`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VhostUserFdArg {
+    /// Name of the device.
+    pub name: String,
+    /// Number of the descriptor.
+    pub fd: i32,
+}
+
 /// The arguments of `udm serve`.
 #[derive(Debug, Args)]
 #[command(
@@ -85,6 +94,10 @@ pub struct ServeArgs {
     /// ended, and the private folder of the sockets is removed
     #[arg(long, value_name = "CMD")]
     pub run: Option<String>,
+    /// Used by vhost-user-blk --fd: serve the machine at the other end of this open socket until it
+    /// disconnects
+    #[arg(long = "vhost-user-fd", value_name = "NAME=FD", value_parser = parse_vhost_user_fd, hide = true)]
+    pub vhost_user_fd: Option<VhostUserFdArg>,
     /// The CPUs to use, one core each (0-3, 0,2) [default: one core per CPU, at most 8, not pinned]
     #[arg(long, value_name = "LIST")]
     pub cores: Option<CpuList>,
@@ -166,6 +179,7 @@ impl ServeArgs {
             || !self.vhost_user.is_empty()
             || std::env::var_os("LISTEN_FDS").is_some()
             || self.take_over_on_stdin
+            || self.vhost_user_fd.is_some()
     }
 }
 
@@ -177,6 +191,14 @@ fn parse_vhost_user_disk(word: &str) -> Result<VhostUserDiskArg, String> {
         }
         _ => Err("expected NAME=PATH: a device, and a path for its socket".into()),
     }
+}
+
+/// Parses a value of `--vhost-user-fd`.
+fn parse_vhost_user_fd(word: &str) -> Result<VhostUserFdArg, String> {
+    let (name, fd) = word.split_once('=').ok_or("expected NAME=FD")?;
+    // Standard streams are no sockets for a machine.
+    let fd = fd.parse().ok().filter(|fd| *fd > 2).ok_or("expected the number of an open socket, above 2")?;
+    Ok(VhostUserFdArg { name: name.to_owned(), fd })
 }
 
 /// Parses the deadline of a path, in seconds.

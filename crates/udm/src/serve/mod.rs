@@ -247,7 +247,11 @@ async fn run_listeners_until_shutdown(
         // All of them are among the given ones.
         sockets.listen.clear();
     }
-    if sockets.listen.is_empty() && given.nbd.is_empty() && args.vhost_user.is_empty() {
+    if sockets.listen.is_empty()
+        && given.nbd.is_empty()
+        && args.vhost_user.is_empty()
+        && args.vhost_user_fd.is_none()
+    {
         bail!(
             "serve: nowhere to serve: expected unix, port or vhost-user, in the file or on the command line"
         );
@@ -274,6 +278,7 @@ async fn run_listeners_until_shutdown(
         disks.iter().for_each(|disk| disk.socket.keep_file(false));
     }
     let machines = Arc::new(VhostUserDisks::start(core_set, &exports, disks)?);
+    let _connected = args.vhost_user_fd.as_ref().map(|fd| machines.serve_connected(fd)).transpose()?;
     let exporter = registry.exporter().expect("set before");
     exporter.serves(sockets.addresses(&server), server.counts());
     let _pid = match take_over {
@@ -332,6 +337,7 @@ async fn run_until_end(
             never = http::finish_resumed_merges(registry) => match never {},
             broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
             never = systemd::send_systemd_keepalives(cores.core_set()) => match never {},
+            () = running.machines.connection_ended() => Ok(ExitCode::SUCCESS),
             done = run_command_or_wait_signal(args, sockets, exporter, signals) => done,
         }
     };

@@ -1,13 +1,17 @@
 //! The disks of virtual machines (`--vhost-user`).
 
-use super::args::ServeArgs;
+use super::args::{ServeArgs, VhostUserFdArg};
 use anyhow::{Context, Result, bail};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::sync::Notify;
 use udm_frontends::nbd::Exports;
 use udm_frontends::unix_socket::BoundUnixSocket;
-use udm_frontends::vhost_user::{DetachedVhostUserFrontEnd, VhostUserRefreshHandle, VhostUserServer};
+use udm_frontends::vhost_user::{
+    DetachedVhostUserFrontEnd, VhostUserConnection, VhostUserRefreshHandle, VhostUserServer,
+};
 use udm_runtime::ProcessCores;
 
 /// Pause between looks at servers that are stopping.
@@ -30,6 +34,8 @@ pub(super) struct VhostUserDisks {
     servers: Mutex<Vec<VhostUserServer>>,
     /// The servers that look at their devices after a change.
     refreshed: Arc<Mutex<Vec<VhostUserRefreshHandle>>>,
+    /// Notified when the machine of an inherited socket has disconnected.
+    ended: Arc<Notify>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -77,7 +83,8 @@ impl VhostUserDisks {
         let refresh = move |device| lock(&machines).iter().for_each(|machine| machine.refresh_if_of(device));
         exports.on_changed(Arc::new(refresh));
         let (core_set, exports) = (Arc::clone(core_set), Arc::clone(exports));
-        let all = VhostUserDisks { core_set, exports, servers: Mutex::default(), refreshed };
+        let all =
+            VhostUserDisks { core_set, exports, servers: Mutex::default(), refreshed, ended: Arc::default() };
         all.serve(disks)?;
         Ok(all)
     }
@@ -92,6 +99,30 @@ impl VhostUserDisks {
         *lock(&self.refreshed) = servers.iter().map(VhostUserServer::refresh_handle).collect();
         *lock(&self.servers) = servers;
         Ok(())
+    }
+
+    /// Serves the machine at the other end of an inherited socket, until it disconnects
+    /// ([`VhostUserDisks::connection_ended`]).
+    ///
+    /// # Errors
+    /// There is no such device or descriptor, or there are no threads.
+    pub(super) fn serve_connected(&self, arg: &VhostUserFdArg) -> Result<VhostUserConnection> {
+        let VhostUserFdArg { name, fd } = arg;
+        let own = || format!("vhost-user {name}: descriptor {fd}");
+        let this = pidfd_open(getpid(), PidfdFlags::empty()).with_context(own)?;
+        let socket = pidfd_getfd(&this, *fd, PidfdGetfdFlags::empty()).with_context(own)?;
+        rustix::net::getpeername(&socket).with_context(own)?;
+        let ended = Arc::clone(&self.ended);
+        let then = move || ended.notify_one();
+        let connection = VhostUserConnection::start(&self.core_set, &self.exports, name, socket, then);
+        let connection = connection.with_context(own)?;
+        lock(&self.refreshed).push(connection.refresh_handle());
+        Ok(connection)
+    }
+
+    /// Completes when the machine of [`VhostUserDisks::serve_connected`] has disconnected.
+    pub(super) async fn connection_ended(&self) {
+        self.ended.notified().await;
     }
 
     /// Names and paths of the sockets of all disks.

@@ -141,6 +141,9 @@ impl RunningServer<'_> {
                 "the private folder of --unix - ends with its server: give a path",
             ));
         }
+        if self.args.vhost_user_fd.is_some() {
+            return Err(refused(EOPNOTSUPP, "the machine of --fd ends its server when it disconnects"));
+        }
         check_handover(self.registry)
     }
 
