@@ -7,6 +7,7 @@ use clap::{Args, Command, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 use udm_wire::cpus::CpuList;
+use udm_wire::ublk::NUMBER_MAX;
 
 /// The value of `--lost-snapshots`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -37,6 +38,15 @@ pub struct VhostUserDiskArg {
     pub name: String,
     /// Path of the socket.
     pub path: PathBuf,
+}
+
+/// A value of `--ublk`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UblkDiskArg {
+    /// Name of the device.
+    pub name: String,
+    /// Number of the block device; `None` for any.
+    pub number: Option<u32>,
 }
 
 /// The arguments of `udm serve`.
@@ -74,6 +84,10 @@ pub struct ServeArgs {
     /// repeated
     #[arg(long = "vhost-user", value_name = "NAME=PATH", value_parser = parse_vhost_user_disk)]
     pub vhost_user: Vec<VhostUserDiskArg>,
+    /// Serve this device as a disk of this machine, /dev/ublkbN with the link /dev/udm/NAME (needs the
+    /// kernel's ublk driver, Linux 6.5, and mostly root); may be repeated
+    #[arg(long = "ublk", value_name = "NAME[=N]", value_parser = parse_ublk_disk)]
+    pub ublk: Vec<UblkDiskArg>,
     /// Export only this device; may be repeated [default: all]
     #[arg(long = "export", value_name = "NAME")]
     pub exports: Vec<String>,
@@ -159,7 +173,8 @@ impl ServeArgs {
     pub fn has_listen_args(&self) -> bool {
         let is_named =
             self.config.is_some() || self.unix.is_some() || self.port.is_some() || self.run.is_some();
-        is_named || !self.vhost_user.is_empty() || std::env::var_os("LISTEN_FDS").is_some()
+        let has_disks = !self.vhost_user.is_empty() || !self.ublk.is_empty();
+        is_named || has_disks || std::env::var_os("LISTEN_FDS").is_some()
     }
 }
 
@@ -170,6 +185,21 @@ fn parse_vhost_user_disk(word: &str) -> Result<VhostUserDiskArg, String> {
             Ok(VhostUserDiskArg { name: name.to_owned(), path: PathBuf::from(path) })
         }
         _ => Err("expected NAME=PATH: a device, and a path for its socket".into()),
+    }
+}
+
+/// Parses a value of `--ublk`.
+fn parse_ublk_disk(word: &str) -> Result<UblkDiskArg, String> {
+    let (name, number) = match word.split_once('=') {
+        Some((name, number)) => {
+            let number = number.parse().ok().filter(|number| *number <= NUMBER_MAX);
+            (name, Some(number.ok_or(format!("expected NAME or NAME=N, with N in 0..={NUMBER_MAX}"))?))
+        }
+        None => (word, None),
+    };
+    match name {
+        "" => Err("expected NAME or NAME=N: a device, and a number for /dev/ublkbN".into()),
+        _ => Ok(UblkDiskArg { name: name.to_owned(), number }),
     }
 }
 

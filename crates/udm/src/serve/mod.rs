@@ -17,6 +17,7 @@ mod shutdown;
 mod sockets;
 mod supervisor;
 mod systemd;
+mod ublk;
 mod vhost_user;
 
 use crate::config;
@@ -70,6 +71,9 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
 /// Serves the devices of `args` and of a file.
 fn serve_in_tokio_runtime(args: &ServeArgs, file: Option<ReloadableConfig>) -> Result<ExitCode> {
     descriptors::raise_open_file_limit();
+    if !args.ublk.is_empty() {
+        ublk::set_io_flusher();
+    }
     let control = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(http::BLOCKING_MAX)
@@ -208,20 +212,28 @@ async fn run_listeners_until_shutdown(
 ) -> Result<ExitCode> {
     let given = inherited_sockets::take_inherited_sockets()?;
     let sockets = ServerSockets::new(args, &given)?;
-    if sockets.listen.is_empty() && given.nbd.is_empty() && args.vhost_user.is_empty() {
+    let has_disks = !args.vhost_user.is_empty() || !args.ublk.is_empty();
+    if sockets.listen.is_empty() && given.nbd.is_empty() && !has_disks {
         bail!(
-            "serve: nowhere to serve: expected unix, port or vhost-user, in the file or on the command line"
+            "serve: nowhere to serve: expected unix, port, vhost-user or ublk, in the file or on the command line"
         );
     }
     let socket = given.control.map_or_else(|| ControlSocket::bind(&sockets.control), ControlSocket::given);
     let socket = socket.with_context(|| format!("control socket {}", sockets.control.display()))?;
     let options = NbdServerLimits::default();
     let machines = vhost_user::VhostUserDisks::start(args, cores.core_set(), &exports)?;
+    let disks = ublk::UblkDisks::start(args, cores.core_set(), &exports)?;
+    let (refresh_machines, refresh_disks) = (machines.change_hook(), disks.change_hook());
+    exports.on_changed(Arc::new(move |device| {
+        refresh_machines(device);
+        refresh_disks(device);
+    }));
     let server = NbdServer::start_with(cores.core_set(), exports, options, &sockets.listen, given.nbd)
         .context("serve")?;
     let exporter = registry.exporter().expect("set before");
     exporter.serves(sockets.addresses(&server), server.counts());
-    report::print_exports_to_stderr(&exporter.list(), &machines.sockets(), &sockets.control);
+    let addresses = [machines.addresses(), disks.addresses()].concat();
+    report::print_exports_to_stderr(&exporter.list(), &addresses, &sockets.control);
     let _pid = ready::write_pidfile_and_detach(args)?;
     systemd::notify_systemd_ready(registry.all().len());
 
@@ -241,6 +253,8 @@ async fn run_listeners_until_shutdown(
     drop(socket);
     // Their requests in flight are waited for with those of the other clients.
     drop(machines);
+    // The kernel still reads and writes while it ends a disk.
+    drop(disks);
     server.stop();
     done
 }

@@ -2,8 +2,8 @@
 
 use super::args::ServeArgs;
 use anyhow::{Context, Result, bail};
-use std::path::Path;
 use std::sync::Arc;
+use udm_core::DeviceId;
 use udm_frontends::nbd::Exports;
 use udm_frontends::vhost_user::VhostUserServer;
 use udm_runtime::ProcessCores;
@@ -34,14 +34,18 @@ impl VhostUserDisks {
             let server = server.with_context(|| format!("vhost-user {}", disk.path.display()))?;
             servers.push(server);
         }
-        let machines: Vec<_> = servers.iter().map(VhostUserServer::refresh_handle).collect();
-        let refresh = move |device| machines.iter().for_each(|machine| machine.refresh_if_of(device));
-        exports.on_changed(Arc::new(refresh));
         Ok(VhostUserDisks(servers))
     }
 
-    /// Names and paths of the sockets of all disks.
-    pub(super) fn sockets(&self) -> Vec<(&str, &Path)> {
-        self.0.iter().map(|server| (server.name(), server.path())).collect()
+    /// A function for [`Exports::on_changed`].
+    pub(super) fn change_hook(&self) -> impl Fn(DeviceId) + Send + Sync + use<> {
+        let machines: Vec<_> = self.0.iter().map(VhostUserServer::refresh_handle).collect();
+        move |device| machines.iter().for_each(|machine| machine.refresh_if_of(device))
+    }
+
+    /// Names and addresses of all disks.
+    pub(super) fn addresses(&self) -> Vec<(&str, String)> {
+        let address = |server: &VhostUserServer| format!("vhost-user:{}", server.path().display());
+        self.0.iter().map(|server| (server.name(), address(server))).collect()
     }
 }

@@ -19,7 +19,7 @@ const MODULES: [&str; 6] =
     ["virtio_ring", "virtio", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci", "virtio_blk"];
 
 /// Commands of busybox that scripts may use.
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 27] = [
     "sh",
     "mount",
     "umount",
@@ -36,6 +36,17 @@ const COMMANDS: [&str; 16] = [
     "blkdiscard",
     "grep",
     "cp",
+    "awk",
+    "chmod",
+    "chown",
+    "head",
+    "kill",
+    "ls",
+    "mkdir",
+    "readlink",
+    "rm",
+    "su",
+    "tail",
 ];
 
 /// A kernel package.
@@ -50,6 +61,23 @@ impl GuestKernel {
         };
         let tools = ["qemu-system-x86_64", "cpio", "busybox"];
         tools.iter().all(|tool| has(tool)).then(|| GuestKernel(kernel.into()))
+    }
+
+    /// True if the package has the module; otherwise reports the skip.
+    pub fn has_module(&self, module: &str) -> bool {
+        let found = self.module(module).is_some();
+        if !found {
+            report_skip(&format!("the kernel of UDM_TEST_KERNEL has no module {module}"));
+        }
+        found
+    }
+
+    /// The file of a module, which may be compressed.
+    fn module(&self, module: &str) -> Option<PathBuf> {
+        let names = [format!("{module}.ko"), format!("{module}.ko.xz")];
+        let found =
+            names.map(|name| Command::new("find").arg(&self.0).arg("-name").arg(&name).output().unwrap());
+        found.iter().find_map(|found| text(&found.stdout).lines().next().map(PathBuf::from))
     }
 
     fn image(&self) -> PathBuf {
@@ -83,7 +111,7 @@ impl GuestKernel {
     /// The initramfs: a shell, the modules and programs, and the script.
     fn initrd(&self, folder: &Path, modules: &[&str], programs: &[&str], script: &str) -> PathBuf {
         let root = folder.join("root");
-        for place in ["bin", "dev", "proc", "sys", "mod", "mnt"] {
+        for place in ["bin", "dev", "proc", "sys", "mod", "mnt", "tmp", "etc"] {
             fs::create_dir_all(root.join(place)).unwrap();
         }
         for program in ["busybox"].iter().chain(programs) {
@@ -94,12 +122,17 @@ impl GuestKernel {
         }
         let mut loads = String::new();
         for module in MODULES.iter().chain(modules) {
+            let Some(path) = self.module(module) else { continue };
             let name = format!("{module}.ko");
-            let found = Command::new("find").arg(&self.0).arg("-name").arg(&name).output().unwrap();
-            if let Some(path) = text(&found.stdout).lines().next() {
-                fs::copy(path, root.join("mod").join(&name)).unwrap();
-                loads += &format!("insmod /mod/{name}\n");
+            let copy = root.join("mod").join(&name);
+            if path.extension().is_some_and(|extension| extension == "xz") {
+                let plain = Command::new("xz").arg("-dc").arg(&path).output().unwrap();
+                assert!(plain.status.success(), "{}", text(&plain.stderr));
+                fs::write(copy, plain.stdout).unwrap();
+            } else {
+                fs::copy(path, copy).unwrap();
             }
+            loads += &format!("insmod /mod/{name}\n");
         }
         let init = format!(
             "#!/bin/sh\nmount -t devtmpfs d /dev; mount -t proc p /proc; mount -t sysfs s /sys\n{loads}\
@@ -117,7 +150,7 @@ impl GuestKernel {
 fn copy_with_libraries(program: &str, root: &Path) {
     let look = format!("PATH=$PATH:/usr/sbin:/sbin command -v {program}");
     let found = text(&Command::new("sh").args(["-c", &look]).output().unwrap().stdout);
-    let copy = root.join("bin").join(program);
+    let copy = root.join("bin").join(Path::new(program).file_name().unwrap());
     fs::copy(found.trim_end(), &copy).unwrap();
     let libraries = Command::new("ldd").arg(&copy).output().unwrap();
     for library in text(&libraries.stdout).split_whitespace().filter(|word| word.starts_with('/')) {
