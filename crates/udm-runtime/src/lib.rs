@@ -43,7 +43,7 @@
 //! **Panics.** A core thread that panics aborts the program: its requests would never complete, and
 //! no answer is better than a wrong one.
 //!
-//! The `unsafe` of this crate is in `ring/sys.rs`.
+//! The `unsafe` of this crate is in `ring/sys.rs`, `ring/ublk_control.rs` and `ring/ublk_device.rs`.
 
 mod blocking_drop;
 mod core_lanes;
@@ -69,7 +69,10 @@ pub use front_end::{FrontCx, FrontEnd, FrontKey};
 pub use in_flight_report::CoreWorkInFlightReport;
 pub use local::{CoreClockFunctions, CoreOptions, LocalCore, pin_thread_to_cpus};
 pub use local_io::{LocalControlIo, TemporaryCoreIo};
-pub use ring::{Ring, RingCompletion, RingOp, RingUser, SimulatedCqe, SimulatedKernel};
+pub use ring::{
+    Ring, RingCompletion, RingOp, RingUser, SimulatedCqe, SimulatedKernel, UblkControl, UblkDevice,
+    UblkDeviceQueue,
+};
 pub use runtime::{Runtime, RuntimeOptions, StoppedRuntimeThreads};
 pub use stepped::{CoreStateAfterStep, SteppedCore};
 pub use udm_core::BioTaskLaneId;

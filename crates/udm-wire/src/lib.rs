@@ -1,4 +1,4 @@
-//! Parsers and printers: table lines, sizes, URIs, the protocols NBD, vhost-user and virtio,
+//! Parsers and printers: table lines, sizes, URIs, the protocols NBD, vhost-user, ublk and virtio,
 //! snapshot stores, configuration files.
 //!
 //! Contract: everything here is a pure function of its input. There is no I/O, no clock, no thread
@@ -18,6 +18,7 @@ pub mod multipath_conf;
 pub mod nbd;
 pub mod size;
 pub mod table;
+pub mod ublk;
 pub mod udm_conf;
 pub mod uri;
 pub mod vhost_user;

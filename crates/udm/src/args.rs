@@ -76,6 +76,11 @@ pub struct StateFolderArgs {
 impl StateFolderArgs {
     /// Opens the state folder: the given one, `$UDM_STATE`, or the default of the user.
     pub fn open(&self) -> Result<Arc<StateFolder>> {
+        Ok(StateFolder::new(self.path()?))
+    }
+
+    /// The absolute path of the state folder.
+    pub fn path(&self) -> Result<PathBuf> {
         let given = self.folder.clone().or_else(|| env_path("UDM_STATE"));
         let path = given.or_else(|| match rustix::process::geteuid().is_root() {
             true => Some("/var/lib/udm".into()),
@@ -85,8 +90,7 @@ impl StateFolderArgs {
             }
         });
         let path = path.context("state: neither XDG_STATE_HOME nor HOME is set: give --state FOLDER")?;
-        let path = std::path::absolute(&path).with_context(|| path.display().to_string())?;
-        Ok(StateFolder::new(path))
+        std::path::absolute(&path).with_context(|| path.display().to_string())
     }
 }
 

@@ -181,7 +181,7 @@ pub fn no_listen_address_error() -> clap::Error {
 }
 
 /// The message for a server without an address to serve on.
-const NO_ADDRESS: &str = "nowhere to serve: expected --unix PATH, --port N, --vhost-user NAME=PATH, --run CMD, a FILE, or sockets from a service manager ($LISTEN_FDS)";
+const NO_ADDRESS: &str = "nowhere to serve: expected --unix PATH, --port N, --vhost-user NAME=PATH, --ublk NAME, --run CMD, a FILE, or sockets from a service manager ($LISTEN_FDS)";
 
 #[cfg(test)]
 mod tests {

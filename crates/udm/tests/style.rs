@@ -92,7 +92,9 @@ const UNSAFE: &[&str] = &[
     "crates/udm-buf/src/shared.rs",
     "crates/udm-capi/src/abi.rs",
     "crates/udm-capi/src/raw.rs",
-    "crates/udm-runtime/src/ring",
+    "crates/udm-runtime/src/ring/sys.rs",
+    "crates/udm-runtime/src/ring/ublk_control.rs",
+    "crates/udm-runtime/src/ring/ublk_device.rs",
 ];
 
 /// Files that may use standard error: the log, whose thread may block and fail; and code that only

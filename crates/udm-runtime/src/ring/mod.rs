@@ -18,10 +18,14 @@
 mod op;
 mod simulated;
 mod sys;
+mod ublk_control;
+mod ublk_device;
 pub(crate) mod unavailable;
 
 pub use op::{RingCompletion, RingOp};
 pub use simulated::{SimulatedCqe, SimulatedKernel};
+pub use ublk_control::UblkControl;
+pub use ublk_device::{UblkDevice, UblkDeviceQueue};
 
 use simulated::RingBackend;
 use slab::Slab;
@@ -342,6 +346,9 @@ impl Drop for RingOpsAndUsers {
             }
             if self.entries.is_empty() {
                 return;
+            }
+            if self.entries.iter().all(|(_, op)| op.entry.is_endless()) {
+                break;
             }
             self.kernel.wait(Some(Duration::from_millis(10)));
         }

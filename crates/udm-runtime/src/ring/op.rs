@@ -1,5 +1,6 @@
 //! Ring operations and their results.
 
+use super::ublk_device::UblkDeviceQueue;
 use rustix::net::SocketAddrAny;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -76,12 +77,31 @@ pub enum RingOp {
         /// reason.
         whole: bool,
     },
+    /// A command to a tag of a ublk device. It completes when the kernel has a request for the tag,
+    /// or never: see [`RingOp::is_endless`].
+    Ublk {
+        /// The queue of the device.
+        queue: Arc<UblkDeviceQueue>,
+        /// Number of the command: a fetch, or a commit and fetch.
+        code: u32,
+        /// The command (`struct ublksrv_io_cmd`). Its address is set to that of the data.
+        command: [u8; 16],
+        /// One piece of at least [`UblkDeviceQueue::io_bytes_max`] bytes, with the data of a completed
+        /// read, and for that of the next write. If it is shorter, the kernel refuses the command.
+        data: Segments,
+    },
 }
 
 impl RingOp {
     /// Maximum number of pieces per operation (`IOV_MAX`). Of a longer list, only the first pieces
     /// are moved, and the result is short.
     pub const MAX_PIECES: usize = 1024;
+
+    /// True for an operation that cannot be cancelled and may never complete. Its memory is leaked
+    /// if its core exits.
+    pub(crate) fn is_endless(&self) -> bool {
+        matches!(self, RingOp::Ublk { .. })
+    }
 }
 
 /// A completed operation.

@@ -52,7 +52,8 @@ impl RingOpKernelArgs {
         if let RingOp::Read { data, .. }
         | RingOp::Write { data, .. }
         | RingOp::Recv { data, .. }
-        | RingOp::Send { data, .. } = &op
+        | RingOp::Send { data, .. }
+        | RingOp::Ublk { data, .. } = &op
         {
             self.iov.extend(
                 data.ranges()
@@ -77,7 +78,8 @@ impl RingOpKernelArgs {
                 RingOp::Read { data, .. }
                 | RingOp::Write { data, .. }
                 | RingOp::Recv { data, .. }
-                | RingOp::Send { data, .. },
+                | RingOp::Send { data, .. }
+                | RingOp::Ublk { data, .. },
             ) => data,
             _ => Segments::new(),
         }
@@ -96,6 +98,11 @@ impl RingOpKernelArgs {
     /// True for a read or write of a file.
     fn is_file_op(&self) -> bool {
         matches!(self.op, Some(RingOp::Read { .. } | RingOp::Write { .. }))
+    }
+
+    /// See [`RingOp::is_endless`].
+    pub(super) fn is_endless(&self) -> bool {
+        self.op.as_ref().is_some_and(RingOp::is_endless)
     }
 
     /// True for a send, the only operation that can be quick.
@@ -165,6 +172,14 @@ impl RingOpKernelArgs {
                     Some(msg) => opcode::SendMsg::new(raw(fd), msg).flags(flags as u32).build(),
                 };
                 if quick { sqe.flags(Flags::SKIP_SUCCESS) } else { sqe }
+            }
+            RingOp::Ublk { queue, code, command, .. } => {
+                let mut command = *command;
+                // The kernel refuses a command without an address.
+                let fits = single && len as usize >= queue.io_bytes_max();
+                let address = if fits { ptr as u64 } else { 0 };
+                command[8..].copy_from_slice(&address.to_ne_bytes());
+                opcode::UringCmd16::new(Fd(queue.raw_fd()), *code).cmd(command).build()
             }
         }
     }

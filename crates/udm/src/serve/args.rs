@@ -7,6 +7,7 @@ use clap::{Args, Command, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 use udm_wire::cpus::CpuList;
+use udm_wire::ublk::NUMBER_MAX;
 
 /// The value of `--lost-snapshots`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -48,6 +49,15 @@ pub struct VhostUserFdArg {
     pub fd: i32,
 }
 
+/// A value of `--ublk`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UblkDiskArg {
+    /// Name of the device.
+    pub name: String,
+    /// Number of the block device; `None` for any.
+    pub number: Option<u32>,
+}
+
 /// The arguments of `udm serve`.
 #[derive(Debug, Args)]
 #[command(
@@ -83,6 +93,10 @@ pub struct ServeArgs {
     /// repeated
     #[arg(long = "vhost-user", value_name = "NAME=PATH", value_parser = parse_vhost_user_disk)]
     pub vhost_user: Vec<VhostUserDiskArg>,
+    /// Serve this device as a disk of this machine, /dev/ublkbN with the link /dev/udm/NAME (needs the
+    /// kernel's ublk driver, Linux 6.5, and mostly root); may be repeated
+    #[arg(long = "ublk", value_name = "NAME[=N]", value_parser = parse_ublk_disk)]
+    pub ublk: Vec<UblkDiskArg>,
     /// Export only this device; may be repeated [default: all]
     #[arg(long = "export", value_name = "NAME")]
     pub exports: Vec<String>,
@@ -175,11 +189,9 @@ impl ServeArgs {
     pub fn has_listen_args(&self) -> bool {
         let is_named =
             self.config.is_some() || self.unix.is_some() || self.port.is_some() || self.run.is_some();
-        is_named
-            || !self.vhost_user.is_empty()
-            || std::env::var_os("LISTEN_FDS").is_some()
-            || self.take_over_on_stdin
-            || self.vhost_user_fd.is_some()
+        let has_disks = !self.vhost_user.is_empty() || self.vhost_user_fd.is_some() || !self.ublk.is_empty();
+        let is_inherited = std::env::var_os("LISTEN_FDS").is_some() || self.take_over_on_stdin;
+        is_named || has_disks || is_inherited
     }
 }
 
@@ -199,6 +211,21 @@ fn parse_vhost_user_fd(word: &str) -> Result<VhostUserFdArg, String> {
     // Standard streams are no sockets for a machine.
     let fd = fd.parse().ok().filter(|fd| *fd > 2).ok_or("expected the number of an open socket, above 2")?;
     Ok(VhostUserFdArg { name: name.to_owned(), fd })
+}
+
+/// Parses a value of `--ublk`.
+fn parse_ublk_disk(word: &str) -> Result<UblkDiskArg, String> {
+    let (name, number) = match word.split_once('=') {
+        Some((name, number)) => {
+            let number = number.parse().ok().filter(|number| *number <= NUMBER_MAX);
+            (name, Some(number.ok_or(format!("expected NAME or NAME=N, with N in 0..={NUMBER_MAX}"))?))
+        }
+        None => (word, None),
+    };
+    match name {
+        "" => Err("expected NAME or NAME=N: a device, and a number for /dev/ublkbN".into()),
+        _ => Ok(UblkDiskArg { name: name.to_owned(), number }),
+    }
 }
 
 /// Parses the deadline of a path, in seconds.

@@ -17,6 +17,7 @@ mod shutdown;
 mod sockets;
 mod supervisor;
 mod systemd;
+mod ublk;
 mod upgrade;
 mod vhost_user;
 
@@ -74,6 +75,9 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
 /// Serves the devices of `args` and of a file.
 fn serve_in_tokio_runtime(args: &ServeArgs, file: Option<ReloadableConfig>) -> Result<ExitCode> {
     descriptors::raise_open_file_limit();
+    if !args.ublk.is_empty() {
+        ublk::set_io_flusher();
+    }
     let control = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(http::BLOCKING_MAX)
@@ -247,13 +251,10 @@ async fn run_listeners_until_shutdown(
         // All of them are among the given ones.
         sockets.listen.clear();
     }
-    if sockets.listen.is_empty()
-        && given.nbd.is_empty()
-        && args.vhost_user.is_empty()
-        && args.vhost_user_fd.is_none()
-    {
+    let has_disks = !args.vhost_user.is_empty() || args.vhost_user_fd.is_some() || !args.ublk.is_empty();
+    if sockets.listen.is_empty() && given.nbd.is_empty() && !has_disks {
         bail!(
-            "serve: nowhere to serve: expected unix, port or vhost-user, in the file or on the command line"
+            "serve: nowhere to serve: expected unix, port, vhost-user or ublk, in the file or on the command line"
         );
     }
     let socket = match given.control {
@@ -278,6 +279,12 @@ async fn run_listeners_until_shutdown(
         disks.iter().for_each(|disk| disk.socket.keep_file(false));
     }
     let machines = Arc::new(VhostUserDisks::start(core_set, &exports, disks)?);
+    let block_devices = ublk::UblkDisks::start(args, core_set, &exports)?;
+    let (refresh_machines, refresh_disks) = (machines.change_hook(), block_devices.change_hook());
+    exports.on_changed(Arc::new(move |device| {
+        refresh_machines(device);
+        refresh_disks(device);
+    }));
     let _connected = args.vhost_user_fd.as_ref().map(|fd| machines.serve_connected(fd)).transpose()?;
     let exporter = registry.exporter().expect("set before");
     exporter.serves(sockets.addresses(&server), server.counts());
@@ -291,7 +298,8 @@ async fn run_listeners_until_shutdown(
             pid?
         }
         None => {
-            report::print_exports_to_stderr(&exporter.list(), &machines.sockets(), &sockets.control);
+            let addresses = [machines.addresses(), block_devices.addresses()].concat();
+            report::print_exports_to_stderr(&exporter.list(), &addresses, &sockets.control);
             ready::write_pidfile_and_detach(args)?
         }
     };
@@ -313,6 +321,8 @@ async fn run_listeners_until_shutdown(
     drop(socket);
     // Their requests in flight are waited for with those of the other clients.
     drop(machines);
+    // The kernel still reads and writes while it ends a disk.
+    drop(block_devices);
     server.stop();
     done
 }

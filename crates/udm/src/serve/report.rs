@@ -3,15 +3,15 @@
 use crate::log;
 use crate::output::count_noun;
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use udm_control::api;
 use udm_wire::size::SizeWithUnit;
 
-/// Prints one line per export to standard error, with its NBD URIs and vhost-user sockets. Without
-/// exports, prints where the control socket is.
+/// Prints one line per export to standard error, with its NBD URIs, vhost-user sockets and block
+/// devices (`disks`, by name). Without exports, prints where the control socket is.
 pub(super) fn print_exports_to_stderr(
     exports: &[api::NbdExportDescription],
-    machines: &[(String, PathBuf)],
+    disks: &[(String, String)],
     control: &Path,
 ) {
     let (bold, dim, plain) =
@@ -19,9 +19,8 @@ pub(super) fn print_exports_to_stderr(
     let width = exports.iter().map(|e| e.name.chars().count()).max().unwrap_or(0);
     let mut out = String::new();
     for export in exports {
-        let sockets = machines.iter().filter(|(name, _)| *name == export.name);
-        let sockets = sockets.map(|(_, path)| format!("vhost-user:{}", path.display()));
-        let addresses: Vec<String> = export.uris.iter().cloned().chain(sockets).collect();
+        let disks = disks.iter().filter(|(name, _)| *name == export.name).map(|(_, address)| address.clone());
+        let addresses: Vec<String> = export.uris.iter().cloned().chain(disks).collect();
         let read_only = if export.read_only { " read-only" } else { "" };
         // Writing to a String can't fail.
         let _ = writeln!(

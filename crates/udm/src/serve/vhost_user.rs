@@ -3,10 +3,10 @@
 use super::args::{ServeArgs, VhostUserFdArg};
 use anyhow::{Context, Result, bail};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
+use udm_core::DeviceId;
 use udm_frontends::nbd::Exports;
 use udm_frontends::unix_socket::BoundUnixSocket;
 use udm_frontends::vhost_user::{
@@ -79,9 +79,6 @@ impl VhostUserDisks {
         disks: Vec<VhostUserDisk>,
     ) -> Result<VhostUserDisks> {
         let refreshed: Arc<Mutex<Vec<VhostUserRefreshHandle>>> = Arc::default();
-        let machines = Arc::clone(&refreshed);
-        let refresh = move |device| lock(&machines).iter().for_each(|machine| machine.refresh_if_of(device));
-        exports.on_changed(Arc::new(refresh));
         let (core_set, exports) = (Arc::clone(core_set), Arc::clone(exports));
         let all =
             VhostUserDisks { core_set, exports, servers: Mutex::default(), refreshed, ended: Arc::default() };
@@ -125,9 +122,16 @@ impl VhostUserDisks {
         self.ended.notified().await;
     }
 
-    /// Names and paths of the sockets of all disks.
-    pub(super) fn sockets(&self) -> Vec<(String, PathBuf)> {
-        lock(&self.servers).iter().map(|one| (one.name().to_owned(), one.path().to_owned())).collect()
+    /// A function for [`Exports::on_changed`].
+    pub(super) fn change_hook(&self) -> impl Fn(DeviceId) + Send + Sync + use<> {
+        let machines = Arc::clone(&self.refreshed);
+        move |device| lock(&machines).iter().for_each(|machine| machine.refresh_if_of(device))
+    }
+
+    /// Names and addresses of all disks.
+    pub(super) fn addresses(&self) -> Vec<(String, String)> {
+        let address = |one: &VhostUserServer| format!("vhost-user:{}", one.path().display());
+        lock(&self.servers).iter().map(|one| (one.name().to_owned(), address(one))).collect()
     }
 
     /// Accepts no machines, and detaches those that are connected.

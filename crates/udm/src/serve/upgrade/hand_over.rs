@@ -144,6 +144,11 @@ impl RunningServer<'_> {
         if self.args.vhost_user_fd.is_some() {
             return Err(refused(EOPNOTSUPP, "the machine of --fd ends its server when it disconnects"));
         }
+        if !self.args.ublk.is_empty() {
+            let why =
+                "block devices of ublk stay with their server: restart it, and they wait for the next one";
+            return Err(refused(EOPNOTSUPP, why));
+        }
         check_handover(self.registry)
     }
 

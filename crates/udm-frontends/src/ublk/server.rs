@@ -1,0 +1,193 @@
+//! The server of one disk: a thread on which its device is created, resized and ended.
+
+use super::session::UblkSession;
+use crate::nbd::Exports;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use udm_core::DeviceId;
+use udm_runtime::ProcessCores;
+use udm_wire::ublk::UblkOwner;
+
+/// The longest wait of a dropped server for its thread.
+const STOP_PATIENCE: Duration = Duration::from_secs(8);
+
+/// The options of a disk.
+#[derive(Clone, Debug)]
+pub struct UblkDiskOptions {
+    /// Name of the export, and of the link in `/dev/udm`.
+    pub name: String,
+    /// Number of the device; `None` for any.
+    pub number: Option<u32>,
+    /// State folder of the server: the next server with this folder and the same name takes the
+    /// device over.
+    pub state_folder: PathBuf,
+}
+
+impl UblkDiskOptions {
+    /// The mark of the device.
+    #[must_use]
+    pub fn owner(&self) -> UblkOwner {
+        UblkOwner::new(self.state_folder.as_os_str().as_encoded_bytes(), &self.name)
+    }
+}
+
+struct UblkShared {
+    core_set: Arc<ProcessCores>,
+    exports: Arc<Exports>,
+    options: UblkDiskOptions,
+    stop: OwnedFd,
+    event: OwnedFd,
+}
+
+/// A block device of this machine. If the server is dropped, the device is removed, or left to the
+/// next server if it is in use; the drop waits for this for some seconds only.
+pub struct UblkServer {
+    shared: Arc<UblkShared>,
+    started: UblkStarted,
+    thread: JoinHandle<()>,
+}
+
+/// What is known of a device that was started.
+struct UblkStarted {
+    number: u32,
+    link: Option<PathBuf>,
+    is_taken_over: bool,
+}
+
+impl UblkServer {
+    /// Creates the block device of the export `options.name`, or takes it over, and starts it.
+    ///
+    /// # Errors
+    /// The text says what is missing and what to do.
+    pub fn start(
+        core_set: &Arc<ProcessCores>,
+        exports: &Arc<Exports>,
+        options: UblkDiskOptions,
+    ) -> io::Result<UblkServer> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let shared = Arc::new(UblkShared {
+            core_set: Arc::clone(core_set),
+            exports: Arc::clone(exports),
+            options,
+            stop: eventfd(0, flags)?,
+            event: eventfd(0, flags)?,
+        });
+        let (reply, started) = sync_channel(1);
+        let thread = {
+            let shared = Arc::clone(&shared);
+            std::thread::Builder::new().name("udm-ublk".into()).spawn(move || shared.serve(&reply))?
+        };
+        let ended = || io::Error::other("the thread of the disk has ended");
+        let started = started.recv().map_err(|_| ended())??;
+        Ok(UblkServer { shared, started, thread })
+    }
+
+    /// Name of the export.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.shared.options.name
+    }
+
+    /// Path of the block device.
+    #[must_use]
+    pub fn block_device(&self) -> PathBuf {
+        format!("/dev/ublkb{}", self.started.number).into()
+    }
+
+    /// Path of the link to the block device, if it could be created.
+    #[must_use]
+    pub fn link(&self) -> Option<&Path> {
+        self.started.link.as_deref()
+    }
+
+    /// True if an earlier server had created the device.
+    #[must_use]
+    pub fn is_taken_over(&self) -> bool {
+        self.started.is_taken_over
+    }
+
+    /// A handle that makes the disk look at its device, whose size or limits may have changed.
+    #[must_use]
+    pub fn refresh_handle(&self) -> UblkRefreshHandle {
+        UblkRefreshHandle(Arc::clone(&self.shared))
+    }
+
+    /// Begins the end of the disk, without waiting.
+    pub fn begin_stop(&self) {
+        signal(&self.shared.stop);
+    }
+}
+
+impl Drop for UblkServer {
+    fn drop(&mut self) {
+        self.begin_stop();
+        let end = Instant::now() + STOP_PATIENCE;
+        while !self.thread.is_finished() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if !self.thread.is_finished() {
+            let (name, number) = (self.name(), self.started.number);
+            tracing::warn!("ublk {name}: /dev/ublkb{number} stays: the kernel does not end it in time");
+        }
+    }
+}
+
+/// Makes a disk look at its device.
+pub struct UblkRefreshHandle(Arc<UblkShared>);
+
+impl UblkRefreshHandle {
+    /// Makes the disk look at its device, if that is `device`.
+    pub fn refresh_if_of(&self, device: DeviceId) {
+        let export = self.0.exports.get(&self.0.options.name);
+        if export.is_some_and(|export| export.device().id() == device) {
+            signal(&self.0.event);
+        }
+    }
+}
+
+/// Makes an eventfd readable.
+fn signal(eventfd: &OwnedFd) {
+    // Fails only if it is readable already.
+    let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+}
+
+impl UblkShared {
+    fn serve(&self, reply: &SyncSender<io::Result<UblkStarted>>) {
+        let mut session = match UblkSession::start(&self.core_set, &self.exports, &self.options) {
+            Ok(session) => session,
+            Err(error) => return drop(reply.send(Err(error))),
+        };
+        let started = UblkStarted {
+            number: session.number(),
+            link: session.link().map(Path::to_owned),
+            is_taken_over: session.is_taken_over(),
+        };
+        if reply.send(Ok(started)).is_err() {
+            return session.end();
+        }
+        loop {
+            let fd = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+            let mut fds = [fd(self.stop.as_fd()), fd(self.event.as_fd())];
+            match poll(&mut fds, None) {
+                Ok(_) if !fds[0].revents().is_empty() => return session.end(),
+                Ok(_) => {
+                    // Several events are one look at the device.
+                    let _ = rustix::io::read(&self.event, &mut [0; 8]);
+                    session.refresh();
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!("ublk {}: {error}", self.options.name);
+                    return session.end();
+                }
+            }
+        }
+    }
+}

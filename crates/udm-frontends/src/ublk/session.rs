@@ -1,0 +1,354 @@
+//! A device from its creation, or its take-over from an earlier server, to its end.
+
+use super::device_link::DeviceLink;
+use super::driver::{UblkCommandError, UblkDriver};
+use super::existing::{find_own_device, start_recovery};
+use super::geometry::UblkGeometry;
+use super::openers::{BlockDeviceUse, look_at_block_device};
+use super::queue::{EVENTS_MAX, UblkQueue, UblkQueueEvent, UblkQueueMessage, UblkQueueStart};
+use super::server::UblkDiskOptions;
+use crate::nbd::{ExportRef, Exports};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+use udm_core::{CoreId, DeviceId};
+use udm_runtime::ProcessCores;
+use udm_wire::ublk::{UblkDeviceInfo, UblkDeviceState, UblkFeatures, UblkParams};
+
+/// Requests per queue.
+const DEPTH: u16 = 128;
+
+/// The longest data of a request in bytes.
+const IO_BYTES_MAX: u32 = 512 << 10;
+
+/// How long the queues may take to start, or to complete their requests at the end.
+const QUEUES_LIMIT: Duration = Duration::from_secs(5);
+
+/// A queue on its core.
+struct RunningUblkQueue {
+    core: CoreId,
+    topic: DeviceId,
+    events: Receiver<UblkQueueEvent>,
+}
+
+/// A device that is served.
+pub(super) struct UblkSession {
+    driver: UblkDriver,
+    core_set: Arc<ProcessCores>,
+    export: ExportRef,
+    name: String,
+    info: UblkDeviceInfo,
+    geometry: UblkGeometry,
+    /// What the kernel knows.
+    params: UblkParams,
+    queues: Vec<RunningUblkQueue>,
+    link: Option<DeviceLink>,
+    is_taken_over: bool,
+}
+
+impl UblkSession {
+    /// Creates and starts the device, or takes it over.
+    ///
+    /// # Errors
+    /// The text says what is missing and what to do.
+    pub(super) fn start(
+        core_set: &Arc<ProcessCores>,
+        exports: &Exports,
+        options: &UblkDiskOptions,
+    ) -> io::Result<UblkSession> {
+        let export = exports.acquire(&options.name).filter(|export| *export.name() == *options.name);
+        let export = export.ok_or_else(|| io::Error::other("there is no such device"))?;
+        let geometry = UblkGeometry::new(export.device().limits(), export.is_read_only());
+        // Refused before anything is created.
+        geometry.params(IO_BYTES_MAX)?;
+        let mut driver = UblkDriver::open()?;
+        let (mut number, mut taken_over) = (options.number, None);
+        if let Some(info) = find_own_device(&mut driver, options.owner())? {
+            let fits = number.is_none_or(|number| number == info.number);
+            match is_recoverable(&info) && info.state != UblkDeviceState::Dead {
+                true if fits => taken_over = Some(info),
+                true => remove_for_number(&mut driver, &info, number)?,
+                // The device ended with its server.
+                false => {
+                    driver.delete(&info)?;
+                    number = number.or(Some(info.number));
+                }
+            }
+        }
+        let info = match taken_over {
+            Some(info) => {
+                start_recovery(&mut driver, &info)?;
+                info
+            }
+            None => add_device(&mut driver, options, number, core_set.len())?,
+        };
+        let params = geometry.params(info.io_bytes_max)?;
+        let mut session = UblkSession {
+            driver,
+            core_set: Arc::clone(core_set),
+            export,
+            name: options.name.clone(),
+            info,
+            geometry,
+            params,
+            queues: Vec::new(),
+            link: None,
+            is_taken_over: taken_over.is_some(),
+        };
+        match session.start_device() {
+            Ok(()) => session.create_link(),
+            Err(error) => {
+                session.give_up();
+                return Err(error);
+            }
+        }
+        Ok(session)
+    }
+
+    fn start_device(&mut self) -> io::Result<()> {
+        if !self.is_taken_over {
+            self.driver.set_params(&self.info, &self.params)?;
+        }
+        self.start_queues()?;
+        if !self.is_taken_over {
+            return Ok(self.driver.start(&self.info)?);
+        }
+        self.driver.end_recovery(&self.info)?;
+        let known = self.driver.params(&self.info)?;
+        self.params = known.unwrap_or(self.params);
+        self.refresh();
+        Ok(())
+    }
+
+    /// Attaches the queues to the cores and waits until all tags are being fetched.
+    fn start_queues(&mut self) -> io::Result<()> {
+        let device = self.driver.open_device(self.info.number)?;
+        for (index, device) in device.queues().iter().enumerate() {
+            let core = CoreId((index % self.core_set.len()) as u16);
+            let topic = DeviceId::new();
+            let (sender, events) = sync_channel(EVENTS_MAX);
+            let start = UblkQueueStart {
+                index: index as u16,
+                topic,
+                export: self.export.clone(),
+                device: Arc::clone(device),
+                geometry: self.geometry,
+                events: sender,
+            };
+            let io_counters = self.export.io_counters_on(core);
+            self.core_set.attach(core, Box::new(move || Box::new(UblkQueue::new(start, io_counters))));
+            self.queues.push(RunningUblkQueue { core, topic, events });
+        }
+        let end = Instant::now() + QUEUES_LIMIT;
+        for queue in &self.queues {
+            match queue.events.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(UblkQueueEvent::Started) => {}
+                Ok(UblkQueueEvent::Failed(why)) => return Err(io::Error::other(why)),
+                Ok(UblkQueueEvent::Closed) | Err(_) => {
+                    return Err(io::Error::other("the cores do not answer"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn create_link(&mut self) {
+        match DeviceLink::create(&self.name, self.info.number) {
+            Ok(link) => self.link = Some(link),
+            Err(error) => {
+                tracing::warn!("ublk {}: no link to /dev/ublkb{}: {error}", self.name, self.info.number)
+            }
+        }
+    }
+
+    /// Ends a start that failed. A device that was to be taken over is left as it is.
+    fn give_up(&mut self) {
+        self.tell(&UblkQueueMessage::Detach);
+        if !self.is_taken_over
+            && let Err(error) = self.driver.delete(&self.info)
+        {
+            tracing::warn!("ublk {}: /dev/ublkc{}: {error}", self.name, self.info.number);
+        }
+    }
+
+    /// Number of the device.
+    pub(super) fn number(&self) -> u32 {
+        self.info.number
+    }
+
+    /// The link to the block device, if it could be created.
+    pub(super) fn link(&self) -> Option<&Path> {
+        self.link.as_ref().map(DeviceLink::path)
+    }
+
+    /// True if an earlier server had created the device.
+    pub(super) fn is_taken_over(&self) -> bool {
+        self.is_taken_over
+    }
+
+    fn tell(&self, message: &UblkQueueMessage) {
+        for queue in &self.queues {
+            self.core_set.send_message(queue.core, queue.topic, Box::new(message.clone()));
+        }
+    }
+
+    /// Looks if the device below has changed, and gives the kernel its size.
+    pub(super) fn refresh(&mut self) {
+        self.geometry = UblkGeometry::new(self.export.device().limits(), self.export.is_read_only());
+        self.tell(&UblkQueueMessage::Geometry(self.geometry));
+        let params = match self.geometry.params(self.info.io_bytes_max) {
+            Ok(params) => params,
+            Err(error) => return tracing::warn!("ublk {}: requests fail: {error}", self.name),
+        };
+        if params.sectors != self.params.sectors {
+            self.resize(params.sectors);
+        }
+        if params.logical_block > self.params.logical_block || params.is_read_only != self.params.is_read_only
+        {
+            let (name, number) = (&self.name, self.info.number);
+            tracing::warn!(
+                "ublk {name}: /dev/ublkb{number} keeps its old block size and its old way of access until it \
+                 is created again: requests that the device cannot serve now will fail"
+            );
+        }
+    }
+
+    fn resize(&mut self, sectors: u64) {
+        let (name, number, old) = (&self.name, self.info.number, self.params.sectors);
+        if !self.driver.features().contains(UblkFeatures::UPDATE_SIZE) {
+            return tracing::warn!(
+                "ublk {name}: /dev/ublkb{number} keeps its {old} sectors and not {sectors} until it is created \
+                 again: changing the size needs Linux 6.16"
+            );
+        }
+        match self.driver.update_size(&self.info, sectors) {
+            Ok(()) => {
+                self.params.sectors = sectors;
+                tracing::info!("ublk {name}: /dev/ublkb{number} has {sectors} sectors instead of {old}");
+            }
+            Err(error) => {
+                tracing::warn!("ublk {name}: /dev/ublkb{number} keeps its {old} sectors: {error}");
+            }
+        }
+    }
+
+    /// Ends the device in order: removes it, or leaves it to the next server if it is in use.
+    pub(super) fn end(mut self) {
+        match look_at_block_device(self.info.number) {
+            BlockDeviceUse::Used(user) if is_recoverable(&self.info) => self.leave(&user),
+            BlockDeviceUse::Used(user) => {
+                let (name, number) = (&self.name, self.info.number);
+                tracing::warn!(
+                    "ublk {name}: /dev/ublkb{number} ends with its server, although {user} uses it"
+                );
+                let stopped = self.driver.stop_always(&self.info);
+                self.remove(stopped, None);
+            }
+            BlockDeviceUse::Free(claim) => {
+                // The kernel looks for itself, and would count the claim.
+                let claim = claim.filter(|_| !self.driver.features().contains(UblkFeatures::SAFE_STOP_DEV));
+                let stopped = self.driver.stop(&self.info);
+                self.remove(stopped, claim);
+            }
+        }
+    }
+
+    fn remove(&mut self, stopped: Result<(), UblkCommandError>, claim: Option<OwnedFd>) {
+        match stopped {
+            Ok(()) => {}
+            Err(error) if error.errno() == Some(Errno::BUSY) => return self.leave("somebody"),
+            Err(error) => {
+                self.tell(&UblkQueueMessage::Detach);
+                return tracing::warn!("ublk {}: /dev/ublkb{} stays: {error}", self.name, self.info.number);
+            }
+        }
+        drop(claim);
+        self.wait_until_closed();
+        if let Some(link) = self.link.take() {
+            link.remove();
+        }
+        if let Err(error) = self.driver.delete(&self.info) {
+            tracing::warn!("ublk {}: /dev/ublkc{} stays: {error}", self.name, self.info.number);
+        }
+    }
+
+    /// Leaves the device to the next server. The kernel keeps requests once this process has ended.
+    fn leave(&mut self, user: &str) {
+        self.tell(&UblkQueueMessage::Detach);
+        self.wait_until_closed();
+        let (name, number) = (&self.name, self.info.number);
+        tracing::warn!(
+            "ublk {name}: /dev/ublkb{number} is in use ({user}): its requests wait for the next server with \
+             --ublk {name}"
+        );
+    }
+
+    fn wait_until_closed(&mut self) {
+        let end = Instant::now() + QUEUES_LIMIT;
+        for queue in self.queues.drain(..) {
+            // Disconnected: the core has ended, or the queue is gone.
+            let next = || queue.events.recv_timeout(end.saturating_duration_since(Instant::now()));
+            while let Ok(event) = next() {
+                if matches!(event, UblkQueueEvent::Closed) {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// True if another server can take the device over.
+fn is_recoverable(info: &UblkDeviceInfo) -> bool {
+    info.flags.contains(UblkFeatures::USER_RECOVERY)
+}
+
+fn add_device(
+    driver: &mut UblkDriver,
+    options: &UblkDiskOptions,
+    number: Option<u32>,
+    cores: usize,
+) -> io::Result<UblkDeviceInfo> {
+    let wanted =
+        UblkFeatures::USER_RECOVERY | UblkFeatures::USER_RECOVERY_REISSUE | UblkFeatures::UPDATE_SIZE;
+    let mut flags = driver.features() & wanted | UblkFeatures::CMD_IOCTL_ENCODE;
+    // The kernel clears it for a process with CAP_SYS_ADMIN.
+    flags.set(UblkFeatures::UNPRIVILEGED_DEV, !rustix::process::geteuid().is_root());
+    let info = UblkDeviceInfo {
+        queues: u16::try_from(cores).unwrap_or(u16::MAX),
+        depth: DEPTH,
+        io_bytes_max: IO_BYTES_MAX,
+        number: number.unwrap_or(u32::MAX),
+        flags,
+        mark: options.owner().encode(),
+        ..UblkDeviceInfo::default()
+    };
+    driver.add(&info).map_err(|error| match (error.errno(), number) {
+        (Some(Errno::EXIST), Some(number)) => {
+            io::Error::other(format!("/dev/ublkb{number} exists: choose another number, or none"))
+        }
+        (Some(Errno::ACCESS), _) => {
+            let text = "the limit of devices of users without privileges is reached: raise \
+                        /sys/module/ublk_drv/parameters/ublks_max";
+            io::Error::other(text)
+        }
+        (Some(Errno::PERM), _) => {
+            io::Error::other("no permission to create a device: CAP_SYS_ADMIN is needed")
+        }
+        _ => error.into(),
+    })
+}
+
+/// Removes the device of an earlier server, because another number is wanted.
+fn remove_for_number(driver: &mut UblkDriver, info: &UblkDeviceInfo, number: Option<u32>) -> io::Result<()> {
+    if let BlockDeviceUse::Used(user) = look_at_block_device(info.number) {
+        let (old, new) = (info.number, number.unwrap_or(info.number));
+        let text = format!("it is /dev/ublkb{old}, which {user} uses, and cannot become /dev/ublkb{new}");
+        return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
+    }
+    driver.stop_always(info)?;
+    Ok(driver.delete(info)?)
+}

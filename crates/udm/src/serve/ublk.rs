@@ -1,0 +1,114 @@
+//! The disks of this machine (`--ublk`).
+
+use super::args::ServeArgs;
+use anyhow::{Context, Result, bail};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+use udm_core::DeviceId;
+use udm_frontends::nbd::Exports;
+use udm_frontends::ublk::{UblkDiskOptions, UblkServer, remove_unwanted_devices};
+use udm_runtime::ProcessCores;
+
+/// How long a start waits for the removal of devices that nobody wants.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The servers of all disks. If it is dropped, their devices are removed, or left to the next
+/// server if they are in use.
+pub(super) struct UblkDisks(Vec<UblkServer>);
+
+impl UblkDisks {
+    /// Creates the block devices of all disks, or takes them over, and removes those of an earlier
+    /// server that nobody wants. Blocks.
+    ///
+    /// # Errors
+    /// A device is named twice or does not exist, or the kernel refuses a disk.
+    pub(super) fn start(
+        args: &ServeArgs,
+        core_set: &Arc<ProcessCores>,
+        exports: &Arc<Exports>,
+    ) -> Result<UblkDisks> {
+        // Without a home there is one set of disks per machine.
+        let state_folder = args.state.path().unwrap_or_default();
+        let mut disks: Vec<UblkDiskOptions> = Vec::new();
+        for disk in &args.ublk {
+            let (name, number, state_folder) = (disk.name.clone(), disk.number, state_folder.clone());
+            if exports.get(&name).is_none_or(|export| *export.name() != *name) {
+                bail!("ublk {name}: there is no --device of that name, or it is not exported");
+            }
+            let options = UblkDiskOptions { name, number, state_folder };
+            if let Some(other) = disks.iter().find(|other| other.owner() == options.owner()) {
+                match other.name == disk.name {
+                    true => bail!("ublk {}: the device is given twice", disk.name),
+                    false => bail!("ublk {}: choose a name that is less like {}", disk.name, other.name),
+                }
+            }
+            if let Some(number) = number.filter(|_| disks.iter().any(|other| other.number == number)) {
+                bail!("ublk {}: the number {number} is given twice", disk.name);
+            }
+            disks.push(options);
+        }
+        remove_unwanted(state_folder, disks.iter().map(|disk| disk.name.clone()).collect());
+        let mut servers = Vec::new();
+        for options in disks {
+            let name = options.name.clone();
+            let server =
+                UblkServer::start(core_set, exports, options).with_context(|| format!("ublk {name}"))?;
+            if server.is_taken_over() {
+                let path = server.block_device();
+                tracing::info!("ublk {name}: {} is taken over from an earlier server", path.display());
+            }
+            servers.push(server);
+        }
+        Ok(UblkDisks(servers))
+    }
+
+    /// A function for [`Exports::on_changed`].
+    pub(super) fn change_hook(&self) -> impl Fn(DeviceId) + Send + Sync + use<> {
+        let disks: Vec<_> = self.0.iter().map(UblkServer::refresh_handle).collect();
+        move |device| disks.iter().for_each(|disk| disk.refresh_if_of(device))
+    }
+
+    /// Names and addresses of all disks: the block device, and the link to it.
+    pub(super) fn addresses(&self) -> Vec<(String, String)> {
+        let paths = |server: &UblkServer| {
+            let link = server.link().map(|link| link.display().to_string());
+            [server.block_device().display().to_string()]
+                .into_iter()
+                .chain(link)
+                .collect::<Vec<_>>()
+                .join("  ")
+        };
+        self.0.iter().map(|server| (server.name().to_owned(), paths(server))).collect()
+    }
+}
+
+impl Drop for UblkDisks {
+    fn drop(&mut self) {
+        // All at once; each waits in its own drop.
+        self.0.iter().for_each(UblkServer::begin_stop);
+    }
+}
+
+/// Lets the kernel prefer this process when memory is short: memory that the process needs must not
+/// wait for its own disks. Inherited by the threads that start later.
+pub(super) fn set_io_flusher() {
+    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
+        tracing::debug!("ublk: PR_SET_IO_FLUSHER: {error}: CAP_SYS_RESOURCE is needed");
+    }
+}
+
+/// Removes devices of earlier servers but those of `names`. A device that hangs delays the start
+/// for a limited time only.
+fn remove_unwanted(state_folder: PathBuf, names: Vec<String>) {
+    let (done, finished) = sync_channel::<()>(1);
+    let thread = std::thread::Builder::new().name("udm-ublk".into()).spawn(move || {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        remove_unwanted_devices(&state_folder, &names);
+        drop(done);
+    });
+    if thread.is_ok() {
+        let _ = finished.recv_timeout(REMOVAL_PATIENCE);
+    }
+}

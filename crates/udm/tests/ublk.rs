@@ -1,0 +1,216 @@
+//! Disks of this machine: what is refused everywhere, and block devices of a real kernel.
+//!
+//! The tests with a kernel run only if `UDM_TEST_KERNEL` is a folder with an unpacked kernel
+//! package that has ublk (docs/internals/kernel-rows.md), and QEMU, busybox, cpio and xz are
+//! installed; otherwise they report that they were skipped. udm runs in the emulated machine.
+
+mod support;
+
+use std::path::Path;
+use support::guest::{GuestKernel, finish};
+use support::{UDM, has, text, udm};
+use tempfile::TempDir;
+
+/// In the order of their dependencies.
+const MODULES: [&str; 7] = ["crc16", "crc32c_generic", "libcrc32c", "mbcache", "jbd2", "ext4", "ublk_drv"];
+
+/// Functions of the scripts. `serve` starts a server for devices and waits until it is ready;
+/// `wakes` counts how often its threads were scheduled.
+const FUNCTIONS: &str = r#"
+export UDM_STATE=/tmp/state UDM_SOCKET=/tmp/control UDM_LOG=info
+dd if=/dev/zero of=/tmp/img bs=1M count=0 seek=64 2>/dev/null
+LINEAR='0 131072 linear file:/tmp/img 0'
+fail() { echo "FAILED: $*"; tail -n 9 /tmp/log; }
+expect() { [ "$2" = "$3" ] || fail "$1: expected $3, found $2"; }
+serve() {
+  : > /tmp/log; udm serve --check-paths off "$@" 2>> /tmp/log & P=$!
+  for i in $(seq 300); do
+    grep -q '^udm: [a-z]* .* /dev/ublkb' /tmp/log && return
+    kill -0 $P 2>/dev/null || break; sleep 0.1
+  done
+  fail "serve $*"
+}
+stop() { kill -$1 $P; wait $P; }
+soon() { for i in $(seq 200); do eval "$1" && return; sleep 0.1; done; fail "not soon: $1"; }
+logged() { grep -q "$1" /tmp/log || fail "not in the log: $1"; }
+wakes() { cat /proc/$P/task/*/status | awk '/ctxt_switches/ { n += $2 } END { print n }'; }
+"#;
+
+fn kernel() -> Option<GuestKernel> {
+    GuestKernel::find().filter(|kernel| has("xz") && kernel.has_module("ublk_drv"))
+}
+
+/// Runs a script in a machine, and checks that nothing in it failed.
+fn run(kernel: &GuestKernel, programs: &[&str], script: &str) -> String {
+    let folder = TempDir::new().unwrap();
+    let programs = [&[UDM], programs].concat();
+    let script = format!(
+        "{FUNCTIONS}{script}\ncat /proc/kmsg > /tmp/kmsg & sleep 0.5\n\
+         grep -iE 'i/o error|bug:|warning:|blocked for' /tmp/kmsg; echo FINISHED"
+    );
+    let mut qemu = kernel.machine(folder.path(), &MODULES, &programs, &script);
+    qemu.args(["-smp", "2", "-m", "512"]);
+    let output = finish(qemu.spawn().unwrap(), folder.path());
+    let bad = ["FAILED", "I/O error", "BUG:", "WARNING:", "blocked for"];
+    assert!(output.contains("FINISHED") && !bad.iter().any(|bad| output.contains(bad)), "{output}");
+    output
+}
+
+fn assert_lines(output: &str, lines: &[&str]) {
+    for line in lines {
+        assert!(output.contains(line), "no {line:?}: {output}");
+    }
+}
+
+/// A file system with a verified load: its server is killed several times, ends in order while the
+/// disk is mounted, and is replaced; the load sees no error. Afterwards the server sleeps, and its
+/// end removes the block device.
+#[test]
+fn a_file_system_keeps_its_disk_over_killed_servers() {
+    let Some(kernel) = kernel() else { return };
+    let script = r#"
+        again() { serve --device "disk=$LINEAR" --ublk disk --cores 0-1; }
+        serve --device "disk=$LINEAR" --ublk disk=3 --cores 0-1
+        Q=/sys/block/ublkb3/queue
+        echo SEEN $(cat /sys/block/ublkb3/size $Q/write_cache $Q/fua $Q/logical_block_size $Q/max_sectors_kb)
+        expect link $(readlink /dev/udm/disk) /dev/ublkb3
+        mkfs.ext4 -q /dev/udm/disk && mount -t ext4 -o discard /dev/udm/disk /mnt || fail mkfs
+        dd if=/dev/urandom of=/mnt/a bs=1M count=8 2>/dev/null; sync
+        echo 0 > /tmp/rounds
+        (
+          n=0
+          while ! [ -e /tmp/end ]; do
+            cp /mnt/a /mnt/b && sync || echo FAILED copy
+            echo 3 > /proc/sys/vm/drop_caches
+            cmp /mnt/a /mnt/b || echo FAILED compare
+            rm /mnt/b; n=$((n + 1)); echo $n > /tmp/rounds
+          done
+        ) & LOAD=$!
+        progress() { R=$(cat /tmp/rounds); soon '[ $(cat /tmp/rounds) -gt $((R + 1)) ]'; }
+        for life in 1 2 3 4 5; do
+          progress; sleep 0.$((life * 17)); stop KILL; again
+          logged '/dev/ublkb3 is taken over'
+        done
+        progress; stop TERM; expect status $? 0
+        logged '/dev/ublkb3 is in use (a mount'
+        [ -b /dev/ublkb3 ] && echo LEFT
+        again; logged 'taken over'; progress
+        touch /tmp/end; wait $LOAD
+        fstrim /mnt && echo TRIMMED; sync; umount /mnt || fail umount
+        sleep 3; W=$(wakes); sleep 10; expect wake-ups $(wakes) $W; echo IDLE
+        stop TERM; expect status $? 0
+        [ -e /dev/ublkb3 ] || [ -e /dev/ublkc3 ] || [ -L /dev/udm/disk ] || echo GONE"#;
+    let output = run(&kernel, &["mkfs.ext4"], script);
+    assert_lines(&output, &["SEEN 131072 write back 1 512 512", "LEFT", "TRIMMED", "IDLE", "GONE"]);
+}
+
+/// What servers leave: the next server removes what nobody wants or uses, keeps what is in use, and
+/// touches nothing of a server with another state folder.
+#[test]
+fn servers_clean_up_after_themselves_and_nobody_else() {
+    let Some(kernel) = kernel() else { return };
+    let script = r#"
+        UDM_STATE=/tmp/other serve --device "other=$LINEAR" --ublk other=9; stop KILL
+        serve --device "disk=$LINEAR" --ublk disk=4; stop KILL
+        serve --device 'data=0 2048 linear mem:1M 0' --ublk data; logged '/dev/ublkb4 .* is removed'
+        D=$(readlink /dev/udm/data)
+        [ -e /dev/ublkc9 ] && [ -e /dev/udm/other ] && ! [ -e /dev/ublkc4 ] && echo REMOVED
+        dd if=/dev/urandom of=/tmp/m bs=1M count=1 2>/dev/null
+        dd if=/tmp/m of=$D bs=64k 2>/dev/null && cmp /tmp/m $D && echo SAME
+        blkdiscard -o 4096 -l 8192 $D || fail blkdiscard
+        sleep 1000 < $D & U=$!
+        stop TERM; logged "$D is in use (process $U)"
+        serve --device "disk=$LINEAR" --ublk disk; logged "$D .* process $U uses it"
+        [ -b $D ] && echo KEPT
+        stop TERM; serve --device 'data=0 2048 linear mem:1M 0' --ublk data; expect number $(readlink /dev/udm/data) $D
+        logged "$D is taken over"
+        kill $U; wait $U; stop TERM; ! [ -e $D ] && echo GONE
+        udm serve --device "disk=$LINEAR" --ublk disk=9 2>&1 | grep '/dev/ublkb9 exists'
+        udm serve --device "disk=$LINEAR" --ublk disk=4 2>> /tmp/log & O=$!
+        soon '[ -b /dev/ublkb4 ]'; soon '[ -L /dev/udm/disk ]'
+        UDM_SOCKET=/tmp/c2 udm serve --device "disk=$LINEAR" --ublk disk 2>&1 | grep "served by process $O"
+        kill $O; wait $O
+        UDM_STATE=/tmp/other serve --device "other=$LINEAR" --ublk other
+        expect number $(readlink /dev/udm/other) /dev/ublkb9; stop TERM
+        ls /dev | grep '^ublk[bc]'; ls /dev/udm | grep . || echo CLEAN"#;
+    let output = run(&kernel, &[], script);
+    assert_lines(
+        &output,
+        &["REMOVED", "SAME", "KEPT", "GONE", "ublkb9 exists", "served by process", "CLEAN"],
+    );
+    assert!(!output.contains("ublkb0\r\n") && !output.contains("ublkc"), "{output}");
+}
+
+/// The size follows the device if the kernel can change it, and otherwise the log says so; a
+/// read-only disk cannot be written.
+#[test]
+fn a_disk_follows_its_device() {
+    let Some(kernel) = kernel() else { return };
+    let script = r#"
+        serve --device 'disk=0 2048 linear mem:4M 0' --ublk disk=1
+        udm load disk --table '0 8192 linear mem:4M 0' && udm resume disk
+        soon '[ $(cat /sys/block/ublkb1/size) = 8192 ] || grep -q "keeps its 2048 sectors" /tmp/log'
+        udm remove disk 2>&1 | grep -q 'busy' && echo BUSY
+        udm suspend disk; (dd if=/dev/ublkb1 of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null; echo > /tmp/read) &
+        sleep 0.5; [ -e /tmp/read ] && fail 'read of a suspended device'
+        udm resume disk; soon '[ -e /tmp/read ]'; echo RESUMED
+        stop TERM
+        serve --readonly --device "disk=$LINEAR" --ublk disk=2
+        expect ro $(cat /sys/block/ublkb2/ro) 1
+        dd if=/dev/zero of=/dev/ublkb2 bs=4k count=1 2>/dev/null && fail 'a write' || echo READONLY
+        stop TERM"#;
+    assert_lines(&run(&kernel, &[], script), &["BUSY", "RESUMED", "READONLY"]);
+}
+
+/// A user without privileges has a block device of its own, which ends with its server; the next
+/// server creates it again with its number.
+#[test]
+fn a_user_without_privileges_has_a_disk() {
+    let Some(kernel) = kernel() else { return };
+    let script = r#"
+        echo 'root:x:0:0::/:/bin/sh' > /etc/passwd; echo 'user:x:1000:1000::/tmp:/bin/sh' >> /etc/passwd
+        chmod 1777 /tmp; chmod 666 /tmp/img
+        echo 'exec udm serve --device "disk=$LINEAR" --ublk disk --socket /tmp/user/c --state /tmp/user 2> /tmp/user/log' > /tmp/run
+        mkdir /tmp/user; chown 1000:1000 /tmp/user; export LINEAR
+        su user -c 'exec sh /tmp/run'; grep 'no permission for /dev/ublk-control' /tmp/user/log
+        chmod 666 /dev/ublk-control
+        (while sleep 0.1; do chown 1000:1000 /dev/ublk[bc]* 2>/dev/null; done) & UDEV=$!
+        start() { su user -c 'exec sh /tmp/run' & P=$!; soon "grep -q '^udm: disk.*/dev/ublkb0' /tmp/user/log"; sleep 0.5; }
+        start
+        dd if=/dev/urandom of=/tmp/m bs=1M count=1 2>/dev/null; chmod 666 /tmp/m
+        su user -c 'dd if=/tmp/m of=/dev/ublkb0 bs=64k 2>/dev/null && cmp /tmp/m -n 1048576 /dev/ublkb0' && echo SAME
+        stop KILL; soon '! [ -e /dev/ublkb0 ]'; start
+        su user -c 'cmp -n 1048576 /tmp/m /dev/ublkb0' && echo AGAIN
+        stop TERM; expect status $? 0
+        kill $UDEV; ls /dev | grep '^ublk[bc]' || echo GONE"#;
+    let output = run(&kernel, &[], script);
+    assert_lines(&output, &["no permission", "SAME", "AGAIN", "GONE"]);
+}
+
+/// What a user may write wrongly, and a machine without the driver.
+#[test]
+fn disks_that_cannot_be_served_are_refused() {
+    let folder = TempDir::new().unwrap();
+    let refused = |disks: &[&str]| {
+        let mut command = udm(&["serve", "--device", "disk=null:1G", "--device", "more=null:1G"]);
+        disks.iter().for_each(|disk| drop(command.args(["--ublk", disk])));
+        let out = command.arg("--socket").arg(folder.path().join("c")).output().unwrap();
+        assert!(!out.status.success());
+        text(&out.stderr)
+    };
+    for bad in ["=3", "disk=x", "disk=1048576", "disk="] {
+        let why = refused(&[bad]);
+        assert!(why.contains("expected NAME"), "{why}");
+    }
+    assert!(refused(&["other"]).contains("ublk other: there is no --device of that name"));
+    assert!(refused(&["disk", "disk"]).contains("ublk disk: the device is given twice"));
+    assert!(refused(&["disk=7", "more=7"]).contains("ublk more: the number 7 is given twice"));
+    if !Path::new("/dev/ublk-control").exists() {
+        let why = refused(&["disk"]);
+        assert!(
+            why.contains("ublk disk: there is no /dev/ublk-control") && why.contains("modprobe"),
+            "{why}"
+        );
+        assert_eq!(why.lines().count(), 1, "{why}");
+    }
+}
