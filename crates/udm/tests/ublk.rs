@@ -128,7 +128,7 @@ fn servers_clean_up_after_themselves_and_nobody_else() {
         udm serve --device "disk=$LINEAR" --ublk disk=9 2>&1 | grep '/dev/ublkb9 exists'
         udm serve --device "disk=$LINEAR" --ublk disk=4 2>> /tmp/log & O=$!
         soon '[ -b /dev/ublkb4 ]'; soon '[ -L /dev/udm/disk ]'
-        UDM_SOCKET=/tmp/c2 udm serve --device "disk=$LINEAR" --ublk disk 2>&1 | grep "served by process $O"
+        UDM_SOCKET=/tmp/c2 udm serve --device 'disk=0 8 linear mem:1M 0' --ublk disk 2>&1 | grep "served by process $O"
         kill $O; wait $O
         UDM_STATE=/tmp/other serve --device "other=$LINEAR" --ublk other
         expect number $(readlink /dev/udm/other) /dev/ublkb9; stop TERM

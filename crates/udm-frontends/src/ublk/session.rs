@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 use udm_core::{CoreId, DeviceId};
-use udm_runtime::ProcessCores;
+use udm_runtime::{ProcessCores, UblkDevice};
 use udm_wire::ublk::{UblkDeviceInfo, UblkDeviceState, UblkFeatures, UblkParams};
 
 /// Requests per queue.
@@ -110,10 +110,12 @@ impl UblkSession {
     }
 
     fn start_device(&mut self) -> io::Result<()> {
+        // The file is opened first: then the user may also use its path in commands.
+        let device = self.driver.open_device(self.info.number)?;
         if !self.is_taken_over {
             self.driver.set_params(&self.info, &self.params)?;
         }
-        self.start_queues()?;
+        self.start_queues(&device)?;
         if !self.is_taken_over {
             return Ok(self.driver.start(&self.info)?);
         }
@@ -125,8 +127,7 @@ impl UblkSession {
     }
 
     /// Attaches the queues to the cores and waits until all tags are being fetched.
-    fn start_queues(&mut self) -> io::Result<()> {
-        let device = self.driver.open_device(self.info.number)?;
+    fn start_queues(&mut self, device: &UblkDevice) -> io::Result<()> {
         for (index, device) in device.queues().iter().enumerate() {
             let core = CoreId((index % self.core_set.len()) as u16);
             let topic = DeviceId::new();
