@@ -161,7 +161,7 @@ impl UblkSession {
         match DeviceLink::create(&self.name, self.info.number) {
             Ok(link) => self.link = Some(link),
             Err(error) => {
-                tracing::warn!("ublk {}: no link to /dev/ublkb{}: {error}", self.name, self.info.number)
+                tracing::warn!("ublk {}: no link to /dev/ublkb{}: {error}", self.name, self.info.number);
             }
         }
     }
