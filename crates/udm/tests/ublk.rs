@@ -15,7 +15,8 @@ use tempfile::TempDir;
 const MODULES: [&str; 7] = ["crc16", "crc32c_generic", "libcrc32c", "mbcache", "jbd2", "ext4", "ublk_drv"];
 
 /// Functions of the scripts. `serve` starts a server for devices and waits until it is ready;
-/// `wakes` counts how often its threads were scheduled.
+/// `wakes` counts how often its threads were scheduled, without the kernel's workers for operations
+/// that block, such as the flush of a file: the last one looks for work every 5 s.
 const FUNCTIONS: &str = r#"
 export UDM_STATE=/tmp/state UDM_SOCKET=/tmp/control UDM_LOG=info
 dd if=/dev/zero of=/tmp/img bs=1M count=0 seek=64 2>/dev/null
@@ -33,7 +34,10 @@ serve() {
 stop() { kill -$1 $P; wait $P; }
 soon() { for i in $(seq 200); do eval "$1" && return; sleep 0.1; done; fail "not soon: $1"; }
 logged() { grep -q "$1" /tmp/log || fail "not in the log: $1"; }
-wakes() { cat /proc/$P/task/*/status | awk '/ctxt_switches/ { n += $2 } END { print n }'; }
+wakes() {
+  for t in /proc/$P/task/*; do grep -q iou-wrk $t/comm || cat $t/status; done |
+    awk '/ctxt_switches/ { n += $2 } END { print n }'
+}
 "#;
 
 fn kernel() -> Option<GuestKernel> {
@@ -50,7 +54,14 @@ fn run(kernel: &GuestKernel, programs: &[&str], script: &str) -> String {
     );
     let mut qemu = kernel.machine(folder.path(), &MODULES, &programs, &script);
     qemu.args(["-smp", "2", "-m", "512"]);
-    let output = finish(qemu.spawn().unwrap(), folder.path());
+    let mut output = String::new();
+    for _ in 0..4 {
+        output = finish(qemu.spawn().unwrap(), folder.path());
+        // An emulated CPU may run into code that the kernel is just patching.
+        if !output.contains("Oops: int3") {
+            break;
+        }
+    }
     let bad = ["FAILED", "I/O error", "BUG:", "WARNING:", "blocked for"];
     assert!(output.contains("FINISHED") && !bad.iter().any(|bad| output.contains(bad)), "{output}");
     output
@@ -128,7 +139,7 @@ fn servers_clean_up_after_themselves_and_nobody_else() {
         udm serve --device "disk=$LINEAR" --ublk disk=9 2>&1 | grep '/dev/ublkb9 exists'
         udm serve --device "disk=$LINEAR" --ublk disk=4 2>> /tmp/log & O=$!
         soon '[ -b /dev/ublkb4 ]'; soon '[ -L /dev/udm/disk ]'
-        UDM_SOCKET=/tmp/c2 udm serve --device "disk=$LINEAR" --ublk disk 2>&1 | grep "served by process $O"
+        UDM_SOCKET=/tmp/c2 udm serve --device 'disk=0 8 linear mem:1M 0' --ublk disk 2>&1 | grep "served by process $O"
         kill $O; wait $O
         UDM_STATE=/tmp/other serve --device "other=$LINEAR" --ublk other
         expect number $(readlink /dev/udm/other) /dev/ublkb9; stop TERM
@@ -175,7 +186,7 @@ fn a_user_without_privileges_has_a_disk() {
         su user -c 'exec sh /tmp/run'; grep 'no permission for /dev/ublk-control' /tmp/user/log
         chmod 666 /dev/ublk-control
         (while sleep 0.1; do chown 1000:1000 /dev/ublk[bc]* 2>/dev/null; done) & UDEV=$!
-        start() { su user -c 'exec sh /tmp/run' & P=$!; soon "grep -q '^udm: disk.*/dev/ublkb0' /tmp/user/log"; sleep 0.5; }
+        start() { rm -f /tmp/user/log; su user -c 'exec sh /tmp/run' & P=$!; soon "grep -q '^udm: disk.*/dev/ublkb0' /tmp/user/log"; sleep 0.5; }
         start
         dd if=/dev/urandom of=/tmp/m bs=1M count=1 2>/dev/null; chmod 666 /tmp/m
         su user -c 'dd if=/tmp/m of=/dev/ublkb0 bs=64k 2>/dev/null && cmp /tmp/m -n 1048576 /dev/ublkb0' && echo SAME

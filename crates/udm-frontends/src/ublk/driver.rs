@@ -93,7 +93,7 @@ impl UblkDriver {
     ///
     /// # Errors
     /// EEXIST if the number is in use, and others of the kernel.
-    pub(super) fn add(&mut self, info: &UblkDeviceInfo) -> Result<UblkDeviceInfo, UblkCommandError> {
+    pub(super) fn add(&self, info: &UblkDeviceInfo) -> Result<UblkDeviceInfo, UblkCommandError> {
         let header = UblkControlHeader { device: info.number, ..UblkControlHeader::default() };
         let answer = self.execute(UblkControlCommand::AddDevice, header, info.encode().to_vec())?;
         Ok(decode_info(&answer))
@@ -103,7 +103,7 @@ impl UblkDriver {
     ///
     /// # Errors
     /// ENODEV if there is none, EPERM if it belongs to somebody else.
-    pub(super) fn info(&mut self, number: u32) -> Result<UblkDeviceInfo, UblkCommandError> {
+    pub(super) fn info(&self, number: u32) -> Result<UblkDeviceInfo, UblkCommandError> {
         let (path_len, mut buffer) = path_buffer(number);
         buffer.resize(buffer.len() + DEVICE_INFO_SIZE, 0);
         let header = UblkControlHeader { device: number, data: 0, path_len };
@@ -115,14 +115,14 @@ impl UblkDriver {
     ///
     /// # Errors
     /// The text has the path.
-    pub(super) fn open_device(&mut self, number: u32) -> io::Result<UblkDevice> {
-        UblkDevice::open(&mut self.control, number, OPEN_PATIENCE)
+    pub(super) fn open_device(&self, number: u32) -> io::Result<UblkDevice> {
+        UblkDevice::open(&self.control, number, OPEN_PATIENCE)
             .map_err(|error| io::Error::new(error.kind(), format!("/dev/ublkc{number}: {error}")))
     }
 
     /// Sets the parameters of a device that is not started.
     pub(super) fn set_params(
-        &mut self,
+        &self,
         info: &UblkDeviceInfo,
         params: &UblkParams,
     ) -> Result<(), UblkCommandError> {
@@ -130,7 +130,7 @@ impl UblkDriver {
     }
 
     /// Reads the parameters of a device; `None` if they were never set.
-    pub(super) fn params(&mut self, info: &UblkDeviceInfo) -> Result<Option<UblkParams>, UblkCommandError> {
+    pub(super) fn params(&self, info: &UblkDeviceInfo) -> Result<Option<UblkParams>, UblkCommandError> {
         let mut bytes = [0; PARAMS_SIZE];
         // The length of the structure that the caller knows.
         bytes[..4].copy_from_slice(&(PARAMS_SIZE as u32).to_ne_bytes());
@@ -139,7 +139,7 @@ impl UblkDriver {
     }
 
     /// Creates the block device, served by this process; all tags must have been fetched.
-    pub(super) fn start(&mut self, info: &UblkDeviceInfo) -> Result<(), UblkCommandError> {
+    pub(super) fn start(&self, info: &UblkDeviceInfo) -> Result<(), UblkCommandError> {
         self.of_device(UblkControlCommand::StartDevice, info, own_pid(), &[]).map(drop)
     }
 
@@ -147,12 +147,12 @@ impl UblkDriver {
     ///
     /// # Errors
     /// EBUSY while the last server ends.
-    pub(super) fn start_recovery(&mut self, info: &UblkDeviceInfo) -> Result<(), UblkCommandError> {
+    pub(super) fn start_recovery(&self, info: &UblkDeviceInfo) -> Result<(), UblkCommandError> {
         self.of_device(UblkControlCommand::StartRecovery, info, 0, &[]).map(drop)
     }
 
     /// Completes the take-over; all tags must have been fetched.
-    pub(super) fn end_recovery(&mut self, info: &UblkDeviceInfo) -> Result<(), UblkCommandError> {
+    pub(super) fn end_recovery(&self, info: &UblkDeviceInfo) -> Result<(), UblkCommandError> {
         self.of_device(UblkControlCommand::EndRecovery, info, own_pid(), &[]).map(drop)
     }
 
@@ -160,7 +160,7 @@ impl UblkDriver {
     ///
     /// # Errors
     /// EBUSY if the block device is open and the kernel can tell.
-    pub(super) fn stop(&mut self, info: &UblkDeviceInfo) -> Result<(), UblkCommandError> {
+    pub(super) fn stop(&self, info: &UblkDeviceInfo) -> Result<(), UblkCommandError> {
         if self.features.contains(UblkFeatures::SAFE_STOP_DEV) {
             return self.of_device(UblkControlCommand::TryStopDevice, info, 0, &[]).map(drop);
         }
@@ -168,28 +168,24 @@ impl UblkDriver {
     }
 
     /// The same, also if the block device is open.
-    pub(super) fn stop_always(&mut self, info: &UblkDeviceInfo) -> Result<(), UblkCommandError> {
+    pub(super) fn stop_always(&self, info: &UblkDeviceInfo) -> Result<(), UblkCommandError> {
         self.of_device(UblkControlCommand::StopDevice, info, 0, &[]).map(drop)
     }
 
     /// Removes the device and waits until its number is free. All its files must be closed or about
     /// to be.
-    pub(super) fn delete(&mut self, info: &UblkDeviceInfo) -> Result<(), UblkCommandError> {
+    pub(super) fn delete(&self, info: &UblkDeviceInfo) -> Result<(), UblkCommandError> {
         self.of_device(UblkControlCommand::DeleteDevice, info, 0, &[]).map(drop)
     }
 
     /// Changes the size, in sectors.
-    pub(super) fn update_size(
-        &mut self,
-        info: &UblkDeviceInfo,
-        sectors: u64,
-    ) -> Result<(), UblkCommandError> {
+    pub(super) fn update_size(&self, info: &UblkDeviceInfo, sectors: u64) -> Result<(), UblkCommandError> {
         self.of_device(UblkControlCommand::UpdateSize, info, sectors, &[]).map(drop)
     }
 
     /// Executes a command of a device. Those of users without privileges need the path.
     fn of_device(
-        &mut self,
+        &self,
         command: UblkControlCommand,
         info: &UblkDeviceInfo,
         data: u64,
@@ -206,7 +202,7 @@ impl UblkDriver {
     }
 
     fn execute(
-        &mut self,
+        &self,
         command: UblkControlCommand,
         header: UblkControlHeader,
         buffer: Vec<u8>,

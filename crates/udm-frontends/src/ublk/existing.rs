@@ -30,7 +30,7 @@ fn device_numbers() -> Vec<u32> {
 
 /// The devices with a mark of udm, and their marks. Devices of others are not visible or have no
 /// such mark.
-fn marked_devices(driver: &mut UblkDriver) -> Vec<(UblkOwner, UblkDeviceInfo)> {
+fn marked_devices(driver: &UblkDriver) -> Vec<(UblkOwner, UblkDeviceInfo)> {
     let infos = device_numbers().into_iter().filter_map(|number| driver.info(number).ok());
     infos.filter_map(|info| Some((UblkOwner::decode(info.mark)?, info))).collect()
 }
@@ -39,10 +39,7 @@ fn marked_devices(driver: &mut UblkDriver) -> Vec<(UblkOwner, UblkDeviceInfo)> {
 ///
 /// # Errors
 /// A server that still runs serves the device.
-pub(super) fn find_own_device(
-    driver: &mut UblkDriver,
-    owner: UblkOwner,
-) -> io::Result<Option<UblkDeviceInfo>> {
+pub(super) fn find_own_device(driver: &UblkDriver, owner: UblkOwner) -> io::Result<Option<UblkDeviceInfo>> {
     let mut own = marked_devices(driver).into_iter().filter(|(mark, _)| *mark == owner);
     let Some((_, info)) = own.next() else { return Ok(None) };
     let info = wait_for_end(driver, info)?;
@@ -56,10 +53,7 @@ pub(super) fn find_own_device(
 }
 
 /// Waits until the kernel has noticed that the device's server has ended.
-fn wait_for_end(
-    driver: &mut UblkDriver,
-    mut info: UblkDeviceInfo,
-) -> Result<UblkDeviceInfo, UblkCommandError> {
+fn wait_for_end(driver: &UblkDriver, mut info: UblkDeviceInfo) -> Result<UblkDeviceInfo, UblkCommandError> {
     let end = Instant::now() + END_PATIENCE;
     while info.state == UblkDeviceState::Live && Instant::now() < end && is_ending(info.server_pid) {
         std::thread::sleep(END_PAUSE);
@@ -82,7 +76,7 @@ fn is_ending(pid: i32) -> bool {
 ///
 /// # Errors
 /// The kernel's error.
-pub(super) fn start_recovery(driver: &mut UblkDriver, info: &UblkDeviceInfo) -> Result<(), UblkCommandError> {
+pub(super) fn start_recovery(driver: &UblkDriver, info: &UblkDeviceInfo) -> Result<(), UblkCommandError> {
     let end = Instant::now() + END_PATIENCE;
     loop {
         match driver.start_recovery(info) {
@@ -104,23 +98,23 @@ pub fn remove_unwanted_devices(folder: &Path, names: &[&str]) {
         return;
     }
     // Without permission there is no device that could be removed.
-    let Ok(mut driver) = UblkDriver::open() else { return };
+    let Ok(driver) = UblkDriver::open() else { return };
     let server = UblkOwner::new(folder.as_os_str().as_encoded_bytes(), "").server;
     let wanted: Vec<UblkOwner> =
         names.iter().map(|name| UblkOwner::new(folder.as_os_str().as_encoded_bytes(), name)).collect();
-    for (mark, info) in marked_devices(&mut driver) {
+    for (mark, info) in marked_devices(&driver) {
         if mark.server != server || wanted.contains(&mark) {
             continue;
         }
-        match wait_for_end(&mut driver, info) {
-            Ok(info) if info.state != UblkDeviceState::Live => remove_device(&mut driver, &info),
+        match wait_for_end(&driver, info) {
+            Ok(info) if info.state != UblkDeviceState::Live => remove_device(&driver, &info),
             // It has a server, or is gone.
             Ok(_) | Err(_) => {}
         }
     }
 }
 
-fn remove_device(driver: &mut UblkDriver, info: &UblkDeviceInfo) {
+fn remove_device(driver: &UblkDriver, info: &UblkDeviceInfo) {
     let number = info.number;
     if let BlockDeviceUse::Used(user) = look_at_block_device(number) {
         return tracing::warn!(

@@ -1,7 +1,7 @@
 //! Whether somebody uses a block device: a mount, swap, another device, or a process that has it
 //! open.
 
-use rustix::fs::{Mode, OFlags, fsync, open};
+use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -16,8 +16,8 @@ pub(super) enum BlockDeviceUse {
     Used(String),
 }
 
-/// Looks who uses `/dev/ublkbN`. Processes of other users are seen only by root. May block if the
-/// device does not answer.
+/// Looks who uses `/dev/ublkbN`. Processes of other users are seen only by root. Sends no request to
+/// the device, which may have no server.
 pub(super) fn look_at_block_device(number: u32) -> BlockDeviceUse {
     let path = format!("/dev/ublkb{number}");
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -28,10 +28,6 @@ pub(super) fn look_at_block_device(number: u32) -> BlockDeviceUse {
     };
     if let Some(user) = find_process_with_open(&path).or_else(|| find_loop_device_over(&path)) {
         return BlockDeviceUse::Used(user);
-    }
-    if let Some(claim) = &claim {
-        // Closed files have written their data already; this waits for a writeback in progress.
-        let _ = fsync(claim);
     }
     BlockDeviceUse::Free(claim)
 }

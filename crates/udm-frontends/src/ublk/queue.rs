@@ -70,11 +70,11 @@ pub(super) struct UblkQueue {
     /// Commands in the kernel.
     fetching: usize,
     /// Requests that are left to the next server, with their buffers.
-    unanswered: Vec<Buf>,
+    pub(super) unanswered: Vec<Buf>,
     begun: bool,
     /// New requests fail, as of the last batch.
     pub(super) is_failing: bool,
-    is_detached: bool,
+    pub(super) is_detached: bool,
     is_broken: bool,
     is_closed: bool,
     ops: Vec<RingCompletion>,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 use udm_core::{CoreId, DeviceId};
-use udm_runtime::ProcessCores;
+use udm_runtime::{ProcessCores, UblkDevice};
 use udm_wire::ublk::{UblkDeviceInfo, UblkDeviceState, UblkFeatures, UblkParams};
 
 /// Requests per queue.
@@ -65,13 +65,13 @@ impl UblkSession {
         let geometry = UblkGeometry::new(export.device().limits(), export.is_read_only());
         // Refused before anything is created.
         geometry.params(IO_BYTES_MAX)?;
-        let mut driver = UblkDriver::open()?;
+        let driver = UblkDriver::open()?;
         let (mut number, mut taken_over) = (options.number, None);
-        if let Some(info) = find_own_device(&mut driver, options.owner())? {
+        if let Some(info) = find_own_device(&driver, options.owner())? {
             let fits = number.is_none_or(|number| number == info.number);
             match is_recoverable(&info) && info.state != UblkDeviceState::Dead {
                 true if fits => taken_over = Some(info),
-                true => remove_for_number(&mut driver, &info, number)?,
+                true => remove_for_number(&driver, &info, number)?,
                 // The device ended with its server.
                 false => {
                     driver.delete(&info)?;
@@ -81,10 +81,10 @@ impl UblkSession {
         }
         let info = match taken_over {
             Some(info) => {
-                start_recovery(&mut driver, &info)?;
+                start_recovery(&driver, &info)?;
                 info
             }
-            None => add_device(&mut driver, options, number, core_set.len())?,
+            None => add_device(&driver, options, number, core_set.len())?,
         };
         let params = geometry.params(info.io_bytes_max)?;
         let mut session = UblkSession {
@@ -110,10 +110,12 @@ impl UblkSession {
     }
 
     fn start_device(&mut self) -> io::Result<()> {
+        // The file is opened first: then the user may also use its path in commands.
+        let device = self.driver.open_device(self.info.number)?;
         if !self.is_taken_over {
             self.driver.set_params(&self.info, &self.params)?;
         }
-        self.start_queues()?;
+        self.start_queues(&device)?;
         if !self.is_taken_over {
             return Ok(self.driver.start(&self.info)?);
         }
@@ -125,8 +127,7 @@ impl UblkSession {
     }
 
     /// Attaches the queues to the cores and waits until all tags are being fetched.
-    fn start_queues(&mut self) -> io::Result<()> {
-        let device = self.driver.open_device(self.info.number)?;
+    fn start_queues(&mut self, device: &UblkDevice) -> io::Result<()> {
         for (index, device) in device.queues().iter().enumerate() {
             let core = CoreId((index % self.core_set.len()) as u16);
             let topic = DeviceId::new();
@@ -160,7 +161,7 @@ impl UblkSession {
         match DeviceLink::create(&self.name, self.info.number) {
             Ok(link) => self.link = Some(link),
             Err(error) => {
-                tracing::warn!("ublk {}: no link to /dev/ublkb{}: {error}", self.name, self.info.number)
+                tracing::warn!("ublk {}: no link to /dev/ublkb{}: {error}", self.name, self.info.number);
             }
         }
     }
@@ -249,6 +250,10 @@ impl UblkSession {
                 self.remove(stopped, None);
             }
             BlockDeviceUse::Free(claim) => {
+                if let Some(claim) = &claim {
+                    // Closed files have written their data. This waits for what is still written.
+                    let _ = rustix::fs::fsync(claim);
+                }
                 // The kernel looks for itself, and would count the claim.
                 let claim = claim.filter(|_| !self.driver.features().contains(UblkFeatures::SAFE_STOP_DEV));
                 let stopped = self.driver.stop(&self.info);
@@ -307,7 +312,7 @@ fn is_recoverable(info: &UblkDeviceInfo) -> bool {
 }
 
 fn add_device(
-    driver: &mut UblkDriver,
+    driver: &UblkDriver,
     options: &UblkDiskOptions,
     number: Option<u32>,
     cores: usize,
@@ -343,7 +348,7 @@ fn add_device(
 }
 
 /// Removes the device of an earlier server, because another number is wanted.
-fn remove_for_number(driver: &mut UblkDriver, info: &UblkDeviceInfo, number: Option<u32>) -> io::Result<()> {
+fn remove_for_number(driver: &UblkDriver, info: &UblkDeviceInfo, number: Option<u32>) -> io::Result<()> {
     if let BlockDeviceUse::Used(user) = look_at_block_device(info.number) {
         let (old, new) = (info.number, number.unwrap_or(info.number));
         let text = format!("it is /dev/ublkb{old}, which {user} uses, and cannot become /dev/ublkb{new}");

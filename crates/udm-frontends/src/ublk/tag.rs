@@ -150,6 +150,10 @@ impl UblkQueue {
             self.io_counters.answer(op, state.bytes, result >= 0, Some(cx.now().since(state.since)));
         }
         self.in_flight -= 1;
+        if self.is_detached && result < 0 {
+            // It may have failed because this server ends: the next one tries it again.
+            return self.unanswered.push(buffer);
+        }
         self.send(tag, Some(result), buffer, cx);
     }
 }

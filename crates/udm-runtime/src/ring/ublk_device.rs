@@ -56,7 +56,7 @@ impl UblkDevice {
     ///
     /// # Errors
     /// The last error of these, and other errors of the system.
-    pub fn open(control: &mut UblkControl, number: u32, patience: Duration) -> io::Result<UblkDevice> {
+    pub fn open(control: &UblkControl, number: u32, patience: Duration) -> io::Result<UblkDevice> {
         let path = format!("/dev/ublkc{number}");
         let end = Instant::now() + patience;
         let file = loop {
@@ -125,7 +125,7 @@ impl UblkDeviceQueue {
 }
 
 /// Reads the info of the device. The kernel checks that `path` is the device.
-fn read_info(control: &mut UblkControl, number: u32, path: &str) -> io::Result<Vec<u8>> {
+fn read_info(control: &UblkControl, number: u32, path: &str) -> io::Result<Vec<u8>> {
     let mut buffer = path.as_bytes().to_vec();
     buffer.push(0);
     let path_len = buffer.len();
