@@ -204,7 +204,7 @@ fn disks_that_cannot_be_served_are_refused() {
     let folder = TempDir::new().unwrap();
     let refused = |disks: &[&str]| {
         let mut command = udm(&["serve", "--device", "disk=null:1G", "--device", "more=null:1G"]);
-        disks.iter().for_each(|disk| drop(command.args(["--ublk", disk])));
+        disks.iter().for_each(|disk| _ = command.args(["--ublk", disk]));
         let out = command.arg("--socket").arg(folder.path().join("c")).output().unwrap();
         assert!(!out.status.success());
         text(&out.stderr)

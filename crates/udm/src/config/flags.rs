@@ -12,11 +12,14 @@ use udm_wire::udm_conf::{ServeOptionValue, ServeSectionOption, UdmConfError};
 
 /// Options that are not keys of a file: how a server is started, the devices, which have their own
 /// section, and --run.
-const NO_KEYS: [&str; 7] = ["device", "run", "fork", "ready-on-stdout", "check", "help", "version"];
+const NO_KEYS: [&str; 6] = ["device", "run", "fork", "check", "help", "version"];
 
 /// The options that are keys of the file.
 pub fn serve_config_keys(serve: &Command) -> impl Iterator<Item = &Arg> {
-    let is_key = |arg: &&Arg| arg.get_long().is_some_and(|long| !NO_KEYS.contains(&long));
+    let is_key = |arg: &&Arg| {
+        // Hidden options are for programs that start a server.
+        !arg.is_hide_set() && arg.get_long().is_some_and(|long| !NO_KEYS.contains(&long))
+    };
     serve.get_arguments().filter(is_key)
 }
 
