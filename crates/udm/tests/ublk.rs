@@ -161,6 +161,7 @@ fn a_disk_follows_its_device() {
         serve --device 'disk=0 2048 linear mem:4M 0' --ublk disk=1
         udm load disk --table '0 8192 linear mem:4M 0' && udm resume disk
         soon '[ $(cat /sys/block/ublkb1/size) = 8192 ] || grep -q "keeps its 2048 sectors" /tmp/log'
+        echo SIZE $(cat /sys/block/ublkb1/size)
         udm remove disk 2>&1 | grep -q 'busy' && echo BUSY
         udm suspend disk; (dd if=/dev/ublkb1 of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null; echo > /tmp/read) &
         sleep 0.5; [ -e /tmp/read ] && fail 'read of a suspended device'
