@@ -12,7 +12,7 @@ pub(super) enum BlockDeviceUse {
     /// Nobody uses it, and nobody can claim it while this file is open. `None` if there is no such
     /// device, or no permission to open it.
     Free(Option<OwnedFd>),
-    /// It is in use: by whom, in words.
+    /// It is in use: the user, in words.
     Used(String),
 }
 
