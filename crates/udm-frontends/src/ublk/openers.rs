@@ -16,8 +16,8 @@ pub(super) enum BlockDeviceUse {
     Used(String),
 }
 
-/// Looks who uses `/dev/ublkbN`. Processes of other users are seen only by root. Sends no request to
-/// the device, which may have no server.
+/// Looks who uses `/dev/ublkbN`. Processes of other users are seen only by root. Sends no request
+/// to the device, which may have no server.
 pub(super) fn look_at_block_device(number: u32) -> BlockDeviceUse {
     let path = format!("/dev/ublkb{number}");
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;

@@ -250,8 +250,8 @@ impl UblkSession {
                 self.remove(stopped, None);
             }
             BlockDeviceUse::Free(claim) => {
-                // No flush here: closed files have written their data, and this process must not wait
-                // for its own disk.
+                // No flush here: closed files have written their data, and this process must not
+                // wait for its own disk.
                 // The kernel looks for itself, and would count the claim.
                 let claim = claim.filter(|_| !self.driver.features().contains(UblkFeatures::SAFE_STOP_DEV));
                 let stopped = self.driver.stop(&self.info);
