@@ -217,7 +217,7 @@ mod tests {
             ring.wait(Some(Duration::from_secs(10)));
             user.take(&mut done);
         }
-        assert_eq!((done[0].tag, done[0].result.clone()), (7, Err(libc::EOPNOTSUPP)));
+        assert_eq!((done[0].tag, done[0].result), (7, Err(libc::EOPNOTSUPP)));
         assert_eq!(done[0].data.len(), 4096);
     }
 }
