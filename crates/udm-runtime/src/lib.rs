@@ -43,7 +43,8 @@
 //! **Panics.** A core thread that panics aborts the program: its requests would never complete, and
 //! no answer is better than a wrong one.
 //!
-//! The `unsafe` of this crate is in `ring/sys.rs`, `ring/ublk_control.rs` and `ring/ublk_device.rs`.
+//! The `unsafe` of this crate is in `ring/sys.rs`, `ring/ublk_control.rs` and
+//! `ring/ublk_device.rs`.
 
 mod blocking_drop;
 mod core_lanes;

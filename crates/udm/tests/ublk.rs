@@ -152,8 +152,9 @@ fn servers_clean_up_after_themselves_and_nobody_else() {
     assert!(!output.contains("ublkb0\r\n") && !output.contains("ublkc"), "{output}");
 }
 
-/// The size follows the device if the kernel can change it, and otherwise the log says so; a
-/// read-only disk cannot be written.
+/// The size follows the device if the kernel can change it, and otherwise the log says so. A server
+/// of a suspended device ends in order, and a request that waits there is completed by the next
+/// server. A read-only disk cannot be written.
 #[test]
 fn a_disk_follows_its_device() {
     let Some(kernel) = kernel() else { return };
@@ -161,16 +162,21 @@ fn a_disk_follows_its_device() {
         serve --device 'disk=0 2048 linear mem:4M 0' --ublk disk=1
         udm load disk --table '0 8192 linear mem:4M 0' && udm resume disk
         soon '[ $(cat /sys/block/ublkb1/size) = 8192 ] || grep -q "keeps its 2048 sectors" /tmp/log'
+        echo SIZE $(cat /sys/block/ublkb1/size)
         udm remove disk 2>&1 | grep -q 'busy' && echo BUSY
         udm suspend disk; (dd if=/dev/ublkb1 of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null; echo > /tmp/read) &
         sleep 0.5; [ -e /tmp/read ] && fail 'read of a suspended device'
         udm resume disk; soon '[ -e /tmp/read ]'; echo RESUMED
-        stop TERM
+        udm suspend disk; stop TERM; expect status $? 0; ls /dev | grep '^ublk[bc]' || echo REMOVED
+        serve --device "disk=$LINEAR" --ublk disk; udm suspend disk
+        (dd if=/dev/zero of=/dev/udm/disk bs=64k count=1 oflag=direct 2>/dev/null && echo WRITTEN) & W=$!
+        sleep 0.5; stop TERM; logged 'is in use (process'
+        serve --device "disk=$LINEAR" --ublk disk; logged 'taken over'; wait $W; stop TERM
         serve --readonly --device "disk=$LINEAR" --ublk disk=2
         expect ro $(cat /sys/block/ublkb2/ro) 1
         dd if=/dev/zero of=/dev/ublkb2 bs=4k count=1 2>/dev/null && fail 'a write' || echo READONLY
         stop TERM"#;
-    assert_lines(&run(&kernel, &[], script), &["BUSY", "RESUMED", "READONLY"]);
+    assert_lines(&run(&kernel, &[], script), &["BUSY", "RESUMED", "REMOVED", "WRITTEN", "READONLY"]);
 }
 
 /// A user without privileges has a block device of its own, which ends with its server; the next
@@ -204,7 +210,7 @@ fn disks_that_cannot_be_served_are_refused() {
     let folder = TempDir::new().unwrap();
     let refused = |disks: &[&str]| {
         let mut command = udm(&["serve", "--device", "disk=null:1G", "--device", "more=null:1G"]);
-        disks.iter().for_each(|disk| _ = command.args(["--ublk", disk]));
+        command.args(disks.iter().flat_map(|disk| ["--ublk", disk]));
         let out = command.arg("--socket").arg(folder.path().join("c")).output().unwrap();
         assert!(!out.status.success());
         text(&out.stderr)

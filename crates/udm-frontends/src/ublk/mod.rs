@@ -14,16 +14,19 @@
 //! * `driver`: control commands, each with a time limit and an error that says what to do.
 //! * `existing`: devices of an earlier server, to take over or to remove.
 //! * `session`: creates, starts, resizes and ends the device.
-//! * `queue`, `tag`: a queue of the device, a front end on one core. Queue `i` is on core `i` modulo
-//!   the cores, and only that core fetches its requests. A tag has one buffer.
+//! * `queue`, `tag`: a queue of the device, a front end on one core. Queue `i` is on core `i`
+//!   modulo the cores, and only that core fetches its requests. A tag has one buffer.
 //! * `openers`: whether somebody uses the block device.
 //! * `device_link`: the link `/dev/udm/NAME`.
 //!
 //! **Lives.** A device outlives its server: requests wait for the next server, and the kernel gives
 //! it those that were not answered. A mark in the device says which servers (by their state folder)
-//! and which name it belongs to. At its orderly end, a server removes a device that nobody uses, and
-//! leaves another one for the next server. The kernel removes the device of a user without
+//! and which name it belongs to. At its orderly end, a server removes a device that nobody uses,
+//! and leaves another one for the next server. The kernel removes the device of a user without
 //! privileges when its server ends.
+//!
+//! **Waiting for itself.** The server never reads, writes or flushes its own block device. If a
+//! thread of it waited there, the process could not end, and no other server could serve the disk.
 //!
 //! **Bounds.** One queue per core, 128 tags per queue, 512 KiB per tag: 64 MiB per queue, of which
 //! only the used part takes memory. A device that is taken over keeps its own numbers.

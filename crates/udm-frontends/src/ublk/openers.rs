@@ -12,12 +12,12 @@ pub(super) enum BlockDeviceUse {
     /// Nobody uses it, and nobody can claim it while this file is open. `None` if there is no such
     /// device, or no permission to open it.
     Free(Option<OwnedFd>),
-    /// It is in use: by whom, in words.
+    /// It is in use: the user, in words.
     Used(String),
 }
 
-/// Looks who uses `/dev/ublkbN`. Processes of other users are seen only by root. Sends no request to
-/// the device, which may have no server.
+/// Looks who uses `/dev/ublkbN`. Processes of other users are seen only by root. Sends no request
+/// to the device, which may have no server.
 pub(super) fn look_at_block_device(number: u32) -> BlockDeviceUse {
     let path = format!("/dev/ublkb{number}");
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;

@@ -250,10 +250,8 @@ impl UblkSession {
                 self.remove(stopped, None);
             }
             BlockDeviceUse::Free(claim) => {
-                if let Some(claim) = &claim {
-                    // Closed files have written their data. This waits for what is still written.
-                    let _ = rustix::fs::fsync(claim);
-                }
+                // No flush here: closed files have written their data, and this process must not
+                // wait for its own disk.
                 // The kernel looks for itself, and would count the claim.
                 let claim = claim.filter(|_| !self.driver.features().contains(UblkFeatures::SAFE_STOP_DEV));
                 let stopped = self.driver.stop(&self.info);

@@ -86,8 +86,9 @@ pub enum RingOp {
         code: u32,
         /// The command (`struct ublksrv_io_cmd`). Its address is set to that of the data.
         command: [u8; 16],
-        /// One piece of at least [`UblkDeviceQueue::io_bytes_max`] bytes, with the data of a completed
-        /// read, and for that of the next write. If it is shorter, the kernel refuses the command.
+        /// One piece of at least [`UblkDeviceQueue::io_bytes_max`] bytes, with the data of a
+        /// completed read, and for that of the next write. If it is shorter, the kernel refuses the
+        /// command.
         data: Segments,
     },
 }

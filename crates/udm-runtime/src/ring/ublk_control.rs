@@ -3,7 +3,8 @@
 //! They block, some for a long time, and need a ring with entries of 128 bytes. So each command has
 //! a thread and a small ring of its own, both for this command only: the kernel's worker of a ring
 //! lives as long as its thread, and would wake up every 5 s. Every command has a time limit. If the
-//! kernel does not answer within it, the buffer is leaked, because the kernel may still write there.
+//! kernel does not answer within it, the buffer is leaked, because the kernel may still write
+//! there.
 
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};

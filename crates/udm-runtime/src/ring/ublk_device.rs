@@ -2,9 +2,9 @@
 //! and the file for I/O commands ([`RingOp::Ublk`](super::RingOp::Ublk)).
 //!
 //! Contract: the kernel writes the data of requests to the address that a command passed, at most
-//! [`UblkDeviceQueue::io_bytes_max`] bytes. The ring passes no shorter buffer, and holds each one until
-//! the command completes. The limit is read from the kernel after the file was opened: a device
-//! keeps its number and its limit while it is open.
+//! [`UblkDeviceQueue::io_bytes_max`] bytes. The ring passes no shorter buffer, and holds each one
+//! until the command completes. The limit is read from the kernel after the file was opened: a
+//! device keeps its number and its limit while it is open.
 
 use super::ublk_control::UblkControl;
 use rustix::fs::{Mode, OFlags, open};

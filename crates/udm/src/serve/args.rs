@@ -93,8 +93,8 @@ pub struct ServeArgs {
     /// repeated
     #[arg(long = "vhost-user", value_name = "NAME=PATH", value_parser = parse_vhost_user_disk)]
     pub vhost_user: Vec<VhostUserDiskArg>,
-    /// Serve this device as a disk of this machine, /dev/ublkbN with the link /dev/udm/NAME (needs the
-    /// kernel's ublk driver, Linux 6.5, and mostly root); may be repeated
+    /// Serve this device as a disk of this machine, /dev/ublkbN with the link /dev/udm/NAME; needs
+    /// the kernel's ublk driver (Linux 6.5) and mostly root; may be repeated
     #[arg(long = "ublk", value_name = "NAME[=N]", value_parser = parse_ublk_disk)]
     pub ublk: Vec<UblkDiskArg>,
     /// Export only this device; may be repeated [default: all]
