@@ -64,11 +64,17 @@ fn wait_for_end(driver: &UblkDriver, mut info: UblkDeviceInfo) -> Result<UblkDev
 
 /// True if process `pid` has ended or is about to.
 fn is_ending(pid: i32) -> bool {
-    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
-    // The state follows the name, which is in parentheses. A process that is killed while it waits
-    // for the disk counts as ended when it is gone.
-    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    matches!(state, Some('Z' | 'X'))
+    fs::read_to_string(format!("/proc/{pid}/status")).map_or(true, |status| is_ending_status(&status))
+}
+
+/// The same, from `/proc/PID/status`: its memory is gone, or SIGKILL is pending.
+fn is_ending_status(status: &str) -> bool {
+    const KILL: u64 = 1 << 8;
+    let is_killed = |line: &str| {
+        let set = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"));
+        set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set & KILL != 0)
+    };
+    !status.lines().any(|line| line.starts_with("VmSize:")) || status.lines().any(is_killed)
 }
 
 /// Prepares the take-over of a device whose server has ended. The kernel may still be closing its
@@ -128,5 +134,20 @@ fn remove_device(driver: &UblkDriver, info: &UblkDeviceInfo) {
             tracing::warn!("ublk: /dev/ublkb{number} of an earlier server was not in use and is removed");
         }
         Err(error) => tracing::warn!("ublk: /dev/ublkb{number} of an earlier server: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_ends_is_told_from_one_that_runs() {
+        assert!(!is_ending(std::process::id() as i32) && is_ending(i32::MAX));
+        let running = "Name:\tudm\nState:\tD (disk sleep)\nVmSize:\t 9 kB\nSigPnd:\t0000000000000000\n";
+        assert!(!is_ending_status(running));
+        assert!(is_ending_status(&running.replace("SigPnd:\t00000000000000", "ShdPnd:\t00000000000041")));
+        assert!(!is_ending_status(&running.replace("SigPnd:\t00000000000000", "ShdPnd:\t00000000004000")));
+        assert!(is_ending_status("Name:\tudm\nState:\tZ (zombie)\n"));
     }
 }
