@@ -66,6 +66,38 @@ fn the_manager_is_told_what_the_server_does_and_that_it_lives() {
     assert_eq!(read_states(&socket)[0], "STOPPING=1");
 }
 
+/// After an upgrade the manager supervises the new process, which sends the keep-alives, and applies
+/// a changed file.
+#[test]
+fn the_manager_follows_an_upgrade() {
+    let folder = tempfile::tempdir().unwrap();
+    let (conf, path) = (folder.path().join("udm.toml"), folder.path().join("notify"));
+    let pidfile = folder.path().join("pid");
+    fs::write(&conf, "[devices.a]\ntable = \"0 8 error\"\n").unwrap();
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut command = udm(&["serve"]);
+    command.arg(&conf).env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "20000");
+    let mut server = Server::start_by(command, &[], &["--pidfile", pidfile.to_str().unwrap()]);
+    assert_eq!(news(&socket), ["READY=1", "STATUS=Serving 1 device"]);
+    server.upgrade(&[UDM]);
+    let pid = server.pid().as_raw_nonzero();
+    // The old process and the new one send theirs at the same time.
+    let mut both = [news(&socket), news(&socket)];
+    both.sort();
+    assert_eq!(
+        both,
+        [vec![format!("MAINPID={pid}")], vec!["READY=1".into(), "STATUS=Serving 1 device".into()]]
+    );
+    assert_eq!(fs::read_to_string(&pidfile).unwrap(), format!("{pid}\n"));
+    assert!(pings(&socket), "the new process lives");
+    fs::write(&conf, "[devices.b]\ntable = \"0 8 error\"\n").unwrap();
+    assert_eq!(server.says(&["reconfigure"]), "+ b\n- a\n= 0 unchanged\n");
+    signal(server.pid(), Signal::TERM);
+    assert_eq!(news(&socket)[0], "STOPPING=1");
+    until("the end of the file", || (!pidfile.exists()).then_some(()));
+}
+
 /// Stops one thread of a process until standard input ends.
 const STILL: &str = "
 import ctypes, os, sys
