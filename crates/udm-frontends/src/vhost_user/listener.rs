@@ -1,6 +1,7 @@
 //! The server of one disk: it listens on a Unix socket and serves one machine at a time.
 
 use super::channel::VhostUserChannel;
+use super::queue_wait::QueueWait;
 use super::session::VhostUserSession;
 use crate::nbd::Exports;
 use crate::unix_socket::BoundUnixSocket;
@@ -27,8 +28,8 @@ struct VhostUserShared {
     core_set: Arc<ProcessCores>,
     exports: Arc<Exports>,
     name: String,
-    stop: OwnedFd,
-    event: OwnedFd,
+    stop: Arc<OwnedFd>,
+    event: Arc<OwnedFd>,
     is_connected: AtomicBool,
 }
 
@@ -58,8 +59,8 @@ impl VhostUserServer {
             core_set: Arc::clone(core_set),
             exports: Arc::clone(exports),
             name: name.to_owned(),
-            stop: eventfd(0, flags)?,
-            event: eventfd(0, flags)?,
+            stop: Arc::new(eventfd(0, flags)?),
+            event: Arc::new(eventfd(0, flags)?),
             is_connected: AtomicBool::new(false),
         });
         let thread = {
@@ -163,8 +164,9 @@ impl VhostUserShared {
         };
         tracing::info!("vhost-user {}: a machine has connected", self.name);
         self.is_connected.store(true, Ordering::Relaxed);
-        let channel = VhostUserChannel { socket, stop: self.stop.as_fd(), event: self.event.as_fd() };
-        match VhostUserSession::new(channel, Arc::clone(&self.core_set), export).run() {
+        let channel =
+            VhostUserChannel { socket, stop: Arc::clone(&self.stop), event: Arc::clone(&self.event) };
+        match VhostUserSession::new(channel, Arc::clone(&self.core_set), export, QueueWait::Block).run() {
             Ok(()) => tracing::info!("vhost-user {}: the machine has disconnected", self.name),
             Err(error) => tracing::warn!("vhost-user {}: the machine is disconnected: {error}", self.name),
         }
