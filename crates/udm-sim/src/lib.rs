@@ -27,6 +27,7 @@
 //! * `nbd`: worlds of the NBD server and its clients.
 //! * `nbd_client`: worlds of the NBD client and its servers.
 //! * `verbs`: worlds of the registry and its verbs.
+//! * `vhost_user`: worlds of disks of virtual machines.
 //! * `lifecycle`: worlds of servers that run one after another over the same disks and state
 //!   folder.
 //! * `wakeable`, `log_capture`: futures that a world resumes, and captured log lines.
@@ -80,6 +81,7 @@ pub mod totals;
 pub mod trace;
 pub mod turn;
 pub mod verbs;
+pub mod vhost_user;
 mod wakeable;
 pub mod world;
 pub mod write_effects;

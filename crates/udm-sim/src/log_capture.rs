@@ -6,13 +6,14 @@ use std::sync::Once;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{DefaultGuard, NoSubscriber, set_default, set_global_default};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 thread_local! {
     static LINES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Subscriber that stores the lines of this thread from one part of udm.
+/// Subscriber that stores the lines of this thread from one part of udm, without those for
+/// debugging.
 struct LogCapture(&'static str);
 
 struct LogMessageVisitor(String);
@@ -27,7 +28,7 @@ impl Visit for LogMessageVisitor {
 
 impl Subscriber for LogCapture {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && metadata.target().starts_with(self.0)
+        metadata.is_event() && *metadata.level() <= Level::INFO && metadata.target().starts_with(self.0)
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {

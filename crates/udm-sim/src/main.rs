@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use udm_sim::counts::{AccumulateRuns, CombinedRunHash, RunReport, format_count};
 use udm_sim::{
     DisturbanceClass, ExcludedDisturbances, RunFailure, RunPlan, RunTotals, lifecycle, nbd, nbd_client, run,
-    verbs,
+    verbs, vhost_user,
 };
 
 /// Runs udm's targets in a simulated world, one seed after another, and stops at the first failure.
@@ -36,7 +36,7 @@ struct Options {
     #[arg(long, conflicts_with = "bench")]
     snapshots: bool,
     /// Give the faults of null devices to disks that no multipath target uses
-    #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs", "nbd_client", "lives"])]
+    #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs", "nbd_client", "lives", "vhost_user"])]
     faulty: bool,
     /// Cut the power at the Nth start or completion of a write or flush on a disk
     #[arg(long, value_name = "N", requires = "snapshots", value_parser = clap::value_parser!(u64).range(1..))]
@@ -47,7 +47,8 @@ struct Options {
     /// Leave out classes of disturbance: crash, remove, paths, errors, suspend, reload, cancel,
     /// messages, delay, torn, flush, trim, long, reopen, pieces, hang, full, prompt, opens, limits,
     /// stacks, dust, lossy, late, wild, between, watch, queues; with --snapshots also merge, small;
-    /// with --nbd and --nbd-client also cuts, lost, stalls, nonsense, and with --nbd moves
+    /// with --nbd and --nbd-client also cuts, lost, stalls, nonsense, and with --nbd moves; with
+    /// --vhost-user also cuts, lost, nonsense
     #[arg(long, value_name = "CLASS,...", value_delimiter = ',')]
     without: Vec<DisturbanceClass>,
     /// Print this many of the last events of a failing run
@@ -71,6 +72,9 @@ struct Options {
     /// Run the worlds of servers that run one after another
     #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs", "nbd_client"])]
     lives: bool,
+    /// Run the worlds of disks of virtual machines
+    #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs", "nbd_client", "lives"])]
+    vhost_user: bool,
 }
 
 fn parse_seed_range(word: &str) -> Result<(u64, u64), String> {
@@ -99,6 +103,7 @@ enum CoverageCounters {
     Verbs(Box<verbs::RegistryCounts>),
     NbdClient(Box<nbd_client::NbdClientCounts>),
     Lives(Box<lifecycle::LifecycleCounts>),
+    VhostUser(Box<vhost_user::VhostUserCounts>),
 }
 
 /// Adds the counters of a run to `all`.
@@ -116,6 +121,7 @@ impl CoverageCounters {
     fn none(options: &Options) -> CoverageCounters {
         match (options.nbd, options.verbs, options.nbd_client) {
             _ if options.lives => CoverageCounters::Lives(Box::default()),
+            _ if options.vhost_user => CoverageCounters::VhostUser(Box::default()),
             (true, ..) => CoverageCounters::Nbd(Box::default()),
             (_, true, _) => CoverageCounters::Verbs(Box::default()),
             (.., true) => CoverageCounters::NbdClient(Box::default()),
@@ -143,6 +149,9 @@ impl CoverageCounters {
             CoverageCounters::Lives(all) => {
                 add_counts(&mut **all, lifecycle::run(plan), |counts| counts.hash)
             }
+            CoverageCounters::VhostUser(all) => {
+                add_counts(&mut **all, vhost_user::run(plan), |counts| counts.hash)
+            }
         }
     }
 
@@ -153,6 +162,7 @@ impl CoverageCounters {
             CoverageCounters::Verbs(_) => |plan| verbs::run(plan).map(drop),
             CoverageCounters::NbdClient(_) => |plan| nbd_client::run(plan).map(drop),
             CoverageCounters::Lives(_) => |plan| lifecycle::run(plan).map(drop),
+            CoverageCounters::VhostUser(_) => |plan| vhost_user::run(plan).map(drop),
         };
         run::shrink_failure_with_runner(failure, &run)
     }
@@ -164,6 +174,7 @@ impl CoverageCounters {
             CoverageCounters::Verbs(counts) => counts.report(),
             CoverageCounters::NbdClient(counts) => counts.report(),
             CoverageCounters::Lives(counts) => counts.report(),
+            CoverageCounters::VhostUser(counts) => counts.report(),
         }
     }
 }
@@ -348,6 +359,7 @@ fn shrink_and_print_failure(failure: RunFailure, options: &Options, tally: &RunP
         (_, true, _) => "--verbs ",
         (.., true) => "--nbd-client ",
         _ if options.lives => "--lives ",
+        _ if options.vhost_user => "--vhost-user ",
         _ => "",
     };
     let small = if options.no_shrink { failure } else { tally.covered.shrink(failure) };

@@ -48,14 +48,14 @@ pub fn for_each_sector_stamp(data: &Segments, mut each: impl FnMut(u64, Option<u
 pub fn for_each_sector(data: &Segments, mut each: impl FnMut(u64, &[u8])) {
     let mut part = [0; SECTOR];
     let (mut have, mut index) = (0, 0);
-    for piece in data {
-        let mut rest: &[u8] = piece;
+    data.consume(0, usize::MAX, |_, piece| {
+        let mut rest = piece;
         if have > 0 {
             let n = rest.len().min(SECTOR - have);
             part[have..have + n].copy_from_slice(&rest[..n]);
             (have, rest) = (have + n, &rest[n..]);
             if have < SECTOR {
-                continue;
+                return;
             }
             each(index, &part);
             index += 1;
@@ -68,48 +68,39 @@ pub fn for_each_sector(data: &Segments, mut each: impl FnMut(u64, &[u8])) {
         }
         part[..tail.len()].copy_from_slice(tail);
         have = tail.len();
-    }
+    });
 }
 
 /// Copies `bytes` into sector `index` of `data`.
 pub fn copy_bytes_to_sector(data: &mut Segments, index: u64, bytes: &[u8]) {
-    let mut skip = index as usize * SECTOR;
-    let mut rest = bytes;
-    for piece in data.iter_mut() {
-        let from = skip.min(piece.len());
-        skip -= from;
-        let n = (piece.len() - from).min(rest.len());
-        piece[from..from + n].copy_from_slice(&rest[..n]);
-        rest = &rest[n..];
-    }
+    data.copy_from_at(index as usize * SECTOR, bytes);
 }
 
 /// Fills each sector of `data` in the range `which` with the stamp that `each` returns.
 pub fn fill_sectors_with_stamps(data: &mut Segments, which: Range<u64>, mut each: impl FnMut(u64) -> u64) {
-    let (mut at, mut index, mut stamp) = (0, 0, 0u64);
-    for piece in data.iter_mut() {
-        let mut rest: &mut [u8] = piece;
+    let (mut at, mut index, mut stamp) = (0, which.start, 0u64);
+    let from = usize::try_from(which.start).unwrap_or(usize::MAX).saturating_mul(SECTOR);
+    let len = usize::try_from(which.end - which.start).unwrap_or(usize::MAX).saturating_mul(SECTOR);
+    data.produce(from, len, |_, piece| {
+        let mut rest = piece;
         while !rest.is_empty() {
-            let wanted = which.contains(&index);
-            if at == 0 && wanted {
+            if at == 0 {
                 stamp = each(index);
             }
             let n = rest.len().min(SECTOR - at);
             let (now, later) = rest.split_at_mut(n);
-            match (wanted, n == SECTOR) {
-                (true, true) => fill_sector_with_stamp(now, stamp),
-                (true, false) => {
-                    for (i, b) in now.iter_mut().enumerate() {
-                        *b = stamp.to_le_bytes()[(at + i) % 8];
-                    }
+            if n == SECTOR {
+                fill_sector_with_stamp(now, stamp);
+            } else {
+                for (i, b) in now.iter_mut().enumerate() {
+                    *b = stamp.to_le_bytes()[(at + i) % 8];
                 }
-                (false, _) => {}
             }
             at = (at + n) % SECTOR;
             index += u64::from(at == 0);
             rest = later;
         }
-    }
+    });
 }
 
 #[cfg(test)]

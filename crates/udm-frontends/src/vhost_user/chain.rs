@@ -2,6 +2,7 @@
 
 use super::memory::GuestMemory;
 use super::ring::SplitRing;
+use udm_core::interleave;
 use udm_wire::virtio::ring::{DESCRIPTOR_SIZE, RingDescriptor};
 
 /// The longest chain. A guest must not make one longer than its ring, but rings may have 32,768
@@ -78,6 +79,7 @@ impl DescriptorChain {
         }
         let mut index = 0;
         for _ in 0..count.min(BUFFERS_MAX) {
+            interleave::mark_interleave_point();
             let at = table.address.checked_add((index * DESCRIPTOR_SIZE) as u64);
             let bytes = at.and_then(|at| memory.read_16(at)).ok_or(BrokenChainError::BadIndirect)?;
             let (low, high) = bytes.split_at(8);
@@ -139,6 +141,7 @@ fn read_front(memory: &GuestMemory, buffers: &mut Vec<GuestBuffer>, out: &mut [u
     let mut done = 0;
     let mut whole = 0;
     for (address, len) in buffers.iter_mut() {
+        interleave::mark_interleave_point();
         let part = (*len).min(out.len() - done);
         if !memory.read(*address, &mut out[done..done + part]) {
             return false;

@@ -9,6 +9,7 @@ use rustix::net::{
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use udm_wire::vhost_user::{HEADER_SIZE, VhostUserMessageHeader};
 
 /// File descriptors per message: the kernel's limit is 253, the protocol's is 8.
@@ -33,15 +34,15 @@ pub(super) enum ReceiveInterruption {
 }
 
 /// A connected socket and the descriptor that ends waits.
-pub(super) struct VhostUserChannel<'a> {
+pub(super) struct VhostUserChannel {
     pub(super) socket: OwnedFd,
     /// Readable when the server stops.
-    pub(super) stop: BorrowedFd<'a>,
+    pub(super) stop: Arc<OwnedFd>,
     /// Readable when the session has to look at its device.
-    pub(super) event: BorrowedFd<'a>,
+    pub(super) event: Arc<OwnedFd>,
 }
 
-impl VhostUserChannel<'_> {
+impl VhostUserChannel {
     /// Waits for a message.
     ///
     /// # Errors
@@ -106,7 +107,7 @@ impl VhostUserChannel<'_> {
     fn wait(&self, with_events: bool) -> io::Result<Result<(), ReceiveInterruption>> {
         loop {
             let fd = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-            let mut fds = [fd(self.socket.as_fd()), fd(self.stop), fd(self.event)];
+            let mut fds = [fd(self.socket.as_fd()), fd(self.stop.as_fd()), fd(self.event.as_fd())];
             let count = if with_events { 3 } else { 2 };
             match poll(&mut fds[..count], None) {
                 Ok(_) => {}
@@ -118,7 +119,7 @@ impl VhostUserChannel<'_> {
             }
             if with_events && !fds[2].revents().is_empty() {
                 // Nonblocking; another session may have read it.
-                let _ = rustix::io::read(self.event, &mut [0; 8]);
+                let _ = rustix::io::read(&*self.event, &mut [0; 8]);
                 return Ok(Err(ReceiveInterruption::Event));
             }
             if !fds[0].revents().is_empty() {

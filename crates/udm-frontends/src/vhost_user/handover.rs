@@ -33,7 +33,7 @@ pub struct DetachedVhostUserFrontEnd {
     pub messages: Vec<VhostUserSetupMessage>,
 }
 
-impl VhostUserSession<'_> {
+impl VhostUserSession {
     /// Detaches the front end after the end of the session.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use udm_buf::{SharedMemoryMap, copy_from_shared, copy_to_shared};
+use udm_core::interleave;
 use udm_wire::vhost_user::{
     INFLIGHT_VERSION, InflightEntry, InflightLayout, InflightRecovery, recover_inflight_requests,
 };
@@ -39,6 +40,7 @@ impl InflightRecord {
             // Marks of another layout mean nothing, and the ring may have been in use before.
             (0..self.layout.ring_size).for_each(|head| self.mark(head, false));
             field(InflightLayout::USED_IDX).store(ring_used, Ordering::Relaxed);
+            interleave::mark_interleave_point();
             field(InflightLayout::DESC_NUM).store(self.layout.ring_size, Ordering::Relaxed);
             field(InflightLayout::VERSION).store(INFLIGHT_VERSION, Ordering::Release);
         }
@@ -64,6 +66,7 @@ impl InflightRecord {
     }
 
     fn mark(&self, head: u16, is_inflight: bool) {
+        interleave::mark_interleave_point();
         copy_to_shared(self.map.words(), self.start + self.layout.entry(head), &[u8::from(is_inflight)]);
     }
 
@@ -82,6 +85,7 @@ impl InflightRecord {
         let next = last.load(Ordering::Relaxed);
         self.map.u16_at(self.start + self.layout.entry_next(head)).store(next, Ordering::Relaxed);
         fence(Ordering::Release);
+        interleave::mark_interleave_point();
         last.store(head, Ordering::Release);
     }
 
@@ -93,6 +97,7 @@ impl InflightRecord {
     }
 
     fn set_used(&self, used: u16) {
+        interleave::mark_interleave_point();
         fence(Ordering::Release);
         self.map.u16_at(self.start + InflightLayout::USED_IDX).store(used, Ordering::Release);
     }

@@ -2,6 +2,7 @@
 
 use super::channel::VhostUserChannel;
 use super::handover::{DetachedVhostUserFrontEnd, VhostUserSetupMessage};
+use super::queue_wait::QueueWait;
 use super::session::VhostUserSession;
 use crate::nbd::Exports;
 use crate::unix_socket::BoundUnixSocket;
@@ -28,8 +29,8 @@ struct VhostUserShared {
     core_set: Arc<ProcessCores>,
     exports: Arc<Exports>,
     name: String,
-    stop: OwnedFd,
-    event: OwnedFd,
+    stop: Arc<OwnedFd>,
+    event: Arc<OwnedFd>,
     is_connected: AtomicBool,
     /// The session that a stop ends is detached.
     detaches: AtomicBool,
@@ -226,8 +227,8 @@ impl VhostUserShared {
             core_set: Arc::clone(core_set),
             exports: Arc::clone(exports),
             name: name.to_owned(),
-            stop: eventfd(0, flags)?,
-            event: eventfd(0, flags)?,
+            stop: Arc::new(eventfd(0, flags)?),
+            event: Arc::new(eventfd(0, flags)?),
             is_connected: AtomicBool::new(false),
             detaches: AtomicBool::new(false),
             detached: Mutex::default(),
@@ -267,8 +268,10 @@ impl VhostUserShared {
             tracing::info!("vhost-user {}: a machine has connected", self.name);
         }
         self.is_connected.store(true, Ordering::Relaxed);
-        let channel = VhostUserChannel { socket, stop: self.stop.as_fd(), event: self.event.as_fd() };
-        let mut session = VhostUserSession::new(channel, Arc::clone(&self.core_set), export);
+        let channel =
+            VhostUserChannel { socket, stop: Arc::clone(&self.stop), event: Arc::clone(&self.event) };
+        let mut session =
+            VhostUserSession::new(channel, Arc::clone(&self.core_set), export, QueueWait::Block);
         match session.run(messages) {
             Ok(true) if self.detaches.load(Ordering::Relaxed) => match session.detach() {
                 Ok(detached) => {

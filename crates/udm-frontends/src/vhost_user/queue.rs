@@ -22,7 +22,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use udm_buf::{Buf, SharedRange};
-use udm_core::{AckOnLastDrop, Batch, Bio, BioTaskLaneId, DeviceId, Segments, Status};
+use udm_core::{AckOnLastDrop, Batch, Bio, BioTaskLaneId, DeviceId, Nanos, Segments, Status};
 use udm_runtime::{FrontCx, FrontEnd, RingCompletion, RingOp};
 use udm_wire::virtio::blk::BLK_ID_SIZE;
 
@@ -31,6 +31,10 @@ const CALL: u64 = 1;
 
 /// Requests that a queue takes per turn, so that the core also serves its other clients.
 const REQUESTS_A_TURN: usize = 256;
+
+/// The longest wait of a stopped queue for its notification: a front end may have passed a
+/// descriptor that is full.
+const CALL_WAIT: Nanos = Nanos::from_millis(100);
 
 /// What a queue is started with.
 pub(super) struct VirtQueueStart {
@@ -69,8 +73,8 @@ pub(super) enum VirtQueueMessage {
     Memory(Arc<GuestMemory>, AckOnLastDrop),
     /// Notify by this eventfd.
     Call(Option<Arc<OwnedFd>>),
-    /// Use these settings.
-    Settings(VirtQueueSettings),
+    /// Use these settings. The acknowledgement is dropped afterwards.
+    Settings { settings: VirtQueueSettings, _ack: AckOnLastDrop },
 }
 
 /// A queue of a virtual machine.
@@ -105,6 +109,8 @@ pub(super) struct VirtQueue {
     completed: Vec<u16>,
     is_reading_kick: bool,
     is_calling: bool,
+    /// When a stopped queue gives up the notification in flight.
+    call_deadline: Option<Nanos>,
     /// A notification is due after the one in flight.
     calls_again: bool,
     /// The 8 bytes of a notification.
@@ -148,6 +154,7 @@ impl VirtQueue {
             completed: Vec::new(),
             is_reading_kick: false,
             is_calling: false,
+            call_deadline: None,
             calls_again: false,
             call_bytes: Segments::new(),
             begun: false,
@@ -176,8 +183,9 @@ impl VirtQueue {
     }
 
     fn give_up(&mut self, why: &str) {
-        tracing::warn!("vhost-user {}: queue {}: {why}", self.export.name(), self.index);
-        self.is_broken = true;
+        if !std::mem::replace(&mut self.is_broken, true) {
+            tracing::warn!("vhost-user {}: queue {}: {why}", self.export.name(), self.index);
+        }
     }
 
     fn may_take(&self) -> bool {
@@ -187,6 +195,8 @@ impl VirtQueue {
     /// Takes what is available, publishes what is completed, and goes on with a stop.
     fn run(&mut self, cx: &mut FrontCx<'_, '_>) {
         if self.may_take() {
+            // Also after a completion that woke the core: the guest was told not to notify.
+            cx.poll_input();
             self.take_available(cx);
         }
         self.publish(cx);
@@ -257,7 +267,7 @@ impl VirtQueue {
         if self.old_in_flight == 0 {
             self.old_memory.clear();
         }
-        if self.memory.is_lost() && !self.is_broken {
+        if self.memory.is_lost() {
             self.give_up("the file of the guest's memory was cut");
         }
         if is_wanted {
@@ -315,7 +325,16 @@ impl VirtQueue {
     /// Closes the queue, once its read of the kick descriptor has ended: a later back end may use
     /// the descriptor.
     fn close(&mut self, cx: &mut FrontCx<'_, '_>) {
-        if self.is_closed || self.is_reading_kick || self.is_calling {
+        if self.is_closed || self.is_reading_kick {
+            return;
+        }
+        if self.is_calling {
+            // A guest that misses it gets another one from the next back end.
+            let at = *self.call_deadline.get_or_insert(cx.now() + CALL_WAIT);
+            match cx.now() < at {
+                true => cx.wake_at(at),
+                false => cx.cancel(CALL),
+            }
             return;
         }
         self.is_closed = true;
@@ -350,7 +369,6 @@ impl FrontEnd for VirtQueue {
             self.on_ring_completion(done, cx);
         }
         self.ops = ops;
-        cx.poll_input();
         self.run(cx);
     }
 
@@ -373,9 +391,8 @@ impl FrontEnd for VirtQueue {
                 self.call.clone_from(call);
                 self.notify(cx);
             }
-            VirtQueueMessage::Settings(settings) => self.settings = *settings,
+            VirtQueueMessage::Settings { settings, .. } => self.settings = *settings,
         }
-        cx.poll_input();
         self.run(cx);
     }
 

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use udm_buf::SharedMemoryMap;
+use udm_core::interleave;
 use udm_wire::virtio::ring::{
     AVAIL_F_NO_INTERRUPT, DESCRIPTOR_SIZE, RingDescriptor, SplitRingLayout, USED_F_NO_NOTIFY, needs_event,
 };
@@ -79,6 +80,7 @@ impl SplitRing {
     }
 
     fn avail_index(&self) -> u16 {
+        interleave::mark_interleave_point();
         u16::from_le(self.avail.0.u16_at(self.avail.1 + 2).load(Ordering::Acquire))
     }
 
@@ -101,6 +103,7 @@ impl SplitRing {
     /// # Errors
     /// The entry names no descriptor.
     pub(super) fn take(&mut self) -> Result<u16, BrokenRingError> {
+        interleave::mark_interleave_point();
         let at = self.avail.1 + self.layout.avail_entry(self.next_avail);
         let head = u16::from_le(self.avail.0.u16_at(at).load(Ordering::Relaxed));
         if head >= self.layout.size {
@@ -112,6 +115,7 @@ impl SplitRing {
 
     /// Reads descriptor `index`, which is below the size of the ring.
     pub(super) fn descriptor(&self, index: u16) -> RingDescriptor {
+        interleave::mark_interleave_point();
         let at = (self.descriptors.1 + DESCRIPTOR_SIZE * usize::from(index)) / 8;
         let words = &self.descriptors.0.words()[at..at + 2];
         RingDescriptor::from_words([0, 1].map(|i| u64::from_le(words[i].load(Ordering::Relaxed))))
@@ -119,6 +123,7 @@ impl SplitRing {
 
     /// Writes a used entry. The guest sees it after [`SplitRing::publish`].
     pub(super) fn push_used(&mut self, head: u16, written: u32) {
+        interleave::mark_interleave_point();
         let at = self.used.1 + self.layout.used_entry(self.next_used);
         self.used.0.u32_at(at).store(u32::from(head).to_le(), Ordering::Relaxed);
         self.used.0.u32_at(at + 4).store(written.to_le(), Ordering::Relaxed);
@@ -131,8 +136,10 @@ impl SplitRing {
         if old == self.next_used {
             return false;
         }
+        interleave::mark_interleave_point();
         self.used.0.u16_at(self.used.1 + 2).store(self.next_used.to_le(), Ordering::Release);
         fence(Ordering::SeqCst);
+        interleave::mark_interleave_point();
         if self.has_event_index {
             let at = self.avail.1 + self.layout.used_event();
             let event = u16::from_le(self.avail.0.u16_at(at).load(Ordering::Relaxed));
@@ -152,6 +159,7 @@ impl SplitRing {
 
     /// Asks the guest for a notification of the next entry. Returns true if there is one already.
     pub(super) fn request_notification(&self) -> bool {
+        interleave::mark_interleave_point();
         if self.has_event_index {
             let at = self.used.1 + self.layout.avail_event();
             self.used.0.u16_at(at).store(self.next_avail.to_le(), Ordering::Relaxed);

@@ -15,13 +15,13 @@ use super::inflight_memory::InflightMemory;
 use super::inflight_record::InflightRecord;
 use super::memory::GuestMemory;
 use super::queue::{VirtQueue, VirtQueueMessage, VirtQueueSettings, VirtQueueStart};
+use super::queue_wait::QueueWait;
 use super::ring::SplitRing;
 use crate::nbd::ExportRef;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::time::Duration;
+use std::sync::mpsc::sync_channel;
 use udm_core::{AckOnLastDrop, CoreId, DeviceId};
 use udm_runtime::ProcessCores;
 use udm_wire::vhost_user::{
@@ -37,9 +37,6 @@ pub(super) const QUEUES_MAX: u16 = 64;
 
 /// The largest ring: the virtio crates and QEMU allow no larger one.
 const RING_SIZE_MAX: u16 = 1024;
-
-/// Pause between two lines of the log about a queue whose requests do not complete.
-const WAIT_REPORT: Duration = Duration::from_secs(10);
 
 /// Protocol features that are offered.
 const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
@@ -72,8 +69,8 @@ struct RunningVirtQueue {
 }
 
 /// A session of one front end.
-pub(super) struct VhostUserSession<'a> {
-    pub(super) channel: VhostUserChannel<'a>,
+pub(super) struct VhostUserSession {
+    pub(super) channel: VhostUserChannel,
     core_set: Arc<ProcessCores>,
     export: ExportRef,
     pub(super) features: VirtioFeatures,
@@ -86,6 +83,17 @@ pub(super) struct VhostUserSession<'a> {
     pub(super) writeback: bool,
     pub(super) status: u8,
     geometry: DiskGeometry,
+    wait: QueueWait,
+}
+
+/// Result of a step of a session.
+pub(super) enum SessionStep {
+    /// A message or an event was handled.
+    Handled,
+    /// The front end has disconnected.
+    Closed,
+    /// The server stops.
+    Stopped,
 }
 
 /// What a request leads to besides its effect.
@@ -98,12 +106,13 @@ pub(super) enum RequestReply {
     Payload(Vec<u8>, Option<OwnedFd>),
 }
 
-impl<'a> VhostUserSession<'a> {
+impl VhostUserSession {
     pub(super) fn new(
-        channel: VhostUserChannel<'a>,
+        channel: VhostUserChannel,
         core_set: Arc<ProcessCores>,
         export: ExportRef,
-    ) -> VhostUserSession<'a> {
+        wait: QueueWait,
+    ) -> VhostUserSession {
         let geometry = DiskGeometry::new(export.device().limits(), export.is_read_only());
         VhostUserSession {
             channel,
@@ -118,6 +127,7 @@ impl<'a> VhostUserSession<'a> {
             writeback: true,
             status: 0,
             geometry,
+            wait,
         }
     }
 
@@ -128,22 +138,36 @@ impl<'a> VhostUserSession<'a> {
     /// # Errors
     /// The front end has broken the protocol.
     pub(super) fn run(&mut self, messages: Vec<VhostUserSetupMessage>) -> io::Result<bool> {
-        let done = self.set_up(messages).and_then(|()| self.serve());
-        for index in 0..self.rings.len() {
-            self.stop(index);
-        }
+        let done = self.set_up(messages).and_then(|()| {
+            loop {
+                match self.step()? {
+                    SessionStep::Handled => {}
+                    SessionStep::Closed => return Ok(false),
+                    SessionStep::Stopped => return Ok(true),
+                }
+            }
+        });
+        self.stop_all();
         done
     }
 
-    fn serve(&mut self) -> io::Result<bool> {
-        loop {
-            match self.channel.receive()? {
-                Ok(message) => self.handle(message)?,
-                Err(ReceiveInterruption::Event) => self.look_at_device(),
-                Err(ReceiveInterruption::Closed) => return Ok(false),
-                Err(ReceiveInterruption::Stopped) => return Ok(true),
-            }
+    /// Handles the next message or event.
+    ///
+    /// # Errors
+    /// The front end has broken the protocol.
+    pub(super) fn step(&mut self) -> io::Result<SessionStep> {
+        match self.channel.receive()? {
+            Ok(message) => self.handle(message)?,
+            Err(ReceiveInterruption::Event) => self.look_at_device(),
+            Err(ReceiveInterruption::Closed) => return Ok(SessionStep::Closed),
+            Err(ReceiveInterruption::Stopped) => return Ok(SessionStep::Stopped),
         }
+        Ok(SessionStep::Handled)
+    }
+
+    /// Stops all rings, and waits until their requests are completed.
+    pub(super) fn stop_all(&mut self) {
+        (0..self.rings.len()).for_each(|index| self.stop(index));
     }
 
     fn handle(&mut self, message: ReceivedVhostUserMessage) -> io::Result<()> {
@@ -192,7 +216,7 @@ impl<'a> VhostUserSession<'a> {
             }
             R::SetOwner => {}
             R::ResetOwner | R::ResetDevice => {
-                (0..self.rings.len()).for_each(|index| self.stop(index));
+                self.stop_all();
                 self.rings.iter_mut().for_each(|ring| ring.is_enabled = false);
                 (self.status, self.writeback) = (0, true);
             }
@@ -280,7 +304,7 @@ impl<'a> VhostUserSession<'a> {
             R::SetStatus(status) => {
                 self.status = status;
                 if status == 0 {
-                    (0..self.rings.len()).for_each(|index| self.stop(index));
+                    self.stop_all();
                 }
             }
             R::GetStatus => return Ok(RequestReply::Number(self.status.into())),
@@ -306,12 +330,6 @@ impl<'a> VhostUserSession<'a> {
             geometry: self.geometry,
             writes_through: !(self.writeback && has_cache) && self.geometry.limits.write_cache,
             is_enabled: self.rings[index].is_enabled,
-        }
-    }
-
-    fn update_settings(&self) {
-        for index in 0..self.rings.len() {
-            self.tell(index, VirtQueueMessage::Settings(self.settings(index)));
         }
     }
 
@@ -387,40 +405,35 @@ impl<'a> VhostUserSession<'a> {
         let Some(running) = self.rings[index].running.take() else { return };
         let (reply, stopped) = sync_channel(1);
         self.core_set.send_message(running.core, running.topic, Box::new(VirtQueueMessage::Stop(reply)));
-        if let Some(base) = self.wait_for(&stopped, index) {
+        if let Some(base) = self.wait.receive(&stopped, &self.export.name()) {
             self.rings[index].base = base;
-        }
-    }
-
-    /// Waits for a queue; `None` if the cores have ended.
-    fn wait_for<T>(&self, receiver: &Receiver<T>, index: usize) -> Option<T> {
-        loop {
-            match receiver.recv_timeout(WAIT_REPORT) {
-                Ok(value) => return Some(value),
-                Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => {
-                    let name = self.export.name();
-                    tracing::warn!(
-                        "vhost-user {name}: ring {index} waits for requests that its disk does not answer"
-                    );
-                }
-            }
         }
     }
 
     /// Gives all queues a new memory, and waits until none uses the old one.
     fn set_memory(&mut self, memory: GuestMemory) {
         self.memory = Arc::new(memory);
+        self.tell_all(|_, ack| VirtQueueMessage::Memory(Arc::clone(&self.memory), ack));
+    }
+
+    /// Gives all queues their settings, and waits until they use them: a write that the guest adds
+    /// after the write cache was switched off must be durable.
+    fn update_settings(&self) {
+        self.tell_all(|index, ack| VirtQueueMessage::Settings { settings: self.settings(index), _ack: ack });
+    }
+
+    /// Sends a message to each running queue, and waits until all have dropped its acknowledgement.
+    fn tell_all(&self, message: impl Fn(usize, AckOnLastDrop) -> VirtQueueMessage) {
         let (done, acknowledged) = sync_channel::<()>(1);
         let ack = AckOnLastDrop::new(move || {
             // The receiver waits, and there is one acknowledgement.
             let _ = done.try_send(());
         });
         for index in 0..self.rings.len() {
-            self.tell(index, VirtQueueMessage::Memory(Arc::clone(&self.memory), ack.clone()));
+            self.tell(index, message(index, ack.clone()));
         }
         drop(ack);
-        self.wait_for(&acknowledged, 0);
+        self.wait.receive(&acknowledged, &self.export.name());
     }
 
     fn read_config(&self, mut range: ConfigSpaceRange) -> ConfigSpaceRange {

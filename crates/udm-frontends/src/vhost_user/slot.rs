@@ -3,6 +3,7 @@
 use super::chain::{buffers_len, read_front_16, take_last_byte};
 use super::queue::VirtQueue;
 use udm_buf::SharedRange;
+use udm_core::interleave;
 use udm_core::{BioFlags, BioTaskLaneId, Nanos, Op, SECTOR_SIZE, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
 use udm_wire::virtio::blk::{
@@ -65,6 +66,7 @@ impl VirtQueue {
     /// Starts the request in `self.chain`.
     pub(super) fn start_request(&mut self, head: u16, lane: BioTaskLaneId, cx: &mut FrontCx<'_, '_>) {
         let slot = &mut self.slots[usize::from(head)];
+        interleave::mark_interleave_point();
         let header = read_front_16(&self.memory, &mut self.chain.readable);
         let (Some(bytes), Some(status_at)) = (header, take_last_byte(&mut self.chain.writable)) else {
             // Without a status byte there is no way to report an error.
@@ -283,6 +285,7 @@ impl VirtQueue {
             io_counters.end(op);
             io_counters.answer(op, slot.bytes, slot.status == Status::Ok, Some(now.since(slot.since)));
         }
+        interleave::mark_interleave_point();
         if self.memory.write_byte(slot.status_at, byte) {
             slot.written += 1;
         }

@@ -4,6 +4,7 @@ use super::driver::{DATA, GUEST, MEMORY, RING, message};
 use super::{READ, VhostUserServerFixture};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
+use rustix::event::{EventfdFlags, eventfd};
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -109,6 +110,22 @@ fn messages_that_cannot_be_are_refused() {
     // A message of the wrong length ends the connection.
     machine.tell_plain(message::SET_FEATURES, &[1, 2, 3]);
     assert!(machine.is_closed());
+    assert!(serves(&fixture));
+    fixture.end();
+}
+
+/// A front end whose descriptor for notifications is full: its ring can be stopped, and the next
+/// machine is served.
+#[test]
+fn a_full_descriptor_keeps_no_queue() {
+    let fixture = VhostUserServerFixture::new("null:1G");
+    let mut machine = fixture.machine(1, VirtioFeatures::empty());
+    let full = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    machine.tell(message::SET_VRING_CALL, &0u64.to_ne_bytes(), &[full.as_fd()]);
+    assert_eq!(machine.request(0, READ, 0, &[], &[(DATA, 512)]).0, 0);
+    assert_eq!(machine.stop_ring(0), 1);
+    drop(machine);
     assert!(serves(&fixture));
     fixture.end();
 }

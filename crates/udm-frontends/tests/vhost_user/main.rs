@@ -176,6 +176,23 @@ fn a_sleeping_core_asks_for_a_notification() {
     fixture.end();
 }
 
+/// A request that completes while its core sleeps: the core asks for a notification again.
+#[test]
+fn a_core_that_a_completion_woke_asks_for_a_notification() {
+    let fixture = VhostUserServerFixture::new("null:size=1G,irqmode=2,completion_nsec=20000000");
+    for features in WAYS {
+        let mut machine = fixture.machine(1, features);
+        for _ in 0..3 {
+            let old = machine.avail(0);
+            machine.add(0, READ, 0, &[], &[(DATA, 512)]);
+            assert!(machine.kick(0, old), "{features:?}: a core that sleeps needs a kick");
+            machine.wait_used(0);
+            std::thread::sleep(Duration::from_millis(30));
+        }
+    }
+    fixture.end();
+}
+
 #[test]
 fn requests_that_cannot_be_are_refused() {
     let fixture = VhostUserServerFixture::new("mem:1M");

@@ -19,7 +19,7 @@ const SHORTAGE_MIN: Nanos = Nanos::from_millis(1);
 /// An operation in progress.
 struct PendingRingOp {
     op: RingOp,
-    /// Connection of the operation; `None` for the core's doorbell.
+    /// Connection of the operation; `None` for the core's doorbell and other eventfds.
     link: Option<usize>,
     /// Bytes sent so far.
     done: usize,
@@ -94,7 +94,8 @@ impl SimRingState {
                 (RingOp::Recv { .. }, Some(l)) => net.can_receive(l),
                 (RingOp::Send { .. }, Some(l)) => net.can_send(l),
                 (RingOp::Connect { .. }, Some(l)) => net.links[l].connected.is_some(),
-                (RingOp::Read { fd, .. }, None) => is_fd_readable(fd),
+                (RingOp::Read { fd, .. }, None) => is_fd_ready(fd, PollFlags::IN),
+                (RingOp::Write { fd, .. }, None) => is_fd_ready(fd, PollFlags::OUT),
                 _ => true,
             };
             if !can && !pending.called_off {
@@ -141,6 +142,12 @@ impl SimRingState {
                 }
                 SocketIoResult::Ended(read.map_or(-errno::EIO, |n| n as i32))
             }
+            (RingOp::Write { fd, data, .. }, None) => {
+                let mut count = [0; 8];
+                let len = data.copy_to(&mut count);
+                let written = rustix::io::write(&**fd, &count[..len]);
+                SocketIoResult::Ended(written.map_or(-errno::EIO, |n| n as i32))
+            }
             _ => SocketIoResult::Ended(-errno::EINVAL),
         }
     }
@@ -152,8 +159,8 @@ impl SimRingState {
     }
 }
 
-fn is_fd_readable(fd: &Arc<OwnedFd>) -> bool {
-    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+fn is_fd_ready(fd: &Arc<OwnedFd>, how: PollFlags) -> bool {
+    let mut fds = [PollFd::new(fd, how)];
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|n| n > 0)
 }
 

@@ -8,7 +8,7 @@
 //! and power fails.
 //!
 //! * `clock`, `net`, `kernel`, `ring_core`: the cores and their environment, here and in the worlds
-//!   of the NBD client.
+//!   of the NBD client and of disks of virtual machines.
 //! * `handshake`, `client`: the clients. `model`: their permitted replies.
 //! * `world`, `turn`, `actions`, `shutdown`: the run. `counts`: the counters.
 
