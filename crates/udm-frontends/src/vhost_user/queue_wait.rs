@@ -24,7 +24,7 @@ impl QueueWait {
                     Ok(value) => return Some(value),
                     Err(RecvTimeoutError::Disconnected) => return None,
                     Err(RecvTimeoutError::Timeout) => {
-                        tracing::warn!("vhost-user {name}: waits for requests that the disk does not answer")
+                        tracing::warn!("vhost-user {name}: waits for requests that the disk does not answer");
                     }
                 },
                 QueueWait::Step(run) => match receiver.try_recv() {

@@ -167,7 +167,7 @@ impl HostileGuest {
         let len = match chance.below(6) {
             0 => 0,
             1 => 8,
-            2 => u32::MAX & !15,
+            2 => !15,
             _ => 16 * chance.between(1, 6) as u32,
         };
         let flags = DESC_F_INDIRECT | chance.pick(&[0, 0, 0, DESC_F_NEXT, DESC_F_WRITE]);

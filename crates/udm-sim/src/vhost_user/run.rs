@@ -68,7 +68,7 @@ fn step_serving() -> Result<(), Violation> {
 fn step_world() -> Result<(), Violation> {
     match with_world(VhostUserWorld::step)? {
         None => Ok(()),
-        Some(StepOutsideBorrow::Core(c, core)) => run_core(c, core),
+        Some(StepOutsideBorrow::Core(c, core)) => run_core(c, *core),
         Some(StepOutsideBorrow::Session(m, session)) => run_session(m, session),
     }
 }

@@ -26,7 +26,7 @@ enum TurnCandidate {
 
 /// A step that runs outside of the borrowed world, because it calls back into the world.
 pub(super) enum StepOutsideBorrow {
-    Core(usize, RingCore),
+    Core(usize, Box<RingCore>),
     Session(usize, Box<SteppedVhostUserSession>),
 }
 
@@ -93,7 +93,7 @@ impl VhostUserWorld {
         match self.schedule.pick(&ready) {
             TurnCandidate::Core(c) => {
                 self.set_turn(Some(c));
-                return Ok(self.cores[c].take().map(|core| StepOutsideBorrow::Core(c, core)));
+                return Ok(self.cores[c].take().map(|core| StepOutsideBorrow::Core(c, Box::new(core))));
             }
             TurnCandidate::Session(m) => {
                 let machine = &mut self.machines[m];
