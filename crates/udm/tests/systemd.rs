@@ -92,7 +92,7 @@ fn the_manager_follows_an_upgrade() {
     assert_eq!(fs::read_to_string(&pidfile).unwrap(), format!("{pid}\n"));
     assert!(pings(&socket), "the new process lives");
     fs::write(&conf, "[devices.b]\ntable = \"0 8 error\"\n").unwrap();
-    assert_eq!(server.says(&["reconfigure"]), "+ b\n- a\n= 0 unchanged\n");
+    assert_eq!(server.says(&["reconfigure"]), "- a\n+ b\n= 0 unchanged\n");
     signal(server.pid(), Signal::TERM);
     assert_eq!(news(&socket)[0], "STOPPING=1");
     until("the end of the file", || (!pidfile.exists()).then_some(()));
