@@ -71,7 +71,7 @@ impl UpgradeFixture {
 }
 
 fn report(server: &mut Server) -> Value {
-    let report: Value = serde_json::from_str(&server.upgrade(&[UDM, "--json"])).unwrap();
+    let report = server.upgrade(&[UDM]);
     assert_eq!(report["version"], env!("CARGO_PKG_VERSION"));
     report
 }

@@ -11,7 +11,7 @@ use udm_core::errno::EINVAL;
 use udm_core::{DeviceControlError, Limits, Nanos, Sectors, SharedDiskState};
 use udm_wire::nbd::ExportFlags;
 use udm_wire::nbd::client::NegotiatedExportInfo;
-use udm_wire::uri::{NbdUri, ServerFenceMethod};
+use udm_wire::uri::{NbdUri, ServerStoppedProof};
 
 /// The exports that a process uses.
 #[derive(Default)]
@@ -63,12 +63,12 @@ impl RemoteExports {
     /// Returns the runs of the command that fences the server of `uri`, shared by all its exports.
     pub(super) fn runs(&self, uri: &NbdUri) -> Arc<FenceCommandRuns> {
         match &uri.silence.fence {
-            ServerFenceMethod::Exec(command) => {
+            ServerStoppedProof::Exec(command) => {
                 let mut server = uri.plain();
                 server.export.clear();
                 get_or_create_weak_entry(&self.runs, format!("{server} {}", command.display()))
             }
-            ServerFenceMethod::Closed | ServerFenceMethod::Wait(_) => Arc::default(),
+            ServerStoppedProof::Closed | ServerStoppedProof::Wait(_) => Arc::default(),
         }
     }
 
