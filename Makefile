@@ -21,7 +21,7 @@ TEST_PROGRAMS := fio:fio curl:curl python3:python3 nbdkit:nbdkit nbdinfo:libnbd-
 # Cargo must not count as a job of make.
 CARGO_TEST := MAKEFLAGS= $(CARGO) test --locked
 # Crates with tests that try every order of atomic accesses.
-LOOM_CRATES := udm-core udm-runtime udm-queue udm-targets
+LOOM_CRATES := udm-core udm-runtime udm-queue udm-targets udm-frontends
 comma := ,
 space := $(subst ,, )
 

@@ -73,30 +73,28 @@ impl SharedMemoryMap {
         Ok(SharedMemoryMap { base: mmap_file_shared(memfd, 0, len)?, len, lost_pages: None })
     }
 
-    /// Maps `len` bytes (a multiple of 4096, up to 16 TiB) at byte `offset` (a multiple of 4096) of
-    /// the memory of a virtual machine. The file may be a memfd, also of huge pages, or a file of
-    /// any file system that can be mapped. If it is cut later, the memory reads as zeroes and
-    /// [`SharedMemoryMap::is_lost`] is true.
+    /// Maps `len` bytes (1 byte to 16 TiB) at byte `offset` (a multiple of 4096) of the memory of a
+    /// virtual machine. The file may be a memfd, also of huge pages, or a file of any file system
+    /// that can be mapped. If it is cut later, the memory reads as zeroes and
+    /// [`SharedMemoryMap::is_lost`] is true. The mapping has whole pages: it may be longer than
+    /// `len`.
     ///
     /// # Errors
-    /// The range is not made of pages or exceeds the file, there are too many regions, and errors
-    /// of the system. The error text has the reason.
+    /// The range does not begin at a page or exceeds the file, there are too many regions, and
+    /// errors of the system. The error text has the reason.
     pub fn of_guest_memory(file: impl AsFd, offset: u64, len: usize) -> io::Result<SharedMemoryMap> {
         let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-        let page = crate::ALIGN as u64;
-        if len == 0
-            || !len.is_multiple_of(crate::ALIGN)
-            || len > GUEST_MAP_MAX
-            || !offset.is_multiple_of(page)
-        {
+        if len == 0 || len > GUEST_MAP_MAX || !offset.is_multiple_of(crate::ALIGN as u64) {
             return refuse(format!(
-                "guest memory of {len} bytes at {offset}: expected whole pages of 4096 bytes"
+                "guest memory of {len} bytes at {offset}: expected 1 byte to 16 TiB at a multiple of 4096"
             ));
         }
         let size = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
         if offset.checked_add(len as u64).is_none_or(|end| end > size) {
             return refuse(format!("guest memory of {len} bytes at {offset} of a file of {size} bytes"));
         }
+        // Memory that holds only rings need not have whole pages.
+        let len = len.next_multiple_of(crate::ALIGN);
         let base = mmap_file_shared(file, offset, len)?;
         let mut map = SharedMemoryMap { base, len, lost_pages: None };
         map.lost_pages = Some(LostPagesGuard::new(base.as_ptr().addr(), len)?);

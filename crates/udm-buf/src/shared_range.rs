@@ -168,9 +168,22 @@ mod tests {
             |offset, len| SharedMemoryMap::of_guest_memory(&fd, offset, len).unwrap_err().to_string();
         assert!(refused(4096, 8192).contains("of a file of 8192 bytes"));
         assert!(refused(u64::MAX - 4095, 4096).contains("of a file of 8192 bytes"));
-        for (offset, len) in [(0, 0), (0, 5000), (512, 4096), (0, usize::MAX & !4095)] {
-            assert!(refused(offset, len).contains("whole pages"), "{len} at {offset}");
+        for (offset, len) in [(0, 0), (512, 4096), (0, usize::MAX & !4095)] {
+            assert!(refused(offset, len).contains("1 byte to 16 TiB"), "{len} at {offset}");
         }
+    }
+
+    /// Memory for rings alone may end within a page, as its file does.
+    #[test]
+    fn guest_memory_may_end_within_a_page() {
+        let fd = memfd(5000, SealFlags::empty());
+        let map = SharedMemoryMap::of_guest_memory(&fd, 0, 5000).unwrap();
+        assert_eq!(map.len(), 8192);
+        copy_to_shared(map.words(), 4990, &[7; 10]);
+        let mut seen = [0; 10];
+        assert_eq!(rustix::io::pread(&fd, &mut seen[..], 4990), Ok(10));
+        assert_eq!((seen, map.is_lost()), ([7; 10], false));
+        assert!(SharedMemoryMap::of_guest_memory(&fd, 0, 5001).is_err(), "longer than its file");
     }
 
     #[test]

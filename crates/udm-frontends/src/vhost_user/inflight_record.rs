@@ -9,7 +9,8 @@ use std::sync::atomic::{Ordering, fence};
 use udm_buf::{SharedMemoryMap, copy_from_shared, copy_to_shared};
 use udm_core::interleave;
 use udm_wire::vhost_user::{
-    INFLIGHT_VERSION, InflightEntry, InflightLayout, InflightRecovery, recover_inflight_requests,
+    INFLIGHT_VERSION, InflightArea, InflightEntry, InflightLayout, InflightRecovery,
+    recover_inflight_requests,
 };
 
 /// The part of one ring.
@@ -22,12 +23,19 @@ pub(super) struct InflightRecord {
 }
 
 impl InflightRecord {
-    /// The part of ring `index` of an area; `None` if the area has no such part.
-    pub(super) fn new(map: &Arc<SharedMemoryMap>, index: usize, ring_size: u16) -> Option<InflightRecord> {
-        let layout = InflightLayout { ring_size };
+    /// The part of ring `index` of `area`, which is mapped as `map`; `None` if the area has no such
+    /// part.
+    pub(super) fn new(
+        map: &Arc<SharedMemoryMap>,
+        area: &InflightArea,
+        index: usize,
+    ) -> Option<InflightRecord> {
+        let layout = InflightLayout { ring_size: area.ring_size };
         let start = index.checked_mul(layout.part_len())?;
         let end = start.checked_add(layout.part_len())?;
-        (end <= map.len()).then(|| InflightRecord { map: Arc::clone(map), start, layout, next_counter: 0 })
+        // The mapping may be longer than the area.
+        let fits = index < usize::from(area.queues) && end as u64 <= area.size && end <= map.len();
+        fits.then(|| InflightRecord { map: Arc::clone(map), start, layout, next_counter: 0 })
     }
 
     /// Reads what the last back end left, given `idx` of the used ring, and prepares the record for
@@ -108,8 +116,12 @@ mod tests {
     use super::*;
     use crate::vhost_user::memory::tests::memfd;
 
+    fn area(size: u64, ring_size: u16) -> InflightArea {
+        InflightArea { size, offset: 0, queues: 64, ring_size }
+    }
+
     fn record(map: &Arc<SharedMemoryMap>) -> InflightRecord {
-        InflightRecord::new(map, 1, 8).unwrap()
+        InflightRecord::new(map, &area(4096, 8), 1).unwrap()
     }
 
     #[test]
@@ -150,8 +162,11 @@ mod tests {
     #[test]
     fn parts_are_inside_the_area() {
         let map = Arc::new(SharedMemoryMap::of_guest_memory(memfd(4096), 0, 4096).unwrap());
-        assert!(InflightRecord::new(&map, 20, 8).is_some() && InflightRecord::new(&map, 21, 8).is_none());
-        assert!(InflightRecord::new(&map, usize::MAX, 8).is_none());
-        assert!(InflightRecord::new(&map, 0, 1024).is_none());
+        let fits =
+            |size, ring_size, index| InflightRecord::new(&map, &area(size, ring_size), index).is_some();
+        assert!(fits(4096, 8, 20) && !fits(4096, 8, 21));
+        assert!(fits(4032, 8, 20) && !fits(4031, 8, 20), "the area ends within a page");
+        assert!(fits(4096, 1, 63) && !fits(8192, 1, 64), "there are 64 rings");
+        assert!(!fits(4096, 8, usize::MAX) && !fits(4096, 1024, 0) && !fits(1 << 20, 1024, 0));
     }
 }

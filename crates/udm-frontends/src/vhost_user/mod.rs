@@ -17,7 +17,7 @@
 //!   mapped and rings are set up here; nothing of it is on the cores. `stepped`: a session of the
 //!   simulator.
 //! * `queue`: one ring, a front end on one core. Queue `i` is on core `i` modulo the cores.
-//! * `ring`, `chain`: entries and descriptors, read once and checked.
+//! * `ring`, `notifications`, `chain`: entries and descriptors, read once and checked.
 //! * `slot`: the request: its data becomes segments of guest memory, which the backend reads and
 //!   writes directly. Nothing is copied but headers and ranges.
 //! * `memory`: the regions. A file that is cut while it is in use ends the queue and not the
@@ -42,6 +42,7 @@ mod inflight_memory;
 mod inflight_record;
 mod listener;
 mod memory;
+mod notifications;
 mod queue;
 mod queue_wait;
 mod ring;

@@ -3,17 +3,15 @@
 //! The guest changes its parts at any time. Each index and descriptor is read once, and every value
 //! that comes from the guest is checked before it is used.
 //!
-//! Notifications: while the core is awake it looks at the ring itself and asks for none. Before it
-//! sleeps it asks for one, and looks again after a full fence. The guest adds an entry, and after a
-//! full fence checks if a notification is wanted. So at least one of both sees the other.
+//! While the core is awake it looks at the ring itself and asks for no notification; see
+//! `notifications`.
 
+use super::notifications::NotificationWish;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU16, Ordering};
 use udm_buf::SharedMemoryMap;
 use udm_core::interleave;
-use udm_wire::virtio::ring::{
-    AVAIL_F_NO_INTERRUPT, DESCRIPTOR_SIZE, RingDescriptor, SplitRingLayout, USED_F_NO_NOTIFY, needs_event,
-};
+use udm_wire::virtio::ring::{DESCRIPTOR_SIZE, RingDescriptor, SplitRingLayout};
 
 /// A part of a ring: a place in a mapping.
 pub(super) type RingPart = (Arc<SharedMemoryMap>, usize);
@@ -81,7 +79,27 @@ impl SplitRing {
 
     fn avail_index(&self) -> u16 {
         interleave::mark_interleave_point();
-        u16::from_le(self.avail.0.u16_at(self.avail.1 + 2).load(Ordering::Acquire))
+        u16::from_le(self.avail_index_word().load(Ordering::Acquire))
+    }
+
+    fn avail_index_word(&self) -> &AtomicU16 {
+        self.avail.0.u16_at(self.avail.1 + 2)
+    }
+
+    /// The wish of the guest for notifications of used entries.
+    fn guest_wish(&self) -> NotificationWish<'_, AtomicU16> {
+        match self.has_event_index {
+            true => NotificationWish::Event(self.avail.0.u16_at(self.avail.1 + self.layout.used_event())),
+            false => NotificationWish::Flags(self.avail.0.u16_at(self.avail.1)),
+        }
+    }
+
+    /// The wish of the device for notifications of available entries.
+    fn device_wish(&self) -> NotificationWish<'_, AtomicU16> {
+        match self.has_event_index {
+            true => NotificationWish::Event(self.used.0.u16_at(self.used.1 + self.layout.avail_event())),
+            false => NotificationWish::Flags(self.used.0.u16_at(self.used.1)),
+        }
     }
 
     /// True if entries are available. Costs one load.
@@ -136,37 +154,17 @@ impl SplitRing {
         if old == self.next_used {
             return false;
         }
-        interleave::mark_interleave_point();
-        self.used.0.u16_at(self.used.1 + 2).store(self.next_used.to_le(), Ordering::Release);
-        fence(Ordering::SeqCst);
-        interleave::mark_interleave_point();
-        if self.has_event_index {
-            let at = self.avail.1 + self.layout.used_event();
-            let event = u16::from_le(self.avail.0.u16_at(at).load(Ordering::Relaxed));
-            return needs_event(event, self.next_used, old);
-        }
-        let flags = u16::from_le(self.avail.0.u16_at(self.avail.1).load(Ordering::Relaxed));
-        flags & AVAIL_F_NO_INTERRUPT == 0
+        let index = self.used.0.u16_at(self.used.1 + 2);
+        self.guest_wish().publish(index, old, self.next_used)
     }
 
-    /// Tells the guest that it need not notify. With event indices nothing is to be done: an index
-    /// in the past causes no notification.
+    /// Tells the guest that it need not notify.
     pub(super) fn suppress_notifications(&self) {
-        if !self.has_event_index {
-            self.used.0.u16_at(self.used.1).store(USED_F_NO_NOTIFY.to_le(), Ordering::Relaxed);
-        }
+        self.device_wish().withdraw();
     }
 
     /// Asks the guest for a notification of the next entry. Returns true if there is one already.
     pub(super) fn request_notification(&self) -> bool {
-        interleave::mark_interleave_point();
-        if self.has_event_index {
-            let at = self.used.1 + self.layout.avail_event();
-            self.used.0.u16_at(at).store(self.next_avail.to_le(), Ordering::Relaxed);
-        } else {
-            self.used.0.u16_at(self.used.1).store(0, Ordering::Relaxed);
-        }
-        fence(Ordering::SeqCst);
-        self.has_available()
+        self.device_wish().request(self.avail_index_word(), self.next_avail)
     }
 }

@@ -365,8 +365,7 @@ impl VhostUserSession {
         let mut resubmit = Vec::new();
         if let Some(InflightMemory { map, area, .. }) = &self.inflight {
             let bad = || refused(format!("ring {index} is not in the memory for requests in flight"));
-            let fits = size <= area.ring_size && index < usize::from(area.queues);
-            let own = InflightRecord::new(map, index, area.ring_size).filter(|_| fits);
+            let own = InflightRecord::new(map, area, index).filter(|_| size <= area.ring_size);
             let mut own = own.ok_or_else(bad)?;
             let recovery = own.recover(split.next_used());
             if let Some(head) = recovery.resubmit.iter().find(|head| **head >= size) {

@@ -173,6 +173,11 @@ impl Machine {
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::STATUS;
         protocol.set(VhostUserProtocolFeatures::INFLIGHT_SHMFD, self.has_record);
+        // A session begins with the write cache on. The last one may have ended before the message
+        // that switched it on.
+        if !self.wants_through && self.through_since != Some(0) {
+            self.through_since = None;
+        }
         self.negotiates_acks = chance.below(4) > 0;
         protocol.set(VhostUserProtocolFeatures::REPLY_ACK, self.negotiates_acks);
         let bits = protocol.bits().to_ne_bytes().to_vec();

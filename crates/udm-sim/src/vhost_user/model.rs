@@ -126,7 +126,7 @@ impl GuestDiskModel {
 
     /// The value that request `id` writes to its sector `nth`.
     fn stamp(id: u64, nth: u64) -> u64 {
-        id << 20 | nth
+        id << 10 | nth
     }
 
     /// The data of a write.
@@ -242,8 +242,7 @@ impl GuestDiskModel {
                 _ => {
                     let got = match stamp {
                         Some(stamp) if stamp == u64::from_le_bytes([POISON; 8]) => "nothing".to_owned(),
-                        Some(0) => stamp_text(0),
-                        Some(stamp) => format!("request {} sector {}", stamp >> 20, stamp & 0xf_ffff),
+                        Some(stamp) => stamp_text(stamp),
                         None => format!("{:x?}", &bytes[..16]),
                     };
                     return Err(format!(
