@@ -5,6 +5,7 @@
 //! sleeps if its ring is empty. There are no descriptors, offsets, errors or notifications to
 //! negotiate, so any server that moves the data costs at least as much.
 
+use super::poll_for;
 use crate::connection::{ConnectionRequest, RequestConnection, WAIT};
 use anyhow::{Result, bail, ensure};
 use crossbeam_queue::ArrayQueue;
@@ -71,6 +72,7 @@ pub struct CopyLoopConnection {
     buffers: Vec<Option<Box<[u8]>>>,
     /// Requests have been added since the last flush.
     added: bool,
+    poll: bool,
 }
 
 /// The side of the loop.
@@ -81,8 +83,9 @@ pub struct CopyLoopServer {
 }
 
 impl CopyLoopConnection {
-    /// Creates both sides for `depth` requests of `block` bytes.
-    pub fn new(depth: u32, block: usize) -> (CopyLoopConnection, CopyLoopServer) {
+    /// Creates both sides for `depth` requests of `block` bytes. The side of the load may `poll`
+    /// instead of sleeping.
+    pub fn new(depth: u32, block: usize, poll: bool) -> (CopyLoopConnection, CopyLoopServer) {
         let (to_server, from_server) = (CopyRing::new(depth), CopyRing::new(depth));
         let buffers = (0..depth).map(|_| Some(vec![1; block].into_boxed_slice())).collect();
         let block = vec![1; block].into_boxed_slice();
@@ -91,7 +94,7 @@ impl CopyLoopConnection {
             from_server: Arc::clone(&from_server),
             block,
         };
-        (CopyLoopConnection { to_server, from_server, buffers, added: false }, server)
+        (CopyLoopConnection { to_server, from_server, buffers, added: false, poll }, server)
     }
 
     fn reap(&mut self, done: &mut impl FnMut(u64, i32)) -> bool {
@@ -139,10 +142,14 @@ impl RequestConnection for CopyLoopConnection {
         _: impl Fn(u64) -> Option<(Op, u32)>,
         mut done: impl FnMut(u64, i32),
     ) -> Result<()> {
-        if !self.reap(&mut done) {
-            self.from_server.wait(most.map_or(WAIT, |most| most.min(WAIT)));
-            self.reap(&mut done);
+        if self.reap(&mut done) {
+            return Ok(());
         }
+        if self.poll {
+            return poll_for(most, || self.reap(&mut done));
+        }
+        self.from_server.wait(most.map_or(WAIT, |most| most.min(WAIT)));
+        self.reap(&mut done);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Load on a disk of any vhost-user-blk server, through rings in shared memory.
 //!
 //! The driver is the crate `virtio-driver`: one connection, and a queue per job ([`queue`]). A job
-//! that has nothing to do sleeps until the server notifies it, as a machine would.
+//! that has nothing to do sleeps until the server notifies it, as a machine would, or polls.
 //!
 //! [`copy_loop`] measures the same jobs against a thread that only copies: the lower bound of a
 //! server in another thread.
@@ -9,7 +9,7 @@
 mod copy_loop;
 mod queue;
 
-use crate::connection::{check_connection_load_options, new_write_payload};
+use crate::connection::{WAIT, check_connection_load_options, new_write_payload};
 use crate::report::BenchReport;
 use crate::run::SingleLoadMeasurement;
 use anyhow::{Context, Result, ensure};
@@ -17,17 +17,19 @@ use copy_loop::CopyLoopConnection;
 use queue::{VirtioBlkConnection, queue_size_for_depth};
 use std::path::Path;
 use std::thread;
+use std::time::{Duration, Instant};
 use udm_core::{Limits, Sectors};
 use virtio_driver::{
     VhostUser, VirtioBlkFeatureFlags, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
 };
 
 impl SingleLoadMeasurement<'_> {
-    /// Runs the jobs against the server that listens at `socket`, one queue per job.
+    /// Runs the jobs against the server that listens at `socket`, one queue per job. If the jobs
+    /// do not `poll`, they sleep while they wait.
     ///
     /// # Errors
     /// If the load can't begin. Later failures are in the report.
-    pub fn measure_vhost_user(&self, socket: &Path) -> Result<BenchReport> {
+    pub fn measure_vhost_user(&self, socket: &Path, poll: bool) -> Result<BenchReport> {
         check_connection_load_options(self.load, "vhost-user")?;
         let entries = queue_size_for_depth(self.load.iodepth)?;
         let path = socket.to_str().context("the path is not UTF-8")?;
@@ -45,7 +47,9 @@ impl SingleLoadMeasurement<'_> {
         let connections = queues
             .into_iter()
             .enumerate()
-            .map(|(job, queue)| VirtioBlkConnection::new(&mut *transport, job, queue, self.load, &payload))
+            .map(|(job, queue)| {
+                VirtioBlkConnection::new(&mut *transport, job, queue, self.load, &payload, poll)
+            })
             .collect::<Result<Vec<_>>>()?;
         self.run_on_connections(connections, &regions)
     }
@@ -54,14 +58,14 @@ impl SingleLoadMeasurement<'_> {
     ///
     /// # Errors
     /// As [`SingleLoadMeasurement::measure_vhost_user`].
-    pub fn measure_copy_floor(&self) -> Result<BenchReport> {
+    pub fn measure_copy_floor(&self, poll: bool) -> Result<BenchReport> {
         check_connection_load_options(self.load, "vhost-user")?;
         let regions = self.load.regions(&Limits::new(Sectors(1 << 31)))?;
         thread::scope(|scope| {
             let connections: Vec<_> = (0..self.load.numjobs)
                 .map(|_| {
                     let (connection, server) =
-                        CopyLoopConnection::new(self.load.iodepth, self.load.block_bytes() as usize);
+                        CopyLoopConnection::new(self.load.iodepth, self.load.block_bytes() as usize, poll);
                     scope.spawn(move || server.serve());
                     connection
                 })
@@ -86,6 +90,23 @@ fn limits_of_disk(transport: &VirtioBlkTransport) -> Result<Limits> {
         read_only: has(VirtioBlkFeatureFlags::RO),
         ..Limits::new(Sectors(config.capacity.to_native()))
     })
+}
+
+/// Polls until `reap` has found completions, at most for `most` and for [`WAIT`].
+fn poll_for(most: Option<Duration>, mut reap: impl FnMut() -> bool) -> Result<()> {
+    let begin = Instant::now();
+    let most = most.map_or(WAIT, |most| most.min(WAIT));
+    loop {
+        for _ in 0..100 {
+            if reap() {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        if begin.elapsed() >= most {
+            return Ok(());
+        }
+    }
 }
 
 #[cfg(test)]

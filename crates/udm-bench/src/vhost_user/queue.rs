@@ -1,5 +1,6 @@
 //! One queue of a vhost-user disk, with a buffer in shared memory for each request.
 
+use super::poll_for;
 use crate::connection::{ConnectionRequest, RequestConnection, WAIT};
 use crate::load::FioLoadOptions;
 use anyhow::{Context, Result, bail, ensure};
@@ -45,11 +46,12 @@ pub struct VirtioBlkConnection {
     block: usize,
     /// Requests have been added since the last flush.
     added: bool,
+    poll: bool,
 }
 
 impl VirtioBlkConnection {
     /// Creates the connection of job number `job`. Writes carry `payload`. `transport` must live
-    /// longer than the connection.
+    /// longer than the connection. The connection may `poll` instead of sleeping.
     ///
     /// # Errors
     /// The server refuses the memory, and errors of the system.
@@ -60,6 +62,7 @@ impl VirtioBlkConnection {
         queue: VirtioBlkQueue<'static, u64>,
         load: &FioLoadOptions,
         payload: &[u8],
+        poll: bool,
     ) -> Result<VirtioBlkConnection> {
         let block = load.block_bytes() as usize;
         let len = (block * load.iodepth as usize).next_multiple_of(4096);
@@ -80,7 +83,7 @@ impl VirtioBlkConnection {
             .context("the server refuses the memory of the requests")?;
         let kick = transport.get_submission_notifier(job);
         let call = transport.get_completion_fd(job);
-        Ok(VirtioBlkConnection { queue, kick, call, buffers, _memfd: memfd, block, added: false })
+        Ok(VirtioBlkConnection { queue, kick, call, buffers, _memfd: memfd, block, added: false, poll })
     }
 
     /// Calls `done` for each completed request. Returns false if there is none.
@@ -139,6 +142,9 @@ impl RequestConnection for VirtioBlkConnection {
     ) -> Result<()> {
         if self.reap(&mut done) {
             return Ok(());
+        }
+        if self.poll {
+            return poll_for(most, || self.reap(&mut done));
         }
         self.queue.set_used_notif_enabled(true);
         if !self.queue.completions().has_next() {

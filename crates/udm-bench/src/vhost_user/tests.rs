@@ -2,9 +2,10 @@ use super::*;
 use crate::jobs::parse_fio_load_options;
 use std::sync::atomic::AtomicBool;
 
-fn floor(text: &str) -> Result<BenchReport> {
+fn floor(text: &str, poll: bool) -> Result<BenchReport> {
     let load = parse_fio_load_options(text);
-    SingleLoadMeasurement { load: &load, progress: None, stop: &AtomicBool::new(false) }.measure_copy_floor()
+    SingleLoadMeasurement { load: &load, progress: None, stop: &AtomicBool::new(false) }
+        .measure_copy_floor(poll)
 }
 
 #[test]
@@ -14,7 +15,7 @@ fn the_copy_loop_answers_every_request() {
         ("--rw write --bs 64k --iodepth 1 --number_ios 500", [0, 500, 0]),
         ("--rw randtrim --bs 512 --iodepth 8 --number_ios 100", [0, 0, 100]),
     ] {
-        let report = floor(text).unwrap();
+        let report = floor(text, want[1] == 0).unwrap();
         assert_eq!(report.failure(), None, "{text}");
         for entry in &report.entries {
             assert_eq!(entry.stats.directions.each_ref().map(|d| d.ios), want, "{text}");

@@ -70,6 +70,10 @@ pub struct BenchArgs {
         conflicts_with_all = ["devices", "compare", "snapshots", "nbd", "vhost_user"]
     )]
     floor: Option<BenchFloor>,
+    /// With --vhost-user and --floor=vhost-user: the jobs poll for completions and ask for no
+    /// notifications. Without it they sleep, as a machine does
+    #[arg(long, conflicts_with_all = ["devices", "compare", "snapshots", "nbd"])]
+    poll: bool,
     /// Compare layers over a null device with each other, and with the same layers behind one lock
     #[arg(long, group = "comparison", conflicts_with = "devices")]
     compare: bool,
@@ -153,9 +157,9 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
         let run = SingleLoadMeasurement { load: loads[0], progress, stop };
         match (&server, &args.vhost_user, args.floor) {
             (Some(uri), ..) => run.measure_nbd(uri).context("bench"),
-            (_, Some(socket), _) => run.measure_vhost_user(socket).context("bench"),
+            (_, Some(socket), _) => run.measure_vhost_user(socket, args.poll).context("bench"),
             (_, _, Some(BenchFloor::Nbd)) => run.measure_floor().context("bench"),
-            (_, _, Some(BenchFloor::VhostUser)) => run.measure_copy_floor().context("bench"),
+            (_, _, Some(BenchFloor::VhostUser)) => run.measure_copy_floor(args.poll).context("bench"),
             (None, None, None) => measure_jobs(&jobs, progress, stop, |core_set| {
                 let (devices, all) = device::open_bench_job_devices(core_set, &args.devices, &devices, stop)?;
                 let all = Arc::new(all);
