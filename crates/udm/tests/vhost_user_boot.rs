@@ -27,7 +27,7 @@ const ROUNDS: usize = 40;
 const INIT: &str = r#"#!/bin/sh
 mount -t devtmpfs d /dev; mount -t proc p /proc; mount -t sysfs s /sys; mount -t tmpfs t /tmp
 Q=/sys/block/vda/queue
-echo SEEN $(cat /sys/block/vda/size /sys/block/vda/serial $Q/write_cache) queues $(ls /sys/block/vda/mq | grep -c .)
+echo SEEN $(cat /sys/block/vda/size) $(cat /sys/block/vda/serial) $(cat $Q/write_cache) queues $(ls /sys/block/vda/mq | grep -c .)
 for i in $(seq ROUNDS); do
   fio --name=load --directory=/data --numjobs=4 --size=1m --rw=randrw --bs=4k --iodepth=8 \
     --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 --minimal > /tmp/fio 2>&1 ||
@@ -40,7 +40,6 @@ dd if=/dev/urandom of=/tmp/a bs=1M count=4 2>/dev/null
 dd if=/tmp/a of=/dev/vda bs=1M seek=130 oflag=direct 2>/dev/null || echo FAILED
 dd if=/dev/vda of=/tmp/b bs=1M skip=130 count=4 iflag=direct 2>/dev/null
 cmp /tmp/a /tmp/b && echo GROWTH IS WRITTEN
-fstrim /data && echo TRIMMED
 sync; cat /proc/kmsg > /tmp/kmsg & sleep 0.5
 grep -i error /tmp/kmsg
 echo FINISHED; poweroff -f
@@ -164,7 +163,7 @@ fn a_machine_boots_from_a_snapshot_over_multipath() {
     let output = finish(machine, host.folder.path());
     let seen = format!("SEEN {SECTORS} disk write back queues 4");
     let size = format!("SIZE {}", SECTORS + GROWTH);
-    for line in [&seen, &format!("ROUND {ROUNDS}"), &size, "GROWTH IS WRITTEN", "TRIMMED", "FINISHED"] {
+    for line in [&seen, &format!("ROUND {ROUNDS}"), &size, "GROWTH IS WRITTEN", "FINISHED"] {
         assert!(output.contains(line), "no {line:?}: {output}");
     }
     assert!(!output.contains("FAILED") && !output.contains("I/O error"), "{output}");
