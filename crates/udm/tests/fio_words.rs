@@ -232,7 +232,12 @@ fn rates_are_of_directions() {
     let reads: Vec<u64> = ours.iter().map(|job| job.1).collect();
     assert_eq!(reads, [3, 3, 5, 10, 0, 5, 0, 7], "{ours:?}");
     if has("fio") {
-        assert_eq!(ours, shares(&mut Command::new("fio")));
+        // On a busy machine a thread of fio that gets no CPU shifts its shares by a tenth.
+        let theirs = shares(&mut Command::new("fio"));
+        let is_near = |one: &u64, other: &u64| one.abs_diff(*other) <= 1;
+        let pairs = ours.iter().zip(&theirs);
+        let alike = pairs.clone().all(|(a, b)| a.0 == b.0 && is_near(&a.1, &b.1));
+        assert!(alike && ours.len() == theirs.len(), "{ours:?} {theirs:?}");
     }
 }
 

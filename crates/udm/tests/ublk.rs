@@ -32,7 +32,7 @@ serve() {
   fail "serve $*"
 }
 stop() { kill -$1 $P; wait $P; }
-soon() { for i in $(seq 200); do eval "$1" && return; sleep 0.1; done; fail "not soon: $1"; }
+soon() { for s in $(seq 400); do eval "$1" && return; sleep 0.1; done; fail "not soon: $1"; }
 logged() { grep -q "$1" /tmp/log || fail "not in the log: $1"; }
 wakes() {
   for t in /proc/$P/task/*; do grep -q iou-wrk $t/comm || cat $t/status; done |
@@ -113,6 +113,57 @@ fn a_file_system_keeps_its_disk_over_killed_servers() {
         [ -e /dev/ublkb3 ] || [ -e /dev/ublkc3 ] || [ -L /dev/udm/disk ] || echo GONE"#;
     let output = run(&kernel, &["mkfs.ext4"], script);
     assert_lines(&output, &["SEEN 131072 write back 1 512 512", "LEFT", "TRIMMED", "IDLE", "GONE"]);
+}
+
+/// Upgrades under load: a file system on a block device, an NBD client and a machine at once. None
+/// of them sees an error, and programs that fail change nothing.
+#[test]
+fn a_block_device_stays_over_upgrades() {
+    let Some(kernel) = kernel() else { return };
+    let script = r#"
+        serve --device "disk=$LINEAR" --device "v=0 131072 linear null:size=64M 0" --ublk disk=3 \
+          --vhost-user v=/tmp/v --unix /tmp/n --cores 0-1
+        mkfs.ext4 -q /dev/udm/disk && mount -t ext4 /dev/udm/disk /mnt || fail mkfs
+        dd if=/dev/urandom of=/mnt/a bs=1M count=8 2>/dev/null; sync
+        echo 0 > /tmp/rounds
+        (
+          n=0
+          while ! [ -e /tmp/end ]; do
+            cp /mnt/a /mnt/b && sync || echo FAILED copy
+            echo 3 > /proc/sys/vm/drop_caches
+            cmp /mnt/a /mnt/b || echo FAILED compare
+            rm /mnt/b; n=$((n + 1)); echo $n > /tmp/rounds
+          done
+        ) & LOAD=$!
+        LONG='--rw randread --iodepth 4 --rate_iops 200 --time_based --runtime 120 --norandommap'
+        udm bench --vhost-user /tmp/v $LONG > /tmp/machine 2>&1 & MACHINE=$!
+        udm bench --nbd 'nbd+unix:///v?socket=/tmp/n' $LONG > /tmp/client 2>&1 & CLIENT=$!
+        progress() { R=$(cat /tmp/rounds); soon '[ $(cat /tmp/rounds) -gt $R ]'; }
+        for i in $(seq 20); do
+          progress
+          case $i in
+          5) udm upgrade /bin/cat 2> /tmp/refused && fail 'an upgrade by cat'; progress ;;
+          9) cat > /tmp/bad <<BAD
+#!/bin/sh
+ulimit -n 24; exec /bin/udm "\$@"
+BAD
+             chmod 755 /tmp/bad; udm upgrade /tmp/bad 2> /tmp/refused && fail 'a bad upgrade'; progress ;;
+          esac
+          udm upgrade > /tmp/upgraded || fail upgrade; cat /tmp/upgraded
+          P=$(awk '{ for (n = 1; n < NF; n++) if ($n == "process") print $(n + 1) + 0 }' /tmp/upgraded)
+          taken="[ \$(grep -c '/dev/ublkb3 is taken over' /tmp/log) = $i ]"
+          eval "$taken" || soon "$taken"
+        done
+        wait $MACHINE || { fail machine; cat /tmp/machine; }
+        wait $CLIENT || { fail client; cat /tmp/client; }
+        progress; touch /tmp/end; wait $LOAD
+        sync; umount /mnt || fail umount
+        kill -TERM $P; soon '! [ -e /dev/ublkc3 ]'; [ -e /dev/ublkb3 ] || echo GONE"#;
+    let output = run(&kernel, &["mkfs.ext4"], script);
+    assert_lines(&output, &["GONE"]);
+    assert_eq!(output.matches("serves 2 devices").count(), 20, "{output}");
+    #[expect(clippy::print_stdout, reason = "the figures that the test is for")]
+    output.lines().filter(|line| line.contains("after a pause")).for_each(|line| println!("{line}"));
 }
 
 /// What servers leave: the next server removes what nobody wants or uses, keeps what is in use, and

@@ -154,7 +154,8 @@ fn bench_measures_a_server() {
     let frozen = format!("frozen=file:{}?readonly=on", path("file"));
     let server = Server::start_with(&["disk=mem:64M", &frozen], &options);
     let bench = |socket: &str, words: &str| {
-        let mut command = udm(&["bench", "--vhost-user", &path(socket), "--json", "--bs=4k", "--number_ios=2000"]);
+        let mut command =
+            udm(&["bench", "--vhost-user", &path(socket), "--json", "--bs=4k", "--number_ios=2000"]);
         command.args(words.split_whitespace()).output().unwrap()
     };
     let counts = |socket: &str, words: &str| {

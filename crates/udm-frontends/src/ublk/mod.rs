@@ -42,4 +42,4 @@ mod session;
 mod tag;
 
 pub use existing::remove_unwanted_devices;
-pub use server::{UblkDiskOptions, UblkRefreshHandle, UblkServer};
+pub use server::{UblkDiskOptions, UblkServer};

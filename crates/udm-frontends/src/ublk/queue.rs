@@ -4,6 +4,8 @@
 //! answer to a request fetches the next one. A queue *runs* until the kernel ends the commands,
 //! because the device is stopped, or until it is *detached*: then it completes what is in flight,
 //! keeps what it still fetches unanswered, and closes; the kernel gives that to the next server.
+//! While another process prepares to take over, the queue is *paused*: it completes what is in
+//! flight, closes its lane, and holds new requests until it is resumed or detached.
 
 use super::geometry::UblkGeometry;
 use super::tag::UblkTag;
@@ -37,18 +39,24 @@ pub(super) enum UblkQueueEvent {
     Started,
     /// The queue cannot start: why.
     Failed(String),
+    /// Nothing of the queue is in flight, and it does not use its device.
+    Paused,
     /// Nothing of the queue is in flight, and it is closed.
     Closed,
 }
 
-/// Number of events of a queue's life.
-pub(super) const EVENTS_MAX: usize = 3;
+/// Number of events that nobody has received, at most.
+pub(super) const EVENTS_MAX: usize = 4;
 
 /// A message to a queue.
 #[derive(Clone)]
 pub(super) enum UblkQueueMessage {
     /// The device has another size or other limits.
     Geometry(UblkGeometry),
+    /// Complete what is in flight, hold new requests, and do not use the device.
+    Pause,
+    /// Go on, with the export as it is now.
+    Resume(ExportRef, UblkGeometry),
     /// Complete what is in flight, answer nothing new, and close.
     Detach,
 }
@@ -57,7 +65,8 @@ pub(super) enum UblkQueueMessage {
 pub(super) struct UblkQueue {
     index: u16,
     topic: DeviceId,
-    export: ExportRef,
+    /// `None` while the queue is paused.
+    export: Option<ExportRef>,
     pub(super) device: Arc<UblkDeviceQueue>,
     pub(super) geometry: UblkGeometry,
     events: SyncSender<UblkQueueEvent>,
@@ -71,6 +80,9 @@ pub(super) struct UblkQueue {
     fetching: usize,
     /// Requests that are left to the next server, with their buffers.
     pub(super) unanswered: Vec<Buf>,
+    /// Requests that were fetched while the queue is paused: their tags and buffers.
+    held: Vec<(u16, Buf)>,
+    is_paused: bool,
     begun: bool,
     /// New requests fail, as of the last batch.
     pub(super) is_failing: bool,
@@ -89,7 +101,7 @@ impl UblkQueue {
         UblkQueue {
             index: start.index,
             topic: start.topic,
-            export: start.export,
+            export: Some(start.export),
             device: start.device,
             geometry: start.geometry,
             events: start.events,
@@ -100,6 +112,8 @@ impl UblkQueue {
             in_flight: 0,
             fetching: 0,
             unanswered: Vec::new(),
+            held: Vec::new(),
+            is_paused: false,
             begun: false,
             is_failing: false,
             is_detached: false,
@@ -117,15 +131,35 @@ impl UblkQueue {
     fn begin(&mut self, cx: &mut FrontCx<'_, '_>) {
         self.begun = true;
         cx.subscribe(self.topic);
-        match cx.open(self.export.device()) {
-            Ok(lane) => self.lane = Some(lane),
-            Err(error) => return self.report(UblkQueueEvent::Failed(error.to_string())),
+        if let Err(why) = self.open(cx) {
+            return self.report(UblkQueueEvent::Failed(why));
         }
         for tag in 0..self.device.depth() {
             let buffer = Buf::zeroed(self.device.io_bytes_max());
             self.send(tag, None, buffer, cx);
         }
         self.report(UblkQueueEvent::Started);
+    }
+
+    fn open(&mut self, cx: &mut FrontCx<'_, '_>) -> Result<(), String> {
+        let Some(export) = &self.export else { return Ok(()) };
+        self.lane = Some(cx.open(export.device()).map_err(|error| error.to_string())?);
+        Ok(())
+    }
+
+    /// Goes on after a pause. Without a lane the held requests fail.
+    fn resume(&mut self, export: &ExportRef, geometry: UblkGeometry, cx: &mut FrontCx<'_, '_>) {
+        (self.is_paused, self.geometry) = (false, geometry);
+        if self.export.is_none() {
+            self.io_counters = export.io_counters_on(cx.core());
+            self.export = Some(export.clone());
+            if let Err(why) = self.open(cx) {
+                tracing::warn!("ublk {}: queue {}: {why}", export.name(), self.index);
+            }
+        }
+        for (tag, buffer) in std::mem::take(&mut self.held) {
+            self.start_request(tag, buffer, cx);
+        }
     }
 
     /// Sends the result of the last request with `tag`, if there is one, and fetches the next.
@@ -146,14 +180,17 @@ impl UblkQueue {
         let Some(buffer) = take_buffer(done.data) else { return };
         match done.result {
             Ok(_) if self.is_detached => self.unanswered.push(buffer),
+            Ok(_) if self.is_paused => self.held.push((done.tag as u16, buffer)),
             Ok(_) => self.start_request(done.tag as u16, buffer, cx),
             Err(RESULT_ABORT) => {}
             Err(_) if self.is_detached => {}
             Err(errno) => {
                 if !std::mem::replace(&mut self.is_broken, true) {
-                    let (name, error) = (self.export.name(), std::io::Error::from_raw_os_error(errno));
+                    let error = std::io::Error::from_raw_os_error(errno);
+                    let name = self.export.as_ref().map(|export| export.name().to_string());
                     tracing::warn!(
-                        "ublk {name}: queue {}: the kernel refuses a command: {error}",
+                        "ublk {}: queue {}: the kernel refuses a command: {error}",
+                        name.unwrap_or_default(),
                         self.index
                     );
                 }
@@ -161,9 +198,15 @@ impl UblkQueue {
         }
     }
 
-    /// Closes the queue if nothing is left to do. Commands in the kernel are left there after a
-    /// detach: the ring holds their buffers.
+    /// Closes the queue, or its lane during a pause, if nothing is left to do. Commands in the
+    /// kernel are left there after a detach: the ring holds their buffers.
     fn close_if_done(&mut self, cx: &mut FrontCx<'_, '_>) {
+        if self.is_paused && self.in_flight == 0 && self.export.take().is_some() {
+            if let Some(lane) = self.lane.take() {
+                cx.close(lane);
+            }
+            self.report(UblkQueueEvent::Paused);
+        }
         let is_done = self.in_flight == 0 && (self.is_detached || self.fetching == 0);
         if !is_done || self.is_closed {
             return;
@@ -186,7 +229,7 @@ impl FrontEnd for UblkQueue {
         if !self.begun {
             self.begin(cx);
         }
-        self.is_failing = self.export.is_failing();
+        self.is_failing = self.export.as_ref().is_some_and(|export| export.is_failing());
         let mut ops = std::mem::take(&mut self.ops);
         cx.take(&mut ops);
         for done in ops.drain(..) {
@@ -206,6 +249,11 @@ impl FrontEnd for UblkQueue {
     fn message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) {
         match message.downcast_ref::<UblkQueueMessage>() {
             Some(UblkQueueMessage::Geometry(geometry)) => self.geometry = *geometry,
+            Some(UblkQueueMessage::Pause) => {
+                self.is_paused = true;
+                self.close_if_done(cx);
+            }
+            Some(UblkQueueMessage::Resume(export, geometry)) => self.resume(export, *geometry, cx),
             Some(UblkQueueMessage::Detach) => self.stop(cx),
             None => {}
         }
@@ -213,6 +261,7 @@ impl FrontEnd for UblkQueue {
 
     fn stop(&mut self, cx: &mut FrontCx<'_, '_>) {
         self.is_detached = true;
+        self.unanswered.extend(self.held.drain(..).map(|(_, buffer)| buffer));
         self.close_if_done(cx);
     }
 

@@ -7,8 +7,8 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use udm_core::DeviceId;
@@ -44,6 +44,16 @@ struct UblkShared {
     options: UblkDiskOptions,
     stop: OwnedFd,
     event: OwnedFd,
+    /// Orders that the thread has not carried out. An `event` follows each.
+    orders: Mutex<Vec<UblkOrder>>,
+}
+
+/// An order to the thread of a disk.
+enum UblkOrder {
+    /// Pause the disk, and reply whether it is paused.
+    Pause(SyncSender<bool>),
+    /// Go on after a pause.
+    Resume,
 }
 
 /// A block device of this machine. If the server is dropped, the device is removed, or left to the
@@ -78,6 +88,7 @@ impl UblkServer {
             options,
             stop: eventfd(0, flags)?,
             event: eventfd(0, flags)?,
+            orders: Mutex::default(),
         });
         let (reply, started) = sync_channel(1);
         let thread = {
@@ -113,10 +124,28 @@ impl UblkServer {
         self.started.is_taken_over
     }
 
-    /// A handle that makes the disk look at its device, whose size or limits may have changed.
+    /// Makes the disk look at its device, if that is `device`: its size or limits may have changed.
+    pub fn refresh_if_of(&self, device: DeviceId) {
+        let export = self.shared.exports.get(&self.shared.options.name);
+        if export.is_some_and(|export| export.device().id() == device) {
+            signal(&self.shared.event);
+        }
+    }
+
+    /// Completes the requests in flight, holds new ones, and releases the device below, for some
+    /// seconds at most. A disk that is dropped while it is paused is left to another process, which
+    /// can take it over when this one has ended. Returns false, with the disk as before, if requests
+    /// do not complete. Blocks.
     #[must_use]
-    pub fn refresh_handle(&self) -> UblkRefreshHandle {
-        UblkRefreshHandle(Arc::clone(&self.shared))
+    pub fn pause(&self) -> bool {
+        let (reply, paused) = sync_channel(1);
+        self.shared.order(UblkOrder::Pause(reply));
+        paused.recv().unwrap_or(false)
+    }
+
+    /// Goes on after a pause, with the export of the same name. Does not wait.
+    pub fn resume(&self) {
+        self.shared.order(UblkOrder::Resume);
     }
 
     /// Begins the end of the disk, without waiting.
@@ -139,19 +168,6 @@ impl Drop for UblkServer {
     }
 }
 
-/// Makes a disk look at its device.
-pub struct UblkRefreshHandle(Arc<UblkShared>);
-
-impl UblkRefreshHandle {
-    /// Makes the disk look at its device, if that is `device`.
-    pub fn refresh_if_of(&self, device: DeviceId) {
-        let export = self.0.exports.get(&self.0.options.name);
-        if export.is_some_and(|export| export.device().id() == device) {
-            signal(&self.0.event);
-        }
-    }
-}
-
 /// Makes an eventfd readable.
 fn signal(eventfd: &OwnedFd) {
     // Fails only if it is readable already.
@@ -159,6 +175,21 @@ fn signal(eventfd: &OwnedFd) {
 }
 
 impl UblkShared {
+    fn order(&self, order: UblkOrder) {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+        signal(&self.event);
+    }
+
+    fn carry_out_orders(&self, session: &mut UblkSession) {
+        let orders = std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner));
+        for order in orders {
+            match order {
+                UblkOrder::Pause(reply) => drop(reply.send(session.pause())),
+                UblkOrder::Resume => session.resume(&self.exports),
+            }
+        }
+    }
+
     fn serve(&self, reply: &SyncSender<io::Result<UblkStarted>>) {
         let mut session = match UblkSession::start(&self.core_set, &self.exports, &self.options) {
             Ok(session) => session,
@@ -180,6 +211,7 @@ impl UblkShared {
                 Ok(_) => {
                     // Several events are one look at the device.
                     let _ = rustix::io::read(&self.event, &mut [0; 8]);
+                    self.carry_out_orders(&mut session);
                     session.refresh();
                 }
                 Err(Errno::INTR) => {}

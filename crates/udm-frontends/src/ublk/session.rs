@@ -39,7 +39,8 @@ struct RunningUblkQueue {
 pub(super) struct UblkSession {
     driver: UblkDriver,
     core_set: Arc<ProcessCores>,
-    export: ExportRef,
+    /// `None` while the disk is paused.
+    export: Option<ExportRef>,
     name: String,
     info: UblkDeviceInfo,
     geometry: UblkGeometry,
@@ -90,7 +91,7 @@ impl UblkSession {
         let mut session = UblkSession {
             driver,
             core_set: Arc::clone(core_set),
-            export,
+            export: Some(export),
             name: options.name.clone(),
             info,
             geometry,
@@ -128,6 +129,7 @@ impl UblkSession {
 
     /// Attaches the queues to the cores and waits until all tags are being fetched.
     fn start_queues(&mut self, device: &UblkDevice) -> io::Result<()> {
+        let export = self.export.clone().expect("a disk starts with its export");
         for (index, device) in device.queues().iter().enumerate() {
             let core = CoreId((index % self.core_set.len()) as u16);
             let topic = DeviceId::new();
@@ -135,12 +137,12 @@ impl UblkSession {
             let start = UblkQueueStart {
                 index: index as u16,
                 topic,
-                export: self.export.clone(),
+                export: export.clone(),
                 device: Arc::clone(device),
                 geometry: self.geometry,
                 events: sender,
             };
-            let io_counters = self.export.io_counters_on(core);
+            let io_counters = export.io_counters_on(core);
             self.core_set.attach(core, Box::new(move || Box::new(UblkQueue::new(start, io_counters))));
             self.queues.push(RunningUblkQueue { core, topic, events });
         }
@@ -149,7 +151,7 @@ impl UblkSession {
             match queue.events.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(UblkQueueEvent::Started) => {}
                 Ok(UblkQueueEvent::Failed(why)) => return Err(io::Error::other(why)),
-                Ok(UblkQueueEvent::Closed) | Err(_) => {
+                Ok(UblkQueueEvent::Paused | UblkQueueEvent::Closed) | Err(_) => {
                     return Err(io::Error::other("the cores do not answer"));
                 }
             }
@@ -197,9 +199,42 @@ impl UblkSession {
         }
     }
 
+    /// Completes what is in flight, holds new requests, and releases the export. Returns false, with
+    /// the disk as before, if requests do not complete in time.
+    pub(super) fn pause(&mut self) -> bool {
+        // Of a pause that was given up.
+        self.queues.iter().for_each(|queue| queue.events.try_iter().for_each(drop));
+        self.tell(&UblkQueueMessage::Pause);
+        let end = Instant::now() + QUEUES_LIMIT;
+        let is_paused = |queue: &RunningUblkQueue| {
+            let event = queue.events.recv_timeout(end.saturating_duration_since(Instant::now()));
+            matches!(event, Ok(UblkQueueEvent::Paused))
+        };
+        let all = self.queues.iter().all(is_paused);
+        if all {
+            self.export = None;
+        } else if let Some(export) = &self.export {
+            self.tell(&UblkQueueMessage::Resume(export.clone(), self.geometry));
+        }
+        all
+    }
+
+    /// Goes on after a pause, with the export of the same name.
+    pub(super) fn resume(&mut self, exports: &Exports) {
+        let Some(export) = exports.acquire(&self.name) else {
+            let (name, number) = (&self.name, self.info.number);
+            return tracing::error!("ublk {name}: /dev/ublkb{number} waits: there is no such device");
+        };
+        self.geometry = UblkGeometry::new(export.device().limits(), export.is_read_only());
+        self.tell(&UblkQueueMessage::Resume(export.clone(), self.geometry));
+        self.export = Some(export);
+        self.refresh();
+    }
+
     /// Looks if the device below has changed, and gives the kernel its size.
     pub(super) fn refresh(&mut self) {
-        self.geometry = UblkGeometry::new(self.export.device().limits(), self.export.is_read_only());
+        let Some(export) = &self.export else { return };
+        self.geometry = UblkGeometry::new(export.device().limits(), export.is_read_only());
         self.tell(&UblkQueueMessage::Geometry(self.geometry));
         let params = match self.geometry.params(self.info.io_bytes_max) {
             Ok(params) => params,
@@ -239,6 +274,11 @@ impl UblkSession {
 
     /// Ends the device in order: removes it, or leaves it to the next server if it is in use.
     pub(super) fn end(mut self) {
+        if self.export.is_none() {
+            // Another process takes over.
+            self.tell(&UblkQueueMessage::Detach);
+            return self.wait_until_closed();
+        }
         match look_at_block_device(self.info.number) {
             BlockDeviceUse::Used(user) if is_recoverable(&self.info) => self.leave(&user),
             BlockDeviceUse::Used(user) => {

@@ -279,7 +279,10 @@ async fn run_listeners_until_shutdown(
         disks.iter().for_each(|disk| disk.socket.keep_file(false));
     }
     let machines = Arc::new(VhostUserDisks::start(core_set, &exports, disks)?);
-    let block_devices = ublk::UblkDisks::start(args, core_set, &exports)?;
+    let block_devices = Arc::new(match take_over {
+        Some(_) => ublk::UblkDisks::none(),
+        None => ublk::UblkDisks::start(args, core_set, &exports)?,
+    });
     let (refresh_machines, refresh_disks) = (machines.change_hook(), block_devices.change_hook());
     exports.on_changed(Arc::new(move |device| {
         refresh_machines(device);
@@ -294,6 +297,7 @@ async fn run_listeners_until_shutdown(
             server.resume_accepting();
             let pid = ready::write_pidfile(args);
             take_over.report_serving();
+            block_devices.take_over(old, args, core_set, &exports);
             report::print_taken_over(registry.all().len(), clients, old);
             pid?
         }
@@ -311,6 +315,7 @@ async fn run_listeners_until_shutdown(
         state_folder,
         server: &server,
         machines: &machines,
+        block_devices: &block_devices,
         control: &socket,
     };
     let (done, is_upgraded) = run_until_end(running, cores, &sockets, signals).await;

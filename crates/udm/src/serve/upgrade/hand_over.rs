@@ -5,6 +5,7 @@ use super::state::{ClientState, FORMAT, MachineState, ServerState};
 use crate::log;
 use crate::serve::args::ServeArgs;
 use crate::serve::systemd;
+use crate::serve::ublk::UblkDisks;
 use crate::serve::vhost_user::{VhostUserDisk, VhostUserDisks};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::Serialize;
@@ -27,7 +28,7 @@ use udm_control::verbs::handover::{
     HandedOverDevices, check_handover, create_handed_over_devices, remove_devices_for_handover,
 };
 use udm_control::{DeviceRegistry, StateFolder};
-use udm_core::errno::{EINVAL, EIO, EOPNOTSUPP, ETIMEDOUT};
+use udm_core::errno::{EBUSY, EINVAL, EIO, EOPNOTSUPP, ETIMEDOUT};
 use udm_dm::TargetError;
 use udm_frontends::nbd::{DetachedNbdClient, InheritedListener, NbdHandover, NbdServer};
 
@@ -69,6 +70,7 @@ pub(in crate::serve) struct RunningServer<'a> {
     pub(in crate::serve) state_folder: Option<&'a Arc<StateFolder>>,
     pub(in crate::serve) server: &'a NbdServer,
     pub(in crate::serve) machines: &'a Arc<VhostUserDisks>,
+    pub(in crate::serve) block_devices: &'a Arc<UblkDisks>,
     pub(in crate::serve) control: &'a ControlSocket,
 }
 
@@ -104,6 +106,8 @@ struct DetachedParts {
     clients: Vec<DetachedNbdClient>,
     /// `None` before all machines are detached.
     machines: Option<Vec<VhostUserDisk>>,
+    /// The block devices of ublk are paused.
+    are_block_devices_paused: bool,
     devices: HandedOverDevices,
 }
 
@@ -144,10 +148,9 @@ impl RunningServer<'_> {
         if self.args.vhost_user_fd.is_some() {
             return Err(refused(EOPNOTSUPP, "the machine of --fd ends its server when it disconnects"));
         }
-        if !self.args.ublk.is_empty() {
-            let why =
-                "block devices of ublk stay with their server: restart it, and they wait for the next one";
-            return Err(refused(EOPNOTSUPP, why));
+        if !self.block_devices.is_started() {
+            let why = "the block devices of ublk are still being taken over from the last server: try again";
+            return Err(refused(EBUSY, why));
         }
         check_handover(self.registry)
     }
@@ -199,6 +202,8 @@ impl RunningServer<'_> {
         self.machines.begin_detach();
         self.detach_clients(&mut parts.clients).await?;
         parts.machines = Some(self.machines.take_detached());
+        self.pause_block_devices().await?;
+        parts.are_block_devices_paused = true;
         let token = CancelToken::default();
         let removal = remove_devices_for_handover(self.registry, &token, &mut parts.devices);
         match tokio::time::timeout(QUIESCE_MAX, removal).await {
@@ -244,6 +249,19 @@ impl RunningServer<'_> {
         Ok(())
     }
 
+    /// Waits for the requests of block devices, and holds new ones.
+    async fn pause_block_devices(&self) -> Result<(), VerbError> {
+        let disks = Arc::clone(self.block_devices);
+        match tokio::task::spawn_blocking(move || disks.pause()).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(name)) => {
+                let why = format!("the block device of {name} has requests in flight that do not complete");
+                Err(refused(ETIMEDOUT, why))
+            }
+            Err(error) => Err(refused(EIO, error.to_string())),
+        }
+    }
+
     fn state(&self, parts: &DetachedParts, listeners: &[InheritedListener]) -> ServerState {
         ServerState {
             format: FORMAT,
@@ -282,6 +300,9 @@ impl RunningServer<'_> {
             && let Err(error) = create_handed_over_devices(self.registry, &parts.devices).await
         {
             tracing::error!("after a failed upgrade: {error}");
+        }
+        if parts.are_block_devices_paused {
+            self.block_devices.resume();
         }
         match parts.machines {
             Some(machines) => self.machines.start_again(machines),
