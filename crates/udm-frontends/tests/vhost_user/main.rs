@@ -1,6 +1,7 @@
 //! The vhost-user-blk back end with a small machine. Real machines: `udm`'s `vhost_user_guest`.
 
 mod driver;
+mod fuzz;
 mod hostile;
 mod lives;
 
