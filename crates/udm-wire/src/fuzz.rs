@@ -69,8 +69,8 @@ pub fn fuzz_vhost_user_message(data: &[u8]) {
     }
 }
 
-/// Requests that set a session up: [`vhost_user::encode_setup_request`] encodes what was decoded, so
-/// that another process decodes the same.
+/// Requests that set a session up: [`vhost_user::encode_setup_request`] encodes what was decoded,
+/// so that another process decodes the same.
 pub fn fuzz_vhost_user_setup(data: &[u8]) {
     let decode = |message: &[u8], fds| {
         let (header, payload) = message.split_first_chunk()?;

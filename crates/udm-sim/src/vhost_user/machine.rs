@@ -145,8 +145,8 @@ impl Machine {
         })
     }
 
-    /// Lets the guests use the region that is added and removed, or not any more. A request that the
-    /// back end takes after it has removed the region fails.
+    /// Lets the guests use the region that is added and removed, or not any more. A request that
+    /// the back end takes after it has removed the region fails.
     pub(super) fn open_extra(&mut self, is_open: bool) {
         let state = if is_open { ExtraRegionState::Open } else { ExtraRegionState::Closed };
         self.memory.set_extra_state(state);
