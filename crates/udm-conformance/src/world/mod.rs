@@ -94,7 +94,7 @@ pub enum WorldKind {
     Nbd,
     /// As `Nbd`, with all clients moved to the other core before and after each operation.
     Moved,
-    /// Three rings of a virtual machine at a vhost-user server on two cores.
+    /// Three rings of a virtual machine at a vhost-user server on two cores, for some devices.
     VhostUser,
 }
 
