@@ -35,6 +35,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Bio, Device, DeviceControlError, Sectors, Status};
 use udm_queue::{QueuedDevice, SharedTagSet};
+use udm_wire::nbd::client::NegotiatedExportInfo;
 use udm_wire::uri::{DeviceUri, QueueParams};
 
 /// Identity of a disk in the operating system. It shows that two names lead to the same disk, or
@@ -101,6 +102,19 @@ impl BackendDeviceRegistry {
             }
             _ => Ok(DiskIdentity::Virtual),
         }
+    }
+
+    /// The NBD exports in use: their URIs without a queue, and their properties.
+    #[must_use]
+    pub fn nbd_exports_in_use(&self) -> Vec<(String, NegotiatedExportInfo)> {
+        self.servers.in_use()
+    }
+
+    /// Sets the NBD exports that [`BackendDeviceRegistry::open`] opens without a connection, since
+    /// their properties are known: another process has them open, and its server may be down now.
+    /// Their lanes connect later. A server whose export has changed meanwhile is refused then.
+    pub fn set_known_nbd_exports(&self, exports: Vec<(String, NegotiatedExportInfo)>) {
+        self.servers.set_known(exports);
     }
 
     /// Opens the device that `uri` names. May block for as long as the file system does.

@@ -2,14 +2,16 @@
 //!
 //! Each job is a thread that attaches as a core and drives the lane of the device itself. Any
 //! program that links udm can do this. There is no socket, no protocol and no other thread. Jobs
-//! can also be clients of an NBD server ([`SingleLoadMeasurement::measure_nbd`]).
+//! can also be clients of an NBD server ([`SingleLoadMeasurement::measure_nbd`]) or machines of a
+//! vhost-user-blk server ([`SingleLoadMeasurement::measure_vhost_user`]).
 //! [`compare_dm_layers()`] compares layers with each other, [`lab`] repeats published experiments.
 //!
 //! This crate reads no command line, handles no signals and prints nothing; `udm bench` does.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod clock;
 mod compare;
+mod connection;
 mod cores;
 mod device_contest;
 mod drain_deadline;
@@ -44,6 +46,7 @@ mod tests;
 mod timeline;
 pub mod units;
 mod verify;
+mod vhost_user;
 
 pub use compare::{
     DmLayerComparison, DmLayerComparisonOptions, DmLayerComparisonRow, PATHS_MAX, compare_dm_layers,

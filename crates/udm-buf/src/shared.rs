@@ -70,7 +70,7 @@ impl SharedMemoryMap {
             return refuse(format!("shared memory of {size} bytes, but {len} are needed"));
         }
         // The file cannot shrink, so the other process cannot remove a page in use.
-        Ok(SharedMemoryMap { base: map_shared(memfd, 0, len)?, len, lost_pages: None })
+        Ok(SharedMemoryMap { base: mmap_file_shared(memfd, 0, len)?, len, lost_pages: None })
     }
 
     /// Maps `len` bytes (1 byte to 16 TiB) at byte `offset` (a multiple of 4096) of the memory of a
@@ -95,7 +95,7 @@ impl SharedMemoryMap {
         }
         // Memory that holds only rings need not have whole pages.
         let len = len.next_multiple_of(crate::ALIGN);
-        let base = map_shared(file, offset, len)?;
+        let base = mmap_file_shared(file, offset, len)?;
         let mut map = SharedMemoryMap { base, len, lost_pages: None };
         map.lost_pages = Some(LostPagesGuard::new(base.as_ptr().addr(), len)?);
         Ok(map)
@@ -151,7 +151,7 @@ impl SharedMemoryMap {
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
         // Others may write there at any time, as to atomics. Every value of a byte is valid.
-        // SAFETY: mapped with this length by `map_shared`, readable and writable, page-aligned, and
+        // SAFETY: mapped with this length by `mmap_file_shared`, readable and writable, page-aligned, and
         // unmapped in drop. A page is in the file, or is replaced on access (`lost_pages`).
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len / size_of::<AtomicU64>()) }
     }
@@ -165,7 +165,7 @@ impl SharedMemoryMap {
 }
 
 /// Maps `len` bytes at byte `offset` of `file`, readable and writable.
-fn map_shared(file: impl AsFd, offset: u64, len: usize) -> io::Result<NonNull<AtomicU64>> {
+fn mmap_file_shared(file: impl AsFd, offset: u64, len: usize) -> io::Result<NonNull<AtomicU64>> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address that the system chooses touches no other memory.
     let base = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, offset) }?;
@@ -176,7 +176,7 @@ impl Drop for SharedMemoryMap {
     fn drop(&mut self) {
         // Nothing else may use the addresses of a guard.
         self.lost_pages = None;
-        // SAFETY: mapped by `map_shared` with this very length; each user of the mapping holds this
+        // SAFETY: mapped by `mmap_file_shared` with this very length; each user of the mapping holds this
         // value.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");

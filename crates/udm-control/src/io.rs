@@ -10,7 +10,7 @@ use crate::wait_hook;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
-use udm_core::control_io::{ControlIoHandle, ControlIoResult};
+use udm_core::control_io::{ControlIoResult, ControlIoRunGuard};
 use udm_core::{Batch, ControlIo, ControlIoBatch, CoreCommandSender, Device, DeviceControlError};
 
 /// Time limit of a run.
@@ -57,7 +57,7 @@ impl ControlIo for TableLoadControlIo<'_> {
         // The waiting thread may have given up.
         let tell = move |answer| drop(sender.try_send(answer));
         self.check_cancelled()?;
-        let _run = ControlIoHandle::new(device, bios, tell, |task| self.cores.start(task))?;
+        let _run = ControlIoRunGuard::new(device, bios, tell, |task| self.cores.start(task))?;
         let end = Instant::now() + self.patience;
         loop {
             if wait_hook::has_wait_hook() {

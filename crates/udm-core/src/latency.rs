@@ -72,18 +72,18 @@ impl AtomicLatencyHistogram {
 
 /// A histogram of a time window.
 #[derive(Clone, Debug)]
-pub struct LatencyWindow {
+pub struct LatencyWindowHistogram {
     counts: [u32; STEPS],
     total: u32,
 }
 
-impl Default for LatencyWindow {
-    fn default() -> LatencyWindow {
-        LatencyWindow { counts: [0; STEPS], total: 0 }
+impl Default for LatencyWindowHistogram {
+    fn default() -> LatencyWindowHistogram {
+        LatencyWindowHistogram { counts: [0; STEPS], total: 0 }
     }
 }
 
-impl LatencyWindow {
+impl LatencyWindowHistogram {
     /// Counts a request that took `time`.
     pub fn add(&mut self, time: Nanos) {
         self.counts[latency_bucket_index(time)] += 1;
@@ -96,7 +96,7 @@ impl LatencyWindow {
     }
 
     /// Adds the counts of another window.
-    pub fn merge(&mut self, other: &LatencyWindow) {
+    pub fn merge(&mut self, other: &LatencyWindowHistogram) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(a, b)| *a += b);
         self.total += other.total;
     }
@@ -108,7 +108,7 @@ impl LatencyWindow {
     }
 }
 
-/// As [`LatencyWindow::percentile`], for any bucket counts with the sum `total`.
+/// As [`LatencyWindowHistogram::percentile`], for any bucket counts with the sum `total`.
 pub fn percentile(counts: impl Iterator<Item = u64>, total: u64, percent: u32) -> Option<Nanos> {
     let rank = (total * u64::from(percent)).div_ceil(100).max(1);
     let mut below = 0;
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn percentiles_are_within_a_step() {
-        let mut window = LatencyWindow::default();
+        let mut window = LatencyWindowHistogram::default();
         assert_eq!(window.percentile(50), None);
         (1..=1000).for_each(|us| window.add(Nanos(us * 1000)));
         for percent in [1, 50, 95, 99, 100] {

@@ -1,8 +1,8 @@
-//! Devices that are renewed because a partner becomes live or is retired: see `Target::dependents`.
+//! Devices that are renewed because a partner becomes live or is retired: see `Target::partners`.
 
-mod dependents_fixture;
+mod partners_fixture;
 
-use dependents_fixture::{Fixture, LanePairs, LayerLog, no_wake, to_vec_of_devices};
+use partners_fixture::{Fixture, LanePairs, LayerLog, no_wake, to_vec_of_devices};
 use std::sync::atomic::Ordering::Relaxed;
 use udm_dm::DeviceSetTransition;
 use udm_dm::testing::make_test_write_bio;
@@ -256,7 +256,7 @@ fn a_partner_that_comes_between_is_found() {
             false => DeviceSetTransition::resume(&set, true, &no_wake()).unwrap(),
         };
         let mut changes = begin();
-        assert!(DeviceSetTransition::dependents_of_resume(&set).is_empty());
+        assert!(DeviceSetTransition::partners_of_resume(&set).is_empty());
         for _ in 0..steps {
             assert!(changes.step(&*rig.cores()).is_none());
             rig.turn(&mut lanes);
@@ -264,9 +264,9 @@ fn a_partner_that_comes_between_is_found() {
         let top = rig.live("t", TOP, &mut lanes);
         let lane = rig.open(&top, &mut lanes);
         let renewed = if leaves {
-            DeviceSetTransition::dependents_of_removal(&set)
+            DeviceSetTransition::partners_of_removal(&set)
         } else {
-            DeviceSetTransition::dependents_of_resume(&set)
+            DeviceSetTransition::partners_of_resume(&set)
         };
         assert_eq!(renewed[0].name(), "t");
         let result = loop {

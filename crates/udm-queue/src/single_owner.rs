@@ -9,7 +9,7 @@
 mod drain;
 
 use crossbeam_queue::SegQueue;
-use drain::{OwnerTaskDevice, RemoteDrainRequests, RemoteLaneDrainState};
+use drain::{DrainTaskDevice, RemoteDrainRequests, RemoteLaneDrainState};
 use slab::Slab;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -83,7 +83,7 @@ impl SingleOwnerForwarder {
                 (SegQueue::new(), Arc::new(WaitQueue::new()), Arc::default());
             let (over, lanes) = (AtomicBool::new(false), AtomicU32::new(0));
             let shared = Arc::new(OwnerTaskSharedState { forwarded, wait_queue, over, lanes, drains });
-            let device = Arc::new(OwnerTaskDevice::new(Arc::clone(device), Arc::clone(&shared.drains)));
+            let device = Arc::new(DrainTaskDevice::new(Arc::clone(device), Arc::clone(&shared.drains)));
             let of_task = Arc::clone(&shared);
             let make = move || Box::new(OwnerTask::new(device, of_task)) as Box<dyn BioTask>;
             let task = cx.all_cores().start(Box::new(make));

@@ -156,7 +156,7 @@ impl CoreLanes {
             }
             let n = done.len();
             if self.ending {
-                drain_lane_at_shutdown(s, done, cx);
+                end_held_bios_at_shutdown(s, done, cx);
             }
             s.lane.poll(done, cx);
             s.in_flight -= done.len() - n;
@@ -181,7 +181,7 @@ impl CoreLanes {
 /// Makes the lane end the bios that it holds back. Bios that it hands back fail, since no resume
 /// will follow.
 #[cold]
-fn drain_lane_at_shutdown(s: &mut LaneSlot, done: &mut Batch, cx: &mut Cx<'_>) {
+fn end_held_bios_at_shutdown(s: &mut LaneSlot, done: &mut Batch, cx: &mut Cx<'_>) {
     let from = done.len();
     s.lane.drain(DrainMode::End, done, cx);
     done[from..].iter_mut().for_each(|bio| bio.end_with(Status::IoErr));

@@ -43,7 +43,7 @@ impl Default for CoreOptions {
 }
 
 /// The source of external events of a core.
-enum CoreEventSource {
+enum RingOrEventFd {
     Ring(Ring, EventFdRead),
     /// Only the eventfd of the inbox; the text is the reason why there is no ring.
     EventFd(Arc<OwnedFd>, String),
@@ -75,7 +75,7 @@ pub struct LocalCore {
     core_set: Arc<ProcessCores>,
     id: CoreId,
     state: CoreLaneState,
-    wake_source: CoreEventSource,
+    wake_source: RingOrEventFd,
     /// Begin of the turn; only set if the core never sleeps.
     begun: Nanos,
     wake: Nanos,
@@ -106,9 +106,9 @@ impl LocalCore {
         pin_thread_to_cpus(&options.cpus)?;
         let inbox = core_set.inbox(id);
         let wake_source = match Ring::new() {
-            Ok(ring) => CoreEventSource::Ring(ring.clone(), EventFdRead::new(&ring, inbox.eventfd())),
+            Ok(ring) => RingOrEventFd::Ring(ring.clone(), EventFdRead::new(&ring, inbox.eventfd())),
             Err(error) if options.ring_optional => {
-                CoreEventSource::EventFd(inbox.eventfd(), unavailable::explain_uring_unavailable(&error))
+                RingOrEventFd::EventFd(inbox.eventfd(), unavailable::explain_uring_unavailable(&error))
             }
             Err(error) => {
                 return Err(io::Error::new(error.kind(), unavailable::explain_uring_unavailable(&error)));
@@ -130,19 +130,19 @@ impl LocalCore {
         let ring = Ring::simulated(kernel, room);
         let eventfd_read = EventFdRead::new(&ring, core_set.inbox(id).eventfd());
         let options = CoreOptions { spin_max: Duration::ZERO, ..CoreOptions::default() };
-        LocalCore::with_backend(core_set, id, options, CoreEventSource::Ring(ring, eventfd_read), time)
+        LocalCore::with_backend(core_set, id, options, RingOrEventFd::Ring(ring, eventfd_read), time)
     }
 
     fn with_backend(
         core_set: &Arc<ProcessCores>,
         id: CoreId,
         options: CoreOptions,
-        wake_source: CoreEventSource,
+        wake_source: RingOrEventFd,
         time: CoreClockFunctions,
     ) -> LocalCore {
         let io = match &wake_source {
-            CoreEventSource::Ring(ring, _) => Some(Rc::new(ring.clone()) as Rc<dyn Any>),
-            CoreEventSource::EventFd(..) => None,
+            RingOrEventFd::Ring(ring, _) => Some(Rc::new(ring.clone()) as Rc<dyn Any>),
+            RingOrEventFd::EventFd(..) => None,
         };
         let others: Arc<dyn CoreCommandSender> = Arc::<ProcessCores>::clone(core_set);
         let begun = (time.now)();
@@ -204,8 +204,8 @@ impl LocalCore {
 
     pub(crate) fn ring(&self) -> Option<&Ring> {
         match &self.wake_source {
-            CoreEventSource::Ring(ring, _) => Some(ring),
-            CoreEventSource::EventFd(..) => None,
+            RingOrEventFd::Ring(ring, _) => Some(ring),
+            RingOrEventFd::EventFd(..) => None,
         }
     }
 
@@ -213,8 +213,8 @@ impl LocalCore {
     #[must_use]
     pub fn ring_error(&self) -> Option<&str> {
         match &self.wake_source {
-            CoreEventSource::Ring(..) => None,
-            CoreEventSource::EventFd(_, reason) => Some(reason),
+            RingOrEventFd::Ring(..) => None,
+            RingOrEventFd::EventFd(_, reason) => Some(reason),
         }
     }
 
@@ -254,9 +254,9 @@ impl LocalCore {
         let r = f(&mut cx);
         if !self.serves {
             match &self.wake_source {
-                CoreEventSource::Ring(ring, _) => self.library_tasks.turn(&mut self.other, ring, &mut cx),
+                RingOrEventFd::Ring(ring, _) => self.library_tasks.turn(&mut self.other, ring, &mut cx),
                 // Dropping the messages tells the senders that their tasks are gone.
-                CoreEventSource::EventFd(..) => self.other.clear(),
+                RingOrEventFd::EventFd(..) => self.other.clear(),
             }
         }
         self.wake = cx.wake();
@@ -265,7 +265,7 @@ impl LocalCore {
 
     /// Submits to the ring and reaps completions, without waiting.
     pub(crate) fn submit_and_reap(&mut self) {
-        if let CoreEventSource::Ring(ring, eventfd_read) = &mut self.wake_source
+        if let RingOrEventFd::Ring(ring, eventfd_read) = &mut self.wake_source
             && ring.has_work()
         {
             ring.enter();
@@ -342,7 +342,7 @@ impl LocalCore {
     /// The part of [`LocalCore::park`] after the sleep.
     pub(crate) fn finish_sleep(&mut self) {
         self.core_set.inbox(self.id).set_awake();
-        if let CoreEventSource::Ring(_, eventfd_read) = &mut self.wake_source {
+        if let RingOrEventFd::Ring(_, eventfd_read) = &mut self.wake_source {
             eventfd_read.rearm();
         }
         self.spin.waited(self.wait_began, self.clock());
@@ -386,8 +386,8 @@ impl LocalCore {
     /// Sleeps until an external event or the end of `timeout`.
     fn wait(&mut self, timeout: Option<Duration>) {
         match &self.wake_source {
-            CoreEventSource::Ring(ring, _) => ring.wait(timeout),
-            CoreEventSource::EventFd(eventfd, _) => {
+            RingOrEventFd::Ring(ring, _) => ring.wait(timeout),
+            RingOrEventFd::EventFd(eventfd, _) => {
                 let timeout = timeout
                     .map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
                 let ready = poll(&mut [PollFd::new(eventfd, PollFlags::IN)], timeout.as_ref());

@@ -8,7 +8,7 @@ use crate::turn::MachineWorld;
 use crate::world::TargetWorld;
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex, PoisonError};
-use udm_core::control_io::{ControlIoHandle, ControlIoResult};
+use udm_core::control_io::{ControlIoResult, ControlIoRunGuard};
 use udm_core::{Batch, ControlIo, ControlIoBatch, Device, DeviceControlError, Nanos, errno};
 
 /// Maximum duration of one operation, in simulated time.
@@ -77,7 +77,7 @@ impl<W: MachineWorld> ControlIo for SimTableLoadIo<'_, W> {
         let to_set = Arc::clone(&result);
         let set = move |answer| *to_set.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
         let inboxes: Arc<SimCoreInboxes> = Arc::clone(&self.world.borrow_mut().machine().inboxes);
-        let started = ControlIoHandle::new(device, bios, set, |task| inboxes.start_io(&**device, task));
+        let started = ControlIoRunGuard::new(device, bios, set, |task| inboxes.start_io(&**device, task));
         let answer = match &started {
             Ok(_) => self.wait(&result),
             Err(error) => Err(error.clone()),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use udm_core::Nanos;
 use udm_wire::uri::{
     DeviceUri, FileUri, IoSchedulerName, NbdAddress, NbdUri, NullParams, QueueParams, ReplyDeadlineSetting,
-    ServerFenceMethod, SilentServerPolicy, parse_device_uri,
+    ServerStoppedProof, SilentServerPolicy, parse_device_uri,
 };
 
 fn file(path: &str, direct: Option<bool>, readonly: bool) -> DeviceUri {
@@ -19,7 +19,7 @@ fn unix(socket: &str, export: &str) -> DeviceUri {
     DeviceUri::Nbd(NbdUri::new(NbdAddress::Unix(socket.into()), export))
 }
 
-fn silent(device: DeviceUri, deadline: u64, fence: ServerFenceMethod) -> DeviceUri {
+fn silent(device: DeviceUri, deadline: u64, fence: ServerStoppedProof) -> DeviceUri {
     let DeviceUri::Nbd(uri) = device else { panic!("an NBD URI") };
     let deadline = ReplyDeadlineSetting::After(Nanos::from_millis(deadline));
     DeviceUri::Nbd(NbdUri { silence: SilentServerPolicy { deadline, fence }, ..uri })
@@ -140,22 +140,22 @@ fn every_form_and_its_canonical_spelling() {
         ("nbd+unix://?socket=/tmp/a", unix("/tmp/a", ""), "nbd+unix:///?socket=/tmp/a"),
         (
             "nbd+unix:///x?fence=closed&deadline=1500ms&socket=/tmp/a",
-            silent(unix("/tmp/a", "x"), 1500, ServerFenceMethod::Closed),
+            silent(unix("/tmp/a", "x"), 1500, ServerStoppedProof::Closed),
             "nbd+unix:///x?socket=/tmp/a&deadline=1500ms",
         ),
         (
             "nbd+unix:///?socket=/tmp/a&deadline=2000ms&fence=exec:/sbin/off%20a",
-            silent(unix("/tmp/a", ""), 2000, ServerFenceMethod::Exec("/sbin/off a".into())),
+            silent(unix("/tmp/a", ""), 2000, ServerStoppedProof::Exec("/sbin/off a".into())),
             "nbd+unix:///?socket=/tmp/a&deadline=2s&fence=exec:/sbin/off%20a",
         ),
         (
             "nbd://h/?fence=wait:90s&deadline=24h",
-            silent(tcp("h", 10809, ""), 24 * 3_600_000, ServerFenceMethod::Wait(Nanos::from_millis(90_000))),
+            silent(tcp("h", 10809, ""), 24 * 3_600_000, ServerStoppedProof::Wait(Nanos::from_millis(90_000))),
             "nbd://h/?deadline=24h&fence=wait:90s",
         ),
         (
             "nbd://h/?deadline=120s",
-            silent(tcp("h", 10809, ""), 120_000, ServerFenceMethod::Closed),
+            silent(tcp("h", 10809, ""), 120_000, ServerStoppedProof::Closed),
             "nbd://h/?deadline=2m",
         ),
         ("nbd://h/?deadline=none", endless(tcp("h", 10809, "")), "nbd://h/?deadline=none"),

@@ -201,9 +201,10 @@ fn servers_that_are_restarted_in_turn() {
     for round in 2..8 {
         let mut before = servers[round % 2].restart();
         io(round);
+        // It ends when udm has noticed: only then the path has failed.
+        until("the end of the one before", || before.try_wait().unwrap());
         // The letter of the group is counted too.
         until("paths", || (status().matches(" A ").count() == 3).then_some(()));
-        until("the end of the one before", || before.try_wait().unwrap());
         io(round);
     }
     assert_eq!(server.log().matches("the server shuts down").count(), 6, "{}", server.log());

@@ -83,9 +83,10 @@ const TEST_IMPORTS: &[(&str, &[&str])] = &[
 ];
 
 /// Files with `unsafe`: memory of requests, its partition into two vectors, copies of memory that
-/// others may change, the ring that gives memory to the kernel, and the C interface. Paths or
-/// prefixes of paths.
+/// others may change, the ring that gives memory to the kernel, the C interface, and the memory that
+/// a benchmark shares with a server. Paths or prefixes of paths.
 const UNSAFE: &[&str] = &[
+    "crates/udm-bench/src/vhost_user/queue.rs",
     "crates/udm-buf/src/lib.rs",
     "crates/udm-buf/src/lost_pages.rs",
     "crates/udm-buf/src/partition.rs",

@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 use support::nbd::Client;
+use support::servers::Nbdkit;
 use support::stamps::{StampedVolume, image};
-use support::{PATIENCE, Server, UDM, text, udm, until};
+use support::{PATIENCE, Server, UDM, has, text, udm, until};
 use tempfile::TempDir;
 use udm_wire::nbd::{CommandFlags, NbdCommand, NbdRequestHeader};
 
@@ -71,7 +72,7 @@ impl UpgradeFixture {
 }
 
 fn report(server: &mut Server) -> Value {
-    let report: Value = serde_json::from_str(&server.upgrade(&[UDM, "--json"])).unwrap();
+    let report = server.upgrade(&[UDM]);
     assert_eq!(report["version"], env!("CARGO_PKG_VERSION"));
     report
 }
@@ -192,6 +193,16 @@ fn what_cannot_be_handed_over_is_refused() {
             &["remove", "n"],
         ),
     ];
+    let moved = format!("f: {} leads to another disk now", disk.display());
+    let gone = format!("f: it could not be opened again: {}: No such file", disk.display());
+    server.says(&["create", "f", "--table", &format!("0 2048 linear {} 0", disk.display())]);
+    fs::rename(&disk, fixture.path("elsewhere")).unwrap();
+    let said = server.refuses(&["upgrade", UDM]);
+    assert!(said.contains(&gone), "{said}");
+    File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    let said = server.refuses(&["upgrade", UDM]);
+    assert!(said.contains(&moved), "{said}");
+    server.says(&["remove", "f"]);
     for (before, why, after) in cases {
         before.iter().for_each(|verb| drop(server.says(verb)));
         assert_eq!(server.refuses(&["upgrade", UDM]), format!("udm: upgrade: {why}\n"));
@@ -257,6 +268,41 @@ fn a_new_program_may_fail_at_any_moment() {
         fixture.check(&server);
     }
     assert!(kept >= ROUNDS / 2, "{kept} of {ROUNDS} kept: this shows nothing");
+}
+
+/// A server of a path that is gone prevents neither an upgrade nor the way back from one.
+#[test]
+fn a_path_may_be_down() {
+    if !has("nbdkit") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("disk"), vec![7; 1 << 20]).unwrap();
+    let disk = path("disk").display().to_string();
+    let [mut a, b] = ["a", "b"].map(|name| Nbdkit::start(path(name), &["file", &disk]));
+    let table = format!("m=0 2048 multipath 0 0 1 1 round-robin 0 2 1 {} 1 {} 1", a.uri(), b.uri());
+    let mut server = Server::start_with(&[&table], &["--check-paths", "1"]);
+    let mut client = Client::connect(&server.nbd, "m");
+    a.kill();
+    // It runs out of descriptors when the devices of the old server are removed already.
+    let bad = path("bad");
+    fs::write(&bad, format!("#!/bin/sh\nulimit -n 14; exec {UDM} \"$@\"\n")).unwrap();
+    fs::set_permissions(&bad, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut serves = |server: &Server| {
+        for _ in 0..4 {
+            client.ask(NbdCommand::Read, 0, 512);
+            assert_eq!(client.error(), 0, "{}", server.log());
+        }
+    };
+    server.refuses(&["upgrade", &bad.display().to_string()]);
+    serves(&server);
+    server.upgrade(&[UDM]);
+    serves(&server);
+    until("a failed path", || server.says(&["status", "m"]).contains(" F ").then_some(()));
+    a.again();
+    until("a path that is back", || (!server.says(&["status", "m"]).contains(" F ")).then_some(()));
+    serves(&server);
 }
 
 /// A request that does not complete prevents the upgrade, and goes on.

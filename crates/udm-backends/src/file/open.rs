@@ -30,7 +30,7 @@ pub(super) const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 
 /// Access mode of a descriptor.
 #[derive(Clone, Copy)]
-struct OpenMode {
+struct DescriptorAccessMode {
     write: bool,
     /// No other program may write the disk: a block device is opened with `O_EXCL`, a regular file
     /// is claimed by [`lock_file_for_writing`]. The descriptor that writes is the exclusive one:
@@ -38,10 +38,10 @@ struct OpenMode {
     alone: bool,
 }
 
-impl OpenMode {
-    fn of(uri: &FileUri) -> OpenMode {
+impl DescriptorAccessMode {
+    fn of(uri: &FileUri) -> DescriptorAccessMode {
         let write = !uri.readonly;
-        OpenMode { write, alone: write && uri.exclusive }
+        DescriptorAccessMode { write, alone: write && uri.exclusive }
     }
 }
 
@@ -85,7 +85,7 @@ impl PathWithErrorContext<'_> {
         self,
         identity: DiskIdentity,
         direct: bool,
-        how: OpenMode,
+        how: DescriptorAccessMode,
     ) -> Result<Option<OwnedFd>, DeviceControlError> {
         let access = if how.write { OFlags::RDWR } else { OFlags::RDONLY };
         let cache = if direct { OFlags::DIRECT } else { OFlags::empty() };
@@ -121,7 +121,12 @@ impl PathWithErrorContext<'_> {
     }
 
     /// Claims the regular file that is open as `fd`, if `how` is exclusive.
-    fn claim(self, disk: &OpenDisk, fd: &OwnedFd, how: OpenMode) -> Result<(), DeviceControlError> {
+    fn claim(
+        self,
+        disk: &OpenDisk,
+        fd: &OwnedFd,
+        how: DescriptorAccessMode,
+    ) -> Result<(), DeviceControlError> {
         if !how.alone || disk.is_block {
             return Ok(());
         }
@@ -141,7 +146,7 @@ impl PathWithErrorContext<'_> {
         self,
         disk: &OpenDisk,
         fd: OwnedFd,
-        how: OpenMode,
+        how: DescriptorAccessMode,
         cores: usize,
     ) -> Result<Option<PerCoreDescriptors>, DeviceControlError> {
         // Only syncs through the page cache wait for each other. An exclusive block device has one
@@ -153,7 +158,7 @@ impl PathWithErrorContext<'_> {
         let mut next = Some(fd);
         while let Some(fd) = next.take() {
             let witness = if how.write && disk.direct.is_none() {
-                let reads = OpenMode { write: false, alone: false };
+                let reads = DescriptorAccessMode { write: false, alone: false };
                 let Some(witness) = self.open(disk.identity, false, reads)? else { return Ok(None) };
                 Some(Arc::new(witness))
             } else {
@@ -232,7 +237,7 @@ impl OpenDisks {
         let is_block = matches!(identity, DiskIdentity::Block { .. });
         let direct = uri.direct.unwrap_or(is_block);
         self.closing.wait(identity);
-        let how = OpenMode::of(uri);
+        let how = DescriptorAccessMode::of(uri);
         let Some(fd) = about.open(identity, direct, how)? else { return Ok(None) };
         let system = |e: Errno| about.fail("", e);
         let direct = if direct { Some(direct_alignment(fd.as_fd()).map_err(system)?) } else { None };
@@ -262,7 +267,7 @@ fn create_device_on_open_disk(
         let what = format!("open with direct={is} already, as {path}: all names of a disk need the same");
         return Err(about.refuse(EBUSY, &what));
     }
-    let how = OpenMode::of(uri);
+    let how = DescriptorAccessMode::of(uri);
     let known = disk.fds().get(how.write, how.alone);
     let handles = match known {
         Some(handles) => handles,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use udm_core::{Batch, BufPool, Cx, Nanos, Status, WaitHandle, WakeEpoch};
 use udm_runtime::RingCompletion;
 use udm_wire::nbd::client::ReplyEvent;
-use udm_wire::uri::ServerFenceMethod;
+use udm_wire::uri::ServerStoppedProof;
 
 /// The most abandoned connections per lane. A lane that has reached it does not connect.
 pub(super) const ABANDONED_MAX: usize = 4;
@@ -75,7 +75,7 @@ impl AbandonedConnection {
             ConnectionLossKind::TimedOut | ConnectionLossKind::ShuttingDown => true,
             // The close can still be seen.
             ConnectionLossKind::ProtocolError => {
-                resources.server.uri.silence.fence == ServerFenceMethod::Closed
+                resources.server.uri.silence.fence == ServerStoppedProof::Closed
             }
             ConnectionLossKind::Closed | ConnectionLossKind::LocalError => false,
         };
@@ -176,7 +176,7 @@ impl AbandonedConnection {
                 resources.server.fencing.add_lost_connection();
             }
             if end == ConnectionLossKind::Closed
-                && resources.server.uri.silence.fence == ServerFenceMethod::Closed
+                && resources.server.uri.silence.fence == ServerStoppedProof::Closed
             {
                 self.go_elsewhere(Some("the server closed the connection"), resources);
             }
@@ -232,8 +232,8 @@ impl AbandonedConnection {
     /// Checks whether the held writes can still be executed.
     fn check(&mut self, resources: &mut AbandonedConnectionResources<'_>, cx: &mut Cx<'_>) {
         match &resources.server.uri.silence.fence {
-            ServerFenceMethod::Closed => {}
-            ServerFenceMethod::Wait(time) => {
+            ServerStoppedProof::Closed => {}
+            ServerStoppedProof::Wait(time) => {
                 let until = self.abandoned_at + *time;
                 if until <= cx.now() {
                     self.go_elsewhere(Some("the fence time has passed"), resources);
@@ -241,7 +241,7 @@ impl AbandonedConnection {
                     cx.wake_at(until);
                 }
             }
-            ServerFenceMethod::Exec(command) => {
+            ServerStoppedProof::Exec(command) => {
                 let epoch = resources.wait_handle.epoch();
                 if self.seen != Some(epoch) || self.next_check <= cx.now() {
                     self.seen = Some(epoch);

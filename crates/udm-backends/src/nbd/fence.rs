@@ -28,7 +28,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::{Nanos, WaitQueue};
-use udm_wire::uri::{ServerFenceMethod, TimeSpan};
+use udm_wire::uri::{ServerStoppedProof, TimeSpan};
 
 /// Wait before a failed command is run again: at first, and at most.
 const BACK_OFF: Nanos = Nanos(500_000_000);
@@ -184,23 +184,25 @@ impl ExportFence {
     }
 
     /// Returns the reason why writes are held, in one line; `None` if none are.
-    pub(super) fn stall_reason(&self, fence: &ServerFenceMethod) -> Option<String> {
+    pub(super) fn stall_reason(&self, fence: &ServerStoppedProof) -> Option<String> {
         let held = self.held.load(SeqCst);
         (held > 0).then(|| format!("{held} writes wait until {}", self.until(fence)))
     }
 
     /// Returns the text of what held writes wait for.
-    pub(super) fn until(&self, fence: &ServerFenceMethod) -> String {
+    pub(super) fn until(&self, fence: &ServerStoppedProof) -> String {
         match fence {
-            ServerFenceMethod::Closed => {
+            ServerStoppedProof::Closed => {
                 let lost = match self.unheard.load(SeqCst) {
                     0 => String::new(),
                     n => format!(" ({n} connections were lost on this side, so a close cannot be seen)"),
                 };
                 format!("the server answers or closes the connection{lost}")
             }
-            ServerFenceMethod::Wait(time) => format!("the server answers or {} have passed", TimeSpan(*time)),
-            ServerFenceMethod::Exec(command) => {
+            ServerStoppedProof::Wait(time) => {
+                format!("the server answers or {} have passed", TimeSpan(*time))
+            }
+            ServerStoppedProof::Exec(command) => {
                 let run = self.runs.run();
                 let failed = match run.failures {
                     0 => String::new(),

@@ -47,7 +47,7 @@ fn server() -> (Arc<RemoteExport>, PendingFenceCommands) {
     let flags = ExportFlags::HAS_FLAGS;
     let export = NegotiatedExportInfo { size: 4096, flags, blocks, structured: false, contexts: vec![] };
     let mut uri = NbdUri::new(NbdAddress::Unix("s".into()), "");
-    uri.silence.fence = ServerFenceMethod::Exec(COMMAND.into());
+    uri.silence.fence = ServerStoppedProof::Exec(COMMAND.into());
     let world = Box::new(commands.clone());
     (Arc::new(RemoteExport::new(uri, vec![], export, world, Default::default())), commands)
 }
@@ -123,7 +123,7 @@ fn exports_of_one_address_share_the_runs_of_a_command() {
     let servers = super::super::remote_export::RemoteExports::default();
     let uri = |export: &str, command: &str| {
         let mut uri = NbdUri::new(NbdAddress::Unix("s".into()), export);
-        uri.silence.fence = ServerFenceMethod::Exec(command.into());
+        uri.silence.fence = ServerStoppedProof::Exec(command.into());
         servers.runs(&uri)
     };
     let (one, two) = (uri("a", "/sbin/off"), uri("b", "/sbin/off"));

@@ -18,7 +18,7 @@ use udm_core::{
 use udm_runtime::{Ring, RingCompletion};
 use udm_wire::nbd::ESHUTDOWN;
 use udm_wire::nbd::client::{ReplyEvent, ReplyParser};
-use udm_wire::uri::{ServerFenceMethod, TimeSpan};
+use udm_wire::uri::{ServerStoppedProof, TimeSpan};
 
 /// Upper limit of requests in flight per lane: more than any server works on at a time.
 const SLOTS: usize = 1024;
@@ -105,7 +105,7 @@ impl NbdLane {
     fn may_connect(&self, cx: &Cx<'_>) -> bool {
         let server = &self.server;
         let is_fencing =
-            matches!(server.uri.silence.fence, ServerFenceMethod::Exec(_)) && server.fencing.is_running();
+            matches!(server.uri.silence.fence, ServerStoppedProof::Exec(_)) && server.fencing.is_running();
         let soon = cx.now() < self.next_try && server.connections_made() == self.made;
         !soon && !is_fencing && self.abandoned.len() < ABANDONED_MAX
     }
@@ -125,7 +125,7 @@ impl NbdLane {
         over.extend(send_queue.take_unsent().map(|key| (slots.remove(key).bio, status)));
         let runs = connection.as_ref().map_or(0, |connection| connection.fenced);
         let fence = &self.server.uri.silence.fence;
-        let is_dead = end == ConnectionLossKind::Closed && *fence == ServerFenceMethod::Closed
+        let is_dead = end == ConnectionLossKind::Closed && *fence == ServerStoppedProof::Closed
             || self.server.fencing.covers(runs);
         let ends = |(key, slot): (usize, &NbdRequest)| (is_dead || !slot.may_still_apply()).then_some(key);
         for key in slots.iter().filter_map(ends).collect::<Vec<_>>() {

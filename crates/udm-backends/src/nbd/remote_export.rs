@@ -11,7 +11,7 @@ use udm_core::errno::EINVAL;
 use udm_core::{DeviceControlError, Limits, Nanos, Sectors, SharedDiskState};
 use udm_wire::nbd::ExportFlags;
 use udm_wire::nbd::client::NegotiatedExportInfo;
-use udm_wire::uri::{NbdUri, ServerFenceMethod};
+use udm_wire::uri::{NbdUri, ServerStoppedProof};
 
 /// The exports that a process uses.
 #[derive(Default)]
@@ -21,11 +21,13 @@ pub(crate) struct RemoteExports {
     shared_disk_state: Mutex<HashMap<String, Weak<SharedDiskState>>>,
     /// Runs of the fence commands, by server address and command.
     runs: Mutex<HashMap<String, Weak<FenceCommandRuns>>>,
+    /// Exports that another process has open, by name.
+    known: Mutex<HashMap<String, NegotiatedExportInfo>>,
 }
 
 impl RemoteExports {
-    /// Returns the export that `uri` names. If it is not in use, connects to the server to read its
-    /// properties.
+    /// Returns the export that `uri` names. If it is neither in use nor known, connects to the
+    /// server to read its properties.
     ///
     /// # Errors
     /// The server cannot be reached, or refuses.
@@ -35,7 +37,11 @@ impl RemoteExports {
             return Ok(server);
         }
         let shared = (self.shared_disk_state(uri), self.runs(uri));
-        let server = Arc::new(RemoteExport::find(uri, shared).map_err(|error| error.opening(uri))?);
+        let found = match self.known(&name) {
+            Some(export) => RemoteExport::assume(uri, export, shared),
+            None => RemoteExport::find(uri, shared),
+        };
+        let server = Arc::new(found.map_err(|error| error.opening(uri))?);
         if server.size() == Sectors::ZERO {
             return Err(DeviceControlError::new(EINVAL, format!("{uri}: an export of less than a block")));
         }
@@ -63,13 +69,35 @@ impl RemoteExports {
     /// Returns the runs of the command that fences the server of `uri`, shared by all its exports.
     pub(super) fn runs(&self, uri: &NbdUri) -> Arc<FenceCommandRuns> {
         match &uri.silence.fence {
-            ServerFenceMethod::Exec(command) => {
+            ServerStoppedProof::Exec(command) => {
                 let mut server = uri.plain();
                 server.export.clear();
                 get_or_create_weak_entry(&self.runs, format!("{server} {}", command.display()))
             }
-            ServerFenceMethod::Closed | ServerFenceMethod::Wait(_) => Arc::default(),
+            ServerStoppedProof::Closed | ServerStoppedProof::Wait(_) => Arc::default(),
         }
+    }
+
+    /// The exports in use, by name.
+    pub(crate) fn in_use(&self) -> Vec<(String, NegotiatedExportInfo)> {
+        let map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+        let export = |(name, server): (&String, &Weak<RemoteExport>)| {
+            let server = server.upgrade()?;
+            let size = server.size.load(Relaxed);
+            Some((name.clone(), NegotiatedExportInfo { size, ..server.export.clone() }))
+        };
+        let mut found: Vec<_> = map.iter().filter_map(export).collect();
+        found.sort_by(|(one, _), (other, _)| one.cmp(other));
+        found
+    }
+
+    /// Sets the exports that are opened without a connection.
+    pub(crate) fn set_known(&self, exports: Vec<(String, NegotiatedExportInfo)>) {
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = exports.into_iter().collect();
+    }
+
+    fn known(&self, name: &str) -> Option<NegotiatedExportInfo> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
     fn get(&self, name: &str) -> Option<Arc<RemoteExport>> {
@@ -141,6 +169,16 @@ impl RemoteExport {
             }
         }
         Err(last)
+    }
+
+    /// An export as another process knew it. Its lanes connect later, as after a lost connection.
+    fn assume(
+        uri: &NbdUri,
+        export: NegotiatedExportInfo,
+        shared: (Arc<SharedDiskState>, Arc<FenceCommandRuns>),
+    ) -> Result<RemoteExport, NbdClientError> {
+        let addresses = client::resolve_server_addresses(uri)?;
+        Ok(RemoteExport::new(uri.clone(), addresses, export, Box::new(SystemSockets), shared))
     }
 
     /// Creates an export for which the server reported `export`.

@@ -4,6 +4,7 @@
 //! Neither direction waits for the other. Replies are read even while the server accepts no
 //! requests, so two full sockets cannot block each other.
 
+use crate::connection::{ConnectionRequest, RequestConnection, WAIT};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -11,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::time::Duration;
-use udm_core::Op;
+use udm_core::{Op, errno};
 use udm_wire::nbd::{CommandFlags, NbdCommand, NbdRequestHeader, ReplyHeader};
 
 /// Bytes per receive.
@@ -19,9 +20,6 @@ const RECEIVE: usize = 256 << 10;
 
 /// Bytes of requests that are gathered for one send.
 const SEND: usize = 256 << 10;
-
-/// Maximum wait for the server in one call, so that the caller can check the clock.
-const WAIT: Duration = Duration::from_millis(100);
 
 /// The client side of a connection.
 pub struct NbdClientWire {
@@ -38,15 +36,6 @@ pub struct NbdClientWire {
     payload: Vec<u8>,
 }
 
-/// A request of the load.
-#[derive(Clone, Copy, Debug)]
-pub struct NbdWireRequest {
-    pub op: Op,
-    pub cookie: u64,
-    pub offset: u64,
-    pub len: u32,
-}
-
 impl NbdClientWire {
     /// Creates a wire whose writes carry `payload`.
     ///
@@ -57,87 +46,6 @@ impl NbdClientWire {
         let out = Vec::with_capacity(SEND + payload.len() + NbdRequestHeader::SIZE);
         let input = vec![0; RECEIVE].into_boxed_slice();
         Ok(NbdClientWire { fd, out, sent: 0, input, arrived: 0..0, data: None, payload })
-    }
-
-    /// Whether another request may be added.
-    pub fn has_room(&self) -> bool {
-        self.out.len() < SEND
-    }
-
-    /// Adds a request to those that will be sent.
-    pub fn put(&mut self, asked: NbdWireRequest) {
-        let command = match asked.op {
-            Op::Write => NbdCommand::Write,
-            Op::Discard => NbdCommand::Trim,
-            _ => NbdCommand::Read,
-        };
-        let NbdWireRequest { cookie, offset, len, .. } = asked;
-        let request = NbdRequestHeader { flags: CommandFlags::empty(), command, cookie, offset, len };
-        self.out.extend_from_slice(&request.encode());
-        if asked.op == Op::Write {
-            self.out.extend_from_slice(&self.payload[..len as usize]);
-        }
-    }
-
-    /// Sends as much as the server accepts now.
-    ///
-    /// # Errors
-    /// If the connection is lost.
-    pub fn flush(&mut self) -> Result<()> {
-        while self.sent < self.out.len() {
-            match send(&self.fd, &self.out[self.sent..], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Ok(n) => self.sent += n,
-                Err(Errno::AGAIN) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error).context("send"),
-            }
-        }
-        self.out.clear();
-        self.sent = 0;
-        Ok(())
-    }
-
-    /// Waits for replies, at most for `most` and for a limited time. Calls `done` with the cookie
-    /// and error of each reply. `op` returns the operation and length of a cookie in flight.
-    ///
-    /// # Errors
-    /// If the connection is lost, or the received data is not a reply.
-    pub fn replies(
-        &mut self,
-        most: Option<Duration>,
-        op: impl Fn(u64) -> Option<(Op, u32)>,
-        mut done: impl FnMut(u64, u32),
-    ) -> Result<()> {
-        if !self.receive(most)? {
-            return Ok(());
-        }
-        loop {
-            if let Some((left, cookie)) = self.data {
-                let now = left.min(self.arrived.len());
-                self.arrived.start += now;
-                if now < left {
-                    self.data = Some((left - now, cookie));
-                    break;
-                }
-                self.data = None;
-                done(cookie, 0);
-            }
-            let mut unread = &self.input[self.arrived.clone()];
-            let before = unread.len();
-            let Some(header) = ReplyHeader::decode(&mut unread)? else { break };
-            self.arrived.start += before - unread.len();
-            let ReplyHeader::Simple(reply) = header else { bail!("unexpected structured reply") };
-            let (op, len) = op(reply.cookie).context("a reply without a request")?;
-            if op == Op::Read && reply.error == 0 {
-                self.data = Some((len as usize, reply.cookie));
-            } else {
-                done(reply.cookie, reply.error);
-            }
-        }
-        // The rest is less than a header.
-        self.input.copy_within(self.arrived.clone(), 0);
-        self.arrived = 0..self.arrived.len();
-        Ok(())
     }
 
     /// Waits until data arrives or can be sent. Returns false if no data arrived.
@@ -164,5 +72,78 @@ impl NbdClientWire {
             Ok(_) | Err(Errno::INTR) => Ok(false),
             Err(error) => Err(error).context("poll"),
         }
+    }
+}
+
+impl RequestConnection for NbdClientWire {
+    fn has_room(&self) -> bool {
+        self.out.len() < SEND
+    }
+
+    fn put(&mut self, asked: ConnectionRequest) -> Result<()> {
+        let command = match asked.op {
+            Op::Write => NbdCommand::Write,
+            Op::Discard => NbdCommand::Trim,
+            _ => NbdCommand::Read,
+        };
+        let ConnectionRequest { cookie, offset, len, .. } = asked;
+        let request = NbdRequestHeader { flags: CommandFlags::empty(), command, cookie, offset, len };
+        self.out.extend_from_slice(&request.encode());
+        if asked.op == Op::Write {
+            self.out.extend_from_slice(&self.payload[..len as usize]);
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        while self.sent < self.out.len() {
+            match send(&self.fd, &self.out[self.sent..], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(n) => self.sent += n,
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error).context("send"),
+            }
+        }
+        self.out.clear();
+        self.sent = 0;
+        Ok(())
+    }
+
+    fn replies(
+        &mut self,
+        most: Option<Duration>,
+        op: impl Fn(u64) -> Option<(Op, u32)>,
+        mut done: impl FnMut(u64, i32),
+    ) -> Result<()> {
+        if !self.receive(most)? {
+            return Ok(());
+        }
+        loop {
+            if let Some((left, cookie)) = self.data {
+                let now = left.min(self.arrived.len());
+                self.arrived.start += now;
+                if now < left {
+                    self.data = Some((left - now, cookie));
+                    break;
+                }
+                self.data = None;
+                done(cookie, 0);
+            }
+            let mut unread = &self.input[self.arrived.clone()];
+            let before = unread.len();
+            let Some(header) = ReplyHeader::decode(&mut unread)? else { break };
+            self.arrived.start += before - unread.len();
+            let ReplyHeader::Simple(reply) = header else { bail!("unexpected structured reply") };
+            let (op, len) = op(reply.cookie).context("a reply without a request")?;
+            if op == Op::Read && reply.error == 0 {
+                self.data = Some((len as usize, reply.cookie));
+            } else {
+                done(reply.cookie, errno::errno_from_nbd_error(reply.error));
+            }
+        }
+        // The rest is less than a header.
+        self.input.copy_within(self.arrived.clone(), 0);
+        self.arrived = 0..self.arrived.len();
+        Ok(())
     }
 }

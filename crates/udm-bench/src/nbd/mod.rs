@@ -1,30 +1,24 @@
 //! Load on an export of any NBD server, over its socket.
 //!
 //! The client does little, so that the server is measured. It uses blocking sockets and no library,
-//! gathers requests into one send, and takes several replies from one receive. Each job has a
-//! connection.
+//! gathers requests into one send, and takes several replies from one receive.
 //!
 //! [`reply_loop`] measures the same client against a loop that only reads and writes. No server can
 //! be faster over such a socket.
 
 mod client_wire;
-mod job;
 mod reply_loop;
 
-use crate::job::{JobOutcome, JobSpec};
-use crate::jobs::BenchJob;
-use crate::load::FioLoadOptions;
+use crate::connection::{check_connection_load_options, new_write_payload};
 use crate::report::BenchReport;
 use crate::run::SingleLoadMeasurement;
-use crate::verify::{self, BlockHeader};
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 use client_wire::NbdClientWire;
 use rustix::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
 use udm_backends::nbd::BlockingNbdClient;
 use udm_core::{Limits, Op};
-use udm_runtime::pin_thread_to_cpus;
 use udm_wire::nbd::client::NegotiatedExportInfo;
 use udm_wire::nbd::{BlockSizes, ExportFlags};
 use udm_wire::uri::NbdUri;
@@ -35,7 +29,7 @@ impl SingleLoadMeasurement<'_> {
     /// # Errors
     /// If the load can't begin. Later failures are in the report.
     pub fn measure_nbd(&self, uri: &NbdUri) -> Result<BenchReport> {
-        check_nbd_load_options(self.load)?;
+        check_connection_load_options(self.load, "NBD")?;
         let (first, export) = BlockingNbdClient::connect(uri, &[])?.into_socket();
         let several = self.load.numjobs == 1 || export.flags.contains(ExportFlags::CAN_MULTI_CONN);
         let reads = self.load.rw.op() == Some(Op::Read);
@@ -55,7 +49,7 @@ impl SingleLoadMeasurement<'_> {
     /// # Errors
     /// As [`SingleLoadMeasurement::measure_nbd`].
     pub fn measure_floor(&self) -> Result<BenchReport> {
-        check_nbd_load_options(self.load)?;
+        check_connection_load_options(self.load, "NBD")?;
         let pairs: Vec<_> = (0..self.load.numjobs).map(|_| UnixStream::pair()).collect::<Result<_, _>>()?;
         let blocks = BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 };
         let flags = ExportFlags::HAS_FLAGS | ExportFlags::SEND_TRIM | ExportFlags::CAN_MULTI_CONN;
@@ -72,66 +66,20 @@ impl SingleLoadMeasurement<'_> {
     }
 
     fn on_sockets(&self, sockets: Vec<OwnedFd>, export: &NegotiatedExportInfo) -> Result<BenchReport> {
-        let load = self.load;
-        let regions = load.regions(&request_limits_of_nbd_export(export))?;
-        let payload = new_nbd_write_payload(load);
+        let regions = self.load.regions(&request_limits_of_nbd_export(export))?;
+        let payload = new_write_payload(self.load);
         let wires = sockets
             .into_iter()
             .map(|fd| NbdClientWire::new(fd, payload.clone()))
             .collect::<Result<Vec<_>>>()?;
-        let outcomes = thread::scope(|scope| {
-            let threads: Vec<_> = wires
-                .into_iter()
-                .enumerate()
-                .map(|(job, wire)| {
-                    let region = regions[job];
-                    scope.spawn(move || -> Result<JobOutcome> {
-                        pin_thread_to_cpus(&load.cpus(job))?;
-                        let progress = self.progress.map(|p| p.counter(job));
-                        Ok(job::run_job_over_nbd(
-                            wire,
-                            &JobSpec { load, job, region, progress, stop: self.stop },
-                        ))
-                    })
-                })
-                .collect();
-            threads
-                .into_iter()
-                .map(|t| t.join().map_err(|_| anyhow!("a job panicked"))?)
-                .collect::<Result<Vec<_>>>()
-        })?;
-        Ok(BenchReport::new(
-            &[BenchJob::alone(load.clone())],
-            outcomes.into_iter().map(|outcome| (0, outcome)),
-        ))
+        self.run_on_connections(wires, &regions)
     }
-}
-
-/// Checks the options that do not apply to NBD.
-fn check_nbd_load_options(load: &FioLoadOptions) -> Result<()> {
-    load.check()?;
-    ensure!(load.verify.is_none(), "verify: not over NBD");
-    ensure!(load.fsync == 0, "fsync: not over NBD");
-    ensure!(!load.bare, "bare: over NBD all data moves");
-    Ok(())
 }
 
 /// The limits of requests: those of the export, but discards are not split here.
 fn request_limits_of_nbd_export(export: &NegotiatedExportInfo) -> Limits {
     let limits = export.limits();
     Limits { max_discard: limits.max_discard.min(limits.max_sectors), ..limits }
-}
-
-/// The data of writes, which is incompressible.
-fn new_nbd_write_payload(load: &FioLoadOptions) -> Vec<u8> {
-    let mut data = vec![0; if load.rw.op() == Some(Op::Read) { 0 } else { load.block_bytes() as usize }];
-    if !data.is_empty() {
-        verify::fill_block_with_header_and_crc(
-            &mut data,
-            BlockHeader { offset: 0, tag: load.seed(), index: 0 },
-        );
-    }
-    data
 }
 
 #[cfg(test)]

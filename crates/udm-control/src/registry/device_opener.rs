@@ -4,6 +4,7 @@ use std::path::Path;
 use udm_backends::BackendDeviceRegistry;
 pub use udm_backends::{DeviceWithDiskIdentity, DiskIdentity};
 use udm_core::DeviceControlError;
+use udm_wire::nbd::client::NegotiatedExportInfo;
 use udm_wire::uri::{DeviceUri, FileUri};
 
 /// Opens devices for a registry. The program uses [`BackendDeviceRegistry`] and threads, the
@@ -20,6 +21,14 @@ pub trait DeviceOpener: Send + Sync {
     /// # Errors
     /// As there.
     fn open(&self, uri: &DeviceUri) -> Result<DeviceWithDiskIdentity, DeviceControlError>;
+
+    /// As [`BackendDeviceRegistry::nbd_exports_in_use`]. An opener without servers has none.
+    fn nbd_exports_in_use(&self) -> Vec<(String, NegotiatedExportInfo)> {
+        Vec::new()
+    }
+
+    /// As [`BackendDeviceRegistry::set_known_nbd_exports`].
+    fn set_known_nbd_exports(&self, _: Vec<(String, NegotiatedExportInfo)>) {}
 
     /// Canonical form of a URI. A file is named by its real path, so links and `..` lead to the
     /// same device.
@@ -40,6 +49,14 @@ impl DeviceOpener for BackendDeviceRegistry {
 
     fn open(&self, uri: &DeviceUri) -> Result<DeviceWithDiskIdentity, DeviceControlError> {
         BackendDeviceRegistry::open(self, uri)
+    }
+
+    fn nbd_exports_in_use(&self) -> Vec<(String, NegotiatedExportInfo)> {
+        BackendDeviceRegistry::nbd_exports_in_use(self)
+    }
+
+    fn set_known_nbd_exports(&self, exports: Vec<(String, NegotiatedExportInfo)>) {
+        BackendDeviceRegistry::set_known_nbd_exports(self, exports);
     }
 
     fn canonical(&self, uri: &DeviceUri) -> String {

@@ -72,7 +72,7 @@ use udm_core::errno::{EBUSY, ENOENT, ENXIO, EOPNOTSUPP};
 use udm_core::{CoreCommandSender, DevNo, Device, DeviceId};
 use udm_dm::{DeviceLookupError, InvalidStoreMark, QueueFactory, ResolvedDevice, TargetError};
 pub use udm_targets::multipath::{PathMaintenanceSettings, PathWatchOptions};
-use udm_wire::uri::DeviceUri;
+use udm_wire::uri::{self, DeviceUri};
 
 /// The major number of mapped devices.
 pub const MAPPED_MAJOR: u32 = 254;
@@ -278,6 +278,24 @@ impl DeviceRegistry {
     /// Gives the numbers from 0 on to these devices, which are not open yet.
     pub(crate) fn remember_opened_disks(&self, disks: Vec<(String, DiskIdentity)>) {
         self.state().opened.remember(disks);
+    }
+
+    /// Checks that another process can open the disk of this number: the name of a file must still
+    /// lead to it. May block for as long as the file system does.
+    ///
+    /// # Errors
+    /// Why not, in one line.
+    pub(crate) fn check_disk_can_be_reopened(&self, number: DevNo) -> Result<(), String> {
+        let opened = self.state().opened.identity(number.minor).filter(|_| number.major != MAPPED_MAJOR);
+        let text = self.uri_of(number);
+        let (Some(opened), Ok(uri @ DeviceUri::File(_))) = (opened, uri::parse_device_uri(&text)) else {
+            return Ok(());
+        };
+        match self.opener.identify(&uri) {
+            Ok(found) if found == opened => Ok(()),
+            Ok(_) => Err(format!("{text} leads to another disk now")),
+            Err(error) => Err(format!("it could not be opened again: {}", error.text)),
+        }
     }
 
     /// Identity of the disk of `device`, valid for other servers too. `None` for a disk that ends

@@ -4,7 +4,7 @@
 //! fails with the given reason. If the cores already use the new state, the cancellation comes too
 //! late and has no effect.
 //!
-//! Create and remove wait only if they also change other devices ([`udm_dm::Target::dependents`])
+//! Create and remove wait only if they also change other devices ([`udm_dm::Target::partners`])
 //! or if a table reads or writes a store. Otherwise they cannot be cancelled. A cancelled create
 //! leaves no device, a cancelled load no table, a cancelled removal leaves the device as it was.
 

@@ -36,12 +36,12 @@ impl<'a> DeviceChangeLocks<'a> {
         cancel_token: &CancelToken,
     ) -> Result<DeviceChangeLocks<'a>, VerbError> {
         let devices: Vec<_> = several.iter().map(|(_, mapped)| Arc::clone(&mapped.device)).collect();
-        let dependents = dependents_of_changed_devices(who, &devices);
+        let partners = partners_of_changed_devices(who, &devices);
         let mut all: Vec<(&str, Arc<RegisteredDevice>)> =
             several.iter().map(|(name, mapped)| (name.as_str(), Arc::clone(mapped))).collect();
         let count = all.len();
         // A device that is not listed has been removed and stays suspended.
-        let listed = dependents.iter().filter_map(|device| registry.listed(device));
+        let listed = partners.iter().filter_map(|device| registry.listed(device));
         all.extend(listed.map(|mapped| (several[0].0.as_str(), mapped)));
         let renews = all.len() > count;
         let mut turns = DeviceChangeLocks { registry, who, locked: Vec::new(), renews, lanes: Vec::new() };
@@ -86,15 +86,15 @@ impl<'a> DeviceChangeLocks<'a> {
     }
 }
 
-fn dependents_of_changed_devices(
+fn partners_of_changed_devices(
     who: CancellableVerbKind,
     devices: &[Arc<MappedDevice>],
 ) -> Vec<Arc<MappedDevice>> {
     match who {
         CancellableVerbKind::Suspend => Vec::new(),
         CancellableVerbKind::Create | CancellableVerbKind::Resume => {
-            DeviceSetTransition::dependents_of_resume(devices)
+            DeviceSetTransition::partners_of_resume(devices)
         }
-        CancellableVerbKind::Remove => DeviceSetTransition::dependents_of_removal(devices),
+        CancellableVerbKind::Remove => DeviceSetTransition::partners_of_removal(devices),
     }
 }

@@ -24,6 +24,8 @@ use udm_backends::DiskIdentity;
 use udm_core::DevNo;
 use udm_core::errno::{EBUSY, EOPNOTSUPP};
 use udm_dm::{MultipathTarget, Table, TargetError};
+use udm_wire::nbd::client::NegotiatedExportInfo;
+use udm_wire::nbd::{BlockSizes, ExportFlags};
 use udm_wire::uri::{self, DeviceUri};
 use udm_wire::words::escape_table_word;
 
@@ -114,11 +116,46 @@ impl From<HandedOverDiskIdentity> for DiskIdentity {
     }
 }
 
+/// An NBD export in use, as its server described it: the server may be down when another process
+/// takes over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandedOverNbdExport {
+    /// The URI without a queue.
+    pub uri: String,
+    /// Size in bytes.
+    pub size: u64,
+    /// Its transmission flags (the NBD protocol's `NBD_FLAG_*`).
+    pub flags: u16,
+    /// Smallest, preferred and largest block size in bytes.
+    pub blocks: [u32; 3],
+}
+
+impl From<(String, NegotiatedExportInfo)> for HandedOverNbdExport {
+    fn from((uri, export): (String, NegotiatedExportInfo)) -> HandedOverNbdExport {
+        let BlockSizes { minimum, preferred, maximum } = export.blocks;
+        let (size, flags) = (export.size, export.flags.bits());
+        HandedOverNbdExport { uri, size, flags, blocks: [minimum, preferred, maximum] }
+    }
+}
+
+impl From<&HandedOverNbdExport> for (String, NegotiatedExportInfo) {
+    fn from(export: &HandedOverNbdExport) -> Self {
+        let HandedOverNbdExport { uri, size, flags, blocks: [minimum, preferred, maximum] } = export.clone();
+        let blocks = BlockSizes { minimum, preferred, maximum };
+        let flags = ExportFlags::from_bits_retain(flags);
+        // Devices negotiate neither structured replies nor contexts.
+        (uri, NegotiatedExportInfo { size, flags, blocks, structured: false, contexts: Vec::new() })
+    }
+}
+
 /// All devices of a server.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandedOverDevices {
     /// The disks, by number from 0.
     pub disks: Vec<HandedOverDisk>,
+    /// The NBD exports in use.
+    #[serde(default)]
+    pub nbd_exports: Vec<HandedOverNbdExport>,
     /// The mapped devices, in an order in which they can be created.
     pub devices: Vec<HandedOverDevice>,
     /// The names of the exports, in their order: a client that names none gets the first.
@@ -161,6 +198,11 @@ pub fn check_handover(registry: &DeviceRegistry) -> Result<(), VerbError> {
             if let Some(uri) = memory {
                 return refuse(&name, EOPNOTSUPP, format!("the content of {uri} is memory of this server"));
             }
+            for used in table.devices() {
+                if let Err(why) = registry.check_disk_can_be_reopened(used.number) {
+                    return refuse(&name, EOPNOTSUPP, why);
+                }
+            }
         }
     }
     config::config_to_hand_over(registry).map(drop)
@@ -191,6 +233,7 @@ pub async fn remove_devices_for_handover(
     removed.exports = registry.exports().into_iter().map(|export| export.name).collect();
     let disk = |(uri, identity): (String, DiskIdentity)| HandedOverDisk { uri, identity: identity.into() };
     removed.disks = registry.opened_disks().into_iter().map(disk).collect();
+    removed.nbd_exports = registry.opener().nbd_exports_in_use().into_iter().map(Into::into).collect();
     let mut left: VecDeque<Arc<RegisteredDevice>> = registry.all().into();
     // Each round removes at least one device, because no two use each other.
     let mut postponed = 0;
@@ -297,9 +340,17 @@ pub async fn create_handed_over_devices(
     let disks = from.disks.iter().map(|disk| (disk.uri.clone(), disk.identity.into())).collect();
     registry.remember_opened_disks(disks);
     registry.set_starting(true);
+    // A path whose server is down must not prevent the upgrade, nor the way back from it.
+    registry.opener().set_known_nbd_exports(from.nbd_exports.iter().map(Into::into).collect());
+    let mut created = Ok(());
     for device in &from.devices {
-        create_handed_over_device(registry, device).await?;
+        created = create_handed_over_device(registry, device).await;
+        if created.is_err() {
+            break;
+        }
     }
+    registry.opener().set_known_nbd_exports(Vec::new());
+    created?;
     registry.set_starting(false);
     registry.exporter().inspect(|exporter| exporter.reorder(&from.exports));
     for device in &from.devices {

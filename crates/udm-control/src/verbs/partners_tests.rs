@@ -134,7 +134,7 @@ impl Target for TestTarget {
     fn retired(&self) {
         self.changes(false);
     }
-    fn dependents(&self) -> Vec<Arc<MappedDevice>> {
+    fn partners(&self) -> Vec<Arc<MappedDevice>> {
         if self.is_top { Vec::new() } else { self.tops().iter().filter_map(|top| top.mapped()).collect() }
     }
 }

@@ -263,7 +263,7 @@ pub fn send_message_with_base_dir(
     let in_use = &mut MessageResolver { registry, mapped: &mapped, folder };
     let sent = mapped.device.send(sector, &words, in_use, registry.cores());
     let done = sent.and_then(|(answer, pending)| match pending {
-        Some(pending) => wait_message_completion(registry, &mapped, &pending).map(|()| answer),
+        Some(pending) => wait_until_cores_completed_message(registry, &mapped, &pending).map(|()| answer),
         None => Ok(answer),
     });
     done.map_err(|e| VerbError::new(name, e))
@@ -329,7 +329,7 @@ fn run_cancel_deferred_message(
 
 /// Waits until the cores have completed a message. Keeps a lane open, in case no client uses the
 /// device.
-fn wait_message_completion(
+fn wait_until_cores_completed_message(
     registry: &DeviceRegistry,
     mapped: &RegisteredDevice,
     pending: &TargetMessageWaitHandle,

@@ -7,7 +7,7 @@
 //! * [`read_sectors`], [`write_sectors()`], [`flush_device`] and [`read_sector_ranges`] are for
 //!   callers that have bytes, not bios.
 //! * [`ControlIoBatch`] tracks the bios of one run. All implementations share it.
-//! * [`ControlIoHandle`] is a run that a core executes as a task.
+//! * [`ControlIoRunGuard`] is a run that a core executes as a task.
 //!
 //! Contract: runs are independent. If one write must reach the device before another, the caller
 //! sends it in an earlier run; if it must be durable first, the caller also sends a flush.
@@ -17,7 +17,7 @@ mod run_task;
 mod transfer;
 
 pub use bytes_io::{flush_device, read_sector_ranges, read_sectors, write_sectors};
-pub use run_task::{ControlIoHandle, ControlIoResult};
+pub use run_task::{ControlIoResult, ControlIoRunGuard};
 pub use transfer::ControlIoBatch;
 
 use crate::{Batch, Device};

@@ -18,7 +18,7 @@ const RUNS_MAX: usize = 4;
 /// stay with the task until they complete. Until then no other run on the disk begins, since a late
 /// write must not overwrite a newer one.
 #[must_use = "the run is stopped when this is dropped"]
-pub struct ControlIoHandle {
+pub struct ControlIoRunGuard {
     /// Alive while bios may be in flight.
     run: Weak<()>,
     disk: Option<Arc<DiskControlIoRuns>>,
@@ -58,7 +58,7 @@ impl DiskControlIoRuns {
     }
 }
 
-impl ControlIoHandle {
+impl ControlIoRunGuard {
     /// Runs `bios` on `device` in a task that `start` starts. The core of the task calls `reply`
     /// with the result, or at once if the task is stopped.
     ///
@@ -70,7 +70,7 @@ impl ControlIoHandle {
         bios: Batch,
         reply: impl FnOnce(ControlIoResult) + Send + 'static,
         start: impl FnOnce(BioTaskFactory) -> BioTaskHandle,
-    ) -> Result<ControlIoHandle, DeviceControlError> {
+    ) -> Result<ControlIoRunGuard, DeviceControlError> {
         let disk = device
             .shared_disk_state()
             .map(|shared_disk_state| shared_disk_state.get_or_default::<DiskControlIoRuns>());
@@ -84,11 +84,11 @@ impl ControlIoHandle {
             reply: Some(Box::new(reply)),
             token: Some((token, disk.clone())),
         };
-        Ok(ControlIoHandle { run, disk, _task: start(Box::new(move || Box::new(task))) })
+        Ok(ControlIoRunGuard { run, disk, _task: start(Box::new(move || Box::new(task))) })
     }
 }
 
-impl Drop for ControlIoHandle {
+impl Drop for ControlIoRunGuard {
     fn drop(&mut self) {
         if let Some(disk) = &self.disk {
             disk.known().abandoned.push(Weak::clone(&self.run));

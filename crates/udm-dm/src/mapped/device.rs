@@ -186,12 +186,12 @@ impl MappedDevice {
                 entry.target.attach(notify);
             }
             // The partners of this table now open more devices than before.
-            let dependents = table.dependents();
-            dependents.iter().try_for_each(|dependent| walk.check_dependent(dependent))?;
-            dependents
+            let partners = table.partners();
+            partners.iter().try_for_each(|partner| walk.check_partner(partner))?;
+            partners
                 .iter()
-                .flat_map(|dependent| dependent.slots().into_iter().map(move |table| (dependent, table)))
-                .for_each(|(dependent, table)| dependent.register_with_lower(&table));
+                .flat_map(|partner| partner.slots().into_iter().map(move |table| (partner, table)))
+                .for_each(|(partner, table)| partner.register_with_lower(&table));
             self.register_with_lower(&table);
             self.state().inactive.replace(table)
         };

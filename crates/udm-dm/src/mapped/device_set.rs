@@ -18,9 +18,9 @@
 //! cancelled before the swap, every device is active with its live table. A device that was
 //! suspended before a *suspend* stays suspended.
 //!
-//! Tables that become live or are retired can have *partners* ([`Target::dependents`]). Partners
+//! Tables that become live or are retired can have *partners* ([`Target::partners`]). Partners
 //! are renewed in the same change, so they belong to the set. A caller that locks devices first
-//! asks for the partners ([`DeviceSetTransition::dependents_of_resume`]). It then says which
+//! asks for the partners ([`DeviceSetTransition::partners_of_resume`]). It then says which
 //! devices are locked ([`DeviceSetTransition::resume_filtered`]). If a new partner has appeared
 //! meanwhile, the change must be retried ([`DeviceSetTransition::must_retry`]).
 //!
@@ -28,13 +28,13 @@
 //! begins.
 //!
 //! [`Target::preresume`]: crate::Target::preresume
-//! [`Target::dependents`]: crate::Target::dependents
+//! [`Target::partners`]: crate::Target::partners
 
-use super::dependents::{
-    IndexedDependentDevice, collect_dependents_outside_set, collect_removal_dependents,
-    collect_resume_dependents, wrap_dependent_error,
-};
 use super::device::{MappedDevice, TransitionWakeFn};
+use super::partners::{
+    IndexedPartner, collect_partners_outside_set, collect_removal_partners, collect_resume_partners,
+    wrap_partner_error,
+};
 use super::phase::TransitionSyncPoint;
 use super::transition::{DeviceTransition, lock_table_swap};
 use crate::device_ref::LowerLimits;
@@ -79,7 +79,7 @@ enum TransitionPauseState {
 struct DeviceSetTransitionMember {
     /// Index in the caller's list. For a partner, the index of the device that requires it.
     place: usize,
-    is_dependent: bool,
+    is_partner: bool,
     change: DeviceTransition,
     /// The change of this device is finished.
     over: bool,
@@ -123,10 +123,10 @@ impl DeviceSetTransition {
         wake: &TransitionWakeFn,
         may: impl Fn(&Arc<MappedDevice>) -> bool,
     ) -> Result<DeviceSetTransition, IndexedDeviceError> {
-        let mut dependents = collect_resume_dependents(devices);
-        dependents.retain(|(_, dependent)| may(dependent));
+        let mut partners = collect_resume_partners(devices);
+        partners.retain(|(_, partner)| may(partner));
         let how = |device: &Arc<MappedDevice>| device.resume_with(noflush, Arc::clone(wake));
-        let mut changes = DeviceSetTransition::begin(devices, &dependents, how, wake)?;
+        let mut changes = DeviceSetTransition::begin(devices, &partners, how, wake)?;
         let rests = changes.parts().any(|part| part.change.device().is_suspended());
         if rests {
             changes.levels.iter_mut().flatten().for_each(|part| part.change.force_noflush());
@@ -155,11 +155,11 @@ impl DeviceSetTransition {
         wake: &TransitionWakeFn,
         may: impl Fn(&Arc<MappedDevice>) -> bool,
     ) -> Result<DeviceSetTransition, IndexedDeviceError> {
-        let mut dependents = collect_removal_dependents(devices);
-        dependents.retain(|(_, dependent)| may(dependent));
+        let mut partners = collect_removal_partners(devices);
+        partners.retain(|(_, partner)| may(partner));
         DeviceSetTransition::begin(
             devices,
-            &dependents,
+            &partners,
             |device| DeviceTransition::remove(device, Arc::clone(wake)),
             wake,
         )
@@ -167,40 +167,39 @@ impl DeviceSetTransition {
 
     /// The partners that a resume of `devices` would renew now.
     #[must_use]
-    pub fn dependents_of_resume(devices: &[Arc<MappedDevice>]) -> Vec<Arc<MappedDevice>> {
-        collect_dependents_outside_set(devices, collect_resume_dependents(devices))
+    pub fn partners_of_resume(devices: &[Arc<MappedDevice>]) -> Vec<Arc<MappedDevice>> {
+        collect_partners_outside_set(devices, collect_resume_partners(devices))
     }
 
     /// The partners that a removal of `devices` would renew now.
     #[must_use]
-    pub fn dependents_of_removal(devices: &[Arc<MappedDevice>]) -> Vec<Arc<MappedDevice>> {
-        collect_dependents_outside_set(devices, collect_removal_dependents(devices))
+    pub fn partners_of_removal(devices: &[Arc<MappedDevice>]) -> Vec<Arc<MappedDevice>> {
+        collect_partners_outside_set(devices, collect_removal_partners(devices))
     }
 
     /// Creates the change; `how` begins the change of each device.
     fn begin(
         devices: &[Arc<MappedDevice>],
-        dependents: &[IndexedDependentDevice],
+        partners: &[IndexedPartner],
         how: impl Fn(&Arc<MappedDevice>) -> Result<DeviceTransition, TargetError>,
         wake: &TransitionWakeFn,
     ) -> Result<DeviceSetTransition, IndexedDeviceError> {
-        let dependent_ids: HashSet<DeviceId> =
-            dependents.iter().map(|(_, dependent)| dependent.id()).collect();
+        let dependent_ids: HashSet<DeviceId> = partners.iter().map(|(_, partner)| partner.id()).collect();
         let given = devices.iter().enumerate().map(|(place, device)| (place, device, false));
-        let renewals = dependents.iter().map(|(place, dependent)| (*place, dependent, true));
+        let renewals = partners.iter().map(|(place, partner)| (*place, partner, true));
         let mut known = HashSet::new();
         let mut parts = Vec::with_capacity(devices.len());
-        for (place, device, is_dependent) in given.chain(renewals).filter(|part| known.insert(part.1.id())) {
-            let change = match is_dependent {
+        for (place, device, is_partner) in given.chain(renewals).filter(|part| known.insert(part.1.id())) {
+            let change = match is_partner {
                 true => DeviceTransition::reopen_lanes(device, Arc::clone(wake))
-                    .map_err(|e| wrap_dependent_error(device, e)),
+                    .map_err(|e| wrap_partner_error(device, e)),
                 false => how(device),
             };
             let mut change = change.map_err(|error| (place, error))?;
-            if !is_dependent && dependent_ids.contains(&device.id()) {
+            if !is_partner && dependent_ids.contains(&device.id()) {
                 change.also_reopen_lanes();
             }
-            parts.push(DeviceSetTransitionMember { place, is_dependent, change, over: false });
+            parts.push(DeviceSetTransitionMember { place, is_partner, change, over: false });
         }
         let all: Vec<_> = parts.iter().map(|part| Arc::clone(part.change.device())).collect();
         let level_of = assign_device_stack_levels(&all);
@@ -316,7 +315,7 @@ impl DeviceSetTransition {
         let late;
         let _places = lock_table_swap();
         late = self.late();
-        if let Some(late) = late.iter().find(|(_, dependent)| dependent.live().is_some()) {
+        if let Some(late) = late.iter().find(|(_, partner)| partner.live().is_some()) {
             return self.require_retry(late, cores);
         }
         for stage in [TransitionSyncPoint::Swapped, TransitionSyncPoint::HooksRun] {
@@ -328,18 +327,18 @@ impl DeviceSetTransition {
     }
 
     /// The partners that are not in the set.
-    fn late(&self) -> Vec<IndexedDependentDevice> {
+    fn late(&self) -> Vec<IndexedPartner> {
         let known: HashSet<DeviceId> = self.parts().map(|part| part.change.device().id()).collect();
-        let all = self.parts().flat_map(|part| {
-            part.change.dependents().into_iter().map(move |dependent| (part.place, dependent))
-        });
-        all.filter(|(_, dependent)| !known.contains(&dependent.id())).collect()
+        let all = self
+            .parts()
+            .flat_map(|part| part.change.partners().into_iter().map(move |partner| (part.place, partner)));
+        all.filter(|(_, partner)| !known.contains(&partner.id())).collect()
     }
 
-    fn require_retry(&mut self, (place, late): &IndexedDependentDevice, cores: &dyn CoreCommandSender) {
+    fn require_retry(&mut self, (place, late): &IndexedPartner, cores: &dyn CoreCommandSender) {
         self.must_retry = true;
         let error = TargetError::errno(EBUSY).because("it became a partner during the change");
-        self.abort((*place, wrap_dependent_error(late, error)), cores);
+        self.abort((*place, wrap_partner_error(late, error)), cores);
     }
 
     /// Cancels the change: the devices continue with their live tables. The caller must step the
@@ -371,7 +370,7 @@ impl DeviceSetTransition {
 impl DeviceSetTransitionMember {
     /// Adds the name of the device to `error` if it is a partner.
     fn blame(&self, error: TargetError) -> TargetError {
-        if self.is_dependent { wrap_dependent_error(self.change.device(), error) } else { error }
+        if self.is_partner { wrap_partner_error(self.change.device(), error) } else { error }
     }
 }
 

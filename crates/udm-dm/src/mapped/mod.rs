@@ -9,7 +9,7 @@
 //! * [`device`]: the control half: slots, state, events. [`names`]: its names and their rules.
 //! * [`message`]: a message to one target.
 //! * [`stack`]: the limits of stacks, checked at each load.
-//! * [`device_set`]: the change of several devices. [`dependents`]: their partners.
+//! * [`device_set`]: the change of several devices. [`partners`]: their partners.
 //! * [`transition`]: the change of one device, step by step. [`phase`]: the steps.
 //!
 //! The life of a device is the kernel's (dm-ioctl.c `table_load`, `table_clear`, `do_suspend`,
@@ -49,20 +49,20 @@
 //! disjoint sets can wait for each other, if each has a device above one of the other. As in the
 //! kernel, they wait until one is cancelled.
 //!
-//! **Partners** (`Target::dependents`) are devices whose lanes read the state of a target when they
+//! **Partners** (`Target::partners`) are devices whose lanes read the state of a target when they
 //! begin, such as an origin and its snapshots. They are *renewed* in the same change: new lanes of
 //! their live table replace the old ones. So the data path never checks for new snapshots. If a new
 //! partner appears during the change, its lanes may have old state; the change is cancelled and
 //! retried. One process-wide lock keeps a table from becoming live between this check and the
 //! hooks.
 
-mod dependents;
 mod device;
 mod device_set;
 mod host;
 mod lane;
 mod message;
 mod names;
+mod partners;
 mod phase;
 mod queue;
 mod stack;

@@ -95,7 +95,7 @@ impl DeviceStackWalk {
     ///
     /// # Errors
     /// As [`DeviceStackWalk::check`].
-    pub fn check_dependent(&mut self, device: &MappedDevice) -> Result<(), TargetError> {
+    pub fn check_partner(&mut self, device: &MappedDevice) -> Result<(), TargetError> {
         let (all_above, tables) = (self.collect_ancestors(device), device.slots());
         for used in tables.iter().flat_map(|table| table.opened()) {
             if used.device.id() == device.id() || all_above.contains(&used.device.id()) {

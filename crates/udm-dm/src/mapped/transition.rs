@@ -173,7 +173,7 @@ impl DeviceTransition {
     }
 
     /// The partners of the tables that become live or are retired, without the device itself.
-    pub(super) fn dependents(&self) -> Vec<Arc<MappedDevice>> {
+    pub(super) fn partners(&self) -> Vec<Arc<MappedDevice>> {
         let live = self.device.live();
         let tables = match (self.goal, &self.next) {
             (TransitionKind::Resume, Some(next)) if !self.device.state().is_renewal(&next.table) => {
@@ -182,8 +182,8 @@ impl DeviceTransition {
             (TransitionKind::Remove, _) => [live, None],
             _ => [None, None],
         };
-        let dependents = tables.iter().flatten().flat_map(|table| table.dependents());
-        dependents.filter(|dependent| dependent.id() != self.device.id()).collect()
+        let partners = tables.iter().flatten().flat_map(|table| table.partners());
+        partners.filter(|partner| partner.id() != self.device.id()).collect()
     }
 
     /// Does all steps that are possible now. Returns `None` if cores have not answered yet; call

@@ -244,8 +244,8 @@ impl Table {
     }
 
     /// The partners of the targets.
-    pub(crate) fn dependents(&self) -> Vec<Arc<MappedDevice>> {
-        self.entries.iter().flat_map(|entry| entry.target.dependents()).collect()
+    pub(crate) fn partners(&self) -> Vec<Arc<MappedDevice>> {
+        self.entries.iter().flat_map(|entry| entry.target.partners()).collect()
     }
 
     /// The devices that the targets use; a device appears once per use.

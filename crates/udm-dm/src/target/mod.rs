@@ -179,7 +179,7 @@ pub trait Target: Send + Sync {
 
     /// Called before the table becomes live in `device`, or continues there. If it fails, nothing
     /// has changed. Success is no guarantee, because the change may still fail or be cancelled. Not
-    /// called for a table that is only renewed ([`Target::dependents`]).
+    /// called for a table that is only renewed ([`Target::partners`]).
     ///
     /// # Errors
     /// Errors of the target.
@@ -206,7 +206,7 @@ pub trait Target: Send + Sync {
     /// live or is retired, the partners are *renewed* in the same change. New lanes of their live
     /// tables replace the old ones while neither has a request in flight. A suspended partner is
     /// renewed at its resume.
-    fn dependents(&self) -> Vec<Arc<MappedDevice>> {
+    fn partners(&self) -> Vec<Arc<MappedDevice>> {
         Vec::new()
     }
 }

@@ -9,7 +9,7 @@
 //!   core.
 
 use super::NbdServerLimits;
-use super::stats::{ServerCounters, UnpublishedCounters};
+use super::stats::{ServerCounters, UnpublishedConnectionCounters};
 use rustix::net::{AddressFamily, Shutdown, sockopt};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -239,7 +239,7 @@ impl AdmittedConnectionSlot {
     }
 
     /// Adds `delta` to the counters of the slot's core ([`ServerCounters::publish`]).
-    pub(super) fn publish(&self, delta: &mut UnpublishedCounters) {
+    pub(super) fn publish(&self, delta: &mut UnpublishedConnectionCounters) {
         self.counters.publish(self.core, delta);
     }
 }

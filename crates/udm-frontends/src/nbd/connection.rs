@@ -11,7 +11,7 @@ mod memory_use;
 mod migration;
 mod run_handshake;
 
-pub(super) use migration::{ConnectionMoveMessage, ConnectionServerRefs, attach_detached_client};
+pub(super) use migration::{ConnectionMoveOrder, ConnectionServerRefs, attach_detached_client};
 
 use super::NbdServerLimits;
 use super::admission::AdmittedConnectionSlot;
@@ -27,7 +27,7 @@ use super::range_locks::RangeLockMember;
 use super::receive::{ReceiveBlocked, ReceiveBuffer};
 use super::reply::{ReplySender, return_buffers_to_pool};
 use super::serve::PendingNbdRequest;
-use super::stats::UnpublishedCounters;
+use super::stats::UnpublishedConnectionCounters;
 use crossbeam_utils::CachePadded;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::any::Any;
@@ -97,7 +97,7 @@ pub(super) struct AcceptedNbdConnection {
     /// Number of unanswered requests, and the bytes that they count as.
     pub(super) open: usize,
     pub(super) open_bytes: usize,
-    pub(super) delta: UnpublishedCounters,
+    pub(super) delta: UnpublishedConnectionCounters,
     /// Counters of this core for the device; `None` before an export is chosen.
     pub(super) io_counters: Option<Arc<CachePadded<CoreDeviceIoCounters>>>,
     /// Time of the current call.
@@ -182,7 +182,7 @@ impl AcceptedNbdConnection {
             writes: BufPool::new(options.bytes_max),
             open: 0,
             open_bytes: 0,
-            delta: UnpublishedCounters::default(),
+            delta: UnpublishedConnectionCounters::default(),
             io_counters: None,
             now: Nanos(0),
             memory: None,

@@ -11,7 +11,7 @@
 //! A client keeps the size that it was told; all else that the handshake settled is in
 //! [`DetachedNbdClient`].
 
-use super::connection::ConnectionMoveMessage;
+use super::connection::ConnectionMoveOrder;
 use super::{Exports, NbdServer};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -65,7 +65,7 @@ impl<'a> NbdHandover<'a> {
     /// Asks clients again. A client that was on its way between cores has not heard the last time.
     pub fn repeat(&self) {
         let (exports, core_set) = self.server.parts();
-        send_to_clients(exports, core_set, || ConnectionMoveMessage::Detach(self.sender.clone()));
+        send_to_clients(exports, core_set, || ConnectionMoveOrder::Detach(self.sender.clone()));
     }
 
     /// The clients that are detached by now.
@@ -77,7 +77,7 @@ impl<'a> NbdHandover<'a> {
 impl Drop for NbdHandover<'_> {
     fn drop(&mut self) {
         let (exports, core_set) = self.server.parts();
-        send_to_clients(exports, core_set, || ConnectionMoveMessage::Stay);
+        send_to_clients(exports, core_set, || ConnectionMoveOrder::Stay);
     }
 }
 
@@ -85,7 +85,7 @@ impl Drop for NbdHandover<'_> {
 pub(super) fn send_to_clients(
     exports: &Exports,
     core_set: &ProcessCores,
-    message: impl Fn() -> ConnectionMoveMessage,
+    message: impl Fn() -> ConnectionMoveOrder,
 ) {
     let mut devices: Vec<_> = exports.all().iter().map(|e| e.device().id()).collect();
     devices.sort_unstable();

@@ -3,7 +3,7 @@
 use super::admission::{AdmittedConnectionSlot, PendingHandshakes};
 use super::block_status::BlockStatusWorkerHandle;
 use super::connection::{
-    AcceptedNbdConnection, ConnectionMoveMessage, ConnectionServerRefs, attach_detached_client,
+    AcceptedNbdConnection, ConnectionMoveOrder, ConnectionServerRefs, attach_detached_client,
 };
 use super::handover::{DetachedNbdClient, InheritedListener, send_to_clients};
 use super::socket::{ListenSocket, ListenSocketKind, configure_accepted_socket};
@@ -197,7 +197,7 @@ impl NbdServer {
     /// request takes too long stays on its core.
     pub fn rotate(&self) {
         let (exports, core_set) = self.parts();
-        send_to_clients(exports, core_set, || ConnectionMoveMessage::Rotate);
+        send_to_clients(exports, core_set, || ConnectionMoveOrder::Rotate);
     }
 
     /// The exports, and the cores that serve them.

@@ -3,7 +3,7 @@
 //! Only one send is in flight at a time. It owns its buffers until it completes. Then the data
 //! buffers return to their pool, and the memory of the headers is reused.
 
-use super::stats::UnpublishedCounters;
+use super::stats::UnpublishedConnectionCounters;
 use std::collections::VecDeque;
 use udm_core::{Buf, BufPool, Segments};
 use udm_runtime::RingOp;
@@ -110,7 +110,7 @@ impl ReplySender {
     }
 
     /// Returns the next send, if none is in flight and output waits.
-    pub(super) fn next(&mut self, delta: &mut UnpublishedCounters) -> Option<Segments> {
+    pub(super) fn next(&mut self, delta: &mut UnpublishedConnectionCounters) -> Option<Segments> {
         if self.sending.is_some() || (self.queue.is_empty() && self.raw.is_empty()) {
             return None;
         }
@@ -132,7 +132,7 @@ impl ReplySender {
     }
 
     /// Gathers as many answers as one send takes.
-    fn gather(&mut self, sent: &mut ReplyBatchCounts, delta: &mut UnpublishedCounters) -> Segments {
+    fn gather(&mut self, sent: &mut ReplyBatchCounts, delta: &mut UnpublishedConnectionCounters) -> Segments {
         let mut out = std::mem::take(&mut self.free_segments);
         // The header memory is complete again: the previous send is done, and no one else has parts
         // of it.
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn a_failed_read_sends_no_data() {
         for (structured, size) in [(false, 16), (true, 26)] {
-            let (mut s, mut delta) = (ReplySender::new(), UnpublishedCounters::default());
+            let (mut s, mut delta) = (ReplySender::new(), UnpublishedConnectionCounters::default());
             s.structured = structured;
             s.push(answer(7, 5, 0));
             assert_eq!(bytes(&s.next(&mut delta).unwrap()).len(), size);
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn a_send_has_no_more_pieces_than_the_ring_takes_and_none_gets_lost() {
         let (mut s, mut delta, mut pool) =
-            (ReplySender::new(), UnpublishedCounters::default(), BufPool::new(1 << 20));
+            (ReplySender::new(), UnpublishedConnectionCounters::default(), BufPool::new(1 << 20));
         s.use_structured();
         (0..2000).for_each(|i| s.push(answer(i, 0, 16)));
         let mut answers = 0;
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn a_short_send_goes_on_where_it_stopped() {
         let (mut s, mut delta, mut pool) =
-            (ReplySender::new(), UnpublishedCounters::default(), BufPool::new(1 << 20));
+            (ReplySender::new(), UnpublishedConnectionCounters::default(), BufPool::new(1 << 20));
         s.push(answer(1, 0, 100));
         s.push(answer(2, 0, 100));
         let data = s.next(&mut delta).unwrap();
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn a_long_answer_leaves_in_several_sends() {
         let (mut s, mut delta, mut pool) =
-            (ReplySender::new(), UnpublishedCounters::default(), BufPool::new(1 << 20));
+            (ReplySender::new(), UnpublishedConnectionCounters::default(), BufPool::new(1 << 20));
         let len = 2 * SEND_MAX + 100;
         let data = pool.get_pieces(len);
         s.push(QueuedReply { cookie: 1, error: 0, form: ReplyForm::Chunks, offset: 0, charge: len, data });
@@ -320,7 +320,7 @@ mod tests {
     #[test]
     fn headers_use_the_same_memory_again() {
         let (mut s, mut delta, mut pool) =
-            (ReplySender::new(), UnpublishedCounters::default(), BufPool::new(1 << 20));
+            (ReplySender::new(), UnpublishedConnectionCounters::default(), BufPool::new(1 << 20));
         let at = s.headers.addr();
         for i in 0..3000 {
             s.push(answer(i, 22, 0));

@@ -82,7 +82,7 @@ pub(super) struct ServerCounters {
 
 /// Changes of the counters since a connection last published.
 #[derive(Default, Debug)]
-pub(super) struct UnpublishedCounters {
+pub(super) struct UnpublishedConnectionCounters {
     /// Requests received.
     pub(super) begun: u64,
     /// Requests answered, or dropped with their connection.
@@ -136,7 +136,7 @@ impl ServerCounters {
 
     /// Adds the changes of a connection on `core` since the last call. Called on the core, once per
     /// turn.
-    pub(super) fn publish(&self, core: usize, delta: &mut UnpublishedCounters) {
+    pub(super) fn publish(&self, core: usize, delta: &mut UnpublishedConnectionCounters) {
         let core = &self.cores[core];
         // Plain loads and stores: all connections of a core run on its thread. Readers need recent
         // numbers, but no order among them.
@@ -150,6 +150,6 @@ impl ServerCounters {
         add(&core.errors, delta.errors);
         add(&core.bytes_in, delta.bytes_in);
         add(&core.bytes_out, delta.bytes_out);
-        *delta = UnpublishedCounters::default();
+        *delta = UnpublishedConnectionCounters::default();
     }
 }

@@ -8,7 +8,9 @@
 //! session ends, the queues complete what is in flight, and only then another session begins. So no
 //! request of an old session can land after one that a new session submits again.
 
-use super::channel::{ReceiveInterruption, ReceivedVhostUserMessage, VhostUserChannel, send_message};
+use super::channel::{
+    ReceiveInterruption, ReceivedVhostUserMessage, VhostUserChannel, nonblocking_event_fd, send_message,
+};
 use super::geometry::DiskGeometry;
 use super::handover::VhostUserSetupMessage;
 use super::inflight_memory::InflightMemory;
@@ -249,7 +251,7 @@ impl VhostUserSession {
                 self.ring(index)?;
                 self.stop(index as usize);
                 let ring = self.ring(index)?;
-                (ring.kick, ring.has_kick) = (fds.pop().map(Arc::new), true);
+                (ring.kick, ring.has_kick) = (fds.pop().map(nonblocking_event_fd).transpose()?, true);
                 if ring.kick.is_none() {
                     return Err(refused(format!(
                         "ring {index} has no kick descriptor: polling is not supported"
@@ -258,7 +260,7 @@ impl VhostUserSession {
                 self.start_if_ready(index as usize)?;
             }
             R::SetVringCall(VringFd { index, .. }) => {
-                let call = fds.pop().map(Arc::new);
+                let call = fds.pop().map(nonblocking_event_fd).transpose()?;
                 self.ring(index)?.call.clone_from(&call);
                 self.tell(index as usize, VirtQueueMessage::Call(call));
             }

@@ -149,18 +149,18 @@ impl RemoteLaneDrainState {
 }
 
 /// The device that the owner task opens.
-pub(super) struct OwnerTaskDevice {
+pub(super) struct DrainTaskDevice {
     device: Arc<dyn Device>,
     drains: Arc<RemoteDrainRequests>,
 }
 
-impl OwnerTaskDevice {
-    pub fn new(device: Arc<dyn Device>, drains: Arc<RemoteDrainRequests>) -> OwnerTaskDevice {
-        OwnerTaskDevice { device, drains }
+impl DrainTaskDevice {
+    pub fn new(device: Arc<dyn Device>, drains: Arc<RemoteDrainRequests>) -> DrainTaskDevice {
+        DrainTaskDevice { device, drains }
     }
 }
 
-impl Device for OwnerTaskDevice {
+impl Device for DrainTaskDevice {
     fn id(&self) -> DeviceId {
         self.device.id()
     }

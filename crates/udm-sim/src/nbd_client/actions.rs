@@ -9,7 +9,7 @@ use crate::model::Violation;
 use crate::nbd::ring_core::NumberedPathResolver;
 use crate::plan::DisturbanceClass;
 use udm_core::{CoreId, Nanos, errno};
-use udm_wire::uri::ServerFenceMethod;
+use udm_wire::uri::ServerStoppedProof;
 
 /// A server stopped for a shorter time need not end by itself.
 const SHORT: Nanos = Nanos(1_000_000_000);
@@ -118,7 +118,7 @@ impl NbdClientWorld {
         shared.say(format!("n{server} was {was:?} and is well"));
         drop(shared);
         // With `fence=wait`, udm relies on the server to end by itself in time, so it is killed.
-        if matches!(self.silence.fence, ServerFenceMethod::Wait(_))
+        if matches!(self.silence.fence, ServerStoppedProof::Wait(_))
             && matches!(was, ServerAvailability::Stopped | ServerAvailability::Hole)
             && long
         {

@@ -34,7 +34,7 @@ use udm_runtime::{ProcessCores, TemporaryCoreIo};
 use udm_targets::multipath::PathMaintenanceSettings;
 use udm_wire::multipath_conf::MultipathSettings;
 use udm_wire::nbd::ExportFlags;
-use udm_wire::uri::{self, DeviceUri, NbdUri, ReplyDeadlineSetting, ServerFenceMethod, SilentServerPolicy};
+use udm_wire::uri::{self, DeviceUri, NbdUri, ReplyDeadlineSetting, ServerStoppedProof, SilentServerPolicy};
 
 /// Time after the end of a connection from which its server executes nothing that came over it, for
 /// `fence=wait`. See `actions`.
@@ -184,15 +184,15 @@ impl NbdClientWorld {
                 Some(ms) => ReplyDeadlineSetting::After(Nanos::from_millis(ms)),
             },
             fence: match build.below(3) {
-                0 => ServerFenceMethod::Closed,
-                1 => ServerFenceMethod::Wait(SELF_FENCED),
-                _ => ServerFenceMethod::Exec("/fence".into()),
+                0 => ServerStoppedProof::Closed,
+                1 => ServerStoppedProof::Wait(SELF_FENCED),
+                _ => ServerStoppedProof::Exec("/fence".into()),
             },
         };
         // With `fence=closed` only a close proves a connection dead, so writes of a connection that
         // timed out would wait forever.
         net.clients = true;
-        net.gives_up = silence.fence != ServerFenceMethod::Closed;
+        net.gives_up = silence.fence != ServerStoppedProof::Closed;
         let manner = LoadProfile {
             depth: plan.depth.unwrap_or(build.pick(&[1, 4, 16, 64])),
             pause: build.pick(&[1_000, 100_000, 10_000_000]),

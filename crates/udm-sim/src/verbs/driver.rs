@@ -71,7 +71,7 @@ pub(super) fn run_world_during_table_load() {
 
 /// Runs others between the check and the wait of a client that waits for an event.
 #[cfg(feature = "interleave")]
-fn run_world_before_event_wait() {
+fn run_others_before_event_wait() {
     let steps = with_world(|world| match world.beside || world.resting || !world.work.one_in(4) {
         true => 0,
         false => {
@@ -86,7 +86,7 @@ fn run_world_before_event_wait() {
 fn poll_verb_job(job: &mut ControlVerbJob) -> Poll<VerbOutcome> {
     #[cfg(feature = "interleave")]
     udm_core::interleave::set_interleave_hook(
-        matches!(job.verb, ControlVerb::Wait { .. }).then_some(run_world_before_event_wait as fn()),
+        matches!(job.verb, ControlVerb::Wait { .. }).then_some(run_others_before_event_wait as fn()),
     );
     let polled = job.waiting.poll();
     #[cfg(feature = "interleave")]

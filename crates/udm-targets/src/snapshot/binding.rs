@@ -303,7 +303,7 @@ impl SnapshotTableBinding {
     }
 
     /// The other devices with lanes of the origin.
-    pub(super) fn dependents(&self) -> Vec<Arc<MappedDevice>> {
+    pub(super) fn partners(&self) -> Vec<Arc<MappedDevice>> {
         let own = self.device().map(|device| device.id());
         self.origin_snapshots.origin_devices(own)
     }

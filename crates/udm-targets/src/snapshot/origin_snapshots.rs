@@ -2,7 +2,7 @@
 //!
 //! A lane of a `snapshot-origin` copies for the snapshots that are listed when the lane is opened.
 //! So a change that adds or removes a snapshot also renews the devices with such lanes
-//! ([`udm_dm::target::Target::dependents`]). All of them are quiesced during the change.
+//! ([`udm_dm::target::Target::partners`]). All of them are quiesced during the change.
 
 use super::args;
 use super::binding::SnapshotTableBinding;

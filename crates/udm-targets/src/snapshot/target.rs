@@ -114,8 +114,8 @@ impl Target for SnapshotTarget {
         self.0.attach(notify);
     }
 
-    fn dependents(&self) -> Vec<Arc<MappedDevice>> {
-        self.0.dependents()
+    fn partners(&self) -> Vec<Arc<MappedDevice>> {
+        self.0.partners()
     }
 
     fn preresume(&self, device: DeviceId) -> Result<(), TargetError> {

@@ -27,7 +27,7 @@ pub use nbd::{NbdAddress, NbdUri};
 pub use null::NullParams;
 pub use null_faults::{FaultAttr, NullFaults};
 pub use queue::{IoSchedulerName, QueueParams};
-pub use reply_deadline::{ReplyDeadlineSetting, ServerFenceMethod, SilentServerPolicy, TimeSpan};
+pub use reply_deadline::{ReplyDeadlineSetting, ServerStoppedProof, SilentServerPolicy, TimeSpan};
 
 use crate::size::{self, SizeWithUnit};
 use crate::words::quote_for_error_line;

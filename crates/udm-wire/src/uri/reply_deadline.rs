@@ -13,7 +13,7 @@ pub struct SilentServerPolicy {
     /// How long the server may be silent while a request waits.
     pub deadline: ReplyDeadlineSetting,
     /// The proof that the server cannot carry out an unanswered write any more.
-    pub fence: ServerFenceMethod,
+    pub fence: ServerStoppedProof,
 }
 
 /// The time after which a server with a waiting request counts as silent.
@@ -30,7 +30,7 @@ pub enum ReplyDeadlineSetting {
 
 /// The proof that a server cannot carry out an unanswered request any more.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum ServerFenceMethod {
+pub enum ServerStoppedProof {
     /// `closed`: the server has closed the connection.
     #[default]
     Closed,
@@ -50,7 +50,7 @@ impl SilentServerPolicy {
         match name {
             "deadline" if value == "none" => self.deadline = ReplyDeadlineSetting::Never,
             "deadline" => self.deadline = ReplyDeadlineSetting::After(TimeSpan::parse("deadline", value)?.0),
-            "fence" => self.fence = ServerFenceMethod::parse(value)?,
+            "fence" => self.fence = ServerStoppedProof::parse(value)?,
             _ => return Ok(false),
         }
         Ok(true)
@@ -63,20 +63,20 @@ impl SilentServerPolicy {
             ReplyDeadlineSetting::Never => Some("deadline=none".into()),
             ReplyDeadlineSetting::After(time) => Some(format!("deadline={}", TimeSpan(time))),
         };
-        let fence = (self.fence != ServerFenceMethod::Closed).then(|| format!("fence={}", self.fence));
+        let fence = (self.fence != ServerStoppedProof::Closed).then(|| format!("fence={}", self.fence));
         deadline.into_iter().chain(fence)
     }
 }
 
-impl ServerFenceMethod {
-    fn parse(value: &str) -> Result<ServerFenceMethod, String> {
+impl ServerStoppedProof {
+    fn parse(value: &str) -> Result<ServerStoppedProof, String> {
         match value.split_once(':') {
-            None if value == "closed" => Ok(ServerFenceMethod::Closed),
-            Some(("wait", time)) => Ok(ServerFenceMethod::Wait(TimeSpan::parse("fence=wait", time)?.0)),
+            None if value == "closed" => Ok(ServerStoppedProof::Closed),
+            Some(("wait", time)) => Ok(ServerStoppedProof::Wait(TimeSpan::parse("fence=wait", time)?.0)),
             Some(("exec", path)) => {
                 let path = percent::percent_decode_uri(path)?;
                 match path.starts_with('/') && path.len() <= PATH_MAX && !path.contains('\0') {
-                    true => Ok(ServerFenceMethod::Exec(PathBuf::from(path))),
+                    true => Ok(ServerStoppedProof::Exec(PathBuf::from(path))),
                     false => Err(format!(
                         "fence=exec: {} is not the absolute path of a command",
                         quote_for_error_line(&path)
@@ -88,12 +88,12 @@ impl ServerFenceMethod {
     }
 }
 
-impl fmt::Display for ServerFenceMethod {
+impl fmt::Display for ServerStoppedProof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ServerFenceMethod::Closed => f.write_str("closed"),
-            ServerFenceMethod::Wait(time) => write!(f, "wait:{}", TimeSpan(*time)),
-            ServerFenceMethod::Exec(path) => {
+            ServerStoppedProof::Closed => f.write_str("closed"),
+            ServerStoppedProof::Wait(time) => write!(f, "wait:{}", TimeSpan(*time)),
+            ServerStoppedProof::Exec(path) => {
                 write!(f, "exec:{}", percent::percent_encode_word(&path.to_string_lossy()))
             }
         }

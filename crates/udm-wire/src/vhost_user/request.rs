@@ -169,9 +169,9 @@ pub enum VhostUserRequest {
 }
 
 /// Reads fields of a payload whose length was checked.
-struct VhostUserPayloadReader<'a>(&'a [u8]);
+struct VhostUserFieldReader<'a>(&'a [u8]);
 
-impl VhostUserPayloadReader<'_> {
+impl VhostUserFieldReader<'_> {
     fn bytes<const N: usize>(&mut self) -> [u8; N] {
         let (front, rest) = self.0.split_at(N);
         self.0 = rest;
@@ -220,7 +220,7 @@ impl VhostUserRequest {
         let sized = |expected: usize| {
             let size = payload.len();
             if size == expected {
-                Ok(VhostUserPayloadReader(payload))
+                Ok(VhostUserFieldReader(payload))
             } else {
                 Err(VhostUserError::Size { name, size, expected })
             }
@@ -235,7 +235,7 @@ impl VhostUserRequest {
             if payload.len() < 12 {
                 return Err(VhostUserError::Size { name, size: payload.len(), expected: 12 });
             }
-            let mut p = VhostUserPayloadReader(payload);
+            let mut p = VhostUserFieldReader(payload);
             let (offset, size, flags) = (p.u32(), p.u32() as usize, p.u32());
             if size != p.0.len() || size > CONFIG_PAYLOAD_MAX {
                 return Err(VhostUserError::Value {
@@ -247,7 +247,7 @@ impl VhostUserRequest {
         };
         let inflight = || {
             // The structure has 20 bytes; most front ends also send its 4 bytes of padding.
-            let p = if payload.len() == 20 { Ok(VhostUserPayloadReader(payload)) } else { sized(24) };
+            let p = if payload.len() == 20 { Ok(VhostUserFieldReader(payload)) } else { sized(24) };
             p.map(|mut p| InflightArea {
                 size: p.u64(),
                 offset: p.u64(),
@@ -344,7 +344,7 @@ fn decode_region_table(name: &'static str, payload: &[u8]) -> Result<GuestMemory
     if payload.len() < 8 {
         return Err(VhostUserError::Size { name, size: payload.len(), expected: 8 });
     }
-    let mut p = VhostUserPayloadReader(payload);
+    let mut p = VhostUserFieldReader(payload);
     let count = p.u32() as usize;
     p.u32();
     if count > TABLE_REGIONS_MAX {

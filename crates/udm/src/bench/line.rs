@@ -37,11 +37,14 @@ pub fn parse_bench_jobs_from_args(
     Ok(file)
 }
 
+/// Options that measure a connection, and need no device.
+const CONNECTIONS: [&str; 3] = ["--floor", "--nbd", "--vhost-user"];
+
 fn parse_bench_job_options(words: &[String]) -> Result<JobOptions> {
     // The device may be given for the whole line, so each job gets a placeholder.
     let device = ["--device", "@"]
         .into_iter()
-        .filter(|_| !words.iter().any(|word| word == "--floor" || word.starts_with("--nbd")));
+        .filter(|_| !words.iter().any(|word| CONNECTIONS.iter().any(|option| word.starts_with(option))));
     let words = std::iter::once("bench").chain(device).chain(words.iter().map(String::as_str));
     let line = BenchJobArgs::command()
         .try_get_matches_from(words)

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum, value_parser};
 use std::fs;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -34,28 +34,46 @@ poll have the same end time, and a latency shorter than a turn is shown as one t
 Examples:\n  udm bench --device d='0 8388608 linear null:size=4G 0' --rw randread --bs 4k --iodepth 32 --runtime 5 --time_based\n  \
 udm bench --device mem:1G --rw randwrite --verify crc32c\n  \
 udm bench --nbd 'nbd+unix:///disk?socket=/tmp/udm.sock' --rw randread --iodepth 256 --runtime 5 --time_based --norandommap\n  \
+udm bench --vhost-user /tmp/vm.sock --rw randread --iodepth 32 --runtime 5 --time_based --norandommap\n  \
 udm bench --compare")]
 pub struct BenchArgs {
     /// A job file of fio: sections with options. The device of a job is its filename, or --device
     /// for all. Options that only choose fio's way of access are ignored and listed
-    #[arg(value_name = "FILE", conflicts_with_all = ["JobOptions", "FioLoadOptions", "nbd", "floor", "comparison"])]
+    #[arg(value_name = "FILE", conflicts_with_all = ["JobOptions", "FioLoadOptions", "nbd", "vhost_user", "floor", "comparison"])]
     file: Option<PathBuf>,
     /// The device to measure: a device with its table, a URI or a path. If there are several, the
     /// last is measured, and its table may name the others as @NAME
     #[arg(
         long = "device",
         value_name = "NAME=TABLE|NAME=DEVICE|DEVICE",
-        required_unless_present_any = ["file", "filename", "ioengine", "compare", "snapshots", "nbd", "floor"]
+        required_unless_present_any = ["file", "filename", "ioengine", "compare", "snapshots", "nbd", "vhost_user", "floor"]
     )]
     devices: Vec<String>,
     /// Measure an export of an NBD server: nbd://HOST[:PORT]/EXPORT or
     /// nbd+unix:///EXPORT?socket=PATH. Each job has its own connection
     #[arg(long, value_name = "URI", conflicts_with_all = ["devices", "compare", "snapshots"])]
     nbd: Option<String>,
+    /// Measure a disk of a vhost-user-blk server that listens at this socket. Each job has its own
+    /// queue
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["devices", "compare", "snapshots", "nbd"])]
+    vhost_user: Option<PathBuf>,
     /// Measure the upper limit of --nbd: the same client against a loop that only reads and writes
-    /// a Unix socket
+    /// a Unix socket. With =vhost-user, the upper limit of --vhost-user: against a thread that only
+    /// copies each block
+    #[arg(
+        long,
+        value_name = "OF",
+        value_enum,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "nbd",
+        conflicts_with_all = ["devices", "compare", "snapshots", "nbd", "vhost_user"]
+    )]
+    floor: Option<BenchFloor>,
+    /// With --vhost-user and --floor=vhost-user: the jobs poll for completions and ask for no
+    /// notifications. Without it they sleep, as a machine does
     #[arg(long, conflicts_with_all = ["devices", "compare", "snapshots", "nbd"])]
-    floor: bool,
+    poll: bool,
     /// Compare layers over a null device with each other, and with the same layers behind one lock
     #[arg(long, group = "comparison", conflicts_with = "devices")]
     compare: bool,
@@ -84,6 +102,15 @@ pub struct BenchArgs {
     /// Print JSON, in fio's layout
     #[arg(long)]
     json: bool,
+}
+
+/// The connection whose upper limit is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum BenchFloor {
+    /// An NBD socket
+    Nbd,
+    /// Rings in shared memory
+    VhostUser,
 }
 
 /// The format of a report.
@@ -128,10 +155,12 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let (mut mapped, mut watch) = (None, None);
     let report = progress::run_with_bench_progress(&loads, |progress| {
         let run = SingleLoadMeasurement { load: loads[0], progress, stop };
-        match &server {
-            Some(uri) => run.measure_nbd(uri).context("bench"),
-            None if args.floor => run.measure_floor().context("bench"),
-            None => measure_jobs(&jobs, progress, stop, |core_set| {
+        match (&server, &args.vhost_user, args.floor) {
+            (Some(uri), ..) => run.measure_nbd(uri).context("bench"),
+            (_, Some(socket), _) => run.measure_vhost_user(socket, args.poll).context("bench"),
+            (_, _, Some(BenchFloor::Nbd)) => run.measure_floor().context("bench"),
+            (_, _, Some(BenchFloor::VhostUser)) => run.measure_copy_floor(args.poll).context("bench"),
+            (None, None, None) => measure_jobs(&jobs, progress, stop, |core_set| {
                 let (devices, all) = device::open_bench_job_devices(core_set, &args.devices, &devices, stop)?;
                 let all = Arc::new(all);
                 if args.html.is_some() {
@@ -146,7 +175,8 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let paths = watch.map(PathSampler::end).unwrap_or_default();
     drop(mapped);
     let named = devices.iter().find_map(|device| device.filename.as_ref()).or(args.devices.last());
-    let device = args.nbd.as_deref().or(named.map(String::as_str));
+    let disk = args.vhost_user.as_deref().and_then(Path::to_str);
+    let device = args.nbd.as_deref().or(disk).or(named.map(String::as_str));
     match args.format() {
         BenchReportFormat::Normal => print_to_stdout(&report.text())?,
         format => print_json_to_stdout(&report.json(device, format == BenchReportFormat::JsonPlus))?,
@@ -182,14 +212,17 @@ fn load_bench_jobs(args: &BenchArgs) -> Result<JobFile> {
         let ignored = file.ignored.join(", ");
         log::print_to_stderr(format!("udm: {from}: options without effect here are ignored: {ignored}\n"));
     }
-    if args.nbd.is_some() || args.floor {
+    if args.nbd.is_some() || args.vhost_user.is_some() || args.floor.is_some() {
         let direct = file.devices.iter().any(|device| device.direct == Some(true));
-        ensure!(!direct, "direct=1: an NBD server has the file: open it there with ?direct=on");
+        ensure!(!direct, "direct=1: the server has the file: open it there with ?direct=on");
         ensure!(
             file.jobs.len() == 1,
-            "bench: one job is measured over NBD; numjobs makes it several connections"
+            "bench: one job is measured over a connection; numjobs makes it several connections"
         );
-        ensure!(file.devices[0].filename.is_none(), "bench: filename and --nbd exclude each other");
+        ensure!(
+            file.devices[0].filename.is_none(),
+            "bench: filename excludes --nbd, --vhost-user and --floor"
+        );
     } else if args.devices.is_empty() && file.devices.iter().any(|device| device.filename.is_none()) {
         bail!("{from}: a job has no filename, and there is no --device");
     }

@@ -7,7 +7,7 @@
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 
 /// A man page.
-pub struct ManPage {
+pub struct ManPageSource {
     name: &'static str,
     section: &'static str,
     about: &'static str,
@@ -16,15 +16,15 @@ pub struct ManPage {
 }
 
 /// All pages.
-pub const PAGES: [ManPage; 2] = [
-    ManPage {
+pub const PAGES: [ManPageSource; 2] = [
+    ManPageSource {
         name: "udm.toml",
         section: "5",
         about: "configuration of udm serve and its devices",
         text: include_str!("../../../../docs/config.md"),
         see: "udm-serve(1), udm-reconfigure(1), systemd.service(5)",
     },
-    ManPage {
+    ManPageSource {
         name: "udm-dmsetup",
         section: "1",
         about: "udm called as dmsetup",
@@ -33,7 +33,7 @@ pub const PAGES: [ManPage; 2] = [
     },
 ];
 
-impl ManPage {
+impl ManPageSource {
     /// The file name of the page.
     pub fn file(&self) -> String {
         format!("{}.{}", self.name, self.section)
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn all_that_is_said_is_on_the_page() {
-        let page = ManPage {
+        let page = ManPageSource {
             name: "n",
             section: "5",
             about: "about",

@@ -19,7 +19,7 @@ const MODULES: [&str; 6] =
     ["virtio_ring", "virtio", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci", "virtio_blk"];
 
 /// Commands of busybox that scripts may use.
-const COMMANDS: [&str; 27] = [
+const COMMANDS: [&str; 28] = [
     "sh",
     "mount",
     "umount",
@@ -46,6 +46,7 @@ const COMMANDS: [&str; 27] = [
     "readlink",
     "rm",
     "su",
+    "switch_root",
     "tail",
 ];
 
@@ -117,9 +118,7 @@ impl GuestKernel {
         for program in ["busybox"].iter().chain(programs) {
             copy_with_libraries(program, &root);
         }
-        for command in COMMANDS {
-            std::os::unix::fs::symlink("busybox", root.join("bin").join(command)).unwrap();
-        }
+        link_commands(&root);
         let mut loads = String::new();
         for module in MODULES.iter().chain(modules) {
             let Some(path) = self.module(module) else { continue };
@@ -147,7 +146,15 @@ impl GuestKernel {
     }
 }
 
-fn copy_with_libraries(program: &str, root: &Path) {
+/// Links the commands of busybox, which is in `root` already.
+pub fn link_commands(root: &Path) {
+    for command in COMMANDS {
+        std::os::unix::fs::symlink("busybox", root.join("bin").join(command)).unwrap();
+    }
+}
+
+/// Copies a program to `bin` of `root`, and the libraries that it needs.
+pub fn copy_with_libraries(program: &str, root: &Path) {
     let look = format!("PATH=$PATH:/usr/sbin:/sbin command -v {program}");
     let found = text(&Command::new("sh").args(["-c", &look]).output().unwrap().stdout);
     let copy = root.join("bin").join(Path::new(program).file_name().unwrap());

@@ -12,6 +12,7 @@ pub mod shutdown;
 pub mod stamps;
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -157,18 +158,17 @@ impl Server {
         text(&out.stderr)
     }
 
-    /// Runs `udm upgrade` with `args`, which must succeed, and waits for the end of the old process.
-    /// Returns its standard output.
-    pub fn upgrade(&mut self, args: &[&str]) -> String {
-        let said = self.says(&[&["upgrade"][..], args].concat());
-        let log = self.log();
-        let taken = log.lines().rev().find_map(|line| line.strip_prefix("udm: upgraded: process "));
-        let pid = taken.and_then(|line| line.split(' ').next()?.parse().ok());
-        match self.successor.replace(pid.and_then(Pid::from_raw).expect("the log has the process")) {
+    /// Runs `udm upgrade --json` with `args`, which must succeed, and waits for the end of the old
+    /// process. Returns its report.
+    pub fn upgrade(&mut self, args: &[&str]) -> Value {
+        let report: Value =
+            serde_json::from_str(&self.says(&[&["upgrade", "--json"], args].concat())).unwrap();
+        let pid = report["pid"].as_i64().and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
+        match self.successor.replace(pid.expect("the report has the process")) {
             None => assert!(self.child.wait().unwrap().success(), "{}", self.log()),
             Some(old) => until_gone(old),
         }
-        said
+        report
     }
 
     /// The process that serves.

@@ -85,7 +85,7 @@ pub(in crate::nbd) struct ConnectionServerRefs {
 }
 
 /// Messages about moves, sent to the connections of a device.
-pub(in crate::nbd) enum ConnectionMoveMessage {
+pub(in crate::nbd) enum ConnectionMoveOrder {
     /// All connections move to the next core.
     Rotate,
     /// The connection with this number has arrived: the rest on the old core may be closed.
@@ -286,7 +286,7 @@ impl AcceptedNbdConnection {
                 (self.client_at, self.active_at) = (cx.now(), cx.now());
                 self.attend(cx);
                 if let Some(from) = from {
-                    let arrived = ConnectionMoveMessage::Arrived(self.id);
+                    let arrived = ConnectionMoveOrder::Arrived(self.id);
                     self.core_set.send_message(from, device, Box::new(arrived));
                 }
             }
@@ -324,17 +324,17 @@ impl AcceptedNbdConnection {
     /// Handles a message about moves. Returns true if a move has begun.
     pub(super) fn on_move_message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) -> bool {
         match message.downcast_ref() {
-            Some(ConnectionMoveMessage::Rotate) => {
+            Some(ConnectionMoveOrder::Rotate) => {
                 let next = (cx.core().index() + 1) % self.core_set.len();
                 self.start_move(CoreId(next as u16), cx);
                 self.pending_move.is_some()
             }
-            Some(ConnectionMoveMessage::Arrived(id)) if *id == self.id => {
+            Some(ConnectionMoveOrder::Arrived(id)) if *id == self.id => {
                 self.close_moved(cx);
                 false
             }
-            Some(ConnectionMoveMessage::Detach(to)) => self.start_detach(to),
-            Some(ConnectionMoveMessage::Stay) if self.is_detaching() => {
+            Some(ConnectionMoveOrder::Detach(to)) => self.start_detach(to),
+            Some(ConnectionMoveOrder::Stay) if self.is_detaching() => {
                 self.pending_move = None;
                 true
             }

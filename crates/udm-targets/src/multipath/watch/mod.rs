@@ -56,7 +56,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-use udm_core::latency::LatencyWindow;
+use udm_core::latency::LatencyWindowHistogram;
 use udm_core::{Batch, Bio, Cx, DrainMode, Lane, Nanos, Op, OwnWork, PauseAwareReplyDeadline};
 
 /// The watch of one lane over its paths.
@@ -107,7 +107,7 @@ struct WatchedPath {
     unprocessed: VecDeque<Box<Bio>>,
     /// Bios to return in the next poll.
     completed: Batch,
-    window: LatencyWindow,
+    window: LatencyWindowHistogram,
     score: SlowPathScore,
 }
 
@@ -117,7 +117,7 @@ struct WatchedGroup {
     /// Time after which a read is hedged; [`Nanos::NEVER`] until it is known.
     after: Nanos,
     /// Latencies from which `after` is computed.
-    window: LatencyWindow,
+    window: LatencyWindowHistogram,
     budget: HedgeBudget,
     /// Reads were refused a hedge; a path that answers may take them.
     refused: bool,
@@ -143,7 +143,7 @@ pub(super) fn add_path_watch_to_lanes(
         WatchedGroup {
             paths,
             after: Nanos::NEVER,
-            window: LatencyWindow::default(),
+            window: LatencyWindowHistogram::default(),
             budget: HedgeBudget::default(),
             refused: false,
         }
@@ -164,7 +164,7 @@ pub(super) fn add_path_watch_to_lanes(
         hedged: BioSendTimeQueue::default(),
         unprocessed: VecDeque::new(),
         completed: Batch::new(),
-        window: LatencyWindow::default(),
+        window: LatencyWindowHistogram::default(),
         score: SlowPathScore::default(),
     };
     let paths: Vec<_> = lanes.into_iter().enumerate().map(path).collect();

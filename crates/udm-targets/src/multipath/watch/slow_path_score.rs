@@ -6,7 +6,7 @@
 //! were answered only by their hedges, the path is ejected without a window.
 
 use udm_core::Nanos;
-use udm_core::latency::LatencyWindow;
+use udm_core::latency::LatencyWindowHistogram;
 
 /// A slow path is more than this many times slower than the others.
 const SLOW_FACTOR: u64 = 4;
@@ -41,7 +41,9 @@ fn is_median_latency_slow(median: Nanos, others: &mut [Nanos]) -> bool {
 }
 
 /// Evaluates a window of the paths in use of a group. Returns the path to eject, if any.
-pub(super) fn find_slow_path(paths: &mut [(usize, &mut SlowPathScore, &LatencyWindow)]) -> Option<usize> {
+pub(super) fn find_slow_path(
+    paths: &mut [(usize, &mut SlowPathScore, &LatencyWindowHistogram)],
+) -> Option<usize> {
     for (_, score, window) in paths.iter_mut().filter(|(.., window)| window.total() >= READS_MIN) {
         score.median = window.percentile(50);
     }
@@ -76,8 +78,8 @@ pub(super) fn trial_passed(trials: &mut [Nanos], others: &[&SlowPathScore]) -> b
 mod tests {
     use super::*;
 
-    fn window(reads: u32, us: u64) -> LatencyWindow {
-        let mut window = LatencyWindow::default();
+    fn window(reads: u32, us: u64) -> LatencyWindowHistogram {
+        let mut window = LatencyWindowHistogram::default();
         (0..reads).for_each(|_| window.add(Nanos(us * 1000)));
         window
     }

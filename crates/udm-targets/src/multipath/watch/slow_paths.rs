@@ -10,7 +10,7 @@ use super::in_flight::{BioSendTime, PathInFlightBioKind, ReadCopyReason};
 use super::slow_path_score::{self, SlowPathScore, TRIAL_READS};
 use super::{LanePathWatcher, WatchedGroup, WatchedPath};
 use crate::multipath::counters::PathWatchCounters;
-use udm_core::latency::LatencyWindow;
+use udm_core::latency::LatencyWindowHistogram;
 use udm_core::{Cx, Nanos};
 
 /// Minimum length of a window.
@@ -206,8 +206,8 @@ impl LanePathWatcher {
             if self.settings.eject_slow {
                 self.find_slow_path(group, now);
             }
-            self.groups[group].window = LatencyWindow::default();
-            self.paths[paths].iter_mut().for_each(|path| path.window = LatencyWindow::default());
+            self.groups[group].window = LatencyWindowHistogram::default();
+            self.paths[paths].iter_mut().for_each(|path| path.window = LatencyWindowHistogram::default());
         }
         if self.settings.eject_slow && self.shared.has_ejected() {
             self.check_probation(now);

@@ -258,8 +258,8 @@ impl Target for MergeTarget {
         vec![Box::new(move || Box::new(task::MergeTask::new(shared)))]
     }
 
-    fn dependents(&self) -> Vec<Arc<MappedDevice>> {
-        self.0.binding.dependents()
+    fn partners(&self) -> Vec<Arc<MappedDevice>> {
+        self.0.binding.partners()
     }
 
     fn preresume(&self, device: DeviceId) -> Result<(), TargetError> {

@@ -1,9 +1,9 @@
-//! One job over NBD: a thread with a connection that keeps a number of requests in flight.
+//! One job over a connection: a thread that keeps a number of requests in flight.
 //!
 //! A round adds as many requests as possible, sends them, and waits for replies. The clock is read
 //! once per round. Once warm, a round allocates no memory.
 
-use super::client_wire::{NbdClientWire, NbdWireRequest};
+use super::{ConnectionRequest, RequestConnection};
 use crate::clock::{JobTimers, duration_to_nanos};
 use crate::drain_deadline::DrainDeadline;
 use crate::job::{JobFailure, JobOutcome, JobSpec};
@@ -24,9 +24,9 @@ struct SentRequest {
     since: Nanos,
 }
 
-struct NbdJobRunner<'a> {
+struct ConnectionJobRunner<'a, C> {
     spec: &'a JobSpec<'a>,
-    wire: NbdClientWire,
+    connection: C,
     source: RequestSource,
     origin: Instant,
     clock: JobTimers,
@@ -44,12 +44,12 @@ struct NbdJobRunner<'a> {
 }
 
 /// Runs a job to its end.
-pub fn run_job_over_nbd(wire: NbdClientWire, spec: &JobSpec<'_>) -> JobOutcome {
+pub fn run_job_over_connection(connection: impl RequestConnection, spec: &JobSpec<'_>) -> JobOutcome {
     let depth = spec.load.iodepth as usize;
     let plan = AccessPlan::new(spec.load, spec.job, spec.region);
-    let mut job = NbdJobRunner {
+    let mut job = ConnectionJobRunner {
         spec,
-        wire,
+        connection,
         source: RequestSource::new(spec.load, plan, spec.load.requests(spec.region)),
         origin: Instant::now(),
         clock: JobTimers::new(),
@@ -72,7 +72,7 @@ pub fn run_job_over_nbd(wire: NbdClientWire, spec: &JobSpec<'_>) -> JobOutcome {
     JobOutcome { stats: job.stats, failure: job.failure, thread }
 }
 
-impl NbdJobRunner<'_> {
+impl<C: RequestConnection> ConnectionJobRunner<'_, C> {
     fn now(&self) -> Nanos {
         Nanos(self.origin.elapsed().as_nanos() as u64)
     }
@@ -96,19 +96,19 @@ impl NbdJobRunner<'_> {
                 }
             }
             if !self.stopping {
-                self.issue(now);
+                self.issue(now)?;
             }
             if self.in_flight() == 0 && (self.stopping || self.due == Nanos::NEVER) {
                 return Ok(());
             }
-            self.wire.flush()?;
+            self.connection.flush()?;
             let mut ended = 0;
             let (free, stats, failure) = (&mut self.free, &mut self.stats, &mut self.failure);
             let mut end = None;
             let origin = self.origin;
             let slots = std::cell::RefCell::new(&mut self.slots);
             let until = (self.due != Nanos::NEVER).then(|| Duration::from_nanos(self.due.since(now).0));
-            self.wire.replies(
+            self.connection.replies(
                 until,
                 |cookie| {
                     slots.borrow().get(cookie as usize).copied().flatten().map(|sent| (sent.op, sent.len))
@@ -126,10 +126,9 @@ impl NbdJobRunner<'_> {
                         stats.directions[direction_index_of_op(op)]
                             .count((end.since(since).0, 1), u64::from(len));
                     } else {
-                        let number = errno::errno_from_nbd_error(error);
                         failure.get_or_insert_with(|| JobFailure {
-                            errno: number,
-                            text: format!("{op:?}: errno {number}"),
+                            errno: error,
+                            text: format!("{op:?}: errno {error}"),
                         });
                     }
                 },
@@ -146,12 +145,12 @@ impl NbdJobRunner<'_> {
     }
 
     /// Adds as many requests as possible.
-    fn issue(&mut self, now: Nanos) {
+    fn issue(&mut self, now: Nanos) -> Result<()> {
         let load = self.spec.load;
         let most = load.iodepth_batch.map_or(usize::MAX, |n| n as usize);
         let mut put = 0;
         self.due = Nanos::NEVER;
-        while put < most && self.wire.has_room() {
+        while put < most && self.connection.has_room() {
             let Some(&slot) = self.free.last() else { break };
             let (op, span, since) = match self.source.next(now) {
                 NextRequest::Request(op, span, since) => (op, span, since),
@@ -168,12 +167,14 @@ impl NbdJobRunner<'_> {
             let len = span.bytes() as u32;
             self.slots[slot] = Some(SentRequest { op, len, since });
             put += 1;
-            self.wire.put(NbdWireRequest { op, cookie: slot as u64, offset: span.sector * SECTOR_SIZE, len });
+            let offset = span.sector * SECTOR_SIZE;
+            self.connection.put(ConnectionRequest { op, cookie: slot as u64, offset, len })?;
         }
         if put > 0 {
             self.stats.submits.count(put);
             self.stats.depths[(self.in_flight().ilog2() as usize).min(6)] += put as u64;
         }
+        Ok(())
     }
 
     fn check_timers(&mut self, now: Nanos) {

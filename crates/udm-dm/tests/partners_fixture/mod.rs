@@ -153,7 +153,7 @@ impl Target for LayeredTarget {
         }
     }
 
-    fn dependents(&self) -> Vec<Arc<MappedDevice>> {
+    fn partners(&self) -> Vec<Arc<MappedDevice>> {
         if self.is_top {
             return Vec::new();
         }
