@@ -14,12 +14,14 @@ pub enum RequestCheckingLayer {
     Table,
     /// An NBD server: it checks all requests, with the errors of the protocol, and splits them.
     Nbd,
+    /// A vhost-user server: as an NBD server, with the two errors of virtio.
+    VhostUser,
 }
 
 /// The properties of a device under test.
 #[derive(Clone, Debug)]
 pub struct DeviceFacts {
-    /// Size, blocks, lengths, supported operations. Over NBD, as negotiated with the client.
+    /// Size, blocks, lengths, supported operations. Of a server, as negotiated with the client.
     pub limits: Limits,
     /// The layer that checks requests.
     pub boundary: RequestCheckingLayer,
@@ -28,7 +30,7 @@ pub struct DeviceFacts {
     /// Atomic unit in bytes: a read of such a unit returns the data of one write, even if writes
     /// overlap in time.
     pub atom: usize,
-    /// The flags that reach the device. NBD cannot express some flags.
+    /// The flags that reach the device. Protocols cannot express some flags.
     pub flags: BioFlags,
 }
 
@@ -71,9 +73,11 @@ impl DeviceFacts {
             return ExpectedResult::Served;
         }
         let nbd = self.boundary == RequestCheckingLayer::Nbd;
+        let virtio = self.boundary == RequestCheckingLayer::VhostUser;
         let mut errors = Vec::new();
         if request.op.is_write() && self.limits.read_only {
-            errors.push(EPERM);
+            // VIRTIO 1.2, 5.2.6.2: a write to a read-only device is an I/O error.
+            errors.push(if virtio { EIO } else { EPERM });
         } else if !self.can(request.op) {
             // NBD: a client must not send commands that the server does not offer.
             errors.push(if nbd { EINVAL } else { EOPNOTSUPP });
@@ -104,6 +108,12 @@ impl DeviceFacts {
                 return ExpectedResult::May(vec![EINVAL]);
             }
             RequestCheckingLayer::Nbd => {}
+            RequestCheckingLayer::VhostUser if unaligned || request.sectors == 0 => errors.push(EIO),
+            // VIRTIO 1.2, 5.2.6.1: a driver must keep the maximum lengths of the configuration.
+            RequestCheckingLayer::VhostUser if errors.is_empty() && long => {
+                return ExpectedResult::May(vec![EIO]);
+            }
+            RequestCheckingLayer::VhostUser => {}
         }
         if !errors.is_empty() {
             return ExpectedResult::Refused(errors);

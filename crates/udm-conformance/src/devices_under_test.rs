@@ -29,6 +29,8 @@ pub struct DeviceUnderTest {
     atom: usize,
     /// Whether the device needs a core with a ring.
     ring: bool,
+    /// Whether a virtual machine uses the device too.
+    machine: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +71,7 @@ const fn define_uri_device(name: &'static str, uri: &'static str) -> DeviceUnder
         fresh: InitialContent::Zeroes,
         atom: 512,
         ring: false,
+        machine: false,
     }
 }
 
@@ -82,6 +85,7 @@ const fn define_table_device(
         fresh: InitialContent::Zeroes,
         atom: 512,
         ring: false,
+        machine: false,
     }
 }
 
@@ -98,12 +102,21 @@ impl DeviceUnderTest {
         DeviceUnderTest { ring: true, ..self }
     }
 
+    /// The device is also used by a virtual machine. To a front end, other devices are as one of
+    /// these: they differ in limits, in how they store data, and in when requests wait or fail.
+    const fn machine(self) -> DeviceUnderTest {
+        DeviceUnderTest { machine: true, ..self }
+    }
+
     /// The reason why the device is not available on this machine or in this world; `None` if it
     /// is.
     #[must_use]
     pub fn unmet_requirement(&self, kind: WorldKind) -> Option<&'static str> {
         if self.ring && kind == WorldKind::Stepped {
             return Some("it needs a ring");
+        }
+        if kind == WorldKind::VhostUser && !self.machine {
+            return Some("to a virtual machine it is as another device");
         }
         let needs_loop = self.words().any(|words| words.contains("{loop"));
         let has_loop =
@@ -154,20 +167,20 @@ pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
     define_uri_device("null", "null:size=2M").fresh(InitialContent::AlwaysZeroes),
     define_uri_device("null_timer", "null:size=2M,irqmode=2,completion_nsec=2000,hw_queue_depth=3")
         .fresh(InitialContent::AlwaysZeroes),
-    define_uri_device("null_memory", "null:size=2M,memory_backed=1,discard=1,cache_size=1M").atom(8),
+    define_uri_device("null_memory", "null:size=2M,memory_backed=1,discard=1,cache_size=1M").atom(8).machine(),
     define_uri_device(
         "null_blocks",
         "null:size=2M,bs=4096,memory_backed=1,max_sectors=256,fua=0,cache_size=1M",
     )
-    .atom(8),
-    define_uri_device("null_huge", "null:size=8388607T").fresh(InitialContent::AlwaysZeroes),
-    define_uri_device("mem", "mem:2M").atom(8),
+    .atom(8).machine(),
+    define_uri_device("null_huge", "null:size=8388607T").fresh(InitialContent::AlwaysZeroes).machine(),
+    define_uri_device("mem", "mem:2M").atom(8).machine(),
     define_uri_device("mem_huge", "mem:64T").atom(8),
-    define_uri_device("pattern", "pattern:2M").fresh(InitialContent::Offsets),
+    define_uri_device("pattern", "pattern:2M").fresh(InitialContent::Offsets).machine(),
     define_uri_device("pattern_huge", "pattern:8388607T").fresh(InitialContent::Offsets),
-    define_uri_device("file", "{file}").ring(),
-    define_uri_device("file_direct", "file:{file}?direct=on").ring(),
-    define_uri_device("file_readonly", "file:{file}?readonly=on").ring(),
+    define_uri_device("file", "{file}").ring().machine(),
+    define_uri_device("file_direct", "file:{file}?direct=on").ring().machine(),
+    define_uri_device("file_readonly", "file:{file}?readonly=on").ring().machine(),
     define_uri_device("file_huge", "{huge}").ring(),
     define_uri_device("nbd", "{nbd}").atom(8).ring(),
     define_uri_device("block", "file:{loop}").ring(),
@@ -175,21 +188,21 @@ pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
     define_uri_device("block_4k", "file:{loop4k}?direct=on").ring(),
     // Targets over strict disks.
     define_table_device("linear", &[("s", "0 4096 linear /d0 24")]),
-    define_table_device("linear_cache", &[("s", "0 4096 linear /c0 24")]),
-    define_table_device("linear_no_fua", &[("s", "0 4095 linear /n0 33")]),
-    define_table_device("linear_blocks", &[("s", "0 4096 linear /k0 24")]),
-    define_table_device("linear_plain", &[("s", "0 4096 linear /p0 24")]),
-    define_table_device("linear_readonly", &[("s", "0 4096 linear /r0 24")]),
+    define_table_device("linear_cache", &[("s", "0 4096 linear /c0 24")]).machine(),
+    define_table_device("linear_no_fua", &[("s", "0 4095 linear /n0 33")]).machine(),
+    define_table_device("linear_blocks", &[("s", "0 4096 linear /k0 24")]).machine(),
+    define_table_device("linear_plain", &[("s", "0 4096 linear /p0 24")]).machine(),
+    define_table_device("linear_readonly", &[("s", "0 4096 linear /r0 24")]).machine(),
     define_table_device(
         "lines",
         &[(
             "s",
             "0 1 linear /c0 4000\n1 9 linear /n0 7\n10 1002 striped 3 1 /c0 20 /c1 1000 /n0 2000\n1012 2600 linear /c1 1500",
         )],
-    ),
+    ).machine(),
     define_table_device("striped", &[("s", "0 4096 striped 2 8 /c0 24 /c1 48")]),
     define_table_device("striped_odd", &[("s", "0 4095 striped 3 7 /c0 1 /n0 0 /p0 3")]),
-    define_table_device("round_robin", &[("s", "0 4096 multipath 0 0 1 1 round-robin 0 2 1 /c0a 3 /c0b 1")]),
+    define_table_device("round_robin", &[("s", "0 4096 multipath 0 0 1 1 round-robin 0 2 1 /c0a 3 /c0b 1")]).machine(),
     define_table_device(
         "queue_length",
         &[("s", "0 4096 multipath 0 0 1 1 queue-length 0 2 1 /c0a 128 /c0b 128")],
@@ -221,7 +234,7 @@ pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
         "snapshot_origin_copies",
         &[("k", "0 4096 snapshot /c0 /c1 N 8"), ("s", "0 4096 snapshot-origin /c0")],
     ),
-    define_table_device("snapshot", &[("s", "0 4096 snapshot /c0 /c1 P 8")]),
+    define_table_device("snapshot", &[("s", "0 4096 snapshot /c0 /c1 P 8")]).machine(),
     define_table_device("snapshot_merge", &[("s", "0 4096 snapshot-merge /c0 /c1 P 8")]),
     define_table_device("zero", &[("s", "0 4096 zero")]).fresh(InitialContent::AlwaysZeroes),
     define_table_device("stacked", &[("low", "0 4200 linear /c0 24"), ("s", "0 4096 striped 1 16 @low 8")]),
@@ -233,7 +246,7 @@ pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
             ("c", "0 4096 multipath 2 queue_mode bio 0 1 1 round-robin 0 1 1 @b 1"),
             ("s", "0 4000 dust @c 8 4096"),
         ],
-    ),
+    ).machine(),
     // Targets over real devices.
     define_table_device("linear_nbd", &[("s", "0 4000 linear {nbd} 8")]).atom(8).ring(),
     define_table_device("linear_file", &[("s", "0 4000 linear {file} 8")]).ring(),
@@ -242,6 +255,6 @@ pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
         &[("s", "0 4096 striped 2 16 file:{file}?direct=on 0 file:{file}?direct=on 512")],
     )
     .ring(),
-    define_table_device("linear_huge", &[("s", "0 130000000000 linear mem:64T 8")]).atom(8),
+    define_table_device("linear_huge", &[("s", "0 130000000000 linear mem:64T 8")]).atom(8).machine(),
     define_table_device("striped_huge", &[("s", "0 20000000000 striped 2 8 mem:6T 0 mem:7T 4096")]).atom(8),
 ];

@@ -6,7 +6,8 @@
 //!   gives the reason.
 //! * A *device under test* ([`DEVICES_UNDER_TEST`]) is one line of a list.
 //! * A *world* ([`WorldKind`]) is a way of using the device: cores stepped by hand, cores with
-//!   rings, or an NBD server. A stepped world detects lanes that wait without asking for a poll.
+//!   rings, an NBD server, or a virtual machine. A stepped world detects lanes that wait without
+//!   asking for a poll.
 //! * The limits of the device determine the result of each request ([`DeviceFacts::verdict`]), so a
 //!   case sends valid and invalid requests.
 //!

@@ -69,6 +69,22 @@ pub fn fuzz_vhost_user_message(data: &[u8]) {
     }
 }
 
+/// Requests that set a session up: [`vhost_user::encode_setup_request`] encodes what was decoded,
+/// so that another process decodes the same.
+pub fn fuzz_vhost_user_setup(data: &[u8]) {
+    let decode = |message: &[u8], fds| {
+        let (header, payload) = message.split_first_chunk()?;
+        let header = vhost_user::VhostUserMessageHeader::decode(header).ok()?;
+        vhost_user::VhostUserRequest::decode(&header, payload, fds).ok()
+    };
+    for fds in 0..=vhost_user::TABLE_REGIONS_MAX {
+        let Some(request) = decode(data, fds) else { continue };
+        if let Some(message) = vhost_user::encode_setup_request(&request) {
+            assert_eq!(decode(&message, request.descriptors()), Some(request));
+        }
+    }
+}
+
 /// Messages: [`words::split_message_words`] and [`words::escape_table_word`].
 pub fn fuzz_message_words(data: &[u8]) {
     let text = decode_lossy_utf8(data);

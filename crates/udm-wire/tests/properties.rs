@@ -330,12 +330,24 @@ proptest! {
         fuzz::fuzz_nbd_reply(&data);
         fuzz::fuzz_nbd_client(&data);
         fuzz::fuzz_vhost_user_message(&data);
+        fuzz::fuzz_vhost_user_setup(&data);
     }
 
     #[test]
     fn vhost_user_messages(request in 0u32..45, data in vec(any::<u8>(), 0..100), small in vec(0u8..4, 0..100)) {
         for payload in [data, small] {
-            fuzz::fuzz_vhost_user_message(&udm_wire::vhost_user::encode_message(request, false, &payload));
+            let message = udm_wire::vhost_user::encode_message(request, false, &payload);
+            fuzz::fuzz_vhost_user_message(&message);
+            fuzz::fuzz_vhost_user_setup(&message);
+        }
+    }
+
+    /// Payloads of the lengths that requests have.
+    #[test]
+    fn vhost_user_setups(request in 0u32..45, words in vec(any::<u8>(), 40), small in vec(0u8..3, 40), len in 0usize..6) {
+        for payload in [&words, &small] {
+            let payload = &payload[..[0, 8, 13, 20, 24, 40][len]];
+            fuzz::fuzz_vhost_user_setup(&udm_wire::vhost_user::encode_message(request, false, payload));
         }
     }
 

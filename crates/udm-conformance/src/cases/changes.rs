@@ -1,7 +1,7 @@
 //! Cases: suspend, resume and reload of a mapped device in use.
 
 use super::load::{CaseLoad, collect_and_check_load};
-use crate::{DeviceTestRig, HANG, RequestCheckingLayer, TestRequest};
+use crate::{DeviceTestRig, HANG, TestRequest};
 use std::sync::Arc;
 use std::time::Instant;
 use udm_core::errno::{EAGAIN, EINTR, EIO};
@@ -98,7 +98,7 @@ pub(super) fn suspended_requests_wait(rig: &mut DeviceTestRig) {
     assert_eq!(rig.world.settle(), waiting, "a suspended device has answered");
     resume_mapped_device(rig);
     collect_and_check_load(rig, sent);
-    if !rig.is(RequestCheckingLayer::Nbd) {
+    if !rig.kind.is_served() {
         suspend_mapped_device(rig, true);
         for (flags, errno) in [(BioFlags::NOWAIT, EAGAIN), (BioFlags::RAHEAD, EIO)] {
             let request = TestRequest::read(0, rig.facts.block()).with(flags);

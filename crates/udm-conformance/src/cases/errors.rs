@@ -1,7 +1,7 @@
 //! Cases: errors are reported unchanged, on exactly the affected requests. All other data stays
 //! intact.
 
-use crate::{DeviceTestRig, RequestCheckingLayer, TestRequest};
+use crate::{DeviceTestRig, TestRequest};
 use udm_core::errno::EIO;
 use udm_core::{BioFlags, Op, Status};
 
@@ -48,7 +48,7 @@ pub(super) fn bad_sector_fails_its_requests(rig: &mut DeviceTestRig) {
             1 => reads(n),
             _ => (0..32).map(|i| rig.write(i * n, n)).collect(),
         };
-        let errno = if rig.is(RequestCheckingLayer::Nbd) { EIO } else { Status::Medium.errno() };
+        let errno = if rig.kind.is_served() { EIO } else { Status::Medium.errno() };
         rig.run_with_failures(1, &requests, errno, hit);
     }
     rig.ground.heal();

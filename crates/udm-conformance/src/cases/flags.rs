@@ -25,8 +25,8 @@ pub(super) fn any_bio_flags_are_accepted(rig: &mut DeviceTestRig) {
 }
 
 /// FUA is legal on every NBD command and is ignored if it does not apply (proto.md, "Request
-/// flags").
-pub(super) fn nbd_commands_accept_fua(rig: &mut DeviceTestRig) {
+/// flags"). A virtual machine flushes after such a write instead.
+pub(super) fn clients_may_ask_for_fua(rig: &mut DeviceTestRig) {
     let block = rig.facts.block();
     for (i, op) in Op::ALL.into_iter().enumerate().filter(|(_, op)| rig.facts.can(*op)).collect::<Vec<_>>() {
         let at = i as u64 * 20 * block;

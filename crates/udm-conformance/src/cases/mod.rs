@@ -53,7 +53,7 @@ pub enum Requirement {
     Mapped,
     /// The device is used by its lanes, so requests can have any flag.
     Lanes,
-    /// The device is used by clients of an NBD server.
+    /// The device is used by clients of a server.
     Server,
     /// A layer above the device checks requests.
     Checks,
@@ -81,8 +81,8 @@ impl Requirement {
             Requirement::Disks => (made.ground.has_disks(), "it is not over disks in memory"),
             Requirement::Power => (made.ground.has_power(), "its power can't be cut"),
             Requirement::Mapped => (made.mapped.is_some(), "it is not a mapped device"),
-            Requirement::Lanes => (!kind.is_served(), "NBD cannot express it"),
-            Requirement::Server => (kind.is_served(), "it is not served over NBD"),
+            Requirement::Lanes => (!kind.is_served(), "a client of a server cannot express it"),
+            Requirement::Server => (kind.is_served(), "it has no server"),
             Requirement::Checks => (
                 facts.boundary != RequestCheckingLayer::Backend || kind.is_served(),
                 "only the layer above checks requests",
@@ -164,9 +164,9 @@ pub const CASES: &[ConformanceCase] = &[
         flags::any_bio_flags_are_accepted,
     ),
     new_conformance_case(
-        "flags::nbd_commands_accept_fua",
+        "flags::clients_may_ask_for_fua",
         &[Requirement::Server, Requirement::Stores],
-        flags::nbd_commands_accept_fua,
+        flags::clients_may_ask_for_fua,
     ),
     new_conformance_case(
         "flags::flush_is_durable",

@@ -2,7 +2,7 @@
 //! (kernel `dm-mpath`).
 
 use super::load::{CaseLoad, collect_and_check_load};
-use crate::{DeviceTestRig, RequestCheckingLayer};
+use crate::DeviceTestRig;
 use udm_core::Status;
 use udm_core::errno::EIO;
 
@@ -36,7 +36,7 @@ pub(super) fn requests_fail_without_paths(rig: &mut DeviceTestRig) {
         let sent = LOAD.submit(rig);
         for (handle, requests) in sent.into_iter().enumerate() {
             for (request, answer) in requests.iter().zip(rig.world.collect(handle)) {
-                let lane = !rig.is(RequestCheckingLayer::Nbd);
+                let lane = !rig.kind.is_served();
                 assert!(
                     answer.errno == EIO || lane && answer.errno == Status::Transport.errno(),
                     "{request:?} {answer:?}"

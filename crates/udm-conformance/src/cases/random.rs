@@ -2,7 +2,7 @@
 //! suspends, resumes, reloads, cancelled changes, disks that delay requests, paths that fail and
 //! are reinstated, and clients that vanish.
 
-use crate::{DeviceTestRig, RequestCheckingLayer, TestRequest};
+use crate::{DeviceTestRig, TestRequest};
 use rand::RngExt;
 use std::sync::Arc;
 use udm_core::errno::EINTR;
@@ -205,7 +205,7 @@ impl RandomChangeRun<'_> {
     /// Closes all handles and opens new ones. Clients vanish with requests in flight; lanes are
     /// closed when they are idle.
     fn away(&mut self) {
-        if self.rig.is(RequestCheckingLayer::Nbd) {
+        if self.rig.kind.is_served() {
             for request in self.sent.iter_mut().flat_map(std::mem::take) {
                 self.rig.model.may_have_written(&request);
             }

@@ -1,7 +1,7 @@
 //! Cases: ranges of requests. They have all starts and lengths, lie at and beyond the end, and at
 //! the limits of 32-bit numbers.
 
-use crate::{DeviceTestRig, ExpectedResult, RequestCheckingLayer, TestRequest};
+use crate::{DeviceTestRig, ExpectedResult, TestRequest};
 use udm_core::{Op, Sectors};
 
 /// A device accepts each range inside it that is aligned to its block, up to its maximum length
@@ -59,7 +59,7 @@ pub(super) fn wrapping_range_is_refused(rig: &mut DeviceTestRig) {
             rig.one(1, request);
         }
     }
-    if !rig.is(RequestCheckingLayer::Nbd) {
+    if !rig.kind.is_served() {
         for op in [Op::Discard, Op::WriteZeroes] {
             for length in [1 << 55, u64::MAX / block * block - block] {
                 let request = rig.request(op, block, length);
@@ -97,8 +97,8 @@ pub(super) fn sector_offsets_have_64_bits(rig: &mut DeviceTestRig) {
     rig.verify(0, 0, 16 * block);
 }
 
-/// A request that is not aligned to the logical block is refused with EINVAL (kernel) and writes
-/// nothing. Over NBD it succeeds and affects exactly its range.
+/// A request that is not aligned to the logical block is refused with EINVAL (kernel; virtio: EIO)
+/// and writes nothing. Over NBD it succeeds and affects exactly its range.
 pub(super) fn unaligned_request_is_refused(rig: &mut DeviceTestRig) {
     let block = rig.facts.block();
     let ops = [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes].into_iter();
@@ -111,7 +111,7 @@ pub(super) fn unaligned_request_is_refused(rig: &mut DeviceTestRig) {
     rig.verify(1, 0, 4 * block);
 }
 
-/// An empty range is EINVAL, for a table and over NBD.
+/// An empty range is EINVAL, for a table and over NBD; virtio: EIO.
 pub(super) fn empty_range_is_einval(rig: &mut DeviceTestRig) {
     for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
         for start in [0, rig.facts.block(), rig.facts.size()] {
@@ -132,7 +132,7 @@ pub(super) fn longest_request_is_served(rig: &mut DeviceTestRig) {
             continue;
         }
         let max = rig.facts.limits.max_for(op).0;
-        // In NBD a length in bytes has 32 bits.
+        // In NBD a length in bytes has 32 bits, in virtio a length in sectors.
         let bound = if op.has_data() { rig.room() } else { size.min((1 << 23) - block) };
         for length in [max, max + block, max * 2, max * 3 + block, bound] {
             let length = length.min(bound) / block * block;

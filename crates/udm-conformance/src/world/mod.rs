@@ -1,13 +1,15 @@
-//! The ways of using a device: cores stepped by hand, cores on threads with rings, and clients of
-//! an NBD server.
+//! The ways of using a device: cores stepped by hand, cores on threads with rings, clients of an
+//! NBD server, and a virtual machine.
 //!
-//! Each world has a few *handles*: one lane per core, or one connection per client. A handle
-//! returns answers in the order of its requests, whatever the order of execution.
+//! Each world has a few *handles*: one lane per core, one connection per client, or one ring. A
+//! handle returns answers in the order of its requests, whatever the order of execution.
 
 mod client;
 mod cores;
+mod machine;
 mod nbd;
 mod stepped;
+mod vhost_user;
 
 use crate::{DeviceFacts, InitialContent, RequestCheckingLayer, TestRequest, TestRequestResult};
 use std::sync::Arc;
@@ -92,12 +94,20 @@ pub enum WorldKind {
     Nbd,
     /// As `Nbd`, with all clients moved to the other core before and after each operation.
     Moved,
+    /// Three rings of a virtual machine at a vhost-user server on two cores, for some devices.
+    VhostUser,
 }
 
 impl WorldKind {
     /// All kinds.
-    pub const ALL: [WorldKind; 5] =
-        [WorldKind::Stepped, WorldKind::Cores, WorldKind::SharedRange, WorldKind::Nbd, WorldKind::Moved];
+    pub const ALL: [WorldKind; 6] = [
+        WorldKind::Stepped,
+        WorldKind::Cores,
+        WorldKind::SharedRange,
+        WorldKind::Nbd,
+        WorldKind::Moved,
+        WorldKind::VhostUser,
+    ];
 
     /// The name, used in the names of tests.
     #[must_use]
@@ -108,13 +118,14 @@ impl WorldKind {
             WorldKind::SharedRange => "foreign",
             WorldKind::Nbd => "nbd",
             WorldKind::Moved => "moved",
+            WorldKind::VhostUser => "vhost_user",
         }
     }
 
     /// Whether the handles are clients of a server.
     #[must_use]
     pub fn is_served(self) -> bool {
-        matches!(self, WorldKind::Nbd | WorldKind::Moved)
+        matches!(self, WorldKind::Nbd | WorldKind::Moved | WorldKind::VhostUser)
     }
 
     /// Opens `device` in a world of this kind.
@@ -128,6 +139,7 @@ impl WorldKind {
             WorldKind::Nbd | WorldKind::Moved => {
                 Box::new(nbd::NbdWorld::new(device, facts, self == WorldKind::Moved))
             }
+            WorldKind::VhostUser => Box::new(vhost_user::VhostUserWorld::new(device, facts)),
         }
     }
 }

@@ -13,6 +13,7 @@ use udm_wire::vhost_user::{
     ConfigSpaceRange, HEADER_SIZE, VhostUserMessageHeader, VhostUserRequest, VringFd, VringState,
     encode_setup_request,
 };
+use udm_wire::virtio::VirtioFeatures;
 use udm_wire::virtio::blk::BLK_CONFIG_WRITEBACK;
 
 /// A message with its descriptors.
@@ -48,7 +49,12 @@ impl VhostUserSession {
             Ok::<_, io::Error>(())
         };
         add(VhostUserRequest::SetProtocolFeatures(self.protocol), None)?;
-        add(VhostUserRequest::SetFeatures(self.features), None)?;
+        // Without protocol features, the message enables all rings. It may not have come yet.
+        let enables_all =
+            !self.features.is_empty() && !self.features.contains(VirtioFeatures::VHOST_PROTOCOL_FEATURES);
+        if !self.features.is_empty() {
+            add(VhostUserRequest::SetFeatures(self.features), None)?;
+        }
         for (region, file) in self.memory.files() {
             add(VhostUserRequest::AddMemReg(region), Some(file))?;
         }
@@ -65,6 +71,9 @@ impl VhostUserSession {
         for (index, ring) in (0..).zip(&self.rings) {
             let state = |value: u32| VringState { index, value };
             let with_fd = VringFd { index, has_fd: true };
+            if enables_all && !ring.is_enabled {
+                add(VhostUserRequest::SetVringEnable(state(0)), None)?;
+            }
             if let Some(size) = ring.size {
                 add(VhostUserRequest::SetVringNum(state(size.into())), None)?;
             }
@@ -80,7 +89,7 @@ impl VhostUserSession {
             if let Some(kick) = &ring.kick {
                 add(VhostUserRequest::SetVringKick(with_fd), Some(kick))?;
             }
-            if ring.is_enabled {
+            if ring.is_enabled && !enables_all {
                 add(VhostUserRequest::SetVringEnable(state(1)), None)?;
             }
         }

@@ -256,6 +256,16 @@ pub(super) mod tests {
         assert!(memory.find_user((1 << 41) + 8, 8, 16).is_none(), "not aligned");
     }
 
+    /// A region of rings alone may have their exact length.
+    #[test]
+    fn a_region_may_end_within_a_page() {
+        let memory = GuestMemory::default().with(region(0, 5000, 1 << 40), memfd(5000)).unwrap();
+        assert!(memory.write(4990, &[7; 10]) && !memory.write(4991, &[7; 10]));
+        assert!(memory.write_byte(4999, 7) && !memory.write_byte(5000, 7));
+        assert!(memory.find_user((1 << 40) + 4992, 8, 16).is_some());
+        assert!(memory.find_user((1 << 40) + 4992, 9, 16).is_none());
+    }
+
     #[test]
     fn regions_change_and_keep_their_mappings() {
         let file = memfd(8192);

@@ -13,9 +13,9 @@
 //!
 //! The parts, in the order in which a request meets them:
 //!
-//! * `listener`, `session`, `channel`, `queue_wait`: the socket, on a thread of its own. Memory is
-//!   mapped and rings are set up here; nothing of it is on the cores. `stepped`: a session of the
-//!   simulator.
+//! * `listener`, `session`, `vring_setup`, `channel`, `queue_wait`: the socket, on a thread of its
+//!   own. Memory is mapped and rings are set up here; nothing of it is on the cores. `stepped`: a
+//!   session of the simulator.
 //! * `queue`: one ring, a front end on one core. Queue `i` is on core `i` modulo the cores.
 //! * `ring`, `notifications`, `chain`: entries and descriptors, read once and checked.
 //! * `slot`: the request: its data becomes segments of guest memory, which the backend reads and
@@ -49,6 +49,9 @@ mod ring;
 mod session;
 mod slot;
 mod stepped;
+mod vring_setup;
+
+pub mod fuzz;
 
 pub use handover::{DetachedVhostUserFrontEnd, VhostUserSetupMessage};
 pub use listener::{VhostUserConnection, VhostUserRefreshHandle, VhostUserServer};

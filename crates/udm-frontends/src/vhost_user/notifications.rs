@@ -73,7 +73,7 @@ impl<W: RingWord> NotificationWish<'_, W> {
 
     /// Asks for a notification of the entry of index `next`, as this side's wish. Returns true if
     /// `index`, which the other side publishes, has passed it already.
-    #[inline]
+    #[inline(always)]
     pub(super) fn request(&self, index: &W, next: u16) -> bool {
         interleave::mark_interleave_point();
         match self {

@@ -87,6 +87,7 @@ impl SplitRing {
     }
 
     /// The wish of the guest for notifications of used entries.
+    #[inline(always)]
     fn guest_wish(&self) -> NotificationWish<'_, AtomicU16> {
         match self.has_event_index {
             true => NotificationWish::Event(self.avail.0.u16_at(self.avail.1 + self.layout.used_event())),
@@ -95,6 +96,7 @@ impl SplitRing {
     }
 
     /// The wish of the device for notifications of available entries.
+    #[inline(always)]
     fn device_wish(&self) -> NotificationWish<'_, AtomicU16> {
         match self.has_event_index {
             true => NotificationWish::Event(self.used.0.u16_at(self.used.1 + self.layout.avail_event())),
@@ -158,13 +160,21 @@ impl SplitRing {
         self.guest_wish().publish(index, old, self.next_used)
     }
 
-    /// Tells the guest that it need not notify.
+    /// Tells the guest that it need not notify. With event indices nothing is to be done: an index
+    /// in the past causes no notification.
     pub(super) fn suppress_notifications(&self) {
-        self.device_wish().withdraw();
+        if !self.has_event_index {
+            self.device_wish().withdraw();
+        }
     }
 
     /// Asks the guest for a notification of the next entry. Returns true if there is one already.
     pub(super) fn request_notification(&self) -> bool {
-        self.device_wish().request(self.avail_index_word(), self.next_avail)
+        let next = self.next_avail;
+        // Each arm knows the kind of the wish, which saves a second branch.
+        match self.device_wish() {
+            wish @ NotificationWish::Event(_) => wish.request(self.avail_index_word(), next),
+            wish @ NotificationWish::Flags(_) => wish.request(self.avail_index_word(), next),
+        }
     }
 }

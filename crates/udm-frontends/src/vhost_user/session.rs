@@ -19,6 +19,7 @@ use super::memory::GuestMemory;
 use super::queue::{VirtQueue, VirtQueueMessage, VirtQueueSettings, VirtQueueStart};
 use super::queue_wait::QueueWait;
 use super::ring::SplitRing;
+use super::vring_setup::{RunningVirtQueue, VringSetup};
 use crate::nbd::ExportRef;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,7 +29,7 @@ use udm_core::{AckOnLastDrop, CoreId, DeviceId};
 use udm_runtime::ProcessCores;
 use udm_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE, ConfigSpaceRange, REGIONS_MAX, VhostUserProtocolFeatures, VhostUserRequest,
-    VringAddresses, VringFd, VringState, encode_message, encode_reply,
+    VringFd, VringState, encode_message, encode_reply,
 };
 use udm_wire::virtio::VirtioFeatures;
 use udm_wire::virtio::blk::{BLK_CONFIG_SIZE, BLK_CONFIG_WRITEBACK, BLK_ID_SIZE};
@@ -49,26 +50,6 @@ const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::
     .union(VhostUserProtocolFeatures::RESET_DEVICE)
     .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
     .union(VhostUserProtocolFeatures::STATUS);
-
-/// The state of a ring.
-#[derive(Default)]
-pub(super) struct VringSetup {
-    pub(super) size: Option<u16>,
-    pub(super) addresses: Option<VringAddresses>,
-    pub(super) base: u16,
-    pub(super) kick: Option<Arc<OwnedFd>>,
-    /// A kick descriptor was set, or polling without one.
-    has_kick: bool,
-    pub(super) call: Option<Arc<OwnedFd>>,
-    pub(super) is_enabled: bool,
-    running: Option<RunningVirtQueue>,
-}
-
-#[derive(Clone, Copy)]
-struct RunningVirtQueue {
-    topic: DeviceId,
-    core: CoreId,
-}
 
 /// A session of one front end.
 pub(super) struct VhostUserSession {
@@ -172,6 +153,12 @@ impl VhostUserSession {
         (0..self.rings.len()).for_each(|index| self.stop(index));
     }
 
+    /// Stops all rings until the front end enables them again.
+    fn disable_all(&mut self) {
+        self.stop_all();
+        self.rings.iter_mut().for_each(|ring| ring.is_enabled = false);
+    }
+
     fn handle(&mut self, message: ReceivedVhostUserMessage) -> io::Result<()> {
         let ReceivedVhostUserMessage { header, payload, fds } = message;
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
@@ -213,13 +200,13 @@ impl VhostUserSession {
                 // Without protocol features there is no message that enables a ring.
                 if !features.contains(VirtioFeatures::VHOST_PROTOCOL_FEATURES) {
                     self.rings.iter_mut().for_each(|ring| ring.is_enabled = true);
+                    (0..self.rings.len()).try_for_each(|index| self.start_if_ready(index))?;
                 }
                 self.update_settings();
             }
             R::SetOwner => {}
             R::ResetOwner | R::ResetDevice => {
-                self.stop_all();
-                self.rings.iter_mut().for_each(|ring| ring.is_enabled = false);
+                self.disable_all();
                 (self.status, self.writeback) = (0, true);
             }
             R::SetMemTable(table) => self.set_memory(self.memory.replaced(&table, fds)?),
@@ -238,12 +225,14 @@ impl VhostUserSession {
                 let bad =
                     || refused(format!("a ring of {value} entries: expected a power of two up to 1024"));
                 self.stopped_ring(index)?.size = Some(layout.ok_or_else(bad)?.size);
+                self.start_if_ready(index as usize)?;
             }
             R::SetVringAddr(addresses) => {
                 let ring = self.ring(addresses.index)?;
                 // A running ring is named again when the front end changes what it logs.
                 if ring.running.is_none() || ring.addresses != Some(addresses) {
                     self.stopped_ring(addresses.index)?.addresses = Some(addresses);
+                    self.start_if_ready(addresses.index as usize)?;
                 }
             }
             R::SetVringBase(VringState { index, value }) => {
@@ -306,7 +295,8 @@ impl VhostUserSession {
             R::SetStatus(status) => {
                 self.status = status;
                 if status == 0 {
-                    self.stop_all();
+                    // The driver has reset the device. Its memory may hold anything from now on.
+                    self.disable_all();
                 }
             }
             R::GetStatus => return Ok(RequestReply::Number(self.status.into())),

@@ -1,6 +1,7 @@
 //! The vhost-user-blk back end with a small machine. Real machines: `udm`'s `vhost_user_guest`.
 
 mod driver;
+mod fuzz;
 mod hostile;
 mod lives;
 
@@ -183,11 +184,11 @@ fn a_core_that_a_completion_woke_asks_for_a_notification() {
     for features in WAYS {
         let mut machine = fixture.machine(1, features);
         for _ in 0..3 {
+            std::thread::sleep(Duration::from_millis(30));
             let old = machine.avail(0);
             machine.add(0, READ, 0, &[], &[(DATA, 512)]);
             assert!(machine.kick(0, old), "{features:?}: a core that sleeps needs a kick");
             machine.wait_used(0);
-            std::thread::sleep(Duration::from_millis(30));
         }
     }
     fixture.end();

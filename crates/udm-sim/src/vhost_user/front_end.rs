@@ -1,7 +1,7 @@
 //! Turns of front ends: they set connections up, change them, and end them.
 
 use super::machine::{InflightMemory, Machine, RingGuest};
-use super::memory::GUEST;
+use super::memory::{ExtraRegionState, MachineMemory};
 use super::messages::{self, FrontEndConnection, FrontEndReply, FrontEndStep, number};
 use super::ring::create_eventfd;
 use super::world::VhostUserWorld;
@@ -10,14 +10,12 @@ use crate::model::Violation;
 use crate::plan::DisturbanceClass;
 use crate::rng::SimRng;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use udm_buf::SharedMemoryMap;
 use udm_core::Nanos;
 use udm_frontends::vhost_user::SteppedVhostUserSession;
-use udm_wire::vhost_user::GuestMemoryRegion;
 use udm_wire::virtio::VirtioFeatures;
 
 /// Mean pause between two turns of a front end that is set up, in ns.
@@ -126,6 +124,11 @@ impl VhostUserWorld {
                 }
                 return Ok(());
             }
+            FrontEndStep::OpenExtra(is_open) => {
+                self.machines[m].open_extra(is_open);
+                return Ok(());
+            }
+            FrontEndStep::CheckExtra => return self.machines[m].check_removed_region(),
             FrontEndStep::Close { in_order } => {
                 let bases = self.machines[m].bases.clone();
                 self.leave(m);
@@ -250,7 +253,7 @@ impl VhostUserWorld {
                 };
                 vec![enable(0), enable(1)]
             }
-            4..6 => self.change_memory()?,
+            4..6 => self.change_memory(m)?,
             6 | 7 => {
                 let call = create_eventfd().map_err(|e| e.to_string())?;
                 self.machines[m].guests[ring].ring_mut().call = call.clone();
@@ -306,20 +309,25 @@ impl VhostUserWorld {
         (0..rings).map(stop).chain([FrontEndStep::Close { in_order: true }]).collect()
     }
 
-    /// Adds a region and removes it again.
-    fn change_memory(&mut self) -> Result<Vec<FrontEndStep>, Violation> {
-        self.counts.memory_changes += 1;
-        let file = memfd_create("page", MemfdFlags::CLOEXEC).map_err(|e| e.to_string())?;
-        ftruncate(&file, 4096).map_err(|e| e.to_string())?;
-        let region = GuestMemoryRegion {
-            guest_address: GUEST + (1 << 40),
-            size: 4096,
-            user_address: 1 << 44,
-            file_offset: 0,
-        };
-        let payload = [vec![0; 8], messages::region(&region)].concat();
-        let add = messages::with_fd(number::ADD_MEM_REG, payload.clone(), &Arc::new(file));
-        Ok(vec![add, messages::plain(number::REM_MEM_REG, payload)])
+    /// Adds a region, or removes it.
+    fn change_memory(&mut self, m: usize) -> Result<Vec<FrontEndStep>, Violation> {
+        let machine = &mut self.machines[m];
+        let payload = [vec![0; 8], messages::region(&MachineMemory::extra_region())].concat();
+        // Its reply comes when the change is complete, also without acknowledgements.
+        let sync = messages::plain(number::GET_STATUS, vec![]);
+        match machine.memory.extra_state() {
+            None | Some(ExtraRegionState::Removed) if machine.uses_extra() => Ok(vec![]),
+            None | Some(ExtraRegionState::Removed) => {
+                let file = machine.memory.create_extra().map_err(|e| e.to_string())?;
+                let add = messages::with_fd(number::ADD_MEM_REG, payload, &file);
+                Ok(vec![add, sync, FrontEndStep::OpenExtra(true)])
+            }
+            Some(_) => {
+                self.counts.memory_changes += 1;
+                let remove = messages::plain(number::REM_MEM_REG, payload);
+                Ok(vec![FrontEndStep::OpenExtra(false), remove, sync, FrontEndStep::CheckExtra])
+            }
+        }
     }
 
     /// Faults of disks so far.

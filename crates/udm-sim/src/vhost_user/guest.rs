@@ -1,6 +1,6 @@
 //! An orderly guest: a driver of one ring that keeps the rules, and checks all results.
 
-use super::memory::{DATA, HEADERS, MachineMemory, STATUSES};
+use super::memory::{BLOCK, DATA, EXTRA, EXTRA_PART, ExtraRegionState, HEADERS, MachineMemory, STATUSES};
 use super::model::{GuestCompletion, GuestDiskModel, GuestOp, GuestRequest, POISON, SECTOR};
 use super::ring::{Buffer, DriverRing};
 use crate::model::Violation;
@@ -107,9 +107,8 @@ impl OrderlyGuest {
     /// A turn: notifies, takes completed requests, or adds some.
     pub(super) fn turn(&mut self, around: &mut GuestContext<'_>) -> Result<(), Violation> {
         self.next = around.now + Nanos(1 + around.chance.span(self.habits.pause));
-        if self.ring.has_unannounced() && (around.is_resting || around.chance.below(4) > 0) {
-            let wants = self.ring.announce(around.memory);
-            around.kicks[usize::from(!wants)] += 1;
+        if around.is_resting || around.chance.below(4) > 0 {
+            self.announce(around);
         }
         self.take_completed(around)?;
         if self.check.is_some() {
@@ -120,7 +119,30 @@ impl OrderlyGuest {
                 self.add_one(around);
             }
         }
+        // Most drivers notify at once.
+        if around.chance.one_in(2) {
+            self.announce(around);
+        }
         Ok(())
+    }
+
+    /// Notifies the device of added requests, if it wants that.
+    fn announce(&mut self, around: &mut GuestContext<'_>) {
+        if self.ring.has_unannounced() {
+            let wants = self.ring.announce(around.memory);
+            around.kicks[usize::from(!wants)] += 1;
+        }
+    }
+
+    /// Chooses where a read puts its data: in the place `start`, or in the region that is added and
+    /// removed. Each ring has a part of that, for one request.
+    fn choose_data(&self, start: usize, len: usize, around: &mut GuestContext<'_>) -> usize {
+        let is_open = around.memory.extra_state() == Some(ExtraRegionState::Open);
+        let is_free = is_open && !self.requests.values().any(GuestRequest::is_in_extra);
+        match is_free && len <= EXTRA_PART && around.chance.one_in(2) {
+            true => EXTRA + self.ring.block / BLOCK * EXTRA_PART,
+            false => start,
+        }
     }
 
     fn take_completed(&mut self, around: &mut GuestContext<'_>) -> Result<(), Violation> {
@@ -239,6 +261,7 @@ impl OrderlyGuest {
             GuestOp::Discard | GuestOp::WriteZeroes => (encode_ranges(op, &ranges, around.chance), false),
             GuestOp::Flush | GuestOp::Unknown => (Vec::new(), false),
         };
+        let start = if op == GuestOp::Read { self.choose_data(start, payload.len(), around) } else { start };
         around.memory.write(start, &payload);
         let data = self.cut(start, payload.len(), around.chance);
         let head = self.ring.free.last().copied();
@@ -279,6 +302,7 @@ impl OrderlyGuest {
             faults: around.faults,
             is_through: around.through_since.is_some(),
             must,
+            may_fail: false,
         };
         around.events.push(format!("ring {:#x}: adds {} as {head}", self.ring.block, request.describe()));
         around.model.begin(&request);

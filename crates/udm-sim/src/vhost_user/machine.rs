@@ -2,9 +2,11 @@
 
 use super::guest::{GuestDisk, OrderlyGuest};
 use super::hostile::HostileGuest;
-use super::memory::MachineMemory;
+use super::memory::{ExtraRegionState, MachineMemory};
 use super::messages::{self, FrontEndConnection, FrontEndStep, number};
+use super::model::GuestRequest;
 use super::ring::DriverRing;
+use crate::model::Violation;
 use crate::rng::SimRng;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -133,6 +135,41 @@ impl Machine {
             copy_to_shared(inflight.map.words(), 0, bytes);
         }
         self.bases.clone_from(&copy.used);
+    }
+
+    /// True if a request of a guest has data in the region that is added and removed.
+    pub(super) fn uses_extra(&self) -> bool {
+        self.guests.iter().any(|guest| match guest {
+            RingGuest::Orderly(guest) => guest.requests.values().any(GuestRequest::is_in_extra),
+            RingGuest::Hostile(_) => false,
+        })
+    }
+
+    /// Lets the guests use the region that is added and removed, or not any more. A request that
+    /// the back end takes after it has removed the region fails.
+    pub(super) fn open_extra(&mut self, is_open: bool) {
+        let state = if is_open { ExtraRegionState::Open } else { ExtraRegionState::Closed };
+        self.memory.set_extra_state(state);
+        for guest in &mut self.guests {
+            if let RingGuest::Orderly(guest) = guest {
+                let requests = guest.requests.values_mut().filter(|request| request.is_in_extra());
+                requests.for_each(|request| request.may_fail |= !is_open);
+            }
+        }
+    }
+
+    /// The back end has removed the region: it has completed the requests with data there.
+    pub(super) fn check_removed_region(&mut self) -> Result<(), Violation> {
+        self.memory.set_extra_state(ExtraRegionState::Removed);
+        for guest in &self.guests {
+            let RingGuest::Orderly(guest) = guest else { continue };
+            let completed = guest.ring.completed_heads(&self.memory);
+            let mut used = guest.requests.iter().filter(|(_, request)| request.is_in_extra());
+            if let Some((_, request)) = used.find(|(head, _)| !completed.contains(head)) {
+                return Err(format!("{} uses memory that was removed", request.describe()));
+            }
+        }
+        Ok(())
     }
 
     /// The connection is over.

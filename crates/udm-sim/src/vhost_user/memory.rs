@@ -1,7 +1,8 @@
 //! The memory of a simulated machine, and its copy at the moment at which a server is killed.
 //!
 //! The memory consists of one block per ring. A block begins with the parts of the ring, and ends
-//! with places for data. In some worlds it is two regions that adjoin in the guest.
+//! with places for data. In some worlds it is two regions that adjoin in the guest. At times there
+//! is another region, into which guests read.
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::io;
@@ -17,6 +18,11 @@ pub(super) const GUEST: u64 = 0x10_0000;
 const USER: u64 = 0x7f00_0000_0000;
 /// Distance of the regions in the front end's process, beyond the length of the first one.
 const GAP: u64 = 1 << 30;
+
+/// Offset of the region that is added and removed, its part per ring, and its bytes.
+pub(super) const EXTRA: usize = 1 << 40;
+pub(super) const EXTRA_PART: usize = 4096;
+const EXTRA_LEN: usize = 4 * EXTRA_PART;
 
 /// Bytes per block.
 pub(super) const BLOCK: usize = 96 << 10;
@@ -35,6 +41,24 @@ pub(super) struct MachineMemory {
     /// Length of the first region in bytes.
     split: usize,
     len: usize,
+    extra: Option<ExtraRegion>,
+}
+
+/// The state of a region that is added and removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExtraRegionState {
+    /// The back end may not have it yet, or is to remove it: guests do not use it for new requests.
+    Closed,
+    /// The back end has it.
+    Open,
+    /// The back end has removed it.
+    Removed,
+}
+
+struct ExtraRegion {
+    file: Arc<OwnedFd>,
+    map: SharedMemoryMap,
+    state: ExtraRegionState,
 }
 
 impl MachineMemory {
@@ -50,7 +74,38 @@ impl MachineMemory {
             Ok((Arc::new(file), map))
         };
         let parts = lens.into_iter().map(part).collect::<io::Result<_>>()?;
-        Ok(MachineMemory { parts, split, len })
+        Ok(MachineMemory { parts, split, len, extra: None })
+    }
+
+    /// Creates the region that is added and removed. Returns its file.
+    pub(super) fn create_extra(&mut self) -> io::Result<Arc<OwnedFd>> {
+        let file = memfd_create("extra", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, EXTRA_LEN as u64)?;
+        let map = SharedMemoryMap::of_guest_memory(&file, 0, EXTRA_LEN)?;
+        let file = Arc::new(file);
+        self.extra = Some(ExtraRegion { file: file.clone(), map, state: ExtraRegionState::Closed });
+        Ok(file)
+    }
+
+    /// The state of the region that is added and removed, if there was one.
+    pub(super) fn extra_state(&self) -> Option<ExtraRegionState> {
+        self.extra.as_ref().map(|extra| extra.state)
+    }
+
+    pub(super) fn set_extra_state(&mut self, state: ExtraRegionState) {
+        if let Some(extra) = &mut self.extra {
+            extra.state = state;
+        }
+    }
+
+    /// The region that is added and removed.
+    pub(super) fn extra_region() -> GuestMemoryRegion {
+        GuestMemoryRegion {
+            guest_address: GUEST + EXTRA as u64,
+            size: EXTRA_LEN as u64,
+            user_address: 1 << 44,
+            file_offset: 0,
+        }
     }
 
     /// Length in bytes.
@@ -67,7 +122,9 @@ impl MachineMemory {
             at += map.len();
             (GuestMemoryRegion { guest_address, size, user_address, file_offset: 0 }, file.clone())
         };
-        self.parts.iter().map(region).collect()
+        let extra = self.extra.iter().filter(|extra| extra.state != ExtraRegionState::Removed);
+        let extra = extra.map(|extra| (MachineMemory::extra_region(), extra.file.clone()));
+        self.parts.iter().map(region).chain(extra).collect()
     }
 
     /// The address of byte `at` in the front end's process.
@@ -76,6 +133,9 @@ impl MachineMemory {
     }
 
     fn part(&self, at: usize) -> (&SharedMemoryMap, usize) {
+        if let Some(extra) = self.extra.as_ref().filter(|_| at >= EXTRA) {
+            return (&extra.map, at - EXTRA);
+        }
         if at < self.split { (&self.parts[0].1, at) } else { (&self.parts[1].1, at - self.split) }
     }
 

@@ -59,6 +59,10 @@ pub(super) enum FrontEndStep {
     ClearRing(usize),
     /// A ring continues at the index that the back end returned for it.
     SendBase(usize),
+    /// Guests may use the region that was added, or not any more.
+    OpenExtra(bool),
+    /// The region was removed: no request uses it any more.
+    CheckExtra,
     /// It closes the connection. With `in_order` all rings are stopped, and the next connection may
     /// have a new record.
     Close { in_order: bool },

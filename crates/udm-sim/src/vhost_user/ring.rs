@@ -158,6 +158,13 @@ impl DriverRing {
         memory.u16_at(self.block + USED + 2).load(Ordering::Acquire)
     }
 
+    /// Heads of completed requests that the driver has not taken.
+    pub(super) fn completed_heads(&self, memory: &MachineMemory) -> Vec<u16> {
+        let count = self.used_index(memory).wrapping_sub(self.seen);
+        let at = |i| self.block + USED + self.layout.used_entry(self.seen.wrapping_add(i));
+        (0..count).map(|i| memory.u32_at(at(i)).load(Ordering::Relaxed) as u16).collect()
+    }
+
     /// Describes the state of the ring, for a person.
     pub(super) fn describe(&self, memory: &MachineMemory) -> String {
         let word = |at: usize| memory.u16_at(self.block + at).load(Ordering::Relaxed);

@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_core::bugs::{Bug, SimWorldKind, plant_bug};
 use udm_sim::run::RunFailure;
-use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan, lifecycle, nbd, nbd_client, run, verbs};
+use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan};
+use udm_sim::{lifecycle, nbd, nbd_client, run, verbs, vhost_user};
 
 /// Steps per seed, and the number of seeds in which a bug must be found.
 const STEPS: u64 = 5000;
@@ -63,6 +64,7 @@ fn try_one(world: SimWorldKind, plan: &RunPlan) -> Result<(), Box<RunFailure>> {
         SimWorldKind::Verbs => verbs::run(plan).map(drop),
         SimWorldKind::NbdClient => nbd_client::run(plan).map(drop),
         SimWorldKind::Lives => lifecycle::run(plan).map(drop),
+        SimWorldKind::VhostUser => vhost_user::run(plan).map(drop),
     }
 }
 

@@ -17,6 +17,8 @@ pub enum SimWorldKind {
     NbdClient,
     /// Servers that run one after another over the same disks and state folder.
     Lives,
+    /// Disks of virtual machines.
+    VhostUser,
 }
 
 /// Generates `Bug` and `Bug::ALL` from one list.
@@ -468,4 +470,24 @@ bugs! {
     HandoverOutlivesDevice: Lives,
     /// A table whose snapshot was handed over still counts as a user of its store.
     SpentTableCounts: Lives,
+    /// A completed request of a virtual machine gets two used entries.
+    UsedTwice: VhostUser,
+    /// The index of a used ring is published before the entry is written.
+    UsedIndexEarly: VhostUser,
+    /// The first request of an idle queue is not marked as in flight before it is started.
+    FirstNotMarked: VhostUser,
+    /// A new server forgets the last request that was in flight.
+    InFlightForgotten: VhostUser,
+    /// A new server takes the requests that were in flight from the available ring again.
+    InFlightTakenAgain: VhostUser,
+    /// A core goes to sleep without a second look at a ring.
+    NoSecondLook: VhostUser,
+    /// A server reads if the guest wants a notification before it publishes what it completed.
+    WishReadEarly: VhostUser,
+    /// A flush of a virtual machine is answered without waiting for the disk.
+    FlushAnsweredEarly: VhostUser,
+    /// A region of memory is reported as removed while requests use it.
+    MemoryReturnedEarly: VhostUser,
+    /// A write is answered before the flush that makes it durable, while the write cache is off.
+    FlushAfterWriteForgotten: VhostUser,
 }
