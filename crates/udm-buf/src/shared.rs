@@ -151,8 +151,9 @@ impl SharedMemoryMap {
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
         // Others may write there at any time, as to atomics. Every value of a byte is valid.
-        // SAFETY: mapped with this length by `mmap_file_shared`, readable and writable, page-aligned, and
-        // unmapped in drop. A page is in the file, or is replaced on access (`lost_pages`).
+        // SAFETY: mapped with this length by `mmap_file_shared`, readable and writable,
+        // page-aligned, and unmapped in drop. A page is in the file, or is replaced on access
+        // (`lost_pages`).
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len / size_of::<AtomicU64>()) }
     }
 
@@ -176,8 +177,8 @@ impl Drop for SharedMemoryMap {
     fn drop(&mut self) {
         // Nothing else may use the addresses of a guard.
         self.lost_pages = None;
-        // SAFETY: mapped by `mmap_file_shared` with this very length; each user of the mapping holds this
-        // value.
+        // SAFETY: mapped by `mmap_file_shared` with this very length; each user of the mapping
+        // holds this value.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
     }

@@ -45,7 +45,8 @@ impl CopyRing {
 
     /// Wakes the reader if it sleeps. Called once per batch.
     fn wake(&self) {
-        // Pairs with the fence in `wait`: either this sees the flag, or the reader sees the request.
+        // Pairs with the fence in `wait`: either this sees the flag, or the reader sees the
+        // request.
         fence(SeqCst);
         if self.asleep.load(Relaxed) {
             self.reader.get().expect("set before the flag").unpark();

@@ -1,3 +1,5 @@
+//! The copy loop, and the sizes of queues.
+
 use super::*;
 use crate::jobs::parse_fio_load_options;
 use std::sync::atomic::AtomicBool;

@@ -134,8 +134,8 @@ impl UblkServer {
 
     /// Completes the requests in flight, holds new ones, and releases the device below, for some
     /// seconds at most. A disk that is dropped while it is paused is left to another process, which
-    /// can take it over when this one has ended. Returns false, with the disk as before, if requests
-    /// do not complete. Blocks.
+    /// can take it over when this one has ended. Returns false, with the disk as before, if
+    /// requests do not complete. Blocks.
     #[must_use]
     pub fn pause(&self) -> bool {
         let (reply, paused) = sync_channel(1);

@@ -199,8 +199,8 @@ impl UblkSession {
         }
     }
 
-    /// Completes what is in flight, holds new requests, and releases the export. Returns false, with
-    /// the disk as before, if requests do not complete in time.
+    /// Completes what is in flight, holds new requests, and releases the export. Returns false,
+    /// with the disk as before, if requests do not complete in time.
     pub(super) fn pause(&mut self) -> bool {
         // Of a pause that was given up.
         self.queues.iter().for_each(|queue| queue.events.try_iter().for_each(drop));

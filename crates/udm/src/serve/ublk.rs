@@ -67,9 +67,9 @@ impl UblkDisks {
         UblkDisks(Arc::default())
     }
 
-    /// Takes the disks over when process `old`, which has handed its devices to this one, has ended.
-    /// Does not wait. A disk that cannot be taken over is logged; its requests wait for the next
-    /// server.
+    /// Takes the disks over when process `old`, which has handed its devices to this one, has
+    /// ended. Does not wait. A disk that cannot be taken over is logged; its requests wait for the
+    /// next server.
     pub(super) fn take_over(
         &self,
         old: u32,
