@@ -2,7 +2,7 @@
 //! command line can include them.
 
 use crate::options::WAY_OUT;
-use crate::per_direction::{ByteLength, IoRateLimit, PerDirection};
+use crate::per_direction::{ByteLength, IoRateLimit, PerDirectionOption};
 use crate::percentiles::PercentileList;
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
@@ -44,8 +44,8 @@ pub struct FioLoadOptions {
     pub rwmixwrite: Option<u8>,
     /// The length of a request; for reads, writes and trims, separated by commas. A mixed load has
     /// one length for both
-    #[arg(long, alias = "blocksize", value_name = "SIZE", default_value = "4k", value_parser = PerDirection::<ByteLength>::from_str)]
-    pub bs: PerDirection<ByteLength>,
+    #[arg(long, alias = "blocksize", value_name = "SIZE", default_value = "4k", value_parser = PerDirectionOption::<ByteLength>::from_str)]
+    pub bs: PerDirectionOption<ByteLength>,
     /// Requests in flight per job
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub iodepth: u32,
@@ -71,11 +71,11 @@ pub struct FioLoadOptions {
     /// Maximum bytes per second of each job, for reads and for writes; or for reads, writes and
     /// trims, separated by commas. 0 or an empty value is no limit. A latency counts from the time
     /// when the request should have been sent, so it includes the wait for a slow device
-    #[arg(long, value_name = "SIZE", value_parser = PerDirection::<IoRateLimit>::from_str)]
-    pub rate: Option<PerDirection<IoRateLimit>>,
+    #[arg(long, value_name = "SIZE", value_parser = PerDirectionOption::<IoRateLimit>::from_str)]
+    pub rate: Option<PerDirectionOption<IoRateLimit>>,
     /// Like --rate, in requests per second
-    #[arg(long, value_name = "N", value_parser = PerDirection::<IoRateLimit>::from_str)]
-    pub rate_iops: Option<PerDirection<IoRateLimit>>,
+    #[arg(long, value_name = "N", value_parser = PerDirectionOption::<IoRateLimit>::from_str)]
+    pub rate_iops: Option<PerDirectionOption<IoRateLimit>>,
     /// Stop after this time, in seconds (or 500ms, 2m)
     #[arg(long, alias = "timeout", value_name = "TIME", value_parser = parse_duration_in_seconds)]
     pub runtime: Option<Duration>,

@@ -10,22 +10,22 @@ use udm_wire::size;
 
 /// An option with a value per direction, and its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PerDirection<T> {
+pub struct PerDirectionOption<T> {
     text: String,
     /// Values for reads, writes and trims; `None` if the option does not set the direction.
     pub of: [Option<T>; 3],
 }
 
-impl<T> fmt::Display for PerDirection<T> {
+impl<T> fmt::Display for PerDirectionOption<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl<T: FromStr<Err = String> + Clone> FromStr for PerDirection<T> {
+impl<T: FromStr<Err = String> + Clone> FromStr for PerDirectionOption<T> {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<PerDirection<T>, String> {
+    fn from_str(text: &str) -> Result<PerDirectionOption<T>, String> {
         let parts: Vec<&str> = text.split(',').collect();
         let part = |i: usize| match parts[i] {
             "" => Ok(None),
@@ -42,7 +42,7 @@ impl<T: FromStr<Err = String> + Clone> FromStr for PerDirection<T> {
         if of.iter().all(Option::is_none) {
             return Err("no value".into());
         }
-        Ok(PerDirection { text: text.to_owned(), of })
+        Ok(PerDirectionOption { text: text.to_owned(), of })
     }
 }
 
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn parts_are_for_directions() {
         let of = |text: &str| {
-            text.parse::<PerDirection<ByteLength>>().map(|p| p.of.map(|one| one.map_or(0, |one| one.0)))
+            text.parse::<PerDirectionOption<ByteLength>>().map(|p| p.of.map(|one| one.map_or(0, |one| one.0)))
         };
         assert_eq!(of("4k"), Ok([4096; 3]));
         assert_eq!(of("4k,8k"), Ok([4096, 8192, 8192]));

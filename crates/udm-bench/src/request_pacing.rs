@@ -1,7 +1,7 @@
 //! When a job may send its next request: its rate.
 
 use crate::load::FioLoadOptions;
-use crate::per_direction::{IoRateLimit, PerDirection};
+use crate::per_direction::{IoRateLimit, PerDirectionOption};
 use crate::stats::DIRECTIONS;
 use udm_core::Nanos;
 
@@ -25,7 +25,7 @@ struct RateSchedule {
 impl RateSchedule {
     /// The schedule of a direction; `None` if it has no rate.
     fn new(load: &FioLoadOptions, direction: usize) -> Option<RateSchedule> {
-        let of = |rates: &Option<PerDirection<IoRateLimit>>| {
+        let of = |rates: &Option<PerDirectionOption<IoRateLimit>>| {
             let rate = rates.as_ref().and_then(|rates| rates.of[direction]);
             rate.filter(|rate| rate.0 > 0).map(|rate| 1e9 / rate.0 as f64)
         };

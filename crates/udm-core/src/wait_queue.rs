@@ -33,7 +33,7 @@ pub struct WakeEpoch(u64);
 pub struct WaitQueue {
     /// The id under which waiters open their lane inboxes.
     id: DeviceId,
-    epoch: WakeCounter,
+    epoch: WaitQueueEpoch,
     waiters: OnceLock<WakeableCores>,
 }
 
@@ -48,7 +48,7 @@ impl WaitQueue {
     #[must_use]
     #[expect(clippy::new_without_default, reason = "each call returns a different value")]
     pub fn new() -> WaitQueue {
-        WaitQueue { id: DeviceId::new(), epoch: WakeCounter::new(), waiters: OnceLock::new() }
+        WaitQueue { id: DeviceId::new(), epoch: WaitQueueEpoch::new(), waiters: OnceLock::new() }
     }
 
     /// Creates a handle to wait with, for the lane stack or front end that runs in this turn.
@@ -104,11 +104,11 @@ impl WaitHandle {
 }
 
 /// Counter of wakes.
-struct WakeCounter(AtomicU64);
+struct WaitQueueEpoch(AtomicU64);
 
-impl WakeCounter {
-    fn new() -> WakeCounter {
-        WakeCounter(AtomicU64::new(0))
+impl WaitQueueEpoch {
+    fn new() -> WaitQueueEpoch {
+        WaitQueueEpoch(AtomicU64::new(0))
     }
 
     /// Acquire pairs with the release in `advance`: a waiter that sees the epoch sees the change
@@ -131,7 +131,7 @@ impl CoreWaitingFlags {
     }
 
     /// Marks `core` as waiting. Returns false if the epoch has moved since `seen`.
-    fn wait(&self, core: usize, epoch: &WakeCounter, seen: WakeEpoch) -> bool {
+    fn wait(&self, core: usize, epoch: &WaitQueueEpoch, seen: WakeEpoch) -> bool {
         self.0[core].store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         epoch.now() == seen
@@ -159,7 +159,7 @@ mod loom_tests {
     struct WaitQueueModel {
         /// The condition of the waiter.
         done: AtomicUsize,
-        epoch: WakeCounter,
+        epoch: WaitQueueEpoch,
         waiting: CoreWaitingFlags,
         wakes: AtomicUsize,
     }
@@ -181,7 +181,7 @@ mod loom_tests {
         model.check(move || {
             let m = Arc::new(WaitQueueModel {
                 done: AtomicUsize::new(0),
-                epoch: WakeCounter::new(),
+                epoch: WaitQueueEpoch::new(),
                 waiting: CoreWaitingFlags::new(1),
                 wakes: AtomicUsize::new(0),
             });
@@ -219,7 +219,7 @@ mod loom_tests {
     #[test]
     fn an_epoch_shows_its_change() {
         loom::model(|| {
-            let m = Arc::new((AtomicUsize::new(0), WakeCounter::new()));
+            let m = Arc::new((AtomicUsize::new(0), WaitQueueEpoch::new()));
             let other = m.clone();
             let thread = thread::spawn(move || {
                 other.0.store(1, Ordering::Relaxed);

@@ -8,13 +8,13 @@ use crate::model::Violation;
 use crate::plan::DisturbanceClass;
 use crate::tables::TableLineTarget;
 use crate::timers::TimedEvent;
-use crate::world::TargetWorld;
+use crate::world::MappedDeviceStackWorld;
 use udm_core::{Nanos, OwnWork};
 
 /// Delay of a timed resume that is due while a table is loaded.
 const RESUME_PAUSE: Nanos = Nanos::from_millis(100);
 
-impl TargetWorld {
+impl MappedDeviceStackWorld {
     /// Performs one random action.
     ///
     /// # Errors

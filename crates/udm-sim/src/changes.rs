@@ -8,7 +8,7 @@ use crate::model::Violation;
 use crate::path::NO_LANE;
 use crate::tables::{FlakeyFault, TableLineTarget};
 use crate::timers::TimedEvent;
-use crate::world::TargetWorld;
+use crate::world::MappedDeviceStackWorld;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn max_striped_failure_events(kind: &TableLineTarget) -> u64 {
     }
 }
 
-impl TargetWorld {
+impl MappedDeviceStackWorld {
     /// Continues the suspends and resumes that were woken.
     pub fn step_changes(&mut self) -> Result<(), Violation> {
         for i in 0..self.devices.len() {

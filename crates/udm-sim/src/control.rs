@@ -10,7 +10,7 @@ use crate::path::SimPath;
 use crate::table_map::ModelTableMap;
 use crate::tables::TableSpec;
 use crate::wakeable::create_transition_wake_flag;
-use crate::world::TargetWorld;
+use crate::world::MappedDeviceStackWorld;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ pub(crate) fn error_to_violation<E: std::fmt::Display>(what: String) -> impl FnO
     move |e| format!("{what}: {e}")
 }
 
-impl TargetWorld {
+impl MappedDeviceStackWorld {
     /// Creates all devices with the given tables: those of the blueprint, or those from before a
     /// crash.
     pub fn make_devices(&mut self, specs: &[TableSpec]) -> Result<(), Violation> {
@@ -302,7 +302,7 @@ impl TargetWorld {
     /// Starts a resume of one or several devices.
     pub fn resume(&mut self, several: &[usize]) -> Result<(), Violation> {
         let (woken, wake) = create_transition_wake_flag();
-        let live = |world: &TargetWorld, i: usize| world.devices[i].phase == DevicePhase::Live;
+        let live = |world: &MappedDeviceStackWorld, i: usize| world.devices[i].phase == DevicePhase::Live;
         // With the kernel's semantics, held requests fail; with `noflush` they wait for the new
         // table. Requests that a suspended device holds must wait.
         let asked = self.machine.control.one_in(2);

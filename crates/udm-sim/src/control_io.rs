@@ -5,7 +5,7 @@ use crate::cores::SimCoreInboxes;
 use crate::environment::lock_environment;
 use crate::model::Violation;
 use crate::turn::MachineWorld;
-use crate::world::TargetWorld;
+use crate::world::MappedDeviceStackWorld;
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::control_io::{ControlIoResult, ControlIoRunGuard};
@@ -18,7 +18,7 @@ const TIMEOUT: Nanos = Nanos::from_millis(30_000);
 const STEPS_MAX: u64 = 20_000;
 
 /// Control-side I/O of `world` while a table is loaded.
-pub struct SimTableLoadIo<'a, W = TargetWorld> {
+pub struct SimTableLoadIo<'a, W = MappedDeviceStackWorld> {
     world: RefCell<&'a mut W>,
     wrong: RefCell<Option<Violation>>,
     failed: Cell<bool>,

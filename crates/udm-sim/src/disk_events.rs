@@ -3,10 +3,10 @@
 use crate::environment::lock_environment;
 use crate::register_model::stamp_text;
 use crate::timers::TimedEvent;
-use crate::world::TargetWorld;
+use crate::world::MappedDeviceStackWorld;
 use udm_core::Nanos;
 
-impl TargetWorld {
+impl MappedDeviceStackWorld {
     /// Applies the late writes that are due at `at`, or now.
     pub(crate) fn land(&mut self, at: Option<Nanos>) {
         let mut env = lock_environment(&self.machine.env);

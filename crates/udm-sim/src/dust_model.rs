@@ -3,7 +3,7 @@
 use crate::environment::lock_environment;
 use crate::model::Violation;
 use crate::tables::{PassThroughTarget, TableLineTarget, TableSpec};
-use crate::world::TargetWorld;
+use crate::world::MappedDeviceStackWorld;
 use std::collections::BTreeMap;
 
 /// A dust line of a live table.
@@ -76,7 +76,7 @@ impl DustLine {
     }
 }
 
-impl TargetWorld {
+impl MappedDeviceStackWorld {
     /// Sends a message to one of the dust lines of device `i`.
     ///
     /// # Errors

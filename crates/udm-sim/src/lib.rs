@@ -1,11 +1,11 @@
 //! The deterministic simulator in which udm is tested.
 //!
-//! A [`TargetWorld`](world::TargetWorld) gives the unchanged targets, tables and mapped devices
-//! their time, random numbers and I/O. It runs any number of cores on one thread. Its paths fail in
-//! every way. Its disks keep their contract and use all its freedom: they reorder writes, lose
-//! their cache, and complete late. Its control side suspends, reloads, sends messages and cuts the
-//! power. A [`DeviceModel`](model::DeviceModel) checks each result. One seed gives one run, event
-//! for event, so a failure can be replayed.
+//! A [`MappedDeviceStackWorld`](world::MappedDeviceStackWorld) gives the unchanged targets, tables
+//! and mapped devices their time, random numbers and I/O. It runs any number of cores on one
+//! thread. Its paths fail in every way. Its disks keep their contract and use all its freedom: they
+//! reorder writes, lose their cache, and complete late. Its control side suspends, reloads, sends
+//! messages and cuts the power. A [`DeviceModel`](model::DeviceModel) checks each result. One seed
+//! gives one run, event for event, so a failure can be replayed.
 //!
 //! At each access to shared state a lane passes a point (`udm_core::interleave`), where the
 //! simulator may run another core. In other builds a point is empty. The turn of a core, its ring,

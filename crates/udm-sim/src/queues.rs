@@ -5,7 +5,7 @@ use crate::environment::{SharedEnv, lock_environment};
 use crate::machine::Machine;
 use crate::model::Violation;
 use crate::rng::{RngStream, SimRng};
-use crate::world::TargetWorld;
+use crate::world::MappedDeviceStackWorld;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -140,7 +140,7 @@ impl Machine {
     }
 }
 
-impl TargetWorld {
+impl MappedDeviceStackWorld {
     /// Gives device `i` a queue of its own, if the blueprint has one and the table is
     /// request-based. The returned flag must be true while the device is suspended.
     pub(crate) fn give_queue(&mut self, i: usize, mapped: &MappedDevice) -> Arc<AtomicBool> {

@@ -9,7 +9,7 @@ use crate::plan::DisturbanceClass;
 use crate::tables::{PathSelector, TableSpec};
 use crate::tasks::RunningTask;
 use crate::turn::MachineWorld as _;
-use crate::world::TargetWorld;
+use crate::world::MappedDeviceStackWorld;
 use udm_core::{Nanos, Op, OwnWork};
 use udm_wire::multipath_conf::Failback;
 
@@ -21,7 +21,7 @@ const REST_STEPS_MAX: u64 = 2_000_000;
 const REST_LATE: Nanos = Nanos::from_millis(200_000);
 const LATE: Nanos = Nanos::from_millis(1_000);
 
-impl TargetWorld {
+impl MappedDeviceStackWorld {
     /// Waits until all work completes, and inspects the result. Sometimes all devices are removed
     /// and created again.
     ///

@@ -7,7 +7,7 @@ use crate::plan::{DisturbanceClass, ExcludedDisturbances, RunPlan};
 use crate::snapshots;
 use crate::totals::RunTotals;
 use crate::turn::MachineWorld;
-use crate::world::TargetWorld;
+use crate::world::MappedDeviceStackWorld;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
@@ -86,7 +86,7 @@ pub(crate) trait RunnableWorld: MachineWorld + Sized {
 /// flight in it.
 pub fn run(plan: &RunPlan) -> Result<CleanRun, Box<RunFailure>> {
     match plan.snapshots {
-        false => run_world::<TargetWorld>(plan),
+        false => run_world::<MappedDeviceStackWorld>(plan),
         true => run_world::<snapshots::SnapshotWorld>(plan),
     }
 }
@@ -150,13 +150,13 @@ fn collect_run_totals(world: &mut impl RunnableWorld) -> RunTotals {
     totals
 }
 
-impl RunnableWorld for TargetWorld {
-    fn build(plan: &RunPlan) -> Result<TargetWorld, Violation> {
-        TargetWorld::new(plan)
+impl RunnableWorld for MappedDeviceStackWorld {
+    fn build(plan: &RunPlan) -> Result<MappedDeviceStackWorld, Violation> {
+        MappedDeviceStackWorld::new(plan)
     }
 
     fn run(&mut self) -> Result<(), Violation> {
-        TargetWorld::run(self)
+        MappedDeviceStackWorld::run(self)
     }
 
     fn count(&self, totals: &mut RunTotals) {

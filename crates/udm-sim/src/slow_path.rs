@@ -7,7 +7,7 @@
 use crate::environment::lock_environment;
 use crate::model::Violation;
 use crate::tables::PathSelector;
-use crate::world::TargetWorld;
+use crate::world::MappedDeviceStackWorld;
 use udm_core::{Nanos, Op};
 use udm_dm::PathReport;
 
@@ -60,7 +60,7 @@ struct SlowPath {
     verdict: ExpectedPathEjection,
 }
 
-impl TargetWorld {
+impl MappedDeviceStackWorld {
     /// Runs the test, if the world ejects slow paths.
     ///
     /// # Errors

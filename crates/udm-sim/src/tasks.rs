@@ -3,7 +3,7 @@
 use crate::cores::TaskPurpose;
 use crate::environment::{CHECK_SLACK, lock_environment};
 use crate::model::Violation;
-use crate::world::TargetWorld;
+use crate::world::MappedDeviceStackWorld;
 use slab::Slab;
 use std::sync::Arc;
 use udm_core::{
@@ -221,7 +221,7 @@ impl BioTaskCx for SimTaskCx<'_> {
     }
 }
 
-impl TargetWorld {
+impl MappedDeviceStackWorld {
     /// Updates the model for paths that a checker failed or reinstated. A reinstated path must have
     /// answered a check since its failure. A failed path must have a check with a bad or no answer.
     /// A path that must be failed has to be.

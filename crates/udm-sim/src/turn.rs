@@ -10,7 +10,7 @@ use crate::rng::SimRng;
 use crate::slow_path;
 use crate::tasks::RunningTask;
 use crate::trace::TraceEventKind;
-use crate::world::TargetWorld;
+use crate::world::MappedDeviceStackWorld;
 use std::mem::ManuallyDrop;
 use udm_core::{Batch, BioFlags, Nanos, Op};
 
@@ -286,13 +286,13 @@ impl Machine {
     }
 }
 
-impl MachineWorld for TargetWorld {
+impl MachineWorld for MappedDeviceStackWorld {
     fn machine(&mut self) -> &mut Machine {
         &mut self.machine
     }
 
     fn step(&mut self) -> Result<(), Violation> {
-        TargetWorld::step(self)
+        MappedDeviceStackWorld::step(self)
     }
 
     fn is_internal_io(purpose: TaskPurpose) -> bool {
@@ -304,11 +304,11 @@ impl MachineWorld for TargetWorld {
     }
 
     fn waiting(&self) -> String {
-        TargetWorld::waiting(self)
+        MappedDeviceStackWorld::waiting(self)
     }
 
     fn cancel_deadlocked_change(&mut self) -> bool {
-        TargetWorld::cancel_deadlocked_change(self)
+        MappedDeviceStackWorld::cancel_deadlocked_change(self)
     }
 
     /// Draws requests of core `c` for its lane `i`.

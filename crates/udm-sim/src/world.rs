@@ -38,7 +38,7 @@ const FAVOURITES: [Option<u64>; 10] =
     [None, None, None, Some(0), Some(50), Some(90), Some(120), Some(155), Some(160), Some(172)];
 
 /// A simulated world of mapped devices, tables and paths.
-pub struct TargetWorld {
+pub struct MappedDeviceStackWorld {
     /// The machine of the world.
     pub machine: Machine,
     /// The blueprint of the world.
@@ -62,16 +62,17 @@ pub struct TargetWorld {
     pub(crate) late_changes: u64,
     /// Step of the next quiescence.
     pub rest_at: u64,
-    /// An action that this world prefers, as a number of the dice in [`TargetWorld::act`].
+    /// An action that this world prefers, as a number of the dice in
+    /// [`MappedDeviceStackWorld::act`].
     pub(crate) favourite: Option<u64>,
 }
 
-impl TargetWorld {
+impl MappedDeviceStackWorld {
     /// Builds the world of `plan`.
     ///
     /// # Errors
     /// If a valid table is refused.
-    pub fn new(plan: &RunPlan) -> Result<TargetWorld, Violation> {
+    pub fn new(plan: &RunPlan) -> Result<MappedDeviceStackWorld, Violation> {
         let mut build = SimRng::new(plan.seed, RngStream::Build);
         let drawn = build.pick(&[1, 1, 2, 2, 3, 4]);
         let cores = plan.cores.unwrap_or(drawn);
@@ -108,7 +109,7 @@ impl TargetWorld {
             blueprint.paths.iter().map(|disk| SimPathState::draw(*disk, &mut build, plan.without)).collect();
         let sizes: Vec<u64> = blueprint.disks.iter().map(|d| if d.log { 0 } else { d.sectors }).collect();
         let cells = SectorRegisterModel::new(&sizes, SimDisk::first_stamp);
-        let mut world = TargetWorld {
+        let mut world = MappedDeviceStackWorld {
             machine: Machine::new(plan, &mut build, cores, env, cells),
             log: WriteLogModel::default(),
             tables: Vec::new(),

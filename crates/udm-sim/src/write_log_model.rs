@@ -19,7 +19,7 @@ use crate::model::Violation;
 use crate::register_model::NEVER;
 use crate::stamp;
 use crate::tables::{PassThroughTarget, TableLineTarget, TableSpec};
-use crate::world::TargetWorld;
+use crate::world::MappedDeviceStackWorld;
 use std::collections::HashMap;
 use udm_core::errno::EBUSY;
 use udm_core::{Bio, BioFlags, Op, SECTOR_SIZE};
@@ -328,7 +328,7 @@ impl LoggedRequest {
     }
 }
 
-impl TargetWorld {
+impl MappedDeviceStackWorld {
     /// True if the logging device reports that it logs.
     pub(crate) fn is_logging(&self, device: usize) -> bool {
         !self.devices[device].mapped().status_text().contains("logging_disabled")

@@ -7,7 +7,7 @@ use udm_core::errno::ETIMEDOUT;
 use udm_core::{Device, Sector, Sectors};
 use udm_sim::RunPlan;
 use udm_sim::control_io::SimTableLoadIo;
-use udm_sim::world::TargetWorld;
+use udm_sim::world::MappedDeviceStackWorld;
 
 /// Counts of the reads of a world.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,7 +19,7 @@ struct ReadCounts {
 }
 
 fn world(seed: u64) -> ReadCounts {
-    let mut world = TargetWorld::new(&RunPlan::new(seed, 3000)).unwrap();
+    let mut world = MappedDeviceStackWorld::new(&RunPlan::new(seed, 3000)).unwrap();
     let mut seen = ReadCounts::default();
     for round in 0..60 {
         for _ in 0..50 {

@@ -20,7 +20,7 @@ struct ErrorTarget {
 ///
 /// # Errors
 /// With two arguments: `Invalid device sector`, `Device lookup failed`.
-pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+pub fn create_error_target(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let like = match args.args {
         [device, offset] => {
             let start = parse_decimal_u64(offset)

@@ -21,16 +21,32 @@ use udm_dm::TargetType;
 /// All target types, sorted by name. A new type needs its own file, its document, its test and one
 /// line here. There is no automatic registration.
 pub const TARGETS: &[TargetType] = &[
-    TargetType { name: "delay", version: [1, 4, 0], new: crate::fault::delay::new },
-    TargetType { name: "dust", version: [1, 0, 0], new: crate::fault::dust::new },
-    TargetType { name: "error", version: [1, 7, 0], new: crate::error_target::new },
-    TargetType { name: "flakey", version: [1, 5, 0], new: crate::fault::flakey::new },
-    TargetType { name: "linear", version: [1, 4, 0], new: crate::linear::new },
-    TargetType { name: "log-writes", version: [1, 1, 0], new: crate::fault::log_writes::new },
-    TargetType { name: "multipath", version: [1, 14, 0], new: crate::multipath::new },
-    TargetType { name: "snapshot", version: [1, 16, 0], new: crate::snapshot::target::new },
-    TargetType { name: "snapshot-merge", version: [1, 5, 0], new: crate::snapshot::merge::new },
-    TargetType { name: "snapshot-origin", version: [1, 9, 0], new: crate::snapshot::origin::new },
-    TargetType { name: "striped", version: [1, 6, 0], new: crate::striped::new },
-    TargetType { name: "zero", version: [1, 2, 0], new: crate::zero::new },
+    TargetType { name: "delay", version: [1, 4, 0], new: crate::fault::delay::create_delay_target },
+    TargetType { name: "dust", version: [1, 0, 0], new: crate::fault::dust::create_dust_target },
+    TargetType { name: "error", version: [1, 7, 0], new: crate::error_target::create_error_target },
+    TargetType { name: "flakey", version: [1, 5, 0], new: crate::fault::flakey::create_flakey_target },
+    TargetType { name: "linear", version: [1, 4, 0], new: crate::linear::create_linear_target },
+    TargetType {
+        name: "log-writes",
+        version: [1, 1, 0],
+        new: crate::fault::log_writes::create_log_writes_target,
+    },
+    TargetType { name: "multipath", version: [1, 14, 0], new: crate::multipath::create_multipath_target },
+    TargetType {
+        name: "snapshot",
+        version: [1, 16, 0],
+        new: crate::snapshot::target::create_snapshot_target,
+    },
+    TargetType {
+        name: "snapshot-merge",
+        version: [1, 5, 0],
+        new: crate::snapshot::merge::create_snapshot_merge_target,
+    },
+    TargetType {
+        name: "snapshot-origin",
+        version: [1, 9, 0],
+        new: crate::snapshot::origin::create_snapshot_origin_target,
+    },
+    TargetType { name: "striped", version: [1, 6, 0], new: crate::striped::create_striped_target },
+    TargetType { name: "zero", version: [1, 2, 0], new: crate::zero::create_zero_target },
 ];

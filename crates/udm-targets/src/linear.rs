@@ -22,7 +22,7 @@ struct LinearTarget {
 /// # Errors
 /// The kernel's: `Invalid argument count`, `Invalid device sector`, `Device lookup failed`. An
 /// offset beyond 64 bits, which the kernel takes modulo 2^64, is refused.
-pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+pub fn create_linear_target(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let [device, offset] = args.args else {
         return Err(TargetError::new("linear: Invalid argument count").at(args.args.len().min(2)));
     };

@@ -48,7 +48,7 @@ struct StripedTarget {
 /// The kernel's, in its order: `Not enough arguments`, `Invalid stripe count`, `Invalid
 /// chunk_size`, `Target length not divisible by number of stripes`, `Target length not divisible by
 /// chunk size`, `Not enough destinations specified`, `Couldn't parse stripe destination`.
-pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+pub fn create_striped_target(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let refuse = |text: &str, word: usize| TargetError::new(format!("striped: {text}")).at(word);
     let [count, chunk, destinations @ ..] = args.args else {
         return Err(refuse("Not enough arguments", args.args.len()));

@@ -16,7 +16,7 @@ struct ZeroTarget {
 ///
 /// # Errors
 /// `No arguments required`.
-pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+pub fn create_zero_target(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     if !args.args.is_empty() {
         return Err(TargetError::new("zero: No arguments required").at(0));
     }

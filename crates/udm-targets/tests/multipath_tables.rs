@@ -129,7 +129,7 @@ fn hostile_numbers() {
             io: &TestControlIo::new(),
             cores: 1,
         };
-        let error = udm_targets::multipath::new(&mut args).err().expect(count);
+        let error = udm_targets::multipath::create_multipath_target(&mut args).err().expect(count);
         assert_eq!(error.text, "multipath: invalid number of paths", "{count}");
     }
 }

@@ -8,7 +8,7 @@ use super::disk::{OpenDisk, SyncTrackedDescriptor};
 use super::flush::{FLUSH, FlushQueue};
 use super::inline_io::InlineIoQueue;
 use super::outcome::FileRequestNextAction;
-use super::request::{FileRequest, FileRequestSharedState, FileRequestStep};
+use super::request::{FileLaneRequestState, FileRequest, FileRequestStep};
 use super::{DirectAlignment, MAX_SECTORS};
 use slab::Slab;
 use std::collections::VecDeque;
@@ -31,7 +31,7 @@ const SYNC_LOOK: Nanos = Nanos(50_000);
 pub(super) struct FileLane {
     pub(super) user: RingUser,
     pub(super) limits: Limits,
-    pub(super) shared: FileRequestSharedState,
+    pub(super) shared: FileLaneRequestState,
     pub(super) slots: Slab<FileRequest>,
     waiting: VecDeque<Box<Bio>>,
     pub(super) flushes: FlushQueue,
@@ -52,7 +52,7 @@ impl FileLane {
         handle: &SyncTrackedDescriptor,
         limits: Limits,
     ) -> FileLane {
-        let shared = FileRequestSharedState {
+        let shared = FileLaneRequestState {
             disk: Arc::clone(disk),
             fd: Arc::clone(&handle.fd),
             witness: handle.witness.clone(),

@@ -87,7 +87,7 @@ pub(super) struct FileRequest {
 }
 
 /// State shared by the slots of a lane.
-pub(super) struct FileRequestSharedState {
+pub(super) struct FileLaneRequestState {
     /// Dropped before `disk`, which closes the descriptors.
     pub(super) fd: Arc<OwnedFd>,
     pub(super) witness: Option<Arc<OwnedFd>>,
@@ -106,7 +106,7 @@ pub(super) struct FileRequestSharedState {
 }
 
 impl FileRequest {
-    pub(super) fn new(bio: Box<Bio>, shared: &FileRequestSharedState) -> FileRequest {
+    pub(super) fn new(bio: Box<Bio>, shared: &FileLaneRequestState) -> FileRequest {
         let mut slot = FileRequest {
             bio,
             step: FileRequestStep::Flush,
@@ -133,7 +133,7 @@ impl FileRequest {
     }
 
     /// Returns the first step: the flush before the request, or its main step.
-    pub(super) fn first_step(&self, shared: &FileRequestSharedState) -> FileRequestStep {
+    pub(super) fn first_step(&self, shared: &FileLaneRequestState) -> FileRequestStep {
         if self.bio.flags.contains(BioFlags::PREFLUSH) || self.bio.op == Op::Flush {
             return FileRequestStep::Flush;
         }
@@ -141,7 +141,7 @@ impl FileRequest {
     }
 
     /// Returns the step that reads, writes, zeroes, discards or flushes.
-    pub(super) fn main_step(&self, shared: &FileRequestSharedState) -> FileRequestStep {
+    pub(super) fn main_step(&self, shared: &FileLaneRequestState) -> FileRequestStep {
         match self.bio.op {
             Op::Flush => FileRequestStep::Flush,
             Op::Read | Op::Write => {
@@ -154,7 +154,7 @@ impl FileRequest {
         }
     }
 
-    fn is_known_unsupported(&self, shared: &FileRequestSharedState) -> bool {
+    fn is_known_unsupported(&self, shared: &FileLaneRequestState) -> bool {
         if self.keeps_blocks() { shared.no_zero_range } else { shared.no_punch }
     }
 
@@ -174,7 +174,7 @@ impl FileRequest {
 
     /// Returns the ring operation of the current step. `memory` is the memory of the step's
     /// previous operation; it is empty for the first one.
-    pub(super) fn operation(&mut self, memory: Segments, shared: &mut FileRequestSharedState) -> RingOp {
+    pub(super) fn operation(&mut self, memory: Segments, shared: &mut FileLaneRequestState) -> RingOp {
         let fd = Arc::clone(&shared.fd);
         let offset = self.bio.sector.bytes() + self.done;
         match self.step {

@@ -21,7 +21,7 @@ use udm_wire::uri::ServerStoppedProof;
 pub(super) const ABANDONED_MAX: usize = 4;
 
 /// An abandoned connection and its held writes.
-pub(super) struct AbandonedConnection {
+pub(super) struct AbandonedConnectionWithHeldWrites {
     /// `None` if nothing more can be received on it.
     connection: Option<NbdClientConnection>,
     /// The local system dropped the connection.
@@ -49,7 +49,7 @@ pub(super) struct AbandonedConnection {
 }
 
 /// Resources of a lane that its abandoned connections use.
-pub(super) struct AbandonedConnectionResources<'a> {
+pub(super) struct LaneResourcesForAbandonedConnections<'a> {
     pub(super) server: &'a Arc<RemoteExport>,
     pub(super) wait_handle: &'a WaitHandle,
     pub(super) pool: &'a mut BufPool,
@@ -60,7 +60,7 @@ pub(super) struct AbandonedConnectionResources<'a> {
     pub(super) works: bool,
 }
 
-impl AbandonedConnection {
+impl AbandonedConnectionWithHeldWrites {
     /// Creates an abandoned connection. `slots` has the held writes, and `send_queue` at most the
     /// rest of one of them.
     pub(super) fn new(
@@ -69,8 +69,8 @@ impl AbandonedConnection {
         slots: Slab<NbdRequest>,
         send_queue: SendQueue,
         (runs, abandoned_at): (u64, Nanos),
-        resources: &mut AbandonedConnectionResources<'_>,
-    ) -> AbandonedConnection {
+        resources: &mut LaneResourcesForAbandonedConnections<'_>,
+    ) -> AbandonedConnectionWithHeldWrites {
         let listens = match end {
             ConnectionLossKind::TimedOut | ConnectionLossKind::ShuttingDown => true,
             // The close can still be seen.
@@ -95,7 +95,7 @@ impl AbandonedConnection {
         if lost {
             resources.server.fencing.add_lost_connection();
         }
-        AbandonedConnection {
+        AbandonedConnectionWithHeldWrites {
             connection,
             lost,
             is_trusted: matches!(end, ConnectionLossKind::TimedOut | ConnectionLossKind::ShuttingDown),
@@ -128,7 +128,7 @@ impl AbandonedConnection {
     }
 
     /// Handles received data, and checks whether the writes can still be executed.
-    pub(super) fn poll(&mut self, resources: &mut AbandonedConnectionResources<'_>, cx: &mut Cx<'_>) {
+    pub(super) fn poll(&mut self, resources: &mut LaneResourcesForAbandonedConnections<'_>, cx: &mut Cx<'_>) {
         let before = self.slots.len();
         self.receive(resources, cx);
         self.send_rest(resources);
@@ -141,7 +141,7 @@ impl AbandonedConnection {
         }
     }
 
-    fn receive(&mut self, resources: &mut AbandonedConnectionResources<'_>, cx: &mut Cx<'_>) {
+    fn receive(&mut self, resources: &mut LaneResourcesForAbandonedConnections<'_>, cx: &mut Cx<'_>) {
         let Some(connection) = &mut self.connection else { return };
         let mut finished = std::mem::take(resources.finished);
         connection.take(&mut finished, cx);
@@ -208,7 +208,7 @@ impl AbandonedConnection {
 
     /// Sends the rest of a partly sent write. If received data is not trusted, shuts down the
     /// sending side.
-    fn send_rest(&mut self, resources: &mut AbandonedConnectionResources<'_>) {
+    fn send_rest(&mut self, resources: &mut LaneResourcesForAbandonedConnections<'_>) {
         let Some(connection) = self.connection.as_mut().filter(|connection| connection.may_send()) else {
             return;
         };
@@ -230,7 +230,7 @@ impl AbandonedConnection {
     }
 
     /// Checks whether the held writes can still be executed.
-    fn check(&mut self, resources: &mut AbandonedConnectionResources<'_>, cx: &mut Cx<'_>) {
+    fn check(&mut self, resources: &mut LaneResourcesForAbandonedConnections<'_>, cx: &mut Cx<'_>) {
         match &resources.server.uri.silence.fence {
             ServerStoppedProof::Closed => {}
             ServerStoppedProof::Wait(time) => {
@@ -260,7 +260,11 @@ impl AbandonedConnection {
 
     /// Fails the held writes, because the server cannot execute them any more. If the lane has
     /// another working connection, they are retried without a path error.
-    fn go_elsewhere(&mut self, why: Option<&'static str>, resources: &mut AbandonedConnectionResources<'_>) {
+    fn go_elsewhere(
+        &mut self,
+        why: Option<&'static str>,
+        resources: &mut LaneResourcesForAbandonedConnections<'_>,
+    ) {
         let status = if resources.works { Status::Requeue } else { Status::Transport };
         self.elsewhere = self.slots.len();
         self.why = why;
@@ -271,8 +275,8 @@ impl AbandonedConnection {
     }
 
     /// Ends the connection after its last held write.
-    fn end(&mut self, resources: &mut AbandonedConnectionResources<'_>) {
-        let AbandonedConnection { all, elsewhere, why, .. } = *self;
+    fn end(&mut self, resources: &mut LaneResourcesForAbandonedConnections<'_>) {
+        let AbandonedConnectionWithHeldWrites { all, elsewhere, why, .. } = *self;
         let (uri, answered) = (resources.server.uri.plain(), all - elsewhere);
         if elsewhere == 0 {
             tracing::warn!("{uri}: all {all} writes that waited were answered");

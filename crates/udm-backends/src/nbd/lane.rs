@@ -1,7 +1,9 @@
 //! The data path of an NBD export: turns requests into bytes on a connection, and replies into
 //! results.
 
-use super::abandoned::{ABANDONED_MAX, AbandonedConnection, AbandonedConnectionResources};
+use super::abandoned::{
+    ABANDONED_MAX, AbandonedConnectionWithHeldWrites, LaneResourcesForAbandonedConnections,
+};
 use super::connection::{
     ConnectionLoss, ConnectionLossKind, ConnectionRingEvent, ConnectionStage, NbdClientConnection,
 };
@@ -59,7 +61,7 @@ pub(super) struct NbdLane {
     /// Deadline of requests, if there is one.
     deadline_timer: Option<PauseAwareReplyDeadline>,
     /// Abandoned connections with writes that the server may still execute.
-    abandoned: Vec<AbandonedConnection>,
+    abandoned: Vec<AbandonedConnectionWithHeldWrites>,
     wait_handle: WaitHandle,
 }
 
@@ -140,7 +142,7 @@ impl NbdLane {
         if !slots.is_empty() {
             why += &format!(": {} writes wait until {}", slots.len(), self.server.fencing.until(fence));
             let (abandoned, mut resources) = self.split_resources();
-            abandoned.push(AbandonedConnection::new(
+            abandoned.push(AbandonedConnectionWithHeldWrites::new(
                 connection,
                 end,
                 slots,
@@ -155,8 +157,10 @@ impl NbdLane {
     }
 
     /// Returns the abandoned connections, and the lane's resources that they use.
-    fn split_resources(&mut self) -> (&mut Vec<AbandonedConnection>, AbandonedConnectionResources<'_>) {
-        let resources = AbandonedConnectionResources {
+    fn split_resources(
+        &mut self,
+    ) -> (&mut Vec<AbandonedConnectionWithHeldWrites>, LaneResourcesForAbandonedConnections<'_>) {
+        let resources = LaneResourcesForAbandonedConnections {
             server: &self.server,
             wait_handle: &self.wait_handle,
             pool: &mut self.pool,
@@ -173,7 +177,7 @@ impl NbdLane {
     fn poll_abandoned(&mut self, cx: &mut Cx<'_>) {
         let (abandoned, mut resources) = self.split_resources();
         abandoned.iter_mut().for_each(|one| one.poll(&mut resources, cx));
-        let answered = abandoned.iter().any(AbandonedConnection::is_answered);
+        let answered = abandoned.iter().any(AbandonedConnectionWithHeldWrites::is_answered);
         abandoned.retain(|one| !one.is_over());
         if answered {
             // The server answers again, so the back-off ends.
@@ -465,7 +469,7 @@ impl Lane for NbdLane {
     }
 
     fn held_writes(&self) -> usize {
-        self.abandoned.iter().map(AbandonedConnection::held_writes).sum()
+        self.abandoned.iter().map(AbandonedConnectionWithHeldWrites::held_writes).sum()
     }
 
     /// The lane needs turns while it connects, so that a slow attempt is abandoned in time.

@@ -32,7 +32,7 @@ const SELECTORS: [&str; 4] = ["round-robin", "queue-length", "service-time", "hi
 
 /// The pattern of the requests.
 #[derive(Clone, Copy)]
-enum ConstantOrBurstLoad {
+enum ConstantDepthOrBurstLoad {
     /// A constant number of requests in flight.
     Always(usize),
     /// Two requests all the time, and bursts. A burst has the given number of requests and begins
@@ -44,7 +44,7 @@ enum ConstantOrBurstLoad {
 struct SelectorScenario {
     name: &'static str,
     paths: [PathServiceTime; 2],
-    ask: ConstantOrBurstLoad,
+    ask: ConstantDepthOrBurstLoad,
     /// Requests per second with ideal choices; `None` for the rate of the best of [`SELECTORS`].
     ideal: Option<f64>,
     /// The selectors that should reach [`AIM`] of the ideal.
@@ -61,28 +61,28 @@ const SCENES: [SelectorScenario; 5] = [
     SelectorScenario {
         name: "alike, depth 32",
         paths: [fixed_service_time(100 * US), fixed_service_time(100 * US)],
-        ask: ConstantOrBurstLoad::Always(32),
+        ask: ConstantDepthOrBurstLoad::Always(32),
         ideal: Some(20_000.0),
         fit: &SELECTORS,
     },
     SelectorScenario {
         name: "10 times slower, depth 8",
         paths: [fixed_service_time(100 * US), fixed_service_time(1_000 * US)],
-        ask: ConstantOrBurstLoad::Always(8),
+        ask: ConstantDepthOrBurstLoad::Always(8),
         ideal: Some(11_000.0),
         fit: FIT,
     },
     SelectorScenario {
         name: "10 times slower, depth 32",
         paths: [fixed_service_time(100 * US), fixed_service_time(1_000 * US)],
-        ask: ConstantOrBurstLoad::Always(32),
+        ask: ConstantDepthOrBurstLoad::Always(32),
         ideal: Some(11_000.0),
         fit: FIT,
     },
     SelectorScenario {
         name: "10 times slower, bursts of 32",
         paths: [fixed_service_time(100 * US), fixed_service_time(1_000 * US)],
-        ask: ConstantOrBurstLoad::Bursts(32, Nanos(20 * MS)),
+        ask: ConstantDepthOrBurstLoad::Bursts(32, Nanos(20 * MS)),
         ideal: None,
         fit: &["historical-service-time"],
     },
@@ -92,7 +92,7 @@ const SCENES: [SelectorScenario; 5] = [
             fixed_service_time(100 * US),
             PathServiceTime::Turns(Nanos(100 * US), Nanos(TIME / 2), Nanos(1_000 * US)),
         ],
-        ask: ConstantOrBurstLoad::Always(32),
+        ask: ConstantDepthOrBurstLoad::Always(32),
         ideal: Some((20_000.0 + 11_000.0) / 2.0),
         fit: FIT,
     },
@@ -102,7 +102,7 @@ const SCENES: [SelectorScenario; 5] = [
 const DEAD: SelectorScenario = SelectorScenario {
     name: "fails",
     paths: [fixed_service_time(100 * US), PathServiceTime::Dies(Nanos(100 * US), Nanos(TIME / 2))],
-    ask: ConstantOrBurstLoad::Always(32),
+    ask: ConstantDepthOrBurstLoad::Always(32),
     ideal: Some(15_000.0),
     fit: &SELECTORS,
 };
@@ -189,7 +189,7 @@ impl SelectorScenario {
 
 /// The source of the requests.
 struct SimulatedLoadGenerator {
-    ask: ConstantOrBurstLoad,
+    ask: ConstantDepthOrBurstLoad,
     idle: Batch,
     in_flight: usize,
     /// The current burst: its begin, and how many completions end it.
@@ -204,10 +204,10 @@ struct SimulatedLoadGenerator {
 const STEADY: usize = 2;
 
 impl SimulatedLoadGenerator {
-    fn new(ask: ConstantOrBurstLoad) -> SimulatedLoadGenerator {
+    fn new(ask: ConstantDepthOrBurstLoad) -> SimulatedLoadGenerator {
         let (count, next) = match ask {
-            ConstantOrBurstLoad::Always(count) => (count, Nanos::NEVER),
-            ConstantOrBurstLoad::Bursts(count, pause) => (count + STEADY, pause),
+            ConstantDepthOrBurstLoad::Always(count) => (count, Nanos::NEVER),
+            ConstantDepthOrBurstLoad::Bursts(count, pause) => (count + STEADY, pause),
         };
         let bio = |_| Bio::read(Sector(0), Sectors(8), Default::default());
         let idle = (0..count).map(bio).collect();
@@ -219,8 +219,8 @@ impl SimulatedLoadGenerator {
         let came_back = done.len();
         self.came_back(done);
         let out = match self.ask {
-            ConstantOrBurstLoad::Always(_) => self.idle.len(),
-            ConstantOrBurstLoad::Bursts(count, pause) => self.burst(now, came_back, count, pause),
+            ConstantDepthOrBurstLoad::Always(_) => self.idle.len(),
+            ConstantDepthOrBurstLoad::Bursts(count, pause) => self.burst(now, came_back, count, pause),
         };
         self.in_flight += out;
         batch.extend(self.idle.drain(..out));
@@ -255,8 +255,10 @@ impl SimulatedLoadGenerator {
     /// Requests per second in bursts.
     fn bursts(&self) -> Option<f64> {
         match self.ask {
-            ConstantOrBurstLoad::Always(_) => None,
-            ConstantOrBurstLoad::Bursts(count, _) => Some(count as f64 * 1e9 / median(self.times.clone())?),
+            ConstantDepthOrBurstLoad::Always(_) => None,
+            ConstantDepthOrBurstLoad::Bursts(count, _) => {
+                Some(count as f64 * 1e9 / median(self.times.clone())?)
+            }
         }
     }
 }

@@ -234,11 +234,12 @@ fn read_replies(
         head.clear();
         let done = match header {
             ReplyHeader::Simple(simple) => {
-                let (len, cookie) = (with_pending_request(open, simple.cookie, |p| p.len), simple.cookie);
+                let (len, cookie) =
+                    (with_pending_request_of_cookie(open, simple.cookie, |p| p.len), simple.cookie);
                 assert!(!(structured && len > 0), "a simple reply to a structured read");
                 let mut data = vec![0; if simple.error == 0 { len } else { 0 }];
                 stream.read_exact(&mut data).expect("the data of a reply");
-                with_pending_request(open, cookie, |p| {
+                with_pending_request_of_cookie(open, cookie, |p| {
                     (p.error, p.got) = (simple.error, data.len());
                     p.data = data;
                 });
@@ -248,7 +249,9 @@ fn read_replies(
                 assert!(structured, "an unexpected chunk");
                 let mut payload = vec![0; header.len as usize];
                 stream.read_exact(&mut payload).expect("the payload of a chunk");
-                with_pending_request(open, header.cookie, |p| store_reply_chunk(p, header, &payload));
+                with_pending_request_of_cookie(open, header.cookie, |p| {
+                    store_reply_chunk(p, header, &payload)
+                });
                 header.is_done().then_some(header.cookie)
             }
         };
@@ -262,7 +265,7 @@ fn read_replies(
     }
 }
 
-fn with_pending_request<R>(
+fn with_pending_request_of_cookie<R>(
     open: &PendingRequests,
     cookie: u64,
     f: impl FnOnce(&mut PendingRequest) -> R,

@@ -81,7 +81,7 @@ pub fn fuzz_descriptor_chains(data: &[u8]) {
         for _ in 0..available {
             let Ok(head) = ring.take() else { return };
             assert!(head < layout.size);
-            check_chain(&ring, memory, head);
+            assert_chain_properties(&ring, memory, head);
             ring.push_used(head, 1);
         }
         ring.publish();
@@ -90,7 +90,7 @@ pub fn fuzz_descriptor_chains(data: &[u8]) {
 }
 
 /// A chain is broken, or each of its bytes is found once.
-fn check_chain(ring: &SplitRing, memory: &GuestMemory, head: u16) {
+fn assert_chain_properties(ring: &SplitRing, memory: &GuestMemory, head: u16) {
     let mut chain = DescriptorChain::default();
     if chain.read(ring, memory, head).is_err() {
         return;
@@ -118,9 +118,9 @@ fn check_chain(ring: &SplitRing, memory: &GuestMemory, head: u16) {
 }
 
 /// A device that no core opens.
-struct FuzzDevice(DeviceId);
+struct UnopenableFuzzDevice(DeviceId);
 
-impl Device for FuzzDevice {
+impl Device for UnopenableFuzzDevice {
     fn id(&self) -> DeviceId {
         self.0
     }
@@ -234,7 +234,7 @@ fn new_session(core_set: &Arc<ProcessCores>, exports: &Exports) -> (OwnedFd, Vho
 pub fn fuzz_session(data: &[u8]) {
     let mut input = FuzzInput(data);
     let exports = Exports::new();
-    let device = Arc::new(FuzzDevice(DeviceId::new()));
+    let device = Arc::new(UnopenableFuzzDevice(DeviceId::new()));
     let export = Export::new("disk", "", false, device).expect("a name");
     exports.add(export).expect("the first export");
     let core_set = ProcessCores::new(1).expect("a core");

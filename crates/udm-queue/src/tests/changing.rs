@@ -39,7 +39,7 @@ fn a_change_takes_what_waits_with_it() {
         }
         world.end_all();
         assert_eq!((replies.load(SeqCst), world.done.len()), (1, 24));
-        assert_eq!(with_disk(|state| state.most), 4);
+        assert_eq!(with_test_disk_state(|state| state.most), 4);
         let mut sectors: Vec<u64> = world.done.iter().map(|(_, bio)| bio.sector.0 / 16).collect();
         sectors.sort_unstable();
         assert_eq!(sectors, (0..12).chain(20..32).collect::<Vec<_>>());
@@ -63,7 +63,7 @@ fn what_moves_to_new_settings_and_ends_at_once_comes_home() {
     let replies = world.change(&[("nomerges", "0")]).unwrap();
     for (done, next) in [(0, 0), (1, 16), (2, 48)] {
         assert_eq!((replies.load(SeqCst), world.done.len(), world.at_disk()), (0, done, vec![(next, 8)]));
-        with_disk(|state| state.prompt = next == 48);
+        with_test_disk_state(|state| state.prompt = next == 48);
         world.end(0, Status::Ok);
     }
     assert_eq!((replies.load(SeqCst), world.done.len(), world.at_disk()), (1, 4, vec![]));

@@ -224,6 +224,6 @@ proptest! {
         }
         home += world.done.len();
         prop_assert_eq!(sent, home);
-        prop_assert!(with_disk(|state| state.most) <= depth as usize);
+        prop_assert!(with_test_disk_state(|state| state.most) <= depth as usize);
     }
 }

@@ -32,7 +32,7 @@ thread_local! {
     static HELD: Rc<RefCell<TestDiskState>> = Rc::default();
 }
 
-fn with_disk<T>(f: impl FnOnce(&mut TestDiskState) -> T) -> T {
+fn with_test_disk_state<T>(f: impl FnOnce(&mut TestDiskState) -> T) -> T {
     HELD.with(|state| f(&mut state.borrow_mut()))
 }
 
@@ -45,7 +45,7 @@ struct DiskLane(CoreId);
 
 impl Lane for DiskLane {
     fn submit(&mut self, batch: &mut Batch, _: &mut Cx<'_>) {
-        with_disk(|state| {
+        with_test_disk_state(|state| {
             let to = if state.prompt { &mut state.back } else { &mut state.bios };
             to.extend(batch.drain(..).map(|bio| (self.0, bio)));
             state.most = state.most.max(state.bios.len() + state.back.len());
@@ -53,7 +53,7 @@ impl Lane for DiskLane {
     }
 
     fn poll(&mut self, done: &mut Batch, _: &mut Cx<'_>) {
-        with_disk(|state| {
+        with_test_disk_state(|state| {
             let mine = state.back.extract_if(.., |(core, _)| *core == self.0);
             done.extend(mine.map(|(_, bio)| bio));
         });
@@ -61,7 +61,7 @@ impl Lane for DiskLane {
 
     fn drain(&mut self, how: DrainMode, back: &mut Batch, _: &mut Cx<'_>) {
         if how == DrainMode::NoFlush {
-            with_disk(|state| back.extend(state.bios.drain(..).map(|(_, bio)| bio)));
+            with_test_disk_state(|state| back.extend(state.bios.drain(..).map(|(_, bio)| bio)));
         }
     }
 
@@ -115,7 +115,7 @@ impl TestCores {
         let content = Arc::new(Mutex::new(vec![0; (SIZE * SECTOR_SIZE) as usize]));
         let disk = Arc::new(Disk { id: DeviceId::new(), content: Arc::clone(&content) });
         assert!(disk.content.lock().is_ok());
-        with_disk(|state| *state = TestDiskState::default());
+        with_test_disk_state(|state| *state = TestDiskState::default());
         let queue = QueuedDevice::new(disk, &params(words));
         let wakes = Arc::new(RecordedWakes::default());
         let open = |core| {
@@ -145,7 +145,7 @@ impl TestCores {
 
     /// Completes the `n`th request of the disk with `status`.
     fn end(&mut self, n: usize, status: Status) {
-        let (core, mut bio) = with_disk(|state| state.bios.remove(n));
+        let (core, mut bio) = with_test_disk_state(|state| state.bios.remove(n));
         if status.is_ok() {
             let mut content = self.content.lock().unwrap();
             let range = bio.sector.0 as usize * 512..bio.end().0 as usize * 512;
@@ -156,7 +156,7 @@ impl TestCores {
             }
         }
         bio.end_with(status);
-        with_disk(|state| state.back.push((core, bio)));
+        with_test_disk_state(|state| state.back.push((core, bio)));
         self.poll(core.index());
         self.wakes();
     }
@@ -178,7 +178,9 @@ impl TestCores {
 
     /// First sector and length of each request with the disk.
     fn at_disk(&self) -> Vec<(u64, u64)> {
-        with_disk(|state| state.bios.iter().map(|(_, bio)| (bio.sector.0, bio.sectors.0)).collect())
+        with_test_disk_state(|state| {
+            state.bios.iter().map(|(_, bio)| (bio.sector.0, bio.sectors.0)).collect()
+        })
     }
 }
 
@@ -186,7 +188,7 @@ impl Drop for TestCores {
     /// Checks that nothing is in flight, unless the test has failed.
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            assert!(with_disk(|state| state.bios.is_empty() && state.back.is_empty()));
+            assert!(with_test_disk_state(|state| state.bios.is_empty() && state.back.is_empty()));
         }
     }
 }
@@ -270,7 +272,7 @@ fn no_more_than_the_depth_is_with_the_disk() {
     }
     let order: Vec<_> = world.done.iter().map(|(_, bio)| bio.sector.0 / 8).collect();
     assert_eq!(order, (0..10).collect::<Vec<_>>());
-    assert_eq!(with_disk(|state| state.most), 4);
+    assert_eq!(with_test_disk_state(|state| state.most), 4);
 }
 
 #[test]

@@ -15,7 +15,7 @@ fn order(world: &mut TestCores) -> String {
     let mut went = Vec::new();
     world.end(0, Status::Ok);
     while !world.at_disk().is_empty() {
-        let (sector, op) = with_disk(|state| (state.bios[0].1.sector, state.bios[0].1.op));
+        let (sector, op) = with_test_disk_state(|state| (state.bios[0].1.sector, state.bios[0].1.op));
         went.push(format!("{}{}", if op == Op::Write { "w" } else { "" }, sector.0));
         world.end(0, Status::Ok);
     }
@@ -104,7 +104,7 @@ fn flushes_go_first() {
     flush.op = Op::Flush;
     world.submit(0, vec![flush]);
     world.end(0, Status::Ok);
-    assert_eq!(with_disk(|state| state.bios[0].1.op), Op::Flush);
+    assert_eq!(with_test_disk_state(|state| state.bios[0].1.op), Op::Flush);
     order(&mut world);
 }
 

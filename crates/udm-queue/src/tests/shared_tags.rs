@@ -11,7 +11,7 @@ struct SharedTagDisks {
 
 impl SharedTagDisks {
     fn new(depth: u32, disks: usize) -> SharedTagDisks {
-        with_disk(|state| *state = TestDiskState::default());
+        with_test_disk_state(|state| *state = TestDiskState::default());
         let set = SharedTagSet::new(1, depth);
         let wakes = Arc::new(RecordedWakes::default()) as Arc<dyn CoreCommandSender>;
         let mut core = CoreLaneState::new(CoreId(0), 1, 1, None).with_cores(wakes);
@@ -35,8 +35,9 @@ impl SharedTagDisks {
 
     /// Number of requests with a disk.
     fn has(&self, disk: usize) -> usize {
-        let count =
-            with_disk(|state| state.bios.iter().filter(|(_, bio)| bio.sector.0 == disk as u64 * 8).count());
+        let count = with_test_disk_state(|state| {
+            state.bios.iter().filter(|(_, bio)| bio.sector.0 == disk as u64 * 8).count()
+        });
         let shared = self.disks[disk].0.report(1).hw_queues[0].shared.unwrap();
         assert_eq!(shared.held as usize, count);
         count
@@ -49,7 +50,7 @@ impl SharedTagDisks {
     /// Completes `n` requests of a disk and polls all lanes, that of the disk first: completions of
     /// the test disk belong to a core, not to a lane.
     fn end(&mut self, disk: usize, n: usize) {
-        with_disk(|state| {
+        with_test_disk_state(|state| {
             for _ in 0..n {
                 let at = state.bios.iter().position(|(_, bio)| bio.sector.0 == disk as u64 * 8).unwrap();
                 let (core, mut bio) = state.bios.remove(at);
@@ -69,7 +70,7 @@ impl SharedTagDisks {
 
     fn end_all(&mut self) {
         for disk in (0..self.disks.len()).cycle() {
-            if with_disk(|state| state.bios.is_empty()) {
+            if with_test_disk_state(|state| state.bios.is_empty()) {
                 break;
             }
             let n = self.has(disk);
@@ -159,9 +160,9 @@ fn what_waits_is_handed_back() {
     all.submit(0, 4);
     all.submit(1, 4);
     let mut back = Batch::new();
-    let others = with_disk(|state| std::mem::take(&mut state.bios));
+    let others = with_test_disk_state(|state| std::mem::take(&mut state.bios));
     all.disks[1].1.drain(DrainMode::NoFlush, &mut back, &mut all.core.cx(all.now));
-    with_disk(|state| state.bios = others);
+    with_test_disk_state(|state| state.bios = others);
     assert_eq!(back.len(), 4);
     back.iter_mut().for_each(|bio| bio.finish());
     all.end_all();

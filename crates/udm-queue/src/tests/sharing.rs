@@ -13,7 +13,7 @@ fn fewer_queues_than_cores_share_their_tags() {
         while !world.at_disk().is_empty() {
             world.end(0, Status::Ok);
         }
-        assert_eq!(with_disk(|state| state.most), want);
+        assert_eq!(with_test_disk_state(|state| state.most), want);
         assert_eq!(world.done.len(), 80);
     }
 }
@@ -49,12 +49,12 @@ fn tags_of_a_lane_that_is_closed_come_back() {
     // The second core stops waiting, as in a suspend, and closes its lane.
     let (state, lane) = &mut world.cores[1];
     let mut back = Batch::new();
-    with_disk(|state| state.back.append(&mut state.bios));
+    with_test_disk_state(|state| state.back.append(&mut state.bios));
     lane.drain(DrainMode::NoFlush, &mut back, &mut state.cx(world.now));
     back.iter_mut().for_each(|bio| bio.finish());
     assert_eq!(back.len(), 1);
     world.cores.truncate(1);
-    with_disk(|state| state.bios.append(&mut state.back));
+    with_test_disk_state(|state| state.bios.append(&mut state.back));
     world.end(0, Status::Ok);
     world.submit(0, vec![read(24, 8), read(32, 8)]);
     assert_eq!(world.at_disk().len(), 2);

@@ -50,7 +50,7 @@ pub struct Ring(Rc<RefCell<RingOpsAndUsers>>);
 struct RingOpsAndUsers {
     kernel: RingBackend,
     entries: Slab<InFlightOp>,
-    users: Slab<RingUserCompletions>,
+    users: Slab<RingUserState>,
     /// Users with completions since the reactor last took them.
     ready: Vec<usize>,
     /// Operations that did not fit the submission queue.
@@ -75,7 +75,7 @@ struct InFlightOp {
 }
 
 #[derive(Default)]
-struct RingUserCompletions {
+struct RingUserState {
     done: Vec<RingCompletion>,
     in_flight: usize,
     dropped: bool,
@@ -130,7 +130,7 @@ impl Ring {
     /// Creates a user.
     #[must_use]
     pub fn user(&self) -> RingUser {
-        let id = self.0.borrow_mut().users.insert(RingUserCompletions::default());
+        let id = self.0.borrow_mut().users.insert(RingUserState::default());
         RingUser { ring: self.clone(), id }
     }
 

@@ -312,7 +312,7 @@ impl VhostUserWorld {
     /// Adds a region, or removes it.
     fn change_memory(&mut self, m: usize) -> Result<Vec<FrontEndStep>, Violation> {
         let machine = &mut self.machines[m];
-        let payload = [vec![0; 8], messages::region(&MachineMemory::extra_region())].concat();
+        let payload = [vec![0; 8], messages::encode_memory_region(&MachineMemory::extra_region())].concat();
         // Its reply comes when the change is complete, also without acknowledgements.
         let sync = messages::plain(number::GET_STATUS, vec![]);
         match machine.memory.extra_state() {

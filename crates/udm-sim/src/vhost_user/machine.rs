@@ -239,12 +239,12 @@ impl Machine {
         let regions = self.memory.regions();
         if !is_new || chance.one_in(2) {
             let mut payload = [(regions.len() as u32).to_ne_bytes(), [0; 4]].concat();
-            regions.iter().for_each(|(region, _)| payload.extend(messages::region(region)));
+            regions.iter().for_each(|(region, _)| payload.extend(messages::encode_memory_region(region)));
             let fds = regions.into_iter().map(|(_, file)| file).collect();
             script.push(FrontEndStep::Send { number: number::SET_MEM_TABLE, payload, fds, is_wild: false });
         } else {
             for (region, file) in &regions {
-                let payload = [vec![0; 8], messages::region(region)].concat();
+                let payload = [vec![0; 8], messages::encode_memory_region(region)].concat();
                 script.push(messages::with_fd(number::ADD_MEM_REG, payload, file));
             }
         }

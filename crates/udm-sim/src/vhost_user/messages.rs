@@ -101,7 +101,7 @@ pub(super) fn addresses_of(memory: &MachineMemory, index: usize, ring: &DriverRi
 }
 
 /// A region of memory.
-pub(super) fn region(region: &GuestMemoryRegion) -> Vec<u8> {
+pub(super) fn encode_memory_region(region: &GuestMemoryRegion) -> Vec<u8> {
     let words = [region.guest_address, region.size, region.user_address, region.file_offset];
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }

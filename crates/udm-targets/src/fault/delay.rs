@@ -62,7 +62,7 @@ struct DelayTarget {
 ///
 /// # Errors
 /// The kernel's, for a wrong number of words, a bad number or an unknown device.
-pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+pub fn create_delay_target(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     if !matches!(args.args.len(), 3 | 6 | 9) {
         return Err(TargetError::new("delay: Requires exactly 3, 6 or 9 arguments").at(args.args.len()));
     }

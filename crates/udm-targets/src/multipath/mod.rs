@@ -84,7 +84,7 @@ use udm_dm::{MultipathTarget, PathCommand, PathReport, QueueingAndFailbackReport
 ///
 /// # Errors
 /// The kernel's, with the word to blame.
-pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+pub fn create_multipath_target(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     Ok(Multipath::new(args)?)
 }
 

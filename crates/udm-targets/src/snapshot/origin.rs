@@ -28,7 +28,7 @@ struct OriginTarget {
 /// # Errors
 /// The kernel's: `incorrect number of arguments`, `Cannot get target device`. A target that does
 /// not begin at sector 0 is refused: the kernel would use the sectors of the mapped device.
-pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+pub fn create_snapshot_origin_target(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let [device] = args.args else {
         return Err(TargetError::new("origin: incorrect number of arguments").at(args.args.len().min(1)));
     };

@@ -21,7 +21,7 @@ struct SnapshotTarget(Arc<SnapshotTableBinding>);
 /// # Errors
 /// The kernel's, in its order. If the kernel hides the reason behind a general text, the reason
 /// follows.
-pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+pub fn create_snapshot_target(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     Ok(Arc::new(SnapshotTarget(SnapshotTableBinding::take(SnapshotTableRole::Keep, args)?)))
 }
 

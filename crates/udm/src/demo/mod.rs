@@ -9,7 +9,7 @@ mod cable;
 mod demo_server;
 mod disks;
 mod load;
-mod multipath_fixture;
+mod multipath_setup;
 mod printer;
 
 use crate::args::OutputFormatArgs;
@@ -17,7 +17,7 @@ use crate::{interrupt, private_dir};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use load::LoadCounters;
-use multipath_fixture::MultipathFixture;
+use multipath_setup::MultipathDemoSetup;
 use printer::{DemoPrinter, thousands};
 use serde::Serialize;
 use std::sync::atomic::AtomicBool;
@@ -104,7 +104,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         None => {}
     }
     let printer = DemoPrinter::new(args.print.json);
-    let fixture = MultipathFixture::start()?;
+    let fixture = MultipathDemoSetup::start()?;
     print_multipath_demo_intro(&printer, &fixture)?;
     let steps = run_multipath_demo_steps(&printer, &fixture, Duration::from_secs(args.runtime))?;
     let (requests, checked_blocks) = fixture.check_all()?;
@@ -128,13 +128,13 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     if good { Ok(()) } else { bail!("demo: requests were lost or blocks are wrong: this is a bug in udm") }
 }
 
-fn print_multipath_demo_intro(printer: &DemoPrinter, fixture: &MultipathFixture) -> Result<()> {
+fn print_multipath_demo_intro(printer: &DemoPrinter, fixture: &MultipathDemoSetup) -> Result<()> {
     printer.section("One disk, two paths, one device over both")?;
     printer.fact(
         "disk",
         &format!(
             "{} MiB image in {}, under two names",
-            multipath_fixture::IMAGE_BYTES >> 20,
+            multipath_setup::IMAGE_BYTES >> 20,
             fixture.folder().display()
         ),
     )?;
@@ -152,11 +152,11 @@ fn print_multipath_demo_intro(printer: &DemoPrinter, fixture: &MultipathFixture)
 /// Runs the steps of the demo one after the other under load.
 fn run_multipath_demo_steps(
     printer: &DemoPrinter,
-    fixture: &MultipathFixture,
+    fixture: &MultipathDemoSetup,
     runtime: Duration,
 ) -> Result<Vec<DemoStepReport>> {
     printer.section("Requests by path")?;
-    let [a, b] = multipath_fixture::PATHS;
+    let [a, b] = multipath_setup::PATHS;
     printer.head(&["requests by path", a, b, "blocks verified"])?;
     let mut steps = Vec::new();
     let part = runtime / 5;

@@ -60,7 +60,7 @@ struct DustTarget {
 ///
 /// # Errors
 /// The kernel's, for a wrong number of words, a bad block size or offset, or an unknown device.
-pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+pub fn create_dust_target(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let words = args.args;
     let bad = |text: &str, word| TargetError::new(format!("dust: {text}")).at(word);
     if words.len() != 3 {

@@ -78,7 +78,7 @@ struct FlakeyTarget {
 /// # Errors
 /// The kernel's, for missing words, bad numbers, unknown or conflicting features, or an unknown
 /// device.
-pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+pub fn create_flakey_target(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let words = args.args;
     if words.len() < 4 {
         return Err(TargetError::new("flakey: Invalid argument count").at(words.len()));

@@ -88,7 +88,7 @@ struct LogWritesTarget {
 ///
 /// # Errors
 /// The kernel's, for missing words or unknown devices; a read-only log device counts as one.
-pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+pub fn create_log_writes_target(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let words = args.args;
     if words.len() < 2 {
         return Err(TargetError::new("log-writes: Invalid argument count").at(words.len()));

@@ -2,7 +2,7 @@
 
 use super::LanePathWatcher;
 use super::in_flight::{
-    BioSendTime, PathInFlightBio, PathInFlightBioKind, ReadAwaitingCopies, ReadCopyReason, copy_segments,
+    BioSendTime, PathInFlightBio, PathInFlightBioKind, PathReadReason, ReadAwaitingCopies, copy_segments,
 };
 use super::slow_path_score::LOST_READS_MAX;
 use crate::multipath::counters::PathWatchCounters;
@@ -69,7 +69,7 @@ impl LanePathWatcher {
                 self.copy_completed(path, read, role);
                 match read {
                     Some(read) => self.answered(read, role, &bio, now, cx),
-                    None if role == ReadCopyReason::EjectionTrial => {
+                    None if role == PathReadReason::EjectionTrial => {
                         self.trial_read_done(slot.serial, took, now);
                     }
                     None => PathWatchCounters::add(&self.counts(path).late_completions, 1),
@@ -80,8 +80,8 @@ impl LanePathWatcher {
     }
 
     /// Counts a completed copy on `path`.
-    pub(super) fn copy_completed(&mut self, path: usize, read: Option<usize>, role: ReadCopyReason) {
-        if read.is_none() || role != ReadCopyReason::Own {
+    pub(super) fn copy_completed(&mut self, path: usize, read: Option<usize>, role: PathReadReason) {
+        if read.is_none() || role != PathReadReason::Own {
             self.detached_copies -= 1;
             self.paths[path].detached_copies -= 1;
         }
@@ -95,8 +95,8 @@ impl LanePathWatcher {
     }
 
     /// The first answer completes a read. If a hedge fails, the read still waits for its own path.
-    fn answered(&mut self, read: usize, role: ReadCopyReason, copy: &Bio, now: Nanos, cx: &mut Cx<'_>) {
-        let won = role == ReadCopyReason::Hedge;
+    fn answered(&mut self, read: usize, role: PathReadReason, copy: &Bio, now: Nanos, cx: &mut Cx<'_>) {
+        let won = role == PathReadReason::Hedge;
         if won && !copy.status.is_ok() {
             return self.hedge_failed(read, now);
         }
@@ -150,7 +150,7 @@ impl LanePathWatcher {
         else {
             return;
         };
-        if read.take().is_some() && *role == ReadCopyReason::Own {
+        if read.take().is_some() && *role == PathReadReason::Own {
             self.detached_copies += 1;
             self.paths[*path].detached_copies += 1;
         }
@@ -210,7 +210,7 @@ impl LanePathWatcher {
                 *late = true;
                 PathWatchCounters::add(&self.counts(path).waiting, 1);
             }
-            PathInFlightBioKind::Copy { read: Some(read), role: ReadCopyReason::Own } => {
+            PathInFlightBioKind::Copy { read: Some(read), role: PathReadReason::Own } => {
                 let read = *read;
                 let ReadAwaitingCopies { mut bio, child, .. } = self.end_read(read, None, now);
                 PathWatchCounters::add(&self.counts(child).abandoned_reads, 1);
@@ -222,10 +222,10 @@ impl LanePathWatcher {
                 self.hedge_failed(read, now);
             }
             PathInFlightBioKind::Copy { read: None, role } => {
-                if *role == ReadCopyReason::EjectionTrial {
+                if *role == PathReadReason::EjectionTrial {
                     let serial = self.slots[slot].serial;
                     self.slots[slot].kind =
-                        PathInFlightBioKind::Copy { read: None, role: ReadCopyReason::Hedge };
+                        PathInFlightBioKind::Copy { read: None, role: PathReadReason::Hedge };
                     self.trial_read_done(serial, None, now);
                 }
             }

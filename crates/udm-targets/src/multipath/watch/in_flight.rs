@@ -35,13 +35,13 @@ pub(super) enum PathInFlightBioKind {
     Copy {
         /// The read; `None` if the answer is no longer needed.
         read: Option<usize>,
-        role: ReadCopyReason,
+        role: PathReadReason,
     },
 }
 
 /// The reason why a copy was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReadCopyReason {
+pub(super) enum PathReadReason {
     /// The path was chosen for the read.
     Own,
     /// The chosen path takes too long.
@@ -84,7 +84,7 @@ impl BioSendTime {
                     slot.kind,
                     PathInFlightBioKind::Copy {
                         read: None,
-                        role: ReadCopyReason::Own | ReadCopyReason::Hedge
+                        role: PathReadReason::Own | PathReadReason::Hedge
                     }
                 )
         })

@@ -44,8 +44,8 @@ use super::path_maintenance::PathWatchOptions;
 use super::state::MultipathState;
 use hedge_budget::HedgeBudget;
 use in_flight::{
-    BioSendTime, BioSendTimeQueue, PathInFlightBio, PathInFlightBioKind, ReadAwaitingCopies, ReadCopyPool,
-    ReadCopyReason,
+    BioSendTime, BioSendTimeQueue, PathInFlightBio, PathInFlightBioKind, PathReadReason, ReadAwaitingCopies,
+    ReadCopyPool,
 };
 use slab::Slab;
 use slow_path_score::SlowPathScore;
@@ -245,7 +245,7 @@ impl LanePathWatcher {
             });
             let sent = self.add_slot(
                 path,
-                PathInFlightBioKind::Copy { read: Some(read), role: ReadCopyReason::Own },
+                PathInFlightBioKind::Copy { read: Some(read), role: PathReadReason::Own },
                 now,
             );
             self.reads[read].own = sent.slot;
@@ -322,9 +322,9 @@ impl LanePathWatcher {
                     self.copies.give_back(bio);
                     self.copy_completed(path, read, role);
                     match (read, role) {
-                        (Some(read), ReadCopyReason::Own) => back.push(self.end_read(read, None, now).bio),
+                        (Some(read), PathReadReason::Own) => back.push(self.end_read(read, None, now).bio),
                         (Some(read), _) => self.hedge_failed(read, now),
-                        (None, ReadCopyReason::EjectionTrial) => self.trial_read_done(slot.serial, None, now),
+                        (None, PathReadReason::EjectionTrial) => self.trial_read_done(slot.serial, None, now),
                         (None, _) => {}
                     }
                 }

@@ -6,7 +6,7 @@
 //! long.
 
 use super::hedge_budget::{AFTER_MIN, PERCENTILE, QUIET_FACTOR, READS_MIN};
-use super::in_flight::{BioSendTime, PathInFlightBioKind, ReadCopyReason};
+use super::in_flight::{BioSendTime, PathInFlightBioKind, PathReadReason};
 use super::slow_path_score::{self, SlowPathScore, TRIAL_READS};
 use super::{LanePathWatcher, WatchedGroup, WatchedPath};
 use crate::multipath::counters::PathWatchCounters;
@@ -41,7 +41,7 @@ impl WatchedGroup {
     /// paths. If it did not count, the delay would become shorter and shorter.
     pub(super) fn count(&mut self, what: PathInFlightBioKind, took: Nanos) {
         match what {
-            PathInFlightBioKind::Copy { role: ReadCopyReason::EjectionTrial, .. } => {}
+            PathInFlightBioKind::Copy { role: PathReadReason::EjectionTrial, .. } => {}
             PathInFlightBioKind::Copy { read: None, .. } => {
                 self.window.add(took.min(Nanos(self.after.0 - 1)));
             }
@@ -111,7 +111,7 @@ impl LanePathWatcher {
 
     /// Hedges a read on `path`. Returns false if no hedge is available now.
     fn hedge(&mut self, path: usize, sent: BioSendTime, now: Nanos, cx: &mut Cx<'_>) -> bool {
-        let PathInFlightBioKind::Copy { read: Some(read), role: ReadCopyReason::Own } =
+        let PathInFlightBioKind::Copy { read: Some(read), role: PathReadReason::Own } =
             self.slots[sent.slot].kind
         else {
             return true;
@@ -121,7 +121,7 @@ impl LanePathWatcher {
         let budget = &mut self.groups[self.paths[path].group].budget;
         let (paid, paused) = (budget.take(now), budget.paused(now));
         let free = !paid && self.is_quiet(path, now) && self.may_answer(other, paused, now);
-        if !(paid || free) || !self.send_copy(other, read, ReadCopyReason::Hedge, now, cx) {
+        if !(paid || free) || !self.send_copy(other, read, PathReadReason::Hedge, now, cx) {
             return false;
         }
         self.reads[read].hedge_paths.push(other);
@@ -158,15 +158,15 @@ impl LanePathWatcher {
         &mut self,
         path: usize,
         read: usize,
-        role: ReadCopyReason,
+        role: PathReadReason,
         now: Nanos,
         cx: &mut Cx<'_>,
     ) -> bool {
         let Some(mut copy) = self.copies.of(&self.reads[read].bio) else { return false };
-        let of = (role == ReadCopyReason::Hedge).then_some(read);
+        let of = (role == PathReadReason::Hedge).then_some(read);
         let sent = self.add_slot(path, PathInFlightBioKind::Copy { read: of, role }, now);
         copy.cookie = sent.slot as u64;
-        if role == ReadCopyReason::Hedge {
+        if role == PathReadReason::Hedge {
             self.reads[read].hedge = Some(sent.slot);
         }
         self.detached_copies += 1;
@@ -265,7 +265,7 @@ impl LanePathWatcher {
         let Some(EjectionTrial { path, out: None, .. }) = self.trial else { return };
         let same = self.paths[path].group == self.paths[self.reads[read].child].group;
         if same && !self.shared.path(path).failed {
-            let sent = self.send_copy(path, read, ReadCopyReason::EjectionTrial, now, cx);
+            let sent = self.send_copy(path, read, PathReadReason::EjectionTrial, now, cx);
             let serial = sent.then_some(self.serial);
             self.trial.as_mut().into_iter().for_each(|trial| trial.out = serial);
         }

@@ -167,7 +167,7 @@ struct MergeTarget(Arc<MergeShared>);
 /// # Errors
 /// As for a snapshot; `Snapshot exception store does not support snapshot-merge.` for a transient
 /// store, `A snapshot is already merging.` for a second merge of an origin.
-pub fn new(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
+pub fn create_snapshot_merge_target(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let binding = SnapshotTableBinding::take(SnapshotTableRole::Merge, args)?;
     Ok(Arc::new(MergeTarget(Arc::new(MergeShared {
         binding,

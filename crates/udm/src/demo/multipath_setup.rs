@@ -34,7 +34,7 @@ const CHECK_MAX: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// The image, cores and device. Dropping it ends the loads and removes the image.
-pub(super) struct MultipathFixture {
+pub(super) struct MultipathDemoSetup {
     folder: TempDir,
     core_set: Arc<ProcessCores>,
     registry: Arc<DeviceRegistry>,
@@ -53,9 +53,9 @@ struct CoreThreadParams {
     ready: SyncSender<Result<()>>,
 }
 
-impl MultipathFixture {
+impl MultipathDemoSetup {
     /// Creates the image, starts the cores, creates the device and starts the loads.
-    pub fn start() -> Result<MultipathFixture> {
+    pub fn start() -> Result<MultipathDemoSetup> {
         let folder = super::create_demo_temp_folder()?;
         let image = folder.path().join(PATHS[0]);
         let name = || image.display().to_string();
@@ -80,7 +80,7 @@ impl MultipathFixture {
         core_set.broadcast(device.id(), LaneCommand::Kick);
         wait(&answers)?;
         let live = device.live().into_iter().collect();
-        Ok(MultipathFixture {
+        Ok(MultipathDemoSetup {
             folder,
             core_set,
             registry,
@@ -177,7 +177,7 @@ impl MultipathFixture {
     }
 }
 
-impl Drop for MultipathFixture {
+impl Drop for MultipathDemoSetup {
     fn drop(&mut self) {
         self.progress.end();
         self.core_set.broadcast(self.device.id(), LaneCommand::Kick);
