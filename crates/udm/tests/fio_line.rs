@@ -162,7 +162,8 @@ fn a_device_that_answers_nothing_does_not_hold_a_bench() {
         (u64::from_str_radix(&line, 16).unwrap() & 1 << 1 != 0).then_some(())
     };
     until("a bench that takes signals", caught);
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    // Its requests are sent soon afterwards.
+    std::thread::sleep(std::time::Duration::from_secs(2));
     assert!(Command::new("kill").args(["-INT", &by_signal.id().to_string()]).status().unwrap().success());
     for mut bench in [by_time, by_signal] {
         until("the end of the bench", || bench.try_wait().unwrap());

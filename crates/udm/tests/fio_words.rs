@@ -232,12 +232,14 @@ fn rates_are_of_directions() {
     let reads: Vec<u64> = ours.iter().map(|job| job.1).collect();
     assert_eq!(reads, [3, 3, 5, 10, 0, 5, 0, 7], "{ours:?}");
     if has("fio") {
-        // On a busy machine a thread of fio that gets no CPU shifts its shares by a tenth.
-        let theirs = shares(&mut Command::new("fio"));
-        let is_near = |one: &u64, other: &u64| one.abs_diff(*other) <= 1;
-        let pairs = ours.iter().zip(&theirs);
-        let alike = pairs.clone().all(|(a, b)| a.0 == b.0 && is_near(&a.1, &b.1));
-        assert!(alike && ours.len() == theirs.len(), "{ours:?} {theirs:?}");
+        // On a busy machine a thread of fio that gets no CPU has other shares.
+        let is_near = |theirs: &[(String, u64)]| {
+            let near = |(a, b): (&(String, u64), &(String, u64))| a.0 == b.0 && a.1.abs_diff(b.1) <= 1;
+            theirs.len() == ours.len() && ours.iter().zip(theirs).all(near)
+        };
+        let tries: Vec<_> =
+            (0..4).map(|_| shares(&mut Command::new("fio"))).take_while(|it| !is_near(it)).collect();
+        assert!(tries.len() < 4, "{ours:?} {tries:?}");
     }
 }
 
