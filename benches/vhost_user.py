@@ -50,10 +50,12 @@ def system_calls(pid):
 
 
 def bench(target, rw, depth, words):
-    out = subprocess.run([udm, "bench", target, *words, f"--rw={rw}", f"--iodepth={depth}", "--bs=4k", "--norandommap", "--time_based",
+    done = subprocess.run([udm, "bench", target, *words, f"--rw={rw}", f"--iodepth={depth}", "--bs=4k", "--norandommap", "--time_based",
                           f"--runtime={round(seconds * 1000)}ms", f"--cpus_allowed={CLIENT}", "--json"],
-                         check=True, capture_output=True, text=True).stdout
-    job = json.loads(out)["jobs"][0]
+                          capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{target}: {done.stderr}")
+    job = json.loads(done.stdout)["jobs"][0]
     return job["read"]["iops"] + job["write"]["iops"], job["read"]["total_ios"] + job["write"]["total_ios"]
 
 
