@@ -250,7 +250,7 @@ fn read_replies(
                 let mut payload = vec![0; header.len as usize];
                 stream.read_exact(&mut payload).expect("the payload of a chunk");
                 with_pending_request_of_cookie(open, header.cookie, |p| {
-                    store_reply_chunk(p, header, &payload)
+                    store_reply_chunk(p, header, &payload);
                 });
                 header.is_done().then_some(header.cookie)
             }
