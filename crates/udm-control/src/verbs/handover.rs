@@ -350,8 +350,8 @@ pub async fn create_handed_over_devices(
         }
     }
     registry.opener().set_known_nbd_exports(Vec::new());
-    created?;
     registry.set_starting(false);
+    created?;
     registry.exporter().inspect(|exporter| exporter.reorder(&from.exports));
     for device in &from.devices {
         if let Some(HandedOverTable { text, read_only }) = &device.inactive {

@@ -130,9 +130,12 @@ impl UblkDisks {
 
     /// A function for [`Exports::on_changed`].
     pub(super) fn change_hook(&self) -> impl Fn(DeviceId) + Send + Sync + use<> {
-        let disks = Arc::clone(&self.0);
+        // The end of the disks must not wait for the end of the hook.
+        let disks = Arc::downgrade(&self.0);
         move |device| {
-            disks.get().iter().flat_map(|disks| disks.iter()).for_each(|disk| disk.refresh_if_of(device));
+            let disks = disks.upgrade();
+            let started = disks.iter().filter_map(|disks| disks.get()).flatten();
+            started.for_each(|disk| disk.refresh_if_of(device));
         }
     }
 
