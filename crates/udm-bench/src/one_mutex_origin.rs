@@ -14,8 +14,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use udm_buf::Buf;
 use udm_core::{
-    Batch, Bio, Cx, Device, DeviceControlError, DeviceId, Lane, Limits, Op, Sector, Sectors, WaitHandle,
-    WaitQueue, WakeEpoch,
+    Batch, Bio, Cx, Device, DeviceControlError, DeviceId, Lane, Limits, Op, Sector, Sectors, WaitQueue,
+    WaitQueueSubscription, WakeEpoch,
 };
 use udm_runtime::LocalCore;
 
@@ -163,7 +163,7 @@ impl Device for OneMutexOrigin {
 struct OneMutexLane {
     below: Box<dyn Lane>,
     exceptions: Arc<OneMutexExceptionTable>,
-    wait_handle: WaitHandle,
+    wait_handle: WaitQueueSubscription,
     seen: WakeEpoch,
     down: Batch,
     waiting: VecDeque<Box<Bio>>,

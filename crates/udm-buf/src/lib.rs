@@ -70,7 +70,7 @@ const MAP_MIN: usize = 64 << 10;
 
 /// The header of a slab, in its own allocation, so that the data stays page-aligned without
 /// padding.
-struct SlabHeader {
+struct SharedAllocationHeader {
     refs: AtomicU32,
     data: NonNull<u8>,
     len: u32,
@@ -82,7 +82,7 @@ struct SlabHeader {
 
 /// An owned byte range of a slab. Ranges of live `Buf`s never overlap.
 pub struct Buf {
-    slab: NonNull<SlabHeader>,
+    slab: NonNull<SharedAllocationHeader>,
     off: u32,
     len: u32,
 }
@@ -119,7 +119,7 @@ impl Buf {
             unsafe { alloc_zeroed(layout) }
         };
         let Some(data) = NonNull::new(data) else { handle_alloc_error(layout) };
-        let slab = Box::new(SlabHeader {
+        let slab = Box::new(SharedAllocationHeader {
             refs: AtomicU32::new(1),
             data,
             len: len as u32,
@@ -142,7 +142,7 @@ impl Buf {
         debug_assert!(at <= map.len() && len as usize <= map.len() - at);
         // SAFETY: the place is inside the mapping, or at its end, as the caller has checked.
         let data = unsafe { data.add(at) };
-        let slab = Box::new(SlabHeader {
+        let slab = Box::new(SharedAllocationHeader {
             refs: AtomicU32::new(1),
             data,
             len,
@@ -165,8 +165,13 @@ impl Buf {
     pub unsafe fn borrowed(data: NonNull<u8>, len: usize) -> Buf {
         assert!(len <= MAX_LEN, "{len} bytes lent");
         let len = len as u32;
-        let slab =
-            Box::new(SlabHeader { refs: AtomicU32::new(1), data, len, shared_range: None, borrowed: true });
+        let slab = Box::new(SharedAllocationHeader {
+            refs: AtomicU32::new(1),
+            data,
+            len,
+            shared_range: None,
+            borrowed: true,
+        });
         Buf { slab: NonNull::from(Box::leak(slab)), off: 0, len }
     }
 
@@ -213,7 +218,7 @@ impl Buf {
         Some((map, self.addr() - map.words().as_ptr().addr()))
     }
 
-    fn slab(&self) -> &SlabHeader {
+    fn slab(&self) -> &SharedAllocationHeader {
         // SAFETY: the slab lives as long as any Buf of it.
         unsafe { self.slab.as_ref() }
     }

@@ -108,7 +108,7 @@ extern "C" fn on_bus_error(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_v
         let start = slot.start.load(Ordering::Acquire);
         start != 0 && address.wrapping_sub(start) < slot.len.load(Ordering::Relaxed)
     };
-    if GUARDS.iter().find(contains).is_none_or(|slot| !replace_pages(slot)) {
+    if GUARDS.iter().find(contains).is_none_or(|slot| !map_zero_pages_over_lost_range(slot)) {
         // SAFETY: `PREVIOUS` was filled before this handler was installed. The access is repeated
         // after the return and then reaches the previous handler.
         unsafe { libc::sigaction(libc::SIGBUS, PREVIOUS.0.get().cast(), std::ptr::null_mut()) };
@@ -116,7 +116,7 @@ extern "C" fn on_bus_error(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_v
 }
 
 /// Maps zero pages over the range of `slot` and marks it as lost; false if that fails.
-fn replace_pages(slot: &GuardedRange) -> bool {
+fn map_zero_pages_over_lost_range(slot: &GuardedRange) -> bool {
     let (start, len) = (slot.start.load(Ordering::Relaxed), slot.len.load(Ordering::Relaxed));
     slot.lost.store(true, Ordering::Relaxed);
     // The interrupted code may be about to read errno.

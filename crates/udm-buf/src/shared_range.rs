@@ -35,7 +35,7 @@ impl SharedRange {
         at: usize,
         len: usize,
     ) -> Result<SharedRange, SharedRangeOutOfBounds> {
-        Ok(SharedRange(Buf::shared_range(Arc::clone(map), at, check_shared_range_len(map, at, len)?)))
+        Ok(SharedRange(Buf::shared_range(Arc::clone(map), at, check_shared_range_bounds(map, at, len)?)))
     }
 
     /// Points the range to another range of the same memory. Touches no shared count and allocates
@@ -49,7 +49,7 @@ impl SharedRange {
     }
 }
 
-fn check_shared_range_len(
+fn check_shared_range_bounds(
     map: &SharedMemoryMap,
     at: usize,
     len: usize,
@@ -71,7 +71,7 @@ impl Buf {
             Some(map) if self.is_unique() => map,
             _ => return Err(SharedRangeOutOfBounds),
         };
-        let len = check_shared_range_len(map, at, len)?;
+        let len = check_shared_range_bounds(map, at, len)?;
         self.place(at, len);
         Ok(())
     }

@@ -10,7 +10,7 @@ use udm_conformance::{CASES, DEVICES_UNDER_TEST, DeviceTestRig, WorldKind};
 const CASES_RUN: [&str; 4] = [
     "life::data_survives_reopen",
     "life::server_stop_answers_requests",
-    "life::clients_vanish",
+    "life::disconnects_tear_no_write",
     "changes::reload_under_load",
 ];
 

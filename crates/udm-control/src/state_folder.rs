@@ -22,12 +22,13 @@ pub(crate) mod file_stamp;
 pub(crate) mod records;
 mod rename;
 mod server_lock;
+mod stable_disk_id;
 pub(crate) mod store_creation;
-mod store_id;
 
 use records::SnapshotRecord;
 use serde::{Deserialize, Serialize};
 use server_lock::ServerLock;
+pub use stable_disk_id::StableDiskId;
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
@@ -36,7 +37,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
-pub use store_id::StoreId;
 use udm_dm::{DeviceNameReader, InvalidStoreMark};
 
 /// Maximum number of bytes read from a file.
@@ -49,17 +49,17 @@ const MARK: (&str, &str) = ("invalid-", ".json");
 #[derive(Clone)]
 pub enum StoreToMarkInvalid {
     /// On a disk, or on the device with a name.
-    Disk(StoreId),
+    Disk(StableDiskId),
     /// On a mapped device, which may be renamed.
     Mapped(DeviceNameReader),
 }
 
 impl StoreToMarkInvalid {
     /// Its current identity.
-    fn id(&self) -> StoreId {
+    fn id(&self) -> StableDiskId {
         match self {
             StoreToMarkInvalid::Disk(id) => id.clone(),
-            StoreToMarkInvalid::Mapped(name) => StoreId::mapped(&name.get()),
+            StoreToMarkInvalid::Mapped(name) => StableDiskId::mapped(&name.get()),
         }
     }
 }
@@ -75,8 +75,8 @@ struct InvalidStore {
 
 /// A store marked invalid, as written to its file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct InvalidStoreRecord {
-    store: StoreId,
+struct StoreInvalidMark {
+    store: StableDiskId,
     why: String,
     /// In seconds since 1970.
     since: u64,
@@ -144,7 +144,7 @@ impl StateFolder {
     ///
     /// # Errors
     /// If a mark can't be read; then no store can be trusted.
-    fn read(&self) -> io::Result<Vec<(PathBuf, InvalidStoreRecord)>> {
+    fn read(&self) -> io::Result<Vec<(PathBuf, StoreInvalidMark)>> {
         let unknown = |path: &Path, error: &io::Error| {
             io::Error::other(format!("{}: which stores are invalid is not known: {error}", path.display()))
         };
@@ -185,7 +185,7 @@ impl StateFolder {
     }
 
     /// Writes `mark` and returns the path of its file.
-    fn put(&self, mark: &InvalidStoreRecord) -> io::Result<PathBuf> {
+    fn put(&self, mark: &StoreInvalidMark) -> io::Result<PathBuf> {
         self.create_folder(&self.path)?;
         let path = self.path.join(format!("{}{:016x}{}", MARK.0, mark.store.fingerprint(), MARK.1));
         write_durably(&self.path, &[(path.clone(), serde_json::to_vec(mark)?)])?;
@@ -218,7 +218,7 @@ impl StateFolder {
     ///
     /// # Errors
     /// If a file can't be removed.
-    pub fn forget(&self, store: &StoreId) -> io::Result<usize> {
+    pub fn forget(&self, store: &StableDiskId) -> io::Result<usize> {
         Ok(self.clear(&StoreToMarkInvalid::Disk(store.clone()))? + self.mark_valid(store)?)
     }
 
@@ -241,12 +241,12 @@ impl StateFolder {
 }
 
 impl InvalidStore {
-    fn as_kept(&self) -> InvalidStoreRecord {
-        InvalidStoreRecord { store: self.store.id(), why: self.why.clone(), since: self.since }
+    fn as_kept(&self) -> StoreInvalidMark {
+        StoreInvalidMark { store: self.store.id(), why: self.why.clone(), since: self.since }
     }
 }
 
-fn read_invalid_store_record(path: &Path) -> io::Result<InvalidStoreRecord> {
+fn read_invalid_store_record(path: &Path) -> io::Result<StoreInvalidMark> {
     let mut bytes = Vec::new();
     File::open(path)?.take(FILE_MAX).read_to_end(&mut bytes)?;
     Ok(serde_json::from_slice(&bytes)?)
@@ -306,14 +306,14 @@ impl InvalidStoreMark for StateFolderInvalidStoreMark {
     fn why(&self) -> Option<String> {
         let _files = self.folder.files();
         let store = self.store.id();
-        let is_it = |mark: &InvalidStoreRecord| mark.store.is(&store);
+        let is_it = |mark: &StoreInvalidMark| mark.store.is(&store);
         let here = self.folder.marked().iter().map(InvalidStore::as_kept).find(is_it);
         let kept = match (here, self.folder.read()) {
             (Some(mark), _) => Some(mark),
             (None, Ok(marks)) => marks.into_iter().map(|(_, mark)| mark).find(is_it),
             (None, Err(error)) => return Some(error.to_string()),
         };
-        if let Some(InvalidStoreRecord { store: StoreId { name, .. }, why, .. }) = kept {
+        if let Some(StoreInvalidMark { store: StableDiskId { name, .. }, why, .. }) = kept {
             return Some(format!(
                 "{name} has lost a copy, and that could not be written into it ({why}); if its \
                  content is good all the same, use \"udm cow clear-invalid\""
@@ -371,7 +371,7 @@ mod tests {
     }
 
     /// True if a server started later knows the mark.
-    pub(super) fn knows(folder: &Path, store: &StoreId) -> bool {
+    pub(super) fn knows(folder: &Path, store: &StableDiskId) -> bool {
         StateFolder::new(folder.into()).mark(StoreToMarkInvalid::Disk(store.clone())).why().is_some()
     }
 
@@ -381,25 +381,28 @@ mod tests {
         let (state, at) = (temporary.path().join("a/state"), |name: &str| temporary.path().join(name));
         fs::write(at("cow"), "x").unwrap();
         let folder = StateFolder::new(state.clone());
-        let store = StoreId::named(&at("cow"));
+        let store = StableDiskId::named(&at("cow"));
         assert!(!knows(&state, &store) && !state.exists(), "nothing is kept");
         set(&folder, StoreToMarkInvalid::Disk(store.clone())).unwrap();
         assert!(knows(&state, &store));
         // The mark holds under other names, and for a file that replaces the store.
         fs::hard_link(at("cow"), at("link")).unwrap();
-        assert!(knows(&state, &StoreId::named(&at("link"))));
+        assert!(knows(&state, &StableDiskId::named(&at("link"))));
         std::os::unix::fs::symlink(at("cow"), at("symbolic")).unwrap();
-        assert!(knows(&state, &StoreId::named(&at("symbolic"))));
+        assert!(knows(&state, &StableDiskId::named(&at("symbolic"))));
         fs::rename(at("cow"), at("moved")).unwrap();
         fs::copy(at("moved"), at("cow")).unwrap();
-        assert!(knows(&state, &StoreId::named(&at("cow"))) && knows(&state, &StoreId::named(&at("moved"))));
+        assert!(
+            knows(&state, &StableDiskId::named(&at("cow")))
+                && knows(&state, &StableDiskId::named(&at("moved")))
+        );
         fs::copy(at("moved"), at("other")).unwrap();
-        assert!(!knows(&state, &StoreId::named(&at("other"))));
+        assert!(!knows(&state, &StableDiskId::named(&at("other"))));
         // A mapped device is identified by its name only.
-        set(&folder, StoreToMarkInvalid::Disk(StoreId::mapped("cow"))).unwrap();
-        assert!(knows(&state, &StoreId::named(Path::new("@cow"))));
-        assert_eq!(folder.forget(&StoreId::named(&at("link"))).unwrap(), 1);
-        assert!(!knows(&state, &store) && knows(&state, &StoreId::mapped("cow")));
+        set(&folder, StoreToMarkInvalid::Disk(StableDiskId::mapped("cow"))).unwrap();
+        assert!(knows(&state, &StableDiskId::named(Path::new("@cow"))));
+        assert_eq!(folder.forget(&StableDiskId::named(&at("link"))).unwrap(), 1);
+        assert!(!knows(&state, &store) && knows(&state, &StableDiskId::mapped("cow")));
         assert_eq!(folder.mark(StoreToMarkInvalid::Disk(store.clone())).why(), None);
         assert_eq!(folder.forget(&store).unwrap(), 0);
     }
@@ -410,7 +413,7 @@ mod tests {
         let state = temporary.path().join("state");
         fs::write(&state, "no folder").unwrap();
         let folder = StateFolder::new(state.clone());
-        let store = StoreId::mapped("cow");
+        let store = StableDiskId::mapped("cow");
         assert!(
             set(&folder, StoreToMarkInvalid::Disk(store.clone()))
                 .unwrap_err()
@@ -449,7 +452,7 @@ mod tests {
     #[test]
     fn with_nonsense_in_the_folder_nothing_is_believed() {
         let temporary = tempfile::tempdir().unwrap();
-        let store = StoreId::mapped("cow");
+        let store = StableDiskId::mapped("cow");
         for (name, text) in [("invalid-1.json", "{"), ("invalid-2.json", "{}"), ("x.json", "[]")] {
             fs::write(temporary.path().join(name), text).unwrap();
         }

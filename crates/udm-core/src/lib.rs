@@ -105,4 +105,4 @@ pub use udm_buf::{
     copy_to_shared, partition_into_two_vecs,
 };
 pub use units::{CoreId, DevNo, Nanos, SECTOR_SIZE, Sector, Sectors};
-pub use wait_queue::{WaitHandle, WaitQueue, WakeEpoch};
+pub use wait_queue::{WaitQueue, WaitQueueSubscription, WakeEpoch};

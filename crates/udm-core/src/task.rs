@@ -1,7 +1,8 @@
 //! Tasks: work on a core without a client, such as a path check.
 
 use crate::{
-    Batch, Bio, CoreCommandSender, Device, DeviceControlError, Nanos, OwnWork, WaitHandle, WaitQueue,
+    Batch, Bio, CoreCommandSender, Device, DeviceControlError, Nanos, OwnWork, WaitQueue,
+    WaitQueueSubscription,
 };
 use std::sync::Arc;
 
@@ -54,7 +55,7 @@ pub trait BioTaskCx {
     fn all_cores(&self) -> Arc<dyn CoreCommandSender>;
 
     /// Creates a handle to wait for `queue`.
-    fn subscribe(&mut self, queue: &Arc<WaitQueue>) -> WaitHandle;
+    fn subscribe(&mut self, queue: &Arc<WaitQueue>) -> WaitQueueSubscription;
 }
 
 /// An open lane of a task, as numbered by its core.

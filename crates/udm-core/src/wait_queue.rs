@@ -52,13 +52,13 @@ impl WaitQueue {
     }
 
     /// Creates a handle to wait with, for the lane stack or front end that runs in this turn.
-    pub fn subscribe(self: &Arc<WaitQueue>, cx: &mut Cx<'_>) -> WaitHandle {
+    pub fn subscribe(self: &Arc<WaitQueue>, cx: &mut Cx<'_>) -> WaitQueueSubscription {
         let cores = cx.cores();
         self.waiters.get_or_init(|| WakeableCores {
             cores: Arc::clone(cx.all_cores()),
             waiting: CoreWaitingFlags::new(cores),
         });
-        WaitHandle { queue: Arc::clone(self), core: cx.core(), _inbox: cx.open_inbox(self.id) }
+        WaitQueueSubscription { queue: Arc::clone(self), core: cx.core(), _inbox: cx.open_inbox(self.id) }
     }
 
     /// Wakes all waiters. Call it after the change that they wait for, from any thread.
@@ -71,14 +71,14 @@ impl WaitQueue {
 }
 
 /// A subscription to a [`WaitQueue`], by which a lane waits.
-pub struct WaitHandle {
+pub struct WaitQueueSubscription {
     queue: Arc<WaitQueue>,
     core: CoreId,
     /// Lane inbox that marks its owner for a poll; the poll itself handles the message.
     _inbox: Rc<LaneInbox>,
 }
 
-impl WaitHandle {
+impl WaitQueueSubscription {
     /// The current epoch. Read it before you check the condition.
     #[must_use]
     pub fn epoch(&self) -> WakeEpoch {
@@ -93,8 +93,8 @@ impl WaitHandle {
         }
     }
 
-    /// As [`WaitHandle::wait`], for tasks. Returns false if there was a wake since `seen`: the
-    /// caller then checks its condition again.
+    /// As [`WaitQueueSubscription::wait`], for tasks. Returns false if there was a wake since
+    /// `seen`: the caller then checks its condition again.
     #[must_use]
     pub fn register_wait(&self, seen: WakeEpoch) -> bool {
         interleave::mark_interleave_point();
@@ -264,7 +264,7 @@ mod tests {
                 .with_cores(Arc::clone(&wakes) as Arc<dyn CoreCommandSender>)
         };
         let mut states = [core(0), core(1), core(2)];
-        let handles: Vec<WaitHandle> =
+        let handles: Vec<WaitQueueSubscription> =
             states.iter_mut().map(|state| queue.subscribe(&mut state.cx(Nanos(5)))).collect();
         for n in [0, 2] {
             let mut cx = states[n].cx(Nanos(5));

@@ -58,7 +58,7 @@ mod tags;
 pub use shared_tags::SharedTagSet;
 pub use single_owner::SingleOwnerForwarder;
 
-use request_queue::{QueueLaneUser, RequestQueue, RequestQueuePosition};
+use request_queue::{QueueLaneUser, RequestQueue, RequestQueueLayer};
 use std::sync::Arc;
 use udm_core::{
     ChangeTrackingCheckpoint, Cx, Device, DeviceControlError, DeviceId, DiskInUseByOtherProgram, DiskQueue,
@@ -75,19 +75,19 @@ impl QueuedDevice {
     /// Puts a queue with these parameters in front of `disk`.
     #[must_use]
     pub fn new(disk: Arc<dyn Device>, params: &QueueParams) -> QueuedDevice {
-        QueuedDevice(RequestQueue::new(disk, params.clone(), RequestQueuePosition::Disk, None))
+        QueuedDevice(RequestQueue::new(disk, params.clone(), RequestQueueLayer::Disk, None))
     }
 
     /// As [`QueuedDevice::new`], but the queue never has a scheduler, not even after a change.
     #[must_use]
     pub fn without_scheduler(disk: Arc<dyn Device>, params: &QueueParams) -> QueuedDevice {
-        QueuedDevice(RequestQueue::new(disk, params.clone(), RequestQueuePosition::Unscheduled, None))
+        QueuedDevice(RequestQueue::new(disk, params.clone(), RequestQueueLayer::Unscheduled, None))
     }
 
     /// Puts a queue with these parameters in front of all lanes of the mapped device `bare`.
     #[must_use]
     pub fn of_device(bare: Arc<dyn Device>, params: &QueueParams) -> QueuedDevice {
-        QueuedDevice(RequestQueue::new(bare, params.clone(), RequestQueuePosition::Device, None))
+        QueuedDevice(RequestQueue::new(bare, params.clone(), RequestQueueLayer::Device, None))
     }
 
     /// As [`QueuedDevice::new`], with shared tags of `set` below the tags of the queue. A scheduler
@@ -99,7 +99,7 @@ impl QueuedDevice {
         may_schedule: bool,
         set: Arc<SharedTagSet>,
     ) -> QueuedDevice {
-        let place = if may_schedule { RequestQueuePosition::Disk } else { RequestQueuePosition::Unscheduled };
+        let place = if may_schedule { RequestQueueLayer::Disk } else { RequestQueueLayer::Unscheduled };
         QueuedDevice(RequestQueue::new(disk, params.clone(), place, Some(set)))
     }
 }

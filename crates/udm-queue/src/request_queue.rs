@@ -38,13 +38,13 @@ pub(crate) struct RequestQueue {
     changing: AtomicBool,
     /// Forwards the requests of all cores to one core if they have one order.
     owner: SingleOwnerForwarder,
-    place: RequestQueuePosition,
+    place: RequestQueueLayer,
     me: Weak<RequestQueue>,
 }
 
 /// Position of a queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RequestQueuePosition {
+pub(crate) enum RequestQueueLayer {
     /// In front of a disk, below tables that keep its limits.
     Disk,
     /// In front of a disk, without a scheduler, now and later.
@@ -66,7 +66,7 @@ impl RequestQueue {
     pub fn new(
         disk: Arc<dyn Device>,
         params: QueueParams,
-        place: RequestQueuePosition,
+        place: RequestQueueLayer,
         shared: Option<Arc<SharedTagSet>>,
     ) -> Arc<RequestQueue> {
         Arc::new_cyclic(|me| RequestQueue {
@@ -128,7 +128,7 @@ impl RequestQueue {
         let longest = settings.merged_max(limits.max_sectors);
         match self.place {
             // Without a table the device has no end yet.
-            RequestQueuePosition::Device if limits.size > Sectors::ZERO => {
+            RequestQueueLayer::Device if limits.size > Sectors::ZERO => {
                 let block = u64::from(limits.logical_block) / udm_core::SECTOR_SIZE;
                 MergeLimits { longest, block: block.max(1), end: Sector(limits.size.0) }
             }
@@ -172,7 +172,7 @@ impl RequestQueue {
         for (name, value) in first.into_iter().chain(others) {
             params.change(name, value).map_err(|why| DeviceControlError::new(EINVAL, why))?;
         }
-        if params.scheduler != IoSchedulerName::None && self.place == RequestQueuePosition::Unscheduled {
+        if params.scheduler != IoSchedulerName::None && self.place == RequestQueueLayer::Unscheduled {
             return Err(DeviceControlError::new(EINVAL, "no_sched=1 forbids a scheduler"));
         }
         if self.changing.load(Ordering::Acquire) {

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use udm_core::{
     Batch, Bio, BioFlags, Cx, DeviceId, DiskSharedTagUsage, DrainMode, Lane, Nanos, OwnWork, Status,
-    WaitHandle, WaitQueue,
+    WaitQueue, WaitQueueSubscription,
 };
 
 use crate::settings::map_core_to_hw_queue;
@@ -110,7 +110,7 @@ impl SharedTagSet {
             granted: 0,
         });
         let (set, waiting, ended, down) = (Arc::clone(self), VecDeque::new(), Batch::new(), Batch::new());
-        Box::new(SharedTagWaitLane { set, nth, wait_queue, wait_handle, below, waiting, out: 0, ended, down })
+        Box::new(SharedTagGateLane { set, nth, wait_queue, wait_handle, below, waiting, out: 0, ended, down })
     }
 
     /// Tags of the disk `user` in hardware queue `nth` of its own `of` queues. If the set has
@@ -227,11 +227,11 @@ impl SharedHwTags {
 }
 
 /// A lane that waits for shared tags.
-struct SharedTagWaitLane {
+struct SharedTagGateLane {
     set: Arc<SharedTagSet>,
     nth: usize,
     wait_queue: Arc<WaitQueue>,
-    wait_handle: WaitHandle,
+    wait_handle: WaitQueueSubscription,
     below: Box<dyn Lane>,
     /// Requests without a tag.
     waiting: VecDeque<Box<Bio>>,
@@ -242,7 +242,7 @@ struct SharedTagWaitLane {
     down: Batch,
 }
 
-impl SharedTagWaitLane {
+impl SharedTagGateLane {
     /// Calls `f` under the lock. Wakes other lanes after the lock is released.
     fn with_tags<T>(&self, f: impl FnOnce(&mut SharedHwTags, &mut Vec<Arc<WaitQueue>>) -> T) -> T {
         let mut to_wake = Vec::new();
@@ -293,7 +293,7 @@ impl SharedTagWaitLane {
     }
 }
 
-impl Lane for SharedTagWaitLane {
+impl Lane for SharedTagGateLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         self.waiting.extend(batch.drain(..));
         self.run_queued(0, cx);
@@ -328,7 +328,7 @@ impl Lane for SharedTagWaitLane {
     }
 }
 
-impl Drop for SharedTagWaitLane {
+impl Drop for SharedTagGateLane {
     fn drop(&mut self) {
         debug_assert!(self.out == 0 || std::thread::panicking(), "closed with requests in flight");
         self.with_tags(|tags, to_wake| tags.remove_waiter(&self.wait_queue, self.out, to_wake));

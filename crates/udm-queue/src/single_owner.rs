@@ -9,13 +9,13 @@
 mod drain;
 
 use crossbeam_queue::SegQueue;
-use drain::{DrainTaskDevice, RemoteDrainRequests, RemoteLaneDrainState};
+use drain::{DrainTaskDevice, PendingSuspendDrains, RemoteLaneDrainState};
 use slab::Slab;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::{
     Batch, Bio, BioFlags, BioTask, BioTaskCx, BioTaskHandle, BioTaskLaneId, Cx, Device, DrainMode, Lane, Op,
-    OwnWork, Sector, Sectors, Segments, Status, WaitHandle, WaitQueue, interleave,
+    OwnWork, Sector, Sectors, Segments, Status, WaitQueue, WaitQueueSubscription, interleave,
 };
 
 /// Forwards the requests of all cores to one lane of a device.
@@ -39,7 +39,7 @@ struct OwnerTaskSharedState {
     over: AtomicBool,
     /// Number of lanes opened so far.
     lanes: AtomicU32,
-    drains: Arc<RemoteDrainRequests>,
+    drains: Arc<PendingSuspendDrains>,
 }
 
 /// A request of a lane.
@@ -102,7 +102,7 @@ impl SingleOwnerForwarder {
 struct RemoteLane {
     running: Arc<OwnerTaskHandle>,
     replies: Arc<ReplyQueue>,
-    wait_handle: WaitHandle,
+    wait_handle: WaitQueueSubscription,
     waiting: Slab<Box<Bio>>,
     drain_requester: RemoteLaneDrainState,
 }
@@ -199,7 +199,7 @@ struct OwnerTask {
     device: Arc<dyn Device>,
     shared: Arc<OwnerTaskSharedState>,
     lane: Option<BioTaskLaneId>,
-    wait_handle: Option<WaitHandle>,
+    wait_handle: Option<WaitQueueSubscription>,
     in_flight: Slab<(Arc<ReplyQueue>, usize)>,
     /// Completed bios, for reuse.
     free_bios: Batch,

@@ -30,7 +30,7 @@
 //! retired flag is checked only for batches that do not go straight to the disk.
 
 use std::sync::Arc;
-use udm_core::{Cx, WaitHandle, WaitQueue, interleave};
+use udm_core::{Cx, WaitQueue, WaitQueueSubscription, interleave};
 
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -251,7 +251,7 @@ impl HwQueueTags {
 pub(crate) struct LaneTags {
     tags: Arc<HwQueueTags>,
     waiter: Arc<TagWaiter>,
-    wait_handle: WaitHandle,
+    wait_handle: WaitQueueSubscription,
     /// Tags without a request.
     free: u32,
     /// Tags with a request.

@@ -2,7 +2,7 @@
 
 use crate::core_lanes::CoreLanes;
 use crate::ring::{RingCompletion, RingOp, RingUser};
-use crate::subscriptions::FrontEndSubscriptions;
+use crate::subscriptions::MessageTopicSubscribers;
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -83,7 +83,7 @@ pub struct FrontCx<'a, 'b> {
     pub(crate) cpu_time: fn() -> Nanos,
     pub(crate) spin_time: Nanos,
     /// The subscriptions of the core, and the topics of this front end.
-    pub(crate) topics: (&'a mut FrontEndSubscriptions, &'a mut Vec<DeviceId>),
+    pub(crate) topics: (&'a mut MessageTopicSubscribers, &'a mut Vec<DeviceId>),
 }
 
 impl FrontCx<'_, '_> {

@@ -11,7 +11,7 @@ use crate::front_end::{FRONT, FrontCx, FrontEnd, FrontEndSharedValues};
 use crate::in_flight_report::CoreWorkInFlightReport;
 use crate::local::{CoreClockFunctions, LocalCore, PolledInput};
 use crate::ring::RingUser;
-use crate::subscriptions::FrontEndSubscriptions;
+use crate::subscriptions::MessageTopicSubscribers;
 use slab::Slab;
 use std::any::Any;
 use udm_core::{Batch, BioOwnerId, Cx, DeviceId, Nanos, OwnWork, PolledUnitId};
@@ -98,7 +98,7 @@ struct CoreFrontEnds {
     running: Vec<usize>,
     /// Values that the front ends share.
     locals: FrontEndSharedValues,
-    topics: FrontEndSubscriptions,
+    topics: MessageTopicSubscribers,
     /// The list of subscribers during their calls.
     listeners: Vec<usize>,
     /// The clocks of the core, and its total spin time.

@@ -6,9 +6,9 @@ use udm_core::DeviceId;
 /// The front ends of a core by the topics to which they subscribe. The cost of a message depends
 /// only on its subscribers.
 #[derive(Default)]
-pub(crate) struct FrontEndSubscriptions(HashMap<DeviceId, Vec<usize>>);
+pub(crate) struct MessageTopicSubscribers(HashMap<DeviceId, Vec<usize>>);
 
-impl FrontEndSubscriptions {
+impl MessageTopicSubscribers {
     /// Subscribes front end `key` to `topic`. Repeated calls have no effect.
     pub(crate) fn subscribe(&mut self, topic: DeviceId, key: usize, of_front: &mut Vec<DeviceId>) {
         if !of_front.contains(&topic) {
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn letters_reach_those_who_listen() {
-        let mut topics = FrontEndSubscriptions::default();
+        let mut topics = MessageTopicSubscribers::default();
         let [a, b] = [DeviceId::new(), DeviceId::new()];
         let mut of: Vec<Vec<DeviceId>> = vec![Vec::new(); 3];
         for (topic, key) in [(a, 0), (a, 1), (b, 1), (b, 2), (a, 1)] {

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::sync::Arc;
 use udm_core::{
     AckOnLastDrop, Batch, Bio, BioTask, BioTaskCx, BioTaskLaneId, CoreCommandSender, Device,
-    DeviceControlError, DeviceId, Nanos, OwnWork, WaitHandle, WaitQueue,
+    DeviceControlError, DeviceId, Nanos, OwnWork, WaitQueue, WaitQueueSubscription,
 };
 
 /// The message that stops a task.
@@ -85,7 +85,7 @@ impl BioTaskCx for FrontCx<'_, '_> {
         Arc::clone(self.cx.all_cores())
     }
 
-    fn subscribe(&mut self, queue: &Arc<WaitQueue>) -> WaitHandle {
+    fn subscribe(&mut self, queue: &Arc<WaitQueue>) -> WaitQueueSubscription {
         queue.subscribe(self.cx)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use udm_core::{
     Batch, CoreCommandSender, CoreId, Cx, Device, DeviceControlError, DeviceId, Lane, LaneCommand, LaneInbox,
-    Limits, OwnWork, Sectors, WaitHandle, WaitQueue,
+    Limits, OwnWork, Sectors, WaitQueue, WaitQueueSubscription,
 };
 use udm_runtime::{FrontCx, FrontEnd, Runtime, RuntimeOptions};
 
@@ -26,7 +26,7 @@ struct PollCounter {
 struct CountingLane {
     device: Arc<PollCounter>,
     _inbox: Rc<LaneInbox>,
-    wait_handle: WaitHandle,
+    wait_handle: WaitQueueSubscription,
 }
 
 struct CountingDevice(Arc<PollCounter>);

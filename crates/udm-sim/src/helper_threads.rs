@@ -15,11 +15,11 @@ pub struct HelperRequest {
     /// Index of the disk.
     pub disk: usize,
     /// The kind of the request.
-    pub what: HelperRequestKind,
+    pub what: BlockingHelperJob,
 }
 
 /// Kind of a request to a helper thread.
-pub enum HelperRequestKind {
+pub enum BlockingHelperJob {
     /// Grow the disk to this many sectors.
     Grow(u64, GrowResultCallback),
     /// Record the mark of the store.
@@ -61,7 +61,7 @@ impl InvalidStoreMark for SimInvalidStoreMark {
         env.marks.insert(self.disk, mark);
         let most = env.chance.pick(&[1, 100_000, 100_000_000]);
         let at = Nanos(env.now.0 + env.chance.below(most));
-        env.asked.push(HelperRequest { at, disk: self.disk, what: HelperRequestKind::Mark(done) });
+        env.asked.push(HelperRequest { at, disk: self.disk, what: BlockingHelperJob::Mark(done) });
     }
 
     fn clear(&self) -> Result<(), String> {

@@ -8,7 +8,7 @@
 
 use crate::cores::TaskPurpose;
 use crate::environment::{Env, PathMode, SharedEnv, lock_environment};
-use crate::helper_threads::{HelperRequest, HelperRequestKind, SimInvalidStoreMark};
+use crate::helper_threads::{BlockingHelperJob, HelperRequest, SimInvalidStoreMark};
 use crate::path_faults;
 use crate::stamp;
 use crate::trace::{TraceEventKind, pack_op_and_flags, pack_sector_range};
@@ -109,7 +109,7 @@ impl Device for SimPath {
             return then(Ok(()));
         }
         let at = Nanos(env.now.0 + env.chance.below(most));
-        env.asked.push(HelperRequest { at, disk, what: HelperRequestKind::Grow(size.0, then) });
+        env.asked.push(HelperRequest { at, disk, what: BlockingHelperJob::Grow(size.0, then) });
     }
 
     fn limits(&self) -> Limits {
@@ -305,7 +305,7 @@ impl PathLane {
             if slot.bio.flags.contains(BioFlags::PREFLUSH) {
                 env.disks[disk].flush(mark);
             }
-            write_effects::apply_request_sectors(env, disk, &mut slot, now, self.index);
+            write_effects::apply_bio_up_to_sector(env, disk, &mut slot, now, self.index);
         }
         let changes = slot.bio.op.is_write() || slot.bio.op == Op::Flush;
         self.count += 1;
@@ -401,7 +401,7 @@ impl PathLane {
                 fate if is_disk_refusal_status(fate) => 0,
                 _ => env.chance.between(slot.applied, all),
             };
-            write_effects::apply_request_sectors(env, disk, &mut slot, target, self.index);
+            write_effects::apply_bio_up_to_sector(env, disk, &mut slot, target, self.index);
             if slot.fate.is_ok() {
                 write_effects::apply_success_effects(env, disk, &slot);
             } else if !self.checks {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use udm_core::{
     AckOnLastDrop, Batch, Bio, BioOwnerId, BioTask, BioTaskCx, BioTaskFactory, BioTaskLaneId,
     CoreCommandSender, CoreLaneState, Device, DeviceControlError, DeviceId, Lane, Nanos, OwnWork,
-    PolledUnitId, WaitHandle, WaitQueue,
+    PolledUnitId, WaitQueue, WaitQueueSubscription,
 };
 
 /// A task that runs on a core.
@@ -216,7 +216,7 @@ impl BioTaskCx for SimTaskCx<'_> {
         Arc::clone(self.state.others())
     }
 
-    fn subscribe(&mut self, queue: &Arc<WaitQueue>) -> WaitHandle {
+    fn subscribe(&mut self, queue: &Arc<WaitQueue>) -> WaitQueueSubscription {
         queue.subscribe(&mut self.state.cx(self.now))
     }
 }

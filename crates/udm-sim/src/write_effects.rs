@@ -66,7 +66,7 @@ impl LateWrite {
 }
 
 /// Applies the sectors of a request up to `upto`.
-pub(crate) fn apply_request_sectors(
+pub(crate) fn apply_bio_up_to_sector(
     env: &mut Env,
     index: usize,
     slot: &mut PathRequest,

@@ -286,7 +286,7 @@ pub fn fuzz_nbd_option_reply(data: &[u8]) {
     match &reply {
         nbd::OptionReply::Ack => nbd::put_option_ack_reply(&mut out, header.option),
         nbd::OptionReply::Server { name, description } => {
-            nbd::put_export_list_reply(&mut out, name, description);
+            nbd::put_rep_server(&mut out, name, description);
         }
         nbd::OptionReply::Info(info) => nbd::put_export_info_reply(&mut out, header.option, info),
         nbd::OptionReply::MetaContext { id, name } => {

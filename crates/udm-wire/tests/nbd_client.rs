@@ -131,7 +131,7 @@ fn a_server_that_says_no_or_nonsense() {
             })),
             "more than 64",
         ),
-        (Box::new(go(|out| put_export_list_reply(out, "x", ""))), "a reply to another"),
+        (Box::new(go(|out| put_rep_server(out, "x", ""))), "a reply to another"),
         (Box::new(go(|out| put_meta_context_reply(out, OPT_GO, 1, "x"))), "another kind of reply"),
         (Box::new(go(|out| out.extend([9; 20]))), "bad option reply magic"),
         (

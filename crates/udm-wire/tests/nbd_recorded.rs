@@ -66,7 +66,7 @@ fn option_replies_of(mut server: &[u8], until: u32) -> (Vec<(u32, OptionReply)>,
         match &reply {
             OptionReply::Ack => nbd::put_option_ack_reply(&mut again, header.option),
             OptionReply::Server { name, description } => {
-                nbd::put_export_list_reply(&mut again, name, description);
+                nbd::put_rep_server(&mut again, name, description);
             }
             OptionReply::Error { error, text } => {
                 nbd::put_option_error_reply(&mut again, header.option, *error, text);

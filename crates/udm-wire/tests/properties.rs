@@ -236,7 +236,7 @@ fn option_reply() -> impl Strategy<Value = Vec<u8>> {
         let mut out = Vec::new();
         match reply {
             nbd::OptionReply::Server { name, description } => {
-                nbd::put_export_list_reply(&mut out, &name, &description);
+                nbd::put_rep_server(&mut out, &name, &description);
             }
             nbd::OptionReply::Info(info) => nbd::put_export_info_reply(&mut out, nbd::OPT_GO, &info),
             nbd::OptionReply::MetaContext { id, name } => {

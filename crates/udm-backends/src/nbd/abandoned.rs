@@ -4,7 +4,7 @@
 //! completes a write. The rest of a partly sent write is still sent, so that the server can answer.
 //! [`super::fence`] lists the other conditions that end the wait.
 
-use super::connection::{ConnectionLossKind, ConnectionRingEvent, ConnectionStage, NbdClientConnection};
+use super::connection::{ConnectionRingEvent, ConnectionStage, DisconnectKind, NbdClientConnection};
 use super::fence::{ExportFence, FenceStatus};
 use super::lane::handle_nbd_reply;
 use super::remote_export::RemoteExport;
@@ -12,7 +12,7 @@ use super::request::{NbdRequest, status_from_nbd_error};
 use super::send_queue::SendQueue;
 use slab::Slab;
 use std::sync::Arc;
-use udm_core::{Batch, BufPool, Cx, Nanos, Status, WaitHandle, WakeEpoch};
+use udm_core::{Batch, BufPool, Cx, Nanos, Status, WaitQueueSubscription, WakeEpoch};
 use udm_runtime::RingCompletion;
 use udm_wire::nbd::client::ReplyEvent;
 use udm_wire::uri::ServerStoppedProof;
@@ -51,7 +51,7 @@ pub(super) struct AbandonedConnectionWithHeldWrites {
 /// Resources of a lane that its abandoned connections use.
 pub(super) struct LaneResourcesForAbandonedConnections<'a> {
     pub(super) server: &'a Arc<RemoteExport>,
-    pub(super) wait_handle: &'a WaitHandle,
+    pub(super) wait_handle: &'a WaitQueueSubscription,
     pub(super) pool: &'a mut BufPool,
     pub(super) finished: &'a mut Vec<RingCompletion>,
     pub(super) over: &'a mut Vec<usize>,
@@ -65,40 +65,38 @@ impl AbandonedConnectionWithHeldWrites {
     /// rest of one of them.
     pub(super) fn new(
         mut connection: Option<NbdClientConnection>,
-        end: ConnectionLossKind,
+        end: DisconnectKind,
         slots: Slab<NbdRequest>,
         send_queue: SendQueue,
         (runs, abandoned_at): (u64, Nanos),
         resources: &mut LaneResourcesForAbandonedConnections<'_>,
     ) -> AbandonedConnectionWithHeldWrites {
         let listens = match end {
-            ConnectionLossKind::TimedOut | ConnectionLossKind::ShuttingDown => true,
+            DisconnectKind::TimedOut | DisconnectKind::ShuttingDown => true,
             // The close can still be seen.
-            ConnectionLossKind::ProtocolError => {
-                resources.server.uri.silence.fence == ServerStoppedProof::Closed
-            }
-            ConnectionLossKind::Closed | ConnectionLossKind::LocalError => false,
+            DisconnectKind::ProtocolError => resources.server.uri.silence.fence == ServerStoppedProof::Closed,
+            DisconnectKind::Closed | DisconnectKind::LocalError => false,
         };
         if let Some(connection) = connection.take_if(|_| !listens) {
             // Discards unsent data: it could arrive after the wait has ended.
             resources.server.sockets.reset(connection.socket());
         }
         // These losses occurred while received data was handled, so no receive is in flight.
-        if let (Some(connection), ConnectionLossKind::ProtocolError | ConnectionLossKind::ShuttingDown) =
+        if let (Some(connection), DisconnectKind::ProtocolError | DisconnectKind::ShuttingDown) =
             (&connection, end)
         {
             connection.receive(None, resources.pool);
-            connection.set_defer_sends(end == ConnectionLossKind::ShuttingDown && send_queue.is_empty());
+            connection.set_defer_sends(end == DisconnectKind::ShuttingDown && send_queue.is_empty());
         }
         resources.server.fencing.add_held_writes(slots.len());
-        let lost = end == ConnectionLossKind::LocalError;
+        let lost = end == DisconnectKind::LocalError;
         if lost {
             resources.server.fencing.add_lost_connection();
         }
         AbandonedConnectionWithHeldWrites {
             connection,
             lost,
-            is_trusted: matches!(end, ConnectionLossKind::TimedOut | ConnectionLossKind::ShuttingDown),
+            is_trusted: matches!(end, DisconnectKind::TimedOut | DisconnectKind::ShuttingDown),
             finished: false,
             all: slots.len(),
             slots,
@@ -171,11 +169,11 @@ impl AbandonedConnectionWithHeldWrites {
         *resources.finished = finished;
         if let Some(end) = ended {
             self.connection = None;
-            if end == ConnectionLossKind::LocalError {
+            if end == DisconnectKind::LocalError {
                 self.lost = true;
                 resources.server.fencing.add_lost_connection();
             }
-            if end == ConnectionLossKind::Closed
+            if end == DisconnectKind::Closed
                 && resources.server.uri.silence.fence == ServerStoppedProof::Closed
             {
                 self.go_elsewhere(Some("the server closed the connection"), resources);

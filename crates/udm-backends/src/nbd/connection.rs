@@ -37,15 +37,15 @@ pub(super) enum ConnectionStage {
 }
 
 /// Reason why a connection is abandoned.
-pub(super) struct ConnectionLoss {
+pub(super) struct DisconnectReason {
     /// Text for messages, one line.
     pub(super) why: String,
-    pub(super) end: ConnectionLossKind,
+    pub(super) end: DisconnectKind,
 }
 
 /// Kind of loss: it decides whether the server may still execute what was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ConnectionLossKind {
+pub(super) enum DisconnectKind {
     /// The server closed the connection.
     Closed,
     /// The server violated the protocol. The connection is open, but its data is meaningless.
@@ -59,21 +59,21 @@ pub(super) enum ConnectionLossKind {
     LocalError,
 }
 
-impl ConnectionLoss {
-    pub(super) fn new(end: ConnectionLossKind, why: impl Into<String>) -> ConnectionLoss {
-        ConnectionLoss { why: why.into(), end }
+impl DisconnectReason {
+    pub(super) fn new(end: DisconnectKind, why: impl Into<String>) -> DisconnectReason {
+        DisconnectReason { why: why.into(), end }
     }
 
     /// Loss after the operation `what` failed. Only these two errnos come from the server. After a
     /// local error, the system reports the same as after a close, so the connection is not read any
     /// more.
-    fn failed(what: &str, errno: i32) -> ConnectionLoss {
+    fn failed(what: &str, errno: i32) -> DisconnectReason {
         let end = if matches!(errno, errno::ECONNRESET | errno::EPIPE) {
-            ConnectionLossKind::Closed
+            DisconnectKind::Closed
         } else {
-            ConnectionLossKind::LocalError
+            DisconnectKind::LocalError
         };
-        ConnectionLoss::new(end, format!("{what}: {}", errno::describe_errno(errno)))
+        DisconnectReason::new(end, format!("{what}: {}", errno::describe_errno(errno)))
     }
 }
 
@@ -125,12 +125,12 @@ impl NbdClientConnection {
         server: &RemoteExport,
         turn: usize,
         cx: &mut Cx<'_>,
-    ) -> Result<NbdClientConnection, ConnectionLoss> {
+    ) -> Result<NbdClientConnection, DisconnectReason> {
         let address = &server.addresses[turn % server.addresses.len()];
         let (fd, to) = server
             .sockets
             .open(address)
-            .map_err(|e| ConnectionLoss::new(ConnectionLossKind::LocalError, e.to_string()))?;
+            .map_err(|e| DisconnectReason::new(DisconnectKind::LocalError, e.to_string()))?;
         let (now, timeout) = (cx.now(), server.deadline.unwrap_or(HANDSHAKE_TIMEOUT));
         let connection = NbdClientConnection {
             user: ring.watcher(cx),
@@ -216,8 +216,8 @@ impl NbdClientConnection {
         done: RingCompletion,
         pool: &mut BufPool,
         cx: &mut Cx<'_>,
-    ) -> Result<ConnectionRingEvent, ConnectionLoss> {
-        let failed = |what, errno| Err(ConnectionLoss::failed(what, errno));
+    ) -> Result<ConnectionRingEvent, DisconnectReason> {
+        let failed = |what, errno| Err(DisconnectReason::failed(what, errno));
         match (done.tag, done.result) {
             (CONNECT, Ok(_)) => Ok(ConnectionRingEvent::Connected),
             (CONNECT, Err(errno)) => failed("connect", errno),
@@ -238,7 +238,7 @@ impl NbdClientConnection {
                 Ok(data.pop().map_or(ConnectionRingEvent::Nothing, ConnectionRingEvent::Sent))
             }
             (_, Ok(0)) => {
-                Err(ConnectionLoss::new(ConnectionLossKind::Closed, "the server closed the connection"))
+                Err(DisconnectReason::new(DisconnectKind::Closed, "the server closed the connection"))
             }
             (_, Ok(n)) => {
                 let n = n as usize;

@@ -5,7 +5,7 @@ use super::abandoned::{
     ABANDONED_MAX, AbandonedConnectionWithHeldWrites, LaneResourcesForAbandonedConnections,
 };
 use super::connection::{
-    ConnectionLoss, ConnectionLossKind, ConnectionRingEvent, ConnectionStage, NbdClientConnection,
+    ConnectionRingEvent, ConnectionStage, DisconnectKind, DisconnectReason, NbdClientConnection,
 };
 use super::remote_export::RemoteExport;
 use super::request::{NbdRequest, status_from_nbd_error};
@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{
     Batch, Bio, BufPool, Cx, DrainMode, Lane, Limits, Nanos, Op, OwnWork, PauseAwareReplyDeadline, Status,
-    UnansweredRequestState, WaitHandle, move_batch,
+    UnansweredRequestState, WaitQueueSubscription, move_batch,
 };
 use udm_runtime::{Ring, RingCompletion};
 use udm_wire::nbd::ESHUTDOWN;
@@ -62,7 +62,7 @@ pub(super) struct NbdLane {
     deadline_timer: Option<PauseAwareReplyDeadline>,
     /// Abandoned connections with writes that the server may still execute.
     abandoned: Vec<AbandonedConnectionWithHeldWrites>,
-    wait_handle: WaitHandle,
+    wait_handle: WaitQueueSubscription,
 }
 
 impl NbdLane {
@@ -115,19 +115,19 @@ impl NbdLane {
     /// Handles the loss of the connection: all its requests fail, except writes that the server may
     /// still execute.
     #[cold]
-    fn handle_loss(&mut self, ConnectionLoss { mut why, end }: ConnectionLoss, cx: &mut Cx<'_>) {
+    fn handle_loss(&mut self, DisconnectReason { mut why, end }: DisconnectReason, cx: &mut Cx<'_>) {
         let now = cx.now();
         self.made = self.server.connections_made();
         self.next_try = now + self.back_off;
         self.back_off = (self.back_off + self.back_off).min(BACK_OFF_MAX);
-        let status = if end == ConnectionLossKind::TimedOut { Status::Timeout } else { Status::Transport };
+        let status = if end == DisconnectKind::TimedOut { Status::Timeout } else { Status::Transport };
         let mut over: Vec<_> = self.waiting.drain(..).map(|bio| (bio, status)).collect();
         let (connection, mut slots) = (self.connection.take(), std::mem::take(&mut self.slots));
         let mut send_queue = std::mem::take(&mut self.send_queue);
         over.extend(send_queue.take_unsent().map(|key| (slots.remove(key).bio, status)));
         let runs = connection.as_ref().map_or(0, |connection| connection.fenced);
         let fence = &self.server.uri.silence.fence;
-        let is_dead = end == ConnectionLossKind::Closed && *fence == ServerStoppedProof::Closed
+        let is_dead = end == DisconnectKind::Closed && *fence == ServerStoppedProof::Closed
             || self.server.fencing.covers(runs);
         let ends = |(key, slot): (usize, &NbdRequest)| (is_dead || !slot.may_still_apply()).then_some(key);
         for key in slots.iter().filter_map(ends).collect::<Vec<_>>() {
@@ -203,7 +203,7 @@ impl NbdLane {
                 format!("others are answered, and one request is not for {}", TimeSpan(time))
             }
         };
-        self.handle_loss(ConnectionLoss::new(ConnectionLossKind::TimedOut, why), cx);
+        self.handle_loss(DisconnectReason::new(DisconnectKind::TimedOut, why), cx);
     }
 
     /// Returns the time of the oldest request; `None` if no request can be overdue yet.
@@ -272,7 +272,7 @@ impl NbdLane {
         self.finished = finished;
     }
 
-    fn operation_done(&mut self, done: RingCompletion, cx: &mut Cx<'_>) -> Result<(), ConnectionLoss> {
+    fn operation_done(&mut self, done: RingCompletion, cx: &mut Cx<'_>) -> Result<(), DisconnectReason> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
         match connection.finished(done, &mut self.pool, cx)? {
             ConnectionRingEvent::Connected => connection.shake(&self.server.uri.export, &mut self.pool),
@@ -284,13 +284,10 @@ impl NbdLane {
                 cx.set_cpu_budget(cx.cpu_budget().saturating_sub(n as u64));
                 let more = self
                     .parse_replies(&buf[..n], cx)
-                    .map_err(|why| ConnectionLoss::new(ConnectionLossKind::ProtocolError, why))?;
+                    .map_err(|why| DisconnectReason::new(DisconnectKind::ProtocolError, why))?;
                 if !more {
                     self.server.note_shutdown(cx.now());
-                    return Err(ConnectionLoss::new(
-                        ConnectionLossKind::ShuttingDown,
-                        "the server shuts down",
-                    ));
+                    return Err(DisconnectReason::new(DisconnectKind::ShuttingDown, "the server shuts down"));
                 }
                 if let Some(connection) = &self.connection {
                     connection.receive(Some(buf), &mut self.pool);
@@ -374,7 +371,7 @@ fn queue_or_complete_bio(
     send_queue: &mut SendQueue,
     ready: &mut Batch,
 ) {
-    if let Some(status) = immediate_status(&bio, limits) {
+    if let Some(status) = status_without_server(&bio, limits) {
         bio.end_with(status);
         return ready.push(bio);
     }
@@ -404,7 +401,7 @@ pub(super) fn handle_nbd_reply(
 }
 
 /// Returns the status of a request that needs no server.
-fn immediate_status(bio: &Bio, limits: &Limits) -> Option<Status> {
+fn status_without_server(bio: &Bio, limits: &Limits) -> Option<Status> {
     if bio.op == Op::Flush {
         return (!limits.write_cache).then_some(Status::Ok);
     }
@@ -452,7 +449,7 @@ impl Lane for NbdLane {
         if let Some(deadline) = self.connection.as_ref().and_then(NbdClientConnection::deadline) {
             if deadline <= cx.now() {
                 self.handle_loss(
-                    ConnectionLoss::new(ConnectionLossKind::LocalError, "the server does not answer"),
+                    DisconnectReason::new(DisconnectKind::LocalError, "the server does not answer"),
                     cx,
                 );
             } else {

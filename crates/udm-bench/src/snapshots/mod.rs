@@ -96,7 +96,7 @@ pub fn measure_snapshot_costs(
     ensure!(options.chunks.is_power_of_two() && options.rounds > 0, "nothing to measure");
     // The shortest and most important measurements come first.
     let later_writes = steady_state::measure_steady_origin_writes(options, stop, done)?;
-    let lookups = steady_state::measure_exception_lookups(options, stop, done)?;
+    let lookups = steady_state::measure_reads_by_exception_count(options, stop, done)?;
     let first_writes = measure_first_chunk_writes(options, stop, done)?;
     let any = !(later_writes.is_empty() && lookups.is_empty() && first_writes.is_empty());
     ensure!(any, "stopped before anything was measured");

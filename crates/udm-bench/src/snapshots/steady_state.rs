@@ -153,7 +153,7 @@ fn remove_device_while_polling(
 }
 
 /// Measures reads of chunks in the store, at depth 32.
-pub(super) fn measure_exception_lookups(
+pub(super) fn measure_reads_by_exception_count(
     options: &SnapshotCostOptions,
     stop: &AtomicBool,
     done: &AtomicUsize,

@@ -41,7 +41,7 @@ pub(super) fn server_stop_answers_requests(rig: &mut DeviceTestRig) {
 
 /// Clients vanish with requests in flight. Other clients see each of their writes completely or not
 /// at all.
-pub(super) fn clients_vanish(rig: &mut DeviceTestRig) {
+pub(super) fn disconnects_tear_no_write(rig: &mut DeviceTestRig) {
     for _ in 0..3 {
         let sent = LOAD.submit(rig);
         for request in sent.iter().flatten() {

@@ -264,9 +264,9 @@ pub const CASES: &[ConformanceCase] = &[
         life::server_stop_answers_requests,
     ),
     new_conformance_case(
-        "life::clients_vanish",
+        "life::disconnects_tear_no_write",
         &[Requirement::Server, Requirement::Stores],
-        life::clients_vanish,
+        life::disconnects_tear_no_write,
     ),
     new_conformance_case("changes::suspend_under_load", &[Requirement::Mapped], changes::suspend_under_load),
     new_conformance_case("changes::reload_under_load", &[Requirement::Mapped], changes::reload_under_load),

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// The connection slots of one server.
-pub struct ControlConnectionSlots {
+pub struct EvictingConnectionLimit {
     max: usize,
     taken: Mutex<HashMap<u64, ControlConnectionEntry>>,
     /// Notified when a slot may be free.
@@ -32,7 +32,7 @@ struct ControlConnectionEntry {
 
 /// A connection slot, until dropped.
 pub struct ControlConnectionSlot {
-    connections: Arc<ControlConnectionSlots>,
+    connections: Arc<EvictingConnectionLimit>,
     number: u64,
     evict: Arc<Notify>,
 }
@@ -43,10 +43,10 @@ pub struct EventStreamSlotGuard(Arc<ControlConnectionSlot>);
 /// Marks a connection as busy until dropped.
 pub struct BusyConnectionGuard(Arc<ControlConnectionSlot>);
 
-impl ControlConnectionSlots {
+impl EvictingConnectionLimit {
     /// `max` slots.
-    pub fn new(max: usize) -> Arc<ControlConnectionSlots> {
-        Arc::new(ControlConnectionSlots { max, taken: Mutex::default(), slot_freed: Notify::new() })
+    pub fn new(max: usize) -> Arc<EvictingConnectionLimit> {
+        Arc::new(EvictingConnectionLimit { max, taken: Mutex::default(), slot_freed: Notify::new() })
     }
 
     fn taken(&self) -> MutexGuard<'_, HashMap<u64, ControlConnectionEntry>> {
@@ -72,9 +72,9 @@ impl ControlConnectionSlots {
     }
 
     /// Takes a slot for a peer. The caller has waited for it:
-    /// [`ControlConnectionSlots::wait_for_slot`].
+    /// [`EvictingConnectionLimit::wait_for_slot`].
     pub fn open_slot(
-        self: &Arc<ControlConnectionSlots>,
+        self: &Arc<EvictingConnectionLimit>,
         number: u64,
         peer: i32,
     ) -> Arc<ControlConnectionSlot> {
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn the_one_that_goes_is_quiet_and_of_the_greediest() {
-        let connections = ControlConnectionSlots::new(5);
+        let connections = EvictingConnectionLimit::new(5);
         let taken: Vec<_> =
             [7, 9, 9, 9, 7].iter().zip(0..).map(|(&peer, n)| connections.open_slot(n, peer)).collect();
         assert_eq!(pick_connection_to_evict(&connections.taken()), Some(1));
@@ -209,7 +209,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_newcomer_waits_for_no_one_but_the_busy() {
-        let connections = ControlConnectionSlots::new(2);
+        let connections = EvictingConnectionLimit::new(2);
         let (first, second) = (connections.open_slot(0, 1), connections.open_slot(1, 1));
         let request = second.begin_request();
         let first = tokio::spawn(async move { first.evicted().await });

@@ -7,7 +7,7 @@
 //! out of them can still be controlled. Without connections no timer runs.
 
 use super::BODY_MAX;
-use super::connections::{BusyConnectionGuard, ControlConnectionSlot, ControlConnectionSlots};
+use super::connections::{BusyConnectionGuard, ControlConnectionSlot, EvictingConnectionLimit};
 use super::error::ErrorResponse;
 use super::progress_stream::ProgressTrackingStream;
 use super::socket::ControlSocket;
@@ -51,7 +51,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// If the socket can't be registered with the reactor.
 pub async fn serve_control_socket(socket: &ControlSocket, router: Router) -> io::Result<()> {
     let listener = UnixListener::from_std(socket.listener.try_clone()?)?;
-    let connections = ControlConnectionSlots::new(CONNECTIONS_MAX);
+    let connections = EvictingConnectionLimit::new(CONNECTIONS_MAX);
     let mut spare = Vec::new();
     for number in 0.. {
         connections.wait_for_slot().await;
@@ -89,7 +89,7 @@ pub async fn serve_control_socket(socket: &ControlSocket, router: Router) -> io:
 async fn accept_next_peer(
     listener: &UnixListener,
     spare: &mut Vec<File>,
-    connections: &ControlConnectionSlots,
+    connections: &EvictingConnectionLimit,
 ) -> UnixStream {
     loop {
         let error = match listener.accept().await {
@@ -197,7 +197,7 @@ mod tests {
     /// A connection to a server whose only answer has the given length.
     fn connect(bytes: usize) -> (UnixStream, tokio::task::JoinHandle<bool>) {
         let (client, stream) = UnixStream::pair().unwrap();
-        let slot = ControlConnectionSlots::new(1).open_slot(0, 1);
+        let slot = EvictingConnectionLimit::new(1).open_slot(0, 1);
         let router = Router::new().fallback(move || async move { vec![b'x'; bytes] });
         let server = tokio::spawn(async move {
             tokio::select! {

@@ -50,7 +50,7 @@ use crate::config::{ConfigReader, ServerConfigFile};
 use crate::error::VerbError;
 use crate::exports::DeviceExporter;
 use crate::state_folder::store_creation::StoreCreationMarker;
-use crate::state_folder::{StateFolder, StoreId, StoreToMarkInvalid};
+use crate::state_folder::{StableDiskId, StateFolder, StoreToMarkInvalid};
 use crate::verbs::snapshot::{LostSnapshotPolicy, PendingMerge};
 use deferred_removals::DeferredRemovalNotifier;
 use device_opener::DeviceOpener;
@@ -300,22 +300,22 @@ impl DeviceRegistry {
 
     /// Identity of the disk of `device`, valid for other servers too. `None` for a disk that ends
     /// with the process. May block.
-    pub(crate) fn disk_id(&self, device: &ResolvedDevice) -> Option<StoreId> {
+    pub(crate) fn disk_id(&self, device: &ResolvedDevice) -> Option<StableDiskId> {
         let number = device.number;
         if number.major == MAPPED_MAJOR {
             return self.disk_id_cached(number);
         }
         let identity = self.state().opened.identity(number.minor)?;
-        StoreId::of_uri(&self.uri_of(number), identity)
+        StableDiskId::of_uri(&self.uri_of(number), identity)
     }
 
     /// As [`DeviceRegistry::disk_id`], as far as known without file system access.
-    pub(crate) fn disk_id_cached(&self, number: DevNo) -> Option<StoreId> {
+    pub(crate) fn disk_id_cached(&self, number: DevNo) -> Option<StableDiskId> {
         match number.major {
-            MAPPED_MAJOR => Some(StoreId::mapped(&self.name_of(number)?)),
+            MAPPED_MAJOR => Some(StableDiskId::mapped(&self.name_of(number)?)),
             _ => {
                 let identity = self.state().opened.identity(number.minor)?;
-                StoreId::of_uri_cached(&self.uri_of(number), identity)
+                StableDiskId::of_uri_cached(&self.uri_of(number), identity)
             }
         }
     }
@@ -336,7 +336,7 @@ impl DeviceRegistry {
             }
             _ => {
                 let identity = self.state().opened.identity(device.number.minor)?;
-                StoreToMarkInvalid::Disk(StoreId::of_uri(&device.name, identity)?)
+                StoreToMarkInvalid::Disk(StableDiskId::of_uri(&device.name, identity)?)
             }
         };
         Some(folder.mark(store))

@@ -1,7 +1,7 @@
 //! Locks of stores: changes that concern one store run one after the other, so the last recorded
 //! state of a snapshot is the state of the last change.
 
-use crate::state_folder::StoreId;
+use crate::state_folder::StableDiskId;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
@@ -12,8 +12,8 @@ pub(crate) struct StoreLocks(Mutex<HashMap<String, Weak<Lock<()>>>>);
 
 impl StoreLocks {
     /// Locks `stores`, sorted by name to prevent deadlocks.
-    pub async fn lock(&self, stores: &[StoreId]) -> Vec<OwnedMutexGuard<()>> {
-        let mut names: Vec<&str> = stores.iter().map(StoreId::name).collect();
+    pub async fn lock(&self, stores: &[StableDiskId]) -> Vec<OwnedMutexGuard<()>> {
+        let mut names: Vec<&str> = stores.iter().map(StableDiskId::name).collect();
         names.sort_unstable();
         names.dedup();
         let mut guards = Vec::with_capacity(names.len());

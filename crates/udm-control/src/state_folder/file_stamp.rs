@@ -1,8 +1,8 @@
 //! Detects changes of files: an origin by its size and time of change, a created store by its file
 //! identity.
 
-use super::StoreId;
-use super::store_id::FileId;
+use super::StableDiskId;
+use super::stable_disk_id::FileId;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io;
@@ -57,7 +57,7 @@ impl IdentifiedStoreFile {
     }
 
     /// True if `store` is this file.
-    pub(crate) fn is(&self, store: &StoreId) -> bool {
+    pub(crate) fn is(&self, store: &StableDiskId) -> bool {
         store.disk.is_some_and(|disk| disk.is(self.disk))
     }
 }
@@ -82,7 +82,7 @@ impl FileStamp {
     /// The stamp of the file of `disk`, taken so that any later write changes it. If the file was
     /// changed just now, this waits for a step of the file system's clock. `None` if it is no file,
     /// does not exist or is being written.
-    pub(crate) fn settled(disk: &StoreId) -> Option<FileStamp> {
+    pub(crate) fn settled(disk: &StableDiskId) -> Option<FileStamp> {
         let is_settled = |found: &fs::Metadata| {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_nanos();
             let age = i128::try_from(now).ok()? - FileStamp::of(found).changed_ns;

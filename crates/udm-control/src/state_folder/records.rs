@@ -19,9 +19,9 @@
 //! place, and the folder is synced.
 
 use super::file_stamp::{FileStamp, IdentifiedStoreFile};
+use super::stable_disk_id::FileId;
 use super::store_creation::has_exception_records;
-use super::store_id::FileId;
-use super::{StateFolder, StoreId, write_durably};
+use super::{StableDiskId, StateFolder, write_durably};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -43,9 +43,9 @@ pub(crate) struct SnapshotRecord {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub uuid: Option<String>,
     /// The disk of the origin.
-    pub origin: StoreId,
+    pub origin: StableDiskId,
     /// The store.
-    pub store: StoreId,
+    pub store: StableDiskId,
     /// Table of the snapshot, with URIs instead of numbers.
     pub table: String,
     /// True if it was created by name, so it is attached again with its origin.
@@ -117,8 +117,8 @@ impl SnapshotRecord {
 
     /// The record after the mapped device `old` is renamed to `new`; `None` if nothing changes.
     fn renamed(&self, old: &str, new: &str, is_ours: bool) -> Option<SnapshotRecord> {
-        let (from, to) = (StoreId::mapped(old), StoreId::mapped(new));
-        let moved = |id: &StoreId| if *id == from { to.clone() } else { id.clone() };
+        let (from, to) = (StableDiskId::mapped(old), StableDiskId::mapped(new));
+        let moved = |id: &StableDiskId| if *id == from { to.clone() } else { id.clone() };
         let word = |word: String| if word == from.name { to.name.clone() } else { word };
         let table: Vec<String> = words::split_message_words(&self.table)
             .into_iter()
@@ -182,7 +182,7 @@ impl StateFolder {
     ///
     /// # Errors
     /// As [`StateFolder::unattached`].
-    pub(crate) fn record_of(&self, store: &StoreId) -> Result<Option<SnapshotRecord>, String> {
+    pub(crate) fn record_of(&self, store: &StableDiskId) -> Result<Option<SnapshotRecord>, String> {
         let ours = self.attached().values().find(|record| record.store.is(store)).cloned();
         match ours {
             Some(record) => Ok(Some(record)),
@@ -337,7 +337,7 @@ impl StateFolder {
 
     /// Trusts the snapshot in `store` again: it becomes detached from its origin's current state.
     /// Returns the number of snapshots.
-    pub(super) fn mark_valid(&self, store: &StoreId) -> io::Result<usize> {
+    pub(super) fn mark_valid(&self, store: &StableDiskId) -> io::Result<usize> {
         let found = self.unattached().map_err(io::Error::other)?;
         let mut count = 0;
         for record in found.into_iter().filter(|record| record.store.is_exactly(store)) {
@@ -346,7 +346,7 @@ impl StateFolder {
             }
             // Identity of the file that is at the origin's path now.
             let disk = record.origin.file().as_ref().and_then(FileId::of).or(record.origin.disk);
-            let origin = StoreId { disk, ..record.origin.clone() };
+            let origin = StableDiskId { disk, ..record.origin.clone() };
             self.forget_snapshot(&record)?;
             let state = SnapshotRecordState::Detached { origin: FileStamp::settled(&origin) };
             self.record(&SnapshotRecord { origin, state, ..record })?;

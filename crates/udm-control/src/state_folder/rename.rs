@@ -5,7 +5,7 @@
 //! old name are removed after it. After a kill in between, both count. No mark is set, read or
 //! cleared meanwhile.
 
-use super::{InvalidStoreRecord, StateFolder, StoreId, StoreToMarkInvalid};
+use super::{StableDiskId, StateFolder, StoreInvalidMark, StoreToMarkInvalid};
 use std::fs;
 use std::io;
 use udm_dm::MappedDevice;
@@ -24,7 +24,7 @@ impl StateFolder {
         change: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
         let _files = self.files();
-        let (old, to) = (StoreId::mapped(&device.name()), StoreId::mapped(new));
+        let (old, to) = (StableDiskId::mapped(&device.name()), StableDiskId::mapped(new));
         let kept = match self.read() {
             Ok(kept) => kept,
             Err(error) => return Err(failed(error)),
@@ -32,7 +32,7 @@ impl StateFolder {
         let moves: Vec<_> = kept.iter().filter(|(_, mark)| mark.store == old).collect();
         let mut copy = None;
         if let Some((_, mark)) = moves.first().filter(|_| !kept.iter().any(|(_, mark)| mark.store == to)) {
-            let mark = InvalidStoreRecord { store: to, ..mark.clone() };
+            let mark = StoreInvalidMark { store: to, ..mark.clone() };
             copy = Some(self.put(&mark).map_err(&mut failed)?);
         }
         let records = self.records_of(&device.name(), new).and_then(|records| {
@@ -96,7 +96,7 @@ mod tests {
         // The mark moves in this server and for a later one, and does not affect another device
         // that takes the name.
         rename(&folder, &next, "store").unwrap();
-        let known = |name: &str| knows(at, &StoreId::mapped(name));
+        let known = |name: &str| knows(at, &StableDiskId::mapped(name));
         assert_eq!((known("cow"), known("store"), known("kept")), (false, false, true));
         assert!(why(&folder, &cow).is_some_and(|why| why.starts_with("@kept has lost a copy")));
         assert_eq!(why(&folder, &next), None);
@@ -104,7 +104,7 @@ mod tests {
         let refused = folder.renaming(&cow, "other", |e| e.to_string(), || Err("no".into()));
         assert_eq!((refused, known("other"), known("kept")), (Err("no".into()), false, true));
         // An existing mark of the new name stays.
-        set(&folder, StoreToMarkInvalid::Disk(StoreId::mapped("old"))).unwrap();
+        set(&folder, StoreToMarkInvalid::Disk(StableDiskId::mapped("old"))).unwrap();
         folder.renaming(&cow, "old", |e| e.to_string(), || Err("no".into())).unwrap_err();
         assert!(known("old") && known("kept"));
         rename(&folder, &cow, "old").unwrap();
@@ -120,7 +120,7 @@ mod tests {
         let at = temporary.path();
         let (folder, cow) = (StateFolder::new(at.into()), device("cow"));
         set(&folder, StoreToMarkInvalid::Mapped(cow.name_handle())).unwrap();
-        let known = |name: &str| knows(at, &StoreId::mapped(name));
+        let known = |name: &str| knows(at, &StableDiskId::mapped(name));
         let change = || {
             assert!(known("cow") && known("new"), "killed here, it is under both");
             cow.rename("new").map_err(|e| e.to_string())

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use udm_core::{
     AckOnLastDrop, Batch, Bio, BioOwnerId, BioTask, BioTaskCx, BioTaskFactory, BioTaskHandle, BioTaskLaneId,
-    CoreCommandSender, CoreLaneState, Device, DeviceControlError, Lane, Nanos, OwnWork, WaitHandle,
-    WaitQueue,
+    CoreCommandSender, CoreLaneState, Device, DeviceControlError, Lane, Nanos, OwnWork, WaitQueue,
+    WaitQueueSubscription,
 };
 
 /// Start and stop commands that are not executed yet.
@@ -148,7 +148,7 @@ impl BioTaskCx for TestTaskCx<'_> {
         Arc::clone(self.state.others())
     }
 
-    fn subscribe(&mut self, queue: &Arc<WaitQueue>) -> WaitHandle {
+    fn subscribe(&mut self, queue: &Arc<WaitQueue>) -> WaitQueueSubscription {
         queue.subscribe(&mut self.state.cx(self.now))
     }
 }

@@ -15,8 +15,8 @@ use udm_wire::nbd::{
     ExportInfoRequest, ExportNameReply, GREETING_SIZE, HandshakeFlags, INFO_DESCRIPTION, INFO_NAME,
     MetaContextRequest, NbdOption, OPT_ABORT, OPT_GO, OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT,
     OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY, REP_ERR_INVALID, REP_ERR_PLATFORM, REP_ERR_TOO_BIG,
-    REP_ERR_UNKNOWN, encode_nbd_server_greeting, put_export_info_reply, put_export_list_reply,
-    put_export_name_reply, put_meta_context_reply, put_option_ack_reply, put_option_error_reply,
+    REP_ERR_UNKNOWN, encode_nbd_server_greeting, put_export_info_reply, put_export_name_reply,
+    put_meta_context_reply, put_option_ack_reply, put_option_error_reply, put_rep_server,
 };
 
 /// The server's side of a handshake.
@@ -138,7 +138,7 @@ impl ServerHandshake {
     /// Lists some exports from position `from` on, and ends the answer after the last one.
     fn list(&mut self, from: u64, out: &mut Vec<u8>, exports: &Exports) {
         let (some, next) = exports.page(from, LISTED_A_STEP);
-        some.iter().for_each(|export| put_export_list_reply(out, &export.name(), export.description()));
+        some.iter().for_each(|export| put_rep_server(out, &export.name(), export.description()));
         self.listing = next;
         if next.is_none() {
             put_option_ack_reply(out, OPT_LIST);

@@ -45,11 +45,11 @@ struct UblkShared {
     stop: OwnedFd,
     event: OwnedFd,
     /// Orders that the thread has not carried out. An `event` follows each.
-    orders: Mutex<Vec<UblkOrder>>,
+    orders: Mutex<Vec<UblkQuiesceRequest>>,
 }
 
 /// An order to the thread of a disk.
-enum UblkOrder {
+enum UblkQuiesceRequest {
     /// Pause the disk, and reply whether it is paused.
     Pause(SyncSender<bool>),
     /// Go on after a pause.
@@ -139,13 +139,13 @@ impl UblkServer {
     #[must_use]
     pub fn pause(&self) -> bool {
         let (reply, paused) = sync_channel(1);
-        self.shared.order(UblkOrder::Pause(reply));
+        self.shared.order(UblkQuiesceRequest::Pause(reply));
         paused.recv().unwrap_or(false)
     }
 
     /// Goes on after a pause, with the export of the same name. Does not wait.
     pub fn resume(&self) {
-        self.shared.order(UblkOrder::Resume);
+        self.shared.order(UblkQuiesceRequest::Resume);
     }
 
     /// Begins the end of the disk, without waiting.
@@ -175,7 +175,7 @@ fn signal(eventfd: &OwnedFd) {
 }
 
 impl UblkShared {
-    fn order(&self, order: UblkOrder) {
+    fn order(&self, order: UblkQuiesceRequest) {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
         signal(&self.event);
     }
@@ -184,8 +184,8 @@ impl UblkShared {
         let orders = std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner));
         for order in orders {
             match order {
-                UblkOrder::Pause(reply) => drop(reply.send(session.pause())),
-                UblkOrder::Resume => session.resume(&self.exports),
+                UblkQuiesceRequest::Pause(reply) => drop(reply.send(session.pause())),
+                UblkQuiesceRequest::Resume => session.resume(&self.exports),
             }
         }
     }

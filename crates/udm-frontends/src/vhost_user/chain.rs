@@ -121,7 +121,7 @@ pub(super) fn buffers_len(buffers: &[GuestBuffer]) -> usize {
 
 /// Reads the first 16 bytes of `buffers` and removes them. `None` if there are fewer, or some are
 /// in no memory of the guest.
-pub(super) fn read_front_16(memory: &GuestMemory, buffers: &mut Vec<GuestBuffer>) -> Option<[u8; 16]> {
+pub(super) fn consume_front_16(memory: &GuestMemory, buffers: &mut Vec<GuestBuffer>) -> Option<[u8; 16]> {
     match buffers.first() {
         Some((address, 16)) => {
             let bytes = memory.read_16(*address)?;
@@ -130,14 +130,14 @@ pub(super) fn read_front_16(memory: &GuestMemory, buffers: &mut Vec<GuestBuffer>
         }
         _ => {
             let mut bytes = [0; 16];
-            read_front(memory, buffers, &mut bytes).then_some(bytes)
+            consume_front(memory, buffers, &mut bytes).then_some(bytes)
         }
     }
 }
 
 /// Reads the first `out.len()` bytes of `buffers` and removes them. False if there are fewer, or
 /// some are in no memory of the guest.
-fn read_front(memory: &GuestMemory, buffers: &mut Vec<GuestBuffer>, out: &mut [u8]) -> bool {
+fn consume_front(memory: &GuestMemory, buffers: &mut Vec<GuestBuffer>, out: &mut [u8]) -> bool {
     let mut done = 0;
     let mut whole = 0;
     for (address, len) in buffers.iter_mut() {

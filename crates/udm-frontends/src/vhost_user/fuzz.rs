@@ -3,7 +3,7 @@
 //!
 //! Each function takes any bytes, and panics if a property is violated.
 
-use super::chain::{DescriptorChain, buffers_len, read_front_16, take_last_byte};
+use super::chain::{DescriptorChain, buffers_len, consume_front_16, take_last_byte};
 use super::channel::VhostUserChannel;
 use super::handover::DetachedVhostUserFrontEnd;
 use super::inflight_record::InflightRecord;
@@ -106,7 +106,7 @@ fn assert_chain_properties(ring: &SplitRing, memory: &GuestMemory, head: u16) {
         assert!(total <= *len && is_inside == (total == *len));
     }
     let before = buffers_len(readable);
-    if read_front_16(memory, readable).is_some() {
+    if consume_front_16(memory, readable).is_some() {
         assert_eq!(buffers_len(readable), before - 16);
     }
     let before = buffers_len(writable);
@@ -160,7 +160,7 @@ impl FuzzInput<'_> {
         let [guest, size, user] = [self.below(8), self.below(6), self.below(8)];
         let size = [4096, 8192, 16_384, 5000, 0, u64::MAX - 8000][size as usize];
         let offset = self.pick(&[0, 0, 4096, 1, u64::MAX]);
-        words(&[GUEST + guest * 4096, size, USER[0] + user * 4096, offset])
+        u64s_to_ne_bytes(&[GUEST + guest * 4096, size, USER[0] + user * 4096, offset])
     }
 
     fn descriptor(&mut self) -> OwnedFd {
@@ -175,24 +175,24 @@ impl FuzzInput<'_> {
     fn payload(&mut self, number: u32) -> (Vec<u8>, usize) {
         let index = self.pick(&[0, 0, 1, 1, 2, 63, 64, 255]);
         match number {
-            2 => (words(&[self.bits(0x1_7000_7e44)]), 0),
-            16 => (words(&[self.bits(VhostUserProtocolFeatures::all().bits())]), 0),
+            2 => (u64s_to_ne_bytes(&[self.bits(0x1_7000_7e44)]), 0),
+            16 => (u64s_to_ne_bytes(&[self.bits(VhostUserProtocolFeatures::all().bits())]), 0),
             5 => {
                 let count = self.below(4) as usize;
                 let regions: Vec<u8> = (0..count).flat_map(|_| self.region()).collect();
-                ([words(&[count as u64]), regions].concat(), count)
+                ([u64s_to_ne_bytes(&[count as u64]), regions].concat(), count)
             }
             8 | 10 | 11 | 18 => {
                 let value = self.pick(&[0u64, 1, 1, 2, 64, 256, 1024, 2048, 65_535, 3]);
-                (words(&[index | value << 32]), 0)
+                (u64s_to_ne_bytes(&[index | value << 32]), 0)
             }
             9 => {
                 let mut place = || USER[0] + 64 * u64::from(self.byte());
-                (words(&[index, place(), place(), place(), 0]), 0)
+                (u64s_to_ne_bytes(&[index, place(), place(), place(), 0]), 0)
             }
             12..=14 => {
                 let has_fd = self.byte() > 0;
-                (words(&[index | u64::from(!has_fd) << 8]), usize::from(has_fd))
+                (u64s_to_ne_bytes(&[index | u64::from(!has_fd) << 8]), usize::from(has_fd))
             }
             21 => (Vec::new(), 1),
             24 | 25 => {
@@ -204,16 +204,16 @@ impl FuzzInput<'_> {
             31 | 32 => {
                 let ring = self.pick(&[1u64, 64, 256, 1024, 0, 4096]);
                 let size = self.pick(&[4096, 8192, 16_384, 65_536, 100]);
-                (words(&[size, 0, index | ring << 16]), usize::from(number == 32))
+                (u64s_to_ne_bytes(&[size, 0, index | ring << 16]), usize::from(number == 32))
             }
             37 | 38 => ([vec![0; 8], self.region()].concat(), usize::from(number == 37)),
-            39 => (words(&[self.pick(&[0, 1, 15, 256])]), 0),
+            39 => (u64s_to_ne_bytes(&[self.pick(&[0, 1, 15, 256])]), 0),
             _ => (Vec::new(), 0),
         }
     }
 }
 
-fn words(words: &[u64]) -> Vec<u8> {
+fn u64s_to_ne_bytes(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 

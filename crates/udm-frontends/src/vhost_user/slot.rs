@@ -1,6 +1,6 @@
 //! Requests of a queue: from the buffers of a chain to bios, and back to a status byte.
 
-use super::chain::{buffers_len, read_front_16, take_last_byte};
+use super::chain::{buffers_len, consume_front_16, take_last_byte};
 use super::queue::VirtQueue;
 use udm_buf::SharedRange;
 use udm_core::interleave;
@@ -67,7 +67,7 @@ impl VirtQueue {
     pub(super) fn start_request(&mut self, head: u16, lane: BioTaskLaneId, cx: &mut FrontCx<'_, '_>) {
         let slot = &mut self.slots[usize::from(head)];
         interleave::mark_interleave_point();
-        let header = read_front_16(&self.memory, &mut self.chain.readable);
+        let header = consume_front_16(&self.memory, &mut self.chain.readable);
         let (Some(bytes), Some(status_at)) = (header, take_last_byte(&mut self.chain.writable)) else {
             // Without a status byte there is no way to report an error.
             return self.complete_slot(head);
@@ -183,7 +183,7 @@ impl VirtQueue {
         let mut ranges = [None; RANGES_MAX];
         let mut total = 0u64;
         for range in ranges.iter_mut().take(len / BLK_RANGE_SIZE) {
-            let bytes = read_front_16(&self.memory, &mut self.chain.readable).ok_or(Status::IoErr)?;
+            let bytes = consume_front_16(&self.memory, &mut self.chain.readable).ok_or(Status::IoErr)?;
             let decoded = VirtioBlkRange::decode(&bytes);
             // VIRTIO 1.2, 5.2.6.2: a discard with `unmap` is unsupported too.
             if decoded.has_unknown_flags || (op == Op::Discard && decoded.unmap) {

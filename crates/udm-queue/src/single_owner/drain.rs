@@ -28,8 +28,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::{
-    Batch, Cx, Device, DeviceControlError, DeviceId, DrainMode, Lane, Limits, Nanos, OwnWork, WaitHandle,
-    WaitQueue, WakeEpoch, interleave,
+    Batch, Cx, Device, DeviceControlError, DeviceId, DrainMode, Lane, Limits, Nanos, OwnWork, WaitQueue,
+    WaitQueueSubscription, WakeEpoch, interleave,
 };
 
 /// Pause between a drain that handed back bios and the next drain request.
@@ -48,20 +48,20 @@ pub(super) fn parse_owner_bio_cookie(cookie: u64) -> (usize, bool) {
 }
 
 /// Drain requests of all lanes.
-pub(super) struct RemoteDrainRequests {
+pub(super) struct PendingSuspendDrains {
     /// Requesting lanes with the kind of drain. Locked briefly.
     wanted: Mutex<Vec<(u32, DrainMode)>>,
     /// Woken when the requests change.
     wait_queue: Arc<WaitQueue>,
 }
 
-impl Default for RemoteDrainRequests {
-    fn default() -> RemoteDrainRequests {
-        RemoteDrainRequests { wanted: Mutex::default(), wait_queue: Arc::new(WaitQueue::new()) }
+impl Default for PendingSuspendDrains {
+    fn default() -> PendingSuspendDrains {
+        PendingSuspendDrains { wanted: Mutex::default(), wait_queue: Arc::new(WaitQueue::new()) }
     }
 }
 
-impl RemoteDrainRequests {
+impl PendingSuspendDrains {
     fn wanted(&self) -> MutexGuard<'_, Vec<(u32, DrainMode)>> {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,7 +79,7 @@ impl RemoteDrainRequests {
 /// The drain state of a requesting lane.
 pub(super) struct RemoteLaneDrainState {
     lane: u32,
-    drains: Arc<RemoteDrainRequests>,
+    drains: Arc<PendingSuspendDrains>,
     /// The drain that the lane requests now.
     how: Option<DrainMode>,
     /// The drain since the last poll.
@@ -92,7 +92,7 @@ pub(super) struct RemoteLaneDrainState {
 }
 
 impl RemoteLaneDrainState {
-    pub fn new(lane: u32, drains: Arc<RemoteDrainRequests>) -> RemoteLaneDrainState {
+    pub fn new(lane: u32, drains: Arc<PendingSuspendDrains>) -> RemoteLaneDrainState {
         RemoteLaneDrainState { lane, drains, how: None, drained: None, asked: false, pause: Nanos(0) }
     }
 
@@ -151,11 +151,11 @@ impl RemoteLaneDrainState {
 /// The device that the owner task opens.
 pub(super) struct DrainTaskDevice {
     device: Arc<dyn Device>,
-    drains: Arc<RemoteDrainRequests>,
+    drains: Arc<PendingSuspendDrains>,
 }
 
 impl DrainTaskDevice {
-    pub fn new(device: Arc<dyn Device>, drains: Arc<RemoteDrainRequests>) -> DrainTaskDevice {
+    pub fn new(device: Arc<dyn Device>, drains: Arc<PendingSuspendDrains>) -> DrainTaskDevice {
         DrainTaskDevice { device, drains }
     }
 }
@@ -180,8 +180,8 @@ impl Device for DrainTaskDevice {
 /// The lane of the owner task.
 struct OwnerLane {
     below: Box<dyn Lane>,
-    drains: Arc<RemoteDrainRequests>,
-    wait_handle: WaitHandle,
+    drains: Arc<PendingSuspendDrains>,
+    wait_handle: WaitQueueSubscription,
     /// Epoch at which `wanted` was read.
     seen: Option<WakeEpoch>,
     wanted: Vec<(u32, DrainMode)>,

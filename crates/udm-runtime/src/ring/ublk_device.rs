@@ -47,7 +47,7 @@ pub struct UblkDeviceQueue {
     file: Arc<OwnedFd>,
     depth: u16,
     io_bytes_max: usize,
-    descriptors: DescriptorMap,
+    descriptors: UblkIoDescMmap,
 }
 
 impl UblkDevice {
@@ -74,7 +74,7 @@ impl UblkDevice {
         let stride = (DEPTH_MAX * WORDS * size_of::<u64>()).next_multiple_of(page);
         let bytes = (usize::from(depth) * WORDS * size_of::<u64>()).next_multiple_of(page);
         let map_queue = |queue: u16| {
-            let descriptors = DescriptorMap::new(&file, usize::from(queue) * stride, bytes)?;
+            let descriptors = UblkIoDescMmap::new(&file, usize::from(queue) * stride, bytes)?;
             Ok(Arc::new(UblkDeviceQueue { file: Arc::clone(&file), depth, io_bytes_max, descriptors }))
         };
         Ok(UblkDevice { number, queues: (0..queues).map(map_queue).collect::<io::Result<_>>()? })
@@ -144,24 +144,24 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
 
 /// The descriptors of a queue, written by the kernel.
 #[derive(Debug)]
-struct DescriptorMap {
+struct UblkIoDescMmap {
     base: NonNull<AtomicU64>,
     bytes: usize,
 }
 
 // SAFETY: the memory consists of atomics that are only read, and the mapping lives as long as this
 // value.
-unsafe impl Send for DescriptorMap {}
+unsafe impl Send for UblkIoDescMmap {}
 // SAFETY: as above.
-unsafe impl Sync for DescriptorMap {}
+unsafe impl Sync for UblkIoDescMmap {}
 
-impl DescriptorMap {
-    fn new(file: &OwnedFd, offset: usize, bytes: usize) -> io::Result<DescriptorMap> {
+impl UblkIoDescMmap {
+    fn new(file: &OwnedFd, offset: usize, bytes: usize) -> io::Result<UblkIoDescMmap> {
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a new mapping at an address that the system chooses touches no other memory.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, flags, file, offset as u64) }?;
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(DescriptorMap { base, bytes })
+        Ok(UblkIoDescMmap { base, bytes })
     }
 
     fn words(&self) -> &[AtomicU64] {
@@ -171,7 +171,7 @@ impl DescriptorMap {
     }
 }
 
-impl Drop for DescriptorMap {
+impl Drop for UblkIoDescMmap {
     fn drop(&mut self) {
         // SAFETY: mapped in `new` with this very length; each user of the mapping borrows this
         // value.
@@ -193,7 +193,7 @@ mod tests {
         ftruncate(&file, 4096).unwrap();
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         std::fs::File::from(file.try_clone().unwrap()).write_all(&bytes).unwrap();
-        let descriptors = DescriptorMap::new(&file, 0, 4096).unwrap();
+        let descriptors = UblkIoDescMmap::new(&file, 0, 4096).unwrap();
         UblkDeviceQueue { file: Arc::new(file), depth, io_bytes_max, descriptors }
     }
 

@@ -17,7 +17,7 @@ use udm_dm::{DeviceLookupError, DeviceNameResolver, ResolvedDevice, TargetError,
 use udm_runtime::{CoreStateAfterStep, ProcessCores, SteppedCore};
 
 /// A core over a simulated ring.
-pub(crate) struct RingCore {
+pub(crate) struct SteppedRingCore {
     /// The core in library mode.
     pub(crate) core: SteppedCore,
     pub(crate) outside: Rc<RefCell<SimRingState>>,
@@ -28,20 +28,20 @@ pub(crate) struct RingCore {
     pub(crate) over: bool,
 }
 
-impl RingCore {
+impl SteppedRingCore {
     pub(crate) fn new(
         core_set: &Arc<ProcessCores>,
         id: usize,
         net: &Rc<RefCell<SimNetwork>>,
         latency: u64,
         schedule: &mut SimRng,
-    ) -> RingCore {
+    ) -> SteppedRingCore {
         let chance = SimRng::new(schedule.any(), RngStream::SimNetwork);
         let outside = SimRingState::new(net, chance, latency);
         let kernel = Box::new(SimKernel(outside.clone()));
         let room = schedule.pick(&[1, 4, 64, 512]);
         let core = SteppedCore::new(core_set, CoreId(id as u16), kernel, room, clock::TIME);
-        RingCore { core, outside, wake: clock::now(), spent: Nanos(0), over: false }
+        SteppedRingCore { core, outside, wake: clock::now(), spent: Nanos(0), over: false }
     }
 
     /// Time of the next turn.
@@ -70,7 +70,7 @@ impl RingCore {
 }
 
 /// Number of operations in progress in the rings of `cores`.
-pub(crate) fn count_ring_operations(cores: &[RingCore]) -> usize {
+pub(crate) fn count_ring_operations(cores: &[SteppedRingCore]) -> usize {
     cores.iter().map(|core| core.outside.borrow().in_flight()).sum()
 }
 

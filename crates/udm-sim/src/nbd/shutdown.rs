@@ -1,7 +1,7 @@
 //! Quiescence of the world, power cuts, the shutdown of the server, and the checks at these times.
 
 use super::client::{ClientState, SimNbdClient};
-use super::ring_core::{RingCore, count_ring_operations};
+use super::ring_core::{SteppedRingCore, count_ring_operations};
 use super::world::NbdServerWorld;
 use crate::disk::SimDisk;
 use crate::environment::lock_environment;
@@ -113,7 +113,7 @@ impl NbdServerWorld {
     fn check_idle(&mut self) -> Result<(), Violation> {
         let (from, until) = (self.turns, lock_environment(&self.env).now + ALONE);
         self.step_until("nothing", |world| {
-            let next = world.cores.iter().map(RingCore::reason).min();
+            let next = world.cores.iter().map(SteppedRingCore::reason).min();
             next.is_none_or(|next| next > until)
         })?;
         let (turns, connections) = (self.turns - from, self.alive() as u64);

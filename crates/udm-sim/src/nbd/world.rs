@@ -7,7 +7,7 @@ use super::counts::NbdServerCounts;
 use super::handshake::export_name;
 use super::model::{ExportedDeviceModel, NbdServerModel, ServerErrorReasons};
 use super::net::SimNetwork;
-use super::ring_core::{NumberedPathResolver, RingCore, RunningDeviceChange};
+use super::ring_core::{NumberedPathResolver, RunningDeviceChange, SteppedRingCore};
 use crate::counts::CombinedRunHash;
 use crate::disk::SimDisk;
 use crate::environment::{Env, SharedEnv, SimPathState, lock_environment};
@@ -45,7 +45,7 @@ pub struct NbdServerWorld {
     pub(super) core_set: Arc<ProcessCores>,
     pub(super) server: Option<NbdServer>,
     pub(super) options: NbdServerLimits,
-    pub(super) cores: Vec<RingCore>,
+    pub(super) cores: Vec<SteppedRingCore>,
     pub(super) net: Rc<RefCell<SimNetwork>>,
     pub(super) clients: Vec<SimNbdClient>,
     pub(super) model: NbdServerModel,
@@ -200,7 +200,7 @@ impl NbdServerWorld {
         self.list = Arc::new(Exports::new());
         self.set_turn(None);
         for id in 0..self.count {
-            let core = RingCore::new(&self.core_set, id, &self.net, self.latency, &mut self.schedule);
+            let core = SteppedRingCore::new(&self.core_set, id, &self.net, self.latency, &mut self.schedule);
             self.cores.push(core);
         }
         for device in 0..self.devices.len() {

@@ -14,7 +14,7 @@ use crate::log_capture;
 use crate::model::Violation;
 use crate::nbd::clock;
 use crate::nbd::net::{PendingConnectSockets, SimNetwork, create_socket_pair};
-use crate::nbd::ring_core::{NumberedPathResolver, RingCore, RunningDeviceChange};
+use crate::nbd::ring_core::{NumberedPathResolver, RunningDeviceChange, SteppedRingCore};
 use crate::plan::{DisturbanceClass, RunPlan};
 use crate::rng::{RngStream, SimRng};
 use crate::trace::Trace;
@@ -66,7 +66,7 @@ pub struct NbdClientWorld {
     pub(super) shared: FrontEndSharedStateRef,
     pub(super) now: Nanos,
     pub(super) core_set: Arc<ProcessCores>,
-    pub(super) cores: Vec<RingCore>,
+    pub(super) cores: Vec<SteppedRingCore>,
     pub(super) net: Rc<RefCell<SimNetwork>>,
     pub(super) servers: Vec<SimServer>,
     /// Description of each export by its servers; `disks` has its disk.
@@ -261,7 +261,7 @@ impl NbdClientWorld {
         self.set_turn(None);
         let latency = build.pick(&[100, 10_000, 1_000_000]);
         for id in 0..self.attempts.len() {
-            self.cores.push(RingCore::new(&self.core_set, id, &self.net, latency, &mut self.schedule));
+            self.cores.push(SteppedRingCore::new(&self.core_set, id, &self.net, latency, &mut self.schedule));
         }
         let dialled = self.net.borrow().dialled.clone();
         for (server, of) in self.servers.iter().enumerate() {

@@ -3,7 +3,7 @@
 
 use super::world::SnapshotWorld;
 use crate::environment::lock_environment;
-use crate::helper_threads::{HelperRequest, HelperRequestKind};
+use crate::helper_threads::{BlockingHelperJob, HelperRequest};
 use udm_core::DeviceControlError;
 use udm_core::errno::ENOSPC;
 
@@ -21,10 +21,10 @@ impl SnapshotWorld {
             let HelperRequest { disk, what, .. } = env.asked.remove(due);
             drop(env);
             match what {
-                HelperRequestKind::Grow(size, then) if !dead && self.grow_disk(disk, size) => then(Ok(())),
-                HelperRequestKind::Grow(_, then) => then(Err(DeviceControlError::new(ENOSPC, "no room"))),
-                HelperRequestKind::Mark(kept) if dead => kept(Err("the power is off".into())),
-                HelperRequestKind::Mark(kept) => {
+                BlockingHelperJob::Grow(size, then) if !dead && self.grow_disk(disk, size) => then(Ok(())),
+                BlockingHelperJob::Grow(_, then) => then(Err(DeviceControlError::new(ENOSPC, "no room"))),
+                BlockingHelperJob::Mark(kept) if dead => kept(Err("the power is off".into())),
+                BlockingHelperJob::Mark(kept) => {
                     let mut env = lock_environment(&self.machine.env);
                     env.marks.get_mut(&disk).into_iter().for_each(|mark| mark.lasts = true);
                     env.say(format!("disk {disk} is marked"));

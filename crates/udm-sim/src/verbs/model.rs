@@ -16,7 +16,7 @@ use udm_core::errno::{EBUSY, ENXIO};
 
 /// A device that exists and is not found, because it is being created or removed.
 #[derive(Clone, Debug)]
-pub(super) struct HiddenDevice {
+pub(super) struct UnlistedDevice {
     pub(super) name: String,
     pub(super) uuid: Option<String>,
     pub(super) minor: u32,
@@ -24,10 +24,10 @@ pub(super) struct HiddenDevice {
     id: Option<DeviceId>,
 }
 
-impl HiddenDevice {
+impl UnlistedDevice {
     /// A device that is being created.
-    pub(super) fn new(name: &str, uuid: Option<&String>, minor: u32) -> HiddenDevice {
-        HiddenDevice { name: name.into(), uuid: uuid.cloned(), minor, id: None }
+    pub(super) fn new(name: &str, uuid: Option<&String>, minor: u32) -> UnlistedDevice {
+        UnlistedDevice { name: name.into(), uuid: uuid.cloned(), minor, id: None }
     }
 
     /// True if the device is being removed.
@@ -62,7 +62,7 @@ pub(super) enum LastRegistryActor<'a> {
 pub(super) struct RegistryModel {
     pub(super) tables: ObservedTables,
     pub(super) view: ListedDevices,
-    pub(super) hidden: Vec<HiddenDevice>,
+    pub(super) hidden: Vec<UnlistedDevice>,
     /// Last state of removed devices.
     pub(super) gone: BTreeMap<DeviceId, ListedDevice>,
     /// Name and disk of each device number that tables opened.
@@ -171,7 +171,7 @@ impl RegistryModel {
                 gone.push(was.id);
                 self.gone.insert(was.id, was.clone());
                 let ListedDevice { name, uuid, minor, id, .. } = was.clone();
-                self.hidden.push(HiddenDevice { name, uuid, minor, id: Some(id) });
+                self.hidden.push(UnlistedDevice { name, uuid, minor, id: Some(id) });
                 continue;
             };
             let is = &is.clone();
@@ -316,7 +316,7 @@ impl RegistryModel {
         let removes = matches!(actor, LastRegistryActor::Deferred | LastRegistryActor::Reconfigure)
             || matches!(actor.verb(), Some(ControlVerb::Remove { .. }));
         if removes {
-            let waits = |hidden: &HiddenDevice| match registry.find(&format_device_number(hidden.minor)) {
+            let waits = |hidden: &UnlistedDevice| match registry.find(&format_device_number(hidden.minor)) {
                 Err(e) => e.error.errno == EBUSY,
                 Ok(_) => true,
             };
@@ -394,7 +394,7 @@ impl RegistryModel {
 
     /// Records that a device is being created.
     pub(super) fn making(&mut self, name: &str, uuid: Option<&String>, minor: u32) {
-        self.hidden.push(HiddenDevice::new(name, uuid, minor));
+        self.hidden.push(UnlistedDevice::new(name, uuid, minor));
     }
 
     /// Checks the open count of each device against the tables and `clients` that use it. Tables of

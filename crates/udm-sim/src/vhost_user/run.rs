@@ -9,7 +9,7 @@ use super::world::{ServerState, VhostUserWorld};
 use crate::environment::lock_environment;
 use crate::log_capture;
 use crate::model::Violation;
-use crate::nbd::ring_core::RingCore;
+use crate::nbd::ring_core::SteppedRingCore;
 use crate::plan::{DisturbanceClass, RunPlan};
 use std::cell::RefCell;
 use udm_core::Nanos;
@@ -95,7 +95,7 @@ fn act_within_turn() {
     with_world(VhostUserWorld::act_within_turn);
 }
 
-fn run_core(c: usize, mut core: RingCore) -> Result<(), Violation> {
+fn run_core(c: usize, mut core: SteppedRingCore) -> Result<(), Violation> {
     #[cfg(feature = "interleave")]
     udm_core::interleave::set_interleave_hook(Some(act_within_turn));
     let mut rest = core.core.step();

@@ -5,7 +5,7 @@ use super::world::{ServerState, VhostUserWorld};
 use crate::disk::SimDisk;
 use crate::environment::lock_environment;
 use crate::model::Violation;
-use crate::nbd::ring_core::{NumberedPathResolver, RingCore, RunningDeviceChange};
+use crate::nbd::ring_core::{NumberedPathResolver, RunningDeviceChange, SteppedRingCore};
 use std::io;
 use std::sync::Arc;
 use udm_core::{DevNo, Nanos};
@@ -24,7 +24,7 @@ impl VhostUserWorld {
         self.set_turn(None);
         self.state = ServerState::Serving;
         for id in 0..self.count {
-            let core = RingCore::new(&self.core_set, id, &self.net, self.latency, &mut self.schedule);
+            let core = SteppedRingCore::new(&self.core_set, id, &self.net, self.latency, &mut self.schedule);
             self.cores.push(Some(core));
         }
         for m in 0..self.machines.len() {

@@ -7,7 +7,7 @@ use crate::environment::{PathMode, lock_environment};
 use crate::log_capture::take_captured_log_lines;
 use crate::model::Violation;
 use crate::nbd::clock;
-use crate::nbd::ring_core::{RingCore, RunningDeviceChange};
+use crate::nbd::ring_core::{RunningDeviceChange, SteppedRingCore};
 use crate::plan::DisturbanceClass;
 use crate::trace::{NO_CORE, TraceEventKind};
 use udm_core::Nanos;
@@ -26,7 +26,7 @@ enum TurnCandidate {
 
 /// A step that runs outside of the borrowed world, because it calls back into the world.
 pub(super) enum StepOutsideBorrow {
-    Core(usize, Box<RingCore>),
+    Core(usize, Box<SteppedRingCore>),
     Session(usize, Box<SteppedVhostUserSession>),
 }
 
@@ -246,7 +246,7 @@ impl VhostUserWorld {
     pub(super) fn end_core_turn(
         &mut self,
         c: usize,
-        mut core: RingCore,
+        mut core: SteppedRingCore,
         rest: CoreStateAfterStep,
     ) -> Result<(), Violation> {
         let now = clock::now();

@@ -14,7 +14,7 @@ use crate::environment::{Env, SharedEnv, SimPathState, lock_environment};
 use crate::model::Violation;
 use crate::nbd::clock;
 use crate::nbd::net::SimNetwork;
-use crate::nbd::ring_core::{RingCore, RunningDeviceChange};
+use crate::nbd::ring_core::{RunningDeviceChange, SteppedRingCore};
 use crate::path::SimPath;
 use crate::plan::{DisturbanceClass, RunPlan};
 use crate::rng::{RngStream, SimRng};
@@ -49,7 +49,7 @@ pub(super) struct VhostUserWorld {
     pub(super) exports: Arc<Exports>,
     pub(super) core_set: Arc<ProcessCores>,
     /// `None` while a core has its turn.
-    pub(super) cores: Vec<Option<RingCore>>,
+    pub(super) cores: Vec<Option<SteppedRingCore>>,
     pub(super) net: Rc<RefCell<SimNetwork>>,
     pub(super) machines: Vec<Machine>,
     /// The features that each machine may use.

@@ -97,7 +97,7 @@ impl SnapshotTableBinding {
         let third = others.iter().filter(waits).any(elsewhere);
         let (snapshot, role) = match source {
             // Tables that are loaded and were never resumed have no state that is not in the store.
-            None => (open_store_exclusively(&line, &origin_snapshots, args)?, SnapshotHandoverState::Loaded),
+            None => (load_or_format_store(&line, &origin_snapshots, args)?, SnapshotHandoverState::Loaded),
             Some(_) if third => return Err(snapshot_handover_error().at(1)),
             Some(source) => (
                 source.snapshot_for_handover(&line, args.len, table_role)?,
@@ -413,7 +413,7 @@ fn snapshot_handover_error() -> TargetError {
 }
 
 /// Opens the store with exclusive use: reads it, or formats it if it is blank.
-fn open_store_exclusively(
+fn load_or_format_store(
     line: &SnapshotTableArgs,
     origin_snapshots: &Arc<OriginSnapshots>,
     args: &TargetArgs<'_>,

@@ -29,8 +29,8 @@ pub use handshake::{
 pub use option::{ExportInfoRequest, MalformedOption, MetaContextRequest, NbdOption};
 pub use option_reply::{
     BlockSizes, ExportInfoItem, ExportNameReply, OptionReply, OptionReplyHeader, put_export_info_reply,
-    put_export_list_reply, put_export_name_reply, put_meta_context_reply, put_option_ack_reply,
-    put_option_error_reply, put_option_reply,
+    put_export_name_reply, put_meta_context_reply, put_option_ack_reply, put_option_error_reply,
+    put_option_reply, put_rep_server,
 };
 pub use reply::{
     BlockStatusDescriptors, ReplyChunk, ReplyChunkHeader, ReplyHeader, SimpleReply,

@@ -15,7 +15,7 @@ pub enum NbdOption {
     /// End the session. The server sends an ACK if the client still reads, then closes the
     /// connection.
     Abort,
-    /// List all exports: one [`super::put_export_list_reply`] each, then
+    /// List all exports: one [`super::put_rep_server`] each, then
     /// [`super::put_option_ack_reply`].
     List,
     /// Start TLS.

@@ -61,7 +61,7 @@ pub fn put_option_error_reply(out: &mut Vec<u8>, option: u32, error: u32, text: 
 
 /// Appends one export of the reply to `LIST`. The description may be empty. Both are cut at
 /// [`super::STRING_MAX`] bytes.
-pub fn put_export_list_reply(out: &mut Vec<u8>, name: &str, description: &str) {
+pub fn put_rep_server(out: &mut Vec<u8>, name: &str, description: &str) {
     let name = clip_nbd_string(name);
     let len = (name.len() as u32).to_be_bytes();
     put_option_reply(

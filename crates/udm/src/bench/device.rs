@@ -45,7 +45,7 @@ pub fn open_bench_job_devices(
                 .iter()
                 .try_for_each(|table| file::refuse_direct_for_cached_file(&table.text, job.direct))?;
         }
-        file::prepare_bench_job_device(uri, job, stop)
+        file::lay_out_bench_job_file(uri, job, stop)
     };
     let jobs = jobs.iter().map(prepare).collect::<Result<Vec<_>>>().context("bench")?;
     let mapped = MappedDevices::new(core_set, &tables)?;

@@ -20,7 +20,7 @@ const PIECE: usize = 1 << 20;
 ///
 /// # Errors
 /// If the device does not support `direct`, or the file cannot be extended to the required length.
-pub fn prepare_bench_job_device(uri: DeviceUri, job: &JobDevice, stop: &AtomicBool) -> Result<DeviceUri> {
+pub fn lay_out_bench_job_file(uri: DeviceUri, job: &JobDevice, stop: &AtomicBool) -> Result<DeviceUri> {
     let DeviceUri::File(mut file) = uri else {
         if job.direct == Some(true)
             && let DeviceUri::Nbd(_) = uri
@@ -74,7 +74,7 @@ fn lay_out_file(uri: &FileUri, job: &JobDevice, stop: &AtomicBool) -> Result<()>
     if there.is_some_and(|there| there >= job.bytes) || uri.readonly {
         return Ok(());
     }
-    log::print_to_stderr(format!(
+    log::queue_stderr_text(format!(
         "udm: {}: laid out ({}B)\n",
         uri.path.display(),
         units::format_with_binary_prefix(job.bytes as f64, 4)

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use udm_control::state_folder::StoreId;
+use udm_control::state_folder::StableDiskId;
 
 /// The arguments of `udm cow clear-invalid`.
 #[derive(Debug, Args)]
@@ -20,7 +20,7 @@ pub(super) struct CowClearInvalidArgs {
 /// Runs `udm cow clear-invalid`.
 pub(super) fn run_cow_clear_invalid(args: &CowClearInvalidArgs) -> Result<ExitCode> {
     let name = args.store.display();
-    match args.state.open()?.forget(&StoreId::named(&args.store))? {
+    match args.state.open()?.forget(&StableDiskId::named(&args.store))? {
         0 => bail!("{name}: nothing is kept against it"),
         _ => print_to_stdout(&format!("{name}: believed again\n"))?,
     }

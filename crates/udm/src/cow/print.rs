@@ -8,7 +8,7 @@ use serde::Serialize;
 use std::io::Write;
 use std::ops::Range;
 use std::process::ExitCode;
-use udm_control::state_folder::{StoreId, StoreToMarkInvalid};
+use udm_control::state_folder::{StableDiskId, StoreToMarkInvalid};
 use udm_core::{SECTOR_SIZE, Sectors};
 use udm_wire::cow::{
     ExceptionStoreHeader, ExceptionStoreLayout, ExceptionStoreScanResult, SnapshotException,
@@ -93,7 +93,7 @@ fn read_cow_store_report(args: &StoreArgs, origin_size: Option<u64>) -> Result<(
 /// Returns the reason if the server's state folder marks the store as invalid. A state folder
 /// without a valid path holds no marks.
 pub(super) fn read_store_invalid_mark(args: &StoreArgs) -> Option<String> {
-    args.state.open().ok()?.mark(StoreToMarkInvalid::Disk(StoreId::named(&args.store))).why()
+    args.state.open().ok()?.mark(StoreToMarkInvalid::Disk(StableDiskId::named(&args.store))).why()
 }
 
 impl StoreRecordsSummary {

@@ -47,7 +47,7 @@ pub fn init_logging(level: &str) {
         let trace = Backtrace::capture();
         let trace =
             if trace.status() == BacktraceStatus::Captured { format!("{trace}\n") } else { String::new() };
-        print_to_stderr(format!("udm: thread '{}' {panic}\n{trace}", thread.name().unwrap_or("?")));
+        queue_stderr_text(format!("udm: thread '{}' {panic}\n{trace}", thread.name().unwrap_or("?")));
         // The program may abort next.
         flush_log();
     }));
@@ -68,7 +68,7 @@ fn log_filter_from_env(level: &str) -> (EnvFilter, Option<String>) {
 }
 
 /// Writes a text for the user to standard error unchanged. Does not block.
-pub fn print_to_stderr(text: String) {
+pub fn queue_stderr_text(text: String) {
     if let Some(writer) = WRITER.get() {
         writer.say(text);
     }

@@ -22,7 +22,7 @@ struct ReplaySummary {
 }
 
 /// The entries to replay.
-struct ReplayPlan {
+struct LogReplayRange {
     entries: Range<u64>,
     /// The record that reaches furthest into the device.
     furthest: Option<LogWritesEntry>,
@@ -60,11 +60,11 @@ pub(super) fn run(args: &LogWritesReplayArgs) -> Result<()> {
 }
 
 /// Finds the entries to replay. Reads, and so checks, the log up to the last of them.
-fn plan_log_writes_replay(args: &LogWritesReplayArgs) -> Result<ReplayPlan> {
+fn plan_log_writes_replay(args: &LogWritesReplayArgs) -> Result<LogReplayRange> {
     let name = args.log.display();
     let mut log = LogWritesReader::open(&args.log)?;
     let mut start = if args.start_mark.is_some() { None } else { Some(args.start_entry.unwrap_or(0)) };
-    let mut plan = ReplayPlan { entries: 0..0, furthest: None };
+    let mut plan = LogReplayRange { entries: 0..0, furthest: None };
     let (mut flushes, mut reached) = (0, false);
     while !reached {
         let Some(record) = log.next()? else { break };
@@ -113,7 +113,7 @@ fn plan_log_writes_replay(args: &LogWritesReplayArgs) -> Result<ReplayPlan> {
 /// Opens or creates the device, after checking that all entries fit.
 fn open_replay_output_image(
     args: &LogWritesReplayArgs,
-    plan: &ReplayPlan,
+    plan: &LogReplayRange,
     log: &LogWritesReader,
 ) -> Result<ReplayOutputImage> {
     let fits = |size: u64| match &plan.furthest {

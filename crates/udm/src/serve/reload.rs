@@ -34,7 +34,7 @@ pub(super) async fn create_config_file_devices(
     registry.set_config_reader(read);
     let done = config::create_declared_devices(registry, &desired_state).await?;
     let failed = done.changes.iter().filter_map(|change| Some((&change.name, change.error.as_ref()?)));
-    failed.for_each(|(name, why)| log::print_to_stderr(format!("udm: {name}: {why}\n")));
+    failed.for_each(|(name, why)| log::queue_stderr_text(format!("udm: {name}: {why}\n")));
     Ok(desired_state.devices.into_iter().map(|device| device.name).collect())
 }
 
@@ -69,7 +69,7 @@ pub(super) async fn create_devices_awaiting_snapshot(registry: &Arc<DeviceRegist
         format_reconfigure_changes(done)
             .0
             .iter()
-            .for_each(|line| log::print_to_stderr(format!("udm: {line}\n")));
+            .for_each(|line| log::queue_stderr_text(format!("udm: {line}\n")));
     };
     config::run_awaiting_snapshot_retries(registry, log_created).await;
     std::future::pending().await
@@ -79,8 +79,8 @@ fn log_reload_result(done: &Result<ReconfigureReport, VerbError>) {
     match done {
         Ok(done) => {
             let (lines, refused) = format_reconfigure_changes(done);
-            lines.iter().chain(&refused).for_each(|line| log::print_to_stderr(format!("udm: {line}\n")));
+            lines.iter().chain(&refused).for_each(|line| log::queue_stderr_text(format!("udm: {line}\n")));
         }
-        Err(error) => log::print_to_stderr(format!("udm: {error}\n")),
+        Err(error) => log::queue_stderr_text(format!("udm: {error}\n")),
     }
 }

@@ -34,11 +34,11 @@ pub(super) fn print_exports_to_stderr(
     if exports.is_empty() {
         let _ = writeln!(out, "udm: no devices yet; control socket {}", control.display());
     }
-    log::print_to_stderr(out);
+    log::queue_stderr_text(out);
 }
 
 /// Prints what this server has taken over from process `old`.
 pub(super) fn print_taken_over(devices: usize, clients: usize, old: u32) {
     let (devices, clients) = (count_noun(devices as u64, "device"), count_noun(clients as u64, "client"));
-    log::print_to_stderr(format!("udm: took over {devices} and {clients} from process {old}\n"));
+    log::queue_stderr_text(format!("udm: took over {devices} and {clients} from process {old}\n"));
 }

@@ -171,7 +171,7 @@ async fn watch_signals_and_shutdown(
             () = sleep_until(begin + next) => {
                 let waited_for = plan.text();
                 if !unanswered {
-                    log::print_to_stderr(format!(
+                    log::queue_stderr_text(format!(
                         "udm: stopped waiting after {} s: {waited_for}; flushed data is safe; \
                          the process ends when the kernel has completed its requests\n",
                         plan.limit.as_secs()
@@ -179,7 +179,7 @@ async fn watch_signals_and_shutdown(
                     shutdown_connections_and_exit(1);
                 }
                 unanswered = false;
-                log::print_to_stderr(format!("udm: waiting for {waited_for} (a second signal, or Ctrl-C, ends at once)\n"));
+                log::queue_stderr_text(format!("udm: waiting for {waited_for} (a second signal, or Ctrl-C, ends at once)\n"));
             }
         }
     }
@@ -187,7 +187,7 @@ async fn watch_signals_and_shutdown(
 
 /// Ends the program after a second signal.
 fn exit_by_second_signal(signal: Signal) -> ! {
-    log::print_to_stderr("udm: ended at once; flushed data is safe\n".into());
+    log::queue_stderr_text("udm: ended at once; flushed data is safe\n".into());
     shutdown_connections_and_exit(128 + signal.as_raw())
 }
 

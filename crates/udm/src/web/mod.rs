@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
-use udm_control::http::connections::{BusyConnectionGuard, ControlConnectionSlot, ControlConnectionSlots};
+use udm_control::http::connections::{BusyConnectionGuard, ControlConnectionSlot, EvictingConnectionLimit};
 
 /// Maximum number of open browser connections; a further one replaces an idle one.
 const CONNECTIONS_MAX: usize = 64;
@@ -82,7 +82,7 @@ struct WebState {
 }
 
 async fn accept_web_connections(listener: &TcpListener, state: &Arc<WebState>) {
-    let connections = ControlConnectionSlots::new(CONNECTIONS_MAX);
+    let connections = EvictingConnectionLimit::new(CONNECTIONS_MAX);
     for number in 0.. {
         connections.wait_for_slot().await;
         match listener.accept().await {

@@ -20,10 +20,10 @@ pub(crate) enum PathServiceTime {
 pub(crate) struct PacedPath {
     id: DeviceId,
     size: Sectors,
-    shared: Arc<PacedState>,
+    shared: Arc<PathServiceState>,
 }
 
-struct PacedState {
+struct PathServiceState {
     service_time: PathServiceTime,
     /// When the first request came; 0 before.
     begin: AtomicU64,
@@ -33,12 +33,12 @@ struct PacedState {
 
 impl PacedPath {
     pub(crate) fn new(service_time: PathServiceTime, size: Sectors) -> PacedPath {
-        let shared = PacedState { service_time, begin: AtomicU64::new(0), free: AtomicU64::new(0) };
+        let shared = PathServiceState { service_time, begin: AtomicU64::new(0), free: AtomicU64::new(0) };
         PacedPath { id: DeviceId::new(), size, shared: Arc::new(shared) }
     }
 }
 
-impl PacedState {
+impl PathServiceState {
     /// The service time of a request that arrives at `now`; `None` if it fails.
     fn service(&self, now: Nanos) -> Option<Nanos> {
         let begin = match self.begin.compare_exchange(0, now.0, Relaxed, Relaxed) {
@@ -76,7 +76,7 @@ impl Device for PacedPath {
 }
 
 struct PacedPathLane {
-    shared: Arc<PacedState>,
+    shared: Arc<PathServiceState>,
     /// Requests with their completion times, in rising order.
     running: VecDeque<(Nanos, Box<Bio>)>,
 }

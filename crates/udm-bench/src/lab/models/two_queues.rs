@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use udm_core::{
-    Batch, Bio, Cx, Device, DeviceControlError, DeviceId, Lane, Limits, Status, WaitHandle, WaitQueue,
-    WakeEpoch,
+    Batch, Bio, Cx, Device, DeviceControlError, DeviceId, Lane, Limits, Status, WaitQueue,
+    WaitQueueSubscription, WakeEpoch,
 };
 
 /// The device with two queues.
@@ -116,7 +116,7 @@ impl Device for RequestBasedDmModel {
 struct RequestBasedDmModelLane {
     queue: Arc<RequestBasedDmHwQueue>,
     done: Arc<LaneCompletionQueue>,
-    wait_handle: WaitHandle,
+    wait_handle: WaitQueueSubscription,
     seen: WakeEpoch,
     in_flight: usize,
 }

@@ -24,7 +24,7 @@ use super::tables::{build_snapshot_record, is_snapshot_in_tables, persistent_sna
 use crate::error::VerbError;
 use crate::registry::{DeviceRegistry, RegisteredDevice};
 use crate::state_folder::records::SnapshotRecord;
-use crate::state_folder::{StateFolder, StoreId};
+use crate::state_folder::{StableDiskId, StateFolder};
 use crate::verbs::cancel::{CancelToken, CancellableVerbKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -53,7 +53,7 @@ pub(in crate::verbs) struct SnapshotRecordTransaction<'a> {
     /// The kind of the change.
     who: CancellableVerbKind,
     /// The stores of the valid snapshots that become live.
-    valid: Vec<StoreId>,
+    valid: Vec<StableDiskId>,
     /// Until this is dropped, changes that write the origins of these snapshots are refused.
     _attach_guard: AttachingSnapshotsGuard,
     /// Locks of the stores: no other change updates the records of these snapshots.
@@ -267,7 +267,7 @@ impl<'a> SnapshotRecordTransaction<'a> {
         // If the source of a handover is gone, the handover is cancelled as the table becomes live.
         let is_invalid = |report: &SnapshotReport| report.state == SnapshotState::Invalid;
         let invalidated = store_ids(self.registry, &self.tables, is_invalid);
-        let invalidated: Vec<StoreId> =
+        let invalidated: Vec<StableDiskId> =
             invalidated.into_iter().filter(|store| self.valid.iter().any(|valid| valid.is(store))).collect();
         if !self.recorded.has_left() && invalidated.is_empty() {
             return;
@@ -306,7 +306,7 @@ fn store_ids(
     registry: &DeviceRegistry,
     tables: &[Option<Arc<Table>>],
     wanted: impl Fn(&SnapshotReport) -> bool,
-) -> Vec<StoreId> {
+) -> Vec<StableDiskId> {
     let all = tables.iter().flatten().flat_map(|table| persistent_snapshots(table)).map(|(report, _)| report);
     all.filter(wanted).filter_map(|report| registry.disk_id_cached(report.store.number)).collect()
 }

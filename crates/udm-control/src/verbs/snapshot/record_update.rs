@@ -5,7 +5,7 @@ use super::attach::snapshot_not_attached_error;
 use super::tables::WritableDisk;
 use crate::state_folder::file_stamp::FileStamp;
 use crate::state_folder::records::{SnapshotRecord, SnapshotRecordState};
-use crate::state_folder::{StateFolder, StoreId};
+use crate::state_folder::{StableDiskId, StateFolder};
 use std::collections::HashSet;
 use udm_core::errno::EBUSY;
 use udm_dm::TargetError;
@@ -19,7 +19,7 @@ pub(super) struct SnapshotRecordUpdate {
     pub attached: Vec<SnapshotRecord>,
     /// The stores of the snapshots that no table has after the change; true if the record can be
     /// deleted.
-    pub released: Vec<(StoreId, bool)>,
+    pub released: Vec<(StableDiskId, bool)>,
     /// If true, a snapshot that blocks the change is recorded as lost.
     pub gives_up: bool,
     /// True if devices are removed.
@@ -244,7 +244,7 @@ impl WrittenSnapshotRecords {
 
     /// Restores the previous records of snapshots whose handover was cancelled as the change
     /// succeeded: no table has the snapshots in `stores`.
-    pub fn cancel(&mut self, folder: &StateFolder, stores: &[StoreId], writable_disks: &[WritableDisk]) {
+    pub fn cancel(&mut self, folder: &StateFolder, stores: &[StableDiskId], writable_disks: &[WritableDisk]) {
         let is_off = |record: &SnapshotRecord| stores.iter().any(|store| record.store.is(store));
         let (off, changed) =
             std::mem::take(&mut self.changed).into_iter().partition(|(record, _)| is_off(record));

@@ -1,7 +1,7 @@
 //! The disks that tables can write, and the persistent snapshots that they have.
 
 use crate::registry::{DeviceRegistry, RegisteredDevice};
-use crate::state_folder::StoreId;
+use crate::state_folder::StableDiskId;
 use crate::state_folder::records::{SnapshotRecord, SnapshotRecordState};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,7 +14,7 @@ pub(super) struct WritableDisk {
     /// Index of the device that has the table, in the list of the change.
     pub place: usize,
     /// Identity of the disk.
-    pub disk: StoreId,
+    pub disk: StableDiskId,
     /// Device number of the disk.
     pub number: DevNo,
     /// If true, writes are copied to the disk's snapshots first.
@@ -85,7 +85,7 @@ pub(super) fn build_snapshot_record(
 pub(super) fn is_snapshot_in_tables(
     tables: &[Option<Arc<Table>>],
     registry: &DeviceRegistry,
-    store: &StoreId,
+    store: &StableDiskId,
 ) -> bool {
     tables.iter().flatten().any(|table| {
         let has_it = |report: &SnapshotReport| report.state != SnapshotState::Invalid;

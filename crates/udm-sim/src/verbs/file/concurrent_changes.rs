@@ -3,7 +3,7 @@
 use super::{DeclaredDevice, ReconfigureAction};
 use crate::model::Violation;
 use crate::verbs::expected_results::text_matches_requested_table;
-use crate::verbs::model::{HiddenDevice, RegistryModel};
+use crate::verbs::model::{RegistryModel, UnlistedDevice};
 use crate::verbs::observation::{ListedDevice, ListedDevices};
 use crate::verbs::verb_jobs::{ControlVerb, ControlVerbJob};
 use udm_control::DeviceRegistry;
@@ -181,7 +181,7 @@ impl RegistryModel {
             && let Some(wanted) = under.wish.iter().find(begins).cloned()
         {
             under.making = Some(wanted.name.clone());
-            self.hidden.push(HiddenDevice::new(&wanted.name, wanted.uuid.as_ref(), minor));
+            self.hidden.push(UnlistedDevice::new(&wanted.name, wanted.uuid.as_ref(), minor));
         }
     }
 

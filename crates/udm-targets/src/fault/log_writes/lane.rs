@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use udm_core::{
     Batch, Bio, BioFlags, BioOwnerId, Buf, Cx, DeviceControlError, DrainMode, Lane, Op, OwnWork, Status,
-    WaitHandle,
+    WaitQueueSubscription,
 };
 use udm_wire::log_writes::{EntryFlags, LogWritesEntryHeader};
 
@@ -31,7 +31,7 @@ pub(super) struct LogWritesLane {
     under: SectorOffsetLane,
     writer: LogWriter,
     shared: Arc<SharedWriteLog>,
-    wait_handle: WaitHandle,
+    wait_handle: WaitQueueSubscription,
     discards: bool,
     clones: InFlightBioClones<InFlightLogRecord>,
     /// The owner of the lane's own flush.

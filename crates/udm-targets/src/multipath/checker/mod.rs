@@ -45,7 +45,8 @@ pub(super) use report::short_path_refusal_reason;
 use std::ops::Range;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioTask, BioTaskCx, Buf, Limits, Nanos, Op, OwnWork, SECTOR_SIZE, Sector, Sectors, WaitHandle,
+    Batch, Bio, BioTask, BioTaskCx, Buf, Limits, Nanos, Op, OwnWork, SECTOR_SIZE, Sector, Sectors,
+    WaitQueueSubscription,
 };
 use udm_dm::PathCheckResult;
 use udm_dm::target::ResolvedDevice;
@@ -83,7 +84,7 @@ pub(super) struct PathChecker {
     queueing: NoPathPolicy,
     failback: FailbackPolicy,
     prios: PathPriorities,
-    wait_handle: Option<WaitHandle>,
+    wait_handle: Option<WaitQueueSubscription>,
     /// Completed bios, reused for the next checks.
     free_bios: Batch,
     stopping: bool,

@@ -1,10 +1,10 @@
 //! A wait queue of a lane, with the last epoch seen.
 
 use std::sync::Arc;
-use udm_core::{Cx, WaitHandle, WaitQueue, WakeEpoch};
+use udm_core::{Cx, WaitQueue, WaitQueueSubscription, WakeEpoch};
 
 /// A wait queue and the last epoch that the lane has seen.
-pub(super) struct WaitQueueSeenEpoch(WaitHandle, WakeEpoch);
+pub(super) struct WaitQueueSeenEpoch(WaitQueueSubscription, WakeEpoch);
 
 impl WaitQueueSeenEpoch {
     /// A cursor that has seen all wakeups so far.

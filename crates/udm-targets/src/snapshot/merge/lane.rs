@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{
     Batch, Bio, BioOwnerId, BioPool, Cx, DeviceControlError, DrainMode, Lane, Op, OwnWork, Sector, Sectors,
-    Status, WaitHandle, WakeEpoch,
+    Status, WaitQueueSubscription, WakeEpoch,
 };
 use udm_dm::child_lanes::ChildLanes;
 
@@ -32,7 +32,7 @@ struct TwoDeviceFlush {
 pub(super) struct MergeLane {
     shared: Arc<MergeShared>,
     children: ChildLanes,
-    wait_handle: WaitHandle,
+    wait_handle: WaitQueueSubscription,
     seen: WakeEpoch,
     /// Writes to the store, by epoch: a unit begins when the writes before it have completed.
     writes: LaneReadTracker,

@@ -14,7 +14,7 @@ use crate::snapshot::copy_jobs::{block_sectors, max_copy_piece_size};
 use std::sync::{Arc, PoisonError};
 use udm_core::{
     Batch, Bio, BioFlags, BioTask, BioTaskCx, BioTaskLaneId, Buf, Op, OwnWork, SECTOR_SIZE, Sector, Sectors,
-    Segments, WaitHandle,
+    Segments, WaitQueueSubscription,
 };
 use udm_dm::EventKind;
 use udm_wire::cow::{ExceptionStoreLayout, RECORD_LEN, SnapshotException};
@@ -62,7 +62,7 @@ pub(super) struct MergeTask {
     shared: Arc<MergeShared>,
     layout: ExceptionStoreLayout,
     lanes: Option<MergeTaskLanes>,
-    wait_handle: Option<WaitHandle>,
+    wait_handle: Option<WaitQueueSubscription>,
     step: MergeStep,
     unit: MergeUnit,
     /// Index of the run that is being read, and the sectors read of it.
