@@ -12,7 +12,8 @@ use support::{UDM, has, text, udm};
 use tempfile::TempDir;
 
 /// In the order of their dependencies.
-const MODULES: [&str; 7] = ["crc16", "crc32c_generic", "libcrc32c", "mbcache", "jbd2", "ext4", "ublk_drv"];
+const MODULES: [&str; 8] =
+    ["crc16", "crc32c_generic", "libcrc32c", "mbcache", "jbd2", "ext4", "xfs", "ublk_drv"];
 
 /// Functions of the scripts. `serve` starts a server for devices and waits until it is ready;
 /// `wakes` counts how often its threads were scheduled, without the kernel's workers for operations
@@ -34,6 +35,20 @@ serve() {
 stop() { kill -$1 $P; wait $P; }
 soon() { for s in $(seq 400); do eval "$1" && return; sleep 0.1; done; fail "not soon: $1"; }
 logged() { grep -q "$1" /tmp/log || fail "not in the log: $1"; }
+# Rounds of a load until `end_load`; `progress` waits for the next round that ends.
+start_load() {
+  echo 0 > /tmp/rounds
+  (
+    n=0
+    while ! [ -e /tmp/end ]; do "$@" || echo "FAILED: $*"; n=$((n + 1)); echo $n > /tmp/rounds; done
+  ) & LOAD=$!
+}
+progress() { R=$(cat /tmp/rounds); soon '[ $(cat /tmp/rounds) -gt $R ]'; }
+end_load() { touch /tmp/end; wait $LOAD; }
+copy_and_compare() {
+  cp /mnt/a /mnt/b && sync && echo 3 > /proc/sys/vm/drop_caches && cmp /mnt/a /mnt/b && rm /mnt/b
+}
+start_copies() { dd if=/dev/urandom of=/mnt/a bs=1M count=8 2>/dev/null; sync; start_load copy_and_compare; }
 wakes() {
   for t in /proc/$P/task/*; do grep -q iou-wrk $t/comm || cat $t/status; done |
     awk '/ctxt_switches/ { n += $2 } END { print n }'
@@ -53,7 +68,7 @@ fn run(kernel: &GuestKernel, programs: &[&str], script: &str) -> String {
          grep -iE 'i/o error|bug:|warning:|blocked for' /tmp/kmsg; echo FINISHED"
     );
     let mut qemu = kernel.machine(folder.path(), &MODULES, &programs, &script);
-    qemu.args(["-smp", "2", "-m", "512"]);
+    qemu.args(["-smp", "2", "-m", "768"]);
     let mut output = String::new();
     for _ in 0..4 {
         output = finish(qemu.spawn().unwrap(), folder.path());
@@ -86,33 +101,48 @@ fn a_file_system_keeps_its_disk_over_killed_servers() {
         echo SEEN $(cat /sys/block/ublkb3/size $Q/write_cache $Q/fua $Q/logical_block_size $Q/max_sectors_kb)
         expect link $(readlink /dev/udm/disk) /dev/ublkb3
         mkfs.ext4 -q /dev/udm/disk && mount -t ext4 -o discard /dev/udm/disk /mnt || fail mkfs
-        dd if=/dev/urandom of=/mnt/a bs=1M count=8 2>/dev/null; sync
-        echo 0 > /tmp/rounds
-        (
-          n=0
-          while ! [ -e /tmp/end ]; do
-            cp /mnt/a /mnt/b && sync || echo FAILED copy
-            echo 3 > /proc/sys/vm/drop_caches
-            cmp /mnt/a /mnt/b || echo FAILED compare
-            rm /mnt/b; n=$((n + 1)); echo $n > /tmp/rounds
-          done
-        ) & LOAD=$!
-        progress() { R=$(cat /tmp/rounds); soon '[ $(cat /tmp/rounds) -gt $((R + 1)) ]'; }
-        for life in 1 2 3 4 5; do
-          progress; sleep 0.$((life * 17)); stop KILL; again
+        start_copies
+        for life in $(seq 10); do
+          progress; sleep 0.$((life * 7 + 10)); stop KILL; again
           logged '/dev/ublkb3 is taken over'
         done
         progress; stop TERM; expect status $? 0
         logged '/dev/ublkb3 is in use (a mount'
         [ -b /dev/ublkb3 ] && echo LEFT
         again; logged 'taken over'; progress
-        touch /tmp/end; wait $LOAD
+        end_load
         fstrim /mnt && echo TRIMMED; sync; umount /mnt || fail umount
         sleep 3; W=$(wakes); sleep 10; expect wake-ups $(wakes) $W; echo IDLE
         stop TERM; expect status $? 0
         [ -e /dev/ublkb3 ] || [ -e /dev/ublkc3 ] || [ -L /dev/udm/disk ] || echo GONE"#;
     let output = run(&kernel, &["mkfs.ext4"], script);
     assert_lines(&output, &["SEEN 131072 write back 1 512 512", "LEFT", "TRIMMED", "IDLE", "GONE"]);
+}
+
+/// XFS with fio as the load, which checks the checksum of each block: its server is killed ten
+/// times and neither sees an error. `xfs_repair` finds nothing to repair.
+#[test]
+fn fio_on_xfs_verifies_over_killed_servers() {
+    let Some(kernel) = kernel().filter(|_| has("fio") && has("mkfs.xfs")) else { return };
+    let script = r#"
+        dd if=/dev/zero of=/tmp/img bs=1M count=0 seek=512 2>/dev/null
+        again() { serve --device 'disk=0 1048576 linear file:/tmp/img 0' --ublk disk --cores 0-1; }
+        again; mkfs.xfs -q /dev/udm/disk && mount -t xfs /dev/udm/disk /mnt || fail mkfs
+        load() {
+          fio --name=load --directory=/mnt --numjobs=2 --size=1m --rw=randrw --bs=4k --iodepth=8 \
+            --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 --minimal > /tmp/fio 2>&1 ||
+            { tail -n 5 /tmp/fio; return 1; }
+        }
+        start_load load
+        for life in $(seq 10); do
+          progress; sleep 0.$((life * 7 + 10)); stop KILL; again; logged '/dev/ublkb0 is taken over'
+        done
+        progress; end_load; echo ROUNDS $(cat /tmp/rounds)
+        fstrim /mnt && echo TRIMMED; umount /mnt || fail umount
+        xfs_repair -n /dev/udm/disk > /tmp/repair 2>&1 && echo CLEAN || cat /tmp/repair
+        stop TERM; expect status $? 0; ls /dev | grep '^ublk[bc]' || echo GONE"#;
+    let output = run(&kernel, &["mkfs.xfs", "xfs_repair", "fio"], script);
+    assert_lines(&output, &["ROUNDS", "TRIMMED", "CLEAN", "GONE"]);
 }
 
 /// Upgrades under load: a file system on a block device, an NBD client and a machine at once. None
@@ -124,21 +154,10 @@ fn a_block_device_stays_over_upgrades() {
         serve --device "disk=$LINEAR" --device "v=0 131072 linear null:size=64M 0" --ublk disk=3 \
           --vhost-user v=/tmp/v --unix /tmp/n --cores 0-1
         mkfs.ext4 -q /dev/udm/disk && mount -t ext4 /dev/udm/disk /mnt || fail mkfs
-        dd if=/dev/urandom of=/mnt/a bs=1M count=8 2>/dev/null; sync
-        echo 0 > /tmp/rounds
-        (
-          n=0
-          while ! [ -e /tmp/end ]; do
-            cp /mnt/a /mnt/b && sync || echo FAILED copy
-            echo 3 > /proc/sys/vm/drop_caches
-            cmp /mnt/a /mnt/b || echo FAILED compare
-            rm /mnt/b; n=$((n + 1)); echo $n > /tmp/rounds
-          done
-        ) & LOAD=$!
+        start_copies
         LONG='--rw randread --iodepth 4 --rate_iops 200 --time_based --runtime 120 --norandommap'
         udm bench --vhost-user /tmp/v $LONG > /tmp/machine 2>&1 & MACHINE=$!
         udm bench --nbd 'nbd+unix:///v?socket=/tmp/n' $LONG > /tmp/client 2>&1 & CLIENT=$!
-        progress() { R=$(cat /tmp/rounds); soon '[ $(cat /tmp/rounds) -gt $R ]'; }
         for i in $(seq 20); do
           progress
           case $i in
@@ -156,7 +175,7 @@ BAD
         done
         wait $MACHINE || { fail machine; cat /tmp/machine; }
         wait $CLIENT || { fail client; cat /tmp/client; }
-        progress; touch /tmp/end; wait $LOAD
+        progress; end_load
         sync; umount /mnt || fail umount
         kill -TERM $P; soon '! [ -e /dev/ublkc3 ]'; [ -e /dev/ublkb3 ] || echo GONE"#;
     let output = run(&kernel, &["mkfs.ext4"], script);
