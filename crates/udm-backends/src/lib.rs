@@ -112,7 +112,7 @@ impl BackendDeviceRegistry {
 
     /// Sets the NBD exports that [`BackendDeviceRegistry::open`] opens without a connection, since
     /// their properties are known: another process has them open, and its server may be down now.
-    /// Their lanes connect later. A server whose export has changed meanwhile is refused then.
+    /// Lanes of these exports connect later. A server whose export has changed by then is refused.
     pub fn set_known_nbd_exports(&self, exports: Vec<(String, NegotiatedExportInfo)>) {
         self.servers.set_known(exports);
     }

@@ -12,7 +12,7 @@ pub struct RequestSource {
     /// Requests taken from the plan, and the maximum.
     taken: u64,
     take_max: u64,
-    /// The send times, if the job does not send as fast as it can.
+    /// Send times of a job with a rate; `None` if the job sends as fast as it can.
     pacer: Option<RequestPacer>,
     /// The operation that was drawn for the next request, while this request waits.
     held: Option<Op>,

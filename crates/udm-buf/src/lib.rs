@@ -22,7 +22,7 @@
 //! * A lane does not see the difference. `Segments::consume` and `Segments::produce` copy foreign
 //!   bytes once, in portions, or the ring gets the addresses.
 //! * A byte may differ between two reads of it, for example when a write is sent again on another
-//!   path. The same is true of a guest that changes a buffer under I/O.
+//!   path. A guest that changes a buffer during I/O has the same effect.
 //! * Inside this crate a foreign range has the form of a `Buf`, so passing on either kind costs the
 //!   same. Taking foreign pieces apart with `iter` or `pop` panics.
 //! * Only tests use it so far (`udm-conformance/tests/shared_memory`).

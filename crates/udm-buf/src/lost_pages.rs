@@ -57,7 +57,9 @@ impl LostPagesGuard {
         let _claim = CLAIM.lock().unwrap_or_else(PoisonError::into_inner);
         let free = GUARDS.iter().position(|slot| slot.start.load(Ordering::Relaxed) == 0);
         let Some(index) = free else {
-            return Err(io::Error::other(format!("{SLOTS} regions of shared memory are in use already")));
+            return Err(io::Error::other(format!(
+                "too many regions of shared memory: all {SLOTS} are in use"
+            )));
         };
         let slot = &GUARDS[index];
         slot.lost.store(false, Ordering::Relaxed);

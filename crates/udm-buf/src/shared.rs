@@ -54,7 +54,7 @@ impl SharedMemoryMap {
         let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         if len == 0 || !len.is_multiple_of(crate::ALIGN) || len > MAP_MAX {
             return refuse(format!(
-                "shared memory of {len} bytes: not a multiple of 4096 in 4096..={MAP_MAX}"
+                "shared memory of {len} bytes: expected a multiple of 4096, from 4096 to {MAP_MAX}"
             ));
         }
         if fstatfs(&memfd)?.f_type as u64 != TMPFS_MAGIC {
@@ -91,7 +91,9 @@ impl SharedMemoryMap {
         }
         let size = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
         if offset.checked_add(len as u64).is_none_or(|end| end > size) {
-            return refuse(format!("guest memory of {len} bytes at {offset} of a file of {size} bytes"));
+            return refuse(format!(
+                "guest memory of {len} bytes at {offset} exceeds the end of a file of {size} bytes"
+            ));
         }
         // Memory that holds only rings need not have whole pages.
         let len = len.next_multiple_of(crate::ALIGN);

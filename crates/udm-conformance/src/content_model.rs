@@ -127,7 +127,7 @@ impl ContentModel {
         let offset = sector * SECTOR_SIZE;
         let zeroes = |bytes: &[u8]| match bytes.iter().position(|&b| b != 0) {
             None => Ok(()),
-            Some(at) => Err(format!("zeroes expected, at byte {at} {}", describe_found_bytes(&bytes[at..]))),
+            Some(at) => Err(format!("expected zeroes; at byte {at} {}", describe_found_bytes(&bytes[at..]))),
         };
         match (self.fresh, self.get(sector)) {
             (InitialContent::Offsets, _) => {
@@ -135,7 +135,7 @@ impl ContentModel {
                 match words.clone().find(|(offset, word)| offset.to_be_bytes() != **word) {
                     None => Ok(()),
                     Some((offset, word)) => {
-                        Err(format!("offset {offset} expected, {}", describe_found_bytes(word)))
+                        Err(format!("expected offset {offset}, {}", describe_found_bytes(word)))
                     }
                 }
             }
@@ -150,7 +150,7 @@ impl ContentModel {
                     let range = i * atom..i * atom + found.len();
                     if !wanted.iter().any(|want| want[range.clone()] == *found) {
                         let found = describe_found_bytes(found);
-                        return Err(format!("generation {list:?} at offset {offset} expected, {found}"));
+                        return Err(format!("expected generation {list:?} at offset {offset}, {found}"));
                     }
                 }
                 Ok(())

@@ -47,7 +47,7 @@ pub trait Device: Send + Sync {
     /// smaller.
     fn grow(&self, size: Sectors, then: GrowResultCallback) {
         let _ = size;
-        then(Err(DeviceControlError::new(EOPNOTSUPP, "only a regular file grows by itself")));
+        then(Err(DeviceControlError::new(EOPNOTSUPP, "udm can grow only a regular file")));
     }
 
     /// Appends the allocation state of `len` sectors from `from` on to `out`, in order and without
@@ -163,7 +163,7 @@ pub type GrowResultCallback = Box<dyn FnOnce(Result<(), DeviceControlError>) + S
 /// A lock of a disk against exclusive use by other programs, until it is dropped.
 pub type InterProcessDiskLock = Arc<dyn Any + Send + Sync>;
 
-/// The error that another program uses the disk exclusively.
+/// Error: another program uses the disk exclusively.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskInUseByOtherProgram;
 

@@ -15,7 +15,7 @@ pub fn set_interleave_hook(at: Option<fn()>) {
     AT.set(at);
 }
 
-/// A point: another core may run before the next statement.
+/// Marks a point: another core may run before the next statement.
 #[cfg(feature = "interleave")]
 pub fn mark_interleave_point() {
     if let Some(at) = AT.take() {

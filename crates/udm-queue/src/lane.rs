@@ -31,7 +31,7 @@ pub(crate) struct QueueLane {
     merger: Merger,
     /// Parts of failed requests, to be read one by one.
     retries: Batch,
-    /// Bios that failed because they must not wait, for the next `poll`.
+    /// NOWAIT bios that failed; the next `poll` returns them.
     ended: Batch,
     /// Reused vectors.
     nowait: Batch,

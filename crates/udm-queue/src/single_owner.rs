@@ -54,7 +54,7 @@ struct ForwardedRequest {
     key: usize,
 }
 
-/// Replies to one lane.
+/// Queue of the replies to one lane.
 struct ReplyQueue {
     lane: u32,
     queue: SegQueue<(usize, Status, Segments)>,

@@ -40,7 +40,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(feature = "loom"))]
 use crossbeam_queue::SegQueue as TagWaiterQueue;
 
-/// The tags of a hardware queue, and the line of waiters.
+/// The tags of a hardware queue, and the waiters for them in their order.
 pub(crate) struct HwQueueTags {
     free: AtomicU32,
     waiters: TagWaiterQueue<Arc<TagWaiter>>,

@@ -42,7 +42,7 @@ pub trait FrontEnd {
         false
     }
 
-    /// True if the front end is over and has nothing in flight: the core drops it.
+    /// True if the front end has ended and has nothing in flight. The core then drops it.
     fn is_closed(&self) -> bool;
 
     /// Whether the program end waits for the front end; constant for its whole life.

@@ -25,7 +25,7 @@ const AWAKE: u8 = 0;
 const SLEEPING: u8 = 1;
 const DETACHED: u8 = 2;
 
-/// State of the receiving core, and the duty of the sender.
+/// State of the receiving core. It decides whether the sender must wake the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReceivingCoreState {
     /// The core sees the message by itself.

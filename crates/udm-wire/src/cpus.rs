@@ -31,7 +31,7 @@ impl FromStr for CpuList {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last) = (number(first)?, number(last)?);
             if first > last {
-                return Err(format!("'{part}' runs backwards"));
+                return Err(format!("'{part}': the first CPU is above the last"));
             }
             for cpu in first..=last {
                 if cpus.contains(&cpu) {

@@ -26,13 +26,13 @@ pub(super) fn start_file_growth(
     then: GrowResultCallback,
 ) {
     if disk.is_block {
-        return then(Err(DeviceControlError::new(EOPNOTSUPP, "a block device does not grow by itself")));
+        return then(Err(DeviceControlError::new(EOPNOTSUPP, "udm cannot grow a block device")));
     }
     if read_only {
         return then(Err(DeviceControlError::new(EROFS, "the file is open read-only")));
     }
     let (disk, fd) = (Arc::clone(disk), Arc::clone(fd));
-    let no_thread = || Err(DeviceControlError::new(EAGAIN, "no thread available"));
+    let no_thread = || Err(DeviceControlError::new(EAGAIN, "cannot start a thread to grow the file"));
     blocking::run_on_new_thread("udm-grow", then, no_thread, move || grow_file(&disk, &fd, size));
 }
 

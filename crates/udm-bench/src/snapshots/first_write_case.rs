@@ -144,7 +144,7 @@ impl FirstChunkWriteMeasurement {
         exceptions: &Arc<OneMutexExceptionTable>,
     ) -> Result<Vec<Arc<dyn Device>>> {
         let len = self.chunks * CHUNK;
-        // A little more than all chunks, for records.
+        // The store holds all chunks and their exception records.
         let room = len * 5 / 4;
         let below = |bytes: u64| match self.below {
             "mem" => format!("mem:{bytes}"),

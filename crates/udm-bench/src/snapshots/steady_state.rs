@@ -111,7 +111,7 @@ pub(super) fn measure_steady_origin_writes(
             for lane in &mut lanes {
                 load.run(core, &mut **lane, Op::Write, 0..options.chunks);
             }
-            let mapped = registry.get().context("made before the core begins")?;
+            let mapped = registry.get().context("no mapped device: the core started before its creation")?;
             remove_device_while_polling(core, &mut *lanes[3], mapped, "gone")?;
             let row = |&depth: &usize| {
                 let chunks = [options.chunks; 4];

@@ -1,4 +1,4 @@
-//! The lower bound of a server in another thread: two rings of requests, and a loop that copies.
+//! The minimum cost of a server in another thread: two rings of requests, and a loop that copies.
 //!
 //! A request carries its buffer. The loop takes all requests that have arrived, copies a block into
 //! the buffer of each read and out of the buffer of each write, and returns them. Either thread

@@ -52,7 +52,7 @@ pub(crate) struct SnapshotRecord {
     pub by_name: bool,
     /// Creation time in seconds since 1970.
     pub made: u64,
-    /// The file that was created for it, with the identity that is checked before its removal.
+    /// Store file that was created for the snapshot. Its identity is checked before its removal.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub made_store: Option<IdentifiedStoreFile>,
     /// True if its origin's device was linear before it had snapshots.

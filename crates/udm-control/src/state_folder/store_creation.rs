@@ -138,7 +138,7 @@ fn clean_up_store_creation(path: &Path) -> io::Result<()> {
 
 /// Removes `store` if it is the file with this identity and holds no data.
 fn remove_leftover_store(store: &Path, identity: &str) -> io::Result<()> {
-    let kept = |why: &str| io::Error::other(format!("{why}, so it stays"));
+    let kept = |why: &str| io::Error::other(format!("{why}: the file is not removed"));
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(open(store, flags, Mode::empty())?);
     let found = file.metadata()?;

@@ -103,7 +103,7 @@ impl ControlIoBatch {
     /// Error of a run if the program ends.
     #[must_use]
     pub fn shutdown_error() -> DeviceControlError {
-        DeviceControlError::new(errno::ESHUTDOWN, "the program ends")
+        DeviceControlError::new(errno::ESHUTDOWN, "the program is shutting down")
     }
 
     /// Error of a run if the device does not answer.

@@ -8,7 +8,7 @@
 //!    below it in the same change.
 //! 3. *Quiesced*, from the top to the bottom: a device can stop only while the devices below
 //!    complete its bios in flight.
-//! 4. *Swapped*: the tables are swapped, and the old tables got their hooks.
+//! 4. *Swapped*: the tables are swapped, and the hooks of the old tables have run.
 //! 5. *HooksRun*: the live tables got their hooks.
 //! 6. *Finished*, from the bottom to the top; nothing cancels this step.
 //!
@@ -347,7 +347,7 @@ impl DeviceSetTransition {
     pub fn cancel(&mut self, cores: &dyn CoreCommandSender) -> bool {
         let in_time = self.stage != TransitionSyncPoint::Finished;
         if in_time {
-            self.abort((0, TargetError::errno(EINTR).because("called off")), cores);
+            self.abort((0, TargetError::errno(EINTR).because("cancelled")), cores);
         }
         in_time
     }

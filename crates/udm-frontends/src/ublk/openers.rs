@@ -32,7 +32,7 @@ pub(super) fn look_at_block_device(number: u32) -> BlockDeviceUse {
     BlockDeviceUse::Free(claim)
 }
 
-/// A process, not this one, that has `path` open.
+/// Finds a process other than this one that has `path` open.
 fn find_process_with_open(path: &str) -> Option<String> {
     let own = std::process::id().to_string();
     let entries = fs::read_dir("/proc").ok()?.flatten();

@@ -163,7 +163,9 @@ impl Drop for UblkServer {
         }
         if !self.thread.is_finished() {
             let (name, number) = (self.name(), self.started.number);
-            tracing::warn!("ublk {name}: /dev/ublkb{number} stays: the kernel does not end it in time");
+            tracing::warn!(
+                "ublk {name}: /dev/ublkb{number} is not removed: the kernel did not stop it in time"
+            );
         }
     }
 }

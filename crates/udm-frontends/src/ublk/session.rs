@@ -223,7 +223,9 @@ impl UblkSession {
     pub(super) fn resume(&mut self, exports: &Exports) {
         let Some(export) = exports.acquire(&self.name) else {
             let (name, number) = (&self.name, self.info.number);
-            return tracing::error!("ublk {name}: /dev/ublkb{number} waits: there is no such device");
+            return tracing::error!(
+                "ublk {name}: no device has this name now: requests to /dev/ublkb{number} wait"
+            );
         };
         self.geometry = UblkGeometry::new(export.device().limits(), export.is_read_only());
         self.tell(&UblkQueueMessage::Resume(export.clone(), self.geometry));
@@ -306,7 +308,11 @@ impl UblkSession {
             Err(error) if error.errno() == Some(Errno::BUSY) => return self.leave("somebody"),
             Err(error) => {
                 self.tell(&UblkQueueMessage::Detach);
-                return tracing::warn!("ublk {}: /dev/ublkb{} stays: {error}", self.name, self.info.number);
+                return tracing::warn!(
+                    "ublk {}: /dev/ublkb{} is not removed: {error}",
+                    self.name,
+                    self.info.number
+                );
             }
         }
         drop(claim);

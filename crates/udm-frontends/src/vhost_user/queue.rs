@@ -184,7 +184,7 @@ impl VirtQueue {
 
     fn give_up(&mut self, why: &str) {
         if !std::mem::replace(&mut self.is_broken, true) {
-            tracing::warn!("vhost-user {}: queue {}: {why}", self.export.name(), self.index);
+            tracing::warn!("vhost-user {}: queue {} stops: {why}", self.export.name(), self.index);
         }
     }
 

@@ -23,7 +23,7 @@
 //! owner may lie below, and the suspend may wait for something else. Without the pause, bios of
 //! other lanes would then be handed back and submitted again forever.
 //!
-//! *Price.* A load in each poll of the owner's lane. During a suspend, a short lock and two
+//! *Price.* An atomic load in each poll of the owner's lane. During a suspend, a short lock and two
 //! messages per lane.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -232,7 +232,7 @@ impl MultipathState {
     }
 
     /// Fails a path. Returns false if the path was failed already; a command then only marks it as
-    /// failed by an administrator. Messages call this, and lanes of any core on a path error. If
+    /// failed by an administrator. Called by messages, and by lanes of any core on a path error. If
     /// several callers fail a path at once, one of them gets true and writes the log line.
     pub(super) fn fail(&self, path: usize, why: &PathFailReason<'_>) -> bool {
         interleave::mark_interleave_point();

@@ -78,7 +78,7 @@ pub enum Failback {
     Immediate,
     /// When another group has been better for this time.
     After(Nanos),
-    /// When the first path of the best group comes back. So hosts that share a disk do not switch
+    /// When the first path of the best group is reinstated. So hosts sharing a disk do not switch
     /// groups against each other.
     Followover,
 }

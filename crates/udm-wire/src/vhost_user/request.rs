@@ -110,7 +110,7 @@ impl InflightArea {
 /// A request of the front end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VhostUserRequest {
-    /// Which virtio features does the device offer? Reply: u64.
+    /// Queries the virtio features that the device offers. Reply: u64.
     GetFeatures,
     /// These virtio features are used.
     SetFeatures(VirtioFeatures),

@@ -61,7 +61,7 @@ pub(super) fn for_each_cow_exception(
     let (mut area, mut known, mut result) = (Vec::new(), SparseChunkBitmap::default(), Ok(()));
     while let Some(at) = walk.next()? {
         area.resize((at.end - at.start) as usize, 0);
-        read(at.start, &mut area).with_context(|| format!("at byte {}", at.start))?;
+        read(at.start, &mut area).with_context(|| format!("cannot read at byte {}", at.start))?;
         walk.take(&area, |exception| {
             if result.is_ok() {
                 result = each(exception);

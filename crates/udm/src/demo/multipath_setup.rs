@@ -221,7 +221,7 @@ fn start_core_load_threads(
         };
         let name = format!("udm-demo{i}");
         let run = move || begin.run(CoreId(i as u16), i as u64 * blocks, blocks as usize);
-        std::thread::Builder::new().name(name).spawn(run).context("demo: thread")
+        std::thread::Builder::new().name(name).spawn(run).context("demo: cannot start a thread")
     };
     (0..cores).map(thread).collect()
 }

@@ -51,7 +51,7 @@ impl Terminal {
     /// Standard input or standard output is no terminal.
     pub fn enter() -> Result<Terminal> {
         if !isatty(stdin()) || !isatty(stdout()) {
-            bail!("top: standard input and output are not a terminal: --once or --json are for scripts");
+            bail!("top: standard input or output is not a terminal: use --once or --json in scripts");
         }
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {

@@ -113,7 +113,11 @@ impl StoreSpec<'_> {
         let made = match &mut uri {
             DeviceUri::File(file) => self.create_store(registry, name, file, most, chunk)?,
             _ if self.grow_bytes.is_some_and(|step| step > 0) => {
-                return Err(verb_error_with_errno(name, EINVAL, format!("{uri}: only a regular file grows")));
+                return Err(verb_error_with_errno(
+                    name,
+                    EINVAL,
+                    format!("{uri}: a store can grow only in a regular file"),
+                ));
             }
             _ => None,
         };

@@ -83,7 +83,7 @@ impl NbdkitServer {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        let child = self.child.as_ref().context("demo: no server")?;
+        let child = self.child.as_ref().context("demo: the server does not run")?;
         Ok(kill_process(Pid::from_child(child), signal)?)
     }
 
