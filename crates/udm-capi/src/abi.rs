@@ -173,7 +173,7 @@ pub unsafe extern "C" fn udm_message(
     catch_errors(|| {
         // SAFETY: it points to a string, as the header says.
         let message = unsafe { raw::str_from_c_string(message, "message") }?;
-        // SAFETY: it points to `len` bytes, as the header says.
+        // SAFETY: `text` points to `len` bytes, as the header says.
         let mut room = unsafe { OutBuffer::new(text, len, "text") }?;
         let send = |context: &LibudmContext, name: &str| {
             Ok(verbs::send_target_message(&context.registry, name, sector, message)?)

@@ -218,7 +218,7 @@ impl LibudmContext {
             }
         }
         self.over.store(true, Ordering::Relaxed);
-        // A command for a device that does not exist only wakes the background core.
+        // No device has this id, so the command only wakes the background core.
         self.core_set.broadcast(DeviceId::new(), LaneCommand::Kick);
         let background_core = self.background_core.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ended = background_core.map_or(Ok(()), JoinHandle::join);

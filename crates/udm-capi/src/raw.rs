@@ -122,7 +122,9 @@ pub(crate) unsafe fn fill_bio(bio: &mut Bio, request: &udm_request) -> Result<()
     let known = u32::from(flags.contains(BioFlags::FUA)) * UDM_FUA
         + u32::from(flags.contains(BioFlags::NOUNMAP)) * UDM_NOUNMAP;
     if request.flags != known || request.reserved != 0 {
-        return Err(einval_error("request: flags that its operation does not have"));
+        return Err(einval_error(
+            "request: flags that are not valid for its operation, or reserved is not 0",
+        ));
     }
     if op == Op::Flush && (request.sector != 0 || request.sectors != 0) {
         return Err(einval_error("request: a flush has no range"));
@@ -195,7 +197,7 @@ unsafe fn borrow_iovec(data: &mut Segments, request: &udm_request, len: usize) -
     let parts = unsafe { slice_from_c_array(request.iov, request.iov_count as usize, "request: iov") }?;
     let all = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len));
     if all != Some(len) {
-        return Err(einval_error("request: its buffers are not as long as its range"));
+        return Err(einval_error("request: its buffers and its range differ in length"));
     }
     let mut borrowed = Segments::new();
     for part in parts.iter().filter(|part| part.iov_len > 0) {

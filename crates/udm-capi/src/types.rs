@@ -77,7 +77,7 @@ pub struct udm_request {
     /// The first sector, and the number of sectors.
     pub sector: u64,
     pub sectors: u64,
-    /// The memory to read or write, as long as the range; used if iov_count is 0.
+    /// The memory to read or write, of the length of the range. Used if iov_count is 0.
     pub buffer: *mut c_void,
     /// Otherwise a list of buffers, together as long as the range. The list may be freed after the
     /// submit, the buffers only after the completion.

@@ -30,6 +30,7 @@ pub struct DeviceExporter {
     exports: Arc<Exports>,
     options: ExportOptions,
     addresses: OnceLock<Vec<NbdAddress>>,
+    requires_tls: OnceLock<bool>,
     server: OnceLock<ServerCountersHandle>,
     by_device: Mutex<HashMap<DeviceId, Arc<Export>>>,
 }
@@ -42,14 +43,17 @@ impl DeviceExporter {
             exports,
             options,
             addresses: OnceLock::new(),
+            requires_tls: OnceLock::new(),
             server: OnceLock::new(),
             by_device: Mutex::default(),
         }
     }
 
-    /// Sets the addresses and the counters of the server. Only the first call has an effect.
-    pub fn serves(&self, addresses: Vec<NbdAddress>, server: ServerCountersHandle) {
+    /// Sets the addresses of the server, whether clients need TLS, and its counters. Only the first
+    /// call has an effect.
+    pub fn serves(&self, addresses: Vec<NbdAddress>, requires_tls: bool, server: ServerCountersHandle) {
         let _ = self.addresses.set(addresses);
+        let _ = self.requires_tls.set(requires_tls);
         let _ = self.server.set(server);
     }
 
@@ -88,6 +92,7 @@ impl DeviceExporter {
             (None, true) => {
                 let read_only = self.options.read_only || mapped.read_only.load(Ordering::Relaxed);
                 let export = Export::new(name, "", read_only, device)?;
+                let export = export.for_clients(Arc::clone(&mapped.allowed_clients));
                 known.insert(id, self.exports.add(export)?);
             }
             (None, false) => {}
@@ -133,11 +138,15 @@ impl DeviceExporter {
         self.by_device().get(&device).map_or(0, |export| export.users())
     }
 
-    /// The URIs of an export, one per address.
+    /// The URIs of an export, one per address. Clients know where their certificates are.
     #[must_use]
     pub fn uris(&self, name: &str) -> Vec<String> {
         let addresses = self.addresses.get().map(Vec::as_slice).unwrap_or_default();
-        let uri = |address: &NbdAddress| NbdUri::new(address.clone(), name).to_string();
+        let requires_tls = self.requires_tls.get().is_some_and(|requires| *requires);
+        let uri = |address: &NbdAddress| {
+            let uri = NbdUri::new(address.clone(), name).to_string();
+            if requires_tls { uri.replacen("nbd", "nbds", 1) } else { uri }
+        };
         addresses.iter().map(uri).collect()
     }
 

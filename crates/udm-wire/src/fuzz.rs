@@ -396,6 +396,7 @@ fn feed_nbd_client_in_pieces(data: &[u8], step: usize) -> (Vec<String>, Vec<u8>)
         export: "x".into(),
         structured: true,
         contexts: vec![nbd::CONTEXT_ALLOCATION.into()],
+        tls: false,
     };
     let (mut shake, mut replies): (_, Option<ReplyParser>) = (ClientHandshake::new(wish), None);
     let (mut events, mut content) = (Vec::new(), vec![0; 4096]);

@@ -22,8 +22,12 @@ pub const TEXT_MAX: usize = 16 << 20;
 /// The longest uuid in bytes (the kernel's `DM_UUID_LEN`, less its NUL).
 const UUID_MAX: usize = 128;
 
+/// The most names of clients of a device, and the longest one in bytes.
+const ALLOWED_NAMES_MAX: usize = 1024;
+const ALLOWED_NAME_MAX: usize = 512;
+
 /// The keys of a device.
-pub const DEVICE_KEYS: [&str; 4] = ["table", "table-file", "uuid", "readonly"];
+pub const DEVICE_KEYS: [&str; 5] = ["table", "table-file", "uuid", "readonly", "allow"];
 
 /// A parsed file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -69,6 +73,8 @@ pub struct DeviceConf {
     pub uuid: Option<String>,
     /// True if clients must not write.
     pub read_only: bool,
+    /// Names in the certificates of the clients that may use it; `None` for all clients.
+    pub allow: Option<Vec<String>>,
     /// Position of the name in the file, in bytes.
     pub at: Range<usize>,
 }
@@ -156,7 +162,7 @@ impl UdmConf {
             let table = || {
                 let table = value.get_ref().as_table();
                 table.ok_or_else(|| {
-                    UdmConfError::new(format!("{name}: a table is wanted: [{name}]"), key.span())
+                    UdmConfError::new(format!("{name}: expected a table: [{name}]"), key.span())
                 })
             };
             match name {
@@ -182,7 +188,7 @@ fn parse_serve_section(table: &DeTable<'_>) -> Result<Vec<ServeSectionOption>, U
     let key = |(key, value): (&SpannedTomlKey<'_>, &Spanned<DeValue<'_>>)| {
         let name = key.get_ref();
         let refused = || {
-            let what = "a string, a number, true, false, or a list of strings and numbers is wanted";
+            let what = "expected a string, a number, true, false, or a list of strings and numbers";
             UdmConfError::new(format!("serve: {name}: {what}"), value.span())
         };
         let said = match value.get_ref() {
@@ -251,22 +257,22 @@ fn parse_device_section(
         matches!(uri::parse_device_uri(&format!("@{name}")), Ok(uri::DeviceUri::Mapped(is)) if is == name);
     if !is_name {
         let why =
-            format!("no name of a device: 1 to {} bytes without a slash are wanted", uri::MAPPED_NAME_MAX);
+            format!("not a name of a device: expected 1 to {} bytes without a slash", uri::MAPPED_NAME_MAX);
         return Err(fault(why, key.span()));
     }
     let Some(table) = value.get_ref().as_table() else {
-        return Err(fault(format!("a table is wanted: [devices.{name}]"), key.span()));
+        return Err(fault(format!("expected a table: [devices.{name}]"), key.span()));
     };
-    let (mut found, mut uuid, mut read_only) = (None, None, false);
+    let (mut found, mut uuid, mut read_only, mut allow) = (None, None, false, None);
     for (key, value) in sort_toml_entries_by_position(table) {
         let word = key.get_ref().as_ref();
         let text = || {
             let text = value.get_ref().as_str().filter(|text| !text.contains('\0'));
-            text.ok_or_else(|| fault(format!("{word}: a string is wanted"), value.span()))
+            text.ok_or_else(|| fault(format!("{word}: expected a string"), value.span()))
         };
         match word {
             "table" | "table-file" if found.is_some() => {
-                return Err(fault("table, and table-file: one of them is wanted".into(), key.span()));
+                return Err(fault("expected one of table and table-file".into(), key.span()));
             }
             "table" => {
                 let text = text()?;
@@ -284,7 +290,7 @@ fn parse_device_section(
             "uuid" => {
                 let word = text()?;
                 if word.is_empty() || word.len() > UUID_MAX {
-                    return Err(fault(format!("uuid: 1 to {UUID_MAX} bytes are wanted"), value.span()));
+                    return Err(fault(format!("uuid: expected 1 to {UUID_MAX} bytes"), value.span()));
                 }
                 uuid = Some(word.to_owned());
             }
@@ -292,7 +298,11 @@ fn parse_device_section(
                 read_only = value
                     .get_ref()
                     .as_bool()
-                    .ok_or_else(|| fault("readonly: true or false is wanted".into(), value.span()))?;
+                    .ok_or_else(|| fault("readonly: expected true or false".into(), value.span()))?;
+            }
+            "allow" => {
+                let names = parse_allowed_names(value.get_ref());
+                allow = Some(names.map_err(|why| fault(format!("allow: {why}"), value.span()))?);
             }
             other => {
                 let why = format!("{other}: unknown: there are {}", DEVICE_KEYS.join(", "));
@@ -301,7 +311,22 @@ fn parse_device_section(
         }
     }
     let table = found.ok_or_else(|| fault("table, or table-file, is missing".into(), key.span()))?;
-    Ok(DeviceConf { name: name.to_owned(), table, uuid, read_only, at: key.span() })
+    Ok(DeviceConf { name: name.to_owned(), table, uuid, read_only, allow, at: key.span() })
+}
+
+/// Parses a list of names in certificates.
+fn parse_allowed_names(value: &DeValue<'_>) -> Result<Vec<String>, String> {
+    let names = value.as_array().ok_or("expected a list of names")?;
+    let name = |name: &Spanned<DeValue<'_>>| name.get_ref().as_str().map(str::to_owned);
+    let names: Option<Vec<String>> = names.iter().map(name).collect();
+    let names = names.ok_or("expected a list of names")?;
+    if names.is_empty() || names.len() > ALLOWED_NAMES_MAX {
+        return Err(format!("expected 1 to {ALLOWED_NAMES_MAX} names"));
+    }
+    match names.iter().find(|name| name.is_empty() || name.len() > ALLOWED_NAME_MAX || name.contains('\0')) {
+        Some(_) => Err(format!("a name has 1 to {ALLOWED_NAME_MAX} bytes and no NUL")),
+        None => Ok(names),
+    }
 }
 
 #[cfg(test)]
@@ -321,6 +346,7 @@ export = ["b", "a"]
 table-file = "tables/b.table"
 uuid = "u"
 readonly = true
+allow = ["alice", "spiffe://example.org/bob"]
 
 [devices."a b"]
 table = """
@@ -347,7 +373,8 @@ table = """
         assert_eq!(&GOOD[conf.serve[1].value_at.clone()], "10_809");
         let [b, a] = &conf.devices[..] else { panic!("{:?}", conf.devices) };
         assert_eq!((b.name.as_str(), b.uuid.as_deref(), b.read_only), ("b", Some("u"), true));
-        assert_eq!(b.table, TableSource::File("tables/b.table".into()));
+        assert_eq!(b.allow, Some(vec!["alice".into(), "spiffe://example.org/bob".into()]));
+        assert_eq!((&b.table, &a.allow), (&TableSource::File("tables/b.table".into()), &None));
         assert_eq!((a.name.as_str(), a.uuid.as_deref(), a.read_only), ("a b", None, false));
         assert_eq!(a.table, TableSource::Text("0 8 linear mem:1M 0\n8 8 error\n".into()));
         assert_eq!(UdmConf::parse(""), Ok(UdmConf::default()));
@@ -358,39 +385,51 @@ table = """
         let said = |text: &str| UdmConf::parse(text).unwrap_err().with_source_line("f", text);
         assert_eq!(
             said("[serve]\n\n[devices.a]\n  tabel = \"0 8 error\"\n"),
-            "f:4:3: devices.a: tabel: unknown: there are table, table-file, uuid, readonly\n  tabel = \"0 8 error\"\n  ^^^^^"
+            "f:4:3: devices.a: tabel: unknown: there are table, table-file, uuid, readonly, allow\n  tabel = \"0 8 error\"\n  ^^^^^"
         );
         assert_eq!(
             said("[device.a]\n").lines().next().unwrap(),
             "f:1:2: device: unknown: there are [serve] and [devices.NAME]"
         );
         for (text, head) in [
-            ("serve = 1", "f:1:1: serve: a table is wanted: [serve]"),
-            ("devices = []", "f:1:1: devices: a table is wanted: [devices]"),
-            ("[devices]\na = 1", "f:2:1: devices.a: a table is wanted: [devices.a]"),
+            ("serve = 1", "f:1:1: serve: expected a table: [serve]"),
+            ("devices = []", "f:1:1: devices: expected a table: [devices]"),
+            ("[devices]\na = 1", "f:2:1: devices.a: expected a table: [devices.a]"),
             ("[devices.a]\nuuid = \"u\"", "f:1:10: devices.a: table, or table-file, is missing"),
-            ("[devices.a]\ntable = 1", "f:2:9: devices.a: table: a string is wanted"),
+            ("[devices.a]\ntable = 1", "f:2:9: devices.a: table: expected a string"),
             ("[devices.a]\ntable-file = \"\"", "f:2:14: devices.a: table-file: empty"),
             (
                 "[devices.a]\ntable = \"0 8 error\"\ntable-file = \"x\"",
-                "f:3:1: devices.a: table, and table-file: one of them is wanted",
+                "f:3:1: devices.a: expected one of table and table-file",
             ),
             (
                 "[devices.a]\ntable = \"0 8 error\"\nuuid = \"\"",
-                "f:3:8: devices.a: uuid: 1 to 128 bytes are wanted",
+                "f:3:8: devices.a: uuid: expected 1 to 128 bytes",
             ),
             (
                 "[devices.a]\ntable = \"0 8 error\"\nreadonly = \"yes\"",
-                "f:3:12: devices.a: readonly: true or false is wanted",
+                "f:3:12: devices.a: readonly: expected true or false",
+            ),
+            (
+                "[devices.a]\ntable = \"0 8 error\"\nallow = \"alice\"",
+                "f:3:9: devices.a: allow: expected a list of names",
+            ),
+            (
+                "[devices.a]\ntable = \"0 8 error\"\nallow = []",
+                "f:3:9: devices.a: allow: expected 1 to 1024 names",
+            ),
+            (
+                "[devices.a]\ntable = \"0 8 error\"\nallow = [\"\"]",
+                "f:3:9: devices.a: allow: a name has 1 to 512 bytes and no NUL",
             ),
             ("[serve]\nunix = nbd.sock", "f:2:8: text as a value stands in quotes: \"nbd.sock\""),
             (
                 "[devices.\"a/b\"]\ntable = \"0 8 error\"",
-                "f:1:10: devices.a/b: no name of a device: 1 to 127 bytes without a slash are wanted",
+                "f:1:10: devices.a/b: not a name of a device: expected 1 to 127 bytes without a slash",
             ),
             (
                 "[serve]\nport = 1979-05-27",
-                "f:2:8: serve: port: a string, a number, true, false, or a list of strings and numbers is wanted",
+                "f:2:8: serve: port: expected a string, a number, true, false, or a list of strings and numbers",
             ),
         ] {
             assert_eq!(said(text).lines().next().unwrap(), head, "{text}");

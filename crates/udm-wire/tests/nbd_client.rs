@@ -17,7 +17,39 @@ fn handshake_options(structured: bool, contexts: &[&str]) -> HandshakeOptions {
         export: "disk".into(),
         structured,
         contexts: contexts.iter().map(|&context| context.to_owned()).collect(),
+        tls: false,
     }
+}
+
+/// A client that must use TLS asks for it first, takes nothing that is not encrypted after the
+/// answer, and goes on with the other options inside.
+#[test]
+fn tls_comes_before_everything_else() {
+    let options = HandshakeOptions { tls: true, ..handshake_options(true, &[]) };
+    let started = || {
+        let mut client = ClientHandshake::new(options.clone());
+        assert!(client.take(&mut &encode_nbd_server_greeting(FIXED)[..]).unwrap().is_none());
+        let mut asked = encode_client_flags(ClientFlags::FIXED_NEWSTYLE).to_vec();
+        NbdOption::StartTls.encode(&mut asked);
+        assert_eq!(client.take_out(), asked);
+        client
+    };
+    let mut agreed = Vec::new();
+    put_option_ack_reply(&mut agreed, OPT_STARTTLS);
+    let mut client = started();
+    assert!(!client.awaits_tls());
+    assert!(client.take(&mut &agreed[..]).unwrap().is_none());
+    assert!(client.awaits_tls() && client.take_out().is_empty());
+    client.tls_begun();
+    let mut next = Vec::new();
+    NbdOption::StructuredReply.encode(&mut next);
+    assert_eq!(client.take_out(), next);
+    let why = started().take(&mut &[&agreed[..], b"x"].concat()[..]).unwrap_err().to_string();
+    assert!(why.contains("not encrypted"), "{why}");
+    let mut refused = Vec::new();
+    put_option_error_reply(&mut refused, OPT_STARTTLS, REP_ERR_POLICY, "no certificates");
+    let why = started().take(&mut &refused[..]).unwrap_err().to_string();
+    assert_eq!(why, "the server refuses TLS: not allowed (\"no certificates\")");
 }
 
 /// A server that answers each option with `answer`, and a client that receives the bytes in pieces

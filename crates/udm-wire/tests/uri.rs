@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use udm_core::Nanos;
 use udm_wire::uri::{
-    DeviceUri, FileUri, IoSchedulerName, NbdAddress, NbdUri, NullParams, QueueParams, ReplyDeadlineSetting,
-    ServerStoppedProof, SilentServerPolicy, parse_device_uri,
+    DeviceUri, FileUri, IoSchedulerName, NbdAddress, NbdTlsParams, NbdUri, NullParams, QueueParams,
+    ReplyDeadlineSetting, ServerStoppedProof, SilentServerPolicy, parse_device_uri,
 };
 
 fn file(path: &str, direct: Option<bool>, readonly: bool) -> DeviceUri {
@@ -17,6 +17,12 @@ fn tcp(host: &str, port: u16, export: &str) -> DeviceUri {
 
 fn unix(socket: &str, export: &str) -> DeviceUri {
     DeviceUri::Nbd(NbdUri::new(NbdAddress::Unix(socket.into()), export))
+}
+
+fn with_tls(device: DeviceUri, certificates: &str, hostname: Option<&str>) -> DeviceUri {
+    let DeviceUri::Nbd(uri) = device else { panic!("an NBD URI") };
+    let (certificates, hostname) = (certificates.into(), hostname.map(str::to_owned));
+    DeviceUri::Nbd(NbdUri { tls: Some(NbdTlsParams { certificates, hostname }), ..uri })
 }
 
 fn silent(device: DeviceUri, deadline: u64, fence: ServerStoppedProof) -> DeviceUri {
@@ -120,6 +126,16 @@ fn every_form_and_its_canonical_spelling() {
             }),
             "nbd://h/?deadline=none&nr_hw_queues=1",
         ),
+        (
+            "nbds+unix:///x?tls-hostname=disks.example&tls-certificates=%2Fetc/udm&socket=/s",
+            with_tls(unix("/s", "x"), "/etc/udm", Some("disks.example")),
+            "nbds+unix:///x?socket=/s&tls-certificates=/etc/udm&tls-hostname=disks.example",
+        ),
+        (
+            "nbds://[::1]:2000/?tls-certificates=c&deadline=2s",
+            silent(with_tls(tcp("::1", 2000, ""), "c", None), 2000, ServerStoppedProof::Closed),
+            "nbds://[::1]:2000/?tls-certificates=c&deadline=2s",
+        ),
         ("pattern:1536", DeviceUri::Pattern { size: 1536 }, "pattern:1536"),
         ("@mp", DeviceUri::Mapped("mp".into()), "@mp"),
         ("@a b", DeviceUri::Mapped("a b".into()), "@a b"),
@@ -176,13 +192,13 @@ fn refusals_say_what_would_be_right() {
         ("8:4294967296", "\"8:4294967296\": no such device number"),
         (
             "http://x/",
-            "\"http\": no such kind of device; a path, @name, or one of file: nbd: null: mem: pattern:",
+            "\"http\": unknown kind of device; expected a path, @name, file:, nbd:, null:, mem: or pattern:",
         ),
         ("file:", "no path of a device"),
         ("file:a?direct=maybe", "file: direct=\"maybe\" is neither on nor off"),
         (
             "file:a?cache=none",
-            "file: unknown option \"cache\"; one of direct, readonly, exclusive, grow, grow_max, scheduler, nr_hw_queues, \
+            "file: unknown option \"cache\"; expected one of direct, readonly, exclusive, grow, grow_max, scheduler, nr_hw_queues, \
              queue_depth, nr_requests, nomerges, max_sectors_kb, max_segments, read_expire, write_expire, writes_starved, \
              fifo_batch, front_merges",
         ),
@@ -198,8 +214,12 @@ fn refusals_say_what_would_be_right() {
         ("mem:0", "mem: a device of no size"),
         ("pattern:16E", "pattern: \"16E\" is too large a size"),
         ("nbd:host:10809", "nbd: \"//\" must follow"),
-        ("nbds://host/", "nbds: udm does not do TLS"),
-        ("nbd://user@host/", "nbd: a user has no effect without TLS"),
+        ("nbds://host/", "nbds: TLS needs tls-certificates=FOLDER with ca-cert.pem"),
+        ("nbds+unix:///?socket=/s", "nbds+unix: TLS needs tls-certificates=FOLDER with ca-cert.pem"),
+        ("nbd://host/?tls-certificates=/c", "nbd: a parameter tls-... needs nbds: or nbds+unix:"),
+        ("nbds://host/?tls-certificates=", "nbds: tls-certificates has no folder"),
+        ("nbds://host/?tls-certificates=/c&tls-hostname=a:1", "nbds: \"a:1\" is not a host name"),
+        ("nbd://user@host/", "nbd: udm sends no user: a server knows its client by the certificate"),
         ("nbd://host:0/", "nbd: port \"0\" is not in 1..65535"),
         ("nbd://host:65536/", "nbd: port \"65536\" is not in 1..65535"),
         ("nbd://host:+1/", "nbd: \"+1\" is not a port"),
@@ -207,10 +227,13 @@ fn refusals_say_what_would_be_right() {
         ("nbd://[x]/", "nbd: \"x\" is not an IPv6 address"),
         ("nbd://[::1]x/", "nbd: \"x\" after a host"),
         ("nbd://ho st/", "nbd: \"ho st\" is not a host name"),
-        ("nbd://host/?tls-type=x509", "nbd: udm does not do TLS"),
+        (
+            "nbd://host/?tls-type=x509",
+            "nbd: unknown parameter \"tls-type\"; of TLS there are tls-certificates and tls-hostname",
+        ),
         (
             "nbd://host/?foo=1",
-            "nbd: unknown parameter \"foo\"; there are socket, deadline, fence, multi-conn, scheduler, nr_hw_queues, queue_depth, \
+            "nbd: unknown parameter \"foo\"; there are socket, deadline, fence, multi-conn, tls-certificates, tls-hostname, scheduler, nr_hw_queues, queue_depth, \
              nr_requests, nomerges, max_sectors_kb, max_segments, read_expire, write_expire, writes_starved, fifo_batch, \
              front_merges",
         ),
@@ -221,7 +244,7 @@ fn refusals_say_what_would_be_right() {
         ("mem:1M,queue_depth=+1", "mem: queue_depth=\"+1\" is not a number in 1..10240"),
         (
             "mem:1M,",
-            "mem: unknown parameter \"\"; one of scheduler, nr_hw_queues, queue_depth, nr_requests, nomerges, \
+            "mem: unknown parameter \"\"; expected one of scheduler, nr_hw_queues, queue_depth, nr_requests, nomerges, \
           max_sectors_kb, max_segments, read_expire, write_expire, writes_starved, fifo_batch, front_merges",
         ),
         ("null:queue_depth=4", "null: a null device has hw_queue_depth for queue_depth"),
@@ -245,7 +268,7 @@ fn refusals_say_what_would_be_right() {
         ("nbd://host/?fence=kill", "nbd: fence=\"kill\" is not closed, wait:TIME or exec:PATH"),
         ("nbd://host/?fence=exec:off", "nbd: fence=exec: \"off\" is not the absolute path of a command"),
         ("nbd://host/?fence=exec:/a%00", "nbd: fence=exec: \"/a\\0\" is not the absolute path of a command"),
-        ("nbd://host/?socket=/a", "nbd: a socket belongs to nbd+unix"),
+        ("nbd://host/?socket=/a", "nbd: a socket belongs to nbd+unix or nbds+unix"),
         ("nbd://host/a#b", "nbd: an NBD URI has no fragment; write %23 for #"),
         ("nbd://host/%00", "nbd: an export's name has at most 4096 bytes and no NUL"),
         ("nbd+unix:///a", "nbd+unix: ?socket=PATH must follow"),
@@ -347,7 +370,8 @@ fn null_parameters() {
     {
         let refused = null(&format!("{name}=1")).unwrap_err();
         assert!(
-            refused.starts_with(&format!("null: {why}; one of badblocks, blocking, blocksize (bs), ")),
+            refused
+                .starts_with(&format!("null: {why}; expected one of badblocks, blocking, blocksize (bs), ")),
             "{refused}"
         );
         assert!(refused.contains("submit_queues") && !refused.contains('\n'));

@@ -2,6 +2,7 @@
 //! that need only one request at a time.
 
 use super::address::ServerAddress;
+use super::tls::{RECORD_MAX, load_tls_client_config};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::fs::File;
@@ -10,6 +11,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 use udm_core::errno::{ECONNREFUSED, EIO, EPROTO, ETIMEDOUT, errno_from_nbd_error};
 use udm_core::{DeviceControlError, Nanos};
+use udm_tls::TlsSession;
 use udm_wire::nbd::client::{
     ClientHandshake, HandshakeOptions, NbdClientProtocolError, NbdRequestParams, NegotiatedExportInfo,
     ReplyEvent, ReplyParser,
@@ -33,6 +35,9 @@ pub enum NbdClientError {
     /// The server did not answer in time.
     #[error("no answer within {}", TimeSpan(Nanos(.0.as_nanos() as u64)))]
     Silent(Duration),
+    /// The certificates cannot be used, or the server's is refused.
+    #[error("{0}")]
+    Tls(String),
     /// The server violated the protocol or refused the export.
     #[error(transparent)]
     NbdClient(#[from] NbdClientProtocolError),
@@ -65,7 +70,7 @@ impl NbdClientError {
         match self {
             NbdClientError::Silent(_) => ETIMEDOUT,
             NbdClientError::Io(error) => error.raw_os_error().unwrap_or(EIO),
-            NbdClientError::NbdClient(_) => EPROTO,
+            NbdClientError::NbdClient(_) | NbdClientError::Tls(_) => EPROTO,
             NbdClientError::Closed => ECONNREFUSED,
             NbdClientError::Failed { errno, .. } => *errno,
         }
@@ -79,7 +84,7 @@ impl NbdClientError {
 
 /// A blocking connection to one export.
 pub struct BlockingNbdClient {
-    stream: File,
+    stream: BlockingStream,
     replies: ReplyParser,
     export: NegotiatedExportInfo,
     bytes: Box<[u8]>,
@@ -128,21 +133,26 @@ impl BlockingNbdClient {
             Duration::ZERO => Err(NbdClientError::Silent(timeout)),
             left => Ok(left),
         };
-        let mut stream = connect_socket_with_timeout(address, timeout)?;
+        let certificates = load_tls_client_config(uri)?;
+        let mut stream = BlockingStream { socket: connect_socket_with_timeout(address, timeout)?, tls: None };
         let contexts: Vec<String> = contexts.iter().map(|&context| context.to_owned()).collect();
         let export = uri.export.clone();
-        let mut shake =
-            ClientHandshake::new(HandshakeOptions { export, structured: !contexts.is_empty(), contexts });
+        let (structured, tls) = (!contexts.is_empty(), certificates.is_some());
+        let mut shake = ClientHandshake::new(HandshakeOptions { export, structured, contexts, tls });
         let mut bytes = vec![0; RECEIVE].into_boxed_slice();
         loop {
-            set_socket_timeouts(&stream, left()?)?;
-            let n = receive_socket_bytes(&mut stream, &mut bytes)?;
+            set_socket_timeouts(&stream.socket, left()?)?;
+            let n = stream.receive(&mut bytes)?;
             // After the handshake, a server sends nothing until it gets a request.
             if let Some(export) = shake.take(&mut &bytes[..n])? {
-                set_socket_timeouts(&stream, TIMEOUT)?;
+                set_socket_timeouts(&stream.socket, TIMEOUT)?;
                 return Ok(BlockingNbdClient { stream, replies: ReplyParser::new(&export), export, bytes });
             }
-            stream.write_all(&shake.take_out())?;
+            if let Some(certificates) = certificates.as_ref().filter(|_| shake.awaits_tls()) {
+                stream.tls = Some(certificates.session().map_err(NbdClientError::Tls)?);
+                shake.tls_begun();
+            }
+            stream.send(&shake.take_out())?;
         }
     }
 
@@ -153,9 +163,11 @@ impl BlockingNbdClient {
     }
 
     /// Returns the socket, for a caller that uses it directly, and the properties of the export.
+    /// `None` if the connection uses TLS.
     #[must_use]
-    pub fn into_socket(self) -> (OwnedFd, NegotiatedExportInfo) {
-        (self.stream.into(), self.export)
+    pub fn into_socket(self) -> Option<(OwnedFd, NegotiatedExportInfo)> {
+        let socket = self.stream.tls.is_none().then(|| self.stream.socket.try_clone());
+        socket.and_then(Result::ok).map(|socket| (socket.into(), self.export))
     }
 
     /// Sends one request with `data` after it. Calls `each` for every event of the reply except the
@@ -172,10 +184,10 @@ impl BlockingNbdClient {
         mut each: impl FnMut(ReplyEvent<'_>),
     ) -> Result<(), NbdClientError> {
         let flags = CommandFlags::empty();
-        self.stream.write_all(&self.replies.ask(0, NbdRequestParams { command, flags, offset, len }))?;
-        self.stream.write_all(data)?;
+        self.stream.send(&self.replies.ask(0, NbdRequestParams { command, flags, offset, len }))?;
+        self.stream.send(data)?;
         loop {
-            let n = receive_socket_bytes(&mut self.stream, &mut self.bytes)?;
+            let n = self.stream.receive(&mut self.bytes)?;
             let mut input = &self.bytes[..n];
             while let Some(event) = self.replies.take(&mut input)? {
                 match event {
@@ -261,6 +273,68 @@ fn set_socket_timeouts(stream: &File, timeout: Duration) -> io::Result<()> {
     let timeout = Some(timeout.max(Duration::from_millis(1)));
     sockopt::set_socket_timeout(stream, sockopt::Timeout::Recv, timeout)?;
     Ok(sockopt::set_socket_timeout(stream, sockopt::Timeout::Send, timeout)?)
+}
+
+/// A connected socket, with TLS if it is used.
+struct BlockingStream {
+    socket: File,
+    tls: Option<TlsSession>,
+}
+
+impl Drop for BlockingStream {
+    /// Ends TLS, so that the server does not take the end of the stream for an attack.
+    fn drop(&mut self) {
+        if let Some(tls) = &mut self.tls {
+            tls.close();
+            let _ = self.flush_tls();
+        }
+    }
+}
+
+impl BlockingStream {
+    fn send(&mut self, bytes: &[u8]) -> Result<(), NbdClientError> {
+        if let Some(tls) = &mut self.tls {
+            tls.write(bytes);
+            return self.flush_tls();
+        }
+        Ok(self.socket.write_all(bytes)?)
+    }
+
+    /// Sends what TLS has to send. Before the end of its handshake that is not what was written.
+    fn flush_tls(&mut self) -> Result<(), NbdClientError> {
+        let mut out = Vec::new();
+        if let Some(tls) = &mut self.tls {
+            tls.take_output(&mut out);
+        }
+        Ok(self.socket.write_all(&out)?)
+    }
+
+    /// Receives at least one byte.
+    fn receive(&mut self, bytes: &mut [u8]) -> Result<usize, NbdClientError> {
+        let Some(tls) = &mut self.tls else { return receive_socket_bytes(&mut self.socket, bytes) };
+        if tls.has_plaintext() {
+            return Ok(tls.read(bytes));
+        }
+        let mut received = vec![0; RECORD_MAX];
+        loop {
+            let n = receive_socket_bytes(&mut self.socket, &mut received)?;
+            let Some(tls) = &mut self.tls else { return Err(NbdClientError::Closed) };
+            let (mut input, mut at) = (&received[..n], 0);
+            while !input.is_empty() {
+                if let Err(error) = tls.receive(&mut input) {
+                    // The server is told why.
+                    let _ = self.flush_tls();
+                    return Err(NbdClientError::Tls(error.to_string()));
+                }
+                // There is room for all: one receive brings no more than two records.
+                at += tls.read(&mut bytes[at..]);
+            }
+            if at > 0 {
+                return Ok(at);
+            }
+            self.flush_tls()?;
+        }
+    }
 }
 
 fn receive_socket_bytes(stream: &mut File, bytes: &mut [u8]) -> Result<usize, NbdClientError> {

@@ -1,11 +1,13 @@
 //! A connection of a lane: its socket, its ring operations, and its stage.
 
 use super::remote_export::RemoteExport;
+use super::tls::{ConnectionTls, TLS_ROOM_MAX};
 use rustix::fd::OwnedFd;
 use rustix::net::{Shutdown, shutdown};
 use std::sync::Arc;
 use udm_core::{Buf, BufPool, Cx, Nanos, Segments, errno};
 use udm_runtime::{Ring, RingCompletion, RingOp, RingUser};
+use udm_tls::TlsSession;
 use udm_wire::nbd::client::{ClientHandshake, HandshakeOptions, NbdRequestParams, ReplyParser};
 use udm_wire::nbd::{CommandFlags, NbdCommand};
 
@@ -99,6 +101,8 @@ pub(super) struct NbdClientConnection {
     shortage: Nanos,
     /// Handshake bytes to send.
     pub(super) raw: Vec<u8>,
+    /// `None` if the connection uses no TLS, or not yet.
+    tls: Option<Box<ConnectionTls>>,
     /// Size of the receive buffer in bytes.
     room: usize,
 }
@@ -145,6 +149,7 @@ impl NbdClientConnection {
             again: Vec::new(),
             shortage: SHORTAGE,
             raw: Vec::new(),
+            tls: None,
             room: ROOM_MIN,
         };
         let fd = Arc::clone(&connection.fd);
@@ -235,6 +240,10 @@ impl NbdClientConnection {
                     return Ok(ConnectionRingEvent::Nothing);
                 }
                 (self.sending, self.shortage) = (false, SHORTAGE);
+                if let Some(tls) = &mut self.tls {
+                    let sent = tls.take_sent();
+                    return Ok(sent.map_or(ConnectionRingEvent::Nothing, ConnectionRingEvent::Sent));
+                }
                 Ok(data.pop().map_or(ConnectionRingEvent::Nothing, ConnectionRingEvent::Sent))
             }
             (_, Ok(0)) => {
@@ -242,11 +251,17 @@ impl NbdClientConnection {
             }
             (_, Ok(n)) => {
                 let n = n as usize;
-                if n == self.room && self.room < ROOM_MAX {
+                let max = if self.tls.is_none() { ROOM_MAX } else { TLS_ROOM_MAX };
+                if n == self.room && self.room < max {
                     self.room *= 2;
                 }
                 let mut data = done.data;
-                Ok(data.pop().map_or(ConnectionRingEvent::Nothing, |buf| ConnectionRingEvent::Bytes(buf, n)))
+                let Some(buf) = data.pop() else { return Ok(ConnectionRingEvent::Nothing) };
+                if self.tls.is_some() {
+                    self.decrypt(buf, n, pool)
+                } else {
+                    Ok(ConnectionRingEvent::Bytes(buf, n))
+                }
             }
             (_, Err(errno)) if errno::is_transient_socket_errno(errno) => {
                 let buf = self.room_of(done.data.into_iter().next(), pool);
@@ -257,10 +272,36 @@ impl NbdClientConnection {
         }
     }
 
+    /// Decrypts the `n` bytes in `received`.
+    fn decrypt(
+        &mut self,
+        received: Buf,
+        n: usize,
+        pool: &mut BufPool,
+    ) -> Result<ConnectionRingEvent, DisconnectReason> {
+        let Some(tls) = &mut self.tls else { return Ok(ConnectionRingEvent::Bytes(received, n)) };
+        let decrypted = tls.decrypt(&received[..n], pool);
+        let (plaintext, n) = decrypted
+            .map_err(|error| DisconnectReason::new(DisconnectKind::ProtocolError, error.to_string()))?;
+        if n > 0 {
+            pool.put(received);
+            return Ok(ConnectionRingEvent::Bytes(plaintext, n));
+        }
+        // A part of a record, or a message of TLS itself.
+        pool.put(plaintext);
+        self.receive(Some(received), pool);
+        Ok(ConnectionRingEvent::Nothing)
+    }
+
+    /// Begins TLS: all bytes from now on are encrypted.
+    pub(super) fn begin_tls(&mut self, session: TlsSession) {
+        self.tls = Some(Box::new(ConnectionTls::new(session)));
+    }
+
     /// Starts the handshake after the socket was connected.
-    pub(super) fn shake(&mut self, export: &str, pool: &mut BufPool) {
-        let wish =
-            HandshakeOptions { export: export.to_owned(), structured: true, ..HandshakeOptions::default() };
+    pub(super) fn shake(&mut self, server: &RemoteExport, pool: &mut BufPool) {
+        let (export, tls) = (server.uri.export.clone(), server.uri.tls.is_some());
+        let wish = HandshakeOptions { export, structured: true, tls, ..HandshakeOptions::default() };
         self.stage = ConnectionStage::Handshaking(Box::new(ClientHandshake::new(wish)));
         self.receive(None, pool);
     }
@@ -289,6 +330,13 @@ impl NbdClientConnection {
 
     /// Sends the waiting handshake bytes.
     pub(super) fn send_raw(&mut self) {
+        if let Some(tls) = self.tls.as_mut().filter(|tls| tls.is_handshaking()) {
+            if let Some(output) = tls.take_output() {
+                self.sending = true;
+                self.push_send(output.into());
+            }
+            return;
+        }
         if !self.raw.is_empty() {
             let mut buf = Buf::zeroed(self.raw.len());
             buf.copy_from_slice(&self.raw);
@@ -314,6 +362,7 @@ impl NbdClientConnection {
     pub(super) fn send(&mut self, buf: Buf) {
         debug_assert!(!self.sending);
         self.sending = true;
+        let buf = if let Some(tls) = &mut self.tls { tls.encrypt(buf) } else { buf };
         self.push_send(buf.into());
     }
 
@@ -341,9 +390,14 @@ impl Drop for NbdClientConnection {
                 len: 0,
             };
             let header = replies.ask(0, asked);
-            let mut buf = Buf::zeroed(header.len());
-            buf.copy_from_slice(&header);
-            self.push_send(buf.into());
+            let last = if let Some(tls) = &mut self.tls {
+                tls.encrypt_last(&header)
+            } else {
+                let mut buf = Buf::zeroed(header.len());
+                buf.copy_from_slice(&header);
+                Some(buf)
+            };
+            last.into_iter().for_each(|last| self.push_send(last.into()));
         } else {
             self.user.cancel(SEND);
         }

@@ -275,7 +275,7 @@ impl NbdLane {
     fn operation_done(&mut self, done: RingCompletion, cx: &mut Cx<'_>) -> Result<(), DisconnectReason> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
         match connection.finished(done, &mut self.pool, cx)? {
-            ConnectionRingEvent::Connected => connection.shake(&self.server.uri.export, &mut self.pool),
+            ConnectionRingEvent::Connected => connection.shake(&self.server, &mut self.pool),
             ConnectionRingEvent::Sent(buf) => self.pool.put(buf),
             ConnectionRingEvent::Bytes(buf, n) => {
                 if self.server.deadline.is_some() {
@@ -304,8 +304,15 @@ impl NbdLane {
         let mut more = true;
         if let ConnectionStage::Handshaking(shake) = &mut connection.stage {
             let Some(export) = shake.take(&mut input).map_err(|e| e.to_string())? else {
+                let begins_tls = shake.awaits_tls();
+                if begins_tls {
+                    shake.tls_begun();
+                }
                 let out = shake.take_out();
                 connection.raw.extend(out);
+                if begins_tls {
+                    connection.begin_tls(self.server.begin_tls()?);
+                }
                 return Ok(true);
             };
             self.server.accept(&export)?;

@@ -54,6 +54,7 @@ mod remote_export;
 mod request;
 mod send_queue;
 mod sockets;
+mod tls;
 
 pub use address::ServerAddress;
 pub use client::{BlockingNbdClient, NbdClientError};

@@ -4,11 +4,13 @@ use super::address::ServerAddress;
 use super::client::{self, BlockingNbdClient, NbdClientError};
 use super::fence::{ExportFence, FenceCommandRuns};
 use super::sockets::{NbdSocketAndFenceOps, SystemSockets};
+use super::tls::load_tls_client_config;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::errno::EINVAL;
 use udm_core::{DeviceControlError, Limits, Nanos, Sectors, SharedDiskState};
+use udm_tls::{TlsClientConfig, TlsSession};
 use udm_wire::nbd::ExportFlags;
 use udm_wire::nbd::client::NegotiatedExportInfo;
 use udm_wire::uri::{NbdUri, ServerStoppedProof};
@@ -124,6 +126,8 @@ pub(crate) struct RemoteExport {
     pub(super) addresses: Vec<ServerAddress>,
     /// The longest time without data while a request waits; `None` for no limit.
     pub(super) deadline: Option<Nanos>,
+    /// The certificates as they were when the export was opened; `None` without TLS.
+    tls: Option<TlsClientConfig>,
     /// Source of sockets for connections.
     pub(super) sockets: Box<dyn NbdSocketAndFenceOps>,
     pub(super) shared_disk_state: Arc<SharedDiskState>,
@@ -149,6 +153,7 @@ impl RemoteExport {
         uri: &NbdUri,
         shared: (Arc<SharedDiskState>, Arc<FenceCommandRuns>),
     ) -> Result<RemoteExport, NbdClientError> {
+        let tls = load_tls_client_config(uri)?;
         let mut addresses = client::resolve_server_addresses(uri)?;
         let mut last = NbdClientError::Closed;
         for n in 0..addresses.len() {
@@ -156,14 +161,10 @@ impl RemoteExport {
                 Ok(client) => {
                     // The address that answers is tried first from now on.
                     addresses.rotate_left(n);
-                    let export = client.into_socket().1;
-                    return Ok(RemoteExport::new(
-                        uri.clone(),
-                        addresses,
-                        export,
-                        Box::new(SystemSockets),
-                        shared,
-                    ));
+                    let export = client.export().clone();
+                    let sockets = Box::new(SystemSockets);
+                    let found = RemoteExport::new(uri.clone(), addresses, export, sockets, shared);
+                    return Ok(RemoteExport { tls, ..found });
                 }
                 Err(error) => last = error,
             }
@@ -177,8 +178,10 @@ impl RemoteExport {
         export: NegotiatedExportInfo,
         shared: (Arc<SharedDiskState>, Arc<FenceCommandRuns>),
     ) -> Result<RemoteExport, NbdClientError> {
+        let tls = load_tls_client_config(uri)?;
         let addresses = client::resolve_server_addresses(uri)?;
-        Ok(RemoteExport::new(uri.clone(), addresses, export, Box::new(SystemSockets), shared))
+        let assumed = RemoteExport::new(uri.clone(), addresses, export, Box::new(SystemSockets), shared);
+        Ok(RemoteExport { tls, ..assumed })
     }
 
     /// Creates an export for which the server reported `export`.
@@ -194,6 +197,7 @@ impl RemoteExport {
         let limits = Limits { private_flush: !is_shared, ..export.limits() };
         RemoteExport {
             deadline: uri.deadline(),
+            tls: None,
             uri,
             addresses,
             sockets,
@@ -207,6 +211,14 @@ impl RemoteExport {
             left: AtomicU64::new(0),
             fencing: ExportFence::new(runs),
         }
+    }
+
+    /// Begins the TLS session of a connection.
+    ///
+    /// # Errors
+    /// The reason, in one line.
+    pub(super) fn begin_tls(&self) -> Result<TlsSession, String> {
+        self.tls.as_ref().ok_or("TLS without certificates")?.session()
     }
 
     /// Limits, and the size when it was last read.

@@ -12,7 +12,7 @@ mod reply_loop;
 use crate::connection::{check_connection_load_options, new_write_payload};
 use crate::report::BenchReport;
 use crate::run::SingleLoadMeasurement;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use client_wire::NbdClientWire;
 use rustix::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -30,7 +30,13 @@ impl SingleLoadMeasurement<'_> {
     /// If the load can't begin. Later failures are in the report.
     pub fn measure_nbd(&self, uri: &NbdUri) -> Result<BenchReport> {
         check_connection_load_options(self.load, "NBD")?;
-        let (first, export) = BlockingNbdClient::connect(uri, &[])?.into_socket();
+        let connect = || {
+            let socket = BlockingNbdClient::connect(uri, &[])?.into_socket();
+            socket.context(
+                "an NBD server is measured without TLS; a table over the nbds: URI measures it with TLS",
+            )
+        };
+        let (first, export) = connect()?;
         let several = self.load.numjobs == 1 || export.flags.contains(ExportFlags::CAN_MULTI_CONN);
         let reads = self.load.rw.op() == Some(Op::Read);
         ensure!(
@@ -39,7 +45,7 @@ impl SingleLoadMeasurement<'_> {
         );
         let mut sockets = vec![first];
         for _ in 1..self.load.numjobs {
-            sockets.push(BlockingNbdClient::connect(uri, &[])?.into_socket().0);
+            sockets.push(connect()?.0);
         }
         self.on_sockets(sockets, &export)
     }

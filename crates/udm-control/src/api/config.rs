@@ -27,7 +27,8 @@ pub struct ReconfigureReport {
 pub struct DeviceConfigChange {
     /// Name of the device.
     pub name: String,
-    /// "create"; "remove"; "reload" (another table); "take-over" (of a device that a verb created);
+    /// "create"; "remove"; "reload" (another table); "allow" (other clients may use it);
+    /// "take-over" (of a device that a verb created);
     /// "uuid" or "readonly" (the file changed them, which is refused).
     pub change: String,
     /// Why the change failed, which left the device as it was. Null if it was made, or would be

@@ -84,7 +84,7 @@ pub struct PathMaintenanceStatus {
     pub failback: String,
     /// The group, from 1, to which a delayed failback will switch; null if none is pending.
     pub failback_group: Option<u64>,
-    /// Time until that failback.
+    /// Time until the delayed failback; null if none is pending.
     pub failback_left_ns: Option<u64>,
     /// The group, from 1, that an administrator switched to. It is used until none of its paths
     /// works, even if another group is better. Null if there is none, or if it is the best group.

@@ -68,7 +68,7 @@ pub struct ChangeQueueSettingsRequest {
     pub disk: Option<String>,
 }
 
-/// The power of a disk that a table uses.
+/// A disk that a table uses, and whether its power is on.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DiskPowerState {
     /// Number of the disk.

@@ -49,6 +49,10 @@ pub struct ServerVersions {
 pub struct UpgradeServerRequest {
     /// Absolute path of the program; without it, the server's own, as its file is now.
     pub program: Option<String>,
+    /// Close connections that use TLS, which cannot be handed over. Otherwise they refuse the
+    /// upgrade.
+    #[serde(default)]
+    pub disconnect_tls: bool,
 }
 
 /// Result of an upgrade.

@@ -41,9 +41,10 @@ impl ConfigOwnedDevice {
     pub(super) fn to_hand_over(&self) -> Option<HandedOverConfigDevice> {
         let mapped = self.mapped.upgrade()?;
         let live = mapped.device.live().as_ref().map(Arc::downgrade).unwrap_or_default();
-        let DesiredDevice { table, uuid, read_only, .. } = self.wanted.clone();
+        let DesiredDevice { table, uuid, read_only, allow, .. } = self.wanted.clone();
         let is_changed = !live.ptr_eq(&self.table) || mapped.device.name() != self.wanted.name;
-        Some(HandedOverConfigDevice { name: mapped.device.name(), table, uuid, read_only, is_changed })
+        let (name, allow) = (mapped.device.name(), allow.map(|names| names.to_vec()));
+        Some(HandedOverConfigDevice { name, table, uuid, read_only, allow, is_changed })
     }
 
     /// The device that another process has handed over; `None` if it does not exist.
@@ -201,6 +202,7 @@ async fn plan_and_run_config_changes(
         let (name, change) = match step {
             PlanStep::Remove(place) => (applied[place].wanted.name.clone(), "remove"),
             PlanStep::Reload(_, place) => (desired.devices[place].name.clone(), "reload"),
+            PlanStep::Allow(_, place) => (desired.devices[place].name.clone(), "allow"),
             PlanStep::Create(place)
                 if find_device_by_name(registry, &desired.devices[place].name).is_some() =>
             {
@@ -269,7 +271,7 @@ fn check_not_cancelled(
     }
     match registry.config() {
         Some(config) if config.ends.load(Ordering::Relaxed) => {
-            Err(VerbError::new(name, TargetError::errno(EINTR).because("the server ends")))
+            Err(VerbError::new(name, TargetError::errno(EINTR).because("the server is shutting down")))
         }
         _ => Ok(()),
     }
@@ -296,9 +298,17 @@ async fn apply_config_plan_step(
             let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
             let done = reload_declared_device(registry, &mapped, wanted, &desired.folder, cancel_token).await;
             if done.is_ok() {
+                mapped.allowed_clients.set(wanted.allow.clone());
                 applied[was] = ConfigOwnedDevice::new(wanted, &mapped, done.as_ref().ok());
             }
             done.map(drop)
+        }
+        PlanStep::Allow(was, is) => {
+            let wanted = &desired.devices[is];
+            let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
+            mapped.allowed_clients.set(wanted.allow.clone());
+            applied[was].wanted.allow.clone_from(&wanted.allow);
+            Ok(())
         }
         PlanStep::Create(is) => {
             let wanted = &desired.devices[is];
@@ -322,11 +332,13 @@ async fn apply_config_plan_step(
                     let table =
                         reload_declared_device(registry, &mapped, wanted, &desired.folder, cancel_token)
                             .await?;
+                    mapped.allowed_clients.set(wanted.allow.clone());
                     ConfigOwnedDevice::new(wanted, &mapped, Some(&table))
                 }
                 None => {
                     let (uuid, read_only) = (wanted.uuid.as_deref(), wanted.read_only);
-                    let called = DeviceSpec { name, uuid, read_only, ..DeviceSpec::default() };
+                    let allow = wanted.allow.as_ref();
+                    let called = DeviceSpec { name, uuid, read_only, allow, ..DeviceSpec::default() };
                     let table = |_: &Arc<RegisteredDevice>| Ok(Some(wanted.table.clone()));
                     let CreatedDevice { mapped, table, .. } =
                         verbs::create_device(registry, called, table, &desired.folder, cancel_token).await?;

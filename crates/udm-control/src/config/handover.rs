@@ -19,6 +19,9 @@ pub struct HandedOverConfigDevice {
     pub uuid: Option<String>,
     /// True if the file says that clients may not write.
     pub read_only: bool,
+    /// The names of the clients that may use it in the file; `None` for all clients.
+    #[serde(default)]
+    pub allow: Option<Vec<String>>,
     /// True if a verb has changed the table since.
     pub is_changed: bool,
 }
@@ -50,8 +53,8 @@ pub(crate) fn take_over_config(registry: &DeviceRegistry, from: &HandedOverConfi
     let Some(config) = registry.config() else { return Ok(()) };
     let mut devices = Vec::new();
     for one in from {
-        let HandedOverConfigDevice { name, table, uuid, read_only, is_changed } = one.clone();
-        let wanted = DesiredDevice::new(&name, table, uuid, read_only)?;
+        let HandedOverConfigDevice { name, table, uuid, read_only, allow, is_changed } = one.clone();
+        let wanted = DesiredDevice::new(&name, table, uuid, read_only)?.with_allow(allow.map(Into::into));
         devices.extend(ConfigOwnedDevice::taken_over(registry, &wanted, is_changed));
     }
     if let Ok(mut applied) = config.applied.try_lock() {

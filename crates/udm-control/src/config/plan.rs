@@ -3,6 +3,7 @@
 use crate::error::VerbError;
 use crate::verbs;
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use udm_wire::table::TableLine;
 use udm_wire::uri::{self, DeviceUri};
 
@@ -17,6 +18,8 @@ pub struct DesiredDevice {
     pub uuid: Option<String>,
     /// If true, clients may not write.
     pub read_only: bool,
+    /// Names in the certificates of the NBD clients that may use it; `None` for all clients.
+    pub allow: Option<Arc<[String]>>,
     lines: Vec<TableLine>,
 }
 
@@ -32,7 +35,13 @@ impl DesiredDevice {
         read_only: bool,
     ) -> Result<DesiredDevice, VerbError> {
         let lines = verbs::parse_table_or_device_word(name, &table)?;
-        Ok(DesiredDevice { name: name.to_owned(), table, uuid, read_only, lines })
+        Ok(DesiredDevice { name: name.to_owned(), table, uuid, read_only, allow: None, lines })
+    }
+
+    /// Sets [`DesiredDevice::allow`].
+    #[must_use]
+    pub fn with_allow(self, allow: Option<Arc<[String]>>) -> DesiredDevice {
+        DesiredDevice { allow, ..self }
     }
 
     /// The lines of its table.
@@ -81,6 +90,8 @@ pub enum PlanStep {
     /// Replaces the table of the device at the first index, of the old file, by that of the second
     /// index, of the new file.
     Reload(usize, usize),
+    /// Sets which clients may use the device at the first index, as at the second index.
+    Allow(usize, usize),
 }
 
 /// The difference of two files.
@@ -102,7 +113,7 @@ pub fn plan_config_changes(was: &[&DesiredDevice], is: &[DesiredDevice]) -> Resu
     let all: Vec<&DesiredDevice> = is.iter().collect();
     let mut names = HashSet::new();
     if let Some(twice) = all.iter().find(|wanted| !names.insert(wanted.name.as_str())) {
-        return Err(format!("{}: it is wanted twice", twice.name));
+        return Err(format!("{}: it is declared twice", twice.name));
     }
     let (order, circle) = dependency_order(&all);
     if let Some(circle) = circle {
@@ -124,10 +135,12 @@ pub fn plan_config_changes(was: &[&DesiredDevice], is: &[DesiredDevice]) -> Resu
         } else if had.read_only != wanted.read_only {
             let why = "clients keep what they were told: remove it first";
             plan.refused.push((place, "readonly", why));
-        } else if had.has_same_table(wanted) {
-            plan.unchanged.push((old, place));
-        } else {
+        } else if !had.has_same_table(wanted) {
             changes.push(PlanStep::Reload(old, place));
+        } else if had.allow != wanted.allow {
+            changes.push(PlanStep::Allow(old, place));
+        } else {
+            plan.unchanged.push((old, place));
         }
     }
     let (early, late) = order_removals(was, |name| !names.contains(name));
@@ -287,7 +300,7 @@ mod tests {
         let error = |text| plan_config_changes(&[], &wanted(text)).unwrap_err();
         assert_eq!(error("x a=b b=c,x c=a"), "a: it depends on itself: a uses b, b uses c, c uses a");
         assert_eq!(error("t=a a=a"), "a: it depends on itself: a uses a");
-        assert_eq!(error("a a"), "a: it is wanted twice");
+        assert_eq!(error("a a"), "a: it is declared twice");
     }
 
     #[test]

@@ -23,6 +23,7 @@ use std::time::Instant;
 use udm_core::errno::{EBUSY, EINVAL, ENXIO};
 use udm_core::{DevNo, Nanos};
 use udm_dm::{DeviceEventDetails, EventKind, MappedDevice, TargetError};
+use udm_frontends::nbd::AllowedClients;
 
 /// Maximum number of mapped devices (the kernel's minors have 20 bits).
 const MAPPED_MAX: u32 = 1 << 20;
@@ -50,6 +51,8 @@ pub struct RegisteredDevice {
     requests: OnceLock<RequestQueueParams>,
     /// If true, clients may not write. Set before the device is exported.
     pub(crate) read_only: AtomicBool,
+    /// The NBD clients that may use it.
+    pub(crate) allowed_clients: Arc<AllowedClients>,
     pub(crate) is_deferred: AtomicBool,
     /// Wake-up of the task that runs deferred removals.
     pub(super) deferred: Arc<DeferredRemovalNotifier>,
@@ -232,6 +235,7 @@ impl DeviceDirectory {
             snapshot_info: Mutex::default(),
             requests: OnceLock::new(),
             read_only: AtomicBool::new(false),
+            allowed_clients: Arc::default(),
             is_deferred: AtomicBool::new(false),
             deferred: Arc::clone(&self.deferred),
         });

@@ -69,6 +69,8 @@ pub struct DeviceSpec<'a> {
     pub minor: Option<u32>,
     /// If true, clients may not write.
     pub read_only: bool,
+    /// Names in the certificates of the NBD clients that may use it; `None` for all clients.
+    pub allow: Option<&'a Arc<[String]>>,
     /// Parameters of the device's own queue, if it is request-based.
     pub requests: RequestQueueParams,
 }
@@ -106,9 +108,10 @@ pub(crate) async fn create_device(
     folder: &BaseDir,
     cancel_token: &CancelToken,
 ) -> Result<CreatedDevice, VerbError> {
-    let DeviceSpec { name, uuid, minor, read_only, requests } = called;
+    let DeviceSpec { name, uuid, minor, read_only, allow, requests } = called;
     let made = registry.begin_create(name, uuid, minor).map_err(|e| VerbError::new(name, e))?;
     made.mapped.read_only.store(read_only, Ordering::Relaxed);
+    made.mapped.allowed_clients.set(allow.cloned());
     made.mapped.set_requests(requests);
     if let Some(by) = registry.queue_by(requests) {
         made.mapped.device.set_queue_factory(by);

@@ -49,6 +49,9 @@ pub struct HandedOverDevice {
     pub minor: u32,
     /// True if clients may not write.
     pub read_only: bool,
+    /// Names in the certificates of the NBD clients that may use it; `None` for all clients.
+    #[serde(default)]
+    pub allow: Option<Vec<String>>,
     /// `dm_mq_queue_depth` of its own queue.
     pub queue_depth: Option<u32>,
     /// `dm_mq_nr_hw_queues` of its own queue.
@@ -269,6 +272,12 @@ fn sort_for_creation(devices: &mut [HandedOverDevice]) {
     devices.sort_by_key(|device| places.get(device.name.as_str()).copied().unwrap_or(0));
 }
 
+/// True if a device may be used by some NBD clients only.
+#[must_use]
+pub fn has_devices_for_some_clients(registry: &DeviceRegistry) -> bool {
+    registry.all().iter().any(|mapped| mapped.allowed_clients.get().is_some())
+}
+
 /// Describes a device for another process.
 fn device_to_hand_over(registry: &DeviceRegistry, mapped: &RegisteredDevice) -> HandedOverDevice {
     let table = |table: &Arc<Table>| HandedOverTable {
@@ -282,6 +291,7 @@ fn device_to_hand_over(registry: &DeviceRegistry, mapped: &RegisteredDevice) -> 
         uuid: mapped.device.uuid(),
         minor: mapped.device.number().minor,
         read_only: mapped.read_only.load(Ordering::Relaxed),
+        allow: mapped.allowed_clients.get().map(|names| names.to_vec()),
         queue_depth: requests.queue_depth,
         nr_hw_queues: requests.nr_hw_queues,
         live: live.as_ref().map(table),
@@ -374,11 +384,13 @@ async fn create_handed_over_device(
 ) -> Result<(), VerbError> {
     let HandedOverDevice { name, queue_depth, nr_hw_queues, .. } = device;
     let (folder, token) = (BaseDir::none(), CancelToken::default());
+    let allow = device.allow.as_deref().map(Into::into);
     let spec = DeviceSpec {
         name,
         uuid: device.uuid.as_deref(),
         minor: Some(device.minor),
         read_only: device.read_only,
+        allow: allow.as_ref(),
         requests: RequestQueueParams { queue_depth: *queue_depth, nr_hw_queues: *nr_hw_queues },
     };
     let live = device.live.as_ref();

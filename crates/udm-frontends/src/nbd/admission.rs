@@ -234,7 +234,7 @@ impl AdmittedConnectionSlot {
     }
 
     /// Counters of the server.
-    pub(super) fn counters(&self) -> &ServerCounters {
+    pub(super) fn counters(&self) -> &Arc<ServerCounters> {
         &self.counters
     }
 

@@ -10,10 +10,11 @@
 mod memory_use;
 mod migration;
 mod run_handshake;
+mod tls;
+mod transfer;
 
 pub(super) use migration::{ConnectionMoveOrder, ConnectionServerRefs, attach_detached_client};
 
-use super::NbdServerLimits;
 use super::admission::AdmittedConnectionSlot;
 use super::balance::ClientLoadBalanceHandle;
 use super::block_status::BlockStatusWorkerHandle;
@@ -24,20 +25,20 @@ use super::handshake::ServerHandshake;
 use super::io_counters::CoreDeviceIoCounters;
 use super::memory::ConnectionMemoryLease;
 use super::range_locks::RangeLockMember;
-use super::receive::{ReceiveBlocked, ReceiveBuffer};
-use super::reply::{ReplySender, return_buffers_to_pool};
+use super::receive::ReceiveBuffer;
+use super::reply::ReplySender;
 use super::serve::PendingNbdRequest;
 use super::stats::UnpublishedConnectionCounters;
+use super::{NbdServerLimits, NbdServerTls};
 use crossbeam_utils::CachePadded;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use udm_core::errno::ECANCELED;
-use udm_core::{Batch, BioFlags, BioPool, BufPool, CoreId, Nanos, Segments};
-use udm_runtime::{BioTaskLaneId, FrontCx, FrontEnd, ProcessCores, RingCompletion, RingOp};
+use tls::ConnectionTls;
+use udm_core::{Batch, BioFlags, BioPool, BufPool, CoreId, Nanos};
+use udm_runtime::{BioTaskLaneId, FrontCx, FrontEnd, ProcessCores, RingCompletion};
 use udm_wire::nbd::NbdRequestHeader;
 
 const RECV: u64 = 0;
@@ -79,6 +80,10 @@ pub(super) struct AcceptedNbdConnection {
     pub(super) block_status_worker: BlockStatusWorkerHandle,
     pub(super) rx: ReceiveBuffer,
     pub(super) tx: ReplySender,
+    /// `None` if the connection uses no TLS, or not yet.
+    tls: Option<Box<ConnectionTls>>,
+    /// TLS that begins when the answer to STARTTLS has left.
+    next_tls: Option<Box<ConnectionTls>>,
     receiving: bool,
     sending: bool,
     /// A write whose payload is still arriving.
@@ -150,6 +155,7 @@ impl AcceptedNbdConnection {
         block_status_worker: BlockStatusWorkerHandle,
         exports: Arc<Exports>,
         mut options: NbdServerLimits,
+        tls: Option<NbdServerTls>,
         admission_slot: AdmittedConnectionSlot,
     ) -> AcceptedNbdConnection {
         // With a limit of 0, no request would be accepted.
@@ -160,7 +166,7 @@ impl AcceptedNbdConnection {
             core_set,
             exports,
             admission_slot,
-            phase: ConnectionPhase::Handshake(ServerHandshake::default()),
+            phase: ConnectionPhase::Handshake(ServerHandshake::new(tls)),
             begun: false,
             deadline: Nanos::NEVER,
             device: None,
@@ -171,6 +177,8 @@ impl AcceptedNbdConnection {
             block_status_worker,
             rx: ReceiveBuffer::new(options.bytes_max),
             tx: ReplySender::new(),
+            tls: None,
+            next_tls: None,
             receiving: false,
             sending: false,
             arriving: None,
@@ -206,77 +214,6 @@ impl AcceptedNbdConnection {
         }
     }
 
-    // ---- receiving and sending ----
-
-    fn received(&mut self, done: RingCompletion) {
-        self.receiving = false;
-        if matches!(self.phase, ConnectionPhase::Dead) {
-            return return_buffers_to_pool(done.data, &mut self.writes);
-        }
-        match done.result {
-            Ok(n) if n > 0 => {
-                self.admission_slot.mark_active();
-                self.rx.arrived(n as usize, done.data);
-            }
-            Ok(_) => {
-                self.rx.arrived(0, done.data);
-                // The client sends nothing more, but may still read its answers.
-                match self.phase {
-                    ConnectionPhase::Serving if self.is_cut() => self.phase = ConnectionPhase::Dead,
-                    ConnectionPhase::Serving => {
-                        (self.phase, self.read_eof) = (ConnectionPhase::Draining, true);
-                    }
-                    ConnectionPhase::Handshake(_) => self.phase = ConnectionPhase::Dead,
-                    ConnectionPhase::Draining | ConnectionPhase::Dead | ConnectionPhase::Moved => {}
-                }
-            }
-            // Cancelled for a move, which may itself have been cancelled since.
-            Err(ECANCELED) => self.rx.arrived(0, done.data),
-            Err(errno) => {
-                self.rx.arrived(0, done.data);
-                tracing::debug!(errno, "nbd: receive failed");
-                self.phase = ConnectionPhase::Dead;
-            }
-        }
-    }
-
-    /// Returns true if the client does not read answers either. TCP reports that only when a send
-    /// fails.
-    fn is_cut(&self) -> bool {
-        let Some(fd) = &self.fd else { return true };
-        let mut fds = [PollFd::new(fd, PollFlags::empty())];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
-    }
-
-    fn sent(&mut self, done: RingCompletion, cx: &mut FrontCx<'_, '_>) {
-        self.sending = false;
-        let dead = matches!(self.phase, ConnectionPhase::Dead);
-        let n = match done.result {
-            Ok(n) if n > 0 && !dead => n as usize,
-            other => {
-                tracing::debug!(?other, "nbd: send failed");
-                self.phase = ConnectionPhase::Dead;
-                return_buffers_to_pool(done.data, &mut self.reads);
-                return;
-            }
-        };
-        match self.tx.sent(n, done.data, &mut self.reads) {
-            Ok(sent) => {
-                self.open -= sent.answers;
-                self.open_bytes -= sent.charge;
-            }
-            Err(rest) => self.send(rest, cx),
-        }
-    }
-
-    fn send(&mut self, data: Segments, cx: &mut FrontCx<'_, '_>) {
-        let Some(fd) = self.fd.clone() else { return };
-        self.sending = true;
-        self.client_at = cx.now();
-        cx.push(SEND, RingOp::Send { fd, data, whole: true });
-    }
-
     fn is_full(&self) -> bool {
         self.open >= self.options.requests_max || self.open_bytes >= self.options.bytes_max
     }
@@ -288,10 +225,42 @@ impl AcceptedNbdConnection {
             self.run_handshake(cx);
         }
         self.start_or_cancel_move(cx);
-        let mut full = false;
         if self.turn != cx.now() {
             (self.turn, self.taken) = (cx.now(), 0);
         }
+        let mut full = self.take_requests(cx);
+        while !full && self.decrypt(cx) {
+            if matches!(self.phase, ConnectionPhase::Handshake(_)) {
+                self.run_handshake(cx);
+            }
+            full = self.take_requests(cx);
+        }
+        let waits = self.receiving || self.taken >= REQUESTS_A_TURN || self.is_backpressured();
+        if self.listens() && !full && !waits {
+            self.receive(cx);
+        }
+        self.close_tls(cx);
+        if !matches!(self.phase, ConnectionPhase::Dead)
+            && !self.sending
+            && let Some(data) = self.next_send()
+        {
+            self.send(data, cx);
+        }
+        self.advance_shutdown(cx);
+        self.advance_move(cx);
+        // If a receive is in flight and no output waits, the completion of the send may be
+        // deferred.
+        let is_all_out = self.tx.is_all_out() && self.tls.as_ref().is_none_or(|tls| tls.is_all_out());
+        let goes_on = self.receiving && is_all_out && self.pending_move.is_none();
+        cx.set_defer_sends(matches!(self.phase, ConnectionPhase::Serving) && goes_on);
+        self.record_work(cx);
+        self.admission_slot.publish(&mut self.delta);
+        self.publish_memory(cx);
+    }
+
+    /// Takes in requests that have arrived. Returns true if the limits block the next one.
+    fn take_requests(&mut self, cx: &mut FrontCx<'_, '_>) -> bool {
+        let mut full = false;
         while matches!(self.phase, ConnectionPhase::Serving)
             && self.taken < REQUESTS_A_TURN
             && !self.is_moving_away()
@@ -309,43 +278,13 @@ impl AcceptedNbdConnection {
                 cx.schedule(cx.me());
             }
         }
-        let listens = matches!(self.phase, ConnectionPhase::Serving | ConnectionPhase::Handshake(_))
-            && !self.is_moving_away();
-        if listens && !full && self.taken < REQUESTS_A_TURN && !self.receiving && !self.is_backpressured() {
-            self.receive(cx);
-        }
-        if !matches!(self.phase, ConnectionPhase::Dead)
-            && !self.sending
-            && let Some(data) = self.tx.next(&mut self.delta)
-        {
-            self.send(data, cx);
-        }
-        self.advance_shutdown(cx);
-        self.advance_move(cx);
-        // If a receive is in flight and no output waits, the completion of the send may be
-        // deferred.
-        let goes_on = self.receiving && self.tx.is_all_out() && self.pending_move.is_none();
-        cx.set_defer_sends(matches!(self.phase, ConnectionPhase::Serving) && goes_on);
-        self.record_work(cx);
-        self.admission_slot.publish(&mut self.delta);
-        self.publish_memory(cx);
+        full
     }
 
-    fn receive(&mut self, cx: &mut FrontCx<'_, '_>) {
-        let may = self.allowance();
-        let mut room = self.rx.room(&mut self.writes, may);
-        if let Err(ReceiveBlocked::Memory(need)) = room
-            && self.try_reserve(need, cx)
-        {
-            let may = self.allowance();
-            room = self.rx.room(&mut self.writes, may);
-        }
-        if let (Ok(data), Some(fd)) = (room, self.fd.clone()) {
-            self.leave_line(cx);
-            self.receiving = true;
-            self.client_at = cx.now();
-            cx.push(RECV, RingOp::Recv { fd, data });
-        }
+    /// Returns true while more of the client is expected.
+    fn listens(&self) -> bool {
+        matches!(self.phase, ConnectionPhase::Serving | ConnectionPhase::Handshake(_))
+            && !self.is_moving_away()
     }
 
     /// Returns true while a client in the handshake does not read its answers.
@@ -355,7 +294,8 @@ impl AcceptedNbdConnection {
 
     /// Performs the last steps of the connection's life as far as possible.
     fn advance_shutdown(&mut self, cx: &mut FrontCx<'_, '_>) {
-        if matches!(self.phase, ConnectionPhase::Draining) && self.are_all_answered() && self.tx.is_idle() {
+        let is_sent = self.tx.is_idle() && self.tls.as_ref().is_none_or(|tls| tls.is_idle() && !self.sending);
+        if matches!(self.phase, ConnectionPhase::Draining) && self.are_all_answered() && is_sent {
             self.phase = ConnectionPhase::Dead;
         }
         let over = matches!(self.phase, ConnectionPhase::Dead);
@@ -375,6 +315,9 @@ impl AcceptedNbdConnection {
             let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
         }
         self.rx.clear(&mut self.writes);
+        if let Some(mut tls) = self.tls.take() {
+            tls.clear(&mut self.reads);
+        }
         if self.arriving.take().is_some() {
             self.delta.ended += 1;
         }

@@ -2,6 +2,7 @@
 //!
 //! The list is read when a client names an export or lists all of them, and never on the data path.
 
+use super::allowed_clients::AllowedClients;
 use super::export_geometry::ExportGeometry;
 use super::io_counters::{CoreDeviceIoCounters, DeviceIoCounters, DeviceIoReport};
 use super::range_locks::RangeLocks;
@@ -29,6 +30,7 @@ pub struct Export {
     users: AtomicUsize,
     /// Number of [`FailingExportGuard`]s of the export.
     failing: AtomicUsize,
+    allowed_clients: Arc<AllowedClients>,
     /// The hook of the list that the export is on.
     closed: ExportClosedHook,
     /// State of the device, shared by all its exports.
@@ -66,6 +68,7 @@ impl Export {
             device,
             users: AtomicUsize::new(0),
             failing: AtomicUsize::new(0),
+            allowed_clients: Arc::default(),
             closed: ExportClosedHook::default(),
             exported_device,
         })
@@ -127,6 +130,17 @@ impl Export {
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.read_only
+    }
+
+    /// The same export for these clients; without this call, it is for all.
+    #[must_use]
+    pub fn for_clients(self, allowed_clients: Arc<AllowedClients>) -> Export {
+        Export { allowed_clients, ..self }
+    }
+
+    /// True if a client with these names may choose the export.
+    pub(super) fn admits(&self, client: &[String]) -> bool {
+        self.allowed_clients.admits(client)
     }
 
     /// Current geometry for a client.

@@ -8,15 +8,18 @@
 use super::contexts::{MetaContext, match_contexts};
 use super::export_geometry::ExportGeometry;
 use super::exports::{Export, ExportRef, Exports};
+use super::tls::NbdServerTls;
 use std::sync::Arc;
 use udm_core::{DeviceControlError, DeviceId};
+use udm_tls::TlsSession;
 use udm_wire::nbd::{
     ClientFlags, ClientHandshakeMessage, ClientHandshakeMessageParser, ExportFlags, ExportInfoItem,
     ExportInfoRequest, ExportNameReply, GREETING_SIZE, HandshakeFlags, INFO_DESCRIPTION, INFO_NAME,
     MetaContextRequest, NbdOption, OPT_ABORT, OPT_GO, OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT,
-    OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY, REP_ERR_INVALID, REP_ERR_PLATFORM, REP_ERR_TOO_BIG,
-    REP_ERR_UNKNOWN, encode_nbd_server_greeting, put_export_info_reply, put_export_name_reply,
-    put_meta_context_reply, put_option_ack_reply, put_option_error_reply, put_rep_server,
+    OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY, REP_ERR_INVALID, REP_ERR_PLATFORM,
+    REP_ERR_POLICY, REP_ERR_TLS_REQD, REP_ERR_TOO_BIG, REP_ERR_UNKNOWN, encode_nbd_server_greeting,
+    put_export_info_reply, put_export_name_reply, put_meta_context_reply, put_option_ack_reply,
+    put_option_error_reply, put_rep_server,
 };
 
 /// The server's side of a handshake.
@@ -29,6 +32,21 @@ pub(super) struct ServerHandshake {
     contexts: Option<(Arc<str>, DeviceId, Arc<[MetaContext]>)>,
     /// Position at which the requested list of exports continues.
     listing: Option<u64>,
+    tls: HandshakeTls,
+    /// The names in the client's verified certificate; `None` before they are known.
+    client_names: Option<Vec<String>>,
+}
+
+/// TLS in a handshake.
+#[derive(Default)]
+enum HandshakeTls {
+    /// The server does not do TLS.
+    #[default]
+    Off,
+    /// The client may begin TLS, or must.
+    Before(NbdServerTls),
+    /// All messages are encrypted.
+    Active,
 }
 
 /// Exports listed per step.
@@ -40,6 +58,8 @@ pub(super) enum HandshakeStepOutcome {
     More,
     /// A message was answered, or a part of it. The input may have more messages.
     Answered,
+    /// TLS begins after the output.
+    StartTls(Box<TlsSession>),
     /// The transmission phase begins after the output.
     Begin(NegotiatedSession),
     /// The connection is closed after the output is sent.
@@ -60,6 +80,17 @@ pub(super) struct NegotiatedSession {
 pub(super) type OpenDeviceFn<'a> = &'a mut dyn FnMut(&Export) -> Result<(), DeviceControlError>;
 
 impl ServerHandshake {
+    /// A handshake with a client that may use TLS, if `tls` says so.
+    pub(super) fn new(tls: Option<NbdServerTls>) -> ServerHandshake {
+        let tls = tls.map_or(HandshakeTls::Off, HandshakeTls::Before);
+        ServerHandshake { tls, ..ServerHandshake::default() }
+    }
+
+    /// Sets the names in the client's verified certificate, if they are not set yet.
+    pub(super) fn set_client_names(&mut self, names: impl FnOnce() -> Vec<String>) {
+        self.client_names.get_or_insert_with(names);
+    }
+
     /// The first bytes that the server sends.
     pub(super) fn greeting() -> [u8; GREETING_SIZE] {
         encode_nbd_server_greeting(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES)
@@ -98,6 +129,16 @@ impl ServerHandshake {
         exports: &Exports,
         open: OpenDeviceFn<'_>,
     ) -> HandshakeStepOutcome {
+        if let HandshakeTls::Before(NbdServerTls { is_required: true, .. }) = self.tls
+            && !matches!(option, NbdOption::StartTls | NbdOption::Abort)
+        {
+            if matches!(option, NbdOption::ExportName(_)) {
+                tracing::warn!("nbd: a client is disconnected: it asked for an export without TLS");
+                return HandshakeStepOutcome::Close;
+            }
+            put_option_error_reply(out, option.number(), REP_ERR_TLS_REQD, "this server requires TLS");
+            return HandshakeStepOutcome::Answered;
+        }
         if let Some((error, text)) = option.refusal() {
             put_option_error_reply(out, option.number(), error, text);
             return HandshakeStepOutcome::Answered;
@@ -106,9 +147,8 @@ impl ServerHandshake {
             NbdOption::ExportName(name) => return self.export_name(name, out, exports, open),
             NbdOption::Go(request) => return self.go(request, out, exports, open),
             NbdOption::Info(request) => {
-                if let Some(export) =
-                    reject_unknown_export(OPT_INFO, &request.name, out, exports.get(&request.name))
-                {
+                let export = exports.get(&request.name).filter(|export| self.admits(export));
+                if let Some(export) = reject_unknown_export(OPT_INFO, &request.name, out, export) {
                     self.describe(OPT_INFO, request, &export, export.geometry(), out);
                     put_option_ack_reply(out, OPT_INFO);
                 }
@@ -128,17 +168,39 @@ impl ServerHandshake {
                 put_option_ack_reply(out, OPT_ABORT);
                 return HandshakeStepOutcome::Close;
             }
-            NbdOption::StartTls | NbdOption::Unknown { .. } | NbdOption::Bad(_) => {
+            NbdOption::StartTls => return self.start_tls(out),
+            NbdOption::Unknown { .. } | NbdOption::Bad(_) => {
                 unreachable!("refused above")
             }
         }
         HandshakeStepOutcome::Answered
     }
 
+    /// Agrees to TLS. What was negotiated before is forgotten, because it could be forged
+    /// (proto.md, "TLS support").
+    fn start_tls(&mut self, out: &mut Vec<u8>) -> HandshakeStepOutcome {
+        let (error, text) = match &self.tls {
+            HandshakeTls::Off => (REP_ERR_POLICY, "this server does not do TLS".to_owned()),
+            HandshakeTls::Active => (REP_ERR_INVALID, "TLS has begun already".to_owned()),
+            HandshakeTls::Before(tls) => match tls.config.session() {
+                Ok(session) => {
+                    put_option_ack_reply(out, OPT_STARTTLS);
+                    (self.structured, self.contexts, self.tls) = (false, None, HandshakeTls::Active);
+                    return HandshakeStepOutcome::StartTls(Box::new(session));
+                }
+                Err(why) => (REP_ERR_PLATFORM, why),
+            },
+        };
+        put_option_error_reply(out, OPT_STARTTLS, error, &text);
+        HandshakeStepOutcome::Answered
+    }
+
     /// Lists some exports from position `from` on, and ends the answer after the last one.
     fn list(&mut self, from: u64, out: &mut Vec<u8>, exports: &Exports) {
         let (some, next) = exports.page(from, LISTED_A_STEP);
-        some.iter().for_each(|export| put_rep_server(out, &export.name(), export.description()));
+        let names = self.client_names.as_deref().unwrap_or_default();
+        let some = some.iter().filter(|export| export.admits(names));
+        some.for_each(|export| put_rep_server(out, &export.name(), export.description()));
         self.listing = next;
         if next.is_none() {
             put_option_ack_reply(out, OPT_LIST);
@@ -166,8 +228,8 @@ impl ServerHandshake {
                 "metadata contexts need structured replies",
             );
         }
-        let Some(export) = reject_unknown_export(option, &request.name, out, exports.get(&request.name))
-        else {
+        let export = exports.get(&request.name).filter(|export| self.admits(export));
+        let Some(export) = reject_unknown_export(option, &request.name, out, export) else {
             return;
         };
         let contexts = match match_contexts(&**export.device(), &request.queries, list) {
@@ -191,7 +253,7 @@ impl ServerHandshake {
         exports: &Exports,
         open: OpenDeviceFn<'_>,
     ) -> HandshakeStepOutcome {
-        let Some(export) = exports.acquire(name) else {
+        let Some(export) = exports.acquire(name).filter(|export| self.admits(export)) else {
             tracing::info!("nbd: a client asked for the unknown export {name:?}");
             return HandshakeStepOutcome::Close;
         };
@@ -212,8 +274,8 @@ impl ServerHandshake {
         exports: &Exports,
         open: OpenDeviceFn<'_>,
     ) -> HandshakeStepOutcome {
-        let Some(export) = reject_unknown_export(OPT_GO, &request.name, out, exports.acquire(&request.name))
-        else {
+        let export = exports.acquire(&request.name).filter(|export| self.admits(export));
+        let Some(export) = reject_unknown_export(OPT_GO, &request.name, out, export) else {
             return HandshakeStepOutcome::Answered;
         };
         if let Err(e) = open(&export) {
@@ -225,6 +287,17 @@ impl ServerHandshake {
         self.describe(OPT_GO, request, &export, geometry, out);
         put_option_ack_reply(out, OPT_GO);
         self.begin(export, geometry)
+    }
+
+    /// True if this client may choose the export. For others it does not exist.
+    fn admits(&self, export: &Export) -> bool {
+        let names = self.client_names.as_deref().unwrap_or_default();
+        let is_admitted = export.admits(names);
+        if !is_admitted {
+            let client = names.first().map_or("without a certificate", String::as_str);
+            tracing::warn!("nbd: export {:?}: client {client:?} is not allowed to use it", export.name());
+        }
+        is_admitted
     }
 
     fn begin(&self, export: ExportRef, geometry: ExportGeometry) -> HandshakeStepOutcome {

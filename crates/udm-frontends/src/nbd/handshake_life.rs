@@ -1,16 +1,19 @@
 //! Every state of a handshake with every message: the answers and the next state. The rules are
-//! those of proto.md, "Newstyle negotiation", "Option types" and "Metadata querying".
+//! those of proto.md, "Newstyle negotiation", "Option types", "Metadata querying" and "TLS
+//! support".
 
 use super::tests::{exports, replies, request, script};
 use super::*;
 use std::fmt::Write;
+use std::path::Path;
 use udm_core::errno::ENXIO;
+use udm_tls::TlsServerConfig;
 use udm_wire::nbd::{
-    MAGIC_OPTION, OPT_EXPORT_NAME, OPT_STARTTLS, REP_ACK, REP_ERR_POLICY, REP_ERR_TOO_BIG, REP_ERR_UNSUP,
-    REP_INFO, REP_META_CONTEXT, REP_SERVER, encode_client_flags,
+    MAGIC_OPTION, OPT_EXPORT_NAME, OPT_STARTTLS, REP_ACK, REP_ERR_POLICY, REP_ERR_TLS_REQD, REP_ERR_TOO_BIG,
+    REP_ERR_UNSUP, REP_INFO, REP_META_CONTEXT, REP_SERVER, encode_client_flags,
 };
 
-const REPLIES: [(u32, &str); 10] = [
+const REPLIES: [(u32, &str); 11] = [
     (REP_ACK, "ack"),
     (REP_SERVER, "server"),
     (REP_INFO, "info"),
@@ -18,6 +21,7 @@ const REPLIES: [(u32, &str); 10] = [
     (REP_ERR_UNSUP, "unsupported"),
     (REP_ERR_POLICY, "policy"),
     (REP_ERR_INVALID, "invalid"),
+    (REP_ERR_TLS_REQD, "TLS required"),
     (REP_ERR_PLATFORM, "platform"),
     (REP_ERR_UNKNOWN, "unknown"),
     (REP_ERR_TOO_BIG, "too big"),
@@ -27,16 +31,26 @@ fn make_meta_context_request(name: &str) -> MetaContextRequest {
     MetaContextRequest { name: name.into(), queries: vec!["base:allocation".into()] }
 }
 
-/// Messages that lead to each state.
-fn handshake_state_scripts() -> [(&'static str, Vec<u8>); 5] {
+/// TLS of a server with the certificates of `udm-tls`.
+fn server_tls(is_required: bool) -> Option<NbdServerTls> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../udm-tls/tests/data");
+    let config = TlsServerConfig::load(Path::new(folder), false).unwrap();
+    Some(NbdServerTls { config: Arc::new(config), is_required })
+}
+
+/// Messages that lead to each state, and the server's TLS.
+fn handshake_state_scripts() -> [(&'static str, Option<NbdServerTls>, Vec<u8>); 8] {
     let chosen =
         |name| [NbdOption::StructuredReply, NbdOption::SetMetaContext(make_meta_context_request(name))];
     [
-        ("greeted", Vec::new()),
-        ("options", script(&[])),
-        ("structured", script(&[NbdOption::StructuredReply])),
-        ("contexts of disk", script(&chosen("disk"))),
-        ("contexts of other", script(&chosen("other"))),
+        ("greeted", None, Vec::new()),
+        ("options", None, script(&[])),
+        ("structured", None, script(&[NbdOption::StructuredReply])),
+        ("contexts of disk", None, script(&chosen("disk"))),
+        ("contexts of other", None, script(&chosen("other"))),
+        ("structured, TLS offered", server_tls(false), script(&[NbdOption::StructuredReply])),
+        ("options, TLS required", server_tls(true), script(&[])),
+        ("options in TLS", server_tls(true), script(&[NbdOption::StructuredReply, NbdOption::StartTls])),
     ]
 }
 
@@ -93,6 +107,7 @@ fn feed_handshake(
     loop {
         match handshake.step(&mut bytes, out, all, &mut open) {
             HandshakeStepOutcome::Answered => {}
+            HandshakeStepOutcome::StartTls(_) if !bytes.is_empty() => panic!("messages after STARTTLS"),
             end => return end,
         }
     }
@@ -100,11 +115,18 @@ fn feed_handshake(
 
 /// Name of the handshake's state.
 fn handshake_state_name(handshake: &ServerHandshake) -> String {
-    match (&handshake.contexts, handshake.structured) {
+    let negotiated = match (&handshake.contexts, handshake.structured) {
         (Some((name, ..)), _) => format!("contexts of {name}"),
         (None, true) => "structured".into(),
         (None, false) => "options".into(),
-    }
+    };
+    negotiated
+        + match handshake.tls {
+            HandshakeTls::Off => "",
+            HandshakeTls::Before(NbdServerTls { is_required: false, .. }) => ", TLS offered",
+            HandshakeTls::Before(NbdServerTls { is_required: true, .. }) => ", TLS required",
+            HandshakeTls::Active => " in TLS",
+        }
 }
 
 fn describe_option_replies(event: &str, out: &[u8]) -> String {
@@ -120,10 +142,10 @@ fn describe_option_replies(event: &str, out: &[u8]) -> String {
 fn every_transition() {
     let mut text = String::new();
     let all = exports();
-    for (before, past) in handshake_state_scripts() {
+    for (before, tls, past) in handshake_state_scripts() {
         writeln!(text, "{before}").unwrap();
         for (event, bytes) in handshake_test_messages() {
-            let (mut handshake, mut out) = (ServerHandshake::default(), Vec::new());
+            let (mut handshake, mut out) = (ServerHandshake::new(tls.clone()), Vec::new());
             feed_handshake(&mut handshake, &past, &mut out, &all);
             out.clear();
             let next = match feed_handshake(&mut handshake, &bytes, &mut out, &all) {
@@ -132,6 +154,9 @@ fn every_transition() {
                     format!("serving {}{form}, {} contexts", s.export.name(), s.contexts.len())
                 }
                 HandshakeStepOutcome::Close => "closed".into(),
+                HandshakeStepOutcome::StartTls(_) => {
+                    format!("TLS begins, {}", handshake_state_name(&handshake))
+                }
                 HandshakeStepOutcome::More | HandshakeStepOutcome::Answered => {
                     handshake_state_name(&handshake)
                 }

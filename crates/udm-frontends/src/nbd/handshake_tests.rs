@@ -232,7 +232,9 @@ fn a_long_list_is_told_in_parts() {
                 assert!(out.len() - before < 1024, "{} bytes in a step", out.len() - before);
             }
             HandshakeStepOutcome::Close => break,
-            HandshakeStepOutcome::More | HandshakeStepOutcome::Begin(_) => panic!("at byte {before}"),
+            HandshakeStepOutcome::More
+            | HandshakeStepOutcome::Begin(_)
+            | HandshakeStepOutcome::StartTls(_) => panic!("at byte {before}"),
         }
         steps += 1;
         if steps == 10 {
@@ -328,7 +330,9 @@ proptest! {
                 match handshake.step(&mut input, &mut cut, &exports, &mut |_| Ok(())) {
                     HandshakeStepOutcome::Answered => {}
                     HandshakeStepOutcome::More => break,
-                    HandshakeStepOutcome::Begin(_) | HandshakeStepOutcome::Close => ended = true,
+                    HandshakeStepOutcome::Begin(_)
+                    | HandshakeStepOutcome::StartTls(_)
+                    | HandshakeStepOutcome::Close => ended = true,
                 }
             }
         }

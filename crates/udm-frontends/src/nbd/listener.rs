@@ -8,7 +8,7 @@ use super::connection::{
 use super::handover::{DetachedNbdClient, InheritedListener, send_to_clients};
 use super::socket::{ListenSocket, ListenSocketKind, configure_accepted_socket};
 use super::stats::{ServerCounters, ServerCountersHandle};
-use super::{Exports, NbdServerLimits, NbdServerStats};
+use super::{Exports, NbdServerLimits, NbdServerStats, NbdServerTls};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
@@ -54,6 +54,7 @@ struct NbdServerShared {
     block_status_worker: BlockStatusWorkerHandle,
     exports: Arc<Exports>,
     options: NbdServerLimits,
+    tls: Option<NbdServerTls>,
     counters: Arc<ServerCounters>,
     /// Core at which the search begins, and connections in the handshake. Locked while a slot is
     /// taken.
@@ -83,11 +84,11 @@ impl NbdServer {
         options: NbdServerLimits,
         listen: &[ListenAddress],
     ) -> io::Result<NbdServer> {
-        NbdServer::start_with(core_set, exports, options, listen, Vec::new(), true)
+        NbdServer::start_with(core_set, exports, options, None, listen, Vec::new(), true)
     }
 
-    /// As [`NbdServer::start`], and also on the listening sockets `given` of another process.
-    /// Unless `accepts`, it accepts nothing before [`NbdServer::resume_accepting`].
+    /// As [`NbdServer::start`], with TLS, and also on the listening sockets `given` of another
+    /// process. Unless `accepts`, it accepts nothing before [`NbdServer::resume_accepting`].
     ///
     /// # Errors
     /// As [`NbdServer::start`]; also if a descriptor is not a socket of one of these kinds.
@@ -95,6 +96,7 @@ impl NbdServer {
         core_set: &Arc<ProcessCores>,
         exports: Arc<Exports>,
         options: NbdServerLimits,
+        tls: Option<NbdServerTls>,
         listen: &[ListenAddress],
         given: Vec<InheritedListener>,
         accepts: bool,
@@ -117,6 +119,7 @@ impl NbdServer {
             BlockStatusWorkerHandle::start()?,
             exports,
             options.within(file_descriptor_limit()),
+            tls,
         )?;
         *shared.pauses() = !accepts;
         let thread = if listeners.is_empty() {
@@ -144,6 +147,7 @@ impl NbdServer {
             BlockStatusWorkerHandle::ByHand(Arc::default()),
             exports,
             options,
+            None,
         )?;
         Ok(NbdServer { shared, bound: Vec::new(), listeners: Arc::default(), thread: None })
     }
@@ -221,7 +225,7 @@ impl NbdServer {
     /// The listening sockets for a server that takes over.
     ///
     /// # Errors
-    /// The system's error, if there are no descriptors.
+    /// The system error, if no file descriptor is available.
     pub fn handed_over_listeners(&self) -> io::Result<Vec<InheritedListener>> {
         self.listeners.iter().map(ListenSocket::handed_over).collect()
     }
@@ -275,6 +279,7 @@ impl NbdServerShared {
         block_status_worker: BlockStatusWorkerHandle,
         exports: Arc<Exports>,
         options: NbdServerLimits,
+        tls: Option<NbdServerTls>,
     ) -> io::Result<Arc<NbdServerShared>> {
         exports.set_core_set(core_set);
         Ok(Arc::new(NbdServerShared {
@@ -282,6 +287,7 @@ impl NbdServerShared {
             block_status_worker,
             exports,
             options,
+            tls,
             counters: ServerCounters::new(core_set.len()),
             admission: Mutex::default(),
             stopping: AtomicBool::new(false),
@@ -367,11 +373,12 @@ impl NbdServerShared {
         let fd = Arc::new(fd);
         let Some(place) = self.take_slot(&fd) else { return false };
         let (core_set, block_status_worker) = (self.core_set.clone(), self.block_status_worker.clone());
-        let (exports, options) = (self.exports.clone(), self.options.clone());
+        let (exports, options, tls) = (self.exports.clone(), self.options.clone(), self.tls.clone());
         let core = place.core();
         let make = Box::new(move || {
-            Box::new(AcceptedNbdConnection::new(fd, core_set, block_status_worker, exports, options, place))
-                as _
+            let connection =
+                AcceptedNbdConnection::new(fd, core_set, block_status_worker, exports, options, tls, place);
+            Box::new(connection) as _
         });
         self.core_set.attach(core, make);
         true

@@ -7,8 +7,8 @@
 //! Supported: the fixed newstyle handshake with `GO`, `INFO`, `LIST`, `STRUCTURED_REPLY`,
 //! `LIST_META_CONTEXT`, `SET_META_CONTEXT`, `ABORT` and `EXPORT_NAME`; the commands `READ`,
 //! `WRITE`, `FLUSH`, `TRIM`, `WRITE_ZEROES`, `CACHE`, `BLOCK_STATUS` and `DISC`; FUA, `NO_HOLE`,
-//! `FAST_ZERO`, `DF`; block sizes; the contexts `base:allocation` and `qemu:dirty-bitmap:NAME`. Not
-//! supported: TLS, extended headers.
+//! `FAST_ZERO`, `DF`; block sizes; the contexts `base:allocation` and `qemu:dirty-bitmap:NAME`;
+//! `STARTTLS`. Not supported: extended headers.
 //!
 //! The parts, in the order in which a request meets them:
 //!
@@ -27,6 +27,7 @@
 //!   describes a moment after the request arrived, so no acknowledged write is reported as a hole.
 //!   A dirty bitmap may report too much and never too little: the map is read first, and its
 //!   snapshot is checked after. If its snapshot is gone, everything counts as changed.
+//! * `connection/tls`: between the socket and all of the above, if the client has begun TLS.
 //! * `connection/migration`: a client moves to another core as a plain value, once none of its
 //!   requests or ring operations is in flight. A move that takes longer than 50 ms is cancelled.
 //! * `handover`: a client moves to another process in the same way.
@@ -46,6 +47,7 @@
 //! connection allocates nothing.
 
 mod admission;
+mod allowed_clients;
 mod balance;
 mod block_status;
 mod connection;
@@ -65,12 +67,15 @@ mod request;
 mod serve;
 mod socket;
 mod stats;
+mod tls;
 
+pub use allowed_clients::AllowedClients;
 pub use exports::{Export, ExportNameError, ExportRef, Exports, FailingExportGuard};
 pub use handover::{DetachedNbdClient, InheritedListener, NbdHandover};
 pub use io_counters::{DeviceIoReport, OpIoCounters};
 pub use listener::{BoundAddress, ListenAddress, NbdServer};
 pub use stats::{NbdServerStats, ServerCountersHandle};
+pub use tls::NbdServerTls;
 
 use std::time::Duration;
 

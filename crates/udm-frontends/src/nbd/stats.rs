@@ -17,6 +17,8 @@ pub struct NbdServerStats {
     pub handshakes: usize,
     /// Connections whose client has disconnected while the device still has requests of it.
     pub orphans: usize,
+    /// Connections that use TLS.
+    pub tls: usize,
     /// Connections accepted so far.
     pub accepted: u64,
     /// Connections closed, or refused an export, because there were too many.
@@ -71,6 +73,7 @@ pub(super) struct ServerCounters {
     pub(super) handshakes: AtomicUsize,
     pub(super) serving: AtomicUsize,
     pub(super) orphans: AtomicUsize,
+    tls: AtomicUsize,
     pub(super) accepted: AtomicU64,
     pub(super) refused: AtomicU64,
     pub(super) moves: AtomicU64,
@@ -78,6 +81,22 @@ pub(super) struct ServerCounters {
     /// Served connections per peer, in all and for each device. Changed when a connection begins
     /// and ends.
     pub(super) peers: Mutex<HashMap<(Peer, Option<DeviceId>), usize>>,
+}
+
+/// Counts a connection that uses TLS while it exists.
+pub(super) struct TlsConnectionGuard(Arc<ServerCounters>);
+
+impl TlsConnectionGuard {
+    pub(super) fn new(counters: &Arc<ServerCounters>) -> TlsConnectionGuard {
+        counters.tls.fetch_add(1, Ordering::Relaxed);
+        TlsConnectionGuard(Arc::clone(counters))
+    }
+}
+
+impl Drop for TlsConnectionGuard {
+    fn drop(&mut self) {
+        self.0.tls.fetch_sub(1, Ordering::Release);
+    }
 }
 
 /// Changes of the counters since a connection last published.
@@ -99,6 +118,7 @@ impl ServerCounters {
             handshakes: AtomicUsize::new(0),
             serving: AtomicUsize::new(0),
             orphans: AtomicUsize::new(0),
+            tls: AtomicUsize::new(0),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             moves: AtomicU64::new(0),
@@ -114,6 +134,7 @@ impl ServerCounters {
             connections: handshakes + self.serving.load(Ordering::Acquire),
             handshakes,
             orphans: self.orphans.load(Ordering::Acquire),
+            tls: self.tls.load(Ordering::Acquire),
             accepted: self.accepted.load(Ordering::Relaxed),
             refused: self.refused.load(Ordering::Relaxed),
             moves: self.moves.load(Ordering::Relaxed),

@@ -214,7 +214,7 @@ impl MachineWorld for ServerLifecycleWorld {
             let open = &mut self.machine.cores[c].open[i];
             let number = open.device;
             if open.in_flight == 0 {
-                return Err(format!("client {number} was given back more than it asked for"));
+                return Err(format!("client {number} got more completions than it sent requests"));
             }
             open.in_flight -= 1;
             if let Some(at) = self.clients.iter().position(|client| client.number == number)

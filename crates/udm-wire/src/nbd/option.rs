@@ -2,8 +2,8 @@
 
 use super::{
     MAGIC_OPTION, OPT_ABORT, OPT_EXPORT_NAME, OPT_GO, OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT,
-    OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY, REP_ERR_INVALID, REP_ERR_POLICY,
-    REP_ERR_TOO_BIG, REP_ERR_UNSUP, STRING_MAX, decode_nbd_string,
+    OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY, REP_ERR_INVALID, REP_ERR_TOO_BIG,
+    REP_ERR_UNSUP, STRING_MAX, decode_nbd_string,
 };
 
 /// An option with its data.
@@ -119,12 +119,11 @@ impl NbdOption {
         }
     }
 
-    /// The error reply and its text, for options that every udm server refuses: unknown, malformed,
-    /// TLS.
+    /// The error reply and its text, for options that every udm server refuses: unknown ones and
+    /// malformed ones.
     #[must_use]
     pub fn refusal(&self) -> Option<(u32, &'static str)> {
         match self {
-            NbdOption::StartTls => Some((REP_ERR_POLICY, "this server does not do TLS")),
             NbdOption::Unknown { .. } => Some((REP_ERR_UNSUP, "this server does not know the option")),
             NbdOption::Bad(bad) => Some((bad.reply, bad.why)),
             _ => None,

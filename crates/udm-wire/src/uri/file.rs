@@ -105,7 +105,9 @@ impl FileUri {
                 _ => {
                     let name = quote_for_error_line(name);
                     let known = [&OPTIONS, QueueParams::NAMES].concat().join(", ");
-                    return Err(DeviceUriError::new(format!("file: unknown option {name}; one of {known}")));
+                    return Err(DeviceUriError::new(format!(
+                        "file: unknown option {name}; expected one of {known}"
+                    )));
                 }
             };
             let value = parse_switch("file", name, value)?;

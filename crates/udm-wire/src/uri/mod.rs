@@ -7,6 +7,7 @@
 //! | `null:size=4G,bs=4K` | a null device; see [`NullParams`] |
 //! | `mem:1G`, `pattern:1G` | memory, with the words of a queue after commas; a read-only pattern |
 //! | `nbd://host:10809/export`, `nbd+unix:///export?socket=/path` | an NBD server; see [`NbdUri`] |
+//! | `nbds://host/export?tls-certificates=/folder`, `nbds+unix:` | an NBD server over TLS |
 //! | `@name` | a mapped device |
 //! | `8:16` | a device by its number |
 //!
@@ -23,7 +24,7 @@ mod queue;
 mod reply_deadline;
 
 pub use file::FileUri;
-pub use nbd::{NbdAddress, NbdUri};
+pub use nbd::{NbdAddress, NbdTlsParams, NbdUri};
 pub use null::NullParams;
 pub use null_faults::{FaultAttr, NullFaults};
 pub use queue::{IoSchedulerName, QueueParams};
@@ -115,10 +116,9 @@ pub fn parse_device_uri(word: &str) -> Result<DeviceUri, DeviceUriError> {
         "null" => NullParams::parse(rest).map(DeviceUri::Null),
         "mem" => parse_mem_uri(rest),
         "pattern" => Ok(DeviceUri::Pattern { size: parse_device_size("pattern", rest)? }),
-        "nbd" | "nbd+unix" => NbdUri::parse(scheme, rest).map(DeviceUri::Nbd),
-        "nbds" | "nbds+unix" => Err(DeviceUriError::new(format!("{scheme}: udm does not do TLS"))),
+        "nbd" | "nbd+unix" | "nbds" | "nbds+unix" => NbdUri::parse(scheme, rest).map(DeviceUri::Nbd),
         _ => Err(DeviceUriError::new(format!(
-            "{}: no such kind of device; a path, @name, or one of file: nbd: null: mem: pattern:",
+            "{}: unknown kind of device; expected a path, @name, file:, nbd:, null:, mem: or pattern:",
             quote_for_error_line(scheme)
         ))),
     }
@@ -163,7 +163,10 @@ fn parse_mem_uri(text: &str) -> Result<DeviceUri, DeviceUriError> {
         }
         if !QueueParams::word(&mut queue, name, value).map_err(refuse)? {
             let known = QueueParams::NAMES.join(", ");
-            return Err(refuse(format!("unknown parameter {}; one of {known}", quote_for_error_line(name))));
+            return Err(refuse(format!(
+                "unknown parameter {}; expected one of {known}",
+                quote_for_error_line(name)
+            )));
         }
         seen.push(name);
     }

@@ -1,9 +1,9 @@
 //! NBD URIs (`doc/uri.md` of the nbd project): `nbd://HOST[:PORT]/EXPORT` and
-//! `nbd+unix:///EXPORT?socket=PATH`.
+//! `nbd+unix:///EXPORT?socket=PATH`; with TLS `nbds://` and `nbds+unix://`.
 //!
 //! The parameters `deadline` and `fence` ([`super::reply_deadline`]) are udm's own; no server sees
-//! them. Not supported: TLS (`nbds:`, a user, `tls-*` parameters) and sockets in the abstract name
-//! space.
+//! them. Of TLS there are `tls-certificates` and `tls-hostname`, as libnbd has them. Not supported:
+//! a user and shared keys, and sockets in the abstract name space.
 
 use super::reply_deadline::{ReplyDeadlineSetting, SilentServerPolicy};
 use super::{DeviceUriError, QueueParams, percent};
@@ -36,6 +36,17 @@ pub struct NbdUri {
     pub multi_conn: bool,
     /// The queue in front of the export; `None` for none.
     pub queue: Option<QueueParams>,
+    /// How to use TLS; `None` for a connection without it.
+    pub tls: Option<NbdTlsParams>,
+}
+
+/// How to use TLS to a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NbdTlsParams {
+    /// The folder with `ca-cert.pem`, and perhaps `client-cert.pem` and `client-key.pem`.
+    pub certificates: PathBuf,
+    /// The name in the server's certificate, if it is not that of the address.
+    pub hostname: Option<String>,
 }
 
 /// The address of an NBD server.
@@ -62,6 +73,7 @@ impl NbdUri {
             silence: SilentServerPolicy::default(),
             multi_conn: false,
             queue: None,
+            tls: None,
         }
     }
 
@@ -84,10 +96,21 @@ impl NbdUri {
     /// The same export without parameters of udm, as any NBD client accepts it.
     #[must_use]
     pub fn plain(&self) -> NbdUri {
-        NbdUri::new(self.address.clone(), self.export.clone())
+        NbdUri { tls: self.tls.clone(), ..NbdUri::new(self.address.clone(), self.export.clone()) }
     }
 
-    /// Parses the text after `nbd:` or `nbd+unix:`.
+    /// The name that the server's certificate must have; `localhost` for a Unix socket without
+    /// `tls-hostname`.
+    #[must_use]
+    pub fn tls_hostname(&self) -> &str {
+        let hostname = self.tls.as_ref().and_then(|tls| tls.hostname.as_deref());
+        hostname.unwrap_or(match &self.address {
+            NbdAddress::Tcp { host, .. } => host,
+            NbdAddress::Unix(_) => "localhost",
+        })
+    }
+
+    /// Parses the text after `nbd:`, `nbds:`, `nbd+unix:` or `nbds+unix:`.
     pub(super) fn parse(scheme: &str, rest: &str) -> Result<NbdUri, DeviceUriError> {
         let refuse = |why: String| DeviceUriError::new(format!("{scheme}: {why}"));
         let rest = rest.strip_prefix("//").ok_or_else(|| refuse("\"//\" must follow".into()))?;
@@ -100,23 +123,34 @@ impl NbdUri {
         if export.len() > STRING_MAX || export.contains('\0') {
             return Err(refuse(format!("an export's name has at most {STRING_MAX} bytes and no NUL")));
         }
-        let NbdUriQuery { socket, silence, multi_conn, queue } = NbdUriQuery::parse(query).map_err(refuse)?;
+        let NbdUriQuery { socket, silence, multi_conn, queue, certificates, hostname } =
+            NbdUriQuery::parse(query).map_err(refuse)?;
+        let tls = match (scheme.starts_with("nbds"), certificates, hostname) {
+            (true, Some(certificates), hostname) => Some(NbdTlsParams { certificates, hostname }),
+            (true, None, _) => {
+                return Err(refuse("TLS needs tls-certificates=FOLDER with ca-cert.pem".into()));
+            }
+            (false, None, None) => None,
+            (false, ..) => return Err(refuse("a parameter tls-... needs nbds: or nbds+unix:".into())),
+        };
         let address = match (scheme, socket) {
-            ("nbd", None) => {
+            ("nbd" | "nbds", None) => {
                 let (host, port) = host_and_port(authority).map_err(refuse)?;
                 NbdAddress::Tcp { host, port }
             }
-            ("nbd", Some(_)) => return Err(refuse("a socket belongs to nbd+unix".into())),
+            ("nbd" | "nbds", Some(_)) => {
+                return Err(refuse("a socket belongs to nbd+unix or nbds+unix".into()));
+            }
             (_, None) => return Err(refuse("?socket=PATH must follow".into())),
             (_, Some(_)) if !authority.is_empty() => {
                 return Err(refuse(format!(
-                    "{} is not part of a Unix socket's URI; expected nbd+unix:///EXPORT?socket=PATH",
+                    "{} is not part of a Unix socket's URI; expected {scheme}:///EXPORT?socket=PATH",
                     quote_for_error_line(authority)
                 )));
             }
             (_, Some(socket)) => NbdAddress::Unix(socket),
         };
-        Ok(NbdUri { address, export, silence, multi_conn, queue })
+        Ok(NbdUri { address, export, silence, multi_conn, queue, tls })
     }
 }
 
@@ -127,6 +161,8 @@ struct NbdUriQuery {
     silence: SilentServerPolicy,
     multi_conn: bool,
     queue: Option<QueueParams>,
+    certificates: Option<PathBuf>,
+    hostname: Option<String>,
 }
 
 impl NbdUriQuery {
@@ -151,18 +187,48 @@ impl NbdUriQuery {
                 },
                 _ if parsed.silence.word(name, value)? => {}
                 _ if QueueParams::word(&mut parsed.queue, name, value)? => {}
-                _ if name.starts_with("tls-") => return Err("udm does not do TLS".into()),
+                "tls-certificates" => parsed.certificates = Some(parse_certificates_folder(value)?),
+                "tls-hostname" => parsed.hostname = Some(parse_host_name(value)?),
+                _ if name.starts_with("tls-") => {
+                    let name = quote_for_error_line(name);
+                    return Err(format!(
+                        "unknown parameter {name}; of TLS there are tls-certificates and tls-hostname"
+                    ));
+                }
                 _ => {
                     let name = quote_for_error_line(name);
                     let queue = QueueParams::NAMES.join(", ");
                     return Err(format!(
-                        "unknown parameter {name}; there are socket, deadline, fence, multi-conn, {queue}"
+                        "unknown parameter {name}; there are socket, deadline, fence, multi-conn, tls-certificates, \
+                         tls-hostname, {queue}"
                     ));
                 }
             }
             seen.push(name);
         }
         Ok(parsed)
+    }
+}
+
+/// Parses a host name or an IP address.
+fn parse_host_name(value: &str) -> Result<String, String> {
+    if is_host_name(value) && !value.is_empty() || value.parse::<Ipv6Addr>().is_ok() {
+        return Ok(value.to_owned());
+    }
+    Err(format!("{} is not a host name", quote_for_error_line(value)))
+}
+
+/// True if all bytes may be in a host name or an IPv4 address.
+fn is_host_name(host: &str) -> bool {
+    host.len() <= HOST_MAX && host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
+}
+
+fn parse_certificates_folder(value: &str) -> Result<PathBuf, String> {
+    let path = percent::percent_decode_uri(value)?;
+    match path.as_str() {
+        "" => Err("tls-certificates has no folder".into()),
+        _ if path.contains('\0') => Err("tls-certificates has a NUL".into()),
+        _ => Ok(PathBuf::from(path)),
     }
 }
 
@@ -182,7 +248,7 @@ fn parse_uri_socket_path(value: &str) -> Result<PathBuf, String> {
 /// Parses `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`; an empty host is `localhost`.
 fn host_and_port(authority: &str) -> Result<(String, u16), String> {
     if authority.contains('@') {
-        return Err("a user has no effect without TLS".into());
+        return Err("udm sends no user: a server knows its client by the certificate".into());
     }
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
@@ -198,9 +264,7 @@ fn host_and_port(authority: &str) -> Result<(String, u16), String> {
         }
         None => {
             let (host, port) = authority.split_once(':').unwrap_or((authority, ""));
-            let ok = host.len() <= HOST_MAX
-                && host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
-            if !ok {
+            if !is_host_name(host) {
                 return Err(format!("{} is not a host name", quote_for_error_line(host)));
             }
             (if host.is_empty() { "localhost" } else { host }.to_owned(), port)
@@ -217,14 +281,24 @@ fn host_and_port(authority: &str) -> Result<(String, u16), String> {
     Ok((host, port))
 }
 
+impl NbdTlsParams {
+    /// The parameters as they stand in a URI.
+    fn words(&self) -> impl Iterator<Item = String> {
+        let certificates = percent::percent_encode_word(&self.certificates.to_string_lossy());
+        let hostname = self.hostname.iter().map(|name| format!("tls-hostname={name}"));
+        std::iter::once(format!("tls-certificates={certificates}")).chain(hostname)
+    }
+}
+
 impl fmt::Display for NbdUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let export = percent::percent_encode_word(&self.export);
         let mut separator = '?';
+        let tls = if self.tls.is_some() { "s" } else { "" };
         match &self.address {
             NbdAddress::Tcp { host, port } => {
                 let (open, close) = if host.contains(':') { ("[", "]") } else { ("", "") };
-                write!(f, "nbd://{open}{host}{close}")?;
+                write!(f, "nbd{tls}://{open}{host}{close}")?;
                 if *port != PORT {
                     write!(f, ":{port}")?;
                 }
@@ -233,14 +307,17 @@ impl fmt::Display for NbdUri {
             NbdAddress::Unix(socket) => {
                 write!(
                     f,
-                    "nbd+unix:///{export}?socket={}",
+                    "nbd{tls}+unix:///{export}?socket={}",
                     percent::percent_encode_word(&socket.to_string_lossy())
                 )?;
                 separator = '&';
             }
         }
         let multi_conn = self.multi_conn.then(|| "multi-conn=on".to_owned());
-        for word in self.silence.words().chain(multi_conn).chain(QueueParams::words(self.queue.as_ref())) {
+        let tls = self.tls.iter().flat_map(NbdTlsParams::words);
+        for word in
+            tls.chain(self.silence.words()).chain(multi_conn).chain(QueueParams::words(self.queue.as_ref()))
+        {
             write!(f, "{separator}{word}")?;
             separator = '&';
         }

@@ -257,14 +257,14 @@ impl NullParams {
             }
             "" => return Err("an empty parameter; NAME=VALUE,NAME=VALUE".into()),
             name if LEFT_OUT.contains(&name) => {
-                return Err(format!("{name} is null_blk's and not udm's; one of {NAMES}"));
+                return Err(format!("{name} is null_blk's and not udm's; expected one of {NAMES}"));
             }
             _ => match self.faults.set(name, value)? {
                 Some(name) => name,
                 None => {
                     let queue = null_queue_option_names();
                     return Err(format!(
-                        "unknown parameter {}; one of {NAMES}, {queue}",
+                        "unknown parameter {}; expected one of {NAMES}, {queue}",
                         quote_for_error_line(name)
                     ));
                 }

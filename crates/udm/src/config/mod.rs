@@ -84,7 +84,9 @@ pub fn load_config_files(file: &Path, serve: &Command) -> Result<ConfigFiles> {
             if size > ALL_MAX {
                 bail!("{name}: the files and tables are longer than {ALL_MAX} bytes");
             }
-            let device = DesiredDevice::new(&device.name, table.clone(), device.uuid, device.read_only);
+            let allow = device.allow.map(Into::into);
+            let device = DesiredDevice::new(&device.name, table.clone(), device.uuid, device.read_only)
+                .map(|device| device.with_allow(allow));
             loaded
                 .devices
                 .push(device.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.with_table(&table)))?);

@@ -31,6 +31,18 @@ impl From<LostSnapshotsArg> for udm_control::verbs::snapshot::LostSnapshotPolicy
     }
 }
 
+/// The value of `--tls`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum TlsModeArg {
+    /// There is no TLS.
+    #[default]
+    Off,
+    /// A client may begin TLS.
+    On,
+    /// A client must begin TLS.
+    Require,
+}
+
 /// A value of `--vhost-user`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VhostUserDiskArg {
@@ -89,6 +101,18 @@ pub struct ServeArgs {
     /// The address to listen on with --port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", requires = "port")]
     pub ipaddr: std::net::IpAddr,
+    /// Encrypt NBD connections with TLS: off, on for clients that ask for it, require for all.
+    /// Without an encrypted connection, require answers no question about exports
+    #[arg(long, value_name = "off|on|require", default_value = "off", hide_possible_values = true)]
+    pub tls: TlsModeArg,
+    /// The folder with server-cert.pem and server-key.pem, and with --tls-verify-peer ca-cert.pem;
+    /// SIGHUP reads them again
+    #[arg(long, value_name = "DIR")]
+    pub tls_certificates: Option<PathBuf>,
+    /// Serve only clients of TLS with a certificate that ca-cert.pem has signed and ca-crl.pem, if
+    /// it exists, has not revoked
+    #[arg(long, requires = "tls_certificates")]
+    pub tls_verify_peer: bool,
     /// Serve this device as a vhost-user-blk disk for a virtual machine on a Unix socket; may be
     /// repeated
     #[arg(long = "vhost-user", value_name = "NAME=PATH", value_parser = parse_vhost_user_disk)]

@@ -17,6 +17,7 @@ mod shutdown;
 mod sockets;
 mod supervisor;
 mod systemd;
+mod tls;
 mod ublk;
 mod upgrade;
 mod vhost_user;
@@ -40,11 +41,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 pub use supervisor::{is_supervisor, run_supervisor};
+use tls::{load_server_tls, proves_clients, warn_about_open_port};
 use udm_control::exports::{DeviceExporter, ExportOptions};
 use udm_control::http::{self, socket::ControlSocket};
 use udm_control::{DeviceRegistry, StateFolder, verbs};
 use udm_core::Device;
-use udm_frontends::nbd::{Exports, NbdServer, NbdServerLimits};
+use udm_frontends::nbd::{Exports, NbdServer, NbdServerLimits, NbdServerTls};
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
 use upgrade::{RunningServer, TakeOver, UpgradeRequests, serve_upgrade_requests};
 use vhost_user::VhostUserDisks;
@@ -64,7 +66,14 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     let Some(file) = &args.config else { return serve_in_tokio_runtime(args, None) };
     let loaded = config::load_config_files(file, &ServeArgs::command())?;
     let merged = ServeArgs::from_arg_matches(&loaded.merged(file)?)?;
+    if let Some(device) = loaded.devices.iter().find(|device| device.allow.is_some())
+        && !proves_clients(&merged)
+    {
+        let (file, name) = (file.display(), &device.name);
+        bail!("{file}: devices.{name}: allow: a client proves its name only with tls and tls-verify-peer");
+    }
     if args.check {
+        load_server_tls(&merged).with_context(|| file.display().to_string())?;
         let devices = count_noun(loaded.devices.len() as u64, "device");
         print_to_stdout(&format!("{}: good, {devices}\n", file.display()))?;
         return Ok(ExitCode::SUCCESS);
@@ -90,7 +99,7 @@ fn serve_in_tokio_runtime(args: &ServeArgs, file: Option<ReloadableConfig>) -> R
 }
 
 async fn run_device_server(args: &ServeArgs, file: Option<ReloadableConfig>) -> Result<ExitCode> {
-    let reloads = file.is_some();
+    let has_file = file.is_some();
     let maintenance = path_maintenance::maintenance_policy_from_args(args)?;
     let cores = Runtime::start(&runtime_options_from_args(args)).context("serve: cores")?;
     let core_set = Arc::clone(cores.core_set());
@@ -116,15 +125,19 @@ async fn run_device_server(args: &ServeArgs, file: Option<ReloadableConfig>) -> 
 
     let limit = Duration::from_secs(args.stop_timeout);
     let mut take_over = args.take_over_on_stdin.then(TakeOver::receive).transpose()?;
-    let created = match &mut take_over {
-        Some(take_over) => take_over.create_devices(&registry, file).await,
-        None => create_startup_devices(args, file, &registry).await,
+    let created = match (load_server_tls(args), &mut take_over) {
+        (Err(error), _) => Err(error.context("serve")),
+        (Ok(tls), Some(take_over)) => take_over.create_devices(&registry, file).await.map(|()| tls),
+        (Ok(tls), None) => create_startup_devices(args, file, &registry).await.map(|()| tls),
     };
     let done = match created {
-        Ok(()) => {
+        Ok(tls) => {
+            let reloads = has_file || tls.is_some();
             let mut signals = SignalReceiver::start(reloads).context("serve: signals")?;
             let parts = ServerParts {
                 args,
+                has_file,
+                tls,
                 registry: &registry,
                 exports,
                 cores: &cores,
@@ -224,6 +237,9 @@ pub(crate) fn resolve_table_arg(name: &str, table: &TableArg) -> Result<String> 
 /// What a server consists of before it listens.
 struct ServerParts<'a> {
     args: &'a ServeArgs,
+    /// There is a configuration file.
+    has_file: bool,
+    tls: Option<NbdServerTls>,
     registry: &'a Arc<DeviceRegistry>,
     exports: Arc<Exports>,
     cores: &'a Runtime,
@@ -237,7 +253,7 @@ async fn run_listeners_until_shutdown(
     take_over: Option<&mut TakeOver>,
     signals: &mut SignalReceiver,
 ) -> Result<ExitCode> {
-    let ServerParts { args, registry, exports, cores, state_folder } = parts;
+    let ServerParts { args, has_file, tls, registry, exports, cores, state_folder } = parts;
     let is_taken_over = take_over.is_some();
     let (mut take_over, given) = match take_over {
         Some(take_over) => {
@@ -267,11 +283,17 @@ async fn run_listeners_until_shutdown(
         Some(take_over) => take_over.take_machines(),
         None => VhostUserDisks::bind(args, &exports)?,
     };
-    let options = NbdServerLimits::default();
     let (core_set, listen) = (cores.core_set(), &sockets.listen);
-    let server =
-        NbdServer::start_with(core_set, Arc::clone(&exports), options, listen, given.nbd, !is_taken_over)
-            .context("serve")?;
+    let server = NbdServer::start_with(
+        core_set,
+        Arc::clone(&exports),
+        NbdServerLimits::default(),
+        tls.clone(),
+        listen,
+        given.nbd,
+        !is_taken_over,
+    );
+    let server = server.context("serve")?;
     if let Some(take_over) = &mut take_over {
         take_over.commit()?;
         server.keep_socket_files(false);
@@ -290,7 +312,8 @@ async fn run_listeners_until_shutdown(
     }));
     let _connected = args.vhost_user_fd.as_ref().map(|fd| machines.serve_connected(fd)).transpose()?;
     let exporter = registry.exporter().expect("set before");
-    exporter.serves(sockets.addresses(&server), server.counts());
+    let requires_tls = tls.as_ref().is_some_and(|tls| tls.is_required);
+    exporter.serves(sockets.addresses(&server), requires_tls, server.counts());
     let _pid = match take_over {
         Some(take_over) => {
             let (clients, old) = take_over.attach_clients(&server);
@@ -308,9 +331,11 @@ async fn run_listeners_until_shutdown(
         }
     };
     systemd::notify_systemd_ready(registry.all().len());
+    warn_about_open_port(args);
 
     let running = RunningServer {
         args,
+        tls: tls.as_ref(),
         registry,
         state_folder,
         server: &server,
@@ -318,7 +343,7 @@ async fn run_listeners_until_shutdown(
         block_devices: &block_devices,
         control: &socket,
     };
-    let (done, is_upgraded) = run_until_end(running, cores, &sockets, signals).await;
+    let (done, is_upgraded) = run_until_end(running, has_file, cores, &sockets, signals).await;
     if !is_upgraded {
         systemd::notify_systemd_stopping();
     }
@@ -335,6 +360,7 @@ async fn run_listeners_until_shutdown(
 /// Serves until the end. Also returns true if another process serves now.
 async fn run_until_end(
     running: RunningServer<'_>,
+    has_file: bool,
     cores: &Runtime,
     sockets: &ServerSockets,
     signals: &mut SignalReceiver,
@@ -347,7 +373,7 @@ async fn run_until_end(
     let end = async {
         tokio::select! {
             never = verbs::run_deferred_removals(registry) => match never {},
-            never = reload::reload_on_sighup(&hangups, registry) => match never {},
+            never = reload::reload_on_sighup(&hangups, registry, has_file, running.tls) => match never {},
             never = reload::create_devices_awaiting_snapshot(registry) => match never {},
             never = http::finish_resumed_merges(registry) => match never {},
             broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),

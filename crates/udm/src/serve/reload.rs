@@ -2,6 +2,7 @@
 
 use super::shutdown::SighupStream;
 use super::systemd;
+use super::tls::reload_certificates;
 use crate::log;
 use crate::verbs::format_reconfigure_changes;
 use anyhow::{Result, bail};
@@ -12,6 +13,7 @@ use udm_control::api::ReconfigureReport;
 use udm_control::config::{self, ConfigReader, DesiredState};
 use udm_control::verbs::{self, CancelToken};
 use udm_control::{DeviceRegistry, error::VerbError};
+use udm_frontends::nbd::NbdServerTls;
 
 /// The content of a file at the start, and a function that reads the file again.
 pub(super) type ReloadableConfig = (DesiredState, ConfigReader);
@@ -38,11 +40,21 @@ pub(super) async fn create_config_file_devices(
     Ok(desired_state.devices.into_iter().map(|device| device.name).collect())
 }
 
-/// Applies the file at each SIGHUP, and logs the changes.
-pub(super) async fn reload_on_sighup(hangups: &SighupStream, registry: &Arc<DeviceRegistry>) -> Infallible {
+/// Reads the certificates and applies the file at each SIGHUP, and logs the changes.
+pub(super) async fn reload_on_sighup(
+    hangups: &SighupStream,
+    registry: &Arc<DeviceRegistry>,
+    has_file: bool,
+    tls: Option<&NbdServerTls>,
+) -> Infallible {
     loop {
         hangups.next().await;
         systemd::notify_systemd_reloading();
+        tls.into_iter().for_each(reload_certificates);
+        if !has_file {
+            systemd::notify_systemd_ready(registry.all().len());
+            continue;
+        }
         let cancel_token = CancelToken::default();
         let (token, registry_clone) = (cancel_token.clone(), Arc::clone(registry));
         let mut change = tokio::task::spawn_blocking(move || {

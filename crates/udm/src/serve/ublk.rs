@@ -128,7 +128,7 @@ impl UblkDisks {
         self.servers().iter().for_each(UblkServer::resume);
     }
 
-    /// A function for [`Exports::on_changed`].
+    /// The hook for [`Exports::on_changed`]: it refreshes the ublk disks of a changed device.
     pub(super) fn change_hook(&self) -> impl Fn(DeviceId) + Send + Sync + use<> {
         // The end of the disks must not wait for the end of the hook.
         let disks = Arc::downgrade(&self.0);

@@ -46,6 +46,7 @@ pub fn format_reconfigure_changes(done: &ReconfigureReport) -> (Vec<String>, Vec
             (None, "create") => changed.push(format!("+ {name}")),
             (None, "remove") => changed.push(format!("- {name}")),
             (None, "take-over") => changed.push(format!("~ {name}: taken over, table")),
+            (None, "allow") => changed.push(format!("~ {name}: allow")),
             (None, _) => changed.push(format!("~ {name}: table")),
         }
     }

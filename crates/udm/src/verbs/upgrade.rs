@@ -18,6 +18,10 @@ pub struct UpgradeArgs {
     /// now]
     #[arg(value_name = "PROGRAM")]
     pub program: Option<PathBuf>,
+    /// Close the connections of clients that use TLS, which cannot be handed over, once what they
+    /// have asked is answered
+    #[arg(long)]
+    pub disconnect_tls: bool,
 }
 
 pub fn run(args: &UpgradeArgs) -> Result<()> {
@@ -26,7 +30,8 @@ pub fn run(args: &UpgradeArgs) -> Result<()> {
         path.into_os_string().into_string().ok().context("upgrade: the path of the program is not UTF-8")
     };
     let program = args.program.as_ref().map(absolute).transpose()?;
-    let done = args.server.client()?.call(verbs::UPGRADE, &UpgradeServerRequest { program })?;
+    let request = UpgradeServerRequest { program, disconnect_tls: args.disconnect_tls };
+    let done = args.server.client()?.call(verbs::UPGRADE, &request)?;
     if args.print.json {
         return print_json_to_stdout(&done);
     }

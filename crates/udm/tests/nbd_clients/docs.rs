@@ -43,6 +43,10 @@ pub fn upgrade() -> Outcome {
     run_document("docs/upgrade.md")
 }
 
+pub fn tls() -> Outcome {
+    run_document("docs/tls.md")
+}
+
 pub fn snapshots() -> Outcome {
     run_document("docs/snapshots.md")
 }

@@ -20,9 +20,10 @@ impl AcceptedNbdConnection {
     }
 
     fn held(&self) -> ConnectionHeldMemory {
+        let tls = self.tls.as_ref().map_or(0, |tls| tls.held());
         let pools = self.reads.total_bytes() + self.writes.total_bytes();
         ConnectionHeldMemory {
-            bytes: self.rx.held() + self.tx.held() + pools + self.zeroing,
+            bytes: self.rx.held() + self.tx.held() + tls + pools + self.zeroing,
             midway: self.rx.is_midway(),
             in_flight: !self.pending.is_empty(),
         }
@@ -52,7 +53,7 @@ impl AcceptedNbdConnection {
         }
     }
 
-    /// Returns true if `need` more bytes are available. Otherwise the connection waits in line.
+    /// Returns true if `need` more bytes are available. Otherwise the connection is queued.
     pub(super) fn try_reserve(&mut self, need: usize, cx: &mut FrontCx<'_, '_>) -> bool {
         if need == 0 || need <= self.allowance() {
             self.leave_line(cx);

@@ -16,7 +16,7 @@
 //! A client that is *detached* moves to another process in the same way (`handover`). Nothing of it
 //! stays here, and only its owner cancels the move.
 
-use super::{AcceptedNbdConnection, ConnectionPhase, RECV, next_connection_id};
+use super::{AcceptedNbdConnection, ConnectionPhase, ConnectionTls, RECV, next_connection_id};
 use crate::nbd::NbdServerLimits;
 use crate::nbd::admission::AdmittedConnectionSlot;
 use crate::nbd::balance::ClientLoadBalanceHandle;
@@ -69,6 +69,7 @@ pub(in crate::nbd) struct FrozenConnection {
     structured: bool,
     contexts: Arc<[MetaContext]>,
     unread: FrozenReceiveBuffer,
+    tls: Option<Box<ConnectionTls>>,
     /// The core that keeps a lane open meanwhile; `None` for a client of another process.
     from: Option<CoreId>,
     /// Minimum time on the new core.
@@ -114,6 +115,11 @@ impl AcceptedNbdConnection {
         let is_detaching = self.is_detaching();
         if !matches!(self.phase, ConnectionPhase::Serving) || self.ending || is_detaching {
             return false;
+        }
+        if self.tls.is_some() {
+            // Its keys are in this process alone. It is answered and closed, and connects again.
+            self.phase = ConnectionPhase::Draining;
+            return true;
         }
         let to = ConnectionMoveTarget::Process(to.clone());
         self.pending_move = Some(PendingConnectionMove { to, until: Nanos::NEVER, called_off: false });
@@ -173,7 +179,8 @@ impl AcceptedNbdConnection {
             pending_move.called_off = true;
             cx.cancel(RECV);
         }
-        if self.receiving || self.sending || !self.tx.is_idle() {
+        let is_sent = self.tx.is_idle() && self.tls.as_ref().is_none_or(|tls| tls.is_idle());
+        if self.receiving || self.sending || !is_sent {
             return;
         }
         debug_assert_eq!((cx.ring_in_flight(), self.open, self.open_bytes), (0, 0, 0));
@@ -239,6 +246,7 @@ impl AcceptedNbdConnection {
             structured: self.structured,
             contexts: std::mem::take(&mut self.contexts),
             unread,
+            tls: self.tls.take(),
             from: Some(from),
             stay,
             server: ConnectionServerRefs {
@@ -259,6 +267,7 @@ impl AcceptedNbdConnection {
             block_status_worker,
             exports,
             options,
+            None,
             frozen.admission_slot,
         );
         thawed.phase = ConnectionPhase::Serving;
@@ -267,6 +276,7 @@ impl AcceptedNbdConnection {
         thawed.structured = frozen.structured;
         thawed.contexts = frozen.contexts;
         thawed.rx = ReceiveBuffer::thaw(frozen.unread, thawed.options.bytes_max);
+        thawed.tls = frozen.tls;
         thawed.from = frozen.from;
         thawed.stay = frozen.stay;
         if frozen.structured {
@@ -377,6 +387,7 @@ pub(in crate::nbd) fn attach_detached_client(
         structured: client.structured,
         contexts,
         unread,
+        tls: None,
         from: None,
         stay: Nanos(0),
         server,

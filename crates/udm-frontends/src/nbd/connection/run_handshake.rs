@@ -1,7 +1,8 @@
 //! The handshake phase of a connection.
 
-use super::{AcceptedNbdConnection, ConnectionPhase};
+use super::{AcceptedNbdConnection, ConnectionPhase, ConnectionTls};
 use crate::nbd::handshake::{HandshakeStepOutcome, NegotiatedSession};
+use crate::nbd::stats::TlsConnectionGuard;
 use udm_core::errno::EBUSY;
 use udm_core::{DeviceControlError, Nanos};
 use udm_runtime::FrontCx;
@@ -17,6 +18,17 @@ impl AcceptedNbdConnection {
     pub(super) fn run_handshake(&mut self, cx: &mut FrontCx<'_, '_>) {
         if !self.tx.is_idle() {
             return;
+        }
+        if let Some(tls) = self.next_tls.take() {
+            self.tls = Some(tls);
+        }
+        if let Some(tls) = &self.tls {
+            if tls.is_handshaking() {
+                return;
+            }
+            if let ConnectionPhase::Handshake(handshake) = &mut self.phase {
+                handshake.set_client_names(|| tls.peer_names());
+            }
         }
         let (mut out, mut steps) = (Vec::new(), 0);
         while let ConnectionPhase::Handshake(handshake) = &mut self.phase
@@ -50,6 +62,20 @@ impl AcceptedNbdConnection {
             self.rx.consume(taken);
             match step {
                 HandshakeStepOutcome::Answered => {}
+                HandshakeStepOutcome::StartTls(session) => {
+                    if self.rx.unread().is_empty() {
+                        let count = TlsConnectionGuard::new(self.admission_slot.counters());
+                        self.next_tls = Some(Box::new(ConnectionTls::new(*session, count)));
+                    } else {
+                        // Somebody between may have added them.
+                        tracing::warn!(
+                            "nbd: a client is disconnected: it sent bytes after STARTTLS in plain"
+                        );
+                        out.clear();
+                        self.phase = ConnectionPhase::Dead;
+                    }
+                    break;
+                }
                 HandshakeStepOutcome::More => break,
                 HandshakeStepOutcome::Close => self.phase = ConnectionPhase::Draining,
                 HandshakeStepOutcome::Begin(session) => self.begin(session, cx),

@@ -3,7 +3,7 @@
 use super::super::{
     CLIENT_FLAGS_SIZE, ClientFlags, EXPORT_NAME_ZEROES, ExportFlags, ExportInfoItem, ExportInfoRequest,
     ExportNameReply, GREETING_SIZE, HandshakeFlags, INFO_BLOCK_SIZE, MetaContextRequest, NbdOption,
-    NbdServerGreeting, OPT_EXPORT_NAME, OPT_GO, OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY,
+    NbdServerGreeting, OPT_EXPORT_NAME, OPT_GO, OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY,
     OPTION_REPLY_HEADER_SIZE, OptionReply, OptionReplyHeader, REP_ERR_UNSUP, encode_client_flags,
 };
 use super::{NbdClientProtocolError, NegotiatedExportInfo};
@@ -20,6 +20,9 @@ pub struct HandshakeOptions {
     pub structured: bool,
     /// Metadata contexts to use, if the server has them.
     pub contexts: Vec<String>,
+    /// Switch to TLS before any other option ([`ClientHandshake::awaits_tls`]). A server that does
+    /// not do TLS is refused.
+    pub tls: bool,
 }
 
 /// A handshake in progress: server bytes in, client bytes out.
@@ -50,6 +53,8 @@ enum ClientHandshakeStage {
     Data(OptionReplyHeader),
     /// The reply to `EXPORT_NAME`.
     ExportName,
+    /// Nothing, until TLS has begun.
+    Tls,
 }
 
 impl ClientHandshake {
@@ -86,6 +91,12 @@ impl ClientHandshake {
     ) -> Result<Option<NegotiatedExportInfo>, NbdClientProtocolError> {
         loop {
             let len = match self.stage {
+                ClientHandshakeStage::Tls if input.is_empty() => return Ok(None),
+                ClientHandshakeStage::Tls => {
+                    // Somebody between may have added them.
+                    let why = "bytes that are not encrypted";
+                    return Err(NbdClientProtocolError::Handshake { asked: OPT_STARTTLS, why });
+                }
                 ClientHandshakeStage::Greeting => GREETING_SIZE,
                 ClientHandshakeStage::Reply(_) => OPTION_REPLY_HEADER_SIZE,
                 ClientHandshakeStage::Data(header) => header.len as usize,
@@ -117,6 +128,19 @@ impl ClientHandshake {
         }
     }
 
+    /// True once the server has agreed to TLS: nothing more is sent or received without it. The
+    /// caller begins a session and calls [`ClientHandshake::tls_begun`].
+    #[must_use]
+    pub fn awaits_tls(&self) -> bool {
+        matches!(self.stage, ClientHandshakeStage::Tls)
+    }
+
+    /// Goes on in a TLS session: all bytes from now on are its plaintext.
+    pub fn tls_begun(&mut self) {
+        debug_assert!(self.awaits_tls());
+        self.first_option();
+    }
+
     /// Handles a complete message. Returns true if transmission starts after it.
     fn message(&mut self, bytes: &[u8]) -> Result<bool, NbdClientProtocolError> {
         match self.stage {
@@ -136,6 +160,8 @@ impl ClientHandshake {
                 let reply = OptionReply::decode(header.reply, bytes)?;
                 return self.reply(header.option, reply);
             }
+            // It has no messages.
+            ClientHandshakeStage::Tls => {}
             ClientHandshakeStage::ExportName => {
                 let reply = bytes.first_chunk().unwrap_or(&[0; _]);
                 let ExportNameReply { size, flags } = ExportNameReply::decode(reply);
@@ -156,11 +182,18 @@ impl ClientHandshake {
         flags.set(ClientFlags::NO_ZEROES, self.no_zeroes);
         const { assert!(CLIENT_FLAGS_SIZE == 4) };
         self.out.extend_from_slice(&encode_client_flags(flags));
+        match self.options.tls {
+            true => self.ask(&NbdOption::StartTls),
+            false => self.first_option(),
+        }
+        Ok(())
+    }
+
+    fn first_option(&mut self) {
         match self.options.structured {
             true => self.ask(&NbdOption::StructuredReply),
             false => self.go(),
         }
-        Ok(())
     }
 
     fn ask(&mut self, option: &NbdOption) {
@@ -178,6 +211,7 @@ impl ClientHandshake {
     fn reply(&mut self, option: u32, reply: OptionReply) -> Result<bool, NbdClientProtocolError> {
         self.stage = ClientHandshakeStage::Reply(option);
         match (option, reply) {
+            (OPT_STARTTLS, OptionReply::Ack) => self.stage = ClientHandshakeStage::Tls,
             (OPT_STRUCTURED_REPLY, OptionReply::Ack) => {
                 self.structured = true;
                 if self.options.contexts.is_empty() {

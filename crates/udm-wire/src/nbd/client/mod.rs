@@ -13,7 +13,7 @@ pub use client_handshake::{ClientHandshake, HandshakeOptions};
 pub use replies::{NbdRequestParams, ReplyEvent, ReplyParser};
 
 use super::{
-    BlockSizes, ExportFlags, NbdProtocolError, OPT_EXPORT_NAME, OPT_GO, OPT_SET_META_CONTEXT,
+    BlockSizes, ExportFlags, NbdProtocolError, OPT_EXPORT_NAME, OPT_GO, OPT_SET_META_CONTEXT, OPT_STARTTLS,
     OPT_STRUCTURED_REPLY, PAYLOAD_MAX_DEFAULT, REP_ERR_BLOCK_SIZE_REQD, REP_ERR_INVALID, REP_ERR_PLATFORM,
     REP_ERR_POLICY, REP_ERR_SHUTDOWN, REP_ERR_TLS_REQD, REP_ERR_UNKNOWN, REP_ERR_UNSUP,
 };
@@ -104,6 +104,7 @@ pub enum NbdClientProtocolError {
 fn describe_refused_option(option: u32) -> &'static str {
     match option {
         OPT_EXPORT_NAME | OPT_GO => "the export",
+        OPT_STARTTLS => "TLS",
         OPT_STRUCTURED_REPLY => "structured replies",
         OPT_SET_META_CONTEXT => "metadata contexts",
         _ => "an option",
@@ -117,7 +118,7 @@ fn describe_refusal_reason(error: u32) -> &'static str {
         REP_ERR_POLICY => "not allowed",
         REP_ERR_INVALID => "malformed",
         REP_ERR_PLATFORM => "not supported on its platform",
-        REP_ERR_TLS_REQD => "it requires TLS, which udm does not support",
+        REP_ERR_TLS_REQD => "it requires TLS; write nbds: and tls-certificates=FOLDER",
         REP_ERR_UNKNOWN => "no such export",
         REP_ERR_SHUTDOWN => "it is shutting down",
         REP_ERR_BLOCK_SIZE_REQD => "it requires a request for its block sizes",

@@ -1,7 +1,7 @@
 //! The old server: hands everything over to a new program, or goes on as it was.
 
 use super::channel::{NewServerMessage, OldServerMessage, UpgradeChannel};
-use super::state::{ClientState, FORMAT, MachineState, ServerState};
+use super::state::{ClientState, MachineState, ServerState, format_for};
 use crate::log;
 use crate::serve::args::ServeArgs;
 use crate::serve::systemd;
@@ -25,12 +25,13 @@ use udm_control::error::VerbError;
 use udm_control::http::socket::ControlSocket;
 use udm_control::verbs::CancelToken;
 use udm_control::verbs::handover::{
-    HandedOverDevices, check_handover, create_handed_over_devices, remove_devices_for_handover,
+    HandedOverDevices, check_handover, create_handed_over_devices, has_devices_for_some_clients,
+    remove_devices_for_handover,
 };
 use udm_control::{DeviceRegistry, StateFolder};
 use udm_core::errno::{EBUSY, EINVAL, EIO, EOPNOTSUPP, ETIMEDOUT};
 use udm_dm::TargetError;
-use udm_frontends::nbd::{DetachedNbdClient, InheritedListener, NbdHandover, NbdServer};
+use udm_frontends::nbd::{DetachedNbdClient, InheritedListener, NbdHandover, NbdServer, NbdServerTls};
 
 /// How long the new program may take to start its cores, and to create all devices.
 const START_MAX: Duration = Duration::from_secs(15);
@@ -66,6 +67,7 @@ impl UpgradeRequests {
 #[derive(Clone, Copy)]
 pub(in crate::serve) struct RunningServer<'a> {
     pub(in crate::serve) args: &'a ServeArgs,
+    pub(in crate::serve) tls: Option<&'a NbdServerTls>,
     pub(in crate::serve) registry: &'a Arc<DeviceRegistry>,
     pub(in crate::serve) state_folder: Option<&'a Arc<StateFolder>>,
     pub(in crate::serve) server: &'a NbdServer,
@@ -125,8 +127,9 @@ struct NewServer {
 
 impl RunningServer<'_> {
     async fn upgrade(&self, request: &UpgradeServerRequest) -> Result<UpgradeReport, VerbError> {
-        self.check()?;
-        let mut new = NewServer::start(&program(request.program.as_deref())?).await?;
+        self.check(request)?;
+        let format = format_for(has_devices_for_some_clients(self.registry));
+        let mut new = NewServer::start(&program(request.program.as_deref())?, format).await?;
         let done = self.hand_over(&mut new).await;
         if done.is_err() {
             new.end().await;
@@ -135,7 +138,16 @@ impl RunningServer<'_> {
     }
 
     /// Says what cannot be handed over.
-    fn check(&self) -> Result<(), VerbError> {
+    fn check(&self, request: &UpgradeServerRequest) -> Result<(), VerbError> {
+        let encrypted = self.server.stats().tls;
+        if encrypted > 0 && !request.disconnect_tls {
+            let clients = if encrypted == 1 { "client is" } else { "clients are" };
+            let why = format!(
+                "{encrypted} {clients} connected with TLS, and the keys cannot be handed over: \
+                 --disconnect-tls answers what they have asked and closes their connections"
+            );
+            return Err(refused(EBUSY, why));
+        }
         if self.args.run.is_some() {
             return Err(refused(EOPNOTSUPP, "the command of --run ends with its server"));
         }
@@ -264,7 +276,7 @@ impl RunningServer<'_> {
 
     fn state(&self, parts: &DetachedParts, listeners: &[InheritedListener]) -> ServerState {
         ServerState {
-            format: FORMAT,
+            format: format_for(parts.devices.devices.iter().any(|device| device.allow.is_some())),
             pid: std::process::id(),
             removes_control_file: self.control.removes_file(),
             listeners: listeners.iter().map(|listener| listener.removes_file).collect(),
@@ -337,8 +349,9 @@ fn program(given: Option<&str>) -> Result<PathBuf, VerbError> {
 }
 
 impl NewServer {
-    /// Starts `program` with the arguments of this one, and waits until it is ready.
-    async fn start(program: &Path) -> Result<NewServer, VerbError> {
+    /// Starts `program`, which must read `format`, with the arguments of this one, and waits until
+    /// it is ready.
+    async fn start(program: &Path, format: u32) -> Result<NewServer, VerbError> {
         let failed = |error: &dyn std::fmt::Display| refused(EIO, format!("{}: {error}", program.display()));
         let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
         let (own, theirs) = pair.map_err(|error| failed(&error))?;
@@ -356,12 +369,12 @@ impl NewServer {
         drop(command);
         let mut new = NewServer { child, channel: Some(UpgradeChannel::new(own)), version: String::new() };
         let why = match new.receive(START_MAX).await {
-            Ok(NewServerMessage::Ready { version, formats }) if formats.contains(&FORMAT) => {
+            Ok(NewServerMessage::Ready { version, formats }) if formats.contains(&format) => {
                 new.version = version;
                 return Ok(new);
             }
             Ok(NewServerMessage::Ready { version, .. }) => {
-                format!("version {version} cannot read the state of this server (format {FORMAT})")
+                format!("version {version} cannot read the state of this server (format {format})")
             }
             Ok(NewServerMessage::Failed(why)) => why,
             Ok(_) => "it does not follow the protocol".into(),

@@ -1,7 +1,7 @@
 //! The state that a server hands over, as JSON.
 //!
-//! A field is never removed or given another meaning without another [`FORMAT`]. New fields have a
-//! default, so a newer program reads the state of an older one.
+//! A field is never removed or given another meaning without another version of the format. New
+//! fields have a default, so a newer program reads the state of an older one.
 
 use crate::serve::vhost_user::VhostUserDisk;
 use serde::{Deserialize, Serialize};
@@ -13,14 +13,20 @@ use udm_frontends::nbd::DetachedNbdClient;
 use udm_frontends::unix_socket::BoundUnixSocket;
 use udm_frontends::vhost_user::{DetachedVhostUserFrontEnd, VhostUserSetupMessage};
 
-/// Version of the format.
-pub(super) const FORMAT: u32 = 1;
+/// Versions of the format that this program reads.
+pub(super) const FORMATS: [u32; 2] = [1, 2];
+
+/// The version to write: 2 if a device is for some clients only. A program that reads 1 alone would
+/// serve it to all.
+pub(super) fn format_for(has_devices_for_some_clients: bool) -> u32 {
+    1 + u32::from(has_devices_for_some_clients)
+}
 
 /// All that a server hands over. The descriptors come beside it: the control socket, then those of
 /// `listeners`, `machines` and `clients`, in this order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ServerState {
-    /// [`FORMAT`] of the sender.
+    /// Version of the format ([`format_for`]).
     pub(super) format: u32,
     /// Process ID of the old server.
     pub(super) pid: u32,

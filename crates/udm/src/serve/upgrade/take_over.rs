@@ -1,7 +1,7 @@
 //! The new program: takes over from a server that waits at the other end of standard input.
 
 use super::channel::{NewServerMessage, OldServerMessage, UpgradeChannel};
-use super::state::{FORMAT, MachineState, ServerState};
+use super::state::{FORMATS, MachineState, ServerState};
 use crate::serve::inherited_sockets::InheritedSockets;
 use crate::serve::reload::ReloadableConfig;
 use crate::serve::vhost_user::VhostUserDisk;
@@ -123,13 +123,13 @@ impl TakeOver {
 
 fn receive_state(channel: &mut UpgradeChannel) -> Result<(ServerState, Vec<OwnedFd>)> {
     let version = env!("CARGO_PKG_VERSION").to_owned();
-    channel.send(&NewServerMessage::Ready { version, formats: vec![FORMAT] })?;
+    channel.send(&NewServerMessage::Ready { version, formats: FORMATS.to_vec() })?;
     let state = match channel.receive(STEP_MAX).context("upgrade: the other server has given up")? {
         OldServerMessage::State(state) => *state,
         OldServerMessage::Commit => bail!("upgrade: the other server sends no state"),
     };
-    if state.format != FORMAT {
-        bail!("upgrade: the state has format {}, and this program reads {FORMAT}", state.format);
+    if !FORMATS.contains(&state.format) {
+        bail!("upgrade: the state has format {}, and this program reads {FORMATS:?}", state.format);
     }
     let fds = channel.receive_descriptors(state.descriptors()).context("upgrade: sockets")?;
     Ok((state, fds))

@@ -1,0 +1,253 @@
+//! TLS of a connection: between the bytes of the socket and the protocol.
+//!
+//! The ring receives into a buffer of this part, and what it decrypts goes to the receive side of
+//! the connection as if it had arrived there. A send of the connection is encrypted in parts, of
+//! which one is in flight. rustls allocates a vector for each record of 16 KiB; a connection
+//! without TLS pays one branch per receive and per send.
+
+use super::{AcceptedNbdConnection, ConnectionPhase, REQUESTS_A_TURN};
+use crate::nbd::receive::{ReceiveBlocked, ReceiveBuffer};
+use crate::nbd::reply::return_buffers_to_pool;
+use crate::nbd::stats::TlsConnectionGuard;
+use udm_core::{Buf, BufPool, Nanos, Segments};
+use udm_runtime::FrontCx;
+use udm_tls::{TlsSession, TlsSessionError};
+
+/// Size of the receive buffer in bytes: two records.
+const ROOM: usize = 32 << 10;
+
+/// Bytes of plaintext that are encrypted for one send.
+const PART: usize = 256 << 10;
+
+/// Bytes that headers of records add to a part, at most.
+const OVERHEAD: usize = 8 << 10;
+
+/// The TLS of a connection.
+pub(super) struct ConnectionTls {
+    session: TlsSession,
+    /// Memory for the next receive; `None` while the ring has it, or while `received` has it.
+    room: Option<Buf>,
+    /// Bytes that arrived, and how many of them are decrypted.
+    received: Option<(Buf, usize)>,
+    /// Plaintext of the send in progress, and how many bytes of it are encrypted.
+    plaintext: Segments,
+    encrypted: usize,
+    /// Encrypted bytes before they are in a buffer.
+    out: Vec<u8>,
+    /// The peer was told that nothing follows.
+    is_closed: bool,
+    _count: TlsConnectionGuard,
+}
+
+/// Result of a completed send.
+pub(super) enum TlsSendResult {
+    /// This rest of the same bytes must be sent at once.
+    Rest(Segments),
+    /// The plaintext has left: this many bytes of it. Its buffers come back.
+    Sent(usize, Segments),
+    /// A part has left.
+    Part,
+}
+
+impl ConnectionTls {
+    pub(super) fn new(session: TlsSession, count: TlsConnectionGuard) -> ConnectionTls {
+        ConnectionTls {
+            session,
+            room: None,
+            received: None,
+            plaintext: Segments::new(),
+            encrypted: 0,
+            out: Vec::new(),
+            is_closed: false,
+            _count: count,
+        }
+    }
+
+    /// True until both sides have proved what they must.
+    pub(super) fn is_handshaking(&self) -> bool {
+        self.session.is_handshaking()
+    }
+
+    /// The names in the certificate of the client; none if it has shown none.
+    pub(super) fn peer_names(&self) -> Vec<String> {
+        self.session.peer_names()
+    }
+
+    /// Memory for the next receive; `None` while received bytes are not decrypted.
+    pub(super) fn take_room(&mut self) -> Option<Segments> {
+        if self.received.is_some() || self.session.has_plaintext() {
+            return None;
+        }
+        let mut room = self.room.take().unwrap_or_else(|| Buf::zeroed(ROOM));
+        room.reclaim();
+        Some(room.into())
+    }
+
+    /// Takes the memory back from the ring, with `n` received bytes in it.
+    pub(super) fn arrived(&mut self, n: usize, mut data: Segments) {
+        let Some(mut buf) = data.pop() else { return };
+        if n > 0 {
+            buf.truncate(n);
+            self.received = Some((buf, 0));
+        } else {
+            self.room = Some(buf);
+        }
+    }
+
+    /// Decrypts received bytes into the memory of `rx`, of which at most `may` bytes are new.
+    /// Returns the number of bytes that have arrived there.
+    ///
+    /// # Errors
+    /// The client violates the protocol, or its certificate is refused.
+    pub(super) fn decrypt(
+        &mut self,
+        rx: &mut ReceiveBuffer,
+        pool: &mut BufPool,
+        may: usize,
+    ) -> Result<Result<usize, ReceiveBlocked>, TlsSessionError> {
+        while !self.session.has_plaintext() {
+            let Some((buf, at)) = &mut self.received else { return Ok(Ok(0)) };
+            let mut input = &buf[*at..];
+            self.session.receive(&mut input)?;
+            *at = buf.len() - input.len();
+            if *at == buf.len() {
+                self.room = self.received.take().map(|(buf, _)| buf);
+            }
+        }
+        let mut room = match rx.room(pool, may) {
+            Ok(room) => room,
+            Err(blocked) => return Ok(Err(blocked)),
+        };
+        let (session, mut done) = (&mut self.session, 0);
+        for buf in room.iter_mut() {
+            let mut at = 0;
+            while at < buf.len() && session.has_plaintext() {
+                at += session.read(&mut buf[at..]);
+            }
+            done += at;
+        }
+        rx.arrived(done, room);
+        Ok(Ok(done))
+    }
+
+    /// The next bytes to send: those of TLS itself, or the next part of the plaintext.
+    pub(super) fn next_send(&mut self) -> Option<Segments> {
+        let left = self.plaintext.len() - self.encrypted;
+        if left > 0 && !self.is_handshaking() {
+            let session = &mut self.session;
+            self.plaintext.consume(self.encrypted, left.min(PART), |_, part| session.write(part));
+            self.encrypted += left.min(PART);
+        }
+        self.session.take_output(&mut self.out);
+        if self.out.is_empty() {
+            return None;
+        }
+        let mut buf = Buf::zeroed(self.out.len());
+        buf.copy_from_slice(&self.out);
+        self.out.clear();
+        Some(buf.into())
+    }
+
+    /// Begins to send `plaintext`. The last one has left.
+    pub(super) fn begin_send(&mut self, plaintext: Segments) {
+        debug_assert!(self.plaintext.is_empty());
+        (self.plaintext, self.encrypted) = (plaintext, 0);
+    }
+
+    /// True if no plaintext waits or is being sent, and TLS itself has nothing to send.
+    pub(super) fn is_idle(&self) -> bool {
+        self.plaintext.is_empty() && !self.session.has_output()
+    }
+
+    /// Handles the end of a send after `n` bytes.
+    pub(super) fn sent(&mut self, n: usize, mut data: Segments) -> TlsSendResult {
+        if n < data.len() {
+            drop(data.split_to(n));
+            return TlsSendResult::Rest(data);
+        }
+        if self.plaintext.is_empty() || self.encrypted < self.plaintext.len() {
+            return TlsSendResult::Part;
+        }
+        let plaintext = std::mem::take(&mut self.plaintext);
+        TlsSendResult::Sent(std::mem::take(&mut self.encrypted), plaintext)
+    }
+
+    /// True if nothing waits for the send in flight.
+    pub(super) fn is_all_out(&self) -> bool {
+        self.encrypted == self.plaintext.len() && !self.session.has_output()
+    }
+
+    /// Tells the client that nothing follows. Returns false if it was told before.
+    pub(super) fn close(&mut self) -> bool {
+        let closes = !std::mem::replace(&mut self.is_closed, true);
+        if closes {
+            self.session.close();
+        }
+        closes
+    }
+
+    /// Bytes of memory, at most.
+    pub(super) fn held(&self) -> usize {
+        let sending = if self.plaintext.is_empty() { 0 } else { 2 * (PART + OVERHEAD) };
+        ROOM + sending
+    }
+
+    /// Returns the buffers of a send that is not completed.
+    pub(super) fn clear(&mut self, pool: &mut BufPool) {
+        return_buffers_to_pool(std::mem::take(&mut self.plaintext), pool);
+        self.encrypted = 0;
+    }
+}
+
+impl AcceptedNbdConnection {
+    /// Decrypts what has arrived, if the connection uses TLS. Returns true if there is new input.
+    pub(super) fn decrypt(&mut self, cx: &mut FrontCx<'_, '_>) -> bool {
+        if self.tls.is_none() || self.taken >= REQUESTS_A_TURN || self.is_backpressured() || !self.listens() {
+            return false;
+        }
+        let mut result = self.decrypt_within_allowance();
+        if let Ok(Err(ReceiveBlocked::Memory(need))) = result
+            && self.try_reserve(need, cx)
+        {
+            result = self.decrypt_within_allowance();
+        }
+        match result {
+            Ok(moved) => moved.is_ok_and(|n| n > 0),
+            Err(error) => {
+                tracing::warn!("nbd: a client is disconnected: {error}");
+                let shakes = matches!(self.phase, ConnectionPhase::Handshake(_));
+                // Before anything is served, the client is told why.
+                self.phase = if shakes { ConnectionPhase::Draining } else { ConnectionPhase::Dead };
+                false
+            }
+        }
+    }
+
+    fn decrypt_within_allowance(&mut self) -> Result<Result<usize, ReceiveBlocked>, TlsSessionError> {
+        let may = self.allowance();
+        let Some(tls) = &mut self.tls else { return Ok(Ok(0)) };
+        tls.decrypt(&mut self.rx, &mut self.writes, may)
+    }
+
+    /// The next bytes to send, if none are in flight.
+    pub(super) fn next_send(&mut self) -> Option<Segments> {
+        let Some(tls) = &mut self.tls else { return self.tx.next(&mut self.delta) };
+        if tls.is_idle()
+            && let Some(plaintext) = self.tx.next(&mut self.delta)
+        {
+            tls.begin_send(plaintext);
+        }
+        tls.next_send()
+    }
+
+    /// Tells a client of TLS that nothing follows, once all is answered.
+    pub(super) fn close_tls(&mut self, cx: &mut FrontCx<'_, '_>) {
+        let is_over = matches!(self.phase, ConnectionPhase::Draining) && self.are_all_answered();
+        if let Some(tls) = self.tls.as_mut().filter(|_| is_over && self.tx.is_idle())
+            && tls.close()
+        {
+            // A client that reads nothing must not keep the connection.
+            self.deadline = self.deadline.min(cx.now() + Nanos(self.options.stop_max.as_nanos() as u64));
+        }
+    }
+}
