@@ -94,17 +94,20 @@ impl UnderlyingDevices {
         device
     }
 
-    /// Starts an NBD server and returns the URI of its export.
-    fn served(&mut self) -> String {
+    /// Starts an NBD server, which may require TLS, and returns the URI of its export.
+    fn served(&mut self, has_tls: bool) -> String {
         let name = format!("nbd{}", self.servers.len());
         let path = self.folder().join(name);
-        let (server, uri) = NbdTestServer::start("mem:2M", &path);
+        let (server, uri) = match has_tls {
+            true => NbdTestServer::start_with_tls("mem:2M", &path),
+            false => NbdTestServer::start("mem:2M", &path),
+        };
         self.servers.push(server);
         uri.to_string()
     }
 
     /// Replaces the placeholders in `words`: `{file}`, `{huge}` (a sparse file), `{loop}`,
-    /// `{loop4k}`, `{nbd}` (an export of a disk in memory).
+    /// `{loop4k}`, `{nbd}` (an export of a disk in memory), `{nbds}` (the same over TLS).
     fn fill_in(&mut self, words: &str) -> String {
         let mut words = words.to_owned();
         while let Some(at) = words.find('{') {
@@ -115,7 +118,8 @@ impl UnderlyingDevices {
                 "huge" => name(self.file(3 << 40)),
                 "loop" => name(self.loop_device("512")),
                 "loop4k" => name(self.loop_device("4096")),
-                "nbd" => self.served(),
+                "nbd" => self.served(false),
+                "nbds" => self.served(true),
                 other => panic!("no such place: {other}"),
             };
             words.replace_range(at..=end, &made);

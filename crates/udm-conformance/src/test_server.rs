@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use udm_frontends::nbd::{Export, Exports, ListenAddress, NbdServer, NbdServerLimits};
+use udm_frontends::nbd::{Export, Exports, ListenAddress, NbdServer, NbdServerLimits, NbdServerTls};
 use udm_runtime::{Runtime, RuntimeOptions};
-use udm_wire::uri::{self, NbdAddress, NbdUri};
+use udm_tls::TlsServerConfig;
+use udm_wire::uri::{self, NbdAddress, NbdTlsParams, NbdUri};
 
 /// A server that runs until it is dropped.
 pub struct NbdTestServer(Option<(NbdServer, Runtime)>);
@@ -17,6 +18,25 @@ impl NbdTestServer {
     /// If the device or the socket cannot be created.
     #[must_use]
     pub fn start(device: &str, path: &Path) -> (NbdTestServer, NbdUri) {
+        NbdTestServer::start_with(device, path, None)
+    }
+
+    /// As [`NbdTestServer::start`], for clients that use TLS and have a certificate. The
+    /// certificates are those of the tests of `udm-tls`.
+    ///
+    /// # Panics
+    /// As [`NbdTestServer::start`].
+    #[must_use]
+    pub fn start_with_tls(device: &str, path: &Path) -> (NbdTestServer, NbdUri) {
+        let certificates = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../udm-tls/tests/data"));
+        let config = Arc::new(TlsServerConfig::load(certificates, true).expect("certificates"));
+        let tls = NbdServerTls { config, is_required: true };
+        let (server, uri) = NbdTestServer::start_with(device, path, Some(tls));
+        let tls = NbdTlsParams { certificates: certificates.to_owned(), hostname: None };
+        (server, NbdUri { tls: Some(tls), ..uri })
+    }
+
+    fn start_with(device: &str, path: &Path, tls: Option<NbdServerTls>) -> (NbdTestServer, NbdUri) {
         let spin_max = Duration::from_micros(20);
         let options = RuntimeOptions { cpus: vec![None], poll: false, spin_max };
         let runtime = Runtime::start(&options).expect("a core");
@@ -25,7 +45,8 @@ impl NbdTestServer {
         let exports = Arc::new(Exports::new());
         exports.add(Export::new("disk", "", false, device).expect("a name")).expect("the first export");
         let listen = [ListenAddress::Unix(path.to_owned())];
-        let server = NbdServer::start(runtime.core_set(), exports, NbdServerLimits::default(), &listen);
+        let (core_set, limits) = (runtime.core_set(), NbdServerLimits::default());
+        let server = NbdServer::start_with(core_set, exports, limits, tls, &listen, Vec::new(), true);
         let server = server.expect("a server");
         let address = NbdAddress::Unix(path.to_owned());
         (NbdTestServer(Some((server, runtime))), NbdUri::new(address, "disk"))

@@ -81,7 +81,7 @@ fn parts(_: &BTreeMap<&str, usize>) -> Vec<String> {
     let parts = targets.chain(selectors).filter(|&part| part != "error");
     let mut gaps: Vec<String> =
         parts.filter(|part| !has(part)).map(|part| format!("{part} has no subject")).collect();
-    for scheme in ["null:", "mem:", "pattern:", "file:", "{file}", "{loop}", "@"] {
+    for scheme in ["null:", "mem:", "pattern:", "file:", "{file}", "{loop}", "{nbd}", "{nbds}", "@"] {
         if !words.iter().any(|words| words.contains(scheme)) {
             gaps.push(format!("{scheme} has no subject"));
         }

@@ -170,7 +170,7 @@ fn changed_bytes_end_the_session() {
     for seed in 0..500u32 {
         let mut server = server("", true);
         let noise: Vec<u8> =
-            (0..300u32).map(|i| (seed.wrapping_mul(2_654_435_761) ^ i * i * 31) as u8).collect();
+            (0..300u32).map(|i| (seed.wrapping_mul(2_654_435_761) ^ (i * i * 31)) as u8).collect();
         let mut input = &noise[..];
         let _ = server.receive(&mut input);
         assert!(!server.has_plaintext() && server.is_handshaking());

@@ -57,7 +57,16 @@ const IMPORTS: &[(&str, &[&str])] = &[
     // Test support: it imports the crates that it tests, and no crate imports it.
     (
         "udm-conformance",
-        &["udm-backends", "udm-core", "udm-dm", "udm-frontends", "udm-runtime", "udm-targets", "udm-wire"],
+        &[
+            "udm-backends",
+            "udm-core",
+            "udm-dm",
+            "udm-frontends",
+            "udm-runtime",
+            "udm-targets",
+            "udm-tls",
+            "udm-wire",
+        ],
     ),
     (
         "udm",

@@ -258,6 +258,7 @@ mod tests {
             PlanStep::Remove(i) => format!("-{}", was[*i].name),
             PlanStep::Create(i) => format!("+{}", is[*i].name),
             PlanStep::Reload(_, i) => format!("~{}", is[*i].name),
+            PlanStep::Allow(_, i) => format!("@{}", is[*i].name),
         });
         let refused = plan.refused.iter().map(|(i, key, _)| format!("!{} {key}", is[*i].name));
         steps.chain(refused).collect::<Vec<_>>().join(" ")
@@ -276,6 +277,22 @@ mod tests {
         assert_eq!(steps("u=m m=a a", "u=b b"), "+b ~u -m -a");
         // A device that is used but not declared in the file.
         assert_eq!(steps("", "a=other"), "+a");
+    }
+
+    /// Other clients alone change no table; together with another table they come with it.
+    #[test]
+    fn other_clients_are_a_change_of_their_own() {
+        let one = |table: &str, allow: Option<&[&str]>| {
+            let allow = allow.map(|names| names.iter().map(|&name| name.to_owned()).collect());
+            DesiredDevice::new("a", table.into(), None, false).unwrap().with_allow(allow)
+        };
+        let steps =
+            |was: &DesiredDevice, is: DesiredDevice| plan_config_changes(&[was], &[is]).unwrap().steps;
+        let was = one("0 8 zero", Some(&["alice"]));
+        assert_eq!(steps(&was, one("0 8 zero", Some(&["alice"]))), []);
+        assert_eq!(steps(&was, one("0 8 zero", Some(&["bob"]))), [PlanStep::Allow(0, 0)]);
+        assert_eq!(steps(&was, one("0 8 zero", None)), [PlanStep::Allow(0, 0)]);
+        assert_eq!(steps(&was, one("0 8 error", None)), [PlanStep::Reload(0, 0)]);
     }
 
     #[test]
@@ -357,6 +374,7 @@ mod tests {
                         }
                         there.insert(wanted.name.clone(), wanted.clone());
                     }
+                    PlanStep::Allow(..) => prop_assert!(false, "the files name no clients"),
                 }
             }
             prop_assert_eq!(there.len(), is.len());

@@ -15,6 +15,7 @@ mod transfer;
 
 pub(super) use migration::{ConnectionMoveOrder, ConnectionServerRefs, attach_detached_client};
 
+use super::NbdServerLimits;
 use super::admission::AdmittedConnectionSlot;
 use super::balance::ClientLoadBalanceHandle;
 use super::block_status::BlockStatusWorkerHandle;
@@ -29,7 +30,7 @@ use super::receive::ReceiveBuffer;
 use super::reply::ReplySender;
 use super::serve::PendingNbdRequest;
 use super::stats::UnpublishedConnectionCounters;
-use super::{NbdServerLimits, NbdServerTls};
+use super::tls::NbdServerTlsHandle;
 use crossbeam_utils::CachePadded;
 use std::any::Any;
 use std::collections::VecDeque;
@@ -80,6 +81,8 @@ pub(super) struct AcceptedNbdConnection {
     pub(super) block_status_worker: BlockStatusWorkerHandle,
     pub(super) rx: ReceiveBuffer,
     pub(super) tx: ReplySender,
+    /// `None` if the server does not do TLS, or the connection has come from another core.
+    server_tls: Option<NbdServerTlsHandle>,
     /// `None` if the connection uses no TLS, or not yet.
     tls: Option<Box<ConnectionTls>>,
     /// TLS that begins when the answer to STARTTLS has left.
@@ -155,10 +158,11 @@ impl AcceptedNbdConnection {
         block_status_worker: BlockStatusWorkerHandle,
         exports: Arc<Exports>,
         mut options: NbdServerLimits,
-        tls: Option<NbdServerTls>,
+        server_tls: Option<NbdServerTlsHandle>,
         admission_slot: AdmittedConnectionSlot,
     ) -> AcceptedNbdConnection {
         // With a limit of 0, no request would be accepted.
+        let tls = server_tls.as_ref().map(|server| server.tls.clone());
         options.requests_max = options.requests_max.max(1);
         options.bytes_max = options.bytes_max.max(1);
         AcceptedNbdConnection {
@@ -177,6 +181,7 @@ impl AcceptedNbdConnection {
             block_status_worker,
             rx: ReceiveBuffer::new(options.bytes_max),
             tx: ReplySender::new(),
+            server_tls,
             tls: None,
             next_tls: None,
             receiving: false,
@@ -386,6 +391,7 @@ impl FrontEnd for AcceptedNbdConnection {
         // Most messages are for other clients, and there may be thousands of them.
         let is_mine = self.on_range_lock_message(message, cx)
             || self.on_block_status_answer(message)
+            || self.on_tls_message(message, cx)
             || self.on_move_message(message, cx);
         if is_mine || self.on_fail_message(message) {
             self.pump(cx);

@@ -8,6 +8,7 @@ use super::connection::{
 use super::handover::{DetachedNbdClient, InheritedListener, send_to_clients};
 use super::socket::{ListenSocket, ListenSocketKind, configure_accepted_socket};
 use super::stats::{ServerCounters, ServerCountersHandle};
+use super::tls::NbdServerTlsHandle;
 use super::{Exports, NbdServerLimits, NbdServerStats, NbdServerTls};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -54,7 +55,7 @@ struct NbdServerShared {
     block_status_worker: BlockStatusWorkerHandle,
     exports: Arc<Exports>,
     options: NbdServerLimits,
-    tls: Option<NbdServerTls>,
+    tls: Option<NbdServerTlsHandle>,
     counters: Arc<ServerCounters>,
     /// Core at which the search begins, and connections in the handshake. Locked while a slot is
     /// taken.
@@ -114,13 +115,12 @@ impl NbdServer {
                 ListenSocketKind::Tcp(address) => BoundAddress::Tcp(*address),
             })
             .collect();
-        let shared = NbdServerShared::new(
-            core_set,
-            BlockStatusWorkerHandle::start()?,
-            exports,
-            options.within(file_descriptor_limit()),
-            tls,
-        )?;
+        let options = options.within(file_descriptor_limit());
+        // For a moment, twice as many connections may be in the handshake.
+        let handshakes_max = 2 * options.handshakes_max.max(1);
+        let tls = tls.map(|tls| NbdServerTlsHandle::start(tls, handshakes_max)).transpose()?;
+        let shared =
+            NbdServerShared::new(core_set, BlockStatusWorkerHandle::start()?, exports, options, tls)?;
         *shared.pauses() = !accepts;
         let thread = if listeners.is_empty() {
             None
@@ -279,7 +279,7 @@ impl NbdServerShared {
         block_status_worker: BlockStatusWorkerHandle,
         exports: Arc<Exports>,
         options: NbdServerLimits,
-        tls: Option<NbdServerTls>,
+        tls: Option<NbdServerTlsHandle>,
     ) -> io::Result<Arc<NbdServerShared>> {
         exports.set_core_set(core_set);
         Ok(Arc::new(NbdServerShared {

@@ -19,9 +19,7 @@ impl AcceptedNbdConnection {
         if !self.tx.is_idle() {
             return;
         }
-        if let Some(tls) = self.next_tls.take() {
-            self.tls = Some(tls);
-        }
+        self.begin_tls(cx);
         if let Some(tls) = &self.tls {
             if tls.is_handshaking() {
                 return;

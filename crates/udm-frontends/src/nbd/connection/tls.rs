@@ -1,5 +1,6 @@
 //! TLS of a connection: between the bytes of the socket and the protocol.
 //!
+//! A thread performs the handshake ([`crate::nbd::tls`]). Afterwards everything happens on the core.
 //! The ring receives into a buffer of this part, and what it decrypts goes to the receive side of
 //! the connection as if it had arrived there. A send of the connection is encrypted in parts, of
 //! which one is in flight. rustls allocates a vector for each record of 16 KiB; a connection
@@ -9,7 +10,10 @@ use super::{AcceptedNbdConnection, ConnectionPhase, REQUESTS_A_TURN};
 use crate::nbd::receive::{ReceiveBlocked, ReceiveBuffer};
 use crate::nbd::reply::return_buffers_to_pool;
 use crate::nbd::stats::TlsConnectionGuard;
-use udm_core::{Buf, BufPool, Nanos, Segments};
+use crate::nbd::tls::{TlsHandshakeStep, TlsHandshakeStepDone};
+use std::any::Any;
+use std::sync::Arc;
+use udm_core::{Buf, BufPool, DeviceId, Nanos, Segments};
 use udm_runtime::FrontCx;
 use udm_tls::{TlsSession, TlsSessionError};
 
@@ -24,7 +28,10 @@ const OVERHEAD: usize = 8 << 10;
 
 /// The TLS of a connection.
 pub(super) struct ConnectionTls {
-    session: TlsSession,
+    /// `None` while the thread for handshakes has it, with what was received.
+    session: Option<TlsSession>,
+    /// The topic of its messages.
+    topic: DeviceId,
     /// Memory for the next receive; `None` while the ring has it, or while `received` has it.
     room: Option<Buf>,
     /// Bytes that arrived, and how many of them are decrypted.
@@ -52,7 +59,8 @@ pub(super) enum TlsSendResult {
 impl ConnectionTls {
     pub(super) fn new(session: TlsSession, count: TlsConnectionGuard) -> ConnectionTls {
         ConnectionTls {
-            session,
+            session: Some(session),
+            topic: DeviceId::new(),
             room: None,
             received: None,
             plaintext: Segments::new(),
@@ -65,17 +73,18 @@ impl ConnectionTls {
 
     /// True until both sides have proved what they must.
     pub(super) fn is_handshaking(&self) -> bool {
-        self.session.is_handshaking()
+        self.session.as_ref().is_none_or(TlsSession::is_handshaking)
     }
 
     /// The names in the certificate of the client; none if it has shown none.
     pub(super) fn peer_names(&self) -> Vec<String> {
-        self.session.peer_names()
+        self.session.as_ref().map(TlsSession::peer_names).unwrap_or_default()
     }
 
     /// Memory for the next receive; `None` while received bytes are not decrypted.
     pub(super) fn take_room(&mut self) -> Option<Segments> {
-        if self.received.is_some() || self.session.has_plaintext() {
+        let session = self.session.as_ref()?;
+        if self.received.is_some() || session.has_plaintext() {
             return None;
         }
         let mut room = self.room.take().unwrap_or_else(|| Buf::zeroed(ROOM));
@@ -94,6 +103,24 @@ impl ConnectionTls {
         }
     }
 
+    /// The next step of the handshake, if something for it has arrived.
+    fn take_handshake_step(&mut self) -> Option<(TlsSession, (Buf, usize))> {
+        if self.session.as_ref().is_some_and(TlsSession::is_handshaking) && self.received.is_some() {
+            return self.session.take().zip(self.received.take());
+        }
+        None
+    }
+
+    /// Takes back what was given to the thread for handshakes.
+    fn handshake_step_done(&mut self, session: TlsSession, (buf, at): (Buf, usize)) {
+        self.session = Some(session);
+        if at < buf.len() {
+            self.received = Some((buf, at));
+        } else {
+            self.room = Some(buf);
+        }
+    }
+
     /// Decrypts received bytes into the memory of `rx`, of which at most `may` bytes are new.
     /// Returns the number of bytes that have arrived there.
     ///
@@ -105,10 +132,11 @@ impl ConnectionTls {
         pool: &mut BufPool,
         may: usize,
     ) -> Result<Result<usize, ReceiveBlocked>, TlsSessionError> {
-        while !self.session.has_plaintext() {
+        let Some(session) = &mut self.session else { return Ok(Ok(0)) };
+        while !session.has_plaintext() {
             let Some((buf, at)) = &mut self.received else { return Ok(Ok(0)) };
             let mut input = &buf[*at..];
-            self.session.receive(&mut input)?;
+            session.receive(&mut input)?;
             *at = buf.len() - input.len();
             if *at == buf.len() {
                 self.room = self.received.take().map(|(buf, _)| buf);
@@ -118,7 +146,7 @@ impl ConnectionTls {
             Ok(room) => room,
             Err(blocked) => return Ok(Err(blocked)),
         };
-        let (session, mut done) = (&mut self.session, 0);
+        let mut done = 0;
         for buf in room.iter_mut() {
             let mut at = 0;
             while at < buf.len() && session.has_plaintext() {
@@ -133,12 +161,12 @@ impl ConnectionTls {
     /// The next bytes to send: those of TLS itself, or the next part of the plaintext.
     pub(super) fn next_send(&mut self) -> Option<Segments> {
         let left = self.plaintext.len() - self.encrypted;
-        if left > 0 && !self.is_handshaking() {
-            let session = &mut self.session;
+        let session = self.session.as_mut()?;
+        if left > 0 && !session.is_handshaking() {
             self.plaintext.consume(self.encrypted, left.min(PART), |_, part| session.write(part));
             self.encrypted += left.min(PART);
         }
-        self.session.take_output(&mut self.out);
+        session.take_output(&mut self.out);
         if self.out.is_empty() {
             return None;
         }
@@ -156,7 +184,7 @@ impl ConnectionTls {
 
     /// True if no plaintext waits or is being sent, and TLS itself has nothing to send.
     pub(super) fn is_idle(&self) -> bool {
-        self.plaintext.is_empty() && !self.session.has_output()
+        self.plaintext.is_empty() && !self.has_output()
     }
 
     /// Handles the end of a send after `n` bytes.
@@ -174,14 +202,18 @@ impl ConnectionTls {
 
     /// True if nothing waits for the send in flight.
     pub(super) fn is_all_out(&self) -> bool {
-        self.encrypted == self.plaintext.len() && !self.session.has_output()
+        self.encrypted == self.plaintext.len() && !self.has_output()
+    }
+
+    fn has_output(&self) -> bool {
+        self.session.as_ref().is_some_and(TlsSession::has_output)
     }
 
     /// Tells the client that nothing follows. Returns false if it was told before.
     pub(super) fn close(&mut self) -> bool {
         let closes = !std::mem::replace(&mut self.is_closed, true);
-        if closes {
-            self.session.close();
+        if let Some(session) = self.session.as_mut().filter(|_| closes) {
+            session.close();
         }
         closes
     }
@@ -205,6 +237,10 @@ impl AcceptedNbdConnection {
         if self.tls.is_none() || self.taken >= REQUESTS_A_TURN || self.is_backpressured() || !self.listens() {
             return false;
         }
+        if self.tls.as_ref().is_some_and(|tls| tls.is_handshaking()) {
+            self.begin_handshake_step(cx);
+            return false;
+        }
         let mut result = self.decrypt_within_allowance();
         if let Ok(Err(ReceiveBlocked::Memory(need))) = result
             && self.try_reserve(need, cx)
@@ -214,13 +250,53 @@ impl AcceptedNbdConnection {
         match result {
             Ok(moved) => moved.is_ok_and(|n| n > 0),
             Err(error) => {
-                tracing::warn!("nbd: a client is disconnected: {error}");
-                let shakes = matches!(self.phase, ConnectionPhase::Handshake(_));
-                // Before anything is served, the client is told why.
-                self.phase = if shakes { ConnectionPhase::Draining } else { ConnectionPhase::Dead };
+                self.fail_tls(&error);
                 false
             }
         }
+    }
+
+    fn fail_tls(&mut self, error: &TlsSessionError) {
+        tracing::warn!("nbd: a client is disconnected: {error}");
+        let shakes = matches!(self.phase, ConnectionPhase::Handshake(_));
+        // Before anything is served, the client is told why.
+        self.phase = if shakes { ConnectionPhase::Draining } else { ConnectionPhase::Dead };
+    }
+
+    /// Begins TLS: the answer to STARTTLS has left.
+    pub(super) fn begin_tls(&mut self, cx: &mut FrontCx<'_, '_>) {
+        if let Some(tls) = self.next_tls.take() {
+            cx.subscribe(tls.topic);
+            self.tls = Some(tls);
+        }
+    }
+
+    /// Gives what has arrived to the thread for handshakes.
+    fn begin_handshake_step(&mut self, cx: &mut FrontCx<'_, '_>) {
+        let Some(tls) = &mut self.tls else { return };
+        let Some((session, received)) = tls.take_handshake_step() else { return };
+        let (core_set, core, topic) = (Arc::clone(&self.core_set), cx.core(), tls.topic);
+        let step = TlsHandshakeStep { session, received, core_set, core, topic };
+        if !self.server_tls.as_ref().is_some_and(|server| server.run(step)) {
+            tracing::warn!("nbd: a client is disconnected: too many begin TLS");
+            self.phase = ConnectionPhase::Dead;
+        }
+    }
+
+    /// Handles the end of a step of the handshake. Returns true if `message` is one.
+    pub(super) fn on_tls_message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) -> bool {
+        let Some(done) = message.downcast_ref::<TlsHandshakeStepDone>() else { return false };
+        let (Some(tls), Some((session, received, result))) = (&mut self.tls, done.take()) else {
+            return false;
+        };
+        tls.handshake_step_done(session, received);
+        if !tls.is_handshaking() {
+            cx.unsubscribe(tls.topic);
+        }
+        if let Err(error) = result {
+            self.fail_tls(&error);
+        }
+        true
     }
 
     fn decrypt_within_allowance(&mut self) -> Result<Result<usize, ReceiveBlocked>, TlsSessionError> {
