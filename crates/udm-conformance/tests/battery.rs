@@ -79,11 +79,13 @@ fn parts(_: &BTreeMap<&str, usize>) -> Vec<String> {
     let selectors = udm_targets::multipath::selector::SELECTORS.iter().map(|selector| selector.name);
     // The error target serves nothing; the test `faults` covers it.
     let parts = targets.chain(selectors).filter(|&part| part != "error");
-    let mut gaps: Vec<String> =
-        parts.filter(|part| !has(part)).map(|part| format!("{part} has no subject")).collect();
+    let mut gaps: Vec<String> = parts
+        .filter(|part| !has(part))
+        .map(|part| format!("{part} has no line in DEVICES_UNDER_TEST"))
+        .collect();
     for scheme in ["null:", "mem:", "pattern:", "file:", "{file}", "{loop}", "{nbd}", "{nbds}", "@"] {
         if !words.iter().any(|words| words.contains(scheme)) {
-            gaps.push(format!("{scheme} has no subject"));
+            gaps.push(format!("{scheme} has no line in DEVICES_UNDER_TEST"));
         }
     }
     gaps

@@ -36,7 +36,8 @@ pub trait CpuBioHandler {
     }
 
     /// Serves `bio` from `part.done` on, until it is done or `part.left` is used up. Each call
-    /// advances by at least one byte. An error status ends the bio at once; `Ok` matters only if
+    /// advances by at least one byte; a request that touches no memory is
+    /// [finished](BioProgress::finish). An error status ends the bio at once; `Ok` matters only if
     /// `part` [is done](BioProgress::is_done).
     fn serve(&mut self, bio: &mut Bio, part: &mut BioProgress) -> Status;
 }
@@ -204,7 +205,10 @@ impl<S: CpuBioHandler> CpuBudgetedQueue<S> {
 fn serve_whole_bio<S: CpuBioHandler>(serve: &mut S, bio: &mut Bio) {
     let mut part = BioProgress::first(serve.length(bio), u64::MAX);
     let status = serve.serve(bio, &mut part);
-    debug_assert!(part.is_done() || !status.is_ok(), "a request within the budget is served in one call");
+    debug_assert!(
+        part.is_done() || !status.is_ok(),
+        "serve returned Ok for a part of a request within the budget; advance or finish it"
+    );
     bio.end_with(status);
 }
 

@@ -63,7 +63,10 @@ impl Multipath {
             let s = &group.selector;
             field!(out, "{} {} {} {}", s.name(), s.args(), group.paths.len(), s.path_arg_count());
             for (i, path) in group.paths.iter().enumerate() {
-                field!(out, "{} {}", path.number, s.path_args(i));
+                field!(out, "{}", path.number);
+                if s.path_arg_count() > 0 {
+                    field!(out, "{}", s.path_args(i));
+                }
             }
         }
         out

@@ -71,7 +71,7 @@ pub(super) trait SharedPathSelector: Send + Sync {
         String::from("0")
     }
 
-    /// Number of words of [`SharedPathSelector::path_args`] per path.
+    /// Number of words of [`SharedPathSelector::path_args`] per path; may be 0.
     fn path_arg_count(&self) -> usize;
 
     /// The arguments of `path` as `table` prints them, with defaults filled in.
@@ -180,6 +180,7 @@ pub(super) trait PathSelectorLaneOps {
     }
 
     /// Returns a usable path for a bio that is a batch of its own. At least one path is usable.
+    /// [`PathSelectorLaneOps::look`] gives the time; chance comes from a generator in the lane.
     fn choose(&mut self, bio: &mut Bio) -> usize;
 
     /// Chooses a path for each of `bios`, with the same result as calls of
@@ -354,7 +355,7 @@ fn parse_repeat_count(selector: &str, word: &str) -> Result<u32, PathArgError> {
     }
 }
 
-/// The choices of [`PathChooser::choose_all`] for `bios`.
+/// The choices of [`PathSelectorLaneOps::choose_all`] for `bios`.
 #[cfg(test)]
 fn record_path_choices(lane: &mut impl PathSelectorLaneOps, bios: Batch) -> Vec<(usize, Box<Bio>)> {
     struct RecordedChoices<'a>(&'a mut std::vec::IntoIter<Box<Bio>>, &'a mut Vec<(usize, Box<Bio>)>);
