@@ -67,6 +67,11 @@ impl DeviceExporter {
         self.by_device().get(&device).map(|export| export.served())
     }
 
+    /// Sets the counters that another process has counted for a device before, if it has an export.
+    pub(crate) fn set_served_before(&self, device: DeviceId, before: DeviceIoReport) {
+        self.by_device().get(&device).inspect(|export| export.set_served_before(before));
+    }
+
     /// Sets a hook that is called on any thread after a connection has closed a device. Only the
     /// first call has an effect.
     pub(crate) fn on_closed(&self, hook: Arc<dyn Fn() + Send + Sync>) {

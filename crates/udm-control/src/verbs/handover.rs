@@ -7,10 +7,11 @@
 //! UUIDs, numbers and tables. Failed paths stay failed, and a path or group that an administrator
 //! chose stays chosen.
 //!
-//! Not handed over: event numbers and counters, which begin again, the time of `flakey`, and
-//! settings of queues that a verb changed.
+//! Not handed over: counters of paths, which begin again, the time of `flakey`, and settings of
+//! queues that a verb changed.
 
 use super::change::{create_device, resume_devices};
+use super::handover_counters::{HandedOverCounters, counters_to_hand_over, take_over_counters};
 use super::remove::remove_described_device;
 use super::{CancelToken, DeviceSpec, snapshot, tables};
 use crate::config::{self, DesiredDevice, HandedOverConfig};
@@ -68,6 +69,9 @@ pub struct HandedOverDevice {
     pub messages: Vec<(u64, String)>,
     /// URIs of the paths that an administrator failed.
     pub failed_by_hand: Vec<String>,
+    /// Its counters.
+    #[serde(default)]
+    pub counters: HandedOverCounters,
 }
 
 /// A disk that has a number.
@@ -300,6 +304,7 @@ fn device_to_hand_over(registry: &DeviceRegistry, mapped: &RegisteredDevice) -> 
         was_linear: info.was_linear,
         messages: Vec::new(),
         failed_by_hand: Vec::new(),
+        counters: counters_to_hand_over(registry, mapped),
     };
     for entry in live.iter().flat_map(|table| table.targets()) {
         let Some(multipath) = entry.target.as_multipath() else { continue };
@@ -373,6 +378,9 @@ pub async fn create_handed_over_devices(
         }
         for path in &device.failed_by_hand {
             tables::fail_or_reinstate_path(registry, &device.name, path, "fail", &BaseDir::none())?;
+        }
+        if let Ok(mapped) = registry.find(&device.name) {
+            take_over_counters(registry, &mapped, &device.counters);
         }
     }
     config::take_over_config(registry, &from.config)

@@ -9,6 +9,7 @@ mod change;
 mod device_locks;
 mod events;
 pub mod handover;
+mod handover_counters;
 mod lane_guard;
 mod multipath;
 #[cfg(test)]

@@ -333,6 +333,11 @@ impl MappedDevice {
         self.events.count.load(Ordering::Acquire)
     }
 
+    /// Sets the event counter to that of the same device in another process.
+    pub fn set_event_nr(&self, event_nr: u32) {
+        self.events.count.store(event_nr, Ordering::Release);
+    }
+
     /// Sets `hook` to be called after each event. Any thread, also a core, may call it, so it
     /// should only wake another thread. Only the first call has an effect.
     pub fn on_event(&self, hook: TransitionWakeFn) {

@@ -126,6 +126,11 @@ impl Export {
         self.exported_device.served.report()
     }
 
+    /// Sets the counters that another process has counted before. [`Export::served`] adds them.
+    pub fn set_served_before(&self, before: DeviceIoReport) {
+        self.exported_device.served.set_before(before);
+    }
+
     /// True if clients may not write, even if the device is writable.
     #[must_use]
     pub fn is_read_only(&self) -> bool {

@@ -6,7 +6,7 @@
 use crossbeam_utils::CachePadded;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use udm_core::latency::{AtomicLatencyHistogram, LatencyHistogramSnapshot};
 use udm_core::{CoreId, Nanos, Op};
 use udm_wire::nbd::NbdCommand;
@@ -39,7 +39,11 @@ pub struct DeviceIoReport {
 
 /// Counters of a device by core. Those of a core are created with its first client.
 #[derive(Default)]
-pub(super) struct DeviceIoCounters(Mutex<BTreeMap<CoreId, Arc<CachePadded<CoreDeviceIoCounters>>>>);
+pub(super) struct DeviceIoCounters {
+    cores: Mutex<BTreeMap<CoreId, Arc<CachePadded<CoreDeviceIoCounters>>>>,
+    /// What another process has counted before.
+    before: OnceLock<Box<DeviceIoReport>>,
+}
 
 /// Counters of one core for a device.
 #[derive(Default)]
@@ -104,14 +108,20 @@ impl CoreDeviceIoCounters {
 impl DeviceIoCounters {
     /// Returns the counters of `core`.
     pub(super) fn on(&self, core: CoreId) -> Arc<CachePadded<CoreDeviceIoCounters>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(core).or_default().clone()
+        self.cores.lock().unwrap_or_else(PoisonError::into_inner).entry(core).or_default().clone()
+    }
+
+    /// Sets what another process has counted before, without requests in flight. Only the first
+    /// call has an effect.
+    pub(super) fn set_before(&self, before: DeviceIoReport) {
+        let _ = self.before.set(Box::new(before));
     }
 
     /// Adds up all cores. The numbers are recent, but not of one instant, because a core may be in
     /// the middle of a turn.
     pub(super) fn report(&self) -> DeviceIoReport {
-        let mut report = DeviceIoReport::default();
-        for core in self.0.lock().unwrap_or_else(PoisonError::into_inner).values() {
+        let mut report = self.before.get().map(|before| (**before).clone()).unwrap_or_default();
+        for core in self.cores.lock().unwrap_or_else(PoisonError::into_inner).values() {
             for (sum, counts) in report.ops.iter_mut().zip(&core.ops) {
                 let ended = counts.ended.load(Relaxed);
                 let in_flight = counts.begun.load(Relaxed).saturating_sub(ended);
