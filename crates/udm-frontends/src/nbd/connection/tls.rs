@@ -1,10 +1,10 @@
 //! TLS of a connection: between the bytes of the socket and the protocol.
 //!
-//! A thread performs the handshake ([`crate::nbd::tls`]). Afterwards everything happens on the core.
-//! The ring receives into a buffer of this part, and what it decrypts goes to the receive side of
-//! the connection as if it had arrived there. A send of the connection is encrypted in parts, of
-//! which one is in flight. rustls allocates a vector for each record of 16 KiB; a connection
-//! without TLS pays one branch per receive and per send.
+//! A thread performs the handshake ([`crate::nbd::tls`]). Afterwards everything happens on the
+//! core. The ring receives into a buffer of this part, and what it decrypts goes to the receive
+//! side of the connection as if it had arrived there. A send of the connection is encrypted in
+//! parts, of which one is in flight. rustls allocates a vector for each record of 16 KiB; a
+//! connection without TLS pays one branch per receive and per send.
 
 use super::{AcceptedNbdConnection, ConnectionPhase, REQUESTS_A_TURN};
 use crate::nbd::receive::{ReceiveBlocked, ReceiveBuffer};
