@@ -50,6 +50,7 @@ pub(crate) fn collect_stats(registry: &DeviceRegistry, began: StartTime) -> api:
         up_ns: began.at.elapsed().as_nanos() as u64,
         server: counts.map(|counts| api::NbdConnectionStats {
             connections: counts.connections as u64,
+            tls: counts.tls as u64,
             accepted: counts.accepted,
             refused: counts.refused,
             moves: counts.moves,

@@ -5,13 +5,16 @@ mod support;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use support::{Server, has, text, until};
-use udm_tls::{TlsClientConfig, TlsSession};
+use udm_tls::{TlsClientConfig, TlsServerConfig, TlsSession};
 use udm_wire::nbd::{
-    ClientFlags, GREETING_SIZE, NbdOption, OPT_STARTTLS, OptionReplyHeader, REP_ACK, encode_client_flags,
+    ClientFlags, ClientHandshakeMessage, ClientHandshakeMessageParser, ExportFlags, ExportInfoItem,
+    GREETING_SIZE, HandshakeFlags, NbdOption, OPT_GO, OPT_STARTTLS, OptionReplyHeader, REP_ACK,
+    REP_ERR_UNSUP, encode_client_flags, encode_nbd_server_greeting, put_export_info_reply,
+    put_option_ack_reply, put_option_error_reply,
 };
 
 const SIZE: usize = 8 << 20;
@@ -253,6 +256,114 @@ fn bytes_after_starttls_end_the_connection() {
     shake(&server.nbd);
 }
 
+/// The server's side of a TLS connection, by hand.
+struct TlsServer(UnixStream, TlsSession);
+
+impl TlsServer {
+    /// Accepts a client, and performs the handshake of TLS.
+    fn accept(listener: &UnixListener) -> TlsServer {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(&encode_nbd_server_greeting(HandshakeFlags::FIXED_NEWSTYLE)).unwrap();
+        stream.read_exact(&mut [0; 4 + 16]).unwrap();
+        let mut agreed = Vec::new();
+        put_option_ack_reply(&mut agreed, OPT_STARTTLS);
+        stream.write_all(&agreed).unwrap();
+        let session = TlsServerConfig::load(&certificates(""), false).unwrap().session().unwrap();
+        TlsServer(stream, session)
+    }
+
+    fn send(&mut self, plaintext: &[u8]) {
+        self.1.write(plaintext);
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        let mut out = Vec::new();
+        self.1.take_output(&mut out);
+        self.0.write_all(&out).unwrap();
+    }
+
+    /// Receives plaintext; none at the end of the stream.
+    fn receive(&mut self) -> Vec<u8> {
+        let (mut room, mut plaintext) = ([0; 4096], vec![0; 1 << 17]);
+        loop {
+            let n = self.0.read(&mut room).unwrap();
+            let (mut input, mut at) = (&room[..n], 0);
+            while !input.is_empty() {
+                self.1.receive(&mut input).unwrap();
+                at += self.1.read(&mut plaintext[at..]);
+            }
+            self.flush();
+            if n == 0 || at > 0 {
+                plaintext.truncate(at);
+                return plaintext;
+            }
+        }
+    }
+
+    /// Answers options until the client has chosen the export.
+    fn export(&mut self, size: u64) {
+        let mut parser = ClientHandshakeMessageParser::new();
+        // They came before TLS.
+        parser.next(&mut &[0; 4][..]).unwrap();
+        loop {
+            let (received, mut out) = (self.receive(), Vec::new());
+            let mut input = &received[..];
+            let mut is_chosen = false;
+            while let Some(ClientHandshakeMessage::Option(option)) = parser.next(&mut input).unwrap() {
+                if let NbdOption::Go(_) = option {
+                    let flags =
+                        ExportFlags::HAS_FLAGS | ExportFlags::SEND_FLUSH | ExportFlags::CAN_MULTI_CONN;
+                    put_export_info_reply(&mut out, OPT_GO, &ExportInfoItem::Export { size, flags });
+                    put_option_ack_reply(&mut out, OPT_GO);
+                    is_chosen = true;
+                } else {
+                    put_option_error_reply(&mut out, option.number(), REP_ERR_UNSUP, "");
+                }
+            }
+            self.send(&out);
+            if is_chosen {
+                return;
+            }
+        }
+    }
+}
+
+/// A server whose TLS is broken in the middle has a write that it may still carry out. The write
+/// waits until the connection is closed, and then goes to the other path.
+#[test]
+fn a_write_waits_for_the_end_of_a_connection_with_broken_tls() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let socket = folder.path().join("broken");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let good = server(&["--tls=require"]);
+    let (ends, ended) = std::sync::mpsc::channel();
+    let broken = std::thread::spawn(move || {
+        // One connection asks for the properties, and one for each lane comes later.
+        let mut first = TlsServer::accept(&listener);
+        first.export(SIZE as u64);
+        let mut second = TlsServer::accept(&listener);
+        second.export(SIZE as u64);
+        assert!(!second.receive().is_empty(), "a write");
+        second.0.write_all(&[7; 200]).unwrap();
+        ended.recv().unwrap();
+    });
+    let paths = [&socket, &good.nbd].map(|socket| uri(socket, "disk", &certificates("")));
+    let table = format!(
+        "mp=0 16384 multipath 0 0 2 1 round-robin 0 1 1 {} 1 round-robin 0 1 1 {} 1",
+        paths[0], paths[1]
+    );
+    let user = Server::start_with(&[&table], &[]);
+    let mut client = support::nbd::Client::connect(&user.nbd, "mp");
+    client.ask(udm_wire::nbd::NbdCommand::Write, 0, 4096);
+    until("broken TLS", || user.log().contains("TLS: ").then_some(()));
+    assert!(user.log().contains("1 writes wait until"), "{}", user.log());
+    ends.send(()).unwrap();
+    assert_eq!(client.error(), 0, "{}", user.log());
+    broken.join().unwrap();
+    assert!(user.says(&["status", "mp"]).contains(" F "), "the path has failed");
+}
+
 /// SIGHUP reads new certificates for new connections; those that cannot be used are refused aloud
 /// and change nothing.
 #[test]
@@ -296,6 +407,7 @@ fn an_upgrade_says_that_tls_cannot_be_handed_over() {
     until("the client", || {
         server.refuses(&["upgrade"]).contains("1 client is connected with TLS").then_some(())
     });
+    assert!(server.http("GET", "/metrics", "").2.contains("udm_connections_tls 1"));
     server.upgrade(&["--disconnect-tls"]);
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest);

@@ -159,6 +159,11 @@ impl AbandonedConnectionWithHeldWrites {
                 }
                 Ok(ConnectionRingEvent::Sent(buf)) => resources.pool.put(buf),
                 Ok(ConnectionRingEvent::Connected | ConnectionRingEvent::Nothing) => {}
+                Err(loss) if loss.end == DisconnectKind::ProtocolError => {
+                    // TLS is broken; the end of the connection can still be seen.
+                    self.is_trusted = false;
+                    connection.receive(None, resources.pool);
+                }
                 Err(loss) => {
                     ended = Some(loss.end);
                     break;

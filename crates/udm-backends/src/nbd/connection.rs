@@ -279,7 +279,10 @@ impl NbdClientConnection {
         n: usize,
         pool: &mut BufPool,
     ) -> Result<ConnectionRingEvent, DisconnectReason> {
-        let Some(tls) = &mut self.tls else { return Ok(ConnectionRingEvent::Bytes(received, n)) };
+        let Some(tls) = self.tls.as_mut().filter(|tls| !tls.is_broken()) else {
+            // Its owner does not trust the bytes, and waits for the end of the connection.
+            return Ok(ConnectionRingEvent::Bytes(received, n));
+        };
         let decrypted = tls.decrypt(&received[..n], pool);
         let (plaintext, n) = decrypted
             .map_err(|error| DisconnectReason::new(DisconnectKind::ProtocolError, error.to_string()))?;
@@ -380,7 +383,8 @@ impl Drop for NbdClientConnection {
     /// Cancels the operations in flight, so that the socket is closed. If the connection is ready
     /// and idle, a disconnect request is sent first. Answers to it are ignored.
     fn drop(&mut self) {
-        if let (ConnectionStage::Ready(replies), false) = (&mut self.stage, self.sending)
+        let is_broken = self.tls.as_ref().is_some_and(|tls| tls.is_broken());
+        if let (ConnectionStage::Ready(replies), false) = (&mut self.stage, self.sending || is_broken)
             && replies.in_flight() == 0
         {
             let asked = NbdRequestParams {

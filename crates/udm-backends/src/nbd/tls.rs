@@ -33,16 +33,23 @@ pub(super) struct ConnectionTls {
     plaintext: Option<Buf>,
     /// Encrypted bytes, until they are in a buffer.
     out: Vec<u8>,
+    /// The peer has violated the protocol: nothing is decrypted or sent any more.
+    is_broken: bool,
 }
 
 impl ConnectionTls {
     pub(super) fn new(session: TlsSession) -> ConnectionTls {
-        ConnectionTls { session, plaintext: None, out: Vec::new() }
+        ConnectionTls { session, plaintext: None, out: Vec::new(), is_broken: false }
     }
 
     /// True until requests can be encrypted.
     pub(super) fn is_handshaking(&self) -> bool {
         self.session.is_handshaking()
+    }
+
+    /// True after an error of [`ConnectionTls::decrypt`].
+    pub(super) fn is_broken(&self) -> bool {
+        self.is_broken
     }
 
     /// Encrypts `plaintext`, and keeps it until the send is complete.
@@ -81,7 +88,7 @@ impl ConnectionTls {
         let mut plaintext = pool.get(input.len() + RECORD_MAX);
         let mut at = 0;
         while !input.is_empty() {
-            self.session.receive(&mut input)?;
+            self.session.receive(&mut input).inspect_err(|_| self.is_broken = true)?;
             while self.session.has_plaintext() {
                 let n = self.session.read(&mut plaintext[at..]);
                 assert!(n > 0, "the plaintext is no longer than its records");

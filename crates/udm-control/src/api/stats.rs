@@ -32,6 +32,8 @@ pub struct ServerStatsReport {
 pub struct NbdConnectionStats {
     /// Connected clients.
     pub connections: u64,
+    /// Connected clients that use TLS.
+    pub tls: u64,
     /// Accepted connections.
     pub accepted: u64,
     /// Connections that were closed or refused an export, because there were too many.

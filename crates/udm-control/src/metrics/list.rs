@@ -25,6 +25,7 @@ macro_rules! metrics {
 metrics! {
     BUILD = GAUGE "udm_build_info": "Always 1; the version is a label";
     CONNECTIONS = GAUGE "udm_connections": "Clients that are connected over NBD";
+    TLS = GAUGE "udm_connections_tls": "Clients that are connected over NBD with TLS";
     ACCEPTED = COUNTER "udm_connections_accepted_total": "Connections that were accepted";
     REFUSED = COUNTER "udm_connections_refused_total":
         "Connections that were closed, or refused an export, because there were too many";

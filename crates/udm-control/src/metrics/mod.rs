@@ -20,6 +20,7 @@ pub fn prometheus_text(stats: &api::ServerStatsReport) -> Vec<u8> {
     all.add(&m::BUILD, &[("version", &stats.version)], 1.0);
     if let Some(server) = &stats.server {
         all.add(&m::CONNECTIONS, &[], server.connections as f64);
+        all.add(&m::TLS, &[], server.tls as f64);
         all.add(&m::ACCEPTED, &[], server.accepted as f64);
         all.add(&m::REFUSED, &[], server.refused as f64);
         all.add(&m::MOVES, &[], server.moves as f64);

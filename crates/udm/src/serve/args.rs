@@ -1,6 +1,7 @@
 //! The arguments of `udm serve`.
 
 use super::path_maintenance::PathCheckInterval;
+use super::socket_access::parse_unix_mode;
 use crate::args::{StateFolderArgs, parse_seconds};
 use crate::table_arg::{DeviceTableArg, parse_device_table_arg};
 use clap::{Args, Command, ValueEnum};
@@ -95,6 +96,14 @@ pub struct ServeArgs {
     /// killed without --run
     #[arg(short = 'U', long, value_name = "PATH")]
     pub unix: Option<PathBuf>,
+    /// Permissions of the socket of --unix, in octal: who may write it may connect [default: 600,
+    /// with
+    /// --group 660]
+    #[arg(long, value_name = "MODE", requires = "unix", value_parser = parse_unix_mode)]
+    pub unix_mode: Option<u32>,
+    /// The group of the socket of --unix, a name or a number
+    #[arg(long, value_name = "GROUP", requires = "unix")]
+    pub group: Option<String>,
     /// Serve NBD on a TCP port
     #[arg(short, long, value_name = "N")]
     pub port: Option<u16>,

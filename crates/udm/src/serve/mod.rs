@@ -14,6 +14,7 @@ mod ready;
 mod reload;
 mod report;
 mod shutdown;
+mod socket_access;
 mod sockets;
 mod supervisor;
 mod systemd;
@@ -294,6 +295,9 @@ async fn run_listeners_until_shutdown(
         !is_taken_over,
     );
     let server = server.context("serve")?;
+    if let Some(path) = sockets.unix.as_ref().filter(|_| !is_taken_over) {
+        socket_access::apply_socket_access(args, path).context("serve")?;
+    }
     if let Some(take_over) = &mut take_over {
         take_over.commit()?;
         server.keep_socket_files(false);

@@ -18,8 +18,8 @@ pub struct UpgradeArgs {
     /// now]
     #[arg(value_name = "PROGRAM")]
     pub program: Option<PathBuf>,
-    /// Close the connections of clients that use TLS, which cannot be handed over, once what they
-    /// have asked is answered
+    /// Close the connections of clients that use TLS, which cannot be handed over, once their
+    /// requests in flight are completed
     #[arg(long)]
     pub disconnect_tls: bool,
 }

@@ -117,7 +117,7 @@ impl AcceptedNbdConnection {
             return false;
         }
         if self.tls.is_some() {
-            // Its keys are in this process alone. It is answered and closed, and connects again.
+            // Its keys are in this process alone. Requests in flight are answered.
             self.phase = ConnectionPhase::Draining;
             return true;
         }

@@ -144,7 +144,7 @@ impl RunningServer<'_> {
             let clients = if encrypted == 1 { "client is" } else { "clients are" };
             let why = format!(
                 "{encrypted} {clients} connected with TLS, and the keys cannot be handed over: \
-                 --disconnect-tls answers what they have asked and closes their connections"
+                 --disconnect-tls completes their requests in flight and closes their connections"
             );
             return Err(refused(EBUSY, why));
         }

@@ -1,0 +1,51 @@
+//! Who may connect to the NBD server's Unix socket: its permissions and its group.
+
+use super::args::ServeArgs;
+use anyhow::{Context, Result, bail};
+use nix::unistd::{Gid, Group};
+use rustix::fs::{AtFlags, CWD, Mode, chmod, chownat};
+use std::path::Path;
+
+/// The permissions without `--unix-mode`: of the owner, and of a group that is given.
+const OWNER: u32 = 0o600;
+const OWNER_AND_GROUP: u32 = 0o660;
+
+/// Parses permissions of a socket, in octal.
+///
+/// # Errors
+/// What is expected.
+pub fn parse_unix_mode(word: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(word, 8).ok().filter(|mode| *mode <= 0o777 && mode & OWNER == OWNER);
+    mode.ok_or_else(|| "expected an octal number from 600 to 777 that lets the owner read and write".into())
+}
+
+/// Gives the socket at `path` the group and permissions of the options. Until here only the owner
+/// could connect.
+///
+/// # Errors
+/// There is no such group, or it may not be given to the socket.
+pub(super) fn apply_socket_access(args: &ServeArgs, path: &Path) -> Result<()> {
+    let default = if args.group.is_some() { OWNER_AND_GROUP } else { OWNER };
+    let mode = args.unix_mode.unwrap_or(default);
+    let about = || path.display().to_string();
+    if let Some(group) = &args.group {
+        let gid = rustix::process::Gid::from_raw(find_group(group)?.as_raw());
+        chownat(CWD, path, None, Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+            .with_context(|| format!("{}: group {group}", about()))?;
+    }
+    if mode != OWNER {
+        chmod(path, Mode::from_raw_mode(mode)).with_context(about)?;
+    }
+    Ok(())
+}
+
+/// The group of a name or a number.
+fn find_group(word: &str) -> Result<Gid> {
+    if let Ok(number) = word.parse() {
+        return Ok(Gid::from_raw(number));
+    }
+    match Group::from_name(word).with_context(|| format!("group {word}"))? {
+        Some(group) => Ok(group.gid),
+        None => bail!("group: there is no group {word}"),
+    }
+}
