@@ -98,7 +98,7 @@ struct udm_request {
 	/* The first sector, and the number of sectors. */
 	uint64_t sector;
 	uint64_t sectors;
-	/* The memory to read or write, as long as the range; used if iov_count is 0. */
+	/* The memory to read or write, of the length of the range. Used if iov_count is 0. */
 	void *buffer;
 	/* Otherwise a list of buffers, together as long as the range. The list may be freed after the
 	   submit, the buffers only after the completion. */

@@ -66,8 +66,10 @@ pub fn run(words: impl Iterator<Item = OsString>) -> Result<ExitCode> {
     };
     let file = std::path::absolute(file).with_context(|| file.display().to_string())?;
     let Some(path) = file.to_str() else { bail!("{}: the path is not UTF-8", file.display()) };
-    let mut serve: Vec<OsString> = vec!["udm".into(), "serve".into(), "--device".into()];
-    serve.push(format!("{DEVICE}={}", FileUri::new(path.into())).into());
+    let mut serve: Vec<OsString> =
+        ["udm", "serve", "--private-control-socket", "--device"].map(Into::into).into();
+    let uri = FileUri { readonly: args.read_only, ..FileUri::new(path.into()) };
+    serve.push(format!("{DEVICE}={uri}").into());
     match (&args.socket_path, args.fd) {
         (Some(path), _) => {
             let mut disk = OsString::from(format!("{DEVICE}="));

@@ -218,8 +218,18 @@ fn a_back_end_program_serves_a_file() {
     let blk_file = format!("--blk-file={}", file.display());
     let mut command = Command::new(&program);
     command.arg(format!("--socket-path={}", socket.display())).args([&blk_file, "--read-only"]);
+    // It needs no place for a control socket, and has none in common with others.
+    command.env_remove("XDG_RUNTIME_DIR").env_remove("UDM_SOCKET");
     let mut child = command.spawn().unwrap();
     until("a socket", || socket.exists().then_some(()));
+    let beside = folder.path().join("beside");
+    let mut command = Command::new(&program);
+    command.arg(format!("--socket-path={}", beside.display())).args([&blk_file, "--read-only"]);
+    command.env_remove("XDG_RUNTIME_DIR").env_remove("UDM_SOCKET");
+    let mut second = command.spawn().unwrap();
+    until("another socket", || beside.exists().then_some(()));
+    kill_process(Pid::from_child(&second), Signal::TERM).unwrap();
+    assert!(second.wait().unwrap().success());
     for _ in 0..2 {
         let mut machine = TestMachine::new(&socket, 1);
         reads(&mut machine);

@@ -166,7 +166,7 @@ impl VhostUserWorld {
             let Some((_, ring)) = line.split_once(": queue ") else { continue };
             let is_hostile =
                 |m: usize| line.starts_with(&format!("vhost-user d{m}:")) && self.machines[m].is_hostile;
-            let Some(m) = (0..self.machines.len()).find(|m| is_hostile(*m) && ring.starts_with("0:")) else {
+            let Some(m) = (0..self.machines.len()).find(|m| is_hostile(*m) && ring.starts_with("0 ")) else {
                 return Err(format!("an orderly guest caused a line in the log: {line}"));
             };
             self.hostile_lines += 1;

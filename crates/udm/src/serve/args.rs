@@ -193,6 +193,10 @@ pub struct ServeArgs {
     /// the end
     #[arg(short = 'P', long, value_name = "FILE")]
     pub pidfile: Option<PathBuf>,
+    /// Used by vhost-user-blk, of which many run beside each other: a control socket in a private
+    /// folder
+    #[arg(long, hide = true)]
+    pub private_control_socket: bool,
     /// Used by --fork: report readiness on standard output
     #[arg(long, hide = true)]
     pub ready_on_stdout: bool,

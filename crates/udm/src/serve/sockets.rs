@@ -36,7 +36,8 @@ impl ServerSockets {
         };
         let control = given.control.as_ref().map(std::os::unix::net::UnixListener::local_addr).transpose()?;
         let control = control.as_ref().and_then(std::os::unix::net::SocketAddr::as_pathname);
-        let control_is_private = (running || is_anothers) && args.socket.is_none() && control.is_none();
+        let is_private = running || is_anothers || args.private_control_socket;
+        let control_is_private = is_private && args.socket.is_none() && control.is_none();
         let private = (unix_is_private || control_is_private)
             .then(|| crate::private_dir::private_temp_dir("udm-").context("serve: private folder"))
             .transpose()?;
