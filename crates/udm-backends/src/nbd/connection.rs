@@ -241,7 +241,7 @@ impl NbdClientConnection {
                 }
                 (self.sending, self.shortage) = (false, SHORTAGE);
                 if let Some(tls) = &mut self.tls {
-                    let sent = tls.take_sent();
+                    let sent = tls.take_sent(data.pop());
                     return Ok(sent.map_or(ConnectionRingEvent::Nothing, ConnectionRingEvent::Sent));
                 }
                 Ok(data.pop().map_or(ConnectionRingEvent::Nothing, ConnectionRingEvent::Sent))

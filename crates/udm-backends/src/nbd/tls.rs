@@ -31,15 +31,16 @@ pub(super) struct ConnectionTls {
     session: TlsSession,
     /// The buffer whose bytes are being sent, encrypted.
     plaintext: Option<Buf>,
-    /// Encrypted bytes, until they are in a buffer.
+    /// Encrypted bytes, until they are in a buffer, and the buffer of the last send.
     out: Vec<u8>,
+    free: Option<Buf>,
     /// The peer has violated the protocol: nothing is decrypted or sent any more.
     is_broken: bool,
 }
 
 impl ConnectionTls {
     pub(super) fn new(session: TlsSession) -> ConnectionTls {
-        ConnectionTls { session, plaintext: None, out: Vec::new(), is_broken: false }
+        ConnectionTls { session, plaintext: None, out: Vec::new(), free: None, is_broken: false }
     }
 
     /// True until requests can be encrypted.
@@ -65,14 +66,18 @@ impl ConnectionTls {
         if self.out.is_empty() {
             return None;
         }
-        let mut buf = Buf::zeroed(self.out.len());
+        let len = self.out.len();
+        let reused = self.free.take_if(|buf| buf.reclaim() && buf.len() >= len);
+        let mut buf = reused.unwrap_or_else(|| Buf::zeroed(len));
+        buf.truncate(len);
         buf.copy_from_slice(&self.out);
         self.out.clear();
         Some(buf)
     }
 
-    /// The buffer whose last byte has been sent.
-    pub(super) fn take_sent(&mut self) -> Option<Buf> {
+    /// Handles the end of a send of `encrypted`. Returns the buffer whose last byte has been sent.
+    pub(super) fn take_sent(&mut self, encrypted: Option<Buf>) -> Option<Buf> {
+        self.free = encrypted;
         self.plaintext.take()
     }
 

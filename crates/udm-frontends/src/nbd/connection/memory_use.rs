@@ -143,6 +143,7 @@ impl AcceptedNbdConnection {
         self.reads.trim();
         self.writes.trim();
         self.rx.trim();
+        self.tls.iter_mut().for_each(|tls| tls.trim());
         if self.pending.is_empty() {
             self.bios = BioPool::new(self.options.requests_max);
             self.pending = slab::Slab::new();

@@ -39,8 +39,9 @@ pub(super) struct ConnectionTls {
     /// Plaintext of the send in progress, and how many bytes of it are encrypted.
     plaintext: Segments,
     encrypted: usize,
-    /// Encrypted bytes before they are in a buffer.
+    /// Encrypted bytes before they are in a buffer, and the buffer of the last send.
     out: Vec<u8>,
+    free: Option<Buf>,
     /// The peer was told that nothing follows.
     is_closed: bool,
     _count: TlsConnectionGuard,
@@ -66,6 +67,7 @@ impl ConnectionTls {
             plaintext: Segments::new(),
             encrypted: 0,
             out: Vec::new(),
+            free: None,
             is_closed: false,
             _count: count,
         }
@@ -170,7 +172,10 @@ impl ConnectionTls {
         if self.out.is_empty() {
             return None;
         }
-        let mut buf = Buf::zeroed(self.out.len());
+        let len = self.out.len();
+        let reused = self.free.take_if(|buf| buf.reclaim() && buf.len() >= len);
+        let mut buf = reused.unwrap_or_else(|| Buf::zeroed(len));
+        buf.truncate(len);
         buf.copy_from_slice(&self.out);
         self.out.clear();
         Some(buf.into())
@@ -193,6 +198,7 @@ impl ConnectionTls {
             drop(data.split_to(n));
             return TlsSendResult::Rest(data);
         }
+        self.free = data.pop();
         if self.plaintext.is_empty() || self.encrypted < self.plaintext.len() {
             return TlsSendResult::Part;
         }
@@ -221,7 +227,12 @@ impl ConnectionTls {
     /// Bytes of memory, at most.
     pub(super) fn held(&self) -> usize {
         let sending = if self.plaintext.is_empty() { 0 } else { 2 * (PART + OVERHEAD) };
-        ROOM + sending
+        ROOM + sending.max(self.out.capacity() + self.free.as_ref().map_or(0, Buf::slab_len))
+    }
+
+    /// Frees memory that is only kept for reuse.
+    pub(super) fn trim(&mut self) {
+        (self.free, self.out) = (None, Vec::new());
     }
 
     /// Returns the buffers of a send that is not completed.
