@@ -50,7 +50,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum CliVerb {
     /// Serve devices to NBD clients
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Show in under a minute what udm does; needs no root and no installation
     Demo(DemoArgs),
     /// Measure a device under load; options are named as in fio
