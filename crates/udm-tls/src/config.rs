@@ -8,6 +8,7 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKey
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -117,7 +118,7 @@ impl TlsClientConfig {
             .map_err(|e| refused(e.to_string()))?
             .with_webpki_verifier(verifier);
         let (cert, key) = (folder.join("client-cert.pem"), folder.join("client-key.pem"));
-        let config = match (cert.exists(), key.exists()) {
+        let config = match (is_there(&cert), is_there(&key)) {
             (false, false) => builder.with_no_client_auth(),
             _ => builder
                 .with_client_auth_cert(read_certificates(&cert)?, read_key(&key)?)
@@ -207,8 +208,19 @@ fn read_roots(folder: &Path) -> Result<RootCertStore, TlsConfigError> {
 /// Reads the list of revoked certificates, if there is one.
 fn read_crls(folder: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsConfigError> {
     let path = folder.join(CA_CRL);
-    if !path.exists() {
+    if !is_there(&path) {
         return Ok(Vec::new());
     }
-    read_file(&path, |path| CertificateRevocationListDer::pem_file_iter(path)?.collect())
+    let lists: Vec<_> =
+        read_file(&path, |path| CertificateRevocationListDer::pem_file_iter(path)?.collect())?;
+    if lists.is_empty() {
+        // An empty file would mean that nobody is revoked.
+        return Err(TlsConfigError::File { path, why: "it has no list of revoked certificates".to_owned() });
+    }
+    Ok(lists)
+}
+
+/// False only if there is no such name: a link that leads nowhere must not count as no file.
+fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().map_or_else(|error| error.kind() != ErrorKind::NotFound, |_| true)
 }

@@ -139,6 +139,12 @@ fn bad_files_are_named() {
     assert!(client("localhost").contains("ca-cert.pem: it has no certificate"), "{}", client("localhost"));
     put("ca-cert.pem", "ca-cert.pem");
     assert!(client("no host").contains("\"no host\" is no host name"));
+    fs::write(folder.path().join("ca-crl.pem"), "").unwrap();
+    assert!(server(true).contains("ca-crl.pem: it has no"), "{}", server(true));
+    fs::remove_file(folder.path().join("ca-crl.pem")).unwrap();
+    std::os::unix::fs::symlink("nowhere", folder.path().join("ca-crl.pem")).unwrap();
+    assert!(server(true).contains("ca-crl.pem: No such file"), "{}", server(true));
+    fs::remove_file(folder.path().join("ca-crl.pem")).unwrap();
     put("client-cert.pem", "client-cert.pem");
     assert!(client("localhost").contains("client-key.pem: No such file"));
     put("ca-crl.pem", "ca-cert.pem");

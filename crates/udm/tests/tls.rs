@@ -12,8 +12,8 @@ use support::{Server, has, text, until};
 use udm_tls::{TlsClientConfig, TlsServerConfig, TlsSession};
 use udm_wire::nbd::{
     ClientFlags, ClientHandshakeMessage, ClientHandshakeMessageParser, ExportFlags, ExportInfoItem,
-    GREETING_SIZE, HandshakeFlags, NbdOption, OPT_GO, OPT_STARTTLS, OptionReplyHeader, REP_ACK,
-    REP_ERR_UNSUP, encode_client_flags, encode_nbd_server_greeting, put_export_info_reply,
+    ExportInfoRequest, GREETING_SIZE, HandshakeFlags, NbdOption, OPT_GO, OPT_STARTTLS, OptionReplyHeader,
+    REP_ACK, REP_ERR_UNSUP, encode_client_flags, encode_nbd_server_greeting, put_export_info_reply,
     put_option_ack_reply, put_option_error_reply,
 };
 
@@ -403,11 +403,21 @@ fn an_upgrade_says_that_tls_cannot_be_handed_over() {
     let folder = certificates("").display().to_string();
     let options = ["--tls=on", "--tls-certificates", folder.as_str()];
     let mut server = Server::start_with(&["disk=null:8M"], &options);
-    let (mut stream, _session) = shake(&server.nbd);
+    // A stranger in the handshake holds nothing up.
+    let (_stranger, _) = shake(&server.nbd);
+    server.upgrade(&[]);
+    let (mut stream, mut session) = shake(&server.nbd);
+    let mut go = Vec::new();
+    NbdOption::Go(ExportInfoRequest { name: "disk".into(), infos: Vec::new() }).encode(&mut go);
+    session.write(&go);
+    let mut out = Vec::new();
+    session.take_output(&mut out);
+    stream.write_all(&out).unwrap();
     until("the client", || {
-        server.refuses(&["upgrade"]).contains("1 client is connected with TLS").then_some(())
+        server.http("GET", "/metrics", "").2.contains("udm_connections_tls 1").then_some(())
     });
-    assert!(server.http("GET", "/metrics", "").2.contains("udm_connections_tls 1"));
+    let why = server.refuses(&["upgrade"]);
+    assert!(why.contains("1 client is connected with TLS"), "{why}");
     server.upgrade(&["--disconnect-tls"]);
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest);

@@ -142,7 +142,7 @@ impl BlockingNbdClient {
         let mut bytes = vec![0; RECEIVE].into_boxed_slice();
         loop {
             set_socket_timeouts(&stream.socket, left()?)?;
-            let n = stream.receive(&mut bytes)?;
+            let n = stream.receive(&mut bytes, until)?;
             // After the handshake, a server sends nothing until it gets a request.
             if let Some(export) = shake.take(&mut &bytes[..n])? {
                 set_socket_timeouts(&stream.socket, TIMEOUT)?;
@@ -187,7 +187,7 @@ impl BlockingNbdClient {
         self.stream.send(&self.replies.ask(0, NbdRequestParams { command, flags, offset, len }))?;
         self.stream.send(data)?;
         loop {
-            let n = self.stream.receive(&mut self.bytes)?;
+            let n = self.stream.receive(&mut self.bytes, Instant::now() + TIMEOUT)?;
             let mut input = &self.bytes[..n];
             while let Some(event) = self.replies.take(&mut input)? {
                 match event {
@@ -309,14 +309,18 @@ impl BlockingStream {
         Ok(self.socket.write_all(&out)?)
     }
 
-    /// Receives at least one byte.
-    fn receive(&mut self, bytes: &mut [u8]) -> Result<usize, NbdClientError> {
+    /// Receives at least one byte. With TLS, that takes until `until` at most, however slowly the
+    /// bytes of a record come.
+    fn receive(&mut self, bytes: &mut [u8], until: Instant) -> Result<usize, NbdClientError> {
         let Some(tls) = &mut self.tls else { return receive_socket_bytes(&mut self.socket, bytes) };
         if tls.has_plaintext() {
             return Ok(tls.read(bytes));
         }
         let mut received = vec![0; RECORD_MAX];
         loop {
+            if Instant::now() >= until {
+                return Err(NbdClientError::Silent(TIMEOUT));
+            }
             let n = receive_socket_bytes(&mut self.socket, &mut received)?;
             let Some(tls) = &mut self.tls else { return Err(NbdClientError::Closed) };
             let (mut input, mut at) = (&received[..n], 0);

@@ -17,7 +17,7 @@ pub struct NbdServerStats {
     pub handshakes: usize,
     /// Connections whose client has disconnected while the device still has requests of it.
     pub orphans: usize,
-    /// Connections that use TLS.
+    /// Served connections that use TLS.
     pub tls: usize,
     /// Connections accepted so far.
     pub accepted: u64,
@@ -83,7 +83,7 @@ pub(super) struct ServerCounters {
     pub(super) peers: Mutex<HashMap<(Peer, Option<DeviceId>), usize>>,
 }
 
-/// Counts a connection that uses TLS while it exists.
+/// Counts a served connection that uses TLS while it exists.
 pub(super) struct TlsConnectionGuard(Arc<ServerCounters>);
 
 impl TlsConnectionGuard {

@@ -5,7 +5,9 @@
 //! connection gives it the session with what has arrived, and gets the session back as a message.
 //! The queue has room for all connections that may be in a handshake.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::{Buf, CoreId, DeviceId};
@@ -33,6 +35,8 @@ pub(super) struct TlsHandshakeStep {
     pub(super) session: TlsSession,
     /// Received bytes, and how many of them the session has read.
     pub(super) received: (Buf, usize),
+    /// The connection.
+    pub(super) fd: Arc<OwnedFd>,
     pub(super) core_set: Arc<ProcessCores>,
     /// The core of the connection, and the topic to which it has subscribed.
     pub(super) core: CoreId,
@@ -42,7 +46,7 @@ pub(super) struct TlsHandshakeStep {
 /// The session after a step, what it has not read, and whether the handshake goes on.
 pub(super) type TlsHandshakeStepResult = (TlsSession, (Buf, usize), Result<(), TlsSessionError>);
 
-/// Message with the result of a step.
+/// Message with the result of a step; without one, the client has gone.
 pub(super) struct TlsHandshakeStepDone(Mutex<Option<TlsHandshakeStepResult>>);
 
 impl TlsHandshakeStepDone {
@@ -70,11 +74,22 @@ impl NbdServerTlsHandle {
 /// Performs steps until the server and its connections have ended.
 fn run_handshake_steps(steps: &Receiver<TlsHandshakeStep>) {
     while let Ok(step) = steps.recv() {
-        let TlsHandshakeStep { mut session, received: (buf, at), core_set, core, topic } = step;
-        let mut input = &buf[at..];
-        let result = session.receive(&mut input);
-        let at = buf.len() - input.len();
-        let done = TlsHandshakeStepDone(Mutex::new(Some((session, (buf, at), result))));
+        let TlsHandshakeStep { mut session, received: (buf, at), fd, core_set, core, topic } = step;
+        // Whoever only asks for signatures and leaves gets none.
+        let result = (!has_client_gone(&fd)).then(|| {
+            let mut input = &buf[at..];
+            let result = session.receive(&mut input);
+            let at = buf.len() - input.len();
+            (session, (buf, at), result)
+        });
+        let done = TlsHandshakeStepDone(Mutex::new(result));
         core_set.send_message(core, topic, Box::new(done));
     }
+}
+
+/// True if the client sends nothing more.
+fn has_client_gone(fd: &OwnedFd) -> bool {
+    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    let mut fds = [PollFd::new(fd, PollFlags::RDHUP)];
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok() && fds[0].revents().intersects(gone)
 }

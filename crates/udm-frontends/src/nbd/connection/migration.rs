@@ -37,6 +37,9 @@ use udm_runtime::{FrontCx, ProcessCores};
 /// other requests of the client are not delayed.
 const LEAVE_MAX: Nanos = Nanos(50_000_000);
 
+/// Time limit for the last answers of a client that uses TLS before an upgrade.
+const TLS_LEAVE_MAX: Nanos = Nanos::from_millis(1000);
+
 /// Time that a client stays if the other core could not open its device.
 const REFUSED: Nanos = Nanos(60_000_000_000);
 
@@ -119,6 +122,8 @@ impl AcceptedNbdConnection {
         if self.tls.is_some() {
             // Its keys are in this process alone. Requests in flight are answered.
             self.phase = ConnectionPhase::Draining;
+            // A client that does not read must not hold the upgrade up.
+            self.deadline = self.now + TLS_LEAVE_MAX;
             return true;
         }
         let to = ConnectionMoveTarget::Process(to.clone());

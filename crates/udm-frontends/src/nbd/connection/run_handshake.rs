@@ -62,8 +62,7 @@ impl AcceptedNbdConnection {
                 HandshakeStepOutcome::Answered => {}
                 HandshakeStepOutcome::StartTls(session) => {
                     if self.rx.unread().is_empty() {
-                        let count = TlsConnectionGuard::new(self.admission_slot.counters());
-                        self.next_tls = Some(Box::new(ConnectionTls::new(*session, count)));
+                        self.next_tls = Some(Box::new(ConnectionTls::new(*session)));
                     } else {
                         // Somebody between may have added them.
                         tracing::warn!(
@@ -89,6 +88,9 @@ impl AcceptedNbdConnection {
         self.contexts = session.contexts;
         if session.structured {
             self.tx.use_structured();
+        }
+        if let Some(tls) = &mut self.tls {
+            tls.count(TlsConnectionGuard::new(self.admission_slot.counters()));
         }
         self.phase = ConnectionPhase::Serving;
         self.deadline = Nanos::NEVER;

@@ -44,7 +44,8 @@ pub(super) struct ConnectionTls {
     free: Option<Buf>,
     /// The peer was told that nothing follows.
     is_closed: bool,
-    _count: TlsConnectionGuard,
+    /// Counts the connection, once it is served.
+    count: Option<TlsConnectionGuard>,
 }
 
 /// Result of a completed send.
@@ -58,7 +59,7 @@ pub(super) enum TlsSendResult {
 }
 
 impl ConnectionTls {
-    pub(super) fn new(session: TlsSession, count: TlsConnectionGuard) -> ConnectionTls {
+    pub(super) fn new(session: TlsSession) -> ConnectionTls {
         ConnectionTls {
             session: Some(session),
             topic: DeviceId::new(),
@@ -69,8 +70,13 @@ impl ConnectionTls {
             out: Vec::new(),
             free: None,
             is_closed: false,
-            _count: count,
+            count: None,
         }
+    }
+
+    /// Counts the connection from now on.
+    pub(super) fn count(&mut self, guard: TlsConnectionGuard) {
+        self.count = Some(guard);
     }
 
     /// True until both sides have proved what they must.
@@ -284,10 +290,10 @@ impl AcceptedNbdConnection {
 
     /// Gives what has arrived to the thread for handshakes.
     fn begin_handshake_step(&mut self, cx: &mut FrontCx<'_, '_>) {
-        let Some(tls) = &mut self.tls else { return };
+        let (Some(tls), Some(fd)) = (&mut self.tls, &self.fd) else { return };
         let Some((session, received)) = tls.take_handshake_step() else { return };
         let (core_set, core, topic) = (Arc::clone(&self.core_set), cx.core(), tls.topic);
-        let step = TlsHandshakeStep { session, received, core_set, core, topic };
+        let step = TlsHandshakeStep { session, received, fd: Arc::clone(fd), core_set, core, topic };
         if !self.server_tls.as_ref().is_some_and(|server| server.run(step)) {
             tracing::warn!("nbd: a client is disconnected: too many begin TLS");
             self.phase = ConnectionPhase::Dead;
@@ -297,8 +303,10 @@ impl AcceptedNbdConnection {
     /// Handles the end of a step of the handshake. Returns true if `message` is one.
     pub(super) fn on_tls_message(&mut self, message: &(dyn Any + Send), cx: &mut FrontCx<'_, '_>) -> bool {
         let Some(done) = message.downcast_ref::<TlsHandshakeStepDone>() else { return false };
-        let (Some(tls), Some((session, received, result))) = (&mut self.tls, done.take()) else {
-            return false;
+        let Some(tls) = &mut self.tls else { return false };
+        let Some((session, received, result)) = done.take() else {
+            self.phase = ConnectionPhase::Dead;
+            return true;
         };
         tls.handshake_step_done(session, received);
         if !tls.is_handshaking() {
