@@ -74,12 +74,6 @@ impl TlsServerConfig {
         &self.folder
     }
 
-    /// True if clients need a certificate.
-    #[must_use]
-    pub fn verifies_peer(&self) -> bool {
-        self.verifies_peer
-    }
-
     /// Starts the server's side of a session.
     ///
     /// # Errors

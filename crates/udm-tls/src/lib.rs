@@ -18,7 +18,9 @@
 
 mod config;
 mod identity;
+mod output;
 mod session;
 
 pub use config::{TlsClientConfig, TlsConfigError, TlsServerConfig};
+pub use output::TlsOutputBuffer;
 pub use session::{TlsSession, TlsSessionError};

@@ -14,7 +14,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("udm-buf", &[]),
     ("udm-core", &["udm-buf"]),
     ("udm-wire", &["udm-core"]),
-    ("udm-tls", &[]),
+    ("udm-tls", &["udm-buf"]),
     ("udm-dm", &["udm-core", "udm-wire"]),
     ("udm-targets", &["udm-core", "udm-dm", "udm-wire"]),
     ("udm-runtime", &["udm-core"]),

@@ -364,6 +364,30 @@ fn a_write_waits_for_the_end_of_a_connection_with_broken_tls() {
     assert!(user.says(&["status", "mp"]).contains(" F "), "the path has failed");
 }
 
+/// A server that sends a record byte by byte is given up at the deadline.
+#[test]
+fn a_server_that_drips_is_given_up() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let socket = folder.path().join("drips");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let user = Server::start(&[]);
+    let drips = std::thread::spawn(move || {
+        let TlsServer(mut stream, _) = TlsServer::accept(&listener);
+        stream.read_exact(&mut [0; 5]).unwrap();
+        // The head of a record of 16 KiB.
+        stream.write_all(&[22, 3, 3, 64, 0]).unwrap();
+        let begin = std::time::Instant::now();
+        while stream.write_all(&[0]).is_ok() {
+            assert!(begin.elapsed().as_secs() < 9, "the client still waits");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    });
+    let path = uri(&socket, "disk", &certificates(""));
+    let why = user.refuses(&["create", "x", "--table", &format!("0 8 linear {path}&deadline=1s 0")]);
+    assert!(why.contains("no answer within 1s"), "{why}");
+    drips.join().unwrap();
+}
+
 /// SIGHUP reads new certificates for new connections; those that cannot be used are refused aloud
 /// and change nothing.
 #[test]
@@ -463,6 +487,13 @@ fn a_device_is_for_the_clients_that_it_names() {
     server.child.wait().unwrap();
     assert!(size(&server, "some", "").contains("no export named"));
     assert_eq!(size(&server, "some", "bob"), "8192");
+
+    // A name that is gone is out, even if the rest of the change fails.
+    let content = fs::read_to_string(&file).unwrap();
+    fs::write(&file, content.replace("0 16 zero", "0 16 linear /nonexistent 0").replace("bob", "carol"))
+        .unwrap();
+    assert!(!server.verb(&["reconfigure"]).status.success());
+    assert!(size(&server, "some", "bob").contains("no export named"));
 
     // Without certificates of clients, nobody could use it.
     fs::write(&file, "[devices.some]\ntable = \"0 16 zero\"\nallow = [\"bob\"]\n").unwrap();

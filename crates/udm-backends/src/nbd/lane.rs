@@ -304,15 +304,13 @@ impl NbdLane {
         let mut more = true;
         if let ConnectionStage::Handshaking(shake) = &mut connection.stage {
             let Some(export) = shake.take(&mut input).map_err(|e| e.to_string())? else {
-                let begins_tls = shake.awaits_tls();
-                if begins_tls {
+                let tls = shake.awaits_tls().then(|| self.server.begin_tls()).transpose()?;
+                if tls.is_some() {
                     shake.tls_begun();
                 }
                 let out = shake.take_out();
                 connection.raw.extend(out);
-                if begins_tls {
-                    connection.begin_tls(self.server.begin_tls()?);
-                }
+                tls.into_iter().for_each(|session| connection.begin_tls(session));
                 return Ok(true);
             };
             self.server.accept(&export)?;

@@ -6,7 +6,7 @@
 
 use super::client::NbdClientError;
 use udm_core::{Buf, BufPool};
-use udm_tls::{TlsClientConfig, TlsSession, TlsSessionError};
+use udm_tls::{TlsClientConfig, TlsOutputBuffer, TlsSession, TlsSessionError};
 use udm_wire::uri::NbdUri;
 
 /// A record that has arrived in part, with its header: the plaintext that a receive may add to its
@@ -31,16 +31,14 @@ pub(super) struct ConnectionTls {
     session: TlsSession,
     /// The buffer whose bytes are being sent, encrypted.
     plaintext: Option<Buf>,
-    /// Encrypted bytes, until they are in a buffer, and the buffer of the last send.
-    out: Vec<u8>,
-    free: Option<Buf>,
+    output: TlsOutputBuffer,
     /// The peer has violated the protocol: nothing is decrypted or sent any more.
     is_broken: bool,
 }
 
 impl ConnectionTls {
     pub(super) fn new(session: TlsSession) -> ConnectionTls {
-        ConnectionTls { session, plaintext: None, out: Vec::new(), free: None, is_broken: false }
+        ConnectionTls { session, plaintext: None, output: TlsOutputBuffer::default(), is_broken: false }
     }
 
     /// True until requests can be encrypted.
@@ -62,22 +60,12 @@ impl ConnectionTls {
 
     /// Bytes that must be sent now, if there are some.
     pub(super) fn take_output(&mut self) -> Option<Buf> {
-        self.session.take_output(&mut self.out);
-        if self.out.is_empty() {
-            return None;
-        }
-        let len = self.out.len();
-        let reused = self.free.take_if(|buf| buf.reclaim() && buf.len() >= len);
-        let mut buf = reused.unwrap_or_else(|| Buf::zeroed(len));
-        buf.truncate(len);
-        buf.copy_from_slice(&self.out);
-        self.out.clear();
-        Some(buf)
+        self.output.take(&mut self.session)
     }
 
     /// Handles the end of a send of `encrypted`. Returns the buffer whose last byte has been sent.
     pub(super) fn take_sent(&mut self, encrypted: Option<Buf>) -> Option<Buf> {
-        self.free = encrypted;
+        self.output.put_back(encrypted);
         self.plaintext.take()
     }
 

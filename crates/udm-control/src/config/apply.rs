@@ -296,10 +296,6 @@ async fn apply_config_plan_step(
         PlanStep::Reload(was, is) => {
             let wanted = &desired.devices[is];
             let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
-            // First, and also if the table cannot be replaced: a name that was removed is out at
-            // once.
-            mapped.allowed_clients.set(wanted.allow.clone());
-            applied[was].wanted.allow.clone_from(&wanted.allow);
             let done = reload_declared_device(registry, &mapped, wanted, &desired.folder, cancel_token).await;
             if done.is_ok() {
                 applied[was] = ConfigOwnedDevice::new(wanted, &mapped, done.as_ref().ok());

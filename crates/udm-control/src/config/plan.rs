@@ -129,6 +129,11 @@ pub fn plan_config_changes(was: &[&DesiredDevice], is: &[DesiredDevice]) -> Resu
             continue;
         };
         let had = was[old];
+        // Before all else, which may be refused or fail: a name that was removed is out.
+        let is_for_others = had.allow != wanted.allow;
+        if is_for_others {
+            changes.push(PlanStep::Allow(old, place));
+        }
         if had.uuid != wanted.uuid {
             let why = "a device keeps its uuid: remove it first";
             plan.refused.push((place, "uuid", why));
@@ -137,9 +142,7 @@ pub fn plan_config_changes(was: &[&DesiredDevice], is: &[DesiredDevice]) -> Resu
             plan.refused.push((place, "readonly", why));
         } else if !had.has_same_table(wanted) {
             changes.push(PlanStep::Reload(old, place));
-        } else if had.allow != wanted.allow {
-            changes.push(PlanStep::Allow(old, place));
-        } else {
+        } else if !is_for_others {
             plan.unchanged.push((old, place));
         }
     }
@@ -279,7 +282,8 @@ mod tests {
         assert_eq!(steps("", "a=other"), "+a");
     }
 
-    /// Other clients alone change no table; together with another table they come with it.
+    /// Other clients alone change no table, and come before another one. They are not refused with
+    /// another change.
     #[test]
     fn other_clients_are_a_change_of_their_own() {
         let one = |table: &str, allow: Option<&[&str]>| {
@@ -292,7 +296,11 @@ mod tests {
         assert_eq!(steps(&was, one("0 8 zero", Some(&["alice"]))), []);
         assert_eq!(steps(&was, one("0 8 zero", Some(&["bob"]))), [PlanStep::Allow(0, 0)]);
         assert_eq!(steps(&was, one("0 8 zero", None)), [PlanStep::Allow(0, 0)]);
-        assert_eq!(steps(&was, one("0 8 error", None)), [PlanStep::Reload(0, 0)]);
+        assert_eq!(steps(&was, one("0 8 error", None)), [PlanStep::Allow(0, 0), PlanStep::Reload(0, 0)]);
+        let mut is = one("0 8 zero", Some(&["bob"]));
+        is.read_only = true;
+        let plan = plan_config_changes(&[&was], &[is]).unwrap();
+        assert_eq!((plan.steps, plan.refused.len()), (vec![PlanStep::Allow(0, 0)], 1));
     }
 
     #[test]

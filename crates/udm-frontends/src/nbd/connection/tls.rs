@@ -15,7 +15,7 @@ use std::any::Any;
 use std::sync::Arc;
 use udm_core::{Buf, BufPool, DeviceId, Nanos, Segments};
 use udm_runtime::FrontCx;
-use udm_tls::{TlsSession, TlsSessionError};
+use udm_tls::{TlsOutputBuffer, TlsSession, TlsSessionError};
 
 /// Size of the receive buffer in bytes: two records.
 const ROOM: usize = 32 << 10;
@@ -39,9 +39,7 @@ pub(super) struct ConnectionTls {
     /// Plaintext of the send in progress, and how many bytes of it are encrypted.
     plaintext: Segments,
     encrypted: usize,
-    /// Encrypted bytes before they are in a buffer, and the buffer of the last send.
-    out: Vec<u8>,
-    free: Option<Buf>,
+    output: TlsOutputBuffer,
     /// The peer was told that nothing follows.
     is_closed: bool,
     /// Counts the connection, once it is served.
@@ -67,8 +65,7 @@ impl ConnectionTls {
             received: None,
             plaintext: Segments::new(),
             encrypted: 0,
-            out: Vec::new(),
-            free: None,
+            output: TlsOutputBuffer::default(),
             is_closed: false,
             count: None,
         }
@@ -174,17 +171,7 @@ impl ConnectionTls {
             self.plaintext.consume(self.encrypted, left.min(PART), |_, part| session.write(part));
             self.encrypted += left.min(PART);
         }
-        session.take_output(&mut self.out);
-        if self.out.is_empty() {
-            return None;
-        }
-        let len = self.out.len();
-        let reused = self.free.take_if(|buf| buf.reclaim() && buf.len() >= len);
-        let mut buf = reused.unwrap_or_else(|| Buf::zeroed(len));
-        buf.truncate(len);
-        buf.copy_from_slice(&self.out);
-        self.out.clear();
-        Some(buf.into())
+        self.output.take(session).map(Into::into)
     }
 
     /// Begins to send `plaintext`. The last one has left.
@@ -204,7 +191,7 @@ impl ConnectionTls {
             drop(data.split_to(n));
             return TlsSendResult::Rest(data);
         }
-        self.free = data.pop();
+        self.output.put_back(data.pop());
         if self.plaintext.is_empty() || self.encrypted < self.plaintext.len() {
             return TlsSendResult::Part;
         }
@@ -233,12 +220,12 @@ impl ConnectionTls {
     /// Bytes of memory, at most.
     pub(super) fn held(&self) -> usize {
         let sending = if self.plaintext.is_empty() { 0 } else { 2 * (PART + OVERHEAD) };
-        ROOM + sending.max(self.out.capacity() + self.free.as_ref().map_or(0, Buf::slab_len))
+        ROOM + sending.max(self.output.held())
     }
 
     /// Frees memory that is only kept for reuse.
     pub(super) fn trim(&mut self) {
-        (self.free, self.out) = (None, Vec::new());
+        self.output.trim();
     }
 
     /// Returns the buffers of a send that is not completed.
