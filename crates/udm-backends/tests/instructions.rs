@@ -16,6 +16,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use udm_core::{Batch, Bio, CoreLaneState, Cx, DevNo, Device, Lane, Nanos, Op, Sector, Sectors};
 use udm_dm::testing::{SteppedTestCores, TestControlIo, TestDeviceNameResolver};
+use udm_dm::throttle::Throttle;
 use udm_dm::{DeviceSetTransition, MappedDevice, Table};
 use udm_targets::TARGETS;
 use udm_wire::uri;
@@ -51,7 +52,7 @@ struct BaselineRow {
     name: String,
     /// The table, its lines separated by ` / `; empty for the null device itself. Several tables
     /// are separated by ` ; `, and the last one is measured. `gone N` after them removes device N,
-    /// counted from 1, after all places were written.
+    /// counted from 1, after all places were written. `throttle LIMITS` limits the last device.
     table: String,
     /// Listed counts, by [`DEPTHS`].
     listed: [f64; 2],
@@ -198,8 +199,15 @@ fn measure(row: &BaselineRow) {
         Some((tables, number)) => (tables, Some(number.parse::<usize>().expect("a number") - 1)),
         None => (&*row.table, None),
     };
+    let (tables, limits) = match tables.split_once(" ; throttle ") {
+        Some((tables, limits)) => (tables, Some(limits.parse().expect("limits"))),
+        None => (tables, None),
+    };
     let mut world = SteppedTestCores::new(1);
     let (nulls, mapped) = make(tables, &mut world);
+    if let (Some(limits), Some(last)) = (limits, mapped.last()) {
+        last.set_throttle(Some(Throttle::new(limits)), &*world.cores());
+    }
     let device =
         mapped.last().map_or_else(|| Arc::clone(&nulls[0]), |last| Arc::clone(last) as Arc<dyn Device>);
     let mut lane = world.open(0, &*device).expect("the lane opens");

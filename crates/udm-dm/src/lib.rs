@@ -10,6 +10,7 @@
 //!   traits of targets with paths, snapshots or checkpoints.
 //! * [`table`]: a table, its checks, its limits and its lane.
 //! * [`mapped`]: mapped devices, suspend, resume, and changes of several devices.
+//! * [`throttle`]: limits of the requests and bytes per second of a device.
 //! * [`split`]: bios that are sent in several fragments.
 //! * [`child_lanes`]: the lanes below a lane that has several.
 //! * [`stripes`]: the arithmetic of chunks that are dealt out over devices.
@@ -48,6 +49,7 @@ pub mod table;
 pub mod target;
 #[doc(hidden)]
 pub mod testing;
+pub mod throttle;
 
 pub use completion::TargetMessageWaitHandle;
 pub use device_events::{DeviceEvent, DeviceEventDetails, EventKind, EventSink};

@@ -1,5 +1,5 @@
-//! Parsers and printers: table lines, sizes, URIs, the protocols NBD, vhost-user, ublk and virtio,
-//! snapshot stores, configuration files.
+//! Parsers and printers: table lines, sizes, limits of rates, URIs, the protocols NBD, vhost-user,
+//! ublk and virtio, snapshot stores, configuration files.
 //!
 //! Contract: everything here is a pure function of its input. There is no I/O, no clock, no thread
 //! and no `unsafe`. All input counts as hostile. Each parser bounds the memory that it uses,
@@ -18,6 +18,7 @@ pub mod multipath_conf;
 pub mod nbd;
 pub mod size;
 pub mod table;
+pub mod throttle;
 pub mod ublk;
 pub mod udm_conf;
 pub mod uri;

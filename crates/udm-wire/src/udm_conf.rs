@@ -1,12 +1,16 @@
 //! `udm.toml`: the options of a server and its devices.
 //!
-//! Contract: TOML with two tables. `[serve]` has the long options of `udm serve` as keys. This
+//! Contract: TOML with three tables. `[serve]` has the long options of `udm serve` as keys. This
 //! module does not know the options, only that each has one value or several. `[devices.NAME]` has
-//! the keys of [`DEVICE_KEYS`]. Anything else is refused, with its position. Nothing is opened or
+//! the keys of [`DEVICE_KEYS`]. `[throttle-groups]` has limits that devices share, by the names of
+//! their groups. Anything else is refused, with its position. Nothing is opened or
 //! looked up. The text of a table is only parsed, so an invalid text is found before any action.
 //!
 //! Bounds: [`TEXT_MAX`] bytes; the TOML parser bounds the nesting.
 
+use crate::throttle::{
+    GROUP_NAME_MAX, ThrottleError, ThrottleLimits, is_throttle_group_name, parse_throttle_limits,
+};
 use crate::words::{WordSpan, draw_carets_under_span};
 use crate::{table, uri};
 use std::borrow::Cow;
@@ -27,7 +31,8 @@ const ALLOWED_NAMES_MAX: usize = 1024;
 const ALLOWED_NAME_MAX: usize = 512;
 
 /// The keys of a device.
-pub const DEVICE_KEYS: [&str; 5] = ["table", "table-file", "uuid", "readonly", "allow"];
+pub const DEVICE_KEYS: [&str; 7] =
+    ["table", "table-file", "uuid", "readonly", "allow", "throttle", "throttle-group"];
 
 /// A parsed file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,6 +41,28 @@ pub struct UdmConf {
     pub serve: Vec<ServeSectionOption>,
     /// `[devices]`, in the order of the file.
     pub devices: Vec<DeviceConf>,
+    /// `[throttle-groups]`, in the order of the file.
+    pub throttle_groups: Vec<ThrottleGroupConf>,
+}
+
+/// Limits of requests and bytes per second that devices share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ThrottleGroupConf {
+    /// Name of the group.
+    pub name: String,
+    /// The limits.
+    pub limits: ThrottleLimits,
+    /// Position of the name in the file, in bytes.
+    pub at: Range<usize>,
+}
+
+/// The limits of requests and bytes per second of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceThrottleConf {
+    /// Its own.
+    Limits(ThrottleLimits),
+    /// Those of this group; with the position of the name in the file, in bytes.
+    Group(String, Range<usize>),
 }
 
 /// A key of `[serve]`.
@@ -75,6 +102,8 @@ pub struct DeviceConf {
     pub read_only: bool,
     /// Names in the certificates of the clients that may use it; `None` for all clients.
     pub allow: Option<Vec<String>>,
+    /// Its limits of requests and bytes per second.
+    pub throttle: Option<DeviceThrottleConf>,
     /// Position of the name in the file, in bytes.
     pub at: Range<usize>,
 }
@@ -172,9 +201,14 @@ impl UdmConf {
                         conf.devices.push(parse_device_section(text, name, value)?);
                     }
                 }
+                "throttle-groups" => {
+                    for (name, value) in sort_toml_entries_by_position(table()?) {
+                        conf.throttle_groups.push(parse_throttle_group(name, value)?);
+                    }
+                }
                 other => {
                     return Err(UdmConfError::new(
-                        format!("{other}: unknown: there are [serve] and [devices.NAME]"),
+                        format!("{other}: unknown: there are [serve], [devices.NAME] and [throttle-groups]"),
                         key.span(),
                     ));
                 }
@@ -263,7 +297,7 @@ fn parse_device_section(
     let Some(table) = value.get_ref().as_table() else {
         return Err(fault(format!("expected a table: [devices.{name}]"), key.span()));
     };
-    let (mut found, mut uuid, mut read_only, mut allow) = (None, None, false, None);
+    let (mut found, mut uuid, mut read_only, mut allow, mut throttle) = (None, None, false, None, None);
     for (key, value) in sort_toml_entries_by_position(table) {
         let word = key.get_ref().as_ref();
         let text = || {
@@ -304,6 +338,17 @@ fn parse_device_section(
                 let names = parse_allowed_names(value.get_ref());
                 allow = Some(names.map_err(|why| fault(format!("allow: {why}"), value.span()))?);
             }
+            "throttle" | "throttle-group" if throttle.is_some() => {
+                return Err(fault("expected one of throttle and throttle-group".into(), key.span()));
+            }
+            "throttle" => {
+                let limits = parse_throttle_limits(text()?);
+                let limits = limits.map_err(|why| fault(format!("throttle: {why}"), value.span()))?;
+                throttle = limits.map(DeviceThrottleConf::Limits);
+            }
+            "throttle-group" => {
+                throttle = Some(DeviceThrottleConf::Group(text()?.to_owned(), value.span()));
+            }
             other => {
                 let why = format!("{other}: unknown: there are {}", DEVICE_KEYS.join(", "));
                 return Err(fault(why, key.span()));
@@ -311,7 +356,23 @@ fn parse_device_section(
         }
     }
     let table = found.ok_or_else(|| fault("table, or table-file, is missing".into(), key.span()))?;
-    Ok(DeviceConf { name: name.to_owned(), table, uuid, read_only, allow, at: key.span() })
+    Ok(DeviceConf { name: name.to_owned(), table, uuid, read_only, allow, throttle, at: key.span() })
+}
+
+fn parse_throttle_group(
+    key: &SpannedTomlKey<'_>,
+    value: &Spanned<DeValue<'_>>,
+) -> Result<ThrottleGroupConf, UdmConfError> {
+    let name = key.get_ref().as_ref();
+    let fault = |why: String, at| UdmConfError::new(format!("throttle-groups: {name}: {why}"), at);
+    if !is_throttle_group_name(name) {
+        let why = format!("expected 1 to {GROUP_NAME_MAX} bytes without control characters");
+        return Err(fault(why, key.span()));
+    }
+    let text = value.get_ref().as_str();
+    let text = text.ok_or_else(|| fault("expected a string, as \"iops=1000\"".into(), value.span()))?;
+    let limits = text.parse().map_err(|why: ThrottleError| fault(why.to_string(), value.span()))?;
+    Ok(ThrottleGroupConf { name: name.to_owned(), limits, at: key.span() })
 }
 
 /// Parses a list of names in certificates.
@@ -330,123 +391,4 @@ fn parse_allowed_names(value: &DeValue<'_>) -> Result<Vec<String>, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const GOOD: &str = r#"
-# Two disks.
-[serve]
-unix = "/run/udm/nbd.sock"
-port = 10_809
-path-deadline = 0.5
-readonly = false
-export = ["b", "a"]
-
-[devices.b]
-table-file = "tables/b.table"
-uuid = "u"
-readonly = true
-allow = ["alice", "spiffe://example.org/bob"]
-
-[devices."a b"]
-table = """
-0 8 linear mem:1M 0
-8 8 error
-"""
-"#;
-
-    #[test]
-    fn a_good_file() {
-        let conf = UdmConf::parse(GOOD).unwrap();
-        let serve: Vec<_> = conf.serve.iter().map(|key| (key.name.as_str(), key.value.clone())).collect();
-        let text = |text: &str| ServeOptionValue::Text(text.into());
-        assert_eq!(
-            serve,
-            [
-                ("unix", text("/run/udm/nbd.sock")),
-                ("port", text("10809")),
-                ("path-deadline", text("0.5")),
-                ("readonly", ServeOptionValue::Flag(false)),
-                ("export", ServeOptionValue::List(vec!["b".into(), "a".into()])),
-            ]
-        );
-        assert_eq!(&GOOD[conf.serve[1].value_at.clone()], "10_809");
-        let [b, a] = &conf.devices[..] else { panic!("{:?}", conf.devices) };
-        assert_eq!((b.name.as_str(), b.uuid.as_deref(), b.read_only), ("b", Some("u"), true));
-        assert_eq!(b.allow, Some(vec!["alice".into(), "spiffe://example.org/bob".into()]));
-        assert_eq!((&b.table, &a.allow), (&TableSource::File("tables/b.table".into()), &None));
-        assert_eq!((a.name.as_str(), a.uuid.as_deref(), a.read_only), ("a b", None, false));
-        assert_eq!(a.table, TableSource::Text("0 8 linear mem:1M 0\n8 8 error\n".into()));
-        assert_eq!(UdmConf::parse(""), Ok(UdmConf::default()));
-    }
-
-    #[test]
-    fn what_is_wrong_is_shown_where_it_is() {
-        let said = |text: &str| UdmConf::parse(text).unwrap_err().with_source_line("f", text);
-        assert_eq!(
-            said("[serve]\n\n[devices.a]\n  tabel = \"0 8 error\"\n"),
-            "f:4:3: devices.a: tabel: unknown: there are table, table-file, uuid, readonly, allow\n  tabel = \"0 8 error\"\n  ^^^^^"
-        );
-        assert_eq!(
-            said("[device.a]\n").lines().next().unwrap(),
-            "f:1:2: device: unknown: there are [serve] and [devices.NAME]"
-        );
-        for (text, head) in [
-            ("serve = 1", "f:1:1: serve: expected a table: [serve]"),
-            ("devices = []", "f:1:1: devices: expected a table: [devices]"),
-            ("[devices]\na = 1", "f:2:1: devices.a: expected a table: [devices.a]"),
-            ("[devices.a]\nuuid = \"u\"", "f:1:10: devices.a: table, or table-file, is missing"),
-            ("[devices.a]\ntable = 1", "f:2:9: devices.a: table: expected a string"),
-            ("[devices.a]\ntable-file = \"\"", "f:2:14: devices.a: table-file: empty"),
-            (
-                "[devices.a]\ntable = \"0 8 error\"\ntable-file = \"x\"",
-                "f:3:1: devices.a: expected one of table and table-file",
-            ),
-            (
-                "[devices.a]\ntable = \"0 8 error\"\nuuid = \"\"",
-                "f:3:8: devices.a: uuid: expected 1 to 128 bytes",
-            ),
-            (
-                "[devices.a]\ntable = \"0 8 error\"\nreadonly = \"yes\"",
-                "f:3:12: devices.a: readonly: expected true or false",
-            ),
-            (
-                "[devices.a]\ntable = \"0 8 error\"\nallow = \"alice\"",
-                "f:3:9: devices.a: allow: expected a list of names",
-            ),
-            (
-                "[devices.a]\ntable = \"0 8 error\"\nallow = []",
-                "f:3:9: devices.a: allow: expected 1 to 1024 names",
-            ),
-            (
-                "[devices.a]\ntable = \"0 8 error\"\nallow = [\"\"]",
-                "f:3:9: devices.a: allow: a name has 1 to 512 bytes and no NUL",
-            ),
-            ("[serve]\nunix = nbd.sock", "f:2:8: text as a value stands in quotes: \"nbd.sock\""),
-            (
-                "[devices.\"a/b\"]\ntable = \"0 8 error\"",
-                "f:1:10: devices.a/b: not a name of a device: expected 1 to 127 bytes without a slash",
-            ),
-            (
-                "[serve]\nport = 1979-05-27",
-                "f:2:8: serve: port: expected a string, a number, true, false, or a list of strings and numbers",
-            ),
-        ] {
-            assert_eq!(said(text).lines().next().unwrap(), head, "{text}");
-        }
-        // The reason is in the TOML parser's words; udm adds the position.
-        for (text, at) in
-            [("[serve", "f:1:"), ("[serve]\nport =\n", "f:2:"), ("[devices.a]\n[devices.a]", "f:2:")]
-        {
-            assert!(said(text).starts_with(at), "{}", said(text));
-        }
-        let table = said("[devices.a]\ntable = \"\"\"\n0 8 error\n8 x error\n\"\"\"");
-        assert!(
-            table.starts_with("f:4:3: devices.a: table: ") && table.ends_with("\n8 x error\n  ^"),
-            "{table}"
-        );
-        // If the text contains an escape, it differs from the table.
-        let table = said("[devices.a]\ntable = \"0\\u0020x error\"");
-        assert!(table.starts_with("f:2:9: devices.a: table: "), "{table}");
-    }
-}
+mod tests;

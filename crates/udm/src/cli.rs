@@ -25,6 +25,7 @@ use crate::verbs::power::PowerArgs;
 use crate::verbs::queue::QueueArgs;
 use crate::verbs::reconfigure::ReconfigureArgs;
 use crate::verbs::show::{LsArgs, TableArgs, TableStatusArgs};
+use crate::verbs::throttle::ThrottleArgs;
 use crate::verbs::tree::DepsArgs;
 use crate::verbs::upgrade::UpgradeArgs;
 use crate::verbs::wait::WaitArgs;
@@ -101,6 +102,15 @@ The switch applies to all tables that use the disk, until the last of them is cl
 Example:\n  udm power disk off && udm power disk on"
     )]
     Power(PowerArgs),
+    /// Show or change the limits of a device's requests and bytes per second
+    #[command(
+        after_help = "A LIMIT is KEY=RATE or KEY=RATE:BURST. The keys are iops and bps for all requests, riops and rbps for reads, wiops and wbps for all others (the kernel's io.max); none ends all limits. \
+RATE is in requests or bytes a second. BURST is what may pass at once after a pause; by default, what the rate gives in 100 ms. \
+A new list replaces the old one. Devices of a --group share one list: its limits may be left out if the group has a device, and otherwise hold for all its devices. \
+Requests that exceed a limit wait; none fails. Limits end with the server unless they are in its file (docs/config.md).\n\n\
+Examples:\n  udm throttle disk iops=2000 wbps=50M:1G\n  udm throttle disk2 --group tenant7 iops=5000\n  udm throttle disk none"
+    )]
+    Throttle(ThrottleArgs),
     /// Wait for the event counter of a device to change
     #[command(
         after_help = "Events are path failures and reinstatements, invalidated or finished snapshots, renames, and the removal of a device with a table. udm info prints the counter. \

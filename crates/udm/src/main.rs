@@ -144,6 +144,7 @@ fn run_cli_verb(verb: &CliVerb) -> anyhow::Result<ExitCode> {
         CliVerb::Message(args) => change::run_message_command(args),
         CliVerb::Queue(args) => verbs::queue::run_queue_command(args),
         CliVerb::Power(args) => verbs::power::run_power_command(args),
+        CliVerb::Throttle(args) => verbs::throttle::run_throttle_command(args),
         CliVerb::Wait(args) => verbs::wait::run_wait_command(args),
         CliVerb::Events(args) => verbs::events::print_events(args),
         CliVerb::Reconfigure(args) => verbs::reconfigure::run(args),

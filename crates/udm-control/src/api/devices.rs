@@ -1,6 +1,7 @@
 //! Requests and replies about devices: create, rename, suspend, resume, wait.
 
 use super::queue::{DiskPowerState, RequestQueueReport};
+use super::throttle::DeviceThrottle;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +38,9 @@ pub struct DeviceDescription {
     /// The disks of the live table that have a power switch, by device number.
     #[serde(default)]
     pub power: Vec<DiskPowerState>,
+    /// Limits of requests and bytes per second; absent if there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttle: Option<DeviceThrottle>,
 }
 
 /// All mapped devices, by number.

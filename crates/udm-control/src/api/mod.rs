@@ -16,6 +16,7 @@ mod server;
 mod snapshots;
 mod stats;
 mod tables;
+mod throttle;
 pub mod verbs;
 
 pub use config::*;
@@ -27,3 +28,4 @@ pub use server::*;
 pub use snapshots::*;
 pub use stats::*;
 pub use tables::*;
+pub use throttle::*;

@@ -24,6 +24,7 @@ use super::tables::{
     LoadTableRequest, TableDescription, TableList, TableSlotQuery, TableStatus, TableStatusList,
     TargetMessageReply, TargetMessageRequest,
 };
+use super::throttle::ThrottleDeviceRequest;
 use hyper::Method;
 use serde::Serialize;
 use serde_json::Value;
@@ -162,6 +163,12 @@ pub const TURN_POWER: ApiVerbEndpoint<(), SetDiskPowerRequest, DeviceDescription
     "turnPower",
     "Turns the power of disks that a device's table uses on or off",
 );
+pub const THROTTLE_DEVICE: ApiVerbEndpoint<(), ThrottleDeviceRequest, DeviceDescription> =
+    ApiVerbEndpoint::post(
+        "/v1/devices/{name}/throttle",
+        "throttleDevice",
+        "Limits the requests and bytes per second of a device, or of a group of devices; requests continue",
+    );
 pub const SUSPEND_DEVICE: ApiVerbEndpoint<(), SuspendDeviceRequest, ()> = ApiVerbEndpoint::post(
     "/v1/devices/{name}/suspend",
     "suspendDevice",

@@ -41,10 +41,10 @@ impl ConfigOwnedDevice {
     pub(super) fn to_hand_over(&self) -> Option<HandedOverConfigDevice> {
         let mapped = self.mapped.upgrade()?;
         let live = mapped.device.live().as_ref().map(Arc::downgrade).unwrap_or_default();
-        let DesiredDevice { table, uuid, read_only, allow, .. } = self.wanted.clone();
+        let DesiredDevice { table, uuid, read_only, allow, throttle, .. } = self.wanted.clone();
         let is_changed = !live.ptr_eq(&self.table) || mapped.device.name() != self.wanted.name;
         let (name, allow) = (mapped.device.name(), allow.map(|names| names.to_vec()));
-        Some(HandedOverConfigDevice { name, table, uuid, read_only, allow, is_changed })
+        Some(HandedOverConfigDevice { name, table, uuid, read_only, allow, throttle, is_changed })
     }
 
     /// The device that another process has handed over; `None` if it does not exist.
@@ -203,6 +203,7 @@ async fn plan_and_run_config_changes(
             PlanStep::Remove(place) => (applied[place].wanted.name.clone(), "remove"),
             PlanStep::Reload(_, place) => (desired.devices[place].name.clone(), "reload"),
             PlanStep::Allow(_, place) => (desired.devices[place].name.clone(), "allow"),
+            PlanStep::Throttle(_, place) => (desired.devices[place].name.clone(), "throttle"),
             PlanStep::Create(place)
                 if find_device_by_name(registry, &desired.devices[place].name).is_some() =>
             {
@@ -309,6 +310,13 @@ async fn apply_config_plan_step(
             applied[was].wanted.allow.clone_from(&wanted.allow);
             Ok(())
         }
+        PlanStep::Throttle(was, is) => {
+            let wanted = &desired.devices[is];
+            let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
+            verbs::apply_throttle_settings(registry, &mapped, wanted.throttle.as_ref())?;
+            applied[was].wanted.throttle.clone_from(&wanted.throttle);
+            Ok(())
+        }
         PlanStep::Create(is) => {
             let wanted = &desired.devices[is];
             let name = &wanted.name;
@@ -329,6 +337,7 @@ async fn apply_config_plan_step(
                         ));
                     }
                     mapped.allowed_clients.set(wanted.allow.clone());
+                    verbs::apply_throttle_settings(registry, &mapped, wanted.throttle.as_ref())?;
                     let table =
                         reload_declared_device(registry, &mapped, wanted, &desired.folder, cancel_token)
                             .await?;
@@ -337,7 +346,9 @@ async fn apply_config_plan_step(
                 None => {
                     let (uuid, read_only) = (wanted.uuid.as_deref(), wanted.read_only);
                     let allow = wanted.allow.as_ref();
-                    let called = DeviceSpec { name, uuid, read_only, allow, ..DeviceSpec::default() };
+                    let throttle = wanted.throttle.as_ref();
+                    let called =
+                        DeviceSpec { name, uuid, read_only, allow, throttle, ..DeviceSpec::default() };
                     let table = |_: &Arc<RegisteredDevice>| Ok(Some(wanted.table.clone()));
                     let CreatedDevice { mapped, table, .. } =
                         verbs::create_device(registry, called, table, &desired.folder, cancel_token).await?;

@@ -4,6 +4,7 @@ use super::apply::ConfigOwnedDevice;
 use super::{DesiredDevice, LastAppliedConfig};
 use crate::error::VerbError;
 use crate::registry::DeviceRegistry;
+use crate::verbs::ThrottleSettings;
 use serde::{Deserialize, Serialize};
 use udm_core::errno::EBUSY;
 use udm_dm::TargetError;
@@ -22,6 +23,9 @@ pub struct HandedOverConfigDevice {
     /// The names of the clients that may use it in the file; `None` for all clients.
     #[serde(default)]
     pub allow: Option<Vec<String>>,
+    /// The limits in the file.
+    #[serde(default)]
+    pub throttle: Option<ThrottleSettings>,
     /// True if a verb has changed the table since.
     pub is_changed: bool,
 }
@@ -53,8 +57,11 @@ pub(crate) fn take_over_config(registry: &DeviceRegistry, from: &HandedOverConfi
     let Some(config) = registry.config() else { return Ok(()) };
     let mut devices = Vec::new();
     for one in from {
-        let HandedOverConfigDevice { name, table, uuid, read_only, allow, is_changed } = one.clone();
-        let wanted = DesiredDevice::new(&name, table, uuid, read_only)?.with_allow(allow.map(Into::into));
+        let HandedOverConfigDevice { name, table, uuid, read_only, allow, throttle, is_changed } =
+            one.clone();
+        let wanted = DesiredDevice::new(&name, table, uuid, read_only)?
+            .with_allow(allow.map(Into::into))
+            .with_throttle(throttle);
         devices.extend(ConfigOwnedDevice::taken_over(registry, &wanted, is_changed));
     }
     if let Ok(mut applied) = config.applied.try_lock() {

@@ -1,7 +1,7 @@
 //! The difference of two files, as ordered steps. Pure.
 
 use crate::error::VerbError;
-use crate::verbs;
+use crate::verbs::{self, ThrottleSettings};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use udm_wire::table::TableLine;
@@ -20,6 +20,8 @@ pub struct DesiredDevice {
     pub read_only: bool,
     /// Names in the certificates of the NBD clients that may use it; `None` for all clients.
     pub allow: Option<Arc<[String]>>,
+    /// Its limits of requests and bytes per second.
+    pub throttle: Option<ThrottleSettings>,
     lines: Vec<TableLine>,
 }
 
@@ -35,13 +37,27 @@ impl DesiredDevice {
         read_only: bool,
     ) -> Result<DesiredDevice, VerbError> {
         let lines = verbs::parse_table_or_device_word(name, &table)?;
-        Ok(DesiredDevice { name: name.to_owned(), table, uuid, read_only, allow: None, lines })
+        Ok(DesiredDevice {
+            name: name.to_owned(),
+            table,
+            uuid,
+            read_only,
+            allow: None,
+            throttle: None,
+            lines,
+        })
     }
 
     /// Sets [`DesiredDevice::allow`].
     #[must_use]
     pub fn with_allow(self, allow: Option<Arc<[String]>>) -> DesiredDevice {
         DesiredDevice { allow, ..self }
+    }
+
+    /// Sets [`DesiredDevice::throttle`].
+    #[must_use]
+    pub fn with_throttle(self, throttle: Option<ThrottleSettings>) -> DesiredDevice {
+        DesiredDevice { throttle, ..self }
     }
 
     /// The lines of its table.
@@ -92,6 +108,9 @@ pub enum PlanStep {
     Reload(usize, usize),
     /// Sets which clients may use the device at the first index, as at the second index.
     Allow(usize, usize),
+    /// Sets the limits of requests and bytes per second of the device at the first index, as at the
+    /// second index.
+    Throttle(usize, usize),
 }
 
 /// The difference of two files.
@@ -134,6 +153,10 @@ pub fn plan_config_changes(was: &[&DesiredDevice], is: &[DesiredDevice]) -> Resu
         if is_for_others {
             changes.push(PlanStep::Allow(old, place));
         }
+        let has_other_limits = had.throttle != wanted.throttle;
+        if has_other_limits {
+            changes.push(PlanStep::Throttle(old, place));
+        }
         if had.uuid != wanted.uuid {
             let why = "a device keeps its uuid: remove it first";
             plan.refused.push((place, "uuid", why));
@@ -142,7 +165,7 @@ pub fn plan_config_changes(was: &[&DesiredDevice], is: &[DesiredDevice]) -> Resu
             plan.refused.push((place, "readonly", why));
         } else if !had.has_same_table(wanted) {
             changes.push(PlanStep::Reload(old, place));
-        } else if !is_for_others {
+        } else if !is_for_others && !has_other_limits {
             plan.unchanged.push((old, place));
         }
     }
@@ -262,6 +285,7 @@ mod tests {
             PlanStep::Create(i) => format!("+{}", is[*i].name),
             PlanStep::Reload(_, i) => format!("~{}", is[*i].name),
             PlanStep::Allow(_, i) => format!("@{}", is[*i].name),
+            PlanStep::Throttle(_, i) => format!("%{}", is[*i].name),
         });
         let refused = plan.refused.iter().map(|(i, key, _)| format!("!{} {key}", is[*i].name));
         steps.chain(refused).collect::<Vec<_>>().join(" ")
@@ -382,7 +406,9 @@ mod tests {
                         }
                         there.insert(wanted.name.clone(), wanted.clone());
                     }
-                    PlanStep::Allow(..) => prop_assert!(false, "the files name no clients"),
+                    PlanStep::Allow(..) | PlanStep::Throttle(..) => {
+                        prop_assert!(false, "the files name neither clients nor limits");
+                    }
                 }
             }
             prop_assert_eq!(there.len(), is.len());

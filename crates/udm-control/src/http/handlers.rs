@@ -352,6 +352,15 @@ pub(super) async fn handle_set_disk_power(
     Ok(Json(limits.messages.run(&name, turn).await?))
 }
 
+pub(super) async fn handle_throttle_device(
+    State(AppState { registry, .. }): State<AppState>,
+    DeviceNameExtractor(name): DeviceNameExtractor,
+    JsonBody(body): JsonBody<api::ThrottleDeviceRequest>,
+) -> JsonResult<api::DeviceDescription> {
+    verbs::throttle_device(&registry, &name, &body)?;
+    Ok(Json(verbs::describe_device_by_name(&registry, &name)?))
+}
+
 pub(super) async fn handle_fail_or_reinstate_path(
     State(AppState { registry, limits, .. }): State<AppState>,
     DeviceNameExtractor(name): DeviceNameExtractor,

@@ -123,6 +123,7 @@ pub(super) fn all_http_routes() -> Vec<Route> {
         route_verb_to_handler(verbs::COMMAND_PATH, h::handle_fail_or_reinstate_path),
         route_verb_to_handler(verbs::CHANGE_QUEUE, h::handle_change_queue_settings),
         route_verb_to_handler(verbs::TURN_POWER, h::handle_set_disk_power),
+        route_verb_to_handler(verbs::THROTTLE_DEVICE, h::handle_throttle_device),
         route_verb_to_handler(verbs::SUSPEND_DEVICE, h::handle_suspend_device),
         route_verb_to_handler(verbs::RESUME_DEVICE, h::handle_resume_device),
         route_verb_to_handler(verbs::SUSPEND_TOGETHER, h::handle_suspend_devices),

@@ -53,6 +53,9 @@ pub struct RegisteredDevice {
     pub(crate) read_only: AtomicBool,
     /// The NBD clients that may use it.
     pub(crate) allowed_clients: Arc<AllowedClients>,
+    /// The devices that name the same group share their limits. Changed under
+    /// [`DeviceRegistry::throttling`].
+    throttle_group: Mutex<Option<Arc<str>>>,
     pub(crate) is_deferred: AtomicBool,
     /// Wake-up of the task that runs deferred removals.
     pub(super) deferred: Arc<DeferredRemovalNotifier>,
@@ -72,6 +75,17 @@ impl RegisteredDevice {
     /// Sets the parameters of the device's own queue. Only the first call has an effect.
     pub(crate) fn set_requests(&self, requests: RequestQueueParams) {
         let _ = self.requests.set(requests);
+    }
+
+    /// The group whose limits of requests and bytes per second the device shares.
+    pub(crate) fn throttle_group(&self) -> Option<Arc<str>> {
+        self.throttle_group.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Puts the device into a group, or into none; returns the group before.
+    pub(crate) fn set_throttle_group(&self, group: Option<&str>) -> Option<Arc<str>> {
+        let mut now = self.throttle_group.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *now, group.map(Arc::from))
     }
 
     /// Sends an event of the device to the event stream.
@@ -236,6 +250,7 @@ impl DeviceDirectory {
             requests: OnceLock::new(),
             read_only: AtomicBool::new(false),
             allowed_clients: Arc::default(),
+            throttle_group: Mutex::default(),
             is_deferred: AtomicBool::new(false),
             deferred: Arc::clone(&self.deferred),
         });

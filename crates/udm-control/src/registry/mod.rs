@@ -94,6 +94,7 @@ pub struct DeviceRegistry {
     deferred: Arc<DeferredRemovalNotifier>,
     event_stream: Arc<EventStream>,
     linking: Mutex<()>,
+    throttling: Mutex<()>,
     exporter: OnceLock<DeviceExporter>,
     maintenance: OnceLock<PathMaintenanceFn>,
     requests: OnceLock<RequestQueueParams>,
@@ -142,6 +143,7 @@ impl DeviceRegistry {
             event_stream,
             opening: NameLocks::default(),
             linking: Mutex::default(),
+            throttling: Mutex::default(),
             exporter: OnceLock::new(),
             maintenance: OnceLock::new(),
             requests: OnceLock::new(),
@@ -379,6 +381,11 @@ impl DeviceRegistry {
 
     fn state(&self) -> MutexGuard<'_, DeviceRegistryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lock held while the limits of requests and bytes per second of devices change.
+    pub(crate) fn throttling(&self) -> MutexGuard<'_, ()> {
+        self.throttling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lock held while a table is put into a slot and while a removal begins. Checks of

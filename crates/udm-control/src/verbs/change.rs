@@ -10,6 +10,7 @@ use super::begin_transition::{
 use super::cancel::{CancelToken, CancellableVerbKind};
 use super::device_locks::{DeviceChangeLocks, TRIES_MAX};
 use super::snapshot::{SnapshotRecordTransaction, attach_recorded_snapshots};
+use super::throttle::{ThrottleSettings, apply_throttle_settings};
 use super::{show, tables};
 use crate::api;
 use crate::error::VerbError;
@@ -73,6 +74,8 @@ pub struct DeviceSpec<'a> {
     pub allow: Option<&'a Arc<[String]>>,
     /// Parameters of the device's own queue, if it is request-based.
     pub requests: RequestQueueParams,
+    /// Its limits of requests and bytes per second.
+    pub throttle: Option<&'a ThrottleSettings>,
 }
 
 /// As [`create_device_cancellable`], with a table that the closure `table` returns. The closure
@@ -108,11 +111,12 @@ pub(crate) async fn create_device(
     folder: &BaseDir,
     cancel_token: &CancelToken,
 ) -> Result<CreatedDevice, VerbError> {
-    let DeviceSpec { name, uuid, minor, read_only, allow, requests } = called;
+    let DeviceSpec { name, uuid, minor, read_only, allow, requests, throttle } = called;
     let made = registry.begin_create(name, uuid, minor).map_err(|e| VerbError::new(name, e))?;
     made.mapped.read_only.store(read_only, Ordering::Relaxed);
     made.mapped.allowed_clients.set(allow.cloned());
     made.mapped.set_requests(requests);
+    apply_throttle_settings(registry, &made.mapped, throttle)?;
     if let Some(by) = registry.queue_by(requests) {
         made.mapped.device.set_queue_factory(by);
     }

@@ -13,7 +13,7 @@
 use super::change::{create_device, resume_devices};
 use super::handover_counters::{HandedOverCounters, counters_to_hand_over, take_over_counters};
 use super::remove::remove_described_device;
-use super::{CancelToken, DeviceSpec, snapshot, tables};
+use super::{CancelToken, DeviceSpec, ThrottleSettings, snapshot, tables, throttle_settings};
 use crate::config::{self, DesiredDevice, HandedOverConfig};
 use crate::error::VerbError;
 use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice, RequestQueueParams};
@@ -53,6 +53,9 @@ pub struct HandedOverDevice {
     /// Names in the certificates of the NBD clients that may use it; `None` for all clients.
     #[serde(default)]
     pub allow: Option<Vec<String>>,
+    /// Its limits of requests and bytes per second.
+    #[serde(default)]
+    pub throttle: Option<ThrottleSettings>,
     /// `dm_mq_queue_depth` of its own queue.
     pub queue_depth: Option<u32>,
     /// `dm_mq_nr_hw_queues` of its own queue.
@@ -276,10 +279,35 @@ fn sort_for_creation(devices: &mut [HandedOverDevice]) {
     devices.sort_by_key(|device| places.get(device.name.as_str()).copied().unwrap_or(0));
 }
 
-/// True if a device may be used by some NBD clients only.
-#[must_use]
-pub fn has_devices_for_some_clients(registry: &DeviceRegistry) -> bool {
-    registry.all().iter().any(|mapped| mapped.allowed_clients.get().is_some())
+/// What programs must know that take devices over, because they would serve them to too many clients
+/// or too fast otherwise.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HandoverNeeds {
+    /// A device may be used by some NBD clients only.
+    pub allowed_clients: bool,
+    /// A device has limits of requests or bytes per second.
+    pub throttles: bool,
+}
+
+impl HandoverNeeds {
+    /// The needs of the devices of a server.
+    #[must_use]
+    pub fn of_registry(registry: &DeviceRegistry) -> HandoverNeeds {
+        let all = registry.all();
+        HandoverNeeds {
+            allowed_clients: all.iter().any(|mapped| mapped.allowed_clients.get().is_some()),
+            throttles: all.iter().any(|mapped| mapped.device.throttle().is_some()),
+        }
+    }
+
+    /// The needs of devices that were removed for a handover.
+    #[must_use]
+    pub fn of_devices(devices: &HandedOverDevices) -> HandoverNeeds {
+        HandoverNeeds {
+            allowed_clients: devices.devices.iter().any(|device| device.allow.is_some()),
+            throttles: devices.devices.iter().any(|device| device.throttle.is_some()),
+        }
+    }
 }
 
 /// Describes a device for another process.
@@ -296,6 +324,7 @@ fn device_to_hand_over(registry: &DeviceRegistry, mapped: &RegisteredDevice) -> 
         minor: mapped.device.number().minor,
         read_only: mapped.read_only.load(Ordering::Relaxed),
         allow: mapped.allowed_clients.get().map(|names| names.to_vec()),
+        throttle: throttle_settings(mapped),
         queue_depth: requests.queue_depth,
         nr_hw_queues: requests.nr_hw_queues,
         live: live.as_ref().map(table),
@@ -400,6 +429,7 @@ async fn create_handed_over_device(
         read_only: device.read_only,
         allow: allow.as_ref(),
         requests: RequestQueueParams { queue_depth: *queue_depth, nr_hw_queues: *nr_hw_queues },
+        throttle: device.throttle.as_ref(),
     };
     let live = device.live.as_ref();
     // A read-only table is loaded by its own verb.

@@ -21,6 +21,7 @@ mod rename;
 mod show;
 pub mod snapshot;
 mod tables;
+mod throttle;
 mod wait;
 
 pub(crate) use cancel::PendingVerbs;
@@ -48,4 +49,6 @@ pub use tables::{
     TABLE_MAX, clear_inactive_table, fail_or_reinstate_path, load_inactive_table, load_table_cancellable,
     resolve_device, send_message_with_base_dir, send_target_message,
 };
+pub use throttle::{ThrottleSettings, throttle_device};
+pub(crate) use throttle::{apply_throttle_settings, throttle_settings};
 pub use wait::{block_on_verb, block_on_verb_with_idle_fn};

@@ -2,6 +2,7 @@
 
 use super::power::disk_power_states;
 use super::queue::queue_reports;
+use super::throttle::describe_throttle;
 use crate::api;
 use crate::error::VerbError;
 use crate::registry::{DeviceRegistry, RegisteredDevice};
@@ -190,6 +191,7 @@ pub(super) fn describe_mapped_device(
         deferred_remove: mapped.is_deferred(),
         queues: queue_reports(registry, mapped),
         power: disk_power_states(registry, mapped),
+        throttle: describe_throttle(mapped),
     }
 }
 

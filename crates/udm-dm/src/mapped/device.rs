@@ -14,6 +14,7 @@ use crate::device_ref::LowerLimits;
 use crate::error::TargetError;
 use crate::table::Table;
 use crate::target::{DmQueueMode, SettingsOutsideTable, TargetHostServices};
+use crate::throttle::DeviceThrottle;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -38,6 +39,7 @@ pub struct MappedDevice {
     pub(super) events: Arc<WeakTargetHost>,
     shared_disk_state: SharedDiskState,
     pub(super) queue: LazyRequestQueue,
+    pub(super) throttle: Arc<DeviceThrottle>,
 }
 
 /// A table in use, and its generation. The generation identifies the resume that made the table
@@ -142,6 +144,7 @@ impl MappedDevice {
             events: WeakTargetHost::new(id, number, names, Weak::clone(me)),
             shared_disk_state: SharedDiskState::default(),
             queue: LazyRequestQueue::default(),
+            throttle: Arc::default(),
         }))
     }
 
@@ -490,6 +493,6 @@ impl MappedDevice {
             slot.map(|slot| PreparedTableLane::new(&slot, cx)).transpose()
         };
         let (live, prepared) = (open(live, cx)?, open(preparing, cx)?);
-        Ok(Box::new(MappedLane::new(inbox, live, prepared, suspended, cx)))
+        Ok(Box::new(MappedLane::new(inbox, live, prepared, suspended, Arc::clone(&self.throttle), cx)))
     }
 }

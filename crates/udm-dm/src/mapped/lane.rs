@@ -20,12 +20,16 @@
 //! opened between two commands. The generation makes such commands harmless. Without a live table
 //! there is no lane, and bios fail with EIO.
 //!
+//! With limits of requests or bytes per second ([`crate::throttle`]), bios that run may have to wait
+//! in a `ThrottleQueue` first. Any command may bring other limits, so the lane reads them then.
+//!
 //! A replaced lane may still have own work (`OwnWork::Required`), because a device below that was
 //! resumed meanwhile gave it some. It is then *retired*: it gets no bios and is polled until the
 //! work is done. The control half holds its table until then.
 
 use super::device::TableWithGeneration;
 use crate::table::{Table, TableLane};
+use crate::throttle::{DeviceThrottle, ThrottleQueue};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use udm_core::{
@@ -57,7 +61,8 @@ impl PreparedTableLane {
 /// The lane of a mapped device: commands, held bios, and the lane of the live table.
 pub(super) struct MappedLane {
     inbox: Rc<LaneInbox>,
-    /// True if the lane runs with a table, nothing is prepared or retired, and `ended` is empty.
+    /// True if the lane runs with a table and without limits of requests per second, nothing is
+    /// prepared or retired, and `ended` is empty.
     /// `submit` and `poll` test this first.
     ordinary: bool,
     live: Option<Box<TableLane>>,
@@ -75,6 +80,9 @@ pub(super) struct MappedLane {
     held_bios: Batch,
     /// Bios that ended here; the next poll hands them out.
     ended: Batch,
+    device_throttle: Arc<DeviceThrottle>,
+    /// `None` for a device without limits.
+    throttle: Option<ThrottleQueue>,
 }
 
 impl MappedLane {
@@ -83,6 +91,7 @@ impl MappedLane {
         live: Option<PreparedTableLane>,
         prepared: Option<PreparedTableLane>,
         suspended: bool,
+        device_throttle: Arc<DeviceThrottle>,
         cx: &mut Cx<'_>,
     ) -> MappedLane {
         let mut lane = MappedLane {
@@ -98,7 +107,10 @@ impl MappedLane {
             returned: Batch::new(),
             held_bios: Batch::new(),
             ended: Batch::new(),
+            device_throttle,
+            throttle: None,
         };
+        lane.read_limits(cx);
         lane.take(live);
         if !suspended {
             lane.begin_live(cx);
@@ -140,10 +152,36 @@ impl MappedLane {
                     let old = self.resume(generation, cx);
                     self.retire(old, ack);
                 }
-                // The poll that follows is all that a kick requests.
-                LaneCommand::Kick => {}
+                // Otherwise, the poll that follows is all that a kick requests.
+                LaneCommand::Kick => self.read_limits(cx),
             }
             self.update_state();
+        }
+    }
+
+    /// Reads the limits of the device. Without limits, bios that wait for them are sent.
+    fn read_limits(&mut self, cx: &mut Cx<'_>) {
+        match (self.device_throttle.get(), &mut self.throttle) {
+            (Some(limits), Some(queue)) if Arc::ptr_eq(queue.throttle(), &limits) => {}
+            (Some(limits), Some(queue)) => queue.set_throttle(limits, cx.now()),
+            (Some(limits), None) => {
+                self.throttle = Some(ThrottleQueue::new(limits, &self.device_throttle));
+            }
+            (None, _) => self.end_throttling(cx),
+        }
+    }
+
+    /// Drops the throttle queue. Its bios are sent, or held if the lane does not run.
+    fn end_throttling(&mut self, cx: &mut Cx<'_>) {
+        let Some(mut queue) = self.throttle.take() else { return };
+        let mut batch = Batch::new();
+        queue.take_all(&mut batch);
+        if self.state == LaneSuspendState::Running {
+            self.send_now(&mut batch, cx);
+        } else {
+            // They came before the suspend, so before all that are held since.
+            batch.append(&mut self.held_bios);
+            self.held_bios = batch;
         }
     }
 
@@ -193,8 +231,30 @@ impl MappedLane {
         old
     }
 
-    /// Submits to the live table, or fails the bios if there is none.
+    /// Submits bios as far as the limits of the device allow; the others wait.
     fn send(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        if let Some(queue) = &mut self.throttle
+            && !batch.is_empty()
+        {
+            let mut refused = Batch::new();
+            queue.admit(batch, &mut refused, cx.now());
+            refused.drain(..).for_each(|bio| end_bio_with_status(&mut self.ended, bio, Status::Again));
+            queue.next_release().into_iter().for_each(|at| cx.wake_at(at));
+        }
+        self.send_now(batch, cx);
+    }
+
+    /// Submits the waiting bios for which it is time now.
+    fn send_waiting(&mut self, cx: &mut Cx<'_>) {
+        let Some(queue) = self.throttle.as_mut().filter(|queue| !queue.is_empty()) else { return };
+        let mut batch = Batch::new();
+        queue.release(&mut batch, cx.now());
+        queue.next_release().into_iter().for_each(|at| cx.wake_at(at));
+        self.send_now(&mut batch, cx);
+    }
+
+    /// Submits to the live table, or fails the bios if there is none.
+    fn send_now(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         if batch.is_empty() {
             return;
         }
@@ -219,6 +279,7 @@ impl MappedLane {
             self.acks.clear();
         }
         self.ordinary = self.state == LaneSuspendState::Running
+            && self.throttle.is_none()
             && self.live.is_some()
             && self.prepared.is_none()
             && self.retired.is_empty()
@@ -247,6 +308,9 @@ impl MappedLane {
     #[cold]
     fn poll_slow(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         self.process_commands(cx);
+        if self.state == LaneSuspendState::Running {
+            self.send_waiting(cx);
+        }
         if let Some(live) = &mut self.live {
             if let LaneSuspendState::Draining(how) = self.state {
                 let before = self.returned.len();
@@ -282,9 +346,10 @@ impl MappedLane {
     /// No command will resume this device or complete its suspend, so held bios fail.
     #[cold]
     fn drain_final(&mut self, back: &mut Batch, cx: &mut Cx<'_>) {
-        let held_bios =
-            std::mem::take(&mut self.returned).into_iter().chain(std::mem::take(&mut self.held_bios));
-        held_bios.for_each(|bio| end_bio_with_status(&mut self.ended, bio, Status::IoErr));
+        let mut held_bios = std::mem::take(&mut self.returned);
+        self.throttle.iter_mut().for_each(|queue| queue.take_all(&mut held_bios));
+        held_bios.append(&mut self.held_bios);
+        held_bios.drain(..).for_each(|bio| end_bio_with_status(&mut self.ended, bio, Status::IoErr));
         if let Some(live) = &mut self.live {
             live.drain(DrainMode::End, back, cx);
         }
@@ -319,6 +384,7 @@ impl Lane for MappedLane {
             return self.drain_final(back, cx);
         }
         back.append(&mut self.returned);
+        self.throttle.iter_mut().for_each(|queue| queue.take_all(back));
         back.append(&mut self.held_bios);
         if let (Some(live), LaneSuspendState::Running | LaneSuspendState::Draining(_)) =
             (&mut self.live, self.state)

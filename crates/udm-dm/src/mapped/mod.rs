@@ -8,6 +8,7 @@
 //! * [`host`]: events and names, as the targets below report and read them.
 //! * [`device`]: the control half: slots, state, events. [`names`]: its names and their rules.
 //! * [`message`]: a message to one target.
+//! * [`throttle`]: its limits of requests and bytes per second.
 //! * [`stack`]: the limits of stacks, checked at each load.
 //! * [`device_set`]: the change of several devices. [`partners`]: their partners.
 //! * [`transition`]: the change of one device, step by step. [`phase`]: the steps.
@@ -66,6 +67,7 @@ mod partners;
 mod phase;
 mod queue;
 mod stack;
+mod throttle;
 mod transition;
 
 pub use device::{DeviceInfo, MappedDevice, TransitionWakeFn};

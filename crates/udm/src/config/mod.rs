@@ -7,6 +7,7 @@
 //! the devices.
 
 mod flags;
+mod throttles;
 
 use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
@@ -15,6 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use throttles::ThrottlesOfFiles;
 use udm_control::config::{DesiredDevice, DesiredState};
 use udm_control::registry::BaseDir;
 use udm_wire::udm_conf::{TEXT_MAX, TableSource, UdmConf, UdmConfError};
@@ -51,6 +53,7 @@ pub fn load_config_files(file: &Path, serve: &Command) -> Result<ConfigFiles> {
     let mut files = vec![file];
     files.extend(list_conf_d(&loaded.folder.join(MORE))?);
     let (mut keys, mut devices, mut size) = (HashMap::new(), HashMap::new(), 0);
+    let mut throttles = ThrottlesOfFiles::default();
     for file in &files {
         let name = file.display().to_string();
         let text = read_config_file(file)?;
@@ -65,6 +68,9 @@ pub fn load_config_files(file: &Path, serve: &Command) -> Result<ConfigFiles> {
                 return Err(shown(&UdmConfError::new(why, key.at.clone())));
             }
             loaded.serve.insert(key.name.clone(), arguments);
+        }
+        for group in conf.throttle_groups {
+            throttles.add_group(group, &name).map_err(|fault| shown(&fault))?;
         }
         for device in conf.devices {
             if let Some(other) = devices.insert(device.name.clone(), name.clone()) {
@@ -84,14 +90,17 @@ pub fn load_config_files(file: &Path, serve: &Command) -> Result<ConfigFiles> {
             if size > ALL_MAX {
                 bail!("{name}: the files and tables are longer than {ALL_MAX} bytes");
             }
+            let place = (loaded.devices.len(), &*device.name);
+            let throttle = throttles.limits_of_device(place, device.throttle, shown);
             let allow = device.allow.map(Into::into);
             let device = DesiredDevice::new(&device.name, table.clone(), device.uuid, device.read_only)
-                .map(|device| device.with_allow(allow));
+                .map(|device| device.with_allow(allow).with_throttle(throttle));
             loaded
                 .devices
                 .push(device.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.with_table(&table)))?);
         }
     }
+    throttles.set_groups(&mut loaded.devices)?;
     // Devices that form a cycle are an error of the file.
     let circle = udm_control::config::plan_config_changes(&[], &loaded.devices).err();
     circle.map_or(Ok(loaded), |circle| bail!("{}: devices.{circle}", files[0].display()))

@@ -3,6 +3,7 @@
 use super::power::format_disk_power_state;
 use super::queue::format_request_queue;
 use super::show::{NONE, find_devices};
+use super::throttle::format_device_throttle;
 use crate::args::{OutputFormatArgs, ServerArgs};
 use crate::columns::{ColumnReport, ColumnReportArgError, ColumnReportLayout, report_fields_help};
 use crate::output::{print_json_to_stdout, print_to_stdout};
@@ -72,11 +73,15 @@ pub fn run_info_command(args: &InfoArgs) -> Result<()> {
     let mut out = String::new();
     for device in &devices {
         write_device_info(device, &mut out);
-        if !device.queues.is_empty() || !device.power.is_empty() {
-            // The lines of queues belong before the empty line at the end of the block.
+        if !device.queues.is_empty() || !device.power.is_empty() || device.throttle.is_some() {
+            // The lines of queues and limits belong before the empty line at the end of the block.
             out.pop();
             device.queues.iter().for_each(|queue| format_request_queue(queue, &mut out));
             device.power.iter().for_each(|power| format_disk_power_state(power, &mut out));
+            if let Some(throttle) = &device.throttle {
+                // Writing to a String can't fail.
+                let _ = writeln!(out, "Limits: {}", format_device_throttle(throttle));
+            }
             out.push('\n');
         }
     }

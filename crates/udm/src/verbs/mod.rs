@@ -12,6 +12,7 @@ pub mod power;
 pub mod queue;
 pub mod reconfigure;
 pub mod show;
+pub mod throttle;
 pub mod tree;
 pub mod upgrade;
 pub mod wait;

@@ -25,8 +25,7 @@ use udm_control::error::VerbError;
 use udm_control::http::socket::ControlSocket;
 use udm_control::verbs::CancelToken;
 use udm_control::verbs::handover::{
-    HandedOverDevices, check_handover, create_handed_over_devices, has_devices_for_some_clients,
-    remove_devices_for_handover,
+    HandedOverDevices, HandoverNeeds, check_handover, create_handed_over_devices, remove_devices_for_handover,
 };
 use udm_control::{DeviceRegistry, StateFolder};
 use udm_core::errno::{EBUSY, EINVAL, EIO, EOPNOTSUPP, ETIMEDOUT};
@@ -128,7 +127,7 @@ struct NewServer {
 impl RunningServer<'_> {
     async fn upgrade(&self, request: &UpgradeServerRequest) -> Result<UpgradeReport, VerbError> {
         self.check(request)?;
-        let format = format_for(has_devices_for_some_clients(self.registry));
+        let format = format_for(HandoverNeeds::of_registry(self.registry));
         let mut new = NewServer::start(&program(request.program.as_deref())?, format).await?;
         let done = self.hand_over(&mut new).await;
         if done.is_err() {
@@ -276,7 +275,7 @@ impl RunningServer<'_> {
 
     fn state(&self, parts: &DetachedParts, listeners: &[InheritedListener]) -> ServerState {
         ServerState {
-            format: format_for(parts.devices.devices.iter().any(|device| device.allow.is_some())),
+            format: format_for(HandoverNeeds::of_devices(&parts.devices)),
             pid: std::process::id(),
             removes_control_file: self.control.removes_file(),
             listeners: listeners.iter().map(|listener| listener.removes_file).collect(),

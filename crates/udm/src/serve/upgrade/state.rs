@@ -8,18 +8,26 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use udm_control::verbs::handover::HandedOverDevices;
+use udm_control::verbs::handover::{HandedOverDevices, HandoverNeeds};
 use udm_frontends::nbd::DetachedNbdClient;
 use udm_frontends::unix_socket::BoundUnixSocket;
 use udm_frontends::vhost_user::{DetachedVhostUserFrontEnd, VhostUserSetupMessage};
 
 /// Versions of the format that this program reads.
-pub(super) const FORMATS: [u32; 2] = [1, 2];
+pub(super) const FORMATS: [u32; 3] = [1, 2, 3];
 
-/// The version to write: 2 if a device is for some clients only. A program that reads 1 alone would
-/// serve it to all.
-pub(super) fn format_for(has_devices_for_some_clients: bool) -> u32 {
-    1 + u32::from(has_devices_for_some_clients)
+/// The version to write: the lowest that every program that reads it serves as it should.
+///
+/// | version | a program that does not read it |
+/// |---|---|
+/// | 2 | would serve devices for some clients to all |
+/// | 3 | would serve devices without their limits of requests and bytes per second |
+pub(super) fn format_for(needs: HandoverNeeds) -> u32 {
+    match needs {
+        HandoverNeeds { throttles: true, .. } => 3,
+        HandoverNeeds { allowed_clients: true, .. } => 2,
+        HandoverNeeds { .. } => 1,
+    }
 }
 
 /// All that a server hands over. The descriptors come beside it: the control socket, then those of

@@ -1,0 +1,130 @@
+//! Limits of the requests and bytes per second of devices, and of groups of devices.
+//!
+//! A group has no entry of its own: it is the devices that name it, which share one `Throttle`. It
+//! begins with its first device and ends with its last one.
+
+use crate::api;
+use crate::error::VerbError;
+use crate::registry::{DeviceRegistry, RegisteredDevice};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use udm_core::errno::{EINVAL, ENOENT};
+use udm_dm::TargetError;
+use udm_dm::throttle::Throttle;
+use udm_wire::throttle::{GROUP_NAME_MAX, ThrottleLimits, is_throttle_group_name, parse_throttle_limits};
+
+/// What limits a device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThrottleSettings {
+    /// The limits, of the group if there is one, in the form of [`udm_wire::throttle`].
+    pub limits: String,
+    /// The group.
+    pub group: Option<String>,
+}
+
+/// Limits the device `word` as `request` says.
+///
+/// # Errors
+/// ENXIO if there is no such device; EINVAL for limits or a group's name that are none; ENOENT for
+/// a group without devices if no limits are given.
+pub fn throttle_device(
+    registry: &DeviceRegistry,
+    word: &str,
+    request: &api::ThrottleDeviceRequest,
+) -> Result<(), VerbError> {
+    let mapped = registry.find(word)?;
+    let refused = |errno, why: String| VerbError::new(word, TargetError::errno(errno).because(why));
+    let limits = request.limits.as_deref().map(parse_throttle_limits).transpose();
+    let limits = limits.map_err(|error| refused(EINVAL, error.to_string()))?;
+    match (&request.group, limits) {
+        (None, None) => return Err(refused(EINVAL, "there are neither limits nor a group".into())),
+        (Some(_), Some(None)) => {
+            let why = "none ends the limits of a device: give no group with it";
+            return Err(refused(EINVAL, why.into()));
+        }
+        (Some(group), _) if !is_throttle_group_name(group) => {
+            let why =
+                format!("the name of a group has 1 to {GROUP_NAME_MAX} bytes and no control characters");
+            return Err(refused(EINVAL, why));
+        }
+        (group, limits) => set_device_throttle(registry, &mapped, limits.flatten(), group.as_deref()),
+    }
+    .map_err(|NoSuchGroup| {
+        refused(ENOENT, "no device is in this group: give its limits, as in iops=1000".into())
+    })
+}
+
+/// Limits a device as a file or another process says; `None` for no limits.
+///
+/// # Errors
+/// EINVAL for limits that are none.
+pub(crate) fn apply_throttle_settings(
+    registry: &DeviceRegistry,
+    mapped: &RegisteredDevice,
+    settings: Option<&ThrottleSettings>,
+) -> Result<(), VerbError> {
+    let limits = settings.map(|settings| settings.limits.parse::<ThrottleLimits>()).transpose();
+    let limits = limits.map_err(|error| {
+        VerbError::new(mapped.device.name(), TargetError::errno(EINVAL).because(error.to_string()))
+    })?;
+    let group = settings.and_then(|settings| settings.group.as_deref());
+    // A group with limits can always be had.
+    let _ = set_device_throttle(registry, mapped, limits, group);
+    Ok(())
+}
+
+/// No device is in a group, so its limits are not known.
+struct NoSuchGroup;
+
+fn set_device_throttle(
+    registry: &DeviceRegistry,
+    mapped: &RegisteredDevice,
+    limits: Option<ThrottleLimits>,
+    group: Option<&str>,
+) -> Result<(), NoSuchGroup> {
+    let _lock = registry.throttling();
+    let cores = registry.cores();
+    let Some(group) = group else {
+        let was_in_group = mapped.set_throttle_group(None).is_some();
+        let before = mapped.device.throttle();
+        if was_in_group || before.map(|throttle| *throttle.limits()) != limits {
+            mapped.device.set_throttle(limits.map(Throttle::new), cores);
+        }
+        return Ok(());
+    };
+    let mut members = registry.all_with_pending();
+    members.retain(|one| one.throttle_group().is_some_and(|of| *of == *group));
+    let before = members.iter().find_map(|one| one.device.throttle());
+    let throttle = match (before, limits) {
+        (Some(before), None) => before,
+        (Some(before), Some(limits)) if *before.limits() == limits => before,
+        (_, Some(limits)) => Throttle::new(limits),
+        (None, None) => return Err(NoSuchGroup),
+    };
+    mapped.set_throttle_group(Some(group));
+    for one in members.iter().map(|one| &**one).chain([mapped]) {
+        if one.device.throttle().is_none_or(|before| !Arc::ptr_eq(&before, &throttle)) {
+            one.device.set_throttle(Some(Arc::clone(&throttle)), cores);
+        }
+    }
+    Ok(())
+}
+
+/// What limits a device; `None` for nothing.
+pub(crate) fn throttle_settings(mapped: &RegisteredDevice) -> Option<ThrottleSettings> {
+    let limits = mapped.device.throttle()?.limits().to_string();
+    Some(ThrottleSettings { limits, group: mapped.throttle_group().map(|group| group.to_string()) })
+}
+
+/// The limits of a device, as clients see them.
+pub(super) fn describe_throttle(mapped: &RegisteredDevice) -> Option<api::DeviceThrottle> {
+    let ThrottleSettings { limits, group } = throttle_settings(mapped)?;
+    let parsed: Option<ThrottleLimits> = limits.parse().ok();
+    let rates = parsed.iter().flat_map(ThrottleLimits::rates).map(|(key, rate)| {
+        let rate = api::DeviceThrottleRate { per_second: rate.per_second, burst: rate.burst };
+        (key.word().to_owned(), rate)
+    });
+    let counters = mapped.device.throttle_counters();
+    let (waiting, delayed) = (counters.waiting, counters.delayed);
+    Some(api::DeviceThrottle { rates: rates.collect(), limits, group, waiting, delayed })
+}

@@ -1,0 +1,197 @@
+//! Limits of the requests and bytes per second of a device, or of several devices together.
+//!
+//! QEMU calls it throttling, the kernel blk-throttle, SPDK QoS. A [`Throttle`] has one meter for
+//! each limit that is set ([`meter`]). The devices of a group share one `Throttle`. Each lane of a
+//! device has a [`queue`] for the bios that must wait.
+//!
+//! **No lock, and no timer that refills.** A meter is one atomic number: the time up to which its
+//! rate is used. A core that has bios *reserves* a place behind that time for some of them, and
+//! sends them when its clock has reached the end of the place. So in any time span no more passes
+//! than the rate gives in that time, and one burst. A meter is touched once per batch as long as
+//! nothing must wait.
+//!
+//! **Fair between cores and devices.** A lane reserves for at most [`QUANTUM`] of the rate, or for
+//! one bio, and reserves again when those are sent. Lanes that wait take turns, whatever the depth
+//! of their queues.
+//!
+//! **What counts**, as in blk-throttle: each bio is one request; all but reads count as writes; a
+//! discard counts as one sector, a flush as no bytes. Bios are counted before a target splits them.
+//! Reads do not wait for writes that must wait for a limit of writes, and the reverse.
+//!
+//! A device without limits has no `ThrottleQueue`, and its data path is as short as before.
+
+mod meter;
+mod queue;
+
+pub(crate) use queue::ThrottleQueue;
+
+use meter::Meter;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use udm_core::{Bio, Nanos, Op};
+use udm_wire::throttle::{ThrottleKey, ThrottleLimits};
+
+/// The most that a lane reserves in advance, as time of the rate.
+pub const QUANTUM: Nanos = Nanos::from_millis(1);
+
+/// Limits that one device or several share.
+#[derive(Debug)]
+pub struct Throttle {
+    limits: ThrottleLimits,
+    meters: Vec<(ThrottleKey, Meter)>,
+}
+
+/// Requests and bytes of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ThrottledAmount {
+    requests: u64,
+    bytes: u64,
+}
+
+impl ThrottledAmount {
+    fn add(&mut self, bio: &Bio) {
+        self.requests += 1;
+        self.bytes += match bio.op {
+            // The kernel's blk_throttle counts a discard as one sector (`throtl_bio_data_size`).
+            Op::Discard => 512,
+            Op::Flush => 0,
+            Op::Read | Op::Write | Op::WriteZeroes => bio.sectors.bytes(),
+        };
+    }
+}
+
+/// The direction of a bio, as limits count it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Read,
+    Write,
+}
+
+impl Direction {
+    const ALL: [Direction; 2] = [Direction::Read, Direction::Write];
+
+    fn of(bio: &Bio) -> Direction {
+        if bio.op == Op::Read { Direction::Read } else { Direction::Write }
+    }
+}
+
+impl Throttle {
+    /// Limits with full bursts.
+    #[must_use]
+    pub fn new(limits: ThrottleLimits) -> Arc<Throttle> {
+        let meters = limits.rates().map(|(key, rate)| (key, Meter::new(rate))).collect();
+        Arc::new(Throttle { limits, meters })
+    }
+
+    /// Continues with what `old` has used, so that other limits give no new burst. Every lane of the
+    /// devices may call this.
+    fn continue_from(&self, old: &Throttle, now: Nanos) {
+        for (key, meter) in &self.meters {
+            if let Some((_, old)) = old.meters.iter().find(|(old, _)| old == key) {
+                meter.continue_from(old, now);
+            }
+        }
+    }
+
+    /// The limits.
+    #[must_use]
+    pub fn limits(&self) -> &ThrottleLimits {
+        &self.limits
+    }
+
+    /// The meters that count `direction`.
+    fn meters(&self, direction: Direction) -> impl Iterator<Item = (&Meter, bool)> + Clone {
+        self.meters.iter().filter_map(move |(key, meter)| {
+            let counts = match direction {
+                Direction::Read => key.counts_reads(),
+                Direction::Write => key.counts_writes(),
+            };
+            counts.then_some((meter, key.counts_bytes()))
+        })
+    }
+
+    /// True if `amount` of `direction` takes at most [`QUANTUM`] of each limit.
+    fn is_within_quantum(&self, direction: Direction, amount: ThrottledAmount) -> bool {
+        self.meters(direction).all(|(meter, bytes)| meter.cost(units(amount, bytes)) <= QUANTUM.0)
+    }
+
+    /// Reserves for `amount`, and returns the time at which it may pass.
+    fn reserve(&self, direction: Direction, amount: ThrottledAmount, now: Nanos) -> Nanos {
+        let places = self.meters(direction).map(|(meter, bytes)| meter.reserve(units(amount, bytes), now));
+        places.max().unwrap_or(now)
+    }
+
+    /// Reserves for both directions, in the order of [`Direction::ALL`], if all may pass now.
+    /// Otherwise takes nothing, so that nobody else has to wait for what does not pass.
+    fn try_take(&self, amounts: &[ThrottledAmount; 2], now: Nanos) -> bool {
+        let wanted = Direction::ALL.into_iter().filter(|&direction| amounts[direction as usize].requests > 0);
+        let mut meters = wanted.flat_map(|direction| {
+            let amount = amounts[direction as usize];
+            self.meters(direction).map(move |(meter, bytes)| (meter, units(amount, bytes)))
+        });
+        let taken = meters.clone();
+        let Some(refused) = meters.position(|(meter, units)| !meter.try_take(units, now)) else {
+            return true;
+        };
+        taken.take(refused).for_each(|(meter, units)| meter.cancel(units));
+        false
+    }
+
+    /// Takes back a reservation whose bios do not pass.
+    fn cancel(&self, direction: Direction, amount: ThrottledAmount) {
+        self.meters(direction).for_each(|(meter, bytes)| meter.cancel(units(amount, bytes)));
+    }
+}
+
+fn units(amount: ThrottledAmount, counts_bytes: bool) -> u64 {
+    if counts_bytes { amount.bytes } else { amount.requests }
+}
+
+/// The limits of a device now, and what waits because of them. The lanes of the device and its
+/// control half share it.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceThrottle {
+    now: Mutex<Option<Arc<Throttle>>>,
+    /// Bios that wait.
+    waiting: AtomicU64,
+    /// Bios that have waited or wait.
+    delayed: AtomicU64,
+}
+
+/// Bios that limits delay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThrottleCounters {
+    /// Bios that wait now.
+    pub waiting: u64,
+    /// Bios that had to wait since the device was created, including those that wait now.
+    pub delayed: u64,
+}
+
+impl DeviceThrottle {
+    /// The limits; `None` for none.
+    pub fn get(&self) -> Option<Arc<Throttle>> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets the limits. Lanes see them in their next poll after a kick.
+    pub fn set(&self, throttle: Option<Arc<Throttle>>) {
+        let before =
+            std::mem::replace(&mut *self.now.lock().unwrap_or_else(PoisonError::into_inner), throttle);
+        drop(before);
+    }
+
+    /// The counters.
+    pub fn counters(&self) -> ThrottleCounters {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        ThrottleCounters { waiting: read(&self.waiting), delayed: read(&self.delayed) }
+    }
+
+    fn begin_waiting(&self, bios: usize) {
+        self.waiting.fetch_add(bios as u64, Ordering::Relaxed);
+        self.delayed.fetch_add(bios as u64, Ordering::Relaxed);
+    }
+
+    fn end_waiting(&self, bios: usize) {
+        self.waiting.fetch_sub(bios as u64, Ordering::Relaxed);
+    }
+}

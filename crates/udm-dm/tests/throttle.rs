@@ -1,0 +1,304 @@
+//! Limits of the requests and bytes per second of a mapped device, with every order of suspends,
+//! other limits and clients.
+
+mod mapped_fixture;
+
+use mapped_fixture::Fixture;
+use proptest::prelude::*;
+use std::sync::Arc;
+use udm_core::{Batch, Bio, BioFlags, DrainMode, Lane, Nanos, Op, Status};
+use udm_dm::MappedDevice;
+use udm_dm::testing::bio_without_data;
+use udm_dm::throttle::Throttle;
+
+struct ThrottledDevice {
+    rig: Fixture,
+    device: Arc<MappedDevice>,
+    lane: Box<dyn Lane>,
+}
+
+impl ThrottledDevice {
+    fn new(limits: &str) -> ThrottledDevice {
+        let mut rig = Fixture::new();
+        rig.disk("a", 1 << 20);
+        let device = rig.live("d", "0 1048576 linear a 0");
+        rig.world.now = Nanos::from_millis(1_000_000);
+        let lane = rig.open(&device);
+        let mut throttled = ThrottledDevice { rig, device, lane };
+        throttled.set(limits);
+        throttled
+    }
+
+    fn set(&mut self, limits: &str) {
+        let limits = udm_wire::throttle::parse_throttle_limits(limits).unwrap();
+        let throttle = limits.map(Throttle::new);
+        self.device.set_throttle(throttle, &*self.rig.world.cores());
+    }
+
+    fn submit(&mut self, bios: impl IntoIterator<Item = Box<Bio>>) {
+        self.rig.world.submit(0, &mut *self.lane, bios);
+    }
+
+    fn poll(&mut self) -> Batch {
+        let mut done = self.rig.world.poll(0, &mut *self.lane);
+        done.extend(self.rig.world.poll(0, &mut *self.lane));
+        done
+    }
+
+    /// Number of bios that completed, each without an error.
+    fn passed(&mut self) -> usize {
+        let done = self.poll();
+        assert!(done.iter().all(|bio| bio.status.is_ok()));
+        done.len()
+    }
+
+    fn wait(&mut self, ms: u64) {
+        self.rig.world.now = self.rig.world.now + Nanos::from_millis(ms);
+    }
+
+    /// Suspends or resumes the device; returns the number of bios that completed meanwhile.
+    fn change(&mut self, suspend: bool) -> usize {
+        let (wake, mut done): (udm_dm::TransitionWakeFn, _) = (Arc::new(|| {}), Batch::new());
+        let change = if suspend { self.device.suspend(false, wake) } else { self.device.resume(wake) };
+        self.rig.finish(change.unwrap(), &mut [&mut self.lane], &mut done).unwrap();
+        done.len()
+    }
+
+    fn waiting(&self) -> u64 {
+        self.device.throttle_counters().waiting
+    }
+}
+
+fn bios(count: usize, op: Op, sectors: u64) -> Vec<Box<Bio>> {
+    (0..count).map(|_| bio_without_data(op, 0, sectors)).collect()
+}
+
+#[test]
+fn a_burst_passes_at_once_and_the_others_in_time() {
+    let mut d = ThrottledDevice::new("iops=1000:10");
+    d.submit(bios(25, Op::Read, 8));
+    assert_eq!(d.passed(), 10);
+    assert_eq!(d.waiting(), 15);
+    d.rig.world.wake = Nanos::NEVER;
+    assert_eq!(d.passed(), 0);
+    assert_eq!(d.rig.world.wake, d.rig.world.now + Nanos::from_millis(1), "the lane asks for its next poll");
+    for _ in 0..15 {
+        d.wait(1);
+        assert_eq!(d.passed(), 1);
+    }
+    assert_eq!((d.waiting(), d.device.throttle_counters().delayed), (0, 25));
+    d.wait(1000);
+    d.submit(bios(10, Op::Read, 8));
+    assert_eq!(d.passed(), 10, "the burst is there again");
+    assert_eq!(d.device.throttle_counters().delayed, 25, "what passes at once was not delayed");
+}
+
+#[test]
+fn each_limit_counts_its_requests() {
+    for (limits, op, sectors, passes) in [
+        ("iops=1:4", Op::Read, 8, 4),
+        ("iops=1:4", Op::Flush, 0, 4),
+        ("riops=1:4", Op::Read, 8, 4),
+        ("riops=1:4", Op::WriteZeroes, 8, 9),
+        ("wiops=1:4", Op::Read, 8, 9),
+        ("wiops=1:4", Op::Discard, 8, 4),
+        ("bps=1:16384", Op::Read, 8, 4),
+        ("bps=1:16384", Op::Flush, 0, 9),
+        ("bps=1:2048", Op::Discard, 8, 4),
+        ("rbps=1:16384", Op::Read, 8, 4),
+        ("rbps=1:16384", Op::WriteZeroes, 8, 9),
+        ("wbps=1:16384", Op::WriteZeroes, 8, 4),
+        ("wbps=1:16384 iops=1:3", Op::WriteZeroes, 8, 3),
+        ("wbps=1:16384 iops=1:3", Op::Read, 8, 3),
+        ("wbps=1:16384 riops=1:3", Op::Read, 8, 3),
+        ("riops=9223372036854775807", Op::Read, 8, 9),
+    ] {
+        let mut d = ThrottledDevice::new(limits);
+        for bio in bios(9, op, sectors) {
+            d.submit([bio]);
+        }
+        assert_eq!(d.passed(), passes, "{limits} {op:?}");
+        d.set("none");
+        assert_eq!(d.passed(), 9 - passes, "{limits} {op:?}");
+    }
+}
+
+#[test]
+fn reads_do_not_wait_for_writes() {
+    let mut d = ThrottledDevice::new("wiops=1:1");
+    d.submit(bios(3, Op::WriteZeroes, 8).into_iter().chain(bios(2, Op::Read, 8)));
+    let done = d.poll();
+    assert_eq!(done.iter().filter(|bio| bio.op == Op::Read).count(), 2);
+    assert_eq!((done.len(), d.waiting()), (3, 2));
+    d.set("none");
+    assert_eq!(d.passed(), 2);
+}
+
+#[test]
+fn what_must_not_wait_is_refused() {
+    let mut d = ThrottledDevice::new("iops=1:1");
+    let nowait = || {
+        let mut bio = bio_without_data(Op::Read, 0, 8);
+        bio.flags = BioFlags::NOWAIT;
+        bio
+    };
+    d.submit([nowait()]);
+    assert_eq!(d.passed(), 1);
+    d.submit([nowait(), bio_without_data(Op::Read, 0, 8)]);
+    let done = d.poll();
+    assert_eq!(done.iter().map(|bio| bio.status).collect::<Vec<_>>(), [Status::Again]);
+    assert_eq!(d.waiting(), 1);
+    d.wait(1000);
+    assert_eq!(d.passed(), 1);
+}
+
+#[test]
+fn other_limits_hold_at_once_for_those_that_wait() {
+    let mut d = ThrottledDevice::new("iops=1:1");
+    d.submit(bios(5, Op::Read, 8));
+    assert_eq!(d.passed(), 1);
+    d.set("iops=1000:100");
+    assert_eq!(d.passed(), 0, "a change gives no new burst");
+    d.wait(2);
+    assert_eq!(d.passed(), 2);
+    d.set("riops=1:1");
+    assert_eq!(d.passed(), 1, "a limit that was not there before has its burst");
+    d.set("none");
+    assert_eq!((d.passed(), d.waiting()), (1, 0));
+    d.submit(bios(100, Op::Read, 8));
+    assert_eq!(d.passed(), 100);
+}
+
+#[test]
+fn a_suspended_device_sends_nothing() {
+    let mut d = ThrottledDevice::new("iops=1000:1");
+    d.submit(bios(5, Op::Read, 8));
+    assert_eq!(d.passed(), 1);
+    assert_eq!(d.change(true), 0);
+    d.wait(1000);
+    d.submit(bios(2, Op::Read, 8));
+    assert_eq!((d.passed(), d.waiting()), (0, 4));
+    // Without limits, those that waited are held for the resume like the others.
+    d.set("none");
+    assert_eq!((d.passed(), d.waiting()), (0, 0));
+    d.set("iops=1000:3");
+    assert_eq!((d.change(false) + d.passed(), d.waiting()), (3, 3));
+    d.wait(3);
+    assert_eq!(d.passed(), 3);
+}
+
+#[test]
+fn a_suspend_above_takes_back_what_waits() {
+    let mut d = ThrottledDevice::new("iops=1:1");
+    d.submit(bios(5, Op::Read, 8));
+    assert_eq!(d.passed(), 1);
+    let mut back = Batch::new();
+    d.rig.world.turn(0, |cx| d.lane.drain(DrainMode::NoFlush, &mut back, cx));
+    assert_eq!((back.len(), d.waiting()), (4, 0));
+    back.iter_mut().for_each(|bio| bio.finish());
+    // The place that one of them had is free.
+    d.wait(1000);
+    d.submit(bios(1, Op::Read, 8));
+    assert_eq!(d.passed(), 1);
+}
+
+#[test]
+fn a_lane_that_ends_fails_what_waits() {
+    let mut d = ThrottledDevice::new("iops=1:1");
+    d.submit(bios(5, Op::Read, 8));
+    assert_eq!(d.passed(), 1);
+    let mut back = Batch::new();
+    d.rig.world.turn(0, |cx| d.lane.drain(DrainMode::End, &mut back, cx));
+    let done = d.poll();
+    assert!(back.is_empty() && done.len() == 4 && done.iter().all(|bio| bio.status == Status::IoErr));
+    assert_eq!(d.waiting(), 0);
+}
+
+/// Two devices with one throttle share its rate, and take turns whatever their depth.
+#[test]
+fn a_group_shares_its_rate_fairly() {
+    let mut rig = Fixture::new();
+    rig.disk("a", 1 << 20);
+    let devices = ["d", "e"].map(|name| rig.live(name, "0 1048576 linear a 0"));
+    rig.world.now = Nanos::from_millis(1_000_000);
+    let throttle = Throttle::new("iops=1000:1".parse().unwrap());
+    let mut lanes = devices.each_ref().map(|device| {
+        device.set_throttle(Some(Arc::clone(&throttle)), &*rig.world.cores());
+        rig.open(device)
+    });
+    rig.world.submit(0, &mut *lanes[0], bios(300, Op::Read, 8));
+    rig.world.submit(0, &mut *lanes[1], bios(1, Op::Read, 8));
+    let mut passed = [0, 0];
+    for _ in 0..200 {
+        for (lane, passed) in lanes.iter_mut().zip(&mut passed) {
+            let done = rig.world.poll(0, &mut **lane).len() + rig.world.poll(0, &mut **lane).len();
+            *passed += done;
+        }
+        // A client that has one request at a time beside one with hundreds.
+        let second = passed[1];
+        if devices[1].throttle_counters().waiting == 0 && second < 99 {
+            rig.world.submit(0, &mut *lanes[1], bios(1, Op::Read, 8));
+        }
+        rig.world.now = rig.world.now + Nanos::from_millis(1);
+    }
+    assert!((200..=202).contains(&(passed[0] + passed[1])), "{passed:?}");
+    assert!(passed[1] >= 90, "{passed:?}");
+    let mut back = Batch::new();
+    rig.world.turn(0, |cx| lanes.iter_mut().for_each(|lane| lane.drain(DrainMode::NoFlush, &mut back, cx)));
+    back.iter_mut().for_each(|bio| bio.finish());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever the order of clients, pauses, other limits, suspends and resumes: nothing is lost,
+    /// and no second has more than its rate and one burst.
+    #[test]
+    fn nothing_is_lost_and_no_limit_is_exceeded(
+        steps in proptest::collection::vec((0..7_u8, 1..40_u64), 1..80),
+    ) {
+        let mut d = ThrottledDevice::new("iops=500:20");
+        let (mut submitted, mut completed, mut suspended) = (0, 0, false);
+        // Since the limits were last set to 500 a second.
+        let (mut from, mut passed, mut limited) = (d.rig.world.now, 0, true);
+        for (step, amount) in steps {
+            match step {
+                0 | 1 => {
+                    let op = if step == 0 { Op::Read } else { Op::WriteZeroes };
+                    d.submit(bios(amount as usize, op, 8));
+                    submitted += amount as usize;
+                }
+                2 | 3 => d.wait(amount),
+                4 => {
+                    suspended = !suspended;
+                    let done = d.change(suspended);
+                    (completed, passed) = (completed + done, passed + done);
+                }
+                5 => {
+                    d.set("none");
+                    limited = false;
+                }
+                _ => {
+                    d.set("iops=500:20");
+                    let done = d.passed();
+                    completed += done;
+                    if !limited {
+                        (from, passed, limited) = (d.rig.world.now, 0, true);
+                    }
+                    passed += done;
+                }
+            }
+            let done = d.passed();
+            (completed, passed) = (completed + done, passed + done);
+            let may = 20 + d.rig.world.now.since(from).0 * 500 / 1_000_000_000 + 1;
+            prop_assert!(!limited || passed as u64 <= may, "{passed} of {may}");
+            prop_assert!(completed <= submitted);
+        }
+        d.set("none");
+        if suspended {
+            completed += d.change(false);
+        }
+        completed += d.passed();
+        prop_assert_eq!((completed, d.waiting()), (submitted, 0));
+    }
+}
