@@ -13,11 +13,13 @@
 //! `{loop}`, `{loop4k}`, `{nbd}` and `{nbds}` are created for each use.
 
 use crate::fixture::UnderlyingDevices;
+use crate::world::CoresWithoutDevices;
 use crate::world::{WorldKind, device_facts_over_lanes};
 use crate::{DeviceFacts, InitialContent, RequestCheckingLayer};
 use std::sync::Arc;
 use udm_core::Device;
 use udm_dm::MappedDevice;
+use udm_dm::throttle::Throttle;
 
 /// A device under test.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +33,8 @@ pub struct DeviceUnderTest {
     ring: bool,
     /// Whether a virtual machine uses the device too.
     machine: bool,
+    /// Limits of requests and bytes per second; empty for none.
+    throttle: &'static str,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +76,7 @@ const fn define_uri_device(name: &'static str, uri: &'static str) -> DeviceUnder
         atom: 512,
         ring: false,
         machine: false,
+        throttle: "",
     }
 }
 
@@ -86,6 +91,7 @@ const fn define_table_device(
         atom: 512,
         ring: false,
         machine: false,
+        throttle: "",
     }
 }
 
@@ -102,10 +108,21 @@ impl DeviceUnderTest {
         DeviceUnderTest { ring: true, ..self }
     }
 
+    /// The device, a mapped one, has these limits of requests and bytes per second.
+    const fn throttle(self, throttle: &'static str) -> DeviceUnderTest {
+        DeviceUnderTest { throttle, ..self }
+    }
+
     /// The device is also used by a virtual machine. To a front end, other devices are as one of
     /// these: they differ in limits, in how they store data, and in when requests wait or fail.
     const fn machine(self) -> DeviceUnderTest {
         DeviceUnderTest { machine: true, ..self }
+    }
+
+    /// True if the device has limits of requests or bytes per second.
+    #[must_use]
+    pub fn is_throttled(&self) -> bool {
+        !self.throttle.is_empty()
     }
 
     /// The reason why the device is not available on this machine or in this world; `None` if it
@@ -154,6 +171,9 @@ impl DeviceUnderTest {
                 (mapped.clone() as Arc<dyn Device>, Some(mapped))
             }
         };
+        if let (Some(mapped), Ok(limits)) = (&mapped, self.throttle.parse()) {
+            mapped.set_throttle(Some(Throttle::new(limits)), &CoresWithoutDevices);
+        }
         let boundary =
             if mapped.is_some() { RequestCheckingLayer::Table } else { RequestCheckingLayer::Backend };
         let facts = device_facts_over_lanes(&*device, boundary, self.fresh, self.atom);
@@ -193,6 +213,7 @@ pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
     define_table_device("linear_no_fua", &[("s", "0 4095 linear /n0 33")]).machine(),
     define_table_device("linear_blocks", &[("s", "0 4096 linear /k0 24")]).machine(),
     define_table_device("linear_plain", &[("s", "0 4096 linear /p0 24")]).machine(),
+    define_table_device("throttled", &[("s", "0 4096 linear /d0 24")]).throttle("iops=20000:2 wbps=200M:64K").machine(),
     define_table_device("linear_readonly", &[("s", "0 4096 linear /r0 24")]).machine(),
     define_table_device(
         "lines",

@@ -88,5 +88,8 @@ fn parts(_: &BTreeMap<&str, usize>) -> Vec<String> {
             gaps.push(format!("{scheme} has no line in DEVICES_UNDER_TEST"));
         }
     }
+    if !DEVICES_UNDER_TEST.iter().any(DeviceUnderTest::is_throttled) {
+        gaps.push("no device with limits in DEVICES_UNDER_TEST".to_owned());
+    }
     gaps
 }

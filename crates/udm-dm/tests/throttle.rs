@@ -69,7 +69,7 @@ impl ThrottledDevice {
     }
 }
 
-fn bios(count: usize, op: Op, sectors: u64) -> Vec<Box<Bio>> {
+fn bios(count: usize, op: Op, sectors: u64) -> Batch {
     (0..count).map(|_| bio_without_data(op, 0, sectors)).collect()
 }
 
@@ -185,6 +185,24 @@ fn a_suspended_device_sends_nothing() {
     assert_eq!((d.change(false) + d.passed(), d.waiting()), (3, 3));
     d.wait(3);
     assert_eq!(d.passed(), 3);
+}
+
+#[test]
+fn lifted_limits_let_all_pass_and_hold_again() {
+    let mut d = ThrottledDevice::new("iops=1:1");
+    d.submit(bios(5, Op::Read, 8));
+    assert_eq!(d.passed(), 1);
+    d.device.lift_throttle(true, &*d.rig.world.cores());
+    assert_eq!((d.passed(), d.waiting()), (4, 0));
+    assert!(d.device.throttle().is_some());
+    d.device.lift_throttle(false, &*d.rig.world.cores());
+    d.wait(1);
+    d.submit(bios(2, Op::Read, 8));
+    assert_eq!((d.passed(), d.waiting()), (0, 2));
+    d.wait(2000);
+    assert_eq!(d.passed(), 1);
+    d.set("none");
+    assert_eq!(d.passed(), 1);
 }
 
 #[test]

@@ -20,6 +20,9 @@ impl MappedDeviceStackWorld {
     /// # Errors
     /// The violation that the action found.
     pub fn act(&mut self) -> Result<(), Violation> {
+        if self.change_throttle() {
+            return Ok(());
+        }
         let i = self.machine.control.below(self.devices.len() as u64) as usize;
         let dice = match self.favourite.filter(|_| self.machine.control.one_in(3)) {
             Some(favourite) => favourite,

@@ -99,6 +99,7 @@ impl MappedDeviceStackWorld {
                 expected,
                 watched: self.watch.is_on(),
                 hedged: [0; 2],
+                throttled: None,
                 events: (0, 0),
                 check: Cell::new(0),
             });

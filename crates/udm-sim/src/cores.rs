@@ -132,6 +132,14 @@ impl SimCoreInboxes {
         remove_device_from_list(&mut self.post().prepared, device)
     }
 
+    /// True if a message to lanes of `device` has not arrived yet.
+    #[must_use]
+    pub fn is_on_the_way_to(&self, device: DeviceId) -> bool {
+        let post = self.post();
+        let mut queues = post.inboxes.iter().flat_map(|inbox| &inbox.from);
+        queues.any(|queue| queue.iter().any(|message| message.to == device))
+    }
+
     /// Time at which the next message arrives at `core`.
     #[must_use]
     pub fn next(&self, core: usize) -> Nanos {

@@ -6,6 +6,7 @@ use crate::front_end::WorkloadDevice;
 use crate::model::RequestRefusalRules;
 use crate::table_map::ModelTableMap;
 use crate::tables::TableSpec;
+use crate::throttles::ThrottleRecord;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -113,6 +114,8 @@ pub struct MappedDeviceWithModel {
     pub(crate) dust: Vec<DustLine>,
     /// Expected limits of the live table.
     pub(crate) expected: ExpectedLimits,
+    /// The limits of its requests per second, and what it answered since.
+    pub(crate) throttled: Option<ThrottleRecord>,
     /// Number of events that it must have raised, and of further events that it may have raised.
     pub(crate) events: (u64, u64),
     /// First sector that was not read back since the last crash.

@@ -76,6 +76,7 @@ pub mod table_map;
 mod table_variants;
 pub mod tables;
 pub mod tasks;
+mod throttles;
 mod timers;
 pub mod totals;
 pub mod trace;

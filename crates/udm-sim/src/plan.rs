@@ -77,11 +77,13 @@ pub enum DisturbanceClass {
     Watch,
     /// Queues in front of disks.
     Queues,
+    /// Limits of the requests and bytes per second of devices.
+    Throttles,
 }
 
 impl DisturbanceClass {
     /// All classes.
-    pub const ALL: [DisturbanceClass; 35] = [
+    pub const ALL: [DisturbanceClass; 36] = [
         DisturbanceClass::Crash,
         DisturbanceClass::Remove,
         DisturbanceClass::Paths,
@@ -117,6 +119,7 @@ impl DisturbanceClass {
         DisturbanceClass::Moves,
         DisturbanceClass::Watch,
         DisturbanceClass::Queues,
+        DisturbanceClass::Throttles,
     ];
 
     /// Name on the command line.
@@ -158,6 +161,7 @@ impl DisturbanceClass {
             DisturbanceClass::Moves => "moves",
             DisturbanceClass::Watch => "watch",
             DisturbanceClass::Queues => "queues",
+            DisturbanceClass::Throttles => "throttles",
         }
     }
 }

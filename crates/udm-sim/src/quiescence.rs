@@ -33,6 +33,7 @@ impl MappedDeviceStackWorld {
         self.quiesce()?;
         self.machine.check_goes_idle()?;
         self.check_events()?;
+        self.check_throttles_at_rest()?;
         self.inspect()?;
         self.look_at_log()?;
         self.machine.totals.rests += 1;
@@ -69,6 +70,7 @@ impl MappedDeviceStackWorld {
             && self.machine.plan.bench.is_none()
             // A lost request takes 5 s, so others may overtake it.
             && !self.machine.plan.faulty
+            && !self.is_throttled()
             && self.machine.control.one_in(2)
         {
             self.check_no_starvation()?;

@@ -42,6 +42,8 @@ pub enum RngStream {
     Clients,
     /// Times and kinds of verbs, in worlds whose machine draws from `Control`.
     Verbs,
+    /// Limits of the requests and bytes per second of devices.
+    Throttles,
 }
 
 /// A stream of random numbers.

@@ -44,6 +44,8 @@ counts! {
         pub null_caches: u64,
         /// Mapped devices with queues of their own.
         pub own_queues: u64,
+        /// Changes of the limits of requests and bytes per second of devices.
+        pub throttles: u64,
         /// Suspended devices.
         pub suspends: u64,
         /// Suspends of several devices together.
@@ -127,7 +129,7 @@ impl RunTotals {
     }
 
     /// All disturbances with their class and count.
-    fn trouble(&self) -> [(&'static str, DisturbanceClass, u64); 28] {
+    fn trouble(&self) -> [(&'static str, DisturbanceClass, u64); 29] {
         [
             ("faults", DisturbanceClass::Errors, self.faults),
             ("paths lost", DisturbanceClass::Paths, self.losses),
@@ -138,6 +140,7 @@ impl RunTotals {
             ("reloads", DisturbanceClass::Reload, self.reloads),
             ("queues changed", DisturbanceClass::Queues, self.queue_changes),
             ("queues of devices", DisturbanceClass::Queues, self.own_queues),
+            ("throttles changed", DisturbanceClass::Throttles, self.throttles),
             ("cancelled", DisturbanceClass::Cancel, self.cancels),
             ("messages", DisturbanceClass::Messages, self.messages),
             ("hangs", DisturbanceClass::Hang, self.seen.hangs),

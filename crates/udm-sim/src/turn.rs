@@ -353,6 +353,8 @@ impl MachineWorld for MappedDeviceStackWorld {
         let logging = logger && self.is_logging(device);
         let mut promised = false;
         let held = self.devices[device].is_suspended() && !self.answers_travel(device);
+        let lanes = 2 * self.machine.cores.len() as u64 * self.devices.len() as u64;
+        self.begin_throttle_record(device, now);
         let open = &mut self.machine.cores[c].open[i];
         let mut env = lock_environment(&self.machine.env);
         let held = held && !env.dead;
@@ -378,6 +380,10 @@ impl MachineWorld for MappedDeviceStackWorld {
                 true => self.machine.model.abandon(&bio)?,
                 false => {
                     self.machine.totals.requests[bio.op as usize] += 1;
+                    let throttled = &mut self.devices[device].throttled;
+                    if let Some(record) = throttled.as_mut().filter(|_| bio.status.is_ok()) {
+                        record.answer(&bio, now, lanes)?;
+                    }
                     if logger {
                         promised |= self.log.end(id, &bio, env.ending(), logging);
                     }

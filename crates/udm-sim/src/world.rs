@@ -15,6 +15,7 @@ use crate::plan::{DisturbanceClass, RunPlan};
 use crate::register_model::SectorRegisterModel;
 use crate::rng::{RngStream, SimRng};
 use crate::tables::TableSpec;
+use crate::throttles::draw_throttles;
 use crate::turn::MachineWorld as _;
 use crate::write_log_model::WriteLogModel;
 use std::sync::Weak;
@@ -53,6 +54,8 @@ pub struct MappedDeviceStackWorld {
     pub(crate) watch: PathWatchOptions,
     /// Random choice of slow paths.
     pub(crate) slow: SimRng,
+    /// Random choice of limits of devices; `None` in worlds without any.
+    pub(crate) throttles: Option<SimRng>,
     /// True while a load runs inside another action, so that no device is resumed.
     pub(crate) acting: bool,
     /// Disks that hang while the world quiesces, by disk. Work that needs one may wait. Empty if
@@ -115,6 +118,7 @@ impl MappedDeviceStackWorld {
             tables: Vec::new(),
             watch,
             slow: SimRng::new(plan.seed, RngStream::Slow),
+            throttles: draw_throttles(plan),
             acting: false,
             hung: Vec::new(),
             late_changes: 0,

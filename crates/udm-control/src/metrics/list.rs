@@ -37,9 +37,11 @@ metrics! {
     READ_ONLY = GAUGE "udm_device_read_only": "1 when writes fail";
     OPEN = GAUGE "udm_device_users": "Clients and tables that use the device";
     EVENTS = COUNTER "udm_device_events_total": "Events that the device has raised";
-    LIMIT = GAUGE "udm_device_limit": "A limit of the device, in requests or bytes per second; iops to wbps are labels";
-    THROTTLED = GAUGE "udm_device_throttled_requests": "Requests that wait because of a limit";
-    DELAYED = COUNTER "udm_device_delayed_requests_total": "Requests that had to wait because of a limit";
+    THROTTLE_LIMIT = GAUGE "udm_device_throttle_limit":
+        "A limit of the device, in requests or bytes per second; which one is a label";
+    THROTTLE_WAITING = GAUGE "udm_device_throttle_waiting": "Requests that wait because of a limit";
+    THROTTLE_DELAYED = COUNTER "udm_device_throttle_delayed_total":
+        "Requests that had to wait because of a limit";
     REQUESTS = COUNTER "udm_requests_total": "Requests of clients that were answered, errors included";
     BYTES = COUNTER "udm_request_bytes_total": "Bytes of client requests that succeeded";
     ERRORS = COUNTER "udm_request_errors_total": "Requests of clients that were answered with an error";

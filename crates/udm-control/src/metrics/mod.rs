@@ -44,10 +44,10 @@ fn add_device_metrics(stats: &api::DeviceStats, all: &mut MetricFamilies) {
     all.add(&m::EVENTS, &[name], shown.event_nr.into());
     if let Some(throttle) = &shown.throttle {
         for (key, rate) in &throttle.rates {
-            all.add(&m::LIMIT, &[name, ("limit", key)], rate.per_second as f64);
+            all.add(&m::THROTTLE_LIMIT, &[name, ("limit", key)], rate.per_second as f64);
         }
-        all.add(&m::THROTTLED, &[name], throttle.waiting as f64);
-        all.add(&m::DELAYED, &[name], throttle.delayed as f64);
+        all.add(&m::THROTTLE_WAITING, &[name], throttle.waiting as f64);
+        all.add(&m::THROTTLE_DELAYED, &[name], throttle.delayed as f64);
     }
     if let Some(in_flight) = stats.in_flight {
         all.add(&m::IN_FLIGHT, &[name], in_flight as f64);

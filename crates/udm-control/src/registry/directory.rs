@@ -9,6 +9,7 @@
 mod rename;
 
 pub use rename::NewName;
+use rename::check_not_number;
 
 use super::deferred_removals::DeferredRemovalNotifier;
 use super::event_stream::EventStream;
@@ -55,7 +56,7 @@ pub struct RegisteredDevice {
     pub(crate) allowed_clients: Arc<AllowedClients>,
     /// The devices that name the same group share their limits. Changed under
     /// [`DeviceRegistry::throttling`].
-    throttle_group: Mutex<Option<Arc<str>>>,
+    pub(crate) throttle_group: Mutex<Option<Arc<str>>>,
     pub(crate) is_deferred: AtomicBool,
     /// Wake-up of the task that runs deferred removals.
     pub(super) deferred: Arc<DeferredRemovalNotifier>,
@@ -75,17 +76,6 @@ impl RegisteredDevice {
     /// Sets the parameters of the device's own queue. Only the first call has an effect.
     pub(crate) fn set_requests(&self, requests: RequestQueueParams) {
         let _ = self.requests.set(requests);
-    }
-
-    /// The group whose limits of requests and bytes per second the device shares.
-    pub(crate) fn throttle_group(&self) -> Option<Arc<str>> {
-        self.throttle_group.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Puts the device into a group, or into none; returns the group before.
-    pub(crate) fn set_throttle_group(&self, group: Option<&str>) -> Option<Arc<str>> {
-        let mut now = self.throttle_group.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut *now, group.map(Arc::from))
     }
 
     /// Sends an event of the device to the event stream.
@@ -134,15 +124,6 @@ impl DeviceDirectory {
             ..DeviceDirectory::default()
         }
     }
-}
-
-/// Checks that `word`, a name or a UUID, does not look like a device number.
-fn check_not_number(what: &str, word: &str) -> Result<(), TargetError> {
-    if word.parse::<DevNo>().is_err() {
-        return Ok(());
-    }
-    let reason = format!("a {what} of the form major:minor would be taken for a device number");
-    Err(TargetError::errno(EINVAL).because(reason))
 }
 
 /// Reason why a look-up fails.

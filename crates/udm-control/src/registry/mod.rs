@@ -241,6 +241,15 @@ impl DeviceRegistry {
     /// goes on.
     pub fn cancel_shutdown(&self) {
         self.is_ending.store(false, Ordering::Relaxed);
+        self.lift_throttles(false);
+    }
+
+    /// Lifts the limits of requests and bytes per second of all devices, or puts them back. They
+    /// may make clients wait for longer than a shutdown or an upgrade does.
+    pub fn lift_throttles(&self, is_lifted: bool) {
+        let all = self.all();
+        let throttled = all.iter().filter(|mapped| mapped.device.throttle().is_some());
+        throttled.for_each(|mapped| mapped.device.lift_throttle(is_lifted, self.cores()));
     }
 
     /// Sets the task that upgrades the server. Only the first call has an effect.

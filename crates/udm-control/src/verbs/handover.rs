@@ -279,8 +279,8 @@ fn sort_for_creation(devices: &mut [HandedOverDevice]) {
     devices.sort_by_key(|device| places.get(device.name.as_str()).copied().unwrap_or(0));
 }
 
-/// What programs must know that take devices over, because they would serve them to too many clients
-/// or too fast otherwise.
+/// What programs must know that take devices over, because they would serve them to too many
+/// clients or too fast otherwise.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HandoverNeeds {
     /// A device may be used by some NBD clients only.

@@ -125,6 +125,7 @@ async fn load_error_table(
     // Requests on storage that hangs may never complete; clients get errors without waiting for
     // them.
     let _failing = registry.exporter().and_then(|exporter| exporter.fail(mapped.device.id()));
+    mapped.device.lift_throttle(true, registry.cores());
     let one = [(name.to_owned(), Arc::clone(mapped))];
     let done = run_change_with_device_locks(
         registry,
@@ -134,6 +135,7 @@ async fn load_error_table(
         begin_resume_transition,
     )
     .await;
+    mapped.device.lift_throttle(false, registry.cores());
     if done.is_err() {
         mapped.device.clear_own(&loaded);
     }

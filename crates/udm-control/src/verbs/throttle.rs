@@ -7,7 +7,7 @@ use crate::api;
 use crate::error::VerbError;
 use crate::registry::{DeviceRegistry, RegisteredDevice};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use udm_core::errno::{EINVAL, ENOENT};
 use udm_dm::TargetError;
 use udm_dm::throttle::Throttle;
@@ -20,6 +20,19 @@ pub struct ThrottleSettings {
     pub limits: String,
     /// The group.
     pub group: Option<String>,
+}
+
+impl RegisteredDevice {
+    /// The group whose limits of requests and bytes per second the device shares.
+    fn throttle_group(&self) -> Option<Arc<str>> {
+        self.throttle_group.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Puts the device into a group, or into none; returns the group before.
+    fn set_throttle_group(&self, group: Option<&str>) -> Option<Arc<str>> {
+        let mut now = self.throttle_group.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *now, group.map(Arc::from))
+    }
 }
 
 /// Limits the device `word` as `request` says.
@@ -68,7 +81,7 @@ pub(crate) fn apply_throttle_settings(
         VerbError::new(mapped.device.name(), TargetError::errno(EINVAL).because(error.to_string()))
     })?;
     let group = settings.and_then(|settings| settings.group.as_deref());
-    // A group with limits can always be had.
+    // Only a group without limits can be missing.
     let _ = set_device_throttle(registry, mapped, limits, group);
     Ok(())
 }

@@ -20,8 +20,9 @@
 //! opened between two commands. The generation makes such commands harmless. Without a live table
 //! there is no lane, and bios fail with EIO.
 //!
-//! With limits of requests or bytes per second ([`crate::throttle`]), bios that run may have to wait
-//! in a `ThrottleQueue` first. Any command may bring other limits, so the lane reads them then.
+//! With limits of requests or bytes per second ([`crate::throttle`]), bios that run may have to
+//! wait in a `ThrottleQueue` first. Any command may bring other limits, so the lane reads them
+//! then.
 //!
 //! A replaced lane may still have own work (`OwnWork::Required`), because a device below that was
 //! resumed meanwhile gave it some. It is then *retired*: it gets no bios and is polled until the
@@ -161,7 +162,7 @@ impl MappedLane {
 
     /// Reads the limits of the device. Without limits, bios that wait for them are sent.
     fn read_limits(&mut self, cx: &mut Cx<'_>) {
-        match (self.device_throttle.get(), &mut self.throttle) {
+        match (self.device_throttle.for_lane(), &mut self.throttle) {
             (Some(limits), Some(queue)) if Arc::ptr_eq(queue.throttle(), &limits) => {}
             (Some(limits), Some(queue)) => queue.set_throttle(limits, cx.now()),
             (Some(limits), None) => {

@@ -19,6 +19,13 @@ impl MappedDevice {
         self.throttle.get()
     }
 
+    /// Lifts the limits, or puts them back: with `is_lifted`, all that waits passes at once. For a
+    /// device that must complete its requests before it goes away.
+    pub fn lift_throttle(&self, is_lifted: bool, cores: &dyn CoreCommandSender) {
+        self.throttle.lift(is_lifted);
+        cores.broadcast(self.id(), LaneCommand::Kick);
+    }
+
     /// Counts the bios that wait, or had to wait, because of limits.
     #[must_use]
     pub fn throttle_counters(&self) -> ThrottleCounters {

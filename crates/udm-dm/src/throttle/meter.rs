@@ -32,8 +32,8 @@ impl Meter {
         meter
     }
 
-    /// Counts what `old` has used. Places that are reserved in `old` after `now` do not count: their
-    /// lanes reserve again here.
+    /// Counts what `old` has used. Places that are reserved in `old` after `now` do not count:
+    /// their lanes reserve again here.
     pub fn continue_from(&self, old: &Meter, now: Nanos) {
         let used = old.used_until.load(Ordering::Relaxed);
         self.used_until.fetch_max(used.min(now.0 + TIME_OFFSET), Ordering::Relaxed);

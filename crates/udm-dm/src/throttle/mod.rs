@@ -5,7 +5,7 @@
 //! device has a [`queue`] for the bios that must wait.
 //!
 //! **No lock, and no timer that refills.** A meter is one atomic number: the time up to which its
-//! rate is used. A core that has bios *reserves* a place behind that time for some of them, and
+//! rate is used. A core that has bios *reserves* a place after that time for some of them, and
 //! sends them when its clock has reached the end of the place. So in any time span no more passes
 //! than the rate gives in that time, and one burst. A meter is touched once per batch as long as
 //! nothing must wait.
@@ -26,7 +26,7 @@ mod queue;
 pub(crate) use queue::ThrottleQueue;
 
 use meter::Meter;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::{Bio, Nanos, Op};
 use udm_wire::throttle::{ThrottleKey, ThrottleLimits};
@@ -83,8 +83,8 @@ impl Throttle {
         Arc::new(Throttle { limits, meters })
     }
 
-    /// Continues with what `old` has used, so that other limits give no new burst. Every lane of the
-    /// devices may call this.
+    /// Continues with what `old` has used, so that other limits give no new burst. Every lane of
+    /// the devices may call this.
     fn continue_from(&self, old: &Throttle, now: Nanos) {
         for (key, meter) in &self.meters {
             if let Some((_, old)) = old.meters.iter().find(|(old, _)| old == key) {
@@ -152,6 +152,8 @@ fn units(amount: ThrottledAmount, counts_bytes: bool) -> u64 {
 #[derive(Debug, Default)]
 pub(crate) struct DeviceThrottle {
     now: Mutex<Option<Arc<Throttle>>>,
+    /// True while the limits do not hold.
+    is_lifted: AtomicBool,
     /// Bios that wait.
     waiting: AtomicU64,
     /// Bios that have waited or wait.
@@ -171,6 +173,16 @@ impl DeviceThrottle {
     /// The limits; `None` for none.
     pub fn get(&self) -> Option<Arc<Throttle>> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The limits for a lane: none while they are lifted.
+    pub fn for_lane(&self) -> Option<Arc<Throttle>> {
+        self.get().filter(|_| !self.is_lifted.load(Ordering::Acquire))
+    }
+
+    /// Lifts the limits, or puts them back. Lanes see this in their next poll after a kick.
+    pub fn lift(&self, is_lifted: bool) {
+        self.is_lifted.store(is_lifted, Ordering::Release);
     }
 
     /// Sets the limits. Lanes see them in their next poll after a kick.

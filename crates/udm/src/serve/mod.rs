@@ -156,6 +156,7 @@ async fn run_device_server(args: &ServeArgs, file: Option<ReloadableConfig>) -> 
     }
     // No step here needs its own time limit: at the limit the shutdown thread ends the program.
     registry.begin_shutdown();
+    registry.lift_throttles(true);
     cores.end();
     let all_gone = tokio::time::timeout(limit, remove_devices_at_shutdown(&registry)).await.is_ok();
     let stopping = cores.stop_within(limit);

@@ -47,6 +47,10 @@ pub fn tls() -> Outcome {
     run_document("docs/tls.md")
 }
 
+pub fn throttle() -> Outcome {
+    run_document("docs/throttle.md")
+}
+
 pub fn snapshots() -> Outcome {
     run_document("docs/snapshots.md")
 }

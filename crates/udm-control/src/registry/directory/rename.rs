@@ -4,12 +4,22 @@
 //! Names and exports change together under the lock of the directory. Errors are the kernel's,
 //! checked in its order: an invalid new name, a name in use, an unknown device.
 
-use super::{DeviceDirectory, RegisteredDevice, check_not_number};
+use super::{DeviceDirectory, RegisteredDevice};
 use crate::error::VerbError;
 use crate::registry::DeviceRegistry;
 use std::sync::Arc;
-use udm_core::errno::{EBUSY, ENXIO};
+use udm_core::DevNo;
+use udm_core::errno::{EBUSY, EINVAL, ENXIO};
 use udm_dm::{EventKind, MappedDevice, TargetError};
+
+/// Checks that `word`, a name or a UUID, does not look like a device number.
+pub(super) fn check_not_number(what: &str, word: &str) -> Result<(), TargetError> {
+    if word.parse::<DevNo>().is_err() {
+        return Ok(());
+    }
+    let reason = format!("a {what} of the form major:minor would be taken for a device number");
+    Err(TargetError::errno(EINVAL).because(reason))
+}
 
 /// New name or UUID of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

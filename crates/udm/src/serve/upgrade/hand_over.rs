@@ -48,6 +48,10 @@ const QUIESCE_MAX: Duration = Duration::from_secs(5);
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
 const REPEAT_LOOKS: u32 = 20;
 
+/// Looks after which limits of requests per second are lifted. By then clients have got the message
+/// and send no more, so that only what waits already passes at once.
+const LOOKS_BEFORE_LIFT: u32 = 5;
+
 /// Requests for upgrades, from the control socket.
 pub(in crate::serve) struct UpgradeRequests(mpsc::Receiver<UpgradeRequest>);
 
@@ -251,12 +255,17 @@ impl RunningServer<'_> {
                 let why = format!("{left} {have} requests in flight that do not complete");
                 return Err(refused(ETIMEDOUT, why));
             }
+            if look == LOOKS_BEFORE_LIFT {
+                self.registry.lift_throttles(true);
+            }
             if look.is_multiple_of(REPEAT_LOOKS) {
                 handover.repeat();
             }
             tokio::time::sleep(LOOK_PAUSE).await;
         }
         clients.extend(handover.detached());
+        // Block devices may have requests that wait for a limit, too.
+        self.registry.lift_throttles(true);
         Ok(())
     }
 

@@ -82,6 +82,12 @@ bugs! {
     SwapTooEarly: Devices,
     /// Bios that are held when a table is replaced are lost.
     ReloadDropsParked: Devices,
+    /// A device has no limits any more, and bios that waited for one are held until a resume.
+    ThrottleEndHolds: Devices,
+    /// A batch passes the limits of its device without counting in them.
+    ThrottleUncounted: Devices,
+    /// A lane whose bios wait for a limit does not ask for a poll.
+    ThrottleNotWoken: Devices,
     /// The old table stays in use after a reload.
     OldTableKept: Devices,
     /// A lane does not notice that a path has failed.
