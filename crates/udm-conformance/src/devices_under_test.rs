@@ -213,7 +213,7 @@ pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
     define_table_device("linear_no_fua", &[("s", "0 4095 linear /n0 33")]).machine(),
     define_table_device("linear_blocks", &[("s", "0 4096 linear /k0 24")]).machine(),
     define_table_device("linear_plain", &[("s", "0 4096 linear /p0 24")]).machine(),
-    define_table_device("throttled", &[("s", "0 4096 linear /d0 24")]).throttle("iops=20000:2 wbps=200M:64K").machine(),
+    define_table_device("throttled", &[("s", "0 4096 linear /d0 24")]).throttle("iops=500000:2 wbps=4G:64K").machine(),
     define_table_device("linear_readonly", &[("s", "0 4096 linear /r0 24")]).machine(),
     define_table_device(
         "lines",

@@ -237,9 +237,7 @@ impl MappedLane {
         if let Some(queue) = &mut self.throttle
             && !batch.is_empty()
         {
-            let mut refused = Batch::new();
-            queue.admit(batch, &mut refused, cx.now());
-            refused.drain(..).for_each(|bio| end_bio_with_status(&mut self.ended, bio, Status::Again));
+            queue.admit(batch, cx.now());
             queue.next_release().into_iter().for_each(|at| cx.wake_at(at));
         }
         self.send_now(batch, cx);

@@ -16,7 +16,8 @@
 //!
 //! **What counts**, as in blk-throttle: each bio is one request; all but reads count as writes; a
 //! discard counts as one sector, a flush as no bytes. Bios are counted before a target splits them.
-//! Reads do not wait for writes that must wait for a limit of writes, and the reverse.
+//! Reads do not wait for writes that must wait for a limit of writes, and the reverse. Bios with
+//! NOWAIT wait too: nobody is blocked by that.
 //!
 //! A device without limits has no `ThrottleQueue`, and its data path is as short as before.
 
@@ -33,6 +34,9 @@ use udm_wire::throttle::{ThrottleKey, ThrottleLimits};
 
 /// The most that a lane reserves in advance, as time of the rate.
 pub const QUANTUM: Nanos = Nanos::from_millis(1);
+
+/// The most bytes that a bio counts as: the kernel's bios have a length of 32 bits.
+const BYTES_MAX: u64 = u32::MAX as u64;
 
 /// Limits that one device or several share.
 #[derive(Debug)]
@@ -55,7 +59,8 @@ impl ThrottledAmount {
             // The kernel's blk_throttle counts a discard as one sector (`throtl_bio_data_size`).
             Op::Discard => 512,
             Op::Flush => 0,
-            Op::Read | Op::Write | Op::WriteZeroes => bio.sectors.bytes(),
+            // A length beyond the device is refused later. It must not use the rate up for years.
+            Op::Read | Op::Write | Op::WriteZeroes => bio.sectors.0.saturating_mul(512).min(BYTES_MAX),
         };
     }
 }

@@ -3,7 +3,7 @@
 use super::{DeviceThrottle, Direction, Throttle, ThrottledAmount};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use udm_core::{Batch, Bio, BioFlags, Nanos};
+use udm_core::{Batch, Bio, Nanos};
 
 /// The waiting bios of a lane. Dropped when the device has no limits any more.
 pub(crate) struct ThrottleQueue {
@@ -48,14 +48,11 @@ impl ThrottleQueue {
         self.throttle = throttle;
     }
 
-    /// Takes bios. Those that may pass now are in `batch` afterwards, with bios that waited; those
-    /// that must not wait are in `refused`.
-    pub fn admit(&mut self, batch: &mut Batch, refused: &mut Batch, now: Nanos) {
+    /// Takes bios. Those that may pass now are in `batch` afterwards, with bios that waited.
+    pub fn admit(&mut self, batch: &mut Batch, now: Nanos) {
         if self.is_empty() && self.passes_at_once(batch, now) {
             return;
         }
-        // A bio that must not wait would have to wait for those before it.
-        refused.extend(batch.extract_if(.., |bio| bio.flags.contains(BioFlags::NOWAIT)));
         self.device.begin_waiting(batch.len());
         for bio in batch.drain(..) {
             self.waiting[Direction::of(&bio) as usize].bios.push_back(bio);
