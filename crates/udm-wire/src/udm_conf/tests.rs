@@ -16,12 +16,17 @@ table-file = "tables/b.table"
 uuid = "u"
 readonly = true
 allow = ["alice", "spiffe://example.org/bob"]
+throttle = "iops=5 wbps=1M:2M"
+
+[throttle-groups]
+"tenant 7" = "bps=1G"
 
 [devices."a b"]
 table = """
 0 8 linear mem:1M 0
 8 8 error
 """
+throttle-group = "tenant 7"
 "#;
 
 #[test]
@@ -46,6 +51,11 @@ fn a_good_file() {
     assert_eq!((&b.table, &a.allow), (&TableSource::File("tables/b.table".into()), &None));
     assert_eq!((a.name.as_str(), a.uuid.as_deref(), a.read_only), ("a b", None, false));
     assert_eq!(a.table, TableSource::Text("0 8 linear mem:1M 0\n8 8 error\n".into()));
+    assert_eq!(b.throttle, "iops=5 wbps=1M:2M".parse().map(DeviceThrottleConf::Limits).ok());
+    let Some(DeviceThrottleConf::Group(group, at)) = &a.throttle else { panic!("{:?}", a.throttle) };
+    assert_eq!((group.as_str(), &GOOD[at.clone()]), ("tenant 7", "\"tenant 7\""));
+    let [group] = &conf.throttle_groups[..] else { panic!("{:?}", conf.throttle_groups) };
+    assert_eq!((group.name.as_str(), group.limits.to_string()), ("tenant 7", "bps=1G".into()));
     assert_eq!(UdmConf::parse(""), Ok(UdmConf::default()));
 }
 
@@ -54,11 +64,11 @@ fn what_is_wrong_is_shown_where_it_is() {
     let said = |text: &str| UdmConf::parse(text).unwrap_err().with_source_line("f", text);
     assert_eq!(
         said("[serve]\n\n[devices.a]\n  tabel = \"0 8 error\"\n"),
-        "f:4:3: devices.a: tabel: unknown: there are table, table-file, uuid, readonly, allow\n  tabel = \"0 8 error\"\n  ^^^^^"
+        "f:4:3: devices.a: tabel: unknown: there are table, table-file, uuid, readonly, allow, throttle, throttle-group\n  tabel = \"0 8 error\"\n  ^^^^^"
     );
     assert_eq!(
         said("[device.a]\n").lines().next().unwrap(),
-        "f:1:2: device: unknown: there are [serve] and [devices.NAME]"
+        "f:1:2: device: unknown: there are [serve], [devices.NAME] and [throttle-groups]"
     );
     for (text, head) in [
         ("serve = 1", "f:1:1: serve: expected a table: [serve]"),
