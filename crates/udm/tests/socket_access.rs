@@ -1,9 +1,15 @@
-//! Who may connect to the NBD server's Unix socket.
+//! Who may connect to the sockets of a server, how many, and for how long.
 
 mod support;
 
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use support::{Server, text, udm};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use support::nbd::{Client, dial};
+use support::{PATIENCE, Server, has, report_skip, text, udm, until};
+use udm_wire::nbd::{GREETING_SIZE, NbdCommand};
 
 #[test]
 fn the_socket_is_open_to_those_who_are_named() {
@@ -39,4 +45,182 @@ fn what_opens_no_socket_is_refused() {
     }
     let why = refused(&["--group", "no-such-group"]);
     assert_eq!(why, "udm: serve: group: there is no group no-such-group\n");
+}
+
+/// A port of this machine that is free now.
+fn free_port() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// Another user of the group reads what the owner reads, and changes nothing.
+#[test]
+fn a_group_may_read_and_change_nothing() {
+    if !rustix::process::getuid().is_root() || !has("curl") {
+        report_skip("it needs root, to become another user, and curl");
+        return;
+    }
+    const USER: u32 = 65534;
+    let call = |server: &Server, group: u32, method: &str, path: &str| {
+        std::fs::set_permissions(server.folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+        let out = Command::new("curl")
+            .args([
+                "-s",
+                "-o",
+                "/dev/null",
+                "-w",
+                "%{http_code}",
+                "-X",
+                method,
+                "-d",
+                "{}",
+                "--max-time",
+                "20",
+            ])
+            .arg("--unix-socket")
+            .arg(&server.socket)
+            .arg(format!("http://udm{path}"))
+            .uid(USER)
+            .gid(group)
+            .output()
+            .unwrap();
+        text(&out.stdout)
+    };
+    let mut server = Server::start_with(&["d=0 8 zero"], &["--control-group", "12345"]);
+    let control = std::fs::metadata(&server.socket).unwrap();
+    assert_eq!((control.permissions().mode() & 0o777, control.gid()), (0o660, 12345));
+    for upgraded in [false, true] {
+        for path in ["/v1/devices", "/v1/devices/d/table", "/metrics", "/openapi.json"] {
+            assert_eq!(call(&server, 12345, "GET", path), "200", "{path}");
+        }
+        for (method, path) in [
+            ("POST", "/v1/devices"),
+            ("POST", "/v1/devices/d/suspend"),
+            ("POST", "/v1/devices/d/throttle"),
+            ("PUT", "/v1/devices/d/table"),
+            ("DELETE", "/v1/devices/d"),
+            ("POST", "/v1/upgrade"),
+        ] {
+            assert_eq!(call(&server, 12345, method, path), "403", "{method} {path}");
+        }
+        assert_eq!(call(&server, 54321, "GET", "/v1/devices"), "000", "no connection for another group");
+        if !upgraded {
+            server.upgrade(&[support::UDM]);
+        }
+    }
+    assert!(server.says(&["ls"]).starts_with('d'));
+    // Without a group, the permissions of the file alone let nobody in.
+    let server = Server::start(&["d=0 8 zero"]);
+    std::fs::set_permissions(&server.socket, std::fs::Permissions::from_mode(0o666)).unwrap();
+    assert_eq!(call(&server, 12345, "GET", "/v1/devices"), "403");
+}
+
+/// `--metrics` answers with the metrics, to nothing else, and over an upgrade too.
+#[test]
+fn metrics_have_a_port_of_their_own() {
+    let address = free_port().to_string();
+    let mut server = Server::start_with(&["d=0 8 zero"], &["--metrics", &address]);
+    let try_ask = |method: &str, path: &str| -> Option<String> {
+        let mut stream = TcpStream::connect(&address).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: udm\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{{}}"
+        )
+        .ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    };
+    let ask = |method: &str, path: &str| try_ask(method, path).unwrap_or_default();
+    for upgraded in [false, true] {
+        let answer = until("metrics", || Some(ask("GET", "/metrics")).filter(|answer| !answer.is_empty()));
+        assert!(
+            answer.starts_with("HTTP/1.1 200") && answer.contains("udm_device_info{device=\"d\""),
+            "{answer}"
+        );
+        for (method, path, status) in [
+            ("GET", "/v1/devices", "404"),
+            ("GET", "/openapi.json", "404"),
+            ("POST", "/v1/devices/d/suspend", "403"),
+            ("POST", "/metrics", "403"),
+        ] {
+            let answer = ask(method, path);
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{method} {path}: {answer}");
+        }
+        if !upgraded {
+            server.upgrade(&[support::UDM]);
+        }
+    }
+    let out =
+        udm(&["serve", "--device", "d=0 8 zero", "--run", "true", "--metrics", &address]).output().unwrap();
+    let why = text(&out.stderr);
+    assert!(why.starts_with(&format!("udm: serve: metrics: {address}: Address already in use")), "{why}");
+}
+
+/// `--allow` admits TCP clients by their address. Those of the Unix socket are not affected.
+#[test]
+fn clients_come_from_networks_that_are_allowed() {
+    for (allow, is_admitted) in [
+        (&["192.0.2.0/24"][..], false),
+        (&["192.0.2.0/24", "127.0.0.1"], true),
+        (&["127.0.0.0/8"], true),
+        (&["::/0"], false),
+    ] {
+        let port = free_port().port().to_string();
+        let mut options = vec!["--port", port.as_str()];
+        allow.iter().for_each(|network| options.extend(["--allow", network]));
+        let server = Server::start_with(&["d=0 8 zero"], &options);
+        let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        // A connection that was closed with nothing read may also be reset.
+        let greeted = stream.read_exact(&mut [0; GREETING_SIZE]).is_ok();
+        assert_eq!(greeted, is_admitted, "{allow:?}");
+        Client::connect(&server.nbd, "d");
+        if !is_admitted {
+            let line = "nbd: a client at 127.0.0.1 is not allowed to connect";
+            until("the line", || server.log().contains(line).then_some(()));
+        }
+    }
+    for (network, why) in [("192.0.2.1/24", "expected 192.0.2.0/24"), ("here", "expected an address")] {
+        let out =
+            udm(&["serve", "--device", "d=0 8 zero", "--port", "0", "--allow", network]).output().unwrap();
+        assert!(text(&out.stderr).contains(why), "{}", text(&out.stderr));
+    }
+}
+
+/// The limits of the command line and of the file hold.
+#[test]
+fn clients_are_limited_in_number_and_time() {
+    let options = ["--max-connections", "2", "--handshake-timeout", "1", "--idle-timeout", "1"];
+    let server = Server::start_with(&["d=0 8 zero"], &options);
+    // Who says nothing is disconnected before an export is chosen, and after it.
+    let mut silent = dial(&server.nbd);
+    let mut idle = Client::connect(&server.nbd, "d");
+    let mut greeting = Vec::new();
+    silent.read_to_end(&mut greeting).unwrap();
+    assert_eq!(greeting.len(), GREETING_SIZE);
+    assert_eq!(idle.stream.read(&mut [0]).unwrap(), 0);
+    // Three quarters of two are one client of a device.
+    let mut first = Client::connect(&server.nbd, "d");
+    let refused =
+        Command::new("nbdinfo").arg(format!("nbd+unix:///d?socket={}", server.nbd.display())).output();
+    if let Ok(refused) = refused {
+        assert!(!refused.status.success(), "a second client: {}", text(&refused.stdout));
+    }
+    assert_eq!(first.one(NbdCommand::Read, 0, 512), 0, "the first client is served all the same");
+
+    let file = server.folder.path().join("udm.toml");
+    let toml = "[serve]\nmax-connections = 7\ncore-memory = \"32M\"\nidle-timeout = 0.5\n";
+    std::fs::write(&file, format!("{toml}[devices.d]\ntable = \"0 8 zero\"\n")).unwrap();
+    let out = udm(&["serve", "--check", file.to_str().unwrap()]).output().unwrap();
+    assert!(text(&out.stderr).contains("serve: idle-timeout: not in 1..=3600"), "{}", text(&out.stderr));
+    for (words, why) in [
+        (["--max-connections", "0"], "expected a number from 1 to 1048576"),
+        (["--core-memory", "1M"], "not in 16M..=1T"),
+        (["--core-memory", "2x"], "is not a size"),
+        (["--handshake-timeout", "0"], "not in 1..=3600"),
+    ] {
+        let out = udm(&["serve", "--device", "d=0 8 zero", "--unix", "-"]).args(words).output().unwrap();
+        assert!(!out.status.success() && text(&out.stderr).contains(why), "{}", text(&out.stderr));
+    }
 }

@@ -4,7 +4,11 @@
 //! [`socket`] is the socket's file, [`server`] serves its peers. No file here knows the effect of a
 //! verb.
 //!
-//! **Bounds.** The socket has mode 0600, and peers are checked by their credentials. If all
+//! **Who may do what.** The socket has mode 0600, and peers are checked by their credentials. With
+//!  a group of readers, its members may use the verbs that change nothing ([`server`]).
+//!  [`metrics_port`] serves the metrics alone over TCP.
+//!
+//! **Bounds.** If all
 //! connections are taken, a new one replaces the quietest connection of the process that has most
 //! ([`connections`]). A client that waits for an event keeps its connection for at most a minute, a
 //! client of the event stream as long as it reads; at most half of the connections are used for
@@ -20,6 +24,7 @@ mod events;
 #[doc(hidden)]
 pub mod fuzz;
 mod handlers;
+pub mod metrics_port;
 mod openapi;
 mod progress_stream;
 mod routes;

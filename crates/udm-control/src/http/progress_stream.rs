@@ -8,16 +8,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::UnixStream;
 
 /// The stream of a connection.
-pub(super) struct ProgressTrackingStream {
-    stream: UnixStream,
+pub(super) struct ProgressTrackingStream<S> {
+    stream: S,
     slot: Arc<ControlConnectionSlot>,
 }
 
-impl ProgressTrackingStream {
-    pub fn new(stream: UnixStream, slot: Arc<ControlConnectionSlot>) -> ProgressTrackingStream {
+impl<S> ProgressTrackingStream<S> {
+    pub fn new(stream: S, slot: Arc<ControlConnectionSlot>) -> ProgressTrackingStream<S> {
         ProgressTrackingStream { stream, slot }
     }
 
@@ -29,7 +28,7 @@ impl ProgressTrackingStream {
     }
 }
 
-impl AsyncRead for ProgressTrackingStream {
+impl<S: AsyncRead + Unpin> AsyncRead for ProgressTrackingStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -39,7 +38,7 @@ impl AsyncRead for ProgressTrackingStream {
     }
 }
 
-impl AsyncWrite for ProgressTrackingStream {
+impl<S: AsyncWrite + Unpin> AsyncWrite for ProgressTrackingStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let done = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes));
         self.wrote(done)

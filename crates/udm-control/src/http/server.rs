@@ -1,6 +1,7 @@
 //! The control socket's server: HTTP for peers of the same user.
 //!
-//! Contract: a peer that is neither the same user nor root gets 403 for every request. At most
+//! Contract: a peer that is neither the same user nor root gets 403 for every request, or for every
+//! request but reading ones (GET) if the socket has readers. At most
 //! [`CONNECTIONS_MAX`] connections are open at a time; new connections replace quiet ones
 //! ([`super::connections`]). A connection without progress for [`QUIET_MAX`] is closed; a slow body
 //! gets an error response earlier. A few descriptors are kept in reserve, so a process that has run
@@ -13,7 +14,7 @@ use super::progress_stream::ProgressTrackingStream;
 use super::socket::ControlSocket;
 use axum::Router;
 use axum::body::Body;
-use axum::http::{Request, Response, StatusCode};
+use axum::http::{Method, Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body as _, Incoming};
@@ -25,6 +26,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
 use udm_core::errno::EPERM;
 use udm_dm::TargetError;
@@ -44,6 +46,17 @@ const SPARE: usize = 4;
 
 /// Pause if there is no descriptor left and no quiet connection to close.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a peer may do.
+#[derive(Clone)]
+pub(super) enum PeerAccess {
+    /// Nothing.
+    Nothing,
+    /// Use the routes that change nothing.
+    Reads(Router),
+    /// Use all routes.
+    All(Router),
+}
 
 /// Serves `router` on `socket`, except while that is paused, until the future is dropped.
 ///
@@ -68,20 +81,34 @@ pub async fn serve_control_socket(socket: &ControlSocket, router: Router) -> io:
                 stream = accept_next_peer(&listener, &mut spare, &connections) => break stream,
             }
         };
-        let (peer, allowed) = stream.peer_cred().map_or((0, false), |peer| {
+        let (peer, is_owner) = stream.peer_cred().map_or((0, false), |peer| {
             (peer.pid().unwrap_or(0), is_same_user_or_root(peer.uid(), rustix::process::geteuid().as_raw()))
         });
+        let access = match (is_owner, socket.has_readers()) {
+            (true, _) => PeerAccess::All(router.clone()),
+            // The file's permissions have let it in.
+            (false, true) => PeerAccess::Reads(router.clone()),
+            (false, false) => PeerAccess::Nothing,
+        };
         let slot = connections.open_slot(number, peer);
-        let router = allowed.then(|| router.clone());
-        tokio::spawn(async move {
-            tokio::select! {
-                () = serve_peer(stream, router, Arc::clone(&slot)) => {}
-                () = slot.evicted() => tracing::debug!("control socket: a quiet connection was closed for a new one"),
-                () = wait_until_idle_timeout(&slot) => tracing::debug!("control socket: a connection ran out of time"),
-            }
-        });
+        tokio::spawn(serve_peer_until_idle(stream, access, slot, "control socket"));
     }
     Ok(())
+}
+
+/// Serves a peer until it leaves, is idle for too long, or is closed for another one. `socket` is
+/// for the log.
+pub(super) async fn serve_peer_until_idle<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    access: PeerAccess,
+    slot: Arc<ControlConnectionSlot>,
+    socket: &'static str,
+) {
+    tokio::select! {
+        () = serve_peer(stream, access, Arc::clone(&slot)) => {}
+        () = slot.evicted() => tracing::debug!("{socket}: a quiet connection was closed for a new one"),
+        () = wait_until_idle_timeout(&slot) => tracing::debug!("{socket}: a connection ran out of time"),
+    }
 }
 
 /// Accepts the next peer. If there is no free descriptor, one of the reserve is closed, and a quiet
@@ -123,13 +150,16 @@ fn is_same_user_or_root(peer: u32, own: u32) -> bool {
     peer == own || peer == 0
 }
 
-/// Serves a peer's requests; without a router they are refused.
-async fn serve_peer(stream: UnixStream, router: Option<Router>, slot: Arc<ControlConnectionSlot>) {
-    let router = router.map(TowerToHyperService::new);
+/// Serves a peer's requests as far as it may make them.
+async fn serve_peer<S: AsyncRead + AsyncWrite + Unpin + 'static>(
+    stream: S,
+    access: PeerAccess,
+    slot: Arc<ControlConnectionSlot>,
+) {
     let stream = TokioIo::new(ProgressTrackingStream::new(stream, Arc::clone(&slot)));
     let service = service_fn(move |request: Request<Incoming>| {
-        let (router, slot) = (router.clone(), Arc::clone(&slot));
-        async move { Ok::<_, Infallible>(serve_http_request(request, router, &slot).await) }
+        let (access, slot) = (access.clone(), Arc::clone(&slot));
+        async move { Ok::<_, Infallible>(serve_http_request(request, access, &slot).await) }
     });
     let done = hyper::server::conn::http1::Builder::new().serve_connection(stream, service).await;
     if let Err(error) = done {
@@ -139,10 +169,15 @@ async fn serve_peer(stream: UnixStream, router: Option<Router>, slot: Arc<Contro
 
 async fn serve_http_request(
     request: Request<Incoming>,
-    router: Option<TowerToHyperService<Router>>,
+    access: PeerAccess,
     slot: &Arc<ControlConnectionSlot>,
 ) -> Response<Body> {
-    let Some(router) = router else { return wrong_user().into_response() };
+    let router = match access {
+        PeerAccess::All(router) => router,
+        PeerAccess::Reads(router) if request.method() == Method::GET => router,
+        PeerAccess::Reads(_) => return wrong_user("change anything").into_response(),
+        PeerAccess::Nothing => return wrong_user("use it").into_response(),
+    };
     let mut request = match read_body(request).await {
         Ok(request) => request,
         Err(refusal) => return refusal.into_response(),
@@ -150,7 +185,7 @@ async fn serve_http_request(
     // The event stream needs the slot of its connection.
     request.extensions_mut().insert(Arc::clone(slot));
     let _busy: BusyConnectionGuard = slot.begin_request();
-    match hyper::service::Service::call(&router, request).await {
+    match hyper::service::Service::call(&TowerToHyperService::new(router), request).await {
         Ok(answer) => answer,
         Err(never) => match never {},
     }
@@ -176,9 +211,10 @@ async fn read_body(request: Request<Incoming>) -> Result<Request<Body>, ErrorRes
     }
 }
 
-/// The error for a peer of another user.
-fn wrong_user() -> ErrorResponse {
-    let error = TargetError::errno(EPERM).because("only the user that runs the server, and root, may use it");
+/// The error for a peer of another user, which may not do `what`.
+fn wrong_user(what: &str) -> ErrorResponse {
+    let why = format!("only the user that runs the server, and root, may {what}");
+    let error = TargetError::errno(EPERM).because(why);
     crate::error::VerbError::new("control socket", error).into()
 }
 
@@ -201,7 +237,7 @@ mod tests {
         let router = Router::new().fallback(move || async move { vec![b'x'; bytes] });
         let server = tokio::spawn(async move {
             tokio::select! {
-                () = serve_peer(stream, Some(router), Arc::clone(&slot)) => false,
+                () = serve_peer(stream, PeerAccess::All(router), Arc::clone(&slot)) => false,
                 () = wait_until_idle_timeout(&slot) => true,
             }
         });

@@ -20,6 +20,7 @@ pub struct ControlSocket {
     bound: Option<BoundUnixSocket>,
     /// True while no connections are accepted.
     pauses: watch::Sender<bool>,
+    has_readers: bool,
 }
 
 impl ControlSocket {
@@ -42,6 +43,7 @@ impl ControlSocket {
             path: path.into(),
             bound: Some(bound),
             pauses: watch::Sender::new(false),
+            has_readers: false,
         })
     }
 
@@ -54,7 +56,13 @@ impl ControlSocket {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let path = address.as_pathname().ok_or_else(|| io::Error::other("a socket without a path"))?;
-        Ok(ControlSocket { path: path.into(), listener, bound: None, pauses: watch::Sender::new(false) })
+        Ok(ControlSocket {
+            path: path.into(),
+            listener,
+            bound: None,
+            pauses: watch::Sender::new(false),
+            has_readers: false,
+        })
     }
 
     /// Takes over the socket of another server. If `removes_file`, its file is removed at the end,
@@ -66,6 +74,18 @@ impl ControlSocket {
         let bound = listener.as_fd().try_clone_to_owned()?;
         let bound = removes_file.then(|| BoundUnixSocket::taken_over(bound)).transpose()?;
         Ok(ControlSocket { bound, ..ControlSocket::given(listener)? })
+    }
+
+    /// Lets other users, if the permissions of the file let them in, use the verbs that change
+    /// nothing.
+    #[must_use]
+    pub fn with_readers(self, has_readers: bool) -> ControlSocket {
+        ControlSocket { has_readers, ..self }
+    }
+
+    /// True if peers of other users may use the verbs that change nothing.
+    pub(super) fn has_readers(&self) -> bool {
+        self.has_readers
     }
 
     /// Sets whether the file stays when this is dropped.

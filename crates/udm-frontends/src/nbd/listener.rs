@@ -1,6 +1,6 @@
 //! The server: a thread accepts connections and assigns them to cores.
 
-use super::admission::{AdmittedConnectionSlot, PendingHandshakes};
+use super::admission::{AdmittedConnectionSlot, Peer, PendingHandshakes};
 use super::block_status::BlockStatusWorkerHandle;
 use super::connection::{
     AcceptedNbdConnection, ConnectionMoveOrder, ConnectionServerRefs, attach_detached_client,
@@ -273,6 +273,16 @@ impl Drop for NbdServer {
     }
 }
 
+/// Logs a client that `--allow` does not admit. The log limits the lines of one place.
+fn log_refused_address(peer: &Peer) {
+    match peer {
+        Peer::Address(address) => tracing::warn!("nbd: a client at {address} is not allowed to connect"),
+        Peer::User(_) | Peer::Unknown => {
+            tracing::warn!("nbd: a client without an address is not allowed to connect");
+        }
+    }
+}
+
 impl NbdServerShared {
     fn new(
         core_set: &Arc<ProcessCores>,
@@ -343,6 +353,10 @@ impl NbdServerShared {
                 return;
             }
             match accept_with(&listener.fd, SocketFlags::CLOEXEC) {
+                Ok(fd) if !self.options.admits(&Peer::of(&fd)) => {
+                    self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                    log_refused_address(&Peer::of(&fd));
+                }
                 Ok(fd) => {
                     // Without these settings the connection works, but more slowly.
                     if let Err(e) = configure_accepted_socket(&fd) {

@@ -77,6 +77,8 @@ pub use listener::{BoundAddress, ListenAddress, NbdServer};
 pub use stats::{NbdServerStats, ServerCountersHandle};
 pub use tls::NbdServerTls;
 
+use ipnet::IpNet;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Limits of a server.
@@ -106,11 +108,16 @@ pub struct NbdServerLimits {
     pub core_bytes_max: usize,
     /// Time limit from the connection of a client to its choice of an export.
     pub handshake_max: Duration,
+    /// Time without a request after which a client is disconnected; `None` for never.
+    pub idle_max: Option<Duration>,
     /// Time for which a client may hold memory without transferring a byte while another waits for
     /// memory. Then it is closed. The time is divided by the number of waiting clients.
     pub stall_max: Duration,
     /// Time limit for a connection to deliver its last answers when the server stops.
     pub stop_max: Duration,
+    /// The networks from which TCP clients may come; `None` for all. Connections of others are
+    /// closed at once.
+    pub networks: Option<Arc<[IpNet]>>,
 }
 
 impl Default for NbdServerLimits {
@@ -124,8 +131,10 @@ impl Default for NbdServerLimits {
             bytes_max: 64 << 20,
             core_bytes_max: 256 << 20,
             handshake_max: Duration::from_secs(30),
+            idle_max: None,
             stall_max: Duration::from_secs(5),
             stop_max: Duration::from_secs(5),
+            networks: None,
         }
     }
 }
@@ -135,6 +144,18 @@ impl Default for NbdServerLimits {
 const DESCRIPTORS_LEFT: usize = 128;
 
 impl NbdServerLimits {
+    /// True if a client at the other end of a connection may come from there.
+    fn admits(&self, peer: &admission::Peer) -> bool {
+        match (peer, &self.networks) {
+            (admission::Peer::User(_), _) | (_, None) => true,
+            // On a socket for both families, IPv4 clients have mapped addresses.
+            (admission::Peer::Address(address), Some(networks)) => {
+                networks.iter().any(|network| network.contains(&address.to_canonical()))
+            }
+            (admission::Peer::Unknown, Some(_)) => false,
+        }
+    }
+
     /// Limit of clients per device and peer.
     fn peer_device_max(&self) -> usize {
         self.device_connections_max * 3 / 4

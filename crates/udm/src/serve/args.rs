@@ -1,10 +1,12 @@
 //! The arguments of `udm serve`.
 
+use super::client_limits::ClientLimitArgs;
 use super::path_maintenance::PathCheckInterval;
 use super::socket_access::parse_unix_mode;
 use crate::args::{StateFolderArgs, parse_seconds};
 use crate::table_arg::{DeviceTableArg, parse_device_table_arg};
 use clap::{Args, Command, ValueEnum};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 use udm_wire::cpus::CpuList;
@@ -110,6 +112,8 @@ pub struct ServeArgs {
     /// The address to listen on with --port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", requires = "port")]
     pub ipaddr: std::net::IpAddr,
+    #[command(flatten)]
+    pub clients: ClientLimitArgs,
     /// Encrypt NBD connections with TLS: off, on for clients that ask for it, require for all.
     /// Without an encrypted connection, require answers no question about exports
     #[arg(long, value_name = "off|on|require", default_value = "off", hide_possible_values = true)]
@@ -210,6 +214,12 @@ pub struct ServeArgs {
     /// The control socket [default: as for the other verbs; with --run a private one]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
+    /// Let this group, a name or a number, use the verbs of the control socket that change nothing
+    #[arg(long, value_name = "GROUP")]
+    pub control_group: Option<String>,
+    /// Serve /metrics, and nothing else, on this TCP port too. Whoever reaches it can read them
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics: Option<SocketAddr>,
     #[command(flatten)]
     pub state: StateFolderArgs,
 }

@@ -7,8 +7,10 @@
 
 mod args;
 mod child;
+mod client_limits;
 pub mod descriptors;
 mod inherited_sockets;
+mod metrics_port;
 mod path_maintenance;
 mod ready;
 mod reload;
@@ -32,6 +34,7 @@ use args::LostSnapshotsArg;
 pub use args::{ServeArgs, VhostUserDiskArg};
 use child::RunCommandProcess;
 use clap::FromArgMatches;
+use metrics_port::MetricsPort;
 pub use ready::spawn_daemon_until_ready;
 use reload::ReloadableConfig;
 use rustix::process::{Pid, Signal, kill_process};
@@ -47,7 +50,7 @@ use udm_control::exports::{DeviceExporter, ExportOptions};
 use udm_control::http::{self, socket::ControlSocket};
 use udm_control::{DeviceRegistry, StateFolder, verbs};
 use udm_core::Device;
-use udm_frontends::nbd::{Exports, NbdServer, NbdServerLimits, NbdServerTls};
+use udm_frontends::nbd::{Exports, NbdServer, NbdServerTls};
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
 use upgrade::{RunningServer, TakeOver, UpgradeRequests, serve_upgrade_requests};
 use vhost_user::VhostUserDisks;
@@ -281,6 +284,11 @@ async fn run_listeners_until_shutdown(
         None => ControlSocket::bind(&sockets.control),
     };
     let socket = socket.with_context(|| format!("control socket {}", sockets.control.display()))?;
+    let socket = socket.with_readers(args.control_group.is_some());
+    if socket.removes_file() {
+        socket_access::apply_control_access(args, &sockets.control).context("serve")?;
+    }
+    let metrics_port = MetricsPort::new(args, is_taken_over).await?;
     let disks = match &mut take_over {
         Some(take_over) => take_over.take_machines(),
         None => VhostUserDisks::bind(args, &exports)?,
@@ -289,7 +297,7 @@ async fn run_listeners_until_shutdown(
     let server = NbdServer::start_with(
         core_set,
         Arc::clone(&exports),
-        NbdServerLimits::default(),
+        args.clients.server_limits(),
         tls.clone(),
         listen,
         given.nbd,
@@ -348,7 +356,7 @@ async fn run_listeners_until_shutdown(
         block_devices: &block_devices,
         control: &socket,
     };
-    let (done, is_upgraded) = run_until_end(running, has_file, cores, &sockets, signals).await;
+    let (done, is_upgraded) = run_until_end(running, metrics_port, has_file, cores, &sockets, signals).await;
     if !is_upgraded {
         systemd::notify_systemd_stopping();
     }
@@ -365,6 +373,7 @@ async fn run_listeners_until_shutdown(
 /// Serves until the end. Also returns true if another process serves now.
 async fn run_until_end(
     running: RunningServer<'_>,
+    metrics_port: MetricsPort,
     has_file: bool,
     cores: &Runtime,
     sockets: &ServerSockets,
@@ -381,6 +390,7 @@ async fn run_until_end(
             never = reload::reload_on_sighup(&hangups, registry, has_file, running.tls) => match never {},
             never = reload::create_devices_awaiting_snapshot(registry) => match never {},
             never = http::finish_resumed_merges(registry) => match never {},
+            never = metrics_port.serve(registry) => match never {},
             broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
             never = systemd::send_systemd_keepalives(cores.core_set()) => match never {},
             () = running.machines.connection_ended() => Ok(ExitCode::SUCCESS),

@@ -4,6 +4,7 @@ use super::args::ServeArgs;
 use anyhow::{Context, Result, bail};
 use nix::unistd::{Gid, Group};
 use rustix::fs::{AtFlags, CWD, Mode, chmod, chownat};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// The permissions without `--unix-mode`: of the owner, and of a group that is given.
@@ -26,9 +27,30 @@ pub fn parse_unix_mode(word: &str) -> Result<u32, String> {
 /// There is no such group, or it may not be given to the socket.
 pub(super) fn apply_socket_access(args: &ServeArgs, path: &Path) -> Result<()> {
     let default = if args.group.is_some() { OWNER_AND_GROUP } else { OWNER };
-    let mode = args.unix_mode.unwrap_or(default);
+    set_group_and_mode(path, args.group.as_deref(), args.unix_mode.unwrap_or(default))
+}
+
+/// Lets the group of `--control-group` connect to the control socket at `path`.
+///
+/// # Errors
+/// As [`apply_socket_access`].
+pub(super) fn apply_control_access(args: &ServeArgs, path: &Path) -> Result<()> {
+    let Some(group) = &args.control_group else { return Ok(()) };
+    set_group_and_mode(path, Some(group), OWNER_AND_GROUP)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mode = std::fs::metadata(folder).map_or(0, |folder| folder.permissions().mode());
+    if mode & 0o011 == 0 {
+        tracing::warn!(
+            "control-group: group {group} cannot enter {}: give it another folder with --socket",
+            folder.display()
+        );
+    }
+    Ok(())
+}
+
+fn set_group_and_mode(path: &Path, group: Option<&str>, mode: u32) -> Result<()> {
     let about = || path.display().to_string();
-    if let Some(group) = &args.group {
+    if let Some(group) = group {
         let gid = rustix::process::Gid::from_raw(find_group(group)?.as_raw());
         chownat(CWD, path, None, Some(gid), AtFlags::SYMLINK_NOFOLLOW)
             .with_context(|| format!("{}: group {group}", about()))?;

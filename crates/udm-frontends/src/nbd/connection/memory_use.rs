@@ -102,7 +102,19 @@ impl AcceptedNbdConnection {
             self.trim_at = Nanos((cx.now().0 / IDLE.0 + 2) * IDLE.0);
         }
         let pending_move = self.pending_move.as_ref().map_or(Nanos::NEVER, |pending_move| pending_move.until);
-        cx.wake_at(self.deadline.min(self.trim_at).min(self.wait_limit_at).min(pending_move));
+        let timers = self.deadline.min(self.trim_at).min(self.wait_limit_at).min(pending_move);
+        cx.wake_at(timers.min(self.idle_until()));
+    }
+
+    /// The time at which the client is disconnected if it sends nothing; never while it has
+    /// requests, or without a limit.
+    fn idle_until(&self) -> Nanos {
+        match self.options.idle_max {
+            Some(max) if matches!(self.phase, ConnectionPhase::Serving) && self.is_idle() => {
+                self.active_at + Nanos(max.as_nanos() as u64)
+            }
+            _ => Nanos::NEVER,
+        }
     }
 
     pub(super) fn timers_due(&mut self, cx: &mut FrontCx<'_, '_>) {
@@ -113,6 +125,10 @@ impl AcceptedNbdConnection {
                 self.trim();
                 self.has_reusable_memory = false;
             }
+        }
+        if self.idle_until() <= now {
+            tracing::debug!("nbd: a client without requests was disconnected");
+            self.phase = ConnectionPhase::Dead;
         }
         if self.wait_limit_at <= now {
             // A stalled client may hold the memory.
