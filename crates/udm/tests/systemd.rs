@@ -5,6 +5,7 @@ mod support;
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal};
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
@@ -14,6 +15,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::nbd::Client;
 use support::{PATIENCE, Server, UDM, has, report_skip, signal, text, udm, until};
+use udm_wire::nbd::NbdCommand;
 
 /// The next notification, as lines.
 fn read_states(socket: &UnixDatagram) -> Vec<String> {
@@ -282,4 +284,113 @@ fn the_units_are_good() {
     // Messages about other units of this machine are ignored.
     let ours = |line: &&str| line.contains("udm");
     assert_eq!(output.lines().filter(ours).collect::<Vec<_>>(), Vec::<&str>::new());
+}
+
+/// Text between the name of a setting and the end of its line, for each line of the unit.
+fn settings<'a>(unit: &'a str, name: &str) -> Vec<&'a str> {
+    unit.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('=')).collect()
+}
+
+/// The system calls that the filter of the unit allows, from systemd's own list of sets.
+fn allowed_system_calls(unit: &str, list: &str) -> HashSet<String> {
+    let mut sets: HashMap<&str, Vec<&str>> = HashMap::new();
+    let mut set = "";
+    for line in list.lines().filter(|line| !line.trim_start().starts_with('#')) {
+        match line.starts_with('@') {
+            true => set = line.trim(),
+            false => sets.entry(set).or_default().push(line.trim()),
+        }
+    }
+    fn expand(word: &str, sets: &HashMap<&str, Vec<&str>>, all: &mut HashSet<String>) {
+        match sets.get(word) {
+            Some(words) => words.iter().for_each(|word| expand(word, sets, all)),
+            None => _ = all.insert(word.to_owned()),
+        }
+    }
+    let mut allowed = HashSet::new();
+    // systemd always allows this one.
+    expand("@default", &sets, &mut allowed);
+    for words in settings(unit, "SystemCallFilter") {
+        let mut these = HashSet::new();
+        let (denies, words) = words.strip_prefix('~').map_or((false, words), |words| (true, words));
+        words.split_whitespace().for_each(|word| expand(word, &sets, &mut these));
+        match denies {
+            true => allowed.retain(|call| !these.contains(call)),
+            false => allowed.extend(these),
+        }
+    }
+    allowed
+}
+
+/// A server that is taken over can do little, and needs no system call that its unit forbids: over a
+/// file and an NBD path, with snapshots, limits, changes and an upgrade.
+#[test]
+fn the_unit_allows_little_and_enough() {
+    if !has("systemd-analyze") || !has("strace") {
+        return;
+    }
+    let path = units().join("udm.service");
+    let out = Command::new("systemd-analyze")
+        .args(["security", "--offline=true", "--threshold=20", "--no-pager"])
+        .arg(&path)
+        .output()
+        .unwrap();
+    let report = text(&out.stdout);
+    if report.is_empty() {
+        report_skip("systemd-analyze cannot judge a file");
+        return;
+    }
+    assert!(out.status.success(), "an exposure above 2.0:\n{report}");
+
+    let list = Command::new("systemd-analyze").args(["syscall-filter", "--no-pager"]).output().unwrap();
+    let allowed = allowed_system_calls(&fs::read_to_string(&path).unwrap(), &text(&list.stdout));
+    assert!(allowed.contains("io_uring_enter") && allowed.contains("sched_setaffinity"));
+    assert!(!allowed.contains("mount") && !allowed.contains("setrlimit") && !allowed.contains("bpf"));
+
+    let folder = tempfile::tempdir().unwrap();
+    let [disk, trace, pidfile] = ["disk", "trace", "pid"].map(|name| folder.path().join(name));
+    fs::write(&disk, vec![1; 4 << 20]).unwrap();
+    let mut traced = Command::new("strace");
+    traced.args(["-f", "-qq", "-o"]).arg(&trace).args([UDM, "serve"]);
+    let is_traceable = Command::new("strace").args(["-qq", "-o", "/dev/null", "true"]).status();
+    if !is_traceable.is_ok_and(|status| status.success()) {
+        report_skip("processes cannot be traced here");
+        return;
+    }
+    let other = Server::start(&["far=mem:4M"]);
+    let options = ["--cores", "0,1", "--pidfile", pidfile.to_str().unwrap()];
+    let mut server = Server::start_by(traced, &[&format!("d={}", disk.display())], &options);
+    let far = format!("nbd+unix:///far?socket={}", other.nbd.display());
+    let near = disk.with_file_name("near");
+    fs::write(&near, vec![1; 4 << 20]).unwrap();
+    let table = format!("0 8192 multipath 0 0 1 1 round-robin 0 2 0 {} {far}", near.display());
+    server.says(&["create", "m", "--table", &table]);
+    server.says(&["snapshot", "create", "s", "--of", "d"]);
+    server.says(&["throttle", "d", "iops=10000"]);
+    for device in ["d", "m", "s"] {
+        let mut client = Client::connect(&server.nbd, device);
+        for (command, length) in [(NbdCommand::Write, 4096), (NbdCommand::Flush, 0), (NbdCommand::Read, 4096)]
+        {
+            assert_eq!(client.one(command, 0, length), 0, "{command:?} of {device}");
+        }
+        // Not every device has it.
+        client.one(NbdCommand::Trim, 0, 4096);
+    }
+    server.says(&["suspend", "d"]);
+    server.says(&["resume", "d"]);
+    server.says(&["snapshot", "remove", "s"]);
+    server.says(&["upgrade"]);
+    // strace ends with all that it traces.
+    let pid = fs::read_to_string(&pidfile).unwrap().trim().parse().ok().and_then(Pid::from_raw);
+    signal(pid.unwrap(), Signal::TERM);
+    server.child.wait().unwrap();
+    let trace = fs::read_to_string(&trace).unwrap();
+    let called = trace
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(1)?.split_once('(').map(|(call, _)| call));
+    let called: HashSet<&str> =
+        called.filter(|call| call.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')).collect();
+    assert!(called.contains("io_uring_enter"), "{called:?}");
+    let forbidden: Vec<&&str> = called.iter().filter(|call| !allowed.contains(**call)).collect();
+    assert!(forbidden.is_empty(), "the unit forbids {forbidden:?}");
 }
