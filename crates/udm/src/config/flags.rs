@@ -12,7 +12,8 @@ use udm_wire::udm_conf::{ServeOptionValue, ServeSectionOption, UdmConfError};
 
 /// Options that are not keys of a file: how a server is started, the devices, which have their own
 /// section, and --run.
-const NO_KEYS: [&str; 6] = ["device", "run", "fork", "check", "help", "version"];
+const NO_KEYS: [&str; 8] =
+    ["device", "run", "fork", "check", "single", "exit-with-parent", "help", "version"];
 
 /// The options that are keys of the file.
 pub fn serve_config_keys(serve: &Command) -> impl Iterator<Item = &Arg> {

@@ -145,6 +145,12 @@ pub struct ServeArgs {
     /// ended, and the private folder of the sockets is removed
     #[arg(long, value_name = "CMD")]
     pub run: Option<String>,
+    /// Serve the one client that is connected to standard input, and end when it disconnects
+    #[arg(short, long, conflicts_with_all = ["run", "fork"])]
+    pub single: bool,
+    /// End, as after SIGTERM, when the program that started this server has ended
+    #[arg(long, conflicts_with = "fork")]
+    pub exit_with_parent: bool,
     /// Used by vhost-user-blk --fd: serve the machine at the other end of this open socket until it
     /// disconnects
     #[arg(long = "vhost-user-fd", value_name = "NAME=FD", value_parser = parse_vhost_user_fd, hide = true)]
@@ -238,7 +244,7 @@ impl ServeArgs {
             self.config.is_some() || self.unix.is_some() || self.port.is_some() || self.run.is_some();
         let has_disks = !self.vhost_user.is_empty() || self.vhost_user_fd.is_some() || !self.ublk.is_empty();
         let is_inherited = std::env::var_os("LISTEN_FDS").is_some() || self.take_over_on_stdin;
-        is_named || has_disks || is_inherited
+        is_named || has_disks || is_inherited || self.single
     }
 }
 

@@ -11,6 +11,7 @@ mod client_limits;
 pub mod descriptors;
 mod inherited_sockets;
 mod metrics_port;
+mod one_client;
 mod path_maintenance;
 mod ready;
 mod reload;
@@ -35,6 +36,7 @@ pub use args::{ServeArgs, VhostUserDiskArg};
 use child::RunCommandProcess;
 use clap::FromArgMatches;
 use metrics_port::MetricsPort;
+use one_client::{exit_with_parent, single_client_left, take_single_client};
 pub use ready::spawn_daemon_until_ready;
 use reload::ReloadableConfig;
 use rustix::process::{Pid, Signal, kill_process};
@@ -87,6 +89,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
 
 /// Serves the devices of `args` and of a file.
 fn serve_in_tokio_runtime(args: &ServeArgs, file: Option<ReloadableConfig>) -> Result<ExitCode> {
+    exit_with_parent(args)?;
     descriptors::raise_open_file_limit();
     if !args.ublk.is_empty() {
         ublk::set_io_flusher();
@@ -273,7 +276,8 @@ async fn run_listeners_until_shutdown(
         sockets.listen.clear();
     }
     let has_disks = !args.vhost_user.is_empty() || args.vhost_user_fd.is_some() || !args.ublk.is_empty();
-    if sockets.listen.is_empty() && given.nbd.is_empty() && !has_disks {
+    let single_client = take_single_client(args)?;
+    if sockets.listen.is_empty() && given.nbd.is_empty() && !has_disks && single_client.is_none() {
         bail!(
             "serve: nowhere to serve: expected unix, port, vhost-user or ublk, in the file or on the command line"
         );
@@ -343,6 +347,9 @@ async fn run_listeners_until_shutdown(
             ready::write_pidfile_and_detach(args)?
         }
     };
+    if let Some(client) = single_client {
+        server.adopt(client).context("serve: single")?;
+    }
     systemd::notify_systemd_ready(registry.all().len());
     warn_about_open_port(args);
 
@@ -394,6 +401,7 @@ async fn run_until_end(
             broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
             never = systemd::send_systemd_keepalives(cores.core_set()) => match never {},
             () = running.machines.connection_ended() => Ok(ExitCode::SUCCESS),
+            () = single_client_left(args, running.server) => Ok(ExitCode::SUCCESS),
             done = run_command_or_wait_signal(args, sockets, exporter, signals) => done,
         }
     };

@@ -30,7 +30,11 @@ pub struct Client {
 
 impl Client {
     pub fn connect(socket: &Path, export: &str) -> Client {
-        let mut stream = dial(socket);
+        Client::connect_on(dial(socket), export)
+    }
+
+    /// The same on a connected socket.
+    pub fn connect_on(mut stream: UnixStream, export: &str) -> Client {
         stream.read_exact(&mut [0; GREETING_SIZE]).unwrap();
         let mut opening = encode_client_flags(ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES).to_vec();
         NbdOption::ExportName(export.into()).encode(&mut opening);

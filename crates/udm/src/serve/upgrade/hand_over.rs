@@ -160,6 +160,10 @@ impl RunningServer<'_> {
                 "the private folder of --unix - ends with its server: give a path",
             ));
         }
+        if self.args.single || self.args.exit_with_parent {
+            let why = "a server of --single or --exit-with-parent ends with the program that started it";
+            return Err(refused(EOPNOTSUPP, why));
+        }
         if self.args.vhost_user_fd.is_some() {
             return Err(refused(EOPNOTSUPP, "the machine of --fd ends its server when it disconnects"));
         }
