@@ -200,7 +200,7 @@ fn lifted_limits_let_all_pass_and_hold_again() {
     d.wait(1);
     d.submit(bios(2, Op::Read, 8));
     assert_eq!((d.passed(), d.waiting()), (0, 2));
-    d.wait(2000);
+    d.wait(1000);
     assert_eq!(d.passed(), 1);
     d.set("none");
     assert_eq!(d.passed(), 1);

@@ -193,6 +193,7 @@ fn requests_that_wait_hold_nothing_up() {
     server.says(&["throttle", "a", "iops=1"]);
     let client = fio(&server, "a", "--rw=randread --iodepth=32 --runtime=1");
     until("requests that wait", || limits(&server, "a")["waiting"].as_u64().filter(|waiting| *waiting > 16));
+    assert!(server.says(&["top", "--once"]).contains("throttled"));
     server.says(&["suspend", "a"]);
     server.says(&["load", "a", "--table", "0 2097152 zero"]);
     server.says(&["resume", "a"]);

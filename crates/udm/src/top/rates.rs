@@ -5,7 +5,10 @@
 
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
-use udm_control::api::{self, DeviceStats, MultipathPathReport, OperationStats, ServerStatsReport};
+use udm_control::api::{
+    self, DeviceDescription, DeviceStats, DeviceThrottle, MultipathPathReport, OperationStats,
+    ServerStatsReport,
+};
 
 /// The rates of all devices.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -53,7 +56,8 @@ pub struct DeviceRates {
     pub uuid: Option<String>,
     /// The device number.
     pub number: String,
-    /// "active" or "suspended", or a more precise state: "no table", "loaded", "removing".
+    /// "active" or "suspended", or a more precise state: "no table", "loaded", "removing",
+    /// "throttled" (requests wait because of a limit).
     pub state: String,
     /// The types of the targets.
     pub target_types: Vec<String>,
@@ -77,6 +81,8 @@ pub struct DeviceRates {
     pub filled_percent: Option<f64>,
     /// The state of the snapshot.
     pub snapshot: Option<String>,
+    /// Its limits of requests and bytes per second.
+    pub throttle: Option<DeviceThrottle>,
 }
 
 /// The rates of one operation of a device.
@@ -187,6 +193,7 @@ fn device_rates(was: Option<&DeviceStats>, is: &DeviceStats, seconds: Option<f64
             .collect(),
         filled_percent: is.snapshot.as_ref().map(|snap| filled(snap.used_bytes, snap.total_bytes)),
         snapshot: is.snapshot.as_ref().map(|snap| snap.state.clone()),
+        throttle: is.device.throttle.clone(),
     }
 }
 
@@ -195,9 +202,15 @@ fn device_state_text(is: &DeviceStats) -> String {
     let state = match (device.deferred_remove, device.live_table) {
         (true, _) => "removing",
         (false, false) => "no table",
+        _ if device.state == "active" && waits_for_limit(device) => "throttled",
         _ => &device.state,
     };
     state.to_owned()
+}
+
+/// True if requests wait because of a limit.
+fn waits_for_limit(device: &DeviceDescription) -> bool {
+    device.throttle.as_ref().is_some_and(|throttle| throttle.waiting > 0)
 }
 
 /// True if both are the same path in the same place of the same table.

@@ -7,6 +7,7 @@ use super::text::{
 };
 use super::view::{DeviceSortKey, TopListRow, TopListState};
 use crate::output::count_noun;
+use crate::verbs::throttle::format_device_throttle;
 
 /// Columns of numbers: width and heading.
 const COLUMNS: [(usize, &str); 8] = [
@@ -226,7 +227,7 @@ fn numeric_columns_of_device(device: &DeviceRates) -> NumericColumnValues<'_> {
     let state = odd.unwrap_or(&device.state);
     let style = match state {
         "active" => TextStyle::Good,
-        "suspended" | "removing" | "merging" | "merged" => TextStyle::Warn,
+        "suspended" | "removing" | "throttled" | "merging" | "merged" => TextStyle::Warn,
         "no table" => TextStyle::Dim,
         _ => TextStyle::Bad,
     };
@@ -255,6 +256,10 @@ fn draw_device_page(device: &DeviceRates, width: usize) -> Vec<ScreenLine> {
             format!("snapshot {state}, its store filled to {filled:.1} %"),
             TextStyle::Plain,
         ));
+    }
+    if let Some(throttle) = &device.throttle {
+        let limits = format!("limits: {}", format_device_throttle(throttle));
+        lines.push(ScreenLine::new(sanitize(&limits), TextStyle::Plain));
     }
     lines.push(ScreenLine::default());
     let row = |cells: [&str; 7], style| {
