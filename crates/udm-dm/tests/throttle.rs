@@ -31,7 +31,10 @@ impl ThrottledDevice {
 
     fn set(&mut self, limits: &str) {
         let limits = udm_wire::throttle::parse_throttle_limits(limits).unwrap();
-        let throttle = limits.map(Throttle::new);
+        let throttle = limits.map(|limits| match self.device.throttle() {
+            Some(before) => before.followed_by(limits),
+            None => Throttle::new(limits),
+        });
         self.device.set_throttle(throttle, &*self.rig.world.cores());
     }
 
@@ -231,6 +234,22 @@ fn a_lane_that_ends_fails_what_waits() {
     let done = d.poll();
     assert!(back.is_empty() && done.len() == 4 && done.iter().all(|bio| bio.status == Status::IoErr));
     assert_eq!(d.waiting(), 0);
+}
+
+/// A device that joins a group does not bring what it has used of its own limits.
+#[test]
+fn who_joins_a_group_takes_none_of_its_burst() {
+    let mut d = ThrottledDevice::new("iops=1:1");
+    d.submit(bios(1, Op::Read, 8));
+    assert_eq!(d.passed(), 1);
+    let group = Throttle::new("iops=1:10".parse().unwrap());
+    d.device.set_throttle(Some(group), &*d.rig.world.cores());
+    d.submit(bios(12, Op::Read, 8));
+    assert_eq!((d.passed(), d.waiting()), (10, 2));
+    d.set("iops=1:20");
+    assert_eq!((d.passed(), d.waiting()), (0, 2), "other limits of the group give no new burst");
+    d.set("none");
+    assert_eq!(d.passed(), 2);
 }
 
 /// Two devices with one throttle share its rate, and take turns whatever their depth.

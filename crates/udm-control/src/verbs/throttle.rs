@@ -99,9 +99,9 @@ fn set_device_throttle(
     let cores = registry.cores();
     let Some(group) = group else {
         let was_in_group = mapped.set_throttle_group(None).is_some();
-        let before = mapped.device.throttle();
-        if was_in_group || before.map(|throttle| *throttle.limits()) != limits {
-            mapped.device.set_throttle(limits.map(Throttle::new), cores);
+        let before = mapped.device.throttle().filter(|_| !was_in_group);
+        if was_in_group || before.as_ref().map(|throttle| *throttle.limits()) != limits {
+            mapped.device.set_throttle(limits.map(|limits| throttle_after(before.as_ref(), limits)), cores);
         }
         return Ok(());
     };
@@ -111,7 +111,7 @@ fn set_device_throttle(
     let throttle = match (before, limits) {
         (Some(before), None) => before,
         (Some(before), Some(limits)) if *before.limits() == limits => before,
-        (_, Some(limits)) => Throttle::new(limits),
+        (before, Some(limits)) => throttle_after(before.as_ref(), limits),
         (None, None) => return Err(NoSuchGroup),
     };
     mapped.set_throttle_group(Some(group));
@@ -123,6 +123,11 @@ fn set_device_throttle(
     Ok(())
 }
 
+/// Limits that follow `before`, if there were any.
+fn throttle_after(before: Option<&Arc<Throttle>>, limits: ThrottleLimits) -> Arc<Throttle> {
+    before.map_or_else(|| Throttle::new(limits), |before| before.followed_by(limits))
+}
+
 /// What limits a device; `None` for nothing.
 pub(crate) fn throttle_settings(mapped: &RegisteredDevice) -> Option<ThrottleSettings> {
     let limits = mapped.device.throttle()?.limits().to_string();
@@ -131,9 +136,9 @@ pub(crate) fn throttle_settings(mapped: &RegisteredDevice) -> Option<ThrottleSet
 
 /// The limits of a device, as clients see them.
 pub(super) fn describe_throttle(mapped: &RegisteredDevice) -> Option<api::DeviceThrottle> {
+    let throttle = mapped.device.throttle()?;
     let ThrottleSettings { limits, group } = throttle_settings(mapped)?;
-    let parsed: Option<ThrottleLimits> = limits.parse().ok();
-    let rates = parsed.iter().flat_map(ThrottleLimits::rates).map(|(key, rate)| {
+    let rates = throttle.limits().rates().map(|(key, rate)| {
         let rate = api::DeviceThrottleRate { per_second: rate.per_second, burst: rate.burst };
         (key.word().to_owned(), rate)
     });

@@ -43,6 +43,8 @@ const BYTES_MAX: u64 = u32::MAX as u64;
 pub struct Throttle {
     limits: ThrottleLimits,
     meters: Vec<(ThrottleKey, Meter)>,
+    /// The same for the limits that followed each other of one device or group.
+    lineage: u64,
 }
 
 /// Requests and bytes of one direction.
@@ -84,13 +86,27 @@ impl Throttle {
     /// Limits with full bursts.
     #[must_use]
     pub fn new(limits: ThrottleLimits) -> Arc<Throttle> {
-        let meters = limits.rates().map(|(key, rate)| (key, Meter::new(rate))).collect();
-        Arc::new(Throttle { limits, meters })
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Throttle::in_lineage(limits, NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Continues with what `old` has used, so that other limits give no new burst. Every lane of
-    /// the devices may call this.
+    /// Other limits for the same device or group. They give no new burst.
+    #[must_use]
+    pub fn followed_by(&self, limits: ThrottleLimits) -> Arc<Throttle> {
+        Throttle::in_lineage(limits, self.lineage)
+    }
+
+    fn in_lineage(limits: ThrottleLimits, lineage: u64) -> Arc<Throttle> {
+        let meters = limits.rates().map(|(key, rate)| (key, Meter::new(rate))).collect();
+        Arc::new(Throttle { limits, meters, lineage })
+    }
+
+    /// Counts what `old` has used, if these limits follow it. Each lane of the devices calls this
+    /// when it changes its limits.
     fn continue_from(&self, old: &Throttle, now: Nanos) {
+        if self.lineage != old.lineage {
+            return;
+        }
         for (key, meter) in &self.meters {
             if let Some((_, old)) = old.meters.iter().find(|(old, _)| old == key) {
                 meter.continue_from(old, now);
