@@ -53,7 +53,7 @@ impl ThrottleRecord {
         let Some(since) = self.since else { return Ok(()) };
         let bytes = match bio.op {
             Op::Discard => 512,
-            _ => bio.sectors.0.saturating_mul(512).min(u32::MAX.into()),
+            _ => bio.sectors.0.min(1 << 23) * 512,
         };
         self.longest = self.longest.max(bytes);
         for (key, rate) in self.limits.rates() {

@@ -35,8 +35,8 @@ use udm_wire::throttle::{ThrottleKey, ThrottleLimits};
 /// The most that a lane reserves in advance, as time of the rate.
 pub const QUANTUM: Nanos = Nanos::from_millis(1);
 
-/// The most bytes that a bio counts as: the kernel's bios have a length of 32 bits.
-const BYTES_MAX: u64 = u32::MAX as u64;
+/// The most sectors that a bio counts as: the kernel's bios have a length of 32 bits, in bytes.
+const SECTORS_MAX: u64 = 1 << 23;
 
 /// Limits that one device or several share.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl ThrottledAmount {
             Op::Discard => 512,
             Op::Flush => 0,
             // A length beyond the device is refused later. It must not use the rate up for years.
-            Op::Read | Op::Write | Op::WriteZeroes => bio.sectors.0.saturating_mul(512).min(BYTES_MAX),
+            Op::Read | Op::Write | Op::WriteZeroes => bio.sectors.0.min(SECTORS_MAX) * 512,
         };
     }
 }
