@@ -3,6 +3,7 @@
 
 mod support;
 
+use rustix::process::Pid;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -483,7 +484,13 @@ fn a_device_is_for_the_clients_that_it_names() {
     assert_eq!(server.says(&["reconfigure"]), "~ some: allow\n= 1 unchanged\n");
     assert_eq!(size(&server, "some", "bob"), "8192");
     assert!(size(&server, "some", "").contains("no export named"));
-    until("clients that are gone", || server.verb(&["upgrade", "--json"]).status.success().then_some(()));
+    let report = until("clients that are gone", || {
+        let out = server.verb(&["upgrade", "--json"]);
+        out.status.success().then_some(out.stdout)
+    });
+    // The server ends with the test.
+    let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
+    server.successor = report["pid"].as_i64().and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
     server.child.wait().unwrap();
     assert!(size(&server, "some", "").contains("no export named"));
     assert_eq!(size(&server, "some", "bob"), "8192");
