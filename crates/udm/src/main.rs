@@ -36,7 +36,9 @@ mod web;
 
 use clap::{CommandFactory, Parser};
 use cli::{Cli, CliVerb};
+use std::ffi::CString;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use verbs::{change, show, tree};
 
@@ -46,6 +48,10 @@ const STACK: usize = 8 << 20;
 /// Runs the program on a thread with a known stack size. The main thread's stack has the size of
 /// the caller's `ulimit -s`, which may be too small.
 fn main() -> ExitCode {
+    // A server that was started again as /proc/self/exe would be called `exe` by ps and pgrep.
+    if let Some(name) = std::env::args_os().next().as_deref().and_then(|name| Path::new(name).file_name()) {
+        let _ = CString::new(name.as_encoded_bytes()).map(|name| rustix::thread::set_name(&name));
+    }
     let program = std::thread::Builder::new().name("main".into()).stack_size(STACK).spawn(run_udm_or_dmsetup);
     match program.map(std::thread::JoinHandle::join) {
         Ok(Ok(code)) => code,

@@ -358,7 +358,8 @@ fn the_unit_allows_little_and_enough() {
         return;
     }
     let other = Server::start(&["far=mem:4M"]);
-    let options = ["--cores", "0,1", "--pidfile", pidfile.to_str().unwrap()];
+    let sandbox = ["--sandbox", "--sandbox-path", folder.path().to_str().unwrap()];
+    let options = [&["--cores", "0,1", "--pidfile", pidfile.to_str().unwrap()], &sandbox[..]].concat();
     let mut server = Server::start_by(traced, &[&format!("d={}", disk.display())], &options);
     let far = format!("nbd+unix:///far?socket={}", other.nbd.display());
     let near = disk.with_file_name("near");

@@ -210,7 +210,12 @@ impl DeviceRegistry {
         if let Some(found) = open {
             return Ok(make_resolved_device(name, found));
         }
-        let opened = self.opener.open(uri).map_err(open_error_to_lookup_error)?;
+        let opened = self.opener.open(uri).map_err(|mut error| {
+            if let Some(advice) = self.advice_on_refused_file(error.errno) {
+                error.text = format!("{}; {advice}", error.text);
+            }
+            open_error_to_lookup_error(error)
+        })?;
         let numbered = self.state().opened.put(&name, opened.identity, opened.device);
         let found =
             numbered.ok_or_else(|| device_lookup_error(EBUSY, "all device numbers are taken".into()))?;

@@ -68,7 +68,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use store_locks::StoreLocks;
 use tokio::sync::{mpsc, oneshot};
 use udm_backends::{BackendDeviceRegistry, DiskIdentity};
-use udm_core::errno::{EBUSY, ENOENT, ENXIO, EOPNOTSUPP};
+use udm_core::errno::{EACCES, EBUSY, ENOENT, ENXIO, EOPNOTSUPP};
 use udm_core::{CoreCommandSender, DevNo, Device, DeviceId};
 use udm_dm::{DeviceLookupError, InvalidStoreMark, QueueFactory, ResolvedDevice, TargetError};
 pub use udm_targets::multipath::{PathMaintenanceSettings, PathWatchOptions};
@@ -100,6 +100,7 @@ pub struct DeviceRegistry {
     requests: OnceLock<RequestQueueParams>,
     state_folder: OnceLock<Arc<StateFolder>>,
     lost_snapshots: OnceLock<LostSnapshotPolicy>,
+    refused_file_advice: OnceLock<&'static str>,
     /// True while a group of devices is created: one may bring a snapshot that blocks another.
     pub(crate) is_starting: AtomicBool,
     is_ending: AtomicBool,
@@ -149,6 +150,7 @@ impl DeviceRegistry {
             requests: OnceLock::new(),
             state_folder: OnceLock::new(),
             lost_snapshots: OnceLock::new(),
+            refused_file_advice: OnceLock::new(),
             is_starting: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             upgrades: OnceLock::new(),
@@ -169,6 +171,17 @@ impl DeviceRegistry {
     /// Sets the path maintenance of devices created from now on. Only the first call has an effect.
     pub fn set_maintenance(&self, policy: PathMaintenanceFn) {
         let _ = self.maintenance.set(policy);
+    }
+
+    /// Sets what to add to the errors of files that the system refuses (EACCES). Only the first
+    /// call has an effect.
+    pub fn set_refused_file_advice(&self, advice: &'static str) {
+        let _ = self.refused_file_advice.set(advice);
+    }
+
+    /// What to add to an error of a file with this errno.
+    pub(crate) fn advice_on_refused_file(&self, errno: i32) -> Option<&'static str> {
+        self.refused_file_advice.get().copied().filter(|_| errno == EACCES)
     }
 
     /// Sets the default queue parameters of request-based devices created from now on. Only the

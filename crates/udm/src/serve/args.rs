@@ -151,6 +151,18 @@ pub struct ServeArgs {
     /// End, as after SIGTERM, when the program that started this server has ended
     #[arg(long, conflicts_with = "fork")]
     pub exit_with_parent: bool,
+    /// Give up what the server does not need, so that who takes it over gains little: it uses only
+    /// the files that the options, the file and the tables name, and few system calls. Needs a
+    /// kernel with Landlock (Linux 5.13)
+    #[arg(long, conflicts_with_all = ["run", "ublk"])]
+    pub sandbox: bool,
+    /// With --sandbox, devices that are created later may use this file, or the files in this
+    /// folder; may be repeated
+    #[arg(long, value_name = "PATH", requires = "sandbox")]
+    pub sandbox_path: Vec<PathBuf>,
+    /// Used by --sandbox: the restrictions are in force
+    #[arg(long, hide = true)]
+    pub sandboxed: bool,
     /// Used by vhost-user-blk --fd: serve the machine at the other end of this open socket until it
     /// disconnects
     #[arg(long = "vhost-user-fd", value_name = "NAME=FD", value_parser = parse_vhost_user_fd, hide = true)]

@@ -16,6 +16,7 @@ mod path_maintenance;
 mod ready;
 mod reload;
 mod report;
+mod sandbox;
 mod shutdown;
 mod socket_access;
 mod sockets;
@@ -69,7 +70,10 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Runs the server until its end; the exit status is that of the command of `--run`.
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
-    let Some(file) = &args.config else { return serve_in_tokio_runtime(args, None) };
+    let Some(file) = &args.config else {
+        sandbox::enter_sandbox(args, None, &[])?;
+        return serve_in_tokio_runtime(args, None);
+    };
     let loaded = config::load_config_files(file, &ServeArgs::command())?;
     let merged = ServeArgs::from_arg_matches(&loaded.merged(file)?)?;
     if let Some(device) = loaded.devices.iter().find(|device| device.allow.is_some())
@@ -84,6 +88,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
         print_to_stdout(&format!("{}: good, {devices}\n", file.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
+    sandbox::enter_sandbox(&merged, Some(file), &loaded.devices)?;
     serve_in_tokio_runtime(&merged, Some(loaded.reader(file)))
 }
 
@@ -115,6 +120,9 @@ async fn run_device_server(args: &ServeArgs, file: Option<ReloadableConfig>) -> 
     let (queue_depth, nr_hw_queues) = (args.dm_mq_queue_depth, args.dm_mq_nr_hw_queues);
     registry.set_request_queues(udm_control::registry::RequestQueueParams { queue_depth, nr_hw_queues });
     registry.set_lost_snapshots(args.lost_snapshots.into());
+    if args.sandboxed {
+        registry.set_refused_file_advice(sandbox::ACCESS_ADVICE);
+    }
     let state_folder = match args.state.open() {
         Ok(folder) => {
             folder.clean();

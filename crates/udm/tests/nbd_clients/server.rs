@@ -75,7 +75,12 @@ impl Server {
         let mut command = Command::new(UDM);
         // By default the test controls the states of paths.
         let off = if options.contains(&"--check-paths") { &[][..] } else { &["--check-paths", "off"] };
-        command.arg("serve").args(off).args(options).args(devices.iter().flat_map(|d| ["--device", d]));
+        if std::env::var_os("UDM_TEST_SANDBOX").is_some() {
+            command.arg("serve").args(["--sandbox", "--sandbox-path", "/tmp"]);
+        } else {
+            command.arg("serve");
+        }
+        command.args(off).args(options).args(devices.iter().flat_map(|d| ["--device", d]));
         command
             .args(["--unix", "nbd.sock", "--socket", "udm.sock"])
             .current_dir(folder)

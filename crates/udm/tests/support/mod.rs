@@ -30,11 +30,24 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// `udm` without the user's environment, so it cannot reach the user's server.
 pub fn udm(args: &[&str]) -> Command {
     let mut command = Command::new(UDM);
-    command.args(args).env_remove("UDM_SOCKET").env_remove("UDM_LOG").env_remove("XDG_RUNTIME_DIR");
+    let (verb, rest) = args.split_at(args.len().min(1));
+    command.args(verb).args(sandbox_options(args)).args(rest);
+    command.env_remove("UDM_SOCKET").env_remove("UDM_LOG").env_remove("XDG_RUNTIME_DIR");
     // No state folder: marks of other servers are not seen, and none are written.
     command.env("UDM_STATE", "/dev/null/udm");
     command.stdin(Stdio::null());
     command
+}
+
+/// With UDM_TEST_SANDBOX in the environment, the servers of the tests are restricted.
+pub fn sandbox_options(args: &[&str]) -> Vec<String> {
+    let is_asked = std::env::var_os("UDM_TEST_SANDBOX").is_some();
+    match args {
+        ["serve", ..] if is_asked && !args.contains(&"--run") => {
+            vec!["--sandbox".to_owned(), format!("--sandbox-path={}", std::env::temp_dir().display())]
+        }
+        _ => Vec::new(),
+    }
 }
 
 pub fn text(bytes: &[u8]) -> String {

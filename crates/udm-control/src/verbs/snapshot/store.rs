@@ -228,7 +228,10 @@ impl StoreSpec<'_> {
         (first, is_preallocated): (u64, bool),
     ) -> Result<Option<CreatedStoreFile>, VerbError> {
         let failed = |e: std::io::Error| {
-            verb_error_with_errno(name, e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", path.display()))
+            let errno = e.raw_os_error().unwrap_or(EIO);
+            let advice = registry.advice_on_refused_file(errno).map(|advice| format!("; {advice}"));
+            let why = format!("{}: {e}{}", path.display(), advice.unwrap_or_default());
+            verb_error_with_errno(name, errno, why)
         };
         if most < SECTOR_SIZE || !most.is_multiple_of(SECTOR_SIZE) {
             return Err(verb_error_with_errno(
