@@ -100,7 +100,8 @@ pub struct DeviceConf {
     pub uuid: Option<String>,
     /// True if clients must not write.
     pub read_only: bool,
-    /// Names in the certificates of the clients that may use it; `None` for all clients.
+    /// The clients that may use it: names in certificates, and users as `user:NAME`; `None` for
+    /// all.
     pub allow: Option<Vec<String>>,
     /// Its limits of requests and bytes per second.
     pub throttle: Option<DeviceThrottleConf>,

@@ -114,6 +114,55 @@ fn a_group_may_read_and_change_nothing() {
     assert_eq!(call(&server, 12345, "GET", "/v1/devices"), "403");
 }
 
+/// `allow` admits users of the Unix socket, as the kernel names them, also after a change of the
+/// file.
+#[test]
+fn a_device_is_for_the_users_that_it_names() {
+    if !has("nbdinfo") {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        report_skip("only root can be other users");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("udm.toml");
+    let write = |users: &str| {
+        let devices = "[devices.all]\ntable = \"0 8 zero\"\n[devices.some]\ntable = \"0 16 zero\"";
+        std::fs::write(&file, format!("[serve]\nunix-mode = \"666\"\n{devices}\nallow = [{users}]\n"))
+            .unwrap();
+    };
+    write("\"user:nobody\", \"user:4711\"");
+    let server = Server::start_with(&[], &[file.to_str().unwrap()]);
+    std::fs::set_permissions(server.folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    let ask = |user: u32, options: &[&str], export: &str| {
+        let uri = format!("nbd+unix:///{export}?socket={}", server.nbd.display());
+        let out = Command::new("nbdinfo").args(options).arg(&uri).uid(user).gid(user).output().unwrap();
+        if out.status.success() { text(&out.stdout).trim().to_owned() } else { text(&out.stderr) }
+    };
+    let size = |user, export: &str| ask(user, &["--size"], export);
+    for user in [65534, 4711] {
+        assert_eq!((size(user, "some"), size(user, "all")), ("8192".into(), "4096".into()), "{user}");
+    }
+    // Not even root, who serves it, unless it is named.
+    for user in [0, 1] {
+        let refused = size(user, "some");
+        assert!(refused.contains("no export named"), "{user}: {refused}");
+        let list = ask(user, &["--list", "--json"], "");
+        assert!(list.contains("\"all\"") && !list.contains("\"some\""), "{list}");
+        let line = format!("nbd: export \"some\": client user:{user} is not allowed to use it");
+        until("the line", || server.log().contains(&line).then_some(()));
+    }
+    write("\"user:1\"");
+    assert_eq!(server.says(&["reconfigure"]), "~ some: allow\n= 1 unchanged\n");
+    assert_eq!(size(1, "some"), "8192");
+    assert!(size(4711, "some").contains("no export named"));
+    write("\"user:no-such-user\"");
+    let why = server.refuses(&["reconfigure"]);
+    assert!(why.contains("devices.some: allow: there is no user \"no-such-user\""), "{why}");
+    assert_eq!(size(1, "some"), "8192", "the old list holds");
+}
+
 /// `--metrics` answers with the metrics, to nothing else, and over an upgrade too.
 #[test]
 fn metrics_have_a_port_of_their_own() {

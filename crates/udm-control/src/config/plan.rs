@@ -18,7 +18,8 @@ pub struct DesiredDevice {
     pub uuid: Option<String>,
     /// If true, clients may not write.
     pub read_only: bool,
-    /// Names in the certificates of the NBD clients that may use it; `None` for all clients.
+    /// The NBD clients that may use it, by names in their certificates, or by `user:NUMBER`; `None`
+    /// for all clients.
     pub allow: Option<Arc<[String]>>,
     /// Its limits of requests and bytes per second.
     pub throttle: Option<ThrottleSettings>,

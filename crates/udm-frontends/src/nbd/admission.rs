@@ -137,6 +137,14 @@ impl AdmittedConnectionSlot {
         CoreId(self.core as u16)
     }
 
+    /// The user at the other end of a Unix socket.
+    pub(super) fn user(&self) -> Option<u32> {
+        match self.peer {
+            Peer::User(user) => Some(user),
+            Peer::Address(_) | Peer::Unknown => None,
+        }
+    }
+
     /// Records that the client has sent something.
     pub(super) fn mark_active(&self) {
         if self.stage.load(Ordering::Relaxed) == QUIET {

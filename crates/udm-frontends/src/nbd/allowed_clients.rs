@@ -1,26 +1,102 @@
 //! Which clients may use a device.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The clients that may choose the exports of a device, by names in their certificates. Read when a
-/// client asks for an export, and never on the data path.
+/// The prefix of an entry that names a user of this system by its number, as in `user:1000`. All
+/// other entries are names in certificates.
+pub const USER_PREFIX: &str = "user:";
+
+/// The clients that may choose the exports of a device, by names in their certificates and by users
+/// of Unix sockets. Read when a client asks for an export, and never on the data path.
 #[derive(Debug, Default)]
 pub struct AllowedClients(Mutex<Option<Arc<[String]>>>);
 
+/// What is known of a client.
+#[derive(Debug, Default)]
+pub(super) struct NbdClientIdentity {
+    /// The names in its verified certificate; `None` before they are known.
+    names: Option<Vec<String>>,
+    /// Its user, from the kernel, if it is connected to a Unix socket.
+    user: Option<u32>,
+}
+
+impl NbdClientIdentity {
+    /// A client of this user.
+    pub(super) fn of_user(user: Option<u32>) -> NbdClientIdentity {
+        NbdClientIdentity { names: None, user }
+    }
+
+    /// Sets the names in the verified certificate, if they are not set yet.
+    pub(super) fn set_names(&mut self, names: impl FnOnce() -> Vec<String>) {
+        self.names.get_or_insert_with(names);
+    }
+
+    /// True if the entry `allowed` means this client.
+    fn is(&self, allowed: &str) -> bool {
+        match allowed.strip_prefix(USER_PREFIX) {
+            // A certificate with such a name does not make a user.
+            Some(user) => self.user.is_some() && user.parse().ok() == self.user,
+            None => self.names.iter().flatten().any(|name| name == allowed),
+        }
+    }
+}
+
+impl fmt::Display for NbdClientIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.names.iter().flatten().next(), self.user) {
+            (Some(name), _) => write!(f, "{name:?}"),
+            (None, Some(user)) => write!(f, "{USER_PREFIX}{user}"),
+            (None, None) => f.write_str("without a certificate"),
+        }
+    }
+}
+
 impl AllowedClients {
-    /// The names; `None` for all clients.
+    /// The entries; `None` for all clients.
     #[must_use]
     pub fn get(&self) -> Option<Arc<[String]>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sets the names. Clients that have chosen an export stay.
-    pub fn set(&self, names: Option<Arc<[String]>>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = names;
+    /// Sets the entries. Clients that have chosen an export stay.
+    pub fn set(&self, allowed: Option<Arc<[String]>>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = allowed;
     }
 
-    /// True for a client with these names.
-    pub(super) fn admits(&self, client: &[String]) -> bool {
-        self.get().is_none_or(|names| names.iter().any(|name| client.contains(name)))
+    /// True if `client` may use the device.
+    pub(super) fn admits(&self, client: &NbdClientIdentity) -> bool {
+        self.get().is_none_or(|allowed| allowed.iter().any(|one| client.is(one)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A user is what the kernel says; a certificate that has the name of a user is another client.
+    #[test]
+    fn users_and_certificates_are_different_names() {
+        let allowed = AllowedClients::default();
+        let bob = || {
+            let mut client = NbdClientIdentity::of_user(None);
+            client.set_names(|| vec!["bob".into(), "user:1000".into()]);
+            client
+        };
+        let user = |number| NbdClientIdentity::of_user(Some(number));
+        assert!(allowed.admits(&bob()) && allowed.admits(&user(7)), "without a list");
+        allowed.set(Some(["user:1000".to_owned()].into()));
+        assert!(allowed.admits(&user(1000)));
+        assert!(
+            !allowed.admits(&user(100))
+                && !allowed.admits(&bob())
+                && !allowed.admits(&NbdClientIdentity::default())
+        );
+        allowed.set(Some(["alice".to_owned(), "bob".to_owned()].into()));
+        assert!(allowed.admits(&bob()) && !allowed.admits(&user(1000)));
+        assert_eq!(
+            [bob(), user(7), NbdClientIdentity::default()].map(|client| client.to_string()),
+            ["\"bob\"", "user:7", "without a certificate"]
+        );
     }
 }

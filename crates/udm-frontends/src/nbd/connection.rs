@@ -17,6 +17,7 @@ pub(super) use migration::{ConnectionMoveOrder, ConnectionServerRefs, attach_det
 
 use super::NbdServerLimits;
 use super::admission::AdmittedConnectionSlot;
+use super::allowed_clients::NbdClientIdentity;
 use super::balance::ClientLoadBalanceHandle;
 use super::block_status::BlockStatusWorkerHandle;
 use super::contexts::MetaContext;
@@ -165,12 +166,13 @@ impl AcceptedNbdConnection {
         let tls = server_tls.as_ref().map(|server| server.tls.clone());
         options.requests_max = options.requests_max.max(1);
         options.bytes_max = options.bytes_max.max(1);
+        let client = NbdClientIdentity::of_user(admission_slot.user());
         AcceptedNbdConnection {
             fd: Some(fd),
             core_set,
             exports,
             admission_slot,
-            phase: ConnectionPhase::Handshake(ServerHandshake::new(tls)),
+            phase: ConnectionPhase::Handshake(ServerHandshake::new(tls, client)),
             begun: false,
             deadline: Nanos::NEVER,
             device: None,

@@ -2,7 +2,7 @@
 //!
 //! The list is read when a client names an export or lists all of them, and never on the data path.
 
-use super::allowed_clients::AllowedClients;
+use super::allowed_clients::{AllowedClients, NbdClientIdentity};
 use super::export_geometry::ExportGeometry;
 use super::io_counters::{CoreDeviceIoCounters, DeviceIoCounters, DeviceIoReport};
 use super::range_locks::RangeLocks;
@@ -143,8 +143,8 @@ impl Export {
         Export { allowed_clients, ..self }
     }
 
-    /// True if a client with these names may choose the export.
-    pub(super) fn admits(&self, client: &[String]) -> bool {
+    /// True if `client` may choose the export.
+    pub(super) fn admits(&self, client: &NbdClientIdentity) -> bool {
         self.allowed_clients.admits(client)
     }
 

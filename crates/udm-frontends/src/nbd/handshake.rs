@@ -5,6 +5,7 @@
 //! the protocol, the connection ends. An option that is valid but not supported gets an error
 //! reply.
 
+use super::allowed_clients::NbdClientIdentity;
 use super::contexts::{MetaContext, match_contexts};
 use super::export_geometry::ExportGeometry;
 use super::exports::{Export, ExportRef, Exports};
@@ -33,8 +34,7 @@ pub(super) struct ServerHandshake {
     /// Position at which the requested list of exports continues.
     listing: Option<u64>,
     tls: HandshakeTls,
-    /// The names in the client's verified certificate; `None` before they are known.
-    client_names: Option<Vec<String>>,
+    client: NbdClientIdentity,
 }
 
 /// TLS in a handshake.
@@ -80,15 +80,15 @@ pub(super) struct NegotiatedSession {
 pub(super) type OpenDeviceFn<'a> = &'a mut dyn FnMut(&Export) -> Result<(), DeviceControlError>;
 
 impl ServerHandshake {
-    /// A handshake with a client that may use TLS, if `tls` says so.
-    pub(super) fn new(tls: Option<NbdServerTls>) -> ServerHandshake {
+    /// A handshake with `client`, which may use TLS, if `tls` says so.
+    pub(super) fn new(tls: Option<NbdServerTls>, client: NbdClientIdentity) -> ServerHandshake {
         let tls = tls.map_or(HandshakeTls::Off, HandshakeTls::Before);
-        ServerHandshake { tls, ..ServerHandshake::default() }
+        ServerHandshake { tls, client, ..ServerHandshake::default() }
     }
 
     /// Sets the names in the client's verified certificate, if they are not set yet.
     pub(super) fn set_client_names(&mut self, names: impl FnOnce() -> Vec<String>) {
-        self.client_names.get_or_insert_with(names);
+        self.client.set_names(names);
     }
 
     /// The first bytes that the server sends.
@@ -198,8 +198,7 @@ impl ServerHandshake {
     /// Lists some exports from position `from` on, and ends the answer after the last one.
     fn list(&mut self, from: u64, out: &mut Vec<u8>, exports: &Exports) {
         let (some, next) = exports.page(from, LISTED_A_STEP);
-        let names = self.client_names.as_deref().unwrap_or_default();
-        let some = some.iter().filter(|export| export.admits(names));
+        let some = some.iter().filter(|export| export.admits(&self.client));
         some.for_each(|export| put_rep_server(out, &export.name(), export.description()));
         self.listing = next;
         if next.is_none() {
@@ -291,11 +290,10 @@ impl ServerHandshake {
 
     /// True if this client may choose the export. For others it does not exist.
     fn admits(&self, export: &Export) -> bool {
-        let names = self.client_names.as_deref().unwrap_or_default();
-        let is_admitted = export.admits(names);
+        let is_admitted = export.admits(&self.client);
         if !is_admitted {
-            let client = names.first().map_or("without a certificate", String::as_str);
-            tracing::warn!("nbd: export {:?}: client {client:?} is not allowed to use it", export.name());
+            let (name, client) = (export.name(), &self.client);
+            tracing::warn!("nbd: export {name:?}: client {client} is not allowed to use it");
         }
         is_admitted
     }

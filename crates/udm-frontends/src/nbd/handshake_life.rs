@@ -145,7 +145,8 @@ fn every_transition() {
     for (before, tls, past) in handshake_state_scripts() {
         writeln!(text, "{before}").unwrap();
         for (event, bytes) in handshake_test_messages() {
-            let (mut handshake, mut out) = (ServerHandshake::new(tls.clone()), Vec::new());
+            let (mut handshake, mut out) =
+                (ServerHandshake::new(tls.clone(), NbdClientIdentity::default()), Vec::new());
             feed_handshake(&mut handshake, &past, &mut out, &all);
             out.clear();
             let next = match feed_handshake(&mut handshake, &bytes, &mut out, &all) {

@@ -69,7 +69,7 @@ mod socket;
 mod stats;
 mod tls;
 
-pub use allowed_clients::AllowedClients;
+pub use allowed_clients::{AllowedClients, USER_PREFIX};
 pub use exports::{Export, ExportNameError, ExportRef, Exports, FailingExportGuard};
 pub use handover::{DetachedNbdClient, InheritedListener, NbdHandover};
 pub use io_counters::{DeviceIoReport, OpIoCounters};

@@ -6,10 +6,12 @@
 //! options of `udm serve`, parsed by the parser of the command line. `udm_control::config` applies
 //! the devices.
 
+mod allowed_users;
 mod flags;
 mod throttles;
 
 use crate::verbs::read_table;
+use allowed_users::{is_certificate_name, resolve_allowed_users};
 use anyhow::{Context, Result, bail};
 use clap::{ArgMatches, Command};
 use std::collections::{BTreeMap, HashMap};
@@ -82,7 +84,10 @@ pub fn load_config_files(file: &Path, serve: &Command) -> Result<ConfigFiles> {
                 TableSource::File(file) => {
                     let table = read_table(&loaded.folder.join(file));
                     table.map_err(|e| {
-                        shown(&UdmConfError::new(format!("devices.{}: {e:#}", device.name), device.at))
+                        shown(&UdmConfError::new(
+                            format!("devices.{}: {e:#}", device.name),
+                            device.at.clone(),
+                        ))
                     })?
                 }
             };
@@ -92,9 +97,11 @@ pub fn load_config_files(file: &Path, serve: &Command) -> Result<ConfigFiles> {
             }
             let place = (loaded.devices.len(), &*device.name);
             let throttle = throttles.limits_of_device(place, device.throttle, shown);
-            let allow = device.allow.map(Into::into);
+            let allow = device.allow.map(resolve_allowed_users).transpose().map_err(|why| {
+                shown(&UdmConfError::new(format!("devices.{}: {why}", device.name), device.at.clone()))
+            })?;
             let device = DesiredDevice::new(&device.name, table.clone(), device.uuid, device.read_only)
-                .map(|device| device.with_allow(allow).with_throttle(throttle));
+                .map(|device| device.with_allow(allow.map(Into::into)).with_throttle(throttle));
             loaded
                 .devices
                 .push(device.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.with_table(&table)))?);
@@ -162,6 +169,14 @@ impl ConfigFiles {
             self.command.clone().try_get_matches_from(all)
         };
         merge().map_err(|e| anyhow::anyhow!("{}: serve: {}", file.display(), flags::clap_error_reason(&e)))
+    }
+
+    /// A device that clients of TLS may use by names in their certificates.
+    pub fn device_for_certificates(&self) -> Option<&DesiredDevice> {
+        let has_names = |device: &&DesiredDevice| {
+            device.allow.iter().flat_map(|allow| allow.iter()).any(|entry| is_certificate_name(entry))
+        };
+        self.devices.iter().find(has_names)
     }
 
     /// The devices to apply, for a server that was started with the options `first`.

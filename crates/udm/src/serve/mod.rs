@@ -76,7 +76,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     };
     let loaded = config::load_config_files(file, &ServeArgs::command())?;
     let merged = ServeArgs::from_arg_matches(&loaded.merged(file)?)?;
-    if let Some(device) = loaded.devices.iter().find(|device| device.allow.is_some())
+    if let Some(device) = loaded.device_for_certificates()
         && !proves_clients(&merged)
     {
         let (file, name) = (file.display(), &device.name);
