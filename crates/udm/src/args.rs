@@ -94,6 +94,19 @@ impl StateFolderArgs {
     }
 }
 
+/// Parses the path of a socket that a server creates.
+///
+/// # Errors
+/// A name in the abstract name space, as some programs write it.
+pub fn parse_socket_path(word: &str) -> Result<PathBuf, String> {
+    match word.strip_prefix('@') {
+        Some(_) => Err(format!(
+            "abstract sockets have no permissions, so every user could connect: expected a path; ./{word} is a file"
+        )),
+        None => Ok(word.into()),
+    }
+}
+
 /// The path of the control socket: as given, `$UDM_SOCKET`, or the default of the user.
 pub fn resolve_control_socket_path(given: Option<PathBuf>) -> Result<PathBuf> {
     if let Some(path) = given.or_else(|| env_path("UDM_SOCKET")) {

@@ -43,6 +43,15 @@ fn what_opens_no_socket_is_refused() {
         let why = refused(&["--unix-mode", mode]);
         assert!(why.contains("expected an octal number from 600 to 777"), "{why}");
     }
+    for abstract_name in [["--vhost-user", "d=@m"], ["--vhost-user", "d=@"]] {
+        let why = refused(&abstract_name);
+        assert!(why.contains("abstract sockets have no permissions"), "{why}");
+    }
+    let file = folder.path().join("udm.toml");
+    std::fs::write(&file, "[serve]\nunix = \"@nbd\"\n").unwrap();
+    let out = udm(&["serve", "--check"]).arg(&file).output().unwrap();
+    let why = text(&out.stderr);
+    assert!(why.contains("udm.toml:2:8: serve: unix: abstract sockets have no permissions"), "{why}");
     let why = refused(&["--group", "no-such-group"]);
     assert_eq!(why, "udm: serve: group: there is no group no-such-group\n");
 }

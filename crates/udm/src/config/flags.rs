@@ -40,6 +40,7 @@ pub fn serve_option_to_args(
     };
     let refuse = |why: &str| Err(UdmConfError::new(format!("serve: {name}: {why}"), key.value_at.clone()));
     let kind = option.get_value_parser().type_id();
+    let is_socket = ["unix", "socket", "vhost-user"].contains(&name.as_str());
     let argument = |value: &String| {
         let mut argument = OsString::from(format!("--{name}="));
         let (name, path) = match value.split_once('=') {
@@ -47,7 +48,8 @@ pub fn serve_option_to_args(
             _ if kind == TypeId::of::<PathBuf>() => (None, value.as_str()),
             _ => (None, ""),
         };
-        if path.is_empty() || path == "-" {
+        // An abstract name stays one, so that it is refused.
+        if path.is_empty() || path == "-" || is_socket && path.starts_with('@') {
             argument.push(value);
             return argument;
         }

@@ -3,7 +3,7 @@
 use super::client_limits::ClientLimitArgs;
 use super::path_maintenance::PathCheckInterval;
 use super::socket_access::parse_unix_mode;
-use crate::args::{StateFolderArgs, parse_seconds};
+use crate::args::{StateFolderArgs, parse_seconds, parse_socket_path};
 use crate::table_arg::{DeviceTableArg, parse_device_table_arg};
 use clap::{Args, Command, ValueEnum};
 use std::net::SocketAddr;
@@ -96,7 +96,7 @@ pub struct ServeArgs {
     pub devices: Vec<DeviceTableArg>,
     /// Serve NBD on a Unix socket; - creates one in a private folder, which stays if the server is
     /// killed without --run
-    #[arg(short = 'U', long, value_name = "PATH")]
+    #[arg(short = 'U', long, value_name = "PATH", value_parser = parse_socket_path)]
     pub unix: Option<PathBuf>,
     /// Permissions of the socket of --unix, in octal: who may write it may connect [default: 600,
     /// with
@@ -230,7 +230,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub stop_timeout: u64,
     /// The control socket [default: as for the other verbs; with --run a private one]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = parse_socket_path)]
     pub socket: Option<PathBuf>,
     /// Let this group, a name or a number, use the verbs of the control socket that change nothing
     #[arg(long, value_name = "GROUP")]
@@ -264,7 +264,7 @@ impl ServeArgs {
 fn parse_vhost_user_disk(word: &str) -> Result<VhostUserDiskArg, String> {
     match word.split_once('=') {
         Some((name, path)) if !name.is_empty() && !path.is_empty() => {
-            Ok(VhostUserDiskArg { name: name.to_owned(), path: PathBuf::from(path) })
+            Ok(VhostUserDiskArg { name: name.to_owned(), path: parse_socket_path(path)? })
         }
         _ => Err("expected NAME=PATH: a device, and a path for its socket".into()),
     }
