@@ -51,6 +51,17 @@ pub fn throttle() -> Outcome {
     run_document("docs/throttle.md")
 }
 
+pub fn sandbox() -> Outcome {
+    // It ends after the restriction, because there are no certificates.
+    let options = "--sandbox --device d=mem:1M --port 0 --tls require --tls-certificates /nonexistent";
+    let said = sh(&format!("UDM_SOCKET=/tmp/none {UDM} serve {options} 2>&1 || true"))?;
+    if said.contains("no Landlock") {
+        eprintln!("skipped: {said}");
+        return Ok(());
+    }
+    run_document("docs/sandbox.md")
+}
+
 pub fn snapshots() -> Outcome {
     run_document("docs/snapshots.md")
 }
