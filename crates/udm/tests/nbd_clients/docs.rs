@@ -8,7 +8,7 @@
 //! only as root, and blocks that begin with `# with /dev/fuse` only if that can be opened. A block
 //! of `python NAME` is the file of that name.
 
-use super::server::UDM;
+use super::server::{UDM, sh};
 use super::{Outcome, check};
 use std::fs;
 use std::path::Path;
