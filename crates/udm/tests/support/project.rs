@@ -1,4 +1,5 @@
 //! The project as data, for tests of its rules: its folder, and cargo's view of its packages.
+#![allow(dead_code, reason = "each test file is a separate program and uses a part of this module")]
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
