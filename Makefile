@@ -145,7 +145,7 @@ fio-engine: library
 
 sbom:
 	mkdir -p $(dir $(SBOM))
-	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) packaging/sbom > $(SBOM)
+	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) packaging/dependencies sbom > $(SBOM)
 
 # Programs name the files of their sources, such as those below the folder of cargo.
 deb: export RUSTFLAGS += --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo --remap-path-prefix=$(CURDIR)=/udm
@@ -158,6 +158,7 @@ deb-files:
 	rm -rf $(DEB)
 	$(MAKE) install-files PREFIX=/usr LIBDIR=/usr/lib/$$(dpkg-architecture -qDEB_HOST_MULTIARCH) DESTDIR=$(DEB)/stage
 	$(MAKE) sbom SBOM=$(DEB)/stage/usr/share/doc/udm/sbom.cdx.json
+	packaging/dependencies notices > $(DEB)/stage/usr/share/doc/udm/third-party-notices
 	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) DEB_MAINTAINER='$(subst ','\'',$(DEB_MAINTAINER))' \
 	    packaging/debian/build $(UDM) $(DEB)/stage $(DEB)
 

@@ -200,7 +200,7 @@ fn packages_have_their_files() {
     for (package, expected) in expected {
         let mut found = files(&built.extracted(package));
         let documents = format!("usr/share/doc/{package}");
-        for name in ["CHANGELOG.md.gz", "changelog.gz", "copyright"] {
+        for name in ["CHANGELOG.md.gz", "changelog.gz", "copyright", "third-party-notices.gz"] {
             assert!(found.contains(&format!("{documents}/{name}")), "{package}: {name}");
         }
         if package == "udm" {

@@ -1,4 +1,5 @@
-//! `packaging/sbom`: the dependencies of the program and of libudm, as CycloneDX.
+//! `packaging/dependencies`: the dependencies of the program and of libudm, as CycloneDX, and their
+//! licence texts.
 
 #[path = "support/project.rs"]
 mod project;
@@ -10,9 +11,9 @@ use std::fs;
 use std::process::Command;
 
 /// The output of the script; `None` if python3 is missing.
-fn sbom() -> Option<String> {
+fn dependencies(kind: &str) -> Option<String> {
     let mut script = Command::new("python3");
-    script.arg(root().join("packaging/sbom")).env("SOURCE_DATE_EPOCH", "1767323045");
+    script.arg(root().join("packaging/dependencies")).arg(kind).env("SOURCE_DATE_EPOCH", "1767323045");
     let Ok(out) = script.env("CARGO_NET_OFFLINE", "true").output() else {
         report_skip("python3 is not installed");
         return None;
@@ -41,8 +42,8 @@ fn locked() -> BTreeMap<String, String> {
 
 #[test]
 fn the_list_of_dependencies_is_complete_and_valid() {
-    let Some(output) = sbom() else { return };
-    assert_eq!(sbom().unwrap(), output, "it is the same each time");
+    let Some(output) = dependencies("sbom") else { return };
+    assert_eq!(dependencies("sbom").unwrap(), output, "it is the same each time");
     let bom: Value = serde_json::from_str(&output).unwrap();
     assert_eq!((text(&bom, "bomFormat"), text(&bom, "specVersion")), ("CycloneDX", "1.5"));
     assert_eq!((bom["version"].as_u64(), &bom["serialNumber"]), (Some(1), &Value::Null));
@@ -100,4 +101,28 @@ fn the_list_of_dependencies_is_complete_and_valid() {
         }
     }
     assert!(reached.iter().eq(scopes.keys()), "each part is used");
+}
+
+/// Licences such as MIT require that their notice goes with the program.
+#[test]
+fn each_dependency_has_its_notice() {
+    let Some(notices) = dependencies("notices") else { return };
+    let bom: Value = serde_json::from_str(&dependencies("sbom").unwrap()).unwrap();
+    let separator = format!("\n{}\n", "-".repeat(72));
+    let mut with_text = BTreeSet::new();
+    for part in notices.split(&separator).skip(1) {
+        let (owners, text) = part.split_once("\n\n").unwrap_or((part, ""));
+        with_text.extend(owners.lines().filter(|_| text.len() > 200).map(str::to_owned));
+    }
+    let parts = bom["components"].as_array().unwrap().iter();
+    let parts = parts.filter(|part| !part["purl"].is_null() && text(part, "scope") == "required");
+    let mut without = Vec::new();
+    for part in parts {
+        let owner = format!("{} {} (", text(part, "name"), text(part, "version"));
+        assert!(notices.contains(&format!("\n{owner}")), "{owner}");
+        if !with_text.iter().any(|line| line.starts_with(&owner)) {
+            without.push(text(part, "name"));
+        }
+    }
+    assert_eq!(without, ["virtio-driver"], "packages that come without the text of their licence");
 }
