@@ -21,7 +21,8 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 
 # program:Debian package, for tests with real clients. A test whose program is missing reports this and passes.
 TEST_PROGRAMS := fio:fio curl:curl python3:python3 nbdkit:nbdkit nbdinfo:libnbd-bin qemu-io:qemu-utils fusermount3:fuse3 mkfs.ext4:e2fsprogs \
-    fuse2fs:fuse2fs sqlite3:sqlite3 valgrind:valgrind pkg-config:pkg-config openssl:openssl strace:strace ip:iproute2 chromedriver:chromium-driver
+    fuse2fs:fuse2fs sqlite3:sqlite3 valgrind:valgrind pkg-config:pkg-config openssl:openssl strace:strace ip:iproute2 chromedriver:chromium-driver \
+    dpkg-shlibdeps:dpkg-dev
 
 # Cargo must not count as a job of make.
 CARGO_TEST := MAKEFLAGS= $(CARGO) test --locked
