@@ -13,8 +13,8 @@ UDM := $(TARGET_DIR)/release/udm
 # The archive from which libudm is linked.
 ARCHIVE ?= $(TARGET_DIR)/release/libudm.a
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
-# The maintainer of the Debian packages, as `Name <address>`. Set it for packages that are to be published.
-# The default is the name of git's configuration, and good for local use only.
+# The maintainer of the Debian packages, as `Name <address>`. It must be set for packages that are
+# published. The default is the name in git's configuration, and is good for local use only.
 DEB_MAINTAINER ?= $(or $(shell git config user.name),udm developers) <$(or $(shell git config user.email),root@localhost)>
 # The time of the files in packages. The default is the last commit.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
