@@ -13,10 +13,16 @@ UDM := $(TARGET_DIR)/release/udm
 # The archive from which libudm is linked.
 ARCHIVE ?= $(TARGET_DIR)/release/libudm.a
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+# The maintainer of the Debian packages, as `Name <address>`. It must be set for packages that are
+# published. The default is the name in git's configuration, and is good for local use only.
+DEB_MAINTAINER ?= $(or $(shell git config user.name),udm developers) <$(or $(shell git config user.email),root@localhost)>
+# The time of the files in packages. The default is the last commit.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 
 # program:Debian package, for tests with real clients. A test whose program is missing reports this and passes.
 TEST_PROGRAMS := fio:fio curl:curl python3:python3 nbdkit:nbdkit nbdinfo:libnbd-bin qemu-io:qemu-utils fusermount3:fuse3 mkfs.ext4:e2fsprogs \
-    fuse2fs:fuse2fs sqlite3:sqlite3 valgrind:valgrind pkg-config:pkg-config openssl:openssl strace:strace ip:iproute2 chromedriver:chromium-driver
+    fuse2fs:fuse2fs sqlite3:sqlite3 valgrind:valgrind pkg-config:pkg-config openssl:openssl strace:strace ip:iproute2 chromedriver:chromium-driver \
+    dpkg-shlibdeps:dpkg-dev
 
 # Cargo must not count as a job of make.
 CARGO_TEST := MAKEFLAGS= $(CARGO) test --locked
@@ -26,8 +32,10 @@ comma := ,
 space := $(subst ,, )
 
 LAB ?= lab.html
+SBOM ?= $(TARGET_DIR)/sbom.cdx.json
 
-.PHONY: help build library demo lab test test-workspace test-others test-planted-bugs test-programs lint bench install install-library fio-engine deb clean
+.PHONY: help build library demo lab test test-workspace test-others test-planted-bugs test-programs lint bench install install-files install-library fio-engine sbom deb \
+    deb-files clean
 
 help:
 	@echo 'make build    the program, as $(UDM)'
@@ -38,6 +46,7 @@ help:
 	@echo 'make lab      the experiments on which udm is based, with their references, as $(LAB)'
 	@echo 'make install  program, man pages, completions, lib/udm/dmsetup, lib/udm/vhost-user-blk and libudm under PREFIX ($(PREFIX))'
 	@echo 'make fio-engine  an engine for the installed fio, as $(TARGET_DIR)/fio/udm.so'
+	@echo 'make sbom     the dependencies of the program and of libudm as CycloneDX, in $(SBOM)'
 	@echo 'make deb      packages for Debian, with units for systemd, in $(TARGET_DIR)/debian'
 
 build:
@@ -99,7 +108,11 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-install: build library install-library
+install: build library
+	$(MAKE) install-files
+
+# Installs an existing program and archive: UDM and ARCHIVE.
+install-files: install-library
 	install -D -m 755 $(UDM) $(DESTDIR)$(PREFIX)/bin/udm
 	$(STRIP) $(DESTDIR)$(PREFIX)/bin/udm
 	install -d $(DESTDIR)$(PREFIX)/lib/udm
@@ -120,6 +133,7 @@ install: build library install-library
 install-library:
 	install -d $(DESTDIR)$(LIBDIR)/pkgconfig
 	crates/udm-capi/link $(ARCHIVE) $(DESTDIR)$(LIBDIR)/libudm.so.0
+	chmod 644 $(DESTDIR)$(LIBDIR)/libudm.so.0
 	ln -sf libudm.so.0 $(DESTDIR)$(LIBDIR)/libudm.so
 	install -m 644 $(ARCHIVE) $(DESTDIR)$(LIBDIR)/libudm.a
 	$(STRIP) --strip-debug $(DESTDIR)$(LIBDIR)/libudm.so.0 $(DESTDIR)$(LIBDIR)/libudm.a
@@ -130,11 +144,24 @@ install-library:
 fio-engine: library
 	engines/fio/build $(ARCHIVE) $(TARGET_DIR)/fio
 
-deb: STAGE := $(abspath $(TARGET_DIR))/debian/stage
-deb:
-	rm -rf $(TARGET_DIR)/debian
-	$(MAKE) install PREFIX=/usr LIBDIR=/usr/lib/$$(dpkg-architecture -qDEB_HOST_MULTIARCH) DESTDIR=$(STAGE)
-	packaging/debian/build $(UDM) $(STAGE) $(abspath $(TARGET_DIR))/debian
+sbom:
+	mkdir -p $(dir $(SBOM))
+	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) packaging/dependencies sbom > $(SBOM)
+
+# Programs name the files of their sources, such as those below the folder of cargo.
+deb: export RUSTFLAGS += --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo --remap-path-prefix=$(CURDIR)=/udm
+deb: build library
+	$(MAKE) deb-files
+
+# Makes the packages of an existing program and archive: UDM and ARCHIVE.
+deb-files: DEB = $(abspath $(TARGET_DIR))/debian
+deb-files:
+	rm -rf $(DEB)
+	$(MAKE) install-files PREFIX=/usr LIBDIR=/usr/lib/$$(dpkg-architecture -qDEB_HOST_MULTIARCH) DESTDIR=$(DEB)/stage
+	$(MAKE) sbom SBOM=$(DEB)/stage/usr/share/doc/udm/sbom.cdx.json
+	packaging/dependencies notices > $(DEB)/stage/usr/share/doc/udm/third-party-notices
+	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) DEB_MAINTAINER='$(subst ','\'',$(DEB_MAINTAINER))' \
+	    packaging/debian/build $(UDM) $(DEB)/stage $(DEB)
 
 clean:
 	$(CARGO) clean

@@ -1,13 +1,15 @@
 //! The rules of the project as tests: imports between crates, places of `unsafe`, headers and
-//! lengths of files, licences of dependencies.
+//! lengths of files. `licences.rs` has those for dependencies.
 //!
 //! A rule that needs an exception is changed here, in its list, with the reason next to it.
 
-use serde_json::Value;
+#[path = "support/project.rs"]
+mod project;
+
+use project::{metadata, none, root, text};
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 /// Each crate with the crates of the project that it may import.
 const IMPORTS: &[(&str, &[&str])] = &[
@@ -128,27 +130,6 @@ const STANDARD_ERROR: &[&str] = &[
 /// Maximum number of lines of a source file. The aim is 200 to 350.
 const LINES_MAX: usize = 500;
 
-/// Licences that require no more than the notice.
-const LICENCES: &[&str] = &[
-    "0BSD",
-    "Apache-2.0",
-    "BSD-2-Clause",
-    "BSD-3-Clause",
-    "BSL-1.0",
-    "CC0-1.0",
-    "ISC",
-    "MIT",
-    "MIT-0",
-    "Unicode-3.0",
-    "Unicode-DFS-2016",
-    "Unlicense",
-    "Zlib",
-];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/udm in the root").to_owned()
-}
-
 /// The source files of all crates, `crates/NAME/src/**/*.rs`, by their path from the root.
 fn sources() -> BTreeMap<String, String> {
     let files = files("src");
@@ -212,29 +193,6 @@ fn code_words(text: &str) -> impl Iterator<Item = (usize, String)> + '_ {
         }
         words.into_iter().map(move |word| (i + 1, word))
     })
-}
-
-fn metadata(more: &[&str]) -> Result<Value, String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let manifest = root().join("Cargo.toml");
-    let out = Command::new(cargo)
-        .args(["metadata", "--format-version", "1", "--manifest-path"])
-        .arg(manifest)
-        .args(more)
-        .output()
-        .map_err(|error| error.to_string())?;
-    if !out.status.success() {
-        return Err(String::from_utf8_lossy(&out.stderr).into_owned());
-    }
-    serde_json::from_slice(&out.stdout).map_err(|error| error.to_string())
-}
-
-fn text<'a>(value: &'a Value, key: &str) -> &'a str {
-    value[key].as_str().unwrap_or_default()
-}
-
-fn none(rule: &str, broken: &[String]) {
-    assert!(broken.is_empty(), "{rule}:\n  {}\n", broken.join("\n  "));
 }
 
 #[test]
@@ -487,95 +445,4 @@ fn lanes_have_no_locks() {
         broken.extend(locks.map(|(line, word)| format!("{file}:{line}: {word}")));
     }
     none("locks in the data path", &broken);
-}
-
-#[test]
-fn licences_are_permissive() {
-    // The dependencies of a build for this machine. They are present if the whole workspace was
-    // built; otherwise cargo downloads the rest.
-    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let arguments = ["--filter-platform", platform.as_str(), "--locked", "--offline"];
-    let metadata = metadata(&arguments).or_else(|_| metadata(&arguments[..3])).expect("cargo metadata");
-    let packages = metadata["packages"].as_array().expect("packages");
-    assert!(packages.len() > 50, "only {} packages", packages.len());
-    let broken: Vec<_> = packages
-        .iter()
-        .filter(|package| !is_permissive(text(package, "license")))
-        .map(|package| {
-            format!("{} {}: {:?}", text(package, "name"), text(package, "version"), text(package, "license"))
-        })
-        .collect();
-    none("dependencies without a permissive licence", &broken);
-}
-
-/// True if the SPDX expression allows a choice of permissive licences.
-fn is_permissive(expression: &str) -> bool {
-    // `MIT/Apache-2.0` is the old form of OR.
-    let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
-    let words: Vec<&str> = spaced.split_whitespace().collect();
-    let mut rest = &words[..];
-    either(&mut rest) == Some(true) && rest.is_empty()
-}
-
-/// Parses `both { OR both }`; returns `None` if it is invalid.
-fn either(words: &mut &[&str]) -> Option<bool> {
-    let mut good = both(words)?;
-    while let ["OR", rest @ ..] = *words {
-        *words = rest;
-        good |= both(words)?;
-    }
-    Some(good)
-}
-
-/// Parses `licence { AND licence }`.
-fn both(words: &mut &[&str]) -> Option<bool> {
-    let mut good = licence(words)?;
-    while let ["AND", rest @ ..] = *words {
-        *words = rest;
-        good &= licence(words)?;
-    }
-    Some(good)
-}
-
-/// Parses a name, a name WITH an exception (which only allows more), or an expression in
-/// parentheses.
-fn licence(words: &mut &[&str]) -> Option<bool> {
-    let (&word, rest) = words.split_first()?;
-    *words = rest;
-    if word == "(" {
-        let good = either(words)?;
-        let [")", rest @ ..] = *words else { return None };
-        *words = rest;
-        return Some(good);
-    }
-    if let ["WITH", _, rest @ ..] = *words {
-        *words = rest;
-    }
-    Some(LICENCES.contains(&word))
-}
-
-#[test]
-fn licence_expressions() {
-    for good in [
-        "MIT",
-        "MIT/Apache-2.0",
-        "GPL-2.0 OR MIT",
-        "(MIT OR GPL-3.0) AND Unicode-3.0",
-        "Apache-2.0 WITH LLVM-exception OR LGPL-2.1",
-    ] {
-        assert!(is_permissive(good), "{good}");
-    }
-    for bad in [
-        "",
-        "GPL-2.0-only",
-        "MIT AND LGPL-2.1",
-        "(MIT",
-        "MIT)",
-        "MIT MIT",
-        "MIT OR",
-        "AGPL-3.0/GPL-2.0",
-        "MPL-2.0",
-    ] {
-        assert!(!is_permissive(bad), "{bad}");
-    }
 }
