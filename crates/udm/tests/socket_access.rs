@@ -159,7 +159,7 @@ fn a_device_is_for_the_users_that_it_names() {
         assert!(refused.contains("no export named"), "{user}: {refused}");
         let list = ask(user, &["--list", "--json"], "");
         assert!(list.contains("\"all\"") && !list.contains("\"some\""), "{list}");
-        let line = format!("nbd: export \"some\": client user:{user} is not allowed to use it");
+        let line = format!("nbd: export \"some\": the client of user {user} is not allowed to use it");
         until("the line", || server.log().contains(&line).then_some(()));
     }
     write("\"user:1\"");

@@ -12,6 +12,7 @@ use super::NbdServerLimits;
 use super::stats::{ServerCounters, UnpublishedConnectionCounters};
 use rustix::net::{AddressFamily, Shutdown, sockopt};
 use std::collections::VecDeque;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -19,14 +20,26 @@ use std::sync::{Arc, PoisonError, Weak};
 use udm_core::{CoreId, DeviceId};
 
 /// The other end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum Peer {
     /// A user of this machine.
     User(u32),
     /// An address.
     Address(IpAddr),
     /// The system cannot identify the peer.
+    #[default]
     Unknown,
+}
+
+/// For sentences about "the client ...".
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Peer::User(user) => write!(f, "of user {user}"),
+            Peer::Address(address) => write!(f, "at {address}"),
+            Peer::Unknown => f.write_str("without an address"),
+        }
+    }
 }
 
 impl Peer {
@@ -137,12 +150,9 @@ impl AdmittedConnectionSlot {
         CoreId(self.core as u16)
     }
 
-    /// The user at the other end of a Unix socket.
-    pub(super) fn user(&self) -> Option<u32> {
-        match self.peer {
-            Peer::User(user) => Some(user),
-            Peer::Address(_) | Peer::Unknown => None,
-        }
+    /// The other end of the connection.
+    pub(super) fn peer(&self) -> Peer {
+        self.peer
     }
 
     /// Records that the client has sent something.

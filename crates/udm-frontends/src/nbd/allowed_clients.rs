@@ -1,5 +1,6 @@
 //! Which clients may use a device.
 
+use super::admission::Peer;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,14 +18,13 @@ pub struct AllowedClients(Mutex<Option<Arc<[String]>>>);
 pub(super) struct NbdClientIdentity {
     /// The names in its verified certificate; `None` before they are known.
     names: Option<Vec<String>>,
-    /// Its user, from the kernel, if it is connected to a Unix socket.
-    user: Option<u32>,
+    peer: Peer,
 }
 
 impl NbdClientIdentity {
-    /// A client of this user.
-    pub(super) fn of_user(user: Option<u32>) -> NbdClientIdentity {
-        NbdClientIdentity { names: None, user }
+    /// A client at the other end of a connection.
+    pub(super) fn of_peer(peer: Peer) -> NbdClientIdentity {
+        NbdClientIdentity { names: None, peer }
     }
 
     /// Sets the names in the verified certificate, if they are not set yet.
@@ -36,7 +36,7 @@ impl NbdClientIdentity {
     fn is(&self, allowed: &str) -> bool {
         match allowed.strip_prefix(USER_PREFIX) {
             // A certificate with such a name does not make a user.
-            Some(user) => self.user.is_some() && user.parse().ok() == self.user,
+            Some(user) => user.parse().is_ok_and(|user| self.peer == Peer::User(user)),
             None => self.names.iter().flatten().any(|name| name == allowed),
         }
     }
@@ -44,10 +44,9 @@ impl NbdClientIdentity {
 
 impl fmt::Display for NbdClientIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.names.iter().flatten().next(), self.user) {
-            (Some(name), _) => write!(f, "{name:?}"),
-            (None, Some(user)) => write!(f, "{USER_PREFIX}{user}"),
-            (None, None) => f.write_str("without a certificate"),
+        match self.names.iter().flatten().next() {
+            Some(name) => write!(f, "{name:?} {}", self.peer),
+            None => self.peer.fmt(f),
         }
     }
 }
@@ -79,11 +78,11 @@ mod tests {
     fn users_and_certificates_are_different_names() {
         let allowed = AllowedClients::default();
         let bob = || {
-            let mut client = NbdClientIdentity::of_user(None);
+            let mut client = NbdClientIdentity::of_peer(Peer::Address([127, 0, 0, 1].into()));
             client.set_names(|| vec!["bob".into(), "user:1000".into()]);
             client
         };
-        let user = |number| NbdClientIdentity::of_user(Some(number));
+        let user = |number| NbdClientIdentity::of_peer(Peer::User(number));
         assert!(allowed.admits(&bob()) && allowed.admits(&user(7)), "without a list");
         allowed.set(Some(["user:1000".to_owned()].into()));
         assert!(allowed.admits(&user(1000)));
@@ -96,7 +95,7 @@ mod tests {
         assert!(allowed.admits(&bob()) && !allowed.admits(&user(1000)));
         assert_eq!(
             [bob(), user(7), NbdClientIdentity::default()].map(|client| client.to_string()),
-            ["\"bob\"", "user:7", "without a certificate"]
+            ["\"bob\" at 127.0.0.1", "of user 7", "without an address"]
         );
     }
 }

@@ -166,7 +166,7 @@ impl AcceptedNbdConnection {
         let tls = server_tls.as_ref().map(|server| server.tls.clone());
         options.requests_max = options.requests_max.max(1);
         options.bytes_max = options.bytes_max.max(1);
-        let client = NbdClientIdentity::of_user(admission_slot.user());
+        let client = NbdClientIdentity::of_peer(admission_slot.peer());
         AcceptedNbdConnection {
             fd: Some(fd),
             core_set,

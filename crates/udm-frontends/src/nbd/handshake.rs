@@ -133,7 +133,10 @@ impl ServerHandshake {
             && !matches!(option, NbdOption::StartTls | NbdOption::Abort)
         {
             if matches!(option, NbdOption::ExportName(_)) {
-                tracing::warn!("nbd: a client is disconnected: it asked for an export without TLS");
+                tracing::warn!(
+                    "nbd: the client {} is disconnected: it asked for an export without TLS",
+                    self.client
+                );
                 return HandshakeStepOutcome::Close;
             }
             put_option_error_reply(out, option.number(), REP_ERR_TLS_REQD, "this server requires TLS");
@@ -293,7 +296,7 @@ impl ServerHandshake {
         let is_admitted = export.admits(&self.client);
         if !is_admitted {
             let (name, client) = (export.name(), &self.client);
-            tracing::warn!("nbd: export {name:?}: client {client} is not allowed to use it");
+            tracing::warn!("nbd: export {name:?}: the client {client} is not allowed to use it");
         }
         is_admitted
     }

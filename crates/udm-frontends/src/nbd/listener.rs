@@ -273,16 +273,6 @@ impl Drop for NbdServer {
     }
 }
 
-/// Logs a client that `--allow` does not admit. The log limits the lines of one place.
-fn log_refused_address(peer: &Peer) {
-    match peer {
-        Peer::Address(address) => tracing::warn!("nbd: a client at {address} is not allowed to connect"),
-        Peer::User(_) | Peer::Unknown => {
-            tracing::warn!("nbd: a client without an address is not allowed to connect");
-        }
-    }
-}
-
 impl NbdServerShared {
     fn new(
         core_set: &Arc<ProcessCores>,
@@ -355,7 +345,8 @@ impl NbdServerShared {
             match accept_with(&listener.fd, SocketFlags::CLOEXEC) {
                 Ok(fd) if !self.options.admits(&Peer::of(&fd)) => {
                     self.counters.refused.fetch_add(1, Ordering::Relaxed);
-                    log_refused_address(&Peer::of(&fd));
+                    // The log limits the lines of one place.
+                    tracing::warn!("nbd: a client {} is not allowed to connect", Peer::of(&fd));
                 }
                 Ok(fd) => {
                     // Without these settings the connection works, but more slowly.

@@ -206,7 +206,10 @@ impl AcceptedNbdConnection {
         let socket = match Arc::try_unwrap(fd).or_else(|shared| shared.try_clone()) {
             Ok(socket) => socket,
             Err(error) => {
-                tracing::warn!("nbd: a client is disconnected, because it cannot be handed over: {error}");
+                tracing::warn!(
+                    "nbd: the client {} is disconnected, because it cannot be handed over: {error}",
+                    self.admission_slot.peer()
+                );
                 self.phase = ConnectionPhase::Dead;
                 return self.advance_shutdown(cx);
             }

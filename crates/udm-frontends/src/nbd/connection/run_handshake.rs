@@ -66,7 +66,8 @@ impl AcceptedNbdConnection {
                     } else {
                         // Somebody between may have added them.
                         tracing::warn!(
-                            "nbd: a client is disconnected: it sent bytes after STARTTLS in plain"
+                            "nbd: the client {} is disconnected: it sent bytes after STARTTLS in plain",
+                            self.admission_slot.peer()
                         );
                         out.clear();
                         self.phase = ConnectionPhase::Dead;

@@ -261,7 +261,7 @@ impl AcceptedNbdConnection {
     }
 
     fn fail_tls(&mut self, error: &TlsSessionError) {
-        tracing::warn!("nbd: a client is disconnected: {error}");
+        tracing::warn!("nbd: the client {} is disconnected: {error}", self.admission_slot.peer());
         let shakes = matches!(self.phase, ConnectionPhase::Handshake(_));
         // Before anything is served, the client is told why.
         self.phase = if shakes { ConnectionPhase::Draining } else { ConnectionPhase::Dead };
@@ -282,7 +282,8 @@ impl AcceptedNbdConnection {
         let (core_set, core, topic) = (Arc::clone(&self.core_set), cx.core(), tls.topic);
         let step = TlsHandshakeStep { session, received, fd: Arc::clone(fd), core_set, core, topic };
         if !self.server_tls.as_ref().is_some_and(|server| server.run(step)) {
-            tracing::warn!("nbd: a client is disconnected: too many begin TLS");
+            let client = self.admission_slot.peer();
+            tracing::warn!("nbd: the client {client} is disconnected: too many begin TLS");
             self.phase = ConnectionPhase::Dead;
         }
     }
