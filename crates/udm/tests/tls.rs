@@ -206,6 +206,49 @@ fn a_path_leads_to_nbdkit_and_qemu_nbd() {
     }
 }
 
+/// The successor of a server has a certificate of another authority: after the line about the end
+/// of the first, one more says so, and one that the right certificate is back.
+#[test]
+fn a_path_says_what_is_wrong_with_a_certificate() {
+    if !has("nbdkit") {
+        return;
+    }
+    let folder = tempfile::TempDir::new().unwrap();
+    let socket = folder.path().join("kit");
+    let start = |certificates: &Path| {
+        let _ = fs::remove_file(&socket);
+        let mut kit = Command::new("nbdkit");
+        kit.args(["-f", "-U"]).arg(&socket).arg("--tls=require").arg("--tls-certificates").arg(certificates);
+        let child = Peer(kit.args(["memory", "8M"]).stderr(Stdio::null()).spawn().unwrap());
+        until("the server's socket", || UnixStream::connect(&socket).ok());
+        child
+    };
+    let mut kit = start(&certificates(""));
+    let path = uri(&socket, "", &certificates(""));
+    let table = format!("d=0 16384 multipath 0 0 1 1 round-robin 0 1 0 {path}");
+    let user = Server::start_with(&[&table], &["--check-paths", "1"]);
+    let lines = || {
+        user.log().lines().filter(|line| line.contains(" WARN nbds")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    for round in 1..=2 {
+        drop(kit);
+        kit = start(&certificates("stranger"));
+        until("the reason", || user.log().matches("UnknownIssuer").nth(round - 1).map(drop));
+        drop(kit);
+        kit = start(&certificates(""));
+        until("the path", || user.log().matches(": connected again").nth(round - 1).map(drop));
+    }
+    let said = lines();
+    let count = |words: &str| said.iter().filter(|line| line.contains(words)).count();
+    assert_eq!(
+        (count("TLS: invalid peer certificate: UnknownIssuer"), count(": connected again")),
+        (2, 2),
+        "{said:#?}"
+    );
+    assert!(said.len() <= 10, "a line for each reason: {said:#?}");
+    drop(kit);
+}
+
 /// Sends the start of a handshake up to STARTTLS, with `more` bytes after it.
 fn ask_for_tls(socket: &Path, more: &[u8]) -> UnixStream {
     let mut stream = UnixStream::connect(socket).unwrap();

@@ -117,6 +117,7 @@ impl NbdLane {
     #[cold]
     fn handle_loss(&mut self, DisconnectReason { mut why, end }: DisconnectReason, cx: &mut Cx<'_>) {
         let now = cx.now();
+        let reason = why.clone();
         self.made = self.server.connections_made();
         self.next_try = now + self.back_off;
         self.back_off = (self.back_off + self.back_off).min(BACK_OFF_MAX);
@@ -153,7 +154,7 @@ impl NbdLane {
             // The abandoned connection needs a first poll.
             cx.wake_now();
         }
-        self.server.mark_down(&why);
+        self.server.mark_down(&reason, &why);
     }
 
     /// Returns the abandoned connections, and the lane's resources that they use.

@@ -6,7 +6,8 @@ use super::fence::{ExportFence, FenceCommandRuns};
 use super::sockets::{NbdSocketAndFenceOps, SystemSockets};
 use super::tls::load_tls_client_config;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::errno::EINVAL;
 use udm_core::{DeviceControlError, Limits, Nanos, Sectors, SharedDiskState};
@@ -136,8 +137,9 @@ pub(crate) struct RemoteExport {
     limits: Limits,
     /// Size in bytes when it was last read.
     size: AtomicU64,
-    /// The last event of a connection was its loss.
-    down: AtomicBool,
+    /// Reasons why connections were lost since one last worked, each as a bit by its hash; 0 if the
+    /// last event of a connection was not its loss.
+    down: AtomicU64,
     /// Reason why the server was refused when it last answered.
     refused: Mutex<Option<String>>,
     /// Number of connections made. A new one ends the back-off of the other lanes.
@@ -205,7 +207,7 @@ impl RemoteExport {
             export,
             limits,
             size,
-            down: AtomicBool::new(false),
+            down: AtomicU64::new(0),
             refused: Mutex::default(),
             made: AtomicU64::new(0),
             left: AtomicU64::new(0),
@@ -277,7 +279,7 @@ impl RemoteExport {
     /// Reads the size from the server again. If the server does not answer, the size stays. May
     /// block for ten seconds, unless the server is known to be down.
     pub(super) fn refresh_size(&self) {
-        if !self.down.load(Relaxed)
+        if self.down.load(Relaxed) == 0
             && let Ok(client) = BlockingNbdClient::connect(&self.uri, &[])
         {
             self.size.store(client.export().size, Relaxed);
@@ -287,7 +289,7 @@ impl RemoteExport {
     /// Records that a connection works.
     pub(super) fn mark_up(&self) {
         self.made.fetch_add(1, Relaxed);
-        if self.down.swap(false, Relaxed) {
+        if self.down.swap(0, Relaxed) != 0 {
             tracing::warn!("{}: connected again", self.uri.plain());
         }
     }
@@ -313,10 +315,15 @@ impl RemoteExport {
         self.left.load(Relaxed) > begun.0
     }
 
-    /// Records that a connection was lost or could not be made. Logs this once, until a connection
-    /// works again.
-    pub(super) fn mark_down(&self, why: &str) {
-        if !self.down.swap(true, Relaxed) {
+    /// Records that a connection was lost or could not be made, because of `reason`. Logs `why` once
+    /// for each reason, until a connection works again: after the end of a server, its successor may
+    /// have another certificate.
+    pub(super) fn mark_down(&self, reason: &str, why: &str) {
+        let mut hasher = DefaultHasher::new();
+        reason.hash(&mut hasher);
+        // Two reasons may share a bit; then the second is not logged.
+        let bit = 1 << (hasher.finish() % u64::from(u64::BITS));
+        if self.down.fetch_or(bit, Relaxed) & bit == 0 {
             tracing::warn!("{}: {why}", self.uri.plain());
         }
     }

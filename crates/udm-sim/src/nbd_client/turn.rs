@@ -251,7 +251,8 @@ impl NbdClientWorld {
         Ok(())
     }
 
-    /// Checks the log lines: a server must be reported as lost once, until it is connected again.
+    /// Checks the log lines: a server must be reported as lost once for each reason, until it is
+    /// connected again.
     fn read_log(&mut self) -> Result<(), Violation> {
         for line in log_capture::take_captured_log_lines() {
             self.counts.lines += 1;
@@ -275,8 +276,15 @@ impl NbdClientWorld {
                 self.counts.late += u64::from(all || answered);
                 continue;
             }
-            let up = line.ends_with(": connected again");
-            if std::mem::replace(&mut self.down[server], !up) != up {
+            let is_new = match line.strip_suffix(": connected again") {
+                Some(_) => !std::mem::take(&mut self.down[server]).is_empty(),
+                None => {
+                    // Without the number of writes that wait.
+                    let reason = line.split(" writes wait until").next().unwrap_or_default();
+                    self.down[server].insert(reason.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned())
+                }
+            };
+            if !is_new {
                 return Err(format!("n{server} is lost, or there again, twice: {line}"));
             }
         }

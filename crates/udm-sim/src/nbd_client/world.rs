@@ -94,8 +94,8 @@ pub struct NbdClientWorld {
     pub(super) greeted: BTreeSet<usize>,
     /// Connections on which a request was answered.
     pub(super) answered: BTreeSet<usize>,
-    /// By server: true if the last log line says that the server is lost.
-    pub(super) down: Vec<bool>,
+    /// By server: the lines about its loss since its last connection.
+    pub(super) down: Vec<BTreeSet<String>>,
     /// Address of messages to the front ends.
     pub(super) topic: DeviceId,
     pub(super) manner: LoadProfile,
@@ -218,7 +218,7 @@ impl NbdClientWorld {
             core_set: ProcessCores::new(count).map_err(|e| e.to_string())?,
             cores: Vec::new(),
             net: Rc::new(RefCell::new(net)),
-            down: vec![false; servers.len()],
+            down: vec![BTreeSet::new(); servers.len()],
             shaken: vec![Nanos(0); servers.len()],
             last_reply_at: vec![Nanos(0); servers.len()],
             greeted: BTreeSet::new(),
