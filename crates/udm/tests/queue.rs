@@ -210,7 +210,7 @@ fn a_change_waits_for_requests_of_before_and_not_for_ever() {
     client.ask_read(0);
     support::until("a request with a tag", || server.says(&["queue", "mp"]).contains("1 of 8").then_some(()));
     // A request that is sent while the change waits has to wait too, and other changes are refused.
-    let change = support::udm(&["queue", "mp", "nomerges=2", "--socket"])
+    let mut change = support::udm(&["queue", "mp", "nomerges=2", "--socket"])
         .arg(&server.socket)
         .stderr(std::process::Stdio::piped())
         .spawn()
@@ -224,6 +224,7 @@ fn a_change_waits_for_requests_of_before_and_not_for_ever() {
         server.refuses(&["queue", "mp", "nomerges=1"]),
         "udm: mp: 254:0: another change of the queue is in progress: Device or resource busy\n"
     );
+    support::until("the end of the change", || change.try_wait().unwrap());
     let refused = change.wait_with_output().unwrap();
     assert_eq!(
         text(&refused.stderr),
@@ -258,7 +259,8 @@ fn a_change_waits_for_requests_of_before_and_not_for_ever() {
     server.says(&["rename", "mp", "other"]);
     server.says(&["message", "other", "0", "reinstate_path 253:0"]);
     assert_eq!(client.error(), 0);
-    assert!(waits.unwrap().wait().unwrap().success());
+    let mut waits = waits.unwrap();
+    assert!(support::until("the end of the change", || waits.try_wait().unwrap()).success());
     assert!(server.says(&["queue", "other"]).contains("nomerges=0"));
 }
 
