@@ -82,20 +82,20 @@ fn what_is_not_one_disk_is_refused() {
         (&[a, "/none"], "udm: m: /none: No such file or directory\n".into()),
         (
             &[a, "--prio", "alua"],
-            format!("udm: m: prio \"alua\": only const, weightedpath and path_latency are supported\n"),
+            "udm: m: prio \"alua\": only const, weightedpath and path_latency are supported\n".into(),
         ),
         (
             &[a, "--prio", "weightedpath", "--prio-args", "devname"],
-            format!("udm: m: prio_args: expected a pattern and a priority after devname\n"),
+            "udm: m: prio_args: expected a pattern and a priority after devname\n".into(),
         ),
         (
             &[a, "--prio", "weightedpath"],
-            format!("udm: m: prio weightedpath needs prio_args: patterns and priorities\n"),
+            "udm: m: prio weightedpath needs prio_args: patterns and priorities\n".into(),
         ),
-        (&[a, "@m"], format!("udm: m: @m is this device itself\n")),
+        (&[a, "@m"], "udm: m: @m is this device itself\n".into()),
         (
             &[a, "--policy", "group_by_prio", "--prio", "path_latency"],
-            format!("udm: m: group_by_prio needs priorities that are known at creation\n"),
+            "udm: m: group_by_prio needs priorities that are known at creation\n".into(),
         ),
     ];
     for (args, output) in rows {
