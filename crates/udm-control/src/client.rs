@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::task::AbortHandle;
+use udm_core::errno::describe_errno;
 
 /// Maximum silence of a server before it is probed, and time limit of the probe.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -31,16 +32,19 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(20);
 /// Maximum length of an answer in bytes: the status of the largest table.
 pub const ANSWER_MAX: usize = 64 << 20;
 
+/// What a user can do if no server answers.
+const REMEDY: &str = "start it, or name its control socket with --socket or $UDM_SOCKET";
+
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlClientError {
     /// No server answers.
-    #[error("{}: can't reach udm serve", path.display())]
+    #[error("{}: can't reach udm serve: {why} ({REMEDY})", path.display())]
     Unreachable {
         /// Path of the socket.
         path: PathBuf,
         /// The system's error.
-        source: io::Error,
+        why: String,
     },
     /// The exchange with the server failed.
     #[error("{}: {why}", path.display())]
@@ -174,7 +178,10 @@ impl ControlClient {
         &self,
         request: Request<Full<Bytes>>,
     ) -> Result<(Response<Incoming>, ConnectionTaskGuard), ControlClientError> {
-        let unreachable = |source| ControlClientError::Unreachable { path: self.path.clone(), source };
+        let unreachable = |error: io::Error| ControlClientError::Unreachable {
+            path: self.path.clone(),
+            why: error.raw_os_error().map_or_else(|| error.to_string(), describe_errno),
+        };
         let stream = self.connect().await.map_err(unreachable)?;
         let lost = |error: hyper::Error| {
             if is_disconnect(&error) {
@@ -217,8 +224,11 @@ mod tests {
     #[test]
     fn nobody_there_is_said_with_the_path() {
         let error = ControlClient::new("/nonexistent/udm.sock").call(verbs::GET_VERSION, &()).unwrap_err();
-        assert_eq!(error.to_string(), "/nonexistent/udm.sock: can't reach udm serve");
+        let shown =
+            format!("/nonexistent/udm.sock: can't reach udm serve: No such file or directory ({REMEDY})");
+        assert_eq!(error.to_string(), shown);
     }
+
     /// The socket of a stopped server accepts connections, but no answer comes.
     #[test]
     fn a_silent_server_is_given_up_and_a_slow_one_is_not() {

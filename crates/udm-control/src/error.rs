@@ -68,7 +68,10 @@ impl VerbError {
 
     /// ENXIO for an unknown name, as in the kernel.
     pub fn missing(device: impl Into<String>) -> VerbError {
-        let error = TargetError::errno(ENXIO).because("no device of that name");
+        let device = device.into();
+        let is_pattern = device.contains(['*', '?', '[']);
+        let hint = if is_pattern { "; a name is not a pattern" } else { "" };
+        let error = TargetError::errno(ENXIO).because(format!("no device of that name{hint}"));
         VerbError { missing: true, ..VerbError::new(device, error) }
     }
 

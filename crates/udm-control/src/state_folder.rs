@@ -398,6 +398,9 @@ mod tests {
         );
         fs::copy(at("moved"), at("other")).unwrap();
         assert!(!knows(&state, &StableDiskId::named(&at("other"))));
+        // A file that replaced the store has a name, and no mark of its own.
+        assert_eq!(folder.forget(&StableDiskId::named(&at("cow"))).unwrap(), 0);
+        assert!(knows(&state, &StableDiskId::named(&at("moved"))));
         // A mapped device is identified by its name only.
         set(&folder, StoreToMarkInvalid::Disk(StableDiskId::mapped("cow"))).unwrap();
         assert!(knows(&state, &StableDiskId::named(Path::new("@cow"))));

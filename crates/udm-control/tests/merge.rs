@@ -138,3 +138,25 @@ fn the_device_of_a_merged_snapshot_is_removed() {
     verbs::describe_device_by_name(&registry, "s").unwrap_err();
     assert_eq!(state(&registry, "o"), "active");
 }
+
+/// A table that waits in the origin's device, and a suspend by a user, are left alone by the end of
+/// a merge.
+#[test]
+fn the_end_of_a_merge_leaves_changes_of_users_alone() {
+    let registry = MergeFixture::start();
+    let (_, end) = start_snapshot_merge(&registry, "s", &CancelToken::default()).unwrap();
+    turns();
+    assert_eq!(final_merge_state(&registry, &end), Some(SnapshotState::Merged));
+    let inactive = || verbs::table_by_device_name(&registry, "o", true).unwrap().text;
+    verbs::load_inactive_table(&registry, "o", "0 8 zero").unwrap();
+    let loaded = inactive();
+    assert_eq!(finish_completed_merge(&registry, &end).unwrap_err().error.errno, EBUSY);
+    assert_eq!(inactive(), loaded);
+    verbs::clear_inactive_table(&registry, "o").unwrap();
+    block_on_verb(verbs::suspend_mapped_devices(&registry, &["o"], false)).unwrap();
+    assert_eq!(finish_completed_merge(&registry, &end).unwrap_err().error.errno, EBUSY);
+    assert_eq!(state(&registry, "o"), "suspended");
+    block_on_verb(verbs::resume_mapped_devices(&registry, &["o"])).unwrap();
+    finish_completed_merge(&registry, &end).unwrap();
+    assert!(list_live_snapshots(&registry).is_empty());
+}

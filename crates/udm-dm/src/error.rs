@@ -65,15 +65,47 @@ impl From<DeviceControlError> for TargetError {
 }
 
 impl fmt::Display for TargetError {
+    /// The text of the errno comes last, unless the reason ends with it. A reason without a text of
+    /// the kernel is a sentence of udm: with EINVAL it needs no errno.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let errno = errno::describe_errno(self.errno);
+        let is_explained = self.text.is_empty() && !self.reason.is_empty() && self.errno == EINVAL;
         match (self.text.is_empty(), self.reason.is_empty()) {
-            (true, true) => f.write_str(&errno),
-            (true, false) => write!(f, "{}: {errno}", self.reason),
-            (false, true) => write!(f, "{}: {errno}", self.text),
-            (false, false) => write!(f, "{} ({}): {errno}", self.text, self.reason),
+            (true, true) => return f.write_str(&errno),
+            (true, false) => f.write_str(&self.reason)?,
+            (false, true) => f.write_str(&self.text)?,
+            (false, false) => write!(f, "{} ({})", self.text, self.reason)?,
         }
+        if is_explained || self.reason.ends_with(&*errno) { Ok(()) } else { write!(f, ": {errno}") }
     }
 }
 
 impl std::error::Error for TargetError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_core::errno::{ECONNREFUSED, ENXIO};
+
+    #[test]
+    fn an_errno_is_shown_once_and_not_after_an_explanation() {
+        let refused = "nbd://h: connect: Connection refused";
+        for (error, shown) in [
+            (TargetError::errno(ENXIO), "No such device or address"),
+            (
+                TargetError::new("linear: Invalid device sector"),
+                "linear: Invalid device sector: Invalid argument",
+            ),
+            (TargetError::errno(ENXIO).because("no such name"), "no such name: No such device or address"),
+            (TargetError::errno(EINVAL).because("it is not a snapshot"), "it is not a snapshot"),
+            (TargetError::new("t").because("why"), "t (why): Invalid argument"),
+            (TargetError::errno(ECONNREFUSED).because(refused), refused),
+            (
+                TargetError::new("t").with_errno(ECONNREFUSED).because(refused),
+                "t (nbd://h: connect: Connection refused)",
+            ),
+        ] {
+            assert_eq!(error.to_string(), shown);
+        }
+    }
+}

@@ -163,6 +163,12 @@ fn d02_a_path_that_fails_its_check_is_failed_before_a_request_meets_it() {
     let events = host.device.event_nr();
     host.pass(11.0);
     assert_eq!((host.paths().as_str(), host.device.event_nr()), ("AF", events + 1));
+    // Each check of a failed path connects at once, whatever delay a connection waits for.
+    let (checks, retries) = (host.reads[1].len(), host.disks[1].retries());
+    host.pass(20.0);
+    let checks = host.reads[1].len() - checks;
+    assert!(checks > 2, "{:?}", host.reads[1]);
+    assert_eq!((host.disks[0].retries(), host.disks[1].retries() - retries), (0, checks));
     host.disks[1].fail(Status::Ok);
     host.pass(6.0);
     assert_eq!((host.paths().as_str(), host.device.event_nr()), ("AA", events + 2));

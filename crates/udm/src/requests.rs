@@ -7,15 +7,7 @@ use udm_control::error::TextPosition;
 
 /// Converts an error of the client. If a table is at fault, the text shows its line.
 pub fn explain_client_error(error: ControlClientError, table: Option<&str>) -> anyhow::Error {
-    let refused = match &error {
-        ControlClientError::Refused(refused) => refused,
-        ControlClientError::Unreachable { source, .. } => {
-            return anyhow::anyhow!(
-                "{error}: {source} (start it, or name its control socket with --socket or $UDM_SOCKET)"
-            );
-        }
-        ControlClientError::Broken { .. } => return error.into(),
-    };
+    let ControlClientError::Refused(refused) = &error else { return error.into() };
     let number = |n: Option<u64>| usize::try_from(n?).ok();
     let position = number(refused.line).zip(number(refused.column)).map(|(line, column)| TextPosition {
         line,

@@ -124,7 +124,7 @@ fn what_cannot_be_true_is_refused_with_the_byte_and_left_alone() {
             );
         }
     }
-    assert_eq!(server.log().lines().count(), 1, "{}", server.log());
+    assert_eq!(server.log().lines().count(), 2, "{}", server.log());
     // The store that the bad ones were made from is good.
     fs::write(&cow, store()).unwrap();
     server.says(&["create", "s", "--table", &table]);

@@ -10,25 +10,35 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use support::nbd::Client;
 use support::servers::{Nbdkit, ScriptedServer, request};
-use support::{Server, has, until};
+use support::{Server, has, text, udm, until};
 use tempfile::TempDir;
 use udm_wire::nbd::{NbdCommand as Ask, SimpleReply};
 
-/// A server that accepts and sends nothing: a load waits for the deadline of the path.
+/// A server that accepts and sends nothing: a load and the start of a server wait for the deadline
+/// of the path, and end before a load without a deadline, which has begun first.
 #[test]
 fn a_load_waits_for_as_long_as_the_deadline() {
     let folder = TempDir::new().unwrap();
     let socket = folder.path().join("silent");
     let _listener = UnixListener::bind(&socket).unwrap();
     let server = Server::start(&[]);
-    let table = format!("0 2048 linear nbd+unix:///?socket={}&deadline=300ms 0", socket.display());
-    let begun = Instant::now();
-    let output = server.refuses(&["create", "x", "--table", &table]);
+    let table =
+        |deadline: &str| format!("0 2048 linear nbd+unix:///?socket={}{deadline} 0", socket.display());
+    let mut longer = udm(&["create", "y", "--table", &table("")]);
+    let mut longer =
+        longer.env("UDM_SOCKET", &server.socket).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let output = server.refuses(&["create", "x", "--table", &table("&deadline=300ms")]);
     assert!(output.contains("no answer within 300ms"), "{output}");
-    assert!(begun.elapsed() < Duration::from_secs(9), "it waited for {:?}", begun.elapsed());
+    let device = format!("x={}", table("&deadline=300ms"));
+    let out = udm(&["serve", "--unix", "-", "--cores", "0", "--device", &device]).output().unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("no answer within 300ms"), "{}", text(&out.stderr));
+    assert_eq!(longer.try_wait().unwrap(), None, "it waits for 10 s");
+    longer.kill().unwrap();
+    longer.wait().unwrap();
 }
 
 /// A path with a queue of depth four is stopped with writes in its socket. The requests waiting in

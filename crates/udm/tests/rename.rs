@@ -46,11 +46,7 @@ fn k10_a_rename_in_the_kernels_words() {
         (["c", "a/b"], r#"c: Name "a/b" invalid. It contains "/".: Invalid argument"#.to_owned()),
         (["c", ""], "c: Non empty new name is required.: Invalid argument".to_owned()),
         (["c", ".."], r#"c: device name cannot be "control", ".", or "..": Invalid argument"#.to_owned()),
-        (
-            ["c", "254:7"],
-            "c: a name of the form major:minor would be taken for a device number: Invalid argument"
-                .to_owned(),
-        ),
+        (["c", "254:7"], "c: a name of the form major:minor would be taken for a device number".to_owned()),
     ] {
         assert_eq!(server.refuses(&["rename", words[0], words[1]]), format!("udm: {output}\n"));
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use support::nbd::Client;
-use support::{Server, has, text, udm};
+use support::{Server, has, text, udm, until};
 use tempfile::TempDir;
 use udm_wire::nbd::{ExportFlags, NbdCommand as Nbd};
 
@@ -146,7 +146,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
     server.says(&["remove", "part", "dead"]);
     for verb in ["remove", "merge", "diff", "export"] {
         let output = server.refuses(&["snapshot", verb, "disk"]);
-        assert_eq!(output, "udm: disk: it is not a snapshot: Invalid argument\n");
+        assert_eq!(output, "udm: disk: it is not a snapshot\n");
     }
     assert_eq!(server.says(&["table"]), before);
     assert_eq!(files(folder.path()), ["disk.img", "old.cow", "other.img"]);
@@ -364,4 +364,82 @@ fn a_client_from_before_the_snapshot_trims_and_zeroes() {
     assert_eq!(read(&mut client), expected, "a trim changes nothing, and zeroes are zeroes");
     let new = Client::connect(&server.nbd, "disk");
     assert!(!new.flags.contains(ExportFlags::SEND_TRIM));
+}
+
+/// A snapshot of a snapshot needs a device between them, which the refusal names. The origin of
+/// snapshots stays as long as they do. A pattern is no name, and the refusal says so.
+#[test]
+fn snapshots_of_snapshots_and_removals_of_origins() {
+    let (folder, server) = served(&["disk"]);
+    server.says(&["snapshot", "create", "monday", "--of", "disk"]);
+    let output = server.refuses(&["snapshot", "create", "noon", "--of", "monday"]);
+    let (_, remedy) = output.split_once("create a device \"").unwrap();
+    let (table, _) = remedy.split_once("\", and a snapshot of that").unwrap();
+    server.says(&["create", "between", "--table", table]);
+    let store = folder.path().display().to_string();
+    server.says(&["snapshot", "create", "noon", "--of", "between", "--store", &store]);
+    let mut client = Client::connect(&server.nbd, "between");
+    assert_eq!(client.write(0), 0);
+    let first = |name: &str| {
+        let mut client = Client::connect(&server.nbd, name);
+        client.ask_read(0);
+        client.answer().unwrap().2[0]
+    };
+    assert_eq!(["disk", "monday", "between", "noon"].map(first), [0, 1, 1, 0]);
+
+    let output = server.refuses(&["snapshot", "remove", "mon*"]);
+    assert!(output.contains("no device of that name; a name is not a pattern"), "{output}");
+    until("a device that nobody uses", || {
+        let output = server.refuses(&["remove", "disk"]);
+        output.contains("it has snapshots (monday): remove them first, or use --force").then_some(())
+    });
+    server.says(&["suspend", "disk"]);
+    server.says(&["resume", "disk"]);
+    drop(client);
+    for (verb, name) in [(&["snapshot", "remove"][..], "noon"), (&["remove"], "between")] {
+        until("a removal", || server.verb(&[verb, &[name]].concat()).status.success().then_some(()));
+    }
+    until("a removal", || server.verb(&["snapshot", "remove", "monday"]).status.success().then_some(()));
+    server.says(&["remove", "disk"]);
+}
+
+/// A group of an origin and of the volume with the store of its snapshot, while the origin is
+/// written: writes of the origin need the volume, so the origin is suspended first.
+#[test]
+fn a_group_of_an_origin_and_its_stores_volume_comes_to_rest() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("disk.img");
+    std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+    let image = image.display().to_string();
+    // The volume answers slowly, so requests are in flight at each suspend.
+    let volume = "volume=null:size=64M,memory_backed=1,irqmode=2,completion_nsec=5000000";
+    let server = Server::start(&[
+        &format!("org=0 16384 snapshot-origin {image}"),
+        volume,
+        "part=0 65536 linear @volume 65536",
+        &format!("s=0 16384 snapshot {image} @part P 8"),
+    ]);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut client = Client::connect(&server.nbd, "org");
+            for chunk in (0..2048).take_while(|_| !over.load(Ordering::Relaxed)) {
+                for part in 0..4 {
+                    client.ask(Nbd::Write, (chunk * 4 + part) % 2048 * 4096, 4096);
+                }
+                (0..4).for_each(|_| assert_eq!(client.error(), 0));
+            }
+        });
+        for round in 0..6 {
+            let both = ["org,volume", "volume,org"][round % 2].split(',');
+            let group: Vec<String> = both.map(|name| format!("{name}{round}={name}")).collect();
+            let create =
+                ["snapshot", "create", "--transient", "--timeout", "20", "--group", &group.join(",")];
+            server.says(&[&create[..], &["--store", folder.path().to_str().unwrap()]].concat());
+            let names: Vec<&str> = group.iter().map(|one| one.split('=').next().unwrap()).collect();
+            server.says(&[&["snapshot", "remove"], &names[..]].concat());
+        }
+        over.store(true, Ordering::Relaxed);
+        writer.join().unwrap();
+    });
 }

@@ -282,3 +282,22 @@ fn clients_are_limited_in_number_and_time() {
         assert!(!out.status.success() && text(&out.stderr).contains(why), "{}", text(&out.stderr));
     }
 }
+
+/// The system probes idle TCP connections of clients, so a lost machine frees its place.
+#[test]
+fn idle_tcp_connections_are_probed() {
+    if !has("ss") {
+        return;
+    }
+    let port = free_port().port().to_string();
+    let _server = Server::start_with(&["d=0 8 zero"], &["--port", &port]);
+    let mut client = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.read_exact(&mut [0; GREETING_SIZE]).unwrap();
+    let timers = || {
+        let out = Command::new("ss").args(["-tnoH", "sport", "=", &format!(":{port}")]).output().unwrap();
+        text(&out.stdout)
+    };
+    // The timer of a retransmission may be shown before.
+    until("a keepalive timer", || timers().contains("timer:(keepalive,").then_some(()));
+}

@@ -164,6 +164,45 @@ fn a_device_is_a_table_for_verbs_and_files_too() {
     assert_eq!(server.says(&["reconfigure"]), "= 1 unchanged\n");
 }
 
+/// The report of a server says where its verbs find it, with devices and without.
+#[test]
+fn a_server_names_its_control_socket() {
+    for (device, begin) in [(Some("d=mem:1M"), "udm: d  1M  "), (None, "udm: no devices yet; ")] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = vec!["--fork", "--pidfile", "pid"];
+        options.extend(device.into_iter().flat_map(|device| ["--device", device]));
+        let status = serve(folder.path(), &options).status().unwrap();
+        let log = fs::read_to_string(folder.path().join("log")).unwrap();
+        assert!(status.success(), "{log}");
+        let socket = format!("control socket {}\n", folder.path().join("udm.sock").display());
+        assert!(log.starts_with(begin) && log.ends_with(&socket), "{log}");
+        let pid = fs::read_to_string(folder.path().join("pid")).unwrap();
+        assert!(Command::new("kill").arg(pid.trim()).status().unwrap().success());
+        until("the end of the server", || (!folder.path().join("pid").exists()).then_some(()));
+    }
+}
+
+/// An error names its cause once, and has no errno if udm explains what is wrong.
+#[test]
+fn errors_say_a_thing_once() {
+    let out = udm(&["serve", "--unix", "-", "--device", "d=nbd://127.0.0.1:1/"]).output().unwrap();
+    let output = text(&out.stderr);
+    assert_eq!(output.matches("Connection refused").count(), 1, "{output}");
+    let server = Server::start(&["d=mem:1M"]);
+    for (args, why) in [
+        (&["reconfigure"][..], "the server was started without a file: udm serve FILE reads one\n"),
+        (&["snapshot", "remove", "d"], "udm: d: it is not a snapshot\n"),
+        (&["rename", "d", "254:7"], "would be taken for a device number\n"),
+        (&["message", "d", "99999", "x"], "sector outside device.: Invalid argument\n"),
+    ] {
+        let output = server.refuses(args);
+        assert!(output.ends_with(why), "{output}");
+    }
+    server.says(&["remove", "d"]);
+    let output = server.refuses(&["remove", "d"]);
+    assert_eq!(output, "udm: d: no device of that name: No such device or address\n");
+}
+
 /// Each mistake has a specific error text.
 #[test]
 fn mistakes_of_a_first_start_are_named() {

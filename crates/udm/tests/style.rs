@@ -379,6 +379,15 @@ fn links(line: &str) -> Vec<(&str, &str)> {
         .collect()
 }
 
+/// What changes the machine is announced where its user reads of it.
+#[test]
+fn readme_says_that_make_test_installs() {
+    let read = |name: &str| fs::read_to_string(root().join(name)).expect("a file of the root");
+    let readme = read("README.md");
+    let line = readme.lines().find(|line| line.starts_with("make test ")).expect("a line for it");
+    assert_eq!(line.contains("it installs their clients"), read("Makefile").contains("apt-get install"));
+}
+
 #[test]
 fn promises_have_tests() {
     let page = fs::read_to_string(root().join("docs/reliability.md")).expect("the page of promises");

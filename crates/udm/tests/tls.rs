@@ -543,7 +543,7 @@ fn a_device_is_for_the_clients_that_it_names() {
 
     // A name that is gone is out, even if the rest of the change fails.
     let content = fs::read_to_string(&file).unwrap();
-    fs::write(&file, content.replace("0 16 zero", "0 16 linear /nonexistent 0").replace("bob", "carol"))
+    fs::write(&file, content.replace("0 16 zero", "0 16 linear /dev/null/none 0").replace("bob", "carol"))
         .unwrap();
     assert!(!server.verb(&["reconfigure"]).status.success());
     assert!(size(&server, "some", "bob").contains("no export named"));

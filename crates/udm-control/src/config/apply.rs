@@ -13,7 +13,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use udm_core::errno::{EBUSY, EINTR};
+use udm_core::errno::{EBUSY, EINTR, EINVAL};
 use udm_dm::{Table, TargetError};
 
 /// Interval of attempts to attach a missing snapshot.
@@ -77,7 +77,7 @@ impl ConfigOwnedDevice {
 /// The configuration of `registry`.
 fn require_config_file(registry: &DeviceRegistry) -> Result<&ServerConfigFile, VerbError> {
     let none = || "the server was started without a file: udm serve FILE reads one";
-    registry.config().ok_or_else(|| VerbError::new("reconfigure", TargetError::new(none())))
+    registry.config().ok_or_else(|| VerbError::new("reconfigure", TargetError::errno(EINVAL).because(none())))
 }
 
 /// Creates the devices of `desired`, read from the file before; failures are in the answer. May
@@ -142,7 +142,7 @@ pub async fn apply_config_file(
     let mut applied = config.applied.lock().await;
     let desired = (config.read)().map_err(|why| {
         let line = why.lines().next().unwrap_or_default();
-        VerbError::new("reconfigure", TargetError::new(line))
+        VerbError::new("reconfigure", TargetError::errno(EINVAL).because(line))
     })?;
     apply_desired_state(registry, &mut applied, &desired, dry_run, cancel_token).await
 }
@@ -180,7 +180,7 @@ async fn plan_and_run_config_changes(
     track_config_device_renames(applied, desired);
     let was: Vec<&DesiredDevice> = applied.iter().map(|one| &one.wanted).collect();
     let ConfigPlan { steps, refused, unchanged } = plan_config_changes(&was, &desired.devices)
-        .map_err(|why| VerbError::new("reconfigure", TargetError::new(why)))?;
+        .map_err(|why| VerbError::new("reconfigure", TargetError::errno(EINVAL).because(why)))?;
     let mut done = api::ReconfigureReport {
         unchanged: unchanged.len() as u64,
         notes: desired.notes.clone(),

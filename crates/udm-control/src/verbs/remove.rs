@@ -4,7 +4,7 @@
 use super::begin_transition::{begin_removal_transition, begin_resume_transition};
 use super::cancel::{CancelToken, CancellableVerbKind};
 use super::change::{drop_on_thread, export_device, run_change_with_device_locks};
-use super::{show, tables};
+use super::{show, snapshot, tables};
 use crate::api;
 use crate::error::VerbError;
 use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice};
@@ -30,11 +30,12 @@ pub struct RemoveOptions {
 /// # Errors
 /// ENXIO if there is no such device, EBUSY while clients or tables use it.
 pub async fn remove_mapped_device(registry: &Arc<DeviceRegistry>, name: &str) -> Result<(), VerbError> {
-    remove_device_cancellable(registry, name, RemoveOptions::default(), &CancelToken::default()).await
+    remove_device(registry, name, registry.find(name)?, |_| true, &CancelToken::default()).await
 }
 
 /// As [`remove_mapped_device`], with the options `how` and a cancel token. The verb can be
-/// cancelled while it waits for requests in flight or for other devices.
+/// cancelled while it waits for requests in flight or for other devices. Without `force`, an origin
+/// of snapshots that were created by name is in use.
 ///
 /// # Errors
 /// As [`remove_mapped_device`], and the error of the cancel token; the device stays as it was then.
@@ -49,6 +50,8 @@ pub async fn remove_device_cancellable(
     let mapped = registry.find(name)?;
     if how.force {
         load_error_table(registry, name, &mapped, cancel_token).await?;
+    } else {
+        snapshot::check_has_no_snapshots_by_name(registry, name, &mapped)?;
     }
     if !how.deferred {
         return remove_device(registry, name, mapped, |_| true, cancel_token).await;

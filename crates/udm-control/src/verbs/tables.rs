@@ -7,7 +7,7 @@ use crate::registry::{BaseDir, DeviceRegistry, MessageResolver, RegisteredDevice
 use std::sync::Arc;
 use std::time::Duration;
 use udm_core::AckOnLastDrop;
-use udm_core::errno::{E2BIG, ENXIO, ETIMEDOUT};
+use udm_core::errno::{E2BIG, EINVAL, ENXIO, ETIMEDOUT};
 use udm_dm::{
     DeviceNameResolver, EventKind, PathCommand, ResolvedDevice, Table, TargetError, TargetMessageWaitHandle,
 };
@@ -120,7 +120,9 @@ pub(crate) fn parse_table_or_device_word(name: &str, text: &str) -> Result<Vec<T
 /// The error for `text` that is neither a device nor a table.
 fn not_a_table(name: &str, text: &str) -> VerbError {
     let error = parse_size_limited_table(name, text).err();
-    error.unwrap_or_else(|| VerbError::new(name, TargetError::new("a table is START LENGTH TYPE ARGUMENTS")))
+    error.unwrap_or_else(|| {
+        VerbError::new(name, TargetError::errno(EINVAL).because("a table is START LENGTH TYPE ARGUMENTS"))
+    })
 }
 
 fn parse_size_limited_table(name: &str, text: &str) -> Result<Vec<TableLine>, VerbError> {

@@ -35,6 +35,7 @@ struct InMemoryTestDiskState {
     waiting: usize,
     refuse: Option<DeviceControlError>,
     opened: usize,
+    retries: usize,
     log: Vec<LoggedTestDiskRequest>,
     growths: VecDeque<(Sectors, GrowResultCallback)>,
 }
@@ -133,6 +134,12 @@ impl TestDisk {
         self.state().opened
     }
 
+    /// Number of calls of [`Device::retry_now`].
+    #[must_use]
+    pub fn retries(&self) -> usize {
+        self.state().retries
+    }
+
     /// Number of grow requests that wait for an answer.
     #[must_use]
     pub fn growths(&self) -> usize {
@@ -195,6 +202,10 @@ impl Device for TestDisk {
         }
         state.opened += 1;
         Ok(Box::new(TestDiskLane { state: Arc::clone(&self.state), queue: VecDeque::new() }))
+    }
+
+    fn retry_now(&self) {
+        self.state().retries += 1;
     }
 
     fn limits(&self) -> Limits {

@@ -319,3 +319,7 @@ impl Drop for RangeLockMember {
 #[cfg(test)]
 #[path = "holds_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "idle_clients_tests.rs"]
+mod idle_clients;

@@ -6,7 +6,7 @@ use udm_control::api::{CreateSnapshotsRequest, NewSnapshot};
 use udm_control::error::VerbError;
 use udm_control::registry::{BaseDir, NewName};
 use udm_control::verbs::snapshot::{self, PendingMerge};
-use udm_control::verbs::{self, CancelToken, RemoveOptions};
+use udm_control::verbs::{self, CancelToken};
 use udm_control::{DeviceRegistry, config};
 
 /// A verb with its arguments.
@@ -175,7 +175,7 @@ async fn execute_server_verb(
             verbs::resume_devices_cancellable(r, &words, &off).await?;
         }
         ServerVerb::Remove { word } => {
-            verbs::remove_device_cancellable(r, &word, RemoveOptions::default(), &off).await?;
+            verbs::remove_mapped_device(r, &word).await?;
         }
         ServerVerb::Rename { word, to } => verbs::rename_mapped_device(r, &word, NewName::Name(&to))?,
     }

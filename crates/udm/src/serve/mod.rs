@@ -351,7 +351,9 @@ async fn run_listeners_until_shutdown(
         }
         None => {
             let addresses = [machines.addresses(), block_devices.addresses()].concat();
-            report::print_exports_to_stderr(&exporter.list(), &addresses, &sockets.control);
+            // A command of --run has it in its environment.
+            let control = args.run.is_none().then_some(&*sockets.control);
+            report::print_exports_to_stderr(&exporter.list(), &addresses, control);
             ready::write_pidfile_and_detach(args)?
         }
     };

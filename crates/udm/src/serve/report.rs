@@ -8,11 +8,11 @@ use udm_control::api;
 use udm_wire::size::SizeWithUnit;
 
 /// Prints one line per export to standard error, with its NBD URIs, vhost-user sockets and block
-/// devices (`disks`, by name). Without exports, prints where the control socket is.
+/// devices (`disks`, by name), and one for the control socket if it is `Some`.
 pub(super) fn print_exports_to_stderr(
     exports: &[api::NbdExportDescription],
     disks: &[(String, String)],
-    control: &Path,
+    control: Option<&Path>,
 ) {
     let (bold, dim, plain) =
         if log::stderr_uses_colour() { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
@@ -31,8 +31,9 @@ pub(super) fn print_exports_to_stderr(
             addresses.join("  ")
         );
     }
-    if exports.is_empty() {
-        let _ = writeln!(out, "udm: no devices yet; control socket {}", control.display());
+    if let Some(control) = control {
+        let none = if exports.is_empty() { "no devices yet; " } else { "" };
+        let _ = writeln!(out, "udm: {dim}{none}control socket{plain} {}", control.display());
     }
     log::queue_stderr_text(out);
 }

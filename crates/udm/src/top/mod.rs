@@ -133,7 +133,11 @@ fn poll_stats(
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        let looked = fetch_stats(client).map(Box::new).map_err(|error| error.to_string());
+        let looked = fetch_stats(client).map(Box::new).map_err(|error| match error {
+            // The screen shows the path, and is too narrow for advice.
+            ControlClientError::Unreachable { why, .. } => format!("can't reach udm serve: {why}"),
+            error => error.to_string(),
+        });
         if events.send(TopScreenEvent::Stats(looked)).is_err() {
             return;
         }

@@ -62,6 +62,14 @@ pub fn sandbox() -> Outcome {
     run_document("docs/sandbox.md")
 }
 
+pub fn bench() -> Outcome {
+    run_document("docs/bench.md")
+}
+
+pub fn config() -> Outcome {
+    run_document("docs/config.md")
+}
+
 pub fn snapshots() -> Outcome {
     run_document("docs/snapshots.md")
 }
@@ -101,11 +109,12 @@ fn steps(text: &str) -> Vec<DocCommand> {
         if skipped {
             continue;
         }
-        let mut goes_on = false;
+        // A command continues after a backslash, and up to the last line of a here-document.
+        let (mut goes_on, mut here_ends) = (false, None);
         for (number, line) in block {
             let command = if console { line.strip_prefix("$ ") } else { Some(line) };
             match (command, steps.last_mut()) {
-                (_, Some(step)) if goes_on => step.command += &format!("\n{line}"),
+                (_, Some(step)) if goes_on || here_ends.is_some() => step.command += &format!("\n{line}"),
                 (Some(command), _) if command.is_empty() || command.starts_with('#') => {}
                 (Some(command), _) => {
                     let prints = console.then(String::new);
@@ -114,6 +123,11 @@ fn steps(text: &str) -> Vec<DocCommand> {
                 (None, Some(DocCommand { prints: Some(prints), .. })) => *prints += &format!("{line}\n"),
                 (None, _) => panic!("line {}: output of no command", number + 1),
             }
+            here_ends = match here_ends {
+                Some(end) if line == end => None,
+                Some(end) => Some(end),
+                None => line.split_once("<<'").and_then(|(_, end)| end.strip_suffix('\'')),
+            };
             goes_on = line.ends_with('\\');
         }
     }

@@ -62,6 +62,8 @@ fn main() {
         ),
         trial("a_disk_of_a_machine_is_served_as_described", &[], docs::vhost_user),
         trial("a_server_is_upgraded_as_described", &[], docs::upgrade),
+        trial("loads_are_measured_as_described", &[], docs::bench),
+        trial("a_file_is_served_as_described", &[], docs::config),
         trial("limits_are_set_as_described", &["nbdcopy"], docs::throttle),
         trial("a_server_is_restricted_as_described", &[], docs::sandbox),
         trial("tls_is_set_up_as_described", &["nbdinfo", "openssl"], docs::tls),

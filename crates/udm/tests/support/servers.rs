@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 use udm_wire::nbd::{
@@ -86,6 +86,8 @@ pub struct ScriptedServer {
     socket: PathBuf,
     _folder: TempDir,
     pub connections: Arc<AtomicUsize>,
+    /// Accepted connections get no greeting while this is true.
+    pub is_mute: Arc<AtomicBool>,
     pub size: Arc<Mutex<u64>>,
 }
 
@@ -98,20 +100,26 @@ impl ScriptedServer {
         let listener = UnixListener::bind(&socket).unwrap();
         let (connections, size) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(1 << 20)));
         let (count, size_now): (_, Arc<Mutex<u64>>) = (Arc::clone(&connections), Arc::clone(&size));
+        let is_mute = Arc::new(AtomicBool::new(false));
+        let waits = Arc::clone(&is_mute);
         let act: Arc<ConnectionScript> = Arc::new(act);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let (number, act, size) =
                     (count.fetch_add(1, SeqCst), Arc::clone(&act), *size_now.lock().unwrap());
                 let mut stream = stream.unwrap();
+                let waits = Arc::clone(&waits);
                 std::thread::spawn(move || {
+                    while waits.load(SeqCst) {
+                        std::thread::sleep(std::time::Duration::from_millis(1));
+                    }
                     if handshake(&mut stream, size).is_ok() {
                         act(number, &mut stream);
                     }
                 });
             }
         });
-        ScriptedServer { socket, _folder: folder, connections, size }
+        ScriptedServer { socket, _folder: folder, connections, is_mute, size }
     }
 
     pub fn uri(&self) -> String {

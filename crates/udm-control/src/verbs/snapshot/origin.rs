@@ -43,6 +43,11 @@ impl OriginDevice {
                 return Err(cannot(format!("its table begins at sector {from} of its disk")));
             }
             None if kind == ORIGIN => entry.target.devices().pop().map(|used| used.device),
+            None if kind == "snapshot" => {
+                let len = entry.len.0;
+                let remedy = format!("create a device \"0 {len} {ORIGIN} @{name}\", and a snapshot of that");
+                return Err(cannot(format!("it is a snapshot: {remedy}")));
+            }
             None => None,
         };
         let disk = disk.ok_or_else(|| cannot(format!("its table is {kind}, and not linear")))?;
@@ -105,16 +110,42 @@ pub(super) fn origins_over(registry: &DeviceRegistry, disk: DevNo) -> Vec<(Strin
     origins.filter(|(_, origin)| !origin.is_linear && origin.disk.number == disk).collect()
 }
 
+/// True if `mapped` has a snapshot of `disk`, live or inactive.
+fn is_snapshot_of(mapped: &RegisteredDevice, disk: DevNo) -> bool {
+    let tables = [mapped.device.live(), mapped.device.inactive()];
+    let mut found = tables.iter().flatten().filter_map(|table| snapshot_report(table));
+    found.any(|found| found.origin.number == disk)
+}
+
 /// True if a live or inactive table has a snapshot of `disk`.
 pub(super) fn has_snapshots(registry: &DeviceRegistry, disk: DevNo) -> bool {
-    registry.all().iter().any(|mapped| {
-        let tables = [mapped.device.live(), mapped.device.inactive()];
-        tables
-            .iter()
-            .flatten()
-            .filter_map(|table| snapshot_report(table))
-            .any(|found| found.origin.number == disk)
-    })
+    registry.all().iter().any(|mapped| is_snapshot_of(mapped, disk))
+}
+
+/// Checks that `mapped`, called `name`, may be removed. While the device is away, its disk can be
+/// opened again as a linear device, which copies nothing. So a device that `udm snapshot create`
+/// has made an origin stays until it has no snapshots. An origin of a table is removed as in the
+/// kernel.
+///
+/// # Errors
+/// EBUSY if it has snapshots.
+pub(crate) fn check_has_no_snapshots_by_name(
+    registry: &DeviceRegistry,
+    name: &str,
+    mapped: &Arc<RegisteredDevice>,
+) -> Result<(), VerbError> {
+    if !mapped.snapshot_info().was_linear {
+        return Ok(());
+    }
+    let Ok(origin) = OriginDevice::of(name, Arc::clone(mapped)) else { return Ok(()) };
+    let all = registry.all();
+    let snapshots = all.iter().filter(|mapped| is_snapshot_of(mapped, origin.disk.number));
+    let names: Vec<String> = snapshots.map(|mapped| mapped.device.name()).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let why = format!("it has snapshots ({}): remove them first, or use --force", names.join(", "));
+    Err(verb_error_with_errno(name, EBUSY, why))
 }
 
 /// Finds writes that bypass snapshots: one line for each device that can write an origin's disk
