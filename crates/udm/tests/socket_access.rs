@@ -172,6 +172,27 @@ fn a_device_is_for_the_users_that_it_names() {
     assert_eq!(size(1, "some"), "8192", "the old list holds");
 }
 
+/// One port on several addresses, before and after an upgrade; an address that was not named has
+/// no listener.
+#[test]
+fn a_port_is_open_on_each_address_that_is_named() {
+    let port = free_port().port();
+    let options = ["--port", &port.to_string(), "--ipaddr", "127.0.0.1", "--ipaddr", "127.0.0.2"];
+    let mut server = Server::start_with(&["d=0 8 zero"], &options);
+    for upgraded in [false, true] {
+        for (last, is_open) in [(1, true), (2, true), (3, false)] {
+            let connected = TcpStream::connect(SocketAddr::from(([127, 0, 0, last], port)));
+            assert_eq!(connected.is_ok(), is_open, "127.0.0.{last}");
+            let Ok(mut stream) = connected else { continue };
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.read_exact(&mut [0; GREETING_SIZE]).unwrap();
+        }
+        if !upgraded {
+            server.upgrade(&[support::UDM]);
+        }
+    }
+}
+
 /// `--metrics` answers with the metrics, to nothing else, and over an upgrade too.
 #[test]
 fn metrics_have_a_port_of_their_own() {

@@ -315,9 +315,9 @@ impl RemoteExport {
         self.left.load(Relaxed) > begun.0
     }
 
-    /// Records that a connection was lost or could not be made, because of `reason`. Logs `why` once
-    /// for each reason, until a connection works again: after the end of a server, its successor may
-    /// have another certificate.
+    /// Records that a connection was lost or could not be made, because of `reason`. Logs `why`
+    /// once for each reason, until a connection works again: after the end of a server, its
+    /// successor may have another certificate.
     pub(super) fn mark_down(&self, reason: &str, why: &str) {
         let mut hasher = DefaultHasher::new();
         reason.hash(&mut hasher);

@@ -109,9 +109,9 @@ pub struct ServeArgs {
     /// Serve NBD on a TCP port
     #[arg(short, long, value_name = "N")]
     pub port: Option<u16>,
-    /// The address to listen on with --port
+    /// An address to listen on with --port; :: means all, of IPv4 too; may be repeated
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", requires = "port")]
-    pub ipaddr: std::net::IpAddr,
+    pub ipaddr: Vec<std::net::IpAddr>,
     #[command(flatten)]
     pub clients: ClientLimitArgs,
     /// Encrypt NBD connections with TLS: off, on for clients that ask for it, require for all.

@@ -55,7 +55,9 @@ impl ServerSockets {
         // An inherited socket already uses its path.
         let is_given = |path: &PathBuf| given.nbd_paths().any(|given| given == *path);
         let own = unix.clone().filter(|path| !is_given(path));
-        let tcp = args.port.map(|port| ListenAddress::Tcp(SocketAddr::new(args.ipaddr, port)));
+        let tcp = args.port.into_iter().flat_map(|port| {
+            args.ipaddr.iter().map(move |address| ListenAddress::Tcp(SocketAddr::new(*address, port)))
+        });
         let listen = own.map(ListenAddress::Unix).into_iter().chain(tcp).collect();
         Ok(ServerSockets { control, unix, listen, private })
     }

@@ -30,13 +30,11 @@ pub(super) fn proves_clients(args: &ServeArgs) -> bool {
 
 /// Warns if others on the network may read and write without being asked who they are.
 pub(super) fn warn_about_open_port(args: &ServeArgs) {
-    let is_open = args.port.is_some() && !is_loopback(args.ipaddr) && args.tls != TlsModeArg::Require;
-    if is_open {
+    let Some(port) = args.port.filter(|_| args.tls != TlsModeArg::Require) else { return };
+    for address in args.ipaddr.iter().filter(|address| !is_loopback(**address)) {
         tracing::warn!(
-            "nbd: whoever reaches port {} of {} reads and writes without encryption: --tls=require with \
-             --tls-verify-peer admits known clients only",
-            args.port.unwrap_or_default(),
-            args.ipaddr
+            "nbd: whoever reaches port {port} of {address} reads and writes without encryption: --tls=require \
+             with --tls-verify-peer admits known clients only"
         );
     }
 }
