@@ -42,6 +42,7 @@ mod metrics;
 pub mod registry;
 pub mod state_folder;
 mod stats;
+pub mod throttle_settings;
 pub mod verbs;
 pub mod wait_hook;
 

@@ -2,10 +2,11 @@
 
 mod support;
 
+use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
 use std::process::{Child, Command, Output, Stdio};
-use support::{Server, has, text, udm, until};
+use support::{Server, has, signal, text, udm, until};
 use tempfile::TempDir;
 
 /// fio on `device`, with `words` more, as a process of its own.
@@ -105,6 +106,51 @@ fn limits_go_over_an_upgrade() {
     assert_eq!(limits(&server, "c")["group"], Value::Null);
     let gone = server.refuses(&["throttle", "b", "--group", "g"]);
     assert!(gone.contains("no device is in this group: give its limits"), "{gone}");
+}
+
+/// Snapshots that were created by name have their limits when they come back: after a kill, an
+/// upgrade and an orderly end, as they were last, and also those that a group's change has given.
+#[test]
+fn limits_come_back_with_snapshots() {
+    let folder = TempDir::new().unwrap();
+    let (disk, state) = (folder.path().join("disk"), folder.path().join("state"));
+    fs::write(&disk, vec![0; 1 << 20]).unwrap();
+    let device = format!("d={}", disk.display());
+    let serve = || Server::start_with(&[&device], &["--state", state.to_str().unwrap()]);
+    let mut server = serve();
+    for name in ["s", "t", "u", "free"] {
+        server.says(&["snapshot", "create", name, "--of", "d"]);
+    }
+    server.says(&["throttle", "s", "--group", "g", "iops=500"]);
+    server.says(&["throttle", "t", "--group", "g"]);
+    server.says(&["throttle", "u", "wbps=1M:2M"]);
+    server.says(&["throttle", "t", "--group", "g", "iops=700:9"]);
+    let shown = "s: iops=700:9, shared by group g; 0 waiting, 0 delayed\n\
+                 t: iops=700:9, shared by group g; 0 waiting, 0 delayed\n\
+                 u: wbps=1M:2M; 0 waiting, 0 delayed\n";
+    assert_eq!(server.says(&["throttle"]), shown);
+    server.kill();
+    let mut server = serve();
+    assert_eq!(server.says(&["throttle"]), shown, "after a kill");
+    server.upgrade(&[support::UDM]);
+    server.says(&["rename", "u", "v"]);
+    server.kill();
+    let mut server = serve();
+    let shown = shown.replace("u: ", "v: ");
+    assert_eq!(server.says(&["throttle"]), shown, "after an upgrade, a rename and a kill");
+    server.says(&["throttle", "v", "none"]);
+    server.says(&["throttle", "s", "iops=3"]);
+    signal(server.pid(), Signal::TERM);
+    assert!(server.child.wait().unwrap().success(), "{}", server.log());
+    let server = serve();
+    let shown = "s: iops=3; 0 waiting, 0 delayed\nt: iops=700:9, shared by group g; 0 waiting, 0 delayed\n";
+    assert_eq!(server.says(&["throttle"]), shown);
+    // Limits that cannot be recorded hold, and the verb says so.
+    fs::rename(state.join("snapshots"), state.join("away")).unwrap();
+    fs::write(state.join("snapshots"), "").unwrap();
+    let why = server.refuses(&["throttle", "t", "iops=1"]);
+    assert!(why.contains("t: it is limited, but only until the server ends: "), "{why}");
+    assert_eq!(limits(&server, "t")["limits"], "iops=1");
 }
 
 /// A device has the limits of the file from the start, and those that the file has changed after a

@@ -4,7 +4,7 @@ use super::apply::ConfigOwnedDevice;
 use super::{DesiredDevice, LastAppliedConfig};
 use crate::error::VerbError;
 use crate::registry::DeviceRegistry;
-use crate::verbs::ThrottleSettings;
+use crate::throttle_settings::ThrottleSettings;
 use serde::{Deserialize, Serialize};
 use udm_core::errno::EBUSY;
 use udm_dm::TargetError;

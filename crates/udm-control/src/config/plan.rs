@@ -1,7 +1,8 @@
 //! The difference of two files, as ordered steps. Pure.
 
 use crate::error::VerbError;
-use crate::verbs::{self, ThrottleSettings};
+use crate::throttle_settings::ThrottleSettings;
+use crate::verbs;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use udm_wire::table::TableLine;

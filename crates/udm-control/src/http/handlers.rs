@@ -353,12 +353,16 @@ pub(super) async fn handle_set_disk_power(
 }
 
 pub(super) async fn handle_throttle_device(
-    State(AppState { registry, .. }): State<AppState>,
+    State(AppState { registry, limits, .. }): State<AppState>,
     DeviceNameExtractor(name): DeviceNameExtractor,
     JsonBody(body): JsonBody<api::ThrottleDeviceRequest>,
 ) -> JsonResult<api::DeviceDescription> {
-    verbs::throttle_device(&registry, &name, &body)?;
-    Ok(Json(verbs::describe_device_by_name(&registry, &name)?))
+    let device = name.clone();
+    let set = move || {
+        verbs::throttle_device(&registry, &device, &body)?;
+        verbs::describe_device_by_name(&registry, &device)
+    };
+    Ok(Json(limits.messages.run(&name, set).await?))
 }
 
 pub(super) async fn handle_fail_or_reinstate_path(

@@ -22,6 +22,7 @@ use super::file_stamp::{FileStamp, IdentifiedStoreFile};
 use super::stable_disk_id::FileId;
 use super::store_creation::has_exception_records;
 use super::{StableDiskId, StateFolder, write_durably};
+use crate::throttle_settings::ThrottleSettings;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -61,6 +62,9 @@ pub(crate) struct SnapshotRecord {
     /// True while it is merged into its origin.
     #[serde(default)]
     pub merging: bool,
+    /// The limits of its device, if it was created by name.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub throttle: Option<ThrottleSettings>,
     /// Server that has the snapshot, or the facts since.
     pub state: SnapshotRecordState,
 }
@@ -276,6 +280,23 @@ impl StateFolder {
     /// The snapshots that are attached to this server.
     pub(crate) fn attached_here(&self) -> Vec<SnapshotRecord> {
         self.attached().values().cloned().collect()
+    }
+
+    /// Records the limits of the device of a snapshot that is attached to this server; does nothing
+    /// if there is no such snapshot. The caller holds the lock of its store. May block.
+    ///
+    /// # Errors
+    /// If the record can't be written.
+    pub(crate) fn record_throttle(
+        &self,
+        file_name: &str,
+        throttle: Option<ThrottleSettings>,
+    ) -> io::Result<()> {
+        let Some(was) = self.attached().get(file_name).cloned() else { return Ok(()) };
+        let record = SnapshotRecord { throttle, ..was };
+        self.put_records(std::slice::from_ref(&record))?;
+        self.attached().insert(record.file_name(), record);
+        Ok(())
     }
 
     /// Detaches all snapshots at shutdown, after the last write. Records the size and time of

@@ -10,11 +10,12 @@ use super::begin_transition::{
 use super::cancel::{CancelToken, CancellableVerbKind};
 use super::device_locks::{DeviceChangeLocks, TRIES_MAX};
 use super::snapshot::{SnapshotRecordTransaction, attach_recorded_snapshots};
-use super::throttle::{ThrottleSettings, apply_throttle_settings};
+use super::throttle::apply_throttle_settings;
 use super::{show, tables};
 use crate::api;
 use crate::error::VerbError;
 use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice, RequestQueueParams};
+use crate::throttle_settings::ThrottleSettings;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::{Notify, oneshot};

@@ -13,10 +13,11 @@
 use super::change::{create_device, resume_devices};
 use super::handover_counters::{HandedOverCounters, counters_to_hand_over, take_over_counters};
 use super::remove::remove_described_device;
-use super::{CancelToken, DeviceSpec, ThrottleSettings, snapshot, tables, throttle_settings};
+use super::{CancelToken, DeviceSpec, snapshot, tables, throttle_settings};
 use crate::config::{self, DesiredDevice, HandedOverConfig};
 use crate::error::VerbError;
 use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice, RequestQueueParams};
+use crate::throttle_settings::ThrottleSettings;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

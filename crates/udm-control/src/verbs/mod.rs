@@ -49,6 +49,6 @@ pub use tables::{
     TABLE_MAX, clear_inactive_table, fail_or_reinstate_path, load_inactive_table, load_table_cancellable,
     resolve_device, send_message_with_base_dir, send_target_message,
 };
-pub use throttle::{ThrottleSettings, throttle_device};
+pub use throttle::throttle_device;
 pub(crate) use throttle::{apply_throttle_settings, throttle_settings};
 pub use wait::{block_on_verb, block_on_verb_with_idle_fn};

@@ -3,24 +3,16 @@
 //! A group has no entry of its own: it is the devices that name it, which share one `Throttle`. It
 //! begins with its first device and ends with its last one.
 
+use super::block_on_verb;
 use crate::api;
 use crate::error::VerbError;
 use crate::registry::{DeviceRegistry, RegisteredDevice};
-use serde::{Deserialize, Serialize};
+use crate::throttle_settings::ThrottleSettings;
 use std::sync::{Arc, PoisonError};
-use udm_core::errno::{EINVAL, ENOENT};
+use udm_core::errno::{EINVAL, EIO, ENOENT};
 use udm_dm::TargetError;
 use udm_dm::throttle::Throttle;
 use udm_wire::throttle::{GROUP_NAME_MAX, ThrottleLimits, is_throttle_group_name, parse_throttle_limits};
-
-/// What limits a device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ThrottleSettings {
-    /// The limits, of the group if there is one, in the form of [`udm_wire::throttle`].
-    pub limits: String,
-    /// The group.
-    pub group: Option<String>,
-}
 
 impl RegisteredDevice {
     /// The group whose limits of requests and bytes per second the device shares.
@@ -35,12 +27,39 @@ impl RegisteredDevice {
     }
 }
 
-/// Limits the device `word` as `request` says.
+/// Limits the device `word` as `request` says. The limits of snapshots that were created by name
+/// are recorded, so they come back with them. May block.
 ///
 /// # Errors
 /// ENXIO if there is no such device; EINVAL for limits or a group's name that are none; ENOENT for
-/// a group without devices if no limits are given.
+/// a group without devices if no limits are given. EIO if the limits hold, but cannot be recorded.
 pub fn throttle_device(
+    registry: &DeviceRegistry,
+    word: &str,
+    request: &api::ThrottleDeviceRequest,
+) -> Result<(), VerbError> {
+    set_requested_throttle(registry, word, request)?;
+    block_on_verb(record_throttles(registry)).map_err(|error| {
+        let why = format!("it is limited, but only until the server ends: {error}");
+        VerbError::new(word, TargetError::errno(EIO).because(why))
+    })
+}
+
+/// Records the limits of snapshots that were created by name, as far as they have changed: those of
+/// a group may change for several.
+async fn record_throttles(registry: &DeviceRegistry) -> std::io::Result<()> {
+    let Some(folder) = registry.state_folder() else { return Ok(()) };
+    for record in folder.attached_here().into_iter().filter(|record| record.by_name) {
+        let Ok(mapped) = registry.find(&record.name) else { continue };
+        if throttle_settings(&mapped) != record.throttle {
+            let _lock = registry.store_locks.lock(std::slice::from_ref(&record.store)).await;
+            folder.record_throttle(&record.file_name(), throttle_settings(&mapped))?;
+        }
+    }
+    Ok(())
+}
+
+fn set_requested_throttle(
     registry: &DeviceRegistry,
     word: &str,
     request: &api::ThrottleDeviceRequest,

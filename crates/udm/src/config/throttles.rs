@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use udm_control::config::DesiredDevice;
-use udm_control::verbs::ThrottleSettings;
+use udm_control::throttle_settings::ThrottleSettings;
 use udm_wire::throttle::ThrottleLimits;
 use udm_wire::udm_conf::{DeviceThrottleConf, ThrottleGroupConf, UdmConfError};
 

@@ -332,6 +332,7 @@ fn merge_with_existing_record(
         by_name: was.by_name || new.by_name,
         was_linear: was.was_linear || new.was_linear,
         made_store,
+        throttle: was.throttle,
         // The same disks under their previous names, so that the file name of the record stays.
         origin: was.origin,
         store: was.store,

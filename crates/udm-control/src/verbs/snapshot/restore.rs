@@ -129,7 +129,8 @@ async fn recreate_snapshot_device(
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     let Some(registry) = registry.weak_self.upgrade() else { return Ok(()) };
-    let called = DeviceSpec { name: &record.name, uuid: record.uuid.as_deref(), ..DeviceSpec::default() };
+    let (name, uuid, throttle) = (&*record.name, record.uuid.as_deref(), record.throttle.as_ref());
+    let called = DeviceSpec { name, uuid, throttle, ..DeviceSpec::default() };
     let table = |mapped: &Arc<RegisteredDevice>| {
         *mapped.snapshot_info() = creation_info_of_snapshot_record(record);
         Ok(Some(record.table.clone()))

@@ -76,6 +76,7 @@ pub(super) fn build_snapshot_record(
         made_store: info.store.clone(),
         was_linear: info.origin_was_linear,
         merging: report.state.is_merge(),
+        throttle: None,
         state: SnapshotRecordState::Detached { origin: None },
     })
 }
