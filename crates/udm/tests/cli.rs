@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use support::{Server, UDM, has, text, udm, until};
+use support::{Server, UDM, has, needs_no_sandbox, text, udm, until};
 
 /// Runs `udm serve --run` over two small devices.
 fn serve_run(command: &str) -> std::process::Output {
@@ -18,6 +18,9 @@ fn serve_run(command: &str) -> std::process::Output {
 
 #[test]
 fn run_hands_over_where_things_are_and_returns_the_status() {
+    if needs_no_sandbox("--run") {
+        return;
+    }
     let out = serve_run(
         "echo \"$uri $unixsocket $uri_my_disk $uri_top\"; ls -l $unixsocket $UDM_SOCKET | cut -c1-10; exit 7",
     );
@@ -57,6 +60,9 @@ fn the_private_folder_is_private() {
 
 #[test]
 fn verbs_inside_run_reach_the_private_socket() {
+    if needs_no_sandbox("--run") {
+        return;
+    }
     let out = serve_run("$UDM ls && $UDM status && $UDM table && $UDM table top");
     assert!(out.status.success(), "{}", text(&out.stderr));
     let expected = "my-disk\t(254:0)\ntop\t(254:1)\n\
@@ -68,12 +74,18 @@ fn verbs_inside_run_reach_the_private_socket() {
 
 #[test]
 fn run_says_128_and_the_signal() {
+    if needs_no_sandbox("--run") {
+        return;
+    }
     assert_eq!(serve_run("kill -TERM $$").status.code(), Some(143));
     assert_eq!(serve_run("kill -KILL $$").status.code(), Some(137));
 }
 
 #[test]
 fn a_signal_reaches_the_command_and_ends_the_server() {
+    if needs_no_sandbox("--run") {
+        return;
+    }
     let mut serve = udm(&["serve", "--device", "d=0 8 zero", "--run", "exec sleep 1000"]);
     let mut child = serve.stderr(Stdio::piped()).spawn().unwrap();
     // The line on standard error reports readiness.
@@ -88,6 +100,9 @@ fn a_signal_reaches_the_command_and_ends_the_server() {
 /// Not only the shell ends: its children would continue without a server.
 #[test]
 fn a_signal_ends_all_that_the_command_started() {
+    if needs_no_sandbox("--run") {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let command = "sleep 1000 & setsid sleep 1001 & echo $! > pid; sleep 1002; echo not reached";
     let mut serve = udm(&["serve", "--device", "d=0 8 zero", "--run", command]);
@@ -120,6 +135,9 @@ fn is_running(pid: &u32) -> bool {
 /// is removed.
 #[test]
 fn a_killed_server_takes_its_command_along() {
+    if needs_no_sandbox("--run") {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let temporary = folder.path().join("tmp");
     fs::create_dir(&temporary).unwrap();
@@ -165,6 +183,9 @@ fn a_small_stack_is_enough() {
 
 #[test]
 fn a_control_socket_has_a_path_as_long_as_the_system_takes() {
+    if needs_no_sandbox("--run") {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     for length in [100, 107, 108] {
         let path = folder.path().join("x".repeat(length - folder.path().as_os_str().len() - 1));
@@ -183,6 +204,9 @@ fn a_control_socket_has_a_path_as_long_as_the_system_takes() {
 
 #[test]
 fn a_server_cleans_up_behind_itself() {
+    if needs_no_sandbox("--run") {
+        return;
+    }
     let mut server = Server::start(&["d=0 2048 linear mem:1M 0"]);
     assert!(server.nbd.exists());
     let second =

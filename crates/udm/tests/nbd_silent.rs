@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 use support::nbd::Client;
 use support::servers::{Nbdkit, ScriptedServer, request};
-use support::{Server, has, until};
+use support::{Server, has, needs_no_sandbox, until};
 use tempfile::TempDir;
 use udm_wire::nbd::{CommandFlags, NbdCommand, NbdRequestHeader, SimpleReply};
 
@@ -129,6 +129,9 @@ fn write_after_fence(command: &str) -> Option<u8> {
 
 #[test]
 fn a_fenced_server_does_not_write_over_newer_data() {
+    if needs_no_sandbox("a command of the test") {
+        return;
+    }
     let Some(left) = write_after_fence(KILL) else { return };
     assert_eq!(left, 3);
 }
@@ -136,6 +139,9 @@ fn a_fenced_server_does_not_write_over_newer_data() {
 /// The same with a command that succeeds and does nothing: the fault that the fence prevents.
 #[test]
 fn without_a_fence_it_does() {
+    if needs_no_sandbox("a command of the test") {
+        return;
+    }
     let Some(left) = write_after_fence("exit 0") else { return };
     assert_eq!(left, 2, "the stopped server did not go on: the test beside this one shows nothing");
 }
@@ -180,6 +186,9 @@ fn what_can_not_be_fenced_waits_and_says_why() {
 /// A command that fails is run again; until then writes wait.
 #[test]
 fn a_fence_that_fails_is_tried_again() {
+    if needs_no_sandbox("a command of the test") {
+        return;
+    }
     let Some(rig) = SilentFixture::new("deadline=200ms&fence=exec:FOLDER/off") else { return };
     rig.command("exit 3");
     let mut client = rig.client();

@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use support::nbd::{Client, dial};
-use support::{PATIENCE, Server, has, report_skip, text, udm, until};
+use support::{PATIENCE, Server, has, needs_no_sandbox, report_skip, text, udm, until};
 use udm_wire::nbd::{GREETING_SIZE, NbdCommand};
 
 #[test]
@@ -196,6 +196,9 @@ fn a_port_is_open_on_each_address_that_is_named() {
 /// `--metrics` answers with the metrics, to nothing else, and over an upgrade too.
 #[test]
 fn metrics_have_a_port_of_their_own() {
+    if needs_no_sandbox("--run") {
+        return;
+    }
     let address = free_port().to_string();
     let mut server = Server::start_with(&["d=0 8 zero"], &["--metrics", &address]);
     let try_ask = |method: &str, path: &str| -> Option<String> {

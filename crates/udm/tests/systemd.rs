@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::nbd::Client;
-use support::{PATIENCE, Server, UDM, has, report_skip, signal, text, udm, until};
+use support::{PATIENCE, Server, UDM, has, needs_no_sandbox, report_skip, signal, text, udm, until};
 use udm_wire::nbd::NbdCommand;
 
 /// The next notification, as lines.
@@ -358,6 +358,9 @@ fn the_unit_allows_little_and_enough() {
         return;
     }
     let other = Server::start(&["far=mem:4M"]);
+    if needs_no_sandbox("with options of its own") {
+        return;
+    }
     let sandbox = ["--sandbox", "--sandbox-path", folder.path().to_str().unwrap()];
     let options = [&["--cores", "0,1", "--pidfile", pidfile.to_str().unwrap()], &sandbox[..]].concat();
     let mut server = Server::start_by(traced, &[&format!("d={}", disk.display())], &options);

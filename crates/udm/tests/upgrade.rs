@@ -18,7 +18,7 @@ use std::time::Duration;
 use support::nbd::Client;
 use support::servers::Nbdkit;
 use support::stamps::{StampedVolume, image};
-use support::{PATIENCE, Server, UDM, has, text, udm, until};
+use support::{PATIENCE, Server, UDM, has, needs_no_sandbox, text, udm, until};
 use tempfile::TempDir;
 use udm_wire::nbd::{CommandFlags, NbdCommand, NbdRequestHeader};
 
@@ -170,6 +170,9 @@ fn the_new_server_is_as_the_old_one() {
 
 #[test]
 fn what_cannot_be_handed_over_is_refused() {
+    if needs_no_sandbox("a program of the test") {
+        return;
+    }
     let (fixture, mut server) = UpgradeFixture::new();
     let mut client = Client::connect(&server.nbd, "v");
     let disk = fixture.path("other");
@@ -409,6 +412,9 @@ impl TestChannel {
 /// A server that is told to end during an upgrade ends, and so does the new program.
 #[test]
 fn the_end_of_a_server_ends_its_upgrade() {
+    if needs_no_sandbox("a program of the test") {
+        return;
+    }
     let (fixture, mut server) = UpgradeFixture::new();
     let pid = fixture.path("pid");
     let script = format!("echo $$ > {}; sleep 0.5; exec {UDM} \"$@\"", pid.display());

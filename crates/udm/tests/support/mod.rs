@@ -39,12 +39,27 @@ pub fn udm(args: &[&str]) -> Command {
     command
 }
 
-/// With UDM_TEST_SANDBOX in the environment, the servers of the tests are restricted.
-pub fn sandbox_options(args: &[&str]) -> Vec<String> {
-    let is_asked = std::env::var_os("UDM_TEST_SANDBOX").is_some();
+/// True if the servers of the tests are to be restricted (`--sandbox`), as far as they can be.
+pub fn tests_sandbox() -> bool {
+    std::env::var_os("UDM_TEST_SANDBOX").is_some()
+}
+
+/// Returns true, and reports it, if a test cannot run with a restricted server.
+pub fn needs_no_sandbox(why: &str) -> bool {
+    if tests_sandbox() {
+        report_skip(&format!("servers are restricted: {why}"));
+    }
+    tests_sandbox()
+}
+
+/// The options of a restricted server.
+fn sandbox_options(args: &[&str]) -> Vec<String> {
     match args {
-        ["serve", ..] if is_asked && !args.contains(&"--run") => {
-            vec!["--sandbox".to_owned(), format!("--sandbox-path={}", std::env::temp_dir().display())]
+        ["serve", rest @ ..] if tests_sandbox() && !rest.contains(&"--sandbox") => {
+            let (files, certificates) = (std::env::temp_dir(), "../udm-tls/tests/data");
+            let certificates = Path::new(env!("CARGO_MANIFEST_DIR")).join(certificates);
+            let allowed = [files, certificates].map(|path| format!("--sandbox-path={}", path.display()));
+            [vec!["--sandbox".to_owned()], allowed.to_vec()].concat()
         }
         _ => Vec::new(),
     }
