@@ -84,11 +84,9 @@ impl AcceptedNbdConnection {
     fn begin(&mut self, session: NegotiatedSession, cx: &mut FrontCx<'_, '_>) {
         self.export = Some((session.export, session.geometry));
         self.attend(cx);
-        self.structured = session.structured;
+        self.header_style = session.header_style;
         self.contexts = session.contexts;
-        if session.structured {
-            self.tx.use_structured();
-        }
+        self.tx.use_header_style(session.header_style);
         if let Some(tls) = &mut self.tls {
             tls.count(TlsConnectionGuard::new(self.admission_slot.counters()));
         }
