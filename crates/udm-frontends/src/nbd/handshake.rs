@@ -50,8 +50,8 @@ enum HandshakeTls {
     Active,
 }
 
-/// Exports listed per step.
-const LISTED_A_STEP: usize = 16;
+/// Exports listed per step: with the longest names and descriptions, 64 KiB and their headers.
+const LISTED_A_STEP: usize = 8;
 
 /// Result of a step.
 pub(super) enum HandshakeStepOutcome {
@@ -209,7 +209,7 @@ impl ServerHandshake {
         let (some, next) = exports.page(from, LISTED_A_STEP);
         let names = self.client_names.as_deref().unwrap_or_default();
         let some = some.iter().filter(|export| export.admits(names));
-        some.for_each(|export| put_rep_server(out, &export.name(), export.description()));
+        some.for_each(|export| put_rep_server(out, &export.name(), &export.description()));
         self.listing = next;
         if next.is_none() {
             put_option_ack_reply(out, OPT_LIST);
@@ -354,8 +354,9 @@ impl ServerHandshake {
         if request.infos.contains(&INFO_NAME) {
             put_export_info_reply(out, option, &ExportInfoItem::Name(export.name().to_string()));
         }
-        if request.infos.contains(&INFO_DESCRIPTION) && !export.description().is_empty() {
-            put_export_info_reply(out, option, &ExportInfoItem::Description(export.description().to_owned()));
+        let description = export.description();
+        if request.infos.contains(&INFO_DESCRIPTION) && !description.is_empty() {
+            put_export_info_reply(out, option, &ExportInfoItem::Description(description.to_string()));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The handshake without a network: scripted clients, and clients that send arbitrary bytes.
 
 use super::*;
+use crate::nbd::ExportDescription;
 use proptest::prelude::*;
 use std::sync::Arc;
 use udm_core::errno::{ENXIO, EOPNOTSUPP};
@@ -344,6 +345,39 @@ fn a_long_list_is_told_in_parts() {
     assert_eq!(servers, expected);
     let ends: Vec<_> = all.iter().filter(|r| r.1 == REP_ACK).map(|r| r.0).collect();
     assert_eq!(ends, [OPT_LIST, OPT_ABORT]);
+}
+
+/// Each export is a reply of its own, and the longest texts fit a step.
+#[test]
+fn the_longest_names_and_descriptions_are_listed_in_bounded_steps() {
+    let (mut handshake, exports, mut out) = (ServerHandshake::default(), Exports::new(), Vec::new());
+    for n in 10..60 {
+        let (name, description) = (format!("{n}{}", "n".repeat(4094)), "d".repeat(4096));
+        let device = Arc::new(SizedDevice(DeviceId::new(), 8));
+        exports.add(Export::new(name, description, false, device).unwrap()).unwrap();
+    }
+    let bytes = script(&[NbdOption::List, NbdOption::Abort]);
+    let (mut input, mut before) = (&bytes[..], 0);
+    while let HandshakeStepOutcome::Answered = handshake.step(&mut input, &mut out, &exports, &mut |_| Ok(()))
+    {
+        assert!(out.len() - before <= 8 * (20 + 4 + 4096 + 4096), "{} bytes in a step", out.len() - before);
+        before = out.len();
+    }
+    let servers = replies(&out).into_iter().filter(|reply| reply.1 == REP_SERVER);
+    let lens: Vec<_> = servers.map(|reply| (reply.0, reply.2.len())).collect();
+    assert_eq!(lens, [(OPT_LIST, 4 + 4096 + 4096); 50]);
+}
+
+#[test]
+fn a_description_may_change() {
+    let description = Arc::new(ExportDescription::default());
+    let device = Arc::new(SizedDevice(DeviceId::new(), 8));
+    let export = Export::new("d", "", false, device).unwrap().described_by(Arc::clone(&description));
+    let export = Exports::new().add(export).unwrap();
+    description.set("a disk");
+    assert_eq!(&*export.description(), "a disk");
+    let too_long = Export::new("d", "d".repeat(4097), false, Arc::clone(export.device()));
+    assert!(too_long.is_err_and(|e| e.to_string().contains("at most 4096 bytes")));
 }
 
 #[test]

@@ -94,7 +94,8 @@ pub fn load_config_files(file: &Path, serve: &Command) -> Result<ConfigFiles> {
             let throttle = throttles.limits_of_device(place, device.throttle, shown);
             let allow = device.allow.map(Into::into);
             let device = DesiredDevice::new(&device.name, table.clone(), device.uuid, device.read_only)
-                .map(|device| device.with_allow(allow).with_throttle(throttle));
+                .map(|wanted| wanted.with_allow(allow).with_throttle(throttle))
+                .map(|wanted| wanted.with_description(device.description));
             loaded
                 .devices
                 .push(device.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.with_table(&table)))?);

@@ -10,7 +10,7 @@ use udm_runtime::FrontCx;
 /// Limit of output in bytes that waits for a send. More input is handled after it has left.
 const OUT_MAX: usize = 64 << 10;
 
-/// Limit of handshake steps per turn: a step may read all checkpoints of a device, or list 16
+/// Limit of handshake steps per turn: a step may read all checkpoints of a device, or list some
 /// exports.
 const STEPS_A_TURN: usize = 8;
 

@@ -194,6 +194,22 @@ mod tests {
     }
 
     #[test]
+    fn a_client_keeps_its_headers() {
+        let styles = [NbdHeaderStyle::Simple, NbdHeaderStyle::Structured, NbdHeaderStyle::Extended];
+        for header_style in styles {
+            let socket = || OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);
+            let (export, contexts, unread) = ("disk".to_owned(), vec![(1, "c".to_owned())], vec![7]);
+            let client =
+                DetachedNbdClient { socket: socket(), export, header_style, contexts, unread, skip: 9 };
+            let text = serde_json::to_string(&ClientState::of(&client)).unwrap();
+            let again: ClientState = serde_json::from_str(&text).unwrap();
+            assert_eq!(again.with_socket(socket()).unwrap().header_style, header_style);
+        }
+        let needs = HandoverNeeds::default();
+        assert_eq!((format_for(needs, false), format_for(needs, true)), (1, 4));
+    }
+
+    #[test]
     fn bytes_are_pairs_of_digits() {
         assert_eq!(parse_hex("00ff2A"), Some(vec![0, 255, 42]));
         assert_eq!(to_hex(&[0, 255, 42]), "00ff2a");
