@@ -98,6 +98,7 @@ impl DeviceExporter {
                 let read_only = self.options.read_only || mapped.read_only.load(Ordering::Relaxed);
                 let export = Export::new(name, "", read_only, device)?;
                 let export = export.for_clients(Arc::clone(&mapped.allowed_clients));
+                let export = export.described_by(Arc::clone(&mapped.description));
                 known.insert(id, self.exports.add(export)?);
             }
             (None, false) => {}

@@ -10,7 +10,8 @@ use std::time::Duration;
 use udm_frontends::nbd::{Export, Exports, NbdServer, NbdServerLimits};
 use udm_runtime::{Runtime, RuntimeOptions};
 use udm_wire::nbd::{
-    ClientFlags, CommandFlags, NbdCommand, NbdOption, NbdRequestHeader, encode_client_flags,
+    ClientFlags, CommandFlags, ExportInfoRequest, ExtendedChunkHeader, NbdCommand, NbdOption,
+    NbdRequestHeader, encode_client_flags,
 };
 
 #[global_allocator]
@@ -25,16 +26,26 @@ struct RequestRound {
 }
 
 impl RequestRound {
-    fn new(command: NbdCommand, len: usize) -> RequestRound {
+    fn new(command: NbdCommand, len: usize, is_extended: bool) -> RequestRound {
         let (sent, got) = if command == NbdCommand::Write { (len, 0) } else { (0, len) };
         let mut requests = Vec::new();
         for cookie in 0..DEPTH as u64 {
-            let (flags, offset) = (CommandFlags::empty(), cookie * len as u64);
-            let request = NbdRequestHeader { flags, command, cookie, offset, len: len as u32 };
-            requests.extend_from_slice(&request.encode());
+            let mut flags = CommandFlags::empty();
+            flags.set(CommandFlags::PAYLOAD_LEN, is_extended && sent > 0);
+            let (offset, len) = (cookie * len as u64, len as u64);
+            let request = NbdRequestHeader { flags, command, cookie, offset, len };
+            match is_extended {
+                true => requests.extend_from_slice(&request.encode_extended()),
+                false => requests.extend_from_slice(&request.encode()),
+            }
             requests.resize(requests.len() + sent, 3);
         }
-        RequestRound { requests, replies: vec![0; DEPTH * (16 + got)] }
+        let header = match (is_extended, got) {
+            (false, _) => 16,
+            (true, 0) => ExtendedChunkHeader::SIZE,
+            (true, _) => ExtendedChunkHeader::SIZE + 8,
+        };
+        RequestRound { requests, replies: vec![0; DEPTH * (header + got)] }
     }
 
     fn run(&mut self, stream: &mut UnixStream) {
@@ -45,6 +56,11 @@ impl RequestRound {
 
 #[test]
 fn a_warm_connection_allocates_nothing() {
+    check_allocations(false);
+    check_allocations(true);
+}
+
+fn check_allocations(is_extended: bool) {
     let options = RuntimeOptions { cpus: vec![None], poll: false, spin_max: Duration::from_micros(20) };
     let runtime = Runtime::start(&options).unwrap();
     let exports = Arc::new(Exports::new());
@@ -56,18 +72,27 @@ fn a_warm_connection_allocates_nothing() {
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     server.adopt(socket.into()).unwrap();
     let mut opening = encode_client_flags(ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES).to_vec();
-    NbdOption::ExportName("disk".into()).encode(&mut opening);
+    let replies = if is_extended {
+        NbdOption::ExtendedHeaders.encode(&mut opening);
+        NbdOption::Go(ExportInfoRequest { name: "disk".into(), infos: vec![] }).encode(&mut opening);
+        // Two ACKs, the export and its block sizes.
+        20 + 20 + 32 + 34
+    } else {
+        NbdOption::ExportName("disk".into()).encode(&mut opening);
+        10
+    };
     stream.write_all(&opening).unwrap();
-    stream.read_exact(&mut [0; 18 + 10]).unwrap();
+    stream.read_exact(&mut vec![0; 18 + replies]).unwrap();
 
     let mut rounds = [
-        RequestRound::new(NbdCommand::Read, 4096),
-        RequestRound::new(NbdCommand::Write, 4096),
-        RequestRound::new(NbdCommand::Write, 512),
-        RequestRound::new(NbdCommand::Read, 128 << 10),
-        RequestRound::new(NbdCommand::Write, 128 << 10),
-        RequestRound::new(NbdCommand::Flush, 0),
-    ];
+        (NbdCommand::Read, 4096),
+        (NbdCommand::Write, 4096),
+        (NbdCommand::Write, 512),
+        (NbdCommand::Read, 128 << 10),
+        (NbdCommand::Write, 128 << 10),
+        (NbdCommand::Flush, 0),
+    ]
+    .map(|(command, len)| RequestRound::new(command, len, is_extended));
     for round in &mut rounds {
         (0..200).for_each(|_| round.run(&mut stream));
     }

@@ -67,7 +67,7 @@ impl ServerFixture {
         payload: &[u8],
     ) -> (u32, Vec<u8>) {
         self.cookie += 1;
-        let request = NbdRequestHeader { flags, command, cookie: self.cookie, offset, len };
+        let request = NbdRequestHeader { flags, command, cookie: self.cookie, offset, len: len.into() };
         self.stream.write_all(&request.encode()).unwrap();
         self.stream.write_all(payload).unwrap();
         let mut header = [0; 16];

@@ -9,6 +9,8 @@
 //! * the result depends on how the bytes are cut into pieces
 //! * an error has more than one line
 
+mod extended_headers;
+
 use crate::{cow, log_writes, multipath_conf, nbd, size, table, udm_conf, uri, vhost_user, words};
 
 fn decode_lossy_utf8(data: &[u8]) -> std::borrow::Cow<'_, str> {
@@ -250,15 +252,18 @@ pub fn fuzz_nbd_handshake_parser(data: &[u8]) {
     }
 }
 
-/// Requests: [`nbd::NbdRequestHeader`].
+/// Requests: [`nbd::NbdRequestHeader`], compact or extended, and [`nbd::BlockStatusPayload`].
 pub fn fuzz_nbd_request(data: &[u8]) {
+    extended_headers::check_request(data);
     let Some(bytes) = data.first_chunk() else { return };
     match nbd::NbdRequestHeader::decode(bytes) {
         Err(error) => assert_one_line_error(&error),
         Ok(request) => {
             assert_eq!(&request.encode(), bytes);
-            assert!(request.payload_len() <= request.len);
-            let _ = request.flags_fit();
+            for style in [nbd::NbdHeaderStyle::Simple, nbd::NbdHeaderStyle::Structured] {
+                assert!(request.payload_len(style) <= request.len);
+                assert!(!request.flags.contains(nbd::CommandFlags::PAYLOAD_LEN) || !request.flags_fit(style));
+            }
         }
     }
 }
@@ -303,8 +308,10 @@ pub fn fuzz_nbd_option_reply(data: &[u8]) {
     assert_eq!(nbd::OptionReply::decode(again.reply, payload), Ok(reply));
 }
 
-/// Replies of the transmission phase: [`nbd::ReplyHeader`], [`nbd::ReplyChunk`].
+/// Replies of the transmission phase: [`nbd::ReplyHeader`], [`nbd::ReplyChunk`], and
+/// [`nbd::ExtendedChunkHeader`].
 pub fn fuzz_nbd_reply(data: &[u8]) {
+    extended_headers::check_reply(data);
     let mut rest = data;
     let header = match nbd::ReplyHeader::decode(&mut rest) {
         Err(error) => return assert_one_line_error(&error),
@@ -338,6 +345,7 @@ pub fn fuzz_nbd_reply(data: &[u8]) {
                 .iter()
                 .for_each(|(len, flags)| again.extend(nbd::encode_block_status_descriptor(len, flags)));
         }
+        nbd::ReplyChunk::BlockStatusExt { .. } => panic!("an extended chunk without extended headers"),
         nbd::ReplyChunk::Error { error, text, .. } => {
             nbd::put_error_chunk_with_text(&mut again, cookie, error, text);
         }

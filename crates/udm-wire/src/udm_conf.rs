@@ -30,9 +30,12 @@ const UUID_MAX: usize = 128;
 const ALLOWED_NAMES_MAX: usize = 1024;
 const ALLOWED_NAME_MAX: usize = 512;
 
+/// The longest description in bytes: what NBD can transmit.
+const DESCRIPTION_MAX: usize = crate::nbd::STRING_MAX;
+
 /// The keys of a device.
-pub const DEVICE_KEYS: [&str; 7] =
-    ["table", "table-file", "uuid", "readonly", "allow", "throttle", "throttle-group"];
+pub const DEVICE_KEYS: [&str; 8] =
+    ["table", "table-file", "uuid", "readonly", "description", "allow", "throttle", "throttle-group"];
 
 /// A parsed file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -100,6 +103,8 @@ pub struct DeviceConf {
     pub uuid: Option<String>,
     /// True if clients must not write.
     pub read_only: bool,
+    /// What NBD clients can show about it; empty for nothing.
+    pub description: String,
     /// The clients that may use it: names in certificates, and users as `user:NAME`; `None` for
     /// all.
     pub allow: Option<Vec<String>>,
@@ -299,6 +304,7 @@ fn parse_device_section(
         return Err(fault(format!("expected a table: [devices.{name}]"), key.span()));
     };
     let (mut found, mut uuid, mut read_only, mut allow, mut throttle) = (None, None, false, None, None);
+    let mut description = String::new();
     for (key, value) in sort_toml_entries_by_position(table) {
         let word = key.get_ref().as_ref();
         let text = || {
@@ -335,6 +341,14 @@ fn parse_device_section(
                     .as_bool()
                     .ok_or_else(|| fault("readonly: expected true or false".into(), value.span()))?;
             }
+            "description" => {
+                let written = text()?;
+                if written.len() > DESCRIPTION_MAX || written.contains(char::is_control) {
+                    let why = format!("at most {DESCRIPTION_MAX} bytes without control characters");
+                    return Err(fault(format!("description: expected {why}"), value.span()));
+                }
+                written.clone_into(&mut description);
+            }
             "allow" => {
                 let names = parse_allowed_names(value.get_ref());
                 allow = Some(names.map_err(|why| fault(format!("allow: {why}"), value.span()))?);
@@ -357,7 +371,8 @@ fn parse_device_section(
         }
     }
     let table = found.ok_or_else(|| fault("table, or table-file, is missing".into(), key.span()))?;
-    Ok(DeviceConf { name: name.to_owned(), table, uuid, read_only, allow, throttle, at: key.span() })
+    let (name, at) = (name.to_owned(), key.span());
+    Ok(DeviceConf { name, table, uuid, read_only, description, allow, throttle, at })
 }
 
 fn parse_throttle_group(

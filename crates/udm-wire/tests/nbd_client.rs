@@ -200,7 +200,7 @@ fn ask(replies: &mut ReplyParser, tag: u64, command: NbdCommand, offset: u64, le
     let asked = NbdRequestParams { command, flags: CommandFlags::empty(), offset, len };
     let header = replies.ask(tag, asked);
     let request = NbdRequestHeader::decode(&header).unwrap();
-    assert_eq!((request.command, request.offset, request.len), (command, offset, len));
+    assert_eq!((request.command, request.offset, request.len), (command, offset, len.into()));
     request.cookie
 }
 

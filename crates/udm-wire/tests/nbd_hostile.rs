@@ -35,9 +35,8 @@ fn refusal(option: u32, data: &[u8]) -> (u32, &'static str) {
 
 #[test]
 fn options_that_every_server_refuses() {
-    assert_eq!(refusal(nbd::OPT_EXTENDED_HEADERS, b"").0, nbd::REP_ERR_UNSUP);
     assert_eq!(refusal(4711, b"").0, nbd::REP_ERR_UNSUP);
-    for option in [nbd::OPT_LIST, nbd::OPT_STARTTLS, nbd::OPT_STRUCTURED_REPLY] {
+    for option in [nbd::OPT_LIST, nbd::OPT_STARTTLS, nbd::OPT_STRUCTURED_REPLY, nbd::OPT_EXTENDED_HEADERS] {
         assert_eq!(refusal(option, b"x"), (nbd::REP_ERR_INVALID, "the option takes no data"));
     }
 }
@@ -162,7 +161,7 @@ fn other_protocols_are_refused() {
 
 #[test]
 fn flags_belong_to_commands() {
-    let fits = |command: u16, flags: u16| {
+    let fits = |command: u16, flags: u16, style: nbd::NbdHeaderStyle| {
         let flags = nbd::CommandFlags::from_bits_retain(flags);
         nbd::NbdRequestHeader {
             flags,
@@ -171,9 +170,14 @@ fn flags_belong_to_commands() {
             offset: 0,
             len: 0,
         }
-        .flags_fit()
+        .flags_fit(style)
     };
     for command in 0..=8 {
+        let fits_extended = |flags| fits(command, flags, nbd::NbdHeaderStyle::Extended);
+        assert_eq!(fits_extended(0), command != 1, "an extended write has PAYLOAD_LEN");
+        assert_eq!(fits_extended(1 << 5), matches!(command, 1 | 7), "PAYLOAD_LEN with {command}");
+        assert!(!fits_extended(1 << 5 | 1 << 15));
+        let fits = |command, flags| fits(command, flags, nbd::NbdHeaderStyle::Structured);
         assert!(fits(command, 0) && fits(command, 1), "FUA goes with {command}");
         assert_eq!(fits(command, 1 << 1), command == 6, "NO_HOLE with {command}");
         assert_eq!(fits(command, 1 << 2), command == 0, "DF with {command}");

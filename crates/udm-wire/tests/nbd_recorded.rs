@@ -4,8 +4,12 @@
 use udm_wire::nbd::{
     self, BlockSizes, ClientFlags, ClientHandshakeMessage, ClientHandshakeMessageParser, CommandFlags,
     ExportFlags, ExportInfoItem, ExportInfoRequest, HandshakeFlags, MetaContextRequest, NbdCommand,
-    NbdOption, NbdRequestHeader, NbdServerGreeting, OptionReply, OptionReplyHeader, ReplyChunk, ReplyHeader,
+    NbdHeaderStyle, NbdOption, NbdRequestHeader, NbdServerGreeting, OptionReply, OptionReplyHeader,
+    ReplyChunk, ReplyHeader,
 };
+
+/// The requests of both recordings are compact.
+const STYLE: NbdHeaderStyle = NbdHeaderStyle::Structured;
 
 /// All bytes of the client, and all bytes of the server.
 fn conversation(recording: &str) -> (Vec<u8>, Vec<u8>) {
@@ -46,8 +50,8 @@ fn requests_of(mut client: &[u8]) -> Vec<(NbdRequestHeader, Vec<u8>)> {
     while let Some((header, rest)) = client.split_first_chunk() {
         let request = NbdRequestHeader::decode(header).unwrap();
         assert_eq!(&request.encode(), header);
-        assert!(request.flags_fit());
-        let (data, rest) = rest.split_at(request.payload_len() as usize);
+        assert!(request.flags_fit(STYLE));
+        let (data, rest) = rest.split_at(request.payload_len(STYLE) as usize);
         requests.push((request, data.to_vec()));
         client = rest;
     }
@@ -88,7 +92,7 @@ fn option_replies_of(mut server: &[u8], until: u32) -> (Vec<(u32, OptionReply)>,
 }
 
 fn request(command: NbdCommand, flags: CommandFlags, cookie: u64, offset: u64, len: u32) -> NbdRequestHeader {
-    NbdRequestHeader { flags, command, cookie, offset, len }
+    NbdRequestHeader { flags, command, cookie, offset, len: len.into() }
 }
 
 /// The client's requests after the handshake, which are the same with both kinds of reply.
@@ -199,7 +203,9 @@ fn a_recorded_session_with_structured_replies() {
                         read[offset as usize..offset as usize + len as usize].fill(0);
                         (0, nbd::chunk_hole(header.cookie, offset, len, header.is_done()).to_vec())
                     }
-                    ReplyChunk::BlockStatus { .. } => panic!("nobody asked for it"),
+                    ReplyChunk::BlockStatus { .. } | ReplyChunk::BlockStatusExt { .. } => {
+                        panic!("nobody asked for it")
+                    }
                     ReplyChunk::Error { error, text, offset } => {
                         assert_eq!(
                             (text, offset),

@@ -182,6 +182,7 @@ fn option() -> impl Strategy<Value = nbd::NbdOption> {
         Just(nbd::NbdOption::List),
         Just(nbd::NbdOption::StartTls),
         Just(nbd::NbdOption::StructuredReply),
+        Just(nbd::NbdOption::ExtendedHeaders),
         "[a-z]{0,9}".prop_map(nbd::NbdOption::ExportName),
         info.clone().prop_map(nbd::NbdOption::Info),
         info.prop_map(nbd::NbdOption::Go),
@@ -278,6 +279,32 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
         }),
         (cookie, 1..200u32)
             .prop_map(|(cookie, error)| nbd::encode_textless_error_chunk(cookie, error).to_vec()),
+    ]
+}
+
+fn extended_reply() -> impl Strategy<Value = Vec<u8>> {
+    let request =
+        (any::<u64>(), any::<u64>()).prop_map(|(cookie, offset)| nbd::AnsweredRequest { cookie, offset });
+    let done = any::<bool>();
+    prop_oneof![
+        request.clone().prop_map(|request| nbd::extended_chunk_none(request).to_vec()),
+        (request.clone(), any::<u64>(), vec(any::<u8>(), 1..20), done).prop_map(
+            |(request, at, data, done)| {
+                let head = nbd::extended_chunk_data_header(request, at, data.len() as u32, done);
+                [&head[..], &data].concat()
+            }
+        ),
+        (request.clone(), any::<u32>(), vec((1..u64::MAX, any::<u64>()), 1..5), done).prop_map(
+            |(request, id, runs, done)| {
+                let head = nbd::extended_chunk_block_status_header(request, id, runs.len() as u32, done);
+                let runs = runs
+                    .iter()
+                    .flat_map(|(len, flags)| nbd::encode_extended_block_status_descriptor(*len, *flags));
+                head.into_iter().chain(runs).collect()
+            }
+        ),
+        (request, 1..200u32)
+            .prop_map(|(request, error)| nbd::encode_extended_error_chunk(request, error).to_vec()),
     ]
 }
 
@@ -383,11 +410,16 @@ proptest! {
     }
 
     #[test]
-    fn requests(flags: u16, command in 0..12u16, cookie: u64, offset: u64, len: u32) {
+    fn requests(flags: u16, command in 0..12u16, cookie: u64, offset: u64, len: u32, long: u64, ids in vec(any::<u32>(), 0..4)) {
         let flags = nbd::CommandFlags::from_bits_retain(flags);
-        let request = nbd::NbdRequestHeader { flags, command: nbd::NbdCommand::from_number(command), cookie, offset, len };
+        let (command, len) = (nbd::NbdCommand::from_number(command), len.into());
+        let request = nbd::NbdRequestHeader { flags, command, cookie, offset, len };
         prop_assert_eq!(nbd::NbdRequestHeader::decode(&request.encode()), Ok(request));
         fuzz::fuzz_nbd_request(&request.encode());
+        let extended = nbd::NbdRequestHeader { len: long, ..request };
+        prop_assert_eq!(nbd::NbdRequestHeader::decode_extended(&extended.encode_extended()), Ok(extended));
+        let payload = nbd::BlockStatusPayload { len: long, contexts: ids };
+        fuzz::fuzz_nbd_request(&[&extended.encode_extended()[..], &payload.encode()].concat());
     }
 
     #[test]
@@ -396,7 +428,7 @@ proptest! {
     }
 
     #[test]
-    fn replies(data in mutated(reply())) {
+    fn replies(data in mutated(prop_oneof![reply(), extended_reply()])) {
         fuzz::fuzz_nbd_reply(&data);
     }
 

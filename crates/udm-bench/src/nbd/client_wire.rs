@@ -87,7 +87,8 @@ impl RequestConnection for NbdClientWire {
             _ => NbdCommand::Read,
         };
         let ConnectionRequest { cookie, offset, len, .. } = asked;
-        let request = NbdRequestHeader { flags: CommandFlags::empty(), command, cookie, offset, len };
+        let flags = CommandFlags::empty();
+        let request = NbdRequestHeader { flags, command, cookie, offset, len: len.into() };
         self.out.extend_from_slice(&request.encode());
         if asked.op == Op::Write {
             self.out.extend_from_slice(&self.payload[..len as usize]);

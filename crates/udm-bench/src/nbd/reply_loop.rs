@@ -6,7 +6,7 @@
 //! client and system at least as much.
 
 use std::io::{ErrorKind, Read, Write};
-use udm_wire::nbd::{NbdCommand, NbdRequestHeader, SimpleReply};
+use udm_wire::nbd::{NbdCommand, NbdHeaderStyle, NbdRequestHeader, SimpleReply};
 
 /// Bytes per read.
 const READ: usize = 256 << 10;
@@ -37,7 +37,7 @@ pub fn serve_minimal_nbd_replies(mut stream: impl Read + Write) {
             let Some(header) = input[arrived.clone()].first_chunk() else { break };
             let Ok(request) = NbdRequestHeader::decode(header) else { return };
             arrived.start += NbdRequestHeader::SIZE;
-            skip = request.payload_len() as usize;
+            skip = request.payload_len(NbdHeaderStyle::Simple) as usize;
             let reply = SimpleReply { error: 0, cookie: request.cookie };
             if request.command == NbdCommand::Read {
                 out.extend_from_slice(&reply.encode());

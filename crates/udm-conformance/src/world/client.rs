@@ -67,7 +67,8 @@ impl NbdTestClient {
         let cookie = self.given;
         self.given += 1;
         let offset = request.sector.checked_mul(SECTOR_SIZE).unwrap_or(u64::MAX - (SECTOR_SIZE - 1));
-        let len = u32::try_from(request.sectors * SECTOR_SIZE).expect("a length that fits NBD");
+        let len = request.sectors * SECTOR_SIZE;
+        assert!(len <= u32::MAX.into(), "a length that fits compact requests");
         let (command, flags) = convert_to_nbd_command(request);
         let read = if request.op == Op::Read { len as usize } else { 0 };
         let pending = PendingRequest { offset, len: read, data: vec![0; read], ..PendingRequest::default() };
@@ -292,7 +293,9 @@ fn store_reply_chunk(pending: &mut PendingRequest, header: ReplyChunkHeader, pay
             pending.data[range].fill(0);
             pending.got += len as usize;
         }
-        ReplyChunk::BlockStatus { .. } => panic!("unexpected block status"),
+        ReplyChunk::BlockStatus { .. } | ReplyChunk::BlockStatusExt { .. } => {
+            panic!("unexpected block status")
+        }
         ReplyChunk::Error { error, .. } => pending.error = error,
     }
 }

@@ -28,6 +28,7 @@ pub struct DeviceConfigChange {
     /// Name of the device.
     pub name: String,
     /// "create"; "remove"; "reload" (another table); "allow" (other clients may use it);
+    /// "description" (another text for clients);
     /// "throttle" (other limits of requests and bytes per second);
     /// "take-over" (of a device that a verb created);
     /// "uuid" or "readonly" (the file changed them, which is refused).

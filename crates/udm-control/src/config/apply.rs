@@ -41,10 +41,19 @@ impl ConfigOwnedDevice {
     pub(super) fn to_hand_over(&self) -> Option<HandedOverConfigDevice> {
         let mapped = self.mapped.upgrade()?;
         let live = mapped.device.live().as_ref().map(Arc::downgrade).unwrap_or_default();
-        let DesiredDevice { table, uuid, read_only, allow, throttle, .. } = self.wanted.clone();
+        let DesiredDevice { table, uuid, read_only, allow, description, throttle, .. } = self.wanted.clone();
         let is_changed = !live.ptr_eq(&self.table) || mapped.device.name() != self.wanted.name;
         let (name, allow) = (mapped.device.name(), allow.map(|names| names.to_vec()));
-        Some(HandedOverConfigDevice { name, table, uuid, read_only, allow, throttle, is_changed })
+        Some(HandedOverConfigDevice {
+            name,
+            table,
+            uuid,
+            read_only,
+            allow,
+            description,
+            throttle,
+            is_changed,
+        })
     }
 
     /// The device that another process has handed over; `None` if it does not exist.
@@ -203,6 +212,7 @@ async fn plan_and_run_config_changes(
             PlanStep::Remove(place) => (applied[place].wanted.name.clone(), "remove"),
             PlanStep::Reload(_, place) => (desired.devices[place].name.clone(), "reload"),
             PlanStep::Allow(_, place) => (desired.devices[place].name.clone(), "allow"),
+            PlanStep::Describe(_, place) => (desired.devices[place].name.clone(), "description"),
             PlanStep::Throttle(_, place) => (desired.devices[place].name.clone(), "throttle"),
             PlanStep::Create(place)
                 if find_device_by_name(registry, &desired.devices[place].name).is_some() =>
@@ -310,6 +320,13 @@ async fn apply_config_plan_step(
             applied[was].wanted.allow.clone_from(&wanted.allow);
             Ok(())
         }
+        PlanStep::Describe(was, is) => {
+            let wanted = &desired.devices[is];
+            let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
+            mapped.description.set(&wanted.description);
+            applied[was].wanted.description.clone_from(&wanted.description);
+            Ok(())
+        }
         PlanStep::Throttle(was, is) => {
             let wanted = &desired.devices[is];
             let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
@@ -337,6 +354,7 @@ async fn apply_config_plan_step(
                         ));
                     }
                     mapped.allowed_clients.set(wanted.allow.clone());
+                    mapped.description.set(&wanted.description);
                     verbs::apply_throttle_settings(registry, &mapped, wanted.throttle.as_ref())?;
                     let table =
                         reload_declared_device(registry, &mapped, wanted, &desired.folder, cancel_token)
@@ -347,8 +365,9 @@ async fn apply_config_plan_step(
                     let (uuid, read_only) = (wanted.uuid.as_deref(), wanted.read_only);
                     let allow = wanted.allow.as_ref();
                     let throttle = wanted.throttle.as_ref();
-                    let called =
-                        DeviceSpec { name, uuid, read_only, allow, throttle, ..DeviceSpec::default() };
+                    let description = &*wanted.description;
+                    let spec = DeviceSpec { name, uuid, description, ..DeviceSpec::default() };
+                    let called = DeviceSpec { read_only, allow, throttle, ..spec };
                     let table = |_: &Arc<RegisteredDevice>| Ok(Some(wanted.table.clone()));
                     let CreatedDevice { mapped, table, .. } =
                         verbs::create_device(registry, called, table, &desired.folder, cancel_token).await?;

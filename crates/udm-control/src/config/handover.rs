@@ -23,6 +23,9 @@ pub struct HandedOverConfigDevice {
     /// The names of the clients that may use it in the file; `None` for all clients.
     #[serde(default)]
     pub allow: Option<Vec<String>>,
+    /// The description in the file.
+    #[serde(default)]
+    pub description: String,
     /// The limits in the file.
     #[serde(default)]
     pub throttle: Option<ThrottleSettings>,
@@ -57,10 +60,11 @@ pub(crate) fn take_over_config(registry: &DeviceRegistry, from: &HandedOverConfi
     let Some(config) = registry.config() else { return Ok(()) };
     let mut devices = Vec::new();
     for one in from {
-        let HandedOverConfigDevice { name, table, uuid, read_only, allow, throttle, is_changed } =
+        let HandedOverConfigDevice { name, table, uuid, read_only, allow, description, throttle, is_changed } =
             one.clone();
         let wanted = DesiredDevice::new(&name, table, uuid, read_only)?
             .with_allow(allow.map(Into::into))
+            .with_description(description)
             .with_throttle(throttle);
         devices.extend(ConfigOwnedDevice::taken_over(registry, &wanted, is_changed));
     }

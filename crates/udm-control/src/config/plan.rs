@@ -22,6 +22,8 @@ pub struct DesiredDevice {
     /// The NBD clients that may use it, by names in their certificates, or by `user:NUMBER`; `None`
     /// for all clients.
     pub allow: Option<Arc<[String]>>,
+    /// What NBD clients can show about it; empty for nothing.
+    pub description: String,
     /// Its limits of requests and bytes per second.
     pub throttle: Option<ThrottleSettings>,
     lines: Vec<TableLine>,
@@ -45,6 +47,7 @@ impl DesiredDevice {
             uuid,
             read_only,
             allow: None,
+            description: String::new(),
             throttle: None,
             lines,
         })
@@ -54,6 +57,12 @@ impl DesiredDevice {
     #[must_use]
     pub fn with_allow(self, allow: Option<Arc<[String]>>) -> DesiredDevice {
         DesiredDevice { allow, ..self }
+    }
+
+    /// Sets [`DesiredDevice::description`].
+    #[must_use]
+    pub fn with_description(self, description: String) -> DesiredDevice {
+        DesiredDevice { description, ..self }
     }
 
     /// Sets [`DesiredDevice::throttle`].
@@ -110,6 +119,8 @@ pub enum PlanStep {
     Reload(usize, usize),
     /// Sets which clients may use the device at the first index, as at the second index.
     Allow(usize, usize),
+    /// Sets the description of the device at the first index, as at the second index.
+    Describe(usize, usize),
     /// Sets the limits of requests and bytes per second of the device at the first index, as at the
     /// second index.
     Throttle(usize, usize),
@@ -155,6 +166,10 @@ pub fn plan_config_changes(was: &[&DesiredDevice], is: &[DesiredDevice]) -> Resu
         if is_for_others {
             changes.push(PlanStep::Allow(old, place));
         }
+        let has_other_description = had.description != wanted.description;
+        if has_other_description {
+            changes.push(PlanStep::Describe(old, place));
+        }
         let has_other_limits = had.throttle != wanted.throttle;
         if has_other_limits {
             changes.push(PlanStep::Throttle(old, place));
@@ -167,7 +182,7 @@ pub fn plan_config_changes(was: &[&DesiredDevice], is: &[DesiredDevice]) -> Resu
             plan.refused.push((place, "readonly", why));
         } else if !had.has_same_table(wanted) {
             changes.push(PlanStep::Reload(old, place));
-        } else if !is_for_others && !has_other_limits {
+        } else if !is_for_others && !has_other_description && !has_other_limits {
             plan.unchanged.push((old, place));
         }
     }
@@ -287,6 +302,7 @@ mod tests {
             PlanStep::Create(i) => format!("+{}", is[*i].name),
             PlanStep::Reload(_, i) => format!("~{}", is[*i].name),
             PlanStep::Allow(_, i) => format!("@{}", is[*i].name),
+            PlanStep::Describe(_, i) => format!("\"{}", is[*i].name),
             PlanStep::Throttle(_, i) => format!("%{}", is[*i].name),
         });
         let refused = plan.refused.iter().map(|(i, key, _)| format!("!{} {key}", is[*i].name));
@@ -306,6 +322,23 @@ mod tests {
         assert_eq!(steps("u=m m=a a", "u=b b"), "+b ~u -m -a");
         // A device that is used but not declared in the file.
         assert_eq!(steps("", "a=other"), "+a");
+    }
+
+    #[test]
+    fn another_description_is_a_change_of_its_own() {
+        let one = |table: &str, description: &str| {
+            let wanted = DesiredDevice::new("a", table.into(), None, false).unwrap();
+            wanted.with_description(description.into())
+        };
+        let steps =
+            |was: &DesiredDevice, is: DesiredDevice| plan_config_changes(&[was], &[is]).unwrap().steps;
+        let was = one("0 8 zero", "a disk");
+        assert_eq!(steps(&was, one("0 8 zero", "a disk")), []);
+        assert_eq!(steps(&was, one("0 8 zero", "")), [PlanStep::Describe(0, 0)]);
+        assert_eq!(
+            steps(&was, one("0 8 error", "my disk")),
+            [PlanStep::Describe(0, 0), PlanStep::Reload(0, 0)]
+        );
     }
 
     /// Other clients alone change no table, and come before another one. They are not refused with
@@ -408,8 +441,8 @@ mod tests {
                         }
                         there.insert(wanted.name.clone(), wanted.clone());
                     }
-                    PlanStep::Allow(..) | PlanStep::Throttle(..) => {
-                        prop_assert!(false, "the files name neither clients nor limits");
+                    PlanStep::Allow(..) | PlanStep::Describe(..) | PlanStep::Throttle(..) => {
+                        prop_assert!(false, "the files have no clients, descriptions or limits");
                     }
                 }
             }

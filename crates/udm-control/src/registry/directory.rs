@@ -24,7 +24,7 @@ use std::time::Instant;
 use udm_core::errno::{EBUSY, EINVAL, ENXIO};
 use udm_core::{DevNo, Nanos};
 use udm_dm::{DeviceEventDetails, EventKind, MappedDevice, TargetError};
-use udm_frontends::nbd::AllowedClients;
+use udm_frontends::nbd::{AllowedClients, ExportDescription};
 
 /// Maximum number of mapped devices (the kernel's minors have 20 bits).
 const MAPPED_MAX: u32 = 1 << 20;
@@ -54,6 +54,8 @@ pub struct RegisteredDevice {
     pub(crate) read_only: AtomicBool,
     /// The NBD clients that may use it.
     pub(crate) allowed_clients: Arc<AllowedClients>,
+    /// What NBD clients can show about it.
+    pub(crate) description: Arc<ExportDescription>,
     /// The devices that name the same group share their limits. Changed under
     /// [`DeviceRegistry::throttling`].
     pub(crate) throttle_group: Mutex<Option<Arc<str>>>,
@@ -231,6 +233,7 @@ impl DeviceDirectory {
             requests: OnceLock::new(),
             read_only: AtomicBool::new(false),
             allowed_clients: Arc::default(),
+            description: Arc::default(),
             throttle_group: Mutex::default(),
             is_deferred: AtomicBool::new(false),
             deferred: Arc::clone(&self.deferred),

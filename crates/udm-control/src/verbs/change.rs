@@ -73,6 +73,8 @@ pub struct DeviceSpec<'a> {
     pub read_only: bool,
     /// Names in the certificates of the NBD clients that may use it; `None` for all clients.
     pub allow: Option<&'a Arc<[String]>>,
+    /// What NBD clients can show about it; empty for nothing.
+    pub description: &'a str,
     /// Parameters of the device's own queue, if it is request-based.
     pub requests: RequestQueueParams,
     /// Its limits of requests and bytes per second.
@@ -112,10 +114,11 @@ pub(crate) async fn create_device(
     folder: &BaseDir,
     cancel_token: &CancelToken,
 ) -> Result<CreatedDevice, VerbError> {
-    let DeviceSpec { name, uuid, minor, read_only, allow, requests, throttle } = called;
+    let DeviceSpec { name, uuid, minor, read_only, allow, description, requests, throttle } = called;
     let made = registry.begin_create(name, uuid, minor).map_err(|e| VerbError::new(name, e))?;
     made.mapped.read_only.store(read_only, Ordering::Relaxed);
     made.mapped.allowed_clients.set(allow.cloned());
+    made.mapped.description.set(description);
     made.mapped.set_requests(requests);
     apply_throttle_settings(registry, &made.mapped, throttle)?;
     if let Some(by) = registry.queue_by(requests) {

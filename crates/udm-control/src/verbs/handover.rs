@@ -54,6 +54,9 @@ pub struct HandedOverDevice {
     /// Names in the certificates of the NBD clients that may use it; `None` for all clients.
     #[serde(default)]
     pub allow: Option<Vec<String>>,
+    /// What NBD clients can show about it.
+    #[serde(default)]
+    pub description: String,
     /// Its limits of requests and bytes per second.
     #[serde(default)]
     pub throttle: Option<ThrottleSettings>,
@@ -325,6 +328,7 @@ fn device_to_hand_over(registry: &DeviceRegistry, mapped: &RegisteredDevice) -> 
         minor: mapped.device.number().minor,
         read_only: mapped.read_only.load(Ordering::Relaxed),
         allow: mapped.allowed_clients.get().map(|names| names.to_vec()),
+        description: mapped.description.get().to_string(),
         throttle: throttle_settings(mapped),
         queue_depth: requests.queue_depth,
         nr_hw_queues: requests.nr_hw_queues,
@@ -429,6 +433,7 @@ async fn create_handed_over_device(
         minor: Some(device.minor),
         read_only: device.read_only,
         allow: allow.as_ref(),
+        description: &device.description,
         requests: RequestQueueParams { queue_depth: *queue_depth, nr_hw_queues: *nr_hw_queues },
         throttle: device.throttle.as_ref(),
     };

@@ -45,6 +45,8 @@ pub(super) struct BlockStatusQuery {
 pub(super) struct BlockStatusAnswer {
     pub(super) connection: u64,
     pub(super) key: usize,
+    /// The contexts that were queried.
+    pub(super) contexts: Arc<[MetaContext]>,
     /// Runs of each context from the start of the range, at least one.
     pub(super) found: Vec<Vec<BlockStatusExtent>>,
 }
@@ -63,7 +65,8 @@ impl Drop for BlockStatusQuery {
         for context in &self.contexts[found.len()..] {
             found.push(vec![(self.len, context.unknown())]);
         }
-        let message = BlockStatusAnswer { connection: self.connection, key: self.key, found };
+        let contexts = Arc::clone(&self.contexts);
+        let message = BlockStatusAnswer { connection: self.connection, key: self.key, contexts, found };
         self.core_set.send_message(self.core, self.device.id(), Box::new(message));
     }
 }

@@ -41,7 +41,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tls::ConnectionTls;
 use udm_core::{Batch, BioFlags, BioPool, BufPool, CoreId, Nanos};
 use udm_runtime::{BioTaskLaneId, FrontCx, FrontEnd, ProcessCores, RingCompletion};
-use udm_wire::nbd::NbdRequestHeader;
+use udm_wire::nbd::{NbdHeaderStyle, NbdRequestHeader};
 
 const RECV: u64 = 0;
 const SEND: u64 = 1;
@@ -75,7 +75,7 @@ pub(super) struct AcceptedNbdConnection {
     deadline: Nanos,
     pub(super) device: Option<BioTaskLaneId>,
     pub(super) export: Option<(ExportRef, ExportGeometry)>,
-    pub(super) structured: bool,
+    pub(super) header_style: NbdHeaderStyle,
     pub(super) contexts: Arc<[MetaContext]>,
     /// Unique number of the connection in messages.
     pub(super) id: u64,
@@ -90,7 +90,7 @@ pub(super) struct AcceptedNbdConnection {
     next_tls: Option<Box<ConnectionTls>>,
     receiving: bool,
     sending: bool,
-    /// A write whose payload is still arriving.
+    /// A request whose payload is still arriving: a write, or a block status.
     pub(super) arriving: Option<(NbdRequestHeader, BioFlags)>,
     pub(super) pending: slab::Slab<PendingNbdRequest>,
     /// Membership in the range locks of the device; `None` if this connection cannot write.
@@ -177,7 +177,7 @@ impl AcceptedNbdConnection {
             deadline: Nanos::NEVER,
             device: None,
             export: None,
-            structured: false,
+            header_style: NbdHeaderStyle::Simple,
             contexts: Arc::default(),
             id: next_connection_id(),
             block_status_worker,

@@ -3,6 +3,7 @@
 //! The list is read when a client names an export or lists all of them, and never on the data path.
 
 use super::allowed_clients::{AllowedClients, NbdClientIdentity};
+use super::description::ExportDescription;
 use super::export_geometry::ExportGeometry;
 use super::io_counters::{CoreDeviceIoCounters, DeviceIoCounters, DeviceIoReport};
 use super::range_locks::RangeLocks;
@@ -24,7 +25,7 @@ type DeviceChangedHook = OnceLock<Arc<dyn Fn(DeviceId) + Send + Sync>>;
 pub struct Export {
     /// Changed only under the lock of the list.
     name: Mutex<Arc<str>>,
-    description: String,
+    description: Arc<ExportDescription>,
     read_only: bool,
     device: Arc<dyn Device>,
     users: AtomicUsize,
@@ -58,12 +59,14 @@ impl Export {
         let (name, description) = (name.into(), description.into());
         check_export_text(&name, &name)?;
         check_export_text(&description, &name)?;
+        let text = ExportDescription::default();
+        text.set(&description);
         let range_locks = Arc::new(RangeLocks::new());
         let exported_device =
             Arc::new(PerDeviceExportState { range_locks, served: DeviceIoCounters::default() });
         Ok(Export {
             name: Mutex::new(name.into()),
-            description,
+            description: Arc::new(text),
             read_only,
             device,
             users: AtomicUsize::new(0),
@@ -86,8 +89,8 @@ impl Export {
 
     /// Description; may be empty.
     #[must_use]
-    pub fn description(&self) -> &str {
-        &self.description
+    pub fn description(&self) -> Arc<str> {
+        self.description.get()
     }
 
     /// The device.
@@ -141,6 +144,12 @@ impl Export {
     #[must_use]
     pub fn for_clients(self, allowed_clients: Arc<AllowedClients>) -> Export {
         Export { allowed_clients, ..self }
+    }
+
+    /// The same export with a description that may change.
+    #[must_use]
+    pub fn described_by(self, description: Arc<ExportDescription>) -> Export {
+        Export { description, ..self }
     }
 
     /// True if `client` may choose the export.

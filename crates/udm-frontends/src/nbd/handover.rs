@@ -17,6 +17,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use udm_core::CoreId;
 use udm_runtime::ProcessCores;
+use udm_wire::nbd::NbdHeaderStyle;
 
 /// A listening socket of another process.
 #[derive(Debug)]
@@ -34,8 +35,8 @@ pub struct DetachedNbdClient {
     pub socket: OwnedFd,
     /// Name of the export.
     pub export: String,
-    /// True if the client has negotiated structured replies.
-    pub structured: bool,
+    /// The headers that the client has negotiated.
+    pub header_style: NbdHeaderStyle,
     /// Number on the wire and name of each metadata context.
     pub contexts: Vec<(u32, String)>,
     /// Received bytes that were not handled, at most 256 KiB. They begin with a request.

@@ -16,11 +16,12 @@ use udm_tls::TlsSession;
 use udm_wire::nbd::{
     ClientFlags, ClientHandshakeMessage, ClientHandshakeMessageParser, ExportFlags, ExportInfoItem,
     ExportInfoRequest, ExportNameReply, GREETING_SIZE, HandshakeFlags, INFO_DESCRIPTION, INFO_NAME,
-    MetaContextRequest, NbdOption, OPT_ABORT, OPT_GO, OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT,
-    OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY, REP_ERR_INVALID, REP_ERR_PLATFORM,
-    REP_ERR_POLICY, REP_ERR_TLS_REQD, REP_ERR_TOO_BIG, REP_ERR_UNKNOWN, encode_nbd_server_greeting,
-    put_export_info_reply, put_export_name_reply, put_meta_context_reply, put_option_ack_reply,
-    put_option_error_reply, put_rep_server,
+    MetaContextRequest, NbdHeaderStyle, NbdOption, OPT_ABORT, OPT_EXTENDED_HEADERS, OPT_GO, OPT_INFO,
+    OPT_LIST, OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY,
+    REP_ERR_EXT_HEADER_REQD, REP_ERR_INVALID, REP_ERR_PLATFORM, REP_ERR_POLICY, REP_ERR_TLS_REQD,
+    REP_ERR_TOO_BIG, REP_ERR_UNKNOWN, encode_nbd_server_greeting, put_export_info_reply,
+    put_export_name_reply, put_meta_context_reply, put_option_ack_reply, put_option_error_reply,
+    put_rep_server,
 };
 
 /// The server's side of a handshake.
@@ -28,7 +29,7 @@ use udm_wire::nbd::{
 pub(super) struct ServerHandshake {
     parser: ClientHandshakeMessageParser,
     no_zeroes: bool,
-    structured: bool,
+    header_style: NbdHeaderStyle,
     /// The chosen metadata contexts, with the export for which they are valid.
     contexts: Option<(Arc<str>, DeviceId, Arc<[MetaContext]>)>,
     /// Position at which the requested list of exports continues.
@@ -49,8 +50,8 @@ enum HandshakeTls {
     Active,
 }
 
-/// Exports listed per step.
-const LISTED_A_STEP: usize = 16;
+/// Exports listed per step: with the longest names and descriptions, 64 KiB and their headers.
+const LISTED_A_STEP: usize = 8;
 
 /// Result of a step.
 pub(super) enum HandshakeStepOutcome {
@@ -70,8 +71,7 @@ pub(super) enum HandshakeStepOutcome {
 pub(super) struct NegotiatedSession {
     pub(super) export: ExportRef,
     pub(super) geometry: ExportGeometry,
-    /// Reads are answered with structured replies.
-    pub(super) structured: bool,
+    pub(super) header_style: NbdHeaderStyle,
     /// Contexts of `BLOCK_STATUS`. If empty, the command is refused.
     pub(super) contexts: Arc<[MetaContext]>,
 }
@@ -157,9 +157,17 @@ impl ServerHandshake {
                 }
             }
             NbdOption::List => self.list(0, out, exports),
+            NbdOption::StructuredReply if self.header_style.is_extended() => {
+                let text = "extended headers are in use, and replace structured replies";
+                put_option_error_reply(out, OPT_STRUCTURED_REPLY, REP_ERR_EXT_HEADER_REQD, text);
+            }
             NbdOption::StructuredReply => {
-                self.structured = true;
+                self.header_style = NbdHeaderStyle::Structured;
                 put_option_ack_reply(out, OPT_STRUCTURED_REPLY);
+            }
+            NbdOption::ExtendedHeaders => {
+                self.header_style = NbdHeaderStyle::Extended;
+                put_option_ack_reply(out, OPT_EXTENDED_HEADERS);
             }
             NbdOption::ListMetaContext(request) => {
                 self.contexts_of(request, OPT_LIST_META_CONTEXT, out, exports);
@@ -188,7 +196,8 @@ impl ServerHandshake {
             HandshakeTls::Before(tls) => match tls.config.session() {
                 Ok(session) => {
                     put_option_ack_reply(out, OPT_STARTTLS);
-                    (self.structured, self.contexts, self.tls) = (false, None, HandshakeTls::Active);
+                    (self.header_style, self.contexts) = (NbdHeaderStyle::Simple, None);
+                    self.tls = HandshakeTls::Active;
                     return HandshakeStepOutcome::StartTls(Box::new(session));
                 }
                 Err(why) => (REP_ERR_PLATFORM, why),
@@ -202,7 +211,7 @@ impl ServerHandshake {
     fn list(&mut self, from: u64, out: &mut Vec<u8>, exports: &Exports) {
         let (some, next) = exports.page(from, LISTED_A_STEP);
         let some = some.iter().filter(|export| export.admits(&self.client));
-        some.for_each(|export| put_rep_server(out, &export.name(), export.description()));
+        some.for_each(|export| put_rep_server(out, &export.name(), &export.description()));
         self.listing = next;
         if next.is_none() {
             put_option_ack_reply(out, OPT_LIST);
@@ -222,7 +231,7 @@ impl ServerHandshake {
         if !list {
             self.contexts = None;
         }
-        if !self.structured {
+        if !self.header_style.has_chunks() {
             return put_option_error_reply(
                 out,
                 option,
@@ -247,7 +256,8 @@ impl ServerHandshake {
         }
     }
 
-    /// Handles `EXPORT_NAME`, whose only error reply is the end of the connection.
+    /// Handles `EXPORT_NAME`, whose only error reply is the end of the connection. A client with
+    /// extended headers must not use it.
     fn export_name(
         &self,
         name: &str,
@@ -255,6 +265,10 @@ impl ServerHandshake {
         exports: &Exports,
         open: OpenDeviceFn<'_>,
     ) -> HandshakeStepOutcome {
+        if self.header_style.is_extended() {
+            tracing::info!("nbd: a client with extended headers is disconnected: it must choose with GO");
+            return HandshakeStepOutcome::Close;
+        }
         let Some(export) = exports.acquire(name).filter(|export| self.admits(export)) else {
             tracing::info!("nbd: a client asked for the unknown export {name:?}");
             return HandshakeStepOutcome::Close;
@@ -264,7 +278,7 @@ impl ServerHandshake {
             return HandshakeStepOutcome::Close;
         }
         let geometry = export.geometry();
-        let reply = ExportNameReply { size: geometry.size, flags: self.flags(geometry) };
+        let reply = ExportNameReply { size: geometry.size, flags: self.flags(&export, geometry) };
         put_export_name_reply(out, reply, self.no_zeroes);
         self.begin(export, geometry)
     }
@@ -302,21 +316,25 @@ impl ServerHandshake {
     }
 
     fn begin(&self, export: ExportRef, geometry: ExportGeometry) -> HandshakeStepOutcome {
+        let (header_style, contexts) = (self.header_style, self.chosen_contexts(&export));
+        HandshakeStepOutcome::Begin(NegotiatedSession { export, geometry, header_style, contexts })
+    }
+
+    /// The chosen metadata contexts of `export`.
+    fn chosen_contexts(&self, export: &Export) -> Arc<[MetaContext]> {
         // Another device may have the name by now.
         let is = (export.name(), export.device().id());
         let chosen = self.contexts.as_ref().filter(|(name, device, _)| (name, device) == (&is.0, &is.1));
-        let contexts = chosen.map_or_else(Arc::default, |(.., contexts)| Arc::clone(contexts));
-        HandshakeStepOutcome::Begin(NegotiatedSession {
-            export,
-            geometry,
-            structured: self.structured,
-            contexts,
-        })
+        chosen.map_or_else(Arc::default, |(.., contexts)| Arc::clone(contexts))
     }
 
-    fn flags(&self, geometry: ExportGeometry) -> ExportFlags {
-        let df = if self.structured { ExportFlags::SEND_DF } else { ExportFlags::empty() };
-        geometry.flags | df
+    fn flags(&self, export: &Export, geometry: ExportGeometry) -> ExportFlags {
+        let mut flags = geometry.flags;
+        flags.set(ExportFlags::SEND_DF, self.header_style.has_chunks());
+        // A payload of `BLOCK_STATUS` names some of the chosen contexts.
+        let has_payload = self.header_style.is_extended() && !self.chosen_contexts(export).is_empty();
+        flags.set(ExportFlags::BLOCK_STATUS_PAYLOAD, has_payload);
+        flags
     }
 
     /// Appends size and block sizes, and name and description if they were requested.
@@ -331,14 +349,15 @@ impl ServerHandshake {
         put_export_info_reply(
             out,
             option,
-            &ExportInfoItem::Export { size: geometry.size, flags: self.flags(geometry) },
+            &ExportInfoItem::Export { size: geometry.size, flags: self.flags(export, geometry) },
         );
         put_export_info_reply(out, option, &ExportInfoItem::BlockSize(geometry.blocks));
         if request.infos.contains(&INFO_NAME) {
             put_export_info_reply(out, option, &ExportInfoItem::Name(export.name().to_string()));
         }
-        if request.infos.contains(&INFO_DESCRIPTION) && !export.description().is_empty() {
-            put_export_info_reply(out, option, &ExportInfoItem::Description(export.description().to_owned()));
+        let description = export.description();
+        if request.infos.contains(&INFO_DESCRIPTION) && !description.is_empty() {
+            put_export_info_reply(out, option, &ExportInfoItem::Description(description.to_string()));
         }
     }
 }

@@ -9,11 +9,12 @@ use std::path::Path;
 use udm_core::errno::ENXIO;
 use udm_tls::TlsServerConfig;
 use udm_wire::nbd::{
-    MAGIC_OPTION, OPT_EXPORT_NAME, OPT_STARTTLS, REP_ACK, REP_ERR_POLICY, REP_ERR_TLS_REQD, REP_ERR_TOO_BIG,
-    REP_ERR_UNSUP, REP_INFO, REP_META_CONTEXT, REP_SERVER, encode_client_flags,
+    MAGIC_OPTION, OPT_EXPORT_NAME, OPT_EXTENDED_HEADERS, OPT_STARTTLS, REP_ACK, REP_ERR_EXT_HEADER_REQD,
+    REP_ERR_POLICY, REP_ERR_TLS_REQD, REP_ERR_TOO_BIG, REP_ERR_UNSUP, REP_INFO, REP_META_CONTEXT, REP_SERVER,
+    encode_client_flags,
 };
 
-const REPLIES: [(u32, &str); 11] = [
+const REPLIES: [(u32, &str); 12] = [
     (REP_ACK, "ack"),
     (REP_SERVER, "server"),
     (REP_INFO, "info"),
@@ -25,6 +26,7 @@ const REPLIES: [(u32, &str); 11] = [
     (REP_ERR_PLATFORM, "platform"),
     (REP_ERR_UNKNOWN, "unknown"),
     (REP_ERR_TOO_BIG, "too big"),
+    (REP_ERR_EXT_HEADER_REQD, "extended headers"),
 ];
 
 fn make_meta_context_request(name: &str) -> MetaContextRequest {
@@ -39,15 +41,24 @@ fn server_tls(is_required: bool) -> Option<NbdServerTls> {
 }
 
 /// Messages that lead to each state, and the server's TLS.
-fn handshake_state_scripts() -> [(&'static str, Option<NbdServerTls>, Vec<u8>); 8] {
+fn handshake_state_scripts() -> [(&'static str, Option<NbdServerTls>, Vec<u8>); 12] {
     let chosen =
         |name| [NbdOption::StructuredReply, NbdOption::SetMetaContext(make_meta_context_request(name))];
+    let extended = || NbdOption::ExtendedHeaders;
     [
         ("greeted", None, Vec::new()),
         ("options", None, script(&[])),
         ("structured", None, script(&[NbdOption::StructuredReply])),
         ("contexts of disk", None, script(&chosen("disk"))),
         ("contexts of other", None, script(&chosen("other"))),
+        ("extended", None, script(&[extended()])),
+        ("extended", None, script(&[NbdOption::StructuredReply, extended()])),
+        (
+            "extended, contexts of disk",
+            None,
+            script(&[extended(), NbdOption::SetMetaContext(make_meta_context_request("disk"))]),
+        ),
+        ("extended, TLS offered", server_tls(false), script(&[extended()])),
         ("structured, TLS offered", server_tls(false), script(&[NbdOption::StructuredReply])),
         ("options, TLS required", server_tls(true), script(&[])),
         ("options in TLS", server_tls(true), script(&[NbdOption::StructuredReply, NbdOption::StartTls])),
@@ -83,6 +94,8 @@ fn handshake_test_messages() -> Vec<(&'static str, Vec<u8>)> {
         ("GO other, gone", option(NbdOption::Go(request("other", &[])))),
         ("GO in half", encode_raw_option(OPT_GO, 6, b"\0\0\0\x04di")),
         ("STRUCTURED_REPLY", option(NbdOption::StructuredReply)),
+        ("EXTENDED_HEADERS", option(NbdOption::ExtendedHeaders)),
+        ("EXTENDED_HEADERS with data", encode_raw_option(OPT_EXTENDED_HEADERS, 1, b"x")),
         ("LIST_META_CONTEXT disk", option(NbdOption::ListMetaContext(make_meta_context_request("disk")))),
         ("SET_META_CONTEXT disk", option(NbdOption::SetMetaContext(make_meta_context_request("disk")))),
         ("SET_META_CONTEXT none", option(NbdOption::SetMetaContext(make_meta_context_request("none")))),
@@ -115,10 +128,12 @@ fn feed_handshake(
 
 /// Name of the handshake's state.
 fn handshake_state_name(handshake: &ServerHandshake) -> String {
-    let negotiated = match (&handshake.contexts, handshake.structured) {
+    let negotiated = match (&handshake.contexts, handshake.header_style) {
+        (Some((name, ..)), NbdHeaderStyle::Extended) => format!("extended, contexts of {name}"),
         (Some((name, ..)), _) => format!("contexts of {name}"),
-        (None, true) => "structured".into(),
-        (None, false) => "options".into(),
+        (None, NbdHeaderStyle::Extended) => "extended".into(),
+        (None, NbdHeaderStyle::Structured) => "structured".into(),
+        (None, NbdHeaderStyle::Simple) => "options".into(),
     };
     negotiated
         + match handshake.tls {
@@ -151,8 +166,12 @@ fn every_transition() {
             out.clear();
             let next = match feed_handshake(&mut handshake, &bytes, &mut out, &all) {
                 HandshakeStepOutcome::Begin(s) => {
-                    let form = if s.structured { ", structured" } else { "" };
-                    format!("serving {}{form}, {} contexts", s.export.name(), s.contexts.len())
+                    let style = match s.header_style {
+                        NbdHeaderStyle::Simple => "",
+                        NbdHeaderStyle::Structured => ", structured",
+                        NbdHeaderStyle::Extended => ", extended",
+                    };
+                    format!("serving {}{style}, {} contexts", s.export.name(), s.contexts.len())
                 }
                 HandshakeStepOutcome::Close => "closed".into(),
                 HandshakeStepOutcome::StartTls(_) => {

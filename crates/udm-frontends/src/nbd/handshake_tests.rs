@@ -1,13 +1,14 @@
 //! The handshake without a network: scripted clients, and clients that send arbitrary bytes.
 
 use super::*;
+use crate::nbd::ExportDescription;
 use proptest::prelude::*;
 use std::sync::Arc;
 use udm_core::errno::{ENXIO, EOPNOTSUPP};
 use udm_core::{Cx, Device, DeviceId, Lane, Limits, Sectors};
 use udm_wire::nbd::{
     INFO_BLOCK_SIZE, INFO_EXPORT, OPT_STARTTLS, OPTION_REPLY_HEADER_SIZE, OptionReplyHeader, REP_ACK,
-    REP_ERR_INVALID, REP_ERR_POLICY, REP_ERR_UNSUP, REP_INFO, REP_META_CONTEXT, REP_SERVER,
+    REP_ERR_INVALID, REP_ERR_POLICY, REP_ERR_UNSUP, REP_FLAG_ERROR, REP_INFO, REP_META_CONTEXT, REP_SERVER,
     encode_client_flags,
 };
 
@@ -76,7 +77,10 @@ fn go_says_size_and_blocks_and_begins() {
     let mut out = Vec::new();
     let step = answer_to(&script(&[NbdOption::Go(request("other", &[]))]), &mut out);
     let HandshakeStepOutcome::Begin(session) = step else { panic!("no session") };
-    assert_eq!((&*session.export.name(), session.geometry.size, session.structured), ("other", 51200, false));
+    assert_eq!(
+        (&*session.export.name(), session.geometry.size, session.header_style),
+        ("other", 51200, NbdHeaderStyle::Simple)
+    );
     let all = replies(&out);
     let kinds: Vec<_> =
         all.iter().map(|r| (r.1, r.2.get(..2).map(|k| u16::from_be_bytes([k[0], k[1]])))).collect();
@@ -90,7 +94,7 @@ fn structured_replies_bring_df_and_hold_for_the_session() {
     let HandshakeStepOutcome::Begin(session) = answer_to(&script(&options), &mut out) else {
         panic!("no session")
     };
-    assert!(session.structured);
+    assert_eq!(session.header_style, NbdHeaderStyle::Structured);
     assert_eq!(&*session.export.name(), "disk", "the empty name is the first export");
     let all = replies(&out);
     assert_eq!(all[0], (OPT_STRUCTURED_REPLY, REP_ACK, vec![]));
@@ -98,6 +102,93 @@ fn structured_replies_bring_df_and_hold_for_the_session() {
     assert!(ExportFlags::from_bits_truncate(flags).contains(ExportFlags::SEND_DF));
     assert_eq!(&all[3].2[2..], b"disk");
     assert_eq!(&all[4].2[2..], b"the first");
+}
+
+/// The flags of the export in each reply that has them.
+fn flags_in(replies: &[(u32, u32, Vec<u8>)]) -> Vec<ExportFlags> {
+    let is_export = |data: &[u8]| data.len() == 12 && data[..2] == INFO_EXPORT.to_be_bytes();
+    let exports = replies.iter().filter(|(_, reply, data)| *reply == REP_INFO && is_export(data));
+    let flags = |data: &[u8]| ExportFlags::from_bits_retain(u16::from_be_bytes([data[10], data[11]]));
+    exports.map(|(.., data)| flags(data)).collect()
+}
+
+#[test]
+fn extended_headers_bring_df_and_payloads_of_block_status_if_contexts_are_chosen() {
+    let choose = || MetaContextRequest { name: "disk".into(), queries: vec!["base:allocation".into()] };
+    let info = || NbdOption::Info(request("disk", &[]));
+    let options = [
+        info(),
+        NbdOption::SetMetaContext(choose()),
+        NbdOption::ExtendedHeaders,
+        NbdOption::StructuredReply,
+        info(),
+        NbdOption::SetMetaContext(choose()),
+        NbdOption::Info(request("other", &[])),
+        info(),
+        NbdOption::Go(request("disk", &[])),
+    ];
+    let mut out = Vec::new();
+    let HandshakeStepOutcome::Begin(session) = answer_to(&script(&options), &mut out) else {
+        panic!("no session")
+    };
+    assert_eq!((session.header_style, session.contexts.len()), (NbdHeaderStyle::Extended, 1));
+    let all = replies(&out);
+    let optional = ExportFlags::SEND_DF | ExportFlags::BLOCK_STATUS_PAYLOAD;
+    let flags: Vec<_> = flags_in(&all).into_iter().map(|flags| flags & optional).collect();
+    let df = ExportFlags::SEND_DF;
+    // An export of which no context was chosen has no payloads either.
+    assert_eq!(flags, [ExportFlags::empty(), df, df, optional, optional]);
+    let refused: Vec<_> = all.iter().filter(|r| r.1 & REP_FLAG_ERROR != 0).map(|r| (r.0, r.1)).collect();
+    let expected = [(OPT_SET_META_CONTEXT, REP_ERR_INVALID), (OPT_STRUCTURED_REPLY, REP_ERR_EXT_HEADER_REQD)];
+    assert_eq!(refused, expected);
+}
+
+/// Any length and alignment is served, so a client need not ask for block sizes, and the sizes are
+/// said to each (proto.md, "Size constraints").
+#[test]
+fn block_sizes_are_said_once_to_each_client_and_are_the_same_in_info_and_go() {
+    for infos in
+        [&[][..], &[INFO_BLOCK_SIZE], &[INFO_BLOCK_SIZE, INFO_BLOCK_SIZE, 77, INFO_NAME, INFO_EXPORT]]
+    {
+        let mut out = Vec::new();
+        let options = [NbdOption::Info(request("disk", infos)), NbdOption::Go(request("disk", infos))];
+        assert!(matches!(answer_to(&script(&options), &mut out), HandshakeStepOutcome::Begin(_)));
+        let all = replies(&out);
+        let infos_of = |option| {
+            let of = all.iter().filter(move |reply| reply.0 == option && reply.1 == REP_INFO);
+            of.map(|reply| reply.2.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(infos_of(OPT_INFO), infos_of(OPT_GO), "{infos:?}");
+        let kinds: Vec<_> =
+            infos_of(OPT_GO).iter().map(|data| u16::from_be_bytes([data[0], data[1]])).collect();
+        let is_named = infos.contains(&INFO_NAME);
+        let expected = [Some(INFO_EXPORT), Some(INFO_BLOCK_SIZE), is_named.then_some(INFO_NAME)];
+        assert_eq!(kinds, expected.into_iter().flatten().collect::<Vec<_>>());
+        let sizes = &infos_of(OPT_GO)[1];
+        assert_eq!(sizes.len(), 14);
+        // Minimum 1: no alignment is needed. Maximum: no less than the default of the protocol.
+        assert_eq!((&sizes[2..6], &sizes[10..]), (&1u32.to_be_bytes()[..], &(64u32 << 20).to_be_bytes()[..]));
+    }
+}
+
+#[test]
+fn descriptions_are_in_lists_and_sent_if_asked_for() {
+    let mut out = Vec::new();
+    let options = [
+        NbdOption::List,
+        NbdOption::Info(request("disk", &[INFO_DESCRIPTION])),
+        NbdOption::Info(request("disk", &[])),
+        NbdOption::Info(request("other", &[INFO_DESCRIPTION])),
+        NbdOption::Abort,
+    ];
+    answer_to(&script(&options), &mut out);
+    let all = replies(&out);
+    let servers: Vec<_> = all.iter().filter(|r| r.1 == REP_SERVER).map(|r| r.2.clone()).collect();
+    assert_eq!(servers, [b"\0\0\0\x04diskthe first".to_vec(), b"\0\0\0\x05other".to_vec()]);
+    let kind = INFO_DESCRIPTION.to_be_bytes();
+    let said: Vec<_> =
+        all.iter().filter(|r| r.1 == REP_INFO && r.2[..2] == kind).map(|r| &r.2[2..]).collect();
+    assert_eq!(said, [b"the first"]);
 }
 
 #[test]
@@ -116,6 +207,10 @@ fn export_name_knows_no_error_but_the_end() {
     out.clear();
     let step = answer_to(&script(&[NbdOption::ExportName("nothing".into())]), &mut out);
     assert!(matches!(step, HandshakeStepOutcome::Close) && out.is_empty());
+    let extended = [NbdOption::ExtendedHeaders, NbdOption::ExportName("disk".into())];
+    let step = answer_to(&script(&extended), &mut out);
+    let acked = vec![(OPT_EXTENDED_HEADERS, REP_ACK, vec![])];
+    assert!(matches!(step, HandshakeStepOutcome::Close) && replies(&out) == acked);
 }
 
 #[test]
@@ -252,6 +347,39 @@ fn a_long_list_is_told_in_parts() {
     assert_eq!(ends, [OPT_LIST, OPT_ABORT]);
 }
 
+/// Each export is a reply of its own, and the longest texts fit a step.
+#[test]
+fn the_longest_names_and_descriptions_are_listed_in_bounded_steps() {
+    let (mut handshake, exports, mut out) = (ServerHandshake::default(), Exports::new(), Vec::new());
+    for n in 10..60 {
+        let (name, description) = (format!("{n}{}", "n".repeat(4094)), "d".repeat(4096));
+        let device = Arc::new(SizedDevice(DeviceId::new(), 8));
+        exports.add(Export::new(name, description, false, device).unwrap()).unwrap();
+    }
+    let bytes = script(&[NbdOption::List, NbdOption::Abort]);
+    let (mut input, mut before) = (&bytes[..], 0);
+    while let HandshakeStepOutcome::Answered = handshake.step(&mut input, &mut out, &exports, &mut |_| Ok(()))
+    {
+        assert!(out.len() - before <= 8 * (20 + 4 + 4096 + 4096), "{} bytes in a step", out.len() - before);
+        before = out.len();
+    }
+    let servers = replies(&out).into_iter().filter(|reply| reply.1 == REP_SERVER);
+    let lens: Vec<_> = servers.map(|reply| (reply.0, reply.2.len())).collect();
+    assert_eq!(lens, [(OPT_LIST, 4 + 4096 + 4096); 50]);
+}
+
+#[test]
+fn a_description_may_change() {
+    let description = Arc::new(ExportDescription::default());
+    let device = Arc::new(SizedDevice(DeviceId::new(), 8));
+    let export = Export::new("d", "", false, device).unwrap().described_by(Arc::clone(&description));
+    let export = Exports::new().add(export).unwrap();
+    description.set("a disk");
+    assert_eq!(&*export.description(), "a disk");
+    let too_long = Export::new("d", "d".repeat(4097), false, Arc::clone(export.device()));
+    assert!(too_long.is_err_and(|e| e.to_string().contains("at most 4096 bytes")));
+}
+
 #[test]
 fn a_device_that_does_not_open_is_an_answer_and_not_the_end() {
     let (mut handshake, exports, mut out) = (ServerHandshake::default(), exports(), Vec::new());
@@ -276,6 +404,7 @@ fn any_option() -> impl Strategy<Value = NbdOption> {
         Just(NbdOption::List),
         Just(NbdOption::StartTls),
         Just(NbdOption::StructuredReply),
+        Just(NbdOption::ExtendedHeaders),
         info.clone().prop_map(NbdOption::Info),
         info.prop_map(NbdOption::Go),
         (

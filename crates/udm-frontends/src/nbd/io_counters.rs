@@ -91,11 +91,11 @@ impl CoreDeviceIoCounters {
 
     /// Counts an answered request for `bytes`. `took` is its time at the device, if it was
     /// submitted.
-    pub(crate) fn answer(&self, op: Op, bytes: u32, is_ok: bool, took: Option<Nanos>) {
+    pub(crate) fn answer(&self, op: Op, bytes: u64, is_ok: bool, took: Option<Nanos>) {
         let counts = &self.ops[op as usize];
         add_to_core_counter(&counts.requests, 1);
         if is_ok {
-            add_to_core_counter(&counts.bytes, bytes.into());
+            add_to_core_counter(&counts.bytes, bytes);
         } else {
             add_to_core_counter(&counts.errors, 1);
         }

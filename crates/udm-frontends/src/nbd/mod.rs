@@ -5,10 +5,10 @@
 //! keeps the export that it chose.
 //!
 //! Supported: the fixed newstyle handshake with `GO`, `INFO`, `LIST`, `STRUCTURED_REPLY`,
-//! `LIST_META_CONTEXT`, `SET_META_CONTEXT`, `ABORT` and `EXPORT_NAME`; the commands `READ`,
-//! `WRITE`, `FLUSH`, `TRIM`, `WRITE_ZEROES`, `CACHE`, `BLOCK_STATUS` and `DISC`; FUA, `NO_HOLE`,
-//! `FAST_ZERO`, `DF`; block sizes; the contexts `base:allocation` and `qemu:dirty-bitmap:NAME`;
-//! `STARTTLS`. Not supported: extended headers.
+//! `EXTENDED_HEADERS`, `LIST_META_CONTEXT`, `SET_META_CONTEXT`, `STARTTLS`, `ABORT` and
+//! `EXPORT_NAME`; the commands `READ`, `WRITE`, `FLUSH`, `TRIM`, `WRITE_ZEROES`, `CACHE`,
+//! `BLOCK_STATUS` (also with a payload) and `DISC`; FUA, `NO_HOLE`, `FAST_ZERO`, `DF`; block sizes
+//! and descriptions; the contexts `base:allocation` and `qemu:dirty-bitmap:NAME`.
 //!
 //! The parts, in the order in which a request meets them:
 //!
@@ -52,6 +52,7 @@ mod balance;
 mod block_status;
 mod connection;
 mod contexts;
+mod description;
 pub(crate) mod export_geometry;
 mod exports;
 mod handover;
@@ -70,6 +71,7 @@ mod stats;
 mod tls;
 
 pub use allowed_clients::{AllowedClients, USER_PREFIX};
+pub use description::ExportDescription;
 pub use exports::{Export, ExportNameError, ExportRef, Exports, FailingExportGuard};
 pub use handover::{DetachedNbdClient, InheritedListener, NbdHandover};
 pub use io_counters::{DeviceIoReport, OpIoCounters};

@@ -7,13 +7,15 @@ use super::stats::UnpublishedConnectionCounters;
 use std::collections::VecDeque;
 use udm_core::{Buf, BufPool, Segments};
 use udm_runtime::RingOp;
-use udm_wire::nbd::{SimpleReply, chunk_data_header, chunk_none, encode_textless_error_chunk};
+use udm_wire::nbd::{
+    AnsweredRequest, NbdHeaderStyle, SimpleReply, chunk_data_header, chunk_none, encode_extended_error_chunk,
+    encode_textless_error_chunk, extended_chunk_data_header, extended_chunk_none,
+};
 
-/// The longest header in bytes.
-const HEADER_MAX: usize = 28;
-/// Memory for the headers of one send: as many as a send can have buffers with data.
+/// The longest header in bytes: a data chunk with an extended header.
+const HEADER_MAX: usize = 40;
+/// Memory for the headers of one send. Answers whose headers do not fit leave with the next send.
 const HEADERS_LEN: usize = 16 << 10;
-const _: () = assert!(HEADERS_LEN >= RingOp::MAX_PIECES / 2 * HEADER_MAX);
 
 /// Limit of bytes per send, so that a client that reads slowly shows progress.
 const SEND_MAX: usize = 4 << 20;
@@ -23,7 +25,7 @@ const SEND_MAX: usize = 4 << 20;
 pub(super) enum ReplyForm {
     /// A simple reply.
     Simple,
-    /// Chunks, if structured replies were negotiated.
+    /// Chunks, if structured replies were negotiated. With extended headers, all replies are.
     Chunks,
     /// The data is the complete reply, with its headers.
     Whole,
@@ -37,7 +39,7 @@ pub(super) struct QueuedReply {
     pub(super) error: u32,
     /// How it is put.
     pub(super) form: ReplyForm,
-    /// Offset of the data on the export.
+    /// Offset of the request, and of the data on the export.
     pub(super) offset: u64,
     /// Data of a successful read; empty otherwise.
     pub(super) data: Segments,
@@ -48,7 +50,7 @@ pub(super) struct QueuedReply {
 /// Queue of answers, and the send in flight.
 pub(super) struct ReplySender {
     queue: VecDeque<QueuedReply>,
-    structured: bool,
+    header_style: NbdHeaderStyle,
     /// Bytes of the handshake, which are sent before all answers.
     raw: Segments,
     headers: Buf,
@@ -71,7 +73,7 @@ impl ReplySender {
     pub(super) fn new() -> ReplySender {
         ReplySender {
             queue: VecDeque::new(),
-            structured: false,
+            header_style: NbdHeaderStyle::Simple,
             raw: Segments::new(),
             headers: Buf::zeroed(HEADERS_LEN),
             rest: Segments::new(),
@@ -80,9 +82,9 @@ impl ReplySender {
         }
     }
 
-    /// Answers reads with chunks from now on.
-    pub(super) fn use_structured(&mut self) {
-        self.structured = true;
+    /// Sends answers with these headers from now on.
+    pub(super) fn use_header_style(&mut self, style: NbdHeaderStyle) {
+        self.header_style = style;
     }
 
     /// Queues bytes of the handshake.
@@ -160,12 +162,24 @@ impl ReplySender {
     fn put(&mut self, out: &mut Segments, answer: QueuedReply) {
         let QueuedReply { cookie, error, form, offset, data, .. } = answer;
         let len = data.len() as u32;
-        match (form == ReplyForm::Chunks && self.structured, error, len) {
-            _ if form == ReplyForm::Whole => {}
-            (false, ..) => self.header(out, &SimpleReply { error, cookie }.encode()),
-            (true, 0, 0) => self.header(out, &chunk_none(cookie)),
-            (true, 0, _) => self.header(out, &chunk_data_header(cookie, offset, len, true)),
-            (true, ..) => self.header(out, &encode_textless_error_chunk(cookie, error)),
+        match (self.header_style, form) {
+            (_, ReplyForm::Whole) => {}
+            (NbdHeaderStyle::Extended, _) => {
+                let request = AnsweredRequest { cookie, offset };
+                match (error, len) {
+                    (0, 0) => self.header(out, &extended_chunk_none(request)),
+                    (0, _) => self.header(out, &extended_chunk_data_header(request, offset, len, true)),
+                    (error, _) => self.header(out, &encode_extended_error_chunk(request, error)),
+                }
+            }
+            (NbdHeaderStyle::Structured, ReplyForm::Chunks) => match (error, len) {
+                (0, 0) => self.header(out, &chunk_none(cookie)),
+                (0, _) => self.header(out, &chunk_data_header(cookie, offset, len, true)),
+                (error, _) => self.header(out, &encode_textless_error_chunk(cookie, error)),
+            },
+            (NbdHeaderStyle::Structured | NbdHeaderStyle::Simple, _) => {
+                self.header(out, &SimpleReply { error, cookie }.encode());
+            }
         }
         out.append(data);
     }
@@ -248,9 +262,11 @@ mod tests {
 
     #[test]
     fn a_failed_read_sends_no_data() {
-        for (structured, size) in [(false, 16), (true, 26)] {
+        let styles =
+            [(NbdHeaderStyle::Simple, 16), (NbdHeaderStyle::Structured, 26), (NbdHeaderStyle::Extended, 38)];
+        for (style, size) in styles {
             let (mut s, mut delta) = (ReplySender::new(), UnpublishedConnectionCounters::default());
-            s.structured = structured;
+            s.use_header_style(style);
             s.push(answer(7, 5, 0));
             assert_eq!(bytes(&s.next(&mut delta).unwrap()).len(), size);
             assert!(s.next(&mut delta).is_none(), "one send at a time");
@@ -259,19 +275,49 @@ mod tests {
 
     #[test]
     fn a_send_has_no_more_pieces_than_the_ring_takes_and_none_gets_lost() {
-        let (mut s, mut delta, mut pool) =
-            (ReplySender::new(), UnpublishedConnectionCounters::default(), BufPool::new(1 << 20));
-        s.use_structured();
-        (0..2000).for_each(|i| s.push(answer(i, 0, 16)));
-        let mut answers = 0;
-        while let Some(data) = s.next(&mut delta) {
-            assert!(data.iter().count() <= RingOp::MAX_PIECES);
-            let n = data.len();
-            let sent = s.sent(n, data, &mut pool).unwrap();
-            assert_eq!(sent.charge, sent.answers * 16);
-            answers += sent.answers;
+        for style in [NbdHeaderStyle::Structured, NbdHeaderStyle::Extended] {
+            let (mut s, mut delta, mut pool) =
+                (ReplySender::new(), UnpublishedConnectionCounters::default(), BufPool::new(1 << 20));
+            s.use_header_style(style);
+            (0..2000).for_each(|i| s.push(answer(i, 0, 16)));
+            let mut answers = 0;
+            while let Some(data) = s.next(&mut delta) {
+                assert!(data.iter().count() <= RingOp::MAX_PIECES);
+                let n = data.len();
+                let sent = s.sent(n, data, &mut pool).unwrap();
+                assert_eq!(sent.charge, sent.answers * 16);
+                answers += sent.answers;
+            }
+            assert_eq!((answers, delta.bytes_out, s.is_idle()), (2000, 32000, true));
         }
-        assert_eq!((answers, delta.bytes_out, s.is_idle()), (2000, 32000, true));
+    }
+
+    #[test]
+    fn each_style_has_its_headers() {
+        let sent = |style, form, error, data| {
+            let (mut s, mut delta) = (ReplySender::new(), UnpublishedConnectionCounters::default());
+            s.use_header_style(style);
+            s.push(QueuedReply { form, ..answer(7, error, data) });
+            bytes(&s.next(&mut delta).unwrap())
+        };
+        let (simple, structured) = (NbdHeaderStyle::Simple, NbdHeaderStyle::Structured);
+        let extended = NbdHeaderStyle::Extended;
+        let request = AnsweredRequest { cookie: 7, offset: 512 };
+        for form in [ReplyForm::Simple, ReplyForm::Chunks] {
+            assert_eq!(
+                sent(simple, form, 0, 3),
+                [&SimpleReply { error: 0, cookie: 7 }.encode()[..], &[0; 3]].concat()
+            );
+            assert_eq!(sent(extended, form, 0, 0), extended_chunk_none(request));
+            assert_eq!(sent(extended, form, 5, 0), encode_extended_error_chunk(request, 5));
+        }
+        let head = extended_chunk_data_header(request, 512, 3, true);
+        assert_eq!(sent(extended, ReplyForm::Chunks, 0, 3), [&head[..], &[0; 3]].concat());
+        assert_eq!(sent(structured, ReplyForm::Simple, 0, 0), SimpleReply { error: 0, cookie: 7 }.encode());
+        assert_eq!(sent(structured, ReplyForm::Chunks, 0, 0), chunk_none(7));
+        for style in [simple, structured, extended] {
+            assert_eq!(sent(style, ReplyForm::Whole, 0, 3), [0; 3]);
+        }
     }
 
     #[test]

@@ -16,10 +16,13 @@ use super::reply::{QueuedReply, ReplyForm, return_buffers_to_pool};
 use super::request::{DeviceBlockSize, RequestPlan, check_request};
 use std::any::Any;
 use std::ops::Range;
+use std::sync::Arc;
 use udm_core::errno;
 use udm_core::{Bio, BioFlags, Nanos, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
-use udm_wire::nbd::{CommandFlags, ESHUTDOWN, NbdCommand, NbdRequestHeader, PAYLOAD_SKIP_MAX};
+use udm_wire::nbd::{
+    CommandFlags, ESHUTDOWN, NbdCommand, NbdHeaderStyle, NbdRequestHeader, PAYLOAD_MAX, PAYLOAD_SKIP_MAX,
+};
 
 /// Bytes per piece of `CACHE` and of zeroes written as data.
 pub(super) const PIECE: u32 = 256 << 10;
@@ -74,13 +77,24 @@ impl AcceptedNbdConnection {
         if let Some((request, flags)) = self.arriving {
             let Some(data) = self.rx.payload(request.len as usize) else { return false };
             self.arriving = None;
+            if request.command == NbdCommand::BlockStatus {
+                self.query_named_contexts(request, &data, cx);
+                return true;
+            }
             let charge = data.len();
             self.start(request, Op::Write, flags, data, charge, cx);
             return true;
         }
-        let Some(header) = self.rx.header::<{ NbdRequestHeader::SIZE }>() else { return false };
-        let request = match NbdRequestHeader::decode(&header) {
-            Ok(request) if request.payload_len() <= PAYLOAD_SKIP_MAX => request,
+        let style = self.header_style;
+        let (decoded, payload_max) = match style {
+            NbdHeaderStyle::Extended => {
+                (self.rx.header().map(|bytes| NbdRequestHeader::decode_extended(&bytes)), PAYLOAD_MAX)
+            }
+            _ => (self.rx.header().map(|bytes| NbdRequestHeader::decode(&bytes)), PAYLOAD_SKIP_MAX),
+        };
+        let request = match decoded {
+            None => return false,
+            Some(Ok(request)) if request.payload_len(style) <= payload_max.into() => request,
             other => {
                 tracing::debug!(?other, "nbd: invalid request, or absurd payload length");
                 self.phase = ConnectionPhase::Dead;
@@ -94,12 +108,15 @@ impl AcceptedNbdConnection {
         let Some((_, geometry)) = &self.export else { return false };
         self.open += 1;
         self.delta.begun += 1;
-        match check_request(&request, geometry, self.structured, !self.contexts.is_empty()) {
+        match check_request(&request, geometry, style, self.contexts.len()) {
             Err(error) => {
-                self.rx.skip(request.payload_len().into());
+                self.rx.skip(request.payload_len(style));
                 self.answer(&request, error, Segments::new(), 0, None);
             }
-            Ok(RequestPlan::BlockStatusQuery) => self.query_block_status(request, cx),
+            Ok(RequestPlan::BlockStatusQuery) => {
+                self.query_block_status(request, Arc::clone(&self.contexts), cx);
+            }
+            Ok(RequestPlan::BlockStatusPayload) => self.arriving = Some((request, BioFlags::empty())),
             Ok(RequestPlan::Nothing) => self.answer(&request, 0, Segments::new(), 0, None),
             Ok(RequestPlan::Cache) => {
                 let whole = touched_blocks_len(geometry.block, &request);
@@ -110,7 +127,7 @@ impl AcceptedNbdConnection {
             Ok(RequestPlan::Bio(Op::Write, flags)) => {
                 // Counted from here, because the payload takes memory as it arrives.
                 self.open_bytes += request.len as usize;
-                self.delta.bytes_in += u64::from(request.len);
+                self.delta.bytes_in += request.len;
                 self.arriving = Some((request, flags));
             }
             Ok(RequestPlan::Bio(Op::Read, flags)) => {
@@ -121,7 +138,7 @@ impl AcceptedNbdConnection {
             Ok(RequestPlan::Bio(op, flags)) => {
                 // Zeroes may have to be written as data. The charge also bounds the work that short
                 // requests can cause.
-                let charge = PIECE.min(request.len) as usize;
+                let charge = request.len.min(PIECE.into()) as usize;
                 self.start(request, op, flags, Segments::new(), charge, cx);
             }
         }
@@ -145,7 +162,7 @@ impl AcceptedNbdConnection {
             self.zeroing += charge;
         }
         let Some((_, geometry)) = &self.export else { unreachable!("requests are taken from an export") };
-        let (blocks, range) = (geometry.block, request.offset..request.offset + u64::from(request.len));
+        let (blocks, range) = (geometry.block, request.offset..request.offset + request.len);
         let partial_blocks = match op {
             Op::Write | Op::WriteZeroes => PartialBlocks::new(&range, &blocks, &mut data),
             _ => None,
@@ -241,7 +258,7 @@ impl AcceptedNbdConnection {
             (NbdCommand::Trim, Some((_, geometry))) => geometry.discard_max,
             (NbdCommand::WriteZeroes, Some((_, geometry))) => geometry.zeroes_max,
             (_, Some((_, geometry))) => geometry.data_max,
-            (_, None) => request.len,
+            (_, None) => PIECE,
         }
     }
 
@@ -399,7 +416,7 @@ impl AcceptedNbdConnection {
 
 /// Number of bytes in the blocks that `request` touches.
 pub(super) fn touched_blocks_len(blocks: DeviceBlockSize, request: &NbdRequestHeader) -> u64 {
-    let end = request.offset.saturating_add(request.len.into()).min(u64::MAX / 2);
+    let end = request.offset.saturating_add(request.len).min(u64::MAX / 2);
     let range = blocks.around(&(request.offset..end));
     range.end.saturating_sub(range.start)
 }
@@ -407,7 +424,7 @@ pub(super) fn touched_blocks_len(blocks: DeviceBlockSize, request: &NbdRequestHe
 impl PendingNbdRequest {
     /// Range in bytes, as in the client's request.
     pub(super) fn range(&self) -> Range<u64> {
-        self.request.offset..self.request.offset + u64::from(self.request.len)
+        self.request.offset..self.request.offset + self.request.len
     }
 
     /// Returns true if the request changes data.

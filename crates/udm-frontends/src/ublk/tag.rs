@@ -147,7 +147,7 @@ impl UblkQueue {
         let buffer = state.join_buffer(io_bytes_max);
         if let Some(op) = state.op {
             self.io_counters.end(op);
-            self.io_counters.answer(op, state.bytes, result >= 0, Some(cx.now().since(state.since)));
+            self.io_counters.answer(op, state.bytes.into(), result >= 0, Some(cx.now().since(state.since)));
         }
         self.in_flight -= 1;
         if self.is_detached && result < 0 {

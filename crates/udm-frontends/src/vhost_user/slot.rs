@@ -283,7 +283,7 @@ impl VirtQueue {
         };
         if let (Some(op), Some(io_counters)) = (slot.op, &self.io_counters) {
             io_counters.end(op);
-            io_counters.answer(op, slot.bytes, slot.status == Status::Ok, Some(now.since(slot.since)));
+            io_counters.answer(op, slot.bytes.into(), slot.status == Status::Ok, Some(now.since(slot.since)));
         }
         interleave::mark_interleave_point();
         if self.memory.write_byte(slot.status_at, byte) {

@@ -138,7 +138,7 @@ impl ScriptedClient {
     ) -> u64 {
         self.cookie += 1;
         let cookie = self.cookie;
-        let request = NbdRequestHeader { flags, command, cookie, offset, len };
+        let request = NbdRequestHeader { flags, command, cookie, offset, len: len.into() };
         let mut bytes = request.encode().to_vec();
         bytes.extend_from_slice(payload);
         if matches!(command, NbdCommand::Read | NbdCommand::BlockStatus) {

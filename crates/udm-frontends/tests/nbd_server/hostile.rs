@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 fn conversation() -> Vec<u8> {
     let mut bytes = ScriptedClient::opening("disk", true);
     let mut cookie = 0;
-    let mut put = |command, offset, len: u32, data: usize| {
+    let mut put = |command, offset, len: u64, data: usize| {
         cookie += 1;
         let flags = CommandFlags::empty();
         bytes.extend_from_slice(&NbdRequestHeader { flags, command, cookie, offset, len }.encode());

@@ -5,6 +5,7 @@ mod admission;
 mod client;
 mod commands;
 mod disk;
+mod extended;
 mod hostile;
 mod life;
 mod limits;

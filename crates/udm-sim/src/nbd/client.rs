@@ -4,14 +4,15 @@
 use super::handshake::{ClientHandshake, HandshakeStepResult};
 use super::model::{NbdServerModel, ServerErrorReasons, UnansweredRequest};
 use super::net::SimNetwork;
+use super::reply_chunk::handle_reply_chunk;
 use crate::model::Violation;
 use crate::rng::SimRng;
 use crate::trace::{TraceEventKind, pack_sector_range};
 use std::collections::BTreeMap;
 use udm_core::Nanos;
 use udm_wire::nbd::{
-    CommandFlags, ExportFlags, NbdCommand, NbdRequestHeader, ReplyChunk, ReplyChunkHeader, ReplyHeader,
-    SimpleReply,
+    BlockStatusPayload, CommandFlags, ExportFlags, ExtendedChunkHeader, NbdCommand, NbdHeaderStyle,
+    NbdRequestHeader, ReplyChunk, ReplyHeader, SimpleReply,
 };
 
 /// Maximum number of bytes of a client in the network before the server receives them.
@@ -53,7 +54,7 @@ pub(super) struct ClientBehavior {
 pub(super) struct NegotiatedExport {
     pub(super) device: usize,
     pub(super) flags: ExportFlags,
-    pub(super) structured: bool,
+    pub(super) style: NbdHeaderStyle,
     /// Context id of `base:allocation`, if it was chosen.
     pub(super) context: Option<u32>,
 }
@@ -238,10 +239,14 @@ impl SimNbdClient {
 
     /// Handles one reply, if it has arrived completely.
     fn reply(&mut self, around: &mut ClientContext<'_>) -> Result<(), Violation> {
-        let ClientState::Served(NegotiatedExport { structured, context, .. }) = &self.state else {
+        let ClientState::Served(NegotiatedExport { style, context, .. }) = &self.state else {
             return Ok(());
         };
-        let (structured, context, who) = (*structured, *context, self.link);
+        let (style, context, who) = (*style, *context, self.link);
+        if style.is_extended() {
+            return self.extended_reply(context, around);
+        }
+        let structured = style.has_chunks();
         let mut input = &self.input[..];
         let header = ReplyHeader::decode(&mut input).map_err(|e| format!("connection {who}: {e}"))?;
         let Some(header) = header else { return Ok(()) };
@@ -274,13 +279,50 @@ impl SimNbdClient {
                         "connection {who}: a chunk, and structured replies were not agreed on"
                     ));
                 }
-                let ended = handle_reply_chunk(asked, chunk, payload, context)
-                    .map_err(|e| format!("connection {who}: {e}"))?;
+                let decoded = ReplyChunk::decode(chunk, payload).map_err(|e| e.to_string());
+                let error = decoded.and_then(|decoded| handle_reply_chunk(asked, &decoded, context));
+                let error = error.map_err(|e| format!("connection {who}: {e}"))?;
+                let ended = chunk.is_done().then_some(error);
                 input = &input[payload.len()..];
                 ended
             }
         };
         let taken = self.input.len() - input.len();
+        self.replied(taken, cookie, ended, around)
+    }
+
+    /// Handles one chunk of an extended reply, if it has arrived completely.
+    fn extended_reply(
+        &mut self,
+        context: Option<u32>,
+        around: &mut ClientContext<'_>,
+    ) -> Result<(), Violation> {
+        let who = self.link;
+        let Some((header, input)) = self.input.split_first_chunk() else { return Ok(()) };
+        let header = ExtendedChunkHeader::decode(header).map_err(|e| format!("connection {who}: {e}"))?;
+        let Some(payload) = input.get(..header.len as usize) else { return Ok(()) };
+        let Some(asked) = self.asked.get_mut(&header.cookie) else {
+            return Err(format!("connection {who}: a reply to {}, which is not in flight", header.cookie));
+        };
+        if header.offset != asked.request.offset {
+            return Err(format!("connection {who}: a reply with the offset of another request"));
+        }
+        let decoded = ReplyChunk::decode_extended(header, payload).map_err(|e| e.to_string());
+        let error = decoded.and_then(|decoded| handle_reply_chunk(asked, &decoded, context));
+        let error = error.map_err(|e| format!("connection {who}: {e}"))?;
+        around.model.extended += 1;
+        let taken = ExtendedChunkHeader::SIZE + payload.len();
+        self.replied(taken, header.cookie, header.is_done().then_some(error), around)
+    }
+
+    /// Takes `taken` received bytes. If the reply to `cookie` has `ended` with them, checks it.
+    fn replied(
+        &mut self,
+        taken: usize,
+        cookie: u64,
+        ended: Option<u32>,
+        around: &mut ClientContext<'_>,
+    ) -> Result<(), Violation> {
         self.input.drain(..taken);
         if let Some(error) = ended
             && let Some(asked) = self.asked.remove(&cookie)
@@ -289,36 +331,59 @@ impl SimNbdClient {
             around
                 .model
                 .end(&asked, error, around.step, around.excuses)
-                .map_err(|e| format!("connection {who}: {e}"))?;
+                .map_err(|e| format!("connection {}: {e}", self.link))?;
         }
         Ok(())
     }
 
-    /// Sends `request` with a new cookie.
+    /// Sends `request` with a new cookie. If it is a `BLOCK_STATUS` with a payload, its length is
+    /// that of its range.
     pub(super) fn ask(&mut self, mut request: NbdRequestHeader, around: &mut ClientContext<'_>) {
         let ClientState::Served(agreed) = &self.state else { return };
         self.cookies += 1 + around.chance.below(3);
         request.cookie = self.cookies;
         let (step, now, faults) = (around.step, around.now, around.excuses.faults);
-        let contexts = agreed.context.is_some();
-        let asked = around.model.begin(
-            agreed.device,
-            request,
-            agreed.flags,
-            agreed.structured,
-            contexts,
-            step,
-            now,
-            faults,
-        );
-        self.out.extend_from_slice(&request.encode());
-        if request.command == NbdCommand::Write {
-            self.out.extend_from_slice(&around.model.payload(&asked));
+        let (style, mut wire, mut query) = (agreed.style, request, None);
+        let mut contexts = agreed.context.is_some();
+        let has_payload = request.flags.contains(CommandFlags::PAYLOAD_LEN);
+        if style.is_extended() && request.command == NbdCommand::BlockStatus && has_payload {
+            let id = agreed.context.unwrap_or(1);
+            let ids = match around.chance.below(8) {
+                0 => vec![id + 1],
+                1 => vec![id, id],
+                2 => vec![],
+                _ => vec![id],
+            };
+            contexts &= ids == [id];
+            let payload = BlockStatusPayload { len: request.len, contexts: ids }.encode();
+            wire.len = payload.len() as u64;
+            request.flags -= CommandFlags::PAYLOAD_LEN;
+            query = Some(payload);
+        }
+        let (device, flags) = (agreed.device, agreed.flags);
+        let asked = around.model.begin(device, request, flags, style, contexts, step, now, faults);
+        self.put_header(&wire);
+        match query {
+            Some(payload) => self.out.extend_from_slice(&payload),
+            None if wire.payload_len(style) > 0 => {
+                self.out.extend_from_slice(&around.model.payload(&asked));
+            }
+            None => {}
         }
         let op = u64::from(request.command.number()) << 16 | u64::from(request.flags.bits());
-        let args = [asked.id, self.link as u64, op, pack_sector_range(request.offset, request.len.into())];
+        let args = [asked.id, self.link as u64, op, pack_sector_range(request.offset, request.len)];
         around.events.push((TraceEventKind::Asks, args));
         self.asked.insert(request.cookie, asked);
+    }
+
+    /// Sends the header of a request.
+    pub(super) fn put_header(&mut self, request: &NbdRequestHeader) {
+        match &self.state {
+            ClientState::Served(agreed) if agreed.style.is_extended() => {
+                self.out.extend_from_slice(&request.encode_extended());
+            }
+            _ => self.out.extend_from_slice(&request.encode()),
+        }
     }
 
     /// Draws a request.
@@ -365,8 +430,9 @@ impl SimNbdClient {
             command,
             cookie: 0,
             offset: at * unit,
-            len: (len * unit) as u32,
+            len: len * unit,
         };
+        let extended = agreed.style.is_extended();
         if command == NbdCommand::Flush {
             (request.offset, request.len) = (0, 0);
         }
@@ -376,66 +442,26 @@ impl SimNbdClient {
             }
             NbdCommand::WriteZeroes if c.one_in(3) => CommandFlags::NO_HOLE,
             NbdCommand::WriteZeroes if c.one_in(3) => CommandFlags::FAST_ZERO,
-            NbdCommand::Read if agreed.structured && c.one_in(4) => CommandFlags::DF,
+            NbdCommand::Read if agreed.style.has_chunks() && c.one_in(4) => CommandFlags::DF,
             NbdCommand::BlockStatus if c.one_in(4) => CommandFlags::REQ_ONE,
             _ => CommandFlags::empty(),
         };
         request.flags |= flag;
+        if extended && (command == NbdCommand::Write || command == NbdCommand::BlockStatus && c.one_in(2)) {
+            request.flags |= CommandFlags::PAYLOAD_LEN;
+        }
         if wild && c.one_in(20) {
-            match c.below(4) {
+            match c.below(if extended { 5 } else { 4 }) {
                 0 => request.offset = disk.size - unit * c.below(2),
                 1 => request.offset = u64::MAX - c.below(1000),
-                2 => request.flags |= CommandFlags::PAYLOAD_LEN,
+                2 => request.flags ^= CommandFlags::PAYLOAD_LEN,
+                4 if !request.flags.contains(CommandFlags::PAYLOAD_LEN) => {
+                    request.len = c.pick(&[1 << 32, 1 << 40, u64::MAX]);
+                }
                 _ if command != NbdCommand::Write => request.len = 0,
                 _ => {}
             }
         }
         request
     }
-}
-
-/// Handles a chunk of the reply to `asked`. Returns the error, or 0, if it is the last chunk.
-fn handle_reply_chunk(
-    asked: &mut UnansweredRequest,
-    header: ReplyChunkHeader,
-    payload: &[u8],
-    context: Option<u32>,
-) -> Result<Option<u32>, Violation> {
-    let done = header.is_done();
-    let decoded = ReplyChunk::decode(header, payload).map_err(|e| e.to_string())?;
-    let command = asked.request.command;
-    let mut error = 0;
-    match decoded {
-        ReplyChunk::None => {}
-        ReplyChunk::Data { offset, data } if command == NbdCommand::Read => {
-            store_read_data(asked, offset, data.len(), |to| to.copy_from_slice(data))?;
-        }
-        ReplyChunk::Hole { offset, len } if command == NbdCommand::Read => {
-            store_read_data(asked, offset, len as usize, |_| {})?;
-        }
-        ReplyChunk::BlockStatus { context: of, descriptors } if command == NbdCommand::BlockStatus => {
-            if Some(of) != context || asked.status.is_some() {
-                return Err(format!("a block status of context {of}, where {context:?} was agreed on"));
-            }
-            asked.status = Some(descriptors.iter().collect());
-        }
-        ReplyChunk::Error { error: found, .. } => error = found,
-        other => return Err(format!("{other:?} in the answer to a {command:?}")),
-    }
-    Ok(done.then_some(error))
-}
-
-/// Copies `len` bytes of a read at `offset` of the export into the request.
-fn store_read_data(
-    asked: &mut UnansweredRequest,
-    offset: u64,
-    len: usize,
-    fill: impl FnOnce(&mut [u8]),
-) -> Result<(), Violation> {
-    let start = offset.checked_sub(asked.request.offset).map(|start| start as usize);
-    let place = start.and_then(|start| asked.data.get_mut(start..start.checked_add(len)?));
-    let Some(place) = place else { return Err(format!("data at {offset}+{len}, which was not asked for")) };
-    fill(place);
-    asked.have += len;
-    Ok(())
 }

@@ -21,6 +21,8 @@ counts! {
         pub compared: u64,
         /// Block statuses checked.
         pub statuses: u64,
+        /// Chunks with extended headers.
+        pub extended: u64,
         /// Clients.
         pub clients: u64,
         /// Clients that vanished without a close.
@@ -95,12 +97,13 @@ impl NbdServerCounts {
             },
             disturbances: collect_disturbances(trouble),
             coverage: format!(
-                "requests: {}; {} of them with an error\ntrouble: {}\nchecked: {} pieces of data, {} block statuses, {} clients, {} full sockets, {} rests, {} ends; {} KiB of memory at the most\n",
+                "requests: {}; {} of them with an error\ntrouble: {}\nchecked: {} pieces of data, {} block statuses, {} extended chunks, {} clients, {} full sockets, {} rests, {} ends; {} KiB of memory at the most\n",
                 format_counts(commands.map(|(number, n)| (name(number), *n))),
                 format_count(self.errors),
                 format_disturbance_counts(trouble),
                 format_count(self.compared),
                 format_count(self.statuses),
+                format_count(self.extended),
                 format_count(self.clients),
                 format_count(self.full),
                 format_count(self.rests),

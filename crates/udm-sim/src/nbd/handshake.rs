@@ -6,8 +6,8 @@ use crate::rng::SimRng;
 use std::collections::VecDeque;
 use udm_wire::nbd::{
     CONTEXT_ALLOCATION, ClientFlags, EXPORT_NAME_ZEROES, ExportFlags, ExportInfoItem, ExportInfoRequest,
-    ExportNameReply, GREETING_SIZE, MetaContextRequest, NbdOption, NbdServerGreeting,
-    OPTION_REPLY_HEADER_SIZE, OptionReply, OptionReplyHeader, encode_client_flags,
+    ExportNameReply, GREETING_SIZE, MetaContextRequest, NbdHeaderStyle, NbdOption, NbdServerGreeting,
+    OPTION_REPLY_HEADER_SIZE, OptionReply, OptionReplyHeader, REP_ERR_EXT_HEADER_REQD, encode_client_flags,
 };
 
 /// Result of a step of the handshake.
@@ -31,7 +31,7 @@ pub(super) struct ClientHandshake {
     /// True if all options are sent at once.
     hasty: bool,
     export: usize,
-    structured: bool,
+    style: NbdHeaderStyle,
     context: Option<u32>,
     /// Size and flags of the export in the present reply.
     export_info: Option<(u64, ExportFlags)>,
@@ -66,18 +66,26 @@ impl ClientHandshake {
         if !plain && c.one_in(8) {
             script.push_back(NbdOption::Go(info("nobody has this", c)));
         }
-        if c.below(3) > 0 {
+        let (is_structured, is_extended) = (c.below(3) > 0, c.one_in(3));
+        if is_structured {
             script.push_back(NbdOption::StructuredReply);
-            if c.one_in(2) {
-                script.push_back(NbdOption::SetMetaContext(meta(CONTEXT_ALLOCATION)));
+        }
+        if is_extended {
+            script.push_back(NbdOption::ExtendedHeaders);
+            if !plain && c.one_in(8) {
+                // The server refuses it.
+                script.push_back(NbdOption::StructuredReply);
             }
+        }
+        if (is_structured || is_extended) && c.one_in(2) {
+            script.push_back(NbdOption::SetMetaContext(meta(CONTEXT_ALLOCATION)));
         }
         if !plain && c.one_in(10) {
             script.push_back(NbdOption::ListMetaContext(meta("base:")));
         }
         script.push_back(match c.below(12) {
             0 if !plain => NbdOption::Abort,
-            1..4 => NbdOption::ExportName(name),
+            1..4 if !is_extended => NbdOption::ExportName(name),
             _ => NbdOption::Go(info(&name, c)),
         });
         ClientHandshake {
@@ -87,7 +95,7 @@ impl ClientHandshake {
             no_zeroes: c.one_in(2),
             hasty: c.one_in(3),
             export,
-            structured: false,
+            style: NbdHeaderStyle::Simple,
             context: None,
             export_info: None,
             falls_silent: !plain && c.one_in(40),
@@ -141,7 +149,7 @@ impl ClientHandshake {
     fn agreed(&self, around: &ClientContext<'_>) -> NegotiatedExport {
         let (device, _) = around.exports[self.export];
         let flags = self.export_info.map_or(ExportFlags::empty(), |(_, flags)| flags);
-        NegotiatedExport { device, flags, structured: self.structured, context: self.context }
+        NegotiatedExport { device, flags, style: self.style, context: self.context }
     }
 
     /// Handles one reply to `option`, if it is complete.
@@ -179,7 +187,13 @@ impl ClientHandshake {
             (_, OptionReply::Ack) => {
                 self.waiting.pop_front();
                 match option {
-                    NbdOption::StructuredReply => self.structured = true,
+                    NbdOption::StructuredReply if !self.style.is_extended() => {
+                        self.style = NbdHeaderStyle::Structured;
+                    }
+                    NbdOption::StructuredReply => {
+                        return Err("structured replies were agreed on after extended headers".into());
+                    }
+                    NbdOption::ExtendedHeaders => self.style = NbdHeaderStyle::Extended,
                     NbdOption::Abort => return Ok(HandshakeStepResult::Over),
                     NbdOption::Go(_) => {
                         self.check(around)?;
@@ -193,8 +207,11 @@ impl ClientHandshake {
                 let its_own = format!("{option:?}").contains(&export_name(self.export));
                 match option {
                     NbdOption::Unknown { .. } => {}
+                    NbdOption::StructuredReply
+                        if self.style.is_extended() && error == REP_ERR_EXT_HEADER_REQD => {}
                     NbdOption::Go(request) if request.name != export_name(self.export) => {}
-                    NbdOption::ListMetaContext(_) | NbdOption::SetMetaContext(_) if !self.structured => {}
+                    NbdOption::ListMetaContext(_) | NbdOption::SetMetaContext(_)
+                        if !self.style.has_chunks() => {}
                     // The server had no free slot, or the lane could not be opened.
                     NbdOption::Go(_) if around.net.links.iter().any(|link| link.faulty) => {
                         return Ok(HandshakeStepResult::Over);
@@ -226,6 +243,14 @@ impl ClientHandshake {
         if flags.contains(ExportFlags::SEND_TRIM) != disk.discards {
             return Err(format!("an export with {flags:?}, expected support of discards: {}", disk.discards));
         }
-        Ok(())
+        let has_payload = self.style.is_extended() && self.context.is_some();
+        let expected = [
+            (ExportFlags::SEND_DF, self.style.has_chunks()),
+            (ExportFlags::BLOCK_STATUS_PAYLOAD, has_payload),
+        ];
+        match expected.iter().find(|(flag, is_set)| flags.contains(*flag) != *is_set) {
+            Some((flag, is_set)) => Err(format!("an export with {flags:?}, expected {flag:?}: {is_set}")),
+            None => Ok(()),
+        }
     }
 }

@@ -20,6 +20,7 @@ mod handshake;
 pub(crate) mod kernel;
 mod model;
 pub(crate) mod net;
+mod reply_chunk;
 pub(crate) mod ring_core;
 mod shutdown;
 mod turn;

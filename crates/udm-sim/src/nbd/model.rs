@@ -9,8 +9,8 @@ use crate::register_model::{ANY, SectorRegisterModel, stamp_text};
 use crate::rng::mix_bits_splitmix64;
 use udm_core::errno;
 use udm_wire::nbd::{
-    CommandFlags, EINVAL, ENOSPC, ENOTSUP, EPERM, ESHUTDOWN, ExportFlags, NbdCommand, NbdRequestHeader,
-    STATE_HOLE, STATE_ZERO,
+    CommandFlags, EINVAL, ENOSPC, ENOTSUP, EPERM, ESHUTDOWN, ExportFlags, NbdCommand, NbdHeaderStyle,
+    NbdRequestHeader, STATE_HOLE, STATE_ZERO,
 };
 
 /// A request without a reply.
@@ -33,7 +33,7 @@ pub(super) struct UnansweredRequest {
     pub(super) data: Vec<u8>,
     pub(super) have: usize,
     /// Descriptors of a block status: bytes, flags.
-    pub(super) status: Option<Vec<(u32, u32)>>,
+    pub(super) status: Option<Vec<(u64, u64)>>,
 }
 
 /// A device, as its clients see it.
@@ -71,6 +71,8 @@ pub(super) struct NbdServerModel {
     pub(super) errors: u64,
     pub(super) compared: u64,
     pub(super) statuses: u64,
+    /// Chunks with extended headers.
+    pub(super) extended: u64,
 }
 
 impl NbdServerModel {
@@ -86,6 +88,7 @@ impl NbdServerModel {
             errors: 0,
             compared: 0,
             statuses: 0,
+            extended: 0,
         }
     }
 
@@ -115,7 +118,7 @@ impl NbdServerModel {
     /// Returns the data of a write.
     pub(super) fn payload(&self, asked: &UnansweredRequest) -> Vec<u8> {
         let mut out = Vec::with_capacity(asked.request.len as usize);
-        for nth in 0..u64::from(asked.request.len) / self.unit {
+        for nth in 0..asked.request.len / self.unit {
             match self.unit {
                 1 => out.push(self.stamp_of(asked.id, nth) as u8),
                 unit => (0..unit / 8).for_each(|_| out.extend_from_slice(&self.pattern(asked.id, nth))),
@@ -128,7 +131,7 @@ impl NbdServerModel {
     /// Returns the registers that a request changes: the first, and the one after the last.
     fn changes(&self, device: usize, request: &NbdRequestHeader) -> (u32, u32) {
         let disk = &self.disks[device];
-        let end = (request.offset + u64::from(request.len)).min(disk.zero_from);
+        let end = (request.offset + request.len).min(disk.zero_from);
         let (from, end) = match request.command {
             NbdCommand::Write | NbdCommand::WriteZeroes => (request.offset, end),
             // A trim does not change partial blocks.
@@ -146,7 +149,7 @@ impl NbdServerModel {
         device: usize,
         request: NbdRequestHeader,
         flags: ExportFlags,
-        structured: bool,
+        style: NbdHeaderStyle,
         contexts: bool,
         step: u64,
         at: udm_core::Nanos,
@@ -154,7 +157,7 @@ impl NbdServerModel {
     ) -> UnansweredRequest {
         self.ids += 1;
         let (id, start) = (self.ids, 2 * step);
-        let must = self.must(device, &request, flags, structured, contexts);
+        let must = self.must(device, &request, flags, style, contexts);
         let reads = request.command == NbdCommand::Read && must.is_none();
         let data = vec![0; if reads { request.len as usize } else { 0 }];
         let asked =
@@ -181,14 +184,15 @@ impl NbdServerModel {
         device: usize,
         request: &NbdRequestHeader,
         flags: ExportFlags,
-        structured: bool,
+        style: NbdHeaderStyle,
         contexts: bool,
     ) -> Option<u32> {
         let size = self.disks[device].size;
-        let outside = request.offset.checked_add(request.len.into()).is_none_or(|end| end > size);
+        let outside = request.offset.checked_add(request.len).is_none_or(|end| end > size);
         let writes =
             matches!(request.command, NbdCommand::Write | NbdCommand::WriteZeroes | NbdCommand::Trim);
-        let wrong_flags = !request.flags_fit() || (request.flags.contains(CommandFlags::DF) && !structured);
+        let unfragmented = request.flags.contains(CommandFlags::DF) && !style.has_chunks();
+        let wrong_flags = !request.flags_fit(style) || unfragmented;
         match request.command {
             NbdCommand::Other(_) => Some(EINVAL),
             NbdCommand::BlockStatus if !contexts => Some(EINVAL),
@@ -315,19 +319,19 @@ impl NbdServerModel {
         self.statuses += 1;
         let one = asked.request.flags.contains(CommandFlags::REQ_ONE);
         let mut at = asked.request.offset;
-        let end = at + u64::from(asked.request.len);
+        let end = at + asked.request.len;
         if one && status.len() > 1 {
             return Err(format!("{} descriptors where one was asked for", status.len()));
         }
         for (len, flags) in status {
-            if *len == 0 || flags & !(STATE_HOLE | STATE_ZERO) != 0 {
+            if *len == 0 || flags & !u64::from(STATE_HOLE | STATE_ZERO) != 0 {
                 return Err(format!("a descriptor of {len} bytes with flags {flags:#x}"));
             }
-            let next = at + u64::from(*len);
+            let next = at + *len;
             if next > end {
                 return Err(format!("a block status beyond the requested range: {next} of {end}"));
             }
-            if flags & STATE_ZERO != 0 {
+            if flags & u64::from(STATE_ZERO) != 0 {
                 for unit in at.div_ceil(self.unit)..next.min(self.disks[asked.device].zero_from) / self.unit {
                     let cell = self.cells.index(asked.device, unit);
                     if !self.cells.allows(cell, 0, asked.start) {

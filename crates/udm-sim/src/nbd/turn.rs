@@ -232,13 +232,8 @@ impl NbdServerWorld {
                 client.check = None;
             } else if client.asked.len() < CHECKS {
                 let flags = CommandFlags::empty();
-                let request = NbdRequestHeader {
-                    flags,
-                    command: NbdCommand::Read,
-                    cookie: 0,
-                    offset: at,
-                    len: len as u32,
-                };
+                let request =
+                    NbdRequestHeader { flags, command: NbdCommand::Read, cookie: 0, offset: at, len };
                 client.check = Some(at + len);
                 client.ask(request, &mut around);
             }
@@ -266,11 +261,11 @@ impl NbdServerWorld {
                             offset: 0,
                             len: 0,
                         };
-                        client.out.extend_from_slice(&request.encode());
+                        client.put_header(&request);
                     }
                     DisconnectMode::Nonsense => {
                         counts.nonsense += 1;
-                        let n = around.chance.between(28, 200);
+                        let n = around.chance.between(NbdRequestHeader::EXTENDED_SIZE as u64, 200);
                         let byte = around.chance.any() as u8;
                         client.out.extend(std::iter::repeat_n(byte, n as usize));
                     }

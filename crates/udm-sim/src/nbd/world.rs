@@ -235,6 +235,7 @@ impl NbdServerWorld {
             errors: self.model.errors,
             compared: self.model.compared,
             statuses: self.model.statuses,
+            extended: self.model.extended,
             cuts: net.cut,
             failed: net.failed,
             full: net.full,

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use udm_core::Nanos;
 use udm_wire::nbd::{
     self, ClientFlags, ClientHandshakeMessage, ClientHandshakeMessageParser, CommandFlags, ExportFlags,
-    ExportInfoItem, ExportNameReply, HandshakeFlags, NbdCommand, NbdOption, NbdRequestHeader,
+    ExportInfoItem, ExportNameReply, HandshakeFlags, NbdCommand, NbdHeaderStyle, NbdOption, NbdRequestHeader,
 };
 
 /// Maximum number of bytes in transit to udm and in queued replies.
@@ -310,8 +310,7 @@ impl ServerConn {
             self.input.drain(..NbdRequestHeader::SIZE);
             self.check(&request)?;
             let op = u64::from(request.command.number()) << 16 | u64::from(request.flags.bits());
-            let args =
-                [request.cookie, self.link as u64, op, pack_sector_range(request.offset, request.len.into())];
+            let args = [request.cookie, self.link as u64, op, pack_sector_range(request.offset, request.len)];
             a.shared.trace.add(a.now, NO_CORE, TraceEventKind::Asks, args);
             // A server may refuse a write before it has the data.
             let early = request.command == NbdCommand::Write
@@ -324,7 +323,7 @@ impl ServerConn {
             self.head = Some((request, early));
         }
         let Some((request, refused)) = self.head else { return Ok(false) };
-        let len = request.payload_len() as usize;
+        let len = request.payload_len(NbdHeaderStyle::Structured) as usize;
         if self.input.len() < len {
             return Ok(false);
         }
@@ -380,16 +379,16 @@ impl ServerConn {
             NbdCommand::Read | NbdCommand::Write => true,
             _ => false,
         };
-        if !fits || !request.flags_fit() || (flags.contains(CommandFlags::FUA) && !has(ExportFlags::SEND_FUA))
-        {
+        let flags_fit = request.flags_fit(NbdHeaderStyle::Structured);
+        if !fits || !flags_fit || (flags.contains(CommandFlags::FUA) && !has(ExportFlags::SEND_FUA)) {
             return wrong("the server does not have that");
         }
         let blocks = self.says.export().blocks;
         let unit = u64::from(blocks.minimum.max(512));
         let data = matches!(command, NbdCommand::Read | NbdCommand::Write);
-        let whole = offset.is_multiple_of(unit) && u64::from(len).is_multiple_of(unit);
-        let inside = offset.checked_add(len.into()).is_some_and(|end| end <= self.says.size);
-        let short = !data || len <= blocks.maximum;
+        let whole = offset.is_multiple_of(unit) && len.is_multiple_of(unit);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.says.size);
+        let short = !data || len <= blocks.maximum.into();
         if command != NbdCommand::Flush && (len == 0 || !whole || !inside || !short) {
             return wrong("a range that it does not take");
         }

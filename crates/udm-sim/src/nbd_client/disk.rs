@@ -55,7 +55,7 @@ impl ServerDisk {
         chance: &mut SimRng,
     ) -> Vec<u64> {
         let NbdRequestHeader { command, flags, offset, len, .. } = *request;
-        let (first, end) = (offset / 512, (offset + u64::from(len)) / 512);
+        let (first, end) = (offset / 512, (offset + len) / 512);
         let durable = flags.contains(CommandFlags::FUA) || !has.contains(ExportFlags::SEND_FLUSH);
         match command {
             NbdCommand::Read => return (first..end).map(|sector| self.get(sector)).collect(),

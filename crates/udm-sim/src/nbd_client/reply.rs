@@ -97,17 +97,17 @@ pub(super) fn forged_reply(
         1..3 => simple(before.unwrap_or(cookie ^ 1 << 40)),
         3 => vec![c.any() as u8 & 0x3f; 64],
         4 if reads => {
-            let mut out = chunk_data_header(cookie, offset + u64::from(len), 512, false).to_vec();
+            let mut out = chunk_data_header(cookie, offset + len, 512, false).to_vec();
             out.extend([0; 512]);
             out
         }
         5 if reads => {
-            let twice = chunk_hole(cookie, offset, len, false);
+            let twice = chunk_hole(cookie, offset, len as u32, false);
             [twice, twice].concat()
         }
         6 if reads => {
             // Only a part of the data, and then the end of the reply.
-            let mut out = chunk_hole(cookie, offset, len / 2, false).to_vec();
+            let mut out = chunk_hole(cookie, offset, len as u32 / 2, false).to_vec();
             out.extend(chunk_none(cookie));
             out
         }

@@ -12,12 +12,16 @@ pub const MAGIC_SERVER: u64 = 0x4e42_444d_4147_4943;
 pub const MAGIC_OPTION: u64 = 0x4948_4156_454f_5054;
 /// First 8 bytes of every reply to an option.
 pub const MAGIC_OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
-/// First 4 bytes of every request.
+/// First 4 bytes of a compact request.
 pub const MAGIC_REQUEST: u32 = 0x2560_9513;
+/// First 4 bytes of an extended request.
+pub const MAGIC_EXTENDED_REQUEST: u32 = 0x21e4_1c71;
 /// First 4 bytes of a simple reply.
 pub const MAGIC_SIMPLE_REPLY: u32 = 0x6744_6698;
 /// First 4 bytes of each chunk of a structured reply.
 pub const MAGIC_STRUCTURED_REPLY: u32 = 0x668e_33ef;
+/// First 4 bytes of each chunk of an extended reply.
+pub const MAGIC_EXTENDED_REPLY: u32 = 0x6e8a_278c;
 
 /// Bytes of the server's greeting.
 pub const GREETING_SIZE: usize = 18;
@@ -194,6 +198,8 @@ pub const CHUNK_OFFSET_DATA: u16 = 1;
 pub const CHUNK_OFFSET_HOLE: u16 = 2;
 /// Chunk: block status.
 pub const CHUNK_BLOCK_STATUS: u16 = 5;
+/// Chunk: block status with lengths and flags of 64 bits (extended headers only).
+pub const CHUNK_BLOCK_STATUS_EXT: u16 = 6;
 /// The bit that marks a chunk as an error.
 pub const CHUNK_FLAG_ERROR: u16 = 1 << 15;
 /// Chunk: an error of the whole request.

@@ -1,20 +1,21 @@
 //! The NBD protocol, both sides, without I/O: numbers, handshake, requests, replies.
 //!
 //! Source: the protocol's public description (`doc/proto.md` of the nbd project). The handshake is
-//! *fixed newstyle*. Transmission has compact headers, simple and structured replies, and metadata
-//! contexts. Not supported: TLS, extended headers, resizing. Their options are answered with
-//! [`REP_ERR_UNSUP`] or [`REP_ERR_POLICY`].
+//! *fixed newstyle*. Transmission has compact and extended headers, simple and structured replies,
+//! and metadata contexts. The client side has no extended headers. Not supported: resizing. TLS is
+//! above this module.
 //!
 //! A server sends [`encode_nbd_server_greeting`], feeds received bytes to a
 //! [`ClientHandshakeMessageParser`], and answers each [`NbdOption`] with the `put_*` functions.
 //! After a successful `EXPORT_NAME` or `GO` it reads [`NbdRequestHeader`]s of
-//! [`NbdRequestHeader::SIZE`] bytes and sends [`SimpleReply`]s or chunks. [`client`] is the other
-//! side.
+//! [`NbdRequestHeader::SIZE`] (or [`NbdRequestHeader::EXTENDED_SIZE`]) bytes and sends
+//! [`SimpleReply`]s or chunks. [`client`] is the other side.
 //!
 //! All integers are big-endian on the wire. No input from the peer causes a panic.
 
 pub mod client;
 mod consts;
+mod extended;
 mod handshake;
 mod option;
 mod option_reply;
@@ -22,6 +23,11 @@ mod reply;
 mod request;
 
 pub use consts::*;
+pub use extended::{
+    AnsweredRequest, BlockStatusPayload, ExtendedChunkHeader, NbdHeaderStyle,
+    encode_extended_block_status_descriptor, encode_extended_error_chunk, extended_chunk_block_status_header,
+    extended_chunk_data_header, extended_chunk_none,
+};
 pub use handshake::{
     ClientHandshakeMessage, ClientHandshakeMessageParser, FatalHandshakeError, NbdServerGreeting,
     encode_client_flags, encode_nbd_server_greeting,
@@ -33,9 +39,9 @@ pub use option_reply::{
     put_option_reply, put_rep_server,
 };
 pub use reply::{
-    BlockStatusDescriptors, ReplyChunk, ReplyChunkHeader, ReplyHeader, SimpleReply,
-    chunk_block_status_header, chunk_data_header, chunk_hole, chunk_none, encode_block_status_descriptor,
-    encode_textless_error_chunk, put_error_chunk_with_text,
+    BlockStatusDescriptors, ExtendedBlockStatusDescriptors, ReplyChunk, ReplyChunkHeader, ReplyHeader,
+    SimpleReply, chunk_block_status_header, chunk_data_header, chunk_hole, chunk_none,
+    encode_block_status_descriptor, encode_textless_error_chunk, put_error_chunk_with_text,
 };
 pub use request::{NbdCommand, NbdRequestHeader};
 

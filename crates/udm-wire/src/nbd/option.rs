@@ -1,9 +1,9 @@
 //! Options of the handshake, decoded by a server and encoded by a client.
 
 use super::{
-    MAGIC_OPTION, OPT_ABORT, OPT_EXPORT_NAME, OPT_GO, OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT,
-    OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY, REP_ERR_INVALID, REP_ERR_TOO_BIG,
-    REP_ERR_UNSUP, STRING_MAX, decode_nbd_string,
+    MAGIC_OPTION, OPT_ABORT, OPT_EXPORT_NAME, OPT_EXTENDED_HEADERS, OPT_GO, OPT_INFO, OPT_LIST,
+    OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY, REP_ERR_INVALID,
+    REP_ERR_TOO_BIG, REP_ERR_UNSUP, STRING_MAX, decode_nbd_string,
 };
 
 /// An option with its data.
@@ -27,6 +27,8 @@ pub enum NbdOption {
     Go(ExportInfoRequest),
     /// Use structured replies from the start of transmission: [`super::put_option_ack_reply`].
     StructuredReply,
+    /// Use extended headers from the start of transmission: [`super::put_option_ack_reply`].
+    ExtendedHeaders,
     /// List the available metadata contexts that match: one [`super::put_meta_context_reply`] each,
     /// then [`super::put_option_ack_reply`].
     ListMetaContext(MetaContextRequest),
@@ -87,6 +89,7 @@ impl NbdOption {
             OPT_LIST => bare(NbdOption::List),
             OPT_STARTTLS => bare(NbdOption::StartTls),
             OPT_STRUCTURED_REPLY => bare(NbdOption::StructuredReply),
+            OPT_EXTENDED_HEADERS => bare(NbdOption::ExtendedHeaders),
             OPT_INFO | OPT_GO => match ExportInfoRequest::decode(data) {
                 Ok(request) if option == OPT_GO => NbdOption::Go(request),
                 Ok(request) => NbdOption::Info(request),
@@ -112,6 +115,7 @@ impl NbdOption {
             NbdOption::Info(_) => OPT_INFO,
             NbdOption::Go(_) => OPT_GO,
             NbdOption::StructuredReply => OPT_STRUCTURED_REPLY,
+            NbdOption::ExtendedHeaders => OPT_EXTENDED_HEADERS,
             NbdOption::ListMetaContext(_) => OPT_LIST_META_CONTEXT,
             NbdOption::SetMetaContext(_) => OPT_SET_META_CONTEXT,
             NbdOption::Unknown { option, .. } => *option,

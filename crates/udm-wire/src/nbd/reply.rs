@@ -1,9 +1,10 @@
 //! Replies of the transmission phase: simple ones, and chunks of structured ones.
 
 use super::{
-    CHUNK_BLOCK_STATUS, CHUNK_ERROR, CHUNK_ERROR_OFFSET, CHUNK_FLAG_ERROR, CHUNK_NONE, CHUNK_OFFSET_DATA,
-    CHUNK_OFFSET_HOLE, MAGIC_SIMPLE_REPLY, MAGIC_STRUCTURED_REPLY, NbdProtocolError, ReplyFlags, be16_at,
-    be32_at, be64_at, clip_nbd_string, decode_nbd_string,
+    CHUNK_BLOCK_STATUS, CHUNK_BLOCK_STATUS_EXT, CHUNK_ERROR, CHUNK_ERROR_OFFSET, CHUNK_FLAG_ERROR,
+    CHUNK_NONE, CHUNK_OFFSET_DATA, CHUNK_OFFSET_HOLE, ExtendedChunkHeader, MAGIC_SIMPLE_REPLY,
+    MAGIC_STRUCTURED_REPLY, NbdProtocolError, ReplyFlags, be16_at, be32_at, be64_at, clip_nbd_string,
+    decode_nbd_string,
 };
 
 /// A simple reply; the data of a successful read follow.
@@ -195,7 +196,7 @@ impl ReplyHeader {
     }
 }
 
-/// A chunk of a structured reply, as a client receives it.
+/// A chunk of a structured or extended reply, as a client receives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyChunk<'a> {
     /// A chunk without content.
@@ -221,6 +222,13 @@ pub enum ReplyChunk<'a> {
         /// At least one descriptor: [`BlockStatusDescriptors`].
         descriptors: BlockStatusDescriptors<'a>,
     },
+    /// As `BlockStatus`, with extended headers.
+    BlockStatusExt {
+        /// The context.
+        context: u32,
+        /// At least one descriptor.
+        descriptors: ExtendedBlockStatusDescriptors<'a>,
+    },
     /// The request failed.
     Error {
         /// An NBD error, not 0.
@@ -243,6 +251,18 @@ impl BlockStatusDescriptors<'_> {
     }
 }
 
+/// The descriptors of an extended block status: a number of bytes, above 0, and the context's flags
+/// for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExtendedBlockStatusDescriptors<'a>(&'a [u8]);
+
+impl ExtendedBlockStatusDescriptors<'_> {
+    /// The descriptors in order.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.0.chunks_exact(16).map(|pair| (be64_at(pair, 0), be64_at(pair, 8)))
+    }
+}
+
 impl ReplyChunk<'_> {
     /// Decodes a payload. The caller has checked that `header.len` is possible for the request.
     ///
@@ -255,7 +275,51 @@ impl ReplyChunk<'_> {
             return Err(bad("not as long as its header says"));
         }
         match header.kind {
-            CHUNK_NONE if payload.is_empty() && header.is_done() => Ok(ReplyChunk::None),
+            CHUNK_BLOCK_STATUS => {
+                let (context, list) = payload.split_first_chunk().ok_or(bad("a status without a context"))?;
+                let descriptors = BlockStatusDescriptors(list);
+                if list.is_empty() || !list.len().is_multiple_of(8) || descriptors.iter().any(|d| d.0 == 0) {
+                    return Err(bad("a status without descriptors, with half a one or an empty one"));
+                }
+                Ok(ReplyChunk::BlockStatus { context: u32::from_be_bytes(*context), descriptors })
+            }
+            kind => ReplyChunk::decode_common(kind, header.is_done(), payload),
+        }
+    }
+
+    /// As [`ReplyChunk::decode`], for an extended header.
+    ///
+    /// # Errors
+    /// A payload that does not fit its kind, or an unknown kind that is not an error. The
+    /// connection must be closed.
+    pub fn decode_extended(
+        header: ExtendedChunkHeader,
+        payload: &[u8],
+    ) -> Result<ReplyChunk<'_>, NbdProtocolError> {
+        let bad = |why| NbdProtocolError::Malformed { what: "extended chunk", why };
+        if payload.len() as u64 != header.len {
+            return Err(bad("not as long as its header says"));
+        }
+        match header.kind {
+            CHUNK_BLOCK_STATUS_EXT => {
+                let (head, list) =
+                    payload.split_first_chunk::<8>().ok_or(bad("a status without a context"))?;
+                let descriptors = ExtendedBlockStatusDescriptors(list);
+                let is_list = !list.is_empty() && list.len() as u64 == 16 * u64::from(be32_at(head, 4));
+                if !is_list || descriptors.iter().any(|d| d.0 == 0) {
+                    return Err(bad("a status without descriptors, with another number or an empty one"));
+                }
+                Ok(ReplyChunk::BlockStatusExt { context: be32_at(head, 0), descriptors })
+            }
+            kind => ReplyChunk::decode_common(kind, header.is_done(), payload),
+        }
+    }
+
+    /// Decodes a payload of the kinds that structured and extended replies share.
+    fn decode_common(kind: u16, is_done: bool, payload: &[u8]) -> Result<ReplyChunk<'_>, NbdProtocolError> {
+        let bad = |why| NbdProtocolError::Malformed { what: "chunk", why };
+        match kind {
+            CHUNK_NONE if payload.is_empty() && is_done => Ok(ReplyChunk::None),
             CHUNK_NONE => Err(bad("an empty chunk that has a payload or is not the last")),
             CHUNK_OFFSET_DATA if payload.len() > 8 => {
                 Ok(ReplyChunk::Data { offset: be64_at(payload, 0), data: &payload[8..] })
@@ -265,14 +329,6 @@ impl ReplyChunk<'_> {
                 Ok(ReplyChunk::Hole { offset: be64_at(payload, 0), len: be32_at(payload, 8) })
             }
             CHUNK_OFFSET_HOLE => Err(bad("an empty hole, or one that is not 12 bytes")),
-            CHUNK_BLOCK_STATUS => {
-                let (context, list) = payload.split_first_chunk().ok_or(bad("a status without a context"))?;
-                let descriptors = BlockStatusDescriptors(list);
-                if list.is_empty() || !list.len().is_multiple_of(8) || descriptors.iter().any(|d| d.0 == 0) {
-                    return Err(bad("a status without descriptors, with half a one or an empty one"));
-                }
-                Ok(ReplyChunk::BlockStatus { context: u32::from_be_bytes(*context), descriptors })
-            }
             kind if kind & CHUNK_FLAG_ERROR != 0 => {
                 let (head, rest) =
                     payload.split_first_chunk::<6>().ok_or(bad("an error of less than 6 bytes"))?;

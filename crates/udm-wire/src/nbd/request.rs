@@ -1,6 +1,9 @@
 //! Requests of the transmission phase.
 
-use super::{CommandFlags, MAGIC_REQUEST, NbdProtocolError, be16_at, be32_at, be64_at};
+use super::{
+    CommandFlags, MAGIC_EXTENDED_REQUEST, MAGIC_REQUEST, NbdHeaderStyle, NbdProtocolError, be16_at, be32_at,
+    be64_at,
+};
 
 /// The command of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,7 +76,7 @@ impl NbdCommand {
     }
 }
 
-/// The header of a request.
+/// The header of a request, compact or extended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NbdRequestHeader {
     /// Flags of the command. Unknown bits are kept, so that [`NbdRequestHeader::flags_fit`] finds
@@ -85,15 +88,18 @@ pub struct NbdRequestHeader {
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
-    /// Length in bytes.
-    pub len: u32,
+    /// Length in bytes; below 2^32 in a compact header.
+    pub len: u64,
 }
 
 impl NbdRequestHeader {
-    /// Bytes of the header.
+    /// Bytes of a compact header.
     pub const SIZE: usize = 28;
 
-    /// Decodes a header. The server must check range, flags and command.
+    /// Bytes of an extended header.
+    pub const EXTENDED_SIZE: usize = 32;
+
+    /// Decodes a compact header. The server must check range, flags and command.
     ///
     /// # Errors
     /// A wrong magic number: the stream is out of sync and must be closed.
@@ -106,35 +112,83 @@ impl NbdRequestHeader {
             command: NbdCommand::from_number(be16_at(bytes, 6)),
             cookie: be64_at(bytes, 8),
             offset: be64_at(bytes, 16),
-            len: be32_at(bytes, 24),
+            len: be32_at(bytes, 24).into(),
         })
     }
 
-    /// Encodes the header as a client sends it; the data of a write follow.
+    /// Decodes an extended header, as [`NbdRequestHeader::decode`].
+    ///
+    /// # Errors
+    /// A wrong magic number: the stream is out of sync and must be closed.
+    pub fn decode_extended(bytes: &[u8; Self::EXTENDED_SIZE]) -> Result<NbdRequestHeader, NbdProtocolError> {
+        if be32_at(bytes, 0) != MAGIC_EXTENDED_REQUEST {
+            let found = be32_at(bytes, 0).into();
+            return Err(NbdProtocolError::Magic { what: "extended request", found });
+        }
+        Ok(NbdRequestHeader {
+            flags: CommandFlags::from_bits_retain(be16_at(bytes, 4)),
+            command: NbdCommand::from_number(be16_at(bytes, 6)),
+            cookie: be64_at(bytes, 8),
+            offset: be64_at(bytes, 16),
+            len: be64_at(bytes, 24),
+        })
+    }
+
+    /// Encodes a compact header as a client sends it; the data of a write follow. `len` is below
+    /// 2^32.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::SIZE] {
+        debug_assert!(self.len <= u32::MAX.into(), "a compact request of {} bytes", self.len);
         let mut out = [0; Self::SIZE];
         out[..4].copy_from_slice(&MAGIC_REQUEST.to_be_bytes());
-        out[4..6].copy_from_slice(&self.flags.bits().to_be_bytes());
-        out[6..8].copy_from_slice(&self.command.number().to_be_bytes());
-        out[8..16].copy_from_slice(&self.cookie.to_be_bytes());
-        out[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        out[4..24].copy_from_slice(&self.encode_middle());
+        out[24..].copy_from_slice(&(self.len as u32).to_be_bytes());
+        out
+    }
+
+    /// Encodes an extended header as a client sends it; with [`CommandFlags::PAYLOAD_LEN`], `len`
+    /// bytes follow.
+    #[must_use]
+    pub fn encode_extended(&self) -> [u8; Self::EXTENDED_SIZE] {
+        let mut out = [0; Self::EXTENDED_SIZE];
+        out[..4].copy_from_slice(&MAGIC_EXTENDED_REQUEST.to_be_bytes());
+        out[4..24].copy_from_slice(&self.encode_middle());
         out[24..].copy_from_slice(&self.len.to_be_bytes());
         out
     }
 
-    /// Bytes of data after the header; 0 unless it is a write.
-    #[must_use]
-    pub const fn payload_len(&self) -> u32 {
-        match self.command {
-            NbdCommand::Write => self.len,
-            _ => 0,
-        }
+    /// Flags, command, cookie and offset.
+    fn encode_middle(&self) -> [u8; 20] {
+        let mut out = [0; 20];
+        out[..2].copy_from_slice(&self.flags.bits().to_be_bytes());
+        out[2..4].copy_from_slice(&self.command.number().to_be_bytes());
+        out[4..12].copy_from_slice(&self.cookie.to_be_bytes());
+        out[12..].copy_from_slice(&self.offset.to_be_bytes());
+        out
     }
 
-    /// True if the command takes all of the flags. Otherwise the reply is EINVAL.
+    /// Bytes of data after the header. A compact header has data if it is a write, an extended one
+    /// if it says so.
     #[must_use]
-    pub const fn flags_fit(&self) -> bool {
-        self.command.flags().contains(self.flags)
+    pub const fn payload_len(&self, style: NbdHeaderStyle) -> u64 {
+        let has_payload = match style {
+            NbdHeaderStyle::Extended => self.flags.contains(CommandFlags::PAYLOAD_LEN),
+            NbdHeaderStyle::Simple | NbdHeaderStyle::Structured => matches!(self.command, NbdCommand::Write),
+        };
+        if has_payload { self.len } else { 0 }
+    }
+
+    /// True if the command takes all of the flags, and has those that it needs. Otherwise the reply
+    /// is EINVAL.
+    #[must_use]
+    pub const fn flags_fit(&self, style: NbdHeaderStyle) -> bool {
+        let flags = self.flags.difference(CommandFlags::PAYLOAD_LEN);
+        let has_payload = self.flags.contains(CommandFlags::PAYLOAD_LEN);
+        let payload_fits = match (style, self.command) {
+            (NbdHeaderStyle::Extended, NbdCommand::Write) => has_payload,
+            (NbdHeaderStyle::Extended, NbdCommand::BlockStatus) => true,
+            _ => !has_payload,
+        };
+        payload_fits && self.command.flags().contains(flags)
     }
 }

@@ -15,6 +15,7 @@ export = ["b", "a"]
 table-file = "tables/b.table"
 uuid = "u"
 readonly = true
+description = "database of tenant 7, ask Ännchen"
 allow = ["alice", "spiffe://example.org/bob"]
 throttle = "iops=5 wbps=1M:2M"
 
@@ -47,6 +48,7 @@ fn a_good_file() {
     assert_eq!(&GOOD[conf.serve[1].value_at.clone()], "10_809");
     let [b, a] = &conf.devices[..] else { panic!("{:?}", conf.devices) };
     assert_eq!((b.name.as_str(), b.uuid.as_deref(), b.read_only), ("b", Some("u"), true));
+    assert_eq!((&*b.description, &*a.description), ("database of tenant 7, ask Ännchen", ""));
     assert_eq!(b.allow, Some(vec!["alice".into(), "spiffe://example.org/bob".into()]));
     assert_eq!((&b.table, &a.allow), (&TableSource::File("tables/b.table".into()), &None));
     assert_eq!((a.name.as_str(), a.uuid.as_deref(), a.read_only), ("a b", None, false));
@@ -64,7 +66,7 @@ fn what_is_wrong_is_shown_where_it_is() {
     let said = |text: &str| UdmConf::parse(text).unwrap_err().with_source_line("f", text);
     assert_eq!(
         said("[serve]\n\n[devices.a]\n  tabel = \"0 8 error\"\n"),
-        "f:4:3: devices.a: tabel: unknown: there are table, table-file, uuid, readonly, allow, throttle, throttle-group\n  tabel = \"0 8 error\"\n  ^^^^^"
+        "f:4:3: devices.a: tabel: unknown: there are table, table-file, uuid, readonly, description, allow, throttle, throttle-group\n  tabel = \"0 8 error\"\n  ^^^^^"
     );
     assert_eq!(
         said("[device.a]\n").lines().next().unwrap(),
@@ -88,6 +90,14 @@ fn what_is_wrong_is_shown_where_it_is() {
         (
             "[devices.a]\ntable = \"0 8 error\"\nreadonly = \"yes\"",
             "f:3:12: devices.a: readonly: expected true or false",
+        ),
+        (
+            "[devices.a]\ntable = \"0 8 error\"\ndescription = \"two\\nlines\"",
+            "f:3:15: devices.a: description: expected at most 4096 bytes without control characters",
+        ),
+        (
+            "[devices.a]\ntable = \"0 8 error\"\ndescription = 7",
+            "f:3:15: devices.a: description: expected a string",
         ),
         (
             "[devices.a]\ntable = \"0 8 error\"\nallow = \"alice\"",

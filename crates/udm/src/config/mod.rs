@@ -101,7 +101,8 @@ pub fn load_config_files(file: &Path, serve: &Command) -> Result<ConfigFiles> {
                 shown(&UdmConfError::new(format!("devices.{}: {why}", device.name), device.at.clone()))
             })?;
             let device = DesiredDevice::new(&device.name, table.clone(), device.uuid, device.read_only)
-                .map(|device| device.with_allow(allow.map(Into::into)).with_throttle(throttle));
+                .map(|wanted| wanted.with_allow(allow.map(Into::into)).with_throttle(throttle))
+                .map(|wanted| wanted.with_description(device.description));
             loaded
                 .devices
                 .push(device.map_err(|e| anyhow::anyhow!("{name}: devices.{}", e.with_table(&table)))?);

@@ -46,7 +46,9 @@ pub fn format_reconfigure_changes(done: &ReconfigureReport) -> (Vec<String>, Vec
             (None, "create") => changed.push(format!("+ {name}")),
             (None, "remove") => changed.push(format!("- {name}")),
             (None, "take-over") => changed.push(format!("~ {name}: taken over, table")),
-            (None, same @ ("allow" | "throttle")) => changed.push(format!("~ {name}: {same}")),
+            (None, same @ ("allow" | "description" | "throttle")) => {
+                changed.push(format!("~ {name}: {same}"));
+            }
             (None, _) => changed.push(format!("~ {name}: table")),
         }
     }

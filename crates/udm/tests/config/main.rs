@@ -9,10 +9,14 @@ mod restart;
 use rustix::process::{Pid, Signal};
 use std::fs;
 use std::path::PathBuf;
+use support::maps::DirtyMapClient;
 use support::nbd::Client;
 use support::{Server, signal, text, udm, until};
 use tempfile::TempDir;
-use udm_wire::nbd::{ExportFlags, NbdCommand as Nbd};
+use udm_wire::nbd::{
+    ExportFlags, ExportInfoItem, ExportInfoRequest, INFO_DESCRIPTION, NbdCommand as Nbd, NbdOption,
+    OptionReply,
+};
 
 /// A folder with a configuration file.
 struct ConfigDir(TempDir);
@@ -136,6 +140,47 @@ table = \"\"\"
 0  2048  linear  mem:1M  0
 \"\"\"
 ";
+
+/// The description of `export` in the list of exports, and in its informations.
+fn descriptions(server: &Server, export: &str) -> [Option<String>; 2] {
+    let mut client = DirtyMapClient::dial(&server.nbd);
+    let infos = vec![INFO_DESCRIPTION];
+    client.send(&NbdOption::List);
+    client.send(&NbdOption::Info(ExportInfoRequest { name: export.into(), infos }));
+    let (mut listed, mut said, mut acks) = (None, None, 0);
+    while acks < 2 {
+        match client.answer() {
+            OptionReply::Ack => acks += 1,
+            OptionReply::Server { name, description } if name == export => listed = Some(description),
+            OptionReply::Server { .. } => {}
+            OptionReply::Info(ExportInfoItem::Description(text)) => said = Some(text),
+            OptionReply::Info(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    [listed, said]
+}
+
+#[test]
+fn descriptions_reach_clients() {
+    let device = |description: &str| format!("[devices.a]\ntable = \"0 8 zero\"\n{description}\n");
+    let files = ConfigDir::new(&device("description = \"database of tenant 7\""));
+    let mut server = files.serve();
+    let is = |text: &str| [Some(text.to_owned()), Some(text.to_owned())];
+    assert_eq!(descriptions(&server, "a"), is("database of tenant 7"));
+    files.write("udm.toml", &device("description = \"Ännchens\""));
+    assert_eq!(server.says(&["reconfigure"]), "~ a: description\n= 0 unchanged\n");
+    assert_eq!(descriptions(&server, "a"), is("Ännchens"));
+    server.upgrade(&[]);
+    assert_eq!(descriptions(&server, "a"), is("Ännchens"));
+    assert_eq!(server.says(&["reconfigure"]), "= 1 unchanged\n");
+    files.write("udm.toml", &device(""));
+    assert_eq!(server.says(&["reconfigure"]), "~ a: description\n= 0 unchanged\n");
+    assert_eq!(descriptions(&server, "a"), [Some(String::new()), None]);
+    files.write("udm.toml", &device(&format!("description = \"{}\"", "d".repeat(4097))));
+    let output = server.refuses(&["reconfigure"]);
+    assert!(output.contains("description: expected at most 4096 bytes without control"), "{output}");
+}
 
 #[test]
 fn the_difference_is_shown_and_applied() {

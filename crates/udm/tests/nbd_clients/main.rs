@@ -7,6 +7,7 @@
 mod bytes;
 mod disks;
 mod docs;
+mod extended;
 mod hot;
 mod log;
 mod paths;
@@ -115,6 +116,11 @@ fn main() {
             bytes::requests_at_any_byte,
         ),
         trial("what_is_allocated", &["nbdinfo", "nbdcopy", "qemu-img", "qemu-io"], bytes::what_is_allocated),
+        trial(
+            "extended_headers_over_terabytes",
+            &["nbdinfo", "nbdcopy", "@extended"],
+            extended::requests_over_terabytes,
+        ),
         trial("two_hot_clients_and_fourteen_idle_ones", &["fio"], hot::two_hot_and_fourteen_idle),
         trial("clients_move_all_the_time", &["fio", "nbdcopy", "qemu-io"], hot::moved_all_the_time),
         trial("an_idle_server_is_not_scheduled", &["nbdinfo", "qemu-io"], idle),
@@ -123,7 +129,7 @@ fn main() {
 }
 
 /// A test that needs the programs in `needs`. `@root` stands for root, `@fuse` for /dev/fuse,
-/// `@libnbd` for libnbd in Python.
+/// `@extended` for libnbd in Python with extended headers.
 fn trial(name: &str, needs: &[&str], run: fn() -> Outcome) -> Trial {
     let there = |need: &&&str| match **need {
         "@root" => {
@@ -132,6 +138,7 @@ fn trial(name: &str, needs: &[&str], run: fn() -> Outcome) -> Trial {
                 && Path::new("/dev/fuse").exists()
         }
         "@fuse" => fs::File::options().read(true).write(true).open("/dev/fuse").is_ok(),
+        "@extended" => sh(extended::HAS_EXTENDED_HEADERS).is_ok(),
         program => sh(&format!("PATH=$PATH:/sbin:/usr/sbin command -v {program}")).is_ok(),
     };
     match needs.iter().find(|need| !there(need)) {
@@ -141,6 +148,9 @@ fn trial(name: &str, needs: &[&str], run: fn() -> Outcome) -> Trial {
         }
         Some(&"@root") => {
             Trial::test(format!("{name} (skipped: needs root, loop and fuse)"), run).with_ignored_flag(true)
+        }
+        Some(&"@extended") => {
+            Trial::test(format!("{name} (skipped: needs libnbd 1.18 in Python)"), run).with_ignored_flag(true)
         }
         Some(missing) => {
             Trial::test(format!("{name} (skipped: {missing} is not installed)"), run).with_ignored_flag(true)

@@ -92,8 +92,13 @@ impl DirtyMapClient {
 
     /// Sends a block-status request.
     pub fn ask(&mut self, flags: CommandFlags, offset: u64, len: u32) {
-        let request =
-            NbdRequestHeader { flags, command: NbdCommand::BlockStatus, cookie: offset, offset, len };
+        let request = NbdRequestHeader {
+            flags,
+            command: NbdCommand::BlockStatus,
+            cookie: offset,
+            offset,
+            len: len.into(),
+        };
         self.stream.write_all(&request.encode()).unwrap();
     }
 

@@ -56,7 +56,7 @@ impl Client {
     fn request(&mut self, flags: CommandFlags, command: NbdCommand, offset: u64, len: u64) -> Vec<u8> {
         let cookie = self.asked.len() as u64;
         self.asked.push((command, offset, len));
-        NbdRequestHeader { flags, command, cookie, offset, len: len as u32 }.encode().to_vec()
+        NbdRequestHeader { flags, command, cookie, offset, len }.encode().to_vec()
     }
 
     /// Sends a request, with its data if it is a write; returns its cookie. Cookies count from 0.

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 use udm_wire::nbd::{
     BlockSizes, ClientHandshakeMessage, ClientHandshakeMessageParser, ExportFlags, ExportInfoItem,
-    HandshakeFlags, NbdRequestHeader, OPT_GO, REP_ERR_UNSUP, SimpleReply, encode_nbd_server_greeting,
-    put_export_info_reply, put_option_ack_reply, put_option_error_reply,
+    HandshakeFlags, NbdHeaderStyle, NbdRequestHeader, OPT_GO, REP_ERR_UNSUP, SimpleReply,
+    encode_nbd_server_greeting, put_export_info_reply, put_option_ack_reply, put_option_error_reply,
 };
 
 /// nbdkit on a Unix socket. Dropping it kills it.
@@ -159,7 +159,7 @@ pub fn request(stream: &mut UnixStream) -> Option<NbdRequestHeader> {
     let mut header = [0; NbdRequestHeader::SIZE];
     stream.read_exact(&mut header).ok()?;
     let request = NbdRequestHeader::decode(&header).unwrap();
-    let mut data = vec![0; request.payload_len() as usize];
+    let mut data = vec![0; request.payload_len(NbdHeaderStyle::Simple) as usize];
     stream.read_exact(&mut data).ok()?;
     Some(request)
 }

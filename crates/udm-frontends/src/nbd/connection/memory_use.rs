@@ -5,7 +5,7 @@ use crate::nbd::memory::{ConnectionHeldMemory, ConnectionMemoryLease};
 use crate::nbd::serve::{PIECE, touched_blocks_len};
 use udm_core::{BioPool, Nanos};
 use udm_runtime::FrontCx;
-use udm_wire::nbd::{NbdCommand, NbdRequestHeader, PAYLOAD_MAX};
+use udm_wire::nbd::{NbdCommand, NbdHeaderStyle, NbdRequestHeader, PAYLOAD_MAX};
 
 /// Minimum time that a client gets to move data, however many wait: enough for one send over a slow
 /// line.
@@ -36,19 +36,20 @@ impl AcceptedNbdConnection {
     /// New memory that the next request needs, if it has arrived: for the data of a read, or for a
     /// partial block. The payload of a write takes its memory as it arrives.
     pub(super) fn next_need(&self) -> usize {
-        let Some(Ok(request)) = self.rx.unread().first_chunk().map(NbdRequestHeader::decode) else {
-            return 0;
+        let unread = self.rx.unread();
+        let request = match self.header_style {
+            NbdHeaderStyle::Extended => unread.first_chunk().map(NbdRequestHeader::decode_extended),
+            _ => unread.first_chunk().map(NbdRequestHeader::decode),
         };
+        let Some(Ok(request)) = request else { return 0 };
         let Some((_, geometry)) = &self.export else { return 0 };
         let whole = touched_blocks_len(geometry.block, &request);
         match request.command {
             NbdCommand::Read => self.reads.growth(whole.min(u64::from(PAYLOAD_MAX)) as usize),
             // A partial block is read before it is changed.
-            NbdCommand::Write if whole != u64::from(request.len) => {
-                self.writes.growth(geometry.block.size as usize)
-            }
-            NbdCommand::Cache => self.reads.growth(request.len.min(PIECE) as usize),
-            NbdCommand::WriteZeroes => request.len.min(PIECE) as usize,
+            NbdCommand::Write if whole != request.len => self.writes.growth(geometry.block.size as usize),
+            NbdCommand::Cache => self.reads.growth(request.len.min(PIECE.into()) as usize),
+            NbdCommand::WriteZeroes => request.len.min(PIECE.into()) as usize,
             _ => 0,
         }
     }

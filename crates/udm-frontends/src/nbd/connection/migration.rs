@@ -32,6 +32,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use udm_core::{CoreId, Nanos};
 use udm_runtime::{FrontCx, ProcessCores};
+use udm_wire::nbd::NbdHeaderStyle;
 
 /// Time limit for leaving. A request that takes longer keeps its connection on this core, so that
 /// other requests of the client are not delayed.
@@ -69,7 +70,7 @@ pub(in crate::nbd) struct FrozenConnection {
     export: ExportRef,
     /// The geometry that was sent to the client.
     geometry: ExportGeometry,
-    structured: bool,
+    header_style: NbdHeaderStyle,
     contexts: Arc<[MetaContext]>,
     unread: FrozenReceiveBuffer,
     tls: Option<Box<ConnectionTls>>,
@@ -215,10 +216,10 @@ impl AcceptedNbdConnection {
             }
         };
         let contexts = self.contexts.iter().map(|context| (context.id, context.name())).collect();
-        let (export, structured) = (export.name().to_string(), self.structured);
+        let (export, header_style) = (export.name().to_string(), self.header_style);
         let (unread, skip) = self.leave(cx).into_parts();
         // The receiver is gone if the upgrade was given up: the client is disconnected then.
-        let _ = to.send(DetachedNbdClient { socket, export, structured, contexts, unread, skip });
+        let _ = to.send(DetachedNbdClient { socket, export, header_style, contexts, unread, skip });
         self.balanced = None;
         self.close_moved(cx);
     }
@@ -251,7 +252,7 @@ impl AcceptedNbdConnection {
             admission_slot: self.admission_slot.hand_over(to),
             export,
             geometry,
-            structured: self.structured,
+            header_style: self.header_style,
             contexts: std::mem::take(&mut self.contexts),
             unread,
             tls: self.tls.take(),
@@ -281,15 +282,13 @@ impl AcceptedNbdConnection {
         thawed.phase = ConnectionPhase::Serving;
         thawed.id = frozen.id;
         thawed.export = Some((frozen.export, frozen.geometry));
-        thawed.structured = frozen.structured;
+        thawed.header_style = frozen.header_style;
         thawed.contexts = frozen.contexts;
         thawed.rx = ReceiveBuffer::thaw(frozen.unread, thawed.options.bytes_max);
         thawed.tls = frozen.tls;
         thawed.from = frozen.from;
         thawed.stay = frozen.stay;
-        if frozen.structured {
-            thawed.tx.use_structured();
-        }
+        thawed.tx.use_header_style(frozen.header_style);
         thawed
     }
 
@@ -392,7 +391,7 @@ pub(in crate::nbd) fn attach_detached_client(
         admission_slot,
         export,
         geometry,
-        structured: client.structured,
+        header_style: client.header_style,
         contexts,
         unread,
         tls: None,

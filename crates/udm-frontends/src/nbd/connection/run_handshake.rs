@@ -10,7 +10,7 @@ use udm_runtime::FrontCx;
 /// Limit of output in bytes that waits for a send. More input is handled after it has left.
 const OUT_MAX: usize = 64 << 10;
 
-/// Limit of handshake steps per turn: a step may read all checkpoints of a device, or list 16
+/// Limit of handshake steps per turn: a step may read all checkpoints of a device, or list some
 /// exports.
 const STEPS_A_TURN: usize = 8;
 
@@ -85,11 +85,9 @@ impl AcceptedNbdConnection {
     fn begin(&mut self, session: NegotiatedSession, cx: &mut FrontCx<'_, '_>) {
         self.export = Some((session.export, session.geometry));
         self.attend(cx);
-        self.structured = session.structured;
+        self.header_style = session.header_style;
         self.contexts = session.contexts;
-        if session.structured {
-            self.tx.use_structured();
-        }
+        self.tx.use_header_style(session.header_style);
         if let Some(tls) = &mut self.tls {
             tls.count(TlsConnectionGuard::new(self.admission_slot.counters()));
         }

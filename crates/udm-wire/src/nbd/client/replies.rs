@@ -143,7 +143,7 @@ impl ReplyParser {
             received_ranges: ReceivedRanges::default(),
         });
         let NbdRequestParams { command, flags, offset, len } = asked;
-        NbdRequestHeader { flags, command, cookie, offset, len }.encode()
+        NbdRequestHeader { flags, command, cookie, offset, len: len.into() }.encode()
     }
 
     /// Number of requests in flight.

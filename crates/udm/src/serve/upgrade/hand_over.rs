@@ -131,7 +131,8 @@ struct NewServer {
 impl RunningServer<'_> {
     async fn upgrade(&self, request: &UpgradeServerRequest) -> Result<UpgradeReport, VerbError> {
         self.check(request)?;
-        let format = format_for(HandoverNeeds::of_registry(self.registry));
+        // A new program that does not know extended headers finds out with the state.
+        let format = format_for(HandoverNeeds::of_registry(self.registry), false);
         let mut new = NewServer::start(&program(request.program.as_deref())?, format).await?;
         let done = self.hand_over(&mut new).await;
         if done.is_err() {
@@ -287,8 +288,9 @@ impl RunningServer<'_> {
     }
 
     fn state(&self, parts: &DetachedParts, listeners: &[InheritedListener]) -> ServerState {
+        let has_extended_clients = parts.clients.iter().any(|client| client.header_style.is_extended());
         ServerState {
-            format: format_for(HandoverNeeds::of_devices(&parts.devices)),
+            format: format_for(HandoverNeeds::of_devices(&parts.devices), has_extended_clients),
             pid: std::process::id(),
             removes_control_file: self.control.removes_file(),
             listeners: listeners.iter().map(|listener| listener.removes_file).collect(),

@@ -12,9 +12,10 @@ use udm_control::verbs::handover::{HandedOverDevices, HandoverNeeds};
 use udm_frontends::nbd::DetachedNbdClient;
 use udm_frontends::unix_socket::BoundUnixSocket;
 use udm_frontends::vhost_user::{DetachedVhostUserFrontEnd, VhostUserSetupMessage};
+use udm_wire::nbd::NbdHeaderStyle;
 
 /// Versions of the format that this program reads.
-pub(super) const FORMATS: [u32; 3] = [1, 2, 3];
+pub(super) const FORMATS: [u32; 4] = [1, 2, 3, 4];
 
 /// The version to write: the lowest that every program that reads it serves as it should.
 ///
@@ -22,8 +23,10 @@ pub(super) const FORMATS: [u32; 3] = [1, 2, 3];
 /// |---|---|
 /// | 2 | would serve devices for some clients to all |
 /// | 3 | would serve devices without their limits of requests and bytes per second |
-pub(super) fn format_for(needs: HandoverNeeds) -> u32 {
+/// | 4 | would not understand clients with extended headers |
+pub(super) fn format_for(needs: HandoverNeeds, has_extended_clients: bool) -> u32 {
     match needs {
+        _ if has_extended_clients => 4,
         HandoverNeeds { throttles: true, .. } => 3,
         HandoverNeeds { allowed_clients: true, .. } => 2,
         HandoverNeeds { .. } => 1,
@@ -122,6 +125,9 @@ pub(super) struct ClientState {
     export: String,
     /// True if replies are structured.
     structured: bool,
+    /// True if headers are extended.
+    #[serde(default)]
+    extended: bool,
     /// Number and name of each metadata context.
     contexts: Vec<(u32, String)>,
     /// Received bytes that were not handled, two digits each.
@@ -135,7 +141,8 @@ impl ClientState {
     pub(super) fn of(client: &DetachedNbdClient) -> ClientState {
         ClientState {
             export: client.export.clone(),
-            structured: client.structured,
+            structured: client.header_style == NbdHeaderStyle::Structured,
+            extended: client.header_style.is_extended(),
             contexts: client.contexts.clone(),
             unread: to_hex(&client.unread),
             skip: client.skip,
@@ -144,9 +151,14 @@ impl ClientState {
 
     /// The client with its socket; `None` if the text of its bytes is invalid.
     pub(super) fn with_socket(self, socket: OwnedFd) -> Option<DetachedNbdClient> {
-        let ClientState { export, structured, contexts, unread, skip } = self;
+        let ClientState { export, structured, extended, contexts, unread, skip } = self;
+        let header_style = match (structured, extended) {
+            (_, true) => NbdHeaderStyle::Extended,
+            (true, false) => NbdHeaderStyle::Structured,
+            (false, false) => NbdHeaderStyle::Simple,
+        };
         let unread = parse_hex(&unread)?;
-        Some(DetachedNbdClient { socket, export, structured, contexts, unread, skip })
+        Some(DetachedNbdClient { socket, export, header_style, contexts, unread, skip })
     }
 }
 
@@ -179,6 +191,22 @@ mod tests {
         assert_eq!(state.clients[1].unread, "25609513");
         let again: ServerState = serde_json::from_str(&serde_json::to_string(&state).unwrap()).unwrap();
         assert_eq!(again, state);
+    }
+
+    #[test]
+    fn a_client_keeps_its_headers() {
+        let styles = [NbdHeaderStyle::Simple, NbdHeaderStyle::Structured, NbdHeaderStyle::Extended];
+        for header_style in styles {
+            let socket = || OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);
+            let (export, contexts, unread) = ("disk".to_owned(), vec![(1, "c".to_owned())], vec![7]);
+            let client =
+                DetachedNbdClient { socket: socket(), export, header_style, contexts, unread, skip: 9 };
+            let text = serde_json::to_string(&ClientState::of(&client)).unwrap();
+            let again: ClientState = serde_json::from_str(&text).unwrap();
+            assert_eq!(again.with_socket(socket()).unwrap().header_style, header_style);
+        }
+        let needs = HandoverNeeds::default();
+        assert_eq!((format_for(needs, false), format_for(needs, true)), (1, 4));
     }
 
     #[test]
