@@ -75,6 +75,13 @@ fn a_restricted_server_serves_and_is_upgraded() {
         for task in fs::read_dir(format!("/proc/{}/task", server.pid().as_raw_nonzero())).unwrap() {
             let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
             assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"), "{status}");
+            let mine = |field: &str| {
+                let value = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
+                u64::from_str_radix(value.trim(), 16).unwrap()
+            };
+            // CAP_DAC_OVERRIDE, CAP_NET_BIND_SERVICE and CAP_IPC_LOCK.
+            let few = 1 << 1 | 1 << 10 | 1 << 14;
+            assert_eq!((mine("CapPrm:") & !few, mine("CapEff:") & !few), (0, 0), "{status}");
         }
         let report: Value = server.upgrade(&[UDM]);
         assert_eq!(report["clients"], 1, "{report}");
@@ -126,6 +133,12 @@ do("mount", lambda: call(165, b"none", b"/mnt", b"tmpfs", 0, None))
 do("trace", lambda: call(101, 16, os.getppid(), 0, 0))
 do("keys", lambda: call(250, 0, -3, 0, 0, 0))
 do("user", lambda: call(105, 0))
+do("type into a terminal", lambda: call(16, 0, 0x5412, b"x"))
+do("set-user-ID", lambda: os.chmod("program", 0o4755))
+do("owner", lambda: os.chown("program", 1, 1))
+do("limits of others", lambda: call(302, int(os.environ["TESTER"]), 0, None, None))
+do("raw packets", lambda: socket.socket(socket.AF_INET, 10))
+do("MPTCP", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262))
 do("clone3", lambda: call(435, None, 0))
 do("writable code", lambda: mmap.mmap(-1, 4096, prot=7))
 do("signal", lambda: os.kill(int(os.environ["TESTER"]), 0))
@@ -172,6 +185,12 @@ fn what_runs_in_its_place_can_do_little() {
         ("trace", forbidden.to_owned()),
         ("keys", forbidden.to_owned()),
         ("user", forbidden.to_owned()),
+        ("type into a terminal", forbidden.to_owned()),
+        ("set-user-ID", forbidden.to_owned()),
+        ("owner", forbidden.to_owned()),
+        ("limits of others", forbidden.to_owned()),
+        ("raw packets", forbidden.to_owned()),
+        ("MPTCP", forbidden.to_owned()),
         ("clone3", "Function not implemented".to_owned()),
         ("writable code", forbidden.to_owned()),
         ("signal", since(6, forbidden)),

@@ -166,6 +166,20 @@ fn a_device_is_for_the_users_that_it_names() {
     assert_eq!(server.says(&["reconfigure"]), "~ some: allow\n= 1 unchanged\n");
     assert_eq!(size(1, "some"), "8192");
     assert!(size(4711, "some").contains("no export named"));
+    // Another table that fails does not open the old one to the clients of the new one.
+    let declare = |table: &str, allow: &str| {
+        let devices = "[devices.all]\ntable = \"0 8 zero\"\n[devices.some]\ntable =";
+        std::fs::write(&file, format!("[serve]\nunix-mode = \"666\"\n{devices} \"{table}\"\n{allow}"))
+            .unwrap();
+    };
+    declare("/nonexistent/public.img", "");
+    assert!(!server.verb(&["reconfigure"]).status.success());
+    assert_eq!((size(1, "some"), size(4711, "some").contains("no export named")), ("8192".into(), true));
+    declare("0 24 zero", "allow = [\"user:4711\"]\n");
+    server.says(&["reconfigure"]);
+    assert_eq!((size(4711, "some"), size(1, "some").contains("no export named")), ("12288".into(), true));
+    write("\"user:1\"");
+    server.says(&["reconfigure"]);
     write("\"user:no-such-user\"");
     let why = server.refuses(&["reconfigure"]);
     assert!(why.contains("devices.some: allow: there is no user \"no-such-user\""), "{why}");

@@ -288,6 +288,17 @@ fn check_not_cancelled(
     }
 }
 
+/// The clients that two values of `allow` name; `None` stands for all clients.
+fn clients_on_both_lists(
+    one: Option<&Arc<[String]>>,
+    other: Option<&Arc<[String]>>,
+) -> Option<Arc<[String]>> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.iter().filter(|name| other.contains(name)).cloned().collect()),
+        (one, other) => one.or(other).cloned(),
+    }
+}
+
 /// Runs one step, completely or not at all. A removal keeps the entry in `applied`.
 async fn apply_config_plan_step(
     registry: &Arc<DeviceRegistry>,
@@ -309,15 +320,24 @@ async fn apply_config_plan_step(
             let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
             let done = reload_declared_device(registry, &mapped, wanted, &desired.folder, cancel_token).await;
             if done.is_ok() {
+                mapped.allowed_clients.set(wanted.allow.clone());
                 applied[was] = ConfigOwnedDevice::new(wanted, &mapped, done.as_ref().ok());
             }
             done.map(drop)
         }
         PlanStep::Allow(was, is) => {
             let wanted = &desired.devices[is];
+            let had = &applied[was].wanted;
+            // A new table may fail, and the old one is not for the clients of the new one. So a
+            // reload sets the new list, and until then those clients stay that are on both.
+            let is_same = had.has_same_table(wanted) && had.uuid == wanted.uuid;
+            let allow = match is_same && had.read_only == wanted.read_only {
+                true => wanted.allow.clone(),
+                false => clients_on_both_lists(had.allow.as_ref(), wanted.allow.as_ref()),
+            };
             let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
-            mapped.allowed_clients.set(wanted.allow.clone());
-            applied[was].wanted.allow.clone_from(&wanted.allow);
+            mapped.allowed_clients.set(allow.clone());
+            applied[was].wanted.allow = allow;
             Ok(())
         }
         PlanStep::Describe(was, is) => {

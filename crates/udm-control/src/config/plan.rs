@@ -77,7 +77,7 @@ impl DesiredDevice {
     }
 
     /// True if both tables have the same words; spacing and comments do not count.
-    fn has_same_table(&self, other: &DesiredDevice) -> bool {
+    pub(super) fn has_same_table(&self, other: &DesiredDevice) -> bool {
         let line_count = |wanted: &DesiredDevice| wanted.lines.len();
         let same = |(a, b): (&TableLine, &TableLine)| {
             (a.start, a.len, &a.kind, &a.args) == (b.start, b.len, &b.kind, &b.args)

@@ -10,7 +10,7 @@
 //! record, so it holds no data.
 
 use super::StateFolder;
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::fs::{FlockOperation, Mode, OFlags, SeekFrom, flock, open, seek};
 use rustix::io::Errno;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
@@ -155,7 +155,40 @@ fn remove_leftover_store(store: &Path, identity: &str) -> io::Result<()> {
     if has_exception_records(&file)? {
         return Err(kept("it has a snapshot in it"));
     }
+    // The marker may be a lie of a process that was taken over.
+    if !is_new_store(&file, found.len())? {
+        return Err(kept("it is not a store"));
+    }
     fs::remove_file(store)
+}
+
+/// True for a file as a server makes a store: a header, or nothing, and zeroes.
+fn is_new_store(file: &File, len: u64) -> io::Result<bool> {
+    let mut block = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < len {
+        // Skips holes. ENXIO: there is nothing but a hole.
+        match seek(file, SeekFrom::Data(at)) {
+            Ok(data) => at = data,
+            Err(Errno::NXIO) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        }
+        let n = file.read_at(&mut block, at)?;
+        if n == 0 {
+            return Ok(true);
+        }
+        let has_header = at == 0
+            && n >= HEADER_LEN
+            && block
+                .first_chunk::<HEADER_LEN>()
+                .is_some_and(|first| matches!(ExceptionStoreHeader::decode(first), Ok(Some(_))));
+        let zeroes = if has_header { HEADER_LEN } else { 0 };
+        if block[zeroes..n].iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        at += n as u64;
+    }
+    Ok(true)
 }
 
 /// True for a persistent store with an exception record.
@@ -191,6 +224,27 @@ mod tests {
             SnapshotException { old: 0, new: 2 }.encode(&mut bytes[4096..8192], 0);
         }
         fs::write(path, bytes).unwrap();
+    }
+
+    /// What a server makes, and what only has the place of it.
+    #[test]
+    fn a_new_store_has_a_header_and_zeroes() {
+        let folder = tempfile::tempdir().unwrap();
+        let is_new = |bytes: &[u8], len: u64| {
+            let path = folder.path().join("file");
+            fs::write(&path, bytes).unwrap();
+            let file = File::options().read(true).write(true).open(&path).unwrap();
+            file.set_len(len).unwrap();
+            is_new_store(&file, len).unwrap()
+        };
+        let mut header = vec![0; 4096];
+        ExceptionStoreHeader { valid: true, chunk: ChunkSize::new(8).unwrap() }.encode(&mut header);
+        assert!(is_new(&[], 0) && is_new(&[], 64 << 20) && is_new(&[0; 100], 100));
+        assert!(is_new(&header, 64 << 20) && is_new(&header, 4096));
+        assert!(!is_new(b"a letter", 8) && !is_new(&[&[0; 4096][..], b"x"].concat(), 1 << 20));
+        assert!(!is_new(&[&header[..], &[0; 4096], b"x"].concat(), 1 << 20));
+        let late = [&vec![0; 3 << 20][..], b"x"].concat();
+        assert!(!is_new(&late, late.len() as u64));
     }
 
     /// Makes the leftovers of a killed server.

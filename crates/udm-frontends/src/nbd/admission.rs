@@ -11,9 +11,9 @@
 use super::NbdServerLimits;
 use super::stats::{ServerCounters, UnpublishedConnectionCounters};
 use rustix::net::{AddressFamily, Shutdown, sockopt};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
@@ -29,6 +29,20 @@ pub(super) enum Peer {
     /// The system cannot identify the peer.
     #[default]
     Unknown,
+}
+
+impl Peer {
+    /// The peer together with the others of its IPv6 network of 64 bits: one host may have all
+    /// addresses of it.
+    fn network(self) -> Peer {
+        match self {
+            Peer::Address(IpAddr::V6(address)) if address.to_ipv4_mapped().is_none() => {
+                let network = address.to_bits() & !u128::from(u64::MAX);
+                Peer::Address(Ipv6Addr::from_bits(network).into())
+            }
+            other => other,
+        }
+    }
 }
 
 /// For sentences about "the client ...".
@@ -62,18 +76,38 @@ const GONE: u8 = 3;
 /// The connections in the handshake, oldest first. Used only by the accepting side.
 #[derive(Default)]
 pub(super) struct PendingHandshakes {
-    handshaking: VecDeque<(Weak<OwnedFd>, Arc<AtomicU8>)>,
+    handshaking: VecDeque<PendingHandshake>,
+}
+
+/// A connection in the handshake.
+struct PendingHandshake {
+    fd: Weak<OwnedFd>,
+    stage: Arc<AtomicU8>,
+    peer: Peer,
+}
+
+impl PendingHandshake {
+    fn is_pending(&self) -> bool {
+        self.stage.load(Ordering::Relaxed) < SERVED
+    }
 }
 
 impl PendingHandshakes {
-    /// Closes the oldest connection that has sent nothing, or else the oldest. Returns false if
-    /// there is none.
+    /// Closes a connection of the peer that has the most: its oldest one that has sent nothing, or
+    /// else its oldest one. So a peer with many connections closes none of another peer. Returns
+    /// false if there is none.
     fn evict_oldest(&mut self) -> bool {
-        self.handshaking.retain(|(_, stage)| stage.load(Ordering::Relaxed) < SERVED);
-        let quiet = self.handshaking.iter().position(|(_, stage)| stage.load(Ordering::Relaxed) == QUIET);
-        let Some((fd, _)) = self.handshaking.remove(quiet.unwrap_or(0)) else { return false };
+        self.handshaking.retain(PendingHandshake::is_pending);
+        let mut counts: HashMap<Peer, usize> = HashMap::new();
+        self.handshaking.iter().for_each(|one| *counts.entry(one.peer.network()).or_default() += 1);
+        let most = counts.values().copied().max().unwrap_or(0);
+        let is_of_most = |one: &PendingHandshake| counts.get(&one.peer.network()) == Some(&most);
+        let is_quiet = |one: &PendingHandshake| one.stage.load(Ordering::Relaxed) == QUIET;
+        let quiet = self.handshaking.iter().position(|one| is_of_most(one) && is_quiet(one));
+        let oldest = quiet.or_else(|| self.handshaking.iter().position(is_of_most));
+        let Some(one) = oldest.and_then(|oldest| self.handshaking.remove(oldest)) else { return false };
         // The core of the connection sees the end of the stream.
-        fd.upgrade().is_some_and(|fd| rustix::net::shutdown(fd, Shutdown::Both).is_ok())
+        one.fd.upgrade().is_some_and(|fd| rustix::net::shutdown(fd, Shutdown::Both).is_ok())
     }
 }
 
@@ -108,10 +142,11 @@ impl ServerCounters {
         self.cores[core].connections.fetch_add(1, Ordering::Relaxed);
         let stage = Arc::new(AtomicU8::new(QUIET));
         if handshake_slots.handshaking.len() >= 2 * max {
-            handshake_slots.handshaking.retain(|(_, stage)| stage.load(Ordering::Relaxed) < SERVED);
+            handshake_slots.handshaking.retain(PendingHandshake::is_pending);
         }
-        handshake_slots.handshaking.push_back((Arc::downgrade(fd), Arc::clone(&stage)));
         let (counters, peer) = (self.clone(), Peer::of(fd));
+        let pending = PendingHandshake { fd: Arc::downgrade(fd), stage: Arc::clone(&stage), peer };
+        handshake_slots.handshaking.push_back(pending);
         Some(AdmittedConnectionSlot {
             counters,
             core,
@@ -334,6 +369,36 @@ mod tests {
         assert_eq!([0, 1, 2, 3, 4, 5].map(&mut ended), [false, true, true, true, false, false]);
         drop(places);
         assert_eq!((c.read().connections, c.read().refused), (0, 1));
+    }
+
+    /// A peer that holds most places loses its own, although its connections have sent something
+    /// and the only one of another peer has not.
+    #[test]
+    fn a_peer_with_many_connections_evicts_its_own() {
+        let (c, mut handshake_slots, options) =
+            (ServerCounters::new(1), PendingHandshakes::default(), options());
+        let mut sockets: Vec<_> = (0..4).map(|_| pair()).collect();
+        let mut places = Vec::new();
+        for (i, (_, fd)) in sockets.iter().enumerate() {
+            places.push(c.place(fd, &mut handshake_slots, &options, 0).unwrap());
+            match i {
+                0 => handshake_slots.handshaking[0].peer = Peer::Address([192, 0, 2, 1].into()),
+                _ => places[i].mark_active(),
+            }
+        }
+        let mut ended = |i: usize| {
+            sockets[i].0.set_nonblocking(true).unwrap();
+            sockets[i].0.read(&mut [0]).is_ok()
+        };
+        assert_eq!([0, 1, 2, 3].map(&mut ended), [false, true, false, false]);
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_peer() {
+        let network = |address: &str| Peer::Address(address.parse().unwrap()).network();
+        assert_eq!(network("2001:db8:0:1::1"), network("2001:db8:0:1:ffff::2"));
+        assert_ne!(network("2001:db8:0:1::1"), network("2001:db8:0:2::1"));
+        assert_ne!(network("::ffff:192.0.2.1"), network("::ffff:192.0.2.2"));
     }
 
     #[test]

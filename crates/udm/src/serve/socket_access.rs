@@ -3,7 +3,8 @@
 use super::args::ServeArgs;
 use anyhow::{Context, Result, bail};
 use nix::unistd::{Gid, Group};
-use rustix::fs::{AtFlags, CWD, Mode, chmod, chownat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, chmod, chownat};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -50,13 +51,22 @@ pub(super) fn apply_control_access(args: &ServeArgs, path: &Path) -> Result<()> 
 
 fn set_group_and_mode(path: &Path, group: Option<&str>, mode: u32) -> Result<()> {
     let about = || path.display().to_string();
+    // The folder may be another user's, who can replace the socket with a link. So the socket that
+    // is open here is changed, through its path in /proc.
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let socket = rustix::fs::open(path, flags, Mode::empty()).with_context(about)?;
+    let found = rustix::fs::fstat(&socket).with_context(about)?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
+        bail!("{}: it is not the server's socket any more", path.display());
+    }
+    let open = format!("/proc/self/fd/{}", socket.as_raw_fd());
     if let Some(group) = group {
         let gid = rustix::process::Gid::from_raw(find_group(group)?.as_raw());
-        chownat(CWD, path, None, Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+        chownat(CWD, &open, None, Some(gid), AtFlags::empty())
             .with_context(|| format!("{}: group {group}", about()))?;
     }
     if mode != OWNER {
-        chmod(path, Mode::from_raw_mode(mode)).with_context(about)?;
+        chmod(&open, Mode::from_raw_mode(mode)).with_context(about)?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use super::access::{HttpResponseBody, text_response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
-use hyper::{Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +14,18 @@ use udm_control::http::connections::ControlConnectionSlot;
 
 /// Paths that are forwarded: verbs and metrics.
 const PATHS: &[&str] = &["/v1/", "/metrics", "/openapi.json"];
+
+/// The changes that the page can make, as the last part of `/v1/devices/NAME/...`.
+const CHANGES: &[&str] = &["suspend", "resume", "path"];
+
+/// True for a request that reads, or changes what a button of the page changes.
+fn is_relayed_change(request: &Request<Incoming>) -> bool {
+    if matches!(*request.method(), Method::GET | Method::HEAD) {
+        return true;
+    }
+    let parts = request.uri().path().strip_prefix("/v1/devices/").and_then(|rest| rest.split_once('/'));
+    *request.method() == Method::POST && parts.is_some_and(|(_, change)| CHANGES.contains(&change))
+}
 
 /// Request headers that are forwarded.
 const HEAD: &[&str] = &[
@@ -47,6 +59,9 @@ impl ControlSocketProxy {
     ) -> Response<HttpResponseBody> {
         if !PATHS.iter().any(|path| request.uri().path().starts_with(path)) {
             return text_response(StatusCode::NOT_FOUND, "udm web: no such page\n");
+        }
+        if !is_relayed_change(&request) {
+            return text_response(StatusCode::FORBIDDEN, "udm web: the page has no such change\n");
         }
         match self.exchange(request, slot).await {
             Ok(answer) => answer,

@@ -121,6 +121,11 @@ impl StoreSpec<'_> {
             }
             _ => None,
         };
+        if made.is_none() && self.store.is_none() {
+            // Another user of the folder may have put it there, for example as a link.
+            let why = format!("{uri} exists: name it as the store to use it, or another place");
+            return Err(verb_error_with_errno(name, EEXIST, why));
+        }
         if made.is_none() && self.size_bytes.is_some() {
             return Err(verb_error_with_errno(
                 name,

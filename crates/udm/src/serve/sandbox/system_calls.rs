@@ -3,9 +3,13 @@
 //! Contract: what is not listed fails with EPERM. The list has what the server, the C library and
 //! the ordinary programs that it starts need to work with files, sockets, memory, threads and
 //! io_uring. It has nothing that mounts, changes users or namespaces, traces, loads code into the
-//! kernel or configures the machine. Three calls are allowed in part:
+//! kernel or configures the machine. Some calls are allowed in part ([`allowed_in_part`]):
 //!
-//! * `socket`: for Unix, IPv4 and IPv6.
+//! * `socket`: streams and datagrams of Unix, IPv4 and IPv6, with the usual protocols.
+//! * `ioctl`: nothing that types into a terminal or takes it over (TIOCSTI and others).
+//! * `fchmod` and `fchmodat`: not for set-user-ID and set-group-ID. No call changes owners but
+//!   `fchownat`, for `--group`.
+//! * `prlimit64` and `sched_setaffinity`: of the calling process.
 //! * `clone`: without new namespaces. The flags of `clone3` are in memory, where the filter does
 //!   not see them, so `clone3` is unknown (ENOSYS) and the C library uses `clone`.
 //! * `mmap` and `mprotect`: not for memory that can be written and executed, or becomes executable.
@@ -14,7 +18,10 @@
 //! for files hold for them all the same.
 
 use anyhow::{Context, Result};
-use libc::{SYS_clone, SYS_clone3, SYS_mmap, SYS_mprotect, SYS_socket, c_long};
+use libc::{
+    SYS_clone, SYS_clone3, SYS_fchmod, SYS_fchmodat, SYS_ioctl, SYS_mmap, SYS_mprotect, SYS_prlimit64,
+    SYS_sched_setaffinity, SYS_socket, c_long,
+};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
     apply_filter,
@@ -27,7 +34,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_brk,
     libc::SYS_madvise,
     libc::SYS_membarrier,
-    libc::SYS_memfd_create,
     libc::SYS_mincore,
     libc::SYS_mlock,
     libc::SYS_mlock2,
@@ -47,9 +53,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_fadvise64,
     libc::SYS_fallocate,
     libc::SYS_fchdir,
-    libc::SYS_fchmod,
-    libc::SYS_fchmodat,
-    libc::SYS_fchown,
     libc::SYS_fchownat,
     libc::SYS_fcntl,
     libc::SYS_fdatasync,
@@ -65,7 +68,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_inotify_add_watch,
     libc::SYS_inotify_init1,
     libc::SYS_inotify_rm_watch,
-    libc::SYS_ioctl,
     libc::SYS_lgetxattr,
     libc::SYS_linkat,
     libc::SYS_lseek,
@@ -94,7 +96,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_truncate,
     libc::SYS_umask,
     libc::SYS_unlinkat,
-    libc::SYS_utimensat,
     libc::SYS_write,
     libc::SYS_writev,
     // Waiting and rings.
@@ -155,7 +156,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_pidfd_open,
     libc::SYS_pidfd_send_signal,
     libc::SYS_prctl,
-    libc::SYS_prlimit64,
     libc::SYS_restart_syscall,
     libc::SYS_rseq,
     libc::SYS_rt_sigaction,
@@ -168,7 +168,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_sched_getaffinity,
     libc::SYS_sched_getparam,
     libc::SYS_sched_getscheduler,
-    libc::SYS_sched_setaffinity,
     libc::SYS_sched_yield,
     libc::SYS_set_robust_list,
     libc::SYS_set_tid_address,
@@ -195,14 +194,11 @@ const ALLOWED: &[c_long] = &[
 const ALLOWED_OLD: &[c_long] = &[
     libc::SYS_access,
     libc::SYS_arch_prctl,
-    libc::SYS_chmod,
-    libc::SYS_chown,
     libc::SYS_dup2,
     libc::SYS_epoll_wait,
     libc::SYS_fork,
     libc::SYS_getpgrp,
     libc::SYS_getrlimit,
-    libc::SYS_lchown,
     libc::SYS_link,
     libc::SYS_lstat,
     libc::SYS_mkdir,
@@ -250,23 +246,59 @@ pub(super) fn restrict_system_calls() -> Result<()> {
 
 /// The allowed calls, with conditions for the arguments of some; none means all arguments.
 fn allowed_calls() -> Result<BTreeMap<c_long, Vec<SeccompRule>>, seccompiler::BackendError> {
-    use SeccompCmpOp::{Eq, MaskedEq};
-    let (writable, executable) = (libc::PROT_WRITE as u64, libc::PROT_EXEC as u64);
-    let when = |argument: u8, is: SeccompCmpOp, value: u64| {
-        SeccompRule::new(vec![SeccompCondition::new(argument, SeccompCmpArgLen::Dword, is, value)?])
-    };
-    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6];
-    let families = families.iter().map(|family| when(0, Eq, *family as u64)).collect::<Result<_, _>>()?;
     let mut rules: BTreeMap<c_long, Vec<SeccompRule>> =
         ALLOWED.iter().chain(ALLOWED_OLD).map(|call| (*call, vec![])).collect();
     rules.insert(SYS_clone3, vec![]);
-    rules.insert(SYS_socket, families);
-    rules.insert(SYS_clone, vec![when(0, MaskedEq(NAMESPACES), 0)?]);
-    // One of the two is missing.
-    rules.insert(SYS_mmap, vec![when(2, MaskedEq(writable), 0)?, when(2, MaskedEq(executable), 0)?]);
-    rules.insert(SYS_mprotect, vec![when(2, MaskedEq(executable), 0)?]);
+    rules.extend(allowed_in_part()?);
     Ok(rules)
 }
+
+/// Calls with conditions: one of the rules must hold, and of a rule all conditions.
+fn allowed_in_part() -> Result<BTreeMap<c_long, Vec<SeccompRule>>, seccompiler::BackendError> {
+    use SeccompCmpOp::{Eq, MaskedEq, Ne};
+    let (writable, executable) = (libc::PROT_WRITE as u64, libc::PROT_EXEC as u64);
+    let argument = |number: u8, is: SeccompCmpOp, value: u64| {
+        SeccompCondition::new(number, SeccompCmpArgLen::Dword, is, value)
+    };
+    let when =
+        |number: u8, is: SeccompCmpOp, value: u64| SeccompRule::new(vec![argument(number, is, value)?]);
+    let mut sockets = Vec::new();
+    for family in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6] {
+        for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM] {
+            for protocol in [0, libc::IPPROTO_TCP, libc::IPPROTO_UDP] {
+                sockets.push(SeccompRule::new(vec![
+                    argument(0, Eq, family as u64)?,
+                    // Without SOCK_CLOEXEC and SOCK_NONBLOCK.
+                    argument(1, MaskedEq(0xf), kind as u64)?,
+                    argument(2, Eq, protocol as u64)?,
+                ])?);
+            }
+        }
+    }
+    // From linux/ioctls.h.
+    let terminal = [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCCONS, TIOCSETD];
+    let not_terminal = terminal.iter().map(|request| argument(1, Ne, *request)).collect::<Result<_, _>>()?;
+    let set_id = u64::from(libc::S_ISUID | libc::S_ISGID);
+    #[allow(unused_mut, reason = "x86-64 has one more")]
+    let mut rules = BTreeMap::from([
+        (SYS_socket, sockets),
+        (SYS_ioctl, vec![SeccompRule::new(not_terminal)?]),
+        (SYS_fchmod, vec![when(1, MaskedEq(set_id), 0)?]),
+        (SYS_fchmodat, vec![when(2, MaskedEq(set_id), 0)?]),
+        (SYS_prlimit64, vec![when(0, Eq, 0)?]),
+        (SYS_sched_setaffinity, vec![when(0, Eq, 0)?]),
+        (SYS_clone, vec![when(0, MaskedEq(NAMESPACES), 0)?]),
+        // One of the two is missing.
+        (SYS_mmap, vec![when(2, MaskedEq(writable), 0)?, when(2, MaskedEq(executable), 0)?]),
+        (SYS_mprotect, vec![when(2, MaskedEq(executable), 0)?]),
+    ]);
+    #[cfg(target_arch = "x86_64")]
+    rules.insert(libc::SYS_chmod, vec![when(1, MaskedEq(set_id), 0)?]);
+    Ok(rules)
+}
+
+/// Sets the line discipline of a terminal.
+const TIOCSETD: u64 = 0x5423;
 
 /// A filter with the action `other` for calls that no rule matches, and `matched` for the others.
 fn compile(
@@ -296,7 +328,9 @@ mod tests {
         let end = |name: &str| name.find(|c: char| c != '_' && !c.is_ascii_alphanumeric());
         let names = names.filter_map(|name| name.get(..end(name)?)).filter(|name| !name.is_empty());
         let mut allowed: BTreeSet<&str> = names.collect();
-        allowed.extend(["clone", "mmap", "mprotect", "socket"]);
+        let in_part = ["chmod", "clone", "fchmod", "fchmodat", "ioctl", "mmap", "mprotect", "prlimit64"];
+        allowed.extend(in_part.iter().chain(&["sched_setaffinity", "socket"]));
+        assert_eq!(allowed_in_part().unwrap().len(), in_part.len() + 2);
         assert_eq!(listed, allowed);
         assert!(text.contains(&format!("one of {}:", allowed.len())));
         // With clone3, which is unknown.
