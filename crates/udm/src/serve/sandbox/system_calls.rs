@@ -306,7 +306,6 @@ fn compile(
     other: SeccompAction,
     matched: SeccompAction,
 ) -> Result<BpfProgram> {
-    let rules = rules.into_iter().map(|(call, rules)| (i64::from(call), rules)).collect();
     let machine = std::env::consts::ARCH.try_into().context("system calls")?;
     let filter = SeccompFilter::new(rules, other, matched, machine).context("system calls")?;
     filter.try_into().context("system calls")
