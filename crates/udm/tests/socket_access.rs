@@ -61,6 +61,16 @@ fn free_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
+/// A process that is killed when this is dropped.
+struct KilledAtTheEnd(std::process::Child);
+
+impl Drop for KilledAtTheEnd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Another user of the group reads what the owner reads, and changes nothing.
 #[test]
 fn a_group_may_read_and_change_nothing() {
@@ -117,6 +127,28 @@ fn a_group_may_read_and_change_nothing() {
         }
     }
     assert!(server.says(&["ls"]).starts_with('d'));
+    // Other users have some of the places, and the owner always finds one.
+    let streams: Vec<_> = (0..150)
+        .map(|_| {
+            let mut curl = Command::new("curl");
+            curl.args(["-s", "-N", "-o", "/dev/null", "--unix-socket"]).arg(&server.socket);
+            curl.args(["--max-time", "50", "http://udm/v1/events"]).uid(USER).gid(12345);
+            KilledAtTheEnd(curl.spawn().unwrap())
+        })
+        .collect();
+    until("a reader without a place", || (call(&server, 12345, "GET", "/v1/devices") == "409").then_some(()));
+    let own = || {
+        Command::new("curl")
+            .args(["-s", "-m", "1", "-N", "--unix-socket"])
+            .arg(&server.socket)
+            .arg("http://udm/v1/events")
+            .output()
+            .unwrap()
+    };
+    assert_eq!(own().status.code(), Some(28), "a stream of events until the time is over");
+    assert!(server.says(&["ls"]).starts_with('d'));
+    drop(streams);
+    until("a place", || (call(&server, 12345, "GET", "/v1/devices") == "200").then_some(()));
     // Without a group, the permissions of the file alone let nobody in.
     let server = Server::start(&["d=0 8 zero"]);
     std::fs::set_permissions(&server.socket, std::fs::Permissions::from_mode(0o666)).unwrap();

@@ -21,7 +21,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use std::future::Future;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::task::AbortHandle;
 use udm_core::errno::{EBUSY, ETIMEDOUT};
@@ -465,8 +465,11 @@ pub(super) async fn metrics(State(shared): State<AppState>) -> Result<Response, 
     Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }
 
-pub(super) async fn handle_get_openapi() -> Json<serde_json::Value> {
-    Json(openapi::build_openapi_document())
+pub(super) async fn handle_get_openapi() -> Response {
+    // Built once: it takes longer than any other reading request.
+    static DOCUMENT: OnceLock<String> = OnceLock::new();
+    let text = DOCUMENT.get_or_init(|| openapi::build_openapi_document().to_string());
+    ([(CONTENT_TYPE, "application/json")], text.as_str()).into_response()
 }
 
 /// The error for an unknown path.

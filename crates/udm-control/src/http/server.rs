@@ -1,7 +1,8 @@
 //! The control socket's server: HTTP for peers of the same user.
 //!
 //! Contract: a peer that is neither the same user nor root gets 403 for every request, or for every
-//! request but reading ones (GET) if the socket has readers. At most
+//! request but reading ones (GET) if the socket has readers. Of these, [`READERS_MAX`] connections
+//! are served at a time, so the owner always finds a place. At most
 //! [`CONNECTIONS_MAX`] connections are open at a time; new connections replace quiet ones
 //! ([`super::connections`]). A connection without progress for [`QUIET_MAX`] is closed; a slow body
 //! gets an error response earlier. A few descriptors are kept in reserve, so a process that has run
@@ -28,11 +29,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
-use udm_core::errno::EPERM;
+use tokio::sync::Semaphore;
+use udm_core::errno::{EBUSY, EPERM};
 use udm_dm::TargetError;
 
 /// Maximum number of open connections.
 pub const CONNECTIONS_MAX: usize = 256;
+
+/// Maximum number of connections of other users that are served at a time: less than may wait for
+/// events, and less than may wait for a report on all devices.
+pub const READERS_MAX: usize = 24;
+
+/// Maximum length of the body of a reading request, which has no use for it.
+const READ_BODY_MAX: usize = 4 << 10;
 
 /// Maximum quiet time of a connection: idle, while it sends a request, or while it reads nothing of
 /// its answer.
@@ -52,6 +61,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub(super) enum PeerAccess {
     /// Nothing.
     Nothing,
+    /// Nothing: other users have [`READERS_MAX`] connections.
+    NoPlace,
     /// Use the routes that change nothing.
     Reads(Router),
     /// Use all routes.
@@ -65,6 +76,7 @@ pub(super) enum PeerAccess {
 pub async fn serve_control_socket(socket: &ControlSocket, router: Router) -> io::Result<()> {
     let listener = UnixListener::from_std(socket.listener.try_clone()?)?;
     let connections = EvictingConnectionLimit::new(CONNECTIONS_MAX);
+    let readers = Arc::new(Semaphore::new(READERS_MAX));
     let mut spare = Vec::new();
     for number in 0.. {
         connections.wait_for_slot().await;
@@ -84,14 +96,19 @@ pub async fn serve_control_socket(socket: &ControlSocket, router: Router) -> io:
         let (peer, is_owner) = stream.peer_cred().map_or((0, false), |peer| {
             (peer.pid().unwrap_or(0), is_same_user_or_root(peer.uid(), rustix::process::geteuid().as_raw()))
         });
+        let place = (!is_owner).then(|| Arc::clone(&readers).try_acquire_owned().ok()).flatten();
         let access = match (is_owner, socket.has_readers()) {
             (true, _) => PeerAccess::All(router.clone()),
             // The file's permissions have let it in.
+            (false, true) if place.is_none() => PeerAccess::NoPlace,
             (false, true) => PeerAccess::Reads(router.clone()),
             (false, false) => PeerAccess::Nothing,
         };
         let slot = connections.open_slot(number, peer);
-        tokio::spawn(serve_peer_until_idle(stream, access, slot, "control socket"));
+        tokio::spawn(async move {
+            serve_peer_until_idle(stream, access, slot, "control socket").await;
+            drop(place);
+        });
     }
     Ok(())
 }
@@ -174,6 +191,7 @@ async fn serve_http_request(
 ) -> Response<Body> {
     let router = match access {
         PeerAccess::All(router) => router,
+        PeerAccess::NoPlace => return no_place_for_reader().into_response(),
         PeerAccess::Reads(router) if request.method() == Method::GET => router,
         PeerAccess::Reads(_) => return wrong_user("change anything").into_response(),
         PeerAccess::Nothing => return wrong_user("use it").into_response(),
@@ -194,11 +212,12 @@ async fn serve_http_request(
 /// Reads the whole body of a request, with a time limit.
 async fn read_body(request: Request<Incoming>) -> Result<Request<Body>, ErrorResponse> {
     let (head, body) = request.into_parts();
+    let max = if head.method == Method::GET { READ_BODY_MAX } else { BODY_MAX };
     if body.is_end_stream() {
         return Ok(Request::from_parts(head, Body::empty()));
     }
     let refuse = |status, why: &str| Err(ErrorResponse::request(status, why));
-    match tokio::time::timeout(BODY_TIME_MAX, Limited::new(body, BODY_MAX).collect()).await {
+    match tokio::time::timeout(BODY_TIME_MAX, Limited::new(body, max).collect()).await {
         Ok(Ok(body)) => Ok(Request::from_parts(head, Body::from(body.to_bytes()))),
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
             refuse(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long")
@@ -209,6 +228,13 @@ async fn read_body(request: Request<Incoming>) -> Result<Request<Body>, ErrorRes
             refuse(StatusCode::REQUEST_TIMEOUT, &why)
         }
     }
+}
+
+/// The error for a peer of another user if there are too many.
+fn no_place_for_reader() -> ErrorResponse {
+    let why = format!("other users have {READERS_MAX} connections, which is the maximum: close some");
+    let error = TargetError::errno(EBUSY).because(why);
+    crate::error::VerbError::new("control socket", error).into()
 }
 
 /// The error for a peer of another user, which may not do `what`.

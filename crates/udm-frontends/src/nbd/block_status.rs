@@ -34,6 +34,9 @@ pub(super) struct BlockStatusQuery {
     pub(super) max: usize,
     pub(super) core_set: Arc<ProcessCores>,
     pub(super) core: CoreId,
+    /// The topic to which the connection has subscribed: the answer costs other connections
+    /// nothing.
+    pub(super) topic: DeviceId,
     /// Connection and request that are answered.
     pub(super) connection: u64,
     pub(super) key: usize,
@@ -67,7 +70,7 @@ impl Drop for BlockStatusQuery {
         }
         let contexts = Arc::clone(&self.contexts);
         let message = BlockStatusAnswer { connection: self.connection, key: self.key, contexts, found };
-        self.core_set.send_message(self.core, self.device.id(), Box::new(message));
+        self.core_set.send_message(self.core, self.topic, Box::new(message));
     }
 }
 

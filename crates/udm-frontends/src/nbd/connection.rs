@@ -39,7 +39,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tls::ConnectionTls;
-use udm_core::{Batch, BioFlags, BioPool, BufPool, CoreId, Nanos};
+use udm_core::{Batch, BioFlags, BioPool, BufPool, CoreId, DeviceId, Nanos};
 use udm_runtime::{BioTaskLaneId, FrontCx, FrontEnd, ProcessCores, RingCompletion};
 use udm_wire::nbd::{NbdHeaderStyle, NbdRequestHeader};
 
@@ -77,6 +77,8 @@ pub(super) struct AcceptedNbdConnection {
     pub(super) export: Option<(ExportRef, ExportGeometry)>,
     pub(super) header_style: NbdHeaderStyle,
     pub(super) contexts: Arc<[MetaContext]>,
+    /// Topic of the answers to its queries of block status, once it has sent one.
+    pub(super) status_topic: Option<DeviceId>,
     /// Unique number of the connection in messages.
     pub(super) id: u64,
     pub(super) block_status_worker: BlockStatusWorkerHandle,
@@ -179,6 +181,7 @@ impl AcceptedNbdConnection {
             export: None,
             header_style: NbdHeaderStyle::Simple,
             contexts: Arc::default(),
+            status_topic: None,
             id: next_connection_id(),
             block_status_worker,
             rx: ReceiveBuffer::new(options.bytes_max),

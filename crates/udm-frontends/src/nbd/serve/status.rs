@@ -9,7 +9,7 @@ use crate::nbd::reply::{QueuedReply, ReplyForm};
 use crate::nbd::request::{DeviceBlockSize, check_request};
 use std::any::Any;
 use std::sync::Arc;
-use udm_core::{BioFlags, Op, Sector, Sectors, Segments};
+use udm_core::{BioFlags, DeviceId, Op, Sector, Sectors, Segments};
 use udm_runtime::FrontCx;
 use udm_wire::nbd::{
     AnsweredRequest, BlockStatusPayload, CommandFlags, EINVAL, NbdHeaderStyle, NbdRequestHeader,
@@ -73,6 +73,8 @@ impl AcceptedNbdConnection {
             answered: false,
         });
         let one = request.flags.contains(CommandFlags::REQ_ONE);
+        let topic = *self.status_topic.get_or_insert_with(DeviceId::new);
+        cx.subscribe(topic);
         self.block_status_worker.ask(BlockStatusQuery {
             device: export.device().clone(),
             from: Sector(range.start / udm_core::SECTOR_SIZE),
@@ -81,6 +83,7 @@ impl AcceptedNbdConnection {
             contexts,
             core_set: self.core_set.clone(),
             core: cx.core(),
+            topic,
             connection: self.id,
             key,
             found: Vec::new(),
