@@ -608,6 +608,33 @@ fn a_merge_that_was_cut_goes_on_with_the_next_server() {
     is_instant(&server, "tuesday", &[]);
 }
 
+/// A record of another user is not acted on, because that user may not open the disks that it
+/// names. The disk waits for the snapshot all the same.
+#[test]
+fn a_record_of_another_user_is_waited_for_and_not_trusted() {
+    if !rustix::process::geteuid().is_root() {
+        return support::report_skip("only root can give files away");
+    }
+    let world = RestartFixture::new();
+    let server = world.serve(&[DISK]);
+    server.says(&["snapshot", "create", "monday", "--of", "disk"]);
+    end(server);
+    let records =
+        || fs::read_dir(world.path("state/snapshots")).unwrap().map(|record| record.unwrap().path());
+    let give_to =
+        |user: u32| records().for_each(|record| std::os::unix::fs::chown(record, Some(user), None).unwrap());
+    give_to(65534);
+    let why = world.refused(&[DISK]);
+    assert!(
+        why.contains("the snapshot monday") && why.contains("which is recorded by another user"),
+        "{why}"
+    );
+    assert_eq!(records().count(), 1);
+    give_to(0);
+    let server = world.serve(&[DISK]);
+    is_instant(&server, "monday", &[]);
+}
+
 /// The NBD server of the store stops. The mark for the missing copy is stored elsewhere.
 #[test]
 fn a_store_on_a_server_is_marked_elsewhere() {

@@ -26,6 +26,7 @@ use crate::throttle_settings::ThrottleSettings;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use udm_wire::words;
 
@@ -65,6 +66,10 @@ pub(crate) struct SnapshotRecord {
     /// The limits of its device, if it was created by name.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub throttle: Option<ThrottleSettings>,
+    /// True if its file belongs to another user who is not root. Such a record is waited for, but
+    /// the server does not act on it: who wrote it may not open the disks that it names.
+    #[serde(skip)]
+    pub is_foreign: bool,
     /// Server that has the snapshot, or the facts since.
     pub state: SnapshotRecordState,
 }
@@ -392,6 +397,9 @@ impl StateFolder {
 
 fn read_snapshot_record(path: &Path) -> io::Result<SnapshotRecord> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(RECORD_MAX).read_to_end(&mut bytes)?;
-    Ok(serde_json::from_slice(&bytes)?)
+    let file = File::open(path)?;
+    let owner = file.metadata()?.uid();
+    file.take(RECORD_MAX).read_to_end(&mut bytes)?;
+    let is_foreign = owner != 0 && owner != rustix::process::geteuid().as_raw();
+    Ok(SnapshotRecord { is_foreign, ..serde_json::from_slice(&bytes)? })
 }

@@ -87,10 +87,13 @@ impl SnapshotRecordUpdate {
             let Some(writer) = writer.filter(|_| record.is_waited_for() && !comes_too(&record)) else {
                 continue;
             };
-            if folder.forget_merged(&record)? {
+            if !record.is_foreign && folder.forget_merged(&record)? {
                 continue;
             }
-            let why = if folder.is_elsewhere(&record) {
+            let why = if record.is_foreign && !self.gives_up {
+                let why = "is recorded by another user";
+                return Ok(Some((writer.place, snapshot_not_attached_error(&record, why))));
+            } else if folder.is_elsewhere(&record) {
                 return Ok(Some((writer.place, snapshot_not_attached_error(&record, "another server has"))));
             } else if let Some(why) = record.stale() {
                 why

@@ -55,6 +55,7 @@ pub(in crate::verbs) fn attach_recorded_snapshots<'a>(
                 let mut found = folder.unattached()?;
                 found.retain(|record| {
                     (record.by_name || record.merging)
+                        && !record.is_foreign
                         && record.is_waited_for()
                         && !folder.is_elsewhere(record)
                         && record.stale().is_none()
