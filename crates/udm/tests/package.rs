@@ -56,12 +56,12 @@ fn make(folder: &Path, archive: &Path, umask: &str, zone: &str) {
 }
 
 /// The packages, and their files, extracted into one folder per package.
-struct Built {
+struct BuiltPackages {
     folder: TempDir,
     archive: PathBuf,
 }
 
-impl Built {
+impl BuiltPackages {
     fn deb(&self, package: &str) -> PathBuf {
         let arch = run(Command::new("dpkg").arg("--print-architecture"));
         let name = format!("{package}_{}_{}.deb", env!("CARGO_PKG_VERSION"), arch.trim());
@@ -82,8 +82,8 @@ impl Built {
 }
 
 /// The packages; `None` if the programs that make them are missing.
-fn built() -> Option<&'static Built> {
-    static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
+fn built() -> Option<&'static BuiltPackages> {
+    static BUILT: LazyLock<Option<BuiltPackages>> = LazyLock::new(|| {
         let programs = ["make", "cc", "strip", "gzip", "python3", "dpkg-deb", "dpkg-shlibdeps"];
         if !programs.into_iter().all(has) {
             return None;
@@ -96,7 +96,7 @@ fn built() -> Option<&'static Built> {
             report_skip("libudm.a is not built; `cargo test --workspace` builds it");
             return None;
         };
-        let built = Built { folder: tempfile::tempdir().unwrap(), archive };
+        let built = BuiltPackages { folder: tempfile::tempdir().unwrap(), archive };
         make(built.folder.path(), &built.archive, "022", "UTC");
         for package in PACKAGES {
             fs::create_dir_all(built.extracted(package)).unwrap();

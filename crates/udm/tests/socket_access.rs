@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use support::nbd::{Client, dial};
-use support::{PATIENCE, Server, has, needs_no_sandbox, report_skip, text, udm, until};
+use support::{ChildGuard, PATIENCE, Server, has, needs_no_sandbox, report_skip, text, udm, until};
 use udm_wire::nbd::{GREETING_SIZE, NbdCommand};
 
 #[test]
@@ -59,16 +59,6 @@ fn what_opens_no_socket_is_refused() {
 /// A port of this machine that is free now.
 fn free_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
-/// A process that is killed when this is dropped.
-struct KilledAtTheEnd(std::process::Child);
-
-impl Drop for KilledAtTheEnd {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Another user of the group reads what the owner reads, and changes nothing.
@@ -133,7 +123,7 @@ fn a_group_may_read_and_change_nothing() {
             let mut curl = Command::new("curl");
             curl.args(["-s", "-N", "-o", "/dev/null", "--unix-socket"]).arg(&server.socket);
             curl.args(["--max-time", "50", "http://udm/v1/events"]).uid(USER).gid(12345);
-            KilledAtTheEnd(curl.spawn().unwrap())
+            ChildGuard(curl.spawn().unwrap())
         })
         .collect();
     until("a reader without a place", || (call(&server, 12345, "GET", "/v1/devices") == "409").then_some(()));

@@ -8,8 +8,8 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use support::{Server, has, text, until};
+use std::process::{Command, Output, Stdio};
+use support::{ChildGuard, Server, has, text, until};
 use udm_tls::{TlsClientConfig, TlsServerConfig, TlsSession};
 use udm_wire::nbd::{
     ClientFlags, ClientHandshakeMessage, ClientHandshakeMessageParser, ExportFlags, ExportInfoItem,
@@ -143,15 +143,6 @@ fn a_path_of_udm_uses_tls() {
     }
 }
 
-struct Peer(Child);
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// udm's client uses the TLS of nbdkit and of qemu-nbd, which know it by its certificate.
 #[test]
 fn a_path_leads_to_nbdkit_and_qemu_nbd() {
@@ -165,7 +156,7 @@ fn a_path_leads_to_nbdkit_and_qemu_nbd() {
     let start = |program: &str, args: &[&str], socket: &Path| {
         let mut command = Command::new(program);
         command.args(args).stdin(Stdio::null()).stdout(Stdio::null());
-        let child = Peer(command.spawn().unwrap());
+        let child = ChildGuard(command.spawn().unwrap());
         until("the server's socket", || UnixStream::connect(socket).ok());
         child
     };
@@ -219,7 +210,7 @@ fn a_path_says_what_is_wrong_with_a_certificate() {
         let _ = fs::remove_file(&socket);
         let mut kit = Command::new("nbdkit");
         kit.args(["-f", "-U"]).arg(&socket).arg("--tls=require").arg("--tls-certificates").arg(certificates);
-        let child = Peer(kit.args(["memory", "8M"]).stderr(Stdio::null()).spawn().unwrap());
+        let child = ChildGuard(kit.args(["memory", "8M"]).stderr(Stdio::null()).spawn().unwrap());
         until("the server's socket", || UnixStream::connect(&socket).ok());
         child
     };

@@ -33,7 +33,7 @@ struct ExtendedClient {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Answer {
+enum ReceivedReply {
     Done,
     Data(Vec<u8>),
     /// Lengths and flags.
@@ -85,7 +85,7 @@ impl ExtendedClient {
     }
 
     /// The reply to the last request, which has one chunk.
-    fn receive(&mut self, at: u64) -> Answer {
+    fn receive(&mut self, at: u64) -> ReceivedReply {
         let mut head = [0; ExtendedChunkHeader::SIZE];
         self.stream.read_exact(&mut head).unwrap();
         let header = ExtendedChunkHeader::decode(&head).unwrap();
@@ -93,10 +93,12 @@ impl ExtendedClient {
         let mut payload = vec![0; header.len as usize];
         self.stream.read_exact(&mut payload).unwrap();
         match ReplyChunk::decode_extended(header, &payload).unwrap() {
-            ReplyChunk::None => Answer::Done,
-            ReplyChunk::Data { offset, data } if offset == at => Answer::Data(data.to_vec()),
-            ReplyChunk::BlockStatusExt { descriptors, .. } => Answer::Status(descriptors.iter().collect()),
-            ReplyChunk::Error { error, .. } => Answer::Error(error),
+            ReplyChunk::None => ReceivedReply::Done,
+            ReplyChunk::Data { offset, data } if offset == at => ReceivedReply::Data(data.to_vec()),
+            ReplyChunk::BlockStatusExt { descriptors, .. } => {
+                ReceivedReply::Status(descriptors.iter().collect())
+            }
+            ReplyChunk::Error { error, .. } => ReceivedReply::Error(error),
             other => panic!("{other:?}"),
         }
     }
@@ -108,17 +110,17 @@ impl ExtendedClient {
         offset: u64,
         len: u64,
         payload: &[u8],
-    ) -> Answer {
+    ) -> ReceivedReply {
         self.send(command, flags, offset, len, payload);
         self.receive(offset)
     }
 
-    fn plain(&mut self, command: NbdCommand, offset: u64, len: u64) -> Answer {
+    fn plain(&mut self, command: NbdCommand, offset: u64, len: u64) -> ReceivedReply {
         self.ask(command, NONE, offset, len, &[])
     }
 
     /// A `BLOCK_STATUS` about the contexts with these ids.
-    fn status_of(&mut self, offset: u64, len: u64, ids: &[u32]) -> Answer {
+    fn status_of(&mut self, offset: u64, len: u64, ids: &[u32]) -> ReceivedReply {
         let payload = BlockStatusPayload { len, contexts: ids.to_vec() }.encode();
         self.ask(NbdCommand::BlockStatus, PAYLOAD, offset, payload.len() as u64, &payload)
     }
@@ -151,26 +153,32 @@ fn every_reply_is_an_extended_chunk() {
             world.server.rotate();
         }
         let expected: Vec<u8> = (8192..8192 + 700).map(pattern).collect();
-        assert_eq!(c.plain(NbdCommand::Read, 8192, 700), Answer::Data(expected));
+        assert_eq!(c.plain(NbdCommand::Read, 8192, 700), ReceivedReply::Data(expected));
         let write = [9; 1000];
-        assert_eq!(c.ask(NbdCommand::Write, PAYLOAD, 513, 1000, &write), Answer::Done);
-        assert_eq!(c.ask(NbdCommand::Write, PAYLOAD | CommandFlags::FUA, 513, 1000, &write), Answer::Done);
-        assert_eq!(c.ask(NbdCommand::Read, CommandFlags::DF, 513, 1000, &[]), Answer::Data(write.to_vec()));
+        assert_eq!(c.ask(NbdCommand::Write, PAYLOAD, 513, 1000, &write), ReceivedReply::Done);
+        assert_eq!(
+            c.ask(NbdCommand::Write, PAYLOAD | CommandFlags::FUA, 513, 1000, &write),
+            ReceivedReply::Done
+        );
+        assert_eq!(
+            c.ask(NbdCommand::Read, CommandFlags::DF, 513, 1000, &[]),
+            ReceivedReply::Data(write.to_vec())
+        );
         for (command, len) in
             [(NbdCommand::Trim, 4096), (NbdCommand::WriteZeroes, 4096), (NbdCommand::Cache, 4096)]
         {
-            assert_eq!(c.plain(command, 65536, len), Answer::Done, "{command:?}");
+            assert_eq!(c.plain(command, 65536, len), ReceivedReply::Done, "{command:?}");
         }
-        assert_eq!(c.plain(NbdCommand::Flush, 0, 0), Answer::Done);
-        assert_eq!(c.plain(NbdCommand::Read, 4 * MIB - 512, 512), Answer::Error(udm_wire::nbd::EIO));
-        assert_eq!(c.plain(NbdCommand::Read, 4 * MIB, 512), Answer::Error(EINVAL));
-        assert_eq!(c.plain(NbdCommand::BlockStatus, 0, 512), Answer::Error(EINVAL));
-        assert_eq!(c.plain(NbdCommand::Other(99), 0, 512), Answer::Error(EINVAL));
+        assert_eq!(c.plain(NbdCommand::Flush, 0, 0), ReceivedReply::Done);
+        assert_eq!(c.plain(NbdCommand::Read, 4 * MIB - 512, 512), ReceivedReply::Error(udm_wire::nbd::EIO));
+        assert_eq!(c.plain(NbdCommand::Read, 4 * MIB, 512), ReceivedReply::Error(EINVAL));
+        assert_eq!(c.plain(NbdCommand::BlockStatus, 0, 512), ReceivedReply::Error(EINVAL));
+        assert_eq!(c.plain(NbdCommand::Other(99), 0, 512), ReceivedReply::Error(EINVAL));
     }
     // Long payloads are received outside of the slab.
     let long = vec![7; 2 * MIB as usize];
-    assert_eq!(c.ask(NbdCommand::Write, PAYLOAD, 512, 2 * MIB, &long), Answer::Done);
-    assert_eq!(c.plain(NbdCommand::Read, 512, 2 * MIB), Answer::Data(long));
+    assert_eq!(c.ask(NbdCommand::Write, PAYLOAD, 512, 2 * MIB, &long), ReceivedReply::Done);
+    assert_eq!(c.plain(NbdCommand::Read, 512, 2 * MIB), ReceivedReply::Data(long));
     c.send(NbdCommand::Disconnect, NONE, 0, 0, &[]);
     assert!(c.is_closed());
     world.wait_until_empty();
@@ -182,7 +190,7 @@ fn every_reply_is_an_extended_chunk() {
 fn a_detached_client_keeps_its_headers() {
     let world = ServerFixture::new(TestDisk::new(MIB, CompletionOrder::AtOnce));
     let mut c = ExtendedClient::new(&world, "disk", true);
-    assert_eq!(c.plain(NbdCommand::Flush, 0, 0), Answer::Done);
+    assert_eq!(c.plain(NbdCommand::Flush, 0, 0), ReceivedReply::Done);
     let handover = NbdHandover::start(&world.server);
     let end = Instant::now() + Duration::from_secs(20);
     let detached = loop {
@@ -196,9 +204,9 @@ fn a_detached_client_keeps_its_headers() {
     assert_eq!(detached.header_style, NbdHeaderStyle::Extended);
     world.server.attach_detached(detached).unwrap();
     let expected: Vec<u8> = (0..512).map(pattern).collect();
-    assert_eq!(c.plain(NbdCommand::Read, 0, 512), Answer::Data(expected));
+    assert_eq!(c.plain(NbdCommand::Read, 0, 512), ReceivedReply::Data(expected));
     let id = c.contexts[0];
-    assert_eq!(c.status_of(8192, 512, &[id]), Answer::Status(vec![(512, HOLE)]));
+    assert_eq!(c.status_of(8192, 512, &[id]), ReceivedReply::Status(vec![(512, HOLE)]));
     drop(c);
     world.wait_until_empty();
     world.end();
@@ -210,23 +218,23 @@ fn lengths_over_four_gib() {
     add_export(&world, "large", "null:size=8T");
     add_export(&world, "trim", "null:size=64G,memory_backed=1,discard=1");
     let mut c = ExtendedClient::new(&world, "large", true);
-    assert_eq!(c.plain(NbdCommand::WriteZeroes, TIB + 1, 6 * TIB), Answer::Done);
-    assert_eq!(c.plain(NbdCommand::Cache, 3 * TIB, (4 << 30) + 1), Answer::Done);
+    assert_eq!(c.plain(NbdCommand::WriteZeroes, TIB + 1, 6 * TIB), ReceivedReply::Done);
+    assert_eq!(c.plain(NbdCommand::Cache, 3 * TIB, (4 << 30) + 1), ReceivedReply::Done);
     assert_eq!(
         c.plain(NbdCommand::BlockStatus, 512, 8 * TIB - 512),
-        Answer::Status(vec![(8 * TIB - 512, 0)])
+        ReceivedReply::Status(vec![(8 * TIB - 512, 0)])
     );
     for command in [NbdCommand::WriteZeroes, NbdCommand::Cache, NbdCommand::BlockStatus] {
         let beyond = if command == NbdCommand::WriteZeroes { ENOSPC } else { EINVAL };
         for (offset, len) in [(1, 8 * TIB), (8 * TIB - 1, u64::MAX), (0, u64::MAX)] {
-            assert_eq!(c.plain(command, offset, len), Answer::Error(beyond), "{command:?} {len}");
+            assert_eq!(c.plain(command, offset, len), ReceivedReply::Error(beyond), "{command:?} {len}");
         }
     }
     // Reads and writes keep the limit of a payload.
-    assert_eq!(c.plain(NbdCommand::Read, 0, 64 * MIB + 1), Answer::Error(EINVAL));
-    assert_eq!(c.plain(NbdCommand::Read, 0, 5 << 30), Answer::Error(EINVAL));
+    assert_eq!(c.plain(NbdCommand::Read, 0, 64 * MIB + 1), ReceivedReply::Error(EINVAL));
+    assert_eq!(c.plain(NbdCommand::Read, 0, 5 << 30), ReceivedReply::Error(EINVAL));
     assert!(
-        matches!(c.plain(NbdCommand::Read, 7 * TIB, 64 * MIB), Answer::Data(data) if data.len() == 64 << 20)
+        matches!(c.plain(NbdCommand::Read, 7 * TIB, 64 * MIB), ReceivedReply::Data(data) if data.len() == 64 << 20)
     );
     // The bytes of a request are counted in full.
     let counters = world.exports.get("large").unwrap().served();
@@ -236,15 +244,15 @@ fn lengths_over_four_gib() {
     let mut t = ExtendedClient::new(&world, "trim", true);
     let (first, last) = (4096, 60 << 30);
     for at in [first, last] {
-        assert_eq!(t.ask(NbdCommand::Write, PAYLOAD, at, 512, &[5; 512]), Answer::Done);
+        assert_eq!(t.ask(NbdCommand::Write, PAYLOAD, at, 512, &[5; 512]), ReceivedReply::Done);
     }
-    assert_eq!(t.plain(NbdCommand::Trim, first, (60 << 30) - first), Answer::Done);
-    assert_eq!(t.plain(NbdCommand::Read, first, 512), Answer::Data(vec![0; 512]));
-    assert_eq!(t.plain(NbdCommand::Read, last, 512), Answer::Data(vec![5; 512]));
+    assert_eq!(t.plain(NbdCommand::Trim, first, (60 << 30) - first), ReceivedReply::Done);
+    assert_eq!(t.plain(NbdCommand::Read, first, 512), ReceivedReply::Data(vec![0; 512]));
+    assert_eq!(t.plain(NbdCommand::Read, last, 512), ReceivedReply::Data(vec![5; 512]));
     // A device may answer for a part of the range.
     let (mut at, mut runs) = (0, Vec::new());
     while at < 64 << 30 {
-        let Answer::Status(found) = t.plain(NbdCommand::BlockStatus, at, (64 << 30) - at) else {
+        let ReceivedReply::Status(found) = t.plain(NbdCommand::BlockStatus, at, (64 << 30) - at) else {
             panic!("no status")
         };
         at += found.iter().map(|run| run.0).sum::<u64>();
@@ -272,15 +280,15 @@ fn payloads_that_the_server_does_not_take() {
         NbdCommand::Other(99),
     ] {
         for len in [1, 12, junk.len()] {
-            assert_eq!(c.ask(command, PAYLOAD, 0, len as u64, &junk[..len]), Answer::Error(EINVAL));
+            assert_eq!(c.ask(command, PAYLOAD, 0, len as u64, &junk[..len]), ReceivedReply::Error(EINVAL));
         }
     }
     // A write without the flag has no payload, and is refused as one without data is.
-    assert_eq!(c.plain(NbdCommand::Write, 0, 512), Answer::Error(EINVAL));
-    assert_eq!(c.ask(NbdCommand::Write, PAYLOAD, 0, 0, &[]), Answer::Error(EINVAL));
-    assert_eq!(c.ask(NbdCommand::Write, PAYLOAD, MIB, 512, &junk[..512]), Answer::Error(ENOSPC));
+    assert_eq!(c.plain(NbdCommand::Write, 0, 512), ReceivedReply::Error(EINVAL));
+    assert_eq!(c.ask(NbdCommand::Write, PAYLOAD, 0, 0, &[]), ReceivedReply::Error(EINVAL));
+    assert_eq!(c.ask(NbdCommand::Write, PAYLOAD, MIB, 512, &junk[..512]), ReceivedReply::Error(ENOSPC));
     let untouched: Vec<u8> = (0..512).map(pattern).collect();
-    assert_eq!(c.plain(NbdCommand::Read, 0, 512), Answer::Data(untouched));
+    assert_eq!(c.plain(NbdCommand::Read, 0, 512), ReceivedReply::Data(untouched));
     drop(c);
     // More than the announced maximum ends the connection, whatever the command.
     for command in [NbdCommand::Write, NbdCommand::Trim] {
@@ -305,25 +313,28 @@ fn a_block_status_of_some_contexts() {
     let mut c = ExtendedClient::new(&world, "disk", true);
     assert!(c.flags.contains(ExportFlags::BLOCK_STATUS_PAYLOAD));
     let [id] = c.contexts[..] else { panic!("{:?}", c.contexts) };
-    let expected = Answer::Status(vec![(8192, 0), (4096, HOLE), (8192, 0)]);
+    let expected = ReceivedReply::Status(vec![(8192, 0), (4096, HOLE), (8192, 0)]);
     assert_eq!(c.plain(NbdCommand::BlockStatus, 0, 20_480), expected);
     assert_eq!(c.status_of(0, 20_480, &[id]), expected);
     for ids in [&[][..], &[id + 1], &[id, id]] {
-        assert_eq!(c.status_of(0, 20_480, ids), Answer::Error(EINVAL), "{ids:?}");
+        assert_eq!(c.status_of(0, 20_480, ids), ReceivedReply::Error(EINVAL), "{ids:?}");
     }
     for (offset, len) in [(0, 0), (0, MIB + 1), (MIB, 1), (1, u64::MAX)] {
-        assert_eq!(c.status_of(offset, len, &[id]), Answer::Error(EINVAL), "{offset} {len}");
+        assert_eq!(c.status_of(offset, len, &[id]), ReceivedReply::Error(EINVAL), "{offset} {len}");
     }
     let query = BlockStatusPayload { len: 512, contexts: vec![id] }.encode();
     let (flags, len) = (PAYLOAD | CommandFlags::REQ_ONE, query.len() as u64);
-    assert_eq!(c.ask(NbdCommand::BlockStatus, flags, 8192, len, &query), Answer::Status(vec![(512, HOLE)]));
-    let short = Answer::Error(EINVAL);
+    assert_eq!(
+        c.ask(NbdCommand::BlockStatus, flags, 8192, len, &query),
+        ReceivedReply::Status(vec![(512, HOLE)])
+    );
+    let short = ReceivedReply::Error(EINVAL);
     assert_eq!(c.ask(NbdCommand::BlockStatus, PAYLOAD, 0, 11, &query[..11]), short);
     // In pieces, as the network may deliver it.
     c.send(NbdCommand::BlockStatus, PAYLOAD, 8192, len, &query[..5]);
     std::thread::sleep(Duration::from_millis(20));
     c.stream.write_all(&query[5..]).unwrap();
-    assert_eq!(c.receive(8192), Answer::Status(vec![(512, HOLE)]));
+    assert_eq!(c.receive(8192), ReceivedReply::Status(vec![(512, HOLE)]));
     // A client that leaves in the middle.
     c.send(NbdCommand::BlockStatus, PAYLOAD, 8192, len, &query[..5]);
     drop(c);

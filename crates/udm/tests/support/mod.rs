@@ -65,6 +65,16 @@ fn sandbox_options(args: &[&str]) -> Vec<String> {
     }
 }
 
+/// A process that is killed when this is dropped.
+pub struct ChildGuard(pub Child);
+
+impl Drop for ChildGuard {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
