@@ -45,6 +45,12 @@ impl Meter {
         u64::try_from(cost).unwrap_or(u64::MAX)
     }
 
+    /// The units that take at most `time`.
+    pub fn units_in(&self, time: Nanos) -> u64 {
+        let units = (u128::from(time.0) << FRACTION_BITS) / u128::from(self.per_unit.max(1));
+        u64::try_from(units).unwrap_or(u64::MAX)
+    }
+
     /// The end of the next place that takes `cost`, if the rate is used up to `used`.
     fn end(&self, used: u64, cost: u64, now: Nanos) -> u64 {
         used.max(now.0 + TIME_OFFSET - self.burst).saturating_add(cost)

@@ -10,9 +10,10 @@
 //! than the rate gives in that time, and one burst. A meter is touched once per batch as long as
 //! nothing must wait.
 //!
-//! **Fair between cores and devices.** A lane reserves for at most [`QUANTUM`] of the rate, or for
-//! one bio, and reserves again when those are sent. Lanes that wait take turns, whatever the depth
-//! of their queues.
+//! **Fair between cores and devices.** A lane reserves for at most [`QUANTUM`] of the rate, and
+//! reserves again when that time has come. A bio that takes longer passes after several turns, as
+//! in deficit round robin. So lanes that wait get equal parts of the rate, whatever the depth of
+//! their queues and the size of their bios.
 //!
 //! **What counts**, as in blk-throttle: each bio is one request; all but reads count as writes; a
 //! discard counts as one sector, a flush as no bytes. Bios are counted before a target splits them.
@@ -35,6 +36,10 @@ use udm_wire::throttle::{ThrottleKey, ThrottleLimits};
 /// The most that a lane reserves in advance, as time of the rate.
 pub const QUANTUM: Nanos = Nanos::from_millis(1);
 
+/// The least that a lane reserves of a bio, in bytes, so that a low rate does not wake it for each
+/// byte.
+const PART_MIN: u64 = 4096;
+
 /// The most sectors that a bio counts as: the kernel's bios have a length of 32 bits, in bytes.
 const SECTORS_MAX: u64 = 1 << 23;
 
@@ -55,15 +60,24 @@ pub(crate) struct ThrottledAmount {
 }
 
 impl ThrottledAmount {
-    fn add(&mut self, bio: &Bio) {
-        self.requests += 1;
-        self.bytes += match bio.op {
+    /// What `bio` counts as.
+    fn of(bio: &Bio) -> ThrottledAmount {
+        let bytes = match bio.op {
             // The kernel's blk_throttle counts a discard as one sector (`throtl_bio_data_size`).
             Op::Discard => 512,
             Op::Flush => 0,
             // A length beyond the device is refused later. It must not use the rate up for years.
             Op::Read | Op::Write | Op::WriteZeroes => bio.sectors.0.min(SECTORS_MAX) * 512,
         };
+        ThrottledAmount { requests: 1, bytes }
+    }
+
+    fn plus(self, other: ThrottledAmount) -> ThrottledAmount {
+        ThrottledAmount { requests: self.requests + other.requests, bytes: self.bytes + other.bytes }
+    }
+
+    fn minus(self, other: ThrottledAmount) -> ThrottledAmount {
+        ThrottledAmount { requests: self.requests - other.requests, bytes: self.bytes - other.bytes }
     }
 }
 
@@ -136,6 +150,21 @@ impl Throttle {
         self.meters(direction).all(|(meter, bytes)| meter.cost(units(amount, bytes)) <= QUANTUM.0)
     }
 
+    /// The part of `amount` that takes at most [`QUANTUM`] of each limit of bytes, but not less than
+    /// [`PART_MIN`]. It has all the requests, because a request cannot be divided.
+    fn part_within_quantum(&self, direction: Direction, amount: ThrottledAmount) -> ThrottledAmount {
+        let of_bytes = self.meters(direction).filter(|(_, counts_bytes)| *counts_bytes);
+        let most = of_bytes.map(|(meter, _)| meter.units_in(QUANTUM)).min().unwrap_or(u64::MAX);
+        ThrottledAmount { bytes: amount.bytes.min(most.max(PART_MIN)), ..amount }
+    }
+
+    /// Reserves for `amount` if it may pass now.
+    fn try_take_one(&self, direction: Direction, amount: ThrottledAmount, now: Nanos) -> bool {
+        let mut amounts = [ThrottledAmount::default(); 2];
+        amounts[direction as usize] = amount;
+        self.try_take(&amounts, now)
+    }
+
     /// Reserves for `amount`, and returns the time at which it may pass.
     fn reserve(&self, direction: Direction, amount: ThrottledAmount, now: Nanos) -> Nanos {
         let places = self.meters(direction).map(|(meter, bytes)| meter.reserve(units(amount, bytes), now));
@@ -145,7 +174,9 @@ impl Throttle {
     /// Reserves for both directions, in the order of [`Direction::ALL`], if all may pass now.
     /// Otherwise takes nothing, so that nobody else has to wait for what does not pass.
     fn try_take(&self, amounts: &[ThrottledAmount; 2], now: Nanos) -> bool {
-        let wanted = Direction::ALL.into_iter().filter(|&direction| amounts[direction as usize].requests > 0);
+        let wanted = Direction::ALL
+            .into_iter()
+            .filter(|&direction| amounts[direction as usize] != ThrottledAmount::default());
         let mut meters = wanted.flat_map(|direction| {
             let amount = amounts[direction as usize];
             self.meters(direction).map(move |(meter, bytes)| (meter, units(amount, bytes)))

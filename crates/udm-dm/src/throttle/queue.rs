@@ -20,14 +20,17 @@ pub(crate) struct ThrottleQueue {
 struct WaitingBios {
     bios: VecDeque<Box<Bio>>,
     reserved: Option<Reservation>,
+    /// Part of the first bio that ended reservations were for.
+    paid: ThrottledAmount,
 }
 
 /// A place in all limits of a direction.
 struct Reservation {
-    /// The bios that it is for, from the front of the queue.
+    /// The bios that pass at its end, from the front of the queue; 0 if it is for a part of the
+    /// first one.
     bios: usize,
     amount: ThrottledAmount,
-    /// The time at which they may pass.
+    /// The time at which it ends.
     at: Nanos,
 }
 
@@ -63,7 +66,10 @@ impl ThrottleQueue {
     /// True if all of `batch` may pass now.
     fn passes_at_once(&self, batch: &Batch, now: Nanos) -> bool {
         let mut amounts = [ThrottledAmount::default(); 2];
-        batch.iter().for_each(|bio| amounts[Direction::of(bio) as usize].add(bio));
+        for bio in batch.iter() {
+            let of = &mut amounts[Direction::of(bio) as usize];
+            *of = of.plus(ThrottledAmount::of(bio));
+        }
         self.throttle.try_take(&amounts, now)
     }
 
@@ -100,6 +106,8 @@ impl ThrottleQueue {
 
     fn cancel_reservations(&mut self) {
         for (waiting, direction) in self.waiting.iter_mut().zip(Direction::ALL) {
+            let paid = std::mem::take(&mut waiting.paid);
+            self.throttle.cancel(direction, paid);
             if let Some(reserved) = waiting.reserved.take() {
                 self.throttle.cancel(direction, reserved.amount);
             }
@@ -122,17 +130,32 @@ impl WaitingBios {
                 self.reserved = Some(next);
                 return;
             }
+            self.paid = if next.bios == 0 { self.paid.plus(next.amount) } else { ThrottledAmount::default() };
             batch.extend(self.bios.drain(..next.bios));
         }
     }
 
-    /// Reserves for the first bio, and for those behind it within [`super::QUANTUM`].
+    /// Reserves for the rest of the first bio, and for those behind it within [`super::QUANTUM`]. A
+    /// rest that takes longer is reserved in parts, so that lanes with shorter bios get their turns
+    /// in between.
     fn reserve(&self, direction: Direction, throttle: &Throttle, now: Nanos) -> Reservation {
-        let (mut bios, mut amount) = (0, ThrottledAmount::default());
-        for bio in &self.bios {
-            let mut more = amount;
-            more.add(bio);
-            if bios > 0 && !throttle.is_within_quantum(direction, more) {
+        let mut sizes = self.bios.iter().map(|bio| ThrottledAmount::of(bio));
+        let mut amount = sizes.next().unwrap_or_default().minus(self.paid);
+        if !throttle.is_within_quantum(direction, amount) {
+            if throttle.try_take_one(direction, amount, now) {
+                return Reservation { bios: 1, amount, at: now };
+            }
+            let part = throttle.part_within_quantum(direction, amount);
+            return Reservation {
+                bios: usize::from(part == amount),
+                amount: part,
+                at: throttle.reserve(direction, part, now),
+            };
+        }
+        let mut bios = 1;
+        for size in sizes {
+            let more = amount.plus(size);
+            if !throttle.is_within_quantum(direction, more) {
                 break;
             }
             (bios, amount) = (bios + 1, more);

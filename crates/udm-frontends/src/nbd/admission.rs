@@ -5,12 +5,14 @@
 //! * A client that chooses an export takes a *serving slot*. One peer (a user, an address) and one
 //!   device get only a part of these slots, and one peer only a part of those of a device.
 //! * A client that disconnects, or ends its stream, frees its slot at once, even if the device
-//!   still has its requests. Such an *orphan* still counts for its export, and its memory for its
-//!   core.
+//!   still has its requests. Such an *orphan* still counts for its export and for the part of its
+//!   peer in it, and its memory for its core. So no peer can take all the slots of a device by
+//!   connecting, sending a request and leaving.
 
 use super::NbdServerLimits;
 use super::stats::{ServerCounters, UnpublishedConnectionCounters};
 use rustix::net::{AddressFamily, Shutdown, sockopt};
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -214,7 +216,7 @@ impl AdmittedConnectionSlot {
         let bounds = [(None, options.peer_connections_max), (Some(device), options.peer_device_max())];
         let count = |of: Option<DeviceId>| peers.get(&(self.peer, of)).copied().unwrap_or(0);
         if let Some((of, max)) = bounds.into_iter().find(|&(of, max)| count(of) >= max.max(1)) {
-            let to = if of.is_some() { " to this device" } else { "" };
+            let to = if of.is_some() { " to this device, or have left requests in it" } else { "" };
             let text = format!(
                 "{} clients of your user or address are connected{to}, which is the maximum",
                 max.max(1)
@@ -238,7 +240,7 @@ impl AdmittedConnectionSlot {
         if self.life == NbdConnectionSlotState::Connected {
             self.life = NbdConnectionSlotState::Orphan;
             self.counters.orphans.fetch_add(1, Ordering::Relaxed);
-            self.give_back();
+            self.leave();
         }
     }
 
@@ -266,24 +268,27 @@ impl AdmittedConnectionSlot {
         }
     }
 
-    fn give_back(&mut self) {
+    /// Frees the slot, except for the part of the peer in the device.
+    fn leave(&mut self) {
         self.counters.cores[self.core].connections.fetch_sub(1, Ordering::Relaxed);
         if self.stage.swap(GONE, Ordering::Relaxed) < SERVED {
             self.counters.handshakes.fetch_sub(1, Ordering::Release);
             return;
         }
-        let mut peers = self.counters.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        for key in [(self.peer, None), (self.peer, self.device)] {
-            if let Some(count) = peers.get_mut(&key) {
-                *count -= 1;
-                if *count == 0 {
-                    peers.remove(&key);
-                }
-            }
-        }
-        drop(peers);
+        self.uncount(None);
         // Release: a reader that sees the connection closed also sees its last counters.
         self.counters.serving.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Counts one client less of this peer: in all, or of a device.
+    fn uncount(&self, of: Option<DeviceId>) {
+        let mut peers = self.counters.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Occupied(mut count) = peers.entry((self.peer, of)) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
 
     /// Counters of the server.
@@ -300,9 +305,12 @@ impl AdmittedConnectionSlot {
 impl Drop for AdmittedConnectionSlot {
     fn drop(&mut self) {
         match self.life {
-            NbdConnectionSlotState::Connected => self.give_back(),
+            NbdConnectionSlotState::Connected => self.leave(),
             NbdConnectionSlotState::Orphan => drop(self.counters.orphans.fetch_sub(1, Ordering::Release)),
-            NbdConnectionSlotState::HandedOver => {}
+            NbdConnectionSlotState::HandedOver => return,
+        }
+        if self.device.is_some() {
+            self.uncount(self.device);
         }
     }
 }
@@ -425,6 +433,7 @@ mod tests {
         assert_eq!((c.read().connections, c.read().orphans), (0, 0));
         assert!(c.peers.lock().unwrap().is_empty());
     }
+
     /// One user cannot take all slots of a device, but may take more of other devices.
     #[test]
     fn a_device_has_room_for_more_than_one_peer() {
@@ -439,15 +448,20 @@ mod tests {
         let why = fourth.serve(a, &options).unwrap_err();
         assert_eq!(
             why,
-            "3 clients of your user or address are connected to this device, which is the maximum"
+            "3 clients of your user or address are connected to this device, or have left requests in \
+             it, which is the maximum"
         );
         assert_eq!(fourth.serve(b, &options), Ok(()));
         let mut others = place(4);
         others.peer = Peer::User(u32::MAX);
         assert_eq!(others.serve(a, &options), Ok(()));
+        // Who is gone keeps its part of the device until its requests are answered.
+        let mut fifth = place(5);
+        places[2].mark_client_gone();
+        assert!(fifth.serve(a, &options).is_err());
         places.pop();
-        assert_eq!(place(5).serve(a, &options), Ok(()));
-        drop((places, fourth, others));
+        assert_eq!(fifth.serve(a, &options), Ok(()));
+        drop((places, fourth, fifth, others));
         assert!(c.peers.lock().unwrap().is_empty());
     }
 }
