@@ -21,12 +21,29 @@ pub fn with_stdout_ignoring_epipe(
     }
 }
 
-/// Prints a text to standard output.
+/// True for control characters, invisible characters, and those that change the direction of text.
+pub fn is_unsafe_char(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
+}
+
+/// Replaces unsafe characters in `text`, except line feeds and tabs, by U+FFFD. What a server says
+/// is printed on a terminal, and the server may have been taken over.
+pub fn sanitize_lines(text: &str) -> String {
+    let is_kept = |c: char| matches!(c, '\n' | '\t') || !is_unsafe_char(c);
+    text.chars().map(|c| if is_kept(c) { c } else { '\u{fffd}' }).collect()
+}
+
+/// Prints a text to standard output, as [`sanitize_lines`] has it.
 ///
 /// # Errors
 /// Errors when writing to standard output.
 pub fn print_to_stdout(text: &str) -> Result<()> {
-    with_stdout_ignoring_epipe(|out| out.write_all(text.as_bytes()).context("standard output"))
+    with_stdout_ignoring_epipe(|out| {
+        out.write_all(sanitize_lines(text).as_bytes()).context("standard output")
+    })
 }
 
 /// A count with its noun: `1 client`, `2 clients`.
@@ -34,12 +51,22 @@ pub fn count_noun(count: u64, one: &str) -> String {
     format!("{count} {one}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Prints a value as JSON.
+/// Prints a value as JSON. Control characters are escaped.
 ///
 /// # Errors
 /// As [`print_to_stdout`].
 pub fn print_json_to_stdout(value: &impl serde::Serialize) -> Result<()> {
-    print_to_stdout(&format!("{}\n", serde_json::to_string_pretty(value)?))
+    // serde_json leaves those above U+007E as they are. They stand in strings only.
+    let mut text = String::new();
+    for c in serde_json::to_string_pretty(value)?.chars() {
+        if is_unsafe_char(c) && c != '\n' {
+            c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| text.push_str(&format!("\\u{unit:04x}")));
+        } else {
+            text.push(c);
+        }
+    }
+    text.push('\n');
+    print_to_stdout(&text)
 }
 
 /// Waits until the reader of standard output has closed the pipe, and returns true, or returns

@@ -3,9 +3,11 @@
 mod support;
 
 use serde_json::{Value, json};
-use std::io::Write;
-use std::os::unix::net::UnixStream;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
 use support::nbd::Client;
 use support::{Server, answer, has, raw, text, until};
 
@@ -415,4 +417,49 @@ fn status_has_numbers_for_each_path() {
     server.says(&["message", "mp", "0", "reinstate_path", first]);
     let failed = paths()[0]["failed_ns"].clone();
     assert!(failed.as_u64() > Some(0) && failed == paths()[0]["failed_ns"], "that time is over");
+}
+
+/// A server that was taken over cannot send commands to the terminal of an operator.
+#[test]
+fn what_a_server_says_is_no_command_of_a_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("control");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let name = r"\u001b]0;x\u0007\u009b2J\u202eevil\nline";
+    let rest = r#""uuid":null,"number":"254:0","size_bytes":1048576,"state":"active","live_table":true,
+        "inactive_table":false,"open_count":0,"event_nr":0,"targets":1,"read_only":false,
+        "deferred_remove":false,"queues":[],"power":[]"#;
+    let devices = format!(r#"{{"devices":[{{"name":"{name}",{rest}}}]}}"#);
+    let place = r#""text":"","line":null,"column":null,"width":null"#;
+    let error = format!(r#"{{"error":"{name}","errno":22,"reason":"{name}",{place}}}"#);
+    let (sent, answers) = mpsc::channel::<(u16, String)>();
+    let fake = thread::spawn(move || {
+        for (status, body) in answers {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = BufReader::new(stream.try_clone().unwrap());
+            let mut line = String::new();
+            while request.read_line(&mut line).unwrap() > 2 {
+                line.clear();
+            }
+            let length = body.len();
+            let head = format!("HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n");
+            let rest = format!("content-length: {length}\r\nconnection: close\r\n\r\n{body}");
+            stream.write_all((head + &rest).as_bytes()).unwrap();
+        }
+    });
+    for (status, body, options) in [
+        (200, &devices, &["ls"][..]),
+        (200, &devices, &["ls", "--json"]),
+        (400, &error, &["ls"]),
+        (400, &error, &["info", "d"]),
+    ] {
+        sent.send((status, body.clone())).unwrap();
+        let out = support::udm(options).env("UDM_SOCKET", &socket).output().unwrap();
+        let said = text(&out.stdout) + &text(&out.stderr);
+        assert!(said.contains("evil"), "{options:?}: {said:?}");
+        let is_harmful = |c: char| !matches!(c, '\n' | '\t') && (c.is_control() || c == '\u{202e}');
+        assert!(!said.contains(is_harmful), "{options:?}: {said:?}");
+    }
+    drop(sent);
+    fake.join().unwrap();
 }

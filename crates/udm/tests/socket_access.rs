@@ -3,10 +3,13 @@
 mod support;
 
 use std::io::{Read, Write};
+use std::iter;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use support::nbd::{Client, dial};
 use support::{ChildGuard, PATIENCE, Server, has, needs_no_sandbox, report_skip, text, udm, until};
 use udm_wire::nbd::{GREETING_SIZE, NbdCommand};
@@ -266,7 +269,19 @@ fn metrics_have_a_port_of_their_own() {
             assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{method} {path}: {answer}");
         }
         if !upgraded {
-            server.upgrade(&[support::UDM]);
+            // Nobody else can take the port while it changes hands.
+            let has_ended = AtomicBool::new(false);
+            let stolen = std::thread::scope(|scope| {
+                let thief = scope.spawn(|| {
+                    let mut tries = iter::repeat_with(|| TcpListener::bind(&address).is_ok());
+                    tries.by_ref().take_while(|_| !has_ended.load(SeqCst)).any(|is_bound| is_bound)
+                });
+                server.upgrade(&[support::UDM]);
+                until("the new server's answer", || try_ask("GET", "/metrics").map(drop));
+                has_ended.store(true, SeqCst);
+                thief.join().unwrap()
+            });
+            assert!(!stolen, "the port was free during the upgrade");
         }
     }
     let out =

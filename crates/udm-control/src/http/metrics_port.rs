@@ -16,7 +16,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 /// Maximum number of open connections.
 const CONNECTIONS_MAX: usize = 16;
@@ -27,24 +27,69 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Time for which the port of a server that hands over is waited for.
 const BIND_MAX: Duration = Duration::from_secs(30);
 
-/// Binds the port of a server that is about to end, which still has it.
+/// Length of the queue of connections that are not accepted yet.
+const BACKLOG: u32 = 16;
+
+/// The port for metrics.
 ///
-/// # Errors
-/// The system's error after the last attempt.
-pub async fn bind_port_of_ending_server(address: SocketAddr) -> io::Result<TcpListener> {
-    let end = tokio::time::Instant::now() + BIND_MAX;
-    loop {
-        match TcpListener::bind(address).await {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tokio::time::Instant::now() < end => {
-                tokio::time::sleep(PAUSE).await;
+/// The server that takes over listens on it while the old one still does, so that nobody else can
+/// take it in between. For this the socket has `SO_REUSEPORT`, which Linux grants to sockets of the
+/// same user only. Who connects meanwhile waits until the new server serves; if the upgrade fails,
+/// that connection is reset.
+pub struct BoundMetricsPort(TcpListener);
+
+impl BoundMetricsPort {
+    /// Binds the port.
+    ///
+    /// # Errors
+    /// The address is not available, or another socket has it.
+    pub fn bind(address: SocketAddr) -> io::Result<BoundMetricsPort> {
+        let socket = new_socket(address)?;
+        socket.bind(address)?;
+        // After `bind`, so that a second server with the same address is refused.
+        socket.set_reuseport(true)?;
+        socket.listen(BACKLOG).map(BoundMetricsPort)
+    }
+
+    /// Binds the port of a server that is about to end, at once or, if a program of an earlier
+    /// version or another user has it, when it is free.
+    ///
+    /// # Errors
+    /// The system's error after the last attempt.
+    pub async fn bind_beside_ending_server(address: SocketAddr) -> io::Result<BoundMetricsPort> {
+        let end = tokio::time::Instant::now() + BIND_MAX;
+        loop {
+            match BoundMetricsPort::try_bind_beside(address) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::AddrInUse && tokio::time::Instant::now() < end =>
+                {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                done => return done,
             }
-            done => return done,
         }
+    }
+
+    /// As [`Self::bind_beside_ending_server`], without waiting.
+    ///
+    /// # Errors
+    /// The address is not available, or another program has it.
+    pub fn try_bind_beside(address: SocketAddr) -> io::Result<BoundMetricsPort> {
+        let socket = new_socket(address)?;
+        socket.set_reuseport(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG).map(BoundMetricsPort)
     }
 }
 
-/// Serves the metrics of `registry` on `listener` until the future is dropped.
-pub async fn serve_metrics_port(listener: TcpListener, registry: Arc<DeviceRegistry>) {
+fn new_socket(address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    Ok(socket)
+}
+
+/// Serves the metrics of `registry` on `port` until the future is dropped.
+pub async fn serve_metrics_port(BoundMetricsPort(listener): BoundMetricsPort, registry: Arc<DeviceRegistry>) {
     let router = metrics_router(registry);
     let connections = EvictingConnectionLimit::new(CONNECTIONS_MAX);
     for number in 0.. {

@@ -150,8 +150,8 @@ impl Throttle {
         self.meters(direction).all(|(meter, bytes)| meter.cost(units(amount, bytes)) <= QUANTUM.0)
     }
 
-    /// The part of `amount` that takes at most [`QUANTUM`] of each limit of bytes, but not less than
-    /// [`PART_MIN`]. It has all the requests, because a request cannot be divided.
+    /// The part of `amount` that takes at most [`QUANTUM`] of each limit of bytes, but not less
+    /// than [`PART_MIN`]. It has all the requests, because a request cannot be divided.
     fn part_within_quantum(&self, direction: Direction, amount: ThrottledAmount) -> ThrottledAmount {
         let of_bytes = self.meters(direction).filter(|(_, counts_bytes)| *counts_bytes);
         let most = of_bytes.map(|(meter, _)| meter.units_in(QUANTUM)).min().unwrap_or(u64::MAX);

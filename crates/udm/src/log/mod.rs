@@ -16,6 +16,8 @@ mod lines;
 mod writer;
 
 pub use lines::stderr_uses_colour;
+
+use crate::output::sanitize_lines;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fs::File;
 use std::sync::OnceLock;
@@ -67,10 +69,10 @@ fn log_filter_from_env(level: &str) -> (EnvFilter, Option<String>) {
     }
 }
 
-/// Writes a text for the user to standard error unchanged. Does not block.
+/// Writes a text for the user to standard error, as [`sanitize_lines`] has it. Does not block.
 pub fn queue_stderr_text(text: String) {
     if let Some(writer) = WRITER.get() {
-        writer.say(text);
+        writer.say(sanitize_lines(&text));
     }
 }
 

@@ -300,7 +300,7 @@ async fn run_listeners_until_shutdown(
     if socket.removes_file() {
         socket_access::apply_control_access(args, &sockets.control).context("serve")?;
     }
-    let metrics_port = MetricsPort::new(args, is_taken_over).await?;
+    let metrics_port = MetricsPort::new(args, is_taken_over)?;
     let disks = match &mut take_over {
         Some(take_over) => take_over.take_machines(),
         None => VhostUserDisks::bind(args, &exports)?,

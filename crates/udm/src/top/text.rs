@@ -3,6 +3,7 @@
 //! Contract: no text from a name reaches the terminal as a command, widens its column, or changes
 //! the direction of the line.
 
+use crate::output::is_unsafe_char;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// The style of a piece of text.
@@ -79,14 +80,6 @@ impl ScreenLine {
         }
         out
     }
-}
-
-/// True for control characters, invisible characters, and those that change the direction of text.
-fn is_unsafe_char(c: char) -> bool {
-    c.is_control()
-        || matches!(c,
-            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 /// Replaces unsafe characters in `text` by U+FFFD.
