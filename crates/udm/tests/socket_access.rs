@@ -333,6 +333,11 @@ fn clients_are_limited_in_number_and_time() {
     silent.read_to_end(&mut greeting).unwrap();
     assert_eq!(greeting.len(), GREETING_SIZE);
     assert_eq!(idle.stream.read(&mut [0]).unwrap(), 0);
+    // A request whose data never comes is none.
+    let mut half = Client::connect(&server.nbd, "d");
+    half.head(NbdCommand::Write, 0, 4096).unwrap();
+    half.stream.write_all(&[0; 100]).unwrap();
+    assert_eq!(half.stream.read(&mut [0]).unwrap(), 0);
     // Three quarters of two are one client of a device.
     let mut first = Client::connect(&server.nbd, "d");
     let refused =

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use tokio::sync::watch;
@@ -30,8 +30,8 @@ impl ControlSocket {
     /// As [`BoundUnixSocket::new`].
     pub fn bind(path: &Path) -> io::Result<ControlSocket> {
         let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        match fs::create_dir(folder) {
-            Ok(()) => fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?,
+        match fs::DirBuilder::new().mode(0o700).create(folder) {
+            Ok(()) => {}
             // The folder existed, or another server created it first.
             Err(_) if folder.is_dir() => {}
             Err(error) => return Err(error),

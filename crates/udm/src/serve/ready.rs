@@ -89,7 +89,7 @@ fn write_pid(file: &Path) -> std::io::Result<()> {
     let folder = file.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut new = tempfile::Builder::new().prefix(".udm-pid-").tempfile_in(folder)?;
     writeln!(new, "{}", std::process::id())?;
-    fs::set_permissions(new.path(), fs::Permissions::from_mode(0o644))?;
+    new.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
     new.persist(file)?;
     Ok(())
 }

@@ -108,14 +108,16 @@ impl AcceptedNbdConnection {
     }
 
     /// The time at which the client is disconnected if it sends nothing; never while it has
-    /// requests, or without a limit.
+    /// requests, or without a limit. A request of which a part is missing is none, unless the
+    /// server itself waits for memory for the rest.
     fn idle_until(&self) -> Nanos {
-        match self.options.idle_max {
-            Some(max) if matches!(self.phase, ConnectionPhase::Serving) && self.is_idle() => {
-                self.active_at + Nanos(max.as_nanos() as u64)
-            }
-            _ => Nanos::NEVER,
+        let Some(max) = self.options.idle_max else { return Nanos::NEVER };
+        let is_serving = matches!(self.phase, ConnectionPhase::Serving);
+        let has_request = self.has_requests() || (self.arriving.is_some() && !self.receiving);
+        if !is_serving || has_request {
+            return Nanos::NEVER;
         }
+        self.active_at + Nanos(max.as_nanos() as u64)
     }
 
     pub(super) fn timers_due(&mut self, cx: &mut FrontCx<'_, '_>) {
@@ -152,7 +154,12 @@ impl AcceptedNbdConnection {
     }
 
     fn is_idle(&self) -> bool {
-        self.pending.is_empty() && self.tx.is_idle() && self.arriving.is_none()
+        !self.has_requests() && self.arriving.is_none()
+    }
+
+    /// True if a request is in the device, or its reply is not sent.
+    fn has_requests(&self) -> bool {
+        !self.pending.is_empty() || !self.tx.is_idle()
     }
 
     /// Frees memory that is only kept for reuse.
