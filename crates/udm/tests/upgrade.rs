@@ -127,6 +127,12 @@ fn the_new_server_is_as_the_old_one() {
     server.says(&["create", "top", "--table", "0 1024 linear @paths 8"]);
     server.says(&["remove", "gap"]);
     server.says(&["load", "top", "--table", "0 1024 linear @paths 16"]);
+    // More than are created at the same time, alone and in stacks.
+    for i in 0..40 {
+        let below = if i % 2 == 0 { "null:1M".to_owned() } else { format!("@plain{}", i - 1) };
+        let table = format!("0 2048 linear {below} 0");
+        server.says(&["create", &format!("plain{i}"), "--table", &table]);
+    }
     let describe = |server: &Server| {
         let info: Value = serde_json::from_str(&server.says(&["info", "--json"])).unwrap();
         let list: Value = serde_json::from_str(&server.says(&["snapshot", "list", "--json"])).unwrap();

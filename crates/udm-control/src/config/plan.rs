@@ -97,6 +97,12 @@ impl DesiredDevice {
         }
     }
 
+    /// True if it can be created in any order: its table uses no other device, and it is no
+    /// snapshot or origin.
+    pub(crate) fn stands_alone(&self) -> bool {
+        self.rank() == 0 && self.below().next().is_none()
+    }
+
     /// The names of the devices that its table uses.
     fn below(&self) -> impl Iterator<Item = String> + '_ {
         let words = self.lines.iter().flat_map(|line| &line.args).filter(|word| word.starts_with('@'));

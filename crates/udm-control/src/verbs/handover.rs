@@ -10,7 +10,7 @@
 //! Not handed over: counters of paths, which begin again, the time of `flakey`, and settings of
 //! queues that a verb changed.
 
-use super::change::{create_device, resume_devices};
+use super::change::{create_device, drop_on_thread, resume_devices};
 use super::handover_counters::{HandedOverCounters, counters_to_hand_over, take_over_counters};
 use super::remove::remove_described_device;
 use super::{CancelToken, DeviceSpec, snapshot, tables, throttle_settings};
@@ -18,6 +18,7 @@ use crate::config::{self, DesiredDevice, HandedOverConfig};
 use crate::error::VerbError;
 use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice, RequestQueueParams};
 use crate::throttle_settings::ThrottleSettings;
+use futures_util::stream::{self, StreamExt};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -25,11 +26,14 @@ use std::sync::atomic::Ordering;
 use udm_backends::DiskIdentity;
 use udm_core::DevNo;
 use udm_core::errno::{EBUSY, EOPNOTSUPP};
-use udm_dm::{MultipathTarget, Table, TargetError};
+use udm_dm::{DeviceSetTransition, MultipathTarget, Table, TargetError};
 use udm_wire::nbd::client::NegotiatedExportInfo;
 use udm_wire::nbd::{BlockSizes, ExportFlags};
 use udm_wire::uri::{self, DeviceUri};
 use udm_wire::words::escape_table_word;
+
+/// Number of devices that are created or removed at the same time.
+const AT_ONCE: usize = 16;
 
 /// A table, with URIs in place of numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -252,19 +256,56 @@ pub async fn remove_devices_for_handover(
     // Each round removes at least one device, because no two use each other.
     let mut postponed = 0;
     while let Some(mapped) = left.pop_front() {
+        let stands_alone = |mapped: &Arc<RegisteredDevice>| {
+            mapped.use_count() == 0
+                && DeviceSetTransition::partners_of_removal(&[mapped.device.clone()]).is_empty()
+        };
         if mapped.use_count() > 0 && postponed <= left.len() {
             left.push_back(mapped);
             postponed += 1;
             continue;
         }
         postponed = 0;
-        let (name, mut found) = (mapped.device.name(), None);
-        let begun = |mapped: &RegisteredDevice| found = Some(device_to_hand_over(registry, mapped));
-        remove_described_device(registry, &name, mapped, |_| true, begun, cancel_token).await?;
-        removed.devices.extend(found);
+        let mut group = vec![mapped];
+        if stands_alone(&group[0]) {
+            let (more, others) = left.drain(..).partition::<Vec<_>, _>(stands_alone);
+            group.extend(more);
+            left = others.into();
+        }
+        remove_group(registry, group, cancel_token, removed).await?;
     }
     sort_for_creation(&mut removed.devices);
     Ok(())
+}
+
+/// Removes devices, some at the same time. A device that was removed is in `removed` also if this
+/// is dropped before it ends.
+async fn remove_group(
+    registry: &Arc<DeviceRegistry>,
+    group: Vec<Arc<RegisteredDevice>>,
+    cancel_token: &CancelToken,
+    removed: &mut HandedOverDevices,
+) -> Result<(), VerbError> {
+    let removals = group.into_iter().map(|mapped| async {
+        let (name, mut found) = (mapped.device.name(), None);
+        let begun = |mapped: &RegisteredDevice| found = Some(device_to_hand_over(registry, mapped));
+        let left = remove_described_device(registry, &name, mapped, |_| true, begun, cancel_token).await?;
+        Ok((found, left))
+    });
+    let mut removals = stream::iter(removals).buffer_unordered(AT_ONCE);
+    let (mut unused, mut failed) = (Vec::new(), Ok(()));
+    while let Some(done) = removals.next().await {
+        match done {
+            Ok((found, left)) => {
+                removed.devices.extend(found);
+                unused.push(left);
+            }
+            Err(error) if failed.is_ok() => failed = Err(error),
+            Err(_) => {}
+        }
+    }
+    drop_on_thread(registry, unused, &CancelToken::default()).await;
+    failed
 }
 
 /// Sorts devices so that each comes after those that it uses, and origins after their snapshots.
@@ -391,13 +432,7 @@ pub async fn create_handed_over_devices(
     registry.set_starting(true);
     // A path whose server is down must not prevent the upgrade, nor the way back from it.
     registry.opener().set_known_nbd_exports(from.nbd_exports.iter().map(Into::into).collect());
-    let mut created = Ok(());
-    for device in &from.devices {
-        created = create_handed_over_device(registry, device).await;
-        if created.is_err() {
-            break;
-        }
-    }
+    let created = create_in_order(registry, &from.devices).await;
     registry.opener().set_known_nbd_exports(Vec::new());
     registry.set_starting(false);
     created?;
@@ -418,6 +453,27 @@ pub async fn create_handed_over_devices(
         }
     }
     config::take_over_config(registry, &from.config)
+}
+
+/// Creates devices in their order. Those that depend on no other are created some at a time, so
+/// that the cores answer for several while files are opened.
+async fn create_in_order(
+    registry: &Arc<DeviceRegistry>,
+    mut left: &[HandedOverDevice],
+) -> Result<(), VerbError> {
+    let stands_alone = |device: &&HandedOverDevice| {
+        let text = device.live.as_ref().map_or("", |table| &table.text).to_owned();
+        let wanted = DesiredDevice::new(&device.name, text, None, false);
+        !device.is_snapshot_by_name && wanted.is_ok_and(|wanted| wanted.stands_alone())
+    };
+    while !left.is_empty() {
+        let group = left.iter().take_while(stands_alone).count().max(1);
+        let creations = left[..group].iter().map(|device| create_handed_over_device(registry, device));
+        let created: Vec<_> = stream::iter(creations).buffer_unordered(AT_ONCE).collect().await;
+        created.into_iter().collect::<Result<(), _>>()?;
+        left = &left[group..];
+    }
+    Ok(())
 }
 
 async fn create_handed_over_device(

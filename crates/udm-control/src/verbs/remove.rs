@@ -159,11 +159,13 @@ pub(super) async fn remove_device(
     may: impl Fn(&RegisteredDevice) -> bool,
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
-    remove_described_device(registry, name, mapped, may, |_| {}, cancel_token).await
+    let removed = remove_described_device(registry, name, mapped, may, |_| {}, cancel_token).await?;
+    drop_on_thread(registry, removed, &CancelToken::default()).await;
+    Ok(())
 }
 
-/// As [`remove_device`]. `begun` gets the device when no verb can find it any more; its table is
-/// still live.
+/// As [`remove_device`], and returns the device, which may block when it is dropped. `begun` gets
+/// it when no verb can find it any more; its table is still live.
 pub(super) async fn remove_described_device(
     registry: &Arc<DeviceRegistry>,
     name: &str,
@@ -171,7 +173,7 @@ pub(super) async fn remove_described_device(
     may: impl Fn(&RegisteredDevice) -> bool,
     mut begun: impl FnMut(&RegisteredDevice),
     cancel_token: &CancelToken,
-) -> Result<(), VerbError> {
+) -> Result<Arc<RegisteredDevice>, VerbError> {
     let id = mapped.device.id();
     let busy = |open| TargetError::errno(EBUSY).because(format!("it is open {open} times"));
     // Users are reported at once, even while another change runs.
@@ -206,15 +208,13 @@ pub(super) async fn remove_described_device(
         },
     );
     let left = left.await;
-    let Some((removal, last)) = removal else { return left };
-    if left.is_err() {
+    let Some((removal, last)) = removal else { return left.map(|()| mapped) };
+    if let Err(error) = left {
         export_device(registry, &mapped)?;
-        return left;
+        return Err(error);
     }
     exporter.inspect(|exporter| exporter.forget(id));
     removal.commit();
     mapped.waiters.gone(api::DeviceDescription { event_nr: mapped.device.event_nr(), ..last });
-    drop(one);
-    drop_on_thread(registry, mapped, &CancelToken::default()).await;
-    Ok(())
+    Ok(mapped)
 }

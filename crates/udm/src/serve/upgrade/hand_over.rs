@@ -218,9 +218,12 @@ impl RunningServer<'_> {
     /// Quiesces the server, sends its state and commits. What this server must take back after an
     /// error is in `parts`.
     async fn hand_over_state(&self, new: &mut NewServer, parts: &mut DetachedParts) -> Result<(), VerbError> {
+        let begun = Instant::now();
+        let say = |step: &str| tracing::debug!("upgrade: {step} after {:?}", begun.elapsed());
         self.registry.begin_shutdown();
         self.machines.begin_detach();
         self.detach_clients(&mut parts.clients).await?;
+        say("clients detached");
         parts.machines = Some(self.machines.take_detached());
         self.pause_block_devices().await?;
         parts.are_block_devices_paused = true;
@@ -230,16 +233,19 @@ impl RunningServer<'_> {
             Ok(done) => done?,
             Err(_) => return Err(refused(ETIMEDOUT, "a device has requests in flight that do not complete")),
         }
+        say("devices removed");
         self.state_folder.inspect(|folder| folder.hand_over_all());
         let listeners = self.server.handed_over_listeners().map_err(|e| refused(EIO, e.to_string()))?;
         let fds = self.descriptors(parts, &listeners);
         let fds = fds.map_err(|e| refused(EIO, format!("{e}: raise the limit on open files (ulimit -n)")))?;
         new.send_state(self.state(parts, &listeners), fds).await?;
+        say("state sent");
         match new.receive(START_MAX).await? {
             NewServerMessage::Prepared => {}
             NewServerMessage::Failed(why) => return Err(refused(EIO, format!("the new program: {why}"))),
             _ => return Err(refused(EIO, "the new program does not follow the protocol")),
         }
+        say("new server prepared");
         new.send(OldServerMessage::Commit).await
     }
 
