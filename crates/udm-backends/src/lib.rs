@@ -36,7 +36,7 @@ use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Bio, Device, DeviceControlError, Sectors, Status};
 use udm_queue::{QueuedDevice, SharedTagSet};
 use udm_wire::nbd::client::NegotiatedExportInfo;
-use udm_wire::uri::{DeviceUri, QueueParams};
+use udm_wire::uri::{DeviceUri, NbdUri, QueueParams};
 
 /// Identity of a disk in the operating system. It shows that two names lead to the same disk, or
 /// that a name now leads to another disk.
@@ -124,6 +124,33 @@ impl BackendDeviceRegistry {
     /// * EINVAL for parameters out of range.
     /// * EOPNOTSUPP for mapped devices and device numbers: only the registry of devices knows them.
     pub fn open(&self, uri: &DeviceUri) -> Result<DeviceWithDiskIdentity, DeviceControlError> {
+        self.open_with(uri, |nbd| self.servers.open(nbd))
+    }
+
+    /// As [`BackendDeviceRegistry::open`] for an NBD export whose server is down. The export is
+    /// taken to be like that of `other`, which is open; a server whose export differs is refused
+    /// later.
+    ///
+    /// # Errors
+    /// As there; EOPNOTSUPP if one of them is no NBD export.
+    pub fn open_like(
+        &self,
+        uri: &DeviceUri,
+        other: &DeviceUri,
+    ) -> Result<DeviceWithDiskIdentity, DeviceControlError> {
+        match (uri, other) {
+            (DeviceUri::Nbd(_), DeviceUri::Nbd(other)) => {
+                self.open_with(uri, |nbd| self.servers.open_like(nbd, other))
+            }
+            _ => Err(unsupported_uri_error(uri, "only NBD exports are taken to be like others")),
+        }
+    }
+
+    fn open_with(
+        &self,
+        uri: &DeviceUri,
+        open_export: impl FnOnce(&NbdUri) -> Result<Arc<nbd::RemoteExport>, DeviceControlError>,
+    ) -> Result<DeviceWithDiskIdentity, DeviceControlError> {
         let mut identity = DiskIdentity::Virtual;
         let (disk, queue): (Arc<dyn Device>, _) = match uri {
             DeviceUri::File(file) => {
@@ -134,7 +161,7 @@ impl BackendDeviceRegistry {
             DeviceUri::Null(params) => (Arc::new(null::NullBlockDevice::new(params)?), &params.queue),
             DeviceUri::Mem { size, queue } => (Arc::new(mem::MemoryDevice::new(*size)?), queue),
             DeviceUri::Pattern { size } => (Arc::new(pattern::PatternDevice::new(*size)?), &None),
-            DeviceUri::Nbd(nbd) => (Arc::new(nbd::NbdDevice::new(self.servers.open(nbd)?)), &nbd.queue),
+            DeviceUri::Nbd(nbd) => (Arc::new(nbd::NbdDevice::new(open_export(nbd)?)), &nbd.queue),
             DeviceUri::Mapped(_) | DeviceUri::Number { .. } => {
                 return Err(unsupported_uri_error(uri, "a mapped device is not a backend"));
             }

@@ -85,6 +85,10 @@ errnos! {
     EILSEQ = 84, Protection, EIO;
     /// Not supported.
     EOPNOTSUPP = 95, NotSupp, EOPNOTSUPP;
+    /// The network is down.
+    ENETDOWN = 100, Transport, EIO;
+    /// The network is unreachable.
+    ENETUNREACH = 101, Transport, EIO;
     /// The other end has reset the connection.
     ECONNRESET = 104, Transport, EIO;
     /// No buffers.
@@ -97,6 +101,8 @@ errnos! {
     ETIMEDOUT = 110, Timeout, EIO;
     /// The connection was refused.
     ECONNREFUSED = 111, Transport, EIO;
+    /// The host is down.
+    EHOSTDOWN = 112, Transport, EIO;
     /// The host is unreachable.
     EHOSTUNREACH = 113, Transport, EIO;
     /// The target refused permanently.
@@ -118,6 +124,24 @@ pub const fn is_transient_socket_errno(errno: i32) -> bool {
 #[must_use]
 pub const fn is_memory_shortage(errno: i32) -> bool {
     matches!(errno, ENOMEM | ENOBUFS)
+}
+
+/// True for errors of a connect that a server may cause by being down: nothing listens, its socket
+/// is gone, or nothing answers.
+#[must_use]
+pub const fn is_server_down(errno: i32) -> bool {
+    matches!(
+        errno,
+        ENOENT
+            | EPIPE
+            | ENETDOWN
+            | ENETUNREACH
+            | ECONNRESET
+            | ETIMEDOUT
+            | ECONNREFUSED
+            | EHOSTDOWN
+            | EHOSTUNREACH
+    )
 }
 
 /// The errno for an NBD error; 0 for 0. Unknown errors become EINVAL, as the protocol demands of

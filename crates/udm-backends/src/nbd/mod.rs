@@ -58,11 +58,10 @@ mod tls;
 
 pub use address::ServerAddress;
 pub use client::{BlockingNbdClient, NbdClientError};
-pub(crate) use remote_export::RemoteExports;
+pub(crate) use remote_export::{RemoteExport, RemoteExports};
 pub use sockets::{FenceDone, NbdSocketAndFenceOps};
 
 use extents::BlockStatusClient;
-use remote_export::RemoteExport;
 use std::sync::Arc;
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use udm_core::errno::EINVAL;
+use udm_core::errno::{EINVAL, ENXIO};
 use udm_core::{DeviceControlError, Limits, Nanos, Sectors, SharedDiskState};
 use udm_tls::{TlsClientConfig, TlsSession};
 use udm_wire::nbd::ExportFlags;
@@ -35,12 +35,38 @@ impl RemoteExports {
     /// # Errors
     /// The server cannot be reached, or refuses.
     pub(crate) fn open(&self, uri: &NbdUri) -> Result<Arc<RemoteExport>, DeviceControlError> {
+        self.open_as(uri, self.known(&uri.unqueued().to_string()))
+    }
+
+    /// As [`RemoteExports::open`], without a connection: the export is taken to be like that of
+    /// `other`, which is in use.
+    ///
+    /// # Errors
+    /// The certificates of `uri` cannot be read, or its server has no address. ENXIO if `other` is
+    /// not in use.
+    pub(crate) fn open_like(
+        &self,
+        uri: &NbdUri,
+        other: &NbdUri,
+    ) -> Result<Arc<RemoteExport>, DeviceControlError> {
+        let other = self.get(&other.unqueued().to_string());
+        let other = other.ok_or_else(|| DeviceControlError::new(ENXIO, format!("{uri}: no other path")))?;
+        self.open_as(uri, Some(other.export_now()))
+    }
+
+    /// Returns the export that `uri` names. If it is not in use, it is as `known` says, or as its
+    /// server says now.
+    fn open_as(
+        &self,
+        uri: &NbdUri,
+        known: Option<NegotiatedExportInfo>,
+    ) -> Result<Arc<RemoteExport>, DeviceControlError> {
         let name = uri.unqueued().to_string();
         if let Some(server) = self.get(&name) {
             return Ok(server);
         }
         let shared = (self.shared_disk_state(uri), self.runs(uri));
-        let found = match self.known(&name) {
+        let found = match known {
             Some(export) => RemoteExport::assume(uri, export, shared),
             None => RemoteExport::find(uri, shared),
         };
@@ -85,9 +111,7 @@ impl RemoteExports {
     pub(crate) fn in_use(&self) -> Vec<(String, NegotiatedExportInfo)> {
         let map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
         let export = |(name, server): (&String, &Weak<RemoteExport>)| {
-            let server = server.upgrade()?;
-            let size = server.size.load(Relaxed);
-            Some((name.clone(), NegotiatedExportInfo { size, ..server.export.clone() }))
+            Some((name.clone(), server.upgrade()?.export_now()))
         };
         let mut found: Vec<_> = map.iter().filter_map(export).collect();
         found.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -174,7 +198,13 @@ impl RemoteExport {
         Err(last)
     }
 
-    /// An export as another process knew it. Its lanes connect later, as after a lost connection.
+    /// The properties of the export, with its size when it was last read.
+    fn export_now(&self) -> NegotiatedExportInfo {
+        NegotiatedExportInfo { size: self.size.load(Relaxed), ..self.export.clone() }
+    }
+
+    /// An export as another process or another path knew it. Its lanes connect later, as after a
+    /// lost connection.
     fn assume(
         uri: &NbdUri,
         export: NegotiatedExportInfo,

@@ -4,6 +4,7 @@ use std::path::Path;
 use udm_backends::BackendDeviceRegistry;
 pub use udm_backends::{DeviceWithDiskIdentity, DiskIdentity};
 use udm_core::DeviceControlError;
+use udm_core::errno::EOPNOTSUPP;
 use udm_wire::nbd::client::NegotiatedExportInfo;
 use udm_wire::uri::{DeviceUri, FileUri};
 
@@ -21,6 +22,18 @@ pub trait DeviceOpener: Send + Sync {
     /// # Errors
     /// As there.
     fn open(&self, uri: &DeviceUri) -> Result<DeviceWithDiskIdentity, DeviceControlError>;
+
+    /// As [`BackendDeviceRegistry::open_like`]. An opener without servers refuses.
+    ///
+    /// # Errors
+    /// As there.
+    fn open_like(
+        &self,
+        uri: &DeviceUri,
+        _other: &DeviceUri,
+    ) -> Result<DeviceWithDiskIdentity, DeviceControlError> {
+        Err(DeviceControlError::new(EOPNOTSUPP, uri.to_string()))
+    }
 
     /// As [`BackendDeviceRegistry::nbd_exports_in_use`]. An opener without servers has none.
     fn nbd_exports_in_use(&self) -> Vec<(String, NegotiatedExportInfo)> {
@@ -49,6 +62,14 @@ impl DeviceOpener for BackendDeviceRegistry {
 
     fn open(&self, uri: &DeviceUri) -> Result<DeviceWithDiskIdentity, DeviceControlError> {
         BackendDeviceRegistry::open(self, uri)
+    }
+
+    fn open_like(
+        &self,
+        uri: &DeviceUri,
+        other: &DeviceUri,
+    ) -> Result<DeviceWithDiskIdentity, DeviceControlError> {
+        BackendDeviceRegistry::open_like(self, uri, other)
     }
 
     fn nbd_exports_in_use(&self) -> Vec<(String, NegotiatedExportInfo)> {

@@ -6,6 +6,7 @@
 //! Only the name being resolved is locked, so a hung file system blocks only verbs that name
 //! something on it. Relative paths are relative to a [`BaseDir`].
 
+use super::device_opener::{DeviceOpener, DeviceWithDiskIdentity};
 use super::name_locks::NameLockGuard;
 use super::opened::OPENED_MAJOR;
 use super::{DeviceRegistry, RegisteredDevice, TableDeviceUses};
@@ -135,6 +136,18 @@ impl DeviceNameResolver for TableResolver<'_> {
         }
     }
 
+    fn get_like(&mut self, word: &str, others: &[&ResolvedDevice]) -> Option<ResolvedDevice> {
+        let uri = self.folder.resolve(word).ok().filter(|uri| matches!(uri, DeviceUri::Nbd(_)))?;
+        let other = others.iter().find_map(|other| {
+            uri::parse_device_uri(&other.name).ok().filter(|uri| matches!(uri, DeviceUri::Nbd(_)))
+        })?;
+        let found = self.registry.open_with(&uri, |opener| opener.open_like(&uri, &other)).ok()?;
+        tracing::warn!(
+            "{uri}: its server is down: taken to be a path to the same disk as {other}, and failed until it answers"
+        );
+        Some(found)
+    }
+
     fn mark(&self, device: &ResolvedDevice) -> Option<Arc<dyn InvalidStoreMark>> {
         self.registry.mark(device)
     }
@@ -194,6 +207,15 @@ impl MessageResolver<'_> {
 impl DeviceRegistry {
     /// The device of `uri`, opened if necessary. May block as long as the file system.
     fn open(&self, uri: &DeviceUri) -> Result<ResolvedDevice, DeviceLookupError> {
+        self.open_with(uri, |opener| opener.open(uri))
+    }
+
+    /// As [`DeviceRegistry::open`]; `open` opens the device.
+    fn open_with(
+        &self,
+        uri: &DeviceUri,
+        open: impl FnOnce(&dyn DeviceOpener) -> Result<DeviceWithDiskIdentity, DeviceControlError>,
+    ) -> Result<ResolvedDevice, DeviceLookupError> {
         let written = uri.to_string();
         let _name = self.lock_name(format!("name {written}"), &written)?;
         let name = self.opener.canonical(uri);
@@ -202,15 +224,15 @@ impl DeviceRegistry {
         // disk, to prevent deadlocks.
         let same = if identity == DiskIdentity::Virtual { name.clone() } else { format!("{identity:?}") };
         let _same = self.lock_name(format!("disk {same}"), &written)?;
-        let open = {
+        let found = {
             let mut state = self.state();
             state.opened.spell(written, &name);
             state.opened.get(&name, identity)
         };
-        if let Some(found) = open {
+        if let Some(found) = found {
             return Ok(make_resolved_device(name, found));
         }
-        let opened = self.opener.open(uri).map_err(|mut error| {
+        let opened = open(&*self.opener).map_err(|mut error| {
             if let Some(advice) = self.advice_on_refused_file(error.errno) {
                 error.text = format!("{}; {advice}", error.text);
             }

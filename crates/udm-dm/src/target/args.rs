@@ -31,6 +31,14 @@ pub trait DeviceNameResolver {
     /// the errno of the backend.
     fn get(&mut self, word: &str) -> Result<ResolvedDevice, DeviceLookupError>;
 
+    /// Returns the device for `word`, whose server is down, as a path to the same disk as one of
+    /// `others`: with the size and limits of that device. Its lanes connect when the server answers.
+    /// `None` if this cannot be assumed.
+    fn get_like(&mut self, word: &str, others: &[&ResolvedDevice]) -> Option<ResolvedDevice> {
+        let _ = (word, others);
+        None
+    }
+
     /// The mark that records a store on `device` as invalid. `device` came from this resolver.
     /// `None` if no marks are kept.
     fn mark(&self, device: &ResolvedDevice) -> Option<Arc<dyn InvalidStoreMark>> {

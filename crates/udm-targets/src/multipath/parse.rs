@@ -11,9 +11,9 @@
 use super::selector::{SELECTORS, SharedPathSelector};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use udm_core::errno::ENODEV;
-use udm_dm::TargetError;
+use udm_core::errno::{ENODEV, is_server_down};
 use udm_dm::target::{ResolvedDevice, TargetArgs, parse_decimal_u64};
+use udm_dm::{DeviceLookupError, TargetError};
 
 /// Maximum of every count in a table: groups, paths, arguments.
 const COUNT_MAX: u32 = 1024;
@@ -44,6 +44,19 @@ pub(super) struct MultipathFeatures {
 pub(super) struct PriorityGroup {
     pub(super) selector: Arc<dyn SharedPathSelector>,
     pub(super) paths: Vec<ResolvedDevice>,
+}
+
+/// A priority group whose paths are not all resolved.
+struct UnresolvedGroup {
+    selector: Arc<dyn SharedPathSelector>,
+    paths: Vec<Result<ResolvedDevice, UnreachablePath>>,
+}
+
+/// A path whose server is down.
+struct UnreachablePath {
+    /// The word that names it.
+    at: usize,
+    error: DeviceLookupError,
 }
 
 /// A parsed table line with its devices resolved.
@@ -133,7 +146,35 @@ pub(super) fn parse_multipath_table(args: &mut TargetArgs<'_>) -> Result<Multipa
         return Err(multipath_table_error("priority group count mismatch", initial_at - 1));
     }
     let initial = initial.checked_sub(1).filter(|&i| i < count);
+    let groups = resolve_unreachable_paths(groups, args)?;
     Ok(MultipathTable { features, handler: handler.map(|h| h.1), initial, groups })
+}
+
+/// Replaces the paths whose servers are down by devices like the other paths. Where multipathd
+/// leaves a missing path out and adds it when it appears, the path is there from the beginning and
+/// fails until its server answers.
+fn resolve_unreachable_paths(
+    groups: Vec<UnresolvedGroup>,
+    args: &mut TargetArgs<'_>,
+) -> Result<Vec<PriorityGroup>, TargetError> {
+    let found: Vec<ResolvedDevice> =
+        groups.iter().flat_map(|group| &group.paths).filter_map(|path| path.as_ref().ok().cloned()).collect();
+    let others: Vec<&ResolvedDevice> = found.iter().collect();
+    let mut resolve = |path| match path {
+        Ok(path) => Ok(path),
+        Err(UnreachablePath { at, error }) => {
+            args.resolver.get_like(&args.args[at], &others).ok_or_else(|| path_lookup_error(at, error))
+        }
+    };
+    let resolved = groups.into_iter().map(|UnresolvedGroup { selector, paths }| {
+        let paths = paths.into_iter().map(&mut resolve).collect::<Result<_, _>>()?;
+        Ok(PriorityGroup { selector, paths })
+    });
+    resolved.collect()
+}
+
+fn path_lookup_error(at: usize, error: DeviceLookupError) -> TargetError {
+    multipath_table_error("error getting device", at).with_errno(error.errno).because(error.reason)
 }
 
 fn parse_multipath_features(mut words: WordCursor<'_>) -> Result<MultipathFeatures, TargetError> {
@@ -177,7 +218,7 @@ fn parse_priority_group(
     words: &mut WordCursor<'_>,
     args: &mut TargetArgs<'_>,
     handler: Option<usize>,
-) -> Result<PriorityGroup, TargetError> {
+) -> Result<UnresolvedGroup, TargetError> {
     if words.left() < 2 {
         return Err(multipath_table_error("not enough priority group arguments", words.all.len()));
     }
@@ -201,9 +242,10 @@ fn parse_priority_group(
             return Err(multipath_table_error("not enough path parameters", words.all.len()));
         }
         let at = words.at;
-        let path = args.resolver.get(&words.take(1)[0]).map_err(|e| {
-            multipath_table_error("error getting device", at).with_errno(e.errno).because(e.reason)
-        })?;
+        let path = match args.resolver.get(&words.take(1)[0]) {
+            Err(error) if is_server_down(error.errno) => Err(UnreachablePath { at, error }),
+            found => Ok(found.map_err(|error| path_lookup_error(at, error))?),
+        };
         if let Some(handler) = handler {
             return Err(multipath_table_error("error attaching hardware handler", handler).with_errno(ENODEV));
         }
@@ -212,5 +254,5 @@ fn parse_priority_group(
         })?;
         paths.push(path);
     }
-    Ok(PriorityGroup { selector: Arc::from(selector), paths })
+    Ok(UnresolvedGroup { selector: Arc::from(selector), paths })
 }
