@@ -32,8 +32,8 @@ pub trait DeviceNameResolver {
     fn get(&mut self, word: &str) -> Result<ResolvedDevice, DeviceLookupError>;
 
     /// Returns the device for `word`, whose server is down, as a path to the same disk as one of
-    /// `others`: with the size and limits of that device. Its lanes connect when the server answers.
-    /// `None` if this cannot be assumed.
+    /// `others`: with the size and limits of that device. Its lanes connect when the server
+    /// answers. `None` if this cannot be assumed.
     fn get_like(&mut self, word: &str, others: &[&ResolvedDevice]) -> Option<ResolvedDevice> {
         let _ = (word, others);
         None
