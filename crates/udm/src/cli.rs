@@ -28,6 +28,7 @@ use crate::verbs::show::{LsArgs, TableArgs, TableStatusArgs};
 use crate::verbs::throttle::ThrottleArgs;
 use crate::verbs::tree::DepsArgs;
 use crate::verbs::upgrade::UpgradeArgs;
+use crate::verbs::vhost_user::VhostUserArgs;
 use crate::verbs::wait::WaitArgs;
 use crate::web::WebArgs;
 use clap::error::ErrorKind;
@@ -111,6 +112,11 @@ Requests that exceed a limit wait; none fails. Limits end with the server unless
 Examples:\n  udm throttle disk iops=2000 wbps=50M:1G\n  udm throttle disk2 --group tenant7 iops=5000\n  udm throttle disk none"
     )]
     Throttle(ThrottleArgs),
+    /// Add, remove or list sockets on which devices are served to virtual machines
+    #[command(
+        after_help = "Examples:\n  udm vhost-user add vm1 /run/udm/vm1.sock\n  udm vhost-user list\n  udm vhost-user remove vm1 /run/udm/vm1.sock"
+    )]
+    VhostUser(VhostUserArgs),
     /// Wait for the event counter of a device to change
     #[command(
         after_help = "Events are path failures and reinstatements, invalidated or finished snapshots, renames, and the removal of a device with a table. udm info prints the counter. \

@@ -18,6 +18,7 @@ mod stats;
 mod tables;
 mod throttle;
 pub mod verbs;
+mod vhost_user;
 
 pub use config::*;
 pub use devices::*;
@@ -29,3 +30,4 @@ pub use snapshots::*;
 pub use stats::*;
 pub use tables::*;
 pub use throttle::*;
+pub use vhost_user::*;

@@ -25,6 +25,9 @@ use super::tables::{
     TargetMessageReply, TargetMessageRequest,
 };
 use super::throttle::ThrottleDeviceRequest;
+use super::vhost_user::{
+    AddVhostUserSocketRequest, RemoveVhostUserSocketQuery, VhostUserSocketDescription, VhostUserSocketList,
+};
 use hyper::Method;
 use serde::Serialize;
 use serde_json::Value;
@@ -169,6 +172,22 @@ pub const THROTTLE_DEVICE: ApiVerbEndpoint<(), ThrottleDeviceRequest, DeviceDesc
         "throttleDevice",
         "Limits the requests and bytes per second of a device, or of a group of devices; requests continue",
     );
+pub const LIST_VHOST_USER: ApiVerbEndpoint<(), (), VhostUserSocketList> = ApiVerbEndpoint::get(
+    "/v1/vhost-user",
+    "listVhostUserSockets",
+    "The sockets on which devices are served to virtual machines",
+);
+pub const ADD_VHOST_USER: ApiVerbEndpoint<(), AddVhostUserSocketRequest, VhostUserSocketDescription> =
+    ApiVerbEndpoint::post(
+        "/v1/devices/{name}/vhost-user",
+        "addVhostUserSocket",
+        "Serves a device to a virtual machine on a new socket",
+    );
+pub const REMOVE_VHOST_USER: ApiVerbEndpoint<RemoveVhostUserSocketQuery, (), ()> = ApiVerbEndpoint::delete(
+    "/v1/devices/{name}/vhost-user",
+    "removeVhostUserSocket",
+    "Removes a socket that was added while the server runs",
+);
 pub const SUSPEND_DEVICE: ApiVerbEndpoint<(), SuspendDeviceRequest, ()> = ApiVerbEndpoint::post(
     "/v1/devices/{name}/suspend",
     "suspendDevice",

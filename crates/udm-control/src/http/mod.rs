@@ -31,6 +31,7 @@ mod routes;
 pub mod server;
 mod snapshots;
 pub mod socket;
+mod vhost_user;
 
 pub use concurrency::BLOCKING_MAX;
 

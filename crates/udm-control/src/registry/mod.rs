@@ -36,6 +36,7 @@ mod opened;
 mod request_queue_params;
 mod resumed_merges;
 mod store_locks;
+mod vhost_user;
 
 pub(crate) use directory::DeviceCreationGuard;
 pub use directory::{NewName, RegisteredDevice};
@@ -52,6 +53,7 @@ use crate::exports::DeviceExporter;
 use crate::state_folder::store_creation::StoreCreationMarker;
 use crate::state_folder::{StableDiskId, StateFolder, StoreToMarkInvalid};
 use crate::verbs::snapshot::{LostSnapshotPolicy, PendingMerge};
+use crate::vhost_user_sockets::{AwaitedVhostUserSocket, VhostUserSockets};
 use deferred_removals::DeferredRemovalNotifier;
 use device_opener::DeviceOpener;
 use directory::{DeviceDirectory, DeviceUseGuard};
@@ -112,6 +114,9 @@ pub struct DeviceRegistry {
     /// Weak reference to this registry.
     pub(crate) weak_self: Weak<DeviceRegistry>,
     config: OnceLock<ServerConfigFile>,
+    vhost_user: OnceLock<Arc<dyn VhostUserSockets>>,
+    /// Sockets that are added when `vhost_user` is set.
+    awaited_vhost_user: Mutex<Vec<AwaitedVhostUserSocket>>,
 }
 
 #[derive(Default)]
@@ -151,6 +156,8 @@ impl DeviceRegistry {
             state_folder: OnceLock::new(),
             lost_snapshots: OnceLock::new(),
             refused_file_advice: OnceLock::new(),
+            vhost_user: OnceLock::new(),
+            awaited_vhost_user: Mutex::default(),
             is_starting: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             upgrades: OnceLock::new(),

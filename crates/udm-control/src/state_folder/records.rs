@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use udm_wire::words;
 
 /// The folder of records in the state folder.
@@ -66,6 +66,9 @@ pub(crate) struct SnapshotRecord {
     /// The limits of its device, if it was created by name.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub throttle: Option<ThrottleSettings>,
+    /// Paths of the sockets that were added for virtual machines, if it was created by name.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub vhost_user: Vec<PathBuf>,
     /// True if its file belongs to another user who is not root. Such a record is waited for, but
     /// the server does not act on it: who wrote it may not open the disks that it names.
     #[serde(skip)]
@@ -297,8 +300,26 @@ impl StateFolder {
         file_name: &str,
         throttle: Option<ThrottleSettings>,
     ) -> io::Result<()> {
+        self.change_record(file_name, |was| SnapshotRecord { throttle, ..was })
+    }
+
+    /// Records the sockets of a snapshot that this process has attached. Does nothing if there is
+    /// no such snapshot. The caller holds the lock of its store. May block.
+    ///
+    /// # Errors
+    /// If the record can't be written.
+    pub(crate) fn record_vhost_user(&self, file_name: &str, vhost_user: Vec<PathBuf>) -> io::Result<()> {
+        self.change_record(file_name, |was| SnapshotRecord { vhost_user, ..was })
+    }
+
+    /// Writes the record of a snapshot that this process has attached, as `change` has changed it.
+    fn change_record(
+        &self,
+        file_name: &str,
+        change: impl FnOnce(SnapshotRecord) -> SnapshotRecord,
+    ) -> io::Result<()> {
         let Some(was) = self.attached().get(file_name).cloned() else { return Ok(()) };
-        let record = SnapshotRecord { throttle, ..was };
+        let record = change(was);
         self.put_records(std::slice::from_ref(&record))?;
         self.attached().insert(record.file_name(), record);
         Ok(())

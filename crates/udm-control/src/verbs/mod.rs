@@ -23,6 +23,7 @@ mod show;
 pub mod snapshot;
 mod tables;
 mod throttle;
+mod vhost_user;
 mod wait;
 
 pub(crate) use cancel::PendingVerbs;
@@ -52,4 +53,5 @@ pub use tables::{
 };
 pub use throttle::throttle_device;
 pub(crate) use throttle::{apply_throttle_settings, throttle_settings};
+pub use vhost_user::{add_vhost_user_socket, list_vhost_user_sockets, remove_vhost_user_socket};
 pub use wait::{block_on_verb, block_on_verb_with_idle_fn};

@@ -160,6 +160,9 @@ pub(super) async fn remove_device(
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
     let removed = remove_described_device(registry, name, mapped, may, |_| {}, cancel_token).await?;
+    // By its own name: `name` may be a UUID or a number.
+    let gone = removed.device.name();
+    registry.vhost_user_sockets().inspect(|sockets| sockets.remove_all(&gone));
     drop_on_thread(registry, removed, &CancelToken::default()).await;
     Ok(())
 }

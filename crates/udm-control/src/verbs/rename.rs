@@ -15,7 +15,14 @@ use udm_dm::TargetError;
 /// there is no such device; EIO if a mark can't be moved. After an error nothing has changed.
 pub fn rename_mapped_device(registry: &DeviceRegistry, word: &str, to: NewName<'_>) -> Result<(), VerbError> {
     let mapped = registry.may_rename(word, to)?;
-    let change = || registry.rename(&mapped, word, to);
+    let before = mapped.device.name();
+    let change = || {
+        registry.rename(&mapped, word, to)?;
+        if let (NewName::Name(new), Some(sockets)) = (to, registry.vhost_user_sockets()) {
+            sockets.rename(&before, new);
+        }
+        Ok(())
+    };
     match (registry.state_folder(), to) {
         (Some(folder), NewName::Name(new)) => {
             let failed = |error: std::io::Error| {

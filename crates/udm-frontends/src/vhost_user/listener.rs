@@ -28,7 +28,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 struct VhostUserShared {
     core_set: Arc<ProcessCores>,
     exports: Arc<Exports>,
-    name: String,
+    name: Mutex<Arc<str>>,
     stop: Arc<OwnedFd>,
     event: Arc<OwnedFd>,
     is_connected: AtomicBool,
@@ -85,8 +85,14 @@ impl VhostUserServer {
 
     /// Name of the export.
     #[must_use]
-    pub fn name(&self) -> &str {
-        &self.shared.name
+    pub fn name(&self) -> Arc<str> {
+        self.shared.name()
+    }
+
+    /// Serves the export `name` to machines that connect from now on. A connected machine keeps its
+    /// export.
+    pub fn set_name(&self, name: &str) {
+        *self.shared.name.lock().unwrap_or_else(PoisonError::into_inner) = name.into();
     }
 
     /// Path of the socket.
@@ -192,7 +198,7 @@ pub struct VhostUserRefreshHandle(Arc<VhostUserShared>);
 impl VhostUserRefreshHandle {
     /// Makes the session look at its device, if that is `device`.
     pub fn refresh_if_of(&self, device: DeviceId) {
-        let export = self.0.exports.get(&self.0.name);
+        let export = self.0.exports.get(&self.0.name());
         if self.0.is_connected.load(Ordering::Relaxed) && export.is_some_and(|e| e.device().id() == device) {
             signal(&self.0.event);
         }
@@ -226,13 +232,17 @@ impl VhostUserShared {
         Ok(Arc::new(VhostUserShared {
             core_set: Arc::clone(core_set),
             exports: Arc::clone(exports),
-            name: name.to_owned(),
+            name: Mutex::new(name.into()),
             stop: Arc::new(eventfd(0, flags)?),
             event: Arc::new(eventfd(0, flags)?),
             is_connected: AtomicBool::new(false),
             detaches: AtomicBool::new(false),
             detached: Mutex::default(),
         }))
+    }
+
+    fn name(&self) -> Arc<str> {
+        Arc::clone(&self.name.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn serve(&self, socket: &BoundUnixSocket) {
@@ -242,13 +252,13 @@ impl VhostUserShared {
             match poll(&mut fds, None) {
                 Ok(_) if !fds[1].revents().is_empty() => return,
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return tracing::error!("vhost-user {}: {error}", self.name),
+                Err(error) => return tracing::error!("vhost-user {}: {error}", self.name()),
             }
             match accept_with(socket, SocketFlags::CLOEXEC) {
                 Ok(client) => self.serve_client(client, Vec::new()),
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => {
-                    tracing::warn!("vhost-user {}: {error}", self.name);
+                    tracing::warn!("vhost-user {}: {error}", self.name());
                     std::thread::sleep(ACCEPT_PAUSE);
                 }
             }
@@ -257,15 +267,12 @@ impl VhostUserShared {
 
     /// Serves a connected front end, which has sent `messages` to another server.
     fn serve_client(&self, socket: OwnedFd, messages: Vec<VhostUserSetupMessage>) {
-        let Some(export) = self.exports.acquire(&self.name).filter(|export| *export.name() == *self.name)
-        else {
-            return tracing::warn!(
-                "vhost-user {}: there is no such device: a machine is turned away",
-                self.name
-            );
+        let name = self.name();
+        let Some(export) = self.exports.acquire(&name).filter(|export| *export.name() == *name) else {
+            return tracing::warn!("vhost-user {name}: there is no such device: a machine is turned away");
         };
         if messages.is_empty() {
-            tracing::info!("vhost-user {}: a machine has connected", self.name);
+            tracing::info!("vhost-user {name}: a machine has connected");
         }
         self.is_connected.store(true, Ordering::Relaxed);
         let channel =
@@ -278,11 +285,11 @@ impl VhostUserShared {
                     *self.detached.lock().unwrap_or_else(PoisonError::into_inner) = Some(detached);
                 }
                 Err(error) => {
-                    tracing::warn!("vhost-user {}: the machine is disconnected: {error}", self.name);
+                    tracing::warn!("vhost-user {name}: the machine is disconnected: {error}");
                 }
             },
-            Ok(_) => tracing::info!("vhost-user {}: the machine has disconnected", self.name),
-            Err(error) => tracing::warn!("vhost-user {}: the machine is disconnected: {error}", self.name),
+            Ok(_) => tracing::info!("vhost-user {name}: the machine has disconnected"),
+            Err(error) => tracing::warn!("vhost-user {name}: the machine is disconnected: {error}"),
         }
         self.is_connected.store(false, Ordering::Relaxed);
     }

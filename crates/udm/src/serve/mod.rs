@@ -326,6 +326,7 @@ async fn run_listeners_until_shutdown(
         disks.iter().for_each(|disk| disk.socket.keep_file(false));
     }
     let machines = Arc::new(VhostUserDisks::start(core_set, &exports, disks)?);
+    registry.set_vhost_user_sockets(Arc::<VhostUserDisks>::clone(&machines));
     let block_devices = Arc::new(match take_over {
         Some(_) => ublk::UblkDisks::none(),
         None => ublk::UblkDisks::start(args, core_set, &exports)?,

@@ -15,6 +15,7 @@ pub mod show;
 pub mod throttle;
 pub mod tree;
 pub mod upgrade;
+pub mod vhost_user;
 pub mod wait;
 
 pub use change::{read_bounded_table, read_table};

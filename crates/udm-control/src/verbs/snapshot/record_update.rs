@@ -336,6 +336,7 @@ fn merge_with_existing_record(
         was_linear: was.was_linear || new.was_linear,
         made_store,
         throttle: was.throttle,
+        vhost_user: was.vhost_user,
         // The same disks under their previous names, so that the file name of the record stays.
         origin: was.origin,
         store: was.store,

@@ -77,6 +77,7 @@ pub(super) fn build_snapshot_record(
         was_linear: info.origin_was_linear,
         merging: report.state.is_merge(),
         throttle: None,
+        vhost_user: Vec::new(),
         is_foreign: false,
         state: SnapshotRecordState::Detached { origin: None },
     })

@@ -70,6 +70,9 @@ pub(super) struct MachineState {
     /// The messages of the connected front end, two digits a byte, with their numbers of
     /// descriptors.
     pub(super) messages: Option<Vec<(String, usize)>>,
+    /// True if the socket was added while the server runs.
+    #[serde(default)]
+    pub(super) is_added: bool,
 }
 
 impl MachineState {
@@ -77,7 +80,7 @@ impl MachineState {
     pub(super) fn of(disk: &VhostUserDisk) -> MachineState {
         let message = |message: &VhostUserSetupMessage| (to_hex(&message.bytes), message.fds.len());
         let messages = disk.front_end.as_ref().map(|one| one.messages.iter().map(message).collect());
-        MachineState { device: disk.name.clone(), messages }
+        MachineState { device: disk.name.clone(), messages, is_added: disk.is_added }
     }
 
     /// Number of its descriptors.
@@ -114,7 +117,7 @@ impl MachineState {
                 Some(DetachedVhostUserFrontEnd { socket: connection, messages })
             }
         };
-        Some(VhostUserDisk { name: self.device, socket, front_end })
+        Some(VhostUserDisk { name: self.device, socket, front_end, is_added: self.is_added })
     }
 }
 

@@ -1,0 +1,109 @@
+//! Sockets on which devices are served to virtual machines, added and removed while the server
+//! runs.
+//!
+//! A socket that was added belongs to its device: it follows a rename, ends with the device, and
+//! goes over an upgrade. Those of snapshots that were created by name are recorded, so that they
+//! come back with their snapshots after a restart.
+
+use super::block_on_verb;
+use crate::api;
+use crate::error::VerbError;
+use crate::registry::DeviceRegistry;
+use crate::vhost_user_sockets::{AwaitedVhostUserSocket, VhostUserSockets};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use udm_core::DeviceControlError;
+use udm_core::errno::{EINVAL, EIO, EOPNOTSUPP};
+use udm_dm::TargetError;
+
+/// The sockets of all devices.
+#[must_use]
+pub fn list_vhost_user_sockets(registry: &DeviceRegistry) -> Vec<api::VhostUserSocketDescription> {
+    registry.vhost_user_sockets().map_or_else(Vec::new, |sockets| sockets.list())
+}
+
+/// Serves the device `word` to a virtual machine on a new socket at `path`. May block.
+///
+/// # Errors
+/// ENXIO if there is no such device; EINVAL if the path is not absolute or the device is not
+/// exported; the error of the system for a path that is not available. EIO if the socket is there,
+/// but cannot be recorded.
+pub fn add_vhost_user_socket(
+    registry: &DeviceRegistry,
+    word: &str,
+    path: &Path,
+) -> Result<api::VhostUserSocketDescription, VerbError> {
+    let sockets = served_sockets(registry, word)?;
+    let name = registry.find(word)?.device.name();
+    if !path.is_absolute() {
+        let why = format!("{}: expected an absolute path", path.display());
+        return Err(VerbError::new(word, TargetError::errno(EINVAL).because(why)));
+    }
+    sockets.add(&name, path).map_err(|error| refusal(word, error))?;
+    record_sockets(registry, &name).map_err(|error| {
+        let why = format!("the socket is there, but only until the server ends: {error}");
+        VerbError::new(word, TargetError::errno(EIO).because(why))
+    })?;
+    let path = path.display().to_string();
+    Ok(api::VhostUserSocketDescription { device: name, path, connected: false, added: true })
+}
+
+/// Removes the socket at `path`, which was added to the device `word`. May block.
+///
+/// # Errors
+/// ENXIO if there is no such device, and as [`VhostUserSockets::remove`]. EIO if the socket is
+/// gone, but still recorded.
+pub fn remove_vhost_user_socket(
+    registry: &DeviceRegistry,
+    word: &str,
+    path: &Path,
+    force: bool,
+) -> Result<(), VerbError> {
+    let sockets = served_sockets(registry, word)?;
+    let name = registry.find(word)?.device.name();
+    sockets.remove(&name, path, force).map_err(|error| refusal(word, error))?;
+    record_sockets(registry, &name).map_err(|error| {
+        let why = format!("the socket is gone, but comes back when the server is started again: {error}");
+        VerbError::new(word, TargetError::errno(EIO).because(why))
+    })
+}
+
+fn served_sockets<'a>(
+    registry: &'a DeviceRegistry,
+    word: &str,
+) -> Result<&'a Arc<dyn VhostUserSockets>, VerbError> {
+    registry.vhost_user_sockets().ok_or_else(|| {
+        let why = "this server does not serve virtual machines";
+        VerbError::new(word, TargetError::errno(EOPNOTSUPP).because(why))
+    })
+}
+
+fn refusal(word: &str, error: DeviceControlError) -> VerbError {
+    VerbError::new(word, TargetError::errno(error.errno).because(error.text))
+}
+
+/// Records the added sockets of `name`, if it is a snapshot that was created by name.
+fn record_sockets(registry: &DeviceRegistry, name: &str) -> std::io::Result<()> {
+    let Some(folder) = registry.state_folder() else { return Ok(()) };
+    let records = folder.attached_here().into_iter();
+    for record in records.filter(|record| record.by_name && record.name == name) {
+        let of_device = list_vhost_user_sockets(registry).into_iter();
+        let of_device = of_device.filter(|socket| socket.added && socket.device == name);
+        let paths: Vec<PathBuf> = of_device.map(|socket| socket.path.into()).collect();
+        if paths != record.vhost_user {
+            let lock = registry.store_locks.lock(std::slice::from_ref(&record.store));
+            let _lock = block_on_verb(lock);
+            folder.record_vhost_user(&record.file_name(), paths)?;
+        }
+    }
+    Ok(())
+}
+
+/// Serves a device that has come back on the sockets that it had; later, if none are served yet. A
+/// socket that cannot be there is logged.
+pub(super) fn restore_vhost_user_sockets(registry: &DeviceRegistry, device: &str, paths: &[PathBuf]) {
+    for path in paths {
+        let device = device.to_owned();
+        registry.restore_vhost_user_socket(AwaitedVhostUserSocket { device, path: path.clone() });
+    }
+}
