@@ -21,9 +21,9 @@ pub struct VhostUserArgs {
 pub enum VhostUserVerb {
     /// Serve a device to a virtual machine on a new socket
     ///
-    /// The socket has mode 0600. It ends with its device, follows a rename and goes over an upgrade.
-    /// That of a snapshot made by name comes back with the snapshot when the server is started again;
-    /// those of other devices end with the server.
+    /// The socket has mode 0600. It ends with its device, follows a rename and goes over an
+    /// upgrade. That of a snapshot made by name comes back with the snapshot when the server is
+    /// started again; those of other devices end with the server.
     Add {
         #[command(flatten)]
         server: ServerArgs,
