@@ -1,23 +1,19 @@
 //! Applies a configuration file to the devices.
 
+use super::retry::is_absence;
 use super::{
-    ConfigPlan, DesiredDevice, DesiredState, HandedOverConfigDevice, LastAppliedConfig, PlanStep,
-    ServerConfigFile, plan_config_changes,
+    AbsentDevices, ConfigPlan, DesiredDevice, DesiredState, HandedOverConfigDevice, LastAppliedConfig,
+    PlanStep, ServerConfigFile, plan_config_changes,
 };
 use crate::api;
 use crate::error::VerbError;
 use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice};
-use crate::verbs::snapshot::LostSnapshotPolicy;
 use crate::verbs::{self, CancelToken, CreatedDevice, DeviceSpec, RemoveOptions};
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 use udm_core::errno::{EBUSY, EINTR, EINVAL};
 use udm_dm::{Table, TargetError};
-
-/// Interval of attempts to attach a missing snapshot.
-const WAIT_STEP: Duration = Duration::from_secs(1);
 
 /// A device that the file created or took over.
 pub(super) struct ConfigOwnedDevice {
@@ -100,40 +96,7 @@ pub async fn create_declared_devices(
 ) -> Result<api::ReconfigureReport, VerbError> {
     let config = require_config_file(registry)?;
     let mut applied = config.applied.lock().await;
-    apply_desired_state(registry, &mut applied, desired, false, &CancelToken::default()).await
-}
-
-/// Retries devices of the file whose snapshots can't be attached, if the server is to wait for
-/// them. Calls `made` after each attempt that created some. Never returns.
-pub async fn run_awaiting_snapshot_retries(
-    registry: &Arc<DeviceRegistry>,
-    made: impl Fn(&api::ReconfigureReport),
-) {
-    let Some(config) = registry.config().filter(|_| registry.lost_snapshots() == LostSnapshotPolicy::Wait)
-    else {
-        return std::future::pending().await;
-    };
-    loop {
-        if config.applied.lock().await.blocked.is_none() {
-            config.is_blocked.notified().await;
-        }
-        tokio::time::sleep(WAIT_STEP).await;
-        let on = Arc::clone(registry);
-        // May block when tables open devices.
-        let tried =
-            tokio::task::spawn_blocking(move || verbs::block_on_verb(retry_devices_awaiting_snapshot(&on)));
-        if let Ok(Some(done)) = tried.await
-            && done.changes.iter().any(|change| change.error.is_none())
-        {
-            made(&done);
-        }
-    }
-}
-
-async fn retry_devices_awaiting_snapshot(registry: &Arc<DeviceRegistry>) -> Option<api::ReconfigureReport> {
-    let mut applied = registry.config()?.applied.lock().await;
-    let desired = applied.blocked.take()?;
-    apply_desired_state(registry, &mut applied, &desired, false, &CancelToken::default()).await.ok()
+    apply_desired_state(registry, &mut applied, desired, false, None, &CancelToken::default()).await
 }
 
 /// Reads the file of `registry` and applies it; with `dry_run` only reports the changes. May block
@@ -153,43 +116,70 @@ pub async fn apply_config_file(
         let line = why.lines().next().unwrap_or_default();
         VerbError::new("reconfigure", TargetError::errno(EINVAL).because(line))
     })?;
-    apply_desired_state(registry, &mut applied, &desired, dry_run, cancel_token).await
+    apply_desired_state(registry, &mut applied, &desired, dry_run, None, cancel_token).await
 }
 
-async fn apply_desired_state(
+/// Applies `desired`; with `only`, creates those of these devices that do not exist.
+pub(super) async fn apply_desired_state(
     registry: &Arc<DeviceRegistry>,
     applied: &mut LastAppliedConfig,
     desired: &DesiredState,
     dry_run: bool,
+    only: Option<&HashSet<String>>,
     cancel_token: &CancelToken,
 ) -> Result<api::ReconfigureReport, VerbError> {
     // A later device may bring the snapshot that an earlier one waits for, so no snapshot is given
     // up before all devices were tried.
     registry.is_starting.store(true, Ordering::Relaxed);
     let done =
-        plan_and_run_config_changes(registry, &mut applied.devices, desired, dry_run, cancel_token).await;
+        plan_and_run_config_changes(registry, &mut applied.devices, desired, dry_run, only, cancel_token)
+            .await;
     registry.is_starting.store(false, Ordering::Relaxed);
-    let (done, blocked) = done?;
+    let AppliedChanges { report, is_blocked, absent } = done?;
     if !dry_run {
-        applied.blocked = blocked.then(|| desired.clone());
-        registry.config().filter(|_| blocked).inspect(|config| config.is_blocked.notify_one());
+        applied.blocked = is_blocked.then(|| desired.clone());
+        let absent = AbsentDevices { desired: Some(desired.clone()), names: absent };
+        applied.absent = Some(absent).filter(|absent| !absent.names.is_empty());
+        if applied.blocked.is_some() || applied.absent.is_some() {
+            registry.config().inspect(|config| config.is_waiting.notify_one());
+        }
     }
-    Ok(done)
+    Ok(report)
 }
 
-/// Applies `desired`. Returns the changes, and true if some device waits for a snapshot.
+/// What was changed, and what waits.
+struct AppliedChanges {
+    report: api::ReconfigureReport,
+    /// True if some device waits for a snapshot.
+    is_blocked: bool,
+    /// The devices that could not be created because something that they name is not there.
+    absent: HashSet<String>,
+}
+
+/// Applies `desired`, as [`apply_desired_state`].
 async fn plan_and_run_config_changes(
     registry: &Arc<DeviceRegistry>,
     applied: &mut Vec<ConfigOwnedDevice>,
     desired: &DesiredState,
     dry_run: bool,
+    only: Option<&HashSet<String>>,
     cancel_token: &CancelToken,
-) -> Result<(api::ReconfigureReport, bool), VerbError> {
+) -> Result<AppliedChanges, VerbError> {
     applied.retain(|one| one.mapped.upgrade().is_some_and(|mapped| registry.is_active(&mapped)));
     track_config_device_renames(applied, desired);
     let was: Vec<&DesiredDevice> = applied.iter().map(|one| &one.wanted).collect();
-    let ConfigPlan { steps, refused, unchanged } = plan_config_changes(&was, &desired.devices)
+    let ConfigPlan { mut steps, mut refused, unchanged } = plan_config_changes(&was, &desired.devices)
         .map_err(|why| VerbError::new("reconfigure", TargetError::errno(EINVAL).because(why)))?;
+    if let Some(only) = only {
+        refused.clear();
+        steps.retain(|step| match step {
+            PlanStep::Create(place) => {
+                let name = &desired.devices[*place].name;
+                only.contains(name) && find_device_by_name(registry, name).is_none()
+            }
+            _ => false,
+        });
+    }
     let mut done = api::ReconfigureReport {
         unchanged: unchanged.len() as u64,
         notes: desired.notes.clone(),
@@ -200,7 +190,7 @@ async fn plan_and_run_config_changes(
         let name = desired.devices[place].name.clone();
         done.changes.push(api::DeviceConfigChange { name, change: key.into(), error: Some(why.into()) });
     }
-    let (mut gone, mut blocked) = (HashSet::new(), false);
+    let (mut gone, mut absent, mut blocked) = (HashSet::new(), HashSet::new(), false);
     let mut steps = VecDeque::from(steps);
     // Number of steps that were postponed for a snapshot since the last other step.
     let mut waited = 0;
@@ -234,8 +224,10 @@ async fn plan_and_run_config_changes(
         }
         blocked |= is_blocked;
         waited = if is_blocked { waited } else { 0 };
-        if let (PlanStep::Remove(place), true, false) = (&step, took.is_ok(), dry_run) {
-            gone.insert(*place);
+        match (&step, &took) {
+            (PlanStep::Remove(place), Ok(())) if !dry_run => drop(gone.insert(*place)),
+            (PlanStep::Create(_), Err(error)) if is_absence(error) => drop(absent.insert(name.clone())),
+            _ => {}
         }
         // The name has a field of its own.
         let error = took.err().map(|e| {
@@ -246,7 +238,7 @@ async fn plan_and_run_config_changes(
     }
     let mut place = 0..;
     applied.retain(|_| !gone.contains(&place.next().unwrap_or_default()));
-    Ok((done, blocked))
+    Ok(AppliedChanges { report: done, is_blocked: blocked, absent })
 }
 
 /// Follows renames: if a verb renamed a device to a name in the file, the device keeps its entry

@@ -1,7 +1,7 @@
 //! What is applied of a configuration file, handed over to another process.
 
 use super::apply::ConfigOwnedDevice;
-use super::{DesiredDevice, LastAppliedConfig};
+use super::{AbsentDevices, DesiredDevice, LastAppliedConfig};
 use crate::error::VerbError;
 use crate::registry::DeviceRegistry;
 use crate::throttle_settings::ThrottleSettings;
@@ -36,12 +36,15 @@ pub struct HandedOverConfigDevice {
 /// The applied part of a file.
 pub type HandedOverConfig = Vec<HandedOverConfigDevice>;
 
-/// The applied part of the server's file; empty without a file.
+/// The applied part of the server's file, and the names of its devices that are tried again; empty
+/// without a file.
 ///
 /// # Errors
 /// EBUSY while the file is being applied, and while a device of it waits for a snapshot.
-pub(crate) fn config_to_hand_over(registry: &DeviceRegistry) -> Result<HandedOverConfig, VerbError> {
-    let Some(config) = registry.config() else { return Ok(Vec::new()) };
+pub(crate) fn config_to_hand_over(
+    registry: &DeviceRegistry,
+) -> Result<(HandedOverConfig, Vec<String>), VerbError> {
+    let Some(config) = registry.config() else { return Ok(Default::default()) };
     let busy = |why: &str| VerbError::new("upgrade", TargetError::new(why).with_errno(EBUSY));
     let Ok(applied) = config.applied.try_lock() else {
         return Err(busy("the configuration file is being applied: try again"));
@@ -49,14 +52,19 @@ pub(crate) fn config_to_hand_over(registry: &DeviceRegistry) -> Result<HandedOve
     if applied.blocked.is_some() {
         return Err(busy("a device of the configuration file waits for a snapshot that is not attached"));
     }
-    Ok(applied.devices.iter().filter_map(ConfigOwnedDevice::to_hand_over).collect())
+    let absent = applied.absent.iter().flat_map(|absent| absent.names.clone()).collect();
+    Ok((applied.devices.iter().filter_map(ConfigOwnedDevice::to_hand_over).collect(), absent))
 }
 
-/// Makes the file the owner of its devices, which exist already.
+/// Makes the file the owner of its devices, which exist already. Those of `absent` are tried again.
 ///
 /// # Errors
 /// A table of `from` has no target type that this program knows.
-pub(crate) fn take_over_config(registry: &DeviceRegistry, from: &HandedOverConfig) -> Result<(), VerbError> {
+pub(crate) fn take_over_config(
+    registry: &DeviceRegistry,
+    from: &HandedOverConfig,
+    absent: &[String],
+) -> Result<(), VerbError> {
     let Some(config) = registry.config() else { return Ok(()) };
     let mut devices = Vec::new();
     for one in from {
@@ -69,7 +77,10 @@ pub(crate) fn take_over_config(registry: &DeviceRegistry, from: &HandedOverConfi
         devices.extend(ConfigOwnedDevice::taken_over(registry, &wanted, is_changed));
     }
     if let Ok(mut applied) = config.applied.try_lock() {
-        *applied = LastAppliedConfig { devices, blocked: None };
+        let absent = AbsentDevices { desired: None, names: absent.iter().cloned().collect() };
+        let absent = Some(absent).filter(|absent| !absent.names.is_empty());
+        *applied = LastAppliedConfig { devices, blocked: None, absent };
+        config.is_waiting.notify_one();
     }
     Ok(())
 }

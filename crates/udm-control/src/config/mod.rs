@@ -13,15 +13,18 @@
 mod apply;
 mod handover;
 mod plan;
+mod retry;
 
-pub use apply::{apply_config_file, create_declared_devices, run_awaiting_snapshot_retries};
+pub use apply::{apply_config_file, create_declared_devices};
 pub use handover::{HandedOverConfig, HandedOverConfigDevice};
 pub(crate) use handover::{config_to_hand_over, take_over_config};
 pub(crate) use plan::creation_order;
 pub use plan::{ConfigPlan, DesiredDevice, PlanStep, plan_config_changes};
+pub use retry::{absent_devices, run_config_device_retries};
 
 use crate::registry::BaseDir;
 use apply::ConfigOwnedDevice;
+use retry::AbsentDevices;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The content of a configuration file.
@@ -43,8 +46,8 @@ pub(crate) struct ServerConfigFile {
     read: ConfigReader,
     /// Lock of changes by the file: one at a time.
     applied: tokio::sync::Mutex<LastAppliedConfig>,
-    /// Notified when devices of the file wait for a snapshot.
-    is_blocked: tokio::sync::Notify,
+    /// Notified when devices of the file are to be tried again.
+    is_waiting: tokio::sync::Notify,
     ends: AtomicBool,
 }
 
@@ -54,16 +57,17 @@ struct LastAppliedConfig {
     devices: Vec<ConfigOwnedDevice>,
     /// The file, if some of its devices wait for a snapshot that can't be attached.
     blocked: Option<DesiredState>,
+    /// The devices that need something that is not there.
+    absent: Option<AbsentDevices>,
 }
 
 impl ServerConfigFile {
     /// The file that `read` reads, with nothing applied.
     pub fn new(read: ConfigReader) -> ServerConfigFile {
-        let is_blocked = tokio::sync::Notify::new();
         ServerConfigFile {
             read,
             applied: tokio::sync::Mutex::default(),
-            is_blocked,
+            is_waiting: tokio::sync::Notify::new(),
             ends: AtomicBool::new(false),
         }
     }

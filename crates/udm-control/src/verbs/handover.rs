@@ -100,7 +100,7 @@ pub async fn remove_devices_for_handover(
     removed: &mut HandedOverDevices,
 ) -> Result<(), VerbError> {
     check_handover(registry)?;
-    removed.config = config::config_to_hand_over(registry)?;
+    (removed.config, removed.absent) = config::config_to_hand_over(registry)?;
     removed.exports = registry.exports().into_iter().map(|export| export.name).collect();
     let disk = |(uri, identity): (String, DiskIdentity)| HandedOverDisk { uri, identity: identity.into() };
     removed.disks = registry.opened_disks().into_iter().map(disk).collect();
@@ -305,7 +305,7 @@ pub async fn create_handed_over_devices(
             take_over_counters(registry, &mapped, &device.counters);
         }
     }
-    config::take_over_config(registry, &from.config)
+    config::take_over_config(registry, &from.config, &from.absent)
 }
 
 /// Creates devices in their order. Those that depend on no other are created some at a time, so

@@ -153,4 +153,7 @@ pub struct HandedOverDevices {
     pub exports: Vec<String>,
     /// What is applied of the configuration file.
     pub config: HandedOverConfig,
+    /// The devices of that file that could not be created yet and are tried again.
+    #[serde(default)]
+    pub absent: Vec<String>,
 }

@@ -406,7 +406,7 @@ async fn run_until_end(
         tokio::select! {
             never = verbs::run_deferred_removals(registry) => match never {},
             never = reload::reload_on_sighup(&hangups, registry, has_file, running.tls) => match never {},
-            never = reload::create_devices_awaiting_snapshot(registry) => match never {},
+            never = reload::create_waiting_devices(registry) => match never {},
             never = http::finish_resumed_merges(registry) => match never {},
             never = metrics_port.serve(registry) => match never {},
             broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),

@@ -37,6 +37,10 @@ pub(super) async fn create_config_file_devices(
     let done = config::create_declared_devices(registry, &desired_state).await?;
     let failed = done.changes.iter().filter_map(|change| Some((&change.name, change.error.as_ref()?)));
     failed.for_each(|(name, why)| log::queue_stderr_text(format!("udm: {name}: {why}\n")));
+    let absent = config::absent_devices(registry).await;
+    if !absent.is_empty() {
+        log::queue_stderr_text(format!("udm: tried again until it can be created: {}\n", absent.join(", ")));
+    }
     Ok(desired_state.devices.into_iter().map(|device| device.name).collect())
 }
 
@@ -75,15 +79,16 @@ pub(super) async fn reload_on_sighup(
     }
 }
 
-/// Creates devices that waited for a snapshot once it can be attached, and logs them.
-pub(super) async fn create_devices_awaiting_snapshot(registry: &Arc<DeviceRegistry>) -> Infallible {
+/// Creates devices of the file that could not be created at first, because a snapshot could not be
+/// attached or something was not there, and logs them.
+pub(super) async fn create_waiting_devices(registry: &Arc<DeviceRegistry>) -> Infallible {
     let log_created = |done: &ReconfigureReport| {
         format_reconfigure_changes(done)
             .0
             .iter()
             .for_each(|line| log::queue_stderr_text(format!("udm: {line}\n")));
     };
-    config::run_awaiting_snapshot_retries(registry, log_created).await;
+    config::run_config_device_retries(registry, log_created).await;
     std::future::pending().await
 }
 

@@ -4,6 +4,7 @@
 mod support;
 
 mod halfway;
+mod late;
 mod restart;
 
 use rustix::process::{Pid, Signal};
