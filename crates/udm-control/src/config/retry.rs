@@ -45,8 +45,8 @@ pub async fn absent_devices(registry: &DeviceRegistry) -> Vec<String> {
 }
 
 /// Tries devices of the file again: those that need something that is not there, and, if the server
-/// is to wait for snapshots, those whose snapshots can't be attached. Calls `made` after each attempt
-/// that created some. Never returns.
+/// is to wait for snapshots, those whose snapshots can't be attached. Calls `made` after each
+/// attempt that created some. Never returns.
 pub async fn run_config_device_retries(
     registry: &Arc<DeviceRegistry>,
     made: impl Fn(&api::ReconfigureReport),
