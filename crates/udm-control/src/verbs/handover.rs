@@ -111,7 +111,7 @@ pub async fn remove_devices_for_handover(
     while let Some(mapped) = left.pop_front() {
         let stands_alone = |mapped: &Arc<RegisteredDevice>| {
             mapped.use_count() == 0
-                && DeviceSetTransition::partners_of_removal(&[mapped.device.clone()]).is_empty()
+                && DeviceSetTransition::partners_of_removal(std::slice::from_ref(&mapped.device)).is_empty()
         };
         if mapped.use_count() > 0 && postponed <= left.len() {
             left.push_back(mapped);
