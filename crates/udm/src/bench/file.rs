@@ -74,7 +74,7 @@ fn lay_out_file(uri: &FileUri, job: &JobDevice, stop: &AtomicBool) -> Result<()>
     if there.is_some_and(|there| there >= job.bytes) || uri.readonly {
         return Ok(());
     }
-    log::queue_stderr_text(format!(
+    log::queue_stderr_text(&format!(
         "udm: {}: laid out ({}B)\n",
         uri.path.display(),
         units::format_with_binary_prefix(job.bytes as f64, 4)

@@ -210,7 +210,7 @@ fn load_bench_jobs(args: &BenchArgs) -> Result<JobFile> {
     };
     if !file.ignored.is_empty() {
         let ignored = file.ignored.join(", ");
-        log::queue_stderr_text(format!("udm: {from}: options without effect here are ignored: {ignored}\n"));
+        log::queue_stderr_text(&format!("udm: {from}: options without effect here are ignored: {ignored}\n"));
     }
     if args.nbd.is_some() || args.vhost_user.is_some() || args.floor.is_some() {
         let direct = file.devices.iter().any(|device| device.direct == Some(true));

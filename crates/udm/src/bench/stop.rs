@@ -14,7 +14,9 @@ static STOP: AtomicBool = AtomicBool::new(false);
 /// Installs the signal handler; returns the flag that it sets and the jobs check.
 pub fn install_stop_handler() -> std::io::Result<&'static AtomicBool> {
     interrupt::call_on_first_stop_signal(|signal| {
-        log::queue_stderr_text(format!("\nudm: terminating on signal {signal}; a second one ends at once\n"));
+        log::queue_stderr_text(&format!(
+            "\nudm: terminating on signal {signal}; a second one ends at once\n"
+        ));
         STOP.store(true, Relaxed);
     })?;
     Ok(&STOP)

@@ -20,7 +20,7 @@ pub fn fail_unsupported_feature(feature: &str, why: &str) -> DmsetupResult {
 /// Runs `dmsetup help`.
 pub fn run_dmsetup_help(session: &mut DmsetupInvocation, _: &[String]) -> DmsetupResult {
     let fields = if session.has(DmsetupOption::Columns) { report_fields_help() } else { String::new() };
-    log::queue_stderr_text(format!("{}{fields}", super::dmsetup_usage_text()));
+    log::queue_stderr_text(&format!("{}{fields}", super::dmsetup_usage_text()));
     Ok(())
 }
 

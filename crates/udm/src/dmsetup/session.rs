@@ -115,7 +115,7 @@ impl DmsetupInvocation {
 
     /// Prints to standard error at once.
     pub fn warn(text: &str) {
-        log::queue_stderr_text(format!("{text}\n"));
+        log::queue_stderr_text(&format!("{text}\n"));
     }
 
     /// The device that `-u`, or `-j` and `-m`, select.

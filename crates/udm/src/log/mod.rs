@@ -49,7 +49,7 @@ pub fn init_logging(level: &str) {
         let trace = Backtrace::capture();
         let trace =
             if trace.status() == BacktraceStatus::Captured { format!("{trace}\n") } else { String::new() };
-        queue_stderr_text(format!("udm: thread '{}' {panic}\n{trace}", thread.name().unwrap_or("?")));
+        queue_stderr_text(&format!("udm: thread '{}' {panic}\n{trace}", thread.name().unwrap_or("?")));
         // The program may abort next.
         flush_log();
     }));
@@ -70,9 +70,9 @@ fn log_filter_from_env(level: &str) -> (EnvFilter, Option<String>) {
 }
 
 /// Writes a text for the user to standard error, as [`sanitize_lines`] has it. Does not block.
-pub fn queue_stderr_text(text: String) {
+pub fn queue_stderr_text(text: &str) {
     if let Some(writer) = WRITER.get() {
-        writer.say(sanitize_lines(&text));
+        writer.say(sanitize_lines(text));
     }
 }
 

@@ -36,10 +36,10 @@ pub(super) async fn create_config_file_devices(
     registry.set_config_reader(read);
     let done = config::create_declared_devices(registry, &desired_state).await?;
     let failed = done.changes.iter().filter_map(|change| Some((&change.name, change.error.as_ref()?)));
-    failed.for_each(|(name, why)| log::queue_stderr_text(format!("udm: {name}: {why}\n")));
+    failed.for_each(|(name, why)| log::queue_stderr_text(&format!("udm: {name}: {why}\n")));
     let absent = config::absent_devices(registry).await;
     if !absent.is_empty() {
-        log::queue_stderr_text(format!("udm: tried again until it can be created: {}\n", absent.join(", ")));
+        log::queue_stderr_text(&format!("udm: tried again until it can be created: {}\n", absent.join(", ")));
     }
     Ok(desired_state.devices.into_iter().map(|device| device.name).collect())
 }
@@ -86,7 +86,7 @@ pub(super) async fn create_waiting_devices(registry: &Arc<DeviceRegistry>) -> In
         format_reconfigure_changes(done)
             .0
             .iter()
-            .for_each(|line| log::queue_stderr_text(format!("udm: {line}\n")));
+            .for_each(|line| log::queue_stderr_text(&format!("udm: {line}\n")));
     };
     config::run_config_device_retries(registry, log_created).await;
     std::future::pending().await
@@ -96,8 +96,8 @@ fn log_reload_result(done: &Result<ReconfigureReport, VerbError>) {
     match done {
         Ok(done) => {
             let (lines, refused) = format_reconfigure_changes(done);
-            lines.iter().chain(&refused).for_each(|line| log::queue_stderr_text(format!("udm: {line}\n")));
+            lines.iter().chain(&refused).for_each(|line| log::queue_stderr_text(&format!("udm: {line}\n")));
         }
-        Err(error) => log::queue_stderr_text(format!("udm: {error}\n")),
+        Err(error) => log::queue_stderr_text(&format!("udm: {error}\n")),
     }
 }

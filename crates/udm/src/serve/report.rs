@@ -35,11 +35,11 @@ pub(super) fn print_exports_to_stderr(
         let none = if exports.is_empty() { "no devices yet; " } else { "" };
         let _ = writeln!(out, "udm: {dim}{none}control socket{plain} {}", control.display());
     }
-    log::queue_stderr_text(out);
+    log::queue_stderr_text(&out);
 }
 
 /// Prints what this server has taken over from process `old`.
 pub(super) fn print_taken_over(devices: usize, clients: usize, old: u32) {
     let (devices, clients) = (count_noun(devices as u64, "device"), count_noun(clients as u64, "client"));
-    log::queue_stderr_text(format!("udm: took over {devices} and {clients} from process {old}\n"));
+    log::queue_stderr_text(&format!("udm: took over {devices} and {clients} from process {old}\n"));
 }

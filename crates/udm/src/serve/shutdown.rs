@@ -171,7 +171,7 @@ async fn watch_signals_and_shutdown(
             () = sleep_until(begin + next) => {
                 let waited_for = plan.text();
                 if !unanswered {
-                    log::queue_stderr_text(format!(
+                    log::queue_stderr_text(&format!(
                         "udm: stopped waiting after {} s: {waited_for}; flushed data is safe; \
                          the process ends when the kernel has completed its requests\n",
                         plan.limit.as_secs()
@@ -179,7 +179,7 @@ async fn watch_signals_and_shutdown(
                     shutdown_connections_and_exit(1);
                 }
                 unanswered = false;
-                log::queue_stderr_text(format!("udm: waiting for {waited_for} (a second signal, or Ctrl-C, ends at once)\n"));
+                log::queue_stderr_text(&format!("udm: waiting for {waited_for} (a second signal, or Ctrl-C, ends at once)\n"));
             }
         }
     }

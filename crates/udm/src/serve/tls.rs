@@ -50,5 +50,5 @@ pub(super) fn reload_certificates(tls: &NbdServerTls) {
         Ok(()) => format!("udm: the certificates of {folder} are read again\n"),
         Err(error) => format!("udm: the old certificates stay in use: {error}\n"),
     };
-    log::queue_stderr_text(line);
+    log::queue_stderr_text(&line);
 }

@@ -31,7 +31,7 @@ pub fn run(args: &ReconfigureArgs) -> Result<()> {
     if refused.is_empty() {
         return Ok(());
     }
-    refused.iter().for_each(|line| log::queue_stderr_text(format!("udm: {line}\n")));
+    refused.iter().for_each(|line| log::queue_stderr_text(&format!("udm: {line}\n")));
     bail!("reconfigure: {} of {} changes could not be made", refused.len(), done.changes.len())
 }
 

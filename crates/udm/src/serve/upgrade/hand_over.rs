@@ -89,12 +89,12 @@ pub(in crate::serve) async fn serve_upgrade_requests(
         let Some((request, reply)) = requests.0.recv().await else { return std::future::pending().await };
         let done = running.upgrade(&request).await;
         match &done {
-            Ok(report) => log::queue_stderr_text(format!(
+            Ok(report) => log::queue_stderr_text(&format!(
                 "udm: upgraded: process {} serves, after a pause of {:.1} ms\n",
                 report.pid,
                 report.pause_ns as f64 / 1e6
             )),
-            Err(error) => log::queue_stderr_text(format!("udm: {error}\n")),
+            Err(error) => log::queue_stderr_text(&format!("udm: {error}\n")),
         }
         let pid = done.as_ref().ok().map(|report| report.pid);
         // The client may have gone.
