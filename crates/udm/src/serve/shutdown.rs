@@ -187,7 +187,7 @@ async fn watch_signals_and_shutdown(
 
 /// Ends the program after a second signal.
 fn exit_by_second_signal(signal: Signal) -> ! {
-    log::queue_stderr_text("udm: ended at once; flushed data is safe\n".into());
+    log::queue_stderr_text("udm: ended at once; flushed data is safe\n");
     shutdown_connections_and_exit(128 + signal.as_raw())
 }
 
