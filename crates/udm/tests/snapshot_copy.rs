@@ -5,8 +5,9 @@ mod support;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use support::nbd::Client;
-use support::{Server, udm};
+use support::{Server, has, text, udm};
 use udm_wire::nbd::NbdCommand;
 
 const SIZE: u64 = 16 << 20;
@@ -69,6 +70,93 @@ fn a_copy_is_the_instant_in_full_and_since_another() {
     // The same again changes nothing: an interrupted copy is completed so.
     server.says(&since);
     assert!(fs::read(copy).unwrap() == content(&server, "tuesday"));
+}
+
+/// Checks an image by QEMU's own program, and returns what it reads as.
+fn qcow2_content(image: &Path) -> Vec<u8> {
+    let qemu_img = |args: &[&str]| {
+        let out = Command::new("qemu-img").args(args).output().unwrap();
+        assert!(out.status.success(), "{args:?}: {}{}", text(&out.stdout), text(&out.stderr));
+    };
+    let (image, raw) = (image.to_str().unwrap(), image.with_extension("raw"));
+    qemu_img(&["check", "-f", "qcow2", image]);
+    qemu_img(&["convert", "-f", "qcow2", "-O", "raw", image, raw.to_str().unwrap()]);
+    fs::read(raw).unwrap()
+}
+
+/// Images in QEMU's format, in full and over a copy of an older snapshot in either format.
+#[test]
+fn qemu_reads_the_images() {
+    if !has("qemu-img") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let disk = image(folder.path());
+    let path = |name: &str| folder.path().join(name);
+    let server = Server::start(&[&format!("disk={}", disk.display())]);
+    let copy = |words: &[&str]| {
+        let mut all = vec!["snapshot", "copy", "--format", "qcow2"];
+        all.extend(words);
+        server.says(&all);
+    };
+    let at = |name: &str| path(name).to_str().unwrap().to_owned();
+    server.says(&["snapshot", "create", "monday", "--of", "disk", "--transient"]);
+    copy(&["monday", &at("monday.qcow2")]);
+    assert!(qcow2_content(&path("monday.qcow2")) == content(&server, "monday"));
+    let bytes = fs::metadata(path("monday.qcow2")).unwrap().len();
+    assert!((3 << 20..4 << 20).contains(&bytes), "holes take no space: {bytes} bytes");
+    server.says(&["snapshot", "copy", "monday", &at("monday.img")]);
+
+    // Data becomes zeroes in part of a cluster and in whole ones, and zeroes become data.
+    let mut client = Client::connect(&server.nbd, "disk");
+    for (command, offset, len) in [
+        (NbdCommand::WriteZeroes, (8 << 20) + 4096, 4096),
+        (NbdCommand::WriteZeroes, 9 << 20, 1 << 20),
+        (NbdCommand::Write, 15 << 20, 512),
+        (NbdCommand::Write, SIZE - 512, 512),
+    ] {
+        assert_eq!(client.one(command, offset, len), 0);
+    }
+    server.says(&["snapshot", "create", "tuesday", "--of", "disk", "--transient"]);
+    let expected = content(&server, "tuesday");
+    assert!(expected != content(&server, "monday"));
+    for base in ["monday.qcow2", "monday.img"] {
+        let over = format!("over-{base}.qcow2");
+        copy(&["tuesday", "--since", "monday", "--backing", &at(base), &at(&over)]);
+        assert!(qcow2_content(&path(&over)) == expected, "{base}");
+        assert!(fs::metadata(path(&over)).unwrap().len() < 1 << 20, "only what has changed");
+    }
+    // Relative to the image, so that both can be moved.
+    let moved = folder.path().join("moved");
+    fs::create_dir(&moved).unwrap();
+    for name in ["monday.qcow2", "over-monday.qcow2.qcow2"] {
+        fs::rename(path(name), moved.join(name)).unwrap();
+    }
+    assert!(qcow2_content(&moved.join("over-monday.qcow2.qcow2")) == expected);
+    fs::write(path("short"), "short").unwrap();
+    for (words, why) in [
+        (&["--since", "monday"][..], "--since monday: --backing FILE names its copy"),
+        (
+            &["--since", "monday", "--backing", &at("short")],
+            "5 bytes, but tuesday has 16777216: not a copy of monday",
+        ),
+        (&["--since", "monday", "--backing", &at("none")], "none: No such file or directory"),
+        (
+            &["--since", "monday", "--backing", &at("monday.img"), "--format", "raw"],
+            "--backing: only with --format qcow2",
+        ),
+    ] {
+        let mut all = vec!["snapshot", "copy", "tuesday"];
+        if !words.contains(&"--format") {
+            all.extend(["--format", "qcow2"]);
+        }
+        all.extend(words);
+        let new = at("new");
+        all.push(&new);
+        let said = server.refuses(&all);
+        assert!(said.contains(why) && said.lines().count() == 1, "{words:?}: {said}");
+        assert!(!path("new").exists());
+    }
 }
 
 #[test]

@@ -8,14 +8,15 @@
 use super::diff::SnapshotDiffPages;
 use super::print::format_bytes;
 use super::progress;
-use super::{SnapshotCopyArgs, find_snapshot_export};
+use super::qcow2::{self, BackingFile, CLUSTER, Qcow2Writer};
+use super::{CopyFormat, SnapshotCopyArgs, find_snapshot_export};
 use crate::output::{print_json_to_stdout, print_to_stdout};
 use crate::requests::call_verb_without_body;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -68,13 +69,31 @@ pub(super) fn run(args: &SnapshotCopyArgs) -> Result<()> {
         None => data_ranges(&*device),
     };
     let name = args.file.display();
-    let file = match &args.since {
-        Some(old) => open_old_snapshot_copy(&args.file, size, &args.name, old)?,
-        None => create_unnamed_copy_file(&args.file, size)?,
+    let mut output = match (args.format, &args.since) {
+        (CopyFormat::Raw, _) if args.backing.is_some() => bail!("--backing: only with --format qcow2"),
+        (CopyFormat::Raw, Some(old)) => {
+            CopyOutput::Raw(open_old_snapshot_copy(&args.file, size, &args.name, old)?)
+        }
+        (CopyFormat::Raw, None) => CopyOutput::Raw(create_unnamed_copy_file(&args.file, size)?),
+        (CopyFormat::Qcow2, _) => {
+            let backing = backing_file(args, size)?;
+            let file = create_unnamed_copy_file(&args.file, 0)?;
+            CopyOutput::Qcow2(Qcow2Writer::new(file, size, backing)?)
+        }
     };
-    let copied_bytes = copy_ranges_to_file(&device, &file, &ranges).with_context(|| name.to_string())?;
-    file.sync_all().with_context(|| name.to_string())?;
-    if args.since.is_none() {
+    let ranges = match args.format {
+        CopyFormat::Raw => ranges,
+        CopyFormat::Qcow2 => {
+            let most = request_len(&*device);
+            ensure!(most.is_multiple_of(CLUSTER), "{name}: the server takes requests of {most} bytes only");
+            whole_clusters(&ranges, size)
+        }
+    };
+    let copied_bytes =
+        copy_ranges_to_file(&device, &mut output, &ranges).with_context(|| name.to_string())?;
+    let is_new = args.format == CopyFormat::Qcow2 || args.since.is_none();
+    let file = output.finish().with_context(|| name.to_string())?;
+    if is_new {
         link_tmpfile_to_path(&file, &args.file)?;
     }
     let elapsed = begun.elapsed();
@@ -125,6 +144,75 @@ fn data_ranges(device: &dyn Device) -> Vec<SnapshotByteRange> {
     ranges
 }
 
+/// Where the data of a copy goes.
+enum CopyOutput {
+    /// To the same places of this file.
+    Raw(File),
+    /// Into an image.
+    Qcow2(Qcow2Writer),
+}
+
+impl CopyOutput {
+    fn write(&mut self, at: u64, data: &[u8]) -> Result<()> {
+        match self {
+            CopyOutput::Raw(file) => write_to_sparse_file(file, at, data),
+            CopyOutput::Qcow2(image) => image.write(at, data),
+        }
+    }
+
+    /// Makes the copy complete and durable.
+    fn finish(self) -> Result<File> {
+        match self {
+            CopyOutput::Raw(file) => {
+                file.sync_all()?;
+                Ok(file)
+            }
+            CopyOutput::Qcow2(image) => image.finish(),
+        }
+    }
+}
+
+/// The image below an incremental copy, which must have the same size.
+fn backing_file(args: &SnapshotCopyArgs, size: u64) -> Result<Option<BackingFile>> {
+    let (old, path) = match (&args.since, &args.backing) {
+        (None, _) => return Ok(None),
+        (Some(old), Some(path)) => (old, path),
+        (Some(old), None) => bail!("--since {old}: --backing FILE names its copy"),
+    };
+    let name = path.display();
+    let file = File::open(path).with_context(|| name.to_string())?;
+    let mut header = Vec::new();
+    (&file).take(64).read_to_end(&mut header).with_context(|| name.to_string())?;
+    let (format, has) = match qcow2::image_size(&header) {
+        Some(size) => ("qcow2", size),
+        None => ("raw", (&file).seek(SeekFrom::End(0)).with_context(|| name.to_string())?),
+    };
+    ensure!(has == size, "{name}: {has} bytes, but {} has {size}: not a copy of {old}", args.name);
+    // Images of one folder can be moved together.
+    let path = path.canonicalize().with_context(|| name.to_string())?;
+    let folder = folder_of(&args.file).canonicalize().with_context(|| args.file.display().to_string())?;
+    let kept =
+        if path.parent() == Some(&folder) { Path::new(path.file_name().unwrap_or_default()) } else { &path };
+    let kept = kept.to_str().with_context(|| format!("{name}: a name in an image is UTF-8"))?;
+    // QEMU takes what is before a colon for a protocol.
+    let kept = if kept.contains(':') && !kept.starts_with('/') { format!("./{kept}") } else { kept.into() };
+    Ok(Some(BackingFile { name: kept, format }))
+}
+
+/// `ranges`, which are in ascending order, widened to whole clusters of an image of `size` bytes.
+fn whole_clusters(ranges: &[SnapshotByteRange], size: u64) -> Vec<SnapshotByteRange> {
+    let mut wide: Vec<SnapshotByteRange> = Vec::new();
+    for range in ranges {
+        let start = range.start / CLUSTER * CLUSTER;
+        let end = (range.start + range.len).next_multiple_of(CLUSTER).min(size);
+        match wide.last_mut() {
+            Some(last) if last.start + last.len >= start => last.len = last.len.max(end - last.start),
+            _ => wide.push(SnapshotByteRange { start, len: end - start }),
+        }
+    }
+    wide
+}
+
 /// Opens the copy of `old`, to be made a copy of `new`.
 fn open_old_snapshot_copy(path: &Path, size: u64, new: &str, old: &str) -> Result<File> {
     let name = path.display();
@@ -166,12 +254,16 @@ fn link_tmpfile_to_path(file: &File, path: &Path) -> Result<()> {
     File::open(folder).and_then(|folder| folder.sync_all()).with_context(|| folder.display().to_string())
 }
 
-/// Copies `ranges` of `device` to the same places of `file`. Returns the number of bytes.
-fn copy_ranges_to_file(device: &Arc<dyn Device>, file: &File, ranges: &[SnapshotByteRange]) -> Result<u64> {
+/// Copies `ranges` of `device` to `output`. Returns the number of bytes.
+fn copy_ranges_to_file(
+    device: &Arc<dyn Device>,
+    output: &mut CopyOutput,
+    ranges: &[SnapshotByteRange],
+) -> Result<u64> {
     let progress = progress::bytes_bar(ranges.iter().map(|range| range.len).sum());
     let mut core = LocalCore::attach(&ProcessCores::new(1)?, CoreId(0), CoreOptions::default())?;
     let mut lane = core.open(&**device)?;
-    let mut pieces = split_long_ranges(ranges, device.limits().max_sectors.bytes().min(REQUEST));
+    let mut pieces = split_long_ranges(ranges, request_len(&**device));
     let mut bytes = vec![0; REQUEST as usize];
     let (mut batch, mut done, mut in_flight, mut copied) = (Batch::new(), Batch::new(), 0, 0);
     let mut result = Ok(());
@@ -200,12 +292,18 @@ fn copy_ranges_to_file(device: &Arc<dyn Device>, file: &File, ranges: &[Snapshot
             bio.finish();
             in_flight -= 1;
             copied += bio.sectors.bytes();
-            result = result.and_then(|()| write_bio_to_sparse_file(file, &bio, &mut bytes));
+            result = result.and_then(|()| write_bio(output, &bio, &mut bytes));
         }
         progress.set_position(copied);
     }
     progress.finish_and_clear();
     result.map(|()| copied)
+}
+
+/// The length of a request: whole clusters of an image, unless the device takes less.
+fn request_len(device: &dyn Device) -> u64 {
+    let most = device.limits().max_sectors.bytes().min(REQUEST);
+    if most > CLUSTER { most / CLUSTER * CLUSTER } else { most }
 }
 
 /// `ranges`, cut into pieces of at most `max` bytes.
@@ -226,15 +324,19 @@ fn build_read_bio(range: SnapshotByteRange) -> Box<Bio> {
     bio
 }
 
-/// Writes what a completed read holds into the file: zeroes as a hole, where the file can have one.
-fn write_bio_to_sparse_file(file: &File, bio: &Bio, bytes: &mut [u8]) -> Result<()> {
+/// Writes what a completed read holds.
+fn write_bio(output: &mut CopyOutput, bio: &Bio, bytes: &mut [u8]) -> Result<()> {
     let at = bio.sector.0 * SECTOR_SIZE;
     ensure!(bio.status.is_ok(), "byte {at} of the snapshot can't be read: {}", bio.status);
     let len = bio.data.copy_to(bytes);
-    let data = &bytes[..len];
+    output.write(at, &bytes[..len])
+}
+
+/// Writes zeroes as a hole, where the file can have one.
+fn write_to_sparse_file(file: &File, at: u64, data: &[u8]) -> Result<()> {
     if data.iter().all(|&byte| byte == 0) {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if rustix::fs::fallocate(file, hole, at, len as u64).is_ok() {
+        if rustix::fs::fallocate(file, hole, at, data.len() as u64).is_ok() {
             return Ok(());
         }
     }

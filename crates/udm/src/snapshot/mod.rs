@@ -8,6 +8,7 @@ mod copy;
 mod diff;
 mod print;
 mod progress;
+mod qcow2;
 
 use crate::args::{InFlightTimeoutArgs, OutputFormatArgs, ServerArgs};
 use crate::output::{print_json_to_stdout, print_to_stdout};
@@ -56,8 +57,9 @@ Example:\n  udm snapshot diff monday tuesday --json"
     /// Copy a snapshot into a file, or only the changes since an older snapshot
     #[command(
         after_help = "Without --since FILE is created, with holes for zeroes; it has its name once the copy is complete. With --since OLD, FILE is a copy of the snapshot OLD, \
-and the blocks that may differ between OLD and NAME are written into it. An incremental copy that was interrupted is completed by the same command.\n\n\
-Examples:\n  udm snapshot copy monday disk.backup\n  udm snapshot copy tuesday --since monday disk.backup"
+and the blocks that may differ between OLD and NAME are written into it. An incremental copy that was interrupted is completed by the same command. \
+With --format qcow2 FILE is always created; with --since OLD it has the clusters that may differ, over the copy of OLD that --backing names.\n\n\
+Examples:\n  udm snapshot copy monday disk.backup\n  udm snapshot copy tuesday --since monday disk.backup\n  udm snapshot copy monday full.qcow2 --format qcow2\n  udm snapshot copy tuesday --since monday --backing full.qcow2 --format qcow2 changes.qcow2"
     )]
     Copy(SnapshotCopyArgs),
     /// Print the NBD URIs of a snapshot
@@ -168,9 +170,24 @@ struct SnapshotCopyArgs {
     /// The snapshot that FILE is a copy of
     #[arg(long, value_name = "OLD")]
     since: Option<String>,
-    /// The file to create; with --since the file or block device to update
+    /// The format of FILE
+    #[arg(long, value_enum, default_value = "raw")]
+    format: CopyFormat,
+    /// The copy of OLD, in either format, for --format qcow2 with --since
+    #[arg(long, value_name = "FILE", requires = "since")]
+    backing: Option<PathBuf>,
+    /// The file to create; with --since and --format raw the file or block device to update
     #[arg(value_name = "FILE")]
     file: PathBuf,
+}
+
+/// The format of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum CopyFormat {
+    /// The bytes, with holes for zeroes
+    Raw,
+    /// An image of QEMU
+    Qcow2,
 }
 
 /// The arguments of `udm snapshot export`.
