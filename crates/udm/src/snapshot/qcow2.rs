@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Each cluster of the file is used once, so the refcounts are written at the end, and the header
-//! last: a file without its end is no image. A cluster that was never written reads as zeroes, or as
-//! the backing file.
+//! last: a file without its end is no image. A cluster that was never written reads as zeroes, or
+//! as the backing file.
 
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
@@ -72,8 +72,8 @@ impl Qcow2Writer {
         Ok(Qcow2Writer { file, size, backing, tables: BTreeMap::new(), next })
     }
 
-    /// Writes `data`, which begins at a cluster and ends at one or at the end of the image. Clusters
-    /// of zeroes take no space.
+    /// Writes `data`, which begins at a cluster and ends at one or at the end of the image.
+    /// Clusters of zeroes take no space.
     ///
     /// # Errors
     /// The system's.
