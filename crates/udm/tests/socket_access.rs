@@ -211,6 +211,56 @@ fn a_device_is_for_the_users_that_it_names() {
     assert_eq!(size(1, "some"), "8192", "the old list holds");
 }
 
+/// A snapshot that is made by name is for the clients of its origin: also after a change of the file,
+/// an upgrade, and a kill.
+#[test]
+fn a_snapshot_is_for_the_users_of_its_origin() {
+    if !has("nbdinfo") {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        report_skip("only root can be other users");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (file, disk, state) =
+        (folder.path().join("udm.toml"), folder.path().join("disk"), folder.path().join("state"));
+    std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
+    let write = |users: &str| {
+        let device = format!("[devices.d]\ntable = \"{}\"\nallow = [{users}]\n", disk.display());
+        std::fs::write(&file, format!("[serve]\nunix-mode = \"666\"\n{device}")).unwrap();
+    };
+    write("\"user:1\"");
+    let serve = || {
+        let server = Server::start_with(&[], &[file.to_str().unwrap(), "--state", state.to_str().unwrap()]);
+        std::fs::set_permissions(server.folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+        server
+    };
+    let sees = |server: &Server, user: u32| {
+        let uri = format!("nbd+unix:///s?socket={}", server.nbd.display());
+        let out = Command::new("nbdinfo").args(["--size", &uri]).uid(user).gid(user).output().unwrap();
+        out.status.success()
+    };
+    let users = |server: &Server| [1, 2].map(|user| sees(server, user));
+    let mut server = serve();
+    server.says(&["snapshot", "create", "s", "--of", "d"]);
+    assert_eq!(users(&server), [true, false]);
+    write("\"user:2\"");
+    server.says(&["reconfigure"]);
+    assert_eq!(users(&server), [false, true]);
+    server.upgrade(&[support::UDM]);
+    assert_eq!(users(&server), [false, true], "after an upgrade");
+    write("\"user:1\"");
+    server.says(&["reconfigure"]);
+    assert_eq!(users(&server), [true, false], "the new server's snapshot follows too");
+    server.kill();
+    let server = serve();
+    assert_eq!(users(&server), [true, false], "after a kill");
+    write("\"user:2\"");
+    server.says(&["reconfigure"]);
+    assert_eq!(users(&server), [false, true]);
+}
+
 /// One port on several addresses, before and after an upgrade; an address that was not named has
 /// no listener.
 #[test]

@@ -303,6 +303,9 @@ pub async fn create_handed_over_devices(
         }
         if let Ok(mapped) = registry.find(&device.name) {
             take_over_counters(registry, &mapped, &device.counters);
+            if device.is_snapshot_by_name {
+                snapshot::follow_allowed_clients_of_origin(registry, &mapped);
+            }
         }
     }
     config::take_over_config(registry, &from.config, &from.absent)

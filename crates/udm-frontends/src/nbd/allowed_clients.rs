@@ -11,7 +11,22 @@ pub const USER_PREFIX: &str = "user:";
 /// The clients that may choose the exports of a device, by names in their certificates and by users
 /// of Unix sockets. Read when a client asks for an export, and never on the data path.
 #[derive(Debug, Default)]
-pub struct AllowedClients(Mutex<Option<Arc<[String]>>>);
+pub struct AllowedClients(Mutex<AllowList>);
+
+/// Where the entries are.
+#[derive(Debug)]
+enum AllowList {
+    /// Here; `None` for all clients.
+    Own(Option<Arc<[String]>>),
+    /// They are those of another device.
+    Of(Arc<AllowedClients>),
+}
+
+impl Default for AllowList {
+    fn default() -> AllowList {
+        AllowList::Own(None)
+    }
+}
 
 /// What is known of a client.
 #[derive(Debug, Default)]
@@ -55,12 +70,22 @@ impl AllowedClients {
     /// The entries; `None` for all clients.
     #[must_use]
     pub fn get(&self) -> Option<Arc<[String]>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let other = match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            AllowList::Own(allowed) => return allowed.clone(),
+            AllowList::Of(other) => Arc::clone(other),
+        };
+        other.get()
     }
 
     /// Sets the entries. Clients that have chosen an export stay.
     pub fn set(&self, allowed: Option<Arc<[String]>>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = allowed;
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = AllowList::Own(allowed);
+    }
+
+    /// Has the entries of `other` from now on, also when they change. `other` follows nobody who
+    /// follows this.
+    pub fn follow(&self, other: &Arc<AllowedClients>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = AllowList::Of(Arc::clone(other));
     }
 
     /// True if `client` may use the device.

@@ -79,6 +79,7 @@ pub fn create_snapshots(
         let store = store.store(registry, &one.name, &set.origins[place].0, cancel_token)?;
         let origin = &set.origins[place].0;
         let table = format!("0 {} snapshot {} {}", origin.len.0, origin.disk.number, store.words);
+        made.mapped.allowed_clients.follow(&origin.mapped.allowed_clients);
         let linear = origin.is_linear || origin.mapped.snapshot_info().was_linear;
         made.mapped.snapshot_info().origin_was_linear = linear;
         set.made.push((made, store));

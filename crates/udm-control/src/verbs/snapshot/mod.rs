@@ -45,7 +45,9 @@ pub use create::create_snapshots;
 pub use list::{describe_snapshot_by_name, list_live_snapshots, list_unattached_snapshots};
 pub use merge::{PendingMerge, final_merge_state, finish_completed_merge, start_snapshot_merge};
 pub use origin::find_devices_bypassing_origin;
-pub(crate) use origin::{check_has_no_snapshots_by_name, origin_table_if_linear_matches};
+pub(crate) use origin::{
+    check_has_no_snapshots_by_name, follow_allowed_clients_of_origin, origin_table_if_linear_matches,
+};
 pub use remove::remove_snapshot;
 pub(super) use restore::{attach_recorded_snapshots, restore_creation_info};
 

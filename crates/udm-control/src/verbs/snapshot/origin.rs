@@ -110,6 +110,15 @@ pub(super) fn origins_over(registry: &DeviceRegistry, disk: DevNo) -> Vec<(Strin
     origins.filter(|(_, origin)| !origin.is_linear && origin.disk.number == disk).collect()
 }
 
+/// Makes `mapped`, a snapshot that was created by name, a device for the clients of its origin.
+pub(crate) fn follow_allowed_clients_of_origin(registry: &DeviceRegistry, mapped: &RegisteredDevice) {
+    let report = mapped.device.live().and_then(|table| snapshot_report(&table));
+    let origin = report.and_then(|report| origins_over(registry, report.origin.number).into_iter().next());
+    if let Some((_, origin)) = origin.filter(|(_, origin)| !std::ptr::eq(&*origin.mapped, mapped)) {
+        mapped.allowed_clients.follow(&origin.mapped.allowed_clients);
+    }
+}
+
 /// True if `mapped` has a snapshot of `disk`, live or inactive.
 fn is_snapshot_of(mapped: &RegisteredDevice, disk: DevNo) -> bool {
     let tables = [mapped.device.live(), mapped.device.inactive()];

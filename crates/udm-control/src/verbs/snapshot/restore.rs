@@ -78,7 +78,7 @@ pub(in crate::verbs) fn attach_recorded_snapshots<'a>(
         let (found, attached) = found.await?.unwrap_or_default();
         let (merging, keeping): (Vec<_>, Vec<_>) = found.into_iter().partition(|(.., record)| record.merging);
         for (place, _, record) in &keeping {
-            recreate_snapshot_device(registry, &several[*place].0, record, cancel_token).await?;
+            recreate_snapshot_device(registry, &several[*place], record, cancel_token).await?;
         }
         let is_new = |place: usize| several[place].1.device.live().is_none();
         let keeping = keeping.iter().filter(|(.., record)| record.was_linear);
@@ -126,7 +126,7 @@ pub(in crate::verbs) fn restore_creation_info(
 /// Creates the device of `record` again.
 async fn recreate_snapshot_device(
     registry: &DeviceRegistry,
-    origin: &str,
+    (origin, mapped_origin): &(String, Arc<RegisteredDevice>),
     record: &SnapshotRecord,
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
@@ -134,6 +134,7 @@ async fn recreate_snapshot_device(
     let (name, uuid, throttle) = (&*record.name, record.uuid.as_deref(), record.throttle.as_ref());
     let called = DeviceSpec { name, uuid, throttle, ..DeviceSpec::default() };
     let table = |mapped: &Arc<RegisteredDevice>| {
+        mapped.allowed_clients.follow(&mapped_origin.allowed_clients);
         *mapped.snapshot_info() = creation_info_of_snapshot_record(record);
         Ok(Some(record.table.clone()))
     };
