@@ -104,7 +104,9 @@ fn run_udm_or_dmsetup() -> ExitCode {
     // causes path failures itself and reports them, so its log shows only errors.
     log::init_logging(if matches!(cli.verb, CliVerb::Demo(_)) { "error" } else { "warn" });
     let code = run_cli_verb(&cli.verb).unwrap_or_else(|error| {
-        log::queue_stderr_text(&format!("udm: {}\n", strip_os_error(&format!("{error:#}"))));
+        // It may have words of the server.
+        let text = output::sanitize_lines(&strip_os_error(&format!("{error:#}")));
+        log::queue_stderr_text(&format!("udm: {text}\n"));
         ExitCode::FAILURE
     });
     log::flush_log();

@@ -160,7 +160,7 @@ fn report_dmsetup_result(done: &DmsetupResult) -> ExitCode {
         Err(DmsetupError::Usage(text)) => format!("{text}\n{}\n", dmsetup_usage_text()),
     };
     if !text.is_empty() {
-        log::queue_stderr_text(&text);
+        log::queue_stderr_text(&output::sanitize_lines(&text));
     }
     log::flush_log();
     if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

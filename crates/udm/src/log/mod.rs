@@ -17,7 +17,6 @@ mod writer;
 
 pub use lines::stderr_uses_colour;
 
-use crate::output::sanitize_lines;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fs::File;
 use std::sync::OnceLock;
@@ -69,10 +68,10 @@ fn log_filter_from_env(level: &str) -> (EnvFilter, Option<String>) {
     }
 }
 
-/// Writes a text for the user to standard error, as [`sanitize_lines`] has it. Does not block.
+/// Writes a text for the user to standard error, unchanged. Does not block.
 pub fn queue_stderr_text(text: &str) {
     if let Some(writer) = WRITER.get() {
-        writer.say(sanitize_lines(text));
+        writer.say(text.to_owned());
     }
 }
 

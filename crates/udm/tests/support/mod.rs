@@ -165,7 +165,11 @@ impl Server {
         let mut server = Server { child, folder, socket, nbd, successor: None };
         until("a server that answers", || {
             assert!(server.child.try_wait().unwrap().is_none(), "the server ended: {}", server.log());
-            UnixStream::connect(&server.socket).and_then(|_| UnixStream::connect(&server.nbd)).ok()
+            // The line comes when all sockets are open, also those of TCP and of machines.
+            let is_ready = server.log().contains("control socket ");
+            is_ready.then(|| {
+                UnixStream::connect(&server.socket).and_then(|_| UnixStream::connect(&server.nbd)).ok()
+            })?
         });
         server
     }
