@@ -1,0 +1,73 @@
+//! The thread that does all work with servers, beside the cores.
+
+use crate::block_cache::BlockCacheTask;
+use crate::device::ObjectDevice;
+use crate::source::ObjectSource;
+use crate::store;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+use udm_backends::ObjectDeviceOpener;
+use udm_core::errno::{EINVAL, EIO};
+use udm_core::{Device, DeviceControlError, SECTOR_SIZE};
+use udm_wire::uri::ObjectUri;
+
+/// Opens objects. Its thread starts with the first object, and ends when this is dropped.
+#[derive(Default)]
+pub struct ObjectClient {
+    thread: Mutex<Option<RuntimeThread>>,
+}
+
+struct RuntimeThread {
+    handle: Handle,
+    /// Dropped to end the thread.
+    _stop: oneshot::Sender<()>,
+}
+
+impl ObjectClient {
+    /// The runtime of the thread; starts the thread if it does not run.
+    fn handle(&self) -> Result<Handle, DeviceControlError> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = &*thread {
+            return Ok(thread.handle.clone());
+        }
+        let fail = |e: std::io::Error| DeviceControlError::new(EIO, format!("a thread for objects: {e}"));
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(fail)?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel();
+        let run = move || {
+            // An error means that the sender was dropped, which is the signal to end.
+            let _ = runtime.block_on(stopped);
+            runtime.shutdown_background();
+        };
+        thread::Builder::new().name("udm-object".into()).spawn(run).map_err(fail)?;
+        *thread = Some(RuntimeThread { handle: handle.clone(), _stop: stop });
+        Ok(handle)
+    }
+}
+
+impl ObjectDeviceOpener for ObjectClient {
+    fn open(&self, uri: &ObjectUri) -> Result<Arc<dyn Device>, DeviceControlError> {
+        let handle = self.handle()?;
+        let store = store::connect(uri)?;
+        let (reply, opened) = mpsc::channel();
+        let source = ObjectSource::new(uri, store)?;
+        handle.spawn(async move {
+            // If the caller has gone, nobody needs the object.
+            let _ = reply.send(source.open().await);
+        });
+        let fail = |why: String| DeviceControlError::new(EIO, format!("{uri}: {why}"));
+        let source = opened.recv().map_err(|_| fail("the thread for objects has ended".into()))??;
+        let rest = source.len() % SECTOR_SIZE;
+        if source.len() < SECTOR_SIZE {
+            return Err(DeviceControlError::new(EINVAL, format!("{uri}: shorter than a sector (512 bytes)")));
+        }
+        if rest > 0 {
+            tracing::warn!("{uri}: its last {rest} bytes are not served, since sectors have 512 bytes");
+        }
+        let len = source.len() - rest;
+        let jobs = BlockCacheTask::spawn(&handle, Arc::new(source));
+        Ok(Arc::new(ObjectDevice::new(len, jobs)))
+    }
+}
