@@ -13,7 +13,8 @@
 //! sync through the page cache (`file/sync`).
 //!
 //! A backend knows no target, and no other backend. There are two exceptions: `mem` stores the data
-//! of a memory-backed null device, and `file` reads the files of an image. Work that may block runs on a thread (`blocking`).
+//! of a memory-backed null device, and `file` reads the files of an image. Work that may block runs
+//! on a thread (`blocking`).
 #![forbid(unsafe_code)]
 
 mod blocking;

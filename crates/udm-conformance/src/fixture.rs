@@ -2,6 +2,7 @@
 //! created on demand from the words of its line, and removed with it.
 
 use crate::disk::SharedDiskMedium;
+use crate::qcow2_image;
 use crate::test_server::NbdTestServer;
 use crate::world::CoresWithoutDevices;
 use crate::{STAMP, StrictMemoryDisk};
@@ -106,8 +107,15 @@ impl UnderlyingDevices {
         uri.to_string()
     }
 
-    /// Replaces the placeholders in `words`: `{file}`, `{huge}` (a sparse file), `{loop}`,
-    /// `{loop4k}`, `{nbd}` (an export of a disk in memory), `{nbds}` (the same over TLS).
+    /// Creates a qcow2 image with plain and compressed clusters, with the content of `pattern:2M`.
+    fn qcow2(&mut self) -> PathBuf {
+        let path = self.file(0);
+        std::fs::write(&path, qcow2_image::make_pattern_image(2 << 20)).expect("an image");
+        path
+    }
+
+    /// Replaces the placeholders in `words`: `{file}`, `{huge}` (a sparse file), `{qcow2}`,
+    /// `{loop}`, `{loop4k}`, `{nbd}` (an export of a disk in memory), `{nbds}` (the same over TLS).
     fn fill_in(&mut self, words: &str) -> String {
         let mut words = words.to_owned();
         while let Some(at) = words.find('{') {
@@ -115,6 +123,7 @@ impl UnderlyingDevices {
             let name = |path: PathBuf| path.display().to_string();
             let made = match &words[at + 1..end] {
                 "file" => name(self.file(FILE)),
+                "qcow2" => name(self.qcow2()),
                 "huge" => name(self.file(3 << 40)),
                 "loop" => name(self.loop_device("512")),
                 "loop4k" => name(self.loop_device("4096")),

@@ -218,7 +218,7 @@ impl ObjectSource {
     fn note_success(&self) {
         let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(since) = failing.take() {
-            tracing::info!(
+            tracing::warn!(
                 "{}: reads succeed again, after {:.1} s",
                 self.name,
                 since.elapsed().as_secs_f64()

@@ -10,8 +10,11 @@
 //! * an error has more than one line
 
 mod extended_headers;
+mod qcow2_image;
 
-use crate::{cow, log_writes, multipath_conf, nbd, qcow2, size, table, udm_conf, uri, vhost_user, words};
+use crate::{cow, log_writes, multipath_conf, nbd, size, table, udm_conf, uri, vhost_user, words};
+
+pub use qcow2_image::fuzz_qcow2_image;
 
 fn decode_lossy_utf8(data: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(data)
@@ -395,51 +398,6 @@ pub fn fuzz_exception_store(data: &[u8]) {
     assert_eq!(found.iter().count() as u64, end.exceptions);
     assert!(end.exceptions <= layout.capacity(chunks) && end.next_free <= chunks + 1);
     assert!(end.holes.iter().all(|hole| hole.start < hole.end && hole.end < end.next_free));
-}
-
-/// qcow2 images: [`qcow2::Qcow2Header`], [`qcow2::read_image_extents`], [`qcow2::DiskExtentMap`]. All
-/// reads are within the image, and the extents cover the disk.
-pub fn fuzz_qcow2_image(data: &[u8]) {
-    let mut read = |offset: u64, buf: &mut [u8]| {
-        let at = usize::try_from(offset).expect("within the image");
-        buf.copy_from_slice(&data[at..at + buf.len()]);
-        Ok(())
-    };
-    let len = data.len() as u64;
-    let header = match qcow2::Qcow2Header::read(len, &mut read) {
-        Err(error) => return assert_one_line_error(&error),
-        Ok(header) => header,
-    };
-    let extents = match qcow2::read_image_extents(&header, len, len, &mut read) {
-        Err(error) => return assert_one_line_error(&error),
-        Ok(extents) => extents,
-    };
-    let size = udm_core::Sectors(header.size / 512);
-    let mut at = udm_core::Sector(0);
-    for extent in &extents {
-        assert!(extent.start == at && extent.len.0 > 0, "a gap, or an empty extent");
-        at = at + extent.len;
-        match extent.source {
-            qcow2::ExtentSource::Plain(sector) => assert!((sector + extent.len).0 * 512 <= len),
-            qcow2::ExtentSource::Compressed(place) => {
-                let (offset, input) = place.range(header.cluster_bits);
-                assert!(offset < len && input as u64 <= 2 * header.cluster_size());
-                assert!(extent.len.0 * 512 <= header.cluster_size());
-            }
-            qcow2::ExtentSource::Zeroes | qcow2::ExtentSource::Backing => {}
-        }
-    }
-    assert_eq!(at.0, size.0, "the extents do not cover the disk");
-    let backing = qcow2::DiskExtentMap::raw(udm_core::Sectors(size.0 / 2), 1);
-    let map = qcow2::DiskExtentMap::over(&extents, size, 0, Some(&backing)).expect("fewer than the bound");
-    let (mut at, mut ranges) = (udm_core::Sector(0), 0);
-    while at.0 < size.0 {
-        let range = map.range(at);
-        assert!(range.start == at && range.len.0 > 0);
-        at = at + range.len;
-        ranges += 1;
-    }
-    assert_eq!((at.0, ranges), (size.0, map.extent_count()));
 }
 
 /// The events of a client in a comparable form; the bytes come in pieces of `step` bytes.

@@ -46,7 +46,7 @@ fn refused(device: &str) -> String {
 fn an_object_is_a_read_only_device() {
     let object = content(3 * MIB + 512, 1);
     let web = WebServer::start(object.clone());
-    let server = Server::start_with(&[&format!("d={}", web.uri(""))], &["--cores", "0,0"]);
+    let server = Server::start_with(&[&format!("d={}", web.uri(""))], &["--cores", "0,1"]);
     let mut client = Client::connect(&server.nbd, "d");
     for (offset, len) in [(0, 512), (65_024, 1024), (3 << 20, 512), (1 << 20, 2 << 20), (512, 130_560)] {
         reads_right(&mut client, &object, offset, len);

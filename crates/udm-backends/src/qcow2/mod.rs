@@ -13,7 +13,7 @@
 //! * **Other files** that the image names are opened only with `backing=allow`: an image could name
 //!   any file that the server may read. At most [`CHAIN_MAX`] files; no loops.
 //! * **Writers.** While the image is served, QEMU's programs and udm cannot open its files for
-//!   writing: they are locked as QEMU locks an image that it reads. `exclusive=off` omits the locks.
+//!   writing. They are locked as QEMU locks an image that it reads, unless `exclusive=off`.
 //!   If another program changes the image nevertheless, reads return the changed bytes at the old
 //!   places.
 
