@@ -5,6 +5,7 @@
 //! makes the task request the following blocks too; their number doubles with each such read. Reads
 //! go before blocks read ahead.
 
+use crate::client::RuntimeThread;
 use crate::failure::ReadFailure;
 use crate::source::{FETCHES_MAX, ObjectSource};
 use bytes::Bytes;
@@ -12,7 +13,6 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use udm_core::{ReplySender, Status};
 
@@ -57,8 +57,19 @@ impl Drop for ReadJob {
     }
 }
 
-/// Sends jobs of a lane to the task.
-pub(crate) type JobSender = UnboundedSender<Vec<ReadJob>>;
+/// Sends jobs of a lane to the task, and keeps its thread running.
+#[derive(Clone)]
+pub(crate) struct JobSender {
+    jobs: UnboundedSender<Vec<ReadJob>>,
+    _thread: Arc<RuntimeThread>,
+}
+
+impl JobSender {
+    /// Sends a batch. If the task has ended, the drop of the jobs answers them.
+    pub(crate) fn send(&self, batch: Vec<ReadJob>) {
+        let _ = self.jobs.send(batch);
+    }
+}
 
 /// A read that waits for blocks.
 struct WaitingRead {
@@ -111,7 +122,7 @@ struct FetchedRange {
 
 impl BlockCacheTask {
     /// Starts the task. It ends when all senders are dropped.
-    pub(crate) fn spawn(handle: &Handle, source: Arc<ObjectSource>) -> JobSender {
+    pub(crate) fn spawn(thread: Arc<RuntimeThread>, source: Arc<ObjectSource>) -> JobSender {
         let (jobs, inbox) = unbounded_channel();
         let (fetched, results) = unbounded_channel();
         let task = BlockCacheTask {
@@ -128,8 +139,8 @@ impl BlockCacheTask {
             streams: VecDeque::new(),
             fetched,
         };
-        handle.spawn(task.run(inbox, results));
-        jobs
+        thread.handle.spawn(task.run(inbox, results));
+        JobSender { jobs, _thread: thread }
     }
 
     async fn run(

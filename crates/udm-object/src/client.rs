@@ -13,24 +13,26 @@ use udm_core::errno::{EINVAL, EIO};
 use udm_core::{Device, DeviceControlError, SECTOR_SIZE};
 use udm_wire::uri::ObjectUri;
 
-/// Opens objects. Its thread starts with the first object, and ends when this is dropped.
+/// Opens objects. Its thread starts with the first object, and ends when this and all devices and
+/// lanes of objects are dropped.
 #[derive(Default)]
 pub struct ObjectClient {
-    thread: Mutex<Option<RuntimeThread>>,
+    thread: Mutex<Option<Arc<RuntimeThread>>>,
 }
 
-struct RuntimeThread {
-    handle: Handle,
+/// The thread with the runtime, until this is dropped.
+pub(crate) struct RuntimeThread {
+    pub(crate) handle: Handle,
     /// Dropped to end the thread.
     _stop: oneshot::Sender<()>,
 }
 
 impl ObjectClient {
-    /// The runtime of the thread; starts the thread if it does not run.
-    fn handle(&self) -> Result<Handle, DeviceControlError> {
+    /// The thread; starts it if it does not run.
+    fn thread(&self) -> Result<Arc<RuntimeThread>, DeviceControlError> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = &*thread {
-            return Ok(thread.handle.clone());
+            return Ok(Arc::clone(thread));
         }
         let fail = |e: std::io::Error| DeviceControlError::new(EIO, format!("a thread for objects: {e}"));
         let runtime = Builder::new_current_thread().enable_all().build().map_err(fail)?;
@@ -42,18 +44,19 @@ impl ObjectClient {
             runtime.shutdown_background();
         };
         thread::Builder::new().name("udm-object".into()).spawn(run).map_err(fail)?;
-        *thread = Some(RuntimeThread { handle: handle.clone(), _stop: stop });
-        Ok(handle)
+        let started = Arc::new(RuntimeThread { handle, _stop: stop });
+        *thread = Some(Arc::clone(&started));
+        Ok(started)
     }
 }
 
 impl ObjectDeviceOpener for ObjectClient {
     fn open(&self, uri: &ObjectUri) -> Result<Arc<dyn Device>, DeviceControlError> {
-        let handle = self.handle()?;
+        let thread = self.thread()?;
         let store = store::connect(uri)?;
         let (reply, opened) = mpsc::channel();
         let source = ObjectSource::new(uri, store)?;
-        handle.spawn(async move {
+        thread.handle.spawn(async move {
             // If the caller has gone, nobody needs the object.
             let _ = reply.send(source.open().await);
         });
@@ -67,7 +70,7 @@ impl ObjectDeviceOpener for ObjectClient {
             tracing::warn!("{uri}: its last {rest} bytes are not served, since sectors have 512 bytes");
         }
         let len = source.len() - rest;
-        let jobs = BlockCacheTask::spawn(&handle, Arc::new(source));
+        let jobs = BlockCacheTask::spawn(thread, Arc::new(source));
         Ok(Arc::new(ObjectDevice::new(len, jobs)))
     }
 }

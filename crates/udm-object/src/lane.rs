@@ -81,8 +81,7 @@ impl ObjectLane {
             });
             self.slots[slot] = Some(bio);
         }
-        // If the task has ended, the drop of the jobs answers them.
-        let _ = self.jobs.send(batch);
+        self.jobs.send(batch);
         true
     }
 

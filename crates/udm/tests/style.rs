@@ -65,6 +65,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "udm-core",
             "udm-dm",
             "udm-frontends",
+            "udm-object",
             "udm-runtime",
             "udm-targets",
             "udm-tls",
