@@ -25,7 +25,7 @@ pub(crate) fn make_pattern_image(size: u64) -> Vec<u8> {
     put(&mut image, 96, &4_u32.to_be_bytes());
     put(&mut image, 100, &104_u32.to_be_bytes());
     for table in 0..tables {
-        put(&mut image, CLUSTER + table * 8, &((2 + table) * CLUSTER | 1 << 63).to_be_bytes());
+        put(&mut image, CLUSTER + table * 8, &(((2 + table) * CLUSTER) | (1 << 63)).to_be_bytes());
     }
     for cluster in 0..clusters {
         let words = cluster * CLUSTER / 8..(cluster + 1) * CLUSTER / 8;

@@ -122,7 +122,7 @@ proptest! {
         let entries: Vec<_> = entries
             .into_iter()
             .filter(|(index, ..)| *index < tables)
-            .map(|(index, cluster, flags)| (index, cluster * 512 | flags))
+            .map(|(index, cluster, flags)| (index, (cluster * 512) | flags))
             .collect();
         let mut bytes = image(sectors * 512, &entries, 20);
         for (at, byte) in damage {

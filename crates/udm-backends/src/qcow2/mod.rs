@@ -95,7 +95,7 @@ impl Device for Qcow2Device {
                     self.files[usize::from(file)].device.extents(sector, len, out);
                 }
             }
-            at = at + len;
+            at += len;
         }
     }
 

@@ -73,7 +73,7 @@ impl RequestTable {
     pub(super) fn start_part(&mut self, index: usize, len: Sectors) -> (PartKey, Segments, &Bio) {
         let request = &mut self.requests[index];
         let bio = request.bio.as_mut().expect("a request in use");
-        request.next = request.next + len;
+        request.next += len;
         let data = match request.next == bio.end() {
             true => std::mem::take(&mut bio.data),
             false => bio.data.split_to((len.0 * SECTOR_SIZE) as usize),

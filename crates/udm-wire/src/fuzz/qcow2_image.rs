@@ -25,7 +25,7 @@ pub fn fuzz_qcow2_image(data: &[u8]) {
     let mut at = Sector(0);
     for extent in &extents {
         assert!(extent.start == at && extent.len.0 > 0, "a gap, or an empty extent");
-        at = at + extent.len;
+        at += extent.len;
         match extent.source {
             qcow2::ExtentSource::Plain(sector) => assert!((sector + extent.len).0 * 512 <= len),
             qcow2::ExtentSource::Compressed(place) => {
@@ -43,7 +43,7 @@ pub fn fuzz_qcow2_image(data: &[u8]) {
     while at.0 < size.0 {
         let range = map.range(at);
         assert!(range.start == at && range.len.0 > 0);
-        at = at + range.len;
+        at += range.len;
         ranges += 1;
     }
     assert_eq!((at.0, ranges), (size.0, map.extent_count()));

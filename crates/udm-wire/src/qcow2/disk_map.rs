@@ -128,7 +128,7 @@ impl DiskExtentMap {
         {
             let range = backing.range(at);
             self.push(at, range.extent)?;
-            at = at + range.len;
+            at += range.len;
         }
         if backing_end < end {
             self.push(backing_end.max(own.start), DiskExtent::Zeroes)?;
