@@ -71,6 +71,11 @@ pub(crate) fn classify(error: &(dyn Error + 'static)) -> ReadFailure {
         if let Some(answer) = error.downcast_ref::<UnexpectedAnswer>() {
             return answer.failure();
         }
+        let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        if let Some(tls) = inner.and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+            let text = quote_for_error_line(&tls.to_string());
+            return ReadFailure::Refused(format!("no connection with TLS: {text}"));
+        }
         is_transport |= error.is::<HttpError>();
         deepest = error;
         next = error.source();
