@@ -83,6 +83,6 @@ pub(crate) fn classify(error: &(dyn Error + 'static)) -> ReadFailure {
     let text = quote_for_error_line(&deepest.to_string());
     match is_transport {
         true => ReadFailure::Unavailable(format!("no answer: {text}")),
-        false => ReadFailure::Refused(format!("a wrong answer: {text}")),
+        false => ReadFailure::Refused(format!("no valid answer (credentials?): {text}")),
     }
 }

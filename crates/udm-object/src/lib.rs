@@ -4,7 +4,7 @@
 //! The parts, in the order in which a device and then a request meet them:
 //!
 //! * [`ObjectClient`]: the thread with a tokio runtime that does all work with servers.
-//! * `store`: a client of the crate `object_store` per URI, with the credentials of its environment.
+//! * `store`: a client of the crate `object_store` per URI, with credentials of the environment.
 //! * `http`, `tls`: connections. `failure`: kinds of failures.
 //! * `source`: one object as it was when it was opened: length and ETag; ranges with retries.
 //! * `block_cache`: one task per object: joins ranges, reads ahead, keeps blocks.

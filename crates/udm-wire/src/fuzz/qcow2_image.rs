@@ -4,8 +4,8 @@ use super::assert_one_line_error;
 use crate::qcow2;
 use udm_core::{Sector, Sectors};
 
-/// qcow2 images: [`qcow2::Qcow2Header`], [`qcow2::read_image_extents`], [`qcow2::DiskExtentMap`]. All
-/// reads are within the image, and the extents cover the disk.
+/// qcow2 images: [`qcow2::Qcow2Header`], [`qcow2::read_image_extents`],
+/// [`qcow2::DiskExtentMap`]. All reads are within the image, and the extents cover the disk.
 pub fn fuzz_qcow2_image(data: &[u8]) {
     let mut read = |offset: u64, buf: &mut [u8]| {
         let at = usize::try_from(offset).expect("within the image");
