@@ -31,7 +31,7 @@ mod testing;
 
 pub use cache::CachedMemory;
 pub use faults::InjectedFaults;
-pub use qcow2::files_of_image;
+pub use qcow2::{ImageBytes, files_of_image, open_image_in_object};
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -118,7 +118,8 @@ impl UnderlyingDevices {
     }
 
     /// Replaces the placeholders in `words`: `{file}`, `{huge}` (a sparse file), `{object}`,
-    /// `{qcow2}`, `{loop}`, `{loop4k}`, `{nbd}` (an export of a disk in memory), `{nbds}` (the same over TLS).
+    /// `{qcow2}`, `{loop}`, `{loop4k}`, `{nbd}` (an export of a disk in memory), `{nbds}` (the same
+    /// over TLS).
     fn fill_in(&mut self, words: &str) -> String {
         let mut words = words.to_owned();
         while let Some(at) = words.find('{') {

@@ -2,13 +2,14 @@
 
 use crate::block_cache::BlockCacheTask;
 use crate::device::ObjectDevice;
+use crate::object_bytes::ObjectBytes;
 use crate::source::ObjectSource;
 use crate::store;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
-use udm_backends::ObjectDeviceOpener;
+use udm_backends::{ObjectDeviceOpener, open_image_in_object};
 use udm_core::errno::{EINVAL, EIO};
 use udm_core::{Device, DeviceControlError, SECTOR_SIZE};
 use udm_wire::uri::ObjectUri;
@@ -66,11 +67,17 @@ impl ObjectDeviceOpener for ObjectClient {
         if source.len() < SECTOR_SIZE {
             return Err(DeviceControlError::new(EINVAL, format!("{uri}: shorter than a sector (512 bytes)")));
         }
-        if rest > 0 {
+        if rest > 0 && !uri.is_qcow2 {
             tracing::warn!("{uri}: its last {rest} bytes are not served, since sectors have 512 bytes");
         }
-        let len = source.len() - rest;
-        let jobs = BlockCacheTask::spawn(thread, Arc::new(source));
-        Ok(Arc::new(ObjectDevice::new(len, jobs)))
+        let (len, source) = (source.len() - rest, Arc::new(source));
+        let jobs = BlockCacheTask::spawn(Arc::clone(&thread), Arc::clone(&source));
+        let device: Arc<dyn Device> = Arc::new(ObjectDevice::new(len, jobs));
+        match uri.is_qcow2 {
+            true => {
+                open_image_in_object(&uri.to_string(), device, Arc::new(ObjectBytes::new(source, thread)))
+            }
+            false => Ok(device),
+        }
     }
 }

@@ -8,6 +8,7 @@
 //! * `http`, `tls`: connections. `failure`: kinds of failures.
 //! * `source`: one object as it was when it was opened: length and ETag; ranges with retries.
 //! * `block_cache`: one task per object: joins ranges, reads ahead, keeps blocks.
+//! * `object_bytes`: the object for the reader of qcow2 images.
 //! * `device`, `lane`: the device. A lane sends jobs to the task and copies from its replies.
 //!
 //! The rules:
@@ -33,6 +34,7 @@ mod device;
 mod failure;
 mod http;
 mod lane;
+mod object_bytes;
 mod source;
 mod store;
 mod tls;

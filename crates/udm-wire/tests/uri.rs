@@ -49,7 +49,20 @@ fn image(path: &str, allow_backing: bool) -> DeviceUri {
 fn object(scheme: ObjectScheme, authority: &str, key: &str) -> DeviceUri {
     let (authority, key) = (authority.to_owned(), key.to_owned());
     let deadline = ReplyDeadlineSetting::Default;
-    DeviceUri::Object(ObjectUri { scheme, authority, key, deadline, insecure: false, queue: None })
+    DeviceUri::Object(ObjectUri {
+        scheme,
+        authority,
+        key,
+        deadline,
+        insecure: false,
+        is_qcow2: false,
+        queue: None,
+    })
+}
+
+fn in_qcow2(host: &str, key: &str) -> DeviceUri {
+    let DeviceUri::Object(uri) = object(ObjectScheme::Https, host, key) else { panic!("{host}") };
+    DeviceUri::Object(ObjectUri { is_qcow2: true, ..uri })
 }
 
 fn timed(uri: DeviceUri, seconds: u64) -> DeviceUri {
@@ -125,6 +138,7 @@ fn every_form_and_its_canonical_spelling() {
         ),
         ("http://[::1]/x", object(ObjectScheme::Http, "[::1]", "x"), "http://[::1]/x"),
         ("s3://my-bucket/a%20b", object(ObjectScheme::S3, "my-bucket", "a b"), "s3://my-bucket/a%20b"),
+        ("https://h/a.qcow2?format=qcow2", in_qcow2("h", "a.qcow2"), "https://h/a.qcow2?format=qcow2"),
         ("gs://b/k?deadline=60s", timed(object(ObjectScheme::Gs, "b", "k"), 60), "gs://b/k?deadline=1m"),
         ("mem:1G", DeviceUri::Mem { size: 1 << 30, queue: None }, "mem:1G"),
         ("mem:1024MiB", DeviceUri::Mem { size: 1 << 30, queue: None }, "mem:1G"),
@@ -231,7 +245,7 @@ fn refusals_say_what_would_be_right() {
         ),
         (
             "https://h/x?X-Amz-Signature=1",
-            "https: unknown parameter \"X-Amz-Signature\"; there are deadline, insecure and those of a queue (a signed URL is refused, because tables are shown in status lines)",
+            "https: unknown parameter \"X-Amz-Signature\"; there are deadline, insecure, format and those of a queue (a signed URL is refused, because tables are shown in status lines)",
         ),
         (
             "http://h/x",
@@ -240,6 +254,7 @@ fn refusals_say_what_would_be_right() {
         ("https://h/a/../x", "https: the name of an object has no empty part and no part \".\" or \"..\""),
         ("s3://b:1/x", "s3: \"b:1\" is not a bucket or container"),
         ("https://h:0/x", "https: port \"0\" is not in 1..65535"),
+        ("s3://b/x?format=vmdk", "s3: format=\"vmdk\" is neither raw nor qcow2"),
         ("s3://b/x?insecure=on", "s3: insecure=on is for http: only"),
         (
             "file:a?format=vmdk",

@@ -236,6 +236,52 @@ fn a_mirror_takes_over() {
     }
 }
 
+/// A qcow2 image, half of it compressed, behind a URL.
+#[test]
+fn a_qcow2_image_is_read_from_a_server() {
+    if !["qemu-img", "qemu-io"].iter().all(|program| has(program)) {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let run = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let out = Command::new(words[0]).args(&words[1..]).current_dir(folder.path()).output().unwrap();
+        assert!(out.status.success(), "{line}: {}", text(&out.stderr));
+    };
+    // Words that compress, with gaps.
+    let mut disk: Vec<u8> = (0..4 * MIB).map(|n| (n / 99) as u8).collect();
+    disk[MIB..2 * MIB].fill(0);
+    fs::write(folder.path().join("raw"), &disk).unwrap();
+    run("qemu-img convert -c -f raw -O qcow2 raw disk.qcow2");
+    let out = Command::new("qemu-io")
+        .args(["-f", "qcow2", "-c", "write -P 7 2M 300k", "disk.qcow2"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert!(out.status.success());
+    disk[2 * MIB..2 * MIB + 300 * 1024].fill(7);
+    let web = WebServer::start(fs::read(folder.path().join("disk.qcow2")).unwrap());
+    let server = Server::start(&[&format!("d={}", web.uri("?format=qcow2&deadline=600ms"))]);
+    let mut client = Client::connect(&server.nbd, "d");
+    for n in 0..64 {
+        reads_right(&mut client, &disk, n * 65_536 + 512, 64_512);
+    }
+    reads_right(&mut client, &disk, 0, 4 << 20);
+    // A server that is gone is an error, for compressed clusters too.
+    let server = Server::start(&[&format!("d={}", web.uri("?format=qcow2&deadline=600ms"))]);
+    let mut client = Client::connect(&server.nbd, "d");
+    web.set_gone(true);
+    assert!(read(&mut client, 0, 512).0 != 0 && read(&mut client, 2 << 20, 512).0 != 0);
+    // Other files are not looked for.
+    run("qemu-img create -q -f qcow2 -F qcow2 -b disk.qcow2 over.qcow2");
+    let web = WebServer::start(fs::read(folder.path().join("over.qcow2")).unwrap());
+    let error = refused(&format!("d={}", web.uri("?format=qcow2")));
+    assert!(error.contains("an image that needs other files, which only an image in a file may"), "{error}");
+    let web = WebServer::start(disk);
+    let error = refused(&format!("d={}", web.uri("?format=qcow2")));
+    assert!(error.contains("not a qcow2 image (format=raw serves"), "{error}");
+}
+
 /// Python's server has no ranges.
 #[test]
 fn a_server_without_ranges_is_refused() {

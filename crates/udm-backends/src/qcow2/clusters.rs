@@ -1,13 +1,11 @@
 //! Compressed clusters: a thread per image reads and inflates them, with a small cache.
 
+use super::image_bytes::ImageBytes;
 use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -20,8 +18,8 @@ const CACHE_CLUSTERS_MAX: usize = 256;
 
 /// A file with compressed clusters.
 pub(super) struct ClusterFile {
-    pub(super) file: Arc<File>,
-    pub(super) path: PathBuf,
+    pub(super) bytes: Arc<dyn ImageBytes>,
+    pub(super) name: String,
     pub(super) cluster_bits: u32,
 }
 
@@ -111,13 +109,13 @@ impl ClusterThread {
             return Ok(data);
         }
         let source = &self.files[usize::from(file)];
-        let data = match read_cluster(&source.file, source.cluster_bits, cluster) {
+        let data = match read_cluster(&*source.bytes, source.cluster_bits, cluster) {
             Ok(data) => data,
             Err(error) => {
                 if !self.has_warned {
                     self.has_warned = true;
-                    let (path, offset) = (source.path.display(), cluster.range(source.cluster_bits).0);
-                    tracing::warn!("{path}: the compressed cluster at byte {offset} can't be read: {error}");
+                    let (name, offset) = (&source.name, cluster.range(source.cluster_bits).0);
+                    tracing::warn!("{name}: the compressed cluster at byte {offset} can't be read: {error}");
                 }
                 let is_damaged = error.kind() == io::ErrorKind::InvalidData;
                 return Err(if is_damaged { Status::Medium } else { Status::IoErr });
@@ -134,13 +132,17 @@ impl ClusterThread {
 }
 
 /// Reads and inflates one cluster: deflate data without a header (RFC 1951).
-fn read_cluster(file: &File, cluster_bits: u32, cluster: CompressedCluster) -> io::Result<Arc<[u8]>> {
+fn read_cluster(
+    image: &dyn ImageBytes,
+    cluster_bits: u32,
+    cluster: CompressedCluster,
+) -> io::Result<Arc<[u8]>> {
     let (offset, len) = cluster.range(cluster_bits);
     let mut input = vec![0; len];
     let mut have = 0;
     // The length is rounded up to sectors and may exceed the end of the file.
     while have < len {
-        match file.read_at(&mut input[have..], offset + have as u64) {
+        match image.read_at(&mut input[have..], offset + have as u64) {
             Ok(0) => break,
             Ok(n) => have += n,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

@@ -1,8 +1,9 @@
-//! `file:PATH?format=qcow2`: the disk in a qcow2 image, read-only.
+//! `file:PATH?format=qcow2`, and objects with `format=qcow2`: the disk in a qcow2 image, read-only.
 //!
 //! * `open`: opens the image and the files that it names, and walks its tables once.
 //! * `lane`: the data path of one core. `parts`: the parts of a request.
-//! * `clusters`: compressed clusters, on a helper thread with a small cache.
+//! * `clusters`: compressed clusters, on a helper thread with a small cache. `image_bytes`: their
+//!   source, and that of the tables.
 //!
 //! The rules:
 //!
@@ -18,18 +19,18 @@
 //!   places.
 
 mod clusters;
+mod image_bytes;
 mod lane;
 mod open;
 mod parts;
 #[cfg(test)]
 mod tests;
 
-pub use open::files_of_image;
+pub use image_bytes::ImageBytes;
 pub(crate) use open::open_image;
+pub use open::{files_of_image, open_image_in_object};
 
-use crate::file::FileDevice;
 use clusters::ClusterReader;
-use std::fs::File;
 use std::sync::Arc;
 use udm_core::{
     Cx, Device, DeviceControlError, DeviceId, ExtentKind, Extents, Lane, Limits, Sector, Sectors,
@@ -57,9 +58,9 @@ pub(crate) struct Qcow2Device {
 
 /// A file of an image.
 struct ImageFile {
-    device: FileDevice,
-    /// For its tables and compressed clusters, and for its locks.
-    file: Arc<File>,
+    device: Arc<dyn Device>,
+    /// For its tables and compressed clusters. A file keeps its locks.
+    bytes: Arc<dyn ImageBytes>,
     /// Cluster size as a power of two; 0 for a file without a format.
     cluster_bits: u32,
 }

@@ -1,13 +1,14 @@
 //! Opens an image and the files that it names, and builds the map of its disk.
 
 use super::clusters::{ClusterFile, ClusterReader};
+use super::image_bytes::ImageBytes;
 use super::{CHAIN_MAX, ImageFile, MAX_SECTORS, Qcow2Device};
 use crate::DiskIdentity;
 use crate::file::{OpenDisks, lock_file_against_writers};
 use rustix::fs::OFlags;
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,30 +36,63 @@ pub(crate) fn open_image(
     let mut chain = ImageChain { disks, uri, files: Vec::new(), identities: Vec::new() };
     let map = chain.open_qcow2(&uri.path)?;
     let ImageChain { files, identities, .. } = chain;
-    if map.size() == Sectors::ZERO {
-        return Err(refuse(&uri.path, EINVAL, "a disk of no size"));
+    Ok((identities[0], make_device(&uri.path, map, files)?))
+}
+
+/// Makes the disk in the qcow2 image that is the object called `name`. `object` reads the object as
+/// a device. The image may not need other files.
+///
+/// # Errors
+/// As for a file.
+pub fn open_image_in_object(
+    name: &str,
+    object: Arc<dyn Device>,
+    bytes: Arc<dyn ImageBytes>,
+) -> Result<Arc<dyn Device>, DeviceControlError> {
+    let path = Path::new(name);
+    let image = MetadataFile { path, bytes: Arc::clone(&bytes) };
+    let header = image.header()?;
+    if header.external_data || header.backing.is_some() {
+        let text = "an image that needs other files, which only an image in a file may";
+        return Err(refuse(path, EINVAL, text));
     }
-    let limits = combine_limits(&uri.path, map.size(), &files)?;
+    let extents = image.read_with(|len, read| read_image_extents(&header, len, len, read))?;
+    let map = DiskExtentMap::over(&extents, Sectors(header.size / SECTOR_SIZE), 0, None)
+        .map_err(|why| refuse(path, EINVAL, &why.to_string()))?;
+    let image = ImageFile { device: object, bytes, cluster_bits: header.cluster_bits };
+    let device = make_device(path, map, vec![OpenedFile { path: path.to_owned(), image }])?;
+    Ok(Arc::new(device))
+}
+
+/// Makes the device of an image with this map and these files.
+fn make_device(
+    path: &Path,
+    map: DiskExtentMap,
+    files: Vec<OpenedFile>,
+) -> Result<Qcow2Device, DeviceControlError> {
+    if map.size() == Sectors::ZERO {
+        return Err(refuse(path, EINVAL, "a disk of no size"));
+    }
+    let limits = combine_limits(path, map.size(), &files)?;
     let clusters = match map.has_compressed() {
         true => {
             let files = files.iter().map(|file| ClusterFile {
-                file: Arc::clone(&file.image.file),
-                path: file.path.clone(),
+                bytes: Arc::clone(&file.image.bytes),
+                name: file.path.display().to_string(),
                 cluster_bits: file.image.cluster_bits,
             });
-            Some(ClusterReader::start(files.collect()).map_err(|e| refuse(&uri.path, EIO, &e.to_string()))?)
+            Some(ClusterReader::start(files.collect()).map_err(|e| refuse(path, EIO, &e.to_string()))?)
         }
         false => None,
     };
-    let device = Qcow2Device {
+    Ok(Qcow2Device {
         id: DeviceId::new(),
         map: Arc::new(map),
         files: files.into_iter().map(|file| file.image).collect(),
         clusters,
         limits,
         shared_disk_state: SharedDiskState::default(),
-    };
-    Ok((identities[0], device))
+    })
 }
 
 /// The paths of the other files that an image names, for a sandbox: backing files and files with
@@ -86,7 +120,7 @@ pub fn files_of_image(uri: &FileUri) -> Vec<PathBuf> {
 fn read_header(path: &Path) -> Result<Qcow2Header, DeviceControlError> {
     // A FIFO is not waited for.
     let file = std::fs::OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
-    let image = MetadataFile { path, file: Arc::new(file.map_err(|e| fail(path, &e))?) };
+    let image = MetadataFile { path, bytes: Arc::new(file.map_err(|e| fail(path, &e))?) };
     image.header()
 }
 
@@ -130,13 +164,13 @@ impl ImageChain<'_> {
             lock(path, &file)?;
         }
         self.identities.push(identity);
-        let image = ImageFile { device, file: Arc::new(file), cluster_bits: 0 };
+        let image = ImageFile { device: Arc::new(device), bytes: Arc::new(file), cluster_bits: 0 };
         self.files.push(OpenedFile { path: path.to_owned(), image });
         Ok((self.files.len() - 1) as u8)
     }
 
     fn metadata<'a>(&self, index: u8, path: &'a Path) -> MetadataFile<'a> {
-        MetadataFile { path, file: Arc::clone(&self.files[usize::from(index)].image.file) }
+        MetadataFile { path, bytes: Arc::clone(&self.files[usize::from(index)].image.bytes) }
     }
 
     /// Opens the qcow2 image at `path` and the files that it names. Returns the map of its disk.
@@ -265,18 +299,13 @@ fn combine_limits(path: &Path, size: Sectors, files: &[OpenedFile]) -> Result<Li
 /// A file with tables.
 struct MetadataFile<'a> {
     path: &'a Path,
-    file: Arc<File>,
+    bytes: Arc<dyn ImageBytes>,
 }
 
 impl MetadataFile<'_> {
     /// Length in bytes.
     fn len(&self) -> Result<u64, DeviceControlError> {
-        let fail = |e| fail(self.path, &e);
-        match self.file.metadata().map_err(fail)? {
-            stat if stat.is_file() => Ok(stat.len()),
-            // A block device. Nothing else uses its file position.
-            _ => std::io::Seek::seek(&mut &*self.file, std::io::SeekFrom::End(0)).map_err(fail),
-        }
+        self.bytes.len().map_err(|e| fail(self.path, &e))
     }
 
     fn header(&self) -> Result<Qcow2Header, DeviceControlError> {
@@ -290,7 +319,7 @@ impl MetadataFile<'_> {
     ) -> Result<T, DeviceControlError> {
         let len = self.len()?;
         let mut read = |offset: u64, buf: &mut [u8]| {
-            self.file.read_exact_at(buf, offset).map_err(|e| Qcow2Error::unreadable(offset, &e.to_string()))
+            self.bytes.read_exact_at(buf, offset).map_err(|e| Qcow2Error::unreadable(offset, &e.to_string()))
         };
         parse(len, &mut read).map_err(|why| refuse(self.path, EINVAL, &why.to_string()))
     }

@@ -54,8 +54,8 @@ pub struct ImageExtent {
 }
 
 /// Returns the extents of the disk in an image, in order and without gaps. `len` is the length of
-/// the image in bytes, `data_len` that of the file with its data, which is another one if the header
-/// says so.
+/// the image in bytes. `data_len` is that of the file with its data, which is another one if the
+/// header says so.
 ///
 /// # Errors
 /// * The image is damaged: a table or a cluster is not aligned, or is beyond the end of its file.

@@ -21,7 +21,7 @@ const BUCKET_MAX: usize = 222;
 const DEADLINE: Nanos = Nanos(60_000_000_000);
 
 /// The names of the parameters, without those of a queue.
-const NAMES: &str = "deadline, insecure";
+const NAMES: &str = "deadline, insecure, format";
 
 /// The kind of an object store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -78,6 +78,8 @@ pub struct ObjectUri {
     pub deadline: ReplyDeadlineSetting,
     /// Plain HTTP to other hosts than this one is allowed.
     pub insecure: bool,
+    /// The object is a qcow2 image. It may not need other files.
+    pub is_qcow2: bool,
     /// The queue in front of the object; `None` for none.
     pub queue: Option<QueueParams>,
 }
@@ -112,8 +114,15 @@ impl ObjectUri {
         if key.split('/').any(|part| matches!(part, "" | "." | "..")) {
             return Err(refuse("the name of an object has no empty part and no part \".\" or \"..\"".into()));
         }
-        let mut uri =
-            ObjectUri { scheme, authority, key, deadline: Default::default(), insecure: false, queue: None };
+        let mut uri = ObjectUri {
+            scheme,
+            authority,
+            key,
+            deadline: Default::default(),
+            insecure: false,
+            is_qcow2: false,
+            queue: None,
+        };
         uri.parse_query(query).map_err(refuse)?;
         if scheme == ObjectScheme::Http && !uri.insecure && !is_loopback(&uri.authority) {
             return Err(refuse(
@@ -143,6 +152,16 @@ impl ObjectUri {
                 "deadline" => {
                     silence.word(name, value)?;
                 }
+                "format" => match value {
+                    "raw" => {}
+                    "qcow2" => self.is_qcow2 = true,
+                    _ => {
+                        return Err(format!(
+                            "format={} is neither raw nor qcow2",
+                            quote_for_error_line(value)
+                        ));
+                    }
+                },
                 _ if QueueParams::word(&mut self.queue, name, value)? => {}
                 _ => {
                     return Err(format!(
@@ -217,7 +236,9 @@ impl fmt::Display for ObjectUri {
         write!(f, "{}://{}/{}", self.scheme, self.authority, percent::percent_encode_word(&self.key))?;
         let silence = SilentServerPolicy { deadline: self.deadline, ..SilentServerPolicy::default() };
         let insecure = self.insecure.then(|| "insecure=on".to_owned());
-        let words = silence.words().chain(insecure).chain(QueueParams::words(self.queue.as_ref()));
+        let format = self.is_qcow2.then(|| "format=qcow2".to_owned());
+        let words =
+            silence.words().chain(insecure).chain(format).chain(QueueParams::words(self.queue.as_ref()));
         for (i, word) in words.enumerate() {
             write!(f, "{}{word}", if i == 0 { '?' } else { '&' })?;
         }
