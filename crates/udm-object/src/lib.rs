@@ -5,6 +5,7 @@
 //!
 //! * [`ObjectClient`]: the thread with a tokio runtime that does all work with servers.
 //! * `store`: a client of the crate `object_store` per URI, with credentials of the environment.
+//! * `aws_profile`: keys in the file of the AWS tools.
 //! * `http`, `tls`: connections. `failure`: kinds of failures.
 //! * `source`: one object as it was when it was opened: length and ETag; ranges with retries.
 //! * `block_cache`: one task per object: joins ranges, reads ahead, keeps blocks.
@@ -28,6 +29,7 @@
 //! * **Log.** One line when reads of an object begin to fail, one when they succeed again.
 #![forbid(unsafe_code)]
 
+mod aws_profile;
 mod block_cache;
 mod client;
 mod device;

@@ -1,5 +1,6 @@
 //! A client of the crate `object_store` for a URI, with the credentials of its environment.
 
+use crate::aws_profile::ProfileKeys;
 use crate::http::Connector;
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
@@ -50,7 +51,16 @@ fn make_store(
             Arc::new(builder.with_http_connector(connector).build()?)
         }
         ObjectScheme::S3 => {
-            let builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry);
+            let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry);
+            if let Some(keys) = ProfileKeys::from_environment() {
+                builder = builder
+                    .with_access_key_id(keys.access_key_id)
+                    .with_secret_access_key(keys.secret_access_key);
+                builder = match keys.session_token {
+                    Some(token) => builder.with_token(token),
+                    None => builder,
+                };
+            }
             Arc::new(builder.with_http_connector(connector).build()?)
         }
         ObjectScheme::Gs => {

@@ -320,9 +320,28 @@ fn a_bucket_is_read_with_the_credentials_of_the_environment() {
     reads_right(&mut client, &object, 4096, 8192);
     let requests = web.take_requests();
     assert!(requests.iter().all(|seen| seen.path == "/images/vm/disk.img"), "{requests:?}");
+    let is_signed = |key: &str, requests: &[support::web_server::SeenRequest]| {
+        let start = format!("AWS4-HMAC-SHA256 Credential={key}/");
+        requests.iter().all(|seen| seen.authorization.as_ref().is_some_and(|sent| sent.starts_with(&start)))
+    };
+    assert!(is_signed("AKIAEXAMPLE", &requests), "{requests:?}");
     web.lie(Some(Lie::Status(403)));
     assert!(read(&mut client, 524_288, 512).0 != 0);
     until("the line of log", || server.log().contains("reads fail").then_some(()));
     let shown = server.log() + &server.says(&["status"]) + &server.says(&["table", "d"]);
     assert!(!shown.contains("very-secret") && !shown.contains("AKIAEXAMPLE"), "{shown}");
+    // The file of the AWS tools. It is below the folder that a restricted server may read.
+    web.lie(None);
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("credentials");
+    fs::write(&file, "[ci]\naws_access_key_id = FILEKEY\naws_secret_access_key = from-file\n").unwrap();
+    let mut command = udm(&["serve"]);
+    command.env("AWS_SHARED_CREDENTIALS_FILE", &file).env("AWS_PROFILE", "ci");
+    command.env("AWS_REGION", "eu-central-1").env("AWS_ALLOW_HTTP", "true");
+    command.env("AWS_ENDPOINT", format!("http://127.0.0.1:{}", web.port()));
+    web.take_requests();
+    let server = Server::start_by(command, &["d=s3://images/vm/disk.img"], &[]);
+    reads_right(&mut Client::connect(&server.nbd, "d"), &object, 0, 4096);
+    let requests = web.take_requests();
+    assert!(!requests.is_empty() && is_signed("FILEKEY", &requests), "{requests:?}");
 }

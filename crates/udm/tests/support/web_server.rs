@@ -46,6 +46,7 @@ pub struct SeenRequest {
     pub path: String,
     pub range: (u64, u64),
     pub if_match: Option<String>,
+    pub authorization: Option<String>,
 }
 
 struct Shared {
@@ -183,6 +184,7 @@ impl Shared {
             path,
             range: (first, end),
             if_match: if_match.clone(),
+            authorization: header("authorization"),
         });
         let status = |code: u16, more: &str, mut stream: &TcpStream| {
             let head = format!("HTTP/1.1 {code} No\r\nContent-Length: 6\r\n{more}\r\nsorry\n");
