@@ -1,5 +1,5 @@
-//! The devices at the bottom of a stack: null, memory, a pattern, files and block devices, and
-//! exports of NBD servers.
+//! The devices at the bottom of a stack: null, memory, a pattern, files and block devices, qcow2
+//! images, and exports of NBD servers.
 //!
 //! [`BackendDeviceRegistry::open`] makes a device from its URI; one `match` names all kinds. Each
 //! is a [`Device`] whose lanes keep the rules of [`udm_core::Lane`]. The layer above checks
@@ -12,8 +12,9 @@
 //! loaded, a device is opened, a size is read or a store grows. Requests do not take them, except a
 //! sync through the page cache (`file/sync`).
 //!
-//! A backend knows no target, and no other backend except `mem`, which stores the data of a
-//! memory-backed null device. Work that may block runs on a thread (`blocking`).
+//! A backend knows no target, and no other backend. There are two exceptions: `mem` stores the data
+//! of a memory-backed null device, and `file` reads the files of an image. Work that may block runs
+//! on a thread (`blocking`).
 #![forbid(unsafe_code)]
 
 mod blocking;
@@ -24,11 +25,13 @@ mod mem;
 pub mod nbd;
 mod null;
 mod pattern;
+mod qcow2;
 #[cfg(test)]
 mod testing;
 
 pub use cache::CachedMemory;
 pub use faults::InjectedFaults;
+pub use qcow2::{ImageBytes, files_of_image, open_image_in_object};
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -36,7 +39,7 @@ use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Bio, Device, DeviceControlError, Sectors, Status};
 use udm_queue::{QueuedDevice, SharedTagSet};
 use udm_wire::nbd::client::NegotiatedExportInfo;
-use udm_wire::uri::{DeviceUri, NbdUri, QueueParams};
+use udm_wire::uri::{DeviceUri, ImageFormat, NbdUri, ObjectUri, QueueParams};
 
 /// Identity of a disk in the operating system. It shows that two names lead to the same disk, or
 /// that a name now leads to another disk.
@@ -74,6 +77,18 @@ pub struct BackendDeviceRegistry {
     /// Tags shared by null devices, by number of hardware queues and depth of each. An entry lives
     /// as long as one of its devices.
     tag_sets: Mutex<HashMap<(u32, u32), Weak<SharedTagSet>>>,
+    /// Opens objects of web servers and object stores; `None` if this program has no client.
+    objects: Option<Box<dyn ObjectDeviceOpener>>,
+}
+
+/// Opens objects of web servers and object stores. `udm-object` has it, so that libudm is built
+/// without its crates.
+pub trait ObjectDeviceOpener: Send + Sync {
+    /// Opens the object that `uri` names as a read-only device. May block.
+    ///
+    /// # Errors
+    /// The server refuses, does not answer, or cannot be used, in one line that names the object.
+    fn open(&self, uri: &ObjectUri) -> Result<Arc<dyn Device>, DeviceControlError>;
 }
 
 impl BackendDeviceRegistry {
@@ -85,7 +100,14 @@ impl BackendDeviceRegistry {
             disks: file::OpenDisks::new(cores),
             servers: nbd::RemoteExports::default(),
             tag_sets: Mutex::default(),
+            objects: None,
         }
+    }
+
+    /// Adds a client for objects of web servers and object stores.
+    #[must_use]
+    pub fn with_objects(self, objects: Box<dyn ObjectDeviceOpener>) -> BackendDeviceRegistry {
+        BackendDeviceRegistry { objects: Some(objects), ..self }
     }
 
     /// Returns the disk that `uri` leads to now. If that disk is open, its size is read again and
@@ -153,6 +175,11 @@ impl BackendDeviceRegistry {
     ) -> Result<DeviceWithDiskIdentity, DeviceControlError> {
         let mut identity = DiskIdentity::Virtual;
         let (disk, queue): (Arc<dyn Device>, _) = match uri {
+            DeviceUri::File(file) if file.format != ImageFormat::Raw => {
+                let opened = qcow2::open_image(&self.disks, file)?;
+                identity = opened.0;
+                (Arc::new(opened.1), &file.queue)
+            }
             DeviceUri::File(file) => {
                 let opened = self.disks.open(file)?;
                 identity = opened.0;
@@ -162,6 +189,13 @@ impl BackendDeviceRegistry {
             DeviceUri::Mem { size, queue } => (Arc::new(mem::MemoryDevice::new(*size)?), queue),
             DeviceUri::Pattern { size } => (Arc::new(pattern::PatternDevice::new(*size)?), &None),
             DeviceUri::Nbd(nbd) => (Arc::new(nbd::NbdDevice::new(open_export(nbd)?)), &nbd.queue),
+            DeviceUri::Object(object) => match &self.objects {
+                Some(objects) => (objects.open(object)?, &object.queue),
+                None => {
+                    let why = "only the program udm reads objects; serve it there, and use its NBD export";
+                    return Err(unsupported_uri_error(uri, why));
+                }
+            },
             DeviceUri::Mapped(_) | DeviceUri::Number { .. } => {
                 return Err(unsupported_uri_error(uri, "a mapped device is not a backend"));
             }

@@ -10,7 +10,7 @@
 //! * `/r0` is read-only.
 //!
 //! A letter at the end (`/c0a`, `/c0b`) means a path to the same disk. `{file}`, `{huge}`,
-//! `{loop}`, `{loop4k}`, `{nbd}` and `{nbds}` are created for each use.
+//! `{object}`, `{qcow2}`, `{loop}`, `{loop4k}`, `{nbd}` and `{nbds}` are created for each use.
 
 use crate::fixture::UnderlyingDevices;
 use crate::world::CoresWithoutDevices;
@@ -202,6 +202,8 @@ pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
     define_uri_device("file_direct", "file:{file}?direct=on").ring().machine(),
     define_uri_device("file_readonly", "file:{file}?readonly=on").ring().machine(),
     define_uri_device("file_huge", "{huge}").ring(),
+    define_uri_device("qcow2", "file:{qcow2}?format=qcow2").fresh(InitialContent::Offsets).ring().machine(),
+    define_uri_device("object", "{object}").fresh(InitialContent::Offsets).ring().machine(),
     define_uri_device("nbd", "{nbd}").atom(8).ring(),
     define_uri_device("nbd_tls", "{nbds}").atom(8).ring(),
     define_uri_device("block", "file:{loop}").ring(),

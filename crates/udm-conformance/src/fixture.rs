@@ -2,6 +2,8 @@
 //! created on demand from the words of its line, and removed with it.
 
 use crate::disk::SharedDiskMedium;
+use crate::object_server::start_object_server;
+use crate::qcow2_image;
 use crate::test_server::NbdTestServer;
 use crate::world::CoresWithoutDevices;
 use crate::{STAMP, StrictMemoryDisk};
@@ -10,9 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
+use udm_backends::BackendDeviceRegistry;
 use udm_core::errno::ENOENT;
 use udm_core::{DevNo, Device, Limits, Sectors, Status};
 use udm_dm::{DeviceLookupError, DeviceNameResolver, MappedDevice, ResolvedDevice, Table};
+use udm_object::ObjectClient;
 use udm_runtime::TemporaryCoreIo;
 use udm_wire::uri::{self, DeviceUri};
 
@@ -106,8 +110,16 @@ impl UnderlyingDevices {
         uri.to_string()
     }
 
-    /// Replaces the placeholders in `words`: `{file}`, `{huge}` (a sparse file), `{loop}`,
-    /// `{loop4k}`, `{nbd}` (an export of a disk in memory), `{nbds}` (the same over TLS).
+    /// Creates a qcow2 image with plain and compressed clusters, with the content of `pattern:2M`.
+    fn qcow2(&mut self) -> PathBuf {
+        let path = self.file(0);
+        std::fs::write(&path, qcow2_image::make_pattern_image(2 << 20)).expect("an image");
+        path
+    }
+
+    /// Replaces the placeholders in `words`: `{file}`, `{huge}` (a sparse file), `{object}`,
+    /// `{qcow2}`, `{loop}`, `{loop4k}`, `{nbd}` (an export of a disk in memory), `{nbds}` (the same
+    /// over TLS).
     fn fill_in(&mut self, words: &str) -> String {
         let mut words = words.to_owned();
         while let Some(at) = words.find('{') {
@@ -115,6 +127,8 @@ impl UnderlyingDevices {
             let name = |path: PathBuf| path.display().to_string();
             let made = match &words[at + 1..end] {
                 "file" => name(self.file(FILE)),
+                "object" => start_object_server(2 << 20),
+                "qcow2" => name(self.qcow2()),
                 "huge" => name(self.file(3 << 40)),
                 "loop" => name(self.loop_device("512")),
                 "loop4k" => name(self.loop_device("4096")),
@@ -256,7 +270,11 @@ impl DeviceNameResolver for UnderlyingDevices {
         } else {
             let uri: DeviceUri = uri::parse_device_uri(word)
                 .map_err(|e| DeviceLookupError { errno: ENOENT, reason: e.to_string() })?;
-            udm_backends::open_standalone_device(&uri)
+            let objects = Box::new(ObjectClient::default());
+            BackendDeviceRegistry::new(CORES)
+                .with_objects(objects)
+                .open(&uri)
+                .map(|opened| opened.device)
                 .map_err(|e| DeviceLookupError { errno: e.errno, reason: e.text })?
         };
         let number = DevNo { major: 253, minor: self.known.len() as u32 };

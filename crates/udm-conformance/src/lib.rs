@@ -25,6 +25,8 @@ mod devices_under_test;
 mod disk;
 mod fixture;
 mod lane_driver;
+mod object_server;
+mod qcow2_image;
 mod request;
 mod test_rig;
 mod test_server;

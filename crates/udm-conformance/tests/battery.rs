@@ -83,7 +83,10 @@ fn parts(_: &BTreeMap<&str, usize>) -> Vec<String> {
         .filter(|part| !has(part))
         .map(|part| format!("{part} has no line in DEVICES_UNDER_TEST"))
         .collect();
-    for scheme in ["null:", "mem:", "pattern:", "file:", "{file}", "{loop}", "{nbd}", "{nbds}", "@"] {
+    for scheme in [
+        "null:", "mem:", "pattern:", "file:", "{file}", "{qcow2}", "{object}", "{loop}", "{nbd}", "{nbds}",
+        "@",
+    ] {
         if !words.iter().any(|words| words.contains(scheme)) {
             gaps.push(format!("{scheme} has no line in DEVICES_UNDER_TEST"));
         }

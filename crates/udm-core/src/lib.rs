@@ -74,6 +74,7 @@ pub mod latency;
 mod limits;
 mod pool;
 mod queue;
+mod reply_inbox;
 mod status;
 mod task;
 mod units;
@@ -98,6 +99,7 @@ pub use pool::BioPool;
 pub use queue::{
     DiskQueue, DiskSharedTagUsage, HwQueueReport, QueueChangeCallback, QueueChangeCancelFn, QueueReport,
 };
+pub use reply_inbox::{ReplyInbox, ReplySender};
 pub use status::Status;
 pub use task::{BioTask, BioTaskCx, BioTaskFactory, BioTaskHandle, BioTaskLaneId};
 pub use udm_buf::{

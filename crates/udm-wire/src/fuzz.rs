@@ -10,8 +10,11 @@
 //! * an error has more than one line
 
 mod extended_headers;
+mod qcow2_image;
 
 use crate::{cow, log_writes, multipath_conf, nbd, size, table, udm_conf, uri, vhost_user, words};
+
+pub use qcow2_image::fuzz_qcow2_image;
 
 fn decode_lossy_utf8(data: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(data)

@@ -123,7 +123,8 @@ pub fn draw_carets_under_span(line: &str, span: WordSpan) -> String {
 }
 
 /// `text` for a one-line error: quoted, control characters escaped, cut at 64 characters.
-pub(crate) fn quote_for_error_line(text: &str) -> String {
+#[must_use]
+pub fn quote_for_error_line(text: &str) -> String {
     match text.char_indices().nth(64) {
         None => format!("\"{}\"", text.escape_debug()),
         Some((cut, _)) => format!("\"{}...\"", text[..cut].escape_debug()),

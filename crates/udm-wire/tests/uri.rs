@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use udm_core::Nanos;
 use udm_wire::uri::{
-    DeviceUri, FileUri, IoSchedulerName, NbdAddress, NbdTlsParams, NbdUri, NullParams, QueueParams,
-    ReplyDeadlineSetting, ServerStoppedProof, SilentServerPolicy, parse_device_uri,
+    DeviceUri, FileUri, ImageFormat, IoSchedulerName, NbdAddress, NbdTlsParams, NbdUri, NullParams,
+    ObjectScheme, ObjectUri, QueueParams, ReplyDeadlineSetting, ServerStoppedProof, SilentServerPolicy,
+    parse_device_uri,
 };
 
 fn file(path: &str, direct: Option<bool>, readonly: bool) -> DeviceUri {
@@ -40,6 +41,36 @@ fn endless(device: DeviceUri) -> DeviceUri {
 }
 
 /// Over TCP, no message arrives if the other machine fails, so there is a default deadline.
+fn image(path: &str, allow_backing: bool) -> DeviceUri {
+    let format = ImageFormat::Qcow2 { allow_backing };
+    DeviceUri::File(FileUri { readonly: true, format, ..FileUri::new(PathBuf::from(path)) })
+}
+
+fn object(scheme: ObjectScheme, authority: &str, key: &str) -> DeviceUri {
+    let (authority, key) = (authority.to_owned(), key.to_owned());
+    let deadline = ReplyDeadlineSetting::Default;
+    DeviceUri::Object(ObjectUri {
+        scheme,
+        authority,
+        key,
+        deadline,
+        insecure: false,
+        is_qcow2: false,
+        queue: None,
+    })
+}
+
+fn in_qcow2(host: &str, key: &str) -> DeviceUri {
+    let DeviceUri::Object(uri) = object(ObjectScheme::Https, host, key) else { panic!("{host}") };
+    DeviceUri::Object(ObjectUri { is_qcow2: true, ..uri })
+}
+
+fn timed(uri: DeviceUri, seconds: u64) -> DeviceUri {
+    let DeviceUri::Object(uri) = uri else { panic!("{uri}") };
+    let deadline = ReplyDeadlineSetting::After(Nanos::from_millis(seconds * 1000));
+    DeviceUri::Object(ObjectUri { deadline, ..uri })
+}
+
 #[test]
 fn deadline_defaults_per_transport() {
     for (word, seconds) in [
@@ -92,6 +123,23 @@ fn every_form_and_its_canonical_spelling() {
             }),
             "file:a.cow?grow=64M&grow_max=1T",
         ),
+        ("file:a.qcow2?readonly=on&format=qcow2", image("a.qcow2", false), "file:a.qcow2?format=qcow2"),
+        (
+            "file:/a%3F.qcow2?backing=allow&format=qcow2",
+            image("/a?.qcow2", true),
+            "file:/a%3F.qcow2?format=qcow2&backing=allow",
+        ),
+        ("file:a?format=raw", file("a", None, false), "file:a"),
+        ("https://Host:443/a/b.img", object(ObjectScheme::Https, "host", "a/b.img"), "https://host/a/b.img"),
+        (
+            "http://127.0.0.1:8080/x",
+            object(ObjectScheme::Http, "127.0.0.1:8080", "x"),
+            "http://127.0.0.1:8080/x",
+        ),
+        ("http://[::1]/x", object(ObjectScheme::Http, "[::1]", "x"), "http://[::1]/x"),
+        ("s3://my-bucket/a%20b", object(ObjectScheme::S3, "my-bucket", "a b"), "s3://my-bucket/a%20b"),
+        ("https://h/a.qcow2?format=qcow2", in_qcow2("h", "a.qcow2"), "https://h/a.qcow2?format=qcow2"),
+        ("gs://b/k?deadline=60s", timed(object(ObjectScheme::Gs, "b", "k"), 60), "gs://b/k?deadline=1m"),
         ("mem:1G", DeviceUri::Mem { size: 1 << 30, queue: None }, "mem:1G"),
         ("mem:1024MiB", DeviceUri::Mem { size: 1 << 30, queue: None }, "mem:1G"),
         (
@@ -190,15 +238,48 @@ fn refusals_say_what_would_be_right() {
         ("@a/b", "@\"a/b\": a device name contains no \"/\""),
         ("@control", "@\"control\": device name cannot be \"control\", \".\", or \"..\""),
         ("8:4294967296", "\"8:4294967296\": no such device number"),
+        ("http://x/", "http: the name of an object has 1 to 4096 bytes, no control characters"),
         (
-            "http://x/",
-            "\"http\": unknown kind of device; expected a path, @name, file:, nbd:, null:, mem: or pattern:",
+            "https://u:secret@h/x",
+            "https: a URI has no user and no password: tables are shown in status lines",
+        ),
+        (
+            "https://h/x?X-Amz-Signature=1",
+            "https: unknown parameter \"X-Amz-Signature\"; there are deadline, insecure, format and those of a queue (a signed URL is refused, because tables are shown in status lines)",
+        ),
+        (
+            "http://h/x",
+            "http: data without encryption can be changed on its way: use https:, or insecure=on if the network is trusted",
+        ),
+        ("https://h/a/../x", "https: the name of an object has no empty part and no part \".\" or \"..\""),
+        ("s3://b:1/x", "s3: \"b:1\" is not a bucket or container"),
+        ("https://h:0/x", "https: port \"0\" is not in 1..65535"),
+        ("s3://b/x?format=vmdk", "s3: format=\"vmdk\" is neither raw nor qcow2"),
+        ("s3://b/x?insecure=on", "s3: insecure=on is for http: only"),
+        (
+            "file:a?format=vmdk",
+            "file: format=\"vmdk\" is neither raw nor qcow2 (nbd: serves others, by qemu-nbd)",
+        ),
+        ("file:a?backing=allow", "file: backing needs format=qcow2"),
+        ("file:a?format=qcow2&backing=yes", "file: backing=\"yes\" is neither allow nor deny"),
+        (
+            "file:a?format=qcow2&grow=1M",
+            "file: an image in qcow2 is read-only; a snapshot over it takes writes",
+        ),
+        (
+            "file:a?format=qcow2&readonly=off",
+            "file: an image in qcow2 is read-only; a snapshot over it takes writes",
+        ),
+        (
+            "ftp://x/",
+            "\"ftp\": unknown kind of device; expected a path, @name, file:, nbd:, null:, mem:, pattern:, https:, \
+             s3:, gs: or az:",
         ),
         ("file:", "no path of a device"),
         ("file:a?direct=maybe", "file: direct=\"maybe\" is neither on nor off"),
         (
             "file:a?cache=none",
-            "file: unknown option \"cache\"; expected one of direct, readonly, exclusive, grow, grow_max, scheduler, nr_hw_queues, \
+            "file: unknown option \"cache\"; expected one of direct, readonly, exclusive, grow, grow_max, format, backing, scheduler, nr_hw_queues, \
              queue_depth, nr_requests, nomerges, max_sectors_kb, max_segments, read_expire, write_expire, writes_starved, \
              fifo_batch, front_merges",
         ),

@@ -23,6 +23,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("udm-queue", &["udm-core", "udm-wire"]),
     ("udm-backends", &["udm-core", "udm-queue", "udm-runtime", "udm-tls", "udm-wire"]),
     ("udm-frontends", &["udm-buf", "udm-core", "udm-runtime", "udm-tls", "udm-wire"]),
+    ("udm-object", &["udm-backends", "udm-core", "udm-wire"]),
     (
         "udm-control",
         &["udm-backends", "udm-core", "udm-dm", "udm-frontends", "udm-queue", "udm-targets", "udm-wire"],
@@ -64,6 +65,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "udm-core",
             "udm-dm",
             "udm-frontends",
+            "udm-object",
             "udm-runtime",
             "udm-targets",
             "udm-tls",
@@ -79,6 +81,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "udm-core",
             "udm-dm",
             "udm-frontends",
+            "udm-object",
             "udm-runtime",
             "udm-tls",
             "udm-wire",

@@ -251,7 +251,7 @@ impl Drop for OpenDisk {
 
 impl DiskIdentity {
     /// Identity of the disk that `stat` describes; `None` if it is no disk.
-    pub(super) fn of(stat: &Stat) -> Option<DiskIdentity> {
+    pub(crate) fn of(stat: &Stat) -> Option<DiskIdentity> {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => Some(DiskIdentity::File { device: stat.st_dev, inode: stat.st_ino }),
             FileType::BlockDevice => Some(DiskIdentity::Block { number: stat.st_rdev }),

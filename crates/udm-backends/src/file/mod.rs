@@ -67,6 +67,7 @@ mod sync;
 mod tests;
 mod warnings;
 
+pub(crate) use claim::lock_file_against_writers;
 pub(crate) use disk::OpenDisks;
 
 use disk::{OpenDisk, PerCoreDescriptors};

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use udm_core::errno::{EAGAIN, EBUSY, EINVAL};
 use udm_core::{Buf, DeviceControlError, DeviceId, GrowthPolicy, Limits, SECTOR_SIZE, Sectors};
-use udm_wire::uri::FileUri;
+use udm_wire::uri::{FileUri, ImageFormat};
 
 /// Upper limit of retries if the path leads to another disk than a moment ago.
 const RACES: usize = 10;
@@ -242,7 +242,9 @@ impl OpenDisks {
         let system = |e: Errno| about.fail("", e);
         let direct = if direct { Some(direct_alignment(fd.as_fd()).map_err(system)?) } else { None };
         let block = query_disk_limits(fd.as_fd(), stat, direct, false).map_err(system)?.logical_block;
-        warnings::log_opened_file_warnings(&uri.path, fd.as_fd(), stat, block);
+        if uri.format == ImageFormat::Raw {
+            warnings::log_opened_file_warnings(&uri.path, fd.as_fd(), stat, block);
+        }
         let in_memory = inline_io::is_on_memory_filesystem(fd.as_fd());
         let closing = Arc::clone(&self.closing);
         let disk = Arc::new(OpenDisk::new(identity, uri.path.clone(), direct, in_memory, block, closing));

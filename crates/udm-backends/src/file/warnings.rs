@@ -48,9 +48,12 @@ pub(super) fn log_opened_file_warnings(path: &Path, fd: BorrowedFd<'_>, stat: &S
     let mut head = Buf::zeroed(HEAD);
     let read = rustix::io::pread(fd, &mut head[..], 0).unwrap_or(0);
     if let Some(format) = detect_image_format(&head[..read]) {
+        let way = match format {
+            "qcow2" => format!("\"file:{path}?format=qcow2\" serves"),
+            _ => format!("\"qemu-img convert -O raw {path} NEW\" makes"),
+        };
         tracing::warn!(
-            "{path}: begins like an image in format {format}, and is served as it is: \
-             \"qemu-img convert -O raw {path} NEW\" makes the disk that is in it"
+            "{path}: begins like an image in format {format}, and is served as it is: {way} the disk that is in it"
         );
     }
 }

@@ -7,7 +7,20 @@ use std::fmt;
 use std::path::PathBuf;
 
 /// The names of the options.
-const OPTIONS: [&str; 5] = ["direct", "readonly", "exclusive", "grow", "grow_max"];
+const OPTIONS: [&str; 7] = ["direct", "readonly", "exclusive", "grow", "grow_max", "format", "backing"];
+
+/// Format of the disk in a file. It is named, never probed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ImageFormat {
+    /// The bytes of the file are the disk.
+    #[default]
+    Raw,
+    /// A qcow2 image, read-only.
+    Qcow2 {
+        /// Other files that the image names may be used: backing files, a file with its data.
+        allow_backing: bool,
+    },
+}
 
 /// A file or block device, and how it is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +42,8 @@ pub struct FileUri {
     pub grow: Option<u64>,
     /// Maximum size in bytes of a file that grows; `None`: no limit but the file system's.
     pub grow_max: Option<u64>,
+    /// The format of the disk in the file. A qcow2 image is always read-only.
+    pub format: ImageFormat,
     /// The queue in front of the file; `None` for none.
     pub queue: Option<QueueParams>,
 }
@@ -44,6 +59,7 @@ impl FileUri {
             exclusive: true,
             grow: None,
             grow_max: None,
+            format: ImageFormat::Raw,
             queue: None,
         }
     }
@@ -74,6 +90,7 @@ impl FileUri {
         let path = check_file_uri_path(&path)?;
         let (mut direct, mut readonly, mut exclusive) = (None, None, None);
         let (mut grow, mut grow_max) = (None, None);
+        let (mut format, mut backing) = (None, None);
         let (mut queue, mut queued) = (None, Vec::new());
         for pair in query.into_iter().flat_map(|query| query.split('&')) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -89,6 +106,13 @@ impl FileUri {
                     }
                     let option = if name == "grow" { &mut grow } else { &mut grow_max };
                     if option.replace(bytes).is_some() {
+                        return Err(DeviceUriError::new(format!("file: {name} is given twice")));
+                    }
+                    continue;
+                }
+                "format" | "backing" => {
+                    let option = if name == "format" { &mut format } else { &mut backing };
+                    if option.replace(value).is_some() {
                         return Err(DeviceUriError::new(format!("file: {name} is given twice")));
                     }
                     continue;
@@ -115,22 +139,60 @@ impl FileUri {
                 return Err(DeviceUriError::new(format!("file: {name} is given twice")));
             }
         }
-        let (readonly, exclusive) = (readonly.unwrap_or(false), exclusive.unwrap_or(true));
+        let format =
+            ImageFormat::parse(format, backing).map_err(|why| DeviceUriError::new(format!("file: {why}")))?;
+        let is_image = format != ImageFormat::Raw;
+        if is_image && (readonly == Some(false) || grow.is_some()) {
+            return Err(DeviceUriError::new(
+                "file: an image in qcow2 is read-only; a snapshot over it takes writes",
+            ));
+        }
+        let (readonly, exclusive) = (readonly.unwrap_or(is_image), exclusive.unwrap_or(true));
         if grow.is_none() && grow_max.is_some() {
             return Err(DeviceUriError::new("file: grow_max (the maximum size) needs grow (the step)"));
         }
-        Ok(FileUri { path, direct, readonly, exclusive, grow, grow_max, queue })
+        Ok(FileUri { path, direct, readonly, exclusive, grow, grow_max, format, queue })
     }
 
     /// The options that differ from the defaults.
     fn options(&self) -> impl Iterator<Item = String> {
         let direct = self.direct.map(|on| if on { "direct=on" } else { "direct=off" });
-        let readonly = self.readonly.then_some("readonly=on");
+        let is_raw = self.format == ImageFormat::Raw;
+        let readonly = (self.readonly && is_raw).then_some("readonly=on");
         let exclusive = (!self.exclusive).then_some("exclusive=off");
         let switches = [direct, readonly, exclusive].into_iter().flatten().map(String::from);
         let grow = self.grow.map(|bytes| format!("grow={}", SizeWithUnit(bytes)));
         let grow_max = self.grow_max.map(|bytes| format!("grow_max={}", SizeWithUnit(bytes)));
-        switches.chain(grow).chain(grow_max).chain(QueueParams::words(self.queue.as_ref()))
+        let format = self.format.words().iter().copied().map(String::from);
+        switches.chain(grow).chain(grow_max).chain(format).chain(QueueParams::words(self.queue.as_ref()))
+    }
+}
+
+impl ImageFormat {
+    /// Parses the values of `format` and `backing`.
+    fn parse(format: Option<&str>, backing: Option<&str>) -> Result<ImageFormat, String> {
+        match (format, backing) {
+            (Some("qcow2"), None | Some("deny")) => Ok(ImageFormat::Qcow2 { allow_backing: false }),
+            (Some("qcow2"), Some("allow")) => Ok(ImageFormat::Qcow2 { allow_backing: true }),
+            (Some("qcow2"), Some(other)) => {
+                Err(format!("backing={} is neither allow nor deny", quote_for_error_line(other)))
+            }
+            (None | Some("raw"), None) => Ok(ImageFormat::Raw),
+            (None | Some("raw"), Some(_)) => Err("backing needs format=qcow2".into()),
+            (Some(other), _) => Err(format!(
+                "format={} is neither raw nor qcow2 (nbd: serves others, by qemu-nbd)",
+                quote_for_error_line(other)
+            )),
+        }
+    }
+
+    /// The options of a format that is not the default.
+    fn words(self) -> &'static [&'static str] {
+        match self {
+            ImageFormat::Raw => &[],
+            ImageFormat::Qcow2 { allow_backing: false } => &["format=qcow2"],
+            ImageFormat::Qcow2 { allow_backing: true } => &["format=qcow2", "backing=allow"],
+        }
     }
 }
 

@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `/dev/nvme0n1`, `./disk.img`, `disk.img` | a file or block device, taken literally |
 //! | `file:disk.img?direct=on&readonly=on` | the same with options, see [`FileUri`]; `%XX` is the byte XX, so `?` is `%3F` and `%` is `%25` |
+//! | `file:disk.qcow2?format=qcow2` | the disk in a qcow2 image, read-only |
 //! | `null:size=4G,bs=4K` | a null device; see [`NullParams`] |
 //! | `mem:1G`, `pattern:1G` | memory, with the words of a queue after commas; a read-only pattern |
 //! | `nbd://host:10809/export`, `nbd+unix:///export?socket=/path` | an NBD server; see [`NbdUri`] |
 //! | `nbds://host/export?tls-certificates=/folder`, `nbds+unix:` | an NBD server over TLS |
+//! | `https://host/path`, `s3://bucket/key`, `gs:`, `az:`, `http:` | a read-only object, see [`ObjectUri`] |
 //! | `@name` | a mapped device |
 //! | `8:16` | a device by its number |
 //!
@@ -19,14 +21,16 @@ mod file;
 mod nbd;
 mod null;
 mod null_faults;
+mod object;
 mod percent;
 mod queue;
 mod reply_deadline;
 
-pub use file::FileUri;
+pub use file::{FileUri, ImageFormat};
 pub use nbd::{NbdAddress, NbdTlsParams, NbdUri};
 pub use null::NullParams;
 pub use null_faults::{FaultAttr, NullFaults};
+pub use object::{ObjectScheme, ObjectUri};
 pub use queue::{IoSchedulerName, QueueParams};
 pub use reply_deadline::{ReplyDeadlineSetting, ServerStoppedProof, SilentServerPolicy, TimeSpan};
 
@@ -63,6 +67,8 @@ pub enum DeviceUri {
     },
     /// An export of an NBD server.
     Nbd(NbdUri),
+    /// A read-only object of a web server or an object store.
+    Object(ObjectUri),
     /// A mapped device by its name: 1..=[`MAPPED_NAME_MAX`] bytes, no `/`.
     Mapped(String),
     /// A device by its number.
@@ -111,6 +117,9 @@ pub fn parse_device_uri(word: &str) -> Result<DeviceUri, DeviceUriError> {
     let Some((scheme, rest)) = split_uri_scheme(word) else {
         return FileUri::literal(word).map(DeviceUri::File);
     };
+    if let Some(kind) = ObjectScheme::of(scheme) {
+        return ObjectUri::parse(kind, rest).map(DeviceUri::Object);
+    }
     match scheme {
         "file" => FileUri::parse(rest).map(DeviceUri::File),
         "null" => NullParams::parse(rest).map(DeviceUri::Null),
@@ -118,7 +127,8 @@ pub fn parse_device_uri(word: &str) -> Result<DeviceUri, DeviceUriError> {
         "pattern" => Ok(DeviceUri::Pattern { size: parse_device_size("pattern", rest)? }),
         "nbd" | "nbd+unix" | "nbds" | "nbds+unix" => NbdUri::parse(scheme, rest).map(DeviceUri::Nbd),
         _ => Err(DeviceUriError::new(format!(
-            "{}: unknown kind of device; expected a path, @name, file:, nbd:, null:, mem: or pattern:",
+            "{}: unknown kind of device; expected a path, @name, file:, nbd:, null:, \
+             mem:, pattern:, https:, s3:, gs: or az:",
             quote_for_error_line(scheme)
         ))),
     }
@@ -204,6 +214,7 @@ impl fmt::Display for DeviceUri {
             }
             DeviceUri::Pattern { size } => write!(f, "pattern:{}", SizeWithUnit(*size)),
             DeviceUri::Nbd(uri) => uri.fmt(f),
+            DeviceUri::Object(uri) => uri.fmt(f),
             DeviceUri::Mapped(name) => write!(f, "@{name}"),
             DeviceUri::Number { major, minor } => write!(f, "{major}:{minor}"),
         }

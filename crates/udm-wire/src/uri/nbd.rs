@@ -219,7 +219,7 @@ fn parse_host_name(value: &str) -> Result<String, String> {
 }
 
 /// True if all bytes may be in a host name or an IPv4 address.
-fn is_host_name(host: &str) -> bool {
+pub(super) fn is_host_name(host: &str) -> bool {
     host.len() <= HOST_MAX && host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
 }
 

@@ -69,6 +69,10 @@ pub fn config() -> Outcome {
     run_document("docs/config.md")
 }
 
+pub fn images() -> Outcome {
+    run_document("docs/images.md")
+}
+
 pub fn snapshots() -> Outcome {
     run_document("docs/snapshots.md")
 }

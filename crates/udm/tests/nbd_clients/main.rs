@@ -54,7 +54,8 @@ fn main() {
             &["qemu-io", "qemu-img", "nbdcopy", "curl", "nbdfuse", "fusermount3"],
             docs::recipes,
         ),
-        trial("every_target_and_device_has_a_line_that_works", &["nbdinfo"], docs::targets),
+        trial("every_target_and_device_has_a_line_that_works", &["nbdinfo", "qemu-img"], docs::targets),
+        trial("images_are_served_as_described", &["qemu-img", "qemu-io", "nbdcopy", "python3"], docs::images),
         trial("paths_are_looked_after_as_described", &[], docs::multipath),
         trial(
             "snapshots_and_backups_as_they_are_described",

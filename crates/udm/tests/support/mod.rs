@@ -10,6 +10,7 @@ pub mod nbd;
 pub mod servers;
 pub mod shutdown;
 pub mod stamps;
+pub mod web_server;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;

@@ -20,6 +20,7 @@ use landlock::{
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use udm_backends::files_of_image;
 use udm_control::config::DesiredDevice;
 use udm_wire::table::parse_table;
 use udm_wire::uri::{DeviceUri, FileUri, NbdUri, ServerStoppedProof, parse_device_uri};
@@ -141,7 +142,11 @@ impl SandboxFiles {
         let is_path = word.contains('/') || word.starts_with("file:");
         match path.exists() {
             true if path.is_dir() => {}
-            true if file.readonly => self.read.push(path),
+            true if file.readonly => {
+                // Files that an image names are read too.
+                self.read.extend(files_of_image(&FileUri { path: path.clone(), ..file.clone() }));
+                self.read.push(path);
+            }
             true => self.change.push(path),
             false if is_path => {
                 self.change
