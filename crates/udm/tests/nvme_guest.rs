@@ -1,0 +1,130 @@
+//! The NVMe/TCP target and a real kernel, which nobody here wrote. The tests run only if
+//! `UDM_TEST_KERNEL` is a folder with an unpacked kernel package (docs/internals/kernel-rows.md).
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use support::guest::{GuestKernel, finish};
+use support::{Server, until};
+use tempfile::TempDir;
+
+/// The modules of a host, in the order of their dependencies; those that are built in are missing
+/// from the package.
+const HOST: [&str; 9] = [
+    "failover",
+    "net_failover",
+    "virtio_net",
+    "crc32c_generic",
+    "nvme-keyring",
+    "nvme-auth",
+    "nvme-core",
+    "nvme-fabrics",
+    "nvme-tcp",
+];
+
+/// The modules of ext4, likewise.
+const EXT4: [&str; 5] = ["libcrc32c", "crc16", "mbcache", "jbd2", "ext4"];
+
+const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555";
+const SUBSYSTEM: &str = "nqn.2026-11.org.example:disks";
+
+/// Sectors of a disk.
+const SECTORS: u64 = (64 << 20) / 512;
+
+/// A network, and a function that connects to a subsystem. QEMU forwards 10.0.2.2 to this machine.
+const PRELUDE: &str = "\
+    busybox ip link set lo up; busybox ip addr add 10.0.2.15/24 dev eth0; busybox ip link set eth0 up\n\
+    connect() { echo \"transport=tcp,traddr=10.0.2.2,trsvcid=$1,nqn=$2,hostnqn=HOSTNQN,\
+hostid=11111111-2222-4333-8444-555555555555,$3\" > /dev/nvme-fabrics && echo CONNECTED $2; }\n\
+    wait_for() { for i in $(seq 100); do [ -e $1 ] && return; sleep 0.1; done; echo FAILED: no $1; }\n\
+    kernel_log() { cat /proc/kmsg > /tmp/kmsg & sleep 0.5; cat /tmp/kmsg; }\n";
+
+/// A machine with a network that runs `script`.
+fn machine(kernel: &GuestKernel, folder: &Path, programs: &[&str], script: &str) -> Command {
+    let modules = [&HOST[..], &EXT4[..]].concat();
+    let script = format!("{}{script}", PRELUDE.replace("HOSTNQN", HOST_NQN));
+    let mut qemu = kernel.machine(folder, &modules, programs, &script);
+    qemu.args(["-smp", "2", "-netdev", "user,id=n", "-device", "virtio-net-pci,netdev=n"]);
+    qemu
+}
+
+/// A server with a target for this subsystem, and its port.
+fn serve(devices: &[&str], more: &[&str]) -> (Server, u16) {
+    let target = ["--nvme", "127.0.0.1:0", "--nvme-subsystem", SUBSYSTEM, "--cores", "0,1"];
+    let server = Server::start_with(devices, &[&target, more].concat());
+    let port = until("the address of the target", || {
+        let log = server.log();
+        let (_, rest) = log.split_once("trsvcid=")?;
+        rest.split(',').next()?.parse().ok()
+    });
+    (server, port)
+}
+
+fn find_kernel() -> Option<GuestKernel> {
+    let kernel = GuestKernel::find()?;
+    ["nvme-tcp", "virtio_net"].iter().all(|module| kernel.has_module(module)).then_some(kernel)
+}
+
+/// A Linux host connects with and without digests, reads and writes with short and long requests,
+/// and keeps a file system. It sees the identifiers and states that its drivers insist on.
+#[test]
+fn a_real_host_keeps_its_data() {
+    let Some(kernel) = find_kernel() else { return };
+    let folder = TempDir::new().unwrap();
+    let image = folder.path().join("disk");
+    fs::File::create(&image).unwrap().set_len(SECTORS * 512).unwrap();
+    let disk = format!("disk=0 {SECTORS} linear {} 0", image.display());
+    let (server, port) = serve(&[&disk, "second=null:size=16M,blocksize=4096"], &[]);
+    let script = format!(
+        "\
+        for digests in '' ,hdr_digest,data_digest; do\n\
+          connect {port} {SUBSYSTEM} nr_io_queues=2,keep_alive_tmo=5$digests || kernel_log\n\
+          wait_for /dev/nvme0n1; wait_for /dev/nvme0n2\n\
+          cd /sys/class/nvme/nvme0\n\
+          echo STATE $(cat state) queues $(cat queue_count) $(cat subsysnqn) model $(cat model)\n\
+          echo SIZES $(cat /sys/block/nvme0n1/size) $(cat /sys/block/nvme0n2/size)\n\
+          echo BLOCKS $(cat /sys/block/nvme0n1/queue/logical_block_size) $(cat /sys/block/nvme0n2/queue/logical_block_size)\n\
+          echo CACHE $(cat /sys/block/nvme0n1/queue/write_cache) $(cat /sys/block/nvme0n1/queue/fua)\n\
+          echo LIMITS $(cat /sys/block/nvme0n1/queue/max_hw_sectors_kb) $(cat /sys/block/nvme0n1/queue/write_zeroes_max_bytes)\n\
+          echo ANA $(cat /sys/block/nvme0c*n1/ana_state /sys/block/nvme0c*n1/ana_grpid)\n\
+          echo WWID $(cat /sys/block/nvme0n1/wwid)\n\
+          dd if=/dev/urandom of=/tmp/a bs=1M count=8 2>/dev/null\n\
+          for bs in 512 4096 16384 20480 1048576; do\n\
+            dd if=/tmp/a of=/dev/nvme0n1 bs=$bs count=$((8388608/bs < 400 ? 8388608/bs : 400)) oflag=direct 2>/dev/null || echo FAILED\n\
+            dd if=/dev/nvme0n1 of=/tmp/b bs=$bs count=$((8388608/bs < 400 ? 8388608/bs : 400)) iflag=direct 2>/dev/null || echo FAILED\n\
+            head -c $(busybox stat -c %s /tmp/b) /tmp/a | cmp - /tmp/b || echo FAILED $bs\n\
+          done\n\
+          busybox mke2fs -q /dev/nvme0n1 > /dev/null 2>&1 || busybox mke2fs /dev/nvme0n1 > /dev/null\n\
+          mount -t ext4 /dev/nvme0n1 /mnt || echo FAILED mount\n\
+          for i in 1 2 3; do cp /tmp/a /mnt/$i || echo FAILED; done\n\
+          sync; echo 3 > /proc/sys/vm/drop_caches\n\
+          for i in 1 2 3; do cmp /tmp/a /mnt/$i || echo FAILED; done\n\
+          rm /mnt/1; fstrim /mnt && echo TRIMMED; umount /mnt\n\
+          blkdiscard -z -o 0 -l 1048576 /dev/nvme0n1 && echo ZEROED || echo FAILED\n\
+          dd if=/dev/nvme0n1 bs=1M count=1 iflag=direct 2>/dev/null | cmp -n 1048576 - /dev/zero || echo FAILED\n\
+          blkdiscard -o 0 -l 4194304 /dev/nvme0n1 && echo DISCARDED || echo FAILED\n\
+          cd /; echo 1 > /sys/class/nvme/nvme0/delete_controller; sleep 0.5\n\
+          [ -e /dev/nvme0n1 ] && echo FAILED: still there\n\
+        done\n\
+        kernel_log; echo FINISHED"
+    );
+    let output = finish(machine(&kernel, folder.path(), &[], &script).spawn().unwrap(), folder.path());
+    println!("{output}");
+    println!("{}", server.log());
+    assert!(output.contains("FINISHED"), "{output}{}", server.log());
+    assert!(!output.contains("FAILED") && !output.contains("I/O error"), "{output}{}", server.log());
+    for (line, count) in [
+        (format!("STATE live queues 3 {SUBSYSTEM} model udm"), 2),
+        (format!("SIZES {SECTORS} 32768"), 2),
+        ("BLOCKS 512 4096".into(), 2),
+        ("CACHE write back 1".into(), 2),
+        ("ANA optimized 1".into(), 2),
+        ("TRIMMED".into(), 2),
+        ("ZEROED".into(), 2),
+        ("DISCARDED".into(), 2),
+    ] {
+        assert_eq!(output.matches(&line).count(), count, "{line:?}: {output}");
+    }
+}
