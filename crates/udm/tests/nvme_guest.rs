@@ -38,7 +38,8 @@ const PRELUDE: &str = "\
     busybox ip link set lo up; busybox ip addr add 10.0.2.15/24 dev eth0; busybox ip link set eth0 up\n\
     connect() { echo \"transport=tcp,traddr=10.0.2.2,trsvcid=$1,nqn=$2,hostnqn=HOSTNQN,\
 hostid=11111111-2222-4333-8444-555555555555,$3\" > /dev/nvme-fabrics && echo CONNECTED $2; }\n\
-    wait_for() { for i in $(seq 100); do [ -e $1 ] && return; sleep 0.1; done; echo FAILED: no $1; }\n\
+    find_disk() { for i in $(seq 100); do for b in /sys/block/nvme0n*; do [ \"$(cat $b/nsid 2>/dev/null)\" = $1 ] && \
+D=${b##*/} && [ -e /dev/$D ] && return; done; sleep 0.1; done; echo FAILED: no namespace $1; }\n\
     kernel_log() { cat /proc/kmsg > /tmp/kmsg & sleep 0.5; cat /tmp/kmsg; }\n";
 
 /// A machine with a network that runs `script`.
@@ -81,50 +82,51 @@ fn a_real_host_keeps_its_data() {
         "\
         for digests in '' ,hdr_digest,data_digest; do\n\
           connect {port} {SUBSYSTEM} nr_io_queues=2,keep_alive_tmo=5$digests || kernel_log\n\
-          wait_for /dev/nvme0n1; wait_for /dev/nvme0n2\n\
+          find_disk 1; A=$D; find_disk 2; B=$D\n\
           cd /sys/class/nvme/nvme0\n\
           echo STATE $(cat state) queues $(cat queue_count) $(cat subsysnqn) model $(cat model)\n\
-          echo SIZES $(cat /sys/block/nvme0n1/size) $(cat /sys/block/nvme0n2/size)\n\
-          echo BLOCKS $(cat /sys/block/nvme0n1/queue/logical_block_size) $(cat /sys/block/nvme0n2/queue/logical_block_size)\n\
-          echo CACHE $(cat /sys/block/nvme0n1/queue/write_cache) $(cat /sys/block/nvme0n1/queue/fua)\n\
-          echo LIMITS $(cat /sys/block/nvme0n1/queue/max_hw_sectors_kb) $(cat /sys/block/nvme0n1/queue/write_zeroes_max_bytes)\n\
-          echo ANA $(cat /sys/block/nvme0c*n1/ana_state /sys/block/nvme0c*n1/ana_grpid)\n\
-          echo WWID $(cat /sys/block/nvme0n1/wwid)\n\
+          Q=/sys/block/$A/queue\n\
+          echo SIZES $(cat /sys/block/$A/size /sys/block/$B/size)\n\
+          echo BLOCKS $(cat $Q/logical_block_size /sys/block/$B/queue/logical_block_size)\n\
+          echo CACHE $(cat $Q/write_cache $Q/fua) LIMITS $(cat $Q/max_hw_sectors_kb $Q/write_zeroes_max_bytes)\n\
+          echo ANA $(cat /sys/block/nvme0c*n*/ana_state) WWID $(cat /sys/block/$A/wwid)\n\
           dd if=/dev/urandom of=/tmp/a bs=1M count=8 2>/dev/null\n\
           for bs in 512 4096 16384 20480 1048576; do\n\
-            dd if=/tmp/a of=/dev/nvme0n1 bs=$bs count=$((8388608/bs < 400 ? 8388608/bs : 400)) oflag=direct 2>/dev/null || echo FAILED\n\
-            dd if=/dev/nvme0n1 of=/tmp/b bs=$bs count=$((8388608/bs < 400 ? 8388608/bs : 400)) iflag=direct 2>/dev/null || echo FAILED\n\
-            head -c $(busybox stat -c %s /tmp/b) /tmp/a | cmp - /tmp/b || echo FAILED $bs\n\
+            n=$((8388608/bs)); [ $n -gt 300 ] && n=300\n\
+            dd if=/tmp/a of=/dev/$A bs=$bs count=$n oflag=direct 2>/dev/null || echo FAILED\n\
+            dd if=/dev/$A of=/tmp/b bs=$bs count=$n iflag=direct 2>/dev/null || echo FAILED\n\
+            head -c $((bs*n)) /tmp/a > /tmp/c; cmp /tmp/b /tmp/c || echo FAILED $bs\n\
           done\n\
-          busybox mke2fs -q /dev/nvme0n1 > /dev/null 2>&1 || busybox mke2fs /dev/nvme0n1 > /dev/null\n\
-          mount -t ext4 /dev/nvme0n1 /mnt || echo FAILED mount\n\
+          busybox mke2fs /dev/$A > /dev/null; mount -t ext4 /dev/$A /mnt || echo FAILED mount\n\
           for i in 1 2 3; do cp /tmp/a /mnt/$i || echo FAILED; done\n\
           sync; echo 3 > /proc/sys/vm/drop_caches\n\
           for i in 1 2 3; do cmp /tmp/a /mnt/$i || echo FAILED; done\n\
           rm /mnt/1; fstrim /mnt && echo TRIMMED; umount /mnt\n\
-          blkdiscard -z -o 0 -l 1048576 /dev/nvme0n1 && echo ZEROED || echo FAILED\n\
-          dd if=/dev/nvme0n1 bs=1M count=1 iflag=direct 2>/dev/null | cmp -n 1048576 - /dev/zero || echo FAILED\n\
-          blkdiscard -o 0 -l 4194304 /dev/nvme0n1 && echo DISCARDED || echo FAILED\n\
-          cd /; echo 1 > /sys/class/nvme/nvme0/delete_controller; sleep 0.5\n\
-          [ -e /dev/nvme0n1 ] && echo FAILED: still there\n\
+          dd if=/tmp/a of=/dev/$A bs=1M oflag=direct 2>/dev/null\n\
+          /bin/fallocate -z -n -o 1048576 -l 2097152 /dev/$A && echo ZEROED || echo FAILED\n\
+          (head -c 1048576 /tmp/a; head -c 2097152 /dev/zero; tail -c 5242880 /tmp/a) > /tmp/c\n\
+          dd if=/dev/$A of=/tmp/b bs=1M count=8 iflag=direct 2>/dev/null; cmp /tmp/b /tmp/c || echo FAILED\n\
+          blkdiscard -o 0 -l 4194304 /dev/$A && echo DISCARDED || echo FAILED\n\
+          cd /; echo 1 > /sys/class/nvme/nvme0/delete_controller\n\
+          [ -e /dev/$A ] && echo FAILED: still there\n\
         done\n\
         kernel_log; echo FINISHED"
     );
-    let output = finish(machine(&kernel, folder.path(), &[], &script).spawn().unwrap(), folder.path());
-    println!("{output}");
-    println!("{}", server.log());
-    assert!(output.contains("FINISHED"), "{output}{}", server.log());
-    assert!(!output.contains("FAILED") && !output.contains("I/O error"), "{output}{}", server.log());
+    let machine = machine(&kernel, folder.path(), &["fallocate"], &script).spawn().unwrap();
+    let output = finish(machine, folder.path());
+    let all = format!("{output}{}", server.log());
+    assert!(output.contains("FINISHED") && !output.contains("FAILED"), "{all}");
+    assert!(!output.contains("I/O error") && !output.contains(" timeout"), "{all}");
     for (line, count) in [
-        (format!("STATE live queues 3 {SUBSYSTEM} model udm"), 2),
-        (format!("SIZES {SECTORS} 32768"), 2),
-        ("BLOCKS 512 4096".into(), 2),
-        ("CACHE write back 1".into(), 2),
-        ("ANA optimized 1".into(), 2),
-        ("TRIMMED".into(), 2),
-        ("ZEROED".into(), 2),
-        ("DISCARDED".into(), 2),
+        (&*format!("STATE live queues 3 {SUBSYSTEM} model udm"), 2),
+        (&format!("SIZES {SECTORS} 32768"), 2),
+        ("BLOCKS 512 4096", 2),
+        ("CACHE write back 1 LIMITS 1024 1048576", 2),
+        ("ANA optimized optimized WWID uuid.", 2),
+        ("TRIMMED", 2),
+        ("ZEROED", 2),
+        ("DISCARDED", 2),
     ] {
-        assert_eq!(output.matches(&line).count(), count, "{line:?}: {output}");
+        assert_eq!(output.matches(line).count(), count, "{line:?}: {all}");
     }
 }

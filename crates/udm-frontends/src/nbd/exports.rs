@@ -307,7 +307,7 @@ impl Exports {
     }
 
     /// Sets the cores that serve the exports. Only the first call has an effect.
-    pub(super) fn set_core_set(&self, core_set: &Arc<ProcessCores>) {
+    pub(crate) fn set_core_set(&self, core_set: &Arc<ProcessCores>) {
         let _ = self.core_set.set(Arc::downgrade(core_set));
     }
 

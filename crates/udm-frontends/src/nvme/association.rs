@@ -110,6 +110,11 @@ impl Association {
         queues.connected.is_empty()
     }
 
+    /// True if no I/O queue is connected.
+    pub(super) fn is_alone(&self) -> bool {
+        self.queues().connected.iter().all(|queue| *queue == 0)
+    }
+
     /// The core of a queue: I/O queues are distributed over all cores.
     pub(super) fn core_of(&self, queue: u16) -> CoreId {
         let number = if queue == 0 { self.id } else { queue - 1 };

@@ -130,6 +130,7 @@ impl NvmeServer {
             stopping: AtomicBool::new(false),
             stop_event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
+        exports.set_core_set(core_set);
         let refresh = shared.refresh_hook();
         exports.on_list_changed(Arc::new(move || refresh(None)));
         let thread = {

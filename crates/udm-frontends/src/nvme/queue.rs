@@ -35,6 +35,10 @@ const PDUS_A_TURN: usize = 256;
 /// Idle time after which a queue frees the memory that it keeps for reuse.
 const IDLE: Nanos = Nanos(1_000_000_000);
 
+/// Pause between looks of an admin queue at the other queues of its association, when the server
+/// stops.
+const STOP_PAUSE: Nanos = Nanos(5_000_000);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueuePhase {
     Serving,
@@ -195,8 +199,8 @@ impl NvmeQueue {
         cx.subscribe(self.link.association.topic);
         cx.subscribe(self.server.subsystem.topic);
         self.host_at = cx.now();
-        self.look_at_subsystem(cx);
         self.begin_admin(cx.now());
+        self.look_at_subsystem(cx);
         self.advance_sq_head();
         connected.sq_head = self.sq_head();
         self.tx.push(QueuedPdu::Response(connected));
@@ -340,7 +344,9 @@ impl NvmeQueue {
 
     /// Performs the last steps of the queue's life as far as possible.
     fn advance_shutdown(&mut self, cx: &mut FrontCx<'_, '_>) {
-        if self.phase == QueuePhase::Draining && self.pending.is_empty() && self.tx.is_idle() {
+        // When the server stops, the admin queue ends last: its end would be that of the others.
+        let is_last = self.admin.is_none() || !self.ending || self.link.association.is_alone();
+        if self.phase == QueuePhase::Draining && self.pending.is_empty() && self.tx.is_idle() && is_last {
             let why = if self.ending { "the server stops" } else { "the host has sent a wrong PDU" };
             self.die(why);
         }
@@ -376,7 +382,9 @@ impl NvmeQueue {
             // All queues use the same times, so the core wakes up once for all.
             self.trim_at = Nanos((cx.now().0 / IDLE.0 + 2) * IDLE.0);
         }
-        let timers = self.deadline.min(self.trim_at).min(self.stalled_at()).min(self.keep_alive_until());
+        let is_waiting = self.phase == QueuePhase::Draining && self.admin.is_some();
+        let look_at = if is_waiting { cx.now() + STOP_PAUSE } else { Nanos::NEVER };
+        let timers = look_at.min(self.deadline).min(self.trim_at).min(self.stalled_at()).min(self.keep_alive_until());
         cx.wake_at(timers);
     }
 
