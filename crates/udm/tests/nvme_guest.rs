@@ -6,8 +6,8 @@ mod support;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use support::guest::{GuestKernel, finish};
-use support::{Server, until};
+use support::guest::{GuestKernel, finish, output};
+use support::{Server, has, until};
 use tempfile::TempDir;
 
 /// The modules of a host, in the order of their dependencies; those that are built in are missing
@@ -51,10 +51,11 @@ fn machine(kernel: &GuestKernel, folder: &Path, programs: &[&str], script: &str)
     qemu
 }
 
-/// A server with a target for this subsystem, and its port.
-fn serve(devices: &[&str], more: &[&str]) -> (Server, u16) {
-    let target = ["--nvme", "127.0.0.1:0", "--nvme-subsystem", SUBSYSTEM, "--cores", "0,1"];
-    let server = Server::start_with(devices, &[&target, more].concat());
+/// A server with a target for this subsystem, and its port, which is any if it is 0.
+fn serve(devices: &[&str], port: u16) -> (Server, u16) {
+    let address = format!("127.0.0.1:{port}");
+    let target = ["--nvme", &address, "--nvme-subsystem", SUBSYSTEM, "--cores", "0,1"];
+    let server = Server::start_with(devices, &target);
     let port = until("the address of the target", || {
         let log = server.log();
         let (_, rest) = log.split_once("trsvcid=")?;
@@ -77,7 +78,7 @@ fn a_real_host_keeps_its_data() {
     let image = folder.path().join("disk");
     fs::File::create(&image).unwrap().set_len(SECTORS * 512).unwrap();
     let disk = format!("disk=0 {SECTORS} linear {} 0", image.display());
-    let (server, port) = serve(&[&disk, "second=null:size=16M,blocksize=4096"], &[]);
+    let (server, port) = serve(&[&disk, "second=null:size=16M,blocksize=4096"], 0);
     let script = format!(
         "\
         for digests in '' ,hdr_digest,data_digest; do\n\
@@ -129,4 +130,93 @@ fn a_real_host_keeps_its_data() {
     ] {
         assert_eq!(output.matches(line).count(), count, "{line:?}: {all}");
     }
+}
+
+/// A host learns of a new size and of a new device while it is connected. nvme-cli, if it is
+/// installed, reads the discovery log and all that it knows of the controller.
+#[test]
+fn a_real_host_sees_changes() {
+    let Some(kernel) = find_kernel() else { return };
+    let folder = TempDir::new().unwrap();
+    let (server, port) = serve(&["disk=0 32768 linear null:1G 0"], 0);
+    let programs: &[&str] = if has("nvme") { &["nvme"] } else { &[] };
+    let script = format!(
+        "\
+        connect {port} {SUBSYSTEM} nr_io_queues=1,keep_alive_tmo=5; find_disk 1; A=$D\n\
+        if [ -x /bin/nvme ]; then\n\
+          nvme discover -t tcp -a 10.0.2.2 -s {port}; nvme id-ctrl /dev/nvme0; nvme id-ns /dev/$A\n\
+          nvme ana-log /dev/nvme0; nvme smart-log /dev/nvme0; nvme list-ns /dev/nvme0\n\
+          nvme ns-descs /dev/$A; nvme fw-log /dev/nvme0; nvme error-log /dev/nvme0 -e 1\n\
+          nvme flush /dev/$A; nvme get-feature /dev/nvme0 -f 7; nvme show-regs /dev/nvme0\n\
+        fi\n\
+        echo SIZE $(cat /sys/block/$A/size)\n\
+        for i in $(seq 300); do [ $(cat /sys/block/$A/size) = 65536 ] && break; sleep 0.1; done\n\
+        echo SIZE $(cat /sys/block/$A/size)\n\
+        find_disk 2; echo NEW $(cat /sys/block/$D/size)\n\
+        kernel_log; echo FINISHED"
+    );
+    let running = machine(&kernel, folder.path(), programs, &script).spawn().unwrap();
+    until("the first size", || output(folder.path()).contains("SIZE 32768").then_some(()));
+    server.says(&["load", "disk", "--table", "0 65536 linear null:1G 0"]);
+    server.says(&["resume", "disk"]);
+    server.says(&["create", "new", "--table", "0 2048 linear mem:1M 0"]);
+    let refused = server.refuses(&["upgrade"]);
+    assert!(refused.contains("NVMe hosts cannot be handed over"), "{refused}");
+    let output = finish(running, folder.path());
+    let all = format!("{output}{}", server.log());
+    for line in ["SIZE 32768", "SIZE 65536", "NEW 2048", "FINISHED"] {
+        assert!(output.contains(line), "no {line:?}: {all}");
+    }
+    assert!(!output.contains("FAILED"), "{all}");
+    if !programs.is_empty() {
+        let lines = ["Discovery Log Number of Records 2", "ANA LOG", "Smart Log", "nn        : 1024", "NVMe Flush: success"];
+        for line in lines {
+            assert!(output.contains(line), "no {line:?}: {all}");
+        }
+    }
+}
+
+/// Two servers over one disk are two paths of one device. One is killed and started again several
+/// times: the host sees no error, and no data is lost.
+#[test]
+fn a_real_host_keeps_its_data_over_two_paths() {
+    let Some(kernel) = find_kernel() else { return };
+    let folder = TempDir::new().unwrap();
+    let image = folder.path().join("disk");
+    fs::File::create(&image).unwrap().set_len(SECTORS * 512).unwrap();
+    let disk = format!("disk=0 {SECTORS} linear file:{}?exclusive=off 0", image.display());
+    let mut paths = [serve(&[&disk], 0), serve(&[&disk], 0)];
+    let [first, second] = paths.each_ref().map(|(_, port)| *port);
+    let script = format!(
+        "\
+        for port in {first} {second}; do\n\
+          connect $port {SUBSYSTEM} nr_io_queues=2,keep_alive_tmo=5,reconnect_delay=1,ctrl_loss_tmo=60\n\
+        done\n\
+        find_disk 1\n\
+        for i in $(seq 50); do [ $(ls -d /sys/block/nvme0c*n* | grep -c .) = 2 ] && break; sleep 0.1; done\n\
+        echo PATHS $(ls -d /sys/block/nvme0c*n* | grep -c .)\n\
+        for i in $(seq 24); do\n\
+          dd if=/dev/urandom of=/tmp/a bs=1M count=2 2>/dev/null\n\
+          dd if=/tmp/a of=/dev/$D bs=64k seek=$((i*32)) oflag=direct 2>/dev/null || echo FAILED write\n\
+          dd if=/dev/$D of=/tmp/b bs=64k skip=$((i*32)) count=32 iflag=direct 2>/dev/null || echo FAILED read\n\
+          cmp /tmp/a /tmp/b || echo FAILED $i\n\
+          echo ROUND $i; sleep 0.3\n\
+        done\n\
+        kernel_log; echo FINISHED"
+    );
+    let running = machine(&kernel, folder.path(), &[], &script).spawn().unwrap();
+    for life in 1..6 {
+        until("rounds", || output(folder.path()).contains(&format!("ROUND {}", life * 4)).then_some(()));
+        let (server, port) = &mut paths[life % 2];
+        let port = *port;
+        server.kill();
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        paths[life % 2] = serve(&[&disk], port);
+    }
+    let output = finish(running, folder.path());
+    for line in ["PATHS 2", "ROUND 24", "FINISHED"] {
+        assert!(output.contains(line), "no {line:?}: {output}");
+    }
+    assert!(!output.contains("FAILED") && !output.contains("I/O error"), "{output}");
+    assert!(output.contains("Successfully reconnected"), "{output}");
 }
