@@ -6,9 +6,10 @@ use udm_wire::fuzz::fuzz_nvme_pdu;
 use udm_wire::nvme::{
     AnaGroup, AnaState, AsyncEvent, CommandCapsule, Completion, ConnectCommand, ConnectData, ControllerKind,
     DISCOVERY_NQN, DataPdu, DataPointer, DiscoveryEntry, FabricsCommand, FatalError, IdentifyController,
-    InitializeRequest, InitializeResponse, LogPage, LogPageRequest, NvmeStatus, PduHeader, PduLimits, PduType,
-    QueueCounts, RwFlags, RwRequest, TermRequest, encode_ana_log, encode_c2h_data, encode_capsule_command,
-    encode_capsule_response, encode_changed_namespaces, encode_discovery_log, encode_h2c_data, encode_r2t,
+    InitializeRequest, InitializeResponse, LogPage, LogPageRequest, NvmeStatus, PduHeader, PduLimits,
+    PduType, QueueCounts, RwFlags, RwRequest, TermRequest, encode_ana_log, encode_c2h_data,
+    encode_capsule_command, encode_capsule_response, encode_changed_namespaces, encode_discovery_log,
+    encode_h2c_data, encode_r2t,
 };
 
 const PLAIN: PduLimits =
@@ -53,22 +54,15 @@ fn the_first_pdus() {
 /// a keep-alive timeout of 5 s.
 #[test]
 fn a_connect_command_of_linux() {
-    let bytes = hex(
-        "04 00 48 48 48040000 \
+    let bytes = hex("04 00 48 48 48040000 \
          7f 40 0000 01000000 00000000 00000000 0000000000000000 0000000000000000 00040000 000000 01 \
-         0000 0000 1f00 00 00 88130000 0000000000000000 00000000",
-    );
+         0000 0000 1f00 00 00 88130000 0000000000000000 00000000");
     let header = PduHeader::decode(bytes.first_chunk().unwrap(), &PLAIN).unwrap();
     assert_eq!((header.kind, header.header_len, header.data_len), (PduType::CommandCapsule, 72, 1024));
     let command = CommandCapsule::from_bytes(*bytes[8..].first_chunk().unwrap());
     assert_eq!(command.data_pointer(), DataPointer::InCapsule { offset: 0, len: 1024 });
-    let connect = ConnectCommand {
-        format: 0,
-        queue: 0,
-        queue_size: 31,
-        no_flow_control: false,
-        keep_alive_ms: 5000,
-    };
+    let connect =
+        ConnectCommand { format: 0, queue: 0, queue_size: 31, no_flow_control: false, keep_alive_ms: 5000 };
     assert_eq!(FabricsCommand::decode(&command), FabricsCommand::Connect(connect));
     assert_eq!(connect.encode(0), command);
     let mut out = [0; 128];
@@ -80,7 +74,8 @@ fn a_connect_command_of_linux() {
 #[test]
 fn headers() {
     let mut out = [0xee; 128];
-    let completion = Completion { result: 5, sq_head: 3, id: 0x1234, status: NvmeStatus::LBA_OUT_OF_RANGE.permanent() };
+    let completion =
+        Completion { result: 5, sq_head: 3, id: 0x1234, status: NvmeStatus::LBA_OUT_OF_RANGE.permanent() };
     let len = encode_capsule_response(&mut out, &completion, &PLAIN);
     assert_eq!(out[..len], hex("05 00 18 00 18000000 0500000000000000 0300 0000 3412 0081"));
     let data = DataPdu { command: 7, tag: 0, offset: 0, len: 4096 };
@@ -95,7 +90,10 @@ fn headers() {
     let len = encode_h2c_data(&mut out, &r2t, true, &DIGESTS);
     assert_eq!((len, &out[..8]), (28, &hex("06 07 18 1c 20000100")[..]));
     let term = TermRequest { error: FatalError::SequenceError as u16, at: 2 };
-    assert_eq!(term.encode_c2h(&[1, 2, 3]), hex("03 00 18 00 1b000000 0200 02000000 00000000000000000000 010203"));
+    assert_eq!(
+        term.encode_c2h(&[1, 2, 3]),
+        hex("03 00 18 00 1b000000 0200 02000000 00000000000000000000 010203")
+    );
     assert_eq!(term.encode_c2h(&[0; 500]).len(), 24 + 128);
 }
 

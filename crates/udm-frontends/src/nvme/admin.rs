@@ -313,9 +313,10 @@ impl NvmeQueue {
         if !request.retains_event {
             admin.events.page_read(command.dword(10) as u8);
         }
-        let from = usize::try_from(request.offset).ok().filter(|from| *from <= page.len());
+        // After the end of the page are zeroes: hosts read as much as there may be at most.
+        let from = usize::try_from(request.offset).ok().filter(|from| *from <= LOG_PAGE_MAX);
         let from = from.ok_or(NvmeStatus::INVALID_FIELD.permanent())?;
-        let mut part = page[from..].to_vec();
+        let mut part = page.get(from..).unwrap_or_default().to_vec();
         part.resize(request.len as usize, 0);
         Ok(Data(part))
     }

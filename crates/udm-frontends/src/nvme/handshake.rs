@@ -85,7 +85,7 @@ impl NvmeHandshake {
         self.received = Vec::new();
     }
 
-    fn received(&mut self, done: RingCompletion) {
+    fn received(&mut self, done: &RingCompletion) {
         match done.result {
             Ok(n) if n > 0 => {
                 for buf in &done.data {
@@ -156,12 +156,10 @@ impl NvmeHandshake {
         let Some(bytes) = self.received.first_chunk::<{ InitializeRequest::SIZE }>() else {
             // A connection that is not NVMe gets no more attention than its first byte.
             return match self.received.first() {
-                Some(kind) if *kind != PduType::InitializeRequest as u8 => Err(PduHeaderError {
-                    error: FatalError::SequenceError,
-                    at: 0,
-                    what: "expected ICReq",
+                Some(kind) if *kind != PduType::InitializeRequest as u8 => {
+                    Err(PduHeaderError { error: FatalError::SequenceError, at: 0, what: "expected ICReq" }
+                        .into())
                 }
-                .into()),
                 _ => Ok(None),
             };
         };
@@ -283,7 +281,7 @@ impl FrontEnd for NvmeHandshake {
             self.is_waiting = false;
             match done.tag {
                 _ if self.is_closed => {}
-                RECV => self.received(done),
+                RECV => self.received(&done),
                 _ if self.closes || done.result.is_err() => self.close(),
                 _ => {}
             }

@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn identifiers_are_stable_and_different() {
         let nqn = subsystem_nqn(&["host", "127.0.0.1:4420"]);
-        assert_eq!(nqn, "nqn.2014-08.org.nvmexpress:uuid:GOLDEN");
+        assert_eq!(nqn, "nqn.2014-08.org.nvmexpress:uuid:b0ef483a-0624-898c-9ccf-a2ebe22e74e1");
         assert_ne!(nqn, subsystem_nqn(&["host1", "27.0.0.1:4420"]));
         assert_eq!(udm_wire::nvme::check_nqn(&nqn), Ok(()));
         assert_eq!(serial_number(&nqn).len(), 16);

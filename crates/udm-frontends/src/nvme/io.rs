@@ -122,7 +122,14 @@ impl NvmeQueue {
             return Err(NvmeStatus::COMMAND_SEQUENCE_ERROR.permanent());
         }
         self.open_namespace(command.nsid(), cx)?;
-        let plan = plan_command(command, capsule_data, &self.namespaces[&command.nsid()].geometry)?;
+        let open = self.namespaces.get_mut(&command.nsid()).expect("it was opened");
+        let mut plan = plan_command(command, capsule_data, &open.geometry);
+        if plan == Err(NvmeStatus::LBA_OUT_OF_RANGE.permanent()) {
+            // The host may have learned the new size of the device before this core.
+            open.refresh();
+            plan = plan_command(command, capsule_data, &open.geometry);
+        }
+        let plan = plan?;
         match self.ana_state {
             AnaState::Optimized | AnaState::NonOptimized => Ok(plan),
             AnaState::Inaccessible => Err(NvmeStatus::ANA_INACCESSIBLE),
@@ -361,7 +368,8 @@ impl NvmeQueue {
     fn end(&mut self, key: usize, status: Status, cx: &mut FrontCx<'_, '_>) {
         let pending = self.pending.remove(key);
         let took = pending.is_at_device().then(|| self.now.since(pending.since));
-        let PendingCommand { id, nsid, op, charge, mut front, rest, is_answered, len, is_damaged, .. } = pending;
+        let PendingCommand { id, nsid, op, charge, mut front, rest, is_answered, len, is_damaged, .. } =
+            pending;
         front.append(rest);
         let open = self.namespaces.get_mut(&nsid).expect("the namespace is open while it has commands");
         open.in_flight -= 1;

@@ -251,7 +251,10 @@ mod tests {
             plan_command(&CommandCapsule::from_bytes(bytes), 0, &geometry()).unwrap()
         };
         assert_eq!(with(WRITE, 1 << 30).flags, BioFlags::FUA);
-        assert_eq!((with(ZEROES, 0).flags, with(ZEROES, 1 << 25).flags), (BioFlags::NOUNMAP, BioFlags::empty()));
+        assert_eq!(
+            (with(ZEROES, 0).flags, with(ZEROES, 1 << 25).flags),
+            (BioFlags::NOUNMAP, BioFlags::empty())
+        );
         assert!(with(ZEROES, 1 << 30).flushes && !with(ZEROES, 0).flushes);
         for opcode in [0x05, 0x0c, 0x0d, 0x19, 0xff] {
             assert_eq!(status(&command(opcode, 0, 1, 0, 0), 0), Err(NvmeStatus::INVALID_OPCODE));

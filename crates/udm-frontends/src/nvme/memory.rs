@@ -57,11 +57,6 @@ impl DataMemory {
         self.core.used.set(self.core.used.get() + bytes);
     }
 
-    /// True if no more data may arrive unasked.
-    pub(super) fn is_full(&self) -> bool {
-        self.held >= self.queue_max
-    }
-
     /// Returns `bytes`.
     pub(super) fn give_back(&mut self, bytes: usize, cx: &mut FrontCx<'_, '_>) {
         if bytes == 0 {

@@ -98,7 +98,7 @@ impl NvmeQueue {
             let namespace = self.server.subsystem.namespace(*nsid);
             let is_same = namespace.is_some_and(|one| std::ptr::eq(&*one.export, &*open.export));
             open.is_gone = !is_same;
-            open.geometry = geometry_of(&open.export);
+            open.refresh();
         }
         self.close_gone_namespaces(cx);
         self.look_for_events();
@@ -127,6 +127,11 @@ impl NvmeQueue {
 }
 
 impl OpenNamespace {
+    /// Looks at the size and limits of the device.
+    pub(super) fn refresh(&mut self) {
+        self.geometry = geometry_of(&self.export);
+    }
+
     fn close(self, cx: &mut FrontCx<'_, '_>) {
         debug_assert_eq!(self.in_flight, 0);
         cx.unsubscribe(self.export.device().id());

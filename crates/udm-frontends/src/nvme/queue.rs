@@ -280,13 +280,12 @@ impl NvmeQueue {
         self.set_timers(cx);
     }
 
-    /// True if the next PDU may be taken. Otherwise the host does not read its answers, or too much
-    /// data has come with commands.
+    /// True if the next PDU may be taken. Otherwise the host does not read its answers. The data
+    /// that comes with commands needs no limit of its own: it is short, and there are few commands.
     fn may_take(&self) -> bool {
-        let is_full = self.memory.as_ref().is_none_or(DataMemory::is_full);
         let has_unread_answers = self.tx.waiting() > 2 * usize::from(self.entries);
         let is_between = matches!(self.incoming, Incoming::Pdu);
-        self.phase == QueuePhase::Serving && !(is_between && (is_full || has_unread_answers))
+        self.phase == QueuePhase::Serving && !(is_between && has_unread_answers)
     }
 
     fn receive(&mut self, cx: &mut FrontCx<'_, '_>) {
@@ -384,7 +383,8 @@ impl NvmeQueue {
         }
         let is_waiting = self.phase == QueuePhase::Draining && self.admin.is_some();
         let look_at = if is_waiting { cx.now() + STOP_PAUSE } else { Nanos::NEVER };
-        let timers = look_at.min(self.deadline).min(self.trim_at).min(self.stalled_at()).min(self.keep_alive_until());
+        let timers =
+            look_at.min(self.deadline).min(self.trim_at).min(self.stalled_at()).min(self.keep_alive_until());
         cx.wake_at(timers);
     }
 
@@ -403,7 +403,10 @@ impl NvmeQueue {
             self.die("the server stops");
         }
         if self.stalled_at() <= now && self.phase != QueuePhase::Dead {
-            tracing::warn!("nvme: {}: a queue moves no data, and is disconnected", self.link.association.host);
+            tracing::warn!(
+                "nvme: {}: a queue moves no data, and is disconnected",
+                self.link.association.host
+            );
             self.die("a queue moves no data");
         }
         if self.keep_alive_until() <= now && self.phase != QueuePhase::Dead {

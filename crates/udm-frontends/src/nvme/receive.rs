@@ -5,8 +5,8 @@ use super::transmit::QueuedPdu;
 use udm_core::Segments;
 use udm_runtime::FrontCx;
 use udm_wire::nvme::{
-    CommandCapsule, DataPdu, FatalError, MAX_HEADER, NvmeStatus, PduHeader, PduHeaderError, PduType, SQE_SIZE,
-    TermRequest, data_digest, verify_header_digest,
+    CommandCapsule, DataPdu, FatalError, MAX_HEADER, NvmeStatus, PduHeader, PduHeaderError, PduType,
+    SQE_SIZE, TermRequest, data_digest, verify_header_digest,
 };
 
 /// The part of the stream that is received next.
@@ -20,9 +20,10 @@ pub(super) enum Incoming {
 }
 
 /// Whose data is received.
+#[derive(Clone, Copy)]
 pub(super) enum DataOwner {
     /// The command in this capsule.
-    Capsule(Box<CommandCapsule>),
+    Capsule(CommandCapsule),
     /// The pending command of this key.
     Transfer(usize),
 }
@@ -87,7 +88,11 @@ impl NvmeQueue {
             PduType::CommandCapsule => {
                 if self.pending.len() >= usize::from(self.entries) {
                     let error = FatalError::SequenceError;
-                    return Err(PduHeaderError { error, at: 0, what: "more commands than the queue has entries" });
+                    return Err(PduHeaderError {
+                        error,
+                        at: 0,
+                        what: "more commands than the queue has entries",
+                    });
                 }
                 self.rx.consume(pdu.header_len);
                 let mut command = [0; SQE_SIZE];
@@ -97,7 +102,7 @@ impl NvmeQueue {
                 if pdu.data_len == 0 {
                     self.command_arrived(&command, None, cx);
                 } else {
-                    let owner = DataOwner::Capsule(Box::new(command));
+                    let owner = DataOwner::Capsule(command);
                     self.expect_data(owner, &pdu);
                 }
             }
@@ -114,7 +119,11 @@ impl NvmeQueue {
             _ => {
                 let request = TermRequest::decode(&header);
                 let host = self.link.association.host.clone();
-                tracing::warn!("nvme: {host}: the host reports a fatal error {} at byte {}", request.error, request.at);
+                tracing::warn!(
+                    "nvme: {host}: the host reports a fatal error {} at byte {}",
+                    request.error,
+                    request.at
+                );
                 self.die("the host has reported a fatal error");
                 return Ok(false);
             }

@@ -226,7 +226,8 @@ impl Subsystem {
             status: NvmeStatus::CONNECT_INVALID_HOST.permanent(),
             ..ConnectError::data(ConnectData::HOST_AT, "the host is not allowed")
         };
-        let is_allowed = |host: &str| self.allowed_hosts.as_ref().is_none_or(|all| all.iter().any(|one| one == host));
+        let is_allowed =
+            |host: &str| self.allowed_hosts.as_ref().is_none_or(|all| all.iter().any(|one| one == host));
         match &data.subsystem[..] {
             DISCOVERY_NQN => Ok(ControllerKind::Discovery),
             name if name != self.nqn => {
@@ -270,7 +271,10 @@ impl SubsystemState {
     fn add_namespace(&mut self, export: Arc<Export>, subsystem: &str) {
         let all = (1..=NAMESPACES_MAX).map(|step| (self.last_namespace + step - 1) % NAMESPACES_MAX + 1);
         let Some(nsid) = all.into_iter().find(|nsid| !self.namespaces.contains_key(nsid)) else {
-            return tracing::warn!("nvme: {}: a subsystem has at most {NAMESPACES_MAX} namespaces", export.name());
+            return tracing::warn!(
+                "nvme: {}: a subsystem has at most {NAMESPACES_MAX} namespaces",
+                export.name()
+            );
         };
         self.last_namespace = nsid;
         let uuid = namespace_uuid(&export, subsystem);

@@ -157,7 +157,12 @@ impl PduSender {
 
     /// Handles the end of a send after `n` bytes. `Err` is the rest, to be sent at once; `Ok` is
     /// the number of bytes that the sent commands count as. Buffers return to `pool`.
-    pub(super) fn sent(&mut self, n: usize, mut data: Segments, pool: &mut BufPool) -> Result<usize, Segments> {
+    pub(super) fn sent(
+        &mut self,
+        n: usize,
+        mut data: Segments,
+        pool: &mut BufPool,
+    ) -> Result<usize, Segments> {
         if n < data.len() {
             return_buffers_to_pool(data.split_to(n), pool);
             return Err(data);

@@ -6,8 +6,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 use udm_wire::nvme::{
     CommandCapsule, Completion, ConnectCommand, ConnectData, DataPdu, InitializeRequest, InitializeResponse,
-    NvmeStatus, PduHeader, PduLimits, PduType, TermRequest, data_digest, encode_capsule_command, encode_h2c_data,
-    verify_header_digest,
+    NvmeStatus, PduHeader, PduLimits, PduType, TermRequest, data_digest, encode_capsule_command,
+    encode_h2c_data, verify_header_digest,
 };
 
 /// Bytes of a block of the test disk.
@@ -25,7 +25,11 @@ pub struct Connection {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
     Response(Completion),
-    Data { pdu: DataPdu, data: Vec<u8>, is_success: bool },
+    Data {
+        pdu: DataPdu,
+        data: Vec<u8>,
+        is_success: bool,
+    },
     ReadyToTransfer(DataPdu),
     Term(TermRequest),
     /// The connection is closed.
@@ -55,8 +59,12 @@ impl Connection {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.set_nodelay(true).unwrap();
-        let limits =
-            PduLimits { header_digest: false, data_digest: false, capsule_data_max: 1 << 20, data_max: 1 << 20 };
+        let limits = PduLimits {
+            header_digest: false,
+            data_digest: false,
+            capsule_data_max: 1 << 20,
+            data_max: 1 << 20,
+        };
         Connection { stream, limits, id: 0 }
     }
 
@@ -258,11 +266,12 @@ impl ScriptedHost {
         assert_eq!(self.admin.ask(property_get(0x1c)).result, 1, "it is ready");
     }
 
-    /// Connects an I/O queue.
+    /// Connects an I/O queue: with digests of both kinds and flow control, or without.
     pub fn queue(&self, queue: u16, digests: bool) -> Connection {
         let mut connection = Connection::open(self.address);
         connection.initialize(digests);
-        let completion = connection.connect(&connect_command(queue), &connect_data(self.controller));
+        let connect = ConnectCommand { no_flow_control: !digests, ..connect_command(queue) };
+        let completion = connection.connect(&connect, &connect_data(self.controller));
         assert!(completion.status.is_ok(), "{completion:?}");
         connection
     }

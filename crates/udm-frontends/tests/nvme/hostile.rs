@@ -23,8 +23,13 @@ fn common(kind: u8, flags: u8, header: u8, offset: u8, total: u32) -> Vec<u8> {
 #[test]
 fn wrong_beginnings() {
     let target = TargetFixture::new();
-    let request =
-        InitializeRequest { version: 0, host_alignment: 0, header_digest: false, data_digest: false, max_r2t: 0 };
+    let request = InitializeRequest {
+        version: 0,
+        host_alignment: 0,
+        header_digest: false,
+        data_digest: false,
+        max_r2t: 0,
+    };
     let changed = |at: usize, byte: u8| {
         let mut bytes = request.encode();
         bytes[at] = byte;

@@ -58,7 +58,9 @@ fn a_full_queue() {
         let mut ids: Vec<(u16, u64)> =
             (0..32).map(|block| (queue.command(rw(READ, block * 9, 3, false), &[]), block * 9)).collect();
         while !ids.is_empty() {
-            let Answer::Data { pdu, data, is_success: true } = queue.answer() else { panic!("expected data") };
+            let Answer::Data { pdu, data, is_success: true } = queue.answer() else {
+                panic!("expected data")
+            };
             let at = ids.iter().position(|(id, _)| *id == pdu.command).expect("completed twice");
             let (_, block) = ids.swap_remove(at);
             assert_eq!(data, pattern_at(block, 3));
@@ -90,7 +92,9 @@ fn other_commands() {
         assert!(queue.ask(command(0x08, 1, &[2000, 0, 1 | 1 << 30])).status.is_ok());
         let seen = target.disk.seen();
         assert_eq!(seen[0], (Op::WriteZeroes, none));
-        assert!(seen.contains(&(Op::WriteZeroes, BioFlags::NOUNMAP)) && seen.last() == Some(&(Op::Flush, none)));
+        assert!(
+            seen.contains(&(Op::WriteZeroes, BioFlags::NOUNMAP)) && seen.last() == Some(&(Op::Flush, none))
+        );
         assert_eq!(seen.len(), if zeroes { 3 } else { 6 }, "{seen:?}");
         assert_eq!(queue.read(rw(READ, 64, 1000, false)), Ok(vec![0; 1000 * BLOCK]));
         assert_eq!(queue.read(rw(READ, 63, 1, false)), Ok(pattern_at(63, 1)));
@@ -128,10 +132,7 @@ fn errors() {
     let mut queue = host.queue(1, false);
     // The last sector can be neither read nor written.
     let last = SIZE / 512 - 1;
-    assert_eq!(
-        queue.read(rw(READ, last, 1, false)),
-        Err(NvmeStatus::UNRECOVERED_READ_ERROR.permanent())
-    );
+    assert_eq!(queue.read(rw(READ, last, 1, false)), Err(NvmeStatus::UNRECOVERED_READ_ERROR.permanent()));
     queue.command(rw(WRITE, last, 1, true), &bytes(1, 1));
     assert_eq!(queue.answer().status(), NvmeStatus::WRITE_FAULT.permanent());
     assert_eq!(queue.read(rw(READ, last, 2, false)), Err(NvmeStatus::LBA_OUT_OF_RANGE.permanent()));
@@ -169,6 +170,35 @@ fn commands_wait_for_memory() {
     }
     done.sort_unstable();
     assert_eq!(done, ids);
+    drop((host, queue));
+    target.end();
+}
+
+/// More long writes at once than the memory of a queue holds.
+#[test]
+fn many_long_writes() {
+    let target = TargetFixture::with(TestDisk::new(SIZE, CompletionOrder::Shuffled), options());
+    let host = target.host();
+    let mut queue = host.queue(1, false);
+    let data = bytes(3, 2048);
+    let ids: Vec<u16> = (0..31).map(|_| queue.command(rw(WRITE, 2048, 2048, false), &[])).collect();
+    let mut done: Vec<u16> = Vec::new();
+    // The host sends no data before it has all R2T that the memory of the queue allows.
+    let mut asked = Vec::new();
+    while done.len() < ids.len() {
+        match queue.answer() {
+            Answer::ReadyToTransfer(r2t) => asked.push(r2t),
+            Answer::Response(completion) if completion.status.is_ok() => done.push(completion.id),
+            other => panic!("{other:?}"),
+        }
+        let is_all = asked.len() + done.len() == ids.len();
+        if asked.len() == 16 || is_all {
+            asked.drain(..).for_each(|r2t| queue.data(r2t, &data, true));
+        }
+    }
+    done.sort_unstable();
+    assert_eq!(done, ids);
+    assert_eq!(queue.read(rw(READ, 2048, 2048, false)), Ok(data));
     drop((host, queue));
     target.end();
 }

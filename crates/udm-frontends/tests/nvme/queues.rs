@@ -1,8 +1,8 @@
 //! Connect, the admin queue, and what a Linux host insists on.
 
 use super::host::{
-    Answer, Connection, ScriptedHost, command, connect_command, connect_data, identify, log_page, property_get,
-    property_set, with_data,
+    Answer, Connection, ScriptedHost, command, connect_command, connect_data, identify, log_page,
+    property_get, property_set, with_data,
 };
 use super::{HOST, SIZE, SUBSYSTEM, TargetFixture, options};
 use crate::disk::{CompletionOrder, TestDisk};
@@ -44,7 +44,10 @@ fn a_linux_host_accepts_the_controller() {
     let namespace = host.admin.read(identify(0, 1)).unwrap();
     assert_eq!((u32_at(&namespace, 0), namespace[130], u32_at(&namespace, 92)), ((SIZE / 512) as u32, 9, 1));
     let descriptors = host.admin.read(identify(3, 1)).unwrap();
-    assert_eq!((&descriptors[..2], &descriptors[20..22], &descriptors[40..42]), (&[2, 16][..], &[3, 16][..], &[4, 1][..]));
+    assert_eq!(
+        (&descriptors[..2], &descriptors[20..22], &descriptors[40..42]),
+        (&[2, 16][..], &[3, 16][..], &[4, 1][..])
+    );
     assert_eq!(descriptors[4..20], namespace[104..120], "both are the same identifier");
     assert_ne!(descriptors[4..20], [0; 16]);
     assert_eq!(host.admin.read(identify(0, 7)), Ok(vec![0; 4096]), "an inactive namespace");
@@ -85,7 +88,8 @@ fn wrong_connects() {
     let admin = connect_command(0);
     let any = || connect_data(0xffff);
     let own = || connect_data(host.controller);
-    let named = |subsystem: &str, host: &str| ConnectData { subsystem: subsystem.into(), host: host.into(), ..any() };
+    let named =
+        |subsystem: &str, host: &str| ConnectData { subsystem: subsystem.into(), host: host.into(), ..any() };
     let long = format!("nqn.2014-08.{}", "x".repeat(230));
     let other_host = "nqn.2014-08.org.nvmexpress:uuid:99999999-2222-4333-8444-555555555555";
     let format = NvmeStatus::CONNECT_INCOMPATIBLE_FORMAT.permanent();
@@ -102,7 +106,13 @@ fn wrong_connects() {
         ("a static controller", admin, connect_data(1), parameters, 16 | 1 << 16),
         ("an unknown controller", connect_command(1), connect_data(999), parameters, 16 | 1 << 16),
         ("a third queue", connect_command(3), own(), parameters, 42),
-        ("another host identifier", connect_command(1), ConnectData { host_id: [8; 16], ..own() }, parameters, 512 | 1 << 16),
+        (
+            "another host identifier",
+            connect_command(1),
+            ConnectData { host_id: [8; 16], ..own() },
+            parameters,
+            512 | 1 << 16,
+        ),
     ] {
         let mut connection = target.connection();
         connection.initialize(false);
@@ -146,7 +156,8 @@ fn enable_and_shut_down() {
     let capabilities = connection.ask(command(0x7f, 4, &[1, 0])).result;
     assert_eq!((capabilities & 0xffff, capabilities >> 37 & 1), (127, 1));
     let invalid = NvmeStatus::INVALID_FIELD.permanent();
-    for wrong in [property_get(0x24), property_get(0), property_set(0x1c, 1), property_set(0x14, 0x0046_0011)] {
+    for wrong in [property_get(0x24), property_get(0), property_set(0x1c, 1), property_set(0x14, 0x0046_0011)]
+    {
         assert_eq!(connection.ask(wrong).status, invalid);
     }
     let mut host = ScriptedHost::connect(target.server.bound()[0], 0);

@@ -52,7 +52,8 @@ fn check_pdu(data: &[u8], pdu: &PduHeader, limits: &PduLimits) {
         PduType::CommandCapsule => {
             let Some(bytes) = data[PduHeader::SIZE..].first_chunk() else { return };
             let command = CommandCapsule::from_bytes(*bytes);
-            let _ = (command.data_pointer(), FabricsCommand::decode(&command), IdentifyTarget::decode(&command));
+            let _ =
+                (command.data_pointer(), FabricsCommand::decode(&command), IdentifyTarget::decode(&command));
             assert!((1..=65536).contains(&RwRequest::decode(&command).blocks));
             assert!(LogPageRequest::decode(&command).len.is_multiple_of(4));
             let len = (pdu.data_len > 0).then_some(pdu.data_len);

@@ -39,16 +39,17 @@ pub use identify::{
     encode_active_namespaces, encode_namespace_descriptors,
 };
 pub use log_page::{
-    AnaGroup, DiscoveryEntry, LOG_PAGE_MAX, LogPage, LogPageRequest, encode_ana_log, encode_changed_namespaces,
-    encode_discovery_log, encode_firmware_log, encode_health_log,
+    AnaGroup, DiscoveryEntry, LOG_PAGE_MAX, LogPage, LogPageRequest, encode_ana_log,
+    encode_changed_namespaces, encode_discovery_log, encode_firmware_log, encode_health_log,
 };
 pub use nqn::{DISCOVERY_NQN, NQN_MAX, NqnError, check_nqn};
 pub use nvm::{
-    DATASET_RANGE_SIZE, DATASET_RANGES_MAX, DatasetRange, DatasetRequest, RwFlags, RwRequest, WriteZeroesFlags,
+    DATASET_RANGE_SIZE, DATASET_RANGES_MAX, DatasetRange, DatasetRequest, RwFlags, RwRequest,
+    WriteZeroesFlags,
 };
 pub use pdu::{
-    DataPdu, FatalError, InitializeRequest, InitializeResponse, MAX_HEADER, PduHeader, PduHeaderError, PduLimits,
-    PduType, TermRequest, encode_c2h_data, encode_capsule_command, encode_capsule_response, encode_h2c_data,
-    encode_r2t,
+    DataPdu, FatalError, InitializeRequest, InitializeResponse, MAX_HEADER, PduHeader, PduHeaderError,
+    PduLimits, PduType, TermRequest, encode_c2h_data, encode_capsule_command, encode_capsule_response,
+    encode_h2c_data, encode_r2t,
 };
 pub use status::NvmeStatus;

@@ -242,8 +242,7 @@ impl InitializeRequest {
         if bytes[2] as usize != INITIALIZE_SIZE || u32_at(bytes, 4) as usize != INITIALIZE_SIZE {
             return Err(PduHeaderError::field(2, "wrong length of ICReq"));
         }
-        let unsupported =
-            |at, what| PduHeaderError { error: FatalError::UnsupportedParameter, at, what };
+        let unsupported = |at, what| PduHeaderError { error: FatalError::UnsupportedParameter, at, what };
         if u16_at(bytes, 8) != 0 {
             return Err(unsupported(8, "unknown PDU format version"));
         }

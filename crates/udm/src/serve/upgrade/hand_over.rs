@@ -169,7 +169,8 @@ impl RunningServer<'_> {
             return Err(refused(EOPNOTSUPP, "the machine of --fd ends its server when it disconnects"));
         }
         if !self.args.nvme.is_empty() {
-            let why = "NVMe hosts cannot be handed over: restart the server, and they reconnect by themselves";
+            let why =
+                "NVMe hosts cannot be handed over: restart the server, and they reconnect by themselves";
             return Err(refused(EOPNOTSUPP, why));
         }
         if !self.block_devices.is_started() {
