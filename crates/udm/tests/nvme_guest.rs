@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use support::guest::{GuestKernel, finish, output};
-use support::{Server, has, until};
+use support::{Server, has, text, until};
 use tempfile::TempDir;
 
 /// The modules of a host, in the order of their dependencies; those that are built in are missing
@@ -153,9 +153,18 @@ fn a_real_host_sees_changes() {
         for i in $(seq 300); do [ $(cat /sys/block/$A/size) = 65536 ] && break; sleep 0.1; done\n\
         echo SIZE $(cat /sys/block/$A/size)\n\
         find_disk 2; echo NEW $(cat /sys/block/$D/size)\n\
+        echo 1 > /sys/class/nvme/nvme0/delete_controller\n\
+        connect {port} {SUBSYSTEM} nr_io_queues=2,keep_alive_tmo=5,hdr_digest,data_digest; find_disk 1\n\
+        for bs in 4k 256k 1M; do\n\
+          dd if=/dev/urandom of=/dev/$D bs=$bs count=2 oflag=direct 2>/dev/null || echo FAILED\n\
+          dd if=/dev/$D of=/dev/null bs=$bs count=2 iflag=direct 2>/dev/null || echo FAILED\n\
+        done\n\
         kernel_log; echo FINISHED"
     );
-    let running = machine(&kernel, folder.path(), programs, &script).spawn().unwrap();
+    let capture = folder.path().join("capture");
+    let mut qemu = machine(&kernel, folder.path(), programs, &script);
+    qemu.arg("-object").arg(format!("filter-dump,id=f,netdev=n,file={}", capture.display()));
+    let running = qemu.spawn().unwrap();
     until("the first size", || output(folder.path()).contains("SIZE 32768").then_some(()));
     server.says(&["load", "disk", "--table", "0 65536 linear null:1G 0"]);
     server.says(&["resume", "disk"]);
@@ -180,6 +189,25 @@ fn a_real_host_sees_changes() {
             assert!(output.contains(line), "no {line:?}: {all}");
         }
     }
+    if has("tshark") {
+        check_capture(&capture, port);
+    }
+}
+
+/// Wireshark decodes each PDU of a capture and finds no malformed one.
+fn check_capture(capture: &Path, port: u16) {
+    let packets = |filter: &str| {
+        let decode = format!("tcp.port=={port},nvme-tcp");
+        let mut tshark = Command::new("tshark");
+        let out = tshark.arg("-r").arg(capture).args(["-d", &decode, "-Y", filter]).output().unwrap();
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        text(&out.stdout)
+    };
+    for kind in [0x00, 0x01, 0x04, 0x05, 0x06, 0x07, 0x09] {
+        assert!(!packets(&format!("nvme-tcp.type == {kind}")).is_empty(), "no PDU of type {kind}");
+    }
+    let wrong = packets("nvme-tcp && (_ws.malformed || _ws.expert.severity == error)");
+    assert!(wrong.is_empty(), "{wrong}");
 }
 
 /// Two servers over one disk are two paths of one device. One is killed and started again several

@@ -339,8 +339,8 @@ impl Exports {
         let _ = self.changed.set(hook);
     }
 
-    /// Sets the function that is called after the list has changed. It must not wait. Only the first
-    /// call has an effect.
+    /// Sets the function that is called after the list has changed. It must not wait. Only the
+    /// first call has an effect.
     pub(crate) fn on_list_changed(&self, hook: Arc<dyn Fn() + Send + Sync>) {
         let _ = self.list_changed.set(hook);
     }
