@@ -5,7 +5,7 @@ use super::identity::{namespace_uuid, serial_number};
 use crate::nbd::{Export, ExportRef, Exports};
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::{CoreId, DeviceId};
 use udm_runtime::ProcessCores;
 use udm_wire::nvme::{
@@ -39,6 +39,8 @@ struct SubsystemState {
     namespaces: BTreeMap<u32, Namespace>,
     /// Number of the last new namespace.
     last_namespace: u32,
+    /// Exports that were removed from the list, with the numbers that they had.
+    retired: Vec<(Weak<Export>, u32)>,
     associations: HashMap<u16, Arc<Association>>,
     /// Number of the last new controller.
     last_controller: u16,
@@ -78,6 +80,7 @@ impl Subsystem {
             state: Mutex::new(SubsystemState {
                 namespaces: BTreeMap::new(),
                 last_namespace: 0,
+                retired: Vec::new(),
                 associations: HashMap::new(),
                 last_controller,
                 ana_state: AnaState::Optimized,
@@ -98,7 +101,7 @@ impl Subsystem {
         let exports: Vec<_> = self.exports.all().into_iter().filter(|one| one.is_for_all_clients()).collect();
         {
             let mut state = self.state();
-            state.namespaces.retain(|_, old| exports.iter().any(|export| Arc::ptr_eq(export, &old.export)));
+            state.retire_namespaces(&exports);
             for export in exports {
                 let known = state.namespaces.values_mut().find(|old| Arc::ptr_eq(&old.export, &export));
                 match known {
@@ -266,17 +269,35 @@ impl Subsystem {
 }
 
 impl SubsystemState {
-    /// Adds a namespace with the next number. Numbers are used again only when all were used, so
-    /// that a host does not take a new disk for an old one.
+    /// Removes the namespaces that are not among `exports`.
+    fn retire_namespaces(&mut self, exports: &[Arc<Export>]) {
+        self.retired.retain(|(export, _)| export.strong_count() > 0);
+        let SubsystemState { namespaces, retired, .. } = self;
+        namespaces.retain(|nsid, old| {
+            let is_listed = exports.iter().any(|export| Arc::ptr_eq(export, &old.export));
+            if !is_listed {
+                retired.push((Arc::downgrade(&old.export), *nsid));
+            }
+            is_listed
+        });
+    }
+
+    /// Adds a namespace with the next number, or with the one that it had before its removal from
+    /// the list. Other numbers are used again only when all were used, so that a host does not take
+    /// a new disk for an old one.
     fn add_namespace(&mut self, export: Arc<Export>, subsystem: &str) {
-        let all = (1..=NAMESPACES_MAX).map(|step| (self.last_namespace + step - 1) % NAMESPACES_MAX + 1);
-        let Some(nsid) = all.into_iter().find(|nsid| !self.namespaces.contains_key(nsid)) else {
+        let is_free = |nsid: &u32| !self.namespaces.contains_key(nsid);
+        let old = self.retired.iter().find(|(old, _)| std::ptr::eq(old.as_ptr(), Arc::as_ptr(&export)));
+        let mut next = (1..=NAMESPACES_MAX).map(|step| (self.last_namespace + step - 1) % NAMESPACES_MAX + 1);
+        let Some(nsid) = old.map(|(_, nsid)| *nsid).filter(is_free).or_else(|| next.find(is_free)) else {
             return tracing::warn!(
                 "nvme: {}: a subsystem has at most {NAMESPACES_MAX} namespaces",
                 export.name()
             );
         };
-        self.last_namespace = nsid;
+        if old.is_none() {
+            self.last_namespace = nsid;
+        }
         let uuid = namespace_uuid(&export, subsystem);
         self.namespaces.insert(nsid, Namespace { export, uuid, changes: 0 });
     }

@@ -69,6 +69,10 @@ fn namespaces_come_change_and_go() {
     target.wait_for("a new namespace", |_| true);
     assert_ne!(host.admin.read(identify(0, 3)), Ok(vec![0; 4096]));
     target.exports.remove(&third);
+    // The same export, listed again, has its number again.
+    target.exports.put(&third, "third again").unwrap();
+    assert_ne!(host.admin.read(identify(0, 3)), Ok(vec![0; 4096]));
+    target.exports.remove(&third);
     drop((host, queue));
     target.end();
 }
