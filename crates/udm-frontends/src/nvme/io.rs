@@ -74,16 +74,22 @@ impl PendingCommand {
         !matches!(self.stage, CommandStage::Parked | CommandStage::Transfer)
     }
 
-    /// Range `index` of a discard in bytes; `None` after the last one.
-    fn dataset_range(&self, index: usize, block_log2: u8) -> Option<(u64, u64)> {
+    /// Range `index` of a discard, in bytes; `None` after the last one.
+    ///
+    /// # Errors
+    /// The range is not within the `blocks` of the namespace.
+    fn dataset_range(&self, index: usize, block_log2: u8, blocks: u64) -> Result<Option<(u64, u64)>, Status> {
         let ranges = DatasetRequest::decode(&self.command).ranges;
         let mut bytes = [0; DATASET_RANGE_SIZE];
         let copied = self.rest.copy_to_at(index * DATASET_RANGE_SIZE, &mut bytes);
         if index >= ranges || copied < DATASET_RANGE_SIZE {
-            return None;
+            return Ok(None);
         }
         let range = DatasetRange::decode(&bytes);
-        Some((range.start.checked_shl(block_log2.into())?, u64::from(range.blocks) << block_log2))
+        if range.start.checked_add(range.blocks.into()).is_none_or(|end| end > blocks) {
+            return Err(Status::Inval);
+        }
+        Ok(Some((range.start << block_log2, u64::from(range.blocks) << block_log2)))
     }
 }
 
@@ -322,12 +328,8 @@ impl NvmeQueue {
             return Ok(false);
         }
         let (start, len) = loop {
-            let Some((start, len)) = pending.dataset_range(index, geometry.block_log2) else {
-                return Ok(false);
-            };
-            if start.checked_add(len).is_none_or(|end| end > geometry.blocks << geometry.block_log2) {
-                return Err(Status::Inval);
-            }
+            let range = pending.dataset_range(index, geometry.block_log2, geometry.blocks)?;
+            let Some((start, len)) = range else { return Ok(false) };
             if done < len {
                 break (start + done, len - done);
             }

@@ -115,10 +115,13 @@ fn other_commands() {
         queue.command(command, &data);
         assert!(queue.answer().status().is_ok());
         assert_eq!(target.disk.seen(), [(Op::Discard, none), (Op::Discard, none)]);
-        let (command, data) = discard(&[(SIZE / 512 - 1, 2)]);
-        queue.command(command, &data);
-        assert_eq!(queue.answer().status(), NvmeStatus::LBA_OUT_OF_RANGE.permanent());
-        assert_eq!(target.disk.seen(), []);
+        // The last one would be block 0 if its offset in bytes had only 64 bits.
+        for start in [SIZE / 512 - 1, u64::MAX, 1 << 55] {
+            let (command, data) = discard(&[(start, 2)]);
+            queue.command(command, &data);
+            assert_eq!(queue.answer().status(), NvmeStatus::LBA_OUT_OF_RANGE.permanent(), "{start}");
+            assert_eq!(target.disk.seen(), []);
+        }
         drop((host, queue));
         target.end();
     }
