@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use udm_core::{CoreId, DeviceId};
 use udm_runtime::ProcessCores;
-use udm_wire::nvme::{AnaState, NqnError, check_nqn};
+use udm_wire::nvme::{AnaState, DISCOVERY_NQN, NqnError, check_nqn};
 
 /// A target for NVMe/TCP hosts. If it is dropped, it accepts no more connections; existing
 /// connections continue until the cores stop.
@@ -103,6 +103,10 @@ impl NvmeServer {
         };
         for name in [&options.subsystem].into_iter().chain(options.allowed_hosts.iter().flatten()) {
             check_nqn(name).map_err(|error| invalid(name, error))?;
+        }
+        if options.subsystem == DISCOVERY_NQN {
+            let why = format!("{DISCOVERY_NQN} is the name of the discovery subsystem: choose another one");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         let named = |address: &SocketAddr, error: io::Error| {
             io::Error::new(error.kind(), format!("{address}: {error}"))

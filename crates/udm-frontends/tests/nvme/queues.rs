@@ -6,6 +6,11 @@ use super::host::{
 };
 use super::{HOST, SIZE, SUBSYSTEM, TargetFixture, options};
 use crate::disk::{CompletionOrder, TestDisk};
+use std::sync::Arc;
+use std::time::Duration;
+use udm_frontends::nbd::Exports;
+use udm_frontends::nvme::{NvmeServer, NvmeServerOptions};
+use udm_runtime::{Runtime, RuntimeOptions};
 use udm_wire::nvme::{ConnectCommand, ConnectData, DISCOVERY_NQN, NvmeStatus};
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
@@ -200,4 +205,38 @@ fn discovery() {
         assert_eq!(connection.read(log_page(0x0c, 64)), Err(NvmeStatus::INVALID_LOG_PAGE.permanent()));
     }
     target.end();
+}
+
+/// Names that no target can have.
+#[test]
+fn wrong_names_are_refused() {
+    let spin_max = Duration::from_micros(20);
+    let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None], poll: false, spin_max }).unwrap();
+    let start = |subsystem: &str, host: Option<&str>| {
+        let options = NvmeServerOptions {
+            subsystem: subsystem.into(),
+            allowed_hosts: host.map(|host| vec![host.into()]),
+            ..options()
+        };
+        let server = NvmeServer::start(runtime.core_set(), &Arc::new(Exports::new()), options, &[]);
+        server.map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(start(SUBSYSTEM, Some(HOST)), Ok(()));
+    for (subsystem, host, why) in [
+        ("disks", None, "\"disks\": a name begins with nqn.YYYY-MM."),
+        ("", None, "\"\": a name has 1 to 223 bytes"),
+        (
+            SUBSYSTEM,
+            Some("nqn.2014-08.a\nb"),
+            "\"nqn.2014-08.a\\nb\": a name is UTF-8 without control characters",
+        ),
+        (
+            DISCOVERY_NQN,
+            None,
+            "nqn.2014-08.org.nvmexpress.discovery is the name of the discovery subsystem: choose another one",
+        ),
+    ] {
+        assert_eq!(start(subsystem, host), Err(why.to_owned()));
+    }
+    runtime.stop();
 }
