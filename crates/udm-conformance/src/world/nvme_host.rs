@@ -158,12 +158,9 @@ impl NvmeTestHost {
             namespace: Vec::new(),
         };
         host.controller = host.connect(&host.admin, 0);
-        let enable = command(0x7f, &[0, 0x14, 0x0046_0001]);
-        let enable = {
-            let mut bytes = enable;
-            bytes[4] = 0;
-            bytes
-        };
+        let mut enable = command(0x7f, &[0, 0x14, 0x0046_0001]);
+        // The type of the command: Property Set.
+        enable[4] = 0;
         assert!(host.admin.ask(enable, &[]).0.status.is_ok(), "the controller is enabled");
         let mut identify = command(0x06, &[0]);
         point(&mut identify, 4096, false);
@@ -378,7 +375,7 @@ impl NvmeTestQueue {
             match self.shared.encode(number, request) {
                 Ok(pending) => lock(&self.shared.state).waiting.push_back(pending),
                 Err(errno) => {
-                    drop(self.answers.insert(number, TestRequestResult { errno, data: Vec::new() }))
+                    self.answers.insert(number, TestRequestResult { errno, data: Vec::new() });
                 }
             }
             self.shared.send_waiting();
