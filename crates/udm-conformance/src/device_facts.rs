@@ -14,7 +14,8 @@ pub enum RequestCheckingLayer {
     Table,
     /// An NBD server: it checks all requests, with the errors of the protocol, and splits them.
     Nbd,
-    /// A vhost-user server: as an NBD server, with the two errors of virtio.
+    /// A vhost-user server or an NVMe host: as an NBD server, with the two errors of virtio. A
+    /// Linux host reports those of NVMe in the same way.
     VhostUser,
 }
 

@@ -132,8 +132,8 @@ impl DeviceUnderTest {
         if self.ring && kind == WorldKind::Stepped {
             return Some("it needs a ring");
         }
-        if kind == WorldKind::VhostUser && !self.machine {
-            return Some("to a virtual machine it is as another device");
+        if matches!(kind, WorldKind::VhostUser | WorldKind::Nvme) && !self.machine {
+            return Some("to a virtual machine or host it is as another device");
         }
         let needs_loop = self.words().any(|words| words.contains("{loop"));
         let has_loop =

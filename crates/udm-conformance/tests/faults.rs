@@ -204,7 +204,7 @@ impl Drop for SmallTmpfs {
 /// A sparse file on a full file system: writes without space fail with ENOSPC, nothing else fails.
 /// Once there is space again, writes are served. Virtio has no such error: EIO.
 fn full_file_system(kind: WorldKind) {
-    let full = if kind == WorldKind::VhostUser { EIO } else { ENOSPC };
+    let full = if matches!(kind, WorldKind::VhostUser | WorldKind::Nvme) { EIO } else { ENOSPC };
     let small = SmallTmpfs::mount();
     let path = small.path("disk");
     std::fs::File::create(&path).and_then(|file| file.set_len(4 << 20)).expect("a sparse file");

@@ -174,6 +174,11 @@ pub trait StackedDevice {
     /// The current name of the device.
     fn name(&self) -> String;
 
+    /// The uuid of the device, which any text may be; `None` if it has none.
+    fn uuid(&self) -> Option<String> {
+        None
+    }
+
     /// The devices directly below, one entry per lower lane that a lane of this device may open.
     fn children(&self) -> Vec<Arc<dyn Device>>;
 

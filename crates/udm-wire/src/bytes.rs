@@ -1,5 +1,13 @@
 //! Little-endian integers in bytes.
 
+/// The 16-bit integer at byte `at`.
+///
+/// # Panics
+/// If `bytes` is too short.
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
 /// The 32-bit integer at byte `at`.
 ///
 /// # Panics

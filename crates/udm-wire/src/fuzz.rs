@@ -10,7 +10,10 @@
 //! * an error has more than one line
 
 mod extended_headers;
+mod nvme_pdu;
 mod qcow2_image;
+
+pub use nvme_pdu::fuzz_nvme_pdu;
 
 use crate::{cow, log_writes, multipath_conf, nbd, size, table, udm_conf, uri, vhost_user, words};
 

@@ -1,5 +1,5 @@
-//! Parsers and printers: table lines, sizes, limits of rates, URIs, the protocols NBD, vhost-user,
-//! ublk and virtio, snapshot stores, qcow2 images, configuration files.
+//! Parsers and printers: table lines, sizes, limits of rates, URIs, the protocols NBD, NVMe/TCP,
+//! vhost-user, ublk and virtio, snapshot stores, qcow2 images, configuration files.
 //!
 //! Contract: everything here is a pure function of its input. There is no I/O, no clock, no thread
 //! and no `unsafe`. All input counts as hostile. Each parser bounds the memory that it uses,
@@ -16,6 +16,7 @@ pub mod cpus;
 pub mod log_writes;
 pub mod multipath_conf;
 pub mod nbd;
+pub mod nvme;
 pub mod qcow2;
 pub mod size;
 pub mod table;

@@ -1,5 +1,5 @@
 //! The ways of using a device: cores stepped by hand, cores on threads with rings, clients of an
-//! NBD server, and a virtual machine.
+//! NBD server, a virtual machine, and hosts of an NVMe/TCP target.
 //!
 //! Each world has a few *handles*: one lane per core, one connection per client, or one ring. A
 //! handle returns answers in the order of its requests, whatever the order of execution.
@@ -8,6 +8,8 @@ mod client;
 mod cores;
 mod machine;
 mod nbd;
+mod nvme;
+mod nvme_host;
 mod stepped;
 mod vhost_user;
 
@@ -96,17 +98,20 @@ pub enum WorldKind {
     Moved,
     /// Three rings of a virtual machine at a vhost-user server on two cores, for some devices.
     VhostUser,
+    /// Three queues of two hosts of an NVMe/TCP target on two cores, for the same devices.
+    Nvme,
 }
 
 impl WorldKind {
     /// All kinds.
-    pub const ALL: [WorldKind; 6] = [
+    pub const ALL: [WorldKind; 7] = [
         WorldKind::Stepped,
         WorldKind::Cores,
         WorldKind::SharedRange,
         WorldKind::Nbd,
         WorldKind::Moved,
         WorldKind::VhostUser,
+        WorldKind::Nvme,
     ];
 
     /// The name, used in the names of tests.
@@ -119,13 +124,14 @@ impl WorldKind {
             WorldKind::Nbd => "nbd",
             WorldKind::Moved => "moved",
             WorldKind::VhostUser => "vhost_user",
+            WorldKind::Nvme => "nvme",
         }
     }
 
     /// Whether the handles are clients of a server.
     #[must_use]
     pub fn is_served(self) -> bool {
-        matches!(self, WorldKind::Nbd | WorldKind::Moved | WorldKind::VhostUser)
+        matches!(self, WorldKind::Nbd | WorldKind::Moved | WorldKind::VhostUser | WorldKind::Nvme)
     }
 
     /// Opens `device` in a world of this kind.
@@ -139,6 +145,7 @@ impl WorldKind {
             WorldKind::Nbd | WorldKind::Moved => {
                 Box::new(nbd::NbdWorld::new(device, facts, self == WorldKind::Moved))
             }
+            WorldKind::Nvme => Box::new(nvme::NvmeWorld::new(device, facts)),
             WorldKind::VhostUser => Box::new(vhost_user::VhostUserWorld::new(device, facts)),
         }
     }

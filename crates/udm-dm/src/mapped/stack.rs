@@ -212,6 +212,10 @@ impl StackedDevice for MappedDevice {
         MappedDevice::name(self)
     }
 
+    fn uuid(&self) -> Option<String> {
+        MappedDevice::uuid(self)
+    }
+
     fn children(&self) -> Vec<Arc<dyn Device>> {
         self.slots().iter().flat_map(|table| table.opened()).map(|used| used.device).collect()
     }

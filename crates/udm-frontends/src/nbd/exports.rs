@@ -15,7 +15,7 @@ use udm_core::{CoreId, Device, DeviceId};
 use udm_runtime::ProcessCores;
 use udm_wire::nbd::STRING_MAX;
 
-/// Function that is called when a connection has closed an export.
+/// Function that is called when a connection has closed an export, or the list has changed.
 type ExportClosedHook = Arc<OnceLock<Arc<dyn Fn() + Send + Sync>>>;
 
 /// Function that is called when a device may have another size or other limits.
@@ -152,6 +152,11 @@ impl Export {
         Export { description, ..self }
     }
 
+    /// True if the export is for all clients, without a list of allowed ones.
+    pub(crate) fn is_for_all_clients(&self) -> bool {
+        self.allowed_clients.get().is_none()
+    }
+
     /// True if `client` may choose the export.
     pub(super) fn admits(&self, client: &NbdClientIdentity) -> bool {
         self.allowed_clients.admits(client)
@@ -170,7 +175,7 @@ pub struct FailingExportGuard {
 }
 
 /// Message: connections check whether their requests fail.
-pub(super) struct FailingExportMessage;
+pub(crate) struct FailingExportMessage;
 
 impl FailingExportGuard {
     /// Notifies connections after a change. A connection that subscribes meanwhile reads the new
@@ -289,6 +294,7 @@ pub struct Exports {
     exported_devices: Mutex<HashMap<DeviceId, Weak<PerDeviceExportState>>>,
     closed: ExportClosedHook,
     changed: DeviceChangedHook,
+    list_changed: ExportClosedHook,
     /// The cores that serve the exports.
     core_set: OnceLock<Weak<ProcessCores>>,
 }
@@ -301,7 +307,7 @@ impl Exports {
     }
 
     /// Sets the cores that serve the exports. Only the first call has an effect.
-    pub(super) fn set_core_set(&self, core_set: &Arc<ProcessCores>) {
+    pub(crate) fn set_core_set(&self, core_set: &Arc<ProcessCores>) {
         let _ = self.core_set.set(Arc::downgrade(core_set));
     }
 
@@ -333,6 +339,18 @@ impl Exports {
         let _ = self.changed.set(hook);
     }
 
+    /// Sets the function that is called after the list has changed. It must not wait. Only the
+    /// first call has an effect.
+    pub(crate) fn on_list_changed(&self, hook: Arc<dyn Fn() + Send + Sync>) {
+        let _ = self.list_changed.set(hook);
+    }
+
+    fn list_has_changed(&self) {
+        if let Some(hook) = self.list_changed.get() {
+            hook();
+        }
+    }
+
     /// Reports that `device` may have another size or other limits, such as after a change of its
     /// table.
     pub fn device_changed(&self, device: DeviceId) {
@@ -352,6 +370,8 @@ impl Exports {
         export.closed = Arc::clone(&self.closed);
         let export = Arc::new(export);
         list.push(export.clone());
+        drop(list);
+        self.list_has_changed();
         Ok(export)
     }
 
@@ -376,6 +396,8 @@ impl Exports {
             }
             None => list.push(Arc::clone(export)),
         }
+        drop(list);
+        self.list_has_changed();
         Ok(())
     }
 
@@ -398,6 +420,7 @@ impl Exports {
     /// them.
     pub fn remove(&self, export: &Arc<Export>) {
         self.list().remove(export);
+        self.list_has_changed();
     }
 
     /// As [`Exports::get`], but counts a user while the list is locked. So after
@@ -406,6 +429,14 @@ impl Exports {
     pub fn acquire(&self, name: &str) -> Option<ExportRef> {
         let list = self.list();
         let export = list.find(name)?;
+        export.users.fetch_add(1, Ordering::Relaxed);
+        Some(ExportRef(Arc::new(ExportUseGuard(Arc::clone(export)))))
+    }
+
+    /// As [`Exports::acquire`], for an export of this list; `None` if it was removed.
+    pub(crate) fn acquire_export(&self, export: &Arc<Export>) -> Option<ExportRef> {
+        let list = self.list();
+        list.place(export)?;
         export.users.fetch_add(1, Ordering::Relaxed);
         Some(ExportRef(Arc::new(ExportUseGuard(Arc::clone(export)))))
     }

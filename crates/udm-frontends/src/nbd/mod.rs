@@ -79,6 +79,12 @@ pub use listener::{BoundAddress, ListenAddress, NbdServer};
 pub use stats::{NbdServerStats, ServerCountersHandle};
 pub use tls::NbdServerTls;
 
+pub(crate) use exports::FailingExportMessage;
+pub(crate) use io_counters::CoreDeviceIoCounters;
+pub(crate) use receive::ReceiveBuffer;
+pub(crate) use reply::return_buffers_to_pool;
+pub(crate) use socket::configure_accepted_socket;
+
 use ipnet::IpNet;
 use std::sync::Arc;
 use std::time::Duration;

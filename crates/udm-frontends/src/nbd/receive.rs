@@ -29,7 +29,7 @@ const LONG: usize = 4;
 const BESIDE: usize = 4096;
 
 /// Received bytes of a connection, and memory for the next receive.
-pub(super) struct ReceiveBuffer {
+pub(crate) struct ReceiveBuffer {
     /// Bytes that arrived and were not taken; right before `free` in the slab.
     unread: Option<Buf>,
     /// Unused bytes of the slab. `None` while the ring has them.
@@ -90,7 +90,7 @@ impl FrozenReceiveBuffer {
 
 /// Reason why nothing can be received now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReceiveBlocked {
+pub(crate) enum ReceiveBlocked {
     /// The ring already has memory, or too many slabs are in use. Try again when a request has
     /// completed.
     BuffersInUse,
@@ -100,7 +100,7 @@ pub(super) enum ReceiveBlocked {
 
 impl ReceiveBuffer {
     /// Creates a receiver whose used slabs take at most `resting_max` bytes.
-    pub(super) fn new(resting_max: usize) -> ReceiveBuffer {
+    pub(crate) fn new(resting_max: usize) -> ReceiveBuffer {
         ReceiveBuffer {
             unread: None,
             free: Some(Buf::zeroed(SLAB_MIN)),
@@ -141,19 +141,19 @@ impl ReceiveBuffer {
     }
 
     /// Bytes that arrived and were not taken.
-    pub(super) fn unread(&self) -> &[u8] {
+    pub(crate) fn unread(&self) -> &[u8] {
         self.unread.as_deref().unwrap_or_default()
     }
 
     /// Takes `n` bytes from the front of the unread bytes.
-    pub(super) fn consume(&mut self, n: usize) {
+    pub(crate) fn consume(&mut self, n: usize) {
         if let Some(unread) = &mut self.unread {
             drop(unread.split_to(n));
         }
     }
 
     /// Returns the next `N` bytes, if they have arrived.
-    pub(super) fn header<const N: usize>(&mut self) -> Option<[u8; N]> {
+    pub(crate) fn header<const N: usize>(&mut self) -> Option<[u8; N]> {
         self.skip_now();
         if self.skip > 0 {
             return None;
@@ -166,9 +166,27 @@ impl ReceiveBuffer {
         header
     }
 
+    /// The next `n` bytes, if they have arrived. They are not taken.
+    pub(crate) fn peek(&mut self, n: usize) -> Option<&[u8]> {
+        if self.unread().len() < n {
+            self.need = n;
+            return None;
+        }
+        self.unread().get(..n)
+    }
+
+    /// Begins with `bytes`, which arrived elsewhere. At most 16 KiB, before anything else arrives.
+    pub(crate) fn put_back(&mut self, bytes: &[u8]) {
+        if let Some(free) = self.free.as_mut().filter(|_| !bytes.is_empty()) {
+            let mut front = free.split_to(bytes.len());
+            front.copy_from_slice(bytes);
+            self.unread = Some(front);
+        }
+    }
+
     /// Returns the next `len` (at least 1) bytes, if they have arrived. If not, the caller must
     /// request the same payload again until it gets it.
-    pub(super) fn payload(&mut self, len: usize) -> Option<Segments> {
+    pub(crate) fn payload(&mut self, len: usize) -> Option<Segments> {
         if let Some(long) = &self.long {
             return if long.missing == 0 { self.long.take().map(|l| l.data) } else { None };
         }
@@ -203,7 +221,7 @@ impl ReceiveBuffer {
     ///
     /// # Errors
     /// No memory is available, with the reason.
-    pub(super) fn room(&mut self, pool: &mut BufPool, mut may: usize) -> Result<Segments, ReceiveBlocked> {
+    pub(crate) fn room(&mut self, pool: &mut BufPool, mut may: usize) -> Result<Segments, ReceiveBlocked> {
         if self.asked > 0 {
             return Err(ReceiveBlocked::BuffersInUse);
         }
@@ -315,7 +333,7 @@ impl ReceiveBuffer {
     }
 
     /// Frees unused slabs, except the current one.
-    pub(super) fn trim(&mut self) {
+    pub(crate) fn trim(&mut self) {
         self.resting.retain(|slab| !slab.is_unique());
         self.resting_bytes = self.resting.iter().map(Buf::slab_len).sum();
     }
@@ -326,7 +344,7 @@ impl ReceiveBuffer {
     }
 
     /// Takes the memory back from the ring, with `n` received bytes in it.
-    pub(super) fn arrived(&mut self, n: usize, mut data: Segments) {
+    pub(crate) fn arrived(&mut self, n: usize, mut data: Segments) {
         let mut n = n;
         let full = n == self.asked;
         self.asked = 0;
@@ -377,7 +395,7 @@ impl ReceiveBuffer {
     }
 
     /// Frees the received bytes of a closed connection.
-    pub(super) fn clear(&mut self, pool: &mut BufPool) {
+    pub(crate) fn clear(&mut self, pool: &mut BufPool) {
         self.unread = None;
         self.skip = 0;
         if let Some(PartlyReceivedPayload { mut data, front, rest, .. }) = self.long.take() {

@@ -241,7 +241,7 @@ impl ReplySender {
 }
 
 /// Returns buffers to the pool.
-pub(super) fn return_buffers_to_pool(mut data: Segments, pool: &mut BufPool) {
+pub(crate) fn return_buffers_to_pool(mut data: Segments, pool: &mut BufPool) {
     while let Some(buf) = data.pop() {
         pool.put(buf);
     }

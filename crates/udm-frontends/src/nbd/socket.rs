@@ -87,8 +87,9 @@ impl ListenSocket {
     }
 }
 
-/// Configures an accepted socket for NBD, and for the ring, which needs it in blocking mode.
-pub(super) fn configure_accepted_socket(fd: &OwnedFd) -> rustix::io::Result<()> {
+/// Configures an accepted socket for many short messages, and for the ring, which needs it in
+/// blocking mode.
+pub(crate) fn configure_accepted_socket(fd: &OwnedFd) -> rustix::io::Result<()> {
     /// Space for a deep queue of 4 KiB answers; the kernel limits it to its maximum.
     const UNIX_SEND_BUFFER: usize = 4 << 20;
     const KEEP_IDLE: Duration = Duration::from_secs(60);

@@ -5,7 +5,7 @@ use super::path_maintenance::PathCheckInterval;
 use super::socket_access::parse_unix_mode;
 use crate::args::{StateFolderArgs, parse_seconds, parse_socket_path};
 use crate::table_arg::{DeviceTableArg, parse_device_table_arg};
-use clap::{Args, Command, ValueEnum};
+use clap::{ArgGroup, Args, Command, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -81,6 +81,7 @@ a URI (file:, nbd:, null:, mem:, pattern:), major:minor, or @NAME for another de
 has an example of each target and each kind of device.\n\n\
 Examples:\n  udm serve --device disk=disk.img --unix /tmp/udm.sock\n  udm serve --device disk='0 2097152 linear file:disk.img 0' --unix /tmp/udm.sock\n  \
 udm serve --device d='0 2097152 linear null:size=1G 0' --run 'nbdinfo $uri'\n  udm serve /etc/udm/udm.toml"
+    , group = ArgGroup::new("tcp").multiple(true)
 )]
 pub struct ServeArgs {
     /// A configuration file with these options and the devices; docs/config.md describes it.
@@ -107,7 +108,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "GROUP", requires = "unix")]
     pub group: Option<String>,
     /// Serve NBD on a TCP port
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", group = "tcp")]
     pub port: Option<u16>,
     /// An address to listen on with --port; :: means all, of IPv4 too; may be repeated
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", requires = "port")]
@@ -134,6 +135,18 @@ pub struct ServeArgs {
     /// the kernel's ublk driver (Linux 6.5) and mostly root; may be repeated
     #[arg(long = "ublk", value_name = "NAME[=N]", value_parser = parse_ublk_disk)]
     pub ublk: Vec<UblkDiskArg>,
+    /// Serve all devices to NVMe/TCP hosts at this address, as the namespaces of one subsystem. Any
+    /// host that reaches it may use them; may be repeated
+    #[arg(long, value_name = "ADDRESS:PORT", group = "tcp")]
+    pub nvme: Vec<SocketAddr>,
+    /// The name of that subsystem [default: one made of the name of this machine and the first
+    /// address]
+    #[arg(long, value_name = "NQN", requires = "nvme")]
+    pub nvme_subsystem: Option<String>,
+    /// Only the NVMe host of this name may connect; may be repeated. Hosts say their names, so this
+    /// prevents mistakes, not attacks
+    #[arg(long = "nvme-host", value_name = "NQN", requires = "nvme")]
+    pub nvme_hosts: Vec<String>,
     /// Export only this device; may be repeated [default: all]
     #[arg(long = "export", value_name = "NAME")]
     pub exports: Vec<String>,
@@ -250,11 +263,19 @@ impl ServeArgs {
         serve
     }
 
+    /// True if an option names a machine, a block device or an address for hosts.
+    pub fn has_disks(&self) -> bool {
+        !self.vhost_user.is_empty()
+            || self.vhost_user_fd.is_some()
+            || !self.ublk.is_empty()
+            || !self.nvme.is_empty()
+    }
+
     /// True if an option or a file says where to serve, or inherited sockets do.
     pub fn has_listen_args(&self) -> bool {
         let is_named =
             self.config.is_some() || self.unix.is_some() || self.port.is_some() || self.run.is_some();
-        let has_disks = !self.vhost_user.is_empty() || self.vhost_user_fd.is_some() || !self.ublk.is_empty();
+        let has_disks = self.has_disks();
         let is_inherited = std::env::var_os("LISTEN_FDS").is_some() || self.take_over_on_stdin;
         is_named || has_disks || is_inherited || self.single
     }

@@ -17,7 +17,7 @@ const CORE_MEMORY_MAX: u64 = 1 << 40;
 pub struct ClientLimitArgs {
     /// Serve only TCP clients of this address or network, as 192.0.2.0/24; may be repeated
     /// [default: all]. Clients of the Unix socket are not affected
-    #[arg(long = "allow", value_name = "ADDRESS[/BITS]", requires = "port", value_parser = parse_network)]
+    #[arg(long = "allow", value_name = "ADDRESS[/BITS]", requires = "tcp", value_parser = parse_network)]
     pub allow: Vec<IpNet>,
     /// Clients at a time; those above are refused. The limit on open files may allow fewer
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = parse_count)]

@@ -11,6 +11,7 @@ mod client_limits;
 pub mod descriptors;
 mod inherited_sockets;
 mod metrics_port;
+mod nvme;
 mod one_client;
 mod path_maintenance;
 mod ready;
@@ -286,11 +287,11 @@ async fn run_listeners_until_shutdown(
         // All of them are among the given ones.
         sockets.listen.clear();
     }
-    let has_disks = !args.vhost_user.is_empty() || args.vhost_user_fd.is_some() || !args.ublk.is_empty();
+    let has_disks = args.has_disks();
     let single_client = take_single_client(args)?;
     if sockets.listen.is_empty() && given.nbd.is_empty() && !has_disks && single_client.is_none() {
         bail!(
-            "serve: nowhere to serve: expected unix, port, vhost-user or ublk, in the file or on the command line"
+            "serve: nowhere to serve: expected unix, port, vhost-user, ublk or nvme, in the file or on the command line"
         );
     }
     let socket = match given.control {
@@ -334,10 +335,13 @@ async fn run_listeners_until_shutdown(
         Some(_) => ublk::UblkDisks::none(),
         None => ublk::UblkDisks::start(args, core_set, &exports)?,
     });
+    let nvme = nvme::NvmeTarget::start(args, core_set, &exports)?;
     let (refresh_machines, refresh_disks) = (machines.change_hook(), block_devices.change_hook());
+    let refresh_namespaces = nvme.change_hook();
     exports.on_changed(Arc::new(move |device| {
         refresh_machines(device);
         refresh_disks(device);
+        refresh_namespaces(device);
     }));
     let _connected = args.vhost_user_fd.as_ref().map(|fd| machines.serve_connected(fd)).transpose()?;
     let exporter = registry.exporter().expect("set before");
@@ -357,7 +361,7 @@ async fn run_listeners_until_shutdown(
             let addresses = [machines.addresses(), block_devices.addresses()].concat();
             // A command of --run has it in its environment.
             let control = args.run.is_none().then_some(&*sockets.control);
-            report::print_exports_to_stderr(&exporter.list(), &addresses, control);
+            report::print_exports_to_stderr(&exporter.list(), &addresses, &nvme.addresses(), control);
             ready::write_pidfile_and_detach(args)?
         }
     };
@@ -387,6 +391,7 @@ async fn run_listeners_until_shutdown(
     drop(machines);
     // The kernel still reads and writes while it ends a disk.
     drop(block_devices);
+    drop(nvme);
     server.stop();
     done
 }

@@ -8,10 +8,12 @@ use udm_control::api;
 use udm_wire::size::SizeWithUnit;
 
 /// Prints one line per export to standard error, with its NBD URIs, vhost-user sockets and block
-/// devices (`disks`, by name), and one for the control socket if it is `Some`.
+/// devices (`disks`, by name), one per address of the NVMe target (`nvme`), and one for the control
+/// socket if it is `Some`.
 pub(super) fn print_exports_to_stderr(
     exports: &[api::NbdExportDescription],
     disks: &[(String, String)],
+    nvme: &[String],
     control: Option<&Path>,
 ) {
     let (bold, dim, plain) =
@@ -30,6 +32,9 @@ pub(super) fn print_exports_to_stderr(
             SizeWithUnit(export.size_bytes),
             addresses.join("  ")
         );
+    }
+    for address in nvme {
+        let _ = writeln!(out, "udm: {dim}all as namespaces of{plain}  {address}");
     }
     if let Some(control) = control {
         let none = if exports.is_empty() { "no devices yet; " } else { "" };

@@ -28,7 +28,7 @@ impl ServerSockets {
     /// started this server for itself.
     pub fn new(args: &ServeArgs, given: &InheritedSockets) -> Result<ServerSockets> {
         let running = args.run.is_some();
-        let has_disks = !args.vhost_user.is_empty() || !args.ublk.is_empty();
+        let has_disks = !args.vhost_user.is_empty() || !args.ublk.is_empty() || !args.nvme.is_empty();
         let is_anothers = args.config.is_none() && args.unix.is_none() && args.port.is_none() && !has_disks;
         let unix_is_private = match &args.unix {
             Some(path) => path == Path::new("-"),

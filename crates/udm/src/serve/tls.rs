@@ -30,6 +30,12 @@ pub(super) fn proves_clients(args: &ServeArgs) -> bool {
 
 /// Warns if others on the network may read and write without being asked who they are.
 pub(super) fn warn_about_open_port(args: &ServeArgs) {
+    for address in args.nvme.iter().filter(|address| !is_loopback(address.ip())) {
+        tracing::warn!(
+            "nvme: whoever reaches {address} reads and writes without encryption: use a network of its own, \
+             and --allow"
+        );
+    }
     let Some(port) = args.port.filter(|_| args.tls != TlsModeArg::Require) else { return };
     for address in args.ipaddr.iter().filter(|address| !is_loopback(**address)) {
         tracing::warn!(

@@ -107,7 +107,7 @@ fn a_broken_file_is_shown_and_serves_nothing() {
     assert_eq!(files.output(&["--check"]), (Some(1), output.into()));
     files.write("udm.toml", "[devices.a]\ntable = \"0 8 error\"\n");
     let (status, output) = files.output(&["--socket", "s"]);
-    let why = "udm: serve: nowhere to serve: expected unix, port, vhost-user or ublk, in the file or on the command line\n";
+    let why = "udm: serve: nowhere to serve: expected unix, port, vhost-user, ublk or nvme, in the file or on the command line\n";
     assert_eq!((status, output.as_str()), (Some(1), why));
     let (status, output) = files.output(&["--unix", "s", "--device", "a=mem:1M"]);
     assert_eq!((status, output.as_str()), (Some(1), "udm: a: --device and the file have it both\n"));

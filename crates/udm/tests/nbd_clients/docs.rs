@@ -39,6 +39,10 @@ pub fn vhost_user() -> Outcome {
     run_document("docs/vhost-user.md")
 }
 
+pub fn nvme() -> Outcome {
+    run_document("docs/nvme.md")
+}
+
 pub fn upgrade() -> Outcome {
     run_document("docs/upgrade.md")
 }

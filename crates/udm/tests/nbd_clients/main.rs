@@ -63,6 +63,7 @@ fn main() {
             docs::snapshots,
         ),
         trial("a_disk_of_a_machine_is_served_as_described", &[], docs::vhost_user),
+        trial("nvme_is_served_as_described", &[], docs::nvme),
         trial("a_server_is_upgraded_as_described", &[], docs::upgrade),
         trial("loads_are_measured_as_described", &[], docs::bench),
         trial("a_file_is_served_as_described", &[], docs::config),

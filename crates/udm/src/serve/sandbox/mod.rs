@@ -87,5 +87,6 @@ fn restrict_capabilities(args: &ServeArgs) -> Result<()> {
 
 /// The TCP ports that the server listens on.
 fn listening_ports(args: &ServeArgs) -> Vec<u16> {
-    args.port.into_iter().chain(args.metrics.map(|address| address.port())).collect()
+    let nvme = args.nvme.iter().map(std::net::SocketAddr::port);
+    args.port.into_iter().chain(args.metrics.map(|address| address.port())).chain(nvme).collect()
 }

@@ -168,6 +168,11 @@ impl RunningServer<'_> {
         if self.args.vhost_user_fd.is_some() {
             return Err(refused(EOPNOTSUPP, "the machine of --fd ends its server when it disconnects"));
         }
+        if !self.args.nvme.is_empty() {
+            let why =
+                "NVMe hosts cannot be handed over: restart the server, and they reconnect by themselves";
+            return Err(refused(EOPNOTSUPP, why));
+        }
         if !self.block_devices.is_started() {
             let why = "the block devices of ublk are still being taken over from the last server: try again";
             return Err(refused(EBUSY, why));

@@ -1,0 +1,123 @@
+//! An association: a controller that exists for one host, and the connections of its queues.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use udm_core::{CoreId, DeviceId};
+use udm_runtime::ProcessCores;
+use udm_wire::nvme::ControllerKind;
+
+/// A controller with its queues. It ends with its admin queue, and then all queues end.
+pub(super) struct Association {
+    /// Number of the controller.
+    pub(super) id: u16,
+    pub(super) kind: ControllerKind,
+    /// Name of the host.
+    pub(super) host: String,
+    pub(super) host_id: [u8; 16],
+    /// Topic of [`AssociationEnded`].
+    pub(super) topic: DeviceId,
+    core_set: Arc<ProcessCores>,
+    is_enabled: AtomicBool,
+    is_ended: AtomicBool,
+    queues: Mutex<AssociationQueues>,
+}
+
+struct AssociationQueues {
+    connected: BTreeSet<u16>,
+    /// Number of I/O queues that the host may connect.
+    granted: u16,
+}
+
+/// Message to the queues of an association: it has ended.
+pub(super) struct AssociationEnded;
+
+impl Association {
+    pub(super) fn new(
+        id: u16,
+        kind: ControllerKind,
+        host: String,
+        host_id: [u8; 16],
+        core_set: &Arc<ProcessCores>,
+    ) -> Association {
+        let queues = AssociationQueues { connected: BTreeSet::from([0]), granted: core_set.len() as u16 };
+        Association {
+            id,
+            kind,
+            host,
+            host_id,
+            topic: DeviceId::new(),
+            core_set: Arc::clone(core_set),
+            is_enabled: AtomicBool::new(false),
+            is_ended: AtomicBool::new(false),
+            queues: Mutex::new(queues),
+        }
+    }
+
+    fn queues(&self) -> MutexGuard<'_, AssociationQueues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True while the host has enabled the controller.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.is_enabled.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_enabled(&self, is_enabled: bool) {
+        self.is_enabled.store(is_enabled, Ordering::Release);
+    }
+
+    pub(super) fn is_ended(&self) -> bool {
+        self.is_ended.load(Ordering::Acquire)
+    }
+
+    /// Ends the association, for the reason `why`. Its queues receive nothing more.
+    pub(super) fn end(&self, why: &str) {
+        if self.is_ended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        tracing::info!("nvme: controller {} of {} ends: {why}", self.id, self.host);
+        for core in 0..self.core_set.len() {
+            self.core_set.send_message(CoreId(core as u16), self.topic, Box::new(AssociationEnded));
+        }
+    }
+
+    /// Sets the number of I/O queues to at most `asked` and one per core; returns it. Once I/O
+    /// queues are connected, the number stays.
+    pub(super) fn grant_queues(&self, asked: u32) -> u16 {
+        let mut queues = self.queues();
+        if queues.connected.len() <= 1 {
+            queues.granted = (self.core_set.len() as u32).min(asked).max(1) as u16;
+        }
+        queues.granted
+    }
+
+    /// Number of I/O queues that the host may connect.
+    pub(super) fn granted_queues(&self) -> u16 {
+        self.queues().granted
+    }
+
+    /// Connects I/O queue `queue`. Returns false if it is connected already, or not granted.
+    pub(super) fn connect_queue(&self, queue: u16) -> bool {
+        let mut queues = self.queues();
+        queue <= queues.granted && queues.connected.insert(queue)
+    }
+
+    /// Disconnects a queue, of which nothing is in flight. Returns true if it was the last one.
+    pub(super) fn disconnect_queue(&self, queue: u16) -> bool {
+        let mut queues = self.queues();
+        queues.connected.remove(&queue);
+        queues.connected.is_empty()
+    }
+
+    /// True if no I/O queue is connected.
+    pub(super) fn is_alone(&self) -> bool {
+        self.queues().connected.iter().all(|queue| *queue == 0)
+    }
+
+    /// The core of a queue: I/O queues are distributed over all cores.
+    pub(super) fn core_of(&self, queue: u16) -> CoreId {
+        let number = if queue == 0 { self.id } else { queue - 1 };
+        CoreId(number % self.core_set.len() as u16)
+    }
+}

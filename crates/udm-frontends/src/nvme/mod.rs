@@ -1,0 +1,130 @@
+//! The NVMe/TCP target.
+//!
+//! [`NvmeServer`] listens for hosts. All exports of a server are the namespaces of one subsystem;
+//! the discovery subsystem is on the same ports. A host connects an admin queue, which creates a
+//! controller, and one I/O queue per core at most. Each queue is a TCP connection.
+//!
+//! The parts, in the order in which a connection meets them:
+//!
+//! * `listener`: accepts connections, within limits.
+//! * `handshake`: `ICReq` and the Connect command. Then the connection continues on the core of its
+//!   queue: I/O queue `q` is on core `(q - 1) mod cores`.
+//! * `subsystem`: namespaces and controllers. `association`: one controller with its queues.
+//!   `identity`: identifiers that survive a restart.
+//! * `queue`: a front end, the connection of one queue. `receive`: PDUs become commands and data;
+//!   `transmit`: all PDUs of a turn leave in one send.
+//! * `io`: commands become bios. `io_plan`: checks each command against its namespace, before any
+//!   part reaches the device. `namespaces`: the namespaces that a queue has opened.
+//! * `admin`: the commands of the admin queue. `events`: asynchronous events.
+//! * `memory`: limits the data that the queues of a core hold.
+//!
+//! **Writes** of up to 16 KiB come with their command. For longer ones the controller sends one R2T
+//! for all of the data, once it has memory, and receives them into the buffers of the bio.
+//! **Reads** leave from the buffers of the bio.
+//!
+//! **The end of an association.** If its admin queue is lost or the keep-alive timer expires, all
+//! its queues receive nothing more and wait for their requests at the devices. Only then the
+//! controller is forgotten, and its number may be used again. If an I/O queue is lost, only that
+//! queue ends: Linux disconnects I/O queues before it shuts a controller down.
+//!
+//! **Not supported**: fused commands, reservations, TLS with pre-shared keys.
+
+mod admin;
+mod association;
+mod events;
+mod handshake;
+mod identity;
+mod io;
+mod io_plan;
+mod listener;
+mod memory;
+mod namespaces;
+mod queue;
+mod receive;
+mod subsystem;
+mod transmit;
+
+pub use listener::{NvmeServer, NvmeServerStats};
+
+use ipnet::IpNet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The longest data in the capsule of a command, in bytes.
+pub(crate) const CAPSULE_DATA_MAX: u32 = 16 << 10;
+
+/// The longest data of a command, in bytes: 2 to the power of [`TRANSFER_MAX_LOG2`] pages of 4 KiB.
+pub(crate) const TRANSFER_MAX: u32 = 1 << 20;
+pub(crate) const TRANSFER_MAX_LOG2: u8 = 8;
+
+/// Limit of entries in a queue.
+pub(crate) const QUEUE_ENTRIES_MAX: u16 = 128;
+
+/// Limit of data bytes in the unanswered commands of a queue.
+pub(crate) const QUEUE_BYTES_MAX: usize = 16 << 20;
+
+/// Limit of asynchronous event requests of a host.
+pub(crate) const EVENT_REQUESTS_MAX: u8 = 4;
+
+/// Version of the specification that controllers report: 1.4.
+pub(crate) const VERSION: u32 = 0x0001_0400;
+
+/// Model and firmware revision of controllers.
+pub(crate) const MODEL: &str = "udm";
+pub(crate) const FIRMWARE: &str = "1";
+
+/// Limits of a target.
+#[derive(Clone, Debug)]
+pub struct NvmeServerLimits {
+    /// Limit of connections, one per queue. At least 1.
+    pub connections_max: usize,
+    /// Limit of connections that are not connected to a queue yet. At least 1.
+    pub handshakes_max: usize,
+    /// Time limit from the connection of a host to its Connect command.
+    pub handshake_max: Duration,
+    /// Limit of data bytes that the queues of one core share. Each queue may use 128 KiB and one
+    /// command per core may use 1 MiB besides.
+    pub core_bytes_max: usize,
+    /// Time without a byte after which a host that does not take its data, or does not send the
+    /// data of a write, is disconnected.
+    pub stall_max: Duration,
+    /// Time limit for a connection to deliver its last answers when the server stops.
+    pub stop_max: Duration,
+    /// The networks from which hosts may come; `None` for all.
+    pub networks: Option<Arc<[IpNet]>>,
+}
+
+impl Default for NvmeServerLimits {
+    fn default() -> NvmeServerLimits {
+        NvmeServerLimits {
+            connections_max: 4096,
+            handshakes_max: 256,
+            handshake_max: Duration::from_secs(30),
+            core_bytes_max: 256 << 20,
+            stall_max: Duration::from_secs(30),
+            stop_max: Duration::from_secs(5),
+            networks: None,
+        }
+    }
+}
+
+/// Options of a target.
+#[derive(Clone, Debug)]
+pub struct NvmeServerOptions {
+    /// Name of the subsystem ([`default_subsystem_nqn`]).
+    pub subsystem: String,
+    /// Names of the hosts that may connect; `None` for all.
+    pub allowed_hosts: Option<Vec<String>>,
+    /// Numbers of controllers begin after this. Two servers of one subsystem need different ones,
+    /// because a host refuses two controllers of one subsystem with the same number.
+    pub last_controller: u16,
+    /// Limits.
+    pub limits: NvmeServerLimits,
+}
+
+/// The default name of a subsystem: always the same for the same `parts`, such as the name of the
+/// machine and the first address.
+#[must_use]
+pub fn default_subsystem_nqn(parts: &[&str]) -> String {
+    identity::subsystem_nqn(parts)
+}

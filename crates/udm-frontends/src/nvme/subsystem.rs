@@ -1,0 +1,315 @@
+//! The subsystem: its names, its namespaces and its controllers.
+
+use super::association::Association;
+use super::identity::{namespace_uuid, serial_number};
+use crate::nbd::{Export, ExportRef, Exports};
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use udm_core::{CoreId, DeviceId};
+use udm_runtime::ProcessCores;
+use udm_wire::nvme::{
+    AnaGroup, AnaState, ConnectCommand, ConnectData, ConnectError, ControllerKind, DISCOVERY_NQN,
+    DiscoveryEntry, NvmeStatus,
+};
+
+/// Largest number of a namespace.
+pub(super) const NAMESPACES_MAX: u32 = 1024;
+
+/// Limit of associations. A host needs one per path.
+const ASSOCIATIONS_MAX: usize = 1024;
+
+/// The only ANA group.
+pub(super) const ANA_GROUP: u32 = 1;
+
+/// A subsystem whose namespaces are the exports of a server.
+pub(super) struct Subsystem {
+    pub(super) nqn: String,
+    pub(super) serial: String,
+    /// Names of the hosts that may connect; `None` for all.
+    allowed_hosts: Option<Vec<String>>,
+    /// Topic of [`SubsystemChanged`].
+    pub(super) topic: DeviceId,
+    pub(super) exports: Arc<Exports>,
+    core_set: Arc<ProcessCores>,
+    state: Mutex<SubsystemState>,
+}
+
+struct SubsystemState {
+    namespaces: BTreeMap<u32, Namespace>,
+    /// Number of the last new namespace.
+    last_namespace: u32,
+    /// Exports that were removed from the list, with the numbers that they had.
+    retired: Vec<(Weak<Export>, u32)>,
+    associations: HashMap<u16, Arc<Association>>,
+    /// Number of the last new controller.
+    last_controller: u16,
+    ana_state: AnaState,
+    ana_changes: u64,
+}
+
+/// An export as a namespace.
+#[derive(Clone)]
+pub(super) struct Namespace {
+    pub(super) export: Arc<Export>,
+    pub(super) uuid: [u8; 16],
+    /// Number of changes of its size and limits.
+    pub(super) changes: u64,
+}
+
+/// Message to queues: namespaces, their sizes or ANA states may have changed.
+pub(super) struct SubsystemChanged;
+
+impl Subsystem {
+    /// A subsystem of this name. Numbers of controllers begin after `last_controller`, so that
+    /// those of two servers of one subsystem differ.
+    pub(super) fn new(
+        nqn: String,
+        allowed_hosts: Option<Vec<String>>,
+        last_controller: u16,
+        exports: &Arc<Exports>,
+        core_set: &Arc<ProcessCores>,
+    ) -> Subsystem {
+        let subsystem = Subsystem {
+            serial: serial_number(&nqn),
+            nqn,
+            allowed_hosts,
+            topic: DeviceId::new(),
+            exports: Arc::clone(exports),
+            core_set: Arc::clone(core_set),
+            state: Mutex::new(SubsystemState {
+                namespaces: BTreeMap::new(),
+                last_namespace: 0,
+                retired: Vec::new(),
+                associations: HashMap::new(),
+                last_controller,
+                ana_state: AnaState::Optimized,
+                ana_changes: 0,
+            }),
+        };
+        subsystem.refresh(None);
+        subsystem
+    }
+
+    fn state(&self) -> MutexGuard<'_, SubsystemState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Compares the namespaces with the list of exports, and notes that `changed` may have another
+    /// size. Then all queues look again.
+    pub(super) fn refresh(&self, changed: Option<DeviceId>) {
+        let exports: Vec<_> = self.exports.all().into_iter().filter(|one| one.is_for_all_clients()).collect();
+        {
+            let mut state = self.state();
+            state.retire_namespaces(&exports);
+            for export in exports {
+                let known = state.namespaces.values_mut().find(|old| Arc::ptr_eq(&old.export, &export));
+                match known {
+                    Some(old) if Some(export.device().id()) == changed => old.changes += 1,
+                    Some(_) => {}
+                    None => state.add_namespace(export, &self.nqn),
+                }
+            }
+        }
+        self.notify();
+    }
+
+    fn notify(&self) {
+        for core in 0..self.core_set.len() {
+            self.core_set.send_message(CoreId(core as u16), self.topic, Box::new(SubsystemChanged));
+        }
+    }
+
+    /// Sets the ANA state of all namespaces on this server.
+    pub(super) fn set_ana_state(&self, ana_state: AnaState) {
+        {
+            let mut state = self.state();
+            if std::mem::replace(&mut state.ana_state, ana_state) == ana_state {
+                return;
+            }
+            state.ana_changes += 1;
+        }
+        self.notify();
+    }
+
+    /// The ANA state of all namespaces on this server, and the number of its changes.
+    pub(super) fn ana_state(&self) -> (AnaState, u64) {
+        let state = self.state();
+        (state.ana_state, state.ana_changes)
+    }
+
+    /// The ANA groups.
+    pub(super) fn ana_groups(&self) -> Vec<AnaGroup> {
+        let state = self.state();
+        let namespaces = state.namespaces.keys().copied().collect();
+        vec![AnaGroup { id: ANA_GROUP, changes: state.ana_changes, state: state.ana_state, namespaces }]
+    }
+
+    /// The namespace of this number.
+    pub(super) fn namespace(&self, nsid: u32) -> Option<Namespace> {
+        self.state().namespaces.get(&nsid).cloned()
+    }
+
+    /// Numbers of all namespaces, and how often each has changed.
+    pub(super) fn namespaces(&self) -> BTreeMap<u32, u64> {
+        self.state().namespaces.iter().map(|(nsid, namespace)| (*nsid, namespace.changes)).collect()
+    }
+
+    /// Opens a namespace: it counts a user of the export.
+    pub(super) fn open_namespace(&self, nsid: u32) -> Option<ExportRef> {
+        let namespace = self.namespace(nsid)?;
+        self.exports.acquire_export(&namespace.export)
+    }
+
+    /// Connects an admin queue: creates a controller.
+    ///
+    /// # Errors
+    /// The status for the host.
+    pub(super) fn connect_admin(
+        &self,
+        command: &ConnectCommand,
+        data: ConnectData,
+    ) -> Result<Arc<Association>, ConnectError> {
+        let kind = self.subsystem_kind(&data)?;
+        if data.controller != u16::MAX {
+            let what = "this target creates controllers: expected controller 0xffff";
+            return Err(ConnectError::data(ConnectData::CONTROLLER_AT, what));
+        }
+        debug_assert_eq!(command.queue, 0);
+        let mut state = self.state();
+        let busy = ConnectError {
+            status: NvmeStatus::CONNECT_CONTROLLER_BUSY,
+            ..ConnectError::command(0, "there are too many controllers")
+        };
+        if state.associations.len() >= ASSOCIATIONS_MAX {
+            return Err(busy);
+        }
+        let id = state.next_controller();
+        let association = Association::new(id, kind, data.host, data.host_id, &self.core_set);
+        let association = Arc::new(association);
+        state.associations.insert(id, Arc::clone(&association));
+        Ok(association)
+    }
+
+    /// Connects an I/O queue to its controller.
+    ///
+    /// # Errors
+    /// The status for the host.
+    pub(super) fn connect_io(
+        &self,
+        command: &ConnectCommand,
+        data: &ConnectData,
+    ) -> Result<Arc<Association>, ConnectError> {
+        let kind = self.subsystem_kind(data)?;
+        let association = self.state().associations.get(&data.controller).cloned();
+        let known = association.filter(|one| !one.is_ended() && one.kind == kind);
+        let at = ConnectData::CONTROLLER_AT;
+        let association = known.ok_or(ConnectError::data(at, "there is no such controller"))?;
+        if association.host != data.host || association.host_id != data.host_id {
+            let at = ConnectData::HOST_AT;
+            return Err(ConnectError::data(at, "the controller belongs to another host"));
+        }
+        if kind == ControllerKind::Discovery {
+            return Err(ConnectError::command(42, "a discovery controller has no I/O queues"));
+        }
+        if !association.is_enabled() {
+            let sequence = NvmeStatus::COMMAND_SEQUENCE_ERROR.permanent();
+            let error = ConnectError::command(42, "the controller is not enabled");
+            return Err(ConnectError { status: sequence, ..error });
+        }
+        if !association.connect_queue(command.queue) {
+            return Err(ConnectError::command(42, "the queue is connected already, or there are too many"));
+        }
+        Ok(association)
+    }
+
+    /// The kind of the subsystem that a host asks for.
+    fn subsystem_kind(&self, data: &ConnectData) -> Result<ControllerKind, ConnectError> {
+        let invalid_host = ConnectError {
+            status: NvmeStatus::CONNECT_INVALID_HOST.permanent(),
+            ..ConnectError::data(ConnectData::HOST_AT, "the host is not allowed")
+        };
+        let is_allowed =
+            |host: &str| self.allowed_hosts.as_ref().is_none_or(|all| all.iter().any(|one| one == host));
+        match &data.subsystem[..] {
+            DISCOVERY_NQN => Ok(ControllerKind::Discovery),
+            name if name != self.nqn => {
+                Err(ConnectError::data(ConnectData::SUBSYSTEM_AT, "there is no such subsystem"))
+            }
+            _ if !is_allowed(&data.host) => Err(invalid_host),
+            _ => Ok(ControllerKind::Io),
+        }
+    }
+
+    /// Forgets a controller, all of whose queues are disconnected.
+    pub(super) fn forget_association(&self, id: u16) {
+        self.state().associations.remove(&id);
+    }
+
+    /// Number of controllers.
+    pub(super) fn associations(&self) -> usize {
+        self.state().associations.len()
+    }
+
+    /// The subsystems that `host` may use, as found at the address `at`.
+    pub(super) fn discovery_entries(&self, host: &str, at: SocketAddr) -> Vec<DiscoveryEntry> {
+        let entry = |is_discovery, subsystem: &str| DiscoveryEntry {
+            is_discovery,
+            port_id: 1,
+            address: at,
+            subsystem: subsystem.to_owned(),
+            admin_queue_max: super::QUEUE_ENTRIES_MAX,
+        };
+        let mut entries = vec![entry(true, DISCOVERY_NQN)];
+        if self.allowed_hosts.as_ref().is_none_or(|all| all.iter().any(|one| one == host)) {
+            entries.push(entry(false, &self.nqn));
+        }
+        entries
+    }
+}
+
+impl SubsystemState {
+    /// Removes the namespaces that are not among `exports`.
+    fn retire_namespaces(&mut self, exports: &[Arc<Export>]) {
+        self.retired.retain(|(export, _)| export.strong_count() > 0);
+        let SubsystemState { namespaces, retired, .. } = self;
+        namespaces.retain(|nsid, old| {
+            let is_listed = exports.iter().any(|export| Arc::ptr_eq(export, &old.export));
+            if !is_listed {
+                retired.push((Arc::downgrade(&old.export), *nsid));
+            }
+            is_listed
+        });
+    }
+
+    /// Adds a namespace with the next number, or with the one that it had before its removal from
+    /// the list. Other numbers are used again only when all were used, so that a host does not take
+    /// a new disk for an old one.
+    fn add_namespace(&mut self, export: Arc<Export>, subsystem: &str) {
+        let is_free = |nsid: &u32| !self.namespaces.contains_key(nsid);
+        let old = self.retired.iter().find(|(old, _)| std::ptr::eq(old.as_ptr(), Arc::as_ptr(&export)));
+        let mut next = (1..=NAMESPACES_MAX).map(|step| (self.last_namespace + step - 1) % NAMESPACES_MAX + 1);
+        let Some(nsid) = old.map(|(_, nsid)| *nsid).filter(is_free).or_else(|| next.find(is_free)) else {
+            return tracing::warn!(
+                "nvme: {}: a subsystem has at most {NAMESPACES_MAX} namespaces",
+                export.name()
+            );
+        };
+        if old.is_none() {
+            self.last_namespace = nsid;
+        }
+        let uuid = namespace_uuid(&export, subsystem);
+        self.namespaces.insert(nsid, Namespace { export, uuid, changes: 0 });
+    }
+
+    /// The next free number of a controller, 1 to 0xffef (*Base* 3.1.1).
+    fn next_controller(&mut self) -> u16 {
+        const CONTROLLER_MAX: u16 = 0xffef;
+        loop {
+            self.last_controller = self.last_controller % CONTROLLER_MAX + 1;
+            if !self.associations.contains_key(&self.last_controller) {
+                return self.last_controller;
+            }
+        }
+    }
+}

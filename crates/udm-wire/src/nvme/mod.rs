@@ -1,0 +1,55 @@
+//! NVMe over TCP: the bytes between a host and a controller.
+//!
+//! Sources: the NVM Express base specification 2.0 (commands, data structures, statuses, fabrics
+//! commands), the NVM command set specification 1.0 (reads, writes, deallocation) and the NVMe/TCP
+//! transport specification 1.0 (PDUs, digests). Comments name their sections as *Base*, *NVM* and
+//! *TCP*. All integers are little-endian.
+//!
+//! * `pdu`: the units of the TCP stream and their headers. A length from outside is checked against
+//!   a bound before anyone allocates memory for it.
+//! * `command`: commands and completions, which capsules carry.
+//! * `status`: result of a command.
+//! * `fabrics`: `Connect` and the properties of a controller.
+//! * `identify`, `log_page`, `feature`: what a host reads about a controller and its namespaces.
+//! * `nvm`: the arguments of reads, writes and deallocations.
+//! * `digest`: CRC-32C.
+
+mod command;
+mod digest;
+mod fabrics;
+mod feature;
+mod identify;
+mod log_page;
+mod nqn;
+mod nvm;
+mod pdu;
+mod status;
+
+pub use command::{
+    AdminOpcode, CommandCapsule, Completion, DataPointer, NvmOpcode, OPCODE_FABRICS, SQE_SIZE,
+};
+pub use digest::{data_digest, header_digest, verify_header_digest};
+pub use fabrics::{
+    CONNECT_DATA_SIZE, ConnectCommand, ConnectData, ConnectError, ControllerCapabilities,
+    ControllerConfiguration, ControllerStatus, FabricsCommand, PropertyGet, PropertySet, property,
+};
+pub use feature::{AsyncEvent, AsyncEventMask, FeatureId, QueueCounts};
+pub use identify::{
+    AnaState, ControllerKind, IDENTIFY_SIZE, IdentifyController, IdentifyNamespace, IdentifyTarget,
+    encode_active_namespaces, encode_namespace_descriptors,
+};
+pub use log_page::{
+    AnaGroup, DiscoveryEntry, LOG_PAGE_MAX, LogPage, LogPageRequest, encode_ana_log,
+    encode_changed_namespaces, encode_discovery_log, encode_firmware_log, encode_health_log,
+};
+pub use nqn::{DISCOVERY_NQN, NQN_MAX, NqnError, check_nqn};
+pub use nvm::{
+    DATASET_RANGE_SIZE, DATASET_RANGES_MAX, DatasetRange, DatasetRequest, RwFlags, RwRequest,
+    WriteZeroesFlags,
+};
+pub use pdu::{
+    DataPdu, FatalError, InitializeRequest, InitializeResponse, MAX_HEADER, PduHeader, PduHeaderError,
+    PduLimits, PduType, TermRequest, encode_c2h_data, encode_capsule_command, encode_capsule_response,
+    encode_h2c_data, encode_r2t,
+};
+pub use status::NvmeStatus;
