@@ -1,5 +1,5 @@
 //! Parsers and printers: table lines, sizes, limits of rates, URIs, the protocols NBD, vhost-user,
-//! ublk and virtio, snapshot stores, configuration files.
+//! ublk and virtio, snapshot stores, metadata of clones, configuration files.
 //!
 //! Contract: everything here is a pure function of its input. There is no I/O, no clock, no thread
 //! and no `unsafe`. All input counts as hostile. Each parser bounds the memory that it uses,
@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod bytes;
+pub mod clone_metadata;
 pub mod cow;
 pub mod cpus;
 pub mod log_writes;
