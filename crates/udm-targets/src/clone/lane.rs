@@ -172,7 +172,7 @@ impl CloneLane {
         if self.state.mode() != MetadataMode::ReadWrite {
             return self.end(bio, Status::IoErr);
         }
-        match map.claim(region) {
+        match self.state.claim(region) {
             RegionClaim::Hydrated => self.write(bio),
             RegionClaim::Busy => self.waiting.push_back(bio),
             RegionClaim::Claimed => {
@@ -229,9 +229,12 @@ impl CloneLane {
                 self.progress = true;
                 return self.waiting.push_back(bio);
             }
-            match map.claim(region) {
+            match self.state.claim(region) {
                 RegionClaim::Busy => return self.waiting.push_back(bio),
-                RegionClaim::Claimed => self.state.set_hydrated(region),
+                RegionClaim::Claimed => {
+                    self.state.add_hydrating(1);
+                    self.engine.end_claim(region, true);
+                }
                 RegionClaim::Hydrated => {}
             }
             at = region + 1;

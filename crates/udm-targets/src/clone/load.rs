@@ -282,10 +282,7 @@ impl MetadataReader<'_> {
             state.set_durable_copy(block, copy);
         }
         // The first commit makes the copies equal again.
-        for block in unequal {
-            state.map.mark_dirty(block);
-            state.add_change();
-        }
+        unequal.into_iter().for_each(|block| state.rewrite_block(block));
         Ok(state)
     }
 

@@ -18,7 +18,8 @@
 //!
 //! * [`target`]: the control half. [`args`]: its line. [`settings`]: the values of its messages.
 //! * [`load`]: reads and checks the metadata. [`state`]: what the cores share.
-//! * [`regions`]: which regions are hydrated, and which are being hydrated.
+//! * [`regions`]: which regions are hydrated, and which are being hydrated. [`changes`]: which
+//!   changes the metadata has.
 //! * [`lane`]: the data path. [`task`]: hydration in the background.
 //! * [`engine`]: the copies and the metadata commits of a lane or of the task.
 //!
@@ -45,6 +46,7 @@
 //! * **A suspend** waits for copies in flight, also those of the task, and for a last commit.
 
 mod args;
+mod changes;
 mod engine;
 mod lane;
 mod load;

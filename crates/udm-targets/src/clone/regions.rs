@@ -6,7 +6,7 @@
 //! never waits for another claim, so nothing waits in a circle. So claims need no memory per region.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use udm_core::{Bio, Sectors};
+use udm_core::{Bio, Sectors, interleave};
 use udm_wire::clone_metadata::{CloneMetadataLayout, WORDS_PER_BLOCK};
 
 /// Slots of claims; also the maximum number of claimed regions.
@@ -142,17 +142,20 @@ impl RegionMap {
     }
 
     /// Claims `region` for its hydration. Acquire and release: claims of a region are in one order,
-    /// and each sees the bit that the previous holder has set.
-    pub(super) fn claim(&self, region: u64) -> RegionClaim {
+    /// and each sees the bit that the previous holder has set. Calls `released` if the claim was
+    /// taken and given back, because others may have found it busy.
+    pub(super) fn claim(&self, region: u64, released: impl FnOnce()) -> RegionClaim {
         if self.is_hydrated(region) {
             return RegionClaim::Hydrated;
         }
         let slot = self.slot(region);
+        interleave::mark_interleave_point();
         if slot.compare_exchange(0, region + 1, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return RegionClaim::Busy;
         }
         if self.is_hydrated(region) {
             slot.store(0, Ordering::Release);
+            released();
             return RegionClaim::Hydrated;
         }
         RegionClaim::Claimed
@@ -166,6 +169,7 @@ impl RegionMap {
     /// Marks `region`, which the caller has claimed, as hydrated, and ends the claim.
     pub(super) fn set(&self, region: u64) {
         self.put(region);
+        interleave::mark_interleave_point();
         self.mark_dirty((region / 64) as usize / WORDS_PER_BLOCK);
         self.release(region);
     }
@@ -193,6 +197,7 @@ impl RegionMap {
     /// The first changed block from `from` on. Its mark is removed: bits that are set from now on
     /// mark it again.
     pub(super) fn take_dirty(&self, from: usize) -> Option<usize> {
+        interleave::mark_interleave_point();
         let marked = |block: &usize| {
             self.dirty[*block].load(Ordering::Relaxed) && self.dirty[*block].swap(false, Ordering::AcqRel)
         };
@@ -215,20 +220,20 @@ mod tests {
     fn a_region_is_claimed_once_and_stays_hydrated() {
         let map = RegionMap::new(Sectors(100_000 * 8 - 3), Sectors(8));
         assert_eq!(map.count(), 100_000);
-        assert_eq!(map.claim(5), RegionClaim::Claimed);
-        assert_eq!(map.claim(5), RegionClaim::Busy);
-        assert_eq!(map.claim(5 + CLAIM_SLOTS as u64), RegionClaim::Busy, "it shares the slot");
+        assert_eq!(map.claim(5, || ()), RegionClaim::Claimed);
+        assert_eq!(map.claim(5, || ()), RegionClaim::Busy);
+        assert_eq!(map.claim(5 + CLAIM_SLOTS as u64, || ()), RegionClaim::Busy, "it shares the slot");
         map.release(5);
-        assert_eq!(map.claim(5), RegionClaim::Claimed);
+        assert_eq!(map.claim(5, || ()), RegionClaim::Claimed);
         map.set(5);
-        assert_eq!(map.claim(5), RegionClaim::Hydrated);
-        assert_eq!(map.claim(5 + CLAIM_SLOTS as u64), RegionClaim::Claimed);
+        assert_eq!(map.claim(5, || ()), RegionClaim::Hydrated);
+        assert_eq!(map.claim(5 + CLAIM_SLOTS as u64, || ()), RegionClaim::Claimed);
         map.set(5 + CLAIM_SLOTS as u64);
         assert_eq!((map.hydrated(), map.next_hydrated(6, 100_000)), (2, Some(4101)));
         assert_eq!(map.next_unhydrated(5, 100_000), Some(6));
         assert_eq!(map.next_unhydrated(5, 6), None);
         assert_eq!((map.take_dirty(0), map.take_dirty(0)), (Some(0), None));
-        map.claim(99_999);
+        map.claim(99_999, || ());
         map.set(99_999);
         assert_eq!(map.take_dirty(0), Some(3), "99999 / (64 * 508)");
     }

@@ -1,11 +1,12 @@
 //! The state of a clone that its cores share. It outlives the table that created it: a table that is
 //! loaded over a live clone takes the state over.
 
-use super::regions::RegionMap;
+use super::changes::ChangeCounter;
+use super::regions::{RegionClaim, RegionMap};
 use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use udm_core::{SharedDiskState, WaitQueue};
+use udm_core::{SharedDiskState, WaitQueue, interleave};
 use udm_dm::target::{ResolvedDevice, TargetHostServices};
 use udm_dm::{DeviceEventDetails, EventKind};
 use udm_wire::clone_metadata::MetadataCopy;
@@ -42,9 +43,8 @@ pub(super) struct CloneState {
     /// The destination of the first table.
     pub destination: ResolvedDevice,
     mode: AtomicU8,
-    /// Number of changes of the bitmap so far, and the number that the metadata has.
-    changes: AtomicU64,
-    committed: AtomicU64,
+    /// The changes of the bitmap, and those that the metadata has.
+    changes: ChangeCounter,
     /// A lane or the task is committing.
     committing: AtomicBool,
     /// Number of the last commit. Changed only by the holder of the commit.
@@ -84,8 +84,7 @@ impl CloneState {
         CloneState {
             destination,
             mode: AtomicU8::new(MetadataMode::ReadWrite as u8),
-            changes: AtomicU64::new(0),
-            committed: AtomicU64::new(0),
+            changes: ChangeCounter::new(),
             committing: AtomicBool::new(false),
             generation: AtomicU64::new(generation),
             durable_copies: (0..blocks).map(|_| AtomicU8::new(MetadataCopy::Second as u8)).collect(),
@@ -130,31 +129,41 @@ impl CloneState {
         self.mode.store(MetadataMode::ReadWrite as u8, Ordering::Release);
     }
 
-    /// Marks a claimed region as hydrated.
-    pub(super) fn set_hydrated(&self, region: u64) {
-        self.map.set(region);
-        self.add_change();
+    /// Claims `region` for its hydration.
+    pub(super) fn claim(&self, region: u64) -> RegionClaim {
+        self.map.claim(region, || self.wait_queue.wake_up())
     }
 
-    /// Counts a change of the bitmap. The first one since a commit wakes the task, which commits at
-    /// intervals. Release: a commit that sees the number sees the change.
-    pub(super) fn add_change(&self) {
-        let before = self.changes.fetch_add(1, Ordering::AcqRel);
-        if before == self.committed.load(Ordering::Acquire) || self.map.is_complete() {
+    /// Marks a claimed region as hydrated. The first change since a commit wakes the task, which
+    /// commits at intervals.
+    pub(super) fn set_hydrated(&self, region: u64) {
+        let is_first = self.changes.begin();
+        interleave::mark_interleave_point();
+        self.map.set(region);
+        interleave::mark_interleave_point();
+        self.changes.end();
+        if is_first || self.map.is_complete() {
             self.task_queue.wake_up();
         }
+    }
+
+    /// Marks a block of the bitmap to be written by the next commit.
+    pub(super) fn rewrite_block(&self, block: usize) {
+        self.changes.begin();
+        self.map.mark_dirty(block);
+        self.changes.end();
     }
 
     /// Number of changes of the bitmap so far.
     #[inline(always)]
     pub(super) fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Acquire)
+        self.changes.started()
     }
 
     /// True if the metadata has the first `changes` changes.
     #[inline(always)]
     pub(super) fn is_committed(&self, changes: u64) -> bool {
-        self.committed.load(Ordering::Acquire) >= changes
+        self.changes.is_committed(changes)
     }
 
     /// True if the metadata lacks changes and can be written.
@@ -162,9 +171,19 @@ impl CloneState {
         self.mode() == MetadataMode::ReadWrite && !self.is_committed(self.changes())
     }
 
-    /// Takes the right to commit. Returns false if another lane has it.
-    pub(super) fn begin_commit(&self) -> bool {
-        !self.committing.swap(true, Ordering::AcqRel)
+    /// Takes the right to commit. Returns the number of changes that the commit will have; `None` if
+    /// another lane has the right. `None` too while another core is setting a bit: that core wakes
+    /// the wait queue.
+    pub(super) fn begin_commit(&self) -> Option<u64> {
+        interleave::mark_interleave_point();
+        if self.committing.swap(true, Ordering::SeqCst) {
+            return None;
+        }
+        let changes = self.changes.begin_commit();
+        if changes.is_none() {
+            self.end_commit();
+        }
+        changes
     }
 
     /// Gives the right to commit back, and wakes those who wait for it.
@@ -192,7 +211,7 @@ impl CloneState {
 
     /// The metadata has the first `changes` changes. Sends the event of the end, once.
     pub(super) fn set_committed(&self, changes: u64) {
-        self.committed.fetch_max(changes, Ordering::AcqRel);
+        self.changes.set_committed(changes);
         if self.map.is_complete() && self.is_committed(self.changes()) {
             self.announce();
         }
@@ -226,12 +245,19 @@ impl CloneState {
     /// suspended see its regions.
     pub(super) fn begin_in_background(&self, regions: u64) -> bool {
         self.add_hydrating(regions);
-        if self.is_suspending() {
-            self.sub_hydrating(regions);
-            self.wait_queue.wake_up();
-            return false;
+        let begins = !self.is_suspending();
+        if !begins {
+            self.give_up_in_background(regions);
         }
-        true
+        begins
+    }
+
+    /// The task hydrates regions not after all that it has counted. A suspend may wait for them.
+    pub(super) fn give_up_in_background(&self, regions: u64) {
+        self.sub_hydrating(regions);
+        if self.is_suspending() {
+            self.wait_queue.wake_up();
+        }
     }
 
     /// True from the begin of a suspend to the next resume.
@@ -246,9 +272,10 @@ impl CloneState {
         self.wait_queue.wake_up();
     }
 
-    /// True if a suspend must still wait: for regions in flight, or for a commit.
+    /// True if a suspend must still wait: for regions in flight, or for a commit. A commit ends after
+    /// its last write, so no write reaches the metadata after the suspend.
     pub(super) fn has_unfinished_work(&self) -> bool {
-        self.hydrating() > 0 || self.needs_commit()
+        self.hydrating() > 0 || self.committing.load(Ordering::SeqCst) || self.needs_commit()
     }
 
     /// Sets whether a table uses the state.

@@ -167,13 +167,13 @@ impl HydrationTask {
             return BatchStart::NotNow;
         }
         let Some(first) = self.claim_next() else {
-            self.state.sub_hydrating(1);
+            self.state.give_up_in_background(1);
             return BatchStart::Nothing;
         };
         let mut count = 1;
         while count < most
             && first + count < self.state.map.count()
-            && self.state.map.claim(first + count) == RegionClaim::Claimed
+            && self.state.claim(first + count) == RegionClaim::Claimed
         {
             count += 1;
         }
@@ -195,7 +195,7 @@ impl HydrationTask {
                 continue;
             };
             self.next = region + 1;
-            if map.claim(region) == RegionClaim::Claimed {
+            if self.state.claim(region) == RegionClaim::Claimed {
                 return Some(region);
             }
         }

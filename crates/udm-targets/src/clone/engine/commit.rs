@@ -50,11 +50,10 @@ pub(super) struct MetadataCommit {
 impl HydrationEngine {
     /// Begins a commit if the metadata lacks changes, and no other lane commits.
     pub(in crate::clone) fn begin_commit(&mut self) {
-        if self.commit.is_some() || !self.state.needs_commit() || !self.state.begin_commit() {
+        if self.commit.is_some() || !self.state.needs_commit() {
             return;
         }
-        // Read before any block is taken, so that all these changes are in the blocks.
-        let changes = self.state.changes();
+        let Some(changes) = self.state.begin_commit() else { return };
         self.commit = Some(MetadataCommit {
             changes,
             generation: self.state.next_generation(),
