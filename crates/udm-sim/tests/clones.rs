@@ -1,5 +1,5 @@
-//! Worlds of a clone pass, a power cut at any write or flush loses nothing that was flushed, and runs
-//! cover their purpose.
+//! Worlds of a clone pass, a power cut at any write or flush loses nothing that was flushed, and
+//! runs cover their purpose.
 
 mod common;
 

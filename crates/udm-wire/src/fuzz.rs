@@ -9,11 +9,12 @@
 //! * the result depends on how the bytes are cut into pieces
 //! * an error has more than one line
 
+mod clone_metadata;
 mod extended_headers;
 
-use crate::{
-    clone_metadata, cow, log_writes, multipath_conf, nbd, size, table, udm_conf, uri, vhost_user, words,
-};
+pub use clone_metadata::fuzz_clone_metadata;
+
+use crate::{cow, log_writes, multipath_conf, nbd, size, table, udm_conf, uri, vhost_user, words};
 
 fn decode_lossy_utf8(data: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(data)
@@ -364,38 +365,6 @@ pub fn fuzz_nbd_reply(data: &[u8]) {
             assert_eq!((error, text), (e, t));
         }
         (again, chunk) => assert_eq!(again, chunk),
-    }
-}
-
-/// Metadata of clones: a header or block that is read back encodes to the same bytes.
-pub fn fuzz_clone_metadata(data: &[u8]) {
-    const LEN: usize = clone_metadata::BLOCK_LEN;
-    let blocks: Vec<&[u8]> = data.chunks_exact(LEN).collect();
-    if let [one, other, ..] = blocks[..]
-        && let Err(error) = clone_metadata::read_header_copies([one, other])
-    {
-        assert_one_line_error(&error);
-    }
-    for (index, block) in blocks.into_iter().enumerate() {
-        let mut again = vec![0; LEN];
-        match clone_metadata::CloneHeader::decode(block) {
-            Err(error) => assert_one_line_error(&error),
-            Ok(None) => {}
-            Ok(Some(header)) => {
-                header.encode(&mut again);
-                assert_eq!(clone_metadata::CloneHeader::decode(&again), Ok(Some(header)));
-            }
-        }
-        match clone_metadata::BitmapBlock::decode(block, index as u64) {
-            Err(error) => assert_one_line_error(&error),
-            Ok(None) => assert!(block.iter().all(|byte| *byte == 0)),
-            Ok(Some(read)) => {
-                let words = read.words.iter().copied();
-                clone_metadata::BitmapBlock::encode(read.generation, read.index, words, &mut again);
-                let again = clone_metadata::BitmapBlock::decode(&again, index as u64);
-                assert_eq!(again, Ok(Some(read)));
-            }
-        }
     }
 }
 

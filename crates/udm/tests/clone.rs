@@ -10,7 +10,7 @@ use support::listener::EventListener;
 use support::nbd::Client;
 use support::{Server, has, text, until};
 use tempfile::TempDir;
-use udm_wire::nbd::NbdCommand;
+use udm_wire::nbd::{CommandFlags, NbdCommand};
 
 const SIZE: u64 = 8 << 20;
 const SECTORS: u64 = SIZE / 512;
@@ -228,4 +228,20 @@ fn a_source_that_is_away_for_a_while() {
     expected[..4096].fill(1);
     assert!(fs::read(disks.path("destination")).unwrap() == expected);
     drop(again);
+}
+
+/// The new server reads what the old one has committed at its last suspend.
+#[test]
+fn an_upgrade_keeps_what_was_written() {
+    let disks = Disks::new();
+    let mut server = disks.serve("128 1 no_hydration");
+    let mut client = Client::connect(&server.nbd, "c");
+    assert_eq!(client.one(NbdCommand::Write, 65_536 * 3 + 512, 1024), 0);
+    server.upgrade(&[]);
+    assert_eq!(hydrated(&server), 1, "{}", server.log());
+    client.send(CommandFlags::empty(), NbdCommand::Read, 65_536 * 3, 4096, &[]).unwrap();
+    let (_, error, found) = client.answer().unwrap();
+    let mut expected = data()[65_536 * 3..][..4096].to_vec();
+    expected[512..1536].fill(1);
+    assert!(error == 0 && found == expected);
 }

@@ -1,5 +1,5 @@
-//! Operations on the device: tables, suspends, resumes, messages and removals. Each operation runs to
-//! its end while the cores continue.
+//! Operations on the device: tables, suspends, resumes, messages and removals. Each operation runs
+//! to its end while the cores continue.
 
 use super::world::{CloneWorld, DESTINATION, METADATA, SOURCE};
 use crate::control::DeviceResolver;

@@ -42,7 +42,7 @@ counts! {
         pub messages: u64,
         /// Clones that were found with all regions hydrated.
         pub complete: u64,
-        /// Clones that began anew with blank metadata.
+        /// Clones that began again with blank metadata.
         pub renewals: u64,
         /// Clones whose metadata became read-only or failed.
         pub broken: u64,
@@ -65,7 +65,7 @@ impl CloneCounts {
             ("cancelled", DisturbanceClass::Cancel, self.cancels),
             ("reloads", DisturbanceClass::Reload, self.reloads),
             ("removed", DisturbanceClass::Remove, self.removals),
-            ("begun anew", DisturbanceClass::Remove, self.renewals),
+            ("begun again", DisturbanceClass::Remove, self.renewals),
             ("messages", DisturbanceClass::Messages, self.messages),
             ("faults", DisturbanceClass::Errors, self.faults),
             ("metadata failed", DisturbanceClass::Errors, self.broken),

@@ -4,8 +4,8 @@
 //! discard and flush it while it is hydrated, suspended, reloaded, removed and created again, and
 //! while disks fail and the power is cut. The registers of the model begin with the content of the
 //! source, whatever is in the destination. So a read must return the source or a later write at any
-//! time, and after a power cut what was flushed. At the end the clone is hydrated, and a linear table
-//! over the destination must return the same.
+//! time, and after a power cut what was flushed. At the end the clone is hydrated, and a linear
+//! table over the destination must return the same.
 //!
 //! * `world`: the world and its turns. `control`: operations on the device. `power`: quiescence,
 //!   power cuts, and the checks of the state. `counts`: the counters.

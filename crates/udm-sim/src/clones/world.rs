@@ -1,5 +1,5 @@
-//! A world of a clone: cores, disks and the device, which run on one thread in an order drawn from a
-//! seed.
+//! A world of a clone: cores, disks and the device, which run on one thread in an order drawn from
+//! a seed.
 
 use super::counts::CloneCounts;
 use crate::cores::TaskPurpose;

@@ -2,7 +2,7 @@
 
 use super::settings::HydrationValues;
 use udm_core::errno::EACCES;
-use udm_core::{Device, SECTOR_SIZE, Sectors, SharedDiskState};
+use udm_core::{DeviceId, SECTOR_SIZE, Sectors, SharedDiskState};
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceNameResolver, ResolvedDevice, TargetArgs, parse_decimal_u64};
 
@@ -30,8 +30,8 @@ pub(super) struct CloneTableArgs {
 /// Parses the words of a line.
 ///
 /// # Errors
-/// The kernel's, in its order. udm also refuses words after the core arguments, and devices that are
-/// one disk, which the kernel accepts.
+/// The kernel's, in its order. udm also refuses words after the core arguments, and devices that
+/// are one disk, which the kernel accepts.
 pub(super) fn parse_clone_table_args(args: &mut TargetArgs<'_>) -> Result<CloneTableArgs, TargetError> {
     let words = args.args;
     if words.len() < 4 {
@@ -188,9 +188,31 @@ fn check_distinct(line: &CloneTableArgs) -> Result<(), TargetError> {
     Ok(())
 }
 
+/// The identity of a disk, without keeping it open.
+pub(super) struct DiskIdentity {
+    pub name: String,
+    id: DeviceId,
+    /// Address of the state that all names of the disk share.
+    shared: Option<usize>,
+}
+
+impl DiskIdentity {
+    pub(super) fn of(device: &ResolvedDevice) -> DiskIdentity {
+        let shared = device.device.shared_disk_state();
+        DiskIdentity {
+            name: device.name.clone(),
+            id: device.device.id(),
+            shared: shared.map(|state| std::ptr::from_ref::<SharedDiskState>(state).addr()),
+        }
+    }
+
+    /// True if both are names of one disk.
+    pub(super) fn is_same(&self, other: &DiskIdentity) -> bool {
+        self.id == other.id || self.shared.is_some() && self.shared == other.shared
+    }
+}
+
 /// True if two devices are names of one disk.
-pub(super) fn is_same_disk(one: &ResolvedDevice, other: &ResolvedDevice) -> bool {
-    let shared = |device: &dyn Device| device.shared_disk_state().map(std::ptr::from_ref::<SharedDiskState>);
-    let (one, other) = (&*one.device, &*other.device);
-    one.id() == other.id() || shared(one).is_some() && shared(one) == shared(other)
+fn is_same_disk(one: &ResolvedDevice, other: &ResolvedDevice) -> bool {
+    DiskIdentity::of(one).is_same(&DiskIdentity::of(other))
 }

@@ -6,9 +6,9 @@
 //! flush:   (sees a bit)  read started;  committed >= started? nothing to commit
 //! ```
 //!
-//! A change is counted before its bit can be seen. So a core that relies on a bit waits for a commit
-//! that has it. A commit begins only while no change is in progress; it is tried again otherwise. The
-//! loom test below tries the interleavings.
+//! A change is counted before its bit can be seen. So a core that relies on a bit waits for a
+//! commit that has it. A commit begins only while no change is in progress; it is tried again
+//! otherwise. The loom test below tries the interleavings.
 
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -38,8 +38,8 @@ impl ChangeCounter {
         self.is_committed(before)
     }
 
-    /// A change ends: its bit is set and its block is marked. Release: a commit that sees the number
-    /// sees both.
+    /// A change ends: its bit is set and its block is marked. Release: a commit that sees the
+    /// number sees both.
     pub(super) fn end(&self) {
         self.finished.fetch_add(1, Ordering::Release);
     }

@@ -1,6 +1,7 @@
-//! Opening the metadata: it is read and checked when a table is loaded, or formatted if it is blank.
+//! Opening the metadata: it is read and checked when a table is loaded, or formatted if it is
+//! blank.
 
-use super::args::{CloneTableArgs, is_same_disk};
+use super::args::{CloneTableArgs, DiskIdentity};
 use super::regions::RegionMap;
 use super::state::{CloneOfMetadata, CloneState};
 use std::ops::ControlFlow;
@@ -50,23 +51,24 @@ pub(super) fn load_clone(
     let owner = CloneOfMetadata::of(&line.metadata);
     let metadata = MetadataReader { line, io, map, owner: &owner };
     metadata.check_device()?;
-    let HeaderCopies { header, intact } = metadata.header()?;
-    if let Some(header) = header {
-        metadata.check_header(header)?;
-    }
     if let Some(state) = owner.state() {
         check_takeover(&state, line, len)?;
-        metadata.check_source(header, &state.map)?;
+        if !state.source.is_same(&DiskIdentity::of(&line.source)) {
+            metadata.check_source(state.fingerprint, &state.map)?;
+        }
         return Ok(state);
     }
+    let HeaderCopies { header, intact } = metadata.header()?;
     let state = match header {
         None => metadata.format()?,
-        Some(_) => metadata.read()?,
+        Some(header) => {
+            metadata.check_header(header)?;
+            let state = metadata.read(header.source)?;
+            metadata.check_source(header.source, &state.map)?;
+            metadata.repair_header(&header, intact)?;
+            state
+        }
     };
-    metadata.check_source(header, &state.map)?;
-    if let Some(header) = header {
-        metadata.repair_header(&header, intact)?;
-    }
     let state = Arc::new(state);
     owner.set_state(&state);
     Ok(state)
@@ -77,7 +79,7 @@ fn check_takeover(state: &CloneState, line: &CloneTableArgs, len: Sectors) -> Re
     if state.map.len() != len || state.map.region() != line.region {
         return Err(metadata_error(EINVAL, "the live clone on it has another size or region size"));
     }
-    if !is_same_disk(&state.destination, &line.destination) {
+    if !state.destination.is_same(&DiskIdentity::of(&line.destination)) {
         let why = format!("the live clone on it has the destination {}", state.destination.name);
         return Err(metadata_error(EBUSY, why));
     }
@@ -133,7 +135,7 @@ impl MetadataReader<'_> {
     fn repair_header(&self, header: &CloneHeader, intact: [bool; 2]) -> Result<(), TargetError> {
         for (copy, intact) in MetadataCopy::ALL.into_iter().zip(intact) {
             if !intact {
-                tracing::warn!("{}: a copy of the clone's header is written anew", self.line.metadata.name);
+                tracing::warn!("{}: a copy of the clone's header is written again", self.line.metadata.name);
                 self.write_header(header, copy)?;
             }
         }
@@ -162,8 +164,8 @@ impl MetadataReader<'_> {
     }
 
     /// Checks that the source is the one with which the clone began, as long as it is needed.
-    fn check_source(&self, header: Option<CloneHeader>, map: &RegionMap) -> Result<(), TargetError> {
-        let Some(expected) = header.and_then(|header| header.source) else { return Ok(()) };
+    fn check_source(&self, expected: Option<SourceFingerprint>, map: &RegionMap) -> Result<(), TargetError> {
+        let Some(expected) = expected else { return Ok(()) };
         if map.is_complete() {
             return Ok(());
         }
@@ -205,7 +207,7 @@ impl MetadataReader<'_> {
         for copy in MetadataCopy::ALL {
             self.write_header(&header, copy)?;
         }
-        Ok(self.state(RegionMap::new(self.map.len(), self.map.region()), 0))
+        Ok(self.state(RegionMap::new(self.map.len(), self.map.region()), header.source, 0))
     }
 
     /// Checks that the device has zeroes.
@@ -241,7 +243,7 @@ impl MetadataReader<'_> {
     }
 
     /// Reads the bitmap.
-    fn read(&self) -> Result<CloneState, TargetError> {
+    fn read(&self, source: Option<SourceFingerprint>) -> Result<CloneState, TargetError> {
         let layout = self.map.layout();
         let map = RegionMap::new(self.map.len(), self.map.region());
         let (mut generation, mut durable, mut unequal) = (0, Vec::new(), Vec::new());
@@ -277,7 +279,7 @@ impl MetadataReader<'_> {
                 map.load(index, &block.words[..layout.words(index)]);
             }
         }
-        let state = self.state(map, generation);
+        let state = self.state(map, source, generation);
         for (block, copy) in durable.into_iter().enumerate() {
             state.set_durable_copy(block, copy);
         }
@@ -286,7 +288,7 @@ impl MetadataReader<'_> {
         Ok(state)
     }
 
-    fn state(&self, map: RegionMap, generation: u64) -> CloneState {
-        CloneState::new(map, self.line.destination.clone(), generation, self.owner)
+    fn state(&self, map: RegionMap, source: Option<SourceFingerprint>, generation: u64) -> CloneState {
+        CloneState::new(self.line, map, source, generation, self.owner)
     }
 }

@@ -38,9 +38,9 @@
 //!   commit that began later than the bits that it relies on. Commits of all cores are one at a
 //!   time; a core that waits for one is woken.
 //! * **A failed commit** makes the metadata read-only, as in the kernel: regions are no longer
-//!   hydrated, and a write of an unhydrated region fails. If the metadata cannot even be read, every
-//!   request fails. Unlike the kernel, bits that were set stay set, so no read returns older data.
-//!   A table that is loaded again begins with writable metadata.
+//!   hydrated, and a write of an unhydrated region fails. If the metadata cannot even be read,
+//!   every request fails. Unlike the kernel, bits that were set stay set, so no read returns older
+//!   data. A table that is loaded again begins with writable metadata.
 //! * **Clients come first.** The task looks at the number of client requests in flight. While there
 //!   are any, it starts one batch per 10 ms.
 //! * **A suspend** waits for copies in flight, also those of the task, and for a last commit.

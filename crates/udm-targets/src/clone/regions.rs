@@ -3,7 +3,8 @@
 //! One bit per region, in atomic words. A bit is set once, by the core that has claimed the region.
 //! A claim is an entry in a small table: the slot of a region is its number modulo the size of the
 //! table. If two regions share a slot, the second one waits as if it were claimed itself; a holder
-//! never waits for another claim, so nothing waits in a circle. So claims need no memory per region.
+//! never waits for another claim, so nothing waits in a circle. So claims need no memory per
+//! region.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use udm_core::{Bio, Sectors, interleave};

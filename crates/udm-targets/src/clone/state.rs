@@ -1,6 +1,7 @@
-//! The state of a clone that its cores share. It outlives the table that created it: a table that is
-//! loaded over a live clone takes the state over.
+//! The state of a clone that its cores share. It outlives the table that created it: a table that
+//! is loaded over a live clone takes the state over.
 
+use super::args::{CloneTableArgs, DiskIdentity};
 use super::changes::ChangeCounter;
 use super::regions::{RegionClaim, RegionMap};
 use crossbeam_utils::CachePadded;
@@ -9,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::{SharedDiskState, WaitQueue, interleave};
 use udm_dm::target::{ResolvedDevice, TargetHostServices};
 use udm_dm::{DeviceEventDetails, EventKind};
-use udm_wire::clone_metadata::MetadataCopy;
+use udm_wire::clone_metadata::{MetadataCopy, SourceFingerprint};
 
 /// Whether the metadata can be used, as `status` prints it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,8 +41,10 @@ pub(super) type LaneActivity = Arc<CachePadded<AtomicUsize>>;
 /// The shared state of a clone.
 pub(super) struct CloneState {
     pub map: RegionMap,
-    /// The destination of the first table.
-    pub destination: ResolvedDevice,
+    /// The destination and the source of the first table, and the fingerprint of that source.
+    pub destination: DiskIdentity,
+    pub source: DiskIdentity,
+    pub fingerprint: Option<SourceFingerprint>,
     mode: AtomicU8,
     /// The changes of the bitmap, and those that the metadata has.
     changes: ChangeCounter,
@@ -72,17 +75,20 @@ pub(super) struct CloneState {
 }
 
 impl CloneState {
-    /// The state of a clone with these regions. `generation` is the number of its last commit, and
-    /// `owner` belongs to its metadata.
+    /// The state of a clone of `line` with these regions. `generation` is the number of its last
+    /// commit, and `owner` belongs to its metadata.
     pub(super) fn new(
+        line: &CloneTableArgs,
         map: RegionMap,
-        destination: ResolvedDevice,
+        fingerprint: Option<SourceFingerprint>,
         generation: u64,
         owner: &Arc<CloneOfMetadata>,
     ) -> CloneState {
         let blocks = map.layout().bitmap_blocks();
         CloneState {
-            destination,
+            destination: DiskIdentity::of(&line.destination),
+            source: DiskIdentity::of(&line.source),
+            fingerprint,
             mode: AtomicU8::new(MetadataMode::ReadWrite as u8),
             changes: ChangeCounter::new(),
             committing: AtomicBool::new(false),
@@ -171,9 +177,9 @@ impl CloneState {
         self.mode() == MetadataMode::ReadWrite && !self.is_committed(self.changes())
     }
 
-    /// Takes the right to commit. Returns the number of changes that the commit will have; `None` if
-    /// another lane has the right. `None` too while another core is setting a bit: that core wakes
-    /// the wait queue.
+    /// Takes the right to commit. Returns the number of changes that the commit will have; `None`
+    /// if another lane has the right. `None` too while another core is setting a bit: that core
+    /// wakes the wait queue.
     pub(super) fn begin_commit(&self) -> Option<u64> {
         interleave::mark_interleave_point();
         if self.committing.swap(true, Ordering::SeqCst) {
@@ -272,8 +278,8 @@ impl CloneState {
         self.wait_queue.wake_up();
     }
 
-    /// True if a suspend must still wait: for regions in flight, or for a commit. A commit ends after
-    /// its last write, so no write reaches the metadata after the suspend.
+    /// True if a suspend must still wait: for regions in flight, or for a commit. A commit ends
+    /// after its last write, so no write reaches the metadata after the suspend.
     pub(super) fn has_unfinished_work(&self) -> bool {
         self.hydrating() > 0 || self.committing.load(Ordering::SeqCst) || self.needs_commit()
     }

@@ -59,7 +59,7 @@ fn one_damaged_copy_is_enough() {
         again.get_disk("M").put(block * 8, &[0x5a; 512]);
         again.create("c", STILL).unwrap();
         assert_eq!(bytes(&mut again, 9, 4), [10, 0xaa, 0xaa, 13], "block {block}");
-        // The copy is written anew.
+        // The copy is written again.
         pass(&mut again, 2);
         let mut third = restarted(&again);
         third.get_disk("M").put((block ^ 1) * 8, &[0x5a; 512]);

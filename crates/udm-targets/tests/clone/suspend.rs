@@ -72,10 +72,12 @@ fn a_reload_takes_the_live_clone_over() {
 fn tables_that_cannot_take_it_over() {
     let mut host = host_with(1, STILL);
     host.disk("D2", SIZE);
+    host.disk("S2", SIZE);
     for (table, errno, why) in [
-        ("0 125 clone M D S 16", EINVAL, "don't match"),
-        ("0 120 clone M D S 8", EINVAL, "don't match"),
+        ("0 125 clone M D S 16", EINVAL, "has another size or region size"),
+        ("0 120 clone M D S 8", EINVAL, "has another size or region size"),
         ("0 125 clone M D2 S 8", EBUSY, "the live clone on it has the destination D"),
+        ("0 125 clone M D S2 8", EINVAL, "S2 is not the source with which this clone began"),
     ] {
         let error = host.load("c", table).unwrap_err();
         assert_eq!((error.text.as_str(), error.errno), ("clone: Failed to load metadata", errno), "{error}");

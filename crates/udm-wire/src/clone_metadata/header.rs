@@ -40,7 +40,7 @@ pub enum CloneHeaderError {
     /// Metadata of the kernel's dm-clone.
     #[error(
         "this is metadata of the kernel's dm-clone, which udm cannot read: let the kernel finish that clone, or \
-         begin anew with zeroed metadata"
+         begin again with zeroed metadata"
     )]
     Kernel,
     /// Something else.

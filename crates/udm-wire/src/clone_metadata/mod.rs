@@ -7,11 +7,12 @@
 //! ```
 //!
 //! The format is udm's own; dm-clone of the kernel keeps a B-tree instead. A block has 4096 bytes,
-//! and all integers are little-endian. A header fits one sector, so a power cut never leaves half of
-//! one. Each block of the bitmap has its own checksum and *generation*, and is valid by itself: bits
-//! only change from 0 to 1, so blocks of different generations are a correct state together. A commit
-//! writes the changed blocks to one copy, makes them durable, and then writes them to the other copy.
-//! The next commit begins with the other copy. So at any instant one copy of each block is intact.
+//! and all integers are little-endian. A header fits one sector, so a power cut never leaves half
+//! of one. Each block of the bitmap has its own checksum and *generation*, and is valid by itself:
+//! bits only change from 0 to 1, so blocks of different generations are a correct state together.
+//! A commit writes the changed blocks to one copy, makes them durable, and then writes them to the
+//! other copy. The next commit begins with the other copy. So at any instant one copy of each
+//! block is intact.
 //!
 //! A device of zeroes is a new clone. Contract: pure, no I/O; the bytes are hostile input.
 

@@ -1,8 +1,9 @@
 //! Commits of the bitmap to the metadata, one at a time over all cores.
 //!
-//! A commit works in rounds of a few changed blocks. Bits are set after their data was written to the
-//! destination, and the blocks are taken before the destination is flushed. So each bit that is
-//! written has durable data. Blocks go first to the copy that does not have their last durable state.
+//! A commit works in rounds of a few changed blocks. Bits are set after their data was written to
+//! the destination, and the blocks are taken before the destination is flushed. So each bit that is
+//! written has durable data. Blocks go first to the copy that does not have their last durable
+//! state.
 
 use super::{DESTINATION, EngineRequestKind, HydrationEngine, METADATA};
 use crate::clone::state::MetadataMode;

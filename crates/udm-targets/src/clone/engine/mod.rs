@@ -7,8 +7,8 @@
 //!           ──► committed ──► write the other copies
 //! ```
 //!
-//! The engine makes requests and takes their completions; its user sends them. So the same code runs
-//! over the children of a lane and over the lanes of a task.
+//! The engine makes requests and takes their completions; its user sends them. So the same code
+//! runs over the children of a lane and over the lanes of a task.
 
 mod commit;
 
