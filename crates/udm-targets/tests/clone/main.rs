@@ -1,7 +1,6 @@
 //! Clones over disks in memory, on cores stepped by the test.
 
 #[path = "../snapshot/reader.rs"]
-#[allow(dead_code, reason = "the rig needs it")]
 mod reader;
 #[path = "../snapshot/rig.rs"]
 mod rig;
