@@ -260,6 +260,9 @@ pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
     ),
     define_table_device("snapshot", &[("s", "0 4096 snapshot /c0 /c1 P 8")]).machine(),
     define_table_device("snapshot_merge", &[("s", "0 4096 snapshot-merge /c0 /c1 P 8")]),
+    define_table_device("clone", &[("s", "0 4096 clone /c1 /c0 /d0 8")]),
+    define_table_device("clone_no_fua", &[("s", "0 4089 clone /c1 /n0 /p0 8 1 no_hydration")]).machine(),
+    define_table_device("clone_blocks", &[("s", "0 4096 clone /c1 /k0 /p0 8 0 2 hydration_threshold 64")]),
     define_table_device("zero", &[("s", "0 4096 zero")]).fresh(InitialContent::AlwaysZeroes),
     define_table_device("stacked", &[("low", "0 4200 linear /c0 24"), ("s", "0 4096 striped 1 16 @low 8")]),
     define_table_device(

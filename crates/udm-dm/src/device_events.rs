@@ -79,6 +79,10 @@ kinds! {
     MergeDone = "merge-done",
     /// A merge stopped.
     MergeFailed = "merge-failed",
+    /// A clone copied all of its source into its destination.
+    CloneHydrated = "clone-hydrated",
+    /// The metadata of a clone cannot be written, or not even read.
+    CloneMetadataFailed = "clone-metadata-failed",
 }
 
 /// A change of a device, without the identity of the device.

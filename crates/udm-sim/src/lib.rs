@@ -23,7 +23,7 @@
 //!   `null_cache`, `helper_threads`: the environment of the tested code.
 //! * `blueprint`, `table_variants`, `tables`: random stacks. `table_map`, `expected_limits`: the
 //!   mapping and the limits of tables.
-//! * `snapshots`: worlds of origins and snapshots.
+//! * `snapshots`: worlds of origins and snapshots. `clones`: worlds of a clone.
 //! * `nbd`: worlds of the NBD server and its clients.
 //! * `nbd_client`: worlds of the NBD client and its servers.
 //! * `verbs`: worlds of the registry and its verbs.
@@ -39,6 +39,7 @@ mod actions;
 mod allowed_errors;
 pub mod blueprint;
 mod changes;
+pub mod clones;
 mod control;
 pub mod control_io;
 pub mod cores;

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use udm_sim::counts::{AccumulateRuns, CombinedRunHash, RunReport, format_count};
 use udm_sim::{
-    DisturbanceClass, ExcludedDisturbances, RunFailure, RunPlan, RunTotals, lifecycle, nbd, nbd_client, run,
-    verbs, vhost_user,
+    DisturbanceClass, ExcludedDisturbances, RunFailure, RunPlan, RunTotals, clones, lifecycle, nbd,
+    nbd_client, run, verbs, vhost_user,
 };
 
 /// Runs udm's targets in a simulated world, one seed after another, and stops at the first failure.
@@ -33,16 +33,19 @@ struct Options {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     depth: Option<u64>,
     /// Run worlds of origins and their snapshots instead of other targets
-    #[arg(long, conflicts_with = "bench")]
+    #[arg(long, group = "cut_worlds", conflicts_with = "bench")]
     snapshots: bool,
+    /// Run the worlds of a clone
+    #[arg(long, group = "cut_worlds", conflicts_with_all = ["bench", "nbd", "verbs", "nbd_client", "lives", "vhost_user"])]
+    clones: bool,
     /// Give the faults of null devices to disks that no multipath target uses
     #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs", "nbd_client", "lives", "vhost_user"])]
     faulty: bool,
     /// Cut the power at the Nth start or completion of a write or flush on a disk
-    #[arg(long, value_name = "N", requires = "snapshots", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", requires = "cut_worlds", value_parser = clap::value_parser!(u64).range(1..))]
     cut: Option<u64>,
     /// Repeat each seed's run once per write and flush, and cut the power there
-    #[arg(long, requires = "snapshots", conflicts_with = "cut")]
+    #[arg(long, requires = "cut_worlds", conflicts_with = "cut")]
     every_cut: bool,
     /// Leave out classes of disturbance: crash, remove, paths, errors, suspend, reload, cancel,
     /// messages, delay, torn, flush, trim, long, reopen, pieces, hang, full, prompt, opens, limits,
@@ -104,6 +107,7 @@ enum CoverageCounters {
     NbdClient(Box<nbd_client::NbdClientCounts>),
     Lives(Box<lifecycle::LifecycleCounts>),
     VhostUser(Box<vhost_user::VhostUserCounts>),
+    Clones(Box<clones::CloneCounts>),
 }
 
 /// Adds the counters of a run to `all`.
@@ -122,6 +126,7 @@ impl CoverageCounters {
         match (options.nbd, options.verbs, options.nbd_client) {
             _ if options.lives => CoverageCounters::Lives(Box::default()),
             _ if options.vhost_user => CoverageCounters::VhostUser(Box::default()),
+            _ if options.clones => CoverageCounters::Clones(Box::default()),
             (true, ..) => CoverageCounters::Nbd(Box::default()),
             (_, true, _) => CoverageCounters::Verbs(Box::default()),
             (.., true) => CoverageCounters::NbdClient(Box::default()),
@@ -152,6 +157,10 @@ impl CoverageCounters {
             CoverageCounters::VhostUser(all) => {
                 add_counts(&mut **all, vhost_user::run(plan), |counts| counts.hash)
             }
+            CoverageCounters::Clones(all) => {
+                let counts = if every_cut { clones::run_every_power_cut(plan) } else { clones::run(plan) };
+                add_counts(&mut **all, counts, |counts| counts.hash)
+            }
         }
     }
 
@@ -163,6 +172,7 @@ impl CoverageCounters {
             CoverageCounters::NbdClient(_) => |plan| nbd_client::run(plan).map(drop),
             CoverageCounters::Lives(_) => |plan| lifecycle::run(plan).map(drop),
             CoverageCounters::VhostUser(_) => |plan| vhost_user::run(plan).map(drop),
+            CoverageCounters::Clones(_) => |plan| clones::run(plan).map(drop),
         };
         run::shrink_failure_with_runner(failure, &run)
     }
@@ -175,6 +185,7 @@ impl CoverageCounters {
             CoverageCounters::NbdClient(counts) => counts.report(),
             CoverageCounters::Lives(counts) => counts.report(),
             CoverageCounters::VhostUser(counts) => counts.report(),
+            CoverageCounters::Clones(counts) => counts.report(),
         }
     }
 }
@@ -360,6 +371,7 @@ fn shrink_and_print_failure(failure: RunFailure, options: &Options, tally: &RunP
         (.., true) => "--nbd-client ",
         _ if options.lives => "--lives ",
         _ if options.vhost_user => "--vhost-user ",
+        _ if options.clones => "--clones ",
         _ => "",
     };
     let small = if options.no_shrink { failure } else { tally.covered.shrink(failure) };

@@ -8,6 +8,7 @@
 //! unchanged.
 #![forbid(unsafe_code)]
 
+pub mod clone;
 pub mod error_target;
 pub mod fault;
 pub mod linear;
@@ -22,6 +23,7 @@ use udm_dm::TargetType;
 /// here, and CONTRIBUTING.md lists its other places. A type that the kernel does not have begins
 /// with version 1.0.0.
 pub const TARGETS: &[TargetType] = &[
+    TargetType { name: "clone", version: [1, 0, 0], new: crate::clone::target::create_clone_target },
     TargetType { name: "delay", version: [1, 4, 0], new: crate::fault::delay::create_delay_target },
     TargetType { name: "dust", version: [1, 0, 0], new: crate::fault::dust::create_dust_target },
     TargetType { name: "error", version: [1, 7, 0], new: crate::error_target::create_error_target },

@@ -9,11 +9,14 @@
 //! * the result depends on how the bytes are cut into pieces
 //! * an error has more than one line
 
+mod clone_metadata;
 mod extended_headers;
 mod nvme_pdu;
 mod qcow2_image;
 
 pub use nvme_pdu::fuzz_nvme_pdu;
+
+pub use clone_metadata::fuzz_clone_metadata;
 
 use crate::{cow, log_writes, multipath_conf, nbd, size, table, udm_conf, uri, vhost_user, words};
 

@@ -1,5 +1,6 @@
 //! Parsers and printers: table lines, sizes, limits of rates, URIs, the protocols NBD, NVMe/TCP,
-//! vhost-user, ublk and virtio, snapshot stores, qcow2 images, configuration files.
+//! vhost-user, ublk and virtio, snapshot stores, metadata of clones, qcow2 images, configuration
+//! files.
 //!
 //! Contract: everything here is a pure function of its input. There is no I/O, no clock, no thread
 //! and no `unsafe`. All input counts as hostile. Each parser bounds the memory that it uses,
@@ -11,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod bytes;
+pub mod clone_metadata;
 pub mod cow;
 pub mod cpus;
 pub mod log_writes;

@@ -14,7 +14,7 @@ const END: Sectors = Sectors((1 << 54) - (1 << 20));
 struct UnboundedDeviceTarget(ResolvedDevice);
 
 /// Opens a lane of `device` through a table of one line.
-pub(super) fn open_lane_through_table(
+pub(crate) fn open_lane_through_table(
     device: &ResolvedDevice,
     cx: &mut Cx<'_>,
 ) -> Result<Box<dyn Lane>, DeviceControlError> {

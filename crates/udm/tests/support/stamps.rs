@@ -23,12 +23,12 @@ const DEPTH: usize = 8;
 const PIECE: usize = 128 << 10;
 
 /// The content of a sector after write `number`; 0 stands for the initial content.
-fn stamp(number: u64, sector: usize) -> impl Iterator<Item = u8> {
+pub fn stamp(number: u64, sector: usize) -> impl Iterator<Item = u8> {
     [number, sector as u64].map(u64::to_le_bytes).concat().repeat(SECTOR / 16).into_iter()
 }
 
 /// The number of the write that a sector contains; `None` if the content is invalid.
-fn number(bytes: &[u8], sector: usize) -> Option<u64> {
+pub fn number(bytes: &[u8], sector: usize) -> Option<u64> {
     let found = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     stamp(found, sector).eq(bytes.iter().copied()).then_some(found)
 }

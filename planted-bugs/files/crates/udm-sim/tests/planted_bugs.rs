@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_core::bugs::{Bug, SimWorldKind, plant_bug};
 use udm_sim::run::RunFailure;
 use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan};
-use udm_sim::{lifecycle, nbd, nbd_client, run, verbs, vhost_user};
+use udm_sim::{clones, lifecycle, nbd, nbd_client, run, verbs, vhost_user};
 
 /// Steps per seed, and the number of seeds in which a bug must be found.
 const STEPS: u64 = 5000;
@@ -15,9 +15,10 @@ const SEEDS_MAX: u64 = 2000;
 /// Bugs whose first hundreds of seeds find nothing, each with the seed at which the search begins.
 /// This saves most of the time of the test. If a change of a world moves such a bug, the search
 /// takes longer, but still has [`SEEDS_MAX`] seeds.
-const FIRST_SEEDS: [(Bug, u64); 29] = [
+const FIRST_SEEDS: [(Bug, u64); 30] = [
     (Bug::AnswerToNothing, 440),
     (Bug::BadBlocksStale, 1240),
+    (Bug::CloneFuaNotCommitted, 190),
     (Bug::CorruptionForgotten, 480),
     (Bug::CountedEntryOverwritten, 80),
     (Bug::DrainNotRung, 260),
@@ -65,6 +66,7 @@ fn try_one(world: SimWorldKind, plan: &RunPlan) -> Result<(), Box<RunFailure>> {
         SimWorldKind::NbdClient => nbd_client::run(plan).map(drop),
         SimWorldKind::Lives => lifecycle::run(plan).map(drop),
         SimWorldKind::VhostUser => vhost_user::run(plan).map(drop),
+        SimWorldKind::Clones => clones::run(plan).map(drop),
     }
 }
 

@@ -19,6 +19,8 @@ pub enum SimWorldKind {
     Lives,
     /// Disks of virtual machines.
     VhostUser,
+    /// A clone of a source.
+    Clones,
 }
 
 /// Generates `Bug` and `Bug::ALL` from one list.
@@ -496,4 +498,14 @@ bugs! {
     MemoryReturnedEarly: VhostUser,
     /// A write is answered before the flush that makes it durable, while the write cache is off.
     FlushAfterWriteForgotten: VhostUser,
+    /// Bits of a clone are written to its metadata before their data is durable.
+    CloneBitBeforeData: Clones,
+    /// A write of a part of a region marks it as hydrated without a copy of the rest.
+    ClonePartNotCopied: Clones,
+    /// A discard marks regions that it covers only in part.
+    CloneDiscardRoundsOut: Clones,
+    /// A FUA write of a whole region completes before the metadata has its bit.
+    CloneFuaNotCommitted: Clones,
+    /// A suspend does not wait for a commit of the task, which reaches the metadata later.
+    CloneLateCommit: Clones,
 }

@@ -1,0 +1,69 @@
+//! Worlds of a clone.
+//!
+//! There is one clone over a simulated source, destination and metadata device. Cores read, write,
+//! discard and flush it while it is hydrated, suspended, reloaded, removed and created again, and
+//! while disks fail and the power is cut. The registers of the model begin with the content of the
+//! source, whatever is in the destination. So a read must return the source or a later write at any
+//! time, and after a power cut what was flushed. At the end the clone is hydrated, and a linear
+//! table over the destination must return the same.
+//!
+//! * `world`: the world and its turns. `control`: operations on the device. `power`: quiescence,
+//!   power cuts, and the checks of the state. `counts`: the counters.
+
+mod control;
+mod counts;
+mod power;
+mod world;
+
+pub use counts::CloneCounts;
+
+use crate::counts::AccumulateRuns as _;
+use crate::environment::lock_environment;
+use crate::plan::{DisturbanceClass, RunPlan};
+use crate::run::{RunFailure, catch_panic, finish_run};
+use world::CloneWorld;
+
+/// Runs `plan`.
+///
+/// # Errors
+/// The failure, with its trace.
+pub fn run(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure>> {
+    let mut world = None;
+    let outcome = catch_panic(|| world.insert(CloneWorld::new(plan)?).run_all());
+    finish_run(plan, outcome, world, |world| world.counts(), |world| world.machine.last_events())
+}
+
+/// Runs `plan` without a power cut. Then repeats it once per start and completion of a write or
+/// flush, with one power cut there.
+///
+/// # Errors
+/// The first failure.
+pub fn run_every_power_cut(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure>> {
+    let plan = RunPlan { without: plan.without.and(DisturbanceClass::Crash), cut: None, ..plan.clone() };
+    let mut counts = run(&plan)?;
+    for cut in 1..=counts.changes {
+        counts.add(&run(&RunPlan { cut: Some(cut), ..plan.clone() })?);
+    }
+    Ok(counts)
+}
+
+impl CloneWorld {
+    /// The counters of the run.
+    fn counts(&mut self) -> CloneCounts {
+        let env = lock_environment(&self.machine.env);
+        let totals = &self.machine.totals;
+        CloneCounts {
+            steps: totals.steps,
+            requests: totals.requests,
+            simulated: totals.simulated,
+            sectors: self.machine.model.compared,
+            changes: env.changes,
+            faults: env.faults,
+            troubles: totals.losses,
+            rests: totals.rests,
+            between: totals.between,
+            hash: crate::counts::CombinedRunHash(env.trace.hash()),
+            ..self.counts
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Quiescence, power cuts, and the checks of the state.
+
+use super::control::STEPS_MAX;
+use super::world::{CloneWorld, DESTINATION, METADATA, SOURCE};
+use crate::disk::SimDisk;
+use crate::environment::{PathMode, lock_environment};
+use crate::machine::OpenLane;
+use crate::model::Violation;
+use crate::tasks::RunningTask;
+use crate::turn::MachineWorld as _;
+use udm_core::{Nanos, OwnWork};
+
+/// Steps that a run continues after its planned power cut.
+const STEPS_BEHIND: u64 = 100;
+
+impl CloneWorld {
+    /// Runs all steps of the plan, and quiesces the world.
+    pub(super) fn run_all(&mut self) -> Result<(), Violation> {
+        while self.machine.step < self.machine.plan.steps {
+            if self.dead {
+                self.power_on()?;
+            } else if self.machine.control.one_in(60) {
+                self.act()?;
+            } else {
+                self.one_step()?;
+            }
+            if self.machine.step >= self.rest_at && !self.dead {
+                self.rest()?;
+                self.rest_at = self.machine.step + 200 + self.machine.control.span(2000);
+            }
+        }
+        loop {
+            while self.dead {
+                self.power_on()?;
+            }
+            self.rest()?;
+            if !self.is_dead() {
+                self.end_as_linear()?;
+            }
+            if !self.is_dead() {
+                break;
+            }
+        }
+        self.quiet()?;
+        self.take_apart()
+    }
+
+    /// Creates the cores and the device, as after power-on. The power may be cut meanwhile.
+    pub(super) fn boot(&mut self) -> Result<(), Violation> {
+        self.machine.make_cores(self.count);
+        lock_environment(&self.machine.env).calm = true;
+        self.machine.resting = true;
+        self.create()?;
+        if !self.is_dead() {
+            self.read_back()?;
+        }
+        self.go_on();
+        Ok(())
+    }
+
+    fn go_on(&mut self) {
+        if !self.is_dead() {
+            self.machine.resting = false;
+            lock_environment(&self.machine.env).calm = false;
+        }
+    }
+
+    /// Quiesces the world without faults: first requests must complete while others are submitted,
+    /// then all of them. Checks the device, and reads all data back.
+    fn rest(&mut self) -> Result<(), Violation> {
+        self.machine.say("a rest");
+        self.end_disturbances();
+        if self.machine.control.one_in(2) && !self.is_dead() {
+            self.check_no_starvation()?;
+        }
+        self.quiet()?;
+        self.machine.check_goes_idle()?;
+        if !self.is_dead() {
+            self.look_at_status()?;
+            self.look_at_source()?;
+        }
+        self.read_back()?;
+        self.machine.totals.rests += 1;
+        self.go_on();
+        Ok(())
+    }
+
+    fn end_disturbances(&mut self) {
+        lock_environment(&self.machine.env).calm = true;
+        self.machine.resting = true;
+        self.machine.timers.clear();
+        (0..self.machine.paths.len()).for_each(|p| self.machine.restore_path(p));
+    }
+
+    /// Stops faults, and runs until nothing is in flight.
+    fn quiet(&mut self) -> Result<(), Violation> {
+        self.end_disturbances();
+        self.step_until(|world| {
+            let machine = &world.machine;
+            let owes = |open: &OpenLane| open.lane.own_work() == OwnWork::Required;
+            machine.model.in_flight() == 0
+                && !machine.cores.iter().flat_map(|core| &core.open).any(owes)
+                && machine.is_inbox_empty()
+                && machine.cores.iter().flat_map(|core| &core.tasks).all(RunningTask::is_idle)
+        })
+    }
+
+    fn step_until(&mut self, done: impl Fn(&CloneWorld) -> bool) -> Result<(), Violation> {
+        let from = self.machine.step;
+        while !done(self) {
+            if self.machine.step - from > STEPS_MAX {
+                return Err(format!("the world does not come to rest, and {} waits", self.waiting()));
+            }
+            self.one_step()?;
+        }
+        Ok(())
+    }
+
+    /// Reads every sector.
+    fn read_back(&mut self) -> Result<(), Violation> {
+        self.volume.check.set(if self.open { 0 } else { u64::MAX });
+        self.machine.reading = true;
+        let read =
+            self.step_until(|world| world.is_dead() || world.volume.check.get() >= world.volume.sectors);
+        self.machine.reading = false;
+        self.volume.check.set(u64::MAX);
+        read?;
+        self.step_until(|world| world.machine.model.in_flight() == 0)
+    }
+
+    /// Checks the status and the events.
+    fn look_at_status(&mut self) -> Result<(), Violation> {
+        let Some(mapped) = self.mapped.clone() else { return Ok(()) };
+        let is_excused = self.is_blamed(&[DESTINATION, METADATA], self.writable_since);
+        let Some(status) = self.status() else {
+            self.counts.broken += 1;
+            return if is_excused { Ok(()) } else { Err("the metadata failed without a reason".into()) };
+        };
+        let regions = self.volume.sectors.div_ceil(self.region);
+        if status.total != regions || status.hydrated > regions {
+            return Err(format!(
+                "{} of {} regions are hydrated, and there are {regions}",
+                status.hydrated, status.total
+            ));
+        }
+        if status.mode != "rw" {
+            self.counts.broken += 1;
+            if !is_excused {
+                return Err(format!("the metadata is {} without a reason", status.mode));
+            }
+        }
+        let is_complete = status.hydrated == regions;
+        self.counts.complete += u64::from(is_complete);
+        if is_complete && status.hydrating > 0 {
+            return Err("all regions are hydrated, and some are being hydrated".into());
+        }
+        // The changes of modes raise events too.
+        let raised = mapped.event_nr();
+        if raised > 1 && !self.fails {
+            return Err(format!("{raised} events were raised, and nothing has failed"));
+        }
+        if raised > 0 && !is_complete && !self.fails {
+            return Err("an event was raised, and the clone is not complete".into());
+        }
+        Ok(())
+    }
+
+    /// Checks that the source is unchanged.
+    fn look_at_source(&self) -> Result<(), Violation> {
+        let env = lock_environment(&self.machine.env);
+        let source = &env.disks[SOURCE];
+        let changed = (0..source.sectors())
+            .find(|sector| source.read(*sector) != SimDisk::first_stamp(SOURCE, *sector));
+        changed.map_or(Ok(()), |sector| Err(format!("sector {sector} of the source has changed")))
+    }
+
+    /// Hydrates all regions, and replaces the clone by a linear table over the destination.
+    fn end_as_linear(&mut self) -> Result<(), Violation> {
+        self.end_disturbances();
+        // Metadata that failed becomes writable with a new table.
+        if !self.load_clone()? {
+            return if self.is_dead() { Ok(()) } else { Err("the clone can't be loaded".into()) };
+        }
+        self.must_resume()?;
+        for words in ["enable_hydration", "hydration_threshold 20", "hydration_batch_size 4"] {
+            self.message(words)?;
+        }
+        let is_complete = |world: &CloneWorld| {
+            world.status().is_some_and(|status| status.hydrated == status.total && status.mode == "rw")
+        };
+        let from = lock_environment(&self.machine.env).now;
+        while !is_complete(self) && !self.is_dead() {
+            if lock_environment(&self.machine.env).now.since(from) > Nanos::from_millis(100_000) {
+                let text = self.mapped.as_ref().map(|mapped| mapped.status_text()).unwrap_or_default();
+                return Err(format!("the clone is not hydrated in 100 s: {text}"));
+            }
+            self.one_step()?;
+        }
+        self.quiet()?;
+        if self.is_dead() {
+            return Ok(());
+        }
+        let raised = self.mapped.as_ref().map_or(0, |mapped| mapped.event_nr());
+        if raised == 0 && !self.was_complete {
+            return Err("the clone is complete, and no event was raised".into());
+        }
+        self.counts.complete += 1;
+        let linear = format!("0 {} linear p{DESTINATION} 0", self.volume.sectors);
+        if !self.load(&linear)? {
+            return if self.is_dead() { Ok(()) } else { Err("the linear table can't be loaded".into()) };
+        }
+        self.must_resume()?;
+        self.is_linear = true;
+        self.read_back()?;
+        self.counts.linear += 1;
+        Ok(())
+    }
+
+    /// Cuts the power: cached data is lost, and writes in flight take effect wholly, partly or not
+    /// at all.
+    pub(super) fn power_off(&mut self) {
+        let partly = self.status().is_some_and(|status| (1..status.total).contains(&status.hydrated));
+        self.counts.cuts[0] += 1;
+        self.counts.cuts[1] += u64::from(partly);
+        self.machine.cut_power();
+        self.dead = true;
+        (self.machine.resting, self.machine.reading) = (true, false);
+        self.machine.timers.clear();
+        (0..self.machine.paths.len()).for_each(|p| self.machine.restore_path(p));
+        let machine = &mut self.machine;
+        if machine.plan.cut.is_some() {
+            machine.plan.steps = machine.plan.steps.min(machine.step + STEPS_BEHIND);
+        }
+    }
+
+    /// Closes everything in order, and creates the device again over the same disks.
+    fn power_on(&mut self) -> Result<(), Violation> {
+        self.quiet()?;
+        self.take_apart()?;
+        let again = self.machine.control.one_in(4);
+        let mut env = lock_environment(&self.machine.env);
+        env.disks.iter_mut().for_each(SimDisk::start);
+        env.paths.iter_mut().for_each(|path| path.mode = PathMode::Up);
+        env.dead = false;
+        // Sometimes the power is cut again before the device exists.
+        env.cut_at = again.then(|| env.changes + 1 + env.chance.below(20));
+        drop(env);
+        self.dead = false;
+        self.machine.say("the power is back");
+        let booted = self.boot();
+        if !self.is_dead() {
+            lock_environment(&self.machine.env).cut_at = None;
+        }
+        booted
+    }
+
+    /// Closes all lanes and drops the device, and checks that nothing is left.
+    fn take_apart(&mut self) -> Result<(), Violation> {
+        for core in 0..self.machine.cores.len() {
+            self.machine.set_turn(Some(core));
+            self.machine.cores[core].open.clear();
+        }
+        self.machine.set_turn(None);
+        self.open = false;
+        self.volume.check.set(u64::MAX);
+        drop(self.mapped.take());
+        // The start or stop message of a task may still be in transit.
+        self.step_until(|world| {
+            world.machine.is_inbox_empty() && world.machine.cores.iter().all(|core| core.tasks.is_empty())
+        })?;
+        self.machine.cores.clear();
+        self.machine.paths_are_closed()
+    }
+}

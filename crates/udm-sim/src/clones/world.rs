@@ -1,0 +1,325 @@
+//! A world of a clone: cores, disks and the device, which run on one thread in an order drawn from
+//! a seed.
+
+use super::counts::CloneCounts;
+use crate::cores::TaskPurpose;
+use crate::device::next_readback;
+use crate::disk::SimDisk;
+use crate::environment::{Env, PathMode, SimPathState, lock_environment};
+use crate::front_end::WorkloadDevice;
+use crate::machine::Machine;
+use crate::model::{RequestRefusalRules, Violation};
+use crate::plan::{DisturbanceClass, RunPlan};
+use crate::register_model::SectorRegisterModel;
+use crate::rng::{RngStream, SimRng};
+use crate::table_map::ModelTableMap;
+use crate::timers::TimedEvent;
+use crate::trace::TraceEventKind;
+use crate::turn::MachineWorld;
+use std::cell::Cell;
+use std::sync::Arc;
+use udm_core::{BioFlags, Limits, Nanos, Op, OwnWork, Sectors, Status};
+use udm_dm::MappedDevice;
+
+/// The disks.
+pub(super) const SOURCE: usize = 0;
+pub(super) const DESTINATION: usize = 1;
+pub(super) const METADATA: usize = 2;
+
+/// Sectors of the metadata device.
+const METADATA_SECTORS: u64 = 64;
+
+/// The device as its clients see it.
+pub(super) struct CloneVolume {
+    pub sectors: u64,
+    pub limits: Limits,
+    /// Next sector to read back.
+    pub check: Cell<u64>,
+    /// Start of the region that requests prefer.
+    pub hot: u64,
+}
+
+impl WorkloadDevice for CloneVolume {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn hot(&self) -> u64 {
+        self.hot
+    }
+
+    fn next_readback(&self, most: u64) -> Option<(u64, u64)> {
+        next_readback(&self.check, self.sectors, most)
+    }
+}
+
+/// A simulated world of a clone.
+pub struct CloneWorld {
+    pub(super) machine: Machine,
+    pub(super) count: usize,
+    pub(super) block: u64,
+    pub(super) region: u64,
+    pub(super) mapped: Option<Arc<MappedDevice>>,
+    pub(super) volume: CloneVolume,
+    /// True if requests are sent to the device.
+    pub(super) open: bool,
+    /// Registers of the device, which have the content of the source in the beginning.
+    pub(super) map: Arc<ModelTableMap>,
+    /// Time of the last change after which the metadata was writable: twice the step.
+    pub(super) writable_since: u64,
+    /// True if all regions were hydrated when the device was created.
+    pub(super) was_complete: bool,
+    /// True if the table is linear.
+    pub(super) is_linear: bool,
+    /// True if the power is off.
+    pub(super) dead: bool,
+    /// True if paths may become slow; `fails` if requests may fail.
+    troubles: bool,
+    pub(super) fails: bool,
+    pub(super) rest_at: u64,
+    pub(super) counts: CloneCounts,
+}
+
+impl CloneWorld {
+    pub(super) fn new(plan: &RunPlan) -> Result<CloneWorld, Violation> {
+        let on = |class| !plan.without.has(class);
+        let mut build = SimRng::new(plan.seed, RngStream::Build);
+        let count = plan.cores.unwrap_or(build.pick(&[1, 1, 2, 2, 3]));
+        let fails = build.one_in(3) && on(DisturbanceClass::Errors);
+        let block = if build.one_in(6) && on(DisturbanceClass::Limits) { 8 } else { 1 };
+        let region = build.pick(&[8, 8, 8, 16, 64]);
+        let sectors = build.between(60, 600) / block * block;
+        let mut env = Env::new(plan.seed, plan.keep_events);
+        env.lags = false;
+        env.cut_at = plan.cut;
+        for index in [SOURCE, DESTINATION, METADATA] {
+            let size = if index == METADATA { METADATA_SECTORS } else { sectors };
+            let mut disk = SimDisk::new(index, size);
+            if index == METADATA {
+                (0..size).for_each(|sector| disk.blank(sector));
+            }
+            (disk.block, disk.log) = (block, index == METADATA);
+            disk.volatile = build.below(4) > 0;
+            disk.fua = build.one_in(2);
+            let most = build.pick(&[8, 64, u64::from(u32::MAX)]);
+            let trim = if on(DisturbanceClass::Trim) { build.pick(&[0, 16, 64, 4096]) } else { 0 };
+            disk.max = [most, trim, 0];
+            disk.start();
+            let errors = if index == METADATA { [0, 0, 200, 2000] } else { [0, 200, 1000, 4000] };
+            disk.error_one_in = if fails { build.pick(&errors) } else { 0 };
+            env.disks.push(disk);
+            env.paths.push(SimPathState::draw(index, &mut build, plan.without));
+        }
+        let cells = SectorRegisterModel::new(&[sectors, sectors], |_, at| SimDisk::first_stamp(SOURCE, at));
+        let at = (0..sectors).map(|sector| cells.index(DESTINATION, sector)).collect();
+        let map = ModelTableMap { cells: at, disks: vec![DESTINATION], ..ModelTableMap::default() };
+        let mut world = CloneWorld {
+            machine: Machine::new(plan, &mut build, count, env, cells),
+            count,
+            block,
+            region,
+            mapped: None,
+            volume: CloneVolume {
+                sectors,
+                limits: Limits::new(Sectors(sectors)),
+                check: Cell::new(u64::MAX),
+                hot: 0,
+            },
+            open: false,
+            map: Arc::new(map),
+            writable_since: 0,
+            was_complete: false,
+            is_linear: false,
+            dead: false,
+            troubles: on(DisturbanceClass::Paths) && build.one_in(2),
+            fails,
+            rest_at: 500 + build.span(1500),
+            counts: CloneCounts::default(),
+        };
+        world.boot()?;
+        Ok(world)
+    }
+
+    pub(super) fn on(&self, class: DisturbanceClass) -> bool {
+        !self.machine.plan.without.has(class)
+    }
+
+    /// True if the power is off, or was cut in this turn.
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead || lock_environment(&self.machine.env).dead
+    }
+
+    fn rules(&self) -> RequestRefusalRules {
+        RequestRefusalRules { block: self.block, read_only: false }
+    }
+
+    /// True if one of these disks has failed a request since `start`.
+    pub(super) fn is_blamed(&self, disks: &[usize], start: u64) -> bool {
+        let env = lock_environment(&self.machine.env);
+        disks.iter().any(|disk| env.disks[*disk].blamed.iter().flatten().any(|at| *at >= start))
+    }
+
+    /// True if a request that began at `start` may fail.
+    fn may_fail(&self, op: Op, status: Status, start: u64) -> bool {
+        let is_metadata_bad = match op {
+            // Only metadata that cannot be read fails reads.
+            Op::Read => self.is_blamed(&[METADATA], self.writable_since),
+            _ => self.is_blamed(&[DESTINATION, METADATA], self.writable_since),
+        };
+        is_metadata_bad
+            || self.is_blamed(&[SOURCE, DESTINATION, METADATA], start)
+            // A discard that was held while its table changed.
+            || op == Op::Discard && status == Status::NotSupp
+    }
+
+    /// Opens the device on every core, and starts requests to it.
+    pub(super) fn open(&mut self) -> Result<(), Violation> {
+        let Some(mapped) = self.mapped.clone() else { return Ok(()) };
+        for core in 0..self.machine.cores.len() {
+            let opened = self.machine.open(core, 0, |cx| udm_core::Device::open(&*mapped, cx));
+            opened.map_err(|e| format!("the clone can't be opened: {e}"))?;
+        }
+        self.open = true;
+        self.look_at_limits();
+        Ok(())
+    }
+
+    pub(super) fn look_at_limits(&mut self) {
+        if let Some(mapped) = &self.mapped {
+            self.volume.limits = udm_core::Device::limits(&**mapped);
+        }
+    }
+
+    /// Runs one step: a turn of one core.
+    pub(super) fn one_step(&mut self) -> Result<(), Violation> {
+        self.machine.step += 1;
+        self.machine.totals.steps += 1;
+        let step = self.machine.step;
+        if step.is_multiple_of(32) {
+            self.machine.model.advance(step);
+        }
+        self.machine.set_turn(None);
+        self.disturb();
+        match self.machine.choose() {
+            Some(core) => self.turn(core)?,
+            None if !self.machine.jump() && self.machine.timers.is_empty() => {
+                return Err(format!("nothing moves any more, and {} waits", self.waiting()));
+            }
+            None => {}
+        }
+        lock_environment(&self.machine.env).verdict()?;
+        let cut = !self.dead && lock_environment(&self.machine.env).dead;
+        let drawn = !self.machine.resting && !self.dead && self.machine.crowded.is_none();
+        if cut || drawn && self.on(DisturbanceClass::Crash) && self.machine.control.one_in(3000) {
+            self.power_off();
+        }
+        Ok(())
+    }
+
+    /// Restores paths that are due. Sometimes makes a path slow or, if requests may fail, faulty.
+    fn disturb(&mut self) {
+        let now = lock_environment(&self.machine.env).now;
+        while let Some(timer) = self.machine.timers.take(now) {
+            if let TimedEvent::Restore(path) = timer {
+                self.machine.restore_path(path);
+            }
+        }
+        let quiet = self.machine.resting || self.dead || self.machine.crowded.is_some();
+        if !self.troubles || quiet || !self.machine.control.one_in(400) {
+            return;
+        }
+        let path = self.machine.control.below(self.machine.paths.len() as u64) as usize;
+        let mode = match self.machine.control.below(8) {
+            0 if self.fails && self.on(DisturbanceClass::Hang) => PathMode::Hung,
+            1 if self.fails => PathMode::Silent,
+            2 if self.fails => PathMode::Down,
+            _ => PathMode::Slow(self.machine.control.between(2, 100)),
+        };
+        let last = Nanos(self.machine.control.between(1, 100) * 1_000_000);
+        if lock_environment(&self.machine.env).paths[path].mode == PathMode::Up {
+            self.machine.say(format!("p{path} is {mode:?}"));
+            lock_environment(&self.machine.env).paths[path].mode = mode;
+            self.machine.totals.losses += 1;
+            self.machine.timers.set(now + last, TimedEvent::Restore(path));
+        }
+    }
+}
+
+impl MachineWorld for CloneWorld {
+    fn machine(&mut self) -> &mut Machine {
+        &mut self.machine
+    }
+
+    fn step(&mut self) -> Result<(), Violation> {
+        self.one_step()
+    }
+
+    /// Hydration is a task, and its requests are requests of devices.
+    fn is_internal_io(purpose: TaskPurpose) -> bool {
+        purpose == TaskPurpose::TableLoad
+    }
+
+    fn gather(&mut self, c: usize, i: usize, now: Nanos) {
+        let rules = self.rules();
+        let machine = &mut self.machine;
+        let open = &mut machine.cores[c].open[i];
+        if self.open {
+            machine.front.draw(&mut machine.batch, open, &self.volume, machine.reading);
+        }
+        open.in_flight += machine.batch.len();
+        let mut env = lock_environment(&machine.env);
+        for bio in &mut machine.batch {
+            bio.start();
+            (bio.started, bio.owner) = (now, open.owner);
+            let maps = std::slice::from_ref(&self.map);
+            let id = machine.model.begin(bio, 0, (maps, rules), machine.step, now);
+            env.trace.add_submit(now, c as u16, id, 0, bio);
+        }
+    }
+
+    fn take_back(&mut self, c: usize, i: usize, now: Nanos) -> Result<(), Violation> {
+        let rules = self.rules();
+        // After an error, the remaining bios stay in the batch, because a bio in flight must not be
+        // dropped.
+        self.machine.done.reverse();
+        while let Some(mut bio) = self.machine.done.pop() {
+            bio.finish();
+            let impatient = bio.flags.intersects(BioFlags::RAHEAD | BioFlags::NOWAIT);
+            let start = self.machine.model.start(&bio);
+            let ok = bio.status.is_ok();
+            let pardon = !ok && (impatient || self.may_fail(bio.op, bio.status, start));
+            let machine = &mut self.machine;
+            let open = &mut machine.cores[c].open[i];
+            if open.in_flight == 0 {
+                return Err("the clone returned more requests than it was given".into());
+            }
+            open.in_flight -= 1;
+            let mut env = lock_environment(&machine.env);
+            let id = machine.model.id(&bio);
+            env.trace.add(now, c as u16, TraceEventKind::Done, [id, bio.status as u64, 0, 0]);
+            match env.dead {
+                true => machine.model.abandon(&bio)?,
+                false => {
+                    machine.totals.requests[bio.op as usize] += 1;
+                    machine.model.finish(&bio, rules, pardon, &env).map_err(|e| format!("core {c}: {e}"))?;
+                }
+            }
+            machine.front.put(bio);
+        }
+        Ok(())
+    }
+
+    /// Describes the work that waits, for a person.
+    fn waiting(&self) -> String {
+        let mut text = self.machine.model.oldest().unwrap_or_else(|| "nobody".into());
+        for (c, core) in self.machine.cores.iter().enumerate() {
+            for open in &core.open {
+                let (n, busy) = (open.in_flight, open.lane.own_work());
+                if n > 0 || busy == OwnWork::Required {
+                    text += &format!("; core {c} with {n} requests, {busy:?}");
+                }
+            }
+        }
+        text
+    }
+}

@@ -1,0 +1,249 @@
+//! Hydration in the background, and commits at intervals.
+
+use super::engine::{DESTINATION, HydrationEngine, METADATA, SOURCE};
+use super::regions::RegionClaim;
+use super::settings::HydrationSettings;
+use super::state::{CloneState, MetadataMode};
+use super::target::CloneDevices;
+use std::sync::Arc;
+use udm_core::{
+    Batch, BioTask, BioTaskCx, BioTaskLaneId, DeviceControlError, Nanos, OwnWork, WaitQueueSubscription,
+};
+
+/// Interval of commits (kernel `COMMIT_PERIOD`), and the pause after a copy that failed.
+const COMMIT_PERIOD: Nanos = Nanos::from_millis(1000);
+
+/// While clients have requests in flight, one batch is started per interval. It is also the
+/// interval of attempts while others hydrate all that is left.
+const BUSY_PERIOD: Nanos = Nanos::from_millis(10);
+
+/// Maximum number of claimed regions that are passed over in a turn.
+const BUSY_REGIONS_MAX: usize = 1024;
+
+/// The task of a table.
+pub(super) struct HydrationTask {
+    devices: Arc<CloneDevices>,
+    state: Arc<CloneState>,
+    settings: Arc<HydrationSettings>,
+    engine: HydrationEngine,
+    /// The lanes of source, destination and metadata; `None` before the first turn.
+    lanes: Option<[BioTaskLaneId; 3]>,
+    subscription: Option<WaitQueueSubscription>,
+    /// The region at which the search for the next one begins.
+    next: u64,
+    /// No batch is started before this time.
+    pause_until: Nanos,
+    commit_at: Nanos,
+    in_flight: usize,
+    stopping: bool,
+    /// No lane can be opened: nothing is done until the next resume.
+    failed: bool,
+}
+
+/// The result of an attempt to start a batch.
+#[derive(PartialEq, Eq)]
+enum BatchStart {
+    Started,
+    /// Enough is in flight, or the device is being suspended.
+    NotNow,
+    /// All regions that are not hydrated are claimed.
+    Nothing,
+}
+
+impl HydrationTask {
+    pub(super) fn new(
+        devices: Arc<CloneDevices>,
+        state: Arc<CloneState>,
+        settings: Arc<HydrationSettings>,
+    ) -> HydrationTask {
+        let engine = devices.engine(&state);
+        HydrationTask {
+            devices,
+            state,
+            settings,
+            engine,
+            lanes: None,
+            subscription: None,
+            next: 0,
+            pause_until: Nanos(0),
+            commit_at: Nanos(0),
+            in_flight: 0,
+            stopping: false,
+            failed: false,
+        }
+    }
+
+    fn open(&mut self, cx: &mut dyn BioTaskCx) -> Result<[BioTaskLaneId; 3], DeviceControlError> {
+        if let Some(lanes) = self.lanes {
+            return Ok(lanes);
+        }
+        let mut lanes = [BioTaskLaneId(0); 3];
+        for (at, device) in self.devices.raw().iter().enumerate() {
+            match cx.open(device) {
+                Ok(lane) => lanes[at] = lane,
+                Err(error) => {
+                    lanes[..at].iter().for_each(|lane| cx.close(*lane));
+                    return Err(error);
+                }
+            }
+        }
+        self.commit_at = cx.now() + COMMIT_PERIOD;
+        self.lanes = Some(lanes);
+        Ok(lanes)
+    }
+
+    /// Does what can be done now, and asks for the next turn.
+    fn work(&mut self, cx: &mut dyn BioTaskCx) {
+        if !self.engine.take_failed().is_empty() {
+            self.pause_until = cx.now() + COMMIT_PERIOD;
+        }
+        self.engine.wake_waiters();
+        if self.stopping {
+            return self.finish(cx);
+        }
+        if self.failed {
+            return;
+        }
+        let lanes = match self.open(cx) {
+            Ok(lanes) => lanes,
+            Err(error) => {
+                tracing::error!("{}: no hydration in the background: {error}", self.state.name());
+                self.failed = true;
+                return;
+            }
+        };
+        let subscription = self.subscription.take().unwrap_or_else(|| cx.subscribe(&self.state.task_queue));
+        let seen = subscription.epoch();
+        let wake = self.commit(cx.now()).min(self.hydrate(cx.now()));
+        self.send(lanes, cx);
+        let is_quiet = subscription.register_wait(seen);
+        self.subscription = Some(subscription);
+        cx.wake_at(if is_quiet { wake } else { cx.now() });
+    }
+
+    /// Commits if it is time. Returns the time of the next attempt.
+    fn commit(&mut self, now: Nanos) -> Nanos {
+        if !self.state.needs_commit() {
+            self.commit_at = now + COMMIT_PERIOD;
+            return Nanos::NEVER;
+        }
+        if now >= self.commit_at || self.state.map.is_complete() {
+            self.engine.begin_commit();
+            self.commit_at = now + COMMIT_PERIOD;
+        }
+        self.commit_at
+    }
+
+    /// Starts batches. Returns the time of the next attempt.
+    fn hydrate(&mut self, now: Nanos) -> Nanos {
+        let values = self.settings.values();
+        let is_stopped = !values.enabled || values.threshold == 0 || self.state.is_suspending();
+        if is_stopped || self.state.mode() != MetadataMode::ReadWrite || self.state.map.is_complete() {
+            return Nanos::NEVER;
+        }
+        if now < self.pause_until {
+            return self.pause_until;
+        }
+        if self.state.is_busy() {
+            self.start_batch();
+            self.pause_until = now + BUSY_PERIOD;
+            return self.pause_until;
+        }
+        loop {
+            match self.start_batch() {
+                BatchStart::Started => {}
+                // A completion of this task causes the next turn, a completion of a lane does not.
+                BatchStart::NotNow | BatchStart::Nothing => return now + BUSY_PERIOD,
+            }
+        }
+    }
+
+    /// Starts the copy of the next adjacent regions.
+    fn start_batch(&mut self) -> BatchStart {
+        let values = self.settings.values();
+        let room = u64::from(values.threshold).saturating_sub(self.state.hydrating());
+        let most = u64::from(values.batch.max(1)).min(room);
+        if most == 0 || !self.state.begin_in_background(1) {
+            return BatchStart::NotNow;
+        }
+        let Some(first) = self.claim_next() else {
+            self.state.give_up_in_background(1);
+            return BatchStart::Nothing;
+        };
+        let mut count = 1;
+        while count < most
+            && first + count < self.state.map.count()
+            && self.state.claim(first + count) == RegionClaim::Claimed
+        {
+            count += 1;
+        }
+        // The first region is counted, so a suspend waits for all of them.
+        self.state.add_hydrating(count - 1);
+        self.next = first + count;
+        self.engine.copy(first, count);
+        BatchStart::Started
+    }
+
+    fn claim_next(&mut self) -> Option<u64> {
+        let map = &self.state.map;
+        for _ in 0..BUSY_REGIONS_MAX {
+            let Some(region) = map.next_unhydrated(self.next, map.count()) else {
+                if self.next == 0 {
+                    return None;
+                }
+                self.next = 0;
+                continue;
+            };
+            self.next = region + 1;
+            if self.state.claim(region) == RegionClaim::Claimed {
+                return Some(region);
+            }
+        }
+        None
+    }
+
+    fn send(&mut self, lanes: [BioTaskLaneId; 3], cx: &mut dyn BioTaskCx) {
+        const _: () = assert!(SOURCE == 0 && DESTINATION == 1 && METADATA == 2);
+        for (device, bio) in self.engine.take_requests() {
+            self.in_flight += 1;
+            cx.submit(lanes[device], bio);
+        }
+    }
+
+    /// Ends the task when nothing is in flight.
+    fn finish(&mut self, cx: &mut dyn BioTaskCx) {
+        self.subscription = None;
+        let Some(lanes) = self.lanes else { return };
+        self.send(lanes, cx);
+        if self.in_flight == 0 {
+            lanes.iter().for_each(|lane| cx.close(*lane));
+            self.lanes = None;
+        }
+    }
+}
+
+impl BioTask for HydrationTask {
+    fn turn(&mut self, cx: &mut dyn BioTaskCx) {
+        self.work(cx);
+    }
+
+    fn complete(&mut self, done: &mut Batch, cx: &mut dyn BioTaskCx) {
+        self.in_flight -= done.len();
+        done.drain(..).for_each(|bio| self.engine.complete(bio));
+        self.work(cx);
+    }
+
+    fn stop(&mut self, cx: &mut dyn BioTaskCx) {
+        self.stopping = true;
+        self.work(cx);
+    }
+
+    fn is_over(&self) -> bool {
+        self.stopping && self.lanes.is_none()
+    }
+
+    /// The lanes of the device wait for the copies of the task (`CloneState::has_unfinished_work`).
+    fn own_work(&self) -> OwnWork {
+        OwnWork::Background
+    }
+}
