@@ -2,7 +2,7 @@
 //! created on demand from the words of its line, and removed with it.
 
 use crate::disk::SharedDiskMedium;
-use crate::object_server::start_object_server;
+use crate::object_server::ObjectTestServer;
 use crate::qcow2_image;
 use crate::test_server::NbdTestServer;
 use crate::world::CoresWithoutDevices;
@@ -36,6 +36,7 @@ pub struct UnderlyingDevices {
     files: usize,
     loops: Vec<PathBuf>,
     servers: Vec<NbdTestServer>,
+    object_servers: Vec<ObjectTestServer>,
     media: BTreeMap<String, Arc<SharedDiskMedium>>,
     known: BTreeMap<String, ResolvedDevice>,
     mapped: BTreeMap<String, Arc<MappedDevice>>,
@@ -110,6 +111,14 @@ impl UnderlyingDevices {
         uri.to_string()
     }
 
+    /// Starts a web server, and returns the URI of its object, with the content of `pattern:2M`.
+    fn object(&mut self) -> String {
+        let server = ObjectTestServer::start(2 << 20);
+        let uri = server.uri();
+        self.object_servers.push(server);
+        uri
+    }
+
     /// Creates a qcow2 image with plain and compressed clusters, with the content of `pattern:2M`.
     fn qcow2(&mut self) -> PathBuf {
         let path = self.file(0);
@@ -127,7 +136,7 @@ impl UnderlyingDevices {
             let name = |path: PathBuf| path.display().to_string();
             let made = match &words[at + 1..end] {
                 "file" => name(self.file(FILE)),
-                "object" => start_object_server(2 << 20),
+                "object" => self.object(),
                 "qcow2" => name(self.qcow2()),
                 "huge" => name(self.file(3 << 40)),
                 "loop" => name(self.loop_device("512")),

@@ -1,23 +1,47 @@
 //! A web server for the battery: one object with the content of `pattern:`, in ranges.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 
 const ETAG: &str = "\"pattern\"";
 
-/// Starts a server on this machine, with an object of `size` bytes. Returns the URI of the object.
-/// The server ends with the process.
-pub(crate) fn start_object_server(size: u64) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("a bound socket").port();
-    thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            // A client that closes its connection ends the thread.
-            thread::spawn(move || serve(&stream, size));
-        }
-    });
-    format!("http://127.0.0.1:{port}/pattern")
+/// A server on this machine. It ends when this is dropped, and each connection with its client.
+pub(crate) struct ObjectTestServer {
+    address: SocketAddr,
+    is_over: Arc<AtomicBool>,
+}
+
+impl ObjectTestServer {
+    /// Starts a server with an object of `size` bytes.
+    pub(crate) fn start(size: u64) -> ObjectTestServer {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("a bound socket");
+        let is_over = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&is_over);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten().take_while(|_| !ends.load(SeqCst)) {
+                // A client that closes its connection ends the thread.
+                thread::spawn(move || serve(&stream, size));
+            }
+        });
+        ObjectTestServer { address, is_over }
+    }
+
+    /// The URI of the object.
+    pub(crate) fn uri(&self) -> String {
+        format!("http://{}/pattern", self.address)
+    }
+}
+
+impl Drop for ObjectTestServer {
+    fn drop(&mut self) {
+        self.is_over.store(true, SeqCst);
+        // Wakes the thread. If it has ended, nobody has to be woken.
+        let _ = TcpStream::connect(self.address);
+    }
 }
 
 /// Answers the requests of a connection.

@@ -34,7 +34,10 @@ fn open_now(before: (usize, usize)) -> (usize, usize) {
 #[test]
 fn nothing_is_left_open() {
     let mut before: Option<(usize, usize)> = None;
-    for subject in DEVICES_UNDER_TEST {
+    let mut subjects: Vec<_> = DEVICES_UNDER_TEST.iter().collect();
+    // The first object makes tokio create a pair of sockets for signals, once per process.
+    subjects.sort_by_key(|subject| subject.name != "object");
+    for subject in subjects {
         for kind in WorldKind::ALL.into_iter().filter(|&kind| subject.unmet_requirement(kind).is_none()) {
             let made = subject.make(kind);
             let cases = CASES.iter().filter(|case| CASES_RUN.contains(&case.name));

@@ -297,9 +297,14 @@ impl CoreFrontEnds {
         self.listeners = keys;
     }
 
-    /// Number of front ends that the exit waits for.
+    /// Number of front ends that the exit waits for: also those of a background task that has work
+    /// to complete after its stop.
     fn awaited(&self) -> usize {
-        self.fronts.iter().filter(|(_, attached)| !attached.background).count()
+        let is_required = |attached: &AttachedFrontEnd| {
+            attached.front.as_ref().is_some_and(|front| front.own_work() >= OwnWork::Required)
+        };
+        let is_awaited = |attached: &AttachedFrontEnd| !attached.background || is_required(attached);
+        self.fronts.iter().filter(|(_, attached)| is_awaited(attached)).count()
     }
 
     fn is_idle(&self) -> bool {

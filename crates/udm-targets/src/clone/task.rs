@@ -243,7 +243,9 @@ impl BioTask for HydrationTask {
     }
 
     /// The lanes of the device wait for the copies of the task (`CloneState::has_unfinished_work`).
+    /// At the end of a core there may be none, so the core waits for what a stopped task has in
+    /// flight.
     fn own_work(&self) -> OwnWork {
-        OwnWork::Background
+        if self.stopping && self.in_flight > 0 { OwnWork::Required } else { OwnWork::Background }
     }
 }
