@@ -41,8 +41,8 @@ pub struct CloneDescription {
     pub destination: String,
     /// URI of the metadata, which says which regions are in the destination.
     pub metadata: String,
-    /// "hydrating", "stopped" (regions are hydrated only by writes), "done" (all of the source is in
-    /// the destination), "ro" (the metadata cannot be written) or "Fail" (nor read).
+    /// "hydrating", "stopped" (regions are hydrated only by writes), "done" (all of the source is
+    /// in the destination), "ro" (the metadata cannot be written) or "Fail" (nor read).
     pub state: String,
     /// Size of the clone.
     pub size_bytes: u64,

@@ -30,8 +30,9 @@ const METADATA_SUFFIX: &str = ".clone";
 const COPY_BYTES: u64 = 4 << 20;
 const BATCH_BYTES: u64 = 1 << 20;
 
-/// Creates a clone. Files that do not exist are made; what was made is removed if the clone cannot be
-/// created. If the metadata belongs to a clone, that clone continues. May block when it opens devices.
+/// Creates a clone. Files that do not exist are made; what was made is removed if the clone cannot
+/// be created. If the metadata belongs to a clone, that clone continues. May block when it opens
+/// devices.
 ///
 /// # Errors
 /// The name is in use; the source cannot be opened; the destination has data (EEXIST), or the

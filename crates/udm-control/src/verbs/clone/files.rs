@@ -173,8 +173,8 @@ impl NewCloneFiles<'_> {
         Ok(true)
     }
 
-    /// Checks that an existing destination has zeroes: a regular file only zeroes, another device in
-    /// its first MiB. May block, and reads all data of a file of zeroes that is not sparse.
+    /// Checks that an existing destination has zeroes: a regular file only zeroes, another device
+    /// in its first MiB. May block, and reads all data of a file of zeroes that is not sparse.
     ///
     /// # Errors
     /// EEXIST if it has data; the error of a device that cannot be read.
