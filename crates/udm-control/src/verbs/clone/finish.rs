@@ -18,8 +18,8 @@ use udm_core::errno::{EBUSY, EINVAL};
 ///
 /// # Errors
 /// ENXIO if there is no such device, EINVAL if it is not a clone. EBUSY if regions are not
-/// hydrated, or if the device is suspended or has a table in its inactive slot. The error of the destination
-/// if it cannot be flushed. The clone continues then.
+/// hydrated, or if the device is suspended or has a table in its inactive slot. The error of the
+/// destination if it cannot be flushed. The clone continues then.
 pub fn finish_clone(
     registry: &DeviceRegistry,
     name: &str,
