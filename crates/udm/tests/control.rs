@@ -76,7 +76,7 @@ fn the_description_is_true() {
     server.says(&["load", "d", "--table", "0 8 error"]);
     server.says(&["create", "o", "--table", "0 2048 linear mem:1M 0"]);
     server.says(&["snapshot", "create", "s", "--of", "o", "--store", "mem:2M"]);
-    let clone = ["clone", "create", "c", "--from", "mem:1M", "--to", "mem:2M", "--metadata", "mem:3M"];
+    let clone = ["clone", "create", "c", "--from", "mem:1M", "--to", "mem:6M", "--metadata", "mem:7M"];
     server.says(&clone);
     let (status, _, body) = server.http("GET", "/openapi.json", "");
     assert_eq!(status, 200);
