@@ -62,9 +62,9 @@ pub use mapped::{
 };
 pub use table::{Table, TableEntry};
 pub use target::{
-    ChangeTracker, DeviceNameResolver, DmQueueMode, MultipathTarget, PathCheckResult, PathCommand,
-    PathLatencyAndHedgeReport, PathReport, QueueingAndFailbackReport, SettingsOutsideTable, SnapshotReport,
-    SnapshotState, SnapshotTargetQueries, Target, TargetArgs, TargetConstructor, TargetDataPath,
-    TargetFeatures, TargetHostServices, TargetType,
+    ChangeTracker, CloneHydrationState, CloneReport, CloneTargetQueries, DeviceNameResolver, DmQueueMode,
+    MultipathTarget, PathCheckResult, PathCommand, PathLatencyAndHedgeReport, PathReport,
+    QueueingAndFailbackReport, SettingsOutsideTable, SnapshotReport, SnapshotState, SnapshotTargetQueries,
+    Target, TargetArgs, TargetConstructor, TargetDataPath, TargetFeatures, TargetHostServices, TargetType,
 };
 pub use udm_core::{ControlIo, control_io};

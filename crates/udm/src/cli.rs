@@ -18,6 +18,7 @@ use crate::top::TopArgs;
 use crate::verbs::change::{
     CreateArgs, DeviceNamesArgs, LoadTableArgs, MessageArgs, RemoveArgs, RenameArgs, ResumeArgs, SuspendArgs,
 };
+use crate::verbs::clone::CloneArgs;
 use crate::verbs::events::EventsArgs;
 use crate::verbs::generate::GenerateArgs;
 use crate::verbs::info::InfoArgs;
@@ -175,6 +176,9 @@ Example:\n  udm upgrade /usr/local/bin/udm"
     Multipath(MultipathArgs),
     /// Create, list, compare, merge and remove snapshots of devices
     Snapshot(SnapshotArgs),
+    /// Create and list devices that are copied from a source while they are used; pause, start and
+    /// finish the copy
+    Clone(CloneArgs),
     /// Inspect or compact the store of a snapshot, offline
     Cow(CowArgs),
     /// Show devices, paths and events in a browser

@@ -76,6 +76,8 @@ fn the_description_is_true() {
     server.says(&["load", "d", "--table", "0 8 error"]);
     server.says(&["create", "o", "--table", "0 2048 linear mem:1M 0"]);
     server.says(&["snapshot", "create", "s", "--of", "o", "--store", "mem:2M"]);
+    let clone = ["clone", "create", "c", "--from", "mem:1M", "--to", "mem:6M", "--metadata", "mem:7M"];
+    server.says(&clone);
     let (status, _, body) = server.http("GET", "/openapi.json", "");
     assert_eq!(status, 200);
     let document: Value = serde_json::from_str(&body).unwrap();
@@ -91,7 +93,11 @@ fn the_description_is_true() {
                 &operation["responses"][status.to_string()]["content"]["application/json"]["schema"]
             };
             let error = &operation["responses"]["default"]["content"]["application/json"]["schema"];
-            let device = if path.starts_with("/v1/snapshots") { "s" } else { "d" };
+            let device = match path.split('/').nth(2) {
+                Some("snapshots") => "s",
+                Some("clones") => "c",
+                _ => "d",
+            };
             if method == "get" {
                 for query in ["", "?inactive=1"] {
                     let (status, head, body) =
@@ -120,6 +126,7 @@ fn the_description_is_true() {
         }
     }
     assert!(seen >= 12, "{seen}");
+    server.says(&["remove", "c"]);
     server.says(&["snapshot", "remove", "s"]);
     server.says(&["remove", "o"]);
     alive(&server);

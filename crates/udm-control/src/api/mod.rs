@@ -7,6 +7,7 @@
 //! unknown members are refused. Clients ignore unknown members of replies, so an older client works
 //! with a newer server.
 
+mod clones;
 mod config;
 mod devices;
 mod events;
@@ -20,6 +21,7 @@ mod throttle;
 pub mod verbs;
 mod vhost_user;
 
+pub use clones::*;
 pub use config::*;
 pub use devices::*;
 pub use events::*;

@@ -5,6 +5,7 @@
 //! path or a method stands here and nowhere else.
 #![expect(missing_docs, reason = "each verb has a summary")]
 
+use super::clones::{CloneDescription, CloneList, CreateCloneRequest};
 use super::config::{ReconfigureQuery, ReconfigureReport};
 use super::devices::{
     CreateDeviceRequest, CreateMultipathRequest, DeviceDescription, DeviceList, RemoveDeviceQuery,
@@ -255,6 +256,20 @@ pub const MERGE_SNAPSHOT: ApiVerbEndpoint<(), (), SnapshotDescription> = ApiVerb
     "/v1/snapshots/{name}/merge",
     "mergeSnapshot",
     "Starts merging a snapshot into its origin; from then on the origin reads as the snapshot",
+);
+pub const LIST_CLONES: ApiVerbEndpoint<(), (), CloneList> =
+    ApiVerbEndpoint::get("/v1/clones", "listClones", "All clones");
+pub const CREATE_CLONE: ApiVerbEndpoint<(), CreateCloneRequest, CloneDescription> = ApiVerbEndpoint::post(
+    "/v1/clones",
+    "createClone",
+    "Creates a device that reads as its source at once, with the files for its destination and metadata",
+);
+pub const GET_CLONE: ApiVerbEndpoint<(), (), CloneDescription> =
+    ApiVerbEndpoint::get("/v1/clones/{name}", "getClone", "One clone");
+pub const FINISH_CLONE: ApiVerbEndpoint<(), (), ()> = ApiVerbEndpoint::post(
+    "/v1/clones/{name}/finish",
+    "finishClone",
+    "Replaces the table of a clone that is completely hydrated by a linear table over its destination",
 );
 pub const GET_CHANGES: ApiVerbEndpoint<ChangedRangesQuery, (), ChangedRangesPage> = ApiVerbEndpoint::get(
     "/v1/snapshots/{name}/changes",

@@ -16,6 +16,7 @@
 //! that has no free ones can still be controlled. [`concurrency`] limits requests that wait for
 //! storage, per kind.
 
+mod clones;
 mod concurrency;
 mod config;
 pub mod connections;

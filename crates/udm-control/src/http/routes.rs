@@ -1,7 +1,7 @@
 //! The handlers of the verbs. The router, `/openapi.json` and the fuzzers use this list.
 
 use super::concurrency::AppState;
-use super::{config, events, handlers as h, snapshots as s, vhost_user};
+use super::{clones, config, events, handlers as h, snapshots as s, vhost_user};
 use crate::api::verbs::{self, ApiVerbEndpoint};
 use crate::metrics;
 use axum::handler::Handler;
@@ -146,6 +146,10 @@ pub(super) fn all_http_routes() -> Vec<Route> {
         route_verb_to_handler(verbs::GET_SNAPSHOT, s::handle_get_snapshot),
         route_verb_to_handler(verbs::REMOVE_SNAPSHOT, s::handle_remove_snapshot),
         route_verb_to_handler(verbs::MERGE_SNAPSHOT, s::handle_merge_snapshot),
+        route_verb_to_handler(verbs::LIST_CLONES, clones::handle_list_clones),
+        route_verb_to_handler(verbs::CREATE_CLONE, clones::handle_create_clone),
+        route_verb_to_handler(verbs::GET_CLONE, clones::handle_get_clone),
+        route_verb_to_handler(verbs::FINISH_CLONE, clones::handle_finish_clone),
         route_verb_to_handler(verbs::GET_CHANGES, s::handle_get_changed_ranges),
     ]
 }

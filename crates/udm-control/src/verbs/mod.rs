@@ -6,6 +6,7 @@
 mod begin_transition;
 mod cancel;
 mod change;
+pub mod clone;
 mod device_locks;
 mod events;
 pub mod handover;

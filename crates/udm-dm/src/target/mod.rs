@@ -9,10 +9,11 @@
 //! * `args`: the words of a line, and the lookup of devices.
 //! * `features`, `data_path`: how the table treats a target and its bios.
 //! * `host`: the device that the target belongs to.
-//! * `change_tracker`, `multipath`, `snapshot`: the facets, with their reports.
+//! * `change_tracker`, `clone`, `multipath`, `snapshot`: the facets, with their reports.
 
 mod args;
 mod change_tracker;
+mod clone;
 mod data_path;
 mod features;
 mod host;
@@ -22,6 +23,7 @@ mod snapshot;
 pub use crate::device_ref::{DeviceLookupError, DeviceRange, LowerLimits, ResolvedDevice};
 pub use args::{DeviceNameResolver, TargetArgs, parse_decimal_u64};
 pub use change_tracker::ChangeTracker;
+pub use clone::{CloneHydrationState, CloneReport, CloneTargetQueries};
 pub use data_path::TargetDataPath;
 pub use features::{DmQueueMode, TargetFeatures};
 pub use host::{SettingsOutsideTable, TargetHostServices};
@@ -136,6 +138,11 @@ pub trait Target: Send + Sync {
 
     /// The snapshot interface of the target; `None` for targets that are not snapshots.
     fn as_snapshot(&self) -> Option<&dyn SnapshotTargetQueries> {
+        None
+    }
+
+    /// The clone interface of the target; `None` for targets that are not clones.
+    fn as_clone(&self) -> Option<&dyn CloneTargetQueries> {
         None
     }
 

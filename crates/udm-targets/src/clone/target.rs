@@ -16,8 +16,8 @@ use udm_core::{
 };
 use udm_dm::TargetError;
 use udm_dm::target::{
-    DeviceNameResolver, DeviceRange, LowerLimits, ResolvedDevice, Target, TargetArgs, TargetFeatures,
-    TargetHostServices,
+    CloneHydrationState, CloneReport, CloneTargetQueries, DeviceNameResolver, DeviceRange, LowerLimits,
+    ResolvedDevice, Target, TargetArgs, TargetFeatures, TargetHostServices,
 };
 use udm_wire::clone_metadata::BLOCK_LEN;
 
@@ -128,6 +128,31 @@ impl CloneTarget {
             tracing::warn!("Destination device ({name}) {reason}: Disabling discard passdown.");
         }
         passes
+    }
+}
+
+impl CloneTargetQueries for CloneTarget {
+    fn report(&self) -> CloneReport {
+        let CloneDevices { source, destination, metadata } = &*self.devices;
+        let map = &self.state.map;
+        let state = match self.state.mode() {
+            MetadataMode::Fail => CloneHydrationState::Fail,
+            MetadataMode::ReadOnly => CloneHydrationState::ReadOnly,
+            MetadataMode::ReadWrite if map.is_complete() => CloneHydrationState::Done,
+            MetadataMode::ReadWrite if self.settings.values().enabled => CloneHydrationState::Hydrating,
+            MetadataMode::ReadWrite => CloneHydrationState::Stopped,
+        };
+        CloneReport {
+            source: source.clone(),
+            destination: destination.clone(),
+            metadata: metadata.clone(),
+            len: map.len(),
+            region: map.region(),
+            regions: map.count(),
+            hydrated: map.hydrated(),
+            in_flight: self.state.hydrating(),
+            state,
+        }
     }
 }
 
@@ -243,6 +268,10 @@ impl Target for CloneTarget {
             DeviceRange { alone, ..DeviceRange::new(destination, Sector(0), len) },
             DeviceRange::new(source, Sector(0), len),
         ]
+    }
+
+    fn as_clone(&self) -> Option<&dyn CloneTargetQueries> {
+        Some(self)
     }
 
     fn message(&self, words: &[String], _: &mut dyn DeviceNameResolver) -> Result<String, TargetError> {

@@ -96,7 +96,7 @@ impl Qcow2Writer {
             let to = data.len().min(from + count * CLUSTER as usize);
             self.file.write_all_at(&data[from..to], place * CLUSTER)?;
             for n in 0..count as u64 {
-                *self.entry(first + start as u64 + n) = (place + n) * CLUSTER | COPIED;
+                *self.entry(first + start as u64 + n) = ((place + n) * CLUSTER) | COPIED;
             }
             start += count;
         }
@@ -126,7 +126,7 @@ impl Qcow2Writer {
         for (place, table) in std::mem::take(&mut self.tables) {
             let cluster = self.allocate(1);
             self.write_numbers(cluster, &table)?;
-            l1[place as usize] = cluster * CLUSTER | COPIED;
+            l1[place as usize] = (cluster * CLUSTER) | COPIED;
         }
         self.write_numbers(1, &l1)?;
         let (table, table_clusters) = self.write_refcounts()?;

@@ -4,6 +4,7 @@
 //! error that `main` prints.
 
 pub mod change;
+pub mod clone;
 pub mod events;
 pub mod generate;
 pub mod info;

@@ -77,6 +77,10 @@ pub fn images() -> Outcome {
     run_document("docs/images.md")
 }
 
+pub fn clone() -> Outcome {
+    run_document("docs/clone.md")
+}
+
 pub fn snapshots() -> Outcome {
     run_document("docs/snapshots.md")
 }

@@ -55,6 +55,7 @@ fn main() {
             docs::recipes,
         ),
         trial("every_target_and_device_has_a_line_that_works", &["nbdinfo", "qemu-img"], docs::targets),
+        trial("clones_are_made_as_described", &["qemu-img", "qemu-io"], docs::clone),
         trial("images_are_served_as_described", &["qemu-img", "qemu-io", "nbdcopy", "python3"], docs::images),
         trial("paths_are_looked_after_as_described", &[], docs::multipath),
         trial(
