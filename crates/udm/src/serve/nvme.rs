@@ -33,6 +33,7 @@ impl NvmeTarget {
             last_controller: RandomState::new().build_hasher().finish() as u16 % 0xffef,
             limits: NvmeServerLimits {
                 connections_max: clients.connections_max,
+                peer_connections_max: clients.peer_connections_max,
                 handshake_max: clients.handshake_max,
                 core_bytes_max: clients.core_bytes_max,
                 networks: clients.networks,
