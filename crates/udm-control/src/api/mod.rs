@@ -10,6 +10,7 @@
 mod config;
 mod devices;
 mod events;
+mod nvme;
 mod paths;
 mod queue;
 mod server;
@@ -23,6 +24,7 @@ mod vhost_user;
 pub use config::*;
 pub use devices::*;
 pub use events::*;
+pub use nvme::*;
 pub use paths::*;
 pub use queue::*;
 pub use server::*;

@@ -12,6 +12,7 @@ use crate::verbs::{self, CancelToken, CreatedDevice, DeviceSpec, RemoveOptions};
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use udm_core::Device as _;
 use udm_core::errno::{EBUSY, EINTR, EINVAL};
 use udm_dm::{Table, TargetError};
 

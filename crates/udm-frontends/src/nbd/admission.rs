@@ -37,6 +37,14 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
+    /// Its address, if it has one.
+    pub(crate) fn address(self) -> Option<IpAddr> {
+        match self {
+            Peer::Address(address) => Some(address.to_canonical()),
+            Peer::User(_) | Peer::Unknown => None,
+        }
+    }
+
     /// The peer together with the others of its IPv6 network of 64 bits: one host may have all
     /// addresses of it.
     pub(crate) fn network(self) -> Peer {

@@ -116,6 +116,11 @@ impl Association {
         queues.connected.is_empty()
     }
 
+    /// Number of connected I/O queues, also of those that wait for their requests.
+    pub(super) fn connected_io_queues(&self) -> usize {
+        self.queues().connected.iter().filter(|queue| **queue > 0).count()
+    }
+
     /// True if no I/O queue is connected.
     pub(super) fn is_alone(&self) -> bool {
         self.queues().connected.iter().all(|queue| *queue == 0)

@@ -9,6 +9,7 @@ use crate::nbd::{
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
@@ -54,6 +55,8 @@ pub struct NvmeServerStats {
     pub refused: u64,
     /// Controllers, one per association with a host.
     pub controllers: usize,
+    /// Hosts, by name and identifier.
+    pub hosts: usize,
 }
 
 /// The address at this end of a connection.
@@ -128,6 +131,10 @@ impl NvmeServer {
         &self.bound
     }
 
+    pub(super) fn subsystem_state(&self) -> &Subsystem {
+        &self.shared.subsystem
+    }
+
     /// Name of the subsystem.
     #[must_use]
     pub fn subsystem(&self) -> &str {
@@ -138,13 +145,16 @@ impl NvmeServer {
     #[must_use]
     pub fn stats(&self) -> NvmeServerStats {
         let counters = self.shared.counters.read();
+        let associations = self.shared.subsystem.all_associations();
+        let hosts: BTreeSet<_> = associations.iter().map(|one| (&one.host, one.host_id)).collect();
         NvmeServerStats {
             connections: counters.connections,
             handshakes: counters.handshakes,
             orphans: counters.orphans,
             accepted: counters.accepted,
             refused: counters.refused,
-            controllers: self.shared.subsystem.associations(),
+            controllers: associations.len(),
+            hosts: hosts.len(),
         }
     }
 

@@ -17,6 +17,7 @@
 //!   command against its namespace, before any part reaches the device. `namespaces`: the namespaces
 //!   that a queue has opened.
 //! * `admin`: the commands of the admin queue. `events`: asynchronous events.
+//! * `description`: what users see of all this.
 //! * `memory`: limits the data that the queues of a core hold.
 //!
 //! **Writes** of up to 16 KiB come with their command. For longer ones the controller sends one R2T
@@ -32,6 +33,7 @@
 
 mod admin;
 mod association;
+mod description;
 mod events;
 mod handshake;
 mod identity;
@@ -46,6 +48,7 @@ mod receive;
 mod subsystem;
 mod transmit;
 
+pub use description::{NvmeControllerDescription, NvmeNamespaceDescription, NvmeSubsystemDescription};
 pub use listener::{NvmeServer, NvmeServerStats};
 
 use crate::nbd::{NbdServerLimits, file_descriptor_limit};

@@ -3,7 +3,7 @@
 use super::association::Association;
 use super::identity::{namespace_uuid, serial_number};
 use crate::nbd::{Export, ExportRef, Exports, Peer};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::{CoreId, DeviceId};
@@ -40,7 +40,7 @@ struct SubsystemState {
     last_namespace: u32,
     /// Exports that were removed from the list, with the numbers that they had.
     retired: Vec<(Weak<Export>, u32)>,
-    associations: HashMap<u16, Arc<Association>>,
+    associations: BTreeMap<u16, Arc<Association>>,
     /// Number of the last new controller.
     last_controller: u16,
     ana_state: AnaState,
@@ -82,7 +82,7 @@ impl Subsystem {
                 namespaces: BTreeMap::new(),
                 last_namespace: 0,
                 retired: Vec::new(),
-                associations: HashMap::new(),
+                associations: BTreeMap::new(),
                 last_controller,
                 ana_state: AnaState::Optimized,
                 ana_changes: 0,
@@ -254,9 +254,14 @@ impl Subsystem {
         self.state().associations.remove(&id);
     }
 
-    /// Number of controllers.
-    pub(super) fn associations(&self) -> usize {
-        self.state().associations.len()
+    /// All associations, by number.
+    pub(super) fn all_associations(&self) -> Vec<Arc<Association>> {
+        self.state().associations.values().cloned().collect()
+    }
+
+    /// All namespaces, by number.
+    pub(super) fn all_namespaces(&self) -> BTreeMap<u32, Namespace> {
+        self.state().namespaces.clone()
     }
 
     /// The subsystems that `host` may use, as found at the address `at`.
