@@ -132,3 +132,26 @@ impl Association {
         CoreId(number % self.core_set.len() as u16)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_runtime::{Runtime, RuntimeOptions};
+
+    /// An I/O queue whose Connect command is late does not keep an association that may be
+    /// forgotten already.
+    #[test]
+    fn no_queue_connects_after_the_admin_queue_is_gone() {
+        let spin_max = std::time::Duration::ZERO;
+        let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max }).unwrap();
+        let (kind, cores) = (ControllerKind::Io, runtime.core_set());
+        let association = Association::new(1, kind, "host".into(), [0; 16], Peer::Unknown, cores);
+        assert!(association.connect_queue(1) && !association.connect_queue(1));
+        assert!(!association.connect_queue(3), "more than granted");
+        assert!(!association.disconnect_queue(0));
+        assert!(!association.connect_queue(2));
+        assert!(association.disconnect_queue(1), "it was the last one");
+        assert!(!association.connect_queue(1));
+        runtime.stop();
+    }
+}

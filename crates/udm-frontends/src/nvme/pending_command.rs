@@ -105,3 +105,44 @@ impl PendingCommand {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The ranges of a discard are blocks of the size at its arrival, also if the device has
+    /// another one by now.
+    #[test]
+    fn ranges_have_the_block_size_of_their_arrival() {
+        let mut bytes = [0; 64];
+        bytes[44] = 1 << 2;
+        let mut range = [0; DATASET_RANGE_SIZE];
+        (range[4], range[8]) = (2, 8);
+        let mut rest = Segments::from(udm_core::Buf::zeroed(range.len()));
+        rest.copy_from(&range);
+        let pending = PendingCommand {
+            id: 0,
+            nsid: 1,
+            command: CommandCapsule::from_bytes(bytes),
+            op: Op::Discard,
+            flags: BioFlags::empty(),
+            stage: CommandStage::Dataset { index: 0, done: 0 },
+            block_log2: 9,
+            start: 0,
+            len: 0,
+            piece: u32::MAX,
+            flushes: false,
+            from_host: 16,
+            received: 16,
+            charge: 16,
+            since: Nanos(0),
+            front: Segments::new(),
+            rest,
+            is_damaged: false,
+            is_answered: false,
+        };
+        assert_eq!(pending.dataset_range(0, 10 * 512), Ok(Some((8 * 512, 2 * 512))));
+        assert_eq!(pending.dataset_range(0, 10 * 512 - 1), Err(Status::Inval), "the device is smaller now");
+        assert_eq!(pending.dataset_range(1, 10 * 512), Ok(None));
+    }
+}
