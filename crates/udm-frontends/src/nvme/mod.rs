@@ -13,8 +13,8 @@
 //!   `identity`: identifiers that survive a restart.
 //! * `queue`: a front end, the connection of one queue. `receive`: PDUs become commands and data;
 //!   `transmit`: all PDUs of a turn leave in one send.
-//! * `io`: commands become bios. `pending_command`: a command and its stages. `io_plan`: checks each
-//!   command against its namespace, before any part reaches the device. `namespaces`: the namespaces
+//! * `io`: commands become bios. `pending_command`: a command and its stages. `io_plan`: checks
+//!   each command against its namespace, before any part reaches the device. `namespaces`: those
 //!   that a queue has opened.
 //! * `admin`: the commands of the admin queue. `events`: asynchronous events.
 //! * `description`: what users see of all this.
