@@ -39,6 +39,7 @@ pub mod exports;
 pub mod http;
 mod io;
 mod metrics;
+pub mod nvme_target;
 pub mod registry;
 pub mod state_folder;
 mod stats;

@@ -55,6 +55,7 @@ pub(crate) fn collect_stats(registry: &DeviceRegistry, began: StartTime) -> api:
             refused: counts.refused,
             moves: counts.moves,
         }),
+        nvme: registry.nvme_target().map(|target| target.stats()),
         cores: (0..).zip(cores).map(|(core, requests)| api::CoreStats { core, requests }).collect(),
         devices: devices.iter().map(|mapped| &**mapped).map(device).collect(),
     }

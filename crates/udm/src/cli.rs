@@ -22,6 +22,7 @@ use crate::verbs::clone::CloneArgs;
 use crate::verbs::events::EventsArgs;
 use crate::verbs::generate::GenerateArgs;
 use crate::verbs::info::InfoArgs;
+use crate::verbs::nvme::NvmeArgs;
 use crate::verbs::power::PowerArgs;
 use crate::verbs::queue::QueueArgs;
 use crate::verbs::reconfigure::ReconfigureArgs;
@@ -113,6 +114,9 @@ Requests that exceed a limit wait; none fails. Limits end with the server unless
 Examples:\n  udm throttle disk iops=2000 wbps=50M:1G\n  udm throttle disk2 --group tenant7 iops=5000\n  udm throttle disk none"
     )]
     Throttle(ThrottleArgs),
+    /// Show the NVMe/TCP target of the server: its namespaces and the controllers of its hosts
+    #[command(after_help = "Examples:\n  udm nvme ls\n  udm nvme ls --json")]
+    Nvme(NvmeArgs),
     /// Add, remove or list sockets on which devices are served to virtual machines
     #[command(
         after_help = "Examples:\n  udm vhost-user add vm1 /run/udm/vm1.sock\n  udm vhost-user list\n  udm vhost-user remove vm1 /run/udm/vm1.sock"

@@ -1,6 +1,7 @@
 //! Counters of the control socket: totals, for monitoring programs.
 
 use super::devices::DeviceDescription;
+use super::nvme::NvmeConnectionStats;
 use super::paths::MultipathPathReport;
 use super::snapshots::SnapshotDescription;
 use schemars::JsonSchema;
@@ -21,6 +22,9 @@ pub struct ServerStatsReport {
     pub up_ns: u64,
     /// Counters of client connections; null if nothing is exported.
     pub server: Option<NbdConnectionStats>,
+    /// Counters of NVMe/TCP hosts; null if the server has no target for them.
+    #[serde(default)]
+    pub nvme: Option<NvmeConnectionStats>,
     /// Counters of cores; empty if nothing is exported.
     pub cores: Vec<CoreStats>,
     /// All mapped devices, by number.

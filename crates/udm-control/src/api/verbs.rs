@@ -13,6 +13,7 @@ use super::devices::{
     SuspendDevicesRequest, WaitDeviceEventRequest,
 };
 use super::events::DeviceEventDescription;
+use super::nvme::NvmeSubsystemList;
 use super::paths::FailOrReinstatePathRequest;
 use super::queue::{ChangeQueueSettingsRequest, SetDiskPowerRequest};
 use super::server::{ExportList, ServerVersions, UpgradeReport, UpgradeServerRequest};
@@ -173,6 +174,11 @@ pub const THROTTLE_DEVICE: ApiVerbEndpoint<(), ThrottleDeviceRequest, DeviceDesc
         "throttleDevice",
         "Limits the requests and bytes per second of a device, or of a group of devices; requests continue",
     );
+pub const LIST_NVME: ApiVerbEndpoint<(), (), NvmeSubsystemList> = ApiVerbEndpoint::get(
+    "/v1/nvme",
+    "listNvmeSubsystems",
+    "The subsystem of the NVMe/TCP target, with its namespaces and the controllers of its hosts",
+);
 pub const LIST_VHOST_USER: ApiVerbEndpoint<(), (), VhostUserSocketList> = ApiVerbEndpoint::get(
     "/v1/vhost-user",
     "listVhostUserSockets",

@@ -12,6 +12,7 @@ use crate::verbs::{self, CancelToken, CreatedDevice, DeviceSpec, RemoveOptions};
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use udm_core::Device as _;
 use udm_core::errno::{EBUSY, EINTR, EINVAL};
 use udm_dm::{Table, TargetError};
 
@@ -291,6 +292,15 @@ fn clients_on_both_lists(
     }
 }
 
+/// Sets the clients that may use a device. NVMe hosts lose a device that is not for all clients any
+/// more.
+fn set_allowed_clients(registry: &DeviceRegistry, mapped: &RegisteredDevice, allow: Option<Arc<[String]>>) {
+    mapped.allowed_clients.set(allow);
+    if let Some(exporter) = registry.exporter() {
+        exporter.device_changed(mapped.device.id());
+    }
+}
+
 /// Runs one step, completely or not at all. A removal keeps the entry in `applied`.
 async fn apply_config_plan_step(
     registry: &Arc<DeviceRegistry>,
@@ -312,7 +322,7 @@ async fn apply_config_plan_step(
             let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
             let done = reload_declared_device(registry, &mapped, wanted, &desired.folder, cancel_token).await;
             if done.is_ok() {
-                mapped.allowed_clients.set(wanted.allow.clone());
+                set_allowed_clients(registry, &mapped, wanted.allow.clone());
                 applied[was] = ConfigOwnedDevice::new(wanted, &mapped, done.as_ref().ok());
             }
             done.map(drop)
@@ -328,7 +338,7 @@ async fn apply_config_plan_step(
                 false => clients_on_both_lists(had.allow.as_ref(), wanted.allow.as_ref()),
             };
             let mapped = applied[was].mapped.upgrade().ok_or_else(|| VerbError::missing(&wanted.name))?;
-            mapped.allowed_clients.set(allow.clone());
+            set_allowed_clients(registry, &mapped, allow.clone());
             applied[was].wanted.allow = allow;
             Ok(())
         }
@@ -365,7 +375,7 @@ async fn apply_config_plan_step(
                             "a verb has made a device of that name, for writing",
                         ));
                     }
-                    mapped.allowed_clients.set(wanted.allow.clone());
+                    set_allowed_clients(registry, &mapped, wanted.allow.clone());
                     mapped.description.set(&wanted.description);
                     verbs::apply_throttle_settings(registry, &mapped, wanted.throttle.as_ref())?;
                     let table =

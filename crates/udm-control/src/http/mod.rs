@@ -26,6 +26,7 @@ mod events;
 pub mod fuzz;
 mod handlers;
 pub mod metrics_port;
+mod nvme;
 mod openapi;
 mod progress_stream;
 mod routes;

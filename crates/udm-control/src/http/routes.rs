@@ -1,7 +1,7 @@
 //! The handlers of the verbs. The router, `/openapi.json` and the fuzzers use this list.
 
 use super::concurrency::AppState;
-use super::{clones, config, events, handlers as h, snapshots as s, vhost_user};
+use super::{clones, config, events, handlers as h, nvme, snapshots as s, vhost_user};
 use crate::api::verbs::{self, ApiVerbEndpoint};
 use crate::metrics;
 use axum::handler::Handler;
@@ -124,6 +124,7 @@ pub(super) fn all_http_routes() -> Vec<Route> {
         route_verb_to_handler(verbs::CHANGE_QUEUE, h::handle_change_queue_settings),
         route_verb_to_handler(verbs::TURN_POWER, h::handle_set_disk_power),
         route_verb_to_handler(verbs::THROTTLE_DEVICE, h::handle_throttle_device),
+        route_verb_to_handler(verbs::LIST_NVME, nvme::handle_list_nvme_subsystems),
         route_verb_to_handler(verbs::LIST_VHOST_USER, vhost_user::handle_list_vhost_user_sockets),
         route_verb_to_handler(verbs::ADD_VHOST_USER, vhost_user::handle_add_vhost_user_socket),
         route_verb_to_handler(verbs::REMOVE_VHOST_USER, vhost_user::handle_remove_vhost_user_socket),

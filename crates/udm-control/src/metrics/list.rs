@@ -30,6 +30,12 @@ metrics! {
     REFUSED = COUNTER "udm_connections_refused_total":
         "Connections that were closed, or refused an export, because there were too many";
     MOVES = COUNTER "udm_connection_moves_total": "Moves of connections to another core";
+    NVME_HOSTS = GAUGE "udm_nvme_hosts": "Hosts that are connected over NVMe/TCP";
+    NVME_CONTROLLERS = GAUGE "udm_nvme_controllers": "NVMe controllers, one for each connection of a host to a subsystem";
+    NVME_CONNECTIONS = GAUGE "udm_nvme_connections": "Connections of NVMe/TCP hosts, one per queue";
+    NVME_ACCEPTED = COUNTER "udm_nvme_connections_accepted_total": "Connections of NVMe/TCP hosts that were accepted";
+    NVME_REFUSED = COUNTER "udm_nvme_connections_refused_total":
+        "Connections and queues of NVMe/TCP hosts that were refused, because there were too many";
     CORE_REQUESTS = COUNTER "udm_core_requests_total": "Requests that a core has answered";
     DEVICE = GAUGE "udm_device_info": "Always 1; the device's uuid and number are labels";
     SIZE = GAUGE "udm_device_size_bytes": "The size of the live table";

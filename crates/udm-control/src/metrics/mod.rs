@@ -25,6 +25,13 @@ pub fn prometheus_text(stats: &api::ServerStatsReport) -> Vec<u8> {
         all.add(&m::REFUSED, &[], server.refused as f64);
         all.add(&m::MOVES, &[], server.moves as f64);
     }
+    if let Some(nvme) = &stats.nvme {
+        all.add(&m::NVME_HOSTS, &[], nvme.hosts as f64);
+        all.add(&m::NVME_CONTROLLERS, &[], nvme.controllers as f64);
+        all.add(&m::NVME_CONNECTIONS, &[], nvme.connections as f64);
+        all.add(&m::NVME_ACCEPTED, &[], nvme.accepted as f64);
+        all.add(&m::NVME_REFUSED, &[], nvme.refused as f64);
+    }
     for core in &stats.cores {
         all.add(&m::CORE_REQUESTS, &[("core", &core.core.to_string())], core.requests as f64);
     }

@@ -32,6 +32,7 @@ mod event_stream;
 mod event_waiters;
 mod lookup;
 mod name_locks;
+mod nvme;
 mod opened;
 mod request_queue_params;
 mod resumed_merges;
@@ -50,6 +51,7 @@ use crate::api;
 use crate::config::{ConfigReader, ServerConfigFile};
 use crate::error::VerbError;
 use crate::exports::DeviceExporter;
+use crate::nvme_target::NvmeTarget;
 use crate::state_folder::store_creation::StoreCreationMarker;
 use crate::state_folder::{StableDiskId, StateFolder, StoreToMarkInvalid};
 use crate::verbs::snapshot::{LostSnapshotPolicy, PendingMerge};
@@ -114,6 +116,7 @@ pub struct DeviceRegistry {
     /// Weak reference to this registry.
     pub(crate) weak_self: Weak<DeviceRegistry>,
     config: OnceLock<ServerConfigFile>,
+    nvme: OnceLock<Arc<dyn NvmeTarget>>,
     vhost_user: OnceLock<Arc<dyn VhostUserSockets>>,
     /// Sockets that are added when `vhost_user` is set.
     awaited_vhost_user: Mutex<Vec<AwaitedVhostUserSocket>>,
@@ -156,6 +159,7 @@ impl DeviceRegistry {
             state_folder: OnceLock::new(),
             lost_snapshots: OnceLock::new(),
             refused_file_advice: OnceLock::new(),
+            nvme: OnceLock::new(),
             vhost_user: OnceLock::new(),
             awaited_vhost_user: Mutex::default(),
             is_starting: AtomicBool::new(false),

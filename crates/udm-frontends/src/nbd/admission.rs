@@ -8,6 +8,9 @@
 //!   still has its requests. Such an *orphan* still counts for its export and for the part of its
 //!   peer in it, and its memory for its core. So no peer can take all the slots of a device by
 //!   connecting, sending a request and leaving.
+//!
+//! The NVMe/TCP target admits its connections in the same way: each queue is a client, and its
+//! subsystem is the device.
 
 use super::NbdServerLimits;
 use super::stats::{ServerCounters, UnpublishedConnectionCounters};
@@ -23,7 +26,7 @@ use udm_core::{CoreId, DeviceId};
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) enum Peer {
+pub(crate) enum Peer {
     /// A user of this machine.
     User(u32),
     /// An address.
@@ -34,9 +37,17 @@ pub(super) enum Peer {
 }
 
 impl Peer {
+    /// Its address, if it has one.
+    pub(crate) fn address(self) -> Option<IpAddr> {
+        match self {
+            Peer::Address(address) => Some(address.to_canonical()),
+            Peer::User(_) | Peer::Unknown => None,
+        }
+    }
+
     /// The peer together with the others of its IPv6 network of 64 bits: one host may have all
     /// addresses of it.
-    fn network(self) -> Peer {
+    pub(crate) fn network(self) -> Peer {
         match self {
             Peer::Address(IpAddr::V6(address)) if address.to_ipv4_mapped().is_none() => {
                 let network = address.to_bits() & !u128::from(u64::MAX);
@@ -59,7 +70,7 @@ impl fmt::Display for Peer {
 }
 
 impl Peer {
-    pub(super) fn of(fd: &OwnedFd) -> Peer {
+    pub(crate) fn of(fd: &OwnedFd) -> Peer {
         if sockopt::socket_domain(fd.as_fd()) == Ok(AddressFamily::UNIX) {
             return sockopt::socket_peercred(fd.as_fd())
                 .map_or(Peer::Unknown, |peer| Peer::User(peer.uid.as_raw()));
@@ -77,7 +88,7 @@ const GONE: u8 = 3;
 
 /// The connections in the handshake, oldest first. Used only by the accepting side.
 #[derive(Default)]
-pub(super) struct PendingHandshakes {
+pub(crate) struct PendingHandshakes {
     handshaking: VecDeque<PendingHandshake>,
 }
 
@@ -123,7 +134,7 @@ impl ServerCounters {
     /// Takes a slot for the new connection `fd`, on the core with the fewest connections; the
     /// search begins at core `from`. Returns `None` if no slot is free. Called by one thread at a
     /// time.
-    pub(super) fn place(
+    pub(crate) fn place(
         self: &Arc<Self>,
         fd: &Arc<OwnedFd>,
         handshake_slots: &mut PendingHandshakes,
@@ -161,7 +172,7 @@ impl ServerCounters {
 }
 
 /// The slot of one connection, counted until it is dropped.
-pub(super) struct AdmittedConnectionSlot {
+pub(crate) struct AdmittedConnectionSlot {
     counters: Arc<ServerCounters>,
     core: usize,
     peer: Peer,
@@ -183,17 +194,17 @@ enum NbdConnectionSlotState {
 }
 
 impl AdmittedConnectionSlot {
-    pub(super) fn core(&self) -> CoreId {
+    pub(crate) fn core(&self) -> CoreId {
         CoreId(self.core as u16)
     }
 
     /// The other end of the connection.
-    pub(super) fn peer(&self) -> Peer {
+    pub(crate) fn peer(&self) -> Peer {
         self.peer
     }
 
     /// Records that the client has sent something.
-    pub(super) fn mark_active(&self) {
+    pub(crate) fn mark_active(&self) {
         if self.stage.load(Ordering::Relaxed) == QUIET {
             self.stage.store(TALKING, Ordering::Relaxed);
         }
@@ -203,7 +214,7 @@ impl AdmittedConnectionSlot {
     ///
     /// # Errors
     /// No slot is left in all, or for this peer. The text is for the client.
-    pub(super) fn serve(&mut self, device: DeviceId, options: &NbdServerLimits) -> Result<(), String> {
+    pub(crate) fn serve(&mut self, device: DeviceId, options: &NbdServerLimits) -> Result<(), String> {
         let refuse = |text: String| {
             self.counters.refused.fetch_add(1, Ordering::Relaxed);
             Err(text)
@@ -236,7 +247,7 @@ impl AdmittedConnectionSlot {
     }
 
     /// Records that the client has disconnected, although requests of it may be in flight.
-    pub(super) fn mark_client_gone(&mut self) {
+    pub(crate) fn mark_client_gone(&mut self) {
         if self.life == NbdConnectionSlotState::Connected {
             self.life = NbdConnectionSlotState::Orphan;
             self.counters.orphans.fetch_add(1, Ordering::Relaxed);
@@ -245,7 +256,7 @@ impl AdmittedConnectionSlot {
     }
 
     /// Creates the same slot for core `to`. This slot counts for nothing any more.
-    pub(super) fn hand_over(&mut self, to: CoreId) -> AdmittedConnectionSlot {
+    pub(crate) fn hand_over(&mut self, to: CoreId) -> AdmittedConnectionSlot {
         debug_assert_eq!(
             self.life,
             NbdConnectionSlotState::Connected,

@@ -68,7 +68,7 @@ struct NbdServerShared {
 }
 
 /// Limit of descriptors of this process.
-fn file_descriptor_limit() -> usize {
+pub(crate) fn file_descriptor_limit() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }

@@ -79,11 +79,14 @@ pub use listener::{BoundAddress, ListenAddress, NbdServer};
 pub use stats::{NbdServerStats, ServerCountersHandle};
 pub use tls::NbdServerTls;
 
+pub(crate) use admission::{AdmittedConnectionSlot, Peer, PendingHandshakes};
 pub(crate) use exports::FailingExportMessage;
 pub(crate) use io_counters::CoreDeviceIoCounters;
+pub(crate) use listener::file_descriptor_limit;
 pub(crate) use receive::ReceiveBuffer;
 pub(crate) use reply::return_buffers_to_pool;
 pub(crate) use socket::configure_accepted_socket;
+pub(crate) use stats::ServerCounters;
 
 use ipnet::IpNet;
 use std::sync::Arc;
@@ -153,7 +156,7 @@ const DESCRIPTORS_LEFT: usize = 128;
 
 impl NbdServerLimits {
     /// True if a client at the other end of a connection may come from there.
-    fn admits(&self, peer: &admission::Peer) -> bool {
+    pub(crate) fn admits(&self, peer: &admission::Peer) -> bool {
         match (peer, &self.networks) {
             (admission::Peer::User(_), _) | (_, None) => true,
             // On a socket for both families, IPv4 clients have mapped addresses.
@@ -171,7 +174,7 @@ impl NbdServerLimits {
 
     /// Returns the options with no more connections than `descriptors` allow. A peer and a device
     /// still get only a part of them.
-    fn within(mut self, descriptors: usize) -> NbdServerLimits {
+    pub(crate) fn within(mut self, descriptors: usize) -> NbdServerLimits {
         let room = (descriptors - DESCRIPTORS_LEFT.min(descriptors / 4)).max(4);
         // For a moment, twice as many connections may be in the handshake.
         self.handshakes_max = self.handshakes_max.min(room / 8).max(1);

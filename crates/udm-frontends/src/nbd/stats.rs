@@ -68,7 +68,7 @@ impl ServerCountersHandle {
 }
 
 /// The counters of a server.
-pub(super) struct ServerCounters {
+pub(crate) struct ServerCounters {
     pub(super) cores: Box<[CachePadded<CoreConnectionCounters>]>,
     pub(super) handshakes: AtomicUsize,
     pub(super) serving: AtomicUsize,
@@ -112,7 +112,7 @@ pub(super) struct UnpublishedConnectionCounters {
 }
 
 impl ServerCounters {
-    pub(super) fn new(cores: usize) -> Arc<ServerCounters> {
+    pub(crate) fn new(cores: usize) -> Arc<ServerCounters> {
         Arc::new(ServerCounters {
             cores: (0..cores).map(|_| CachePadded::default()).collect(),
             handshakes: AtomicUsize::new(0),
@@ -127,7 +127,7 @@ impl ServerCounters {
         })
     }
 
-    pub(super) fn read(&self) -> NbdServerStats {
+    pub(crate) fn read(&self) -> NbdServerStats {
         // Acquire: a reader that sees a connection closed also sees its last counters.
         let handshakes = self.handshakes.load(Ordering::Acquire);
         let mut stats = NbdServerStats {

@@ -1,5 +1,6 @@
 //! An association: a controller that exists for one host, and the connections of its queues.
 
+use crate::nbd::Peer;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,8 @@ pub(super) struct Association {
     /// Name of the host.
     pub(super) host: String,
     pub(super) host_id: [u8; 16],
+    /// The other end of the admin queue.
+    pub(super) peer: Peer,
     /// Topic of [`AssociationEnded`].
     pub(super) topic: DeviceId,
     core_set: Arc<ProcessCores>,
@@ -38,6 +41,7 @@ impl Association {
         kind: ControllerKind,
         host: String,
         host_id: [u8; 16],
+        peer: Peer,
         core_set: &Arc<ProcessCores>,
     ) -> Association {
         let queues = AssociationQueues { connected: BTreeSet::from([0]), granted: core_set.len() as u16 };
@@ -46,6 +50,7 @@ impl Association {
             kind,
             host,
             host_id,
+            peer,
             topic: DeviceId::new(),
             core_set: Arc::clone(core_set),
             is_enabled: AtomicBool::new(false),
@@ -97,10 +102,11 @@ impl Association {
         self.queues().granted
     }
 
-    /// Connects I/O queue `queue`. Returns false if it is connected already, or not granted.
+    /// Connects I/O queue `queue`. Returns false if it is connected already, or not granted, or if
+    /// the admin queue is gone: then the association may be forgotten at any time.
     pub(super) fn connect_queue(&self, queue: u16) -> bool {
         let mut queues = self.queues();
-        queue <= queues.granted && queues.connected.insert(queue)
+        queues.connected.contains(&0) && queue <= queues.granted && queues.connected.insert(queue)
     }
 
     /// Disconnects a queue, of which nothing is in flight. Returns true if it was the last one.
@@ -108,6 +114,11 @@ impl Association {
         let mut queues = self.queues();
         queues.connected.remove(&queue);
         queues.connected.is_empty()
+    }
+
+    /// Number of connected I/O queues, also of those that wait for their requests.
+    pub(super) fn connected_io_queues(&self) -> usize {
+        self.queues().connected.iter().filter(|queue| **queue > 0).count()
     }
 
     /// True if no I/O queue is connected.
@@ -119,5 +130,28 @@ impl Association {
     pub(super) fn core_of(&self, queue: u16) -> CoreId {
         let number = if queue == 0 { self.id } else { queue - 1 };
         CoreId(number % self.core_set.len() as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_runtime::{Runtime, RuntimeOptions};
+
+    /// An I/O queue whose Connect command is late does not keep an association that may be
+    /// forgotten already.
+    #[test]
+    fn no_queue_connects_after_the_admin_queue_is_gone() {
+        let spin_max = std::time::Duration::ZERO;
+        let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max }).unwrap();
+        let (kind, cores) = (ControllerKind::Io, runtime.core_set());
+        let association = Association::new(1, kind, "host".into(), [0; 16], Peer::Unknown, cores);
+        assert!(association.connect_queue(1) && !association.connect_queue(1));
+        assert!(!association.connect_queue(3), "more than granted");
+        assert!(!association.disconnect_queue(0));
+        assert!(!association.connect_queue(2));
+        assert!(association.disconnect_queue(1), "it was the last one");
+        assert!(!association.connect_queue(1));
+        runtime.stop();
     }
 }

@@ -4,9 +4,10 @@
 //! core of its queue. If the Connect command fails, the host gets the status, and the connection is
 //! closed.
 
-use super::listener::{NvmeConnectionSlot, NvmeShared};
+use super::listener::NvmeShared;
 use super::queue::{NvmeQueue, NvmeQueueStart, QueueLink};
 use super::{CAPSULE_DATA_MAX, QUEUE_ENTRIES_MAX, TRANSFER_MAX};
+use crate::nbd::{AdmittedConnectionSlot, Peer};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use udm_core::{Batch, Buf, Nanos, Segments};
@@ -28,7 +29,7 @@ const RECEIVE_LEN: usize = 2048;
 pub(super) struct NvmeHandshake {
     server: Arc<NvmeShared>,
     fd: Option<Arc<OwnedFd>>,
-    slot: Option<NvmeConnectionSlot>,
+    slot: Option<AdmittedConnectionSlot>,
     /// Received bytes that were not handled.
     received: Vec<u8>,
     /// Set once `ICReq` was answered.
@@ -63,10 +64,14 @@ impl From<PduHeaderError> for HandshakeError {
 }
 
 impl NvmeHandshake {
-    pub(super) fn new(server: Arc<NvmeShared>, fd: OwnedFd, slot: NvmeConnectionSlot) -> NvmeHandshake {
+    pub(super) fn new(
+        server: Arc<NvmeShared>,
+        fd: Arc<OwnedFd>,
+        slot: AdmittedConnectionSlot,
+    ) -> NvmeHandshake {
         NvmeHandshake {
             server,
-            fd: Some(Arc::new(fd)),
+            fd: Some(fd),
             slot: Some(slot),
             received: Vec::new(),
             agreed: None,
@@ -88,6 +93,7 @@ impl NvmeHandshake {
     fn received(&mut self, done: &RingCompletion) {
         match done.result {
             Ok(n) if n > 0 => {
+                self.slot.iter().for_each(AdmittedConnectionSlot::mark_active);
                 for buf in &done.data {
                     let n = (n as usize).min(buf.len());
                     self.received.extend_from_slice(&buf[..n]);
@@ -111,14 +117,14 @@ impl NvmeHandshake {
             Ok(Some(reply)) => self.send(&reply, cx),
             Err(HandshakeError::Pdu(error)) => {
                 let peer = self.peer();
-                tracing::warn!("nvme: a connection from {peer} is closed: {error}");
+                tracing::warn!("nvme: a connection of a host {peer} is closed: {error}");
                 let request = TermRequest { error: error.error as u16, at: error.at };
                 self.closes = true;
                 self.send(&request.encode_c2h(&self.received), cx);
             }
             Err(HandshakeError::Connect(id, error)) => {
                 let peer = self.peer();
-                tracing::warn!("nvme: a host at {peer} may not connect: {error} (status {})", error.status);
+                tracing::warn!("nvme: a host {peer} may not connect: {error} (status {})", error.status);
                 let (result, status) = (error.result(), error.status);
                 let completion = Completion { result, sq_head: 0, id, status };
                 let mut out = [0; 128];
@@ -130,9 +136,20 @@ impl NvmeHandshake {
         }
     }
 
-    fn peer(&self) -> String {
-        let address = self.fd.as_ref().and_then(super::listener::peer_address);
-        address.map_or_else(|| "an unknown address".into(), |address| address.to_string())
+    fn peer(&self) -> Peer {
+        self.slot.as_ref().map_or_else(Peer::default, AdmittedConnectionSlot::peer)
+    }
+
+    /// Takes a place for a queue.
+    ///
+    /// # Errors
+    /// There are too many queues, in all or of this address.
+    fn serve(&mut self) -> Result<(), ConnectError> {
+        let (device, limits) = (self.server.subsystem.topic, &self.server.admission);
+        let what = "there are too many queues, in all or of this address";
+        let busy =
+            ConnectError { status: NvmeStatus::CONNECT_CONTROLLER_BUSY, ..ConnectError::command(0, what) };
+        self.slot.as_mut().map_or(Ok(()), |slot| slot.serve(device, limits).map_err(|_| busy))
     }
 
     fn receive(&mut self, cx: &mut FrontCx<'_, '_>) {
@@ -230,7 +247,8 @@ impl NvmeHandshake {
         };
         let link = check(&connect)
             .and_then(|()| ConnectData::decode(data))
-            .and_then(|data| QueueLink::connect(&self.server.subsystem, &connect, data));
+            .and_then(|data| self.serve().map(|()| data))
+            .and_then(|data| QueueLink::connect(&self.server.subsystem, &connect, data, self.peer()));
         let link = link.map_err(|error| HandshakeError::Connect(command.id(), error))?;
         let unread = self.received.split_off(total);
         self.continue_as_queue(link, &connect, command.id(), agreed, unread);
@@ -246,9 +264,9 @@ impl NvmeHandshake {
         agreed: AgreedParameters,
         unread: Vec<u8>,
     ) {
-        let (Some(fd), Some(slot)) = (self.fd.take(), self.slot.take()) else { return };
-        slot.end_handshake();
+        let (Some(fd), Some(mut slot)) = (self.fd.take(), self.slot.take()) else { return };
         let core = link.association.core_of(connect.queue);
+        let slot = slot.hand_over(core);
         let server = Arc::clone(&self.server);
         let (connect, core_set) = (*connect, Arc::clone(&self.server.core_set));
         let start = NvmeQueueStart { fd, slot, server, link, connect, command, agreed, unread };

@@ -4,94 +4,16 @@
 //! the device's limit, zeroes that the device does not support, and the ranges of a discard.
 
 use super::io_plan::{CommandPlan, plan_command};
+use super::pending_command::{CommandStage, PendingCommand};
 use super::queue::{NvmeQueue, QueuePhase};
 use super::transmit::QueuedPdu;
 use crate::nbd::return_buffers_to_pool;
-use udm_core::{Bio, BioFlags, Nanos, Op, Sector, Sectors, Segments, Status};
+use udm_core::{Bio, BioFlags, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
-use udm_wire::nvme::{
-    AnaState, CommandCapsule, DATASET_RANGE_SIZE, DataPdu, DatasetRange, DatasetRequest, NvmeStatus,
-};
+use udm_wire::nvme::{AnaState, CommandCapsule, DataPdu, DatasetRequest, NvmeStatus};
 
 /// Bytes per piece of zeroes written as data.
 const ZEROES_PIECE: u32 = 256 << 10;
-
-/// A command between its arrival and its answer.
-pub(super) struct PendingCommand {
-    /// The host's identifier.
-    pub(super) id: u16,
-    nsid: u32,
-    command: CommandCapsule,
-    op: Op,
-    flags: BioFlags,
-    stage: CommandStage,
-    /// Range in bytes. For a discard, the current one.
-    start: u64,
-    len: u64,
-    piece: u32,
-    flushes: bool,
-    /// Bytes of data that the host sends, and those that have arrived.
-    pub(super) from_host: u32,
-    pub(super) received: u32,
-    /// Bytes that the command counts as.
-    charge: usize,
-    /// Time at which the command had arrived completely.
-    since: Nanos,
-    /// Data of completed pieces of a read.
-    front: Segments,
-    /// Data of later pieces; the data of the host.
-    rest: Segments,
-    /// A part of the data of the host had a wrong digest.
-    is_damaged: bool,
-    /// The answer is queued, but a bio is still in flight.
-    is_answered: bool,
-}
-
-/// Stage of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CommandStage {
-    /// It waits for memory.
-    Parked,
-    /// It waits for data of the host.
-    Transfer,
-    /// `done` bytes have completed. One bio for the next piece is in flight.
-    Range { done: u64 },
-    /// The device does not support write-zeroes; zeroes are written as data after `done` bytes.
-    Zeroes { done: u64 },
-    /// `done` bytes of range `index` of a discard have completed.
-    Dataset { index: usize, done: u64 },
-    /// A flush makes everything durable.
-    Flush,
-}
-
-impl PendingCommand {
-    /// True while data of the host is expected.
-    pub(super) fn is_transferring(&self) -> bool {
-        self.stage == CommandStage::Transfer
-    }
-
-    fn is_at_device(&self) -> bool {
-        !matches!(self.stage, CommandStage::Parked | CommandStage::Transfer)
-    }
-
-    /// Range `index` of a discard, in bytes; `None` after the last one.
-    ///
-    /// # Errors
-    /// The range is not within the `blocks` of the namespace.
-    fn dataset_range(&self, index: usize, block_log2: u8, blocks: u64) -> Result<Option<(u64, u64)>, Status> {
-        let ranges = DatasetRequest::decode(&self.command).ranges;
-        let mut bytes = [0; DATASET_RANGE_SIZE];
-        let copied = self.rest.copy_to_at(index * DATASET_RANGE_SIZE, &mut bytes);
-        if index >= ranges || copied < DATASET_RANGE_SIZE {
-            return Ok(None);
-        }
-        let range = DatasetRange::decode(&bytes);
-        if range.start.checked_add(range.blocks.into()).is_none_or(|end| end > blocks) {
-            return Err(Status::Inval);
-        }
-        Ok(Some((range.start << block_log2, u64::from(range.blocks) << block_log2)))
-    }
-}
 
 impl NvmeQueue {
     /// Handles a command, which has perhaps brought data in its capsule.
@@ -166,6 +88,7 @@ impl NvmeQueue {
             op: plan.op,
             flags: plan.flags,
             stage: CommandStage::Parked,
+            block_log2: self.namespaces[&command.nsid()].geometry.block_log2,
             start: plan.start,
             len: plan.len,
             piece: plan.piece,
@@ -199,10 +122,11 @@ impl NvmeQueue {
 
     /// Starts commands that wait for memory, in order.
     pub(super) fn start_parked(&mut self, cx: &mut FrontCx<'_, '_>) {
-        while let Some(key) = self.parked.front().copied() {
+        while self.phase == QueuePhase::Serving
+            && let Some(key) = self.parked.front().copied()
+        {
             let charge = self.pending[key].charge;
-            let has_memory = self.memory.as_mut().is_some_and(|memory| memory.try_take(charge, cx));
-            if self.phase != QueuePhase::Serving || !has_memory {
+            if !self.memory.as_mut().is_some_and(|memory| memory.try_take(charge, cx)) {
                 return;
             }
             self.parked.pop_front();
@@ -246,6 +170,9 @@ impl NvmeQueue {
         pending.since = self.now;
         if pending.is_damaged {
             return self.end(key, Status::Transport, cx);
+        }
+        if self.namespaces.get(&pending.nsid).is_none_or(|open| open.is_failing) {
+            return self.end(key, Status::IoErr, cx);
         }
         self.launch(key, cx);
     }
@@ -328,7 +255,7 @@ impl NvmeQueue {
             return Ok(false);
         }
         let (start, len) = loop {
-            let range = pending.dataset_range(index, geometry.block_log2, geometry.blocks)?;
+            let range = pending.dataset_range(index, geometry.blocks << geometry.block_log2)?;
             let Some((start, len)) = range else { return Ok(false) };
             if done < len {
                 break (start + done, len - done);
@@ -425,44 +352,22 @@ impl NvmeQueue {
     }
 
     /// Drops commands that wait for memory or data: the host sends nothing more.
-    pub(super) fn abandon_waiting(&mut self) {
+    pub(super) fn abandon_waiting(&mut self, cx: &mut FrontCx<'_, '_>) {
         self.parked.clear();
         self.transfers = 0;
         let waiting = self.pending.iter().filter(|(_, pending)| !pending.is_at_device());
         let keys: Vec<usize> = waiting.map(|(key, _)| key).collect();
         for key in keys {
-            let PendingCommand { nsid, op, mut front, rest, .. } = self.pending.remove(key);
+            let PendingCommand { nsid, op, charge, stage, mut front, rest, .. } = self.pending.remove(key);
+            if stage == CommandStage::Transfer {
+                self.give_back(charge, cx);
+            }
             front.append(rest);
             return_buffers_to_pool(front, &mut self.writes);
             if let Some(open) = self.namespaces.get_mut(&nsid) {
                 open.in_flight -= 1;
                 open.io_counters.end(op);
             }
-        }
-    }
-}
-
-impl PendingCommand {
-    /// Returns the stage after the one that `bio` completed; `None` if the answer is due.
-    fn after(&self, bio: &Bio) -> Option<CommandStage> {
-        let done = match self.stage {
-            CommandStage::Range { done } if bio.status == Status::NotSupp && bio.op == Op::WriteZeroes => {
-                return Some(CommandStage::Zeroes { done });
-            }
-            // A discard is a hint. The table of the device may have changed, so that the device
-            // does not support it any more.
-            CommandStage::Dataset { .. } if bio.status == Status::NotSupp => return Some(self.stage),
-            _ if !bio.status.is_ok() => return None,
-            CommandStage::Dataset { .. } => return Some(self.stage),
-            CommandStage::Flush if self.op == Op::Read => return Some(CommandStage::Range { done: 0 }),
-            CommandStage::Flush | CommandStage::Parked | CommandStage::Transfer => return None,
-            CommandStage::Range { done } | CommandStage::Zeroes { done } => done + bio.sectors.bytes(),
-        };
-        let is_zeroing = matches!(self.stage, CommandStage::Zeroes { .. });
-        match done < self.len {
-            true if is_zeroing => Some(CommandStage::Zeroes { done }),
-            true => Some(CommandStage::Range { done }),
-            false => (self.flushes && self.op != Op::Read).then_some(CommandStage::Flush),
         }
     }
 }

@@ -3,17 +3,20 @@
 use super::handshake::NvmeHandshake;
 use super::subsystem::Subsystem;
 use super::{NvmeServerLimits, NvmeServerOptions};
-use crate::nbd::{Exports, configure_accepted_socket};
+use crate::nbd::{
+    Exports, NbdServerLimits, Peer, PendingHandshakes, ServerCounters, configure_accepted_socket,
+};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
+use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use udm_core::{CoreId, DeviceId};
+use udm_core::DeviceId;
 use udm_runtime::ProcessCores;
 use udm_wire::nvme::{AnaState, DISCOVERY_NQN, NqnError, check_nqn};
 
@@ -30,17 +33,11 @@ pub(super) struct NvmeShared {
     pub(super) core_set: Arc<ProcessCores>,
     pub(super) subsystem: Arc<Subsystem>,
     pub(super) limits: NvmeServerLimits,
-    counts: Arc<NvmeConnectionCounts>,
-    /// Core of the next connection, until it is a queue.
-    next_core: AtomicU16,
+    /// Limits of connections, for [`ServerCounters::place`] and [`AdmittedConnectionSlot::serve`].
+    pub(super) admission: NbdServerLimits,
+    counters: Arc<ServerCounters>,
     stopping: AtomicBool,
     stop_event: OwnedFd,
-}
-
-#[derive(Default)]
-struct NvmeConnectionCounts {
-    connections: AtomicUsize,
-    handshakes: AtomicUsize,
 }
 
 /// Current state of a server.
@@ -50,35 +47,16 @@ pub struct NvmeServerStats {
     pub connections: usize,
     /// Connections that are not connected to a queue yet.
     pub handshakes: usize,
+    /// Queues whose host is gone while the device still has requests of it.
+    pub orphans: usize,
+    /// Connections accepted so far.
+    pub accepted: u64,
+    /// Connections and queues that were refused because there were too many.
+    pub refused: u64,
     /// Controllers, one per association with a host.
     pub controllers: usize,
-}
-
-/// A place among the connections of a server, while it exists.
-pub(super) struct NvmeConnectionSlot {
-    counts: Arc<NvmeConnectionCounts>,
-    in_handshake: AtomicBool,
-}
-
-impl NvmeConnectionSlot {
-    /// Notes that the connection is a queue now.
-    pub(super) fn end_handshake(&self) {
-        if self.in_handshake.swap(false, Ordering::Relaxed) {
-            self.counts.handshakes.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
-
-impl Drop for NvmeConnectionSlot {
-    fn drop(&mut self) {
-        self.end_handshake();
-        self.counts.connections.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// The address at the other end of a connection.
-pub(super) fn peer_address(fd: &Arc<OwnedFd>) -> Option<SocketAddr> {
-    rustix::net::getpeername(fd).ok().flatten().and_then(|address| SocketAddr::try_from(address).ok())
+    /// Hosts, by name and identifier.
+    pub hosts: usize,
 }
 
 /// The address at this end of a connection.
@@ -122,15 +100,17 @@ impl NvmeServer {
             options.subsystem,
             options.allowed_hosts,
             options.last_controller,
+            options.limits.controllers_max,
             exports,
             core_set,
         );
+        let admission = options.limits.admission();
         let shared = Arc::new(NvmeShared {
             core_set: Arc::clone(core_set),
             subsystem: Arc::new(subsystem),
             limits: options.limits,
-            counts: Arc::default(),
-            next_core: AtomicU16::new(0),
+            admission,
+            counters: ServerCounters::new(core_set.len()),
             stopping: AtomicBool::new(false),
             stop_event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
@@ -151,6 +131,10 @@ impl NvmeServer {
         &self.bound
     }
 
+    pub(super) fn subsystem_state(&self) -> &Subsystem {
+        &self.shared.subsystem
+    }
+
     /// Name of the subsystem.
     #[must_use]
     pub fn subsystem(&self) -> &str {
@@ -160,11 +144,17 @@ impl NvmeServer {
     /// Current state.
     #[must_use]
     pub fn stats(&self) -> NvmeServerStats {
-        let counts = &self.shared.counts;
+        let counters = self.shared.counters.read();
+        let associations = self.shared.subsystem.all_associations();
+        let hosts: BTreeSet<_> = associations.iter().map(|one| (&one.host, one.host_id)).collect();
         NvmeServerStats {
-            connections: counts.connections.load(Ordering::Relaxed),
-            handshakes: counts.handshakes.load(Ordering::Relaxed),
-            controllers: self.shared.subsystem.associations(),
+            connections: counters.connections,
+            handshakes: counters.handshakes,
+            orphans: counters.orphans,
+            accepted: counters.accepted,
+            refused: counters.refused,
+            controllers: associations.len(),
+            hosts: hosts.len(),
         }
     }
 
@@ -205,21 +195,22 @@ impl NvmeShared {
     fn accept_loop(self: &Arc<Self>, listeners: &[TcpListener]) {
         let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(&self.stop_event, PollFlags::IN)];
         fds.extend(listeners.iter().map(|one| PollFd::new(one, PollFlags::IN)));
+        let mut pending = PendingHandshakes::default();
         while !self.stopping.load(Ordering::Acquire) {
             match poll(&mut fds, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return tracing::error!("nvme: waiting for connections: {error}"),
             }
-            listeners.iter().for_each(|listener| self.accept_all(listener));
+            listeners.iter().for_each(|listener| self.accept_all(listener, &mut pending));
         }
     }
 
     /// Accepts waiting connections of `listener`, up to a limit, so that other listeners get a
     /// turn.
-    fn accept_all(self: &Arc<Self>, listener: &TcpListener) {
+    fn accept_all(self: &Arc<Self>, listener: &TcpListener, pending: &mut PendingHandshakes) {
         for _ in 0..64 {
             match accept_with(listener.as_fd(), SocketFlags::CLOEXEC) {
-                Ok(fd) => self.accepted(fd),
+                Ok(fd) => self.accepted(fd, pending),
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => {
@@ -234,51 +225,22 @@ impl NvmeShared {
         }
     }
 
-    fn accepted(self: &Arc<Self>, fd: OwnedFd) {
+    fn accepted(self: &Arc<Self>, fd: OwnedFd, pending: &mut PendingHandshakes) {
         let fd = Arc::new(fd);
-        let peer = peer_address(&fd).map(|address| address.ip());
-        if !self.admits(peer) {
+        let peer = Peer::of(&fd);
+        if !self.admission.admits(&peer) {
             // The log limits the lines of one place.
-            return tracing::warn!("nvme: a host at {} is not allowed to connect", peer_text(peer));
+            return tracing::warn!("nvme: a host {peer} is not allowed to connect");
         }
-        let Some(slot) = self.take_slot() else {
-            return tracing::warn!("nvme: too many connections; one of {} was closed", peer_text(peer));
+        let Some(slot) = self.counters.place(&fd, pending, &self.admission, 0) else {
+            return tracing::warn!("nvme: too many connections; one of a host {peer} was closed");
         };
         // Without these settings the connection works, but more slowly.
         if let Err(error) = configure_accepted_socket(&fd) {
             tracing::debug!("nvme: setting a connection up: {error}");
         }
-        let Some(fd) = Arc::into_inner(fd) else { unreachable!("nobody else has the descriptor") };
-        let core = self.next_core.fetch_add(1, Ordering::Relaxed) % self.core_set.len() as u16;
-        let server = Arc::clone(self);
+        let (core, server) = (slot.core(), Arc::clone(self));
         let make = Box::new(move || Box::new(NvmeHandshake::new(server, fd, slot)) as _);
-        self.core_set.attach(CoreId(core), make);
+        self.core_set.attach(core, make);
     }
-
-    /// True if a host may connect from this address.
-    fn admits(&self, peer: Option<IpAddr>) -> bool {
-        match (&self.limits.networks, peer) {
-            (None, _) => true,
-            // On a socket for both families, IPv4 hosts have mapped addresses.
-            (Some(networks), Some(peer)) => networks.iter().any(|one| one.contains(&peer.to_canonical())),
-            (Some(_), None) => false,
-        }
-    }
-
-    /// Takes a slot for a connection; `None` if there are too many.
-    fn take_slot(&self) -> Option<NvmeConnectionSlot> {
-        let counts = &self.counts;
-        // Only the accepting thread adds connections.
-        let is_full = counts.connections.load(Ordering::Relaxed) >= self.limits.connections_max
-            || counts.handshakes.load(Ordering::Relaxed) >= self.limits.handshakes_max;
-        (!is_full).then(|| {
-            counts.connections.fetch_add(1, Ordering::Relaxed);
-            counts.handshakes.fetch_add(1, Ordering::Relaxed);
-            NvmeConnectionSlot { counts: Arc::clone(counts), in_handshake: AtomicBool::new(true) }
-        })
-    }
-}
-
-fn peer_text(peer: Option<IpAddr>) -> String {
-    peer.map_or_else(|| "an unknown address".into(), |peer| peer.to_string())
 }

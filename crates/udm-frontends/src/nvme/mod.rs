@@ -6,16 +6,18 @@
 //!
 //! The parts, in the order in which a connection meets them:
 //!
-//! * `listener`: accepts connections, within limits.
+//! * `listener`: accepts connections, within limits (those of NBD's `admission`).
 //! * `handshake`: `ICReq` and the Connect command. Then the connection continues on the core of its
 //!   queue: I/O queue `q` is on core `(q - 1) mod cores`.
 //! * `subsystem`: namespaces and controllers. `association`: one controller with its queues.
 //!   `identity`: identifiers that survive a restart.
 //! * `queue`: a front end, the connection of one queue. `receive`: PDUs become commands and data;
 //!   `transmit`: all PDUs of a turn leave in one send.
-//! * `io`: commands become bios. `io_plan`: checks each command against its namespace, before any
-//!   part reaches the device. `namespaces`: the namespaces that a queue has opened.
+//! * `io`: commands become bios. `pending_command`: a command and its stages. `io_plan`: checks
+//!   each command against its namespace, before any part reaches the device. `namespaces`: those
+//!   that a queue has opened.
 //! * `admin`: the commands of the admin queue. `events`: asynchronous events.
+//! * `description`: what users see of all this.
 //! * `memory`: limits the data that the queues of a core hold.
 //!
 //! **Writes** of up to 16 KiB come with their command. For longer ones the controller sends one R2T
@@ -31,6 +33,7 @@
 
 mod admin;
 mod association;
+mod description;
 mod events;
 mod handshake;
 mod identity;
@@ -39,13 +42,16 @@ mod io_plan;
 mod listener;
 mod memory;
 mod namespaces;
+mod pending_command;
 mod queue;
 mod receive;
 mod subsystem;
 mod transmit;
 
+pub use description::{NvmeControllerDescription, NvmeNamespaceDescription, NvmeSubsystemDescription};
 pub use listener::{NvmeServer, NvmeServerStats};
 
+use crate::nbd::{NbdServerLimits, file_descriptor_limit};
 use ipnet::IpNet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,9 +82,16 @@ pub(crate) const FIRMWARE: &str = "1";
 /// Limits of a target.
 #[derive(Clone, Debug)]
 pub struct NvmeServerLimits {
-    /// Limit of connections, one per queue. At least 1.
+    /// Limit of connected queues. At least 1. Queues whose host is gone do not count, although the
+    /// device may still have requests of theirs.
     pub connections_max: usize,
-    /// Limit of connections that are not connected to a queue yet. At least 1.
+    /// Limit of these per address. At least 1. An address also has at most three quarters of
+    /// `connections_max` together with its queues that wait for the device.
+    pub peer_connections_max: usize,
+    /// Limit of controllers. At least 1. An address has at most three quarters of them.
+    pub controllers_max: usize,
+    /// Limit of connections that are not connected to a queue yet. If one more connects, the oldest
+    /// that has sent nothing is closed. At least 1.
     pub handshakes_max: usize,
     /// Time limit from the connection of a host to its Connect command.
     pub handshake_max: Duration,
@@ -98,6 +111,8 @@ impl Default for NvmeServerLimits {
     fn default() -> NvmeServerLimits {
         NvmeServerLimits {
             connections_max: 4096,
+            peer_connections_max: 3072,
+            controllers_max: 1024,
             handshakes_max: 256,
             handshake_max: Duration::from_secs(30),
             core_bytes_max: 256 << 20,
@@ -105,6 +120,21 @@ impl Default for NvmeServerLimits {
             stop_max: Duration::from_secs(5),
             networks: None,
         }
+    }
+}
+
+impl NvmeServerLimits {
+    /// The limits by which connections are admitted: those of NBD clients, but of one "device".
+    fn admission(&self) -> NbdServerLimits {
+        let limits = NbdServerLimits {
+            connections_max: self.connections_max,
+            peer_connections_max: self.peer_connections_max,
+            device_connections_max: self.connections_max,
+            handshakes_max: self.handshakes_max,
+            networks: self.networks.clone(),
+            ..NbdServerLimits::default()
+        };
+        limits.within(file_descriptor_limit())
     }
 }
 

@@ -8,15 +8,15 @@
 use super::admin::AdminQueue;
 use super::association::{Association, AssociationEnded};
 use super::handshake::AgreedParameters;
-use super::io::PendingCommand;
-use super::listener::{NvmeConnectionSlot, NvmeShared};
+use super::listener::NvmeShared;
 use super::memory::DataMemory;
 use super::namespaces::OpenNamespace;
+use super::pending_command::PendingCommand;
 use super::receive::Incoming;
 use super::subsystem::{Subsystem, SubsystemChanged};
 use super::transmit::{PduSender, QueuedPdu};
 use super::{QUEUE_BYTES_MAX, TRANSFER_MAX};
-use crate::nbd::{FailingExportMessage, ReceiveBuffer, return_buffers_to_pool};
+use crate::nbd::{AdmittedConnectionSlot, FailingExportMessage, Peer, ReceiveBuffer, return_buffers_to_pool};
 use rustix::net::Shutdown;
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
@@ -31,6 +31,10 @@ const SEND: u64 = 1;
 
 /// Limit of PDUs that a queue takes in per turn, so that the core also serves others.
 const PDUS_A_TURN: usize = 256;
+
+/// Limit of answers of an admin queue that wait, each with up to 64 KiB: they count for no limit of
+/// memory.
+const ADMIN_ANSWERS_MAX: usize = 8;
 
 /// Idle time after which a queue frees the memory that it keeps for reuse.
 const IDLE: Nanos = Nanos(1_000_000_000);
@@ -62,9 +66,10 @@ impl QueueLink {
         subsystem: &Arc<Subsystem>,
         connect: &ConnectCommand,
         data: ConnectData,
+        peer: Peer,
     ) -> Result<QueueLink, ConnectError> {
         let association = match connect.queue {
-            0 => subsystem.connect_admin(connect, data)?,
+            0 => subsystem.connect_admin(connect, data, peer)?,
             _ => subsystem.connect_io(connect, &data)?,
         };
         Ok(QueueLink { subsystem: Arc::clone(subsystem), association, queue: connect.queue })
@@ -85,7 +90,7 @@ impl Drop for QueueLink {
 /// A connection that becomes a queue.
 pub(super) struct NvmeQueueStart {
     pub(super) fd: Arc<OwnedFd>,
-    pub(super) slot: NvmeConnectionSlot,
+    pub(super) slot: AdmittedConnectionSlot,
     pub(super) server: Arc<NvmeShared>,
     pub(super) link: QueueLink,
     pub(super) connect: ConnectCommand,
@@ -142,7 +147,7 @@ pub(super) struct NvmeQueue {
     connected: Option<Completion>,
     ops: Vec<RingCompletion>,
     /// Dropped last.
-    _slot: NvmeConnectionSlot,
+    slot: AdmittedConnectionSlot,
 }
 
 impl NvmeQueue {
@@ -189,7 +194,7 @@ impl NvmeQueue {
             trim_at: Nanos::NEVER,
             connected: Some(connected),
             ops: Vec::new(),
-            _slot: slot,
+            slot,
         }
     }
 
@@ -215,6 +220,7 @@ impl NvmeQueue {
     pub(super) fn die(&mut self, why: &str) {
         if self.phase != QueuePhase::Dead {
             self.phase = QueuePhase::Dead;
+            self.slot.mark_client_gone();
             if self.admin.is_some() {
                 self.link.association.end(why);
             }
@@ -283,7 +289,8 @@ impl NvmeQueue {
     /// True if the next PDU may be taken. Otherwise the host does not read its answers. The data
     /// that comes with commands needs no limit of its own: it is short, and there are few commands.
     fn may_take(&self) -> bool {
-        let has_unread_answers = self.tx.waiting() > 2 * usize::from(self.entries);
+        let max = if self.admin.is_some() { ADMIN_ANSWERS_MAX } else { 2 * usize::from(self.entries) };
+        let has_unread_answers = self.tx.waiting() > max;
         let is_between = matches!(self.incoming, Incoming::Pdu);
         self.phase == QueuePhase::Serving && !(is_between && has_unread_answers)
     }
@@ -361,7 +368,7 @@ impl NvmeQueue {
         self.rx.clear(&mut self.writes);
         self.tx.clear(&mut self.reads);
         self.incoming = Incoming::Pdu;
-        self.abandon_waiting();
+        self.abandon_waiting(cx);
         if self.pending.is_empty() {
             self.close_namespaces(cx);
             if let Some(memory) = &mut self.memory {
@@ -479,7 +486,7 @@ impl FrontEnd for NvmeQueue {
         if self.phase == QueuePhase::Serving {
             self.phase = QueuePhase::Draining;
             self.deadline = cx.now() + Nanos(self.server.limits.stop_max.as_nanos() as u64);
-            self.abandon_waiting();
+            self.abandon_waiting(cx);
         }
         self.pump(cx);
     }

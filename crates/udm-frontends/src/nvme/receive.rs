@@ -35,7 +35,7 @@ impl NvmeQueue {
             Incoming::Pdu => match self.take_header(cx) {
                 Ok(is_taken) => is_taken,
                 Err(error) => {
-                    self.refuse(error);
+                    self.refuse(error, cx);
                     false
                 }
             },
@@ -169,7 +169,7 @@ impl NvmeQueue {
     }
 
     /// Ends the connection because of a wrong PDU, and reports it to the host.
-    fn refuse(&mut self, error: PduHeaderError) {
+    fn refuse(&mut self, error: PduHeaderError, cx: &mut FrontCx<'_, '_>) {
         tracing::warn!("nvme: {}: the connection is closed: {error}", self.link.association.host);
         let request = TermRequest { error: error.error as u16, at: error.at };
         let wrong = self.rx.unread();
@@ -178,7 +178,7 @@ impl NvmeQueue {
         if self.phase == QueuePhase::Serving {
             // It is sent, then the connection is closed.
             self.phase = QueuePhase::Draining;
-            self.abandon_waiting();
+            self.abandon_waiting(cx);
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::association::Association;
 use super::identity::{namespace_uuid, serial_number};
-use crate::nbd::{Export, ExportRef, Exports};
-use std::collections::{BTreeMap, HashMap};
+use crate::nbd::{Export, ExportRef, Exports, Peer};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::{CoreId, DeviceId};
@@ -15,9 +15,6 @@ use udm_wire::nvme::{
 
 /// Largest number of a namespace.
 pub(super) const NAMESPACES_MAX: u32 = 1024;
-
-/// Limit of associations. A host needs one per path.
-const ASSOCIATIONS_MAX: usize = 1024;
 
 /// The only ANA group.
 pub(super) const ANA_GROUP: u32 = 1;
@@ -32,6 +29,8 @@ pub(super) struct Subsystem {
     pub(super) topic: DeviceId,
     pub(super) exports: Arc<Exports>,
     core_set: Arc<ProcessCores>,
+    /// Limit of associations. A host needs one per path.
+    associations_max: usize,
     state: Mutex<SubsystemState>,
 }
 
@@ -41,7 +40,7 @@ struct SubsystemState {
     last_namespace: u32,
     /// Exports that were removed from the list, with the numbers that they had.
     retired: Vec<(Weak<Export>, u32)>,
-    associations: HashMap<u16, Arc<Association>>,
+    associations: BTreeMap<u16, Arc<Association>>,
     /// Number of the last new controller.
     last_controller: u16,
     ana_state: AnaState,
@@ -67,6 +66,7 @@ impl Subsystem {
         nqn: String,
         allowed_hosts: Option<Vec<String>>,
         last_controller: u16,
+        associations_max: usize,
         exports: &Arc<Exports>,
         core_set: &Arc<ProcessCores>,
     ) -> Subsystem {
@@ -77,11 +77,12 @@ impl Subsystem {
             topic: DeviceId::new(),
             exports: Arc::clone(exports),
             core_set: Arc::clone(core_set),
+            associations_max: associations_max.max(1),
             state: Mutex::new(SubsystemState {
                 namespaces: BTreeMap::new(),
                 last_namespace: 0,
                 retired: Vec::new(),
-                associations: HashMap::new(),
+                associations: BTreeMap::new(),
                 last_controller,
                 ana_state: AnaState::Optimized,
                 ana_changes: 0,
@@ -98,9 +99,11 @@ impl Subsystem {
     /// Compares the namespaces with the list of exports, and notes that `changed` may have another
     /// size. Then all queues look again.
     pub(super) fn refresh(&self, changed: Option<DeviceId>) {
-        let exports: Vec<_> = self.exports.all().into_iter().filter(|one| one.is_for_all_clients()).collect();
         {
             let mut state = self.state();
+            // Read under the lock: an older list must not replace a newer one.
+            let all = self.exports.all().into_iter();
+            let exports: Vec<_> = all.filter(|one| one.is_for_all_clients()).collect();
             state.retire_namespaces(&exports);
             for export in exports {
                 let known = state.namespaces.values_mut().find(|old| Arc::ptr_eq(&old.export, &export));
@@ -155,9 +158,10 @@ impl Subsystem {
         self.state().namespaces.iter().map(|(nsid, namespace)| (*nsid, namespace.changes)).collect()
     }
 
-    /// Opens a namespace: it counts a user of the export.
+    /// Opens a namespace: it counts a user of the export. An export may be for some clients only
+    /// by now, although the list of namespaces has not followed yet.
     pub(super) fn open_namespace(&self, nsid: u32) -> Option<ExportRef> {
-        let namespace = self.namespace(nsid)?;
+        let namespace = self.namespace(nsid).filter(|one| one.export.is_for_all_clients())?;
         self.exports.acquire_export(&namespace.export)
     }
 
@@ -169,6 +173,7 @@ impl Subsystem {
         &self,
         command: &ConnectCommand,
         data: ConnectData,
+        peer: Peer,
     ) -> Result<Arc<Association>, ConnectError> {
         let kind = self.subsystem_kind(&data)?;
         if data.controller != u16::MAX {
@@ -179,13 +184,16 @@ impl Subsystem {
         let mut state = self.state();
         let busy = ConnectError {
             status: NvmeStatus::CONNECT_CONTROLLER_BUSY,
-            ..ConnectError::command(0, "there are too many controllers")
+            ..ConnectError::command(0, "there are too many controllers, in all or of this address")
         };
-        if state.associations.len() >= ASSOCIATIONS_MAX {
+        let network = peer.network();
+        let of_peer = state.associations.values().filter(|one| one.peer.network() == network).count();
+        let peer_max = (self.associations_max * 3 / 4).max(1);
+        if state.associations.len() >= self.associations_max || of_peer >= peer_max {
             return Err(busy);
         }
         let id = state.next_controller();
-        let association = Association::new(id, kind, data.host, data.host_id, &self.core_set);
+        let association = Association::new(id, kind, data.host, data.host_id, peer, &self.core_set);
         let association = Arc::new(association);
         state.associations.insert(id, Arc::clone(&association));
         Ok(association)
@@ -246,9 +254,14 @@ impl Subsystem {
         self.state().associations.remove(&id);
     }
 
-    /// Number of controllers.
-    pub(super) fn associations(&self) -> usize {
-        self.state().associations.len()
+    /// All associations, by number.
+    pub(super) fn all_associations(&self) -> Vec<Arc<Association>> {
+        self.state().associations.values().cloned().collect()
+    }
+
+    /// All namespaces, by number.
+    pub(super) fn all_namespaces(&self) -> BTreeMap<u32, Namespace> {
+        self.state().namespaces.clone()
     }
 
     /// The subsystems that `host` may use, as found at the address `at`.

@@ -1,6 +1,7 @@
 //! A host that sends what a test says, and reads PDUs.
 
 use super::{HOST, SUBSYSTEM};
+use rustix::net::{AddressFamily, SocketType};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -56,7 +57,18 @@ impl Answer {
 
 impl Connection {
     pub fn open(address: SocketAddr) -> Connection {
-        let stream = TcpStream::connect(address).unwrap();
+        Connection::new(TcpStream::connect(address).unwrap())
+    }
+
+    /// As [`Connection::open`], from another address of this machine.
+    pub fn open_from(from: [u8; 4], address: SocketAddr) -> Connection {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from((from, 0))).unwrap();
+        rustix::net::connect(&socket, &address).unwrap();
+        Connection::new(socket.into())
+    }
+
+    fn new(stream: TcpStream) -> Connection {
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.set_nodelay(true).unwrap();
         let limits = PduLimits {

@@ -1,9 +1,10 @@
 //! The end of associations: lost connections, keep-alive timers, requests that take long.
 
-use super::host::{Answer, READ, ScriptedHost, WRITE, command, rw};
+use super::host::{Answer, BLOCK, READ, ScriptedHost, WRITE, command, rw};
 use super::{SIZE, TargetFixture, options};
 use crate::disk::{CompletionOrder, TestDisk};
 use std::time::Duration;
+use udm_core::Sectors;
 use udm_frontends::nbd::Exports;
 use udm_wire::nvme::NvmeStatus;
 
@@ -40,7 +41,7 @@ fn a_lost_host_waits_for_its_requests() {
     let number = first.controller;
     assert!(first.admin.ask(command(0x18, 0, &[])).status.is_ok());
     drop((first, queue));
-    target.wait_for("the admin queue stays", |stats| stats.connections == 1);
+    target.wait_for("the queues stay", |stats| (stats.connections, stats.orphans) == (0, 1));
     assert_eq!(target.server.stats().controllers, 1, "its write may still land");
     let second = target.host();
     assert_ne!(second.controller, number);
@@ -97,4 +98,76 @@ fn a_server_that_stops_answers_first() {
     assert!(matches!(queue.answer(), Answer::Data { .. }));
     assert_eq!((queue.answer(), host.admin.answer()), (Answer::End, Answer::End));
     stopping.join().unwrap();
+}
+
+/// If the keep-alive timer expires while a long write is at the device, no further part of it
+/// reaches the device, and the controller stays until the part in flight has completed.
+#[test]
+fn the_timer_expires_during_a_write() {
+    let mut disk = TestDisk::new(SIZE, CompletionOrder::AtOnce);
+    disk.limits_mut().max_sectors = Sectors(8);
+    let target = TargetFixture::with(disk, options());
+    let host = ScriptedHost::connect(target.server.bound()[0], 1000);
+    let mut queue = host.queue(1, false);
+    target.disk.hold_requests();
+    queue.command(rw(WRITE, 0, 32, true), &[1; 32 * BLOCK]);
+    target.wait_for("a request", |_| target.disk.held() == 1);
+    assert_eq!(queue.answer(), Answer::End);
+    target.wait_for("the queues stay", |stats| (stats.connections, stats.orphans) == (0, 1));
+    assert_eq!(target.server.stats().controllers, 1);
+    target.disk.release_requests();
+    target.wait_for("the controller stays", |stats| stats.controllers == 0);
+    assert_eq!(target.disk.seen().len(), 1, "parts of the write");
+    drop((host, queue));
+    target.end();
+}
+
+/// A write whose data arrives after the requests of its export have begun to fail does not wait
+/// for the device.
+#[test]
+fn data_that_arrives_too_late_fails() {
+    let target = TargetFixture::new();
+    let host = target.host();
+    let mut queue = host.queue(1, false);
+    queue.command(rw(WRITE, 0, 64, false), &[]);
+    let Answer::ReadyToTransfer(r2t) = queue.answer() else { panic!("expected R2T") };
+    let export = target.exports.get("disk").unwrap();
+    let failing = Exports::fail_requests(&target.exports, &export);
+    for _ in 0..1000 {
+        if queue.read(rw(READ, 0, 8, false)).is_err() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    target.disk.hold_requests();
+    queue.data(r2t, &[1; 64 * BLOCK], true);
+    queue.stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    assert_eq!(queue.answer().status(), NvmeStatus::INTERNAL_ERROR);
+    target.disk.release_requests();
+    drop((failing, host, queue));
+    target.end();
+}
+
+/// A lost queue returns the memory of its writes whose data has not arrived, even while another
+/// request of it is at the device.
+#[test]
+fn a_lost_queue_returns_memory() {
+    let mut limits = options();
+    limits.limits.core_bytes_max = 1 << 20;
+    let target = TargetFixture::with(TestDisk::new(SIZE, CompletionOrder::AtOnce), limits);
+    let (first, second) = (target.host(), target.host());
+    let mut lost = first.queue(1, false);
+    target.disk.hold_requests();
+    lost.command(rw(READ, 0, 8, false), &[]);
+    lost.command(rw(WRITE, 0, 1024, false), &[]);
+    assert!(matches!(lost.answer(), Answer::ReadyToTransfer(_)));
+    drop(lost);
+    target.wait_for("the queue stays", |stats| stats.orphans == 1);
+    let mut queue = second.queue(1, false);
+    queue.stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    queue.command(rw(WRITE, 0, 1024, false), &[]);
+    assert!(matches!(queue.answer(), Answer::ReadyToTransfer(_)), "it waits for memory");
+    target.disk.release_requests();
+    drop((first, second, queue));
+    target.end();
 }

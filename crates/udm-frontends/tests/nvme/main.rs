@@ -1,6 +1,7 @@
 //! The NVMe/TCP target with a scripted host, over a disk that the tests control. A real host:
 //! `udm`'s `nvme_guest`.
 
+mod admission;
 #[path = "../nbd_server/disk.rs"]
 #[allow(dead_code, reason = "the tests of the NBD server use all of it")]
 mod disk;
@@ -16,7 +17,7 @@ use host::{Connection, ScriptedHost};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use udm_frontends::nbd::{Export, Exports};
+use udm_frontends::nbd::{AllowedClients, Export, Exports};
 use udm_frontends::nvme::{NvmeServer, NvmeServerLimits, NvmeServerOptions, NvmeServerStats};
 use udm_runtime::{Runtime, RuntimeOptions};
 
@@ -27,6 +28,7 @@ const SIZE: u64 = 8 << 20;
 /// A target with one namespace on two cores.
 struct TargetFixture {
     disk: Arc<TestDisk>,
+    allowed: Arc<AllowedClients>,
     exports: Arc<Exports>,
     server: NvmeServer,
     runtime: Runtime,
@@ -50,10 +52,12 @@ impl TargetFixture {
         let spin_max = Duration::from_micros(20);
         let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max }).unwrap();
         let (disk, exports) = (Arc::new(disk), Arc::new(Exports::new()));
-        exports.add(Export::new("disk", "", false, disk.clone()).unwrap()).unwrap();
+        let allowed = Arc::new(AllowedClients::default());
+        let export = Export::new("disk", "", false, disk.clone()).unwrap();
+        exports.add(export.for_clients(Arc::clone(&allowed))).unwrap();
         let listen = [SocketAddr::from(([127, 0, 0, 1], 0))];
         let server = NvmeServer::start(runtime.core_set(), &exports, options, &listen).unwrap();
-        TargetFixture { disk, exports, server, runtime }
+        TargetFixture { disk, allowed, exports, server, runtime }
     }
 
     /// A connection that has sent nothing.

@@ -337,6 +337,7 @@ async fn run_listeners_until_shutdown(
     });
     let nvme = nvme::NvmeTarget::start(args, core_set, &exports)?;
     let (refresh_machines, refresh_disks) = (machines.change_hook(), block_devices.change_hook());
+    nvme.register_with(registry);
     let refresh_namespaces = nvme.change_hook();
     exports.on_changed(Arc::new(move |device| {
         refresh_machines(device);

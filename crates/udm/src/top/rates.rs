@@ -15,7 +15,7 @@ use udm_control::api::{
 pub struct AllDeviceRates {
     /// Seconds between the two statistics; null if there is only one of this server.
     pub seconds: Option<f64>,
-    /// Number of NBD connections.
+    /// Number of NBD clients and NVMe/TCP hosts.
     pub connections: u64,
     /// The devices, in the order of their numbers.
     pub devices: Vec<DeviceRates>,
@@ -143,7 +143,8 @@ pub fn compute_rates(before: Option<&ServerStatsReport>, after: &ServerStatsRepo
     };
     AllDeviceRates {
         seconds: pair.map(|(_, seconds)| seconds),
-        connections: after.server.as_ref().map_or(0, |server| server.connections),
+        connections: after.server.as_ref().map_or(0, |server| server.connections)
+            + after.nvme.as_ref().map_or(0, |nvme| nvme.hosts),
         devices: after.devices.iter().map(device).collect(),
     }
 }

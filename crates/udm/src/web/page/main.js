@@ -66,7 +66,7 @@ function draw() {
   if (!stats) return;
   $("version").textContent = stats.version;
   const totals = [things(stats.devices.length, "device")];
-  if (stats.server) totals.push(things(stats.server.connections, "client"));
+  if (stats.server) totals.push(things(stats.server.connections + (stats.nvme?.hosts ?? 0), "client"));
   $("totals").textContent = totals.join(", ");
   $("none").hidden = stats.devices.length > 0;
   detail(tree.show(model.tree()), stats, write ? () => soon(0) : null);

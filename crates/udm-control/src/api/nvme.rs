@@ -1,0 +1,88 @@
+//! Replies of the control socket about the NVMe/TCP target.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The subsystems of the NVMe/TCP target.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NvmeSubsystemList {
+    /// The subsystem; empty if the server has no target.
+    pub subsystems: Vec<NvmeSubsystem>,
+}
+
+/// A subsystem with its ports, namespaces and controllers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NvmeSubsystem {
+    /// Name.
+    pub nqn: String,
+    /// Serial number.
+    pub serial: String,
+    /// Where it listens.
+    pub ports: Vec<NvmePort>,
+    /// The exported devices, by NSID.
+    pub namespaces: Vec<NvmeNamespace>,
+    /// The controllers, one for each connection of a host, by number.
+    pub controllers: Vec<NvmeController>,
+}
+
+/// An address on which a subsystem listens.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NvmePort {
+    /// Address with port.
+    pub address: String,
+    /// ANA state of the namespaces: `optimized`, `non-optimized`, `inaccessible`,
+    /// `persistent-loss` or `change`.
+    pub ana_state: String,
+}
+
+/// A device as a namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NvmeNamespace {
+    /// Number.
+    pub nsid: u32,
+    /// NGUID, 32 hexadecimal digits.
+    pub nguid: String,
+    /// UUID: the same identifier.
+    pub uuid: String,
+    /// Name of the device.
+    pub device: String,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Block size in bytes.
+    pub block_bytes: u32,
+    /// True if hosts cannot write.
+    pub read_only: bool,
+}
+
+/// A controller, which exists for one host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NvmeController {
+    /// Number.
+    pub cntlid: u16,
+    /// Name of the host, as the host says it.
+    pub host_nqn: String,
+    /// Address of the host; null if the system does not know it.
+    pub address: Option<String>,
+    /// True if it belongs to the discovery subsystem.
+    pub discovery: bool,
+    /// `live`, `disabled` by the host, or `ending`: the host is gone, and requests of it are still
+    /// at a device.
+    pub state: String,
+    /// Number of connected I/O queues, and of those that wait for their requests.
+    pub io_queues: u64,
+}
+
+/// Counters of connections of NVMe/TCP hosts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NvmeConnectionStats {
+    /// Connected hosts.
+    pub hosts: u64,
+    /// Controllers, one for each connection of a host to a subsystem.
+    pub controllers: u64,
+    /// Open connections, one per queue.
+    pub connections: u64,
+    /// Accepted connections.
+    pub accepted: u64,
+    /// Connections and queues that were refused, because there were too many.
+    pub refused: u64,
+}
