@@ -62,14 +62,21 @@ pub(crate) struct ThrottledAmount {
 impl ThrottledAmount {
     /// What `bio` counts as.
     fn of(bio: &Bio) -> ThrottledAmount {
-        let bytes = match bio.op {
+        let mut amount = ThrottledAmount::default();
+        amount.add(bio);
+        amount
+    }
+
+    /// Adds what `bio` counts as.
+    fn add(&mut self, bio: &Bio) {
+        self.requests += 1;
+        self.bytes += match bio.op {
             // The kernel's blk_throttle counts a discard as one sector (`throtl_bio_data_size`).
             Op::Discard => 512,
             Op::Flush => 0,
             // A length beyond the device is refused later. It must not use the rate up for years.
             Op::Read | Op::Write | Op::WriteZeroes => bio.sectors.0.min(SECTORS_MAX) * 512,
         };
-        ThrottledAmount { requests: 1, bytes }
     }
 
     fn plus(self, other: ThrottledAmount) -> ThrottledAmount {

@@ -66,10 +66,7 @@ impl ThrottleQueue {
     /// True if all of `batch` may pass now.
     fn passes_at_once(&self, batch: &Batch, now: Nanos) -> bool {
         let mut amounts = [ThrottledAmount::default(); 2];
-        for bio in batch.iter() {
-            let of = &mut amounts[Direction::of(bio) as usize];
-            *of = of.plus(ThrottledAmount::of(bio));
-        }
+        batch.iter().for_each(|bio| amounts[Direction::of(bio) as usize].add(bio));
         self.throttle.try_take(&amounts, now)
     }
 
