@@ -81,7 +81,7 @@ struct WaitingRead {
 }
 
 /// A block that is kept or expected.
-enum Block {
+enum CachedBlock {
     /// Kept, with the time of its last use.
     Kept(Bytes, u64),
     /// Requested, or waits for that. The reads that need it, by number.
@@ -97,7 +97,7 @@ struct ReadStream {
 /// The state of the task of an object.
 pub(crate) struct BlockCacheTask {
     source: Arc<ObjectSource>,
-    blocks: HashMap<u64, Block>,
+    blocks: HashMap<u64, CachedBlock>,
     kept: usize,
     /// Counts uses, for the age of blocks.
     clock: u64,
@@ -170,12 +170,12 @@ impl BlockCacheTask {
         self.clock += 1;
         for block in blocks.clone() {
             match self.blocks.get_mut(&block) {
-                Some(Block::Kept(bytes, used)) => {
+                Some(CachedBlock::Kept(bytes, used)) => {
                     *used = self.clock;
                     read.parts.push(Some(bytes.clone()));
                     continue;
                 }
-                Some(Block::Expected { readers, since }) => {
+                Some(CachedBlock::Expected { readers, since }) => {
                     // It may wait behind others, because it was only read ahead.
                     if self.waiting.contains(&block) {
                         if readers.is_empty() {
@@ -201,7 +201,7 @@ impl BlockCacheTask {
     /// Adds a block to request, for a read or ahead.
     fn expect(&mut self, block: u64, reader: Option<u64>) {
         let readers = reader.into_iter().collect();
-        self.blocks.insert(block, Block::Expected { readers, since: Instant::now() });
+        self.blocks.insert(block, CachedBlock::Expected { readers, since: Instant::now() });
         self.waiting.insert(block);
         if reader.is_some() { &mut self.wanted } else { &mut self.ahead }.push_back(block);
     }
@@ -240,7 +240,7 @@ impl BlockCacheTask {
             }
             let blocks = self.take_joined(block);
             let since = blocks.clone().filter_map(|block| match self.blocks.get(&block) {
-                Some(Block::Expected { since, .. }) => Some(*since),
+                Some(CachedBlock::Expected { since, .. }) => Some(*since),
                 _ => None,
             });
             let since = since.min().unwrap_or_else(Instant::now);
@@ -275,7 +275,7 @@ impl BlockCacheTask {
         self.fetching -= 1;
         self.clock += 1;
         for (index, block) in blocks.enumerate() {
-            let Some(Block::Expected { readers, .. }) = self.blocks.remove(&block) else { continue };
+            let Some(CachedBlock::Expected { readers, .. }) = self.blocks.remove(&block) else { continue };
             match &result {
                 Ok(bytes) => {
                     let from = index * BLOCK as usize;
@@ -283,7 +283,7 @@ impl BlockCacheTask {
                     // A copy, because a slice would keep the whole range in memory.
                     let bytes = Bytes::copy_from_slice(&bytes[from..end]);
                     readers.into_iter().for_each(|reader| self.deliver(reader, block, &bytes));
-                    self.blocks.insert(block, Block::Kept(bytes, self.clock));
+                    self.blocks.insert(block, CachedBlock::Kept(bytes, self.clock));
                     self.kept += 1;
                 }
                 Err(failure) => self.fail_block(block, readers, since, failure),
@@ -309,7 +309,7 @@ impl BlockCacheTask {
         }
         if let Some(since) = later.iter().map(|(_, since)| *since).min() {
             let readers = later.into_iter().map(|(reader, _)| reader).collect();
-            self.blocks.insert(block, Block::Expected { readers, since });
+            self.blocks.insert(block, CachedBlock::Expected { readers, since });
             self.waiting.insert(block);
             self.wanted.push_back(block);
         }
@@ -334,7 +334,7 @@ impl BlockCacheTask {
         if self.kept <= KEPT_MAX {
             return;
         }
-        let mut ages: Vec<u64> = self.blocks.values().filter_map(Block::last_use).collect();
+        let mut ages: Vec<u64> = self.blocks.values().filter_map(CachedBlock::last_use).collect();
         let (_, oldest, _) = ages.select_nth_unstable(KEPT_MAX / 4);
         let oldest = *oldest;
         self.blocks.retain(|_, block| block.last_use().is_none_or(|used| used > oldest));
@@ -342,11 +342,11 @@ impl BlockCacheTask {
     }
 }
 
-impl Block {
+impl CachedBlock {
     fn last_use(&self) -> Option<u64> {
         match self {
-            Block::Kept(_, used) => Some(*used),
-            Block::Expected { .. } => None,
+            CachedBlock::Kept(_, used) => Some(*used),
+            CachedBlock::Expected { .. } => None,
         }
     }
 }

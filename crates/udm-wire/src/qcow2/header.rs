@@ -3,7 +3,8 @@
 use super::{Qcow2Error, ReadImageBytes, be32, be64};
 use crate::words::quote_for_error_line;
 
-const MAGIC: &[u8; 4] = b"QFI\xfb";
+/// The first bytes of an image.
+pub const MAGIC: &[u8; 4] = b"QFI\xfb";
 
 /// Bytes of the header of version 2, and of version 3 without additional fields.
 const V2_LEN: usize = 72;
@@ -18,7 +19,7 @@ pub const CLUSTER_BITS_MAX: u32 = 21;
 const L1_ENTRIES_MAX: u64 = 4 << 20;
 
 /// The longest name of another file, in bytes (QEMU).
-const NAME_MAX: u64 = 1023;
+pub const NAME_MAX: u64 = 1023;
 
 /// Bits of `incompatible_features`.
 const DIRTY: u64 = 1 << 0;
@@ -29,7 +30,8 @@ const EXTENDED_L2: u64 = 1 << 4;
 
 /// Types of header extensions.
 const EXT_END: u32 = 0;
-const EXT_BACKING_FORMAT: u32 = 0xe279_2aca;
+/// Type of the header extension with the format of the backing file.
+pub const EXT_BACKING_FORMAT: u32 = 0xe279_2aca;
 const EXT_DATA_FILE: u32 = 0x4441_5441;
 
 /// The fields of a header that a reader needs.

@@ -14,7 +14,7 @@ mod header;
 mod image_map;
 
 pub use disk_map::{DiskExtent, DiskExtentMap, DiskRange};
-pub use header::{BackingFile, CLUSTER_BITS_MAX, Qcow2Header};
+pub use header::{BackingFile, CLUSTER_BITS_MAX, EXT_BACKING_FORMAT, MAGIC, NAME_MAX, Qcow2Header};
 pub use image_map::{CompressedCluster, ExtentSource, ImageExtent, read_image_extents};
 
 use crate::words::quote_for_error_line;

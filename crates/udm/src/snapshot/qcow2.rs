@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use udm_wire::qcow2::{EXT_BACKING_FORMAT, MAGIC, NAME_MAX};
 
 /// Bytes of a cluster: QEMU's default.
 pub(super) const CLUSTER: u64 = 1 << CLUSTER_BITS;
@@ -24,21 +25,14 @@ const L2_ENTRIES: u64 = CLUSTER / 8;
 const REFCOUNTS: u64 = CLUSTER / 2;
 const REFCOUNT_ORDER: u32 = 4;
 
-const MAGIC: u32 = 0x5146_49FB;
 const VERSION: u32 = 3;
 const HEADER_LEN: u32 = 104;
-
-/// Header extension with the format of the backing file.
-const BACKING_FORMAT: u32 = 0xE279_2ACA;
 
 /// The cluster has one user, so it may be written in place.
 const COPIED: u64 = 1 << 63;
 
 /// The cluster reads as zeroes, whatever the backing file has.
 const ZERO: u64 = 1;
-
-/// The longest name of a backing file in bytes.
-const NAME_MAX: usize = 1023;
 
 /// The image below another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,7 +61,7 @@ impl Qcow2Writer {
     /// The name of the backing file is too long.
     pub fn new(file: File, size: u64, backing: Option<BackingFile>) -> Result<Qcow2Writer> {
         let name = backing.as_ref().map_or("", |backing| &backing.name);
-        ensure!(name.len() <= NAME_MAX, "{name}: a backing file's name has at most {NAME_MAX} bytes");
+        ensure!(name.len() as u64 <= NAME_MAX, "{name}: a backing file's name has at most {NAME_MAX} bytes");
         let next = 1 + l1_clusters(size);
         Ok(Qcow2Writer { file, size, backing, tables: BTreeMap::new(), next })
     }
@@ -171,7 +165,7 @@ impl Qcow2Writer {
         let backing = self.backing.as_ref();
         let mut extensions = Vec::new();
         if let Some(BackingFile { format, .. }) = backing {
-            extensions.extend(BACKING_FORMAT.to_be_bytes());
+            extensions.extend(EXT_BACKING_FORMAT.to_be_bytes());
             extensions.extend((format.len() as u32).to_be_bytes());
             extensions.extend(format.as_bytes());
             extensions.resize(extensions.len().next_multiple_of(8), 0);
@@ -182,7 +176,8 @@ impl Qcow2Writer {
         let name_at = if name.is_empty() { 0 } else { u64::from(HEADER_LEN) + extensions.len() as u64 };
         let l1_len = u32::try_from(l1_len).context("the image is too long for qcow2")?;
         let mut out = Vec::new();
-        out.extend([MAGIC, VERSION].map(u32::to_be_bytes).concat());
+        out.extend(MAGIC);
+        out.extend(VERSION.to_be_bytes());
         out.extend(name_at.to_be_bytes());
         out.extend([name.len() as u32, CLUSTER_BITS].map(u32::to_be_bytes).concat());
         out.extend(self.size.to_be_bytes());
@@ -208,6 +203,6 @@ fn l1_clusters(size: u64) -> u64 {
 /// The virtual size of the qcow2 image that begins with `bytes`; `None` if they are no header of
 /// one.
 pub(super) fn image_size(bytes: &[u8]) -> Option<u64> {
-    let is_image = bytes.starts_with(&MAGIC.to_be_bytes());
+    let is_image = bytes.starts_with(MAGIC);
     is_image.then(|| Some(u64::from_be_bytes(bytes.get(24..32)?.try_into().ok()?))).flatten()
 }
