@@ -98,6 +98,8 @@ fn write_pid(file: &Path) -> std::io::Result<()> {
 fn detach_from_terminal() -> std::io::Result<()> {
     rustix::process::setsid()?;
     let nothing = File::options().write(true).open("/dev/null")?;
+    // Who waited for readiness finds the report of the start in the log.
+    log::flush_log();
     let mut out = std::io::stdout();
     // The starting process may have ended meanwhile; the server continues.
     let _ = out.write_all(READY.as_bytes()).and_then(|()| out.flush());
