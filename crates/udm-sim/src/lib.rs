@@ -23,7 +23,8 @@
 //!   `null_cache`, `helper_threads`: the environment of the tested code.
 //! * `blueprint`, `table_variants`, `tables`: random stacks. `table_map`, `expected_limits`: the
 //!   mapping and the limits of tables.
-//! * `snapshots`: worlds of origins and snapshots. `clones`: worlds of a clone.
+//! * `power_cuts`: what the next two share. `snapshots`: worlds of origins and snapshots. `clones`:
+//!   worlds of a clone.
 //! * `nbd`: worlds of the NBD server and its clients.
 //! * `nbd_client`: worlds of the NBD client and its servers.
 //! * `verbs`: worlds of the registry and its verbs.
@@ -63,6 +64,7 @@ mod null_cache;
 pub mod path;
 mod path_faults;
 pub mod plan;
+mod power_cuts;
 mod preemption;
 mod queues;
 mod quiescence;

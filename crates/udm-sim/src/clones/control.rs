@@ -3,22 +3,14 @@
 
 use super::world::{CloneWorld, DESTINATION, METADATA, SOURCE};
 use crate::control::DeviceResolver;
-use crate::control_io::SimTableLoadIo;
 use crate::environment::lock_environment;
 use crate::model::Violation;
 use crate::plan::DisturbanceClass;
-use crate::turn::MachineWorld as _;
+use crate::power_cuts::{CancellableResult, PowerCutWorld as _};
 use crate::wakeable::create_transition_wake_flag;
-use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::errno::EINTR;
 use udm_core::{DevNo, OwnWork};
-use udm_dm::{DeviceSetTransition, IndexedDeviceError, MappedDevice, Table, TargetError};
-
-/// Maximum number of steps of an operation.
-pub(super) const STEPS_MAX: u64 = 1_000_000;
-
-/// Result of an operation that may fail: `EINTR` if it was cancelled.
-type CancellableResult = Result<(), TargetError>;
+use udm_dm::{DeviceSetTransition, MappedDevice};
 
 /// The numbers of a status line.
 pub(super) struct CloneStatus {
@@ -30,7 +22,7 @@ pub(super) struct CloneStatus {
 
 impl CloneWorld {
     /// Does something to the device.
-    pub(super) fn act(&mut self) -> Result<(), Violation> {
+    pub(super) fn change_something(&mut self) -> Result<(), Violation> {
         self.volume.hot = self.machine.control.any() >> 1;
         match self.machine.control.below(10) {
             0..3 if self.on(DisturbanceClass::Suspend) => self.pause(),
@@ -78,56 +70,13 @@ impl CloneWorld {
     pub(super) fn load(&mut self, words: &str) -> Result<bool, Violation> {
         let Some(device) = self.mapped.clone() else { return Ok(false) };
         self.machine.say(format!("load: {words}"));
-        let lines = udm_wire::table::parse_table(words).map_err(|e| format!("{words}: {e}"))?;
-        let mut names = DeviceResolver {
-            paths: self.machine.paths.clone(),
-            fronts: self.machine.fronts.clone(),
-            devices: Vec::new(),
-        };
-        let cores = self.count;
-        let io = SimTableLoadIo::new(self);
-        let built = Table::build(udm_targets::TARGETS, &lines, &mut names, &io, cores);
-        io.verdict()?;
-        let failed = io.has_failed();
-        let table = match built {
+        let table = match self.build_table(words, Vec::new())? {
             Ok(table) => table,
-            Err(_) if failed || self.is_dead() => return Ok(false),
-            Err(error) => return Err(format!("{words}: {error}")),
+            Err(None) => return Ok(false),
+            Err(Some(error)) => return Err(format!("{words}: {error}")),
         };
         device.load(table).map_err(|e| format!("{words}: {e}"))?;
         Ok(true)
-    }
-
-    /// Runs steps until `changes` has completed.
-    fn finish(
-        &mut self,
-        changes: Result<DeviceSetTransition, IndexedDeviceError>,
-        woken: &AtomicBool,
-    ) -> Result<CancellableResult, Violation> {
-        let mut changes = changes.map_err(|(_, e)| e.to_string())?;
-        let from = self.machine.step;
-        let cancels = self.on(DisturbanceClass::Cancel) && self.machine.control.one_in(12);
-        let cancel_at = from + if cancels { self.machine.control.below(60) } else { STEPS_MAX };
-        loop {
-            if woken.swap(false, Ordering::Relaxed) {
-                self.machine.set_turn(None);
-                if let Some(result) = changes.step(&*self.machine.inboxes) {
-                    return Ok(result.map_err(|(_, e)| e));
-                }
-            }
-            if self.machine.step - from > STEPS_MAX {
-                return Err(format!("a change does not end, and {} waits", self.waiting()));
-            }
-            if self.machine.step >= cancel_at && self.machine.step < from + STEPS_MAX {
-                self.machine.set_turn(None);
-                if changes.cancel(&*self.machine.inboxes) {
-                    self.machine.say("that is called off");
-                    self.counts.cancels += 1;
-                    woken.store(true, Ordering::Relaxed);
-                }
-            }
-            self.one_step()?;
-        }
     }
 
     fn resume(&mut self) -> Result<CancellableResult, Violation> {
@@ -228,21 +177,13 @@ impl CloneWorld {
         sent.map(drop).map_err(|error| format!("message {words}: {error}"))
     }
 
-    /// Stops requests, waits for those in flight, and closes the lanes.
+    /// Stops requests, and waits for those in flight.
     fn close(&mut self) -> Result<(), Violation> {
         self.open = false;
-        let from = self.machine.step;
-        let is_busy = |world: &CloneWorld| {
+        self.step_until(|world| {
             let mut lanes = world.machine.cores.iter().flat_map(|core| &core.open);
-            lanes.any(|open| open.in_flight > 0 || open.lane.own_work() == OwnWork::Required)
-        };
-        while is_busy(self) {
-            if self.machine.step - from > STEPS_MAX {
-                return Err(format!("the clone does not come to rest, and {} waits", self.waiting()));
-            }
-            self.one_step()?;
-        }
-        Ok(())
+            lanes.all(|open| open.in_flight == 0 && open.lane.own_work() != OwnWork::Required)
+        })
     }
 
     /// Removes the device after all of its requests. Its lanes stay open until it is quiesced, as a
@@ -255,11 +196,7 @@ impl CloneWorld {
                 break;
             }
         }
-        for core in 0..self.machine.cores.len() {
-            self.machine.set_turn(Some(core));
-            self.machine.cores[core].open.clear();
-        }
-        self.machine.set_turn(None);
+        self.machine.close_lanes();
         loop {
             let (woken, wake) = create_transition_wake_flag();
             self.machine.set_turn(None);

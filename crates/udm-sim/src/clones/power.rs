@@ -1,38 +1,20 @@
-//! Quiescence, power cuts, and the checks of the state.
+//! Rests, power cuts, and the checks of the state.
 
-use super::control::STEPS_MAX;
 use super::world::{CloneWorld, DESTINATION, METADATA, SOURCE};
 use crate::disk::SimDisk;
-use crate::environment::{PathMode, lock_environment};
-use crate::machine::OpenLane;
+use crate::environment::lock_environment;
+use crate::machine::Machine;
 use crate::model::Violation;
-use crate::tasks::RunningTask;
+use crate::power_cuts::{PowerCutWorld, PowerState};
 use crate::turn::MachineWorld as _;
-use udm_core::{Nanos, OwnWork};
-
-/// Steps that a run continues after its planned power cut.
-const STEPS_BEHIND: u64 = 100;
+use udm_core::Nanos;
 
 impl CloneWorld {
     /// Runs all steps of the plan, and quiesces the world.
     pub(super) fn run_all(&mut self) -> Result<(), Violation> {
-        while self.machine.step < self.machine.plan.steps {
-            if self.dead {
-                self.power_on()?;
-            } else if self.machine.control.one_in(60) {
-                self.act()?;
-            } else {
-                self.one_step()?;
-            }
-            if self.machine.step >= self.rest_at && !self.dead {
-                self.rest()?;
-                self.rest_at = self.machine.step + 200 + self.machine.control.span(2000);
-            }
-        }
+        self.run_steps()?;
         loop {
-            while self.dead {
-                self.power_on()?;
-            }
+            self.end_power_cut()?;
             self.rest()?;
             if !self.is_dead() {
                 self.end_as_linear()?;
@@ -43,77 +25,6 @@ impl CloneWorld {
         }
         self.quiet()?;
         self.take_apart()
-    }
-
-    /// Creates the cores and the device, as after power-on. The power may be cut meanwhile.
-    pub(super) fn boot(&mut self) -> Result<(), Violation> {
-        self.machine.make_cores(self.count);
-        lock_environment(&self.machine.env).calm = true;
-        self.machine.resting = true;
-        self.create()?;
-        if !self.is_dead() {
-            self.read_back()?;
-        }
-        self.go_on();
-        Ok(())
-    }
-
-    fn go_on(&mut self) {
-        if !self.is_dead() {
-            self.machine.resting = false;
-            lock_environment(&self.machine.env).calm = false;
-        }
-    }
-
-    /// Quiesces the world without faults: first requests must complete while others are submitted,
-    /// then all of them. Checks the device, and reads all data back.
-    fn rest(&mut self) -> Result<(), Violation> {
-        self.machine.say("a rest");
-        self.end_disturbances();
-        if self.machine.control.one_in(2) && !self.is_dead() {
-            self.check_no_starvation()?;
-        }
-        self.quiet()?;
-        self.machine.check_goes_idle()?;
-        if !self.is_dead() {
-            self.look_at_status()?;
-            self.look_at_source()?;
-        }
-        self.read_back()?;
-        self.machine.totals.rests += 1;
-        self.go_on();
-        Ok(())
-    }
-
-    fn end_disturbances(&mut self) {
-        lock_environment(&self.machine.env).calm = true;
-        self.machine.resting = true;
-        self.machine.timers.clear();
-        (0..self.machine.paths.len()).for_each(|p| self.machine.restore_path(p));
-    }
-
-    /// Stops faults, and runs until nothing is in flight.
-    fn quiet(&mut self) -> Result<(), Violation> {
-        self.end_disturbances();
-        self.step_until(|world| {
-            let machine = &world.machine;
-            let owes = |open: &OpenLane| open.lane.own_work() == OwnWork::Required;
-            machine.model.in_flight() == 0
-                && !machine.cores.iter().flat_map(|core| &core.open).any(owes)
-                && machine.is_inbox_empty()
-                && machine.cores.iter().flat_map(|core| &core.tasks).all(RunningTask::is_idle)
-        })
-    }
-
-    fn step_until(&mut self, done: impl Fn(&CloneWorld) -> bool) -> Result<(), Violation> {
-        let from = self.machine.step;
-        while !done(self) {
-            if self.machine.step - from > STEPS_MAX {
-                return Err(format!("the world does not come to rest, and {} waits", self.waiting()));
-            }
-            self.one_step()?;
-        }
-        Ok(())
     }
 
     /// Reads every sector.
@@ -156,10 +67,10 @@ impl CloneWorld {
         }
         // The changes of modes raise events too.
         let raised = mapped.event_nr();
-        if raised > 1 && !self.fails {
+        if raised > 1 && !self.power.fails {
             return Err(format!("{raised} events were raised, and nothing has failed"));
         }
-        if raised > 0 && !is_complete && !self.fails {
+        if raised > 0 && !is_complete && !self.power.fails {
             return Err("an event was raised, and the clone is not complete".into());
         }
         Ok(())
@@ -215,60 +126,66 @@ impl CloneWorld {
         self.counts.linear += 1;
         Ok(())
     }
+}
 
-    /// Cuts the power: cached data is lost, and writes in flight take effect wholly, partly or not
-    /// at all.
-    pub(super) fn power_off(&mut self) {
+impl PowerCutWorld for CloneWorld {
+    fn parts(&self) -> (&Machine, &PowerState) {
+        (&self.machine, &self.power)
+    }
+
+    fn parts_mut(&mut self) -> (&mut Machine, &mut PowerState) {
+        (&mut self.machine, &mut self.power)
+    }
+
+    fn act(&mut self) -> Result<(), Violation> {
+        self.change_something()
+    }
+
+    /// Quiesces the world without faults: first requests must complete while others are submitted,
+    /// then all of them. Checks the device, and reads all data back.
+    fn rest(&mut self) -> Result<(), Violation> {
+        self.machine.say("a rest");
+        self.end_disturbances();
+        if self.machine.control.one_in(2) && !self.is_dead() {
+            self.check_no_starvation()?;
+        }
+        self.quiet()?;
+        self.machine.check_goes_idle()?;
+        if !self.is_dead() {
+            self.look_at_status()?;
+            self.look_at_source()?;
+        }
+        self.read_back()?;
+        self.machine.totals.rests += 1;
+        self.go_on();
+        Ok(())
+    }
+
+    fn boot(&mut self) -> Result<(), Violation> {
+        self.machine.make_cores(self.count);
+        lock_environment(&self.machine.env).calm = true;
+        self.machine.resting = true;
+        self.create()?;
+        if !self.is_dead() {
+            self.read_back()?;
+        }
+        self.go_on();
+        Ok(())
+    }
+
+    fn before_power_cut(&mut self) {
         let partly = self.status().is_some_and(|status| (1..status.total).contains(&status.hydrated));
         self.counts.cuts[0] += 1;
         self.counts.cuts[1] += u64::from(partly);
-        self.machine.cut_power();
-        self.dead = true;
-        (self.machine.resting, self.machine.reading) = (true, false);
-        self.machine.timers.clear();
-        (0..self.machine.paths.len()).for_each(|p| self.machine.restore_path(p));
-        let machine = &mut self.machine;
-        if machine.plan.cut.is_some() {
-            machine.plan.steps = machine.plan.steps.min(machine.step + STEPS_BEHIND);
-        }
     }
 
-    /// Closes everything in order, and creates the device again over the same disks.
-    fn power_on(&mut self) -> Result<(), Violation> {
-        self.quiet()?;
-        self.take_apart()?;
-        let again = self.machine.control.one_in(4);
-        let mut env = lock_environment(&self.machine.env);
-        env.disks.iter_mut().for_each(SimDisk::start);
-        env.paths.iter_mut().for_each(|path| path.mode = PathMode::Up);
-        env.dead = false;
-        // Sometimes the power is cut again before the device exists.
-        env.cut_at = again.then(|| env.changes + 1 + env.chance.below(20));
-        drop(env);
-        self.dead = false;
-        self.machine.say("the power is back");
-        let booted = self.boot();
-        if !self.is_dead() {
-            lock_environment(&self.machine.env).cut_at = None;
-        }
-        booted
+    fn count_cancel(&mut self) {
+        self.counts.cancels += 1;
     }
 
-    /// Closes all lanes and drops the device, and checks that nothing is left.
-    fn take_apart(&mut self) -> Result<(), Violation> {
-        for core in 0..self.machine.cores.len() {
-            self.machine.set_turn(Some(core));
-            self.machine.cores[core].open.clear();
-        }
-        self.machine.set_turn(None);
+    fn drop_devices(&mut self) {
         self.open = false;
         self.volume.check.set(u64::MAX);
         drop(self.mapped.take());
-        // The start or stop message of a task may still be in transit.
-        self.step_until(|world| {
-            world.machine.is_inbox_empty() && world.machine.cores.iter().all(|core| core.tasks.is_empty())
-        })?;
-        self.machine.cores.clear();
-        self.machine.paths_are_closed()
     }
 }

@@ -5,20 +5,20 @@ use super::counts::CloneCounts;
 use crate::cores::TaskPurpose;
 use crate::device::next_readback;
 use crate::disk::SimDisk;
-use crate::environment::{Env, PathMode, SimPathState, lock_environment};
+use crate::environment::{Env, SimPathState, lock_environment};
 use crate::front_end::WorkloadDevice;
 use crate::machine::Machine;
 use crate::model::{RequestRefusalRules, Violation};
 use crate::plan::{DisturbanceClass, RunPlan};
+use crate::power_cuts::{PowerCutWorld, PowerState};
 use crate::register_model::SectorRegisterModel;
 use crate::rng::{RngStream, SimRng};
 use crate::table_map::ModelTableMap;
-use crate::timers::TimedEvent;
 use crate::trace::TraceEventKind;
 use crate::turn::MachineWorld;
 use std::cell::Cell;
 use std::sync::Arc;
-use udm_core::{BioFlags, Limits, Nanos, Op, OwnWork, Sectors, Status};
+use udm_core::{BioFlags, Limits, Nanos, Op, Sectors, Status};
 use udm_dm::MappedDevice;
 
 /// The disks.
@@ -71,12 +71,7 @@ pub struct CloneWorld {
     pub(super) was_complete: bool,
     /// True if the table is linear.
     pub(super) is_linear: bool,
-    /// True if the power is off.
-    pub(super) dead: bool,
-    /// True if paths may become slow; `fails` if requests may fail.
-    troubles: bool,
-    pub(super) fails: bool,
-    pub(super) rest_at: u64,
+    pub(super) power: PowerState,
     pub(super) counts: CloneCounts,
 }
 
@@ -130,23 +125,11 @@ impl CloneWorld {
             writable_since: 0,
             was_complete: false,
             is_linear: false,
-            dead: false,
-            troubles: on(DisturbanceClass::Paths) && build.one_in(2),
-            fails,
-            rest_at: 500 + build.span(1500),
+            power: PowerState::draw(&mut build, on(DisturbanceClass::Paths), fails, 3000),
             counts: CloneCounts::default(),
         };
         world.boot()?;
         Ok(world)
-    }
-
-    pub(super) fn on(&self, class: DisturbanceClass) -> bool {
-        !self.machine.plan.without.has(class)
-    }
-
-    /// True if the power is off, or was cut in this turn.
-    pub(super) fn is_dead(&self) -> bool {
-        self.dead || lock_environment(&self.machine.env).dead
     }
 
     fn rules(&self) -> RequestRefusalRules {
@@ -187,60 +170,6 @@ impl CloneWorld {
     pub(super) fn look_at_limits(&mut self) {
         if let Some(mapped) = &self.mapped {
             self.volume.limits = udm_core::Device::limits(&**mapped);
-        }
-    }
-
-    /// Runs one step: a turn of one core.
-    pub(super) fn one_step(&mut self) -> Result<(), Violation> {
-        self.machine.step += 1;
-        self.machine.totals.steps += 1;
-        let step = self.machine.step;
-        if step.is_multiple_of(32) {
-            self.machine.model.advance(step);
-        }
-        self.machine.set_turn(None);
-        self.disturb();
-        match self.machine.choose() {
-            Some(core) => self.turn(core)?,
-            None if !self.machine.jump() && self.machine.timers.is_empty() => {
-                return Err(format!("nothing moves any more, and {} waits", self.waiting()));
-            }
-            None => {}
-        }
-        lock_environment(&self.machine.env).verdict()?;
-        let cut = !self.dead && lock_environment(&self.machine.env).dead;
-        let drawn = !self.machine.resting && !self.dead && self.machine.crowded.is_none();
-        if cut || drawn && self.on(DisturbanceClass::Crash) && self.machine.control.one_in(3000) {
-            self.power_off();
-        }
-        Ok(())
-    }
-
-    /// Restores paths that are due. Sometimes makes a path slow or, if requests may fail, faulty.
-    fn disturb(&mut self) {
-        let now = lock_environment(&self.machine.env).now;
-        while let Some(timer) = self.machine.timers.take(now) {
-            if let TimedEvent::Restore(path) = timer {
-                self.machine.restore_path(path);
-            }
-        }
-        let quiet = self.machine.resting || self.dead || self.machine.crowded.is_some();
-        if !self.troubles || quiet || !self.machine.control.one_in(400) {
-            return;
-        }
-        let path = self.machine.control.below(self.machine.paths.len() as u64) as usize;
-        let mode = match self.machine.control.below(8) {
-            0 if self.fails && self.on(DisturbanceClass::Hang) => PathMode::Hung,
-            1 if self.fails => PathMode::Silent,
-            2 if self.fails => PathMode::Down,
-            _ => PathMode::Slow(self.machine.control.between(2, 100)),
-        };
-        let last = Nanos(self.machine.control.between(1, 100) * 1_000_000);
-        if lock_environment(&self.machine.env).paths[path].mode == PathMode::Up {
-            self.machine.say(format!("p{path} is {mode:?}"));
-            lock_environment(&self.machine.env).paths[path].mode = mode;
-            self.machine.totals.losses += 1;
-            self.machine.timers.set(now + last, TimedEvent::Restore(path));
         }
     }
 }
@@ -311,15 +240,6 @@ impl MachineWorld for CloneWorld {
 
     /// Describes the work that waits, for a person.
     fn waiting(&self) -> String {
-        let mut text = self.machine.model.oldest().unwrap_or_else(|| "nobody".into());
-        for (c, core) in self.machine.cores.iter().enumerate() {
-            for open in &core.open {
-                let (n, busy) = (open.in_flight, open.lane.own_work());
-                if n > 0 || busy == OwnWork::Required {
-                    text += &format!("; core {c} with {n} requests, {busy:?}");
-                }
-            }
-        }
-        text
+        self.machine.describe_waiting(|_| String::new())
     }
 }

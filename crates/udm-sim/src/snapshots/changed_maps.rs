@@ -28,7 +28,7 @@ impl SnapshotWorld {
     /// Queries the map of one device, a different one each time.
     pub(super) fn look_at_maps(&mut self) -> Result<(), Violation> {
         let look = self.machine.step / EVERY;
-        if self.dead || !self.machine.step.is_multiple_of(EVERY) {
+        if self.power.off || !self.machine.step.is_multiple_of(EVERY) {
             return Ok(());
         }
         let side = look as usize % self.sides.len();

@@ -4,24 +4,15 @@
 use super::volumes::SnapshotCreatingTable;
 use super::world::SnapshotWorld;
 use crate::control::DeviceResolver;
-use crate::control_io::SimTableLoadIo;
 use crate::environment::lock_environment;
 use crate::helper_threads::MARKED;
 use crate::model::Violation;
-use crate::plan::DisturbanceClass;
+use crate::power_cuts::{CancellableResult, PowerCutWorld as _};
 use crate::wakeable::create_transition_wake_flag;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::DevNo;
 use udm_core::errno::{EBUSY, EINTR};
-use udm_dm::{DeviceSetTransition, IndexedDeviceError, MappedDevice, Table, TargetError};
-
-/// Maximum number of steps of an operation. A slow path may hold a request for half a second, which
-/// is 200,000 steps.
-pub(super) const STEPS_MAX: u64 = 1_000_000;
-
-/// Result of an operation that may fail: `EINTR` if it was cancelled.
-pub(super) type CancellableResult = Result<(), TargetError>;
+use udm_dm::{DeviceSetTransition, MappedDevice};
 
 /// First minor number of the devices over snapshots.
 const UPPER: u32 = 64;
@@ -71,27 +62,16 @@ impl SnapshotWorld {
             false => format!("0 {} {words}", self.sides[side].sectors),
         };
         self.machine.say(format!("s{side} load: {words}"));
-        let lines = udm_wire::table::parse_table(&words).map_err(|e| format!("{words}: {e}"))?;
         let floors = self.sides.iter().map(|side| side.floor.clone());
         let devices = self.sides.iter().map(|side| side.mapped.clone()).chain(floors).collect();
-        let mut names = DeviceResolver {
-            paths: self.machine.paths.clone(),
-            fronts: self.machine.fronts.clone(),
-            devices,
-        };
-        let cores = self.count;
-        let io = SimTableLoadIo::new(self);
-        let built = Table::build(udm_targets::TARGETS, &lines, &mut names, &io, cores);
-        io.verdict()?;
-        let failed = io.has_failed();
-        let table = match built {
+        let table = match self.build_table(&words, devices)? {
             Ok(table) => table,
-            Err(_) if failed || self.dead => return Ok(false),
-            Err(error) if error.to_string().contains(MARKED) => {
+            Err(None) => return Ok(false),
+            Err(Some(error)) if error.to_string().contains(MARKED) => {
                 self.machine.say(format!("it is refused: {error}"));
                 return Ok(false);
             }
-            Err(error) => return Err(format!("{words}: {error}")),
+            Err(Some(error)) => return Err(format!("{words}: {error}")),
         };
         if let Some((from, group)) = instant {
             let (device, table) = (device.clone(), Arc::downgrade(&table));
@@ -99,40 +79,6 @@ impl SnapshotWorld {
         }
         device.load(table).map_err(|e| format!("{words}: {e}"))?;
         Ok(true)
-    }
-
-    /// Runs steps until `changes` has completed.
-    fn finish(
-        &mut self,
-        changes: Result<DeviceSetTransition, IndexedDeviceError>,
-        woken: &AtomicBool,
-    ) -> Result<CancellableResult, Violation> {
-        let mut changes = changes.map_err(|(_, e)| e.to_string())?;
-        let from = self.machine.step;
-        let cancels = self.on(DisturbanceClass::Cancel) && self.machine.control.one_in(12);
-        let cancel_at = from + if cancels { self.machine.control.below(60) } else { STEPS_MAX };
-        loop {
-            if woken.swap(false, Ordering::Relaxed) {
-                self.machine.set_turn(None);
-                let over = changes.step(&*self.machine.inboxes);
-                self.look_at_tables()?;
-                if let Some(result) = over {
-                    return Ok(result.map_err(|(_, e)| e));
-                }
-            }
-            if self.machine.step - from > STEPS_MAX {
-                return Err(format!("a change does not end, and {} waits", self.describe_waiters()));
-            }
-            if self.machine.step >= cancel_at && self.machine.step < from + STEPS_MAX {
-                self.machine.set_turn(None);
-                if changes.cancel(&*self.machine.inboxes) {
-                    self.machine.say("that is called off");
-                    self.counts.cancels += 1;
-                    woken.store(true, Ordering::Relaxed);
-                }
-            }
-            self.one_step()?;
-        }
     }
 
     /// Resumes these devices in one change.
@@ -216,7 +162,7 @@ impl SnapshotWorld {
 
     /// Copies the content of origins for snapshots that became live. Those of one change have the
     /// same instant.
-    fn look_at_tables(&mut self) -> Result<(), Violation> {
+    pub(super) fn look_at_tables(&mut self) -> Result<(), Violation> {
         for side in 0..self.sides.len() {
             let is_live = |coming: &SnapshotCreatingTable| {
                 coming.device.live().is_some_and(|live| Arc::as_ptr(&live) == coming.table.as_ptr())
@@ -282,11 +228,6 @@ impl SnapshotWorld {
         self.counts.stacked += u64::from(!on_disk);
         self.counts.amid += u64::from(amid);
         self.counts.grouped += u64::from(coming.group.len() > 1);
-    }
-
-    /// True if the power is off, or was cut in this turn.
-    pub(super) fn is_dead(&self) -> bool {
-        self.dead || lock_environment(&self.machine.env).dead
     }
 }
 

@@ -39,7 +39,7 @@ impl SnapshotWorld {
     /// Grows a disk. Returns false if the growth fails.
     fn grow_disk(&mut self, side: usize, size: u64) -> bool {
         let mut env = lock_environment(&self.machine.env);
-        let fails = !env.calm && self.fails && self.machine.control.one_in(8);
+        let fails = !env.calm && self.power.fails && self.machine.control.one_in(8);
         let (one, was_stuck) = (&mut self.sides[side], env.disks[side].stuck);
         // An error may occur after a part of the growth.
         let part = size.saturating_sub(one.block);

@@ -1,57 +1,21 @@
-//! Quiescence, power cuts, and the state after them.
+//! Rests, power cuts, and the checks of the state.
 
-use super::control::{STEPS_MAX, parse_snapshot_status};
+use super::control::parse_snapshot_status;
+use super::volumes::OriginOrSnapshot;
 use super::world::SnapshotWorld;
-use crate::disk::SimDisk;
-use crate::environment::{PathMode, lock_environment};
+use crate::environment::lock_environment;
+use crate::machine::Machine;
 use crate::model::Violation;
-use crate::tasks::RunningTask;
+use crate::power_cuts::{PowerCutWorld, PowerState};
 use crate::turn::MachineWorld as _;
-use udm_core::OwnWork;
-
-/// Steps that a run continues after its planned power cut.
-const STEPS_BEHIND: u64 = 100;
 
 impl SnapshotWorld {
     /// Runs all steps of the plan, and quiesces the world.
     pub(super) fn run_all(&mut self) -> Result<(), Violation> {
-        while self.machine.step < self.machine.plan.steps {
-            if self.dead {
-                self.power_on()?;
-            } else if self.machine.control.one_in(60) {
-                self.act()?;
-            } else {
-                self.one_step()?;
-            }
-            if self.machine.step >= self.rest_at && !self.dead {
-                self.rest()?;
-                self.rest_at = self.machine.step + 200 + self.machine.control.span(2000);
-            }
-        }
-        while self.dead {
-            self.power_on()?;
-        }
+        self.run_steps()?;
         self.rest()?;
         self.quiet()?;
         self.take_apart()
-    }
-
-    /// Creates the cores and the existing devices, as after power-on. The power may be cut
-    /// meanwhile.
-    pub(super) fn boot(&mut self) -> Result<(), Violation> {
-        self.machine.make_cores(self.count);
-        lock_environment(&self.machine.env).calm = true;
-        self.machine.resting = true;
-        self.boot_devices()?;
-        if !self.is_dead() {
-            self.read_back()?;
-        }
-        if !self.is_dead() {
-            self.look_at_status()?;
-            self.machine.resting = false;
-            lock_environment(&self.machine.env).calm = false;
-        }
-        Ok(())
     }
 
     fn boot_devices(&mut self) -> Result<(), Violation> {
@@ -123,73 +87,6 @@ impl SnapshotWorld {
         self.load_base(side, if merges { "snapshot-merge" } else { "snapshot-origin" }, None)
     }
 
-    /// Quiesces the world without faults: first requests must complete while others are submitted,
-    /// then all of them. Checks the devices, and reads all data back.
-    fn rest(&mut self) -> Result<(), Violation> {
-        self.machine.say("a rest");
-        self.end_disturbances();
-        self.make_room()?;
-        if self.machine.control.one_in(2) && !self.is_dead() {
-            self.check_no_starvation()?;
-        }
-        self.quiet()?;
-        self.machine.check_goes_idle()?;
-        self.machine.paths_are_empty()?;
-        if !self.is_dead() {
-            self.look_at_status()?;
-            self.look_at_events()?;
-        }
-        self.read_back()?;
-        self.machine.totals.rests += 1;
-        if !self.is_dead() {
-            self.machine.resting = false;
-            lock_environment(&self.machine.env).calm = false;
-        }
-        Ok(())
-    }
-
-    fn end_disturbances(&mut self) {
-        lock_environment(&self.machine.env).calm = true;
-        self.machine.resting = true;
-        self.machine.timers.clear();
-        (0..self.machine.paths.len()).for_each(|p| self.machine.restore_path(p));
-    }
-
-    /// Stops faults, and runs until nothing is in flight.
-    fn quiet(&mut self) -> Result<(), Violation> {
-        self.end_disturbances();
-        if !self.is_dead() {
-            self.make_room()?;
-        }
-        self.step_until(|world| {
-            let machine = &world.machine;
-            let owes = |o: &crate::machine::OpenLane| o.lane.own_work() == OwnWork::Required;
-            let tasks = || machine.cores.iter().flat_map(|c| &c.tasks);
-            machine.model.in_flight() == 0
-                && !machine.cores.iter().flat_map(|c| &c.open).any(owes)
-                && machine.is_inbox_empty()
-                && tasks().all(RunningTask::is_idle)
-        })
-    }
-
-    fn step_until(&mut self, done: impl Fn(&SnapshotWorld) -> bool) -> Result<(), Violation> {
-        let from = self.machine.step;
-        while !done(self) {
-            if self.machine.step - from > STEPS_MAX {
-                return Err(format!(
-                    "the world does not come to rest, and {} waits",
-                    self.describe_waiters()
-                ));
-            }
-            self.one_step()?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn describe_waiters(&self) -> String {
-        self.waiting()
-    }
-
     /// Reads every sector of every volume.
     fn read_back(&mut self) -> Result<(), Violation> {
         for side in &mut self.sides {
@@ -258,77 +155,97 @@ impl SnapshotWorld {
         }
         Ok(())
     }
+}
 
-    /// Cuts the power: cached data is lost, and writes in flight take effect wholly, partly or not
-    /// at all.
-    pub(super) fn power_off(&mut self) {
+impl PowerCutWorld for SnapshotWorld {
+    fn parts(&self) -> (&Machine, &PowerState) {
+        (&self.machine, &self.power)
+    }
+
+    fn parts_mut(&mut self) -> (&mut Machine, &mut PowerState) {
+        (&mut self.machine, &mut self.power)
+    }
+
+    fn act(&mut self) -> Result<(), Violation> {
+        self.change_something()
+    }
+
+    /// Quiesces the world without faults: first requests must complete while others are submitted,
+    /// then all of them. Checks the devices, and reads all data back.
+    fn rest(&mut self) -> Result<(), Violation> {
+        self.machine.say("a rest");
+        self.end_disturbances();
+        self.make_room()?;
+        if self.machine.control.one_in(2) && !self.is_dead() {
+            self.check_no_starvation()?;
+        }
+        self.quiet()?;
+        self.machine.check_goes_idle()?;
+        self.machine.paths_are_empty()?;
+        if !self.is_dead() {
+            self.look_at_status()?;
+            self.look_at_events()?;
+        }
+        self.read_back()?;
+        self.machine.totals.rests += 1;
+        self.go_on();
+        Ok(())
+    }
+
+    fn boot(&mut self) -> Result<(), Violation> {
+        self.machine.make_cores(self.count);
+        lock_environment(&self.machine.env).calm = true;
+        self.machine.resting = true;
+        self.boot_devices()?;
+        if !self.is_dead() {
+            self.read_back()?;
+        }
+        if !self.is_dead() {
+            self.look_at_status()?;
+        }
+        self.go_on();
+        Ok(())
+    }
+
+    fn make_room(&mut self) -> Result<bool, Violation> {
+        self.enlarge_full_stores()
+    }
+
+    fn before_turn(&mut self) {
+        self.do_asked();
+    }
+
+    fn after_turn(&mut self) -> Result<(), Violation> {
+        self.look_at_maps()
+    }
+
+    fn after_change_step(&mut self) -> Result<(), Violation> {
+        self.look_at_tables()
+    }
+
+    fn before_power_cut(&mut self) {
         self.counts.cuts += 1;
         self.counts.cut_merges += u64::from(self.sides.iter().any(|side| side.merging.is_some()));
-        let grouped =
-            |side: &super::volumes::OriginOrSnapshot| side.coming.as_ref().is_some_and(|c| c.group.len() > 1);
-        let together = |side: &super::volumes::OriginOrSnapshot| {
-            side.live
-                && self
-                    .sides
-                    .iter()
-                    .any(|other| other.live && other.since == side.since && !std::ptr::eq(other, side))
+        let grouped = |side: &OriginOrSnapshot| side.coming.as_ref().is_some_and(|c| c.group.len() > 1);
+        let together = |side: &OriginOrSnapshot| {
+            let same = |other: &OriginOrSnapshot| other.live && other.since == side.since;
+            side.live && self.sides.iter().any(|other| same(other) && !std::ptr::eq(other, side))
         };
         self.counts.cut_groups += u64::from(self.sides.iter().any(|side| grouped(side) || together(side)));
-        self.machine.cut_power();
-        self.dead = true;
         self.sides.iter_mut().for_each(|side| side.whole_runs = false);
-        (self.machine.resting, self.machine.reading) = (true, false);
-        self.machine.timers.clear();
-        (0..self.machine.paths.len()).for_each(|p| self.machine.restore_path(p));
-        let machine = &mut self.machine;
-        if machine.plan.cut.is_some() {
-            machine.plan.steps = machine.plan.steps.min(machine.step + STEPS_BEHIND);
-        }
     }
 
-    /// Closes everything in order, and creates all devices again over the same disks.
-    fn power_on(&mut self) -> Result<(), Violation> {
-        self.quiet()?;
-        self.do_asked();
-        self.take_apart()?;
-        let again = self.machine.control.one_in(4);
-        let mut env = lock_environment(&self.machine.env);
-        env.disks.iter_mut().for_each(SimDisk::start);
-        env.paths.iter_mut().for_each(|path| path.mode = PathMode::Up);
-        env.dead = false;
-        // Sometimes the power is cut again before all devices exist.
-        env.cut_at = again.then(|| env.changes + 1 + env.chance.below(20));
-        drop(env);
-        self.dead = false;
-        self.machine.say("the power is back");
-        let booted = self.boot();
-        if !self.is_dead() {
-            lock_environment(&self.machine.env).cut_at = None;
-        }
-        booted
+    fn count_cancel(&mut self) {
+        self.counts.cancels += 1;
     }
 
-    /// Closes all lanes and drops all devices, and checks that nothing is left.
-    fn take_apart(&mut self) -> Result<(), Violation> {
-        for core in 0..self.machine.cores.len() {
-            self.machine.set_turn(Some(core));
-            self.machine.cores[core].open.clear();
-        }
-        self.machine.set_turn(None);
-        for side in (0..self.sides.len()).rev() {
-            let one = &mut self.sides[side];
+    fn drop_devices(&mut self) {
+        for one in self.sides.iter_mut().rev() {
             let gone = [one.upper.take(), one.mapped.take(), one.floor.take()];
-            let one = &mut self.sides[side];
             (one.open, one.coming, one.invalid) = (false, None, None);
             one.stuck = 0;
             one.check.set(u64::MAX);
             drop(gone);
         }
-        // The start or stop message of a task may still be in transit.
-        self.step_until(|world| {
-            world.machine.is_inbox_empty() && world.machine.cores.iter().all(|core| core.tasks.is_empty())
-        })?;
-        self.machine.cores.clear();
-        self.machine.paths_are_closed()
     }
 }

@@ -1,20 +1,21 @@
 //! Actions on snapshots: create, reload, merge, remove and suspend; and path trouble.
 
-use super::control::{STEPS_MAX, parse_snapshot_status};
+use super::control::parse_snapshot_status;
 use super::volumes::StoreFullPolicy;
 use super::world::SnapshotWorld;
-use crate::environment::{PathMode, lock_environment};
+use crate::environment::lock_environment;
 use crate::model::Violation;
 use crate::plan::DisturbanceClass;
-use crate::timers::TimedEvent;
+use crate::power_cuts::{PowerCutWorld as _, STEPS_MAX};
+use crate::turn::MachineWorld as _;
 use std::sync::Arc;
+use udm_core::OwnWork;
 use udm_core::errno::EINTR;
-use udm_core::{Nanos, OwnWork};
 use udm_dm::MappedDevice;
 
 impl SnapshotWorld {
     /// Performs a random action.
-    pub(super) fn act(&mut self) -> Result<(), Violation> {
+    pub(super) fn change_something(&mut self) -> Result<(), Violation> {
         let stores = self.origins()..self.sides.len();
         let side = self.machine.control.between(stores.start as u64, stores.end as u64 - 1) as usize;
         let (origin, there) = (self.sides[side].origin, self.sides[side].mapped.is_some());
@@ -36,34 +37,6 @@ impl SnapshotWorld {
                 let side = if self.machine.control.one_in(2) { side } else { origin };
                 self.pause(side)
             }
-        }
-    }
-
-    /// Restores paths that are due. Sometimes makes a path slow or, if requests may fail, faulty.
-    pub(super) fn disturb(&mut self) {
-        let now = lock_environment(&self.machine.env).now;
-        while let Some(timer) = self.machine.timers.take(now) {
-            if let TimedEvent::Restore(p) = timer {
-                self.machine.restore_path(p);
-            }
-        }
-        let quiet = self.machine.resting || self.dead || self.machine.crowded.is_some();
-        if !self.troubles || quiet || !self.machine.control.one_in(400) {
-            return;
-        }
-        let p = self.machine.control.below(self.machine.paths.len() as u64) as usize;
-        let mode = match self.machine.control.below(8) {
-            0 if self.fails && self.on(DisturbanceClass::Hang) => PathMode::Hung,
-            1 if self.fails => PathMode::Silent,
-            2 if self.fails => PathMode::Down,
-            _ => PathMode::Slow(self.machine.control.between(2, 100)),
-        };
-        let last = Nanos(self.machine.control.between(1, 100) * 1_000_000);
-        if lock_environment(&self.machine.env).paths[p].mode == PathMode::Up {
-            self.machine.say(format!("p{p} is {mode:?}"));
-            lock_environment(&self.machine.env).paths[p].mode = mode;
-            self.machine.totals.losses += 1;
-            self.machine.timers.set(now + last, TimedEvent::Restore(p));
         }
     }
 
@@ -95,7 +68,7 @@ impl SnapshotWorld {
             let ready = origin.door().is_some_and(|door| door.live().is_some());
             // After an interrupted run of a merge, the model does not know the content below.
             let on_disk = origin.origin == self.sides[one].origin;
-            let whole = on_disk || origin.whole_runs && !self.fails;
+            let whole = on_disk || origin.whole_runs && !self.power.fails;
             let amid = origin.merging.is_none() || whole && origin.merging != Some(one);
             ready && amid && !merged
         });
@@ -227,7 +200,7 @@ impl SnapshotWorld {
         };
         while busy(self) {
             if self.machine.step - from > STEPS_MAX {
-                return Err(format!("s{side} does not come to rest, and {} waits", self.describe_waiters()));
+                return Err(format!("s{side} does not come to rest, and {} waits", self.waiting()));
             }
             self.one_step()?;
         }
@@ -400,7 +373,7 @@ impl SnapshotWorld {
     }
 
     /// Enlarges stores for which writes wait.
-    pub(super) fn make_room(&mut self) -> Result<bool, Violation> {
+    pub(super) fn enlarge_full_stores(&mut self) -> Result<bool, Violation> {
         let mut grown = false;
         for side in self.origins()..self.sides.len() {
             let one = &self.sides[side];

@@ -9,6 +9,7 @@ use crate::environment::{Env, SimPathState, lock_environment};
 use crate::machine::Machine;
 use crate::model::Violation;
 use crate::plan::{DisturbanceClass, RunPlan};
+use crate::power_cuts::{PowerCutWorld, PowerState};
 use crate::register_model::SectorRegisterModel;
 use crate::rng::{RngStream, SimRng};
 use crate::run::RunnableWorld;
@@ -17,21 +18,16 @@ use crate::totals::RunTotals;
 use crate::trace::TraceEventKind;
 use crate::turn::MachineWorld;
 use std::sync::Arc;
-use udm_core::{BioFlags, Device as _, Nanos, Op, OwnWork, Status};
+use udm_core::{BioFlags, Device as _, Nanos, Op, Status};
 
 /// A simulated world of origins and snapshots.
 pub struct SnapshotWorld {
     pub(super) machine: Machine,
     pub(super) sides: Vec<OriginOrSnapshot>,
     pub(super) count: usize,
-    /// True if the power is off.
-    pub(super) dead: bool,
     /// True if origins are not written, like images of many disks.
     pub(super) images: bool,
-    /// True if paths may become slow; `fails` if requests may fail.
-    pub(super) troubles: bool,
-    pub(super) fails: bool,
-    pub(super) rest_at: u64,
+    pub(super) power: PowerState,
     pub(super) counts: SnapshotCounts,
     /// Checkpoints held by clients.
     pub(super) held: Vec<super::changed_maps::ClientHeldCheckpoint>,
@@ -123,11 +119,8 @@ impl SnapshotWorld {
             machine: Machine::new(plan, &mut build, count, env, cells),
             sides,
             count,
-            dead: false,
             images: build.one_in(6),
-            troubles: on(DisturbanceClass::Paths) && build.one_in(2),
-            fails,
-            rest_at: 500 + build.span(1500),
+            power: PowerState::draw(&mut build, on(DisturbanceClass::Paths), fails, 6000),
             counts: SnapshotCounts { blocks: u64::from(block > 1), ..SnapshotCounts::default() },
             held: Vec::new(),
         };
@@ -163,10 +156,6 @@ impl SnapshotWorld {
         }
     }
 
-    pub(super) fn on(&self, class: DisturbanceClass) -> bool {
-        !self.machine.plan.without.has(class)
-    }
-
     /// Opens the device of `side` on every core, and starts requests to it.
     pub(super) fn open(&mut self, side: usize) -> Result<(), Violation> {
         let Some(door) = self.sides[side].door().cloned() else { return Ok(()) };
@@ -176,41 +165,6 @@ impl SnapshotWorld {
         }
         self.sides[side].open = true;
         self.sides[side].look_at_limits();
-        Ok(())
-    }
-
-    /// Runs one step: a turn of one core.
-    pub(super) fn one_step(&mut self) -> Result<(), Violation> {
-        self.machine.step += 1;
-        self.machine.totals.steps += 1;
-        let step = self.machine.step;
-        if step.is_multiple_of(32) {
-            self.machine.model.advance(step);
-        }
-        self.machine.set_turn(None);
-        // Requests must not wait for space forever.
-        if step.is_multiple_of(4096) {
-            self.make_room()?;
-        }
-        self.do_asked();
-        self.disturb();
-        match self.machine.choose() {
-            Some(core) => self.turn(core)?,
-            // All requests may wait for space in a store.
-            None if !self.machine.jump() && self.machine.timers.is_empty() && !self.make_room()? => {
-                return Err(format!("nothing moves any more, and {} waits", self.waiting()));
-            }
-            None => {}
-        }
-        lock_environment(&self.machine.env).verdict()?;
-        let cut = !self.dead && lock_environment(&self.machine.env).dead;
-        if !cut {
-            self.look_at_maps()?;
-        }
-        let drawn = !self.machine.resting && !self.dead && self.machine.crowded.is_none();
-        if cut || drawn && self.on(DisturbanceClass::Crash) && self.machine.control.one_in(6000) {
-            self.power_off();
-        }
         Ok(())
     }
 
@@ -363,18 +317,7 @@ impl MachineWorld for SnapshotWorld {
 
     /// Describes the work that waits, for a person.
     fn waiting(&self) -> String {
-        let mut text = self.machine.model.oldest().unwrap_or_else(|| "nobody".into());
-        for (c, core) in self.machine.cores.iter().enumerate() {
-            for open in core
-                .open
-                .iter()
-                .filter(|open| open.in_flight > 0 || open.lane.own_work() == OwnWork::Required)
-            {
-                let (side, n, busy) = (open.device, open.in_flight, open.lane.own_work());
-                text += &format!("; core {c} with {n} requests of s{side}, {busy:?}");
-            }
-        }
-        text
+        self.machine.describe_waiting(|side| format!(" of s{side}"))
     }
 }
 
