@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use udm_core::{Device, DeviceId};
 use udm_dm::MappedDevice;
 use udm_frontends::nbd::{
-    DeviceIoReport, Export, ExportNameError, Exports, FailingExportGuard, ServerCountersHandle,
+    AllowedClients, DeviceIoReport, Export, ExportNameError, Exports, FailingExportGuard,
+    ServerCountersHandle,
 };
 use udm_wire::uri::{NbdAddress, NbdUri};
 
@@ -116,6 +117,11 @@ impl DeviceExporter {
             // The name was just freed.
             let _ = self.exports.put(&export, name);
         }
+    }
+
+    /// Disconnects the clients of all exports that depend on `changed` and that it does not allow.
+    pub(crate) fn allowed_clients_changed(&self, changed: &AllowedClients) {
+        self.exports.allowed_clients_changed(changed);
     }
 
     /// Reports that `device` may have another size or other limits.

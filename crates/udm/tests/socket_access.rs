@@ -261,6 +261,49 @@ fn a_snapshot_is_for_the_users_of_its_origin() {
     assert_eq!(users(&server), [false, true]);
 }
 
+/// A client whose user is taken off the list is disconnected, also one of a snapshot of the device.
+/// Its request in flight is answered. Others stay.
+#[test]
+fn a_client_that_is_not_allowed_any_more_is_disconnected() {
+    let folder = tempfile::tempdir().unwrap();
+    let [file, disk] = ["udm.toml", "disk"].map(|name| folder.path().join(name));
+    std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
+    let own = rustix::process::geteuid().as_raw();
+    let write = |users: &str| {
+        let table = |name: &str, table: &str| format!("[devices.{name}]\ntable = \"{table}\"\n");
+        let (d, slow) = (table("d", disk.to_str().unwrap()), table("slow", "0 2048 delay @d 0 400"));
+        let text = format!("{d}allow = [{users}]\n{slow}allow = [{users}]\n{}", table("all", "0 8 zero"));
+        std::fs::write(&file, text).unwrap();
+    };
+    write(&format!("\"user:{own}\", \"user:4711\""));
+    let mut server = Server::start_with(&[], &[file.to_str().unwrap()]);
+    server.says(&["snapshot", "create", "s", "--of", "d"]);
+    for upgraded in [false, true] {
+        if upgraded {
+            server.upgrade(&[support::UDM]);
+        }
+        let [mut device, mut snapshot, mut slow, mut all] =
+            ["d", "s", "slow", "all"].map(|export| Client::connect(&server.nbd, export));
+        write(&format!("\"user:{own}\""));
+        server.says(&["reconfigure"]);
+        for client in [&mut device, &mut snapshot, &mut slow, &mut all] {
+            assert_eq!(client.read(0), 0, "a client that stays on the list stays connected");
+        }
+        slow.ask_read(1);
+        write("\"user:4711\"");
+        server.says(&["reconfigure"]);
+        assert_eq!(slow.reply().1, 0, "the request in flight is answered");
+        for client in [&mut device, &mut snapshot, &mut slow] {
+            assert!(client.answer().is_err(), "disconnected");
+        }
+        assert_eq!(all.read(0), 0);
+        let line = format!("the client of user {own} is disconnected from export \"s\": it is not allowed");
+        until("the line", || server.log().contains(&line).then_some(()));
+        write(&format!("\"user:{own}\", \"user:4711\""));
+        server.says(&["reconfigure"]);
+    }
+}
+
 /// One port on several addresses, before and after an upgrade; an address that was not named has
 /// no listener.
 #[test]

@@ -292,12 +292,13 @@ fn clients_on_both_lists(
     }
 }
 
-/// Sets the clients that may use a device. NVMe hosts lose a device that is not for all clients any
-/// more.
+/// Sets the clients that may use a device. Connected ones that it does not allow are disconnected,
+/// and NVMe hosts lose a device that is not for all clients any more.
 fn set_allowed_clients(registry: &DeviceRegistry, mapped: &RegisteredDevice, allow: Option<Arc<[String]>>) {
     mapped.allowed_clients.set(allow);
     if let Some(exporter) = registry.exporter() {
         exporter.device_changed(mapped.device.id());
+        exporter.allowed_clients_changed(&mapped.allowed_clients);
     }
 }
 

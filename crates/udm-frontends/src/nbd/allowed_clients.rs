@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub const USER_PREFIX: &str = "user:";
 
 /// The clients that may choose the exports of a device, by names in their certificates and by users
-/// of Unix sockets. Read when a client asks for an export, and never on the data path.
+/// of Unix sockets. Read when a client asks for an export and after a change, and never on the data
+/// path.
 #[derive(Debug, Default)]
 pub struct AllowedClients(Mutex<AllowList>);
 
@@ -77,7 +78,8 @@ impl AllowedClients {
         other.get()
     }
 
-    /// Sets the entries. Clients that have chosen an export stay.
+    /// Sets the entries. [`Exports::allowed_clients_changed`](super::Exports) disconnects clients
+    /// that are not allowed any more.
     pub fn set(&self, allowed: Option<Arc<[String]>>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = AllowList::Own(allowed);
     }
@@ -86,6 +88,15 @@ impl AllowedClients {
     /// follows this.
     pub fn follow(&self, other: &Arc<AllowedClients>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = AllowList::Of(Arc::clone(other));
+    }
+
+    /// True if a change of `changed` changes the entries of this.
+    pub(super) fn depends_on(&self, changed: &AllowedClients) -> bool {
+        let other = match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            AllowList::Own(_) => return std::ptr::eq(self, changed),
+            AllowList::Of(other) => Arc::clone(other),
+        };
+        std::ptr::eq(self, changed) || other.depends_on(changed)
     }
 
     /// True if `client` may use the device.

@@ -22,7 +22,7 @@ use super::balance::ClientLoadBalanceHandle;
 use super::block_status::BlockStatusWorkerHandle;
 use super::contexts::MetaContext;
 use super::export_geometry::ExportGeometry;
-use super::exports::{ExportRef, Exports};
+use super::exports::{AllowedClientsChanged, ExportRef, Exports};
 use super::handshake::ServerHandshake;
 use super::io_counters::CoreDeviceIoCounters;
 use super::memory::ConnectionMemoryLease;
@@ -74,6 +74,8 @@ pub(super) struct AcceptedNbdConnection {
     begun: bool,
     deadline: Nanos,
     pub(super) device: Option<BioTaskLaneId>,
+    /// Who the client is, once it is served.
+    client: NbdClientIdentity,
     pub(super) export: Option<(ExportRef, ExportGeometry)>,
     pub(super) header_style: NbdHeaderStyle,
     pub(super) contexts: Arc<[MetaContext]>,
@@ -178,6 +180,7 @@ impl AcceptedNbdConnection {
             begun: false,
             deadline: Nanos::NEVER,
             device: None,
+            client: NbdClientIdentity::default(),
             export: None,
             header_style: NbdHeaderStyle::Simple,
             contexts: Arc::default(),
@@ -291,6 +294,32 @@ impl AcceptedNbdConnection {
         full
     }
 
+    /// Handles a message that the allowed clients have changed. Returns true if it was one.
+    fn on_allowed_clients_changed(&mut self, message: &(dyn Any + Send)) -> bool {
+        let is_mine = message.is::<AllowedClientsChanged>();
+        if is_mine {
+            self.disconnect_if_not_allowed();
+        }
+        is_mine
+    }
+
+    /// Disconnects a client that may not use the device any more. Its requests in flight are
+    /// answered.
+    fn disconnect_if_not_allowed(&mut self) {
+        let Some((export, _)) = &self.export else { return };
+        if !matches!(self.phase, ConnectionPhase::Serving) || export.admits(&self.client) {
+            return;
+        }
+        tracing::warn!(
+            "nbd: the client {} is disconnected from export {:?}: it is not allowed any more",
+            self.client,
+            export.name()
+        );
+        self.phase = ConnectionPhase::Draining;
+        // A client that does not read its answers is not waited for.
+        self.deadline = self.now + Nanos(self.options.stop_max.as_nanos() as u64);
+    }
+
     /// Returns true while more of the client is expected.
     fn listens(&self) -> bool {
         matches!(self.phase, ConnectionPhase::Serving | ConnectionPhase::Handshake(_))
@@ -397,7 +426,8 @@ impl FrontEnd for AcceptedNbdConnection {
         let is_mine = self.on_range_lock_message(message, cx)
             || self.on_block_status_answer(message)
             || self.on_tls_message(message, cx)
-            || self.on_move_message(message, cx);
+            || self.on_move_message(message, cx)
+            || self.on_allowed_clients_changed(message);
         if is_mine || self.on_fail_message(message) {
             self.pump(cx);
         }

@@ -177,6 +177,9 @@ pub struct FailingExportGuard {
 /// Message: connections check whether their requests fail.
 pub(crate) struct FailingExportMessage;
 
+/// Message: connections check whether their client may still use the device.
+pub(super) struct AllowedClientsChanged;
+
 impl FailingExportGuard {
     /// Notifies connections after a change. A connection that subscribes meanwhile reads the new
     /// state.
@@ -356,6 +359,18 @@ impl Exports {
     pub fn device_changed(&self, device: DeviceId) {
         if let Some(hook) = self.changed.get() {
             hook(device);
+        }
+    }
+
+    /// Disconnects the clients that are not allowed any more after `changed` has changed, in all
+    /// exports that depend on it. Requests in flight are answered.
+    pub fn allowed_clients_changed(&self, changed: &AllowedClients) {
+        let Some(core_set) = self.core_set.get().and_then(Weak::upgrade) else { return };
+        for export in self.all().iter().filter(|export| export.allowed_clients.depends_on(changed)) {
+            for core in 0..core_set.len() {
+                let message = Box::new(AllowedClientsChanged);
+                core_set.send_message(CoreId(core as u16), export.device.id(), message);
+            }
         }
     }
 

@@ -69,6 +69,7 @@ pub(super) enum HandshakeStepOutcome {
 
 /// The negotiated options.
 pub(super) struct NegotiatedSession {
+    pub(super) client: NbdClientIdentity,
     pub(super) export: ExportRef,
     pub(super) geometry: ExportGeometry,
     pub(super) header_style: NbdHeaderStyle,
@@ -259,7 +260,7 @@ impl ServerHandshake {
     /// Handles `EXPORT_NAME`, whose only error reply is the end of the connection. A client with
     /// extended headers must not use it.
     fn export_name(
-        &self,
+        &mut self,
         name: &str,
         out: &mut Vec<u8>,
         exports: &Exports,
@@ -284,7 +285,7 @@ impl ServerHandshake {
     }
 
     fn go(
-        &self,
+        &mut self,
         request: &ExportInfoRequest,
         out: &mut Vec<u8>,
         exports: &Exports,
@@ -315,9 +316,10 @@ impl ServerHandshake {
         is_admitted
     }
 
-    fn begin(&self, export: ExportRef, geometry: ExportGeometry) -> HandshakeStepOutcome {
+    fn begin(&mut self, export: ExportRef, geometry: ExportGeometry) -> HandshakeStepOutcome {
         let (header_style, contexts) = (self.header_style, self.chosen_contexts(&export));
-        HandshakeStepOutcome::Begin(NegotiatedSession { export, geometry, header_style, contexts })
+        let client = std::mem::take(&mut self.client);
+        HandshakeStepOutcome::Begin(NegotiatedSession { client, export, geometry, header_style, contexts })
     }
 
     /// The chosen metadata contexts of `export`.

@@ -19,6 +19,7 @@
 use super::{AcceptedNbdConnection, ConnectionPhase, ConnectionTls, RECV, next_connection_id};
 use crate::nbd::NbdServerLimits;
 use crate::nbd::admission::AdmittedConnectionSlot;
+use crate::nbd::allowed_clients::NbdClientIdentity;
 use crate::nbd::balance::ClientLoadBalanceHandle;
 use crate::nbd::block_status::BlockStatusWorkerHandle;
 use crate::nbd::contexts::{MetaContext, find_contexts};
@@ -67,6 +68,7 @@ pub(in crate::nbd) struct FrozenConnection {
     id: u64,
     /// Its slot in the limits of connections.
     admission_slot: AdmittedConnectionSlot,
+    client: NbdClientIdentity,
     export: ExportRef,
     /// The geometry that was sent to the client.
     geometry: ExportGeometry,
@@ -250,6 +252,7 @@ impl AcceptedNbdConnection {
             fd,
             id: self.id,
             admission_slot: self.admission_slot.hand_over(to),
+            client: std::mem::take(&mut self.client),
             export,
             geometry,
             header_style: self.header_style,
@@ -281,6 +284,7 @@ impl AcceptedNbdConnection {
         );
         thawed.phase = ConnectionPhase::Serving;
         thawed.id = frozen.id;
+        thawed.client = frozen.client;
         thawed.export = Some((frozen.export, frozen.geometry));
         thawed.header_style = frozen.header_style;
         thawed.contexts = frozen.contexts;
@@ -302,6 +306,8 @@ impl AcceptedNbdConnection {
                 self.device = Some(slot);
                 (self.client_at, self.active_at) = (cx.now(), cx.now());
                 self.attend(cx);
+                // The list may have changed while the connection got no messages.
+                self.disconnect_if_not_allowed();
                 if let Some(from) = from {
                     let arrived = ConnectionMoveOrder::Arrived(self.id);
                     self.core_set.send_message(from, device, Box::new(arrived));
@@ -388,6 +394,7 @@ pub(in crate::nbd) fn attach_detached_client(
     let frozen = FrozenConnection {
         fd,
         id: next_connection_id(),
+        client: NbdClientIdentity::of_peer(admission_slot.peer()),
         admission_slot,
         export,
         geometry,

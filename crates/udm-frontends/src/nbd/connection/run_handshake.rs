@@ -83,6 +83,7 @@ impl AcceptedNbdConnection {
     }
 
     fn begin(&mut self, session: NegotiatedSession, cx: &mut FrontCx<'_, '_>) {
+        self.client = session.client;
         self.export = Some((session.export, session.geometry));
         self.attend(cx);
         self.header_style = session.header_style;
@@ -93,5 +94,7 @@ impl AcceptedNbdConnection {
         }
         self.phase = ConnectionPhase::Serving;
         self.deadline = Nanos::NEVER;
+        // The list may have changed before the subscription.
+        self.disconnect_if_not_allowed();
     }
 }
