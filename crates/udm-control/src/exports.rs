@@ -15,7 +15,7 @@ use udm_frontends::nbd::{
     AllowedClients, DeviceIoReport, Export, ExportNameError, Exports, FailingExportGuard,
     ServerCountersHandle,
 };
-use udm_wire::uri::{NbdAddress, NbdUri};
+use udm_wire::uri::{NbdAddress, NbdUri, format_host_vsock_uri};
 
 /// Options of exports.
 #[derive(Debug, Clone, Default)]
@@ -26,11 +26,20 @@ pub struct ExportOptions {
     pub read_only: bool,
 }
 
+/// An address on which NBD clients reach the server.
+#[derive(Debug, Clone)]
+pub enum ServedAddress {
+    /// A port or a Unix socket of this machine.
+    Nbd(NbdAddress),
+    /// A port of vsock, for virtual machines.
+    Vsock(u32),
+}
+
 /// Lists mapped devices in the exports of a server.
 pub struct DeviceExporter {
     exports: Arc<Exports>,
     options: ExportOptions,
-    addresses: OnceLock<Vec<NbdAddress>>,
+    addresses: OnceLock<Vec<ServedAddress>>,
     requires_tls: OnceLock<bool>,
     server: OnceLock<ServerCountersHandle>,
     by_device: Mutex<HashMap<DeviceId, Arc<Export>>>,
@@ -52,7 +61,7 @@ impl DeviceExporter {
 
     /// Sets the addresses of the server, whether clients need TLS, and its counters. Only the first
     /// call has an effect.
-    pub fn serves(&self, addresses: Vec<NbdAddress>, requires_tls: bool, server: ServerCountersHandle) {
+    pub fn serves(&self, addresses: Vec<ServedAddress>, requires_tls: bool, server: ServerCountersHandle) {
         let _ = self.addresses.set(addresses);
         let _ = self.requires_tls.set(requires_tls);
         let _ = self.server.set(server);
@@ -155,8 +164,11 @@ impl DeviceExporter {
     pub fn uris(&self, name: &str) -> Vec<String> {
         let addresses = self.addresses.get().map(Vec::as_slice).unwrap_or_default();
         let requires_tls = self.requires_tls.get().is_some_and(|requires| *requires);
-        let uri = |address: &NbdAddress| {
-            let uri = NbdUri::new(address.clone(), name).to_string();
+        let uri = |address: &ServedAddress| {
+            let uri = match address {
+                ServedAddress::Nbd(address) => NbdUri::new(address.clone(), name).to_string(),
+                ServedAddress::Vsock(port) => format_host_vsock_uri(*port, name),
+            };
             if requires_tls { uri.replacen("nbd", "nbds", 1) } else { uri }
         };
         addresses.iter().map(uri).collect()

@@ -14,12 +14,13 @@
 
 use super::NbdServerLimits;
 use super::stats::{ServerCounters, UnpublishedConnectionCounters};
+use nix::sys::socket::{VsockAddr, getpeername};
 use rustix::net::{AddressFamily, Shutdown, sockopt};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 use udm_core::{CoreId, DeviceId};
@@ -31,6 +32,8 @@ pub(crate) enum Peer {
     User(u32),
     /// An address.
     Address(IpAddr),
+    /// A virtual machine, by its context ID of vsock. The hypervisor gives it.
+    Machine(u32),
     /// The system cannot identify the peer.
     #[default]
     Unknown,
@@ -41,7 +44,7 @@ impl Peer {
     pub(crate) fn address(self) -> Option<IpAddr> {
         match self {
             Peer::Address(address) => Some(address.to_canonical()),
-            Peer::User(_) | Peer::Unknown => None,
+            Peer::User(_) | Peer::Machine(_) | Peer::Unknown => None,
         }
     }
 
@@ -64,6 +67,7 @@ impl fmt::Display for Peer {
         match self {
             Peer::User(user) => write!(f, "of user {user}"),
             Peer::Address(address) => write!(f, "at {address}"),
+            Peer::Machine(cid) => write!(f, "of machine {cid} (vsock)"),
             Peer::Unknown => f.write_str("without an address"),
         }
     }
@@ -71,9 +75,16 @@ impl fmt::Display for Peer {
 
 impl Peer {
     pub(crate) fn of(fd: &OwnedFd) -> Peer {
-        if sockopt::socket_domain(fd.as_fd()) == Ok(AddressFamily::UNIX) {
-            return sockopt::socket_peercred(fd.as_fd())
-                .map_or(Peer::Unknown, |peer| Peer::User(peer.uid.as_raw()));
+        match sockopt::socket_domain(fd.as_fd()) {
+            Ok(AddressFamily::UNIX) => {
+                return sockopt::socket_peercred(fd.as_fd())
+                    .map_or(Peer::Unknown, |peer| Peer::User(peer.uid.as_raw()));
+            }
+            Ok(AddressFamily::VSOCK) => {
+                return getpeername::<VsockAddr>(fd.as_raw_fd())
+                    .map_or(Peer::Unknown, |peer| Peer::Machine(peer.cid()));
+            }
+            _ => {}
         }
         let address = rustix::net::getpeername(fd).ok().flatten().map(SocketAddr::try_from);
         address.and_then(Result::ok).map_or(Peer::Unknown, |address| Peer::Address(address.ip()))

@@ -4,13 +4,16 @@ use super::admission::Peer;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The prefix of an entry that names a user of this system by its number, as in `user:1000`. All
-/// other entries are names in certificates.
+/// The prefix of an entry that names a user of this system by its number, as in `user:1000`.
 pub const USER_PREFIX: &str = "user:";
 
-/// The clients that may choose the exports of a device, by names in their certificates and by users
-/// of Unix sockets. Read when a client asks for an export and after a change, and never on the data
-/// path.
+/// The prefix of an entry that names a virtual machine by its context ID of vsock, as in `vsock:3`.
+/// All other entries are names in certificates.
+pub const MACHINE_PREFIX: &str = "vsock:";
+
+/// The clients that may choose the exports of a device, by names in their certificates, by users of
+/// Unix sockets and by machines of vsock. Read when a client asks for an export and after a change,
+/// and never on the data path.
 #[derive(Debug, Default)]
 pub struct AllowedClients(Mutex<AllowList>);
 
@@ -50,11 +53,14 @@ impl NbdClientIdentity {
 
     /// True if the entry `allowed` means this client.
     fn is(&self, allowed: &str) -> bool {
-        match allowed.strip_prefix(USER_PREFIX) {
-            // A certificate with such a name does not make a user.
-            Some(user) => user.parse().is_ok_and(|user| self.peer == Peer::User(user)),
-            None => self.names.iter().flatten().any(|name| name == allowed),
+        // A certificate with such a name does not make a user or a machine.
+        if let Some(user) = allowed.strip_prefix(USER_PREFIX) {
+            return user.parse().is_ok_and(|user| self.peer == Peer::User(user));
         }
+        if let Some(cid) = allowed.strip_prefix(MACHINE_PREFIX) {
+            return cid.parse().is_ok_and(|cid| self.peer == Peer::Machine(cid));
+        }
+        self.names.iter().flatten().any(|name| name == allowed)
     }
 }
 

@@ -16,7 +16,7 @@ mod transfer;
 pub(super) use migration::{ConnectionMoveOrder, ConnectionServerRefs, attach_detached_client};
 
 use super::NbdServerLimits;
-use super::admission::AdmittedConnectionSlot;
+use super::admission::{AdmittedConnectionSlot, Peer};
 use super::allowed_clients::NbdClientIdentity;
 use super::balance::ClientLoadBalanceHandle;
 use super::block_status::BlockStatusWorkerHandle;
@@ -52,6 +52,9 @@ const REQUESTS_A_TURN: usize = 256;
 
 /// Idle time after which a connection frees the memory that it keeps for reuse.
 const IDLE: Nanos = Nanos(1_000_000_000);
+
+/// Time for a client of vsock to end its stream after `DISC`.
+const END_OF_STREAM_MAX: Nanos = Nanos::from_millis(1000);
 
 pub(super) enum ConnectionPhase {
     Handshake(ServerHandshake),
@@ -331,10 +334,28 @@ impl AcceptedNbdConnection {
         matches!(self.phase, ConnectionPhase::Handshake(_)) && !self.tx.is_idle()
     }
 
+    /// Waits for the end of the stream of a client that disconnects over vsock. If the server
+    /// closes first, and then the client ends its half, as libnbd does after `DISC`, Linux reports
+    /// ENOTCONN to the client.
+    fn waits_for_end_of_stream(&mut self, cx: &mut FrontCx<'_, '_>) -> bool {
+        let is_vsock = matches!(self.admission_slot.peer(), Peer::Machine(_));
+        if !is_vsock || self.read_eof || self.ending {
+            return false;
+        }
+        self.deadline = self.deadline.min(cx.now() + END_OF_STREAM_MAX);
+        if !self.receiving {
+            self.receive(cx);
+        }
+        true
+    }
+
     /// Performs the last steps of the connection's life as far as possible.
     fn advance_shutdown(&mut self, cx: &mut FrontCx<'_, '_>) {
         let is_sent = self.tx.is_idle() && self.tls.as_ref().is_none_or(|tls| tls.is_idle() && !self.sending);
         if matches!(self.phase, ConnectionPhase::Draining) && self.are_all_answered() && is_sent {
+            if self.waits_for_end_of_stream(cx) {
+                return;
+            }
             self.phase = ConnectionPhase::Dead;
         }
         let over = matches!(self.phase, ConnectionPhase::Dead);

@@ -30,6 +30,8 @@ pub enum ListenAddress {
     Unix(PathBuf),
     /// An address; port 0 selects a free port.
     Tcp(SocketAddr),
+    /// A port of vsock, for virtual machines of this host and for this host itself.
+    Vsock(u32),
 }
 
 /// Address on which a server listens.
@@ -39,6 +41,8 @@ pub enum BoundAddress {
     Unix(PathBuf),
     /// An address, with the selected port.
     Tcp(SocketAddr),
+    /// A port of vsock.
+    Vsock(u32),
 }
 
 /// An NBD server. If it is dropped, it accepts no more connections; existing connections continue
@@ -105,6 +109,7 @@ impl NbdServer {
         let made = listen.iter().map(|l| match l {
             ListenAddress::Unix(path) => ListenSocket::unix(path),
             ListenAddress::Tcp(address) => ListenSocket::tcp(*address),
+            ListenAddress::Vsock(port) => ListenSocket::vsock(*port),
         });
         let all = made.chain(given.into_iter().map(ListenSocket::inherited));
         let listeners: Arc<[ListenSocket]> = all.collect::<io::Result<_>>()?;
@@ -113,6 +118,7 @@ impl NbdServer {
             .map(|l| match &l.kind {
                 ListenSocketKind::Unix(path, _) => BoundAddress::Unix(path.clone()),
                 ListenSocketKind::Tcp(address) => BoundAddress::Tcp(*address),
+                ListenSocketKind::Vsock(port) => BoundAddress::Vsock(*port),
             })
             .collect();
         let options = options.within(file_descriptor_limit());

@@ -70,7 +70,7 @@ mod socket;
 mod stats;
 mod tls;
 
-pub use allowed_clients::{AllowedClients, USER_PREFIX};
+pub use allowed_clients::{AllowedClients, MACHINE_PREFIX, USER_PREFIX};
 pub use description::ExportDescription;
 pub use exports::{Export, ExportNameError, ExportRef, Exports, FailingExportGuard};
 pub use handover::{DetachedNbdClient, InheritedListener, NbdHandover};
@@ -158,7 +158,7 @@ impl NbdServerLimits {
     /// True if a client at the other end of a connection may come from there.
     pub(crate) fn admits(&self, peer: &admission::Peer) -> bool {
         match (peer, &self.networks) {
-            (admission::Peer::User(_), _) | (_, None) => true,
+            (admission::Peer::User(_) | admission::Peer::Machine(_), _) | (_, None) => true,
             // On a socket for both families, IPv4 clients have mapped addresses.
             (admission::Peer::Address(address), Some(networks)) => {
                 networks.iter().any(|network| network.contains(&address.to_canonical()))

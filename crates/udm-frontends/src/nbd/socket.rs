@@ -2,11 +2,16 @@
 
 use super::handover::InheritedListener;
 use crate::unix_socket::BoundUnixSocket;
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily as NixAddressFamily, Backlog, SockFlag, SockType, VsockAddr, bind, getsockname, listen,
+    socket,
+};
 use rustix::net::{AddressFamily, SocketAddrUnix, sockopt};
 use std::ffi::OsStr;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,6 +26,7 @@ pub(super) enum ListenSocketKind {
     /// The path, and the socket file if this server removes it.
     Unix(PathBuf, Option<BoundUnixSocket>),
     Tcp(SocketAddr),
+    Vsock(u32),
 }
 
 fn add_io_error_context(e: impl Into<io::Error>, what: &str) -> io::Error {
@@ -65,6 +71,16 @@ impl ListenSocket {
         Ok(ListenSocket { fd: listener.into(), kind: ListenSocketKind::Tcp(address) })
     }
 
+    /// Creates a socket on a port of vsock.
+    pub(super) fn vsock(port: u32) -> io::Result<ListenSocket> {
+        let context = |e: Errno| add_io_error_context(e, &format!("vsock port {port}"));
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = socket(NixAddressFamily::Vsock, SockType::Stream, flags, None).map_err(context)?;
+        bind(fd.as_raw_fd(), &VsockAddr::new(nix::libc::VMADDR_CID_ANY, port)).map_err(context)?;
+        listen(&fd, Backlog::MAXALLOWABLE).map_err(context)?;
+        Ok(ListenSocket { fd, kind: ListenSocketKind::Vsock(port) })
+    }
+
     /// Uses a socket that listens already.
     pub(super) fn inherited(
         InheritedListener { socket: fd, removes_file }: InheritedListener,
@@ -72,6 +88,11 @@ impl ListenSocket {
         if removes_file {
             let bound = BoundUnixSocket::taken_over(fd)?;
             return ListenSocket::of_bound(bound);
+        }
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        if sockopt::socket_domain(fd.as_fd())? == AddressFamily::VSOCK {
+            let address: VsockAddr = getsockname(fd.as_raw_fd())?;
+            return Ok(ListenSocket { fd, kind: ListenSocketKind::Vsock(address.port()) });
         }
         let address = rustix::net::getsockname(&fd)?;
         let kind = match SocketAddr::try_from(address.clone()) {
@@ -82,7 +103,6 @@ impl ListenSocket {
                 ListenSocketKind::Unix(PathBuf::from(OsStr::from_bytes(path.to_bytes())), None)
             }
         };
-        rustix::io::ioctl_fionbio(&fd, true)?;
         Ok(ListenSocket { fd, kind })
     }
 }
@@ -96,16 +116,19 @@ pub(crate) fn configure_accepted_socket(fd: &OwnedFd) -> rustix::io::Result<()> 
     const KEEP_INTERVAL: Duration = Duration::from_secs(15);
     const KEEP_COUNT: u32 = 8;
     rustix::io::ioctl_fionbio(fd, false)?;
-    if sockopt::socket_domain(fd.as_fd())? == AddressFamily::UNIX {
+    match sockopt::socket_domain(fd.as_fd())? {
         // The buffer of a Unix socket does not grow automatically, unlike that of TCP.
-        sockopt::set_socket_send_buffer_size(fd, UNIX_SEND_BUFFER)?;
-    } else {
-        sockopt::set_tcp_nodelay(fd, true)?;
-        // If the host of a client is lost, its slot is freed after three minutes.
-        sockopt::set_socket_keepalive(fd, true)?;
-        sockopt::set_tcp_keepidle(fd, KEEP_IDLE)?;
-        sockopt::set_tcp_keepintvl(fd, KEEP_INTERVAL)?;
-        sockopt::set_tcp_keepcnt(fd, KEEP_COUNT)?;
+        AddressFamily::UNIX => sockopt::set_socket_send_buffer_size(fd, UNIX_SEND_BUFFER)?,
+        // The kernel resets connections of a machine that ends.
+        AddressFamily::VSOCK => {}
+        _ => {
+            sockopt::set_tcp_nodelay(fd, true)?;
+            // If the host of a client is lost, its slot is freed after three minutes.
+            sockopt::set_socket_keepalive(fd, true)?;
+            sockopt::set_tcp_keepidle(fd, KEEP_IDLE)?;
+            sockopt::set_tcp_keepintvl(fd, KEEP_INTERVAL)?;
+            sockopt::set_tcp_keepcnt(fd, KEEP_COUNT)?;
+        }
     }
     Ok(())
 }

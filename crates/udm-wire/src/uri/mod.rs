@@ -27,7 +27,7 @@ mod queue;
 mod reply_deadline;
 
 pub use file::{FileUri, ImageFormat};
-pub use nbd::{NbdAddress, NbdTlsParams, NbdUri};
+pub use nbd::{NbdAddress, NbdTlsParams, NbdUri, format_host_vsock_uri};
 pub use null::NullParams;
 pub use null_faults::{FaultAttr, NullFaults};
 pub use object::{ObjectScheme, ObjectUri};

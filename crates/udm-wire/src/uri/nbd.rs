@@ -281,6 +281,13 @@ fn host_and_port(authority: &str) -> Result<(String, u16), String> {
     Ok((host, port))
 }
 
+/// The URI of an export on a vsock port of the host, as libnbd reads it in a virtual machine. CID 2
+/// is the host. udm has no paths over vsock, so it is no [`NbdUri`].
+#[must_use]
+pub fn format_host_vsock_uri(port: u32, export: &str) -> String {
+    format!("nbd+vsock://2:{port}/{}", percent::percent_encode_word(export))
+}
+
 impl NbdTlsParams {
     /// The parameters as they stand in a URI.
     fn words(&self) -> impl Iterator<Item = String> {

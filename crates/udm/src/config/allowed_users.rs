@@ -1,17 +1,22 @@
-//! The users in the key `allow` of a device: `user:NAME` becomes `user:NUMBER`.
+//! The users and machines in the key `allow` of a device: `user:NAME` becomes `user:NUMBER`.
 
 use nix::unistd::User;
-use udm_frontends::nbd::USER_PREFIX;
+use udm_frontends::nbd::{MACHINE_PREFIX, USER_PREFIX};
 
 /// The entries of `allow`, with users by their numbers.
 ///
 /// # Errors
-/// There is no such user.
+/// There is no such user, or a context ID that is no number.
 pub(super) fn resolve_allowed_users(allow: Vec<String>) -> Result<Vec<String>, String> {
     allow.into_iter().map(resolve_user).collect()
 }
 
 fn resolve_user(entry: String) -> Result<String, String> {
+    if let Some(cid) = entry.strip_prefix(MACHINE_PREFIX)
+        && cid.parse::<u32>().is_err()
+    {
+        return Err(format!("allow: vsock:{cid}: a machine is named by its context ID, a number"));
+    }
     let Some(user) = entry.strip_prefix(USER_PREFIX) else { return Ok(entry) };
     if user.parse::<u32>().is_ok() {
         return Ok(entry);
@@ -25,7 +30,7 @@ fn resolve_user(entry: String) -> Result<String, String> {
 
 /// True for an entry that is a name in a certificate.
 pub(super) fn is_certificate_name(entry: &str) -> bool {
-    !entry.starts_with(USER_PREFIX)
+    ![USER_PREFIX, MACHINE_PREFIX].iter().any(|prefix| entry.starts_with(prefix))
 }
 
 #[cfg(test)]
@@ -34,17 +39,19 @@ mod tests {
 
     #[test]
     fn users_become_numbers() {
-        let given = ["alice", "user:root", "user:4711"].map(str::to_owned).to_vec();
+        let given = ["alice", "user:root", "user:4711", "vsock:3"].map(str::to_owned).to_vec();
         assert_eq!(
             resolve_allowed_users(given),
-            Ok(["alice", "user:0", "user:4711"].map(str::to_owned).to_vec())
+            Ok(["alice", "user:0", "user:4711", "vsock:3"].map(str::to_owned).to_vec())
         );
         for (bad, said) in [
+            ("vsock:vm1", "allow: vsock:vm1: a machine is named by its context ID, a number"),
             ("user:", "allow: there is no user \"\""),
             ("user:no-such-user", "allow: there is no user \"no-such-user\""),
         ] {
             assert_eq!(resolve_allowed_users(vec![bad.to_owned()]), Err(said.to_owned()));
         }
         assert!(is_certificate_name("alice") && !is_certificate_name("user:0"));
+        assert!(!is_certificate_name("vsock:3"));
     }
 }

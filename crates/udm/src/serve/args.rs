@@ -113,6 +113,10 @@ pub struct ServeArgs {
     /// An address to listen on with --port; :: means all, of IPv4 too; may be repeated
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", requires = "port")]
     pub ipaddr: Vec<std::net::IpAddr>,
+    /// Serve NBD on this port of vsock too, for virtual machines of this host; they connect to
+    /// nbd+vsock://2:N/NAME
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub vsock: Option<u16>,
     #[command(flatten)]
     pub clients: ClientLimitArgs,
     /// Encrypt NBD connections with TLS: off, on for clients that ask for it, require for all.
@@ -271,10 +275,14 @@ impl ServeArgs {
             || !self.nvme.is_empty()
     }
 
+    /// True if NBD is served on a port of TCP or vsock.
+    pub fn has_port(&self) -> bool {
+        self.port.is_some() || self.vsock.is_some()
+    }
+
     /// True if an option or a file says where to serve, or inherited sockets do.
     pub fn has_listen_args(&self) -> bool {
-        let is_named =
-            self.config.is_some() || self.unix.is_some() || self.port.is_some() || self.run.is_some();
+        let is_named = self.config.is_some() || self.unix.is_some() || self.has_port() || self.run.is_some();
         let has_disks = self.has_disks();
         let is_inherited = std::env::var_os("LISTEN_FDS").is_some() || self.take_over_on_stdin;
         is_named || has_disks || is_inherited || self.single

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
+use udm_control::exports::ServedAddress;
 use udm_frontends::nbd::{BoundAddress, ListenAddress, NbdServer};
 use udm_wire::uri::NbdAddress;
 
@@ -29,10 +30,10 @@ impl ServerSockets {
     pub fn new(args: &ServeArgs, given: &InheritedSockets) -> Result<ServerSockets> {
         let running = args.run.is_some();
         let has_disks = !args.vhost_user.is_empty() || !args.ublk.is_empty() || !args.nvme.is_empty();
-        let is_anothers = args.config.is_none() && args.unix.is_none() && args.port.is_none() && !has_disks;
+        let is_anothers = args.config.is_none() && args.unix.is_none() && !args.has_port() && !has_disks;
         let unix_is_private = match &args.unix {
             Some(path) => path == Path::new("-"),
-            None => running && args.port.is_none(),
+            None => running && !args.has_port(),
         };
         let control = given.control.as_ref().map(std::os::unix::net::UnixListener::local_addr).transpose()?;
         let control = control.as_ref().and_then(std::os::unix::net::SocketAddr::as_pathname);
@@ -58,7 +59,8 @@ impl ServerSockets {
         let tcp = args.port.into_iter().flat_map(|port| {
             args.ipaddr.iter().map(move |address| ListenAddress::Tcp(SocketAddr::new(*address, port)))
         });
-        let listen = own.map(ListenAddress::Unix).into_iter().chain(tcp).collect();
+        let vsock = args.vsock.map(|port| ListenAddress::Vsock(port.into()));
+        let listen = own.map(ListenAddress::Unix).into_iter().chain(tcp).chain(vsock).collect();
         Ok(ServerSockets { control, unix, listen, private })
     }
 
@@ -68,12 +70,14 @@ impl ServerSockets {
     }
 
     /// The addresses of `server`, for NBD URIs.
-    pub fn addresses(&self, server: &NbdServer) -> Vec<NbdAddress> {
+    pub fn addresses(&self, server: &NbdServer) -> Vec<ServedAddress> {
         let address = |bound: &BoundAddress| match bound {
-            BoundAddress::Unix(path) => NbdAddress::Unix(path.clone()),
+            BoundAddress::Unix(path) => ServedAddress::Nbd(NbdAddress::Unix(path.clone())),
             BoundAddress::Tcp(address) => {
-                NbdAddress::Tcp { host: host_for_local_clients(address.ip()), port: address.port() }
+                let host = host_for_local_clients(address.ip());
+                ServedAddress::Nbd(NbdAddress::Tcp { host, port: address.port() })
             }
+            BoundAddress::Vsock(port) => ServedAddress::Vsock(*port),
         };
         server.bound().iter().map(address).collect()
     }

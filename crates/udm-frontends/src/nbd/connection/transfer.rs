@@ -20,6 +20,8 @@ impl AcceptedNbdConnection {
             Ok(n) if n > 0 => {
                 self.admission_slot.mark_active();
                 self.arrived(n as usize, done.data);
+                // Nothing more is taken in.
+                self.read_eof |= matches!(self.phase, ConnectionPhase::Draining);
             }
             Ok(_) => {
                 self.arrived(0, done.data);
@@ -30,7 +32,8 @@ impl AcceptedNbdConnection {
                         (self.phase, self.read_eof) = (ConnectionPhase::Draining, true);
                     }
                     ConnectionPhase::Handshake(_) => self.phase = ConnectionPhase::Dead,
-                    ConnectionPhase::Draining | ConnectionPhase::Dead | ConnectionPhase::Moved => {}
+                    ConnectionPhase::Draining => self.read_eof = true,
+                    ConnectionPhase::Dead | ConnectionPhase::Moved => {}
                 }
             }
             // Cancelled for a move, which may itself have been cancelled since.

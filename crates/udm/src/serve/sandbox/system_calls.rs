@@ -263,7 +263,7 @@ fn allowed_in_part() -> Result<BTreeMap<c_long, Vec<SeccompRule>>, seccompiler::
     let when =
         |number: u8, is: SeccompCmpOp, value: u64| SeccompRule::new(vec![argument(number, is, value)?]);
     let mut sockets = Vec::new();
-    for family in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6] {
+    for family in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_VSOCK] {
         for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM] {
             for protocol in [0, libc::IPPROTO_TCP, libc::IPPROTO_UDP] {
                 sockets.push(SeccompRule::new(vec![
