@@ -26,12 +26,14 @@ pub mod nbd;
 mod null;
 mod pattern;
 mod qcow2;
+mod read_only;
 #[cfg(test)]
 mod testing;
 
 pub use cache::CachedMemory;
 pub use faults::InjectedFaults;
 pub use qcow2::{ImageBytes, files_of_image, open_image_in_object};
+pub use read_only::{advance_copies, immediate_status_of_read_only};
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

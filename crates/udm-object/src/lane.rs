@@ -4,7 +4,8 @@
 use crate::block_cache::{JobSender, ReadJob, ReadReply};
 use bytes::Bytes;
 use std::collections::VecDeque;
-use udm_core::{Batch, Bio, Cx, Lane, Op, ReplyInbox, SECTOR_SIZE, SLICE_MAX, Sectors, Status, move_batch};
+use udm_backends::{advance_copies, immediate_status_of_read_only};
+use udm_core::{Batch, Bio, Cx, Lane, ReplyInbox, SECTOR_SIZE, SLICE_MAX, Sectors, Status, move_batch};
 
 /// Maximum number of reads of a lane that the task has at a time: at most 64 MiB of replies.
 pub(crate) const READS_MAX: usize = 64;
@@ -44,21 +45,6 @@ impl ObjectLane {
             waiting: VecDeque::new(),
             copies: VecDeque::new(),
             ready: Batch::new(),
-        }
-    }
-
-    /// Status of a request that needs no data.
-    fn immediate_status(&self, bio: &Bio) -> Option<Status> {
-        match bio.op {
-            Op::Flush => Some(Status::Ok),
-            Op::Write | Op::Discard | Op::WriteZeroes => Some(Status::ReadOnly),
-            Op::Read if bio.sector.0.checked_add(bio.sectors.0).is_none_or(|end| end > self.size.0) => {
-                Some(Status::IoErr)
-            }
-            Op::Read if bio.data.len() as u64 != bio.sectors.bytes() || bio.data.is_empty() => {
-                Some(Status::Inval)
-            }
-            Op::Read => None,
         }
     }
 
@@ -106,25 +92,17 @@ impl ObjectLane {
 
     /// Copies replies within the budget of the turn, and at least one piece.
     fn run_copies(&mut self, cx: &mut Cx<'_>) {
-        let mut left = cx.cpu_budget();
-        let mut first = true;
-        while first || left > 0 {
-            let Some(mut copy) = self.copies.pop_front() else { break };
-            first = false;
-            left = left.saturating_sub(copy.advance());
-            match copy.pieces.get(copy.piece) {
-                Some(_) => self.copies.push_back(copy),
-                None => {
-                    let is_whole = copy.done == copy.bio.data.len();
-                    copy.bio.end_with(if is_whole { Status::Ok } else { Status::IoErr });
-                    self.ready.push(copy.bio);
-                }
+        let ready = &mut self.ready;
+        advance_copies(&mut self.copies, cx, |mut copy| {
+            let bytes = copy.advance();
+            if copy.piece < copy.pieces.len() {
+                return (bytes, Some(copy));
             }
-        }
-        cx.set_cpu_budget(left);
-        if !self.copies.is_empty() {
-            cx.wake_now();
-        }
+            let is_whole = copy.done == copy.bio.data.len();
+            copy.bio.end_with(if is_whole { Status::Ok } else { Status::IoErr });
+            ready.push(copy.bio);
+            (bytes, None)
+        });
     }
 }
 
@@ -146,7 +124,7 @@ impl ReplyCopy {
 impl Lane for ObjectLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         for mut bio in batch.drain(..) {
-            match self.immediate_status(&bio) {
+            match immediate_status_of_read_only(&bio, self.size) {
                 Some(status) => {
                     bio.end_with(status);
                     self.ready.push(bio);

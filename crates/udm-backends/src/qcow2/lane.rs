@@ -6,10 +6,11 @@
 
 use super::clusters::{ClusterQueue, ClusterReply};
 use super::parts::{PartKey, RequestTable};
+use crate::read_only::{advance_copies, immediate_status_of_read_only};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioOwnerId, BioPool, Cx, Lane, Op, SECTOR_SIZE, SLICE_MAX, Segments, Status, move_batch,
+    Batch, BioOwnerId, BioPool, Cx, Lane, Op, SECTOR_SIZE, SLICE_MAX, Segments, Status, move_batch,
 };
 use udm_wire::qcow2::{DiskExtent, DiskExtentMap};
 
@@ -78,16 +79,6 @@ impl Qcow2Lane {
             owner: cx.new_owner(),
             fills: VecDeque::new(),
             ready: Batch::new(),
-        }
-    }
-
-    /// Status of a request that needs no data.
-    fn immediate_status(&self, bio: &Bio) -> Option<Status> {
-        match bio.op {
-            Op::Flush => Some(Status::Ok),
-            Op::Write | Op::Discard | Op::WriteZeroes => Some(Status::ReadOnly),
-            Op::Read => crate::invalid_bio_status(bio, self.map.size())
-                .or_else(|| bio.data.is_empty().then_some(Status::Inval)),
         }
     }
 
@@ -192,23 +183,16 @@ impl Qcow2Lane {
 
     /// Fills parts within the budget of the turn, and at least one piece.
     fn run_fills(&mut self, cx: &mut Cx<'_>) {
-        let mut left = cx.cpu_budget();
-        let mut first = true;
-        while first || left > 0 {
-            let Some(mut fill) = self.fills.pop_front() else { break };
-            first = false;
+        let (requests, ready) = (&mut self.requests, &mut self.ready);
+        advance_copies(&mut self.fills, cx, |mut fill| {
             let len = (fill.data.len() - fill.done).min(SLICE_MAX as usize);
-            left = left.saturating_sub(len as u64);
             fill.advance(len);
-            match fill.done == fill.data.len() {
-                true => self.end_part(fill.key, fill.data, Status::Ok),
-                false => self.fills.push_back(fill),
+            if fill.done < fill.data.len() {
+                return (len as u64, Some(fill));
             }
-        }
-        cx.set_cpu_budget(left);
-        if !self.fills.is_empty() {
-            cx.wake_now();
-        }
+            ready.extend(requests.end_part(fill.key, fill.data, Status::Ok));
+            (len as u64, None)
+        });
     }
 
     fn end_part(&mut self, key: PartKey, data: Segments, status: Status) {
@@ -233,7 +217,7 @@ impl MemoryFill {
 impl Lane for Qcow2Lane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         for mut bio in batch.drain(..) {
-            match self.immediate_status(&bio) {
+            match immediate_status_of_read_only(&bio, self.map.size()) {
                 Some(status) => {
                     bio.end_with(status);
                     self.ready.push(bio);
