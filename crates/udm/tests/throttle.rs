@@ -6,6 +6,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Instant;
 use support::{Server, has, signal, text, udm, until};
 use tempfile::TempDir;
 
@@ -68,10 +69,13 @@ fn fio_gets_what_the_limits_allow() {
 
     server.says(&["throttle", "a", "--group", "g", "iops=1000"]);
     server.says(&["throttle", "b", "--group", "g"]);
+    // On a busy machine, the two may run one after the other.
+    let begin = Instant::now();
     let deep = fio(&server, "a", "--rw=randread --iodepth=64 --runtime=2");
     let lone = fio(&server, "b", "--rw=randread --iodepth=1 --runtime=2").wait_with_output().unwrap();
     let (deep, lone) = (requests(&deep.wait_with_output().unwrap(), "read"), requests(&lone, "read"));
-    assert!(deep.0 + lone.0 <= deep.1.max(lone.1) + 1 + 100 + 65 + 500, "{deep:?} {lone:?}");
+    let wall = begin.elapsed().as_millis() as u64;
+    assert!(deep.0 + lone.0 <= wall + 1 + 100 + 65, "{deep:?} {lone:?} in {wall} ms");
     // How fair it is, the tests of udm-dm say; here fio shares a busy machine.
     assert!(lone.0 * 100 >= deep.0, "one request at a time beside 64: {lone:?} {deep:?}");
 }
