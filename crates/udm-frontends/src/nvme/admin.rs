@@ -12,10 +12,11 @@ use udm_core::Nanos;
 use udm_core::Segments;
 use udm_wire::nvme::{
     AdminOpcode, AsyncEventMask, CommandCapsule, ControllerCapabilities, ControllerConfiguration,
-    ControllerKind, ControllerStatus, DISCOVERY_NQN, DataPointer, FabricsCommand, FeatureId, IDENTIFY_SIZE,
-    IdentifyController, IdentifyNamespace, IdentifyTarget, LOG_PAGE_MAX, LogPage, LogPageRequest, NvmeStatus,
-    QueueCounts, encode_active_namespaces, encode_ana_log, encode_changed_namespaces, encode_discovery_log,
-    encode_firmware_log, encode_health_log, encode_namespace_descriptors, property,
+    ControllerKind, ControllerStatus, DISCOVERY_NQN, DataPointer, FabricsCommand, FeatureId,
+    FenceCapabilities, IDENTIFY_SIZE, IdentifyController, IdentifyNamespace, IdentifyTarget, LOG_PAGE_MAX,
+    LogPage, LogPageRequest, NvmeStatus, QueueCounts, ShutdownStatus, encode_active_namespaces,
+    encode_ana_log, encode_changed_namespaces, encode_discovery_log, encode_firmware_log, encode_health_log,
+    encode_namespace_descriptors, property,
 };
 
 /// Steps of the keep-alive timer in milliseconds.
@@ -155,9 +156,10 @@ impl NvmeQueue {
             AdminOpcode::GetFeatures => self.get_features(command),
             // The command is not aborted; it completes by itself.
             AdminOpcode::Abort if is_io => Ok(Done(1)),
-            AdminOpcode::Abort | AdminOpcode::Fabrics | AdminOpcode::Other(_) => {
-                Err(NvmeStatus::INVALID_OPCODE.permanent())
-            }
+            AdminOpcode::CrossControllerReset
+            | AdminOpcode::Abort
+            | AdminOpcode::Fabrics
+            | AdminOpcode::Other(_) => Err(NvmeStatus::INVALID_OPCODE.permanent()),
         }
     }
 
@@ -197,14 +199,14 @@ impl NvmeQueue {
         let before = std::mem::replace(&mut admin.configuration, configuration);
         if configuration.is_enabled() != before.is_enabled() {
             admin.status.is_ready = configuration.is_enabled();
-            admin.status.is_shut_down = false;
+            admin.status.shutdown = ShutdownStatus::None;
             if !configuration.is_enabled() {
                 admin.events.reset();
             }
         }
         if configuration.is_shutdown() {
             // Nothing is cached here: data is as durable as the host has asked for.
-            (admin.status.is_shut_down, admin.status.is_ready) = (true, false);
+            (admin.status.shutdown, admin.status.is_ready) = (ShutdownStatus::Complete, false);
         }
         let is_ready = admin.status.is_ready;
         self.link.association.set_enabled(is_ready);
@@ -278,6 +280,7 @@ impl NvmeQueue {
             ana_transition_max: 10,
             ana_groups: 1,
             keep_alive_granularity: (KEEP_ALIVE_STEP_MS / 100) as u16,
+            fence: FenceCapabilities { instance: None, resets_max: 0, quiesce_time_ms: 0 },
         }
         .encode()
     }
@@ -308,7 +311,9 @@ impl NvmeQueue {
                 let changes = subsystem.ana_state().1;
                 encode_ana_log(changes, &subsystem.ana_groups(), request.specific & 1 != 0)
             }
-            LogPage::Discovery | LogPage::Other(_) => return Err(NvmeStatus::INVALID_LOG_PAGE.permanent()),
+            LogPage::CrossControllerReset | LogPage::Discovery | LogPage::Other(_) => {
+                return Err(NvmeStatus::INVALID_LOG_PAGE.permanent());
+            }
         };
         if !request.retains_event {
             admin.events.page_read(command.dword(10) as u8);

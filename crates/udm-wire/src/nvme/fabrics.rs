@@ -250,16 +250,28 @@ pub struct ControllerStatus {
     pub is_ready: bool,
     /// The controller has failed: the host must reset it.
     pub is_failed: bool,
-    /// The shutdown is complete.
-    pub is_shut_down: bool,
+    /// The shutdown that the host has asked for.
+    pub shutdown: ShutdownStatus,
+}
+
+/// The field `CSTS.SHST`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum ShutdownStatus {
+    /// No shutdown was asked for.
+    #[default]
+    None = 0,
+    /// Requests of the controller may still be at a device.
+    Occurring = 1,
+    /// The shutdown is complete: no request of the controller is at a device.
+    Complete = 2,
 }
 
 impl ControllerStatus {
     /// The value.
     #[must_use]
     pub const fn encode(self) -> u32 {
-        let shutdown = if self.is_shut_down { 2 << 2 } else { 0 };
-        self.is_ready as u32 | (self.is_failed as u32) << 1 | shutdown
+        self.is_ready as u32 | (self.is_failed as u32) << 1 | (self.shutdown as u32) << 2
     }
 
     /// The status of this value.
@@ -268,7 +280,12 @@ impl ControllerStatus {
         ControllerStatus {
             is_ready: value & 1 != 0,
             is_failed: value & 2 != 0,
-            is_shut_down: value >> 2 & 3 == 2,
+            shutdown: match value >> 2 & 3 {
+                0 => ShutdownStatus::None,
+                2 => ShutdownStatus::Complete,
+                // 3 is reserved.
+                _ => ShutdownStatus::Occurring,
+            },
         }
     }
 }
