@@ -66,7 +66,10 @@ impl NvmeQueue {
             }
             // A queue connects once.
             FabricsCommand::Connect(_) => Err(NvmeStatus::COMMAND_SEQUENCE_ERROR.permanent()),
-            FabricsCommand::Other(_) => Err(NvmeStatus::INVALID_OPCODE.permanent()),
+            // Hosts need no secret here.
+            FabricsCommand::AuthenticationSend(_)
+            | FabricsCommand::AuthenticationReceive(_)
+            | FabricsCommand::Other(_) => Err(NvmeStatus::INVALID_OPCODE.permanent()),
         }
     }
 

@@ -23,6 +23,9 @@ impl NvmeQueue {
         data: Option<Segments>,
         cx: &mut FrontCx<'_, '_>,
     ) {
+        if self.is_for_authentication(command) {
+            return self.authentication_command(command, data);
+        }
         if self.admin.is_some() {
             data.into_iter().for_each(|data| return_buffers_to_pool(data, &mut self.writes));
             return self.admin_command(command);

@@ -19,6 +19,7 @@
 //! * `admin`: the commands of the admin queue. `events`: asynchronous events. `controller_state`:
 //!   the properties by which a host enables and shuts down a controller.
 //!   `cross_controller_reset`: a host fences the requests of a controller that it has lost.
+//! * `authentication`: a host proves that it knows its secret, on each queue.
 //! * `ana`: how good each port is for each device. `timers`: when a host is given up.
 //! * `description`: what users see of all this.
 //! * `memory`: limits the data that the queues of a core hold.
@@ -38,6 +39,7 @@
 mod admin;
 mod ana;
 mod association;
+mod authentication;
 mod controller_state;
 mod cross_controller_reset;
 mod description;
@@ -56,6 +58,7 @@ mod subsystem;
 mod timers;
 mod transmit;
 
+pub use authentication::{NvmeHostSecrets, NvmeSecrets, random_instance_key};
 pub use description::{NvmeControllerDescription, NvmeNamespaceDescription, NvmeSubsystemDescription};
 pub use listener::{NvmePortError, NvmeServer, NvmeServerStats};
 
@@ -162,6 +165,8 @@ pub struct NvmeServerOptions {
     pub quiesce_time_ms: u16,
     /// Any random bytes that nobody else knows: those of controllers are made of them.
     pub instance_key: [u8; 32],
+    /// Secrets of hosts. If there are some, each host needs one.
+    pub secrets: NvmeSecrets,
     /// Limits.
     pub limits: NvmeServerLimits,
 }
@@ -175,6 +180,7 @@ impl Default for NvmeServerOptions {
             last_controller: 0,
             quiesce_time_ms: 30_000,
             instance_key: [0; 32],
+            secrets: NvmeSecrets::new(),
             limits: NvmeServerLimits::default(),
         }
     }

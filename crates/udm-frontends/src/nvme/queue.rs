@@ -7,6 +7,7 @@
 
 use super::admin::AdminQueue;
 use super::association::{Association, AssociationEnded, AssociationOrigin, ControllerDisabled};
+use super::authentication::QueueAuthentication;
 use super::handshake::AgreedParameters;
 use super::listener::NvmeShared;
 use super::memory::DataMemory;
@@ -24,7 +25,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use udm_core::{Batch, BioPool, BufPool, Nanos, Segments};
 use udm_runtime::{FrontCx, FrontEnd, RingCompletion, RingOp};
-use udm_wire::nvme::{Completion, ConnectCommand, ConnectData, ConnectError, NvmeStatus};
+use udm_wire::nvme::{
+    CONNECT_AUTHENTICATION_REQUIRED, Completion, ConnectCommand, ConnectData, ConnectError, NvmeStatus,
+};
 
 const RECV: u64 = 0;
 const SEND: u64 = 1;
@@ -100,6 +103,8 @@ pub(super) struct NvmeQueue {
     pub(super) fd: Option<Arc<OwnedFd>>,
     pub(super) server: Arc<NvmeShared>,
     pub(super) link: QueueLink,
+    /// `None` if hosts need no secret.
+    pub(super) authentication: Option<QueueAuthentication>,
     /// `None` for an I/O queue.
     pub(super) admin: Option<Box<AdminQueue>>,
     /// Number of entries.
@@ -148,8 +153,10 @@ impl NvmeQueue {
     pub(super) fn new(start: NvmeQueueStart) -> NvmeQueue {
         let NvmeQueueStart { fd, slot, server, link, connect, command, agreed, unread } = start;
         let entries = connect.queue_size + 1;
+        let authentication = server.subsystem.authentication(&link.association);
+        let required = if authentication.is_some() { CONNECT_AUTHENTICATION_REQUIRED } else { 0 };
         let connected = Completion {
-            result: link.association.id.into(),
+            result: u64::from(link.association.id) | required,
             sq_head: 0,
             id: command,
             status: NvmeStatus::SUCCESS,
@@ -162,6 +169,7 @@ impl NvmeQueue {
             fd: Some(fd),
             server,
             link,
+            authentication,
             admin,
             entries,
             sq_head: (!connect.no_flow_control).then_some(0),
@@ -199,6 +207,8 @@ impl NvmeQueue {
         cx.subscribe(self.server.subsystem.topic);
         self.host_at = cx.now();
         self.begin_admin(cx.now());
+        let until = cx.now() + Nanos(self.server.limits.handshake_max.as_nanos() as u64);
+        self.authentication.iter_mut().for_each(|authentication| authentication.begin(until));
         self.look_at_subsystem(cx);
         self.advance_sq_head();
         connected.sq_head = self.sq_head();
@@ -351,7 +361,11 @@ impl NvmeQueue {
         // When the server stops, the admin queue ends last: its end would be that of the others.
         let is_last = self.admin.is_none() || !self.ending || self.link.association.is_alone();
         if self.phase == QueuePhase::Draining && self.pending.is_empty() && self.tx.is_idle() && is_last {
-            let why = if self.ending { "the server stops" } else { "the host has sent a wrong PDU" };
+            let why = match self.ending {
+                true => "the server stops",
+                false if self.lacks_authentication() => "its host is not authenticated",
+                false => "the host has sent a wrong PDU",
+            };
             self.die(why);
         }
         if self.phase != QueuePhase::Dead {

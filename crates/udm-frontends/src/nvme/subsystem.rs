@@ -3,6 +3,7 @@
 use super::NvmeServerOptions;
 use super::ana::PortAnaStates;
 use super::association::{Association, AssociationOrigin};
+use super::authentication::{NvmeSecrets, QueueAuthentication};
 use super::identity::{namespace_uuid, serial_number};
 use crate::nbd::{Export, ExportRef, Exports};
 use ring::hmac;
@@ -29,6 +30,8 @@ pub(super) struct Subsystem {
     pub(super) quiesce_time_ms: u16,
     /// Source of random numbers of controllers: whoever does not read them cannot guess them.
     instance_key: [u8; 32],
+    /// Secrets of hosts; if there are some, a host without one may not connect.
+    secrets: NvmeSecrets,
     /// Number of queues whose requests needed longer than the quiesce time.
     late_quiesces: AtomicU64,
     /// Names of the hosts that may connect; `None` for all.
@@ -53,8 +56,8 @@ pub(super) struct SubsystemState {
     last_controller: u16,
     /// By port.
     pub(super) ana: Vec<PortAnaStates>,
-    /// Number of instances of controllers so far.
-    instances: u64,
+    /// Number of random values so far.
+    randoms: u64,
 }
 
 /// An export as a namespace.
@@ -86,6 +89,7 @@ impl Subsystem {
             nqn,
             quiesce_time_ms: options.quiesce_time_ms,
             instance_key: options.instance_key,
+            secrets: options.secrets,
             late_quiesces: AtomicU64::new(0),
             allowed_hosts: options.allowed_hosts,
             topic: DeviceId::new(),
@@ -99,7 +103,7 @@ impl Subsystem {
                 associations: BTreeMap::new(),
                 last_controller: options.last_controller,
                 ana: std::iter::repeat_with(PortAnaStates::default).take(ports).collect(),
-                instances: 0,
+                randoms: 0,
             }),
         };
         subsystem.refresh(None);
@@ -234,6 +238,7 @@ impl Subsystem {
                 Err(ConnectError::data(ConnectData::SUBSYSTEM_AT, "there is no such subsystem"))
             }
             _ if !is_allowed(&data.host) => Err(invalid_host),
+            _ if !self.secrets.is_empty() && !self.secrets.contains_key(&data.host) => Err(invalid_host),
             _ => Ok(ControllerKind::Io),
         }
     }
@@ -252,23 +257,41 @@ impl Subsystem {
     /// controller is one of this server, so that another server of the same subsystem does not take
     /// it for one that is gone.
     pub(super) fn next_instance_random(&self) -> u64 {
-        let count = {
-            let mut state = self.state();
-            state.instances += 1;
-            state.instances
-        };
-        u64::from(self.keyed_hash(0)) << 32 | u64::from(self.keyed_hash(count))
+        let count = self.count_random();
+        let number =
+            |value: u64| u32::from_le_bytes(*self.keyed_hash(value).first_chunk().expect("64 bytes"));
+        u64::from(number(0)) << 32 | u64::from(number(count))
     }
 
     /// True if `instance` is one that this server has made.
     pub(super) fn is_own_instance(&self, instance: &ControllerInstance) -> bool {
-        (instance.random >> 32) as u32 == self.keyed_hash(0)
+        (instance.random >> 32).to_le_bytes()[..4] == self.keyed_hash(0)[..4]
     }
 
-    fn keyed_hash(&self, value: u64) -> u32 {
-        let key = hmac::Key::new(hmac::HMAC_SHA256, &self.instance_key);
+    /// The sequence number, which is not 0, and the bytes of a challenge.
+    pub(super) fn next_challenge(&self, len: usize) -> (u32, Vec<u8>) {
+        let count = self.count_random();
+        let hash = self.keyed_hash(count);
+        ((count as u32).max(1), hash[..len].to_vec())
+    }
+
+    /// The authentication that a queue of `association` needs; `None` for none.
+    pub(super) fn authentication(&self, association: &Association) -> Option<QueueAuthentication> {
+        let is_io = association.kind == ControllerKind::Io;
+        self.secrets.get(&association.host).filter(|_| is_io).cloned().map(QueueAuthentication::new)
+    }
+
+    fn count_random(&self) -> u64 {
+        let mut state = self.state();
+        state.randoms += 1;
+        state.randoms
+    }
+
+    /// 64 bytes that only this server can compute.
+    fn keyed_hash(&self, value: u64) -> [u8; 64] {
+        let key = hmac::Key::new(hmac::HMAC_SHA512, &self.instance_key);
         let tag = hmac::sign(&key, &value.to_le_bytes());
-        u32::from_le_bytes(*tag.as_ref().first_chunk().expect("32 bytes"))
+        *tag.as_ref().first_chunk().expect("64 bytes")
     }
 
     pub(super) fn count_late_quiesce(&self) {

@@ -26,7 +26,7 @@ impl NvmeQueue {
         let look_at = if is_waiting { cx.now() + STOP_PAUSE } else { Nanos::NEVER };
         let timers =
             look_at.min(self.deadline).min(self.trim_at).min(self.stalled_at()).min(self.keep_alive_until());
-        cx.wake_at(timers.min(self.reset_answers_until()));
+        cx.wake_at(timers.min(self.reset_answers_until()).min(self.authentication_until()));
     }
 
     /// The time at which a dead queue has needed longer for its requests than hosts expect; never
@@ -63,6 +63,9 @@ impl NvmeQueue {
         if self.keep_alive_until() <= now && self.phase != QueuePhase::Dead {
             tracing::warn!("nvme: {}: the keep-alive timer has expired", self.link.association.host);
             self.die("the keep-alive timer has expired");
+        }
+        if self.authentication_until() <= now && self.phase != QueuePhase::Dead {
+            self.die("its host does not authenticate itself");
         }
         self.answer_late_resets();
         if self.quiesce_until() <= now {

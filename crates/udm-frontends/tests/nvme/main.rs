@@ -2,6 +2,7 @@
 //! `udm`'s `nvme_guest`.
 
 mod admission;
+mod authentication;
 #[path = "../nbd_server/disk.rs"]
 #[allow(dead_code, reason = "the tests of the NBD server use all of it")]
 mod disk;

@@ -2,10 +2,10 @@
 
 use super::assert_one_line_error;
 use crate::nvme::{
-    CommandCapsule, ConnectData, CrossControllerReset, DataPdu, FabricsCommand, IdentifyTarget,
-    InitializeRequest, LogPageRequest, PduHeader, PduLimits, PduType, RwRequest, check_nqn,
-    decode_cross_controller_reset_log, encode_capsule_command, encode_cross_controller_reset_log,
-    encode_h2c_data,
+    AuthenticationMessage, CommandCapsule, ConnectData, CrossControllerReset, DataPdu, DhchapSecret,
+    FabricsCommand, IdentifyTarget, InitializeRequest, LogPageRequest, PduHeader, PduLimits, PduType,
+    RwRequest, check_nqn, decode_cross_controller_reset_log, encode_capsule_command,
+    encode_cross_controller_reset_log, encode_h2c_data,
 };
 
 /// PDUs of an NVMe/TCP host: the first one, headers under all digests, commands, and Connect data.
@@ -28,6 +28,15 @@ pub fn fuzz_nvme_pdu(data: &[u8]) {
             Err(error) => assert_one_line_error(&error),
             Ok(pdu) => check_pdu(data, &pdu, &limits),
         }
+    }
+    if let Ok((transaction, message)) = AuthenticationMessage::decode(data) {
+        let again = AuthenticationMessage::decode(&message.encode(transaction));
+        assert_eq!(again, Ok((transaction, message)));
+    }
+    if let Ok(text) = std::str::from_utf8(data)
+        && let Err(error) = DhchapSecret::parse(text)
+    {
+        assert_one_line_error(&error);
     }
     let resets = decode_cross_controller_reset_log(data);
     assert_eq!(decode_cross_controller_reset_log(&encode_cross_controller_reset_log(&resets)), resets);

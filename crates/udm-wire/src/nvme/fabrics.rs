@@ -1,11 +1,16 @@
 //! Commands of fabrics: `Connect` and the properties of a controller (*Base* 6).
 
+use super::auth::AuthenticationCommand;
 use super::nqn::decode_nqn;
 use super::{CommandCapsule, NqnError, NvmeStatus};
 use crate::bytes::{u16_at, u32_at};
 
 /// Bytes of the data of a Connect command.
 pub const CONNECT_DATA_SIZE: usize = 1024;
+
+/// The bit of the result of a Connect command that says that the host must authenticate itself on
+/// this queue (AUTHREQ.ATR, *Base* 6.3).
+pub const CONNECT_AUTHENTICATION_REQUIRED: u64 = 1 << 17;
 
 /// Offsets of properties (*Base* 3.1.3).
 pub mod property {
@@ -28,6 +33,10 @@ pub enum FabricsCommand {
     PropertyGet(PropertyGet),
     /// Connects a queue.
     Connect(ConnectCommand),
+    /// Sends a message of an authentication.
+    AuthenticationSend(AuthenticationCommand),
+    /// Receives a message of an authentication.
+    AuthenticationReceive(AuthenticationCommand),
     /// A type that udm does not know.
     Other(u8),
 }
@@ -52,6 +61,8 @@ impl FabricsCommand {
                 keep_alive_ms: u32_at(bytes, 48),
             }),
             0x04 => FabricsCommand::PropertyGet(PropertyGet { offset: command.dword(11), is_long }),
+            0x05 => FabricsCommand::AuthenticationSend(AuthenticationCommand::decode(command)),
+            0x06 => FabricsCommand::AuthenticationReceive(AuthenticationCommand::decode(command)),
             other => FabricsCommand::Other(other),
         }
     }

@@ -62,6 +62,8 @@ impl NvmeStatus {
     pub const CONNECT_INVALID_PARAMETERS: NvmeStatus = NvmeStatus(0x182);
     /// The host is not allowed to connect.
     pub const CONNECT_INVALID_HOST: NvmeStatus = NvmeStatus(0x184);
+    /// The host must authenticate itself on this queue first.
+    pub const AUTHENTICATION_REQUIRED: NvmeStatus = NvmeStatus(0x191);
     /// Data could not be written to the medium.
     pub const WRITE_FAULT: NvmeStatus = NvmeStatus(0x280);
     /// Data could not be read from the medium.

@@ -1,16 +1,21 @@
 //! The NVMe/TCP target (`--nvme`).
 
 use super::args::ServeArgs;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::Read;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use udm_control::{DeviceRegistry, api, nvme_target};
 use udm_core::DeviceId;
 use udm_frontends::nbd::Exports;
-use udm_frontends::nvme::{NvmeServer, NvmeServerLimits, NvmeServerOptions, default_subsystem_nqn};
+use udm_frontends::nvme::{
+    NvmeHostSecrets, NvmeSecrets, NvmeServer, NvmeServerLimits, NvmeServerOptions, default_subsystem_nqn,
+    random_instance_key,
+};
 use udm_runtime::ProcessCores;
-use udm_wire::nvme::AnaState;
+use udm_wire::nvme::{AnaState, DhchapSecret, check_nqn};
 
 /// The target, if there is one.
 pub(super) struct NvmeTarget(Option<Arc<NvmeServer>>);
@@ -35,7 +40,8 @@ impl NvmeTarget {
             // Any number: another server of the same subsystem begins elsewhere.
             last_controller: RandomState::new().build_hasher().finish() as u16 % 0xffef,
             quiesce_time_ms: args.nvme_quiesce_time * 1000,
-            instance_key: random_key(),
+            instance_key: random_instance_key().context("serve: nvme")?,
+            secrets: read_secrets(args)?,
             limits: NvmeServerLimits {
                 connections_max: clients.connections_max,
                 peer_connections_max: clients.peer_connections_max,
@@ -159,13 +165,52 @@ pub(super) fn parse_ana_setting(word: &str) -> Result<NvmeAnaSetting, String> {
     Ok(NvmeAnaSetting { device, port, state: parse_ana_state(state)? })
 }
 
-/// Random bytes of the system.
-fn random_key() -> [u8; 32] {
-    let mut key = [0; 32];
-    for part in key.chunks_exact_mut(8) {
-        part.copy_from_slice(&RandomState::new().build_hasher().finish().to_le_bytes());
+/// A value of `--nvme-dhchap-secret`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NvmeSecretFile {
+    host: String,
+    path: PathBuf,
+}
+
+/// Parses a value of `--nvme-dhchap-secret`.
+pub(super) fn parse_secret_file(word: &str) -> Result<NvmeSecretFile, String> {
+    match word.split_once('=') {
+        Some((host, path)) if check_nqn(host).is_ok() && !path.is_empty() => {
+            Ok(NvmeSecretFile { host: host.to_owned(), path: path.into() })
+        }
+        _ => Err("expected HOSTNQN=FILE: the name of a host, and a file with its secret".into()),
     }
-    key
+}
+
+/// Reads the secrets of all hosts.
+fn read_secrets(args: &ServeArgs) -> Result<NvmeSecrets> {
+    let mut secrets = NvmeSecrets::new();
+    for file in &args.nvme_dhchap_secrets {
+        let host = read_secret(&file.path)?;
+        if secrets.insert(file.host.clone(), NvmeHostSecrets { host, controller: None }).is_some() {
+            bail!("serve: nvme-dhchap-secret: {} has two secrets", file.host);
+        }
+    }
+    for file in &args.nvme_dhchap_ctrl_secrets {
+        let Some(host) = secrets.get_mut(&file.host) else {
+            bail!(
+                "serve: nvme-dhchap-ctrl-secret: {} has no --nvme-dhchap-secret, which it needs",
+                file.host
+            );
+        };
+        host.controller = Some(read_secret(&file.path)?);
+    }
+    Ok(secrets)
+}
+
+/// Reads a secret. No error contains a part of it.
+fn read_secret(path: &Path) -> Result<DhchapSecret> {
+    const SECRET_FILE_MAX: u64 = 4096;
+    let place = || format!("serve: the secret in {}", path.display());
+    let file = std::fs::File::open(path).with_context(place)?;
+    let mut text = String::new();
+    file.take(SECRET_FILE_MAX).read_to_string(&mut text).with_context(place)?;
+    DhchapSecret::parse(&text).with_context(place)
 }
 
 fn describe(server: &NvmeServer) -> api::NvmeSubsystem {
