@@ -40,7 +40,9 @@ pub(super) struct NvmeHandshake {
     deadline: Nanos,
     is_begun: bool,
     is_waiting: bool,
-    /// The connection closes when the send in flight completes.
+    /// Bytes that the last send has left over.
+    unsent: Vec<u8>,
+    /// The connection closes when all is sent.
     closes: bool,
     is_closed: bool,
     ops: Vec<RingCompletion>,
@@ -83,6 +85,7 @@ impl NvmeHandshake {
             deadline: Nanos::NEVER,
             is_begun: false,
             is_waiting: false,
+            unsent: Vec::new(),
             closes: false,
             is_closed: false,
             ops: Vec::new(),
@@ -108,10 +111,24 @@ impl NvmeHandshake {
         }
     }
 
+    /// A send may end early, also one that asks for all bytes to be sent.
+    fn sent(&mut self, done: &RingCompletion) {
+        let Ok(n) = done.result else { return self.close() };
+        self.unsent = vec![0; done.data.len().saturating_sub(n as usize)];
+        done.data.copy_to_at(n as usize, &mut self.unsent);
+        if self.unsent.is_empty() && self.closes {
+            self.close();
+        }
+    }
+
     /// Handles received bytes, and sends or receives next.
     fn advance(&mut self, cx: &mut FrontCx<'_, '_>) {
         if self.is_closed || self.is_waiting {
             return;
+        }
+        if !self.unsent.is_empty() {
+            let rest = std::mem::take(&mut self.unsent);
+            return self.send(&rest, cx);
         }
         let done = match self.agreed {
             None => self.initialize(),
@@ -306,8 +323,7 @@ impl FrontEnd for NvmeHandshake {
             match done.tag {
                 _ if self.is_closed => {}
                 RECV => self.received(&done),
-                _ if self.closes || done.result.is_err() => self.close(),
-                _ => {}
+                _ => self.sent(&done),
             }
         }
         self.ops = ops;

@@ -106,27 +106,38 @@ impl NvmeServer {
             listeners.push(listener);
         }
         let bound = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
-        let (limits, ports) = (options.limits.clone(), bound.len());
-        let subsystem = Subsystem::new(options, ports, exports, core_set);
-        let admission = limits.admission();
-        let shared = Arc::new(NvmeShared {
-            core_set: Arc::clone(core_set),
-            subsystem: Arc::new(subsystem),
-            limits,
-            admission,
-            counters: ServerCounters::new(core_set.len()),
-            stopping: AtomicBool::new(false),
-            stop_event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-        });
-        exports.set_core_set(core_set);
-        let refresh = shared.refresh_hook();
-        exports.on_list_changed(Arc::new(move || refresh(None)));
+        let shared = NvmeShared::new(core_set, exports, options, bound.len())?;
         let thread = {
             let shared = Arc::clone(&shared);
             let name = "udm-nvme-accept".to_owned();
             std::thread::Builder::new().name(name).spawn(move || shared.accept_loop(&listeners))?
         };
         Ok(NvmeServer { shared, bound, thread: Some(thread) })
+    }
+
+    /// Creates a server with one port for the simulator: it does not listen and has no thread.
+    ///
+    /// # Errors
+    /// No eventfd is available.
+    pub fn stepped(
+        core_set: &Arc<ProcessCores>,
+        exports: &Arc<Exports>,
+        options: NvmeServerOptions,
+    ) -> io::Result<NvmeServer> {
+        let bound = vec![SocketAddr::from(([0, 0, 0, 0], 0))];
+        let shared = NvmeShared::new(core_set, exports, options, bound.len())?;
+        Ok(NvmeServer { shared, bound, thread: None })
+    }
+
+    /// Serves a connection of a stepped server.
+    ///
+    /// # Errors
+    /// There are too many connections.
+    pub fn adopt(&self, fd: OwnedFd) -> io::Result<()> {
+        match self.shared.accepted(fd, 0, &mut PendingHandshakes::default()) {
+            true => Ok(()),
+            false => Err(Errno::BUSY.into()),
+        }
     }
 
     /// Addresses on which the server listens, in the order of `listen`.
@@ -205,6 +216,30 @@ impl Drop for NvmeServer {
 }
 
 impl NvmeShared {
+    fn new(
+        core_set: &Arc<ProcessCores>,
+        exports: &Arc<Exports>,
+        options: NvmeServerOptions,
+        ports: usize,
+    ) -> io::Result<Arc<NvmeShared>> {
+        let limits = options.limits.clone();
+        let subsystem = Subsystem::new(options, ports, exports, core_set);
+        let admission = limits.admission();
+        let shared = Arc::new(NvmeShared {
+            core_set: Arc::clone(core_set),
+            subsystem: Arc::new(subsystem),
+            limits,
+            admission,
+            counters: ServerCounters::new(core_set.len()),
+            stopping: AtomicBool::new(false),
+            stop_event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        });
+        exports.set_core_set(core_set);
+        let refresh = shared.refresh_hook();
+        exports.on_list_changed(Arc::new(move || refresh(None)));
+        Ok(shared)
+    }
+
     /// A function that compares the namespaces with the exports.
     fn refresh_hook(&self) -> impl Fn(Option<DeviceId>) + Send + Sync + use<> {
         let subsystem = Arc::downgrade(&self.subsystem);
@@ -234,7 +269,7 @@ impl NvmeShared {
     fn accept_all(self: &Arc<Self>, listener: &TcpListener, port: usize, pending: &mut PendingHandshakes) {
         for _ in 0..64 {
             match accept_with(listener.as_fd(), SocketFlags::CLOEXEC) {
-                Ok(fd) => self.accepted(fd, port, pending),
+                Ok(fd) => _ = self.accepted(fd, port, pending),
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => {
@@ -249,15 +284,18 @@ impl NvmeShared {
         }
     }
 
-    fn accepted(self: &Arc<Self>, fd: OwnedFd, port: usize, pending: &mut PendingHandshakes) {
+    /// Serves a connection. Returns false if it was closed instead.
+    fn accepted(self: &Arc<Self>, fd: OwnedFd, port: usize, pending: &mut PendingHandshakes) -> bool {
         let fd = Arc::new(fd);
         let peer = Peer::of(&fd);
         if !self.admission.admits(&peer) {
             // The log limits the lines of one place.
-            return tracing::warn!("nvme: a host {peer} is not allowed to connect");
+            tracing::warn!("nvme: a host {peer} is not allowed to connect");
+            return false;
         }
         let Some(slot) = self.counters.place(&fd, pending, &self.admission, 0) else {
-            return tracing::warn!("nvme: too many connections; one of a host {peer} was closed");
+            tracing::warn!("nvme: too many connections; one of a host {peer} was closed");
+            return false;
         };
         // Without these settings the connection works, but more slowly.
         if let Err(error) = configure_accepted_socket(&fd) {
@@ -266,5 +304,6 @@ impl NvmeShared {
         let (core, server) = (slot.core(), Arc::clone(self));
         let make = Box::new(move || Box::new(NvmeHandshake::new(server, fd, port, slot)) as _);
         self.core_set.attach(core, make);
+        true
     }
 }
