@@ -61,6 +61,7 @@ pub mod model;
 pub mod nbd;
 pub mod nbd_client;
 mod null_cache;
+pub mod nvme;
 pub mod path;
 mod path_faults;
 pub mod plan;

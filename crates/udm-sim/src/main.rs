@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use udm_sim::counts::{AccumulateRuns, CombinedRunHash, RunReport, format_count};
 use udm_sim::{
     DisturbanceClass, ExcludedDisturbances, RunFailure, RunPlan, RunTotals, clones, lifecycle, nbd,
-    nbd_client, run, verbs, vhost_user,
+    nbd_client, nvme, run, verbs, vhost_user,
 };
 
 /// Runs udm's targets in a simulated world, one seed after another, and stops at the first failure.
@@ -78,6 +78,9 @@ struct Options {
     /// Run the worlds of disks of virtual machines
     #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs", "nbd_client", "lives"])]
     vhost_user: bool,
+    /// Run the worlds of the NVMe/TCP target and its hosts
+    #[arg(long, conflicts_with_all = ["bench", "snapshots", "clones", "nbd", "verbs", "nbd_client", "lives", "vhost_user"])]
+    nvme: bool,
 }
 
 fn parse_seed_range(word: &str) -> Result<(u64, u64), String> {
@@ -108,6 +111,7 @@ enum CoverageCounters {
     Lives(Box<lifecycle::LifecycleCounts>),
     VhostUser(Box<vhost_user::VhostUserCounts>),
     Clones(Box<clones::CloneCounts>),
+    Nvme(Box<nvme::NvmeTargetCounts>),
 }
 
 /// Adds the counters of a run to `all`.
@@ -126,6 +130,7 @@ impl CoverageCounters {
         match (options.nbd, options.verbs, options.nbd_client) {
             _ if options.lives => CoverageCounters::Lives(Box::default()),
             _ if options.vhost_user => CoverageCounters::VhostUser(Box::default()),
+            _ if options.nvme => CoverageCounters::Nvme(Box::default()),
             _ if options.clones => CoverageCounters::Clones(Box::default()),
             (true, ..) => CoverageCounters::Nbd(Box::default()),
             (_, true, _) => CoverageCounters::Verbs(Box::default()),
@@ -157,6 +162,7 @@ impl CoverageCounters {
             CoverageCounters::VhostUser(all) => {
                 add_counts(&mut **all, vhost_user::run(plan), |counts| counts.hash)
             }
+            CoverageCounters::Nvme(all) => add_counts(&mut **all, nvme::run(plan), |counts| counts.hash),
             CoverageCounters::Clones(all) => {
                 let counts = if every_cut { clones::run_every_power_cut(plan) } else { clones::run(plan) };
                 add_counts(&mut **all, counts, |counts| counts.hash)
@@ -172,6 +178,7 @@ impl CoverageCounters {
             CoverageCounters::NbdClient(_) => |plan| nbd_client::run(plan).map(drop),
             CoverageCounters::Lives(_) => |plan| lifecycle::run(plan).map(drop),
             CoverageCounters::VhostUser(_) => |plan| vhost_user::run(plan).map(drop),
+            CoverageCounters::Nvme(_) => |plan| nvme::run(plan).map(drop),
             CoverageCounters::Clones(_) => |plan| clones::run(plan).map(drop),
         };
         run::shrink_failure_with_runner(failure, &run)
@@ -185,6 +192,7 @@ impl CoverageCounters {
             CoverageCounters::NbdClient(counts) => counts.report(),
             CoverageCounters::Lives(counts) => counts.report(),
             CoverageCounters::VhostUser(counts) => counts.report(),
+            CoverageCounters::Nvme(counts) => counts.report(),
             CoverageCounters::Clones(counts) => counts.report(),
         }
     }

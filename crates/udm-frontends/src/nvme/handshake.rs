@@ -4,6 +4,7 @@
 //! core of its queue. If the Connect command fails, the host gets the status, and the connection is
 //! closed.
 
+use super::association::AssociationOrigin;
 use super::listener::NvmeShared;
 use super::queue::{NvmeQueue, NvmeQueueStart, QueueLink};
 use super::{CAPSULE_DATA_MAX, QUEUE_ENTRIES_MAX, TRANSFER_MAX};
@@ -29,6 +30,8 @@ const RECEIVE_LEN: usize = 2048;
 pub(super) struct NvmeHandshake {
     server: Arc<NvmeShared>,
     fd: Option<Arc<OwnedFd>>,
+    /// Index of the port.
+    port: usize,
     slot: Option<AdmittedConnectionSlot>,
     /// Received bytes that were not handled.
     received: Vec<u8>,
@@ -37,7 +40,9 @@ pub(super) struct NvmeHandshake {
     deadline: Nanos,
     is_begun: bool,
     is_waiting: bool,
-    /// The connection closes when the send in flight completes.
+    /// Bytes that the last send has left over.
+    unsent: Vec<u8>,
+    /// The connection closes when all is sent.
     closes: bool,
     is_closed: bool,
     ops: Vec<RingCompletion>,
@@ -67,17 +72,20 @@ impl NvmeHandshake {
     pub(super) fn new(
         server: Arc<NvmeShared>,
         fd: Arc<OwnedFd>,
+        port: usize,
         slot: AdmittedConnectionSlot,
     ) -> NvmeHandshake {
         NvmeHandshake {
             server,
             fd: Some(fd),
+            port,
             slot: Some(slot),
             received: Vec::new(),
             agreed: None,
             deadline: Nanos::NEVER,
             is_begun: false,
             is_waiting: false,
+            unsent: Vec::new(),
             closes: false,
             is_closed: false,
             ops: Vec::new(),
@@ -103,10 +111,24 @@ impl NvmeHandshake {
         }
     }
 
+    /// A send may end early, also one that asks for all bytes to be sent.
+    fn sent(&mut self, done: &RingCompletion) {
+        let Ok(n) = done.result else { return self.close() };
+        self.unsent = vec![0; done.data.len().saturating_sub(n as usize)];
+        done.data.copy_to_at(n as usize, &mut self.unsent);
+        if self.unsent.is_empty() && self.closes {
+            self.close();
+        }
+    }
+
     /// Handles received bytes, and sends or receives next.
     fn advance(&mut self, cx: &mut FrontCx<'_, '_>) {
         if self.is_closed || self.is_waiting {
             return;
+        }
+        if !self.unsent.is_empty() {
+            let rest = std::mem::take(&mut self.unsent);
+            return self.send(&rest, cx);
         }
         let done = match self.agreed {
             None => self.initialize(),
@@ -245,10 +267,11 @@ impl NvmeHandshake {
             let status = NvmeStatus::DATA_SGL_LENGTH_INVALID.permanent();
             return fail(status, "expected 1024 bytes of data in the capsule");
         };
+        let origin = AssociationOrigin { peer: self.peer(), port: self.port };
         let link = check(&connect)
             .and_then(|()| ConnectData::decode(data))
             .and_then(|data| self.serve().map(|()| data))
-            .and_then(|data| QueueLink::connect(&self.server.subsystem, &connect, data, self.peer()));
+            .and_then(|data| QueueLink::connect(&self.server.subsystem, &connect, data, origin));
         let link = link.map_err(|error| HandshakeError::Connect(command.id(), error))?;
         let unread = self.received.split_off(total);
         self.continue_as_queue(link, &connect, command.id(), agreed, unread);
@@ -300,8 +323,7 @@ impl FrontEnd for NvmeHandshake {
             match done.tag {
                 _ if self.is_closed => {}
                 RECV => self.received(&done),
-                _ if self.closes || done.result.is_err() => self.close(),
-                _ => {}
+                _ => self.sent(&done),
             }
         }
         self.ops = ops;

@@ -1,0 +1,193 @@
+//! The steps of an association of a host: connect, work, and the ways in which it is lost.
+
+use super::disk::{BLOCK, bytes_of, stamp};
+use super::queue::HostQueue;
+use std::collections::BTreeMap;
+use udm_core::Nanos;
+use udm_wire::nvme::{
+    CommandCapsule, ControllerInstance, CrossControllerReset, OPCODE_FABRICS, SQE_SIZE, property,
+};
+
+/// What an association does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AssociationStep {
+    /// The admin queue connects, and the controller becomes ready.
+    Connecting,
+    /// The world connects the I/O queue.
+    WantsQueue,
+    /// The I/O queue connects.
+    ConnectingQueue,
+    /// Requests are sent.
+    Ready,
+    /// The I/O queue is closed; the host waits for the end of the shutdown.
+    ShuttingDown,
+    /// The host sends nothing more, and waits until it may repeat its writes.
+    Lost,
+    /// Nothing of it is left.
+    Over,
+}
+
+/// How far a lost association is fenced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FenceStep {
+    /// Another association is to reset it.
+    Wanted,
+    /// This association was asked.
+    Asked(usize),
+    /// Until this time.
+    Until(Nanos),
+}
+
+/// A command of the admin queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AdminQuestion {
+    Connect,
+    Enable,
+    Status,
+    Identify,
+    Mask,
+    Event,
+    /// Another log page.
+    Page,
+    ResetLog,
+    KeepAlive,
+    /// Resets this association.
+    Reset(usize),
+    Shutdown,
+    ShutdownStatus,
+}
+
+/// A command of the I/O queue.
+#[derive(Clone, Debug)]
+pub(super) enum IoQuestion {
+    Connect,
+    Write { block: usize, stamp: u64 },
+    Read { block: usize, allowed: Vec<u64> },
+}
+
+/// An association.
+pub(super) struct HostAssociation {
+    /// Index of the host.
+    pub(super) host: usize,
+    pub(super) step: AssociationStep,
+    pub(super) fence: FenceStep,
+    pub(super) admin: HostQueue,
+    pub(super) io: Option<HostQueue>,
+    pub(super) controller: u16,
+    pub(super) instance: Option<ControllerInstance>,
+    pub(super) quiesce: Nanos,
+    pub(super) admin_questions: BTreeMap<u16, AdminQuestion>,
+    pub(super) io_questions: BTreeMap<u16, IoQuestion>,
+    pub(super) keep_alive_at: Nanos,
+    /// The host neither sends nor reads any more, without a sign to the target.
+    pub(super) is_silent: bool,
+    pub(super) next: Nanos,
+    stamps: u32,
+}
+
+fn command(opcode: u8, kind: u32, dwords: &[u32], len: u32) -> CommandCapsule {
+    let mut bytes = [0; SQE_SIZE];
+    (bytes[0], bytes[1]) = (opcode, 0x40);
+    bytes[4..8].copy_from_slice(&kind.to_le_bytes());
+    bytes[32..36].copy_from_slice(&len.to_le_bytes());
+    bytes[39] = if len > 0 { 0x5a } else { 0 };
+    for (number, dword) in dwords.iter().enumerate() {
+        bytes[40 + number * 4..44 + number * 4].copy_from_slice(&dword.to_le_bytes());
+    }
+    CommandCapsule::from_bytes(bytes)
+}
+
+impl HostAssociation {
+    pub(super) fn new(host: usize, admin: HostQueue, now: Nanos) -> HostAssociation {
+        HostAssociation {
+            host,
+            step: AssociationStep::Connecting,
+            fence: FenceStep::Wanted,
+            admin,
+            io: None,
+            controller: 0,
+            instance: None,
+            quiesce: Nanos(0),
+            // The Connect command was the first one.
+            admin_questions: BTreeMap::from([(1, AdminQuestion::Connect)]),
+            io_questions: BTreeMap::new(),
+            keep_alive_at: Nanos::NEVER,
+            is_silent: false,
+            next: now,
+            stamps: 0,
+        }
+    }
+
+    /// Sends an admin command.
+    pub(super) fn ask(&mut self, question: AdminQuestion) {
+        let command = match question {
+            AdminQuestion::Connect => return,
+            AdminQuestion::Enable => {
+                command(OPCODE_FABRICS, 0, &[0, property::CONFIGURATION, 0x0046_0001, 0], 0)
+            }
+            AdminQuestion::Shutdown => {
+                command(OPCODE_FABRICS, 0, &[0, property::CONFIGURATION, 0x0046_4001, 0], 0)
+            }
+            AdminQuestion::Status | AdminQuestion::ShutdownStatus => {
+                command(OPCODE_FABRICS, 4, &[0, property::STATUS], 0)
+            }
+            AdminQuestion::Identify => command(0x06, 0, &[1], 4096),
+            AdminQuestion::Mask => command(0x09, 0, &[0x0b, 1 << 8 | 1 << 11 | 1 << 20], 0),
+            AdminQuestion::Event => command(0x0c, 0, &[], 0),
+            AdminQuestion::Page => return,
+            AdminQuestion::ResetLog => return self.read_page(0x1e),
+            AdminQuestion::KeepAlive => command(0x18, 0, &[], 0),
+            AdminQuestion::Reset(_) => return,
+        };
+        let id = self.admin.send(&command, &[]);
+        self.admin_questions.insert(id, question);
+    }
+
+    /// Reads a log page.
+    pub(super) fn read_page(&mut self, page: u8) {
+        let question = if page == 0x1e { AdminQuestion::ResetLog } else { AdminQuestion::Page };
+        let id = self.admin.send(&command(0x02, 0, &[u32::from(page) | 127 << 16], 512), &[]);
+        self.admin_questions.insert(id, question);
+    }
+
+    /// Asks to reset association `victim`, which is this instance.
+    pub(super) fn ask_reset(&mut self, victim: usize, impacted: ControllerInstance) {
+        let id = self.admin.send(&CrossControllerReset { impacted }.encode(0), &[]);
+        self.admin_questions.insert(id, AdminQuestion::Reset(victim));
+    }
+
+    /// True if the association has asked for this reset, and has no answer.
+    pub(super) fn awaits_reset(&self, victim: usize) -> bool {
+        self.admin_questions.values().any(|question| *question == AdminQuestion::Reset(victim))
+    }
+
+    /// The stamp of the next write; `number` is that of the association.
+    pub(super) fn next_stamp(&mut self, number: usize) -> u64 {
+        self.stamps += 1;
+        stamp(number, self.stamps)
+    }
+
+    /// Sends a write or read of one block of the disk.
+    pub(super) fn request(&mut self, at: usize, question: IoQuestion) {
+        let Some(io) = &mut self.io else { return };
+        let data = match &question {
+            IoQuestion::Write { stamp, .. } => bytes_of(*stamp),
+            _ => Vec::new(),
+        };
+        let opcode = if data.is_empty() { 2 } else { 1 };
+        let mut bytes = *command(opcode, 1, &[at as u32, 0, 0], BLOCK as u32).bytes();
+        if !data.is_empty() {
+            bytes[39] = 0x01;
+        }
+        let id = io.send(&CommandCapsule::from_bytes(bytes), &data);
+        self.io_questions.insert(id, question);
+    }
+
+    pub(super) fn queues(&self) -> impl Iterator<Item = &HostQueue> {
+        [&self.admin].into_iter().chain(&self.io)
+    }
+
+    pub(super) fn is_active(&self) -> bool {
+        !matches!(self.step, AssociationStep::Lost | AssociationStep::Over)
+    }
+}

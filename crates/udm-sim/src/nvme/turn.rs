@@ -1,0 +1,456 @@
+//! The turns of hosts: what they send and receive, lose and fence.
+
+use super::association::{AdminQuestion, AssociationStep, FenceStep, HostAssociation, IoQuestion};
+use super::disk::stamp_of;
+use super::fence::{RetryPolicy, fenced_at};
+use super::queue::Received;
+use super::world::NvmeTargetWorld;
+use crate::environment::lock_mutex;
+use crate::model::Violation;
+use crate::plan::DisturbanceClass;
+use std::rc::Rc;
+use udm_core::Nanos;
+use udm_wire::nvme::{
+    Completion, CrossControllerReset, CrossControllerResetStatus, FenceCapabilities, NvmeStatus,
+    decode_cross_controller_reset_log,
+};
+
+impl NvmeTargetWorld {
+    /// Time of the next turn of an association.
+    pub(super) fn association_reason(&self, number: usize) -> Nanos {
+        let one = &self.associations[number];
+        if !one.is_active() || one.is_silent {
+            return Nanos::NEVER;
+        }
+        let net = self.net.borrow();
+        let is_moved = one.queues().any(|queue| {
+            let link = &net.links[queue.link];
+            queue.has_output() || !link.down.is_empty() || link.is_gone() || link.half_shut
+        });
+        let is_waiting = matches!(one.step, AssociationStep::ConnectingQueue) && !is_moved;
+        match is_moved {
+            true => one.next,
+            false if is_waiting => one.keep_alive_at,
+            false => one.next.max(self.now).min(one.keep_alive_at.max(one.next)),
+        }
+    }
+
+    pub(super) fn association_turn(&mut self, number: usize) -> Result<(), Violation> {
+        let pause = self.work.pick(&[1_000, 100_000, 3_000_000]);
+        self.associations[number].next = self.now + Nanos(1 + self.work.span(pause));
+        self.receive(number)?;
+        if !self.associations[number].is_active() {
+            return Ok(());
+        }
+        if self.associations[number].step == AssociationStep::WantsQueue {
+            self.connect_io(number);
+        }
+        let (now, keep_alive) = (self.now, self.hosts[self.associations[number].host].keep_alive);
+        let one = &mut self.associations[number];
+        if one.keep_alive_at <= now {
+            one.keep_alive_at = now + Nanos(keep_alive.0 / 2);
+            one.ask(AdminQuestion::KeepAlive);
+        }
+        if self.associations[number].step == AssociationStep::Ready && !self.resting {
+            self.send_requests(number);
+            self.disturb_association(number);
+        }
+        let one = &mut self.associations[number];
+        let mut net = self.net.borrow_mut();
+        if !one.is_active() || one.is_silent {
+            return Ok(());
+        }
+        one.admin.flush(&mut net, &mut self.work);
+        one.io.iter_mut().for_each(|io| _ = io.flush(&mut net, &mut self.work));
+        Ok(())
+    }
+
+    fn receive(&mut self, number: usize) -> Result<(), Violation> {
+        let one = &mut self.associations[number];
+        let net = Rc::clone(&self.net);
+        let mut is_open = one.admin.fill(&mut net.borrow_mut());
+        is_open &= one.io.as_mut().is_none_or(|io| io.fill(&mut net.borrow_mut()));
+        // An answer may end the association.
+        while self.associations[number].is_active()
+            && let Some(received) = self.associations[number].admin.next()?
+        {
+            match received {
+                Received::Initialized => {}
+                Received::Response(completion) => self.admin_answer(number, completion)?,
+                Received::Data(id, data) => self.admin_data(number, id, &data)?,
+            }
+        }
+        while self.associations[number].is_active() {
+            let Some(io) = &mut self.associations[number].io else { break };
+            let Some(received) = io.next()? else { break };
+            match received {
+                Received::Initialized => {}
+                Received::Response(completion) => self.io_answer(number, completion)?,
+                Received::Data(id, data) => self.io_data(number, id, &data)?,
+            }
+        }
+        if !is_open && self.associations[number].is_active() {
+            if !self.may_close(number) {
+                return Err(format!("the target closes association {number}, whose host works"));
+            }
+            self.lose(number, "the target has closed a connection");
+        }
+        Ok(())
+    }
+
+    /// True if the target may close the connections of an association that the host uses.
+    fn may_close(&self, number: usize) -> bool {
+        let is_reset = self.associations.iter().any(|one| one.awaits_reset(number));
+        is_reset || self.net.borrow().lost > 0
+    }
+
+    fn admin_answer(&mut self, number: usize, completion: Completion) -> Result<(), Violation> {
+        let one = &mut self.associations[number];
+        let question = one.admin_questions.remove(&completion.id);
+        let question = question.ok_or_else(|| format!("an answer to no command: {completion:?}"))?;
+        if let AdminQuestion::Reset(victim) = question {
+            return self.reset_answer(number, victim, completion);
+        }
+        if !completion.status.is_ok() {
+            // The controller is about to end.
+            return Ok(());
+        }
+        match question {
+            AdminQuestion::Connect => {
+                one.controller = completion.result as u16;
+                one.keep_alive_at = self.now;
+                one.ask(AdminQuestion::Enable);
+            }
+            AdminQuestion::Enable => one.ask(AdminQuestion::Status),
+            AdminQuestion::Status if completion.result & 1 == 1 => one.ask(AdminQuestion::Identify),
+            AdminQuestion::Status => one.ask(AdminQuestion::Status),
+            AdminQuestion::Mask => {
+                one.ask(AdminQuestion::Event);
+                one.step = AssociationStep::WantsQueue;
+            }
+            AdminQuestion::Event => {
+                self.counts.events += 1;
+                one.read_page((completion.result >> 16) as u8);
+                one.ask(AdminQuestion::Event);
+            }
+            AdminQuestion::Shutdown => one.ask(AdminQuestion::ShutdownStatus),
+            AdminQuestion::ShutdownStatus if completion.result >> 2 & 3 == 2 => {
+                self.counts.shutdowns += 1;
+                self.lose(number, "it is shut down");
+                self.fenced(number, true);
+            }
+            AdminQuestion::ShutdownStatus => one.ask(AdminQuestion::ShutdownStatus),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn admin_data(&mut self, number: usize, id: u16, data: &[u8]) -> Result<(), Violation> {
+        let one = &mut self.associations[number];
+        match one.admin_questions.remove(&id) {
+            Some(AdminQuestion::Identify) => {
+                let bytes = data.try_into().map_err(|_| "Identify without 4096 bytes")?;
+                let can = FenceCapabilities::decode(bytes);
+                (one.instance, one.quiesce) = (can.instance, Nanos::from_millis(can.quiesce_time_ms.into()));
+                one.ask(AdminQuestion::Mask);
+            }
+            Some(AdminQuestion::ResetLog) => {
+                for entry in decode_cross_controller_reset_log(data) {
+                    let is_done = entry.status == CrossControllerResetStatus::Succeeded;
+                    let victim = self.associations.iter().position(|one| {
+                        let instance = one.instance.map(|instance| (instance.id, instance.uniquifier));
+                        one.fence == FenceStep::Asked(number)
+                            && one.step == AssociationStep::Lost
+                            && instance == Some((entry.impacted, entry.uniquifier))
+                    });
+                    if let (true, Some(victim)) = (is_done, victim) {
+                        self.counts.late_resets += 1;
+                        self.fenced(victim, true);
+                    }
+                }
+            }
+            Some(AdminQuestion::Page) => {}
+            other => return Err(format!("data for {other:?}")),
+        }
+        Ok(())
+    }
+
+    fn reset_answer(
+        &mut self,
+        number: usize,
+        victim: usize,
+        completion: Completion,
+    ) -> Result<(), Violation> {
+        let is_done = completion.result & CrossControllerReset::DONE != 0;
+        match (completion.status.is_ok(), is_done) {
+            (true, true) => {
+                self.counts.resets += 1;
+                if self.associations[victim].is_active() {
+                    self.lose(victim, "another association has reset it");
+                }
+                if self.associations[victim].step == AssociationStep::Lost {
+                    self.fenced(victim, true);
+                }
+            }
+            (true, false) => {
+                if self.associations[victim].is_active() {
+                    self.lose(victim, "another association resets it");
+                }
+                let is_credulous =
+                    self.hosts[self.associations[victim].host].policy == RetryPolicy::EarlyReset;
+                if is_credulous && self.associations[victim].step == AssociationStep::Lost {
+                    self.fenced(victim, true);
+                } else {
+                    self.associations[victim].fence = FenceStep::Asked(number);
+                }
+            }
+            (false, _) if self.associations[victim].step == AssociationStep::Lost => {
+                self.wait_for_fence(victim);
+            }
+            (false, _) => {}
+        }
+        Ok(())
+    }
+
+    fn io_answer(&mut self, number: usize, completion: Completion) -> Result<(), Violation> {
+        let one = &mut self.associations[number];
+        let host = one.host;
+        let question = one.io_questions.remove(&completion.id);
+        let is_done = completion.status.is_ok();
+        match question.ok_or_else(|| format!("an answer to no command: {completion:?}"))? {
+            IoQuestion::Connect if is_done => one.step = AssociationStep::Ready,
+            // The controller is about to end.
+            IoQuestion::Connect => {}
+            IoQuestion::Write { block, stamp } => {
+                self.counts.requests += 1;
+                self.counts.inaccessible += u64::from(completion.status == NvmeStatus::ANA_INACCESSIBLE);
+                let mut disk = lock_mutex(&self.disk);
+                self.hosts[host].blocks[block].written(stamp, is_done, &mut disk);
+            }
+            IoQuestion::Read { block, .. } => {
+                self.counts.requests += 1;
+                self.hosts[host].blocks[block].is_busy = false;
+            }
+        }
+        Ok(())
+    }
+
+    fn io_data(&mut self, number: usize, id: u16, data: &[u8]) -> Result<(), Violation> {
+        let one = &mut self.associations[number];
+        let Some(IoQuestion::Read { block, allowed }) = one.io_questions.remove(&id) else {
+            return Err("data for no read".into());
+        };
+        (self.counts.requests, self.counts.compared) = (self.counts.requests + 1, self.counts.compared + 1);
+        self.hosts[one.host].blocks[block].was_read(&allowed, stamp_of(data)?)
+    }
+
+    fn connect_io(&mut self, number: usize) {
+        let (host, controller) = (self.associations[number].host, self.associations[number].controller);
+        if let Some(io) = self.connect_queue(host, 1, controller, 0) {
+            let one = &mut self.associations[number];
+            one.io = Some(io);
+            one.io_questions.insert(1, IoQuestion::Connect);
+            one.step = AssociationStep::ConnectingQueue;
+        }
+    }
+
+    fn send_requests(&mut self, number: usize) {
+        let host = self.associations[number].host;
+        for _ in 0..self.work.below(3) {
+            if self.associations[number].io_questions.len() >= self.depth {
+                return;
+            }
+            let all = &self.hosts[host].blocks;
+            let repeat = (0..all.len()).find(|block| all[*block].must_repeat());
+            let block = repeat.unwrap_or(self.work.below(all.len() as u64) as usize);
+            let is_write = repeat.is_some() || self.work.one_in(2);
+            self.counts.repeated += u64::from(repeat.is_some());
+            self.request(number, block, is_write);
+        }
+    }
+
+    fn request(&mut self, number: usize, block: usize, is_write: bool) {
+        let host = &mut self.hosts[self.associations[number].host];
+        let (one, model) = (&mut self.associations[number], &mut host.blocks[block]);
+        let at = host.first + block;
+        if is_write && model.may_write() {
+            let stamp = one.next_stamp(number);
+            model.write(stamp);
+            one.request(at, IoQuestion::Write { block, stamp });
+        } else if !is_write && !model.is_busy {
+            let allowed = model.read();
+            one.request(at, IoQuestion::Read { block, allowed });
+        }
+    }
+
+    /// Reads all blocks of all hosts.
+    pub(super) fn read_all(&mut self) {
+        for host in 0..self.hosts.len() {
+            let is_path = |one: &HostAssociation| one.host == host && one.step == AssociationStep::Ready;
+            let number = self.associations.iter().position(is_path).expect("the caller has waited for one");
+            for block in 0..self.hosts[host].blocks.len() {
+                self.request(number, block, false);
+            }
+        }
+    }
+
+    /// Sometimes loses the association, or resets a working one through it.
+    fn disturb_association(&mut self, number: usize) {
+        let (loses, hangs) =
+            (!self.plan.without.has(DisturbanceClass::Lost), !self.plan.without.has(DisturbanceClass::Hang));
+        if !self.control.one_in(150) {
+            return;
+        }
+        match self.control.below(8) {
+            0..3 if hangs => {
+                self.counts.silent += 1;
+                self.associations[number].is_silent = true;
+                self.lose(number, "it falls silent");
+            }
+            3..5 if loses => {
+                self.counts.cut += 1;
+                let (quietly, broken) = (self.control.one_in(2), self.control.one_in(2));
+                let links: Vec<usize> = self.associations[number].queues().map(|queue| queue.link).collect();
+                // Perhaps only the I/O queue at first.
+                let from = if self.control.one_in(4) { links.len() - 1 } else { 0 };
+                for link in &links[from..] {
+                    self.net.borrow_mut().leave(*link, quietly, broken);
+                }
+                self.lose(number, "it is cut off");
+            }
+            5 if loses => {
+                let one = &mut self.associations[number];
+                one.step = AssociationStep::ShuttingDown;
+                if let Some(io) = one.io.take() {
+                    self.net.borrow_mut().leave(io.link, false, false);
+                }
+                one.ask(AdminQuestion::Shutdown);
+                self.say(format!("association {number} shuts down"));
+            }
+            6 if loses => self.reset_another(number),
+            _ => {}
+        }
+    }
+
+    /// Resets a working association of the same host, which perhaps does the same.
+    fn reset_another(&mut self, number: usize) {
+        let host = self.associations[number].host;
+        let is_other = |other: &usize| {
+            let one = &self.associations[*other];
+            *other != number && one.host == host && one.step == AssociationStep::Ready
+        };
+        let Some(other) = (0..self.associations.len()).find(is_other) else { return };
+        let both = if self.control.one_in(2) {
+            vec![(number, other), (other, number)]
+        } else {
+            vec![(number, other)]
+        };
+        self.counts.mutual += 1;
+        for (source, victim) in both {
+            let Some(instance) = self.associations[victim].instance else { return };
+            self.say(format!("association {source} resets {victim}, which works"));
+            self.associations[source].ask_reset(victim, instance);
+        }
+    }
+
+    /// The association is lost: its unanswered writes may land until it is fenced.
+    pub(super) fn lose(&mut self, number: usize, why: &str) {
+        self.say(format!("association {number} is lost: {why}"));
+        let one = &mut self.associations[number];
+        let host = one.host;
+        one.step = AssociationStep::Lost;
+        for question in std::mem::take(&mut one.io_questions).into_values() {
+            match question {
+                IoQuestion::Connect => {}
+                IoQuestion::Write { block, .. } => self.hosts[host].blocks[block].lose(number, true),
+                IoQuestion::Read { block, .. } => self.hosts[host].blocks[block].lose(number, false),
+            }
+        }
+        one.admin_questions.clear();
+        match self.hosts[host].policy {
+            RetryPolicy::Reset | RetryPolicy::EarlyReset => {
+                self.associations[number].fence = FenceStep::Wanted
+            }
+            RetryPolicy::Wait => self.wait_for_fence(number),
+            RetryPolicy::AtOnce => self.associations[number].fence = FenceStep::Until(self.now),
+        }
+    }
+
+    fn wait_for_fence(&mut self, number: usize) {
+        let keep_alive = self.hosts[self.associations[number].host].keep_alive;
+        let one = &mut self.associations[number];
+        // A host that has not read the quiesce time yet has sent no write either.
+        one.fence = FenceStep::Until(fenced_at(self.now, keep_alive, one.quiesce));
+    }
+
+    /// The host may repeat the writes of a lost association. `is_promised` if the target has said
+    /// so, or its times have passed.
+    pub(super) fn fenced(&mut self, number: usize, is_promised: bool) {
+        self.say(format!("association {number} is fenced"));
+        if is_promised {
+            lock_mutex(&self.disk).fenced.insert(number);
+        }
+        let host = self.associations[number].host;
+        self.hosts[host].blocks.iter_mut().for_each(|block| block.fenced(number));
+        self.close(number);
+    }
+
+    /// Closes the connections of an association for good.
+    pub(super) fn close(&mut self, number: usize) {
+        let one = &mut self.associations[number];
+        one.step = AssociationStep::Over;
+        for queue in one.queues() {
+            self.net.borrow_mut().leave(queue.link, false, true);
+        }
+    }
+
+    /// Time at which the next lost association is fenced by a time.
+    pub(super) fn next_fence(&self) -> Nanos {
+        let lost = self.associations.iter().filter(|one| one.step == AssociationStep::Lost);
+        let until = lost.filter_map(|one| match one.fence {
+            FenceStep::Until(at) => Some(at),
+            _ => None,
+        });
+        until.min().unwrap_or(Nanos::NEVER)
+    }
+
+    /// Continues the fences of lost associations.
+    pub(super) fn look_at_fences(&mut self) {
+        for number in 0..self.associations.len() {
+            let one = &self.associations[number];
+            if one.step != AssociationStep::Lost {
+                continue;
+            }
+            let host = one.host;
+            match one.fence {
+                FenceStep::Until(at) if at <= self.now => {
+                    let is_promised = self.hosts[host].policy != RetryPolicy::AtOnce;
+                    self.counts.waits += u64::from(is_promised);
+                    self.fenced(number, is_promised);
+                }
+                FenceStep::Until(_) => {}
+                // The association that was asked is lost too.
+                FenceStep::Asked(by) if !self.associations[by].is_active() => {
+                    self.associations[number].fence = FenceStep::Wanted;
+                }
+                FenceStep::Asked(_) => {}
+                FenceStep::Wanted => {
+                    let Some(instance) = one.instance else {
+                        // Nothing was sent over it yet.
+                        self.fenced(number, false);
+                        continue;
+                    };
+                    let can = |by: &usize| {
+                        let other = &self.associations[*by];
+                        let is_ready = other.step == AssociationStep::Ready && !other.is_silent;
+                        *by != number && other.host == host && is_ready && !other.awaits_reset(number)
+                    };
+                    if let Some(by) = (0..self.associations.len()).find(can) {
+                        self.associations[number].fence = FenceStep::Asked(by);
+                        self.associations[by].ask_reset(number, instance);
+                    }
+                }
+            }
+        }
+    }
+}
