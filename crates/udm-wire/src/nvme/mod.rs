@@ -13,11 +13,13 @@
 //! * `identify`, `log_page`, `feature`: what a host reads about a controller and its namespaces.
 //! * `nvm`: the arguments of reads, writes and deallocations.
 //! * `digest`: CRC-32C.
+//! * [`host`]: the side of a host, for udm as an initiator.
 
 mod command;
 mod digest;
 mod fabrics;
 mod feature;
+pub mod host;
 mod identify;
 mod log_page;
 mod nqn;
