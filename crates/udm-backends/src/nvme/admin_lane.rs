@@ -311,6 +311,13 @@ impl AdminLane {
     }
 }
 
+impl Drop for AdminLane {
+    /// The next task connects for the first time again.
+    fn drop(&mut self) {
+        self.namespace.forget_association(self.connection.as_ref().map(|connection| connection.number));
+    }
+}
+
 impl AdminConnection {
     /// Handles received bytes.
     fn take_events(

@@ -5,7 +5,7 @@
 //! anywhere and trusts none of them.
 //!
 //! * **Association.** A namespace in use has one controller, whatever the number of its names and
-//!   lanes. A task on one core has the admin queue ([`admin_lane`]): it connects, checks the
+//!   lanes, from the first lane on until the device is closed. A task on one core has the admin queue ([`admin_lane`]): it connects, checks the
 //!   controller, keeps it alive and hears its events. After a loss it connects again, with a
 //!   back-off that doubles up to five seconds.
 //! * **Queues.** Each lane has an I/O queue, which is a connection. It connects when a request comes
@@ -43,20 +43,23 @@ use admin_lane::AdminTaskHandle;
 use lane::NvmeLane;
 use remote_namespace::QueueNumber;
 pub(crate) use remote_namespace::RemoteNamespace;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Cx, Device, DeviceControlError, DeviceId, Lane, Limits, SharedDiskState};
 use udm_runtime::Ring;
+use udm_wire::nvme::host::ana_priority;
 
 /// A namespace as a device.
 pub(crate) struct NvmeDevice {
     id: DeviceId,
     namespace: Arc<RemoteNamespace>,
+    /// Keeps the association from the first lane on, also while no lane is open.
+    task: OnceLock<Arc<AdminTaskHandle>>,
 }
 
 impl NvmeDevice {
     pub(crate) fn new(namespace: Arc<RemoteNamespace>) -> NvmeDevice {
-        NvmeDevice { id: DeviceId::new(), namespace }
+        NvmeDevice { id: DeviceId::new(), namespace, task: OnceLock::new() }
     }
 }
 
@@ -69,12 +72,12 @@ struct SharedQueueDevice {
 fn open_lane(
     namespace: &Arc<RemoteNamespace>,
     number: QueueNumber,
+    task: Arc<AdminTaskHandle>,
     cx: &mut Cx<'_>,
 ) -> Result<Box<dyn Lane>, DeviceControlError> {
     let ring = Ring::of(cx).ok_or_else(|| {
         DeviceControlError::new(EOPNOTSUPP, "an NVMe controller needs a core with an io_uring")
     })?;
-    let task = AdminTaskHandle::get_or_start(namespace, cx);
     Ok(Box::new(NvmeLane::new(ring, namespace, number, task, cx)))
 }
 
@@ -84,7 +87,8 @@ impl Device for SharedQueueDevice {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
-        open_lane(&self.namespace, QueueNumber::shared(), cx)
+        let task = AdminTaskHandle::get_or_start(&self.namespace, cx);
+        open_lane(&self.namespace, QueueNumber::shared(), task, cx)
     }
 
     fn limits(&self) -> Limits {
@@ -98,8 +102,10 @@ impl Device for NvmeDevice {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        let task = AdminTaskHandle::get_or_start(&self.namespace, cx);
+        let _ = self.task.set(Arc::clone(&task));
         if let Some(number) = RemoteNamespace::take_queue_number(&self.namespace) {
-            return open_lane(&self.namespace, number, cx);
+            return open_lane(&self.namespace, number, task, cx);
         }
         let namespace = Arc::clone(&self.namespace);
         let shared: Arc<dyn Device> = Arc::new(SharedQueueDevice { id: DeviceId::new(), namespace });
@@ -120,6 +126,14 @@ impl Device for NvmeDevice {
 
     fn rejection_reason(&self) -> Option<String> {
         self.namespace.rejection_reason()
+    }
+
+    fn wwid(&self) -> Option<String> {
+        self.namespace.facts().id.wwid()
+    }
+
+    fn path_priority(&self) -> Option<u32> {
+        Some(ana_priority(self.namespace.ana()))
     }
 
     fn stall_reason(&self) -> Option<String> {

@@ -300,6 +300,17 @@ impl RemoteNamespace {
         self.mark_down(reason);
     }
 
+    /// Records that the task of association `number` has ended, because nothing uses it any more.
+    pub(super) fn forget_association(&self, number: Option<u64>) {
+        let is_other = matches!(
+            &*lock(&self.state),
+            AssociationState::Live(live) if Some(live.number) != number
+        );
+        if !is_other {
+            self.set_state(AssociationState::Connecting);
+        }
+    }
+
     /// Records that an attempt to connect has failed.
     #[cold]
     pub(super) fn connecting_failed(&self, reason: &str) {
