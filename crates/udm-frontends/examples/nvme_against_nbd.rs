@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use udm_frontends::nbd::{BoundAddress, Export, Exports, ListenAddress, NbdServer, NbdServerLimits};
-use udm_frontends::nvme::{NvmeServer, NvmeServerLimits, NvmeServerOptions, default_subsystem_nqn};
+use udm_frontends::nvme::{NvmeServer, NvmeServerOptions, default_subsystem_nqn};
 use udm_runtime::{Runtime, RuntimeOptions};
 use udm_wire::nvme::{
     CommandCapsule, ConnectCommand, ConnectData, InitializeRequest, PduLimits, encode_capsule_command,
@@ -81,12 +81,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let listen = [ListenAddress::Tcp(any)];
     let nbd = NbdServer::start(runtime.core_set(), exports.clone(), NbdServerLimits::default(), &listen)?;
-    let options = NvmeServerOptions {
-        subsystem: default_subsystem_nqn(&["example"]),
-        allowed_hosts: None,
-        last_controller: 0,
-        limits: NvmeServerLimits::default(),
-    };
+    let options =
+        NvmeServerOptions { subsystem: default_subsystem_nqn(&["example"]), ..NvmeServerOptions::default() };
     let nvme = NvmeServer::start(runtime.core_set(), &exports, options, &[any])?;
 
     // NBD: the handshake with EXPORT_NAME, then simple replies.

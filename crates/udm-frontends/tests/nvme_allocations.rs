@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 use udm_frontends::nbd::{Export, Exports};
-use udm_frontends::nvme::{NvmeServer, NvmeServerLimits, NvmeServerOptions};
+use udm_frontends::nvme::{NvmeServer, NvmeServerOptions};
 use udm_runtime::{Runtime, RuntimeOptions};
 use udm_wire::nvme::{
     CommandCapsule, ConnectCommand, ConnectData, DataPdu, InitializeRequest, PduLimits, data_digest,
@@ -126,12 +126,7 @@ fn a_warm_queue_allocates_nothing() {
     let device =
         udm_backends::open_standalone_device(&udm_wire::uri::parse_device_uri("mem:64M").unwrap()).unwrap();
     exports.add(Export::new("disk", "", false, device).unwrap()).unwrap();
-    let options = NvmeServerOptions {
-        subsystem: SUBSYSTEM.into(),
-        allowed_hosts: None,
-        last_controller: 0,
-        limits: NvmeServerLimits::default(),
-    };
+    let options = NvmeServerOptions { subsystem: SUBSYSTEM.into(), ..NvmeServerOptions::default() };
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let server = NvmeServer::start(runtime.core_set(), &exports, options, &[any]).unwrap();
     let (mut admin, controller) = connect(server.bound()[0], 0, 0xffff);

@@ -4,12 +4,14 @@ use proptest::prelude::*;
 use std::net::SocketAddr;
 use udm_wire::fuzz::fuzz_nvme_pdu;
 use udm_wire::nvme::{
-    AnaGroup, AnaState, AsyncEvent, CommandCapsule, Completion, ConnectCommand, ConnectData, ControllerKind,
-    DISCOVERY_NQN, DataPdu, DataPointer, DiscoveryEntry, FabricsCommand, FatalError, IdentifyController,
-    InitializeRequest, InitializeResponse, LogPage, LogPageRequest, NvmeStatus, PduHeader, PduLimits,
-    PduType, QueueCounts, RwFlags, RwRequest, TermRequest, encode_ana_log, encode_c2h_data,
-    encode_capsule_command, encode_capsule_response, encode_changed_namespaces, encode_discovery_log,
-    encode_h2c_data, encode_r2t,
+    AnaGroup, AnaState, AsyncEvent, CommandCapsule, Completion, ConnectCommand, ConnectData,
+    ControllerInstance, ControllerKind, CrossControllerReset, CrossControllerResetEntry,
+    CrossControllerResetStatus, DISCOVERY_NQN, DataPdu, DataPointer, DiscoveryEntry, FabricsCommand,
+    FatalError, FenceCapabilities, IdentifyController, InitializeRequest, InitializeResponse, LogPage,
+    LogPageRequest, NvmeStatus, PduHeader, PduLimits, PduType, QueueCounts, RwFlags, RwRequest, TermRequest,
+    decode_cross_controller_reset_log, encode_ana_log, encode_c2h_data, encode_capsule_command,
+    encode_capsule_response, encode_changed_namespaces, encode_cross_controller_reset_log,
+    encode_discovery_log, encode_h2c_data, encode_r2t,
 };
 
 const PLAIN: PduLimits =
@@ -117,7 +119,29 @@ fn commands() {
     assert_eq!(QueueCounts::decode(0x0003_0001), QueueCounts { submission: 2, completion: 4 });
     assert_eq!(QueueCounts::encode(2), 0x0001_0001);
     let results = AsyncEvent::ALL.map(AsyncEvent::result);
-    assert_eq!(results, [0x0004_0002, 0x000c_0302, 0x0070_f002]);
+    assert_eq!(results, [0x001e_f402, 0x0004_0002, 0x000c_0302, 0x0070_f002]);
+}
+
+/// The command and the log page, from figures 522, 304 and 305 of the base specification 2.3.
+#[test]
+fn cross_controller_resets() {
+    let impacted = ControllerInstance { id: 0x0102, uniquifier: 0x33, random: 0x1122_3344_5566_7788 };
+    let command = CrossControllerReset { impacted }.encode(7);
+    assert_eq!(command.bytes()[..4], hex("38 40 0700"));
+    assert_eq!(command.bytes()[40..56], hex("02013300 00000000 88776655 44332211"));
+    assert_eq!(CrossControllerReset::decode(&command).impacted, impacted);
+    let entry = |impacted, status| CrossControllerResetEntry { impacted, uniquifier: 9, source: 3, status };
+    let entries = [
+        entry(0x0102, CrossControllerResetStatus::InProgress),
+        entry(2, CrossControllerResetStatus::Succeeded),
+        entry(3, CrossControllerResetStatus::Failed),
+    ];
+    let page = encode_cross_controller_reset_log(&entries);
+    assert_eq!(page, hex("0300000000000000 0201090003000003 0200090003000103 0300090003000203"));
+    assert_eq!(decode_cross_controller_reset_log(&page), entries);
+    assert_eq!(decode_cross_controller_reset_log(&page[..15]), [], "an entry that was not read");
+    assert_eq!(decode_cross_controller_reset_log(&page[..7]), []);
+    assert_eq!(encode_cross_controller_reset_log(&[entries[0]; 600]).len(), 4096);
 }
 
 /// Offsets of fields that hosts read, from the figures of the specification.
@@ -139,8 +163,16 @@ fn structures() {
         ana_transition_max: 10,
         ana_groups: 1,
         keep_alive_granularity: 10,
+        fence: FenceCapabilities {
+            instance: Some(ControllerInstance { id: 0x1234, uniquifier: 5, random: 0x0102_0304_0506_0708 }),
+            resets_max: 4,
+            quiesce_time_ms: 30_000,
+        },
     };
     let bytes = controller.encode();
+    assert_eq!((bytes[135], &bytes[136..144]), (5, &hex("0807060504030201")[..]));
+    assert_eq!((bytes[1807], &bytes[386..388], bytes[94]), (4, &hex("3075")[..], 0x10));
+    assert_eq!(FenceCapabilities::decode(&bytes), controller.fence);
     assert_eq!(&bytes[4..12], b"abc     ");
     assert_eq!((bytes[76], bytes[77], &bytes[78..80]), (0b1011, 8, &[0x34, 0x12][..]));
     assert_eq!((&bytes[1792..1796], &bytes[1796..1800]), (&hex("04040000")[..], &hex("01000000")[..]));

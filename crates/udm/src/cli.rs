@@ -114,8 +114,10 @@ Requests that exceed a limit wait; none fails. Limits end with the server unless
 Examples:\n  udm throttle disk iops=2000 wbps=50M:1G\n  udm throttle disk2 --group tenant7 iops=5000\n  udm throttle disk none"
     )]
     Throttle(ThrottleArgs),
-    /// Show the NVMe/TCP target of the server: its namespaces and the controllers of its hosts
-    #[command(after_help = "Examples:\n  udm nvme ls\n  udm nvme ls --json")]
+    /// Show the NVMe/TCP target of the server, and set its ANA states
+    #[command(
+        after_help = "Examples:\n  udm nvme ls --json\n  udm nvme ana\n  udm nvme ana disk inaccessible --port 192.0.2.1:4420\n  udm nvme ana --all optimized"
+    )]
     Nvme(NvmeArgs),
     /// Add, remove or list sockets on which devices are served to virtual machines
     #[command(

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use udm_core::{BioFlags, Device, SECTOR_SIZE, Sectors};
 use udm_dm::{DeviceTransition, TargetError};
 use udm_frontends::nbd::{Export, Exports};
-use udm_frontends::nvme::{NvmeServer, NvmeServerLimits, NvmeServerOptions};
+use udm_frontends::nvme::{NvmeServer, NvmeServerOptions};
 use udm_runtime::{ProcessCores, Runtime, RuntimeOptions};
 
 const SUBSYSTEM: &str = "nqn.2014-08.org.example:subject";
@@ -35,12 +35,7 @@ impl NvmeWorld {
         let exports = Arc::new(Exports::new());
         let export = Export::new("subject", "", false, device.clone()).expect("a name");
         exports.add(export).expect("the first export");
-        let options = NvmeServerOptions {
-            subsystem: SUBSYSTEM.to_owned(),
-            allowed_hosts: None,
-            last_controller: 0,
-            limits: NvmeServerLimits::default(),
-        };
+        let options = NvmeServerOptions { subsystem: SUBSYSTEM.to_owned(), ..NvmeServerOptions::default() };
         let listen = [SocketAddr::from(([127, 0, 0, 1], 0))];
         let server = NvmeServer::start(runtime.core_set(), &exports, options, &listen).expect("a target");
         let (runtime, server) = (Some(runtime), Some(server));

@@ -30,9 +30,29 @@ pub struct NvmeSubsystem {
 pub struct NvmePort {
     /// Address with port.
     pub address: String,
-    /// ANA state of the namespaces: `optimized`, `non-optimized`, `inaccessible`,
-    /// `persistent-loss` or `change`.
-    pub ana_state: String,
+}
+
+/// How good a port is for a device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NvmeAnaState {
+    /// Address of the port.
+    pub port: String,
+    /// `optimized`, `non-optimized`, `inaccessible` or `persistent-loss`.
+    pub state: String,
+}
+
+/// Sets ANA states.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetNvmeAnaStateRequest {
+    /// The device; all devices if absent.
+    #[serde(default)]
+    pub device: Option<String>,
+    /// Address of the port; all ports if absent.
+    #[serde(default)]
+    pub port: Option<String>,
+    /// `optimized`, `non-optimized`, `inaccessible` or `persistent-loss`.
+    pub state: String,
 }
 
 /// A device as a namespace.
@@ -52,6 +72,8 @@ pub struct NvmeNamespace {
     pub block_bytes: u32,
     /// True if hosts cannot write.
     pub read_only: bool,
+    /// ANA states, by port.
+    pub ana: Vec<NvmeAnaState>,
 }
 
 /// A controller, which exists for one host.
@@ -63,6 +85,8 @@ pub struct NvmeController {
     pub host_nqn: String,
     /// Address of the host; null if the system does not know it.
     pub address: Option<String>,
+    /// Address of the port to which the host has connected.
+    pub port: String,
     /// True if it belongs to the discovery subsystem.
     pub discovery: bool,
     /// `live`, `disabled` by the host, or `ending`: the host is gone, and requests of it are still
@@ -85,4 +109,7 @@ pub struct NvmeConnectionStats {
     pub accepted: u64,
     /// Connections and queues that were refused, because there were too many.
     pub refused: u64,
+    /// Queues of hosts that were gone, and whose requests stayed at a device for longer than the
+    /// quiesce time.
+    pub late_quiesces: u64,
 }

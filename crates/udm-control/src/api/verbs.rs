@@ -13,7 +13,7 @@ use super::devices::{
     SuspendDevicesRequest, WaitDeviceEventRequest,
 };
 use super::events::DeviceEventDescription;
-use super::nvme::NvmeSubsystemList;
+use super::nvme::{NvmeSubsystemList, SetNvmeAnaStateRequest};
 use super::paths::FailOrReinstatePathRequest;
 use super::queue::{ChangeQueueSettingsRequest, SetDiskPowerRequest};
 use super::server::{ExportList, ServerVersions, UpgradeReport, UpgradeServerRequest};
@@ -179,6 +179,12 @@ pub const LIST_NVME: ApiVerbEndpoint<(), (), NvmeSubsystemList> = ApiVerbEndpoin
     "listNvmeSubsystems",
     "The subsystem of the NVMe/TCP target, with its namespaces and the controllers of its hosts",
 );
+pub const SET_NVME_ANA: ApiVerbEndpoint<(), SetNvmeAnaStateRequest, NvmeSubsystemList> =
+    ApiVerbEndpoint::post(
+        "/v1/nvme/ana",
+        "setNvmeAnaState",
+        "Sets how good ports are for devices; hosts get an event and choose their paths by it",
+    );
 pub const LIST_VHOST_USER: ApiVerbEndpoint<(), (), VhostUserSocketList> = ApiVerbEndpoint::get(
     "/v1/vhost-user",
     "listVhostUserSockets",

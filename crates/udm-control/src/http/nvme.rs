@@ -1,5 +1,8 @@
 //! The handlers of the NVMe/TCP target.
 
+use super::concurrency::AppState;
+use super::error::JsonBody;
+use super::handlers::JsonResult;
 use crate::api;
 use crate::registry::DeviceRegistry;
 use crate::verbs;
@@ -11,4 +14,12 @@ pub(super) async fn handle_list_nvme_subsystems(
     State(registry): State<Arc<DeviceRegistry>>,
 ) -> Json<api::NvmeSubsystemList> {
     Json(api::NvmeSubsystemList { subsystems: verbs::list_nvme_subsystems(&registry) })
+}
+
+pub(super) async fn handle_set_nvme_ana_state(
+    State(AppState { registry, .. }): State<AppState>,
+    JsonBody(body): JsonBody<api::SetNvmeAnaStateRequest>,
+) -> JsonResult<api::NvmeSubsystemList> {
+    verbs::set_nvme_ana_state(&registry, &body)?;
+    Ok(Json(api::NvmeSubsystemList { subsystems: verbs::list_nvme_subsystems(&registry) }))
 }

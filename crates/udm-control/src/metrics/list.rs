@@ -36,6 +36,8 @@ metrics! {
     NVME_ACCEPTED = COUNTER "udm_nvme_connections_accepted_total": "Connections of NVMe/TCP hosts that were accepted";
     NVME_REFUSED = COUNTER "udm_nvme_connections_refused_total":
         "Connections and queues of NVMe/TCP hosts that were refused, because there were too many";
+    NVME_LATE_QUIESCES = COUNTER "udm_nvme_late_quiesces_total":
+        "Queues of lost NVMe/TCP hosts whose requests stayed at a device for longer than the quiesce time";
     CORE_REQUESTS = COUNTER "udm_core_requests_total": "Requests that a core has answered";
     DEVICE = GAUGE "udm_device_info": "Always 1; the device's uuid and number are labels";
     SIZE = GAUGE "udm_device_size_bytes": "The size of the live table";

@@ -31,6 +31,7 @@ pub fn prometheus_text(stats: &api::ServerStatsReport) -> Vec<u8> {
         all.add(&m::NVME_CONNECTIONS, &[], nvme.connections as f64);
         all.add(&m::NVME_ACCEPTED, &[], nvme.accepted as f64);
         all.add(&m::NVME_REFUSED, &[], nvme.refused as f64);
+        all.add(&m::NVME_LATE_QUIESCES, &[], nvme.late_quiesces as f64);
     }
     for core in &stats.cores {
         all.add(&m::CORE_REQUESTS, &[("core", &core.core.to_string())], core.requests as f64);

@@ -1,9 +1,11 @@
 //! The commands of the admin queue.
 
+use super::controller_state::ControllerState;
+use super::cross_controller_reset::{ControllerResets, RESETS_MAX};
 use super::events::ControllerEvents;
 use super::namespaces::NamespaceGeometry;
 use super::queue::NvmeQueue;
-use super::subsystem::{ANA_GROUP, NAMESPACES_MAX};
+use super::subsystem::NAMESPACES_MAX;
 use super::{
     CAPSULE_DATA_MAX, EVENT_REQUESTS_MAX, FIRMWARE, MODEL, QUEUE_ENTRIES_MAX, TRANSFER_MAX_LOG2, VERSION,
 };
@@ -11,11 +13,11 @@ use std::net::SocketAddr;
 use udm_core::Nanos;
 use udm_core::Segments;
 use udm_wire::nvme::{
-    AdminOpcode, AsyncEventMask, CommandCapsule, ControllerCapabilities, ControllerConfiguration,
-    ControllerKind, ControllerStatus, DISCOVERY_NQN, DataPointer, FabricsCommand, FeatureId, IDENTIFY_SIZE,
-    IdentifyController, IdentifyNamespace, IdentifyTarget, LOG_PAGE_MAX, LogPage, LogPageRequest, NvmeStatus,
-    QueueCounts, encode_active_namespaces, encode_ana_log, encode_changed_namespaces, encode_discovery_log,
-    encode_firmware_log, encode_health_log, encode_namespace_descriptors, property,
+    AdminOpcode, AsyncEventMask, CommandCapsule, ControllerKind, DISCOVERY_NQN, DataPointer, FeatureId,
+    FenceCapabilities, IDENTIFY_SIZE, IdentifyController, IdentifyNamespace, IdentifyTarget, LOG_PAGE_MAX,
+    LogPage, LogPageRequest, NvmeStatus, QueueCounts, encode_active_namespaces, encode_ana_log,
+    encode_changed_namespaces, encode_discovery_log, encode_firmware_log, encode_health_log,
+    encode_namespace_descriptors,
 };
 
 /// Steps of the keep-alive timer in milliseconds.
@@ -27,18 +29,18 @@ const DISCOVERY_KEEP_ALIVE_MS: u32 = 120_000;
 /// State of a controller, which belongs to its admin queue.
 pub(super) struct AdminQueue {
     kind: ControllerKind,
-    configuration: ControllerConfiguration,
-    status: ControllerStatus,
+    pub(super) state: ControllerState,
     /// Keep-alive timeout; `None` for none.
     keep_alive: Option<Nanos>,
     keep_alive_ms: u32,
     /// When the host is given up.
     until: Nanos,
-    events: ControllerEvents,
+    pub(super) events: ControllerEvents,
+    pub(super) resets: ControllerResets,
 }
 
 /// The answer to an admin command.
-enum AdminReply {
+pub(super) enum AdminReply {
     /// Success, with the result.
     Done(u64),
     /// Success, with data of at least this length.
@@ -53,12 +55,12 @@ impl AdminQueue {
     pub(super) fn new(kind: ControllerKind, keep_alive_ms: u32) -> AdminQueue {
         let mut queue = AdminQueue {
             kind,
-            configuration: ControllerConfiguration::default(),
-            status: ControllerStatus::default(),
+            state: ControllerState::default(),
             keep_alive: None,
             keep_alive_ms: 0,
             until: Nanos::NEVER,
             events: ControllerEvents::default(),
+            resets: ControllerResets::default(),
         };
         queue.set_keep_alive(keep_alive_ms);
         queue
@@ -79,11 +81,17 @@ impl AdminQueue {
 impl NvmeQueue {
     /// Begins as an admin queue, if it is one.
     pub(super) fn begin_admin(&mut self, now: Nanos) {
+        let changes = self.ana_changes();
         let subsystem = &self.server.subsystem;
         if let Some(admin) = &mut self.admin {
             admin.restart_timer(now);
-            admin.events.begin(subsystem.namespaces(), subsystem.ana_state().1);
+            admin.events.begin(subsystem.namespaces(), changes);
         }
+    }
+
+    /// Number of changes of ANA states on the port of this queue.
+    fn ana_changes(&self) -> u64 {
+        self.server.subsystem.ana_changes(self.link.association.origin.port)
     }
 
     /// The time at which the keep-alive timer expires; never for an I/O queue.
@@ -93,15 +101,16 @@ impl NvmeQueue {
 
     /// Looks for events after a change, and reports them.
     pub(super) fn look_for_events(&mut self) {
+        let changes = self.ana_changes();
         let subsystem = &self.server.subsystem;
         let Some(admin) = &mut self.admin else { return };
         if admin.kind == ControllerKind::Io {
-            admin.events.look(subsystem.namespaces(), subsystem.ana_state().1);
+            admin.events.look(subsystem.namespaces(), changes);
         }
         self.report_events();
     }
 
-    fn report_events(&mut self) {
+    pub(super) fn report_events(&mut self) {
         while let Some((id, event)) = self.admin.as_mut().and_then(|admin| admin.events.next()) {
             self.respond(id, NvmeStatus::SUCCESS, event.result().into());
         }
@@ -142,7 +151,7 @@ impl NvmeQueue {
             return self.fabrics_command(command);
         }
         let admin = self.admin.as_mut().expect("it is an admin queue");
-        if !admin.status.is_ready {
+        if !admin.state.is_ready() {
             return Err(NvmeStatus::COMMAND_SEQUENCE_ERROR.permanent());
         }
         let is_io = admin.kind == ControllerKind::Io;
@@ -155,60 +164,12 @@ impl NvmeQueue {
             AdminOpcode::GetFeatures => self.get_features(command),
             // The command is not aborted; it completes by itself.
             AdminOpcode::Abort if is_io => Ok(Done(1)),
-            AdminOpcode::Abort | AdminOpcode::Fabrics | AdminOpcode::Other(_) => {
-                Err(NvmeStatus::INVALID_OPCODE.permanent())
-            }
+            AdminOpcode::CrossControllerReset if is_io => self.cross_controller_reset(command),
+            AdminOpcode::CrossControllerReset
+            | AdminOpcode::Abort
+            | AdminOpcode::Fabrics
+            | AdminOpcode::Other(_) => Err(NvmeStatus::INVALID_OPCODE.permanent()),
         }
-    }
-
-    fn fabrics_command(&mut self, command: &CommandCapsule) -> Result<AdminReply, NvmeStatus> {
-        let capabilities = ControllerCapabilities { queue_entries: QUEUE_ENTRIES_MAX - 1, timeout: 15 };
-        let admin = self.admin.as_mut().expect("it is an admin queue");
-        match FabricsCommand::decode(command) {
-            FabricsCommand::PropertyGet(get) => {
-                let value = match (get.offset, get.is_long) {
-                    (property::CAPABILITIES, true) => capabilities.encode(),
-                    (property::VERSION, false) => VERSION.into(),
-                    (property::CONFIGURATION, false) => admin.configuration.0.into(),
-                    (property::STATUS, false) => admin.status.encode().into(),
-                    _ => return Err(NvmeStatus::INVALID_FIELD.permanent()),
-                };
-                Ok(Done(value))
-            }
-            FabricsCommand::PropertySet(set) => {
-                if (set.offset, set.is_long) != (property::CONFIGURATION, false) {
-                    return Err(NvmeStatus::INVALID_FIELD.permanent());
-                }
-                self.configure(ControllerConfiguration(set.value as u32))?;
-                Ok(Done(0))
-            }
-            // A queue connects once.
-            FabricsCommand::Connect(_) => Err(NvmeStatus::COMMAND_SEQUENCE_ERROR.permanent()),
-            FabricsCommand::Other(_) => Err(NvmeStatus::INVALID_OPCODE.permanent()),
-        }
-    }
-
-    /// Sets the property `CC`: enables, disables or shuts down the controller.
-    fn configure(&mut self, configuration: ControllerConfiguration) -> Result<(), NvmeStatus> {
-        let admin = self.admin.as_mut().expect("it is an admin queue");
-        if !configuration.is_supported() {
-            return Err(NvmeStatus::INVALID_FIELD.permanent());
-        }
-        let before = std::mem::replace(&mut admin.configuration, configuration);
-        if configuration.is_enabled() != before.is_enabled() {
-            admin.status.is_ready = configuration.is_enabled();
-            admin.status.is_shut_down = false;
-            if !configuration.is_enabled() {
-                admin.events.reset();
-            }
-        }
-        if configuration.is_shutdown() {
-            // Nothing is cached here: data is as durable as the host has asked for.
-            (admin.status.is_shut_down, admin.status.is_ready) = (true, false);
-        }
-        let is_ready = admin.status.is_ready;
-        self.link.association.set_enabled(is_ready);
-        Ok(())
     }
 
     fn identify(&mut self, command: &CommandCapsule) -> Result<AdminReply, NvmeStatus> {
@@ -238,7 +199,7 @@ impl NvmeQueue {
                         optimal_write: in_blocks(limits.io_opt),
                         is_thin: geometry.can_discard,
                         is_read_only: geometry.is_read_only,
-                        ana_group: ANA_GROUP,
+                        ana_group: nsid,
                         nguid: namespace.uuid,
                     }
                     .encode()
@@ -276,8 +237,13 @@ impl NvmeQueue {
             namespaces_max: NAMESPACES_MAX,
             event_requests_max: EVENT_REQUESTS_MAX,
             ana_transition_max: 10,
-            ana_groups: 1,
+            ana_groups: NAMESPACES_MAX,
             keep_alive_granularity: (KEEP_ALIVE_STEP_MS / 100) as u16,
+            fence: FenceCapabilities {
+                instance: association.instance(),
+                resets_max: RESETS_MAX,
+                quiesce_time_ms: subsystem.quiesce_time_ms,
+            },
         }
         .encode()
     }
@@ -305,10 +271,14 @@ impl NvmeQueue {
                 encode_changed_namespaces(&admin.events.changed_namespaces(!request.retains_event))
             }
             LogPage::Ana => {
-                let changes = subsystem.ana_state().1;
-                encode_ana_log(changes, &subsystem.ana_groups(), request.specific & 1 != 0)
+                let port = self.link.association.origin.port;
+                let changes = subsystem.ana_changes(port);
+                encode_ana_log(changes, &subsystem.ana_groups(port), request.specific & 1 != 0)
             }
-            LogPage::Discovery | LogPage::Other(_) => return Err(NvmeStatus::INVALID_LOG_PAGE.permanent()),
+            LogPage::CrossControllerReset => admin.resets.log(request.specific & 1 != 0),
+            LogPage::Discovery | LogPage::Other(_) => {
+                return Err(NvmeStatus::INVALID_LOG_PAGE.permanent());
+            }
         };
         if !request.retains_event {
             admin.events.page_read(command.dword(10) as u8);

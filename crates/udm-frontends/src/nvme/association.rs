@@ -6,7 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use udm_core::{CoreId, DeviceId};
 use udm_runtime::ProcessCores;
-use udm_wire::nvme::ControllerKind;
+use udm_wire::nvme::{ControllerInstance, ControllerKind};
+
+/// Where an admin queue comes from and arrives.
+#[derive(Clone, Copy)]
+pub(super) struct AssociationOrigin {
+    /// The other end.
+    pub(super) peer: Peer,
+    /// Index of the port.
+    pub(super) port: usize,
+}
 
 /// A controller with its queues. It ends with its admin queue, and then all queues end.
 pub(super) struct Association {
@@ -16,13 +25,14 @@ pub(super) struct Association {
     /// Name of the host.
     pub(super) host: String,
     pub(super) host_id: [u8; 16],
-    /// The other end of the admin queue.
-    pub(super) peer: Peer,
+    /// Where the admin queue comes from and arrives.
+    pub(super) origin: AssociationOrigin,
     /// Topic of [`AssociationEnded`].
     pub(super) topic: DeviceId,
     core_set: Arc<ProcessCores>,
     is_enabled: AtomicBool,
     is_ended: AtomicBool,
+    is_forgotten: AtomicBool,
     queues: Mutex<AssociationQueues>,
 }
 
@@ -30,10 +40,15 @@ struct AssociationQueues {
     connected: BTreeSet<u16>,
     /// Number of I/O queues that the host may connect.
     granted: u16,
+    /// `None` before the controller was enabled first.
+    instance: Option<ControllerInstance>,
 }
 
 /// Message to the queues of an association: it has ended.
 pub(super) struct AssociationEnded;
+
+/// Message to the I/O queues of an association: its controller is reset or shut down.
+pub(super) struct ControllerDisabled;
 
 impl Association {
     pub(super) fn new(
@@ -41,20 +56,25 @@ impl Association {
         kind: ControllerKind,
         host: String,
         host_id: [u8; 16],
-        peer: Peer,
+        origin: AssociationOrigin,
         core_set: &Arc<ProcessCores>,
     ) -> Association {
-        let queues = AssociationQueues { connected: BTreeSet::from([0]), granted: core_set.len() as u16 };
+        let queues = AssociationQueues {
+            connected: BTreeSet::from([0]),
+            granted: core_set.len() as u16,
+            instance: None,
+        };
         Association {
             id,
             kind,
             host,
             host_id,
-            peer,
+            origin,
             topic: DeviceId::new(),
             core_set: Arc::clone(core_set),
             is_enabled: AtomicBool::new(false),
             is_ended: AtomicBool::new(false),
+            is_forgotten: AtomicBool::new(false),
             queues: Mutex::new(queues),
         }
     }
@@ -68,8 +88,41 @@ impl Association {
         self.is_enabled.load(Ordering::Acquire)
     }
 
-    pub(super) fn set_enabled(&self, is_enabled: bool) {
-        self.is_enabled.store(is_enabled, Ordering::Release);
+    /// The controller is enabled, as a new instance with this random number.
+    pub(super) fn enable(&self, random: u64) {
+        let mut queues = self.queues();
+        let last = queues.instance.map_or(0, |instance| instance.uniquifier);
+        // 0 means that there is no uniquifier.
+        let uniquifier = last.wrapping_add(1).max(1);
+        queues.instance = Some(ControllerInstance { id: self.id, uniquifier, random });
+        self.is_enabled.store(true, Ordering::Release);
+    }
+
+    /// The controller is disabled: its I/O queues receive nothing more.
+    pub(super) fn disable(&self) {
+        if self.is_enabled.swap(false, Ordering::AcqRel) {
+            self.send_to_queues(|| Box::new(ControllerDisabled));
+        }
+    }
+
+    /// The instance of the controller; `None` before it was enabled first.
+    pub(super) fn instance(&self) -> Option<ControllerInstance> {
+        self.queues().instance
+    }
+
+    /// True if no queue is left, so that nothing of the controller is at a device.
+    pub(super) fn is_forgotten(&self) -> bool {
+        self.is_forgotten.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_forgotten(&self) {
+        self.is_forgotten.store(true, Ordering::Release);
+    }
+
+    fn send_to_queues(&self, message: impl Fn() -> Box<dyn std::any::Any + Send>) {
+        for core in 0..self.core_set.len() {
+            self.core_set.send_message(CoreId(core as u16), self.topic, message());
+        }
     }
 
     pub(super) fn is_ended(&self) -> bool {
@@ -82,9 +135,7 @@ impl Association {
             return;
         }
         tracing::info!("nvme: controller {} of {} ends: {why}", self.id, self.host);
-        for core in 0..self.core_set.len() {
-            self.core_set.send_message(CoreId(core as u16), self.topic, Box::new(AssociationEnded));
-        }
+        self.send_to_queues(|| Box::new(AssociationEnded));
     }
 
     /// Sets the number of I/O queues to at most `asked` and one per core; returns it. Once I/O
@@ -145,7 +196,14 @@ mod tests {
         let spin_max = std::time::Duration::ZERO;
         let runtime = Runtime::start(&RuntimeOptions { cpus: vec![None; 2], poll: false, spin_max }).unwrap();
         let (kind, cores) = (ControllerKind::Io, runtime.core_set());
-        let association = Association::new(1, kind, "host".into(), [0; 16], Peer::Unknown, cores);
+        let association = Association::new(
+            1,
+            kind,
+            "host".into(),
+            [0; 16],
+            AssociationOrigin { peer: Peer::Unknown, port: 0 },
+            cores,
+        );
         assert!(association.connect_queue(1) && !association.connect_queue(1));
         assert!(!association.connect_queue(3), "more than granted");
         assert!(!association.disconnect_queue(0));

@@ -12,8 +12,8 @@ pub struct NvmeSubsystemDescription {
     pub nqn: String,
     /// Serial number.
     pub serial: String,
-    /// Addresses on which it listens, each with the ANA state of the namespaces there.
-    pub ports: Vec<(SocketAddr, AnaState)>,
+    /// Addresses on which it listens.
+    pub ports: Vec<SocketAddr>,
     /// By number.
     pub namespaces: Vec<NvmeNamespaceDescription>,
     /// By number.
@@ -35,6 +35,8 @@ pub struct NvmeNamespaceDescription {
     pub block: u32,
     /// Hosts cannot write.
     pub is_read_only: bool,
+    /// ANA states, by port.
+    pub ana_states: Vec<AnaState>,
 }
 
 /// A controller, which exists for one host.
@@ -46,6 +48,8 @@ pub struct NvmeControllerDescription {
     pub host: String,
     /// Address of the host, if the system knows it.
     pub address: Option<IpAddr>,
+    /// Index of the port to which the host has connected.
+    pub port: usize,
     /// It belongs to the discovery subsystem.
     pub is_discovery: bool,
     /// The host has enabled it.
@@ -61,8 +65,7 @@ impl NvmeServer {
     #[must_use]
     pub fn describe(&self) -> NvmeSubsystemDescription {
         let subsystem = self.subsystem_state();
-        let ana_state = subsystem.ana_state().0;
-        let ports = self.bound().iter().map(|address| (*address, ana_state)).collect();
+        let ports = self.bound().to_vec();
         let namespaces = subsystem.all_namespaces().into_iter().map(|(nsid, namespace)| {
             let export = &namespace.export;
             let geometry = NamespaceGeometry::new(&export.device().limits(), export.is_read_only());
@@ -70,6 +73,7 @@ impl NvmeServer {
                 nsid,
                 uuid: namespace.uuid,
                 device: export.name().to_string(),
+                ana_states: (0..ports.len()).map(|port| subsystem.ana_state(port, &export.name())).collect(),
                 size: geometry.blocks << geometry.block_log2,
                 block: 1 << geometry.block_log2,
                 is_read_only: geometry.is_read_only,
@@ -78,7 +82,8 @@ impl NvmeServer {
         let controllers = subsystem.all_associations().into_iter().map(|one| NvmeControllerDescription {
             id: one.id,
             host: one.host.clone(),
-            address: one.peer.address(),
+            address: one.origin.peer.address(),
+            port: one.origin.port,
             is_discovery: one.kind == ControllerKind::Discovery,
             is_enabled: one.is_enabled(),
             is_ended: one.is_ended(),
@@ -87,8 +92,8 @@ impl NvmeServer {
         NvmeSubsystemDescription {
             nqn: subsystem.nqn.clone(),
             serial: subsystem.serial.clone(),
-            ports,
             namespaces: namespaces.collect(),
+            ports: ports.clone(),
             controllers: controllers.collect(),
         }
     }

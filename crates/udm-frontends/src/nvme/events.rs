@@ -71,6 +71,11 @@ impl ControllerEvents {
         }
     }
 
+    /// A reset of another controller has ended after its command was answered.
+    pub(super) fn reset_completed(&mut self) {
+        self.due.insert(AsyncEvent::CrossControllerResetCompleted);
+    }
+
     /// The next event to report, with the request that it completes.
     pub(super) fn next(&mut self) -> Option<(u16, AsyncEvent)> {
         let is_ready = |event: &&AsyncEvent| {

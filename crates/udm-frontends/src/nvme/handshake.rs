@@ -4,6 +4,7 @@
 //! core of its queue. If the Connect command fails, the host gets the status, and the connection is
 //! closed.
 
+use super::association::AssociationOrigin;
 use super::listener::NvmeShared;
 use super::queue::{NvmeQueue, NvmeQueueStart, QueueLink};
 use super::{CAPSULE_DATA_MAX, QUEUE_ENTRIES_MAX, TRANSFER_MAX};
@@ -29,6 +30,8 @@ const RECEIVE_LEN: usize = 2048;
 pub(super) struct NvmeHandshake {
     server: Arc<NvmeShared>,
     fd: Option<Arc<OwnedFd>>,
+    /// Index of the port.
+    port: usize,
     slot: Option<AdmittedConnectionSlot>,
     /// Received bytes that were not handled.
     received: Vec<u8>,
@@ -67,11 +70,13 @@ impl NvmeHandshake {
     pub(super) fn new(
         server: Arc<NvmeShared>,
         fd: Arc<OwnedFd>,
+        port: usize,
         slot: AdmittedConnectionSlot,
     ) -> NvmeHandshake {
         NvmeHandshake {
             server,
             fd: Some(fd),
+            port,
             slot: Some(slot),
             received: Vec::new(),
             agreed: None,
@@ -245,10 +250,11 @@ impl NvmeHandshake {
             let status = NvmeStatus::DATA_SGL_LENGTH_INVALID.permanent();
             return fail(status, "expected 1024 bytes of data in the capsule");
         };
+        let origin = AssociationOrigin { peer: self.peer(), port: self.port };
         let link = check(&connect)
             .and_then(|()| ConnectData::decode(data))
             .and_then(|data| self.serve().map(|()| data))
-            .and_then(|data| QueueLink::connect(&self.server.subsystem, &connect, data, self.peer()));
+            .and_then(|data| QueueLink::connect(&self.server.subsystem, &connect, data, origin));
         let link = link.map_err(|error| HandshakeError::Connect(command.id(), error))?;
         let unread = self.received.split_off(total);
         self.continue_as_queue(link, &connect, command.id(), agreed, unread);

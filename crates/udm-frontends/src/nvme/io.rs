@@ -23,6 +23,9 @@ impl NvmeQueue {
         data: Option<Segments>,
         cx: &mut FrontCx<'_, '_>,
     ) {
+        if self.is_for_authentication(command) {
+            return self.authentication_command(command, data);
+        }
         if self.admin.is_some() {
             data.into_iter().for_each(|data| return_buffers_to_pool(data, &mut self.writes));
             return self.admin_command(command);
@@ -58,7 +61,7 @@ impl NvmeQueue {
             plan = plan_command(command, capsule_data, &open.geometry);
         }
         let plan = plan?;
-        match self.ana_state {
+        match open.ana_state {
             AnaState::Optimized | AnaState::NonOptimized => Ok(plan),
             AnaState::Inaccessible => Err(NvmeStatus::ANA_INACCESSIBLE),
             AnaState::PersistentLoss => Err(NvmeStatus::ANA_PERSISTENT_LOSS),
@@ -179,6 +182,9 @@ impl NvmeQueue {
 
     /// Submits the first bio of a command.
     fn launch(&mut self, key: usize, cx: &mut FrontCx<'_, '_>) {
+        if let Err(status) = self.check_dataset_ranges(key) {
+            return self.end(key, status, cx);
+        }
         let pending = &mut self.pending[key];
         pending.stage = match pending.op {
             Op::Flush => CommandStage::Flush,
@@ -244,6 +250,21 @@ impl NvmeQueue {
             _ => {}
         }
         Ok(true)
+    }
+
+    /// Checks each range of a Dataset Management command, before any of them reaches the device.
+    fn check_dataset_ranges(&self, key: usize) -> Result<(), Status> {
+        let pending = &self.pending[key];
+        if pending.op != Op::Discard {
+            return Ok(());
+        }
+        let geometry = &self.namespaces[&pending.nsid].geometry;
+        let size = geometry.blocks << geometry.block_log2;
+        let mut index = 0;
+        while pending.dataset_range(index, size)?.is_some() {
+            index += 1;
+        }
+        Ok(())
     }
 
     /// As [`NvmeQueue::prepare`], for the next part of a discard.

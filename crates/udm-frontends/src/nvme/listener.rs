@@ -28,6 +28,14 @@ pub struct NvmeServer {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Error: the target listens on other addresses.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the target does not listen on {asked}: its addresses are {known}")]
+pub struct NvmePortError {
+    asked: SocketAddr,
+    known: String,
+}
+
 /// Parts of a server that its connections use.
 pub(super) struct NvmeShared {
     pub(super) core_set: Arc<ProcessCores>,
@@ -57,6 +65,8 @@ pub struct NvmeServerStats {
     pub controllers: usize,
     /// Hosts, by name and identifier.
     pub hosts: usize,
+    /// Queues whose requests stayed at a device for longer than the quiesce time.
+    pub late_quiesces: u64,
 }
 
 /// The address at this end of a connection.
@@ -96,19 +106,13 @@ impl NvmeServer {
             listeners.push(listener);
         }
         let bound = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
-        let subsystem = Subsystem::new(
-            options.subsystem,
-            options.allowed_hosts,
-            options.last_controller,
-            options.limits.controllers_max,
-            exports,
-            core_set,
-        );
-        let admission = options.limits.admission();
+        let (limits, ports) = (options.limits.clone(), bound.len());
+        let subsystem = Subsystem::new(options, ports, exports, core_set);
+        let admission = limits.admission();
         let shared = Arc::new(NvmeShared {
             core_set: Arc::clone(core_set),
             subsystem: Arc::new(subsystem),
-            limits: options.limits,
+            limits,
             admission,
             counters: ServerCounters::new(core_set.len()),
             stopping: AtomicBool::new(false),
@@ -155,12 +159,30 @@ impl NvmeServer {
             refused: counters.refused,
             controllers: associations.len(),
             hosts: hosts.len(),
+            late_quiesces: self.shared.subsystem.late_quiesces(),
         }
     }
 
-    /// Sets the ANA state of all namespaces; hosts get an event.
-    pub fn set_ana_state(&self, state: AnaState) {
-        self.shared.subsystem.set_ana_state(state);
+    /// Sets the ANA state of a device, or of all, on the port with this address, or on all. Hosts
+    /// get an event. The state belongs to the name: the device may be created later, or again.
+    ///
+    /// # Errors
+    /// There is no such port.
+    pub fn set_ana_state(
+        &self,
+        port: Option<SocketAddr>,
+        device: Option<&str>,
+        state: AnaState,
+    ) -> Result<(), NvmePortError> {
+        let is_meant = |address: &SocketAddr| port.is_none_or(|port| port == *address);
+        let ports = self.bound.iter().enumerate().filter(|(_, address)| is_meant(address));
+        let ports: Vec<usize> = ports.map(|(index, _)| index).collect();
+        if let (Some(port), true) = (port, ports.is_empty()) {
+            let known: Vec<String> = self.bound.iter().map(SocketAddr::to_string).collect();
+            return Err(NvmePortError { asked: port, known: known.join(", ") });
+        }
+        self.shared.subsystem.set_ana_state(&ports, device, state);
+        Ok(())
     }
 
     /// A function to call with the id of a device whose size or limits may have changed. Hosts get
@@ -201,16 +223,18 @@ impl NvmeShared {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return tracing::error!("nvme: waiting for connections: {error}"),
             }
-            listeners.iter().for_each(|listener| self.accept_all(listener, &mut pending));
+            for (port, listener) in listeners.iter().enumerate() {
+                self.accept_all(listener, port, &mut pending);
+            }
         }
     }
 
     /// Accepts waiting connections of `listener`, up to a limit, so that other listeners get a
     /// turn.
-    fn accept_all(self: &Arc<Self>, listener: &TcpListener, pending: &mut PendingHandshakes) {
+    fn accept_all(self: &Arc<Self>, listener: &TcpListener, port: usize, pending: &mut PendingHandshakes) {
         for _ in 0..64 {
             match accept_with(listener.as_fd(), SocketFlags::CLOEXEC) {
-                Ok(fd) => self.accepted(fd, pending),
+                Ok(fd) => self.accepted(fd, port, pending),
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => {
@@ -225,7 +249,7 @@ impl NvmeShared {
         }
     }
 
-    fn accepted(self: &Arc<Self>, fd: OwnedFd, pending: &mut PendingHandshakes) {
+    fn accepted(self: &Arc<Self>, fd: OwnedFd, port: usize, pending: &mut PendingHandshakes) {
         let fd = Arc::new(fd);
         let peer = Peer::of(&fd);
         if !self.admission.admits(&peer) {
@@ -240,7 +264,7 @@ impl NvmeShared {
             tracing::debug!("nvme: setting a connection up: {error}");
         }
         let (core, server) = (slot.core(), Arc::clone(self));
-        let make = Box::new(move || Box::new(NvmeHandshake::new(server, fd, slot)) as _);
+        let make = Box::new(move || Box::new(NvmeHandshake::new(server, fd, port, slot)) as _);
         self.core_set.attach(core, make);
     }
 }

@@ -16,7 +16,11 @@
 //! * `io`: commands become bios. `pending_command`: a command and its stages. `io_plan`: checks
 //!   each command against its namespace, before any part reaches the device. `namespaces`: those
 //!   that a queue has opened.
-//! * `admin`: the commands of the admin queue. `events`: asynchronous events.
+//! * `admin`: the commands of the admin queue. `events`: asynchronous events. `controller_state`:
+//!   the properties by which a host enables and shuts down a controller.
+//!   `cross_controller_reset`: a host fences the requests of a controller that it has lost.
+//! * `authentication`: a host proves that it knows its secret, on each queue.
+//! * `ana`: how good each port is for each device. `timers`: when a host is given up.
 //! * `description`: what users see of all this.
 //! * `memory`: limits the data that the queues of a core hold.
 //!
@@ -26,13 +30,18 @@
 //!
 //! **The end of an association.** If its admin queue is lost or the keep-alive timer expires, all
 //! its queues receive nothing more and wait for their requests at the devices. Only then the
-//! controller is forgotten, and its number may be used again. If an I/O queue is lost, only that
-//! queue ends: Linux disconnects I/O queues before it shuts a controller down.
+//! controller is forgotten, and its number may be used again. A Cross-Controller Reset ends an
+//! association in the same way, and is complete when it is forgotten. If an I/O queue is lost, only
+//! that queue ends: Linux disconnects I/O queues before it shuts a controller down.
 //!
 //! **Not supported**: fused commands, reservations, TLS with pre-shared keys.
 
 mod admin;
+mod ana;
 mod association;
+mod authentication;
+mod controller_state;
+mod cross_controller_reset;
 mod description;
 mod events;
 mod handshake;
@@ -46,10 +55,12 @@ mod pending_command;
 mod queue;
 mod receive;
 mod subsystem;
+mod timers;
 mod transmit;
 
+pub use authentication::{NvmeHostSecrets, NvmeSecrets, random_instance_key};
 pub use description::{NvmeControllerDescription, NvmeNamespaceDescription, NvmeSubsystemDescription};
-pub use listener::{NvmeServer, NvmeServerStats};
+pub use listener::{NvmePortError, NvmeServer, NvmeServerStats};
 
 use crate::nbd::{NbdServerLimits, file_descriptor_limit};
 use ipnet::IpNet;
@@ -148,8 +159,31 @@ pub struct NvmeServerOptions {
     /// Numbers of controllers begin after this. Two servers of one subsystem need different ones,
     /// because a host refuses two controllers of one subsystem with the same number.
     pub last_controller: u16,
+    /// Time in milliseconds that the devices need at most to complete the requests of a host that
+    /// is gone. Controllers report it as CQT: a host that cannot fence its writes by
+    /// Cross-Controller Reset waits for it, besides its keep-alive timeout, before it repeats them.
+    pub quiesce_time_ms: u16,
+    /// Any random bytes that nobody else knows: those of controllers are made of them.
+    pub instance_key: [u8; 32],
+    /// Secrets of hosts. If there are some, each host needs one.
+    pub secrets: NvmeSecrets,
     /// Limits.
     pub limits: NvmeServerLimits,
+}
+
+impl Default for NvmeServerOptions {
+    /// No name of a subsystem, which is needed, and a key that everybody knows.
+    fn default() -> NvmeServerOptions {
+        NvmeServerOptions {
+            subsystem: String::new(),
+            allowed_hosts: None,
+            last_controller: 0,
+            quiesce_time_ms: 30_000,
+            instance_key: [0; 32],
+            secrets: NvmeSecrets::new(),
+            limits: NvmeServerLimits::default(),
+        }
+    }
 }
 
 /// The default name of a subsystem: always the same for the same `parts`, such as the name of the

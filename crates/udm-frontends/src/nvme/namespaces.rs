@@ -7,7 +7,7 @@ use crossbeam_utils::CachePadded;
 use std::sync::Arc;
 use udm_core::{Limits, SECTOR_SIZE};
 use udm_runtime::{BioTaskLaneId, FrontCx};
-use udm_wire::nvme::NvmeStatus;
+use udm_wire::nvme::{AnaState, NvmeStatus};
 
 /// A namespace that is open on this core.
 pub(super) struct OpenNamespace {
@@ -21,6 +21,8 @@ pub(super) struct OpenNamespace {
     pub(super) is_failing: bool,
     /// The namespace is not on the list any more.
     is_gone: bool,
+    /// State on the port of the association.
+    pub(super) ana_state: AnaState,
 }
 
 /// Size and limits of a namespace.
@@ -85,6 +87,7 @@ impl NvmeQueue {
             in_flight: 0,
             is_failing: export.is_failing(),
             is_gone: false,
+            ana_state: self.server.subsystem.ana_state(self.link.association.origin.port, &export.name()),
             export,
         };
         self.namespaces.insert(nsid, open);
@@ -93,11 +96,12 @@ impl NvmeQueue {
 
     /// Looks at namespaces, sizes and states that may have changed.
     pub(super) fn look_at_subsystem(&mut self, cx: &mut FrontCx<'_, '_>) {
-        self.ana_state = self.server.subsystem.ana_state().0;
+        let port = self.link.association.origin.port;
         for (nsid, open) in &mut self.namespaces {
             let namespace = self.server.subsystem.namespace(*nsid);
             let is_same = namespace.is_some_and(|one| std::ptr::eq(&*one.export, &*open.export));
             open.is_gone = !is_same;
+            open.ana_state = self.server.subsystem.ana_state(port, &open.export.name());
             open.refresh();
         }
         self.close_gone_namespaces(cx);

@@ -6,17 +6,18 @@
 //! *dead*. When the last queue of an association is closed, the controller is forgotten.
 
 use super::admin::AdminQueue;
-use super::association::{Association, AssociationEnded};
+use super::association::{Association, AssociationEnded, AssociationOrigin, ControllerDisabled};
+use super::authentication::QueueAuthentication;
 use super::handshake::AgreedParameters;
 use super::listener::NvmeShared;
 use super::memory::DataMemory;
 use super::namespaces::OpenNamespace;
 use super::pending_command::PendingCommand;
 use super::receive::Incoming;
-use super::subsystem::{Subsystem, SubsystemChanged};
+use super::subsystem::{ControllerForgotten, Subsystem, SubsystemChanged};
 use super::transmit::{PduSender, QueuedPdu};
 use super::{QUEUE_BYTES_MAX, TRANSFER_MAX};
-use crate::nbd::{AdmittedConnectionSlot, FailingExportMessage, Peer, ReceiveBuffer, return_buffers_to_pool};
+use crate::nbd::{AdmittedConnectionSlot, FailingExportMessage, ReceiveBuffer, return_buffers_to_pool};
 use rustix::net::Shutdown;
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
@@ -24,7 +25,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use udm_core::{Batch, BioPool, BufPool, Nanos, Segments};
 use udm_runtime::{FrontCx, FrontEnd, RingCompletion, RingOp};
-use udm_wire::nvme::{AnaState, Completion, ConnectCommand, ConnectData, ConnectError, NvmeStatus};
+use udm_wire::nvme::{
+    CONNECT_AUTHENTICATION_REQUIRED, Completion, ConnectCommand, ConnectData, ConnectError, NvmeStatus,
+};
 
 const RECV: u64 = 0;
 const SEND: u64 = 1;
@@ -35,13 +38,6 @@ const PDUS_A_TURN: usize = 256;
 /// Limit of answers of an admin queue that wait, each with up to 64 KiB: they count for no limit of
 /// memory.
 const ADMIN_ANSWERS_MAX: usize = 8;
-
-/// Idle time after which a queue frees the memory that it keeps for reuse.
-const IDLE: Nanos = Nanos(1_000_000_000);
-
-/// Pause between looks of an admin queue at the other queues of its association, when the server
-/// stops.
-const STOP_PAUSE: Nanos = Nanos(5_000_000);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueuePhase {
@@ -66,10 +62,10 @@ impl QueueLink {
         subsystem: &Arc<Subsystem>,
         connect: &ConnectCommand,
         data: ConnectData,
-        peer: Peer,
+        origin: AssociationOrigin,
     ) -> Result<QueueLink, ConnectError> {
         let association = match connect.queue {
-            0 => subsystem.connect_admin(connect, data, peer)?,
+            0 => subsystem.connect_admin(connect, data, origin)?,
             _ => subsystem.connect_io(connect, &data)?,
         };
         Ok(QueueLink { subsystem: Arc::clone(subsystem), association, queue: connect.queue })
@@ -82,7 +78,7 @@ impl Drop for QueueLink {
             self.association.end("its admin queue is disconnected");
         }
         if self.association.disconnect_queue(self.queue) {
-            self.subsystem.forget_association(self.association.id);
+            self.subsystem.forget_association(&self.association);
         }
     }
 }
@@ -107,6 +103,8 @@ pub(super) struct NvmeQueue {
     pub(super) fd: Option<Arc<OwnedFd>>,
     pub(super) server: Arc<NvmeShared>,
     pub(super) link: QueueLink,
+    /// `None` if hosts need no secret.
+    pub(super) authentication: Option<QueueAuthentication>,
     /// `None` for an I/O queue.
     pub(super) admin: Option<Box<AdminQueue>>,
     /// Number of entries.
@@ -130,7 +128,6 @@ pub(super) struct NvmeQueue {
     /// Buffers of long writes and of zeroes.
     pub(super) writes: BufPool,
     pub(super) namespaces: BTreeMap<u32, OpenNamespace>,
-    pub(super) ana_state: AnaState,
     /// `None` before the first call.
     pub(super) memory: Option<DataMemory>,
     /// Time of the current call.
@@ -138,11 +135,13 @@ pub(super) struct NvmeQueue {
     /// The server stops.
     pub(super) ending: bool,
     receiving: bool,
-    sending: bool,
-    deadline: Nanos,
+    pub(super) sending: bool,
+    pub(super) deadline: Nanos,
     /// Time when the host last moved a byte or was last expected to.
     pub(super) host_at: Nanos,
-    trim_at: Nanos,
+    pub(super) trim_at: Nanos,
+    /// Set when the queue dies: the host expects its requests to be at no device after this time.
+    pub(super) quiesce_until: Nanos,
     /// The first answer: that of the Connect command.
     connected: Option<Completion>,
     ops: Vec<RingCompletion>,
@@ -154,8 +153,10 @@ impl NvmeQueue {
     pub(super) fn new(start: NvmeQueueStart) -> NvmeQueue {
         let NvmeQueueStart { fd, slot, server, link, connect, command, agreed, unread } = start;
         let entries = connect.queue_size + 1;
+        let authentication = server.subsystem.authentication(&link.association);
+        let required = if authentication.is_some() { CONNECT_AUTHENTICATION_REQUIRED } else { 0 };
         let connected = Completion {
-            result: link.association.id.into(),
+            result: u64::from(link.association.id) | required,
             sq_head: 0,
             id: command,
             status: NvmeStatus::SUCCESS,
@@ -168,6 +169,7 @@ impl NvmeQueue {
             fd: Some(fd),
             server,
             link,
+            authentication,
             admin,
             entries,
             sq_head: (!connect.no_flow_control).then_some(0),
@@ -183,7 +185,6 @@ impl NvmeQueue {
             reads: BufPool::new(QUEUE_BYTES_MAX),
             writes: BufPool::new(QUEUE_BYTES_MAX),
             namespaces: BTreeMap::new(),
-            ana_state: AnaState::Optimized,
             memory: None,
             now: Nanos(0),
             ending: false,
@@ -192,6 +193,7 @@ impl NvmeQueue {
             deadline: Nanos::NEVER,
             host_at: Nanos(0),
             trim_at: Nanos::NEVER,
+            quiesce_until: Nanos::NEVER,
             connected: Some(connected),
             ops: Vec::new(),
             slot,
@@ -205,13 +207,17 @@ impl NvmeQueue {
         cx.subscribe(self.server.subsystem.topic);
         self.host_at = cx.now();
         self.begin_admin(cx.now());
+        let until = cx.now() + Nanos(self.server.limits.handshake_max.as_nanos() as u64);
+        self.authentication.iter_mut().for_each(|authentication| authentication.begin(until));
         self.look_at_subsystem(cx);
         self.advance_sq_head();
         connected.sq_head = self.sq_head();
         self.tx.push(QueuedPdu::Response(connected));
-        // It may have ended before this core subscribed.
+        // It may have ended or been disabled before this core subscribed.
         if self.link.association.is_ended() {
             self.die("its association has ended");
+        } else if self.admin.is_none() && !self.link.association.is_enabled() {
+            self.die("its controller is disabled");
         }
     }
 
@@ -220,6 +226,8 @@ impl NvmeQueue {
     pub(super) fn die(&mut self, why: &str) {
         if self.phase != QueuePhase::Dead {
             self.phase = QueuePhase::Dead;
+            let quiesce_ms = self.server.subsystem.quiesce_time_ms;
+            self.quiesce_until = self.now + Nanos::from_millis(quiesce_ms.into());
             self.slot.mark_client_gone();
             if self.admin.is_some() {
                 self.link.association.end(why);
@@ -353,7 +361,11 @@ impl NvmeQueue {
         // When the server stops, the admin queue ends last: its end would be that of the others.
         let is_last = self.admin.is_none() || !self.ending || self.link.association.is_alone();
         if self.phase == QueuePhase::Draining && self.pending.is_empty() && self.tx.is_idle() && is_last {
-            let why = if self.ending { "the server stops" } else { "the host has sent a wrong PDU" };
+            let why = match self.ending {
+                true => "the server stops",
+                false if self.lacks_authentication() => "its host is not authenticated",
+                false => "the host has sent a wrong PDU",
+            };
             self.die(why);
         }
         if self.phase != QueuePhase::Dead {
@@ -377,62 +389,6 @@ impl NvmeQueue {
         }
         self.deadline = Nanos::NEVER;
         self.trim();
-    }
-
-    /// Sets the time of the next call.
-    fn set_timers(&mut self, cx: &mut FrontCx<'_, '_>) {
-        if self.phase == QueuePhase::Dead {
-            return cx.wake_at(Nanos::NEVER);
-        }
-        if self.trim_at == Nanos::NEVER && self.reads.total_bytes() + self.writes.total_bytes() > 0 {
-            // All queues use the same times, so the core wakes up once for all.
-            self.trim_at = Nanos((cx.now().0 / IDLE.0 + 2) * IDLE.0);
-        }
-        let is_waiting = self.phase == QueuePhase::Draining && self.admin.is_some();
-        let look_at = if is_waiting { cx.now() + STOP_PAUSE } else { Nanos::NEVER };
-        let timers =
-            look_at.min(self.deadline).min(self.trim_at).min(self.stalled_at()).min(self.keep_alive_until());
-        cx.wake_at(timers);
-    }
-
-    /// The time at which the host is given up because it moves no byte; never if it need not.
-    fn stalled_at(&self) -> Nanos {
-        let is_expected = self.sending || self.transfers > 0 || !matches!(self.incoming, Incoming::Pdu);
-        match is_expected {
-            true => self.host_at + Nanos(self.server.limits.stall_max.as_nanos() as u64),
-            false => Nanos::NEVER,
-        }
-    }
-
-    fn timers_due(&mut self, cx: &mut FrontCx<'_, '_>) {
-        let now = cx.now();
-        if self.deadline <= now {
-            self.die("the server stops");
-        }
-        if self.stalled_at() <= now && self.phase != QueuePhase::Dead {
-            tracing::warn!(
-                "nvme: {}: a queue moves no data, and is disconnected",
-                self.link.association.host
-            );
-            self.die("a queue moves no data");
-        }
-        if self.keep_alive_until() <= now && self.phase != QueuePhase::Dead {
-            tracing::warn!("nvme: {}: the keep-alive timer has expired", self.link.association.host);
-            self.die("the keep-alive timer has expired");
-        }
-        if self.trim_at <= now {
-            self.trim_at = Nanos::NEVER;
-            if self.pending.is_empty() {
-                self.trim();
-            }
-        }
-    }
-
-    fn trim(&mut self) {
-        self.rx.trim();
-        self.tx.trim();
-        self.reads.trim();
-        self.writes.trim();
     }
 }
 
@@ -470,6 +426,12 @@ impl FrontEnd for NvmeQueue {
         self.now = cx.now();
         if message.is::<AssociationEnded>() {
             self.die("its association has ended");
+        } else if message.is::<ControllerDisabled>() {
+            if self.admin.is_none() {
+                self.die("its controller is disabled");
+            }
+        } else if message.is::<ControllerForgotten>() {
+            self.look_at_resets();
         } else if message.is::<SubsystemChanged>() {
             self.look_at_subsystem(cx);
         } else if message.is::<FailingExportMessage>() {

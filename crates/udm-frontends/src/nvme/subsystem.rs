@@ -1,28 +1,39 @@
 //! The subsystem: its names, its namespaces and its controllers.
 
-use super::association::Association;
+use super::NvmeServerOptions;
+use super::ana::PortAnaStates;
+use super::association::{Association, AssociationOrigin};
+use super::authentication::{NvmeSecrets, QueueAuthentication};
 use super::identity::{namespace_uuid, serial_number};
-use crate::nbd::{Export, ExportRef, Exports, Peer};
+use crate::nbd::{Export, ExportRef, Exports};
+use ring::hmac;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::{CoreId, DeviceId};
 use udm_runtime::ProcessCores;
 use udm_wire::nvme::{
-    AnaGroup, AnaState, ConnectCommand, ConnectData, ConnectError, ControllerKind, DISCOVERY_NQN,
+    ConnectCommand, ConnectData, ConnectError, ControllerInstance, ControllerKind, DISCOVERY_NQN,
     DiscoveryEntry, NvmeStatus,
 };
 
 /// Largest number of a namespace.
 pub(super) const NAMESPACES_MAX: u32 = 1024;
 
-/// The only ANA group.
-pub(super) const ANA_GROUP: u32 = 1;
-
 /// A subsystem whose namespaces are the exports of a server.
 pub(super) struct Subsystem {
     pub(super) nqn: String,
     pub(super) serial: String,
+    /// Time in milliseconds after which hosts expect that the requests of a lost controller are at
+    /// no device (CQT).
+    pub(super) quiesce_time_ms: u16,
+    /// Source of random numbers of controllers: whoever does not read them cannot guess them.
+    instance_key: [u8; 32],
+    /// Secrets of hosts; if there are some, a host without one may not connect.
+    secrets: NvmeSecrets,
+    /// Number of queues whose requests needed longer than the quiesce time.
+    late_quiesces: AtomicU64,
     /// Names of the hosts that may connect; `None` for all.
     allowed_hosts: Option<Vec<String>>,
     /// Topic of [`SubsystemChanged`].
@@ -34,7 +45,7 @@ pub(super) struct Subsystem {
     state: Mutex<SubsystemState>,
 }
 
-struct SubsystemState {
+pub(super) struct SubsystemState {
     namespaces: BTreeMap<u32, Namespace>,
     /// Number of the last new namespace.
     last_namespace: u32,
@@ -43,8 +54,10 @@ struct SubsystemState {
     associations: BTreeMap<u16, Arc<Association>>,
     /// Number of the last new controller.
     last_controller: u16,
-    ana_state: AnaState,
-    ana_changes: u64,
+    /// By port.
+    pub(super) ana: Vec<PortAnaStates>,
+    /// Number of random values so far.
+    randoms: u64,
 }
 
 /// An export as a namespace.
@@ -56,43 +69,48 @@ pub(super) struct Namespace {
     pub(super) changes: u64,
 }
 
+/// Message to admin queues: a controller is forgotten.
+pub(super) struct ControllerForgotten;
+
 /// Message to queues: namespaces, their sizes or ANA states may have changed.
 pub(super) struct SubsystemChanged;
 
 impl Subsystem {
-    /// A subsystem of this name. Numbers of controllers begin after `last_controller`, so that
-    /// those of two servers of one subsystem differ.
+    /// A subsystem with these options and so many ports.
     pub(super) fn new(
-        nqn: String,
-        allowed_hosts: Option<Vec<String>>,
-        last_controller: u16,
-        associations_max: usize,
+        options: NvmeServerOptions,
+        ports: usize,
         exports: &Arc<Exports>,
         core_set: &Arc<ProcessCores>,
     ) -> Subsystem {
+        let nqn = options.subsystem;
         let subsystem = Subsystem {
             serial: serial_number(&nqn),
             nqn,
-            allowed_hosts,
+            quiesce_time_ms: options.quiesce_time_ms,
+            instance_key: options.instance_key,
+            secrets: options.secrets,
+            late_quiesces: AtomicU64::new(0),
+            allowed_hosts: options.allowed_hosts,
             topic: DeviceId::new(),
             exports: Arc::clone(exports),
             core_set: Arc::clone(core_set),
-            associations_max: associations_max.max(1),
+            associations_max: options.limits.controllers_max.max(1),
             state: Mutex::new(SubsystemState {
                 namespaces: BTreeMap::new(),
                 last_namespace: 0,
                 retired: Vec::new(),
                 associations: BTreeMap::new(),
-                last_controller,
-                ana_state: AnaState::Optimized,
-                ana_changes: 0,
+                last_controller: options.last_controller,
+                ana: std::iter::repeat_with(PortAnaStates::default).take(ports).collect(),
+                randoms: 0,
             }),
         };
         subsystem.refresh(None);
         subsystem
     }
 
-    fn state(&self) -> MutexGuard<'_, SubsystemState> {
+    pub(super) fn state(&self) -> MutexGuard<'_, SubsystemState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -117,35 +135,10 @@ impl Subsystem {
         self.notify();
     }
 
-    fn notify(&self) {
+    pub(super) fn notify(&self) {
         for core in 0..self.core_set.len() {
             self.core_set.send_message(CoreId(core as u16), self.topic, Box::new(SubsystemChanged));
         }
-    }
-
-    /// Sets the ANA state of all namespaces on this server.
-    pub(super) fn set_ana_state(&self, ana_state: AnaState) {
-        {
-            let mut state = self.state();
-            if std::mem::replace(&mut state.ana_state, ana_state) == ana_state {
-                return;
-            }
-            state.ana_changes += 1;
-        }
-        self.notify();
-    }
-
-    /// The ANA state of all namespaces on this server, and the number of its changes.
-    pub(super) fn ana_state(&self) -> (AnaState, u64) {
-        let state = self.state();
-        (state.ana_state, state.ana_changes)
-    }
-
-    /// The ANA groups.
-    pub(super) fn ana_groups(&self) -> Vec<AnaGroup> {
-        let state = self.state();
-        let namespaces = state.namespaces.keys().copied().collect();
-        vec![AnaGroup { id: ANA_GROUP, changes: state.ana_changes, state: state.ana_state, namespaces }]
     }
 
     /// The namespace of this number.
@@ -173,7 +166,7 @@ impl Subsystem {
         &self,
         command: &ConnectCommand,
         data: ConnectData,
-        peer: Peer,
+        origin: AssociationOrigin,
     ) -> Result<Arc<Association>, ConnectError> {
         let kind = self.subsystem_kind(&data)?;
         if data.controller != u16::MAX {
@@ -186,14 +179,14 @@ impl Subsystem {
             status: NvmeStatus::CONNECT_CONTROLLER_BUSY,
             ..ConnectError::command(0, "there are too many controllers, in all or of this address")
         };
-        let network = peer.network();
-        let of_peer = state.associations.values().filter(|one| one.peer.network() == network).count();
+        let network = origin.peer.network();
+        let of_peer = state.associations.values().filter(|one| one.origin.peer.network() == network).count();
         let peer_max = (self.associations_max * 3 / 4).max(1);
         if state.associations.len() >= self.associations_max || of_peer >= peer_max {
             return Err(busy);
         }
         let id = state.next_controller();
-        let association = Association::new(id, kind, data.host, data.host_id, peer, &self.core_set);
+        let association = Association::new(id, kind, data.host, data.host_id, origin, &self.core_set);
         let association = Arc::new(association);
         state.associations.insert(id, Arc::clone(&association));
         Ok(association)
@@ -209,7 +202,7 @@ impl Subsystem {
         data: &ConnectData,
     ) -> Result<Arc<Association>, ConnectError> {
         let kind = self.subsystem_kind(data)?;
-        let association = self.state().associations.get(&data.controller).cloned();
+        let association = self.association(data.controller);
         let known = association.filter(|one| !one.is_ended() && one.kind == kind);
         let at = ConnectData::CONTROLLER_AT;
         let association = known.ok_or(ConnectError::data(at, "there is no such controller"))?;
@@ -245,13 +238,74 @@ impl Subsystem {
                 Err(ConnectError::data(ConnectData::SUBSYSTEM_AT, "there is no such subsystem"))
             }
             _ if !is_allowed(&data.host) => Err(invalid_host),
+            _ if !self.secrets.is_empty() && !self.secrets.contains_key(&data.host) => Err(invalid_host),
             _ => Ok(ControllerKind::Io),
         }
     }
 
-    /// Forgets a controller, all of whose queues are disconnected.
-    pub(super) fn forget_association(&self, id: u16) {
-        self.state().associations.remove(&id);
+    /// Forgets a controller, all of whose queues are disconnected: nothing of it is at a device.
+    /// Admin queues may wait for this.
+    pub(super) fn forget_association(&self, association: &Association) {
+        self.state().associations.remove(&association.id);
+        association.set_forgotten();
+        for core in 0..self.core_set.len() {
+            self.core_set.send_message(CoreId(core as u16), self.topic, Box::new(ControllerForgotten));
+        }
+    }
+
+    /// The random number of the next instance of a controller. Its upper half says that the
+    /// controller is one of this server, so that another server of the same subsystem does not take
+    /// it for one that is gone.
+    pub(super) fn next_instance_random(&self) -> u64 {
+        let count = self.count_random();
+        let number =
+            |value: u64| u32::from_le_bytes(*self.keyed_hash(value).first_chunk().expect("64 bytes"));
+        u64::from(number(0)) << 32 | u64::from(number(count))
+    }
+
+    /// True if `instance` is one that this server has made.
+    pub(super) fn is_own_instance(&self, instance: &ControllerInstance) -> bool {
+        (instance.random >> 32).to_le_bytes()[..4] == self.keyed_hash(0)[..4]
+    }
+
+    /// The sequence number, which is not 0, and the bytes of a challenge.
+    pub(super) fn next_challenge(&self, len: usize) -> (u32, Vec<u8>) {
+        let count = self.count_random();
+        let hash = self.keyed_hash(count);
+        ((count as u32).max(1), hash[..len].to_vec())
+    }
+
+    /// The authentication that a queue of `association` needs; `None` for none.
+    pub(super) fn authentication(&self, association: &Association) -> Option<QueueAuthentication> {
+        let is_io = association.kind == ControllerKind::Io;
+        self.secrets.get(&association.host).filter(|_| is_io).cloned().map(QueueAuthentication::new)
+    }
+
+    fn count_random(&self) -> u64 {
+        let mut state = self.state();
+        state.randoms += 1;
+        state.randoms
+    }
+
+    /// 64 bytes that only this server can compute.
+    fn keyed_hash(&self, value: u64) -> [u8; 64] {
+        let key = hmac::Key::new(hmac::HMAC_SHA512, &self.instance_key);
+        let tag = hmac::sign(&key, &value.to_le_bytes());
+        *tag.as_ref().first_chunk().expect("64 bytes")
+    }
+
+    pub(super) fn count_late_quiesce(&self) {
+        self.late_quiesces.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Number of queues whose requests needed longer than the quiesce time.
+    pub(super) fn late_quiesces(&self) -> u64 {
+        self.late_quiesces.load(Ordering::Relaxed)
+    }
+
+    /// The association of this number.
+    pub(super) fn association(&self, id: u16) -> Option<Arc<Association>> {
+        self.state().associations.get(&id).cloned()
     }
 
     /// All associations, by number.
@@ -282,6 +336,11 @@ impl Subsystem {
 }
 
 impl SubsystemState {
+    /// The names of the namespaces' devices, by number.
+    pub(super) fn device_names(&self) -> impl Iterator<Item = (u32, String)> + '_ {
+        self.namespaces.iter().map(|(nsid, namespace)| (*nsid, namespace.export.name().to_string()))
+    }
+
     /// Removes the namespaces that are not among `exports`.
     fn retire_namespaces(&mut self, exports: &[Arc<Export>]) {
         self.retired.retain(|(export, _)| export.strong_count() > 0);

@@ -91,13 +91,49 @@ fn ana_states() {
         (5, AnaState::Optimized, 1, NvmeStatus::SUCCESS),
     ] {
         let id = request(&mut host);
-        target.server.set_ana_state(state);
+        target.server.set_ana_state(None, None, state).unwrap();
         assert_eq!(event(&mut host), (id, 0x000c_0302));
         let page = host.admin.read(log_page(0x0c, 64)).unwrap();
         assert_eq!((page[0], page[32]), (changes, number));
         assert_eq!(queue.ask(command(0x00, 1, &[])).status, status, "{state:?}");
     }
     drop((host, queue));
+    target.end();
+}
+
+/// Each device has a state of its own on each port.
+#[test]
+fn ana_states_of_devices_and_ports() {
+    let target = TargetFixture::new();
+    let second = Arc::new(TestDisk::new(SIZE, CompletionOrder::AtOnce));
+    target.exports.add(Export::new("second", "", false, second).unwrap()).unwrap();
+    let ports = target.server.bound().to_vec();
+    assert_eq!(ports.len(), 2);
+    let mut hosts = [0, 1].map(|port| ScriptedHost::connect(ports[port], 0));
+    let mut queues = hosts.each_ref().map(|host| host.queue(1, false));
+    for host in &mut hosts {
+        assert!(host.admin.ask(command(0x09, 0, &[0x0b, 1 << 11])).status.is_ok());
+    }
+    let ids = hosts.each_mut().map(request);
+    target.server.set_ana_state(Some(ports[1]), Some("second"), AnaState::Inaccessible).unwrap();
+    assert_eq!(event(&mut hosts[1]), (ids[1], 0x000c_0302));
+    let statuses = queues.each_mut().map(|queue| [1, 2].map(|nsid| queue.ask(command(0, nsid, &[])).status));
+    let ok = NvmeStatus::SUCCESS;
+    assert_eq!(statuses, [[ok, ok], [ok, NvmeStatus::ANA_INACCESSIBLE]]);
+    let page = hosts[1].admin.read(log_page(0x0c, 96)).unwrap();
+    // The number of changes of all, then group 1 and group 2 with their changes and states.
+    assert_eq!((page[0], page[8], page[16], page[24], page[32]), (1, 2, 1, 0, 1));
+    assert_eq!((page[52], page[60], page[68], page[84]), (2, 1, 3, 2));
+    // The other port has not changed: its host gets no event.
+    assert!(hosts[0].admin.ask(command(0x18, 0, &[])).status.is_ok());
+    let unknown = "127.0.0.1:1".parse().unwrap();
+    let error = target.server.set_ana_state(Some(unknown), None, AnaState::Optimized).unwrap_err();
+    let known = format!("{}, {}", ports[0], ports[1]);
+    assert_eq!(
+        error.to_string(),
+        format!("the target does not listen on {unknown}: its addresses are {known}")
+    );
+    drop((hosts, queues));
     target.end();
 }
 

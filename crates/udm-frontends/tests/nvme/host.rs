@@ -275,7 +275,18 @@ impl ScriptedHost {
     /// Enables the controller.
     pub fn enable(&mut self) {
         assert!(self.admin.ask(property_set(0x14, 0x0046_0001)).status.is_ok());
-        assert_eq!(self.admin.ask(property_get(0x1c)).result, 1, "it is ready");
+        self.wait_for_status(1);
+    }
+
+    /// Waits until the property CSTS has this value.
+    pub fn wait_for_status(&mut self, value: u64) {
+        for _ in 0..2000 {
+            if self.admin.ask(property_get(0x1c)).result == value {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("CSTS is not {value}");
     }
 
     /// Connects an I/O queue: with digests of both kinds and flow control, or without.

@@ -205,3 +205,34 @@ fn many_long_writes() {
     drop((host, queue));
     target.end();
 }
+
+/// The ranges of a deallocation are all checked before the first one reaches the device.
+#[test]
+fn a_wrong_range_discards_nothing() {
+    let target = TargetFixture::new();
+    let host = target.host();
+    let mut queue = host.queue(1, false);
+    let dataset = |queue: &mut super::Connection, ranges: &[(u32, u64)], attributes: u32| {
+        let mut data = Vec::new();
+        for (blocks, start) in ranges {
+            data.extend_from_slice(&[[0; 4], blocks.to_le_bytes()].concat());
+            data.extend_from_slice(&start.to_le_bytes());
+        }
+        let dwords = [ranges.len() as u32 - 1, attributes];
+        queue.command(with_data(command(0x09, 1, &dwords), true, data.len() as u32), &data);
+        queue.answer().status()
+    };
+    let end = SIZE / BLOCK as u64;
+    let out_of_range = NvmeStatus::LBA_OUT_OF_RANGE.permanent();
+    for wrong in [(1, end), (9, end - 8), (u32::MAX, 0), (8, u64::MAX - 2)] {
+        for attributes in [1 << 2, 0] {
+            let ranges = [(8, 0), (8, 64), wrong, (8, 128)];
+            assert_eq!(dataset(&mut queue, &ranges, attributes), out_of_range, "{wrong:?}");
+        }
+    }
+    assert_eq!(target.disk.seen(), [], "no range was discarded");
+    assert!(dataset(&mut queue, &[(8, 0), (8, 64), (8, end - 8)], 1 << 2).is_ok());
+    assert_eq!(target.disk.seen().len(), 3);
+    drop((host, queue));
+    target.end();
+}

@@ -2,10 +2,12 @@
 //! `udm`'s `nvme_guest`.
 
 mod admission;
+mod authentication;
 #[path = "../nbd_server/disk.rs"]
 #[allow(dead_code, reason = "the tests of the NBD server use all of it")]
 mod disk;
 mod events;
+mod fence;
 mod host;
 mod hostile;
 mod io;
@@ -18,14 +20,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use udm_frontends::nbd::{AllowedClients, Export, Exports};
-use udm_frontends::nvme::{NvmeServer, NvmeServerLimits, NvmeServerOptions, NvmeServerStats};
+use udm_frontends::nvme::{NvmeServer, NvmeServerOptions, NvmeServerStats};
 use udm_runtime::{Runtime, RuntimeOptions};
 
 const SUBSYSTEM: &str = "nqn.2026-11.org.example:disks";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555";
 const SIZE: u64 = 8 << 20;
 
-/// A target with one namespace on two cores.
+/// A target with one namespace and two ports on two cores.
 struct TargetFixture {
     disk: Arc<TestDisk>,
     allowed: Arc<AllowedClients>,
@@ -35,12 +37,7 @@ struct TargetFixture {
 }
 
 fn options() -> NvmeServerOptions {
-    NvmeServerOptions {
-        subsystem: SUBSYSTEM.into(),
-        allowed_hosts: None,
-        last_controller: 0,
-        limits: NvmeServerLimits::default(),
-    }
+    NvmeServerOptions { subsystem: SUBSYSTEM.into(), ..NvmeServerOptions::default() }
 }
 
 impl TargetFixture {
@@ -55,7 +52,7 @@ impl TargetFixture {
         let allowed = Arc::new(AllowedClients::default());
         let export = Export::new("disk", "", false, disk.clone()).unwrap();
         exports.add(export.for_clients(Arc::clone(&allowed))).unwrap();
-        let listen = [SocketAddr::from(([127, 0, 0, 1], 0))];
+        let listen = [SocketAddr::from(([127, 0, 0, 1], 0)); 2];
         let server = NvmeServer::start(runtime.core_set(), &exports, options, &listen).unwrap();
         TargetFixture { disk, allowed, exports, server, runtime }
     }

@@ -2,8 +2,10 @@
 
 use super::assert_one_line_error;
 use crate::nvme::{
-    CommandCapsule, ConnectData, DataPdu, FabricsCommand, IdentifyTarget, InitializeRequest, LogPageRequest,
-    PduHeader, PduLimits, PduType, RwRequest, check_nqn, encode_capsule_command, encode_h2c_data,
+    AuthenticationMessage, CommandCapsule, ConnectData, CrossControllerReset, DataPdu, DhchapSecret,
+    FabricsCommand, IdentifyTarget, InitializeRequest, LogPageRequest, PduHeader, PduLimits, PduType,
+    RwRequest, check_nqn, decode_cross_controller_reset_log, encode_capsule_command,
+    encode_cross_controller_reset_log, encode_h2c_data,
 };
 
 /// PDUs of an NVMe/TCP host: the first one, headers under all digests, commands, and Connect data.
@@ -27,6 +29,17 @@ pub fn fuzz_nvme_pdu(data: &[u8]) {
             Ok(pdu) => check_pdu(data, &pdu, &limits),
         }
     }
+    if let Ok((transaction, message)) = AuthenticationMessage::decode(data) {
+        let again = AuthenticationMessage::decode(&message.encode(transaction));
+        assert_eq!(again, Ok((transaction, message)));
+    }
+    if let Ok(text) = std::str::from_utf8(data)
+        && let Err(error) = DhchapSecret::parse(text)
+    {
+        assert_one_line_error(&error);
+    }
+    let resets = decode_cross_controller_reset_log(data);
+    assert_eq!(decode_cross_controller_reset_log(&encode_cross_controller_reset_log(&resets)), resets);
     if let Some(bytes) = data.first_chunk() {
         match ConnectData::decode(bytes) {
             Err(error) => assert_one_line_error(&error),
@@ -56,6 +69,8 @@ fn check_pdu(data: &[u8], pdu: &PduHeader, limits: &PduLimits) {
                 (command.data_pointer(), FabricsCommand::decode(&command), IdentifyTarget::decode(&command));
             assert!((1..=65536).contains(&RwRequest::decode(&command).blocks));
             assert!(LogPageRequest::decode(&command).len.is_multiple_of(4));
+            let reset = CrossControllerReset::decode(&command);
+            assert_eq!(CrossControllerReset::decode(&reset.encode(1)), reset);
             let len = (pdu.data_len > 0).then_some(pdu.data_len);
             encode_capsule_command(&mut out, &command, len, limits);
         }

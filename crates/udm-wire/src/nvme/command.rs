@@ -26,6 +26,8 @@ pub enum AdminOpcode {
     AsyncEventRequest,
     /// Restarts the keep-alive timer.
     KeepAlive,
+    /// Resets another controller of the subsystem.
+    CrossControllerReset,
     /// A command of fabrics.
     Fabrics,
     /// A command that udm does not know.
@@ -44,6 +46,7 @@ impl AdminOpcode {
             0x0a => AdminOpcode::GetFeatures,
             0x0c => AdminOpcode::AsyncEventRequest,
             0x18 => AdminOpcode::KeepAlive,
+            super::OPCODE_CROSS_CONTROLLER_RESET => AdminOpcode::CrossControllerReset,
             OPCODE_FABRICS => AdminOpcode::Fabrics,
             other => AdminOpcode::Other(other),
         }

@@ -1,11 +1,16 @@
 //! Commands of fabrics: `Connect` and the properties of a controller (*Base* 6).
 
+use super::auth::AuthenticationCommand;
 use super::nqn::decode_nqn;
 use super::{CommandCapsule, NqnError, NvmeStatus};
 use crate::bytes::{u16_at, u32_at};
 
 /// Bytes of the data of a Connect command.
 pub const CONNECT_DATA_SIZE: usize = 1024;
+
+/// The bit of the result of a Connect command that says that the host must authenticate itself on
+/// this queue (AUTHREQ.ATR, *Base* 6.3).
+pub const CONNECT_AUTHENTICATION_REQUIRED: u64 = 1 << 17;
 
 /// Offsets of properties (*Base* 3.1.3).
 pub mod property {
@@ -28,6 +33,10 @@ pub enum FabricsCommand {
     PropertyGet(PropertyGet),
     /// Connects a queue.
     Connect(ConnectCommand),
+    /// Sends a message of an authentication.
+    AuthenticationSend(AuthenticationCommand),
+    /// Receives a message of an authentication.
+    AuthenticationReceive(AuthenticationCommand),
     /// A type that udm does not know.
     Other(u8),
 }
@@ -52,6 +61,8 @@ impl FabricsCommand {
                 keep_alive_ms: u32_at(bytes, 48),
             }),
             0x04 => FabricsCommand::PropertyGet(PropertyGet { offset: command.dword(11), is_long }),
+            0x05 => FabricsCommand::AuthenticationSend(AuthenticationCommand::decode(command)),
+            0x06 => FabricsCommand::AuthenticationReceive(AuthenticationCommand::decode(command)),
             other => FabricsCommand::Other(other),
         }
     }
@@ -250,16 +261,28 @@ pub struct ControllerStatus {
     pub is_ready: bool,
     /// The controller has failed: the host must reset it.
     pub is_failed: bool,
-    /// The shutdown is complete.
-    pub is_shut_down: bool,
+    /// The shutdown that the host has asked for.
+    pub shutdown: ShutdownStatus,
+}
+
+/// The field `CSTS.SHST`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum ShutdownStatus {
+    /// No shutdown was asked for.
+    #[default]
+    None = 0,
+    /// Requests of the controller may still be at a device.
+    Occurring = 1,
+    /// The shutdown is complete: no request of the controller is at a device.
+    Complete = 2,
 }
 
 impl ControllerStatus {
     /// The value.
     #[must_use]
     pub const fn encode(self) -> u32 {
-        let shutdown = if self.is_shut_down { 2 << 2 } else { 0 };
-        self.is_ready as u32 | (self.is_failed as u32) << 1 | shutdown
+        self.is_ready as u32 | (self.is_failed as u32) << 1 | (self.shutdown as u32) << 2
     }
 
     /// The status of this value.
@@ -268,7 +291,12 @@ impl ControllerStatus {
         ControllerStatus {
             is_ready: value & 1 != 0,
             is_failed: value & 2 != 0,
-            is_shut_down: value >> 2 & 3 == 2,
+            shutdown: match value >> 2 & 3 {
+                0 => ShutdownStatus::None,
+                2 => ShutdownStatus::Complete,
+                // 3 is reserved.
+                _ => ShutdownStatus::Occurring,
+            },
         }
     }
 }

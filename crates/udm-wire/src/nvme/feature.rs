@@ -69,6 +69,8 @@ bitflags! {
         const NAMESPACE_CHANGED = 1 << 8;
         /// The state of an ANA group has changed.
         const ANA_CHANGED = 1 << 11;
+        /// A reset of another controller has ended.
+        const CROSS_CONTROLLER_RESET_COMPLETED = 1 << 20;
         /// The discovery log has changed.
         const DISCOVERY_CHANGED = 1 << 31;
         const _ = !0;
@@ -82,14 +84,20 @@ pub enum AsyncEvent {
     NamespaceChanged,
     /// The state of an ANA group has changed.
     AnaChanged,
+    /// A reset of another controller has ended.
+    CrossControllerResetCompleted,
     /// The discovery log has changed.
     DiscoveryChanged,
 }
 
 impl AsyncEvent {
     /// Every event.
-    pub const ALL: [AsyncEvent; 3] =
-        [AsyncEvent::NamespaceChanged, AsyncEvent::AnaChanged, AsyncEvent::DiscoveryChanged];
+    pub const ALL: [AsyncEvent; 4] = [
+        AsyncEvent::CrossControllerResetCompleted,
+        AsyncEvent::NamespaceChanged,
+        AsyncEvent::AnaChanged,
+        AsyncEvent::DiscoveryChanged,
+    ];
 
     /// The bit of the host's mask.
     #[must_use]
@@ -97,6 +105,7 @@ impl AsyncEvent {
         match self {
             AsyncEvent::NamespaceChanged => AsyncEventMask::NAMESPACE_CHANGED,
             AsyncEvent::AnaChanged => AsyncEventMask::ANA_CHANGED,
+            AsyncEvent::CrossControllerResetCompleted => AsyncEventMask::CROSS_CONTROLLER_RESET_COMPLETED,
             AsyncEvent::DiscoveryChanged => AsyncEventMask::DISCOVERY_CHANGED,
         }
     }
@@ -107,6 +116,7 @@ impl AsyncEvent {
         match self {
             AsyncEvent::NamespaceChanged => 0x04,
             AsyncEvent::AnaChanged => 0x0c,
+            AsyncEvent::CrossControllerResetCompleted => 0x1e,
             AsyncEvent::DiscoveryChanged => 0x70,
         }
     }
@@ -117,6 +127,7 @@ impl AsyncEvent {
         let information = match self {
             AsyncEvent::NamespaceChanged => 0x00,
             AsyncEvent::AnaChanged => 0x03,
+            AsyncEvent::CrossControllerResetCompleted => 0xf4,
             AsyncEvent::DiscoveryChanged => 0xf0,
         };
         0b010 | information << 8 | (self.log_page() as u32) << 16

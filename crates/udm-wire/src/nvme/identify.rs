@@ -1,6 +1,6 @@
 //! Data structures of Identify (*Base* 5.17.2, *NVM* 4.1.5).
 
-use super::CommandCapsule;
+use super::{CommandCapsule, FenceCapabilities};
 
 /// Bytes of each structure.
 pub const IDENTIFY_SIZE: usize = 4096;
@@ -99,6 +99,8 @@ pub struct IdentifyController<'a> {
     pub ana_groups: u32,
     /// Granularity of the keep-alive timer in steps of 100 ms; at least 1.
     pub keep_alive_granularity: u16,
+    /// How its requests can be fenced; for I/O controllers.
+    pub fence: FenceCapabilities,
 }
 
 impl IdentifyController<'_> {
@@ -119,7 +121,7 @@ impl IdentifyController<'_> {
         put(&mut bytes, 78, &self.id.to_le_bytes());
         put(&mut bytes, 80, &self.version.to_le_bytes());
         // OAES: the events of this kind of controller.
-        let events: u32 = if is_io { 1 << 8 | 1 << 11 } else { 1 << 31 };
+        let events: u32 = if is_io { 1 << 8 | 1 << 11 | 1 << 20 } else { 1 << 31 };
         put(&mut bytes, 92, &events.to_le_bytes());
         // CTRATT: host identifiers of 16 bytes.
         bytes[96] = 1;
@@ -133,6 +135,7 @@ impl IdentifyController<'_> {
         bytes[261] = 0b100;
         put(&mut bytes, 320, &self.keep_alive_granularity.to_le_bytes());
         if is_io {
+            self.fence.encode(&mut bytes);
             bytes[342] = self.ana_transition_max;
             // ANACAP: every state may be reported.
             bytes[343] = 0b1_1111;

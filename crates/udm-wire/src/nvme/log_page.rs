@@ -20,6 +20,8 @@ pub enum LogPage {
     ChangedNamespaces,
     /// States of ANA groups.
     Ana,
+    /// Resets of other controllers.
+    CrossControllerReset,
     /// Subsystems and their addresses.
     Discovery,
     /// A page that udm does not have.
@@ -53,6 +55,7 @@ impl LogPageRequest {
             0x03 => LogPage::Firmware,
             0x04 => LogPage::ChangedNamespaces,
             0x0c => LogPage::Ana,
+            0x1e => LogPage::CrossControllerReset,
             0x70 => LogPage::Discovery,
             other => LogPage::Other(other),
         };

@@ -11,11 +11,15 @@
 //! * `status`: result of a command.
 //! * `fabrics`: `Connect` and the properties of a controller.
 //! * `identify`, `log_page`, `feature`: what a host reads about a controller and its namespaces.
+//! * `auth`: DH-HMAC-CHAP, both sides.
+//! * `cross_controller_reset`: how a host fences the requests of a controller that it has lost.
 //! * `nvm`: the arguments of reads, writes and deallocations.
 //! * `digest`: CRC-32C.
 //! * [`host`]: the side of a host, for udm as an initiator.
 
+mod auth;
 mod command;
+mod cross_controller_reset;
 mod digest;
 mod fabrics;
 mod feature;
@@ -27,13 +31,24 @@ mod nvm;
 mod pdu;
 mod status;
 
+pub use auth::{
+    AUTHENTICATION_MESSAGE_MAX, AuthenticationCommand, AuthenticationFailure, AuthenticationMessage,
+    AuthenticationMessageError, DhchapChallenge, DhchapHash, DhchapNegotiation, DhchapReply, DhchapSecret,
+    DhchapSecretError, DhchapTranscript, verify_dhchap_response,
+};
 pub use command::{
     AdminOpcode, CommandCapsule, Completion, DataPointer, NvmOpcode, OPCODE_FABRICS, SQE_SIZE,
 };
+pub use cross_controller_reset::{
+    CROSS_CONTROLLER_RESET_LOG_MAX, ControllerInstance, CrossControllerReset, CrossControllerResetEntry,
+    CrossControllerResetStatus, FenceCapabilities, OPCODE_CROSS_CONTROLLER_RESET,
+    decode_cross_controller_reset_log, encode_cross_controller_reset_log,
+};
 pub use digest::{data_digest, header_digest, verify_header_digest};
 pub use fabrics::{
-    CONNECT_DATA_SIZE, ConnectCommand, ConnectData, ConnectError, ControllerCapabilities,
-    ControllerConfiguration, ControllerStatus, FabricsCommand, PropertyGet, PropertySet, property,
+    CONNECT_AUTHENTICATION_REQUIRED, CONNECT_DATA_SIZE, ConnectCommand, ConnectData, ConnectError,
+    ControllerCapabilities, ControllerConfiguration, ControllerStatus, FabricsCommand, PropertyGet,
+    PropertySet, ShutdownStatus, property,
 };
 pub use feature::{AsyncEvent, AsyncEventMask, FeatureId, QueueCounts};
 pub use identify::{

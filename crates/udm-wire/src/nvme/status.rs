@@ -48,6 +48,12 @@ impl NvmeStatus {
     pub const ASYNC_EVENT_LIMIT_EXCEEDED: NvmeStatus = NvmeStatus(0x105);
     /// There is no such log page.
     pub const INVALID_LOG_PAGE: NvmeStatus = NvmeStatus(0x109);
+    /// The controller is being reset by another command already.
+    pub const CROSS_CONTROLLER_RESET_IN_PROGRESS: NvmeStatus = NvmeStatus(0x13f);
+    /// The log page of resets is full.
+    pub const CROSS_CONTROLLER_RESET_LOG_FULL: NvmeStatus = NvmeStatus(0x140);
+    /// More resets at a time than the controller allows.
+    pub const CROSS_CONTROLLER_RESET_LIMIT_EXCEEDED: NvmeStatus = NvmeStatus(0x141);
     /// The format of the Connect command is not supported.
     pub const CONNECT_INCOMPATIBLE_FORMAT: NvmeStatus = NvmeStatus(0x180);
     /// The controller accepts no connection now.
@@ -56,6 +62,8 @@ impl NvmeStatus {
     pub const CONNECT_INVALID_PARAMETERS: NvmeStatus = NvmeStatus(0x182);
     /// The host is not allowed to connect.
     pub const CONNECT_INVALID_HOST: NvmeStatus = NvmeStatus(0x184);
+    /// The host must authenticate itself on this queue first.
+    pub const AUTHENTICATION_REQUIRED: NvmeStatus = NvmeStatus(0x191);
     /// Data could not be written to the medium.
     pub const WRITE_FAULT: NvmeStatus = NvmeStatus(0x280);
     /// Data could not be read from the medium.
@@ -68,7 +76,6 @@ impl NvmeStatus {
     pub const ANA_PERSISTENT_LOSS: NvmeStatus = NvmeStatus(0x301);
     /// The namespace is not accessible through this controller at the moment (ANA).
     pub const ANA_INACCESSIBLE: NvmeStatus = NvmeStatus(0x302);
-
     /// The state of the namespace on this controller changes (ANA).
     pub const ANA_TRANSITION: NvmeStatus = NvmeStatus(0x303);
 

@@ -1,6 +1,7 @@
 //! The arguments of `udm serve`.
 
 use super::client_limits::ClientLimitArgs;
+use super::nvme::{NvmeAnaSetting, NvmeSecretFile};
 use super::path_maintenance::PathCheckInterval;
 use super::socket_access::parse_unix_mode;
 use crate::args::{StateFolderArgs, parse_seconds, parse_socket_path};
@@ -147,6 +148,22 @@ pub struct ServeArgs {
     /// prevents mistakes, not attacks
     #[arg(long = "nvme-host", value_name = "NQN", requires = "nvme")]
     pub nvme_hosts: Vec<String>,
+    /// The secret of an NVMe host, in a file as of nvme gen-dhchap-key: the host must prove that it
+    /// knows it (DH-HMAC-CHAP); may be repeated. With it, hosts without a secret may not connect
+    #[arg(long = "nvme-dhchap-secret", value_name = "HOSTNQN=FILE", requires = "nvme", value_parser = super::nvme::parse_secret_file)]
+    pub nvme_dhchap_secrets: Vec<NvmeSecretFile>,
+    /// The secret by which this server proves itself to that host, if the host asks; may be
+    /// repeated
+    #[arg(long = "nvme-dhchap-ctrl-secret", value_name = "HOSTNQN=FILE", requires = "nvme_dhchap_secrets", value_parser = super::nvme::parse_secret_file)]
+    pub nvme_dhchap_ctrl_secrets: Vec<NvmeSecretFile>,
+    /// The ANA state of a device, or of all (*), on one port or on all, at the start: optimized,
+    /// non-optimized, inaccessible or persistent-loss; may be repeated. udm nvme ana changes it
+    #[arg(long = "nvme-ana", value_name = "DEVICE[@ADDRESS:PORT]=STATE", requires = "nvme", value_parser = super::nvme::parse_ana_setting)]
+    pub nvme_ana: Vec<NvmeAnaSetting>,
+    /// The time in which the disks complete all requests of a host that is gone. Hosts that cannot
+    /// fence their writes wait for it before they repeat them on another path. At most 65
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "nvme", value_parser = clap::value_parser!(u16).range(0..=65))]
+    pub nvme_quiesce_time: u16,
     /// Export only this device; may be repeated [default: all]
     #[arg(long = "export", value_name = "NAME")]
     pub exports: Vec<String>,

@@ -1,16 +1,21 @@
 //! The NVMe/TCP target (`--nvme`).
 
 use super::args::ServeArgs;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::Read;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use udm_control::{DeviceRegistry, api, nvme_target};
 use udm_core::DeviceId;
 use udm_frontends::nbd::Exports;
-use udm_frontends::nvme::{NvmeServer, NvmeServerLimits, NvmeServerOptions, default_subsystem_nqn};
+use udm_frontends::nvme::{
+    NvmeHostSecrets, NvmeSecrets, NvmeServer, NvmeServerLimits, NvmeServerOptions, default_subsystem_nqn,
+    random_instance_key,
+};
 use udm_runtime::ProcessCores;
-use udm_wire::nvme::AnaState;
+use udm_wire::nvme::{AnaState, DhchapSecret, check_nqn};
 
 /// The target, if there is one.
 pub(super) struct NvmeTarget(Option<Arc<NvmeServer>>);
@@ -34,6 +39,9 @@ impl NvmeTarget {
             allowed_hosts: (!args.nvme_hosts.is_empty()).then(|| args.nvme_hosts.clone()),
             // Any number: another server of the same subsystem begins elsewhere.
             last_controller: RandomState::new().build_hasher().finish() as u16 % 0xffef,
+            quiesce_time_ms: args.nvme_quiesce_time * 1000,
+            instance_key: random_instance_key().context("serve: nvme")?,
+            secrets: read_secrets(args)?,
             limits: NvmeServerLimits {
                 connections_max: clients.connections_max,
                 peer_connections_max: clients.peer_connections_max,
@@ -43,8 +51,12 @@ impl NvmeTarget {
                 ..NvmeServerLimits::default()
             },
         };
-        let server = NvmeServer::start(core_set, exports, options, &args.nvme);
-        Ok(NvmeTarget(Some(Arc::new(server.context("serve: nvme")?))))
+        let server = NvmeServer::start(core_set, exports, options, &args.nvme).context("serve: nvme")?;
+        for setting in &args.nvme_ana {
+            let NvmeAnaSetting { device, port, state } = setting;
+            server.set_ana_state(*port, device.as_deref(), *state).context("serve: nvme-ana")?;
+        }
+        Ok(NvmeTarget(Some(Arc::new(server))))
     }
 
     /// Shows the target to users of the registry.
@@ -82,6 +94,13 @@ impl nvme_target::NvmeTarget for ServedNvmeTarget {
         self.0.upgrade().map_or_else(Default::default, |server| describe(&server))
     }
 
+    fn set_ana_state(&self, request: &api::SetNvmeAnaStateRequest) -> Result<(), String> {
+        let Some(server) = self.0.upgrade() else { return Err("the server stops".to_owned()) };
+        let port = request.port.as_deref().map(parse_port).transpose()?;
+        let state = parse_ana_state(&request.state)?;
+        server.set_ana_state(port, request.device.as_deref(), state).map_err(|error| error.to_string())
+    }
+
     fn stats(&self) -> api::NvmeConnectionStats {
         let stats = self.0.upgrade().map(|server| server.stats()).unwrap_or_default();
         api::NvmeConnectionStats {
@@ -90,6 +109,7 @@ impl nvme_target::NvmeTarget for ServedNvmeTarget {
             connections: stats.connections as u64,
             accepted: stats.accepted,
             refused: stats.refused,
+            late_quiesces: stats.late_quiesces,
         }
     }
 }
@@ -105,11 +125,100 @@ const fn ana_word(state: AnaState) -> &'static str {
     }
 }
 
+/// The state that users may set with this word. The state `change` is not one of them: a host whose
+/// path stays in it resets the controller.
+fn parse_ana_state(word: &str) -> Result<AnaState, String> {
+    const STATES: [AnaState; 4] =
+        [AnaState::Optimized, AnaState::NonOptimized, AnaState::Inaccessible, AnaState::PersistentLoss];
+    let known = STATES.iter().copied().find(|state| ana_word(*state) == word);
+    known.ok_or_else(|| {
+        let words = STATES.map(ana_word).join(", ");
+        format!("{word:?} is no ANA state: expected {words}")
+    })
+}
+
+fn parse_port(word: &str) -> Result<SocketAddr, String> {
+    word.parse().map_err(|_| format!("{word:?} is no port: expected ADDRESS:PORT, as of --nvme"))
+}
+
+/// A value of `--nvme-ana`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NvmeAnaSetting {
+    /// `None` for all.
+    device: Option<String>,
+    /// `None` for all.
+    port: Option<SocketAddr>,
+    state: AnaState,
+}
+
+/// Parses a value of `--nvme-ana`.
+pub(super) fn parse_ana_setting(word: &str) -> Result<NvmeAnaSetting, String> {
+    let (place, state) = word.rsplit_once('=').ok_or("expected DEVICE[@ADDRESS:PORT]=STATE")?;
+    let (device, port) = match place.rsplit_once('@') {
+        Some((device, port)) => (device, Some(parse_port(port)?)),
+        None => (place, None),
+    };
+    if device.is_empty() {
+        return Err("expected DEVICE[@ADDRESS:PORT]=STATE: a device, or * for all".into());
+    }
+    let device = (device != "*").then(|| device.to_owned());
+    Ok(NvmeAnaSetting { device, port, state: parse_ana_state(state)? })
+}
+
+/// A value of `--nvme-dhchap-secret`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NvmeSecretFile {
+    host: String,
+    path: PathBuf,
+}
+
+/// Parses a value of `--nvme-dhchap-secret`.
+pub(super) fn parse_secret_file(word: &str) -> Result<NvmeSecretFile, String> {
+    match word.split_once('=') {
+        Some((host, path)) if check_nqn(host).is_ok() && !path.is_empty() => {
+            Ok(NvmeSecretFile { host: host.to_owned(), path: path.into() })
+        }
+        _ => Err("expected HOSTNQN=FILE: the name of a host, and a file with its secret".into()),
+    }
+}
+
+/// Reads the secrets of all hosts.
+fn read_secrets(args: &ServeArgs) -> Result<NvmeSecrets> {
+    let mut secrets = NvmeSecrets::new();
+    for file in &args.nvme_dhchap_secrets {
+        let host = read_secret(&file.path)?;
+        if secrets.insert(file.host.clone(), NvmeHostSecrets { host, controller: None }).is_some() {
+            bail!("serve: nvme-dhchap-secret: {} has two secrets", file.host);
+        }
+    }
+    for file in &args.nvme_dhchap_ctrl_secrets {
+        let Some(host) = secrets.get_mut(&file.host) else {
+            bail!(
+                "serve: nvme-dhchap-ctrl-secret: {} has no --nvme-dhchap-secret, which it needs",
+                file.host
+            );
+        };
+        host.controller = Some(read_secret(&file.path)?);
+    }
+    Ok(secrets)
+}
+
+/// Reads a secret. No error contains a part of it.
+fn read_secret(path: &Path) -> Result<DhchapSecret> {
+    const SECRET_FILE_MAX: u64 = 4096;
+    let place = || format!("serve: the secret in {}", path.display());
+    let file = std::fs::File::open(path).with_context(place)?;
+    let mut text = String::new();
+    file.take(SECRET_FILE_MAX).read_to_string(&mut text).with_context(place)?;
+    DhchapSecret::parse(&text).with_context(place)
+}
+
 fn describe(server: &NvmeServer) -> api::NvmeSubsystem {
     let subsystem = server.describe();
-    let port = |(address, state): &(SocketAddr, AnaState)| api::NvmePort {
-        address: address.to_string(),
-        ana_state: ana_word(*state).to_owned(),
+    let ports: Vec<String> = subsystem.ports.iter().map(SocketAddr::to_string).collect();
+    let ana = |(port, state): (&String, &AnaState)| api::NvmeAnaState {
+        port: port.clone(),
+        state: ana_word(*state).to_owned(),
     };
     let namespaces = subsystem.namespaces.into_iter().map(|one| {
         let nguid: String = one.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -122,12 +231,14 @@ fn describe(server: &NvmeServer) -> api::NvmeSubsystem {
             size_bytes: one.size,
             block_bytes: one.block,
             read_only: one.is_read_only,
+            ana: ports.iter().zip(&one.ana_states).map(ana).collect(),
         }
     });
     let controllers = subsystem.controllers.into_iter().map(|one| api::NvmeController {
         cntlid: one.id,
         host_nqn: one.host,
         address: one.address.map(|address| address.to_string()),
+        port: ports[one.port].clone(),
         discovery: one.is_discovery,
         state: match (one.is_ended, one.is_enabled) {
             (true, _) => "ending",
@@ -138,9 +249,9 @@ fn describe(server: &NvmeServer) -> api::NvmeSubsystem {
         io_queues: one.io_queues as u64,
     });
     api::NvmeSubsystem {
-        ports: subsystem.ports.iter().map(port).collect(),
         namespaces: namespaces.collect(),
         controllers: controllers.collect(),
+        ports: ports.iter().map(|address| api::NvmePort { address: address.clone() }).collect(),
         nqn: subsystem.nqn,
         serial: subsystem.serial,
     }
