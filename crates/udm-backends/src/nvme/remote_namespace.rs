@@ -197,8 +197,9 @@ impl RemoteNamespace {
             Nanos(0) => self.uri.fence_delay.unwrap_or(Nanos(0)),
             reported => reported,
         };
-        let fence =
-            WriteFence { kato: self.uri.kato, is_traffic_based: controller.is_traffic_based, quiesce };
+        // The controller rounds the timeout up.
+        let kato = Nanos(self.uri.kato.0.next_multiple_of(controller.keep_alive_step.0));
+        let fence = WriteFence { kato, is_traffic_based: controller.is_traffic_based, quiesce };
         let association = Association {
             number,
             address: address.clone(),

@@ -24,6 +24,8 @@ pub struct ControllerFacts {
     pub capsule_data_max: u32,
     /// Times before a retry, in steps of 100 ms.
     pub retry_delays: [u16; 3],
+    /// Granularity of the keep-alive timer (KAS): the controller rounds a timeout up to it.
+    pub keep_alive_step: Nanos,
     /// The keep-alive timer restarts with any command.
     pub is_traffic_based: bool,
     /// The time of *Base* 2.1, CQT; 0 if the controller does not report it.
@@ -82,6 +84,7 @@ impl ControllerFacts {
             transfer_max,
             capsule_data_max: if in_capsule { capsule.min(64 << 10) } else { 0 },
             retry_delays: [128, 130, 132].map(|at| u16_at(bytes, at)),
+            keep_alive_step: Nanos::from_millis(u64::from(u16_at(bytes, 320)) * 100),
             is_traffic_based: u32_at(bytes, 96) & 1 << 6 != 0,
             quiesce: Nanos::from_millis(u16_at(bytes, 386).into()),
             has_ana: bytes[76] & 1 << 3 != 0,

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::nvme::{
-    AnaGroup, ControllerKind, IdentifyController, IdentifyNamespace, encode_ana_log,
+    AnaGroup, ControllerKind, FenceCapabilities, IdentifyController, IdentifyNamespace, encode_ana_log,
     encode_namespace_descriptors,
 };
 
@@ -25,6 +25,7 @@ fn controller() -> [u8; IDENTIFY_SIZE] {
         ana_transition_max: 10,
         ana_groups: 2,
         keep_alive_granularity: 10,
+        fence: FenceCapabilities { instance: None, resets_max: 0, quiesce_time_ms: 700 },
     }
     .encode()
 }
@@ -48,6 +49,7 @@ fn our_own_controller_is_accepted() {
     let facts = ControllerFacts::decode(&controller(), 7, CAPABILITIES).unwrap();
     assert_eq!((facts.queue_entries, facts.transfer_max), (128, 1 << 20));
     assert_eq!((facts.capsule_data_max, facts.ana_groups), (16 << 10, 2));
+    assert_eq!((facts.quiesce, facts.keep_alive_step), (Nanos::from_millis(700), Nanos::from_millis(1000)));
     assert!(facts.has_ana && !facts.is_traffic_based && facts.reports_changes);
     let descriptors = encode_namespace_descriptors(&[3; 16], &[4; 16]);
     let found = NamespaceFacts::decode(1, &namespace(), &descriptors, &facts).unwrap();
