@@ -53,9 +53,14 @@ fn machine(kernel: &GuestKernel, folder: &Path, programs: &[&str], script: &str)
 
 /// A server with a target for this subsystem, and its port, which is any if it is 0.
 fn serve(devices: &[&str], port: u16) -> (Server, u16) {
+    serve_with(devices, port, &[])
+}
+
+/// As [`serve`], with more options.
+fn serve_with(devices: &[&str], port: u16, options: &[&str]) -> (Server, u16) {
     let address = format!("127.0.0.1:{port}");
     let target = ["--nvme", &address, "--nvme-subsystem", SUBSYSTEM, "--cores", "0,1"];
-    let server = Server::start_with(devices, &target);
+    let server = Server::start_with(devices, &[&target[..], options].concat());
     let port = until("the address of the target", || {
         let log = server.log();
         let (_, rest) = log.split_once("trsvcid=")?;
@@ -210,6 +215,70 @@ fn check_capture(capture: &Path, port: u16) {
     }
     let wrong = packets("nvme-tcp && (_ws.malformed || _ws.expert.severity == error)");
     assert!(wrong.is_empty(), "{wrong}");
+}
+
+/// A host proves that it knows its secret, on all its queues, and asks the target for its own. With
+/// a wrong secret it does not connect. It sees a change of an ANA state within a second.
+#[test]
+fn a_real_host_authenticates_itself_and_sees_ana_states() {
+    const SECRET: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+    const OTHER: &str = "DHHC-1:02:d4gmzh5i0I3npDMWAmJX/nAvAw7ioKmS2w44ceutFeObYDFG/r6zOB3UW0FLzevsI7XDJg==:";
+    let Some(kernel) = find_kernel() else { return };
+    if !kernel.has_module("nvme-auth") {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let file = |name: &str, secret: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, format!("{secret}\n")).unwrap();
+        format!("{HOST_NQN}={}", path.display())
+    };
+    let (host, controller) = (file("host", SECRET), file("controller", OTHER));
+    let secrets = ["--nvme-dhchap-secret", &host, "--nvme-dhchap-ctrl-secret", &controller];
+    let (server, port) = serve_with(&["disk=mem:64M"], 0, &secrets);
+    let script = format!(
+        "\
+        connect {port} {SUBSYSTEM} nr_io_queues=2,keep_alive_tmo=5 && echo FAILED: no secret\n\
+        connect {port} {SUBSYSTEM} nr_io_queues=2,keep_alive_tmo=5,dhchap_secret={OTHER} && echo FAILED: wrong\n\
+        connect {port} {SUBSYSTEM} nr_io_queues=2,keep_alive_tmo=5,dhchap_secret={SECRET},dhchap_ctrl_secret={SECRET} \
+          && echo FAILED: wrong controller\n\
+        for ctrl in '' ,dhchap_ctrl_secret={OTHER}; do\n\
+          connect {port} {SUBSYSTEM} nr_io_queues=2,keep_alive_tmo=5,dhchap_secret={SECRET}$ctrl || kernel_log\n\
+          find_disk 1; C=$(echo /sys/class/nvme/nvme*)\n\
+          echo STATE $(cat $C/state) queues $(cat $C/queue_count)\n\
+          dd if=/dev/urandom of=/tmp/a bs=1M count=4 2>/dev/null\n\
+          dd if=/tmp/a of=/dev/$D bs=64k oflag=direct 2>/dev/null || echo FAILED write\n\
+          dd if=/dev/$D of=/tmp/b bs=64k count=64 iflag=direct 2>/dev/null; cmp /tmp/a /tmp/b || echo FAILED\n\
+          [ -n \"$ctrl\" ] || echo 1 > $C/delete_controller\n\
+        done\n\
+        A=/sys/block/nvme0c*n1/ana_state; [ -e $A ] || A=$(ls /sys/block/nvme*c*n1/ana_state)\n\
+        B=; for i in $(seq 1000); do\n\
+          N=$(cat $A); [ \"$N\" = \"$B\" ] || echo ANA: $N; B=$N; [ $N = persistent-loss ] && break; sleep 0.02\n\
+        done\n\
+        kernel_log; echo FINISHED"
+    );
+    let capture = folder.path().join("capture");
+    let mut qemu = machine(&kernel, folder.path(), &[], &script);
+    qemu.arg("-object").arg(format!("filter-dump,id=f,netdev=n,file={}", capture.display()));
+    let running = qemu.spawn().unwrap();
+    let shows =
+        |state: &str| output(folder.path()).lines().any(|line| line.trim_end() == format!("ANA: {state}"));
+    until("the first state", || output(folder.path()).contains("ANA: optimized").then_some(()));
+    for state in ["non-optimized", "inaccessible", "persistent-loss"] {
+        let begun = std::time::Instant::now();
+        server.says(&["nvme", "ana", "disk", state]);
+        until("a state", || shows(state).then_some(()));
+        let took = begun.elapsed();
+        assert!(took < std::time::Duration::from_secs(1), "{state}: {took:?}");
+    }
+    let output = finish(running, folder.path());
+    let all = format!("{output}{}", server.log());
+    assert!(output.contains("FINISHED") && !output.contains("FAILED"), "{all}");
+    assert_eq!(output.matches("STATE live queues 3").count(), 2, "{all}");
+    assert!(!all.contains(&SECRET[10..]) && !all.contains(&OTHER[10..]), "a secret is in a log: {all}");
+    if has("tshark") {
+        check_capture(&capture, port);
+    }
 }
 
 /// Two servers over one disk are two paths of one device. One is killed and started again several

@@ -73,7 +73,7 @@ impl AdminQueue {
         self.keep_alive = (ms > 0).then(|| Nanos::from_millis(self.keep_alive_ms.into()));
     }
 
-    fn restart_timer(&mut self, now: Nanos) {
+    pub(super) fn restart_timer(&mut self, now: Nanos) {
         self.until = self.keep_alive.map_or(Nanos::NEVER, |time| now + time);
     }
 }
@@ -118,9 +118,6 @@ impl NvmeQueue {
 
     /// Executes an admin command.
     pub(super) fn admin_command(&mut self, command: &CommandCapsule) {
-        // Any command shows that the host is alive.
-        let now = self.now;
-        self.admin.as_mut().expect("it is an admin queue").restart_timer(now);
         let done = self.execute_admin(command).and_then(|reply| match reply {
             Data(bytes) => match command.data_pointer() {
                 DataPointer::Transport { len } if len > 0 => Ok(Data(padded(bytes, len))),
@@ -158,7 +155,12 @@ impl NvmeQueue {
         match opcode {
             AdminOpcode::Identify => self.identify(command),
             AdminOpcode::GetLogPage => self.log_page(command),
-            AdminOpcode::KeepAlive => Ok(Done(0)),
+            AdminOpcode::KeepAlive => {
+                // No other command restarts the timer (CTRATT.TBKAS is 0): a host computes from
+                // this when the timer has expired at the latest.
+                admin.restart_timer(self.now);
+                Ok(Done(0))
+            }
             AdminOpcode::AsyncEventRequest => admin.events.request(command.id()).map(|()| Later),
             AdminOpcode::SetFeatures => self.set_features(command),
             AdminOpcode::GetFeatures => self.get_features(command),

@@ -99,10 +99,12 @@ impl NvmeQueue {
     /// Makes an enabled controller ready, once no request of its last instance is at a device.
     fn become_ready(&mut self) {
         let association = &self.link.association;
-        let state = &mut self.admin.as_mut().expect("it is an admin queue").state;
+        let admin = self.admin.as_mut().expect("it is an admin queue");
+        let state = &mut admin.state;
         let is_wanted = state.configuration.is_enabled() && !state.is_shutting_down;
         if is_wanted && !state.is_ready && association.connected_io_queues() == 0 {
             state.is_ready = true;
+            admin.restart_timer(self.now);
             association.enable(self.server.subsystem.next_instance_random());
         }
     }
