@@ -93,7 +93,7 @@ impl NvmeTestTarget {
 impl Drop for NvmeTestTarget {
     fn drop(&mut self) {
         if let Some((server, runtime)) = self.0.take() {
-            server.stop();
+            drop(server);
             runtime.stop();
         }
     }

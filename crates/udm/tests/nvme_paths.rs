@@ -67,7 +67,7 @@ fn a_namespace_as_a_disk() {
         let disk = disk_in(&folder);
         let _target = target(&disk, &format!("{address}:{port}"), &[]);
         let table = format!("d=0 {SECTORS} linear nvme+tcp://{address}:{port}/{SUBSYSTEM}/1{parameters} 0");
-        let server = Server::start_with(&[&table], &["--cores", "0,0"]);
+        let server = Server::start_with(&[&table], &["--cores", "0,1"]);
         let out =
             fio(&server, "d", "--rw=randrw --size=1m --offset=2m --bs=512-64k --fsync=32").output().unwrap();
         assert!(out.status.success(), "{}{}", text(&out.stdout), text(&out.stderr));
@@ -120,7 +120,7 @@ fn paths_that_fail_in_turn() {
     let mut targets = ports.map(start);
     let [a, b] = ports.map(|port| uri(port, "?kato=1s&deadline=2s"));
     let table = format!("m=0 {SECTORS} multipath 1 queue_if_no_path 0 1 1 round-robin 0 2 1 {a} 1 {b} 1");
-    let options = ["--check-paths", "1", "--path-deadline", "0.5", "--hedge-reads", "--cores", "0,0"];
+    let options = ["--check-paths", "1", "--path-deadline", "0.5", "--hedge-reads", "--cores", "0,1"];
     let mut server = Server::start_with(&[&table], &options);
     let volume = StampedVolume::new(SECTORS, 1 << 40);
     let (answered, stop) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -207,7 +207,8 @@ fn a_stopped_controller_does_not_write_over_newer_data() {
     let block = || std::fs::read(&disk).unwrap()[4096];
     assert_eq!(block(), 3);
     signal(targets[0].pid(), Signal::CONT);
-    until("the end of the old association", || targets[0].log().contains("ends").then_some(()));
+    let why = "the keep-alive timer has expired";
+    until("the end of the old association", || targets[0].log().contains(why).then_some(()));
     sleep(Duration::from_millis(300));
     assert_eq!(block(), 3, "{}", targets[0].log());
 }
@@ -359,7 +360,10 @@ fn a_hostile_controller_is_refused() {
         (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "unknown type"),
         (&[0x01, 0, 128, 0, 128, 0, 0, 0, 9, 0][..], "closed"),
         (&[0x03, 0, 24, 0, 24, 0, 0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "fatal error 1"),
-        (&[0x07, 0, 24, 24, 255, 255, 255, 255], "expected ICResp"),
+        (
+            &[0x07, 0, 24, 24, 255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            "expected ICResp",
+        ),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
