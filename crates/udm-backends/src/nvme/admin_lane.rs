@@ -32,8 +32,12 @@ impl AdminTaskHandle {
         let mut kept = namespace.task.lock().unwrap_or_else(PoisonError::into_inner);
         let running = kept.upgrade().unwrap_or_else(|| {
             let namespace = Arc::clone(namespace);
-            let device: Arc<dyn Device> = Arc::new(AdminDevice { id: DeviceId::new(), namespace });
-            let make = move || Box::new(AdminTask { device, lane: None, is_over: false }) as Box<dyn BioTask>;
+            let device = AdminDevice { id: DeviceId::new(), namespace: Arc::clone(&namespace) };
+            let device: Arc<dyn Device> = Arc::new(device);
+            let make = move || {
+                let (lane, is_stopping, is_over) = (None, false, false);
+                Box::new(AdminTask { namespace, device, lane, is_stopping, is_over }) as Box<dyn BioTask>
+            };
             Arc::new(AdminTaskHandle { _task: cx.all_cores().start(Box::new(make)) })
         });
         *kept = Arc::downgrade(&running);
@@ -43,24 +47,46 @@ impl AdminTaskHandle {
 
 /// Keeps the lane of an admin queue open.
 struct AdminTask {
+    namespace: Arc<RemoteNamespace>,
     device: Arc<dyn Device>,
     lane: Option<BioTaskLaneId>,
+    is_stopping: bool,
     is_over: bool,
+}
+
+/// Pause between looks for open lanes when the program ends.
+const STOP_PAUSE: Nanos = Nanos::from_millis(10);
+
+impl AdminTask {
+    fn open_lane(&mut self, cx: &mut dyn BioTaskCx) {
+        if self.lane.is_none() {
+            // A core without a ring has refused the lane of the device before.
+            self.lane = cx.open(&self.device).ok();
+        }
+    }
 }
 
 impl BioTask for AdminTask {
     fn turn(&mut self, cx: &mut dyn BioTaskCx) {
-        if self.lane.is_none() && !self.is_over {
-            // A core without a ring has refused the lane of the device before.
-            self.lane = cx.open(&self.device).ok();
+        if self.is_stopping {
+            return self.stop(cx);
         }
+        self.open_lane(cx);
     }
 
     fn complete(&mut self, done: &mut Batch, _cx: &mut dyn BioTaskCx) {
         done.clear();
     }
 
+    /// The end of the program stops the task while lanes still have requests: they need the
+    /// association.
     fn stop(&mut self, cx: &mut dyn BioTaskCx) {
+        self.is_stopping = true;
+        if self.namespace.has_lanes() {
+            // Their requests may wait for the first connection.
+            self.open_lane(cx);
+            return cx.wake_at(cx.now() + STOP_PAUSE);
+        }
         self.is_over = true;
         if let Some(lane) = self.lane.take() {
             cx.close(lane);

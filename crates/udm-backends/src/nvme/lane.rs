@@ -1,25 +1,26 @@
 //! The data path of a namespace: turns requests into commands on an I/O queue, and completions into
 //! results.
 
+mod loss;
+
 use super::admin_lane::AdminTaskHandle;
 use super::command_send_queue::CommandSendQueue;
 use super::connection::{QueueConnection, QueueStage};
 use super::held_writes::HeldWrites;
-use super::remote_namespace::{AssociationState, QueueNumber, RemoteNamespace};
+use super::remote_namespace::{AssociationState, LaneCountGuard, QueueNumber, RemoteNamespace};
 use super::request::{CommandParams, NvmeRequest, status_without_controller};
-use crate::stream::{BACK_OFF, BACK_OFF_MAX, DisconnectKind, DisconnectReason, StreamEvent, discard_unsent};
+use crate::stream::{DisconnectKind, DisconnectReason, StreamEvent};
+use loss::REFUSED_BACK_OFF;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use udm_core::{
     Batch, Bio, BufPool, Cx, DrainMode, Lane, Limits, Nanos, OwnWork, PauseAwareReplyDeadline, Status,
-    UnansweredRequestState, WaitQueueSubscription, WakeEpoch, move_batch,
+    WaitQueueSubscription, WakeEpoch, move_batch,
 };
 use udm_runtime::{Ring, RingCompletion};
 use udm_wire::nvme::NvmeStatus;
 use udm_wire::nvme::host::{Disposition, HostEvent, IoQueueSetup, decide, is_ana_status};
-use udm_wire::uri::TimeSpan;
 
 /// The most entries of a queue that a lane asks for.
 const ENTRIES_MAX: u16 = 1024;
@@ -47,6 +48,8 @@ pub(super) struct NvmeLane {
     /// Earliest time of the next attempt to connect a queue, and the back-off after its failure.
     next_try: Nanos,
     back_off: Nanos,
+    /// Since when the controller refuses the queue.
+    refused_since: Option<Nanos>,
     /// Earliest time at which the deadline of a request can have passed.
     next_check: Nanos,
     /// Time at which data last arrived.
@@ -60,6 +63,7 @@ pub(super) struct NvmeLane {
     wait_handle: WaitQueueSubscription,
     /// The epoch at which the lane registered for the next wake.
     registered: Option<WakeEpoch>,
+    _count: LaneCountGuard,
     _task: Arc<AdminTaskHandle>,
 }
 
@@ -85,7 +89,8 @@ impl NvmeLane {
             pool: BufPool::new(KEEP),
             finished: Vec::new(),
             next_try: Nanos(0),
-            back_off: BACK_OFF,
+            back_off: REFUSED_BACK_OFF,
+            refused_since: None,
             next_check: Nanos(0),
             last_reply_at: Nanos(0),
             deadline_timer: namespace.deadline.map(PauseAwareReplyDeadline::new),
@@ -94,6 +99,7 @@ impl NvmeLane {
             state: namespace.state(),
             wait_handle: namespace.wait_queue.subscribe(cx),
             registered: None,
+            _count: namespace.count_lane(),
             namespace: Arc::clone(namespace),
             _task: task,
         }
@@ -104,7 +110,7 @@ impl NvmeLane {
     fn connect(&mut self, cx: &mut Cx<'_>) {
         let AssociationState::Live(association) = &self.state else { return };
         if cx.now() < self.next_try {
-            return;
+            return cx.wake_at(self.next_try);
         }
         let (association, deadline) = (Arc::clone(association), self.namespace.deadline);
         self.params.capsule_data_max = association.controller.capsule_data_max;
@@ -141,7 +147,7 @@ impl NvmeLane {
         }
         match live {
             Some(_) => {
-                (self.next_try, self.back_off) = (Nanos(0), BACK_OFF);
+                self.forget_refusals();
                 if self.connection.is_none() && !self.waiting.is_empty() {
                     self.connect(cx);
                 }
@@ -149,101 +155,6 @@ impl NvmeLane {
             None if matches!(self.state, AssociationState::Down) => self.fail_waiting(Status::Transport),
             None => {}
         }
-    }
-
-    /// Handles the loss of the connection. Its association ends, except if the controller refused
-    /// the queue.
-    #[cold]
-    fn handle_loss(&mut self, loss: &DisconnectReason, cx: &mut Cx<'_>) {
-        let is_refusal = loss.end == DisconnectKind::ShuttingDown;
-        let number = match &self.state {
-            AssociationState::Live(association) => Some(association.number),
-            AssociationState::Connecting | AssociationState::Down => None,
-        };
-        let own = self.connection.as_ref().map(|connection| connection.association.number).or(number);
-        let status = if loss.end == DisconnectKind::TimedOut { Status::Timeout } else { Status::Transport };
-        self.fail_requests(status, cx);
-        if is_refusal {
-            self.next_try = cx.now() + self.back_off;
-            self.back_off = (self.back_off + self.back_off).min(BACK_OFF_MAX);
-            self.namespace.mark_down(&loss.why);
-        } else if let Some(own) = own {
-            self.namespace.end_association(own, &loss.why);
-        }
-    }
-
-    fn fail_waiting(&mut self, status: Status) {
-        for mut bio in self.waiting.drain(..) {
-            bio.end_with(status);
-            self.ready.push(bio);
-        }
-    }
-
-    /// Drops the connection. All requests fail, except writes that the controller may still
-    /// execute.
-    #[cold]
-    fn fail_requests(&mut self, status: Status, cx: &mut Cx<'_>) {
-        let now = cx.now();
-        self.fail_waiting(status);
-        let mut slots = std::mem::take(&mut self.slots);
-        for key in self.send_queue.take_unsent() {
-            let mut bio = slots.remove(key).bio;
-            bio.end_with(status);
-            self.ready.push(bio);
-        }
-        for (_, key) in self.delayed.drain(..) {
-            let mut bio = slots.remove(key).bio;
-            bio.end_with(status);
-            self.ready.push(bio);
-        }
-        let mut held = Vec::new();
-        for mut slot in slots.drain() {
-            if slot.may_still_apply() {
-                held.push(slot.bio);
-                continue;
-            }
-            slot.bio.end_with(status);
-            self.ready.push(slot.bio);
-        }
-        if let Some(connection) = self.connection.take() {
-            // Discards unsent data: it could arrive after the wait has ended.
-            discard_unsent(connection.stream.socket());
-            if !held.is_empty() {
-                let association = &connection.association;
-                let heard = Nanos(association.last_heard.load(Relaxed)).max(self.last_reply_at);
-                let until = association.fence.ends_at(heard, now);
-                let (uri, wait) = (self.namespace.uri.plain(), until.0.saturating_sub(now.0));
-                let wait = TimeSpan(Nanos::from_millis(wait.div_ceil(1_000_000)));
-                tracing::warn!("{uri}: {} unanswered writes wait for {wait}", held.len());
-                self.held.add(held, until, &self.namespace);
-            }
-        }
-        // The caller may have polled already.
-        cx.wake_now();
-    }
-
-    /// Abandons the connection if its oldest request is overdue. The check is rare: later requests
-    /// are due later, and every received byte moves the time of all.
-    fn look_for_silence(&mut self, cx: &mut Cx<'_>) {
-        if self.deadline_timer.is_none() || self.slots.is_empty() {
-            return;
-        }
-        if cx.now() < self.next_check {
-            return cx.wake_at(self.next_check);
-        }
-        let Some(oldest) = self.slots.iter().map(|(_, slot)| slot.since).min() else { return };
-        let (now, Some(deadline_timer)) = (cx.now(), &mut self.deadline_timer) else { return };
-        let why = match deadline_timer.check(oldest, self.last_reply_at, now) {
-            UnansweredRequestState::Pending(due) => {
-                self.next_check = due.max(now + Nanos(1));
-                return cx.wake_at(self.next_check);
-            }
-            UnansweredRequestState::Silent(time) => format!("no answer for {}", TimeSpan(time)),
-            UnansweredRequestState::Starved(time) => {
-                format!("others are answered, and one request is not for {}", TimeSpan(time))
-            }
-        };
-        self.handle_loss(&DisconnectReason::new(DisconnectKind::TimedOut, why), cx);
     }
 
     /// Sends waiting requests, if no send is in flight.
@@ -339,7 +250,7 @@ impl NvmeLane {
             })?;
             let Some(queue) = connected else { return Ok(()) };
             connection.stage = QueueStage::Ready(Box::new(queue));
-            (self.next_try, self.back_off) = (Nanos(0), BACK_OFF);
+            self.forget_refusals();
         }
         while let Some(connection) = &mut self.connection
             && let QueueStage::Ready(queue) = &mut connection.stage
@@ -425,7 +336,11 @@ impl Lane for NvmeLane {
         if self.connection.is_none() && is_accessible {
             self.connect(cx);
         }
-        let may_come = self.connection.is_some() || matches!(self.state, AssociationState::Connecting);
+        let may_come = match &self.state {
+            AssociationState::Connecting => true,
+            AssociationState::Live(_) => self.connection.is_some() || self.refused_since.is_some(),
+            AssociationState::Down => self.connection.is_some(),
+        };
         if is_accessible && may_come {
             self.waiting.extend(batch.drain(..));
             self.send(cx);
@@ -445,6 +360,9 @@ impl Lane for NvmeLane {
         self.follow_association(cx);
         if !self.delayed.is_empty() {
             self.repeat_delayed(cx);
+        }
+        if self.connection.is_none() && !self.waiting.is_empty() {
+            self.connect(cx);
         }
         self.send(cx);
         self.look_for_silence(cx);

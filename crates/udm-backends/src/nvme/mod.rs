@@ -5,15 +5,16 @@
 //! anywhere and trusts none of them.
 //!
 //! * **Association.** A namespace in use has one controller, whatever the number of its names and
-//!   lanes, from the first lane on until the device is closed. A task on one core has the admin queue ([`admin_lane`]): it connects, checks the
-//!   controller, keeps it alive and hears its events. After a loss it connects again, with a
-//!   back-off that doubles up to five seconds.
-//! * **Queues.** Each lane has an I/O queue, which is a connection. It connects when a request comes
-//!   and the association lives. If the controller grants fewer queues than there are lanes, the
-//!   others send their requests to a lane that a task owns ([`SingleOwnerForwarder`]).
-//! * **End of an association.** It ends as a whole, as in Linux, if any of its connections is closed
-//!   or violates the protocol, if the controller leaves a Keep Alive unanswered for `kato`, or if a
-//!   request waits for the deadline while nothing arrives. All its connections are reset.
+//!   lanes, from the first lane on until the device is closed. A task on one core has the admin
+//!   queue ([`admin_lane`]): it connects, checks the controller, keeps it alive and hears its
+//!   events. After a loss it connects again, with a back-off that doubles up to five seconds.
+//! * **Queues.** Each lane has an I/O queue, which is a connection. It connects when a request
+//!   comes and the association lives. If the controller grants fewer queues than there are lanes,
+//!   the others send their requests to a lane that a task owns
+//!   ([`SingleOwnerForwarder`](udm_queue::SingleOwnerForwarder)).
+//! * **End of an association.** It ends as a whole, as in Linux, if any of its connections is
+//!   closed or violates the protocol, if the controller leaves a Keep Alive unanswered for `kato`,
+//!   or if a request waits for the deadline while nothing arrives. All its connections are reset.
 //! * **Unanswered writes.** All other requests fail at once, with a path error. A write that was
 //!   sent is *held* until the controller must have ended it
 //!   ([`WriteFence`](udm_wire::nvme::host::WriteFence)): otherwise multipath could write elsewhere,

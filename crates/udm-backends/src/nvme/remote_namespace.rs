@@ -47,6 +47,17 @@ pub(crate) struct RemoteNamespace {
     refused: Mutex<Option<String>>,
     queue_numbers: Mutex<VecDeque<u16>>,
     held: AtomicUsize,
+    /// Number of open lanes with a queue.
+    lanes: Arc<AtomicUsize>,
+}
+
+/// Counts an open lane.
+pub(super) struct LaneCountGuard(Arc<AtomicUsize>);
+
+impl Drop for LaneCountGuard {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
 }
 
 /// State of the association.
@@ -124,6 +135,7 @@ impl RemoteNamespace {
             // last one.
             queue_numbers: Mutex::new((SHARED_QUEUE + 1..=known.queues).collect()),
             held: AtomicUsize::new(0),
+            lanes: Arc::default(),
             known,
         }
     }
@@ -335,6 +347,17 @@ impl RemoteNamespace {
         let refused = lock(&self.refused).clone();
         let ana = self.ana();
         refused.or_else(|| (!is_usable(ana)).then(|| format!("ANA state {}", ana_name(ana))))
+    }
+
+    /// Counts a lane until the guard is dropped.
+    pub(super) fn count_lane(&self) -> LaneCountGuard {
+        self.lanes.fetch_add(1, Relaxed);
+        LaneCountGuard(Arc::clone(&self.lanes))
+    }
+
+    /// Returns true if lanes with a queue are open.
+    pub(super) fn has_lanes(&self) -> bool {
+        self.lanes.load(Relaxed) > 0
     }
 
     /// Changes the number of held writes.

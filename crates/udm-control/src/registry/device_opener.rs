@@ -44,7 +44,8 @@ pub trait DeviceOpener: Send + Sync {
     /// As [`BackendDeviceRegistry::set_known_nbd_exports`].
     fn set_known_nbd_exports(&self, _: Vec<(String, NegotiatedExportInfo)>) {}
 
-    /// As [`BackendDeviceRegistry::nvme_namespaces_in_use`]. An opener without controllers has none.
+    /// As [`BackendDeviceRegistry::nvme_namespaces_in_use`]. An opener without controllers has
+    /// none.
     fn nvme_namespaces_in_use(&self) -> Vec<(String, KnownNamespace)> {
         Vec::new()
     }

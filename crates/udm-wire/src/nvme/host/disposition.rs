@@ -10,7 +10,7 @@ pub const RETRIES_MAX: u8 = 5;
 /// The times in steps of 100 ms for which a controller may ask to wait before a retry (CRDT1 to 3).
 pub type RetryDelays = [u16; 3];
 
-/// What becomes of a command.
+/// What the host does with a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
     /// It is complete, with this status. A path error makes multipath use another path.
