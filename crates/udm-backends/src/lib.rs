@@ -1,5 +1,5 @@
 //! The devices at the bottom of a stack: null, memory, a pattern, files and block devices, qcow2
-//! images, and exports of NBD servers.
+//! images, exports of NBD servers, and namespaces of NVMe controllers.
 //!
 //! [`BackendDeviceRegistry::open`] makes a device from its URI; one `match` names all kinds. Each
 //! is a [`Device`] whose lanes keep the rules of [`udm_core::Lane`]. The layer above checks
@@ -24,9 +24,11 @@ mod file;
 mod mem;
 pub mod nbd;
 mod null;
+pub mod nvme;
 mod pattern;
 mod qcow2;
 mod read_only;
+mod stream;
 #[cfg(test)]
 mod testing;
 
@@ -41,7 +43,7 @@ use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Bio, Device, DeviceControlError, Sectors, Status};
 use udm_queue::{QueuedDevice, SharedTagSet};
 use udm_wire::nbd::client::NegotiatedExportInfo;
-use udm_wire::uri::{DeviceUri, ImageFormat, NbdUri, ObjectUri, QueueParams};
+use udm_wire::uri::{DeviceUri, ImageFormat, NbdUri, NvmeUri, ObjectUri, QueueParams};
 
 /// Identity of a disk in the operating system. It shows that two names lead to the same disk, or
 /// that a name now leads to another disk.
@@ -76,6 +78,7 @@ pub struct DeviceWithDiskIdentity {
 pub struct BackendDeviceRegistry {
     disks: file::OpenDisks,
     servers: nbd::RemoteExports,
+    namespaces: nvme::RemoteNamespaces,
     /// Tags shared by null devices, by number of hardware queues and depth of each. An entry lives
     /// as long as one of its devices.
     tag_sets: Mutex<HashMap<(u32, u32), Weak<SharedTagSet>>>,
@@ -101,6 +104,7 @@ impl BackendDeviceRegistry {
         BackendDeviceRegistry {
             disks: file::OpenDisks::new(cores),
             servers: nbd::RemoteExports::default(),
+            namespaces: nvme::RemoteNamespaces::new(cores),
             tag_sets: Mutex::default(),
             objects: None,
         }
@@ -141,6 +145,17 @@ impl BackendDeviceRegistry {
         self.servers.set_known(exports);
     }
 
+    /// The NVMe namespaces in use: their URIs without a queue, and their properties.
+    #[must_use]
+    pub fn nvme_namespaces_in_use(&self) -> Vec<(String, nvme::KnownNamespace)> {
+        self.namespaces.in_use()
+    }
+
+    /// As [`BackendDeviceRegistry::set_known_nbd_exports`], for NVMe namespaces.
+    pub fn set_known_nvme_namespaces(&self, namespaces: Vec<(String, nvme::KnownNamespace)>) {
+        self.namespaces.set_known(namespaces);
+    }
+
     /// Opens the device that `uri` names. May block for as long as the file system does.
     ///
     /// # Errors
@@ -148,32 +163,40 @@ impl BackendDeviceRegistry {
     /// * EINVAL for parameters out of range.
     /// * EOPNOTSUPP for mapped devices and device numbers: only the registry of devices knows them.
     pub fn open(&self, uri: &DeviceUri) -> Result<DeviceWithDiskIdentity, DeviceControlError> {
-        self.open_with(uri, |nbd| self.servers.open(nbd))
+        self.open_with(uri, |remote| match remote {
+            RemoteUri::Nbd(nbd) => Ok(nbd_device(self.servers.open(nbd)?)),
+            RemoteUri::Nvme(nvme) => Ok(nvme_device(self.namespaces.open(nvme)?)),
+        })
     }
 
-    /// As [`BackendDeviceRegistry::open`] for an NBD export whose server is down. The export is
-    /// taken to be like that of `other`, which is open; a server whose export differs is refused
-    /// later.
+    /// As [`BackendDeviceRegistry::open`] for an NBD export or an NVMe namespace whose server is
+    /// down. It is taken to be like `other`, which is open and of the same kind. A server that
+    /// differs is refused later.
     ///
     /// # Errors
-    /// As there; EOPNOTSUPP if one of them is no NBD export.
+    /// As there; EOPNOTSUPP if the two are not of one of these kinds.
     pub fn open_like(
         &self,
         uri: &DeviceUri,
         other: &DeviceUri,
     ) -> Result<DeviceWithDiskIdentity, DeviceControlError> {
-        match (uri, other) {
-            (DeviceUri::Nbd(_), DeviceUri::Nbd(other)) => {
-                self.open_with(uri, |nbd| self.servers.open_like(nbd, other))
+        self.open_with(uri, |remote| match (remote, other) {
+            (RemoteUri::Nbd(nbd), DeviceUri::Nbd(other)) => {
+                Ok(nbd_device(self.servers.open_like(nbd, other)?))
             }
-            _ => Err(unsupported_uri_error(uri, "only NBD exports are taken to be like others")),
-        }
+            (RemoteUri::Nvme(nvme), DeviceUri::Nvme(other)) => {
+                Ok(nvme_device(self.namespaces.open_like(nvme, other)?))
+            }
+            _ => {
+                Err(unsupported_uri_error(uri, "only a server of the same kind is taken to be like another"))
+            }
+        })
     }
 
     fn open_with(
         &self,
         uri: &DeviceUri,
-        open_export: impl FnOnce(&NbdUri) -> Result<Arc<nbd::RemoteExport>, DeviceControlError>,
+        open_remote: impl FnOnce(RemoteUri<'_>) -> Result<Arc<dyn Device>, DeviceControlError>,
     ) -> Result<DeviceWithDiskIdentity, DeviceControlError> {
         let mut identity = DiskIdentity::Virtual;
         let (disk, queue): (Arc<dyn Device>, _) = match uri {
@@ -190,7 +213,8 @@ impl BackendDeviceRegistry {
             DeviceUri::Null(params) => (Arc::new(null::NullBlockDevice::new(params)?), &params.queue),
             DeviceUri::Mem { size, queue } => (Arc::new(mem::MemoryDevice::new(*size)?), queue),
             DeviceUri::Pattern { size } => (Arc::new(pattern::PatternDevice::new(*size)?), &None),
-            DeviceUri::Nbd(nbd) => (Arc::new(nbd::NbdDevice::new(open_export(nbd)?)), &nbd.queue),
+            DeviceUri::Nbd(nbd) => (open_remote(RemoteUri::Nbd(nbd))?, &nbd.queue),
+            DeviceUri::Nvme(nvme) => (open_remote(RemoteUri::Nvme(nvme))?, &nvme.queue),
             DeviceUri::Object(object) => match &self.objects {
                 Some(objects) => (objects.open(object)?, &object.queue),
                 None => {
@@ -238,6 +262,20 @@ impl BackendDeviceRegistry {
 pub fn open_standalone_device(uri: &DeviceUri) -> Result<Arc<dyn Device>, DeviceControlError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     BackendDeviceRegistry::new(cores).open(uri).map(|opened| opened.device)
+}
+
+/// The URI of a device that a server has.
+enum RemoteUri<'a> {
+    Nbd(&'a NbdUri),
+    Nvme(&'a NvmeUri),
+}
+
+fn nbd_device(export: Arc<nbd::RemoteExport>) -> Arc<dyn Device> {
+    Arc::new(nbd::NbdDevice::new(export))
+}
+
+fn nvme_device(namespace: Arc<nvme::RemoteNamespace>) -> Arc<dyn Device> {
+    Arc::new(nvme::NvmeDevice::new(namespace))
 }
 
 fn unsupported_uri_error(uri: &DeviceUri, why: &str) -> DeviceControlError {

@@ -10,7 +10,8 @@
 //! * `/r0` is read-only.
 //!
 //! A letter at the end (`/c0a`, `/c0b`) means a path to the same disk. `{file}`, `{huge}`,
-//! `{object}`, `{qcow2}`, `{loop}`, `{loop4k}`, `{nbd}` and `{nbds}` are created for each use.
+//! `{object}`, `{qcow2}`, `{loop}`, `{loop4k}`, `{nbd}`, `{nbds}`, `{nvme}` and `{nvme_digests}`
+//! are created for each use.
 
 use crate::fixture::UnderlyingDevices;
 use crate::world::CoresWithoutDevices;
@@ -206,6 +207,8 @@ pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
     define_uri_device("object", "{object}").fresh(InitialContent::Offsets).ring().machine(),
     define_uri_device("nbd", "{nbd}").atom(8).ring(),
     define_uri_device("nbd_tls", "{nbds}").atom(8).ring(),
+    define_uri_device("nvme", "{nvme}").atom(8).ring(),
+    define_uri_device("nvme_digests", "{nvme_digests}").atom(8).ring(),
     define_uri_device("block", "file:{loop}").ring(),
     define_uri_device("block_buffered", "file:{loop}?direct=off").ring(),
     define_uri_device("block_4k", "file:{loop4k}?direct=on").ring(),
@@ -276,6 +279,7 @@ pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
     ).machine(),
     // Targets over real devices.
     define_table_device("linear_nbd", &[("s", "0 4000 linear {nbd} 8")]).atom(8).ring(),
+    define_table_device("linear_nvme", &[("s", "0 4000 linear {nvme} 8")]).atom(8).ring(),
     define_table_device("linear_file", &[("s", "0 4000 linear {file} 8")]).ring(),
     define_table_device(
         "striped_direct",

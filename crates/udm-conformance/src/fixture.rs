@@ -4,7 +4,7 @@
 use crate::disk::SharedDiskMedium;
 use crate::object_server::ObjectTestServer;
 use crate::qcow2_image;
-use crate::test_server::NbdTestServer;
+use crate::test_server::{NbdTestServer, NvmeTestTarget};
 use crate::world::CoresWithoutDevices;
 use crate::{STAMP, StrictMemoryDisk};
 use std::collections::BTreeMap;
@@ -36,6 +36,7 @@ pub struct UnderlyingDevices {
     files: usize,
     loops: Vec<PathBuf>,
     servers: Vec<NbdTestServer>,
+    targets: Vec<NvmeTestTarget>,
     object_servers: Vec<ObjectTestServer>,
     media: BTreeMap<String, Arc<SharedDiskMedium>>,
     known: BTreeMap<String, ResolvedDevice>,
@@ -111,6 +112,13 @@ impl UnderlyingDevices {
         uri.to_string()
     }
 
+    /// Starts an NVMe/TCP target, and returns the URI of its namespace.
+    fn namespace(&mut self) -> String {
+        let (target, uri) = NvmeTestTarget::start("mem:2M");
+        self.targets.push(target);
+        uri.to_string()
+    }
+
     /// Starts a web server, and returns the URI of its object, with the content of `pattern:2M`.
     fn object(&mut self) -> String {
         let server = ObjectTestServer::start(2 << 20);
@@ -128,7 +136,8 @@ impl UnderlyingDevices {
 
     /// Replaces the placeholders in `words`: `{file}`, `{huge}` (a sparse file), `{object}`,
     /// `{qcow2}`, `{loop}`, `{loop4k}`, `{nbd}` (an export of a disk in memory), `{nbds}` (the same
-    /// over TLS).
+    /// over TLS), `{nvme}` (a namespace with a disk in memory), `{nvme_digests}` (the same with
+    /// digests and one queue).
     fn fill_in(&mut self, words: &str) -> String {
         let mut words = words.to_owned();
         while let Some(at) = words.find('{') {
@@ -143,6 +152,8 @@ impl UnderlyingDevices {
                 "loop4k" => name(self.loop_device("4096")),
                 "nbd" => self.served(false),
                 "nbds" => self.served(true),
+                "nvme" => self.namespace(),
+                "nvme_digests" => format!("{}?digest=header,data&queues=1", self.namespace()),
                 other => panic!("no such place: {other}"),
             };
             words.replace_range(at..=end, &made);

@@ -85,7 +85,7 @@ fn parts(_: &BTreeMap<&str, usize>) -> Vec<String> {
         .collect();
     for scheme in [
         "null:", "mem:", "pattern:", "file:", "{file}", "{qcow2}", "{object}", "{loop}", "{nbd}", "{nbds}",
-        "@",
+        "{nvme}", "@",
     ] {
         if !words.iter().any(|words| words.contains(scheme)) {
             gaps.push(format!("{scheme} has no line in DEVICES_UNDER_TEST"));

@@ -110,6 +110,18 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// The name of the disk that is the same on all its paths, as `wwid` in sysfs; `None` if the
+    /// device reports none.
+    fn wwid(&self) -> Option<String> {
+        None
+    }
+
+    /// The priority of this path, as a prioritizer of multipath-tools would give it; `None` if the
+    /// device reports none.
+    fn path_priority(&self) -> Option<u32> {
+        None
+    }
+
     /// The request queue in front of the device; `None` if there is none.
     fn queue(&self) -> Option<&dyn DiskQueue> {
         None

@@ -171,6 +171,14 @@ impl Device for QueuedDevice {
         self.0.disk().rejection_reason()
     }
 
+    fn wwid(&self) -> Option<String> {
+        self.0.disk().wwid()
+    }
+
+    fn path_priority(&self) -> Option<u32> {
+        self.0.disk().path_priority()
+    }
+
     fn power(&self) -> Option<&dyn PowerSwitch> {
         self.0.disk().power()
     }

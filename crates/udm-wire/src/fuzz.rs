@@ -11,9 +11,11 @@
 
 mod clone_metadata;
 mod extended_headers;
+mod nvme_host;
 mod nvme_pdu;
 mod qcow2_image;
 
+pub use nvme_host::fuzz_nvme_host_pdu;
 pub use nvme_pdu::fuzz_nvme_pdu;
 
 pub use clone_metadata::fuzz_clone_metadata;

@@ -272,7 +272,7 @@ fn refusals_say_what_would_be_right() {
         ),
         (
             "ftp://x/",
-            "\"ftp\": unknown kind of device; expected a path, @name, file:, nbd:, null:, mem:, pattern:, https:, \
+            "\"ftp\": unknown kind of device; expected a path, @name, file:, nbd:, nvme+tcp:, null:, mem:, pattern:, https:, \
              s3:, gs: or az:",
         ),
         ("file:", "no path of a device"),

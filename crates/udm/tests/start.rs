@@ -230,7 +230,10 @@ fn hints_are_right() {
     let commas = refused("d=0 8 linear file:x,direct=on,readonly=on 0");
     assert!(commas.contains("file:x?direct=on&readonly=on"), "{commas}");
     let scheme = refused("d=0 8 linear ndb:x 0");
-    assert!(scheme.contains("file:, nbd:, null:, mem:, pattern:, https:, s3:, gs: or az:"), "{scheme}");
+    assert!(
+        scheme.contains("file:, nbd:, nvme+tcp:, null:, mem:, pattern:, https:, s3:, gs: or az:"),
+        "{scheme}"
+    );
     let table = refused("d=linear /dev/null 0");
     assert!(table.contains("START \"linear\" is not a number of sectors"), "{table}");
     let null = refused("d=null:size=1M,zoned=1");

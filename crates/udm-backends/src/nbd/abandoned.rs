@@ -4,12 +4,13 @@
 //! completes a write. The rest of a partly sent write is still sent, so that the server can answer.
 //! [`super::fence`] lists the other conditions that end the wait.
 
-use super::connection::{ConnectionRingEvent, ConnectionStage, DisconnectKind, NbdClientConnection};
+use super::connection::{ConnectionStage, NbdClientConnection};
 use super::fence::{ExportFence, FenceStatus};
 use super::lane::handle_nbd_reply;
 use super::remote_export::RemoteExport;
 use super::request::{NbdRequest, status_from_nbd_error};
 use super::send_queue::SendQueue;
+use crate::stream::{DisconnectKind, StreamEvent};
 use slab::Slab;
 use std::sync::Arc;
 use udm_core::{Batch, BufPool, Cx, Nanos, Status, WaitQueueSubscription, WakeEpoch};
@@ -147,7 +148,7 @@ impl AbandonedConnectionWithHeldWrites {
         for done in finished.drain(..) {
             let Some(connection) = &mut self.connection else { break };
             match connection.finished(done, resources.pool, cx) {
-                Ok(ConnectionRingEvent::Bytes(buf, n)) => {
+                Ok(StreamEvent::Bytes(buf, n)) => {
                     cx.set_cpu_budget(cx.cpu_budget().saturating_sub(n as u64));
                     if self.is_trusted && self.parse_replies(&buf[..n], resources.ready).is_err() {
                         self.is_trusted = false;
@@ -157,8 +158,8 @@ impl AbandonedConnectionWithHeldWrites {
                         connection.set_defer_sends(self.is_trusted && self.send_queue.is_empty());
                     }
                 }
-                Ok(ConnectionRingEvent::Sent(buf)) => resources.pool.put(buf),
-                Ok(ConnectionRingEvent::Connected | ConnectionRingEvent::Nothing) => {}
+                Ok(StreamEvent::Sent(buf)) => resources.pool.put(buf),
+                Ok(StreamEvent::Connected | StreamEvent::Nothing) => {}
                 Err(loss) if loss.end == DisconnectKind::ProtocolError => {
                     // TLS is broken; the end of the connection can still be seen.
                     self.is_trusted = false;

@@ -1,13 +1,12 @@
 //! A blocking client, for the control side, which reads properties of exports, and for programs
 //! that need only one request at a time.
 
-use super::address::ServerAddress;
-use super::tls::{RECORD_MAX, load_tls_client_config};
+use super::tls::load_tls_client_config;
+use crate::stream::{RECORD_MAX, ServerAddress, connect_socket_with_timeout, set_socket_timeouts};
 use rustix::fd::OwnedFd;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 use udm_core::errno::{ECONNREFUSED, EIO, EPROTO, ETIMEDOUT, errno_from_nbd_error};
 use udm_core::{DeviceControlError, Nanos};
@@ -245,34 +244,6 @@ pub(super) fn resolve_server_addresses(uri: &NbdUri) -> io::Result<Vec<ServerAdd
             Ok((host.as_str(), *port).to_socket_addrs()?.map(ServerAddress::Tcp).collect())
         }
     }
-}
-
-/// Opens a socket and connects it within `timeout`.
-fn connect_socket_with_timeout(address: &ServerAddress, timeout: Duration) -> io::Result<File> {
-    let fd: OwnedFd = match address {
-        ServerAddress::Unix(path) => {
-            let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
-            let fd = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
-            // If a server is stopped and its backlog is full, `connect` blocks.
-            sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(timeout))?;
-            rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
-            fd
-        }
-        ServerAddress::Tcp(address) => {
-            let stream = TcpStream::connect_timeout(address, timeout)?;
-            stream.set_nodelay(true)?;
-            stream.into()
-        }
-    };
-    Ok(File::from(fd))
-}
-
-/// Sets the timeout of each receive and send.
-fn set_socket_timeouts(stream: &File, timeout: Duration) -> io::Result<()> {
-    // Zero would mean no timeout.
-    let timeout = Some(timeout.max(Duration::from_millis(1)));
-    sockopt::set_socket_timeout(stream, sockopt::Timeout::Recv, timeout)?;
-    Ok(sockopt::set_socket_timeout(stream, sockopt::Timeout::Send, timeout)?)
 }
 
 /// A connected socket, with TLS if it is used.

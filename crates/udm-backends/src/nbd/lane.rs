@@ -4,12 +4,11 @@
 use super::abandoned::{
     ABANDONED_MAX, AbandonedConnectionWithHeldWrites, LaneResourcesForAbandonedConnections,
 };
-use super::connection::{
-    ConnectionRingEvent, ConnectionStage, DisconnectKind, DisconnectReason, NbdClientConnection,
-};
+use super::connection::{ConnectionStage, NbdClientConnection};
 use super::remote_export::RemoteExport;
 use super::request::{NbdRequest, status_from_nbd_error};
 use super::send_queue::SendQueue;
+use crate::stream::{BACK_OFF, BACK_OFF_MAX, DisconnectKind, DisconnectReason, StreamEvent};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,11 +26,6 @@ const SLOTS: usize = 1024;
 
 /// Bytes of buffers that a lane keeps for reuse.
 const KEEP: usize = 1 << 20;
-
-/// Back-off after a failure to connect: at first, and at most. A lane connects only if it has a
-/// request.
-const BACK_OFF: Nanos = Nanos(100_000_000);
-pub(super) const BACK_OFF_MAX: Nanos = Nanos(5_000_000_000);
 
 /// The lane of an export on one core, with its current and abandoned connections.
 pub(super) struct NbdLane {
@@ -276,9 +270,9 @@ impl NbdLane {
     fn operation_done(&mut self, done: RingCompletion, cx: &mut Cx<'_>) -> Result<(), DisconnectReason> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
         match connection.finished(done, &mut self.pool, cx)? {
-            ConnectionRingEvent::Connected => connection.shake(&self.server, &mut self.pool),
-            ConnectionRingEvent::Sent(buf) => self.pool.put(buf),
-            ConnectionRingEvent::Bytes(buf, n) => {
+            StreamEvent::Connected => connection.shake(&self.server, &mut self.pool),
+            StreamEvent::Sent(buf) => self.pool.put(buf),
+            StreamEvent::Bytes(buf, n) => {
                 if self.server.deadline.is_some() {
                     self.last_reply_at = cx.now();
                 }
@@ -294,7 +288,7 @@ impl NbdLane {
                     connection.receive(Some(buf), &mut self.pool);
                 }
             }
-            ConnectionRingEvent::Nothing => {}
+            StreamEvent::Nothing => {}
         }
         Ok(())
     }

@@ -44,7 +44,6 @@
 //!   once.
 
 mod abandoned;
-mod address;
 mod client;
 mod connection;
 mod extents;
@@ -56,7 +55,7 @@ mod send_queue;
 mod sockets;
 mod tls;
 
-pub use address::ServerAddress;
+pub use crate::stream::ServerAddress;
 pub use client::{BlockingNbdClient, NbdClientError};
 pub(crate) use remote_export::{RemoteExport, RemoteExports};
 pub use sockets::{FenceDone, NbdSocketAndFenceOps};

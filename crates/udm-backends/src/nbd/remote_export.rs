@@ -1,12 +1,11 @@
 //! State of an export, shared by all its names and lanes.
 
-use super::address::ServerAddress;
 use super::client::{self, BlockingNbdClient, NbdClientError};
 use super::fence::{ExportFence, FenceCommandRuns};
 use super::sockets::{NbdSocketAndFenceOps, SystemSockets};
 use super::tls::load_tls_client_config;
+use crate::stream::{ServerAddress, ServerReachability};
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::errno::{EINVAL, ENXIO};
@@ -161,13 +160,9 @@ pub(crate) struct RemoteExport {
     limits: Limits,
     /// Size in bytes when it was last read.
     size: AtomicU64,
-    /// Reasons why connections were lost since one last worked, each as a bit by its hash; 0 if the
-    /// last event of a connection was not its loss.
-    down: AtomicU64,
+    reachability: ServerReachability,
     /// Reason why the server was refused when it last answered.
     refused: Mutex<Option<String>>,
-    /// Number of connections made. A new one ends the back-off of the other lanes.
-    made: AtomicU64,
     /// Time of the last ESHUTDOWN in ns; 0 before the first.
     left: AtomicU64,
     pub(super) fencing: ExportFence,
@@ -237,9 +232,8 @@ impl RemoteExport {
             export,
             limits,
             size,
-            down: AtomicU64::new(0),
+            reachability: ServerReachability::default(),
             refused: Mutex::default(),
-            made: AtomicU64::new(0),
             left: AtomicU64::new(0),
             fencing: ExportFence::new(runs),
         }
@@ -309,7 +303,7 @@ impl RemoteExport {
     /// Reads the size from the server again. If the server does not answer, the size stays. May
     /// block for ten seconds, unless the server is known to be down.
     pub(super) fn refresh_size(&self) {
-        if self.down.load(Relaxed) == 0
+        if !self.reachability.is_down()
             && let Ok(client) = BlockingNbdClient::connect(&self.uri, &[])
         {
             self.size.store(client.export().size, Relaxed);
@@ -318,20 +312,17 @@ impl RemoteExport {
 
     /// Records that a connection works.
     pub(super) fn mark_up(&self) {
-        self.made.fetch_add(1, Relaxed);
-        if self.down.swap(0, Relaxed) != 0 {
-            tracing::warn!("{}: connected again", self.uri.plain());
-        }
+        self.reachability.mark_up(&self.uri.plain());
     }
 
     /// Ends the back-off of all lanes, because an administrator reports that the server works.
     pub(super) fn retry_now(&self) {
-        self.made.fetch_add(1, Relaxed);
+        self.reachability.retry_now();
     }
 
-    /// Number of connections made, plus the number of calls of [`RemoteExport::retry_now`].
+    /// As [`ServerReachability::connections_made`].
     pub(super) fn connections_made(&self) -> u64 {
-        self.made.load(Relaxed)
+        self.reachability.connections_made()
     }
 
     /// Records that the server sent ESHUTDOWN on a connection.
@@ -345,17 +336,9 @@ impl RemoteExport {
         self.left.load(Relaxed) > begun.0
     }
 
-    /// Records that a connection was lost or could not be made, because of `reason`. Logs `why`
-    /// once for each reason, until a connection works again: after the end of a server, its
-    /// successor may have another certificate.
+    /// As [`ServerReachability::mark_down`].
     pub(super) fn mark_down(&self, reason: &str, why: &str) {
-        let mut hasher = DefaultHasher::new();
-        reason.hash(&mut hasher);
-        // Two reasons may share a bit; then the second is not logged.
-        let bit = 1 << (hasher.finish() % u64::from(u64::BITS));
-        if self.down.fetch_or(bit, Relaxed) & bit == 0 {
-            tracing::warn!("{}: {why}", self.uri.plain());
-        }
+        self.reachability.mark_down(&self.uri.plain(), reason, why);
     }
 
     /// Returns whether several connections may be used at the same time.

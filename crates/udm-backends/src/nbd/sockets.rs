@@ -1,29 +1,18 @@
 //! Interface of NBD lanes to the world outside of the ring: the real system or a simulation.
 
-use super::address::ServerAddress;
 use crate::blocking;
+use crate::stream::{ServerAddress, discard_unsent, open_socket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
-use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::SocketAddrAny;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
 use udm_wire::uri::{NbdAddress, NbdUri};
 
 /// Time limit of a fence command in seconds.
 const COMMAND_MAX: i64 = 60;
-
-/// Time until the first keep-alive probe on an idle connection, and between probes. A machine that
-/// was rebooted does not know the connection and resets it. That proves that nothing sent on it
-/// will be written any more.
-const KEEPALIVE: Duration = Duration::from_secs(15);
-
-/// Time in ms until the system drops a connection whose peer does not acknowledge: the maximum, 24
-/// days. Such a drop proves nothing, and the lane itself decides when a path is silent for too
-/// long. While the server's window is full, the system still uses `tcp_retries2`.
-const USER_TIMEOUT: u32 = i32::MAX as u32;
 
 /// Called with the result of fencing a server. An error is one line.
 pub type FenceDone = Box<dyn FnOnce(Result<(), String>) + Send>;
@@ -50,31 +39,11 @@ pub(super) struct SystemSockets;
 
 impl NbdSocketAndFenceOps for SystemSockets {
     fn open(&self, address: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
-        /// Space for a deep queue of 4 KiB writes; the kernel limits it to its maximum.
-        const UNIX_SEND_BUFFER: usize = 4 << 20;
-        let open = |family| rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-        match address {
-            ServerAddress::Unix(path) => {
-                let fd = open(AddressFamily::UNIX)?;
-                sockopt::set_socket_send_buffer_size(&fd, UNIX_SEND_BUFFER)?;
-                Ok((fd, SocketAddrUnix::new(path)?.into()))
-            }
-            ServerAddress::Tcp(address) => {
-                let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-                let fd = open(family)?;
-                sockopt::set_tcp_nodelay(&fd, true)?;
-                sockopt::set_socket_keepalive(&fd, true)?;
-                sockopt::set_tcp_keepidle(&fd, KEEPALIVE)?;
-                sockopt::set_tcp_keepintvl(&fd, KEEPALIVE)?;
-                sockopt::set_tcp_user_timeout(&fd, USER_TIMEOUT)?;
-                Ok((fd, (*address).into()))
-            }
-        }
+        open_socket(address)
     }
 
     fn reset(&self, socket: &OwnedFd) {
-        // Has no effect on a Unix socket: sent data is already at the other end.
-        let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+        discard_unsent(socket);
     }
 
     fn fence(&self, command: &Path, uri: &NbdUri, then: FenceDone) {

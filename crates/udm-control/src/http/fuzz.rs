@@ -139,7 +139,7 @@ impl FuzzRequest {
         let lines = create.or_else(load).and_then(|text| udm_wire::table::parse_table(&text).ok());
         lines.iter().flatten().flat_map(|line| &line.args).any(|word| match uri::parse_device_uri(word) {
             Ok(DeviceUri::File(file)) => file.path.exists(),
-            Ok(DeviceUri::Nbd(_)) => true,
+            Ok(DeviceUri::Nbd(_) | DeviceUri::Nvme(_)) => true,
             _ => false,
         })
     }

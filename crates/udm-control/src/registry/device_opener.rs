@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use udm_backends::BackendDeviceRegistry;
+use udm_backends::nvme::KnownNamespace;
 pub use udm_backends::{DeviceWithDiskIdentity, DiskIdentity};
 use udm_core::DeviceControlError;
 use udm_core::errno::EOPNOTSUPP;
@@ -43,6 +44,15 @@ pub trait DeviceOpener: Send + Sync {
     /// As [`BackendDeviceRegistry::set_known_nbd_exports`].
     fn set_known_nbd_exports(&self, _: Vec<(String, NegotiatedExportInfo)>) {}
 
+    /// As [`BackendDeviceRegistry::nvme_namespaces_in_use`]. An opener without controllers has
+    /// none.
+    fn nvme_namespaces_in_use(&self) -> Vec<(String, KnownNamespace)> {
+        Vec::new()
+    }
+
+    /// As [`BackendDeviceRegistry::set_known_nvme_namespaces`].
+    fn set_known_nvme_namespaces(&self, _: Vec<(String, KnownNamespace)>) {}
+
     /// Canonical form of a URI. A file is named by its real path, so links and `..` lead to the
     /// same device.
     fn canonical(&self, uri: &DeviceUri) -> String;
@@ -78,6 +88,14 @@ impl DeviceOpener for BackendDeviceRegistry {
 
     fn set_known_nbd_exports(&self, exports: Vec<(String, NegotiatedExportInfo)>) {
         BackendDeviceRegistry::set_known_nbd_exports(self, exports);
+    }
+
+    fn nvme_namespaces_in_use(&self) -> Vec<(String, KnownNamespace)> {
+        BackendDeviceRegistry::nvme_namespaces_in_use(self)
+    }
+
+    fn set_known_nvme_namespaces(&self, namespaces: Vec<(String, KnownNamespace)>) {
+        BackendDeviceRegistry::set_known_nvme_namespaces(self, namespaces);
     }
 
     fn canonical(&self, uri: &DeviceUri) -> String {

@@ -137,9 +137,12 @@ impl DeviceNameResolver for TableResolver<'_> {
     }
 
     fn get_like(&mut self, word: &str, others: &[&ResolvedDevice]) -> Option<ResolvedDevice> {
-        let uri = self.folder.resolve(word).ok().filter(|uri| matches!(uri, DeviceUri::Nbd(_)))?;
+        let is_remote = |uri: &DeviceUri| matches!(uri, DeviceUri::Nbd(_) | DeviceUri::Nvme(_));
+        let uri = self.folder.resolve(word).ok().filter(is_remote)?;
+        let kind = std::mem::discriminant(&uri);
         let other = others.iter().find_map(|other| {
-            uri::parse_device_uri(&other.name).ok().filter(|uri| matches!(uri, DeviceUri::Nbd(_)))
+            let other = uri::parse_device_uri(&other.name).ok()?;
+            (std::mem::discriminant(&other) == kind).then_some(other)
         })?;
         let found = self.registry.open_with(&uri, |opener| opener.open_like(&uri, &other)).ok()?;
         tracing::warn!(

@@ -50,7 +50,7 @@ impl StableDiskId {
     }
 
     /// The store on the device of a URI; `None` if the device ends with the process. An NBD export
-    /// is identified by its address and name.
+    /// and an NVMe namespace are identified by their address and name.
     #[must_use]
     pub(crate) fn of_uri(uri: &str, identity: DiskIdentity) -> Option<StableDiskId> {
         let mut id = StableDiskId::of_uri_cached(uri, identity)?;
@@ -69,6 +69,9 @@ impl StableDiskId {
             DeviceUri::Nbd(nbd) => {
                 let name = DeviceUri::Nbd(NbdUri::new(nbd.address, nbd.export)).to_string();
                 return Some(StableDiskId { name, disk: None });
+            }
+            DeviceUri::Nvme(nvme) => {
+                return Some(StableDiskId { name: nvme.plain().to_string(), disk: None });
             }
             _ => return None,
         };

@@ -105,6 +105,8 @@ pub async fn remove_devices_for_handover(
     let disk = |(uri, identity): (String, DiskIdentity)| HandedOverDisk { uri, identity: identity.into() };
     removed.disks = registry.opened_disks().into_iter().map(disk).collect();
     removed.nbd_exports = registry.opener().nbd_exports_in_use().into_iter().map(Into::into).collect();
+    let namespaces = registry.opener().nvme_namespaces_in_use();
+    removed.nvme_namespaces = namespaces.into_iter().map(Into::into).collect();
     let mut left: VecDeque<Arc<RegisteredDevice>> = registry.all().into();
     // Each round removes at least one device, because no two use each other.
     let mut postponed = 0;
@@ -285,8 +287,10 @@ pub async fn create_handed_over_devices(
     registry.set_starting(true);
     // A path whose server is down must not prevent the upgrade, nor the way back from it.
     registry.opener().set_known_nbd_exports(from.nbd_exports.iter().map(Into::into).collect());
+    registry.opener().set_known_nvme_namespaces(from.nvme_namespaces.iter().map(Into::into).collect());
     let created = create_in_order(registry, &from.devices).await;
     registry.opener().set_known_nbd_exports(Vec::new());
+    registry.opener().set_known_nvme_namespaces(Vec::new());
     registry.set_starting(false);
     created?;
     registry.exporter().inspect(|exporter| exporter.reorder(&from.exports));

@@ -1,6 +1,7 @@
 //! The devices of a server as plain data, for another process.
 
 use super::handover_counters::HandedOverCounters;
+use super::handover_nvme::HandedOverNvmeNamespace;
 use crate::config::HandedOverConfig;
 use crate::throttle_settings::ThrottleSettings;
 use serde::{Deserialize, Serialize};
@@ -147,6 +148,9 @@ pub struct HandedOverDevices {
     /// The NBD exports in use.
     #[serde(default)]
     pub nbd_exports: Vec<HandedOverNbdExport>,
+    /// The NVMe namespaces in use.
+    #[serde(default)]
+    pub nvme_namespaces: Vec<HandedOverNvmeNamespace>,
     /// The mapped devices, in an order in which they can be created.
     pub devices: Vec<HandedOverDevice>,
     /// The names of the exports, in their order: a client that names none gets the first.

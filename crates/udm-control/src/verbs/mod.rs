@@ -11,6 +11,7 @@ mod device_locks;
 mod events;
 pub mod handover;
 mod handover_counters;
+mod handover_nvme;
 mod handover_state;
 mod lane_guard;
 mod multipath;

@@ -2,9 +2,9 @@
 
 use crate::nbd::Peer;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use udm_core::{CoreId, DeviceId};
+use udm_core::{CoreId, DeviceId, Nanos};
 use udm_runtime::ProcessCores;
 use udm_wire::nvme::{ControllerInstance, ControllerKind};
 
@@ -33,6 +33,8 @@ pub(super) struct Association {
     is_enabled: AtomicBool,
     is_ended: AtomicBool,
     is_forgotten: AtomicBool,
+    /// Time in ns at which the keep-alive timer expires.
+    alive_until: AtomicU64,
     queues: Mutex<AssociationQueues>,
 }
 
@@ -75,6 +77,7 @@ impl Association {
             is_enabled: AtomicBool::new(false),
             is_ended: AtomicBool::new(false),
             is_forgotten: AtomicBool::new(false),
+            alive_until: AtomicU64::new(u64::MAX),
             queues: Mutex::new(queues),
         }
     }
@@ -127,6 +130,17 @@ impl Association {
 
     pub(super) fn is_ended(&self) -> bool {
         self.is_ended.load(Ordering::Acquire)
+    }
+
+    /// Time at which the keep-alive timer expires. I/O queues look at it before they take commands:
+    /// a process that was stopped finds commands in its sockets that its host has sent elsewhere
+    /// since.
+    pub(super) fn alive_until(&self) -> Nanos {
+        Nanos(self.alive_until.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_alive_until(&self, until: Nanos) {
+        self.alive_until.store(until.0, Ordering::Relaxed);
     }
 
     /// Ends the association, for the reason `why`. Its queues receive nothing more.

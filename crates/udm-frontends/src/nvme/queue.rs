@@ -419,6 +419,7 @@ impl FrontEnd for NvmeQueue {
         for bio in done.drain(..) {
             self.finished(bio, cx);
         }
+        self.look_at_keep_alive();
         self.pump(cx);
     }
 

@@ -18,6 +18,9 @@ impl NvmeQueue {
         if self.phase == QueuePhase::Dead {
             return cx.wake_at(self.quiesce_until());
         }
+        if self.admin.is_some() {
+            self.link.association.set_alive_until(self.keep_alive_until());
+        }
         if self.trim_at == Nanos::NEVER && self.reads.total_bytes() + self.writes.total_bytes() > 0 {
             // All queues use the same times, so the core wakes up once for all.
             self.trim_at = Nanos((cx.now().0 / IDLE.0 + 2) * IDLE.0);
@@ -60,10 +63,7 @@ impl NvmeQueue {
             );
             self.die("a queue moves no data");
         }
-        if self.keep_alive_until() <= now && self.phase != QueuePhase::Dead {
-            tracing::warn!("nvme: {}: the keep-alive timer has expired", self.link.association.host);
-            self.die("the keep-alive timer has expired");
-        }
+        self.look_at_keep_alive();
         if self.authentication_until() <= now && self.phase != QueuePhase::Dead {
             self.die("its host does not authenticate itself");
         }
@@ -84,6 +84,20 @@ impl NvmeQueue {
             if self.pending.is_empty() {
                 self.trim();
             }
+        }
+    }
+
+    /// Ends the association if its keep-alive timer has expired, before a command is taken.
+    pub(super) fn look_at_keep_alive(&mut self) {
+        let association = &self.link.association;
+        let until = if self.admin.is_some() { self.keep_alive_until() } else { association.alive_until() };
+        if until <= self.now && self.phase != QueuePhase::Dead {
+            const WHY: &str = "the keep-alive timer has expired";
+            if !association.is_ended() {
+                tracing::warn!("nvme: {}: {WHY}", association.host);
+            }
+            association.end(WHY);
+            self.die(WHY);
         }
     }
 

@@ -11,7 +11,7 @@
 use super::selector::{SELECTORS, SharedPathSelector};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use udm_core::errno::{ENODEV, is_server_down};
+use udm_core::errno::{EINVAL, ENODEV, is_server_down};
 use udm_dm::target::{ResolvedDevice, TargetArgs, parse_decimal_u64};
 use udm_dm::{DeviceLookupError, TargetError};
 
@@ -147,6 +147,7 @@ pub(super) fn parse_multipath_table(args: &mut TargetArgs<'_>) -> Result<Multipa
     }
     let initial = initial.checked_sub(1).filter(|&i| i < count);
     let groups = resolve_unreachable_paths(groups, args)?;
+    check_same_disk(&groups)?;
     Ok(MultipathTable { features, handler: handler.map(|h| h.1), initial, groups })
 }
 
@@ -171,6 +172,23 @@ fn resolve_unreachable_paths(
         Ok(PriorityGroup { selector, paths })
     });
     resolved.collect()
+}
+
+/// Checks that no two paths report the names of different disks: a write would go to one of them.
+fn check_same_disk(groups: &[PriorityGroup]) -> Result<(), TargetError> {
+    let mut named = groups
+        .iter()
+        .flat_map(|group| &group.paths)
+        .filter_map(|path| Some((&path.name, path.device.wwid()?)));
+    let Some((first, disk)) = named.next() else { return Ok(()) };
+    match named.find(|(_, other)| *other != disk) {
+        None => Ok(()),
+        Some((path, other)) => {
+            let why = format!("{first} is {disk}, and {path} is {other}");
+            Err(TargetError::new(format!("multipath: paths lead to different disks: {why}"))
+                .with_errno(EINVAL))
+        }
+    }
 }
 
 fn path_lookup_error(at: usize, error: DeviceLookupError) -> TargetError {

@@ -15,6 +15,7 @@
 //! * `cross_controller_reset`: how a host fences the requests of a controller that it has lost.
 //! * `nvm`: the arguments of reads, writes and deallocations.
 //! * `digest`: CRC-32C.
+//! * [`host`]: the side of a host, for udm as an initiator.
 
 mod auth;
 mod command;
@@ -22,6 +23,7 @@ mod cross_controller_reset;
 mod digest;
 mod fabrics;
 mod feature;
+pub mod host;
 mod identify;
 mod log_page;
 mod nqn;

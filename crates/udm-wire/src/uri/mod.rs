@@ -9,6 +9,7 @@
 //! | `mem:1G`, `pattern:1G` | memory, with the words of a queue after commas; a read-only pattern |
 //! | `nbd://host:10809/export`, `nbd+unix:///export?socket=/path` | an NBD server; see [`NbdUri`] |
 //! | `nbds://host/export?tls-certificates=/folder`, `nbds+unix:` | an NBD server over TLS |
+//! | `nvme+tcp://host:4420/SUBNQN/NSID`, `nvme-tcp:` | a namespace of an NVMe controller; see [`NvmeUri`] |
 //! | `https://host/path`, `s3://bucket/key`, `gs:`, `az:`, `http:` | a read-only object, see [`ObjectUri`] |
 //! | `@name` | a mapped device |
 //! | `8:16` | a device by its number |
@@ -21,6 +22,7 @@ mod file;
 mod nbd;
 mod null;
 mod null_faults;
+mod nvme;
 mod object;
 mod percent;
 mod queue;
@@ -30,6 +32,7 @@ pub use file::{FileUri, ImageFormat};
 pub use nbd::{NbdAddress, NbdTlsParams, NbdUri, format_host_vsock_uri};
 pub use null::NullParams;
 pub use null_faults::{FaultAttr, NullFaults};
+pub use nvme::NvmeUri;
 pub use object::{ObjectScheme, ObjectUri};
 pub use queue::{IoSchedulerName, QueueParams};
 pub use reply_deadline::{ReplyDeadlineSetting, ServerStoppedProof, SilentServerPolicy, TimeSpan};
@@ -67,6 +70,8 @@ pub enum DeviceUri {
     },
     /// An export of an NBD server.
     Nbd(NbdUri),
+    /// A namespace of an NVMe/TCP controller.
+    Nvme(NvmeUri),
     /// A read-only object of a web server or an object store.
     Object(ObjectUri),
     /// A mapped device by its name: 1..=[`MAPPED_NAME_MAX`] bytes, no `/`.
@@ -126,8 +131,9 @@ pub fn parse_device_uri(word: &str) -> Result<DeviceUri, DeviceUriError> {
         "mem" => parse_mem_uri(rest),
         "pattern" => Ok(DeviceUri::Pattern { size: parse_device_size("pattern", rest)? }),
         "nbd" | "nbd+unix" | "nbds" | "nbds+unix" => NbdUri::parse(scheme, rest).map(DeviceUri::Nbd),
+        "nvme+tcp" | "nvme-tcp" => NvmeUri::parse(rest).map(DeviceUri::Nvme),
         _ => Err(DeviceUriError::new(format!(
-            "{}: unknown kind of device; expected a path, @name, file:, nbd:, null:, \
+            "{}: unknown kind of device; expected a path, @name, file:, nbd:, nvme+tcp:, null:, \
              mem:, pattern:, https:, s3:, gs: or az:",
             quote_for_error_line(scheme)
         ))),
@@ -214,6 +220,7 @@ impl fmt::Display for DeviceUri {
             }
             DeviceUri::Pattern { size } => write!(f, "pattern:{}", SizeWithUnit(*size)),
             DeviceUri::Nbd(uri) => uri.fmt(f),
+            DeviceUri::Nvme(uri) => uri.fmt(f),
             DeviceUri::Object(uri) => uri.fmt(f),
             DeviceUri::Mapped(name) => write!(f, "@{name}"),
             DeviceUri::Number { major, minor } => write!(f, "{major}:{minor}"),

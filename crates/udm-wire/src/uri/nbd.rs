@@ -135,7 +135,7 @@ impl NbdUri {
         };
         let address = match (scheme, socket) {
             ("nbd" | "nbds", None) => {
-                let (host, port) = host_and_port(authority).map_err(refuse)?;
+                let (host, port) = host_and_port(authority, PORT).map_err(refuse)?;
                 NbdAddress::Tcp { host, port }
             }
             ("nbd" | "nbds", Some(_)) => {
@@ -245,8 +245,9 @@ fn parse_uri_socket_path(value: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// Parses `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`; an empty host is `localhost`.
-fn host_and_port(authority: &str) -> Result<(String, u16), String> {
+/// Parses `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`; an empty host is `localhost`, and no port
+/// is `default`.
+pub(super) fn host_and_port(authority: &str, default: u16) -> Result<(String, u16), String> {
     if authority.contains('@') {
         return Err("udm sends no user: a server knows its client by the certificate".into());
     }
@@ -271,7 +272,7 @@ fn host_and_port(authority: &str) -> Result<(String, u16), String> {
         }
     };
     let port = match port {
-        "" => PORT,
+        "" => default,
         _ if port.bytes().all(|b| b.is_ascii_digit()) => match port.parse() {
             Ok(port) if port > 0 => port,
             _ => return Err(format!("port {} is not in 1..65535", quote_for_error_line(port))),

@@ -1,5 +1,5 @@
 //! The options `deadline=TIME` and `fence=HOW` in the URI of an NBD export: what to do if the
-//! server stops answering.
+//! server stops answering. A namespace of an NVMe controller has `deadline` too.
 
 use super::{PATH_MAX, percent};
 use crate::words::quote_for_error_line;
@@ -41,6 +41,25 @@ pub enum ServerStoppedProof {
     Exec(PathBuf),
 }
 
+impl ReplyDeadlineSetting {
+    /// Parses the value of `deadline`.
+    pub(super) fn parse(value: &str) -> Result<ReplyDeadlineSetting, String> {
+        match value {
+            "none" => Ok(ReplyDeadlineSetting::Never),
+            _ => Ok(ReplyDeadlineSetting::After(TimeSpan::parse("deadline", value)?.0)),
+        }
+    }
+
+    /// The parameter, if it is not the default.
+    pub(super) fn word(self) -> Option<String> {
+        match self {
+            ReplyDeadlineSetting::Default => None,
+            ReplyDeadlineSetting::Never => Some("deadline=none".into()),
+            ReplyDeadlineSetting::After(time) => Some(format!("deadline={}", TimeSpan(time))),
+        }
+    }
+}
+
 impl SilentServerPolicy {
     /// Sets one parameter after the `?`. Returns false if `name` is not one of these.
     ///
@@ -48,8 +67,7 @@ impl SilentServerPolicy {
     /// An invalid value.
     pub(super) fn word(&mut self, name: &str, value: &str) -> Result<bool, String> {
         match name {
-            "deadline" if value == "none" => self.deadline = ReplyDeadlineSetting::Never,
-            "deadline" => self.deadline = ReplyDeadlineSetting::After(TimeSpan::parse("deadline", value)?.0),
+            "deadline" => self.deadline = ReplyDeadlineSetting::parse(value)?,
             "fence" => self.fence = ServerStoppedProof::parse(value)?,
             _ => return Ok(false),
         }
@@ -58,13 +76,8 @@ impl SilentServerPolicy {
 
     /// The parameters that differ from the defaults.
     pub(super) fn words(&self) -> impl Iterator<Item = String> {
-        let deadline = match self.deadline {
-            ReplyDeadlineSetting::Default => None,
-            ReplyDeadlineSetting::Never => Some("deadline=none".into()),
-            ReplyDeadlineSetting::After(time) => Some(format!("deadline={}", TimeSpan(time))),
-        };
         let fence = (self.fence != ServerStoppedProof::Closed).then(|| format!("fence={}", self.fence));
-        deadline.into_iter().chain(fence)
+        self.deadline.word().into_iter().chain(fence)
     }
 }
 
@@ -113,7 +126,7 @@ const SPAN_MAX: u64 = 24 * 3_600_000;
 
 impl TimeSpan {
     /// Parses the value of `name`.
-    fn parse(name: &str, text: &str) -> Result<TimeSpan, String> {
+    pub(super) fn parse(name: &str, text: &str) -> Result<TimeSpan, String> {
         let digits = text.bytes().take_while(u8::is_ascii_digit).count();
         let (number, unit) = text.split_at(digits);
         let unit = UNITS.iter().find(|(name, _)| *name == unit);

@@ -78,7 +78,7 @@ pub struct UblkDiskArg {
 #[derive(Debug, Args)]
 #[command(
     after_help = "A TABLE has one target per line: START LENGTH TYPE ARGUMENTS, in sectors of 512 bytes, as for dmsetup. A device in a table is a path, \
-a URI (file:, nbd:, null:, mem:, pattern:), major:minor, or @NAME for another device. A DEVICE alone stands for a table that maps all of it. docs/targets.md \
+a URI (file:, nbd:, nvme+tcp:, null:, mem:, pattern:), major:minor, or @NAME for another device. A DEVICE alone stands for a table that maps all of it. docs/targets.md \
 has an example of each target and each kind of device.\n\n\
 Examples:\n  udm serve --device disk=disk.img --unix /tmp/udm.sock\n  udm serve --device disk='0 2097152 linear file:disk.img 0' --unix /tmp/udm.sock\n  \
 udm serve --device d='0 2097152 linear null:size=1G 0' --run 'nbdinfo $uri'\n  udm serve /etc/udm/udm.toml"

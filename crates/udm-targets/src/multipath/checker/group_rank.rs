@@ -13,6 +13,9 @@ pub(super) struct PathPriorities {
     rule: PathPrioritizer,
     /// The priority of each path by its name.
     weights: Vec<u32>,
+    /// What the devices report (ANA). As with `detect_prio` of multipath-tools, it replaces the
+    /// constant priority.
+    reported: Vec<Option<u32>>,
     /// The latencies of the last checks of each path.
     took: Vec<VecDeque<Nanos>>,
 }
@@ -21,7 +24,17 @@ impl PathPriorities {
     pub fn new<'a>(settings: &MultipathSettings, names: impl Iterator<Item = &'a str>) -> PathPriorities {
         let weight = |name: &str| derive_prio_from_path_name(&settings.prio, name).unwrap_or(0);
         let weights: Vec<u32> = names.map(weight).collect();
-        PathPriorities { rule: settings.prio.clone(), took: vec![VecDeque::new(); weights.len()], weights }
+        PathPriorities {
+            rule: settings.prio.clone(),
+            took: vec![VecDeque::new(); weights.len()],
+            reported: vec![None; weights.len()],
+            weights,
+        }
+    }
+
+    /// The device of a path reports this priority.
+    pub fn report(&mut self, path: usize, priority: Option<u32>) {
+        self.reported[path] = priority;
     }
 
     /// A check of a path succeeded in time `took`.
@@ -36,7 +49,11 @@ impl PathPriorities {
 
     /// The priority of a path; `None` if it is not known yet.
     pub fn of(&self, path: usize) -> Option<u32> {
-        let PathPrioritizer::Latency { base, .. } = self.rule else { return Some(self.weights[path]) };
+        let base = match self.rule {
+            PathPrioritizer::Const => return self.reported[path].or(Some(self.weights[path])),
+            PathPrioritizer::Weighted(_) => return Some(self.weights[path]),
+            PathPrioritizer::Latency { base, .. } => base,
+        };
         let took = &self.took[path];
         let sum: f64 = took.iter().map(|took| took.0 as f64 / 1000.0).sum();
         let log = |us: f64| us.clamp(1.0, LATENCY_MAX).ln() / base.ln();
@@ -110,9 +127,14 @@ mod tests {
     fn priorities_by_name_and_by_latency() {
         let names = ["disk-a", "disk-b", "other"];
         let mut settings = MultipathSettings::every(5);
-        assert_eq!(PathPriorities::new(&settings, names.into_iter()).of(2), Some(1), "const");
+        let mut prios = PathPriorities::new(&settings, names.into_iter());
+        assert_eq!(prios.of(2), Some(1), "const");
+        prios.report(2, Some(50));
+        prios.report(0, None);
+        assert_eq!([0, 2].map(|path| prios.of(path)), [Some(1), Some(50)], "the device reports one");
         settings.prio = PathPrioritizer::Weighted(vec![("*-a".into(), 50), ("disk*".into(), 10)]);
-        let prios = PathPriorities::new(&settings, names.into_iter());
+        let mut prios = PathPriorities::new(&settings, names.into_iter());
+        prios.report(1, Some(50));
         assert_eq!([0, 1, 2].map(|path| prios.of(path)), [Some(50), Some(10), Some(0)]);
         settings.prio = PathPrioritizer::Latency { checks: 2, base: 10.0 };
         let mut prios = PathPriorities::new(&settings, names.into_iter());

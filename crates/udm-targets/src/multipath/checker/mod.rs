@@ -95,8 +95,9 @@ pub(super) struct PathChecker {
 impl PathChecker {
     pub fn new(subject: PathCheckerInput) -> PathChecker {
         let PathCheckerInput { shared, checker_status, len, paths, groups, settings } = subject;
-        let prios = PathPriorities::new(&settings, paths.iter().map(|path| path.name.as_str()));
-        for path in 0..paths.len() {
+        let mut prios = PathPriorities::new(&settings, paths.iter().map(|path| path.name.as_str()));
+        for (path, resolved) in paths.iter().enumerate() {
+            prios.report(path, resolved.device.path_priority());
             checker_status.set(path, PathCheckResult::Unchecked);
             checker_status.set_prio(path, prios.of(path));
         }
@@ -380,6 +381,9 @@ impl PathChecker {
         cx: &mut dyn BioTaskCx,
     ) {
         self.prios.answered(index, cx.now().since(pending));
+        if let Some(device) = &self.paths[index].device {
+            self.prios.report(index, device.device.path_priority());
+        }
         self.shared.path_log.checked(&self.checker_status, index, PathCheckResult::Up);
         self.checker_status.set_prio(index, self.prios.of(index));
         self.fail_back(path_return, cx);

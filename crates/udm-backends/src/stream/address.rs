@@ -1,4 +1,4 @@
-//! The address of an NBD server, resolved.
+//! The address of a server, resolved.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,0 +1,59 @@
+//! Writes of a lost association that its controller may still execute.
+
+use super::remote_namespace::RemoteNamespace;
+use udm_core::{Batch, Bio, Cx, Nanos, Status};
+
+/// Unanswered writes of one connection.
+struct LostWrites {
+    bios: Vec<Box<Bio>>,
+    /// Time at which the controller must have ended them.
+    until: Nanos,
+}
+
+/// The held writes of a lane.
+#[derive(Default)]
+pub(super) struct HeldWrites {
+    lost: Vec<LostWrites>,
+}
+
+impl HeldWrites {
+    /// Returns true if there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lost.is_empty()
+    }
+
+    /// Number of writes.
+    pub(super) fn len(&self) -> usize {
+        self.lost.iter().map(|lost| lost.bios.len()).sum()
+    }
+
+    /// Holds `bios` until `until`.
+    pub(super) fn add(&mut self, bios: Vec<Box<Bio>>, until: Nanos, namespace: &RemoteNamespace) {
+        namespace.add_held_writes(bios.len());
+        self.lost.push(LostWrites { bios, until });
+    }
+
+    /// Fails the writes whose time has come, so that they can be sent elsewhere. With `works`, the
+    /// lane has a connection again, and they are retried without a path error.
+    pub(super) fn release(
+        &mut self,
+        works: bool,
+        namespace: &RemoteNamespace,
+        ready: &mut Batch,
+        cx: &mut Cx<'_>,
+    ) {
+        let now = cx.now();
+        let status = if works { Status::Requeue } else { Status::Transport };
+        for lost in self.lost.extract_if(.., |lost| lost.until <= now) {
+            namespace.remove_held_writes(lost.bios.len());
+            tracing::warn!("{}: {} writes that waited fail over", namespace.uri.plain(), lost.bios.len());
+            for mut bio in lost.bios {
+                bio.end_with(status);
+                ready.push(bio);
+            }
+        }
+        if let Some(next) = self.lost.iter().map(|lost| lost.until).min() {
+            cx.wake_at(next);
+        }
+    }
+}
