@@ -63,7 +63,7 @@ pub use mapped::{
 pub use table::{Table, TableEntry};
 pub use target::{
     ChangeTracker, CloneHydrationState, CloneReport, CloneTargetQueries, DeviceNameResolver, DmQueueMode,
-    MultipathTarget, PathCheckResult, PathCommand, PathLatencyAndHedgeReport, PathReport,
+    MirrorFailure, MirrorLegReport, MirrorPhase, MirrorReport, MirrorTargetQueries, MultipathTarget, PathCheckResult, PathCommand, PathLatencyAndHedgeReport, PathReport,
     QueueingAndFailbackReport, SettingsOutsideTable, SnapshotReport, SnapshotState, SnapshotTargetQueries,
     Target, TargetArgs, TargetConstructor, TargetDataPath, TargetFeatures, TargetHostServices, TargetType,
 };

@@ -12,7 +12,7 @@
 
 mod commit;
 
-use super::state::{CloneState, MetadataMode};
+use super::state::{CloneState, CopyFailure, MetadataMode};
 use commit::{CommitRequestKind, MetadataCommit};
 use slab::Slab;
 use std::collections::VecDeque;
@@ -172,7 +172,7 @@ impl HydrationEngine {
         match self.requests.remove(bio.cookie as usize) {
             EngineRequestKind::Read { copy } => self.read_done(copy, bio),
             EngineRequestKind::Write { copy } => {
-                self.copies[copy].failed |= !bio.status.is_ok();
+                self.note_failure(copy, DESTINATION, bio.status);
                 self.piece_done(copy, bio.data.len());
                 self.put(bio);
             }
@@ -185,14 +185,23 @@ impl HydrationEngine {
     }
 
     fn read_done(&mut self, copy: usize, mut bio: Box<Bio>) {
-        if !bio.status.is_ok() || self.copies[copy].failed {
-            self.copies[copy].failed = true;
+        self.note_failure(copy, SOURCE, bio.status);
+        if self.copies[copy].failed {
             self.piece_done(copy, bio.data.len());
             return self.put(bio);
         }
         (bio.op, bio.flags) = (Op::Write, BioFlags::empty());
         bio.cookie = self.requests.insert(EngineRequestKind::Write { copy }) as u64;
         self.out.push((DESTINATION, bio));
+    }
+
+    /// Takes the status of a request of a copy.
+    fn note_failure(&mut self, copy: usize, device: usize, status: Status) {
+        if !status.is_ok() {
+            let copy = &mut self.copies[copy];
+            copy.failed = true;
+            self.state.set_copy_failure(CopyFailure { device, status, region: copy.first });
+        }
     }
 
     fn piece_done(&mut self, index: usize, bytes: usize) {
@@ -207,7 +216,9 @@ impl HydrationEngine {
             return;
         }
         let RegionCopy { first, count, failed, .. } = self.copies.remove(index);
-        if failed {
+        if !failed {
+            self.state.clear_copy_failure();
+        } else {
             tracing::error!("{}: hydration failed: regions {first} +{count}", self.state.name());
         }
         // As in the kernel: with metadata that cannot be written, no bit is set.
