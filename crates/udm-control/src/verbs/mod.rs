@@ -13,6 +13,7 @@ pub mod handover;
 mod handover_counters;
 mod handover_state;
 mod lane_guard;
+pub mod moves;
 mod multipath;
 mod nvme;
 #[cfg(test)]

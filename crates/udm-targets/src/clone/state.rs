@@ -101,7 +101,11 @@ impl CloneState {
         owner: &Arc<CloneOfMetadata>,
     ) -> CloneState {
         let devices = (DiskIdentity::of(&line.destination), DiskIdentity::of(&line.source));
-        CloneState { fingerprint, has_metadata: true, ..CloneState::with_map(devices, map, generation, owner) }
+        CloneState {
+            fingerprint,
+            has_metadata: true,
+            ..CloneState::with_map(devices, map, generation, owner)
+        }
     }
 
     /// The state of a mirror: regions are copied from `source` to `destination`, and no metadata

@@ -6,7 +6,8 @@ use super::settings::HydrationSettings;
 use super::state::{CloneState, MetadataMode};
 use std::sync::Arc;
 use udm_core::{
-    Batch, BioTask, BioTaskCx, BioTaskLaneId, Device, DeviceControlError, Nanos, OwnWork, WaitQueueSubscription,
+    Batch, BioTask, BioTaskCx, BioTaskLaneId, Device, DeviceControlError, Nanos, OwnWork,
+    WaitQueueSubscription,
 };
 
 /// Interval of commits (kernel `COMMIT_PERIOD`), and the pause after a copy that failed.

@@ -28,7 +28,9 @@ pub(crate) fn open_lane_at(
     cx: &mut Cx<'_>,
 ) -> Result<Box<dyn Lane>, DeviceControlError> {
     let refuse = |error: TargetError| DeviceControlError::new(error.errno, error.to_string());
-    Table::single_target(Arc::new(UnboundedDeviceTarget(device.clone(), start)), END).map_err(refuse)?.open(cx)
+    Table::single_target(Arc::new(UnboundedDeviceTarget(device.clone(), start)), END)
+        .map_err(refuse)?
+        .open(cx)
 }
 
 /// `device` from `start` on as a device of its own, with requests cut and flushed as it needs it.

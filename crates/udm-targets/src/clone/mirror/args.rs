@@ -47,7 +47,11 @@ pub(super) fn parse_mirror_table_args(args: &mut TargetArgs<'_>) -> Result<Mirro
     let nosync = match (log_words, word(3)) {
         (1, _) | (_, "sync") => false,
         (_, "nosync") => true,
-        _ => return Err(TargetError::new("Error creating mirror dirty log").at(3).because("unknown log word")),
+        _ => {
+            return Err(TargetError::new("Error creating mirror dirty log")
+                .at(3)
+                .because("unknown log word"));
+        }
     };
     let at = 2 + log_words as usize;
     if word(at) != "2" {
@@ -79,7 +83,8 @@ pub(super) fn parse_mirror_table_args(args: &mut TargetArgs<'_>) -> Result<Mirro
 
 fn leg(args: &mut TargetArgs<'_>, at: usize) -> Result<MirrorLeg, TargetError> {
     let words = args.args;
-    let start = parse_decimal_u64(&words[at + 1]).ok_or_else(|| TargetError::new("Invalid offset").at(at + 1))?;
+    let start =
+        parse_decimal_u64(&words[at + 1]).ok_or_else(|| TargetError::new("Invalid offset").at(at + 1))?;
     let refuse = |error: udm_dm::DeviceLookupError| {
         TargetError::new("Device lookup failure").with_errno(error.errno).because(error.reason).at(at)
     };

@@ -14,8 +14,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use udm_core::{
-    Batch, Bio, BioOwnerId, Buf, Cx, DeviceControlError, DrainMode, Lane, Op, OwnWork, Segments,
-    Status, WaitQueueSubscription, WakeEpoch,
+    Batch, Bio, BioOwnerId, Buf, Cx, DeviceControlError, DrainMode, Lane, Op, OwnWork, Segments, Status,
+    WaitQueueSubscription, WakeEpoch,
 };
 use udm_dm::child_lanes::ChildLanes;
 
@@ -346,10 +346,7 @@ impl MirrorLane {
     /// True if nothing but requests without a record is in this lane.
     #[inline(always)]
     fn is_calm(&self) -> bool {
-        self.engine.is_idle()
-            && self.tracked.is_empty()
-            && self.waiting.is_empty()
-            && !self.waits_for_end()
+        self.engine.is_idle() && self.tracked.is_empty() && self.waiting.is_empty() && !self.waits_for_end()
     }
 }
 

@@ -12,8 +12,8 @@ use udm_core::{
 };
 use udm_dm::TargetError;
 use udm_dm::target::{
-    DeviceRange, LowerLimits, MirrorFailure, MirrorLegReport, MirrorPhase, MirrorReport, MirrorTargetQueries,
-    Target, TargetArgs, TargetFeatures, TargetHostServices,
+    DeviceRange, LowerLimits, MirrorFailure, MirrorLegReport, MirrorReport, MirrorTargetQueries, Target,
+    TargetArgs, TargetFeatures, TargetHostServices,
 };
 
 const NAME: &str = "mirror";
@@ -129,7 +129,8 @@ impl Target for MirrorTarget {
     fn status(&self) -> String {
         let legs = self.leg_words(|leg| leg.device.number.to_string());
         let failure = self.failure();
-        let letter = |of_destination| match failure.filter(|failure| failure.of_destination == of_destination) {
+        let letter = |of_destination| match failure.filter(|failure| failure.of_destination == of_destination)
+        {
             None => 'A',
             Some(MirrorFailure { sector: None, .. }) => 'D',
             Some(_) => 'S',
@@ -140,7 +141,7 @@ impl Target for MirrorTarget {
     }
 
     fn state_outside_table(&self) -> Option<String> {
-        (self.state.phase() != MirrorPhase::Degraded).then(|| "a copy to another device".into())
+        Some("a copy of it under way to another device".into())
     }
 
     /// Requests must suit both devices. Discards and zeroes depend on the source alone: what the
