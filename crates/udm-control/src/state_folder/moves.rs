@@ -14,6 +14,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The folder of the records in the state folder.
 const RECORDS: &str = "moves";
@@ -83,7 +84,9 @@ pub(crate) struct MoveRecord {
 impl MoveRecord {
     /// A record of a disk that has not moved yet.
     pub(crate) fn new(name: &str, sectors: u64, current: DiskPlace) -> MoveRecord {
-        let id = format!("{:016x}-{}", current.disk.fingerprint(), current.start);
+        // Unique: an earlier disk at the same place may have a record too.
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+        let id = format!("{:016x}-{since:x}", current.disk.fingerprint());
         let (old, destination, server) = (Vec::new(), None, String::new());
         MoveRecord { id, name: name.to_owned(), sectors, current, old, destination, server }
     }

@@ -69,7 +69,7 @@ impl MirrorState {
     /// An engine over these devices.
     pub(super) fn engine(&self) -> HydrationEngine {
         let [source, destination] = self.legs.each_ref().map(|leg| leg.device.device.limits());
-        HydrationEngine::new(Arc::clone(&self.copies), &source, &destination)
+        HydrationEngine::new(Arc::clone(&self.copies), &source, &destination).keep_holes(&destination)
     }
 
     /// True if nothing is sent to the destination any more.
