@@ -36,7 +36,7 @@ fn a_cut_at_any_write_of_a_move_loses_nothing() {
     for seed in seeds.collect::<Vec<u64>>() {
         all.add(&common::or_panic("--mirrors ", clones::run_every_power_cut_of_mirror(&plan(seed))));
     }
-    assert!(all.cuts[0] > 500 && all.cuts[1] > 100 && all.linear > 500, "{all:?} is no test");
+    assert!(all.cuts[0] > 500 && all.cuts[1] > 20 && all.linear > 500, "{all:?} is no test");
 }
 
 #[test]

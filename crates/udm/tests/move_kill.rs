@@ -23,7 +23,7 @@ const MOVES: u64 = 20;
 const SECTORS: usize = 32_768;
 const CLIENTS: usize = 2;
 /// The longest time in ms from the start of the load to a kill.
-const LIFE_MAX: u64 = 700;
+const LIFE_MAX: u64 = 450;
 
 /// What the moves and kills of a test came to.
 #[derive(Default)]

@@ -13,6 +13,9 @@ pub struct StartMoveRequest {
     /// True: a destination that has data is overwritten.
     #[serde(default)]
     pub force: Option<bool>,
+    /// True: regions are copied only by writes, and no switch begins, until the move is started.
+    #[serde(default)]
+    pub paused: Option<bool>,
     /// Folder that relative paths are based on; absolute. Without it relative paths are refused.
     #[serde(default)]
     pub folder: Option<String>,

@@ -41,6 +41,9 @@ pub struct MoveArgs {
     /// Overwrite a DEVICE that has data
     #[arg(long)]
     force: bool,
+    /// Do not copy in the background, and do not switch, until `udm move start`
+    #[arg(long, conflicts_with = "wait")]
+    pause: bool,
     /// Wait for the end of the move, and show the progress
     #[arg(long)]
     wait: bool,
@@ -112,8 +115,12 @@ pub fn run(args: &MoveArgs) -> Result<()> {
 
 fn run_move_start(args: &MoveArgs) -> Result<()> {
     let (Some(name), Some(to)) = (&args.name, &args.to) else { bail!("move: expected NAME --to DEVICE") };
-    let body =
-        api::StartMoveRequest { destination: to.clone(), force: Some(args.force), folder: current_dir() };
+    let body = api::StartMoveRequest {
+        destination: to.clone(),
+        force: Some(args.force),
+        paused: Some(args.pause),
+        folder: current_dir(),
+    };
     let client = args.server.client()?;
     let begun = client.call(verbs::START_MOVE.on(name), &body);
     let begun = begun.map_err(|error| explain_client_error(error, None))?;

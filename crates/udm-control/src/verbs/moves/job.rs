@@ -52,7 +52,7 @@ pub struct MoveJob {
     /// Held by each step and each verb of the move.
     pub(super) turn: Mutex<()>,
     /// True if regions are copied only by writes, and no switch begins.
-    pub(super) is_paused: AtomicBool,
+    is_paused: AtomicBool,
     facts: Mutex<MoveFacts>,
 }
 
@@ -106,6 +106,15 @@ impl MoveJob {
 
     pub(super) fn is_paused(&self) -> bool {
         self.is_paused.load(Ordering::Relaxed)
+    }
+
+    /// Pauses the copies and the switch, or lets them go on.
+    pub(super) fn set_paused(&self, is_paused: bool) {
+        self.is_paused.store(is_paused, Ordering::Relaxed);
+        if let Some((table, _)) = self.mirror() {
+            let mirror = table.targets().first().and_then(|entry| entry.target.as_mirror());
+            mirror.inspect(|mirror| mirror.set_paused(is_paused));
+        }
     }
 
     /// True if the job is of this device.

@@ -13,7 +13,6 @@ use crate::verbs::change::reload_live_table;
 use crate::verbs::clone::files::NewCloneFiles;
 use crate::verbs::{CancelToken, block_on_verb};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use udm_core::errno::{EBUSY, EINVAL, EIO, ENOSPC, EOPNOTSUPP};
 use udm_core::{Device, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::{EventKind, ResolvedDevice};
@@ -77,6 +76,7 @@ pub fn start_move(
     }
     files.keep();
     let job = MoveJob::new(&mapped, moving, MoveState::Copying);
+    job.set_paused(request.paused == Some(true));
     registry.moves.add(&job);
     mapped.publish(EventKind::MoveStarted, &format!("it is being moved to {}", job.facts().to));
     Ok(describe_job(&job))
@@ -228,11 +228,5 @@ pub(super) fn load_mirror(
     let table = format!("0 {len} mirror core 1 {least} 2 {} 1 handle_errors", legs.join(" "));
     let folder = BaseDir::none();
     let reload = reload_live_table(registry, mapped, name, &table, &folder, cancel_token);
-    let loaded = block_on_verb(reload).map_err(|error| error.at(None))?;
-    if let (Some(job), Some(mirror)) =
-        (registry.moves.of(mapped), loaded.targets().first().and_then(|entry| entry.target.as_mirror()))
-    {
-        mirror.set_paused(job.is_paused.load(Ordering::Relaxed) && !job.facts().state.is_over());
-    }
-    Ok(())
+    block_on_verb(reload).map(drop).map_err(|error| error.at(None))
 }

@@ -101,6 +101,8 @@ fn begin_copies(job: &MoveJob) {
     facts.state = MoveState::Copying;
     facts.began = Instant::now();
     facts.reset_retry();
+    drop(facts);
+    job.set_paused(job.is_paused());
 }
 
 /// A copy or a write failed. A device that may return is waited for; otherwise the move has failed.

@@ -10,7 +10,6 @@ use crate::registry::{BaseDir, DeviceRegistry};
 use crate::state_folder::StableDiskId;
 use crate::state_folder::moves::{MoveRecord, PlaceMatch};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use udm_core::errno::{EBUSY, EINVAL, EIO, ENOENT, EOPNOTSUPP};
 use udm_dm::MirrorPhase;
 
@@ -33,11 +32,7 @@ pub fn pause_move(
 ) -> Result<api::MoveDescription, VerbError> {
     let job = find_running_job(registry, name)?;
     let _turn = job.turn();
-    job.is_paused.store(is_paused, Ordering::Relaxed);
-    if let Some((table, _)) = job.mirror() {
-        let mirror = table.targets().first().and_then(|entry| entry.target.as_mirror());
-        mirror.inspect(|mirror| mirror.set_paused(is_paused));
-    }
+    job.set_paused(is_paused);
     if !is_paused {
         job.facts().reset_retry();
     }

@@ -63,6 +63,8 @@ pub(super) struct MirrorLane {
     /// Client requests in this lane, and the number that the task sees.
     clients: usize,
     activity: LaneActivity,
+    /// Locks were released, so others must be woken.
+    wake_due: bool,
     /// Something has happened in this lane since the waiting requests were examined.
     progress: bool,
     /// The program ends.
@@ -88,6 +90,7 @@ impl MirrorLane {
             again: Vec::new(),
             clients: 0,
             activity: state.copies.add_lane(),
+            wake_due: false,
             progress: false,
             ending: false,
             state: Arc::clone(state),
@@ -137,8 +140,9 @@ impl MirrorLane {
         match bio.op {
             Op::Read => self.children.push(SOURCE, bio),
             _ if self.state.is_degraded() => self.children.push(SOURCE, bio),
+            Op::Flush => self.send(bio, MirrorStep::Source),
             // What a discard leaves is not defined, so it needs no copy.
-            Op::Flush | Op::Discard => self.send(bio, MirrorStep::Source),
+            Op::Discard => self.send_locked(bio, MirrorStep::Source),
             Op::Write | Op::WriteZeroes if alone => self.write_alone(bio),
             Op::Write | Op::WriteZeroes => self.write(bio),
         }
@@ -155,7 +159,7 @@ impl MirrorLane {
                 RegionClaim::Claimed => {
                     self.copies().add_hydrating(1);
                     if bio.op == Op::Write && self.copies().map.is_covered_by(&bio) {
-                        return self.send(bio, MirrorStep::OverwriteSource { region });
+                        return self.overwrite(bio, region);
                     }
                     self.engine.copy(region, 1);
                     waits = true;
@@ -164,7 +168,33 @@ impl MirrorLane {
         }
         match waits {
             true => self.waiting.push_back(WaitingWrite { bio, alone: false }),
-            false => self.send(bio, MirrorStep::Source),
+            false => self.send_locked(bio, MirrorStep::Source),
+        }
+    }
+
+    /// Sends a write of a whole region, which the caller has claimed.
+    fn overwrite(&mut self, bio: Box<Bio>, region: u64) {
+        if self.state.locks.lock(&bio) {
+            return self.send(bio, MirrorStep::OverwriteSource { region });
+        }
+        // A discard is under way, which needs no claim.
+        self.engine.end_claim(region, false);
+        self.waiting.push_back(WaitingWrite { bio, alone: false });
+    }
+
+    /// Sends a request with the locks of its blocks, or lets it wait for them.
+    fn send_locked(&mut self, bio: Box<Bio>, step: MirrorStep) {
+        match self.state.locks.lock(&bio) {
+            true => self.send(bio, step),
+            false => self.waiting.push_back(WaitingWrite { bio, alone: false }),
+        }
+    }
+
+    /// Ends the locks of a request that is done.
+    fn unlock(&mut self, bio: &Bio) {
+        if bio.op != Op::Flush {
+            self.state.locks.unlock(bio);
+            self.wake_due = true;
         }
     }
 
@@ -172,6 +202,9 @@ impl MirrorLane {
     /// regions, so that no copy reads them meanwhile. Regions that are copied get it on the
     /// destination too.
     fn write_alone(&mut self, bio: Box<Bio>) {
+        if !self.state.locks.lock(&bio) {
+            return self.waiting.push_back(WaitingWrite { bio, alone: true });
+        }
         let regions = self.regions_of(&bio);
         for region in regions.clone() {
             match self.copies().claim(region) {
@@ -179,6 +212,7 @@ impl MirrorLane {
                 RegionClaim::Claimed => self.copies().add_hydrating(1),
                 RegionClaim::Busy => {
                     self.release_claims(regions.start..region);
+                    self.unlock(&bio);
                     return self.waiting.push_back(WaitingWrite { bio, alone: true });
                 }
             }
@@ -232,7 +266,7 @@ impl MirrorLane {
             bio.start();
             self.children.push(child, bio);
         }
-        self.engine.wake_waiters();
+        self.wake_waiters();
         let sent = self.children.send(cx);
         if sent || self.progress {
             cx.wake_now();
@@ -241,6 +275,14 @@ impl MirrorLane {
             self.subscription.wait(self.seen, cx);
         }
         sent
+    }
+
+    /// Wakes those who wait for claims or locks that have ended.
+    fn wake_waiters(&mut self) {
+        self.engine.wake_waiters();
+        if std::mem::take(&mut self.wake_due) {
+            self.copies().wait_queue.wake_up();
+        }
     }
 
     /// Takes the requests of the engine, and the next steps of tracked requests.
@@ -266,7 +308,10 @@ impl MirrorLane {
                     bio.status = Status::Ok;
                     self.send(bio, next);
                 }
-                None => at += 1,
+                None => {
+                    self.unlock(&done[at]);
+                    at += 1;
+                }
             }
         }
         self.progress |= any;
@@ -376,8 +421,11 @@ impl Lane for MirrorLane {
     fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         let start = back.len();
         self.ending |= how == DrainMode::End;
-        // As in a clone: the engine's own requests complete first.
-        if how != DrainMode::NoFlush || !self.engine.has_requests() {
+        // As in a clone, the engine's own requests complete first. In a switch, the next table reads
+        // the destination: a write that a client has read from the source must be there.
+        let must_complete =
+            self.engine.has_requests() || self.state.is_switching() && !self.tracked.is_empty();
+        if how != DrainMode::NoFlush || !must_complete {
             for child in 0..self.children.len() {
                 let mut at = self.children.drain(child, how, back, cx);
                 while at < back.len() {
@@ -391,7 +439,7 @@ impl Lane for MirrorLane {
                     at += 1;
                 }
             }
-            self.engine.wake_waiters();
+            self.wake_waiters();
         }
         if how == DrainMode::NoFlush {
             back.extend(self.waiting.drain(..).map(|waiting| waiting.bio));
@@ -418,5 +466,6 @@ impl MirrorLane {
             MirrorStep::ZeroFill => (bio.op, bio.data) = (Op::WriteZeroes, Segments::default()),
             MirrorStep::Source | MirrorStep::Destination => {}
         }
+        self.unlock(bio);
     }
 }

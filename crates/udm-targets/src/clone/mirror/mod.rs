@@ -14,8 +14,8 @@
 //! a new table copies all again, because nothing says which writes reached one device only when the
 //! last server ended.
 //!
-//! * [`args`]: the line. [`state`]: the phase and the errors. [`lane`]: the data path. [`target`]:
-//!   the control half.
+//! * [`args`]: the line. [`state`]: the phase and the errors. [`lane`]: the data path.
+//!   [`write_locks`]: the order of writes of one place. [`target`]: the control half.
 //!
 //! The rules:
 //!
@@ -24,6 +24,7 @@
 //!   source at any time.
 //! * **A write goes to the source first,** and then, as the same request, to the destination. So its
 //!   data is not copied, and no read returns data that only the destination has.
+//! * **Writes of one place** are one after the other, so both devices have the same last one.
 //! * **A region is copied once.** A write of a region that is not copied waits for its copy, as in a
 //!   clone. So no copy overwrites a write. If the copy fails, the write goes to the source alone,
 //!   while it holds the claim of the region.
@@ -39,3 +40,4 @@ mod args;
 mod lane;
 mod state;
 pub mod target;
+mod write_locks;

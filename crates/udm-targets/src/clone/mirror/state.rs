@@ -1,6 +1,7 @@
 //! The state of a mirror that its cores share.
 
 use super::args::{MirrorLeg, MirrorTableArgs};
+use super::write_locks::WriteLocks;
 use crate::clone::args::DiskIdentity;
 use crate::clone::engine::{DESTINATION, HydrationEngine};
 use crate::clone::regions::RegionMap;
@@ -24,6 +25,8 @@ pub(super) struct MirrorState {
     pub legs: [MirrorLeg; 2],
     /// The regions and their copies.
     pub copies: Arc<CloneState>,
+    /// The order of writes of one place.
+    pub locks: WriteLocks,
     /// A mirror begins with `MIRRORING`. It is either degraded, for ever, or it is switched: a
     /// single value decides, so a write that was acknowledged without the destination and a switch
     /// exclude each other.
@@ -48,6 +51,7 @@ impl MirrorState {
         MirrorState {
             legs: line.legs.clone(),
             copies: Arc::new(copies),
+            locks: WriteLocks::new(),
             phase: AtomicU8::new(MIRRORING),
             failure: Mutex::default(),
         }
@@ -76,6 +80,11 @@ impl MirrorState {
     #[inline(always)]
     pub(super) fn is_degraded(&self) -> bool {
         self.phase.load(Ordering::SeqCst) == DEGRADED
+    }
+
+    /// True if a write needs both devices.
+    pub(super) fn is_switching(&self) -> bool {
+        self.phase.load(Ordering::SeqCst) == SWITCHING
     }
 
     /// The phase, for people.

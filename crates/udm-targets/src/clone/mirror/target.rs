@@ -3,6 +3,7 @@
 use super::args::{MirrorLeg, parse_mirror_table_args};
 use super::lane::MirrorLane;
 use super::state::MirrorState;
+use super::write_locks::LOCKED_MAX;
 use crate::clone::engine::{DESTINATION, SOURCE};
 use crate::clone::settings::{HydrationSettings, HydrationValues};
 use crate::clone::task::HydrationTask;
@@ -151,7 +152,8 @@ impl Target for MirrorTarget {
         let (source, destination) = (&legs[SOURCE], &legs[DESTINATION]);
         let limits = Limits::new(self.state.copies.map.len()).stack(source).stack(destination);
         Limits {
-            max_discard: source.max_discard,
+            max_sectors: limits.max_sectors.min(LOCKED_MAX),
+            max_discard: source.max_discard.min(LOCKED_MAX),
             max_write_zeroes: Sectors(source.max_write_zeroes.0.min(ZEROES_MAX.0)),
             write_cache: source.write_cache || destination.write_cache,
             fua: true,
