@@ -133,6 +133,7 @@ fn the_description_is_true() {
     assert!(seen >= 12, "{seen}");
     server.says(&["remove", "c"]);
     server.says(&["move", "stop", "m"]);
+    server.says(&["remove", "m"]);
     server.says(&["snapshot", "remove", "s"]);
     server.says(&["remove", "o"]);
     alive(&server);

@@ -1,7 +1,7 @@
 //! A disk moves to and fro between two files while clients write to it, and its server is killed
 //! again and again, at any moment of the moves. The server is always started with the same command
-//! line, which names the first file. Writes that reached the kernel survive the kill, so each sector
-//! must hold the last acknowledged write or one that was in flight.
+//! line, which names the first file. Writes that reached the kernel survive the kill, so each
+//! sector must hold the last acknowledged write or one that was in flight.
 
 mod support;
 
@@ -68,8 +68,8 @@ impl MoveFixture {
         Server::start_with(&[&device], &["--state", &state, "--cores", cores])
     }
 
-    /// Counts a move that was done, and begins the next one if there is none. Returns true while the
-    /// disk moves.
+    /// Counts a move that was done, and begins the next one if there is none. Returns true while
+    /// the disk moves.
     fn look(&mut self, server: &Server) -> bool {
         let list: Value = serde_json::from_str(&server.says(&["move", "list", "--json"])).unwrap();
         let one = &list[0];

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StartMoveRequest {
-    /// The destination: a device as in a table. A file that does not exist or is empty gets the size
-    /// of the disk.
+    /// The destination: a device as in a table. A file that does not exist or is empty gets the
+    /// size of the disk.
     pub destination: String,
     /// True: a destination that has data is overwritten.
     #[serde(default)]

@@ -5,8 +5,8 @@
 //! has every acknowledged write, and after it the new place has. The places that a disk has left
 //! stay in the record, so no server serves their old content by mistake.
 //!
-//! Durable as the other records are: written under another name, synced, renamed into place, and the
-//! folder is synced.
+//! Durable as the other records are: written under another name, synced, renamed into place, and
+//! the folder is synced.
 
 use super::{StableDiskId, StateFolder, write_durably};
 use serde::{Deserialize, Serialize};

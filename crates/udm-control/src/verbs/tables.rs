@@ -212,7 +212,7 @@ fn build_and_load_table(
     let io = TableLoadControlIo::new(registry.cores()).until(cancel_token);
     let table = Table::build(udm_targets::TARGETS, &lines, &mut opening, &io, registry.core_count())
         .map_err(refused)?;
-    moves::check_old_places(registry, name, &table)?;
+    moves::check_old_places(registry, mapped, name, &table)?;
     if read_only {
         table.set_read_only();
     }

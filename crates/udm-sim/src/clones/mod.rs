@@ -10,8 +10,8 @@
 //! In a world of a mirror, the device is a mirror of the source and the destination. It is begun
 //! again by reloads, removals and power cuts. At the end it is switched as a move does it: a write
 //! needs both devices, the destination is flushed, the world notes that the destination is the disk
-//! from now on, and a linear table over it is loaded. A power cut before the note continues with the
-//! source, and one after it with the destination.
+//! from now on, and a linear table over it is loaded. A power cut before the note continues with
+//! the source, and one after it with the destination.
 //!
 //! * `world`: the world and its turns. `control`: operations on the device. `power`: quiescence,
 //!   power cuts, and the checks of the state. `counts`: the counters.

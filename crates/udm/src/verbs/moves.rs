@@ -3,10 +3,9 @@
 use crate::args::{OutputFormatArgs, ServerArgs};
 use crate::output::{print_json_to_stdout, print_to_stdout};
 use crate::requests::{call_verb_without_body, current_dir, explain_client_error};
+use crate::snapshot::progress_bar;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
-use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
 use std::thread::sleep;
 use std::time::Duration;
 use udm_bench::units::format_with_binary_prefix;
@@ -130,12 +129,7 @@ fn run_move_start(args: &MoveArgs) -> Result<()> {
 
 /// Waits for the end of a move, with a bar on a terminal.
 fn wait_for_move(client: &ControlClient, begun: api::MoveDescription) -> Result<api::MoveDescription> {
-    let bar = match std::io::stderr().is_terminal() {
-        true => ProgressBar::new(begun.size_bytes),
-        false => ProgressBar::hidden(),
-    };
-    let style = ProgressStyle::with_template("{bar:30} {percent}% {bytes} of {total_bytes} {msg}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let bar = progress_bar(begun.size_bytes);
     // Uses the device number: the device may be renamed meanwhile.
     let number = client.call(verbs::GET_DEVICE.on(&begun.name), &()).map(|device| device.number);
     let number = number.map_err(|error| explain_client_error(error, None))?;

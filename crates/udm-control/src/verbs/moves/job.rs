@@ -166,6 +166,8 @@ pub enum MovePoll {
 #[derive(Default)]
 pub(crate) struct MoveJobs {
     jobs: Mutex<Vec<Arc<MoveJob>>>,
+    /// Held while a move begins, so that none begins twice.
+    starting: Mutex<()>,
     waiting: Mutex<VecDeque<Arc<MoveJob>>>,
     arrived: Notify,
 }
@@ -173,6 +175,11 @@ pub(crate) struct MoveJobs {
 impl MoveJobs {
     fn jobs(&self) -> MutexGuard<'_, Vec<Arc<MoveJob>>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The right to begin a move.
+    pub(super) fn lock_start(&self) -> MutexGuard<'_, ()> {
+        self.starting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a job. It replaces an earlier one of the same device, and those of removed devices.

@@ -8,12 +8,13 @@
 //!                                                        4 the table is replaced
 //! ```
 //!
-//! Until step 3 the old place has every acknowledged write, and from step 1 on the new one has, too.
-//! So whichever place the record names after a kill or a power cut, nothing acknowledged is lost.
-//! The mirror, and not a clone, is the way because it can be stopped at any moment, and because the
-//! disk lives if the new place fails.
+//! Until step 3 the old place has every acknowledged write, and from step 1 on the new one has,
+//! too. So whichever place the record names after a kill or a power cut, nothing acknowledged is
+//! lost. The mirror, and not a clone, is the way because it can be stopped at any moment, and
+//! because the disk lives if the new place fails.
 //!
-//! * `start`, `stop`, `list`: the verbs. `job`: a move of this server. `step`: what a job does next.
+//! * `start`, `stop`, `list`: the verbs. `job`: a move of this server. `step`: what a job does
+//!   next.
 //! * `places`: where a disk is: the devices of tables, compared with the records of moves.
 //!
 //! A server that starts serves a disk from the place that the record names, whatever table of one

@@ -2,12 +2,14 @@
 
 use super::move_error;
 use crate::error::VerbError;
-use crate::registry::{BaseDir, DeviceRegistry};
+use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice};
 use crate::state_folder::StableDiskId;
 use crate::state_folder::moves::{DiskPlace, MoveRecord, PlaceMatch};
-use udm_core::Sector;
+use std::sync::Arc;
 use udm_core::errno::{EBUSY, EIO};
-use udm_dm::{DeviceRange, ResolvedDevice, Table};
+use udm_core::{Sector, Sectors};
+use udm_dm::target::DeviceRange;
+use udm_dm::{ResolvedDevice, Table};
 use udm_wire::table::TableLine;
 use udm_wire::uri::{self, DeviceUri};
 use udm_wire::words::escape_table_word;
@@ -90,13 +92,47 @@ pub(super) fn linear_table(sectors: u64, place: &DiskPlace) -> String {
     format!("0 {sectors} linear {} {}", escape_table_word(&place.word), place.start)
 }
 
-/// Refuses a table over a place that a disk has left, or over one to which a disk is being moved. The
-/// mirror of that move may use it. May read the state folder.
+/// A device other than `mapped` with a table that uses a part of `place`: the writes of that device
+/// would not reach the new place of a move.
+pub(super) fn other_user(
+    registry: &DeviceRegistry,
+    mapped: &Arc<RegisteredDevice>,
+    place: &DiskPlace,
+    len: Sectors,
+) -> Option<String> {
+    let others = registry.all().into_iter().filter(|other| !Arc::ptr_eq(other, mapped));
+    let uses = |other: &Arc<RegisteredDevice>| {
+        let tables = [other.device.live(), other.device.inactive()];
+        tables.iter().flatten().any(|table| {
+            ranges_of(table).any(|range| {
+                let disk = registry.disk_id_cached(range.device.number);
+                disk.is_some_and(|disk| overlaps(place, len.0, &disk, &range))
+            })
+        })
+    };
+    others.into_iter().find(uses).map(|other| other.device.name())
+}
+
+fn ranges_of(table: &Table) -> impl Iterator<Item = DeviceRange> {
+    table.targets().iter().flat_map(|entry| entry.target.devices())
+}
+
+/// True if a range of `disk` has sectors of `place`, which has `len` sectors.
+fn overlaps(place: &DiskPlace, len: u64, disk: &StableDiskId, range: &DeviceRange) -> bool {
+    place.compare(disk) == PlaceMatch::Same
+        && range.start.0 < place.start + len
+        && place.start < range.start.0 + range.len.0
+}
+
+/// Refuses a table over a place that a disk has left, or over one to which a disk is being moved;
+/// the mirror of that move may use it. Refuses a table of another device over the place of a disk
+/// that this server moves. May read the state folder.
 ///
 /// # Errors
 /// EBUSY with the way out; EIO if the records can't be read.
 pub(crate) fn check_old_places(
     registry: &DeviceRegistry,
+    mapped: &Arc<RegisteredDevice>,
     name: &str,
     table: &Table,
 ) -> Result<(), VerbError> {
@@ -105,33 +141,33 @@ pub(crate) fn check_old_places(
         return Ok(());
     }
     let is_mirror = table.targets().iter().any(|entry| entry.target.as_mirror().is_some());
-    let ranges = table.targets().iter().flat_map(|entry| entry.target.devices());
-    for DeviceRange { device, start, len, .. } in ranges {
-        let Some(disk) = registry.disk_id_cached(device.number) else { continue };
+    for range in ranges_of(table) {
+        let Some(disk) = registry.disk_id_cached(range.device.number) else { continue };
         for record in &records {
-            let overlaps = |place: &&DiskPlace| {
-                place.compare(&disk) == PlaceMatch::Same
-                    && start.0 < place.start + record.sectors
-                    && place.start < start.0 + len.0
-            };
-            let is_destination = record.destination.iter().any(|place| overlaps(&place));
-            if is_destination && is_mirror {
-                continue;
+            let overlaps = |place: &&DiskPlace| overlaps(place, record.sectors, &disk, &range);
+            let (is, moved) = (&record.current.word, &record.name);
+            let refuse = |why: String| Err(move_error(name, EBUSY, why));
+            match record.destination.as_ref().filter(overlaps) {
+                Some(_) if is_mirror => continue,
+                Some(to) => {
+                    let to = &to.word;
+                    return refuse(format!(
+                        "{to} is not complete: {moved} is being moved there from {is}; see \"udm move list\""
+                    ));
+                }
+                None => {}
             }
-            let (is, name_of_disk) = (&record.current.word, &record.name);
-            if let Some(old) = record.old.iter().find(overlaps) {
-                let was = &old.word;
-                let why = format!(
-                    "{was} has old data: {name_of_disk} was moved from there to {is}; if the old data is wanted, \"udm move forget {was}\""
-                );
-                return Err(move_error(name, EBUSY, why));
+            if let Some(was) = record.old.iter().find(overlaps).map(|old| &old.word) {
+                return refuse(format!(
+                    "{was} has old data: {moved} was moved from there to {is}; if the old data is wanted, \"udm move forget {was}\""
+                ));
             }
-            if let (true, Some(to)) = (is_destination, &record.destination) {
-                let why = format!(
-                    "{} is not complete: {name_of_disk} is being moved there from {is}; see \"udm move list\"",
-                    to.word
-                );
-                return Err(move_error(name, EBUSY, why));
+            let is_moving = registry.moves.all().iter().any(|job| {
+                let facts = job.facts();
+                facts.record.id == record.id && !facts.state.is_over() && !job.is_of(mapped)
+            });
+            if is_moving && overlaps(&&record.current) {
+                return refuse(format!("{is} is the disk of {moved}, which is being moved"));
             }
         }
     }

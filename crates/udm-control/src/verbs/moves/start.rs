@@ -3,7 +3,7 @@
 use super::job::{MoveJob, MoveState};
 use super::list::describe_job;
 use super::move_error;
-use super::places::place_of;
+use super::places::{other_user, place_of};
 use crate::api;
 use crate::error::VerbError;
 use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice};
@@ -50,6 +50,7 @@ pub fn start_move(
         let why = "the server has no state folder, so nothing would say after a crash where the disk is: start it with --state";
         return Err(move_error(name, EOPNOTSUPP, why));
     };
+    let _alone = registry.moves.lock_start();
     if let Some(job) = registry.moves.of(&mapped).filter(|job| !job.facts().state.is_over()) {
         let why = format!("it is being moved to {}: wait, or \"udm move stop {name}\"", job.facts().to);
         return Err(move_error(name, EBUSY, why));
@@ -59,6 +60,10 @@ pub fn start_move(
     let current = current.ok_or_else(|| {
         move_error(name, EOPNOTSUPP, "its content ends with the server: no record can say where it is")
     })?;
+    if let Some(other) = other_user(registry, &mapped, &current, disk.len) {
+        let why = format!("{other} uses {} too, and would stay there: remove it first", current.word);
+        return Err(move_error(name, EBUSY, why));
+    }
     let record = record_of(state_folder, name, &current, disk.len)?;
     let mut files = NewCloneFiles { registry, name, folder, cancel_token, made: Vec::new() };
     let destination = prepare_destination(&mut files, request, &disk, &record)?;

@@ -86,7 +86,8 @@ fn without_mirror(
             begin_copies(job);
             Ok(())
         }
-        // The record says that the new place is the disk, and every table of it is redirected there.
+        // The record says that the new place is the disk, and every table of it is redirected
+        // there.
         MoveState::Switching => {
             finish(job, mapped, name);
             Ok(())
@@ -190,8 +191,8 @@ fn switch(
     Ok(())
 }
 
-/// Writes the record that names the new place. After an error, `true` says that the record of before
-/// is durable again.
+/// Writes the record that names the new place. After an error, `true` says that the record of
+/// before is durable again.
 fn write_switch(
     registry: &DeviceRegistry,
     name: &str,

@@ -63,7 +63,8 @@ pub fn stop_move(registry: &DeviceRegistry, name: &str) -> Result<api::MoveDescr
 /// Forgets that a disk has left the place `device`: tables may use its old content. May block.
 ///
 /// # Errors
-/// EOPNOTSUPP without a state folder, ENOENT if no disk has left the place; the error of the folder.
+/// EOPNOTSUPP without a state folder, ENOENT if no disk has left the place; the error of the
+/// folder.
 pub fn forget_old_place(registry: &DeviceRegistry, device: &str, base: &BaseDir) -> Result<(), VerbError> {
     let folder = registry.state_folder();
     let folder = folder.ok_or_else(|| move_error(device, EOPNOTSUPP, "the server has no state folder"))?;

@@ -102,8 +102,8 @@ impl HydrationEngine {
         }
     }
 
-    /// Writes pieces of zeroes as requests of zeroes, if the destination takes those. A discard would
-    /// do only for a destination that is known to have zeroes.
+    /// Writes pieces of zeroes as requests of zeroes, if the destination takes those. A discard
+    /// would do only for a destination that is known to have zeroes.
     pub(super) fn keep_holes(mut self, destination: &Limits) -> HydrationEngine {
         self.keeps_holes = destination.max_write_zeroes > Sectors::ZERO;
         self

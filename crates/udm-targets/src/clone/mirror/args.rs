@@ -28,7 +28,8 @@ pub(super) struct MirrorTableArgs {
 /// Parses the words of a line.
 ///
 /// # Errors
-/// The kernel's. udm has only the `core` log and two devices, and refuses devices that are one disk.
+/// The kernel's. udm has only the `core` log and two devices, and refuses devices that are one
+/// disk.
 pub(super) fn parse_mirror_table_args(args: &mut TargetArgs<'_>) -> Result<MirrorTableArgs, TargetError> {
     let words = args.args;
     let word = |at: usize| words.get(at).map(String::as_str).unwrap_or_default();

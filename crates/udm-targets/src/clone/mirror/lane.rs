@@ -421,8 +421,8 @@ impl Lane for MirrorLane {
     fn drain(&mut self, how: DrainMode, back: &mut Batch, cx: &mut Cx<'_>) {
         let start = back.len();
         self.ending |= how == DrainMode::End;
-        // As in a clone, the engine's own requests complete first. In a switch, the next table reads
-        // the destination: a write that a client has read from the source must be there.
+        // As in a clone, the engine's own requests complete first. In a switch, the next table
+        // reads the destination: a write that a client has read from the source must be there.
         let must_complete =
             self.engine.has_requests() || self.state.is_switching() && !self.tracked.is_empty();
         if how != DrainMode::NoFlush || !must_complete {

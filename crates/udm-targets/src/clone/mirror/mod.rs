@@ -10,31 +10,32 @@
 //!              └────── no ──► copy the region, then as above
 //! ```
 //!
-//! The copies are those of a clone: the same regions, claims, engine and task. There is no metadata:
-//! a new table copies all again, because nothing says which writes reached one device only when the
-//! last server ended.
+//! The copies are those of a clone: the same regions, claims, engine and task. There is no
+//! metadata: a new table copies all again, because nothing says which writes reached one device
+//! only when the last server ended.
 //!
 //! * [`args`]: the line. [`state`]: the phase and the errors. [`lane`]: the data path.
 //!   [`write_locks`]: the order of writes of one place. [`target`]: the control half.
 //!
 //! The rules:
 //!
-//! * **The source is complete** at every moment: a write, flush or discard completes when the source
-//!   has it, and the destination too unless that has failed. So a mirror can be replaced by its
-//!   source at any time.
-//! * **A write goes to the source first,** and then, as the same request, to the destination. So its
-//!   data is not copied, and no read returns data that only the destination has.
+//! * **The source is complete** at every moment: a write, flush or discard completes when the
+//!   source has it, and the destination too unless that has failed. So a mirror can be replaced by
+//!   its source at any time.
+//! * **A write goes to the source first,** and then, as the same request, to the destination. So
+//!   its data is not copied, and no read returns data that only the destination has.
 //! * **Writes of one place** are one after the other, so both devices have the same last one.
-//! * **A region is copied once.** A write of a region that is not copied waits for its copy, as in a
-//!   clone. So no copy overwrites a write. If the copy fails, the write goes to the source alone,
+//! * **A region is copied once.** A write of a region that is not copied waits for its copy, as in
+//!   a clone. So no copy overwrites a write. If the copy fails, the write goes to the source alone,
 //!   while it holds the claim of the region.
-//! * **If a write of a copied region fails on the destination,** the mirror is *degraded*: from then
-//!   on nothing is sent to the destination, and the client sees no error. A degraded mirror stays so.
-//! * **A switch** ([`udm_dm::target::MirrorTargetQueries::begin_switch`]) begins when all regions are
-//!   copied, and only if the mirror is not degraded. From then on a write needs both devices, so
-//!   either of them can take the place of the mirror.
-//! * **A request of zeroes** is a write: it waits for all regions that it touches. A destination that
-//!   has no such request gets a write of zeroes.
+//! * **If a write of a copied region fails on the destination,** the mirror is *degraded*: from
+//!   then on nothing is sent to the destination, and the client sees no error. A degraded mirror
+//!   stays so.
+//! * **A switch** ([`udm_dm::target::MirrorTargetQueries::begin_switch`]) begins when all regions
+//!   are copied, and only if the mirror is not degraded. From then on a write needs both devices,
+//!   so either of them can take the place of the mirror.
+//! * **A request of zeroes** is a write: it waits for all regions that it touches. A destination
+//!   that has no such request gets a write of zeroes.
 
 mod args;
 mod lane;

@@ -125,14 +125,15 @@ impl Target for MirrorTarget {
         format!("core {count} {region}{sync} 2 {legs}{features}")
     }
 
-    /// The kernel's line: the devices, the copied regions, and a letter per device (`A` alive, `D`
-    /// a write failed, `S` a copy failed).
+    /// The kernel's line: the devices, the copied regions, and a letter per device (`A` alive, `R`
+    /// a read failed, `D` a write failed, `S` a copy failed).
     fn status(&self) -> String {
         let legs = self.leg_words(|leg| leg.device.number.to_string());
         let failure = self.failure();
         let letter = |of_destination| match failure.filter(|failure| failure.of_destination == of_destination)
         {
             None => 'A',
+            Some(_) if !of_destination => 'R',
             Some(MirrorFailure { sector: None, .. }) => 'D',
             Some(_) => 'S',
         };

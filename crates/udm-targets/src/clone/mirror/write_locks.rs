@@ -2,8 +2,8 @@
 //!
 //! Two writes of one place that are in flight together may reach the devices in different orders,
 //! and a client that has read the result from the source would read another one after a switch. So
-//! the second one waits. A lock is a slot of a small table: the number of the block modulo its size.
-//! A holder never waits for another lock, so nothing waits in a circle.
+//! the second one waits. A lock is a slot of a small table: the number of the block modulo its
+//! size. A holder never waits for another lock, so nothing waits in a circle.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::{Bio, Sectors, interleave};
