@@ -94,7 +94,7 @@ fn a_write_is_in_both_devices_and_a_region_is_copied_before_it() {
     queries(&live(&host)).set_paused(false);
     pass(&mut host, 2);
     assert_eq!(report(&host).phase, MirrorPhase::InSync);
-    assert_eq!(host.get_disk("S").bytes(0, SIZE), host.get_disk("D").bytes(0, SIZE));
+    assert_eq!(on_disk(&host, "S", 0, SIZE), on_disk(&host, "D", 0, SIZE));
     assert!(host.status("c").ends_with(" 16/16 1 AA 1 core"), "{}", host.status("c"));
 }
 
@@ -110,9 +110,10 @@ fn zeroes_of_the_source_and_of_clients() {
         host.get_disk("S").put(32, &[0; 8 * 512]);
         host.create("c", MIRROR).unwrap();
         pass(&mut host, 2);
-        let zeroes = Bio { op: Op::WriteZeroes, ..*Bio::read(Sector(3), Sectors(10), Default::default()) };
-        assert_eq!(host.run("c", Box::new(zeroes)).status, Status::Ok);
-        assert_eq!(host.get_disk("S").bytes(0, SIZE), host.get_disk("D").bytes(0, SIZE));
+        let mut zeroes = Bio::read(Sector(3), Sectors(10), Default::default());
+        zeroes.op = Op::WriteZeroes;
+        assert_eq!(host.run("c", zeroes).status, Status::Ok);
+        assert_eq!(on_disk(&host, "S", 0, SIZE), on_disk(&host, "D", 0, SIZE));
         assert_eq!(on_disk(&host, "D", 2, 12), [3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 14]);
         let log = host.get_disk("D").take_log();
         let count = log.iter().filter(|request| request.op == Op::WriteZeroes).count();
@@ -140,7 +141,7 @@ fn a_destination_that_fails_degrades_the_mirror_and_no_request_fails() {
 /// During a switch, either device may be the disk next.
 #[test]
 fn in_a_switch_a_write_needs_both_devices() {
-    let mut host = mirror(2, MIRROR);
+    let host = mirror(2, MIRROR);
     assert!(begin_switch(&host).is_err_and(|error| error.reason.contains("not all regions")));
     let mut host = mirror(2, IN_SYNC);
     begin_switch(&host).unwrap();
@@ -150,6 +151,11 @@ fn in_a_switch_a_write_needs_both_devices() {
         host.get_disk(disk).fail(Status::Ok);
     }
     assert_eq!(report(&host).phase, MirrorPhase::Switching);
+    // The devices may differ in what failed, so the switch that ends leaves a degraded mirror.
+    queries(&live(&host)).cancel_switch();
+    assert_eq!(report(&host).phase, MirrorPhase::Degraded);
+    let mut host = mirror(2, IN_SYNC);
+    begin_switch(&host).unwrap();
     queries(&live(&host)).cancel_switch();
     host.get_disk("D").fail(Status::Medium);
     assert_eq!(host.write("c", 9, 1, 0xaa), Status::Ok);
@@ -176,7 +182,7 @@ fn a_write_of_a_region_that_cannot_be_copied_succeeds() {
         queries(&live(&host)).set_paused(false);
         pass(&mut host, 3);
         assert_eq!((report(&host).phase, report(&host).failure), (MirrorPhase::InSync, None));
-        assert_eq!(host.get_disk("S").bytes(0, SIZE), host.get_disk("D").bytes(0, SIZE));
+        assert_eq!(on_disk(&host, "S", 0, SIZE), on_disk(&host, "D", 0, SIZE));
     }
 }
 
@@ -195,6 +201,6 @@ fn writes_of_one_place_are_in_one_order() {
         assert_eq!(host.wait(sent).status, Status::Ok);
     }
     assert_eq!(on_disk(&host, "D", 8, 6), [0xaa, 0xaa, 0xbb, 0xbb, 0xbb, 0xbb]);
-    assert_eq!(host.get_disk("S").bytes(8, 8), host.get_disk("D").bytes(8, 8));
+    assert_eq!(on_disk(&host, "S", 8, 6), on_disk(&host, "D", 8, 6));
     assert_eq!(bytes(&mut host, 24, 2), [0xcc, source(25, 1)[0]]);
 }

@@ -129,7 +129,10 @@ fn handle_failure(
         facts.retry_at = Instant::now() + RETRY;
         return Ok(());
     }
-    job.facts().state = MoveState::Waiting;
+    {
+        let mut facts = job.facts();
+        (facts.state, facts.error) = (MoveState::Waiting, Some(text.clone()));
+    }
     // A new mirror copies all again, so it is loaded only when the device answers.
     let io = TableLoadControlIo::new(registry.cores());
     let probe = control_io::read_sectors(&io, &report.destination.device.device, Sector(0), Sectors(8));

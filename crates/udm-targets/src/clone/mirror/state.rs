@@ -102,8 +102,9 @@ impl MirrorState {
     pub(super) fn fail_destination(&self, status: Status) -> bool {
         let degraded =
             self.phase.compare_exchange(MIRRORING, DEGRADED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        // Before the status of the request: who takes a switch back later sees it.
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
         if degraded {
-            *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
             self.copies.stop_copies();
             let name = self.copies.name();
             let destination = &self.legs[DESTINATION].device.name;
@@ -132,8 +133,14 @@ impl MirrorState {
         }
     }
 
-    /// Takes [`MirrorState::begin_switch`] back: the source stays.
+    /// Takes [`MirrorState::begin_switch`] back: the source stays. If a write failed on the
+    /// destination meanwhile, the devices may differ there, so the mirror is degraded.
     pub(super) fn cancel_switch(&self) {
         let _ = self.phase.compare_exchange(SWITCHING, MIRRORING, Ordering::SeqCst, Ordering::SeqCst);
+        // A failure is set before its request learns the phase, so none is missed.
+        if self.failure().is_some() {
+            self.phase.store(DEGRADED, Ordering::SeqCst);
+            self.copies.stop_copies();
+        }
     }
 }
