@@ -5,6 +5,7 @@
 //! * `making-N`: a store is being created (`store_creation.rs`). Its creator holds the file locked,
 //!   so the next server finds and removes stores that a killed server left.
 //! * `snapshots/N.json`: the persistent snapshots (`records.rs`).
+//! * `moves/N.json`: disks that were moved, or are being moved (`moves.rs`).
 //!
 //! The folder is created with the first fact, and read when a store is opened. Several servers may
 //! share one.
@@ -19,6 +20,7 @@
 //! rename and removed from the old one after it (`rename.rs`).
 
 pub(crate) mod file_stamp;
+pub(crate) mod moves;
 pub(crate) mod records;
 mod rename;
 mod server_lock;

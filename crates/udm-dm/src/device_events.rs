@@ -83,6 +83,12 @@ kinds! {
     CloneHydrated = "clone-hydrated",
     /// The metadata of a clone cannot be written, or not even read.
     CloneMetadataFailed = "clone-metadata-failed",
+    /// The device is being moved to another place.
+    MoveStarted = "move-started",
+    /// The device was moved to another place.
+    Moved = "moved",
+    /// A move has ended, and the device is where it was.
+    MoveFailed = "move-failed",
 }
 
 /// A change of a device, without the identity of the device.

@@ -63,8 +63,9 @@ pub use mapped::{
 pub use table::{Table, TableEntry};
 pub use target::{
     ChangeTracker, CloneHydrationState, CloneReport, CloneTargetQueries, DeviceNameResolver, DmQueueMode,
-    MultipathTarget, PathCheckResult, PathCommand, PathLatencyAndHedgeReport, PathReport,
-    QueueingAndFailbackReport, SettingsOutsideTable, SnapshotReport, SnapshotState, SnapshotTargetQueries,
-    Target, TargetArgs, TargetConstructor, TargetDataPath, TargetFeatures, TargetHostServices, TargetType,
+    MirrorFailure, MirrorLegReport, MirrorPhase, MirrorReport, MirrorTargetQueries, MultipathTarget,
+    PathCheckResult, PathCommand, PathLatencyAndHedgeReport, PathReport, QueueingAndFailbackReport,
+    SettingsOutsideTable, SnapshotReport, SnapshotState, SnapshotTargetQueries, Target, TargetArgs,
+    TargetConstructor, TargetDataPath, TargetFeatures, TargetHostServices, TargetType,
 };
 pub use udm_core::{ControlIo, control_io};

@@ -38,6 +38,9 @@ struct Options {
     /// Run the worlds of a clone
     #[arg(long, group = "cut_worlds", conflicts_with_all = ["bench", "nbd", "verbs", "nbd_client", "lives", "vhost_user"])]
     clones: bool,
+    /// Run the worlds of a mirror that is switched to its destination
+    #[arg(long, group = "cut_worlds", conflicts_with_all = ["bench", "nbd", "verbs", "nbd_client", "lives", "vhost_user"])]
+    mirrors: bool,
     /// Give the faults of null devices to disks that no multipath target uses
     #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs", "nbd_client", "lives", "vhost_user"])]
     faulty: bool,
@@ -112,6 +115,7 @@ enum CoverageCounters {
     VhostUser(Box<vhost_user::VhostUserCounts>),
     Clones(Box<clones::CloneCounts>),
     Nvme(Box<nvme::NvmeTargetCounts>),
+    Mirrors(Box<clones::CloneCounts>),
 }
 
 /// Adds the counters of a run to `all`.
@@ -132,6 +136,7 @@ impl CoverageCounters {
             _ if options.vhost_user => CoverageCounters::VhostUser(Box::default()),
             _ if options.nvme => CoverageCounters::Nvme(Box::default()),
             _ if options.clones => CoverageCounters::Clones(Box::default()),
+            _ if options.mirrors => CoverageCounters::Mirrors(Box::default()),
             (true, ..) => CoverageCounters::Nbd(Box::default()),
             (_, true, _) => CoverageCounters::Verbs(Box::default()),
             (.., true) => CoverageCounters::NbdClient(Box::default()),
@@ -167,6 +172,10 @@ impl CoverageCounters {
                 let counts = if every_cut { clones::run_every_power_cut(plan) } else { clones::run(plan) };
                 add_counts(&mut **all, counts, |counts| counts.hash)
             }
+            CoverageCounters::Mirrors(all) => {
+                let run = if every_cut { clones::run_every_power_cut_of_mirror } else { clones::run_mirror };
+                add_counts(&mut **all, run(plan), |counts| counts.hash)
+            }
         }
     }
 
@@ -180,6 +189,7 @@ impl CoverageCounters {
             CoverageCounters::VhostUser(_) => |plan| vhost_user::run(plan).map(drop),
             CoverageCounters::Nvme(_) => |plan| nvme::run(plan).map(drop),
             CoverageCounters::Clones(_) => |plan| clones::run(plan).map(drop),
+            CoverageCounters::Mirrors(_) => |plan| clones::run_mirror(plan).map(drop),
         };
         run::shrink_failure_with_runner(failure, &run)
     }
@@ -193,7 +203,7 @@ impl CoverageCounters {
             CoverageCounters::Lives(counts) => counts.report(),
             CoverageCounters::VhostUser(counts) => counts.report(),
             CoverageCounters::Nvme(counts) => counts.report(),
-            CoverageCounters::Clones(counts) => counts.report(),
+            CoverageCounters::Clones(counts) | CoverageCounters::Mirrors(counts) => counts.report(),
         }
     }
 }
@@ -380,6 +390,7 @@ fn shrink_and_print_failure(failure: RunFailure, options: &Options, tally: &RunP
         _ if options.lives => "--lives ",
         _ if options.vhost_user => "--vhost-user ",
         _ if options.clones => "--clones ",
+        _ if options.mirrors => "--mirrors ",
         _ => "",
     };
     let small = if options.no_shrink { failure } else { tally.covered.shrink(failure) };

@@ -34,6 +34,11 @@ pub const TARGETS: &[TargetType] = &[
         version: [1, 1, 0],
         new: crate::fault::log_writes::create_log_writes_target,
     },
+    TargetType {
+        name: "mirror",
+        version: [1, 14, 0],
+        new: crate::clone::mirror::target::create_mirror_target,
+    },
     TargetType { name: "multipath", version: [1, 14, 0], new: crate::multipath::create_multipath_target },
     TargetType {
         name: "snapshot",

@@ -22,6 +22,7 @@ use crate::verbs::clone::CloneArgs;
 use crate::verbs::events::EventsArgs;
 use crate::verbs::generate::GenerateArgs;
 use crate::verbs::info::InfoArgs;
+use crate::verbs::moves::MoveArgs;
 use crate::verbs::nvme::NvmeArgs;
 use crate::verbs::power::PowerArgs;
 use crate::verbs::queue::QueueArgs;
@@ -185,6 +186,8 @@ Example:\n  udm upgrade /usr/local/bin/udm"
     /// Create and list devices that are copied from a source while they are used; pause, start and
     /// finish the copy
     Clone(CloneArgs),
+    /// Move a device to another place while it is used; list, pause, start and stop moves
+    Move(MoveArgs),
     /// Inspect or compact the store of a snapshot, offline
     Cow(CowArgs),
     /// Show devices, paths and events in a browser

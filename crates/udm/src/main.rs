@@ -154,6 +154,7 @@ fn run_cli_verb(verb: &CliVerb) -> anyhow::Result<ExitCode> {
         CliVerb::Power(args) => verbs::power::run_power_command(args),
         CliVerb::Throttle(args) => verbs::throttle::run_throttle_command(args),
         CliVerb::Clone(args) => verbs::clone::run(args),
+        CliVerb::Move(args) => verbs::moves::run(args),
         CliVerb::Nvme(args) => verbs::nvme::run(args),
         CliVerb::VhostUser(args) => verbs::vhost_user::run(args),
         CliVerb::Wait(args) => verbs::wait::run_wait_command(args),

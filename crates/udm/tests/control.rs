@@ -78,6 +78,10 @@ fn the_description_is_true() {
     server.says(&["snapshot", "create", "s", "--of", "o", "--store", "mem:2M"]);
     let clone = ["clone", "create", "c", "--from", "mem:1M", "--to", "mem:6M", "--metadata", "mem:7M"];
     server.says(&clone);
+    let place = |name: &str| server.folder.path().join(name).display().to_string();
+    std::fs::write(place("here"), [1; 4096]).unwrap();
+    server.says(&["create", "m", "--table", &format!("0 8 linear {} 0", place("here"))]);
+    server.says(&["move", "m", "--to", &place("there"), "--pause"]);
     let (status, _, body) = server.http("GET", "/openapi.json", "");
     assert_eq!(status, 200);
     let document: Value = serde_json::from_str(&body).unwrap();
@@ -96,6 +100,7 @@ fn the_description_is_true() {
             let device = match path.split('/').nth(2) {
                 Some("snapshots") => "s",
                 Some("clones") => "c",
+                Some("moves") => "m",
                 _ => "d",
             };
             if method == "get" {
@@ -127,6 +132,8 @@ fn the_description_is_true() {
     }
     assert!(seen >= 12, "{seen}");
     server.says(&["remove", "c"]);
+    server.says(&["move", "stop", "m"]);
+    server.says(&["remove", "m"]);
     server.says(&["snapshot", "remove", "s"]);
     server.says(&["remove", "o"]);
     alive(&server);

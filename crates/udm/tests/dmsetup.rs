@@ -63,7 +63,7 @@ const NO_EXEC: &str =
 const VERSION: &str =
     concat!("|Library version:   ", env!("CARGO_PKG_VERSION"), " (udm)\n|Driver version:    4.48.0\n");
 const TARGETS: &str = "|clone            v1.0.0\n|delay            v1.4.0\n|dust             v1.0.0\n|error            v1.7.0\n|flakey           v1.5.0\n\
-                       |linear           v1.4.0\n|log-writes       v1.1.0\n|multipath        v1.14.0\n|snapshot         v1.16.0\n\
+                       |linear           v1.4.0\n|log-writes       v1.1.0\n|mirror           v1.14.0\n|multipath        v1.14.0\n|snapshot         v1.16.0\n\
                        |snapshot-merge   v1.5.0\n|snapshot-origin  v1.9.0\n|striped          v1.6.0\n|zero             v1.2.0\n";
 
 /// True for a line about read-ahead, which udm does not have. dmsetup omits the line if the value

@@ -15,8 +15,8 @@ pub struct DeviceEventDescription {
     /// "removed", "event" (the device's event counter), "path-failed", "path-held", "path-refused",
     /// "path-reinstated", "path-ejected", "path-admitted", "path-checked", "path-group",
     /// "failback", "no-path", "stripe-failed", "snapshot-filling", "snapshot-overflow",
-    /// "snapshot-invalid", "merge-done", "merge-failed", "clone-hydrated", "clone-metadata-failed";
-    /// "lost" if events are missing.
+    /// "snapshot-invalid", "merge-done", "merge-failed", "clone-hydrated", "clone-metadata-failed",
+    /// "move-started", "moved", "move-failed"; "lost" if events are missing.
     pub kind: String,
     /// Name of the device at that time, or its number while the name changes. Empty if events are
     /// lost.

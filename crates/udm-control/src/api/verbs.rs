@@ -13,6 +13,7 @@ use super::devices::{
     SuspendDevicesRequest, WaitDeviceEventRequest,
 };
 use super::events::DeviceEventDescription;
+use super::moves::{ForgetOldPlaceRequest, MoveDescription, MoveList, PauseMoveRequest, StartMoveRequest};
 use super::nvme::{NvmeSubsystemList, SetNvmeAnaStateRequest};
 use super::paths::FailOrReinstatePathRequest;
 use super::queue::{ChangeQueueSettingsRequest, SetDiskPowerRequest};
@@ -282,6 +283,30 @@ pub const FINISH_CLONE: ApiVerbEndpoint<(), (), ()> = ApiVerbEndpoint::post(
     "/v1/clones/{name}/finish",
     "finishClone",
     "Replaces the table of a clone that is completely hydrated by a linear table over its destination",
+);
+pub const LIST_MOVES: ApiVerbEndpoint<(), (), MoveList> = ApiVerbEndpoint::get(
+    "/v1/moves",
+    "listMoves",
+    "Moves of devices to other places, and the disks that earlier servers moved",
+);
+pub const GET_MOVE: ApiVerbEndpoint<(), (), MoveDescription> =
+    ApiVerbEndpoint::get("/v1/moves/{name}", "getMove", "The last move of a device");
+pub const START_MOVE: ApiVerbEndpoint<(), StartMoveRequest, MoveDescription> = ApiVerbEndpoint::post(
+    "/v1/moves/{name}",
+    "startMove",
+    "Begins to move a device to another place; its clients see a pause only",
+);
+pub const PAUSE_MOVE: ApiVerbEndpoint<(), PauseMoveRequest, MoveDescription> = ApiVerbEndpoint::post(
+    "/v1/moves/{name}/pause",
+    "pauseMove",
+    "Pauses the copy and the switch of a move, or starts them again",
+);
+pub const STOP_MOVE: ApiVerbEndpoint<(), (), MoveDescription> =
+    ApiVerbEndpoint::post("/v1/moves/{name}/stop", "stopMove", "Stops a move: the device stays where it is");
+pub const FORGET_OLD_PLACE: ApiVerbEndpoint<(), ForgetOldPlaceRequest, ()> = ApiVerbEndpoint::post(
+    "/v1/forget-old-place",
+    "forgetOldPlace",
+    "Lets tables use the old content of a place that a moved disk has left",
 );
 pub const GET_CHANGES: ApiVerbEndpoint<ChangedRangesQuery, (), ChangedRangesPage> = ApiVerbEndpoint::get(
     "/v1/snapshots/{name}/changes",

@@ -26,6 +26,7 @@ mod events;
 pub mod fuzz;
 mod handlers;
 pub mod metrics_port;
+mod moves;
 mod nvme;
 mod openapi;
 mod progress_stream;
@@ -50,6 +51,11 @@ pub const BODY_MAX: usize = crate::verbs::TABLE_MAX * 2 + 4096;
 /// Finishes merges that an earlier server began. Never returns.
 pub async fn finish_resumed_merges(registry: &Arc<DeviceRegistry>) -> Infallible {
     snapshots::spawn_resumed_merge_finishers(registry, &concurrency::ConcurrencyLimits::new()).await
+}
+
+/// Lets moves of devices go on, also those that an earlier server began. Never returns.
+pub async fn drive_moves(registry: &Arc<DeviceRegistry>) -> Infallible {
+    moves::spawn_move_drivers(registry, &concurrency::ConcurrencyLimits::new()).await
 }
 
 /// The router of all routes.

@@ -1,7 +1,7 @@
 //! The handlers of the verbs. The router, `/openapi.json` and the fuzzers use this list.
 
 use super::concurrency::AppState;
-use super::{clones, config, events, handlers as h, nvme, snapshots as s, vhost_user};
+use super::{clones, config, events, handlers as h, moves, nvme, snapshots as s, vhost_user};
 use crate::api::verbs::{self, ApiVerbEndpoint};
 use crate::metrics;
 use axum::handler::Handler;
@@ -152,6 +152,12 @@ pub(super) fn all_http_routes() -> Vec<Route> {
         route_verb_to_handler(verbs::CREATE_CLONE, clones::handle_create_clone),
         route_verb_to_handler(verbs::GET_CLONE, clones::handle_get_clone),
         route_verb_to_handler(verbs::FINISH_CLONE, clones::handle_finish_clone),
+        route_verb_to_handler(verbs::LIST_MOVES, moves::handle_list_moves),
+        route_verb_to_handler(verbs::GET_MOVE, moves::handle_get_move),
+        route_verb_to_handler(verbs::START_MOVE, moves::handle_start_move),
+        route_verb_to_handler(verbs::PAUSE_MOVE, moves::handle_pause_move),
+        route_verb_to_handler(verbs::STOP_MOVE, moves::handle_stop_move),
+        route_verb_to_handler(verbs::FORGET_OLD_PLACE, moves::handle_forget_old_place),
         route_verb_to_handler(verbs::GET_CHANGES, s::handle_get_changed_ranges),
     ]
 }

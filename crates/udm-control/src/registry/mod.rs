@@ -54,6 +54,7 @@ use crate::exports::DeviceExporter;
 use crate::nvme_target::NvmeTarget;
 use crate::state_folder::store_creation::StoreCreationMarker;
 use crate::state_folder::{StableDiskId, StateFolder, StoreToMarkInvalid};
+use crate::verbs::moves::{MoveJob, MoveJobs};
 use crate::verbs::snapshot::{LostSnapshotPolicy, PendingMerge};
 use crate::vhost_user_sockets::{AwaitedVhostUserSocket, VhostUserSockets};
 use deferred_removals::DeferredRemovalNotifier;
@@ -111,6 +112,7 @@ pub struct DeviceRegistry {
     upgrades: OnceLock<UpgradeRequestSender>,
     /// Merges that an earlier server began and that must be finished.
     pub(crate) merges: ResumedMerges,
+    pub(crate) moves: MoveJobs,
     /// Locks of stores, for changes of their snapshots.
     pub(crate) store_locks: StoreLocks,
     /// Weak reference to this registry.
@@ -166,6 +168,7 @@ impl DeviceRegistry {
             is_ending: AtomicBool::new(false),
             upgrades: OnceLock::new(),
             merges: ResumedMerges::default(),
+            moves: MoveJobs::default(),
             store_locks: StoreLocks::default(),
             weak_self: Weak::clone(weak_self),
             config: OnceLock::new(),
@@ -230,6 +233,11 @@ impl DeviceRegistry {
     /// may call this; it finishes the merges.
     pub async fn next_merge(&self) -> PendingMerge {
         self.merges.next().await
+    }
+
+    /// Waits for the next move of a device. Only one task may call this; it lets the moves go on.
+    pub async fn next_move(&self) -> Arc<MoveJob> {
+        self.moves.next().await
     }
 
     /// The folder of persistent facts, if there is one.

@@ -32,7 +32,12 @@ impl StateFolder {
     /// True if `record` is attached to another server that runs.
     pub(crate) fn is_elsewhere(&self, record: &SnapshotRecord) -> bool {
         let SnapshotRecordState::Attached { server } = &record.state else { return false };
-        if self.server().is_some_and(|own| own == *server) || server.contains('/') {
+        self.runs_elsewhere(server)
+    }
+
+    /// True if `server` is the lock file of another server that runs.
+    pub(super) fn runs_elsewhere(&self, server: &str) -> bool {
+        if self.server().is_some_and(|own| own == server) || server.contains('/') {
             return false;
         }
         let Ok(file) = File::open(self.path.join(server)) else { return false };

@@ -95,6 +95,20 @@ impl StableDiskId {
         StableDiskId { name: path.display().to_string(), disk }
     }
 
+    /// The disk of a URI, which need not exist; `None` if it ends with the process. May block.
+    #[must_use]
+    pub(crate) fn of_named_uri(uri: &DeviceUri) -> Option<StableDiskId> {
+        match uri {
+            DeviceUri::File(file) => Some(StableDiskId::named(&file.path)),
+            DeviceUri::Nbd(nbd) => {
+                let nbd = NbdUri::new(nbd.address.clone(), nbd.export.clone());
+                Some(StableDiskId { name: DeviceUri::Nbd(nbd).to_string(), disk: None })
+            }
+            DeviceUri::Mapped(name) => Some(StableDiskId::mapped(name)),
+            _ => None,
+        }
+    }
+
     /// The name that a user would write.
     pub(crate) fn name(&self) -> &str {
         &self.name

@@ -9,6 +9,7 @@ use super::begin_transition::{
 };
 use super::cancel::{CancelToken, CancellableVerbKind};
 use super::device_locks::{DeviceChangeLocks, TRIES_MAX};
+use super::moves::continue_move;
 use super::snapshot::{SnapshotRecordTransaction, attach_recorded_snapshots};
 use super::throttle::apply_throttle_settings;
 use super::{show, tables};
@@ -151,6 +152,7 @@ pub(crate) async fn create_device(
     let is = show::describe_mapped_device(registry, &made.mapped);
     let (mapped, table) = (Arc::clone(&made.mapped), made.mapped.device.live());
     made.complete();
+    continue_move(registry, &mapped);
     Ok(CreatedDevice { mapped, table, is })
 }
 

@@ -14,6 +14,7 @@ mod handover_counters;
 mod handover_nvme;
 mod handover_state;
 mod lane_guard;
+pub mod moves;
 mod multipath;
 mod nvme;
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Loading and clearing tables, and messages.
 
-use super::{CancelToken, lane_guard};
+use super::{CancelToken, lane_guard, moves};
 use crate::TableLoadControlIo;
 use crate::error::{TextPosition, VerbError};
 use crate::registry::{BaseDir, DeviceRegistry, MessageResolver, RegisteredDevice, TableResolver};
@@ -158,6 +158,20 @@ pub(super) fn load_if(
     build_and_load_table(registry, mapped, name, (text, false), folder, cancel_token, may)
 }
 
+/// The table of the place to which the disk of `text` was moved; `None` if it was not moved, or if
+/// `text` is wrong.
+fn moved_table(
+    registry: &DeviceRegistry,
+    name: &str,
+    text: &str,
+    folder: &BaseDir,
+) -> Result<Option<String>, VerbError> {
+    match parse_table_or_device_word(name, text) {
+        Ok(lines) => moves::redirect_to_current_place(registry, name, &lines, folder),
+        Err(_) => Ok(None),
+    }
+}
+
 fn build_and_load_table(
     registry: &DeviceRegistry,
     mapped: &Arc<RegisteredDevice>,
@@ -167,6 +181,14 @@ fn build_and_load_table(
     cancel_token: &CancelToken,
     may: impl FnOnce(&RegisteredDevice) -> Result<(), TargetError>,
 ) -> Result<Arc<Table>, VerbError> {
+    let moved;
+    let (text, is_moved) = match moved_table(registry, name, text, folder)? {
+        Some(table) => {
+            moved = table;
+            (moved.as_str(), true)
+        }
+        None => (text, false),
+    };
     let is_short = !udm_wire::table::is_table_not_device_name(text);
     let (short, _open);
     let text = if is_short {
@@ -182,7 +204,7 @@ fn build_and_load_table(
     let lines = parse_size_limited_table(name, text)?;
     let refused = |error: TargetError| {
         // The position refers to a generated table, not to the user's text.
-        let position = error_text_position(&lines, &error).filter(|_| !is_short);
+        let position = error_text_position(&lines, &error).filter(|_| !is_short && !is_moved);
         VerbError::new(name, error).at(position)
     };
     // Loads run concurrently, because the file system may hang during one.
@@ -190,6 +212,7 @@ fn build_and_load_table(
     let io = TableLoadControlIo::new(registry.cores()).until(cancel_token);
     let table = Table::build(udm_targets::TARGETS, &lines, &mut opening, &io, registry.core_count())
         .map_err(refused)?;
+    moves::check_old_places(registry, mapped, name, &table)?;
     if read_only {
         table.set_read_only();
     }

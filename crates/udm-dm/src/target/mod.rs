@@ -9,7 +9,7 @@
 //! * `args`: the words of a line, and the lookup of devices.
 //! * `features`, `data_path`: how the table treats a target and its bios.
 //! * `host`: the device that the target belongs to.
-//! * `change_tracker`, `clone`, `multipath`, `snapshot`: the facets, with their reports.
+//! * `change_tracker`, `clone`, `mirror`, `multipath`, `snapshot`: the facets, with their reports.
 
 mod args;
 mod change_tracker;
@@ -17,6 +17,7 @@ mod clone;
 mod data_path;
 mod features;
 mod host;
+mod mirror;
 mod multipath;
 mod snapshot;
 
@@ -27,6 +28,7 @@ pub use clone::{CloneHydrationState, CloneReport, CloneTargetQueries};
 pub use data_path::TargetDataPath;
 pub use features::{DmQueueMode, TargetFeatures};
 pub use host::{SettingsOutsideTable, TargetHostServices};
+pub use mirror::{MirrorFailure, MirrorLegReport, MirrorPhase, MirrorReport, MirrorTargetQueries};
 pub use multipath::{
     MultipathTarget, PathCheckResult, PathCommand, PathLatencyAndHedgeReport, PathReport,
     QueueingAndFailbackReport,
@@ -143,6 +145,11 @@ pub trait Target: Send + Sync {
 
     /// The clone interface of the target; `None` for targets that are not clones.
     fn as_clone(&self) -> Option<&dyn CloneTargetQueries> {
+        None
+    }
+
+    /// The mirror interface of the target; `None` for targets that are not mirrors.
+    fn as_mirror(&self) -> Option<&dyn MirrorTargetQueries> {
         None
     }
 

@@ -1,7 +1,7 @@
 //! Operations on the device: tables, suspends, resumes, messages and removals. Each operation runs
 //! to its end while the cores continue.
 
-use super::world::{CloneWorld, DESTINATION, METADATA, SOURCE};
+use super::world::{CloneWorld, CopyTarget, DESTINATION, METADATA, SOURCE};
 use crate::control::DeviceResolver;
 use crate::environment::lock_environment;
 use crate::model::Violation;
@@ -29,13 +29,25 @@ impl CloneWorld {
             3..5 if self.on(DisturbanceClass::Reload) => self.reload(),
             5..8 if self.on(DisturbanceClass::Messages) => self.tell(),
             8 if self.on(DisturbanceClass::Remove) => self.remove_and_create(),
-            9 if self.on(DisturbanceClass::Remove) && self.machine.control.one_in(2) => self.begin_anew(),
+            9 if self.target == CopyTarget::Clone
+                && self.on(DisturbanceClass::Remove)
+                && self.machine.control.one_in(2) =>
+            {
+                self.begin_anew()
+            }
             _ => Ok(()),
         }
     }
 
     /// Draws a table.
     fn draw_table(&mut self) -> String {
+        if self.is_switched {
+            return format!("0 {} linear p{DESTINATION} 0", self.volume.sectors);
+        }
+        if self.target == CopyTarget::Mirror {
+            let (sectors, region) = (self.volume.sectors, self.region);
+            return format!("0 {sectors} mirror core 1 {region} 2 p{SOURCE} 0 p{DESTINATION} 0");
+        }
         let control = &mut self.machine.control;
         let features = control.pick(&[
             "0",
@@ -154,6 +166,12 @@ impl CloneWorld {
 
     /// Sends a message.
     fn tell(&mut self) -> Result<(), Violation> {
+        if self.target == CopyTarget::Mirror {
+            let is_paused = self.machine.control.one_in(2);
+            self.counts.messages += 1;
+            self.set_paused(is_paused);
+            return Ok(());
+        }
         let words = self.machine.control.pick(&[
             "enable_hydration",
             "disable_hydration",
@@ -164,6 +182,16 @@ impl CloneWorld {
             "hydration_batch_size 5",
         ]);
         self.message(words)
+    }
+
+    /// Pauses the copies of a mirror, or starts them again.
+    pub(super) fn set_paused(&mut self, is_paused: bool) {
+        self.machine.say(format!("paused: {is_paused}"));
+        self.machine.set_turn(None);
+        let live = self.mapped.as_ref().and_then(|mapped| mapped.live());
+        for entry in live.iter().flat_map(|table| table.targets()) {
+            entry.target.as_mirror().inspect(|mirror| mirror.set_paused(is_paused));
+        }
     }
 
     pub(super) fn message(&mut self, words: &str) -> Result<(), Violation> {
@@ -212,7 +240,8 @@ impl CloneWorld {
         if self.is_dead() {
             return Ok(false);
         }
-        if self.is_blamed(&[DESTINATION, METADATA], self.writable_since) {
+        let is_clone = self.target == CopyTarget::Clone;
+        if is_clone && self.is_blamed(&[DESTINATION, METADATA], self.writable_since) {
             // What the metadata does not know is lost, as with the power.
             let step = self.machine.step;
             self.machine.model.crash(step);
@@ -280,6 +309,12 @@ impl CloneWorld {
     pub(super) fn status(&self) -> Option<CloneStatus> {
         let text = self.mapped.as_ref()?.status_text();
         let words: Vec<&str> = text.trim().split(' ').skip(3).collect();
+        if self.target == CopyTarget::Mirror {
+            let (copied, total) = words.get(3)?.split_once('/')?;
+            let mode = if words.get(5)?.contains('D') { "degraded" } else { "rw" };
+            let (hydrated, total) = (copied.parse().ok()?, total.parse().ok()?);
+            return Some(CloneStatus { hydrated, total, hydrating: 0, mode: mode.into() });
+        }
         let (hydrated, total) = words.get(3)?.split_once('/')?;
         Some(CloneStatus {
             hydrated: hydrated.parse().ok()?,

@@ -1,4 +1,4 @@
-//! Worlds of a clone.
+//! Worlds of a clone, and of a mirror.
 //!
 //! There is one clone over a simulated source, destination and metadata device. Cores read, write,
 //! discard and flush it while it is hydrated, suspended, reloaded, removed and created again, and
@@ -6,6 +6,12 @@
 //! source, whatever is in the destination. So a read must return the source or a later write at any
 //! time, and after a power cut what was flushed. At the end the clone is hydrated, and a linear
 //! table over the destination must return the same.
+//!
+//! In a world of a mirror, the device is a mirror of the source and the destination. It is begun
+//! again by reloads, removals and power cuts. At the end it is switched as a move does it: a write
+//! needs both devices, the destination is flushed, the world notes that the destination is the disk
+//! from now on, and a linear table over it is loaded. A power cut before the note continues with
+//! the source, and one after it with the destination.
 //!
 //! * `world`: the world and its turns. `control`: operations on the device. `power`: quiescence,
 //!   power cuts, and the checks of the state. `counts`: the counters.
@@ -21,15 +27,27 @@ use crate::counts::AccumulateRuns as _;
 use crate::environment::lock_environment;
 use crate::plan::{DisturbanceClass, RunPlan};
 use crate::run::{RunFailure, catch_panic, finish_run};
-use world::CloneWorld;
+use world::{CloneWorld, CopyTarget};
 
-/// Runs `plan`.
+/// Runs `plan` in a world of a clone.
 ///
 /// # Errors
 /// The failure, with its trace.
 pub fn run(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure>> {
+    run_world(plan, CopyTarget::Clone)
+}
+
+/// Runs `plan` in a world of a mirror.
+///
+/// # Errors
+/// The failure, with its trace.
+pub fn run_mirror(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure>> {
+    run_world(plan, CopyTarget::Mirror)
+}
+
+fn run_world(plan: &RunPlan, target: CopyTarget) -> Result<CloneCounts, Box<RunFailure>> {
     let mut world = None;
-    let outcome = catch_panic(|| world.insert(CloneWorld::new(plan)?).run_all());
+    let outcome = catch_panic(|| world.insert(CloneWorld::new(plan, target)?).run_all());
     finish_run(plan, outcome, world, |world| world.counts(), |world| world.machine.last_events())
 }
 
@@ -39,6 +57,21 @@ pub fn run(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure>> {
 /// # Errors
 /// The first failure.
 pub fn run_every_power_cut(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure>> {
+    cut_everywhere(plan, run)
+}
+
+/// As [`run_every_power_cut`], in a world of a mirror.
+///
+/// # Errors
+/// The first failure.
+pub fn run_every_power_cut_of_mirror(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure>> {
+    cut_everywhere(plan, run_mirror)
+}
+
+fn cut_everywhere(
+    plan: &RunPlan,
+    run: fn(&RunPlan) -> Result<CloneCounts, Box<RunFailure>>,
+) -> Result<CloneCounts, Box<RunFailure>> {
     let plan = RunPlan { without: plan.without.and(DisturbanceClass::Crash), cut: None, ..plan.clone() };
     let mut counts = run(&plan)?;
     for cut in 1..=counts.changes {

@@ -1,13 +1,16 @@
 //! Rests, power cuts, and the checks of the state.
 
-use super::world::{CloneWorld, DESTINATION, METADATA, SOURCE};
+use super::world::{CloneWorld, CopyTarget, DESTINATION, METADATA, SOURCE};
+use crate::control_io::SimTableLoadIo;
 use crate::disk::SimDisk;
 use crate::environment::lock_environment;
 use crate::machine::Machine;
 use crate::model::Violation;
 use crate::power_cuts::{PowerCutWorld, PowerState};
 use crate::turn::MachineWorld as _;
-use udm_core::Nanos;
+use std::sync::Arc;
+use udm_core::control_io::flush_device;
+use udm_core::{Device, Nanos};
 
 impl CloneWorld {
     /// Runs all steps of the plan, and quiesces the world.
@@ -43,6 +46,9 @@ impl CloneWorld {
     fn look_at_status(&mut self) -> Result<(), Violation> {
         let Some(mapped) = self.mapped.clone() else { return Ok(()) };
         let is_excused = self.is_blamed(&[DESTINATION, METADATA], self.writable_since);
+        if self.is_switched {
+            return Ok(());
+        }
         let Some(status) = self.status() else {
             self.counts.broken += 1;
             return if is_excused { Ok(()) } else { Err("the metadata failed without a reason".into()) };
@@ -78,6 +84,9 @@ impl CloneWorld {
 
     /// Checks that the source is unchanged.
     fn look_at_source(&self) -> Result<(), Violation> {
+        if self.target == CopyTarget::Mirror {
+            return Ok(());
+        }
         let env = lock_environment(&self.machine.env);
         let source = &env.disks[SOURCE];
         let changed = (0..source.sectors())
@@ -93,6 +102,12 @@ impl CloneWorld {
             return if self.is_dead() { Ok(()) } else { Err("the clone can't be loaded".into()) };
         }
         self.must_resume()?;
+        if self.is_switched {
+            return self.read_back();
+        }
+        if self.target == CopyTarget::Mirror {
+            return self.switch();
+        }
         for words in ["enable_hydration", "hydration_threshold 20", "hydration_batch_size 4"] {
             self.message(words)?;
         }
@@ -124,6 +139,63 @@ impl CloneWorld {
         self.is_linear = true;
         self.read_back()?;
         self.counts.linear += 1;
+        Ok(())
+    }
+
+    /// Waits until a mirror is complete, and replaces it by its destination while requests go on.
+    fn switch(&mut self) -> Result<(), Violation> {
+        let is_complete =
+            |world: &CloneWorld| world.status().is_some_and(|status| status.hydrated == status.total);
+        let from = lock_environment(&self.machine.env).now;
+        while !is_complete(self) && !self.is_dead() {
+            if lock_environment(&self.machine.env).now.since(from) > Nanos::from_millis(100_000) {
+                return Err("the mirror is not complete in 100 s".into());
+            }
+            self.one_step()?;
+        }
+        // Requests are in flight during all of the switch.
+        self.machine.resting = false;
+        let live = self.mapped.as_ref().and_then(|mapped| mapped.live());
+        let Some(entry) = live.as_ref().and_then(|table| table.targets().first()) else { return Ok(()) };
+        let Some(mirror) = entry.target.as_mirror() else { return Err("it is no mirror".into()) };
+        self.machine.say("a write needs both");
+        match mirror.begin_switch() {
+            Ok(()) => {}
+            Err(_) if self.is_dead() => return Ok(()),
+            Err(error) => return Err(format!("the switch does not begin: {error}")),
+        }
+        let steps = self.machine.control.below(60);
+        self.some_steps(steps)?;
+        let destination = Arc::clone(&self.machine.fronts[DESTINATION]) as Arc<dyn Device>;
+        let io = SimTableLoadIo::new(self);
+        let flushed = flush_device(&io, &destination);
+        io.verdict()?;
+        if flushed.is_err() || self.is_dead() {
+            return if self.is_dead() { Ok(()) } else { Err("the destination cannot be flushed".into()) };
+        }
+        // The record of the move.
+        self.machine.say("the destination is the disk");
+        self.is_switched = true;
+        let steps = self.machine.control.below(60);
+        self.some_steps(steps)?;
+        if self.is_dead() || !self.load_clone()? {
+            return if self.is_dead() { Ok(()) } else { Err("the linear table can't be loaded".into()) };
+        }
+        self.must_resume()?;
+        self.is_linear = true;
+        self.counts.complete += 1;
+        self.quiet()?;
+        self.read_back()?;
+        self.counts.linear += 1;
+        Ok(())
+    }
+
+    fn some_steps(&mut self, steps: u64) -> Result<(), Violation> {
+        for _ in 0..steps {
+            if !self.is_dead() {
+                self.one_step()?;
+            }
+        }
         Ok(())
     }
 }

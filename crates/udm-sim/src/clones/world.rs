@@ -53,8 +53,18 @@ impl WorkloadDevice for CloneVolume {
     }
 }
 
+/// The target of the device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum CopyTarget {
+    Clone,
+    Mirror,
+}
+
 /// A simulated world of a clone.
 pub struct CloneWorld {
+    pub(super) target: CopyTarget,
+    /// True if the destination is the disk, after the switch of a mirror.
+    pub(super) is_switched: bool,
     pub(super) machine: Machine,
     pub(super) count: usize,
     pub(super) block: u64,
@@ -76,7 +86,7 @@ pub struct CloneWorld {
 }
 
 impl CloneWorld {
-    pub(super) fn new(plan: &RunPlan) -> Result<CloneWorld, Violation> {
+    pub(super) fn new(plan: &RunPlan, target: CopyTarget) -> Result<CloneWorld, Violation> {
         let on = |class| !plan.without.has(class);
         let mut build = SimRng::new(plan.seed, RngStream::Build);
         let count = plan.cores.unwrap_or(build.pick(&[1, 1, 2, 2, 3]));
@@ -109,6 +119,8 @@ impl CloneWorld {
         let at = (0..sectors).map(|sector| cells.index(DESTINATION, sector)).collect();
         let map = ModelTableMap { cells: at, disks: vec![DESTINATION], ..ModelTableMap::default() };
         let mut world = CloneWorld {
+            target,
+            is_switched: false,
             machine: Machine::new(plan, &mut build, count, env, cells),
             count,
             block,
@@ -144,6 +156,11 @@ impl CloneWorld {
 
     /// True if a request that began at `start` may fail.
     fn may_fail(&self, op: Op, status: Status, start: u64) -> bool {
+        if self.target == CopyTarget::Mirror {
+            // A destination that fails does no harm, until a write needs both devices.
+            let needed: &[usize] = if self.is_linear { &[SOURCE, DESTINATION] } else { &[SOURCE] };
+            return self.is_blamed(needed, start) || op == Op::Discard && status == Status::NotSupp;
+        }
         let is_metadata_bad = match op {
             // Only metadata that cannot be read fails reads.
             Op::Read => self.is_blamed(&[METADATA], self.writable_since),

@@ -7,8 +7,8 @@ use udm_dm::TargetError;
 use udm_dm::target::{DeviceNameResolver, ResolvedDevice, TargetArgs, parse_decimal_u64};
 
 /// Region sizes in sectors (kernel `MIN_REGION_SIZE`, `MAX_REGION_SIZE`).
-const REGION_MIN: u64 = 1 << 3;
-const REGION_MAX: u64 = 1 << 21;
+pub(super) const REGION_MIN: u64 = 1 << 3;
+pub(super) const REGION_MAX: u64 = 1 << 21;
 
 /// The maximum number of regions (kernel).
 const REGIONS_MAX: u64 = 1 << 31;
@@ -213,6 +213,6 @@ impl DiskIdentity {
 }
 
 /// True if two devices are names of one disk.
-fn is_same_disk(one: &ResolvedDevice, other: &ResolvedDevice) -> bool {
+pub(super) fn is_same_disk(one: &ResolvedDevice, other: &ResolvedDevice) -> bool {
     DiskIdentity::of(one).is_same(&DiskIdentity::of(other))
 }

@@ -50,6 +50,7 @@ mod changes;
 mod engine;
 mod lane;
 mod load;
+pub mod mirror;
 mod regions;
 mod settings;
 mod state;

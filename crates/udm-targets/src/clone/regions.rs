@@ -181,6 +181,11 @@ impl RegionMap {
         self.hydrated.fetch_add(1, Ordering::Release);
     }
 
+    /// Sets all bits. Nothing else uses the map yet.
+    pub(super) fn set_all(&self) {
+        (0..self.count).for_each(|region| self.put(region));
+    }
+
     /// Adds the bits of block `index`, as read from the metadata.
     pub(super) fn load(&self, index: u64, words: &[u64]) {
         let first = index as usize * WORDS_PER_BLOCK;

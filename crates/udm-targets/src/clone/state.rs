@@ -7,7 +7,7 @@ use super::regions::{RegionClaim, RegionMap};
 use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use udm_core::{SharedDiskState, WaitQueue, interleave};
+use udm_core::{SharedDiskState, Status, WaitQueue, interleave};
 use udm_dm::target::{ResolvedDevice, TargetHostServices};
 use udm_dm::{DeviceEventDetails, EventKind};
 use udm_wire::clone_metadata::{MetadataCopy, SourceFingerprint};
@@ -35,6 +35,16 @@ impl MetadataMode {
     }
 }
 
+/// A request of a copy that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CopyFailure {
+    /// The device, by the engine's number.
+    pub device: usize,
+    pub status: Status,
+    /// The first region of the copy.
+    pub region: u64,
+}
+
 /// The number of client requests in flight on one lane, for the task. Only the lane writes it.
 pub(super) type LaneActivity = Arc<CachePadded<AtomicUsize>>;
 
@@ -45,6 +55,12 @@ pub(super) struct CloneState {
     pub destination: DiskIdentity,
     pub source: DiskIdentity,
     pub fingerprint: Option<SourceFingerprint>,
+    /// False for a mirror: nothing is committed, and copies begin again with each new state.
+    has_metadata: bool,
+    /// The last failure of a copy, until a later copy succeeds.
+    copy_failure: Mutex<Option<CopyFailure>>,
+    /// `copy_failure` has one.
+    has_copy_failure: AtomicBool,
     mode: AtomicU8,
     /// The changes of the bitmap, and those that the metadata has.
     changes: ChangeCounter,
@@ -84,11 +100,38 @@ impl CloneState {
         generation: u64,
         owner: &Arc<CloneOfMetadata>,
     ) -> CloneState {
+        let devices = (DiskIdentity::of(&line.destination), DiskIdentity::of(&line.source));
+        CloneState {
+            fingerprint,
+            has_metadata: true,
+            ..CloneState::with_map(devices, map, generation, owner)
+        }
+    }
+
+    /// The state of a mirror: regions are copied from `source` to `destination`, and no metadata
+    /// says which.
+    pub(super) fn without_metadata(
+        destination: DiskIdentity,
+        source: DiskIdentity,
+        map: RegionMap,
+    ) -> CloneState {
+        CloneState::with_map((destination, source), map, 0, &Arc::default())
+    }
+
+    fn with_map(
+        (destination, source): (DiskIdentity, DiskIdentity),
+        map: RegionMap,
+        generation: u64,
+        owner: &Arc<CloneOfMetadata>,
+    ) -> CloneState {
         let blocks = map.layout().bitmap_blocks();
         CloneState {
-            destination: DiskIdentity::of(&line.destination),
-            source: DiskIdentity::of(&line.source),
-            fingerprint,
+            destination,
+            source,
+            fingerprint: None,
+            has_metadata: false,
+            copy_failure: Mutex::default(),
+            has_copy_failure: AtomicBool::new(false),
             mode: AtomicU8::new(MetadataMode::ReadWrite as u8),
             changes: ChangeCounter::new(),
             committing: AtomicBool::new(false),
@@ -130,6 +173,32 @@ impl CloneState {
         }
     }
 
+    /// Regions are no longer copied. For mirrors, which report it themselves.
+    pub(super) fn stop_copies(&self) {
+        self.mode.store(MetadataMode::ReadOnly as u8, Ordering::Release);
+        self.wait_queue.wake_up();
+    }
+
+    /// A request of a copy failed.
+    pub(super) fn set_copy_failure(&self, failure: CopyFailure) {
+        *self.copy_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+        self.has_copy_failure.store(true, Ordering::Release);
+    }
+
+    /// The last failure of a copy, if no later copy succeeded.
+    pub(super) fn copy_failure(&self) -> Option<CopyFailure> {
+        *self.copy_failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A copy succeeded. Relaxed: a failure that is forgotten late is harmless.
+    pub(super) fn clear_copy_failure(&self) {
+        if self.has_copy_failure.load(Ordering::Relaxed) {
+            let mut failure = self.copy_failure.lock().unwrap_or_else(PoisonError::into_inner);
+            self.has_copy_failure.store(false, Ordering::Relaxed);
+            *failure = None;
+        }
+    }
+
     /// A new table begins with writable metadata. Called while nothing is in flight.
     pub(super) fn reset_mode(&self) {
         self.mode.store(MetadataMode::ReadWrite as u8, Ordering::Release);
@@ -166,10 +235,10 @@ impl CloneState {
         self.changes.started()
     }
 
-    /// True if the metadata has the first `changes` changes.
+    /// True if the metadata has the first `changes` changes, or there is no metadata.
     #[inline(always)]
     pub(super) fn is_committed(&self, changes: u64) -> bool {
-        self.changes.is_committed(changes)
+        !self.has_metadata || self.changes.is_committed(changes)
     }
 
     /// True if the metadata lacks changes and can be written.
@@ -317,7 +386,8 @@ impl CloneState {
         self.notify.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn event(&self) {
+    /// Sends the event of the device.
+    pub(super) fn event(&self) {
         let notify = self.notify().clone();
         notify.iter().for_each(|notify| notify.event());
     }

@@ -1,7 +1,7 @@
 //! The `clone` target: the control half.
 
 use super::args::{CloneTableArgs, parse_clone_table_args};
-use super::engine::HydrationEngine;
+use super::engine::{DESTINATION, HydrationEngine, METADATA, SOURCE};
 use super::lane::CloneLane;
 use super::load::load_clone;
 use super::settings::HydrationSettings;
@@ -11,8 +11,8 @@ use crate::snapshot::raw_device;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::{
-    BioTaskFactory, ClaimSharingPolicy, Cx, Device, DeviceControlError, DeviceId, Extents, Lane, Limits,
-    SECTOR_SIZE, Sector, Sectors,
+    BioTaskFactory, ClaimSharingPolicy, Cx, Device, DeviceControlError, Extents, Lane, Limits, SECTOR_SIZE,
+    Sector, Sectors,
 };
 use udm_dm::TargetError;
 use udm_dm::target::{
@@ -38,10 +38,10 @@ pub(super) struct CloneDevices {
 
 impl CloneDevices {
     /// The devices, with requests cut and flushed as each needs it.
-    pub(super) fn raw(&self) -> [Arc<dyn Device>; 3] {
-        [&self.source, &self.destination, &self.metadata].map(|device| {
-            Arc::new(RawDevice { id: DeviceId::new(), device: device.clone() }) as Arc<dyn Device>
-        })
+    pub(super) fn raw(&self) -> Vec<Arc<dyn Device>> {
+        const _: () = assert!(SOURCE == 0 && DESTINATION == 1 && METADATA == 2);
+        let raw = |device| raw_device::raw_device(device, Sector(0));
+        [&self.source, &self.destination, &self.metadata].map(raw).into()
     }
 
     /// Opens a lane of each device.
@@ -54,26 +54,6 @@ impl CloneDevices {
     pub(super) fn engine(&self, state: &Arc<CloneState>) -> HydrationEngine {
         let limits = |device: &ResolvedDevice| device.device.limits();
         HydrationEngine::new(Arc::clone(state), &limits(&self.source), &limits(&self.destination))
-    }
-}
-
-/// A device below, whose requests are cut and flushed as it needs it.
-struct RawDevice {
-    id: DeviceId,
-    device: ResolvedDevice,
-}
-
-impl Device for RawDevice {
-    fn id(&self) -> DeviceId {
-        self.id
-    }
-
-    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
-        raw_device::open_lane_through_table(&self.device, cx)
-    }
-
-    fn limits(&self) -> Limits {
-        self.device.device.limits()
     }
 }
 
@@ -289,7 +269,8 @@ impl Target for CloneTarget {
     fn tasks(&self) -> Vec<BioTaskFactory> {
         let (devices, state) = (Arc::clone(&self.devices), Arc::clone(&self.state));
         let settings = Arc::clone(&self.settings);
-        vec![Box::new(move || Box::new(HydrationTask::new(devices, state, settings)))]
+        let task = move || HydrationTask::new(devices.raw(), devices.engine(&state), state, settings);
+        vec![Box::new(move || Box::new(task()))]
     }
 
     fn attach(&self, notify: Arc<dyn TargetHostServices>) {

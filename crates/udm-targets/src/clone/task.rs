@@ -1,13 +1,13 @@
 //! Hydration in the background, and commits at intervals.
 
-use super::engine::{DESTINATION, HydrationEngine, METADATA, SOURCE};
+use super::engine::HydrationEngine;
 use super::regions::RegionClaim;
 use super::settings::HydrationSettings;
 use super::state::{CloneState, MetadataMode};
-use super::target::CloneDevices;
 use std::sync::Arc;
 use udm_core::{
-    Batch, BioTask, BioTaskCx, BioTaskLaneId, DeviceControlError, Nanos, OwnWork, WaitQueueSubscription,
+    Batch, BioTask, BioTaskCx, BioTaskLaneId, Device, DeviceControlError, Nanos, OwnWork,
+    WaitQueueSubscription,
 };
 
 /// Interval of commits (kernel `COMMIT_PERIOD`), and the pause after a copy that failed.
@@ -22,12 +22,13 @@ const BUSY_REGIONS_MAX: usize = 1024;
 
 /// The task of a table.
 pub(super) struct HydrationTask {
-    devices: Arc<CloneDevices>,
+    /// The devices, in the order of the engine's numbers.
+    devices: Vec<Arc<dyn Device>>,
     state: Arc<CloneState>,
     settings: Arc<HydrationSettings>,
     engine: HydrationEngine,
-    /// The lanes of source, destination and metadata; `None` before the first turn.
-    lanes: Option<[BioTaskLaneId; 3]>,
+    /// The lanes of the devices; `None` before the first turn.
+    lanes: Option<Vec<BioTaskLaneId>>,
     subscription: Option<WaitQueueSubscription>,
     /// The region at which the search for the next one begins.
     next: u64,
@@ -52,11 +53,11 @@ enum BatchStart {
 
 impl HydrationTask {
     pub(super) fn new(
-        devices: Arc<CloneDevices>,
+        devices: Vec<Arc<dyn Device>>,
+        engine: HydrationEngine,
         state: Arc<CloneState>,
         settings: Arc<HydrationSettings>,
     ) -> HydrationTask {
-        let engine = devices.engine(&state);
         HydrationTask {
             devices,
             state,
@@ -73,23 +74,23 @@ impl HydrationTask {
         }
     }
 
-    fn open(&mut self, cx: &mut dyn BioTaskCx) -> Result<[BioTaskLaneId; 3], DeviceControlError> {
-        if let Some(lanes) = self.lanes {
-            return Ok(lanes);
+    fn open(&mut self, cx: &mut dyn BioTaskCx) -> Result<(), DeviceControlError> {
+        if self.lanes.is_some() {
+            return Ok(());
         }
-        let mut lanes = [BioTaskLaneId(0); 3];
-        for (at, device) in self.devices.raw().iter().enumerate() {
+        let mut lanes = Vec::with_capacity(self.devices.len());
+        for device in &self.devices {
             match cx.open(device) {
-                Ok(lane) => lanes[at] = lane,
+                Ok(lane) => lanes.push(lane),
                 Err(error) => {
-                    lanes[..at].iter().for_each(|lane| cx.close(*lane));
+                    lanes.iter().for_each(|lane| cx.close(*lane));
                     return Err(error);
                 }
             }
         }
         self.commit_at = cx.now() + COMMIT_PERIOD;
         self.lanes = Some(lanes);
-        Ok(lanes)
+        Ok(())
     }
 
     /// Does what can be done now, and asks for the next turn.
@@ -104,18 +105,15 @@ impl HydrationTask {
         if self.failed {
             return;
         }
-        let lanes = match self.open(cx) {
-            Ok(lanes) => lanes,
-            Err(error) => {
-                tracing::error!("{}: no hydration in the background: {error}", self.state.name());
-                self.failed = true;
-                return;
-            }
-        };
+        if let Err(error) = self.open(cx) {
+            tracing::error!("{}: no hydration in the background: {error}", self.state.name());
+            self.failed = true;
+            return;
+        }
         let subscription = self.subscription.take().unwrap_or_else(|| cx.subscribe(&self.state.task_queue));
         let seen = subscription.epoch();
         let wake = self.commit(cx.now()).min(self.hydrate(cx.now()));
-        self.send(lanes, cx);
+        self.send(cx);
         let is_quiet = subscription.register_wait(seen);
         self.subscription = Some(subscription);
         cx.wake_at(if is_quiet { wake } else { cx.now() });
@@ -202,8 +200,8 @@ impl HydrationTask {
         None
     }
 
-    fn send(&mut self, lanes: [BioTaskLaneId; 3], cx: &mut dyn BioTaskCx) {
-        const _: () = assert!(SOURCE == 0 && DESTINATION == 1 && METADATA == 2);
+    fn send(&mut self, cx: &mut dyn BioTaskCx) {
+        let Some(lanes) = &self.lanes else { return };
         for (device, bio) in self.engine.take_requests() {
             self.in_flight += 1;
             cx.submit(lanes[device], bio);
@@ -213,11 +211,9 @@ impl HydrationTask {
     /// Ends the task when nothing is in flight.
     fn finish(&mut self, cx: &mut dyn BioTaskCx) {
         self.subscription = None;
-        let Some(lanes) = self.lanes else { return };
-        self.send(lanes, cx);
+        self.send(cx);
         if self.in_flight == 0 {
-            lanes.iter().for_each(|lane| cx.close(*lane));
-            self.lanes = None;
+            self.lanes.take().iter().flatten().for_each(|lane| cx.close(*lane));
         }
     }
 }

@@ -2,24 +2,60 @@
 //! handles flushes and FUA for devices that do not support them.
 
 use std::sync::Arc;
-use udm_core::{Cx, Device, DeviceControlError, Lane, Limits, Sector, Sectors};
+use udm_core::{Cx, Device, DeviceControlError, DeviceId, Lane, Limits, Sector, Sectors};
 use udm_dm::target::{DeviceRange, LowerLimits, ResolvedDevice, Target, TargetDataPath, TargetFeatures};
 use udm_dm::{Table, TargetError};
 
 /// The size of the largest possible device, in whole blocks of any size.
 const END: Sectors = Sectors((1 << 54) - (1 << 20));
 
-/// A target with the maximum size. The device itself refuses sectors beyond its end, and a device
-/// that grows can be used at once.
-struct UnboundedDeviceTarget(ResolvedDevice);
+/// A target with the maximum size, from a sector of the device on. The device itself refuses
+/// sectors beyond its end, and a device that grows can be used at once.
+struct UnboundedDeviceTarget(ResolvedDevice, Sector);
 
 /// Opens a lane of `device` through a table of one line.
 pub(crate) fn open_lane_through_table(
     device: &ResolvedDevice,
     cx: &mut Cx<'_>,
 ) -> Result<Box<dyn Lane>, DeviceControlError> {
+    open_lane_at(device, Sector(0), cx)
+}
+
+/// As [`open_lane_through_table`], with sectors that count from `start` of the device.
+pub(crate) fn open_lane_at(
+    device: &ResolvedDevice,
+    start: Sector,
+    cx: &mut Cx<'_>,
+) -> Result<Box<dyn Lane>, DeviceControlError> {
     let refuse = |error: TargetError| DeviceControlError::new(error.errno, error.to_string());
-    Table::single_target(Arc::new(UnboundedDeviceTarget(device.clone())), END).map_err(refuse)?.open(cx)
+    Table::single_target(Arc::new(UnboundedDeviceTarget(device.clone(), start)), END)
+        .map_err(refuse)?
+        .open(cx)
+}
+
+/// `device` from `start` on as a device of its own, with requests cut and flushed as it needs it.
+pub(crate) fn raw_device(device: &ResolvedDevice, start: Sector) -> Arc<dyn Device> {
+    Arc::new(RawDevice { id: DeviceId::new(), device: device.clone(), start })
+}
+
+struct RawDevice {
+    id: DeviceId,
+    device: ResolvedDevice,
+    start: Sector,
+}
+
+impl Device for RawDevice {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+        open_lane_at(&self.device, self.start, cx)
+    }
+
+    fn limits(&self) -> Limits {
+        self.device.device.limits()
+    }
 }
 
 impl Target for UnboundedDeviceTarget {
@@ -32,7 +68,7 @@ impl Target for UnboundedDeviceTarget {
     }
 
     fn table(&self) -> String {
-        format!("{} 0", self.0.number)
+        format!("{} {}", self.0.number, self.1)
     }
 
     fn limits(&self, below: LowerLimits<'_>) -> Limits {
@@ -44,7 +80,7 @@ impl Target for UnboundedDeviceTarget {
     }
 
     fn data_path(&self) -> TargetDataPath {
-        TargetDataPath::Linear(self.0.clone(), Sector(0))
+        TargetDataPath::Linear(self.0.clone(), self.1)
     }
 
     fn features(&self) -> TargetFeatures {

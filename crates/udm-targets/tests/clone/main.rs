@@ -9,6 +9,7 @@ mod failures;
 mod grammar;
 mod hydration;
 mod metadata;
+mod mirror;
 mod random;
 mod suspend;
 

@@ -417,6 +417,7 @@ async fn run_until_end(
             never = reload::reload_on_sighup(&hangups, registry, has_file, running.tls) => match never {},
             never = reload::create_waiting_devices(registry) => match never {},
             never = http::finish_resumed_merges(registry) => match never {},
+            never = http::drive_moves(registry) => match never {},
             never = metrics_port.serve(registry) => match never {},
             broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
             never = systemd::send_systemd_keepalives(cores.core_set()) => match never {},

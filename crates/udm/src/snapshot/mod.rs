@@ -10,6 +10,8 @@ mod print;
 mod progress;
 mod qcow2;
 
+pub use progress::progress_bar;
+
 use crate::args::{InFlightTimeoutArgs, OutputFormatArgs, ServerArgs};
 use crate::output::{print_json_to_stdout, print_to_stdout};
 use crate::requests::{call_verb_without_body, current_dir, explain_client_error};

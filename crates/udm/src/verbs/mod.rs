@@ -9,6 +9,7 @@ pub mod events;
 pub mod generate;
 pub mod info;
 mod manual;
+pub mod moves;
 pub mod nvme;
 pub mod power;
 pub mod queue;

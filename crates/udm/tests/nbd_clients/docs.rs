@@ -81,6 +81,10 @@ pub fn clone() -> Outcome {
     run_document("docs/clone.md")
 }
 
+pub fn moves() -> Outcome {
+    run_document("docs/move.md")
+}
+
 pub fn snapshots() -> Outcome {
     run_document("docs/snapshots.md")
 }

@@ -56,6 +56,7 @@ fn main() {
         ),
         trial("every_target_and_device_has_a_line_that_works", &["nbdinfo", "qemu-img"], docs::targets),
         trial("clones_are_made_as_described", &["qemu-img", "qemu-io"], docs::clone),
+        trial("disks_move_as_described", &["qemu-io"], docs::moves),
         trial("images_are_served_as_described", &["qemu-img", "qemu-io", "nbdcopy", "python3"], docs::images),
         trial("paths_are_looked_after_as_described", &[], docs::multipath),
         trial(

@@ -29,7 +29,7 @@ const ZEROES_MIN: Sectors = Sectors((1 << 20) / SECTOR_SIZE);
 const PIECE: usize = 1 << 20;
 
 /// The files of a new clone. Unless they are kept, dropping this takes back what was made.
-pub(super) struct NewCloneFiles<'a> {
+pub(in crate::verbs) struct NewCloneFiles<'a> {
     pub registry: &'a DeviceRegistry,
     /// Name of the clone, for errors.
     pub name: &'a str,
@@ -39,7 +39,7 @@ pub(super) struct NewCloneFiles<'a> {
 }
 
 /// A file that this verb made or made longer.
-pub(super) enum MadeFile {
+pub(in crate::verbs) enum MadeFile {
     Created(IdentifiedStoreFile),
     /// The file was empty before.
     Extended(File),
@@ -86,12 +86,12 @@ fn look(uri: &DeviceUri) -> io::Result<Existing> {
 
 impl NewCloneFiles<'_> {
     /// Ends the guard: the files stay.
-    pub(super) fn keep(mut self) {
+    pub(in crate::verbs) fn keep(mut self) {
         self.made.clear();
     }
 
     /// Opens the device of `uri`. May block.
-    pub(super) fn open(&self, uri: &DeviceUri) -> Result<ResolvedDevice, VerbError> {
+    pub(in crate::verbs) fn open(&self, uri: &DeviceUri) -> Result<ResolvedDevice, VerbError> {
         let opened = TableResolver::new(self.registry, self.folder).get(&uri.to_string());
         opened.map_err(|error| clone_error(self.name, error.errno, error.reason))
     }
@@ -100,7 +100,10 @@ impl NewCloneFiles<'_> {
     ///
     /// # Errors
     /// The device cannot be read, or holds something else.
-    pub(super) fn read_header(&self, metadata: &DeviceUri) -> Result<Option<CloneHeader>, VerbError> {
+    pub(in crate::verbs) fn read_header(
+        &self,
+        metadata: &DeviceUri,
+    ) -> Result<Option<CloneHeader>, VerbError> {
         match self.look(metadata)? {
             Existing::Nothing | Existing::EmptyFile => return Ok(None),
             Existing::File | Existing::Device => {}
@@ -122,7 +125,7 @@ impl NewCloneFiles<'_> {
     ///
     /// # Errors
     /// EINVAL if it is not: a new file would lack what the metadata says is in it.
-    pub(super) fn check_continues(
+    pub(in crate::verbs) fn check_continues(
         &self,
         metadata: &DeviceUri,
         destination: &DeviceUri,
@@ -143,7 +146,7 @@ impl NewCloneFiles<'_> {
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn make(&mut self, uri: &DeviceUri, sectors: Sectors) -> Result<bool, VerbError> {
+    pub(in crate::verbs) fn make(&mut self, uri: &DeviceUri, sectors: Sectors) -> Result<bool, VerbError> {
         let (DeviceUri::File(file), existing) = (uri, self.look(uri)?) else { return Ok(false) };
         let mut options = OpenOptions::new();
         options.write(true).mode(MODE);
@@ -178,7 +181,7 @@ impl NewCloneFiles<'_> {
     ///
     /// # Errors
     /// EEXIST if it has data; the error of a device that cannot be read.
-    pub(super) fn check_zeroes(&self, destination: &DeviceUri) -> Result<(), VerbError> {
+    pub(in crate::verbs) fn check_zeroes(&self, destination: &DeviceUri) -> Result<(), VerbError> {
         let found = match (destination, self.look(destination)?) {
             (DeviceUri::File(file), Existing::File) => {
                 let opened = File::open(&file.path);

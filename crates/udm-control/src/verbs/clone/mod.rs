@@ -7,7 +7,7 @@
 //! are served as any target, but these verbs do not list or change them.
 
 mod create;
-mod files;
+pub(super) mod files;
 mod finish;
 mod list;
 

@@ -12,7 +12,7 @@
 
 mod commit;
 
-use super::state::{CloneState, MetadataMode};
+use super::state::{CloneState, CopyFailure, MetadataMode};
 use commit::{CommitRequestKind, MetadataCommit};
 use slab::Slab;
 use std::collections::VecDeque;
@@ -67,6 +67,8 @@ pub(super) struct HydrationEngine {
     /// Bytes of pieces in flight.
     bytes: usize,
     max_piece: u64,
+    /// Pieces of zeroes are written as requests of zeroes, which take no space.
+    keeps_holes: bool,
     commit: Option<MetadataCommit>,
     requests: Slab<EngineRequestKind>,
     pool: BioPool,
@@ -90,6 +92,7 @@ impl HydrationEngine {
             ready: VecDeque::new(),
             bytes: 0,
             max_piece: (most - most % block).max(block),
+            keeps_holes: false,
             commit: None,
             requests: Slab::new(),
             pool: BioPool::new(usize::MAX),
@@ -97,6 +100,13 @@ impl HydrationEngine {
             failed: Vec::new(),
             wake_due: false,
         }
+    }
+
+    /// Writes pieces of zeroes as requests of zeroes, if the destination takes those. A discard
+    /// would do only for a destination that is known to have zeroes.
+    pub(super) fn keep_holes(mut self, destination: &Limits) -> HydrationEngine {
+        self.keeps_holes = destination.max_write_zeroes > Sectors::ZERO;
+        self
     }
 
     /// True if the engine has nothing to do and nothing in flight.
@@ -172,8 +182,9 @@ impl HydrationEngine {
         match self.requests.remove(bio.cookie as usize) {
             EngineRequestKind::Read { copy } => self.read_done(copy, bio),
             EngineRequestKind::Write { copy } => {
-                self.copies[copy].failed |= !bio.status.is_ok();
-                self.piece_done(copy, bio.data.len());
+                self.keeps_holes &= bio.status != Status::NotSupp;
+                self.note_failure(copy, DESTINATION, bio.status);
+                self.piece_done(copy, bio.sectors.bytes() as usize);
                 self.put(bio);
             }
             EngineRequestKind::Commit(kind) => {
@@ -185,14 +196,27 @@ impl HydrationEngine {
     }
 
     fn read_done(&mut self, copy: usize, mut bio: Box<Bio>) {
-        if !bio.status.is_ok() || self.copies[copy].failed {
-            self.copies[copy].failed = true;
+        self.note_failure(copy, SOURCE, bio.status);
+        if self.copies[copy].failed {
             self.piece_done(copy, bio.data.len());
             return self.put(bio);
         }
         (bio.op, bio.flags) = (Op::Write, BioFlags::empty());
+        if self.keeps_holes && bio.data.iter().all(|buf| is_zero(buf)) {
+            bio.op = Op::WriteZeroes;
+            std::mem::take(&mut bio.data).into_iter().for_each(|buf| self.bufs.put(buf));
+        }
         bio.cookie = self.requests.insert(EngineRequestKind::Write { copy }) as u64;
         self.out.push((DESTINATION, bio));
+    }
+
+    /// Takes the status of a request of a copy.
+    fn note_failure(&mut self, copy: usize, device: usize, status: Status) {
+        if !status.is_ok() {
+            let copy = &mut self.copies[copy];
+            copy.failed = true;
+            self.state.set_copy_failure(CopyFailure { device, status, region: copy.first });
+        }
     }
 
     fn piece_done(&mut self, index: usize, bytes: usize) {
@@ -207,7 +231,9 @@ impl HydrationEngine {
             return;
         }
         let RegionCopy { first, count, failed, .. } = self.copies.remove(index);
-        if failed {
+        if !failed {
+            self.state.clear_copy_failure();
+        } else {
             tracing::error!("{}: hydration failed: regions {first} +{count}", self.state.name());
         }
         // As in the kernel: with metadata that cannot be written, no bit is set.
@@ -249,6 +275,11 @@ impl HydrationEngine {
         }
         self.pool.put(bio);
     }
+}
+
+/// True if all bytes are zeroes. Blocks without an early end are compared by vector instructions.
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks(256).all(|block| block.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
 /// An engine that is dropped with work in flight must not stop the others.

@@ -67,6 +67,7 @@ fn try_one(world: SimWorldKind, plan: &RunPlan) -> Result<(), Box<RunFailure>> {
         SimWorldKind::Lives => lifecycle::run(plan).map(drop),
         SimWorldKind::VhostUser => vhost_user::run(plan).map(drop),
         SimWorldKind::Clones => clones::run(plan).map(drop),
+        SimWorldKind::Mirrors => clones::run_mirror(plan).map(drop),
     }
 }
 

@@ -21,6 +21,8 @@ pub enum SimWorldKind {
     VhostUser,
     /// A clone of a source.
     Clones,
+    /// A mirror that is switched to its destination.
+    Mirrors,
 }
 
 /// Generates `Bug` and `Bug::ALL` from one list.
@@ -508,4 +510,8 @@ bugs! {
     CloneFuaNotCommitted: Clones,
     /// A suspend does not wait for a commit of the task, which reaches the metadata later.
     CloneLateCommit: Clones,
+    /// A write of a part of a region marks it as copied without a copy of the rest.
+    MirrorPartNotCopied: Mirrors,
+    /// Writes of one place that are in flight together may end in another order on the destination.
+    MirrorWritesUnordered: Mirrors,
 }

@@ -1,0 +1,238 @@
+//! Records of moved disks: where the content of a disk is, and where it was.
+//!
+//! `moves/ID.json` in the state folder is one record. A move writes it before the first copy, and
+//! again at the switch: this one write decides which place is the disk. Before it the current place
+//! has every acknowledged write, and after it the new place has. The places that a disk has left
+//! stay in the record, so no server serves their old content by mistake.
+//!
+//! Durable as the other records are: written under another name, synced, renamed into place, and
+//! the folder is synced.
+
+use super::{StableDiskId, StateFolder, write_durably};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The folder of the records in the state folder.
+const RECORDS: &str = "moves";
+
+/// Maximum number of bytes read from a record.
+const RECORD_MAX: u64 = 256 << 10;
+
+/// A range of a disk, by its first sector.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DiskPlace {
+    /// The device as a word of a table.
+    pub word: String,
+    /// The identity of the disk.
+    pub disk: StableDiskId,
+    /// The first sector.
+    pub start: u64,
+}
+
+/// How a disk that was found relates to the disk of a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PlaceMatch {
+    /// It is the disk, or has its name while the disk itself is not there.
+    Same,
+    /// Another disk has the name.
+    Replaced,
+    /// It is another disk.
+    Other,
+}
+
+impl DiskPlace {
+    /// Compares the disk of this place with `found`.
+    pub(crate) fn compare(&self, found: &StableDiskId) -> PlaceMatch {
+        match (self.disk.disk.zip(found.disk), self.disk.name == found.name) {
+            (Some((was, is)), _) if was.is(is) => PlaceMatch::Same,
+            (Some(_), true) => PlaceMatch::Replaced,
+            (None, true) => PlaceMatch::Same,
+            (_, false) => PlaceMatch::Other,
+        }
+    }
+
+    /// True for the same range of the same disk.
+    pub(crate) fn is(&self, other: &DiskPlace) -> bool {
+        self.start == other.start && self.compare(&other.disk) == PlaceMatch::Same
+    }
+}
+
+/// The record of a disk that was moved, or is being moved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MoveRecord {
+    /// The name of its file, without `.json`.
+    pub id: String,
+    /// Name of the device when it was moved last.
+    pub name: String,
+    /// Length of the disk in sectors.
+    pub sectors: u64,
+    /// The place with the content.
+    pub current: DiskPlace,
+    /// The places that the disk has left, the oldest first.
+    pub old: Vec<DiskPlace>,
+    /// The place to which it is being moved.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub destination: Option<DiskPlace>,
+    /// The lock file of the server that moves it.
+    pub server: String,
+}
+
+impl MoveRecord {
+    /// A record of a disk that has not moved yet.
+    pub(crate) fn new(name: &str, sectors: u64, current: DiskPlace) -> MoveRecord {
+        // Unique: an earlier disk at the same place may have a record too.
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+        let id = format!("{:016x}-{since:x}", current.disk.fingerprint());
+        let (old, destination, server) = (Vec::new(), None, String::new());
+        MoveRecord { id, name: name.to_owned(), sectors, current, old, destination, server }
+    }
+
+    /// The record after the switch to the destination.
+    pub(crate) fn switched(&self) -> MoveRecord {
+        let Some(current) = self.destination.clone() else { return self.clone() };
+        let mut old = self.old.clone();
+        old.push(self.current.clone());
+        old.retain(|place| !place.is(&current));
+        MoveRecord { current, old, destination: None, ..self.clone() }
+    }
+
+    /// True if the record says nothing: the disk is where it was, and is not being moved.
+    pub(crate) fn is_needless(&self) -> bool {
+        self.old.is_empty() && self.destination.is_none()
+    }
+}
+
+impl StateFolder {
+    /// All records of moves.
+    ///
+    /// # Errors
+    /// A text, if they can't be read: then where disks are is not known.
+    pub(crate) fn moves(&self) -> Result<Vec<MoveRecord>, String> {
+        let folder = self.path.join(RECORDS);
+        let failed = |path: &Path, error: io::Error| {
+            format!("{}: which disks were moved is not known: {error}", path.display())
+        };
+        let entries = match fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) => {
+                use io::ErrorKind::{NotADirectory, NotFound};
+                let none = matches!(error.kind(), NotFound | NotADirectory);
+                return if none { Ok(Vec::new()) } else { Err(failed(&folder, error)) };
+            }
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(|error| failed(&folder, error))?.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            match read_move_record(&path) {
+                Ok(record) => found.push(record),
+                // Another server has just removed the record.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(failed(&path, error)),
+            }
+        }
+        found.sort_by(|one: &MoveRecord, other| one.id.cmp(&other.id));
+        Ok(found)
+    }
+
+    /// Writes a record of this server, or removes one that says nothing. Returns the record as it
+    /// was written. May block.
+    ///
+    /// # Errors
+    /// If it can't be written durably. What a power cut leaves is then not known.
+    pub(crate) fn put_move(&self, record: &MoveRecord) -> io::Result<MoveRecord> {
+        let record = MoveRecord { server: self.begin()?, ..record.clone() };
+        let folder = self.path.join(RECORDS);
+        let path = self.move_path(&record.id);
+        if !record.is_needless() {
+            self.create_folder(&folder)?;
+            write_durably(&folder, &[(path, serde_json::to_vec(&record)?)])?;
+            return Ok(record);
+        }
+        match fs::remove_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(record),
+            removed => removed.and_then(|()| super::sync_folder(&folder)).map(|()| record),
+        }
+    }
+
+    fn move_path(&self, id: &str) -> PathBuf {
+        self.path.join(RECORDS).join(format!("{id}.json"))
+    }
+
+    /// True if another server that runs moves the disk.
+    pub(crate) fn is_moved_elsewhere(&self, record: &MoveRecord) -> bool {
+        self.runs_elsewhere(&record.server)
+    }
+}
+
+fn read_move_record(path: &Path) -> io::Result<MoveRecord> {
+    let mut bytes = Vec::new();
+    let file = File::open(path)?;
+    let owner = file.metadata()?.uid();
+    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::other("it belongs to another user"));
+    }
+    file.take(RECORD_MAX).read_to_end(&mut bytes)?;
+    let record: MoveRecord = serde_json::from_slice(&bytes)?;
+    let is_its_own = path.file_stem().is_some_and(|stem| stem == record.id.as_str());
+    if !is_its_own {
+        return Err(io::Error::other("its name is not that of its record"));
+    }
+    Ok(record)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state_folder::stable_disk_id::FileId;
+
+    fn place(name: &str, number: u64) -> DiskPlace {
+        let disk = Some(FileId::Block { number });
+        DiskPlace { word: name.into(), disk: StableDiskId { name: name.into(), disk }, start: 0 }
+    }
+
+    #[test]
+    fn a_disk_that_moves_back_leaves_only_the_other_place() {
+        let (a, b) = (place("/a", 1), place("/b", 2));
+        let record = MoveRecord::new("disk", 8, a.clone());
+        assert!(record.is_needless());
+        let there = MoveRecord { destination: Some(b.clone()), ..record }.switched();
+        assert_eq!((&there.current, &there.old), (&b, &vec![a.clone()]));
+        let back = MoveRecord { destination: Some(a.clone()), ..there }.switched();
+        assert_eq!((back.current, back.old), (a, vec![b]));
+    }
+
+    #[test]
+    fn another_disk_under_the_name_is_noticed() {
+        let old = place("/a", 1);
+        assert_eq!(old.compare(&place("/link", 1).disk), PlaceMatch::Same);
+        assert_eq!(old.compare(&place("/a", 2).disk), PlaceMatch::Replaced);
+        assert_eq!(old.compare(&place("/b", 2).disk), PlaceMatch::Other);
+        assert_eq!(old.compare(&StableDiskId { name: "/a".into(), disk: None }), PlaceMatch::Same);
+    }
+
+    #[test]
+    fn records_survive_and_those_that_say_nothing_go() {
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = StateFolder::new(temporary.path().join("state"));
+        assert_eq!(folder.moves(), Ok(Vec::new()));
+        let record = MoveRecord::new("disk", 8, place("/a", 1));
+        let moving = MoveRecord { destination: Some(place("/b", 2)), ..record.clone() };
+        let moving = folder.put_move(&moving).unwrap();
+        let next = StateFolder::new(temporary.path().join("state"));
+        assert_eq!(next.moves(), Ok(vec![moving.clone()]));
+        assert!(next.is_moved_elsewhere(&moving) && !folder.is_moved_elsewhere(&moving));
+        drop(folder);
+        assert!(!next.is_moved_elsewhere(&moving));
+        next.put_move(&record).unwrap();
+        assert_eq!(next.moves(), Ok(Vec::new()));
+        fs::write(next.move_path("x"), "{").unwrap();
+        assert!(next.moves().is_err_and(|why| why.contains("which disks were moved is not known")));
+    }
+}

@@ -1,0 +1,175 @@
+//! Where disks are: the words of tables, compared with the records of moves.
+
+use super::move_error;
+use crate::error::VerbError;
+use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice};
+use crate::state_folder::StableDiskId;
+use crate::state_folder::moves::{DiskPlace, MoveRecord, PlaceMatch};
+use std::sync::Arc;
+use udm_core::errno::{EBUSY, EIO};
+use udm_core::{Sector, Sectors};
+use udm_dm::target::DeviceRange;
+use udm_dm::{ResolvedDevice, Table};
+use udm_wire::table::TableLine;
+use udm_wire::uri::{self, DeviceUri};
+use udm_wire::words::escape_table_word;
+
+/// The place of a range of `device`; `None` if the device ends with the server. May block.
+pub(super) fn place_of(
+    registry: &DeviceRegistry,
+    device: &ResolvedDevice,
+    start: Sector,
+) -> Option<DiskPlace> {
+    let disk = registry.disk_id(device)?;
+    Some(DiskPlace { word: registry.uri_of(device.number), disk, start: start.0 })
+}
+
+/// The disk, first sector and length of a line of one linear target. The device need not exist.
+fn linear_place(
+    registry: &DeviceRegistry,
+    lines: &[TableLine],
+    folder: &BaseDir,
+) -> Option<(StableDiskId, u64, u64)> {
+    let [TableLine { start: 0, len, kind, args, .. }] = lines else { return None };
+    let ([word, start], "linear") = (args.as_slice(), kind.as_str()) else { return None };
+    let uri = match folder.resolve(word).ok()? {
+        DeviceUri::Number { major, minor } => {
+            let number = udm_core::DevNo { major, minor };
+            uri::parse_device_uri(&registry.uri_of(number)).ok()?
+        }
+        uri => uri,
+    };
+    Some((StableDiskId::of_named_uri(&uri)?, start.parse().ok()?, *len))
+}
+
+fn records(registry: &DeviceRegistry, name: &str) -> Result<Vec<MoveRecord>, VerbError> {
+    let Some(folder) = registry.state_folder() else { return Ok(Vec::new()) };
+    folder.moves().map_err(|why| move_error(name, EIO, why))
+}
+
+/// The table over the place to which a disk was moved, if `lines` are one linear line over a place
+/// that the disk has left. The length 0 stands for the whole device. May block.
+///
+/// # Errors
+/// EBUSY if another disk has the name of the old place by now; EIO if the records can't be read.
+pub(crate) fn redirect_to_current_place(
+    registry: &DeviceRegistry,
+    name: &str,
+    lines: &[TableLine],
+    folder: &BaseDir,
+) -> Result<Option<String>, VerbError> {
+    let records = records(registry, name)?;
+    if records.is_empty() {
+        return Ok(None);
+    }
+    let Some((disk, start, len)) = linear_place(registry, lines, folder) else { return Ok(None) };
+    let found = records.iter().find_map(|record| {
+        let old =
+            record.old.iter().find(|old| old.start == start && old.compare(&disk) != PlaceMatch::Other)?;
+        Some((record, old))
+    });
+    let Some((record, old)) = found else { return Ok(None) };
+    let (was, is) = (&old.word, &record.current.word);
+    if old.compare(&disk) == PlaceMatch::Replaced {
+        let why = format!(
+            "{was} was moved to {is}, and another disk has its name now: name {is} in the table, or \"udm move forget {was}\""
+        );
+        return Err(move_error(name, EBUSY, why));
+    }
+    if len != 0 && len != record.sectors {
+        let why = format!(
+            "{was} was moved to {is} with {} sectors, and the table has {len}: name {is} in the table",
+            record.sectors
+        );
+        return Err(move_error(name, EBUSY, why));
+    }
+    tracing::warn!("{name}: {was} was moved to {is}, which is served: name {is} in the table");
+    Ok(Some(linear_table(record.sectors, &record.current)))
+}
+
+/// The table of a disk at `place`.
+pub(super) fn linear_table(sectors: u64, place: &DiskPlace) -> String {
+    format!("0 {sectors} linear {} {}", escape_table_word(&place.word), place.start)
+}
+
+/// A device other than `mapped` with a table that uses a part of `place`: the writes of that device
+/// would not reach the new place of a move.
+pub(super) fn other_user(
+    registry: &DeviceRegistry,
+    mapped: &Arc<RegisteredDevice>,
+    place: &DiskPlace,
+    len: Sectors,
+) -> Option<String> {
+    let others = registry.all().into_iter().filter(|other| !Arc::ptr_eq(other, mapped));
+    let uses = |other: &Arc<RegisteredDevice>| {
+        let tables = [other.device.live(), other.device.inactive()];
+        tables.iter().flatten().any(|table| {
+            ranges_of(table).any(|range| {
+                let disk = registry.disk_id_cached(range.device.number);
+                disk.is_some_and(|disk| overlaps(place, len.0, &disk, &range))
+            })
+        })
+    };
+    others.into_iter().find(uses).map(|other| other.device.name())
+}
+
+fn ranges_of(table: &Table) -> impl Iterator<Item = DeviceRange> {
+    table.targets().iter().flat_map(|entry| entry.target.devices())
+}
+
+/// True if a range of `disk` has sectors of `place`, which has `len` sectors.
+fn overlaps(place: &DiskPlace, len: u64, disk: &StableDiskId, range: &DeviceRange) -> bool {
+    place.compare(disk) == PlaceMatch::Same
+        && range.start.0 < place.start + len
+        && place.start < range.start.0 + range.len.0
+}
+
+/// Refuses a table over a place that a disk has left, or over one to which a disk is being moved;
+/// the mirror of that move may use it. Refuses a table of another device over the place of a disk
+/// that this server moves. May read the state folder.
+///
+/// # Errors
+/// EBUSY with the way out; EIO if the records can't be read.
+pub(crate) fn check_old_places(
+    registry: &DeviceRegistry,
+    mapped: &Arc<RegisteredDevice>,
+    name: &str,
+    table: &Table,
+) -> Result<(), VerbError> {
+    let records = records(registry, name)?;
+    if records.is_empty() {
+        return Ok(());
+    }
+    let is_mirror = table.targets().iter().any(|entry| entry.target.as_mirror().is_some());
+    for range in ranges_of(table) {
+        let Some(disk) = registry.disk_id_cached(range.device.number) else { continue };
+        for record in &records {
+            let overlaps = |place: &&DiskPlace| overlaps(place, record.sectors, &disk, &range);
+            let (is, moved) = (&record.current.word, &record.name);
+            let refuse = |why: String| Err(move_error(name, EBUSY, why));
+            match record.destination.as_ref().filter(overlaps) {
+                Some(_) if is_mirror => continue,
+                Some(to) => {
+                    let to = &to.word;
+                    return refuse(format!(
+                        "{to} is not complete: {moved} is being moved there from {is}; see \"udm move list\""
+                    ));
+                }
+                None => {}
+            }
+            if let Some(was) = record.old.iter().find(overlaps).map(|old| &old.word) {
+                return refuse(format!(
+                    "{was} has old data: {moved} was moved from there to {is}; if the old data is wanted, \"udm move forget {was}\""
+                ));
+            }
+            let is_moving = registry.moves.all().iter().any(|job| {
+                let facts = job.facts();
+                facts.record.id == record.id && !facts.state.is_over() && !job.is_of(mapped)
+            });
+            if is_moving && overlaps(&&record.current) {
+                return refuse(format!("{is} is the disk of {moved}, which is being moved"));
+            }
+        }
+    }
+    Ok(())
+}

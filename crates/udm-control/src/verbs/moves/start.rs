@@ -1,0 +1,237 @@
+//! The begin of a move, and its continuation by the next server.
+
+use super::job::{MoveJob, MoveState};
+use super::list::describe_job;
+use super::move_error;
+use super::places::{other_user, place_of};
+use crate::api;
+use crate::error::VerbError;
+use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice};
+use crate::state_folder::StateFolder;
+use crate::state_folder::moves::{DiskPlace, MoveRecord, PlaceMatch};
+use crate::verbs::change::reload_live_table;
+use crate::verbs::clone::files::NewCloneFiles;
+use crate::verbs::{CancelToken, block_on_verb};
+use std::sync::Arc;
+use udm_core::errno::{EBUSY, EINVAL, EIO, ENOSPC, EOPNOTSUPP};
+use udm_core::{Device, SECTOR_SIZE, Sector, Sectors};
+use udm_dm::{EventKind, ResolvedDevice};
+use udm_wire::words::escape_table_word;
+
+/// The least region size in bytes, and the maximum number of regions.
+const REGION_BYTES: u64 = 64 << 10;
+const REGIONS_MAX: u64 = 1 << 31;
+
+/// The disk below a device that can be moved.
+struct MovableDisk {
+    device: ResolvedDevice,
+    start: Sector,
+    len: Sectors,
+    logical_block: u32,
+}
+
+/// Begins to move the device `name` to another place. The device is served from both until the copy
+/// is complete, and then from the new one alone. A file that does not exist is made. May block.
+///
+/// # Errors
+/// ENXIO if there is no such device. EOPNOTSUPP without a state folder. EINVAL if its table is not
+/// one linear line; EBUSY if it is being moved, suspended, or has a table in its inactive slot.
+/// ENOSPC if the destination is too small, EEXIST if it has data and `force` is not set; otherwise
+/// the error of the destination. The device is as it was then.
+pub fn start_move(
+    registry: &Arc<DeviceRegistry>,
+    name: &str,
+    request: &api::StartMoveRequest,
+    folder: &BaseDir,
+    cancel_token: &CancelToken,
+) -> Result<api::MoveDescription, VerbError> {
+    let mapped = registry.find(name)?;
+    let Some(state_folder) = registry.state_folder() else {
+        let why = "the server has no state folder, so nothing would say after a crash where the disk is: start it with --state";
+        return Err(move_error(name, EOPNOTSUPP, why));
+    };
+    let _alone = registry.moves.lock_start();
+    if let Some(job) = registry.moves.of(&mapped).filter(|job| !job.facts().state.is_over()) {
+        let why = format!("it is being moved to {}: wait, or \"udm move stop {name}\"", job.facts().to);
+        return Err(move_error(name, EBUSY, why));
+    }
+    let disk = movable_disk(name, &mapped)?;
+    let current = place_of(registry, &disk.device, disk.start);
+    let current = current.ok_or_else(|| {
+        move_error(name, EOPNOTSUPP, "its content ends with the server: no record can say where it is")
+    })?;
+    if let Some(other) = other_user(registry, &mapped, &current, disk.len) {
+        let why = format!("{other} uses {} too, and would stay there: remove it first", current.word);
+        return Err(move_error(name, EBUSY, why));
+    }
+    let record = record_of(state_folder, name, &current, disk.len)?;
+    let mut files = NewCloneFiles { registry, name, folder, cancel_token, made: Vec::new() };
+    let destination = prepare_destination(&mut files, request, &disk, &record)?;
+    let moving = MoveRecord {
+        name: mapped.device.name(),
+        destination: Some(destination),
+        sectors: disk.len.0,
+        ..record.clone()
+    };
+    let moving = put(state_folder, name, &moving)?;
+    if let Err(error) = load_mirror(registry, &mapped, name, &moving, cancel_token) {
+        // The record of a move that did not begin would continue it after a restart.
+        put(state_folder, name, &record)?;
+        return Err(error);
+    }
+    files.keep();
+    let job = MoveJob::new(&mapped, moving, MoveState::Copying);
+    job.set_paused(request.paused == Some(true));
+    registry.moves.add(&job);
+    mapped.publish(EventKind::MoveStarted, &format!("it is being moved to {}", job.facts().to));
+    Ok(describe_job(&job))
+}
+
+/// Continues the move of a device that was just created, if an earlier server did not end it.
+pub(crate) fn continue_move(registry: &DeviceRegistry, mapped: &Arc<RegisteredDevice>) {
+    let Some(folder) = registry.state_folder() else { return };
+    let name = mapped.device.name();
+    // Whoever could not read the records has refused the table.
+    let Ok(records) = folder.moves() else { return };
+    if !records.iter().any(|record| record.destination.is_some()) {
+        return;
+    }
+    let Ok(disk) = movable_disk(&name, mapped) else { return };
+    let Some(place) = place_of(registry, &disk.device, disk.start) else { return };
+    let is_it = |record: &&MoveRecord| {
+        record.destination.is_some() && record.current.is(&place) && record.sectors == disk.len.0
+    };
+    let Some(record) = records.iter().find(is_it) else { return };
+    let to = record.destination.as_ref().map(|place| place.word.clone()).unwrap_or_default();
+    if folder.is_moved_elsewhere(record) {
+        tracing::warn!("{name}: another server moves it to {to}");
+        return;
+    }
+    match folder.put_move(&MoveRecord { name: name.clone(), ..record.clone() }) {
+        Ok(record) => {
+            tracing::info!("{name}: its move to {to} begins again");
+            registry.moves.add(&MoveJob::new(mapped, record, MoveState::Waiting));
+        }
+        Err(error) => tracing::warn!("{name}: its move to {to} does not continue: {error}"),
+    }
+}
+
+/// The disk below a device whose live table is one linear line.
+fn movable_disk(name: &str, mapped: &Arc<RegisteredDevice>) -> Result<MovableDisk, VerbError> {
+    let refuse = |why: String| Err(move_error(name, EINVAL, why));
+    let Some(table) = mapped.device.live() else {
+        return refuse("it has no table".into());
+    };
+    if table.is_set_read_only() {
+        return refuse("its table was loaded read-only: load it for writing first".into());
+    }
+    let [entry] = table.targets() else {
+        let why = "its table has several lines, and a move needs one linear line: at the next start, put the lines into a device of their own below it";
+        return refuse(why.into());
+    };
+    let kind = entry.target.type_name();
+    let below = entry.target.data_path().into_linear().filter(|_| kind == "linear");
+    match (below, kind) {
+        (Some((device, start)), _) => {
+            let logical_block = mapped.device.limits().logical_block;
+            Ok(MovableDisk { device, start, len: table.limits().size, logical_block })
+        }
+        (None, "snapshot-origin" | "snapshot-merge") => {
+            refuse("it has snapshots, which belong to the disk: remove or merge them first".into())
+        }
+        (None, "snapshot") => refuse("it is a snapshot, which belongs to its origin: merge it first".into()),
+        (None, "clone") => refuse("it is a clone: finish it first (\"udm clone finish\")".into()),
+        (None, kind) => refuse(format!(
+            "its table is {kind}, and a move needs one linear line: at the next start, put this table into a device of its own below it"
+        )),
+    }
+}
+
+/// The record of the disk, or a new one.
+fn record_of(
+    folder: &StateFolder,
+    name: &str,
+    current: &DiskPlace,
+    len: Sectors,
+) -> Result<MoveRecord, VerbError> {
+    let records = folder.moves().map_err(|why| move_error(name, EIO, why))?;
+    let known = records.into_iter().find(|record| record.current.is(current));
+    match known {
+        Some(record) if folder.is_moved_elsewhere(&record) && record.destination.is_some() => {
+            Err(move_error(name, EBUSY, "another server moves it"))
+        }
+        Some(record) => Ok(MoveRecord { destination: None, ..record }),
+        None => Ok(MoveRecord::new(name, len.0, current.clone())),
+    }
+}
+
+/// Makes or checks the destination.
+fn prepare_destination(
+    files: &mut NewCloneFiles<'_>,
+    request: &api::StartMoveRequest,
+    disk: &MovableDisk,
+    record: &MoveRecord,
+) -> Result<DiskPlace, VerbError> {
+    let (registry, name) = (files.registry, files.name);
+    let uri = files.folder.resolve(&request.destination);
+    let uri = uri.map_err(|error| move_error(name, error.errno, error.reason))?;
+    let is_made = files.make(&uri, disk.len)?;
+    let device = files.open(&uri)?;
+    let place = place_of(registry, &device, Sector(0))
+        .ok_or_else(|| move_error(name, EOPNOTSUPP, format!("{uri}: its content ends with the server")))?;
+    if place.compare(&record.current.disk) == PlaceMatch::Same {
+        return Err(move_error(name, EINVAL, format!("it is on {uri} already")));
+    }
+    let limits = device.device.limits();
+    if limits.read_only {
+        return Err(move_error(name, EINVAL, format!("{uri} is read-only")));
+    }
+    if limits.size < disk.len {
+        let (has, needs) = (limits.size.bytes(), disk.len.bytes());
+        return Err(move_error(name, ENOSPC, format!("{uri} has {has} bytes, and the disk {needs}")));
+    }
+    if limits.logical_block > disk.logical_block {
+        let why = format!(
+            "{uri} has blocks of {} bytes, and the disk {}: its clients would have to know",
+            limits.logical_block, disk.logical_block
+        );
+        return Err(move_error(name, EINVAL, why));
+    }
+    let was_there = record.old.iter().any(|old| old.is(&place));
+    if !is_made && !was_there && request.force != Some(true) {
+        let refused = files.check_zeroes(&uri);
+        refused.map_err(|error| match error.error.errno.abs() {
+            udm_core::errno::EEXIST => {
+                let why = format!("{uri} has data, and is not overwritten without --force");
+                move_error(name, udm_core::errno::EEXIST, why)
+            }
+            _ => error,
+        })?;
+    }
+    Ok(place)
+}
+
+/// Writes the record durably.
+pub(super) fn put(folder: &StateFolder, name: &str, record: &MoveRecord) -> Result<MoveRecord, VerbError> {
+    let failed = |error| move_error(name, EIO, format!("the record of the move cannot be written: {error}"));
+    folder.put_move(record).map_err(failed)
+}
+
+/// Replaces the live table by a mirror of both places. May block.
+pub(super) fn load_mirror(
+    registry: &DeviceRegistry,
+    mapped: &Arc<RegisteredDevice>,
+    name: &str,
+    record: &MoveRecord,
+    cancel_token: &CancelToken,
+) -> Result<(), VerbError> {
+    let len = Sectors(record.sectors);
+    let least = (REGION_BYTES / SECTOR_SIZE).max(len.0.div_ceil(REGIONS_MAX).next_power_of_two());
+    let leg = |place: &DiskPlace| format!("{} {}", escape_table_word(&place.word), place.start);
+    let legs: Vec<String> =
+        [Some(&record.current), record.destination.as_ref()].into_iter().flatten().map(leg).collect();
+    let table = format!("0 {len} mirror core 1 {least} 2 {} 1 handle_errors", legs.join(" "));
+    let folder = BaseDir::none();
+    let reload = reload_live_table(registry, mapped, name, &table, &folder, cancel_token);
+    block_on_verb(reload).map(drop).map_err(|error| error.at(None))
+}

@@ -1,0 +1,146 @@
+//! The state of a mirror that its cores share.
+
+use super::args::{MirrorLeg, MirrorTableArgs};
+use super::write_locks::WriteLocks;
+use crate::clone::args::DiskIdentity;
+use crate::clone::engine::{DESTINATION, HydrationEngine};
+use crate::clone::regions::RegionMap;
+use crate::clone::state::CloneState;
+use crate::snapshot::raw_device;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use udm_core::errno::EBUSY;
+use udm_core::{Cx, Device, DeviceControlError, Lane, Sectors, Status};
+use udm_dm::TargetError;
+use udm_dm::target::MirrorPhase;
+
+/// Values of the phase.
+const MIRRORING: u8 = 0;
+const SWITCHING: u8 = 1;
+const DEGRADED: u8 = 2;
+
+/// The shared state of a mirror.
+pub(super) struct MirrorState {
+    /// The source and the destination.
+    pub legs: [MirrorLeg; 2],
+    /// The regions and their copies.
+    pub copies: Arc<CloneState>,
+    /// The order of writes of one place.
+    pub locks: WriteLocks,
+    /// A mirror begins with `MIRRORING`. It is either degraded, for ever, or it is switched: a
+    /// single value decides, so a write that was acknowledged without the destination and a switch
+    /// exclude each other.
+    phase: AtomicU8,
+    /// The status with which the destination failed.
+    failure: Mutex<Option<Status>>,
+}
+
+impl MirrorState {
+    /// A mirror of these devices. `len` is the length of the target.
+    pub(super) fn new(line: &MirrorTableArgs, len: Sectors) -> MirrorState {
+        let map = RegionMap::new(len, line.region);
+        if line.nosync {
+            map.set_all();
+        }
+        let [source, destination] = &line.legs;
+        let copies = CloneState::without_metadata(
+            DiskIdentity::of(&destination.device),
+            DiskIdentity::of(&source.device),
+            map,
+        );
+        MirrorState {
+            legs: line.legs.clone(),
+            copies: Arc::new(copies),
+            locks: WriteLocks::new(),
+            phase: AtomicU8::new(MIRRORING),
+            failure: Mutex::default(),
+        }
+    }
+
+    /// The devices from their first sector of the mirror on.
+    pub(super) fn raw(&self) -> Vec<Arc<dyn Device>> {
+        self.legs.iter().map(|leg| raw_device::raw_device(&leg.device, leg.start)).collect()
+    }
+
+    /// Opens a lane of each device.
+    ///
+    /// # Errors
+    /// If one cannot be opened on this core.
+    pub(super) fn open(&self, cx: &mut Cx<'_>) -> Result<Vec<Box<dyn Lane>>, DeviceControlError> {
+        self.legs.iter().map(|leg| raw_device::open_lane_at(&leg.device, leg.start, cx)).collect()
+    }
+
+    /// An engine over these devices.
+    pub(super) fn engine(&self) -> HydrationEngine {
+        let [source, destination] = self.legs.each_ref().map(|leg| leg.device.device.limits());
+        HydrationEngine::new(Arc::clone(&self.copies), &source, &destination).keep_holes(&destination)
+    }
+
+    /// True if nothing is sent to the destination any more.
+    #[inline(always)]
+    pub(super) fn is_degraded(&self) -> bool {
+        self.phase.load(Ordering::SeqCst) == DEGRADED
+    }
+
+    /// True if a write needs both devices.
+    pub(super) fn is_switching(&self) -> bool {
+        self.phase.load(Ordering::SeqCst) == SWITCHING
+    }
+
+    /// The phase, for people.
+    pub(super) fn phase(&self) -> MirrorPhase {
+        match self.phase.load(Ordering::SeqCst) {
+            SWITCHING => MirrorPhase::Switching,
+            DEGRADED => MirrorPhase::Degraded,
+            _ if self.copies.map.is_complete() => MirrorPhase::InSync,
+            _ => MirrorPhase::Copying,
+        }
+    }
+
+    /// The destination failed a request of copied data. Returns true if the mirror is degraded now,
+    /// so the request has succeeded all the same; false during a switch.
+    pub(super) fn fail_destination(&self, status: Status) -> bool {
+        let degraded =
+            self.phase.compare_exchange(MIRRORING, DEGRADED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        // Before the status of the request: who takes a switch back later sees it.
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
+        if degraded {
+            self.copies.stop_copies();
+            let name = self.copies.name();
+            let destination = &self.legs[DESTINATION].device.name;
+            tracing::warn!("{name}: {destination} failed ({}): writes go to the source alone", status.text());
+            self.copies.event();
+        }
+        degraded || self.is_degraded()
+    }
+
+    /// The status with which the destination failed.
+    pub(super) fn failure(&self) -> Option<Status> {
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on a write needs both devices.
+    ///
+    /// # Errors
+    /// EBUSY if regions are left, or if the mirror is degraded.
+    pub(super) fn begin_switch(&self) -> Result<(), TargetError> {
+        if !self.copies.map.is_complete() {
+            return Err(TargetError::errno(EBUSY).because("not all regions are copied"));
+        }
+        match self.phase.compare_exchange(MIRRORING, SWITCHING, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) | Err(SWITCHING) => Ok(()),
+            Err(_) => Err(TargetError::errno(EBUSY).because("the destination has failed")),
+        }
+    }
+
+    /// Takes [`MirrorState::begin_switch`] back: the source stays. If a write failed on the
+    /// destination meanwhile, the devices may differ there, so the mirror is degraded.
+    pub(super) fn cancel_switch(&self) {
+        let _ = self.phase.compare_exchange(SWITCHING, MIRRORING, Ordering::SeqCst, Ordering::SeqCst);
+        // A failure is set before its request learns the phase, so none is missed.
+        if self.failure().is_some() {
+            self.phase.store(DEGRADED, Ordering::SeqCst);
+            self.copies.stop_copies();
+        }
+    }
+}
