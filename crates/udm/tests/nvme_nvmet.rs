@@ -110,5 +110,8 @@ fn a_real_target_keeps_the_data() {
     machine.wait().unwrap();
     eprintln!("{runs} runs of fio\n{log}");
     assert!(runs > 1 && log.matches("connected again").count() >= ROUNDS * 2, "{log}");
-    until("the end of the paths", || server.log().contains("0 of 2 paths left").then_some(()));
+    until("the end of the paths", || {
+        let status = server.says(&["status", "m"]);
+        (status.matches(" F ").count() == 2).then_some(())
+    });
 }

@@ -320,7 +320,9 @@ impl RemoteNamespace {
             AssociationState::Live(live) if Some(live.number) != number
         );
         if !is_other {
-            self.set_state(AssociationState::Connecting);
+            // At the end of the program lanes may still have requests, and nobody connects again.
+            let has_lanes = self.has_lanes();
+            self.set_state(if has_lanes { AssociationState::Down } else { AssociationState::Connecting });
         }
     }
 
