@@ -4,7 +4,8 @@
 //! a line has a device, the table that creates it, and the counts when the line was written. The
 //! test fails if a count is noticeably higher now. To add a line, write it with zeroes and copy the
 //! counts from the output. The end of a line's name gives the workload: reads, `: writes` to places
-//! that were written before, or `: first writes`, each to a chunk that was never written.
+//! that were written before, `: reads` of such places, or `: first writes`, each to a chunk that
+//! was never written.
 //!
 //! As a test, the program runs itself under valgrind's callgrind, which counts. There it sends
 //! requests through the lanes of each device. Only an optimised build gives useful counts (`cargo
@@ -149,6 +150,7 @@ fn compare(list: &Baseline, counted: &[f64]) -> ExitCode {
 #[derive(Clone, Copy, PartialEq)]
 enum Workload {
     Reads,
+    ReadsOfWritten,
     Writes,
     FirstWrites,
 }
@@ -157,6 +159,7 @@ impl BaselineRow {
     fn load(&self) -> Workload {
         match self.name.rsplit_once(": ").map(|(_, load)| load) {
             None => Workload::Reads,
+            Some("reads") => Workload::ReadsOfWritten,
             Some("writes") => Workload::Writes,
             Some("first writes") => Workload::FirstWrites,
             Some(other) => panic!("{}: {other}?", self.name),
@@ -213,18 +216,20 @@ fn measure(row: &BaselineRow) {
     let mut lane = world.open(0, &*device).expect("the lane opens");
     let load = row.load();
     let places = if load == Workload::Reads { device.limits().size.0 / REQUEST } else { PLACES };
+    let is_read = matches!(load, Workload::Reads | Workload::ReadsOfWritten);
     let mut aim = OffsetGenerator { load, places, chance: 1, once: 0 };
     let batch = |depth| -> Batch {
         let bio = |_| {
             let mut bio = Bio::read(Sector(0), Sectors(REQUEST), Default::default());
-            bio.op = if load == Workload::Reads { Op::Read } else { Op::Write };
+            bio.op = if is_read { Op::Read } else { Op::Write };
             bio.start();
             bio
         };
         (0..depth).map(bio).collect()
     };
-    if load == Workload::Writes {
+    if matches!(load, Workload::Writes | Workload::ReadsOfWritten) {
         let mut batch = batch(PLACES as usize);
+        batch.iter_mut().for_each(|bio| bio.op = Op::Write);
         aim.at_new(&mut batch);
         let (mut done, mut cx) = (Batch::new(), world.state(0).cx(Nanos(1)));
         lane.submit(&mut batch, &mut cx);
@@ -250,7 +255,7 @@ fn measured(core: &mut CoreLaneState, lane: &mut dyn Lane, batch: &mut Batch, to
         let mut cx = core.cx(Nanos(turn as u64));
         match aim.load {
             Workload::FirstWrites => aim.at_new(batch),
-            Workload::Reads | Workload::Writes => aim.at(batch),
+            Workload::Reads | Workload::ReadsOfWritten | Workload::Writes => aim.at(batch),
         }
         lane.submit(batch, &mut cx);
         lane.poll(&mut done, &mut cx);

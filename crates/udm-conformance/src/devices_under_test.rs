@@ -270,6 +270,10 @@ pub const DEVICES_UNDER_TEST: &[DeviceUnderTest] = &[
     define_table_device("mirror_no_fua", &[("s", "0 4089 mirror core 2 16 sync 2 /d0 0 /n0 7")]),
     define_table_device("mirror_plain", &[("s", "0 4096 mirror core 1 8 2 /k0 8 /p0 0 1 handle_errors")]),
     define_table_device("mirror_in_sync", &[("s", "0 4096 mirror core 2 64 nosync 2 /c0 0 /c1 0")]),
+    define_table_device(
+        "clone_profile",
+        &[("s", "0 4096 clone /c1 /c0 /d0 8 0 4 hydration_threshold 64 hydrate_first 3,100-200,9")],
+    ),
     define_table_device("zero", &[("s", "0 4096 zero")]).fresh(InitialContent::AlwaysZeroes),
     define_table_device("stacked", &[("low", "0 4200 linear /c0 24"), ("s", "0 4096 striped 1 16 @low 8")]),
     define_table_device(

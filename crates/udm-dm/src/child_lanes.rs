@@ -15,17 +15,18 @@ const IDLE_EVERY: u32 = 64;
 /// A set of children is one word of marks. Child `n` has bit `n` % [`MARKS`].
 const MARKS: usize = u64::BITS as usize;
 
-struct ChildLane {
-    lane: Box<dyn Lane>,
+struct ChildLane<L: Lane + ?Sized> {
+    lane: Box<L>,
     /// The batch for the next `submit` of this child; empty outside of a `submit`.
     out: Batch,
     /// Number of bios that were submitted to the lane and have not come back.
     in_flight: usize,
 }
 
-/// The children of a lane, with the number of bios in flight on each.
-pub struct ChildLanes {
-    children: Vec<ChildLane>,
+/// The children of a lane, with the number of bios in flight on each. A lane whose children are of
+/// one type names it as `L`, and its calls need no table of functions.
+pub struct ChildLanes<L: Lane + ?Sized = dyn Lane> {
+    children: Vec<ChildLane<L>>,
     /// Marks the children whose `out` batch is not empty.
     given: u64,
     /// Marks the children that have bios in flight.
@@ -37,16 +38,16 @@ pub struct ChildLanes {
 }
 
 /// A batch whose bios are being distributed to children: see [`ChildLanes::deal`].
-pub struct ChildLaneDispatcher<'a> {
+pub struct ChildLaneDispatcher<'a, L: Lane + ?Sized = dyn Lane> {
     bios: std::vec::Drain<'a, Box<Bio>>,
-    children: &'a mut [ChildLane],
+    children: &'a mut [ChildLane<L>],
     given: &'a mut u64,
 }
 
 /// The index for "no child".
 const NO_CHILD: usize = usize::MAX;
 
-impl ChildLaneDispatcher<'_> {
+impl<L: Lane + ?Sized> ChildLaneDispatcher<'_, L> {
     /// Appends each bio to the batch of the child that `place` returns. Stops at the first bio for
     /// which `place` returns `None`, and returns this bio.
     #[inline(always)]
@@ -147,8 +148,19 @@ pub struct ChildPollCursor {
 }
 
 impl ChildLanes {
+    /// Calls `begin` of all children.
+    pub fn begin(&mut self, cx: &mut Cx<'_>) {
+        for child in &mut self.children {
+            if let Some(lane) = child.lane.begin(cx) {
+                child.lane = lane;
+            }
+        }
+    }
+}
+
+impl<L: Lane + ?Sized> ChildLanes<L> {
     /// Creates the children. Nothing is in flight on any of `lanes`.
-    pub fn new(lanes: impl IntoIterator<Item = Box<dyn Lane>>) -> ChildLanes {
+    pub fn new(lanes: impl IntoIterator<Item = Box<L>>) -> ChildLanes<L> {
         let child = |lane| ChildLane { lane, out: Batch::new(), in_flight: 0 };
         let children: Vec<_> = lanes.into_iter().map(child).collect();
         ChildLanes {
@@ -170,7 +182,7 @@ impl ChildLanes {
     /// Starts to distribute `batch` to the children. The caller must call [`ChildLanes::send`]
     /// next.
     #[inline(always)]
-    pub fn deal<'a>(&'a mut self, batch: &'a mut Batch) -> ChildLaneDispatcher<'a> {
+    pub fn deal<'a>(&'a mut self, batch: &'a mut Batch) -> ChildLaneDispatcher<'a, L> {
         ChildLaneDispatcher { bios: batch.drain(..), children: &mut self.children, given: &mut self.given }
     }
 
@@ -213,10 +225,16 @@ impl ChildLanes {
     /// single bio.
     #[inline(always)]
     pub fn submit(&mut self, index: usize, batch: &mut Batch, cx: &mut Cx<'_>) {
+        self.submit_by(index, batch, |lane, batch| lane.submit(batch, cx));
+    }
+
+    /// As [`ChildLanes::submit`], with another function of the lane, which takes the whole batch.
+    #[inline(always)]
+    pub fn submit_by(&mut self, index: usize, batch: &mut Batch, submit: impl FnOnce(&mut L, &mut Batch)) {
         let child = &mut self.children[index];
         self.busy |= child_lane_bit(index);
         child.in_flight += batch.len();
-        child.lane.submit(batch, cx);
+        submit(&mut child.lane, batch);
     }
 
     /// Submits all of `batch` to the only child. It does not mark the child busy, because
@@ -428,18 +446,9 @@ impl ChildLanes {
         from
     }
 
-    /// Calls `begin` of all children.
-    pub fn begin(&mut self, cx: &mut Cx<'_>) {
-        for child in &mut self.children {
-            if let Some(lane) = child.lane.begin(cx) {
-                child.lane = lane;
-            }
-        }
-    }
-
     /// Closes child `index` while nothing is in flight. The indexes of later children decrease by
     /// one.
-    pub fn remove(&mut self, index: usize) -> Box<dyn Lane> {
+    pub fn remove(&mut self, index: usize) -> Box<L> {
         debug_assert!(self.is_empty());
         self.all = first_child_lanes_mask(self.children.len() - 1);
         self.children.remove(index).lane

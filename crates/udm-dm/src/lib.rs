@@ -60,7 +60,7 @@ pub use mapped::{
     DeviceInfo, DeviceNameReader, DeviceSetTransition, DeviceTransition, IndexedDeviceError, MappedDevice,
     QueueFactory, TransitionWakeFn, device_stack_contains,
 };
-pub use table::{Table, TableEntry};
+pub use table::{Table, TableEntry, WholeDeviceLane};
 pub use target::{
     ChangeTracker, CloneHydrationState, CloneReport, CloneTargetQueries, DeviceNameResolver, DmQueueMode,
     MirrorFailure, MirrorLegReport, MirrorPhase, MirrorReport, MirrorTargetQueries, MultipathTarget,

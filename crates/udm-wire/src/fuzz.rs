@@ -9,6 +9,7 @@
 //! * the result depends on how the bytes are cut into pieces
 //! * an error has more than one line
 
+mod boot_profile;
 mod clone_metadata;
 mod extended_headers;
 mod nvme_host;
@@ -18,6 +19,7 @@ mod qcow2_image;
 pub use nvme_host::fuzz_nvme_host_pdu;
 pub use nvme_pdu::fuzz_nvme_pdu;
 
+pub use boot_profile::fuzz_boot_profile;
 pub use clone_metadata::fuzz_clone_metadata;
 
 use crate::{cow, log_writes, multipath_conf, nbd, size, table, udm_conf, uri, vhost_user, words};

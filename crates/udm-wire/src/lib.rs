@@ -1,6 +1,6 @@
 //! Parsers and printers: table lines, sizes, limits of rates, URIs, the protocols NBD, NVMe/TCP,
-//! vhost-user, ublk and virtio, snapshot stores, metadata of clones, qcow2 images, configuration
-//! files.
+//! vhost-user, ublk and virtio, snapshot stores, metadata of clones, boot profiles, qcow2 images,
+//! configuration files.
 //!
 //! Contract: everything here is a pure function of its input. There is no I/O, no clock, no thread
 //! and no `unsafe`. All input counts as hostile. Each parser bounds the memory that it uses,
@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod boot_profile;
 mod bytes;
 pub mod clone_metadata;
 pub mod cow;

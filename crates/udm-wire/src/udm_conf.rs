@@ -34,8 +34,17 @@ const ALLOWED_NAME_MAX: usize = 512;
 const DESCRIPTION_MAX: usize = crate::nbd::STRING_MAX;
 
 /// The keys of a device.
-pub const DEVICE_KEYS: [&str; 8] =
-    ["table", "table-file", "uuid", "readonly", "description", "allow", "throttle", "throttle-group"];
+pub const DEVICE_KEYS: [&str; 9] = [
+    "table",
+    "table-file",
+    "uuid",
+    "readonly",
+    "description",
+    "allow",
+    "throttle",
+    "throttle-group",
+    "hydrate-first",
+];
 
 /// A parsed file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -110,6 +119,8 @@ pub struct DeviceConf {
     pub allow: Option<Vec<String>>,
     /// Its limits of requests and bytes per second.
     pub throttle: Option<DeviceThrottleConf>,
+    /// The file with the boot profile of its clone.
+    pub hydrate_first: Option<PathBuf>,
     /// Position of the name in the file, in bytes.
     pub at: Range<usize>,
 }
@@ -304,7 +315,7 @@ fn parse_device_section(
         return Err(fault(format!("expected a table: [devices.{name}]"), key.span()));
     };
     let (mut found, mut uuid, mut read_only, mut allow, mut throttle) = (None, None, false, None, None);
-    let mut description = String::new();
+    let (mut description, mut hydrate_first) = (String::new(), None);
     for (key, value) in sort_toml_entries_by_position(table) {
         let word = key.get_ref().as_ref();
         let text = || {
@@ -364,6 +375,10 @@ fn parse_device_section(
             "throttle-group" => {
                 throttle = Some(DeviceThrottleConf::Group(text()?.to_owned(), value.span()));
             }
+            "hydrate-first" => match text()? {
+                "" => return Err(fault("hydrate-first: empty".into(), value.span())),
+                file => hydrate_first = Some(file.into()),
+            },
             other => {
                 let why = format!("{other}: unknown: there are {}", DEVICE_KEYS.join(", "));
                 return Err(fault(why, key.span()));
@@ -372,7 +387,7 @@ fn parse_device_section(
     }
     let table = found.ok_or_else(|| fault("table, or table-file, is missing".into(), key.span()))?;
     let (name, at) = (name.to_owned(), key.span());
-    Ok(DeviceConf { name, table, uuid, read_only, description, allow, throttle, at })
+    Ok(DeviceConf { name, table, uuid, read_only, description, allow, throttle, hydrate_first, at })
 }
 
 fn parse_throttle_group(

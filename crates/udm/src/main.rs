@@ -1,7 +1,8 @@
 //! `udm`: the device mapper as an ordinary program. See `udm --help`.
 //!
 //! * `cli`: the command line. `args`, `table_arg`: arguments that verbs share.
-//!   `requests`: requests that they share.
+//!   `requests`: requests that they share. `boot_profile`: profiles in files. `progress`: bars of
+//!   commands that wait.
 //! * `verbs`, `snapshot`, `multipath`: commands that talk to a running server.
 //! * `serve`, `config`, `log`: the server. `top`, `web`: displays of a running server.
 //! * `dmsetup`, `columns`, `concise`: dmsetup's command line and output. `vhost_user_blk`: the
@@ -11,6 +12,7 @@
 
 mod args;
 mod bench;
+mod boot_profile;
 mod cli;
 mod columns;
 mod concise;
@@ -25,6 +27,7 @@ mod log_writes;
 mod multipath;
 mod output;
 mod private_dir;
+mod progress;
 mod requests;
 mod serve;
 mod snapshot;

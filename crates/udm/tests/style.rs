@@ -124,7 +124,7 @@ const STANDARD_ERROR: &[&str] = &[
     "crates/udm/src/bench/progress.rs",
     "crates/udm/src/cow/compact.rs",
     "crates/udm/src/log_writes/check.rs",
-    "crates/udm/src/snapshot/progress.rs",
+    "crates/udm/src/progress.rs",
     // Separate programs and tests.
     "crates/udm-sim/src/",
     "crates/udm-backends/src/file/tests.rs",

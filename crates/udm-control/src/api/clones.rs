@@ -25,6 +25,9 @@ pub struct CreateCloneRequest {
     /// True: regions are hydrated only by writes until the hydration is started.
     #[serde(default)]
     pub paused: Option<bool>,
+    /// The text of a boot profile: its regions are hydrated before the others.
+    #[serde(default)]
+    pub hydrate_first: Option<String>,
     /// Folder that relative paths are based on; absolute. Without it relative paths are refused.
     #[serde(default)]
     pub folder: Option<String>,
@@ -56,6 +59,20 @@ pub struct CloneDescription {
     pub hydrated_bytes: u64,
     /// Number of regions that are being copied now.
     pub hydrating_regions: u64,
+    /// Number of reads of the source that failed a copy. It is tried again.
+    pub source_errors: u64,
+    /// Number of writes to the destination that failed a copy.
+    pub destination_errors: u64,
+}
+
+/// The regions of a clone that its clients read while they were not hydrated.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CloneBootProfile {
+    /// The profile as text: a line with first byte and length per range, in the order of the first
+    /// reads since the server loaded the clone.
+    pub profile: String,
+    /// Number of ranges.
+    pub ranges: u64,
 }
 
 /// The clones of a server.

@@ -1,5 +1,6 @@
 //! Counters of the control socket: totals, for monitoring programs.
 
+use super::clones::CloneDescription;
 use super::devices::DeviceDescription;
 use super::nvme::NvmeConnectionStats;
 use super::paths::MultipathPathReport;
@@ -71,6 +72,9 @@ pub struct DeviceStats {
     pub paths: Vec<MultipathPathReport>,
     /// The snapshot in this device, or the one that is merged into it.
     pub snapshot: Option<SnapshotDescription>,
+    /// The clone in this device.
+    #[serde(default)]
+    pub clone: Option<CloneDescription>,
 }
 
 /// Counters of one operation.

@@ -5,7 +5,7 @@
 //! path or a method stands here and nowhere else.
 #![expect(missing_docs, reason = "each verb has a summary")]
 
-use super::clones::{CloneDescription, CloneList, CreateCloneRequest};
+use super::clones::{CloneBootProfile, CloneDescription, CloneList, CreateCloneRequest};
 use super::config::{ReconfigureQuery, ReconfigureReport};
 use super::devices::{
     CreateDeviceRequest, CreateMultipathRequest, DeviceDescription, DeviceList, RemoveDeviceQuery,
@@ -279,6 +279,11 @@ pub const CREATE_CLONE: ApiVerbEndpoint<(), CreateCloneRequest, CloneDescription
 );
 pub const GET_CLONE: ApiVerbEndpoint<(), (), CloneDescription> =
     ApiVerbEndpoint::get("/v1/clones/{name}", "getClone", "One clone");
+pub const GET_CLONE_PROFILE: ApiVerbEndpoint<(), (), CloneBootProfile> = ApiVerbEndpoint::get(
+    "/v1/clones/{name}/profile",
+    "getCloneProfile",
+    "The regions of a clone in the order in which its clients first read them, as a boot profile",
+);
 pub const FINISH_CLONE: ApiVerbEndpoint<(), (), ()> = ApiVerbEndpoint::post(
     "/v1/clones/{name}/finish",
     "finishClone",

@@ -1,15 +1,22 @@
 //! The handlers of the clone routes.
 
-use super::concurrency::AppState;
+use super::concurrency::{AppState, ConcurrencyLimits};
 use super::error::{DeviceNameExtractor, JsonBody};
 use super::handlers::{JsonResult, StatusCodeResult, VerbCancelGuard, base_dir};
 use crate::api;
 use crate::registry::DeviceRegistry;
-use crate::verbs::clone;
+use crate::verbs::{CancelToken, clone};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use std::collections::HashSet;
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
+use udm_dm::CloneHydrationState;
+
+/// Interval at which a server looks for clones that can be finished.
+const FINISH_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) async fn handle_list_clones(State(registry): State<Arc<DeviceRegistry>>) -> Json<api::CloneList> {
     Json(api::CloneList { clones: clone::list_clones(&registry) })
@@ -20,6 +27,13 @@ pub(super) async fn handle_get_clone(
     DeviceNameExtractor(name): DeviceNameExtractor,
 ) -> JsonResult<api::CloneDescription> {
     Ok(Json(clone::describe_clone_by_name(&registry, &name)?))
+}
+
+pub(super) async fn handle_get_clone_profile(
+    State(registry): State<Arc<DeviceRegistry>>,
+    DeviceNameExtractor(name): DeviceNameExtractor,
+) -> JsonResult<api::CloneBootProfile> {
+    Ok(Json(clone::clone_boot_profile(&registry, &name)?))
 }
 
 pub(super) async fn handle_create_clone(
@@ -42,4 +56,37 @@ pub(super) async fn handle_finish_clone(
     let (cancel_token, device) = (guard.0.clone(), name.clone());
     limits.loads.run(&name, move || clone::finish_clone(&registry, &device, &cancel_token)).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Finishes each clone of `registry` when all of its source is in the destination. A clone that
+/// cannot be finished now is tried again, with one line in the log. Never returns.
+pub(super) async fn finish_hydrated_clones(
+    registry: &Arc<DeviceRegistry>,
+    limits: &Arc<ConcurrencyLimits>,
+) -> Infallible {
+    let mut warned: HashSet<String> = HashSet::new();
+    loop {
+        let mut complete = clone::list_clones(registry);
+        complete.retain(|one| one.state == CloneHydrationState::Done.text());
+        warned.retain(|name| complete.iter().any(|one| one.name == *name));
+        for one in complete {
+            let (of, name) = (Arc::clone(registry), one.name.clone());
+            let finish = move || clone::finish_clone(&of, &name, &CancelToken::default());
+            match limits.loads.run(&one.name, finish).await {
+                Ok(()) => {
+                    let api::CloneDescription { name, destination, source, metadata, .. } = one;
+                    // The operator must know, because no command has changed this table.
+                    tracing::warn!(
+                        "{name}: the clone is finished: it is linear over {destination}, and {source} and {metadata} are not used any more"
+                    );
+                }
+                Err(refusal) => {
+                    if warned.insert(one.name) {
+                        tracing::warn!("the clone cannot be finished yet: {}", refusal.story());
+                    }
+                }
+            }
+        }
+        tokio::time::sleep(FINISH_INTERVAL).await;
+    }
 }

@@ -58,6 +58,11 @@ pub async fn drive_moves(registry: &Arc<DeviceRegistry>) -> Infallible {
     moves::spawn_move_drivers(registry, &concurrency::ConcurrencyLimits::new()).await
 }
 
+/// Finishes clones that are completely hydrated (`udm serve --clone-finish`). Never returns.
+pub async fn finish_hydrated_clones(registry: &Arc<DeviceRegistry>) -> Infallible {
+    clones::finish_hydrated_clones(registry, &concurrency::ConcurrencyLimits::new()).await
+}
+
 /// The router of all routes.
 pub fn router(registry: Arc<DeviceRegistry>) -> Router {
     let mut router = Router::new();

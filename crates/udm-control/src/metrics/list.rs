@@ -75,4 +75,12 @@ metrics! {
     SNAPSHOT_USED = GAUGE "udm_snapshot_used_bytes": "Space in use in the store, metadata included";
     SNAPSHOT_METADATA = GAUGE "udm_snapshot_metadata_bytes": "Space in use in the store for metadata";
     SNAPSHOT_STORE = GAUGE "udm_snapshot_store_bytes": "The size of the store";
+    CLONE_WRITABLE = GAUGE "udm_clone_metadata_writable": "0 if the metadata of the clone has failed";
+    CLONE_ACTIVE = GAUGE "udm_clone_hydrating": "1 while the clone is copied in the background";
+    CLONE_SIZE = GAUGE "udm_clone_bytes": "The size of the clone";
+    CLONE_HYDRATED = GAUGE "udm_clone_hydrated_bytes": "Bytes of the clone that are in its destination";
+    CLONE_SOURCE_ERRORS = COUNTER "udm_clone_source_errors_total":
+        "Reads of the source that failed a copy, which is tried again";
+    CLONE_DESTINATION_ERRORS = COUNTER "udm_clone_destination_errors_total":
+        "Writes to the destination that failed a copy";
 }

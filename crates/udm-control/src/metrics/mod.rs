@@ -75,6 +75,15 @@ fn add_device_metrics(stats: &api::DeviceStats, all: &mut MetricFamilies) {
         all.add(&m::SNAPSHOT_METADATA, &[name], snapshot.metadata_bytes as f64);
         all.add(&m::SNAPSHOT_STORE, &[name], snapshot.total_bytes as f64);
     }
+    if let Some(clone) = &stats.clone {
+        let has_failed = matches!(clone.state.as_str(), "ro" | "Fail");
+        all.add(&m::CLONE_WRITABLE, &[name], f64::from(!has_failed));
+        all.add(&m::CLONE_ACTIVE, &[name], f64::from(clone.state == "hydrating"));
+        all.add(&m::CLONE_SIZE, &[name], clone.size_bytes as f64);
+        all.add(&m::CLONE_HYDRATED, &[name], clone.hydrated_bytes as f64);
+        all.add(&m::CLONE_SOURCE_ERRORS, &[name], clone.source_errors as f64);
+        all.add(&m::CLONE_DESTINATION_ERRORS, &[name], clone.destination_errors as f64);
+    }
 }
 
 fn add_operation_metrics(labels: MetricLabels<'_>, served: &api::OperationStats, all: &mut MetricFamilies) {

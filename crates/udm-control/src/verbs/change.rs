@@ -4,9 +4,7 @@
 //! take long: neither a core nor the control thread waits for it. The verb waits, so the files are
 //! closed when the verb returns.
 
-use super::begin_transition::{
-    LoadedTable, begin_removal_transition, begin_resume_if_still_loaded, begin_resume_transition,
-};
+use super::begin_transition::{begin_removal_transition, begin_resume_transition};
 use super::cancel::{CancelToken, CancellableVerbKind};
 use super::device_locks::{DeviceChangeLocks, TRIES_MAX};
 use super::moves::continue_move;
@@ -21,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::{Notify, oneshot};
 use udm_core::Device;
-use udm_core::errno::{EBUSY, EINTR, ENXIO};
+use udm_core::errno::{EBUSY, EINTR};
 use udm_dm::{
     DeviceSetTransition, EventKind, IndexedDeviceError, MappedDevice, Table, TargetError, TransitionWakeFn,
 };
@@ -252,57 +250,6 @@ pub(crate) async fn resume_devices(
         begin_resume_transition,
     )
     .await
-}
-
-/// Loads a table into an active device whose inactive slot is empty, and makes it live: both or
-/// neither. If another verb suspends the device or changes the slot meanwhile, the reload fails.
-/// Returns the live table.
-pub(crate) async fn reload_live_table(
-    registry: &DeviceRegistry,
-    mapped: &Arc<RegisteredDevice>,
-    name: &str,
-    text: &str,
-    folder: &BaseDir,
-    cancel_token: &CancelToken,
-) -> Result<Arc<Table>, VerbError> {
-    let is_free = || {
-        let info = mapped.device.info();
-        if !registry.is_active(mapped) {
-            return Err(TargetError::errno(ENXIO).because("it has been removed meanwhile"));
-        }
-        if info.suspended {
-            return Err(busy_error("it is suspended: resume it first"));
-        }
-        if info.inactive {
-            return Err(busy_error("a table waits in its inactive slot: resume or clear it first"));
-        }
-        Ok(())
-    };
-    is_free().map_err(|e| VerbError::new(name, e))?;
-    let loaded = tables::load_if(registry, mapped, name, text, folder, cancel_token, |_| is_free())?;
-    let one = [(name.to_owned(), Arc::clone(mapped))];
-    let ours = [LoadedTable { place: 0, mapped, table: &loaded }];
-    let done = run_change_with_device_locks(
-        registry,
-        &one,
-        CancellableVerbKind::Resume,
-        cancel_token,
-        |devices, turns, wake| {
-            let _linked = registry.linking();
-            begin_resume_if_still_loaded(&ours, devices, turns, wake)
-        },
-    )
-    .await;
-    let is_live = || mapped.device.live().is_some_and(|live| Arc::ptr_eq(&live, &loaded));
-    match done {
-        // Another verb has made the table live.
-        Err(_) if is_live() => Ok(loaded),
-        Err(error) => {
-            mapped.device.clear_own(&loaded);
-            Err(error)
-        }
-        Ok(()) => Ok(loaded),
-    }
 }
 
 pub(super) fn busy_error(why: &str) -> TargetError {

@@ -21,6 +21,7 @@ mod nvme;
 mod partners_tests;
 mod power;
 mod queue;
+mod reload;
 mod remove;
 mod rename;
 mod show;
@@ -32,7 +33,7 @@ mod wait;
 
 pub(crate) use cancel::PendingVerbs;
 pub use cancel::{CancelToken, interrupted_error};
-pub(crate) use change::{CreatedDevice, create_device, reload_live_table};
+pub(crate) use change::{CreatedDevice, create_device};
 pub use change::{
     DeviceSpec, cancel_all_pending_verbs, create_device_cancellable, create_device_with_table_fn,
     create_mapped_device, resume_devices_cancellable, resume_mapped_devices, suspend_devices_cancellable,
@@ -43,6 +44,7 @@ pub use multipath::{PathGroupingOptions, create_multipath_cancellable};
 pub use nvme::{list_nvme_subsystems, set_nvme_ana_state};
 pub use power::set_disk_power;
 pub use queue::change_queue_settings;
+pub(crate) use reload::reload_live_table;
 pub use remove::{RemoveOptions, remove_device_cancellable, remove_mapped_device, run_deferred_removals};
 pub use rename::rename_mapped_device;
 pub(crate) use show::{OPS, device_and_paths};

@@ -15,7 +15,10 @@ use super::router::{BioRoute, TableRouter};
 use crate::child_lanes::{ChildLanes, ChildPollResult};
 use crate::split::BioSplitter;
 use std::rc::Rc;
-use udm_core::{Batch, Cx, DeviceControlError, DrainMode, Lane, OwnWork};
+use udm_core::{Batch, BioFlags, Cx, DeviceControlError, DrainMode, Lane, OwnWork};
+
+/// Flags of writes that may need a flush before or after them.
+const FLUSHES: BioFlags = BioFlags::FUA.union(BioFlags::PREFLUSH);
 
 /// The lane of a table: its router, its children and its splitter.
 pub(crate) struct TableLane {
@@ -36,6 +39,16 @@ impl TableLane {
         Ok(TableLane { route: TableRouter::new(table, children), children: ChildLanes::new(lanes), split })
     }
 
+    /// As [`TableLane::open`], for a table that is live.
+    ///
+    /// # Errors
+    /// If a device below cannot be opened on this core.
+    pub fn open_live(table: &Table, cx: &mut Cx<'_>) -> Result<TableLane, DeviceControlError> {
+        let mut lane = TableLane::open(table, cx)?;
+        lane.begin(table, cx);
+        Ok(lane)
+    }
+
     /// The table is live from now on: see [`udm_core::Lane::begin`].
     pub fn begin(&mut self, table: &Table, cx: &mut Cx<'_>) {
         self.route = TableRouter::new(table, Rc::clone(&self.route.children));
@@ -45,6 +58,15 @@ impl TableLane {
     /// True if no bio from above is in flight.
     pub fn is_empty(&self) -> bool {
         self.split.is_idle() && self.children.is_empty()
+    }
+
+    /// Submits reads and writes that the caller has checked: they fit the limits of the table, and
+    /// need neither a flush nor FUA. All lines of the table are one, which changes no sector.
+    #[inline(always)]
+    pub fn submit_checked(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
+        debug_assert!(self.route.single() == Some(0), "the only child has the sectors of the table");
+        debug_assert!(batch.iter().all(|bio| bio.op.has_data() && !bio.flags.intersects(FLUSHES)));
+        self.children.submit_alone(batch, cx);
     }
 
     /// Submits a batch that is not a single bio for a single child.

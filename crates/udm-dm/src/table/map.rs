@@ -61,6 +61,9 @@ pub(super) struct TableSectorMap {
 pub(super) enum TableFastPathMap {
     /// All bios go to the only child, with this offset.
     Single(u64),
+    /// All bios go to the only child, with their sectors, unless they cross a multiple of a power
+    /// of two, which is this value plus 1.
+    Chunks(u64),
     /// The only target is striped. True if its layout uses only shifts.
     Striped(StripeMapping, bool),
     /// No target has chunks, so each bio goes whole to one of these.
@@ -214,6 +217,9 @@ impl TableSectorMap {
                 TableFastPathMap::Striped(stripes, shifts)
             }
             ([mapping], _, Some(_)) => TableFastPathMap::Single(mapping.shift),
+            ([TableLineMapping { chunk: Some(chunk), start: 0, shift: 0, .. }], ..) if chunk.is_shift() => {
+                TableFastPathMap::Chunks(chunk.get() - 1)
+            }
             (_, _, Some(lines)) => TableFastPathMap::Lines(lines),
             _ => TableFastPathMap::Mixed,
         }

@@ -38,6 +38,7 @@
 mod build;
 mod check;
 mod child_layout;
+mod device_lane;
 mod lane;
 mod map;
 mod reverse_map;
@@ -49,6 +50,7 @@ use crate::error::TargetError;
 use crate::mapped::MappedDevice;
 use crate::target::{ChangeTracker, DeviceNameResolver, DmQueueMode, Target, TargetType};
 use check::TableLimits;
+pub use device_lane::WholeDeviceLane;
 pub(crate) use lane::TableLane;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -288,9 +290,7 @@ impl Device for Table {
     }
 
     fn open(&self, cx: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
-        let mut lane = TableLane::open(self, cx)?;
-        lane.begin(self, cx);
-        Ok(Box::new(lane))
+        Ok(Box::new(TableLane::open_live(self, cx)?))
     }
 
     fn limits(&self) -> Limits {

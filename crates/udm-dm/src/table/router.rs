@@ -92,6 +92,13 @@ impl TableRouter {
         takes
     }
 
+    /// True if `bio` lies within one of the chunks that begin at multiples of `mask` + 1.
+    #[inline(always)]
+    fn takes_within_chunk(&self, bio: &Bio, mask: u64) -> bool {
+        // The sum does not overflow for a bio that fits.
+        self.fast_path.takes(bio) && (bio.sector.0 & mask) + bio.sectors.0 <= mask + 1
+    }
+
     #[inline(always)]
     fn to_stripe<const SHIFTS: bool>(&self, bio: &mut Bio, stripes: &StripeMapping) -> Option<usize> {
         // The device ends at a chunk boundary, so a bio within one chunk ends within the device.
@@ -133,6 +140,7 @@ impl TableRouter {
     pub fn fast_path(&self, bio: &mut Bio) -> Option<usize> {
         match &self.map_kind {
             TableFastPathMap::Single(shift) => self.to_single(bio, *shift).then_some(0),
+            TableFastPathMap::Chunks(mask) => self.takes_within_chunk(bio, *mask).then_some(0),
             TableFastPathMap::Striped(stripes, true) => self.to_stripe::<true>(bio, stripes),
             TableFastPathMap::Striped(stripes, false) => self.to_stripe::<false>(bio, stripes),
             TableFastPathMap::Lines(lines) => self.to_line(bio, lines),
@@ -147,6 +155,9 @@ impl TableRouter {
         let stopped = match &self.map_kind {
             TableFastPathMap::Single(0) => bios.iter_mut().position(|bio| !self.fast_path.takes(bio)),
             TableFastPathMap::Single(shift) => bios.iter_mut().position(|bio| !self.to_single(bio, *shift)),
+            TableFastPathMap::Chunks(mask) => {
+                bios.iter_mut().position(|bio| !self.takes_within_chunk(bio, *mask))
+            }
             _ => bios.iter_mut().position(|bio| self.fast_path(bio).is_none()),
         };
         stopped.unwrap_or(bios.len())
@@ -161,7 +172,9 @@ impl TableRouter {
                 bios.each(|bio| self.to_stripe::<false>(bio, stripes))
             }
             TableFastPathMap::Lines(lines) => bios.each(|bio| self.to_line(bio, lines)),
-            TableFastPathMap::Single(_) | TableFastPathMap::Mixed => bios.each(|bio| self.fast_path(bio)),
+            TableFastPathMap::Single(_) | TableFastPathMap::Chunks(_) | TableFastPathMap::Mixed => {
+                bios.each(|bio| self.fast_path(bio))
+            }
         }
     }
 

@@ -51,6 +51,10 @@ pub struct CloneReport {
     pub hydrated: u64,
     /// The number of regions that are being hydrated now.
     pub in_flight: u64,
+    /// The number of reads of the source that failed a copy.
+    pub source_errors: u64,
+    /// The number of writes to the destination that failed a copy.
+    pub destination_errors: u64,
     /// State of the clone.
     pub state: CloneHydrationState,
 }
@@ -67,4 +71,7 @@ impl CloneReport {
 pub trait CloneTargetQueries {
     /// Devices, regions and state of the clone.
     fn report(&self) -> CloneReport;
+    /// The regions that clients needed while they were not hydrated, in the order of the first
+    /// read. At most 65536, since the clone was loaded first.
+    fn first_reads(&self) -> Vec<u64>;
 }

@@ -4,8 +4,8 @@ use super::lock_test_mutex;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Device, DeviceControlError, DeviceId, DrainMode, GrowResultCallback, Lane,
-    Limits, Op, SECTOR_SIZE, Sectors, SharedDiskState, Status,
+    Batch, Bio, BioFlags, Cx, Device, DeviceControlError, DeviceId, DrainMode, ExtentKind, Extents,
+    GrowResultCallback, Lane, Limits, Op, SECTOR_SIZE, Sector, Sectors, SharedDiskState, Status,
 };
 
 /// A request that the disk executed.
@@ -38,6 +38,8 @@ struct InMemoryTestDiskState {
     retries: usize,
     log: Vec<LoggedTestDiskRequest>,
     growths: VecDeque<(Sectors, GrowResultCallback)>,
+    /// Holes as the disk reports them: first sector and end, in order.
+    holes: Vec<(u64, u64)>,
 }
 
 /// A disk in memory. A request takes effect when it completes: in the first `poll` after its
@@ -92,6 +94,11 @@ impl TestDisk {
     /// status is [`Status::Ok`].
     pub fn set_verdict(&self, verdict: impl FnMut(&Bio) -> Status + Send + 'static) {
         self.state().verdict = Some(Box::new(verdict));
+    }
+
+    /// From now on the disk reports these holes: first sector and end, in order.
+    pub fn set_holes(&self, holes: &[(u64, u64)]) {
+        self.state().holes = holes.to_vec();
     }
 
     /// While true, the disk holds all requests. False releases them.
@@ -214,6 +221,17 @@ impl Device for TestDisk {
 
     fn shared_disk_state(&self) -> Option<&SharedDiskState> {
         Some(&self.shared_disk_state)
+    }
+
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        let (mut at, end) = (from.0, from.0 + len.0);
+        for &(start, until) in &self.state().holes {
+            let (start, until) = (start.clamp(at, end), until.clamp(at, end));
+            out.push(Sectors(start - at), ExtentKind::Data);
+            out.push(Sectors(until - start), ExtentKind::Hole);
+            at = until;
+        }
+        out.push(Sectors(end - at), ExtentKind::Data);
     }
 
     /// Queues the request until [`TestDisk::grow_now`].

@@ -57,9 +57,17 @@ impl CloneWorld {
             "2 no_hydration no_discard_passdown",
         ]);
         let (threshold, batch) = (control.pick(&[0, 1, 4, 100]), control.pick(&[0, 1, 3, 64]));
+        let regions = self.volume.sectors.div_ceil(self.region);
+        let first = control.below(regions);
+        let order = match control.below(3) {
+            0 => String::new(),
+            1 => format!(" hydrate_first {first}"),
+            _ => format!(" hydrate_first {}-{},{first},0", first / 2, regions - 1),
+        };
+        let words = if order.is_empty() { 4 } else { 6 };
         format!(
-            "0 {} clone p{METADATA} p{DESTINATION} p{SOURCE} {} {features} 4 hydration_threshold {threshold} \
-             hydration_batch_size {batch}",
+            "0 {} clone p{METADATA} p{DESTINATION} p{SOURCE} {} {features} {words} \
+             hydration_threshold {threshold} hydration_batch_size {batch}{order}",
             self.volume.sectors, self.region
         )
     }

@@ -5,6 +5,7 @@ use udm_core::errno::EACCES;
 use udm_core::{DeviceId, SECTOR_SIZE, Sectors, SharedDiskState};
 use udm_dm::TargetError;
 use udm_dm::target::{DeviceNameResolver, ResolvedDevice, TargetArgs, parse_decimal_u64};
+use udm_wire::boot_profile::{HYDRATE_FIRST, HydrationOrder};
 
 /// Region sizes in sectors (kernel `MIN_REGION_SIZE`, `MAX_REGION_SIZE`).
 pub(super) const REGION_MIN: u64 = 1 << 3;
@@ -23,6 +24,8 @@ pub(super) struct CloneTableArgs {
     /// Discards are passed to the destination, if it takes them.
     pub discard_passdown: bool,
     pub hydration: HydrationValues,
+    /// The regions that are hydrated before the others.
+    pub hydrate_first: HydrationOrder,
     /// The words from the region size on, as `table` prints them.
     pub words: Vec<String>,
 }
@@ -54,10 +57,11 @@ pub(super) fn parse_clone_table_args(args: &mut TargetArgs<'_>) -> Result<CloneT
         region,
         discard_passdown: true,
         hydration: HydrationValues::default(),
+        hydrate_first: HydrationOrder::default(),
         words: words[3..].to_vec(),
     };
     parse_features(&mut rest, &mut line)?;
-    parse_core_args(&mut rest, &mut line.hydration)?;
+    parse_core_args(&mut rest, &mut line, args.len.0.div_ceil(region.0))?;
     if let Some(word) = words.get(rest.at) {
         let error = TargetError::new("Invalid number of core arguments").at(rest.at);
         return Err(error.because(format!("nothing may follow the core arguments: {word:?}")));
@@ -101,21 +105,37 @@ fn parse_features(rest: &mut WordReader<'_>, line: &mut CloneTableArgs) -> Resul
     Ok(())
 }
 
-fn parse_core_args(rest: &mut WordReader<'_>, values: &mut HydrationValues) -> Result<(), TargetError> {
+/// Parses the core arguments. `hydrate_first` is udm's own.
+fn parse_core_args(
+    rest: &mut WordReader<'_>,
+    line: &mut CloneTableArgs,
+    regions: u64,
+) -> Result<(), TargetError> {
     let count_at = rest.at;
-    let count = rest.group(4, "Invalid number of core arguments")?;
+    let count = rest.group(6, "Invalid number of core arguments")?;
     if count % 2 == 1 {
-        return Err(TargetError::new("Number of core arguments must be even").at(count_at));
+        // The kernel has at most 4.
+        let text = if count > 4 {
+            "Invalid number of core arguments"
+        } else {
+            "Number of core arguments must be even"
+        };
+        return Err(TargetError::new(text).at(count_at));
     }
     for _ in 0..count / 2 {
         let name = rest.next().to_ascii_lowercase();
+        let text = || TargetError::new(format!("Invalid value for argument `{name}'"));
+        if name == HYDRATE_FIRST {
+            let order = HydrationOrder::parse(rest.next(), regions);
+            line.hydrate_first = order.map_err(|why| text().because(why).at(rest.at - 1))?;
+            continue;
+        }
         let value = parse_decimal_u64(rest.next()).and_then(|value| u32::try_from(value).ok());
         let place = match name.as_str() {
-            "hydration_threshold" => &mut values.threshold,
-            "hydration_batch_size" => &mut values.batch,
+            "hydration_threshold" => &mut line.hydration.threshold,
+            "hydration_batch_size" => &mut line.hydration.batch,
             _ => return Err(TargetError::new("Invalid core argument").at(rest.at - 2)),
         };
-        let text = || TargetError::new(format!("Invalid value for argument `{name}'"));
         *place = value.ok_or_else(|| text().at(rest.at - 1))?;
     }
     Ok(())

@@ -3,7 +3,7 @@
 //! ```text
 //! clone <metadata> <destination> <source> <region size>
 //!       [<#features> [no_hydration] [no_discard_passdown]
-//!       [<#core args> [hydration_threshold N] [hydration_batch_size N]]]
+//!       [<#core args> [hydration_threshold N] [hydration_batch_size N] [hydrate_first RUNS]]]
 //!
 //!  read  ── hydrated? ── yes ─► destination       task: the next regions, in the background
 //!              └──────── no ──► source                       │ read the source
@@ -20,6 +20,8 @@
 //! * [`load`]: reads and checks the metadata. [`state`]: what the cores share.
 //! * [`regions`]: which regions are hydrated, and which are being hydrated. [`changes`]: which
 //!   changes the metadata has.
+//! * [`zero_regions`]: which regions need no copy, because both devices have a hole there.
+//! * [`first_reads`]: which regions clients needed from the source, in their order.
 //! * [`lane`]: the data path. [`task`]: hydration in the background.
 //! * [`engine`]: the copies and the metadata commits of a lane or of the task.
 //!
@@ -48,6 +50,7 @@
 mod args;
 mod changes;
 mod engine;
+mod first_reads;
 mod lane;
 mod load;
 pub mod mirror;
@@ -56,3 +59,4 @@ mod settings;
 mod state;
 pub mod target;
 mod task;
+mod zero_regions;

@@ -1,6 +1,7 @@
 //! The settings of hydration: from the table, changed by messages.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use udm_wire::boot_profile::HydrationOrder;
 
 /// The settings of a table. Relaxed: each value is used by itself, and a late view of it is
 /// harmless.
@@ -10,6 +11,8 @@ pub(super) struct HydrationSettings {
     batch: AtomicU32,
     /// The values of the table.
     initial: HydrationValues,
+    /// The regions that are hydrated before the others.
+    pub first: HydrationOrder,
 }
 
 /// Values of all settings.
@@ -30,12 +33,13 @@ impl Default for HydrationValues {
 }
 
 impl HydrationSettings {
-    pub(super) fn new(initial: HydrationValues) -> HydrationSettings {
+    pub(super) fn new(initial: HydrationValues, first: HydrationOrder) -> HydrationSettings {
         HydrationSettings {
             enabled: AtomicBool::new(initial.enabled),
             threshold: AtomicU32::new(initial.threshold),
             batch: AtomicU32::new(initial.batch),
             initial,
+            first,
         }
     }
 

@@ -3,7 +3,9 @@
 
 use super::args::{CloneTableArgs, DiskIdentity};
 use super::changes::ChangeCounter;
+use super::first_reads::FirstReads;
 use super::regions::{RegionClaim, RegionMap};
+use super::zero_regions::ZeroRegions;
 use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -51,6 +53,10 @@ pub(super) type LaneActivity = Arc<CachePadded<AtomicUsize>>;
 /// The shared state of a clone.
 pub(super) struct CloneState {
     pub map: RegionMap,
+    /// The regions that need no copy.
+    pub zero_regions: ZeroRegions,
+    /// The regions that clients needed from the source.
+    pub first_reads: FirstReads,
     /// The destination and the source of the first table, and the fingerprint of that source.
     pub destination: DiskIdentity,
     pub source: DiskIdentity,
@@ -73,6 +79,9 @@ pub(super) struct CloneState {
     durable_copies: Box<[AtomicU8]>,
     /// Regions being hydrated.
     hydrating: AtomicU64,
+    /// Copies of regions whose source, or destination, has failed.
+    source_errors: AtomicU64,
+    destination_errors: AtomicU64,
     /// The device is being suspended: the task begins nothing.
     suspending: AtomicBool,
     /// No table uses the state any more.
@@ -104,6 +113,9 @@ impl CloneState {
         CloneState {
             fingerprint,
             has_metadata: true,
+            zero_regions: ZeroRegions::find(&map, &*line.source.device, &*line.destination.device),
+            // Nothing of a complete clone is read from the source.
+            first_reads: FirstReads::new(if map.is_complete() { 0 } else { map.count() }),
             ..CloneState::with_map(devices, map, generation, owner)
         }
     }
@@ -138,6 +150,8 @@ impl CloneState {
             generation: AtomicU64::new(generation),
             durable_copies: (0..blocks).map(|_| AtomicU8::new(MetadataCopy::Second as u8)).collect(),
             hydrating: AtomicU64::new(0),
+            source_errors: AtomicU64::new(0),
+            destination_errors: AtomicU64::new(0),
             suspending: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             announced: AtomicBool::new(map.is_complete()),
@@ -146,6 +160,8 @@ impl CloneState {
             lanes: Mutex::default(),
             _owner: Arc::clone(owner),
             notify: Mutex::default(),
+            zero_regions: ZeroRegions::default(),
+            first_reads: FirstReads::new(0),
             map,
         }
     }
@@ -313,6 +329,17 @@ impl CloneState {
     /// Counts regions whose hydration ended.
     pub(super) fn sub_hydrating(&self, regions: u64) {
         self.hydrating.fetch_sub(regions, Ordering::SeqCst);
+    }
+
+    /// Counts a request of a copy that failed. Relaxed: a number for display.
+    pub(super) fn add_copy_error(&self, is_of_source: bool) {
+        let errors = if is_of_source { &self.source_errors } else { &self.destination_errors };
+        errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Number of reads of the source, and of writes to the destination, that failed copies.
+    pub(super) fn copy_errors(&self) -> (u64, u64) {
+        (self.source_errors.load(Ordering::Relaxed), self.destination_errors.load(Ordering::Relaxed))
     }
 
     /// As [`CloneState::add_hydrating`], for the task. Returns false, and counts nothing, if the

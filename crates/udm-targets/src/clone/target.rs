@@ -1,7 +1,7 @@
 //! The `clone` target: the control half.
 
 use super::args::{CloneTableArgs, parse_clone_table_args};
-use super::engine::{DESTINATION, HydrationEngine, METADATA, SOURCE};
+use super::engine::{CopyMemory, DESTINATION, HydrationEngine, METADATA, SOURCE};
 use super::lane::CloneLane;
 use super::load::load_clone;
 use super::settings::HydrationSettings;
@@ -14,11 +14,11 @@ use udm_core::{
     BioTaskFactory, ClaimSharingPolicy, Cx, Device, DeviceControlError, Extents, Lane, Limits, SECTOR_SIZE,
     Sector, Sectors,
 };
-use udm_dm::TargetError;
 use udm_dm::target::{
     CloneHydrationState, CloneReport, CloneTargetQueries, DeviceNameResolver, DeviceRange, LowerLimits,
     ResolvedDevice, Target, TargetArgs, TargetFeatures, TargetHostServices,
 };
+use udm_dm::{TargetError, WholeDeviceLane};
 use udm_wire::clone_metadata::BLOCK_LEN;
 
 const NAME: &str = "clone";
@@ -45,15 +45,15 @@ impl CloneDevices {
     }
 
     /// Opens a lane of each device.
-    pub(super) fn open(&self, cx: &mut Cx<'_>) -> Result<[Box<dyn Lane>; 3], DeviceControlError> {
-        let mut open = |device| raw_device::open_lane_through_table(device, cx);
+    pub(super) fn open(&self, cx: &mut Cx<'_>) -> Result<[Box<WholeDeviceLane>; 3], DeviceControlError> {
+        let mut open = |device| raw_device::open_whole_device_lane(device, Sector(0), cx);
         Ok([open(&self.source)?, open(&self.destination)?, open(&self.metadata)?])
     }
 
     /// An engine over these devices.
-    pub(super) fn engine(&self, state: &Arc<CloneState>) -> HydrationEngine {
-        let limits = |device: &ResolvedDevice| device.device.limits();
-        HydrationEngine::new(Arc::clone(state), &limits(&self.source), &limits(&self.destination))
+    pub(super) fn engine(&self, state: &Arc<CloneState>, memory: CopyMemory) -> HydrationEngine {
+        let limits = [&self.source, &self.destination].map(|device| device.device.limits());
+        HydrationEngine::new(Arc::clone(state), limits.each_ref(), memory)
     }
 }
 
@@ -80,11 +80,11 @@ struct CloneTarget {
 pub fn create_clone_target(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let line = parse_clone_table_args(args)?;
     let state = load_clone(&line, args.len, args.io)?;
-    let CloneTableArgs { metadata, destination, source, discard_passdown, hydration, words, .. } = line;
+    let CloneTableArgs { metadata, destination, source, discard_passdown, words, .. } = line;
     Ok(Arc::new(CloneTarget {
         devices: Arc::new(CloneDevices { source, destination, metadata }),
         state,
-        settings: Arc::new(HydrationSettings::new(hydration)),
+        settings: Arc::new(HydrationSettings::new(line.hydration, line.hydrate_first)),
         words,
         wants_passdown: discard_passdown,
         passdown: Arc::new(AtomicBool::new(discard_passdown)),
@@ -122,6 +122,7 @@ impl CloneTargetQueries for CloneTarget {
             MetadataMode::ReadWrite if self.settings.values().enabled => CloneHydrationState::Hydrating,
             MetadataMode::ReadWrite => CloneHydrationState::Stopped,
         };
+        let (source_errors, destination_errors) = self.state.copy_errors();
         CloneReport {
             source: source.clone(),
             destination: destination.clone(),
@@ -131,8 +132,14 @@ impl CloneTargetQueries for CloneTarget {
             regions: map.count(),
             hydrated: map.hydrated(),
             in_flight: self.state.hydrating(),
+            source_errors,
+            destination_errors,
             state,
         }
+    }
+
+    fn first_reads(&self) -> Vec<u64> {
+        self.state.first_reads.regions()
     }
 }
 
@@ -269,7 +276,9 @@ impl Target for CloneTarget {
     fn tasks(&self) -> Vec<BioTaskFactory> {
         let (devices, state) = (Arc::clone(&self.devices), Arc::clone(&self.state));
         let settings = Arc::clone(&self.settings);
-        let task = move || HydrationTask::new(devices.raw(), devices.engine(&state), state, settings);
+        let task = move || {
+            HydrationTask::new(devices.raw(), devices.engine(&state, CopyMemory::OF_TASK), state, settings)
+        };
         vec![Box::new(move || Box::new(task()))]
     }
 

@@ -17,6 +17,9 @@ const COMMIT_PERIOD: Nanos = Nanos::from_millis(1000);
 /// interval of attempts while others hydrate all that is left.
 const BUSY_PERIOD: Nanos = Nanos::from_millis(10);
 
+/// Maximum number of regions that need no copy in a turn.
+const SKIPPED_MAX: usize = 4096;
+
 /// Maximum number of claimed regions that are passed over in a turn.
 const BUSY_REGIONS_MAX: usize = 1024;
 
@@ -30,7 +33,10 @@ pub(super) struct HydrationTask {
     /// The lanes of the devices; `None` before the first turn.
     lanes: Option<Vec<BioTaskLaneId>>,
     subscription: Option<WaitQueueSubscription>,
-    /// The region at which the search for the next one begins.
+    /// The run of the regions that come first ([`HydrationSettings::first`]) at which the search
+    /// for the next one begins.
+    next_run: usize,
+    /// The region at which the search among all others begins.
     next: u64,
     /// No batch is started before this time.
     pause_until: Nanos,
@@ -49,6 +55,8 @@ enum BatchStart {
     NotNow,
     /// All regions that are not hydrated are claimed.
     Nothing,
+    /// Only regions were hydrated that need no copy. More may follow.
+    Skipped,
 }
 
 impl HydrationTask {
@@ -65,6 +73,7 @@ impl HydrationTask {
             engine,
             lanes: None,
             subscription: None,
+            next_run: 0,
             next: 0,
             pause_until: Nanos(0),
             commit_at: Nanos(0),
@@ -97,6 +106,7 @@ impl HydrationTask {
     fn work(&mut self, cx: &mut dyn BioTaskCx) {
         if !self.engine.take_failed().is_empty() {
             self.pause_until = cx.now() + COMMIT_PERIOD;
+            self.next_run = 0;
         }
         self.engine.wake_waiters();
         if self.stopping {
@@ -137,52 +147,95 @@ impl HydrationTask {
         let values = self.settings.values();
         let is_stopped = !values.enabled || values.threshold == 0 || self.state.is_suspending();
         if is_stopped || self.state.mode() != MetadataMode::ReadWrite || self.state.map.is_complete() {
+            self.engine.release_memory();
             return Nanos::NEVER;
         }
         if now < self.pause_until {
             return self.pause_until;
         }
-        if self.state.is_busy() {
-            self.start_batch();
-            self.pause_until = now + BUSY_PERIOD;
-            return self.pause_until;
-        }
+        let is_busy = self.state.is_busy();
         loop {
+            // Clients wait for the regions that come first, so these do not wait for clients.
+            if is_busy && !self.has_first_regions() {
+                self.start_batch();
+                self.pause_until = now + BUSY_PERIOD;
+                return self.pause_until;
+            }
             match self.start_batch() {
                 BatchStart::Started => {}
+                BatchStart::Skipped => return now,
                 // A completion of this task causes the next turn, a completion of a lane does not.
                 BatchStart::NotNow | BatchStart::Nothing => return now + BUSY_PERIOD,
             }
         }
     }
 
-    /// Starts the copy of the next adjacent regions.
+    /// Starts the copy of the next adjacent regions. Those before that need no copy are hydrated at
+    /// once, up to [`SKIPPED_MAX`] of them.
     fn start_batch(&mut self) -> BatchStart {
+        for _ in 0..SKIPPED_MAX {
+            match self.start_or_skip() {
+                BatchStart::Skipped => {}
+                other => return other,
+            }
+        }
+        BatchStart::Skipped
+    }
+
+    /// Starts the copy of the next adjacent regions, or hydrates one that needs no copy.
+    fn start_or_skip(&mut self) -> BatchStart {
         let values = self.settings.values();
         let room = u64::from(values.threshold).saturating_sub(self.state.hydrating());
         let most = u64::from(values.batch.max(1)).min(room);
         if most == 0 || !self.state.begin_in_background(1) {
             return BatchStart::NotNow;
         }
-        let Some(first) = self.claim_next() else {
+        let Some((first, end)) = self.claim_first().or_else(|| self.claim_next()) else {
             self.state.give_up_in_background(1);
             return BatchStart::Nothing;
         };
+        let zero_regions = &self.state.zero_regions;
+        if zero_regions.contains(first) {
+            self.engine.end_claim(first, true);
+            return BatchStart::Skipped;
+        }
         let mut count = 1;
         while count < most
-            && first + count < self.state.map.count()
+            && first + count < end
+            && !zero_regions.contains(first + count)
             && self.state.claim(first + count) == RegionClaim::Claimed
         {
             count += 1;
         }
         // The first region is counted, so a suspend waits for all of them.
         self.state.add_hydrating(count - 1);
-        self.next = first + count;
         self.engine.copy(first, count);
         BatchStart::Started
     }
 
-    fn claim_next(&mut self) -> Option<u64> {
+    /// True if regions that come first may be left.
+    fn has_first_regions(&self) -> bool {
+        self.next_run < self.settings.first.runs.len()
+    }
+
+    /// Claims the next of the regions that come first. Returns it, and the end of its run.
+    fn claim_first(&mut self) -> Option<(u64, u64)> {
+        let map = &self.state.map;
+        while let Some(&(first, count)) = self.settings.first.runs.get(self.next_run) {
+            let mut at = first;
+            while let Some(region) = map.next_unhydrated(at, first + count) {
+                if self.state.claim(region) == RegionClaim::Claimed {
+                    return Some((region, first + count));
+                }
+                at = region + 1;
+            }
+            self.next_run += 1;
+        }
+        None
+    }
+
+    /// Claims the next of all regions. Returns it, and the end of the map.
+    fn claim_next(&mut self) -> Option<(u64, u64)> {
         let map = &self.state.map;
         for _ in 0..BUSY_REGIONS_MAX {
             let Some(region) = map.next_unhydrated(self.next, map.count()) else {
@@ -194,7 +247,7 @@ impl HydrationTask {
             };
             self.next = region + 1;
             if self.state.claim(region) == RegionClaim::Claimed {
-                return Some(region);
+                return Some((region, map.count()));
             }
         }
         None

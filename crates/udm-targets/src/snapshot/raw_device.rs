@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use udm_core::{Cx, Device, DeviceControlError, DeviceId, Lane, Limits, Sector, Sectors};
 use udm_dm::target::{DeviceRange, LowerLimits, ResolvedDevice, Target, TargetDataPath, TargetFeatures};
-use udm_dm::{Table, TargetError};
+use udm_dm::{Table, TargetError, WholeDeviceLane};
 
 /// The size of the largest possible device, in whole blocks of any size.
 const END: Sectors = Sectors((1 << 54) - (1 << 20));
@@ -27,10 +27,19 @@ pub(crate) fn open_lane_at(
     start: Sector,
     cx: &mut Cx<'_>,
 ) -> Result<Box<dyn Lane>, DeviceControlError> {
+    Ok(open_whole_device_lane(device, start, cx)?)
+}
+
+/// As [`open_lane_at`], for a caller that knows which bios need no check.
+pub(crate) fn open_whole_device_lane(
+    device: &ResolvedDevice,
+    start: Sector,
+    cx: &mut Cx<'_>,
+) -> Result<Box<WholeDeviceLane>, DeviceControlError> {
     let refuse = |error: TargetError| DeviceControlError::new(error.errno, error.to_string());
-    Table::single_target(Arc::new(UnboundedDeviceTarget(device.clone(), start)), END)
-        .map_err(refuse)?
-        .open(cx)
+    let target = Arc::new(UnboundedDeviceTarget(device.clone(), start));
+    let table = Table::single_target(target, END).map_err(refuse)?;
+    WholeDeviceLane::open(&table, cx).map(Box::new)
 }
 
 /// `device` from `start` on as a device of its own, with requests cut and flushed as it needs it.

@@ -10,6 +10,7 @@ mod grammar;
 mod hydration;
 mod metadata;
 mod mirror;
+mod order;
 mod random;
 mod suspend;
 

@@ -66,7 +66,7 @@ fn what_is_wrong_is_shown_where_it_is() {
     let said = |text: &str| UdmConf::parse(text).unwrap_err().with_source_line("f", text);
     assert_eq!(
         said("[serve]\n\n[devices.a]\n  tabel = \"0 8 error\"\n"),
-        "f:4:3: devices.a: tabel: unknown: there are table, table-file, uuid, readonly, description, allow, throttle, throttle-group\n  tabel = \"0 8 error\"\n  ^^^^^"
+        "f:4:3: devices.a: tabel: unknown: there are table, table-file, uuid, readonly, description, allow, throttle, throttle-group, hydrate-first\n  tabel = \"0 8 error\"\n  ^^^^^"
     );
     assert_eq!(
         said("[device.a]\n").lines().next().unwrap(),

@@ -10,6 +10,7 @@ mod allowed_users;
 mod flags;
 mod throttles;
 
+use crate::boot_profile::add_boot_profile;
 use crate::verbs::read_table;
 use allowed_users::{is_certificate_name, resolve_allowed_users};
 use anyhow::{Context, Result, bail};
@@ -90,6 +91,13 @@ pub fn load_config_files(file: &Path, serve: &Command) -> Result<ConfigFiles> {
                         ))
                     })?
                 }
+            };
+            let table = match device.hydrate_first {
+                None => table,
+                Some(file) => add_boot_profile(&loaded.folder.join(file), &table).map_err(|e| {
+                    let why = format!("devices.{}: hydrate-first: {e:#}", device.name);
+                    shown(&UdmConfError::new(why, device.at.clone()))
+                })?,
             };
             size += table.len();
             if size > ALL_MAX {

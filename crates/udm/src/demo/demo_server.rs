@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use udm_backends::BackendDeviceRegistry;
 use udm_backends::nbd::BlockingNbdClient;
 use udm_control::api;
 use udm_control::exports::{DeviceExporter, ExportOptions};
@@ -15,6 +16,7 @@ use udm_control::verbs::{CancelToken, snapshot};
 use udm_control::{DeviceRegistry, verbs};
 use udm_core::SECTOR_SIZE;
 use udm_frontends::nbd::{Exports, ListenAddress, NbdServer, NbdServerLimits};
+use udm_object::ObjectClient;
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
 use udm_wire::uri::{NbdAddress, NbdUri};
 
@@ -44,7 +46,9 @@ impl DemoServer {
         let options = RuntimeOptions { cpus: vec![None; count], poll: false, spin_max };
         let cores = Runtime::start(&options).context("demo: cores")?;
         let core_set = Arc::clone(cores.core_set());
-        let registry = DeviceRegistry::new(core_set.clone(), core_set.len());
+        let backends =
+            BackendDeviceRegistry::new(core_set.len()).with_objects(Box::new(ObjectClient::default()));
+        let registry = DeviceRegistry::with_opener(core_set.clone(), core_set.len(), Box::new(backends));
         let exports = Arc::new(Exports::new());
         registry.set_exporter(DeviceExporter::new(Arc::clone(&exports), ExportOptions::default()));
         let listen = [ListenAddress::Unix(folder.path().join("nbd.sock"))];
@@ -84,8 +88,11 @@ impl DemoServer {
     /// time needed.
     pub fn take_snapshots(&self, snapshots: impl Iterator<Item = (String, String)>) -> Result<Duration> {
         let new = |(name, of)| api::NewSnapshot { name, of };
-        let body =
-            api::CreateSnapshotsRequest { snapshots: snapshots.map(new).collect(), ..Default::default() };
+        let body = api::CreateSnapshotsRequest {
+            snapshots: snapshots.map(new).collect(),
+            store: Some(self.folder().display().to_string()),
+            ..Default::default()
+        };
         let begin = Instant::now();
         snapshot::create_snapshots(&self.registry, &body, &BaseDir::own(), &CancelToken::default())?;
         Ok(begin.elapsed())

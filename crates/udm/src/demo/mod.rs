@@ -8,6 +8,7 @@ mod backup;
 mod cable;
 mod demo_server;
 mod disks;
+mod images;
 mod load;
 mod multipath_setup;
 mod printer;
@@ -49,6 +50,8 @@ pub struct DemoArgs {
 pub enum DemoVerb {
     /// A hundred writable disks from one image, each with an NBD client
     Disks(OutputFormatArgs),
+    /// Machines that boot from an image on a slow web server, while it is copied
+    Images(OutputFormatArgs),
     /// Backups of two volumes at the same instant, under load: full and incremental
     Backup(OutputFormatArgs),
     /// Two NBD servers of one file as paths: under fio, one or both are stopped, killed or cut off
@@ -99,6 +102,7 @@ fn create_demo_temp_folder() -> Result<TempDir> {
 pub fn run(args: &DemoArgs) -> Result<()> {
     match &args.verb {
         Some(DemoVerb::Disks(print)) => return disks::run(print.json),
+        Some(DemoVerb::Images(print)) => return images::run(print.json),
         Some(DemoVerb::Backup(print)) => return backup::run(print.json),
         Some(DemoVerb::Cable(print)) => return cable::run(print.json),
         None => {}

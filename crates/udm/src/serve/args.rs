@@ -241,6 +241,10 @@ pub struct ServeArgs {
     /// at once and the snapshot is lost
     #[arg(long, value_name = "refuse|wait|give-up", default_value = "refuse", hide_possible_values = true)]
     pub lost_snapshots: LostSnapshotsArg,
+    /// When all of a clone is copied, replace its table by a linear one over its destination, as
+    /// udm clone finish does
+    #[arg(long)]
+    pub clone_finish: bool,
     /// Serve in the background, and return when the devices are served; the log goes to standard
     /// error if that is a file
     #[arg(long, conflicts_with = "run")]

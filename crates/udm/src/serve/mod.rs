@@ -418,6 +418,7 @@ async fn run_until_end(
             never = reload::create_waiting_devices(registry) => match never {},
             never = http::finish_resumed_merges(registry) => match never {},
             never = http::drive_moves(registry) => match never {},
+            never = http::finish_hydrated_clones(registry), if args.clone_finish => match never {},
             never = metrics_port.serve(registry) => match never {},
             broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
             never = systemd::send_systemd_keepalives(cores.core_set()) => match never {},

@@ -7,10 +7,10 @@
 
 use super::diff::SnapshotDiffPages;
 use super::print::format_bytes;
-use super::progress;
 use super::qcow2::{self, BackingFile, CLUSTER, Qcow2Writer};
 use super::{CopyFormat, SnapshotCopyArgs, find_snapshot_export};
 use crate::output::{print_json_to_stdout, print_to_stdout};
+use crate::progress;
 use crate::requests::call_verb_without_body;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};

@@ -6,11 +6,9 @@
 
 mod copy;
 mod diff;
+mod merge_wait;
 mod print;
-mod progress;
 mod qcow2;
-
-pub use progress::progress_bar;
 
 use crate::args::{InFlightTimeoutArgs, OutputFormatArgs, ServerArgs};
 use crate::output::{print_json_to_stdout, print_to_stdout};
@@ -276,7 +274,7 @@ fn run_snapshot_merge(args: &SnapshotMergeArgs) -> Result<()> {
     if args.background {
         return Ok(());
     }
-    progress::wait_for_snapshot_merge(&client, &before, begun)
+    merge_wait::wait_for_snapshot_merge(&client, &before, begun)
 }
 
 fn run_snapshot_export(args: &SnapshotExportArgs) -> Result<()> {

@@ -8,6 +8,7 @@
 //! important property, a terminal that is restored after any end of the program, would still be
 //! udm's own work.
 
+mod clones;
 mod rates;
 mod screen;
 mod terminal;

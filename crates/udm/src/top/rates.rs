@@ -3,6 +3,7 @@
 //! Contract: a rate that the two statistics do not give is `None`, never wrong. Examples: the
 //! server was restarted, a device was added or removed, or a counter decreased.
 
+use super::clones::{CloneRates, clone_rates};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use udm_control::api::{
@@ -81,6 +82,8 @@ pub struct DeviceRates {
     pub filled_percent: Option<f64>,
     /// The state of the snapshot.
     pub snapshot: Option<String>,
+    /// The copy of the clone; null if the device is no clone.
+    pub clone: Option<CloneRates>,
     /// Its limits of requests and bytes per second.
     pub throttle: Option<DeviceThrottle>,
 }
@@ -194,6 +197,10 @@ fn device_rates(was: Option<&DeviceStats>, is: &DeviceStats, seconds: Option<f64
             .collect(),
         filled_percent: is.snapshot.as_ref().map(|snap| filled(snap.used_bytes, snap.total_bytes)),
         snapshot: is.snapshot.as_ref().map(|snap| snap.state.clone()),
+        clone: is
+            .clone
+            .as_ref()
+            .map(|clone| clone_rates(was.and_then(|was| was.clone.as_ref()), clone, seconds)),
         throttle: is.device.throttle.clone(),
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::args::{OutputFormatArgs, ServerArgs};
 use crate::output::{print_json_to_stdout, print_to_stdout};
+use crate::progress::{ByteProgress, ProgressBars};
 use crate::requests::{call_verb_without_body, current_dir, explain_client_error};
-use crate::snapshot::progress_bar;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use std::thread::sleep;
@@ -123,41 +123,38 @@ fn run_move_start(args: &MoveArgs) -> Result<()> {
     let client = args.server.client()?;
     let begun = client.call(verbs::START_MOVE.on(name), &body);
     let begun = begun.map_err(|error| explain_client_error(error, None))?;
-    let last = if args.wait { wait_for_move(&client, begun)? } else { begun };
+    let last = if args.wait { wait_for_move(&client, begun, args.print.json)? } else { begun };
     if args.print.json { print_json_to_stdout(&last) } else { Ok(()) }
 }
 
-/// Waits for the end of a move, with a bar on a terminal.
-fn wait_for_move(client: &ControlClient, begun: api::MoveDescription) -> Result<api::MoveDescription> {
-    let bar = progress_bar(begun.size_bytes);
+/// Waits for the end of a move, and shows its progress. With `is_quiet`, lines are left out.
+fn wait_for_move(
+    client: &ControlClient,
+    begun: api::MoveDescription,
+    is_quiet: bool,
+) -> Result<api::MoveDescription> {
+    let new = if is_quiet { ByteProgress::quiet } else { ByteProgress::new };
+    let mut progress = new(&ProgressBars::new(), &begun.name, begun.size_bytes);
     // Uses the device number: the device may be renamed meanwhile.
     let number = client.call(verbs::GET_DEVICE.on(&begun.name), &()).map(|device| device.number);
     let number = number.map_err(|error| explain_client_error(error, None))?;
     let mut now = begun;
     loop {
-        bar.set_position(now.copied_bytes);
-        bar.set_message(format_progress(&now));
+        progress.show(now.copied_bytes, &describe_obstacle(&now))?;
         match now.state.as_str() {
-            "done" => break,
-            "failed" | "stopped" => {
-                bar.finish_and_clear();
-                bail!("{}: {}: {}", now.name, now.state, now.error.unwrap_or_default());
-            }
+            "done" => return Ok(now),
+            "failed" | "stopped" => bail!("{}: {}: {}", now.name, now.state, now.error.unwrap_or_default()),
             _ => sleep(TICK),
         }
         let next = client.call(verbs::GET_MOVE.on(&number), &());
         now = next.map_err(|error| explain_client_error(error, None))?;
     }
-    bar.finish_and_clear();
-    Ok(now)
 }
 
-/// The rate and the time left, or what the move waits for.
-fn format_progress(now: &api::MoveDescription) -> String {
-    let rate = now.bytes_per_second.map(|rate| format!("{}B/s", format_bytes(rate)));
-    let left = now.seconds_left.map(|left| format!("{left} s left"));
-    let words = [Some(now.state.clone()).filter(|state| state != "copying"), now.error.clone(), rate, left];
-    words.into_iter().flatten().collect::<Vec<_>>().join(", ")
+/// What keeps a move from copying, after a comma; empty if nothing does.
+fn describe_obstacle(now: &api::MoveDescription) -> String {
+    let state = Some(&now.state).filter(|state| *state != "copying");
+    state.into_iter().chain(&now.error).map(|word| format!(", {word}")).collect()
 }
 
 fn run_move_list(server: &ServerArgs, print: &OutputFormatArgs) -> Result<()> {

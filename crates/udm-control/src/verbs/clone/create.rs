@@ -11,7 +11,9 @@ use crate::verbs::{CancelToken, block_on_verb};
 use std::sync::Arc;
 use udm_core::errno::{EINVAL, ENXIO};
 use udm_core::{SECTOR_SIZE, Sectors};
+use udm_wire::boot_profile::BootProfile;
 use udm_wire::clone_metadata::CloneMetadataLayout;
+use udm_wire::table::parse_table;
 use udm_wire::uri::{DeviceUri, FileUri};
 use udm_wire::words::escape_table_word;
 
@@ -95,14 +97,19 @@ fn prepare_table(files: &mut NewCloneFiles<'_>, new: &api::CreateCloneRequest) -
         [&metadata, &destination, &source].map(|uri| escape_table_word(&uri.to_string()).into_owned());
     let features = if new.paused == Some(true) { "1 no_hydration" } else { "0" };
     let in_flight = |bytes: u64| (bytes / region.bytes()).max(1);
-    Ok(format!(
+    let table = format!(
         "0 {} clone {} {} {features} 4 hydration_threshold {} hydration_batch_size {}",
         len.0,
         words.join(" "),
         region.0,
         in_flight(COPY_BYTES),
         in_flight(BATCH_BYTES)
-    ))
+    );
+    let Some(text) = &new.hydrate_first else { return Ok(table) };
+    let profile = BootProfile::parse(text);
+    let lines = parse_table(&table).map_err(|error| clone_error(name, EINVAL, error.to_string()))?;
+    let with_profile = profile.and_then(|profile| profile.add_to_table(&lines));
+    with_profile.map(|line| line.to_string()).map_err(|error| clone_error(name, EINVAL, error.to_string()))
 }
 
 /// A file as a source is opened for reading only.

@@ -4,7 +4,7 @@ use super::{clone_error, find_clone};
 use crate::TableLoadControlIo;
 use crate::error::VerbError;
 use crate::registry::{BaseDir, DeviceRegistry};
-use crate::verbs::change::reload_live_table;
+use crate::verbs::reload::replace_live_table;
 use crate::verbs::{CancelToken, block_on_verb};
 use udm_core::control_io;
 use udm_core::errno::{EBUSY, EINVAL};
@@ -18,7 +18,8 @@ use udm_core::errno::{EBUSY, EINVAL};
 ///
 /// # Errors
 /// ENXIO if there is no such device, EINVAL if it is not a clone. EBUSY if regions are not
-/// hydrated, or if the device is suspended or has a table in its inactive slot. The error of the
+/// hydrated, if the device is suspended or has a table in its inactive slot, or if its table is
+/// replaced meanwhile. The error of the
 /// destination if it cannot be flushed. The clone continues then.
 pub fn finish_clone(
     registry: &DeviceRegistry,
@@ -42,6 +43,7 @@ pub fn finish_clone(
     })?;
     let linear = format!("0 {} linear {} 0", report.len.0, report.destination.number);
     let folder = BaseDir::none();
-    let reload = reload_live_table(registry, &mapped, name, &linear, &folder, cancel_token);
+    // Another table may have a clone that is not complete, or be none.
+    let reload = replace_live_table(registry, &mapped, name, Some(&table), (&linear, &folder), cancel_token);
     block_on_verb(reload).map(drop).map_err(|error| error.at(None))
 }

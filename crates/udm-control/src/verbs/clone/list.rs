@@ -5,7 +5,8 @@ use crate::api;
 use crate::error::VerbError;
 use crate::registry::{DeviceRegistry, RegisteredDevice};
 use udm_core::Sectors;
-use udm_dm::CloneReport;
+use udm_dm::{CloneReport, CloneTargetQueries};
+use udm_wire::boot_profile::BootProfile;
 
 /// All clones, by device number.
 #[must_use]
@@ -29,6 +30,19 @@ pub fn describe_clone_by_name(
     Ok(describe_clone(registry, &mapped, &report))
 }
 
+/// The boot profile of a clone: what its clients read while it was not hydrated, since its first
+/// load in this server.
+///
+/// # Errors
+/// ENXIO if there is no such device, EINVAL if it is not a clone.
+pub fn clone_boot_profile(registry: &DeviceRegistry, name: &str) -> Result<api::CloneBootProfile, VerbError> {
+    let (_, table, report) = find_clone(registry, name)?;
+    let reads = table.targets().iter().filter_map(|entry| entry.target.as_clone());
+    let regions = reads.flat_map(CloneTargetQueries::first_reads);
+    let profile = BootProfile::of_regions(report.len.bytes(), report.region.bytes(), regions);
+    Ok(api::CloneBootProfile { ranges: profile.ranges.len() as u64, profile: profile.to_string() })
+}
+
 pub(super) fn describe_clone(
     registry: &DeviceRegistry,
     mapped: &RegisteredDevice,
@@ -48,5 +62,7 @@ pub(super) fn describe_clone(
         hydrated_regions: report.hydrated,
         hydrated_bytes: hydrated.bytes(),
         hydrating_regions: report.in_flight,
+        source_errors: report.source_errors,
+        destination_errors: report.destination_errors,
     }
 }

@@ -13,7 +13,7 @@ mod list;
 
 pub use create::create_clone;
 pub use finish::finish_clone;
-pub use list::{describe_clone_by_name, list_clones};
+pub use list::{clone_boot_profile, describe_clone_by_name, list_clones};
 
 use crate::error::VerbError;
 use crate::registry::{DeviceRegistry, RegisteredDevice};

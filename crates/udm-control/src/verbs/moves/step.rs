@@ -8,7 +8,7 @@ use crate::TableLoadControlIo;
 use crate::error::VerbError;
 use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice};
 use crate::state_folder::moves::MoveRecord;
-use crate::verbs::change::reload_live_table;
+use crate::verbs::reload::reload_live_table;
 use crate::verbs::{CancelToken, block_on_verb};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -8,9 +8,8 @@ use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice};
 use crate::state_folder::file_stamp::IdentifiedStoreFile;
 use crate::verbs::begin_transition::{LoadedTable, begin_resume_if_still_loaded};
 use crate::verbs::cancel::{CancelToken, CancellableVerbKind};
-use crate::verbs::change::{
-    reload_live_table, resume_devices, run_change_with_device_locks, suspend_devices,
-};
+use crate::verbs::change::{resume_devices, run_change_with_device_locks, suspend_devices};
+use crate::verbs::reload::reload_live_table;
 use crate::verbs::remove::remove_device;
 use crate::verbs::{block_on_verb, show, tables};
 use std::sync::{Arc, Weak};

@@ -43,15 +43,16 @@ impl OriginDevice {
                 return Err(cannot(format!("its table begins at sector {from} of its disk")));
             }
             None if kind == ORIGIN => entry.target.devices().pop().map(|used| used.device),
-            None if kind == "snapshot" => {
-                let len = entry.len.0;
-                let remedy = format!("create a device \"0 {len} {ORIGIN} @{name}\", and a snapshot of that");
-                return Err(cannot(format!("it is a snapshot: {remedy}")));
-            }
             None => None,
         };
-        let disk = disk.ok_or_else(|| cannot(format!("its table is {kind}, and not linear")))?;
         let len = entry.len;
+        let disk = disk.ok_or_else(|| {
+            let remedy = format!("create a device \"0 {} {ORIGIN} @{name}\", and a snapshot of that", len.0);
+            cannot(match kind {
+                "snapshot" => format!("it is a snapshot: {remedy}"),
+                _ => format!("its table is {kind}, and not linear: {remedy}"),
+            })
+        })?;
         Ok(OriginDevice { mapped, disk, len, is_linear })
     }
 

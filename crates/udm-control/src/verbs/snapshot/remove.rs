@@ -7,7 +7,7 @@ use crate::state_folder::file_stamp::{FileStamp, IdentifiedStoreFile};
 use crate::state_folder::records::{SnapshotRecord, SnapshotRecordState};
 use crate::verbs::block_on_verb;
 use crate::verbs::cancel::CancelToken;
-use crate::verbs::change::reload_live_table;
+use crate::verbs::reload::reload_live_table;
 use crate::verbs::remove::remove_device;
 use std::sync::Arc;
 use udm_core::DevNo;

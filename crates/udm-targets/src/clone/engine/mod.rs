@@ -24,11 +24,22 @@ pub(super) const SOURCE: usize = 0;
 pub(super) const DESTINATION: usize = 1;
 pub(super) const METADATA: usize = 2;
 
-/// Maximum bytes of free buffers that an engine keeps.
-const FREE_BYTES: usize = 1 << 20;
+/// The memory of an engine.
+#[derive(Clone, Copy)]
+pub(super) struct CopyMemory {
+    /// Maximum bytes of copies in flight. A single piece may exceed it.
+    in_flight: usize,
+    /// Maximum bytes of free buffers that are kept.
+    free: usize,
+}
 
-/// Maximum bytes of copies in flight. A single piece may exceed it.
-const COPY_MEMORY: usize = 4 << 20;
+impl CopyMemory {
+    /// For a lane, which copies single regions, for writes of a part of them.
+    pub(super) const OF_LANE: CopyMemory = CopyMemory { in_flight: 4 << 20, free: 1 << 20 };
+    /// For the task: a fast server needs many requests in flight. Buffers are kept, because fresh
+    /// memory costs a page fault per 4 KiB; [`HydrationEngine::release_memory`] frees them.
+    pub(super) const OF_TASK: CopyMemory = CopyMemory { in_flight: 16 << 20, free: 16 << 20 };
+}
 
 /// Maximum length of a piece of a copy.
 const PIECE_MAX: u64 = (256 << 10) / SECTOR_SIZE;
@@ -66,6 +77,7 @@ pub(super) struct HydrationEngine {
     ready: VecDeque<usize>,
     /// Bytes of pieces in flight.
     bytes: usize,
+    memory: CopyMemory,
     max_piece: u64,
     /// Pieces of zeroes are written as requests of zeroes, which take no space.
     keeps_holes: bool,
@@ -81,7 +93,11 @@ pub(super) struct HydrationEngine {
 
 impl HydrationEngine {
     /// An engine. Pieces of copies fit the limits of the source and the destination.
-    pub(super) fn new(state: Arc<CloneState>, source: &Limits, destination: &Limits) -> HydrationEngine {
+    pub(super) fn new(
+        state: Arc<CloneState>,
+        [source, destination]: [&Limits; 2],
+        memory: CopyMemory,
+    ) -> HydrationEngine {
         let block = |limits: &Limits| u64::from(limits.logical_block) / SECTOR_SIZE;
         let block = block(source).max(block(destination)).max(1);
         let most = source.max_sectors.0.min(destination.max_sectors.0).min(PIECE_MAX);
@@ -91,12 +107,13 @@ impl HydrationEngine {
             copies: Slab::new(),
             ready: VecDeque::new(),
             bytes: 0,
+            memory,
             max_piece: (most - most % block).max(block),
             keeps_holes: false,
             commit: None,
             requests: Slab::new(),
             pool: BioPool::new(usize::MAX),
-            bufs: BufPool::new(FREE_BYTES),
+            bufs: BufPool::new(memory.free),
             failed: Vec::new(),
             wake_due: false,
         }
@@ -113,6 +130,13 @@ impl HydrationEngine {
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.requests.is_empty() && self.copies.is_empty() && self.commit.is_none()
+    }
+
+    /// Frees the buffers, if nothing is in flight.
+    pub(super) fn release_memory(&mut self) {
+        if self.is_idle() {
+            self.bufs = BufPool::new(self.memory.free);
+        }
     }
 
     /// True if a request of the engine is in flight.
@@ -149,7 +173,7 @@ impl HydrationEngine {
         let copy = &mut self.copies[index];
         let len = Sectors(self.max_piece.min(copy.end - copy.at));
         let bytes = len.bytes() as usize;
-        if self.bytes > 0 && self.bytes + bytes > COPY_MEMORY {
+        if self.bytes > 0 && self.bytes + bytes > self.memory.in_flight {
             return None;
         }
         self.bytes += bytes;
@@ -183,7 +207,9 @@ impl HydrationEngine {
             EngineRequestKind::Read { copy } => self.read_done(copy, bio),
             EngineRequestKind::Write { copy } => {
                 self.keeps_holes &= bio.status != Status::NotSupp;
-                self.note_failure(copy, DESTINATION, bio.status);
+                if !bio.status.is_ok() {
+                    self.fail_copy(copy, DESTINATION, bio.status);
+                }
                 self.piece_done(copy, bio.sectors.bytes() as usize);
                 self.put(bio);
             }
@@ -196,7 +222,9 @@ impl HydrationEngine {
     }
 
     fn read_done(&mut self, copy: usize, mut bio: Box<Bio>) {
-        self.note_failure(copy, SOURCE, bio.status);
+        if !bio.status.is_ok() {
+            self.fail_copy(copy, SOURCE, bio.status);
+        }
         if self.copies[copy].failed {
             self.piece_done(copy, bio.data.len());
             return self.put(bio);
@@ -210,12 +238,16 @@ impl HydrationEngine {
         self.out.push((DESTINATION, bio));
     }
 
-    /// Takes the status of a request of a copy.
-    fn note_failure(&mut self, copy: usize, device: usize, status: Status) {
-        if !status.is_ok() {
-            let copy = &mut self.copies[copy];
-            copy.failed = true;
-            self.state.set_copy_failure(CopyFailure { device, status, region: copy.first });
+    /// A piece of a copy has failed at a device. Writes that wait for the copy now fail; later ones
+    /// wait for its other pieces, and try again.
+    fn fail_copy(&mut self, index: usize, device: usize, status: Status) {
+        self.state.add_copy_error(device == SOURCE);
+        let copy = &mut self.copies[index];
+        let (first, count) = (copy.first, copy.count);
+        self.state.set_copy_failure(CopyFailure { device, status, region: first });
+        if !std::mem::replace(&mut copy.failed, true) {
+            self.failed.push((first, count));
+            tracing::error!("{}: hydration failed: regions {first} +{count}", self.state.name());
         }
     }
 
@@ -233,15 +265,13 @@ impl HydrationEngine {
         let RegionCopy { first, count, failed, .. } = self.copies.remove(index);
         if !failed {
             self.state.clear_copy_failure();
-        } else {
-            tracing::error!("{}: hydration failed: regions {first} +{count}", self.state.name());
         }
         // As in the kernel: with metadata that cannot be written, no bit is set.
         let sets = !failed && self.state.mode() == MetadataMode::ReadWrite;
         for region in first..first + count {
             self.end_claim(region, sets);
         }
-        if !sets {
+        if !sets && !failed {
             self.failed.push((first, count));
         }
     }

@@ -5,7 +5,7 @@
 //! regions.
 
 use super::state::MirrorState;
-use crate::clone::engine::{DESTINATION, HydrationEngine, SOURCE};
+use crate::clone::engine::{CopyMemory, DESTINATION, HydrationEngine, SOURCE};
 use crate::clone::regions::RegionClaim;
 use crate::clone::state::{CloneState, CopyFailure, LaneActivity};
 use crate::snapshot::redirected_bios::RedirectedBios;
@@ -80,7 +80,7 @@ impl MirrorLane {
         let children = ChildLanes::new(state.open(cx)?);
         let subscription = state.copies.wait_queue.subscribe(cx);
         Ok(MirrorLane {
-            engine: state.engine(),
+            engine: state.engine(CopyMemory::OF_LANE),
             children,
             owner: cx.new_owner(),
             tracked: RedirectedBios::new(cx.new_owner()),

@@ -3,7 +3,7 @@
 use super::args::{MirrorLeg, MirrorTableArgs};
 use super::write_locks::WriteLocks;
 use crate::clone::args::DiskIdentity;
-use crate::clone::engine::{DESTINATION, HydrationEngine};
+use crate::clone::engine::{CopyMemory, DESTINATION, HydrationEngine};
 use crate::clone::regions::RegionMap;
 use crate::clone::state::CloneState;
 use crate::snapshot::raw_device;
@@ -71,9 +71,10 @@ impl MirrorState {
     }
 
     /// An engine over these devices.
-    pub(super) fn engine(&self) -> HydrationEngine {
-        let [source, destination] = self.legs.each_ref().map(|leg| leg.device.device.limits());
-        HydrationEngine::new(Arc::clone(&self.copies), &source, &destination).keep_holes(&destination)
+    pub(super) fn engine(&self, memory: CopyMemory) -> HydrationEngine {
+        let limits = self.legs.each_ref().map(|leg| leg.device.device.limits());
+        let engine = HydrationEngine::new(Arc::clone(&self.copies), limits.each_ref(), memory);
+        engine.keep_holes(&limits[DESTINATION])
     }
 
     /// True if nothing is sent to the destination any more.

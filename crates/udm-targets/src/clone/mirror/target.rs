@@ -4,7 +4,7 @@ use super::args::{MirrorLeg, parse_mirror_table_args};
 use super::lane::MirrorLane;
 use super::state::MirrorState;
 use super::write_locks::LOCKED_MAX;
-use crate::clone::engine::{DESTINATION, SOURCE};
+use crate::clone::engine::{CopyMemory, DESTINATION, SOURCE};
 use crate::clone::settings::{HydrationSettings, HydrationValues};
 use crate::clone::task::HydrationTask;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use udm_dm::target::{
     DeviceRange, LowerLimits, MirrorFailure, MirrorLegReport, MirrorReport, MirrorTargetQueries, Target,
     TargetArgs, TargetFeatures, TargetHostServices,
 };
+use udm_wire::boot_profile::HydrationOrder;
 
 const NAME: &str = "mirror";
 
@@ -45,7 +46,10 @@ pub fn create_mirror_target(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>
     let (threshold, batch) = (in_flight(COPY_BYTES), in_flight(BATCH_BYTES));
     Ok(Arc::new(MirrorTarget {
         state: Arc::new(MirrorState::new(&line, args.len)),
-        settings: Arc::new(HydrationSettings::new(HydrationValues { enabled: true, threshold, batch })),
+        settings: Arc::new(HydrationSettings::new(
+            HydrationValues { enabled: true, threshold, batch },
+            HydrationOrder::default(),
+        )),
         nosync: line.nosync,
         features: line.features,
     }))
@@ -196,7 +200,7 @@ impl Target for MirrorTarget {
         let (state, settings) = (Arc::clone(&self.state), Arc::clone(&self.settings));
         let task = move || {
             let copies = Arc::clone(&state.copies);
-            HydrationTask::new(state.raw(), state.engine(), copies, settings)
+            HydrationTask::new(state.raw(), state.engine(CopyMemory::OF_TASK), copies, settings)
         };
         vec![Box::new(move || Box::new(task()))]
     }

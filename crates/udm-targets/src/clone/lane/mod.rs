@@ -1,12 +1,14 @@
 //! The data path of a clone.
 //!
 //! Requests of hydrated regions go to the destination, and reads of others to the source, without
-//! any record of them. The table splits reads and writes at the borders of regions.
+//! any record of them (`route`). The table splits reads and writes at the borders of regions.
 
-use super::engine::{DESTINATION, HydrationEngine, SOURCE};
-use super::regions::RegionClaim;
-use super::state::{CloneState, LaneActivity, MetadataMode};
-use super::target::CloneDevices;
+mod route;
+
+use crate::clone::engine::{CopyMemory, DESTINATION, HydrationEngine, SOURCE};
+use crate::clone::regions::RegionClaim;
+use crate::clone::state::{CloneState, LaneActivity, MetadataMode};
+use crate::clone::target::CloneDevices;
 use crate::snapshot::redirected_bios::RedirectedBios;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use udm_core::{
     Batch, Bio, BioFlags, BioOwnerId, Cx, DeviceControlError, DrainMode, Lane, Op, OwnWork, Sector, Sectors,
     Status, WaitQueueSubscription, WakeEpoch,
 };
+use udm_dm::WholeDeviceLane;
 use udm_dm::child_lanes::ChildLanes;
 
 /// Maximum rounds per poll in which a lane polls again for requests that it just sent.
@@ -54,7 +57,7 @@ struct CommitWaiter {
 pub(super) struct CloneLane {
     state: Arc<CloneState>,
     engine: HydrationEngine,
-    children: ChildLanes,
+    children: ChildLanes<WholeDeviceLane>,
     owner: BioOwnerId,
     /// Discards are passed down.
     passdown: Arc<AtomicBool>,
@@ -66,6 +69,8 @@ pub(super) struct CloneLane {
     commit_waiters: VecDeque<CommitWaiter>,
     /// Bios completed here, for the next poll.
     ended: Batch,
+    /// Bios of a batch that need more than a device; empty outside of a `submit`.
+    special: Batch,
     /// The engine's requests that a child handed back.
     again: Vec<(usize, Box<Bio>)>,
     /// Client requests in this lane, and the number that the task sees.
@@ -91,7 +96,7 @@ impl CloneLane {
         let children = ChildLanes::new(devices.open(cx)?);
         let subscription = state.wait_queue.subscribe(cx);
         Ok(CloneLane {
-            engine: devices.engine(state),
+            engine: devices.engine(state, CopyMemory::OF_LANE),
             children,
             owner: cx.new_owner(),
             passdown,
@@ -101,6 +106,7 @@ impl CloneLane {
             waiting: VecDeque::new(),
             commit_waiters: VecDeque::new(),
             ended: Batch::new(),
+            special: Batch::new(),
             again: Vec::new(),
             clients: 0,
             activity: state.add_lane(),
@@ -122,24 +128,6 @@ impl CloneLane {
             // Relaxed: no other data depends on the number.
             self.activity.store(self.clients, Ordering::Relaxed);
         }
-    }
-
-    /// The device to which a whole batch goes, if all of it goes to one without a record.
-    #[inline(always)]
-    fn device_of_all(&self, batch: &[Box<Bio>]) -> Option<usize> {
-        if self.state.mode() == MetadataMode::Fail {
-            return None;
-        }
-        let is_plain = |bio: &Bio| matches!(bio.op, Op::Read | Op::Write) && !bio.flags.intersects(DURABLE);
-        let map = &self.state.map;
-        if map.is_complete() {
-            return batch.iter().all(|bio| is_plain(bio)).then_some(DESTINATION);
-        }
-        let is_hydrated = |bio: &Bio| map.is_hydrated(map.region_of(bio.sector.0));
-        if batch.iter().all(|bio| is_plain(bio) && is_hydrated(bio)) {
-            return Some(DESTINATION);
-        }
-        batch.iter().all(|bio| bio.op == Op::Read && is_plain(bio) && !is_hydrated(bio)).then_some(SOURCE)
     }
 
     /// Sends `bio` to a device, or queues it.
@@ -180,7 +168,11 @@ impl CloneLane {
                 if map.is_covered_by(&bio) {
                     let sector = bio.sector;
                     self.send_tracked(bio, sector, TrackedBioKind::Overwrite { region });
+                } else if self.state.zero_regions.contains(region) {
+                    self.engine.end_claim(region, true);
+                    self.write(bio);
                 } else {
+                    self.state.first_reads.record(region);
                     self.engine.copy(region, 1);
                     self.waiting.push_back(bio);
                 }
@@ -353,6 +345,9 @@ impl CloneLane {
     /// A write of a whole region completed. Returns true if it must wait for a commit.
     fn overwritten(&mut self, region: u64, bio: &mut Bio) -> bool {
         let sets = bio.status.is_ok() && self.state.mode() == MetadataMode::ReadWrite;
+        if !sets {
+            self.state.zero_regions.remove(region);
+        }
         self.engine.end_claim(region, sets);
         if bio.status.is_ok() && !sets {
             // The region is still read from the source.
@@ -395,11 +390,15 @@ impl Lane for CloneLane {
         self.clients += batch.len();
         self.publish_activity();
         match self.device_of_all(batch) {
-            Some(device) => self.children.submit(device, batch, cx),
-            None => {
-                batch.drain(..).for_each(|bio| self.take(bio));
-                self.finish_turn(cx);
+            Some(device) => {
+                if device == SOURCE {
+                    self.record_reads(batch);
+                }
+                // The limits of the clone are those of both devices, so the table above has checked
+                // the bios.
+                self.children.submit_by(device, batch, |lane, batch| lane.submit_checked(batch, cx));
             }
+            None => self.submit_each(batch, cx),
         }
     }
 

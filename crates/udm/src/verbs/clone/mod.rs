@@ -1,11 +1,18 @@
 //! `udm clone`: devices that read as their source at once, and are copied behind.
+//!
+//! `list` formats the list; `wait` waits for copies and shows their progress.
+
+mod list;
+mod wait;
 
 use crate::args::{OutputFormatArgs, ServerArgs};
+use crate::boot_profile::read_boot_profile;
 use crate::output::{print_json_to_stdout, print_to_stdout};
 use crate::requests::{call_verb_without_body, current_dir, explain_client_error};
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use udm_bench::units::format_with_binary_prefix;
+use list::format_clone_list;
+use std::path::PathBuf;
 use udm_control::api::{self, verbs};
 
 /// The arguments of `udm clone`.
@@ -46,6 +53,33 @@ Examples:\n  udm clone create vm1 --from file:/srv/golden.qcow2?format=qcow2 --t
         /// The clone
         name: String,
     },
+    /// Wait until clones are completely copied, and show the progress
+    #[command(
+        after_help = "On a terminal each clone has a bar with its bytes, rate, time left and errors of its source; elsewhere a line is printed at every ten percent. A clone that was finished meanwhile counts as copied. A clone whose copy is stopped, or whose metadata has failed, is an error.\n\nExample:\n  udm clone wait vm1 vm2 && udm clone finish vm1"
+    )]
+    Wait {
+        #[command(flatten)]
+        server: ServerArgs,
+        #[command(flatten)]
+        print: OutputFormatArgs,
+        /// The clones
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Print the boot profile of a clone: what its clients read first, in the order of the reads
+    #[command(
+        after_help = "Each line is a range: its first byte and its length. Only reads of regions that were not copied yet are recorded, and writes of a part of such a region; so create the first clone with --pause, start the machine, and print the profile when it has booted. \
+At most 65536 regions are recorded, until the server ends.\n\n\
+Example:\n  udm clone profile vm1 > debian.profile\n  udm clone create vm2 --from https://images.example/debian.raw --to vm2.img --hydrate-first debian.profile"
+    )]
+    Profile {
+        #[command(flatten)]
+        server: ServerArgs,
+        #[command(flatten)]
+        print: OutputFormatArgs,
+        /// The clone
+        name: String,
+    },
     /// Replace a clone that is completely copied by its destination
     #[command(
         after_help = "The device becomes linear over the destination. Its clients see a pause only. Afterwards the source and the metadata are not used any more. \
@@ -81,9 +115,15 @@ struct CloneCreateArgs {
     /// metadata]
     #[arg(long, value_name = "SIZE", value_parser = udm_wire::size::parse_size_with_unit)]
     region_size: Option<u64>,
+    /// Copy the parts in this boot profile first, which `udm clone profile` has printed
+    #[arg(long, value_name = "FILE")]
+    hydrate_first: Option<PathBuf>,
     /// Do not copy in the background until `udm clone start`
     #[arg(long)]
     pause: bool,
+    /// Wait until all is copied, as `udm clone wait` does
+    #[arg(long, conflicts_with = "pause")]
+    wait: bool,
 }
 
 /// Runs `udm clone`.
@@ -96,6 +136,14 @@ pub fn run(args: &CloneArgs) -> Result<()> {
         CloneVerb::List { server, print } => run_clone_list(server, print),
         CloneVerb::Pause { server, name } => send_hydration_message(server, name, "disable_hydration"),
         CloneVerb::Start { server, name } => send_hydration_message(server, name, "enable_hydration"),
+        CloneVerb::Wait { server, print, names } => {
+            let clones = wait::wait_for_clones(&server.client()?, names, print.json)?;
+            if print.json { print_json_to_stdout(&clones) } else { Ok(()) }
+        }
+        CloneVerb::Profile { server, print, name } => {
+            let profile = call_verb_without_body(&server.client()?, verbs::GET_CLONE_PROFILE.on(name))?;
+            if print.json { print_json_to_stdout(&profile) } else { print_to_stdout(&profile.profile) }
+        }
         CloneVerb::Finish { server, name } => {
             call_verb_without_body(&server.client()?, verbs::FINISH_CLONE.on(name))
         }
@@ -103,6 +151,7 @@ pub fn run(args: &CloneArgs) -> Result<()> {
 }
 
 fn run_clone_create(args: &CloneCreateArgs) -> Result<()> {
+    let profile = args.hydrate_first.as_deref().map(read_boot_profile).transpose()?;
     let body = api::CreateCloneRequest {
         name: args.name.clone(),
         source: args.from.clone(),
@@ -110,10 +159,16 @@ fn run_clone_create(args: &CloneCreateArgs) -> Result<()> {
         metadata: args.metadata.clone(),
         region_bytes: args.region_size,
         paused: Some(args.pause),
+        hydrate_first: profile.map(|profile| profile.to_string()),
         folder: current_dir(),
     };
-    let created = args.server.client()?.call(verbs::CREATE_CLONE, &body);
-    let created = created.map_err(|error| explain_client_error(error, None))?;
+    let client = args.server.client()?;
+    let created = client.call(verbs::CREATE_CLONE, &body);
+    let mut created = created.map_err(|error| explain_client_error(error, None))?;
+    if args.wait {
+        let waited = wait::wait_for_clones(&client, std::slice::from_ref(&args.name), args.print.json)?;
+        created = waited.into_iter().next().unwrap_or(created);
+    }
     if args.print.json { print_json_to_stdout(&created) } else { Ok(()) }
 }
 
@@ -133,83 +188,4 @@ fn send_hydration_message(server: &ServerArgs, name: &str, message: &str) -> Res
     let body = api::TargetMessageRequest { message: message.into(), ..api::TargetMessageRequest::default() };
     let sent = client.call(verbs::SEND_MESSAGE.on(name), &body);
     sent.map(drop).map_err(|error| explain_client_error(error, None))
-}
-
-/// The heads of the columns. The paths are the last ones, since they may be long.
-const HEADS: [&str; 9] =
-    ["NAME", "STATE", "%", "HYDRATED", "REGIONS", "HYDRATING", "REGION", "DESTINATION", "SOURCE"];
-
-/// The columns of words; the others are numbers.
-const WORDS: [usize; 4] = [0, 1, 7, 8];
-
-/// One line per clone.
-fn format_clone_list(clones: &[api::CloneDescription]) -> String {
-    let rows = [HEADS.map(String::from)].into_iter().chain(clones.iter().map(format_clone_row));
-    let rows: Vec<[String; 9]> = rows.collect();
-    let widths: Vec<usize> = (0..HEADS.len())
-        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
-        .collect();
-    let cell = |(column, text): (usize, &String)| match WORDS.contains(&column) {
-        true => format!("{text:<0$}", widths[column]),
-        false => format!("{text:>0$}", widths[column]),
-    };
-    let line = |row: &[String; 9]| {
-        let cells: Vec<String> = row.iter().enumerate().map(cell).collect();
-        format!("{}\n", cells.join("  ").trim_end())
-    };
-    rows.iter().map(line).collect()
-}
-
-fn format_clone_row(clone: &api::CloneDescription) -> [String; 9] {
-    let percent = clone.hydrated_regions as f64 * 100.0 / clone.regions.max(1) as f64;
-    [
-        clone.name.clone(),
-        clone.state.clone(),
-        // 100 only if no region is left.
-        format!("{:.1}", (percent * 10.0).floor() / 10.0),
-        format!("{}/{}", format_bytes(clone.hydrated_bytes), format_bytes(clone.size_bytes)),
-        format!("{}/{}", clone.hydrated_regions, clone.regions),
-        clone.hydrating_regions.to_string(),
-        format_bytes(clone.region_bytes),
-        clone.destination.clone(),
-        clone.source.clone(),
-    ]
-}
-
-/// Formats bytes with a binary unit and at most four digits.
-fn format_bytes(bytes: u64) -> String {
-    format_with_binary_prefix(bytes as f64, 4)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_stand_below_their_heads_and_100_percent_means_done() {
-        let one = api::CloneDescription {
-            name: "vm1".into(),
-            source: "nbd://backup/disk".into(),
-            destination: "/srv/vm1.img".into(),
-            state: "hydrating".into(),
-            size_bytes: 1 << 30,
-            region_bytes: 64 << 10,
-            regions: 16_384,
-            hydrated_regions: 16_383,
-            hydrated_bytes: (1 << 30) - (64 << 10),
-            hydrating_regions: 1,
-            ..api::CloneDescription::default()
-        };
-        let all = [one.clone(), api::CloneDescription { name: "a-long-name".into(), ..one }];
-        let lines: Vec<String> = format_clone_list(&all).lines().map(String::from).collect();
-        assert_eq!(lines.len(), 3);
-        for head in ["STATE", "DESTINATION", "SOURCE"] {
-            let at = lines[0].find(head).unwrap();
-            assert!(
-                lines[1..].iter().all(|line| &line[at - 1..at] == " " && &line[at..=at] != " "),
-                "{lines:?}"
-            );
-        }
-        assert!(lines[1].contains(" 99.9 ") && lines[1].contains(" 16383/16384 "), "{lines:?}");
-    }
 }

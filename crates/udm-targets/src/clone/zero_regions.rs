@@ -1,0 +1,88 @@
+//! Regions that need no copy: their source is a hole, and so is their destination.
+//!
+//! They are found when the clone is loaded. Afterwards only the clone writes its destination. A
+//! write of a whole region that failed may have changed it, so such a region is copied again.
+
+use super::regions::RegionMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use udm_core::{Device, ExtentKind, Extents, Sector, Sectors};
+
+/// Extents per query of a device.
+const EXTENTS_MAX: usize = 4096;
+
+/// Sectors of the source that are examined at most: a query over a slow network takes a while.
+const EXAMINED_MAX: u64 = (256 << 30) / udm_core::SECTOR_SIZE;
+
+/// Maximum number of queries.
+const QUERIES_MAX: usize = 4096;
+
+/// Regions whose source and destination are holes. They read as zeroes.
+#[derive(Default)]
+pub(super) struct ZeroRegions(Box<[AtomicU64]>);
+
+impl ZeroRegions {
+    /// Finds the regions of `map`. May block.
+    pub(super) fn find(map: &RegionMap, source: &dyn Device, destination: &dyn Device) -> ZeroRegions {
+        let mut zero = ZeroRegions::default();
+        if map.is_complete() {
+            return zero;
+        }
+        let mut queries = QUERIES_MAX;
+        let examined = map.len().0.min(EXAMINED_MAX);
+        for (from, to) in holes(source, 0, examined, map, &mut queries) {
+            for (from, to) in holes(destination, from, to, map, &mut queries) {
+                zero.add(map, from, to);
+            }
+        }
+        zero
+    }
+
+    /// Adds the regions that lie within `from..to`.
+    fn add(&mut self, map: &RegionMap, from: u64, to: u64) {
+        let first = map.region_of(from.next_multiple_of(map.region().0));
+        let end = if to == map.len().0 { map.count() } else { map.region_of(to) };
+        if first < end && self.0.is_empty() {
+            self.0 = (0..map.count().div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        }
+        for region in first..end {
+            self.0[(region / 64) as usize].fetch_or(1 << (region % 64), Ordering::Relaxed);
+        }
+    }
+
+    /// True if the data of `region` is in the destination without a copy. The caller has claimed
+    /// it. Relaxed: claims of a region are in one order.
+    pub(super) fn contains(&self, region: u64) -> bool {
+        let word = self.0.get((region / 64) as usize);
+        word.is_some_and(|word| word.load(Ordering::Relaxed) >> (region % 64) & 1 == 1)
+    }
+
+    /// The destination of `region`, which the caller has claimed, may have other data by now.
+    pub(super) fn remove(&self, region: u64) {
+        if let Some(word) = self.0.get((region / 64) as usize) {
+            word.fetch_and(!(1 << (region % 64)), Ordering::Relaxed);
+        }
+    }
+}
+
+/// The holes of `device` in `from..to` that may contain a region. Each query takes one of
+/// `queries`.
+fn holes(device: &dyn Device, from: u64, to: u64, map: &RegionMap, queries: &mut usize) -> Vec<(u64, u64)> {
+    let (mut at, mut found) = (from, Vec::new());
+    let least = map.region().0.min(map.len().0 - (map.count() - 1) * map.region().0);
+    while at < to && *queries > 0 {
+        *queries -= 1;
+        let mut extents = Extents::new(EXTENTS_MAX);
+        device.extents(Sector(at), Sectors(to - at), &mut extents);
+        let before = at;
+        for extent in extents.list() {
+            if extent.content == ExtentKind::Hole && extent.len.0 >= least {
+                found.push((at, at + extent.len.0));
+            }
+            at += extent.len.0;
+        }
+        if at == before {
+            break;
+        }
+    }
+    found
+}

@@ -1,0 +1,83 @@
+//! The list of clones, in columns.
+
+use udm_bench::units::format_with_binary_prefix;
+use udm_control::api;
+
+/// The heads of the columns. The paths are the last ones, since they may be long.
+const HEADS: [&str; 9] =
+    ["NAME", "STATE", "%", "HYDRATED", "REGIONS", "HYDRATING", "REGION", "DESTINATION", "SOURCE"];
+
+/// The columns of words; the others are numbers.
+const WORDS: [usize; 4] = [0, 1, 7, 8];
+
+/// One line per clone.
+pub(super) fn format_clone_list(clones: &[api::CloneDescription]) -> String {
+    let rows = [HEADS.map(String::from)].into_iter().chain(clones.iter().map(format_clone_row));
+    let rows: Vec<[String; 9]> = rows.collect();
+    let widths: Vec<usize> = (0..HEADS.len())
+        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    let cell = |(column, text): (usize, &String)| match WORDS.contains(&column) {
+        true => format!("{text:<0$}", widths[column]),
+        false => format!("{text:>0$}", widths[column]),
+    };
+    let line = |row: &[String; 9]| {
+        let cells: Vec<String> = row.iter().enumerate().map(cell).collect();
+        format!("{}\n", cells.join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
+fn format_clone_row(clone: &api::CloneDescription) -> [String; 9] {
+    let percent = clone.hydrated_regions as f64 * 100.0 / clone.regions.max(1) as f64;
+    [
+        clone.name.clone(),
+        clone.state.clone(),
+        // 100 only if no region is left.
+        format!("{:.1}", (percent * 10.0).floor() / 10.0),
+        format!("{}/{}", format_bytes(clone.hydrated_bytes), format_bytes(clone.size_bytes)),
+        format!("{}/{}", clone.hydrated_regions, clone.regions),
+        clone.hydrating_regions.to_string(),
+        format_bytes(clone.region_bytes),
+        clone.destination.clone(),
+        clone.source.clone(),
+    ]
+}
+
+/// Formats bytes with a binary unit and at most four digits.
+fn format_bytes(bytes: u64) -> String {
+    format_with_binary_prefix(bytes as f64, 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_stand_below_their_heads_and_100_percent_means_done() {
+        let one = api::CloneDescription {
+            name: "vm1".into(),
+            source: "nbd://backup/disk".into(),
+            destination: "/srv/vm1.img".into(),
+            state: "hydrating".into(),
+            size_bytes: 1 << 30,
+            region_bytes: 64 << 10,
+            regions: 16_384,
+            hydrated_regions: 16_383,
+            hydrated_bytes: (1 << 30) - (64 << 10),
+            hydrating_regions: 1,
+            ..api::CloneDescription::default()
+        };
+        let all = [one.clone(), api::CloneDescription { name: "a-long-name".into(), ..one }];
+        let lines: Vec<String> = format_clone_list(&all).lines().map(String::from).collect();
+        assert_eq!(lines.len(), 3);
+        for head in ["STATE", "DESTINATION", "SOURCE"] {
+            let at = lines[0].find(head).unwrap();
+            assert!(
+                lines[1..].iter().all(|line| &line[at - 1..at] == " " && &line[at..=at] != " "),
+                "{lines:?}"
+            );
+        }
+        assert!(lines[1].contains(" 99.9 ") && lines[1].contains(" 16383/16384 "), "{lines:?}");
+    }
+}
