@@ -145,6 +145,11 @@ impl MoveFacts {
         self.error = Some(error);
     }
 
+    /// The destination is tried again at once.
+    pub(super) fn retry_now(&mut self) {
+        (self.retry, self.retry_at) = (RETRY[0], Instant::now());
+    }
+
     /// The destination works.
     pub(super) fn reset_retry(&mut self) {
         (self.retry, self.error) = (RETRY[0], None);

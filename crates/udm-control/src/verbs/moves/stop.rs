@@ -34,7 +34,7 @@ pub fn pause_move(
     let _turn = job.turn();
     job.set_paused(is_paused);
     if !is_paused {
-        job.facts().reset_retry();
+        job.facts().retry_now();
     }
     Ok(describe_job(&job))
 }
