@@ -98,10 +98,10 @@ impl NvmeTargetWorld {
         Ok(())
     }
 
-    /// True if the target may close the connections of an association that the host uses.
+    /// True if the target may close the connections of an association that the host uses: another
+    /// one was to reset it, and perhaps was lost before the answer came.
     fn may_close(&self, number: usize) -> bool {
-        let is_reset = self.associations.iter().any(|one| one.awaits_reset(number));
-        is_reset || self.net.borrow().lost > 0
+        self.associations[number].was_asked_for || self.net.borrow().lost > 0
     }
 
     fn admin_answer(&mut self, number: usize, completion: Completion) -> Result<(), Violation> {
@@ -350,6 +350,7 @@ impl NvmeTargetWorld {
             let Some(instance) = self.associations[victim].instance else { return };
             self.say(format!("association {source} resets {victim}, which works"));
             self.associations[source].ask_reset(victim, instance);
+            self.associations[victim].was_asked_for = true;
         }
     }
 
