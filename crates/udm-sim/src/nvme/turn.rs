@@ -98,10 +98,12 @@ impl NvmeTargetWorld {
         Ok(())
     }
 
-    /// True if the target may close the connections of an association that the host uses: another
-    /// one was to reset it, and perhaps was lost before the answer came.
+    /// True if the target may close the connections of an association that the host uses: the
+    /// network had an error, or another association was to reset it, and perhaps was lost before
+    /// the answer came.
     fn may_close(&self, number: usize) -> bool {
-        self.associations[number].was_asked_for || self.net.borrow().lost > 0
+        let (one, net) = (&self.associations[number], self.net.borrow());
+        one.was_asked_for || one.queues().any(|queue| net.links[queue.link].faulty)
     }
 
     fn admin_answer(&mut self, number: usize, completion: Completion) -> Result<(), Violation> {
