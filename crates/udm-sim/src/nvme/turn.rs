@@ -372,7 +372,7 @@ impl NvmeTargetWorld {
         one.admin_questions.clear();
         match self.hosts[host].policy {
             RetryPolicy::Reset | RetryPolicy::EarlyReset => {
-                self.associations[number].fence = FenceStep::Wanted
+                self.associations[number].fence = FenceStep::Wanted;
             }
             RetryPolicy::Wait => self.wait_for_fence(number),
             RetryPolicy::AtOnce => self.associations[number].fence = FenceStep::Until(self.now),
