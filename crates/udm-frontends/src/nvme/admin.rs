@@ -118,6 +118,13 @@ impl NvmeQueue {
 
     /// Executes an admin command.
     pub(super) fn admin_command(&mut self, command: &CommandCapsule) {
+        let now = self.now;
+        let admin = self.admin.as_mut().expect("it is an admin queue");
+        if !admin.state.is_ready() {
+            // It has no I/O queues and refuses Keep Alive: any command shows that the host, which
+            // may wait for the end of a shutdown, is alive.
+            admin.restart_timer(now);
+        }
         let done = self.execute_admin(command).and_then(|reply| match reply {
             Data(bytes) => match command.data_pointer() {
                 DataPointer::Transport { len } if len > 0 => Ok(Data(padded(bytes, len))),
@@ -156,8 +163,8 @@ impl NvmeQueue {
             AdminOpcode::Identify => self.identify(command),
             AdminOpcode::GetLogPage => self.log_page(command),
             AdminOpcode::KeepAlive => {
-                // No other command restarts the timer (CTRATT.TBKAS is 0): a host computes from
-                // this when the timer has expired at the latest.
+                // No other command restarts the timer of a controller that is ready (CTRATT.TBKAS
+                // is 0): a host computes from this when the timer has expired at the latest.
                 admin.restart_timer(self.now);
                 Ok(Done(0))
             }

@@ -81,6 +81,8 @@ pub(super) struct HostAssociation {
     pub(super) keep_alive_at: Nanos,
     /// The host neither sends nor reads any more, without a sign to the target.
     pub(super) is_silent: bool,
+    /// Another association was asked to reset this one while it worked.
+    pub(super) was_asked_for: bool,
     pub(super) next: Nanos,
     stamps: u32,
 }
@@ -113,6 +115,7 @@ impl HostAssociation {
             io_questions: BTreeMap::new(),
             keep_alive_at: Nanos::NEVER,
             is_silent: false,
+            was_asked_for: false,
             next: now,
             stamps: 0,
         }

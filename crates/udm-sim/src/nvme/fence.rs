@@ -7,8 +7,8 @@ use udm_core::Nanos;
 pub enum RetryPolicy {
     /// After a Cross-Controller Reset; if it is refused, as [`RetryPolicy::Wait`].
     Reset,
-    /// As [`RetryPolicy::Reset`], but the host takes a reset in progress for a complete one. This is
-    /// how a target looks that answers before the requests have left the disk.
+    /// As [`RetryPolicy::Reset`], but the host takes a reset in progress for a complete one. This
+    /// is how a target looks that answers before the requests have left the disk.
     EarlyReset,
     /// After two keep-alive timeouts and the quiesce time.
     Wait,

@@ -98,10 +98,12 @@ impl NvmeTargetWorld {
         Ok(())
     }
 
-    /// True if the target may close the connections of an association that the host uses.
+    /// True if the target may close the connections of an association that the host uses: the
+    /// network had an error, or another association was to reset it, and perhaps was lost before
+    /// the answer came.
     fn may_close(&self, number: usize) -> bool {
-        let is_reset = self.associations.iter().any(|one| one.awaits_reset(number));
-        is_reset || self.net.borrow().lost > 0
+        let (one, net) = (&self.associations[number], self.net.borrow());
+        one.was_asked_for || one.queues().any(|queue| net.links[queue.link].faulty)
     }
 
     fn admin_answer(&mut self, number: usize, completion: Completion) -> Result<(), Violation> {
@@ -350,6 +352,7 @@ impl NvmeTargetWorld {
             let Some(instance) = self.associations[victim].instance else { return };
             self.say(format!("association {source} resets {victim}, which works"));
             self.associations[source].ask_reset(victim, instance);
+            self.associations[victim].was_asked_for = true;
         }
     }
 
@@ -369,7 +372,7 @@ impl NvmeTargetWorld {
         one.admin_questions.clear();
         match self.hosts[host].policy {
             RetryPolicy::Reset | RetryPolicy::EarlyReset => {
-                self.associations[number].fence = FenceStep::Wanted
+                self.associations[number].fence = FenceStep::Wanted;
             }
             RetryPolicy::Wait => self.wait_for_fence(number),
             RetryPolicy::AtOnce => self.associations[number].fence = FenceStep::Until(self.now),

@@ -169,7 +169,7 @@ pub(super) fn parse_ana_setting(word: &str) -> Result<NvmeAnaSetting, String> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NvmeSecretFile {
     host: String,
-    path: PathBuf,
+    pub(super) path: PathBuf,
 }
 
 /// Parses a value of `--nvme-dhchap-secret`.

@@ -106,6 +106,8 @@ impl SandboxFiles {
         args.pidfile.iter().for_each(|path| self.add_socket(path));
         self.read.extend(args.tls_certificates.clone());
         self.read.extend(args.multipath_conf.clone());
+        let secrets = args.nvme_dhchap_secrets.iter().chain(&args.nvme_dhchap_ctrl_secrets);
+        self.read.extend(secrets.map(|secret| secret.path.clone()));
         Ok(())
     }
 
