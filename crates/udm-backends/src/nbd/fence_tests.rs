@@ -1,10 +1,10 @@
 //! Fences without a server: one run of the command for all lanes, failures, and covered
 //! connections.
 
-use super::super::address::ServerAddress;
 use super::super::remote_export::RemoteExport;
 use super::super::sockets::{FenceDone, NbdSocketAndFenceOps};
 use super::*;
+use crate::stream::ServerAddress;
 use rustix::fd::OwnedFd;
 use rustix::net::SocketAddrAny;
 use udm_wire::nbd::ExportFlags;
