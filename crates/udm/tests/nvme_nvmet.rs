@@ -108,7 +108,6 @@ fn a_real_target_keeps_the_data() {
     let log = server.log();
     machine.kill().unwrap();
     machine.wait().unwrap();
-    eprintln!("{runs} runs of fio\n{log}");
     assert!(runs > 1 && log.matches("connected again").count() >= ROUNDS * 2, "{log}");
     until("the end of the paths", || {
         let status = server.says(&["status", "m"]);

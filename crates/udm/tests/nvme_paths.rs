@@ -97,6 +97,11 @@ fn a_namespace_as_a_disk() {
     }
 }
 
+/// Prints a measured value.
+fn report(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
 /// Measures the longest time of a request until `stop` is set.
 fn longest(server: &Server, command: NbdCommand, sector: u64, stop: &AtomicBool) -> Duration {
     let mut client = Client::connect(&server.nbd, "m");
@@ -170,7 +175,7 @@ fn paths_that_fail_in_turn() {
         }
         stalls
     });
-    eprintln!("longest read {:?}, longest write {:?}", stalls.0, stalls.1);
+    report(&format!("longest read {:?}, longest write {:?}", stalls.0, stalls.1));
     assert!(stalls.0 < Duration::from_millis(1500), "a read waited for {:?}: {}", stalls.0, server.log());
     assert!(stalls.1 < Duration::from_secs(9), "a write waited for {:?}: {}", stalls.1, server.log());
     server.kill();
@@ -203,7 +208,7 @@ fn a_stopped_controller_does_not_write_over_newer_data() {
     let begun = Instant::now();
     write(2);
     let stall = begun.elapsed();
-    eprintln!("a write of a stopped controller waited for {stall:?}");
+    report(&format!("a write of a stopped controller waited for {stall:?}"));
     assert!(stall > Duration::from_millis(1900), "two keep-alive timeouts: {stall:?}");
     assert!(stall < Duration::from_secs(6), "{stall:?}: {}", server.log());
     write(3);

@@ -34,9 +34,11 @@ impl AdminTaskHandle {
             let namespace = Arc::clone(namespace);
             let device = AdminDevice { id: DeviceId::new(), namespace: Arc::clone(&namespace) };
             let device: Arc<dyn Device> = Arc::new(device);
+            let number = namespace.begin_task();
             let make = move || {
                 let (lane, is_stopping, is_over) = (None, false, false);
-                Box::new(AdminTask { namespace, device, lane, is_stopping, is_over }) as Box<dyn BioTask>
+                let task = AdminTask { number, namespace, device, lane, is_stopping, is_over };
+                Box::new(task) as Box<dyn BioTask>
             };
             Arc::new(AdminTaskHandle { _task: cx.all_cores().start(Box::new(make)) })
         });
@@ -47,6 +49,8 @@ impl AdminTaskHandle {
 
 /// Keeps the lane of an admin queue open.
 struct AdminTask {
+    /// Number of the task of this namespace.
+    number: u64,
     namespace: Arc<RemoteNamespace>,
     device: Arc<dyn Device>,
     lane: Option<BioTaskLaneId>,
@@ -86,6 +90,9 @@ impl BioTask for AdminTask {
             // Their requests may wait for the first connection.
             self.open_lane(cx);
             return cx.wake_at(cx.now() + STOP_PAUSE);
+        }
+        if !self.is_over {
+            self.namespace.end_task(self.number);
         }
         self.is_over = true;
         if let Some(lane) = self.lane.take() {
@@ -197,7 +204,7 @@ impl AdminLane {
             Ok(socket) => socket,
             Err(error) => {
                 let loss = DisconnectReason::new(DisconnectKind::LocalError, error.to_string());
-                return self.handle_loss(loss, cx);
+                return self.handle_loss(&loss, cx);
             }
         };
         let (now, kato) = (cx.now(), self.namespace.uri.kato);
@@ -221,7 +228,7 @@ impl AdminLane {
 
     /// Ends the connection, and the association if there is one.
     #[cold]
-    fn handle_loss(&mut self, loss: DisconnectReason, cx: &mut Cx<'_>) {
+    fn handle_loss(&mut self, loss: &DisconnectReason, cx: &mut Cx<'_>) {
         let connection = self.connection.take();
         self.made = self.namespace.reachability.connections_made();
         self.next_try = cx.now() + self.back_off;
@@ -246,7 +253,7 @@ impl AdminLane {
         connection.stream.take(&mut finished, cx);
         for done in finished.drain(..) {
             if let Err(loss) = self.operation_done(done, cx) {
-                self.handle_loss(loss, cx);
+                self.handle_loss(&loss, cx);
             }
         }
         self.finished = finished;
@@ -291,7 +298,7 @@ impl AdminLane {
         if !connection.is_ready {
             if now >= connection.deadline {
                 let why = "the controller does not answer";
-                return self.handle_loss(DisconnectReason::new(DisconnectKind::TimedOut, why), cx);
+                return self.handle_loss(&DisconnectReason::new(DisconnectKind::TimedOut, why), cx);
             }
             if now >= connection.ask_status_at {
                 connection.ask_status_at = Nanos::NEVER;
@@ -301,7 +308,7 @@ impl AdminLane {
         }
         if !self.namespace.is_live(connection.number) {
             let why = "the association has ended";
-            return self.handle_loss(DisconnectReason::new(DisconnectKind::LocalError, why), cx);
+            return self.handle_loss(&DisconnectReason::new(DisconnectKind::LocalError, why), cx);
         }
         let doubts = self.namespace.ana_doubts();
         if std::mem::replace(&mut self.doubts, doubts) != doubts {
@@ -320,7 +327,7 @@ impl AdminLane {
                 UnansweredRequestState::Pending(due) => cx.wake_at(due),
                 UnansweredRequestState::Silent(_) | UnansweredRequestState::Starved(_) => {
                     let why = format!("a Keep Alive was not answered for {}", TimeSpan(kato));
-                    return self.handle_loss(DisconnectReason::new(DisconnectKind::TimedOut, why), cx);
+                    self.handle_loss(&DisconnectReason::new(DisconnectKind::TimedOut, why), cx);
                 }
             }
         } else {
@@ -334,13 +341,6 @@ impl AdminLane {
         if stream.may_send() {
             stream.send_raw();
         }
-    }
-}
-
-impl Drop for AdminLane {
-    /// The next task connects for the first time again.
-    fn drop(&mut self) {
-        self.namespace.forget_association(self.connection.as_ref().map(|connection| connection.number));
     }
 }
 

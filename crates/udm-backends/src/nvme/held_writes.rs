@@ -1,11 +1,11 @@
 //! Writes of a lost association that its controller may still execute.
 
 use super::remote_namespace::RemoteNamespace;
-use udm_core::{Batch, Bio, Cx, Nanos, Status};
+use udm_core::{Batch, Cx, Nanos, Status};
 
 /// Unanswered writes of one connection.
 struct LostWrites {
-    bios: Vec<Box<Bio>>,
+    bios: Batch,
     /// Time at which the controller must have ended them.
     until: Nanos,
 }
@@ -28,7 +28,7 @@ impl HeldWrites {
     }
 
     /// Holds `bios` until `until`.
-    pub(super) fn add(&mut self, bios: Vec<Box<Bio>>, until: Nanos, namespace: &RemoteNamespace) {
+    pub(super) fn add(&mut self, bios: Batch, until: Nanos, namespace: &RemoteNamespace) {
         namespace.add_held_writes(bios.len());
         self.lost.push(LostWrites { bios, until });
     }

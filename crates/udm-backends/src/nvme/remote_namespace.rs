@@ -47,6 +47,8 @@ pub(crate) struct RemoteNamespace {
     refused: Mutex<Option<String>>,
     queue_numbers: Mutex<VecDeque<u16>>,
     held: AtomicUsize,
+    /// Number of tasks of the admin queue so far.
+    tasks: AtomicU64,
     /// Number of open lanes with a queue.
     lanes: Arc<AtomicUsize>,
 }
@@ -135,6 +137,7 @@ impl RemoteNamespace {
             // last one.
             queue_numbers: Mutex::new((SHARED_QUEUE + 1..=known.queues).collect()),
             held: AtomicUsize::new(0),
+            tasks: AtomicU64::new(0),
             lanes: Arc::default(),
             known,
         }
@@ -313,16 +316,18 @@ impl RemoteNamespace {
         self.mark_down(reason);
     }
 
-    /// Records that the task of association `number` has ended, because nothing uses it any more.
-    pub(super) fn forget_association(&self, number: Option<u64>) {
-        let is_other = matches!(
-            &*lock(&self.state),
-            AssociationState::Live(live) if Some(live.number) != number
-        );
-        if !is_other {
-            // At the end of the program lanes may still have requests, and nobody connects again.
-            let has_lanes = self.has_lanes();
-            self.set_state(if has_lanes { AssociationState::Down } else { AssociationState::Connecting });
+    /// Begins a task of the admin queue, which connects for the first time. Returns its number.
+    pub(super) fn begin_task(&self) -> u64 {
+        let number = self.tasks.fetch_add(1, Relaxed) + 1;
+        self.set_state(AssociationState::Connecting);
+        number
+    }
+
+    /// Records the end of task `number`. Lanes may still have requests if the program ends, and
+    /// nobody connects for them.
+    pub(super) fn end_task(&self, number: u64) {
+        if self.tasks.load(Relaxed) == number {
+            self.set_state(AssociationState::Down);
         }
     }
 
