@@ -1,7 +1,8 @@
 //! Opening and closing leaves no descriptor and no thread open. The test has its own program,
 //! because it counts those of the process.
 
-use std::fs::read_dir;
+use std::fs::{read_dir, read_link};
+use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use udm_conformance::{CASES, DEVICES_UNDER_TEST, DeviceTestRig, WorldKind};
@@ -16,6 +17,12 @@ const CASES_RUN: [&str; 4] = [
 
 fn count(what: &str) -> usize {
     read_dir(format!("/proc/self/{what}")).expect("procfs").count()
+}
+
+/// What the descriptors of the process are.
+fn descriptors() -> Vec<PathBuf> {
+    let all = read_dir("/proc/self/fd").expect("procfs").flatten();
+    all.filter_map(|entry| read_link(entry.path()).ok()).collect()
 }
 
 /// Numbers of descriptors and threads, once they are at most `before`. The kernel frees a ring and
@@ -58,7 +65,8 @@ fn nothing_is_left_open() {
             let now = open_now(before);
             assert!(
                 now.0 <= before.0 && now.1 <= before.1,
-                "{name} leaves {now:?} behind, {before:?} before"
+                "{name} leaves {now:?} behind, {before:?} before: {:?}",
+                descriptors()
             );
         }
     }

@@ -285,7 +285,10 @@ impl BioTask for OwnerTask {
         self.stopping && self.in_flight.is_empty()
     }
 
+    /// The end of a core waits for what a stopped task has in flight: lanes of other cores wait for
+    /// the replies.
     fn own_work(&self) -> OwnWork {
-        OwnWork::Background
+        let is_needed = self.stopping && !self.in_flight.is_empty();
+        if is_needed { OwnWork::Required } else { OwnWork::Background }
     }
 }
