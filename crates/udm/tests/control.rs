@@ -313,7 +313,9 @@ fn a_server_without_descriptors_can_be_controlled() {
     );
     let child = Command::new("sh").args(["-c", &script]).stderr(std::process::Stdio::null()).spawn().unwrap();
     let server = Server { child, folder, socket, nbd, successor: None };
-    until("a server that answers", || UnixStream::connect(&server.socket).ok());
+    for place in [&server.socket, &server.nbd] {
+        until("a server that answers", || UnixStream::connect(place).ok());
+    }
     for place in [&server.nbd, &server.socket, &server.nbd] {
         let clients: Vec<_> = (0..150).map(|_| UnixStream::connect(place).unwrap()).collect();
         for _ in 0..3 {

@@ -77,6 +77,7 @@ mod tests {
         locks.unlock(&bio(8, 1));
         locks.unlock(&beside);
         assert!(locks.lock(&over) && locks.lock(&bio(0, 8)));
-        assert!(locks.lock(&bio(1 << 20, LOCKED_MAX.0)));
+        assert!(!locks.lock(&bio((SLOTS as u64) << BLOCK_SHIFT, 8)), "the slot of block 0");
+        assert!(locks.lock(&bio(1 << 17, LOCKED_MAX.0)));
     }
 }
