@@ -47,6 +47,43 @@ const FILE_MAX: u64 = 64 << 10;
 /// Prefix and suffix of the file names of marks.
 const MARK: (&str, &str) = ("invalid-", ".json");
 
+/// The records in `folder` that `is_wanted` names, as `read` reads them; none if there is no such
+/// folder. `what` is not known if one cannot be read.
+///
+/// # Errors
+/// A text that says so.
+fn read_records<T>(
+    folder: &Path,
+    what: &str,
+    is_wanted: impl Fn(&str) -> bool,
+    read: impl Fn(&Path) -> io::Result<T>,
+) -> Result<Vec<T>, String> {
+    let failed = |path: &Path, error: io::Error| format!("{}: {what} is not known: {error}", path.display());
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) => {
+            use io::ErrorKind::{NotADirectory, NotFound};
+            let none = matches!(error.kind(), NotFound | NotADirectory);
+            return if none { Ok(Vec::new()) } else { Err(failed(folder, error)) };
+        }
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|error| failed(folder, error))?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if !name.ends_with(".json") || !is_wanted(name) {
+            continue;
+        }
+        match read(&path) {
+            Ok(record) => found.push(record),
+            // Another server has just removed the record. A directory is not a record.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::IsADirectory) => {}
+            Err(error) => return Err(failed(&path, error)),
+        }
+    }
+    Ok(found)
+}
+
 /// A store that can be marked invalid.
 #[derive(Clone)]
 pub enum StoreToMarkInvalid {
@@ -147,36 +184,9 @@ impl StateFolder {
     /// # Errors
     /// If a mark can't be read; then no store can be trusted.
     fn read(&self) -> io::Result<Vec<(PathBuf, StoreInvalidMark)>> {
-        let unknown = |path: &Path, error: &io::Error| {
-            io::Error::other(format!("{}: which stores are invalid is not known: {error}", path.display()))
-        };
-        let entries = match fs::read_dir(&self.path) {
-            Ok(entries) => entries,
-            Err(error) => {
-                use io::ErrorKind::{NotADirectory, NotFound};
-                let none = matches!(error.kind(), NotFound | NotADirectory);
-                return if none { Ok(Vec::new()) } else { Err(unknown(&self.path, &error)) };
-            }
-        };
-        let is_mark = |path: &PathBuf| {
-            let name = path.file_name().and_then(|name| name.to_str());
-            name.is_some_and(|name| name.starts_with(MARK.0) && name.ends_with(MARK.1))
-        };
-        let mut marks = Vec::new();
-        for entry in entries {
-            let path = entry.map_err(|error| unknown(&self.path, &error))?.path();
-            if !is_mark(&path) {
-                continue;
-            }
-            match read_invalid_store_record(&path) {
-                Ok(mark) => marks.push((path, mark)),
-                // Another server has just removed the mark. A directory is not a mark.
-                Err(error)
-                    if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::IsADirectory) => {}
-                Err(error) => return Err(unknown(&path, &error)),
-            }
-        }
-        Ok(marks)
+        let is_mark = |name: &str| name.starts_with(MARK.0) && name.ends_with(MARK.1);
+        let read = |path: &Path| Ok((path.to_owned(), read_invalid_store_record(path)?));
+        read_records(&self.path, "which stores are invalid", is_mark, read).map_err(io::Error::other)
     }
 
     /// Writes the mark `id`, unless it was cleared meanwhile.

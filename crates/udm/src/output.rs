@@ -5,6 +5,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{BufWriter, Error, ErrorKind, StdoutLock, Write};
 use std::time::Duration;
 use tokio::sync::oneshot;
+use udm_bench::units::format_with_binary_prefix;
 
 /// Calls `print` with standard output. A reader that has closed the pipe is not an error.
 ///
@@ -49,6 +50,24 @@ pub fn print_to_stdout(text: &str) -> Result<()> {
 /// A count with its noun: `1 client`, `2 clients`.
 pub fn count_noun(count: u64, one: &str) -> String {
     format!("{count} {one}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Formats bytes with a binary unit and at most four digits.
+pub fn format_bytes(bytes: u64) -> String {
+    format_with_binary_prefix(bytes as f64, 4)
+}
+
+/// Formats rows as lines whose columns stand below each other. The columns in `numbers` are aligned
+/// to the right.
+pub fn align_rows<const N: usize>(rows: &[[String; N]], numbers: &[usize]) -> Vec<String> {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let cell = |(column, text): (usize, &String)| match numbers.contains(&column) {
+        true => format!("{text:>0$}", widths[column]),
+        false => format!("{text:<0$}", widths[column]),
+    };
+    let line = |row: &[String; N]| row.iter().enumerate().map(cell).collect::<Vec<_>>().join("  ");
+    rows.iter().map(|row| line(row).trim_end().to_owned()).collect()
 }
 
 /// Prints a value as JSON. Control characters are escaped.

@@ -104,8 +104,9 @@ impl BioTask for AdminTask {
         self.is_over
     }
 
-    /// The end of a core waits for a stopped task, which waits for the lanes of other cores. Without
-    /// the association, their writes would be held until the controller must have ended them.
+    /// The end of a core waits for a stopped task, which waits for the lanes of other cores.
+    /// Without the association, their writes would be held until the controller must have ended
+    /// them.
     fn own_work(&self) -> OwnWork {
         if self.is_stopping && !self.is_over { OwnWork::Required } else { OwnWork::Background }
     }

@@ -8,7 +8,7 @@
 //! Durable as the other records are: written under another name, synced, renamed into place, and
 //! the folder is synced.
 
-use super::{StableDiskId, StateFolder, write_durably};
+use super::{StableDiskId, StateFolder, read_records, write_durably};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -113,30 +113,7 @@ impl StateFolder {
     /// A text, if they can't be read: then where disks are is not known.
     pub(crate) fn moves(&self) -> Result<Vec<MoveRecord>, String> {
         let folder = self.path.join(RECORDS);
-        let failed = |path: &Path, error: io::Error| {
-            format!("{}: which disks were moved is not known: {error}", path.display())
-        };
-        let entries = match fs::read_dir(&folder) {
-            Ok(entries) => entries,
-            Err(error) => {
-                use io::ErrorKind::{NotADirectory, NotFound};
-                let none = matches!(error.kind(), NotFound | NotADirectory);
-                return if none { Ok(Vec::new()) } else { Err(failed(&folder, error)) };
-            }
-        };
-        let mut found = Vec::new();
-        for entry in entries {
-            let path = entry.map_err(|error| failed(&folder, error))?.path();
-            if path.extension().is_none_or(|extension| extension != "json") {
-                continue;
-            }
-            match read_move_record(&path) {
-                Ok(record) => found.push(record),
-                // Another server has just removed the record.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(failed(&path, error)),
-            }
-        }
+        let mut found = read_records(&folder, "which disks were moved", |_| true, read_move_record)?;
         found.sort_by(|one: &MoveRecord, other| one.id.cmp(&other.id));
         Ok(found)
     }

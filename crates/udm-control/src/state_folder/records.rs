@@ -21,7 +21,7 @@
 use super::file_stamp::{FileStamp, IdentifiedStoreFile};
 use super::stable_disk_id::FileId;
 use super::store_creation::has_exception_records;
-use super::{StableDiskId, StateFolder, write_durably};
+use super::{StableDiskId, StateFolder, read_records, write_durably};
 use crate::throttle_settings::ThrottleSettings;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -161,31 +161,12 @@ impl StateFolder {
     /// A text, if the records can't be read.
     pub(crate) fn unattached(&self) -> Result<Vec<SnapshotRecord>, String> {
         let folder = self.path.join(RECORDS);
-        let failed = |path: &Path, error: io::Error| {
-            format!("{}: which snapshots there are is not known: {error}", path.display())
-        };
-        let entries = match fs::read_dir(&folder) {
-            Ok(entries) => entries,
-            Err(error) => {
-                use io::ErrorKind::{NotADirectory, NotFound};
-                let none = matches!(error.kind(), NotFound | NotADirectory);
-                return if none { Ok(Vec::new()) } else { Err(failed(&folder, error)) };
-            }
-        };
-        let mut found = Vec::new();
-        for entry in entries {
-            let path = entry.map_err(|error| failed(&folder, error))?.path();
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if !name.ends_with(".json") || self.attached().contains_key(name) {
-                continue;
-            }
-            match read_snapshot_record(&path) {
-                Ok(record) => found.push(record),
-                // Another server has just removed the record.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(failed(&path, error)),
-            }
-        }
+        let mut found = read_records(
+            &folder,
+            "which snapshots there are",
+            |name| !self.attached().contains_key(name),
+            read_snapshot_record,
+        )?;
         found.sort_by(|one: &SnapshotRecord, other| (one.made, &one.name).cmp(&(other.made, &other.name)));
         Ok(found)
     }

@@ -170,8 +170,18 @@ impl CloneWorld {
         let io = SimTableLoadIo::new(self);
         let flushed = flush_device(&io, &destination);
         io.verdict()?;
-        if flushed.is_err() || self.is_dead() {
-            return if self.is_dead() { Ok(()) } else { Err("the destination cannot be flushed".into()) };
+        if self.is_dead() {
+            return Ok(());
+        }
+        if flushed.is_err() {
+            if !self.power.fails {
+                return Err("the destination cannot be flushed".into());
+            }
+            // As a move does it: the source stays the disk.
+            self.machine.say("the switch is taken back");
+            mirror.cancel_switch();
+            self.quiet()?;
+            return self.read_back();
         }
         // The record of the move.
         self.machine.say("the destination is the disk");

@@ -2,7 +2,7 @@
 
 use super::association::{AdminQuestion, AssociationStep, FenceStep, HostAssociation, IoQuestion};
 use super::disk::stamp_of;
-use super::fence::{RetryPolicy, fenced_at};
+use super::fence::RetryPolicy;
 use super::queue::Received;
 use super::world::NvmeTargetWorld;
 use crate::environment::lock_mutex;
@@ -10,6 +10,7 @@ use crate::model::Violation;
 use crate::plan::DisturbanceClass;
 use std::rc::Rc;
 use udm_core::Nanos;
+use udm_wire::nvme::host::WriteFence;
 use udm_wire::nvme::{
     Completion, CrossControllerReset, CrossControllerResetStatus, FenceCapabilities, NvmeStatus,
     decode_cross_controller_reset_log,
@@ -383,7 +384,8 @@ impl NvmeTargetWorld {
         let keep_alive = self.hosts[self.associations[number].host].keep_alive;
         let one = &mut self.associations[number];
         // A host that has not read the quiesce time yet has sent no write either.
-        one.fence = FenceStep::Until(fenced_at(self.now, keep_alive, one.quiesce));
+        let fence = WriteFence { kato: keep_alive, is_traffic_based: false, quiesce: one.quiesce };
+        one.fence = FenceStep::Until(fence.ends_at(self.now, self.now));
     }
 
     /// The host may repeat the writes of a lost association. `is_promised` if the target has said

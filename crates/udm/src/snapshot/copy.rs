@@ -6,10 +6,9 @@
 //! the two snapshots do not change.
 
 use super::diff::SnapshotDiffPages;
-use super::print::format_bytes;
 use super::qcow2::{self, BackingFile, CLUSTER, Qcow2Writer};
 use super::{CopyFormat, SnapshotCopyArgs, find_snapshot_export};
-use crate::output::{print_json_to_stdout, print_to_stdout};
+use crate::output::{format_bytes, print_json_to_stdout, print_to_stdout};
 use crate::progress;
 use crate::requests::call_verb_without_body;
 use anyhow::{Context, Result, bail, ensure};

@@ -1,43 +1,30 @@
 //! Snapshots as a table for people.
 
-use udm_bench::units::format_with_binary_prefix;
+use crate::output::{align_rows, format_bytes};
 use udm_control::api;
 
 /// The heads of the columns.
-const HEADS: [&str; 10] = ["NAME", "ORIGIN", "TYPE", "CHUNK", "USED", "TOTAL", "MAX", "%", "STATE", "AGE"];
+const HEADS: [&str; 11] =
+    ["NAME", "ORIGIN", "TYPE", "CHUNK", "USED", "TOTAL", "MAX", "%", "STATE", "AGE", "STORE"];
 
 /// Sizes of at least this many bytes are shown as unlimited.
 const END: u64 = 1 << 62;
 
-/// Number of left-aligned columns.
-const WORDS: usize = 3;
+/// The columns of numbers.
+const NUMBERS: [usize; 6] = [3, 4, 5, 6, 7, 9];
 
 /// Prints one line per snapshot. The store is the last column, since a path may be long.
 pub(super) fn format_snapshot_list(all: &[api::SnapshotDescription]) -> String {
-    let rows: Vec<_> = all.iter().map(format_snapshot_list_row).collect();
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([HEADS[column].len()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..HEADS.len()).map(width).collect();
-    let line = |cells: &[String], store: &str| {
-        let cell = |(column, cell): (usize, &String)| match column < WORDS || HEADS[column] == "STATE" {
-            true => format!("{cell:<0$}  ", widths[column]),
-            false => format!("{cell:>0$}  ", widths[column]),
-        };
-        format!("{}{store}\n", cells.iter().enumerate().map(cell).collect::<String>())
-    };
-    let mut out = line(&HEADS.map(String::from), "STORE");
-    for (row, snapshot) in rows.iter().zip(all) {
-        out.push_str(&line(row, &snapshot.store));
-    }
+    let rows = [HEADS.map(String::from)].into_iter().chain(all.iter().map(format_snapshot_list_row));
+    let rows: Vec<[String; 11]> = rows.collect();
+    let mut out: String = align_rows(&rows, &NUMBERS).iter().map(|line| format!("{line}\n")).collect();
     for (snapshot, why) in all.iter().filter_map(|snapshot| Some((snapshot, snapshot.why.as_ref()?))) {
         out.push_str(&format!("! {}: {}: {why}\n", snapshot.name, snapshot.state));
     }
     out
 }
 
-fn format_snapshot_list_row(one: &api::SnapshotDescription) -> [String; 10] {
+fn format_snapshot_list_row(one: &api::SnapshotDescription) -> [String; 11] {
     // A store that grows without limit has no maximum.
     let max = one.max_bytes.filter(|max| *max < END);
     let full = max.unwrap_or(one.total_bytes).max(one.total_bytes);
@@ -57,12 +44,8 @@ fn format_snapshot_list_row(one: &api::SnapshotDescription) -> [String; 10] {
         format!("{percent:.1}"),
         one.state.clone(),
         one.age_ns.map_or_else(|| "-".into(), |age| age_text(age / 1_000_000_000)),
+        one.store.clone(),
     ]
-}
-
-/// Formats bytes with a binary unit and at most four digits.
-pub(super) fn format_bytes(bytes: u64) -> String {
-    format_with_binary_prefix(bytes as f64, 4)
 }
 
 fn age_text(seconds: u64) -> String {

@@ -1,14 +1,13 @@
 //! `udm move`: a device moves to another place while it is used.
 
 use crate::args::{OutputFormatArgs, ServerArgs};
-use crate::output::{print_json_to_stdout, print_to_stdout};
+use crate::output::{align_rows, format_bytes, print_json_to_stdout, print_to_stdout};
 use crate::progress::{ByteProgress, ProgressBars};
 use crate::requests::{call_verb_without_body, current_dir, explain_client_error};
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use std::thread::sleep;
 use std::time::Duration;
-use udm_bench::units::format_with_binary_prefix;
 use udm_control::api::{self, verbs};
 use udm_control::client::ControlClient;
 
@@ -169,21 +168,17 @@ fn run_move_list(server: &ServerArgs, print: &OutputFormatArgs) -> Result<()> {
 /// The heads of the columns. Those that may be long are the last ones.
 const HEADS: [&str; 8] = ["NAME", "STATE", "%", "COPIED", "RATE", "LEFT", "TO", "FROM"];
 
+/// The columns of numbers.
+const NUMBERS: [usize; 4] = [2, 3, 4, 5];
+
 /// One line per move, and one below it for its error.
 fn format_move_list(moves: &[api::MoveDescription]) -> String {
     let rows: Vec<[String; 8]> =
         [HEADS.map(String::from)].into_iter().chain(moves.iter().map(format_move_row)).collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..HEADS.len()).map(width).collect();
     let errors = std::iter::once(None).chain(moves.iter().map(|one| one.error.as_ref()));
     let mut out = String::new();
-    for (row, error) in rows.iter().zip(errors) {
-        let cell = |(column, text): (usize, &String)| match (2..6).contains(&column) {
-            true => format!("{text:>0$}", widths[column]),
-            false => format!("{text:<0$}", widths[column]),
-        };
-        let cells: Vec<String> = row.iter().enumerate().map(cell).collect();
-        out += &format!("{}\n", cells.join("  ").trim_end());
+    for (line, error) in align_rows(&rows, &NUMBERS).iter().zip(errors) {
+        out += &format!("{line}\n");
         if let Some(error) = error {
             out += &format!("  {error}\n");
         }
@@ -204,11 +199,6 @@ fn format_move_row(one: &api::MoveDescription) -> [String; 8] {
         one.destination.clone(),
         one.source.clone(),
     ]
-}
-
-/// Formats bytes with a binary unit and at most four digits.
-fn format_bytes(bytes: u64) -> String {
-    format_with_binary_prefix(bytes as f64, 4)
 }
 
 #[cfg(test)]

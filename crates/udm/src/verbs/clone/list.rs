@@ -1,31 +1,20 @@
 //! The list of clones, in columns.
 
-use udm_bench::units::format_with_binary_prefix;
+use crate::output::{align_rows, format_bytes};
 use udm_control::api;
 
 /// The heads of the columns. The paths are the last ones, since they may be long.
 const HEADS: [&str; 9] =
     ["NAME", "STATE", "%", "HYDRATED", "REGIONS", "HYDRATING", "REGION", "DESTINATION", "SOURCE"];
 
-/// The columns of words; the others are numbers.
-const WORDS: [usize; 4] = [0, 1, 7, 8];
+/// The columns of numbers.
+const NUMBERS: [usize; 5] = [2, 3, 4, 5, 6];
 
 /// One line per clone.
 pub(super) fn format_clone_list(clones: &[api::CloneDescription]) -> String {
     let rows = [HEADS.map(String::from)].into_iter().chain(clones.iter().map(format_clone_row));
     let rows: Vec<[String; 9]> = rows.collect();
-    let widths: Vec<usize> = (0..HEADS.len())
-        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
-        .collect();
-    let cell = |(column, text): (usize, &String)| match WORDS.contains(&column) {
-        true => format!("{text:<0$}", widths[column]),
-        false => format!("{text:>0$}", widths[column]),
-    };
-    let line = |row: &[String; 9]| {
-        let cells: Vec<String> = row.iter().enumerate().map(cell).collect();
-        format!("{}\n", cells.join("  ").trim_end())
-    };
-    rows.iter().map(line).collect()
+    align_rows(&rows, &NUMBERS).iter().map(|line| format!("{line}\n")).collect()
 }
 
 fn format_clone_row(clone: &api::CloneDescription) -> [String; 9] {
@@ -42,11 +31,6 @@ fn format_clone_row(clone: &api::CloneDescription) -> [String; 9] {
         clone.destination.clone(),
         clone.source.clone(),
     ]
-}
-
-/// Formats bytes with a binary unit and at most four digits.
-fn format_bytes(bytes: u64) -> String {
-    format_with_binary_prefix(bytes as f64, 4)
 }
 
 #[cfg(test)]
