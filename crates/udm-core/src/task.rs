@@ -24,8 +24,8 @@ pub trait BioTask {
     /// True if the task is over and has nothing in flight: the core drops it.
     fn is_over(&self) -> bool;
 
-    /// Whether the program end waits for the task; constant for its whole life. A background task
-    /// has lanes of its own, so its bios in flight delay nobody.
+    /// Whether the program end waits for the task. A background task has lanes of its own, so its
+    /// bios in flight delay nobody; once stopped it may become required, until its bios complete.
     fn own_work(&self) -> OwnWork;
 }
 

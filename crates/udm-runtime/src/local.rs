@@ -42,6 +42,9 @@ impl Default for CoreOptions {
     }
 }
 
+/// The longest time that a thread waits for the requests of tasks before it leaves its core.
+const TASKS_END_MAX: Nanos = Nanos::from_millis(5000);
+
 /// The source of external events of a core.
 enum RingOrEventFd {
     Ring(Ring, EventFdRead),
@@ -274,9 +277,22 @@ impl LocalCore {
     }
 
     /// Detaches the thread from the core, so that another thread can attach. The lanes must be
-    /// closed already.
-    pub fn detach(self) {
+    /// closed already. Tasks of devices that run on this core (copies in the background, for
+    /// example) are stopped, and their requests complete first. Requests that take longer than five
+    /// seconds keep their memory until the program ends.
+    pub fn detach(mut self) {
+        self.end_tasks();
         self.stop_receiving();
+    }
+
+    fn end_tasks(&mut self) {
+        let limit = self.clock() + TASKS_END_MAX;
+        self.library_tasks.end();
+        self.turn(|_| ());
+        while self.library_tasks.has_in_flight() && self.clock() < limit {
+            self.park();
+            self.turn(|cx| cx.wake_at(limit));
+        }
     }
 
     /// Stops receiving messages.

@@ -52,30 +52,46 @@ pub(crate) enum ReactorTurnOutcome {
 
 /// The tasks of the control half in library mode, in which the thread drives its own lanes.
 #[derive(Default)]
-pub(crate) struct LibraryModeTaskRunner(Option<Box<CoreFrontEnds>>);
+pub(crate) struct LibraryModeTaskRunner {
+    inner: Option<Box<CoreFrontEnds>>,
+    ending: bool,
+}
 
 impl LibraryModeTaskRunner {
     /// Runs one turn with the new messages. Costs one test if there is nothing to do.
     pub(crate) fn turn(&mut self, messages: &mut Vec<CoreMessage>, ring: &crate::Ring, cx: &mut Cx<'_>) {
-        if self.0.is_none() && messages.is_empty() {
+        if self.inner.is_none() && messages.is_empty() {
             return;
         }
-        let inner = self.0.get_or_insert_with(|| Box::new(CoreFrontEnds::new()));
+        let inner = self.inner.get_or_insert_with(|| Box::new(CoreFrontEnds::new()));
         ring.take_ready(&mut inner.ready);
+        if self.ending {
+            inner.end(cx);
+        }
         // After a turn in which something moved, another turn follows.
         if inner.turn(std::mem::take(messages), ring, cx) {
             cx.wake_now();
         } else if inner.fronts.is_empty() && inner.devices.is_empty() {
-            self.0 = None;
+            self.inner = None;
         }
+    }
+
+    /// From the next turn on, tasks stop and end when their bios have completed.
+    pub(crate) fn end(&mut self) {
+        self.ending = true;
+    }
+
+    /// True if a task has bios in flight.
+    pub(crate) fn has_in_flight(&self) -> bool {
+        self.inner.as_ref().is_some_and(|inner| inner.devices.has_in_flight())
     }
 }
 
 impl Drop for LibraryModeTaskRunner {
     fn drop(&mut self) {
         // Bios in flight cannot be dropped, so they are leaked.
-        if let Some(inner) = self.0.take_if(|inner| inner.devices.has_in_flight()) {
-            Box::leak(inner);
+        if self.has_in_flight() {
+            self.inner.take().map(Box::leak);
         }
     }
 }

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 use udm_core::{
-    AckOnLastDrop, Batch, Bio, BioPool, Buf, CoreCommandSender, CoreId, Cx, Device, DeviceControlError,
-    DeviceId, DrainMode, Lane, LaneCommand, LaneInbox, Limits, Nanos, Sectors, Segments,
+    AckOnLastDrop, Batch, Bio, BioPool, BioTask, BioTaskCx, Buf, CoreCommandSender, CoreId, Cx, Device,
+    DeviceControlError, DeviceId, DrainMode, Lane, LaneCommand, LaneInbox, Limits, Nanos, OwnWork, Sectors,
+    Segments,
 };
 use udm_runtime::{
     BioTaskLaneId, CoreOptions, FrontCx, FrontEnd, LocalCore, ProcessCores, RingCompletion, RingOp, Runtime,
@@ -274,4 +275,68 @@ fn a_local_core_sleeps_and_wakes() {
     }
     t.join().unwrap();
     assert!(LocalCore::attach(&core_set, CoreId(1), CoreOptions::default()).is_err());
+}
+
+/// Reads again and again until it is stopped.
+struct ReadingTask {
+    device: Arc<dyn Device>,
+    slot: Option<BioTaskLaneId>,
+    reads: mpsc::Sender<()>,
+    stopping: bool,
+    in_flight: bool,
+}
+
+impl BioTask for ReadingTask {
+    fn turn(&mut self, cx: &mut dyn BioTaskCx) {
+        if self.in_flight || self.stopping {
+            return;
+        }
+        let slot = *self.slot.get_or_insert_with(|| cx.open(&self.device).unwrap());
+        cx.submit(slot, Bio::new());
+        self.in_flight = true;
+        let _ = self.reads.send(());
+    }
+
+    fn complete(&mut self, done: &mut Batch, cx: &mut dyn BioTaskCx) {
+        done.clear();
+        self.in_flight = false;
+        self.turn(cx);
+    }
+
+    fn stop(&mut self, _: &mut dyn BioTaskCx) {
+        self.stopping = true;
+    }
+
+    fn is_over(&self) -> bool {
+        self.stopping && !self.in_flight
+    }
+
+    fn own_work(&self) -> OwnWork {
+        OwnWork::Background
+    }
+}
+
+/// A thread that leaves its core stops the tasks there and waits for their bios: a lane that is
+/// left behind would keep its device for ever.
+#[test]
+fn a_detached_core_leaves_no_task_behind() {
+    let core_set = ProcessCores::new(1).unwrap();
+    let device: Arc<dyn Device> = Arc::new(DelayedDevice(DeviceId::new()));
+    let mut core = LocalCore::attach(&core_set, CoreId(0), CoreOptions::default()).unwrap();
+    let (reads, begun) = mpsc::channel();
+    let task_device = Arc::clone(&device);
+    let handle = core_set.start(Box::new(move || {
+        Box::new(ReadingTask { device: task_device, slot: None, reads, stopping: false, in_flight: false })
+    }));
+    for _ in 0..10_000 {
+        core.turn(|_| ());
+        if begun.try_recv().is_ok() {
+            break;
+        }
+        core.park();
+    }
+    assert_eq!(Arc::strong_count(&device), 2, "of the test and of the task");
+    core.detach();
+    assert_eq!(Arc::strong_count(&device), 1, "the task is over");
+    drop(handle);
 }

@@ -185,7 +185,7 @@ fn run_core_thread(
     }
     drop(driver);
     drop(device);
-    drop(local);
+    local.detach();
     let _ = news.send(CoreReply::Done);
 }
 
