@@ -25,14 +25,14 @@ pub struct BlockHeader {
 /// Fills `block` (at least 512 bytes) with `stamp` and noise.
 pub fn fill_block_with_header_and_crc(block: &mut [u8], stamp: BlockHeader) {
     let fields = [stamp.offset, stamp.tag, stamp.index];
-    for (out, field) in block[8..HEADER].chunks_exact_mut(8).zip(fields) {
-        out.copy_from_slice(&field.to_le_bytes());
+    for (out, field) in block[8..HEADER].as_chunks_mut().0.iter_mut().zip(fields) {
+        *out = field.to_le_bytes();
     }
     let mut state = stamp.offset ^ stamp.tag.rotate_left(21) ^ stamp.index.rotate_left(42);
-    for out in block[HEADER..].chunks_exact_mut(8) {
+    for out in block[HEADER..].as_chunks_mut().0 {
         // The increment of Weyl's sequence, mixed, so that neighbouring words and blocks differ.
         state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        out.copy_from_slice(&(state ^ (state >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9).to_le_bytes());
+        *out = (state ^ (state >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9).to_le_bytes();
     }
     let crc = crc32c::crc32c(&block[8..]);
     block[..4].copy_from_slice(&MAGIC.to_le_bytes());

@@ -13,9 +13,8 @@ pub const STAMP: usize = 16;
 
 /// Fills `out`, which begins at byte `offset` of the device, with stamps of `generation`.
 pub fn fill_buffer_with_stamps(mut offset: u64, generation: u64, out: &mut [u8]) {
-    for piece in out.chunks_exact_mut(STAMP) {
-        piece[..8].copy_from_slice(&offset.to_be_bytes());
-        piece[8..].copy_from_slice(&generation.to_be_bytes());
+    for stamp in out.as_chunks_mut::<STAMP>().0 {
+        *stamp = (u128::from(offset) << 64 | u128::from(generation)).to_be_bytes();
         offset = offset.wrapping_add(STAMP as u64);
     }
 }

@@ -9,10 +9,10 @@ const SECTOR: usize = udm_core::SECTOR_SIZE as usize;
 /// Returns the number that fills `sector`, or `None` if the content differs.
 #[must_use]
 pub fn read_sector_stamp(sector: &[u8]) -> Option<u64> {
-    let word = |c: &[u8]| u64::from_le_bytes(c.try_into().unwrap_or_default());
-    let first = word(&sector[..8]);
-    let odd = sector.chunks_exact(8).fold(0, |odd, c| odd | (word(c) ^ first));
-    (odd == 0).then_some(first)
+    let (first, rest) = sector.split_first_chunk::<8>()?;
+    // Each word is the next one. A single comparison: a loop over words is most of the time of a
+    // world without optimization.
+    (*rest == sector[..rest.len()]).then(|| u64::from_le_bytes(*first))
 }
 
 /// Maximum number of bytes that may differ from the stamp: one changed by a write, and one by a
@@ -32,10 +32,7 @@ pub fn read_damaged_sector_stamp(sector: &[u8]) -> Option<u64> {
 
 /// Fills `sector` with `stamp`.
 pub fn fill_sector_with_stamp(sector: &mut [u8], stamp: u64) {
-    let bytes = stamp.to_le_bytes();
-    for c in sector.chunks_exact_mut(8) {
-        c.copy_from_slice(&bytes);
-    }
+    sector.as_chunks_mut().0.fill(stamp.to_le_bytes());
 }
 
 /// Calls `each` with the index and stamp of every sector of `data`. A sector may span several
