@@ -84,10 +84,11 @@ test-others: test-planted-bugs
 	$(CARGO_TEST) --release -p udm-backends --test instructions
 
 # Bugs that the simulator and the conformance battery must find, as patches on a copy of the tree.
+# With the whole workspace, crates from outside have the features with which they are built already.
 test-planted-bugs:
 	planted-bugs/apply $(TARGET_DIR)/planted
 	$(CARGO_TEST) --manifest-path $(TARGET_DIR)/planted/Cargo.toml --target-dir $(TARGET_DIR) \
-	    -p udm-sim -p udm-conformance --features udm-sim/interleave --test planted_bugs
+	    --workspace --features udm-sim/interleave --test planted_bugs
 
 test-programs:
 	@missing() { \
