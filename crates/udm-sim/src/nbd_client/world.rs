@@ -27,7 +27,9 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use tracing::subscriber::DefaultGuard;
-use udm_backends::nbd::{FenceDone, NbdSocketAndFenceOps, ServerAddress, create_simulated_nbd_device};
+use udm_backends::nbd::{
+    FenceDone, NbdSocketAndFenceOps, ServerAddress, SocketOps, create_simulated_nbd_device,
+};
 use udm_core::{CoreId, DevNo, Device, DeviceId, Nanos};
 use udm_dm::{MappedDevice, Table};
 use udm_runtime::{ProcessCores, TemporaryCoreIo};
@@ -140,7 +142,7 @@ pub(super) struct RunningFenceCommand {
 /// The running fence commands.
 pub(super) type RunningFenceCommands = Arc<Mutex<Vec<RunningFenceCommand>>>;
 
-impl NbdSocketAndFenceOps for SimSocketFactory {
+impl SocketOps for SimSocketFactory {
     fn open(&self, _: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
         let (ours, theirs) = create_socket_pair()?;
         lock_mutex(&self.dialled).push((ours, theirs.as_raw_fd(), self.server));
@@ -149,7 +151,9 @@ impl NbdSocketAndFenceOps for SimSocketFactory {
 
     /// Bytes already sent are with the server or in transit.
     fn reset(&self, _: &OwnedFd) {}
+}
 
+impl NbdSocketAndFenceOps for SimSocketFactory {
     fn fence(&self, _: &Path, _: &NbdUri, then: FenceDone) {
         let due = clock::now() + Nanos(1_000_000);
         lock_mutex(&self.fences).push(RunningFenceCommand { server: self.server, due, then });
