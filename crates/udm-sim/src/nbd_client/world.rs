@@ -3,11 +3,7 @@
 
 use super::conn::ServerConn;
 use super::counts::NbdClientCounts;
-use super::disk::ServerDisk;
-use super::front_end::{LoadProfile, SimFrontEnd};
-use super::model::{ExportModel, NbdClientModel};
 use super::servers::{ExportDescription, SimServer};
-use super::shared::{FrontEndSharedState, FrontEndSharedStateRef, WorkloadPhase, lock_front_end_state};
 use crate::counts::CombinedRunHash;
 use crate::environment::lock_mutex;
 use crate::log_capture;
@@ -16,6 +12,12 @@ use crate::nbd::clock;
 use crate::nbd::net::{PendingConnectSockets, SimNetwork, create_socket_pair};
 use crate::nbd::ring_core::{NumberedPathResolver, RunningDeviceChange, SteppedRingCore};
 use crate::plan::{DisturbanceClass, RunPlan};
+use crate::remote_disk::disk::ServerDisk;
+use crate::remote_disk::front_end::{LoadProfile, SimFrontEnd};
+use crate::remote_disk::model::{ExportModel, RemoteDiskModel};
+use crate::remote_disk::shared::{
+    FrontEndSharedState, FrontEndSharedStateRef, WorkloadPhase, lock_front_end_state,
+};
 use crate::rng::{RngStream, SimRng};
 use crate::trace::Trace;
 use rustix::net::{SocketAddrAny, SocketAddrUnix};
@@ -210,7 +212,7 @@ impl NbdClientWorld {
         let shared = FrontEndSharedState {
             step: 0,
             trace: Trace::new(plan.keep_events),
-            model: NbdClientModel::default(),
+            model: RemoteDiskModel::default(),
             work: SimRng::new(plan.seed, RngStream::Work),
             phase: WorkloadPhase::Work,
             closed: 0,
