@@ -64,6 +64,7 @@ pub mod nbd;
 pub mod nbd_client;
 mod null_cache;
 pub mod nvme;
+pub mod nvme_client;
 
 pub mod path;
 mod path_faults;

@@ -11,10 +11,12 @@ use crate::environment::lock_mutex;
 use crate::rng::SimRng;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+use rustix::net::{SocketAddrAny, SocketAddrUnix};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
+use udm_backends::nbd::{ServerAddress, SocketOps};
 use udm_core::{Nanos, Segments, errno};
 
 /// A connection.
@@ -51,6 +53,25 @@ pub(crate) struct SimConnection {
 /// New sockets for connects that the network has not adopted yet: the peer's end, the descriptor of
 /// udm's end, and the server.
 pub(crate) type PendingConnectSockets = Arc<Mutex<Vec<(OwnedFd, RawFd, usize)>>>;
+
+/// Sockets of the lanes of a client. Each socket is one end of a pair without data; the other end
+/// shows the actions on it.
+pub(crate) struct SimSockets {
+    pub(crate) dialled: PendingConnectSockets,
+    /// The server to which all connections go.
+    pub(crate) server: usize,
+}
+
+impl SocketOps for SimSockets {
+    fn open(&self, _: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
+        let (ours, theirs) = create_socket_pair()?;
+        lock_mutex(&self.dialled).push((ours, theirs.as_raw_fd(), self.server));
+        Ok((theirs, SocketAddrUnix::new(format!("/n{}", self.server))?.into()))
+    }
+
+    /// Bytes already sent are with the server or in transit.
+    fn reset(&self, _: &OwnedFd) {}
+}
 
 impl SimConnection {
     /// True if the peer need not expect more data.

@@ -18,6 +18,12 @@ impl ServerDisk {
         ServerDisk { durable: content.clone(), content }
     }
 
+    /// Adds sectors of zeroes.
+    pub(crate) fn grow(&mut self, sectors: usize) {
+        self.content.resize(self.content.len() + sectors, 0);
+        self.durable.resize(self.content.len(), 0);
+    }
+
     fn get(&self, sector: u64) -> u64 {
         self.content[sector as usize]
     }

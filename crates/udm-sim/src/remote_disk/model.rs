@@ -113,6 +113,16 @@ impl RemoteDiskModel {
         self.asked.len()
     }
 
+    /// Time at which the oldest request in flight was submitted.
+    pub(crate) fn oldest_at(&self) -> Option<Nanos> {
+        self.asked.values().map(|asked| asked.at).min()
+    }
+
+    /// Time at which request `id`, which is in flight, was submitted.
+    pub(crate) fn submitted_at(&self, id: u64) -> Option<Nanos> {
+        self.asked.get(&id).map(|asked| asked.at)
+    }
+
     /// Describes the oldest request in flight, for a person.
     pub(crate) fn oldest(&self) -> String {
         self.asked.iter().next().map_or_else(String::new, |(id, asked)| {
