@@ -48,6 +48,8 @@ pub(crate) struct SimConnection {
     /// Server that a connect goes to; `connected` is the result of the connect.
     pub(crate) to: usize,
     pub(crate) connected: Option<i32>,
+    /// True if udm is the client, which pauses after a memory shortage.
+    pub(crate) is_client: bool,
 }
 
 /// New sockets for connects that the network has not adopted yet: the peer's end, the descriptor of
@@ -97,8 +99,6 @@ pub(crate) struct SimNetwork {
     pub(crate) fails: u64,
     /// True if the system closes silent connections. udm disables this.
     pub(crate) gives_up: bool,
-    /// True if udm's ends are clients, which pause after a memory shortage.
-    pub(crate) clients: bool,
     /// True if nothing fails any more.
     pub(crate) calm: bool,
     /// Number of operations that were cut short; `failed` and `full` count errors and sends to a
@@ -128,7 +128,6 @@ impl SimNetwork {
             cuts: true,
             fails: 0,
             gives_up: true,
-            clients: false,
             calm: false,
             cut: 0,
             failed: 0,
@@ -167,6 +166,7 @@ impl SimNetwork {
             short_at: None,
             moved: (0, 0),
             to,
+            is_client: connected.is_none(),
             connected,
         });
         self.links.len() - 1
@@ -312,7 +312,7 @@ impl SimNetwork {
         let ended =
             |done: usize, error: i32| SocketIoResult::Ended(if done > 0 { done as i32 } else { error });
         if let Some(error) = self.error(l, &[errno::ECONNRESET, errno::EPIPE, errno::EINTR, errno::ENOBUFS]) {
-            if errno::is_memory_shortage(-error) && *done == 0 && self.clients {
+            if errno::is_memory_shortage(-error) && *done == 0 && self.links[l].is_client {
                 self.links[l].short_at = Some(clock::now());
             }
             return ended(*done, error);

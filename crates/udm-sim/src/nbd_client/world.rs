@@ -194,7 +194,6 @@ impl NbdClientWorld {
         };
         // With `fence=closed` only a close proves a connection dead, so writes of a connection that
         // timed out would wait forever.
-        net.clients = true;
         net.gives_up = silence.fence != ServerStoppedProof::Closed;
         let manner = LoadProfile {
             depth: plan.depth.unwrap_or(build.pick(&[1, 4, 16, 64])),

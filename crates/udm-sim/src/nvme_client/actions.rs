@@ -2,8 +2,10 @@
 //! reinstated paths, and power cuts.
 
 use super::conn::{ConnContext, ControllerConn};
+use super::own_target::OwnTarget;
 use super::target::{ConnBehavior, TargetAvailability};
 use super::world::NvmeClientWorld;
+use crate::environment::lock_mutex;
 use crate::model::Violation;
 use crate::nbd::ring_core::NumberedPathResolver;
 use crate::plan::DisturbanceClass;
@@ -56,7 +58,9 @@ impl NvmeClientWorld {
                 self.reinstate(device, all)?;
             }
             18 if has(DisturbanceClass::Limits) => self.grow(self.targets[t].namespace),
-            19 if has(DisturbanceClass::Crash) && self.control.one_in(4) => self.power_cut(self.targets[t].namespace),
+            19 if has(DisturbanceClass::Crash) && self.control.one_in(4) => {
+                self.power_cut(self.targets[t].namespace)
+            }
             _ => {}
         }
         Ok(())
@@ -66,12 +70,22 @@ impl NvmeClientWorld {
     fn trouble(&mut self, t: usize, mode: TargetAvailability) {
         let namespace = &self.namespaces[self.targets[t].namespace];
         let target = &mut self.targets[t];
+        let mode = match (&target.own, mode) {
+            (Some(_), TargetAvailability::Mute | TargetAvailability::Other) => TargetAvailability::Hole,
+            (_, mode) => mode,
+        };
         if target.mode != TargetAvailability::Up {
             return;
         }
         target.mode = mode;
         let most = self.control.pick(&[50, 500, 500, 3_000, 3_000, 30_000]);
-        target.until = self.now + Nanos(self.control.between(1, most) * 1_000_000);
+        let mut time = Nanos(self.control.between(1, most) * 1_000_000);
+        if mode == TargetAvailability::Stopped
+            && let Some(max) = target.own.as_ref().and_then(OwnTarget::stop_max)
+        {
+            time = time.min(max);
+        }
+        target.until = self.now + time;
         target.other = (mode == TargetAvailability::Other).then(|| namespace.other(&mut self.control));
         let counted = match mode {
             TargetAvailability::Up => return,
@@ -116,6 +130,10 @@ impl NvmeClientWorld {
             }
         }
         let mut net = self.net.borrow_mut();
+        // udm's own target only loses its connections.
+        for wire in self.wires.iter().filter(|wire| wire.target == t && !wire.is_over) {
+            net.leave(wire.initiator_link, true, true);
+        }
         for conn in self.conns.iter_mut().filter(|conn| conn.target == t && !conn.is_over()) {
             // Its system resets the connection, or closes it if all bytes were read.
             let is_reset = self.control.one_in(2);
@@ -154,6 +172,7 @@ impl NvmeClientWorld {
             return;
         }
         target.ana_changes += 1;
+        target.own.iter().for_each(|own| own.set_ana_state(state));
         self.counts.ana += 1;
         self.note_trouble(t, &format!("t{t}: ANA state {state:?}"));
         let is_own = |one: &usize| self.controllers[*one].target == t;
@@ -167,12 +186,12 @@ impl NvmeClientWorld {
 
     /// Adds blocks to a namespace. The table over it keeps its size, which the model knows.
     fn grow(&mut self, namespace: usize) {
-        if self.devices[namespace].mapped.is_none() {
+        if self.devices[namespace].mapped.is_none() || self.has_own_targets(namespace) {
             return;
         }
         self.counts.grown += 1;
         self.namespaces[namespace].sectors += 8;
-        self.disks[namespace].grow(8);
+        lock_mutex(&self.disks[namespace]).grow(8);
         self.say(format!("namespace {namespace} grows to {} sectors", self.namespaces[namespace].sectors));
         let is_own = |one: &usize| self.targets[self.controllers[*one].target].namespace == namespace;
         for number in (0..self.controllers.len()).filter(is_own).collect::<Vec<_>>() {
@@ -209,6 +228,9 @@ impl NvmeClientWorld {
 
     /// Cuts the power of a disk: its targets are killed, and cached data is lost.
     fn power_cut(&mut self, namespace: usize) {
+        if self.has_own_targets(namespace) {
+            return;
+        }
         self.counts.crashes += 1;
         for t in 0..self.targets.len() {
             if self.targets[t].namespace == namespace {
@@ -216,7 +238,7 @@ impl NvmeClientWorld {
                 self.targets[t].jobs.clear();
             }
         }
-        self.disks[namespace].crash(&mut self.control);
+        lock_mutex(&self.disks[namespace]).crash(&mut self.control);
         let mut shared = lock_front_end_state(&self.shared);
         shared.say(format!("the power of disk {namespace} fails"));
         shared.model.exports[namespace].crash(self.step);
@@ -275,6 +297,11 @@ impl NvmeClientWorld {
             }
             net.links[link].connected = Some(0);
             net.links[link].room = self.chance.pick(&[1, 100, 4096, 64 << 10, 64 << 10, 1 << 20]);
+            if self.targets[t].own.is_some() {
+                drop(net);
+                self.connect_wire(t, link);
+                continue;
+            }
             drop(net);
             let behavior = self.behavior_of(t);
             self.conns.push(ControllerConn::new(link, t, behavior, self.now));

@@ -43,6 +43,8 @@ counts! {
         pub transfers: u64,
         /// Violations of the protocol.
         pub lies: u64,
+        /// Bits that were flipped on the way to or from udm's own target.
+        pub flipped: u64,
         /// Connections that a target closed.
         pub closed: u64,
         /// Controllers that their keep-alive timer ended.
@@ -102,6 +104,7 @@ impl NvmeClientCounts {
             ("writes refused early", Class::Errors, self.early),
             ("queues refused", Class::Errors, self.refused_queues),
             ("violations", Class::Nonsense, self.lies),
+            ("flipped bits", Class::Nonsense, self.flipped),
             ("timers expired", Class::Stalls, self.expired),
             ("late writes", Class::Late, self.landed),
             ("writes that waited", Class::Stalls, self.waited),

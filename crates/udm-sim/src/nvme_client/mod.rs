@@ -13,7 +13,10 @@
 //! repeated on another path too early is undone by its first copy, and the model finds it.
 //!
 //! * [`remote_disk`](crate::remote_disk): the front ends, the disks, and what reads may return.
-//! * `description`, `target`: the targets and their controllers. `conn`, `admin`, `io`, `pdus`:
+//! One namespace of three has targets that are udm's own (`own_target`): both ends run against each
+//! other, and the world cuts the wires between them, stops the target, and flips bits.
+//!
+//! * `description`, `target`: the other targets and their controllers. `conn`, `admin`, `io`, `pdus`:
 //!   their end of a connection.
 //! * `world`, `turn`, `actions`, `shutdown`: the run. `counts`: the counters. The network is that of
 //!   the NBD worlds (`nbd::net`, `nbd::kernel`).
@@ -24,6 +27,8 @@ mod conn;
 mod counts;
 mod description;
 mod io;
+mod own_target;
+mod own_target_turn;
 mod pdus;
 mod shutdown;
 mod target;

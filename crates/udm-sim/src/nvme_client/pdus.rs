@@ -99,13 +99,11 @@ pub(super) struct ForgedSubject<'a> {
     pub(super) free_id: u16,
     /// The data that the command reads; empty for another one.
     pub(super) reads: &'a [u8],
-    /// Bytes of a write that were not asked for yet.
-    pub(super) unasked: u32,
 }
 
 /// A PDU that violates the protocol, so that a host must end the association.
 pub(super) fn forge(subject: &ForgedSubject<'_>, limits: &PduLimits, c: &mut SimRng) -> PduSequence {
-    let ForgedSubject { id, free_id, reads, unasked } = *subject;
+    let ForgedSubject { id, free_id, reads } = *subject;
     let success = |id| response(id, 0, NvmeStatus::SUCCESS, limits);
     let r2t = |id, offset, len| ready_to_transfer(&DataPdu { command: id, tag: 7, offset, len }, limits);
     let len = reads.len() as u32;
@@ -121,8 +119,9 @@ pub(super) fn forge(subject: &ForgedSubject<'_>, limits: &PduLimits, c: &mut Sim
         3 if len > 4 => data(4, len - 4, (true, true)),
         4 => data(0, len + 4, (true, true)),
         // A success although data is missing.
-        5 if len > 0 || unasked > 0 => success(id),
-        6 => r2t(id, 4, unasked + 4),
+        5 if len > 0 => success(id),
+        // All data has come.
+        6 => r2t(id, 0, 512),
         // The digest of the data, or of a header, is wrong.
         7 if limits.data_digest && len > 0 => {
             let head = DataPdu { command: id, tag: 0, offset: 0, len };

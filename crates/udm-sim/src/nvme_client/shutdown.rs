@@ -44,6 +44,7 @@ impl NvmeClientWorld {
             }
             self.set_ana_state(t, AnaState::Optimized);
             self.targets[t].finish_hung(self.now);
+            self.targets[t].own.iter().for_each(|own| own.set_calm(true));
         }
         let now = self.now;
         self.callers.iter_mut().for_each(|(_, due)| *due = now);
@@ -68,6 +69,7 @@ impl NvmeClientWorld {
         })?;
         self.calm = false;
         self.net.borrow_mut().calm = false;
+        self.targets.iter().flat_map(|target| &target.own).for_each(|own| own.set_calm(false));
         self.set_phase(WorkloadPhase::Work);
         Ok(())
     }
@@ -133,6 +135,7 @@ impl NvmeClientWorld {
         // Cancelled operations complete by themselves.
         self.step_until("the end of the last operation", |world| count_ring_operations(&world.cores) == 0)?;
         self.cores.clear();
+        self.end_own_targets()?;
         let live = udm_buf::slab_count::thread_live_slab_bytes() - self.base;
         if live != 0 {
             return Err(format!("all is closed, and {live} bytes of memory are not given back"));

@@ -2,6 +2,8 @@
 
 use super::conn::StoredJob;
 use super::description::{ControllerDescription, NamespaceDescription};
+use super::own_target::OwnTarget;
+use crate::nbd::ring_core::SteppedRingCore;
 use crate::rng::SimRng;
 use udm_core::Nanos;
 use udm_wire::nvme::AnaState;
@@ -167,9 +169,17 @@ pub(super) struct SimTarget {
     pub(super) latency: u64,
     /// The time that commands need after the end of a controller.
     pub(super) quiesce: Nanos,
+    /// udm's own target, which has none of the controllers here.
+    pub(super) own: Option<OwnTarget>,
 }
 
 impl SimTarget {
+    /// The cores of udm's own target; none if it is stopped, or a model.
+    pub(super) fn own_cores(&self) -> impl Iterator<Item = (usize, &SteppedRingCore)> {
+        let is_running = self.mode != TargetAvailability::Stopped;
+        self.own.iter().filter(move |_| is_running).flat_map(|own| own.cores.iter().enumerate())
+    }
+
     /// True if the target moves bytes now.
     pub(super) fn is_awake(&self) -> bool {
         !matches!(self.mode, TargetAvailability::Stopped | TargetAvailability::Hole)

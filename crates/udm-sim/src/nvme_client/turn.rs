@@ -3,6 +3,7 @@
 use super::conn::ConnContext;
 use super::target::{AnaReport, TargetAvailability};
 use super::world::NvmeClientWorld;
+use crate::environment::lock_mutex;
 use crate::log_capture;
 use crate::model::Violation;
 use crate::nbd::clock;
@@ -31,6 +32,9 @@ enum TurnCandidate {
     /// The disk of a target.
     Disk(usize),
     Change(usize),
+    /// A core of udm's own target.
+    OwnCore(usize, usize),
+    Wire(usize),
 }
 
 impl NvmeClientWorld {
@@ -41,6 +45,7 @@ impl NvmeClientWorld {
         if self.step.is_multiple_of(64) {
             lock_front_end_state(&self.shared).model.forget(self.step);
             self.conns.retain(|conn| !conn.is_over());
+            self.wires.retain(|wire| !wire.is_over);
         }
         lock_front_end_state(&self.shared).step = self.step;
         self.disturb()?;
@@ -50,6 +55,7 @@ impl NvmeClientWorld {
         for core in &self.cores {
             next = next.min(core.outside.borrow_mut().go_on());
         }
+        next = next.min(self.advance_own_rings());
         self.note_failures();
         let mut ready = Vec::new();
         let mut add = |at: Nanos, candidate, next: &mut Nanos| {
@@ -66,7 +72,15 @@ impl NvmeClientWorld {
                 add(at, TurnCandidate::Conn(i), &mut next);
             }
         }
+        for (w, wire) in self.wires.iter().enumerate() {
+            if self.targets[wire.target].mode != TargetAvailability::Hole {
+                add(wire.reason(&self.net.borrow()), TurnCandidate::Wire(w), &mut next);
+            }
+        }
         for (t, target) in self.targets.iter().enumerate() {
+            for (c, core) in target.own_cores() {
+                add(core.reason(), TurnCandidate::OwnCore(t, c), &mut next);
+            }
             let due = target.jobs.iter().map(|job| job.due).min().unwrap_or(Nanos::NEVER);
             add(due, TurnCandidate::Disk(t), &mut next);
         }
@@ -83,6 +97,8 @@ impl NvmeClientWorld {
             TurnCandidate::Conn(i) => self.conn_turn(i)?,
             TurnCandidate::Disk(t) => self.disk_turn(t),
             TurnCandidate::Change(d) => self.go_on_changing(d)?,
+            TurnCandidate::OwnCore(t, c) => self.own_core_turn(t, c)?,
+            TurnCandidate::Wire(w) => self.wire_turn(w),
         }
         lock_front_end_state(&self.shared).wrong.take().map_or(Ok(()), Err)
     }
@@ -227,6 +243,10 @@ impl NvmeClientWorld {
         let links = net.links.len();
         drop((net, shared));
         for link in std::mem::replace(&mut self.seen, links)..links {
+            // The ends of udm's own targets call nobody.
+            if !self.net.borrow().links[link].is_client {
+                continue;
+            }
             let target = self.net.borrow().links[link].to;
             self.counts.connects += 1;
             self.say(format!("core {c} calls t{target}: connection {link}"));
@@ -343,7 +363,7 @@ impl NvmeClientWorld {
             return;
         }
         let job = target.jobs.swap_remove(chance.pick(&due));
-        let disk = &mut disks[target.namespace];
+        let mut disk = lock_mutex(&disks[target.namespace]);
         let conn = conns.iter_mut().find(|conn| conn.link == job.link && conn.controller().is_some());
         let conn = conn.filter(|conn| !controllers[job.controller].is_over && !conn.closing);
         let Some(conn) = conn else {
@@ -358,7 +378,7 @@ impl NvmeClientWorld {
         let (net, shared) = (&mut *net, &mut *shared);
         conn.carry_out(
             &job,
-            disk,
+            &mut disk,
             &mut ConnContext {
                 net,
                 target,

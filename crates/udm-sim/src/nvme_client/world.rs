@@ -4,6 +4,7 @@
 use super::conn::ControllerConn;
 use super::counts::NvmeClientCounts;
 use super::description::{ControllerDescription, NamespaceDescription};
+use super::own_target::{OwnTarget, OwnTargetPlace, Wire};
 use super::target::{SimController, SimTarget, TargetAvailability};
 use crate::counts::CombinedRunHash;
 use crate::log_capture;
@@ -24,7 +25,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use tracing::subscriber::DefaultGuard;
-use udm_backends::nvme::{KnownNamespace, ServerAddress, create_simulated_nvme_device};
+use udm_backends::nvme::{ServerAddress, create_simulated_nvme_device};
 use udm_core::{CoreId, DevNo, Device, DeviceId, Nanos};
 use udm_dm::{MappedDevice, Table};
 use udm_runtime::{ProcessCores, TemporaryCoreIo};
@@ -34,7 +35,7 @@ use udm_wire::nvme::AnaState;
 use udm_wire::nvme::host::{HostDigests, HostOptions};
 use udm_wire::uri::{NvmeUri, ReplyDeadlineSetting};
 
-const SUBSYSTEM: &str = "nqn.2026-11.org.example:disks";
+pub(super) const SUBSYSTEM: &str = "nqn.2026-11.org.example:disks";
 
 /// The device of a namespace.
 pub(super) struct DeviceOverNamespace {
@@ -57,10 +58,12 @@ pub struct NvmeClientWorld {
     pub(super) net: Rc<RefCell<SimNetwork>>,
     pub(super) options: HostOptions,
     pub(super) namespaces: Vec<NamespaceDescription>,
-    pub(super) disks: Vec<ServerDisk>,
+    pub(super) disks: Vec<Arc<Mutex<ServerDisk>>>,
     pub(super) targets: Vec<SimTarget>,
     pub(super) controllers: Vec<SimController>,
     pub(super) conns: Vec<ControllerConn>,
+    /// The connections to udm's own targets.
+    pub(super) wires: Vec<Wire>,
     /// The paths, by target.
     pub(super) paths: Vec<Arc<dyn Device>>,
     pub(super) devices: Vec<DeviceOverNamespace>,
@@ -113,11 +116,13 @@ impl NvmeClientWorld {
         let mut build = SimRng::new(plan.seed, RngStream::Build);
         let count = plan.cores.unwrap_or(build.pick(&[1, 1, 2, 2, 3]));
         let (mut namespaces, mut disks, mut targets) = (Vec::new(), Vec::new(), Vec::new());
+        // Namespaces whose targets are udm's own.
+        let mut own = Vec::new();
         for number in 0..build.pick(&[1, 1, 2]) {
             let long = !without.has(DisturbanceClass::Long) && build.one_in(3);
             let sectors = 8 * if long { build.between(128, 300) } else { build.between(8, 32) };
             namespaces.push(NamespaceDescription::draw(&mut build, number as u8, sectors, without));
-            disks.push(ServerDisk::new(number, sectors));
+            disks.push(Arc::new(Mutex::new(ServerDisk::new(number, sectors))));
             let description = ControllerDescription::draw(&mut build, count);
             for _ in 0..build.pick(&[1, 2, 2, 2, 3]) {
                 targets.push(SimTarget {
@@ -132,8 +137,10 @@ impl NvmeClientWorld {
                     jobs: Vec::new(),
                     latency: build.pick(&[2_000, 50_000, 1_000_000]),
                     quiesce: Nanos(0),
+                    own: None,
                 });
             }
+            own.push(build.one_in(3));
         }
         let uri = draw_uri(&mut build);
         for target in &mut targets {
@@ -142,7 +149,6 @@ impl NvmeClientWorld {
         let mut net = SimNetwork::new(SimRng::new(plan.seed, RngStream::SimNetwork));
         net.cuts = !without.has(DisturbanceClass::Cuts);
         net.fails = if without.has(DisturbanceClass::Lost) { 0 } else { build.pick(&[0, 1000, 5000]) };
-        net.clients = true;
         let profile = LoadProfile {
             depth: plan.depth.unwrap_or(build.pick(&[1, 4, 16, 64])),
             pause: build.pick(&[1_000, 100_000, 10_000_000]),
@@ -184,6 +190,7 @@ impl NvmeClientWorld {
             targets,
             controllers: Vec::new(),
             conns: Vec::new(),
+            wires: Vec::new(),
             paths: Vec::new(),
             devices: Vec::new(),
             callers: Vec::new(),
@@ -205,8 +212,27 @@ impl NvmeClientWorld {
             _lines: log_capture::capture_log("udm_backends::nvme"),
             plan: plan.clone(),
         };
+        world.add_own_targets(&own, &mut build)?;
         world.boot(&uri, count, &mut build)?;
         Ok(world)
+    }
+
+    /// Replaces the targets of the namespaces in `own` by udm's own ones.
+    fn add_own_targets(&mut self, own: &[bool], build: &mut SimRng) -> Result<(), Violation> {
+        self.set_turn(None);
+        let fails = if self.plan.without.has(DisturbanceClass::Errors) { 0 } else { build.pick(&[0, 100]) };
+        for t in 0..self.targets.len() {
+            let number = self.targets[t].namespace;
+            if own[number] {
+                let disk = &self.disks[number];
+                let place = OwnTargetPlace { target: t, namespace: number, fails };
+                let target =
+                    OwnTarget::new(place, &self.namespaces[number], disk, &self.shared, &self.net, build)?;
+                self.targets[t].own = Some(target);
+                self.targets[t].description.has_ana = true;
+            }
+        }
+        Ok(())
     }
 
     /// Creates the cores, the devices and the front ends.
@@ -216,15 +242,14 @@ impl NvmeClientWorld {
         for id in 0..cores {
             self.cores.push(SteppedRingCore::new(&self.core_set, id, &self.net, latency, &mut self.schedule));
         }
-        for (number, target) in self.targets.iter().enumerate() {
-            let namespace = target.description.facts(&self.namespaces[target.namespace])?;
-            let queues = target.description.queues.min(self.options.queues);
+        for number in 0..self.targets.len() {
+            let known = self.read_facts(number)?;
             let dialled = self.net.borrow().dialled.clone();
             self.paths.push(create_simulated_nvme_device(
                 NvmeUri { host: format!("t{number}"), ..uri.clone() },
                 ServerAddress::Tcp(([127, 0, 0, 1], 4420 + number as u16).into()),
                 self.options.clone(),
-                KnownNamespace { namespace, queues },
+                known,
                 Box::new(SimSockets { dialled, server: number }),
             ));
         }
@@ -349,6 +374,8 @@ impl NvmeClientWorld {
         // A checker and the owner of a shared queue have their own lanes.
         let lanes = self.targets.len() * (self.cores.len() + 2);
         let requests = self.profile.depth.max(4) * self.devices.len() * (1 << 20);
-        (lanes * 3 * (1536 << 10) + self.cores.len() * (self.profile.keep + requests + 4096)) as i64
+        // udm's own targets have limits of their own.
+        let own = self.targets.iter().filter(|target| target.own.is_some()).count() * (256 << 20);
+        (own + lanes * 3 * (1536 << 10) + self.cores.len() * (self.profile.keep + requests + 4096)) as i64
     }
 }
