@@ -1,8 +1,8 @@
 //! udm's own NVMe/TCP target as the other end: its cores, its disk, and the wires to it.
 //!
-//! The process can be stopped, and the network can be cut off, break at any byte, or flip bits where
-//! digests protect them. A command at the disk needs less than the quiesce time. So a stop is short
-//! while commands are at the disk: the target trusts in this.
+//! The process can be stopped, and the network can be cut off, break at any byte, or flip bits
+//! where digests protect them. A command at the disk needs less than the quiesce time. So a stop is
+//! short while commands are at the disk: the target trusts in this.
 
 use super::description::NamespaceDescription;
 use super::world::SUBSYSTEM;

@@ -145,8 +145,8 @@ impl NvmeClientWorld {
         all.map(super::target::SimController::timer).min().unwrap_or(Nanos::NEVER)
     }
 
-    /// Ends the controllers whose keep-alive timer has expired, and notes which ANA reports the host
-    /// has received.
+    /// Ends the controllers whose keep-alive timer has expired, and notes which ANA reports the
+    /// host has received.
     fn look_at_controllers(&mut self) {
         for number in 0..self.controllers.len() {
             let one = &mut self.controllers[number];

@@ -51,8 +51,8 @@ impl ServerDisk {
         }
     }
 
-    /// Executes a request for the sectors from `first` up to, not including, `end`, with the written
-    /// `stamps`. A `durable` one is not cached. Returns the stamps of a read.
+    /// Executes a request for the sectors from `first` up to, not including, `end`, with the
+    /// written `stamps`. A `durable` one is not cached. Returns the stamps of a read.
     pub(crate) fn carry_out(
         &mut self,
         op: Op,

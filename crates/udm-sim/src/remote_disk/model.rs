@@ -1,8 +1,8 @@
 //! The permitted results of requests, and the data that reads may return.
 //!
-//! A remote disk (an export, a namespace) is a list of registers ([`crate::register_model`]), one per sector. A request lasts
-//! from its submit until its completion. A failed request may or may not have happened, but it does
-//! not happen later, because its connection is dead by then.
+//! A remote disk (an export, a namespace) is a list of registers ([`crate::register_model`]), one
+//! per sector. A request lasts from its submit until its completion. A failed request may or may
+//! not have happened, but it does not happen later, because its connection is dead by then.
 
 use crate::disk::OWN;
 use crate::model::Violation;
