@@ -4,7 +4,7 @@
 use super::super::remote_export::RemoteExport;
 use super::super::sockets::{FenceDone, NbdSocketAndFenceOps};
 use super::*;
-use crate::stream::ServerAddress;
+use crate::stream::{ServerAddress, SocketOps};
 use rustix::fd::OwnedFd;
 use rustix::net::SocketAddrAny;
 use udm_wire::nbd::ExportFlags;
@@ -17,13 +17,15 @@ const COMMAND: &str = "/sbin/off";
 #[derive(Clone, Default)]
 struct PendingFenceCommands(Arc<Mutex<Vec<FenceDone>>>);
 
-impl NbdSocketAndFenceOps for PendingFenceCommands {
+impl SocketOps for PendingFenceCommands {
     fn open(&self, _: &ServerAddress) -> std::io::Result<(OwnedFd, SocketAddrAny)> {
         panic!("nobody connects here")
     }
 
     fn reset(&self, _: &OwnedFd) {}
+}
 
+impl NbdSocketAndFenceOps for PendingFenceCommands {
     fn fence(&self, command: &Path, uri: &NbdUri, then: FenceDone) {
         assert_eq!((command, uri.to_string().as_str()), (Path::new(COMMAND), "nbd+unix:///?socket=s"));
         self.0.lock().unwrap().push(then);

@@ -55,7 +55,7 @@ mod send_queue;
 mod sockets;
 mod tls;
 
-pub use crate::stream::ServerAddress;
+pub use crate::stream::{ServerAddress, SocketOps};
 pub use client::{BlockingNbdClient, NbdClientError};
 pub(crate) use remote_export::{RemoteExport, RemoteExports};
 pub use sockets::{FenceDone, NbdSocketAndFenceOps};

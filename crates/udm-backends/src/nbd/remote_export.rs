@@ -2,9 +2,9 @@
 
 use super::client::{self, BlockingNbdClient, NbdClientError};
 use super::fence::{ExportFence, FenceCommandRuns};
-use super::sockets::{NbdSocketAndFenceOps, SystemSockets};
+use super::sockets::NbdSocketAndFenceOps;
 use super::tls::load_tls_client_config;
-use crate::stream::{ServerAddress, ServerReachability};
+use crate::stream::{ServerAddress, ServerReachability, SystemSockets};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -1,10 +1,8 @@
-//! Interface of NBD lanes to the world outside of the ring: the real system or a simulation.
+//! Fence commands of NBD lanes: of the real system or of a simulation.
 
 use crate::blocking;
-use crate::stream::{ServerAddress, discard_unsent, open_socket};
+use crate::stream::{SocketOps, SystemSockets};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::OwnedFd;
-use rustix::net::SocketAddrAny;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
 use std::path::Path;
@@ -18,34 +16,13 @@ const COMMAND_MAX: i64 = 60;
 pub type FenceDone = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// Operations of an NBD lane that do not go through its core's ring.
-pub trait NbdSocketAndFenceOps: Send + Sync {
-    /// Creates a configured socket for a connection to `address`. Also returns the address to
-    /// connect it to.
-    ///
-    /// # Errors
-    /// No socket is available.
-    fn open(&self, address: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)>;
-
-    /// Makes a later close of `socket` discard data that has not left yet.
-    fn reset(&self, socket: &OwnedFd);
-
+pub trait NbdSocketAndFenceOps: SocketOps {
     /// Runs `command`, which must ensure that the server of `uri` executes nothing any more.
     /// Returns at once; calls `then` with the result later, on any thread.
     fn fence(&self, command: &Path, uri: &NbdUri, then: FenceDone);
 }
 
-/// The sockets of the operating system.
-pub(super) struct SystemSockets;
-
 impl NbdSocketAndFenceOps for SystemSockets {
-    fn open(&self, address: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
-        open_socket(address)
-    }
-
-    fn reset(&self, socket: &OwnedFd) {
-        discard_unsent(socket);
-    }
-
     fn fence(&self, command: &Path, uri: &NbdUri, then: FenceDone) {
         let (mut prepared, name) = (build_fence_command(command, uri), command.display().to_string());
         let no_thread = || Err("there is no thread to run it".into());

@@ -4,7 +4,7 @@ use super::client::READY_POLL;
 use super::remote_namespace::RemoteNamespace;
 use crate::stream::{
     BACK_OFF, BACK_OFF_MAX, DisconnectKind, DisconnectReason, HANDSHAKE_TIMEOUT, ServerAddress,
-    StreamConnection, StreamEvent, discard_unsent, open_socket,
+    StreamConnection, StreamEvent,
 };
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
@@ -203,7 +203,7 @@ impl AdminLane {
         let address_index = self.tries % addresses.len();
         let address = &addresses[address_index];
         self.tries += 1;
-        let socket = match open_socket(address) {
+        let socket = match self.namespace.sockets.open(address) {
             Ok(socket) => socket,
             Err(error) => {
                 let loss = DisconnectReason::new(DisconnectKind::LocalError, error.to_string());
@@ -237,7 +237,7 @@ impl AdminLane {
         self.next_try = cx.now() + self.back_off;
         self.back_off = (self.back_off + self.back_off).min(BACK_OFF_MAX);
         if let Some(connection) = &connection {
-            discard_unsent(connection.stream.socket());
+            self.namespace.sockets.reset(connection.stream.socket());
         }
         match connection {
             Some(AdminConnection { is_ready: true, number, address_index, .. }) => {

@@ -1,7 +1,7 @@
 //! A connection of a lane to a controller, which is an I/O queue, and its stage.
 
-use super::remote_namespace::Association;
-use crate::stream::{DisconnectKind, DisconnectReason, HANDSHAKE_TIMEOUT, StreamConnection, open_socket};
+use super::remote_namespace::{Association, RemoteNamespace};
+use crate::stream::{DisconnectKind, DisconnectReason, HANDSHAKE_TIMEOUT, StreamConnection};
 use std::sync::Arc;
 use udm_core::{Cx, Nanos};
 use udm_runtime::Ring;
@@ -33,13 +33,14 @@ impl QueueConnection {
     /// No socket is available.
     pub(super) fn begin(
         ring: &Ring,
+        namespace: &RemoteNamespace,
         association: Arc<Association>,
-        limit: Option<Nanos>,
         cx: &mut Cx<'_>,
     ) -> Result<QueueConnection, DisconnectReason> {
-        let socket = open_socket(&association.address)
-            .map_err(|error| DisconnectReason::new(DisconnectKind::LocalError, error.to_string()))?;
-        let timeout = limit.unwrap_or(HANDSHAKE_TIMEOUT).min(HANDSHAKE_TIMEOUT);
+        let opened = namespace.sockets.open(&association.address);
+        let socket =
+            opened.map_err(|error| DisconnectReason::new(DisconnectKind::LocalError, error.to_string()))?;
+        let timeout = namespace.deadline.unwrap_or(HANDSHAKE_TIMEOUT).min(HANDSHAKE_TIMEOUT);
         let deadline = cx.now() + timeout;
         let stream = StreamConnection::connect(ring, socket, cx);
         Ok(QueueConnection { stream, stage: QueueStage::Connecting, association, deadline })

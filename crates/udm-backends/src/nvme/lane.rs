@@ -112,9 +112,9 @@ impl NvmeLane {
         if cx.now() < self.next_try {
             return cx.wake_at(self.next_try);
         }
-        let (association, deadline) = (Arc::clone(association), self.namespace.deadline);
+        let association = Arc::clone(association);
         self.params.capsule_data_max = association.controller.capsule_data_max;
-        match QueueConnection::begin(&self.ring, association, deadline, cx) {
+        match QueueConnection::begin(&self.ring, &self.namespace, association, cx) {
             Ok(connection) => self.connection = Some(connection),
             Err(loss) => self.handle_loss(&loss, cx),
         }

@@ -37,6 +37,7 @@ mod remote_namespace;
 mod remote_namespaces;
 mod request;
 
+pub use crate::stream::{ServerAddress, SocketOps};
 pub use remote_namespaces::KnownNamespace;
 pub(crate) use remote_namespaces::RemoteNamespaces;
 
@@ -48,7 +49,8 @@ use std::sync::{Arc, OnceLock};
 use udm_core::errno::EOPNOTSUPP;
 use udm_core::{Cx, Device, DeviceControlError, DeviceId, Lane, Limits, SharedDiskState};
 use udm_runtime::Ring;
-use udm_wire::nvme::host::ana_priority;
+use udm_wire::nvme::host::{HostOptions, ana_priority};
+use udm_wire::uri::NvmeUri;
 
 /// A namespace as a device.
 pub(crate) struct NvmeDevice {
@@ -62,6 +64,21 @@ impl NvmeDevice {
     pub(crate) fn new(namespace: Arc<RemoteNamespace>) -> NvmeDevice {
         NvmeDevice { id: DeviceId::new(), namespace, task: OnceLock::new() }
     }
+}
+
+/// Creates the namespace `uri` for a simulated world. The caller has read `known` from the
+/// controller at `address`, and lanes get their sockets from `sockets`.
+#[must_use]
+pub fn create_simulated_nvme_device(
+    uri: NvmeUri,
+    address: ServerAddress,
+    options: HostOptions,
+    known: KnownNamespace,
+    sockets: Box<dyn SocketOps>,
+) -> Arc<dyn Device> {
+    let shared = Arc::default();
+    let namespace = RemoteNamespace::new(uri, vec![address], options, known, sockets, shared);
+    Arc::new(NvmeDevice::new(Arc::new(namespace)))
 }
 
 /// The lane that a task owns, for lanes without a queue.

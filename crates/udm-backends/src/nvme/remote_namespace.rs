@@ -2,7 +2,7 @@
 
 use super::admin_lane::AdminTaskHandle;
 use super::remote_namespaces::KnownNamespace;
-use crate::stream::{ServerAddress, ServerReachability};
+use crate::stream::{ServerAddress, ServerReachability, SocketOps};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -23,6 +23,7 @@ pub(crate) struct RemoteNamespace {
     /// Addresses found when the namespace was opened, at least one; tried in turn.
     pub(super) addresses: Vec<ServerAddress>,
     pub(super) options: HostOptions,
+    pub(super) sockets: Box<dyn SocketOps>,
     /// How long a request may wait while the controller sends nothing; `None` for no limit.
     pub(super) deadline: Option<Nanos>,
     pub(super) shared_disk_state: Arc<SharedDiskState>,
@@ -115,6 +116,7 @@ impl RemoteNamespace {
         addresses: Vec<ServerAddress>,
         options: HostOptions,
         known: KnownNamespace,
+        sockets: Box<dyn SocketOps>,
         shared_disk_state: Arc<SharedDiskState>,
     ) -> RemoteNamespace {
         RemoteNamespace {
@@ -122,6 +124,7 @@ impl RemoteNamespace {
             uri,
             addresses,
             options,
+            sockets,
             shared_disk_state,
             forwarder: SingleOwnerForwarder::default(),
             task: Mutex::default(),

@@ -3,6 +3,7 @@
 use super::client::{NvmeClientError, read_association_facts, resolve_addresses};
 use super::host_identity::host_options;
 use super::remote_namespace::RemoteNamespace;
+use crate::stream::SystemSockets;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::errno::ENXIO;
@@ -103,7 +104,8 @@ impl RemoteNamespaces {
             }
         };
         let shared = self.shared_disk_state(uri);
-        Ok(RemoteNamespace::new(uri.clone(), addresses, options, known, shared))
+        let sockets = Box::new(SystemSockets);
+        Ok(RemoteNamespace::new(uri.clone(), addresses, options, known, sockets, shared))
     }
 
     fn shared_disk_state(&self, uri: &NvmeUri) -> Arc<SharedDiskState> {

@@ -12,5 +12,6 @@ pub(crate) use connection::{
     DisconnectKind, DisconnectReason, HANDSHAKE_TIMEOUT, StreamConnection, StreamEvent,
 };
 pub(crate) use reachability::{BACK_OFF, BACK_OFF_MAX, ServerReachability};
-pub(crate) use sockets::{connect_socket_with_timeout, discard_unsent, open_socket, set_socket_timeouts};
+pub use sockets::SocketOps;
+pub(crate) use sockets::{SystemSockets, connect_socket_with_timeout, set_socket_timeouts};
 pub(crate) use tls::RECORD_MAX;

@@ -1,4 +1,4 @@
-//! Sockets of connections to servers.
+//! Sockets of connections to servers, and the interface through which lanes get them.
 
 use super::address::ServerAddress;
 use rustix::fd::OwnedFd;
@@ -18,12 +18,35 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 /// long. While the server's window is full, the system still uses `tcp_retries2`.
 const USER_TIMEOUT: u32 = i32::MAX as u32;
 
-/// Creates a configured socket for a connection to `address`. Also returns the address to connect
-/// it to.
-///
-/// # Errors
-/// No socket is available.
-pub(crate) fn open_socket(address: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
+/// Operations on sockets that do not go through a core's ring: of the real system or of a
+/// simulation.
+pub trait SocketOps: Send + Sync {
+    /// Creates a configured socket for a connection to `address`. Also returns the address to
+    /// connect it to.
+    ///
+    /// # Errors
+    /// No socket is available.
+    fn open(&self, address: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)>;
+
+    /// Makes a later close of `socket` discard data that has not left yet.
+    fn reset(&self, socket: &OwnedFd);
+}
+
+/// The sockets of the operating system.
+pub(crate) struct SystemSockets;
+
+impl SocketOps for SystemSockets {
+    fn open(&self, address: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
+        open_socket(address)
+    }
+
+    fn reset(&self, socket: &OwnedFd) {
+        // Has no effect on a Unix socket: sent data is already at the other end.
+        let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+    }
+}
+
+fn open_socket(address: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
     /// Space for a deep queue of 4 KiB writes; the kernel limits it to its maximum.
     const UNIX_SEND_BUFFER: usize = 4 << 20;
     let open = |family| rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
@@ -44,12 +67,6 @@ pub(crate) fn open_socket(address: &ServerAddress) -> io::Result<(OwnedFd, Socke
             Ok((fd, (*address).into()))
         }
     }
-}
-
-/// Makes a later close of `socket` discard data that has not left yet.
-pub(crate) fn discard_unsent(socket: &OwnedFd) {
-    // Has no effect on a Unix socket: sent data is already at the other end.
-    let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
 
 /// Opens a socket and connects it within `timeout`.

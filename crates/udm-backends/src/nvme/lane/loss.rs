@@ -2,7 +2,7 @@
 
 use super::NvmeLane;
 use crate::nvme::remote_namespace::AssociationState;
-use crate::stream::{BACK_OFF, DisconnectKind, DisconnectReason, discard_unsent};
+use crate::stream::{BACK_OFF, DisconnectKind, DisconnectReason};
 use std::sync::atomic::Ordering::Relaxed;
 use udm_core::{Cx, Nanos, Status, UnansweredRequestState};
 use udm_wire::uri::TimeSpan;
@@ -88,7 +88,7 @@ impl NvmeLane {
         }
         if let Some(connection) = self.connection.take() {
             // Discards unsent data: it could arrive after the wait has ended.
-            discard_unsent(connection.stream.socket());
+            self.namespace.sockets.reset(connection.stream.socket());
             if !held.is_empty() {
                 let association = &connection.association;
                 let heard = Nanos(association.last_heard.load(Relaxed)).max(self.last_reply_at);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use udm_core::bugs::{Bug, SimWorldKind, plant_bug};
 use udm_sim::run::RunFailure;
 use udm_sim::{DisturbanceClass, ExcludedDisturbances, RunPlan};
-use udm_sim::{clones, lifecycle, nbd, nbd_client, run, verbs, vhost_user};
+use udm_sim::{clones, lifecycle, nbd, nbd_client, nvme, nvme_client, run, verbs, vhost_user};
 
 /// Steps per seed, and the number of seeds in which a bug must be found.
 const STEPS: u64 = 5000;
@@ -15,7 +15,7 @@ const SEEDS_MAX: u64 = 2000;
 /// Bugs whose first hundreds of seeds find nothing, each with the seed at which the search begins.
 /// This saves most of the time of the test. If a change of a world moves such a bug, the search
 /// takes longer, but still has [`SEEDS_MAX`] seeds.
-const FIRST_SEEDS: [(Bug, u64); 31] = [
+const FIRST_SEEDS: [(Bug, u64); 40] = [
     (Bug::AnswerToNothing, 440),
     (Bug::BadBlocksStale, 1240),
     (Bug::CloneFuaNotCommitted, 190),
@@ -39,6 +39,15 @@ const FIRST_SEEDS: [(Bug, u64); 31] = [
     (Bug::MirrorPartNotCopied, 1635),
     // Seed 102 shows it too, after minutes: a write that never completes, and its reads.
     (Bug::NoKick, 290),
+    (Bug::NvmeAnaEventLost, 40),
+    (Bug::NvmeAnaEventNotRaised, 30),
+    (Bug::NvmeChangedLogNotRead, 40),
+    (Bug::NvmeDelayedLost, 155),
+    (Bug::NvmeDigestNotChecked, 345),
+    (Bug::NvmeOtherNamespaceTaken, 205),
+    (Bug::NvmeRetryBeforeFence, 18),
+    (Bug::NvmeShortReadTaken, 250),
+    (Bug::NvmeWriteAnsweredEarly, 34),
     (Bug::OutIsFailed, 310),
     (Bug::OwnWorkDropped, 290),
     (Bug::ParkedMissReturn, 165),
@@ -70,6 +79,8 @@ fn try_one(world: SimWorldKind, plan: &RunPlan) -> Result<(), Box<RunFailure>> {
         SimWorldKind::VhostUser => vhost_user::run(plan).map(drop),
         SimWorldKind::Clones => clones::run(plan).map(drop),
         SimWorldKind::Mirrors => clones::run_mirror(plan).map(drop),
+        SimWorldKind::Nvme => nvme::run(plan).map(drop),
+        SimWorldKind::NvmeClient => nvme_client::run(plan).map(drop),
     }
 }
 
