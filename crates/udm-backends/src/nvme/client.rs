@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::ToSocketAddrs;
 use std::thread;
 use std::time::{Duration, Instant};
-use udm_core::errno::{ECONNREFUSED, EIO, EPROTO, ETIMEDOUT};
+use udm_core::errno::{EACCES, ECONNREFUSED, EIO, EPROTO, ETIMEDOUT};
 use udm_core::{DeviceControlError, Nanos};
 use udm_wire::nvme::host::{AdminEvent, AssociationFacts, HostAdmin, HostError, HostOptions};
 use udm_wire::uri::{NvmeUri, TimeSpan};
@@ -29,6 +29,9 @@ pub(super) enum NvmeClientError {
     /// The controller refuses, violates the protocol, or cannot be used.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// A secret cannot be used.
+    #[error("{0}")]
+    Secret(String),
     /// The controller closed the connection.
     #[error("the controller closed the connection")]
     Closed,
@@ -50,6 +53,7 @@ impl NvmeClientError {
             NvmeClientError::Silent(_) => ETIMEDOUT,
             NvmeClientError::Io(error) => error.raw_os_error().unwrap_or(EIO),
             NvmeClientError::Host(_) => EPROTO,
+            NvmeClientError::Secret(_) => EACCES,
             NvmeClientError::Closed => ECONNREFUSED,
         };
         DeviceControlError::new(errno, format!("{uri}: {self}"))
@@ -104,7 +108,10 @@ fn exchange(
                     thread::sleep(Duration::from_nanos(READY_POLL.0));
                     admin.ask_status();
                 }
-                AdminEvent::Namespace(_) | AdminEvent::Ana(_) | AdminEvent::Alive => {}
+                AdminEvent::Namespace(_)
+                | AdminEvent::Ana(_)
+                | AdminEvent::Alive
+                | AdminEvent::ResetEnded(..) => {}
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The namespaces that a process uses.
 
 use super::client::{NvmeClientError, read_association_facts, resolve_addresses};
+use super::controller_resets::ControllerResets;
 use super::host_identity::host_options;
 use super::remote_namespace::RemoteNamespace;
 use crate::stream::SystemSockets;
@@ -25,6 +26,7 @@ pub(crate) struct RemoteNamespaces {
     /// I/O queues to ask for, unless a URI tells a number.
     queues: u16,
     map: Mutex<HashMap<String, Weak<RemoteNamespace>>>,
+    resets: Arc<ControllerResets>,
     /// State shared by all names of a namespace at an address.
     shared_disk_state: Mutex<HashMap<String, Weak<SharedDiskState>>>,
     /// Namespaces that another process has open, by name.
@@ -40,6 +42,7 @@ impl RemoteNamespaces {
         RemoteNamespaces {
             queues,
             map: Mutex::default(),
+            resets: Arc::default(),
             shared_disk_state: Mutex::default(),
             known: Mutex::default(),
         }
@@ -92,7 +95,7 @@ impl RemoteNamespaces {
     }
 
     fn find(&self, uri: &NvmeUri, known: Option<KnownNamespace>) -> Result<RemoteNamespace, NvmeClientError> {
-        let options = host_options(uri, uri.queues.unwrap_or(self.queues));
+        let options = host_options(uri, uri.queues.unwrap_or(self.queues))?;
         let mut addresses = resolve_addresses(uri)?;
         let known = match known {
             Some(known) => known,
@@ -105,7 +108,8 @@ impl RemoteNamespaces {
         };
         let shared = self.shared_disk_state(uri);
         let sockets = Box::new(SystemSockets);
-        Ok(RemoteNamespace::new(uri.clone(), addresses, options, known, sockets, shared))
+        let resets = Arc::clone(&self.resets);
+        Ok(RemoteNamespace::new(uri.clone(), addresses, options, known, sockets, shared, resets))
     }
 
     fn shared_disk_state(&self, uri: &NvmeUri) -> Arc<SharedDiskState> {

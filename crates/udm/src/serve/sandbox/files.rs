@@ -133,6 +133,10 @@ impl SandboxFiles {
                     self.change.push(format!("/dev/block/{major}:{minor}").into());
                 }
                 Ok(DeviceUri::Nbd(server)) => self.add_nbd_server(&server, folder),
+                Ok(DeviceUri::Nvme(namespace)) => {
+                    self.read
+                        .extend(namespace.secret_file.into_iter().chain(namespace.controller_secret_file));
+                }
                 _ => {}
             }
         }
