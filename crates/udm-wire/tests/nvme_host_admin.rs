@@ -57,6 +57,7 @@ struct Controller {
     host: DhchapSecret,
     controller: Option<DhchapSecret>,
     hash: DhchapHash,
+    has_second_group: bool,
     lie: Lie,
     transaction: u16,
     challenge: Vec<u8>,
@@ -79,6 +80,7 @@ impl Controller {
             host: secret(SECRET),
             controller: None,
             hash: DhchapHash::Sha256,
+            has_second_group: false,
             lie: |_| {},
             transaction: 0,
             challenge: Vec::new(),
@@ -216,6 +218,7 @@ impl Controller {
         self.next = match message {
             AuthenticationMessage::Negotiate(offer) => {
                 assert!(offer.no_concatenation && offer.has_null_group && offer.hashes.contains(&self.hash));
+                self.has_second_group = offer.has_ffdhe2048;
                 (self.transaction, self.challenge) = (transaction, vec![0x5a; self.hash.size()]);
                 let challenge = self.challenge.clone();
                 Some(AuthenticationMessage::Challenge(DhchapChallenge {
@@ -393,6 +396,26 @@ fn wrong_secrets_and_lies() {
     admin.take(&mut &connect[..]).unwrap();
     let error = admin.take(&mut &completion(0, NvmeStatus::SUCCESS, tls)[..]).unwrap_err().to_string();
     assert!(error.contains("TLS"), "{error}");
+}
+
+/// A controller that refuses a host with the null group only, as that of Linux, gets a second group
+/// the next time. One that chooses this group is refused.
+#[test]
+fn a_second_group_is_named() {
+    let options = options(Some((SECRET, None)));
+    let lie: Lie =
+        |message| *message = AuthenticationMessage::Failure1(AuthenticationFailure::GroupNotUsable);
+    let mut controller = Controller::authenticating(None, DhchapHash::Sha256, lie);
+    run(&mut HostAdmin::new(options.clone()), &mut controller).unwrap_err();
+    assert!(!controller.has_second_group && options.secrets.as_ref().unwrap().names_more_groups());
+    let mut controller = Controller::authenticating(None, DhchapHash::Sha256, |_| {});
+    run(&mut HostAdmin::new(options.clone()), &mut controller).unwrap();
+    assert!(controller.is_authenticated && controller.has_second_group);
+    let challenge = DhchapChallenge { hash: DhchapHash::Sha256, sequence: 1, challenge: vec![1; 32] };
+    let mut bytes = AuthenticationMessage::Challenge(challenge).encode(1);
+    bytes[9] = 1;
+    let error = AuthenticationMessage::decode(&bytes).unwrap_err().to_string();
+    assert!(error.contains("null group only"), "{error}");
 }
 
 /// No challenge of the host comes twice, so a recorded answer of the controller is of no use.

@@ -66,16 +66,23 @@ pub(super) fn resolve_addresses(uri: &NvmeUri) -> Result<Vec<ServerAddress>, Nvm
 }
 
 /// Connects to one of `addresses`, and reads what the controller and the namespace are. Returns the
-/// index of the address that answered too. Blocks for `deadline` at most, or for ten seconds.
+/// index of the address that answered too. Blocks for `deadline` at most, or for ten seconds, for
+/// each address and each try.
 pub(super) fn read_association_facts(
     addresses: &[ServerAddress],
     options: &HostOptions,
     deadline: Option<Nanos>,
 ) -> Result<(usize, AssociationFacts), NvmeClientError> {
     let timeout = deadline.map_or(TIMEOUT, |time| Duration::from_nanos(time.0).min(TIMEOUT));
+    let names_more_groups = || options.secrets.as_ref().is_some_and(|secrets| secrets.names_more_groups());
     let mut last = NvmeClientError::Closed;
     for (at, address) in addresses.iter().enumerate() {
-        match exchange(address, options, timeout) {
+        let before = names_more_groups();
+        let mut result = exchange(address, options, timeout);
+        if result.is_err() && names_more_groups() != before {
+            result = exchange(address, options, timeout);
+        }
+        match result {
             Ok(facts) => return Ok((at, facts)),
             Err(error) => last = error,
         }

@@ -52,6 +52,7 @@ impl HostAuthentication {
             has_dhchap: true,
             hashes: vec![DhchapHash::Sha256, DhchapHash::Sha384, DhchapHash::Sha512],
             has_null_group: true,
+            has_ffdhe2048: secrets.names_more_groups(),
         });
         let step = begun.send(&offer);
         (begun, step)
@@ -113,6 +114,7 @@ impl HostAuthentication {
                     "the controller does not accept the secret of dhchap-secret for host {host}"
                 )),
                 AuthenticationFailure::GroupNotUsable => {
+                    self.secrets.name_more_groups();
                     unusable("the controller wants a Diffie-Hellman group; udm has the null group only")
                 }
                 AuthenticationFailure::HashNotUsable => unusable("the controller wants another hash"),

@@ -5,7 +5,7 @@ use crate::nvme::{DhchapHash, DhchapSecret};
 use ring::hmac;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// The names and wishes of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +35,8 @@ pub struct HostSecrets {
     challenge_key: [u8; 32],
     /// Number of authentications so far.
     authentications: AtomicU64,
+    /// A controller has refused a host that names the null group only.
+    names_more_groups: AtomicBool,
 }
 
 impl HostSecrets {
@@ -43,7 +45,24 @@ impl HostSecrets {
     /// challenges are made of them.
     #[must_use]
     pub fn new(host: DhchapSecret, controller: Option<DhchapSecret>, challenge_key: [u8; 32]) -> HostSecrets {
-        HostSecrets { host, controller, challenge_key, authentications: AtomicU64::new(0) }
+        HostSecrets {
+            host,
+            controller,
+            challenge_key,
+            authentications: AtomicU64::new(0),
+            names_more_groups: AtomicBool::new(false),
+        }
+    }
+
+    /// True once a controller has refused the null group: the next authentication names a second
+    /// group, so that the target of Linux takes the null group. A connection is worth another try.
+    #[must_use]
+    pub fn names_more_groups(&self) -> bool {
+        self.names_more_groups.load(Relaxed)
+    }
+
+    pub(super) fn name_more_groups(&self) {
+        self.names_more_groups.store(true, Relaxed);
     }
 
     /// The number of the next authentication.
