@@ -2,7 +2,7 @@
 //! that violate the protocol.
 
 use proptest::prelude::*;
-use udm_wire::fuzz::fuzz_nvme_host_pdu;
+use udm_wire::fuzz::{fuzz_nvme_host_exchange, fuzz_nvme_host_pdu};
 use udm_wire::nvme::host::{HostCommand, HostData, HostDigests, HostEvent, HostProtocolError, HostQueue};
 use udm_wire::nvme::{
     Completion, DataPdu, InitializeResponse, NvmeStatus, PduLimits, data_digest, encode_c2h_data,
@@ -125,6 +125,18 @@ proptest! {
             (*pdu, *len) = (kind, 24);
         }
         fuzz_nvme_host_pdu(&[&[kind, step][..], &bytes].concat());
+    }
+}
+
+proptest! {
+    /// A controller that answers each command, mostly well, and lies now and then.
+    #[test]
+    fn lying_answers(wants_proof: bool, lies in prop::collection::vec(any::<u8>(), 0..800), rare in 0_u8..3) {
+        // Most decisions are good ones, so that the host gets far.
+        let is_rare = |at: usize| rare == 0 || at % (usize::from(rare) * 7) == 0;
+        let decide = |(at, byte): (usize, &u8)| if is_rare(at) { *byte } else { byte % 8 };
+        let decisions: Vec<u8> = lies.iter().enumerate().map(decide).collect();
+        fuzz_nvme_host_exchange(&[&[u8::from(wants_proof)][..], &decisions].concat());
     }
 }
 

@@ -143,6 +143,24 @@ fn another_path_resets_a_lost_controller() {
     assert!(stall < Duration::from_secs(5), "{stall:?}: {log}");
     let controllers = target.says(&["nvme", "ls"]);
     assert_eq!(controllers.matches("  controller ").count(), 1, "the other one has ended: {controllers}");
+    let samples = server.http("GET", "/metrics", "").2;
+    let sample = |metric: &str, port: u16, label: &str| {
+        let line =
+            format!("udm_nvme_path_{metric}{{uri=\"nvme+tcp://127.0.0.1:{port}/{SUBSYSTEM}/1\"{label}}} ");
+        let found = samples.lines().find_map(|sample| sample.strip_prefix(&*line));
+        found.unwrap_or_else(|| panic!("no {line} in {samples}")).to_owned()
+    };
+    let [lost, other] = [network.port, ports[1]];
+    assert_eq!([sample("up", lost, ""), sample("up", other, "")], ["0", "1"]);
+    assert_eq!(sample("losses_total", lost, ""), "1");
+    assert_eq!(sample("released_writes_total", lost, ",after=\"reset\""), "1");
+    assert_eq!(sample("released_writes_total", lost, ",after=\"time\""), "0");
+    assert_eq!(sample("resets_total", other, ",result=\"done\""), "1");
+    let shown = server.says(&["nvme", "ls"]);
+    assert!(
+        shown.contains("down, optimized, 1 associations, 1 lost, 0 writes wait, 1 after a reset"),
+        "{shown}"
+    );
     writer.write(3);
     network.mend();
     until("the path again", || server.log().contains("connected again").then_some(()));

@@ -90,7 +90,7 @@ impl BioTask for AdminTask {
     /// association.
     fn stop(&mut self, cx: &mut dyn BioTaskCx) {
         self.is_stopping = true;
-        if self.namespace.has_lanes() {
+        if self.namespace.open_lanes() > 0 {
             // Their requests may wait for the first connection.
             self.open_lane(cx);
             return cx.wake_at(cx.now() + STOP_PAUSE);

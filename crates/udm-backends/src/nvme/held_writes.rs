@@ -64,6 +64,7 @@ impl HeldWrites {
         let status = if works { Status::Requeue } else { Status::Transport };
         for lost in self.lost.extract_if(.., |lost| lost.are_over(now)) {
             namespace.remove_held_writes(lost.bios.len());
+            namespace.counters.count_released_writes(lost.bios.len(), lost.association.is_fenced());
             tracing::warn!("{}: {} writes that waited fail over", namespace.uri.plain(), lost.bios.len());
             for mut bio in lost.bios {
                 bio.end_with(status);

@@ -36,12 +36,14 @@ mod controller_resets;
 mod held_writes;
 mod host_identity;
 mod lane;
+mod path_report;
 mod remote_namespace;
 mod remote_namespaces;
 mod request;
 
 pub use crate::stream::{ServerAddress, SocketOps};
 pub use controller_resets::ControllerResets;
+pub use path_report::NvmePathReport;
 pub use remote_namespaces::KnownNamespace;
 pub(crate) use remote_namespaces::RemoteNamespaces;
 

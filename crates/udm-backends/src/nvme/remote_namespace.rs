@@ -2,6 +2,7 @@
 
 use super::admin_lane::AdminTaskHandle;
 use super::controller_resets::ControllerResets;
+use super::path_report::NvmePathCounters;
 use super::remote_namespaces::KnownNamespace;
 use crate::stream::{ServerAddress, ServerReachability, SocketOps};
 use std::collections::VecDeque;
@@ -36,6 +37,7 @@ pub(crate) struct RemoteNamespace {
     pub(super) task: Mutex<Weak<AdminTaskHandle>>,
     pub(super) reachability: ServerReachability,
     pub(super) resets: Arc<ControllerResets>,
+    pub(super) counters: NvmePathCounters,
     /// Woken when the association changes, and when the task of the admin queue has something to
     /// do.
     pub(super) wait_queue: Arc<WaitQueue>,
@@ -154,6 +156,7 @@ impl RemoteNamespace {
             task: Mutex::default(),
             reachability: ServerReachability::default(),
             resets,
+            counters: NvmePathCounters::default(),
             wait_queue,
             size: AtomicU64::new(known.namespace.size),
             ana: AtomicU8::new(AnaState::Optimized as u8),
@@ -252,6 +255,7 @@ impl RemoteNamespace {
             is_fenced: AtomicBool::new(false),
         };
         self.reachability.mark_up(&self.uri.plain());
+        self.counters.count_association();
         self.set_state(AssociationState::Live(Arc::new(association)));
         Ok(())
     }
@@ -340,6 +344,7 @@ impl RemoteNamespace {
         }
         *state = AssociationState::Down;
         drop(state);
+        self.counters.count_loss();
         self.changes.fetch_add(1, std::sync::atomic::Ordering::Release);
         self.wait_queue.wake_up();
         self.mark_down(reason);
@@ -391,9 +396,14 @@ impl RemoteNamespace {
         LaneCountGuard(Arc::clone(&self.lanes))
     }
 
-    /// Returns true if lanes with a queue are open.
-    pub(super) fn has_lanes(&self) -> bool {
-        self.lanes.load(Relaxed) > 0
+    /// Number of open lanes with a queue.
+    pub(super) fn open_lanes(&self) -> usize {
+        self.lanes.load(Relaxed)
+    }
+
+    /// Number of held writes.
+    pub(super) fn held_writes(&self) -> usize {
+        self.held.load(Relaxed)
     }
 
     /// Changes the number of held writes.
@@ -408,7 +418,7 @@ impl RemoteNamespace {
 
     /// The reason why writes are held, in one line; `None` if none are.
     pub(super) fn stall_reason(&self) -> Option<String> {
-        let held = self.held.load(Relaxed);
+        let held = self.held_writes();
         let kato = TimeSpan(self.uri.kato);
         (held > 0).then(|| {
             format!(
@@ -420,7 +430,7 @@ impl RemoteNamespace {
 }
 
 /// The name of a state, as in Linux' `ana_state`.
-const fn ana_name(state: AnaState) -> &'static str {
+pub(super) const fn ana_name(state: AnaState) -> &'static str {
     match state {
         AnaState::Optimized => "optimized",
         AnaState::NonOptimized => "non-optimized",

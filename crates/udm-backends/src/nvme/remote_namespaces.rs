@@ -3,6 +3,7 @@
 use super::client::{NvmeClientError, read_association_facts, resolve_addresses};
 use super::controller_resets::ControllerResets;
 use super::host_identity::host_options;
+use super::path_report::NvmePathReport;
 use super::remote_namespace::RemoteNamespace;
 use crate::stream::SystemSockets;
 use std::collections::HashMap;
@@ -131,6 +132,14 @@ impl RemoteNamespaces {
         let mut found: Vec<_> = lock(&self.map).iter().filter_map(namespace).collect();
         found.sort_by(|(one, _), (other, _)| one.cmp(other));
         found
+    }
+
+    /// The namespaces in use as users see them, by URI.
+    pub(crate) fn reports(&self) -> Vec<NvmePathReport> {
+        let all = lock(&self.map);
+        let mut reports: Vec<_> = all.values().filter_map(Weak::upgrade).map(|one| one.report()).collect();
+        reports.sort_by(|one, other| one.uri.cmp(&other.uri));
+        reports
     }
 
     /// Sets the namespaces that are opened without a connection.

@@ -48,6 +48,7 @@ impl AdminConnection {
         outcome: ResetOutcome,
         namespace: &RemoteNamespace,
     ) {
+        namespace.counters.count_reset(outcome == ResetOutcome::Succeeded);
         for lost in self.resets.asked.iter().filter(|lost| lost.instance == instance) {
             match outcome {
                 ResetOutcome::Succeeded => lost.fence(&namespace.uri),
