@@ -133,7 +133,7 @@ proptest! {
     #[test]
     fn lying_answers(wants_proof: bool, lies in prop::collection::vec(any::<u8>(), 0..800), rare in 0_u8..3) {
         // Most decisions are good ones, so that the host gets far.
-        let is_rare = |at: usize| rare == 0 || at % (usize::from(rare) * 7) == 0;
+        let is_rare = |at: usize| rare == 0 || at.is_multiple_of(usize::from(rare) * 7);
         let decide = |(at, byte): (usize, &u8)| if is_rare(at) { *byte } else { byte % 8 };
         let decisions: Vec<u8> = lies.iter().enumerate().map(decide).collect();
         fuzz_nvme_host_exchange(&[&[u8::from(wants_proof)][..], &decisions].concat());
