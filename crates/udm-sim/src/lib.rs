@@ -26,7 +26,9 @@
 //! * `power_cuts`: what the next two share. `snapshots`: worlds of origins and snapshots. `clones`:
 //!   worlds of a clone.
 //! * `nbd`: worlds of the NBD server and its clients.
-//! * `nbd_client`: worlds of the NBD client and its servers.
+//! * `nbd_client`: worlds of the NBD client and its servers. `nvme`: worlds of the NVMe/TCP target
+//!   and its hosts. `nvme_client`: worlds of the NVMe/TCP initiator and its targets. `remote_disk`:
+//!   what the worlds of clients share.
 //! * `verbs`: worlds of the registry and its verbs.
 //! * `vhost_user`: worlds of disks of virtual machines.
 //! * `lifecycle`: worlds of servers that run one after another over the same disks and state
@@ -62,6 +64,8 @@ pub mod nbd;
 pub mod nbd_client;
 mod null_cache;
 pub mod nvme;
+pub mod nvme_client;
+
 pub mod path;
 mod path_faults;
 pub mod plan;
@@ -71,6 +75,7 @@ mod queues;
 mod quiescence;
 mod read_check;
 pub mod register_model;
+mod remote_disk;
 pub mod rng;
 pub mod run;
 mod slow_path;

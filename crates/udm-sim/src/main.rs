@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use udm_sim::counts::{AccumulateRuns, CombinedRunHash, RunReport, format_count};
 use udm_sim::{
     DisturbanceClass, ExcludedDisturbances, RunFailure, RunPlan, RunTotals, clones, lifecycle, nbd,
-    nbd_client, nvme, run, verbs, vhost_user,
+    nbd_client, nvme, nvme_client, run, verbs, vhost_user,
 };
 
 /// Runs udm's targets in a simulated world, one seed after another, and stops at the first failure.
@@ -54,7 +54,8 @@ struct Options {
     /// messages, delay, torn, flush, trim, long, reopen, pieces, hang, full, prompt, opens, limits,
     /// stacks, dust, lossy, late, wild, between, watch, queues; with --snapshots also merge, small;
     /// with --nbd and --nbd-client also cuts, lost, stalls, nonsense, and with --nbd moves; with
-    /// --vhost-user also cuts, lost, nonsense
+    /// --vhost-user also cuts, lost, nonsense; with --nvme also cuts, lost; with --nvme-client also
+    /// cuts, lost, stalls, nonsense
     #[arg(long, value_name = "CLASS,...", value_delimiter = ',')]
     without: Vec<DisturbanceClass>,
     /// Print this many of the last events of a failing run
@@ -84,6 +85,9 @@ struct Options {
     /// Run the worlds of the NVMe/TCP target and its hosts
     #[arg(long, conflicts_with_all = ["bench", "snapshots", "clones", "nbd", "verbs", "nbd_client", "lives", "vhost_user"])]
     nvme: bool,
+    /// Run the worlds of the NVMe/TCP initiator and its targets
+    #[arg(long, conflicts_with_all = ["bench", "snapshots", "clones", "nbd", "verbs", "nbd_client", "lives", "vhost_user", "nvme"])]
+    nvme_client: bool,
 }
 
 fn parse_seed_range(word: &str) -> Result<(u64, u64), String> {
@@ -115,6 +119,7 @@ enum CoverageCounters {
     VhostUser(Box<vhost_user::VhostUserCounts>),
     Clones(Box<clones::CloneCounts>),
     Nvme(Box<nvme::NvmeTargetCounts>),
+    NvmeClient(Box<nvme_client::NvmeClientCounts>),
     Mirrors(Box<clones::CloneCounts>),
 }
 
@@ -135,6 +140,7 @@ impl CoverageCounters {
             _ if options.lives => CoverageCounters::Lives(Box::default()),
             _ if options.vhost_user => CoverageCounters::VhostUser(Box::default()),
             _ if options.nvme => CoverageCounters::Nvme(Box::default()),
+            _ if options.nvme_client => CoverageCounters::NvmeClient(Box::default()),
             _ if options.clones => CoverageCounters::Clones(Box::default()),
             _ if options.mirrors => CoverageCounters::Mirrors(Box::default()),
             (true, ..) => CoverageCounters::Nbd(Box::default()),
@@ -168,6 +174,9 @@ impl CoverageCounters {
                 add_counts(&mut **all, vhost_user::run(plan), |counts| counts.hash)
             }
             CoverageCounters::Nvme(all) => add_counts(&mut **all, nvme::run(plan), |counts| counts.hash),
+            CoverageCounters::NvmeClient(all) => {
+                add_counts(&mut **all, nvme_client::run(plan), |counts| counts.hash)
+            }
             CoverageCounters::Clones(all) => {
                 let counts = if every_cut { clones::run_every_power_cut(plan) } else { clones::run(plan) };
                 add_counts(&mut **all, counts, |counts| counts.hash)
@@ -188,6 +197,7 @@ impl CoverageCounters {
             CoverageCounters::Lives(_) => |plan| lifecycle::run(plan).map(drop),
             CoverageCounters::VhostUser(_) => |plan| vhost_user::run(plan).map(drop),
             CoverageCounters::Nvme(_) => |plan| nvme::run(plan).map(drop),
+            CoverageCounters::NvmeClient(_) => |plan| nvme_client::run(plan).map(drop),
             CoverageCounters::Clones(_) => |plan| clones::run(plan).map(drop),
             CoverageCounters::Mirrors(_) => |plan| clones::run_mirror(plan).map(drop),
         };
@@ -203,6 +213,7 @@ impl CoverageCounters {
             CoverageCounters::Lives(counts) => counts.report(),
             CoverageCounters::VhostUser(counts) => counts.report(),
             CoverageCounters::Nvme(counts) => counts.report(),
+            CoverageCounters::NvmeClient(counts) => counts.report(),
             CoverageCounters::Clones(counts) | CoverageCounters::Mirrors(counts) => counts.report(),
         }
     }
@@ -391,6 +402,8 @@ fn shrink_and_print_failure(failure: RunFailure, options: &Options, tally: &RunP
         _ if options.vhost_user => "--vhost-user ",
         _ if options.clones => "--clones ",
         _ if options.mirrors => "--mirrors ",
+        _ if options.nvme => "--nvme ",
+        _ if options.nvme_client => "--nvme-client ",
         _ => "",
     };
     let small = if options.no_shrink { failure } else { tally.covered.shrink(failure) };

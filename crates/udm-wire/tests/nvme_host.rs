@@ -3,10 +3,13 @@
 
 use proptest::prelude::*;
 use udm_wire::fuzz::{fuzz_nvme_host_exchange, fuzz_nvme_host_pdu};
-use udm_wire::nvme::host::{HostCommand, HostData, HostDigests, HostEvent, HostProtocolError, HostQueue};
+use udm_wire::nvme::host::{
+    AdminEvent, HostAdmin, HostCommand, HostData, HostDigests, HostEvent, HostOptions, HostProtocolError,
+    HostQueue,
+};
 use udm_wire::nvme::{
-    Completion, DataPdu, InitializeResponse, NvmeStatus, PduLimits, data_digest, encode_c2h_data,
-    encode_capsule_response, encode_r2t,
+    CommandCapsule, Completion, DataPdu, InitializeResponse, NvmeStatus, PduLimits, data_digest,
+    encode_c2h_data, encode_capsule_response, encode_r2t,
 };
 
 const READ: u32 = 8192;
@@ -183,4 +186,123 @@ fn the_first_response_is_checked() {
         let error = HostQueue::new(both, 1).take(&mut &response.encode()[..]).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
+}
+
+/// A controller without data digests, whose answers a test can delay.
+struct Controller {
+    admin: HostAdmin,
+    /// The event requests that wait, and the log pages that were read.
+    event_requests: Vec<u16>,
+    pages: Vec<u8>,
+    is_ready: bool,
+}
+
+impl Controller {
+    fn new() -> Controller {
+        let options = HostOptions {
+            host: "nqn.2014-08.org.example:host".into(),
+            host_id: [1; 16],
+            subsystem: "nqn.2014-08.org.example:disks".into(),
+            nsid: 1,
+            digests: HostDigests::default(),
+            kato_ms: 5000,
+            queues: 2,
+            secrets: None,
+        };
+        let admin = HostAdmin::new(options);
+        Controller { admin, event_requests: Vec::new(), pages: Vec::new(), is_ready: false }
+    }
+
+    /// Data of Identify: the controller (1), the namespace (0), or the list of its identifiers (3).
+    fn identify(structure: u8) -> Vec<u8> {
+        let mut bytes = vec![0; 4096];
+        match structure {
+            0 => {
+                bytes[0] = 64;
+                bytes[130] = 9;
+            }
+            1 => {
+                (bytes[78], bytes[93], bytes[111], bytes[320]) = (1, 1, 1, 1);
+                (bytes[514], bytes[536], bytes[1792], bytes[1796]) = (32, 1, 4, 1);
+            }
+            _ => {}
+        }
+        bytes
+    }
+
+    /// Takes the commands of the host. Returns the answers, except to event requests.
+    fn answers(&mut self) -> Vec<u8> {
+        let (out, mut answers) = (self.admin.take_out(), Vec::new());
+        let mut rest = &out[..];
+        if rest.len() == 128 && rest[0] == 0 {
+            return response(HostDigests::default()).encode().to_vec();
+        }
+        while !rest.is_empty() {
+            let len = u32::from_le_bytes(rest[4..8].try_into().unwrap()) as usize;
+            let command = CommandCapsule::from_bytes(rest[8..72].try_into().unwrap());
+            let (id, argument) = (command.id(), command.dword(10) as u8);
+            let data = |bytes: &[u8]| data_pdu(id, 0, bytes, true, HostDigests::default());
+            match command.opcode() {
+                0x0c => self.event_requests.push(id),
+                0x06 => answers.extend(data(&Controller::identify(argument))),
+                0x02 => {
+                    self.pages.push(argument);
+                    answers.extend(data(&[0; 4096]));
+                }
+                // Connect says controller 1, CSTS ready, and CAP 32 entries.
+                _ => {
+                    let [connect, status] = [command.bytes()[4] == 1, command.bytes()[44] == 0x1c];
+                    answers.extend(completion_with(id, if connect || status { 1 } else { 31 }));
+                }
+            }
+            rest = &rest[len..];
+        }
+        answers
+    }
+
+    fn give(&mut self, bytes: &[u8]) {
+        let mut input = bytes;
+        while let Some(event) = self.admin.take(&mut input).unwrap() {
+            self.is_ready |= matches!(event, AdminEvent::Ready(_));
+        }
+    }
+
+    /// Answers commands until the host sends none.
+    fn settle(&mut self) {
+        for _ in 0..40 {
+            let answers = self.answers();
+            self.give(&answers);
+        }
+    }
+
+    /// Reports that the namespace has changed.
+    fn report_change(&mut self) -> bool {
+        let Some(id) = self.event_requests.pop() else { return false };
+        self.give(&completion_with(id, 2 | 0x04 << 16));
+        true
+    }
+}
+
+fn completion_with(id: u16, result: u64) -> Vec<u8> {
+    let mut out = [0; 128];
+    let completion = Completion { result, sq_head: 0, id, status: NvmeStatus::SUCCESS };
+    let n = encode_capsule_response(&mut out, &completion, &limits(HostDigests::default()));
+    out[..n].to_vec()
+}
+
+/// A controller reports no other change before the host has read the log of the last one. So the
+/// host reads the log after each event, also after one that comes while it reads the namespace.
+#[test]
+fn each_namespace_event_is_followed_by_a_read_of_its_log() {
+    let mut controller = Controller::new();
+    controller.settle();
+    assert!(controller.is_ready && controller.pages.is_empty());
+    assert!(controller.report_change());
+    // The host reads the log, whose answer is delayed; it waits for another event meanwhile.
+    let delayed = controller.answers();
+    assert_eq!(controller.pages, [0x04]);
+    assert!(controller.report_change());
+    controller.give(&delayed);
+    controller.settle();
+    assert_eq!(controller.pages, [0x04, 0x04]);
 }

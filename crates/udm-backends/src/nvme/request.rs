@@ -53,7 +53,7 @@ impl NvmeRequest {
                 HostCommand::read_write(nsid, start, blocks, fua, HostData::InCapsule(bytes))
             }
             Op::Write => HostCommand::read_write(nsid, start, blocks, fua, HostData::Write(bytes)),
-            Op::Discard => HostCommand::deallocate(nsid),
+            Op::Discard => HostCommand::deallocate(nsid, capsule_data_max),
             Op::WriteZeroes | Op::Flush => {
                 let deallocates = zeroes_deallocate && !flags.contains(BioFlags::NOUNMAP);
                 HostCommand::write_zeroes(nsid, start, blocks, fua, deallocates)

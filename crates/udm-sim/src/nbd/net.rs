@@ -11,10 +11,12 @@ use crate::environment::lock_mutex;
 use crate::rng::SimRng;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+use rustix::net::{SocketAddrAny, SocketAddrUnix};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
+use udm_backends::nbd::{ServerAddress, SocketOps};
 use udm_core::{Nanos, Segments, errno};
 
 /// A connection.
@@ -46,11 +48,32 @@ pub(crate) struct SimConnection {
     /// Server that a connect goes to; `connected` is the result of the connect.
     pub(crate) to: usize,
     pub(crate) connected: Option<i32>,
+    /// True if udm is the client, which pauses after a memory shortage.
+    pub(crate) is_client: bool,
 }
 
 /// New sockets for connects that the network has not adopted yet: the peer's end, the descriptor of
 /// udm's end, and the server.
 pub(crate) type PendingConnectSockets = Arc<Mutex<Vec<(OwnedFd, RawFd, usize)>>>;
+
+/// Sockets of the lanes of a client. Each socket is one end of a pair without data; the other end
+/// shows the actions on it.
+pub(crate) struct SimSockets {
+    pub(crate) dialled: PendingConnectSockets,
+    /// The server to which all connections go.
+    pub(crate) server: usize,
+}
+
+impl SocketOps for SimSockets {
+    fn open(&self, _: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
+        let (ours, theirs) = create_socket_pair()?;
+        lock_mutex(&self.dialled).push((ours, theirs.as_raw_fd(), self.server));
+        Ok((theirs, SocketAddrUnix::new(format!("/n{}", self.server))?.into()))
+    }
+
+    /// Bytes already sent are with the server or in transit.
+    fn reset(&self, _: &OwnedFd) {}
+}
 
 impl SimConnection {
     /// True if the peer need not expect more data.
@@ -76,8 +99,6 @@ pub(crate) struct SimNetwork {
     pub(crate) fails: u64,
     /// True if the system closes silent connections. udm disables this.
     pub(crate) gives_up: bool,
-    /// True if udm's ends are clients, which pause after a memory shortage.
-    pub(crate) clients: bool,
     /// True if nothing fails any more.
     pub(crate) calm: bool,
     /// Number of operations that were cut short; `failed` and `full` count errors and sends to a
@@ -107,7 +128,6 @@ impl SimNetwork {
             cuts: true,
             fails: 0,
             gives_up: true,
-            clients: false,
             calm: false,
             cut: 0,
             failed: 0,
@@ -146,6 +166,7 @@ impl SimNetwork {
             short_at: None,
             moved: (0, 0),
             to,
+            is_client: connected.is_none(),
             connected,
         });
         self.links.len() - 1
@@ -291,7 +312,7 @@ impl SimNetwork {
         let ended =
             |done: usize, error: i32| SocketIoResult::Ended(if done > 0 { done as i32 } else { error });
         if let Some(error) = self.error(l, &[errno::ECONNRESET, errno::EPIPE, errno::EINTR, errno::ENOBUFS]) {
-            if errno::is_memory_shortage(-error) && *done == 0 && self.clients {
+            if errno::is_memory_shortage(-error) && *done == 0 && self.links[l].is_client {
                 self.links[l].short_at = Some(clock::now());
             }
             return ended(*done, error);

@@ -2,12 +2,12 @@
 
 use super::conn::ServerConn;
 use super::servers::{ServerAvailability, ServerBehavior, SimServer};
-use super::shared::{WorkloadPhase, lock_front_end_state};
 use super::world::{NbdClientWorld, RunningFenceCommand};
 use crate::environment::lock_mutex;
 use crate::model::Violation;
 use crate::nbd::ring_core::NumberedPathResolver;
 use crate::plan::DisturbanceClass;
+use crate::remote_disk::shared::{WorkloadPhase, lock_front_end_state};
 use udm_core::{CoreId, Nanos, errno};
 use udm_wire::uri::ServerStoppedProof;
 

@@ -1,12 +1,12 @@
 //! The server's end of a connection: the handshake, and requests executed in any order.
 
 use super::counts::NbdClientCounts;
-use super::disk::ServerDisk;
 use super::reply::{self, ReplyPieces};
 use super::servers::{ExportDescription, ServerBehavior};
-use super::shared::FrontEndSharedState;
 use crate::model::Violation;
 use crate::nbd::net::SimNetwork;
+use crate::remote_disk::disk::ServerDisk;
+use crate::remote_disk::shared::FrontEndSharedState;
 use crate::rng::SimRng;
 use crate::stamp;
 use crate::trace::{NO_CORE, TraceEventKind, pack_sector_range};
@@ -463,7 +463,8 @@ impl ServerConn {
         let lands = !fails || a.chance.one_in(2);
         a.counts.landed += u64::from(a.net.links[self.link].shut && lands);
         let stamps = if lands {
-            a.disk.carry_out(&job.request, &job.stamps, self.says.flags, a.chance)
+            let (op, range, durable) = reply::op_of(&job.request, self.says.flags);
+            a.disk.carry_out(op, range, &job.stamps, durable, a.chance)
         } else {
             Vec::new()
         };

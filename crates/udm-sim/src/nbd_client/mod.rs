@@ -12,25 +12,24 @@
 //! A connection is proved dead when the server has closed it or the network has broken it. From
 //! then on its server executes nothing that came over it.
 //!
-//! * `shared`, `model`: requests and permitted results. `front_end`: the source of requests.
-//! * `disk`, `conn`, `reply`, `servers`: the servers. Their network is that of the worlds of the
+//! * [`remote_disk`](crate::remote_disk): the front ends, the disks, and what reads may return.
+//! * `conn`, `reply`, `servers`: the servers. Their network is that of the worlds of the
 //!   NBD server (`nbd::net`, `nbd::kernel`).
 //! * `world`, `turn`, `actions`, `shutdown`: the run. `counts`: the counters.
 
 mod actions;
 mod conn;
 mod counts;
-mod disk;
-mod front_end;
-mod model;
+
 mod reply;
 mod servers;
-mod shared;
+
 mod shutdown;
 mod turn;
 mod world;
 
 use crate::plan::RunPlan;
+use crate::remote_disk::shared::lock_front_end_state;
 use crate::run::{RunFailure, catch_panic, finish_run};
 pub use counts::NbdClientCounts;
 use world::NbdClientWorld;
@@ -43,6 +42,6 @@ pub fn run(plan: &RunPlan) -> Result<NbdClientCounts, Box<RunFailure>> {
     let mut world = None;
     let outcome = catch_panic(|| world.insert(NbdClientWorld::new(plan)?).run());
     let last_events =
-        |world: &mut NbdClientWorld| (world.step, shared::lock_front_end_state(&world.shared).trace.lines());
+        |world: &mut NbdClientWorld| (world.step, lock_front_end_state(&world.shared).trace.lines());
     finish_run(plan, outcome, world, |world| world.counts(), last_events)
 }

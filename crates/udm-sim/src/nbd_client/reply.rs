@@ -3,10 +3,10 @@
 use crate::rng::SimRng;
 use crate::stamp;
 use std::collections::VecDeque;
-use udm_core::SECTOR_SIZE;
+use udm_core::{Op, SECTOR_SIZE};
 use udm_wire::nbd::{
-    NbdCommand, NbdRequestHeader, SimpleReply, chunk_data_header, chunk_hole, chunk_none,
-    put_error_chunk_with_text,
+    CommandFlags, ExportFlags, NbdCommand, NbdRequestHeader, SimpleReply, chunk_data_header, chunk_hole,
+    chunk_none, put_error_chunk_with_text,
 };
 
 /// Bytes in a sector.
@@ -116,4 +116,18 @@ pub(super) fn forged_reply(
         _ => simple(cookie | 1 << 62),
     };
     (lie, matches!(kind, 1..3) && before.is_some())
+}
+
+/// The operation of a request on a disk, its sectors, and whether it must not be cached. `has` are
+/// the flags of the export.
+pub(super) fn op_of(request: &NbdRequestHeader, has: ExportFlags) -> (Op, (u64, u64), bool) {
+    let op = match request.command {
+        NbdCommand::Read => Op::Read,
+        NbdCommand::Write => Op::Write,
+        NbdCommand::WriteZeroes => Op::WriteZeroes,
+        NbdCommand::Trim => Op::Discard,
+        _ => Op::Flush,
+    };
+    let durable = request.flags.contains(CommandFlags::FUA) || !has.contains(ExportFlags::SEND_FLUSH);
+    (op, (request.offset / 512, (request.offset + request.len) / 512), durable)
 }

@@ -1,10 +1,10 @@
 //! Quiescence of the world, its shutdown, and the checks at these times.
 
 use super::servers::ServerAvailability;
-use super::shared::{WorkloadPhase, lock_front_end_state};
 use super::world::NbdClientWorld;
 use crate::model::Violation;
 use crate::nbd::ring_core::count_ring_operations;
+use crate::remote_disk::shared::{WorkloadPhase, lock_front_end_state};
 use udm_core::Nanos;
 
 /// Idle time at quiescence. It is longer than the limit of a handshake, and longer than the time
@@ -51,7 +51,7 @@ impl NbdClientWorld {
         self.set_phase(WorkloadPhase::Check);
         self.step_until("the end of a read of all", |world| {
             let shared = lock_front_end_state(&world.shared);
-            let read = |export: &super::model::ExportModel| export.check == export.limits.size.0;
+            let read = |export: &crate::remote_disk::model::ExportModel| export.check == export.limits.size.0;
             shared.model.in_flight() == 0 && shared.model.exports.iter().all(read)
         })?;
         self.calm = false;

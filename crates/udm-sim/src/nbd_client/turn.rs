@@ -1,13 +1,13 @@
 //! Steps of the world: a core or connection with a reason gets a turn.
 
 use super::conn::ServerConnContext;
-use super::shared::{WorkloadPhase, lock_front_end_state};
 use super::world::{ConnectAttempts, NbdClientWorld};
 use crate::environment::lock_mutex;
 use crate::log_capture;
 use crate::model::Violation;
 use crate::nbd::ring_core::{RunningDeviceChange, count_ring_operations};
 use crate::plan::DisturbanceClass;
+use crate::remote_disk::shared::{WorkloadPhase, lock_front_end_state};
 use crate::trace::{NO_CORE, TraceEventKind};
 use udm_core::Nanos;
 use udm_runtime::CoreStateAfterStep;

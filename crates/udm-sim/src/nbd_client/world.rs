@@ -3,26 +3,28 @@
 
 use super::conn::ServerConn;
 use super::counts::NbdClientCounts;
-use super::disk::ServerDisk;
-use super::front_end::{LoadProfile, SimFrontEnd};
-use super::model::{ExportModel, NbdClientModel};
 use super::servers::{ExportDescription, SimServer};
-use super::shared::{FrontEndSharedState, FrontEndSharedStateRef, WorkloadPhase, lock_front_end_state};
 use crate::counts::CombinedRunHash;
 use crate::environment::lock_mutex;
 use crate::log_capture;
 use crate::model::Violation;
 use crate::nbd::clock;
-use crate::nbd::net::{PendingConnectSockets, SimNetwork, create_socket_pair};
+use crate::nbd::net::{SimNetwork, SimSockets};
 use crate::nbd::ring_core::{NumberedPathResolver, RunningDeviceChange, SteppedRingCore};
 use crate::plan::{DisturbanceClass, RunPlan};
+use crate::remote_disk::disk::ServerDisk;
+use crate::remote_disk::front_end::{LoadProfile, SimFrontEnd};
+use crate::remote_disk::model::{ExportModel, RemoteDiskModel};
+use crate::remote_disk::shared::{
+    FrontEndSharedState, FrontEndSharedStateRef, WorkloadPhase, lock_front_end_state,
+};
 use crate::rng::{RngStream, SimRng};
 use crate::trace::Trace;
-use rustix::net::{SocketAddrAny, SocketAddrUnix};
+use rustix::net::SocketAddrAny;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -123,12 +125,10 @@ pub struct NbdClientWorld {
     _lines: DefaultGuard,
 }
 
-/// Socket factory of lanes. Each socket is one end of a pair without data; the other end shows the
-/// actions on it.
+/// Sockets and fence commands of the lanes of a server.
 struct SimSocketFactory {
-    dialled: PendingConnectSockets,
+    sockets: SimSockets,
     fences: RunningFenceCommands,
-    server: usize,
 }
 
 /// A running fence command.
@@ -143,20 +143,19 @@ pub(super) struct RunningFenceCommand {
 pub(super) type RunningFenceCommands = Arc<Mutex<Vec<RunningFenceCommand>>>;
 
 impl SocketOps for SimSocketFactory {
-    fn open(&self, _: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
-        let (ours, theirs) = create_socket_pair()?;
-        lock_mutex(&self.dialled).push((ours, theirs.as_raw_fd(), self.server));
-        Ok((theirs, SocketAddrUnix::new(server_socket_path(self.server))?.into()))
+    fn open(&self, address: &ServerAddress) -> io::Result<(OwnedFd, SocketAddrAny)> {
+        self.sockets.open(address)
     }
 
-    /// Bytes already sent are with the server or in transit.
-    fn reset(&self, _: &OwnedFd) {}
+    fn reset(&self, socket: &OwnedFd) {
+        self.sockets.reset(socket);
+    }
 }
 
 impl NbdSocketAndFenceOps for SimSocketFactory {
     fn fence(&self, _: &Path, _: &NbdUri, then: FenceDone) {
         let due = clock::now() + Nanos(1_000_000);
-        lock_mutex(&self.fences).push(RunningFenceCommand { server: self.server, due, then });
+        lock_mutex(&self.fences).push(RunningFenceCommand { server: self.sockets.server, due, then });
     }
 }
 
@@ -195,7 +194,6 @@ impl NbdClientWorld {
         };
         // With `fence=closed` only a close proves a connection dead, so writes of a connection that
         // timed out would wait forever.
-        net.clients = true;
         net.gives_up = silence.fence != ServerStoppedProof::Closed;
         let manner = LoadProfile {
             depth: plan.depth.unwrap_or(build.pick(&[1, 4, 16, 64])),
@@ -210,7 +208,7 @@ impl NbdClientWorld {
         let shared = FrontEndSharedState {
             step: 0,
             trace: Trace::new(plan.keep_events),
-            model: NbdClientModel::default(),
+            model: RemoteDiskModel::default(),
             work: SimRng::new(plan.seed, RngStream::Work),
             phase: WorkloadPhase::Work,
             closed: 0,
@@ -279,8 +277,8 @@ impl NbdClientWorld {
             // paths need the option for it.
             let several = self.servers.iter().filter(|other| other.export == of.export).count() > 1;
             uri.multi_conn = several && self.says[of.export].flags.contains(ExportFlags::SEND_FLUSH);
-            let sockets =
-                Box::new(SimSocketFactory { dialled: dialled.clone(), fences: self.fences.clone(), server });
+            let sockets = SimSockets { dialled: dialled.clone(), server };
+            let sockets = Box::new(SimSocketFactory { sockets, fences: self.fences.clone() });
             let export = self.says[of.export].export();
             self.paths.push(create_simulated_nbd_device(
                 uri,

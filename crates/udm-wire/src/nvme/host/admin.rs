@@ -83,7 +83,9 @@ pub struct HostAdmin {
     namespace: Option<NamespaceFacts>,
     is_ready: bool,
     is_keep_alive_pending: bool,
-    /// Reads that an event asked for while another was in flight.
+    /// Reads that an event asked for while another was in flight. The log of changed namespaces is
+    /// read after each event: until then, the controller reports no other one.
+    must_read_changes: bool,
     must_read_namespace: bool,
     must_read_ana: bool,
     resets: RequestedResets,
@@ -111,6 +113,7 @@ impl HostAdmin {
             namespace: None,
             is_ready: false,
             is_keep_alive_pending: false,
+            must_read_changes: false,
             must_read_namespace: false,
             must_read_ana: false,
             resets: RequestedResets::default(),
@@ -264,19 +267,11 @@ impl HostAdmin {
         const NOTICE: u32 = 2;
         if result & 7 == NOTICE {
             match (result >> 16) as u8 {
-                LOG_CHANGED_NAMESPACES => self.must_read_namespace = true,
+                LOG_CHANGED_NAMESPACES => self.must_read_changes = true,
                 LOG_ANA => self.must_read_ana = true,
                 LOG_RESETS => self.resets.must_read_log = true,
                 _ => {}
             }
-        }
-        if self.must_read_namespace && self.step == AdminStep::Idle {
-            self.must_read_namespace = false;
-            self.send_step(
-                AdminStep::ChangedLog,
-                &HostCommand::log_page(LOG_CHANGED_NAMESPACES, 0, IDENTIFY_SIZE as u32),
-            );
-            return;
         }
         self.read_next();
     }
@@ -285,6 +280,10 @@ impl HostAdmin {
     fn read_next(&mut self) {
         if self.step != AdminStep::Idle || self.read_reset_log() {
             return;
+        }
+        if std::mem::take(&mut self.must_read_changes) {
+            let log = HostCommand::log_page(LOG_CHANGED_NAMESPACES, 0, IDENTIFY_SIZE as u32);
+            return self.send_step(AdminStep::ChangedLog, &log);
         }
         if std::mem::take(&mut self.must_read_namespace) {
             self.send_step(AdminStep::IdentifyNamespace, &HostCommand::identify(0, self.options.nsid));

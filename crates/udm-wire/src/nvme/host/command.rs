@@ -65,10 +65,12 @@ impl HostCommand {
         HostCommand::plain(0x08, nsid, dwords, HostData::None)
     }
 
-    /// Deallocates one range, which [`encode_dataset_range`] describes, in the capsule.
+    /// Deallocates one range, which [`encode_dataset_range`] describes. It is in the capsule if the
+    /// controller takes `capsule_data_max` bytes there.
     #[must_use]
-    pub const fn deallocate(nsid: u32) -> HostCommand {
-        let data = HostData::InCapsule(DATASET_RANGE_SIZE as u32);
+    pub const fn deallocate(nsid: u32, capsule_data_max: u32) -> HostCommand {
+        let len = DATASET_RANGE_SIZE as u32;
+        let data = if len <= capsule_data_max { HostData::InCapsule(len) } else { HostData::Write(len) };
         HostCommand::plain(0x09, nsid, [0, 1 << 2, 0, 0, 0, 0], data)
     }
 
@@ -220,8 +222,16 @@ mod tests {
         assert_eq!(send.bytes(), AuthenticationCommand::encode_send(5, 72).bytes());
         let receive = HostCommand::authentication_receive(1024).encode(6);
         assert_eq!(receive.bytes(), AuthenticationCommand::encode_receive(6, 1024).bytes());
-        let discard = HostCommand::deallocate(1).encode(1);
-        assert_eq!(DatasetRequest::decode(&discard), DatasetRequest { ranges: 1, deallocates: true });
+        // A controller without data in capsules asks for the range.
+        for (max, pointer) in [
+            (16, DataPointer::InCapsule { offset: 0, len: 16 }),
+            (15, DataPointer::Transport { len: 16 }),
+            (0, DataPointer::Transport { len: 16 }),
+        ] {
+            let discard = HostCommand::deallocate(1, max).encode(1);
+            assert_eq!(DatasetRequest::decode(&discard), DatasetRequest { ranges: 1, deallocates: true });
+            assert_eq!(discard.data_pointer(), pointer);
+        }
         let range = DatasetRange { start: 9, blocks: 8 };
         assert_eq!(DatasetRange::decode(&encode_dataset_range(9, 8)), range);
     }

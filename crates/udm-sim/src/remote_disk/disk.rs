@@ -1,21 +1,27 @@
-//! The disk of an export, with a volatile cache.
+//! The disk of simulated servers, with a volatile cache.
 
 use super::model::make_initial_sector_stamp;
 use crate::disk::OWN;
 use crate::rng::SimRng;
-use udm_wire::nbd::{CommandFlags, ExportFlags, NbdCommand, NbdRequestHeader};
+use udm_core::Op;
 
 /// Stamp of each sector: the current content, and the content after a power cut.
-pub(super) struct ServerDisk {
+pub(crate) struct ServerDisk {
     content: Vec<u64>,
     durable: Vec<u64>,
 }
 
 impl ServerDisk {
-    pub(super) fn new(export: usize, sectors: u64) -> ServerDisk {
+    pub(crate) fn new(export: usize, sectors: u64) -> ServerDisk {
         let content: Vec<u64> =
             (0..sectors).map(|sector| make_initial_sector_stamp(export, sector)).collect();
         ServerDisk { durable: content.clone(), content }
+    }
+
+    /// Adds sectors of zeroes.
+    pub(crate) fn grow(&mut self, sectors: usize) {
+        self.content.resize(self.content.len() + sectors, 0);
+        self.durable.resize(self.content.len(), 0);
     }
 
     fn get(&self, sector: u64) -> u64 {
@@ -35,7 +41,7 @@ impl ServerDisk {
     }
 
     /// Cuts the power. Some of the cached sectors are lost.
-    pub(super) fn crash(&mut self, chance: &mut SimRng) {
+    pub(crate) fn crash(&mut self, chance: &mut SimRng) {
         let all = chance.one_in(2);
         for (content, durable) in self.content.iter_mut().zip(&mut self.durable) {
             if content != durable && (all || chance.one_in(2)) {
@@ -45,25 +51,23 @@ impl ServerDisk {
         }
     }
 
-    /// Executes `request` with the written `stamps`. Returns the stamps of a read. `has` are the
-    /// flags of the export.
-    pub(super) fn carry_out(
+    /// Executes a request for the sectors from `first` up to, not including, `end`, with the
+    /// written `stamps`. A `durable` one is not cached. Returns the stamps of a read.
+    pub(crate) fn carry_out(
         &mut self,
-        request: &NbdRequestHeader,
+        op: Op,
+        (first, end): (u64, u64),
         stamps: &[u64],
-        has: ExportFlags,
+        durable: bool,
         chance: &mut SimRng,
     ) -> Vec<u64> {
-        let NbdRequestHeader { command, flags, offset, len, .. } = *request;
-        let (first, end) = (offset / 512, (offset + len) / 512);
-        let durable = flags.contains(CommandFlags::FUA) || !has.contains(ExportFlags::SEND_FLUSH);
-        match command {
-            NbdCommand::Read => return (first..end).map(|sector| self.get(sector)).collect(),
-            NbdCommand::Write => {
+        match op {
+            Op::Read => return (first..end).map(|sector| self.get(sector)).collect(),
+            Op::Write => {
                 stamps.iter().zip(first..).for_each(|(stamp, sector)| self.put(sector, *stamp, durable));
             }
-            NbdCommand::WriteZeroes => (first..end).for_each(|sector| self.put(sector, 0, durable)),
-            NbdCommand::Trim => {
+            Op::WriteZeroes => (first..end).for_each(|sector| self.put(sector, 0, durable)),
+            Op::Discard => {
                 for sector in first..end {
                     match chance.below(3) {
                         0 => {}
@@ -72,7 +76,7 @@ impl ServerDisk {
                     }
                 }
             }
-            _ => self.flush(),
+            Op::Flush => self.flush(),
         }
         Vec::new()
     }

@@ -18,26 +18,26 @@ const CHECKS: usize = 4;
 
 /// Kind of load of a front end.
 #[derive(Clone, Copy)]
-pub(super) struct LoadProfile {
+pub(crate) struct LoadProfile {
     /// Maximum number of requests in flight per device.
-    pub(super) depth: usize,
+    pub(crate) depth: usize,
     /// Time between two bursts, in ns.
-    pub(super) pause: u64,
+    pub(crate) pause: u64,
     /// Percentage of reads among reads and writes.
-    pub(super) reads: u64,
+    pub(crate) reads: u64,
     /// Percentage of flushes.
-    pub(super) flushes: u64,
+    pub(crate) flushes: u64,
     /// One of this many writes has a preflush.
-    pub(super) preflushes: u64,
+    pub(crate) preflushes: u64,
     /// One of this many requests may have any length.
-    pub(super) longs: u64,
+    pub(crate) longs: u64,
     /// Bytes of memory kept for reuse.
-    pub(super) keep: usize,
-    pub(super) without: ExcludedDisturbances,
+    pub(crate) keep: usize,
+    pub(crate) without: ExcludedDisturbances,
 }
 
 /// The front end of a core.
-pub(super) struct SimFrontEnd {
+pub(crate) struct SimFrontEnd {
     shared: FrontEndSharedStateRef,
     manner: LoadProfile,
     devices: Vec<Arc<dyn Device>>,
@@ -53,7 +53,7 @@ pub(super) struct SimFrontEnd {
 }
 
 impl SimFrontEnd {
-    pub(super) fn new(
+    pub(crate) fn new(
         shared: FrontEndSharedStateRef,
         manner: LoadProfile,
         devices: Vec<Arc<dyn Device>>,

@@ -1,6 +1,6 @@
 //! State shared by the world and its front ends, which the cores own.
 
-use super::model::NbdClientModel;
+use super::model::RemoteDiskModel;
 use crate::model::Violation;
 use crate::nbd::clock;
 use crate::rng::SimRng;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 /// Task of the front ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WorkloadPhase {
+pub(crate) enum WorkloadPhase {
     /// Send random requests.
     Work,
     /// Send no requests.
@@ -21,27 +21,27 @@ pub(super) enum WorkloadPhase {
 }
 
 /// State shared by the world and its front ends.
-pub(super) struct FrontEndSharedState {
-    pub(super) step: u64,
-    pub(super) trace: Trace,
-    pub(super) model: NbdClientModel,
-    pub(super) work: SimRng,
-    pub(super) phase: WorkloadPhase,
+pub(crate) struct FrontEndSharedState {
+    pub(crate) step: u64,
+    pub(crate) trace: Trace,
+    pub(crate) model: RemoteDiskModel,
+    pub(crate) work: SimRng,
+    pub(crate) phase: WorkloadPhase,
     /// Number of front ends that have closed their devices.
-    pub(super) closed: usize,
+    pub(crate) closed: usize,
     /// The first violation.
-    pub(super) wrong: Option<Violation>,
+    pub(crate) wrong: Option<Violation>,
 }
 
 /// Shared reference to the state.
-pub(super) type FrontEndSharedStateRef = Arc<Mutex<FrontEndSharedState>>;
+pub(crate) type FrontEndSharedStateRef = Arc<Mutex<FrontEndSharedState>>;
 
 /// Locks the state. The world has one thread, so waiting would mean a second lock by the same
 /// thread.
 ///
 /// # Panics
 /// If the state is already locked.
-pub(super) fn lock_front_end_state(shared: &FrontEndSharedStateRef) -> MutexGuard<'_, FrontEndSharedState> {
+pub(crate) fn lock_front_end_state(shared: &FrontEndSharedStateRef) -> MutexGuard<'_, FrontEndSharedState> {
     match shared.try_lock() {
         Ok(shared) => shared,
         Err(TryLockError::Poisoned(e)) => e.into_inner(),
@@ -51,7 +51,7 @@ pub(super) fn lock_front_end_state(shared: &FrontEndSharedStateRef) -> MutexGuar
 
 impl FrontEndSharedState {
     /// Adds a line to the trace.
-    pub(super) fn say(&mut self, text: impl Into<String>) {
+    pub(crate) fn say(&mut self, text: impl Into<String>) {
         self.trace.say(clock::now(), text.into());
     }
 }

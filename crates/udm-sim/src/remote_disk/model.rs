@@ -1,8 +1,8 @@
 //! The permitted results of requests, and the data that reads may return.
 //!
-//! An export is a list of registers ([`crate::register_model`]), one per sector. A request lasts
-//! from its submit until its completion. A failed request may or may not have happened, but it does
-//! not happen later, because its connection is dead by then.
+//! A remote disk (an export, a namespace) is a list of registers ([`crate::register_model`]), one
+//! per sector. A request lasts from its submit until its completion. A failed request may or may
+//! not have happened, but it does not happen later, because its connection is dead by then.
 
 use crate::disk::OWN;
 use crate::model::Violation;
@@ -37,30 +37,30 @@ struct OutstandingRequest {
     said_no: u64,
 }
 
-/// The model of an export, and of the device that uses it.
-pub(super) struct ExportModel {
-    pub(super) cells: SectorRegisterModel,
-    pub(super) limits: Limits,
+/// The model of an export or namespace, and of the device that uses it.
+pub(crate) struct ExportModel {
+    pub(crate) cells: SectorRegisterModel,
+    pub(crate) limits: Limits,
     /// True if the device queues requests while there is no path, so path errors must not reach the
     /// front end.
-    pub(super) holds: bool,
+    pub(crate) holds: bool,
     /// True if there is a deadline, so a path may fail for being slow while the world is busy.
-    pub(super) late: bool,
+    pub(crate) late: bool,
     /// Number of faults so far.
-    pub(super) faults: u64,
+    pub(crate) faults: u64,
     /// Number of requests that servers have answered with an error.
-    pub(super) said_no: u64,
+    pub(crate) said_no: u64,
     /// Time until which past faults may cause errors.
     excused: Nanos,
     /// Time of the last power cut: twice the step plus one.
     crashed: u64,
     /// Next sector to read back.
-    pub(super) check: u64,
-    pub(super) in_flight: usize,
+    pub(crate) check: u64,
+    pub(crate) in_flight: usize,
 }
 
 impl ExportModel {
-    pub(super) fn new(index: usize, limits: Limits, holds: bool) -> ExportModel {
+    pub(crate) fn new(index: usize, limits: Limits, holds: bool) -> ExportModel {
         ExportModel {
             cells: SectorRegisterModel::new(&[limits.size.0], |_, sector| {
                 make_initial_sector_stamp(index, sector)
@@ -78,43 +78,53 @@ impl ExportModel {
     }
 
     /// Records a fault at `now`.
-    pub(super) fn trouble(&mut self, now: Nanos) {
+    pub(crate) fn trouble(&mut self, now: Nanos) {
         self.faults += 1;
         self.excused = self.excused.max(now + EXCUSE);
     }
 
     /// Records a power cut.
-    pub(super) fn crash(&mut self, step: u64) {
+    pub(crate) fn crash(&mut self, step: u64) {
         self.crashed = 2 * step + 1;
         self.cells.crash_below(self.crashed);
     }
 }
 
 /// Initial stamp of a sector.
-pub(super) fn make_initial_sector_stamp(export: usize, sector: u64) -> u64 {
+pub(crate) fn make_initial_sector_stamp(export: usize, sector: u64) -> u64 {
     OWN | (export as u64) << 40 | sector
 }
 
 /// The model of all exports and requests.
 #[derive(Default)]
-pub(super) struct NbdClientModel {
-    pub(super) exports: Vec<ExportModel>,
+pub(crate) struct RemoteDiskModel {
+    pub(crate) exports: Vec<ExportModel>,
     asked: BTreeMap<u64, OutstandingRequest>,
     ids: u64,
     /// Completed requests, by operation; `errors` counts failures, `compared` compared sectors.
-    pub(super) requests: [u64; 5],
-    pub(super) errors: u64,
-    pub(super) compared: u64,
+    pub(crate) requests: [u64; 5],
+    pub(crate) errors: u64,
+    pub(crate) compared: u64,
 }
 
-impl NbdClientModel {
+impl RemoteDiskModel {
     /// Number of requests in flight.
-    pub(super) fn in_flight(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         self.asked.len()
     }
 
+    /// Time at which the oldest request in flight was submitted.
+    pub(crate) fn oldest_at(&self) -> Option<Nanos> {
+        self.asked.values().map(|asked| asked.at).min()
+    }
+
+    /// Time at which request `id`, which is in flight, was submitted.
+    pub(crate) fn submitted_at(&self, id: u64) -> Option<Nanos> {
+        self.asked.get(&id).map(|asked| asked.at)
+    }
+
     /// Describes the oldest request in flight, for a person.
-    pub(super) fn oldest(&self) -> String {
+    pub(crate) fn oldest(&self) -> String {
         self.asked.iter().next().map_or_else(String::new, |(id, asked)| {
             let OutstandingRequest { device, op, sector, sectors, at, .. } = asked;
             format!("request {id}, a {op:?} of d{device} {sector}+{sectors} since {} us", at.0 / 1000)
@@ -122,13 +132,13 @@ impl NbdClientModel {
     }
 
     /// Advances the horizon of the register models to the oldest request in flight.
-    pub(super) fn forget(&mut self, step: u64) {
+    pub(crate) fn forget(&mut self, step: u64) {
         let oldest = self.asked.values().map(|asked| asked.start).min().unwrap_or(2 * step);
         self.exports.iter_mut().for_each(|export| export.cells.set_horizon(oldest));
     }
 
     /// Returns the next range of `device` to read back.
-    pub(super) fn next_readback(&mut self, device: usize) -> Option<(u64, u64)> {
+    pub(crate) fn next_readback(&mut self, device: usize) -> Option<(u64, u64)> {
         let export = &mut self.exports[device];
         let most = CHECK.min(export.limits.max_sectors.0);
         let len = (export.limits.size.0 - export.check).min(most);
@@ -138,7 +148,7 @@ impl NbdClientModel {
 
     /// Records the submit of `bio` to `device`. Sets its cookie and the data of a write, and
     /// returns its number.
-    pub(super) fn begin(&mut self, device: usize, bio: &mut Bio, step: u64, now: Nanos) -> u64 {
+    pub(crate) fn begin(&mut self, device: usize, bio: &mut Bio, step: u64, now: Nanos) -> u64 {
         self.ids += 1;
         let (id, start) = (self.ids, 2 * step);
         let export = &mut self.exports[device];
@@ -168,7 +178,7 @@ impl NbdClientModel {
     ///
     /// # Errors
     /// If the result is not permitted.
-    pub(super) fn end(&mut self, bio: &Bio, step: u64, quiet: bool) -> Result<usize, Violation> {
+    pub(crate) fn end(&mut self, bio: &Bio, step: u64, quiet: bool) -> Result<usize, Violation> {
         let id = bio.cookie;
         let Some(asked) = self.asked.remove(&id) else { return Err(format!("request {id} is back twice")) };
         let OutstandingRequest { device, op, flags, sector, sectors, start, .. } = asked;

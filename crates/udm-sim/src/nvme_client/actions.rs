@@ -1,0 +1,343 @@
+//! Random actions in the world: trouble of targets and recovery, ANA states, namespaces that grow,
+//! reinstated paths, and power cuts.
+
+use super::conn::{ConnContext, ControllerConn};
+use super::own_target::OwnTarget;
+use super::target::{ConnBehavior, TargetAvailability};
+use super::world::NvmeClientWorld;
+use crate::environment::lock_mutex;
+use crate::model::Violation;
+use crate::nbd::ring_core::NumberedPathResolver;
+use crate::plan::DisturbanceClass;
+use crate::remote_disk::shared::{WorkloadPhase, lock_front_end_state};
+use udm_core::{CoreId, Nanos, errno};
+use udm_wire::nvme::AnaState;
+
+impl NvmeClientWorld {
+    /// Performs timed actions that are due, and sometimes a random one.
+    pub(super) fn disturb(&mut self) -> Result<(), Violation> {
+        for t in 0..self.targets.len() {
+            let target = &self.targets[t];
+            if target.mode != TargetAvailability::Up && target.until <= self.now {
+                self.restore(t);
+            }
+            if self.targets[t].ana_until <= self.now {
+                self.set_ana_state(t, AnaState::Optimized);
+            }
+        }
+        let phase = lock_front_end_state(&self.shared).phase;
+        if phase != WorkloadPhase::Work || self.calm || !self.control.one_in(self.rough) {
+            return Ok(());
+        }
+        let without = self.plan.without;
+        let has = |class| !without.has(class);
+        let t = self.control.below(self.targets.len() as u64) as usize;
+        match self.control.below(20) {
+            0..2 if has(DisturbanceClass::Stalls) => self.trouble(t, TargetAvailability::Stopped),
+            2..5 if has(DisturbanceClass::Stalls) => self.trouble(t, TargetAvailability::Hole),
+            5 if has(DisturbanceClass::Paths) => self.trouble(t, TargetAvailability::Refuses),
+            6 if has(DisturbanceClass::Paths) => self.trouble(t, TargetAvailability::Mute),
+            7 if has(DisturbanceClass::Limits) && self.control.one_in(2) => {
+                self.kill(t);
+                self.trouble(t, TargetAvailability::Other);
+            }
+            8 if has(DisturbanceClass::Paths) => {
+                self.kill(t);
+                let mode = self.control.pick(&[
+                    TargetAvailability::Up,
+                    TargetAvailability::Refuses,
+                    TargetAvailability::Mute,
+                    TargetAvailability::Hole,
+                ]);
+                self.trouble(t, mode);
+            }
+            9..13 if has(DisturbanceClass::Paths) => self.change_ana_states(t),
+            13..18 if has(DisturbanceClass::Messages) => {
+                let device = self.control.below(self.devices.len() as u64) as usize;
+                let all = self.control.one_in(8);
+                self.reinstate(device, all)?;
+            }
+            18 if has(DisturbanceClass::Limits) => self.grow(self.targets[t].namespace),
+            19 if has(DisturbanceClass::Crash) && self.control.one_in(4) => {
+                self.power_cut(self.targets[t].namespace)
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Puts target `t` into a fault mode for a while.
+    fn trouble(&mut self, t: usize, mode: TargetAvailability) {
+        let namespace = &self.namespaces[self.targets[t].namespace];
+        let target = &mut self.targets[t];
+        let mode = match (&target.own, mode) {
+            (Some(_), TargetAvailability::Mute | TargetAvailability::Other) => TargetAvailability::Hole,
+            (_, mode) => mode,
+        };
+        if target.mode != TargetAvailability::Up {
+            return;
+        }
+        target.mode = mode;
+        let most = self.control.pick(&[50, 500, 500, 3_000, 3_000, 30_000]);
+        let mut time = Nanos(self.control.between(1, most) * 1_000_000);
+        if mode == TargetAvailability::Stopped
+            && let Some(max) = target.own.as_ref().and_then(OwnTarget::stop_max)
+        {
+            time = time.min(max);
+        }
+        target.until = self.now + time;
+        target.other = (mode == TargetAvailability::Other).then(|| namespace.other(&mut self.control));
+        let counted = match mode {
+            TargetAvailability::Up => return,
+            TargetAvailability::Stopped => &mut self.counts.stopped,
+            TargetAvailability::Hole => &mut self.counts.holes,
+            TargetAvailability::Refuses => &mut self.counts.deaf,
+            TargetAvailability::Mute => &mut self.counts.mute,
+            TargetAvailability::Other => &mut self.counts.others,
+        };
+        *counted += 1;
+        self.note_trouble(t, &format!("t{t} is {mode:?}"));
+    }
+
+    fn note_trouble(&mut self, t: usize, text: &str) {
+        let (namespace, now) = (self.targets[t].namespace, self.now);
+        let mut shared = lock_front_end_state(&self.shared);
+        shared.model.exports[namespace].trouble(now);
+        shared.say(text);
+    }
+
+    /// Ends the trouble of target `t`.
+    pub(super) fn restore(&mut self, t: usize) {
+        let was = std::mem::replace(&mut self.targets[t].mode, TargetAvailability::Up);
+        if was == TargetAvailability::Other {
+            self.kill(t);
+        }
+        let target = &mut self.targets[t];
+        (target.other, target.until) = (None, Nanos(0));
+        self.note_trouble(t, &format!("t{t} was {was:?} and is well"));
+        let now = self.now;
+        self.conns.iter_mut().filter(|conn| conn.target == t).for_each(|conn| conn.next = conn.next.min(now));
+    }
+
+    /// Kills target `t`: its controllers and connections end.
+    fn kill(&mut self, t: usize) {
+        self.counts.killed += 1;
+        self.note_trouble(t, &format!("t{t} is killed"));
+        for number in 0..self.controllers.len() {
+            let one = &mut self.controllers[number];
+            if one.target == t && !std::mem::replace(&mut one.is_over, true) {
+                self.targets[t].end_commands(number, self.now, &mut self.control);
+            }
+        }
+        let mut net = self.net.borrow_mut();
+        // udm's own target only loses its connections.
+        for wire in self.wires.iter().filter(|wire| wire.target == t && !wire.is_over) {
+            net.leave(wire.initiator_link, true, true);
+        }
+        for conn in self.conns.iter_mut().filter(|conn| conn.target == t && !conn.is_over()) {
+            // Its system resets the connection, or closes it if all bytes were read.
+            let is_reset = self.control.one_in(2);
+            conn.end(&mut net, is_reset);
+        }
+        self.conns.retain(|conn| !conn.is_over());
+    }
+
+    /// Changes the ANA state of target `t`, perhaps in a storm.
+    fn change_ana_states(&mut self, t: usize) {
+        if !self.targets[t].description.has_ana {
+            return;
+        }
+        let storm = if self.control.one_in(4) { self.control.between(2, 6) } else { 1 };
+        for _ in 0..storm {
+            let state = self.control.pick(&[
+                AnaState::Optimized,
+                AnaState::NonOptimized,
+                AnaState::Inaccessible,
+                AnaState::Inaccessible,
+                AnaState::PersistentLoss,
+                AnaState::Change,
+            ]);
+            self.set_ana_state(t, state);
+        }
+    }
+
+    pub(super) fn set_ana_state(&mut self, t: usize, state: AnaState) {
+        let most = self.control.pick(&[20, 500, 5_000]);
+        let target = &mut self.targets[t];
+        target.ana_until = match state {
+            AnaState::Optimized => Nanos::NEVER,
+            _ => self.now + Nanos(self.control.between(1, most) * 1_000_000),
+        };
+        if std::mem::replace(&mut target.ana, state) == state {
+            return;
+        }
+        target.ana_changes += 1;
+        target.own.iter().for_each(|own| own.set_ana_state(state));
+        self.counts.ana += 1;
+        self.note_trouble(t, &format!("t{t}: ANA state {state:?}"));
+        let is_own = |one: &usize| self.controllers[*one].target == t;
+        for number in (0..self.controllers.len()).filter(is_own).collect::<Vec<_>>() {
+            self.controllers[number].ana_changed = true;
+            // The host has to read the log again.
+            self.controllers[number].ana_report = None;
+            self.report_events(number);
+        }
+    }
+
+    /// Adds blocks to a namespace. The table over it keeps its size, which the model knows.
+    fn grow(&mut self, namespace: usize) {
+        if self.devices[namespace].mapped.is_none() || self.has_own_targets(namespace) {
+            return;
+        }
+        self.counts.grown += 1;
+        self.namespaces[namespace].sectors += 8;
+        lock_mutex(&self.disks[namespace]).grow(8);
+        self.say(format!("namespace {namespace} grows to {} sectors", self.namespaces[namespace].sectors));
+        let is_own = |one: &usize| self.targets[self.controllers[*one].target].namespace == namespace;
+        for number in (0..self.controllers.len()).filter(is_own).collect::<Vec<_>>() {
+            self.controllers[number].namespace_changed = true;
+            self.report_events(number);
+        }
+    }
+
+    /// Reports changes to the host of controller `number`.
+    fn report_events(&mut self, number: usize) {
+        let (now, calm) = (self.now, self.calm);
+        let NvmeClientWorld {
+            conns,
+            targets,
+            namespaces,
+            controllers,
+            net,
+            shared,
+            chance,
+            counts,
+            options,
+            ..
+        } = self;
+        let link = controllers[number].admin;
+        let Some(conn) = conns.iter_mut().find(|conn| conn.link == link && !conn.closing) else { return };
+        let target = &mut targets[conn.target];
+        let namespace = &namespaces[target.namespace];
+        let (mut net, mut shared) = (net.borrow_mut(), lock_front_end_state(shared));
+        let (net, shared) = (&mut *net, &mut *shared);
+        let mut a =
+            ConnContext { net, target, namespace, controllers, shared, chance, counts, options, now, calm };
+        conn.report_events(number, &mut a);
+    }
+
+    /// Cuts the power of a disk: its targets are killed, and cached data is lost.
+    fn power_cut(&mut self, namespace: usize) {
+        if self.has_own_targets(namespace) {
+            return;
+        }
+        self.counts.crashes += 1;
+        for t in 0..self.targets.len() {
+            if self.targets[t].namespace == namespace {
+                self.kill(t);
+                self.targets[t].jobs.clear();
+            }
+        }
+        lock_mutex(&self.disks[namespace]).crash(&mut self.control);
+        let mut shared = lock_front_end_state(&self.shared);
+        shared.say(format!("the power of disk {namespace} fails"));
+        shared.model.exports[namespace].crash(self.step);
+    }
+
+    /// Reinstates failed paths of `device` by message: all of them, or those whose target works.
+    /// Paths that udm checks itself are skipped.
+    fn reinstate(&mut self, device: usize, all: bool) -> Result<(), Violation> {
+        let Some(mapped) = self.devices[device].mapped.clone() else { return Ok(()) };
+        let Some(table) = mapped.live() else { return Ok(()) };
+        for report in table.path_reports().iter().filter(|report| report.failed) {
+            let is_well = self.targets[report.number.minor as usize].mode == TargetAvailability::Up;
+            if self.devices[device].checks || !(is_well || all) {
+                continue;
+            }
+            self.set_turn(None);
+            let words = ["reinstate_path".to_owned(), report.name.clone()];
+            let mut names = NumberedPathResolver { letter: 't', paths: self.paths.clone() };
+            mapped
+                .message(0, &words, &mut names, &*self.core_set)
+                .map_err(|e| format!("d{device}: reinstate_path {}: {e}", report.name))?;
+            self.say(format!("d{device}: {} is reinstated", report.name));
+            self.counts.messages += 1;
+        }
+        Ok(())
+    }
+
+    /// Reinstates the failed paths of all devices.
+    pub(super) fn reinstate_all(&mut self) -> Result<(), Violation> {
+        (0..self.devices.len()).try_for_each(|device| self.reinstate(device, true))
+    }
+
+    /// Accepts or refuses the connects that are due, according to the mode of their target.
+    pub(super) fn take_calls(&mut self) {
+        for (link, due) in std::mem::take(&mut self.callers) {
+            let net = self.net.clone();
+            let mut net = net.borrow_mut();
+            let t = net.links[link].to;
+            if net.links[link].shut {
+                continue;
+            }
+            let mode = self.targets[t].mode;
+            if due > self.now || mode == TargetAvailability::Hole {
+                let due = if mode == TargetAvailability::Hole { self.targets[t].until } else { due };
+                self.callers.push((link, due));
+                continue;
+            }
+            let is_lost = !self.calm && net.fails > 0 && self.chance.one_in(20);
+            if mode == TargetAvailability::Refuses || is_lost {
+                let error = if is_lost { errno::EHOSTUNREACH } else { errno::ECONNREFUSED };
+                net.links[link].connected = Some(-error);
+                self.counts.refusals += 1;
+                drop(net);
+                self.note_trouble(t, &format!("t{t} refuses connection {link}"));
+                continue;
+            }
+            net.links[link].connected = Some(0);
+            net.links[link].room = self.chance.pick(&[1, 100, 4096, 64 << 10, 64 << 10, 1 << 20]);
+            if self.targets[t].own.is_some() {
+                drop(net);
+                self.connect_wire(t, link);
+                continue;
+            }
+            drop(net);
+            let behavior = self.behavior_of(t);
+            self.conns.push(ControllerConn::new(link, t, behavior, self.now));
+        }
+    }
+
+    /// Draws the behaviour of target `t` on its next connection.
+    fn behavior_of(&mut self, t: usize) -> ConnBehavior {
+        let (without, calm) = (self.plan.without, self.calm);
+        let (c, target) = (&mut self.chance, &self.targets[t]);
+        let mut often = |class, all: &[u64]| if calm || without.has(class) { 0 } else { c.pick(all) };
+        ConnBehavior {
+            hangs: often(DisturbanceClass::Hang, &[0, 20, 100, 300]),
+            errors: often(DisturbanceClass::Errors, &[0, 10, 50, 300]),
+            early: often(DisturbanceClass::Errors, &[0, 0, 4, 60]),
+            lies: often(DisturbanceClass::Nonsense, &[0, 0, 20, 100, 500]),
+            closes: often(DisturbanceClass::Lost, &[0, 0, 50, 500]),
+            refusals: often(DisturbanceClass::Errors, &[0, 0, 2, 8]),
+            piece: match without.has(DisturbanceClass::Cuts) {
+                true => u64::MAX,
+                // Any command restarts the timer of these: a stream that trickles would keep it up.
+                false if target.description.is_traffic_based => u64::MAX,
+                false => c.pick(&[16, 1024, 64 << 10, 64 << 10, 1 << 20]),
+            },
+            latency: target.latency,
+            mute: target.mode == TargetAvailability::Mute,
+            notices_close: without.has(DisturbanceClass::Late) || c.one_in(2),
+        }
+    }
+
+    /// Sets the phase of the front ends, and notifies them.
+    pub(super) fn set_phase(&mut self, phase: WorkloadPhase) {
+        self.set_turn(None);
+        lock_front_end_state(&self.shared).phase = phase;
+        for core in 0..self.cores.len() {
+            self.core_set.send_message(CoreId(core as u16), self.topic, Box::new(()));
+        }
+    }
+}
