@@ -59,7 +59,7 @@ impl NvmeClientWorld {
             }
             18 if has(DisturbanceClass::Limits) => self.grow(self.targets[t].namespace),
             19 if has(DisturbanceClass::Crash) && self.control.one_in(4) => {
-                self.power_cut(self.targets[t].namespace)
+                self.power_cut(self.targets[t].namespace);
             }
             _ => {}
         }
