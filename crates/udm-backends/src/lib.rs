@@ -151,6 +151,12 @@ impl BackendDeviceRegistry {
         self.namespaces.in_use()
     }
 
+    /// The NVMe namespaces in use with their associations, by URI.
+    #[must_use]
+    pub fn nvme_path_reports(&self) -> Vec<nvme::NvmePathReport> {
+        self.namespaces.reports()
+    }
+
     /// As [`BackendDeviceRegistry::set_known_nbd_exports`], for NVMe namespaces.
     pub fn set_known_nvme_namespaces(&self, namespaces: Vec<(String, nvme::KnownNamespace)>) {
         self.namespaces.set_known(namespaces);

@@ -59,6 +59,7 @@ pub(crate) fn collect_stats(registry: &DeviceRegistry, began: StartTime) -> api:
             moves: counts.moves,
         }),
         nvme: registry.nvme_target().map(|target| target.stats()),
+        nvme_paths: verbs::list_nvme_paths(registry),
         cores: (0..).zip(cores).map(|(core, requests)| api::CoreStats { core, requests }).collect(),
         devices: devices.iter().map(|mapped| &**mapped).map(device).collect(),
     }

@@ -13,10 +13,12 @@ mod boot_profile;
 mod clone_metadata;
 mod extended_headers;
 mod nvme_host;
+mod nvme_host_exchange;
 mod nvme_pdu;
 mod qcow2_image;
 
 pub use nvme_host::fuzz_nvme_host_pdu;
+pub use nvme_host_exchange::fuzz_nvme_host_exchange;
 pub use nvme_pdu::fuzz_nvme_pdu;
 
 pub use boot_profile::fuzz_boot_profile;

@@ -107,6 +107,7 @@ fn messages() {
             has_dhchap: true,
             hashes: vec![DhchapHash::Sha512, DhchapHash::Sha256],
             has_null_group: true,
+            has_ffdhe2048: false,
         }),
         AuthenticationMessage::Challenge(DhchapChallenge { hash, sequence: 7, challenge: challenge(hash) }),
         AuthenticationMessage::Reply(DhchapReply { response: challenge(hash), challenge: None }),
@@ -122,6 +123,9 @@ fn messages() {
     ] {
         let bytes = message.encode(0x1234);
         assert_eq!(bytes[4..6], [0x34, 0x12]);
+        let is_failure = |id| bytes[..2] == [0, id];
+        assert_eq!(is_failure(0xf1), matches!(message, AuthenticationMessage::Failure1(_)));
+        assert_eq!(is_failure(0xf0), matches!(message, AuthenticationMessage::Failure2(_)));
         for len in 0..bytes.len() {
             if let Ok((_, other)) = AuthenticationMessage::decode(&bytes[..len]) {
                 // Only fields that say nothing are missing.
@@ -148,6 +152,7 @@ fn the_negotiation_of_linux() {
         has_dhchap: true,
         hashes: vec![DhchapHash::Sha256, DhchapHash::Sha384, DhchapHash::Sha512],
         has_null_group: true,
+        has_ffdhe2048: true,
     };
     assert_eq!(AuthenticationMessage::decode(&bytes), Ok((1, AuthenticationMessage::Negotiate(expected))));
     let send = AuthenticationCommand::encode_send(3, 72);

@@ -2,7 +2,7 @@
 //! that violate the protocol.
 
 use proptest::prelude::*;
-use udm_wire::fuzz::fuzz_nvme_host_pdu;
+use udm_wire::fuzz::{fuzz_nvme_host_exchange, fuzz_nvme_host_pdu};
 use udm_wire::nvme::host::{
     AdminEvent, HostAdmin, HostCommand, HostData, HostDigests, HostEvent, HostOptions, HostProtocolError,
     HostQueue,
@@ -131,6 +131,18 @@ proptest! {
     }
 }
 
+proptest! {
+    /// A controller that answers each command, mostly well, and lies now and then.
+    #[test]
+    fn lying_answers(wants_proof: bool, lies in prop::collection::vec(any::<u8>(), 0..800), rare in 0_u8..3) {
+        // Most decisions are good ones, so that the host gets far.
+        let is_rare = |at: usize| rare == 0 || at.is_multiple_of(usize::from(rare) * 7);
+        let decide = |(at, byte): (usize, &u8)| if is_rare(at) { *byte } else { byte % 8 };
+        let decisions: Vec<u8> = lies.iter().enumerate().map(decide).collect();
+        fuzz_nvme_host_exchange(&[&[u8::from(wants_proof)][..], &decisions].concat());
+    }
+}
+
 /// Each violation ends the connection, with a line that says what is wrong.
 #[test]
 fn violations_are_found() {
@@ -195,6 +207,7 @@ impl Controller {
             digests: HostDigests::default(),
             kato_ms: 5000,
             queues: 2,
+            secrets: None,
         };
         let admin = HostAdmin::new(options);
         Controller { admin, event_requests: Vec::new(), pages: Vec::new(), is_ready: false }

@@ -60,7 +60,7 @@ fn hosts_are_listed_and_counted() {
     }]);
     assert_eq!(shown["controllers"], controller);
     let over_http: Value = serde_json::from_str(&server.http("GET", "/v1/nvme", "").2).unwrap();
-    assert_eq!(over_http, json!({"subsystems": [shown]}));
+    assert_eq!(over_http, json!({"paths": [], "subsystems": [shown]}));
     let text = server.says(&["nvme", "ls"]);
     let line = format!("  controller {}: {HOST} at 127.0.0.1  live, 1 I/O queue\n", host.controller);
     assert!(text.contains(&line), "{text}");

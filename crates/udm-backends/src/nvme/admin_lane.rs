@@ -1,5 +1,7 @@
 //! The admin queue of a namespace: a lane without requests, which a task keeps open on one core.
 
+mod resets;
+
 use super::client::READY_POLL;
 use super::remote_namespace::RemoteNamespace;
 use crate::stream::{
@@ -17,6 +19,8 @@ use udm_core::{
 use udm_runtime::{Ring, RingCompletion};
 use udm_wire::nvme::host::{AdminEvent, HostAdmin};
 use udm_wire::uri::TimeSpan;
+
+use resets::ResetsThroughController;
 
 /// Bytes of buffers that are kept for reuse.
 const KEEP: usize = 64 << 10;
@@ -86,7 +90,7 @@ impl BioTask for AdminTask {
     /// association.
     fn stop(&mut self, cx: &mut dyn BioTaskCx) {
         self.is_stopping = true;
-        if self.namespace.has_lanes() {
+        if self.namespace.open_lanes() > 0 {
             // Their requests may wait for the first connection.
             self.open_lane(cx);
             return cx.wake_at(cx.now() + STOP_PAUSE);
@@ -154,6 +158,7 @@ struct AdminConnection {
     keep_alive_at: Nanos,
     is_keep_alive_pending: bool,
     timer: PauseAwareReplyDeadline,
+    resets: ResetsThroughController,
 }
 
 struct AdminLane {
@@ -226,6 +231,7 @@ impl AdminLane {
             keep_alive_at: Nanos::NEVER,
             is_keep_alive_pending: false,
             timer: PauseAwareReplyDeadline::new(kato),
+            resets: ResetsThroughController::default(),
         });
     }
 
@@ -313,6 +319,7 @@ impl AdminLane {
             let why = "the association has ended";
             return self.handle_loss(&DisconnectReason::new(DisconnectKind::LocalError, why), cx);
         }
+        cx.wake_at(connection.look_at_resets(&self.namespace, now));
         let doubts = self.namespace.ana_doubts();
         if std::mem::replace(&mut self.doubts, doubts) != doubts {
             connection.admin.iter_mut().for_each(HostAdmin::refresh_ana);
@@ -373,6 +380,9 @@ impl AdminConnection {
                     namespace.set_namespace(&facts);
                 }
                 AdminEvent::Ana(state) => namespace.set_ana(state),
+                AdminEvent::ResetEnded(instance, outcome) => {
+                    self.reset_ended(instance, outcome, namespace);
+                }
                 AdminEvent::Alive => {
                     self.is_keep_alive_pending = false;
                     self.keep_alive_at = self.keep_alive_sent + half;

@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::ToSocketAddrs;
 use std::thread;
 use std::time::{Duration, Instant};
-use udm_core::errno::{ECONNREFUSED, EIO, EPROTO, ETIMEDOUT};
+use udm_core::errno::{EACCES, ECONNREFUSED, EIO, EPROTO, ETIMEDOUT};
 use udm_core::{DeviceControlError, Nanos};
 use udm_wire::nvme::host::{AdminEvent, AssociationFacts, HostAdmin, HostError, HostOptions};
 use udm_wire::uri::{NvmeUri, TimeSpan};
@@ -29,6 +29,9 @@ pub(super) enum NvmeClientError {
     /// The controller refuses, violates the protocol, or cannot be used.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// A secret cannot be used.
+    #[error("{0}")]
+    Secret(String),
     /// The controller closed the connection.
     #[error("the controller closed the connection")]
     Closed,
@@ -50,6 +53,7 @@ impl NvmeClientError {
             NvmeClientError::Silent(_) => ETIMEDOUT,
             NvmeClientError::Io(error) => error.raw_os_error().unwrap_or(EIO),
             NvmeClientError::Host(_) => EPROTO,
+            NvmeClientError::Secret(_) => EACCES,
             NvmeClientError::Closed => ECONNREFUSED,
         };
         DeviceControlError::new(errno, format!("{uri}: {self}"))
@@ -62,16 +66,23 @@ pub(super) fn resolve_addresses(uri: &NvmeUri) -> Result<Vec<ServerAddress>, Nvm
 }
 
 /// Connects to one of `addresses`, and reads what the controller and the namespace are. Returns the
-/// index of the address that answered too. Blocks for `deadline` at most, or for ten seconds.
+/// index of the address that answered too. Blocks for `deadline` at most, or for ten seconds, for
+/// each address and each try.
 pub(super) fn read_association_facts(
     addresses: &[ServerAddress],
     options: &HostOptions,
     deadline: Option<Nanos>,
 ) -> Result<(usize, AssociationFacts), NvmeClientError> {
     let timeout = deadline.map_or(TIMEOUT, |time| Duration::from_nanos(time.0).min(TIMEOUT));
+    let names_more_groups = || options.secrets.as_ref().is_some_and(|secrets| secrets.names_more_groups());
     let mut last = NvmeClientError::Closed;
     for (at, address) in addresses.iter().enumerate() {
-        match exchange(address, options, timeout) {
+        let before = names_more_groups();
+        let mut result = exchange(address, options, timeout);
+        if result.is_err() && names_more_groups() != before {
+            result = exchange(address, options, timeout);
+        }
+        match result {
             Ok(facts) => return Ok((at, facts)),
             Err(error) => last = error,
         }
@@ -104,7 +115,10 @@ fn exchange(
                     thread::sleep(Duration::from_nanos(READY_POLL.0));
                     admin.ask_status();
                 }
-                AdminEvent::Namespace(_) | AdminEvent::Ana(_) | AdminEvent::Alive => {}
+                AdminEvent::Namespace(_)
+                | AdminEvent::Ana(_)
+                | AdminEvent::Alive
+                | AdminEvent::ResetEnded(..) => {}
             }
         }
     }

@@ -269,7 +269,7 @@ impl NvmeLane {
                     if status.is_ok() {
                         self.complete(key, Status::Ok);
                     } else {
-                        self.handle_error(key, status, cx);
+                        self.handle_error(key, status, cx)?;
                     }
                 }
                 HostEvent::Initialized => {}
@@ -291,11 +291,16 @@ impl NvmeLane {
     }
 
     #[cold]
-    fn handle_error(&mut self, key: usize, status: NvmeStatus, cx: &mut Cx<'_>) {
+    fn handle_error(
+        &mut self,
+        key: usize,
+        status: NvmeStatus,
+        cx: &mut Cx<'_>,
+    ) -> Result<(), DisconnectReason> {
         if is_ana_status(status) {
             self.namespace.doubt_ana();
         }
-        let Some(connection) = &self.connection else { return };
+        let Some(connection) = &self.connection else { return Ok(()) };
         let slot = &mut self.slots[key];
         match decide(status, slot.retries, &connection.association.controller.retry_delays) {
             Disposition::Complete(status) => self.complete(key, status),
@@ -307,7 +312,13 @@ impl NvmeLane {
                 slot.retries += 1;
                 self.delayed.push((cx.now() + delay, key));
             }
+            Disposition::Reconnect => {
+                self.complete(key, Status::Transport);
+                let why = "the controller asks for authentication again";
+                return Err(DisconnectReason::new(DisconnectKind::ProtocolError, why));
+            }
         }
+        Ok(())
     }
 
     /// Sends commands again whose delay has passed.

@@ -19,6 +19,8 @@
 //!   sent is *held* until the controller must have ended it
 //!   ([`WriteFence`](udm_wire::nvme::host::WriteFence)): otherwise multipath could write elsewhere,
 //!   and this write could undo it later. `Device::stall_reason` reports writes that wait.
+//! * **Cross-Controller Reset.** Meanwhile the other controllers of the subsystem that the process
+//!   reaches are asked to reset the lost one ([`controller_resets`]), which ends the wait early.
 //! * **Another namespace.** A controller that returns with a namespace of another identity, of a
 //!   smaller size or with fewer abilities is refused ([`RemoteNamespace::accept`]).
 //! * **ANA.** In a state other than optimized and non-optimized, requests fail with a path error.
@@ -30,14 +32,18 @@ mod admin_lane;
 mod client;
 mod command_send_queue;
 mod connection;
+mod controller_resets;
 mod held_writes;
 mod host_identity;
 mod lane;
+mod path_report;
 mod remote_namespace;
 mod remote_namespaces;
 mod request;
 
 pub use crate::stream::{ServerAddress, SocketOps};
+pub use controller_resets::ControllerResets;
+pub use path_report::NvmePathReport;
 pub use remote_namespaces::KnownNamespace;
 pub(crate) use remote_namespaces::RemoteNamespaces;
 
@@ -76,8 +82,22 @@ pub fn create_simulated_nvme_device(
     known: KnownNamespace,
     sockets: Box<dyn SocketOps>,
 ) -> Arc<dyn Device> {
-    let shared = Arc::default();
-    let namespace = RemoteNamespace::new(uri, vec![address], options, known, sockets, shared);
+    create_simulated_nvme_path(&Arc::default(), uri, address, options, known, sockets)
+}
+
+/// As [`create_simulated_nvme_device`], for a world with several paths: the controllers of devices
+/// with the same `resets` reset each other.
+#[must_use]
+pub fn create_simulated_nvme_path(
+    resets: &Arc<ControllerResets>,
+    uri: NvmeUri,
+    address: ServerAddress,
+    options: HostOptions,
+    known: KnownNamespace,
+    sockets: Box<dyn SocketOps>,
+) -> Arc<dyn Device> {
+    let (shared, resets) = (Arc::default(), Arc::clone(resets));
+    let namespace = RemoteNamespace::new(uri, vec![address], options, known, sockets, shared, resets);
     Arc::new(NvmeDevice::new(Arc::new(namespace)))
 }
 

@@ -1,10 +1,15 @@
 //! State of a namespace, shared by all its names, lanes and the task of its admin queue.
 
 use super::admin_lane::AdminTaskHandle;
+use super::controller_resets::ControllerResets;
+use super::path_report::NvmePathCounters;
 use super::remote_namespaces::KnownNamespace;
 use crate::stream::{ServerAddress, ServerReachability, SocketOps};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU8, AtomicU64, AtomicUsize,
+    Ordering::{self, Relaxed},
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::{Limits, Nanos, Sectors, SharedDiskState, WaitQueue};
 use udm_queue::SingleOwnerForwarder;
@@ -31,6 +36,8 @@ pub(crate) struct RemoteNamespace {
     pub(super) forwarder: SingleOwnerForwarder,
     pub(super) task: Mutex<Weak<AdminTaskHandle>>,
     pub(super) reachability: ServerReachability,
+    pub(super) resets: Arc<ControllerResets>,
+    pub(super) counters: NvmePathCounters,
     /// Woken when the association changes, and when the task of the admin queue has something to
     /// do.
     pub(super) wait_queue: Arc<WaitQueue>,
@@ -83,6 +90,22 @@ pub(super) struct Association {
     pub(super) fence: WriteFence,
     /// Time in ns at which the admin queue last received something.
     pub(super) last_heard: AtomicU64,
+    /// The controller was reset by another one: it will execute no command.
+    is_fenced: AtomicBool,
+}
+
+impl Association {
+    /// Returns true if no command of the association will be executed.
+    pub(super) fn is_fenced(&self) -> bool {
+        // With the wake of the lane, which reads this flag only while writes wait.
+        self.is_fenced.load(Ordering::Acquire)
+    }
+
+    /// Records that no command of the association will be executed. Returns false if that was
+    /// known.
+    pub(super) fn fence(&self) -> bool {
+        !self.is_fenced.swap(true, Ordering::AcqRel)
+    }
 }
 
 /// The number of an I/O queue, reserved for a lane.
@@ -118,7 +141,10 @@ impl RemoteNamespace {
         known: KnownNamespace,
         sockets: Box<dyn SocketOps>,
         shared_disk_state: Arc<SharedDiskState>,
+        resets: Arc<ControllerResets>,
     ) -> RemoteNamespace {
+        let wait_queue = Arc::new(WaitQueue::new());
+        resets.register(&wait_queue);
         RemoteNamespace {
             deadline: uri.deadline(),
             uri,
@@ -129,7 +155,9 @@ impl RemoteNamespace {
             forwarder: SingleOwnerForwarder::default(),
             task: Mutex::default(),
             reachability: ServerReachability::default(),
-            wait_queue: Arc::new(WaitQueue::new()),
+            resets,
+            counters: NvmePathCounters::default(),
+            wait_queue,
             size: AtomicU64::new(known.namespace.size),
             ana: AtomicU8::new(AnaState::Optimized as u8),
             ana_doubts: AtomicU64::new(0),
@@ -224,8 +252,10 @@ impl RemoteNamespace {
             controller: controller.clone(),
             fence,
             last_heard: AtomicU64::new(now.0),
+            is_fenced: AtomicBool::new(false),
         };
         self.reachability.mark_up(&self.uri.plain());
+        self.counters.count_association();
         self.set_state(AssociationState::Live(Arc::new(association)));
         Ok(())
     }
@@ -314,6 +344,7 @@ impl RemoteNamespace {
         }
         *state = AssociationState::Down;
         drop(state);
+        self.counters.count_loss();
         self.changes.fetch_add(1, std::sync::atomic::Ordering::Release);
         self.wait_queue.wake_up();
         self.mark_down(reason);
@@ -365,9 +396,14 @@ impl RemoteNamespace {
         LaneCountGuard(Arc::clone(&self.lanes))
     }
 
-    /// Returns true if lanes with a queue are open.
-    pub(super) fn has_lanes(&self) -> bool {
-        self.lanes.load(Relaxed) > 0
+    /// Number of open lanes with a queue.
+    pub(super) fn open_lanes(&self) -> usize {
+        self.lanes.load(Relaxed)
+    }
+
+    /// Number of held writes.
+    pub(super) fn held_writes(&self) -> usize {
+        self.held.load(Relaxed)
     }
 
     /// Changes the number of held writes.
@@ -382,16 +418,19 @@ impl RemoteNamespace {
 
     /// The reason why writes are held, in one line; `None` if none are.
     pub(super) fn stall_reason(&self) -> Option<String> {
-        let held = self.held.load(Relaxed);
+        let held = self.held_writes();
         let kato = TimeSpan(self.uri.kato);
         (held > 0).then(|| {
-            format!("{held} writes wait until the lost controller must have ended them (kato {kato})")
+            format!(
+                "{held} writes wait until the lost controller must have ended them (kato {kato}), or is reset \
+                 through another path"
+            )
         })
     }
 }
 
 /// The name of a state, as in Linux' `ana_state`.
-const fn ana_name(state: AnaState) -> &'static str {
+pub(super) const fn ana_name(state: AnaState) -> &'static str {
     match state {
         AnaState::Optimized => "optimized",
         AnaState::NonOptimized => "non-optimized",

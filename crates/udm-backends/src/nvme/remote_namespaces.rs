@@ -1,7 +1,9 @@
 //! The namespaces that a process uses.
 
 use super::client::{NvmeClientError, read_association_facts, resolve_addresses};
+use super::controller_resets::ControllerResets;
 use super::host_identity::host_options;
+use super::path_report::NvmePathReport;
 use super::remote_namespace::RemoteNamespace;
 use crate::stream::SystemSockets;
 use std::collections::HashMap;
@@ -25,6 +27,7 @@ pub(crate) struct RemoteNamespaces {
     /// I/O queues to ask for, unless a URI tells a number.
     queues: u16,
     map: Mutex<HashMap<String, Weak<RemoteNamespace>>>,
+    resets: Arc<ControllerResets>,
     /// State shared by all names of a namespace at an address.
     shared_disk_state: Mutex<HashMap<String, Weak<SharedDiskState>>>,
     /// Namespaces that another process has open, by name.
@@ -40,6 +43,7 @@ impl RemoteNamespaces {
         RemoteNamespaces {
             queues,
             map: Mutex::default(),
+            resets: Arc::default(),
             shared_disk_state: Mutex::default(),
             known: Mutex::default(),
         }
@@ -92,7 +96,7 @@ impl RemoteNamespaces {
     }
 
     fn find(&self, uri: &NvmeUri, known: Option<KnownNamespace>) -> Result<RemoteNamespace, NvmeClientError> {
-        let options = host_options(uri, uri.queues.unwrap_or(self.queues));
+        let options = host_options(uri, uri.queues.unwrap_or(self.queues))?;
         let mut addresses = resolve_addresses(uri)?;
         let known = match known {
             Some(known) => known,
@@ -105,7 +109,8 @@ impl RemoteNamespaces {
         };
         let shared = self.shared_disk_state(uri);
         let sockets = Box::new(SystemSockets);
-        Ok(RemoteNamespace::new(uri.clone(), addresses, options, known, sockets, shared))
+        let resets = Arc::clone(&self.resets);
+        Ok(RemoteNamespace::new(uri.clone(), addresses, options, known, sockets, shared, resets))
     }
 
     fn shared_disk_state(&self, uri: &NvmeUri) -> Arc<SharedDiskState> {
@@ -127,6 +132,14 @@ impl RemoteNamespaces {
         let mut found: Vec<_> = lock(&self.map).iter().filter_map(namespace).collect();
         found.sort_by(|(one, _), (other, _)| one.cmp(other));
         found
+    }
+
+    /// The namespaces in use as users see them, by URI.
+    pub(crate) fn reports(&self) -> Vec<NvmePathReport> {
+        let all = lock(&self.map);
+        let mut reports: Vec<_> = all.values().filter_map(Weak::upgrade).map(|one| one.report()).collect();
+        reports.sort_by(|one, other| one.uri.cmp(&other.uri));
+        reports
     }
 
     /// Sets the namespaces that are opened without a connection.

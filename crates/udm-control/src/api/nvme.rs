@@ -8,6 +8,38 @@ use serde::{Deserialize, Serialize};
 pub struct NvmeSubsystemList {
     /// The subsystem; empty if the server has no target.
     pub subsystems: Vec<NvmeSubsystem>,
+    /// The namespaces of other controllers that tables of this server use, by URI.
+    #[serde(default)]
+    pub paths: Vec<NvmePath>,
+}
+
+/// A namespace of another controller that this server uses, with counters since it was opened.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NvmePath {
+    /// URI without parameters.
+    pub uri: String,
+    /// `connecting` for the first time, `live` or `down`.
+    pub state: String,
+    /// Number of the controller; null unless it is live.
+    pub cntlid: Option<u16>,
+    /// ANA state.
+    pub ana: String,
+    /// Lanes that use it: one per core and table.
+    pub lanes: u64,
+    /// Associations that worked.
+    pub associations: u64,
+    /// Associations that were lost.
+    pub losses: u64,
+    /// Writes of lost associations that wait until their controller can no longer execute them.
+    pub held_writes: u64,
+    /// Writes of lost associations that were sent elsewhere after a Cross-Controller Reset.
+    pub writes_after_reset: u64,
+    /// Writes of lost associations that were sent elsewhere after the time of the controller.
+    pub writes_after_time: u64,
+    /// Lost controllers that were reset through this path.
+    pub resets: u64,
+    /// Resets that this path has refused, or that have failed.
+    pub failed_resets: u64,
 }
 
 /// A subsystem with its ports, namespaces and controllers.

@@ -2,7 +2,7 @@
 
 use super::clones::CloneDescription;
 use super::devices::DeviceDescription;
-use super::nvme::NvmeConnectionStats;
+use super::nvme::{NvmeConnectionStats, NvmePath};
 use super::paths::MultipathPathReport;
 use super::snapshots::SnapshotDescription;
 use schemars::JsonSchema;
@@ -26,6 +26,9 @@ pub struct ServerStatsReport {
     /// Counters of NVMe/TCP hosts; null if the server has no target for them.
     #[serde(default)]
     pub nvme: Option<NvmeConnectionStats>,
+    /// The namespaces of other controllers that tables use, by URI.
+    #[serde(default)]
+    pub nvme_paths: Vec<NvmePath>,
     /// Counters of cores; empty if nothing is exported.
     pub cores: Vec<CoreStats>,
     /// All mapped devices, by number.

@@ -10,10 +10,15 @@ use axum::Json;
 use axum::extract::State;
 use std::sync::Arc;
 
+fn list_nvme(registry: &DeviceRegistry) -> api::NvmeSubsystemList {
+    let (subsystems, paths) = (verbs::list_nvme_subsystems(registry), verbs::list_nvme_paths(registry));
+    api::NvmeSubsystemList { subsystems, paths }
+}
+
 pub(super) async fn handle_list_nvme_subsystems(
     State(registry): State<Arc<DeviceRegistry>>,
 ) -> Json<api::NvmeSubsystemList> {
-    Json(api::NvmeSubsystemList { subsystems: verbs::list_nvme_subsystems(&registry) })
+    Json(list_nvme(&registry))
 }
 
 pub(super) async fn handle_set_nvme_ana_state(
@@ -21,5 +26,5 @@ pub(super) async fn handle_set_nvme_ana_state(
     JsonBody(body): JsonBody<api::SetNvmeAnaStateRequest>,
 ) -> JsonResult<api::NvmeSubsystemList> {
     verbs::set_nvme_ana_state(&registry, &body)?;
-    Ok(Json(api::NvmeSubsystemList { subsystems: verbs::list_nvme_subsystems(&registry) }))
+    Ok(Json(list_nvme(&registry)))
 }

@@ -38,6 +38,15 @@ metrics! {
         "Connections and queues of NVMe/TCP hosts that were refused, because there were too many";
     NVME_LATE_QUIESCES = COUNTER "udm_nvme_late_quiesces_total":
         "Queues of lost NVMe/TCP hosts whose requests stayed at a device for longer than the quiesce time";
+    NVME_PATH_UP = GAUGE "udm_nvme_path_up": "1 while the association with the controller of a namespace works";
+    NVME_PATH_ASSOCIATIONS = COUNTER "udm_nvme_path_associations_total": "Associations with the controller";
+    NVME_PATH_LOSSES = COUNTER "udm_nvme_path_losses_total": "Associations with the controller that were lost";
+    NVME_PATH_HELD = GAUGE "udm_nvme_path_held_writes":
+        "Writes of lost associations that wait until their controller can no longer execute them";
+    NVME_PATH_RELEASED = COUNTER "udm_nvme_path_released_writes_total":
+        "Writes of lost associations that were sent elsewhere; after a reset of the controller or after its time is a label";
+    NVME_PATH_RESETS = COUNTER "udm_nvme_path_resets_total":
+        "Resets of lost controllers that the path was asked for; the result is a label";
     CORE_REQUESTS = COUNTER "udm_core_requests_total": "Requests that a core has answered";
     DEVICE = GAUGE "udm_device_info": "Always 1; the device's uuid and number are labels";
     SIZE = GAUGE "udm_device_size_bytes": "The size of the live table";

@@ -33,6 +33,19 @@ pub fn prometheus_text(stats: &api::ServerStatsReport) -> Vec<u8> {
         all.add(&m::NVME_REFUSED, &[], nvme.refused as f64);
         all.add(&m::NVME_LATE_QUIESCES, &[], nvme.late_quiesces as f64);
     }
+    for path in &stats.nvme_paths {
+        let uri = ("uri", path.uri.as_str());
+        all.add(&m::NVME_PATH_UP, &[uri], f64::from(path.state == "live"));
+        all.add(&m::NVME_PATH_ASSOCIATIONS, &[uri], path.associations as f64);
+        all.add(&m::NVME_PATH_LOSSES, &[uri], path.losses as f64);
+        all.add(&m::NVME_PATH_HELD, &[uri], path.held_writes as f64);
+        for (after, writes) in [("reset", path.writes_after_reset), ("time", path.writes_after_time)] {
+            all.add(&m::NVME_PATH_RELEASED, &[uri, ("after", after)], writes as f64);
+        }
+        for (result, resets) in [("done", path.resets), ("failed", path.failed_resets)] {
+            all.add(&m::NVME_PATH_RESETS, &[uri, ("result", result)], resets as f64);
+        }
+    }
     for core in &stats.cores {
         all.add(&m::CORE_REQUESTS, &[("core", &core.core.to_string())], core.requests as f64);
     }

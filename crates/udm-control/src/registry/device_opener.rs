@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use udm_backends::BackendDeviceRegistry;
-use udm_backends::nvme::KnownNamespace;
+use udm_backends::nvme::{KnownNamespace, NvmePathReport};
 pub use udm_backends::{DeviceWithDiskIdentity, DiskIdentity};
 use udm_core::DeviceControlError;
 use udm_core::errno::EOPNOTSUPP;
@@ -50,6 +50,11 @@ pub trait DeviceOpener: Send + Sync {
         Vec::new()
     }
 
+    /// As [`BackendDeviceRegistry::nvme_path_reports`]. An opener without controllers has none.
+    fn nvme_path_reports(&self) -> Vec<NvmePathReport> {
+        Vec::new()
+    }
+
     /// As [`BackendDeviceRegistry::set_known_nvme_namespaces`].
     fn set_known_nvme_namespaces(&self, _: Vec<(String, KnownNamespace)>) {}
 
@@ -92,6 +97,10 @@ impl DeviceOpener for BackendDeviceRegistry {
 
     fn nvme_namespaces_in_use(&self) -> Vec<(String, KnownNamespace)> {
         BackendDeviceRegistry::nvme_namespaces_in_use(self)
+    }
+
+    fn nvme_path_reports(&self) -> Vec<NvmePathReport> {
+        BackendDeviceRegistry::nvme_path_reports(self)
     }
 
     fn set_known_nvme_namespaces(&self, namespaces: Vec<(String, KnownNamespace)>) {

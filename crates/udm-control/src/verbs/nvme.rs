@@ -1,4 +1,4 @@
-//! The NVMe/TCP target.
+//! The NVMe/TCP target, and the namespaces of other targets.
 
 use crate::api;
 use crate::error::VerbError;
@@ -10,6 +10,27 @@ use udm_dm::TargetError;
 #[must_use]
 pub fn list_nvme_subsystems(registry: &DeviceRegistry) -> Vec<api::NvmeSubsystem> {
     registry.nvme_target().map(|target| target.describe()).into_iter().collect()
+}
+
+/// The namespaces of other controllers that tables use, by URI.
+#[must_use]
+pub fn list_nvme_paths(registry: &DeviceRegistry) -> Vec<api::NvmePath> {
+    let reports = registry.opener().nvme_path_reports().into_iter();
+    let path = |one: udm_backends::nvme::NvmePathReport| api::NvmePath {
+        uri: one.uri,
+        state: one.state.to_owned(),
+        cntlid: one.controller,
+        ana: one.ana.to_owned(),
+        lanes: one.lanes as u64,
+        associations: one.associations,
+        losses: one.losses,
+        held_writes: one.held_writes,
+        writes_after_reset: one.writes_after_reset,
+        writes_after_time: one.writes_after_time,
+        resets: one.resets,
+        failed_resets: one.failed_resets,
+    };
+    reports.map(path).collect()
 }
 
 /// Sets the ANA state of a device, or of all, on a port, or on all.

@@ -55,6 +55,7 @@ fn negotiation(hash: DhchapHash) -> AuthenticationMessage {
         has_dhchap: true,
         hashes: vec![hash],
         has_null_group: true,
+        has_ffdhe2048: false,
     })
 }
 
@@ -154,6 +155,7 @@ fn hosts_that_do_not_know_the_secret() {
             has_dhchap: true,
             hashes,
             has_null_group,
+            has_ffdhe2048: false,
         })
     };
     let empty = DhchapReply { response: vec![0; 32], challenge: None };

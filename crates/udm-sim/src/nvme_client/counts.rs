@@ -51,6 +51,10 @@ counts! {
         pub expired: u64,
         /// Writes that landed after the end of their controller or connection.
         pub landed: u64,
+        /// Lost controllers that another controller has reset while writes waited.
+        pub resets: u64,
+        /// Resets that were refused or failed.
+        pub refused_resets: u64,
         /// Reports of writes that wait, or waited.
         pub waited: u64,
         /// Targets that were stopped.
@@ -108,6 +112,8 @@ impl NvmeClientCounts {
             ("timers expired", Class::Stalls, self.expired),
             ("late writes", Class::Late, self.landed),
             ("writes that waited", Class::Stalls, self.waited),
+            ("controllers reset", Class::Stalls, self.resets),
+            ("resets refused", Class::Stalls, self.refused_resets),
             ("targets stopped", Class::Stalls, self.stopped),
             ("targets cut off", Class::Stalls, self.holes),
             ("targets that refuse", Class::Paths, self.deaf),

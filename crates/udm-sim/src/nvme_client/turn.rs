@@ -284,6 +284,11 @@ impl NvmeClientWorld {
                 rest[..end].parse::<usize>().ok()
             });
             let Some(target) = number else { return Err(format!("a line of no target: {line}")) };
+            if line.contains(": the lost controller was ") {
+                let is_reset = line.contains(" was reset through ");
+                *(if is_reset { &mut self.counts.resets } else { &mut self.counts.refused_resets }) += 1;
+                continue;
+            }
             if line.contains(" writes ") {
                 self.counts.waited += 1;
                 continue;

@@ -25,7 +25,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use tracing::subscriber::DefaultGuard;
-use udm_backends::nvme::{ServerAddress, create_simulated_nvme_device};
+use udm_backends::nvme::{ControllerResets, ServerAddress, create_simulated_nvme_path};
 use udm_core::{CoreId, DevNo, Device, DeviceId, Nanos};
 use udm_dm::{MappedDevice, Table};
 use udm_runtime::{ProcessCores, TemporaryCoreIo};
@@ -176,6 +176,7 @@ impl NvmeClientWorld {
             digests: uri.digests,
             kato_ms: (uri.kato.0 / 1_000_000) as u32,
             queues: 2 * count as u16 + 2,
+            secrets: None,
         };
         let mut world = NvmeClientWorld {
             shared: Arc::new(Mutex::new(shared)),
@@ -242,10 +243,12 @@ impl NvmeClientWorld {
         for id in 0..cores {
             self.cores.push(SteppedRingCore::new(&self.core_set, id, &self.net, latency, &mut self.schedule));
         }
+        let resets = Arc::new(ControllerResets::default());
         for number in 0..self.targets.len() {
             let known = self.read_facts(number)?;
             let dialled = self.net.borrow().dialled.clone();
-            self.paths.push(create_simulated_nvme_device(
+            self.paths.push(create_simulated_nvme_path(
+                &resets,
                 NvmeUri { host: format!("t{number}"), ..uri.clone() },
                 ServerAddress::Tcp(([127, 0, 0, 1], 4420 + number as u16).into()),
                 self.options.clone(),

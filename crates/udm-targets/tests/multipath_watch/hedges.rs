@@ -147,3 +147,28 @@ fn a_hedge_that_fails_is_not_the_last() {
     (0..4).for_each(|_| rig.poll());
     rig.rests();
 }
+
+/// Of two paths one hangs, and the other is slow to answer the hedge, as a path that connects first.
+/// There is no third path, so the answer of the hedge counts whenever it comes.
+#[test]
+fn a_late_hedge_on_the_last_path_counts() {
+    let mut rig = WatchRig::new(2, hedge_settings());
+    fill_window(&mut rig, 200);
+    rig.disks.iter().for_each(|disk| disk.hold(true));
+    rig.start(make_test_read_bio(0, 8));
+    rig.poll();
+    // The hedge, and much later than its path is quiet.
+    for _ in 0..30 {
+        rig.world.now = rig.world.now + MS;
+        rig.poll();
+    }
+    assert_eq!((rig.disks[0].waiting(), rig.disks[1].waiting()), (1, 1));
+    rig.disks[1].release(1);
+    rig.poll();
+    assert_eq!(copy_bio_data(&rig.done.pop().expect("the answer of the hedge"))[0], 2);
+    let watch = rig.watch(0);
+    assert_eq!((watch.hedges, watch.hedges_won, watch.hedges_wasted), (1, 1, 0));
+    rig.disks.iter().for_each(|disk| disk.hold(false));
+    (0..4).for_each(|_| rig.poll());
+    rig.rests();
+}

@@ -19,6 +19,7 @@ fn options(digests: HostDigests) -> HostOptions {
         digests,
         kato_ms: 5000,
         queues: 4,
+        secrets: None,
     }
 }
 

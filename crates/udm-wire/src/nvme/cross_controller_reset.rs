@@ -4,8 +4,11 @@
 //! TP8028, which is part of the base specification since 2.3: the command is 5.4.3 (opcode 0x38,
 //! figure 522), the log page 5.2.12.3.1 (0x1e, figures 304 and 305), the fields of Identify are in
 //! figure 328 (CIU 135, CIRN 136 to 143, CCRL 1807, and CQT of TP4129 386 to 387), the statuses in
-//! figure 103. The values of CCRS and CCRF and bit 0 of the result (*immediate reset successful*)
-//! are those of the patches for Linux by Mohamed Khalfella (version 6).
+//! figure 103, the event in figure 154 (notice 0xf4). The values of CCRS, and of CCRF (bit 0
+//! *validated*, bit 1 *controller level reset initiated*, bits 2 and 3 *retry*), are those of the
+//! base specification 2.4 as libnvme has them (nvme-cli commit be8f20d2c). Bit 0 of the result
+//! (*immediate reset successful*) is that of the patches for Linux by Mohamed Khalfella (versions 3
+//! to 6).
 
 use super::identify::put;
 use super::{CommandCapsule, IDENTIFY_SIZE, SQE_SIZE};

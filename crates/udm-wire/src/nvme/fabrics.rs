@@ -12,6 +12,10 @@ pub const CONNECT_DATA_SIZE: usize = 1024;
 /// this queue (AUTHREQ.ATR, *Base* 6.3).
 pub const CONNECT_AUTHENTICATION_REQUIRED: u64 = 1 << 17;
 
+/// The bit of the result of a Connect command that says that the authentication must lead to a
+/// secure channel, which is TLS (AUTHREQ.ASCR, *Base* 6.3).
+pub const CONNECT_SECURE_CHANNEL_REQUIRED: u64 = 1 << 18;
+
 /// Offsets of properties (*Base* 3.1.3).
 pub mod property {
     /// Capabilities of the controller, 8 bytes.

@@ -46,9 +46,9 @@ pub use cross_controller_reset::{
 };
 pub use digest::{data_digest, header_digest, verify_header_digest};
 pub use fabrics::{
-    CONNECT_AUTHENTICATION_REQUIRED, CONNECT_DATA_SIZE, ConnectCommand, ConnectData, ConnectError,
-    ControllerCapabilities, ControllerConfiguration, ControllerStatus, FabricsCommand, PropertyGet,
-    PropertySet, ShutdownStatus, property,
+    CONNECT_AUTHENTICATION_REQUIRED, CONNECT_DATA_SIZE, CONNECT_SECURE_CHANNEL_REQUIRED, ConnectCommand,
+    ConnectData, ConnectError, ControllerCapabilities, ControllerConfiguration, ControllerStatus,
+    FabricsCommand, PropertyGet, PropertySet, ShutdownStatus, property,
 };
 pub use feature::{AsyncEvent, AsyncEventMask, FeatureId, QueueCounts};
 pub use identify::{

@@ -10,6 +10,7 @@ use crate::nvme::check_nqn;
 use crate::nvme::host::HostDigests;
 use crate::words::quote_for_error_line;
 use std::fmt;
+use std::path::PathBuf;
 use udm_core::Nanos;
 
 /// The port of NVMe/TCP.
@@ -49,6 +50,10 @@ pub struct NvmeUri {
     pub deadline: ReplyDeadlineSetting,
     /// The time that a controller without CQT needs to end its commands; `None` for none.
     pub fence_delay: Option<Nanos>,
+    /// A file with the secret by which this host authenticates itself; `None` for none.
+    pub secret_file: Option<PathBuf>,
+    /// A file with the secret that the controller must know; `None` if it need not prove itself.
+    pub controller_secret_file: Option<PathBuf>,
     /// The queue in front of the namespace; `None` for none.
     pub queue: Option<QueueParams>,
 }
@@ -69,6 +74,8 @@ impl NvmeUri {
             queues: None,
             deadline: ReplyDeadlineSetting::Default,
             fence_delay: None,
+            secret_file: None,
+            controller_secret_file: None,
             queue: None,
         }
     }
@@ -121,6 +128,9 @@ impl NvmeUri {
             uri.set_parameter(name, value)?;
             seen.push(name);
         }
+        if uri.controller_secret_file.is_some() && uri.secret_file.is_none() {
+            return Err("dhchap-ctrl-secret needs dhchap-secret".into());
+        }
         Ok(uri)
     }
 
@@ -145,12 +155,14 @@ impl NvmeUri {
             }
             "deadline" => self.deadline = ReplyDeadlineSetting::parse(value)?,
             "fence-delay" => self.fence_delay = Some(TimeSpan::parse("fence-delay", value)?.0),
+            "dhchap-secret" => self.secret_file = Some(parse_secret_file(name, value)?),
+            "dhchap-ctrl-secret" => self.controller_secret_file = Some(parse_secret_file(name, value)?),
             _ if QueueParams::word(&mut self.queue, name, value)? => {}
             _ => {
                 let (name, queue) = (quote_for_error_line(name), QueueParams::NAMES.join(", "));
                 return Err(format!(
                     "unknown parameter {name}; there are hostnqn, hostid, digest, kato, queues, deadline, \
-                     fence-delay, {queue}"
+                     fence-delay, dhchap-secret, dhchap-ctrl-secret, {queue}"
                 ));
             }
         }
@@ -175,6 +187,12 @@ impl NvmeUri {
         words.extend(self.queues.map(|queues| format!("queues={queues}")));
         words.extend(self.deadline.word());
         words.extend(self.fence_delay.map(|delay| format!("fence-delay={}", TimeSpan(delay))));
+        for (name, file) in
+            [("dhchap-secret", &self.secret_file), ("dhchap-ctrl-secret", &self.controller_secret_file)]
+        {
+            let path = file.as_ref().map(|file| percent::percent_encode_word(&file.to_string_lossy()));
+            words.extend(path.map(|path| format!("{name}={path}")));
+        }
         words.extend(QueueParams::words(self.queue.as_ref()));
         words
     }
@@ -184,6 +202,21 @@ impl NvmeUri {
 fn parse_number(text: &str) -> Option<u32> {
     let is_number = text.bytes().all(|b| b.is_ascii_digit()) && !text.starts_with('0');
     is_number.then(|| text.parse().ok()).flatten()
+}
+
+/// Parses the path of a file with a secret. A secret itself would be shown with the table.
+fn parse_secret_file(name: &str, value: &str) -> Result<PathBuf, String> {
+    let path = percent::percent_decode_uri(value)?;
+    match path.as_str() {
+        "" => Err(format!("{name} has no file")),
+        _ if path.contains('\0') => Err(format!("{name} has a NUL")),
+        _ if path.starts_with("DHHC-1:") => {
+            Err(format!("{name} is a file with the secret: tables are shown to everybody, so they have none"))
+        }
+        // The server and its clients may be in different folders.
+        _ if !path.starts_with('/') => Err(format!("{name} is a path that begins with /")),
+        _ => Ok(PathBuf::from(path)),
+    }
 }
 
 fn parse_digests(value: &str) -> Result<HostDigests, String> {

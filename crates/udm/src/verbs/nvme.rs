@@ -1,4 +1,4 @@
-//! `udm nvme`: the NVMe/TCP target.
+//! `udm nvme`: the NVMe/TCP target, and the namespaces of other targets.
 
 use crate::args::{OutputFormatArgs, ServerArgs};
 use crate::output::{print_json_to_stdout, print_to_stdout};
@@ -19,7 +19,7 @@ pub struct NvmeArgs {
 /// A verb of `udm nvme`.
 #[derive(Debug, Subcommand)]
 pub enum NvmeVerb {
-    /// Show the subsystem with its ports, namespaces and controllers
+    /// Show the subsystem with its ports, namespaces and controllers, and used namespaces of others
     #[command(visible_alias = "list")]
     Ls {
         #[command(flatten)]
@@ -54,11 +54,12 @@ pub fn run(args: &NvmeArgs) -> Result<()> {
     match &args.verb {
         NvmeVerb::Ls { server, print } => {
             let list = server.client()?.call(verbs::LIST_NVME, &());
-            let list = list.map_err(|error| explain_client_error(error, None))?.subsystems;
+            let api::NvmeSubsystemList { subsystems, paths } =
+                list.map_err(|error| explain_client_error(error, None))?;
             if print.json {
-                return print_json_to_stdout(&list);
+                return print_json_to_stdout(&subsystems);
             }
-            print_to_stdout(&format_subsystem_list(&list))
+            print_to_stdout(&(format_subsystem_list(&subsystems, &paths) + &format_path_list(&paths)))
         }
         NvmeVerb::Ana { server, print, words, all, port } => {
             let request = match (&words[..], all) {
@@ -107,8 +108,31 @@ fn format_ana_states(subsystems: &[api::NvmeSubsystem]) -> String {
     out
 }
 
-fn format_subsystem_list(subsystems: &[api::NvmeSubsystem]) -> String {
-    if subsystems.is_empty() {
+/// The namespaces of other controllers that tables use.
+fn format_path_list(paths: &[api::NvmePath]) -> String {
+    let mut out = String::new();
+    // Writing to a String can't fail.
+    for one in paths {
+        let controller = one.cntlid.map_or_else(String::new, |id| format!(", controller {id}"));
+        let _ = writeln!(
+            out,
+            "path {}  {}{controller}, {}, {} associations, {} lost, {} writes wait, {} after a reset, {} after \
+             their time",
+            one.uri,
+            one.state,
+            one.ana,
+            one.associations,
+            one.losses,
+            one.held_writes,
+            one.writes_after_reset,
+            one.writes_after_time
+        );
+    }
+    out
+}
+
+fn format_subsystem_list(subsystems: &[api::NvmeSubsystem], paths: &[api::NvmePath]) -> String {
+    if subsystems.is_empty() && paths.is_empty() {
         return "The server has no NVMe/TCP target: udm serve --nvme ADDRESS:PORT starts one\n".into();
     }
     let mut out = String::new();

@@ -96,7 +96,7 @@ impl NvmeLane {
                 let (uri, wait) = (self.namespace.uri.plain(), until.0.saturating_sub(now.0));
                 let wait = TimeSpan(Nanos::from_millis(wait.div_ceil(1_000_000)));
                 tracing::warn!("{uri}: {} unanswered writes wait for {wait}", held.len());
-                self.held.add(held, until, &self.namespace);
+                self.held.add(held, until, &connection.association, &self.namespace);
             }
         }
         // The caller may have polled already.

@@ -91,8 +91,10 @@ impl LanePathWatcher {
         }
     }
 
-    /// If the hedge's own path has become quiet, the hedge counts as failed. Only the oldest hedge
-    /// is checked: on a working path a hedge completes soon.
+    /// If the hedge's own path has become quiet, the hedge counts as failed, so that the read can
+    /// be hedged on a further path. Without one, the hedge stays: its path may only be slow, for
+    /// example while it connects, and a late answer is better than none before the deadline. Only
+    /// the oldest hedge is checked: on a working path a hedge completes soon.
     fn check_hedged(&mut self, path: usize, now: Nanos, cx: &mut Cx<'_>) {
         while let Some(sent) = self.paths[path].hedged.first(&self.slots) {
             let PathInFlightBioKind::Copy { read: Some(read), .. } = self.slots[sent.slot].kind else {
@@ -103,7 +105,9 @@ impl LanePathWatcher {
                 if !self.is_quiet(other, now) {
                     return cx.wake_at(self.quiet_at(other));
                 }
-                self.hedge_failed(read, now);
+                if self.hedge_path(path, &self.reads[read].hedge_paths, now).is_some() {
+                    self.hedge_failed(read, now);
+                }
             }
             self.paths[path].hedged.pop();
         }

@@ -14,6 +14,15 @@ const SECURITY_PROTOCOL: u8 = 0xe9;
 const COMMON: u8 = 0;
 const DHCHAP: u8 = 1;
 
+/// Identifiers of the failure messages (Linux `NVME_AUTH_DHCHAP_MESSAGE_FAILURE1`): that of the
+/// host is the lower one.
+const FAILURE_2: u8 = 0xf0;
+const FAILURE_1: u8 = 0xf1;
+
+/// Identifiers of Diffie-Hellman groups.
+const GROUP_NULL: u8 = 0;
+const GROUP_FFDHE2048: u8 = 1;
+
 /// An Authentication Send or Receive command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuthenticationCommand {
@@ -100,6 +109,9 @@ pub struct DhchapNegotiation {
     pub hashes: Vec<DhchapHash>,
     /// It knows the null Diffie-Hellman group.
     pub has_null_group: bool,
+    /// It names the group ffdhe2048 too. The target of Linux 6.12 refuses a host that names only
+    /// the group that it wants to use.
+    pub has_ffdhe2048: bool,
 }
 
 /// A challenge of a controller, with the null Diffie-Hellman group.
@@ -162,12 +174,19 @@ impl AuthenticationMessage {
         let part = |at: usize, len: usize| bytes.get(at..at + len).ok_or(wrong("it is too short"));
         let message = match (head[0], head[1]) {
             (COMMON, 0x00) => AuthenticationMessage::Negotiate(decode_negotiation(head, part)?),
-            (COMMON, 0xf0) => AuthenticationMessage::Failure1(AuthenticationFailure::from_number(head[7])),
-            (COMMON, 0xf1) => AuthenticationMessage::Failure2(AuthenticationFailure::from_number(head[7])),
+            (COMMON, FAILURE_1) => {
+                AuthenticationMessage::Failure1(AuthenticationFailure::from_number(head[7]))
+            }
+            (COMMON, FAILURE_2) => {
+                AuthenticationMessage::Failure2(AuthenticationFailure::from_number(head[7]))
+            }
             (DHCHAP, 0x01) => {
                 let fields = part(0, 16)?;
                 let hash = DhchapHash::from_number(fields[8]).ok_or(wrong("unknown hash"))?;
-                if usize::from(fields[6]) != hash.size() || fields[9] != 0 || u16_at(fields, 10) != 0 {
+                if fields[9] != GROUP_NULL || u16_at(fields, 10) != 0 {
+                    return Err(wrong("it is for a Diffie-Hellman group, and udm has the null group only"));
+                }
+                if usize::from(fields[6]) != hash.size() {
                     return Err(wrong("wrong challenge"));
                 }
                 let challenge = part(16, hash.size())?.to_vec();
@@ -217,8 +236,8 @@ impl AuthenticationMessage {
             AuthenticationMessage::Reply(_) => (DHCHAP, 0x02),
             AuthenticationMessage::Success1(..) => (DHCHAP, 0x03),
             AuthenticationMessage::Success2 => (DHCHAP, 0x04),
-            AuthenticationMessage::Failure1(_) => (COMMON, 0xf0),
-            AuthenticationMessage::Failure2(_) => (COMMON, 0xf1),
+            AuthenticationMessage::Failure1(_) => (COMMON, FAILURE_1),
+            AuthenticationMessage::Failure2(_) => (COMMON, FAILURE_2),
         };
         (bytes[0], bytes[1]) = (kind, id);
         bytes[4..6].copy_from_slice(&transaction.to_le_bytes());
@@ -265,6 +284,7 @@ fn decode_negotiation<'a>(
         has_dhchap: false,
         hashes: Vec::new(),
         has_null_group: false,
+        has_ffdhe2048: false,
     };
     for number in 0..usize::from(head[7]) {
         let protocol = part(8 + number * 64, 64)?;
@@ -276,7 +296,8 @@ fn decode_negotiation<'a>(
         negotiation.has_dhchap = true;
         negotiation.hashes =
             protocol[4..4 + hashes].iter().copied().filter_map(DhchapHash::from_number).collect();
-        negotiation.has_null_group = protocol[34..34 + groups].contains(&0);
+        negotiation.has_null_group = protocol[34..34 + groups].contains(&GROUP_NULL);
+        negotiation.has_ffdhe2048 = protocol[34..34 + groups].contains(&GROUP_FFDHE2048);
         break;
     }
     Ok(negotiation)
@@ -293,6 +314,9 @@ fn encode_negotiation(negotiation: &DhchapNegotiation, bytes: &mut Vec<u8>) {
     for (number, hash) in negotiation.hashes.iter().take(30).enumerate() {
         protocol[4 + number] = *hash as u8;
     }
-    protocol[3] = u8::from(negotiation.has_null_group);
+    let groups = [(negotiation.has_null_group, GROUP_NULL), (negotiation.has_ffdhe2048, GROUP_FFDHE2048)];
+    for (at, (_, group)) in groups.iter().filter(|(is_named, _)| *is_named).enumerate() {
+        (protocol[3], protocol[34 + at]) = (at as u8 + 1, *group);
+    }
     bytes.extend_from_slice(&protocol);
 }

@@ -1,16 +1,26 @@
-//! The admin queue of a host: it connects a controller, reads what it is, and then keeps it alive
-//! and hears its events. No I/O and no clock: the owner passes bytes and calls at times.
+//! The admin queue of a host: it connects a controller, reads what it is, and then keeps it alive,
+//! hears its events and asks it to reset other controllers. No I/O and no clock: the owner passes
+//! bytes and calls at times.
 //!
-//! One command is in flight while the controller is set up. Later there are at most three: an
-//! asynchronous event request, a Keep Alive, and a read of a log or of Identify.
+//! One command is in flight while the controller is set up. Later there are at most four: an
+//! asynchronous event request, a Keep Alive, a Cross-Controller Reset, and a read of a log or of
+//! Identify.
 
+mod resets;
+mod setup;
+
+use super::authentication::HostAuthentication;
 use super::command::{HostCommand, HostData};
+use super::connect::{connect_command, connect_data};
+use super::error::{HostError, check_status};
 use super::facts::{ControllerFacts, NamespaceFacts, find_ana_state};
-use super::queue::{HostDigests, HostEvent, HostProtocolError, HostQueue, append_data_digest};
-use crate::nvme::{
-    AnaState, AsyncEventMask, ConnectCommand, ConnectData, ControllerStatus, IDENTIFY_SIZE, NvmeStatus,
-    QueueCounts, property,
-};
+use super::options::HostOptions;
+use super::queue::{HostEvent, HostQueue, append_data_digest};
+use crate::nvme::{AnaState, ControllerInstance, IDENTIFY_SIZE, property};
+use resets::RequestedResets;
+pub use resets::ResetOutcome;
+use setup::AdminStep;
+use std::collections::VecDeque;
 
 /// Entries of the admin queue.
 const ADMIN_ENTRIES: u16 = 32;
@@ -18,59 +28,14 @@ const ADMIN_ENTRIES: u16 = 32;
 const COMMAND: u16 = 0;
 const KEEP_ALIVE: u16 = 1;
 const EVENT: u16 = 2;
+const RESET: u16 = 3;
+const COMMANDS: u16 = 4;
 
 const LOG_CHANGED_NAMESPACES: u8 = 0x04;
 const LOG_ANA: u8 = 0x0c;
+const LOG_RESETS: u8 = 0x1e;
 /// ANA log without lists of namespaces (RGO).
 const ANA_GROUPS_ONLY: u8 = 1;
-
-/// The names and wishes of a host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostOptions {
-    /// Name of the host.
-    pub host: String,
-    /// Identifier of the host.
-    pub host_id: [u8; 16],
-    /// Name of the subsystem.
-    pub subsystem: String,
-    /// Number of the namespace.
-    pub nsid: u32,
-    /// Digests to ask for.
-    pub digests: HostDigests,
-    /// Keep-alive timeout in milliseconds, above 0.
-    pub kato_ms: u32,
-    /// Number of I/O queues to ask for, at least 1.
-    pub queues: u16,
-}
-
-/// The reason why a controller cannot be used; prints as one line.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum HostError {
-    /// The controller violates the protocol.
-    #[error(transparent)]
-    Protocol(#[from] HostProtocolError),
-    /// The controller refuses a command.
-    #[error("the controller refuses {what}: status {status}{}", describe_status(*.status))]
-    Refused {
-        /// What it refuses.
-        what: &'static str,
-        /// The status of the command.
-        status: NvmeStatus,
-    },
-    /// The controller or the namespace cannot be used.
-    #[error("{0}")]
-    Unusable(String),
-}
-
-fn describe_status(status: NvmeStatus) -> &'static str {
-    match NvmeStatus(status.0 & 0x7ff) {
-        NvmeStatus::CONNECT_INVALID_HOST => " (this host is not allowed: see hostnqn=)",
-        NvmeStatus::CONNECT_INVALID_PARAMETERS => " (a parameter is wrong: is the subsystem's name right?)",
-        NvmeStatus::CONNECT_CONTROLLER_BUSY => " (it is busy)",
-        NvmeStatus::INVALID_NAMESPACE => " (there is no such namespace)",
-        _ => "",
-    }
-}
 
 /// What is known of a controller that is set up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,43 +63,8 @@ pub enum AdminEvent {
     Alive,
     /// The controller is not ready yet: [`HostAdmin::ask_status`] asks again.
     NotReady,
-}
-
-/// The command in flight with identifier [`COMMAND`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AdminStep {
-    Connect,
-    Capabilities,
-    Enable,
-    Status,
-    IdentifyController,
-    Queues,
-    EventMask,
-    IdentifyNamespace,
-    Descriptors,
-    AnaLog,
-    /// Reading this log makes the controller report changes again.
-    ChangedLog,
-    /// No command is in flight.
-    Idle,
-}
-
-impl AdminStep {
-    const fn name(self) -> &'static str {
-        match self {
-            AdminStep::Connect => "the connection",
-            AdminStep::Capabilities | AdminStep::Status => "a property",
-            AdminStep::Enable => "to be enabled",
-            AdminStep::IdentifyController => "Identify Controller",
-            AdminStep::Queues => "I/O queues",
-            AdminStep::EventMask => "events",
-            AdminStep::IdentifyNamespace => "Identify Namespace",
-            AdminStep::Descriptors => "the identifiers of the namespace",
-            AdminStep::AnaLog => "the ANA log",
-            AdminStep::ChangedLog => "the log of changed namespaces",
-            AdminStep::Idle => "nothing",
-        }
-    }
+    /// A reset of another controller has ended.
+    ResetEnded(ControllerInstance, ResetOutcome),
 }
 
 /// The admin queue of a host.
@@ -144,6 +74,7 @@ pub struct HostAdmin {
     out: Vec<u8>,
     step: AdminStep,
     data: Vec<u8>,
+    authentication: Option<HostAuthentication>,
     controller_id: u16,
     capabilities: u64,
     controller: Option<ControllerFacts>,
@@ -157,19 +88,23 @@ pub struct HostAdmin {
     must_read_changes: bool,
     must_read_namespace: bool,
     must_read_ana: bool,
+    resets: RequestedResets,
+    /// Events that the owner has not taken.
+    events: VecDeque<AdminEvent>,
 }
 
 impl HostAdmin {
     /// An admin queue on a new connection. Its first bytes are in [`HostAdmin::take_out`].
     #[must_use]
     pub fn new(options: HostOptions) -> HostAdmin {
-        let queue = HostQueue::new(options.digests, 3);
+        let queue = HostQueue::new(options.digests, COMMANDS);
         HostAdmin {
             out: queue.initialize().to_vec(),
             options,
             queue,
             step: AdminStep::Connect,
             data: Vec::new(),
+            authentication: None,
             controller_id: 0,
             capabilities: 0,
             controller: None,
@@ -181,6 +116,8 @@ impl HostAdmin {
             must_read_changes: false,
             must_read_namespace: false,
             must_read_ana: false,
+            resets: RequestedResets::default(),
+            events: VecDeque::new(),
         }
     }
 
@@ -218,7 +155,11 @@ impl HostAdmin {
     /// # Errors
     /// The controller cannot be used; the connection must be closed.
     pub fn take(&mut self, input: &mut &[u8]) -> Result<Option<AdminEvent>, HostError> {
-        while let Some(event) = self.queue.take(input)? {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Ok(Some(event));
+            }
+            let Some(event) = self.queue.take(input)? else { return Ok(None) };
             let event = match event {
                 HostEvent::Initialized => {
                     self.send_connect();
@@ -233,21 +174,19 @@ impl HostAdmin {
                 HostEvent::ReadyToTransfer(_) => None,
                 HostEvent::Completed { id: KEEP_ALIVE, status, .. } => {
                     self.is_keep_alive_pending = false;
-                    check(status, "a Keep Alive")?;
+                    check_status(status, "a Keep Alive")?;
                     Some(AdminEvent::Alive)
                 }
                 HostEvent::Completed { id: EVENT, status, result } => {
-                    check(status, "an event request")?;
+                    check_status(status, "an event request")?;
                     self.handle_async_event(result as u32);
                     None
                 }
+                HostEvent::Completed { id: RESET, status, result } => self.reset_answered(status, result),
                 HostEvent::Completed { status, result, .. } => self.handle_completion(status, result)?,
             };
-            if event.is_some() {
-                return Ok(event);
-            }
+            self.events.extend(event);
         }
-        Ok(None)
     }
 
     fn send(&mut self, id: u16, command: &HostCommand, data: &[u8]) {
@@ -273,81 +212,6 @@ impl HostAdmin {
         let command = connect_command(0, ADMIN_ENTRIES, self.options.kato_ms);
         let data = connect_data(&self.options, u16::MAX).encode();
         self.send(COMMAND, &command, &data);
-    }
-
-    fn handle_completion(
-        &mut self,
-        status: NvmeStatus,
-        result: u64,
-    ) -> Result<Option<AdminEvent>, HostError> {
-        let step = self.step;
-        match step {
-            // A controller may lack these.
-            AdminStep::Descriptors if !status.is_ok() => self.data.fill(0),
-            AdminStep::EventMask | AdminStep::ChangedLog => {}
-            _ => check(status, step.name())?,
-        }
-        match step {
-            AdminStep::Connect => {
-                self.controller_id = result as u16;
-                if result >> 16 & 0b11 != 0 {
-                    return Err(HostError::Unusable(
-                        "the controller asks for authentication, which udm does not support".into(),
-                    ));
-                }
-                let get = HostCommand::property_get(property::CAPABILITIES, true);
-                self.send_step(AdminStep::Capabilities, &get);
-            }
-            AdminStep::Capabilities => {
-                self.capabilities = result;
-                // Entries of 64 and 16 bytes, pages of 4 KiB, enabled.
-                const CONFIGURATION: u32 = 4 << 20 | 6 << 16 | 1;
-                let set = HostCommand::property_set(property::CONFIGURATION, CONFIGURATION);
-                self.send_step(AdminStep::Enable, &set);
-            }
-            AdminStep::Enable => {
-                self.send_step(AdminStep::Status, &HostCommand::property_get(property::STATUS, false));
-            }
-            AdminStep::Status => {
-                let status = ControllerStatus::decode(result as u32);
-                if status.is_failed {
-                    return Err(HostError::Unusable("the controller has failed (CSTS.CFS)".into()));
-                }
-                if !status.is_ready {
-                    return Ok(Some(AdminEvent::NotReady));
-                }
-                self.send_step(AdminStep::IdentifyController, &HostCommand::identify(1, 0));
-            }
-            AdminStep::IdentifyController => {
-                let bytes = self.identify_data();
-                let facts = ControllerFacts::decode(&bytes, self.controller_id, self.capabilities);
-                self.controller = Some(facts.map_err(HostError::Unusable)?);
-                let queues = QueueCounts::encode(self.options.queues.max(1));
-                self.send_step(AdminStep::Queues, &HostCommand::set_features(0x07, queues));
-            }
-            AdminStep::Queues => {
-                let QueueCounts { submission, completion } = QueueCounts::decode(result as u32);
-                self.queues = submission.min(completion).min(self.options.queues.into()) as u16;
-                let mask = AsyncEventMask::NAMESPACE_CHANGED | AsyncEventMask::ANA_CHANGED;
-                self.send_step(AdminStep::EventMask, &HostCommand::set_features(0x0b, mask.bits()));
-            }
-            AdminStep::EventMask => {
-                self.send_step(AdminStep::IdentifyNamespace, &HostCommand::identify(0, self.options.nsid));
-            }
-            AdminStep::IdentifyNamespace => {
-                *self.namespace_bytes = *self.identify_data();
-                self.send_step(AdminStep::Descriptors, &HostCommand::identify(3, self.options.nsid));
-            }
-            AdminStep::Descriptors => return self.handle_namespace(),
-            AdminStep::AnaLog => return self.handle_ana_log(),
-            AdminStep::ChangedLog => {
-                self.step = AdminStep::Idle;
-                self.must_read_namespace = true;
-                self.read_next();
-            }
-            AdminStep::Idle => {}
-        }
-        Ok(None)
     }
 
     fn identify_data(&self) -> Box<[u8; IDENTIFY_SIZE]> {
@@ -402,9 +266,10 @@ impl HostAdmin {
         self.send(EVENT, &HostCommand::async_event_request(), &[]);
         const NOTICE: u32 = 2;
         if result & 7 == NOTICE {
-            match result >> 16 & 0xff {
-                0x04 => self.must_read_changes = true,
-                0x0c => self.must_read_ana = true,
+            match (result >> 16) as u8 {
+                LOG_CHANGED_NAMESPACES => self.must_read_changes = true,
+                LOG_ANA => self.must_read_ana = true,
+                LOG_RESETS => self.resets.must_read_log = true,
                 _ => {}
             }
         }
@@ -413,7 +278,7 @@ impl HostAdmin {
 
     /// Begins the next read that an event asked for, if nothing else is in flight.
     fn read_next(&mut self) {
-        if self.step != AdminStep::Idle {
+        if self.step != AdminStep::Idle || self.read_reset_log() {
             return;
         }
         if std::mem::take(&mut self.must_read_changes) {
@@ -429,33 +294,5 @@ impl HostAdmin {
         self.must_read_ana = false;
         let log = HostCommand::log_page(LOG_ANA, ANA_GROUPS_ONLY, 16 + groups * 32);
         self.send_step(AdminStep::AnaLog, &log);
-    }
-}
-
-fn check(status: NvmeStatus, what: &'static str) -> Result<(), HostError> {
-    if status.is_ok() { Ok(()) } else { Err(HostError::Refused { what, status }) }
-}
-
-/// The Connect command of queue `queue`.
-#[must_use]
-pub(super) fn connect_command(queue: u16, entries: u16, keep_alive_ms: u32) -> HostCommand {
-    HostCommand::connect(ConnectCommand {
-        format: 0,
-        queue,
-        queue_size: entries - 1,
-        // Without flow control of the submission queue a controller may omit completions of reads.
-        no_flow_control: true,
-        keep_alive_ms: if queue == 0 { keep_alive_ms } else { 0 },
-    })
-}
-
-/// The data of a Connect command to `controller`.
-#[must_use]
-pub(super) fn connect_data(options: &HostOptions, controller: u16) -> ConnectData {
-    ConnectData {
-        host_id: options.host_id,
-        controller,
-        subsystem: options.subsystem.clone(),
-        host: options.host.clone(),
     }
 }

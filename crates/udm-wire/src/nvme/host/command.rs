@@ -2,7 +2,8 @@
 
 use crate::nvme::fabrics::CONNECT_DATA_SIZE;
 use crate::nvme::{
-    CommandCapsule, ConnectCommand, DATASET_RANGE_SIZE, IDENTIFY_SIZE, OPCODE_FABRICS, SQE_SIZE,
+    CommandCapsule, ConnectCommand, ControllerInstance, DATASET_RANGE_SIZE, IDENTIFY_SIZE,
+    OPCODE_CROSS_CONTROLLER_RESET, OPCODE_FABRICS, SQE_SIZE,
 };
 
 /// Where the data of a command goes.
@@ -118,6 +119,34 @@ impl HostCommand {
         HostCommand::plain(OPCODE_FABRICS, 0x00, [0, offset, value, 0, 0, 0], HostData::None)
     }
 
+    /// Asks for a reset of another controller (*Base* 2.3, figure 522).
+    #[must_use]
+    pub const fn cross_controller_reset(impacted: &ControllerInstance) -> HostCommand {
+        let ControllerInstance { id, uniquifier, random } = *impacted;
+        let first = id as u32 | (uniquifier as u32) << 16;
+        let dwords = [first, 0, random as u32, (random >> 32) as u32, 0, 0];
+        HostCommand::plain(OPCODE_CROSS_CONTROLLER_RESET, 0, dwords, HostData::None)
+    }
+
+    /// Sends a message of the authentication, of `len` bytes in the capsule.
+    #[must_use]
+    pub const fn authentication_send(len: u32) -> HostCommand {
+        HostCommand::authentication(0x05, len, HostData::InCapsule(len))
+    }
+
+    /// Receives a message of the authentication of at most `len` bytes. The controller fills the
+    /// rest with zeroes.
+    #[must_use]
+    pub const fn authentication_receive(len: u32) -> HostCommand {
+        HostCommand::authentication(0x06, len, HostData::Read(len))
+    }
+
+    const fn authentication(kind: u32, len: u32, data: HostData) -> HostCommand {
+        // SPSP0 and SPSP1 are 1, SECP is that of DH-HMAC-CHAP (*Base* 6.1).
+        const PROTOCOL: u32 = 0xe9 << 24 | 1 << 16 | 1 << 8;
+        HostCommand::plain(OPCODE_FABRICS, kind, [PROTOCOL, len, 0, 0, 0, 0], data)
+    }
+
     /// Connects a queue. Its data is in the capsule.
     #[must_use]
     pub fn connect(command: ConnectCommand) -> HostCommand {
@@ -163,8 +192,8 @@ pub fn encode_dataset_range(start: u64, blocks: u32) -> [u8; DATASET_RANGE_SIZE]
 mod tests {
     use super::*;
     use crate::nvme::{
-        DataPointer, DatasetRange, DatasetRequest, FabricsCommand, LogPage, LogPageRequest, PropertyGet,
-        RwFlags, RwRequest, property,
+        AuthenticationCommand, CrossControllerReset, DataPointer, DatasetRange, DatasetRequest,
+        FabricsCommand, LogPage, LogPageRequest, PropertyGet, RwFlags, RwRequest, property,
     };
 
     /// The controller's decoders read each command as the host means it.
@@ -184,6 +213,15 @@ mod tests {
         let get = HostCommand::property_get(property::CAPABILITIES, true).encode(1);
         let want = PropertyGet { offset: property::CAPABILITIES, is_long: true };
         assert_eq!(FabricsCommand::decode(&get), FabricsCommand::PropertyGet(want));
+        let impacted = ControllerInstance { id: 0x1234, uniquifier: 0x56, random: 0x789a_bcde_f012_3456 };
+        let reset = CrossControllerReset { impacted };
+        assert_eq!(HostCommand::cross_controller_reset(&impacted).encode(3).opcode(), 0x38);
+        let decoded = CrossControllerReset::decode(&HostCommand::cross_controller_reset(&impacted).encode(3));
+        assert_eq!(decoded, reset);
+        let send = HostCommand::authentication_send(72).encode(5);
+        assert_eq!(send.bytes(), AuthenticationCommand::encode_send(5, 72).bytes());
+        let receive = HostCommand::authentication_receive(1024).encode(6);
+        assert_eq!(receive.bytes(), AuthenticationCommand::encode_receive(6, 1024).bytes());
         // A controller without data in capsules asks for the range.
         for (max, pointer) in [
             (16, DataPointer::InCapsule { offset: 0, len: 16 }),

@@ -17,6 +17,9 @@ pub enum Disposition {
     Complete(Status),
     /// It is sent again on this path after this time.
     Retry(Nanos),
+    /// It failed on this path, and the association must be made again: the controller asks the host
+    /// to authenticate itself again.
+    Reconnect,
 }
 
 /// Decides about a command that was repeated `retries` times.
@@ -28,6 +31,9 @@ pub enum Disposition {
 pub fn decide(status: NvmeStatus, retries: u8, delays: &RetryDelays) -> Disposition {
     if status.is_ok() {
         return Disposition::Complete(Status::Ok);
+    }
+    if NvmeStatus(status.0 & 0x7ff) == NvmeStatus::AUTHENTICATION_REQUIRED {
+        return Disposition::Reconnect;
     }
     if status.code_type() == 3 {
         return Disposition::Complete(Status::Transport);
@@ -99,5 +105,8 @@ mod tests {
         assert_eq!(decide(medium, 0, &[0; 3]), Disposition::Complete(Status::Medium));
         assert!(!Status::Medium.is_path_error());
         assert_eq!(decide(NvmeStatus::SUCCESS, 0, &[0; 3]), Disposition::Complete(Status::Ok));
+        for status in [NvmeStatus::AUTHENTICATION_REQUIRED, NvmeStatus::AUTHENTICATION_REQUIRED.permanent()] {
+            assert_eq!(decide(status, 0, &[0; 3]), Disposition::Reconnect);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! What a host reads about a controller and a namespace, and what it insists on.
 
 use crate::bytes::{u16_at, u32_at, u64_at};
-use crate::nvme::{AnaState, IDENTIFY_SIZE, SQE_SIZE};
+use crate::nvme::{AnaState, AsyncEventMask, ControllerInstance, FenceCapabilities, IDENTIFY_SIZE, SQE_SIZE};
 use udm_core::{Limits, Nanos, Sectors};
 
 /// The most bytes of a read or write, also if the controller has no limit.
@@ -30,6 +30,13 @@ pub struct ControllerFacts {
     pub is_traffic_based: bool,
     /// The time of *Base* 2.1, CQT; 0 if the controller does not report it.
     pub quiesce: Nanos,
+    /// This controller between two resets, by which another one can be asked to reset it; `None` if
+    /// it does not say.
+    pub instance: Option<ControllerInstance>,
+    /// Resets of other controllers that it does at a time (CCRL); 0 for none.
+    pub resets_max: u8,
+    /// It reports the end of these resets by an event.
+    pub reports_resets: bool,
     /// The controller reports ANA states.
     pub has_ana: bool,
     /// Number of ANA groups.
@@ -77,7 +84,8 @@ impl ControllerFacts {
             log2 => page.checked_shl(log2.into()).unwrap_or(TRANSFER_MAX).clamp(4096, TRANSFER_MAX),
         };
         let optional = u16_at(bytes, 520);
-        let events = u32_at(bytes, 92);
+        let events = AsyncEventMask::from_bits_retain(u32_at(bytes, 92));
+        let FenceCapabilities { instance, resets_max, quiesce_time_ms } = FenceCapabilities::decode(bytes);
         Ok(ControllerFacts {
             id,
             queue_entries: ((capabilities & 0xffff).min(0xfffe) as u16 + 1).clamp(2, commands_max),
@@ -86,10 +94,13 @@ impl ControllerFacts {
             retry_delays: [128, 130, 132].map(|at| u16_at(bytes, at)),
             keep_alive_step: Nanos::from_millis(u64::from(u16_at(bytes, 320)) * 100),
             is_traffic_based: u32_at(bytes, 96) & 1 << 6 != 0,
-            quiesce: Nanos::from_millis(u16_at(bytes, 386).into()),
+            quiesce: Nanos::from_millis(quiesce_time_ms.into()),
+            instance,
+            resets_max,
+            reports_resets: events.contains(AsyncEventMask::CROSS_CONTROLLER_RESET_COMPLETED),
             has_ana: bytes[76] & 1 << 3 != 0,
             ana_groups: u32_at(bytes, 348).clamp(1, 1024),
-            reports_changes: events & 1 << 8 != 0,
+            reports_changes: events.contains(AsyncEventMask::NAMESPACE_CHANGED),
             has_write_cache: bytes[525] & 1 != 0,
             has_discard: optional & 1 << 2 != 0,
             has_write_zeroes: optional & 1 << 3 != 0,

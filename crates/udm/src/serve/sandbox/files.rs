@@ -133,6 +133,10 @@ impl SandboxFiles {
                     self.change.push(format!("/dev/block/{major}:{minor}").into());
                 }
                 Ok(DeviceUri::Nbd(server)) => self.add_nbd_server(&server, folder),
+                Ok(DeviceUri::Nvme(namespace)) => {
+                    self.read
+                        .extend(namespace.secret_file.into_iter().chain(namespace.controller_secret_file));
+                }
                 _ => {}
             }
         }
@@ -224,14 +228,15 @@ mod tests {
         let table = format!(
             "0 8 linear disk.img 0\n8 8 snapshot file:{}?readonly=on {}/stores/new.cow P 8\n\
              16 8 linear nbds://h/x?tls-certificates=/tls&fence=exec:/bin/stop 0\n24 8 linear 7:1 0\n\
-             32 8 linear /tmp 0\n40 8 linear /not-there 0",
+             32 8 linear /tmp 0\n40 8 linear /not-there 0\n\
+             48 8 linear nvme+tcp://h/nqn.2014-08.x/1?dhchap-secret=/key&dhchap-ctrl-secret=/other 0",
             base.display(),
             folder.path().display()
         );
         let mut files = SandboxFiles::default();
         files.add_table(&table, folder.path());
         assert_eq!(files.change, [disk, folder.path().join("stores"), "/dev/block/7:1".into()]);
-        assert_eq!(files.read, [base, "/tls".into()]);
+        assert_eq!(files.read, [base, "/tls".into(), "/key".into(), "/other".into()]);
         assert_eq!(files.execute, [PathBuf::from("/bin/stop")]);
         assert!(files.sockets.is_empty());
     }
