@@ -11,8 +11,8 @@
 //! it learns that a connection was closed, or when its keep-alive timer expires. After a lost RST
 //! only the timer ends it. Commands at the disk then need up to the quiesce time. So a write that
 //! is repeated on another path too early is undone by its first copy, and the model finds it. The
-//! paths ask each other to reset lost controllers: udm's own target resets those of the same target,
-//! so that writes go elsewhere before the time is over, and refuses those of others.
+//! paths ask each other to reset lost controllers: udm's own target resets those of the same
+//! target, so that writes go elsewhere before the time is over, and refuses those of others.
 //!
 //! * [`remote_disk`](crate::remote_disk): the front ends, the disks, and what reads may return. One
 //!   namespace of three has targets that are udm's own (`own_target`): both ends run against each
