@@ -139,26 +139,23 @@ impl KillFixture {
 
     fn serve(&self, words: &str) -> Server {
         let path = |name: &str| self.folder.path().join(name).display().to_string();
-        let table = format!(
-            "c=0 {SECTORS} clone {} {} file:{}?readonly=on {words}",
-            path("metadata"),
-            path("destination"),
-            path("source")
-        );
+        // A source that takes its time, so that few clones are complete before the next kill.
+        let slow = format!("slow=0 {SECTORS} delay file:{}?readonly=on 0 4", path("source"));
+        let table = format!("c=0 {SECTORS} clone {} {} @slow {words}", path("metadata"), path("destination"));
         let two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
         let cores = ["--cores", if two { "0,1" } else { "0" }];
         if !self.is_by_name {
-            return Server::start_with(&[&table], &cores);
+            return Server::start_with(&[&slow, &table], &cores);
         }
-        let (state, source, to) = (path("state"), path("source"), path("destination"));
-        let server = Server::start_with(&[], &[&cores[..], &["--state", &state]].concat());
-        let is_new = server.says(&["ls"]).contains("No devices found");
+        let (state, source, to) = (path("state"), "@slow", path("destination"));
+        let server = Server::start_with(&[&slow], &[&cores[..], &["--state", &state]].concat());
+        let is_new = server.says(&["clone", "list"]) == "No clones found\n";
         // A clone that does not return is created only once.
         assert_eq!(is_new, !self.folder.path().join("state/clones").exists(), "{}", server.log());
         if is_new {
             let metadata = path("metadata");
             let words = ["--metadata", &metadata, "--region-size", "4k", "--pause"];
-            server.says(&[&["clone", "create", "c", "--from", &source, "--to", &to], &words[..]].concat());
+            server.says(&[&["clone", "create", "c", "--from", source, "--to", &to], &words[..]].concat());
         }
         // What messages set is set in the next server, too.
         let words: Vec<&str> = words.split(' ').collect();
