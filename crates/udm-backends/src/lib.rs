@@ -94,6 +94,24 @@ pub trait ObjectDeviceOpener: Send + Sync {
     /// # Errors
     /// The server refuses, does not answer, or cannot be used, in one line that names the object.
     fn open(&self, uri: &ObjectUri) -> Result<Arc<dyn Device>, DeviceControlError>;
+
+    /// The open objects, as they were when they were opened.
+    fn in_use(&self) -> Vec<KnownObject>;
+
+    /// Sets the objects that [`ObjectDeviceOpener::open`] opens without asking their servers, which
+    /// may be down. An object that has changed since fails all reads.
+    fn set_known(&self, objects: Vec<KnownObject>);
+}
+
+/// An object of a web server or an object store as it was at some moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownObject {
+    /// Its URI, as a table names it.
+    pub uri: String,
+    /// Length in bytes.
+    pub len: u64,
+    /// Its strong ETag.
+    pub etag: String,
 }
 
 impl BackendDeviceRegistry {
@@ -160,6 +178,20 @@ impl BackendDeviceRegistry {
     /// As [`BackendDeviceRegistry::set_known_nbd_exports`], for NVMe namespaces.
     pub fn set_known_nvme_namespaces(&self, namespaces: Vec<(String, nvme::KnownNamespace)>) {
         self.namespaces.set_known(namespaces);
+    }
+
+    /// The open objects, as they were when they were opened.
+    #[must_use]
+    pub fn objects_in_use(&self) -> Vec<KnownObject> {
+        self.objects.as_ref().map(|objects| objects.in_use()).unwrap_or_default()
+    }
+
+    /// Sets the objects that [`BackendDeviceRegistry::open`] opens without asking their servers,
+    /// since an earlier process had them open. An object that has changed since fails all reads.
+    pub fn set_known_objects(&self, objects: Vec<KnownObject>) {
+        if let Some(client) = &self.objects {
+            client.set_known(objects);
+        }
     }
 
     /// Opens the device that `uri` names. May block for as long as the file system does.

@@ -6,6 +6,7 @@
 //!   so the next server finds and removes stores that a killed server left.
 //! * `snapshots/N.json`: the persistent snapshots (`records.rs`).
 //! * `moves/N.json`: disks that were moved, or are being moved (`moves.rs`).
+//! * `clones/N.json`: clones that were created by name (`clones.rs`).
 //!
 //! The folder is created with the first fact, and read when a store is opened. Several servers may
 //! share one.
@@ -19,6 +20,7 @@
 //! memory while the server runs. A fact about a mapped device is copied to its new name before a
 //! rename and removed from the old one after it (`rename.rs`).
 
+pub(crate) mod clones;
 pub(crate) mod file_stamp;
 pub(crate) mod moves;
 pub(crate) mod records;
@@ -27,6 +29,7 @@ mod server_lock;
 mod stable_disk_id;
 pub(crate) mod store_creation;
 
+use clones::CloneRecord;
 use records::SnapshotRecord;
 use serde::{Deserialize, Serialize};
 use server_lock::ServerLock;
@@ -132,6 +135,8 @@ pub struct StateFolder {
     attached: Mutex<HashMap<String, SnapshotRecord>>,
     /// File names of attached snapshots whose tables are not live yet.
     attaching: Mutex<HashSet<String>>,
+    /// The clones of this server, by the identifiers of their records.
+    clones: Mutex<HashMap<String, CloneRecord>>,
     /// The lock file of this server, from its first record on.
     server: Mutex<Option<ServerLock>>,
     /// The folders whose parents this process has synced.
@@ -148,6 +153,7 @@ impl StateFolder {
             files: Mutex::default(),
             attached: Mutex::default(),
             attaching: Mutex::default(),
+            clones: Mutex::default(),
             server: Mutex::default(),
             durable: Mutex::default(),
         })
@@ -173,6 +179,10 @@ impl StateFolder {
 
     fn attaching_names(&self) -> MutexGuard<'_, HashSet<String>> {
         self.attaching.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn own_clones(&self) -> MutexGuard<'_, HashMap<String, CloneRecord>> {
+        self.clones.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn own_server(&self) -> MutexGuard<'_, Option<ServerLock>> {

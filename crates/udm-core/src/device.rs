@@ -36,6 +36,13 @@ pub trait Device: Send + Sync {
         false
     }
 
+    /// True if the device is one version of its content, and fails all reads of another version.
+    /// Its user need not read it to recognise it, and must not while its server may be down: such a
+    /// read waits.
+    fn is_pinned_version(&self) -> bool {
+        false
+    }
+
     /// How the device grows when its user will soon need more space; `None` if it must not grow.
     fn growth(&self) -> Option<GrowthPolicy> {
         None

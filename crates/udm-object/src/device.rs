@@ -2,6 +2,8 @@
 
 use crate::block_cache::{BLOCK, JobSender};
 use crate::lane::ObjectLane;
+use crate::source::ObjectSource;
+use std::sync::Arc;
 use udm_core::{
     Cx, Device, DeviceControlError, DeviceId, Lane, Limits, SECTOR_SIZE, Sectors, SharedDiskState,
 };
@@ -14,14 +16,21 @@ pub(crate) struct ObjectDevice {
     id: DeviceId,
     size: Sectors,
     jobs: JobSender,
+    source: Arc<ObjectSource>,
     shared_disk_state: SharedDiskState,
 }
 
 impl ObjectDevice {
     /// A device of `len` bytes, a multiple of a sector, whose reads go to `jobs`.
-    pub(crate) fn new(len: u64, jobs: JobSender) -> ObjectDevice {
+    pub(crate) fn new(len: u64, jobs: JobSender, source: Arc<ObjectSource>) -> ObjectDevice {
         let size = Sectors(len / SECTOR_SIZE);
-        ObjectDevice { id: DeviceId::new(), size, jobs, shared_disk_state: SharedDiskState::default() }
+        ObjectDevice {
+            id: DeviceId::new(),
+            size,
+            jobs,
+            source,
+            shared_disk_state: SharedDiskState::default(),
+        }
     }
 }
 
@@ -43,6 +52,10 @@ impl Device for ObjectDevice {
             read_only: true,
             ..Limits::new(self.size)
         }
+    }
+
+    fn is_pinned_version(&self) -> bool {
+        self.source.is_known()
     }
 
     fn shared_disk_state(&self) -> Option<&SharedDiskState> {

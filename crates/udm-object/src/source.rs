@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use udm_backends::KnownObject;
 use udm_core::DeviceControlError;
 use udm_core::errno::{EIO, ENODEV, ETIMEDOUT};
 use udm_wire::uri::{ObjectUri, TimeSpan};
@@ -39,6 +40,8 @@ pub(crate) struct ObjectSource {
     deadline: Option<Duration>,
     len: u64,
     etag: String,
+    /// Length and ETag come from an earlier process.
+    is_known: bool,
     /// Set if the object has changed: all later reads fail with this.
     changed: OnceLock<ReadFailure>,
     /// Since when all reads have failed.
@@ -56,6 +59,7 @@ impl ObjectSource {
             deadline: uri.deadline().map(|deadline| Duration::from_nanos(deadline.0)),
             len: 0,
             etag: String::new(),
+            is_known: false,
             changed: OnceLock::new(),
             failing: Mutex::default(),
             requests: AtomicU64::new(0),
@@ -65,6 +69,21 @@ impl ObjectSource {
     /// Length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len
+    }
+
+    /// The object is the version `known`: its server is not asked now.
+    pub(crate) fn known_as(self, known: KnownObject) -> ObjectSource {
+        ObjectSource { len: known.len, etag: known.etag, is_known: true, ..self }
+    }
+
+    /// The version of the object.
+    pub(crate) fn as_known(&self) -> KnownObject {
+        KnownObject { uri: self.name.clone(), len: self.len, etag: self.etag.clone() }
+    }
+
+    /// True if the version comes from an earlier process.
+    pub(crate) fn is_known(&self) -> bool {
+        self.is_known
     }
 
     /// Asks for the first byte, which shows the length, the ETag, and that the server knows ranges.

@@ -129,6 +129,10 @@ impl Device for QueuedDevice {
         self.0.disk().may_shrink()
     }
 
+    fn is_pinned_version(&self) -> bool {
+        self.0.disk().is_pinned_version()
+    }
+
     fn growth(&self) -> Option<GrowthPolicy> {
         self.0.disk().growth()
     }

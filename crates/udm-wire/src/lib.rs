@@ -14,6 +14,7 @@
 pub mod boot_profile;
 mod bytes;
 pub mod clone_metadata;
+pub mod clone_table;
 pub mod cow;
 pub mod cpus;
 pub mod log_writes;

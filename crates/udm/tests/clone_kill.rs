@@ -114,10 +114,12 @@ struct KillFixture {
     folder: TempDir,
     loads: Vec<VerifiedLoad>,
     numbers: AtomicU64,
+    /// The clone is created by name, and returns with each server.
+    is_by_name: bool,
 }
 
 impl KillFixture {
-    fn new(seed: u64) -> KillFixture {
+    fn new(seed: u64, is_by_name: bool) -> KillFixture {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("source"), image(SECTORS)).unwrap();
         for (name, len) in [("destination", SECTORS * 512), ("metadata", 1 << 20)] {
@@ -132,19 +134,41 @@ impl KillFixture {
             sectors: vec![SectorWrites::default(); range.len()],
             rng: SmallRng::seed_from_u64(seed << 20 | range.start as u64),
         };
-        KillFixture { loads: ranges.map(load).collect(), folder, numbers: AtomicU64::new(0) }
+        KillFixture { loads: ranges.map(load).collect(), folder, numbers: AtomicU64::new(0), is_by_name }
     }
 
     fn serve(&self, words: &str) -> Server {
         let path = |name: &str| self.folder.path().join(name).display().to_string();
-        let table = format!(
-            "c=0 {SECTORS} clone {} {} file:{}?readonly=on {words}",
-            path("metadata"),
-            path("destination"),
-            path("source")
-        );
+        // A source that takes its time, so that few clones are complete before the next kill.
+        let slow = format!("slow=0 {SECTORS} delay file:{}?readonly=on 0 4", path("source"));
+        let table = format!("c=0 {SECTORS} clone {} {} @slow {words}", path("metadata"), path("destination"));
         let two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
-        Server::start_with(&[&table], &["--cores", if two { "0,1" } else { "0" }])
+        let cores = ["--cores", if two { "0,1" } else { "0" }];
+        if !self.is_by_name {
+            return Server::start_with(&[&slow, &table], &cores);
+        }
+        let (state, source, to) = (path("state"), "@slow", path("destination"));
+        let server = Server::start_with(&[&slow], &[&cores[..], &["--state", &state]].concat());
+        let is_new = server.says(&["clone", "list"]) == "No clones found\n";
+        // A clone that does not return is created only once.
+        assert_eq!(is_new, !self.folder.path().join("state/clones").exists(), "{}", server.log());
+        if is_new {
+            let metadata = path("metadata");
+            let words = ["--metadata", &metadata, "--region-size", "4k", "--pause"];
+            server.says(&[&["clone", "create", "c", "--from", source, "--to", &to], &words[..]].concat());
+        }
+        // What messages set is set in the next server, too.
+        let words: Vec<&str> = words.split(' ').collect();
+        match words[1..] {
+            ["1", "no_hydration"] => drop(server.says(&["clone", "pause", "c"])),
+            [_, _, _, threshold, _, batch] => {
+                server.says(&["message", "c", "0", "hydration_threshold", threshold]);
+                server.says(&["message", "c", "0", "hydration_batch_size", batch]);
+                server.says(&["clone", "start", "c"]);
+            }
+            _ => panic!("{words:?}"),
+        }
+        server
     }
 
     /// Serves clients, and kills the server after `answers` requests.
@@ -202,10 +226,19 @@ fn hydrated_in(folder: &TempDir) -> u64 {
 
 #[test]
 fn what_was_flushed_survives_a_kill_while_regions_are_hydrated() {
+    kill_while_regions_are_hydrated(false);
+}
+
+#[test]
+fn a_clone_by_name_returns_from_each_kill() {
+    kill_while_regions_are_hydrated(true);
+}
+
+fn kill_while_regions_are_hydrated(is_by_name: bool) {
     let rounds = std::env::var("UDM_KILL_ROUNDS").map_or(ROUNDS, |n| n.parse().unwrap());
     let (mut kills, mut answered, mut lost, mut partly) = (0, 0, 0, 0);
     for seed in 0.. {
-        let mut world = KillFixture::new(seed);
+        let mut world = KillFixture::new(seed, is_by_name);
         for _ in 0..KILLS_MAX.min(rounds - kills) {
             let (served, hydrated) = world.kill(1 + (kills * 6007 + seed * 97) % 2503);
             lost += world.check();

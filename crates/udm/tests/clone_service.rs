@@ -300,9 +300,12 @@ fn a_group_of_snapshots_over_a_clone() {
     let (world, server) = (World::new(), Server::start(&[]));
     world.create(&server, "image", &["--pause"]);
     let stores = world.word("");
+    // The clone itself would be read-only.
+    let client = Client::connect(&server.nbd, "image");
     let error = server.refuses(&["snapshot", "create", "--store", &stores, "vm1", "--of", "image"]);
+    drop(client);
     let origin = format!("0 {} snapshot-origin @image", SIZE / 512);
-    assert!(error.contains(&format!("create a device \"{origin}\", and a snapshot of that")), "{error}");
+    assert!(error.contains(&format!("create a device \"{origin}\" that they can write")), "{error}");
     server.says(&["create", "golden", "--table", &origin]);
     let group = "vm1=golden,vm2=golden,vm3=golden";
     server.says(&["snapshot", "create", "--transient", "--store", &stores, "--group", group]);

@@ -45,8 +45,12 @@ pub struct CloneDescription {
     /// URI of the metadata, which says which regions are in the destination.
     pub metadata: String,
     /// "hydrating", "stopped" (regions are hydrated only by writes), "done" (all of the source is
-    /// in the destination), "ro" (the metadata cannot be written) or "Fail" (nor read).
+    /// in the destination), "ro" (the metadata cannot be written) or "Fail" (nor read); "waiting"
+    /// (served without its source after a restart) or "absent" (not served after a restart).
     pub state: String,
+    /// Why it is waiting or absent.
+    #[serde(default)]
+    pub error: Option<String>,
     /// Size of the clone.
     pub size_bytes: u64,
     /// Size of a region, the unit of copies.

@@ -289,6 +289,11 @@ pub const FINISH_CLONE: ApiVerbEndpoint<(), (), ()> = ApiVerbEndpoint::post(
     "finishClone",
     "Replaces the table of a clone that is completely hydrated by a linear table over its destination",
 );
+pub const FORGET_CLONE: ApiVerbEndpoint<(), (), ()> = ApiVerbEndpoint::delete(
+    "/v1/clones/{name}",
+    "forgetClone",
+    "Forgets a clone that has not returned after a restart; its files stay",
+);
 pub const LIST_MOVES: ApiVerbEndpoint<(), (), MoveList> = ApiVerbEndpoint::get(
     "/v1/moves",
     "listMoves",

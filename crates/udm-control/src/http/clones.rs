@@ -19,7 +19,7 @@ use udm_dm::CloneHydrationState;
 const FINISH_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) async fn handle_list_clones(State(registry): State<Arc<DeviceRegistry>>) -> Json<api::CloneList> {
-    Json(api::CloneList { clones: clone::list_clones(&registry) })
+    Json(api::CloneList { clones: clone::list_all_clones(&registry) })
 }
 
 pub(super) async fn handle_get_clone(
@@ -56,6 +56,35 @@ pub(super) async fn handle_finish_clone(
     let (cancel_token, device) = (guard.0.clone(), name.clone());
     limits.loads.run(&name, move || clone::finish_clone(&registry, &device, &cancel_token)).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn handle_forget_clone(
+    State(AppState { registry, limits, .. }): State<AppState>,
+    DeviceNameExtractor(name): DeviceNameExtractor,
+) -> StatusCodeResult {
+    let clone = name.clone();
+    limits.loads.run(&name, move || clone::forget_absent_clone(&registry, &clone)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Brings back clones that have not returned when the server started, or their sources. Never
+/// returns.
+pub(super) async fn retry_waiting_clones(
+    registry: &Arc<DeviceRegistry>,
+    limits: &Arc<ConcurrencyLimits>,
+) -> Infallible {
+    loop {
+        for waiting in registry.clones.due().await {
+            let (of, name) = (Arc::clone(registry), waiting.record.name.clone());
+            let retry = move || {
+                clone::retry_clone(&of, &waiting);
+                Ok(())
+            };
+            if let Err(error) = limits.loads.run(&name, retry).await {
+                tracing::warn!("{name}: the clone is not tried again: {}", error.story());
+            }
+        }
+    }
 }
 
 /// Finishes each clone of `registry` when all of its source is in the destination. A clone that

@@ -63,6 +63,11 @@ pub async fn finish_hydrated_clones(registry: &Arc<DeviceRegistry>) -> Infallibl
     clones::finish_hydrated_clones(registry, &concurrency::ConcurrencyLimits::new()).await
 }
 
+/// Brings back clones that have not returned when the server started. Never returns.
+pub async fn retry_waiting_clones(registry: &Arc<DeviceRegistry>) -> Infallible {
+    clones::retry_waiting_clones(registry, &concurrency::ConcurrencyLimits::new()).await
+}
+
 /// The router of all routes.
 pub fn router(registry: Arc<DeviceRegistry>) -> Router {
     let mut router = Router::new();

@@ -153,6 +153,7 @@ pub(super) fn all_http_routes() -> Vec<Route> {
         route_verb_to_handler(verbs::GET_CLONE, clones::handle_get_clone),
         route_verb_to_handler(verbs::GET_CLONE_PROFILE, clones::handle_get_clone_profile),
         route_verb_to_handler(verbs::FINISH_CLONE, clones::handle_finish_clone),
+        route_verb_to_handler(verbs::FORGET_CLONE, clones::handle_forget_clone),
         route_verb_to_handler(verbs::LIST_MOVES, moves::handle_list_moves),
         route_verb_to_handler(verbs::GET_MOVE, moves::handle_get_move),
         route_verb_to_handler(verbs::START_MOVE, moves::handle_start_move),

@@ -3,7 +3,7 @@
 use std::path::Path;
 use udm_backends::BackendDeviceRegistry;
 use udm_backends::nvme::{KnownNamespace, NvmePathReport};
-pub use udm_backends::{DeviceWithDiskIdentity, DiskIdentity};
+pub use udm_backends::{DeviceWithDiskIdentity, DiskIdentity, KnownObject};
 use udm_core::DeviceControlError;
 use udm_core::errno::EOPNOTSUPP;
 use udm_wire::nbd::client::NegotiatedExportInfo;
@@ -58,6 +58,14 @@ pub trait DeviceOpener: Send + Sync {
     /// As [`BackendDeviceRegistry::set_known_nvme_namespaces`].
     fn set_known_nvme_namespaces(&self, _: Vec<(String, KnownNamespace)>) {}
 
+    /// As [`BackendDeviceRegistry::objects_in_use`]. An opener without objects has none.
+    fn objects_in_use(&self) -> Vec<KnownObject> {
+        Vec::new()
+    }
+
+    /// As [`BackendDeviceRegistry::set_known_objects`].
+    fn set_known_objects(&self, _: Vec<KnownObject>) {}
+
     /// Canonical form of a URI. A file is named by its real path, so links and `..` lead to the
     /// same device.
     fn canonical(&self, uri: &DeviceUri) -> String;
@@ -105,6 +113,14 @@ impl DeviceOpener for BackendDeviceRegistry {
 
     fn set_known_nvme_namespaces(&self, namespaces: Vec<(String, KnownNamespace)>) {
         BackendDeviceRegistry::set_known_nvme_namespaces(self, namespaces);
+    }
+
+    fn objects_in_use(&self) -> Vec<KnownObject> {
+        BackendDeviceRegistry::objects_in_use(self)
+    }
+
+    fn set_known_objects(&self, objects: Vec<KnownObject>) {
+        BackendDeviceRegistry::set_known_objects(self, objects);
     }
 
     fn canonical(&self, uri: &DeviceUri) -> String {

@@ -54,6 +54,7 @@ use crate::exports::DeviceExporter;
 use crate::nvme_target::NvmeTarget;
 use crate::state_folder::store_creation::StoreCreationMarker;
 use crate::state_folder::{StableDiskId, StateFolder, StoreToMarkInvalid};
+use crate::verbs::clone::WaitingClones;
 use crate::verbs::moves::{MoveJob, MoveJobs};
 use crate::verbs::snapshot::{LostSnapshotPolicy, PendingMerge};
 use crate::vhost_user_sockets::{AwaitedVhostUserSocket, VhostUserSockets};
@@ -113,6 +114,8 @@ pub struct DeviceRegistry {
     /// Merges that an earlier server began and that must be finished.
     pub(crate) merges: ResumedMerges,
     pub(crate) moves: MoveJobs,
+    /// Clones of the state folder that have not returned.
+    pub(crate) clones: WaitingClones,
     /// Locks of stores, for changes of their snapshots.
     pub(crate) store_locks: StoreLocks,
     /// Weak reference to this registry.
@@ -169,6 +172,7 @@ impl DeviceRegistry {
             upgrades: OnceLock::new(),
             merges: ResumedMerges::default(),
             moves: MoveJobs::default(),
+            clones: WaitingClones::default(),
             store_locks: StoreLocks::default(),
             weak_self: Weak::clone(weak_self),
             config: OnceLock::new(),

@@ -318,10 +318,11 @@ impl StateFolder {
         }
     }
 
-    /// Gives up all snapshots for another server that attaches them at once. Their records stay as
-    /// those of a server that was killed, so nothing is written, and nothing can fail.
+    /// Gives up all snapshots and clones for another server that takes them at once. Their records
+    /// stay as those of a server that was killed, so nothing is written, and nothing can fail.
     pub fn hand_over_all(&self) {
         self.attached().clear();
+        self.own_clones().clear();
         *self.own_server() = None;
     }
 

@@ -5,6 +5,7 @@
 //! old name are removed after it. After a kill in between, both count. No mark is set, read or
 //! cleared meanwhile.
 
+use super::clones::CloneRecord;
 use super::{StableDiskId, StateFolder, StoreInvalidMark, StoreToMarkInvalid};
 use std::fs;
 use std::io;
@@ -40,9 +41,23 @@ impl StateFolder {
             self.put_records(&copies).map(|()| records)
         });
         let records = records.map_err(&mut failed)?;
+        // Written before the rename: after a kill in between, the clone returns under the new name.
+        let clone = self.own_clone(&device.name());
+        if let Some(clone) = &clone {
+            self.put_clone(&CloneRecord { name: new.to_owned(), ..clone.clone() }).map_err(&mut failed)?;
+        }
         let ours: Vec<u64> =
             self.marked().iter().filter(|one| one.store.id() == old).map(|one| one.id).collect();
         let changed = change();
+        if let (Err(_), Some(clone)) = (&changed, &clone)
+            && let Err(error) = self.put_clone(clone)
+        {
+            tracing::warn!(
+                "{}: the record of clone {} has the name {new}: {error}",
+                self.path.display(),
+                clone.name
+            );
+        }
         let gone = match &changed {
             Ok(()) => moves.iter().map(|(path, _)| path).collect(),
             Err(_) => copy.iter().collect::<Vec<_>>(),

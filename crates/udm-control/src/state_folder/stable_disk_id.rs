@@ -120,7 +120,7 @@ impl StableDiskId {
     }
 
     /// True if both are the same store: the same disk, or the same name if a disk is unknown.
-    pub(super) fn is_exactly(&self, other: &StableDiskId) -> bool {
+    pub(crate) fn is_exactly(&self, other: &StableDiskId) -> bool {
         self.disk.zip(other.disk).map_or(self.name == other.name, |(one, other)| one.is(other))
     }
 

@@ -6,6 +6,7 @@
 
 use super::begin_transition::{begin_removal_transition, begin_resume_transition};
 use super::cancel::{CancelToken, CancellableVerbKind};
+use super::clone::record::follow_live_table;
 use super::device_locks::{DeviceChangeLocks, TRIES_MAX};
 use super::moves::continue_move;
 use super::snapshot::{SnapshotRecordTransaction, attach_recorded_snapshots};
@@ -334,6 +335,9 @@ pub(super) async fn run_change_with_device_locks(
             // Events are sent before the locks are released.
             let moved = several.iter().zip(moves).filter(|(_, moves)| *moves).map(|((_, mapped), _)| mapped);
             moved.for_each(|mapped| publish_change(registry, mapped, who));
+            if who == CancellableVerbKind::Resume {
+                several.iter().for_each(|(_, mapped)| follow_live_table(registry, mapped));
+            }
         } else {
             attaching.undo().await;
         }

@@ -17,7 +17,7 @@ pub use super::handover_state::{
     HandedOverTable,
 };
 use super::remove::remove_described_device;
-use super::{CancelToken, DeviceSpec, snapshot, tables, throttle_settings};
+use super::{CancelToken, DeviceSpec, clone, snapshot, tables, throttle_settings};
 use crate::config::{self, DesiredDevice};
 use crate::error::VerbError;
 use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice, RequestQueueParams};
@@ -25,7 +25,7 @@ use futures_util::stream::{self, StreamExt};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use udm_backends::DiskIdentity;
+use udm_backends::{DiskIdentity, KnownObject};
 use udm_core::DevNo;
 use udm_core::errno::{EBUSY, EOPNOTSUPP};
 use udm_dm::{DeviceSetTransition, MultipathTarget, Table, TargetError};
@@ -60,7 +60,8 @@ pub fn check_handover(registry: &DeviceRegistry) -> Result<(), VerbError> {
             return refuse(&name, EBUSY, why.into());
         }
         for table in [mapped.device.live(), mapped.device.inactive()].iter().flatten() {
-            let state = table.targets().iter().find_map(|entry| entry.target.state_outside_table());
+            let targets = table.targets().iter().filter(|entry| entry.target.as_clone().is_none());
+            let state = targets.filter_map(|entry| entry.target.state_outside_table()).next();
             if let Some(state) = state {
                 return refuse(&name, EOPNOTSUPP, format!("it has {state}; this would be lost"));
             }
@@ -263,7 +264,7 @@ fn describe_path_states(
 }
 
 /// The text of `table` with URIs in place of the numbers of devices.
-fn table_with_uris(registry: &DeviceRegistry, table: &Table) -> String {
+pub(crate) fn table_with_uris(registry: &DeviceRegistry, table: &Table) -> String {
     let numbers: HashMap<String, DevNo> =
         table.devices().map(|used| (used.number.to_string(), used.number)).collect();
     let word = |word: &str| match numbers.get(word) {
@@ -288,9 +289,11 @@ pub async fn create_handed_over_devices(
     // A path whose server is down must not prevent the upgrade, nor the way back from it.
     registry.opener().set_known_nbd_exports(from.nbd_exports.iter().map(Into::into).collect());
     registry.opener().set_known_nvme_namespaces(from.nvme_namespaces.iter().map(Into::into).collect());
+    registry.opener().set_known_objects(known_objects(registry));
     let created = create_in_order(registry, &from.devices).await;
     registry.opener().set_known_nbd_exports(Vec::new());
     registry.opener().set_known_nvme_namespaces(Vec::new());
+    registry.opener().set_known_objects(Vec::new());
     registry.set_starting(false);
     created?;
     registry.exporter().inspect(|exporter| exporter.reorder(&from.exports));
@@ -312,7 +315,14 @@ pub async fn create_handed_over_devices(
             }
         }
     }
+    clone::record::take_over_clones(registry);
     config::take_over_config(registry, &from.config, &from.absent)
+}
+
+/// The objects that are sources of recorded clones: another version would be another source.
+fn known_objects(registry: &DeviceRegistry) -> Vec<KnownObject> {
+    let records = registry.state_folder().and_then(|folder| folder.clones().ok()).unwrap_or_default();
+    records.into_iter().filter_map(|record| record.object).map(Into::into).collect()
 }
 
 /// Creates devices in their order. Those that depend on no other are created some at a time, so

@@ -4,7 +4,7 @@
 use super::begin_transition::{begin_removal_transition, begin_resume_transition};
 use super::cancel::{CancelToken, CancellableVerbKind};
 use super::change::{drop_on_thread, export_device, run_change_with_device_locks};
-use super::{show, snapshot, tables};
+use super::{clone, show, snapshot, tables};
 use crate::api;
 use crate::error::VerbError;
 use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice};
@@ -162,9 +162,10 @@ pub(super) async fn remove_device(
     let removed = remove_described_device(registry, name, mapped, may, |_| {}, cancel_token).await?;
     // By its own name: `name` may be a UUID or a number.
     let gone = removed.device.name();
+    let forgotten = clone::record::forget_removed_clone(registry, &gone);
     registry.vhost_user_sockets().inspect(|sockets| sockets.remove_all(&gone));
     drop_on_thread(registry, removed, &CancelToken::default()).await;
-    Ok(())
+    forgotten
 }
 
 /// As [`remove_device`], and returns the device, which may block when it is dropped. `begun` gets

@@ -1,5 +1,6 @@
 //! Loading and clearing tables, and messages.
 
+use super::clone::record::record_message;
 use super::{CancelToken, lane_guard, moves};
 use crate::TableLoadControlIo;
 use crate::error::{TextPosition, VerbError};
@@ -291,7 +292,9 @@ pub fn send_message_with_base_dir(
         Some(pending) => wait_until_cores_completed_message(registry, &mapped, &pending).map(|()| answer),
         None => Ok(answer),
     });
-    done.map_err(|e| VerbError::new(name, e))
+    let answer = done.map_err(|e| VerbError::new(name, e))?;
+    record_message(registry, &mapped, &words)?;
+    Ok(answer)
 }
 
 /// Applies `action`, "fail" or "reinstate", to the paths of `name` over one device. `path` is the

@@ -138,6 +138,10 @@ fn parse_core_args(
         };
         *place = value.ok_or_else(|| text().at(rest.at - 1))?;
     }
+    if count > 4 && line.hydrate_first == HydrationOrder::default() {
+        // The kernel has two names.
+        return Err(TargetError::new("Invalid number of core arguments").at(count_at));
+    }
     Ok(())
 }
 

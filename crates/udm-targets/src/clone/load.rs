@@ -7,7 +7,7 @@ use super::state::{CloneOfMetadata, CloneState};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use udm_core::control_io::{flush_device, read_sector_ranges, read_sectors, write_sectors};
-use udm_core::errno::{EBUSY, EINVAL, ENOSPC};
+use udm_core::errno::{EBUSY, EINVAL};
 use udm_core::{ControlIo, DeviceControlError, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::TargetError;
 use udm_wire::clone_metadata::{
@@ -107,7 +107,7 @@ impl MetadataReader<'_> {
         let needed = self.map.layout().sectors();
         if limits.size.0 < needed {
             let why = format!("the device has {} sectors, and {needed} are needed", limits.size);
-            return Err(metadata_error(ENOSPC, why));
+            return Err(metadata_error(EINVAL, why));
         }
         if limits.logical_block as usize > BLOCK_LEN {
             let why = format!("blocks of {} bytes are too large: at most {BLOCK_LEN}", limits.logical_block);
@@ -166,7 +166,7 @@ impl MetadataReader<'_> {
     /// Checks that the source is the one with which the clone began, as long as it is needed.
     fn check_source(&self, expected: Option<SourceFingerprint>, map: &RegionMap) -> Result<(), TargetError> {
         let Some(expected) = expected else { return Ok(()) };
-        if map.is_complete() {
+        if map.is_complete() || self.line.source.device.is_pinned_version() {
             return Ok(());
         }
         match self.fingerprint() {

@@ -47,7 +47,17 @@ pub(super) struct CopyFailure {
     pub region: u64,
 }
 
-/// The number of client requests in flight on one lane, for the task. Only the lane writes it.
+/// Bits of a [`LaneActivity`] for requests in flight.
+const IN_FLIGHT_BITS: u32 = usize::BITS / 2;
+
+/// The value of a [`LaneActivity`].
+#[inline(always)]
+pub(super) fn lane_activity(in_flight: usize, batches: usize) -> usize {
+    in_flight | batches << IN_FLIGHT_BITS
+}
+
+/// The number of client requests in flight on one lane, for the task, and in the upper half a
+/// counter of batches, which wraps. Only the lane writes it.
 pub(super) type LaneActivity = Arc<CachePadded<AtomicUsize>>;
 
 /// The shared state of a clone.
@@ -182,7 +192,7 @@ impl CloneState {
         let before = self.mode.fetch_max(mode as u8, Ordering::AcqRel);
         if before < mode as u8 {
             let name = if mode == MetadataMode::Fail { "fail" } else { "read-only" };
-            tracing::info!("{}: Switching to {name} mode", self.name());
+            tracing::warn!("{}: Switching to {name} mode", self.name());
             self.emit(EventKind::CloneMetadataFailed, &format!("the metadata is in {name} mode"));
             self.event();
             self.wait_queue.wake_up();
@@ -400,8 +410,19 @@ impl CloneState {
 
     /// True if a client request is in flight. Relaxed: a value that is late delays one batch.
     pub(super) fn is_busy(&self) -> bool {
+        let in_flight = lane_activity(usize::MAX >> IN_FLIGHT_BITS, 0);
+        self.fold_activity(|sum, activity| sum | activity & in_flight) > 0
+    }
+
+    /// Changes when clients have sent requests. Relaxed: a value that is late delays a commit.
+    pub(super) fn client_batches(&self) -> usize {
+        self.fold_activity(|sum, activity| sum.wrapping_add(activity >> IN_FLIGHT_BITS))
+    }
+
+    fn fold_activity(&self, add: impl Fn(usize, usize) -> usize) -> usize {
         let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        lanes.iter().filter_map(Weak::upgrade).any(|lane| lane.load(Ordering::Relaxed) > 0)
+        let lanes = lanes.iter().filter_map(Weak::upgrade);
+        lanes.map(|lane| lane.load(Ordering::Relaxed)).fold(0, add)
     }
 
     /// Sets the device that receives events.

@@ -43,7 +43,12 @@ fn tables_that_are_refused() {
             "Invalid value for argument `hydration_batch_size'",
             EINVAL,
         ),
-        ("small D S 8", "Failed to load metadata", udm_core::errno::ENOSPC),
+        ("small D S 8", "Failed to load metadata", EINVAL),
+        (
+            "M D S 8 0 6 hydration_threshold 1 hydration_threshold 1 hydration_threshold 1",
+            "Invalid number of core arguments",
+            EINVAL,
+        ),
         // The kernel accepts these two.
         ("M D S 8 0 0 more", "Invalid number of core arguments", EINVAL),
         ("M D D 8", "Error opening source device", EINVAL),

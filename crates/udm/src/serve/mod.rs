@@ -208,6 +208,10 @@ async fn create_startup_devices(
     file: Option<ReloadableConfig>,
     registry: &Arc<DeviceRegistry>,
 ) -> Result<()> {
+    let mut declared: Vec<&str> = args.devices.iter().map(|device| device.name.as_str()).collect();
+    declared.extend(file.iter().flat_map(|(desired, _)| &desired.devices).map(|device| device.name.as_str()));
+    // Before the devices that name them; after all, those that name other devices.
+    verbs::clone::restore_clones(registry, &declared, false).await;
     let mut left: VecDeque<&DeviceTableArg> = args.devices.iter().collect();
     let (mut waited, mut is_reported) = (0, false);
     registry.set_starting(true);
@@ -233,12 +237,14 @@ async fn create_startup_devices(
         }
     }
     registry.set_starting(false);
+    verbs::clone::restore_clones(registry, &[], file.is_none()).await;
     let mut names: Vec<&str> = args.devices.iter().map(|device| device.name.as_str()).collect();
     let declared = match file {
         Some(file) => reload::create_config_file_devices(registry, file, &names).await?,
         None => Vec::new(),
     };
     names.extend(declared.iter().map(String::as_str));
+    verbs::clone::restore_clones(registry, &[], true).await;
     verbs::snapshot::find_devices_bypassing_origin(registry).iter().for_each(|line| tracing::warn!("{line}"));
     match args.exports.iter().find(|export| !names.contains(&export.as_str())) {
         Some(missing) => bail!("{missing}: export: no --device of that name"),
@@ -418,6 +424,7 @@ async fn run_until_end(
             never = reload::create_waiting_devices(registry) => match never {},
             never = http::finish_resumed_merges(registry) => match never {},
             never = http::drive_moves(registry) => match never {},
+            never = http::retry_waiting_clones(registry) => match never {},
             never = http::finish_hydrated_clones(registry), if args.clone_finish => match never {},
             never = metrics_port.serve(registry) => match never {},
             broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),

@@ -2,6 +2,7 @@
 
 use super::files::NewCloneFiles;
 use super::list::describe_clone;
+use super::record::{RecordedParts, record_new_clone};
 use super::{clone_error, clone_report};
 use crate::api;
 use crate::error::VerbError;
@@ -49,18 +50,33 @@ pub fn create_clone(
     let mut files = NewCloneFiles { registry, name, folder, cancel_token, made: Vec::new() };
     // The name is taken before a file is made.
     let called = DeviceSpec { name, ..DeviceSpec::default() };
-    let table = |_: &_| prepare_table(&mut files, new).map(Some);
+    let mut record = None;
+    let table = |_: &_| {
+        let (table, id) = prepare_table(&mut files, new)?;
+        record = id;
+        Ok(Some(table))
+    };
     let created = block_on_verb(create_device(registry, called, table, folder, cancel_token));
-    // The position is one in a table that the user has not written.
-    let created = created.map_err(|error| error.at(None))?;
+    let created = created.map_err(|error| {
+        // A clone that was not created must not return. Without a record there is none.
+        if let (Some(folder), Some(id)) = (registry.state_folder(), &record) {
+            let _ = folder.forget_clone(id);
+        }
+        // The position is one in a table that the user has not written.
+        error.at(None)
+    })?;
     files.keep();
     let report = created.table.and_then(|table| clone_report(&table));
     let report = report.ok_or_else(|| clone_error(name, ENXIO, "it has been changed meanwhile"))?;
     Ok(describe_clone(registry, &created.mapped, &report))
 }
 
-/// Opens the source, makes or checks the other devices, and returns the table.
-fn prepare_table(files: &mut NewCloneFiles<'_>, new: &api::CreateCloneRequest) -> Result<String, VerbError> {
+/// Opens the source, makes or checks the other devices, and writes the record of the clone. Returns
+/// the table, and the identifier of the record.
+fn prepare_table(
+    files: &mut NewCloneFiles<'_>,
+    new: &api::CreateCloneRequest,
+) -> Result<(String, Option<String>), VerbError> {
     let name = files.name;
     let resolve = |word: &str| {
         let uri = files.folder.resolve(word);
@@ -73,8 +89,8 @@ fn prepare_table(files: &mut NewCloneFiles<'_>, new: &api::CreateCloneRequest) -
             clone_error(name, EINVAL, format!("{destination} is not a file: name the metadata"))
         })?,
     };
-    let source_device = files.open(&source)?.device;
-    let len = source_device.limits().size;
+    let source_device = files.open(&source)?;
+    let len = source_device.device.limits().size;
     if len == Sectors::ZERO {
         return Err(clone_error(name, EINVAL, format!("{source}: it is empty")));
     }
@@ -105,9 +121,24 @@ fn prepare_table(files: &mut NewCloneFiles<'_>, new: &api::CreateCloneRequest) -
         in_flight(COPY_BYTES),
         in_flight(BATCH_BYTES)
     );
-    let Some(text) = &new.hydrate_first else { return Ok(table) };
+    let table = match &new.hydrate_first {
+        Some(text) => add_profile(name, &table, text)?,
+        None => table,
+    };
+    let parts = RecordedParts {
+        table: &table,
+        destination: &files.open(&destination)?,
+        metadata: &files.open(&metadata)?,
+        source: &source_device,
+    };
+    let id = record_new_clone(files.registry, name, &parts)?;
+    Ok((table, id))
+}
+
+/// Adds the boot profile `text` to a table.
+fn add_profile(name: &str, table: &str, text: &str) -> Result<String, VerbError> {
     let profile = BootProfile::parse(text);
-    let lines = parse_table(&table).map_err(|error| clone_error(name, EINVAL, error.to_string()))?;
+    let lines = parse_table(table).map_err(|error| clone_error(name, EINVAL, error.to_string()))?;
     let with_profile = profile.and_then(|profile| profile.add_to_table(&lines));
     with_profile.map(|line| line.to_string()).map_err(|error| clone_error(name, EINVAL, error.to_string()))
 }

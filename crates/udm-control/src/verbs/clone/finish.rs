@@ -1,5 +1,6 @@
 //! The end of a clone: its destination takes its place.
 
+use super::record::{record_finish, undo_finish};
 use super::{clone_error, find_clone};
 use crate::TableLoadControlIo;
 use crate::error::VerbError;
@@ -41,9 +42,15 @@ pub fn finish_clone(
         let why = format!("the destination cannot be flushed: {}", error.text);
         clone_error(name, error.errno, why)
     })?;
+    // If the server ends between the record and the change of the table, the clone returns as its
+    // destination, which is complete.
+    let recorded = record_finish(registry, &mapped, &report)?;
     let linear = format!("0 {} linear {} 0", report.len.0, report.destination.number);
     let folder = BaseDir::none();
     // Another table may have a clone that is not complete, or be none.
     let reload = replace_live_table(registry, &mapped, name, Some(&table), (&linear, &folder), cancel_token);
-    block_on_verb(reload).map(drop).map_err(|error| error.at(None))
+    block_on_verb(reload).map(drop).map_err(|error| {
+        undo_finish(registry, recorded);
+        error.at(None)
+    })
 }

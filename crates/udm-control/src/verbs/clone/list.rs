@@ -1,9 +1,11 @@
 //! Lists of clones.
 
+use super::record::parse_clone_line;
 use super::{clone_report, find_clone};
 use crate::api;
 use crate::error::VerbError;
 use crate::registry::{DeviceRegistry, RegisteredDevice};
+use crate::state_folder::clones::CloneRecord;
 use udm_core::Sectors;
 use udm_dm::{CloneReport, CloneTargetQueries};
 use udm_wire::boot_profile::BootProfile;
@@ -16,6 +18,42 @@ pub fn list_clones(registry: &DeviceRegistry) -> Vec<api::CloneDescription> {
         Some(describe_clone(registry, mapped, &report))
     };
     registry.all().iter().filter_map(describe).collect()
+}
+
+/// All clones, by device number, and then those of the state folder that have not returned.
+#[must_use]
+pub fn list_all_clones(registry: &DeviceRegistry) -> Vec<api::CloneDescription> {
+    let mut all = list_clones(registry);
+    let waiting = registry.clones.all();
+    all.extend(
+        waiting.iter().filter(|one| !one.is_served).map(|one| describe_absent(&one.record, one.why.clone())),
+    );
+    let Some(folder) = registry.state_folder() else { return all };
+    // Without records nothing more is known; the start of the server has said so.
+    for record in folder.clones().unwrap_or_default() {
+        if folder.has_clone_elsewhere(&record) {
+            all.push(describe_absent(&record, "another server has it".into()));
+        }
+    }
+    all
+}
+
+/// A clone without a device.
+fn describe_absent(record: &CloneRecord, why: String) -> api::CloneDescription {
+    let [metadata, destination, source] = match parse_clone_line(&record.table) {
+        Some(line) => line.devices,
+        None => [String::new(), record.destination.name().to_owned(), String::new()],
+    };
+    api::CloneDescription {
+        name: record.name.clone(),
+        source,
+        destination,
+        metadata,
+        state: "absent".into(),
+        size_bytes: Sectors(record.sectors).bytes(),
+        error: Some(why),
+        ..api::CloneDescription::default()
+    }
 }
 
 /// One clone.
@@ -48,14 +86,24 @@ pub(super) fn describe_clone(
     mapped: &RegisteredDevice,
     report: &CloneReport,
 ) -> api::CloneDescription {
+    let name = mapped.device.name();
+    let waiting = registry.clones.all().into_iter().find(|one| one.is_served && one.record.name == name);
+    let (state, error, source) = match waiting {
+        Some(one) => {
+            let source = parse_clone_line(&one.record.table).map(|line| line.devices[2].clone());
+            ("waiting", Some(one.why), source.unwrap_or_default())
+        }
+        None => (report.state.text(), None, registry.uri_of(report.source.number)),
+    };
     // The last region may be shorter.
     let hydrated = Sectors((report.hydrated * report.region.0).min(report.len.0));
     api::CloneDescription {
-        name: mapped.device.name(),
-        source: registry.uri_of(report.source.number),
+        name,
+        source,
         destination: registry.uri_of(report.destination.number),
         metadata: registry.uri_of(report.metadata.number),
-        state: report.state.text().into(),
+        state: state.into(),
+        error,
         size_bytes: report.len.bytes(),
         region_bytes: report.region.bytes(),
         regions: report.regions,

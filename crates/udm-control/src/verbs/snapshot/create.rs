@@ -1,5 +1,6 @@
 //! Creating snapshots, several at one instant.
 
+use super::image::{make_read_only, make_writable};
 use super::origin::OriginDevice;
 use super::store::{NewSnapshotStore, StoreSpec};
 use super::verb_error_with_errno;
@@ -64,13 +65,18 @@ pub fn create_snapshots(
     }
     let _alone = registry.lock_snapshots(first.name.as_str(), disks)?;
 
-    let mut set = SnapshotCreationGuard { registry, origins: Vec::new(), made: Vec::new() };
+    let mut set =
+        SnapshotCreationGuard { registry, origins: Vec::new(), made: Vec::new(), clones: Vec::new() };
     for (name, mapped) in &devices {
         if !registry.is_active(mapped) {
             return Err(VerbError::missing(*name));
         }
         // Read again under the lock.
-        set.origins.push((OriginDevice::of(name, Arc::clone(mapped))?, None));
+        let origin = OriginDevice::of(name, Arc::clone(mapped))?;
+        if origin.is_clone && make_read_only(registry, name, mapped)? {
+            set.clones.push(Arc::clone(mapped));
+        }
+        set.origins.push((origin, None));
     }
     let mut tables = Vec::new();
     for (one, place) in all.iter().zip(places) {
@@ -102,6 +108,8 @@ struct SnapshotCreationGuard<'a> {
     /// The origins, with the origin table loaded into linear ones.
     origins: Vec<(OriginDevice, Option<Arc<Table>>)>,
     made: Vec<(DeviceCreationGuard<'a>, NewSnapshotStore)>,
+    /// The clones that clients could write until now.
+    clones: Vec<Arc<RegisteredDevice>>,
 }
 
 impl SnapshotCreationGuard<'_> {
@@ -223,6 +231,7 @@ impl SnapshotCreationGuard<'_> {
         for (origin, loaded) in &mut self.origins {
             origin.mapped.snapshot_info().was_linear |= loaded.take().is_some();
         }
+        self.clones.clear();
         for (made, store) in self.made.drain(..) {
             made.mapped.snapshot_info().made = Some(Instant::now());
             store.keep();
@@ -237,5 +246,6 @@ impl Drop for SnapshotCreationGuard<'_> {
         for (origin, loaded) in &self.origins {
             loaded.as_ref().inspect(|loaded| origin.mapped.device.clear_own(loaded));
         }
+        self.clones.iter().for_each(|clone| make_writable(self.registry, clone));
     }
 }

@@ -33,7 +33,12 @@ pub fn list_live_snapshots(registry: &DeviceRegistry) -> Vec<api::SnapshotDescri
             disks.first().map(|disk| origins.entry(disk.device.number).or_insert_with(name));
         }
     }
-    let origin = |report: &SnapshotReport| origins.get(&report.origin.number).cloned().unwrap_or_default();
+    // A clone is its own disk.
+    let clone = |number| registry.uri_of(number).strip_prefix('@').map(String::from);
+    let origin = |report: &SnapshotReport| {
+        let number = report.origin.number;
+        origins.get(&number).cloned().or_else(|| clone(number)).unwrap_or_default()
+    };
     found
         .iter()
         .map(|(mapped, report)| build_snapshot_description(registry, mapped, origin(report), report))
@@ -111,7 +116,9 @@ pub(super) fn describe_snapshot_device(
         true => mapped.device.name(),
         false => {
             let mut origins = super::origin::origins_over(registry, report.origin.number).into_iter();
-            origins.next().map(|(name, _)| name).unwrap_or_default()
+            // A clone is its own disk.
+            let disk = || registry.uri_of(report.origin.number).strip_prefix('@').map(String::from);
+            origins.next().map(|(name, _)| name).or_else(disk).unwrap_or_default()
         }
     };
     Ok(build_snapshot_description(registry, mapped, origin, &report))

@@ -23,12 +23,15 @@
 //! The cost: one directory scan per change of tables, and two syncs per change that adds or ends
 //! snapshots.
 //!
+//! **Snapshots over a clone** (`image`) have no origin device: the clone is read-only instead.
+//!
 //! A merge begins as a handover to the origin's device. When it ends, the server restores the
 //! origin's table, with or without a waiting client.
 
 mod attach;
 mod changes;
 mod create;
+mod image;
 mod list;
 mod merge;
 mod origin;
@@ -42,6 +45,7 @@ pub use attach::LostSnapshotPolicy;
 pub(super) use attach::SnapshotRecordTransaction;
 pub use changes::{PAGE_MAX, list_changed_ranges};
 pub use create::create_snapshots;
+pub(crate) use image::attach_snapshots_of_clones;
 pub use list::{describe_snapshot_by_name, list_live_snapshots, list_unattached_snapshots};
 pub use merge::{PendingMerge, final_merge_state, finish_completed_merge, start_snapshot_merge};
 pub use origin::find_devices_bypassing_origin;

@@ -21,6 +21,8 @@ pub(super) struct OriginDevice {
     pub len: Sectors,
     /// True if the table must be replaced by that of an origin.
     pub is_linear: bool,
+    /// True for a clone, which is its own disk, and read-only for clients while it has snapshots.
+    pub is_clone: bool,
 }
 
 impl OriginDevice {
@@ -43,9 +45,15 @@ impl OriginDevice {
                 return Err(cannot(format!("its table begins at sector {from} of its disk")));
             }
             None if kind == ORIGIN => entry.target.devices().pop().map(|used| used.device),
+            None if entry.target.as_clone().is_some() => Some(ResolvedDevice {
+                number: mapped.device.number(),
+                name: mapped.device.name(),
+                device: Arc::clone(&mapped.device) as Arc<dyn Device>,
+                hold: None,
+            }),
             None => None,
         };
-        let len = entry.len;
+        let (len, is_clone) = (entry.len, entry.target.as_clone().is_some());
         let disk = disk.ok_or_else(|| {
             let remedy = format!("create a device \"0 {} {ORIGIN} @{name}\", and a snapshot of that", len.0);
             cannot(match kind {
@@ -53,7 +61,7 @@ impl OriginDevice {
                 _ => format!("its table is {kind}, and not linear: {remedy}"),
             })
         })?;
-        Ok(OriginDevice { mapped, disk, len, is_linear })
+        Ok(OriginDevice { mapped, disk, len, is_linear, is_clone })
     }
 
     /// Checks that no other verb is changing the table.
@@ -108,7 +116,9 @@ pub(super) fn origins_over(registry: &DeviceRegistry, disk: DevNo) -> Vec<(Strin
     let all = registry.all().into_iter().map(|mapped| (mapped.device.name(), mapped));
     let origins =
         all.filter_map(|(name, mapped)| Some((name.clone(), OriginDevice::of(&name, mapped).ok()?)));
-    origins.filter(|(_, origin)| !origin.is_linear && origin.disk.number == disk).collect()
+    origins
+        .filter(|(_, origin)| !origin.is_linear && !origin.is_clone && origin.disk.number == disk)
+        .collect()
 }
 
 /// Makes `mapped`, a snapshot that was created by name, a device for the clients of its origin.

@@ -124,7 +124,7 @@ pub(in crate::verbs) fn restore_creation_info(
 }
 
 /// Creates the device of `record` again.
-async fn recreate_snapshot_device(
+pub(super) async fn recreate_snapshot_device(
     registry: &DeviceRegistry,
     (origin, mapped_origin): &(String, Arc<RegisteredDevice>),
     record: &SnapshotRecord,

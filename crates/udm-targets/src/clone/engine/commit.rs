@@ -49,6 +49,11 @@ pub(super) struct MetadataCommit {
 }
 
 impl HydrationEngine {
+    /// True while this engine commits.
+    pub(in crate::clone) fn is_committing(&self) -> bool {
+        self.commit.is_some()
+    }
+
     /// Begins a commit if the metadata lacks changes, and no other lane commits.
     pub(in crate::clone) fn begin_commit(&mut self) {
         if self.commit.is_some() || !self.state.needs_commit() {
@@ -124,9 +129,9 @@ impl HydrationEngine {
             return;
         }
         if kind == CommitRequestKind::Probe {
-            if !status.is_ok() {
-                self.state.set_mode(MetadataMode::Fail);
-            }
+            // One change of the mode, as in the kernel.
+            let mode = if status.is_ok() { MetadataMode::ReadOnly } else { MetadataMode::Fail };
+            self.state.set_mode(mode);
             return self.end_commit();
         }
         if !commit.failure.is_ok() {
@@ -152,7 +157,8 @@ impl HydrationEngine {
         }
     }
 
-    /// A request of the commit failed: the metadata becomes read-only.
+    /// A request of the commit failed: the metadata becomes read-only, or fails if it cannot be
+    /// read either. Until that is known, flushes wait.
     fn fail_commit(&mut self, kind: CommitRequestKind) {
         let operation = match kind {
             CommitRequestKind::FlushDestination => "flush data device",
@@ -164,8 +170,8 @@ impl HydrationEngine {
         for CommittedBlock { block, .. } in commit.blocks.drain(..) {
             self.state.map.mark_dirty(block);
         }
-        tracing::error!("{}: Metadata operation `{operation}' failed: {error}", self.state.name());
-        self.state.set_mode(MetadataMode::ReadOnly);
+        let errno = error.errno();
+        tracing::error!("{}: Metadata operation `{operation}' failed: error = -{errno}", self.state.name());
         self.send_commit_step(METADATA, Op::Read, CommitRequestKind::Probe);
     }
 

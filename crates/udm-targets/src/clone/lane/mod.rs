@@ -7,7 +7,7 @@ mod route;
 
 use crate::clone::engine::{CopyMemory, DESTINATION, HydrationEngine, SOURCE};
 use crate::clone::regions::RegionClaim;
-use crate::clone::state::{CloneState, LaneActivity, MetadataMode};
+use crate::clone::state::{CloneState, LaneActivity, MetadataMode, lane_activity};
 use crate::clone::target::CloneDevices;
 use crate::snapshot::redirected_bios::RedirectedBios;
 use std::collections::VecDeque;
@@ -76,6 +76,8 @@ pub(super) struct CloneLane {
     /// Client requests in this lane, and the number that the task sees.
     clients: usize,
     activity: LaneActivity,
+    /// Number of batches of clients, which wraps.
+    batches: usize,
     /// Something has happened in this lane since the waiting requests were examined.
     progress: bool,
     /// The program ends.
@@ -109,6 +111,7 @@ impl CloneLane {
             special: Batch::new(),
             again: Vec::new(),
             clients: 0,
+            batches: 0,
             activity: state.add_lane(),
             progress: false,
             ending: false,
@@ -126,7 +129,7 @@ impl CloneLane {
     fn publish_activity(&self) {
         if !self.state.map.is_complete() {
             // Relaxed: no other data depends on the number.
-            self.activity.store(self.clients, Ordering::Relaxed);
+            self.activity.store(lane_activity(self.clients, self.batches), Ordering::Relaxed);
         }
     }
 
@@ -388,11 +391,12 @@ impl CloneLane {
 impl Lane for CloneLane {
     fn submit(&mut self, batch: &mut Batch, cx: &mut Cx<'_>) {
         self.clients += batch.len();
+        self.batches = self.batches.wrapping_add(1);
         self.publish_activity();
         match self.device_of_all(batch) {
             Some(device) => {
                 if device == SOURCE {
-                    self.record_reads(batch);
+                    self.record_source_reads(batch);
                 }
                 // The limits of the clone are those of both devices, so the table above has checked
                 // the bios.

@@ -22,16 +22,29 @@ impl CloneLane {
         if map.is_complete() {
             return batch.iter().all(|bio| is_plain(bio)).then_some(DESTINATION);
         }
-        if batch.iter().all(|bio| is_plain(bio) && map.is_hydrated(map.region_of(bio.sector.0))) {
-            return Some(DESTINATION);
+        // The first bio decides, so each bit is looked at once.
+        let is_hydrated = |bio: &Bio| map.is_hydrated(map.region_of(bio.sector.0));
+        let (first, rest) = batch.split_first()?;
+        if !is_plain(first) {
+            return None;
         }
-        let is_unhydrated_read =
-            |bio: &Bio| bio.op == Op::Read && is_plain(bio) && !map.is_hydrated(map.region_of(bio.sector.0));
-        batch.iter().all(|bio| is_unhydrated_read(bio)).then_some(SOURCE)
+        if is_hydrated(first) {
+            return rest.iter().all(|bio| is_plain(bio) && is_hydrated(bio)).then_some(DESTINATION);
+        }
+        let is_read = |bio: &Bio| bio.op == Op::Read && is_plain(bio);
+        let reads_source = is_read(first) && rest.iter().all(|bio| is_read(bio) && !is_hydrated(bio));
+        reads_source.then_some(SOURCE)
+    }
+
+    /// Records the regions that a batch reads from the source.
+    pub(super) fn record_source_reads(&self, batch: &[Box<Bio>]) {
+        for bio in batch {
+            self.state.first_reads.record(self.state.map.region_of(bio.sector.0));
+        }
     }
 
     /// Records the regions that reads need from the source.
-    pub(super) fn record_reads(&self, batch: &[Box<Bio>]) {
+    fn record_reads(&self, batch: &[Box<Bio>]) {
         let map = &self.state.map;
         for bio in batch.iter().filter(|bio| bio.op == Op::Read) {
             let region = map.region_of(bio.sector.0);

@@ -10,11 +10,17 @@ const HEADS: [&str; 9] =
 /// The columns of numbers.
 const NUMBERS: [usize; 5] = [2, 3, 4, 5, 6];
 
-/// One line per clone.
+/// One line per clone, and then one per clone that has not returned, or not completely.
 pub(super) fn format_clone_list(clones: &[api::CloneDescription]) -> String {
     let rows = [HEADS.map(String::from)].into_iter().chain(clones.iter().map(format_clone_row));
     let rows: Vec<[String; 9]> = rows.collect();
-    align_rows(&rows, &NUMBERS).iter().map(|line| format!("{line}\n")).collect()
+    let mut text: String = align_rows(&rows, &NUMBERS).iter().map(|line| format!("{line}\n")).collect();
+    for clone in clones {
+        if let Some(error) = &clone.error {
+            text += &format!("{}: {}: {error}\n", clone.name, clone.state);
+        }
+    }
+    text
 }
 
 fn format_clone_row(clone: &api::CloneDescription) -> [String; 9] {

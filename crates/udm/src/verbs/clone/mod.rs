@@ -80,6 +80,16 @@ Example:\n  udm clone profile vm1 > debian.profile\n  udm clone create vm2 --fro
         /// The clone
         name: String,
     },
+    /// Forget a clone that has not returned after a restart
+    #[command(
+        after_help = "udm clone list shows such a clone as absent, with the reason. Its destination and its metadata stay: udm clone create continues it."
+    )]
+    Forget {
+        #[command(flatten)]
+        server: ServerArgs,
+        /// The clone
+        name: String,
+    },
     /// Replace a clone that is completely copied by its destination
     #[command(
         after_help = "The device becomes linear over the destination. Its clients see a pause only. Afterwards the source and the metadata are not used any more. \
@@ -143,6 +153,9 @@ pub fn run(args: &CloneArgs) -> Result<()> {
         CloneVerb::Profile { server, print, name } => {
             let profile = call_verb_without_body(&server.client()?, verbs::GET_CLONE_PROFILE.on(name))?;
             if print.json { print_json_to_stdout(&profile) } else { print_to_stdout(&profile.profile) }
+        }
+        CloneVerb::Forget { server, name } => {
+            call_verb_without_body(&server.client()?, verbs::FORGET_CLONE.on(name))
         }
         CloneVerb::Finish { server, name } => {
             call_verb_without_body(&server.client()?, verbs::FINISH_CLONE.on(name))

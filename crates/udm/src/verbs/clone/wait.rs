@@ -81,7 +81,8 @@ impl AwaitedClone {
         let api::CloneDescription { name, state, .. } = &self.now;
         match state.as_str() {
             "done" => self.is_over = true,
-            "hydrating" => {}
+            // The source of one that waits is tried again.
+            "hydrating" | "waiting" => {}
             "stopped" => bail!("{name}: its copy is stopped: `udm clone start {name}` continues it"),
             _ => bail!("{name}: its metadata has failed ({state}), so it cannot be copied: see the log"),
         }
