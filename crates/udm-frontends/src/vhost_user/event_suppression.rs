@@ -129,7 +129,7 @@ mod loom_tests {
         }
 
         fn add(&self, at: PackedPosition) {
-            self.entries[usize::from(at.index)].store(at.encode().into());
+            EventWord::store(&self.entries[usize::from(at.index)], at.encode().into());
             self.flags[usize::from(at.index)].store(at.available_flags(), Ordering::Release);
         }
     }
@@ -146,7 +146,7 @@ mod loom_tests {
                         ring.add(at);
                         let new = at.advanced(1, SIZE);
                         if is_notification_wanted(&ring.event, ring.has_event_index, new, 1, SIZE) {
-                            ring.notifications.store(1);
+                            EventWord::store(&ring.notifications, 1);
                         }
                     }
                 })
@@ -157,7 +157,7 @@ mod loom_tests {
                 ring.notifications.swap(0, Ordering::AcqRel);
                 while ring.is_available(next) {
                     let entry = EventWord::load(&ring.entries[usize::from(next.index)]);
-                    assert_eq!(entry, next.encode().into(), "a descriptor that is not written yet");
+                    assert_eq!(entry, u32::from(next.encode()), "a descriptor that is not written yet");
                     next = next.advanced(1, SIZE);
                 }
                 let is_available = || ring.is_available(next);

@@ -1,12 +1,13 @@
 //! Worlds of disks of virtual machines: the queues and sessions of the vhost-user-blk back end run
 //! unchanged over simulated disks and a simulated ring of the cores.
 //!
-//! One or two machines have one to three rings each, split or packed. Their memory, their rings and the record of
-//! requests in flight are real shared memory. Orderly guests keep the rules and check each result.
-//! A hostile guest does anything with its ring, and its front end sends anything. Front ends stop
-//! and restart rings, change memory, switch the write cache, and disconnect at any message. The
-//! server is killed at any moment, also between two accesses to the memory of a machine: the memory
-//! is copied at that moment, and restored once the cores have ended.
+//! One or two machines have one to three rings each, split or packed. Their memory, their rings
+//! and the record of requests in flight are real shared memory. Orderly guests keep the rules and
+//! check each result. A hostile guest does anything with its ring, and its front end sends
+//! anything. Front ends stop and restart rings, change memory, switch the write cache, and
+//! disconnect at any message. The server is killed at any moment, also between two accesses to the
+//! memory of a machine: the memory is copied at that moment, and restored once the cores have
+//! ended.
 //!
 //! * `memory`, `ring`, `packed_ring`: the memory of a machine, and the driver's side of a ring.
 //! * `guest`, `hostile`, `hostile_packed`: the guests. `model`: the permitted results.

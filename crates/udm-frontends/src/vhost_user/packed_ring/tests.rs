@@ -1,3 +1,5 @@
+//! Tests of the packed ring with a driver that writes its descriptors.
+
 use super::*;
 use crate::vhost_user::memory::tests::memfd;
 use std::sync::Arc;
