@@ -514,8 +514,6 @@ bugs! {
     PackedTakenBeforeMarked: VhostUser,
     /// A new server does not see that the last batch of a packed ring was published.
     PackedBatchForgotten: VhostUser,
-    /// A new server leaves the part of a batch that the last one has written in a packed ring.
-    PackedBatchLeftBehind: VhostUser,
     /// Bits of a clone are written to its metadata before their data is durable.
     CloneBitBeforeData: Clones,
     /// A write of a part of a region marks it as hydrated without a copy of the rest.
