@@ -24,6 +24,7 @@ fn seeds_run_clean() {
     assert!(report.requests > 10_000 && all.compared > 50_000, "{} requests", report.requests);
     common::covers_all(&report);
     assert!(all.requests.iter().all(|n| *n > 0) && all.memory_changes > 0 && all.ends > 0);
+    assert!(all.kinds.iter().all(|n| *n > 500), "{:?}", all.kinds);
     assert!(all.kicks.iter().all(|n| *n > 0) && all.in_flight > 0, "{:?}", all.kicks);
     let is_interleaved = cfg!(feature = "interleave");
     assert_eq!((all.interleaved > 0, all.kills[1] > 0), (is_interleaved, is_interleaved));

@@ -167,6 +167,10 @@ fn bench_measures_a_server() {
     assert_eq!(counts("disk", "--rw=randread --iodepth=32 --numjobs=2 --group_reporting"), [4000, 0, 0]);
     assert_eq!(counts("disk", "--rw=randwrite --iodepth=341 --poll"), [0, 2000, 0]);
     assert_eq!(counts("disk", "--rw=randtrim --iodepth=1"), [0, 0, 2000]);
+    let packed = "--packed --rw=randrw --rwmixread=50 --iodepth=32 --numjobs=2 --group_reporting";
+    assert_eq!(counts("disk", packed).iter().sum::<u64>(), 4000);
+    assert_eq!(counts("disk", "--packed --rw=randwrite --iodepth=341 --poll"), [0, 2000, 0]);
+    assert_eq!(counts("disk", "--packed --rw=randtrim --iodepth=1"), [0, 0, 2000]);
     assert_eq!(counts("frozen", "--rw=read --iodepth=4 --poll"), [2000, 0, 0]);
     if has("qemu-storage-daemon") {
         let mut qemu = Command::new("qemu-storage-daemon");
@@ -281,10 +285,19 @@ fn guest_disk(folder: &Path) -> PathBuf {
     image
 }
 
-/// A Linux guest: a file system, discards, and writes that are verified while the server is killed
-/// and upgraded several times.
 #[test]
 fn a_real_kernel_keeps_its_disk_over_killed_and_upgraded_servers() {
+    check_real_kernel(false);
+}
+
+#[test]
+fn a_real_kernel_with_packed_rings_keeps_its_disk() {
+    check_real_kernel(true);
+}
+
+/// A Linux guest: a file system, discards, and writes that are verified while the server is killed
+/// and upgraded several times.
+fn check_real_kernel(is_packed: bool) {
     let Some(kernel) = GuestKernel::find() else { return };
     let folder = TempDir::new().unwrap();
     let (image, socket) = (guest_disk(folder.path()), folder.path().join("vhost.sock"));
@@ -295,6 +308,7 @@ fn a_real_kernel_keeps_its_disk_over_killed_and_upgraded_servers() {
     };
     let mut server = serve();
     let script = "\
+        echo PACKED $(cut -c 35 /sys/block/vda/device/features).\n\
         echo SEEN $(cat /sys/block/vda/size) $(cat /sys/block/vda/serial) $(cat /sys/block/vda/queue/write_cache)\n\
         mount -t ext4 -o discard /dev/vda /mnt\n\
         dd if=/dev/urandom of=/mnt/a bs=1M count=8 2>/dev/null; sync\n\
@@ -317,7 +331,8 @@ fn a_real_kernel_keeps_its_disk_over_killed_and_upgraded_servers() {
         "node,memdev=m",
     ]);
     qemu.arg("-chardev").arg(format!("socket,id=c,path={},reconnect=1", socket.display()));
-    qemu.args(["-device", "vhost-user-blk-pci,chardev=c,num-queues=2"]);
+    let packed = if is_packed { "on" } else { "off" };
+    qemu.arg("-device").arg(format!("vhost-user-blk-pci,chardev=c,num-queues=2,packed={packed}"));
     let running = qemu.spawn().unwrap();
     for life in 1..10 {
         until("rounds", || output(folder.path()).contains(&format!("ROUND {}", life * 4)).then_some(()));
@@ -329,7 +344,10 @@ fn a_real_kernel_keeps_its_disk_over_killed_and_upgraded_servers() {
         }
     }
     let output = finish(running, folder.path());
-    for line in [&format!("SEEN {sectors} disk write back"), "ROUND 40", "TRIMMED", "DISCARDED", "FINISHED"] {
+    let packed = format!("PACKED {}.", u8::from(is_packed));
+    for line in
+        [&packed, &format!("SEEN {sectors} disk write back"), "ROUND 40", "TRIMMED", "DISCARDED", "FINISHED"]
+    {
         assert!(output.contains(line), "no {line:?}: {output}");
     }
     assert!(!output.contains("FAILED") && !output.contains("I/O error"), "{output}");

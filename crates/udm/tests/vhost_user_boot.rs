@@ -27,6 +27,7 @@ const ROUNDS: usize = 40;
 const INIT: &str = r#"#!/bin/sh
 mount -t devtmpfs d /dev; mount -t proc p /proc; mount -t sysfs s /sys; mount -t tmpfs t /tmp
 Q=/sys/block/vda/queue
+echo PACKED $(cut -c 35 /sys/block/vda/device/features).
 echo SEEN $(cat /sys/block/vda/size) $(cat /sys/block/vda/serial) $(cat $Q/write_cache) queues $(ls /sys/block/vda/mq | grep -c .)
 for i in $(seq ROUNDS); do
   fio --name=load --directory=/data --numjobs=4 --size=1m --rw=randrw --bs=4k --iodepth=8 \
@@ -93,11 +94,13 @@ impl MachineHost {
         Server::start_by(command, &devices.each_ref().map(String::as_str), &options)
     }
 
-    fn boot(&self, kernel: &GuestKernel) -> Child {
+    fn boot(&self, kernel: &GuestKernel, is_packed: bool) -> Child {
         let script = "mount -t ext4 /dev/vda /mnt && exec switch_root /mnt /init\necho FAILED to boot";
         let mut qemu = kernel.machine(self.folder.path(), &EXT4, &[], script);
         qemu.args(["-smp", "4", "-object", "memory-backend-memfd,id=m,size=256M,share=on"]);
-        qemu.args(["-numa", "node,memdev=m", "-device", "vhost-user-blk-pci,chardev=c,num-queues=4"]);
+        let packed = if is_packed { "on" } else { "off" };
+        let device = format!("vhost-user-blk-pci,chardev=c,num-queues=4,packed={packed}");
+        qemu.args(["-numa", "node,memdev=m", "-device", &device]);
         qemu.arg("-chardev").arg(format!("socket,id=c,path={},reconnect=1", self.at("vhost.sock").display()));
         qemu.spawn().unwrap()
     }
@@ -122,17 +125,26 @@ fn root_image(folder: &Path) -> PathBuf {
     image
 }
 
-/// The machine boots from the snapshot and verifies its data, while its server is upgraded 20 times
-/// and killed 20 times, paths fail and come back, the table is reloaded and the disk grows.
 #[test]
 fn a_machine_boots_from_a_snapshot_over_multipath() {
+    check_boot(false);
+}
+
+#[test]
+fn a_machine_with_packed_rings_boots_from_a_snapshot() {
+    check_boot(true);
+}
+
+/// The machine boots from the snapshot and verifies its data, while its server is upgraded 20 times
+/// and killed 20 times, paths fail and come back, the table is reloaded and the disk grows.
+fn check_boot(is_packed: bool) {
     let Some(kernel) = GuestKernel::find() else { return };
     if !["fio", "nbdkit"].iter().all(|program| has(program)) {
         return;
     }
     let mut host = MachineHost::new();
     let mut server = host.serve();
-    let mut machine = host.boot(&kernel);
+    let mut machine = host.boot(&kernel, is_packed);
     for round in 1..=ROUNDS {
         until("a round", || {
             let output = output(host.folder.path());
@@ -163,7 +175,8 @@ fn a_machine_boots_from_a_snapshot_over_multipath() {
     let output = finish(machine, host.folder.path());
     let seen = format!("SEEN {SECTORS} disk write back queues 4");
     let size = format!("SIZE {}", SECTORS + GROWTH);
-    for line in [&seen, &format!("ROUND {ROUNDS}"), &size, "GROWTH IS WRITTEN", "FINISHED"] {
+    let packed = format!("PACKED {}.", u8::from(is_packed));
+    for line in [&packed, &seen, &format!("ROUND {ROUNDS}"), &size, "GROWTH IS WRITTEN", "FINISHED"] {
         assert!(output.contains(line), "no {line:?}: {output}");
     }
     assert!(!output.contains("FAILED") && !output.contains("I/O error"), "{output}");

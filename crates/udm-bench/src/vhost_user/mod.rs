@@ -25,21 +25,25 @@ use virtio_driver::{
 
 impl SingleLoadMeasurement<'_> {
     /// Runs the jobs against the server that listens at `socket`, one queue per job. If the jobs
-    /// do not `poll`, they sleep while they wait.
+    /// do not `poll`, they sleep while they wait. The rings are split, or `packed`.
     ///
     /// # Errors
     /// If the load can't begin. Later failures are in the report.
-    pub fn measure_vhost_user(&self, socket: &Path, poll: bool) -> Result<BenchReport> {
+    pub fn measure_vhost_user(&self, socket: &Path, poll: bool, packed: bool) -> Result<BenchReport> {
         check_connection_load_options(self.load, "vhost-user")?;
         let entries = queue_size_for_depth(self.load.iodepth)?;
         let path = socket.to_str().context("the path is not UTF-8")?;
-        let features = VirtioFeatureFlags::VERSION_1 | VirtioFeatureFlags::RING_EVENT_IDX;
+        let mut features = VirtioFeatureFlags::VERSION_1 | VirtioFeatureFlags::RING_EVENT_IDX;
+        features.set(VirtioFeatureFlags::RING_PACKED, packed);
         let disk = VirtioBlkFeatureFlags::MQ
             | VirtioBlkFeatureFlags::BLK_SIZE
             | VirtioBlkFeatureFlags::RO
             | VirtioBlkFeatureFlags::DISCARD;
         let mut transport: Box<VirtioBlkTransport> =
             Box::new(VhostUser::new(path, features.bits() | disk.bits()).with_context(|| path.to_owned())?);
+        let has_packed = VirtioFeatureFlags::from_bits_truncate(transport.get_features())
+            .contains(VirtioFeatureFlags::RING_PACKED);
+        ensure!(has_packed == packed, "{path}: the server has no packed rings");
         let regions = self.load.regions(&limits_of_disk(&*transport)?)?;
         let queues = VirtioBlkQueue::setup_queues(&mut *transport, usize::from(self.load.numjobs), entries)
             .with_context(|| format!("{path}: {} queues of {entries} entries", self.load.numjobs))?;

@@ -68,10 +68,12 @@ struct PendingRequest {
 }
 
 impl VirtioTestMachine {
-    /// Connects to the server at `path`. The driver announces requests by event indices or flags.
-    pub(super) fn new(path: &Path, has_event_index: bool) -> VirtioTestMachine {
+    /// Connects to the server at `path`. The driver announces requests by event indices or flags,
+    /// in split or packed rings.
+    pub(super) fn new(path: &Path, has_event_index: bool, is_packed: bool) -> VirtioTestMachine {
         let mut features = VirtioFeatureFlags::VERSION_1;
         features.set(VirtioFeatureFlags::RING_EVENT_IDX, has_event_index);
+        features.set(VirtioFeatureFlags::RING_PACKED, is_packed);
         let blk = VirtioBlkFeatureFlags::BLK_SIZE
             | VirtioBlkFeatureFlags::RO
             | VirtioBlkFeatureFlags::FLUSH

@@ -1,6 +1,6 @@
 //! A virtual machine at a vhost-user server on two cores. Its three rings are the handles: two are
-//! on one core, one is on the other. Each machine after the first one has the other way of
-//! notifications: event indices or flags.
+//! on one core, one is on the other. Each machine after the first one has another kind of
+//! rings, split or packed, and of notifications, event indices or flags.
 
 use super::machine::{RINGS, TestRing, VirtioTestMachine};
 use super::{DeviceWorld, HANG, WorldAction};
@@ -56,7 +56,9 @@ impl VhostUserWorld {
     }
 
     fn connect(&mut self) {
-        self.machine = Some(VirtioTestMachine::new(&self.path(), self.machines.is_multiple_of(2)));
+        let has_event_index = self.machines.is_multiple_of(2);
+        let is_packed = matches!(self.machines % 4, 1 | 2);
+        self.machine = Some(VirtioTestMachine::new(&self.path(), has_event_index, is_packed));
         self.machines += 1;
     }
 

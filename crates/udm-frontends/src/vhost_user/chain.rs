@@ -3,6 +3,7 @@
 use super::memory::GuestMemory;
 use super::ring::SplitRing;
 use udm_core::interleave;
+use udm_wire::virtio::packed::PackedDescriptor;
 use udm_wire::virtio::ring::{DESCRIPTOR_SIZE, RingDescriptor};
 
 /// The longest chain. A guest must not make one longer than its ring, but rings may have 32,768
@@ -35,7 +36,7 @@ pub(super) struct DescriptorChain {
 }
 
 impl DescriptorChain {
-    /// Reads the chain that begins at `head`, which is below the size of the ring.
+    /// Reads the chain of a split ring that begins at `head`, which is below the size of the ring.
     ///
     /// # Errors
     /// The chain is broken.
@@ -56,7 +57,7 @@ impl DescriptorChain {
                 }
                 return self.read_indirect(memory, &descriptor);
             }
-            self.add(&descriptor)?;
+            self.add(descriptor.address, descriptor.len, descriptor.is_writable())?;
             if !descriptor.has_next() {
                 return Ok(());
             }
@@ -79,16 +80,11 @@ impl DescriptorChain {
         }
         let mut index = 0;
         for _ in 0..count.min(BUFFERS_MAX) {
-            interleave::mark_interleave_point();
-            let at = table.address.checked_add((index * DESCRIPTOR_SIZE) as u64);
-            let bytes = at.and_then(|at| memory.read_16(at)).ok_or(BrokenChainError::BadIndirect)?;
-            let (low, high) = bytes.split_at(8);
-            let word = |half: &[u8]| u64::from_le_bytes(half.try_into().unwrap_or_default());
-            let descriptor = RingDescriptor::from_words([word(low), word(high)]);
+            let descriptor = RingDescriptor::from_words(read_table_words(memory, table.address, index)?);
             if descriptor.is_indirect() {
                 return Err(BrokenChainError::BadIndirect);
             }
-            self.add(&descriptor)?;
+            self.add(descriptor.address, descriptor.len, descriptor.is_writable())?;
             if !descriptor.has_next() {
                 return Ok(());
             }
@@ -100,18 +96,71 @@ impl DescriptorChain {
         Err(BrokenChainError::TooLong)
     }
 
-    fn add(&mut self, descriptor: &RingDescriptor) -> Result<(), BrokenChainError> {
-        let buffer = (descriptor.address, descriptor.len as usize);
+    /// Reads the chain of these descriptors of a packed ring.
+    ///
+    /// # Errors
+    /// The chain is broken.
+    pub(super) fn read_packed(
+        &mut self,
+        descriptors: &[PackedDescriptor],
+        memory: &GuestMemory,
+    ) -> Result<(), BrokenChainError> {
+        self.readable.clear();
+        self.writable.clear();
+        for descriptor in descriptors {
+            if !descriptor.is_indirect() {
+                self.add(descriptor.address, descriptor.len, descriptor.is_writable())?;
+            } else if let [table] = descriptors {
+                return self.read_packed_table(memory, table);
+            } else {
+                return Err(BrokenChainError::BadIndirect);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a table of descriptors of a packed ring: all of them, in their order (VIRTIO 1.2,
+    /// 2.8.8).
+    fn read_packed_table(
+        &mut self,
+        memory: &GuestMemory,
+        table: &PackedDescriptor,
+    ) -> Result<(), BrokenChainError> {
+        let count = table.len as usize / DESCRIPTOR_SIZE;
+        if count == 0 || !(table.len as usize).is_multiple_of(DESCRIPTOR_SIZE) {
+            return Err(BrokenChainError::BadIndirect);
+        }
+        for index in 0..count {
+            let descriptor = PackedDescriptor::from_words(read_table_words(memory, table.address, index)?);
+            if descriptor.is_indirect() {
+                return Err(BrokenChainError::BadIndirect);
+            }
+            self.add(descriptor.address, descriptor.len, descriptor.is_writable())?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, address: u64, len: u32, is_writable: bool) -> Result<(), BrokenChainError> {
+        let buffer = (address, len as usize);
         if self.readable.len() + self.writable.len() == BUFFERS_MAX {
             return Err(BrokenChainError::TooLong);
         }
-        match descriptor.is_writable() {
+        match is_writable {
             true => self.writable.push(buffer),
             false if !self.writable.is_empty() => return Err(BrokenChainError::Order),
             false => self.readable.push(buffer),
         }
         Ok(())
     }
+}
+
+/// Reads descriptor `index` of the table at guest address `table`, as its two words.
+fn read_table_words(memory: &GuestMemory, table: u64, index: usize) -> Result<[u64; 2], BrokenChainError> {
+    interleave::mark_interleave_point();
+    let at = table.checked_add((index * DESCRIPTOR_SIZE) as u64);
+    let bytes = at.and_then(|at| memory.read_16(at)).ok_or(BrokenChainError::BadIndirect)?;
+    let (low, high) = bytes.split_at(8);
+    Ok([low, high].map(|half| u64::from_le_bytes(half.try_into().unwrap_or_default())))
 }
 
 /// Number of bytes of `buffers`.

@@ -8,9 +8,12 @@ use super::channel::VhostUserChannel;
 use super::handover::DetachedVhostUserFrontEnd;
 use super::inflight_record::InflightRecord;
 use super::memory::GuestMemory;
+use super::packed_record::PackedInflightRecord;
+use super::packed_ring::PackedRing;
 use super::queue_wait::QueueWait;
 use super::ring::SplitRing;
 use super::session::{SessionStep, VhostUserSession};
+use super::virt_ring::VirtRing;
 use crate::nbd::{Export, Exports};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -26,9 +29,11 @@ use udm_core::errno::EIO;
 use udm_core::{Cx, Device, DeviceControlError, DeviceId, Lane, Limits, Sectors};
 use udm_runtime::ProcessCores;
 use udm_wire::vhost_user::{
-    GuestMemoryRegion, HEADER_SIZE, VhostUserMessageHeader, VhostUserProtocolFeatures, VhostUserRequest,
-    encode_message,
+    GuestMemoryRegion, HEADER_SIZE, InflightArea, VhostUserMessageHeader, VhostUserProtocolFeatures,
+    VhostUserRequest, encode_message,
 };
+use udm_wire::virtio::VirtioFeatures;
+use udm_wire::virtio::packed::PackedPosition;
 use udm_wire::virtio::ring::SplitRingLayout;
 
 /// First guest address of the memory, and first addresses of its two regions in the front end.
@@ -58,9 +63,9 @@ fn two_regions() -> GuestMemory {
     GuestMemory::default().replaced(&[region(0), region(1)], files).expect("two regions")
 }
 
-/// Rings and chains: `SplitRing` and `DescriptorChain`, over memory that begins with `data`: two
-/// bytes for the size of the ring and the kind of notifications, two for the next index, the ring,
-/// and then other memory.
+/// Rings and chains, over memory that begins with `data`: two bytes for the size and the kind of
+/// the ring, two for the next index, the ring, and then other memory. A packed ring may have a
+/// record of requests in flight, which is the other memory.
 pub fn fuzz_descriptor_chains(data: &[u8]) {
     let Some(([size, kind, next @ ..], bytes)) = data.split_first_chunk::<4>() else { return };
     thread_local! {
@@ -72,27 +77,54 @@ pub fn fuzz_descriptor_chains(data: &[u8]) {
         // The ring is in the second region.
         image.rotate_right(REGION);
         assert!(memory.write(GUEST, &image));
-        let layout = SplitRingLayout { size: 1 << (size % 8) };
+        let (size, next) = (1 << (size % 8), u16::from_le_bytes(*next));
         let parts = RING_PARTS.map(|at| memory.find_user(USER[1] + at as u64, 8, 8).expect("in the region"));
-        let mut ring = SplitRing::new(layout, parts, kind % 2 == 1, u16::from_le_bytes(*next));
-        ring.suppress_notifications();
-        let Ok(available) = ring.available() else { return };
-        assert!(available <= layout.size);
-        for _ in 0..available {
-            let Ok(head) = ring.take() else { return };
-            assert!(head < layout.size);
-            assert_chain_properties(&ring, memory, head);
-            ring.push_used(head, 1);
+        if kind & 2 == 0 {
+            let layout = SplitRingLayout { size };
+            return fuzz_ring(&mut SplitRing::new(layout, parts, kind % 2 == 1, next), memory);
         }
-        ring.publish();
-        assert!(!ring.request_notification(), "all entries were taken");
+        let PackedPosition { index, wrap } = PackedPosition::decode(next);
+        let base = PackedPosition { index: index % size, wrap };
+        let mut ring = PackedRing::new(size, parts, kind % 2 == 1, base);
+        if kind & 4 != 0 {
+            let area = InflightArea { size: REGION as u64, offset: 0, queues: 1, ring_size: size };
+            let record = PackedInflightRecord::new(memory.map(0), &area, 0, size).expect("it fits");
+            if !ring.continue_with(record) {
+                return;
+            }
+        }
+        fuzz_ring(&mut ring, memory);
     });
 }
 
+fn fuzz_ring<R: VirtRing>(ring: &mut R, memory: &GuestMemory) {
+    ring.suppress_notifications();
+    while let Some(slot) = ring.resubmit() {
+        assert_chain_properties(ring, memory, slot);
+        ring.push_used(slot, 1);
+    }
+    let Ok(available) = ring.available() else { return };
+    assert!(available <= ring.slots());
+    for _ in 0..available {
+        match ring.take() {
+            Ok(None) => break,
+            Ok(Some(slot)) => {
+                ring.begin(slot);
+                assert_chain_properties(ring, memory, slot);
+                ring.push_used(slot, 1);
+            }
+            Err(_) => return,
+        }
+    }
+    ring.publish();
+    assert!(!ring.request_notification(), "all entries were taken");
+}
+
 /// A chain is broken, or each of its bytes is found once.
-fn assert_chain_properties(ring: &SplitRing, memory: &GuestMemory, head: u16) {
+fn assert_chain_properties<R: VirtRing>(ring: &R, memory: &GuestMemory, slot: u16) {
+    assert!(usize::from(slot) < ring.slots());
     let mut chain = DescriptorChain::default();
-    if chain.read(ring, memory, head).is_err() {
+    if ring.read_chain(slot, memory, &mut chain).is_err() {
         return;
     }
     let DescriptorChain { readable, writable } = &mut chain;
@@ -175,7 +207,7 @@ impl FuzzInput<'_> {
     fn payload(&mut self, number: u32) -> (Vec<u8>, usize) {
         let index = self.pick(&[0, 0, 1, 1, 2, 63, 64, 255]);
         match number {
-            2 => (u64s_to_ne_bytes(&[self.bits(0x1_7000_7e44)]), 0),
+            2 => (u64s_to_ne_bytes(&[self.bits(0x5_7000_7e44)]), 0),
             16 => (u64s_to_ne_bytes(&[self.bits(VhostUserProtocolFeatures::all().bits())]), 0),
             5 => {
                 let count = self.below(4) as usize;
@@ -277,7 +309,11 @@ fn keeps_memory_of_rings(session: &VhostUserSession) -> bool {
         let parts = ring.addresses.map(|of| [of.descriptors, of.avail, of.used]);
         let is_recorded = session.inflight.as_ref().is_none_or(|memory| {
             let fits = ring.size.is_some_and(|size| size <= memory.area.ring_size);
-            fits && InflightRecord::new(&memory.map, &memory.area, index).is_some()
+            let size = ring.size.unwrap_or(0);
+            fits && match session.features.contains(VirtioFeatures::RING_PACKED) {
+                true => PackedInflightRecord::new(&memory.map, &memory.area, index, size).is_some(),
+                false => InflightRecord::new(&memory.map, &memory.area, index).is_some(),
+            }
         });
         is_recorded && parts.is_some_and(|parts| parts.into_iter().all(is_in_memory))
     })

@@ -32,6 +32,7 @@ impl DiskGeometry {
         let mut features = VirtioFeatures::VERSION_1
             | VirtioFeatures::INDIRECT_DESC
             | VirtioFeatures::EVENT_IDX
+            | VirtioFeatures::RING_PACKED
             | VirtioFeatures::VHOST_PROTOCOL_FEATURES
             | VirtioFeatures::BLK_SEG_MAX
             | VirtioFeatures::BLK_BLK_SIZE

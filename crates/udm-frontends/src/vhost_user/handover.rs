@@ -34,6 +34,28 @@ pub struct DetachedVhostUserFrontEnd {
     pub messages: Vec<VhostUserSetupMessage>,
 }
 
+impl VhostUserSetupMessage {
+    /// Decodes the message.
+    fn decode(&self) -> io::Result<VhostUserRequest> {
+        let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        let (header, payload) =
+            self.bytes.split_first_chunk::<HEADER_SIZE>().ok_or(io::ErrorKind::InvalidData)?;
+        let header = VhostUserMessageHeader::decode(header).map_err(invalid)?;
+        VhostUserRequest::decode(&header, payload, self.fds.len()).map_err(invalid)
+    }
+}
+
+impl DetachedVhostUserFrontEnd {
+    /// True if its rings are packed, which a server must know.
+    #[must_use]
+    pub fn has_packed_rings(&self) -> bool {
+        self.messages.iter().any(|message| match message.decode() {
+            Ok(VhostUserRequest::SetFeatures(features)) => features.contains(VirtioFeatures::RING_PACKED),
+            _ => false,
+        })
+    }
+}
+
 impl VhostUserSession {
     /// Detaches the front end after the end of the session.
     ///
@@ -81,7 +103,7 @@ impl VhostUserSession {
                 add(VhostUserRequest::SetVringAddr(addresses), None)?;
             }
             if ring.base != 0 {
-                add(VhostUserRequest::SetVringBase(state(ring.base.into())), None)?;
+                add(VhostUserRequest::SetVringBase(state(ring.base)), None)?;
             }
             if let Some(call) = &ring.call {
                 add(VhostUserRequest::SetVringCall(with_fd), Some(call))?;
@@ -104,13 +126,8 @@ impl VhostUserSession {
     /// # Errors
     /// A message cannot be handled here.
     pub(super) fn set_up(&mut self, messages: Vec<VhostUserSetupMessage>) -> io::Result<()> {
-        let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-        for VhostUserSetupMessage { bytes, fds } in messages {
-            let (header, payload) =
-                bytes.split_first_chunk::<HEADER_SIZE>().ok_or(io::ErrorKind::InvalidData)?;
-            let header = VhostUserMessageHeader::decode(header).map_err(invalid)?;
-            let request = VhostUserRequest::decode(&header, payload, fds.len()).map_err(invalid)?;
-            self.execute(request, fds)?;
+        for message in messages {
+            self.execute(message.decode()?, message.fds)?;
         }
         Ok(())
     }

@@ -4,8 +4,17 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use udm_buf::SharedMemoryMap;
-use udm_wire::vhost_user::{InflightArea, InflightLayout};
+use udm_wire::vhost_user::{InflightArea, InflightLayout, PackedInflightLayout};
+
+/// The kinds of rings for which memory is created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RingKinds {
+    Split,
+    Packed,
+    Any,
+}
 
 /// The mapped memory. [`super::inflight_record`] has the part of each ring.
 pub(super) struct InflightMemory {
@@ -25,6 +34,13 @@ impl InflightMemory {
         Ok(InflightMemory { file, map, area })
     }
 
+    /// Clears the records of all rings.
+    pub(super) fn clear(&self) {
+        // The mapping may be longer than the area.
+        let len = self.map.len().min(usize::try_from(self.area.size).unwrap_or(usize::MAX));
+        self.map.words()[..len / 8].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+
     /// Creates memory for the queues that `asked` names. Also returns the file for the front end.
     ///
     /// # Errors
@@ -33,6 +49,7 @@ impl InflightMemory {
         asked: InflightArea,
         queues_max: u16,
         ring_max: u16,
+        kinds: RingKinds,
     ) -> io::Result<(InflightMemory, OwnedFd)> {
         if !(1..=queues_max).contains(&asked.queues) || !(1..=ring_max).contains(&asked.ring_size) {
             let why = format!(
@@ -40,7 +57,12 @@ impl InflightMemory {
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
-        let part = InflightLayout { ring_size: asked.ring_size }.part_len();
+        let ring_size = asked.ring_size;
+        let part = match kinds {
+            RingKinds::Split => InflightLayout { ring_size }.part_len(),
+            // It has room for a split ring too.
+            RingKinds::Packed | RingKinds::Any => PackedInflightLayout { ring_size }.part_len(),
+        };
         let size = (part * usize::from(asked.queues)).next_multiple_of(4096) as u64;
         let file = memfd_create("udm-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, size)?;

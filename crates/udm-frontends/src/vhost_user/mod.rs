@@ -8,7 +8,7 @@
 //! Supported: several queues, indirect descriptors, event indices, FLUSH, DISCARD, WRITE ZEROES,
 //! GET_ID, a write cache that the guest may switch off, limits and topology, a new size while the
 //! machine runs, read-only disks, memory that is added and removed, reconnection by either side,
-//! and the record of requests in flight. Not supported: packed rings, the log of written pages
+//! packed rings, and the record of requests in flight. Not supported: the log of written pages
 //! (live migration), rings without a kick descriptor.
 //!
 //! The parts, in the order in which a request meets them:
@@ -17,14 +17,16 @@
 //!   own. Memory is mapped and rings are set up here; nothing of it is on the cores. `stepped`: a
 //!   session of the simulator.
 //! * `queue`: one ring, a front end on one core. Queue `i` is on core `i` modulo the cores.
-//! * `ring`, `notifications`, `chain`: entries and descriptors, read once and checked.
+//! * `ring_start`: the parts of a ring are looked up, and a queue is made for its kind.
+//! * `virt_ring`: what a queue needs of a ring. `ring`, `notifications`: split rings.
+//!   `packed_ring`, `event_suppression`: packed rings. `chain`: descriptors, read once and checked.
 //! * `slot`: the request: its data becomes segments of guest memory, which the backend reads and
 //!   writes directly. Nothing is copied but headers and ranges.
 //! * `memory`: the regions. A file that is cut while it is in use ends the queue and not the
 //!   process (`udm_buf::SharedMemoryMap`).
 //! * `handover`: a front end moves to another process.
-//! * `inflight_memory`, `inflight_record`: what a new server needs to continue after this one was
-//!   killed.
+//! * `inflight_memory`, `inflight_record`, `packed_record`: what a new server needs to continue
+//!   after this one was killed.
 //!
 //! **Lives.** A session that ends completes its requests before another one begins. A server that
 //! is killed leaves the record; the next one submits again what was in flight, in its order, and
@@ -36,6 +38,7 @@
 
 mod chain;
 mod channel;
+mod event_suppression;
 mod geometry;
 mod handover;
 mod inflight_memory;
@@ -43,12 +46,16 @@ mod inflight_record;
 mod listener;
 mod memory;
 mod notifications;
+mod packed_record;
+mod packed_ring;
 mod queue;
 mod queue_wait;
 mod ring;
+mod ring_start;
 mod session;
 mod slot;
 mod stepped;
+mod virt_ring;
 mod vring_setup;
 
 pub mod fuzz;

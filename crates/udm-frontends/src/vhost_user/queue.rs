@@ -10,10 +10,9 @@
 
 use super::chain::DescriptorChain;
 use super::geometry::DiskGeometry;
-use super::inflight_record::InflightRecord;
 use super::memory::GuestMemory;
-use super::ring::SplitRing;
 use super::slot::VirtQueueSlot;
+use super::virt_ring::VirtRing;
 use crate::nbd::ExportRef;
 use crate::nbd::io_counters::CoreDeviceIoCounters;
 use crossbeam_utils::CachePadded;
@@ -37,17 +36,14 @@ const REQUESTS_A_TURN: usize = 256;
 const CALL_WAIT: Nanos = Nanos::from_millis(100);
 
 /// What a queue is started with.
-pub(super) struct VirtQueueStart {
+pub(super) struct VirtQueueStart<R> {
     /// Number of the queue, for the log.
     pub(super) index: u32,
     /// The topic of its messages.
     pub(super) topic: DeviceId,
     pub(super) export: ExportRef,
     pub(super) memory: Arc<GuestMemory>,
-    pub(super) ring: SplitRing,
-    pub(super) record: Option<InflightRecord>,
-    /// Heads of requests that an earlier back end has left.
-    pub(super) resubmit: Vec<u16>,
+    pub(super) ring: R,
     /// The ID that the guest reads.
     pub(super) disk_id: [u8; BLK_ID_SIZE],
     pub(super) kick: Option<Arc<OwnedFd>>,
@@ -67,8 +63,8 @@ pub(super) struct VirtQueueSettings {
 
 /// A message to a queue.
 pub(super) enum VirtQueueMessage {
-    /// Complete what is in flight, send the index of the next available entry, and close.
-    Stop(SyncSender<u16>),
+    /// Complete what is in flight, send the base of the ring, and close.
+    Stop(SyncSender<u32>),
     /// Use this memory. The acknowledgement is dropped when no request uses the old one.
     Memory(Arc<GuestMemory>, AckOnLastDrop),
     /// Notify by this eventfd.
@@ -78,21 +74,19 @@ pub(super) enum VirtQueueMessage {
 }
 
 /// A queue of a virtual machine.
-pub(super) struct VirtQueue {
+pub(super) struct VirtQueue<R> {
     index: u32,
     topic: DeviceId,
     pub(super) export: ExportRef,
     pub(super) memory: Arc<GuestMemory>,
-    ring: SplitRing,
-    record: Option<InflightRecord>,
-    resubmit: Vec<u16>,
+    ring: R,
     pub(super) disk_id: [u8; BLK_ID_SIZE],
     kick: Option<Arc<OwnedFd>>,
     call: Option<Arc<OwnedFd>>,
     pub(super) settings: VirtQueueSettings,
     lane: Option<BioTaskLaneId>,
     pub(super) io_counters: Option<Arc<CachePadded<CoreDeviceIoCounters>>>,
-    /// By head of the chain.
+    /// The requests of the ring.
     pub(super) slots: Vec<VirtQueueSlot>,
     pub(super) chain: DescriptorChain,
     /// Ranges for reuse, by region of the memory.
@@ -105,8 +99,6 @@ pub(super) struct VirtQueue {
     pub(super) generation: u32,
     old_in_flight: usize,
     old_memory: Vec<AckOnLastDrop>,
-    /// Completed requests that are not published yet.
-    completed: Vec<u16>,
     is_reading_kick: bool,
     is_calling: bool,
     /// When a stopped queue gives up the notification in flight.
@@ -119,15 +111,15 @@ pub(super) struct VirtQueue {
     /// New requests fail, as of the last batch.
     pub(super) is_failing: bool,
     is_broken: bool,
-    stop: Option<SyncSender<u16>>,
+    stop: Option<SyncSender<u32>>,
     is_draining: bool,
     is_closed: bool,
     ops: Vec<RingCompletion>,
 }
 
-impl VirtQueue {
-    pub(super) fn new(start: VirtQueueStart) -> VirtQueue {
-        let size = usize::from(start.ring.layout.size);
+impl<R: VirtRing> VirtQueue<R> {
+    pub(super) fn new(start: VirtQueueStart<R>) -> VirtQueue<R> {
+        let slots = start.ring.slots();
         VirtQueue {
             index: start.index,
             topic: start.topic,
@@ -135,15 +127,13 @@ impl VirtQueue {
             spare: (0..start.memory.len()).map(|_| Vec::new()).collect(),
             memory: start.memory,
             ring: start.ring,
-            record: start.record,
-            resubmit: start.resubmit,
             disk_id: start.disk_id,
             kick: start.kick,
             call: start.call,
             settings: start.settings,
             lane: None,
             io_counters: None,
-            slots: (0..size).map(|_| VirtQueueSlot::default()).collect(),
+            slots: (0..slots).map(|_| VirtQueueSlot::default()).collect(),
             chain: DescriptorChain::default(),
             taken_back: Vec::new(),
             bios: Batch::new(),
@@ -151,7 +141,6 @@ impl VirtQueue {
             generation: 0,
             old_in_flight: 0,
             old_memory: Vec::new(),
-            completed: Vec::new(),
             is_reading_kick: false,
             is_calling: false,
             call_deadline: None,
@@ -175,8 +164,8 @@ impl VirtQueue {
             Ok(lane) => self.lane = Some(lane),
             Err(error) => self.give_up(&format!("its device cannot be opened: {error}")),
         }
-        for head in std::mem::take(&mut self.resubmit) {
-            self.start(head, cx);
+        while let Some(slot) = self.ring.resubmit() {
+            self.start(slot, cx);
         }
         // A guest may wait for a notification that the last back end did not send.
         self.notify(cx);
@@ -209,13 +198,19 @@ impl VirtQueue {
         self.ring.suppress_notifications();
         self.is_failing = self.export.is_failing();
         let available = match self.ring.available() {
-            Ok(count) => usize::from(count),
+            Ok(count) => count,
             Err(broken) => return self.give_up(&broken.to_string()),
         };
         for _ in 0..available.min(REQUESTS_A_TURN) {
             match self.ring.take() {
-                Ok(head) if !self.slots[usize::from(head)].is_busy() => self.start(head, cx),
-                Ok(head) => return self.give_up(&format!("descriptor {head} is in use and was added again")),
+                Ok(None) => return,
+                Ok(Some(slot)) if !self.slots[usize::from(slot)].is_busy() => {
+                    self.ring.begin(slot);
+                    self.start(slot, cx);
+                }
+                Ok(Some(slot)) => {
+                    return self.give_up(&format!("descriptor {slot} is in use and was added again"));
+                }
                 Err(broken) => return self.give_up(&broken.to_string()),
             }
         }
@@ -224,13 +219,11 @@ impl VirtQueue {
         }
     }
 
+    /// Starts the request that the ring has just taken.
     fn start(&mut self, head: u16, cx: &mut FrontCx<'_, '_>) {
-        if let Some(record) = &mut self.record {
-            record.begin(head);
-        }
         self.in_flight += 1;
         self.slots[usize::from(head)].begin(self.generation, cx.now());
-        if let Err(broken) = self.chain.read(&self.ring, &self.memory, head) {
+        if let Err(broken) = self.ring.read_chain(head, &self.memory, &mut self.chain) {
             tracing::debug!("vhost-user {}: queue {}: {broken}", self.export.name(), self.index);
             return self.complete_slot(head);
         }
@@ -248,22 +241,11 @@ impl VirtQueue {
             self.old_in_flight -= 1;
         }
         self.in_flight -= 1;
-        if let Some(record) = &self.record {
-            record.link(head);
-        }
         self.ring.push_used(head, written);
-        self.completed.push(head);
     }
 
     fn publish(&mut self, cx: &mut FrontCx<'_, '_>) {
-        if self.completed.is_empty() {
-            return;
-        }
-        let is_wanted = self.ring.publish();
-        if let Some(record) = &self.record {
-            record.end(&self.completed, self.ring.next_used());
-        }
-        self.completed.clear();
+        let Some(is_wanted) = self.ring.publish() else { return };
         if self.old_in_flight == 0 {
             self.old_memory.clear();
         }
@@ -342,7 +324,7 @@ impl VirtQueue {
             cx.close(lane);
         }
         if let Some(reply) = self.stop.take() {
-            let _ = reply.try_send(self.ring.next_avail());
+            let _ = reply.try_send(self.ring.base());
         }
     }
 
@@ -357,7 +339,7 @@ impl VirtQueue {
     }
 }
 
-impl FrontEnd for VirtQueue {
+impl<R: VirtRing> FrontEnd for VirtQueue<R> {
     fn gather(&mut self, cx: &mut FrontCx<'_, '_>) {
         if !self.begun {
             self.begin(cx);
@@ -413,7 +395,7 @@ impl FrontEnd for VirtQueue {
     }
 }
 
-impl VirtQueue {
+impl<R: VirtRing> VirtQueue<R> {
     /// Takes a bio for a request, with the fields of its last use.
     pub(super) fn bio(&mut self) -> Box<Bio> {
         self.bios.pop().unwrap_or_default()

@@ -6,26 +6,17 @@
 //! While the core is awake it looks at the ring itself and asks for no notification; see
 //! `notifications`.
 
+use super::chain::{BrokenChainError, DescriptorChain};
+use super::inflight_record::InflightRecord;
+use super::memory::GuestMemory;
 use super::notifications::NotificationWish;
-use std::sync::Arc;
+use super::virt_ring::{BrokenRingError, RingPart, VirtRing};
 use std::sync::atomic::{AtomicU16, Ordering};
-use udm_buf::SharedMemoryMap;
 use udm_core::interleave;
+use udm_wire::vhost_user::InflightRecovery;
 use udm_wire::virtio::ring::{DESCRIPTOR_SIZE, RingDescriptor, SplitRingLayout};
 
-/// A part of a ring: a place in a mapping.
-pub(super) type RingPart = (Arc<SharedMemoryMap>, usize);
-
-/// The guest has broken the rules of the ring, so it cannot be used any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum BrokenRingError {
-    #[error("the available ring has more entries than the ring")]
-    TooManyAvailable,
-    #[error("an entry of the available ring names no descriptor")]
-    NoSuchDescriptor,
-}
-
-/// The device's side of a ring.
+/// The device's side of a split ring. A slot is the head of a chain.
 pub(super) struct SplitRing {
     pub(super) layout: SplitRingLayout,
     descriptors: RingPart,
@@ -38,6 +29,11 @@ pub(super) struct SplitRing {
     /// Index of the next used entry to write, and `idx` as it was last published.
     next_used: u16,
     published: u16,
+    record: Option<InflightRecord>,
+    /// Completed requests that are not published yet. Kept only for the record.
+    completed: Vec<u16>,
+    /// Requests to submit again, the first one last.
+    resubmit: Vec<u16>,
 }
 
 impl SplitRing {
@@ -59,17 +55,23 @@ impl SplitRing {
             next_avail,
             next_used,
             published: next_used,
+            record: None,
+            completed: Vec::new(),
+            resubmit: Vec::new(),
         }
     }
 
-    /// Sets the index of the next available entry.
-    pub(super) fn continue_at(&mut self, next_avail: u16) {
-        self.next_avail = next_avail;
+    /// Continues where the last back end ended, as `record` says.
+    pub(super) fn continue_with(&mut self, record: InflightRecord, recovery: InflightRecovery) {
+        self.next_avail = recovery.next_avail;
+        self.resubmit = recovery.resubmit;
+        self.resubmit.reverse();
+        self.record = Some(record);
     }
 
-    /// Index of the next available entry.
-    pub(super) fn next_avail(&self) -> u16 {
-        self.next_avail
+    /// Number of requests that the last back end has left.
+    pub(super) fn left_in_flight(&self) -> usize {
+        self.resubmit.len()
     }
 
     /// Index of the next used entry.
@@ -104,35 +106,6 @@ impl SplitRing {
         }
     }
 
-    /// True if entries are available. Costs one load.
-    pub(super) fn has_available(&self) -> bool {
-        self.avail_index() != self.next_avail
-    }
-
-    /// Number of available entries.
-    ///
-    /// # Errors
-    /// There are more than the ring has.
-    pub(super) fn available(&self) -> Result<u16, BrokenRingError> {
-        let count = self.avail_index().wrapping_sub(self.next_avail);
-        if count > self.layout.size { Err(BrokenRingError::TooManyAvailable) } else { Ok(count) }
-    }
-
-    /// Takes the next available entry: the head of a chain of descriptors.
-    ///
-    /// # Errors
-    /// The entry names no descriptor.
-    pub(super) fn take(&mut self) -> Result<u16, BrokenRingError> {
-        interleave::mark_interleave_point();
-        let at = self.avail.1 + self.layout.avail_entry(self.next_avail);
-        let head = u16::from_le(self.avail.0.u16_at(at).load(Ordering::Relaxed));
-        if head >= self.layout.size {
-            return Err(BrokenRingError::NoSuchDescriptor);
-        }
-        self.next_avail = self.next_avail.wrapping_add(1);
-        Ok(head)
-    }
-
     /// Reads descriptor `index`, which is below the size of the ring.
     pub(super) fn descriptor(&self, index: u16) -> RingDescriptor {
         interleave::mark_interleave_point();
@@ -140,9 +113,61 @@ impl SplitRing {
         let words = &self.descriptors.0.words()[at..at + 2];
         RingDescriptor::from_words([0, 1].map(|i| u64::from_le(words[i].load(Ordering::Relaxed))))
     }
+}
 
-    /// Writes a used entry. The guest sees it after [`SplitRing::publish`].
-    pub(super) fn push_used(&mut self, head: u16, written: u32) {
+impl VirtRing for SplitRing {
+    fn slots(&self) -> usize {
+        usize::from(self.layout.size)
+    }
+
+    fn has_available(&self) -> bool {
+        self.avail_index() != self.next_avail
+    }
+
+    fn available(&mut self) -> Result<usize, BrokenRingError> {
+        let count = self.avail_index().wrapping_sub(self.next_avail);
+        if count > self.layout.size { Err(BrokenRingError::TooManyAvailable) } else { Ok(count.into()) }
+    }
+
+    /// Takes an entry, which [`SplitRing::available`] has counted.
+    fn take(&mut self) -> Result<Option<u16>, BrokenRingError> {
+        interleave::mark_interleave_point();
+        let at = self.avail.1 + self.layout.avail_entry(self.next_avail);
+        let head = u16::from_le(self.avail.0.u16_at(at).load(Ordering::Relaxed));
+        if head >= self.layout.size {
+            return Err(BrokenRingError::NoSuchDescriptor);
+        }
+        self.next_avail = self.next_avail.wrapping_add(1);
+        Ok(Some(head))
+    }
+
+    fn begin(&mut self, head: u16) {
+        if let Some(record) = &mut self.record {
+            record.begin(head);
+        }
+    }
+
+    fn resubmit(&mut self) -> Option<u16> {
+        let head = self.resubmit.pop()?;
+        self.begin(head);
+        Some(head)
+    }
+
+    fn read_chain(
+        &self,
+        head: u16,
+        memory: &GuestMemory,
+        chain: &mut DescriptorChain,
+    ) -> Result<(), BrokenChainError> {
+        chain.read(self, memory, head)
+    }
+
+    /// Writes a used entry.
+    fn push_used(&mut self, head: u16, written: u32) {
+        if let Some(record) = &self.record {
+            record.link(head);
+            self.completed.push(head);
+        }
         interleave::mark_interleave_point();
         let at = self.used.1 + self.layout.used_entry(self.next_used);
         self.used.0.u32_at(at).store(u32::from(head).to_le(), Ordering::Relaxed);
@@ -150,31 +175,37 @@ impl SplitRing {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Makes the written entries visible. Returns true if the guest wants to be notified.
-    pub(super) fn publish(&mut self) -> bool {
+    fn publish(&mut self) -> Option<bool> {
         let old = std::mem::replace(&mut self.published, self.next_used);
         if old == self.next_used {
-            return false;
+            return None;
         }
         let index = self.used.0.u16_at(self.used.1 + 2);
-        self.guest_wish().publish(index, old, self.next_used)
+        let is_wanted = self.guest_wish().publish(index, old, self.next_used);
+        if let Some(record) = &self.record {
+            record.end(&self.completed, self.next_used);
+            self.completed.clear();
+        }
+        Some(is_wanted)
     }
 
-    /// Tells the guest that it need not notify. With event indices nothing is to be done: an index
-    /// in the past causes no notification.
-    pub(super) fn suppress_notifications(&self) {
+    /// With event indices nothing is to be done: an index in the past causes no notification.
+    fn suppress_notifications(&mut self) {
         if !self.has_event_index {
             self.device_wish().withdraw();
         }
     }
 
-    /// Asks the guest for a notification of the next entry. Returns true if there is one already.
-    pub(super) fn request_notification(&self) -> bool {
+    fn request_notification(&mut self) -> bool {
         let next = self.next_avail;
         // Each arm knows the kind of the wish, which saves a second branch.
         match self.device_wish() {
             wish @ NotificationWish::Event(_) => wish.request(self.avail_index_word(), next),
             wish @ NotificationWish::Flags(_) => wish.request(self.avail_index_word(), next),
         }
+    }
+
+    fn base(&self) -> u32 {
+        self.next_avail.into()
     }
 }

@@ -14,26 +14,23 @@ use super::channel::{
 use super::geometry::DiskGeometry;
 use super::handover::VhostUserSetupMessage;
 use super::inflight_memory::InflightMemory;
-use super::inflight_record::InflightRecord;
 use super::memory::GuestMemory;
-use super::queue::{VirtQueue, VirtQueueMessage, VirtQueueSettings, VirtQueueStart};
+use super::queue::{VirtQueueMessage, VirtQueueSettings};
 use super::queue_wait::QueueWait;
-use super::ring::SplitRing;
-use super::vring_setup::{RunningVirtQueue, VringSetup};
+use super::vring_setup::VringSetup;
 use crate::nbd::ExportRef;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use udm_core::{AckOnLastDrop, CoreId, DeviceId};
+use udm_core::AckOnLastDrop;
 use udm_runtime::ProcessCores;
 use udm_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE, ConfigSpaceRange, REGIONS_MAX, VhostUserProtocolFeatures, VhostUserRequest,
     VringFd, VringState, encode_message, encode_reply,
 };
 use udm_wire::virtio::VirtioFeatures;
-use udm_wire::virtio::blk::{BLK_CONFIG_SIZE, BLK_CONFIG_WRITEBACK, BLK_ID_SIZE};
-use udm_wire::virtio::ring::SplitRingLayout;
+use udm_wire::virtio::blk::{BLK_CONFIG_SIZE, BLK_CONFIG_WRITEBACK};
 
 /// Queues per machine.
 pub(super) const QUEUES_MAX: u16 = 64;
@@ -54,8 +51,8 @@ const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::
 /// A session of one front end.
 pub(super) struct VhostUserSession {
     pub(super) channel: VhostUserChannel,
-    core_set: Arc<ProcessCores>,
-    export: ExportRef,
+    pub(super) core_set: Arc<ProcessCores>,
+    pub(super) export: ExportRef,
     pub(super) features: VirtioFeatures,
     pub(super) protocol: VhostUserProtocolFeatures,
     pub(super) memory: Arc<GuestMemory>,
@@ -157,6 +154,7 @@ impl VhostUserSession {
     fn disable_all(&mut self) {
         self.stop_all();
         self.rings.iter_mut().for_each(|ring| ring.is_enabled = false);
+        self.clear_inflight();
     }
 
     fn handle(&mut self, message: ReceivedVhostUserMessage) -> io::Result<()> {
@@ -196,6 +194,12 @@ impl VhostUserSession {
                 if !unknown.is_empty() {
                     return Err(refused(format!("features {:#x} are not offered", unknown.bits())));
                 }
+                let is_other_kind =
+                    self.features.symmetric_difference(features).contains(VirtioFeatures::RING_PACKED);
+                if is_other_kind && !self.features.is_empty() {
+                    // The driver has reset the device.
+                    self.clear_inflight();
+                }
                 self.features = features;
                 // Without protocol features there is no message that enables a ring.
                 if !features.contains(VirtioFeatures::VHOST_PROTOCOL_FEATURES) {
@@ -221,10 +225,14 @@ impl VhostUserSession {
             }
             R::GetMaxMemSlots => return Ok(RequestReply::Number(REGIONS_MAX as u64)),
             R::SetVringNum(VringState { index, value }) => {
-                let layout = SplitRingLayout::new(value).filter(|layout| layout.size <= RING_SIZE_MAX);
+                // VIRTIO 1.2, 2.8.10.1: a packed ring may have any size.
+                let is_packed = self.features.contains(VirtioFeatures::RING_PACKED);
+                let is_valid =
+                    |size: &u16| (1..=RING_SIZE_MAX).contains(size) && (is_packed || size.is_power_of_two());
+                let size = u16::try_from(value).ok().filter(is_valid);
                 let bad =
                     || refused(format!("a ring of {value} entries: expected a power of two up to 1024"));
-                self.stopped_ring(index)?.size = Some(layout.ok_or_else(bad)?.size);
+                self.stopped_ring(index)?.size = Some(size.ok_or_else(bad)?);
                 self.start_if_ready(index as usize)?;
             }
             R::SetVringAddr(addresses) => {
@@ -236,15 +244,15 @@ impl VhostUserSession {
                 }
             }
             R::SetVringBase(VringState { index, value }) => {
-                self.stopped_ring(index)?.base = value as u16;
+                let ring = self.stopped_ring(index)?;
+                (ring.base, ring.is_rebased) = (value, ring.has_run);
             }
             R::GetVringBase(index) => {
                 self.ring(index)?;
                 self.stop(index as usize);
                 let ring = self.ring(index)?;
                 (ring.kick, ring.has_kick, ring.call) = (None, false, None);
-                let base = u32::from(ring.base);
-                let payload = [index.to_ne_bytes(), base.to_ne_bytes()].concat();
+                let payload = [index.to_ne_bytes(), ring.base.to_ne_bytes()].concat();
                 return Ok(RequestReply::Payload(payload, None));
             }
             R::SetVringKick(VringFd { index, .. }) => {
@@ -283,7 +291,8 @@ impl VhostUserSession {
             R::GetConfig(range) => return Ok(RequestReply::Payload(self.read_config(range).encode(), None)),
             R::SetConfig(range) => self.write_config(&range)?,
             R::GetInflightFd(asked) => {
-                let (memory, file) = InflightMemory::create(asked, QUEUES_MAX, RING_SIZE_MAX)?;
+                let (memory, file) =
+                    InflightMemory::create(asked, QUEUES_MAX, RING_SIZE_MAX, self.ring_kinds())?;
                 let reply = memory.area.encode();
                 self.inflight = Some(memory);
                 return Ok(RequestReply::Payload(reply, Some(file)));
@@ -316,7 +325,7 @@ impl VhostUserSession {
         if ring.running.is_some() { Err(refused(format!("ring {index} is in use"))) } else { Ok(ring) }
     }
 
-    fn settings(&self, index: usize) -> VirtQueueSettings {
+    pub(super) fn settings(&self, index: usize) -> VirtQueueSettings {
         let has_cache = self.features.contains(VirtioFeatures::BLK_FLUSH);
         VirtQueueSettings {
             geometry: self.geometry,
@@ -330,65 +339,6 @@ impl VhostUserSession {
         if let Some(running) = self.rings[index].running {
             self.core_set.send_message(running.core, running.topic, Box::new(message));
         }
-    }
-
-    /// Starts a ring if it has all that it needs.
-    fn start_if_ready(&mut self, index: usize) -> io::Result<()> {
-        let ring = &self.rings[index];
-        let (Some(size), Some(addresses), true, true, None) =
-            (ring.size, ring.addresses, ring.has_kick, ring.is_enabled, ring.running)
-        else {
-            return Ok(());
-        };
-        let layout = SplitRingLayout { size };
-        let part = |name: &str, address: u64, len: usize, align: u64| {
-            let bad =
-                || refused(format!("ring {index}: its {name} is in no region, or is not aligned to {align}"));
-            self.memory.find_user(address, len, align).ok_or_else(bad)
-        };
-        let parts = [
-            part("descriptor table", addresses.descriptors, layout.descriptors_len(), 16)?,
-            part("available ring", addresses.avail, layout.avail_len(), 2)?,
-            part("used ring", addresses.used, layout.used_len(), 4)?,
-        ];
-        let has_event_index = self.features.contains(VirtioFeatures::EVENT_IDX);
-        let mut split = SplitRing::new(layout, parts, has_event_index, ring.base);
-        let mut record = None;
-        let mut resubmit = Vec::new();
-        if let Some(InflightMemory { map, area, .. }) = &self.inflight {
-            let bad = || refused(format!("ring {index} is not in the memory for requests in flight"));
-            let own = InflightRecord::new(map, area, index).filter(|_| size <= area.ring_size);
-            let mut own = own.ok_or_else(bad)?;
-            let recovery = own.recover(split.next_used());
-            if let Some(head) = recovery.resubmit.iter().find(|head| **head >= size) {
-                return Err(refused(format!("ring {index}: request {head} in flight is not in the ring")));
-            }
-            split.continue_at(recovery.next_avail);
-            (record, resubmit) = (Some(own), recovery.resubmit);
-            if !resubmit.is_empty() {
-                let (name, count) = (self.export.name(), resubmit.len());
-                tracing::info!(
-                    "vhost-user {name}: ring {index}: {count} requests in flight are submitted again"
-                );
-            }
-        }
-        let (topic, core) = (DeviceId::new(), CoreId((index % self.core_set.len()) as u16));
-        let start = VirtQueueStart {
-            index: index as u32,
-            topic,
-            export: self.export.clone(),
-            memory: Arc::clone(&self.memory),
-            ring: split,
-            record,
-            resubmit,
-            disk_id: encode_disk_id(&self.export.name()),
-            kick: ring.kick.clone(),
-            call: ring.call.clone(),
-            settings: self.settings(index),
-        };
-        self.core_set.attach(core, Box::new(move || Box::new(VirtQueue::new(start))));
-        self.rings[index].running = Some(RunningVirtQueue { topic, core });
-        Ok(())
     }
 
     /// Stops a ring and waits until its requests are completed.
@@ -469,14 +419,6 @@ impl VhostUserSession {
     }
 }
 
-/// The ID of a disk: the first bytes of its name, with zeroes up to 20 bytes.
-fn encode_disk_id(name: &str) -> [u8; BLK_ID_SIZE] {
-    let mut id = [0; BLK_ID_SIZE];
-    let len = name.len().min(BLK_ID_SIZE);
-    id[..len].copy_from_slice(&name.as_bytes()[..len]);
-    id
-}
-
-fn refused(why: String) -> io::Error {
+pub(super) fn refused(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }

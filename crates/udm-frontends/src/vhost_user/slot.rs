@@ -2,6 +2,7 @@
 
 use super::chain::{buffers_len, consume_front_16, take_last_byte};
 use super::queue::VirtQueue;
+use super::virt_ring::VirtRing;
 use udm_buf::SharedRange;
 use udm_core::interleave;
 use udm_core::{BioFlags, BioTaskLaneId, Nanos, Op, SECTOR_SIZE, Sector, Sectors, Segments, Status};
@@ -14,7 +15,7 @@ use udm_wire::virtio::blk::{
 /// Ranges per DISCARD or WRITE ZEROES.
 pub(super) const RANGES_MAX: usize = 16;
 
-/// The state of one request, by the head of its chain.
+/// The state of one request, by its slot in the ring.
 #[derive(Debug, Default)]
 pub(super) struct VirtQueueSlot {
     is_busy: bool,
@@ -62,7 +63,7 @@ impl VirtQueueSlot {
     }
 }
 
-impl VirtQueue {
+impl<R: VirtRing> VirtQueue<R> {
     /// Starts the request in `self.chain`.
     pub(super) fn start_request(&mut self, head: u16, lane: BioTaskLaneId, cx: &mut FrontCx<'_, '_>) {
         let slot = &mut self.slots[usize::from(head)];

@@ -10,7 +10,12 @@ use udm_wire::vhost_user::VringAddresses;
 pub(super) struct VringSetup {
     pub(super) size: Option<u16>,
     pub(super) addresses: Option<VringAddresses>,
-    pub(super) base: u16,
+    /// The number of `SET_VRING_BASE` or `GET_VRING_BASE`.
+    pub(super) base: u32,
+    /// The front end has set the base after the ring ran: the record does not say it.
+    pub(super) is_rebased: bool,
+    /// The ring was started in this session.
+    pub(super) has_run: bool,
     pub(super) kick: Option<Arc<OwnedFd>>,
     /// A kick descriptor was set, or polling without one.
     pub(super) has_kick: bool,

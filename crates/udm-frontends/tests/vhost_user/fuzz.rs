@@ -32,7 +32,8 @@ const SETUP: &[&[u8]] = &[
 
 /// Messages that change a session.
 const CHANGES: &[&[u8]] = &[
-    // SET_FEATURES without protocol features, and SET_VRING_ENABLE 0.
+    // SET_FEATURES without packed rings, and without protocol features; SET_VRING_ENABLE 0.
+    &[2, 1, 0, 4],
     &[2, 1, 0, 0x40],
     &[18, 1, 0, 0],
     // SET_MEM_TABLE: the same memory, and none; REM_MEM_REG.
@@ -56,18 +57,23 @@ fn setups() -> impl Strategy<Value = Vec<u8>> {
         2 => select(CHANGES).prop_map(<[u8]>::to_vec),
         1 => vec(any::<u8>(), 1..12),
     ];
-    (vec((any::<Index>(), message), 0..12), any::<bool>()).prop_map(|(changes, replaces)| {
-        let mut messages: Vec<Vec<u8>> = SETUP.iter().map(|message| message.to_vec()).collect();
-        for (at, message) in changes {
-            let at = at.index(messages.len());
-            if replaces {
-                messages[at] = message;
-            } else {
-                messages.insert(at, message);
+    (vec((any::<Index>(), message), 0..12), any::<bool>(), any::<bool>()).prop_map(
+        |(changes, replaces, packed)| {
+            let mut messages: Vec<Vec<u8>> = SETUP.iter().map(|message| message.to_vec()).collect();
+            if !packed {
+                messages[1][3] = 4;
             }
-        }
-        messages.concat()
-    })
+            for (at, message) in changes {
+                let at = at.index(messages.len());
+                if replaces {
+                    messages[at] = message;
+                } else {
+                    messages.insert(at, message);
+                }
+            }
+            messages.concat()
+        },
+    )
 }
 
 /// A descriptor: mostly in memory, and of any flags.
@@ -123,7 +129,33 @@ fn sessions_that_differed_once() {
     fuzz_session(&[others.concat(), SETUP[size].to_vec()].concat());
 }
 
+/// A packed ring whose chains begin at its first descriptor, with or without an empty record, and a
+/// table of indirect descriptors.
+fn packed_rings() -> impl Strategy<Value = Vec<u8>> {
+    let available = prop_oneof![4 => Just(1u16 << 7), 1 => Just(1 << 15), 1 => Just(0)];
+    let ring = vec((descriptor(), available, any::<u16>()), 0..20);
+    (any::<u8>(), 0u8..8, ring, vec(descriptor(), 0..20)).prop_map(|(size, kind, ring, indirect)| {
+        let mut bytes = vec![size, kind | 2, 0, 0x80];
+        for (descriptor, available, id) in ring {
+            let flags = u16::from_le_bytes([descriptor[12], descriptor[13]]) | available;
+            bytes.extend(&descriptor[..12]);
+            bytes.extend(id.to_le_bytes());
+            bytes.extend(flags.to_le_bytes());
+        }
+        bytes.resize(4 + 8192, 0);
+        // A record would be there.
+        let table = if kind & 4 == 0 { indirect.concat() } else { Vec::new() };
+        bytes.extend(table);
+        bytes
+    })
+}
+
 proptest! {
+    #[test]
+    fn packed_chains_are_checked(data in packed_rings()) {
+        fuzz_descriptor_chains(&data);
+    }
+
     #[test]
     fn any_bytes_are_a_session(data in vec(any::<u8>(), 0..200)) {
         fuzz_session(&data);

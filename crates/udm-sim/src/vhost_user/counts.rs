@@ -20,6 +20,8 @@ counts! {
         pub compared: u64,
         /// Connections of front ends.
         pub connections: u64,
+        /// Connections of machines with split rings, and with packed ones.
+        pub kinds: [u64; 2],
         /// Connections that a front end closed.
         pub lost: u64,
         /// Connections that ended in the middle of a message.
@@ -91,12 +93,14 @@ impl VhostUserCounts {
             },
             disturbances: collect_disturbances(trouble),
             coverage: format!(
-                "requests: {}; {} of them with an error\ntrouble: {}\nchecked: {} sectors, {} connections, {} memory changes, {} rests, {} ends; {} kicks, {} not wanted; in the middle of turns: {} actions of guests, {} kills; {} requests in flight at kills\n",
+                "requests: {}; {} of them with an error\ntrouble: {}\nchecked: {} sectors, {} connections ({} with split rings, {} with packed ones), {} memory changes, {} rests, {} ends; {} kicks, {} not wanted; in the middle of turns: {} actions of guests, {} kills; {} requests in flight at kills\n",
                 format_counts(names.zip(self.requests)),
                 format_count(self.errors),
                 format_disturbance_counts(trouble),
                 format_count(self.compared),
                 format_count(self.connections),
+                format_count(self.kinds[0]),
+                format_count(self.kinds[1]),
                 format_count(self.memory_changes),
                 format_count(self.rests),
                 format_count(self.ends),

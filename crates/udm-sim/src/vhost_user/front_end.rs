@@ -65,9 +65,11 @@ impl VhostUserWorld {
         let machine = &mut self.machines[m];
         machine.session = Some(Box::new(session));
         if std::mem::take(&mut machine.is_rebooting) {
-            self.reset_guests(m);
+            self.reset_guests(m, false);
         }
         let machine = &mut self.machines[m];
+        let is_packed = machine.features.contains(VirtioFeatures::RING_PACKED);
+        self.counts.kinds[usize::from(is_packed)] += 1;
         let mut connection = FrontEndConnection::new(ours);
         connection.script.extend(machine.set_up(&mut self.work));
         machine.connection = Some(connection);
@@ -75,7 +77,7 @@ impl VhostUserWorld {
     }
 
     /// The guests begin with empty rings. None of their requests is in flight any more.
-    pub(super) fn reset_guests(&mut self, m: usize) {
+    pub(super) fn reset_guests(&mut self, m: usize, keeps_record: bool) {
         self.say(format!("machine {m} begins again"));
         self.counts.resets += 1;
         let machine = &mut self.machines[m];
@@ -89,11 +91,15 @@ impl VhostUserWorld {
                 RingGuest::Hostile(guest) => guest.reset(&machine.memory),
             }
         }
-        (machine.inflight, machine.is_rebooting) = (None, false);
-        machine.bases = vec![0; machine.guests.len()];
+        let record = machine.inflight.take().filter(|_| keeps_record);
+        let was_packed = machine.features.contains(VirtioFeatures::RING_PACKED);
+        machine.is_rebooting = false;
         machine.wants_through = false;
         let offered = self.offered[m];
         machine.draw_features(offered, &mut self.work);
+        // The record of a packed ring is longer.
+        let is_packed = machine.features.contains(VirtioFeatures::RING_PACKED);
+        machine.inflight = record.filter(|_| was_packed || !is_packed);
     }
 
     fn send(&mut self, m: usize, step: FrontEndStep) -> Result<(), Violation> {
@@ -105,19 +111,21 @@ impl VhostUserWorld {
                 (number::SET_INFLIGHT_FD, inflight.area.encode(), fds, false)
             }
             FrontEndStep::SendBase(index) => {
-                let base = u32::from(self.machines[m].bases[index]);
+                let base = self.machines[m].bases[index];
                 (number::SET_VRING_BASE, messages::ring_state(index, base), vec![], false)
             }
             FrontEndStep::ClearRing(index) => {
                 let machine = &mut self.machines[m];
                 if let RingGuest::Hostile(guest) = &mut machine.guests[index] {
                     guest.reset(&machine.memory);
-                    machine.bases[index] = 0;
+                    machine.bases[index] = guest.ring.first_base();
                 }
                 return Ok(());
             }
             FrontEndStep::ResetGuests => {
-                self.reset_guests(m);
+                // The back end has reset the device, so it has cleared the record too.
+                let keeps_record = self.work.one_in(2);
+                self.reset_guests(m, keeps_record);
                 let script = self.machines[m].start_device(false, &mut self.work);
                 if let Some(connection) = &mut self.machines[m].connection {
                     connection.script.extend(script);
@@ -179,7 +187,7 @@ impl VhostUserWorld {
         machine.connection = None;
         (machine.has_left, machine.may_fail) = (true, true);
         // As a front end does it that has not asked for them. With a record they mean nothing.
-        machine.bases = machine.used_indices();
+        machine.bases = machine.used_bases();
     }
 
     fn take_reply(&mut self, m: usize, reply: FrontEndReply) -> Result<(), Violation> {
@@ -227,11 +235,11 @@ impl VhostUserWorld {
         let Some(guest) = machine.guests.get(index as usize).filter(|_| asked == Some(index)) else {
             return Err(format!("ring {asked:?} was stopped, and the reply names {index}"));
         };
-        let used = guest.ring().used_index(&machine.memory);
-        if matches!(guest, RingGuest::Orderly(_)) && base != u32::from(used) {
-            return Err(format!("ring {index} of machine {m} stops at {base}, and {used} are used"));
+        let used = guest.ring().used_base(&machine.memory);
+        if matches!(guest, RingGuest::Orderly(_)) && base != used {
+            return Err(format!("ring {index} of machine {m} stops at {base:#x}, and {used:#x} are used"));
         }
-        machine.bases[index as usize] = base as u16;
+        machine.bases[index as usize] = base;
         Ok(())
     }
 

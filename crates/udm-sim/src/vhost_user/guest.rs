@@ -153,8 +153,8 @@ impl OrderlyGuest {
             return Ok(());
         }
         loop {
-            let published = self.ring.used_index(around.memory).wrapping_sub(self.ring.seen);
-            if usize::from(published) > self.requests.len() {
+            let published = self.ring.completed_heads(around.memory).len();
+            if published > self.requests.len() {
                 return Err(format!(
                     "{published} requests are completed, and {} are in flight",
                     self.requests.len()
@@ -165,7 +165,7 @@ impl OrderlyGuest {
             }
             let polls = !around.is_resting && around.chance.one_in(3);
             self.ring.arm(around.memory, !polls, around.chance);
-            if polls || self.ring.used_index(around.memory) == self.ring.seen {
+            if polls || self.ring.completed_heads(around.memory).is_empty() {
                 return Ok(());
             }
         }

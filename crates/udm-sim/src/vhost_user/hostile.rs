@@ -8,6 +8,7 @@ use super::ring::DriverRing;
 use crate::rng::SimRng;
 use std::sync::atomic::Ordering;
 use udm_core::Nanos;
+use udm_wire::virtio::packed::PackedPosition;
 use udm_wire::virtio::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE};
 
 /// Types of requests: known ones and others.
@@ -46,6 +47,9 @@ impl HostileGuest {
 
     fn act(&mut self, memory: &MachineMemory, chance: &mut SimRng) {
         self.acts += 1;
+        if self.ring.packed.is_some() {
+            return self.act_packed(memory, chance);
+        }
         let size = self.ring.layout.size;
         match chance.below(16) {
             0..5 => self.request(memory, chance),
@@ -76,15 +80,17 @@ impl HostileGuest {
                 let at = chance.pick(&[0, self.ring.layout.used_event()]);
                 memory.u16_at(self.ring.block + AVAIL + at).store(chance.any() as u16, Ordering::Relaxed);
             }
-            _ => {
-                // A header, a status byte or a range that may be in use.
-                let at = chance.pick(&[HEADERS, STATUSES, DATA]) + 8 * chance.below(64) as usize;
-                self.write_header(memory, self.ring.block + at, chance);
-            }
+            _ => self.scribble_data(memory, chance),
         }
     }
 
-    fn write_header(&self, memory: &MachineMemory, at: usize, chance: &mut SimRng) {
+    /// Writes a header, a status byte or a range that may be in use.
+    pub(super) fn scribble_data(&self, memory: &MachineMemory, chance: &mut SimRng) {
+        let at = chance.pick(&[HEADERS, STATUSES, DATA]) + 8 * chance.below(64) as usize;
+        self.write_header(memory, self.ring.block + at, chance);
+    }
+
+    pub(super) fn write_header(&self, memory: &MachineMemory, at: usize, chance: &mut SimRng) {
         let sector = match chance.below(8) {
             0 => chance.any() >> chance.below(64),
             _ => chance.below(self.sectors),
@@ -96,7 +102,7 @@ impl HostileGuest {
     }
 
     /// An address and a length: in the block, or in no memory.
-    fn buffer(&self, chance: &mut SimRng) -> (u64, u32) {
+    pub(super) fn buffer(&self, chance: &mut SimRng) -> (u64, u32) {
         let block = GUEST + self.ring.block as u64;
         let address = match chance.below(12) {
             0 => u64::MAX - chance.below(64),
@@ -135,13 +141,6 @@ impl HostileGuest {
         self.ring.publish(memory, head);
     }
 
-    fn flags(chance: &mut SimRng) -> u16 {
-        match chance.below(4) {
-            0 => chance.any() as u16,
-            _ => chance.any() as u16 & (DESC_F_NEXT | DESC_F_WRITE | DESC_F_INDIRECT),
-        }
-    }
-
     /// Any descriptor: circles, ends beyond the ring, buffers in no memory.
     fn scribble_descriptor(&self, memory: &MachineMemory, chance: &mut SimRng) {
         let size = u64::from(self.ring.layout.size);
@@ -151,7 +150,7 @@ impl HostileGuest {
             _ => chance.below(size) as u16,
         };
         let (address, len) = self.buffer(chance);
-        let flags = HostileGuest::flags(chance);
+        let flags = any_flags(chance);
         DriverRing::put_descriptor(memory, at, (address, len, flags, next));
     }
 
@@ -160,7 +159,7 @@ impl HostileGuest {
         let table = self.ring.block + TABLES;
         for entry in 0..chance.below(5) as usize {
             let (address, len) = self.buffer(chance);
-            let (flags, next) = (HostileGuest::flags(chance), chance.below(6) as u16);
+            let (flags, next) = (any_flags(chance), chance.below(6) as u16);
             DriverRing::put_descriptor(memory, table + 16 * entry, (address, len, flags, next));
         }
         let head = chance.below(u64::from(self.ring.layout.size)) as u16;
@@ -192,10 +191,23 @@ impl HostileGuest {
         }
     }
 
-    /// At a rest: adds an entry that no ring can have, so the device must stop the ring.
+    /// At a rest, in an empty ring: adds an entry or a chain that no ring can have, so the device
+    /// must stop the ring.
     pub(super) fn break_ring(&mut self, memory: &MachineMemory) {
+        if self.ring.packed.is_some() {
+            self.spoil_packed(memory, PackedPosition::START.wrap);
+            return self.ring.kick();
+        }
         self.spoil_entries(memory);
         self.ring.publish(memory, self.ring.layout.size);
         self.ring.kick();
+    }
+}
+
+/// Flags of a descriptor.
+pub(super) fn any_flags(chance: &mut SimRng) -> u16 {
+    match chance.below(4) {
+        0 => chance.any() as u16,
+        _ => chance.any() as u16 & (DESC_F_NEXT | DESC_F_WRITE | DESC_F_INDIRECT),
     }
 }

@@ -76,8 +76,8 @@ pub(super) struct Machine {
     pub(super) may_fail: bool,
     /// The rings are to begin again with the next connection, and the guests wait for it.
     pub(super) is_rebooting: bool,
-    /// Indices at which the rings continue.
-    pub(super) bases: Vec<u16>,
+    /// Where the rings continue, as the messages have it.
+    pub(super) bases: Vec<u32>,
     /// Time of the next turn of the front end.
     pub(super) next: Nanos,
     /// Lines that the log may have about the ring of the hostile guest.
@@ -88,8 +88,8 @@ pub(super) struct Machine {
 pub(super) struct MachineMemoryCopy {
     memory: Vec<u8>,
     inflight: Option<Vec<u8>>,
-    /// Indices of the used rings.
-    used: Vec<u16>,
+    /// Where the rings continue.
+    used: Vec<u32>,
 }
 
 impl Machine {
@@ -113,9 +113,9 @@ impl Machine {
         self.session.is_some() && (self.unread > 0 || self.has_left)
     }
 
-    /// Indices of the used rings.
-    pub(super) fn used_indices(&self) -> Vec<u16> {
-        self.guests.iter().map(|guest| guest.ring().used_index(&self.memory)).collect()
+    /// Where rings continue whose requests are complete.
+    pub(super) fn used_bases(&self) -> Vec<u32> {
+        self.guests.iter().map(|guest| guest.ring().used_base(&self.memory)).collect()
     }
 
     pub(super) fn copy(&self) -> MachineMemoryCopy {
@@ -124,7 +124,7 @@ impl Machine {
             copy_from_shared(inflight.map.words(), 0, &mut bytes);
             bytes
         });
-        let used = self.used_indices();
+        let used = self.used_bases();
         MachineMemoryCopy { memory: self.memory.read(0, self.memory.len()), inflight, used }
     }
 
@@ -178,7 +178,7 @@ impl Machine {
         (self.unread, self.has_left, self.may_fail) = (0, false, false);
     }
 
-    /// Draws the features that the guests use, out of `offered`.
+    /// Draws the features that the guests use, out of `offered`. Their rings are empty.
     pub(super) fn draw_features(&mut self, offered: VirtioFeatures, chance: &mut SimRng) {
         let optional = [
             VirtioFeatures::EVENT_IDX,
@@ -190,8 +190,14 @@ impl Machine {
         for feature in optional {
             self.features.set(feature, chance.below(4) > 0);
         }
+        self.features.set(VirtioFeatures::RING_PACKED, chance.one_in(2));
         let has_event_index = self.features.contains(VirtioFeatures::EVENT_IDX);
-        self.guests.iter_mut().for_each(|guest| guest.ring_mut().has_event_index = has_event_index);
+        let is_packed = self.features.contains(VirtioFeatures::RING_PACKED);
+        for ring in self.guests.iter_mut().map(RingGuest::ring_mut) {
+            ring.has_event_index = has_event_index;
+            ring.set_packed(is_packed);
+        }
+        self.bases = self.guests.iter().map(|guest| guest.ring().first_base()).collect();
         // Without the feature each write is durable when it completes.
         let has_cache = self.features.contains(VirtioFeatures::BLK_FLUSH);
         self.through_since = if has_cache { None } else { Some(0) };

@@ -1,15 +1,16 @@
 //! Worlds of disks of virtual machines: the queues and sessions of the vhost-user-blk back end run
 //! unchanged over simulated disks and a simulated ring of the cores.
 //!
-//! One or two machines have one to three rings each. Their memory, their rings and the record of
-//! requests in flight are real shared memory. Orderly guests keep the rules and check each result.
-//! A hostile guest does anything with its ring, and its front end sends anything. Front ends stop
-//! and restart rings, change memory, switch the write cache, and disconnect at any message. The
-//! server is killed at any moment, also between two accesses to the memory of a machine: the memory
-//! is copied at that moment, and restored once the cores have ended.
+//! One or two machines have one to three rings each, split or packed. Their memory, their rings
+//! and the record of requests in flight are real shared memory. Orderly guests keep the rules and
+//! check each result. A hostile guest does anything with its ring, and its front end sends
+//! anything. Front ends stop and restart rings, change memory, switch the write cache, and
+//! disconnect at any message. The server is killed at any moment, also between two accesses to the
+//! memory of a machine: the memory is copied at that moment, and restored once the cores have
+//! ended.
 //!
-//! * `memory`, `ring`: the memory of a machine, and the driver's side of a ring.
-//! * `guest`, `hostile`: the guests. `model`: the permitted results.
+//! * `memory`, `ring`, `packed_ring`: the memory of a machine, and the driver's side of a ring.
+//! * `guest`, `hostile`, `hostile_packed`: the guests. `model`: the permitted results.
 //! * `messages`, `machine`, `front_end`: the front ends.
 //! * `world`, `turn`, `server`, `run`: the run. `counts`: the counters.
 
@@ -17,10 +18,12 @@ mod counts;
 mod front_end;
 mod guest;
 mod hostile;
+mod hostile_packed;
 mod machine;
 mod memory;
 mod messages;
 mod model;
+mod packed_ring;
 mod ring;
 mod run;
 mod server;

@@ -1,6 +1,8 @@
-//! The driver's side of a ring, as the specification has it (VIRTIO 1.2, section 2.7).
+//! The driver's side of a ring. The split ring is as the specification has it (VIRTIO 1.2, section
+//! 2.7); for the other kind see `packed_ring`.
 
 use super::memory::{AVAIL, GUEST, MachineMemory, TABLES, USED};
+use super::packed_ring::PackedDriverRing;
 use crate::rng::SimRng;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io;
@@ -20,9 +22,11 @@ pub(super) struct DriverRing {
     /// Offset of its block.
     pub(super) block: usize,
     pub(super) layout: SplitRingLayout,
+    /// The state of a packed ring; `None` of a split one.
+    pub(super) packed: Option<PackedDriverRing>,
     /// `used_event` and `avail_event` replace the flags.
     pub(super) has_event_index: bool,
-    /// Descriptors that no request uses.
+    /// Descriptors that no request uses; of a packed ring, IDs of chains, as many.
     pub(super) free: Vec<u16>,
     /// Index of the next available entry.
     pub(super) avail: u16,
@@ -52,6 +56,7 @@ impl DriverRing {
         Ok(DriverRing {
             block,
             layout: SplitRingLayout { size },
+            packed: None,
             has_event_index: false,
             free: (0..size).rev().collect(),
             avail: 0,
@@ -68,6 +73,17 @@ impl DriverRing {
         memory.clear(self.block);
         self.free = (0..self.layout.size).rev().collect();
         (self.avail, self.seen, self.announced, self.is_armed) = (0, 0, 0, true);
+        self.set_packed(self.packed.is_some());
+    }
+
+    /// Makes the empty ring a packed or a split one.
+    pub(super) fn set_packed(&mut self, is_packed: bool) {
+        self.packed = is_packed.then(|| PackedDriverRing::new(self.block, self.layout.size));
+    }
+
+    /// The base of an empty ring.
+    pub(super) fn first_base(&self) -> u32 {
+        if self.packed.is_some() { 0x8000_8000 } else { 0 }
     }
 
     /// Writes descriptor or table entry `at`.
@@ -97,6 +113,10 @@ impl DriverRing {
             return None;
         }
         let used = self.free.split_off(self.free.len() - count);
+        if let Some(packed) = &mut self.packed {
+            packed.make_chain(memory, used[0], buffers, indirect);
+            return Some(used);
+        }
         let table = self.block + TABLES + 256 * usize::from(used[0]);
         for (i, (at, len, is_writable)) in buffers.iter().enumerate() {
             let mut flags = if *is_writable { DESC_F_WRITE } else { 0 };
@@ -117,8 +137,11 @@ impl DriverRing {
         Some(used)
     }
 
-    /// Adds an entry to the available ring and makes it visible.
+    /// Makes the chain that begins at `head` visible.
     pub(super) fn publish(&mut self, memory: &MachineMemory, head: u16) {
+        if let Some(packed) = &mut self.packed {
+            return packed.publish(memory, head);
+        }
         let avail = self.block + AVAIL;
         memory.u16_at(avail + self.layout.avail_entry(self.avail)).store(head, Ordering::Relaxed);
         self.avail = self.avail.wrapping_add(1);
@@ -127,11 +150,18 @@ impl DriverRing {
 
     /// True if entries were added for which the driver has not looked if it must notify.
     pub(super) fn has_unannounced(&self) -> bool {
-        self.avail != self.announced
+        self.avail != self.announced || self.packed.as_ref().is_some_and(PackedDriverRing::has_unannounced)
     }
 
     /// Notifies the device of new entries, if it wants that. Returns true if it does.
     pub(super) fn announce(&mut self, memory: &MachineMemory) -> bool {
+        if let Some(packed) = &mut self.packed {
+            let wants = packed.announce(memory);
+            if wants {
+                self.kick();
+            }
+            return wants;
+        }
         fence(Ordering::SeqCst);
         let old = std::mem::replace(&mut self.announced, self.avail);
         let used = self.block + USED;
@@ -153,13 +183,24 @@ impl DriverRing {
         let _ = rustix::io::write(&*self.kick, &1u64.to_ne_bytes());
     }
 
+    /// The base of a ring that continues where the used ring ends.
+    pub(super) fn used_base(&self, memory: &MachineMemory) -> u32 {
+        match &self.packed {
+            Some(packed) => packed.base(memory),
+            None => self.used_index(memory).into(),
+        }
+    }
+
     /// `idx` of the used ring.
-    pub(super) fn used_index(&self, memory: &MachineMemory) -> u16 {
+    fn used_index(&self, memory: &MachineMemory) -> u16 {
         memory.u16_at(self.block + USED + 2).load(Ordering::Acquire)
     }
 
     /// Heads of completed requests that the driver has not taken.
     pub(super) fn completed_heads(&self, memory: &MachineMemory) -> Vec<u16> {
+        if let Some(packed) = &self.packed {
+            return packed.completed_ids(memory);
+        }
         let count = self.used_index(memory).wrapping_sub(self.seen);
         let at = |i| self.block + USED + self.layout.used_entry(self.seen.wrapping_add(i));
         (0..count).map(|i| memory.u32_at(at(i)).load(Ordering::Relaxed) as u16).collect()
@@ -167,6 +208,9 @@ impl DriverRing {
 
     /// Describes the state of the ring, for a person.
     pub(super) fn describe(&self, memory: &MachineMemory) -> String {
+        if let Some(packed) = &self.packed {
+            return packed.describe(memory);
+        }
         let word = |at: usize| memory.u16_at(self.block + at).load(Ordering::Relaxed);
         format!(
             "avail {} of {}, used {} of {}, flags {} and {}, events {} and {}, kick {}, call {}",
@@ -196,6 +240,9 @@ impl DriverRing {
     /// Asks for a notification of the next used entry, or for none.
     pub(super) fn arm(&mut self, memory: &MachineMemory, is_armed: bool, chance: &mut SimRng) {
         self.is_armed = is_armed;
+        if let Some(packed) = &self.packed {
+            return packed.arm(memory, is_armed, self.has_event_index, chance);
+        }
         let avail = self.block + AVAIL;
         if self.has_event_index {
             let event = if is_armed { self.seen } else { self.seen.wrapping_sub(1 + chance.below(8) as u16) };
@@ -209,6 +256,9 @@ impl DriverRing {
 
     /// Takes the next used entry: head and written bytes.
     pub(super) fn take_used(&mut self, memory: &MachineMemory) -> Option<(u32, u32)> {
+        if let Some(packed) = &mut self.packed {
+            return packed.take_used(memory);
+        }
         if self.used_index(memory) == self.seen {
             return None;
         }

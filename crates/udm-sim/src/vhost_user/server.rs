@@ -139,7 +139,7 @@ impl VhostUserWorld {
         machine.forget_connection();
         if !has_left {
             // All requests are complete, so this is where the rings continue.
-            machine.bases = machine.used_indices();
+            machine.bases = machine.used_bases();
         }
         let how = outcome.as_ref().map_or_else(ToString::to_string, |_| "its front end left".into());
         self.say(format!("the session of machine {m} ends: {how}"));

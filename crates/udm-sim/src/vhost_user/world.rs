@@ -87,6 +87,7 @@ fn offered_features(max: [u64; 3]) -> VirtioFeatures {
     let mut features = VirtioFeatures::VERSION_1
         | VirtioFeatures::VHOST_PROTOCOL_FEATURES
         | VirtioFeatures::EVENT_IDX
+        | VirtioFeatures::RING_PACKED
         | VirtioFeatures::INDIRECT_DESC
         | VirtioFeatures::BLK_SEG_MAX
         | VirtioFeatures::BLK_BLK_SIZE
@@ -213,7 +214,7 @@ impl VhostUserWorld {
         }
         Ok(Machine {
             memory,
-            bases: vec![0; guests.len()],
+            bases: Vec::new(),
             guests,
             disk,
             is_hostile,

@@ -9,12 +9,17 @@
 //! decodes both with [`VhostUserRequest::decode`]. It answers with [`encode_reply`].
 
 mod inflight;
+mod inflight_packed;
 mod message;
 mod request;
 mod setup;
 
 pub use inflight::{
     INFLIGHT_VERSION, InflightEntry, InflightLayout, InflightRecovery, recover_inflight_requests,
+};
+pub use inflight_packed::{
+    PackedInflightEntry, PackedInflightHeader, PackedInflightLayout, PackedInflightRecovery,
+    recover_packed_inflight_requests,
 };
 pub use message::{
     CONFIG_PAYLOAD_MAX, HEADER_SIZE, PAYLOAD_MAX, VhostUserError, VhostUserMessageHeader, encode_message,

@@ -1,10 +1,10 @@
-//! Virtio: the split ring and the block device, as layouts and numbers. No I/O and no memory
-//! access.
+//! Virtio: the rings and the block device, as layouts and numbers. No I/O and no memory access.
 //!
-//! Source: VIRTIO 1.2, sections 2.7 (split virtqueues), 5.2 (block device) and 6 (reserved feature
-//! bits). All integers are little-endian.
+//! Source: VIRTIO 1.2, sections 2.7 (split virtqueues), 2.8 (packed virtqueues), 5.2 (block device)
+//! and 6 (reserved feature bits). All integers are little-endian.
 
 pub mod blk;
+pub mod packed;
 pub mod ring;
 
 use bitflags::bitflags;

@@ -74,6 +74,9 @@ pub struct BenchArgs {
     /// notifications. Without it they sleep, as a machine does
     #[arg(long, conflicts_with_all = ["devices", "compare", "snapshots", "nbd"])]
     poll: bool,
+    /// With --vhost-user: packed rings instead of split ones
+    #[arg(long, requires = "vhost_user")]
+    packed: bool,
     /// Compare layers over a null device with each other, and with the same layers behind one lock
     #[arg(long, group = "comparison", conflicts_with = "devices")]
     compare: bool,
@@ -157,7 +160,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
         let run = SingleLoadMeasurement { load: loads[0], progress, stop };
         match (&server, &args.vhost_user, args.floor) {
             (Some(uri), ..) => run.measure_nbd(uri).context("bench"),
-            (_, Some(socket), _) => run.measure_vhost_user(socket, args.poll).context("bench"),
+            (_, Some(socket), _) => run.measure_vhost_user(socket, args.poll, args.packed).context("bench"),
             (_, _, Some(BenchFloor::Nbd)) => run.measure_floor().context("bench"),
             (_, _, Some(BenchFloor::VhostUser)) => run.measure_copy_floor(args.poll).context("bench"),
             (None, None, None) => measure_jobs(&jobs, progress, stop, |core_set| {

@@ -31,6 +31,7 @@ use udm_control::{DeviceRegistry, StateFolder};
 use udm_core::errno::{EBUSY, EINVAL, EIO, EOPNOTSUPP, ETIMEDOUT};
 use udm_dm::TargetError;
 use udm_frontends::nbd::{DetachedNbdClient, InheritedListener, NbdHandover, NbdServer, NbdServerTls};
+use udm_frontends::vhost_user::DetachedVhostUserFrontEnd;
 
 /// How long the new program may take to start its cores, and to create all devices.
 const START_MAX: Duration = Duration::from_secs(15);
@@ -131,8 +132,9 @@ struct NewServer {
 impl RunningServer<'_> {
     async fn upgrade(&self, request: &UpgradeServerRequest) -> Result<UpgradeReport, VerbError> {
         self.check(request)?;
-        // A new program that does not know extended headers finds out with the state.
-        let format = format_for(HandoverNeeds::of_registry(self.registry), false);
+        // A new program that does not know extended headers or packed rings finds out with the
+        // state.
+        let format = format_for(HandoverNeeds::of_registry(self.registry), false, false);
         let mut new = NewServer::start(&program(request.program.as_deref())?, format).await?;
         let done = self.hand_over(&mut new).await;
         if done.is_err() {
@@ -300,8 +302,11 @@ impl RunningServer<'_> {
 
     fn state(&self, parts: &DetachedParts, listeners: &[InheritedListener]) -> ServerState {
         let has_extended_clients = parts.clients.iter().any(|client| client.header_style.is_extended());
+        let mut front_ends = parts.machines.iter().flatten().filter_map(|disk| disk.front_end.as_ref());
+        let has_packed_rings = front_ends.any(DetachedVhostUserFrontEnd::has_packed_rings);
+        let needs = HandoverNeeds::of_devices(&parts.devices);
         ServerState {
-            format: format_for(HandoverNeeds::of_devices(&parts.devices), has_extended_clients),
+            format: format_for(needs, has_extended_clients, has_packed_rings),
             pid: std::process::id(),
             removes_control_file: self.control.removes_file(),
             listeners: listeners.iter().map(|listener| listener.removes_file).collect(),

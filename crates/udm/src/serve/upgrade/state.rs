@@ -15,7 +15,7 @@ use udm_frontends::vhost_user::{DetachedVhostUserFrontEnd, VhostUserSetupMessage
 use udm_wire::nbd::NbdHeaderStyle;
 
 /// Versions of the format that this program reads.
-pub(super) const FORMATS: [u32; 4] = [1, 2, 3, 4];
+pub(super) const FORMATS: [u32; 5] = [1, 2, 3, 4, 5];
 
 /// The version to write: the lowest that every program that reads it serves as it should.
 ///
@@ -24,8 +24,10 @@ pub(super) const FORMATS: [u32; 4] = [1, 2, 3, 4];
 /// | 2 | would serve devices for some clients to all |
 /// | 3 | would serve devices without their limits of requests and bytes per second |
 /// | 4 | would not understand clients with extended headers |
-pub(super) fn format_for(needs: HandoverNeeds, has_extended_clients: bool) -> u32 {
+/// | 5 | would disconnect machines with packed rings |
+pub(super) fn format_for(needs: HandoverNeeds, has_extended_clients: bool, has_packed_rings: bool) -> u32 {
     match needs {
+        _ if has_packed_rings => 5,
         _ if has_extended_clients => 4,
         HandoverNeeds { throttles: true, .. } => 3,
         HandoverNeeds { allowed_clients: true, .. } => 2,
@@ -209,7 +211,8 @@ mod tests {
             assert_eq!(again.with_socket(socket()).unwrap().header_style, header_style);
         }
         let needs = HandoverNeeds::default();
-        assert_eq!((format_for(needs, false), format_for(needs, true)), (1, 4));
+        assert_eq!((format_for(needs, false, false), format_for(needs, true, false)), (1, 4));
+        assert_eq!((format_for(needs, false, true), format_for(needs, true, true)), (5, 5));
     }
 
     #[test]

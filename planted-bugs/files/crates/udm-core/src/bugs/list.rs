@@ -504,6 +504,20 @@ bugs! {
     MemoryReturnedEarly: VhostUser,
     /// A write is answered before the flush that makes it durable, while the write cache is off.
     FlushAfterWriteForgotten: VhostUser,
+    /// The wrap counter of a packed ring stays the same at the end of the ring.
+    PackedWrapKept: VhostUser,
+    /// The flags of a used descriptor are written before its ID and length.
+    PackedFlagsEarly: VhostUser,
+    /// A batch of used descriptors is published with its first one before the others are written.
+    PackedFirstNotLast: VhostUser,
+    /// A used descriptor has the number of the slot instead of the ID of the chain.
+    PackedIdIsSlot: VhostUser,
+    /// The marks of completed requests of a packed ring are cleared before they are published.
+    PackedMarksClearedEarly: VhostUser,
+    /// A chain is taken off the free entries of the record before it is marked.
+    PackedTakenBeforeMarked: VhostUser,
+    /// A new server does not see that the last batch of a packed ring was published.
+    PackedBatchForgotten: VhostUser,
     /// Bits of a clone are written to its metadata before their data is durable.
     CloneBitBeforeData: Clones,
     /// A write of a part of a region marks it as hydrated without a copy of the rest.
