@@ -1,7 +1,7 @@
 //! Connect, and the commands of the admin queue.
 
 use super::conn::{ConnContext, ConnStage, ControllerConn};
-use super::pdus::{PduSequence, data_answer, response};
+use super::pdus::{FREE_ID, PduSequence, data_answer, response};
 use super::target::{AnaReport, SimController};
 use crate::model::Violation;
 use udm_wire::nvme::{
@@ -163,7 +163,7 @@ impl ControllerConn {
             self.lie(a);
             // A completion of no command, and no other one.
             self.complete(id, 0, NvmeStatus::SUCCESS);
-            let bad = response(0x7777, 0, NvmeStatus::SUCCESS, &self.limits);
+            let bad = response(FREE_ID, 0, NvmeStatus::SUCCESS, &self.limits);
             self.answers.insert(0, PduSequence::from([bad]));
             return Ok(());
         }

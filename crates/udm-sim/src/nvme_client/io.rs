@@ -246,8 +246,7 @@ impl ControllerConn {
         if self.is_drawn(self.behavior.lies, a) {
             self.lie(a);
             let reads = bytes_of(&stamps);
-            let free_id = (0..=u16::MAX).find(|id| !self.in_flight.contains(id)).unwrap_or(u16::MAX);
-            let subject = ForgedSubject { id: job.id, free_id, reads: &reads };
+            let subject = ForgedSubject { id: job.id, reads: &reads };
             let lie = forge(&subject, &self.limits, a.chance);
             self.answers.push(lie);
             return;

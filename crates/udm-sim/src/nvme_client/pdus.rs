@@ -91,19 +91,21 @@ pub(super) fn data_answer(
     pdus
 }
 
+/// An identifier beyond the entries of each queue: a smaller one may be that of a command that is
+/// on its way to the target.
+pub(super) const FREE_ID: u16 = 0x7777;
+
 /// What a forged PDU is about.
 pub(super) struct ForgedSubject<'a> {
     /// A command in flight.
     pub(super) id: u16,
-    /// An identifier without a command.
-    pub(super) free_id: u16,
     /// The data that the command reads; empty for another one.
     pub(super) reads: &'a [u8],
 }
 
 /// A PDU that violates the protocol, so that a host must end the association.
 pub(super) fn forge(subject: &ForgedSubject<'_>, limits: &PduLimits, c: &mut SimRng) -> PduSequence {
-    let ForgedSubject { id, free_id, reads } = *subject;
+    let ForgedSubject { id, reads } = *subject;
     let success = |id| response(id, 0, NvmeStatus::SUCCESS, limits);
     let r2t = |id, offset, len| ready_to_transfer(&DataPdu { command: id, tag: 7, offset, len }, limits);
     let len = reads.len() as u32;
@@ -112,8 +114,8 @@ pub(super) fn forge(subject: &ForgedSubject<'_>, limits: &PduLimits, c: &mut Sim
         controller_data(&head, &vec![0xa5; len as usize], flags, limits)
     };
     let pdu = match c.below(10) {
-        0 => success(free_id),
-        1 => r2t(free_id, 0, 512),
+        0 => success(FREE_ID),
+        1 => r2t(FREE_ID, 0, 512),
         // Data of a read that is short, misplaced, or too long.
         2 if len > 4 => data(0, len - 4, (true, true)),
         3 if len > 4 => data(4, len - 4, (true, true)),
