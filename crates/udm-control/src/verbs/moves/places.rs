@@ -2,14 +2,15 @@
 
 use super::move_error;
 use crate::error::VerbError;
-use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice};
+use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice, TableResolver};
 use crate::state_folder::StableDiskId;
 use crate::state_folder::moves::{DiskPlace, MoveRecord, PlaceMatch};
+use crate::verbs::tables::parse_table_or_device_word;
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, EIO};
 use udm_core::{Sector, Sectors};
 use udm_dm::target::DeviceRange;
-use udm_dm::{ResolvedDevice, Table};
+use udm_dm::{DeviceNameResolver as _, ResolvedDevice, Table};
 use udm_wire::table::TableLine;
 use udm_wire::uri::{self, DeviceUri};
 use udm_wire::words::escape_table_word;
@@ -40,6 +41,33 @@ fn linear_place(
         uri => uri,
     };
     Some((StableDiskId::of_named_uri(&uri)?, start.parse().ok()?, *len))
+}
+
+/// The place and length of a table that is one linear line, or of a device that stands for one. The
+/// device is opened. May block.
+pub(super) fn place_of_table(
+    registry: &DeviceRegistry,
+    mapped: &Arc<RegisteredDevice>,
+    name: &str,
+    table: &str,
+    folder: &BaseDir,
+) -> Option<(DiskPlace, Sectors)> {
+    // As it will be loaded: an old place leads to the current one.
+    let lines = parse_table_or_device_word(name, table).ok()?;
+    let moved = redirect_to_current_place(registry, name, &lines, folder).ok()?;
+    let lines = match &moved {
+        Some(table) => parse_table_or_device_word(name, table).ok()?,
+        None => lines,
+    };
+    let [TableLine { start: 0, len, kind, args, .. }] = lines.as_slice() else { return None };
+    let ([word, start], "linear") = (args.as_slice(), kind.as_str()) else { return None };
+    let start = Sector(start.parse().ok()?);
+    let device = TableResolver::new(registry, folder).of(mapped).get(word).ok()?;
+    let len = match *len {
+        0 => Sectors(device.device.limits().size.0.checked_sub(start.0)?),
+        len => Sectors(len),
+    };
+    Some((place_of(registry, &device, start)?, len))
 }
 
 fn records(registry: &DeviceRegistry, name: &str) -> Result<Vec<MoveRecord>, VerbError> {
@@ -140,7 +168,9 @@ pub(crate) fn check_old_places(
     if records.is_empty() {
         return Ok(());
     }
-    let is_mirror = table.targets().iter().any(|entry| entry.target.as_mirror().is_some());
+    let mirrors = || table.targets().iter().filter_map(|entry| entry.target.as_mirror());
+    let is_mirror = mirrors().next().is_some();
+    let is_logged = mirrors().any(|mirror| mirror.report().log.is_some());
     for range in ranges_of(table) {
         let Some(disk) = registry.disk_id_cached(range.device.number) else { continue };
         for record in &records {
@@ -162,6 +192,9 @@ pub(crate) fn check_old_places(
                     "{was} has old data: {moved} was moved from there to {is}; if the old data is wanted, \"udm move forget {was}\""
                 ));
             }
+            if !is_logged && record.log.is_some() && overlaps(&&record.current) {
+                forget_log(registry, name, record)?;
+            }
             let is_moving = registry.moves.all().iter().any(|job| {
                 let facts = job.facts();
                 facts.record.id == record.id && !facts.state.is_over() && !job.is_of(mapped)
@@ -172,4 +205,13 @@ pub(crate) fn check_old_places(
         }
     }
     Ok(())
+}
+
+/// The table of a device writes to the place of a disk without the mirror of its move: nobody may
+/// continue from the log.
+fn forget_log(registry: &DeviceRegistry, name: &str, record: &MoveRecord) -> Result<(), VerbError> {
+    let Some(folder) = registry.state_folder() else { return Ok(()) };
+    let without = MoveRecord { log: None, ..record.clone() };
+    let failed = |error| move_error(name, EIO, format!("the record of a move cannot be written: {error}"));
+    folder.put_move(&without).map(drop).map_err(failed)
 }

@@ -70,6 +70,7 @@ fn try_one(world: SimWorldKind, plan: &RunPlan) -> Result<(), Box<RunFailure>> {
         SimWorldKind::VhostUser => vhost_user::run(plan).map(drop),
         SimWorldKind::Clones => clones::run(plan).map(drop),
         SimWorldKind::Mirrors => clones::run_mirror(plan).map(drop),
+        SimWorldKind::MirrorLogs => clones::run_logged_mirror(plan).map(drop),
     }
 }
 

@@ -23,6 +23,8 @@ pub enum SimWorldKind {
     Clones,
     /// A mirror that is switched to its destination.
     Mirrors,
+    /// A mirror that continues from its log.
+    MirrorLogs,
 }
 
 /// Generates `Bug` and `Bug::ALL` from one list.
@@ -514,4 +516,14 @@ bugs! {
     MirrorPartNotCopied: Mirrors,
     /// Writes of one place that are in flight together may end in another order on the destination.
     MirrorWritesUnordered: Mirrors,
+    /// A write of a clean region goes to the devices before the log says that it is dirty.
+    MirrorWriteBeforeLog: MirrorLogs,
+    /// A write is sent when the log is written, and not when it is durable.
+    MirrorLogNotFlushed: MirrorLogs,
+    /// Regions become clean although the devices were not flushed.
+    MirrorCleanUnflushed: MirrorLogs,
+    /// A region becomes clean while a write of it is under way.
+    MirrorCleanedInWrite: MirrorLogs,
+    /// Regions become clean although the destination lacks writes.
+    MirrorDegradedCleans: MirrorLogs,
 }
