@@ -99,8 +99,8 @@ impl MirrorLogLayout {
         [(BITS_START + region / BITS) / UNIT.0, checked / UNIT.0]
     }
 
-    /// Encodes a unit. `word` returns 64 bits of the map, by their number; it is called for words of
-    /// existing regions only.
+    /// Encodes a unit. `word` returns 64 bits of the map, by their number; it is called for words
+    /// of existing regions only.
     pub fn encode_unit(
         self,
         unit: u64,
@@ -188,7 +188,8 @@ impl MirrorLogLeg {
     /// A device from `start` on.
     #[must_use]
     pub fn new(name: &str, start: Sector) -> MirrorLogLeg {
-        let kept = name.floor_char_boundary(NAME_MAX.min(name.len()));
+        let most = NAME_MAX.min(name.len());
+        let kept = (0..=most).rev().find(|at| name.is_char_boundary(*at)).unwrap_or_default();
         let len = u16::try_from(name.len()).unwrap_or(u16::MAX);
         MirrorLogLeg { name: name[..kept].to_owned(), len, checksum: crc32c::crc32c(name.as_bytes()), start }
     }
@@ -372,7 +373,7 @@ mod tests {
     fn a_region_is_clean_only_if_both_bitmaps_say_so() {
         let layout = MirrorLogLayout::new(9000);
         assert_eq!((layout.sectors(), layout.kernel_bytes()), (Sectors(16), 1024 + 1128));
-        let clean = |region: u64| region % 3 == 0 || region > 8900;
+        let clean = |region: u64| region.is_multiple_of(3) || region > 8900;
         let word = |index: u64| (0..64).map(|bit| u64::from(clean(index * 64 + bit)) << bit).sum();
         let headers = header("/a").encode();
         let mut log = vec![0; layout.sectors().bytes() as usize];

@@ -1,4 +1,4 @@
-//! A disk moves to and fro between two files while clients write to it, and its server is killed
+//! A disk moves to and fro between two places while clients write to it, and its server is killed
 //! again and again, at any moment of the moves. The server is always started with the same command
 //! line, which names the first file. Writes that reached the kernel survive the kill, so each
 //! sector must hold the last acknowledged write or one that was in flight.
@@ -40,6 +40,9 @@ struct MoveTotals {
 
 struct MoveFixture {
     folder: TempDir,
+    /// The other place: a file, or an export of another server.
+    other: String,
+    _there: Option<Server>,
     volume: StampedVolume,
     rng: SmallRng,
     /// The place of the disk when it was looked at last.
@@ -48,13 +51,19 @@ struct MoveFixture {
 }
 
 impl MoveFixture {
-    fn new() -> MoveFixture {
+    fn new(is_remote: bool) -> MoveFixture {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("a"), image(SECTORS)).unwrap();
+        let file = folder.path().join("b").display().to_string();
+        let there = is_remote.then(|| {
+            fs::write(&file, vec![0; SECTORS * 512]).unwrap();
+            Server::start(&[&format!("there={file}")])
+        });
+        let uri = |there: &Server| format!("nbd+unix:///there?socket={}", there.nbd.display());
+        let other = there.as_ref().map_or(file, uri);
         let place = folder.path().join("a").display().to_string();
         let volume = StampedVolume::new(SECTORS, 0);
         let rng = SmallRng::seed_from_u64(32);
-        MoveFixture { folder, volume, rng, place, totals: MoveTotals::default() }
+        MoveFixture { folder, other, _there: there, volume, rng, place, totals: MoveTotals::default() }
     }
 
     fn path(&self, name: &str) -> String {
@@ -87,7 +96,7 @@ impl MoveFixture {
             self.place = place;
         }
         if !moves {
-            let to = if self.place == self.path("a") { self.path("b") } else { self.path("a") };
+            let to = if self.place == self.path("a") { self.other.clone() } else { self.path("a") };
             server.says(&["move", "disk", "--to", &to]);
         }
         moves
@@ -145,10 +154,9 @@ fn longest_pause(mut client: Client) -> Duration {
     }
 }
 
-#[test]
-fn a_disk_moves_to_and_fro_and_kills_lose_nothing() {
+fn move_to_and_fro(is_remote: bool) {
     let moves = std::env::var("UDM_MOVE_ROUNDS").map_or(MOVES, |n| n.parse().unwrap());
-    let mut world = MoveFixture::new();
+    let mut world = MoveFixture::new(is_remote);
     while world.totals.moves < moves {
         world.live();
     }
@@ -164,4 +172,15 @@ fn a_disk_moves_to_and_fro_and_kills_lose_nothing() {
     ));
     assert_eq!(failed, 0, "no client sees an error");
     assert!(in_between * 4 > kills && answered > 100 * kills, "this shows nothing");
+}
+
+#[test]
+fn a_disk_moves_to_and_fro_and_kills_lose_nothing() {
+    move_to_and_fro(false);
+}
+
+/// The other place is an export of another server, which lives on.
+#[test]
+fn a_disk_moves_to_another_server_and_back_and_kills_lose_nothing() {
+    move_to_and_fro(true);
 }

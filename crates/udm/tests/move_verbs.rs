@@ -131,6 +131,8 @@ fn what_is_refused_changes_nothing() {
     let clone = format!("0 {} clone {meta} {claimed} {source} 128", SIZE / 512);
     world.server.says(&["create", "c", "--table", &clone]);
     world.server.says(&["create", "striped", "--table", &format!("0 256 striped 1 8 {source} 0")]);
+    let paths = format!("0 256 multipath 0 0 1 1 round-robin 0 1 1 {source} 1");
+    world.server.says(&["create", "paths", "--table", &paths]);
     world.server.says(&["create", "memory", "--table", "0 2048 linear mem:1M 0"]);
     let new = world.word("new");
     for (name, to, why) in [
@@ -141,7 +143,12 @@ fn what_is_refused_changes_nothing() {
         ("disk", &claimed, "exclusively"),
         ("disk", &"mem:16M".to_owned(), "its content ends with the server"),
         ("disk", &format!("{}/no/file", world.word("folder")), "No such file"),
-        ("striped", &new, "its table is striped, and a move needs one linear line"),
+        (
+            "striped",
+            &new,
+            "its table is striped, and a move needs one linear line: put it into a device of its own",
+        ),
+        ("paths", &new, "its table is multipath, which no other table replaces while it is live"),
         ("c", &new, "it is a clone: finish it first"),
         ("memory", &new, "its content ends with the server"),
     ] {
@@ -319,6 +326,7 @@ fn a_full_destination_ends_the_move_and_not_the_disk() {
 fn bad_sectors_of_the_old_place_are_reported_and_no_client_fails() {
     let world = MovedDisk::new();
     let sectors = SIZE / 512;
+    world.server.says(&["remove", "disk"]);
     world.server.says(&[
         "create",
         "bad",

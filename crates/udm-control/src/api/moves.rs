@@ -16,8 +16,8 @@ pub struct StartMoveRequest {
     /// True: regions are copied only by writes, and no switch begins, until the move is started.
     #[serde(default)]
     pub paused: Option<bool>,
-    /// The device of the log, as in a table; a file that does not exist or is empty is made. Without
-    /// it, the log is in the state folder.
+    /// The device of the log, as in a table; a file that does not exist or is empty is made.
+    /// Without it, the log is in the state folder.
     #[serde(default)]
     pub log: Option<String>,
     /// Folder that relative paths are based on; absolute. Without it relative paths are refused.

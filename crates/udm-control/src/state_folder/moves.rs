@@ -35,6 +35,21 @@ pub(crate) struct DiskPlace {
     pub disk: StableDiskId,
     /// The first sector.
     pub start: u64,
+    /// If the device is a mapped one: what its table uses, and the tables below it. A table over
+    /// one of these would serve the content of the place, too.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub beneath: Vec<DiskPiece>,
+}
+
+/// A range of a disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DiskPiece {
+    /// The identity of the disk.
+    pub disk: StableDiskId,
+    /// The first sector.
+    pub start: u64,
+    /// The length in sectors.
+    pub sectors: u64,
 }
 
 /// How a disk that was found relates to the disk of a place.
@@ -51,17 +66,38 @@ pub(crate) enum PlaceMatch {
 impl DiskPlace {
     /// Compares the disk of this place with `found`.
     pub(crate) fn compare(&self, found: &StableDiskId) -> PlaceMatch {
-        match (self.disk.disk.zip(found.disk), self.disk.name == found.name) {
-            (Some((was, is)), _) if was.is(is) => PlaceMatch::Same,
-            (Some(_), true) => PlaceMatch::Replaced,
-            (None, true) => PlaceMatch::Same,
-            (_, false) => PlaceMatch::Other,
-        }
+        compare_disks(&self.disk, found)
+    }
+
+    /// True if `sectors` sectors of `found` from `start` on have content of this place, which has
+    /// `len` sectors.
+    pub(crate) fn overlaps(&self, len: u64, found: &StableDiskId, start: u64, sectors: u64) -> bool {
+        let own = DiskPiece { disk: self.disk.clone(), start: self.start, sectors: len };
+        std::iter::once(&own).chain(&self.beneath).any(|piece| {
+            compare_disks(&piece.disk, found) == PlaceMatch::Same
+                && start < piece.start + piece.sectors
+                && piece.start < start + sectors
+        })
+    }
+
+    /// True if `found` is the device of this place, or below it.
+    pub(crate) fn is_part(&self, found: &StableDiskId) -> bool {
+        let beneath = self.beneath.iter().map(|piece| &piece.disk);
+        std::iter::once(&self.disk).chain(beneath).any(|disk| disk == found)
     }
 
     /// True for the same range of the same disk.
     pub(crate) fn is(&self, other: &DiskPlace) -> bool {
         self.start == other.start && self.compare(&other.disk) == PlaceMatch::Same
+    }
+}
+
+fn compare_disks(known: &StableDiskId, found: &StableDiskId) -> PlaceMatch {
+    match (known.disk.zip(found.disk), known.name == found.name) {
+        (Some((was, is)), _) if was.is(is) => PlaceMatch::Same,
+        (Some(_), true) => PlaceMatch::Replaced,
+        (None, true) => PlaceMatch::Same,
+        (_, false) => PlaceMatch::Other,
     }
 }
 
@@ -210,7 +246,8 @@ mod tests {
 
     fn place(name: &str, number: u64) -> DiskPlace {
         let disk = Some(FileId::Block { number });
-        DiskPlace { word: name.into(), disk: StableDiskId { name: name.into(), disk }, start: 0 }
+        let disk = StableDiskId { name: name.into(), disk };
+        DiskPlace { word: name.into(), disk, start: 0, beneath: Vec::new() }
     }
 
     #[test]

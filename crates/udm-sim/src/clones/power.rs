@@ -45,7 +45,9 @@ impl CloneWorld {
     /// Checks the status and the events.
     fn look_at_status(&mut self) -> Result<(), Violation> {
         let Some(mapped) = self.mapped.clone() else { return Ok(()) };
-        let is_excused = self.is_blamed(&[DESTINATION, METADATA], self.writable_since);
+        let disks: &[usize] =
+            if self.target.is_mirror() { &[SOURCE, DESTINATION, METADATA] } else { &[DESTINATION, METADATA] };
+        let is_excused = self.is_blamed(disks, self.writable_since);
         if self.is_switched {
             return Ok(());
         }

@@ -123,6 +123,25 @@ fn a_destination_that_returns_gets_what_it_missed() {
     assert_eq!(on_disk(&host, "S", 0, SIZE), on_disk(&host, "D", 0, SIZE));
 }
 
+/// Nobody knows what the source has after a write that failed, so the region is copied again.
+#[test]
+fn a_write_that_fails_on_the_source_is_copied_again() {
+    let mut host = in_sync(1);
+    host.get_disk("S").set_verdict(|bio| if bio.op == Op::Write { Status::Medium } else { Status::Ok });
+    assert_eq!(host.write("c", 9, 1, 0xaa), Status::Medium);
+    // As if the data had reached it.
+    host.get_disk("S").fail(Status::Ok);
+    host.get_disk("S").put(9, &[0xaa; 512]);
+    assert!(host.status("c").contains(" 1 DA 3 disk"), "{}", host.status("c"));
+    pass(&mut host, 3);
+    assert_eq!((report(&host).phase, clean(&host)), (MirrorPhase::Degraded, 0xfffd));
+    host.load("c", LOGGED).unwrap();
+    host.resume(&["c"]).unwrap();
+    pass(&mut host, 1);
+    assert_eq!(report(&host).phase, MirrorPhase::InSync);
+    assert_eq!(on_disk(&host, "S", 0, SIZE), on_disk(&host, "D", 0, SIZE));
+}
+
 #[test]
 fn a_log_that_fails_holds_writes_of_clean_regions() {
     let mut host = in_sync(1);

@@ -37,6 +37,12 @@ pub fn list_moves(registry: &DeviceRegistry) -> Vec<api::MoveDescription> {
     all
 }
 
+/// The moves of this server that are under way.
+pub(crate) fn list_running_moves(registry: &DeviceRegistry) -> Vec<api::MoveDescription> {
+    let jobs = registry.moves.all().into_iter();
+    jobs.filter(|job| !job.facts().state.is_over()).map(|job| describe_job(&job)).collect()
+}
+
 /// The last move of a device.
 ///
 /// # Errors

@@ -18,8 +18,8 @@
 //! * `places`: where a disk is: the devices of tables, compared with the records of moves.
 //!
 //! A server that starts serves a disk from the place that the record names, whatever table of one
-//! linear line its configuration has, and continues a move that was not done, with what its log says.
-//! Other tables over an old place are refused.
+//! linear line its configuration has, and continues a move that was not done, with what its log
+//! says. Other tables over an old place are refused.
 
 mod continuation;
 mod job;
@@ -32,6 +32,7 @@ mod stop;
 pub(crate) use continuation::{continue_move, load_first_table};
 pub(crate) use job::MoveJobs;
 pub use job::{MoveJob, MovePoll};
+pub(crate) use list::list_running_moves;
 pub use list::{describe_move_by_name, list_moves};
 pub(crate) use places::{check_old_places, redirect_to_current_place};
 pub use start::start_move;

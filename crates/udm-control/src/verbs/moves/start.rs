@@ -66,7 +66,10 @@ pub fn start_move(
         move_error(name, EOPNOTSUPP, "its content ends with the server: no record can say where it is")
     })?;
     if let Some(other) = other_user(registry, &mapped, &current, disk.len) {
-        let why = format!("{other} uses {} too, and would stay there: remove it first", current.word);
+        let why = format!(
+            "{other} uses {} too, or a disk below it, and would stay there: remove it first",
+            current.word
+        );
         return Err(move_error(name, EBUSY, why));
     }
     let record = record_of(state_folder, name, &current, disk.len)?;
@@ -104,8 +107,10 @@ pub(super) fn movable_disk(name: &str, mapped: &Arc<RegisteredDevice>) -> Result
         return refuse("its table was loaded read-only: load it for writing first".into());
     }
     let [entry] = table.targets() else {
-        let why = "its table has several lines, and a move needs one linear line: at the next start, put the lines into a device of their own below it";
-        return refuse(why.into());
+        return refuse(format!(
+            "its table has several lines, and a move needs one linear line: {}",
+            way_of_replaceable_table(name, table.limits().size)
+        ));
     };
     let kind = entry.target.type_name();
     let below = entry.target.data_path().into_linear().filter(|_| kind == "linear");
@@ -119,10 +124,21 @@ pub(super) fn movable_disk(name: &str, mapped: &Arc<RegisteredDevice>) -> Result
         }
         (None, "snapshot") => refuse("it is a snapshot, which belongs to its origin: merge it first".into()),
         (None, "clone") => refuse("it is a clone: finish it first (\"udm clone finish\")".into()),
+        (None, kind) if table.immutable_type().is_some() => refuse(format!(
+            "its table is {kind}, which no other table replaces while it is live: at the next start, put it into a device of its own, and a linear line over that"
+        )),
         (None, kind) => refuse(format!(
-            "its table is {kind}, and a move needs one linear line: at the next start, put this table into a device of its own below it"
+            "its table is {kind}, and a move needs one linear line: {}",
+            way_of_replaceable_table(name, table.limits().size)
         )),
     }
+}
+
+/// The commands that put a table into a device of its own, while clients use it.
+fn way_of_replaceable_table(name: &str, len: Sectors) -> String {
+    format!(
+        "put it into a device of its own (udm create {name}-old --table \"$(udm table {name})\"), and a linear line over that (udm load {name} --table \"0 {len} linear @{name}-old 0\"; udm resume {name})"
+    )
 }
 
 /// The record of the disk, or a new one.

@@ -189,7 +189,8 @@ fn failure_text(job: &MoveJob, failure: &MirrorFailure) -> String {
     let facts = job.facts();
     let at = failure.sector.map(|sector| format!(" near sector {sector}")).unwrap_or_default();
     let (device, what) = match (failure.of_destination, failure.sector) {
-        (false, _) => (&facts.from, "read"),
+        (false, Some(_)) => (&facts.from, "read"),
+        (false, None) => (&facts.from, "write"),
         (true, _) => (&facts.to, "write"),
     };
     format!("{device}: a {what} failed{at}: {}", failure.status.text())

@@ -48,9 +48,8 @@ pub(super) struct MirrorTableArgs {
 
 /// Parses the words of a line.
 ///
-/// # Errors
-/// The kernel's. udm has the `core` and `disk` logs, and two devices, and refuses devices that are one
-/// disk.
+/// # Errors The kernel's. udm has the `core` and `disk` logs, and two devices, and refuses devices
+/// that are one disk.
 pub(super) fn parse_mirror_table_args(args: &mut TargetArgs<'_>) -> Result<MirrorTableArgs, TargetError> {
     let words = args.args;
     let word = |at: usize| words.get(at).map(String::as_str).unwrap_or_default();

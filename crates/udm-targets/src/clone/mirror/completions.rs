@@ -46,7 +46,12 @@ impl MirrorLane {
         let is_ok = bio.status.is_ok();
         let goes_on = is_ok && !self.state.is_degraded();
         match step {
-            MirrorStep::Source => return goes_on.then_some(MirrorStep::Destination),
+            MirrorStep::Source => {
+                if !is_ok && bio.op != Op::Flush {
+                    self.state.fail_source(bio.status);
+                }
+                return goes_on.then_some(MirrorStep::Destination);
+            }
             MirrorStep::OverwriteSource { region } if goes_on => {
                 return Some(MirrorStep::OverwriteDestination { region });
             }
@@ -64,6 +69,9 @@ impl MirrorLane {
                 let regions = self.regions_of(bio);
                 if goes_on && regions.clone().any(|region| self.copies().map.is_hydrated(region)) {
                     return Some(MirrorStep::ClaimedDestination);
+                }
+                if !is_ok {
+                    self.state.fail_source(bio.status);
                 }
                 self.release_claims(regions);
             }

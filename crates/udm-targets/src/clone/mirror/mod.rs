@@ -11,12 +11,12 @@
 //!              └────── no ──► copy the region, then as above
 //! ```
 //!
-//! The copies are those of a clone: the same regions, claims, engine and task. With the `core` log a
-//! new table copies all again, because nothing says which writes reached one device only when the
+//! The copies are those of a clone: the same regions, claims, engine and task. With the `core` log
+//! a new table copies all again, because nothing says which writes reached one device only when the
 //! last server ended. With a `disk` log it copies what the log says.
 //!
-//! * [`args`]: the line. [`state`]: the phase and the errors. [`lane`]: the data path; [`steps`] and
-//!   [`completions`]: the way of a write. [`write_locks`]: the order of writes of one place.
+//! * [`args`]: the line. [`state`]: the phase and the errors. [`lane`]: the data path; [`steps`]
+//!   and [`completions`]: the way of a write. [`write_locks`]: the order of writes of one place.
 //!   [`log`]: the write-intent log. [`target`]: the control half.
 //!
 //! The rules:
@@ -33,6 +33,9 @@
 //! * **If a write of a copied region fails on the destination,** the mirror is *degraded*: from
 //!   then on nothing is sent to the destination, and the client sees no error. A degraded mirror
 //!   stays so.
+//! * **If a write of a copied region fails on the source,** its client sees the error. The mirror
+//!   is degraded too, because nobody knows what the source has now: a new table copies the region
+//!   again, if its log says so, or all.
 //! * **A switch** ([`udm_dm::target::MirrorTargetQueries::begin_switch`]) begins when all regions
 //!   are copied, and only if the mirror is not degraded. From then on a write needs both devices,
 //!   so either of them can take the place of the mirror.

@@ -4,7 +4,7 @@ use super::args::{MirrorLeg, MirrorTableArgs};
 use super::log::MirrorLog;
 use super::write_locks::WriteLocks;
 use crate::clone::args::DiskIdentity;
-use crate::clone::engine::{CopyMemory, DESTINATION, HydrationEngine};
+use crate::clone::engine::{CopyMemory, DESTINATION, HydrationEngine, SOURCE};
 use crate::clone::regions::RegionMap;
 use crate::clone::state::CloneState;
 use crate::snapshot::raw_device;
@@ -17,13 +17,21 @@ use udm_dm::TargetError;
 use udm_dm::target::MirrorPhase;
 use udm_wire::clone_metadata::WORDS_PER_BLOCK;
 
-/// The device of the log, beside [`SOURCE`](crate::clone::engine::SOURCE) and [`DESTINATION`].
+/// The device of the log, beside [`SOURCE`] and [`DESTINATION`].
 pub(super) const LOG: usize = 2;
 
 /// Values of the phase.
 const MIRRORING: u8 = 0;
 const SWITCHING: u8 = 1;
 const DEGRADED: u8 = 2;
+
+/// A write that failed on one device.
+#[derive(Clone, Copy)]
+pub(super) struct WriteFailure {
+    /// The device, by its number.
+    pub device: usize,
+    pub status: Status,
+}
 
 /// The shared state of a mirror.
 pub(super) struct MirrorState {
@@ -37,8 +45,8 @@ pub(super) struct MirrorState {
     /// single value decides, so a write that was acknowledged without the destination and a switch
     /// exclude each other.
     phase: AtomicU8,
-    /// The status with which the destination failed.
-    failure: Mutex<Option<Status>>,
+    /// The failure after which the devices may differ.
+    failure: Mutex<Option<WriteFailure>>,
     /// The write-intent log.
     pub log: Option<Arc<MirrorLog>>,
     /// Writes fail if the log has failed; otherwise they wait.
@@ -165,22 +173,32 @@ impl MirrorState {
     /// The destination failed a request of copied data. Returns true if the mirror is degraded now,
     /// so the request has succeeded all the same; false during a switch.
     pub(super) fn fail_destination(&self, status: Status) -> bool {
+        self.fail(WriteFailure { device: DESTINATION, status })
+    }
+
+    /// The source failed a write of copied data, and its client has the error. Whether the source
+    /// has the data is not known, and the destination has not. So the region must be copied again.
+    pub(super) fn fail_source(&self, status: Status) {
+        self.fail(WriteFailure { device: SOURCE, status });
+    }
+
+    fn fail(&self, failure: WriteFailure) -> bool {
         let degraded =
             self.phase.compare_exchange(MIRRORING, DEGRADED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         // Before the status of the request: who takes a switch back later sees it.
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
         if degraded {
             self.copies.stop_copies();
             let name = self.copies.name();
-            let destination = &self.legs[DESTINATION].device.name;
-            tracing::warn!("{name}: {destination} failed ({}): writes go to the source alone", status.text());
+            let (device, status) = (&self.legs[failure.device].device.name, failure.status.text());
+            tracing::warn!("{name}: {device} failed ({status}): writes go to the source alone");
             self.copies.event();
         }
         degraded || self.is_degraded()
     }
 
-    /// The status with which the destination failed.
-    pub(super) fn failure(&self) -> Option<Status> {
+    /// The failure after which the devices may differ.
+    pub(super) fn failure(&self) -> Option<WriteFailure> {
         *self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -70,8 +70,9 @@ impl MirrorTarget {
 
     fn failure(&self) -> Option<MirrorFailure> {
         let copies = &self.state.copies;
-        if let Some(status) = self.state.failure() {
-            return Some(MirrorFailure { of_destination: true, status, sector: None });
+        if let Some(failure) = self.state.failure() {
+            let of_destination = failure.device == DESTINATION;
+            return Some(MirrorFailure { of_destination, status: failure.status, sector: None });
         }
         copies.copy_failure().map(|failure| MirrorFailure {
             of_destination: failure.device == DESTINATION,
@@ -152,8 +153,8 @@ impl Target for MirrorTarget {
         let letter = |of_destination| match failure.filter(|failure| failure.of_destination == of_destination)
         {
             None => 'A',
-            Some(_) if !of_destination => 'R',
             Some(MirrorFailure { sector: None, .. }) => 'D',
+            Some(_) if !of_destination => 'R',
             Some(_) => 'S',
         };
         let map = &self.state.copies.map;

@@ -20,7 +20,8 @@
 //!   takes the lock of its blocks and then reads the flags; the task changes the flags and then
 //!   reads the locks. So one of them sees the other. A write that finds a region being cleaned
 //!   takes the mark away.
-//! * **One write of the log at a time.** The map of the log in memory is changed only by its holder.
+//! * **One write of the log at a time.** The map of the log in memory is changed only by its
+//!   holder.
 //! * **If the log cannot be written,** writes of clean regions wait, as in the kernel with
 //!   `handle_errors`: until the owner of the mirror has made sure that nobody continues from this
 //!   log ([`MirrorLog::abandon`]). With `keep_log` they fail.
