@@ -53,6 +53,7 @@ struct MoveFixture {
 impl MoveFixture {
     fn new(is_remote: bool) -> MoveFixture {
         let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a"), image(SECTORS)).unwrap();
         let file = folder.path().join("b").display().to_string();
         let there = is_remote.then(|| {
             fs::write(&file, vec![0; SECTORS * 512]).unwrap();

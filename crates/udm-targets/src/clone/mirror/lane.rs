@@ -52,7 +52,7 @@ pub(super) struct MirrorLane {
     /// The regions of writes that wait for the log.
     log_wants: Vec<u64>,
     /// Writes that fail because the log has failed.
-    refused: Vec<Box<Bio>>,
+    refused: Batch,
     /// Locks were released, so others must be woken.
     pub(super) wake_due: bool,
     /// Something has happened in this lane since the waiting requests were examined.

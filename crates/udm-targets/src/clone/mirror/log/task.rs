@@ -215,7 +215,7 @@ impl LogTask {
     }
 
     fn send(&mut self, cx: &mut dyn BioTaskCx) {
-        let requests: Vec<Box<Bio>> = self.writer.take_requests().collect();
+        let requests: Batch = self.writer.take_requests().collect();
         requests.into_iter().for_each(|bio| self.submit(LOG, bio, cx));
     }
 

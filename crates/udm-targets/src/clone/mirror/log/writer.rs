@@ -3,7 +3,7 @@
 use super::MirrorLog;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use udm_core::{Bio, BioFlags, BioPool, Buf, Op, Sector, Status};
+use udm_core::{Batch, Bio, BioFlags, BioPool, Buf, Op, Sector, Status};
 use udm_wire::mirror_log::{UNIT, UNIT_LEN};
 
 /// The maximum number of regions that become dirty by one write of the log.
@@ -39,7 +39,7 @@ pub(in crate::clone::mirror) enum LogWriteEnd {
 pub(in crate::clone::mirror) struct LogWriter {
     log: Arc<MirrorLog>,
     write: Option<LogWrite>,
-    out: Vec<Box<Bio>>,
+    out: Batch,
     pool: BioPool,
 }
 
