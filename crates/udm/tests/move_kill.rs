@@ -78,9 +78,16 @@ impl MoveFixture {
         Server::start_with(&[&device], &["--state", &state, "--cores", cores])
     }
 
-    /// Counts a move that was done, and begins the next one if there is none. Returns true while
-    /// the disk moves.
-    fn look(&mut self, server: &Server) -> bool {
+    /// True if the record says that the disk is being moved.
+    fn is_moving_on_disk(&self) -> bool {
+        let records = fs::read_dir(self.folder.path().join("state/moves")).into_iter().flatten();
+        let records = records.map(|record| record.unwrap().path());
+        let mut records = records.filter(|path| path.extension().is_some_and(|end| end == "json"));
+        records.any(|path| fs::read_to_string(path).unwrap().contains("\"destination\""))
+    }
+
+    /// Counts a move that was done, and begins the next one if there is none.
+    fn look(&mut self, server: &Server) {
         let list: Value = serde_json::from_str(&server.says(&["move", "list", "--json"])).unwrap();
         let one = &list[0];
         let is_there = |state: &str| one["state"] == state;
@@ -100,7 +107,6 @@ impl MoveFixture {
             let to = if self.place == self.path("a") { self.other.clone() } else { self.path("a") };
             server.says(&["move", "disk", "--to", &to]);
         }
-        moves
     }
 
     /// One server, from its start to its kill.
@@ -124,14 +130,16 @@ impl MoveFixture {
             let probe = Client::connect(&server.nbd, "disk");
             let probe = scope.spawn(move || longest_pause(probe));
             let begin = Instant::now();
-            let mut moves = self.look(&server);
             while begin.elapsed() < life {
                 thread::sleep(Duration::from_millis(5));
-                moves = self.look(&server);
+                self.look(&server);
             }
+            // Begins a move if there is none.
+            self.look(&server);
+            thread::sleep(Duration::from_millis(self.rng.random_range(0..30)));
             server.kill();
             self.totals.kills += 1;
-            self.totals.in_between += u64::from(moves);
+            self.totals.in_between += u64::from(self.is_moving_on_disk());
             for load in loads {
                 let served = load.join().unwrap();
                 self.totals.answered += served.answered;
